@@ -1,0 +1,75 @@
+// Scoring documents: log-probs, perplexity and the field's other measures.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "mmrec/model.h"
+
+namespace mmrec {
+
+struct ScorerOptions {
+  int batch = 1;  ///< documents of similar length scored in lock-step
+  SessionOptions session;
+  /// Called with the tokens scored since the last call and their summed negative log-likelihood (natural log), a few
+  /// times per second of work. Returning false cancels: score() then returns what is finished.
+  std::function<bool(std::int64_t tokens, double nll)> on_progress;
+};
+
+/// Log-probs of one document.
+struct DocumentScore {
+  std::vector<float> logprobs;  ///< of tokens 1..T-1 given all before; empty for fewer than two tokens
+  double nll = 0.0;             ///< −Σ logprobs, summed in order in fp64
+  bool complete = false;
+};
+
+/// Scores whole documents exactly, each token once: a recurrent model needs no window. Not thread-safe.
+class Scorer {
+ public:
+  explicit Scorer(Model model, ScorerOptions options = {});
+
+  /// Documents as token ids; the first token of each is context only. Results in the order given; a document's score
+  /// does not depend on the others nor on `batch` beyond what docs/numerics.md states. Throws std::invalid_argument
+  /// naming document and index for an id outside the vocabulary, before anything is scored.
+  std::vector<DocumentScore> score(std::span<const std::vector<int>> documents);
+
+  PrefillStats prefill_stats() const { return stats_; }
+
+ private:
+  Model model_;
+  ScorerOptions options_;
+  PrefillStats stats_;
+};
+
+/// Corpus measures as lm-evaluation-harness defines them: sums over documents, natural logarithm.
+struct PerplexitySummary {
+  std::int64_t docs = 0;
+  std::int64_t tokens = 0;   ///< scored tokens
+  double nll = 0.0;
+  double ppl = 0.0;          ///< exp(nll / tokens)
+  double ppl_stderr = 0.0;   ///< standard error of ppl from the spread of per-token log-probs (delta method)
+  std::int64_t bytes = 0;    ///< of the original input
+  std::int64_t words = 0;    ///< fields of re.split(r"\s+", document)
+  double bits_per_byte = 0.0;
+  double word_ppl = 0.0;
+  double byte_ppl = 0.0;
+};
+
+/// len(re.split(r"\s+", text)) with Python's Unicode white space.
+std::int64_t count_words(std::string_view text);
+
+/// Accumulates documents in order; measures without a denominator (no tokens, no bytes) are NaN.
+class PerplexityAccumulator {
+ public:
+  void add(const DocumentScore& score, std::int64_t bytes, std::int64_t words);
+  PerplexitySummary summary() const;
+
+ private:
+  PerplexitySummary sums_;
+  double mean_ = 0.0;    // running mean and sum of squared deviations (Welford) of −logprob
+  double square_ = 0.0;
+};
+
+}  // namespace mmrec

@@ -1,0 +1,90 @@
+// A run of sequences: prefill, step, score; branch, save and restore the state.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace mmrec {
+
+/// How the recurrence of a prompt is computed; see docs/numerics.md.
+enum class PrefillMode : std::uint8_t {
+  kAuto,    ///< the faster of the two for this model and length, by a fixed rule
+  kSweeps,  ///< gate-frozen sweeps over the parallel scan, until converged
+  kSteps,   ///< one token after another
+};
+
+struct SessionOptions {
+  int threads = 0;  ///< 0: all the processors this process may use; results do not depend on it
+  PrefillMode prefill = PrefillMode::kAuto;
+  float sweep_tolerance = 1e-5F;  ///< bound on the last sweep's change, relative to the window's largest |h|; > 0
+  int max_sweeps = 64;            ///< per window, before exact steps finish it; >= 1
+};
+
+/// What prefilling has cost since the session began or was reset.
+struct PrefillStats {
+  std::int64_t layer_tokens = 0;  ///< tokens × layers × sequences that were swept
+  std::int64_t token_sweeps = 0;  ///< sum over these of the sweeps each took part in
+  std::int64_t windows = 0;       ///< windows swept, one layer each
+  std::int64_t fallbacks = 0;     ///< windows that did not converge and were finished by steps
+
+  double sweeps_per_token() const {
+    return layer_tokens == 0 ? 0.0 : static_cast<double>(token_sweeps) / static_cast<double>(layer_tokens);
+  }
+};
+
+/// `batch` sequences in lock-step, with their recurrent state. The state has a fixed size however many tokens were
+/// consumed. Movable, not copyable (see clone()). One thread at a time; different sessions are independent.
+///
+/// Splitting the tokens into calls does not change the result: see docs/numerics.md for what is equal to the bit.
+/// A call that throws std::invalid_argument has changed nothing.
+class Session {
+ public:
+  Session(Session&&) noexcept;
+  Session& operator=(Session&&) noexcept;
+  ~Session();
+
+  int batch() const;
+  std::int64_t vocab_size() const;
+  /// Tokens consumed per sequence.
+  std::int64_t position() const;
+
+  /// Consumes `tokens` [batch, T] row by row, T >= 1, and returns the logits of the next token [batch, vocab_size]. The
+  /// span is valid until the next call on this session. Throws std::invalid_argument for an id outside
+  /// [0, vocab_size), naming it and its index, and for a length that batch does not divide.
+  std::span<const float> prefill(std::span<const int> tokens);
+
+  /// Consumes one token per sequence [batch]; otherwise like prefill. Always exact, never sweeps.
+  std::span<const float> step(std::span<const int> tokens);
+
+  /// Consumes `tokens` [batch, T] and returns log p of each token given all before it, including those of earlier calls,
+  /// [batch, T]. The first token of all has nothing before it: its entry is 0. Logits for all tokens are never stored.
+  std::vector<float> score(std::span<const int> tokens);
+
+  /// Logits of the next token [batch, vocab_size]; empty at position 0.
+  std::span<const float> logits() const;
+
+  PrefillStats prefill_stats() const;
+
+  /// An independent copy of this session, state and all; it shares the weights.
+  Session clone() const;
+  /// Back to position 0.
+  void reset();
+
+  /// The state as bytes: format version, model fingerprint, position, recurrent state, memory, last logits, checksum.
+  /// A restored session continues bit for bit as this one would. See docs/file-formats.md.
+  std::vector<std::byte> save() const;
+  /// Replaces the state by a saved one of the same model and batch. Throws std::runtime_error saying what was found and
+  /// expected if the bytes are damaged or of another model, version or batch; the session is then unchanged.
+  void restore(std::span<const std::byte> state);
+
+ private:
+  friend class Model;
+  struct Impl;
+  explicit Session(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace mmrec

@@ -1,0 +1,153 @@
+// Element types and non-owning views: the vocabulary in which every op is written.
+//
+// A view is a pointer with a shape; it never owns, allocates or frees. The memory space is part of its type, so that
+// handing a device buffer to a host op does not compile. The last dimension is always contiguous; outer strides count
+// elements, not bytes.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define MMREC_HOST_DEVICE __host__ __device__
+#else
+#define MMREC_HOST_DEVICE
+#endif
+
+namespace mmrec::kernels {
+
+/// Memory spaces. `Host` is ordinary memory, `Device` memory of the CUDA device that the backend owns.
+struct Host {};
+struct Device {};
+
+/// Storage types of weights and of scan and log-prob operands. Arithmetic is always fp32 or wider.
+enum class DType : std::uint8_t { kF32, kF16, kBF16 };
+
+/// Bytes of one element.
+constexpr std::size_t size_of(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
+
+/// bfloat16: the upper half of an IEEE binary32.
+struct BFloat16 {
+  std::uint16_t bits;
+};
+
+/// IEEE binary16.
+struct Float16 {
+  std::uint16_t bits;
+};
+
+/// Exact widening to fp32; identity for fp32.
+MMREC_HOST_DEVICE constexpr float to_float(float x) { return x; }
+MMREC_HOST_DEVICE constexpr float to_float(BFloat16 x) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16);
+}
+MMREC_HOST_DEVICE constexpr float to_float(Float16 x) {
+  const std::uint32_t sign = static_cast<std::uint32_t>(x.bits & 0x8000u) << 16;
+  std::uint32_t exponent = (x.bits >> 10) & 0x1fu;
+  std::uint32_t mantissa = x.bits & 0x3ffu;
+  if (exponent == 0x1f) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
+  if (exponent == 0) {
+    if (mantissa == 0) return std::bit_cast<float>(sign);
+    exponent = 1;  // subnormal: normalise
+    while ((mantissa & 0x400u) == 0) {
+      mantissa <<= 1;
+      --exponent;
+    }
+    mantissa &= 0x3ffu;
+  }
+  return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
+}
+
+/// Narrowing with round-to-nearest-even; NaN stays NaN, overflow becomes infinity.
+template <class T>
+MMREC_HOST_DEVICE constexpr T from_float(float x);
+
+template <>
+MMREC_HOST_DEVICE constexpr float from_float<float>(float x) {
+  return x;
+}
+template <>
+MMREC_HOST_DEVICE constexpr BFloat16 from_float<BFloat16>(float x) {
+  const auto u = std::bit_cast<std::uint32_t>(x);
+  if ((u & 0x7fffffffu) > 0x7f800000u) return {static_cast<std::uint16_t>((u >> 16) | 0x40u)};
+  return {static_cast<std::uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};
+}
+template <>
+MMREC_HOST_DEVICE constexpr Float16 from_float<Float16>(float x) {
+  const auto u = std::bit_cast<std::uint32_t>(x);
+  const auto sign = static_cast<std::uint16_t>((u >> 16) & 0x8000u);
+  const std::uint32_t a = u & 0x7fffffffu;
+  if (a > 0x7f800000u) return {static_cast<std::uint16_t>(sign | 0x7e00u)};
+  if (a >= 0x477ff000u) return {static_cast<std::uint16_t>(sign | 0x7c00u)};  // rounds to 65536 or more
+  if (a < 0x33000001u) return {sign};                                         // at most half the least subnormal
+  const std::uint32_t exponent = a >> 23;
+  if (exponent >= 113) {  // normal result
+    const std::uint32_t r = a - (112u << 23);
+    return {static_cast<std::uint16_t>(sign | ((r + 0xfffu + ((r >> 13) & 1u)) >> 13))};
+  }
+  const std::uint32_t m = (a & 0x7fffffu) | 0x800000u;  // subnormal result: shift the full mantissa
+  const std::uint32_t shift = 126u - exponent;
+  const std::uint32_t half = 1u << (shift - 1);
+  return {static_cast<std::uint16_t>(sign | ((m + (half - 1u) + ((m >> shift) & 1u)) >> shift))};
+}
+
+/// [rows, cols], row r at data + r * stride.
+template <class T, class Space>
+struct MatrixView {
+  T* data = nullptr;
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  std::int64_t stride = 0;
+
+  constexpr MatrixView() = default;
+  constexpr MatrixView(T* p, std::int64_t r, std::int64_t c) : data(p), rows(r), cols(c), stride(c) {}
+  constexpr MatrixView(T* p, std::int64_t r, std::int64_t c, std::int64_t s) : data(p), rows(r), cols(c), stride(s) {}
+  /// A view of T converts to a view of const T.
+  constexpr operator MatrixView<const T, Space>() const { return {data, rows, cols, stride}; }
+
+  constexpr T* row(std::int64_t r) const { return data + r * stride; }
+  constexpr MatrixView middle_rows(std::int64_t first, std::int64_t count) const {
+    return {data + first * stride, count, cols, stride};
+  }
+  constexpr MatrixView middle_cols(std::int64_t first, std::int64_t count) const {
+    return {data + first, rows, count, stride};
+  }
+};
+
+/// A run of sequences [batch, heads, time, dim] with dim contiguous: [B, T, D] is heads = 1, and the layout
+/// [B, H, T, d] of the public scan documents differs in its strides alone.
+template <class T, class Space>
+struct SequenceView {
+  T* data = nullptr;
+  std::int64_t batch = 0, heads = 1, time = 0, dim = 0;
+  std::int64_t batch_stride = 0, head_stride = 0, time_stride = 0;
+
+  constexpr SequenceView() = default;
+  /// Contiguous [batch, time, dim].
+  constexpr SequenceView(T* p, std::int64_t b, std::int64_t t, std::int64_t d)
+      : data(p), batch(b), time(t), dim(d), batch_stride(t * d), head_stride(0), time_stride(d) {}
+  /// Contiguous [batch, heads, time, dim].
+  constexpr SequenceView(T* p, std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t d)
+      : data(p), batch(b), heads(h), time(t), dim(d), batch_stride(h * t * d), head_stride(t * d), time_stride(d) {}
+
+  constexpr T* at(std::int64_t b, std::int64_t h, std::int64_t t) const {
+    return data + b * batch_stride + h * head_stride + t * time_stride;
+  }
+};
+
+/// A weight matrix [rows = out features, cols = in features] in its stored type (PyTorch `Linear` layout).
+template <class Space>
+struct WeightView {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+
+  constexpr WeightView middle_rows(std::int64_t first, std::int64_t count) const {
+    return {static_cast<const std::byte*>(data) + first * cols * static_cast<std::int64_t>(size_of(dtype)), dtype, count,
+            cols};
+  }
+};
+
+}  // namespace mmrec::kernels

@@ -1,0 +1,65 @@
+// Tensors of a model folder: model.safetensors, or shards listed by model.safetensors.index.json.
+//
+// The only code that trusts no byte: sizes are checked with overflow-checked arithmetic against the file before anything
+// is allocated, and headers are read by bounded reads. Files are read with pread into aligned memory rather than mapped:
+// a file that shrinks or a network disk that fails is then an error, not a signal, and pages are resident before the
+// first token.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/tensor.h"
+
+namespace mmrec::models {
+
+/// One tensor as its header declares it. `begin` and `end` are byte offsets in the data section of its file.
+struct TensorInfo {
+  std::string name;
+  kernels::DType dtype = kernels::DType::kF32;
+  std::vector<std::int64_t> shape;
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+  std::size_t file = 0;  // index into the checkpoint's files
+
+  std::uint64_t bytes() const { return end - begin; }
+};
+
+/// Parses one safetensors header (the JSON text alone). Enforces every rule of the format and of docs/file-formats.md:
+/// known dtype, shape product × size equal to end − begin, offsets sorted, contiguous from 0 and ending at data_bytes,
+/// no duplicate names or keys, rank <= 8, names <= 512 bytes of valid UTF-8 without NUL. I32 and other dtypes that models
+/// do not use are refused. Throws std::runtime_error naming `name`, the tensor, found and expected.
+std::vector<TensorInfo> parse_safetensors_header(std::string_view json, std::uint64_t data_bytes, const std::string& name);
+
+/// An open checkpoint: the headers are validated, no tensor has been read. Movable, not copyable.
+class Checkpoint {
+ public:
+  /// Opens the checkpoint of a model folder. Throws std::runtime_error for a malformed file (naming file, field, found
+  /// and expected) and std::system_error with errno where a file cannot be opened or read.
+  static Checkpoint open(const std::filesystem::path& folder);
+  Checkpoint(Checkpoint&&) noexcept;
+  Checkpoint& operator=(Checkpoint&&) noexcept;
+  ~Checkpoint();
+
+  std::span<const TensorInfo> tensors() const;
+  /// Null if there is no such tensor.
+  const TensorInfo* find(std::string_view name) const;
+  /// File of a tensor, for messages.
+  const std::filesystem::path& path_of(const TensorInfo& tensor) const;
+  /// Reads bytes [offset, offset + to.size()) of the tensor's data. Throws std::system_error or, if the file has become
+  /// shorter, std::runtime_error.
+  void read(const TensorInfo& tensor, std::uint64_t offset, std::span<std::byte> to) const;
+
+ private:
+  struct Impl;
+  explicit Checkpoint(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace mmrec::models

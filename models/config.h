@@ -1,0 +1,50 @@
+// Hyper-parameters of an MM-Rec model, read from config.json and validated once.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace mmrec::models {
+
+/// Receives one line for each thing worth knowing that is not an error (an unknown key, say). May be empty.
+using WarningSink = std::function<void(std::string_view)>;
+
+/// The constructor arguments of the public class that matter for inference, and this engine's own keys.
+/// Invariants after load: every size positive and at most 2^24, num_heads divides model_dim, model_dim % 4 == 0 unless
+/// use_dpg, vocab_size <= 2^24, ids within the vocabulary.
+struct Config {
+  std::int64_t vocab_size = 0;                 // V
+  std::int64_t model_dim = 0;                  // D
+  std::int64_t num_layers = 0;                 // L
+  std::int64_t num_heads = 0;                  // H
+  std::int64_t ffn_dim = 0;                    // F, default 4 D
+  bool use_hem = false;                        // one fused projection tensor
+  bool use_dpg = false;                        // low-rank decay gate
+  std::int64_t dpg_rank = 128;                 // R
+  float mdi_mix = 0.1F;                        // μ
+  std::int64_t memory_segment = 8192;          // C
+  std::int64_t memory_slots = 1;               // M
+  bool carry_state = true;                     // h crosses segment boundaries
+  std::optional<int> bos_token_id;             // absent: the tokenizer's
+  std::vector<int> eos_token_ids;              // empty: the tokenizer's
+
+  std::int64_t head_dim() const { return model_dim / num_heads; }
+  std::int64_t gate_hidden_dim() const { return model_dim / 4; }  // G
+};
+
+/// Reads and validates `path` (a config.json). Throws std::runtime_error naming file, key, found and expected; unknown
+/// keys are reported to `warn`.
+Config load_config(const std::filesystem::path& path, const WarningSink& warn = {});
+
+/// The same from text; `name` stands for the file in messages.
+Config parse_config(std::string_view text, const std::string& name, const WarningSink& warn = {});
+
+/// config.json for this configuration; parse_config(to_json(c)) equals c.
+std::string to_json(const Config& config);
+
+}  // namespace mmrec::models

@@ -1,0 +1,69 @@
+// The CPU runner: forward.h on kernels::Cpu.
+#include <utility>
+
+#include "kernels/cpu/cpu.h"
+#include "models/forward.h"
+#include "models/runner.h"
+
+namespace mmrec::models {
+namespace {
+
+class CpuRunner final : public Runner {
+ public:
+  CpuRunner(const Config& config, std::shared_ptr<const HostWeights> weights, int batch, const RunnerOptions& options)
+      : config_(config),
+        weights_(std::move(weights)),
+        options_(options),
+        cpu_(options.threads),
+        forward_(config_, view_of(*weights_), cpu_, batch, options) {}
+
+  std::span<const float> prefill(std::span<const int> tokens) override {
+    forward_.run(tokens, /*exact=*/false, nullptr);
+    return logits();
+  }
+
+  std::span<const float> step(std::span<const int> tokens) override {
+    forward_.run(tokens, /*exact=*/true, nullptr);
+    return logits();
+  }
+
+  void score(std::span<const int> tokens, std::span<float> logprobs) override {
+    forward_.run(tokens, /*exact=*/false, logprobs.data());
+  }
+
+  std::span<const float> logits() const override {
+    if (forward_.position() == 0) return {};
+    return {forward_.logits(), static_cast<std::size_t>(forward_.batch() * config_.vocab_size)};
+  }
+
+  std::int64_t position() const override { return forward_.position(); }
+  int batch() const override { return forward_.batch(); }
+  PrefillStats prefill_stats() const override { return forward_.stats(); }
+  void reset() override { forward_.reset(); }
+
+  std::unique_ptr<Runner> clone() const override {
+    auto copy = std::make_unique<CpuRunner>(config_, weights_, forward_.batch(), options_);
+    copy->forward_.import_state(forward_.export_state());
+    copy->forward_.set_stats(forward_.stats());
+    return copy;
+  }
+
+  HostState export_state() const override { return forward_.export_state(); }
+  void import_state(const HostState& state) override { forward_.import_state(state); }
+
+ private:
+  Config config_;
+  std::shared_ptr<const HostWeights> weights_;
+  RunnerOptions options_;
+  kernels::Cpu cpu_;
+  Forward<kernels::Cpu> forward_;
+};
+
+}  // namespace
+
+std::unique_ptr<Runner> make_cpu_runner(const Config& config, std::shared_ptr<const HostWeights> weights, int batch,
+                                        const RunnerOptions& options) {
+  return std::make_unique<CpuRunner>(config, std::move(weights), batch, options);
+}
+
+}  // namespace mmrec::models
