@@ -162,8 +162,8 @@ struct DecayScan {
 };
 
 /// log p = logits[target] − logsumexp(logits). logits [n, V], targets [n] int32 or int64, logprobs [n] fp32.
-/// Finite for any finite logits. A target outside [0, V) throws std::invalid_argument naming row and value before
-/// anything is written.
+/// Finite for any finite logits; -inf masks an entry; a row of -inf alone, or with a NaN, gives NaN. A target outside
+/// [0, V) throws std::invalid_argument naming row and value before anything is written.
 template <class T, class Index, class Space>
 struct TokenLogprobs {
   MatrixView<const T, Space> logits;

@@ -2,8 +2,9 @@
 //
 // One operator serves the scans, token log-probs over vocabulary tiles and attention over memory slots. combine() is
 // associative and commutative up to rounding; identity() is its neutral element; the softmax of a concatenation follows
-// from its tiles by exactly this rescaling. Device code and per-element host code use fp32, sums of many tiles and block
-// totals fp64. Nothing here is lost silently: a NaN term makes the result NaN. Host and device code share this header.
+// from its tiles by exactly this rescaling. Device code and per-element host code use fp32, sums of many tiles and
+// block totals fp64. Nothing here is lost silently: a NaN term makes the result NaN. Host and device code share this
+// header.
 #pragma once
 
 #include <cmath>
@@ -46,6 +47,14 @@ MMREC_HOST_DEVICE inline Real log_value(BasicMaxSum<Real> a) {
   return a.sum == Real{0} ? -std::numeric_limits<Real>::infinity() : a.max + std::log(a.sum);
 }
 
+/// logit − log_value(all logits), in fp32: finite wherever the logits are, as the difference of two finite numbers that
+/// does not fit becomes the least finite one. NaN if no logit is above -inf, or one is NaN.
+MMREC_HOST_DEVICE inline float log_probability(float logit, MaxSum64 all) {
+  constexpr double kLeast = -static_cast<double>(std::numeric_limits<float>::max());
+  const double p = static_cast<double>(logit) - log_value(all);
+  return static_cast<float>(p < kLeast && std::isfinite(p) ? kLeast : p);
+}
+
 /// lse(a, b) = max(a, b) + log1p(exp(-|a - b|)), the operator of the running log-sum-exp.
 MMREC_HOST_DEVICE inline float log_add_exp(float a, float b) {
   const float m = a > b ? a : b;
@@ -53,22 +62,22 @@ MMREC_HOST_DEVICE inline float log_add_exp(float a, float b) {
   return a == b && std::isinf(a) ? a : m + std::log1p(std::exp(d));
 }
 
-/// A segment of the decayed recurrence h = a h + b: its decay Σ log a, relative to this segment alone, and its value from
-/// h = 0 in max-and-mantissa form (a signed sum). The identity leaves any state as it is.
+/// A segment of the decayed recurrence h = a h + b: its decay Σ log a, relative to this segment alone, and its value
+/// from h = 0 in max-and-mantissa form (a signed sum). The identity leaves any state as it is.
 struct DecaySegment {
   double log_decay = 0.0;
   MaxSum64 value = MaxSum64::identity();
 
   MMREC_HOST_DEVICE static constexpr DecaySegment identity() { return {}; }
-  /// A segment with the decay and the value from h = 0 that it has; of(0, h) is how a carry enters. A value of zero has no
-  /// scale of its own: were its max 0, growth (log_decay > 0) over nothing would drown what comes after.
+  /// A segment with the decay and the value from h = 0 that it has; of(0, h) is how a carry enters. A value of zero has
+  /// no scale of its own: were its max 0, growth (log_decay > 0) over nothing would drown what comes after.
   MMREC_HOST_DEVICE static constexpr DecaySegment of(double log_decay, double h) {
     return {log_decay, h == 0.0 ? MaxSum64::identity() : MaxSum64{0.0, h}};
   }
 };
 
-/// `first`, then `second`: (ℓ₁, B₁) ∘ (ℓ₂, B₂) = (ℓ₁ + ℓ₂, e^ℓ₂ B₁ + B₂). Associative, not commutative. log_decay may be
-/// large of either sign or -inf (a forgotten past).
+/// `first`, then `second`: (ℓ₁, B₁) ∘ (ℓ₂, B₂) = (ℓ₁ + ℓ₂, e^ℓ₂ B₁ + B₂). Associative, not commutative. log_decay may
+/// be large of either sign or -inf (a forgotten past).
 MMREC_HOST_DEVICE inline DecaySegment combine(DecaySegment first, DecaySegment second) {
   first.value.max += second.log_decay;
   return {first.log_decay + second.log_decay, combine(first.value, second.value)};

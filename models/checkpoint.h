@@ -1,9 +1,9 @@
 // Tensors of a model folder: model.safetensors, or shards listed by model.safetensors.index.json.
 //
-// The only code that trusts no byte: sizes are checked with overflow-checked arithmetic against the file before anything
-// is allocated, and headers are read by bounded reads. Files are read with pread into aligned memory rather than mapped:
-// a file that shrinks or a network disk that fails is then an error, not a signal, and pages are resident before the
-// first token.
+// The only code that trusts no byte: sizes are checked with overflow-checked arithmetic against the file before
+// anything is allocated, and headers are read by bounded reads. Files are read with pread into aligned memory rather
+// than mapped: a file that shrinks or a network disk that fails is then an error, not a signal, and pages are resident
+// before the first token.
 #pragma once
 
 #include <cstddef>
@@ -19,6 +19,9 @@
 
 namespace mmrec::models {
 
+/// A checkpoint holds at most this many tensors.
+inline constexpr std::size_t kMaxTensors = 100'000;
+
 /// One tensor as its header declares it. `begin` and `end` are byte offsets in the data section of its file.
 struct TensorInfo {
   std::string name;
@@ -32,10 +35,12 @@ struct TensorInfo {
 };
 
 /// Parses one safetensors header (the JSON text alone). Enforces every rule of the format and of docs/file-formats.md:
-/// known dtype, shape product × size equal to end − begin, offsets sorted, contiguous from 0 and ending at data_bytes,
-/// no duplicate names or keys, rank <= 8, names <= 512 bytes of valid UTF-8 without NUL. I32 and other dtypes that models
-/// do not use are refused. Throws std::runtime_error naming `name`, the tensor, found and expected.
-std::vector<TensorInfo> parse_safetensors_header(std::string_view json, std::uint64_t data_bytes, const std::string& name);
+/// dtype F32, F16 or BF16, shape product × size equal to end − begin, offsets sorted, contiguous from 0 and ending at
+/// data_bytes, no duplicate names or keys, rank <= 8, names of 1 to 512 bytes of valid UTF-8 without NUL, at most
+/// kMaxTensors. The result is sorted by offset. Throws std::runtime_error naming `name`, the tensor, found and
+/// expected.
+std::vector<TensorInfo> parse_safetensors_header(std::string_view json, std::uint64_t data_bytes,
+                                                 const std::string& name);
 
 /// An open checkpoint: the headers are validated, no tensor has been read. Movable, not copyable.
 class Checkpoint {
@@ -47,13 +52,16 @@ class Checkpoint {
   Checkpoint& operator=(Checkpoint&&) noexcept;
   ~Checkpoint();
 
+  /// The file that names the tensors: model.safetensors or the index.
+  const std::filesystem::path& path() const;
+  /// All tensors, in the order of their files and offsets.
   std::span<const TensorInfo> tensors() const;
   /// Null if there is no such tensor.
   const TensorInfo* find(std::string_view name) const;
   /// File of a tensor, for messages.
   const std::filesystem::path& path_of(const TensorInfo& tensor) const;
   /// Reads bytes [offset, offset + to.size()) of the tensor's data. Throws std::system_error or, if the file has become
-  /// shorter, std::runtime_error.
+  /// shorter, std::runtime_error; std::out_of_range beyond the tensor. Thread-safe.
   void read(const TensorInfo& tensor, std::uint64_t offset, std::span<std::byte> to) const;
 
  private:

@@ -15,26 +15,30 @@ namespace mmrec::models {
 using WarningSink = std::function<void(std::string_view)>;
 
 /// The constructor arguments of the public class that matter for inference, and this engine's own keys.
-/// Invariants after load: every size positive and at most 2^24, num_heads divides model_dim, model_dim % 4 == 0 unless
-/// use_dpg, vocab_size <= 2^24, ids within the vocabulary.
+/// Invariants after load: every size positive and at most 2^24 (num_layers at most 2^12), num_heads divides model_dim,
+/// model_dim % 4 == 0 unless use_dpg, mdi_mix in [0, 10], ids within the vocabulary. The weights in fp32 have at most
+/// 2^48 bytes and the state of one sequence at most 2^40, so their sizes fit in 64 bits with room for any batch up to
+/// 2^20.
 struct Config {
-  std::int64_t vocab_size = 0;                 // V
-  std::int64_t model_dim = 0;                  // D
-  std::int64_t num_layers = 0;                 // L
-  std::int64_t num_heads = 0;                  // H
-  std::int64_t ffn_dim = 0;                    // F, default 4 D
-  bool use_hem = false;                        // one fused projection tensor
-  bool use_dpg = false;                        // low-rank decay gate
-  std::int64_t dpg_rank = 128;                 // R
-  float mdi_mix = 0.1F;                        // μ
-  std::int64_t memory_segment = 8192;          // C
-  std::int64_t memory_slots = 1;               // M
-  bool carry_state = true;                     // h crosses segment boundaries
-  std::optional<int> bos_token_id;             // absent: the tokenizer's
-  std::vector<int> eos_token_ids;              // empty: the tokenizer's
+  std::int64_t vocab_size = 0;         // V
+  std::int64_t model_dim = 0;          // D
+  std::int64_t num_layers = 0;         // L
+  std::int64_t num_heads = 0;          // H
+  std::int64_t ffn_dim = 0;            // F, default 4 D
+  bool use_hem = false;                // one fused projection tensor
+  bool use_dpg = false;                // low-rank decay gate
+  std::int64_t dpg_rank = 128;         // R
+  float mdi_mix = 0.1F;                // μ
+  std::int64_t memory_segment = 8192;  // C
+  std::int64_t memory_slots = 1;       // M
+  bool carry_state = true;             // h crosses segment boundaries
+  std::optional<int> bos_token_id;     // absent: the tokenizer's
+  std::vector<int> eos_token_ids;      // empty: the tokenizer's
 
   std::int64_t head_dim() const { return model_dim / num_heads; }
   std::int64_t gate_hidden_dim() const { return model_dim / 4; }  // G
+
+  bool operator==(const Config&) const = default;
 };
 
 /// Reads and validates `path` (a config.json). Throws std::runtime_error naming file, key, found and expected; unknown

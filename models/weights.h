@@ -12,8 +12,8 @@
 
 namespace mmrec::models {
 
-/// A matrix that owns its bytes in host memory. Parts stacked into one matrix share its dtype: the parts' own where they
-/// agree, fp32 otherwise.
+/// A matrix that owns its bytes in host memory. Parts stacked into one matrix share its dtype: the parts' own where
+/// they agree, fp32 otherwise.
 struct HostMatrix {
   kernels::HostBuffer<std::byte> bytes;
   kernels::DType dtype = kernels::DType::kF32;
@@ -30,10 +30,9 @@ using HostVector = kernels::HostBuffer<float>;
 ///   qvzk       [4D, D] on u: rows of W_q, W_v, W_z, W_k ([3D, D] without W_k for DPG, which does not use k)
 ///   gate       [2D, D] on h_{t-1}: rows of W_g, then columns D..2D of mdi.W_g
 ///   gate_z     [D, D] on z: columns 0..D of mdi.W_g
-///   gamma_in, gamma_up      mdi.W_gamma.0 [G, D] on z, mdi.W_gamma.2 [D, G] (DPG: W_gamma_down [R, D], W_gamma_up [D, R])
-///   context_in, context_up  mdi.W_context.0 [G, D] on k, mdi.W_context.2 [D, G]; empty for DPG
-///   memory_q, memory_out    multi_mem_attention.W_q, W_o [D, D]
-///   ffn_in [F, D], ffn_out [D, F]   ffn.0, ffn.3
+///   gamma_in, gamma_up      mdi.W_gamma.0 [G, D] on z, mdi.W_gamma.2 [D, G] (DPG: W_gamma_down [R, D], W_gamma_up [D,
+///   R]) context_in, context_up  mdi.W_context.0 [G, D] on k, mdi.W_context.2 [D, G]; empty for DPG memory_q,
+///   memory_out    multi_mem_attention.W_q, W_o [D, D] ffn_in [F, D], ffn_out [D, F]   ffn.0, ffn.3
 /// Biases follow their matrices; gate_bias is b_g [D], gate_z_bias is b_m [D].
 struct LayerWeights {
   HostMatrix qvzk, gate, gate_z, gamma_in, gamma_up, context_in, context_up, memory_q, memory_out, ffn_in, ffn_out;
@@ -47,9 +46,9 @@ struct HostWeights {
   HostMatrix head;       // [V, D]; rows == 0 where it is tied to the embedding
   HostVector norm;       // [D]
   std::vector<LayerWeights> layers;
-  std::uint64_t bytes = 0;          // resident size of all of the above
-  std::uint64_t parameters = 0;     // elements of the tensors bound (tied head counted once)
-  std::uint64_t fingerprint = 0;    // identity of configuration, tensor names, shapes and sampled bytes
+  std::uint64_t bytes = 0;        // resident size of all of the above
+  std::uint64_t parameters = 0;   // elements of the tensors bound (tied head counted once)
+  std::uint64_t fingerprint = 0;  // identity of configuration, tensor names, shapes and sampled bytes
 
   kernels::WeightView<kernels::Host> head_view() const { return head.rows == 0 ? embedding.view() : head.view(); }
 };
@@ -59,9 +58,10 @@ struct WeightOptions {
   int threads = 0;               // readers; <= 0: all processors
 };
 
-/// Checks every tensor's presence, shape and dtype against the configuration before allocating anything, then reads.
-/// Missing, unexpected (except mdi.W_planning_*, reported) and mis-shaped tensors and non-finite values are refused with
-/// std::runtime_error naming file, tensor, found and expected; std::bad_alloc if memory does not suffice.
+/// Checks every tensor's presence and shape against the configuration before allocating anything, then reads.
+/// Missing, unexpected (except mdi.W_planning_*, reported) and mis-shaped tensors and non-finite values are refused
+/// with std::runtime_error naming file, tensor, found and expected; std::bad_alloc if memory does not suffice (the
+/// weights exceed the machine's, or an allocation failed).
 HostWeights load_weights(const Checkpoint& checkpoint, const Config& config, const WeightOptions& options = {},
                          const WarningSink& warn = {});
 

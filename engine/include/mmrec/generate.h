@@ -19,27 +19,35 @@ enum class FinishReason : std::uint8_t { kLength, kEndOfSequence, kStopString, k
 std::string_view to_string(FinishReason reason);
 
 struct GenerateOptions {
-  SamplerOptions sampler;
+  SamplerOptions sampler;               ///< ids the tokenizer does not know are never drawn, whatever vocab_limit says
+  std::uint64_t sequence = 0;           ///< keys the random numbers beside the seed: one for each of several samples
   std::int64_t max_tokens = 256;        ///< -1: until end of sequence, a stop string or cancellation
-  std::vector<std::string> stop;        ///< the text ends before the first occurrence of any; none may be empty
+  std::vector<std::string> stop;        ///< the text ends before the first of these to be complete; UTF-8, not empty
   std::vector<int> eos_token_ids;       ///< tokens that end the sequence; not part of the text
-  std::int64_t vocab_limit = 0;         ///< > 0: ids from here on are never drawn (a tokenizer smaller than the model)
   /// Receives the text as it becomes final: complete characters, never a part of a stop string. Returning false cancels.
   std::function<bool(std::string_view)> on_text;
-  /// Asked once per token; returning true cancels.
+  /// Asked before each token; returning true cancels.
   std::function<bool()> cancelled;
 };
 
 struct GenerateResult {
   std::string text;               ///< what on_text received
   std::vector<int> tokens;        ///< drawn tokens, end-of-sequence excluded; may reach past `text` at a stop string
-  std::vector<float> logprobs;    ///< of each, under the model's own distribution
+  std::vector<float> logprobs;    ///< of each of `tokens`, under the model's own distribution
   FinishReason finish_reason = FinishReason::kLength;
 };
 
-/// Continues sequence 0 of `session` (batch 1, position >= 1). `prompt` are the tokens consumed so far (for the
-/// repetition penalty and for the leading space of the first word). Step 0 of the random numbers is the first token
-/// drawn. Every drawn token but the last is consumed by the session. Throws std::invalid_argument, NumericError.
+/// Continues sequence 0 of `session` (batch 1, position >= 1). `prompt` are the tokens consumed so far: for the
+/// repetition penalty, and so that the text goes on from theirs (its first space, a character they left incomplete).
+///
+/// The token that becomes position p of the sequence is drawn with the random number of step p, so a run that is cut
+/// short, saved, restored and continued with the same seed draws what an uninterrupted one would.
+///
+/// Every drawn token but the last has been consumed by the session: to go on, step() the last of `tokens` first (after
+/// kEndOfSequence all of `tokens` are consumed, the end itself is not). After kStopString the state includes what was
+/// drawn beyond `text`.
+///
+/// Throws std::invalid_argument before anything is drawn, NumericError, and what the callbacks throw.
 GenerateResult generate(Session& session, const Tokenizer& tokenizer, std::span<const int> prompt,
                         const GenerateOptions& options);
 

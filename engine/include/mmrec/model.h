@@ -18,7 +18,7 @@ enum class Device : std::uint8_t { kAuto, kCpu };
 
 struct LoadOptions {
   Device device = Device::kAuto;
-  int threads = 0;               ///< threads that read the weights; 0: all the processors this process may use
+  int threads = 0;               ///< threads that read the weights; 0: all the processors this process may use. >= 0
   bool allow_nonfinite = false;  ///< accept NaN and infinite weights
   /// Receives one line for each thing worth knowing that is not an error (an unknown configuration key, say).
   std::function<void(std::string_view)> on_warning;
@@ -53,11 +53,12 @@ class Model {
 
   const ModelInfo& info() const;
 
-  /// A session of `batch` sequences at position 0; it keeps the weights alive. Throws std::invalid_argument,
-  /// std::bad_alloc.
+  /// A session of `batch` sequences at position 0, 1 <= batch <= 65536; it keeps the weights alive. Throws
+  /// std::invalid_argument for a batch or an option out of range, std::bad_alloc.
   Session new_session(int batch = 1, const SessionOptions& options = {}) const;
 
  private:
+  friend struct engine::Access;
   struct Impl;
   explicit Model(std::shared_ptr<const Impl> impl);
   std::shared_ptr<const Impl> impl_;

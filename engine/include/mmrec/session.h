@@ -9,6 +9,10 @@
 
 namespace mmrec {
 
+namespace engine {
+struct Access;  // builds sessions and models on runners of its own; not part of the contract
+}
+
 /// How the recurrence of a prompt is computed; see docs/numerics.md.
 enum class PrefillMode : std::uint8_t {
   kAuto,    ///< the faster of the two for this model and length, by a fixed rule
@@ -17,9 +21,9 @@ enum class PrefillMode : std::uint8_t {
 };
 
 struct SessionOptions {
-  int threads = 0;  ///< 0: all the processors this process may use; results do not depend on it
+  int threads = 0;  ///< 0: all the processors this process may use; results do not depend on it. More than 256 count as 256
   PrefillMode prefill = PrefillMode::kAuto;
-  float sweep_tolerance = 1e-5F;  ///< bound on the last sweep's change, relative to the window's largest |h|; > 0
+  float sweep_tolerance = 1e-5F;  ///< bound on the last sweep's change, relative to the window's largest |h|; > 0, finite
   int max_sweeps = 64;            ///< per window, before exact steps finish it; >= 1
 };
 
@@ -36,7 +40,8 @@ struct PrefillStats {
 };
 
 /// `batch` sequences in lock-step, with their recurrent state. The state has a fixed size however many tokens were
-/// consumed. Movable, not copyable (see clone()). One thread at a time; different sessions are independent.
+/// consumed. Movable, not copyable (see clone()); a session moved from may only be assigned to or destroyed. One thread at
+/// a time; different sessions are independent.
 ///
 /// Splitting the tokens into calls does not change the result: see docs/numerics.md for what is equal to the bit.
 /// A call that throws std::invalid_argument has changed nothing.
@@ -74,14 +79,16 @@ class Session {
   void reset();
 
   /// The state as bytes: format version, model fingerprint, position, recurrent state, memory, last logits, checksum.
-  /// A restored session continues bit for bit as this one would. See docs/file-formats.md.
+  /// A restored session continues bit for bit as this one would on the same kind of device. The state can
+  /// betray the text it came from: treat the bytes like the text. See docs/file-formats.md.
   std::vector<std::byte> save() const;
   /// Replaces the state by a saved one of the same model and batch. Throws std::runtime_error saying what was found and
-  /// expected if the bytes are damaged or of another model, version or batch; the session is then unchanged.
+  /// expected if the bytes are damaged, of another model, version or batch, or hold a NaN or an infinity; the session is
+  /// then unchanged. Statistics and options are not part of the state.
   void restore(std::span<const std::byte> state);
 
  private:
-  friend class Model;
+  friend struct engine::Access;
   struct Impl;
   explicit Session(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;

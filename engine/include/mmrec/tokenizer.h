@@ -28,12 +28,18 @@ class Tokenizer {
   /// Identity of the file's bytes.
   std::uint64_t fingerprint() const;
 
-  /// Ids of `text`. BOS is put first if `add_bos` and adds_bos(). Invalid UTF-8 is replaced by U+FFFD. Long texts are
-  /// tokenised in pieces cut at line ends, so memory beyond the ids stays bounded.
+  /// Ids of `text`. BOS is put first if `add_bos` and adds_bos(). Invalid UTF-8 is replaced by U+FFFD.
+  ///
+  /// Texts beyond 64 KiB are tokenised in chunks, so that memory beyond the ids stays bounded. A chunk ends after a line
+  /// if it can, else before white space, else between two characters. The ids are those of the uncut text as long as
+  /// no piece of the vocabulary reaches across a cut: true of line ends where '\n' is a piece or a byte of its own, of
+  /// white space where pieces hold it at their beginning only. (In a unigram model sentencepiece's fp32 score of the
+  /// whole text so far can tip a near tie late in a long text; chunks keep it small.)
   std::vector<int> encode(std::string_view text, bool add_bos = true) const;
 
-  /// Text of `tokens`: control tokens vanish, byte tokens are gathered, bytes that are no UTF-8 become U+FFFD. The space
-  /// that begins the text's first word is dropped.
+  /// Text of `tokens`: control tokens vanish, byte tokens are gathered, bytes that are no UTF-8 become U+FFFD, the unknown
+  /// token becomes the file's surface for it (" ⁇ "). The space that encode() puts before the text's first word is
+  /// dropped. Throws std::out_of_range for an id outside [0, vocab_size).
   std::string decode(std::span<const int> tokens) const;
 
   /// The piece of one id as stored ("▁the"). Throws std::out_of_range.
@@ -46,7 +52,8 @@ class Tokenizer {
   std::shared_ptr<const Impl> impl_;
 };
 
-/// Decodes a stream of tokens into text, emitting complete UTF-8 characters only: what was emitted never changes.
+/// Decodes a stream of tokens into text, emitting complete UTF-8 characters only: what was emitted never changes. All that
+/// push() and finish() return, joined, is Tokenizer::decode of the tokens.
 class StreamDecoder {
  public:
   /// `at_start`: the stream begins the text, so the first word's leading space is dropped. False after a prompt.

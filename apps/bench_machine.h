@@ -1,0 +1,14 @@
+// What this machine can do, measured: the yardsticks for the engine's own rates.
+#pragma once
+
+namespace mmrec::apps {
+
+struct MachinePeaks {
+  double read_bytes_per_second = 0.0;  // all processors summing a buffer far beyond the last cache level
+  double sgemm_flops = 0.0;            // OpenBLAS, 2048^3 fp32, its own threads, one per processor
+};
+
+/// Takes a few seconds and up to 2 GiB; the best of several runs. Throws std::bad_alloc, std::system_error.
+MachinePeaks measure_machine();
+
+}  // namespace mmrec::apps

@@ -1,0 +1,244 @@
+#include "apps/cli.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cmath>
+#include <csignal>
+#include <limits>
+#include <new>
+#include <system_error>
+
+// The library's own splitting at commas is never wanted, and its regular expressions recurse once per character.
+#define CXXOPTS_VECTOR_DELIMITER '\0'
+#define CXXOPTS_NO_REGEX
+#include <cxxopts.hpp>
+
+#include <fmt/format.h>
+
+#include "apps/output.h"
+#include "apps/signals.h"
+#include "mmrec/errors.h"
+
+namespace mmrec::apps {
+namespace {
+
+std::string program_name = "mmrec";
+
+// A descriptor that arrives closed would be handed to the first file opened, and results would be written into it. The
+// stand-ins have the wrong direction on purpose: using them fails with EBADF.
+void occupy_standard_descriptors() {
+  if (fcntl(STDIN_FILENO, F_GETFD) < 0 && errno == EBADF) (void)open("/dev/null", O_WRONLY);
+  if (fcntl(STDOUT_FILENO, F_GETFD) < 0 && errno == EBADF) (void)open("/dev/null", O_RDONLY);
+  if (fcntl(STDERR_FILENO, F_GETFD) < 0 && errno == EBADF) (void)open("/dev/null", O_WRONLY);
+}
+
+bool means_no_memory(const std::error_code& code) {
+  // EAGAIN is what starting a thread gives where its stack has no room.
+  return code == std::errc::not_enough_memory || code == std::errc::resource_unavailable_try_again;
+}
+
+std::string join(std::span<const std::string_view> words, std::string_view separator) {
+  return fmt::format("{}", fmt::join(words, separator));
+}
+
+[[noreturn]] void refuse(std::string_view option, std::string_view found, std::string_view expected) {
+  throw UsageError(
+      fmt::format("--{}: not a valid value (found '{}', expected {})", option, printable(found), expected));
+}
+
+}  // namespace
+
+std::string printable(std::string_view text) {
+  constexpr std::size_t kLongest = 2000;
+  std::string line;
+  for (const char c : text.substr(0, kLongest)) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f) {
+      line += c == '\n' ? " " : fmt::format("\\x{:02x}", byte);
+    } else {
+      line += c;
+    }
+  }
+  if (text.size() > kLongest) line += "…";
+  return line;
+}
+
+void log_line(std::string_view text) {
+  const std::string line = fmt::format("{}: {}\n", program_name, printable(text));
+  // Nowhere to report a failure of this one to.
+  for (std::size_t done = 0; done < line.size();) {
+    const ssize_t n = ::write(STDERR_FILENO, line.data() + done, line.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return;
+    done += static_cast<std::size_t>(n);
+  }
+}
+
+void warn(std::string_view text) { log_line(fmt::format("warning: {}", text)); }
+
+int run_program(std::string_view program, const std::function<int()>& body) {
+  program_name = program;
+  occupy_standard_descriptors();
+  std::signal(SIGPIPE, SIG_IGN);
+  handle_interrupts(program);
+  const auto fail = [](ExitCode code, std::string_view text) {
+    log_line(text);
+    return static_cast<int>(code);
+  };
+  try {
+    return body();
+  } catch (const StdoutClosed&) {
+    return kStdoutClosed;
+  } catch (const UsageError& error) {
+    return fail(kUsage, fmt::format("{}. Try: {} -h", error.what(), program));
+  } catch (const RejectedFile& error) {
+    return fail(kRejected, error.what());
+  } catch (const OutputError& error) {
+    return fail(kOutputFault, error.what());
+  } catch (const NumericError& error) {
+    return fail(kNumericFault, error.what());
+  } catch (const std::bad_alloc&) {
+    return fail(kOutOfMemory, "out of memory. Try: a smaller --batch, or a machine with more memory");
+  } catch (const std::system_error& error) {
+    return fail(means_no_memory(error.code()) ? kOutOfMemory : kRuntimeFault, error.what());
+  } catch (const std::exception& error) {
+    return fail(kRuntimeFault, error.what());
+  }
+}
+
+std::string version_line(std::string_view program) { return fmt::format("{} {}\n", program, MMREC_VERSION); }
+
+std::optional<std::int64_t> parse_integer(std::string_view text) {
+  std::int64_t value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc{} || stop != end) return std::nullopt;
+  return value;
+}
+
+std::optional<double> parse_real(std::string_view text) {
+  double value = 0.0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc{} || stop != end) return std::nullopt;
+  return value;
+}
+
+Arguments::Arguments(std::span<const Flag> flags, bool positionals, int argc, const char* const* argv) {
+  cxxopts::Options options(program_name);
+  auto add = options.add_options();
+  for (const Flag& flag : flags) {
+    std::string names(flag.name);
+    if (flag.short_name != 0) names = fmt::format("{},{}", flag.short_name, flag.name);
+    const auto value = cxxopts::value<std::string>();
+    if (!flag.takes_value) value->implicit_value("true");
+    add(names, "", value);
+  }
+  try {
+    const cxxopts::ParseResult result = options.parse(argc, argv);
+    for (const auto& argument : result.arguments()) given_.push_back({argument.key(), argument.value()});
+    positionals_ = result.unmatched();
+  } catch (const cxxopts::exceptions::no_such_option& error) {
+    throw UsageError(fmt::format("unknown option ({})", error.what()));
+  } catch (const cxxopts::exceptions::exception& error) {
+    throw UsageError(error.what());
+  }
+  for (const Flag& flag : flags) {
+    const auto values = list(flag.name);
+    if (values.size() > 1 && !flag.repeatable) {
+      throw UsageError(fmt::format("--{}: given {} times, expected once", flag.name, values.size()));
+    }
+    if (!flag.takes_value && !values.empty() && values.front() != "true") {
+      throw UsageError(fmt::format("--{}: takes no value (found '{}')", flag.name, printable(values.front())));
+    }
+  }
+  if (!positionals && !positionals_.empty()) {
+    throw UsageError(fmt::format("unexpected argument '{}'", printable(positionals_.front())));
+  }
+}
+
+bool Arguments::has(std::string_view name) const {
+  return std::any_of(given_.begin(), given_.end(), [&](const Given& given) { return given.name == name; });
+}
+
+std::optional<std::string> Arguments::text(std::string_view name) const {
+  for (const Given& given : given_) {
+    if (given.name == name) return given.value;
+  }
+  return std::nullopt;
+}
+
+std::vector<std::string> Arguments::list(std::string_view name) const {
+  std::vector<std::string> values;
+  for (const Given& given : given_) {
+    if (given.name == name) values.push_back(given.value);
+  }
+  return values;
+}
+
+std::int64_t Arguments::integer(std::string_view name, std::int64_t fallback, std::int64_t min,
+                                std::int64_t max) const {
+  const auto found = text(name);
+  if (!found) return fallback;
+  const auto value = parse_integer(*found);
+  if (!value || *value < min || *value > max) {
+    refuse(name, *found, fmt::format("a whole number from {} to {}", min, max));
+  }
+  return *value;
+}
+
+std::optional<std::uint64_t> Arguments::unsigned64(std::string_view name) const {
+  const auto found = text(name);
+  if (!found) return std::nullopt;
+  std::uint64_t value = 0;
+  const char* end = found->data() + found->size();
+  const auto [stop, error] = std::from_chars(found->data(), end, value);
+  if (error != std::errc{} || stop != end) {
+    refuse(name, *found, fmt::format("a whole number from 0 to {}", std::numeric_limits<std::uint64_t>::max()));
+  }
+  return value;
+}
+
+std::optional<float> Arguments::real(std::string_view name, float min, float max, bool above_min) const {
+  const auto found = text(name);
+  if (!found) return std::nullopt;
+  const auto value = parse_real(*found);
+  const bool inside = value && std::isfinite(*value) && *value <= max && (above_min ? *value > min : *value >= min);
+  if (!inside) {
+    refuse(name, *found, fmt::format("a number {} {} and at most {}", above_min ? "above" : "from", min, max));
+  }
+  return static_cast<float>(*value);
+}
+
+std::vector<std::int64_t> Arguments::integers(std::string_view name, std::vector<std::int64_t> fallback,
+                                              std::int64_t min, std::int64_t max) const {
+  const auto found = text(name);
+  if (!found) return fallback;
+  std::vector<std::int64_t> values;
+  std::string_view rest = *found;
+  for (bool more = true; more;) {
+    const std::size_t comma = rest.find(',');
+    const auto value = parse_integer(rest.substr(0, comma));
+    if (!value || *value < min || *value > max) {
+      refuse(name, *found, fmt::format("whole numbers from {} to {}, separated by commas", min, max));
+    }
+    values.push_back(*value);
+    more = comma != std::string_view::npos;
+    if (more) rest.remove_prefix(comma + 1);
+  }
+  return values;
+}
+
+std::size_t Arguments::choice(std::string_view name, std::span<const std::string_view> choices) const {
+  const auto found = text(name);
+  if (!found) return 0;
+  const auto match = std::find(choices.begin(), choices.end(), *found);
+  if (match == choices.end()) refuse(name, *found, join(choices, " or "));
+  return static_cast<std::size_t>(match - choices.begin());
+}
+
+}  // namespace mmrec::apps

@@ -1,0 +1,272 @@
+// mmrec-generate: continues a prompt. stdout carries the text alone, as it is drawn; one line on stderr says what it
+// cost.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "apps/cli.h"
+#include "apps/input.h"
+#include "apps/model_folder.h"
+#include "apps/output.h"
+#include "apps/sampling.h"
+#include "apps/signals.h"
+#include "mmrec/generate.h"
+#include "mmrec/model.h"
+#include "mmrec/tokenizer.h"
+
+namespace mmrec::apps {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::string_view kProgram = "mmrec-generate";
+
+constexpr std::string_view kHelp = R"(mmrec-generate -p "The old house" -n 64
+mmrec-generate -m DIR -f prompt.txt --temp 0 --json > answer.json
+echo "Once upon a time" | mmrec-generate --seed 7 --stop "\n\n"
+
+Continues a prompt: text on stdout, timings and the seed on stderr.
+  -m, --model DIR          model folder (default: the bundled model)
+  -p, --prompt TEXT        prompt; or -f, --file FILE ("-": stdin); or piped stdin
+  -n, --tokens N           most tokens to draw (256); -1: until end or stop string
+      --temp X             temperature (0.8); 0: always the likeliest token
+      --top-k N            keep the N likeliest (40); 0: all
+      --top-p X            keep the smallest set of probability X (0.95)
+      --min-p X            drop tokens below X times the likeliest (0.05)
+      --repetition-penalty X  make recent tokens less likely (1.0: do not)
+      --seed N             random seed (default: random, always reported)
+      --stop S             end before this text; may be repeated
+      --echo               print the prompt first
+      --json               one JSON object instead of text
+      --device D           auto or cpu        --threads N  threads (0: all)
+      --prefill M          auto, sweeps or steps   --sweep-tol X  tolerance (1e-5)
+  -h, --help               this page          --version
+Sampling defaults come from the folder's generation_config.json if it has one.
+)";
+
+constexpr std::array kFlags = {
+    Flag{"model", 'm'},
+    Flag{"prompt", 'p'},
+    Flag{"file", 'f'},
+    Flag{"tokens", 'n'},
+    Flag{"temp"},
+    Flag{"top-k"},
+    Flag{"top-p"},
+    Flag{"min-p"},
+    Flag{"repetition-penalty"},
+    Flag{"seed"},
+    Flag{"stop", 0, true, true},
+    Flag{"echo", 0, false},
+    Flag{"json", 0, false},
+    Flag{"device"},
+    Flag{"threads"},
+    Flag{"prefill"},
+    Flag{"sweep-tol"},
+    Flag{"help", 'h', false},
+    Flag{"version", 0, false},
+};
+
+struct Prompt {
+  std::string text;
+  std::string source;  // for messages
+};
+
+Prompt read_prompt(const Arguments& arguments) {
+  const auto text = arguments.text("prompt");
+  const auto file = arguments.text("file");
+  if (text && file) throw UsageError("-p and -f: found both, expected one prompt");
+  if (text) return {*text, "--prompt"};
+  if (file) return {read_input(*file), input_name(*file)};
+  if (isatty(STDIN_FILENO) == 1) throw UsageError("no prompt (expected -p TEXT, -f FILE or piped stdin)");
+  return {read_input("-"), "stdin"};
+}
+
+std::vector<std::string> stop_strings(const Arguments& arguments) {
+  auto stop = arguments.list("stop");
+  for (const std::string& text : stop) {
+    if (text.empty() || count_invalid_utf8(text) > 0) {
+      throw UsageError(fmt::format("--stop: not a valid value (found '{}', expected UTF-8 of at least one character)",
+                                   printable(text)));
+    }
+  }
+  return stop;
+}
+
+// The prompt's ids, begun as the tokenizer says; a prompt without any id starts from BOS.
+std::vector<int> encode_prompt(const Tokenizer& tokenizer, const ModelInfo& info, const Prompt& prompt) {
+  std::vector<int> ids = tokenizer.encode(prompt.text);
+  if (!ids.empty()) return ids;
+  const int bos = tokenizer.bos_id() >= 0 ? tokenizer.bos_id() : info.bos_token_id;
+  if (bos < 0) throw UsageError("the prompt is empty and the model has no BOS to start from");
+  return {bos};
+}
+
+std::vector<int> end_of_sequence(const ModelInfo& info, const GenerationDefaults& defaults,
+                                 const Tokenizer& tokenizer) {
+  if (!info.eos_token_ids.empty()) return info.eos_token_ids;
+  if (!defaults.eos_token_ids.empty()) return defaults.eos_token_ids;
+  if (tokenizer.eos_id() >= 0) return {tokenizer.eos_id()};
+  return {};
+}
+
+class Stopwatch {
+ public:
+  double lap() {
+    const auto now = std::chrono::steady_clock::now();
+    return std::chrono::duration<double>(now - std::exchange(last_, now)).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+struct Timings {
+  double load_seconds = 0.0;
+  std::int64_t prefill_tokens = 0;
+  double prefill_seconds = 0.0;
+  PrefillStats prefill;
+  std::int64_t decode_tokens = 0;
+  std::int64_t decode_steps = 0;  // tokens consumed while drawing: each reads the weights once
+  double decode_seconds = 0.0;
+  std::uint64_t bytes_per_token = 0;
+
+  static double rate(double count, double seconds) { return seconds > 0.0 ? count / seconds : 0.0; }
+  double prefill_rate() const { return rate(static_cast<double>(prefill_tokens), prefill_seconds); }
+  double decode_rate() const { return rate(static_cast<double>(decode_tokens), decode_seconds); }
+  double gigabytes_per_second() const {
+    return rate(static_cast<double>(decode_steps) * static_cast<double>(bytes_per_token) * 1e-9, decode_seconds);
+  }
+
+  Json json() const {
+    return {{"load_s", load_seconds},
+            {"prefill_tokens", prefill_tokens},
+            {"prefill_s", prefill_seconds},
+            {"prefill_tokens_per_s", prefill_rate()},
+            {"sweeps_per_token", prefill.sweeps_per_token()},
+            {"sweep_fallbacks", prefill.fallbacks},
+            {"decode_tokens", decode_tokens},
+            {"decode_s", decode_seconds},
+            {"decode_tokens_per_s", decode_rate()},
+            {"decode_gb_per_s", gigabytes_per_second()},
+            {"peak_memory_bytes", peak_memory_bytes()}};
+  }
+
+  std::string line(std::uint64_t seed, FinishReason reason) const {
+    return fmt::format(
+        "load {:.3f} s | prefill {} tokens, {:.1f} tok/s, {:.2f} sweeps/token | decode {} tokens, {:.1f} tok/s, {:.2f} "
+        "GB/s | peak {:.1f} MB | seed {} | {}",
+        load_seconds, prefill_tokens, prefill_rate(), prefill.sweeps_per_token(), decode_tokens, decode_rate(),
+        gigabytes_per_second(), static_cast<double>(peak_memory_bytes()) * 1e-6, seed, to_string(reason));
+  }
+};
+
+Json result_json(const GenerateResult& result, const SamplerOptions& sampler, const std::vector<int>& prompt,
+                 const ModelInfo& info, const std::filesystem::path& folder, const Tokenizer& tokenizer,
+                 const Timings& timings) {
+  return {{"schema", "mmrec-generate/1"},
+          {"text", result.text},
+          {"tokens", result.tokens},
+          {"logprobs", result.logprobs},
+          {"finish_reason", to_string(result.finish_reason)},
+          {"seed", sampler.seed},
+          {"prompt_tokens", prompt},
+          {"sampling",
+           {{"temperature", sampler.temperature},
+            {"top_k", sampler.top_k},
+            {"top_p", sampler.top_p},
+            {"min_p", sampler.min_p},
+            {"repetition_penalty", sampler.repetition_penalty}}},
+          {"model",
+           {{"folder", folder.string()},
+            {"parameters", info.parameters},
+            {"fingerprint", hex(info.fingerprint)},
+            {"tokenizer_fingerprint", hex(tokenizer.fingerprint())},
+            {"device", info.device}}},
+          {"timings", timings.json()}};
+}
+
+int generate_main(int argc, char** argv) {
+  const Arguments arguments(kFlags, false, argc, argv);
+  Output out;
+  if (arguments.has("help") || arguments.has("version")) {
+    out.write(arguments.has("help") ? std::string(kHelp) : version_line(kProgram));
+    out.commit();
+    return kOk;
+  }
+
+  // Everything that can be wrong with the command line, before anything is loaded.
+  const RunOptions run = run_options(arguments);
+  GenerateOptions options;
+  options.max_tokens = arguments.integer("tokens", 256, -1, std::int64_t{1} << 40);
+  options.stop = stop_strings(arguments);
+  const std::filesystem::path folder = model_folder(arguments);
+  const GenerationDefaults defaults = load_generation_defaults(folder);
+  options.sampler = sampler_options(arguments, defaults.sampler);
+  const bool as_json = arguments.has("json");
+  const Prompt prompt = read_prompt(arguments);
+  if (const auto runs = count_invalid_utf8(prompt.text); runs > 0) {
+    warn(fmt::format("{}: {} places are no UTF-8 and are read as U+FFFD", prompt.source, runs));
+  }
+
+  Stopwatch watch;
+  Timings timings;
+  const Model model = load_model(folder, run);
+  const Tokenizer tokenizer = load_tokenizer(folder, model.info());
+  timings.load_seconds = watch.lap();
+
+  const std::vector<int> ids = encode_prompt(tokenizer, model.info(), prompt);
+  options.eos_token_ids = end_of_sequence(model.info(), defaults, tokenizer);
+  if (arguments.has("echo") && !as_json) {
+    out.write(prompt.text);
+    out.flush();
+  }
+  Session session = model.new_session(1, run.session);
+  watch.lap();
+  session.prefill(ids);
+  timings.prefill_seconds = watch.lap();
+  timings.prefill_tokens = static_cast<std::int64_t>(ids.size());
+  timings.prefill = session.prefill_stats();
+
+  const GracefulScope graceful;
+  bool line_open = false;
+  if (!as_json) {
+    options.on_text = [&](std::string_view text) {
+      out.write(text);
+      out.flush();
+      if (!text.empty()) line_open = text.back() != '\n';
+      return true;
+    };
+  }
+  options.cancelled = [] { return interrupt_exit_code() != 0; };
+  const GenerateResult result = generate(session, tokenizer, ids, options);
+  timings.decode_seconds = watch.lap();
+  timings.decode_tokens = static_cast<std::int64_t>(result.tokens.size());
+  timings.decode_steps = session.position() - timings.prefill_tokens;
+  timings.bytes_per_token = model.info().bytes_per_token;
+
+  if (as_json) {
+    Json json = result_json(result, options.sampler, ids, model.info(), folder, tokenizer, timings);
+    if (arguments.has("echo")) json["prompt"] = prompt.text;
+    out.write(json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+  } else if (line_open && out.is_terminal()) {
+    out.write("\n");
+  }
+  out.commit();
+  log_line(timings.line(options.sampler.seed, result.finish_reason));
+  return interrupt_exit_code();
+}
+
+}  // namespace
+}  // namespace mmrec::apps
+
+int main(int argc, char** argv) {
+  return mmrec::apps::run_program("mmrec-generate", [&] { return mmrec::apps::generate_main(argc, argv); });
+}

@@ -1,0 +1,129 @@
+#include "apps/model_folder.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <new>
+#include <sstream>
+#include <stdexcept>
+#include <system_error>
+
+#include "apps/processors.h"
+#include "mmrec/errors.h"
+
+namespace mmrec::apps {
+namespace {
+
+constexpr std::array<std::string_view, 3> kPrefillNames = {"auto", "sweeps", "steps"};
+constexpr std::array<std::string_view, 2> kDeviceNames = {"auto", "cpu"};
+
+std::filesystem::path beside_program() {
+  std::error_code error;
+  const auto program = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error) return {};
+  return (program.parent_path() / MMREC_INSTALLED_MODEL).lexically_normal();
+}
+
+bool is_model_folder(const std::filesystem::path& folder) {
+  std::error_code error;
+  return !folder.empty() && std::filesystem::exists(folder / "config.json", error);
+}
+
+// What the library says about a file, with the exit code that goes with it.
+template <class Load>
+auto rejecting(const std::filesystem::path& folder, Load&& load) {
+  try {
+    return load();
+  } catch (const NumericError& error) {
+    throw RejectedFile(error.what());
+  } catch (const std::system_error& error) {
+    const bool memory =
+        error.code() == std::errc::not_enough_memory || error.code() == std::errc::resource_unavailable_try_again;
+    if (memory) throw std::bad_alloc();
+    const bool missing = error.code() == std::errc::no_such_file_or_directory;
+    throw RejectedFile(fmt::format("{}{}", error.what(),
+                                   missing ? fmt::format(". Try: -m with a folder that holds config.json, "
+                                                         "model.safetensors and tokenizer.model (found {})",
+                                                         folder.string())
+                                           : std::string()));
+  } catch (const std::runtime_error& error) {
+    throw RejectedFile(error.what());
+  }
+}
+
+}  // namespace
+
+std::filesystem::path model_folder(const Arguments& arguments) {
+  if (const auto given = arguments.text("model")) {
+    if (given->empty()) throw UsageError("--model: not a valid value (found '', expected a folder)");
+    return *given;
+  }
+  const std::filesystem::path installed = beside_program();
+  const std::filesystem::path built = MMREC_SOURCE_MODEL;
+  for (const auto& folder : {installed, built}) {
+    if (is_model_folder(folder)) return folder;
+  }
+  throw RejectedFile(fmt::format("the bundled model is missing (looked for {} and {}). Try: -m DIR", installed.string(),
+                                 built.string()));
+}
+
+RunOptions run_options(const Arguments& arguments) {
+  RunOptions options;
+  options.device = arguments.choice("device", kDeviceNames) == 1 ? Device::kCpu : Device::kAuto;
+  // Far more threads than processors would spend the time waiting for one another.
+  const std::int64_t most = 4 * usable_processors();
+  const std::int64_t threads = arguments.integer("threads", 0, 0, 1'000'000);
+  if (threads > most) warn(fmt::format("--threads {}: {} are used", threads, most));
+  options.session.threads = static_cast<int>(std::min(threads, most));
+  options.session.prefill = static_cast<PrefillMode>(arguments.choice("prefill", kPrefillNames));
+  options.session.sweep_tolerance =
+      arguments.real("sweep-tol", 0.0F, 1.0F, true).value_or(options.session.sweep_tolerance);
+  return options;
+}
+
+std::span<const std::string_view> prefill_names() { return kPrefillNames; }
+
+Model load_model(const std::filesystem::path& folder, const RunOptions& options) {
+  LoadOptions load;
+  load.device = options.device;
+  load.threads = options.session.threads;
+  load.on_warning = [](std::string_view text) { warn(text); };
+  return rejecting(folder, [&] { return Model::load(folder, load); });
+}
+
+Tokenizer load_tokenizer(const std::filesystem::path& folder, const ModelInfo& info) {
+  Tokenizer tokenizer = rejecting(folder, [&] { return Tokenizer::load(folder); });
+  const std::int64_t pieces = tokenizer.vocab_size();
+  const std::string file = (folder / "tokenizer.model").string();
+  if (pieces > info.vocab_size) {
+    throw RejectedFile(
+        fmt::format("{}: the tokenizer has more pieces than the model has embeddings (found {}, expected "
+                    "at most {}). Try: the tokenizer that came with this model",
+                    file, pieces, info.vocab_size));
+  }
+  if (pieces < info.vocab_size) {
+    warn(fmt::format("{}: {} pieces for {} embeddings; ids from {} on are never drawn", file, pieces, info.vocab_size,
+                     pieces));
+  }
+  return tokenizer;
+}
+
+std::uint64_t peak_memory_bytes() {
+  // Not getrusage: its maximum is inherited from the program that called exec.
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.rfind("VmHWM:", 0) == 0) {
+      std::istringstream fields(line.substr(6));
+      std::uint64_t kilobytes = 0;
+      fields >> kilobytes;
+      return kilobytes * 1024;
+    }
+  }
+  return 0;
+}
+
+std::string hex(std::uint64_t identity) { return fmt::format("{:016x}", identity); }
+
+}  // namespace mmrec::apps

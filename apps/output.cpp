@@ -1,0 +1,110 @@
+#include "apps/output.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <system_error>
+#include <utility>
+
+#include "apps/signals.h"
+
+namespace mmrec::apps {
+namespace {
+
+constexpr std::size_t kBufferBytes = std::size_t{1} << 16;
+
+std::string reason(int error) { return std::generic_category().message(error); }
+
+mode_t current_umask() {
+  const mode_t mask = umask(0);
+  umask(mask);
+  return mask;
+}
+
+}  // namespace
+
+Output::Output() : fd_(STDOUT_FILENO) {}
+
+Output::Output(const std::filesystem::path& path) : target_(path) {
+  std::error_code ignored;
+  if (const auto real = std::filesystem::canonical(path, ignored); !ignored) target_ = real;  // keep a symbolic link
+  const auto status = std::filesystem::status(target_, ignored);
+  if (std::filesystem::is_directory(status)) fail(EISDIR);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+    fd_ = open(target_.c_str(), O_WRONLY | O_CLOEXEC);
+    if (fd_ < 0) fail(errno);
+    return;
+  }
+  open_temporary();
+}
+
+void Output::open_temporary() {
+  struct stat existing = {};
+  const bool replaces = stat(target_.c_str(), &existing) == 0;
+  if (replaces && access(target_.c_str(), W_OK) != 0) fail(errno);
+  temporary_ = target_.string() + ".XXXXXX";
+  fd_ = mkostemp(temporary_.data(), O_CLOEXEC);
+  if (fd_ < 0) {
+    temporary_.clear();
+    fail(errno);
+  }
+  set_interrupt_cleanup(temporary_.c_str());
+  // As a plain open() would have left it, not private as mkostemp makes it.
+  (void)fchmod(fd_, replaces ? existing.st_mode & 07777 : 0666 & ~current_umask());
+}
+
+Output::~Output() {
+  if (fd_ > STDERR_FILENO) (void)close(fd_);
+  if (!temporary_.empty()) {
+    (void)unlink(temporary_.c_str());
+    set_interrupt_cleanup(nullptr);
+  }
+}
+
+void Output::fail(int error) const {
+  if (target_.empty() && error == EPIPE) throw StdoutClosed();
+  const std::string name = target_.empty() ? "stdout" : target_.string();
+  throw OutputError(fmt::format("{}: cannot write ({})", name, reason(error)));
+}
+
+void Output::write(std::string_view text) {
+  buffer_ += text;
+  if (buffer_.size() >= kBufferBytes) flush();
+}
+
+void Output::flush() {
+  std::string_view rest = buffer_;
+  while (!rest.empty()) {
+    const ssize_t n = ::write(fd_, rest.data(), rest.size());
+    if (n >= 0) {
+      rest.remove_prefix(static_cast<std::size_t>(n));
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      pollfd wait = {fd_, POLLOUT, 0};  // someone made the pipe non-blocking
+      (void)poll(&wait, 1, -1);
+    } else if (errno != EINTR) {
+      const int error = errno;
+      buffer_.clear();
+      fail(error);
+    }
+  }
+  buffer_.clear();
+}
+
+void Output::commit() {
+  flush();
+  if (!temporary_.empty() && fsync(fd_) != 0) fail(errno);
+  if (close(std::exchange(fd_, -1)) != 0 && errno != EINTR) fail(errno);
+  if (temporary_.empty()) return;
+  if (rename(temporary_.c_str(), target_.c_str()) != 0) fail(errno);
+  temporary_.clear();
+  set_interrupt_cleanup(nullptr);
+}
+
+bool Output::is_terminal() const { return isatty(fd_) == 1; }
+
+}  // namespace mmrec::apps

@@ -1,0 +1,56 @@
+// Where results go: stdout, or a file that appears whole or not at all.
+//
+// Must stay true: every write, flush and close is checked; a file named by -o is written beside its target and renamed
+// over it only when complete, and removed on every other way out.
+#pragma once
+
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace mmrec::apps {
+
+/// Exit 5: the result could not be written.
+class OutputError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// Exit 141, without a word: whoever read stdout has gone.
+class StdoutClosed : public std::runtime_error {
+ public:
+  StdoutClosed() : std::runtime_error("stdout is closed") {}
+};
+
+/// A checked, buffered sink of bytes. Not copyable, not movable: the interrupt handler knows its temporary file.
+class Output {
+ public:
+  /// Standard output.
+  Output();
+  /// A temporary file beside `path`, renamed to it by commit(). A target that is no regular file (a pipe, a device) is
+  /// written to directly. Throws OutputError.
+  explicit Output(const std::filesystem::path& path);
+  ~Output();
+  Output(const Output&) = delete;
+  Output& operator=(const Output&) = delete;
+
+  /// Throws OutputError or StdoutClosed, as does everything below.
+  void write(std::string_view text);
+  void flush();
+  /// Flushes, closes and, for a file, puts it in its place. Nothing may be written afterwards.
+  void commit();
+
+  bool is_terminal() const;
+
+ private:
+  [[noreturn]] void fail(int error) const;
+  void open_temporary();
+
+  int fd_ = -1;
+  std::filesystem::path target_;  // for messages; empty for stdout
+  std::string temporary_;         // empty where the target is written to directly
+  std::string buffer_;
+};
+
+}  // namespace mmrec::apps

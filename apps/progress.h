@@ -1,0 +1,36 @@
+// A progress bar on stderr, only where stderr is a terminal.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace mmrec::apps {
+
+/// Redraws one line at most five times a second, never wider than the terminal, and wipes it when it goes.
+class Progress {
+ public:
+  /// `total` tokens are ahead.
+  explicit Progress(std::int64_t total);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  /// `done` tokens so far, of perplexity `ppl`.
+  void update(std::int64_t done, double ppl);
+  /// Wipes the line, so that other text may follow.
+  void clear();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  bool enabled_;
+  bool drawn_ = false;
+  std::int64_t total_;
+  Clock::time_point start_;
+  Clock::time_point last_;
+};
+
+/// The line itself, at most `width` columns; apart from the terminal so that it can be tested.
+std::string progress_line(std::int64_t done, std::int64_t total, double seconds, double ppl, int width);
+
+}  // namespace mmrec::apps

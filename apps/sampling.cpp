@@ -1,0 +1,145 @@
+#include "apps/sampling.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <system_error>
+
+namespace mmrec::apps {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::uintmax_t kMaxConfigBytes = std::uintmax_t{1} << 20;
+constexpr std::int64_t kMaxInt = std::numeric_limits<int>::max();
+
+// One range for each setting, wherever it comes from.
+struct Range {
+  float min;
+  float max;
+  bool above_min = false;
+
+  bool holds(double x) const { return std::isfinite(x) && x <= max && (above_min ? x > min : x >= min); }
+};
+constexpr Range kTemperature = {0.0F, 1000.0F};
+constexpr Range kTopP = {0.0F, 1.0F, true};
+constexpr Range kMinP = {0.0F, 1.0F};
+constexpr Range kRepetitionPenalty = {0.0F, 1000.0F, true};
+
+class ConfigReader {
+ public:
+  ConfigReader(const Json& json, std::string file) : json_(json), file_(std::move(file)) {}
+
+  void real(const char* key, const Range& range, float& to) const {
+    const Json* value = find(key);
+    if (value == nullptr) return;
+    if (!value->is_number() || !range.holds(value->get<double>())) {
+      refuse(key, *value,
+             fmt::format("a number {} {} and at most {}", range.above_min ? "above" : "from", range.min, range.max));
+    }
+    to = static_cast<float>(value->get<double>());
+  }
+
+  void integer(const char* key, std::int64_t max, int& to) const {
+    if (const Json* value = find(key)) to = checked(key, *value, max);
+  }
+
+  bool boolean(const char* key, bool fallback) const {
+    const Json* value = find(key);
+    if (value == nullptr) return fallback;
+    if (!value->is_boolean()) refuse(key, *value, "true or false");
+    return value->get<bool>();
+  }
+
+  std::vector<int> ids(const char* key) const {
+    std::vector<int> ids;
+    const Json* value = find(key);
+    if (value == nullptr) return ids;
+    if (!value->is_array()) return {checked(key, *value, kMaxInt)};
+    for (const Json& id : *value) ids.push_back(checked(key, id, kMaxInt));
+    return ids;
+  }
+
+ private:
+  const Json* find(const char* key) const {
+    const auto at = json_.find(key);
+    return at == json_.end() || at->is_null() ? nullptr : &*at;
+  }
+
+  int checked(const char* key, const Json& value, std::int64_t max) const {
+    const bool fits = value.is_number_unsigned() && value.get<std::uint64_t>() <= static_cast<std::uint64_t>(max);
+    if (!fits) refuse(key, value, fmt::format("a whole number from 0 to {}", max));
+    return static_cast<int>(value.get<std::uint64_t>());
+  }
+
+  [[noreturn]] void refuse(const char* key, const Json& value, const std::string& expected) const {
+    const std::string found = value.dump(-1, ' ', true, Json::error_handler_t::replace).substr(0, 60);
+    throw RejectedFile(fmt::format("{}: {}: not a valid value (found {}, expected {})", file_, key, found, expected));
+  }
+
+  const Json& json_;
+  std::string file_;
+};
+
+}  // namespace
+
+GenerationDefaults load_generation_defaults(const std::filesystem::path& folder) {
+  GenerationDefaults defaults;
+  const std::filesystem::path path = folder / "generation_config.json";
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  if (!std::filesystem::exists(status)) return defaults;
+  const std::string file = path.string();
+  if (!std::filesystem::is_regular_file(status)) throw RejectedFile(file + ": not a regular file");
+  if (std::filesystem::file_size(path, error) > kMaxConfigBytes || error) {
+    throw RejectedFile(fmt::format("{}: too large (expected at most {} bytes)", file, kMaxConfigBytes));
+  }
+  std::ifstream in(path, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  if (!in) throw RejectedFile(file + ": cannot read");
+  Json json;
+  try {
+    json = Json::parse(text);
+  } catch (const Json::exception& fault) {
+    throw RejectedFile(fmt::format("{}: not JSON ({})", file, fault.what()));
+  }
+  if (!json.is_object()) throw RejectedFile(fmt::format("{}: found {}, expected an object", file, json.type_name()));
+
+  const ConfigReader reader(json, file);
+  SamplerOptions& sampler = defaults.sampler;
+  reader.real("temperature", kTemperature, sampler.temperature);
+  reader.integer("top_k", kMaxInt, sampler.top_k);
+  reader.real("top_p", kTopP, sampler.top_p);
+  reader.real("min_p", kMinP, sampler.min_p);
+  reader.real("repetition_penalty", kRepetitionPenalty, sampler.repetition_penalty);
+  if (!reader.boolean("do_sample", true)) sampler.temperature = 0.0F;
+  defaults.eos_token_ids = reader.ids("eos_token_id");
+  return defaults;
+}
+
+SamplerOptions sampler_options(const Arguments& arguments, SamplerOptions defaults) {
+  const auto real = [&](std::string_view name, const Range& range, float& to) {
+    to = arguments.real(name, range.min, range.max, range.above_min).value_or(to);
+  };
+  real("temp", kTemperature, defaults.temperature);
+  defaults.top_k = static_cast<int>(arguments.integer("top-k", defaults.top_k, 0, kMaxInt));
+  real("top-p", kTopP, defaults.top_p);
+  real("min-p", kMinP, defaults.min_p);
+  real("repetition-penalty", kRepetitionPenalty, defaults.repetition_penalty);
+  if (const auto seed = arguments.unsigned64("seed")) {
+    defaults.seed = *seed;
+  } else {
+    std::random_device device;
+    defaults.seed = ((std::uint64_t{device()} << 32) | device()) & ((std::uint64_t{1} << 53) - 1);
+  }
+  return defaults;
+}
+
+}  // namespace mmrec::apps

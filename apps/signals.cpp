@@ -1,0 +1,55 @@
+#include "apps/signals.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+
+namespace mmrec::apps {
+namespace {
+
+// Everything the handler touches: lock-free atomics and a message made beforehand.
+std::atomic<int> pending{0};
+std::atomic<bool> graceful{false};
+std::atomic<const char*> cleanup{nullptr};
+char message[128];
+std::size_t message_size = 0;
+
+extern "C" void on_interrupt(int signal) {
+  if (graceful.load() && pending.exchange(signal) == 0) return;
+  if (const char* path = cleanup.load()) (void)unlink(path);
+  (void)!write(STDERR_FILENO, message, message_size);
+  _exit(128 + signal);
+}
+
+}  // namespace
+
+void handle_interrupts(std::string_view program) {
+  const int n =
+      std::snprintf(message, sizeof message, "%.*s: interrupted\n", static_cast<int>(program.size()), program.data());
+  message_size = n < 0 ? 0 : std::min(static_cast<std::size_t>(n), sizeof message - 1);
+  for (const int signal : {SIGINT, SIGTERM}) {
+    struct sigaction old = {};
+    sigaction(signal, nullptr, &old);
+    if (old.sa_handler == SIG_IGN) continue;
+    struct sigaction action = {};
+    action.sa_handler = on_interrupt;
+    action.sa_flags = SA_RESTART;
+    sigemptyset(&action.sa_mask);
+    sigaction(signal, &action, nullptr);
+  }
+}
+
+int interrupt_exit_code() {
+  const int signal = pending.load();
+  return signal == 0 ? 0 : 128 + signal;
+}
+
+GracefulScope::GracefulScope() { graceful.store(true); }
+GracefulScope::~GracefulScope() { graceful.store(false); }
+
+void set_interrupt_cleanup(const char* path) { cleanup.store(path); }
+
+}  // namespace mmrec::apps

@@ -1,0 +1,29 @@
+// Interrupts: SIGINT (Ctrl-C) and SIGTERM.
+//
+// Outside a GracefulScope an interrupt ends the program at once with 128 + the signal's number, which is right while a
+// model loads or a prompt is read: nothing has been produced. Inside, the first interrupt only sets a flag, so that the
+// token in work is finished, text flushed and timings printed; the second ends the program at once.
+#pragma once
+
+#include <string_view>
+
+namespace mmrec::apps {
+
+/// Installs the handlers. A signal that was ignored when the program started (nohup) stays ignored.
+void handle_interrupts(std::string_view program);
+
+/// 128 + the signal that asked for the end; 0 if none did.
+int interrupt_exit_code();
+
+class GracefulScope {
+ public:
+  GracefulScope();
+  ~GracefulScope();
+  GracefulScope(const GracefulScope&) = delete;
+  GracefulScope& operator=(const GracefulScope&) = delete;
+};
+
+/// A temporary file that the handler removes where it ends the program; null for none. `path` must stay valid.
+void set_interrupt_cleanup(const char* path);
+
+}  // namespace mmrec::apps

@@ -1,0 +1,63 @@
+// Corpus measures from document scores.
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+#include "engine/utf8.h"
+#include "mmrec/scorer.h"
+
+namespace mmrec {
+namespace {
+
+/// \s of Python's re for str: what str.isspace() is true of.
+constexpr bool is_python_space(char32_t c) {
+  return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+}
+
+double ratio(double numerator, std::int64_t denominator) {
+  return denominator == 0 ? std::numeric_limits<double>::quiet_NaN() : numerator / static_cast<double>(denominator);
+}
+
+}  // namespace
+
+std::int64_t count_words(std::string_view text) {
+  std::int64_t words = 1;  // re.split gives one field more than there are runs of white space, empty ones included
+  bool in_space = false;
+  while (!text.empty()) {
+    const engine::Utf8Unit unit = engine::first_unit(text);
+    const bool is_space = is_python_space(unit.code);
+    if (is_space && !in_space) ++words;
+    in_space = is_space;
+    text.remove_prefix(unit.length);
+  }
+  return words;
+}
+
+void PerplexityAccumulator::add(const DocumentScore& score, std::int64_t bytes, std::int64_t words) {
+  ++sums_.docs;
+  sums_.bytes += bytes;
+  sums_.words += words;
+  sums_.nll += score.nll;
+  for (const float logprob : score.logprobs) {
+    ++sums_.tokens;
+    const double nll = -static_cast<double>(logprob);
+    const double delta = nll - mean_;
+    mean_ += delta / static_cast<double>(sums_.tokens);
+    square_ += delta * (nll - mean_);
+  }
+}
+
+PerplexitySummary PerplexityAccumulator::summary() const {
+  PerplexitySummary s = sums_;
+  s.ppl = std::exp(ratio(s.nll, s.tokens));
+  // d exp(m) = exp(m) dm, and the standard error of the mean m is sqrt(variance / tokens).
+  s.ppl_stderr = s.tokens < 2 ? std::numeric_limits<double>::quiet_NaN()
+                              : s.ppl * std::sqrt(ratio(ratio(square_, s.tokens - 1), s.tokens));
+  s.bits_per_byte = ratio(s.nll, s.bytes) / std::numbers::ln2;
+  s.word_ppl = std::exp(ratio(s.nll, s.words));
+  s.byte_ppl = std::exp(ratio(s.nll, s.bytes));
+  return s;
+}
+
+}  // namespace mmrec

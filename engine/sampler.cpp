@@ -1,0 +1,178 @@
+// The sampler's chain.
+//
+// What must stay true: every choice is a function of logits, options and (seed, sequence, step) alone. Selections use
+// the total order (logit falling, id rising), so that the standard library's way of selecting cannot show; weights are
+// computed and summed in double, in the order of ids or of that total order.
+#include "mmrec/sampler.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+
+#include "engine/philox.h"
+#include "mmrec/errors.h"
+
+namespace mmrec {
+namespace {
+
+[[noreturn]] void refuse(const char* option, double found, const char* expected) {
+  throw std::invalid_argument(fmt::format("sampler option {}: found {}, expected {}", option, found, expected));
+}
+
+void check(const SamplerOptions& o) {
+  if (!(o.temperature >= 0.0F) || !std::isfinite(o.temperature)) {
+    refuse("temperature", static_cast<double>(o.temperature), "a finite number >= 0");
+  }
+  if (o.top_k < 0) refuse("top_k", o.top_k, "an integer >= 0");
+  if (!(o.top_p > 0.0F && o.top_p <= 1.0F)) refuse("top_p", static_cast<double>(o.top_p), "a number in (0, 1]");
+  if (!(o.min_p >= 0.0F && o.min_p <= 1.0F)) refuse("min_p", static_cast<double>(o.min_p), "a number in [0, 1]");
+  if (!(o.repetition_penalty > 0.0F) || !std::isfinite(o.repetition_penalty)) {
+    refuse("repetition_penalty", static_cast<double>(o.repetition_penalty), "a finite number > 0");
+  }
+  if (o.repetition_window < 0) refuse("repetition_window", o.repetition_window, "an integer >= 0");
+  if (o.vocab_limit < 0) refuse("vocab_limit", o.vocab_limit, "an integer >= 0");
+}
+
+/// log Σ exp(logits) as largest + rest, kept apart because their sum would round the rest away where logits are huge.
+struct LogSumExp {
+  double largest, rest;
+};
+
+/// Of finite logits and -inf; throws for anything else.
+LogSumExp log_sum_exp(std::span<const float> logits, std::uint64_t step) {
+  float largest = -std::numeric_limits<float>::infinity();
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    if (std::isnan(logits[i]) || logits[i] == std::numeric_limits<float>::infinity()) {
+      throw NumericError(fmt::format("step {}: logit of token {} is {}, expected a finite number or -inf", step, i,
+                                     std::isnan(logits[i]) ? "NaN" : "+inf"));
+    }
+    largest = std::max(largest, logits[i]);
+  }
+  if (std::isinf(largest)) throw NumericError(fmt::format("step {}: all {} logits are -inf", step, logits.size()));
+  double sum = 0.0;
+  for (const float logit : logits) sum += std::exp(static_cast<double>(logit) - static_cast<double>(largest));
+  return {static_cast<double>(largest), std::log(sum)};
+}
+
+// The total order of selection.
+constexpr auto kBefore = [](const auto& a, const auto& b) {
+  return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
+};
+constexpr auto kById = [](const auto& a, const auto& b) { return a.token < b.token; };
+
+}  // namespace
+
+Sampler::Sampler(const SamplerOptions& options) : options_(options) { check(options_); }
+
+Sample Sampler::sample(std::span<const float> logits, std::span<const int> recent, std::uint64_t step,
+                       std::uint64_t sequence) {
+  if (logits.empty()) throw std::invalid_argument("sampler: found no logits, expected one per token of the vocabulary");
+  const std::size_t window = std::min(recent.size(), static_cast<std::size_t>(options_.repetition_window));
+  recent = recent.last(window);
+  for (std::size_t i = 0; i < recent.size(); ++i) {
+    if (recent[i] < 0 || static_cast<std::size_t>(recent[i]) >= logits.size()) {
+      throw std::invalid_argument(fmt::format("sampler: recent token {} is {}, expected 0..{}", i, recent[i],
+                                              logits.size() - 1));
+    }
+  }
+  const LogSumExp normaliser = log_sum_exp(logits, step);
+
+  std::size_t vocab = logits.size();
+  if (options_.vocab_limit > 0) vocab = std::min(vocab, static_cast<std::size_t>(options_.vocab_limit));
+  candidates_.clear();
+  candidates_.reserve(vocab);
+  for (std::size_t i = 0; i < vocab; ++i) {
+    if (!std::isinf(logits[i])) candidates_.push_back({logits[i], static_cast<int>(i)});
+  }
+  if (candidates_.empty()) {
+    throw NumericError(fmt::format("step {}: all {} logits that may be drawn are -inf", step, vocab));
+  }
+  penalise(recent);
+
+  const int token = options_.temperature == 0.0F
+                        ? std::min_element(candidates_.begin(), candidates_.end(), kBefore)->token
+                        : draw(engine::philox_uniform(options_.seed, sequence, step));
+  const double logit = static_cast<double>(logits[static_cast<std::size_t>(token)]);
+  return {token, static_cast<float>((logit - normaliser.largest) - normaliser.rest)};
+}
+
+/// Once per distinct token, however often it occurred. Requires: candidates_ in order of ids.
+void Sampler::penalise(std::span<const int> recent) {
+  if (options_.repetition_penalty == 1.0F || recent.empty()) return;
+  recent_.assign(recent.begin(), recent.end());
+  std::sort(recent_.begin(), recent_.end());
+  recent_.erase(std::unique(recent_.begin(), recent_.end()), recent_.end());
+  auto candidate = candidates_.begin();
+  for (const int token : recent_) {
+    candidate = std::lower_bound(candidate, candidates_.end(), Candidate{0.0F, token}, kById);
+    if (candidate == candidates_.end()) return;
+    if (candidate->token != token) continue;
+    const float penalised = candidate->logit > 0.0F ? candidate->logit / options_.repetition_penalty
+                                                    : candidate->logit * options_.repetition_penalty;
+    // An extreme penalty overflows: the logit stays finite, so the token stays comparable.
+    candidate->logit = std::clamp(penalised, std::numeric_limits<float>::lowest(), std::numeric_limits<float>::max());
+  }
+}
+
+/// Filters candidates_ and draws one of them.
+int Sampler::draw(double uniform) {
+  const double largest = static_cast<double>(
+      std::max_element(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) {
+        return a.logit < b.logit;
+      })->logit);
+  const double temperature = static_cast<double>(options_.temperature);
+  // Relative to the most probable token, whose weight is exactly 1 at any temperature.
+  const auto weight = [&](const Candidate& c) { return std::exp((static_cast<double>(c.logit) - largest) / temperature); };
+
+  const std::size_t top_k = static_cast<std::size_t>(options_.top_k);
+  if (top_k > 0 && top_k < candidates_.size()) {
+    std::nth_element(candidates_.begin(), candidates_.begin() + static_cast<std::ptrdiff_t>(top_k - 1),
+                     candidates_.end(), kBefore);
+    candidates_.resize(top_k);
+    std::sort(candidates_.begin(), candidates_.end(), kById);
+  }
+
+  if (options_.top_p < 1.0F) {
+    double total = 0.0;
+    for (const Candidate& c : candidates_) total += weight(c);
+    const double wanted = static_cast<double>(options_.top_p) * total;
+    // The set is usually small: order ever larger heads of the candidates instead of all of them.
+    std::size_t kept = 0;
+    std::size_t ordered = 0;
+    double sum = 0.0;
+    while (kept < candidates_.size() && (kept == 0 || sum < wanted)) {
+      if (kept == ordered) {
+        ordered = std::min(candidates_.size(), std::max<std::size_t>(64, 4 * ordered));
+        const auto begin = candidates_.begin() + static_cast<std::ptrdiff_t>(kept);
+        std::partial_sort(begin, candidates_.begin() + static_cast<std::ptrdiff_t>(ordered), candidates_.end(), kBefore);
+      }
+      sum += weight(candidates_[kept++]);
+    }
+    candidates_.resize(kept);
+    std::sort(candidates_.begin(), candidates_.end(), kById);
+  }
+
+  if (options_.min_p > 0.0F) {
+    const double least = static_cast<double>(options_.min_p);  // × 1, the largest weight
+    std::erase_if(candidates_, [&](const Candidate& c) { return weight(c) < least; });
+  }
+
+  double total = 0.0;
+  for (const Candidate& c : candidates_) total += weight(c);
+  const double target = uniform * total;
+  double sum = 0.0;
+  int token = -1;
+  for (const Candidate& c : candidates_) {
+    const double w = weight(c);
+    if (w == 0.0) continue;  // rounded away by a low temperature: never drawn
+    token = c.token;
+    sum += w;
+    if (sum > target) break;
+  }
+  return token;
+}
+
+}  // namespace mmrec

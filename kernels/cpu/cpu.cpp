@@ -1,0 +1,49 @@
+// The CPU backend's construction, and the choice of vector kernels.
+#include "kernels/cpu/cpu.h"
+
+#include <algorithm>
+
+#include "kernels/cpu/simd.h"
+
+namespace mmrec::kernels {
+
+namespace {
+
+constexpr int kMaxThreads = 256;
+
+struct Supported {
+  const SimdKernels* tables[3] = {};
+  std::size_t count = 0;
+
+  Supported() {
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl")) {
+      tables[count++] = &kAvx512Kernels;
+    }
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
+      tables[count++] = &kAvx2Kernels;
+    }
+    tables[count++] = &kScalarKernels;
+  }
+};
+
+}  // namespace
+
+std::span<const SimdKernels* const> supported_simd_kernels() {
+  static const Supported supported;
+  return {supported.tables, supported.count};
+}
+
+const SimdKernels& simd() {
+  static const SimdKernels& best = *supported_simd_kernels().front();
+  return best;
+}
+
+std::string_view cpu_instruction_set() { return simd().name; }
+
+Cpu::Cpu(int threads)
+    : pool_(std::clamp(threads > 0 ? threads : ThreadPool::available_processors(), 1, kMaxThreads)),
+      scratch_(static_cast<std::size_t>(pool_.threads()) * kScratchFloats) {}
+
+}  // namespace mmrec::kernels

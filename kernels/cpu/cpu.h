@@ -1,0 +1,116 @@
+// The CPU backend: threads, scratch and every op of kernels/backend.h.
+//
+// Element-wise ops, scans, log-probs and the matrix-vector kernel are vectorised for AVX-512, AVX2 and plain C++ and
+// picked once per process by the processor's features; matrix products of whole row tiles go through OpenBLAS, called on
+// one thread per tile so that neither its thread count nor the caller's changes a bit.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <span>
+#include <string_view>
+
+#include "kernels/backend.h"
+#include "kernels/cpu/thread_pool.h"
+
+namespace mmrec::kernels {
+
+/// Tag: memory that the caller is about to overwrite whole need not be zero-filled first.
+struct Uninitialized {};
+
+/// 64-byte aligned host memory, zero-filled unless asked otherwise. Move-only.
+template <class T>
+class HostBuffer {
+ public:
+  HostBuffer() = default;
+  /// Throws std::bad_alloc.
+  explicit HostBuffer(std::size_t count) : HostBuffer(count, Uninitialized{}) {
+    if (count != 0) std::memset(static_cast<void*>(data_.get()), 0, count * sizeof(T));
+  }
+  HostBuffer(std::size_t count, Uninitialized /*tag*/)
+      : data_(count == 0 ? nullptr : static_cast<T*>(::operator new(count * sizeof(T), kAlign))), size_(count) {}
+  T* data() { return data_.get(); }
+  const T* data() const { return data_.get(); }
+  std::size_t size() const { return size_; }
+  std::size_t size_bytes() const { return size_ * sizeof(T); }
+
+ private:
+  static constexpr std::align_val_t kAlign{64};
+  struct Free {
+    void operator()(T* p) const { ::operator delete(static_cast<void*>(p), kAlign); }
+  };
+  std::unique_ptr<T, Free> data_;
+  std::size_t size_ = 0;
+};
+
+/// Owns the threads and their scratch. One session at a time uses a backend; ops must not run on it concurrently.
+class Cpu {
+ public:
+  using Space = Host;
+  template <class T>
+  using Buffer = HostBuffer<T>;
+
+  /// threads <= 0 takes all the processors this process may run on; at most 256. Throws std::bad_alloc.
+  explicit Cpu(int threads = 0);
+
+  int threads() const { return pool_.threads(); }
+  ThreadPool& pool() { return pool_; }
+  /// Scratch of one thread (0 <= thread < threads()), kScratchFloats long, 64-byte aligned.
+  float* scratch(int thread) { return scratch_.data() + static_cast<std::size_t>(thread) * kScratchFloats; }
+  static constexpr std::size_t kScratchFloats = 192 * 1024;
+
+  template <class T>
+  Buffer<T> allocate(std::size_t count) {
+    return Buffer<T>(count);
+  }
+  /// Host to backend and back; `count` elements. On the CPU both are plain copies.
+  template <class T>
+  void upload(const T* from, T* to, std::size_t count) {
+    if (count != 0) std::memcpy(static_cast<void*>(to), from, count * sizeof(T));
+  }
+  template <class T>
+  void download(const T* from, T* to, std::size_t count) {
+    if (count != 0) std::memcpy(static_cast<void*>(to), from, count * sizeof(T));
+  }
+
+ private:
+  ThreadPool pool_;
+  HostBuffer<float> scratch_;
+};
+
+/// "avx512", "avx2" or "scalar": the vector code this process uses.
+std::string_view cpu_instruction_set();
+
+/// x[r] = table[tokens[r]], widened. tokens [n] in [0, table.rows).
+void embed(Cpu& cpu, const WeightView<Host>& table, const int* tokens, MatrixView<float, Host> x);
+/// y = weight ⊙ x / (‖x‖₂/√D + 1e-6) per row; y may alias x. weight [D].
+void rmsnorm(Cpu& cpu, MatrixView<const float, Host> x, const float* weight, MatrixView<float, Host> y);
+/// to = from, row by row; equal shapes.
+void copy_rows(Cpu& cpu, MatrixView<const float, Host> from, MatrixView<float, Host> to);
+void fill_zero(Cpu& cpu, MatrixView<float, Host> to);
+void linear(Cpu& cpu, std::span<const Linear<Host>> jobs);
+void decay_gate(Cpu& cpu, const DecayGate<Host>& op);
+void gated_recurrence(Cpu& cpu, const GatedRecurrence<Host>& op);
+void gated_scan(Cpu& cpu, const GatedScan<Host>& op);
+void memory_attention(Cpu& cpu, const MemoryAttention<Host>& op);
+void block_residual(Cpu& cpu, const BlockResidual<Host>& op);
+void segment_sum(Cpu& cpu, const SegmentSum<Host>& op);
+/// slot[b] = sum[b] / segment for every sequence, then sum = 0. sum [B, D]; slot row b at slot.data + b * slot.stride.
+void segment_close(Cpu& cpu, double* sum, std::int64_t segment, MatrixView<float, Host> slot);
+
+template <class T>
+void exp_product_scan(Cpu& cpu, const ExpProductScan<T, Host>& op);
+template <class T>
+void logsumexp_scan(Cpu& cpu, const LogSumExpScan<T, Host>& op);
+template <class T>
+void decay_scan(Cpu& cpu, const DecayScan<T, Host>& op);
+template <class T, class Index>
+void token_logprobs(Cpu& cpu, const TokenLogprobs<T, Index, Host>& op);
+template <class T, class Index>
+void token_logprobs_backward(Cpu& cpu, const TokenLogprobsBackward<T, Index, Host>& op);
+void hidden_logprobs(Cpu& cpu, const HiddenLogprobs<Host>& op);
+
+}  // namespace mmrec::kernels

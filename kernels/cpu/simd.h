@@ -1,0 +1,167 @@
+// The table of vector kernels: one per instruction set, picked once per process.
+//
+// The kernels are written once, in the .inl files, against the `Vec` that each of simd_avx512.cpp, simd_avx2.cpp and
+// simd_scalar.cpp defines; each of those includes simd_kernels.inl and exports one table. What must stay true: those
+// three files are compiled for their instruction set, so everything in them and in the .inl files has internal linkage
+// and calls no inline function of another header; otherwise the linker could keep an AVX-512 copy of a common function
+// for all callers. Tables are constant-initialised for the same reason.
+//
+// A table has one section per .inl file. Within one table results never depend on alignment, on how a caller splits
+// rows or columns, or on the number of threads; between tables they differ by rounding.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kernels/backend.h"
+#include "kernels/tensor.h"
+
+namespace mmrec::kernels {
+
+/// simd_math.inl over arrays: y[i] = f(x[i]); y may alias x.
+struct MathKernels {
+  void (*exp)(const float* x, float* y, std::int64_t count);
+  void (*log)(const float* x, float* y, std::int64_t count);
+  void (*log1p)(const float* x, float* y, std::int64_t count);
+  void (*sigmoid)(const float* x, float* y, std::int64_t count);
+  void (*gelu)(const float* x, float* y, std::int64_t count);
+};
+
+/// matvec.inl. Arrays are indexed by DType and by Activation.
+struct MatvecKernels {
+  /// y[t * y_stride + o] = x[t] . weight[o] for t < n, o < out; weight [out, in], contiguous.
+  void (*matvec[3])(const float* x, std::int64_t x_stride, std::int64_t n, const void* weight, std::int64_t in,
+                    std::int64_t out, float* y, std::int64_t y_stride);
+  void (*widen[3])(const void* from, float* to, std::int64_t count);
+  /// y = activation(product + bias) + scale * residual; bias and residual may be null, residual or product may be y.
+  void (*epilogue[3])(const float* product, const float* bias, const float* residual, float scale, float* y,
+                      std::int64_t count);
+};
+
+/// pointwise.inl, over contiguous runs of `count` values.
+struct PointwiseKernels {
+  double (*sum_squares)(const float* x, std::int64_t count);
+  /// y = weight * (scale * x); y may be x.
+  void (*scale_by)(const float* x, const float* weight, float scale, float* y, std::int64_t count);
+  /// gamma = clamp(sigmoid(a) * sigmoid(c)); c may be null, gamma may be a or c.
+  void (*decay_gate)(const float* a, const float* c, float* gamma, std::int64_t count);
+  /// y = x + h + 0.1 v + bias; bias may be null, y may be x.
+  void (*block_residual)(const float* x, const float* h, const float* v, const float* bias, float* y,
+                         std::int64_t count);
+  /// sum[i] += x[r * stride + i], r = 0, 1, ... in this order.
+  void (*add_rows)(const float* x, std::int64_t stride, std::int64_t rows, double* sum, std::int64_t count);
+};
+
+/// recurrence.inl: one token, `channels` channels. All pointers are at the first channel.
+struct RecurrenceStep {
+  const float* s;     // W_g h_{t-1}
+  const float* bias;  // b_g or null
+  const float* g;     // W_mh h_{t-1}
+  const float* z;
+  const float* zm;
+  const float* gamma;
+  const float* h;  // h_{t-1}
+  float* h_next;   // h_t
+  float mdi_mix;
+  std::int64_t channels;
+};
+
+/// Channels that one call of recurrence_scan takes: it holds their state.
+inline constexpr std::int64_t kScanChannels = 64;
+
+/// recurrence.inl: a gate-frozen sweep over `times` tokens and up to kScanChannels channels. Pointers are at the first
+/// time and channel, h at the carry: row 0 is read, rows 1..times are replaced.
+struct RecurrenceScan {
+  const float* s;  // W_g h_{t-1} + b_g of the previous iterate
+  const float* g;  // W_mh h_{t-1}
+  std::int64_t gate_stride;
+  const float* z;
+  std::int64_t z_stride;
+  const float* zm;
+  std::int64_t zm_stride;
+  const float* gamma;
+  std::int64_t gamma_stride;
+  float* h;
+  std::int64_t h_stride;
+  float mdi_mix;
+  std::int64_t times;
+  std::int64_t channels;
+  float* change;     // [times], raised to the maximum of |h_new - h_old|
+  float* magnitude;  // [times], raised to the maximum of |h_new|
+};
+
+struct RecurrenceKernels {
+  void (*step)(const RecurrenceStep&);
+  void (*scan)(const RecurrenceScan&);
+};
+
+/// attention.inl
+struct AttentionKernels {
+  /// One head of one row: out [d] = softmax(scale * q . slots) . slots, slot j at slots + j * stride. values is scratch
+  /// [d]; out may be q; count >= 1.
+  void (*attend)(const float* q, const float* slots, std::int64_t stride, std::int64_t count, std::int64_t d,
+                 float scale, float* values, float* out);
+};
+
+inline constexpr std::int64_t kScanTile = 1024;
+
+/// A rectangle of a scan, times x channels (1 to kScanTile), for scan.inl. Row t of an operand begins at operand + t * stride elements.
+/// `state` holds the running state of each channel in planes of `plane` doubles (a multiple of 16, at least channels):
+/// it is read first and holds the state after the last time at the end.
+struct ScanRun {
+  const void* in[2];  // exp product: gamma; log-sum-exp: x; decay: log_a and b
+  std::int64_t in_stride[2];
+  void* out;  // y or h, of the inputs' type; may alias in[0] or in[1]; not used by the totals
+  std::int64_t out_stride;
+  float* log_out;  // exp product: log_y or null
+  std::int64_t log_out_stride;
+  std::int64_t times;
+  std::int64_t channels;
+  double* state;
+  std::int64_t plane;
+  bool streaming;  // out is aligned to 64 bytes in every row and will not be read soon
+};
+
+/// scan.inl, indexed by DType. `run` writes outputs; `total` only moves the state, for the first pass over a block.
+/// Planes: exp product {L}; log-sum-exp {reference, sum} with L = reference + log(sum); decay run {h}, decay total
+/// {h, sum of log_a}.
+struct ScanKernels {
+  void (*exp_product_run[3])(const ScanRun&);
+  void (*exp_product_total[3])(const ScanRun&);
+  void (*logsumexp_run[3])(const ScanRun&);
+  void (*logsumexp_total[3])(const ScanRun&);
+  void (*decay_run[3])(const ScanRun&);
+  void (*decay_total[3])(const ScanRun&);
+};
+
+/// logprobs.inl, indexed by DType.
+struct LogprobKernels {
+  /// sum * exp(max) = the sum of exp(x[i]). `max` may lie a little below the true maximum, and is finite.
+  void (*max_sum[3])(const void* x, std::int64_t count, float* max, double* sum);
+  /// y[i] = scale * exp(x[i] - max); y may alias x.
+  void (*scaled_exp[3])(const void* x, std::int64_t count, float max, float scale, void* y);
+};
+
+struct SimdKernels {
+  const char* name;  // "avx512", "avx2" or "scalar"
+  int lanes;         // fp32 lanes of one vector
+  MathKernels math;
+  MatvecKernels matvec;
+  PointwiseKernels pointwise;
+  RecurrenceKernels recurrence;
+  AttentionKernels attention;
+  ScanKernels scan;
+  LogprobKernels logprobs;
+};
+
+extern const SimdKernels kAvx512Kernels;
+extern const SimdKernels kAvx2Kernels;
+extern const SimdKernels kScalarKernels;
+
+/// The fastest table that this processor runs.
+const SimdKernels& simd();
+/// Every table that this processor runs, fastest first: tests go through all of them.
+std::span<const SimdKernels* const> supported_simd_kernels();
+
+}  // namespace mmrec::kernels

@@ -1,0 +1,180 @@
+// The vector kernels for AVX2 with FMA and F16C: 8 fp32 lanes. See simd.h for what must stay true of this file.
+#include <immintrin.h>
+
+#include "kernels/cpu/simd.h"
+
+namespace mmrec::kernels {
+namespace {
+
+constexpr int kLanes = 8;
+constexpr int kBlockTokens = 4, kBlockOutputs = 3, kWideOutputs = 8;  // 12 sums, 3 weights, 1 activation of 16
+
+struct Vec {
+  __m256 v;
+};
+struct Mask {
+  __m256 m;
+};
+struct IVec {
+  __m256i v;
+};
+struct DVec {
+  __m256d low, high;
+};
+
+inline __m256i first_lanes(int count) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+inline Vec widen_bf16(__m128i bits) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16))};
+}
+inline __m128i narrow_bf16(Vec a) {
+  const __m256i u = _mm256_castps_si256(a.v);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q));
+  const __m256i quiet = _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
+  const __m256i high = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+  return _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
+}
+
+/// The first `count` 16-bit values at p, zeros after them.
+inline __m128i load_halves(const void* p, int count) {
+  if (count == 8) return _mm_loadu_si128(static_cast<const __m128i*>(p));
+  alignas(16) std::uint16_t lanes[8] = {};
+  for (int i = 0; i < count; ++i) lanes[i] = static_cast<const std::uint16_t*>(p)[i];
+  return _mm_load_si128(reinterpret_cast<const __m128i*>(lanes));
+}
+inline void store_halves(void* p, __m128i a, int count) {
+  if (count == 8) return _mm_storeu_si128(static_cast<__m128i*>(p), a);
+  alignas(16) std::uint16_t lanes[8];
+  _mm_store_si128(reinterpret_cast<__m128i*>(lanes), a);
+  for (int i = 0; i < count; ++i) static_cast<std::uint16_t*>(p)[i] = lanes[i];
+}
+
+inline Vec load(const float* p) { return {_mm256_loadu_ps(p)}; }
+inline Vec load(const BFloat16* p) { return widen_bf16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline Vec load(const Float16* p) { return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))}; }
+inline Vec load_partial(const float* p, int count) { return {_mm256_maskload_ps(p, first_lanes(count))}; }
+inline Vec load_partial(const BFloat16* p, int count) { return widen_bf16(load_halves(p, count)); }
+inline Vec load_partial(const Float16* p, int count) { return {_mm256_cvtph_ps(load_halves(p, count))}; }
+inline void store(float* p, Vec a) { _mm256_storeu_ps(p, a.v); }
+inline void store(BFloat16* p, Vec a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow_bf16(a)); }
+inline void store(Float16* p, Vec a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+}
+inline void store_partial(float* p, Vec a, int count) {
+  if (count == kLanes) return store(p, a);  // masked stores are slow on some processors
+  _mm256_maskstore_ps(p, first_lanes(count), a.v);
+}
+inline void store_partial(BFloat16* p, Vec a, int count) { store_halves(p, narrow_bf16(a), count); }
+inline void store_partial(Float16* p, Vec a, int count) {
+  store_halves(p, _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT), count);
+}
+
+inline Vec set1(float x) { return {_mm256_set1_ps(x)}; }
+inline Vec zero() { return {_mm256_setzero_ps()}; }
+inline Vec operator+(Vec a, Vec b) { return {_mm256_add_ps(a.v, b.v)}; }
+inline Vec operator-(Vec a, Vec b) { return {_mm256_sub_ps(a.v, b.v)}; }
+inline Vec operator*(Vec a, Vec b) { return {_mm256_mul_ps(a.v, b.v)}; }
+inline Vec operator/(Vec a, Vec b) { return {_mm256_div_ps(a.v, b.v)}; }
+inline Vec operator-(Vec a) { return {_mm256_xor_ps(a.v, _mm256_set1_ps(-0.0F))}; }
+inline Vec abs(Vec a) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0F), a.v)}; }
+inline Vec fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+inline Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.v, b.v)}; }
+inline Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.v, b.v)}; }
+
+inline Mask less(Vec a, Vec b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ)}; }
+inline Mask less_equal(Vec a, Vec b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_LE_OQ)}; }
+inline Mask equal(Vec a, Vec b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_EQ_OQ)}; }
+inline Mask is_nan(Vec a) { return {_mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q)}; }
+inline Mask operator&(Mask a, Mask b) { return {_mm256_and_ps(a.m, b.m)}; }
+inline Mask operator|(Mask a, Mask b) { return {_mm256_or_ps(a.m, b.m)}; }
+inline bool any(Mask a) { return _mm256_movemask_ps(a.m) != 0; }
+inline Vec select(Mask mask, Vec yes, Vec no) { return {_mm256_blendv_ps(no.v, yes.v, mask.m)}; }
+
+// 8 -> 4 -> 2 -> 1, upper half onto lower half each time.
+inline float reduce_add(Vec a) {
+  __m128 c = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+  c = _mm_add_ps(c, _mm_movehl_ps(c, c));
+  return _mm_cvtss_f32(_mm_add_ss(c, _mm_shuffle_ps(c, c, 1)));
+}
+inline void reduce_add4(Vec a, Vec b, Vec c, Vec d, float* out) {
+  const __m256 ab = _mm256_add_ps(_mm256_permute2f128_ps(a.v, b.v, 0x20), _mm256_permute2f128_ps(a.v, b.v, 0x31));
+  const __m256 cd = _mm256_add_ps(_mm256_permute2f128_ps(c.v, d.v, 0x20), _mm256_permute2f128_ps(c.v, d.v, 0x31));
+  // Quarters a | b and c | d, to the sums of elements {0, 2} and {1, 3}, interleaved.
+  const __m256 s = _mm256_add_ps(_mm256_unpacklo_ps(ab, cd), _mm256_unpackhi_ps(ab, cd));
+  const __m256 t = _mm256_add_ps(s, _mm256_permute_ps(s, 0x4e));  // a c . . | b d . .
+  _mm_storeu_ps(out, _mm_unpacklo_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1)));
+}
+inline float reduce_max(Vec a) {
+  __m128 c = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+  c = _mm_max_ps(c, _mm_movehl_ps(c, c));
+  return _mm_cvtss_f32(_mm_max_ss(c, _mm_shuffle_ps(c, c, 1)));
+}
+
+inline IVec as_int(Vec a) { return {_mm256_castps_si256(a.v)}; }
+inline Vec as_float(IVec a) { return {_mm256_castsi256_ps(a.v)}; }
+inline Vec to_float_lanes(IVec a) { return {_mm256_cvtepi32_ps(a.v)}; }
+inline IVec iset1(int x) { return {_mm256_set1_epi32(x)}; }
+inline IVec operator+(IVec a, IVec b) { return {_mm256_add_epi32(a.v, b.v)}; }
+inline IVec operator-(IVec a, IVec b) { return {_mm256_sub_epi32(a.v, b.v)}; }
+inline IVec operator&(IVec a, IVec b) { return {_mm256_and_si256(a.v, b.v)}; }
+template <int n>
+inline IVec shift_left(IVec a) {
+  return {_mm256_slli_epi32(a.v, n)};
+}
+template <int n>
+inline IVec shift_right(IVec a) {
+  return {_mm256_srai_epi32(a.v, n)};
+}
+/// In two steps, as 2^n itself may leave the range of normal numbers.
+inline Vec scale_pow2(Vec p, Vec n) {
+  const IVec i = {_mm256_cvtps_epi32(n.v)};
+  const IVec half = shift_right<1>(i);
+  const IVec bias = iset1(127);
+  return p * as_float(shift_left<23>(half + bias)) * as_float(shift_left<23>(i - half + bias));
+}
+
+inline DVec widen(Vec a) {
+  return {_mm256_cvtps_pd(_mm256_castps256_ps128(a.v)), _mm256_cvtps_pd(_mm256_extractf128_ps(a.v, 1))};
+}
+inline Vec narrow(DVec a) { return {_mm256_set_m128(_mm256_cvtpd_ps(a.high), _mm256_cvtpd_ps(a.low))}; }
+inline DVec dset1(double x) { return {_mm256_set1_pd(x), _mm256_set1_pd(x)}; }
+inline DVec dload(const double* p) { return {_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4)}; }
+inline void dstore(double* p, DVec a) {
+  _mm256_storeu_pd(p, a.low);
+  _mm256_storeu_pd(p + 4, a.high);
+}
+inline DVec operator+(DVec a, DVec b) { return {_mm256_add_pd(a.low, b.low), _mm256_add_pd(a.high, b.high)}; }
+inline DVec operator-(DVec a, DVec b) { return {_mm256_sub_pd(a.low, b.low), _mm256_sub_pd(a.high, b.high)}; }
+inline DVec operator*(DVec a, DVec b) { return {_mm256_mul_pd(a.low, b.low), _mm256_mul_pd(a.high, b.high)}; }
+inline DVec fma(DVec a, DVec b, DVec c) {
+  return {_mm256_fmadd_pd(a.low, b.low, c.low), _mm256_fmadd_pd(a.high, b.high, c.high)};
+}
+/// 1.5 * 2^52 + 1023 + n carries the exponent field of 2^n in its low 11 bits.
+inline __m256d exp2_integer(__m256d n) {
+  const __m256d biased = _mm256_add_pd(n, _mm256_set1_pd(0x1.8p52 + 1023.0));
+  return _mm256_castsi256_pd(_mm256_slli_epi64(_mm256_castpd_si256(biased), 52));
+}
+inline DVec dscale_pow2(DVec p, Vec n) {
+  const DVec e = widen(n);
+  return {_mm256_mul_pd(p.low, exp2_integer(e.low)), _mm256_mul_pd(p.high, exp2_integer(e.high))};
+}
+
+inline void stream(float* p, Vec a) { _mm256_stream_ps(p, a.v); }
+inline void stream(BFloat16* p, Vec a) { _mm_stream_si128(reinterpret_cast<__m128i*>(p), narrow_bf16(a)); }
+inline void stream(Float16* p, Vec a) {
+  _mm_stream_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+}
+inline void stream_fence() { _mm_sfence(); }
+
+}  // namespace
+}  // namespace mmrec::kernels
+
+#include "kernels/cpu/simd_kernels.inl"
+
+namespace mmrec::kernels {
+constinit const SimdKernels kAvx2Kernels = make_kernels("avx2");
+}  // namespace mmrec::kernels

@@ -1,0 +1,164 @@
+// The vector kernels for AVX-512 (F, BW, DQ, VL): 16 fp32 lanes. See simd.h for what must stay true of this file.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC bug 105593: its intrinsics start from `x = x`
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+
+#include <immintrin.h>
+
+#include "kernels/cpu/simd.h"
+
+namespace mmrec::kernels {
+namespace {
+
+constexpr int kLanes = 16;
+constexpr int kBlockTokens = 6, kBlockOutputs = 4, kWideOutputs = 8;  // 24 sums, 4 weights, 1 activation of 32
+
+struct Vec {
+  __m512 v;
+};
+struct Mask {
+  __mmask16 m;
+};
+struct IVec {
+  __m512i v;
+};
+struct DVec {
+  __m512d low, high;
+};
+
+inline __mmask16 first_lanes(int count) { return static_cast<__mmask16>((1U << static_cast<unsigned>(count)) - 1U); }
+
+inline Vec widen_bf16(__m256i bits) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
+}
+inline __m256i narrow_bf16(Vec a) {
+  const __m512i u = _mm512_castps_si512(a.v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+  const __m512i quiet = _mm512_or_si512(u, _mm512_set1_epi32(0x400000));
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, nan, quiet), 16));
+}
+
+inline Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline Vec load(const BFloat16* p) { return widen_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+inline Vec load(const Float16* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}; }
+inline Vec load_partial(const float* p, int count) { return {_mm512_maskz_loadu_ps(first_lanes(count), p)}; }
+inline Vec load_partial(const BFloat16* p, int count) {
+  return widen_bf16(_mm256_maskz_loadu_epi16(first_lanes(count), p));
+}
+inline Vec load_partial(const Float16* p, int count) {
+  return {_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(count), p))};
+}
+inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a.v); }
+inline void store(BFloat16* p, Vec a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow_bf16(a)); }
+inline void store(Float16* p, Vec a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+}
+inline void store_partial(float* p, Vec a, int count) { _mm512_mask_storeu_ps(p, first_lanes(count), a.v); }
+inline void store_partial(BFloat16* p, Vec a, int count) {
+  _mm256_mask_storeu_epi16(p, first_lanes(count), narrow_bf16(a));
+}
+inline void store_partial(Float16* p, Vec a, int count) {
+  _mm256_mask_storeu_epi16(p, first_lanes(count), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+}
+
+inline Vec set1(float x) { return {_mm512_set1_ps(x)}; }
+inline Vec zero() { return {_mm512_setzero_ps()}; }
+inline Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline Vec operator-(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline Vec operator*(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline Vec operator/(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline Vec operator-(Vec a) { return {_mm512_xor_ps(a.v, _mm512_set1_ps(-0.0F))}; }
+inline Vec abs(Vec a) { return {_mm512_andnot_ps(_mm512_set1_ps(-0.0F), a.v)}; }
+inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
+
+inline Mask less(Vec a, Vec b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)}; }
+inline Mask less_equal(Vec a, Vec b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LE_OQ)}; }
+inline Mask equal(Vec a, Vec b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ)}; }
+inline Mask is_nan(Vec a) { return {_mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q)}; }
+inline Mask operator&(Mask a, Mask b) { return {_kand_mask16(a.m, b.m)}; }
+inline Mask operator|(Mask a, Mask b) { return {_kor_mask16(a.m, b.m)}; }
+inline bool any(Mask a) { return a.m != 0; }
+inline Vec select(Mask mask, Vec yes, Vec no) { return {_mm512_mask_blend_ps(mask.m, no.v, yes.v)}; }
+
+// 16 -> 8 -> 4 -> 2 -> 1, upper half onto lower half each time.
+inline float reduce_add(Vec a) {
+  const __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+  __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+  c = _mm_add_ps(c, _mm_movehl_ps(c, c));
+  return _mm_cvtss_f32(_mm_add_ss(c, _mm_shuffle_ps(c, c, 1)));
+}
+inline void reduce_add4(Vec a, Vec b, Vec c, Vec d, float* out) {
+  const __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a.v, b.v, 0x44), _mm512_shuffle_f32x4(a.v, b.v, 0xee));
+  const __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c.v, d.v, 0x44), _mm512_shuffle_f32x4(c.v, d.v, 0xee));
+  __m512 s = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));  // a | b | c | d
+  s = _mm512_add_ps(s, _mm512_permute_ps(s, 0x4e));
+  s = _mm512_add_ps(s, _mm512_permute_ps(s, 0xb1));
+  _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, s)));  // slow if straight to memory
+}
+inline float reduce_max(Vec a) {
+  const __m256 b = _mm256_max_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+  __m128 c = _mm_max_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+  c = _mm_max_ps(c, _mm_movehl_ps(c, c));
+  return _mm_cvtss_f32(_mm_max_ss(c, _mm_shuffle_ps(c, c, 1)));
+}
+
+inline IVec as_int(Vec a) { return {_mm512_castps_si512(a.v)}; }
+inline Vec as_float(IVec a) { return {_mm512_castsi512_ps(a.v)}; }
+inline Vec to_float_lanes(IVec a) { return {_mm512_cvtepi32_ps(a.v)}; }
+inline IVec iset1(int x) { return {_mm512_set1_epi32(x)}; }
+inline IVec operator+(IVec a, IVec b) { return {_mm512_add_epi32(a.v, b.v)}; }
+inline IVec operator-(IVec a, IVec b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+inline IVec operator&(IVec a, IVec b) { return {_mm512_and_si512(a.v, b.v)}; }
+template <int n>
+inline IVec shift_left(IVec a) {
+  return {_mm512_slli_epi32(a.v, n)};
+}
+template <int n>
+inline IVec shift_right(IVec a) {
+  return {_mm512_srai_epi32(a.v, n)};
+}
+inline Vec scale_pow2(Vec p, Vec n) { return {_mm512_scalef_ps(p.v, n.v)}; }
+
+inline DVec widen(Vec a) {
+  return {_mm512_cvtps_pd(_mm512_castps512_ps256(a.v)), _mm512_cvtps_pd(_mm512_extractf32x8_ps(a.v, 1))};
+}
+inline Vec narrow(DVec a) {
+  return {_mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(a.low)), _mm512_cvtpd_ps(a.high), 1)};
+}
+inline DVec dset1(double x) { return {_mm512_set1_pd(x), _mm512_set1_pd(x)}; }
+inline DVec dload(const double* p) { return {_mm512_loadu_pd(p), _mm512_loadu_pd(p + 8)}; }
+inline void dstore(double* p, DVec a) {
+  _mm512_storeu_pd(p, a.low);
+  _mm512_storeu_pd(p + 8, a.high);
+}
+inline DVec operator+(DVec a, DVec b) { return {_mm512_add_pd(a.low, b.low), _mm512_add_pd(a.high, b.high)}; }
+inline DVec operator-(DVec a, DVec b) { return {_mm512_sub_pd(a.low, b.low), _mm512_sub_pd(a.high, b.high)}; }
+inline DVec operator*(DVec a, DVec b) { return {_mm512_mul_pd(a.low, b.low), _mm512_mul_pd(a.high, b.high)}; }
+inline DVec fma(DVec a, DVec b, DVec c) {
+  return {_mm512_fmadd_pd(a.low, b.low, c.low), _mm512_fmadd_pd(a.high, b.high, c.high)};
+}
+inline DVec dscale_pow2(DVec p, Vec n) {
+  const DVec e = widen(n);
+  return {_mm512_scalef_pd(p.low, e.low), _mm512_scalef_pd(p.high, e.high)};
+}
+
+inline void stream(float* p, Vec a) { _mm512_stream_ps(p, a.v); }
+inline void stream(BFloat16* p, Vec a) { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), narrow_bf16(a)); }
+inline void stream(Float16* p, Vec a) {
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+}
+inline void stream_fence() { _mm_sfence(); }
+
+}  // namespace
+}  // namespace mmrec::kernels
+
+#include "kernels/cpu/simd_kernels.inl"
+
+namespace mmrec::kernels {
+constinit const SimdKernels kAvx512Kernels = make_kernels("avx512");
+}  // namespace mmrec::kernels

@@ -1,0 +1,188 @@
+// The vector kernels without intrinsics: 4 fp32 lanes as GCC and Clang vector types, which become SSE2 on baseline
+// x86-64. It is the reference for what the other two files must do, and runs anywhere.
+#include "kernels/cpu/simd.h"
+
+namespace mmrec::kernels {
+namespace {
+
+constexpr int kLanes = 4;
+constexpr int kBlockTokens = 4, kBlockOutputs = 2, kWideOutputs = 8;
+
+typedef float Float4 __attribute__((vector_size(16)));
+typedef std::int32_t Int4 __attribute__((vector_size(16)));
+typedef double Double2 __attribute__((vector_size(16)));
+
+struct Vec {
+  Float4 v;
+};
+struct Mask {
+  Int4 m;
+};
+struct IVec {
+  Int4 v;
+};
+struct DVec {
+  Double2 low, high;
+};
+
+/// Local twins of tensor.h's conversions, so that this file emits no common inline function.
+inline float widen_one(float x) { return x; }
+inline float widen_one(BFloat16 x) {
+  return __builtin_bit_cast(float, static_cast<std::uint32_t>(static_cast<std::uint32_t>(x.bits) << 16));
+}
+inline float widen_one(Float16 x) {
+  // Exponent and mantissa moved into place are x * 2^-112, exactly, subnormals included; infinity and NaN apart.
+  const std::uint32_t magnitude = static_cast<std::uint32_t>(x.bits & 0x7fffU) << 13;
+  const std::uint32_t sign = static_cast<std::uint32_t>(x.bits & 0x8000U) << 16;
+  if (magnitude >= 0x0f800000U) return __builtin_bit_cast(float, sign | 0x70000000U | magnitude);
+  const float scaled = __builtin_bit_cast(float, magnitude) * 0x1p112F;
+  return __builtin_bit_cast(float, sign | __builtin_bit_cast(std::uint32_t, scaled));
+}
+inline void narrow_one(float x, float* p) { *p = x; }
+inline void narrow_one(float x, BFloat16* p) {
+  const auto u = __builtin_bit_cast(std::uint32_t, x);
+  const bool nan = (u & 0x7fffffffU) > 0x7f800000U;
+  p->bits = static_cast<std::uint16_t>((nan ? u | 0x400000U : u + 0x7fffU + ((u >> 16) & 1U)) >> 16);
+}
+inline void narrow_one(float x, Float16* p) {
+  const auto u = __builtin_bit_cast(std::uint32_t, x);
+  const std::uint32_t sign = (u >> 16) & 0x8000U;
+  const std::uint32_t magnitude = u & 0x7fffffffU;
+  std::uint32_t bits = 0;
+  if (magnitude > 0x7f800000U) {
+    bits = 0x7e00U;
+  } else if (magnitude >= 0x477ff000U) {
+    bits = 0x7c00U;
+  } else if (magnitude >= 0x38800000U) {
+    bits = (magnitude - 0x38000000U + 0xfffU + ((magnitude >> 13) & 1U)) >> 13;
+  } else {  // subnormal: adding 0.5 leaves the rounded multiple of 2^-24 in the low bits
+    const float shifted = __builtin_bit_cast(float, magnitude) + 0.5F;
+    bits = __builtin_bit_cast(std::uint32_t, shifted) - 0x3f000000U;
+  }
+  p->bits = static_cast<std::uint16_t>(sign | bits);
+}
+
+template <class T>
+inline Vec load(const T* p) {
+  return {Float4{widen_one(p[0]), widen_one(p[1]), widen_one(p[2]), widen_one(p[3])}};
+}
+inline Vec load(const float* p) {
+  Float4 v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return {v};
+}
+template <class T>
+inline Vec load_partial(const T* p, int count) {
+  if (count == kLanes) return load(p);
+  Vec a = {Float4{}};
+  for (int i = 0; i < count; ++i) a.v[i] = widen_one(p[i]);
+  return a;
+}
+template <class T>
+inline void store(T* p, Vec a) {
+  for (int i = 0; i < kLanes; ++i) narrow_one(a.v[i], p + i);
+}
+inline void store(float* p, Vec a) { __builtin_memcpy(p, &a.v, sizeof a.v); }
+template <class T>
+inline void store_partial(T* p, Vec a, int count) {
+  if (count == kLanes) return store(p, a);
+  for (int i = 0; i < count; ++i) narrow_one(a.v[i], p + i);
+}
+
+inline Vec set1(float x) { return {Float4{x, x, x, x}}; }
+inline Vec zero() { return {Float4{}}; }
+inline Vec operator+(Vec a, Vec b) { return {a.v + b.v}; }
+inline Vec operator-(Vec a, Vec b) { return {a.v - b.v}; }
+inline Vec operator*(Vec a, Vec b) { return {a.v * b.v}; }
+inline Vec operator/(Vec a, Vec b) { return {a.v / b.v}; }
+inline Vec operator-(Vec a) { return {-a.v}; }
+inline Vec abs(Vec a) { return {(Float4)((Int4)a.v & 0x7fffffff)}; }
+inline Vec fma(Vec a, Vec b, Vec c) { return {a.v * b.v + c.v}; }
+inline Vec min(Vec a, Vec b) { return {a.v < b.v ? a.v : b.v}; }
+inline Vec max(Vec a, Vec b) { return {a.v > b.v ? a.v : b.v}; }
+
+inline Mask less(Vec a, Vec b) { return {a.v < b.v}; }
+inline Mask less_equal(Vec a, Vec b) { return {a.v <= b.v}; }
+inline Mask equal(Vec a, Vec b) { return {a.v == b.v}; }
+inline Mask is_nan(Vec a) { return {a.v != a.v}; }
+inline Mask operator&(Mask a, Mask b) { return {a.m & b.m}; }
+inline Mask operator|(Mask a, Mask b) { return {a.m | b.m}; }
+inline bool any(Mask a) { return (a.m[0] | a.m[1] | a.m[2] | a.m[3]) != 0; }
+inline Vec select(Mask mask, Vec yes, Vec no) { return {mask.m ? yes.v : no.v}; }
+
+inline float reduce_add(Vec a) { return (a.v[0] + a.v[2]) + (a.v[1] + a.v[3]); }
+inline void reduce_add4(Vec a, Vec b, Vec c, Vec d, float* out) {
+  out[0] = reduce_add(a);
+  out[1] = reduce_add(b);
+  out[2] = reduce_add(c);
+  out[3] = reduce_add(d);
+}
+inline float reduce_max(Vec a) {
+  const float even = a.v[0] > a.v[2] ? a.v[0] : a.v[2];
+  const float odd = a.v[1] > a.v[3] ? a.v[1] : a.v[3];
+  return even > odd ? even : odd;
+}
+
+inline IVec as_int(Vec a) { return {(Int4)a.v}; }
+inline Vec as_float(IVec a) { return {(Float4)a.v}; }
+inline Vec to_float_lanes(IVec a) { return {__builtin_convertvector(a.v, Float4)}; }
+inline IVec iset1(int x) { return {Int4{x, x, x, x}}; }
+inline IVec operator+(IVec a, IVec b) { return {a.v + b.v}; }
+inline IVec operator-(IVec a, IVec b) { return {a.v - b.v}; }
+inline IVec operator&(IVec a, IVec b) { return {a.v & b.v}; }
+template <int n>
+inline IVec shift_left(IVec a) {
+  return {a.v << n};
+}
+template <int n>
+inline IVec shift_right(IVec a) {
+  return {a.v >> n};
+}
+/// In two steps, as 2^n itself may leave the range of normal numbers. n + 1.5 * 2^23 carries n in its low bits; a NaN
+/// gives some integer, and p is NaN then.
+inline Vec scale_pow2(Vec p, Vec n) {
+  const IVec i = as_int(n + set1(12582912.0F)) - iset1(0x4b400000);
+  const IVec half = shift_right<1>(i);
+  const IVec bias = iset1(127);
+  return p * as_float(shift_left<23>(half + bias)) * as_float(shift_left<23>(i - half + bias));
+}
+
+inline DVec widen(Vec a) { return {Double2{a.v[0], a.v[1]}, Double2{a.v[2], a.v[3]}}; }
+inline Vec narrow(DVec a) {
+  return {Float4{static_cast<float>(a.low[0]), static_cast<float>(a.low[1]), static_cast<float>(a.high[0]),
+                 static_cast<float>(a.high[1])}};
+}
+inline DVec dset1(double x) { return {Double2{x, x}, Double2{x, x}}; }
+inline DVec dload(const double* p) { return {Double2{p[0], p[1]}, Double2{p[2], p[3]}}; }
+inline void dstore(double* p, DVec a) {
+  __builtin_memcpy(p, &a.low, sizeof a.low);
+  __builtin_memcpy(p + 2, &a.high, sizeof a.high);
+}
+inline DVec operator+(DVec a, DVec b) { return {a.low + b.low, a.high + b.high}; }
+inline DVec operator-(DVec a, DVec b) { return {a.low - b.low, a.high - b.high}; }
+inline DVec operator*(DVec a, DVec b) { return {a.low * b.low, a.high * b.high}; }
+inline DVec fma(DVec a, DVec b, DVec c) { return {a.low * b.low + c.low, a.high * b.high + c.high}; }
+/// 1.5 * 2^52 + 1023 + n carries the exponent field of 2^n in its low 11 bits.
+inline Double2 exp2_integer(Double2 n) {
+  typedef std::int64_t Long2 __attribute__((vector_size(16)));
+  return (Double2)((Long2)(n + (0x1.8p52 + 1023.0)) << 52);
+}
+inline DVec dscale_pow2(DVec p, Vec n) {
+  const DVec e = widen(n);
+  return {p.low * exp2_integer(e.low), p.high * exp2_integer(e.high)};
+}
+
+template <class T>
+inline void stream(T* p, Vec a) {
+  store(p, a);
+}
+inline void stream_fence() {}
+
+}  // namespace
+}  // namespace mmrec::kernels
+
+#include "kernels/cpu/simd_kernels.inl"
+
+namespace mmrec::kernels {
+constinit const SimdKernels kScalarKernels = make_kernels("scalar");
+}  // namespace mmrec::kernels

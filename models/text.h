@@ -1,0 +1,25 @@
+// Names, extents and foreign text as one-line messages show them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace mmrec::models {
+
+/// Bytes of the well-formed UTF-8 sequence that `text` begins with (no overlong forms, no surrogates, nothing above
+/// U+10FFFF); 0 if there is none.
+std::size_t utf8_length(std::string_view text);
+
+/// `text` in double quotes: control characters and bytes that are not UTF-8 escaped, long text cut.
+std::string quote(std::string_view text);
+
+/// A name as it is where letters, digits and . _ - make it up, quoted otherwise.
+std::string printable(std::string_view name);
+
+/// "[2, 3]".
+std::string list(std::span<const std::int64_t> numbers);
+
+}  // namespace mmrec::models

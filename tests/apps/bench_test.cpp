@@ -1,0 +1,80 @@
+// mmrec-bench: that its figures are there and add up, and that it leaves nothing behind.
+#include <csignal>
+#include <cstdlib>
+
+#include "apps/bench_work.h"
+#include "tests/apps/programs.h"
+#include "tests/support/model_folder.h"
+
+namespace mmrec::test {
+namespace {
+
+TEST(Bench, ReportsRatesAndSharesOfASyntheticModel) {
+  const Outcome outcome = run({kBench, "--synthetic", "64,2,300", "--lengths", "40,300", "--batches", "2,1", "--decode",
+                               "4", "--repeat", "1", "--prefill", "sweeps", "--json"});
+  const Json json = json_of(outcome);
+  EXPECT_EQ(json["schema"], "mmrec-bench/1");
+  EXPECT_GT(json["machine"]["read_gb_per_s"].get<double>(), 0.1);
+  EXPECT_GT(json["machine"]["sgemm_gflop_per_s"].get<double>(), 0.1);
+  EXPECT_GT(json["load_s"].get<double>(), 0.0);
+  EXPECT_GT(json["peak_memory_bytes"].get<double>(), 1e6);
+  ASSERT_EQ(json["rows"].size(), 8U);
+  for (const Json& row : json["rows"]) {
+    const double rate = row["batch"].get<double>() * row["tokens"].get<double>() / row["seconds"].get<double>();
+    EXPECT_NEAR(row["tokens_per_s"].get<double>() / rate, 1.0, 1e-9);
+    if (row["phase"] == "prefill") {
+      EXPECT_NEAR(row["share_of_sgemm"].get<double>(),
+                  row["gflop_per_s"].get<double>() / json["machine"]["sgemm_gflop_per_s"].get<double>(), 1e-9);
+      EXPECT_GT(row["sweeps_per_token"].get<double>(), 1.0);
+    } else {
+      EXPECT_GT(row["share_of_read_bandwidth"].get<double>(), 0.0);
+    }
+  }
+  EXPECT_FALSE(std::filesystem::exists(json["model"]["folder"].get<std::string>()));
+}
+
+TEST(Bench, PrintsATable) {
+  const Outcome outcome =
+      run({kBench, "-m", kTiny, "--lengths", "32", "--batches", "1", "--decode", "4", "--repeat", "1"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  for (const char* part : {"machine ", "model ", "load ", "peak ", "prefill ", "decode ", "of gemm", "of read"}) {
+    EXPECT_NE(outcome.out.find(part), std::string::npos) << part << " in\n" << outcome.out;
+  }
+}
+
+TEST(Bench, AnInterruptRemovesTheSyntheticModel) {
+  const TempFolder folder;
+  Command command;
+  command.arguments = {
+      "/usr/bin/env", "TMPDIR=" + folder.path().string(), kBench, "--synthetic", "256,4,4000", "--repeat", "1000"};
+  Process process(command);
+  while (process.running() && std::filesystem::is_empty(folder.path())) {
+  }
+  process.send(SIGINT);
+  const Outcome outcome = process.wait();
+  EXPECT_EQ(outcome.code, 130) << outcome.err;
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+// 18 D² elements a layer (F = 4 D), without the memory's two projections 16 D².
+TEST(BenchWork, CountsTheProductsOfAPrefill) {
+  models::Config config;
+  config.model_dim = 8;
+  config.num_layers = 3;
+  config.vocab_size = 100;
+  config.num_heads = 2;
+  config.ffn_dim = 32;
+  config.memory_segment = 10;
+  const double square = 64.0;
+  const double head = 2.0 * 100.0 * 8.0;
+  EXPECT_DOUBLE_EQ(apps::prefill_flops(config, 1, 10, {}), 2.0 * 3.0 * 10.0 * 16.0 * square + head);
+  EXPECT_DOUBLE_EQ(apps::prefill_flops(config, 2, 15, {}),
+                   2.0 * (2.0 * 3.0 * (15.0 * 16.0 + 5.0 * 2.0) * square) + 2.0 * head);
+  PrefillStats stats;
+  stats.layer_tokens = 30;
+  stats.token_sweeps = 100;
+  EXPECT_DOUBLE_EQ(apps::prefill_flops(config, 1, 10, stats), 2.0 * (3.0 * 10.0 * 16.0 + 70.0 * 2.0) * square + head);
+}
+
+}  // namespace
+}  // namespace mmrec::test

@@ -1,0 +1,191 @@
+// Model folders that must be refused, each by its exit code and a line that names the fault; and what passes with a
+// word.
+#include <cstring>
+
+#include "tests/apps/programs.h"
+#include "tests/support/model_folder.h"
+
+namespace mmrec::test {
+namespace {
+
+// A copy of the tiny folder, for a test to damage.
+class Folder : public testing::Test {
+ protected:
+  Folder() { std::filesystem::copy(kTiny, copy_.path(), std::filesystem::copy_options::recursive); }
+
+  Json config() const { return Json::parse(read_file(copy_ / "config.json")); }
+  void write_config(const Json& json) const { write_file(copy_ / "config.json", json.dump()); }
+  Outcome generate() const { return run({kGenerate, "-m", copy_.path(), "-p", "x", "-n", "3"}); }
+  Outcome ppl() const { return run({kPpl, "-m", copy_.path(), "-"}, "some text"); }
+
+  void expect_rejected(std::initializer_list<std::string_view> says) const {
+    expect_refused(generate(), 3, says);
+    expect_refused(ppl(), 3, says);
+  }
+
+  TempFolder copy_;
+};
+
+TEST_F(Folder, TheCopyRuns) { EXPECT_EQ(generate().code, 0); }
+
+TEST_F(Folder, MissingParts) {
+  for (const char* file : {"tokenizer.model", "model.safetensors", "config.json"}) {
+    std::filesystem::remove(copy_ / file);
+    expect_rejected({file});
+  }
+  std::filesystem::remove_all(copy_.path());
+  expect_rejected({"config.json", "Try: -m"});
+}
+
+TEST_F(Folder, TruncatedWeights) {
+  std::filesystem::resize_file(copy_ / "model.safetensors", 50'000);
+  expect_rejected({"model.safetensors"});
+}
+
+TEST_F(Folder, EmptyWeights) {
+  write_file(copy_ / "model.safetensors", "");
+  expect_rejected({"model.safetensors"});
+}
+
+TEST_F(Folder, ALargeFilePointer) {
+  write_file(copy_ / "model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n");
+  expect_rejected({"model.safetensors", "LFS"});
+}
+
+TEST_F(Folder, ConfigurationsOutOfRange) {
+  for (const auto& [key, value] : std::vector<std::pair<std::string, Json>>{
+           {"num_heads", 3}, {"vocab_size", -1}, {"model_dim", 0}, {"num_layers", "two"}, {"model_type", "other"}}) {
+    Json json = config();
+    json[key] = value;
+    write_config(json);
+    expect_rejected({"config.json", key});
+    write_file(copy_ / "config.json", read_file(kTiny + "/config.json"));
+  }
+  write_file(copy_ / "config.json", "{");
+  expect_rejected({"config.json"});
+}
+
+TEST_F(Folder, AnUnknownKeyIsReported) {
+  Json json = config();
+  json["colour"] = "red";
+  write_config(json);
+  const Outcome outcome = generate();
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_NE(outcome.err.find("mmrec-generate: warning: "), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("colour"), std::string::npos) << outcome.err;
+}
+
+TEST_F(Folder, ACorruptTokenizer) {
+  write_file(copy_ / "tokenizer.model", "not a tokenizer");
+  expect_rejected({"tokenizer.model"});
+}
+
+TEST_F(Folder, NonFiniteWeights) {
+  EditableCheckpoint checkpoint(copy_ / "model.safetensors");
+  const std::uint16_t nan = 0x7fc0;
+  std::memcpy(checkpoint.at("blocks.1.ffn.0.weight").bytes.data() + 10, &nan, 2);
+  checkpoint.write(copy_ / "model.safetensors");
+  expect_rejected({"blocks.1.ffn.0.weight", "5"});
+}
+
+// Finite weights whose logits overflow: the fault shows at the first token.
+TEST_F(Folder, ANumericFaultIsExitSix) {
+  EditableCheckpoint checkpoint(copy_ / "model.safetensors");
+  const std::uint16_t huge = 0x7f7f;
+  for (const char* name : {"norm.weight", "embedding.weight"}) {
+    std::string& bytes = checkpoint.at(name).bytes;
+    for (std::size_t i = 0; i + 2 <= bytes.size(); i += 2) std::memcpy(bytes.data() + i, &huge, 2);
+  }
+  checkpoint.write(copy_ / "model.safetensors");
+  expect_refused(generate(), 6, {"mmrec-generate: "});
+  expect_refused(ppl(), 6, {"stdin", "token 1"});
+}
+
+// Rows beyond the tokenizer are masked, and the user is told; a tokenizer beyond the rows cannot work.
+TEST_F(Folder, TokenizerAndEmbeddingOfDifferentSizes) {
+  const auto with_rows = [&](std::int64_t rows) {
+    EditableCheckpoint checkpoint(kTiny + "/model.safetensors");
+    EditableTensor& embedding = checkpoint.at("embedding.weight");
+    embedding.bytes.resize(static_cast<std::size_t>(rows * embedding.shape[1] * 2), '\x3f');
+    embedding.shape[0] = rows;
+    checkpoint.write(copy_ / "model.safetensors");
+    Json json = config();
+    json["vocab_size"] = rows;
+    write_config(json);
+  };
+  with_rows(500);
+  const Outcome outcome =
+      run({kGenerate, "-m", copy_.path(), "-p", "x", "-n", "200", "--temp", "5", "--top-k", "0", "--json"});
+  EXPECT_NE(outcome.err.find("384 pieces for 500 embeddings"), std::string::npos) << outcome.err;
+  for (const Json& id : json_of(outcome)["tokens"]) EXPECT_LT(id.get<int>(), 384);
+  with_rows(300);
+  expect_rejected({"tokenizer.model", "found 384", "300"});
+}
+
+TEST_F(Folder, GenerationConfigFaults) {
+  for (const auto& [text, says] :
+       std::vector<std::pair<std::string, std::string>>{{"{", "not JSON"},
+                                                        {"[]", "expected an object"},
+                                                        {R"({"temperature": -1})", "temperature"},
+                                                        {R"({"temperature": "hot"})", "temperature"},
+                                                        {R"({"top_k": 1.5})", "top_k"},
+                                                        {R"({"top_k": 18446744073709551616})", "top_k"},
+                                                        {R"({"top_p": 0})", "top_p"},
+                                                        {R"({"do_sample": 1})", "do_sample"},
+                                                        {R"({"eos_token_id": [-1]})", "eos_token_id"}}) {
+    write_file(copy_ / "generation_config.json", text);
+    expect_refused(generate(), 3, {"generation_config.json", says}, text);
+  }
+}
+
+TEST_F(Folder, DoSampleFalseIsGreedy) {
+  write_file(copy_ / "generation_config.json", R"({"do_sample": false, "temperature": 0.7, "top_p": null})");
+  const Json json = json_of(run({kGenerate, "-m", copy_.path(), "-p", "x", "-n", "1", "--json"}));
+  EXPECT_EQ(json["sampling"]["temperature"], 0.0);
+}
+
+TEST_F(Folder, EndOfSequenceEndsTheText) {
+  const Words arguments = {kGenerate, "-m", copy_.path(), "-p", "x", "-n", "50", "--temp", "0", "--json"};
+  const Json whole = json_of(run(arguments));
+  const std::vector<int> tokens = whole["tokens"];
+  ASSERT_GT(tokens.size(), 4U);
+  Json json = config();
+  json["eos_token_id"] = {2, tokens[3]};
+  write_config(json);
+  const Json cut = json_of(run(arguments));
+  EXPECT_EQ(cut["finish_reason"], "eos");
+  const auto end = std::find(tokens.begin(), tokens.end(), tokens[3]);
+  EXPECT_EQ(cut["tokens"].get<std::vector<int>>(), std::vector<int>(tokens.begin(), end));
+}
+
+TEST(Memory, TooLittleIsExitFour) {
+  const TempFolder folder;
+  // Half a gigabyte of weights that are all hole: the file is there, the memory is not.
+  const std::int64_t rows = 4'000'000;
+  const std::string header = R"({"embedding.weight":{"dtype":"F32","shape":[4000000,32],"data_offsets":[0,512000000]})";
+  EditableCheckpoint tiny(kTiny + "/model.safetensors");
+  tiny.erase("embedding.weight");
+  std::string rest;
+  std::string data;
+  for (const EditableTensor& tensor : tiny.tensors) {
+    const std::uint64_t begin = 512'000'000 + data.size();
+    const Json entry = {
+        {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {begin, begin + tensor.bytes.size()}}};
+    rest += ",\"" + tensor.name + "\":" + entry.dump();
+    data += tensor.bytes;
+  }
+  const std::string head = safetensors_bytes(header + rest + "}");
+  write_file(folder / "model.safetensors", head);
+  std::filesystem::resize_file(folder / "model.safetensors", head.size() + 512'000'000);
+  std::ofstream(folder / "model.safetensors", std::ios::binary | std::ios::app) << data;
+  Json json = Json::parse(read_file(kTiny + "/config.json"));
+  json["vocab_size"] = rows;
+  write_file(folder / "config.json", json.dump());
+  const Outcome outcome = run({"/bin/sh", "-c", R"(ulimit -v 600000; exec "$0" "$@")", kPpl, "-m", folder.path(),
+                               "--ids", "--threads", "1", "-"},
+                              "[1,2]\n");
+  expect_refused(outcome, 4, {"out of memory"});
+}
+
+}  // namespace
+}  // namespace mmrec::test

@@ -1,0 +1,170 @@
+// mmrec-generate on a tiny model of random weights: nothing here depends on what the text says.
+#include <cmath>
+
+#include "tests/apps/programs.h"
+#include "tests/support/model_folder.h"
+
+namespace mmrec::test {
+namespace {
+
+Outcome generate(const Words& more) { return run(generate_on_tiny(more)); }
+Json generate_json(const Words& more) { return json_of(generate(words(more, {"--json"}))); }
+
+const Words kShort = {"-p", "Alice was", "-n", "24"};
+
+TEST(Generate, StdoutIsTheTextAloneAndStderrOneLine) {
+  const Outcome outcome = generate(words(kShort, {"--seed", "5"}));
+  const Json json = generate_json(words(kShort, {"--seed", "5"}));
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_EQ(outcome.out, json["text"].get<std::string>());
+  EXPECT_EQ(outcome.err.rfind("mmrec-generate: load ", 0), 0U) << outcome.err;
+  EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+  for (const char* part : {"prefill ", "decode ", "tok/s", "GB/s", "peak ", "sweeps/token", "seed 5"}) {
+    EXPECT_NE(outcome.err.find(part), std::string::npos) << part << " in " << outcome.err;
+  }
+}
+
+TEST(Generate, JsonHoldsWhatItPromises) {
+  const Json json = generate_json(words(kShort, {"--seed", "18446744073709551615"}));
+  EXPECT_EQ(json["schema"], "mmrec-generate/1");
+  EXPECT_EQ(json["seed"].get<std::uint64_t>(), 18446744073709551615U);
+  EXPECT_EQ(json["tokens"].size(), json["logprobs"].size());
+  EXPECT_GT(json["prompt_tokens"].size(), 1U);
+  for (const Json& logprob : json["logprobs"]) EXPECT_LE(logprob.get<double>(), 0.0);
+  for (const char* key : {"load_s", "prefill_s", "prefill_tokens_per_s", "decode_tokens_per_s", "decode_gb_per_s",
+                          "peak_memory_bytes", "sweeps_per_token"}) {
+    EXPECT_TRUE(json["timings"][key].is_number()) << key;
+  }
+  EXPECT_GT(json["timings"]["peak_memory_bytes"].get<double>(), 1e5);
+}
+
+TEST(Generate, GreedyAndSeededRunsRepeat) {
+  for (const Words& options : {Words{"--temp", "0"}, Words{"--seed", "11"}}) {
+    const Json first = generate_json(words(kShort, options));
+    for (const Words& variant : {Words{}, Words{"--threads", "1"}, Words{"--threads", "2"}, Words{"--threads", "3"}}) {
+      const Json again = generate_json(words(words(kShort, options), variant));
+      EXPECT_EQ(first["text"], again["text"]) << joined(variant);
+      EXPECT_EQ(first["tokens"], again["tokens"]) << joined(variant);
+      EXPECT_EQ(first["logprobs"], again["logprobs"]) << joined(variant);
+    }
+  }
+  EXPECT_EQ(generate_json(words(kShort, {"--temp", "0", "--seed", "1"}))["tokens"],
+            generate_json(words(kShort, {"--temp", "0", "--seed", "2"}))["tokens"]);
+}
+
+TEST(Generate, SeedsDifferAndARandomOneRepeatsTheRun) {
+  const Json one = generate_json(words(kShort, {"--temp", "1.5", "--top-k", "0"}));
+  const Json two = generate_json(words(kShort, {"--temp", "1.5", "--top-k", "0"}));
+  EXPECT_NE(one["seed"], two["seed"]);
+  EXPECT_NE(one["tokens"], two["tokens"]);
+  const std::string seed = std::to_string(one["seed"].get<std::uint64_t>());
+  EXPECT_EQ(generate_json(words(kShort, {"--temp", "1.5", "--top-k", "0", "--seed", seed}))["tokens"], one["tokens"]);
+}
+
+TEST(Generate, PromptsFromEverySourceAreOne) {
+  const TempFolder folder;
+  write_file(folder / "prompt.txt", "Alice was");
+  const Json reference = generate_json(words(kShort, {"--seed", "3"}));
+  const Words options = {"-n", "24", "--seed", "3", "--json"};
+  EXPECT_EQ(json_of(run(generate_on_tiny(words({"-f", folder / "prompt.txt"}, options))))["tokens"],
+            reference["tokens"]);
+  EXPECT_EQ(json_of(run(generate_on_tiny(options), "Alice was"))["tokens"], reference["tokens"]);
+  EXPECT_EQ(json_of(run(generate_on_tiny(words({"-f", "-"}, options)), "Alice was"))["tokens"], reference["tokens"]);
+}
+
+TEST(Generate, AMissingPromptFileIsARuntimeFault) {
+  expect_refused(generate({"-f", "/nonexistent/prompt"}), 1, {"/nonexistent/prompt: cannot read"});
+  expect_refused(generate({"-f", "/"}), 1, {"/: cannot read"});
+}
+
+TEST(Generate, AnEmptyPromptStartsFromBos) {
+  const Json json = generate_json({"-p", "", "-n", "3", "--seed", "1"});
+  EXPECT_EQ(json["prompt_tokens"], Json::array({1}));
+  EXPECT_EQ(json_of(run(generate_on_tiny({"-n", "3", "--seed", "1", "--json"}), ""))["tokens"], json["tokens"]);
+}
+
+TEST(Generate, EchoPutsThePromptFirst) {
+  const Outcome plain = generate(words(kShort, {"--seed", "9"}));
+  EXPECT_EQ(generate(words(kShort, {"--seed", "9", "--echo"})).out, "Alice was" + plain.out);
+}
+
+TEST(Generate, NoTokensIsNoText) {
+  const Json json = generate_json({"-p", "x", "-n", "0"});
+  EXPECT_EQ(json["text"], "");
+  EXPECT_EQ(json["tokens"].size(), 0U);
+  EXPECT_EQ(json["finish_reason"], "length");
+}
+
+TEST(Generate, StopStringsEndTheTextBeforeThem) {
+  const Json whole = generate_json(words(kShort, {"--seed", "4"}));
+  const auto text = whole["text"].get<std::string>();
+  ASSERT_GT(text.size(), 8U);
+  // An ASCII character from the middle of the text, so the argument is UTF-8.
+  std::size_t at = text.size() / 2;
+  while (at < text.size() && (static_cast<unsigned char>(text[at]) >= 0x80 || text[at] < ' ')) ++at;
+  ASSERT_LT(at, text.size());
+  const std::string stop = text.substr(at, 1);
+  const Json cut = generate_json(words(kShort, {"--seed", "4", "--stop", "never, ever", "--stop", stop}));
+  EXPECT_EQ(cut["text"].get<std::string>(), text.substr(0, text.find(stop)));
+  EXPECT_EQ(cut["finish_reason"], "stop");
+  EXPECT_EQ(generate(words(kShort, {"--seed", "4", "--stop", stop})).out, cut["text"].get<std::string>());
+}
+
+TEST(Generate, AStopStringMayHoldACommaOrALineEnd) {
+  const Json whole = generate_json(words(kShort, {"--seed", "4"}));
+  const auto text = whole["text"].get<std::string>();
+  std::size_t at = 0;
+  while (at < text.size() && (static_cast<unsigned char>(text[at]) >= 0x80 || text[at] == ',')) ++at;
+  ASSERT_LT(at, text.size());
+  // Cut at its comma this would stop at the first character; whole it never occurs.
+  const Json same = generate_json(words(kShort, {"--seed", "4", "--stop", text.substr(at, 1) + ",\n\x01"}));
+  EXPECT_EQ(same["tokens"], whole["tokens"]);
+}
+
+TEST(Generate, OutputIsAlwaysUtf8) {
+  for (const char* seed : {"1", "2", "3", "4", "5", "6"}) {
+    const Outcome outcome = generate(
+        {"-p", "Alice", "-n", "40", "--temp", "3", "--top-k", "0", "--top-p", "1", "--min-p", "0", "--seed", seed});
+    EXPECT_EQ(outcome.code, 0);
+    EXPECT_FALSE(Json(outcome.out).dump().empty());  // throws for what is no UTF-8
+  }
+}
+
+TEST(Generate, SettingsComeFromTheCommandLineThenTheFolderThenTheProgram) {
+  const Json defaults = generate_json({"-p", "x", "-n", "1"})["sampling"];
+  EXPECT_FLOAT_EQ(defaults["temperature"].get<float>(), 0.9F);  // generation_config.json
+  EXPECT_EQ(defaults["top_k"], 50);
+  EXPECT_FLOAT_EQ(defaults["top_p"].get<float>(), 0.95F);  // built in
+  EXPECT_FLOAT_EQ(defaults["min_p"].get<float>(), 0.05F);
+  EXPECT_FLOAT_EQ(defaults["repetition_penalty"].get<float>(), 1.25F);
+  const Json given = generate_json({"-p", "x", "-n", "1", "--temp", "0.5", "--top-k", "7"})["sampling"];
+  EXPECT_FLOAT_EQ(given["temperature"].get<float>(), 0.5F);
+  EXPECT_EQ(given["top_k"], 7);
+}
+
+TEST(Generate, DecodingAgreesWithScoring) {
+  const Json json = generate_json({"-p", "Alice was beginning to get very tired", "-n", "60", "--seed", "6"});
+  std::vector<int> ids = json["prompt_tokens"];
+  const std::size_t prompt = ids.size();
+  for (const int id : json["tokens"]) ids.push_back(id);
+  const auto lines = jsonl_of(run({kPpl, "-m", kTiny, "--ids", "--per-token", "-"}, Json(ids).dump() + "\n"));
+  ASSERT_EQ(lines.size(), ids.size() - 1);
+  for (std::size_t i = 0; i < json["logprobs"].size(); ++i) {
+    EXPECT_NEAR(json["logprobs"][i].get<double>(), lines[prompt - 1 + i]["logprob"].get<double>(), 2e-5) << i;
+  }
+}
+
+TEST(Generate, InvalidUtf8InAPromptIsReportedAndReadAsReplacement) {
+  const Outcome outcome = run(generate_on_tiny({"-n", "2", "--json"}), "a\xff\xff b\xc3");
+  EXPECT_EQ(json_of(outcome)["tokens"].size(), 2U);
+  EXPECT_NE(outcome.err.find("warning: stdin: 2 places are no UTF-8"), std::string::npos) << outcome.err;
+}
+
+TEST(Generate, TheBundledModelIsFoundWithoutBeingNamed) {
+  const Json json = json_of(run({kGenerate, "-p", "The house", "-n", "4", "--temp", "0", "--json"}));
+  EXPECT_EQ(std::filesystem::weakly_canonical(json["model"]["folder"].get<std::string>()),
+            std::filesystem::weakly_canonical(MMREC_WEIGHTS "/mmrec-12m"));
+}
+
+}  // namespace
+}  // namespace mmrec::test

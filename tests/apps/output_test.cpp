@@ -1,0 +1,182 @@
+// Where output goes wrong: full devices, closed pipes, interrupts, and files that must appear whole or not at all.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <thread>
+
+#include "tests/apps/programs.h"
+#include "tests/support/model_folder.h"
+
+namespace mmrec::test {
+namespace {
+
+// Greedy and without an end: a run that goes on until something stops it.
+const Words kEndless = {"-p", "Alice was", "-n", "-1", "--temp", "0"};
+
+Command command_of(Words arguments) {
+  Command command;
+  command.arguments = std::move(arguments);
+  return command;
+}
+
+std::size_t files_in(const std::filesystem::path& folder) {
+  return static_cast<std::size_t>(
+      std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator()));
+}
+
+void wait_for(const std::function<bool()>& condition) {
+  for (int i = 0; i < 1200 && !condition(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+}
+
+TEST(Output, AFullDeviceIsExitFive) {
+  for (const Words& arguments :
+       {generate_on_tiny({"-p", "x", "-n", "5"}), generate_on_tiny({"-p", "x", "--json", "-n", "5"}),
+        ppl_on_tiny({"--ids", MMREC_FIXTURES "/tiny/ids.jsonl"}), Words{kGenerate, "-h"}}) {
+    Command command = command_of(arguments);
+    command.stdout_path = "/dev/full";
+    expect_refused(run(command), 5, {"stdout: cannot write (No space left on device)"}, joined(arguments));
+  }
+  for (const char* format : {"text", "json", "jsonl"}) {
+    expect_refused(run(ppl_on_tiny({"--ids", "--format", format, "-o", "/dev/full", MMREC_FIXTURES "/tiny/ids.jsonl"})),
+                   5, {"/dev/full: cannot write"}, format);
+  }
+}
+
+TEST(Output, AClosedStdoutIsExitFive) {
+  const Outcome outcome = run({"/bin/sh", "-c", R"(exec "$0" "$@" >&-)", kGenerate, "-m", kTiny, "-p", "x", "-n", "5"});
+  expect_refused(outcome, 5, {"stdout: cannot write"});
+}
+
+TEST(Output, AReaderThatLeavesStopsTheRunQuietly) {
+  Process process(command_of(generate_on_tiny(kEndless)));
+  ASSERT_TRUE(process.read_stdout(10));
+  process.close_stdout();
+  const Outcome outcome = process.wait();
+  EXPECT_EQ(outcome.code, 141);
+  EXPECT_EQ(outcome.err, "");
+}
+
+TEST(Output, PplStopsQuietlyToo) {
+  Process process(command_of(ppl_on_tiny({"--ids", "--per-token", MMREC_FIXTURES "/tiny/ids.jsonl"})));
+  process.close_stdout();
+  const Outcome outcome = process.wait();
+  EXPECT_EQ(outcome.code, 141);
+  EXPECT_EQ(outcome.err, "");
+}
+
+TEST(Interrupt, FinishesTheTokenAndSaysWhatItCost) {
+  for (const auto& [signal, code] : {std::pair{SIGINT, 130}, std::pair{SIGTERM, 143}}) {
+    Process process(command_of(generate_on_tiny(kEndless)));
+    ASSERT_TRUE(process.read_stdout(10));
+    process.send(signal);
+    const Outcome outcome = process.wait();
+    EXPECT_EQ(outcome.code, code);
+    EXPECT_NE(outcome.err.find("seed "), std::string::npos) << outcome.err;
+    EXPECT_NE(outcome.err.find("cancelled"), std::string::npos) << outcome.err;
+    EXPECT_FALSE(Json(outcome.out).dump().empty());  // throws for what is no UTF-8
+  }
+}
+
+TEST(Interrupt, JsonIsStillWhole) {
+  Process process(command_of(generate_on_tiny({"-p", "Alice was", "-n", "-1", "--temp", "0", "--json"})));
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  process.send(SIGINT);
+  const Outcome outcome = process.wait();
+  EXPECT_EQ(outcome.code, 130);
+  if (!outcome.out.empty()) {  // a machine so slow that the model was still loading prints nothing
+    EXPECT_EQ(Json::parse(outcome.out)["finish_reason"], "cancelled");
+  }
+}
+
+TEST(Interrupt, TheSecondOneEndsTheProgramAtOnce) {
+  Process process(command_of(generate_on_tiny(kEndless)));
+  ASSERT_TRUE(process.read_stdout(10));
+  // Nobody reads on, so the program comes to wait in a write, where the first interrupt cannot end it.
+  int before = -1;
+  wait_for([&] {
+    const int now = process.unread_stdout();
+    return now > 0 && now == std::exchange(before, now);
+  });
+  process.send(SIGINT);
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  EXPECT_TRUE(process.running());
+  process.send(SIGINT);
+  const Outcome outcome = process.wait(false);
+  EXPECT_EQ(outcome.code, 130);
+  EXPECT_EQ(outcome.err, "mmrec-generate: interrupted\n");
+}
+
+TEST(Interrupt, WhileStdinIsReadItEndsTheProgramAtOnce) {
+  const TempFolder folder;
+  ASSERT_EQ(mkfifo((folder / "fifo").c_str(), 0600), 0);
+  Process process(command_of(generate_on_tiny({"-f", folder / "fifo"})));
+  const int writer = open((folder / "fifo").c_str(), O_WRONLY | O_CLOEXEC);  // returns once the program has opened it
+  process.send(SIGINT);
+  EXPECT_EQ(process.wait().code, 130);
+  (void)close(writer);
+}
+
+TEST(Interrupt, PplLeavesNoFileBehind) {
+  const TempFolder folder;
+  std::string line = "[1";
+  for (int i = 0; i < 2'000'000; ++i) line += ",7";
+  write_file(folder / "ids.jsonl", line + "]\n");
+  std::filesystem::create_directory(folder / "out");
+  write_file(folder / "out/result.json", "old");
+  Process process(command_of(ppl_on_tiny(
+      {"--ids", "--format", "json", "-o", folder / "out/result.json", "--prefill", "steps", folder / "ids.jsonl"})));
+  wait_for([&] { return files_in(folder / "out") == 2; });
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  process.send(SIGINT);
+  const Outcome outcome = process.wait();
+  EXPECT_EQ(outcome.code, 130);
+  EXPECT_NE(outcome.err.find("interrupted"), std::string::npos) << outcome.err;
+  EXPECT_EQ(files_in(folder / "out"), 1U);
+  EXPECT_EQ(read_file(folder / "out/result.json"), "old");
+}
+
+TEST(OutputFile, IsTheSameBytesAsStdout) {
+  const TempFolder folder;
+  const Words arguments = ppl_on_tiny({"--ids", "--per-token", MMREC_FIXTURES "/tiny/ids.jsonl"});
+  const Outcome outcome = run(words(arguments, {"-o", folder / "result.jsonl"}));
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_EQ(read_file(folder / "result.jsonl"), run(arguments).out);
+  EXPECT_EQ(files_in(folder.path()), 1U);
+  struct stat status = {};
+  ASSERT_EQ(stat((folder / "result.jsonl").c_str(), &status), 0);
+  const mode_t mask = umask(0);
+  umask(mask);
+  EXPECT_EQ(status.st_mode & 0777U, 0666U & ~mask);
+}
+
+TEST(OutputFile, AFailedRunLeavesTheOldFile) {
+  const TempFolder folder;
+  write_file(folder / "result.json", "old");
+  const Outcome outcome = run(ppl_on_tiny({"--ids", "-o", folder / "result.json", "-"}), "[1,2]\n[broken\n");
+  EXPECT_EQ(outcome.code, 3);
+  EXPECT_EQ(read_file(folder / "result.json"), "old");
+  EXPECT_EQ(files_in(folder.path()), 1U);
+}
+
+TEST(OutputFile, ASymbolicLinkStaysOne) {
+  const TempFolder folder;
+  write_file(folder / "target.json", "old");
+  std::filesystem::create_symlink("target.json", folder / "link.json");
+  EXPECT_EQ(run(ppl_on_tiny({"--ids", "--format", "json", "-o", folder / "link.json", "-"}), "[1,2]\n").code, 0);
+  EXPECT_TRUE(std::filesystem::is_symlink(folder / "link.json"));
+  EXPECT_EQ(Json::parse(read_file(folder / "target.json"))["tokens"], 1);
+}
+
+TEST(OutputFile, APlaceThatCannotBeWrittenToIsExitFive) {
+  const TempFolder folder;
+  for (const std::string& place : {folder.path().string(), (folder / "missing/result.json").string(), std::string()}) {
+    expect_refused(run(ppl_on_tiny({"--ids", "-o", place, "-"}), "[1,2]\n"), 5, {"cannot write"}, place);
+  }
+}
+
+}  // namespace
+}  // namespace mmrec::test

@@ -1,0 +1,51 @@
+// The parts of the programs that can be tested without running one.
+#include "apps/cli.h"
+#include "apps/input.h"
+#include "apps/progress.h"
+#include "tests/apps/programs.h"
+
+namespace mmrec::test {
+namespace {
+
+TEST(Numbers, AreParsedWhole) {
+  EXPECT_EQ(apps::parse_integer("-12"), -12);
+  EXPECT_EQ(apps::parse_real("1e-5"), 1e-5);
+  for (const char* bad : {"", " 1", "1 ", "+1", "1a", "0x1", "1,5", "99999999999999999999"}) {
+    EXPECT_FALSE(apps::parse_integer(bad)) << bad;
+  }
+  for (const char* bad : {"", " 1", "1 ", "+1", "1a", "0x1", "1,5", "1e999"})
+    EXPECT_FALSE(apps::parse_real(bad)) << bad;
+}
+
+TEST(Numbers, ChoiceIsTheFirstWhereNothingIsGiven) {
+  const apps::Flag flags[] = {{"mode"}};
+  const std::string_view names[] = {"one", "two"};
+  const char* none[] = {"program"};
+  const char* two[] = {"program", "--mode", "two"};
+  EXPECT_EQ(apps::Arguments(flags, false, 1, none).choice("mode", names), 0U);
+  EXPECT_EQ(apps::Arguments(flags, false, 3, two).choice("mode", names), 1U);
+}
+
+TEST(Utf8, InvalidRunsAreCounted) {
+  EXPECT_EQ(apps::count_invalid_utf8("plain, caf\xc3\xa9 \xf0\x9f\x9a\x80"), 0);
+  EXPECT_EQ(apps::count_invalid_utf8("\xff\xfe z \x80"), 2);
+  for (const char* bad :
+       {"\xc0\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xe0\x80\x80", "\xf0\x80\x80\x80", "\xc3", "\xe2\x82"}) {
+    EXPECT_EQ(apps::count_invalid_utf8(bad), 1) << bad;
+  }
+}
+
+TEST(Progress, LineFitsAnyWidth) {
+  for (int width = 0; width < 120; ++width) {
+    EXPECT_LE(apps::progress_line(512, 1024, 2.0, 12.345, width).size(), static_cast<std::size_t>(width));
+  }
+  const std::string line = apps::progress_line(512, 1024, 2.0, 12.345, 100);
+  EXPECT_NE(line.find(" 50% 256 tok/s ppl 12.35 ETA 00:02"), std::string::npos) << line;
+  EXPECT_EQ(line.find("[####################....................]"), 0U) << line;
+  EXPECT_NE(apps::progress_line(0, 10, 0.0, 1.0, 80).find("--:--"), std::string::npos);
+}
+
+TEST(Messages, ControlCharactersAreSpelledOut) { EXPECT_EQ(apps::printable("a\x1b[1m\nb"), "a\\x1b[1m b"); }
+
+}  // namespace
+}  // namespace mmrec::test

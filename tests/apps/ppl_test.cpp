@@ -1,0 +1,252 @@
+// mmrec-ppl against reference log-probs, and its measures against a computation of their own.
+#include <cmath>
+#include <map>
+#include <regex>
+
+#include "tests/apps/programs.h"
+#include "tests/support/model_folder.h"
+#include "tests/support/safetensors_reader.h"
+
+namespace mmrec::test {
+namespace {
+
+const std::string kText =
+    "Alice was beginning to get very tired of sitting by her sister on the bank,\nand of having nothing to do.\n";
+
+Outcome ppl(const Words& more, std::string input) { return run(ppl_on_tiny(more), std::move(input)); }
+
+// One JSON array per row of input_ids [B, T].
+std::string id_lines(const ReferenceTensor& ids) {
+  std::string lines;
+  for (std::int64_t b = 0; b < ids.dim(0); ++b) {
+    const auto row = ids.integers.begin() + b * ids.dim(1);
+    lines += Json(std::vector<int>(row, row + ids.dim(1))).dump() + "\n";
+  }
+  return lines;
+}
+
+class Upstream : public testing::TestWithParam<const char*> {};
+
+TEST_P(Upstream, LogProbsMatchTheReference) {
+  const std::string folder = kUpstream + "/" + GetParam();
+  const SafetensorsReader reference(folder + "/reference.safetensors");
+  const ReferenceTensor& ids = reference.at("input_ids");
+  const ReferenceTensor& expected = reference.at("logprobs");
+  const std::string input = id_lines(ids);
+  for (const Words& options : {Words{"--prefill", "auto"}, Words{"--prefill", "sweeps"}, Words{"--prefill", "steps"},
+                               Words{"--prefill", "sweeps", "--batch", "2"}}) {
+    const auto lines =
+        jsonl_of(run(words({kPpl, "-m", folder, "--ids", "--format", "jsonl", "--per-token", "-"}, options), input));
+    ASSERT_EQ(lines.size(), expected.values.size()) << joined(options);
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+      const auto doc = lines[i]["doc"].get<std::int64_t>();
+      const auto pos = lines[i]["pos"].get<std::int64_t>();
+      ASSERT_EQ(doc * expected.dim(1) + pos - 1, static_cast<std::int64_t>(i));
+      EXPECT_EQ(lines[i]["id"], ids.integers[static_cast<std::size_t>(doc * ids.dim(1) + pos)]);
+      EXPECT_NEAR(lines[i]["logprob"].get<double>(), static_cast<double>(expected.values[i]), 2e-5)
+          << joined(options) << " entry " << i;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Fixtures, Upstream, testing::Values("mdi", "dpg", "hem", "segments"));
+
+TEST(Ppl, SummaryFollowsItsDefinitions) {
+  const TempFolder folder;
+  write_file(folder / "a.txt", kText);
+  write_file(folder / "b.txt", " A second,  shorter text; caf\xc3\xa9 ");
+  const Words files = {folder / "a.txt", folder / "b.txt"};
+  const Json json = json_of(run(ppl_on_tiny(words({"--format", "json"}, files))));
+  const auto lines = jsonl_of(run(ppl_on_tiny(words({"--per-token"}, files))));
+
+  double nll = 0.0;
+  std::vector<double> each;
+  for (const Json& line : lines) each.push_back(-line["logprob"].get<double>());
+  for (const double x : each) nll += x;
+  const double tokens = static_cast<double>(each.size());
+  double square = 0.0;
+  for (const double x : each) square += (x - nll / tokens) * (x - nll / tokens);
+  const double ppl = std::exp(nll / tokens);
+  std::int64_t bytes = 0;
+  std::int64_t words = 0;
+  for (const auto& file : files) {
+    const std::string text = read_file(file);
+    bytes += std::ssize(text);
+    const std::regex space("[ \n]+");
+    words += 1 + std::distance(std::sregex_iterator(text.begin(), text.end(), space), std::sregex_iterator());
+  }
+
+  EXPECT_EQ(json["schema"], "mmrec-ppl/1");
+  EXPECT_EQ(json["docs"], 2);
+  EXPECT_EQ(json["tokens"], each.size());
+  EXPECT_EQ(json["bytes"], bytes);
+  EXPECT_EQ(json["words"], words);
+  EXPECT_NEAR(json["nll"].get<double>(), nll, 1e-6 * nll);
+  EXPECT_NEAR(json["ppl"].get<double>(), ppl, 1e-6 * ppl);
+  EXPECT_NEAR(json["ppl_stderr"].get<double>(), ppl * std::sqrt(square / (tokens - 1.0) / tokens), 1e-5 * ppl);
+  EXPECT_NEAR(json["bits_per_byte"].get<double>(), nll / static_cast<double>(bytes) / std::log(2.0), 1e-6);
+  EXPECT_NEAR(json["word_ppl"].get<double>() / std::exp(nll / static_cast<double>(words)), 1.0, 1e-6);
+  EXPECT_NEAR(json["byte_ppl"].get<double>(), std::exp(nll / static_cast<double>(bytes)), 1e-5);
+  EXPECT_EQ(json["bos"], "added");
+  EXPECT_EQ(json["tokenizer_fingerprint"].get<std::string>().size(), 16U);
+}
+
+TEST(Ppl, FormatsAgree) {
+  const Json json = json_of(ppl({"--format", "json", "--per-token", "-"}, kText));
+  const auto lines = jsonl_of(ppl({"--format", "jsonl", "--per-token", "-"}, kText));
+  const Json& document = json["documents"][0];
+  ASSERT_EQ(document["logprobs"].size(), lines.size());
+  ASSERT_EQ(document["ids"].size(), lines.size() + 1);
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    EXPECT_EQ(document["logprobs"][i], lines[i]["logprob"]);
+    EXPECT_EQ(document["ids"][i + 1], lines[i]["id"]);
+  }
+  const auto documents = jsonl_of(ppl({"--format", "jsonl", "-"}, kText));
+  ASSERT_EQ(documents.size(), 1U);
+  EXPECT_EQ(documents[0]["nll"], json["nll"]);
+  EXPECT_EQ(documents[0]["name"], "stdin");
+  const Outcome text = ppl({"-"}, kText);
+  EXPECT_EQ(text.code, 0);
+  EXPECT_NE(text.out.find("tokens         " + std::to_string(lines.size()) + "\n"), std::string::npos) << text.out;
+}
+
+TEST(Ppl, LogProbsHaveSevenDigits) {
+  const Outcome outcome = ppl({"--per-token", "-"}, kText);
+  const std::regex number("\"logprob\":-([0-9.]+)[,}]");
+  std::size_t long_ones = 0;
+  std::size_t all = 0;
+  for (auto at = std::sregex_iterator(outcome.out.begin(), outcome.out.end(), number); at != std::sregex_iterator();
+       ++at, ++all) {
+    const std::string digits = (*at)[1];
+    if (std::count_if(digits.begin(), digits.end(), [](char c) { return c != '.'; }) >= 7) ++long_ones;
+  }
+  EXPECT_GT(all, 20U);
+  EXPECT_GT(long_ones * 10, all * 8);  // shorter where the last ones are zeros
+}
+
+TEST(Ppl, TextAndItsIdsScoreAlike) {
+  const Json text = json_of(ppl({"--format", "json", "--per-token", "-"}, kText));
+  const Json ids = json_of(ppl({"--format", "json", "--ids", "-"}, text["documents"][0]["ids"].dump() + "\n"));
+  EXPECT_EQ(text["nll"], ids["nll"]);
+  EXPECT_EQ(text["ppl"], ids["ppl"]);
+  EXPECT_EQ(ids["bos"], "given");
+  for (const char* key : {"bytes", "words", "bits_per_byte", "word_ppl", "byte_ppl", "tokenizer_fingerprint"}) {
+    EXPECT_TRUE(ids[key].is_null()) << key;
+  }
+}
+
+TEST(Ppl, BatchAndThreadsChangeNothing) {
+  std::string input;
+  for (int document = 0; document < 7; ++document) {
+    std::vector<int> ids;
+    for (int i = 0; i < 20 + 13 * document; ++i) ids.push_back((i * 37 + document * 101) % 384);
+    input += Json(ids).dump() + "\n";
+  }
+  const auto alone = jsonl_of(ppl({"--ids", "--per-token", "-"}, input));
+  for (const Words& options : {Words{"--batch", "2"}, Words{"--batch", "7"}, Words{"--batch", "100"},
+                               Words{"--threads", "1"}, Words{"--threads", "3", "--batch", "3"}}) {
+    EXPECT_EQ(jsonl_of(ppl(words({"--ids", "--per-token", "-"}, options), input)), alone) << joined(options);
+  }
+}
+
+TEST(Ppl, SweepsAndStepsAgree) {
+  std::string text;
+  for (int i = 0; i < 20; ++i) text += kText;
+  const auto steps = jsonl_of(ppl({"--per-token", "--prefill", "steps", "-"}, text));
+  const auto sweeps = jsonl_of(ppl({"--per-token", "--prefill", "sweeps", "-"}, text));
+  ASSERT_EQ(steps.size(), sweeps.size());
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    EXPECT_NEAR(steps[i]["logprob"].get<double>(), sweeps[i]["logprob"].get<double>(), 1e-4) << i;
+  }
+}
+
+TEST(Ppl, EmptyDocumentsAreCountedAndSkipped) {
+  const TempFolder folder;
+  write_file(folder / "empty.txt", "");
+  write_file(folder / "full.txt", kText);
+  const Outcome both = run(ppl_on_tiny({"--format", "json", folder / "empty.txt", folder / "full.txt"}));
+  const Json json = json_of(both);
+  const Json alone = json_of(run(ppl_on_tiny({"--format", "json", folder / "full.txt"})));
+  EXPECT_EQ(json["docs"], 2);
+  EXPECT_EQ(json["empty_docs"], 1);
+  for (const char* key : {"tokens", "nll", "ppl", "bytes", "words"}) EXPECT_EQ(json[key], alone[key]) << key;
+  EXPECT_NE(both.err.find("empty.txt: 0 scored tokens"), std::string::npos) << both.err;
+}
+
+TEST(Ppl, NothingToScoreIsNullNotAnError) {
+  for (const auto& [arguments, input] :
+       std::vector<std::pair<Words, std::string>>{{{"--format", "json", "-"}, ""},
+                                                  {{"--format", "json", "--ids", "-"}, ""},
+                                                  {{"--format", "json", "--ids", "-"}, "[]\n[5]\n"}}) {
+    const Outcome outcome = ppl(arguments, input);
+    const Json json = json_of(outcome);
+    EXPECT_EQ(json["tokens"], 0);
+    for (const char* key : {"ppl", "ppl_stderr", "bits_per_byte", "word_ppl", "byte_ppl"}) {
+      EXPECT_TRUE(json[key].is_null()) << key;
+    }
+    EXPECT_NE(outcome.err.find("0 scored tokens"), std::string::npos) << outcome.err;
+  }
+  EXPECT_EQ(json_of(ppl({"--format", "json", "--per-token", "--ids", "-"}, ""))["documents"], Json::array());
+}
+
+TEST(Ppl, MalformedIdsAreRefusedByLineAndIndex) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"[1,2]\n[1,384]\n", "stdin:2: index 1"},
+      {"[1,-1]\n", "stdin:1: index 1"},
+      {"[1.0]\n", "'1.0'"},
+      {"[1e2]\n", "'1e2'"},
+      {"[\"a\"]\n", "index 0"},
+      {"[01]\n", "'01'"},
+      {"[1 2]\n", "expected ']'"},
+      {"[1,]\n", "index 1"},
+      {"[,1]\n", "index 0"},
+      {"[1\n", "the end of the line"},
+      {"1,2\n", "expected '['"},
+      {"[1]\n\n[2]\n", "stdin:2"},
+      {"[1] x\n", "expected the end of the line"},
+      {"[[1]]\n", "index 0"},
+      {"[99999999999999999999]\n", "index 0"},
+      {"{\"a\":1}\n", "expected '['"},
+      {std::string("[1\0]\n", 5), "index 0"},
+      {"[18446744073709551617]\n", "index 0"},
+      {"[null]\n", "'null'"},
+      {"[+1]\n", "'+1'"},
+  };
+  for (const auto& [input, says] : cases) {
+    expect_refused(ppl({"--ids", "-"}, input), 3, {"mmrec-ppl: stdin:", says}, input);
+  }
+}
+
+TEST(Ppl, IdsNeedNoTokenizerAndTextDoes) {
+  EXPECT_EQ(run({kPpl, "-m", kUpstream + "/mdi", "--ids", "-"}, "[1, 2, 3]\r\n[ 4 ,5 ]").code, 0);
+  expect_refused(run({kPpl, "-m", kUpstream + "/mdi", "-"}, kText), 3, {"tokenizer.model"});
+}
+
+TEST(Ppl, ProgressIsForTerminals) {
+  std::string input;
+  for (int i = 0; i < 40; ++i) input += "[" + std::string("7,") + "8,9,10]\n";
+  const TempFolder folder;
+  write_file(folder / "ids.jsonl", input);
+  Command command;
+  command.arguments = ppl_on_tiny({"--ids", "--format", "json", folder / "ids.jsonl"});
+  for (const int columns : {80, 20}) {
+    command.terminal = true;
+    command.terminal_columns = columns;
+    const Outcome on_terminal = run(command);
+    EXPECT_EQ(on_terminal.code, 0);
+    EXPECT_NE(on_terminal.err.find('\r'), std::string::npos);
+    EXPECT_NE(on_terminal.err.find("\x1b[K"), std::string::npos) << "the bar wipes itself";
+    // No redraw is wider than the terminal, so none scrolls.
+    const std::size_t first = on_terminal.err.find('\r');
+    const std::size_t end = on_terminal.err.find("\x1b[K");
+    ASSERT_LT(first, end);
+    EXPECT_LT(end - first - 1, static_cast<std::size_t>(columns));
+  }
+  command.terminal = false;
+  const Outcome piped = run(command);
+  EXPECT_EQ(piped.err.find('\r'), std::string::npos);
+  EXPECT_EQ(std::count(piped.err.begin(), piped.err.end(), '\n'), 1) << piped.err;
+}
+
+}  // namespace
+}  // namespace mmrec::test

@@ -1,0 +1,64 @@
+// Runs a program as a shell would and keeps what it printed and how it ended.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace mmrec::test {
+
+/// How to start a program. stdout and stderr are pipes unless they say otherwise.
+struct Command {
+  std::vector<std::string> arguments;  // [0] is the program
+  std::optional<std::string> input;    // piped into stdin; none: /dev/null
+  bool terminal = false;               // stdin and stderr are a terminal, stdout stays a pipe
+  int terminal_columns = 80;
+  std::string stdout_path;  // a file to open for stdout instead of a pipe
+};
+
+/// How it went.
+struct Outcome {
+  int code = -1;   // exit code; -1 if a signal ended it
+  int signal = 0;  // the signal, or 0
+  std::string out;
+  std::string err;  // what came on the terminal, where there is one
+};
+
+/// A running program. A watchdog ends it after two minutes.
+class Process {
+ public:
+  explicit Process(const Command& command);
+  ~Process();
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+
+  /// Reads stdout until `bytes` have arrived or it ends; false if it ended before.
+  bool read_stdout(std::size_t bytes);
+  /// Reads stderr until it holds `text` or ends; false if it ended before.
+  bool read_stderr(std::string_view text);
+  void close_stdout();
+  void send(int signal) const;
+  bool running() const;
+  /// Bytes that wait in the stdout pipe.
+  int unread_stdout() const;
+  /// Reads everything and waits for the end. Without `read_out` stdout is left alone.
+  Outcome wait(bool read_out = true);
+
+ private:
+  bool pump(bool read_out, int milliseconds);
+
+  int pid_ = -1;
+  int in_ = -1;
+  int out_ = -1;
+  int err_ = -1;
+  std::string input_;
+  Outcome outcome_;
+};
+
+Outcome run(const Command& command);
+/// Without input, or with `input` piped into it.
+Outcome run(std::vector<std::string> arguments);
+Outcome run(std::vector<std::string> arguments, std::string input);
+
+}  // namespace mmrec::test

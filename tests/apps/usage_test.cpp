@@ -1,0 +1,157 @@
+// The command line: help that fits, numbers that are parsed whole, and a clear word for everything else.
+#include <sstream>
+
+#include "tests/apps/programs.h"
+#include "tests/support/model_folder.h"
+
+namespace mmrec::test {
+namespace {
+
+const Words kPrograms = {kGenerate, kPpl, kBench};
+
+TEST(Help, FitsOneScreenAndBeginsWithExamples) {
+  for (const std::string& program : kPrograms) {
+    const std::string name = std::filesystem::path(program).filename();
+    for (const char* option : {"-h", "--help"}) {
+      const Outcome outcome = run({program, option});
+      EXPECT_EQ(outcome.code, 0);
+      EXPECT_EQ(outcome.err, "");
+      EXPECT_EQ(outcome.out.rfind(name, 0), 0U) << "an example comes first";
+      std::istringstream lines(outcome.out);
+      int count = 0;
+      for (std::string line; std::getline(lines, line); ++count) EXPECT_LE(line.size(), 80U) << line;
+      EXPECT_LE(count, 24) << name;
+    }
+  }
+}
+
+TEST(Help, VersionIsOneLine) {
+  for (const std::string& program : kPrograms) {
+    const Outcome outcome = run({program, "--version"});
+    EXPECT_EQ(outcome.code, 0);
+    const std::string name = std::filesystem::path(program).filename();
+    EXPECT_EQ(outcome.out, name + " " + MMREC_VERSION + "\n");
+  }
+}
+
+struct BadLine {
+  Words arguments;
+  std::string says;
+};
+
+TEST(Usage, GenerateRefusesBadNumbers) {
+  const std::vector<BadLine> lines = {
+      {{"--temp", "1abc"}, "--temp"},
+      {{"--temp", "1,5"}, "'1,5'"},
+      {{"--temp", "nan"}, "--temp"},
+      {{"--temp", "inf"}, "--temp"},
+      {{"--temp", "-1"}, "--temp"},
+      {{"--temp", "1e30"}, "--temp"},
+      {{"--temp", ""}, "--temp"},
+      {{"--temp", " 1"}, "--temp"},
+      {{"--temp=0x1p3"}, "--temp"},
+      {{"--top-k", "-1"}, "--top-k"},
+      {{"--top-k", "1.5"}, "--top-k"},
+      {{"--top-k", "4294967296"}, "--top-k"},
+      {{"--top-p", "0"}, "above 0"},
+      {{"--top-p", "1.01"}, "--top-p"},
+      {{"--min-p", "-0.1"}, "--min-p"},
+      {{"--min-p", "2"}, "--min-p"},
+      {{"--repetition-penalty", "0"}, "--repetition-penalty"},
+      {{"-n", "-2"}, "--tokens"},
+      {{"-n", "ten"}, "found 'ten'"},
+      {{"-n5x"}, "'5x'"},
+      {{"--seed", "-1"}, "--seed"},
+      {{"--seed", "18446744073709551616"}, "--seed"},
+      {{"--seed", "0x10"}, "--seed"},
+      {{"--threads", "-1"}, "--threads"},
+      {{"--sweep-tol", "0"}, "--sweep-tol"},
+      {{"--prefill", "fast"}, "auto or sweeps or steps"},
+      {{"--device", "cuda"}, "auto or cpu"},
+  };
+  for (const BadLine& line : lines) {
+    const Outcome outcome = run(generate_on_tiny(words({"-p", "x"}, line.arguments)));
+    expect_refused(outcome, 2, {"mmrec-generate: ", line.says, "Try: mmrec-generate -h"}, joined(line.arguments));
+  }
+}
+
+TEST(Usage, GenerateRefusesWhatItDoesNotKnow) {
+  const std::vector<BadLine> lines = {
+      {{"-p", "x", "--colour"}, "colour"},
+      {{"-p", "x", "stray"}, "unexpected argument 'stray'"},
+      {{"-p", "x", "--", "--temp"}, "unexpected argument"},
+      {{"-p"}, "argument"},
+      {{"-p", "x", "-p", "y"}, "--prompt: given 2 times"},
+      {{"-p", "x", "--seed", "1", "--seed", "1"}, "--seed: given 2 times"},
+      {{"-p", "x", "-f", "y"}, "-p and -f"},
+      {{"-p", "x", "--stop", ""}, "--stop"},
+      {{"-p", "x", "--stop", "\xff"}, "--stop"},
+      {{"-p", "x", "--json=no"}, "--json"},
+      {{"-p", "x", "-m", ""}, "--model"},
+  };
+  for (const BadLine& line : lines) {
+    expect_refused(run(words({kGenerate}, line.arguments)), 2, {line.says}, joined(line.arguments));
+  }
+}
+
+TEST(Usage, PplRefuses) {
+  const std::vector<BadLine> lines = {
+      {{}, "no documents"},
+      {{"-", "-"}, "more than once"},
+      {{"--format", "xml", "-"}, "text or json or jsonl"},
+      {{"--per-token", "--format", "text", "-"}, "--per-token"},
+      {{"--batch", "0", "-"}, "--batch"},
+      {{"--batch", "1e3", "-"}, "--batch"},
+      {{"--sweep-tol", "nan", "-"}, "--sweep-tol"},
+      {{"--prefill", "", "-"}, "--prefill"},
+      {{"-o", "a", "-o", "b", "-"}, "--output: given 2 times"},
+      {{"--temp", "1", "-"}, "temp"},
+  };
+  for (const BadLine& line : lines) {
+    expect_refused(run(ppl_on_tiny(line.arguments)), 2, {"mmrec-ppl: ", line.says}, joined(line.arguments));
+  }
+}
+
+TEST(Usage, BenchRefuses) {
+  const std::vector<BadLine> lines = {
+      {{"--lengths", "1,"}, "--lengths"},
+      {{"--lengths", ",1"}, "--lengths"},
+      {{"--lengths", "1;2"}, "--lengths"},
+      {{"--lengths", "0"}, "--lengths"},
+      {{"--batches", "a"}, "--batches"},
+      {{"--synthetic", "64,1"}, "--synthetic"},
+      {{"--synthetic", "63,1,9"}, "--synthetic"},
+      {{"--synthetic", "64,1,9,9,9"}, "--synthetic"},
+      {{"-m", kTiny, "--synthetic", "64,1,9"}, "found both"},
+      {{"stray"}, "stray"},
+  };
+  for (const BadLine& line : lines) {
+    expect_refused(run(words({kBench}, line.arguments)), 2, {"mmrec-bench: ", line.says}, joined(line.arguments));
+  }
+}
+
+TEST(Usage, ATerminalIsNeverReadFrom) {
+  Command command;
+  command.arguments = generate_on_tiny({});
+  command.terminal = true;
+  const Outcome outcome = run(command);
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_NE(outcome.err.find("-p TEXT"), std::string::npos) << outcome.err;
+}
+
+TEST(Usage, ControlCharactersOfAnArgumentDoNotReachTheTerminal) {
+  const Outcome outcome = run({kGenerate, "-p", "x", "--temp", "\x1b[2J\n1"});
+  expect_refused(outcome, 2, {"\\x1b"});
+  EXPECT_EQ(outcome.err.find('\x1b'), std::string::npos);
+}
+
+// The library's own parser backtracks once per character; a long value must neither crash it nor be cut.
+TEST(Usage, LongValuesArrive) {
+  const std::string prompt(100'000, 'a');
+  const Json json = json_of(run(generate_on_tiny({"--prompt=" + prompt, "-n", "1", "--json", "--echo"})));
+  EXPECT_EQ(json["prompt"], prompt);
+}
+
+}  // namespace
+}  // namespace mmrec::test

@@ -1,0 +1,266 @@
+#include "mmrec/generate.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+
+#include "mmrec/errors.h"
+#include "mmrec/model.h"
+#include "tests/engine/toy_runner.h"
+#include "tests/support/model_folder.h"
+#include "tests/support/tokenizer_builder.h"
+
+namespace mmrec {
+namespace {
+
+using test::scripted_model;
+using test::TokenizerBuilder;
+using test::toy_config;
+using test::toy_model;
+
+const std::string kSpace = "\xE2\x96\x81";
+constexpr int kEos = 2, kThe = 3, kCat = 4, kS = 5, kDot = 6, kByte0 = 7;
+
+const Tokenizer& tokenizer() {
+  static const Tokenizer loaded = [] {
+    const test::TempFolder folder;
+    test::write_file(folder / "tokenizer.model",
+                     TokenizerBuilder().words({kSpace + "the", kSpace + "cat", "s", "."}).bytes().build());
+    return Tokenizer::load(folder.path());
+  }();
+  return loaded;
+}
+
+GenerateOptions greedy(std::int64_t max_tokens = 100) {
+  GenerateOptions o;
+  o.sampler.temperature = 0.0F;
+  o.max_tokens = max_tokens;
+  o.eos_token_ids = {kEos};
+  return o;
+}
+
+/// What generate makes of a script, with on_text's pieces checked against the text.
+GenerateResult play(std::vector<int> script, GenerateOptions options, const std::vector<int>& prompt = {1}) {
+  const auto start = static_cast<std::int64_t>(prompt.size());
+  const Model model = scripted_model(std::move(script), tokenizer().vocab_size(), start);
+  Session session = model.new_session();
+  session.prefill(prompt);
+  std::string received;
+  if (!options.on_text) {
+    options.on_text = [&](std::string_view text) {
+      EXPECT_FALSE(text.empty());
+      received += text;
+      return true;
+    };
+    GenerateResult result = generate(session, tokenizer(), prompt, options);
+    EXPECT_EQ(received, result.text);
+    EXPECT_EQ(result.logprobs.size(), result.tokens.size());
+    // Every drawn token but the last was consumed; the end of the sequence was the last.
+    const bool at_eos = result.finish_reason == FinishReason::kEndOfSequence;
+    const auto consumed = static_cast<std::int64_t>(result.tokens.size()) - (at_eos || result.tokens.empty() ? 0 : 1);
+    EXPECT_EQ(session.position(), start + consumed);
+    return result;
+  }
+  return generate(session, tokenizer(), prompt, options);
+}
+
+TEST(Generate, StopsAtTheEndOfTheSequence) {
+  const GenerateResult r = play({kThe, kCat, kS, kDot, kEos}, greedy());
+  EXPECT_EQ(r.text, "the cats.");
+  EXPECT_EQ(r.tokens, (std::vector<int>{kThe, kCat, kS, kDot}));
+  EXPECT_EQ(r.finish_reason, FinishReason::kEndOfSequence);
+  EXPECT_NEAR(r.logprobs[0], -std::log1p(262.0 * std::exp(-20.0)), 1e-6);
+}
+
+TEST(Generate, StopsAtTheLength) {
+  EXPECT_EQ(play({kThe, kCat, kEos}, greedy(1)).text, "the");
+  EXPECT_EQ(play({kThe, kCat, kEos}, greedy(1)).finish_reason, FinishReason::kLength);
+  EXPECT_EQ(play({kThe, kCat, kEos}, greedy(3)).finish_reason, FinishReason::kEndOfSequence);
+  EXPECT_EQ(play({kThe, kCat, kEos}, greedy(-1)).finish_reason, FinishReason::kEndOfSequence);
+  const GenerateResult none = play({kThe}, greedy(0));
+  EXPECT_TRUE(none.text.empty() && none.tokens.empty() && none.logprobs.empty());
+  EXPECT_EQ(none.finish_reason, FinishReason::kLength);
+  // Without an end of sequence its token is text like any other: none.
+  GenerateOptions o = greedy(4);
+  o.eos_token_ids.clear();
+  EXPECT_EQ(play({kThe, kEos, kCat, kCat}, o).text, "the cat cat");
+}
+
+TEST(Generate, TheFirstSpaceIsDroppedOnlyAtTheBeginningOfTheText) {
+  EXPECT_EQ(play({kCat, kEos}, greedy(), {1}).text, "cat");
+  EXPECT_EQ(play({kCat, kEos}, greedy(), {1, kThe}).text, " cat");
+}
+
+TEST(Generate, StopStringsMatchAcrossTokens) {
+  GenerateOptions o = greedy();
+  o.stop = {"cats"};
+  GenerateResult r = play({kThe, kCat, kS, kDot, kEos}, o);
+  EXPECT_EQ(r.text, "the ");
+  EXPECT_EQ(r.tokens, (std::vector<int>{kThe, kCat, kS}));
+  EXPECT_EQ(r.finish_reason, FinishReason::kStopString);
+  // What looked like its beginning comes out when it is not.
+  r = play({kThe, kCat, kDot, kEos}, o);
+  EXPECT_EQ(r.text, "the cat.");
+  EXPECT_EQ(r.finish_reason, FinishReason::kEndOfSequence);
+  // Held back at the end: it comes out then, once.
+  r = play({kThe, kCat, kEos}, o);
+  EXPECT_EQ(r.text, "the cat");
+  o.stop = {"t", "the"};
+  EXPECT_EQ(play({kThe}, o).text, "");
+}
+
+TEST(Generate, StreamsNoPartOfAStopString) {
+  GenerateOptions o = greedy();
+  o.stop = {"cats."};
+  std::vector<std::string> parts;
+  o.on_text = [&](std::string_view text) {
+    parts.emplace_back(text);
+    return true;
+  };
+  play({kThe, kCat, kS, kS, kCat, kS, kDot}, o);
+  EXPECT_EQ(parts, (std::vector<std::string>{"the", " ", "catss", " "}));
+}
+
+TEST(Generate, CharactersComeOutWhole) {
+  std::vector<std::string> parts;
+  GenerateOptions o = greedy();
+  o.on_text = [&](std::string_view text) {
+    parts.emplace_back(text);
+    return true;
+  };
+  play({kByte0 + 0xC3, kByte0 + 0xA9, kByte0 + 0xE2, kByte0 + 0x82, kEos}, o);
+  EXPECT_EQ(parts, (std::vector<std::string>{"\xC3\xA9", "\xEF\xBF\xBD"}));
+  // A character begun by the prompt is completed.
+  EXPECT_EQ(play({kByte0 + 0xA9, kEos}, greedy(), {1, kByte0 + 0xC3}).text, "\xC3\xA9");
+  // A stop string can appear in the last flush.
+  GenerateOptions stop = greedy();
+  stop.stop = {"\xEF\xBF\xBD"};
+  const GenerateResult r = play({kThe, kByte0 + 0xE2}, [&] {
+    stop.max_tokens = 2;
+    return stop;
+  }());
+  EXPECT_EQ(r.text, "the");
+  EXPECT_EQ(r.finish_reason, FinishReason::kStopString);
+}
+
+TEST(Generate, Cancels) {
+  GenerateOptions o = greedy();
+  int asked = 0;
+  o.cancelled = [&] { return ++asked > 2; };
+  o.stop = {"cat!"};
+  const GenerateResult r = play({kThe, kCat, kS}, o);
+  EXPECT_EQ(r.text, "the cat");  // what was held back comes out
+  EXPECT_EQ(r.finish_reason, FinishReason::kCancelled);
+
+  o = greedy();
+  std::string received;
+  o.on_text = [&](std::string_view text) {
+    received += text;
+    return received.size() < 5;
+  };
+  const GenerateResult by_text = play({kThe, kCat, kS}, o);
+  EXPECT_EQ(by_text.finish_reason, FinishReason::kCancelled);
+  EXPECT_EQ(by_text.text, "the cat");
+  EXPECT_EQ(received, by_text.text);
+}
+
+TEST(Generate, IdsTheTokenizerDoesNotKnowAreNeverDrawn) {
+  const Model model = toy_model(nullptr, toy_config(tokenizer().vocab_size() + 50),
+                                [](double, std::int64_t, int token) { return static_cast<float>(token); });
+  Session session = model.new_session();
+  const std::vector<int> prompt = {1, tokenizer().vocab_size() + 3};
+  session.prefill(prompt);
+  GenerateOptions o = greedy(3);
+  EXPECT_EQ(generate(session, tokenizer(), prompt, o).tokens, std::vector<int>(3, tokenizer().vocab_size() - 1));
+  session.reset();
+  session.prefill(prompt);
+  o.sampler.vocab_limit = 7;
+  EXPECT_EQ(generate(session, tokenizer(), prompt, o).tokens, std::vector<int>(3, 6));
+}
+
+TEST(Generate, CutShortSavedAndContinuedItDrawsTheSame) {
+  const Model model = toy_model(nullptr, toy_config(tokenizer().vocab_size()));
+  GenerateOptions o;
+  o.sampler.temperature = 5.0F;
+  o.sampler.top_k = 0;
+  o.sampler.repetition_penalty = 1.2F;
+  o.sampler.seed = 77;
+  o.max_tokens = 40;
+  const std::vector<int> prompt = {1, kThe};
+  Session whole = model.new_session();
+  whole.prefill(prompt);
+  const GenerateResult expected = generate(whole, tokenizer(), prompt, o);
+  ASSERT_EQ(expected.tokens.size(), 40U);
+
+  Session first = model.new_session();
+  first.prefill(prompt);
+  o.max_tokens = 15;
+  const GenerateResult a = generate(first, tokenizer(), prompt, o);
+  Session second = model.new_session();
+  second.restore(first.save());
+  second.step({&a.tokens.back(), 1});
+  std::vector<int> so_far = prompt;
+  so_far.insert(so_far.end(), a.tokens.begin(), a.tokens.end());
+  o.max_tokens = 25;
+  const GenerateResult b = generate(second, tokenizer(), so_far, o);
+  std::vector<int> joined = a.tokens;
+  joined.insert(joined.end(), b.tokens.begin(), b.tokens.end());
+  EXPECT_EQ(joined, expected.tokens);
+
+  o.sequence = 1;
+  Session other = model.new_session();
+  other.prefill(prompt);
+  EXPECT_NE(generate(other, tokenizer(), prompt, o).tokens, std::vector<int>(expected.tokens.begin(), expected.tokens.begin() + 25));
+}
+
+TEST(Generate, RefusesWhatCannotBe) {
+  const Model model = scripted_model({kThe}, tokenizer().vocab_size());
+  Session session = model.new_session();
+  const std::vector<int> prompt = {1};
+  EXPECT_THROW(generate(session, tokenizer(), prompt, greedy()), std::invalid_argument);  // position 0
+  session.prefill(prompt);
+  const std::vector<std::byte> before = session.save();
+  const auto refused = [&](auto change) {
+    GenerateOptions o = greedy();
+    change(o);
+    EXPECT_THROW(generate(session, tokenizer(), prompt, o), std::invalid_argument);
+  };
+  refused([](GenerateOptions& o) { o.max_tokens = -2; });
+  refused([](GenerateOptions& o) { o.stop = {"x", ""}; });
+  refused([](GenerateOptions& o) { o.stop = {"\xFF"}; });
+  refused([](GenerateOptions& o) { o.eos_token_ids = {9999}; });
+  refused([](GenerateOptions& o) { o.eos_token_ids = {-1}; });
+  refused([](GenerateOptions& o) { o.sampler.top_p = 0.0F; });
+  refused([](GenerateOptions& o) { o.sampler.vocab_limit = -1; });
+  EXPECT_THROW(generate(session, tokenizer(), std::vector<int>{-1}, greedy()), std::invalid_argument);
+  EXPECT_EQ(session.save(), before);
+  Session pair = model.new_session(2);
+  pair.prefill(std::vector<int>{1, 1});
+  EXPECT_THROW(generate(pair, tokenizer(), prompt, greedy()), std::invalid_argument);
+}
+
+TEST(Generate, ANumericFaultNamesItsStep) {
+  const Model model = toy_model(nullptr, toy_config(tokenizer().vocab_size()), [](double, std::int64_t position, int) {
+    return position < 3 ? 0.0F : std::numeric_limits<float>::quiet_NaN();
+  });
+  Session session = model.new_session();
+  session.prefill(std::vector<int>{1});
+  try {
+    generate(session, tokenizer(), std::vector<int>{1}, greedy());
+    FAIL();
+  } catch (const NumericError& error) {
+    EXPECT_STREQ(error.what(), "step 3: logit of token 0 is NaN, expected a finite number or -inf");
+  }
+}
+
+TEST(Generate, FinishReasonsHaveNames) {
+  EXPECT_EQ(to_string(FinishReason::kLength), "length");
+  EXPECT_EQ(to_string(FinishReason::kEndOfSequence), "eos");
+  EXPECT_EQ(to_string(FinishReason::kStopString), "stop");
+  EXPECT_EQ(to_string(FinishReason::kCancelled), "cancelled");
+}
+
+}  // namespace
+}  // namespace mmrec

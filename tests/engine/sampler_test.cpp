@@ -1,0 +1,297 @@
+#include "mmrec/sampler.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <set>
+#include <string>
+
+#include "engine/philox.h"
+#include "mmrec/errors.h"
+
+namespace mmrec {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+SamplerOptions neutral() {
+  SamplerOptions o;
+  o.temperature = 1.0F;
+  o.top_k = 0;
+  o.top_p = 1.0F;
+  o.min_p = 0.0F;
+  return o;
+}
+
+std::set<int> support(const SamplerOptions& options, const std::vector<float>& logits, int draws = 2000) {
+  Sampler sampler(options);
+  std::set<int> tokens;
+  for (int i = 0; i < draws; ++i) tokens.insert(sampler.sample(logits, {}, static_cast<std::uint64_t>(i)).token);
+  return tokens;
+}
+
+std::vector<float> random_logits(std::size_t count, unsigned seed) {
+  std::mt19937 rng(seed);
+  std::normal_distribution<float> normal(0.0F, 3.0F);
+  std::vector<float> logits(count);
+  for (float& x : logits) x = normal(rng);
+  return logits;
+}
+
+/// The chain as the header words it, by sorting everything.
+int reference(const SamplerOptions& o, const std::vector<float>& logits, const std::vector<int>& recent, std::uint64_t step) {
+  struct Item {
+    int token;
+    double logit, weight;
+  };
+  std::vector<Item> items;
+  const std::size_t window = std::min(recent.size(), static_cast<std::size_t>(o.repetition_window));
+  const std::set<int> penalised(recent.end() - static_cast<std::ptrdiff_t>(window), recent.end());
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    float x = logits[i];
+    if (penalised.count(static_cast<int>(i)) != 0) x = x > 0 ? x / o.repetition_penalty : x * o.repetition_penalty;
+    if (o.vocab_limit == 0 || i < static_cast<std::size_t>(o.vocab_limit)) {
+      items.push_back({static_cast<int>(i), static_cast<double>(x), 0.0});
+    }
+  }
+  std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.logit > b.logit; });
+  if (o.temperature == 0.0F) return items.front().token;
+  for (Item& i : items) i.weight = std::exp((i.logit - items.front().logit) / static_cast<double>(o.temperature));
+  if (o.top_k > 0 && static_cast<std::size_t>(o.top_k) < items.size()) items.resize(static_cast<std::size_t>(o.top_k));
+  if (o.top_p < 1.0F) {
+    double total = 0.0;
+    for (const Item& i : items) total += i.weight;
+    double sum = 0.0;
+    std::size_t kept = 0;
+    while (kept < items.size() && sum < static_cast<double>(o.top_p) * total) sum += items[kept++].weight;
+    items.resize(kept);
+  }
+  std::erase_if(items, [&](const Item& i) { return i.weight < static_cast<double>(o.min_p); });
+  std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.token < b.token; });
+  double total = 0.0;
+  for (const Item& i : items) total += i.weight;
+  const double target = engine::philox_uniform(o.seed, 0, step) * total;
+  double sum = 0.0;
+  for (const Item& i : items) {
+    sum += i.weight;
+    if (sum > target) return i.token;
+  }
+  return items.back().token;
+}
+
+TEST(Sampler, AgreesWithTheChainDoneBySorting) {
+  std::mt19937 rng(1);
+  const auto pick = [&](auto... values) {
+    const std::common_type_t<decltype(values)...> list[] = {values...};
+    return list[rng() % (sizeof...(values))];
+  };
+  int distinct_from_greedy = 0;
+  for (unsigned round = 0; round < 400; ++round) {
+    std::vector<float> logits = random_logits(pick(1U, 2U, 50U, 999U), round);
+    if (pick(0, 1) != 0) {
+      for (float& x : logits) x = std::round(x);  // ties
+    }
+    SamplerOptions o;
+    o.temperature = pick(0.0F, 0.1F, 0.8F, 1.0F, 5.0F);
+    o.top_k = pick(0, 1, 3, 40, 5000);
+    o.top_p = pick(1e-6F, 0.5F, 0.95F, 0.999F, 1.0F);
+    o.min_p = pick(0.0F, 0.05F, 0.5F, 1.0F);
+    o.repetition_penalty = pick(1.0F, 1.3F, 0.7F);
+    o.repetition_window = pick(0, 2, 64);
+    o.vocab_limit = pick(0, 1, 30, 100000);
+    o.seed = round;
+    std::vector<int> recent;
+    for (int i = pick(0, 1, 5, 100); i > 0; --i) recent.push_back(static_cast<int>(rng() % logits.size()));
+    Sampler sampler(o);
+    for (std::uint64_t step = 0; step < 20; ++step) {
+      const int token = sampler.sample(logits, recent, step).token;
+      ASSERT_EQ(token, reference(o, logits, recent, step)) << "round " << round << " step " << step;
+      distinct_from_greedy += token != static_cast<int>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+    }
+  }
+  EXPECT_GT(distinct_from_greedy, 1000);
+}
+
+TEST(Sampler, GreedyTakesTheLargestAndTheLowestIdOfATie) {
+  SamplerOptions o;
+  o.temperature = 0.0F;
+  o.top_k = 1;
+  Sampler sampler(o);
+  EXPECT_EQ(sampler.sample(std::vector<float>{1.0F, 5.0F, 5.0F, -2.0F}, {}, 0).token, 1);
+  EXPECT_EQ(sampler.sample(std::vector<float>{-kInf, -3.0F, -2.5F}, {}, 0).token, 2);
+  EXPECT_EQ(sampler.sample(std::vector<float>{7.0F}, {}, 0).token, 0);
+}
+
+TEST(Sampler, LogprobIsTheRawLogSoftmax) {
+  SamplerOptions o;
+  o.temperature = 0.0F;
+  o.repetition_penalty = 3.0F;
+  o.vocab_limit = 2;
+  const std::vector<float> logits = {1.0F, 2.0F, 3.0F, -kInf};
+  const std::vector<int> recent = {1};
+  const Sample s = Sampler(o).sample(logits, recent, 0);
+  EXPECT_EQ(s.token, 0);
+  EXPECT_NEAR(s.logprob, 1.0 - std::log(std::exp(1.0) + std::exp(2.0) + std::exp(3.0)), 1e-6);
+  EXPECT_NEAR(Sampler(neutral()).sample(std::vector<float>{3e38F, 3e38F}, {}, 0).logprob, -std::log(2.0), 1e-6);
+}
+
+TEST(Sampler, DependsOnSeedSequenceAndStepOnly) {
+  const std::vector<float> logits = random_logits(500, 3);
+  SamplerOptions o;
+  o.seed = 9;
+  Sampler a(o);
+  Sampler b(o);
+  std::vector<int> forward;
+  for (std::uint64_t step = 0; step < 50; ++step) forward.push_back(a.sample(logits, {}, step, 4).token);
+  for (std::uint64_t step = 50; step-- > 0;) EXPECT_EQ(b.sample(logits, {}, step, 4).token, forward[step]);
+  const auto differs = [&](std::uint64_t seed, std::uint64_t sequence) {
+    o.seed = seed;
+    Sampler other(o);
+    int count = 0;
+    for (std::uint64_t step = 0; step < 50; ++step) count += other.sample(logits, {}, step, sequence).token != forward[step];
+    return count;
+  };
+  EXPECT_EQ(differs(9, 4), 0);
+  EXPECT_GT(differs(10, 4), 10);
+  EXPECT_GT(differs(9, 5), 10);
+}
+
+TEST(Sampler, DrawsFollowTheDistribution) {
+  std::vector<float> logits;
+  const std::vector<double> p = {0.5, 0.25, 0.15, 0.07, 0.03};
+  for (const double x : p) logits.push_back(static_cast<float>(std::log(x)));
+  Sampler sampler(neutral());
+  constexpr int kDraws = 100000;
+  std::vector<int> counts(p.size());
+  for (int i = 0; i < kDraws; ++i) ++counts[static_cast<std::size_t>(sampler.sample(logits, {}, static_cast<std::uint64_t>(i)).token)];
+  double chi_square = 0.0;
+  for (std::size_t i = 0; i < p.size(); ++i) {
+    const double expected = p[i] * kDraws;
+    chi_square += (counts[i] - expected) * (counts[i] - expected) / expected;
+  }
+  EXPECT_LT(chi_square, 18.5);  // 4 degrees of freedom: probability 0.001
+}
+
+TEST(Sampler, FiltersKeepWhatTheyPromise) {
+  // Probabilities 0.4, 0.3, 0.2, 0.1.
+  const std::vector<float> logits = {std::log(0.1F), std::log(0.4F), std::log(0.2F), std::log(0.3F)};
+  SamplerOptions o = neutral();
+  EXPECT_EQ(support(o, logits), (std::set<int>{0, 1, 2, 3}));
+  o.top_k = 2;
+  EXPECT_EQ(support(o, logits), (std::set<int>{1, 3}));
+  o = neutral();
+  o.top_p = 0.65F;  // 0.4 + 0.3
+  EXPECT_EQ(support(o, logits), (std::set<int>{1, 3}));
+  o.top_p = 0.75F;  // and 0.2
+  EXPECT_EQ(support(o, logits), (std::set<int>{1, 2, 3}));
+  o.top_p = 1e-30F;
+  EXPECT_EQ(support(o, logits), (std::set<int>{1}));
+  o = neutral();
+  o.min_p = 0.6F;  // 0.24
+  EXPECT_EQ(support(o, logits), (std::set<int>{1, 3}));
+  o.min_p = 1.0F;
+  EXPECT_EQ(support(o, logits), (std::set<int>{1}));
+  o = neutral();
+  o.vocab_limit = 2;
+  EXPECT_EQ(support(o, logits), (std::set<int>{0, 1}));
+  EXPECT_EQ(support(neutral(), {-kInf, 0.0F, -kInf, 0.0F}), (std::set<int>{1, 3}));
+}
+
+TEST(Sampler, TiesAtTheEdgeOfTopKGoToTheLowestIds) {
+  SamplerOptions o = neutral();
+  o.top_k = 3;
+  EXPECT_EQ(support(o, std::vector<float>(100, 1.5F)), (std::set<int>{0, 1, 2}));
+  o.top_k = 0;
+  o.top_p = 0.025F;
+  EXPECT_EQ(support(o, std::vector<float>(100, 1.5F)), (std::set<int>{0, 1, 2}));
+}
+
+TEST(Sampler, ExtremeTemperaturesAreDefined) {
+  SamplerOptions o = neutral();
+  const std::vector<float> logits = {1.0F, 3.0F, 3.0F, -30.0F};
+  for (const float cold : {1e-30F, std::numeric_limits<float>::denorm_min()}) {
+    o.temperature = cold;
+    EXPECT_EQ(support(o, logits), (std::set<int>{1, 2})) << cold;
+  }
+  for (const float hot : {1e30F, std::numeric_limits<float>::max()}) {
+    o.temperature = hot;
+    EXPECT_EQ(support(o, logits), (std::set<int>{0, 1, 2, 3})) << hot;
+  }
+  EXPECT_EQ(support(o, {3e38F, -3e38F, -kInf}), (std::set<int>{0, 1}));
+}
+
+TEST(Sampler, PenaltyAppliesOncePerTokenInsideTheWindow) {
+  SamplerOptions o;
+  o.temperature = 0.0F;
+  o.repetition_penalty = 2.0F;
+  o.repetition_window = 3;
+  Sampler sampler(o);
+  const std::vector<float> logits = {4.0F, 2.5F, 1.5F};
+  const auto token = [&](std::vector<int> recent) { return sampler.sample(logits, recent, 0).token; };
+  EXPECT_EQ(token({}), 0);
+  EXPECT_EQ(token({0}), 1);              // 2.0 < 2.5
+  EXPECT_EQ(token({0, 0, 0}), 1);        // once: 2.0, not 0.5
+  EXPECT_EQ(token({0, 1, 1, 1}), 0);     // 0 is out of the window
+  EXPECT_EQ(token({0, 1}), 0);           // 2.0, 1.25, 1.5
+  EXPECT_EQ(sampler.sample(std::vector<float>{-1.0F, -1.5F}, std::vector<int>{0}, 0).token, 1);  // negatives multiply
+  o.repetition_penalty = 1e-38F;
+  EXPECT_EQ(Sampler(o).sample(std::vector<float>{3.0F, 2.0F}, std::vector<int>{1}, 0).token, 1);
+  o.repetition_penalty = 1e38F;
+  EXPECT_EQ(Sampler(o).sample(std::vector<float>{-3e38F, -kInf}, std::vector<int>{0, 1}, 0).token, 0);
+  o.repetition_penalty = 1.5F;
+  EXPECT_THROW(Sampler(o).sample(logits, std::vector<int>{3}, 0), std::invalid_argument);
+  EXPECT_THROW(Sampler(o).sample(logits, std::vector<int>{-1}, 0), std::invalid_argument);
+}
+
+template <class Error, class F>
+std::string message(F f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Sampler, NamesTheNumericFaultAndTheStep) {
+  Sampler sampler;
+  const auto fault = [&](std::vector<float> logits) {
+    return message<NumericError>([&] { sampler.sample(logits, {}, 17); });
+  };
+  EXPECT_EQ(fault({1.0F, std::nanf("")}), "step 17: logit of token 1 is NaN, expected a finite number or -inf");
+  EXPECT_EQ(fault({kInf, 1.0F}), "step 17: logit of token 0 is +inf, expected a finite number or -inf");
+  EXPECT_EQ(fault({-kInf, -kInf}), "step 17: all 2 logits are -inf");
+  EXPECT_THROW(sampler.sample({}, {}, 0), std::invalid_argument);
+  SamplerOptions o;
+  o.vocab_limit = 1;
+  EXPECT_EQ(message<NumericError>([&] { Sampler(o).sample(std::vector<float>{-kInf, 0.0F}, {}, 3); }),
+            "step 3: all 1 logits that may be drawn are -inf");
+  // A fault among the ids that cannot be drawn is one all the same: the distribution is not one.
+  EXPECT_THROW(Sampler(o).sample(std::vector<float>{0.0F, std::nanf("")}, {}, 3), NumericError);
+  EXPECT_EQ(sampler.sample(std::vector<float>{0.0F, 1.0F}, {}, 0).token >= 0, true);  // still usable
+}
+
+TEST(Sampler, RefusesOptionsOutOfRange) {
+  const auto refused = [](auto member, auto value) {
+    SamplerOptions o;
+    o.*member = value;
+    return message<std::invalid_argument>([&] { Sampler sampler(o); });
+  };
+  const float nan = std::nanf("");
+  EXPECT_EQ(refused(&SamplerOptions::temperature, -0.5F),
+            "sampler option temperature: found -0.5, expected a finite number >= 0");
+  for (const float x : {nan, kInf, -kInf}) EXPECT_NE(refused(&SamplerOptions::temperature, x), "no error");
+  EXPECT_NE(refused(&SamplerOptions::top_k, -1), "no error");
+  for (const float x : {0.0F, -0.1F, 1.1F, nan}) EXPECT_NE(refused(&SamplerOptions::top_p, x), "no error");
+  for (const float x : {-0.1F, 1.1F, nan}) EXPECT_NE(refused(&SamplerOptions::min_p, x), "no error");
+  for (const float x : {0.0F, -1.0F, nan, kInf}) EXPECT_NE(refused(&SamplerOptions::repetition_penalty, x), "no error");
+  EXPECT_NE(refused(&SamplerOptions::repetition_window, -1), "no error");
+  EXPECT_NE(refused(&SamplerOptions::vocab_limit, -1), "no error");
+  EXPECT_EQ(refused(&SamplerOptions::top_k, std::numeric_limits<int>::max()), "no error");
+}
+
+}  // namespace
+}  // namespace mmrec

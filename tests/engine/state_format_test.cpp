@@ -1,0 +1,158 @@
+#include "engine/state_format.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include "models/checksum.h"
+
+namespace mmrec::engine {
+namespace {
+
+constexpr StateShape kShape = {0xABCDEF0123456789, 2, 3, 4, 2, 100, 5};
+
+models::HostState example(std::int64_t position = 250) {
+  models::HostState state;
+  state.batch = kShape.batch;
+  state.position = position;
+  float next = -3.0F;
+  const auto fill = [&](auto& values, std::size_t count) {
+    values.resize(count);
+    for (auto& x : values) x = next += 0.37F;
+  };
+  fill(state.h, 24);
+  fill(state.memory, 48);
+  fill(state.segment_sum, 24);
+  if (position > 0) fill(state.logits, 15);
+  state.h[3] = -0.0F;
+  state.h[4] = std::numeric_limits<float>::denorm_min();
+  state.segment_sum[0] = 1e300;
+  return state;
+}
+
+template <class T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
+
+std::string refusal(std::span<const std::byte> bytes, const StateShape& shape = kShape) {
+  try {
+    decode_state(bytes, shape);
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+/// Bytes changed and the checksum made good again: what a writer of other intentions would produce.
+std::vector<std::byte> with(std::vector<std::byte> bytes, std::size_t at, std::uint64_t value, std::size_t size) {
+  for (std::size_t i = 0; i < size; ++i) bytes[at + i] = static_cast<std::byte>(value >> (8 * i));
+  const std::uint64_t crc = models::crc64(std::span(bytes).first(bytes.size() - 8));
+  for (std::size_t i = 0; i < 8; ++i) bytes[bytes.size() - 8 + i] = static_cast<std::byte>(crc >> (8 * i));
+  return bytes;
+}
+
+TEST(StateFormat, RoundTripsToTheBit) {
+  for (const std::int64_t position : {std::int64_t{0}, std::int64_t{1}, std::int64_t{250}, std::int64_t{1} << 60}) {
+    const models::HostState state = example(position);
+    const std::vector<std::byte> bytes = encode_state(state, kShape);
+    const models::HostState back = decode_state(bytes, kShape);
+    EXPECT_EQ(back.batch, state.batch);
+    EXPECT_EQ(back.position, position);
+    EXPECT_TRUE(same_bits(back.h, state.h));
+    EXPECT_TRUE(same_bits(back.memory, state.memory));
+    EXPECT_TRUE(same_bits(back.segment_sum, state.segment_sum));
+    EXPECT_TRUE(same_bits(back.logits, state.logits));
+    EXPECT_EQ(encode_state(back, kShape), bytes);
+  }
+}
+
+// The layout that docs/file-formats.md promises, byte for byte.
+TEST(StateFormat, LayoutIsFixed) {
+  const std::vector<std::byte> bytes = encode_state(example(), kShape);
+  EXPECT_EQ(bytes.size(), 88U + 24 * 4 + 48 * 4 + 24 * 8 + 15 * 4 + 8);
+  EXPECT_EQ(std::memcmp(bytes.data(), "mmrecST\n\x04\x03\x02\x01\x01\0\0\0", 16), 0);
+  const auto u64 = [&](std::size_t at) {
+    std::uint64_t value = 0;
+    for (std::size_t i = 0; i < 8; ++i) value |= std::to_integer<std::uint64_t>(bytes[at + i]) << (8 * i);
+    return value;
+  };
+  EXPECT_EQ(u64(16), bytes.size());
+  EXPECT_EQ(u64(24), kShape.fingerprint);
+  const std::uint64_t expected[] = {2, 3, 4, 2, 100, 5, 250};
+  for (std::size_t i = 0; i < 7; ++i) EXPECT_EQ(u64(32 + 8 * i), expected[i]);
+  EXPECT_EQ(u64(bytes.size() - 8), models::crc64(std::span(bytes).first(bytes.size() - 8)));
+}
+
+TEST(StateFormat, EveryFlippedBitIsRefused) {
+  const std::vector<std::byte> bytes = encode_state(example(), kShape);
+  for (std::size_t bit = 0; bit < 8 * bytes.size(); ++bit) {
+    std::vector<std::byte> damaged = bytes;
+    damaged[bit / 8] ^= static_cast<std::byte>(1U << (bit % 8));
+    ASSERT_NE(refusal(damaged), "no error") << "bit " << bit;
+  }
+}
+
+TEST(StateFormat, EveryTruncationAndAnyAdditionIsRefused) {
+  const std::vector<std::byte> bytes = encode_state(example(), kShape);
+  for (std::size_t size = 0; size < bytes.size(); ++size) {
+    ASSERT_NE(refusal(std::span(bytes).first(size)), "no error") << size;
+  }
+  std::vector<std::byte> longer = bytes;
+  longer.push_back(std::byte{0});
+  EXPECT_EQ(refusal(longer), "saved state: found " + std::to_string(longer.size()) + " bytes, expected " +
+                                 std::to_string(bytes.size()) + " as its header says");
+}
+
+TEST(StateFormat, SaysWhatIsWrong) {
+  const std::vector<std::byte> bytes = encode_state(example(), kShape);
+  EXPECT_EQ(refusal({}), "saved state: found 0 bytes, expected at least 96");
+  std::vector<std::byte> other(200, std::byte{'x'});
+  EXPECT_EQ(refusal(other), "saved state: not a saved state (its first 8 bytes are not \"mmrecST\\n\")");
+  EXPECT_EQ(refusal(with(bytes, 8, 0x04030201, 4)), "saved state: found byte order mark 0x04030201, expected 0x01020304");
+  EXPECT_EQ(refusal(with(bytes, 12, 2, 4)), "saved state: found version 2, expected 1");
+  EXPECT_EQ(refusal(std::span(bytes).first(300)),
+            "saved state: found 300 bytes, expected " + std::to_string(bytes.size()) + " as its header says");
+  EXPECT_EQ(refusal(with(bytes, 24, 1, 8)),
+            "saved state: of another model: found fingerprint 0x0000000000000001, expected 0xabcdef0123456789");
+  const char* names[] = {"num_layers", "batch", "model_dim", "memory_slots", "memory_segment", "vocab_size"};
+  const std::string expected[] = {"2", "3", "4", "2", "100", "5"};
+  for (std::size_t i = 0; i < 6; ++i) {
+    EXPECT_EQ(refusal(with(bytes, 32 + 8 * i, ~std::uint64_t{0}, 8)),
+              "saved state: found " + std::string(names[i]) + " -1, expected " + expected[i]);
+  }
+  EXPECT_EQ(refusal(with(bytes, 80, ~std::uint64_t{0}, 8)), "saved state: found position -1, expected >= 0");
+  // Position 0 has no logits: the size betrays it.
+  EXPECT_NE(refusal(with(bytes, 80, 0, 8)).find("found size"), std::string::npos);
+}
+
+TEST(StateFormat, NonFiniteNumbersAreRefused) {
+  const std::vector<std::byte> bytes = encode_state(example(), kShape);
+  EXPECT_EQ(refusal(with(bytes, 88 + 4 * 7, 0x7FC00000, 4)), "saved state: h[7] is nan, expected a finite number");
+  EXPECT_EQ(refusal(with(bytes, 88 + 96, 0x7F800000, 4)), "saved state: memory[0] is inf, expected a finite number");
+  EXPECT_EQ(refusal(with(bytes, 88 + 96 + 192 + 8, 0xFFF0000000000000, 8)),
+            "saved state: segment_sum[1] is -inf, expected a finite number");
+  EXPECT_EQ(refusal(with(bytes, bytes.size() - 12, 0x7F800001, 4)), "saved state: logits[14] is nan, expected a finite number");
+}
+
+TEST(StateFormat, HugeShapesAllocateNothing) {
+  const std::vector<std::byte> bytes = encode_state(example(), kShape);
+  StateShape huge = kShape;
+  huge.num_layers = huge.batch = huge.model_dim = huge.memory_slots = std::int64_t{1} << 24;
+  auto claim = with(with(with(with(bytes, 32, 1 << 24, 8), 40, 1 << 24, 8), 48, 1 << 24, 8), 56, 1 << 24, 8);
+  EXPECT_EQ(refusal(claim, huge), "saved state: the shapes of this session exceed the address space");
+  huge = kShape;
+  huge.memory_slots = std::int64_t{1} << 40;
+  EXPECT_NE(refusal(with(bytes, 56, std::uint64_t{1} << 40, 8), huge).find("found size"), std::string::npos);
+}
+
+TEST(StateFormat, EncodingRefusesAStateOfOtherShapes) {
+  models::HostState state = example();
+  state.logits.pop_back();
+  EXPECT_THROW(encode_state(state, kShape), std::logic_error);
+}
+
+}  // namespace
+}  // namespace mmrec::engine

@@ -1,0 +1,253 @@
+#include "engine/tokenizer_file.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+
+#include "engine/charsmap.h"
+#include "tests/support/model_folder.h"
+#include "tests/support/tokenizer_builder.h"
+
+namespace mmrec::engine {
+namespace {
+
+using test::CharsmapBuilder;
+using test::Rules;
+using test::ProtoBuilder;
+using test::TokenizerBuilder;
+
+std::string refusal(std::string_view bytes) {
+  try {
+    parse_tokenizer(bytes, "t.model");
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+std::string refusal(const TokenizerBuilder& builder) { return refusal(builder.build()); }
+
+TokenizerBuilder good() { return TokenizerBuilder().words({"\xE2\x96\x81", "a", "\xE2\x96\x81" "a", "b"}); }
+
+TokenizerBuilder with_piece(const TokenizerBuilder::Piece& piece) {
+  TokenizerBuilder builder = good();
+  builder.pieces.push_back(piece);
+  return builder;
+}
+
+std::string charsmap_refusal(const std::string& blob) {
+  try {
+    check_charsmap(blob, "t.model");
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(TokenizerFile, ReadsWhatItUses) {
+  TokenizerBuilder builder = good();
+  builder.bytes();
+  builder.model_type = 2;
+  builder.add_dummy_prefix = false;
+  builder.charsmap = CharsmapBuilder(Rules{{"\n", " "}}).build();
+  builder.extra_trainer.bytes(44, "??").bytes(46, "</s>").varint(4, 8192).real(10, 0.99F);
+  builder.extra.bytes(4, "self-test").raw(std::string("\x39" "12345678", 9));  // 64-bit field 7
+  const TokenizerFile file = parse_tokenizer(builder.build(), "t.model");
+  ASSERT_EQ(file.pieces.size(), 263U);
+  EXPECT_EQ(file.pieces[5].text, "\xE2\x96\x81" "a");
+  EXPECT_EQ(file.pieces[5].score, -1.25F);
+  EXPECT_EQ(file.pieces[7].type, PieceType::kByte);
+  EXPECT_EQ(file.model_type, 2);
+  EXPECT_TRUE(file.byte_fallback);
+  EXPECT_FALSE(file.add_dummy_prefix);
+  EXPECT_FALSE(file.remove_extra_whitespaces);
+  EXPECT_EQ(file.charsmap, builder.charsmap);
+  EXPECT_EQ(file.unk_surface, "??");
+  EXPECT_EQ(file.unk_id, 0);
+  EXPECT_EQ(file.bos_id, 2);
+  EXPECT_EQ(file.eos_id, 2);
+}
+
+TEST(TokenizerFile, WhatIsWrittenReadsBackTheSame) {
+  TokenizerBuilder builder = good();
+  builder.bytes();
+  builder.charsmap = CharsmapBuilder(Rules{{"\n", " "}}).build();
+  const TokenizerFile file = parse_tokenizer(builder.build(), "t.model");
+  for (const bool prefix : {false, true}) {
+    const TokenizerFile again = parse_tokenizer(serialize(file, prefix), "again");
+    ASSERT_EQ(again.pieces.size(), file.pieces.size());
+    for (std::size_t i = 0; i < file.pieces.size(); ++i) {
+      EXPECT_EQ(again.pieces[i].text, file.pieces[i].text);
+      EXPECT_EQ(again.pieces[i].score, file.pieces[i].score);
+      EXPECT_EQ(again.pieces[i].type, file.pieces[i].type);
+    }
+    EXPECT_EQ(again.add_dummy_prefix, prefix);
+    EXPECT_EQ(again.charsmap, file.charsmap);
+    EXPECT_EQ(serialize(again, prefix), serialize(file, prefix));
+  }
+}
+
+TEST(TokenizerFile, RefusesBadPieces) {
+  EXPECT_EQ(refusal(good()), "no error");
+  EXPECT_EQ(refusal(with_piece({""})), "t.model: piece 7: found an empty piece");
+  EXPECT_EQ(refusal(with_piece({std::string("x\0y", 3)})), "t.model: piece 7: found \"x\\x00y\", expected UTF-8 without NUL");
+  EXPECT_EQ(refusal(with_piece({"\xC3"})), "t.model: piece 7: found \"\\xc3\", expected UTF-8 without NUL");
+  EXPECT_EQ(refusal(with_piece({"x", std::nanf("")})), "t.model: piece 7: found score nan, expected a finite number");
+  EXPECT_EQ(refusal(with_piece({"x", -std::numeric_limits<float>::infinity()})),
+            "t.model: piece 7: found score -inf, expected a finite number");
+  EXPECT_EQ(refusal(with_piece({"a"})), "t.model: piece 7: \"a\" occurs twice");
+  EXPECT_EQ(refusal(with_piece({"x", 0.0F, 7})), "t.model: piece 7: found type 7, expected 1..6");
+  EXPECT_EQ(refusal(with_piece({"x", 0.0F, 0})), "t.model: piece 7: found type 0, expected 1..6");
+  EXPECT_EQ(refusal(with_piece({"x", 0.0F, 2})), "t.model: piece 7: a second unknown piece, the first is 0");
+  EXPECT_EQ(refusal(with_piece({std::string(1024, 'x')})), "no error");
+  EXPECT_EQ(refusal(with_piece({std::string(1025, 'x')})), "t.model: piece 7: found 1025 bytes, expected at most 1024");
+  // sentencepiece 0.1.97 dies inside Load of this one.
+  EXPECT_EQ(refusal(with_piece({std::string(110000, 'x')})), "t.model: piece 7: found 110000 bytes, expected at most 1024");
+  TokenizerBuilder builder = good();
+  builder.pieces.erase(builder.pieces.begin());
+  EXPECT_EQ(refusal(builder), "t.model: found no unknown piece, expected one");
+  builder.pieces.clear();
+  EXPECT_EQ(refusal(builder), "t.model: not a sentencepiece model: found no pieces");
+}
+
+TEST(TokenizerFile, BytePiecesComeAllOrNot) {
+  TokenizerBuilder builder = good();
+  builder.bytes();
+  EXPECT_EQ(refusal(builder), "no error");
+  builder.pieces.pop_back();
+  EXPECT_EQ(refusal(builder), "t.model: found 255 byte pieces, expected 256 as byte_fallback says");
+  EXPECT_EQ(refusal(with_piece({"<0x41>", 0.0F, 6})), "t.model: found 1 byte pieces, expected 0 as byte_fallback says");
+  for (const char* text : {"<0x4>", "<0x41", "<0x-1>", "<0xg1>", "<0x4a>", "<0X41>", "41", "<0x041>"}) {
+    EXPECT_NE(refusal(with_piece({text, 0.0F, 6})).find("expected <0x00>..<0xFF>"), std::string::npos) << text;
+  }
+  builder = good();
+  builder.byte_fallback = true;
+  EXPECT_EQ(refusal(builder), "t.model: found 0 byte pieces, expected 256 as byte_fallback says");
+}
+
+// sentencepiece reads beyond an array of 64 for these.
+TEST(TokenizerFile, UserDefinedSymbolsMayNotNestDeeply) {
+  TokenizerBuilder builder = good();
+  for (std::size_t n = 1; n <= 64; ++n) builder.pieces.push_back({std::string(n, 'x'), 0.0F, 4});
+  EXPECT_EQ(refusal(builder), "no error");
+  builder.pieces.push_back({"y", 0.0F, 4});
+  EXPECT_EQ(refusal(builder), "no error");
+  builder.pieces.push_back({std::string(70, 'x'), 0.0F, 4});
+  EXPECT_NE(refusal(builder).find("more than 64 user-defined symbols begin \"xxx"), std::string::npos);
+  builder = good();
+  for (int n = 0; n <= 1 << 16; ++n) builder.pieces.push_back({"u" + std::to_string(n), 0.0F, 4});
+  EXPECT_EQ(refusal(builder), "t.model: found 65537 user-defined symbols, expected at most 65536");
+}
+
+TEST(TokenizerFile, RefusesBadMessages) {
+  const std::string bytes = good().build();
+  EXPECT_EQ(refusal(""), "t.model: not a sentencepiece model: found no pieces");
+  EXPECT_EQ(refusal("\x0A\x05" "ab"), "t.model: not a sentencepiece model: ModelProto: field 1 of 5 bytes, 2 are left");
+  EXPECT_EQ(refusal("\x0B"), "t.model: not a sentencepiece model: ModelProto: field 1 has wire type 3, expected 0, 1, 2 or 5");
+  EXPECT_EQ(refusal(std::string(2, '\0')), "t.model: not a sentencepiece model: ModelProto: field number 0, expected 1..536870911");
+  EXPECT_EQ(refusal("\x08\x01"), "t.model: not a sentencepiece model: ModelProto: field 1 has wire type 0, expected 2");
+  EXPECT_EQ(refusal(std::string(11, '\xFF')), "t.model: not a sentencepiece model: ModelProto: number of more than 64 bits");
+  EXPECT_EQ(refusal("\xFF\xFF\xFF"), "t.model: not a sentencepiece model: ModelProto: ends inside a number");
+  EXPECT_EQ(refusal(ProtoBuilder().bytes(1, ProtoBuilder().varint(2, 1).str()).str()),
+            "t.model: not a sentencepiece model: SentencePiece: field 2 has wire type 0, expected 5");
+  EXPECT_NE(refusal("version https://git-lfs.github.com/spec/v1\noid sha256:0\n").find("Git LFS pointer"), std::string::npos);
+  EXPECT_NE(refusal("<!DOCTYPE html><html></html>").find("web page"), std::string::npos);
+  // A length that would wrap a pointer, and every truncation.
+  EXPECT_NE(refusal(std::string("\x0A") + std::string(9, '\xFF') + "\x01"), "no error");
+  int accepted = 0;
+  for (std::size_t n = 0; n < bytes.size(); ++n) accepted += refusal(bytes.substr(0, n)) == "no error";
+  EXPECT_LE(accepted, 8);  // cuts between fields, once there is a whole vocabulary, are models of their own
+}
+
+TEST(TokenizerFile, RefusesWhatItDoesNotSupport) {
+  TokenizerBuilder builder = good();
+  builder.model_type = 5;
+  EXPECT_EQ(refusal(builder), "t.model: found model_type 5, expected 1..4");
+  builder = good();
+  builder.extra_trainer.varint(24, 1);
+  EXPECT_EQ(refusal(builder), "t.model: treat_whitespace_as_suffix is set, expected white space to begin words");
+  builder = good();
+  builder.extra_trainer.bytes(44, "\xFF");
+  EXPECT_NE(refusal(builder).find("TrainerSpec: field 44"), std::string::npos);
+}
+
+TEST(TokenizerFile, AnySingleByteChangedIsReadOrRefused) {
+  TokenizerBuilder builder = good();
+  builder.charsmap = CharsmapBuilder(Rules{{"\n", " "}, {"AB", "c"}}).build();
+  const std::string bytes = builder.build();
+  int refused = 0;
+  for (std::size_t at = 0; at < bytes.size(); ++at) {
+    for (const int change : {0x01, 0x80, 0xFF}) {
+      std::string damaged = bytes;
+      damaged[at] = static_cast<char>(damaged[at] ^ change);
+      refused += refusal(damaged) != "no error";
+    }
+  }
+  EXPECT_GT(refused, 100);
+}
+
+TEST(Charsmap, FindsSingleByteRules) {
+  const std::string blob = CharsmapBuilder(Rules{{"\n", " "}, {"A", "alpha"}, {"AB", "x"}, {"\xC3\xA9", "e"}}).build();
+  EXPECT_EQ(charsmap_refusal(blob), "no error");
+  EXPECT_EQ(charsmap_replacement(blob, '\n'), " ");
+  EXPECT_EQ(charsmap_replacement(blob, 'A'), "alpha");
+  for (const int key : {0x00, 0x42, 0xC3, 0xA9, 0xFF}) {
+    EXPECT_FALSE(charsmap_replacement(blob, static_cast<unsigned char>(key))) << key;
+  }
+  EXPECT_EQ(charsmap_refusal(""), "no error");
+  EXPECT_FALSE(charsmap_replacement("", 'A'));
+}
+
+TEST(Charsmap, RefusesBadSizes) {
+  const std::string blob = CharsmapBuilder(Rules{{"A", "a"}}).build();
+  for (std::size_t n = 1; n < blob.size(); ++n) ASSERT_NE(charsmap_refusal(blob.substr(0, n)), "no error") << n;
+  EXPECT_NE(charsmap_refusal(blob + "x"), "no error");                                 // no NUL at the end
+  EXPECT_NE(charsmap_refusal(blob + std::string("\xFF\0", 2)), "no error");            // not UTF-8
+  EXPECT_NE(charsmap_refusal(std::string("\xFF\xFF\xFF\xFF", 4) + blob.substr(4)), "no error");
+  EXPECT_NE(charsmap_refusal(std::string("\0\0\0\0", 4) + blob.substr(4)), "no error");
+  EXPECT_NE(charsmap_refusal(std::string("\x04\x04\0\0", 4) + blob.substr(4)), "no error");  // 1028
+  EXPECT_NE(charsmap_refusal(std::string((std::size_t{4} << 20) + 1, '\0')), "no error");
+}
+
+TEST(Charsmap, RefusesLookupsThatLeaveTheTrieOrNeverEnd) {
+  const Rules rules = {{"A", "a"}, {"AB", "b"}};
+  CharsmapBuilder builder(rules);
+  builder.units()[0] = 0x80000000 | (0x00200000U << 10);  // the root leads out
+  EXPECT_NE(charsmap_refusal(builder.build()).find("unit 0 leads to unit"), std::string::npos);
+  builder = CharsmapBuilder(rules);
+  builder.units()[256 ^ 'A'] |= 1U << 9;  // an offset 256 times as far
+  EXPECT_NE(charsmap_refusal(builder.build()).find("leads to unit"), std::string::npos);
+  builder = CharsmapBuilder(rules);
+  const std::uint32_t at = 256 ^ 'A';
+  builder.units()[at] = ((at ^ 256U) << 10) | (1U << 8) | 'A';  // back to the first base: AAAA... matches for ever
+  builder.units()[256] = CharsmapBuilder::kNever;
+  EXPECT_NE(charsmap_refusal(builder.build()).find("form a cycle"), std::string::npos);
+  builder = CharsmapBuilder(rules);
+  builder.units()[512] = CharsmapBuilder::kNever | 0x7FFFFFFF;  // the replacement of "A"
+  EXPECT_NE(charsmap_refusal(builder.build()).find("replacement at 2147483647, expected less than 4"), std::string::npos);
+  builder.units()[512] = CharsmapBuilder::kNever | 4;
+  EXPECT_NE(charsmap_refusal(builder.build()).find("replacement at 4"), std::string::npos);
+}
+
+TEST(Charsmap, RefusesReplacementsThatAreLongOrBeginInsideACharacter) {
+  EXPECT_EQ(charsmap_refusal(CharsmapBuilder(Rules{{"A", std::string(128, 'x')}}).build()), "no error");
+  EXPECT_NE(charsmap_refusal(CharsmapBuilder(Rules{{"A", std::string(129, 'x')}}).build()), "no error");
+  CharsmapBuilder builder(Rules{{"A", "\xC3\xA9"}});
+  EXPECT_EQ(charsmap_refusal(builder.build()), "no error");
+  builder.units()[512] |= 1;
+  EXPECT_NE(charsmap_refusal(builder.build()).find("begins inside a character"), std::string::npos);
+}
+
+// sentencepiece keeps 32 matches of a lookup on its stack and reads as many as there were.
+TEST(Charsmap, RefusesMoreRulesThatBeginOneAnotherThanTheLibraryKeeps) {
+  Rules rules;
+  for (std::size_t n = 1; n <= 32; ++n) rules[std::string(n, 'A')] = "a";
+  EXPECT_EQ(charsmap_refusal(CharsmapBuilder(rules).build()), "no error");
+  rules[std::string(40, 'A')] = "b";
+  EXPECT_NE(charsmap_refusal(CharsmapBuilder(rules).build()).find("more than 32 rules begin one another"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace mmrec::engine

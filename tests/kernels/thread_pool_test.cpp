@@ -1,0 +1,107 @@
+// The thread pool: every thread once per region, ranges that cover, barriers that order, idle threads that wake.
+#include "kernels/cpu/thread_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+namespace mmrec::kernels {
+namespace {
+
+class Pool : public testing::TestWithParam<int> {};
+
+TEST_P(Pool, RunsTheBodyOnceOnEveryThread) {
+  ThreadPool pool(GetParam());
+  ASSERT_EQ(pool.threads(), GetParam());
+  std::vector<int> calls(static_cast<std::size_t>(pool.threads()), 0);  // one entry per thread: no races
+  const std::thread::id caller = std::this_thread::get_id();
+  std::thread::id first;
+  for (int region = 0; region < 500; ++region) {
+    pool.run([&](int thread) {
+      ++calls[static_cast<std::size_t>(thread)];
+      if (thread == 0) first = std::this_thread::get_id();
+    });
+  }
+  for (const int count : calls) EXPECT_EQ(count, 500);
+  EXPECT_EQ(first, caller);
+}
+
+TEST_P(Pool, RegionsSeeWhatEarlierRegionsWrote) {
+  ThreadPool pool(GetParam());
+  const auto n = static_cast<std::size_t>(pool.threads());
+  std::vector<long> values(n, 0);
+  std::vector<long> next(n, 0);
+  for (int region = 0; region < 300; ++region) {  // each region reads all that the one before wrote
+    pool.run([&](int thread) {
+      next[static_cast<std::size_t>(thread)] = std::accumulate(values.begin(), values.end(), 0L) % 1000 + thread + 1;
+    });
+    std::swap(values, next);
+  }
+  std::vector<long> expected(n, 0);
+  for (int region = 0; region < 300; ++region) {
+    const long sum = std::accumulate(expected.begin(), expected.end(), 0L) % 1000;
+    for (std::size_t i = 0; i < n; ++i) expected[i] = sum + static_cast<long>(i) + 1;
+  }
+  EXPECT_EQ(values, expected);
+}
+
+TEST_P(Pool, BarrierSeparatesPhases) {
+  ThreadPool pool(GetParam());
+  const auto n = static_cast<std::size_t>(pool.threads());
+  std::vector<int> phase(n, 0);
+  std::atomic<int> errors{0};
+  pool.run([&](int thread) {
+    for (int p = 1; p <= 200; ++p) {
+      phase[static_cast<std::size_t>(thread)] = p;
+      pool.barrier();
+      for (const int other : phase) errors += other != p ? 1 : 0;
+      pool.barrier();
+    }
+  });
+  EXPECT_EQ(errors, 0);
+}
+
+TEST_P(Pool, ParallelForCoversEachIndexOnce) {
+  ThreadPool pool(GetParam());
+  for (const std::int64_t count : {0, 1, 2, 7, 63, 64, 65, 1000}) {
+    for (const std::int64_t grain : {1, 3, 16, 2000}) {
+      std::vector<int> hits(static_cast<std::size_t>(count), 0);
+      std::atomic<int> misplaced{0};
+      pool.parallel_for(count, grain, [&](std::int64_t begin, std::int64_t end, int thread) {
+        misplaced += begin % grain != 0 || thread < 0 || thread >= pool.threads() ? 1 : 0;
+        for (std::int64_t i = begin; i < end; ++i) ++hits[static_cast<std::size_t>(i)];
+      });
+      for (const int hit : hits) ASSERT_EQ(hit, 1) << count << " by " << grain;
+      EXPECT_EQ(misplaced, 0);
+    }
+  }
+}
+
+TEST_P(Pool, WakesAfterSleeping) {
+  ThreadPool pool(GetParam());
+  std::atomic<int> calls{0};
+  for (int i = 0; i < 5; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(3));  // longer than any spinning
+    pool.run([&](int) { ++calls; });
+  }
+  EXPECT_EQ(calls, 5 * pool.threads());
+}
+
+TEST_P(Pool, MovesAndIsDestroyedIdle) {
+  ThreadPool pool(GetParam());
+  ThreadPool moved(std::move(pool));
+  pool = ThreadPool(1);
+  std::atomic<int> calls{0};
+  moved.run([&](int) { ++calls; });
+  pool.run([&](int) { ++calls; });
+  EXPECT_EQ(calls, GetParam() + 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Threads, Pool, testing::Values(1, 2, 5, 16));
+
+}  // namespace
+}  // namespace mmrec::kernels

@@ -1,0 +1,179 @@
+// Synthetic model folders: valid, reproducible, with live gates. And the checksum and the checked sizes they rest on.
+#include "models/synthetic.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "models/checked.h"
+#include "models/checkpoint.h"
+#include "models/checksum.h"
+#include "models/weights.h"
+#include "tests/support/model_folder.h"
+
+namespace mmrec::models {
+namespace {
+
+namespace fs = std::filesystem;
+using kernels::DType;
+using test::SafetensorsReader;
+using test::TempFolder;
+
+Config small_config() {
+  Config config;
+  config.vocab_size = 50;
+  config.model_dim = 24;
+  config.num_layers = 3;
+  config.num_heads = 2;
+  config.ffn_dim = 40;
+  return config;
+}
+
+HostWeights load(const fs::path& folder) {
+  return load_weights(Checkpoint::open(folder), load_config(folder / "config.json"));
+}
+
+TEST(Synthetic, EveryVariantAndTypeLoads) {
+  for (const bool hem : {false, true}) {
+    for (const bool dpg : {false, true}) {
+      for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+        const TempFolder folder;
+        Config config = small_config();
+        config.use_hem = hem;
+        config.use_dpg = dpg;
+        config.dpg_rank = 5;
+        write_synthetic_model(folder.path(), config, dtype, 1);
+        EXPECT_EQ(load_config(folder / "config.json"), config);
+        EXPECT_EQ(load(folder.path()).embedding.dtype, dtype);
+      }
+    }
+  }
+}
+
+TEST(Synthetic, DependsOnTheSeedAloneNotOnTheSharding) {
+  const TempFolder a, b, c, d;
+  write_synthetic_model(a.path(), small_config(), DType::kF32, 1);
+  write_synthetic_model(b.path(), small_config(), DType::kF32, 1);
+  write_synthetic_model(c.path(), small_config(), DType::kF32, 2);
+  write_synthetic_model(d.path(), small_config(), DType::kF32, 1, 1);  // a shard per tensor
+  EXPECT_EQ(test::read_file(a / "model.safetensors"), test::read_file(b / "model.safetensors"));
+  EXPECT_NE(test::read_file(a / "model.safetensors"), test::read_file(c / "model.safetensors"));
+  EXPECT_FALSE(fs::exists(d / "model.safetensors"));
+  EXPECT_EQ(load(a.path()).fingerprint, load(d.path()).fingerprint);
+  EXPECT_NE(load(a.path()).fingerprint, load(c.path()).fingerprint);
+}
+
+TEST(Synthetic, ShardsKeepTheirLimit) {
+  const TempFolder folder;
+  write_synthetic_model(folder.path(), small_config(), DType::kF32, 1, 16'000);
+  std::size_t shards = 0;
+  for (const auto& entry : fs::directory_iterator(folder.path())) {
+    if (entry.path().extension() != ".safetensors") continue;
+    ++shards;
+    EXPECT_LT(fs::file_size(entry.path()), 16'000 + 8'000U);
+  }
+  EXPECT_GT(shards, 2U);
+}
+
+TEST(Synthetic, UntiedHead) {
+  const TempFolder folder;
+  write_synthetic_model(folder.path(), small_config(), DType::kBF16, 1, 0, true);
+  EXPECT_EQ(load(folder.path()).head.rows, 50);
+}
+
+TEST(Synthetic, ValuesHaveTheScaleOfPyTorchsDefaults) {
+  const TempFolder folder;
+  Config config = small_config();
+  config.model_dim = 64;
+  write_synthetic_model(folder.path(), config, DType::kF32, 1);
+  const SafetensorsReader file(folder / "model.safetensors");
+  for (const auto& [name, bound] :
+       {std::pair("blocks.0.W_g.weight", 1 / 8.0), std::pair("blocks.2.mdi.W_g.weight", 1 / std::sqrt(128.0)),
+        std::pair("blocks.1.mdi.W_gamma.2.weight", 0.25)}) {
+    const auto& values = file.at(name).values;
+    double sum = 0, square = 0, largest = 0;
+    for (const double x : values) {
+      sum += x;
+      square += x * x;
+      largest = std::max(largest, std::abs(x));
+    }
+    const auto n = static_cast<double>(values.size());
+    EXPECT_LE(largest, bound) << name;
+    EXPECT_GT(largest, 0.95 * bound) << name;
+    EXPECT_LT(std::abs(sum / n), 0.1 * bound) << name;
+    EXPECT_NEAR(std::sqrt(square / n), bound / std::sqrt(3.0), 0.1 * bound) << name;
+  }
+}
+
+TEST(Synthetic, WriterChecksWhatItWasTold) {
+  const TempFolder folder;
+  const TensorDeclaration declaration{"t", DType::kF32, {2}};
+  const std::byte bytes[8] = {};
+  SafetensorsWriter writer(folder / "f", {&declaration, 1});
+  writer.write({bytes, 5});
+  EXPECT_THROW(writer.close(), std::logic_error);
+  EXPECT_THROW(writer.write({bytes, 4}), std::logic_error);
+  writer.write({bytes, 3});
+  writer.close();
+  EXPECT_EQ(SafetensorsReader(folder / "f").at("t").values, (std::vector<float>{0, 0}));
+}
+
+TEST(Synthetic, OutputThatCannotBeWrittenIsAnError) {
+  EXPECT_THROW(write_synthetic_model("/proc/none", small_config()), std::system_error);
+  const TensorDeclaration declaration{"t", DType::kF32, {1 << 20}};
+  EXPECT_THROW(
+      {
+        SafetensorsWriter writer("/dev/full", {&declaration, 1});
+        const std::vector<std::byte> bytes(4 << 20);
+        writer.write(bytes);
+        writer.close();
+      },
+      std::system_error);
+}
+
+TEST(Checksum, HasTheCheckValueOfCrc64Xz) {
+  Crc64 crc;
+  crc.update(std::string_view("123456789"));
+  EXPECT_EQ(crc.value(), 0x995dc9bbdf1939faU);
+  EXPECT_EQ(Crc64().value(), 0U);
+}
+
+TEST(Checksum, DoesNotDependOnThePieces) {
+  std::string text;
+  for (int i = 0; i < 1000; ++i) text += static_cast<char>(i * 7);
+  const std::uint64_t whole = crc64(std::as_bytes(std::span(text)));
+  for (const std::size_t piece : {1U, 3U, 8U, 13U, 999U}) {
+    Crc64 crc;
+    for (std::size_t at = 0; at < text.size(); at += piece) crc.update(std::string_view(text).substr(at, piece));
+    EXPECT_EQ(crc.value(), whole);
+  }
+}
+
+TEST(Checksum, SeesEveryFlippedBit) {
+  std::string text(257, 'x');
+  const std::uint64_t whole = crc64(std::as_bytes(std::span(text)));
+  for (std::size_t i = 0; i < text.size() * 8; ++i) {
+    text[i / 8] = static_cast<char>(text[i / 8] ^ (1 << (i % 8)));
+    EXPECT_NE(crc64(std::as_bytes(std::span(text))), whole);
+    text[i / 8] = static_cast<char>(text[i / 8] ^ (1 << (i % 8)));
+  }
+}
+
+TEST(CheckedSize, RemembersOverflow) {
+  const CheckedSize big = std::uint64_t{1} << 63;
+  EXPECT_TRUE((big + big).overflowed());
+  EXPECT_TRUE((big * 2).overflowed());
+  EXPECT_TRUE((big * 2 * 0).overflowed());
+  EXPECT_FALSE((big * 1 + 0).overflowed());
+  EXPECT_FALSE((big + big).at_most(~std::uint64_t{0}));
+  EXPECT_TRUE(CheckedSize(5).at_most(5));
+  EXPECT_FALSE(CheckedSize(6).at_most(5));
+  EXPECT_EQ((CheckedSize(6) * 7 + 1).value(), 43U);
+  EXPECT_TRUE(checked_product(std::vector<std::int64_t>{-1, 2}).overflowed());
+  EXPECT_EQ(checked_product(std::vector<std::int64_t>{}).value(), 1U);
+}
+
+}  // namespace
+}  // namespace mmrec::models

@@ -1,0 +1,467 @@
+// Binding and reading weights: layout, every mismatch with the configuration, non-finite values, identity.
+#include "models/weights.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "models/checkpoint.h"
+#include "models/config.h"
+#include "models/synthetic.h"
+#include "models/tensor_specs.h"
+#include "tests/support/model_folder.h"
+
+namespace mmrec::models {
+namespace {
+
+namespace fs = std::filesystem;
+using kernels::DType;
+using test::EditableCheckpoint;
+using test::error_of;
+using test::expect_says;
+using test::SafetensorsReader;
+using test::TempFolder;
+
+fs::path fixture(std::string_view name) { return fs::path(MMREC_FIXTURES) / "upstream" / name; }
+
+HostWeights load(const fs::path& folder, const WeightOptions& options = {}, const WarningSink& warn = {}) {
+  return load_weights(Checkpoint::open(folder), load_config(folder / "config.json"), options, warn);
+}
+
+std::vector<float> values(const HostMatrix& matrix, std::int64_t first_row, std::int64_t rows) {
+  std::vector<float> out;
+  for (std::int64_t i = first_row * matrix.cols; i < (first_row + rows) * matrix.cols; ++i) {
+    const std::byte* at = matrix.bytes.data() + i * static_cast<std::int64_t>(kernels::size_of(matrix.dtype));
+    if (matrix.dtype == DType::kF32) {
+      float x = 0;
+      std::memcpy(&x, at, 4);
+      out.push_back(x);
+    } else {
+      std::uint16_t bits = 0;
+      std::memcpy(&bits, at, 2);
+      out.push_back(matrix.dtype == DType::kF16 ? to_float(kernels::Float16{bits}) : to_float(kernels::BFloat16{bits}));
+    }
+  }
+  return out;
+}
+std::vector<float> values(const HostMatrix& matrix) { return values(matrix, 0, matrix.rows); }
+std::vector<float> values(const HostVector& vector) { return {vector.data(), vector.data() + vector.size()}; }
+
+std::vector<float> part_of(const std::vector<float>& from, std::int64_t begin, std::int64_t count) {
+  return {from.begin() + begin, from.begin() + begin + count};
+}
+/// Columns [first, first + count) of a matrix with `cols` columns.
+std::vector<float> columns(const std::vector<float>& from, std::int64_t cols, std::int64_t first, std::int64_t count) {
+  std::vector<float> out;
+  for (std::size_t row = 0; row < from.size(); row += static_cast<std::size_t>(cols)) {
+    for (std::int64_t c = 0; c < count; ++c) out.push_back(from[row + static_cast<std::size_t>(first + c)]);
+  }
+  return out;
+}
+
+/// A fixture's folder to change: its checkpoint in memory, its configuration on the disk.
+struct Edited : TempFolder {
+  explicit Edited(std::string_view name) : checkpoint(fixture(name) / "model.safetensors") {
+    config(test::read_file(fixture(name) / "config.json"));
+  }
+  void config(std::string_view text) const { test::write_file(*this / "config.json", text); }
+  HostWeights load(const WeightOptions& options = {}, const WarningSink& warn = {}) const {
+    checkpoint.write(*this / "model.safetensors");
+    return models::load(path(), options, warn);
+  }
+  std::string refusal() const {
+    const std::string message = error_of([&] { load(); });
+    expect_says(message, {"model.safetensors"});
+    return message;
+  }
+  EditableCheckpoint checkpoint;
+};
+
+/// Compares what was loaded from a fixture with its tensors.
+void expect_layout(const std::string& name, const HostWeights& weights, const Config& config) {
+  const SafetensorsReader file(fixture(name) / "model.safetensors");
+  const auto of = [&](const std::string& tensor) { return file.at(tensor).values; };
+  const std::int64_t d = config.model_dim;
+  EXPECT_EQ(values(weights.embedding), of("embedding.weight"));
+  EXPECT_EQ(values(weights.norm), of("norm.weight"));
+  ASSERT_EQ(weights.layers.size(), static_cast<std::size_t>(config.num_layers));
+  for (std::size_t i = 0; i < weights.layers.size(); ++i) {
+    SCOPED_TRACE(name + " block " + std::to_string(i));
+    const std::string p = "blocks." + std::to_string(i) + ".";
+    const LayerWeights& w = weights.layers[i];
+    const int stacked = config.use_dpg ? 3 : 4;
+    EXPECT_EQ(w.qvzk.rows, stacked * d);
+    EXPECT_EQ(w.qvzk.cols, d);
+    EXPECT_EQ(w.qvzk_bias.size(), static_cast<std::size_t>(stacked * d));
+    const char* order[] = {"q", "v", "z", "k"};
+    const int fused_row[] = {0, 2, 3, 1};
+    for (int j = 0; j < stacked; ++j) {
+      if (config.use_hem) {
+        EXPECT_EQ(values(w.qvzk, j * d, d), part_of(of(p + "W_fused.weight"), fused_row[j] * d * d, d * d)) << j;
+        EXPECT_EQ(part_of(values(w.qvzk_bias), j * d, d), part_of(of(p + "W_fused.bias"), fused_row[j] * d, d)) << j;
+      } else {
+        EXPECT_EQ(values(w.qvzk, j * d, d), of(p + "W_" + order[j] + ".weight")) << j;
+        EXPECT_EQ(part_of(values(w.qvzk_bias), j * d, d), of(p + "W_" + order[j] + ".bias")) << j;
+      }
+    }
+    EXPECT_EQ(values(w.gate, 0, d), of(p + "W_g.weight"));
+    EXPECT_EQ(values(w.gate, d, d), columns(of(p + "mdi.W_g.weight"), 2 * d, d, d));
+    EXPECT_EQ(w.gate.rows, 2 * d);
+    EXPECT_EQ(values(w.gate_z), columns(of(p + "mdi.W_g.weight"), 2 * d, 0, d));
+    EXPECT_EQ(values(w.gate_bias), of(p + "W_g.bias"));
+    EXPECT_EQ(values(w.gate_z_bias), of(p + "mdi.W_g.bias"));
+    const std::string in = config.use_dpg ? "W_gamma_down" : "mdi.W_gamma.0";
+    const std::string up = config.use_dpg ? "W_gamma_up" : "mdi.W_gamma.2";
+    EXPECT_EQ(values(w.gamma_in), of(p + in + ".weight"));
+    EXPECT_EQ(values(w.gamma_in_bias), of(p + in + ".bias"));
+    EXPECT_EQ(values(w.gamma_up), of(p + up + ".weight"));
+    EXPECT_EQ(values(w.gamma_up_bias), of(p + up + ".bias"));
+    if (config.use_dpg) {
+      EXPECT_EQ(w.context_in.rows, 0);
+      EXPECT_EQ(w.context_up_bias.size(), 0U);
+    } else {
+      EXPECT_EQ(values(w.context_in), of(p + "mdi.W_context.0.weight"));
+      EXPECT_EQ(values(w.context_in_bias), of(p + "mdi.W_context.0.bias"));
+      EXPECT_EQ(values(w.context_up), of(p + "mdi.W_context.2.weight"));
+      EXPECT_EQ(values(w.context_up_bias), of(p + "mdi.W_context.2.bias"));
+    }
+    EXPECT_EQ(values(w.memory_q), of(p + "multi_mem_attention.W_q.weight"));
+    EXPECT_EQ(values(w.memory_q_bias), of(p + "multi_mem_attention.W_q.bias"));
+    EXPECT_EQ(values(w.memory_out), of(p + "multi_mem_attention.W_o.weight"));
+    EXPECT_EQ(values(w.memory_out_bias), of(p + "multi_mem_attention.W_o.bias"));
+    EXPECT_EQ(values(w.ffn_in), of(p + "ffn.0.weight"));
+    EXPECT_EQ(values(w.ffn_in_bias), of(p + "ffn.0.bias"));
+    EXPECT_EQ(values(w.ffn_out), of(p + "ffn.3.weight"));
+    EXPECT_EQ(values(w.ffn_out_bias), of(p + "ffn.3.bias"));
+    EXPECT_EQ(values(w.norm1), of(p + "norm1.weight"));
+    EXPECT_EQ(values(w.norm2), of(p + "norm2.weight"));
+  }
+}
+
+TEST(Weights, FixturesHaveTheDocumentedLayout) {
+  for (const std::string name : {"mdi", "dpg", "hem", "segments"}) {
+    const Config config = load_config(fixture(name) / "config.json");
+    for (const int threads : {1, 4}) {
+      WeightOptions options;
+      options.threads = threads;
+      expect_layout(name, load(fixture(name), options), config);
+    }
+  }
+}
+
+TEST(Weights, TiedHeadIsNotKeptTwice) {
+  const HostWeights weights = load(fixture("mdi"));
+  EXPECT_EQ(weights.head.rows, 0);
+  EXPECT_EQ(weights.head_view().data, weights.embedding.bytes.data());
+  Edited without("mdi");
+  without.checkpoint.erase("lm_head.weight");
+  const HostWeights same = without.load();
+  EXPECT_EQ(same.head.rows, 0);
+  EXPECT_EQ(same.fingerprint, weights.fingerprint);
+  EXPECT_EQ(same.bytes, weights.bytes);
+}
+
+TEST(Weights, HeadOfItsOwnIsKept) {
+  Edited edited("mdi");
+  auto& head = edited.checkpoint.at("lm_head.weight");
+  head.set(16383, head.at(16383) + 1);  // the last element
+  const HostWeights weights = edited.load();
+  const HostWeights tied = load(fixture("mdi"));
+  EXPECT_EQ(weights.head.rows, 256);
+  EXPECT_EQ(values(weights.head).back(), head.at(16383));
+  EXPECT_EQ(weights.bytes, tied.bytes + 256 * 64 * 4);
+  EXPECT_EQ(weights.parameters, tied.parameters + 256 * 64);
+  EXPECT_NE(weights.fingerprint, tied.fingerprint);
+}
+
+TEST(Weights, CountsBytesAndParameters) {
+  const HostWeights weights = load(fixture("segments"));
+  std::uint64_t parameters = 0;
+  for (const TensorSpec& spec : tensor_specs(load_config(fixture("segments") / "config.json"))) {
+    std::uint64_t elements = 1;
+    for (const std::int64_t extent : spec.shape) elements *= static_cast<std::uint64_t>(extent);
+    if (spec.use == TensorSpec::Use::kRequired) parameters += elements;
+  }
+  EXPECT_EQ(weights.parameters, parameters);
+  EXPECT_EQ(weights.bytes, 4 * parameters);
+}
+
+TEST(Weights, S7EveryMissingTensorIsNamed) {
+  for (const std::string name : {"mdi", "dpg", "hem"}) {
+    const Config config = load_config(fixture(name) / "config.json");
+    for (const TensorSpec& spec : tensor_specs(config)) {
+      if (spec.use != TensorSpec::Use::kRequired) continue;
+      Edited edited(name);
+      edited.checkpoint.erase(spec.name);
+      expect_says(edited.refusal(), {spec.name, "missing"});
+    }
+  }
+}
+
+TEST(Weights, DpgNeedsNoneOfTheTensorsItDoesNotUse) {
+  Edited edited("dpg");
+  std::erase_if(edited.checkpoint.tensors, [](const auto& tensor) {
+    return tensor.name.find("W_k.") != std::string::npos || tensor.name.find("mdi.W_gamma") != std::string::npos ||
+           tensor.name.find("mdi.W_context") != std::string::npos;
+  });
+  EXPECT_EQ(edited.load().fingerprint, load(fixture("dpg")).fingerprint);
+}
+
+TEST(Weights, S7ExtraTensor) {
+  for (const char* name :
+       {"extra", "blocks.2.W_g.bias", "blocks.0.W_g.bias2", "blocks.00.W_g.bias", "model.norm.weight"}) {
+    Edited edited("mdi");
+    edited.checkpoint.add_zeros(name, {64});
+    expect_says(edited.refusal(), {name, "unexpected tensor", "F32 [64]"});
+  }
+}
+
+TEST(Weights, TrainingOnlyTensorsAreIgnoredAndReported) {
+  Edited edited("mdi");
+  edited.checkpoint.add_zeros("blocks.0.mdi.W_planning_gate.weight", {3, 5});
+  edited.checkpoint.add_zeros("blocks.1.mdi.W_planning_error.bias", {7});
+  std::vector<std::string> warnings;
+  const HostWeights weights = edited.load({}, [&](std::string_view line) { warnings.emplace_back(line); });
+  ASSERT_EQ(warnings.size(), 1U);
+  expect_says(warnings[0], {"2 tensors", "W_planning_"});
+  EXPECT_EQ(weights.fingerprint, load(fixture("mdi")).fingerprint);
+}
+
+TEST(Weights, S6EveryWrongShapeIsNamed) {
+  for (const std::string name : {"mdi", "dpg", "hem"}) {
+    const Config config = load_config(fixture(name) / "config.json");
+    for (const TensorSpec& spec : tensor_specs(config)) {
+      Edited edited(name);
+      auto& tensor = edited.checkpoint.at(spec.name);
+      tensor.shape.push_back(1);  // the same bytes in another shape
+      expect_says(edited.refusal(), {spec.name, "found shape [", ", 1], expected ["});
+    }
+  }
+}
+
+TEST(Weights, S6TransposedAndMisSized) {
+  Edited transposed("mdi");
+  std::swap(transposed.checkpoint.at("blocks.1.ffn.0.weight").shape[0],
+            transposed.checkpoint.at("blocks.1.ffn.0.weight").shape[1]);
+  expect_says(transposed.refusal(), {"blocks.1.ffn.0.weight", "found shape [64, 256], expected [256, 64]"});
+  Edited vocabulary("mdi");
+  vocabulary.config(R"({"model_type":"mmrec","vocab_size":255,"model_dim":64,"num_layers":2,"num_heads":4})");
+  expect_says(vocabulary.refusal(), {"embedding.weight", "found shape [256, 64], expected [255, 64]"});
+}
+
+TEST(Weights, S6ConfigurationOfAnotherVariant) {
+  const auto config = [](const char* more) {
+    return std::string(R"({"model_type":"mmrec","vocab_size":256,"model_dim":64,"num_heads":4,)") + more + "}";
+  };
+  Edited edited("mdi");
+  edited.config(config(R"("num_layers":3)"));
+  expect_says(edited.refusal(), {"blocks.2.", "missing", "num_layers 3"});
+  edited.config(config(R"("num_layers":1)"));
+  expect_says(edited.refusal(), {"blocks.1.", "unexpected", "num_layers 1"});
+  edited.config(config(R"("num_layers":2,"use_hem":true)"));
+  expect_says(edited.refusal(), {"W_fused", "missing", "use_hem true"});
+  edited.config(config(R"("num_layers":2,"use_dpg":true)"));
+  expect_says(edited.refusal(), {"W_gamma_down", "missing", "use_dpg true"});
+  Edited dpg("dpg");
+  dpg.config(config(R"("num_layers":2)"));
+  expect_says(dpg.refusal(), {"W_gamma_down", "unexpected", "use_dpg false"});
+}
+
+TEST(Weights, FusedProjectionMayHaveMoreRowsButNotFewer) {
+  Edited edited("hem");
+  auto& fused = edited.checkpoint.at("blocks.0.W_fused.weight");
+  auto& bias = edited.checkpoint.at("blocks.0.W_fused.bias");
+  fused.shape[0] = bias.shape[0] = 192;
+  fused.bytes.resize(192 * 48 * 4);
+  bias.bytes.resize(192 * 4);
+  EXPECT_EQ(values(edited.load().layers[0].qvzk), values(load(fixture("hem")).layers[0].qvzk));
+  fused.shape[0] = 191;
+  fused.bytes.resize(191 * 48 * 4);
+  expect_says(edited.refusal(), {"blocks.0.W_fused.weight", "[191, 48]", "[192, 48] or more rows"});
+}
+
+TEST(Weights, S6UnsupportedTypeIsNamed) {
+  Edited edited("mdi");
+  auto& tensor = edited.checkpoint.at("blocks.0.W_g.bias");
+  tensor.dtype = "F64";
+  tensor.bytes += tensor.bytes;
+  expect_says(edited.refusal(), {"blocks.0.W_g.bias", "F64", "F32, F16 or BF16"});
+}
+
+/// Rewrites a tensor of F32 in 16 bits.
+template <class T>
+void narrow(test::EditableTensor& tensor, const char* dtype) {
+  std::string bytes;
+  for (std::size_t i = 0; i < tensor.bytes.size() / 4; ++i) {
+    const T x = kernels::from_float<T>(tensor.at(i));
+    bytes.append(reinterpret_cast<const char*>(&x), sizeof(T));
+  }
+  tensor.dtype = dtype;
+  tensor.bytes = bytes;
+}
+
+TEST(Weights, StacksOfOneTypeKeepItAndMixedOnesWiden) {
+  Edited edited("segments");
+  for (const char* part : {"W_q", "W_v", "W_z", "W_k"}) {
+    narrow<kernels::BFloat16>(edited.checkpoint.at("blocks.0." + std::string(part) + ".weight"), "BF16");
+  }
+  narrow<kernels::Float16>(edited.checkpoint.at("blocks.0.W_g.weight"), "F16");
+  narrow<kernels::Float16>(edited.checkpoint.at("blocks.0.W_g.bias"), "F16");
+  narrow<kernels::BFloat16>(edited.checkpoint.at("blocks.1.mdi.W_g.weight"), "BF16");
+  edited.checkpoint.write(edited / "model.safetensors");
+  const HostWeights weights = edited.load();
+  const SafetensorsReader file(edited / "model.safetensors");
+  const auto of = [&](const std::string& tensor) { return file.at(tensor).values; };
+
+  EXPECT_EQ(weights.layers[0].qvzk.dtype, DType::kBF16);
+  EXPECT_EQ(values(weights.layers[0].qvzk, 32, 32), of("blocks.0.W_v.weight"));
+  EXPECT_EQ(weights.layers[1].qvzk.dtype, DType::kF32);
+  EXPECT_EQ(weights.layers[0].gate.dtype, DType::kF32);  // F16 above F32
+  EXPECT_EQ(values(weights.layers[0].gate, 0, 32), of("blocks.0.W_g.weight"));
+  EXPECT_EQ(values(weights.layers[0].gate, 32, 32), columns(of("blocks.0.mdi.W_g.weight"), 64, 32, 32));
+  EXPECT_EQ(values(weights.layers[0].gate_bias), of("blocks.0.W_g.bias"));
+  EXPECT_EQ(weights.layers[1].gate.dtype, DType::kF32);  // F32 above BF16
+  EXPECT_EQ(weights.layers[1].gate_z.dtype, DType::kBF16);
+  EXPECT_EQ(values(weights.layers[1].gate, 32, 32), columns(of("blocks.1.mdi.W_g.weight"), 64, 32, 32));
+  EXPECT_EQ(values(weights.layers[1].gate_z), columns(of("blocks.1.mdi.W_g.weight"), 64, 0, 32));
+}
+
+TEST(Weights, S9NonFiniteValuesAreNamed) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float infinity = std::numeric_limits<float>::infinity();
+  struct Case {
+    const char* tensor;
+    std::size_t element;
+    float value;
+  };
+  for (const Case& c : {Case{"embedding.weight", 0, nan}, Case{"embedding.weight", 16383, -infinity},
+                        Case{"blocks.1.mdi.W_g.weight", 8191, infinity}, Case{"blocks.0.norm1.weight", 63, nan},
+                        Case{"blocks.1.ffn.3.bias", 5, -nan}, Case{"norm.weight", 1, infinity}}) {
+    Edited edited("mdi");
+    if (std::string_view(c.tensor) == "embedding.weight") edited.checkpoint.erase("lm_head.weight");
+    edited.checkpoint.at(c.tensor).set(c.element, c.value);
+    expect_says(edited.refusal(),
+                {c.tensor, "element " + std::to_string(c.element) + " is", std::isnan(c.value) ? "NaN" : "infinite"});
+    WeightOptions allow;
+    allow.allow_nonfinite = true;
+    EXPECT_NO_THROW(edited.load(allow));
+  }
+}
+
+TEST(Weights, S9NonFiniteHeadAndNarrowTypes) {
+  Edited head("mdi");
+  head.checkpoint.at("lm_head.weight").set(7, std::numeric_limits<float>::infinity());
+  expect_says(head.refusal(), {"lm_head.weight", "element 7 is infinite"});
+  Edited half("mdi");
+  half.checkpoint.at("blocks.0.W_q.weight").set(9, 1e30F);  // becomes infinite in F16
+  narrow<kernels::Float16>(half.checkpoint.at("blocks.0.W_q.weight"), "F16");
+  expect_says(half.refusal(), {"blocks.0.W_q.weight", "element 9 is infinite"});
+  Edited brain("mdi");
+  brain.checkpoint.at("blocks.0.W_q.bias").set(9, std::numeric_limits<float>::quiet_NaN());
+  narrow<kernels::BFloat16>(brain.checkpoint.at("blocks.0.W_q.bias"), "BF16");
+  expect_says(brain.refusal(), {"blocks.0.W_q.bias", "element 9 is NaN"});
+}
+
+TEST(Weights, S9LargestFiniteValuesAreFine) {
+  Edited edited("mdi");
+  edited.checkpoint.at("blocks.0.W_q.weight").set(0, std::numeric_limits<float>::max());
+  edited.checkpoint.at("blocks.0.W_q.weight").set(1, -std::numeric_limits<float>::max());
+  edited.checkpoint.at("blocks.0.W_q.weight").set(2, std::numeric_limits<float>::denorm_min());
+  EXPECT_NO_THROW(edited.load());
+}
+
+TEST(Weights, S9UnusedRowsOfAFusedProjectionAreNotScanned) {
+  Edited edited("hem");
+  edited.checkpoint.at("blocks.0.W_fused.weight").set(192 * 48, std::numeric_limits<float>::quiet_NaN());
+  EXPECT_NO_THROW(edited.load());
+  edited.checkpoint.at("blocks.0.W_fused.weight").set(192 * 48 - 1, std::numeric_limits<float>::quiet_NaN());
+  expect_says(edited.refusal(), {"W_fused.weight", "element 9215 is NaN"});
+}
+
+TEST(Weights, TheErrorDoesNotDependOnTheThreads) {
+  Edited edited("mdi");
+  for (auto& tensor : edited.checkpoint.tensors) {
+    if (tensor.name != "embedding.weight") tensor.set(0, std::numeric_limits<float>::quiet_NaN());
+  }
+  edited.checkpoint.write(edited / "model.safetensors");
+  for (int i = 0; i < 20; ++i) {
+    WeightOptions options;
+    options.threads = 1 + i % 8;
+    expect_says(error_of([&] { load(edited.path(), options); }), {"blocks.0.W_q.weight: element 0 is NaN"});
+  }
+}
+
+TEST(Weights, S8FileThatShrinksAfterItsHeaderWasRead) {
+  Edited edited("mdi");
+  edited.checkpoint.write(edited / "model.safetensors");
+  const Checkpoint checkpoint = Checkpoint::open(edited.path());
+  fs::resize_file(edited / "model.safetensors", 20'000);
+  const Config config = load_config(edited / "config.json");
+  expect_says(error_of([&] { load_weights(checkpoint, config); }), {"model.safetensors", "became shorter"});
+}
+
+TEST(Weights, MoreMemoryThanTheMachineHasIsRefusedBeforeAnyIsTaken) {
+  const TempFolder folder;
+  Config config;
+  config.vocab_size = std::int64_t{1} << 24;
+  config.model_dim = std::int64_t{1} << 16;
+  config.num_layers = 1;
+  config.num_heads = 1;
+  config.ffn_dim = 4;
+  std::string header = "{";
+  std::uint64_t end = 0;
+  for (const TensorSpec& spec : tensor_specs(config)) {
+    if (spec.use != TensorSpec::Use::kRequired) continue;
+    std::uint64_t bytes = 2;
+    std::string shape;
+    for (const std::int64_t extent : spec.shape) {
+      bytes *= static_cast<std::uint64_t>(extent);
+      shape += (shape.empty() ? "" : ",") + std::to_string(extent);
+    }
+    header += (end == 0 ? "\"" : ",\"") + spec.name + R"(":{"dtype":"BF16","shape":[)" + shape +
+              R"(],"data_offsets":[)" + std::to_string(end) + "," + std::to_string(end + bytes) + "]}";
+    end += bytes;
+  }
+  const std::string file = test::safetensors_bytes(header + "}");
+  test::write_file(folder / "model.safetensors", file);
+  std::error_code error;
+  fs::resize_file(folder / "model.safetensors", file.size() + end, error);
+  if (error) GTEST_SKIP() << "the file system has no sparse file of " << end << " bytes";
+  const Checkpoint checkpoint = Checkpoint::open(folder.path());
+  expect_says(error_of<std::bad_alloc>([&] { load_weights(checkpoint, config); }),
+              {"not enough memory", "model.safetensors"});
+}
+
+TEST(Weights, FingerprintIgnoresShardingAndTokenIds) {
+  const TempFolder one;
+  const TempFolder many;
+  Config config = load_config(fixture("segments") / "config.json");
+  write_synthetic_model(one.path(), config, DType::kF32, 3);
+  config.bos_token_id = 1;
+  config.eos_token_ids = {2};
+  write_synthetic_model(many.path(), config, DType::kF32, 3, 20'000);
+  EXPECT_EQ(load(one.path()).fingerprint, load(many.path()).fingerprint);
+}
+
+TEST(Weights, FingerprintSeesEveryParameterThatMatters) {
+  const std::uint64_t original = load(fixture("segments")).fingerprint;
+  EXPECT_EQ(load(fixture("segments")).fingerprint, original);
+  for (const TensorSpec& spec : tensor_specs(load_config(fixture("segments") / "config.json"))) {
+    Edited edited("segments");
+    auto& tensor = edited.checkpoint.at(spec.name);
+    tensor.set(0, tensor.at(0) + 0.5F);
+    EXPECT_NE(edited.load().fingerprint, original) << spec.name;
+  }
+  Edited mix("segments");
+  std::string text = test::read_file(mix / "config.json");
+  text.insert(text.find('{') + 1, "\"mdi_mix\": 0.2,");
+  mix.config(text);
+  EXPECT_NE(mix.load().fingerprint, original);
+}
+
+}  // namespace
+}  // namespace mmrec::models

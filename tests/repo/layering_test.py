@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""The sentence the folders tell, checked: apps use the engine; the engine runs models; models call kernels.
+
+Includes point rightward only, and public headers need nothing but the standard library and each other.
+"""
+import pathlib
+import re
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SUFFIXES = {".h", ".cpp", ".inl", ".cu", ".cuh"}
+LAYERS = ["apps", "engine", "models", "kernels"]  # left to right
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
+STANDARD = re.compile(r"[a-z_0-9]+")  # <vector>, <cstdint>: a standard header has neither slash nor suffix
+
+# Third-party headers, and the layers that may see them.
+THIRD_PARTY = {
+    "cblas.h": {"kernels"},
+    "nlohmann/": {"models", "engine", "apps"},
+    "fmt/": {"models", "engine", "apps"},
+    "sentencepiece": {"engine"},
+    "cxxopts.hpp": {"apps"},
+    "cuda": {"kernels"},
+    "cublas": {"kernels"},
+}
+
+
+def sources(layer):
+    return sorted(p for p in (ROOT / layer).rglob("*") if p.suffix in SUFFIXES)
+
+
+def includes(path):
+    """(kind, name) of each include of a file, kind being the opening delimiter."""
+    return [(kind, name) for kind, name in INCLUDE.findall(path.read_text(encoding="utf-8"))]
+
+
+def layer_of(include):
+    first = include.split("/")[0]
+    return "engine" if first == "mmrec" else first
+
+
+def upward_includes(layer, text):
+    """Quoted includes of `text`, a file of `layer`, that name no layer at or to the right of it."""
+    allowed = LAYERS[LAYERS.index(layer):]
+    return [name for kind, name in INCLUDE.findall(text) if kind == '"' and layer_of(name) not in allowed]
+
+
+class LayeringTest(unittest.TestCase):
+    def test_every_layer_has_sources(self):
+        for layer in LAYERS:
+            self.assertGreater(len(sources(layer)), 0, layer)
+
+    def test_includes_point_rightward(self):
+        for layer in LAYERS:
+            for path in sources(layer):
+                with self.subTest(file=str(path.relative_to(ROOT))):
+                    self.assertEqual(upward_includes(layer, path.read_text(encoding="utf-8")), [])
+
+    def test_an_upward_include_is_seen(self):
+        text = '#include <vector>\n#include "kernels/tensor.h"\n  # include "mmrec/model.h"\n#include "apps/cli.h"\n'
+        self.assertEqual(upward_includes("models", text), ["mmrec/model.h", "apps/cli.h"])
+        self.assertEqual(upward_includes("kernels", '#include "models/config.h"'), ["models/config.h"])
+        self.assertEqual(upward_includes("apps", text), [])
+
+    def test_included_files_exist_under_the_name_used(self):
+        for layer in LAYERS:
+            for path in sources(layer):
+                for kind, name in includes(path):
+                    if kind != '"':
+                        continue
+                    base = ROOT / "engine/include" if name.startswith("mmrec/") else ROOT
+                    with self.subTest(file=str(path.relative_to(ROOT)), include=name):
+                        self.assertTrue((base / name).is_file())
+
+    def test_apps_reach_the_engine_through_its_public_headers(self):
+        for path in sources("apps"):
+            for kind, name in includes(path):
+                with self.subTest(file=str(path.relative_to(ROOT)), include=name):
+                    self.assertFalse(name.startswith("engine/"))
+                    self.assertFalse(name.startswith("models/"))
+
+    def test_public_headers_need_only_the_standard_library(self):
+        headers = sorted((ROOT / "engine/include/mmrec").rglob("*.h"))
+        self.assertGreater(len(headers), 0)
+        for path in headers:
+            for kind, name in includes(path):
+                with self.subTest(file=path.name, include=name):
+                    if kind == "<":
+                        self.assertRegex(name, rf"^{STANDARD.pattern}$")
+                    else:
+                        self.assertTrue(name.startswith("mmrec/"))
+
+    def test_third_party_headers_stay_in_their_layers(self):
+        for layer in LAYERS:
+            for path in sources(layer):
+                for _, name in includes(path):
+                    for prefix, layers in THIRD_PARTY.items():
+                        if name.startswith(prefix):
+                            with self.subTest(file=str(path.relative_to(ROOT)), include=name):
+                                self.assertIn(layer, layers)
+
+    def test_library_code_has_no_hidden_effects(self):
+        """The library never aborts, exits, prints, reads the environment or installs a signal handler."""
+        forbidden = re.compile(
+            r"(?<![\w.:>])(?:std::)?(?:abort|exit|_exit|quick_exit|terminate|getenv|setlocale|signal|sigaction|printf|"
+            r"fprintf|puts|putchar)\s*\(|std::(?:cout|cerr|clog)\b|fmt::print\s*\(")
+        for layer in ["engine", "models", "kernels"]:
+            for path in sources(layer):
+                for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+                    code = line.split("//")[0]
+                    with self.subTest(file=str(path.relative_to(ROOT)), line=number):
+                        self.assertNotRegex(code, forbidden)
+
+    def test_headers_are_guarded_and_files_open_with_their_purpose(self):
+        for layer in LAYERS:
+            for path in sources(layer):
+                text = path.read_text(encoding="utf-8")
+                with self.subTest(file=str(path.relative_to(ROOT))):
+                    self.assertTrue(text.startswith("//"), "a file opens with what it does")
+                    if path.suffix in {".h", ".cuh"}:
+                        self.assertIn("\n#pragma once\n", text)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,147 @@
+// What tests of model folders share: temporary folders, safetensors files put together by hand, and what an error says.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "models/config.h"
+#include "tests/support/safetensors_reader.h"
+
+namespace mmrec::test {
+
+/// A folder of its own that goes away with it.
+class TempFolder {
+ public:
+  TempFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "mmrec-test-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
+    path_ = name;
+  }
+  TempFolder(const TempFolder&) = delete;
+  TempFolder& operator=(const TempFolder&) = delete;
+  ~TempFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  const std::filesystem::path& path() const { return path_; }
+  std::filesystem::path operator/(std::string_view name) const { return path_ / name; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+inline void write_file(const std::filesystem::path& path, std::string_view bytes) {
+  std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  if (!out) throw std::runtime_error("cannot write " + path.string());
+}
+
+inline std::string read_file(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) throw std::runtime_error("cannot read " + path.string());
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+/// Length, header and data of a safetensors file, whatever the header says.
+inline std::string safetensors_bytes(std::string_view header, std::string_view data = {}) {
+  std::string bytes(8, '\0');
+  const std::uint64_t length = header.size();
+  std::memcpy(bytes.data(), &length, 8);
+  return bytes.append(header).append(data);
+}
+
+/// The tensors of a checkpoint as a test changes them, in the order they are written.
+struct EditableTensor {
+  std::string name;
+  std::string dtype = "F32";
+  std::vector<std::int64_t> shape;
+  std::string bytes;
+
+  float at(std::size_t i) const {
+    float x = 0;
+    std::memcpy(&x, bytes.data() + i * sizeof(float), sizeof(float));
+    return x;
+  }
+  void set(std::size_t i, float x) { std::memcpy(bytes.data() + i * sizeof(float), &x, sizeof(float)); }
+};
+
+class EditableCheckpoint {
+ public:
+  explicit EditableCheckpoint(const std::filesystem::path& file) {
+    const std::string bytes = read_file(file);
+    std::uint64_t length = 0;
+    std::memcpy(&length, bytes.data(), 8);
+    const auto header = nlohmann::json::parse(bytes.substr(8, length));
+    for (const auto& [name, entry] : header.items()) {
+      if (name == "__metadata__") continue;
+      const auto begin = entry["data_offsets"][0].get<std::size_t>();
+      const auto end = entry["data_offsets"][1].get<std::size_t>();
+      tensors.push_back({name, entry["dtype"], entry["shape"], bytes.substr(8 + length + begin, end - begin)});
+    }
+  }
+
+  EditableTensor& at(std::string_view name) {
+    for (EditableTensor& tensor : tensors) {
+      if (tensor.name == name) return tensor;
+    }
+    throw std::out_of_range(std::string(name));
+  }
+  void erase(std::string_view name) {
+    std::erase_if(tensors, [&](const EditableTensor& tensor) { return tensor.name == name; });
+  }
+  void add_zeros(std::string name, std::vector<std::int64_t> shape) {
+    std::size_t elements = 1;
+    for (const std::int64_t extent : shape) elements *= static_cast<std::size_t>(extent);
+    tensors.push_back({std::move(name), "F32", std::move(shape), std::string(elements * 4, '\0')});
+  }
+  std::string bytes() const {
+    std::string header = "{";
+    std::string data;
+    for (const EditableTensor& tensor : tensors) {
+      const nlohmann::json entry = {{"dtype", tensor.dtype},
+                                    {"shape", tensor.shape},
+                                    {"data_offsets", {data.size(), data.size() + tensor.bytes.size()}}};
+      header += (header.size() > 1 ? ",\"" : "\"") + tensor.name + "\":" + entry.dump();
+      data += tensor.bytes;
+    }
+    return safetensors_bytes(header + "}", data);
+  }
+  void write(const std::filesystem::path& file) const { write_file(file, bytes()); }
+
+  std::vector<EditableTensor> tensors;
+};
+
+/// The message of the Error that `action` throws; a test failure if it throws nothing or something else.
+template <class Error = std::runtime_error, class Action>
+std::string error_of(const Action& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    const std::string message = error.what();
+    EXPECT_EQ(message.find('\n'), std::string::npos) << "an error is one line: " << message;
+    return message;
+  } catch (const std::exception& error) {
+    ADD_FAILURE() << "an error of another type: " << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return {};
+}
+
+/// `message` contains every one of `parts`.
+inline void expect_says(const std::string& message, std::initializer_list<std::string_view> parts) {
+  for (const std::string_view part : parts) {
+    EXPECT_NE(message.find(part), std::string::npos) << "\"" << message << "\" does not say \"" << part << "\"";
+  }
+}
+
+}  // namespace mmrec::test
