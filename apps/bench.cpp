@@ -52,9 +52,9 @@ machine's read bandwidth and matrix-product peak, measured in the same run.
       --repeat N         runs of each, the best counts (3)
       --json             JSON instead of a table
   -o, --output FILE      write the result there, whole or not at all
-      --device D         auto or cpu        --threads N  threads (0: all)
-      --prefill M        auto, sweeps or steps   --sweep-tol X (1e-5)
-  -h, --help             this page          --version
+      --device D         auto or cpu; --threads N: threads (0: all)
+      --prefill M        auto, sweeps or steps; --sweep-tol X: tolerance (1e-5)
+  -h, --help             this page; --version
 )";
 
 constexpr std::array kFlags = {
@@ -179,7 +179,8 @@ class Bench {
     }
   }
 
-  void measure_machine_peaks() { peaks_ = measure_machine(); }
+  /// Another measurement of the machine; the best counts.
+  void add_peaks(const MachinePeaks& peaks) { peaks_ = best_of(peaks_, peaks); }
 
   Json json() const;
   std::string table() const;
@@ -323,10 +324,17 @@ int bench_main(int argc, char** argv) {
   Bench bench(arguments, run);
   if (arguments.has("model") && arguments.has("synthetic")) throw UsageError("--model and --synthetic: found both");
   std::optional<models::Config> config;
-  if (arguments.has("synthetic")) config = synthetic_config(arguments);
+  std::filesystem::path given;
+  if (arguments.has("synthetic")) {
+    config = synthetic_config(arguments);
+  } else {
+    given = model_folder(arguments);
+  }
   const auto out =
       arguments.has("output") ? std::make_unique<Output>(*arguments.text("output")) : std::make_unique<Output>();
 
+  // The machine is measured before and after: another program may be at work during either.
+  bench.add_peaks(measure_machine_apart());
   const GracefulScope graceful;
   try {
     if (config) {
@@ -334,10 +342,10 @@ int bench_main(int argc, char** argv) {
       write_synthetic(folder.path(), *config);
       bench.run(folder.path());
     } else {
-      bench.run(model_folder(arguments));
+      bench.run(given);
     }
     check_interrupt();
-    bench.measure_machine_peaks();
+    bench.add_peaks(measure_machine());
     check_interrupt();
   } catch (const Interrupted&) {
     log_line("interrupted");

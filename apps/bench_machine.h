@@ -11,4 +11,11 @@ struct MachinePeaks {
 /// Takes a few seconds and up to 2 GiB; the best of several runs. Throws std::bad_alloc, std::system_error.
 MachinePeaks measure_machine();
 
+/// The same in a child process, which leaves this one's peak memory alone. Requires: no
+/// thread of this process beyond the matrix library's own, which knows how to fork.
+MachinePeaks measure_machine_apart();
+
+/// The better of each.
+MachinePeaks best_of(const MachinePeaks& a, const MachinePeaks& b);
+
 }  // namespace mmrec::apps

@@ -128,6 +128,8 @@ std::optional<double> parse_real(std::string_view text) {
   return value;
 }
 
+double shortest(float x) { return parse_real(fmt::format("{}", x)).value_or(static_cast<double>(x)); }
+
 Arguments::Arguments(std::span<const Flag> flags, bool positionals, int argc, const char* const* argv) {
   cxxopts::Options options(program_name);
   auto add = options.add_options();

@@ -96,6 +96,9 @@ class Arguments {
 std::optional<std::int64_t> parse_integer(std::string_view text);
 std::optional<double> parse_real(std::string_view text);
 
+/// The double nearest to the shortest decimal that gives `x` back: 0.8F becomes 0.8, not 0.800000011920929.
+double shortest(float x);
+
 /// --version: "<program> <version>".
 std::string version_line(std::string_view program);
 

@@ -31,24 +31,24 @@ constexpr std::string_view kProgram = "mmrec-generate";
 
 constexpr std::string_view kHelp = R"(mmrec-generate -p "The old house" -n 64
 mmrec-generate -m DIR -f prompt.txt --temp 0 --json > answer.json
-echo "Once upon a time" | mmrec-generate --seed 7 --stop "\n\n"
+echo "Once upon a time" | mmrec-generate --seed 7 --stop "The end"
 
 Continues a prompt: text on stdout, timings and the seed on stderr.
-  -m, --model DIR          model folder (default: the bundled model)
-  -p, --prompt TEXT        prompt; or -f, --file FILE ("-": stdin); or piped stdin
-  -n, --tokens N           most tokens to draw (256); -1: until end or stop string
-      --temp X             temperature (0.8); 0: always the likeliest token
-      --top-k N            keep the N likeliest (40); 0: all
-      --top-p X            keep the smallest set of probability X (0.95)
-      --min-p X            drop tokens below X times the likeliest (0.05)
-      --repetition-penalty X  make recent tokens less likely (1.0: do not)
-      --seed N             random seed (default: random, always reported)
-      --stop S             end before this text; may be repeated
-      --echo               print the prompt first
-      --json               one JSON object instead of text
-      --device D           auto or cpu        --threads N  threads (0: all)
-      --prefill M          auto, sweeps or steps   --sweep-tol X  tolerance (1e-5)
-  -h, --help               this page          --version
+  -m, --model DIR       model folder (default: the bundled model)
+  -p, --prompt TEXT     prompt; or -f, --file FILE ("-": stdin); or piped stdin
+  -n, --tokens N        most tokens to draw (256); -1: until an end or a stop
+      --temp X          temperature (0.8); 0: always the likeliest token
+      --top-k N         keep the N likeliest (40); 0: all
+      --top-p X         keep the smallest set of probability X (0.95)
+      --min-p X         drop tokens below X times the likeliest (0.05)
+      --repetition-penalty X   make recent tokens less likely (1.0: do not)
+      --seed N          random seed (default: random, always reported)
+      --stop S          end before this text; may be repeated
+      --echo            print the prompt first
+      --json            one JSON object instead of text
+      --device D        auto or cpu; --threads N: threads (0: all)
+      --prefill M       auto, sweeps or steps; --sweep-tol X: tolerance (1e-5)
+  -h, --help            this page; --version
 Sampling defaults come from the folder's generation_config.json if it has one.
 )";
 
@@ -171,19 +171,21 @@ struct Timings {
 Json result_json(const GenerateResult& result, const SamplerOptions& sampler, const std::vector<int>& prompt,
                  const ModelInfo& info, const std::filesystem::path& folder, const Tokenizer& tokenizer,
                  const Timings& timings) {
+  std::vector<double> logprobs;
+  for (const float logprob : result.logprobs) logprobs.push_back(shortest(logprob));
   return {{"schema", "mmrec-generate/1"},
           {"text", result.text},
           {"tokens", result.tokens},
-          {"logprobs", result.logprobs},
+          {"logprobs", logprobs},
           {"finish_reason", to_string(result.finish_reason)},
           {"seed", sampler.seed},
           {"prompt_tokens", prompt},
           {"sampling",
-           {{"temperature", sampler.temperature},
+           {{"temperature", shortest(sampler.temperature)},
             {"top_k", sampler.top_k},
-            {"top_p", sampler.top_p},
-            {"min_p", sampler.min_p},
-            {"repetition_penalty", sampler.repetition_penalty}}},
+            {"top_p", shortest(sampler.top_p)},
+            {"min_p", shortest(sampler.min_p)},
+            {"repetition_penalty", shortest(sampler.repetition_penalty)}}},
           {"model",
            {{"folder", folder.string()},
             {"parameters", info.parameters},

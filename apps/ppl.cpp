@@ -46,10 +46,10 @@ one document, "-" is stdin. The result is on stdout, timings are on stderr.
                        per token, in json an entry of `documents`
   -o, --output FILE    write the result there, whole or not at all
       --batch N        documents scored together (1)
-      --device D       auto or cpu        --threads N  threads (0: all)
+      --device D       auto or cpu; --threads N: threads (0: all)
       --prefill M      auto, sweeps or steps
       --sweep-tol X    tolerance of the sweeps (1e-5)
-  -h, --help           this page          --version
+  -h, --help           this page; --version
 )";
 
 constexpr std::array kFlags = {
@@ -131,6 +131,13 @@ struct Scored {
   double running_ppl() const { return std::exp(nll_done / static_cast<double>(tokens_done)); }
 };
 
+// One line each for the first few; the summary counts them all.
+void report_empty(const Document& document, std::int64_t count) {
+  constexpr std::int64_t kMost = 10;
+  if (count <= kMost) warn(fmt::format("{}: 0 scored tokens", document.name));
+  if (count == kMost) warn("further documents with 0 scored tokens are counted only");
+}
+
 Scored score_corpus(const Model& model, ScorerOptions options, Corpus& corpus, Report& report) {
   Scored scored;
   Progress progress(corpus.scored_tokens());
@@ -156,9 +163,8 @@ Scored score_corpus(const Model& model, ScorerOptions options, Corpus& corpus, R
       check_finite(document, score);
       const bool empty = score.logprobs.empty();
       if (empty) {
-        ++scored.empty_docs;
         progress.clear();
-        warn(fmt::format("{}: 0 scored tokens", document.name));
+        report_empty(document, ++scored.empty_docs);
       }
       // A document without a scored token is counted and otherwise left out: its bytes would dilute bits per byte.
       accumulator.add(score, empty ? 0 : std::max<std::int64_t>(document.bytes, 0),
@@ -244,7 +250,7 @@ int ppl_main(int argc, char** argv) {
                        {"device", model.info().device}}},
                      {"prefill",
                       {{"mode", prefill_names()[static_cast<std::size_t>(run.session.prefill)]},
-                       {"sweep_tol", run.session.sweep_tolerance},
+                       {"sweep_tol", shortest(run.session.sweep_tolerance)},
                        {"sweeps_per_token", scored.prefill.sweeps_per_token()},
                        {"fallbacks", scored.prefill.fallbacks}}},
                      {"batch", options.batch},

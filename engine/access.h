@@ -1,5 +1,5 @@
-// The way into Model and Session from below: both are made of runners, whoever makes those. Model::load uses it with the
-// backends' runners, tests with toys. Not installed.
+// The way into Model and Session from below: both are made of runners, whoever makes those. Model::load uses it with
+// the backends' runners, tests with toys. Not installed.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,8 @@ using RunnerFactory = std::function<std::unique_ptr<models::Runner>(int batch, c
 
 struct Access {
   /// A session on `runner`. `config` gives the state's shapes; `fingerprint` is the identity that saved states carry.
-  static Session session(std::unique_ptr<models::Runner> runner, const models::Config& config, std::uint64_t fingerprint);
+  static Session session(std::unique_ptr<models::Runner> runner, const models::Config& config,
+                         std::uint64_t fingerprint);
   static Model model(ModelInfo info, const models::Config& config, RunnerFactory make_runner);
 };
 

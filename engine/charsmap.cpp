@@ -1,7 +1,7 @@
-// A lookup starts at unit 0, whose offset gives the first base. From base b, byte c leads to unit u = b ^ c if that unit's
-// label is c; the next base is u ^ offset(u); if u has a leaf, the unit at that next base holds the rule's value. So a
-// lookup reads units b ^ 0 .. b ^ 255 of the bases it reaches and nothing else, and the bases form a graph that must have
-// no cycle. The file is walked once, depth first, without recursion.
+// A lookup starts at unit 0, whose offset gives the first base. From base b, byte c leads to unit u = b ^ c if that
+// unit's label is c; the next base is u ^ offset(u); if u has a leaf, the unit at that next base holds the rule's
+// value. So a lookup reads units b ^ 0 .. b ^ 255 of the bases it reaches and nothing else, and the bases form a graph
+// that must have no cycle. The file is walked once, depth first, without recursion.
 #include "engine/charsmap.h"
 
 #include <fmt/format.h>
@@ -101,7 +101,8 @@ class Walk {
     if (value >= replacements_.size()) {
       fail(fmt::format("replacement at {}, expected less than {}", value, replacements_.size()));
     }
-    if (is_continuation(replacements_[value])) fail(fmt::format("the replacement at {} begins inside a character", value));
+    if (is_continuation(replacements_[value]))
+      fail(fmt::format("the replacement at {} begins inside a character", value));
     if (replacements_.substr(value, kMaxReplacementBytes + 1).find('\0') == std::string_view::npos) {
       fail(fmt::format("the replacement at {} is longer than {} bytes", value, kMaxReplacementBytes));
     }

@@ -12,8 +12,8 @@
 
 namespace mmrec::engine {
 
-/// Throws std::runtime_error beginning with `name` unless every lookup of every text stays inside the trie, ends, matches
-/// at most 32 rules, and finds replacements that are short valid UTF-8. An empty blob (no rules) is valid.
+/// Throws std::runtime_error beginning with `name` unless every lookup of every text stays inside the trie, ends,
+/// matches at most 32 rules, and finds replacements that are short valid UTF-8. An empty blob (no rules) is valid.
 void check_charsmap(std::string_view blob, const std::string& name);
 
 /// What the rule for the one byte `key` replaces it by; nothing if there is no such rule. Requires: checked.

@@ -58,10 +58,14 @@ class Output {
 
 std::string_view to_string(FinishReason reason) {
   switch (reason) {
-    case FinishReason::kLength: return "length";
-    case FinishReason::kEndOfSequence: return "eos";
-    case FinishReason::kStopString: return "stop";
-    case FinishReason::kCancelled: return "cancelled";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kEndOfSequence:
+      return "eos";
+    case FinishReason::kStopString:
+      return "stop";
+    case FinishReason::kCancelled:
+      return "cancelled";
   }
   return "unknown";
 }
@@ -80,7 +84,8 @@ GenerateResult generate(Session& session, const Tokenizer& tokenizer, std::span<
 
   SamplerOptions sampler_options = options.sampler;
   Sampler sampler(sampler_options);  // checks the options as they were given
-  if (const int known = tokenizer.vocab_size(); sampler_options.vocab_limit == 0 || sampler_options.vocab_limit > known) {
+  if (const int known = tokenizer.vocab_size();
+      sampler_options.vocab_limit == 0 || sampler_options.vocab_limit > known) {
     sampler_options.vocab_limit = known;
     sampler = Sampler(sampler_options);
   }
@@ -91,7 +96,8 @@ GenerateResult generate(Session& session, const Tokenizer& tokenizer, std::span<
   const std::size_t window = std::min(prompt.size(), static_cast<std::size_t>(sampler_options.repetition_window));
   std::vector<int> recent(prompt.end() - static_cast<std::ptrdiff_t>(window), prompt.end());
 
-  const std::int64_t max_tokens = options.max_tokens < 0 ? std::numeric_limits<std::int64_t>::max() : options.max_tokens;
+  const std::int64_t max_tokens =
+      options.max_tokens < 0 ? std::numeric_limits<std::int64_t>::max() : options.max_tokens;
   const auto first_position = static_cast<std::uint64_t>(session.position());
   for (std::int64_t n = 0; n < max_tokens; ++n) {
     if (options.cancelled && options.cancelled()) {
@@ -101,7 +107,8 @@ GenerateResult generate(Session& session, const Tokenizer& tokenizer, std::span<
     if (n > 0) session.step({&result.tokens.back(), 1});
     const Sample drawn =
         sampler.sample(session.logits(), recent, first_position + static_cast<std::uint64_t>(n), options.sequence);
-    if (std::find(options.eos_token_ids.begin(), options.eos_token_ids.end(), drawn.token) != options.eos_token_ids.end()) {
+    if (std::find(options.eos_token_ids.begin(), options.eos_token_ids.end(), drawn.token) !=
+        options.eos_token_ids.end()) {
       result.finish_reason = FinishReason::kEndOfSequence;
       break;
     }

@@ -30,11 +30,12 @@ std::uint64_t bytes_of(const models::HostVector& vector) { return vector.size() 
 std::uint64_t bytes_per_token(const models::HostWeights& weights) {
   const models::HostMatrix& head = weights.head.rows == 0 ? weights.embedding : weights.head;
   std::uint64_t bytes = bytes_of(weights.norm) + bytes_of(head);
-  if (weights.embedding.rows > 0) bytes += bytes_of(weights.embedding) / static_cast<std::uint64_t>(weights.embedding.rows);
+  if (weights.embedding.rows > 0)
+    bytes += bytes_of(weights.embedding) / static_cast<std::uint64_t>(weights.embedding.rows);
   for (const models::LayerWeights& layer : weights.layers) {
     for (const models::HostMatrix* matrix :
-         {&layer.qvzk, &layer.gate, &layer.gate_z, &layer.gamma_in, &layer.gamma_up, &layer.context_in, &layer.context_up,
-          &layer.memory_q, &layer.memory_out, &layer.ffn_in, &layer.ffn_out}) {
+         {&layer.qvzk, &layer.gate, &layer.gate_z, &layer.gamma_in, &layer.gamma_up, &layer.context_in,
+          &layer.context_up, &layer.memory_q, &layer.memory_out, &layer.ffn_in, &layer.ffn_out}) {
       bytes += bytes_of(*matrix);
     }
     for (const models::HostVector* vector :
@@ -68,8 +69,8 @@ ModelInfo info_of(const models::Config& config, const models::HostWeights& weigh
 
 void check(const LoadOptions& options) {
   if (options.device != Device::kAuto && options.device != Device::kCpu) {
-    throw std::invalid_argument(fmt::format("load option device: found {}, expected a Device",
-                                            static_cast<int>(options.device)));
+    throw std::invalid_argument(
+        fmt::format("load option device: found {}, expected a Device", static_cast<int>(options.device)));
   }
   if (options.threads < 0) {
     throw std::invalid_argument(fmt::format("load option threads: found {}, expected >= 0", options.threads));

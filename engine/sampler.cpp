@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <stdexcept>
@@ -43,17 +44,33 @@ struct LogSumExp {
 
 /// Of finite logits and -inf; throws for anything else.
 LogSumExp log_sum_exp(std::span<const float> logits, std::uint64_t step) {
-  float largest = -std::numeric_limits<float>::infinity();
-  for (std::size_t i = 0; i < logits.size(); ++i) {
-    if (std::isnan(logits[i]) || logits[i] == std::numeric_limits<float>::infinity()) {
-      throw NumericError(fmt::format("step {}: logit of token {} is {}, expected a finite number or -inf", step, i,
-                                     std::isnan(logits[i]) ? "NaN" : "+inf"));
+  constexpr std::size_t kLanes = 16;  // independent maxima, which compilers turn into vector instructions
+  std::array<float, kLanes> maxima{};
+  maxima.fill(-std::numeric_limits<float>::infinity());
+  bool is_sound = true;
+  std::size_t i = 0;
+  for (; i + kLanes <= logits.size(); i += kLanes) {
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      const float x = logits[i + lane];
+      is_sound &= x <= std::numeric_limits<float>::max();  // false for NaN and +inf
+      maxima[lane] = x > maxima[lane] ? x : maxima[lane];
     }
-    largest = std::max(largest, logits[i]);
   }
+  for (; i < logits.size(); ++i) {
+    is_sound &= logits[i] <= std::numeric_limits<float>::max();
+    maxima[0] = logits[i] > maxima[0] ? logits[i] : maxima[0];
+  }
+  if (!is_sound) {
+    const auto at =
+        std::find_if(logits.begin(), logits.end(), [](float x) { return !(x <= std::numeric_limits<float>::max()); });
+    throw NumericError(fmt::format("step {}: logit of token {} is {}, expected a finite number or -inf", step,
+                                   at - logits.begin(), std::isnan(*at) ? "NaN" : "+inf"));
+  }
+  const float largest = *std::max_element(maxima.begin(), maxima.end());
   if (std::isinf(largest)) throw NumericError(fmt::format("step {}: all {} logits are -inf", step, logits.size()));
+  // Terms of fp32 precision in a sum of fp64: good to 1e-7, what the result is rounded to.
   double sum = 0.0;
-  for (const float logit : logits) sum += std::exp(static_cast<double>(logit) - static_cast<double>(largest));
+  for (const float x : logits) sum += static_cast<double>(std::exp(x - largest));
   return {static_cast<double>(largest), std::log(sum)};
 }
 
@@ -74,8 +91,8 @@ Sample Sampler::sample(std::span<const float> logits, std::span<const int> recen
   recent = recent.last(window);
   for (std::size_t i = 0; i < recent.size(); ++i) {
     if (recent[i] < 0 || static_cast<std::size_t>(recent[i]) >= logits.size()) {
-      throw std::invalid_argument(fmt::format("sampler: recent token {} is {}, expected 0..{}", i, recent[i],
-                                              logits.size() - 1));
+      throw std::invalid_argument(
+          fmt::format("sampler: recent token {} is {}, expected 0..{}", i, recent[i], logits.size() - 1));
     }
   }
   const LogSumExp normaliser = log_sum_exp(logits, step);
@@ -95,7 +112,7 @@ Sample Sampler::sample(std::span<const float> logits, std::span<const int> recen
   const int token = options_.temperature == 0.0F
                         ? std::min_element(candidates_.begin(), candidates_.end(), kBefore)->token
                         : draw(engine::philox_uniform(options_.seed, sequence, step));
-  const double logit = static_cast<double>(logits[static_cast<std::size_t>(token)]);
+  const auto logit = static_cast<double>(logits[static_cast<std::size_t>(token)]);
   return {token, static_cast<float>((logit - normaliser.largest) - normaliser.rest)};
 }
 
@@ -119,18 +136,24 @@ void Sampler::penalise(std::span<const int> recent) {
 
 /// Filters candidates_ and draws one of them.
 int Sampler::draw(double uniform) {
-  const double largest = static_cast<double>(
+  const auto largest = static_cast<double>(
       std::max_element(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) {
         return a.logit < b.logit;
       })->logit);
-  const double temperature = static_cast<double>(options_.temperature);
+  const auto temperature = static_cast<double>(options_.temperature);
   // Relative to the most probable token, whose weight is exactly 1 at any temperature.
-  const auto weight = [&](const Candidate& c) { return std::exp((static_cast<double>(c.logit) - largest) / temperature); };
+  const auto weight = [&](const Candidate& c) {
+    return std::exp((static_cast<double>(c.logit) - largest) / temperature);
+  };
 
-  const std::size_t top_k = static_cast<std::size_t>(options_.top_k);
+  const auto top_k = static_cast<std::size_t>(options_.top_k);
   if (top_k > 0 && top_k < candidates_.size()) {
-    std::nth_element(candidates_.begin(), candidates_.begin() + static_cast<std::ptrdiff_t>(top_k - 1),
-                     candidates_.end(), kBefore);
+    const auto end = candidates_.begin() + static_cast<std::ptrdiff_t>(top_k);
+    if (top_k < candidates_.size() / 32) {  // a heap of the best k so far: mostly one comparison for each candidate
+      std::partial_sort(candidates_.begin(), end, candidates_.end(), kBefore);
+    } else {
+      std::nth_element(candidates_.begin(), end - 1, candidates_.end(), kBefore);
+    }
     candidates_.resize(top_k);
     std::sort(candidates_.begin(), candidates_.end(), kById);
   }
@@ -147,7 +170,8 @@ int Sampler::draw(double uniform) {
       if (kept == ordered) {
         ordered = std::min(candidates_.size(), std::max<std::size_t>(64, 4 * ordered));
         const auto begin = candidates_.begin() + static_cast<std::ptrdiff_t>(kept);
-        std::partial_sort(begin, candidates_.begin() + static_cast<std::ptrdiff_t>(ordered), candidates_.end(), kBefore);
+        std::partial_sort(begin, candidates_.begin() + static_cast<std::ptrdiff_t>(ordered), candidates_.end(),
+                          kBefore);
       }
       sum += weight(candidates_[kept++]);
     }
@@ -156,7 +180,7 @@ int Sampler::draw(double uniform) {
   }
 
   if (options_.min_p > 0.0F) {
-    const double least = static_cast<double>(options_.min_p);  // × 1, the largest weight
+    const auto least = static_cast<double>(options_.min_p);  // × 1, the largest weight
     std::erase_if(candidates_, [&](const Candidate& c) { return weight(c) < least; });
   }
 

@@ -17,9 +17,9 @@
 namespace mmrec {
 namespace {
 
-constexpr std::size_t kTokensPerCall = 4096;   // of all sequences together
-constexpr std::size_t kCallMultiple = 128;     // calls cut documents at multiples of this
-constexpr double kMaxPadding = 0.25;           // share of a group's tokens
+constexpr std::size_t kTokensPerCall = 4096;  // of all sequences together
+constexpr std::size_t kCallMultiple = 128;    // calls cut documents at multiples of this
+constexpr double kMaxPadding = 0.25;          // share of a group's tokens
 
 /// Documents of at least two tokens by falling length, then position, cut into groups of at most `batch` whose padding
 /// stays below kMaxPadding.
@@ -59,8 +59,8 @@ std::vector<DocumentScore> Scorer::score(std::span<const std::vector<int>> docum
     for (std::size_t i = 0; i < documents[d].size(); ++i) {
       const int id = documents[d][i];
       if (id < 0 || id >= model_.info().vocab_size) {
-        throw std::invalid_argument(fmt::format("document {}: token {} has id {}, expected 0..{}", d, i, id,
-                                                model_.info().vocab_size - 1));
+        throw std::invalid_argument(
+            fmt::format("document {}: token {} has id {}, expected 0..{}", d, i, id, model_.info().vocab_size - 1));
       }
     }
   }
@@ -88,7 +88,8 @@ std::vector<DocumentScore> Scorer::score(std::span<const std::vector<int>> docum
         if (begin >= document.size()) continue;
         const auto from = document.begin() + static_cast<std::ptrdiff_t>(begin);
         const std::size_t used = std::min(count, document.size() - begin);
-        std::copy(from, from + static_cast<std::ptrdiff_t>(used), call.begin() + static_cast<std::ptrdiff_t>(b * count));
+        std::copy(from, from + static_cast<std::ptrdiff_t>(used),
+                  call.begin() + static_cast<std::ptrdiff_t>(b * count));
       }
       const std::vector<float> logprobs = session->score(call);
       std::int64_t new_tokens = 0;

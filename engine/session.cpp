@@ -27,12 +27,13 @@ struct Session::Impl {
   void check_tokens(std::span<const int> tokens) const {
     const auto batch = static_cast<std::size_t>(runner->batch());
     if (tokens.empty() || tokens.size() % batch != 0) {
-      throw std::invalid_argument(fmt::format("found {} tokens, expected a positive multiple of the batch of {}",
-                                              tokens.size(), batch));
+      throw std::invalid_argument(
+          fmt::format("found {} tokens, expected a positive multiple of the batch of {}", tokens.size(), batch));
     }
     for (std::size_t i = 0; i < tokens.size(); ++i) {
       if (tokens[i] < 0 || tokens[i] >= shape.vocab_size) {
-        throw std::invalid_argument(fmt::format("token {} has id {}, expected 0..{}", i, tokens[i], shape.vocab_size - 1));
+        throw std::invalid_argument(
+            fmt::format("token {} has id {}, expected 0..{}", i, tokens[i], shape.vocab_size - 1));
       }
     }
   }
@@ -74,13 +75,13 @@ PrefillStats Session::prefill_stats() const {
   return {stats.layer_tokens, stats.token_sweeps, stats.windows, stats.fallbacks};
 }
 
-Session Session::clone() const {
-  return Session(std::make_unique<Impl>(Impl{impl_->runner->clone(), impl_->shape}));
-}
+Session Session::clone() const { return Session(std::make_unique<Impl>(Impl{impl_->runner->clone(), impl_->shape})); }
 
 void Session::reset() { impl_->runner->reset(); }
 
-std::vector<std::byte> Session::save() const { return engine::encode_state(impl_->runner->export_state(), impl_->shape); }
+std::vector<std::byte> Session::save() const {
+  return engine::encode_state(impl_->runner->export_state(), impl_->shape);
+}
 
 void Session::restore(std::span<const std::byte> state) {
   impl_->runner->import_state(engine::decode_state(state, impl_->shape));
@@ -88,7 +89,8 @@ void Session::restore(std::span<const std::byte> state) {
 
 namespace engine {
 
-Session Access::session(std::unique_ptr<models::Runner> runner, const models::Config& config, std::uint64_t fingerprint) {
+Session Access::session(std::unique_ptr<models::Runner> runner, const models::Config& config,
+                        std::uint64_t fingerprint) {
   const StateShape shape = shape_of(config, runner->batch(), fingerprint);
   return Session(std::make_unique<Session::Impl>(Session::Impl{std::move(runner), shape}));
 }
@@ -105,12 +107,12 @@ void check_options(const SessionOptions& options) {
   }
   if (options.prefill != PrefillMode::kAuto && options.prefill != PrefillMode::kSweeps &&
       options.prefill != PrefillMode::kSteps) {
-    throw std::invalid_argument(fmt::format("session option prefill: found {}, expected a PrefillMode",
-                                            static_cast<int>(options.prefill)));
+    throw std::invalid_argument(
+        fmt::format("session option prefill: found {}, expected a PrefillMode", static_cast<int>(options.prefill)));
   }
   if (!(options.sweep_tolerance > 0.0F) || !std::isfinite(options.sweep_tolerance)) {
-    throw std::invalid_argument(fmt::format("session option sweep_tolerance: found {}, expected a finite number > 0",
-                                            options.sweep_tolerance));
+    throw std::invalid_argument(
+        fmt::format("session option sweep_tolerance: found {}, expected a finite number > 0", options.sweep_tolerance));
   }
   if (options.max_sweeps < 1) {
     throw std::invalid_argument(fmt::format("session option max_sweeps: found {}, expected >= 1", options.max_sweeps));
@@ -121,9 +123,15 @@ models::RunnerOptions runner_options(const SessionOptions& options) {
   models::RunnerOptions to;
   to.threads = std::min(options.threads, kMaxThreads);
   switch (options.prefill) {
-    case PrefillMode::kAuto: to.prefill = models::PrefillMode::kAuto; break;
-    case PrefillMode::kSweeps: to.prefill = models::PrefillMode::kSweeps; break;
-    case PrefillMode::kSteps: to.prefill = models::PrefillMode::kSteps; break;
+    case PrefillMode::kAuto:
+      to.prefill = models::PrefillMode::kAuto;
+      break;
+    case PrefillMode::kSweeps:
+      to.prefill = models::PrefillMode::kSweeps;
+      break;
+    case PrefillMode::kSteps:
+      to.prefill = models::PrefillMode::kSteps;
+      break;
   }
   to.sweep_tolerance = options.sweep_tolerance;
   to.max_sweeps = options.max_sweeps;

@@ -110,7 +110,8 @@ class Reader {
     for (std::size_t i = 0; i < values.size(); ++i) {
       if constexpr (std::endian::native == std::endian::big) values[i] = std::bit_cast<T>(little_endian(values[i]));
       if (!std::isfinite(values[i])) {
-        throw std::runtime_error(fmt::format("saved state: {}[{}] is {}, expected a finite number", name, i, values[i]));
+        throw std::runtime_error(
+            fmt::format("saved state: {}[{}] is {}, expected a finite number", name, i, values[i]));
       }
     }
     return values;
@@ -130,9 +131,8 @@ void expect(std::string_view what, T found, T expected) {
 }  // namespace
 
 StateShape shape_of(const models::Config& config, int batch, std::uint64_t fingerprint) {
-  return {fingerprint,       config.num_layers,     batch,
-          config.model_dim,  config.memory_slots,   config.memory_segment,
-          config.vocab_size};
+  return {fingerprint,           config.num_layers, batch, config.model_dim, config.memory_slots,
+          config.memory_segment, config.vocab_size};
 }
 
 std::vector<std::byte> encode_state(const models::HostState& state, const StateShape& shape) {
@@ -161,23 +161,26 @@ std::vector<std::byte> encode_state(const models::HostState& state, const StateS
 models::HostState decode_state(std::span<const std::byte> bytes, const StateShape& shape) {
   // What it is, then whether it is whole, then whether it fits: the message names the first of these that fails.
   if (bytes.size() < kHeaderBytes + kChecksumBytes) {
-    throw std::runtime_error(fmt::format("saved state: found {} bytes, expected at least {}", bytes.size(),
-                                         kHeaderBytes + kChecksumBytes));
+    throw std::runtime_error(
+        fmt::format("saved state: found {} bytes, expected at least {}", bytes.size(), kHeaderBytes + kChecksumBytes));
   }
   if (std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) != 0) {
     throw std::runtime_error("saved state: not a saved state (its first 8 bytes are not \"mmrecST\\n\")");
   }
   Reader in(bytes.subspan(kMagic.size()));
   if (const auto order = in.get<std::uint32_t>(); order != kByteOrder) {
-    throw std::runtime_error(fmt::format("saved state: found byte order mark {:#010x}, expected {:#010x}", order, kByteOrder));
+    throw std::runtime_error(
+        fmt::format("saved state: found byte order mark {:#010x}, expected {:#010x}", order, kByteOrder));
   }
   expect("version", in.get<std::uint32_t>(), kStateVersion);
   if (const auto total = in.get<std::uint64_t>(); total != bytes.size()) {
-    throw std::runtime_error(fmt::format("saved state: found {} bytes, expected {} as its header says", bytes.size(), total));
+    throw std::runtime_error(
+        fmt::format("saved state: found {} bytes, expected {} as its header says", bytes.size(), total));
   }
   const std::uint64_t computed = models::crc64(bytes.first(bytes.size() - kChecksumBytes));
   if (const auto stored = Reader(bytes.last(kChecksumBytes)).get<std::uint64_t>(); stored != computed) {
-    throw std::runtime_error(fmt::format("saved state: damaged: found checksum {:#018x}, expected {:#018x}", computed, stored));
+    throw std::runtime_error(
+        fmt::format("saved state: damaged: found checksum {:#018x}, expected {:#018x}", computed, stored));
   }
   if (const auto fingerprint = in.get<std::uint64_t>(); fingerprint != shape.fingerprint) {
     throw std::runtime_error(fmt::format("saved state: of another model: found fingerprint {:#018x}, expected {:#018x}",

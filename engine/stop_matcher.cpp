@@ -33,7 +33,8 @@ std::string StopMatcher::push(std::string_view text) {
     hold = 0;
     std::size_t complete = 0;
     for (Pattern& p : patterns_) {
-      while (p.matched > 0 && (p.matched == p.text.size() || p.text[p.matched] != c)) p.matched = p.failure[p.matched - 1];
+      while (p.matched > 0 && (p.matched == p.text.size() || p.text[p.matched] != c))
+        p.matched = p.failure[p.matched - 1];
       if (p.text[p.matched] == c) ++p.matched;
       hold = std::max(hold, p.matched);
       if (p.matched == p.text.size()) complete = std::max(complete, p.matched);

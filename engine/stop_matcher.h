@@ -1,5 +1,5 @@
-// Stop strings in a stream of text: finds the first to be complete, whatever way the text is cut, and holds back what may
-// yet become part of one.
+// Stop strings in a stream of text: finds the first to be complete, whatever way the text is cut, and holds back what
+// may yet become part of one.
 #pragma once
 
 #include <cstddef>

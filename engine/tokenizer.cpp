@@ -39,6 +39,10 @@ struct TokenizerConfig {
   std::optional<std::string> bos, eos;  // empty: null
 };
 
+std::filesystem::path config_beside(const std::filesystem::path& model) {
+  return model.parent_path() / "tokenizer_config.json";
+}
+
 /// A string, or an object with the string as its "content".
 std::string read_token(models::JsonReader& in) {
   using Kind = models::JsonReader::Kind;
@@ -86,19 +90,18 @@ TokenizerConfig parse_config(std::string_view text, const std::string& name) {
 
 std::unique_ptr<SentencePieceProcessor> load_processor(const TokenizerFile& file, bool add_dummy_prefix,
                                                        const std::string& name) {
-  const auto fail = [&](const std::string& what) {
-    throw std::runtime_error(fmt::format("{}: sentencepiece refuses it: {}", name, what));
-  };
   auto processor = std::make_unique<SentencePieceProcessor>();
+  std::string fault;
   try {
     const auto status = processor->LoadFromSerializedProto(engine::serialize(file, add_dummy_prefix));
-    if (!status.ok()) fail(status.ToString());
+    if (!status.ok()) fault = status.ToString();
   } catch (const std::bad_alloc&) {
     throw;
   } catch (const std::exception& error) {
-    fail(error.what());
+    fault = error.what();
   }
-  if (processor->GetPieceSize() != static_cast<int>(file.pieces.size())) fail("it lost pieces");
+  if (fault.empty() && processor->GetPieceSize() != static_cast<int>(file.pieces.size())) fault = "it lost pieces";
+  if (!fault.empty()) throw std::runtime_error(fmt::format("{}: sentencepiece refuses it: {}", name, fault));
   return processor;
 }
 
@@ -138,7 +141,7 @@ struct Tokenizer::Impl {
   int bos_id = -1;
   int eos_id = -1;
   int unk_id = -1;
-  bool adds_bos = false;
+  std::optional<bool> adds_bos;  // set once loaded
   bool byte_fallback = false;
   bool add_dummy_prefix = false;
   bool remove_extra_whitespaces = false;
@@ -154,6 +157,25 @@ struct Tokenizer::Impl {
       throw std::out_of_range(fmt::format("token id {}, expected 0..{}", token, tokens.size() - 1));
     }
     return tokens[static_cast<std::size_t>(token)];
+  }
+
+  void apply(const TokenizerConfig& config, const TokenizerFile& file, const std::string& name) {
+    const std::string config_name = config_beside(name).string();
+    const auto resolve = [&](const std::optional<std::string>& token, const char* key, int& id) {
+      if (!token) return;
+      id = token->empty() ? -1 : file.find(*token);
+      if (id < 0 && !token->empty()) {
+        throw std::runtime_error(
+            fmt::format("{}: {}: found {}, expected a piece of {}", config_name, key, models::quote(*token), name));
+      }
+    };
+    resolve(config.bos, "bos_token", bos_id);
+    resolve(config.eos, "eos_token", eos_id);
+    adds_bos = config.add_bos;
+    if (adds_bos.value_or(false) && bos_id < 0) {
+      throw std::runtime_error(
+          fmt::format("{}: add_bos_token: found true, expected false as there is no BOS", config_name));
+    }
   }
 
   bool space_at(std::string_view text, std::size_t i) const { return is_space[static_cast<unsigned char>(text[i])]; }
@@ -176,11 +198,12 @@ struct Tokenizer::Impl {
   }
 
   /// Appends the ids of one chunk. `ids` from `first` on are those of the text so far, `before` is the byte before it.
-  void encode_chunk(std::string_view chunk, std::optional<char> before, std::size_t first, std::vector<int>& ids) const {
+  void encode_chunk(std::string_view chunk, std::optional<char> before, std::size_t first,
+                    std::vector<int>& ids) const {
     const SentencePieceProcessor* processor = add_dummy_prefix ? prefixed.get() : plain.get();
     if (ids.size() > first) {
-      // The text goes on. Where white space is squeezed, the library trims it from both ends of a chunk; the dummy prefix
-      // then stands for the white space at the cut.
+      // The text goes on. Where white space is squeezed, the library trims it from both ends of a chunk; the dummy
+      // prefix then stands for the white space at the cut.
       const bool cut_at_space = is_space[static_cast<unsigned char>(before.value_or('x'))] || space_at(chunk, 0);
       processor = remove_extra_whitespaces && cut_at_space ? prefixed.get() : plain.get();
     }
@@ -190,14 +213,16 @@ struct Tokenizer::Impl {
       chunk = valid;
     }
     std::vector<int> found;
+    std::string fault;
     try {
       const auto status = processor->Encode({chunk.data(), chunk.size()}, &found);
-      if (!status.ok()) throw std::runtime_error(status.ToString());
+      if (!status.ok()) fault = status.ToString();
     } catch (const std::bad_alloc&) {
       throw;
     } catch (const std::exception& error) {
-      throw std::runtime_error(fmt::format("sentencepiece cannot encode the text: {}", error.what()));
+      fault = error.what();
     }
+    if (!fault.empty()) throw std::runtime_error(fmt::format("sentencepiece cannot encode the text: {}", fault));
     auto begin = found.begin();
     // Without byte fallback the library makes one unknown token of a run of unknown characters.
     const bool joins_unknown = ids.size() > first && ids.back() == unk_id && !found.empty() && found.front() == unk_id;
@@ -212,10 +237,18 @@ Tokenizer::Tokenizer(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) 
 Tokenizer Tokenizer::load(const std::filesystem::path& path) {
   std::error_code ignored;  // a path that cannot be examined fails when it is opened
   const auto file_path = std::filesystem::is_directory(path, ignored) ? path / "tokenizer.model" : path;
-  const std::string name = file_path.string();
-  const std::string bytes = models::read_text(file_path, engine::kMaxTokenizerBytes);
-  const TokenizerFile file = engine::parse_tokenizer(bytes, name);
+  const std::string model = models::read_text(file_path, engine::kMaxTokenizerBytes);
+  std::string config;
+  try {
+    config = models::read_text(config_beside(file_path), kMaxConfigBytes);
+  } catch (const std::system_error& error) {
+    if (error.code() != std::errc::no_such_file_or_directory) throw;
+  }
+  return from_bytes(model, config, file_path.string());
+}
 
+Tokenizer Tokenizer::from_bytes(std::string_view model, std::string_view config, const std::string& name) {
+  const TokenizerFile file = engine::parse_tokenizer(model, name);
   auto impl = std::make_shared<Impl>();
   impl->tokens.reserve(file.pieces.size());
   for (const Piece& piece : file.pieces) impl->tokens.push_back(token_of(piece, file));
@@ -225,36 +258,15 @@ Tokenizer Tokenizer::load(const std::filesystem::path& path) {
   impl->byte_fallback = file.byte_fallback;
   impl->add_dummy_prefix = file.add_dummy_prefix;
   impl->remove_extra_whitespaces = file.remove_extra_whitespaces;
-  impl->fingerprint = models::crc64(std::as_bytes(std::span(bytes)));
+  impl->fingerprint = models::crc64(std::as_bytes(std::span(model)));
   for (int byte = 0; byte < 256; ++byte) {
     const auto replacement = engine::charsmap_replacement(file.charsmap, static_cast<unsigned char>(byte));
     impl->is_space[static_cast<std::size_t>(byte)] = replacement ? *replacement == " " : byte == ' ';
   }
   impl->plain = load_processor(file, false, name);
   if (file.add_dummy_prefix || file.remove_extra_whitespaces) impl->prefixed = load_processor(file, true, name);
-
-  const auto config_path = file_path.parent_path() / "tokenizer_config.json";
-  TokenizerConfig config;
-  try {
-    config = parse_config(models::read_text(config_path, kMaxConfigBytes), config_path.string());
-  } catch (const std::system_error& error) {
-    if (error.code() != std::errc::no_such_file_or_directory) throw;
-  }
-  const auto resolve = [&](const std::optional<std::string>& token, const char* key, int& id) {
-    if (!token) return;
-    id = token->empty() ? -1 : file.find(*token);
-    if (id < 0 && !token->empty()) {
-      throw std::runtime_error(fmt::format("{}: {}: found {}, expected a piece of {}", config_path.string(), key,
-                                           models::quote(*token), name));
-    }
-  };
-  resolve(config.bos, "bos_token", impl->bos_id);
-  resolve(config.eos, "eos_token", impl->eos_id);
-  impl->adds_bos = config.add_bos.value_or(impl->bos_id >= 0);
-  if (impl->adds_bos && impl->bos_id < 0) {
-    throw std::runtime_error(fmt::format("{}: add_bos_token: found true, expected false as there is no BOS",
-                                         config_path.string()));
-  }
+  if (!config.empty()) impl->apply(parse_config(config, config_beside(name).string()), file, name);
+  impl->adds_bos = impl->adds_bos.value_or(impl->bos_id >= 0);
   return Tokenizer(std::move(impl));
 }
 
@@ -262,12 +274,12 @@ int Tokenizer::vocab_size() const { return static_cast<int>(impl_->tokens.size()
 int Tokenizer::bos_id() const { return impl_->bos_id; }
 int Tokenizer::eos_id() const { return impl_->eos_id; }
 int Tokenizer::unk_id() const { return impl_->unk_id; }
-bool Tokenizer::adds_bos() const { return impl_->adds_bos; }
+bool Tokenizer::adds_bos() const { return *impl_->adds_bos; }
 std::uint64_t Tokenizer::fingerprint() const { return impl_->fingerprint; }
 
 std::vector<int> Tokenizer::encode(std::string_view text, bool add_bos) const {
   std::vector<int> ids;
-  if (add_bos && impl_->adds_bos) ids.push_back(impl_->bos_id);
+  if (add_bos && adds_bos()) ids.push_back(impl_->bos_id);
   const std::size_t first = ids.size();
   std::optional<char> before;
   while (!text.empty()) {

@@ -335,7 +335,8 @@ int byte_of_piece(std::string_view piece) {
 
 TokenizerFile parse_tokenizer(std::string_view bytes, const std::string& name) {
   if (bytes.size() > kMaxTokenizerBytes) {
-    throw std::runtime_error(fmt::format("{}: found {} bytes, expected at most {}", name, bytes.size(), kMaxTokenizerBytes));
+    throw std::runtime_error(
+        fmt::format("{}: found {} bytes, expected at most {}", name, bytes.size(), kMaxTokenizerBytes));
   }
   try {
     return Parser(name).run(bytes);

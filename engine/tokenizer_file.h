@@ -1,8 +1,9 @@
 // tokenizer.model: a sentencepiece ModelProto, read with a protobuf reader that trusts no byte and written anew.
 //
 // What must stay true: sentencepiece never sees a byte of the file itself, only what serialize() writes from a checked
-// TokenizerFile. sentencepiece 0.1.97 crashes inside Load on a long piece, reads beyond an array for user-defined symbols
-// that begin one another and for crafted normalisation rules, and accepts NaN scores and pieces that are not UTF-8.
+// TokenizerFile. sentencepiece 0.1.97 crashes inside Load on a long piece, reads beyond an array for user-defined
+// symbols that begin one another and for crafted normalisation rules, and accepts NaN scores and pieces that are not
+// UTF-8.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,14 @@
 namespace mmrec::engine {
 
 /// Numbers of the file format.
-enum class PieceType : std::uint8_t { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
+enum class PieceType : std::uint8_t {
+  kNormal = 1,
+  kUnknown = 2,
+  kControl = 3,
+  kUserDefined = 4,
+  kUnused = 5,
+  kByte = 6
+};
 
 struct Piece {
   std::string text;  // as stored, "▁the"

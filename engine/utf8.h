@@ -14,8 +14,8 @@ inline constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
 /// What a text begins with.
 struct Utf8Unit {
-  char32_t code = 0xFFFD;   // the character, U+FFFD if ill-formed
-  std::size_t length = 0;   // bytes of the character or of the ill-formed part; 0 only for an empty text
+  char32_t code = 0xFFFD;  // the character, U+FFFD if ill-formed
+  std::size_t length = 0;  // bytes of the character or of the ill-formed part; 0 only for an empty text
   bool valid = false;
   bool incomplete = false;  // ill-formed only because the text ends inside a character
 };

@@ -10,7 +10,8 @@ namespace mmrec::models {
 /// it is overflowed too. Test `overflowed()` once at the end, then use `value()`.
 class CheckedSize {
  public:
-  constexpr CheckedSize(std::uint64_t value) : value_(value) {}  // implicit: sizes mix freely with plain ones
+  // Implicit, so that sizes mix freely with plain ones.
+  constexpr CheckedSize(std::uint64_t value) : value_(value) {}  // NOLINT(google-explicit-constructor)
 
   friend constexpr CheckedSize operator+(CheckedSize a, CheckedSize b) {
     CheckedSize sum(0);

@@ -59,7 +59,7 @@ class Crc64 {
   void update(std::string_view text) { update(std::as_bytes(std::span(text))); }
   /// The eight bytes of `number`, little-endian.
   void update(std::uint64_t number) {
-    std::array<std::byte, 8> bytes;
+    std::array<std::byte, 8> bytes{};
     for (unsigned i = 0; i < 8; ++i) bytes[i] = static_cast<std::byte>(number >> (8 * i));
     update(std::span<const std::byte>(bytes));
   }

@@ -43,7 +43,7 @@ inline std::int64_t first_nonfinite(const std::byte* from, std::size_t count, ke
 template <class T>
 void widen(const std::byte* from, std::size_t count, std::byte* to) {
   for (std::size_t i = 0; i < count; ++i) {
-    T x;
+    T x{};
     std::memcpy(&x, from + i * sizeof(T), sizeof(T));
     const float y = kernels::to_float(x);
     std::memcpy(to + i * sizeof(float), &y, sizeof(float));

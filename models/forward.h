@@ -1,9 +1,9 @@
 // The MM-Rec equations, written once, template over the backend.
 //
-// A call's tokens are cut into chunks that never cross a memory segment and whose inner boundaries lie on a fixed grid of
-// positions, so how a caller splits its tokens decides at most which rows stand in whole row tiles (kernels/backend.h),
-// never what is computed. A chunk runs through all blocks at once; inside a block everything but the recurrence is
-// parallel over its tokens. Activations are sized by the window, not by the prompt.
+// A call's tokens are cut into chunks that never cross a memory segment and whose inner boundaries lie on a fixed grid
+// of positions, so how a caller splits its tokens decides at most which rows stand in whole row tiles
+// (kernels/backend.h), never what is computed. A chunk runs through all blocks at once; inside a block everything but
+// the recurrence is parallel over its tokens. Activations are sized by the window, not by the prompt.
 //
 // For each block, with u = rmsnorm(x; norm1):
 //   q, v, z, k = W u + b                                        γ = decay gate of (z, k)
@@ -32,9 +32,9 @@ inline constexpr std::int64_t kMaxRows = 4 * kWindow;
 /// Shorter chunks take exact steps: a sweep would cost as much as all of them.
 inline constexpr std::int64_t kMinSweepTokens = 16;
 
-/// Tokens of the next chunk from `position` with `remaining` tokens at hand: up to the next row tile boundary, else whole
-/// tiles up to the end of the window, else what is left; never past the end of the memory segment. The grid starts anew
-/// with each segment.
+/// Tokens of the next chunk from `position` with `remaining` tokens at hand: up to the next row tile boundary, else
+/// whole tiles up to the end of the window, else what is left; never past the end of the memory segment. The grid
+/// starts anew with each segment.
 inline std::int64_t next_chunk(std::int64_t position, std::int64_t remaining, std::int64_t segment) {
   const std::int64_t offset = position % segment;
   const std::int64_t available = std::min(remaining, segment - offset);
@@ -73,7 +73,8 @@ class Forward {
     context_ = backend.template allocate<float>(rows * dim);
     gate_hidden_ = backend.template allocate<float>(rows * static_cast<std::size_t>(gate_hidden));
     // One row more per sequence: the carry.
-    h_window_ = backend.template allocate<float>((rows + static_cast<std::size_t>(std::min<std::int64_t>(max_rows_, batch))) * dim);
+    h_window_ = backend.template allocate<float>(
+        (rows + static_cast<std::size_t>(std::min<std::int64_t>(max_rows_, batch))) * dim);
     ffn_ = backend.template allocate<float>(rows * static_cast<std::size_t>(config.ffn_dim));
     if (options.prefill == PrefillMode::kSweeps || options.prefill == PrefillMode::kAuto) {
       gate_ = backend.template allocate<float>(static_cast<std::size_t>(2 * kWindow) * dim);
@@ -94,7 +95,8 @@ class Forward {
   const float* logits() const { return logits_.data(); }
 
   /// Consumes tokens [batch, count] and leaves the logits of the next token in logits(). `exact` forbids sweeps.
-  /// Where `logprobs` is not null it receives [batch, count] in host memory: the log-prob of each token, 0 for position 0.
+  /// Where `logprobs` is not null it receives [batch, count] in host memory: the log-prob of each token, 0 for position
+  /// 0.
   void run(std::span<const int> tokens, bool exact, float* logprobs) {
     const std::int64_t count = static_cast<std::int64_t>(tokens.size()) / batch_;
     if (logprobs != nullptr) score_first(tokens, count, logprobs);
@@ -164,9 +166,7 @@ class Forward {
     return std::max<std::int64_t>(1, (ragged ? kernels::kRowTile - 1 : max_rows_) / tokens);
   }
   std::int64_t qvzk_width() const { return (config_.use_dpg ? 3 : 4) * dim(); }
-  std::int64_t filled_slots() const {
-    return std::min(config_.memory_slots, position_ / config_.memory_segment);
-  }
+  std::int64_t filled_slots() const { return std::min(config_.memory_slots, position_ / config_.memory_segment); }
 
   HostState zero_state() const {
     HostState state;
@@ -249,11 +249,8 @@ class Forward {
 
     kernels::rmsnorm(backend_, x, w.norm2, u);
     const Matrix ffn(ffn_.data(), rows, config_.ffn_dim);
-    run_linear({{.x = u,
-                 .weight = w.ffn_in,
-                 .bias = w.ffn_in_bias,
-                 .y = ffn,
-                 .activation = kernels::Activation::kGelu}});
+    run_linear(
+        {{.x = u, .weight = w.ffn_in, .bias = w.ffn_in_bias, .y = ffn, .activation = kernels::Activation::kGelu}});
     run_linear({{.x = ffn, .weight = w.ffn_out, .bias = w.ffn_out_bias, .y = x, .residual = x}});
     remember(layer, c);
   }
@@ -382,7 +379,8 @@ class Forward {
     const auto v = as_const(activation(qvzk_, c, qvzk_width(), dim()));
     const std::int64_t slots = filled_slots();
     if (slots == 0) {
-      kernels::block_residual(backend_, {.x = as_const(x), .h = as_const(h), .v = v, .bias = w.memory_out_bias, .y = x});
+      kernels::block_residual(backend_,
+                              {.x = as_const(x), .h = as_const(h), .v = v, .bias = w.memory_out_bias, .y = x});
       return;
     }
     const Matrix context(context_.data(), c.rows(), dim());
@@ -400,8 +398,8 @@ class Forward {
     kernels::SequenceView<const float, Space> memory(layer_memory(layer, c), c.count, slots, dim());
     memory.batch_stride = config_.memory_slots * dim();
     const Sequence attended = activation(context_, c, dim());
-    kernels::memory_attention(
-        backend_, {.q = as_const(attended), .slots = memory, .heads = config_.num_heads, .out = attended});
+    kernels::memory_attention(backend_,
+                              {.q = as_const(attended), .slots = memory, .heads = config_.num_heads, .out = attended});
     kernels::block_residual(backend_, {.x = as_const(x), .h = as_const(h), .v = v, .y = x});
     const Matrix y(x_.data(), c.rows(), dim());
     run_linear({{.x = context, .weight = w.memory_out, .bias = w.memory_out_bias, .y = y, .residual = y}});
@@ -418,9 +416,8 @@ class Forward {
     const std::int64_t end = position_ + c.tokens;
     if (end % config_.memory_segment != 0) return;
     const std::int64_t slot = (end / config_.memory_segment - 1) % config_.memory_slots;
-    kernels::segment_close(
-        backend_, sum, config_.memory_segment,
-        Matrix(layer_memory(layer, c) + slot * dim(), c.count, dim(), config_.memory_slots * dim()));
+    kernels::segment_close(backend_, sum, config_.memory_segment,
+                           Matrix(layer_memory(layer, c) + slot * dim(), c.count, dim(), config_.memory_slots * dim()));
   }
 
   // Logits after the chunk's last token, from x.
@@ -441,17 +438,18 @@ class Forward {
     }
     for (std::int64_t b = 0; b < batch_; ++b) {
       backend_.upload(tokens.data() + b * count, tokens_.data(), 1);
-      kernels::token_logprobs(
-          backend_, kernels::TokenLogprobs<float, int, Space>{
-                        .logits = {logits_.data() + b * config_.vocab_size, 1, config_.vocab_size},
-                        .targets = tokens_.data(),
-                        .logprobs = logprobs_.data()});
+      kernels::token_logprobs(backend_, kernels::TokenLogprobs<float, int, Space>{
+                                            .logits = {logits_.data() + b * config_.vocab_size, 1, config_.vocab_size},
+                                            .targets = tokens_.data(),
+                                            .logprobs = logprobs_.data()});
       backend_.download(logprobs_.data(), logprobs + b * count, 1);
     }
   }
 
-  // Log-probs of the tokens that follow each row of the chunk; the call's last row predicts the next call's first token.
-  void score_chunk(std::span<const int> tokens, std::int64_t count, std::int64_t done, const Chunk& c, float* logprobs) {
+  // Log-probs of the tokens that follow each row of the chunk; the call's last row predicts the next call's first
+  // token.
+  void score_chunk(std::span<const int> tokens, std::int64_t count, std::int64_t done, const Chunk& c,
+                   float* logprobs) {
     const Matrix hidden(u_.data(), c.rows(), dim());
     kernels::rmsnorm(backend_, ConstMatrix(x_.data(), c.rows(), dim()), model_.norm, hidden);
     constexpr int kSkip = -1;
@@ -462,10 +460,8 @@ class Forward {
       backend_.upload(from, to, static_cast<std::size_t>(last ? c.tokens - 1 : c.tokens));
       if (last) backend_.upload(&kSkip, to + c.tokens - 1, 1);
     }
-    kernels::hidden_logprobs(backend_, {.hidden = hidden,
-                                        .head = model_.head,
-                                        .targets = tokens_.data(),
-                                        .logprobs = logprobs_.data()});
+    kernels::hidden_logprobs(
+        backend_, {.hidden = hidden, .head = model_.head, .targets = tokens_.data(), .logprobs = logprobs_.data()});
     for (std::int64_t b = 0; b < c.count; ++b) {
       backend_.download(logprobs_.data() + b * c.tokens, logprobs + (c.first + b) * count + done + 1,
                         static_cast<std::size_t>(last ? c.tokens - 1 : c.tokens));

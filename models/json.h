@@ -89,7 +89,9 @@ class JsonReader {
   std::size_t at_ = 0;
   std::size_t value_begin_ = 0;
   std::size_t depth_ = 0;
-  std::vector<Frame> frames_;  // frames_[0, depth_) are open; the others are kept for their memory
+  // frames_[0, depth_) are open; the others are kept for their memory. A deque: frames stay where they are, for keys
+  // point into them.
+  std::deque<Frame> frames_;
 };
 
 }  // namespace mmrec::models

@@ -31,14 +31,30 @@ inline ModelView<kernels::Host> view_of(const HostWeights& weights) {
   ModelView<kernels::Host> model{weights.embedding.view(), weights.head_view(), weights.norm.data(), {}};
   model.layers.reserve(weights.layers.size());
   for (const LayerWeights& w : weights.layers) {
-    model.layers.push_back({w.qvzk.view(),          w.gate.view(),           w.gate_z.view(),
-                            w.gamma_in.view(),      w.gamma_up.view(),       w.context_in.view(),
-                            w.context_up.view(),    w.memory_q.view(),       w.memory_out.view(),
-                            w.ffn_in.view(),        w.ffn_out.view(),        w.qvzk_bias.data(),
-                            w.gate_bias.data(),     w.gate_z_bias.data(),    w.gamma_in_bias.data(),
-                            w.gamma_up_bias.data(), w.context_in_bias.data(), w.context_up_bias.data(),
-                            w.memory_q_bias.data(), w.memory_out_bias.data(), w.ffn_in_bias.data(),
-                            w.ffn_out_bias.data(),  w.norm1.data(),          w.norm2.data()});
+    model.layers.push_back({w.qvzk.view(),
+                            w.gate.view(),
+                            w.gate_z.view(),
+                            w.gamma_in.view(),
+                            w.gamma_up.view(),
+                            w.context_in.view(),
+                            w.context_up.view(),
+                            w.memory_q.view(),
+                            w.memory_out.view(),
+                            w.ffn_in.view(),
+                            w.ffn_out.view(),
+                            w.qvzk_bias.data(),
+                            w.gate_bias.data(),
+                            w.gate_z_bias.data(),
+                            w.gamma_in_bias.data(),
+                            w.gamma_up_bias.data(),
+                            w.context_in_bias.data(),
+                            w.context_up_bias.data(),
+                            w.memory_q_bias.data(),
+                            w.memory_out_bias.data(),
+                            w.ffn_in_bias.data(),
+                            w.ffn_out_bias.data(),
+                            w.norm1.data(),
+                            w.norm2.data()});
   }
   return model;
 }

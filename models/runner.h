@@ -20,21 +20,22 @@ namespace mmrec::models {
 enum class PrefillMode : std::uint8_t { kAuto, kSweeps, kSteps };
 
 struct RunnerOptions {
-  int threads = 0;                           // <= 0: all processors
+  int threads = 0;  // <= 0: all processors
   PrefillMode prefill = PrefillMode::kAuto;
-  float sweep_tolerance = 1e-5F;             // bound on the change, relative to the window's largest |h|; > 0
-  int max_sweeps = 64;                       // per window, before it falls back to steps; >= 1
+  float sweep_tolerance = 1e-5F;  // bound on the change, relative to the window's largest |h|; > 0
+  int max_sweeps = 64;            // per window, before it falls back to steps; >= 1
 };
 
 /// What prefilling has cost since the runner was made or reset.
 struct PrefillStats {
-  std::int64_t layer_tokens = 0;     // tokens × layers × batch that went through sweeps
-  std::int64_t token_sweeps = 0;     // of these, the sum over tokens of the sweeps each took part in
-  std::int64_t windows = 0;          // windows swept (a window is of one layer)
-  std::int64_t fallbacks = 0;        // of these, windows finished by exact steps
+  std::int64_t layer_tokens = 0;  // tokens × layers × batch that went through sweeps
+  std::int64_t token_sweeps = 0;  // of these, the sum over tokens of the sweeps each took part in
+  std::int64_t windows = 0;       // windows swept (a window is of one layer)
+  std::int64_t fallbacks = 0;     // of these, windows finished by exact steps
 };
 
-/// `batch` sequences in lock-step. One thread at a time. Token ids must lie in [0, vocab_size): the engine checked them.
+/// `batch` sequences in lock-step. One thread at a time. Token ids must lie in [0, vocab_size): the engine checked
+/// them.
 class Runner {
  public:
   virtual ~Runner() = default;
@@ -43,8 +44,8 @@ class Runner {
   virtual std::span<const float> prefill(std::span<const int> tokens) = 0;
   /// Consumes one token per sequence [batch]; returns logits [batch, V]. Always exact.
   virtual std::span<const float> step(std::span<const int> tokens) = 0;
-  /// Consumes tokens [batch, count] and writes the log-prob of each given all before it, [batch, count]. Before the very
-  /// first token there is nothing to predict it from: its entry is 0.
+  /// Consumes tokens [batch, count] and writes the log-prob of each given all before it, [batch, count]. Before the
+  /// very first token there is nothing to predict it from: its entry is 0.
   virtual void score(std::span<const int> tokens, std::span<float> logprobs) = 0;
 
   /// Logits [batch, V] of the next token; empty before the first token.

@@ -1,6 +1,8 @@
 // The CPU backend's construction, and the choice of vector kernels.
 #include "kernels/cpu/cpu.h"
 
+#include <cblas.h>
+
 #include <algorithm>
 
 #include "kernels/cpu/simd.h"
@@ -21,7 +23,8 @@ struct Supported {
         __builtin_cpu_supports("avx512vl")) {
       tables[count++] = &kAvx512Kernels;
     }
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
+    // F16C came before AVX2 in every processor line; Clang 14 does not know its name here.
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
       tables[count++] = &kAvx2Kernels;
     }
     tables[count++] = &kScalarKernels;
@@ -44,6 +47,10 @@ std::string_view cpu_instruction_set() { return simd().name; }
 
 Cpu::Cpu(int threads)
     : pool_(std::clamp(threads > 0 ? threads : ThreadPool::available_processors(), 1, kMaxThreads)),
-      scratch_(static_cast<std::size_t>(pool_.threads()) * kScratchFloats) {}
+      scratch_(static_cast<std::size_t>(pool_.threads()) * kScratchFloats) {
+  // A setting of the whole process. Our own threads call the library side by side, each for a product of its own, so
+  // that its way of sharing one product between threads cannot change a bit.
+  openblas_set_num_threads(1);
+}
 
 }  // namespace mmrec::kernels

@@ -1,8 +1,8 @@
 // The CPU backend: threads, scratch and every op of kernels/backend.h.
 //
-// Element-wise ops, scans, log-probs and the matrix-vector kernel are vectorised for AVX-512, AVX2 and plain C++ and
-// picked once per process by the processor's features; matrix products of whole row tiles go through OpenBLAS, called on
-// one thread per tile so that neither its thread count nor the caller's changes a bit.
+// All but the products of whole row tiles are vectorised for AVX-512, AVX2 and plain C++ (simd.h) and picked once per
+// process by the processor's features. Whole row tiles go through OpenBLAS in fixed shapes, every other row through one
+// kernel (matvec.inl) whose bits depend on neither its neighbours nor the threads.
 #pragma once
 
 #include <cstddef>
@@ -53,14 +53,15 @@ class Cpu {
   template <class T>
   using Buffer = HostBuffer<T>;
 
-  /// threads <= 0 takes all the processors this process may run on; at most 256. Throws std::bad_alloc.
+  /// threads <= 0 takes all the processors this process may run on; at most 256. Sets OpenBLAS to one thread of its own
+  /// per call, for the whole process. Throws std::bad_alloc.
   explicit Cpu(int threads = 0);
 
   int threads() const { return pool_.threads(); }
   ThreadPool& pool() { return pool_; }
   /// Scratch of one thread (0 <= thread < threads()), kScratchFloats long, 64-byte aligned.
   float* scratch(int thread) { return scratch_.data() + static_cast<std::size_t>(thread) * kScratchFloats; }
-  static constexpr std::size_t kScratchFloats = 192 * 1024;
+  static constexpr std::size_t kScratchFloats = std::size_t{384} * 1024;
 
   template <class T>
   Buffer<T> allocate(std::size_t count) {

@@ -1,13 +1,13 @@
 // Log-probs straight from hidden states and the head on the CPU, without the logits of the whole vocabulary.
 //
-// Tokens are taken in chunks that stay in the second-level cache, the vocabulary in stripes of whole panels. A task is
-// one chunk and one stripe: panel after panel, the matrix-vector kernel of `linear` leaves [chunk, kPanel] logits in
-// the thread's scratch, each row's (max, sum) is merged into the stripe's and the target's logit is picked out. The
-// stripes of a row are merged from left to right at the end.
+// Rows are taken in chunks, whole row tiles first, the vocabulary in stripes of whole panels. A task is one chunk and
+// one stripe: panel after panel, the product leaves [chunk, panel] logits in the thread's scratch, each row's (max,
+// sum) is merged into the stripe's and the target's logit is picked out. The stripes of a row are merged from left to
+// right at the end. As in `linear`, a whole row tile's product goes through OpenBLAS, the other rows' through the
+// matrix-vector kernel.
 //
-// What must stay true: panels and stripes follow from the vocabulary alone, and a row of logits does not depend on its
-// neighbours; so a log-prob's bits depend neither on threads nor on the other rows. At most one tile of logits per
-// thread is in memory. Bytes moved: the head once per chunk of tokens.
+// What must stay true: chunks, panels and stripes follow from the shapes alone, so a log-prob's bits do not depend on
+// threads. At most one tile of logits per thread is in memory. Bytes moved: the head once per chunk.
 #include <algorithm>
 #include <atomic>
 #include <new>
@@ -15,6 +15,7 @@
 #include <string>
 
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/row_tile.h"
 #include "kernels/cpu/simd.h"
 #include "kernels/logsumexp.h"
 
@@ -22,17 +23,15 @@ namespace mmrec::kernels {
 
 namespace {
 
-constexpr std::int64_t kPanel = 96;         // vocabulary rows of one tile of logits
+constexpr std::int64_t kMostPanel = 96;     // vocabulary rows of one tile of logits
 constexpr std::int64_t kStripePanels = 16;  // at least this many panels to a stripe
 constexpr std::int64_t kMostStripes = 64;
-constexpr std::int64_t kLeastTokens = 24;  // of a chunk
-constexpr std::int64_t kMostTokens = 240;
-constexpr std::int64_t kTokensBytes = 384 * 1024;
+static_assert(kMostPanel <= kMostPanelRows);
 
-// A thread's scratch: a tile of logits, then the stripes' results for one chunk.
-constexpr std::size_t kTileFloats = static_cast<std::size_t>(kMostTokens * kPanel);
-constexpr std::size_t kPartialFloats = static_cast<std::size_t>(kMostTokens * kMostStripes) * sizeof(MaxSum64) / 4;
-static_assert(kTileFloats + kPartialFloats <= Cpu::kScratchFloats);
+// A thread's scratch: a tile of logits, the widened panel, then the stripes' results for one chunk.
+constexpr std::size_t kTileFloats = static_cast<std::size_t>(kRowTile * kMostPanel);
+constexpr std::size_t kPartialFloats = static_cast<std::size_t>(kRowTile * kMostStripes) * sizeof(MaxSum64) / 4;
+static_assert(kTileFloats + static_cast<std::size_t>(kPanelFloats) + kPartialFloats <= Cpu::kScratchFloats);
 
 void check(const HiddenLogprobs<Host>& op) {
   const auto fail = [](const std::string& what) { throw std::invalid_argument("hidden_logprobs: " + what); };
@@ -59,26 +58,33 @@ void hidden_logprobs(Cpu& cpu, const HiddenLogprobs<Host>& op) {
   check(op);
   const std::int64_t n = op.hidden.rows, dim = op.hidden.cols, vocab = op.head.rows;
   if (n == 0 || vocab == 0) return;
-  const std::int64_t panels = (vocab + kPanel - 1) / kPanel;
+  // A head too wide for any panel leaves all rows to the matrix-vector kernel.
+  const bool tiles = panel_rows(dim) != 0;
+  const std::int64_t panel_height = tiles ? std::min(kMostPanel, panel_rows(dim)) : kMostPanel;
+  const std::int64_t panels = (vocab + panel_height - 1) / panel_height;
   const std::int64_t stripe_panels = std::max(kStripePanels, (panels + kMostStripes - 1) / kMostStripes);
   const std::int64_t stripes = (panels + stripe_panels - 1) / stripe_panels;
-  const std::int64_t chunk = std::clamp(kTokensBytes / (4 * std::max<std::int64_t>(dim, 1)), kLeastTokens, kMostTokens);
-  const std::int64_t chunks = (n + chunk - 1) / chunk;
+  const std::int64_t chunks = (n + kRowTile - 1) / kRowTile;
   const auto dtype = static_cast<std::size_t>(op.head.dtype);
   const SimdKernels& kernels = simd();
   const auto partials_of = [&](std::int64_t slot) {
-    return reinterpret_cast<MaxSum64*>(cpu.scratch(static_cast<int>(slot)) + kTileFloats);
+    return reinterpret_cast<MaxSum64*>(cpu.scratch(static_cast<int>(slot)) + kTileFloats + kPanelFloats);
   };
 
   // One stripe for the rows first..first + rows; partials[r * stripes + stripe] receives row r's part.
   const auto compute = [&](std::int64_t first, std::int64_t rows, std::int64_t stripe, MaxSum64* partials,
                            float* logits) {
     for (std::int64_t r = 0; r < rows; ++r) new (partials + r * stripes + stripe) MaxSum64();
-    const std::int64_t end = std::min((stripe + 1) * stripe_panels * kPanel, vocab);
-    for (std::int64_t v = stripe * stripe_panels * kPanel; v < end; v += kPanel) {
-      const std::int64_t width = std::min(kPanel, end - v);
-      kernels.matvec.matvec[dtype](op.hidden.row(first), op.hidden.stride, rows, op.head.middle_rows(v, width).data,
-                                   dim, width, logits, width);
+    const std::int64_t end = std::min((stripe + 1) * stripe_panels * panel_height, vocab);
+    for (std::int64_t v = stripe * stripe_panels * panel_height; v < end; v += panel_height) {
+      const std::int64_t width = std::min(panel_height, end - v);
+      const WeightView<Host> panel = op.head.middle_rows(v, width);
+      if (tiles && rows == kRowTile) {
+        row_tile_product(op.hidden.row(first), op.hidden.stride, panel, logits + kTileFloats, logits, width);
+      } else {
+        kernels.matvec.matvec[dtype](op.hidden.row(first), op.hidden.stride, rows, panel.data, dim, width, logits,
+                                     width);
+      }
       for (std::int64_t r = 0; r < rows; ++r) {
         const std::int64_t target = op.targets[first + r];
         if (target < 0) continue;
@@ -103,13 +109,13 @@ void hidden_logprobs(Cpu& cpu, const HiddenLogprobs<Host>& op) {
         const std::int64_t task = next.fetch_add(1, std::memory_order_relaxed);
         if (task >= count * stripes) return;
         const std::int64_t slot = task / stripes;
-        const std::int64_t row = (first + slot) * chunk;
-        compute(row, std::min(chunk, n - row), task % stripes, partials_of(slot), cpu.scratch(thread));
+        const std::int64_t row = (first + slot) * kRowTile;
+        compute(row, std::min(kRowTile, n - row), task % stripes, partials_of(slot), cpu.scratch(thread));
       }
     });
     for (std::int64_t slot = 0; slot < count; ++slot) {
-      const std::int64_t row = (first + slot) * chunk;
-      for (std::int64_t r = row; r < std::min(row + chunk, n); ++r) {
+      const std::int64_t row = (first + slot) * kRowTile;
+      for (std::int64_t r = row; r < std::min(row + kRowTile, n); ++r) {
         if (op.targets[r] < 0) continue;
         MaxSum64 all;
         for (std::int64_t s = 0; s < stripes; ++s) all = combine(all, partials_of(slot)[(r - row) * stripes + s]);

@@ -9,22 +9,47 @@
 namespace mmrec::kernels {
 namespace {
 
-/// sums[t * kOutputs + o] = x[t] . rows[o]. With kStream each iteration also prefetches as many bytes as it uses, from
-/// `ahead` bytes on: rows interleaved like this are no stream that processors recognise by themselves.
-template <int kTokens, int kOutputs, bool kStream, class T>
-inline void dot_block(const float* const (&x)[kTokens], const T* const (&rows)[kOutputs], std::int64_t in,
-                      std::int64_t ahead, float* sums) {
-  constexpr int kSums = (kTokens * kOutputs + 3) / 4 * 4;
+constexpr std::int64_t kL1Bytes = std::int64_t{40} * 1024;     // of a block of tokens that is used again and again
+constexpr std::int64_t kAheadBytes = std::int64_t{12} * 1024;  // some 300 ns at the rate of one thread
+constexpr std::int64_t kSegment = 1024;                        // of `in`, where a block of whole rows would not fit L1
+constexpr std::int64_t kTile = 24;  // tokens and outputs whose chains wait between two segments
+static_assert(kTile % kBlockTokens == 0 && kTile % kBlockOutputs == 0 && kSegment % kLanes == 0);
+
+enum class Pass : std::uint8_t {
+  kWhole,   // all of `in` in one go; rows of weights come from L2
+  kStream,  // the same, and the weights are used only once: fetch ahead
+  kFirst,   // a segment of `in`: the chains start at zero, continue and end
+  kMiddle,
+  kLast,
+};
+
+constexpr int chains(int tokens, int outputs) { return (tokens * outputs + 3) / 4 * 4; }
+
+/// Elements begin..end of the kTokens x kOutputs products x[t] . rows[o]. `waiting` holds the chains between segments;
+/// the pass that ends them writes sums[t * kOutputs + o].
+template <Pass kPass, int kTokens, int kOutputs, class T>
+inline void dot_block(const float* const (&x)[kTokens], const T* const (&rows)[kOutputs], std::int64_t begin,
+                      std::int64_t end, std::int64_t ahead, Vec* waiting, float* sums) {
+  constexpr int kSums = chains(kTokens, kOutputs);
+  constexpr bool kContinues = kPass == Pass::kMiddle || kPass == Pass::kLast;
+  constexpr bool kEnds = kPass != Pass::kFirst && kPass != Pass::kMiddle;
   Vec sum[kSums];
-  for (int i = 0; i < kSums; ++i) sum[i] = zero();
-  std::int64_t k = 0;
-  for (; k + kLanes <= in; k += kLanes) {
-    if constexpr (kStream) {
+#pragma GCC unroll 32
+  for (int i = 0; i < kSums; ++i) sum[i] = kContinues && i < kTokens * kOutputs ? waiting[i] : zero();
+  std::int64_t k = begin;
+  for (; k + kLanes <= end; k += kLanes) {
+    if constexpr (kPass == Pass::kStream) {
+      // Rows read side by side are no stream that a processor recognises by itself, so each iteration fetches as many
+      // bytes as it uses, `ahead` of the first row.
       constexpr std::int64_t kLine = 64;
+      constexpr std::int64_t kUsed = static_cast<std::int64_t>(sizeof(T)) * kOutputs * kLanes;
       const char* next = reinterpret_cast<const char*>(rows[0] + k * kOutputs) + ahead;
-      constexpr std::int64_t kUsed = kOutputs * kLanes * static_cast<std::int64_t>(sizeof(T));
 #pragma GCC unroll 16
-      for (std::int64_t i = 0; i < kUsed; i += kLine) __builtin_prefetch(next + i, 0, 3);
+      for (std::int64_t i = 0; i < kUsed; i += kLine) __builtin_prefetch(next + i);
+    }
+    if constexpr (kPass != Pass::kStream && sizeof(T) == sizeof(float)) {  // halves come from L2 fast enough without
+#pragma GCC unroll 16
+      for (int o = 0; o < kOutputs; ++o) __builtin_prefetch(reinterpret_cast<const char*>(rows[o] + k) + ahead);
     }
     Vec w[kOutputs];
 #pragma GCC unroll 16
@@ -36,85 +61,111 @@ inline void dot_block(const float* const (&x)[kTokens], const T* const (&rows)[k
       for (int o = 0; o < kOutputs; ++o) sum[t * kOutputs + o] = fma(w[o], a, sum[t * kOutputs + o]);
     }
   }
-  if (k < in) {
-    const int rest = static_cast<int>(in - k);
-    Vec w[kOutputs];
+  if constexpr (kEnds) {
+    if (k < end) {
+      const int rest = static_cast<int>(end - k);
+      Vec w[kOutputs];
 #pragma GCC unroll 16
-    for (int o = 0; o < kOutputs; ++o) w[o] = load_partial(rows[o] + k, rest);
+      for (int o = 0; o < kOutputs; ++o) w[o] = load_partial(rows[o] + k, rest);
 #pragma GCC unroll 16
-    for (int t = 0; t < kTokens; ++t) {
-      const Vec a = load_partial(x[t] + k, rest);
+      for (int t = 0; t < kTokens; ++t) {
+        const Vec a = load_partial(x[t] + k, rest);
 #pragma GCC unroll 16
-      for (int o = 0; o < kOutputs; ++o) sum[t * kOutputs + o] = fma(w[o], a, sum[t * kOutputs + o]);
+        for (int o = 0; o < kOutputs; ++o) sum[t * kOutputs + o] = fma(w[o], a, sum[t * kOutputs + o]);
+      }
     }
-  }
 #pragma GCC unroll 16
-  for (int i = 0; i < kSums; i += 4) reduce_add4(sum[i], sum[i + 1], sum[i + 2], sum[i + 3], sums + i);
+    for (int i = 0; i < kSums; i += 4) reduce_add4(sum[i], sum[i + 1], sum[i + 2], sum[i + 3], sums + i);
+  } else {
+#pragma GCC unroll 32
+    for (int i = 0; i < kTokens * kOutputs; ++i) waiting[i] = sum[i];
+  }
 }
 
-constexpr std::int64_t kL1Bytes = 40 * 1024;
-constexpr std::int64_t kAheadBytes = 12 * 1024;  // some 300 ns at the rate of one thread
+/// What one product has in common for all its blocks.
+template <class T>
+struct Product {
+  const float* x;
+  std::int64_t x_stride;
+  std::int64_t n;
+  const T* w;
+  std::int64_t in;
+  std::int64_t out;
+  float* y;
+  std::int64_t y_stride;
+};
 
-/// y[t][o] for kTokens rows and `outputs` <= kOutputs weight rows; absent rows repeat the last and are dropped.
-template <int kTokens, int kOutputs, bool kStream, class T>
-void product_block(const float* x, std::int64_t x_stride, const T* w, std::int64_t in, int outputs, float* y,
-                   std::int64_t y_stride) {
+/// Elements begin..end of kTokens tokens from t and up to kOutputs outputs from o. Outputs beyond the last repeat it
+/// and are dropped.
+template <Pass kPass, int kTokens, int kOutputs, class T>
+void product_block(const Product<T>& p, std::int64_t t, std::int64_t o, std::int64_t begin, std::int64_t end,
+                   Vec* waiting) {
   const float* tokens[kTokens];
-  for (int t = 0; t < kTokens; ++t) tokens[t] = x + t * x_stride;
+  for (int i = 0; i < kTokens; ++i) tokens[i] = p.x + (t + i) * p.x_stride;
   const T* rows[kOutputs];
-  for (int o = 0; o < kOutputs; ++o) rows[o] = w + (o < outputs ? o : outputs - 1) * in;
-  float sums[(kTokens * kOutputs + 3) / 4 * 4];
-  const std::int64_t block = kOutputs * in * static_cast<std::int64_t>(sizeof(T));
-  dot_block<kTokens, kOutputs, kStream>(tokens, rows, in, block * ((kAheadBytes + block - 1) / block), sums);
-  for (int t = 0; t < kTokens; ++t) {
+  const std::int64_t outputs = p.out - o < kOutputs ? p.out - o : kOutputs;
+  for (int i = 0; i < kOutputs; ++i) rows[i] = p.w + (o + (i < outputs ? i : outputs - 1)) * p.in;
+  const std::int64_t block = kOutputs * p.in * static_cast<std::int64_t>(sizeof(T));
+  const std::int64_t ahead = kPass == Pass::kStream ? (kAheadBytes + block - 1) / block * block : block;
+  float sums[chains(kTokens, kOutputs)];
+  dot_block<kPass, kTokens, kOutputs>(tokens, rows, begin, end, ahead, waiting, sums);
+  if constexpr (kPass == Pass::kFirst || kPass == Pass::kMiddle) return;
+  float* y = p.y + t * p.y_stride + o;
+  for (int i = 0; i < kTokens; ++i) {
     if (outputs == kOutputs) {
-      __builtin_memcpy(y + t * y_stride, sums + t * kOutputs, kOutputs * sizeof(float));
+      __builtin_memcpy(y + i * p.y_stride, sums + i * kOutputs, kOutputs * sizeof(float));
     } else {
-      for (int o = 0; o < outputs; ++o) y[t * y_stride + o] = sums[t * kOutputs + o];
+      for (int j = 0; j < outputs; ++j) y[i * p.y_stride + j] = sums[i * kOutputs + j];
     }
   }
 }
 
-/// One block, or the rest of one: min(tokens, kTokens) x min(outputs, kBlockOutputs).
-template <bool kStream, int kTokens = kBlockTokens, class T>
-inline void product(std::int64_t tokens, const float* x, std::int64_t x_stride, const T* w, std::int64_t in,
-                    std::int64_t outputs, float* y, std::int64_t y_stride) {
-  if (tokens >= kTokens) {
-    const int valid = static_cast<int>(outputs < kBlockOutputs ? outputs : kBlockOutputs);
-    product_block<kTokens, kBlockOutputs, kStream>(x, x_stride, w, in, valid, y, y_stride);
+/// One block from token t and output o on, or the rest of one at the last token.
+template <Pass kPass, int kTokens = kBlockTokens, class T>
+inline void product(const Product<T>& p, std::int64_t t, std::int64_t o, std::int64_t begin, std::int64_t end,
+                    Vec* waiting) {
+  if (p.n - t >= kTokens) {
+    product_block<kPass, kTokens, kBlockOutputs>(p, t, o, begin, end, waiting);
   } else if constexpr (kTokens > 1) {
-    product<kStream, kTokens - 1>(tokens, x, x_stride, w, in, outputs, y, y_stride);
+    product<kPass, kTokens - 1>(p, t, o, begin, end, waiting);
+  }
+}
+
+/// All blocks of tokens t0..t1 and outputs o0..o1.
+template <Pass kPass, class T>
+void product_tile(const Product<T>& p, std::int64_t t0, std::int64_t t1, std::int64_t o0, std::int64_t o1,
+                  std::int64_t begin, std::int64_t end, Vec* waiting) {
+  for (std::int64_t t = t0; t < t1; t += kBlockTokens) {
+    for (std::int64_t o = o0; o < o1; o += kBlockOutputs) {
+      product<kPass>(p, t, o, begin, end, waiting);
+      if constexpr (kPass > Pass::kStream) waiting += std::int64_t{kBlockTokens} * kBlockOutputs;
+    }
   }
 }
 
 template <class T>
 void matvec(const float* x, std::int64_t x_stride, std::int64_t n, const void* weight, std::int64_t in,
             std::int64_t out, float* y, std::int64_t y_stride) {
-  const T* w = static_cast<const T*>(weight);
+  const Product<T> p = {x, x_stride, n, static_cast<const T*>(weight), in, out, y, y_stride};
   if (n == 1) {
     for (std::int64_t o = 0; o < out; o += kWideOutputs) {
-      const int outputs = static_cast<int>(out - o < kWideOutputs ? out - o : kWideOutputs);
-      product_block<1, kWideOutputs, true>(x, x_stride, w + o * in, in, outputs, y + o, y_stride);
+      product_block<Pass::kStream, 1, kWideOutputs>(p, 0, o, 0, in, nullptr);
     }
-    return;
-  }
-  if (n <= kBlockTokens) {
-    for (std::int64_t o = 0; o < out; o += kBlockOutputs) {
-      product<true>(n, x, x_stride, w + o * in, in, out - o, y + o, y_stride);
-    }
-    return;
-  }
-  // The side that is reused first stays in L1: a block of tokens where it fits, else a block of weight rows.
-  if (kBlockTokens * in * static_cast<std::int64_t>(sizeof(float)) <= kL1Bytes) {
-    for (std::int64_t t = 0; t < n; t += kBlockTokens) {
-      for (std::int64_t o = 0; o < out; o += kBlockOutputs) {
-        product<false>(n - t, x + t * x_stride, x_stride, w + o * in, in, out - o, y + t * y_stride + o, y_stride);
-      }
-    }
+  } else if (n <= kBlockTokens) {
+    product_tile<Pass::kStream>(p, 0, n, 0, out, 0, in, nullptr);
+  } else if (kBlockTokens * in * static_cast<std::int64_t>(sizeof(float)) <= kL1Bytes) {
+    product_tile<Pass::kWhole>(p, 0, n, 0, out, 0, in, nullptr);
   } else {
-    for (std::int64_t o = 0; o < out; o += kBlockOutputs) {
-      for (std::int64_t t = 0; t < n; t += kBlockTokens) {
-        product<false>(n - t, x + t * x_stride, x_stride, w + o * in, in, out - o, y + t * y_stride + o, y_stride);
+    // Segment after segment, so that the block of tokens stays in L1 while the weights pass by.
+    Vec waiting[kTile * kTile];
+    for (std::int64_t o = 0; o < out; o += kTile) {
+      const std::int64_t o1 = o + kTile < out ? o + kTile : out;
+      for (std::int64_t t = 0; t < n; t += kTile) {
+        const std::int64_t t1 = t + kTile < n ? t + kTile : n;
+        std::int64_t k = kSegment;
+        product_tile<Pass::kFirst>(p, t, t1, o, o1, 0, k, waiting);
+        for (; k + kSegment < in; k += kSegment) product_tile<Pass::kMiddle>(p, t, t1, o, o1, k, k + kSegment, waiting);
+        product_tile<Pass::kLast>(p, t, t1, o, o1, k, in, waiting);
       }
     }
   }

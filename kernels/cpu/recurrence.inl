@@ -34,7 +34,8 @@ void recurrence_scan(const RecurrenceScan& r) {
   const Vec infinity = set1(kVecInfinity);
   const int vecs = static_cast<int>((r.channels + kLanes - 1) / kLanes);
   Vec state[kVecs];
-  for (int v = 0; v < vecs; ++v) state[v] = load_partial(r.h + v * kLanes, lanes_left(r.channels - v * kLanes));
+  for (int v = 0; v < vecs; ++v)
+    state[v] = load_partial(r.h + std::int64_t{v} * kLanes, lanes_left(r.channels - std::int64_t{v} * kLanes));
   for (std::int64_t t = 0; t < r.times; ++t) {
     const float* z = r.z + t * r.z_stride;
     const float* zm = r.zm + t * r.zm_stride;
@@ -45,7 +46,7 @@ void recurrence_scan(const RecurrenceScan& r) {
     Vec change = zero();
     Vec magnitude = zero();
     for (int v = 0; v < vecs; ++v) {
-      const int i = v * kLanes;
+      const std::int64_t i = std::int64_t{v} * kLanes;
       const int lanes = lanes_left(r.channels - i);
       const Vec next = gated_step(load_partial(s + i, lanes), load_partial(zm + i, lanes) + load_partial(g + i, lanes),
                                   load_partial(z + i, lanes), load_partial(gamma + i, lanes), state[v], mix);

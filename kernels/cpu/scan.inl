@@ -11,24 +11,32 @@
 namespace mmrec::kernels {
 namespace {
 
-/// e^x as a double, x clamped to [-700, 700] and NaN kept. e^r - 1 is evaluated on its own and only then added to 1 in
-/// fp64, so that 1 - e^x keeps its relative accuracy (about 2^-24) where x is near 0: over a memory of 1 / (1 - a)
-/// steps an fp32 rounding of `a` itself would be multiplied by that length.
-inline DVec wide_exp(Vec x) {
+/// e^x = scale + rest with scale a power of two: e^r - 1 is evaluated on its own and only added to 1 in fp64, so that
+/// 1 - e^x keeps its relative accuracy (about 2^-24) where x is near 0. Over a memory of 1 / (1 - a) steps an fp32
+/// rounding of `a` itself would be multiplied by that length. Below -87 the decay is 0, above 88 it counts as 88.
+struct Decay {
+  Vec scale, rest;
+};
+constexpr float kLeastLogDecay = -87.0F;
+constexpr float kMostLogDecay = 88.0F;
+
+inline Decay decay(Vec log_a) {
   constexpr float kLog2E = 1.44269504088896341F;
   constexpr float kLn2High = 0.693359375F;
   constexpr float kLn2Low = -2.12194440e-4F;
-  constexpr float kRound = 12582912.0F;
+  constexpr float kRound = 12582912.0F + 127.0F;  // rounds to an integer n and leaves n + 127 in the low bits
   // As in exp(): e^r = 1 + r + r^2 P(r).
   constexpr float kP[] = {0.4999999403953552F, 0.1666651964187622F, 0.04166839271783829F, 0.008368780836462975F,
                           0.0013814467238262296F};
-  const Vec n = fma(x, set1(kLog2E), set1(kRound)) - set1(kRound);
+  const Vec x = min(set1(kMostLogDecay), max(set1(kLeastLogDecay), log_a));  // log_a last: NaN passes
+  const Vec shifted = fma(x, set1(kLog2E), set1(kRound));
+  const Vec n = shifted - set1(kRound);
   const Vec r = fma(n, set1(-kLn2Low), fma(n, set1(-kLn2High), x));
   const Vec p = fma(r * r, polynomial(r, kP), r);
-  return dscale_pow2(widen(p) + dset1(1.0), n);
+  const Vec power = as_float(shift_left<23>(as_int(shifted)));
+  const Vec scale = select(less(log_a, set1(kLeastLogDecay)), zero(), power);
+  return {scale, scale * p};
 }
-
-inline Vec clamp_log_decay(Vec x) { return min(set1(700.0F), max(set1(-700.0F), x)); }  // x last: NaN passes
 
 /// clamp(log(g + 1e-8), -50, 0). Next to 1 the argument is taken as 1 + ((g - 1) + 1e-8), where nothing is rounded
 /// away; g = 1 gives exactly 0. A gate below -1e-8 has no logarithm: NaN.
@@ -52,6 +60,14 @@ inline Vec load_some(const T* p, int count) {
   return count == kLanes ? load(p) : load_partial(p, count);
 }
 
+template <class T>
+inline DVec load_some_wide(const T* p, int count) {
+  return widen(load_some(p, count));
+}
+inline DVec load_some_wide(const float* p, int count) {
+  return count == kLanes ? load_wide(p) : widen(load_partial(p, count));
+}
+
 template <bool kStreaming, class T>
 inline void store_some(T* p, Vec a, int count) {
   if (count != kLanes) {
@@ -63,7 +79,7 @@ inline void store_some(T* p, Vec a, int count) {
   }
 }
 
-constexpr std::int64_t kPieceElements = 2048;         // of one piece of rows: 16 KiB of doubles
+constexpr std::int64_t kPieceElements = 2048;         // of one piece of rows: 8 KiB of fp32
 constexpr std::int64_t kPieceBytesAhead = 16 * 1024;  // fetched ahead: rows are too short for the hardware to run ahead
 
 /// The rows of one piece; vector v of row t has its intermediate values at (t * vectors + v) * kLanes.
@@ -115,14 +131,17 @@ struct Rows {
 // h = e^log_a h + b.
 template <class T, bool kTotal, bool kStreaming>
 inline void decay_rows(const ScanRun& r) {
-  alignas(64) double a[kPieceElements];
+  alignas(64) float scale[kPieceElements];
+  alignas(64) float rest[kPieceElements];
   for_each_piece(r, [&](const Piece& piece, std::int64_t first) {
     const Rows<T> log_a(r.in[0], r.in_stride[0], r, first);
     const Rows<T> b(r.in[1], r.in_stride[1], r, first);
     along_rows(piece, [&](std::int64_t t, std::int64_t v, int lanes) {
       log_a.fetch(t, v);
       b.fetch(t, v);
-      dstore(a + (t * piece.vectors + v) * kLanes, wide_exp(clamp_log_decay(load_some(log_a.at(t, v), lanes))));
+      const Decay a = decay(load_some(log_a.at(t, v), lanes));
+      store(scale + (t * piece.vectors + v) * kLanes, a.scale);
+      store(rest + (t * piece.vectors + v) * kLanes, a.rest);
     });
     for (std::int64_t v = 0; v < piece.vectors; ++v) {
       const int lanes = piece.lanes(v);
@@ -131,9 +150,12 @@ inline void decay_rows(const ScanRun& r) {
       DVec sum = kTotal ? dload(state + r.plane) : h;
       T* out = kTotal ? nullptr : static_cast<T*>(r.out) + first * r.out_stride + v * kLanes;
       for (std::int64_t t = 0; t < piece.rows; ++t) {
-        h = fma(dload(a + (t * piece.vectors + v) * kLanes), h, widen(load_some(b.at(t, v), lanes)));
+        const std::int64_t i = (t * piece.vectors + v) * kLanes;
+        h = fma(load_wide(scale + i) + load_wide(rest + i), h, load_some_wide(b.at(t, v), lanes));
         if constexpr (kTotal) {
-          sum = sum + widen(clamp_log_decay(load_some(log_a.at(t, v), lanes)));
+          // -inf as a number: a total is only ever exponentiated, and then 0.
+          const Vec x = load_some(log_a.at(t, v), lanes);
+          sum = sum + widen(min(set1(kMostLogDecay), max(set1(-1e4F), x)));
         } else {
           store_some<kStreaming>(out + t * r.out_stride, narrow(h), lanes);
         }
@@ -160,7 +182,7 @@ inline void exp_product_rows(const ScanRun& r) {
       DVec sum = dload(state);
       for (std::int64_t t = 0; t < piece.rows; ++t) {
         const std::int64_t i = (t * piece.vectors + v) * kLanes;
-        sum = sum + widen(load(high + i));
+        sum = sum + load_wide(high + i);
         if constexpr (!kTotal) {
           const Vec h = narrow(sum);
           // Far below the range of e^L (or at -inf) the low part means nothing.
@@ -244,7 +266,7 @@ inline void logsumexp_rows(const ScanRun& r) {
         DVec sum = dload(state);
         for (std::int64_t t = 0; t < piece.rows; ++t) {
           float* term = sums + (t * piece.vectors + v) * kLanes;
-          sum = sum + widen(load(term));
+          sum = sum + load_wide(term);
           if constexpr (!kTotal) store(term, narrow(sum));
         }
         dstore(state, sum);

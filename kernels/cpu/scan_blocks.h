@@ -111,6 +111,7 @@ class ScanDriver {
   ScanDriver(Cpu& cpu, const ScanShape& shape, const Scan& scan) : cpu_(cpu), shape_(shape), scan_(scan) {}
 
   void run() {
+    if (shape_.channels() == 0) return;
     if (shape_.time == 0) {
       for (std::int64_t i = 0; i < shape_.channels(); ++i) scan_.store_carry(i, scan_.load_carry(i));
     } else if (shape_.cut_in_time()) {
@@ -122,8 +123,8 @@ class ScanDriver {
 
  private:
   using Segment = typename Scan::Segment;
-  static constexpr std::int64_t kTile = kScanTile;  // channels that run down time together: a page of fp32
-  static constexpr std::int64_t kTileStep = 64;     // tiles are cut at multiples of this
+  static constexpr std::int64_t kTile = kScanTile / 2;  // channels that run down time together: half a page of fp32
+  static constexpr std::int64_t kTileStep = 64;         // tiles are cut at multiples of this
   static constexpr std::int64_t kMostBlocks = 64;
   static constexpr std::int64_t kFewestBlocks = 8;
   static constexpr std::int64_t kRoundBytes = std::int64_t{2}
@@ -142,7 +143,6 @@ class ScanDriver {
   void run_channels() {
     // Widest tiles first; narrower ones only until the threads are evenly loaded. The width changes no bit.
     const std::int64_t threads = cpu_.threads();
-    if (shape_.channels() == 0) return;
     const std::int64_t most = (shape_.dim + kTileStep - 1) / kTileStep;
     std::int64_t tiles = (shape_.dim + kTile - 1) / kTile;
     while (tiles < most && shape_.sequences() * tiles < 4 * threads && shape_.sequences() * tiles % threads != 0)

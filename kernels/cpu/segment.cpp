@@ -23,9 +23,8 @@ void segment_sum(Cpu& cpu, const SegmentSum<Host>& op) {
 void segment_close(Cpu& /*cpu*/, double* sum, std::int64_t segment, MatrixView<float, Host> slot) {
   for (std::int64_t b = 0; b < slot.rows; ++b) {
     for (std::int64_t c = 0; c < slot.cols; ++c) {
-      double& total = sum[b * slot.cols + c];
-      slot.row(b)[c] = static_cast<float>(total / static_cast<double>(segment));
-      total = 0.0;
+      slot.row(b)[c] = static_cast<float>(sum[b * slot.cols + c] / static_cast<double>(segment));
+      sum[b * slot.cols + c] = 0.0;
     }
   }
 }

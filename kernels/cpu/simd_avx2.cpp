@@ -89,7 +89,6 @@ inline Mask less(Vec a, Vec b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ)}; }
 inline Mask less_equal(Vec a, Vec b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_LE_OQ)}; }
 inline Mask equal(Vec a, Vec b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_EQ_OQ)}; }
 inline Mask is_nan(Vec a) { return {_mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q)}; }
-inline Mask operator&(Mask a, Mask b) { return {_mm256_and_ps(a.m, b.m)}; }
 inline Mask operator|(Mask a, Mask b) { return {_mm256_or_ps(a.m, b.m)}; }
 inline bool any(Mask a) { return _mm256_movemask_ps(a.m) != 0; }
 inline Vec select(Mask mask, Vec yes, Vec no) { return {_mm256_blendv_ps(no.v, yes.v, mask.m)}; }
@@ -120,7 +119,6 @@ inline Vec to_float_lanes(IVec a) { return {_mm256_cvtepi32_ps(a.v)}; }
 inline IVec iset1(int x) { return {_mm256_set1_epi32(x)}; }
 inline IVec operator+(IVec a, IVec b) { return {_mm256_add_epi32(a.v, b.v)}; }
 inline IVec operator-(IVec a, IVec b) { return {_mm256_sub_epi32(a.v, b.v)}; }
-inline IVec operator&(IVec a, IVec b) { return {_mm256_and_si256(a.v, b.v)}; }
 template <int n>
 inline IVec shift_left(IVec a) {
   return {_mm256_slli_epi32(a.v, n)};
@@ -141,6 +139,9 @@ inline DVec widen(Vec a) {
   return {_mm256_cvtps_pd(_mm256_castps256_ps128(a.v)), _mm256_cvtps_pd(_mm256_extractf128_ps(a.v, 1))};
 }
 inline Vec narrow(DVec a) { return {_mm256_set_m128(_mm256_cvtpd_ps(a.high), _mm256_cvtpd_ps(a.low))}; }
+inline DVec load_wide(const float* p) {
+  return {_mm256_cvtps_pd(_mm_loadu_ps(p)), _mm256_cvtps_pd(_mm_loadu_ps(p + 4))};
+}
 inline DVec dset1(double x) { return {_mm256_set1_pd(x), _mm256_set1_pd(x)}; }
 inline DVec dload(const double* p) { return {_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4)}; }
 inline void dstore(double* p, DVec a) {
@@ -152,15 +153,6 @@ inline DVec operator-(DVec a, DVec b) { return {_mm256_sub_pd(a.low, b.low), _mm
 inline DVec operator*(DVec a, DVec b) { return {_mm256_mul_pd(a.low, b.low), _mm256_mul_pd(a.high, b.high)}; }
 inline DVec fma(DVec a, DVec b, DVec c) {
   return {_mm256_fmadd_pd(a.low, b.low, c.low), _mm256_fmadd_pd(a.high, b.high, c.high)};
-}
-/// 1.5 * 2^52 + 1023 + n carries the exponent field of 2^n in its low 11 bits.
-inline __m256d exp2_integer(__m256d n) {
-  const __m256d biased = _mm256_add_pd(n, _mm256_set1_pd(0x1.8p52 + 1023.0));
-  return _mm256_castsi256_pd(_mm256_slli_epi64(_mm256_castpd_si256(biased), 52));
-}
-inline DVec dscale_pow2(DVec p, Vec n) {
-  const DVec e = widen(n);
-  return {_mm256_mul_pd(p.low, exp2_integer(e.low)), _mm256_mul_pd(p.high, exp2_integer(e.high))};
 }
 
 inline void stream(float* p, Vec a) { _mm256_stream_ps(p, a.v); }

@@ -80,7 +80,6 @@ inline Mask less(Vec a, Vec b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ
 inline Mask less_equal(Vec a, Vec b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LE_OQ)}; }
 inline Mask equal(Vec a, Vec b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ)}; }
 inline Mask is_nan(Vec a) { return {_mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q)}; }
-inline Mask operator&(Mask a, Mask b) { return {_kand_mask16(a.m, b.m)}; }
 inline Mask operator|(Mask a, Mask b) { return {_kor_mask16(a.m, b.m)}; }
 inline bool any(Mask a) { return a.m != 0; }
 inline Vec select(Mask mask, Vec yes, Vec no) { return {_mm512_mask_blend_ps(mask.m, no.v, yes.v)}; }
@@ -111,9 +110,8 @@ inline IVec as_int(Vec a) { return {_mm512_castps_si512(a.v)}; }
 inline Vec as_float(IVec a) { return {_mm512_castsi512_ps(a.v)}; }
 inline Vec to_float_lanes(IVec a) { return {_mm512_cvtepi32_ps(a.v)}; }
 inline IVec iset1(int x) { return {_mm512_set1_epi32(x)}; }
-inline IVec operator+(IVec a, IVec b) { return {_mm512_add_epi32(a.v, b.v)}; }
+[[maybe_unused]] inline IVec operator+(IVec a, IVec b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline IVec operator-(IVec a, IVec b) { return {_mm512_sub_epi32(a.v, b.v)}; }
-inline IVec operator&(IVec a, IVec b) { return {_mm512_and_si512(a.v, b.v)}; }
 template <int n>
 inline IVec shift_left(IVec a) {
   return {_mm512_slli_epi32(a.v, n)};
@@ -130,6 +128,9 @@ inline DVec widen(Vec a) {
 inline Vec narrow(DVec a) {
   return {_mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(a.low)), _mm512_cvtpd_ps(a.high), 1)};
 }
+inline DVec load_wide(const float* p) {
+  return {_mm512_cvtps_pd(_mm256_loadu_ps(p)), _mm512_cvtps_pd(_mm256_loadu_ps(p + 8))};
+}
 inline DVec dset1(double x) { return {_mm512_set1_pd(x), _mm512_set1_pd(x)}; }
 inline DVec dload(const double* p) { return {_mm512_loadu_pd(p), _mm512_loadu_pd(p + 8)}; }
 inline void dstore(double* p, DVec a) {
@@ -141,10 +142,6 @@ inline DVec operator-(DVec a, DVec b) { return {_mm512_sub_pd(a.low, b.low), _mm
 inline DVec operator*(DVec a, DVec b) { return {_mm512_mul_pd(a.low, b.low), _mm512_mul_pd(a.high, b.high)}; }
 inline DVec fma(DVec a, DVec b, DVec c) {
   return {_mm512_fmadd_pd(a.low, b.low, c.low), _mm512_fmadd_pd(a.high, b.high, c.high)};
-}
-inline DVec dscale_pow2(DVec p, Vec n) {
-  const DVec e = widen(n);
-  return {_mm512_scalef_pd(p.low, e.low), _mm512_scalef_pd(p.high, e.high)};
 }
 
 inline void stream(float* p, Vec a) { _mm512_stream_ps(p, a.v); }

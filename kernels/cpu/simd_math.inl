@@ -11,17 +11,17 @@
 //   set1(float)  zero()  a + b  a - b  a * b  a / b  -a  abs(a)
 //   fma(a, b, c)                           a * b + c; one rounding where the ISA has FMA (not in the scalar file)
 //   min(a, b)  max(a, b)                   b if either is NaN, as x86 does
-//   less(a, b)  less_equal(a, b)  equal(a, b)  is_nan(a)  any(mask)  mask & mask  mask | mask
+//   less(a, b)  less_equal(a, b)  equal(a, b)  is_nan(a)  any(mask)  mask | mask
 //   select(mask, yes, no)
 //   reduce_add(Vec)  reduce_max(Vec)       float, in one fixed order
 //   reduce_add4(a, b, c, d, float* out)    reduce_add of each, the same bits
 //   kBlockTokens  kBlockOutputs  kWideOutputs   block shape of products that fits the registers (matvec.inl)
-//   as_int(Vec)  as_float(IVec)  to_float_lanes(IVec)  iset1(int)  a + b  a - b  a & b  shift_left<n>(IVec)
+//   as_int(Vec)  as_float(IVec)  to_float_lanes(IVec)  iset1(int)  a + b  a - b  shift_left<n>(IVec)
 //   shift_right<n>(IVec) (arithmetic)      on IVec
 //   scale_pow2(p, n)                       p * 2^n for integer-valued n in [-151, 129], with gradual underflow
 //   widen(Vec) -> DVec   narrow(DVec) -> Vec   dset1(double)  dload(const double*)  dstore(double*, DVec)
 //   a + b  a - b  a * b  fma(a, b, c)      on DVec; a half holds kLanes / 2 doubles: lanes in order
-//   dscale_pow2(DVec p, Vec n)             p * 2^n for integer-valued n in [-1022, 1023]
+//   load_wide(const float*)                widen(load(p)), without taking a vector apart
 //   stream(T*, Vec)  stream_fence()        store that bypasses the caches, p aligned to the bytes written; then a fence
 //                                          before another thread may read
 //
@@ -84,7 +84,7 @@ constexpr float kVecInfinity = __builtin_inff();
 /// Natural logarithm within 2 ulp; log(0) = -inf, negative and NaN give NaN, subnormals are handled.
 inline Vec log(Vec x) {
   const Mask tiny = less(x, set1(1.17549435e-38F));
-  Vec e;
+  Vec e = zero();
   const Vec f = split_exponent(select(tiny, x * set1(8388608.0F), x), e);
   e = e - select(tiny, set1(23.0F), zero());
   Vec y = log_from_parts(f, e, zero());
@@ -97,7 +97,7 @@ inline Vec log(Vec x) {
 inline Vec log1p(Vec x) {
   const Vec one = set1(1.0F);
   const Vec u = one + x;
-  Vec e;
+  Vec e = zero();
   const Vec f = split_exponent(max(set1(1.17549435e-38F), u), e);
   const Vec lost = select(less(x, one), x - (u - one), one - (u - x));  // what rounding 1 + x lost, exactly
   Vec y = log_from_parts(f, e, lost / u);

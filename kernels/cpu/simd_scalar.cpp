@@ -8,9 +8,10 @@ namespace {
 constexpr int kLanes = 4;
 constexpr int kBlockTokens = 4, kBlockOutputs = 2, kWideOutputs = 8;
 
-typedef float Float4 __attribute__((vector_size(16)));
-typedef std::int32_t Int4 __attribute__((vector_size(16)));
-typedef double Double2 __attribute__((vector_size(16)));
+using Float4 __attribute__((vector_size(16))) = float;
+using Int4 __attribute__((vector_size(16))) = std::int32_t;
+using UInt4 __attribute__((vector_size(16))) = std::uint32_t;
+using Double2 __attribute__((vector_size(16))) = double;
 
 struct Vec {
   Float4 v;
@@ -104,8 +105,7 @@ inline Vec max(Vec a, Vec b) { return {a.v > b.v ? a.v : b.v}; }
 inline Mask less(Vec a, Vec b) { return {a.v < b.v}; }
 inline Mask less_equal(Vec a, Vec b) { return {a.v <= b.v}; }
 inline Mask equal(Vec a, Vec b) { return {a.v == b.v}; }
-inline Mask is_nan(Vec a) { return {a.v != a.v}; }
-inline Mask operator&(Mask a, Mask b) { return {a.m & b.m}; }
+inline Mask is_nan(Vec a) { return {a.v != a.v}; }  // NOLINT(misc-redundant-expression)
 inline Mask operator|(Mask a, Mask b) { return {a.m | b.m}; }
 inline bool any(Mask a) { return (a.m[0] | a.m[1] | a.m[2] | a.m[3]) != 0; }
 inline Vec select(Mask mask, Vec yes, Vec no) { return {mask.m ? yes.v : no.v}; }
@@ -127,12 +127,12 @@ inline IVec as_int(Vec a) { return {(Int4)a.v}; }
 inline Vec as_float(IVec a) { return {(Float4)a.v}; }
 inline Vec to_float_lanes(IVec a) { return {__builtin_convertvector(a.v, Float4)}; }
 inline IVec iset1(int x) { return {Int4{x, x, x, x}}; }
-inline IVec operator+(IVec a, IVec b) { return {a.v + b.v}; }
-inline IVec operator-(IVec a, IVec b) { return {a.v - b.v}; }
-inline IVec operator&(IVec a, IVec b) { return {a.v & b.v}; }
+// Unsigned lanes: a NaN's bits may wrap around here, as they do in the other two files.
+inline IVec operator+(IVec a, IVec b) { return {(Int4)((UInt4)a.v + (UInt4)b.v)}; }
+inline IVec operator-(IVec a, IVec b) { return {(Int4)((UInt4)a.v - (UInt4)b.v)}; }
 template <int n>
 inline IVec shift_left(IVec a) {
-  return {a.v << n};
+  return {(Int4)((UInt4)a.v << n)};
 }
 template <int n>
 inline IVec shift_right(IVec a) {
@@ -152,6 +152,7 @@ inline Vec narrow(DVec a) {
   return {Float4{static_cast<float>(a.low[0]), static_cast<float>(a.low[1]), static_cast<float>(a.high[0]),
                  static_cast<float>(a.high[1])}};
 }
+inline DVec load_wide(const float* p) { return widen(load(p)); }
 inline DVec dset1(double x) { return {Double2{x, x}, Double2{x, x}}; }
 inline DVec dload(const double* p) { return {Double2{p[0], p[1]}, Double2{p[2], p[3]}}; }
 inline void dstore(double* p, DVec a) {
@@ -162,15 +163,6 @@ inline DVec operator+(DVec a, DVec b) { return {a.low + b.low, a.high + b.high};
 inline DVec operator-(DVec a, DVec b) { return {a.low - b.low, a.high - b.high}; }
 inline DVec operator*(DVec a, DVec b) { return {a.low * b.low, a.high * b.high}; }
 inline DVec fma(DVec a, DVec b, DVec c) { return {a.low * b.low + c.low, a.high * b.high + c.high}; }
-/// 1.5 * 2^52 + 1023 + n carries the exponent field of 2^n in its low 11 bits.
-inline Double2 exp2_integer(Double2 n) {
-  typedef std::int64_t Long2 __attribute__((vector_size(16)));
-  return (Double2)((Long2)(n + (0x1.8p52 + 1023.0)) << 52);
-}
-inline DVec dscale_pow2(DVec p, Vec n) {
-  const DVec e = widen(n);
-  return {p.low * exp2_integer(e.low), p.high * exp2_integer(e.high)};
-}
 
 template <class T>
 inline void stream(T* p, Vec a) {

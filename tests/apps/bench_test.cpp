@@ -1,6 +1,7 @@
 // mmrec-bench: that its figures are there and add up, and that it leaves nothing behind.
+#include <chrono>
 #include <csignal>
-#include <cstdlib>
+#include <thread>
 
 #include "apps/bench_work.h"
 #include "tests/apps/programs.h"
@@ -49,6 +50,7 @@ TEST(Bench, AnInterruptRemovesTheSyntheticModel) {
       "/usr/bin/env", "TMPDIR=" + folder.path().string(), kBench, "--synthetic", "256,4,4000", "--repeat", "1000"};
   Process process(command);
   while (process.running() && std::filesystem::is_empty(folder.path())) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   process.send(SIGINT);
   const Outcome outcome = process.wait();

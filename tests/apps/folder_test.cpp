@@ -117,7 +117,9 @@ TEST_F(Folder, TokenizerAndEmbeddingOfDifferentSizes) {
   const Outcome outcome =
       run({kGenerate, "-m", copy_.path(), "-p", "x", "-n", "200", "--temp", "5", "--top-k", "0", "--json"});
   EXPECT_NE(outcome.err.find("384 pieces for 500 embeddings"), std::string::npos) << outcome.err;
-  for (const Json& id : json_of(outcome)["tokens"]) EXPECT_LT(id.get<int>(), 384);
+  const std::vector<int> tokens = json_of(outcome)["tokens"];
+  EXPECT_GT(tokens.size(), 1U);
+  for (const int id : tokens) EXPECT_LT(id, 384);
   with_rows(300);
   expect_rejected({"tokenizer.model", "found 384", "300"});
 }
@@ -159,6 +161,9 @@ TEST_F(Folder, EndOfSequenceEndsTheText) {
 }
 
 TEST(Memory, TooLittleIsExitFour) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer's shadow memory does not fit under the limit";
+#endif
   const TempFolder folder;
   // Half a gigabyte of weights that are all hole: the file is there, the memory is not.
   const std::int64_t rows = 4'000'000;
@@ -181,7 +186,7 @@ TEST(Memory, TooLittleIsExitFour) {
   Json json = Json::parse(read_file(kTiny + "/config.json"));
   json["vocab_size"] = rows;
   write_file(folder / "config.json", json.dump());
-  const Outcome outcome = run({"/bin/sh", "-c", R"(ulimit -v 600000; exec "$0" "$@")", kPpl, "-m", folder.path(),
+  const Outcome outcome = run({"/bin/sh", "-c", R"(ulimit -v 400000; exec "$0" "$@")", kPpl, "-m", folder.path(),
                                "--ids", "--threads", "1", "-"},
                               "[1,2]\n");
   expect_refused(outcome, 4, {"out of memory"});

@@ -17,6 +17,12 @@ TEST(Numbers, AreParsedWhole) {
     EXPECT_FALSE(apps::parse_real(bad)) << bad;
 }
 
+TEST(Numbers, AreWrittenAsTheyWereMeant) {
+  EXPECT_EQ(apps::shortest(0.8F), 0.8);
+  EXPECT_EQ(apps::shortest(1e-5F), 1e-5);
+  for (const float x : {-1.23456789F, 3.4e38F, 1e-45F, 0.0F}) EXPECT_EQ(static_cast<float>(apps::shortest(x)), x);
+}
+
 TEST(Numbers, ChoiceIsTheFirstWhereNothingIsGiven) {
   const apps::Flag flags[] = {{"mode"}};
   const std::string_view names[] = {"one", "two"};

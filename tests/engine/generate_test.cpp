@@ -212,7 +212,8 @@ TEST(Generate, CutShortSavedAndContinuedItDrawsTheSame) {
   o.sequence = 1;
   Session other = model.new_session();
   other.prefill(prompt);
-  EXPECT_NE(generate(other, tokenizer(), prompt, o).tokens, std::vector<int>(expected.tokens.begin(), expected.tokens.begin() + 25));
+  EXPECT_NE(generate(other, tokenizer(), prompt, o).tokens,
+            std::vector<int>(expected.tokens.begin(), expected.tokens.begin() + 25));
 }
 
 TEST(Generate, RefusesWhatCannotBe) {

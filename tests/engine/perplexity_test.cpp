@@ -10,8 +10,22 @@ namespace {
 // len(re.split(r"\s+", s)) by Python 3.11.
 TEST(CountWords, AgreesWithPython) {
   const std::pair<std::string_view, std::int64_t> cases[] = {
-      {"", 1}, {" ", 2}, {"a", 1}, {" a", 2}, {"a b", 2}, {"a  b ", 3}, {"a\x0B\x0C" "b", 2},
-      {"\n\na\tb\xC2\xA0" "c\xE2\x80\x83\xE3\x80\x80" "d\x1C\x1F" "e\xC2\x85" "f\xE2\x80\x8B" "g", 7},
+      {"", 1},
+      {" ", 2},
+      {"a", 1},
+      {" a", 2},
+      {"a b", 2},
+      {"a  b ", 3},
+      {"a\x0B\x0C"
+       "b",
+       2},
+      {"\n\na\tb\xC2\xA0"
+       "c\xE2\x80\x83\xE3\x80\x80"
+       "d\x1C\x1F"
+       "e\xC2\x85"
+       "f\xE2\x80\x8B"
+       "g",
+       7},
       {"\xE1\x9A\x80x\xE2\x80\xA8y\xE2\x80\xA9z\xE2\x80\xAFw\xE2\x81\x9Fv\xEF\xBB\xBFu", 6},
       {"a\xFF\x85 b", 2},  // bytes that are no UTF-8 are no white space
   };

@@ -24,7 +24,8 @@ TEST(Philox, UniformIsTheHighBitsOfTheFirstTwoWords) {
 TEST(Philox, SeedSequenceAndStepEachMatter) {
   std::set<double> seen;
   for (const std::uint64_t seed : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{1} << 32, ~std::uint64_t{0}}) {
-    for (const std::uint64_t sequence : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{1} << 32, ~std::uint64_t{0}}) {
+    for (const std::uint64_t sequence :
+         {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{1} << 32, ~std::uint64_t{0}}) {
       for (const std::uint64_t step : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{1} << 32, ~std::uint64_t{0}}) {
         seen.insert(philox_uniform(seed, sequence, step));
       }

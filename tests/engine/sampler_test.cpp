@@ -42,7 +42,8 @@ std::vector<float> random_logits(std::size_t count, unsigned seed) {
 }
 
 /// The chain as the header words it, by sorting everything.
-int reference(const SamplerOptions& o, const std::vector<float>& logits, const std::vector<int>& recent, std::uint64_t step) {
+int reference(const SamplerOptions& o, const std::vector<float>& logits, const std::vector<int>& recent,
+              std::uint64_t step) {
   struct Item {
     int token;
     double logit, weight;
@@ -109,7 +110,8 @@ TEST(Sampler, AgreesWithTheChainDoneBySorting) {
     for (std::uint64_t step = 0; step < 20; ++step) {
       const int token = sampler.sample(logits, recent, step).token;
       ASSERT_EQ(token, reference(o, logits, recent, step)) << "round " << round << " step " << step;
-      distinct_from_greedy += token != static_cast<int>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+      distinct_from_greedy +=
+          token != static_cast<int>(std::max_element(logits.begin(), logits.end()) - logits.begin());
     }
   }
   EXPECT_GT(distinct_from_greedy, 1000);
@@ -151,7 +153,8 @@ TEST(Sampler, DependsOnSeedSequenceAndStepOnly) {
     o.seed = seed;
     Sampler other(o);
     int count = 0;
-    for (std::uint64_t step = 0; step < 50; ++step) count += other.sample(logits, {}, step, sequence).token != forward[step];
+    for (std::uint64_t step = 0; step < 50; ++step)
+      count += other.sample(logits, {}, step, sequence).token != forward[step];
     return count;
   };
   EXPECT_EQ(differs(9, 4), 0);
@@ -166,7 +169,8 @@ TEST(Sampler, DrawsFollowTheDistribution) {
   Sampler sampler(neutral());
   constexpr int kDraws = 100000;
   std::vector<int> counts(p.size());
-  for (int i = 0; i < kDraws; ++i) ++counts[static_cast<std::size_t>(sampler.sample(logits, {}, static_cast<std::uint64_t>(i)).token)];
+  for (int i = 0; i < kDraws; ++i)
+    ++counts[static_cast<std::size_t>(sampler.sample(logits, {}, static_cast<std::uint64_t>(i)).token)];
   double chi_square = 0.0;
   for (std::size_t i = 0; i < p.size(); ++i) {
     const double expected = p[i] * kDraws;
@@ -232,10 +236,10 @@ TEST(Sampler, PenaltyAppliesOncePerTokenInsideTheWindow) {
   const std::vector<float> logits = {4.0F, 2.5F, 1.5F};
   const auto token = [&](std::vector<int> recent) { return sampler.sample(logits, recent, 0).token; };
   EXPECT_EQ(token({}), 0);
-  EXPECT_EQ(token({0}), 1);              // 2.0 < 2.5
-  EXPECT_EQ(token({0, 0, 0}), 1);        // once: 2.0, not 0.5
-  EXPECT_EQ(token({0, 1, 1, 1}), 0);     // 0 is out of the window
-  EXPECT_EQ(token({0, 1}), 0);           // 2.0, 1.25, 1.5
+  EXPECT_EQ(token({0}), 1);           // 2.0 < 2.5
+  EXPECT_EQ(token({0, 0, 0}), 1);     // once: 2.0, not 0.5
+  EXPECT_EQ(token({0, 1, 1, 1}), 0);  // 0 is out of the window
+  EXPECT_EQ(token({0, 1}), 0);        // 2.0, 1.25, 1.5
   EXPECT_EQ(sampler.sample(std::vector<float>{-1.0F, -1.5F}, std::vector<int>{0}, 0).token, 1);  // negatives multiply
   o.repetition_penalty = 1e-38F;
   EXPECT_EQ(Sampler(o).sample(std::vector<float>{3.0F, 2.0F}, std::vector<int>{1}, 0).token, 1);
@@ -267,7 +271,9 @@ TEST(Sampler, NamesTheNumericFaultAndTheStep) {
   EXPECT_THROW(sampler.sample({}, {}, 0), std::invalid_argument);
   SamplerOptions o;
   o.vocab_limit = 1;
-  EXPECT_EQ(message<NumericError>([&] { Sampler(o).sample(std::vector<float>{-kInf, 0.0F}, {}, 3); }),
+  EXPECT_EQ(message<NumericError>([&] {
+              Sampler(o).sample(std::vector<float>{-kInf, 0.0F}, {}, 3);
+            }),
             "step 3: all 1 logits that may be drawn are -inf");
   // A fault among the ids that cannot be drawn is one all the same: the distribution is not one.
   EXPECT_THROW(Sampler(o).sample(std::vector<float>{0.0F, std::nanf("")}, {}, 3), NumericError);

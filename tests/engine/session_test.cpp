@@ -53,12 +53,19 @@ TEST(Session, ARefusedCallChangesNothing) {
   session.prefill(std::vector<int>{1, 2, 3, 4});
   const std::vector<std::byte> before = session.save();
   EXPECT_EQ(refusal([&] { session.prefill({}); }), "found 0 tokens, expected a positive multiple of the batch of 2");
-  EXPECT_EQ(refusal([&] { session.prefill(std::vector<int>{1, 2, 3}); }),
+  EXPECT_EQ(refusal([&] {
+              session.prefill(std::vector<int>{1, 2, 3});
+            }),
             "found 3 tokens, expected a positive multiple of the batch of 2");
-  EXPECT_EQ(refusal([&] { session.step(std::vector<int>{1, 2, 3, 4}); }), "found 4 tokens, expected one per sequence: 2");
+  EXPECT_EQ(refusal([&] {
+              session.step(std::vector<int>{1, 2, 3, 4});
+            }),
+            "found 4 tokens, expected one per sequence: 2");
   EXPECT_EQ(refusal([&] { session.prefill(std::vector<int>{1, 2, 3, 11}); }), "token 3 has id 11, expected 0..10");
   EXPECT_EQ(refusal([&] { session.step(std::vector<int>{-1, 2}); }), "token 0 has id -1, expected 0..10");
-  EXPECT_EQ(refusal([&] { session.score(std::vector<int>{1, std::numeric_limits<int>::min()}); }),
+  EXPECT_EQ(refusal([&] {
+              session.score(std::vector<int>{1, std::numeric_limits<int>::min()});
+            }),
             "token 1 has id -2147483648, expected 0..10");
   EXPECT_NE(refusal([&] { session.score({}); }), "no error");
   EXPECT_EQ(session.save(), before);
@@ -176,7 +183,8 @@ TEST(Model, ChecksBatchAndOptions) {
   const auto log = std::make_shared<ToyLog>();
   const Model model = toy_model(log);
   for (const int batch : {0, -1, 65537, std::numeric_limits<int>::max()}) {
-    EXPECT_EQ(refusal([&] { (void)model.new_session(batch); }), "batch: found " + std::to_string(batch) + ", expected 1..65536");
+    EXPECT_EQ(refusal([&] { (void)model.new_session(batch); }),
+              "batch: found " + std::to_string(batch) + ", expected 1..65536");
   }
   const auto refused = [&](auto member, auto value) {
     SessionOptions o;

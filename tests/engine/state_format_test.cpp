@@ -111,7 +111,8 @@ TEST(StateFormat, SaysWhatIsWrong) {
   EXPECT_EQ(refusal({}), "saved state: found 0 bytes, expected at least 96");
   std::vector<std::byte> other(200, std::byte{'x'});
   EXPECT_EQ(refusal(other), "saved state: not a saved state (its first 8 bytes are not \"mmrecST\\n\")");
-  EXPECT_EQ(refusal(with(bytes, 8, 0x04030201, 4)), "saved state: found byte order mark 0x04030201, expected 0x01020304");
+  EXPECT_EQ(refusal(with(bytes, 8, 0x04030201, 4)),
+            "saved state: found byte order mark 0x04030201, expected 0x01020304");
   EXPECT_EQ(refusal(with(bytes, 12, 2, 4)), "saved state: found version 2, expected 1");
   EXPECT_EQ(refusal(std::span(bytes).first(300)),
             "saved state: found 300 bytes, expected " + std::to_string(bytes.size()) + " as its header says");
@@ -134,7 +135,8 @@ TEST(StateFormat, NonFiniteNumbersAreRefused) {
   EXPECT_EQ(refusal(with(bytes, 88 + 96, 0x7F800000, 4)), "saved state: memory[0] is inf, expected a finite number");
   EXPECT_EQ(refusal(with(bytes, 88 + 96 + 192 + 8, 0xFFF0000000000000, 8)),
             "saved state: segment_sum[1] is -inf, expected a finite number");
-  EXPECT_EQ(refusal(with(bytes, bytes.size() - 12, 0x7F800001, 4)), "saved state: logits[14] is nan, expected a finite number");
+  EXPECT_EQ(refusal(with(bytes, bytes.size() - 12, 0x7F800001, 4)),
+            "saved state: logits[14] is nan, expected a finite number");
 }
 
 TEST(StateFormat, HugeShapesAllocateNothing) {

@@ -12,7 +12,8 @@ namespace {
 std::string run(const std::vector<std::string>& stops, const std::string& text, std::size_t size, bool& stopped) {
   StopMatcher matcher(stops);
   std::string out;
-  for (std::size_t at = 0; at < text.size() && !matcher.stopped(); at += size) out += matcher.push(text.substr(at, size));
+  for (std::size_t at = 0; at < text.size() && !matcher.stopped(); at += size)
+    out += matcher.push(text.substr(at, size));
   stopped = matcher.stopped();
   return out + matcher.finish();
 }
@@ -34,8 +35,8 @@ TEST(StopMatcher, TextEndsBeforeTheStopStringThatIsCompleteFirst) {
       {{"END"}, "END", "", true},
       {{"aab"}, "aaaaab", "aaa", true},
       {{"abab", "xyz"}, "abaxyzabab", "aba", true},
-      {{"abcd", "bc"}, "abcd", "a", true},      // "bc" is complete first
-      {{"b", "ab"}, "xab", "x", true},          // at one place: the longest
+      {{"abcd", "bc"}, "abcd", "a", true},  // "bc" is complete first
+      {{"b", "ab"}, "xab", "x", true},      // at one place: the longest
       {{"\n\n", "\nUser:"}, "hi\nUser: x", "hi", true},
       {{"\xC3\xA9"}, "caf\xC3\xA9!", "caf", true},
       {{"\xC3\xA9"}, "caf\xC3\xA8!", "caf\xC3\xA8!", false},

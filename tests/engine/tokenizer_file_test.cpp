@@ -14,8 +14,8 @@ namespace mmrec::engine {
 namespace {
 
 using test::CharsmapBuilder;
-using test::Rules;
 using test::ProtoBuilder;
+using test::Rules;
 using test::TokenizerBuilder;
 
 std::string refusal(std::string_view bytes) {
@@ -29,7 +29,12 @@ std::string refusal(std::string_view bytes) {
 
 std::string refusal(const TokenizerBuilder& builder) { return refusal(builder.build()); }
 
-TokenizerBuilder good() { return TokenizerBuilder().words({"\xE2\x96\x81", "a", "\xE2\x96\x81" "a", "b"}); }
+TokenizerBuilder good() {
+  return TokenizerBuilder().words({"\xE2\x96\x81", "a",
+                                   "\xE2\x96\x81"
+                                   "a",
+                                   "b"});
+}
 
 TokenizerBuilder with_piece(const TokenizerBuilder::Piece& piece) {
   TokenizerBuilder builder = good();
@@ -53,10 +58,15 @@ TEST(TokenizerFile, ReadsWhatItUses) {
   builder.add_dummy_prefix = false;
   builder.charsmap = CharsmapBuilder(Rules{{"\n", " "}}).build();
   builder.extra_trainer.bytes(44, "??").bytes(46, "</s>").varint(4, 8192).real(10, 0.99F);
-  builder.extra.bytes(4, "self-test").raw(std::string("\x39" "12345678", 9));  // 64-bit field 7
+  builder.extra.bytes(4, "self-test")
+      .raw(std::string("\x39"
+                       "12345678",
+                       9));  // 64-bit field 7
   const TokenizerFile file = parse_tokenizer(builder.build(), "t.model");
   ASSERT_EQ(file.pieces.size(), 263U);
-  EXPECT_EQ(file.pieces[5].text, "\xE2\x96\x81" "a");
+  EXPECT_EQ(file.pieces[5].text,
+            "\xE2\x96\x81"
+            "a");
   EXPECT_EQ(file.pieces[5].score, -1.25F);
   EXPECT_EQ(file.pieces[7].type, PieceType::kByte);
   EXPECT_EQ(file.model_type, 2);
@@ -92,7 +102,8 @@ TEST(TokenizerFile, WhatIsWrittenReadsBackTheSame) {
 TEST(TokenizerFile, RefusesBadPieces) {
   EXPECT_EQ(refusal(good()), "no error");
   EXPECT_EQ(refusal(with_piece({""})), "t.model: piece 7: found an empty piece");
-  EXPECT_EQ(refusal(with_piece({std::string("x\0y", 3)})), "t.model: piece 7: found \"x\\x00y\", expected UTF-8 without NUL");
+  EXPECT_EQ(refusal(with_piece({std::string("x\0y", 3)})),
+            "t.model: piece 7: found \"x\\x00y\", expected UTF-8 without NUL");
   EXPECT_EQ(refusal(with_piece({"\xC3"})), "t.model: piece 7: found \"\\xc3\", expected UTF-8 without NUL");
   EXPECT_EQ(refusal(with_piece({"x", std::nanf("")})), "t.model: piece 7: found score nan, expected a finite number");
   EXPECT_EQ(refusal(with_piece({"x", -std::numeric_limits<float>::infinity()})),
@@ -104,7 +115,8 @@ TEST(TokenizerFile, RefusesBadPieces) {
   EXPECT_EQ(refusal(with_piece({std::string(1024, 'x')})), "no error");
   EXPECT_EQ(refusal(with_piece({std::string(1025, 'x')})), "t.model: piece 7: found 1025 bytes, expected at most 1024");
   // sentencepiece 0.1.97 dies inside Load of this one.
-  EXPECT_EQ(refusal(with_piece({std::string(110000, 'x')})), "t.model: piece 7: found 110000 bytes, expected at most 1024");
+  EXPECT_EQ(refusal(with_piece({std::string(110000, 'x')})),
+            "t.model: piece 7: found 110000 bytes, expected at most 1024");
   TokenizerBuilder builder = good();
   builder.pieces.erase(builder.pieces.begin());
   EXPECT_EQ(refusal(builder), "t.model: found no unknown piece, expected one");
@@ -144,15 +156,21 @@ TEST(TokenizerFile, UserDefinedSymbolsMayNotNestDeeply) {
 TEST(TokenizerFile, RefusesBadMessages) {
   const std::string bytes = good().build();
   EXPECT_EQ(refusal(""), "t.model: not a sentencepiece model: found no pieces");
-  EXPECT_EQ(refusal("\x0A\x05" "ab"), "t.model: not a sentencepiece model: ModelProto: field 1 of 5 bytes, 2 are left");
-  EXPECT_EQ(refusal("\x0B"), "t.model: not a sentencepiece model: ModelProto: field 1 has wire type 3, expected 0, 1, 2 or 5");
-  EXPECT_EQ(refusal(std::string(2, '\0')), "t.model: not a sentencepiece model: ModelProto: field number 0, expected 1..536870911");
+  EXPECT_EQ(refusal("\x0A\x05"
+                    "ab"),
+            "t.model: not a sentencepiece model: ModelProto: field 1 of 5 bytes, 2 are left");
+  EXPECT_EQ(refusal("\x0B"),
+            "t.model: not a sentencepiece model: ModelProto: field 1 has wire type 3, expected 0, 1, 2 or 5");
+  EXPECT_EQ(refusal(std::string(2, '\0')),
+            "t.model: not a sentencepiece model: ModelProto: field number 0, expected 1..536870911");
   EXPECT_EQ(refusal("\x08\x01"), "t.model: not a sentencepiece model: ModelProto: field 1 has wire type 0, expected 2");
-  EXPECT_EQ(refusal(std::string(11, '\xFF')), "t.model: not a sentencepiece model: ModelProto: number of more than 64 bits");
+  EXPECT_EQ(refusal(std::string(11, '\xFF')),
+            "t.model: not a sentencepiece model: ModelProto: number of more than 64 bits");
   EXPECT_EQ(refusal("\xFF\xFF\xFF"), "t.model: not a sentencepiece model: ModelProto: ends inside a number");
   EXPECT_EQ(refusal(ProtoBuilder().bytes(1, ProtoBuilder().varint(2, 1).str()).str()),
             "t.model: not a sentencepiece model: SentencePiece: field 2 has wire type 0, expected 5");
-  EXPECT_NE(refusal("version https://git-lfs.github.com/spec/v1\noid sha256:0\n").find("Git LFS pointer"), std::string::npos);
+  EXPECT_NE(refusal("version https://git-lfs.github.com/spec/v1\noid sha256:0\n").find("Git LFS pointer"),
+            std::string::npos);
   EXPECT_NE(refusal("<!DOCTYPE html><html></html>").find("web page"), std::string::npos);
   // A length that would wrap a pointer, and every truncation.
   EXPECT_NE(refusal(std::string("\x0A") + std::string(9, '\xFF') + "\x01"), "no error");
@@ -203,8 +221,8 @@ TEST(Charsmap, FindsSingleByteRules) {
 TEST(Charsmap, RefusesBadSizes) {
   const std::string blob = CharsmapBuilder(Rules{{"A", "a"}}).build();
   for (std::size_t n = 1; n < blob.size(); ++n) ASSERT_NE(charsmap_refusal(blob.substr(0, n)), "no error") << n;
-  EXPECT_NE(charsmap_refusal(blob + "x"), "no error");                                 // no NUL at the end
-  EXPECT_NE(charsmap_refusal(blob + std::string("\xFF\0", 2)), "no error");            // not UTF-8
+  EXPECT_NE(charsmap_refusal(blob + "x"), "no error");                       // no NUL at the end
+  EXPECT_NE(charsmap_refusal(blob + std::string("\xFF\0", 2)), "no error");  // not UTF-8
   EXPECT_NE(charsmap_refusal(std::string("\xFF\xFF\xFF\xFF", 4) + blob.substr(4)), "no error");
   EXPECT_NE(charsmap_refusal(std::string("\0\0\0\0", 4) + blob.substr(4)), "no error");
   EXPECT_NE(charsmap_refusal(std::string("\x04\x04\0\0", 4) + blob.substr(4)), "no error");  // 1028
@@ -226,7 +244,8 @@ TEST(Charsmap, RefusesLookupsThatLeaveTheTrieOrNeverEnd) {
   EXPECT_NE(charsmap_refusal(builder.build()).find("form a cycle"), std::string::npos);
   builder = CharsmapBuilder(rules);
   builder.units()[512] = CharsmapBuilder::kNever | 0x7FFFFFFF;  // the replacement of "A"
-  EXPECT_NE(charsmap_refusal(builder.build()).find("replacement at 2147483647, expected less than 4"), std::string::npos);
+  EXPECT_NE(charsmap_refusal(builder.build()).find("replacement at 2147483647, expected less than 4"),
+            std::string::npos);
   builder.units()[512] = CharsmapBuilder::kNever | 4;
   EXPECT_NE(charsmap_refusal(builder.build()).find("replacement at 4"), std::string::npos);
 }
@@ -246,7 +265,8 @@ TEST(Charsmap, RefusesMoreRulesThatBeginOneAnotherThanTheLibraryKeeps) {
   for (std::size_t n = 1; n <= 32; ++n) rules[std::string(n, 'A')] = "a";
   EXPECT_EQ(charsmap_refusal(CharsmapBuilder(rules).build()), "no error");
   rules[std::string(40, 'A')] = "b";
-  EXPECT_NE(charsmap_refusal(CharsmapBuilder(rules).build()).find("more than 32 rules begin one another"), std::string::npos);
+  EXPECT_NE(charsmap_refusal(CharsmapBuilder(rules).build()).find("more than 32 rules begin one another"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -29,10 +29,7 @@ const std::string kFffd = "\xEF\xBF\xBD";
 Tokenizer bundled() { return Tokenizer::load(std::filesystem::path(MMREC_WEIGHTS) / "mmrec-12m"); }
 
 Tokenizer made(const TokenizerBuilder& builder, const std::string& config = "") {
-  const TempFolder folder;
-  write_file(folder / "tokenizer.model", builder.build());
-  if (!config.empty()) write_file(folder / "tokenizer_config.json", config);
-  return Tokenizer::load(folder.path());
+  return Tokenizer::from_bytes(builder.build(), config);
 }
 
 std::string refusal(const TokenizerBuilder& builder, const std::string& config = "") {
@@ -89,9 +86,17 @@ TEST(Tokenizer, TheBundledOne) {
 TEST(Tokenizer, DecodingReturnsTheText) {
   const Tokenizer t = bundled();
   for (const std::string text :
-       {" ", "  ", "   a", "a", " a", "a ", "\n", "\n\n a\n", "\t\r\n", "caf\xC3\xA9 \xF0\x9F\x9A\x80\xF0\x9F\x9A\x80 x",
-        "\xE6\x97\xA5\xE6\x9C\xAC\xE8\xAA\x9E", "\xEF\xBB\xBF" "bom", "<s> </s> <unk> <0x41>", "a\xE2\x96\x81" "b"}) {
-    const std::string expected = text == "a\xE2\x96\x81" "b" ? "a b" : text;  // the library's own symbol for a space
+       {" ", "  ", "   a", "a", " a", "a ", "\n", "\n\n a\n", "\t\r\n",
+        "caf\xC3\xA9 \xF0\x9F\x9A\x80\xF0\x9F\x9A\x80 x", "\xE6\x97\xA5\xE6\x9C\xAC\xE8\xAA\x9E",
+        "\xEF\xBB\xBF"
+        "bom",
+        "<s> </s> <unk> <0x41>",
+        "a\xE2\x96\x81"
+        "b"}) {
+    const std::string expected = text == "a\xE2\x96\x81"
+                                         "b"
+                                     ? "a b"
+                                     : text;  // the library's own symbol for a space
     EXPECT_EQ(t.decode(t.encode(text)), expected) << text;
   }
   EXPECT_EQ(t.decode(t.encode(std::string("a\0b", 3))), std::string("a\0b", 3));
@@ -153,7 +158,7 @@ TEST(StreamDecoder, OnlyTheFirstSpaceOfTheWholeTextIsDropped) {
   const Tokenizer t = made(words_and_bytes());
   const int space = 3, the = 5, a = 6;
   EXPECT_EQ(t.decode(std::vector<int>{the, the}), "the the");
-  EXPECT_EQ(t.decode(std::vector<int>{1, the}), "the");           // BOS is not text
+  EXPECT_EQ(t.decode(std::vector<int>{1, the}), "the");  // BOS is not text
   EXPECT_EQ(t.decode(std::vector<int>{space, the}), " the");
   EXPECT_EQ(t.decode(std::vector<int>{a, the}), "a the");
   EXPECT_EQ(t.decode(std::vector<int>{13 + '\n', the}), "\n the");
@@ -177,7 +182,8 @@ TEST(Tokenizer, IdsOutOfRangeAreRefused) {
 }
 
 TEST(Tokenizer, LongTextsGiveTheIdsOfTheUncutText) {
-  const std::vector<std::string> parts = {"the ", "a", " ab", "\n", "\n\n", "  ", "\xC3\xA9", "the the a b.", "\xF0\x9F\x9A\x80", "\t"};
+  const std::vector<std::string> parts = {
+      "the ", "a", " ab", "\n", "\n\n", "  ", "\xC3\xA9", "the the a b.", "\xF0\x9F\x9A\x80", "\t"};
   for (const int model_type : {1, 2}) {
     for (const bool dummy_prefix : {true, false}) {
       TokenizerBuilder builder = words_and_bytes();
@@ -196,8 +202,11 @@ TEST(Tokenizer, LongTextsGiveTheIdsOfTheUncutText) {
 TEST(Tokenizer, LongTextsOfTheBundledTokenizer) {
   const Tokenizer t = bundled();
   const std::string model = test::read_file(std::filesystem::path(MMREC_WEIGHTS) / "mmrec-12m" / "tokenizer.model");
-  const std::string text = mixed_text(400000, 9, {"The quick brown fox ", "jumps", " over\n", "\n\n", "lazy dogs. ", "  1,234",
-                                                  "\xC3\xBC" "ber ", "\xF0\x9F\x9A\x80", "\t", " \n "});
+  const std::string text = mixed_text(400000, 9,
+                                      {"The quick brown fox ", "jumps", " over\n", "\n\n", "lazy dogs. ", "  1,234",
+                                       "\xC3\xBC"
+                                       "ber ",
+                                       "\xF0\x9F\x9A\x80", "\t", " \n "});
   const std::vector<int> ids = t.encode(text, false);
   EXPECT_EQ(ids, uncut(model, text));
   EXPECT_EQ(t.decode(ids), text);
@@ -209,14 +218,15 @@ TEST(Tokenizer, LongTextsWhereWhiteSpaceIsSqueezed) {
   builder.model_type = 2;
   builder.remove_extra_whitespaces = true;
   for (const bool maps_line_ends : {true, false}) {
-    builder.charsmap = maps_line_ends ? CharsmapBuilder(Rules{{"\n", " "}, {"\t", " "}, {"\xC3\xA9", "e"}}).build() : "";
+    builder.charsmap =
+        maps_line_ends ? CharsmapBuilder(Rules{{"\n", " "}, {"\t", " "}, {"\xC3\xA9", "e"}}).build() : "";
     for (const bool dummy_prefix : {true, false}) {
       builder.add_dummy_prefix = dummy_prefix;
       const Tokenizer t = made(builder);
       const std::string model = builder.build();
       for (const std::string& text :
            {mixed_text(300000, 4, {"the ", "a", " ab", "\n", "\n\n", "    ", "\xC3\xA9", "\t"}),
-            mixed_text(300000, 5, {"the", "a", "b", "\n"}),                                        // no spaces
+            mixed_text(300000, 5, {"the", "a", "b", "\n"}),  // no spaces
             std::string(200000, ' ') + "the" + std::string(200000, ' ') + "b" + std::string(70000, ' '),
             "a" + std::string(65536, ' ') + "b" + std::string(131072, '\n') + "the a",
             std::string(65535, 'a') + " b" + std::string(65534, 'a') + " " + std::string(100, 'b')}) {
@@ -256,15 +266,27 @@ TEST(Tokenizer, ConfigNamesTheTokens) {
   EXPECT_FALSE(made(builder, R"({"add_bos_token": false})").adds_bos());
   EXPECT_EQ(made(builder, R"({"bos_token": "</s>", "eos_token": {"content": "<s>", "lstrip": false}})").bos_id(), 2);
   EXPECT_EQ(made(builder, R"({"bos_token": "</s>", "eos_token": {"content": "<s>", "lstrip": false}})").eos_id(), 1);
-  EXPECT_EQ(made(builder, R"({"bos_token": null, "chat_template": "x", "added_tokens_decoder": {"1": {}}})").bos_id(), -1);
+  EXPECT_EQ(made(builder, R"({"bos_token": null, "chat_template": "x", "added_tokens_decoder": {"1": {}}})").bos_id(),
+            -1);
   EXPECT_FALSE(made(builder, R"({"bos_token": null})").adds_bos());
   EXPECT_TRUE(made(builder, R"({"add_bos_token": null})").adds_bos());
-  EXPECT_NE(refusal(builder, R"({"bos_token": "<nope>"})").find("bos_token: found \"<nope>\", expected a piece of"), std::string::npos);
-  EXPECT_NE(refusal(builder, R"({"bos_token": null, "add_bos_token": true})").find("there is no BOS"), std::string::npos);
-  for (const char* bad : {"{", "[]", "not json", R"({"add_bos_token": 1})", R"({"bos_token": 5})", R"({"bos_token": {}})",
-                          R"({"add_bos_token": true, "add_bos_token": true})", R"({"bos_token": ""}x)"}) {
+  EXPECT_NE(refusal(builder, R"({"bos_token": "<nope>"})").find("bos_token: found \"<nope>\", expected a piece of"),
+            std::string::npos);
+  EXPECT_NE(refusal(builder, R"({"bos_token": null, "add_bos_token": true})").find("there is no BOS"),
+            std::string::npos);
+  for (const char* bad :
+       {"{", "[]", "not json", R"({"add_bos_token": 1})", R"({"bos_token": 5})", R"({"bos_token": {}})",
+        R"({"add_bos_token": true, "add_bos_token": true})", R"({"bos_token": ""}x)"}) {
     EXPECT_NE(refusal(builder, bad).find("tokenizer_config.json"), std::string::npos) << bad;
   }
+  // Beside the file, in a folder.
+  const TempFolder folder;
+  write_file(folder / "tokenizer.model", builder.build());
+  EXPECT_TRUE(Tokenizer::load(folder.path()).adds_bos());
+  EXPECT_EQ(Tokenizer::load(folder.path()).fingerprint(), made(builder).fingerprint());
+  write_file(folder / "tokenizer_config.json", R"({"add_bos_token": false})");
+  EXPECT_FALSE(Tokenizer::load(folder.path()).adds_bos());
+  EXPECT_FALSE(Tokenizer::load(folder / "tokenizer.model").adds_bos());
   // No BOS in the file: none is added.
   TokenizerBuilder plain = words_and_bytes();
   plain.pieces.erase(plain.pieces.begin() + 1);

@@ -17,9 +17,9 @@ namespace mmrec::test {
 
 /// What toy runners were asked, shared by those of one model.
 struct ToyLog {
-  std::vector<int> batches;         // of runners made
-  std::vector<std::size_t> calls;   // tokens of each prefill, step and score
-  models::RunnerOptions options;    // of the last runner made
+  std::vector<int> batches;        // of runners made
+  std::vector<std::size_t> calls;  // tokens of each prefill, step and score
+  models::RunnerOptions options;   // of the last runner made
 };
 
 inline models::Config toy_config(std::int64_t vocab = 11) {
@@ -101,12 +101,14 @@ class ToyRunner final : public models::Runner {
     for (std::size_t cell_layer = 0; cell_layer < layers; ++cell_layer) {
       for (std::size_t d = 0; d < dim; ++d) {
         const std::size_t cell = (cell_layer * static_cast<std::size_t>(state_.batch) + b) * dim + d;
-        state_.h[cell] = 0.9F * state_.h[cell] + static_cast<float>(std::sin(token + 1.0 + static_cast<double>(d + cell_layer)));
+        state_.h[cell] =
+            0.9F * state_.h[cell] + static_cast<float>(std::sin(token + 1.0 + static_cast<double>(d + cell_layer)));
         state_.segment_sum[cell] += static_cast<double>(state_.h[cell]);
         if ((state_.position + 1) % config_.memory_segment == 0) {
           const auto slot = static_cast<std::size_t>(state_.position / config_.memory_segment % config_.memory_slots);
           const std::size_t at = ((cell_layer * static_cast<std::size_t>(state_.batch) + b) * slots + slot) * dim + d;
-          state_.memory[at] = static_cast<float>(state_.segment_sum[cell] / static_cast<double>(config_.memory_segment));
+          state_.memory[at] =
+              static_cast<float>(state_.segment_sum[cell] / static_cast<double>(config_.memory_segment));
           state_.segment_sum[cell] = 0.0;
         }
       }
@@ -165,10 +167,11 @@ inline Model toy_model(std::shared_ptr<ToyLog> log = nullptr, const models::Conf
 
 /// A model that, greedily sampled, continues a prompt of `start` tokens with `script`, then repeats its last token.
 inline Model scripted_model(std::vector<int> script, std::int64_t vocab, std::int64_t start = 1) {
-  return toy_model(nullptr, toy_config(vocab), [script = std::move(script), start](double, std::int64_t position, int token) {
-    const std::int64_t at = std::min(position - start, static_cast<std::int64_t>(script.size()) - 1);
-    return at >= 0 && token == script[static_cast<std::size_t>(at)] ? 20.0F : 0.0F;
-  });
+  return toy_model(nullptr, toy_config(vocab),
+                   [script = std::move(script), start](double, std::int64_t position, int token) {
+                     const std::int64_t at = std::min(position - start, static_cast<std::int64_t>(script.size()) - 1);
+                     return at >= 0 && token == script[static_cast<std::size_t>(at)] ? 20.0F : 0.0F;
+                   });
 }
 
 }  // namespace mmrec::test

@@ -53,7 +53,8 @@ TEST(Utf8, ReplacesEachMaximalIllFormedPartAsPythonDoes) {
     return text;
   };
   EXPECT_EQ(replace_invalid_utf8("plain"), "plain");
-  EXPECT_EQ(replace_invalid_utf8("a\xFF" "b\xE2\x82z\xF0\x9F\x9A\xC0\x80\xED\xA0\x80\xF4\x90\x80\x80"),
+  EXPECT_EQ(replace_invalid_utf8("a\xFF"
+                                 "b\xE2\x82z\xF0\x9F\x9A\xC0\x80\xED\xA0\x80\xF4\x90\x80\x80"),
             "a" + r(1) + "b" + r(1) + "z" + r(1) + r(2) + r(3) + r(4));
   EXPECT_EQ(replace_invalid_utf8(std::string_view("\0\xE2", 2)), std::string("\0", 1) + r(1));
 }

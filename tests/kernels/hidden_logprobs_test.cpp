@@ -140,16 +140,23 @@ TEST(HiddenLogprobs, TheMaximumAndTheTargetMayLieAnywhere) {
 TEST(HiddenLogprobs, BitsDependOnNeitherThreadsNorOtherRows) {
   Cpu one(1), two(2), five(5);
   for (DType dtype : {DType::kF32, DType::kBF16}) {
-    for (std::int64_t n : {1, 5, 700}) {
+    for (std::int64_t n : {1, 5, 127, 700}) {
       const Case c = random_case(n, 70, 2000, dtype, 9);
       const auto expected = run(one, c);
       EXPECT_EQ(run(two, c), expected);
       EXPECT_EQ(run(five, c), expected);
-      for (std::int64_t r : {std::int64_t{0}, n / 2, n - 1}) {
-        float alone = kPoison;
-        hidden_logprobs(two, {c.hidden_view().middle_rows(r, 1), c.head(), c.targets.data() + r, &alone});
-        EXPECT_EQ(alone, expected[static_cast<std::size_t>(r)]) << r << " of " << n;
-      }
+      // A row outside whole tiles alone, a whole tile alone.
+      const std::int64_t whole = n / kRowTile * kRowTile;
+      const auto expect_part = [&](std::int64_t first, std::int64_t rows) {
+        std::vector<float> part(static_cast<std::size_t>(rows), kPoison);
+        hidden_logprobs(two,
+                        {c.hidden_view().middle_rows(first, rows), c.head(), c.targets.data() + first, part.data()});
+        for (std::int64_t r = 0; r < rows; ++r) {
+          EXPECT_EQ(part[static_cast<std::size_t>(r)], expected[static_cast<std::size_t>(first + r)]) << first + r;
+        }
+      };
+      for (std::int64_t r : {whole, (whole + n) / 2, n - 1}) expect_part(r, 1);
+      for (std::int64_t r = 0; r < whole; r += kRowTile) expect_part(r, kRowTile);
     }
   }
 }

@@ -114,31 +114,37 @@ TEST(LinearTest, StridedViewsAndAliasedResidual) {
   }
 }
 
-TEST(LinearTest, BitsDependOnNeitherThreadsNorRows) {
+// Rows in no whole tile have the bits of a row alone; cuts between whole tiles change nothing.
+TEST(LinearTest, BitsDependOnNeitherThreadsNorCutsOutsideTiles) {
+  const std::int64_t n = 300;  // two whole tiles and 44 rows
+  const std::int64_t out = 283;
   for (const DType dtype : kAllDTypes) {
     for (const std::int64_t in : {31, 384, 2000}) {
-      const std::int64_t n = 300;
-      const std::int64_t out = 83;
       const std::vector<float> x = random_floats(n * in, 21);
       const Weights w = random_weights(out, in, dtype, 22);
       const std::vector<float> bias = random_floats(out, 23);
-      std::vector<float> all = poisoned(n * out);
-      Cpu one(1);
-      Linear<Host> job = job_of(x, w, all, n);
-      job.bias = bias.data();
-      job.activation = Activation::kGelu;
-      linear(one, {&job, 1});
-      for (const int threads : {1, 2, 5}) {
+      const auto run = [&](int threads, std::int64_t count) {
         Cpu cpu(threads);
-        for (const std::int64_t count : {1, 2, 3, 5, 7, 13, 127, 128, 129, 300}) {
-          std::vector<float> y = poisoned(n * out);
-          for (std::int64_t first = 0; first < n; first += count) {
-            Linear<Host> part = job;
-            part.x = job.x.middle_rows(first, std::min(count, n - first));
-            part.y = MatrixView<float, Host>(y.data(), n, out).middle_rows(first, part.x.rows);
-            linear(cpu, {&part, 1});
-          }
-          ASSERT_TRUE(same_bits(y, all)) << threads << " threads, " << count << " rows at a time, in = " << in;
+        std::vector<float> y = poisoned(n * out);
+        Linear<Host> job = job_of(x, w, y, n);
+        job.bias = bias.data();
+        job.activation = Activation::kGelu;
+        for (std::int64_t first = 0; first < n; first += count) {
+          Linear<Host> part = job;
+          part.x = job.x.middle_rows(first, std::min(count, n - first));
+          part.y = job.y.middle_rows(first, part.x.rows);
+          linear(cpu, {&part, 1});
+        }
+        return y;
+      };
+      const std::vector<float> alone = run(1, 1);
+      const std::vector<float> whole = run(1, n);
+      for (const int threads : {1, 2, 5}) {
+        for (const std::int64_t count : {1, 2, 3, 5, 7, 13, 127}) {
+          ASSERT_TRUE(same_bits(run(threads, count), alone)) << threads << " threads, " << count << " rows, in " << in;
+        }
+        for (const std::int64_t count : {kRowTile, 2 * kRowTile, n}) {
+          ASSERT_TRUE(same_bits(run(threads, count), whole)) << threads << " threads, " << count << " rows, in " << in;
         }
       }
     }

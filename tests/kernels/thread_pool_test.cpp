@@ -81,6 +81,40 @@ TEST_P(Pool, ParallelForCoversEachIndexOnce) {
   }
 }
 
+TEST_P(Pool, SharingWaitsForAllWhoEntered) {
+  ThreadPool pool(GetParam());
+  for (int region = 0; region < 50; ++region) {
+    std::atomic<int> entered{0};
+    std::atomic<int> done{0};
+    pool.run_sharing([&](int thread) {
+      ++entered;
+      if (thread == 0) {  // give the others a chance to come, but leave before they are done
+        for (int i = 0; i < 1000 && entered < 2 && pool.threads() > 1; ++i) std::this_thread::yield();
+      } else {
+        std::this_thread::sleep_for(std::chrono::microseconds(300));
+      }
+      ++done;
+    });
+    ASSERT_EQ(done, entered) << "region " << region;
+    ASSERT_GE(done, 1);
+  }
+}
+
+TEST_P(Pool, RegionsOfBothKindsAlternate) {
+  ThreadPool pool(GetParam());
+  for (int region = 0; region < 2000; ++region) {
+    std::atomic<int> next{0};
+    std::atomic<int> taken{0};
+    pool.run_sharing([&](int) {
+      while (next.fetch_add(1) < 10) ++taken;
+    });
+    ASSERT_EQ(taken, 10);
+    std::atomic<int> calls{0};
+    pool.run([&](int) { ++calls; });
+    ASSERT_EQ(calls, pool.threads());
+  }
+}
+
 TEST_P(Pool, WakesAfterSleeping) {
   ThreadPool pool(GetParam());
   std::atomic<int> calls{0};

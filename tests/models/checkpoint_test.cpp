@@ -8,7 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <chrono>
+#include <ctime>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,7 +39,7 @@ std::string length_bytes(std::uint64_t length) {
 std::string refusal(std::string_view file) {
   const TempFolder folder;
   write_file(folder / "model.safetensors", file);
-  const std::string message = error_of([&] { Checkpoint::open(folder.path()); });
+  std::string message = error_of([&] { Checkpoint::open(folder.path()); });
   expect_says(message, {"model.safetensors"});
   return message;
 }
@@ -307,13 +307,22 @@ TEST(Checkpoint, FilesAreClosedOnExec) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// What a fault may cost: a second and 256 MiB. Measured in a process of its own.
+// What a fault may cost: a second of the processor and 256 MiB. Measured in a process of its own. Instrumented builds
+// refuse the same faults in smaller files, and measure nothing.
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
+#define MMREC_TEST_INSTRUMENTED
+#endif
+#elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define MMREC_TEST_INSTRUMENTED
+#endif
+#ifdef MMREC_TEST_INSTRUMENTED
 constexpr bool kIsInstrumented = true;
 #else
 constexpr bool kIsInstrumented = false;
 #endif
+constexpr std::uint64_t kHugeHeader = kIsInstrumented ? 1'000'000 : 100'000'000;
 
 long peak_kib() {
   rusage usage{};
@@ -322,11 +331,14 @@ long peak_kib() {
 }
 
 void expect_cheap_refusal(const fs::path& folder) {
-  if (kIsInstrumented) GTEST_SKIP() << "instrumented: time and memory say nothing";
+  if (kIsInstrumented) {
+    EXPECT_THROW(Checkpoint::open(folder), std::runtime_error);
+    return;
+  }
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    const auto start = std::chrono::steady_clock::now();
+    const std::clock_t start = std::clock();
     const long before = peak_kib();
     bool refused = false;
     try {
@@ -334,8 +346,9 @@ void expect_cheap_refusal(const fs::path& folder) {
     } catch (const std::runtime_error&) {
       refused = true;
     }
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    ::_exit((refused ? 0 : 1) | (seconds.count() < 1.0 ? 0 : 2) | (peak_kib() - before < 256 * 1024 ? 0 : 4));
+    const bool was_fast = std::clock() - start < CLOCKS_PER_SEC;
+    const bool was_small = peak_kib() - before < 262'144;
+    ::_exit((refused ? 0 : 1) | (was_fast ? 0 : 2) | (was_small ? 0 : 4));
   }
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
@@ -354,7 +367,7 @@ void expect_cheap_refusal_of_header(std::string_view start, std::uint64_t length
   expect_cheap_refusal(folder.path());
 }
 
-TEST(CheckpointCost, S1SparseHeaderOf100Megabytes) { expect_cheap_refusal_of_header("{", 100'000'000); }
+TEST(CheckpointCost, S1SparseHeaderOf100Megabytes) { expect_cheap_refusal_of_header("{", kHugeHeader); }
 
 TEST(CheckpointCost, S1HeaderBeyondTheLimit) {
   const TempFolder folder;
@@ -375,21 +388,21 @@ TEST(CheckpointCost, S2HeaderOf100MegabytesOfOneThing) {
       {"{", " "}};
   for (const auto& [start, piece] : headers) {
     std::string header = start;
-    while (header.size() < 99'999'990) header += piece;
+    header.reserve(kHugeHeader);
+    while (header.size() + 8 < kHugeHeader) header += piece;
     const TempFolder folder;
     write_file(folder / "model.safetensors", safetensors_bytes(header));
-    header = {};
     expect_cheap_refusal(folder.path());
   }
 }
 
 TEST(CheckpointCost, HeaderOfTooManyTensors) {
   std::string header = "{";
-  for (int i = 0; header.size() < 99'000'000; ++i) header += tensor("blocks." + std::to_string(i), 0, 0) + ",";
+  for (std::size_t i = 0; i <= kMaxTensors || header.size() + 100 < kHugeHeader; ++i)
+    header += tensor("blocks." + std::to_string(i), 0, 0) + ",";
   header.back() = '}';
   const TempFolder folder;
   write_file(folder / "model.safetensors", safetensors_bytes(header));
-  header = {};
   expect_cheap_refusal(folder.path());
 }
 
@@ -397,10 +410,9 @@ TEST(CheckpointCost, HeaderOfTheMostTensorsParsesFast) {
   std::string header = "{";
   for (std::size_t i = 0; i < kMaxTensors; ++i) header += tensor("blocks." + std::to_string(i), 0, 0) + ",";
   header.back() = '}';
-  const auto start = std::chrono::steady_clock::now();
+  const std::clock_t start = std::clock();
   EXPECT_EQ(parse_safetensors_header(header, 0, "m").size(), kMaxTensors);
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  EXPECT_LT(seconds.count(), kIsInstrumented ? 60.0 : 1.0);
+  EXPECT_LT(std::clock() - start, (kIsInstrumented ? 60 : 1) * CLOCKS_PER_SEC);
 }
 
 TEST(CheckpointCost, IndexThatNamesTheMostTensorsIsComparedFast) {

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "tests/support/model_folder.h"
 
@@ -118,6 +120,19 @@ TEST(Json, RefusesDuplicateKeysAtAnyDepth) {
   EXPECT_NO_THROW(read_any(many + "\"z\":0}"));
   expect_says(refusal(many + "\"k3\":0}"), {"duplicate key", "k3"});
   expect_says(refusal(many + "\"k999\":0}"), {"duplicate key", "k999"});
+}
+
+TEST(Json, KeysWithEscapesStayValidWhileDeeperLevelsOpen) {
+  std::string text;
+  for (int i = 0; i < 60; ++i) text += "{\"\\u0041 long enough to need memory of its own\":";
+  JsonReader reader(text, "f.json");
+  std::vector<std::string_view> keys(60);
+  for (std::string_view& key : keys) {
+    reader.begin_object();
+    ASSERT_TRUE(reader.next_key(key));
+  }
+  for (const std::string_view key : keys) EXPECT_EQ(key, "A long enough to need memory of its own");
+  expect_says(error_of([&] { reader.skip(); }), {"A long enough", "end of the text"});
 }
 
 TEST(Json, RefusesMoreKeysThanAsked) {

@@ -1,6 +1,7 @@
 // Parity of the forward pass with two independent references: the tensors that MM-Rec's public code computed
-// (fixtures/upstream) and a float64 rendering of the equations (fixtures/oracle, made by tests/reference/make_oracle.py),
-// through steps and through sweeps, for every split of the tokens. Bounds on every entry: logits 5e-5, log-probs 2e-5.
+// (fixtures/upstream) and a float64 rendering of the equations (fixtures/oracle, made by
+// tests/reference/make_oracle.py), through steps and through sweeps, for every split of the tokens. Bounds on every
+// entry: logits 5e-5, log-probs 2e-5.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -103,8 +104,8 @@ TEST_P(Parity, EveryStep) {
 TEST_P(Parity, EverySplitByStepsAndBySweeps) {
   const Fixture fixture(GetParam());
   for (const PrefillMode mode : {PrefillMode::kSteps, PrefillMode::kSweeps}) {
-    for (const std::int64_t chunk : {std::int64_t{1}, std::int64_t{2}, std::int64_t{7}, std::int64_t{64},
-                                     std::int64_t{128}, fixture.time}) {
+    for (const std::int64_t chunk :
+         {std::int64_t{1}, std::int64_t{2}, std::int64_t{7}, std::int64_t{64}, std::int64_t{128}, fixture.time}) {
       const auto runner = fixture.runner(mode);
       for (std::int64_t t = 0; t < fixture.time; t += chunk) {
         const std::int64_t count = std::min(chunk, fixture.time - t);

@@ -18,7 +18,7 @@ std::vector<TensorInfo> parse(std::string_view json, std::uint64_t data_bytes) {
 }
 
 std::string refusal(std::string_view json, std::uint64_t data_bytes = 0) {
-  const std::string message = error_of([&] { parse(json, data_bytes); });
+  std::string message = error_of([&] { parse(json, data_bytes); });
   expect_says(message, {"m.safetensors"});
   return message;
 }
@@ -214,7 +214,7 @@ TEST(SafetensorsHeader, NamesHaveALimit) {
   EXPECT_EQ(parse("{\"" + std::string(512, 'n') + "\":" + tensor + "}", 0).size(), 1U);
   expect_says(refusal("{\"" + std::string(513, 'n') + "\":" + tensor + "}"), {"tensor name of 513 bytes"});
   expect_says(refusal("{\"\":" + tensor + "}"), {"tensor name of 0 bytes"});
-  refusal("{\"" + std::string(10'000'000, 'n') + "\":" + tensor + "}");
+  refusal("{\"" + std::string(1'000'000, 'n') + "\":" + tensor + "}");
 }
 
 /// `count` empty tensors.

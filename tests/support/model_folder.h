@@ -126,7 +126,7 @@ std::string error_of(const Action& action) {
   try {
     action();
   } catch (const Error& error) {
-    const std::string message = error.what();
+    std::string message = error.what();
     EXPECT_EQ(message.find('\n'), std::string::npos) << "an error is one line: " << message;
     return message;
   } catch (const std::exception& error) {

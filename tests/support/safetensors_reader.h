@@ -77,7 +77,7 @@ class SafetensorsReader {
   static std::vector<float> widen(const char* from, std::size_t bytes) {
     std::vector<float> to(bytes / sizeof(T));
     for (std::size_t i = 0; i < to.size(); ++i) {
-      T x;
+      T x{};
       std::memcpy(&x, from + i * sizeof(T), sizeof(T));
       to[i] = kernels::to_float(x);
     }
@@ -87,7 +87,7 @@ class SafetensorsReader {
   static std::vector<int> integers(const char* from, std::size_t bytes) {
     std::vector<int> to(bytes / sizeof(T));
     for (std::size_t i = 0; i < to.size(); ++i) {
-      T x;
+      T x{};
       std::memcpy(&x, from + i * sizeof(T), sizeof(T));
       to[i] = static_cast<int>(x);
     }

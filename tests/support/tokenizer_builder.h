@@ -125,10 +125,13 @@ struct TokenizerBuilder {
   std::string build() const {
     ProtoBuilder out;
     for (const Piece& p : pieces) {
-      out.bytes(1, ProtoBuilder().bytes(1, p.text).real(2, p.score).varint(3, static_cast<std::uint64_t>(p.type)).str());
+      out.bytes(1,
+                ProtoBuilder().bytes(1, p.text).real(2, p.score).varint(3, static_cast<std::uint64_t>(p.type)).str());
     }
     ProtoBuilder trainer;
-    trainer.varint(3, static_cast<std::uint64_t>(model_type)).varint(35, byte_fallback ? 1 : 0).raw(extra_trainer.str());
+    trainer.varint(3, static_cast<std::uint64_t>(model_type))
+        .varint(35, byte_fallback ? 1 : 0)
+        .raw(extra_trainer.str());
     out.bytes(2, trainer.str());
     ProtoBuilder normalizer;
     normalizer.bytes(1, "custom").bytes(2, charsmap).varint(3, add_dummy_prefix ? 1 : 0);

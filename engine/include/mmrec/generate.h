@@ -19,21 +19,22 @@ enum class FinishReason : std::uint8_t { kLength, kEndOfSequence, kStopString, k
 std::string_view to_string(FinishReason reason);
 
 struct GenerateOptions {
-  SamplerOptions sampler;               ///< ids the tokenizer does not know are never drawn, whatever vocab_limit says
+  SamplerOptions sampler = {};          ///< ids the tokenizer does not know are never drawn, whatever vocab_limit says
   std::uint64_t sequence = 0;           ///< keys the random numbers beside the seed: one for each of several samples
   std::int64_t max_tokens = 256;        ///< -1: until end of sequence, a stop string or cancellation
-  std::vector<std::string> stop;        ///< the text ends before the first of these to be complete; UTF-8, not empty
-  std::vector<int> eos_token_ids;       ///< tokens that end the sequence; not part of the text
-  /// Receives the text as it becomes final: complete characters, never a part of a stop string. Returning false cancels.
-  std::function<bool(std::string_view)> on_text;
+  std::vector<std::string> stop = {};   ///< the text ends before the first of these to be complete; UTF-8, not empty
+  std::vector<int> eos_token_ids = {};  ///< tokens that end the sequence; not part of the text
+  /// Receives the text as it becomes final: complete characters, never a part of a stop string. Returning false
+  /// cancels.
+  std::function<bool(std::string_view)> on_text = {};
   /// Asked before each token; returning true cancels.
-  std::function<bool()> cancelled;
+  std::function<bool()> cancelled = {};
 };
 
 struct GenerateResult {
-  std::string text;               ///< what on_text received
-  std::vector<int> tokens;        ///< drawn tokens, end-of-sequence excluded; may reach past `text` at a stop string
-  std::vector<float> logprobs;    ///< of each of `tokens`, under the model's own distribution
+  std::string text;             ///< what on_text received
+  std::vector<int> tokens;      ///< drawn tokens, end-of-sequence excluded; may reach past `text` at a stop string
+  std::vector<float> logprobs;  ///< of each of `tokens`, under the model's own distribution
   FinishReason finish_reason = FinishReason::kLength;
 };
 

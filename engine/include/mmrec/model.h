@@ -34,16 +34,16 @@ struct ModelInfo {
   std::int64_t memory_segment = 0;
   std::int64_t memory_slots = 0;
   std::uint64_t parameters = 0;
-  std::uint64_t weight_bytes = 0;      ///< resident bytes of the weights
-  std::uint64_t bytes_per_token = 0;   ///< weight bytes that one decoded token reads
-  std::uint64_t fingerprint = 0;       ///< identity of configuration and weights, as saved states carry it
-  int bos_token_id = -1;               ///< from config.json; -1: not given there
-  std::vector<int> eos_token_ids;      ///< from config.json; empty: not given there
-  std::string device;                  ///< "cpu"
+  std::uint64_t weight_bytes = 0;     ///< resident bytes of the weights
+  std::uint64_t bytes_per_token = 0;  ///< weight bytes that one decoded token reads
+  std::uint64_t fingerprint = 0;      ///< identity of configuration and weights, as saved states carry it
+  int bos_token_id = -1;              ///< from config.json; -1: not given there
+  std::vector<int> eos_token_ids;     ///< from config.json; empty: not given there
+  std::string device;                 ///< "cpu"
 };
 
-/// An MM-Rec model. Immutable after load and cheap to copy: copies share the weights. Thread-safe: any number of threads
-/// may call const members and use sessions of their own.
+/// An MM-Rec model. Immutable after load and cheap to copy: copies share the weights. Thread-safe: any number of
+/// threads may call const members and use sessions of their own.
 class Model {
  public:
   /// Loads a model folder: config.json and model.safetensors, or shards with model.safetensors.index.json.

@@ -46,12 +46,12 @@ class Scorer {
 /// Corpus measures as lm-evaluation-harness defines them: sums over documents, natural logarithm.
 struct PerplexitySummary {
   std::int64_t docs = 0;
-  std::int64_t tokens = 0;   ///< scored tokens
+  std::int64_t tokens = 0;  ///< scored tokens
   double nll = 0.0;
-  double ppl = 0.0;          ///< exp(nll / tokens)
-  double ppl_stderr = 0.0;   ///< standard error of ppl from the spread of per-token log-probs (delta method)
-  std::int64_t bytes = 0;    ///< of the original input
-  std::int64_t words = 0;    ///< fields of re.split(r"\s+", document)
+  double ppl = 0.0;         ///< exp(nll / tokens)
+  double ppl_stderr = 0.0;  ///< standard error of ppl from the spread of per-token log-probs (delta method)
+  std::int64_t bytes = 0;   ///< of the original input
+  std::int64_t words = 0;   ///< fields of re.split(r"\s+", document)
   double bits_per_byte = 0.0;
   double word_ppl = 0.0;
   double byte_ppl = 0.0;
@@ -68,7 +68,7 @@ class PerplexityAccumulator {
 
  private:
   PerplexitySummary sums_;
-  double mean_ = 0.0;    // running mean and sum of squared deviations (Welford) of −logprob
+  double mean_ = 0.0;  // running mean and sum of squared deviations (Welford) of −logprob
   double square_ = 0.0;
 };
 

@@ -21,10 +21,12 @@ enum class PrefillMode : std::uint8_t {
 };
 
 struct SessionOptions {
-  int threads = 0;  ///< 0: all the processors this process may use; results do not depend on it. More than 256 count as 256
+  int threads =
+      0;  ///< 0: all the processors this process may use; results do not depend on it. More than 256 count as 256
   PrefillMode prefill = PrefillMode::kAuto;
-  float sweep_tolerance = 1e-5F;  ///< bound on the last sweep's change, relative to the window's largest |h|; > 0, finite
-  int max_sweeps = 64;            ///< per window, before exact steps finish it; >= 1
+  float sweep_tolerance =
+      1e-5F;            ///< bound on the last sweep's change, relative to the window's largest |h|; > 0, finite
+  int max_sweeps = 64;  ///< per window, before exact steps finish it; >= 1
 };
 
 /// What prefilling has cost since the session began or was reset.
@@ -40,8 +42,8 @@ struct PrefillStats {
 };
 
 /// `batch` sequences in lock-step, with their recurrent state. The state has a fixed size however many tokens were
-/// consumed. Movable, not copyable (see clone()); a session moved from may only be assigned to or destroyed. One thread at
-/// a time; different sessions are independent.
+/// consumed. Movable, not copyable (see clone()); a session moved from may only be assigned to or destroyed. One thread
+/// at a time; different sessions are independent.
 ///
 /// Splitting the tokens into calls does not change the result: see docs/numerics.md for what is equal to the bit.
 /// A call that throws std::invalid_argument has changed nothing.
@@ -64,8 +66,9 @@ class Session {
   /// Consumes one token per sequence [batch]; otherwise like prefill. Always exact, never sweeps.
   std::span<const float> step(std::span<const int> tokens);
 
-  /// Consumes `tokens` [batch, T] and returns log p of each token given all before it, including those of earlier calls,
-  /// [batch, T]. The first token of all has nothing before it: its entry is 0. Logits for all tokens are never stored.
+  /// Consumes `tokens` [batch, T] and returns log p of each token given all before it, including those of earlier
+  /// calls, [batch, T]. The first token of all has nothing before it: its entry is 0. Logits for all tokens are never
+  /// stored.
   std::vector<float> score(std::span<const int> tokens);
 
   /// Logits of the next token [batch, vocab_size]; empty at position 0.
@@ -83,8 +86,8 @@ class Session {
   /// betray the text it came from: treat the bytes like the text. See docs/file-formats.md.
   std::vector<std::byte> save() const;
   /// Replaces the state by a saved one of the same model and batch. Throws std::runtime_error saying what was found and
-  /// expected if the bytes are damaged, of another model, version or batch, or hold a NaN or an infinity; the session is
-  /// then unchanged. Statistics and options are not part of the state.
+  /// expected if the bytes are damaged, of another model, version or batch, or hold a NaN or an infinity; the session
+  /// is then unchanged. Statistics and options are not part of the state.
   void restore(std::span<const std::byte> state);
 
  private:

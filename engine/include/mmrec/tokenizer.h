@@ -14,10 +14,14 @@ namespace mmrec {
 /// A sentencepiece model. Immutable and thread-safe; copies share it.
 class Tokenizer {
  public:
-  /// Loads tokenizer.model of a model folder (or the file itself), with tokenizer_config.json beside it if there is one.
-  /// The file is validated before sentencepiece sees it. Throws std::runtime_error naming file, found and expected,
-  /// std::system_error where it cannot be read.
+  /// Loads tokenizer.model of a model folder (or the file itself), with tokenizer_config.json beside it if there is
+  /// one. The file is validated before sentencepiece sees it. Throws std::runtime_error naming file, found and
+  /// expected, std::system_error where it cannot be read.
   static Tokenizer load(const std::filesystem::path& path);
+  /// The same from bytes: those of a tokenizer.model and of a tokenizer_config.json, empty if there is none. `name`
+  /// stands for the file in messages.
+  static Tokenizer from_bytes(std::string_view model, std::string_view config = {},
+                              const std::string& name = "tokenizer.model");
 
   int vocab_size() const;
   int bos_id() const;  ///< -1: none
@@ -30,16 +34,16 @@ class Tokenizer {
 
   /// Ids of `text`. BOS is put first if `add_bos` and adds_bos(). Invalid UTF-8 is replaced by U+FFFD.
   ///
-  /// Texts beyond 64 KiB are tokenised in chunks, so that memory beyond the ids stays bounded. A chunk ends after a line
-  /// if it can, else before white space, else between two characters. The ids are those of the uncut text as long as
-  /// no piece of the vocabulary reaches across a cut: true of line ends where '\n' is a piece or a byte of its own, of
-  /// white space where pieces hold it at their beginning only. (In a unigram model sentencepiece's fp32 score of the
+  /// Texts beyond 64 KiB are tokenised in chunks, so that memory beyond the ids stays bounded. A chunk ends after a
+  /// line if it can, else before white space, else between two characters. The ids are those of the uncut text as long
+  /// as no piece of the vocabulary reaches across a cut: true of line ends where '\n' is a piece or a byte of its own,
+  /// of white space where pieces hold it at their beginning only. (In a unigram model sentencepiece's fp32 score of the
   /// whole text so far can tip a near tie late in a long text; chunks keep it small.)
   std::vector<int> encode(std::string_view text, bool add_bos = true) const;
 
-  /// Text of `tokens`: control tokens vanish, byte tokens are gathered, bytes that are no UTF-8 become U+FFFD, the unknown
-  /// token becomes the file's surface for it (" ⁇ "). The space that encode() puts before the text's first word is
-  /// dropped. Throws std::out_of_range for an id outside [0, vocab_size).
+  /// Text of `tokens`: control tokens vanish, byte tokens are gathered, bytes that are no UTF-8 become U+FFFD, the
+  /// unknown token becomes the file's surface for it (" ⁇ "). The space that encode() puts before the text's first word
+  /// is dropped. Throws std::out_of_range for an id outside [0, vocab_size).
   std::string decode(std::span<const int> tokens) const;
 
   /// The piece of one id as stored ("▁the"). Throws std::out_of_range.
@@ -52,8 +56,8 @@ class Tokenizer {
   std::shared_ptr<const Impl> impl_;
 };
 
-/// Decodes a stream of tokens into text, emitting complete UTF-8 characters only: what was emitted never changes. All that
-/// push() and finish() return, joined, is Tokenizer::decode of the tokens.
+/// Decodes a stream of tokens into text, emitting complete UTF-8 characters only: what was emitted never changes. All
+/// that push() and finish() return, joined, is Tokenizer::decode of the tokens.
 class StreamDecoder {
  public:
   /// `at_start`: the stream begins the text, so the first word's leading space is dropped. False after a prompt.

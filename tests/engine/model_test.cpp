@@ -1,0 +1,146 @@
+// The engine on real model folders, beyond the laws of laws_test.cpp.
+#include "mmrec/model.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "mmrec/generate.h"
+#include "mmrec/scorer.h"
+
+namespace mmrec {
+namespace {
+
+std::filesystem::path bundled() { return std::filesystem::path(MMREC_WEIGHTS) / "mmrec-12m"; }
+std::filesystem::path fixture(const std::string& name) {
+  return std::filesystem::path(MMREC_FIXTURES) / "upstream" / name;
+}
+
+const Model& bundled_model() {
+  static const Model model = Model::load(bundled());
+  return model;
+}
+
+TEST(LoadedModel, InfoDescribesTheFolder) {
+  const ModelInfo& info = bundled_model().info();
+  EXPECT_EQ(info.vocab_size, 8192);
+  EXPECT_EQ(info.model_dim, 384);
+  EXPECT_EQ(info.num_layers, 5);
+  EXPECT_EQ(info.num_heads, 6);
+  EXPECT_EQ(info.ffn_dim, 768);
+  EXPECT_EQ(info.memory_segment, 256);
+  EXPECT_EQ(info.memory_slots, 32);
+  EXPECT_EQ(info.bos_token_id, 1);
+  EXPECT_EQ(info.eos_token_ids, std::vector<int>{2});
+  EXPECT_EQ(info.device, "cpu");
+  EXPECT_GT(info.parameters, 10'000'000U);
+  EXPECT_NE(info.fingerprint, 0U);
+}
+
+TEST(LoadedModel, BytesPerTokenAreTheWeightsButForTheEmbedding) {
+  for (const char* name : {"mdi", "dpg", "hem", "segments"}) {
+    const ModelInfo info = Model::load(fixture(name)).info();
+    const auto row = static_cast<std::uint64_t>(info.model_dim) * 4;  // fp32
+    const std::uint64_t tied = info.weight_bytes + row;               // the head is read, and a row again as embedding
+    const std::uint64_t untied = info.weight_bytes - static_cast<std::uint64_t>(info.vocab_size - 1) * row;
+    EXPECT_TRUE(info.bytes_per_token == tied || info.bytes_per_token == untied)
+        << name << ": " << info.bytes_per_token << " of " << info.weight_bytes;
+  }
+}
+
+TEST(LoadedModel, DifferentModelsHaveDifferentFingerprints) {
+  const Model a = Model::load(fixture("mdi"));
+  const Model b = Model::load(fixture("dpg"));
+  EXPECT_EQ(a.info().fingerprint, Model::load(fixture("mdi")).info().fingerprint);
+  EXPECT_NE(a.info().fingerprint, b.info().fingerprint);
+  Session from = a.new_session();
+  from.step(std::vector<int>{1});
+  Session to = b.new_session();
+  EXPECT_THROW(to.restore(from.save()), std::runtime_error);
+}
+
+TEST(LoadedModel, ScoresDoNotDependOnTheGroup) {
+  const Model model = Model::load(fixture("segments"));
+  const auto vocab = static_cast<std::size_t>(model.info().vocab_size);
+  std::vector<std::vector<int>> documents;
+  for (const std::size_t length : {40U, 38U, 2U, 33U, 35U, 300U, 1U}) {
+    std::vector<int>& d = documents.emplace_back(length);
+    for (std::size_t i = 0; i < length; ++i) d[i] = static_cast<int>((i * 31 + length) % vocab);
+  }
+  const auto alone = Scorer(model).score(documents);
+  ScorerOptions options;
+  options.batch = 4;
+  const auto grouped = Scorer(model, options).score(documents);
+  for (std::size_t d = 0; d < documents.size(); ++d) {
+    ASSERT_EQ(alone[d].logprobs.size(), grouped[d].logprobs.size());
+    for (std::size_t i = 0; i < alone[d].logprobs.size(); ++i) {
+      EXPECT_NEAR(alone[d].logprobs[i], grouped[d].logprobs[i], 2e-5) << "document " << d << " token " << i + 1;
+    }
+  }
+}
+
+TEST(LoadedModel, GeneratesTheSameAgainAndAcrossASavedState) {
+  const Tokenizer tokenizer = Tokenizer::load(bundled());
+  const std::vector<int> prompt = tokenizer.encode("The city of London is");
+  GenerateOptions options;
+  options.sampler.seed = 5;
+  options.max_tokens = 24;
+  options.eos_token_ids = bundled_model().info().eos_token_ids;
+  const auto run = [&](Session session, std::vector<int> so_far, std::int64_t max_tokens) {
+    options.max_tokens = max_tokens;
+    return generate(session, tokenizer, so_far, options);
+  };
+  const auto fresh = [&] {
+    Session session = bundled_model().new_session();
+    session.prefill(prompt);
+    return session;
+  };
+  const GenerateResult whole = run(fresh(), prompt, 24);
+  ASSERT_FALSE(whole.tokens.empty());
+  EXPECT_EQ(run(fresh(), prompt, 24).tokens, whole.tokens);
+  std::vector<int> shown = prompt;
+  shown.insert(shown.end(), whole.tokens.begin(), whole.tokens.end());
+  EXPECT_EQ(tokenizer.decode(prompt) + whole.text, tokenizer.decode(shown));
+  if (whole.tokens.size() < 12) return;
+
+  Session first = fresh();
+  options.max_tokens = 10;
+  const GenerateResult a = generate(first, tokenizer, prompt, options);
+  Session second = bundled_model().new_session();
+  second.restore(first.save());
+  second.step({&a.tokens.back(), 1});
+  std::vector<int> so_far = prompt;
+  so_far.insert(so_far.end(), a.tokens.begin(), a.tokens.end());
+  const GenerateResult b = run(std::move(second), so_far, 14);
+  EXPECT_EQ(a.text + b.text, whole.text);
+}
+
+TEST(LoadedModel, TwoThreadsGenerateAsOneDoes) {
+  const Tokenizer tokenizer = Tokenizer::load(bundled());
+  const auto run = [&](const char* text) {
+    const std::vector<int> prompt = tokenizer.encode(text);
+    SessionOptions session_options;
+    session_options.threads = 1;
+    Session session = bundled_model().new_session(1, session_options);
+    session.prefill(prompt);
+    GenerateOptions options;
+    options.max_tokens = 12;
+    return generate(session, tokenizer, prompt, options).text;
+  };
+  const std::string a = run("In the year");
+  const std::string b = run("Once upon a time");
+  std::string together_a, together_b;
+  std::thread one([&] { together_a = run("In the year"); });
+  std::thread two([&] { together_b = run("Once upon a time"); });
+  one.join();
+  two.join();
+  EXPECT_EQ(together_a, a);
+  EXPECT_EQ(together_b, b);
+}
+
+}  // namespace
+}  // namespace mmrec
