@@ -94,8 +94,8 @@ struct GatedScan {
 };
 
 /// Multi-head softmax attention over memory slots, key and value alike, scale 1/√(D / heads):
-/// out = softmax(q · slotsᵀ / √d) · slots per head. q, out [B, T, D] (out may alias q); slots [B, slots, D], slots >= 1.
-/// The order of the slots does not matter beyond rounding; it is fixed: 0, 1, ….
+/// out = softmax(q · slotsᵀ / √d) · slots per head. q, out [B, T, D] (out may alias q); slots [B, slots, D], slots
+/// >= 1. The order of the slots does not matter beyond rounding; it is fixed: 0, 1, ….
 template <class Space>
 struct MemoryAttention {
   SequenceView<const float, Space> q;
@@ -124,9 +124,9 @@ struct SegmentSum {
 // ---------------------------------------------------------------------------------------------------------------------
 // The public kernels: three scans and token log-probs, usable without a model. T is float, Float16 or BFloat16.
 // Scans run over `time` of [batch, heads, time, dim]; every (batch, head, channel) is one sequence. carry_in and
-// carry_out are [batch, heads, dim] contiguous fp32 and may be null; they may alias each other. y may alias the input of
-// the same type. Blocks of 128 to 1,024 times are scanned in parallel; block totals are combined by an up-sweep and a
-// down-sweep: O(N) work. Cutting a run into calls that hand carries on gives the same result within rounding.
+// carry_out are [batch, heads, dim] contiguous fp32 and may be null; they may alias each other. y may alias the input
+// of the same type. Blocks of 128 to 1,024 times are scanned in parallel; block totals are combined by an up-sweep and
+// a down-sweep: O(N) work. Cutting a run into calls that hand carries on gives the same result within rounding.
 // ---------------------------------------------------------------------------------------------------------------------
 
 /// Running product of decay gates through log space: L_t = Σ_{i<=t} log γ_i, y_t = exp(L_t), with
@@ -171,7 +171,8 @@ struct TokenLogprobs {
   float* logprobs = nullptr;
 };
 
-/// Its backward: d_logits = grad ⊙ (δ(target) − softmax(logits)), [n, V] in T. grad [n] fp32. d_logits may alias logits.
+/// Its backward: d_logits = grad ⊙ (δ(target) − softmax(logits)), [n, V] in T. grad [n] fp32. d_logits may alias
+/// logits.
 template <class T, class Index, class Space>
 struct TokenLogprobsBackward {
   MatrixView<const T, Space> logits;
@@ -180,8 +181,8 @@ struct TokenLogprobsBackward {
   MatrixView<T, Space> d_logits;
 };
 
-/// Log-probs straight from hidden states [n, D] and the head matrix [V, D], vocabulary tile by vocabulary tile merged by
-/// the (max, sum) monoid: logits for the whole vocabulary are never stored. A negative target marks a row to skip
+/// Log-probs straight from hidden states [n, D] and the head matrix [V, D], vocabulary tile by vocabulary tile merged
+/// by the (max, sum) monoid: logits for the whole vocabulary are never stored. A negative target marks a row to skip
 /// (its log-prob is left as it is); a target >= V throws.
 template <class Space>
 struct HiddenLogprobs {

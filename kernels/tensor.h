@@ -145,8 +145,8 @@ struct WeightView {
   std::int64_t cols = 0;
 
   constexpr WeightView middle_rows(std::int64_t first, std::int64_t count) const {
-    return {static_cast<const std::byte*>(data) + first * cols * static_cast<std::int64_t>(size_of(dtype)), dtype, count,
-            cols};
+    return {static_cast<const std::byte*>(data) + first * cols * static_cast<std::int64_t>(size_of(dtype)), dtype,
+            count, cols};
   }
 };
 

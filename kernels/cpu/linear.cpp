@@ -23,32 +23,27 @@ namespace mmrec::kernels {
 
 namespace {
 
-constexpr std::int64_t kUnit =
-    24; // outputs; a multiple of every register block's height
-constexpr std::int64_t kTokensBytes =
-    std::int64_t{384} * 1024; // of activations that stay in L2
-constexpr std::int64_t kPanelBytes =
-    std::int64_t{192} * 1024; // of weights that stay in L2 beside them
-constexpr std::int64_t kProductFloats =
-    std::int64_t{32} * 1024; // of products before bias and activation
+constexpr std::int64_t kUnit = 24;                               // outputs; a multiple of every register block's height
+constexpr std::int64_t kTokensBytes = std::int64_t{384} * 1024;  // of activations that stay in L2
+constexpr std::int64_t kPanelBytes = std::int64_t{192} * 1024;   // of weights that stay in L2 beside them
+constexpr std::int64_t kProductFloats = std::int64_t{32} * 1024;  // of products before bias and activation
 static_assert(kRowTile * kMostPanelRows <= kProductFloats);
-static_assert(kProductFloats + kPanelFloats <=
-              static_cast<std::int64_t>(Cpu::kScratchFloats));
+static_assert(kProductFloats + kPanelFloats <= static_cast<std::int64_t>(Cpu::kScratchFloats));
 
 /// The whole row tiles of a job, or its remaining rows, and how they are cut.
 struct Part {
-  const Linear<Host> *job;
+  const Linear<Host>* job;
   bool tiled;
-  std::int64_t first; // row
+  std::int64_t first;  // row
   std::int64_t rows;
-  std::int64_t chunk;  // rows
-  std::int64_t chunks; // number of them
-  std::int64_t unit;   // outputs
-  std::int64_t units;  // number of them per chunk
-  std::int64_t panel;  // outputs between two epilogues
-  std::int64_t cost;   // of one unit of one chunk
+  std::int64_t chunk;   // rows
+  std::int64_t chunks;  // number of them
+  std::int64_t unit;    // outputs
+  std::int64_t units;   // number of them per chunk
+  std::int64_t panel;   // outputs between two epilogues
+  std::int64_t cost;    // of one unit of one chunk
 
-  static Part tiles(const Linear<Host> &job, std::int64_t rows) {
+  static Part tiles(const Linear<Host>& job, std::int64_t rows) {
     const std::int64_t unit = panel_rows(job.weight.cols);
     return {&job,     true,
             0,        rows,
@@ -57,20 +52,16 @@ struct Part {
             unit,     unit * job.weight.cols * kRowTile};
   }
 
-  static Part ragged(const Linear<Host> &job, std::int64_t first) {
+  static Part ragged(const Linear<Host>& job, std::int64_t first) {
     const std::int64_t rows = job.x.rows - first;
     const std::int64_t in = std::max<std::int64_t>(job.weight.cols, 1);
-    const std::int64_t most = std::clamp<std::int64_t>(
-        kTokensBytes / (in * 4) / kUnit * kUnit, kUnit, 10 * kUnit);
+    const std::int64_t most = std::clamp<std::int64_t>(kTokensBytes / (in * 4) / kUnit * kUnit, kUnit, 10 * kUnit);
     const std::int64_t chunk = std::min(most, rows);
     const std::int64_t unit = rows == 1 ? 8 : kUnit;
-    std::int64_t panel = 480; // one row uses the weights once: long runs
+    std::int64_t panel = 480;  // one row uses the weights once: long runs
     if (rows != 1) {
-      const std::int64_t cached =
-          kPanelBytes /
-          (in * static_cast<std::int64_t>(size_of(job.weight.dtype)));
-      panel = std::clamp<std::int64_t>(
-          std::min(cached, kProductFloats / chunk) / kUnit * kUnit, kUnit, 480);
+      const std::int64_t cached = kPanelBytes / (in * static_cast<std::int64_t>(size_of(job.weight.dtype)));
+      panel = std::clamp<std::int64_t>(std::min(cached, kProductFloats / chunk) / kUnit * kUnit, kUnit, 480);
     }
     return {&job,  false,
             first, rows,
@@ -84,100 +75,77 @@ struct Part {
 
 /// Calls visit(part) for the parts of every job, in order.
 template <class Visit>
-void for_each_part(std::span<const Linear<Host>> jobs, Visit &&visit) {
-  for (const Linear<Host> &job : jobs) {
-    if (job.weight.rows == 0)
-      continue;
+void for_each_part(std::span<const Linear<Host>> jobs, Visit&& visit) {
+  for (const Linear<Host>& job : jobs) {
+    if (job.weight.rows == 0) continue;
     const std::int64_t whole =
-        job.weight.cols == 0 || panel_rows(job.weight.cols) == 0
-            ? 0
-            : job.x.rows / kRowTile * kRowTile;
-    if (whole != 0)
-      visit(Part::tiles(job, whole));
-    if (whole != job.x.rows)
-      visit(Part::ragged(job, whole));
+        job.weight.cols == 0 || panel_rows(job.weight.cols) == 0 ? 0 : job.x.rows / kRowTile * kRowTile;
+    if (whole != 0) visit(Part::tiles(job, whole));
+    if (whole != job.x.rows) visit(Part::ragged(job, whole));
   }
 }
 
 /// Outputs first..last of one chunk of rows.
-void compute(const Part &part, std::int64_t chunk, std::int64_t first,
-             std::int64_t last, float *scratch) {
-  const Linear<Host> &job = *part.job;
-  const MatvecKernels &kernels = simd().matvec;
-  const auto matvec =
-      kernels.matvec[static_cast<std::size_t>(job.weight.dtype)];
-  const auto epilogue =
-      kernels.epilogue[static_cast<std::size_t>(job.activation)];
+void compute(const Part& part, std::int64_t chunk, std::int64_t first, std::int64_t last, float* scratch) {
+  const Linear<Host>& job = *part.job;
+  const MatvecKernels& kernels = simd().matvec;
+  const auto matvec = kernels.matvec[static_cast<std::size_t>(job.weight.dtype)];
+  const auto epilogue = kernels.epilogue[static_cast<std::size_t>(job.activation)];
   const std::int64_t t0 = part.first + chunk * part.chunk;
   const std::int64_t rows = std::min(part.chunk, part.first + part.rows - t0);
-  float *products = scratch;
+  float* products = scratch;
   for (std::int64_t o = first; o < last; o += part.panel) {
     const std::int64_t outputs = std::min(part.panel, last - o);
     const WeightView<Host> panel = job.weight.middle_rows(o, outputs);
     if (part.tiled) {
-      row_tile_product(job.x.row(t0), job.x.stride, panel,
-                       scratch + kProductFloats, products, outputs);
+      row_tile_product(job.x.row(t0), job.x.stride, panel, scratch + kProductFloats, products, outputs);
     } else {
-      matvec(job.x.row(t0), job.x.stride, rows, panel.data, panel.cols, outputs,
-             products, outputs);
+      matvec(job.x.row(t0), job.x.stride, rows, panel.data, panel.cols, outputs, products, outputs);
     }
     for (std::int64_t t = 0; t < rows; ++t) {
-      epilogue(
-          products + t * outputs, job.bias == nullptr ? nullptr : job.bias + o,
-          job.residual.data == nullptr ? nullptr : job.residual.row(t0 + t) + o,
-          job.residual_scale, job.y.row(t0 + t) + o, outputs);
+      epilogue(products + t * outputs, job.bias == nullptr ? nullptr : job.bias + o,
+               job.residual.data == nullptr ? nullptr : job.residual.row(t0 + t) + o, job.residual_scale,
+               job.y.row(t0 + t) + o, outputs);
     }
   }
 }
 
 /// Units begin..end (counted over chunks) of one part.
-void compute_units(const Part &part, std::int64_t begin, std::int64_t end,
-                   float *scratch) {
+void compute_units(const Part& part, std::int64_t begin, std::int64_t end, float* scratch) {
   while (begin < end) {
     const std::int64_t chunk = begin / part.units;
     const std::int64_t unit = begin % part.units;
     const std::int64_t count = std::min(part.units - unit, end - begin);
-    compute(part, chunk, unit * part.unit,
-            std::min((unit + count) * part.unit, part.job->weight.rows),
-            scratch);
+    compute(part, chunk, unit * part.unit, std::min((unit + count) * part.unit, part.job->weight.rows), scratch);
     begin += count;
   }
 }
 
-} // namespace
+}  // namespace
 
-void linear(Cpu &cpu, std::span<const Linear<Host>> jobs) {
+void linear(Cpu& cpu, std::span<const Linear<Host>> jobs) {
   // A piece is worth taking if it lasts some ten microseconds; more pieces than
   // threads even out uneven threads.
-  constexpr std::int64_t kLeastCost =
-      std::int64_t{16} * 1024; // multiply-adds worth a second thread
+  constexpr std::int64_t kLeastCost = std::int64_t{16} * 1024;  // multiply-adds worth a second thread
   constexpr std::int64_t kPieceCost = std::int64_t{512} * 1024;
   constexpr std::int64_t kPiecesPerThread = 16;
   std::int64_t cost = 0;
-  for_each_part(jobs,
-                [&](const Part &part) { cost += part.total() * part.cost; });
-  if (cost == 0)
-    return;
-  const std::int64_t team =
-      std::clamp<std::int64_t>(cost / kLeastCost, 1, cpu.threads());
-  const std::int64_t pieces =
-      std::clamp(cost / kPieceCost, team, team * kPiecesPerThread);
+  for_each_part(jobs, [&](const Part& part) { cost += part.total() * part.cost; });
+  if (cost == 0) return;
+  const std::int64_t team = std::clamp<std::int64_t>(cost / kLeastCost, 1, cpu.threads());
+  const std::int64_t pieces = std::clamp(cost / kPieceCost, team, team * kPiecesPerThread);
 
-  const auto compute_piece = [&](std::int64_t piece, float *scratch) {
+  const auto compute_piece = [&](std::int64_t piece, float* scratch) {
     // A unit belongs to the piece in which its first multiply-add lies.
-    std::int64_t begin =
-        piece * (cost / pieces) + std::min(piece, cost % pieces);
-    std::int64_t end =
-        (piece + 1) * (cost / pieces) + std::min(piece + 1, cost % pieces);
-    for_each_part(jobs, [&](const Part &part) {
+    std::int64_t begin = piece * (cost / pieces) + std::min(piece, cost % pieces);
+    std::int64_t end = (piece + 1) * (cost / pieces) + std::min(piece + 1, cost % pieces);
+    for_each_part(jobs, [&](const Part& part) {
       const std::int64_t part_cost = part.total() * part.cost;
       const auto unit_at = [&](std::int64_t at) {
-        return std::clamp<std::int64_t>((at + part.cost - 1) / part.cost, 0,
-                                        part.total());
+        return std::clamp<std::int64_t>((at + part.cost - 1) / part.cost, 0, part.total());
       };
       if (end > 0 && begin < part_cost) {
-        compute_units(part, unit_at(std::max<std::int64_t>(begin, 0)),
-                      unit_at(end), scratch);
+        compute_units(part, unit_at(std::max<std::int64_t>(begin, 0)), unit_at(end), scratch);
       }
       begin -= part_cost;
       end -= part_cost;
@@ -185,19 +153,17 @@ void linear(Cpu &cpu, std::span<const Linear<Host>> jobs) {
   };
 
   if (team == 1) {
-    for (std::int64_t piece = 0; piece < pieces; ++piece)
-      compute_piece(piece, cpu.scratch(0));
+    for (std::int64_t piece = 0; piece < pieces; ++piece) compute_piece(piece, cpu.scratch(0));
     return;
   }
   std::atomic<std::int64_t> next{0};
   cpu.pool().run_sharing([&](int thread) {
     for (;;) {
       const std::int64_t piece = next.fetch_add(1, std::memory_order_relaxed);
-      if (piece >= pieces)
-        return;
+      if (piece >= pieces) return;
       compute_piece(piece, cpu.scratch(thread));
     }
   });
 }
 
-} // namespace mmrec::kernels
+}  // namespace mmrec::kernels

@@ -24,15 +24,12 @@ inline constexpr std::int64_t kLeastPanelRows = 16;
 /// kLeastPanelRows. Wider inputs than kPanelFloats / kLeastPanelRows have no
 /// panel (0): such products stay with the matrix-vector kernel.
 constexpr std::int64_t panel_rows(std::int64_t in) {
-  return std::min(kPanelFloats / std::max<std::int64_t>(in, 1) /
-                      kLeastPanelRows * kLeastPanelRows,
-                  kMostPanelRows);
+  return std::min(kPanelFloats / std::max<std::int64_t>(in, 1) / kLeastPanelRows * kLeastPanelRows, kMostPanelRows);
 }
 
 /// y[t][o] = x[t] . panel[o] for t < kRowTile. `widened` holds kPanelFloats
 /// floats; fp32 weights are used in place.
-void row_tile_product(const float *x, std::int64_t x_stride,
-                      const WeightView<Host> &panel, float *widened, float *y,
+void row_tile_product(const float* x, std::int64_t x_stride, const WeightView<Host>& panel, float* widened, float* y,
                       std::int64_t y_stride);
 
-} // namespace mmrec::kernels
+}  // namespace mmrec::kernels

@@ -106,9 +106,9 @@ struct AttentionKernels {
 
 inline constexpr std::int64_t kScanTile = 1024;
 
-/// A rectangle of a scan, times x channels (1 to kScanTile), for scan.inl. Row t of an operand begins at operand + t * stride elements.
-/// `state` holds the running state of each channel in planes of `plane` doubles (a multiple of 16, at least channels):
-/// it is read first and holds the state after the last time at the end.
+/// A rectangle of a scan, times x channels (1 to kScanTile), for scan.inl. Row t of an operand begins at operand + t *
+/// stride elements. `state` holds the running state of each channel in planes of `plane` doubles (a multiple of 16, at
+/// least channels): it is read first and holds the state after the last time at the end.
 struct ScanRun {
   const void* in[2];  // exp product: gamma; log-sum-exp: x; decay: log_a and b
   std::int64_t in_stride[2];

@@ -1,5 +1,6 @@
 // The laws that every session obeys, on real model folders:
-//  1. how tokens are split into calls changes nothing: to the bit where no whole row tile is cut, within a bound elsewhere
+//  1. how tokens are split into calls changes nothing: to the bit where no whole row tile is cut, within a bound
+//  elsewhere
 //  2. save + restore + continue is the uninterrupted run, to the bit; a clone diverges alone; sessions do not meet
 //  3. score is the log-softmax of the step logits
 //  4. threads and batch change no bit
@@ -81,7 +82,8 @@ INSTANTIATE_TEST_SUITE_P(Models, Laws,
                                          "upstream/hem", "mmrec-12m"),
                          [](const auto& info) {
                            std::string name = info.param;
-                           std::replace_if(name.begin(), name.end(), [](char c) { return c == '/' || c == '-'; }, '_');
+                           std::replace_if(
+                               name.begin(), name.end(), [](char c) { return c == '/' || c == '-'; }, '_');
                            return name;
                          });
 
@@ -212,7 +214,8 @@ TEST_P(Laws, ScoreIsTheLogSoftmaxOfStepLogits) {
     const double top = *std::max_element(logits.begin(), logits.end());
     double sum = 0.0;
     for (const float x : logits) sum += std::exp(static_cast<double>(x) - top);
-    expected.push_back(static_cast<float>(static_cast<double>(logits[static_cast<std::size_t>(tokens[t + 1])]) - top - std::log(sum)));
+    expected.push_back(
+        static_cast<float>(static_cast<double>(logits[static_cast<std::size_t>(tokens[t + 1])]) - top - std::log(sum)));
   }
   for (const PrefillMode mode : {PrefillMode::kSteps, PrefillMode::kSweeps}) {
     Session session = model.new_session(1, options(mode));
