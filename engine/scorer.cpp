@@ -17,9 +17,9 @@
 namespace mmrec {
 namespace {
 
-constexpr std::size_t kTokensPerCall = 4096;  // of all sequences together
-constexpr std::size_t kCallMultiple = 128;    // calls cut documents at multiples of this
-constexpr double kMaxPadding = 0.25;          // share of a group's tokens
+constexpr std::size_t kTokensPerCall = 512;  // of all sequences together: a large model still reports within seconds
+constexpr std::size_t kCallMultiple = 256;   // calls cut documents at multiples of this, a whole sweep window
+constexpr double kMaxPadding = 0.25;         // share of a group's tokens
 
 /// Documents of at least two tokens by falling length, then position, cut into groups of at most `batch` whose padding
 /// stays below kMaxPadding.

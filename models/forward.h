@@ -44,7 +44,8 @@ inline std::int64_t next_chunk(std::int64_t position, std::int64_t remaining, st
   return whole_tiles == 0 ? available : std::min(whole_tiles, kWindow - offset % kWindow);
 }
 
-/// A model's forward pass with the state of `batch` sequences on one backend.
+/// A model's forward pass with the state of `batch` sequences on one backend. What PrefillMode::kAuto means is the
+/// runner's to say: here it must be resolved.
 template <class Backend>
 class Forward {
  public:
@@ -76,7 +77,7 @@ class Forward {
     h_window_ = backend.template allocate<float>(
         (rows + static_cast<std::size_t>(std::min<std::int64_t>(max_rows_, batch))) * dim);
     ffn_ = backend.template allocate<float>(rows * static_cast<std::size_t>(config.ffn_dim));
-    if (options.prefill == PrefillMode::kSweeps || options.prefill == PrefillMode::kAuto) {
+    if (use_sweeps()) {
       gate_ = backend.template allocate<float>(static_cast<std::size_t>(2 * kWindow) * dim);
       change_ = backend.template allocate<float>(2 * kWindow);
       change_host_.resize(2 * kWindow);

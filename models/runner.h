@@ -16,7 +16,7 @@ namespace mmrec::models {
 ///   kSteps   exactly, one token after another
 ///   kSweeps  gate-frozen sweeps over the scan until the change is below the tolerance, exact steps where a window does
 ///            not converge
-///   kAuto    whichever a fixed rule, drawn from measurement, expects to be faster for this model and length
+///   kAuto    whichever measurement found faster for this backend, model and length, by a fixed rule
 enum class PrefillMode : std::uint8_t { kAuto, kSweeps, kSteps };
 
 struct RunnerOptions {

@@ -13,8 +13,8 @@ namespace mmrec {
 struct ScorerOptions {
   int batch = 1;  ///< documents of similar length scored in lock-step
   SessionOptions session;
-  /// Called with the tokens scored since the last call and their summed negative log-likelihood (natural log), a few
-  /// times per second of work. Returning false cancels: score() then returns what is finished.
+  /// Called with the tokens scored since the last call and their summed negative log-likelihood (natural log), after
+  /// every few hundred tokens. Returning false cancels: score() then returns what is finished.
   std::function<bool(std::int64_t tokens, double nll)> on_progress;
 };
 
