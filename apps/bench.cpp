@@ -314,12 +314,7 @@ std::string Bench::table() const {
 
 int bench_main(int argc, char** argv) {
   const Arguments arguments(kFlags, false, argc, argv);
-  if (arguments.has("help") || arguments.has("version")) {
-    Output out;
-    out.write(arguments.has("help") ? std::string(kHelp) : version_line(kProgram));
-    out.commit();
-    return kOk;
-  }
+  if (print_help_or_version(arguments, kHelp, kProgram)) return kOk;
   const RunOptions run = run_options(arguments);
   Bench bench(arguments, run);
   if (arguments.has("model") && arguments.has("synthetic")) throw UsageError("--model and --synthetic: found both");

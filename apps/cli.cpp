@@ -110,7 +110,13 @@ int run_program(std::string_view program, const std::function<int()>& body) {
   }
 }
 
-std::string version_line(std::string_view program) { return fmt::format("{} {}\n", program, MMREC_VERSION); }
+bool print_help_or_version(const Arguments& arguments, std::string_view help, std::string_view program) {
+  if (!arguments.has("help") && !arguments.has("version")) return false;
+  Output out;
+  out.write(arguments.has("help") ? std::string(help) : fmt::format("{} {}\n", program, MMREC_VERSION));
+  out.commit();
+  return true;
+}
 
 std::optional<std::int64_t> parse_integer(std::string_view text) {
   std::int64_t value = 0;

@@ -99,8 +99,8 @@ std::optional<double> parse_real(std::string_view text);
 /// The double nearest to the shortest decimal that gives `x` back: 0.8F becomes 0.8, not 0.800000011920929.
 double shortest(float x);
 
-/// --version: "<program> <version>".
-std::string version_line(std::string_view program);
+/// Writes `help` for --help, "<program> <version>" for --version, to stdout; false where neither was given.
+bool print_help_or_version(const Arguments& arguments, std::string_view help, std::string_view program);
 
 /// `text` with control characters written as \xNN and cut to a length fit for a message.
 std::string printable(std::string_view text);

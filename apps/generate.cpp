@@ -197,12 +197,8 @@ Json result_json(const GenerateResult& result, const SamplerOptions& sampler, co
 
 int generate_main(int argc, char** argv) {
   const Arguments arguments(kFlags, false, argc, argv);
+  if (print_help_or_version(arguments, kHelp, kProgram)) return kOk;
   Output out;
-  if (arguments.has("help") || arguments.has("version")) {
-    out.write(arguments.has("help") ? std::string(kHelp) : version_line(kProgram));
-    out.commit();
-    return kOk;
-  }
 
   // Everything that can be wrong with the command line, before anything is loaded.
   const RunOptions run = run_options(arguments);

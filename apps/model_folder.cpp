@@ -73,7 +73,7 @@ RunOptions run_options(const Arguments& arguments) {
   RunOptions options;
   options.device = arguments.choice("device", kDeviceNames) == 1 ? Device::kCpu : Device::kAuto;
   // Far more threads than processors would spend the time waiting for one another.
-  const std::int64_t most = 4 * usable_processors();
+  const std::int64_t most = std::int64_t{4} * usable_processors();
   const std::int64_t threads = arguments.integer("threads", 0, 0, 1'000'000);
   if (threads > most) warn(fmt::format("--threads {}: {} are used", threads, most));
   options.session.threads = static_cast<int>(std::min(threads, most));

@@ -193,12 +193,7 @@ ReportFormat report_format(const Arguments& arguments) {
 
 int ppl_main(int argc, char** argv) {
   const Arguments arguments(kFlags, true, argc, argv);
-  if (arguments.has("help") || arguments.has("version")) {
-    Output out;
-    out.write(arguments.has("help") ? std::string(kHelp) : version_line(kProgram));
-    out.commit();
-    return kOk;
-  }
+  if (print_help_or_version(arguments, kHelp, kProgram)) return kOk;
 
   const RunOptions run = run_options(arguments);
   ScorerOptions options;

@@ -21,6 +21,7 @@ struct Document {
 };
 
 /// What a summary holds besides the measures.
+// NOLINTNEXTLINE(bugprone-exception-escape): of an implicit move; JSON's does not throw
 struct SummaryContext {
   bool has_text = true;            // the input was text: bytes and words mean something
   std::int64_t empty_docs = 0;     // documents without a token to score

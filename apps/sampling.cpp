@@ -22,8 +22,8 @@ constexpr std::int64_t kMaxInt = std::numeric_limits<int>::max();
 
 // One range for each setting, wherever it comes from.
 struct Range {
-  float min;
-  float max;
+  float min = 0.0F;
+  float max = 0.0F;
   bool above_min = false;
 
   bool holds(double x) const { return std::isfinite(x) && x <= max && (above_min ? x > min : x >= min); }

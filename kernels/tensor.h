@@ -103,7 +103,7 @@ struct MatrixView {
   constexpr MatrixView() = default;
   constexpr MatrixView(T* p, std::int64_t r, std::int64_t c) : data(p), rows(r), cols(c), stride(c) {}
   constexpr MatrixView(T* p, std::int64_t r, std::int64_t c, std::int64_t s) : data(p), rows(r), cols(c), stride(s) {}
-  /// A view of T converts to a view of const T.
+  /// A view of T converts to a view of const T. NOLINTNEXTLINE(google-explicit-constructor): as T* to const T*
   constexpr operator MatrixView<const T, Space>() const { return {data, rows, cols, stride}; }
 
   constexpr T* row(std::int64_t r) const { return data + r * stride; }
@@ -126,10 +126,19 @@ struct SequenceView {
   constexpr SequenceView() = default;
   /// Contiguous [batch, time, dim].
   constexpr SequenceView(T* p, std::int64_t b, std::int64_t t, std::int64_t d)
-      : data(p), batch(b), time(t), dim(d), batch_stride(t * d), head_stride(0), time_stride(d) {}
+      : data(p), batch(b), time(t), dim(d), batch_stride(t * d), time_stride(d) {}
   /// Contiguous [batch, heads, time, dim].
   constexpr SequenceView(T* p, std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t d)
       : data(p), batch(b), heads(h), time(t), dim(d), batch_stride(h * t * d), head_stride(t * d), time_stride(d) {}
+
+  /// A view of T converts to a view of const T.
+  constexpr operator SequenceView<const T, Space>() const {
+    SequenceView<const T, Space> view(data, batch, heads, time, dim);
+    view.batch_stride = batch_stride;
+    view.head_stride = head_stride;
+    view.time_stride = time_stride;
+    return view;
+  }
 
   constexpr T* at(std::int64_t b, std::int64_t h, std::int64_t t) const {
     return data + b * batch_stride + h * head_stride + t * time_stride;

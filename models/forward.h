@@ -202,18 +202,6 @@ class Forward {
   Matrix h_window_row(const Chunk& c, std::int64_t row) {
     return {h_window_.data() + row * dim(), c.count, dim(), (c.tokens + 1) * dim()};
   }
-  static kernels::SequenceView<const float, Space> as_const(const Sequence& s) {
-    kernels::SequenceView<const float, Space> c;
-    c.data = s.data;
-    c.batch = s.batch;
-    c.heads = s.heads;
-    c.time = s.time;
-    c.dim = s.dim;
-    c.batch_stride = s.batch_stride;
-    c.head_stride = s.head_stride;
-    c.time_stride = s.time_stride;
-    return c;
-  }
   // Times [first, first + count) of sequence b.
   static Sequence slice(Sequence s, std::int64_t b, std::int64_t first, std::int64_t count) {
     s.data = s.at(b, 0, first);
@@ -312,18 +300,18 @@ class Forward {
   bool use_sweeps() const { return options_.prefill == PrefillMode::kSweeps; }
 
   kernels::GateInputs<Space> gate_inputs(const Chunk& c) {
-    return {.z = as_const(activation(qvzk_, c, qvzk_width(), 2 * dim())),
-            .zm = as_const(activation(gate_z_, c, dim())),
-            .gamma = as_const(activation(gamma_, c, dim())),
+    return {.z = activation(qvzk_, c, qvzk_width(), 2 * dim()),
+            .zm = activation(gate_z_, c, dim()),
+            .gamma = activation(gamma_, c, dim()),
             .h = h_window(c),
             .mdi_mix = config_.mdi_mix};
   }
   // The same for times [first, tokens) of sequence b.
   kernels::GateInputs<Space> gate_inputs(const Chunk& c, std::int64_t b, std::int64_t first) {
     const std::int64_t n = c.tokens - first;
-    return {.z = as_const(slice(activation(qvzk_, c, qvzk_width(), 2 * dim()), b, first, n)),
-            .zm = as_const(slice(activation(gate_z_, c, dim()), b, first, n)),
-            .gamma = as_const(slice(activation(gamma_, c, dim()), b, first, n)),
+    return {.z = slice(activation(qvzk_, c, qvzk_width(), 2 * dim()), b, first, n),
+            .zm = slice(activation(gate_z_, c, dim()), b, first, n),
+            .gamma = slice(activation(gamma_, c, dim()), b, first, n),
             .h = slice(h_window(c), b, first, n + 1),
             .mdi_mix = config_.mdi_mix};
   }
@@ -377,11 +365,10 @@ class Forward {
     Sequence h = h_window(c);
     h.data = h.at(0, 0, 1);
     h.time = c.tokens;
-    const auto v = as_const(activation(qvzk_, c, qvzk_width(), dim()));
+    const auto v = activation(qvzk_, c, qvzk_width(), dim());
     const std::int64_t slots = filled_slots();
     if (slots == 0) {
-      kernels::block_residual(backend_,
-                              {.x = as_const(x), .h = as_const(h), .v = v, .bias = w.memory_out_bias, .y = x});
+      kernels::block_residual(backend_, {.x = x, .h = h, .v = v, .bias = w.memory_out_bias, .y = x});
       return;
     }
     const Matrix context(context_.data(), c.rows(), dim());
@@ -399,9 +386,8 @@ class Forward {
     kernels::SequenceView<const float, Space> memory(layer_memory(layer, c), c.count, slots, dim());
     memory.batch_stride = config_.memory_slots * dim();
     const Sequence attended = activation(context_, c, dim());
-    kernels::memory_attention(backend_,
-                              {.q = as_const(attended), .slots = memory, .heads = config_.num_heads, .out = attended});
-    kernels::block_residual(backend_, {.x = as_const(x), .h = as_const(h), .v = v, .y = x});
+    kernels::memory_attention(backend_, {.q = attended, .slots = memory, .heads = config_.num_heads, .out = attended});
+    kernels::block_residual(backend_, {.x = x, .h = h, .v = v, .y = x});
     const Matrix y(x_.data(), c.rows(), dim());
     run_linear({{.x = context, .weight = w.memory_out, .bias = w.memory_out_bias, .y = y, .residual = y}});
   }
@@ -413,7 +399,7 @@ class Forward {
   // Adds the block's outputs to the running segment's sum and closes the segment if the chunk ends it.
   void remember(std::int64_t layer, const Chunk& c) {
     double* sum = layer_segment_sum(layer, c);
-    kernels::segment_sum(backend_, {.x = as_const(activation(x_, c, dim())), .sum = sum});
+    kernels::segment_sum(backend_, {.x = activation(x_, c, dim()), .sum = sum});
     const std::int64_t end = position_ + c.tokens;
     if (end % config_.memory_segment != 0) return;
     const std::int64_t slot = (end / config_.memory_segment - 1) % config_.memory_slots;

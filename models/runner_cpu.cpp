@@ -18,8 +18,8 @@ RunnerOptions resolve(RunnerOptions options) {
 
 class CpuRunner final : public Runner {
  public:
-  CpuRunner(const Config& config, std::shared_ptr<const HostWeights> weights, int batch, const RunnerOptions& options)
-      : config_(config),
+  CpuRunner(Config config, std::shared_ptr<const HostWeights> weights, int batch, const RunnerOptions& options)
+      : config_(std::move(config)),
         weights_(std::move(weights)),
         options_(resolve(options)),
         cpu_(options.threads),

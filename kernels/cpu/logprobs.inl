@@ -24,10 +24,11 @@ void max_sum(const void* input, std::int64_t count, float* max_out, double* sum_
     m = higher;
   };
   std::int64_t i = 0;
-  for (; i + kGroup * kLanes <= count; i += kGroup * kLanes) {
+  constexpr std::int64_t kStep = std::int64_t{kGroup} * kLanes;
+  for (; i + kStep <= count; i += kStep) {
     Vec v[kGroup];
     for (int g = 0; g < kGroup; ++g) v[g] = load(x + i + g * kLanes);
-    __builtin_prefetch(x + i + 16 * kGroup * kLanes);
+    __builtin_prefetch(x + i + 16 * kStep);
     raise(max(max(v[0], v[1]), max(v[2], v[3])));
     for (int g = 0; g < kGroup; ++g) sum[g] = sum[g] + exp(v[g] - m);
   }
@@ -51,7 +52,7 @@ void max_sum(const void* input, std::int64_t count, float* max_out, double* sum_
   double lane[kLanes];
   dstore(lane, wide);
   double total = 0.0;
-  for (int k = 0; k < kLanes; ++k) total += lane[k];
+  for (const double part : lane) total += part;
   *max_out = top;
   *sum_out = total;
 }

@@ -34,7 +34,7 @@ struct LogSumExpParts {
 
   Segment load_carry(std::int64_t i) const {
     if (op.carry_in == nullptr) return Segment::identity();
-    const double carry = static_cast<double>(op.carry_in[i]);
+    const auto carry = static_cast<double>(op.carry_in[i]);
     if (carry == -std::numeric_limits<double>::infinity()) return Segment::identity();
     // A reference is finite: +inf and NaN travel in the sum.
     return std::isfinite(carry) ? Segment::of(carry) : Segment{0.0, carry};

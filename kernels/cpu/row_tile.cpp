@@ -8,7 +8,7 @@ namespace mmrec::kernels {
 
 void row_tile_product(const float* x, std::int64_t x_stride, const WeightView<Host>& panel, float* widened, float* y,
                       std::int64_t y_stride) {
-  const float* weights = static_cast<const float*>(panel.data);
+  const auto* weights = static_cast<const float*>(panel.data);
   if (panel.dtype != DType::kF32) {
     simd().matvec.widen[static_cast<std::size_t>(panel.dtype)](panel.data, widened, panel.rows * panel.cols);
     weights = widened;

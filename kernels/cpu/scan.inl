@@ -46,7 +46,7 @@ inline Vec log_gate(Vec g) {
   const Vec bounded = min(set1(2.0F), g);
   const Vec y = bounded + epsilon;
   const Mask near_one = less(set1(0.75F), bounded);
-  Vec e;
+  Vec e = zero();
   const Vec split = split_exponent(y, e);
   const Vec f = select(near_one, (bounded - one) + epsilon, split);
   const Vec l = log_from_parts(f, select(near_one, zero(), e), zero());
@@ -79,8 +79,8 @@ inline void store_some(T* p, Vec a, int count) {
   }
 }
 
-constexpr std::int64_t kPieceElements = 2048;         // of one piece of rows: 8 KiB of fp32
-constexpr std::int64_t kPieceBytesAhead = 16 * 1024;  // fetched ahead: rows are too short for the hardware to run ahead
+constexpr std::int64_t kPieceElements = 2048;      // of one piece of rows: 8 KiB of fp32
+constexpr std::int64_t kPieceBytesAhead = 16'384;  // fetched ahead: rows are too short for the hardware to run ahead
 
 /// The rows of one piece; vector v of row t has its intermediate values at (t * vectors + v) * kLanes.
 struct Piece {

@@ -171,7 +171,7 @@ class ScanDriver {
     const std::int64_t length = scan_block_length(shape_.time);
     const std::int64_t blocks = (shape_.time + length - 1) / length;
     const std::int64_t fitting = kRoundBytes / (shape_.channels() * length * scan_.bytes_per_element());
-    const std::int64_t round = static_cast<std::int64_t>(
+    const auto round = static_cast<std::int64_t>(
         std::bit_floor(static_cast<std::uint64_t>(std::clamp<std::int64_t>(fitting, kFewestBlocks, kMostBlocks))));
     // Totals of channel i at segments[i * round], carries of all channels behind them.
     auto* segments = reinterpret_cast<Segment*>(reinterpret_cast<std::byte*>(cpu_.scratch(0)) + kStateBytes);

@@ -74,7 +74,7 @@ MaxSum64 shared_row_sum(Cpu& cpu, const T* row, std::int64_t cols) {
 
 /// True where each row keeps the threads busy by itself and there are too few rows to share them out.
 bool split_rows(Cpu& cpu, std::int64_t rows, std::int64_t cols) {
-  return cpu.threads() > 1 && rows < 4 * cpu.threads() && cols >= 4 * kTile;
+  return cpu.threads() > 1 && rows < std::int64_t{4} * cpu.threads() && cols >= 4 * kTile;
 }
 
 }  // namespace
@@ -118,7 +118,7 @@ void token_logprobs_backward(Cpu& cpu, const TokenLogprobsBackward<T, Index, Hos
   const auto prepare = [&](std::int64_t r, MaxSum64 total) {
     const float g = op.grad[r];
     const double scale = -static_cast<double>(g) / total.sum;
-    const double x = static_cast<double>(to_float(op.logits.row(r)[op.targets[r]]));
+    const auto x = static_cast<double>(to_float(op.logits.row(r)[op.targets[r]]));
     const double p = std::exp(x - total.max) / total.sum;
     return RowGradient{static_cast<float>(total.max), static_cast<float>(scale),
                        static_cast<float>(static_cast<double>(g) * (1.0 - p))};

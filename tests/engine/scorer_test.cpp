@@ -103,13 +103,13 @@ TEST(Scorer, ProgressAddsUpAndCancels) {
   EXPECT_NEAR(nll, all[0].nll + all[1].nll + all[3].nll, 1e-6 * nll);
 
   int calls = 0;
-  options.on_progress = [&](std::int64_t, double) { return ++calls < 4; };
+  options.on_progress = [&](std::int64_t, double) { return ++calls < 19; };
   const auto some = Scorer(toy_model(), options).score(documents);
-  EXPECT_EQ(calls, 4);
-  EXPECT_TRUE(some[0].complete);  // 9000 tokens in three calls
+  EXPECT_EQ(calls, 19);
+  EXPECT_TRUE(some[0].complete);  // 9000 tokens in 18 calls
   EXPECT_EQ(some[0].logprobs, all[0].logprobs);
   EXPECT_FALSE(some[1].complete);
-  EXPECT_EQ(some[1].logprobs.size(), 4095U);
+  EXPECT_EQ(some[1].logprobs.size(), 511U);
   EXPECT_TRUE(std::equal(some[1].logprobs.begin(), some[1].logprobs.end(), all[1].logprobs.begin()));
   EXPECT_TRUE(some[2].complete);  // nothing to score
   EXPECT_FALSE(some[3].complete);
