@@ -131,7 +131,7 @@ struct SequenceView {
   constexpr SequenceView(T* p, std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t d)
       : data(p), batch(b), heads(h), time(t), dim(d), batch_stride(h * t * d), head_stride(t * d), time_stride(d) {}
 
-  /// A view of T converts to a view of const T.
+  /// A view of T converts to a view of const T. NOLINTNEXTLINE(google-explicit-constructor): as T* to const T*
   constexpr operator SequenceView<const T, Space>() const {
     SequenceView<const T, Space> view(data, batch, heads, time, dim);
     view.batch_stride = batch_stride;

@@ -258,6 +258,7 @@ TEST_P(Laws, BatchChangesNoBit) {
     batched.prefill(prompt);
     for (std::size_t s = 0; s < kSteps; ++s) {
       std::vector<int> next;
+      next.reserve(kBatch);
       for (const auto& row : rows) next.push_back(row[kPrompt + s]);
       batched.step(next);
     }

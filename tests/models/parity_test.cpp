@@ -33,16 +33,15 @@ struct Fixture {
   std::int64_t time = 0;
   std::int64_t vocab = 0;
 
-  explicit Fixture(const std::string& name) {
-    const std::filesystem::path folder = std::filesystem::path(MMREC_FIXTURES) / name;
-    config = load_config(folder / "config.json");
+  explicit Fixture(const char* name) : Fixture(std::filesystem::path(MMREC_FIXTURES) / name) {}
+  explicit Fixture(const std::filesystem::path& folder)
+      : config(load_config(folder / "config.json")), vocab(config.vocab_size) {
     weights = std::make_shared<const HostWeights>(load_weights(Checkpoint::open(folder), config));
     const test::SafetensorsReader reference(folder / "reference.safetensors");
     const auto& ids = reference.at("input_ids");
     tokens = ids.integers;
     batch = ids.dim(0);
     time = ids.dim(1);
-    vocab = config.vocab_size;
     logits = reference.at("logits").values;
     logprobs = reference.at("logprobs").values;
   }
