@@ -50,15 +50,8 @@ class Sequence {
 
   const SequenceView<T, Host>& view() { return view_; }
   SequenceView<const T, Host> read() const {
-    SequenceView<const T, Host> v;
+    SequenceView<const T, Host> v = view_;
     v.data = data_.data();
-    v.batch = view_.batch;
-    v.heads = view_.heads;
-    v.time = view_.time;
-    v.dim = view_.dim;
-    v.batch_stride = view_.batch_stride;
-    v.head_stride = view_.head_stride;
-    v.time_stride = view_.time_stride;
     return v;
   }
   float get(std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t c) const {
