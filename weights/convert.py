@@ -627,8 +627,15 @@ def write_folder(folder, config, selected, dtype, archive, tokenizer, max_bytes)
     folder = os.path.abspath(folder)
     if os.path.lexists(folder) and (not os.path.isdir(folder) or os.listdir(folder)):
         raise CannotWrite(f"{folder}: exists and is not an empty folder")
-    temporary = tempfile.mkdtemp(prefix="." + os.path.basename(folder) + ".", dir=os.path.dirname(folder))
+    # A signal between the making of the folder and the try would leave the folder behind.
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
+        temporary = tempfile.mkdtemp(prefix="." + os.path.basename(folder) + ".", dir=os.path.dirname(folder))
+    except BaseException:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        raise
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
         shards = shards_of(selected, dtype, max_bytes)
         if len(shards) == 1:
             write_shard(os.path.join(temporary, "model.safetensors"), shards[0], selected, dtype, archive)
