@@ -12,7 +12,8 @@ double prefill_flops(const models::Config& config, std::int64_t batch, std::int6
   const std::int64_t projections = (config.use_dpg ? 3 : 4) * square;
   const std::int64_t always = projections + gates + square + decay + 2 * dim * config.ffn_dim;
   const std::int64_t memory = 2 * square;
-  const std::int64_t with_memory = std::max<std::int64_t>(0, tokens - config.memory_segment);
+  const std::int64_t with_memory =
+      config.memory_slots < 2 ? 0 : std::max<std::int64_t>(0, tokens - 2 * config.memory_segment);
   const std::int64_t per_layer = tokens * always + with_memory * memory;
   const std::int64_t more_sweeps = std::max<std::int64_t>(0, stats.token_sweeps - stats.layer_tokens);
   const double elements = static_cast<double>(batch * config.num_layers) * static_cast<double>(per_layer) +

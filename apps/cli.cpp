@@ -101,8 +101,11 @@ int run_program(std::string_view program, const std::function<int()>& body) {
     return fail(kOutputFault, error.what());
   } catch (const NumericError& error) {
     return fail(kNumericFault, error.what());
-  } catch (const std::bad_alloc&) {
-    return fail(kOutOfMemory, "out of memory. Try: a smaller --batch, or a machine with more memory");
+  } catch (const std::bad_alloc& error) {
+    const std::string_view what = error.what();
+    return fail(kOutOfMemory, what.starts_with("std::")  // the host's: it has no more to say
+                                  ? "out of memory. Try: a smaller --batch, or a machine with more memory"
+                                  : fmt::format("{}. Try: a smaller --batch, --precision bf16 or --device cpu", what));
   } catch (const std::system_error& error) {
     return fail(means_no_memory(error.code()) ? kOutOfMemory : kRuntimeFault, error.what());
   } catch (const std::exception& error) {

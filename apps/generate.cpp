@@ -46,8 +46,9 @@ Continues a prompt: text on stdout, timings and the seed on stderr.
       --stop S          end before this text; may be repeated
       --echo            print the prompt first
       --json            one JSON object instead of text
-      --device D        auto or cpu; --threads N: threads (0: all)
-      --prefill M       auto, sweeps or steps; --sweep-tol X: tolerance (1e-5)
+      --device D        auto, cpu or cuda; --precision P: auto, fp32, bf16, fp16
+      --prefill M       auto, sweeps or steps; --sweep-tol X: tolerance (auto)
+      --threads N       threads of the CPU (0: all)
   -h, --help            this page; --version
 Sampling defaults come from the folder's generation_config.json if it has one.
 )";
@@ -67,6 +68,7 @@ constexpr std::array kFlags = {
     Flag{"echo", 0, false},
     Flag{"json", 0, false},
     Flag{"device"},
+    Flag{"precision"},
     Flag{"threads"},
     Flag{"prefill"},
     Flag{"sweep-tol"},
@@ -129,21 +131,19 @@ class Stopwatch {
 };
 
 struct Timings {
+  std::string place;
   double load_seconds = 0.0;
   std::int64_t prefill_tokens = 0;
   double prefill_seconds = 0.0;
   PrefillStats prefill;
   std::int64_t decode_tokens = 0;
-  std::int64_t decode_steps = 0;  // tokens consumed while drawing: each reads the weights once
+  std::uint64_t decode_bytes = 0;  // weights read while drawing: once for each token consumed
   double decode_seconds = 0.0;
-  std::uint64_t bytes_per_token = 0;
 
   static double rate(double count, double seconds) { return seconds > 0.0 ? count / seconds : 0.0; }
   double prefill_rate() const { return rate(static_cast<double>(prefill_tokens), prefill_seconds); }
   double decode_rate() const { return rate(static_cast<double>(decode_tokens), decode_seconds); }
-  double gigabytes_per_second() const {
-    return rate(static_cast<double>(decode_steps) * static_cast<double>(bytes_per_token) * 1e-9, decode_seconds);
-  }
+  double gigabytes_per_second() const { return rate(static_cast<double>(decode_bytes) * 1e-9, decode_seconds); }
 
   Json json() const {
     return {{"load_s", load_seconds},
@@ -161,9 +161,10 @@ struct Timings {
 
   std::string line(std::uint64_t seed, FinishReason reason) const {
     return fmt::format(
-        "load {:.3f} s | prefill {} tokens, {:.1f} tok/s, {:.2f} sweeps/token | decode {} tokens, {:.1f} tok/s, {:.2f} "
+        "load {:.3f} s | {} | prefill {} tokens, {:.1f} tok/s, {:.2f} sweeps/token | decode {} tokens, {:.1f} tok/s, "
+        "{:.2f} "
         "GB/s | peak {:.1f} MB | seed {} | {}",
-        load_seconds, prefill_tokens, prefill_rate(), prefill.sweeps_per_token(), decode_tokens, decode_rate(),
+        load_seconds, place, prefill_tokens, prefill_rate(), prefill.sweeps_per_token(), decode_tokens, decode_rate(),
         gigabytes_per_second(), static_cast<double>(peak_memory_bytes()) * 1e-6, seed, to_string(reason));
   }
 };
@@ -191,7 +192,9 @@ Json result_json(const GenerateResult& result, const SamplerOptions& sampler, co
             {"parameters", info.parameters},
             {"fingerprint", hex(info.fingerprint)},
             {"tokenizer_fingerprint", hex(tokenizer.fingerprint())},
-            {"device", info.device}}},
+            {"device", info.device},
+            {"precision", info.precision},
+            {"device_bytes", info.device_bytes}}},
           {"timings", timings.json()}};
 }
 
@@ -209,6 +212,7 @@ int generate_main(int argc, char** argv) {
   const GenerationDefaults defaults = load_generation_defaults(folder);
   options.sampler = sampler_options(arguments, defaults.sampler);
   const bool as_json = arguments.has("json");
+  options.logprobs = as_json;
   const Prompt prompt = read_prompt(arguments);
   if (const auto runs = count_invalid_utf8(prompt.text); runs > 0) {
     warn(fmt::format("{}: {} places are no UTF-8 and are read as U+FFFD", prompt.source, runs));
@@ -219,6 +223,7 @@ int generate_main(int argc, char** argv) {
   const Model model = load_model(folder, run);
   const Tokenizer tokenizer = load_tokenizer(folder, model.info());
   timings.load_seconds = watch.lap();
+  timings.place = place_of(model.info());
 
   const std::vector<int> ids = encode_prompt(tokenizer, model.info(), prompt);
   options.eos_token_ids = end_of_sequence(model.info(), defaults, tokenizer);
@@ -247,8 +252,8 @@ int generate_main(int argc, char** argv) {
   const GenerateResult result = generate(session, tokenizer, ids, options);
   timings.decode_seconds = watch.lap();
   timings.decode_tokens = static_cast<std::int64_t>(result.tokens.size());
-  timings.decode_steps = session.position() - timings.prefill_tokens;
-  timings.bytes_per_token = model.info().bytes_per_token;
+  timings.decode_bytes =
+      decoded_bytes(model.info(), timings.prefill_tokens, session.position() - timings.prefill_tokens);
 
   if (as_json) {
     Json json = result_json(result, options.sampler, ids, model.info(), folder, tokenizer, timings);

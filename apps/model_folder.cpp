@@ -17,7 +17,9 @@ namespace mmrec::apps {
 namespace {
 
 constexpr std::array<std::string_view, 3> kPrefillNames = {"auto", "sweeps", "steps"};
-constexpr std::array<std::string_view, 2> kDeviceNames = {"auto", "cpu"};
+// In the order of Device and of Precision.
+constexpr std::array<std::string_view, 3> kDeviceNames = {"auto", "cpu", "cuda"};
+constexpr std::array<std::string_view, 4> kPrecisionNames = {"auto", "fp32", "fp16", "bf16"};
 
 std::filesystem::path beside_program() {
   std::error_code error;
@@ -31,14 +33,20 @@ bool is_model_folder(const std::filesystem::path& folder) {
   return !folder.empty() && std::filesystem::exists(folder / "config.json", error);
 }
 
-// What the library says about a file, with the exit code that goes with it.
+// What the library says about a file, with the exit code that goes with it. What is wrong with a GPU is none of the
+// file's.
 template <class Load>
 auto rejecting(const std::filesystem::path& folder, Load&& load) {
   try {
     return load();
+  } catch (const DeviceUnavailable&) {
+    throw;
   } catch (const NumericError& error) {
     throw RejectedFile(error.what());
   } catch (const std::system_error& error) {
+    const bool of_the_system =
+        error.code().category() == std::generic_category() || error.code().category() == std::system_category();
+    if (!of_the_system) throw;
     const bool memory =
         error.code() == std::errc::not_enough_memory || error.code() == std::errc::resource_unavailable_try_again;
     if (memory) throw std::bad_alloc();
@@ -71,7 +79,12 @@ std::filesystem::path model_folder(const Arguments& arguments) {
 
 RunOptions run_options(const Arguments& arguments) {
   RunOptions options;
-  options.device = arguments.choice("device", kDeviceNames) == 1 ? Device::kCpu : Device::kAuto;
+  options.device = static_cast<Device>(arguments.choice("device", kDeviceNames));
+  options.precision = static_cast<Precision>(arguments.choice("precision", kPrecisionNames));
+  if (options.device == Device::kCpu && options.precision != Precision::kAuto && options.precision != Precision::kF32) {
+    throw UsageError(
+        fmt::format("--precision {}: not with --device cpu, which computes in fp32", *arguments.text("precision")));
+  }
   // Far more threads than processors would spend the time waiting for one another.
   const std::int64_t most = std::int64_t{4} * usable_processors();
   const std::int64_t threads = arguments.integer("threads", 0, 0, 1'000'000);
@@ -85,9 +98,19 @@ RunOptions run_options(const Arguments& arguments) {
 
 std::span<const std::string_view> prefill_names() { return kPrefillNames; }
 
+nlohmann::ordered_json sweep_tolerance_json(const SessionOptions& options) {
+  if (options.sweep_tolerance == 0.0F) return "auto";
+  return shortest(options.sweep_tolerance);
+}
+
+std::string place_of(const ModelInfo& info) {
+  return info.device_bytes == 0 ? info.device : fmt::format("{}, {}", info.device, info.precision);
+}
+
 Model load_model(const std::filesystem::path& folder, const RunOptions& options) {
   LoadOptions load;
   load.device = options.device;
+  load.precision = options.precision;
   load.threads = options.session.threads;
   load.on_warning = [](std::string_view text) { warn(text); };
   return rejecting(folder, [&] { return Model::load(folder, load); });
@@ -108,6 +131,14 @@ Tokenizer load_tokenizer(const std::filesystem::path& folder, const ModelInfo& i
                      pieces));
   }
   return tokenizer;
+}
+
+std::uint64_t decoded_bytes(const ModelInfo& info, std::int64_t first, std::int64_t steps) {
+  const std::int64_t several_slots = 2 * info.memory_segment;
+  const std::int64_t with_memory =
+      info.memory_slots < 2 ? 0 : std::clamp<std::int64_t>(first + steps - several_slots, 0, steps);
+  return static_cast<std::uint64_t>(steps) * info.bytes_per_token +
+         static_cast<std::uint64_t>(with_memory) * info.memory_bytes;
 }
 
 std::uint64_t peak_memory_bytes() {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,9 +18,10 @@ namespace mmrec::apps {
 /// Throws RejectedFile naming both places.
 std::filesystem::path model_folder(const Arguments& arguments);
 
-/// What --device, --threads, --prefill and --sweep-tol say.
+/// What --device, --precision, --threads, --prefill and --sweep-tol say.
 struct RunOptions {
   Device device = Device::kAuto;
+  Precision precision = Precision::kAuto;
   SessionOptions session;
 };
 RunOptions run_options(const Arguments& arguments);
@@ -27,12 +29,21 @@ RunOptions run_options(const Arguments& arguments);
 /// The names --prefill takes, in the order of PrefillMode.
 std::span<const std::string_view> prefill_names();
 
+/// What --sweep-tol says, or "auto"; for JSON.
+nlohmann::ordered_json sweep_tolerance_json(const SessionOptions& options);
+
+/// Where the model runs: "cpu", or "cuda (NVIDIA H200), bf16".
+std::string place_of(const ModelInfo& info);
+
 /// Model::load; warnings go to stderr, every fault of a file becomes RejectedFile.
 Model load_model(const std::filesystem::path& folder, const RunOptions& options);
 
 /// Tokenizer::load with the checks that need the model: more pieces than the model has rows are refused, fewer
 /// reported.
 Tokenizer load_tokenizer(const std::filesystem::path& folder, const ModelInfo& info);
+
+/// Weight bytes that decoding `steps` tokens from position `first` reads.
+std::uint64_t decoded_bytes(const ModelInfo& info, std::int64_t first, std::int64_t steps);
 
 /// Peak resident bytes of this process; 0 where the system does not say.
 std::uint64_t peak_memory_bytes();

@@ -46,16 +46,17 @@ one document, "-" is stdin. The result is on stdout, timings are on stderr.
                        per token, in json an entry of `documents`
   -o, --output FILE    write the result there, whole or not at all
       --batch N        documents scored together (1)
-      --device D       auto or cpu; --threads N: threads (0: all)
-      --prefill M      auto, sweeps or steps
-      --sweep-tol X    tolerance of the sweeps (1e-5)
+      --device D       auto, cpu or cuda; --precision P: auto, fp32, bf16, fp16
+      --prefill M      auto, sweeps or steps; --sweep-tol X: tolerance (auto)
+      --threads N      threads of the CPU (0: all)
   -h, --help           this page; --version
 )";
 
 constexpr std::array kFlags = {
-    Flag{"model", 'm'},  Flag{"ids", 0, false}, Flag{"format"},           Flag{"per-token", 0, false},
-    Flag{"output", 'o'}, Flag{"batch"},         Flag{"device"},           Flag{"threads"},
-    Flag{"prefill"},     Flag{"sweep-tol"},     Flag{"help", 'h', false}, Flag{"version", 0, false},
+    Flag{"model", 'm'},        Flag{"ids", 0, false}, Flag{"format"},    Flag{"per-token", 0, false},
+    Flag{"output", 'o'},       Flag{"batch"},         Flag{"device"},    Flag{"precision"},
+    Flag{"threads"},           Flag{"prefill"},       Flag{"sweep-tol"}, Flag{"help", 'h', false},
+    Flag{"version", 0, false},
 };
 
 // Documents are scored in groups: enough of them to fill batches with similar lengths, few enough that log-probs are
@@ -242,10 +243,12 @@ int ppl_main(int argc, char** argv) {
                       {{"folder", folder.string()},
                        {"parameters", model.info().parameters},
                        {"fingerprint", hex(model.info().fingerprint)},
-                       {"device", model.info().device}}},
+                       {"device", model.info().device},
+                       {"precision", model.info().precision},
+                       {"device_bytes", model.info().device_bytes}}},
                      {"prefill",
                       {{"mode", prefill_names()[static_cast<std::size_t>(run.session.prefill)]},
-                       {"sweep_tol", shortest(run.session.sweep_tolerance)},
+                       {"sweep_tol", sweep_tolerance_json(run.session)},
                        {"sweeps_per_token", scored.prefill.sweeps_per_token()},
                        {"fallbacks", scored.prefill.fallbacks}}},
                      {"batch", options.batch},
@@ -258,9 +261,9 @@ int ppl_main(int argc, char** argv) {
   out->commit();
   if (scored.summary.tokens == 0) log_line("0 scored tokens: there is no perplexity");
   log_line(fmt::format(
-      "load {:.3f} s | {} tokens in {:.2f} s, {:.1f} tok/s, {:.2f} sweeps/token | ppl {:.6g} | peak {:.1f} MB",
-      seconds(loaded - start), scored.summary.tokens, score_seconds, rate, scored.prefill.sweeps_per_token(),
-      scored.summary.ppl, static_cast<double>(peak_memory_bytes()) * 1e-6));
+      "load {:.3f} s | {} | {} tokens in {:.2f} s, {:.1f} tok/s, {:.2f} sweeps/token | ppl {:.6g} | peak {:.1f} MB",
+      seconds(loaded - start), place_of(model.info()), scored.summary.tokens, score_seconds, rate,
+      scored.prefill.sweeps_per_token(), scored.summary.ppl, static_cast<double>(peak_memory_bytes()) * 1e-6));
   return kOk;
 }
 

@@ -99,21 +99,28 @@ GenerateResult generate(Session& session, const Tokenizer& tokenizer, std::span<
   const std::int64_t max_tokens =
       options.max_tokens < 0 ? std::numeric_limits<std::int64_t>::max() : options.max_tokens;
   const auto first_position = static_cast<std::uint64_t>(session.position());
+  // The penalty needs the tokens so far, which the device has not got.
+  const bool fetches_logits = options.logprobs || sampler_options.repetition_penalty != 1.0F;
+  const auto draw = [&](std::uint64_t step) {
+    if (fetches_logits) return sampler.sample(session.logits(), recent, step, options.sequence);
+    Sample sample;
+    session.draw(sampler_options, step, options.sequence, {&sample.token, 1});
+    return sample;
+  };
   for (std::int64_t n = 0; n < max_tokens; ++n) {
     if (options.cancelled && options.cancelled()) {
       result.finish_reason = FinishReason::kCancelled;
       break;
     }
-    if (n > 0) session.step({&result.tokens.back(), 1});
-    const Sample drawn =
-        sampler.sample(session.logits(), recent, first_position + static_cast<std::uint64_t>(n), options.sequence);
+    if (n > 0) session.advance({&result.tokens.back(), 1});
+    const Sample drawn = draw(first_position + static_cast<std::uint64_t>(n));
     if (std::find(options.eos_token_ids.begin(), options.eos_token_ids.end(), drawn.token) !=
         options.eos_token_ids.end()) {
       result.finish_reason = FinishReason::kEndOfSequence;
       break;
     }
     result.tokens.push_back(drawn.token);
-    result.logprobs.push_back(drawn.logprob);
+    if (options.logprobs) result.logprobs.push_back(drawn.logprob);
     recent.push_back(drawn.token);
     if (!output.push(drawn.token)) {
       result.finish_reason = output.stopped() ? FinishReason::kStopString : FinishReason::kCancelled;

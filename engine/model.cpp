@@ -1,14 +1,17 @@
-// Model: configuration, weights and a way to make runners.
+// Model: configuration, weights, the device they live on and a way to make runners.
 #include "mmrec/model.h"
 
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
 #include "engine/access.h"
+#include "engine/kernel_backend.h"
+#include "mmrec/errors.h"
 #include "models/checkpoint.h"
+#include "models/runner_cuda.h"
 #include "models/weights.h"
 
 namespace mmrec {
@@ -21,23 +24,26 @@ struct Model::Impl {
 
 namespace {
 
-std::uint64_t bytes_of(const models::HostMatrix& matrix) {
-  return static_cast<std::uint64_t>(matrix.rows * matrix.cols) * kernels::size_of(matrix.dtype);
-}
 std::uint64_t bytes_of(const models::HostVector& vector) { return vector.size() * sizeof(float); }
 
-/// Weight bytes that one decoded token reads: every matrix and vector of every layer, the head, one embedding row.
-std::uint64_t bytes_per_token(const models::HostWeights& weights) {
+/// Sets the weight bytes that one decoded token reads: every matrix and vector of every layer, the head, one embedding
+/// row; the projections of attention over memory slots by themselves. Matrices are of `type` on the device that
+/// decodes, of their stored type where it is not given.
+void count_bytes(ModelInfo& info, const models::HostWeights& weights, std::optional<kernels::DType> type) {
+  const auto bytes_of_matrix = [type](const models::HostMatrix& matrix) {
+    return static_cast<std::uint64_t>(matrix.rows * matrix.cols) * kernels::size_of(type.value_or(matrix.dtype));
+  };
   const models::HostMatrix& head = weights.head.rows == 0 ? weights.embedding : weights.head;
-  std::uint64_t bytes = bytes_of(weights.norm) + bytes_of(head);
+  std::uint64_t bytes = bytes_of(weights.norm) + bytes_of_matrix(head);
+  std::uint64_t memory_bytes = 0;
   if (weights.embedding.rows > 0)
-    bytes += bytes_of(weights.embedding) / static_cast<std::uint64_t>(weights.embedding.rows);
+    bytes += bytes_of_matrix(weights.embedding) / static_cast<std::uint64_t>(weights.embedding.rows);
   for (const models::LayerWeights& layer : weights.layers) {
-    for (const models::HostMatrix* matrix :
-         {&layer.qvzk, &layer.gate, &layer.gate_z, &layer.gamma_in, &layer.gamma_up, &layer.context_in,
-          &layer.context_up, &layer.memory_q, &layer.memory_out, &layer.ffn_in, &layer.ffn_out}) {
-      bytes += bytes_of(*matrix);
+    for (const models::HostMatrix* matrix : {&layer.qvzk, &layer.gate, &layer.gate_z, &layer.gamma_in, &layer.gamma_up,
+                                             &layer.context_in, &layer.context_up, &layer.ffn_in, &layer.ffn_out}) {
+      bytes += bytes_of_matrix(*matrix);
     }
+    memory_bytes += bytes_of_matrix(layer.memory_q) + bytes_of_matrix(layer.memory_out);
     for (const models::HostVector* vector :
          {&layer.qvzk_bias, &layer.gate_bias, &layer.gate_z_bias, &layer.gamma_in_bias, &layer.gamma_up_bias,
           &layer.context_in_bias, &layer.context_up_bias, &layer.memory_q_bias, &layer.memory_out_bias,
@@ -45,7 +51,8 @@ std::uint64_t bytes_per_token(const models::HostWeights& weights) {
       bytes += bytes_of(*vector);
     }
   }
-  return bytes;
+  info.bytes_per_token = bytes;
+  info.memory_bytes = memory_bytes;
 }
 
 ModelInfo info_of(const models::Config& config, const models::HostWeights& weights) {
@@ -59,22 +66,91 @@ ModelInfo info_of(const models::Config& config, const models::HostWeights& weigh
   info.memory_slots = config.memory_slots;
   info.parameters = weights.parameters;
   info.weight_bytes = weights.bytes;
-  info.bytes_per_token = bytes_per_token(weights);
+  count_bytes(info, weights, std::nullopt);
   info.fingerprint = weights.fingerprint;
   info.bos_token_id = config.bos_token_id.value_or(-1);
   info.eos_token_ids = config.eos_token_ids;
   info.device = "cpu";
+  info.precision = "fp32";
   return info;
 }
 
+bool is_half(Precision precision) { return precision == Precision::kF16 || precision == Precision::kBF16; }
+
+models::Precision to_models(Precision precision) {
+  switch (precision) {
+    case Precision::kAuto:
+      break;
+    case Precision::kF32:
+      return models::Precision::kF32;
+    case Precision::kF16:
+      return models::Precision::kF16;
+    case Precision::kBF16:
+      return models::Precision::kBF16;
+  }
+  return models::Precision::kAuto;
+}
+
+/// What kAuto became is known by then.
+std::pair<const char*, kernels::DType> describe(models::Precision precision) {
+  switch (precision) {
+    case models::Precision::kF16:
+      return {"fp16", kernels::DType::kF16};
+    case models::Precision::kBF16:
+      return {"bf16", kernels::DType::kBF16};
+    case models::Precision::kAuto:
+    case models::Precision::kF32:
+      break;
+  }
+  return {"fp32", kernels::DType::kF32};
+}
+
 void check(const LoadOptions& options) {
-  if (options.device != Device::kAuto && options.device != Device::kCpu) {
+  if (options.device != Device::kAuto && options.device != Device::kCpu && options.device != Device::kCuda) {
     throw std::invalid_argument(
         fmt::format("load option device: found {}, expected a Device", static_cast<int>(options.device)));
+  }
+  if (options.precision != Precision::kAuto && options.precision != Precision::kF32 && !is_half(options.precision)) {
+    throw std::invalid_argument(
+        fmt::format("load option precision: found {}, expected a Precision", static_cast<int>(options.precision)));
   }
   if (options.threads < 0) {
     throw std::invalid_argument(fmt::format("load option threads: found {}, expected >= 0", options.threads));
   }
+}
+
+/// Whether the model runs on the GPU, decided before any file is read. kCpu never asks for one.
+bool takes_cuda(const LoadOptions& options) {
+  std::string reason;
+  if (options.device != Device::kCpu) {
+    reason = models::cuda_unusable_reason();
+    if (reason.empty()) return true;
+    reason = fmt::format("no usable CUDA device ({})", reason);
+  }
+  if (options.device == Device::kCuda) throw DeviceUnavailable(reason);
+  if (is_half(options.precision)) {
+    throw std::invalid_argument(fmt::format("load option precision: found {} on the CPU, expected auto or fp32{}{}",
+                                            describe(to_models(options.precision)).first, reason.empty() ? "" : ": ",
+                                            reason));
+  }
+  // Where a GPU could have been expected: a build without CUDA says nothing.
+  if (!reason.empty() && engine::built_with_cuda() && options.on_warning) {
+    options.on_warning(fmt::format("{}: running on the CPU", reason));
+  }
+  return false;
+}
+
+Model on_cuda(const models::Config& config, const models::HostWeights& host, ModelInfo info, Precision precision) {
+  const auto weights = models::upload_weights(config, host, to_models(precision));
+  const auto [name, type] = describe(models::precision_of(*weights));
+  info.weight_bytes = models::device_bytes(*weights);
+  info.device_bytes = info.weight_bytes;
+  count_bytes(info, host, type);
+  info.device = fmt::format("cuda ({})", models::cuda_device_info().name);
+  info.precision = name;
+  return engine::Access::model(std::move(info), config, [config, weights](int batch, const models::RunnerOptions& o) {
+    return models::make_cuda_runner(config, weights, batch, o);
+  });
 }
 
 }  // namespace
@@ -83,6 +159,7 @@ Model::Model(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
 
 Model Model::load(const std::filesystem::path& folder, const LoadOptions& options) {
   check(options);
+  const bool cuda = takes_cuda(options);
   const models::Config config = models::load_config(folder / "config.json", options.on_warning);
   const models::Checkpoint checkpoint = models::Checkpoint::open(folder);
   models::WeightOptions weight_options;
@@ -91,6 +168,7 @@ Model Model::load(const std::filesystem::path& folder, const LoadOptions& option
   const auto weights = std::make_shared<const models::HostWeights>(
       models::load_weights(checkpoint, config, weight_options, options.on_warning));
   ModelInfo info = info_of(config, *weights);
+  if (cuda) return on_cuda(config, *weights, std::move(info), options.precision);  // and the host's copy goes
   return engine::Access::model(std::move(info), config, [config, weights](int batch, const models::RunnerOptions& o) {
     return models::make_cpu_runner(config, weights, batch, o);
   });

@@ -13,7 +13,7 @@
 #include <limits>
 #include <stdexcept>
 
-#include "engine/philox.h"
+#include "kernels/philox.h"
 #include "mmrec/errors.h"
 
 namespace mmrec {
@@ -111,7 +111,7 @@ Sample Sampler::sample(std::span<const float> logits, std::span<const int> recen
 
   const int token = options_.temperature == 0.0F
                         ? std::min_element(candidates_.begin(), candidates_.end(), kBefore)->token
-                        : draw(engine::philox_uniform(options_.seed, sequence, step));
+                        : draw(kernels::philox_uniform(options_.seed, sequence, step));
   const auto logit = static_cast<double>(logits[static_cast<std::size_t>(token)]);
   return {token, static_cast<float>((logit - normaliser.largest) - normaliser.rest)};
 }

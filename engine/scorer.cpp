@@ -17,9 +17,15 @@
 namespace mmrec {
 namespace {
 
-constexpr std::size_t kTokensPerCall = 512;  // of all sequences together: a large model still reports within seconds
-constexpr std::size_t kCallMultiple = 256;   // calls cut documents at multiples of this, a whole sweep window
-constexpr double kMaxPadding = 0.25;         // share of a group's tokens
+constexpr double kMaxPadding = 0.25;  // share of a group's tokens
+
+/// How documents are cut into calls: `tokens` of all sequences together, so that a large model still reports within
+/// seconds, at multiples of `multiple`, the runner's own grid.
+struct CallSize {
+  std::size_t tokens, multiple;
+};
+constexpr CallSize kOnCpu{512, 256};
+constexpr CallSize kOnGpu{65536, 4096};
 
 /// Documents of at least two tokens by falling length, then position, cut into groups of at most `batch` whose padding
 /// stays below kMaxPadding.
@@ -78,7 +84,8 @@ std::vector<DocumentScore> Scorer::score(std::span<const std::vector<int>> docum
       session = model_.new_session(static_cast<int>(batch), options_.session);
     }
     const std::size_t longest = documents[group.front()].size();
-    const std::size_t step = std::max(kCallMultiple, kTokensPerCall / batch / kCallMultiple * kCallMultiple);
+    const auto [tokens, multiple] = model_.info().device_bytes > 0 ? kOnGpu : kOnCpu;
+    const std::size_t step = std::max(multiple, tokens / batch / multiple * multiple);
     bool go_on = true;
     for (std::size_t begin = 0; begin < longest && go_on; begin += step) {
       const std::size_t count = std::min(step, longest - begin);

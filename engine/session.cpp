@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
 #include "engine/access.h"
 #include "engine/state_format.h"
+#include "mmrec/errors.h"
 
 namespace mmrec {
 namespace {
@@ -23,7 +25,22 @@ constexpr int kMaxThreads = 256;
 struct Session::Impl {
   std::unique_ptr<models::Runner> runner;
   engine::StateShape shape;
+  std::optional<Sampler> sampler = {};  // of the last draw, for its scratch
 
+  Sampler& sampler_for(const SamplerOptions& options) {
+    if (!sampler || sampler->options() != options) sampler = Sampler(options);
+    return *sampler;
+  }
+  std::span<const float> logits_of(std::size_t sequence) const {
+    const auto vocab = static_cast<std::size_t>(shape.vocab_size);
+    return runner->logits().subspan(sequence * vocab, vocab);
+  }
+
+  void check_one_each(std::span<const int> tokens) const {
+    if (tokens.size() == static_cast<std::size_t>(runner->batch())) return;
+    throw std::invalid_argument(
+        fmt::format("found {} tokens, expected one per sequence: {}", tokens.size(), runner->batch()));
+  }
   void check_tokens(std::span<const int> tokens) const {
     const auto batch = static_cast<std::size_t>(runner->batch());
     if (tokens.empty() || tokens.size() % batch != 0) {
@@ -54,11 +71,39 @@ std::span<const float> Session::prefill(std::span<const int> tokens) {
 }
 
 std::span<const float> Session::step(std::span<const int> tokens) {
-  if (tokens.size() != static_cast<std::size_t>(batch())) {
-    throw std::invalid_argument(fmt::format("found {} tokens, expected one per sequence: {}", tokens.size(), batch()));
-  }
+  impl_->check_one_each(tokens);
   impl_->check_tokens(tokens);
   return impl_->runner->step(tokens);
+}
+
+void Session::advance(std::span<const int> tokens) {
+  impl_->check_one_each(tokens);
+  impl_->check_tokens(tokens);
+  impl_->runner->advance(tokens);
+}
+
+void Session::draw(const SamplerOptions& options, std::uint64_t step, std::uint64_t first_sequence,
+                   std::span<int> tokens) {
+  impl_->check_one_each(tokens);
+  if (position() == 0) throw std::invalid_argument("draw: found a session at position 0, expected a prompt");
+  if (options.repetition_penalty != 1.0F) {
+    throw std::invalid_argument(
+        fmt::format("draw: found a repetition penalty of {}, expected 1", options.repetition_penalty));
+  }
+  Sampler& sampler = impl_->sampler_for(options);
+  const models::DrawOptions chain{.temperature = options.temperature,
+                                  .top_k = options.top_k,
+                                  .top_p = options.top_p,
+                                  .min_p = options.min_p,
+                                  .vocab_limit = options.vocab_limit,
+                                  .seed = options.seed};
+  const bool drawn = impl_->runner->draw(chain, step, first_sequence, tokens);
+  for (std::size_t b = 0; b < tokens.size(); ++b) {
+    if (drawn && tokens[b] >= 0) continue;
+    // Where the device found nothing to draw, the host's sampler knows the words for it.
+    tokens[b] = sampler.sample(impl_->logits_of(b), {}, step, first_sequence + b).token;
+    if (drawn) throw NumericError(fmt::format("step {}: the device found no token to draw for sequence {}", step, b));
+  }
 }
 
 std::vector<float> Session::score(std::span<const int> tokens) {
@@ -110,9 +155,9 @@ void check_options(const SessionOptions& options) {
     throw std::invalid_argument(
         fmt::format("session option prefill: found {}, expected a PrefillMode", static_cast<int>(options.prefill)));
   }
-  if (!(options.sweep_tolerance > 0.0F) || !std::isfinite(options.sweep_tolerance)) {
-    throw std::invalid_argument(
-        fmt::format("session option sweep_tolerance: found {}, expected a finite number > 0", options.sweep_tolerance));
+  if (!(options.sweep_tolerance >= 0.0F) || !std::isfinite(options.sweep_tolerance)) {
+    throw std::invalid_argument(fmt::format("session option sweep_tolerance: found {}, expected a finite number >= 0",
+                                            options.sweep_tolerance));
   }
   if (options.max_sweeps < 1) {
     throw std::invalid_argument(fmt::format("session option max_sweeps: found {}, expected >= 1", options.max_sweeps));

@@ -6,9 +6,12 @@
 // is instantiated.
 //
 // Rules that hold for every op unless its comment says otherwise:
-//  * All arithmetic and all activations are fp32; weights are widened exactly from their stored type.
-//  * An op neither allocates nor frees memory and never waits for the host: scratch belongs to the backend and is sized
-//    when the backend is made, so that a step can be captured and replayed.
+//  * All arithmetic is fp32 or wider; weights are widened exactly from their stored type. State, residual stream and
+//    decays are fp32. What enters a matrix product is of the activation type A: fp32, or on a backend that multiplies
+//    in 16 bits BFloat16 or Float16, rounded to nearest even where it is written, so that every path of a backend
+//    multiplies the same rounded operands. The CPU has A = float alone.
+//  * An op neither allocates nor frees memory and never waits for the host: scratch belongs to the backend or is the
+//    caller's, so that a step can be captured and replayed. gated_sweeps alone may wait, to learn what converged.
 //  * Outputs do not alias inputs. Where aliasing is allowed the comment says "may alias".
 //  * Same inputs, shapes and device: same bits, whatever the number of threads and whatever else shares the batch.
 //    Reductions have a fixed order and no atomics.
@@ -34,17 +37,19 @@ enum class Activation : std::uint8_t { kNone, kGelu, kRelu };
 inline constexpr std::int64_t kRowTile = 128;
 
 /// y = act(x Wᵀ + bias) + residual_scale * residual.
-/// x [n, in], weight [out, in], bias [out] or null, residual [n, out] or null; y [n, out].
+/// x [n, in], weight [out, in], bias [out] or null, residual [n, out] or null; y [n, out]. Y is A or float.
 /// residual may alias y. `linear(backend, span<const Linear>)` runs independent jobs as one parallel region.
-template <class Space>
+/// bias_rounded, if not null, is the same bias rounded to Y: a matrix library may take it instead.
+template <class Space, class A = float, class Y = A>
 struct Linear {
-  MatrixView<const float, Space> x;
-  WeightView<Space> weight;
+  MatrixView<const A, Space> x = {};
+  WeightView<Space> weight = {};
   const float* bias = nullptr;
-  MatrixView<float, Space> y;
+  MatrixView<Y, Space> y = {};
   Activation activation = Activation::kNone;
-  MatrixView<const float, Space> residual = {};
+  MatrixView<const Y, Space> residual = {};
   float residual_scale = 1.0F;
+  const Y* bias_rounded = nullptr;
 };
 
 /// The decay gate from the pre-activations of its MLPs:
@@ -60,22 +65,25 @@ struct DecayGate {
 /// The operands of the recurrence that do not look at the previous state, [batch, time, D] each:
 ///   s_t = σ(W_g h_{t-1} + b_g),  g_t = σ(zm_t + W_mh h_{t-1}),  zm_t = W_mz z_t + b_m
 ///   a_t = γ_t + μ (1 − g_t + γ_t),  b_t = z_t ⊙ (s_t + μ g_t),  h_t = a_t ⊙ h_{t-1} + b_t
-/// `h` has one row more than the others: h.at(b, 0, 0) is the carry h_{-1} on entry, row t + 1 receives h_t.
-template <class Space>
+/// `h` has one row more than the others: h.at(b, 0, 0) is the carry h_{-1} on entry, row t + 1 receives h_t. The
+/// products W h look at `h_rounded`: h rounded to A, which ops that write h write with it; for A = float the same memory
+/// as h.
+template <class Space, class A = float>
 struct GateInputs {
-  SequenceView<const float, Space> z;      // [B, T, D]
-  SequenceView<const float, Space> zm;     // [B, T, D]
+  SequenceView<const A, Space> z;          // [B, T, D]
+  SequenceView<const A, Space> zm;         // [B, T, D]
   SequenceView<const float, Space> gamma;  // [B, T, D]
   SequenceView<float, Space> h;            // [B, T + 1, D]
+  SequenceView<A, Space> h_rounded;        // [B, T + 1, D]
   float mdi_mix = 0.1F;                    // μ
 };
 
 /// The exact recurrence, one token after another. gate_weight [2D, D]: rows 0..D are W_g, rows D..2D the half of
 /// mdi.W_g that looks at h. gate_bias [D] is b_g (b_m is inside zm). Bits do not depend on batch, threads or on how the
 /// tokens are cut into calls.
-template <class Space>
+template <class Space, class A = float>
 struct GatedRecurrence {
-  GateInputs<Space> in;
+  GateInputs<Space, A> in;
   WeightView<Space> gate_weight;
   const float* gate_bias = nullptr;
 };
@@ -84,33 +92,76 @@ struct GatedRecurrence {
 /// previous iterate. gate [B, T, 2D] holds W_g h_{t-1} + b_g in its first D columns and W_mh h_{t-1} in the last D, for
 /// times first..T. Writes change[t] = max over batch and channels of |h_new − h_old| and magnitude[t] = max |h_new| for
 /// t in first..T (both [T]). The fixed point is the exact recurrence.
-template <class Space>
+template <class Space, class A = float>
 struct GatedScan {
-  GateInputs<Space> in;
+  GateInputs<Space, A> in;
   SequenceView<const float, Space> gate;  // [B, T, 2D]
   std::int64_t first = 0;
   float* change = nullptr;     // [T]
   float* magnitude = nullptr;  // [T]
 };
 
+/// GatedScan with its product inside: the gates of times first..T are h_rounded gate_weightᵀ, plus gate_bias in the
+/// first half, of h_rounded as it is on entry, and never reach memory. Rows of h_rounded are read while other parts of
+/// the sweep have new ones, so these go to h_rounded_next, [B, T + 1, D] in other memory, whose rows first (a copy) to T
+/// are complete on return: the next sweep reads it and writes the other of the two. Rows that froze in the meantime are
+/// in either of them; rounding all of h again makes one whole. change and magnitude are raised to the maxima: they are
+/// 0 on entry for the maxima themselves.
+template <class Space, class A = float>
+struct GatedSweep {
+  GateInputs<Space, A> in;
+  SequenceView<A, Space> h_rounded_next;
+  WeightView<Space> gate_weight;
+  const float* gate_bias = nullptr;
+  std::int64_t first = 0;
+  float* change = nullptr;     // [T]
+  float* magnitude = nullptr;  // [T]
+};
+
+/// What gated_sweeps has cost.
+struct SweepCounts {
+  std::int64_t token_sweeps = 0;  // sum over tokens of the products each took part in
+  std::int64_t windows = 0;       // windows swept
+  std::int64_t fallbacks = 0;     // of these, windows finished by exact steps
+};
+
+/// The recurrence by gate-frozen sweeps, one sequence at a time, so that its bits do not depend on its neighbours: a
+/// window's gates come from the previous iterate by one product, then the scan replaces the iterate, until at every time
+/// the largest change is at most `tolerance` times the largest |h| of that time. A prefix within the bound is frozen and
+/// takes no part in later sweeps; what has not converged after max_sweeps, NaN included, is finished by
+/// gated_recurrence.
+/// gate [rows, 2D], rows >= 1 the longest window, and change [2 * rows] are scratch.
+template <class Space, class A = float>
+struct GatedSweeps {
+  GateInputs<Space, A> in;
+  WeightView<Space> gate_weight;
+  const float* gate_bias = nullptr;
+  float tolerance = 1e-5F;
+  int max_sweeps = 64;
+  MatrixView<float, Space> gate;
+  float* change = nullptr;
+};
+
 /// Multi-head softmax attention over memory slots, key and value alike, scale 1/√(D / heads):
 /// out = softmax(q · slotsᵀ / √d) · slots per head. q, out [B, T, D] (out may alias q); slots [B, slots, D], slots
 /// >= 1. The order of the slots does not matter beyond rounding; it is fixed: 0, 1, ….
-template <class Space>
+template <class Space, class A = float>
 struct MemoryAttention {
-  SequenceView<const float, Space> q;
+  SequenceView<const A, Space> q;
   SequenceView<const float, Space> slots;
   std::int64_t heads = 1;
-  SequenceView<float, Space> out;
+  SequenceView<A, Space> out;
 };
 
-/// y = x + h + 0.1 v, plus bias [D] where it is not null. [B, T, D] each; y may alias x.
-template <class Space>
+/// y = x + h + 0.1 v, plus bias where it is not null: [D] for all sequences, or with bias_stride D a row per sequence.
+/// x, h, v, y [B, T, D]; y may alias x.
+template <class Space, class A = float>
 struct BlockResidual {
   SequenceView<const float, Space> x;
   SequenceView<const float, Space> h;
-  SequenceView<const float, Space> v;
+  SequenceView<const A, Space> v;
   const float* bias = nullptr;
+  std::int64_t bias_stride = 0;
   SequenceView<float, Space> y;
 };
 
@@ -119,6 +170,33 @@ template <class Space>
 struct SegmentSum {
   SequenceView<const float, Space> x;
   double* sum = nullptr;
+};
+
+/// How the next token of one sequence is chosen. Candidates are the finite logits of ids below vocab_limit (0: of all),
+/// ordered by logit, falling, then id. Temperature 0 takes the first. Else filters, each on what the one before it has
+/// left: the top_k first (0: all), the fewest that hold a share top_p of the probability (1: all), those with at least
+/// min_p times the first one's (0: all). What is left shares [0, 1) in the order of ids, and the number of (seed,
+/// sequence, step) in kernels/philox.h draws from it. Values are in the ranges that mmrec/sampler.h allows.
+struct SampleRule {
+  float temperature = 0.0F;
+  int top_k = 0;
+  float top_p = 1.0F;
+  float min_p = 0.0F;
+  int vocab_limit = 0;
+  std::uint64_t seed = 0, sequence = 0, step = 0;
+};
+
+/// Widest row that sample_tokens takes.
+inline constexpr std::int64_t kMostSampleWords = std::int64_t{1} << 18;
+
+/// tokens[b] drawn from logits [B, V] by rules[b], whose step then goes up by one, so that a recorded draw that is
+/// replayed draws anew. -1 for a row that has a NaN or +inf, or no candidate. tokens, rules [B]. Throws
+/// std::invalid_argument for V outside [1, kMostSampleWords].
+template <class Space>
+struct SampleTokens {
+  MatrixView<const float, Space> logits;
+  SampleRule* rules = nullptr;
+  int* tokens = nullptr;
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -184,9 +262,9 @@ struct TokenLogprobsBackward {
 /// Log-probs straight from hidden states [n, D] and the head matrix [V, D], vocabulary tile by vocabulary tile merged
 /// by the (max, sum) monoid: logits for the whole vocabulary are never stored. A negative target marks a row to skip
 /// (its log-prob is left as it is); a target >= V throws.
-template <class Space>
+template <class Space, class A = float>
 struct HiddenLogprobs {
-  MatrixView<const float, Space> hidden;
+  MatrixView<const A, Space> hidden;
   WeightView<Space> head;
   const int* targets = nullptr;
   float* logprobs = nullptr;

@@ -72,7 +72,8 @@ struct DecaySegment {
   /// A segment with the decay and the value from h = 0 that it has; of(0, h) is how a carry enters. A value of zero has
   /// no scale of its own: were its max 0, growth (log_decay > 0) over nothing would drown what comes after.
   MMREC_HOST_DEVICE static constexpr DecaySegment of(double log_decay, double h) {
-    return {log_decay, h == 0.0 ? MaxSum64::identity() : MaxSum64{0.0, h}};
+    if (h == 0.0) return {log_decay, MaxSum64::identity()};  // as one expression it crashes nvcc 13.0
+    return {log_decay, MaxSum64{0.0, h}};
   }
 };
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <bit>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 
@@ -103,8 +104,11 @@ struct MatrixView {
   constexpr MatrixView() = default;
   constexpr MatrixView(T* p, std::int64_t r, std::int64_t c) : data(p), rows(r), cols(c), stride(c) {}
   constexpr MatrixView(T* p, std::int64_t r, std::int64_t c, std::int64_t s) : data(p), rows(r), cols(c), stride(s) {}
-  /// A view of T converts to a view of const T. NOLINTNEXTLINE(google-explicit-constructor): as T* to const T*
-  constexpr operator MatrixView<const T, Space>() const { return {data, rows, cols, stride}; }
+  /// A view of T converts to a view of const T, as T* to const T*.
+  template <std::same_as<const T> C>
+  constexpr operator MatrixView<C, Space>() const {  // NOLINT(google-explicit-constructor)
+    return {data, rows, cols, stride};
+  }
 
   constexpr T* row(std::int64_t r) const { return data + r * stride; }
   constexpr MatrixView middle_rows(std::int64_t first, std::int64_t count) const {
@@ -131,9 +135,10 @@ struct SequenceView {
   constexpr SequenceView(T* p, std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t d)
       : data(p), batch(b), heads(h), time(t), dim(d), batch_stride(h * t * d), head_stride(t * d), time_stride(d) {}
 
-  /// A view of T converts to a view of const T. NOLINTNEXTLINE(google-explicit-constructor): as T* to const T*
-  constexpr operator SequenceView<const T, Space>() const {
-    SequenceView<const T, Space> view(data, batch, heads, time, dim);
+  /// A view of T converts to a view of const T, as T* to const T*.
+  template <std::same_as<const T> C>
+  constexpr operator SequenceView<C, Space>() const {  // NOLINT(google-explicit-constructor)
+    SequenceView<C, Space> view(data, batch, heads, time, dim);
     view.batch_stride = batch_stride;
     view.head_stride = head_stride;
     view.time_stride = time_stride;

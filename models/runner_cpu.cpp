@@ -13,8 +13,15 @@ namespace {
 /// pays only where arithmetic is far cheaper than reading the gates once per token.
 RunnerOptions resolve(RunnerOptions options) {
   if (options.prefill == PrefillMode::kAuto) options.prefill = PrefillMode::kSteps;
+  if (options.sweep_tolerance == 0.0F) options.sweep_tolerance = kFloatTolerance;
   return options;
 }
+
+/// Windows of two row tiles: short ones converge in fewer sweeps and their activations stay in cache.
+constexpr ChunkPlan kPlan{.tokens = 2 * kernels::kRowTile,
+                          .tile = kernels::kRowTile,
+                          .rows = 8 * kernels::kRowTile,
+                          .window = 2 * kernels::kRowTile};
 
 class CpuRunner final : public Runner {
  public:
@@ -23,7 +30,7 @@ class CpuRunner final : public Runner {
         weights_(std::move(weights)),
         options_(resolve(options)),
         cpu_(options.threads),
-        forward_(config_, view_of(*weights_), cpu_, batch, options_) {}
+        forward_(config_, view_of(*weights_), cpu_, batch, options_, kPlan) {}
 
   std::span<const float> prefill(std::span<const int> tokens) override {
     forward_.run(tokens, /*exact=*/false, nullptr);
@@ -34,6 +41,8 @@ class CpuRunner final : public Runner {
     forward_.run(tokens, /*exact=*/true, nullptr);
     return logits();
   }
+
+  void advance(std::span<const int> tokens) override { forward_.run(tokens, /*exact=*/true, nullptr); }
 
   void score(std::span<const int> tokens, std::span<float> logprobs) override {
     forward_.run(tokens, /*exact=*/false, logprobs.data());

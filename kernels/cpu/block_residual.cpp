@@ -11,7 +11,8 @@ void block_residual(Cpu& cpu, const BlockResidual<Host>& op) {
     for (std::int64_t r = begin; r < end; ++r) {
       const std::int64_t b = r / op.y.time;
       const std::int64_t t = r % op.y.time;
-      run(op.x.at(b, 0, t), op.h.at(b, 0, t), op.v.at(b, 0, t), op.bias, op.y.at(b, 0, t), op.y.dim);
+      run(op.x.at(b, 0, t), op.h.at(b, 0, t), op.v.at(b, 0, t),
+          op.bias == nullptr ? nullptr : op.bias + b * op.bias_stride, op.y.at(b, 0, t), op.y.dim);
     }
   });
 }

@@ -96,6 +96,7 @@ void linear(Cpu& cpu, std::span<const Linear<Host>> jobs);
 void decay_gate(Cpu& cpu, const DecayGate<Host>& op);
 void gated_recurrence(Cpu& cpu, const GatedRecurrence<Host>& op);
 void gated_scan(Cpu& cpu, const GatedScan<Host>& op);
+SweepCounts gated_sweeps(Cpu& cpu, const GatedSweeps<Host>& op);
 void memory_attention(Cpu& cpu, const MemoryAttention<Host>& op);
 void block_residual(Cpu& cpu, const BlockResidual<Host>& op);
 void segment_sum(Cpu& cpu, const SegmentSum<Host>& op);

@@ -11,8 +11,8 @@ namespace mmrec::test {
 namespace {
 
 TEST(Bench, ReportsRatesAndSharesOfASyntheticModel) {
-  const Outcome outcome = run({kBench, "--synthetic", "64,2,300", "--lengths", "40,300", "--batches", "2,1", "--decode",
-                               "4", "--repeat", "1", "--prefill", "sweeps", "--json"});
+  const Outcome outcome = run({kBench, "--device", "cpu", "--synthetic", "64,2,300", "--lengths", "40,300", "--batches",
+                               "2,1", "--decode", "4", "--repeat", "1", "--prefill", "sweeps", "--json"});
   const Json json = json_of(outcome);
   EXPECT_EQ(json["schema"], "mmrec-bench/1");
   EXPECT_GT(json["machine"]["read_gb_per_s"].get<double>(), 0.1);
@@ -35,19 +35,60 @@ TEST(Bench, ReportsRatesAndSharesOfASyntheticModel) {
 }
 
 TEST(Bench, PrintsATable) {
-  const Outcome outcome =
-      run({kBench, "-m", kTiny, "--lengths", "32", "--batches", "1", "--decode", "4", "--repeat", "1"});
+  const Outcome outcome = run(
+      {kBench, "--device", "cpu", "-m", kTiny, "--lengths", "32", "--batches", "1", "--decode", "4", "--repeat", "1"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   for (const char* part : {"machine ", "model ", "load ", "peak ", "prefill ", "decode ", "of gemm", "of read"}) {
     EXPECT_NE(outcome.out.find(part), std::string::npos) << part << " in\n" << outcome.out;
   }
 }
 
+TEST(Bench, ComparesWithTheCpu) {
+  const Words arguments = {kBench, "--device",  "cpu", "--compare", "cpu", "-m",
+                           kTiny,  "--lengths", "16",  "--batches", "1",   "--decode-batches",
+                           "1,2",  "--decode",  "2",   "--repeat",  "1"};
+  const Json json = json_of(run(words(arguments, {"--json"})));
+  ASSERT_EQ(json["rows"].size(), 5U);  // a prefill; decode and generate for each batch
+  EXPECT_EQ(json["compare"]["rows"].size(), 5U);
+  ASSERT_EQ(json["speedups"].size(), 5U);
+  for (std::size_t i = 0; i < 5; ++i) {
+    const Json& row = json["rows"][i];
+    const Json& speedup = json["speedups"][i];
+    EXPECT_EQ(speedup["phase"], row["phase"]);
+    EXPECT_EQ(speedup["batch"], row["batch"]);
+    const double factor = json["compare"]["rows"][i]["seconds"].get<double>() / row["seconds"].get<double>();
+    EXPECT_NEAR(speedup["factor"].get<double>() / factor, 1.0, 1e-9);
+    const double tokens = row["tokens"].get<double>();  // of one sequence, or steps
+    EXPECT_NEAR(row["us_per_token_and_layer"].get<double>() / (row["seconds"].get<double>() * 1e6 / tokens / 2), 1.0,
+                1e-9);
+  }
+  const Outcome table = run(arguments);
+  EXPECT_NE(table.out.find("cpu against cpu:"), std::string::npos) << table.out;
+  EXPECT_NE(table.out.find("times as fast"), std::string::npos) << table.out;
+}
+
+TEST(Bench, KeepsASyntheticModelWhereItIsTold) {
+  const TempFolder folder;
+  const std::string kept = folder.path() / "kept";
+  const auto bench = [&](const char* sizes) {
+    return run({kBench, "--device", "cpu", "--synthetic", sizes, "--keep", kept, "--lengths", "4", "--batches", "1",
+                "--decode", "1", "--repeat", "1", "--json"});
+  };
+  EXPECT_EQ(json_of(bench("64,1,300"))["model"]["folder"], kept);
+  const auto written = std::filesystem::last_write_time(kept + "/model.safetensors");
+  EXPECT_EQ(json_of(bench("64,1,300"))["model"]["folder"], kept);
+  EXPECT_EQ(std::filesystem::last_write_time(kept + "/model.safetensors"), written);
+  expect_refused(bench("64,2,300"), 3, {kept, "holds another model"});
+}
+
 TEST(Bench, AnInterruptRemovesTheSyntheticModel) {
   const TempFolder folder;
   Command command;
-  command.arguments = {
-      "/usr/bin/env", "TMPDIR=" + folder.path().string(), kBench, "--synthetic", "256,4,4000", "--repeat", "1000"};
+  command.arguments = {"/usr/bin/env", "TMPDIR=" + folder.path().string(),
+                       kBench,         "--device",
+                       "cpu",          "--synthetic",
+                       "256,4,4000",   "--repeat",
+                       "1000"};
   Process process(command);
   while (process.running() && std::filesystem::is_empty(folder.path())) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -67,11 +108,12 @@ TEST(BenchWork, CountsTheProductsOfAPrefill) {
   config.num_heads = 2;
   config.ffn_dim = 32;
   config.memory_segment = 10;
+  config.memory_slots = 2;
   const double square = 64.0;
   const double head = 2.0 * 100.0 * 8.0;
   EXPECT_DOUBLE_EQ(apps::prefill_flops(config, 1, 10, {}), 2.0 * 3.0 * 10.0 * 16.0 * square + head);
-  EXPECT_DOUBLE_EQ(apps::prefill_flops(config, 2, 15, {}),
-                   2.0 * (2.0 * 3.0 * (15.0 * 16.0 + 5.0 * 2.0) * square) + 2.0 * head);
+  EXPECT_DOUBLE_EQ(apps::prefill_flops(config, 2, 25, {}),
+                   2.0 * (2.0 * 3.0 * (25.0 * 16.0 + 5.0 * 2.0) * square) + 2.0 * head);
   PrefillStats stats;
   stats.layer_tokens = 30;
   stats.token_sweeps = 100;

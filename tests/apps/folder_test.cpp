@@ -15,8 +15,8 @@ class Folder : public testing::Test {
 
   Json config() const { return Json::parse(read_file(copy_ / "config.json")); }
   void write_config(const Json& json) const { write_file(copy_ / "config.json", json.dump()); }
-  Outcome generate() const { return run({kGenerate, "-m", copy_.path(), "-p", "x", "-n", "3"}); }
-  Outcome ppl() const { return run({kPpl, "-m", copy_.path(), "-"}, "some text"); }
+  Outcome generate() const { return run({kGenerate, "--device", "cpu", "-m", copy_.path(), "-p", "x", "-n", "3"}); }
+  Outcome ppl() const { return run({kPpl, "--device", "cpu", "-m", copy_.path(), "-"}, "some text"); }
 
   void expect_rejected(std::initializer_list<std::string_view> says) const {
     expect_refused(generate(), 3, says);
@@ -116,8 +116,8 @@ TEST_F(Folder, TokenizerAndEmbeddingOfDifferentSizes) {
   with_rows(500);
   std::size_t drawn = 0;  // several runs: each may meet the end of sequence early
   for (const char* seed : {"1", "2", "3", "4"}) {
-    const Outcome outcome = run({kGenerate, "-m", copy_.path(), "-p", "x", "-n", "200", "--temp", "5", "--top-k", "0",
-                                 "--min-p", "0", "--seed", seed, "--json"});
+    const Outcome outcome = run({kGenerate, "--device", "cpu", "-m", copy_.path(), "-p", "x", "-n", "200", "--temp",
+                                 "5", "--top-k", "0", "--min-p", "0", "--seed", seed, "--json"});
     EXPECT_NE(outcome.err.find("384 pieces for 500 embeddings"), std::string::npos) << outcome.err;
     const std::vector<int> tokens = json_of(outcome)["tokens"];
     for (const int id : tokens) EXPECT_LT(id, 384);
@@ -146,12 +146,13 @@ TEST_F(Folder, GenerationConfigFaults) {
 
 TEST_F(Folder, DoSampleFalseIsGreedy) {
   write_file(copy_ / "generation_config.json", R"({"do_sample": false, "temperature": 0.7, "top_p": null})");
-  const Json json = json_of(run({kGenerate, "-m", copy_.path(), "-p", "x", "-n", "1", "--json"}));
+  const Json json = json_of(run({kGenerate, "--device", "cpu", "-m", copy_.path(), "-p", "x", "-n", "1", "--json"}));
   EXPECT_EQ(json["sampling"]["temperature"], 0.0);
 }
 
 TEST_F(Folder, EndOfSequenceEndsTheText) {
-  const Words arguments = {kGenerate, "-m", copy_.path(), "-p", "x", "-n", "50", "--temp", "0", "--json"};
+  const Words arguments = {kGenerate, "--device", "cpu", "-m",     copy_.path(), "-p",
+                           "x",       "-n",       "50",  "--temp", "0",          "--json"};
   const Json whole = json_of(run(arguments));
   const std::vector<int> tokens = whole["tokens"];
   ASSERT_GT(tokens.size(), 4U);
@@ -190,8 +191,8 @@ TEST(Memory, TooLittleIsExitFour) {
   Json json = Json::parse(read_file(kTiny + "/config.json"));
   json["vocab_size"] = rows;
   write_file(folder / "config.json", json.dump());
-  const Outcome outcome = run({"/bin/sh", "-c", R"(ulimit -v 400000; exec "$0" "$@")", kPpl, "-m", folder.path(),
-                               "--ids", "--threads", "1", "-"},
+  const Outcome outcome = run({"/bin/sh", "-c", R"(ulimit -v 400000; exec "$0" "$@")", kPpl, "--device", "cpu", "-m",
+                               folder.path(), "--ids", "--threads", "1", "-"},
                               "[1,2]\n");
   expect_refused(outcome, 4, {"out of memory"});
 }

@@ -147,7 +147,7 @@ TEST(Generate, DecodingAgreesWithScoring) {
   std::vector<int> ids = json["prompt_tokens"];
   const std::size_t prompt = ids.size();
   for (const int id : json["tokens"]) ids.push_back(id);
-  const auto lines = jsonl_of(run({kPpl, "-m", kTiny, "--ids", "--per-token", "-"}, Json(ids).dump() + "\n"));
+  const auto lines = jsonl_of(run(ppl_on_tiny({"--ids", "--per-token", "-"}), Json(ids).dump() + "\n"));
   ASSERT_EQ(lines.size(), ids.size() - 1);
   for (std::size_t i = 0; i < json["logprobs"].size(); ++i) {
     EXPECT_NEAR(json["logprobs"][i].get<double>(), lines[prompt - 1 + i]["logprob"].get<double>(), 2e-5) << i;
@@ -161,7 +161,7 @@ TEST(Generate, InvalidUtf8InAPromptIsReportedAndReadAsReplacement) {
 }
 
 TEST(Generate, TheBundledModelIsFoundWithoutBeingNamed) {
-  const Json json = json_of(run({kGenerate, "-p", "The house", "-n", "4", "--temp", "0", "--json"}));
+  const Json json = json_of(run({kGenerate, "--device", "cpu", "-p", "The house", "-n", "4", "--temp", "0", "--json"}));
   EXPECT_EQ(std::filesystem::weakly_canonical(json["model"]["folder"].get<std::string>()),
             std::filesystem::weakly_canonical(MMREC_WEIGHTS "/mmrec-12m"));
 }

@@ -46,7 +46,8 @@ TEST(Output, AFullDeviceIsExitFive) {
 }
 
 TEST(Output, AClosedStdoutIsExitFive) {
-  const Outcome outcome = run({"/bin/sh", "-c", R"(exec "$0" "$@" >&-)", kGenerate, "-m", kTiny, "-p", "x", "-n", "5"});
+  const Outcome outcome =
+      run({"/bin/sh", "-c", R"(exec "$0" "$@" >&-)", kGenerate, "--device", "cpu", "-m", kTiny, "-p", "x", "-n", "5"});
   expect_refused(outcome, 5, {"stdout: cannot write"});
 }
 

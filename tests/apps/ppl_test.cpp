@@ -34,8 +34,9 @@ TEST_P(Upstream, LogProbsMatchTheReference) {
   const std::string input = id_lines(ids);
   for (const Words& options : {Words{"--prefill", "auto"}, Words{"--prefill", "sweeps"}, Words{"--prefill", "steps"},
                                Words{"--prefill", "sweeps", "--batch", "2"}}) {
-    const auto lines =
-        jsonl_of(run(words({kPpl, "-m", folder, "--ids", "--format", "jsonl", "--per-token", "-"}, options), input));
+    const auto lines = jsonl_of(
+        run(words({kPpl, "--device", "cpu", "-m", folder, "--ids", "--format", "jsonl", "--per-token", "-"}, options),
+            input));
     ASSERT_EQ(lines.size(), expected.values.size()) << joined(options);
     for (std::size_t i = 0; i < lines.size(); ++i) {
       const auto doc = lines[i]["doc"].get<std::int64_t>();
@@ -218,7 +219,7 @@ TEST(Ppl, MalformedIdsAreRefusedByLineAndIndex) {
 }
 
 TEST(Ppl, IdsNeedNoTokenizerAndTextDoes) {
-  EXPECT_EQ(run({kPpl, "-m", kUpstream + "/mdi", "--ids", "-"}, "[1, 2, 3]\r\n[ 4 ,5 ]").code, 0);
+  EXPECT_EQ(run({kPpl, "--device", "cpu", "-m", kUpstream + "/mdi", "--ids", "-"}, "[1, 2, 3]\r\n[ 4 ,5 ]").code, 0);
   expect_refused(run({kPpl, "-m", kUpstream + "/mdi", "-"}, kText), 3, {"tokenizer.model"});
 }
 

@@ -29,8 +29,14 @@ inline Words words(Words first, const Words& more) {
   first.insert(first.end(), more.begin(), more.end());
   return first;
 }
-inline Words generate_on_tiny(const Words& more) { return words({kGenerate, "-m", kTiny}, more); }
-inline Words ppl_on_tiny(const Words& more) { return words({kPpl, "-m", kTiny}, more); }
+/// `first`, on the CPU unless `more` names a device, and `more`: what the programs promise is the same on a machine
+/// with a GPU.
+inline Words with_device(const Words& first, const Words& more) {
+  const bool named = std::find(more.begin(), more.end(), "--device") != more.end();
+  return words(named ? first : words(first, {"--device", "cpu"}), more);
+}
+inline Words generate_on_tiny(const Words& more) { return with_device({kGenerate, "-m", kTiny}, more); }
+inline Words ppl_on_tiny(const Words& more) { return with_device({kPpl, "-m", kTiny}, more); }
 
 inline std::string joined(const Words& arguments) {
   std::string line;

@@ -67,7 +67,9 @@ TEST(Usage, GenerateRefusesBadNumbers) {
       {{"--threads", "-1"}, "--threads"},
       {{"--sweep-tol", "0"}, "--sweep-tol"},
       {{"--prefill", "fast"}, "auto or sweeps or steps"},
-      {{"--device", "cuda"}, "auto or cpu"},
+      {{"--device", "gpu"}, "auto or cpu or cuda"},
+      {{"--precision", "fp8"}, "auto or fp32 or fp16 or bf16"},
+      {{"--device", "cpu", "--precision", "bf16"}, "--precision bf16: not with --device cpu"},
   };
   for (const BadLine& line : lines) {
     const Outcome outcome = run(generate_on_tiny(words({"-p", "x"}, line.arguments)));
@@ -123,6 +125,9 @@ TEST(Usage, BenchRefuses) {
       {{"--synthetic", "63,1,9"}, "--synthetic"},
       {{"--synthetic", "64,1,9,9,9"}, "--synthetic"},
       {{"-m", kTiny, "--synthetic", "64,1,9"}, "found both"},
+      {{"-m", kTiny, "--keep", "x"}, "--keep: only with --synthetic"},
+      {{"--compare", "cuda"}, "--compare"},
+      {{"--decode-batches", "0"}, "--decode-batches"},
       {{"stray"}, "stray"},
   };
   for (const BadLine& line : lines) {

@@ -24,7 +24,9 @@ TEST_P(BundledModel, LogprobsAgreeWithTheTrainingCode) {
   ASSERT_EQ(ids.size(), 4097U);
   ASSERT_EQ(expected.size(), 4096U);
 
-  const Model model = Model::load(std::filesystem::path(MMREC_WEIGHTS) / "mmrec-12m");
+  LoadOptions on_cpu;
+  on_cpu.device = Device::kCpu;
+  const Model model = Model::load(std::filesystem::path(MMREC_WEIGHTS) / "mmrec-12m", on_cpu);
   SessionOptions options;
   options.prefill = GetParam();
   Session session = model.new_session(1, options);
@@ -48,7 +50,9 @@ INSTANTIATE_TEST_SUITE_P(Modes, BundledModel, testing::Values(PrefillMode::kStep
 TEST(BundledTokenizer, MatchesTheModelAndRoundTrips) {
   const auto folder = std::filesystem::path(MMREC_WEIGHTS) / "mmrec-12m";
   const Tokenizer tokenizer = Tokenizer::load(folder);
-  EXPECT_EQ(tokenizer.vocab_size(), Model::load(folder).info().vocab_size);
+  LoadOptions on_cpu;
+  on_cpu.device = Device::kCpu;
+  EXPECT_EQ(tokenizer.vocab_size(), Model::load(folder, on_cpu).info().vocab_size);
   EXPECT_TRUE(tokenizer.adds_bos());
   for (const char* text : {"The quick brown fox.", " two  spaces\n\n = Title = \n", "tabs\tand 🚀 naïve", ""}) {
     const std::vector<int> ids = tokenizer.encode(text);

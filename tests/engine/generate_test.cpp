@@ -216,6 +216,40 @@ TEST(Generate, CutShortSavedAndContinuedItDrawsTheSame) {
             std::vector<int>(expected.tokens.begin(), expected.tokens.begin() + 25));
 }
 
+TEST(Generate, WithoutLogProbsTheDeviceDrawsTheSameTokens) {
+  for (const bool device_draws : {false, true}) {
+    for (const float penalty : {1.0F, 1.2F}) {
+      const auto log = std::make_shared<test::ToyLog>();
+      log->draws = device_draws;
+      const Model model = toy_model(log, toy_config(tokenizer().vocab_size()));
+      GenerateOptions o;
+      o.sampler.temperature = 5.0F;
+      o.sampler.repetition_penalty = penalty;
+      o.sampler.seed = 78;
+      o.sequence = 3;
+      o.max_tokens = 30;
+      const std::vector<int> prompt = {1, kThe};
+      Session with = model.new_session();
+      with.prefill(prompt);
+      const GenerateResult expected = generate(with, tokenizer(), prompt, o);
+      EXPECT_EQ(log->drawn, 0);
+
+      o.logprobs = false;
+      log->fetched = 0;
+      Session without = model.new_session();
+      without.prefill(prompt);
+      const GenerateResult result = generate(without, tokenizer(), prompt, o);
+      EXPECT_EQ(result.tokens, expected.tokens);
+      EXPECT_EQ(result.text, expected.text);
+      EXPECT_TRUE(result.logprobs.empty());
+      EXPECT_EQ(without.save(), with.save());
+      // The penalty needs the tokens so far, so the host draws.
+      EXPECT_EQ(log->drawn, device_draws && penalty == 1.0F ? 30 : 0);
+      EXPECT_EQ(log->fetched, device_draws && penalty == 1.0F ? 0 : 30);
+    }
+  }
+}
+
 TEST(Generate, RefusesWhatCannotBe) {
   const Model model = scripted_model({kThe}, tokenizer().vocab_size());
   Session session = model.new_session();

@@ -9,8 +9,11 @@
 #include <thread>
 #include <vector>
 
+#include "engine/kernel_backend.h"
+#include "mmrec/errors.h"
 #include "mmrec/generate.h"
 #include "mmrec/scorer.h"
+#include "models/runner_cuda.h"
 
 namespace mmrec {
 namespace {
@@ -20,9 +23,58 @@ std::filesystem::path fixture(const std::string& name) {
   return std::filesystem::path(MMREC_FIXTURES) / "upstream" / name;
 }
 
+Model load_on_cpu(const std::filesystem::path& folder) {
+  LoadOptions options;
+  options.device = Device::kCpu;
+  return Model::load(folder, options);
+}
+
 const Model& bundled_model() {
-  static const Model model = Model::load(bundled());
+  static const Model model = load_on_cpu(bundled());
   return model;
+}
+
+TEST(LoadedModel, ThatMustRunOnAGpuSaysWhyItCannot) {
+  const std::string reason = models::cuda_unusable_reason();
+  if (reason.empty()) GTEST_SKIP() << "there is a usable GPU";
+  LoadOptions options;
+  std::vector<std::string> warnings;
+  options.on_warning = [&](std::string_view text) { warnings.emplace_back(text); };
+  options.device = Device::kCuda;
+  try {
+    Model::load("/nonexistent", options);  // no file is read
+    FAIL();
+  } catch (const DeviceUnavailable& error) {
+    EXPECT_EQ(std::string(error.what()), "no usable CUDA device (" + reason + ")");
+  }
+  EXPECT_TRUE(warnings.empty());
+
+  // Left to itself it takes the CPU, with one notice where the build would have served a GPU.
+  options.device = Device::kAuto;
+  EXPECT_EQ(Model::load(fixture("mdi"), options).info().device, "cpu");
+  if (engine::built_with_cuda()) {
+    EXPECT_EQ(warnings, std::vector<std::string>{"no usable CUDA device (" + reason + "): running on the CPU"});
+  } else {
+    EXPECT_TRUE(warnings.empty());
+  }
+  warnings.clear();
+  options.device = Device::kCpu;
+  Model::load(fixture("mdi"), options);
+  EXPECT_TRUE(warnings.empty());
+
+  options.device = Device::kAuto;
+  options.precision = Precision::kF16;
+  try {
+    Model::load(fixture("mdi"), options);
+    FAIL();
+  } catch (const std::invalid_argument& error) {
+    EXPECT_EQ(
+        std::string(error.what()),
+        "load option precision: found fp16 on the CPU, expected auto or fp32: no usable CUDA device (" + reason + ")");
+  }
+  EXPECT_TRUE(warnings.empty());
+  options.precision = Precision::kF32;
+  EXPECT_EQ(Model::load(fixture("mdi"), options).info().precision, "fp32");
 }
 
 TEST(LoadedModel, InfoDescribesTheFolder) {
@@ -37,25 +89,28 @@ TEST(LoadedModel, InfoDescribesTheFolder) {
   EXPECT_EQ(info.bos_token_id, 1);
   EXPECT_EQ(info.eos_token_ids, std::vector<int>{2});
   EXPECT_EQ(info.device, "cpu");
+  EXPECT_EQ(info.precision, "fp32");
+  EXPECT_EQ(info.device_bytes, 0U);
   EXPECT_GT(info.parameters, 10'000'000U);
   EXPECT_NE(info.fingerprint, 0U);
 }
 
 TEST(LoadedModel, BytesPerTokenAreTheWeightsButForTheEmbedding) {
   for (const char* name : {"mdi", "dpg", "hem", "segments"}) {
-    const ModelInfo info = Model::load(fixture(name)).info();
+    const ModelInfo info = load_on_cpu(fixture(name)).info();
     const auto row = static_cast<std::uint64_t>(info.model_dim) * 4;  // fp32
     const std::uint64_t tied = info.weight_bytes + row;               // the head is read, and a row again as embedding
     const std::uint64_t untied = info.weight_bytes - static_cast<std::uint64_t>(info.vocab_size - 1) * row;
-    EXPECT_TRUE(info.bytes_per_token == tied || info.bytes_per_token == untied)
-        << name << ": " << info.bytes_per_token << " of " << info.weight_bytes;
+    const std::uint64_t all = info.bytes_per_token + info.memory_bytes;
+    EXPECT_TRUE(all == tied || all == untied) << name << ": " << all << " of " << info.weight_bytes;
+    EXPECT_EQ(info.memory_bytes, static_cast<std::uint64_t>(2 * info.num_layers * info.model_dim * info.model_dim) * 4);
   }
 }
 
 TEST(LoadedModel, DifferentModelsHaveDifferentFingerprints) {
-  const Model a = Model::load(fixture("mdi"));
-  const Model b = Model::load(fixture("dpg"));
-  EXPECT_EQ(a.info().fingerprint, Model::load(fixture("mdi")).info().fingerprint);
+  const Model a = load_on_cpu(fixture("mdi"));
+  const Model b = load_on_cpu(fixture("dpg"));
+  EXPECT_EQ(a.info().fingerprint, load_on_cpu(fixture("mdi")).info().fingerprint);
   EXPECT_NE(a.info().fingerprint, b.info().fingerprint);
   Session from = a.new_session();
   from.step(std::vector<int>{1});
@@ -64,7 +119,7 @@ TEST(LoadedModel, DifferentModelsHaveDifferentFingerprints) {
 }
 
 TEST(LoadedModel, ScoresDoNotDependOnTheGroup) {
-  const Model model = Model::load(fixture("segments"));
+  const Model model = load_on_cpu(fixture("segments"));
   const auto vocab = static_cast<std::size_t>(model.info().vocab_size);
   std::vector<std::vector<int>> documents;
   for (const std::size_t length : {40U, 38U, 2U, 33U, 35U, 300U, 1U}) {

@@ -9,7 +9,7 @@
 #include <set>
 #include <string>
 
-#include "engine/philox.h"
+#include "kernels/philox.h"
 #include "mmrec/errors.h"
 
 namespace mmrec {
@@ -74,7 +74,7 @@ int reference(const SamplerOptions& o, const std::vector<float>& logits, const s
   std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.token < b.token; });
   double total = 0.0;
   for (const Item& i : items) total += i.weight;
-  const double target = engine::philox_uniform(o.seed, 0, step) * total;
+  const double target = kernels::philox_uniform(o.seed, 0, step) * total;
   double sum = 0.0;
   for (const Item& i : items) {
     sum += i.weight;

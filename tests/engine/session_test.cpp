@@ -4,10 +4,13 @@
 
 #include <cmath>
 #include <limits>
+#include <set>
 #include <string>
 #include <thread>
 
+#include "mmrec/errors.h"
 #include "mmrec/model.h"
+#include "mmrec/sampler.h"
 #include "tests/engine/toy_runner.h"
 
 namespace mmrec {
@@ -69,6 +72,76 @@ TEST(Session, ARefusedCallChangesNothing) {
             "token 1 has id -2147483648, expected 0..10");
   EXPECT_NE(refusal([&] { session.score({}); }), "no error");
   EXPECT_EQ(session.save(), before);
+}
+
+TEST(Session, AdvancingIsSteppingWithoutLogits) {
+  Session stepped = toy_session(2);
+  Session advanced = toy_session(2);
+  for (int t = 0; t < 5; ++t) {
+    const std::vector<int> tokens = {t, 10 - t};
+    const std::vector<float> logits = copy(stepped.step(tokens));
+    advanced.advance(tokens);
+    EXPECT_EQ(copy(advanced.logits()), logits);
+  }
+  EXPECT_EQ(advanced.save(), stepped.save());
+  EXPECT_EQ(refusal([&] { advanced.advance(std::vector<int>{1}); }), "found 1 tokens, expected one per sequence: 2");
+  EXPECT_EQ(refusal([&] { advanced.advance(std::vector<int>{1, 11}); }), "token 1 has id 11, expected 0..10");
+  EXPECT_EQ(advanced.save(), stepped.save());
+}
+
+TEST(Session, DrawsWhatTheSamplerDrawsForEverySequence) {
+  for (const bool device_draws : {false, true}) {
+    const auto log = std::make_shared<ToyLog>();
+    log->draws = device_draws;
+    Session session = toy_model(log).new_session(3);
+    SamplerOptions o;
+    o.temperature = 4.0F;
+    o.seed = 9;
+    std::vector<int> tokens(3);
+    EXPECT_EQ(refusal([&] { session.draw(o, 0, 0, tokens); }),
+              "draw: found a session at position 0, expected a prompt");
+    session.prefill(std::vector<int>{1, 2, 3});
+    const std::vector<std::byte> before = session.save();
+    std::set<int> seen;
+    for (std::uint64_t step = 0; step < 40; ++step) {
+      session.draw(o, step, 100, tokens);
+      Sampler sampler(o);
+      for (std::size_t b = 0; b < 3; ++b) {
+        EXPECT_EQ(tokens[b], sampler.sample(session.logits().subspan(b * 11, 11), {}, step, 100 + b).token);
+        seen.insert(tokens[b]);
+      }
+    }
+    EXPECT_GT(seen.size(), 5U);
+    EXPECT_EQ(session.save(), before);
+    EXPECT_EQ(log->drawn, device_draws ? 40 : 0);
+
+    o.repetition_penalty = 1.5F;
+    EXPECT_EQ(refusal([&] { session.draw(o, 0, 0, tokens); }), "draw: found a repetition penalty of 1.5, expected 1");
+    o = {};
+    o.top_p = 0.0F;
+    EXPECT_NE(refusal([&] { session.draw(o, 0, 0, tokens); }), "no error");
+    EXPECT_EQ(refusal([&] { session.draw({}, 0, 0, std::span(tokens).first(2)); }),
+              "found 2 tokens, expected one per sequence: 3");
+  }
+}
+
+TEST(Session, AnUndrawableRowIsANumericFaultWhoeverDraws) {
+  for (const bool device_draws : {false, true}) {
+    const auto log = std::make_shared<ToyLog>();
+    log->draws = device_draws;
+    const Model model = toy_model(log, toy_config(), [](double, std::int64_t, int token) {
+      return token == 4 ? std::numeric_limits<float>::quiet_NaN() : 0.0F;
+    });
+    Session session = model.new_session();
+    session.step(std::vector<int>{1});
+    int token = 0;
+    try {
+      session.draw({}, 7, 0, {&token, 1});
+      FAIL();
+    } catch (const NumericError& error) {
+      EXPECT_STREQ(error.what(), "step 7: logit of token 4 is NaN, expected a finite number or -inf");
+    }
+  }
 }
 
 TEST(Session, ScoreIsTheLogSoftmaxOfTheLogitsBefore) {
@@ -193,7 +266,7 @@ TEST(Model, ChecksBatchAndOptions) {
   };
   EXPECT_EQ(refused(&SessionOptions::threads, -1), "session option threads: found -1, expected >= 0");
   EXPECT_EQ(refused(&SessionOptions::max_sweeps, 0), "session option max_sweeps: found 0, expected >= 1");
-  for (const float x : {0.0F, -1.0F, std::nanf(""), std::numeric_limits<float>::infinity()}) {
+  for (const float x : {-1.0F, std::nanf(""), std::numeric_limits<float>::infinity()}) {
     EXPECT_NE(refused(&SessionOptions::sweep_tolerance, x), "no error");
   }
   EXPECT_EQ(refused(&SessionOptions::prefill, static_cast<PrefillMode>(9)),
@@ -208,6 +281,7 @@ TEST(Model, ChecksBatchAndOptions) {
   EXPECT_EQ(log->options.threads, 256);
   EXPECT_EQ(log->options.prefill, models::PrefillMode::kSteps);
   EXPECT_EQ(log->options.max_sweeps, 3);
+  EXPECT_EQ(log->options.sweep_tolerance, 0.0F);  // the runner knows what is best
 }
 
 TEST(Model, LoadRefusesBadOptionsAndMissingFolders) {
@@ -217,6 +291,13 @@ TEST(Model, LoadRefusesBadOptionsAndMissingFolders) {
   o = {};
   o.device = static_cast<Device>(77);
   EXPECT_EQ(refusal([&] { Model::load("/nonexistent", o); }), "load option device: found 77, expected a Device");
+  o = {};
+  o.precision = static_cast<Precision>(77);
+  EXPECT_EQ(refusal([&] { Model::load("/nonexistent", o); }), "load option precision: found 77, expected a Precision");
+  o.device = Device::kCpu;
+  o.precision = Precision::kBF16;
+  EXPECT_EQ(refusal([&] { Model::load("/nonexistent", o); }),
+            "load option precision: found bf16 on the CPU, expected auto or fp32");
   EXPECT_THROW(Model::load("/nonexistent"), std::system_error);
 }
 

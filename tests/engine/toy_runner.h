@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "engine/access.h"
+#include "mmrec/errors.h"
+#include "mmrec/sampler.h"
 #include "models/runner.h"
 
 namespace mmrec::test {
@@ -18,8 +20,11 @@ namespace mmrec::test {
 /// What toy runners were asked, shared by those of one model.
 struct ToyLog {
   std::vector<int> batches;        // of runners made
-  std::vector<std::size_t> calls;  // tokens of each prefill, step and score
+  std::vector<std::size_t> calls;  // tokens of each prefill, step, advance and score
   models::RunnerOptions options;   // of the last runner made
+  bool draws = false;              // set by a test: runners draw by themselves, as one on a device does
+  int drawn = 0;                   // draws they made
+  int fetched = 0;                 // times their logits were asked for
 };
 
 inline models::Config toy_config(std::int64_t vocab = 11) {
@@ -52,8 +57,33 @@ class ToyRunner final : public models::Runner {
     return state_.logits;
   }
   std::span<const float> step(std::span<const int> tokens) override { return prefill(tokens); }
+  void advance(std::span<const int> tokens) override { consume(tokens, {}); }
   void score(std::span<const int> tokens, std::span<float> logprobs) override { consume(tokens, logprobs); }
-  std::span<const float> logits() const override { return state_.logits; }
+  std::span<const float> logits() const override {
+    if (log_) ++log_->fetched;
+    return state_.logits;
+  }
+  bool draw(const models::DrawOptions& options, std::uint64_t step, std::uint64_t first_sequence,
+            std::span<int> tokens) override {
+    if (!log_ || !log_->draws) return false;
+    ++log_->drawn;
+    Sampler sampler({.temperature = options.temperature,
+                     .top_k = options.top_k,
+                     .top_p = options.top_p,
+                     .min_p = options.min_p,
+                     .vocab_limit = options.vocab_limit,
+                     .seed = options.seed});
+    const std::size_t vocab = state_.logits.size() / tokens.size();
+    for (std::size_t b = 0; b < tokens.size(); ++b) {
+      try {
+        tokens[b] =
+            sampler.sample(std::span(state_.logits).subspan(b * vocab, vocab), {}, step, first_sequence + b).token;
+      } catch (const NumericError&) {
+        tokens[b] = -1;
+      }
+    }
+    return true;
+  }
   std::int64_t position() const override { return state_.position; }
   int batch() const override { return static_cast<int>(state_.batch); }
   models::PrefillStats prefill_stats() const override { return {state_.position, 2 * state_.position, 3, 1}; }
@@ -79,7 +109,7 @@ class ToyRunner final : public models::Runner {
         const int token = tokens[b * count + t];
         if (!logprobs.empty()) logprobs[b * count + t] = state_.position == 0 ? 0.0F : logprob(b, token);
       }
-      for (std::size_t b = 0; b < batch; ++b) advance(b, tokens[b * count + t]);
+      for (std::size_t b = 0; b < batch; ++b) consume_one(b, tokens[b * count + t]);
       ++state_.position;
       const auto vocab = static_cast<std::size_t>(config_.vocab_size);
       state_.logits.resize(batch * vocab);
@@ -94,7 +124,7 @@ class ToyRunner final : public models::Runner {
     }
   }
 
-  void advance(std::size_t b, int token) {
+  void consume_one(std::size_t b, int token) {
     const auto layers = static_cast<std::size_t>(config_.num_layers);
     const auto dim = static_cast<std::size_t>(config_.model_dim);
     const auto slots = static_cast<std::size_t>(config_.memory_slots);

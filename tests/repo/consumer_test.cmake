@@ -1,4 +1,5 @@
-# Installs the build to a prefix, moves the prefix, builds tests/consumer against it and runs the README's program.
+# Installs the build to a prefix, moves the prefix, builds tests/consumer against it and runs the README's program and the
+# examples.
 # Variables: SOURCE_DIR, BUILD_DIR, WORK_DIR, CONFIG, GENERATOR, CXX, CXX_FLAGS.
 function(run)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
@@ -30,7 +31,8 @@ foreach(file IN LISTS package_files)
 endforeach()
 
 # The sources of the consumer go elsewhere too, so that it cannot see this tree.
-file(COPY ${SOURCE_DIR}/tests/consumer/CMakeLists.txt ${SOURCE_DIR}/README.md DESTINATION ${WORK_DIR}/project)
+file(COPY ${SOURCE_DIR}/tests/consumer/CMakeLists.txt ${SOURCE_DIR}/README.md ${SOURCE_DIR}/docs/examples
+     DESTINATION ${WORK_DIR}/project)
 run(${CMAKE_COMMAND} -S ${WORK_DIR}/project -B ${WORK_DIR}/build -G ${GENERATOR} -D CMAKE_BUILD_TYPE=${CONFIG}
     -D CMAKE_CXX_COMPILER=${CXX} "-DCMAKE_CXX_FLAGS=${CXX_FLAGS}" -D CMAKE_PREFIX_PATH=${WORK_DIR}/moved)
 run(${CMAKE_COMMAND} --build ${WORK_DIR}/build --config ${CONFIG})
@@ -46,4 +48,8 @@ if(output STREQUAL "")
   message(FATAL_ERROR "the README's program printed nothing")
 endif()
 message(STATUS "the README's program printed: ${output}")
+run(${WORK_DIR}/build/kernels)
+if(EXISTS ${WORK_DIR}/build/kernels_cuda)
+  run(${WORK_DIR}/build/kernels_cuda)  # without a GPU it says so and succeeds
+endif()
 run(${WORK_DIR}/moved/bin/mmrec-generate --prompt Once --tokens 4 --seed 1)

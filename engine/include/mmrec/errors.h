@@ -1,5 +1,6 @@
 // Errors beyond the standard ones. The library throws std::invalid_argument for a caller's mistake, std::system_error
-// with errno for the operating system's, std::runtime_error for a malformed file, std::bad_alloc for memory, and this.
+// with errno for the operating system's and a category of its own for CUDA's, std::runtime_error for a malformed file,
+// std::bad_alloc for memory (where it is a GPU's, what() names needed and free bytes), and these.
 #pragma once
 
 #include <stdexcept>
@@ -8,6 +9,12 @@ namespace mmrec {
 
 /// A NaN or an infinity where a finite number must be; the message names the step.
 class NumericError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// The device that was asked for cannot be used; the message names the reason.
+class DeviceUnavailable : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };

@@ -24,6 +24,7 @@ struct GenerateOptions {
   std::int64_t max_tokens = 256;        ///< -1: until end of sequence, a stop string or cancellation
   std::vector<std::string> stop = {};   ///< the text ends before the first of these to be complete; UTF-8, not empty
   std::vector<int> eos_token_ids = {};  ///< tokens that end the sequence; not part of the text
+  bool logprobs = true;                 ///< whether log-probs are wanted: without, a GPU draws and only ids are moved
   /// Receives the text as it becomes final: complete characters, never a part of a stop string. Returning false
   /// cancels.
   std::function<bool(std::string_view)> on_text = {};
@@ -34,7 +35,7 @@ struct GenerateOptions {
 struct GenerateResult {
   std::string text;             ///< what on_text received
   std::vector<int> tokens;      ///< drawn tokens, end-of-sequence excluded; may reach past `text` at a stop string
-  std::vector<float> logprobs;  ///< of each of `tokens`, under the model's own distribution
+  std::vector<float> logprobs;  ///< of each of `tokens`, under the model's own distribution; empty if not wanted
   FinishReason finish_reason = FinishReason::kLength;
 };
 

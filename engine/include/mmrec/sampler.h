@@ -18,6 +18,8 @@ struct SamplerOptions {
   int repetition_window = 64;       ///< how many of the last tokens count as recent; >= 0
   int vocab_limit = 0;  ///< > 0: ids from here on are never drawn (a tokenizer smaller than the model); 0: all
   std::uint64_t seed = 0;
+
+  bool operator==(const SamplerOptions&) const = default;
 };
 
 struct Sample {

@@ -7,6 +7,8 @@
 #include <span>
 #include <vector>
 
+#include "mmrec/sampler.h"
+
 namespace mmrec {
 
 namespace engine {
@@ -24,9 +26,9 @@ struct SessionOptions {
   int threads =
       0;  ///< 0: all the processors this process may use; results do not depend on it. More than 256 count as 256
   PrefillMode prefill = PrefillMode::kAuto;
-  float sweep_tolerance =
-      1e-5F;            ///< bound on the last sweep's change, relative to the window's largest |h|; > 0, finite
-  int max_sweeps = 64;  ///< per window, before exact steps finish it; >= 1
+  float sweep_tolerance = 0.0F;  ///< bound on the last sweep's change, relative to that time's largest |h|; >= 0,
+                                 ///< finite. 0: 1e-5 where products are fp32, 1e-3 where they are 16-bit
+  int max_sweeps = 64;           ///< per window, before exact steps finish it; >= 1
 };
 
 /// What prefilling has cost since the session began or was reset.
@@ -66,12 +68,23 @@ class Session {
   /// Consumes one token per sequence [batch]; otherwise like prefill. Always exact, never sweeps.
   std::span<const float> step(std::span<const int> tokens);
 
+  /// step() without fetching the logits: on a GPU it returns before the work is done. draw() or logits() follow.
+  void advance(std::span<const int> tokens);
+
+  /// Draws the next token of every sequence into `tokens` [batch], where the logits are: from a GPU only the ids come.
+  /// The rule is Sampler's, and sequence b has the random number of (seed, first_sequence + b, step); a GPU may differ
+  /// from Sampler on these logits only where a sum of weights falls on a threshold to within rounding. Consumes
+  /// nothing: step() or advance() do. Throws std::invalid_argument at position 0, for a span of another size, for an
+  /// option out of range and for a repetition penalty other than 1, which needs the tokens so far; NumericError like
+  /// Sampler::sample.
+  void draw(const SamplerOptions& options, std::uint64_t step, std::uint64_t first_sequence, std::span<int> tokens);
+
   /// Consumes `tokens` [batch, T] and returns log p of each token given all before it, including those of earlier
   /// calls, [batch, T]. The first token of all has nothing before it: its entry is 0. Logits for all tokens are never
   /// stored.
   std::vector<float> score(std::span<const int> tokens);
 
-  /// Logits of the next token [batch, vocab_size]; empty at position 0.
+  /// Logits of the next token [batch, vocab_size], valid until the next call on this session; empty at position 0.
   std::span<const float> logits() const;
 
   PrefillStats prefill_stats() const;

@@ -1,10 +1,10 @@
-#include "engine/philox.h"
+#include "kernels/philox.h"
 
 #include <gtest/gtest.h>
 
 #include <set>
 
-namespace mmrec::engine {
+namespace mmrec::kernels {
 namespace {
 
 // The known-answer vectors that the authors publish with the Random123 library (philox4x32, 10 rounds).
@@ -53,4 +53,4 @@ TEST(Philox, UniformFillsTheUnitInterval) {
 }
 
 }  // namespace
-}  // namespace mmrec::engine
+}  // namespace mmrec::kernels

@@ -1,0 +1,206 @@
+#include "apps/bench_run.h"
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <iterator>
+#include <span>
+
+#include "apps/bench_work.h"
+#include "apps/signals.h"
+#include "models/runner_cuda.h"
+
+namespace mmrec::apps {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+void read_into_page_cache(const std::filesystem::path& folder) {
+  std::vector<char> block(std::size_t{1} << 20);
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    std::ifstream file(entry.path(), std::ios::binary);
+    while (file.read(block.data(), std::ssize(block))) {
+    }
+  }
+}
+
+// Token ids that look like text to the engine: no two runs alike, the same in every process.
+std::vector<int> some_tokens(std::int64_t count, std::int64_t vocab_size) {
+  std::vector<int> tokens(static_cast<std::size_t>(count));
+  std::uint64_t state = 1;
+  for (int& token : tokens) {
+    state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+    token = static_cast<int>((state >> 33) % static_cast<std::uint64_t>(vocab_size));
+  }
+  return tokens;
+}
+
+bool contains(const std::vector<std::int64_t>& values, std::int64_t value) {
+  return std::find(values.begin(), values.end(), value) != values.end();
+}
+
+class Bench {
+ public:
+  /// `free_before`: GPU bytes that were free before the model came.
+  Bench(const BenchPlan& plan, const Model& model, std::uint64_t free_before, BenchRun& run)
+      : plan_(plan), model_(model), free_before_(free_before), run_(run) {}
+
+  /// All rows of one batch size.
+  void measure(std::int64_t batch) {
+    if (contains(plan_.batches, batch)) {
+      for (const std::int64_t length : plan_.lengths) {
+        Session session = new_session(batch);
+        prefill(session, length);
+        if (length == plan_.lengths.back() && contains(plan_.decode_batches, batch)) decode(session);
+      }
+    } else if (contains(plan_.decode_batches, batch)) {
+      Session session = new_session(batch);
+      session.prefill(some_tokens(batch * std::min(kPrompt, plan_.lengths.front()), run_.info.vocab_size));
+      decode(session);
+    }
+  }
+
+ private:
+  static constexpr std::int64_t kPrompt = 64;  // before decoding, where no prefill of this batch is asked for
+
+  Session new_session(std::int64_t batch) const {
+    return model_.new_session(static_cast<int>(batch), run_.options.session);
+  }
+
+  /// Of the plan's repetitions the best; on a GPU, which runs nothing else, the median after a run that loads kernels
+  /// and records graphs.
+  template <class Body>
+  double repeated(Body&& body) const {
+    std::vector<double> seconds;
+    for (std::int64_t i = run_.on_gpu() ? -1 : 0; i < plan_.repeat; ++i) {
+      const double s = body();
+      if (i >= 0) seconds.push_back(s);
+      check_interrupt();
+    }
+    std::sort(seconds.begin(), seconds.end());
+    return run_.on_gpu() ? seconds[seconds.size() / 2] : seconds.front();
+  }
+
+  void add(BenchRow row) {
+    // Everything is allocated when a session is made and when a step runs first: what is in use now is the most.
+    if (run_.on_gpu()) {
+      const std::uint64_t free = models::cuda_device_info().free_bytes;
+      row.device_memory = free_before_ > free ? free_before_ - free : 0;
+    }
+    row.host_memory = std::max(peak_memory_bytes(), run_.rows.empty() ? 0 : run_.rows.back().host_memory);
+    run_.rows.push_back(row);
+  }
+
+  void prefill(Session& session, std::int64_t length) {
+    BenchRow row{Phase::kPrefill, session.batch(), length};
+    const std::vector<int> prompt = some_tokens(row.batch * length, run_.info.vocab_size);
+    row.seconds = repeated([&] {
+      session.reset();
+      const auto start = Clock::now();
+      session.prefill(prompt);
+      return seconds_since(start);
+    });
+    const PrefillStats stats = session.prefill_stats();
+    row.flops = prefill_flops(run_.config, row.batch, length, stats);
+    row.sweeps_per_token = stats.sweeps_per_token();
+    row.fallbacks = stats.fallbacks;
+    add(row);
+  }
+
+  void decode(Session& session) {
+    const std::int64_t batch = session.batch();
+    const auto width = static_cast<std::size_t>(batch);
+    const std::vector<int> given = some_tokens(batch * plan_.decode, run_.info.vocab_size);
+    const auto measure = [&](Phase phase, auto step) {
+      BenchRow row{phase, batch, plan_.decode};
+      const std::int64_t first = session.position();
+      row.seconds = repeated([&] {
+        const auto start = Clock::now();
+        for (std::int64_t t = 0; t < plan_.decode; ++t) step(t);
+        (void)session.logits();  // waits for the last
+        return seconds_since(start);
+      });
+      row.bytes = static_cast<double>(decoded_bytes(run_.info, first, plan_.decode));
+      add(row);
+    };
+    measure(Phase::kDecode, [&](std::int64_t t) {
+      session.advance(std::span(given).subspan(static_cast<std::size_t>(t) * width, width));
+    });
+    std::vector<int> drawn(width);
+    SamplerOptions greedy;
+    greedy.temperature = 0.0F;
+    measure(Phase::kGenerate, [&](std::int64_t t) {
+      session.draw(greedy, static_cast<std::uint64_t>(t), 0, drawn);
+      session.advance(drawn);
+    });
+  }
+
+  const BenchPlan& plan_;
+  const Model& model_;
+  std::uint64_t free_before_;
+  BenchRun& run_;
+};
+
+/// Decided as Model::load does.
+bool takes_gpu(const RunOptions& options) {
+  return options.device == Device::kCuda || (options.device == Device::kAuto && models::cuda_unusable_reason().empty());
+}
+
+}  // namespace
+
+void check_interrupt() {
+  if (interrupt_exit_code() != 0) throw Interrupted{};
+}
+
+std::string_view to_string(Phase phase) {
+  switch (phase) {
+    case Phase::kPrefill:
+      return "prefill";
+    case Phase::kDecode:
+      return "decode";
+    case Phase::kGenerate:
+      return "generate";
+  }
+  return "unknown";
+}
+
+BenchRun run_bench(const std::filesystem::path& folder, const RunOptions& options, const BenchPlan& plan) {
+  BenchRun run;
+  run.options = options;
+  run.folder = folder;
+  run.config = models::load_config(folder / "config.json");
+  const bool gpu = takes_gpu(options);
+  // The processors' peaks come from a child process here, which leaves this one's peak memory alone.
+  if (!gpu) run.machine = measure_machine_apart();
+  read_into_page_cache(folder);
+  check_interrupt();
+
+  const bool usable = gpu && models::cuda_unusable_reason().empty();  // loading says why not
+  const std::uint64_t free_before = usable ? models::cuda_device_info().free_bytes : 0;
+  const auto start = Clock::now();
+  const Model model = load_model(folder, options);
+  run.load_seconds = seconds_since(start);
+  run.info = model.info();
+  if (gpu) run.device = measure_device(run.info.precision);
+  Bench bench(plan, model, free_before, run);
+
+  std::vector<std::int64_t> batches = plan.batches;
+  batches.insert(batches.end(), plan.decode_batches.begin(), plan.decode_batches.end());
+  std::sort(batches.begin(), batches.end());  // the peak of one stream is read before larger batches raise it
+  batches.erase(std::unique(batches.begin(), batches.end()), batches.end());
+  for (const std::int64_t batch : batches) {
+    bench.measure(batch);
+    if (batch == batches.front()) run.peak_memory = peak_memory_bytes();
+  }
+  if (gpu) {
+    run.device = best_of(run.device, measure_device(run.info.precision));
+  } else {
+    run.machine = best_of(run.machine, measure_machine());
+  }
+  check_interrupt();
+  return run;
+}
+
+}  // namespace mmrec::apps

@@ -1,0 +1,79 @@
+// A model's prefill and decode on one device, measured beside what that device can do.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "apps/bench_device.h"
+#include "apps/bench_machine.h"
+#include "apps/model_folder.h"
+#include "mmrec/model.h"
+#include "models/config.h"
+
+namespace mmrec::apps {
+
+/// Ends the program from between two measurements, so that temporary folders are removed.
+struct Interrupted {};
+void check_interrupt();
+
+/// What to measure.
+struct BenchPlan {
+  std::vector<std::int64_t> lengths;         // tokens of a prefill
+  std::vector<std::int64_t> batches;         // sequences prefilled in lock-step
+  std::vector<std::int64_t> decode_batches;  // sequences decoded in lock-step
+  std::int64_t decode = 0;                   // tokens of a decode run
+  std::int64_t repeat = 0;                   // runs of each; on the CPU the best counts, on a GPU the median
+};
+
+/// prefill   logits after a prompt
+/// decode    given tokens, one after another; logits fetched after the last
+/// generate  tokens drawn where the logits are (greedily), each before the next is computed
+enum class Phase : std::uint8_t { kPrefill, kDecode, kGenerate };
+std::string_view to_string(Phase phase);
+
+struct BenchRow {
+  Phase phase = Phase::kPrefill;
+  std::int64_t batch = 0;
+  std::int64_t tokens = 0;  // per sequence: of the prompt, or decoded
+  double seconds = 0.0;
+  double flops = 0.0;  // prefill: products done
+  double bytes = 0.0;  // decode, generate: weights read
+  double sweeps_per_token = 0.0;
+  std::int64_t fallbacks = 0;
+  std::uint64_t device_memory = 0;  // GPU bytes in use during it, beyond those in use before the model came
+  std::uint64_t host_memory = 0;    // peak resident bytes of the process so far
+
+  double tokens_per_second() const { return static_cast<double>(batch * tokens) / seconds; }
+  /// Of one sequence's token, or of one step of all sequences.
+  double microseconds_per_token_and_layer(std::int64_t layers) const {
+    const std::int64_t done = phase == Phase::kPrefill ? batch * tokens : tokens;
+    return seconds * 1e6 / static_cast<double>(done * layers);
+  }
+};
+
+struct BenchRun {
+  RunOptions options;
+  std::filesystem::path folder;
+  ModelInfo info;
+  models::Config config;
+  double load_seconds = 0.0;
+  std::uint64_t peak_memory = 0;  // host bytes, after the smallest batch
+  std::vector<BenchRow> rows;
+  MachinePeaks machine;  // on the CPU
+  DevicePeaks device;    // on a GPU
+
+  bool on_gpu() const { return info.device_bytes > 0; }
+  /// Prefill is a share of this rate of products, decode of this rate of bytes.
+  double peak_flops() const { return on_gpu() ? device.product_flops : machine.sgemm_flops; }
+  double peak_bytes() const { return on_gpu() ? device.copy_bytes_per_second : machine.read_bytes_per_second; }
+  /// What the weights should need at most beside themselves.
+  std::uint64_t memory_limit() const { return info.weight_bytes + info.weight_bytes * 15 / 100 + 50'000'000; }
+};
+
+/// Loads the model of `folder` and measures it; the device's peaks before and after, so that another program at work
+/// during either does not count. Throws Interrupted, and what loading and running throw.
+BenchRun run_bench(const std::filesystem::path& folder, const RunOptions& options, const BenchPlan& plan);
+
+}  // namespace mmrec::apps

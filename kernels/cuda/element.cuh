@@ -1,0 +1,65 @@
+// Elements on the device: widening, rounding and 16-byte vectors of a storage type; the functions that gates are made
+// of.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/tensor.h"
+
+namespace mmrec::kernels {
+
+__device__ inline float widen(float x) { return x; }
+__device__ inline float widen(BFloat16 x) { return __uint_as_float(static_cast<std::uint32_t>(x.bits) << 16); }
+__device__ inline float widen(Float16 x) { return ptx::from_float16(x); }
+
+/// Rounds to nearest even. Float16 overflows to infinity.
+template <class T>
+__device__ inline T narrow(float x);
+template <>
+__device__ inline float narrow<float>(float x) {
+  return x;
+}
+template <>
+__device__ inline BFloat16 narrow<BFloat16>(float x) {
+  return ptx::to_bfloat16(x);
+}
+template <>
+__device__ inline Float16 narrow<Float16>(float x) {
+  return ptx::to_float16(x);
+}
+
+/// 16 bytes of T: 4 floats or 8 halves.
+template <class T>
+struct Vector16 {
+  static constexpr int kSize = 16 / static_cast<int>(sizeof(T));
+  union {
+    uint4 bits;
+    T values[kSize];
+  };
+  __device__ Vector16() {}
+  __device__ explicit Vector16(uint4 b) : bits(b) {}
+};
+
+/// eˣ by the hardware's 2ˣ: relative error about 2⁻²² (1 + |x|/4), 0 below -87.
+__device__ inline float fast_exp(float x) { return ptx::exp2_approx(x * 1.4426950408889634F); }
+/// σ(x) = 1 / (1 + e⁻ˣ); exact limits at ±∞.
+__device__ inline float sigmoid(float x) { return __fdividef(1.0F, 1.0F + fast_exp(-x)); }
+/// x Φ(x) = max(x, 0) − |x| Φ(−|x|), within 6e-8 + 2⁻²⁴ |y|. Φ(−u) is 2 to a polynomial in u, fitted to the least
+/// largest error of u Φ(−u) over [0, 9.5]; from 10 on the product is 0 to any float's precision.
+__device__ inline float gelu(float x) {
+  const float u = fminf(fabsf(x), 10.0F);
+  float p = -1.902064e-06F;
+  p = __fmaf_rn(p, u, 2.8056918e-05F);
+  p = __fmaf_rn(p, u, -0.0001314731F);
+  p = __fmaf_rn(p, u, -0.00027207602F);
+  p = __fmaf_rn(p, u, 0.007245422F);
+  p = __fmaf_rn(p, u, -0.05262761F);
+  p = __fmaf_rn(p, u, -0.45916215F);
+  p = __fmaf_rn(p, u, -1.151111F);
+  p = __fmaf_rn(p, u, -1.0F);
+  return __fmaf_rn(-u, ptx::exp2_approx(p), x < 0.0F ? 0.0F : x);  // NaN stays
+}
+
+}  // namespace mmrec::kernels

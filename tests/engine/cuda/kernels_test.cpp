@@ -1,0 +1,126 @@
+// The public kernels on a GPU: the same checks as on the CPU, on streams of the context's own and of the caller.
+#include "mmrec/kernels.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/cuda.h"
+#include "tests/engine/kernels_reference.h"
+
+namespace mmrec {
+namespace {
+
+class DeviceArena final : public test::Arena {
+ public:
+  explicit DeviceArena(KernelContext& context) : context_(context) {}
+  void* put(const Bytes& bytes) override {
+    auto& block = blocks_.emplace_back(bytes.size());
+    transfers_.upload(bytes.data(), block.data(), bytes.size());
+    transfers_.synchronize();
+    return block.data();
+  }
+  Bytes get(const void* data, std::size_t size) override {
+    context_.synchronize();
+    Bytes bytes(size);
+    transfers_.download(static_cast<const std::uint8_t*>(data), bytes.data(), size);
+    return bytes;
+  }
+
+ private:
+  KernelContext& context_;
+  kernels::Cuda transfers_;
+  std::deque<kernels::DeviceBuffer<std::uint8_t>> blocks_;
+};
+
+class CudaKernels : public testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string reason = kernels::cuda_unusable_reason();
+    if (!reason.empty()) GTEST_SKIP() << "no usable CUDA device: " << reason;
+  }
+};
+
+TEST_F(CudaKernels, ScansAgreeWithTheirEquations) {
+  KernelContext context = KernelContext::cuda();
+  EXPECT_TRUE(context.is_cuda());
+  EXPECT_NE(context.stream(), nullptr);
+  for (const ElementType type : test::element_types()) {
+    for (const SequenceShape shape :
+         {SequenceShape{1, 1, 1, 1}, SequenceShape{2, 1, 300, 7}, SequenceShape{1, 3, 33, 48}}) {
+      for (const bool heads_inside : {false, true}) {
+        DeviceArena arena(context);
+        test::check_scans(context, arena, {type, shape, heads_inside});
+      }
+    }
+  }
+}
+
+TEST_F(CudaKernels, LogProbsAndTheirDerivativeAgreeWithTheirEquations) {
+  KernelContext context = KernelContext::cuda();
+  for (const ElementType type : test::element_types()) {
+    for (const IndexType index : {IndexType::kInt32, IndexType::kInt64}) {
+      for (const std::int64_t vocab : {1, 2, 257, 5000}) {
+        DeviceArena arena(context);
+        test::check_logprobs(context, arena, type, index, 5, vocab, vocab + vocab % 2 * 3);
+      }
+    }
+  }
+}
+
+TEST_F(CudaKernels, WorkGoesToTheCallersStream) {
+  kernels::Cuda owner;  // for its stream
+  KernelContext context = KernelContext::cuda(0, owner.stream());
+  EXPECT_EQ(context.stream(), owner.stream());
+  DeviceArena arena(context);
+  test::check_scans(context, arena, {ElementType::kF32, {.batch = 1, .time = 100, .dim = 16}, false});
+  KernelContext on_default = KernelContext::cuda(0, nullptr);
+  EXPECT_EQ(on_default.stream(), nullptr);
+  DeviceArena other(on_default);
+  test::check_scans(on_default, other, {ElementType::kF32, {.batch = 1, .time = 100, .dim = 16}, false});
+}
+
+TEST_F(CudaKernels, ABadTargetIsNamedAndNothingIsWritten) {
+  KernelContext context = KernelContext::cuda();
+  DeviceArena arena(context);
+  const std::vector<float> logits(24, 0.5F);
+  for (const std::int32_t bad : {8, -1, 1 << 30}) {
+    std::vector<std::uint8_t> targets(12, 0);
+    std::memcpy(targets.data() + 4, &bad, 4);
+    float* out = arena.put_floats({42.0F, 42.0F, 42.0F});
+    try {
+      token_logprobs(
+          context,
+          {.rows = 3, .vocab = 8, .logits = arena.put_floats(logits), .targets = arena.put(targets), .logprobs = out});
+      FAIL() << bad;
+    } catch (const std::invalid_argument& error) {
+      EXPECT_NE(std::string(error.what()).find("target " + std::to_string(bad) + " of row 1"), std::string::npos)
+          << error.what();
+    }
+    EXPECT_EQ(arena.get_floats(out, 3), std::vector<float>(3, 42.0F));
+    token_logprobs(context, {.rows = 3,
+                             .vocab = 8,
+                             .logits = arena.put_floats(logits),
+                             .targets = arena.put(targets),
+                             .logprobs = out,
+                             .check_targets = false});
+    const std::vector<float> got = arena.get_floats(out, 3);
+    EXPECT_NEAR(got[0], -std::log(8.0F), 1e-6F);
+    EXPECT_TRUE(std::isnan(got[1])) << got[1];
+    EXPECT_NEAR(got[2], -std::log(8.0F), 1e-6F);
+  }
+  // The context goes on.
+  test::check_logprobs(context, arena, ElementType::kBF16, IndexType::kInt32, 3, 100, 100);
+}
+
+TEST_F(CudaKernels, ADeviceThatIsNotThereIsAnError) {
+  EXPECT_THROW((void)KernelContext::cuda(-1), std::invalid_argument);
+  EXPECT_THROW((void)KernelContext::cuda(4096), std::system_error);
+}
+
+}  // namespace
+}  // namespace mmrec

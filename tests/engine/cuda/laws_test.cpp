@@ -1,0 +1,259 @@
+// The laws on a GPU, in fp32 and in 16 bits, and what holds between a GPU and the CPU.
+#include "tests/engine/laws.h"
+
+#include <cstddef>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/cuda.h"
+#include "mmrec/generate.h"
+#include "models/runner_cuda.h"
+#include "tests/kernels/cuda/cuda_testing.h"
+#include "tests/support/safetensors_reader.h"
+
+namespace mmrec {
+namespace {
+
+using kernels::test::kEmulated;
+
+std::string unusable() {
+  const std::string reason = models::cuda_unusable_reason();
+  return reason.empty() ? "" : "no usable CUDA device: " + reason;
+}
+
+LawsCase on_cuda(const char* folder, Precision precision) {
+  LawsCase c{.folder = folder, .device = Device::kCuda, .precision = precision};
+  c.chunks_equal_to_steps = {1};  // longer ones are not computed by the one kernel of a step
+  if (precision != Precision::kF32) {
+    c.split_bound = c.sweep_bound = precision == Precision::kBF16 ? 0.06F : 0.01F;
+    c.sweep_tolerance = 0.0F;  // the precision's own
+  }
+  if (kEmulated) c.shorten = 8;
+  c.unusable = unusable;
+  return c;
+}
+
+std::vector<LawsCase> cases(Precision precision) {
+  std::vector<LawsCase> all;
+  for (const char* folder : {"oracle/slots", "oracle/restart", "oracle/tiles", "oracle/dpg_bf16", "upstream/hem"}) {
+    all.push_back(on_cuda(folder, precision));
+  }
+  if (kEmulated) return {all.begin(), all.begin() + 2};
+  all.push_back(on_cuda("mmrec-12m", precision));
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(CudaF32, Laws, testing::ValuesIn(cases(Precision::kF32)), laws_name);
+INSTANTIATE_TEST_SUITE_P(CudaBF16, Laws, testing::ValuesIn(cases(Precision::kBF16)), laws_name);
+INSTANTIATE_TEST_SUITE_P(CudaF16, Laws, testing::ValuesIn(cases(Precision::kF16)), laws_name);
+
+class CudaEngine : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string reason = unusable(); !reason.empty()) GTEST_SKIP() << reason;
+  }
+  static Model load(const std::string& folder, Device device, Precision precision = Precision::kAuto) {
+    LoadOptions o;
+    o.device = device;
+    o.precision = precision;
+    return Model::load(folder_of(folder), o);
+  }
+  /// The bundled model, or where a device is emulated a tiny one.
+  static constexpr const char* kFolder = kEmulated ? "tiny" : "mmrec-12m";
+};
+
+TEST_F(CudaEngine, InfoDescribesTheDevice) {
+  for (const auto& [precision, name, size] :
+       {std::tuple{Precision::kF32, "fp32", 4U}, {Precision::kF16, "fp16", 2U}, {Precision::kBF16, "bf16", 2U}}) {
+    const ModelInfo cpu = load("tiny", Device::kCpu).info();
+    const ModelInfo info = load("tiny", Device::kCuda, precision).info();
+    EXPECT_EQ(info.device.rfind("cuda (", 0), 0U) << info.device;
+    EXPECT_EQ(info.precision, name);
+    EXPECT_EQ(info.weight_bytes, info.device_bytes);
+    EXPECT_GE(info.device_bytes, info.parameters * size);
+    EXPECT_GT(info.bytes_per_token, info.parameters * size / 2);
+    EXPECT_LE(info.bytes_per_token, info.parameters * 4);
+    EXPECT_EQ(info.fingerprint, cpu.fingerprint);
+    EXPECT_EQ(info.parameters, cpu.parameters);
+  }
+  EXPECT_EQ(load("tiny", Device::kAuto).info().device.rfind("cuda (", 0), 0U) << "auto takes a usable GPU";
+}
+
+TEST_F(CudaEngine, GreedyTextIsTheCpus) {
+  const Tokenizer tokenizer = Tokenizer::load(folder_of(kFolder));
+  const std::vector<int> prompt = tokenizer.encode("The history of the city begins");
+  GenerateOptions options;
+  options.sampler.temperature = 0.0F;
+  options.max_tokens = kEmulated ? 4 : 200;
+  const auto run = [&](Device device, bool logprobs) {
+    const Model model = load(kFolder, device, Precision::kF32);
+    Session session = model.new_session();
+    session.prefill(prompt);
+    options.logprobs = logprobs;
+    return generate(session, tokenizer, prompt, options);
+  };
+  const GenerateResult expected = run(Device::kCpu, true);
+  ASSERT_EQ(static_cast<std::int64_t>(expected.tokens.size()), options.max_tokens);
+  for (const bool logprobs : {true, false}) {
+    const GenerateResult result = run(Device::kCuda, logprobs);
+    EXPECT_EQ(result.tokens, expected.tokens);
+    EXPECT_EQ(result.text, expected.text);
+    if (logprobs) {
+      EXPECT_LE(largest_difference(result.logprobs, expected.logprobs), 1e-3F);
+    }
+  }
+}
+
+// The same held-out document that the CPU is held to (bundled_model_test.cpp).
+TEST_F(CudaEngine, LogprobsAgreeWithTheTrainingCode) {
+  if (kEmulated) GTEST_SKIP() << "too long for an emulated device";
+  const test::SafetensorsReader reference(std::filesystem::path(MMREC_FIXTURES) / "mmrec-12m" / "heldout.safetensors");
+  const std::vector<int>& ids = reference.at("input_ids").integers;
+  const std::vector<float>& expected = reference.at("logprobs").values;
+  for (const auto& [precision, bound, nats] :
+       {std::tuple{Precision::kF32, 1e-3F, 0.05}, std::tuple{Precision::kBF16, 0.3F, 20.0}}) {
+    Session session = load("mmrec-12m", Device::kCuda, precision).new_session();
+    const std::vector<float> logprobs = session.score(ids);
+    double sum = 0.0;
+    double expected_sum = 0.0;
+    for (std::size_t t = 0; t < expected.size(); ++t) {
+      ASSERT_LE(std::abs(logprobs[t + 1] - expected[t]), bound) << "token " << t + 1;
+      sum += static_cast<double>(logprobs[t + 1]);
+      expected_sum += static_cast<double>(expected[t]);
+    }
+    EXPECT_NEAR(sum, expected_sum, nats);
+  }
+}
+
+TEST_F(CudaEngine, TheDeviceDrawsWhatTheSamplerDraws) {
+  const Model model = load(kFolder, Device::kCuda, Precision::kF32);
+  const int batch = 2;
+  Session session = model.new_session(batch);
+  session.prefill(random_tokens(model, static_cast<std::size_t>(batch) * 20, 1));
+  const auto vocab = static_cast<std::size_t>(model.info().vocab_size);
+  std::vector<SamplerOptions> chains(7);  // the default, then each filter by itself, none, and all with a small vocab
+  chains[1] = {.temperature = 0.0F};
+  chains[2] = {.temperature = 1.5F, .top_k = 0, .top_p = 1.0F, .min_p = 0.0F};
+  chains[3] = {.temperature = 1.0F, .top_k = 5, .top_p = 1.0F, .min_p = 0.0F};
+  chains[4] = {.temperature = 1.0F, .top_k = 0, .top_p = 0.7F, .min_p = 0.0F};
+  chains[5] = {.temperature = 1.0F, .top_k = 0, .top_p = 1.0F, .min_p = 0.1F};
+  chains[6].vocab_limit = 50;
+  for (SamplerOptions chain : chains) {
+    for (std::uint64_t step = 0; step < (kEmulated ? 3 : 200); ++step) {
+      chain.seed = step / 50;
+      std::vector<int> tokens(static_cast<std::size_t>(batch));
+      session.draw(chain, step, 7, tokens);
+      Sampler sampler(chain);
+      for (std::size_t b = 0; b < tokens.size(); ++b) {
+        EXPECT_EQ(tokens[b], sampler.sample(session.logits().subspan(b * vocab, vocab), {}, step, 7 + b).token)
+            << "chain " << &chain - chains.data() << ", step " << step;
+      }
+    }
+  }
+}
+
+TEST_F(CudaEngine, StatesMoveBetweenDevices) {
+  for (const char* folder : {"oracle/slots", "upstream/segments"}) {
+    const Model cpu = load(folder, Device::kCpu);
+    const Model gpu = load(folder, Device::kCuda, Precision::kF32);
+    const auto tokens = random_tokens(cpu, 70, 3);
+    for (const auto& [from, to] : {std::pair{&cpu, &gpu}, std::pair{&gpu, &cpu}}) {
+      Session first = from->new_session();
+      first.prefill(std::span(tokens).first(50));
+      const auto state = first.save();
+      Session second = to->new_session();
+      second.restore(state);
+      expect_same_bits(second.logits(), first.logits(), "restored logits");
+      EXPECT_EQ(second.save(), state);
+      first.prefill(std::span(tokens).subspan(50));
+      second.prefill(std::span(tokens).subspan(50));
+      EXPECT_LE(largest_difference(second.logits(), first.logits()), 5e-5F * scale_of(first.logits())) << folder;
+    }
+  }
+}
+
+// A chunk of a GPU's prefill begins on a grid of 4,096 positions; between, calls of more than a few tokens go through
+// the same products whatever their length.
+TEST_F(CudaEngine, CutsOnTheGridChangeNoBit) {
+  if (kEmulated) GTEST_SKIP() << "too long for an emulated device";
+  for (const Precision precision : {Precision::kF32, Precision::kBF16}) {
+    const Model model = load("mmrec-12m", Device::kCuda, precision);
+    const auto tokens = random_tokens(model, 9000, 4);
+    for (const PrefillMode mode : {PrefillMode::kSteps, PrefillMode::kSweeps}) {
+      SessionOptions o;
+      o.prefill = mode;
+      Session whole = model.new_session(1, o);
+      whole.prefill(tokens);
+      for (const auto& ends : {std::vector<std::size_t>{4096, 9000}, {8192, 9000}, {4096, 8192, 9000}}) {
+        Session session = model.new_session(1, o);
+        prefill_to(session, tokens, ends);
+        EXPECT_EQ(session.save(), whole.save()) << "first cut at " << ends[0];
+      }
+    }
+  }
+}
+
+TEST_F(CudaEngine, ManySequencesAgreeWithOne) {
+  const Model model = load(kFolder, Device::kCuda, Precision::kF32);
+  const auto vocab = static_cast<std::size_t>(model.info().vocab_size);
+  const std::size_t batch = kEmulated ? 9 : 64;  // more than the kernels for few rows take
+  const std::size_t steps = 6;
+  const auto tokens = random_tokens(model, batch * steps, 5);  // [steps, batch]
+  Session together = model.new_session(static_cast<int>(batch));
+  for (std::size_t s = 0; s < steps; ++s) together.step(std::span(tokens).subspan(s * batch, batch));
+  for (const std::size_t b : {std::size_t{0}, batch / 2, batch - 1}) {
+    Session alone = model.new_session();
+    for (std::size_t s = 0; s < steps; ++s) alone.step(std::span(&tokens[s * batch + b], 1));
+    EXPECT_LE(largest_difference(together.logits().subspan(b * vocab, vocab), alone.logits()),
+              5e-5F * scale_of(alone.logits()))
+        << "sequence " << b;
+  }
+}
+
+TEST_F(CudaEngine, MemoryDoesNotGrowWithThePrompt) {
+  if (kEmulated) GTEST_SKIP() << "the host's memory is not the device's";
+  const Model model = load("mmrec-12m", Device::kCuda);
+  Session session = model.new_session();
+  session.prefill(random_tokens(model, 5000, 6));
+  session.score(random_tokens(model, 5000, 7));
+  const std::uint64_t before = models::cuda_device_info().free_bytes;
+  session.prefill(random_tokens(model, 60000, 8));
+  session.score(random_tokens(model, 60000, 9));
+  EXPECT_LE(before - std::min(before, models::cuda_device_info().free_bytes), 1U << 20);
+}
+
+TEST_F(CudaEngine, OutOfMemorySaysWhatWasNeededAndTheProcessGoesOn) {
+  if (kEmulated) GTEST_SKIP() << "the host's memory is not the device's";
+  const Model model = load("mmrec-12m", Device::kCuda);
+  Session session = model.new_session();
+  const auto tokens = random_tokens(model, 100, 10);
+  session.prefill(tokens);
+  const auto state = session.save();
+  {
+    constexpr std::size_t kLeft = std::size_t{64} << 20;
+    const std::size_t free = models::cuda_device_info().free_bytes;
+    const kernels::DeviceBuffer<std::byte> rest(free > kLeft ? free - kLeft : 0);
+    for (const bool loading : {true, false}) {
+      try {
+        if (loading) {
+          for (std::vector<Model> models;;) models.push_back(load("mmrec-12m", Device::kCuda));
+        }
+        (void)model.new_session(4096);
+        FAIL();
+      } catch (const std::bad_alloc& error) {
+        const std::string what = error.what();
+        EXPECT_NE(what.find("needed "), std::string::npos) << what;
+        EXPECT_NE(what.find("free "), std::string::npos) << what;
+      }
+    }
+  }
+  Session again = model.new_session();
+  again.prefill(tokens);
+  EXPECT_EQ(again.save(), state);
+  EXPECT_EQ(session.save(), state);
+}
+
+}  // namespace
+}  // namespace mmrec

@@ -1,0 +1,165 @@
+// The public kernels on the CPU: values against fp64, layouts, carries, and every refusal.
+#include "mmrec/kernels.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "tests/engine/kernels_reference.h"
+
+namespace mmrec {
+namespace {
+
+using test::element_types;
+using test::KernelCase;
+
+std::string refusal(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const std::invalid_argument& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Kernels, ScansAgreeWithTheirEquations) {
+  KernelContext context = KernelContext::cpu(2);
+  EXPECT_FALSE(context.is_cuda());
+  EXPECT_EQ(context.stream(), nullptr);
+  for (const ElementType type : element_types()) {
+    for (const SequenceShape shape :
+         {SequenceShape{1, 1, 1, 1}, SequenceShape{2, 1, 300, 7}, SequenceShape{1, 3, 33, 48}}) {
+      for (const bool heads_inside : {false, true}) {
+        test::HostArena arena;
+        test::check_scans(context, arena, KernelCase{type, shape, heads_inside});
+      }
+    }
+  }
+  context.synchronize();
+}
+
+TEST(Kernels, ARunMayBeCutAndMayBeInPlace) {
+  KernelContext context = KernelContext::cpu(1);
+  const SequenceShape shape{.batch = 2, .time = 100, .dim = 5};
+  const std::vector<float> log_a = test::random_values(1000, -0.5, 0.1, 1);
+  const std::vector<float> b = test::random_values(1000, -1.0, 1.0, 2);
+  std::vector<float> whole(1000);
+  std::vector<float> last(10);
+  decay_scan(context,
+             {.shape = shape, .log_a = log_a.data(), .b = b.data(), .h = whole.data(), .carry_out = last.data()});
+
+  std::vector<float> parts = b;
+  std::vector<float> carry(10, 0.0F);
+  const SequenceStrides strides{.batch = 500, .head = 500, .time = 5};
+  for (const auto& [begin, count] : {std::pair{0, 37}, std::pair{37, 63}}) {
+    decay_scan(context, {.shape = {.batch = 2, .time = count, .dim = 5},
+                         .log_a = log_a.data() + begin * 5,
+                         .log_a_strides = strides,
+                         .b = parts.data() + begin * 5,
+                         .b_strides = strides,
+                         .h = parts.data() + begin * 5,
+                         .h_strides = strides,
+                         .carry_in = carry.data(),
+                         .carry_out = carry.data()});
+  }
+  for (std::size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(parts[i], whole[i], 1e-5);
+  for (std::size_t i = 0; i < last.size(); ++i) EXPECT_NEAR(carry[i], last[i], 1e-5);
+}
+
+TEST(Kernels, NoTimesHandTheCarryOn) {
+  KernelContext context = KernelContext::cpu(1);
+  const float in[] = {1.0F, -2.0F, 3.0F};
+  float out[] = {0.0F, 0.0F, 0.0F};
+  decay_scan(context, {.shape = {.time = 0, .dim = 3}, .carry_in = in, .carry_out = out});
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(out[i], in[i]);
+  token_logprobs(context, {.rows = 0, .vocab = 10});
+  token_logprobs_backward(context, {.rows = 0, .vocab = 0});
+}
+
+TEST(Kernels, LogProbsAndTheirDerivativeAgreeWithTheirEquations) {
+  KernelContext context = KernelContext::cpu(2);
+  for (const ElementType type : element_types()) {
+    for (const IndexType index : {IndexType::kInt32, IndexType::kInt64}) {
+      for (const std::int64_t vocab : {1, 2, 257, 5000}) {
+        test::HostArena arena;
+        test::check_logprobs(context, arena, type, index, 5, vocab, vocab + vocab % 2 * 3);
+      }
+    }
+  }
+}
+
+TEST(Kernels, WhatIsWrongIsNamed) {
+  KernelContext context = KernelContext::cpu(1);
+  std::vector<float> x(64, 0.5F);
+  const std::vector<int> targets = {0, 7, 3, 4};
+  const auto scan = [&](auto change) {
+    LogSumExpScan op{.shape = {.batch = 2, .time = 4, .dim = 8}, .x = x.data(), .y = x.data()};
+    change(op);
+    return refusal([&] { logsumexp_scan(context, op); });
+  };
+  EXPECT_EQ(scan([](auto&) {}), "no error");
+  EXPECT_EQ(scan([](auto& op) { op.x = nullptr; }), "logsumexp_scan: x: found null, expected an address");
+  EXPECT_EQ(scan([](auto& op) { op.y = nullptr; }), "logsumexp_scan: y: found null, expected an address");
+  EXPECT_EQ(scan([](auto& op) { op.shape.time = -1; }), "logsumexp_scan: shape.time: found -1, expected >= 0");
+  EXPECT_EQ(scan([](auto& op) { op.shape.dim = std::numeric_limits<std::int64_t>::max(); }),
+            "logsumexp_scan: shape: has more elements than 64 bits can count");
+  EXPECT_EQ(scan([](auto& op) { op.type = static_cast<ElementType>(9); }),
+            "logsumexp_scan: type: found 9, expected an ElementType");
+  EXPECT_EQ(scan([](auto& op) { op.x_strides = {.batch = 32, .time = -8}; }),
+            "logsumexp_scan: x: found a stride of -8, expected >= 0");
+  EXPECT_EQ(scan([](auto& op) { op.y_strides = {.batch = 32, .time = 7}; }),
+            "logsumexp_scan: y: found a stride of 7, with which elements overlap");
+  EXPECT_EQ(scan([](auto& op) { op.y_strides = {.batch = 8, .time = 8}; }),
+            "logsumexp_scan: y: found a stride of 8, with which elements overlap");
+  EXPECT_EQ(scan([](auto& op) { op.x_strides = {.batch = std::numeric_limits<std::int64_t>::max() - 3, .time = 8}; }),
+            "logsumexp_scan: x: reaches beyond what 64 bits can address");
+  EXPECT_EQ(refusal([&] { decay_scan(context, {.shape = {.time = 1, .dim = 1}, .b = x.data(), .h = x.data()}); }),
+            "decay_scan: log_a: found null, expected an address");
+  EXPECT_EQ(refusal([&] { exp_product_scan(context, {.shape = {.time = 1, .dim = 1}, .y = x.data()}); }),
+            "exp_product_scan: gamma: found null, expected an address");
+
+  std::vector<float> out(4, 42.0F);
+  const auto logprobs = [&](auto change) {
+    TokenLogprobs op{.rows = 4, .vocab = 8, .logits = x.data(), .targets = targets.data(), .logprobs = out.data()};
+    change(op);
+    return refusal([&] { token_logprobs(context, op); });
+  };
+  EXPECT_EQ(logprobs([](auto& op) { op.rows = -1; }), "token_logprobs: rows: found -1, expected >= 0");
+  EXPECT_EQ(logprobs([](auto& op) { op.targets = nullptr; }),
+            "token_logprobs: targets: found null, expected an address");
+  EXPECT_EQ(logprobs([](auto& op) { op.logprobs = nullptr; }),
+            "token_logprobs: logprobs: found null, expected an address");
+  EXPECT_EQ(logprobs([](auto& op) { op.row_stride = 7; }),
+            "token_logprobs: logits: found a row stride of 7, expected at least 8");
+  EXPECT_EQ(logprobs([](auto& op) { op.target_type = static_cast<IndexType>(5); }),
+            "token_logprobs: target_type: found 5, expected an IndexType");
+  EXPECT_NE(logprobs([](auto& op) { op.vocab = 7; }).find("target 7 of row 1"), std::string::npos);
+  EXPECT_EQ(out, std::vector<float>(4, 42.0F));  // nothing was written
+  EXPECT_EQ(logprobs([](auto&) {}), "no error");
+
+  EXPECT_EQ(refusal([&] {
+              token_logprobs_backward(
+                  context,
+                  {.rows = 4, .vocab = 8, .logits = x.data(), .targets = targets.data(), .d_logits = x.data()});
+            }),
+            "token_logprobs_backward: grad: found null, expected an address");
+  EXPECT_EQ(refusal([] { (void)KernelContext::cpu(-1); }), "kernel context: threads: found -1, expected >= 0");
+}
+
+TEST(Kernels, ContextsMove) {
+  KernelContext first = KernelContext::cpu(1);
+  KernelContext second = std::move(first);
+  float x[] = {1.0F, 2.0F};
+  logsumexp_scan(second, {.shape = {.time = 2, .dim = 1}, .x = x, .y = x});
+  EXPECT_NEAR(x[1], std::log(std::exp(1.0) + std::exp(2.0)), 1e-6);
+  first = std::move(second);
+  logsumexp_scan(first, {.shape = {.time = 1, .dim = 1}, .x = x, .y = x});
+}
+
+}  // namespace
+}  // namespace mmrec

@@ -1,0 +1,293 @@
+// The laws that every session obeys, on real model folders:
+//  1. how tokens are split into calls changes nothing: to the bit where docs/numerics.md says so, within a bound
+//  elsewhere
+//  2. save + restore + continue is the uninterrupted run, to the bit; a clone diverges alone; sessions do not meet
+//  3. score is the log-softmax of the step logits
+//  4. threads and batch change no bit
+// A backend's test instantiates Laws with its models.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <ostream>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "mmrec/model.h"
+
+namespace mmrec {
+
+/// A model and what is promised of it. Bounds are multiples of the largest |logit|, or of 1 where that is smaller.
+struct LawsCase {
+  const char* folder;
+  Device device = Device::kCpu;
+  Precision precision = Precision::kAuto;
+  std::vector<std::size_t> chunks_equal_to_steps = {1, 2, 7, 64, 100};  // tokens per call that change no bit
+  float split_bound = 2e-5F;                                            // between any two splits
+  float sweep_bound = 5e-5F;                                            // between sweeps and steps
+  float sweep_tolerance = 1e-6F;
+  std::size_t shorten = 1;              // divides the lengths, where time is dear
+  std::string (*unusable)() = nullptr;  // why it cannot run here; "" if it can
+
+  friend void PrintTo(const LawsCase& c, std::ostream* out) { *out << c.folder; }
+};
+
+/// "oracle/tiles" as a test's name.
+inline std::string laws_name(const testing::TestParamInfo<LawsCase>& info) {
+  std::string name = info.param.folder;
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return c == '/' || c == '-'; }, '_');
+  return name;
+}
+
+inline std::filesystem::path folder_of(const std::string& name) {
+  return std::filesystem::path(name.starts_with("mmrec-") ? MMREC_WEIGHTS : MMREC_FIXTURES) / name;
+}
+
+inline std::vector<int> random_tokens(const Model& model, std::size_t count, unsigned seed) {
+  std::mt19937 rng(seed);
+  std::vector<int> tokens(count);
+  for (int& t : tokens) t = static_cast<int>(rng() % static_cast<unsigned>(model.info().vocab_size));
+  return tokens;
+}
+
+inline std::vector<float> copy(std::span<const float> x) { return {x.begin(), x.end()}; }
+
+inline void expect_same_bits(std::span<const float> a, std::span<const float> b, const std::string& what) {
+  ASSERT_EQ(a.size(), b.size()) << what;
+  EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size_bytes()), 0) << what;
+}
+
+inline float largest_difference(std::span<const float> a, std::span<const float> b) {
+  float worst = a.size() == b.size() ? 0.0F : INFINITY;
+  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    const float d = std::abs(a[i] - b[i]);
+    worst = d <= worst ? worst : d;  // keeps NaN
+  }
+  return worst;
+}
+
+/// Prefills in calls that end at the given positions.
+inline void prefill_to(Session& session, const std::vector<int>& tokens, const std::vector<std::size_t>& ends) {
+  std::size_t begin = 0;
+  for (const std::size_t end : ends) {
+    session.prefill(std::span(tokens).subspan(begin, end - begin));
+    begin = end;
+  }
+}
+
+inline std::vector<std::size_t> every(std::size_t chunk, std::size_t total) {
+  std::vector<std::size_t> ends;
+  for (std::size_t end = chunk; end < total; end += chunk) ends.push_back(end);
+  ends.push_back(total);
+  return ends;
+}
+
+/// The largest |logit|, at least 1.
+inline float scale_of(std::span<const float> logits) {
+  float scale = 1.0F;
+  for (const float x : logits) scale = std::max(scale, std::abs(x));
+  return scale;
+}
+
+class Laws : public testing::TestWithParam<LawsCase> {
+ protected:
+  void SetUp() override {
+    const std::string reason = GetParam().unusable == nullptr ? "" : GetParam().unusable();
+    if (!reason.empty()) GTEST_SKIP() << reason;
+  }
+  static Model load() {
+    LoadOptions o;
+    o.device = GetParam().device;
+    o.precision = GetParam().precision;
+    return Model::load(folder_of(GetParam().folder), o);
+  }
+  static SessionOptions options(PrefillMode mode, int threads = 1) {
+    SessionOptions o;
+    o.prefill = mode;
+    o.threads = threads;
+    o.sweep_tolerance = GetParam().sweep_tolerance;
+    return o;
+  }
+  static std::size_t length(std::size_t tokens) { return std::max<std::size_t>(tokens / GetParam().shorten, 1); }
+};
+
+TEST_P(Laws, SmallSplitsEqualStepsToTheBit) {
+  const Model model = load();
+  const auto tokens = random_tokens(model, length(150), 1);
+  Session stepped = model.new_session(1, options(PrefillMode::kSteps));
+  for (const int token : tokens) stepped.step(std::span(&token, 1));
+  for (const std::size_t chunk : GetParam().chunks_equal_to_steps) {
+    Session session = model.new_session(1, options(PrefillMode::kSteps));
+    prefill_to(session, tokens, every(chunk, tokens.size()));
+    expect_same_bits(session.logits(), stepped.logits(), "chunks of " + std::to_string(chunk));
+    EXPECT_EQ(session.save(), stepped.save()) << "state, chunks of " << chunk;
+  }
+}
+
+TEST_P(Laws, EverySplitAgreesWithinTheBound) {
+  const Model model = load();
+  const auto tokens = random_tokens(model, length(700), 2);
+  Session stepped = model.new_session(1, options(PrefillMode::kSteps));
+  for (const int token : tokens) stepped.step(std::span(&token, 1));
+  const float scale = scale_of(stepped.logits());
+  for (const PrefillMode mode : {PrefillMode::kSteps, PrefillMode::kSweeps, PrefillMode::kAuto}) {
+    for (const std::size_t chunk : {std::size_t{1}, std::size_t{7}, std::size_t{64}, std::size_t{130}, tokens.size()}) {
+      Session session = model.new_session(1, options(mode));
+      prefill_to(session, tokens, every(chunk, tokens.size()));
+      const bool sweeps = session.prefill_stats().windows > 0;
+      EXPECT_LE(largest_difference(session.logits(), stepped.logits()),
+                scale * (sweeps ? GetParam().sweep_bound : GetParam().split_bound))
+          << "mode " << static_cast<int>(mode) << ", chunks of " << chunk;
+    }
+  }
+}
+
+TEST_P(Laws, SaveRestoreContinueIsTheUninterruptedRun) {
+  const Model model = load();
+  const auto tokens = random_tokens(model, length(90), 4);
+  const std::size_t cut = tokens.size() * 5 / 9;
+  for (const PrefillMode mode : {PrefillMode::kSteps, PrefillMode::kSweeps}) {
+    Session session = model.new_session(1, options(mode));
+    session.prefill(std::span(tokens).first(cut));
+    const auto state = session.save();
+    const auto logits = copy(session.logits());
+    const auto continued = copy(session.prefill(std::span(tokens).subspan(cut)));
+
+    Session restored = model.new_session(1, options(mode));
+    restored.prefill(std::span(tokens).first(3));
+    restored.restore(state);
+    EXPECT_EQ(restored.position(), static_cast<std::int64_t>(cut));
+    expect_same_bits(restored.logits(), logits, "restored logits");
+    expect_same_bits(restored.prefill(std::span(tokens).subspan(cut)), continued, "continued logits");
+    EXPECT_EQ(restored.save(), session.save());
+  }
+}
+
+TEST_P(Laws, CloneDivergesAlone) {
+  const Model model = load();
+  const auto tokens = random_tokens(model, length(60), 5);
+  const std::size_t cut = tokens.size() * 2 / 3;
+  Session session = model.new_session(1, options(PrefillMode::kSteps));
+  session.prefill(std::span(tokens).first(cut));
+  const auto before = session.save();
+  Session clone = session.clone();
+  EXPECT_EQ(clone.save(), before);
+  clone.prefill(std::span(tokens).subspan(cut));
+  EXPECT_NE(clone.save(), before);
+  EXPECT_EQ(session.save(), before);
+  session.prefill(std::span(tokens).subspan(cut));
+  EXPECT_EQ(session.save(), clone.save());
+}
+
+TEST_P(Laws, ResetIsANewSession) {
+  const Model model = load();
+  const auto tokens = random_tokens(model, length(45), 6);
+  Session fresh = model.new_session(1, options(PrefillMode::kSteps));
+  const auto expected = copy(fresh.prefill(tokens));
+  Session used = model.new_session(1, options(PrefillMode::kSteps));
+  used.prefill(random_tokens(model, length(77), 7));
+  used.reset();
+  EXPECT_EQ(used.position(), 0);
+  EXPECT_TRUE(used.logits().empty());
+  expect_same_bits(used.prefill(tokens), expected, "after reset");
+}
+
+TEST_P(Laws, SessionsInTwoThreadsDoNotMeet) {
+  const Model model = load();
+  const auto first = random_tokens(model, length(200), 8);
+  const auto second = random_tokens(model, length(200), 9);
+  const auto run = [&](const std::vector<int>& tokens, std::vector<float>& out) {
+    Session session = model.new_session(1, options(PrefillMode::kSteps, 2));
+    const std::size_t prompt = tokens.size() * 3 / 4;
+    session.prefill(std::span(tokens).first(prompt));
+    for (std::size_t i = prompt; i < tokens.size(); ++i) session.step(std::span(&tokens[i], 1));
+    out = copy(session.logits());
+  };
+  std::vector<float> alone_first, alone_second, together_first, together_second;
+  run(first, alone_first);
+  run(second, alone_second);
+  std::thread a([&] { run(first, together_first); });
+  std::thread b([&] { run(second, together_second); });
+  a.join();
+  b.join();
+  expect_same_bits(together_first, alone_first, "first");
+  expect_same_bits(together_second, alone_second, "second");
+}
+
+TEST_P(Laws, ScoreIsTheLogSoftmaxOfStepLogits) {
+  const Model model = load();
+  const auto tokens = random_tokens(model, length(300), 10);
+  const std::size_t first = tokens.size() * 111 / 300;
+  float scale = 1.0F;
+  Session stepped = model.new_session(1, options(PrefillMode::kSteps));
+  std::vector<float> expected{0.0F};
+  for (std::size_t t = 0; t + 1 < tokens.size(); ++t) {
+    const auto logits = stepped.step(std::span(&tokens[t], 1));
+    scale = std::max(scale, scale_of(logits));
+    const double top = *std::max_element(logits.begin(), logits.end());
+    double sum = 0.0;
+    for (const float x : logits) sum += std::exp(static_cast<double>(x) - top);
+    expected.push_back(
+        static_cast<float>(static_cast<double>(logits[static_cast<std::size_t>(tokens[t + 1])]) - top - std::log(sum)));
+  }
+  for (const PrefillMode mode : {PrefillMode::kSteps, PrefillMode::kSweeps}) {
+    Session session = model.new_session(1, options(mode));
+    std::vector<float> got = session.score(std::span(tokens).first(first));
+    const auto rest = session.score(std::span(tokens).subspan(first));
+    got.insert(got.end(), rest.begin(), rest.end());
+    EXPECT_LE(largest_difference(got, expected), scale * GetParam().sweep_bound);
+  }
+}
+
+TEST_P(Laws, ThreadsChangeNoBit) {
+  const Model model = load();
+  const auto tokens = random_tokens(model, length(400), 11);
+  for (const PrefillMode mode : {PrefillMode::kSteps, PrefillMode::kSweeps, PrefillMode::kAuto}) {
+    Session one = model.new_session(1, options(mode, 1));
+    one.prefill(tokens);
+    const auto state = one.save();
+    const auto logprobs = one.score(tokens);
+    for (const int threads : {2, 5}) {
+      Session many = model.new_session(1, options(mode, threads));
+      many.prefill(tokens);
+      EXPECT_EQ(many.save(), state) << threads << " threads";
+      expect_same_bits(many.score(tokens), logprobs, std::to_string(threads) + " threads, score");
+    }
+  }
+}
+
+TEST_P(Laws, BatchChangesNoBit) {
+  const Model model = load();
+  constexpr std::size_t kBatch = 3;
+  const std::size_t prompt_tokens = length(290);
+  constexpr std::size_t kSteps = 5;
+  std::vector<std::vector<int>> rows;
+  for (unsigned b = 0; b < kBatch; ++b) rows.push_back(random_tokens(model, prompt_tokens + kSteps, 20 + b));
+  const auto vocab = static_cast<std::size_t>(model.info().vocab_size);
+  for (const PrefillMode mode : {PrefillMode::kSteps, PrefillMode::kSweeps}) {
+    Session batched = model.new_session(kBatch, options(mode, 2));
+    std::vector<int> prompt;
+    for (const auto& row : rows) prompt.insert(prompt.end(), row.begin(), row.begin() + prompt_tokens);
+    batched.prefill(prompt);
+    for (std::size_t s = 0; s < kSteps; ++s) {
+      std::vector<int> next;
+      next.reserve(kBatch);
+      for (const auto& row : rows) next.push_back(row[prompt_tokens + s]);
+      batched.step(next);
+    }
+    for (std::size_t b = 0; b < kBatch; ++b) {
+      Session single = model.new_session(1, options(mode));
+      single.prefill(std::span(rows[b]).first(prompt_tokens));
+      for (std::size_t s = 0; s < kSteps; ++s) single.step(std::span(&rows[b][prompt_tokens + s], 1));
+      expect_same_bits(batched.logits().subspan(b * vocab, vocab), single.logits(), "sequence " + std::to_string(b));
+    }
+  }
+}
+
+}  // namespace mmrec

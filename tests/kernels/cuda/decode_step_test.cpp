@@ -1,0 +1,246 @@
+// The one-kernel decode step against float64 (decode_testing.h), and what must hold to the bit.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "kernels/cuda/graph.h"
+#include "tests/kernels/cuda/decode_testing.h"
+
+namespace mmrec::kernels {
+namespace {
+
+using test::DecodeModel;
+using test::DecodeRun;
+using test::DecodeState;
+
+constexpr DecodeShape kMdi = {
+    .batch = 1, .dim = 64, .layers = 2, .heads = 2, .ffn = 96, .gate_hidden = 16, .vocab = 257, .memory_slots = 4};
+
+DecodeShape with_batch(DecodeShape shape, std::int64_t batch) {
+  shape.batch = batch;
+  return shape;
+}
+
+class DecodeStepTest : public test::CudaTest {
+ protected:
+  void SetUp() override {
+    test::CudaTest::SetUp();
+    if (!IsSkipped() && cuda().compute_capability() < 90) GTEST_SKIP() << "needs compute capability 9.0";
+  }
+
+  static std::vector<int> random_tokens(const DecodeShape& s, unsigned step) {
+    std::mt19937_64 engine(test::test_seed() + step);
+    std::vector<int> tokens;
+    for (std::int64_t b = 0; b < s.batch; ++b) {
+      tokens.push_back(static_cast<int>(engine() % static_cast<std::uint64_t>(s.vocab)));
+    }
+    return tokens;
+  }
+
+  /// Three steps: logits after each, h and the sums after all.
+  template <class A>
+  void check(const DecodeShape& shape, std::int64_t slots, double bound) {
+    ASSERT_TRUE(decode_step_supported(cuda(), shape, sizeof(A)));
+    const DecodeModel<A> model(shape);
+    DecodeState state = model.random_state(1000);
+    DecodeRun<A> run(cuda(), model, state);
+    for (unsigned step = 0; step < 3; ++step) {
+      const std::vector<int> tokens = random_tokens(shape, step);
+      std::vector<double> want;
+      for (std::int64_t b = 0; b < shape.batch; ++b) {
+        const test::Vector logits = model.step(state, b, tokens[static_cast<std::size_t>(b)], slots);
+        want.insert(want.end(), logits.begin(), logits.end());
+      }
+      EXPECT_LT(test::largest_error(run.step(tokens, slots), want), bound) << "logits, step " << step;
+    }
+    EXPECT_LT(test::largest_error(run.h(), state.h), bound) << "h";
+    const std::vector<double> sum = run.segment_sum();
+    double worst = 0.0;
+    for (std::size_t i = 0; i < sum.size(); ++i) {
+      const double error = std::abs(sum[i] - state.segment_sum[i]) / (1.0 + std::abs(sum[i]));
+      worst = std::isnan(error) ? INFINITY : std::max(worst, error);
+    }
+    EXPECT_LT(worst, bound) << "segment sums";
+  }
+
+  /// A batch's sequences one by one.
+  template <class A>
+  void check_batches(const DecodeShape& one, std::int64_t batch, std::int64_t slots) {
+    const DecodeShape shape = with_batch(one, batch);
+    const DecodeModel<A> model(shape);
+    const DecodeModel<A> single(with_batch(one, 1));  // the same weights: they follow from the seed
+    const DecodeState state = model.random_state(1000);
+    DecodeRun<A> together(cuda(), model, state);
+    std::vector<std::vector<float>> logits;
+    for (unsigned step = 0; step < 2; ++step) logits.push_back(together.step(random_tokens(shape, step), slots));
+    for (std::int64_t b = 0; b < batch; ++b) {
+      const auto part = [&](const auto& all, std::int64_t width) {
+        auto mine = std::remove_cvref_t<decltype(all)>();
+        for (std::int64_t l = 0; l < shape.layers; ++l) {
+          const auto from = all.begin() + (l * batch + b) * width;
+          mine.insert(mine.end(), from, from + width);
+        }
+        return mine;
+      };
+      const DecodeState own = {part(state.h, shape.dim), part(state.memory, shape.memory_slots * shape.dim),
+                               part(state.segment_sum, shape.dim)};
+      DecodeRun<A> alone(cuda(), single, own);
+      for (unsigned step = 0; step < 2; ++step) {
+        const std::vector<float> got = alone.step({random_tokens(shape, step)[static_cast<std::size_t>(b)]}, slots);
+        EXPECT_EQ(0, std::memcmp(got.data(), logits[step].data() + b * shape.vocab, got.size() * sizeof(float)))
+            << "sequence " << b << " of " << batch;
+      }
+      EXPECT_EQ(alone.h(), part(together.h(), shape.dim));
+      EXPECT_EQ(alone.segment_sum(), part(together.segment_sum(), shape.dim));
+    }
+  }
+};
+
+constexpr double kFp32 = 2e-5;
+constexpr double kBf16 = 3e-2;
+constexpr double kFp16 = 5e-3;
+
+TEST_F(DecodeStepTest, MatchesFloat64InFp32) {
+  for (const std::int64_t batch : {1, 3, 8}) {
+    for (const std::int64_t slots : {0, 1, 3}) check<float>(with_batch(kMdi, batch), slots, kFp32);
+  }
+}
+
+TEST_F(DecodeStepTest, MatchesFloat64In16Bits) {
+  for (const std::int64_t batch : {1, 3, 8}) {
+    for (const std::int64_t slots : {0, 1, 4}) check<BFloat16>(with_batch(kMdi, batch), slots, kBf16);
+  }
+  check<Float16>(with_batch(kMdi, 2), 2, kFp16);
+}
+
+TEST_F(DecodeStepTest, DpgMatchesFloat64) {
+  DecodeShape shape = with_batch(kMdi, 2);
+  shape.dpg = true;
+  shape.gate_hidden = 40;
+  for (const std::int64_t slots : {0, 1, 3}) check<float>(shape, slots, kFp32);
+  check<BFloat16>(shape, 0, kBf16);
+}
+
+// Vectors that are not whole chunks of a warp, rows of several slots, one head, more slots of memory than lanes.
+TEST_F(DecodeStepTest, OddShapesMatchFloat64) {
+  check<float>(
+      {.batch = 2, .dim = 36, .layers = 1, .heads = 1, .ffn = 20, .gate_hidden = 4, .vocab = 2, .memory_slots = 40}, 40,
+      kFp32);
+  check<BFloat16>(
+      {.batch = 2, .dim = 24, .layers = 3, .heads = 3, .ffn = 8, .gate_hidden = 8, .vocab = 1, .memory_slots = 2}, 2,
+      kBf16);
+  check<float>({.batch = 1,
+                .dim = 160,
+                .layers = 1,
+                .heads = 5,
+                .ffn = 1100,
+                .gate_hidden = 40,
+                .vocab = 300,
+                .memory_slots = 1},
+               0, kFp32);
+}
+
+TEST_F(DecodeStepTest, LargeShapesMatchFloat64) {
+  if (test::small_sizes()) GTEST_SKIP() << "large sizes";
+  check<BFloat16>({.batch = 1,
+                   .dim = 1024,
+                   .layers = 2,
+                   .heads = 16,
+                   .ffn = 4096,
+                   .gate_hidden = 256,
+                   .vocab = 5003,
+                   .memory_slots = 4},
+                  3, kBf16);
+  check<BFloat16>({.batch = 8,
+                   .dim = 2048,
+                   .layers = 1,
+                   .heads = 16,
+                   .ffn = 8192,
+                   .gate_hidden = 512,
+                   .vocab = 32000,
+                   .memory_slots = 1},
+                  0, kBf16);
+  check<float>({.batch = 3,
+                .dim = 384,
+                .layers = 2,
+                .heads = 6,
+                .ffn = 1536,
+                .gate_hidden = 96,
+                .vocab = 4096,
+                .memory_slots = 1},
+               1, kFp32);
+}
+
+TEST_F(DecodeStepTest, BitsOfASequenceDoNotDependOnItsBatch) {
+  check_batches<float>(kMdi, 3, 0);
+  check_batches<BFloat16>(kMdi, 8, 3);
+  // So wide that 8 sequences multiply ffn_out by panels and one does not.
+  DecodeShape wide = kMdi;
+  wide.layers = 1;
+  wide.ffn = 2304;
+  check_batches<BFloat16>(wide, 8, 0);
+  wide.ffn = 1152;
+  check_batches<float>(wide, 8, 0);
+}
+
+TEST_F(DecodeStepTest, ARecordedStepEqualsADirectOne) {
+  const DecodeModel<BFloat16> model(with_batch(kMdi, 2));
+  const DecodeState state = model.random_state(1000);
+  DecodeRun<BFloat16> direct(cuda(), model, state);
+  DecodeRun<BFloat16> recorded(cuda(), model, state);
+  std::vector<float> want;
+  for (unsigned step = 0; step < 4; ++step) want = direct.step(random_tokens(model.shape, step), 0);
+  recorded.step(random_tokens(model.shape, 0), 0);
+  const Graph graph(cuda(), [&] { decode_step(cuda(), recorded.op()); });
+  for (unsigned step = 1; step < 4; ++step) {
+    recorded.feed(random_tokens(model.shape, step));
+    graph.launch(cuda());
+  }
+  EXPECT_EQ(recorded.logits(), want);
+  EXPECT_EQ(recorded.h(), direct.h());
+}
+
+// A NaN of all ones, the mark of what is unwritten, in weights and state: the step ends, and it shows.
+TEST_F(DecodeStepTest, NanEndsTheStepAndShows) {
+  const auto check_type = [&]<class A>(A) {
+    DecodeModel<A> model(with_batch(kMdi, 2));
+    std::memset(&model.embedding[5 * 64 + 7], 0xff, sizeof(A));
+    DecodeState state = model.random_state(1000);
+    DecodeRun<A> run(cuda(), model, state);
+    const std::vector<float> logits = run.step({5, 6}, 3);
+    for (std::int64_t i = 0; i < model.shape.vocab; ++i) {
+      EXPECT_TRUE(std::isnan(logits[static_cast<std::size_t>(i)]));
+      EXPECT_FALSE(std::isnan(logits[static_cast<std::size_t>(model.shape.vocab + i)]));
+    }
+  };
+  check_type(float{});
+  check_type(BFloat16{});
+}
+
+TEST_F(DecodeStepTest, SaysWhatItSupports) {
+  EXPECT_TRUE(decode_step_supported(cuda(), kMdi, 2));
+  EXPECT_FALSE(decode_step_supported(cuda(), with_batch(kMdi, 9), 2));
+  EXPECT_FALSE(decode_step_supported(cuda(), with_batch(kMdi, 0), 2));
+  DecodeShape shape = kMdi;
+  shape.gate_hidden = 4;  // 8 bytes in 16 bits
+  EXPECT_FALSE(decode_step_supported(cuda(), shape, 2));
+  EXPECT_TRUE(decode_step_supported(cuda(), shape, 4));
+  const DecodeShape large = {.batch = 8,
+                             .dim = 4096,
+                             .layers = 32,
+                             .heads = 32,
+                             .ffn = 16384,
+                             .gate_hidden = 1024,
+                             .vocab = 128256,
+                             .memory_slots = 8};
+  EXPECT_EQ(decode_step_supported(cuda(), large, 2), !test::kEmulated);  // its 4 blocks have to own too much
+  shape = large;
+  shape.dim = 32768;
+  EXPECT_FALSE(decode_step_supported(cuda(), shape, 2));
+}
+
+}  // namespace
+}  // namespace mmrec::kernels

@@ -1,0 +1,565 @@
+// The host emulation of CUDA tested itself: what kernels may do works, and what they may not do is reported. Compiled
+// for the emulation only.
+#include <cuda_runtime.h>
+
+#include <numeric>
+
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/tensor_map.h"
+#include "tests/kernels/cuda/cuda_testing.h"
+#include "tests/support/cuda_emulation/sanitizer.h"
+
+namespace mmrec::kernels {
+namespace {
+
+constexpr unsigned kAll = 0xffffffffU;
+
+class EmulationTest : public test::CudaTest {
+ protected:
+  /// Runs `kernel` and returns the `count` words that it has written to its first parameter.
+  template <class... Parameters, class... Arguments>
+  std::vector<std::uint32_t> run(LaunchConfig config, std::size_t count, void (*kernel)(Parameters...),
+                                 Arguments... arguments) {
+    DeviceBuffer<std::uint32_t> out = test::CudaTest::poisoned<std::uint32_t>(count);
+    launch(cuda().stream(), config, kernel, out.data(), arguments...);
+    return to_host(out);
+  }
+};
+using EmulationDeathTest = EmulationTest;
+
+// --- Barriers --------------------------------------------------------------------------------------------------------
+
+__global__ void reverse_through_shared(std::uint32_t* out) {
+  __shared__ std::uint32_t line[1024];
+  for (unsigned round = 0; round < 3; ++round) {
+    line[threadIdx.x] = round * 1000 + threadIdx.x;
+    __syncthreads();
+    out[threadIdx.x] = line[blockDim.x - 1 - threadIdx.x];
+    __syncthreads();
+  }
+}
+
+TEST_F(EmulationTest, BarrierOfAThousandThreads) {
+  const auto out = run({.grid = 2, .block = 1000}, 1000, reverse_through_shared);
+  for (std::size_t i = 0; i < out.size(); ++i) EXPECT_EQ(out[i], 2000 + 999 - i);
+}
+
+__global__ void without_a_barrier(std::uint32_t* out, bool from_below) {
+  std::uint32_t* line = ptx::shared_memory<std::uint32_t>();
+  line[threadIdx.x] = threadIdx.x;
+  out[threadIdx.x] = line[(threadIdx.x + (from_below ? blockDim.x - 1 : 1)) % blockDim.x];
+}
+
+TEST_F(EmulationTest, AMissingBarrierShowsInOneOfTheTwoOrders) {
+  const LaunchConfig config{.grid = 1, .block = 64, .shared_bytes = 256};
+  ASSERT_EQ(setenv("MMREC_CUDA_EMULATION_ORDER", "forward", 1), 0);
+  EXPECT_EQ(run(config, 64, without_a_barrier, false)[5], kAll);  // shared memory starts as ones
+  EXPECT_EQ(run(config, 64, without_a_barrier, true)[5], 4U);
+  ASSERT_EQ(setenv("MMREC_CUDA_EMULATION_ORDER", "reverse", 1), 0);
+  EXPECT_EQ(run(config, 64, without_a_barrier, false)[5], 6U);
+  EXPECT_EQ(run(config, 64, without_a_barrier, true)[5], kAll);
+  unsetenv("MMREC_CUDA_EMULATION_ORDER");
+}
+
+__global__ void some_leave_early(std::uint32_t* out) {
+  if (threadIdx.x % 3 == 0) return;
+  __syncthreads();
+  out[threadIdx.x] = static_cast<std::uint32_t>(__popc(__ballot_sync(kAll, 1)));
+}
+
+TEST_F(EmulationTest, ExitedThreadsAreNotWaitedFor) {
+  const auto out = run({.grid = 1, .block = 48}, 48, some_leave_early);
+  EXPECT_EQ(out[0], kAll);
+  EXPECT_EQ(out[1], 21U);   // lanes 0, 3, ... 30 of the first warp have left
+  EXPECT_EQ(out[47], 11U);  // of the 16 threads of the second warp, 33, 36, 39, 42 and 45 have left
+}
+
+__global__ void divergent_barrier(std::uint32_t* out) {
+  if (threadIdx.x < 7) {
+    __syncthreads();
+  } else {
+    __syncwarp();
+  }
+  out[threadIdx.x] = 0;
+}
+__global__ void divergent_shuffle(std::uint32_t* out) {
+  if (threadIdx.x == 3) {
+    out[0] = __shfl_sync(kAll, threadIdx.x, 0);
+  } else {
+    out[1] = __ballot_sync(kAll, 1);
+  }
+}
+__global__ void spins_forever(std::uint32_t* out) {
+  while (ptx::load_acquire(out) != 1) ptx::spin_pause();
+}
+
+TEST_F(EmulationDeathTest, ThreadsThatCannotGoOnAreReported) {
+  EXPECT_DEATH(run({.grid = 1, .block = 32}, 32, divergent_barrier),
+               "deadlock.*\n.*7 threads wait at __syncthreads; the first: block \\(0, 0, 0\\) thread \\(0, 0, 0\\)\n"
+               ".*25 threads wait at __syncwarp; the first: block \\(0, 0, 0\\) thread \\(7, 0, 0\\)");
+  EXPECT_DEATH(run({.grid = 1, .block = 32}, 2, divergent_shuffle), "other lanes of mask ffffffff are at");
+  EXPECT_DEATH(run({.grid = dim3(1, 2), .block = 1}, 1, spins_forever), "livelock.*\n.*1 threads wait at spin_pause");
+}
+
+// --- Warps -----------------------------------------------------------------------------------------------------------
+
+__global__ void shuffles(std::uint32_t* out) {
+  const std::uint32_t x = threadIdx.x;
+  out += 8 * threadIdx.x;
+  out[0] = __shfl_sync(kAll, x, 5);
+  out[1] = __shfl_sync(kAll, x, 1, 8);
+  out[2] = __shfl_up_sync(kAll, x, 3);
+  out[3] = __shfl_up_sync(kAll, x, 3, 8);
+  out[4] = __shfl_down_sync(kAll, x, 3, 8);
+  out[5] = __shfl_xor_sync(kAll, x, 17);
+  out[6] = __shfl_xor_sync(kAll, x, 12, 8);
+  out[7] = static_cast<std::uint32_t>(__shfl_xor_sync(kAll, 1ULL << x, 1) >> 1);
+}
+
+TEST_F(EmulationTest, Shuffles) {
+  const auto out = run({.grid = 1, .block = 32}, 256, shuffles);
+  for (std::uint32_t x = 0; x < 32; ++x) {
+    const std::uint32_t* lane = out.data() + 8 * x;
+    EXPECT_EQ(lane[0], 5U);
+    EXPECT_EQ(lane[1], x / 8 * 8 + 1);
+    EXPECT_EQ(lane[2], x < 3 ? x : x - 3);
+    EXPECT_EQ(lane[3], x % 8 < 3 ? x : x - 3);
+    EXPECT_EQ(lane[4], x % 8 > 4 ? x : x + 3);
+    EXPECT_EQ(lane[5], x ^ 17);
+    EXPECT_EQ(lane[6], (x ^ 12) > (x | 7) ? x : x ^ 12);  // segments above one's own are out of reach
+    EXPECT_EQ(lane[7], (1ULL << (x ^ 1)) >> 1);
+  }
+}
+
+/// The two halves of a warp take different numbers of steps under their own masks.
+__global__ void halves(std::uint32_t* out) {
+  const unsigned half = threadIdx.x / 16;
+  std::uint32_t sum = threadIdx.x;
+  for (unsigned repeat = 0; repeat <= half; ++repeat) {
+    for (int m = 8; m > 0; m /= 2) sum += __shfl_xor_sync(0xffffU << (16 * half), sum, m);
+  }
+  out[threadIdx.x] = sum;
+  __syncwarp();
+  const bool high = threadIdx.x >= 16;
+  if (__any_sync(kAll, threadIdx.x == 31) == 0 || __all_sync(kAll, high) != 0) out[threadIdx.x] = 0;
+  if (__ballot_sync(kAll, high) != 0xffff0000U) out[threadIdx.x] = 0;
+}
+
+TEST_F(EmulationTest, PartsOfAWarp) {
+  const auto out = run({.grid = 1, .block = 32}, 32, halves);
+  EXPECT_EQ(out[3], 120U);
+  EXPECT_EQ(out[20], 16 * (120U + 16 * 16));
+}
+
+// --- Blocks that wait for each other ---------------------------------------------------------------------------------
+
+/// Running sums of block totals, each block waiting for the one before it.
+__global__ void look_back(std::uint32_t* out, std::uint32_t* flags) {
+  if (threadIdx.x != 0) return;
+  std::uint32_t before = 0;
+  if (blockIdx.x != 0) {
+    while (ptx::load_acquire(flags + blockIdx.x - 1) == 0) ptx::spin_pause();
+    before = out[blockIdx.x - 1];
+  }
+  out[blockIdx.x] = before + blockIdx.x;
+  ptx::store_release(flags + blockIdx.x, 1);
+}
+
+TEST_F(EmulationTest, LookBack) {
+  const auto out = run({.grid = 100, .block = 64}, 100, look_back, cuda().flags());
+  EXPECT_EQ(out[99], 4950U);
+}
+
+/// Every block reads what all others wrote before a barrier of the whole grid.
+__global__ void exchange(std::uint32_t* out, std::uint32_t* counter) {
+  std::uint32_t* shared = ptx::shared_memory<std::uint32_t>();
+  shared[threadIdx.x] = blockIdx.x * 100 + threadIdx.x;
+  __syncthreads();
+  out[blockIdx.x * blockDim.x + threadIdx.x] = shared[blockDim.x - 1 - threadIdx.x];
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    ptx::add_acq_rel(counter, 1);
+    while (ptx::load_acquire(counter) != gridDim.x) ptx::spin_pause();
+  }
+  __syncthreads();
+  const std::uint32_t other = out[(blockIdx.x + 1) % gridDim.x * blockDim.x + threadIdx.x];
+  __syncthreads();
+  if (other != (blockIdx.x + 1) % gridDim.x * 100 + blockDim.x - 1 - threadIdx.x) *counter = 1000;
+}
+
+TEST_F(EmulationTest, CooperativeGrid) {
+  const LaunchConfig config{.grid = 4, .block = 96, .shared_bytes = 96 * 4, .cooperative = true};
+  run(config, 4 * 96, exchange, cuda().flags());
+  std::uint32_t counter = 0;
+  cuda().download(cuda().flags(), &counter, 1);
+  EXPECT_EQ(counter, 4U);
+  EXPECT_DEATH(run({.grid = 4, .block = 96, .shared_bytes = 96 * 4}, 4 * 96, exchange, cuda().flags() + 1), "livelock");
+  EXPECT_THROW(run({.grid = 9, .block = 96, .cooperative = true}, 1, exchange, cuda().flags()), std::system_error);
+}
+
+// --- Memory ----------------------------------------------------------------------------------------------------------
+
+__global__ void write_at(std::uint32_t* out, std::int64_t i) { out[i] = 1; }
+[[maybe_unused]] __global__ void write_shared_at(std::uint32_t* out, int i) {
+  ptx::shared_memory<std::uint32_t>()[i] = 1;
+  *out = 0;
+}
+__global__ void load_vector_at(std::uint32_t* out, int i) { out[0] = ptx::load_streaming(out + i).x; }
+
+TEST_F(EmulationDeathTest, AccessesOutOfBoundsAreFound) {
+#if defined(MMREC_ADDRESS_SANITIZER)
+  EXPECT_DEATH(run({.grid = 1, .block = 1}, 25, write_at, 25), "heap-buffer-overflow");
+  EXPECT_DEATH(run({.grid = 1, .block = 1, .shared_bytes = 100}, 1, write_shared_at, 25), "heap-buffer-overflow");
+  EXPECT_DEATH(run({.grid = 1, .block = 1, .shared_bytes = 100}, 1, write_shared_at, -1), "use-after-poison");
+#endif
+  EXPECT_DEATH(run({.grid = 1, .block = 1}, 8, load_vector_at, 1), "load_streaming: .* is not aligned to 16 bytes");
+}
+
+TEST_F(EmulationTest, LaunchesBeyondTheLimitsFail) {
+  EXPECT_THROW(run({.grid = 1, .block = 1025}, 1, write_at, 0), std::system_error);
+  EXPECT_THROW(run({.grid = 1, .block = dim3(1, 1, 65)}, 1, write_at, 0), std::system_error);
+  EXPECT_THROW(run({.grid = dim3(1, 65536), .block = 1}, 1, write_at, 0), std::system_error);
+  EXPECT_THROW(run({.grid = 1, .block = 1, .shared_bytes = (227 << 10) + 1}, 1, write_at, 0), std::system_error);
+  EXPECT_EQ(run({.grid = 1, .block = 1, .shared_bytes = 227 << 10}, 1, write_at, 0)[0], 1U);
+}
+
+TEST_F(EmulationTest, MemoryIsFinite) {
+  EXPECT_THROW(device_allocate(std::size_t{1} << 40), OutOfDeviceMemory);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+}
+
+// --- Graphs ----------------------------------------------------------------------------------------------------------
+
+__global__ void increment(std::uint32_t* at, std::uint32_t by) { *at += by; }
+
+class StreamTest : public EmulationTest {
+ protected:
+  void begin() { ASSERT_EQ(cudaStreamBeginCapture(cuda().stream(), cudaStreamCaptureModeThreadLocal), cudaSuccess); }
+  void add(cudaStream_t stream, std::uint32_t by) {
+    launch(stream, {.grid = 1, .block = 1}, increment, at_.data(), by);
+  }
+  std::uint32_t value() { return to_host(at_)[0]; }
+
+  DeviceBuffer<std::uint32_t> at_{1};
+};
+
+TEST_F(StreamTest, CapturedWorkRunsWhenTheGraphIsLaunched) {
+  cuda().zero(at_.data(), 4);
+  begin();
+  add(cuda().stream(), 1);
+  cuda().fork();
+  add(cuda().side_stream(), 10);
+  cuda().join();
+  cudaGraph_t graph = nullptr;
+  ASSERT_EQ(cudaStreamEndCapture(cuda().stream(), &graph), cudaSuccess);
+  EXPECT_EQ(value(), 0U);
+  cudaGraphExec_t executable = nullptr;
+  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+  ASSERT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  for (int i = 0; i < 3; ++i) ASSERT_EQ(cudaGraphLaunch(executable, cuda().stream()), cudaSuccess);
+  EXPECT_EQ(value(), 33U);
+  ASSERT_EQ(cudaGraphExecDestroy(executable), cudaSuccess);
+}
+
+TEST_F(StreamTest, WhatMayNotBeCapturedFails) {
+  cudaGraph_t graph = nullptr;
+  begin();
+  EXPECT_THROW(device_allocate(4), std::system_error);
+  EXPECT_THROW(cuda().synchronize(), std::system_error);
+  EXPECT_EQ(cudaStreamEndCapture(cuda().stream(), &graph), cudaErrorStreamCaptureInvalidated);
+  begin();
+  cuda().fork();
+  add(cuda().side_stream(), 1);
+  EXPECT_EQ(cudaStreamEndCapture(cuda().stream(), &graph), cudaErrorStreamCaptureUnjoined);
+  cudaGetLastError();
+  EXPECT_NO_THROW(cuda().synchronize());
+}
+
+// --- Streams: as late as synchronisation allows ----------------------------------------------------------------------
+
+TEST_F(StreamTest, AStreamThatDoesNotWaitForAnotherReadsStaleData) {
+  DeviceBuffer<std::uint32_t> copy(1);
+  const auto increment_and_copy = [&](bool waits) {
+    cuda().zero(at_.data(), 4);
+    cuda().synchronize();
+    add(cuda().stream(), 1);
+    if (waits) cuda().fork();
+    EXPECT_EQ(cudaMemcpyAsync(copy.data(), at_.data(), 4, cudaMemcpyDeviceToDevice, cuda().side_stream()), cudaSuccess);
+    EXPECT_EQ(cudaStreamSynchronize(cuda().side_stream()), cudaSuccess);
+    return to_host(copy)[0];
+  };
+  EXPECT_EQ(increment_and_copy(false), 0U);
+  EXPECT_EQ(increment_and_copy(true), 1U);
+}
+
+TEST_F(StreamTest, PinnedMemoryBelongsToTheCopyUntilItIsDone) {
+  PinnedBuffer<std::uint32_t> pinned(1);
+  std::uint32_t pageable = 1;
+  *pinned.data() = 1;
+  cuda().upload(&pageable, at_.data(), 1);
+  pageable = 2;  // was staged
+  EXPECT_EQ(value(), 1U);
+  cuda().upload(pinned.data(), at_.data(), 1);
+  *pinned.data() = 2;  // too early
+  EXPECT_EQ(value(), 2U);
+  add(cuda().stream(), 5);
+  ASSERT_EQ(cudaMemcpyAsync(pinned.data(), at_.data(), 4, cudaMemcpyDeviceToHost, cuda().stream()), cudaSuccess);
+  EXPECT_EQ(*pinned.data(), 2U);  // has not arrived
+  cuda().synchronize();
+  EXPECT_EQ(*pinned.data(), 7U);
+}
+
+// --- The copy engine -------------------------------------------------------------------------------------------------
+
+/// Waits with thread 0 for a box of [2, 8, 64] elements and writes it out as it lies in shared memory.
+__global__ void load_one_box(std::uint32_t* out, const __grid_constant__ TensorMap map, int x, int y, bool waits) {
+  auto* box = reinterpret_cast<std::uint32_t*>(ptx::shared_memory<std::byte>() + 896);  // aligned to 1,024
+  auto* barrier = ptx::shared_memory<std::uint64_t>();
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_init(barrier, 1);
+    ptx::mbarrier_init_fence();
+    ptx::load_box(box, &map, barrier, x, y, 0);
+    ptx::mbarrier_arrive_expect(barrier, 2048);
+  }
+  __syncthreads();
+  if (waits) ptx::mbarrier_wait(barrier, 0);
+  for (unsigned i = threadIdx.x; i < 512; i += blockDim.x) out[i] = box[i];
+}
+
+class CopyEngineTest : public EmulationTest {
+ protected:
+  /// Elements are numbered [depth 2, rows 10, columns 72].
+  CopyEngineTest() : host_(2 * 10 * 72) { std::iota(host_.begin(), host_.end(), std::uint16_t{1}); }
+  std::vector<std::uint32_t> load_box(int x, int y, bool waits) {
+    const DeviceBuffer<std::uint16_t> tensor = to_device(host_);
+    const TensorMap map = make_tensor_map({tensor.data(), 72, 10, 2, 72, 720}, 8, 2);
+    return run({.grid = 1, .block = 32, .shared_bytes = 896 + 2048}, 512, load_one_box, map, x, y, waits);
+  }
+  std::vector<std::uint16_t> host_;
+};
+
+TEST_F(CopyEngineTest, BoxesAreSwizzledAndPaddedWithZeros) {
+  for (const auto& [x, y] : {std::pair{0, 0}, {16, 4}, {-5, -3}}) {
+    const auto out = load_box(x, y, true);
+    for (int depth = 0; depth < 2; ++depth) {
+      for (int row = 0; row < 8; ++row) {
+        for (int column = 0; column < 64; ++column) {
+          const int place = depth * 512 + row * 64 + ((column / 8) ^ row) * 8 + column % 8;
+          const auto got = out[static_cast<std::size_t>(place / 2)] >> (place % 2 * 16) & 0xffffU;
+          const bool inside = y + row >= 0 && y + row < 10 && x + column >= 0 && x + column < 72;
+          const int element = 720 * depth + 72 * (y + row) + x + column;
+          ASSERT_EQ(got, inside ? host_[static_cast<std::size_t>(element)] : 0U)
+              << depth << ' ' << row << ' ' << column;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CopyEngineTest, ACopyThatNobodyWaitsForIsReported) {
+  EXPECT_DEATH(load_box(0, 0, false), "exited with copies into its shared memory");
+}
+
+__global__ void copy_in_bulk(std::uint32_t* out, const std::uint32_t* from, bool waits) {
+  auto* barrier = ptx::shared_memory<std::uint64_t>();
+  auto* line = ptx::shared_memory<std::uint32_t>() + 32;
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_init(barrier, 1);
+    ptx::bulk_copy(line, from, 512, barrier, ptx::evict_first());
+    ptx::mbarrier_arrive_expect(barrier, 512);
+  }
+  __syncthreads();
+  if (waits) ptx::mbarrier_wait(barrier, 0);
+  for (unsigned i = threadIdx.x; i < 128; i += 32) out[i] = line[i];
+  __syncthreads();
+  ptx::mbarrier_wait(barrier, 0);
+}
+
+TEST_F(CopyEngineTest, CopiesArriveWhenTheyAreWaitedFor) {
+  std::vector<std::uint32_t> words(128);
+  std::iota(words.begin(), words.end(), 7U);
+  const DeviceBuffer<std::uint32_t> from = to_device(words);
+  const LaunchConfig config{.grid = 2, .block = 32, .shared_bytes = 128 + 512};
+  EXPECT_EQ(run(config, 128, copy_in_bulk, from.data(), true), words);
+  EXPECT_EQ(run(config, 128, copy_in_bulk, from.data(), false)[3], kAll);
+}
+
+__global__ void pairs(std::uint32_t* out, std::uint32_t a, std::uint32_t b) {
+  out[0] = ptx::min_pair<BFloat16>(a, b);
+  out[1] = ptx::max_bfloat16x2(a, b);
+}
+
+TEST_F(EmulationTest, ExtremesOfPairs) {
+  const LaunchConfig config{.grid = 1, .block = 1};
+  using Words = std::vector<std::uint32_t>;
+  EXPECT_EQ(run(config, 2, pairs, 0x3f800000U, 0xc0008000U), (Words{0xc0008000U, 0x3f800000U}));  // (1, 0), (-2, -0)
+  EXPECT_EQ(run(config, 2, pairs, 0x3f80ffffU, 0x7fc03f80U), (Words{0x7fff7fffU, 0x3f803f80U}));  // (1, NaN), (NaN, 1)
+}
+
+/// Each of two blocks loads half of a box for both.
+__global__ void multicast(std::uint32_t* out, const __grid_constant__ TensorMap map) {
+  std::byte* boxes = ptx::shared_memory<std::byte>() + 896;
+  auto* barrier = ptx::shared_memory<std::uint64_t>();
+  const unsigned rank = ptx::cluster_rank();
+  if (threadIdx.x == 0) ptx::mbarrier_init(barrier, 2);
+  ptx::cluster_sync();
+  if (threadIdx.x == 0) {
+    ptx::load_box_multicast(boxes + 1024 * rank, &map, barrier, 0, static_cast<int>(8 * rank), 0, 0b11);
+    ptx::mbarrier_arrive_at(barrier, 1 - rank);
+    ptx::mbarrier_arrive_expect(barrier, 2048);
+  }
+  ptx::mbarrier_wait(barrier, 0);
+  const auto* words = reinterpret_cast<const std::uint32_t*>(boxes);
+  for (unsigned i = threadIdx.x; i < 512; i += blockDim.x) out[512 * blockIdx.x + i] = words[i];
+  ptx::cluster_sync();
+}
+
+TEST_F(CopyEngineTest, Multicast) {
+  const DeviceBuffer<std::uint16_t> tensor = to_device(host_);
+  const TensorMap map = make_tensor_map({tensor.data(), 64, 16, 1, 64, 0}, 8);
+  const auto out = run({.grid = 4, .block = 32, .shared_bytes = 896 + 2048, .cluster = 2}, 2048, multicast, map);
+  for (std::size_t i = 0; i < out.size(); i += 4) {  // the first element of every piece
+    const std::size_t row = i % 512 / 32;
+    EXPECT_EQ(out[i] & 0xffffU, 64 * row + 8 * ((i % 32 / 4) ^ (row % 8)) + 1);
+  }
+}
+
+/// Half of the block writes, the other half reads, in two buffers that take turns.
+__global__ void produce_and_consume(std::uint32_t* out) {
+  std::uint32_t* line = ptx::shared_memory<std::uint32_t>();
+  constexpr int kAllThreads = 128;
+  for (unsigned step = 0; step < 6; ++step) {
+    const int full = 1 + static_cast<int>(step % 2);
+    const int empty = 3 + static_cast<int>(step % 2);
+    std::uint32_t& place = line[64 * (step % 2) + threadIdx.x % 64];
+    if (threadIdx.x < 64) {
+      if (step >= 2) ptx::named_barrier_sync(empty, kAllThreads);
+      place = 100 * step + threadIdx.x;
+      ptx::named_barrier_arrive(full, kAllThreads);
+    } else {
+      ptx::named_barrier_sync(full, kAllThreads);
+      out[64 * step + threadIdx.x % 64] = line[64 * (step % 2) + 63 - threadIdx.x % 64];
+      if (step < 4) ptx::named_barrier_arrive(empty, kAllThreads);
+    }
+  }
+}
+
+TEST_F(EmulationTest, NamedBarriers) {
+  const auto out = run({.grid = 1, .block = 128, .shared_bytes = 512}, 384, produce_and_consume);
+  for (std::size_t i = 0; i < out.size(); ++i) EXPECT_EQ(out[i], 100 * (i / 64) + 63 - i % 64);
+}
+
+// --- Tensor cores ----------------------------------------------------------------------------------------------------
+
+enum class Mistake { kNone, kOverwrites, kDoesNotWait };
+
+/// out [64, 128] = 2 a bᵀ for a [64, 64], b [128, 64], one warpgroup.
+template <class T>
+__global__ void multiply(float* out, const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
+                         Mistake mistake) {
+  std::byte* tile = ptx::shared_memory<std::byte>() + 896;
+  auto* barrier = ptx::shared_memory<std::uint64_t>();
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_init(barrier, 1);
+    ptx::mbarrier_arrive_expect(barrier, (64 + 128) * 128);
+    ptx::load_box(tile, &a, barrier, 0, 0, 0);
+    ptx::load_box(tile + 64 * 128, &b, barrier, 0, 0, 0);
+  }
+  __syncthreads();
+  ptx::mbarrier_wait(barrier, 0);
+  float sum[64];
+  const std::uint64_t rows = ptx::wgmma_operand(tile);
+  for (std::uint64_t repeat = 0; repeat < 2; ++repeat) {
+    ptx::wgmma_fence();
+    for (std::uint64_t k = 0; k < 4; ++k) {
+      ptx::wgmma<T>(sum, rows + 2 * k, rows + 64 * 8 + 2 * k, repeat != 0 || k != 0);
+    }
+    ptx::wgmma_commit();
+  }
+  if (mistake == Mistake::kOverwrites) tile[0] = std::byte{1};
+  if (mistake != Mistake::kDoesNotWait) ptx::wgmma_wait_all(sum);
+  const unsigned warp = threadIdx.x / 32;
+  const unsigned lane = threadIdx.x % 32;
+  for (unsigned i = 0; i < 64; ++i) {
+    const unsigned row = 16 * warp + lane / 4 + 8 * (i / 2 % 2);
+    out[128 * row + 8 * (i / 4) + 2 * (lane % 4) + i % 2] = sum[i];
+  }
+}
+
+/// out [16, 8] += a b for a [16, 16], b [16, 8], one warp.
+template <class T>
+__global__ void multiply_small(float* out, const T* a, const T* b) {
+  const unsigned g = threadIdx.x / 4;
+  const unsigned t = threadIdx.x % 4;
+  const auto pair = [](T low, T high) { return static_cast<std::uint32_t>(low.bits | high.bits << 16); };
+  const std::uint32_t a_registers[4] = {pair(a[16 * g + 2 * t], a[16 * g + 2 * t + 1]),
+                                        pair(a[16 * (g + 8) + 2 * t], a[16 * (g + 8) + 2 * t + 1]),
+                                        pair(a[16 * g + 2 * t + 8], a[16 * g + 2 * t + 9]),
+                                        pair(a[16 * (g + 8) + 2 * t + 8], a[16 * (g + 8) + 2 * t + 9])};
+  const std::uint32_t b_registers[2] = {pair(b[8 * (2 * t) + g], b[8 * (2 * t + 1) + g]),
+                                        pair(b[8 * (2 * t + 8) + g], b[8 * (2 * t + 9) + g])};
+  float* const c[4] = {out + 8 * g + 2 * t, out + 8 * g + 2 * t + 1, out + 8 * (g + 8) + 2 * t,
+                       out + 8 * (g + 8) + 2 * t + 1};
+  float d[4];
+  for (int i = 0; i < 4; ++i) d[i] = *c[i];
+  ptx::mma_m16n8k16<T>(d, a_registers, b_registers);
+  for (int i = 0; i < 4; ++i) *c[i] = d[i];
+}
+
+template <class T>
+class TensorCoreTest : public EmulationTest {
+ protected:
+  double product_error(Mistake mistake = Mistake::kNone) {
+    const std::vector<T> a = test::random_normal<T>(64 * 64, 0.0, 1.0, 1);
+    const std::vector<T> b = test::random_normal<T>(128 * 64, 0.0, 1.0, 2);
+    const DeviceBuffer<T> device_a = to_device(a);
+    const DeviceBuffer<T> device_b = to_device(b);
+    DeviceBuffer<float> out = test::CudaTest::poisoned<float>(64 * 128);
+    launch(cuda().stream(), {.grid = 1, .block = 128, .shared_bytes = 896 + (64 + 128) * 128}, multiply<T>, out.data(),
+           make_tensor_map({device_a.data(), 64, 64, 1, 64, 0}, 64),
+           make_tensor_map({device_b.data(), 64, 128, 1, 64, 0}, 128), mistake);
+    std::vector<double> want;
+    for (std::size_t row = 0; row < 64; ++row) {
+      for (std::size_t column = 0; column < 128; ++column) {
+        double sum = 0.0;
+        for (std::size_t k = 0; k < 64; ++k) {
+          sum +=
+              2.0 * static_cast<double>(to_float(a[64 * row + k])) * static_cast<double>(to_float(b[64 * column + k]));
+        }
+        want.push_back(sum);
+      }
+    }
+    return test::largest_error(to_host(out), want);
+  }
+};
+using SixteenBits = ::testing::Types<BFloat16, Float16>;
+TYPED_TEST_SUITE(TensorCoreTest, SixteenBits);
+
+TYPED_TEST(TensorCoreTest, WarpProduct) {
+  const std::vector<TypeParam> a = test::random_normal<TypeParam>(16 * 16, 0.0, 1.0, 1);
+  const std::vector<TypeParam> b = test::random_normal<TypeParam>(16 * 8, 0.0, 1.0, 2);
+  const std::vector<float> c = test::random_normal<float>(16 * 8, 0.0, 1.0, 3);
+  const DeviceBuffer<TypeParam> device_a = this->to_device(a);
+  const DeviceBuffer<TypeParam> device_b = this->to_device(b);
+  DeviceBuffer<float> out = this->to_device(c);
+  launch(this->cuda().stream(), {.grid = 1, .block = 32}, multiply_small<TypeParam>, out.data(), device_a.data(),
+         device_b.data());
+  std::vector<double> want(c.begin(), c.end());
+  for (std::size_t i = 0; i < 128; ++i) {
+    for (std::size_t k = 0; k < 16; ++k) {
+      want[i] += static_cast<double>(to_float(a[16 * (i / 8) + k])) * static_cast<double>(to_float(b[8 * k + i % 8]));
+    }
+  }
+  EXPECT_LT(test::largest_error(this->to_host(out), want), 1e-6);
+}
+
+TYPED_TEST(TensorCoreTest, WarpgroupProduct) { EXPECT_LT(this->product_error(), 1e-5); }
+
+TYPED_TEST(TensorCoreTest, ProductsThatAreNotWaitedForAreReported) {
+  EXPECT_DEATH(this->product_error(Mistake::kOverwrites), "an operand was overwritten");
+  EXPECT_DEATH(this->product_error(Mistake::kDoesNotWait), "without having waited for its wgmma products");
+}
+
+}  // namespace
+}  // namespace mmrec::kernels

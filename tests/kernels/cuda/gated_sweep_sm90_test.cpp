@@ -1,0 +1,349 @@
+// One gate-frozen sweep on the tensor cores of sm_90a against fp64: the gates from the iterate on entry, then the
+// recurrence token after token. What the op reports of its own result must match it to the bit.
+#include "kernels/cuda/gated_sweep_sm90.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "tests/kernels/cuda/cuda_testing.h"
+
+namespace mmrec::kernels {
+namespace {
+
+struct Size {
+  std::int64_t batch, time, dim;
+  std::int64_t first = 0;
+};
+
+double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
+std::size_t count(std::int64_t n) { return static_cast<std::size_t>(n); }
+
+/// Operands: z lies in wider rows, as in the model, all else is dense.
+template <class A>
+struct Case {
+  explicit Case(const Size& s)
+      : size(s),
+        wide(test::random_normal<A>(count(s.batch * s.time * (s.dim + kPadding)), 0.0, 1.0, 1)),
+        zm(test::random_normal<A>(count(s.batch * s.time * s.dim), 0.0, 1.0, 2)),
+        gamma(test::random_uniform<float>(count(s.batch * s.time * s.dim), 0.02, 0.9, 3)),
+        h(test::random_normal<float>(count(s.batch * (s.time + 1) * s.dim), 0.0, 1.0, 4)),
+        bias(test::random_normal<float>(count(s.dim), 0.0, 1.0, 5)),
+        weight(test::random_normal<A>(count(2 * s.dim * s.dim), 0.0, 1.0 / std::sqrt(static_cast<double>(s.dim)), 6)) {
+    for (const float x : h) rounded.push_back(from_float<A>(x));
+  }
+  static constexpr std::int64_t kPadding = 24;
+  Size size;
+  std::vector<A> wide, zm;
+  std::vector<float> gamma, h;
+  std::vector<A> rounded;
+  std::vector<float> bias;
+  std::vector<A> weight;
+  float mix = 0.1F;
+};
+
+template <class A>
+struct Result {
+  std::vector<float> h;
+  std::vector<A> rounded_next;
+  std::vector<float> change, magnitude;
+};
+
+class GatedSweepSm90 : public test::CudaTest {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    if (!IsSkipped() && cuda().compute_capability() != 90)
+      GTEST_SKIP() << "the device is not of compute capability 9.0";
+  }
+
+  template <class A>
+  Result<A> run(const Case<A>& c, GatedCheck check = {}) {
+    const auto [batch, time, dim, first] = c.size;
+    const auto wide = to_device(c.wide);
+    const auto zm = to_device(c.zm);
+    const auto gamma = to_device(c.gamma);
+    const auto bias = to_device(c.bias);
+    const auto weight = to_device(c.weight);
+    auto h = to_device(c.h);
+    auto rounded = to_device(c.rounded);
+    auto next = poisoned<A>(c.h.size());
+    // What is raised starts at 0 from `first` on; before it nothing is to be touched, though a check looks at it.
+    std::vector<float> maxima(count(time), check.report == nullptr ? NAN : 0.0F);
+    std::fill(maxima.begin() + first, maxima.end(), 0.0F);
+    auto change = to_device(maxima);
+    auto magnitude = to_device(maxima);
+
+    GatedSweep<Device, A> op;
+    op.in.z = {wide.data(), batch, time, dim};
+    op.in.z.time_stride = dim + c.kPadding;
+    op.in.z.batch_stride = time * (dim + c.kPadding);
+    op.in.zm = {zm.data(), batch, time, dim};
+    op.in.gamma = {gamma.data(), batch, time, dim};
+    op.in.h = {h.data(), batch, time + 1, dim};
+    op.in.h_rounded = {rounded.data(), batch, time + 1, dim};
+    op.in.mdi_mix = c.mix;
+    op.h_rounded_next = {next.data(), batch, time + 1, dim};
+    op.gate_weight = {weight.data(), std::is_same_v<A, BFloat16> ? DType::kBF16 : DType::kF16, 2 * dim, dim};
+    op.gate_bias = c.bias.empty() ? nullptr : bias.data();
+    op.first = first;
+    op.change = change.data();
+    op.magnitude = magnitude.data();
+    EXPECT_TRUE(gated_sweep_sm90_supported(cuda(), op));
+    check.change = op.change;
+    check.magnitude = op.magnitude;
+    check.times = static_cast<int>(time);
+    gated_sweep_sm90(cuda(), op, check);
+    const Result<A> result{to_host(h), to_host(next), to_host(change), to_host(magnitude)};
+
+    std::vector<std::uint32_t> flags(Cuda::kFlagWords);
+    cuda().download(cuda().flags(), flags.data(), flags.size());
+    EXPECT_EQ(std::count(flags.begin(), flags.end(), 0U), static_cast<std::ptrdiff_t>(flags.size()))
+        << "flags were not left zero";
+    return result;
+  }
+
+  /// `channels`: how many channels of each sequence are computed in fp64; 0: all.
+  template <class A>
+  static void check(const Case<A>& c, const Result<A>& got, std::int64_t channels = 0) {
+    const auto [batch, time, dim, first] = c.size;
+    const auto row = [time = time, dim = dim](std::int64_t b, std::int64_t t) { return (b * (time + 1) + t) * dim; };
+    const std::int64_t step = channels == 0 ? 1 : std::max<std::int64_t>(dim / channels, 1);
+    const auto mix = static_cast<double>(c.mix);
+    double worst = 0.0;
+    for (std::int64_t b = 0; b < batch; ++b) {
+      for (std::int64_t i = 0; i < dim; i += step) {
+        double h = static_cast<double>(c.h[count(row(b, first) + i)]);
+        for (std::int64_t t = first; t < time; ++t) {
+          double s = c.bias.empty() ? 0.0 : static_cast<double>(c.bias[count(i)]);
+          double g = static_cast<double>(to_float(c.zm[count((b * time + t) * dim + i)]));
+          for (std::int64_t k = 0; k < dim; ++k) {
+            const auto x = static_cast<double>(to_float(c.rounded[count(row(b, t) + k)]));
+            s += x * static_cast<double>(to_float(c.weight[count(i * dim + k)]));
+            g += x * static_cast<double>(to_float(c.weight[count((dim + i) * dim + k)]));
+          }
+          const auto gamma = static_cast<double>(c.gamma[count((b * time + t) * dim + i)]);
+          const auto z = static_cast<double>(to_float(c.wide[count((b * time + t) * (dim + c.kPadding) + i)]));
+          h = (gamma + mix * (1.0 - sigmoid(g) + gamma)) * h + z * (sigmoid(s) + mix * sigmoid(g));
+          const double error = std::abs(static_cast<double>(got.h[count(row(b, t + 1) + i)]) - h) / (1.0 + std::abs(h));
+          worst = std::isnan(error) ? INFINITY : std::max(worst, error);
+        }
+      }
+    }
+    EXPECT_LT(worst, 1e-5);
+
+    for (std::int64_t t = 0; t < time; ++t) {
+      float change = 0.0F, magnitude = 0.0F;
+      for (std::int64_t b = 0; b < batch; ++b) {
+        for (std::int64_t i = 0; i < dim; ++i) {
+          const std::size_t at = count(row(b, t + 1) + i);
+          if (t < first) {
+            ASSERT_EQ(got.h[at], c.h[at]) << "a frozen state was touched, time " << t;
+            continue;
+          }
+          change = std::max(change, std::abs(got.h[at] - c.h[at]));
+          magnitude = std::max(magnitude, std::abs(got.h[at]));
+          ASSERT_EQ(got.rounded_next[at].bits, from_float<A>(got.h[at]).bits) << "time " << t << " channel " << i;
+        }
+      }
+      if (t < first) {
+        ASSERT_TRUE(std::isnan(got.change[count(t)]) && std::isnan(got.magnitude[count(t)])) << "time " << t;
+      } else {
+        ASSERT_EQ(got.change[count(t)], change) << "time " << t;
+        ASSERT_EQ(got.magnitude[count(t)], magnitude) << "time " << t;
+      }
+    }
+    for (std::int64_t b = 0; b < batch; ++b) {
+      for (std::int64_t i = 0; i < dim; ++i) {
+        const std::size_t at = count(row(b, first) + i);
+        ASSERT_EQ(got.rounded_next[at].bits, c.rounded[at].bits) << "carry of channel " << i;
+        ASSERT_EQ(got.h[count(row(b, 0) + i)], c.h[count(row(b, 0) + i)]);
+      }
+    }
+  }
+
+  template <class A>
+  void sweep(const Size& size, std::int64_t channels = 0) {
+    const Case<A> c(size);
+    check(c, run(c), channels);
+  }
+};
+
+// Narrow tiles: at most one wave of blocks.
+TEST_F(GatedSweepSm90, OneTile) {
+  sweep<BFloat16>({1, 1, 8});
+  sweep<BFloat16>({1, 2, 48});
+  sweep<Float16>({1, 31, 64});
+  sweep<BFloat16>({2, 33, 72});
+  sweep<BFloat16>({1, 128, 64});
+}
+
+TEST_F(GatedSweepSm90, TilesThatWaitForEachOther) {
+  sweep<BFloat16>({1, 129, 64});
+  sweep<Float16>({1, 256, 104});
+}
+
+TEST_F(GatedSweepSm90, FrozenPrefix) {
+  sweep<BFloat16>({1, 200, 64, 1});
+  sweep<BFloat16>({1, 200, 72, 131});
+  sweep<BFloat16>({2, 100, 48, 99});
+}
+
+// More blocks than a wave of the emulated device.
+TEST_F(GatedSweepSm90, ManyTiles) {
+  sweep<BFloat16>({1, 300, 200});
+  sweep<Float16>({2, 270, 136, 7});
+  sweep<BFloat16>({1, 1300, 24});  // more earlier tiles than warps
+}
+
+TEST_F(GatedSweepSm90, LargeSizes) {
+  if (test::kEmulated) GTEST_SKIP() << "on a device only";
+  sweep<BFloat16>({1, 1024, 1024}, 16);
+  sweep<BFloat16>({1, 1000, 1024, 37}, 16);
+  sweep<Float16>({1, 2048, 1032}, 12);  // wide tiles, more than a wave
+  sweep<BFloat16>({3, 512, 2048, 5}, 8);
+  sweep<BFloat16>({1, 1024, 4096}, 4);
+}
+
+TEST_F(GatedSweepSm90, WithoutBiasAndMix) {
+  Case<BFloat16> c({1, 150, 64});
+  c.bias.clear();
+  c.mix = 0.0F;
+  check(c, run(c));
+}
+
+TEST_F(GatedSweepSm90, DoesNothingWhereAllIsSettled) {
+  const Case<BFloat16> c({1, 150, 64});
+  auto settled = to_device(std::vector<std::uint32_t>{150});
+  std::uint32_t* const report = cuda().report();
+  *report = 7;
+  const Result<BFloat16> got = run(c, {.begins = false, .settled = settled.data(), .report = report});
+  EXPECT_EQ(got.h, c.h);
+  for (const float x : got.change) EXPECT_EQ(x, 0.0F);
+  for (const BFloat16 x : got.rounded_next) EXPECT_TRUE(std::isnan(to_float(x)));
+  EXPECT_EQ(*report, 7U);
+}
+
+TEST_F(GatedSweepSm90, ReportsWhatHasSettled) {
+  for (const std::int64_t first : {0, 40}) {
+    Case<BFloat16> c({1, 300, 136, first});
+    const Result<BFloat16> alone = run(c);
+    c.h = alone.h;  // so that nothing changes ...
+    for (const std::int64_t moving : {std::int64_t{45}, std::int64_t{200}, c.size.time}) {
+      Case<BFloat16> moved = c;
+      for (std::int64_t t = moving; t < c.size.time; ++t)
+        moved.h[count((t + 1) * 136 + t % 136)] += 1.0F;  // ... before
+      for (const std::uint32_t before : {std::uint32_t{0}, std::uint32_t{47}}) {
+        auto settled = to_device(std::vector<std::uint32_t>{before});
+        std::uint32_t* const report = cuda().report();
+        const Result<BFloat16> got = run(moved, {.first = static_cast<int>(first),
+                                                 .tolerance = 1e-3F,
+                                                 .begins = before == 0,
+                                                 .settled = settled.data(),
+                                                 .report = report});
+        EXPECT_EQ(got.h, alone.h);
+        const auto want = std::max<std::int64_t>(moving, (before == 0 ? first : before) + 1);
+        EXPECT_EQ(*report, static_cast<std::uint32_t>(want)) << "from " << first << ", moving from " << moving;
+        EXPECT_EQ(to_host(settled)[0], *report);
+        for (std::int64_t t = first; t < c.size.time; ++t)
+          EXPECT_EQ(got.change[count(t)], 0.0F) << "for the next sweep";
+      }
+    }
+  }
+}
+
+TEST_F(GatedSweepSm90, LeavesOutWhatHasSettled) {
+  constexpr std::int64_t kTime = 850, kDim = 72;
+  for (const std::int64_t first : {0, 30}) {
+    Case<BFloat16> c({1, kTime, kDim, first});
+    c.h = run(c).h;
+    const std::int64_t start = first + 2 * kGatedSweepStep;
+    for (std::int64_t t = 0; t < start; ++t) c.h[count(t * kDim + t % kDim)] += 1.0F;  // what it would not leave so
+    auto settled = to_device(std::vector<std::uint32_t>{static_cast<std::uint32_t>(start + 100)});
+    const GatedCheck check{.first = static_cast<int>(first),
+                           .tolerance = 1e-3F,
+                           .begins = false,
+                           .settled = settled.data(),
+                           .report = cuda().report()};
+    const Result<BFloat16> got = run(c, check);
+    for (std::int64_t i = 0; i < (kTime + 1) * kDim; ++i) {
+      const std::int64_t row = i / kDim;
+      const float next = to_float(got.rounded_next[count(i)]);
+      if (row <= start) {
+        ASSERT_EQ(got.h[count(i)], c.h[count(i)]) << "row " << row;
+      } else {
+        ASSERT_NEAR(got.h[count(i)], c.h[count(i)], 1e-5F * (1.0F + std::abs(c.h[count(i)]))) << "row " << row;
+      }
+      if (row < start) {
+        ASSERT_TRUE(std::isnan(next)) << "row " << row;
+      } else {
+        const BFloat16 want = row == start ? c.rounded[count(i)] : from_float<BFloat16>(got.h[count(i)]);
+        ASSERT_EQ(next, to_float(want)) << "row " << row;
+      }
+    }
+    EXPECT_EQ(*cuda().report(), static_cast<std::uint32_t>(kTime));
+  }
+}
+
+TEST_F(GatedSweepSm90, SameBitsAgain) {
+  const Case<BFloat16> c({1, 400, 136});
+  const Result<BFloat16> first = run(c);
+  for (int i = 0; i < 3; ++i) {
+    const Result<BFloat16> again = run(c);
+    EXPECT_EQ(again.h, first.h);
+    EXPECT_EQ(again.change, first.change);
+    EXPECT_EQ(again.magnitude, first.magnitude);
+  }
+}
+
+TEST_F(GatedSweepSm90, NotANumberShowsAsInfinity) {
+  Case<BFloat16> c({1, 140, 64});
+  c.gamma[count(50 * 64 + 3)] = NAN;
+  const Result<BFloat16> got = run(c);
+  for (std::int64_t t = 0; t < c.size.time; ++t) {
+    EXPECT_EQ(std::isnan(got.h[count((t + 1) * 64 + 3)]), t >= 50) << t;
+    EXPECT_TRUE(std::isfinite(got.h[count((t + 1) * 64 + 2)])) << t;
+    EXPECT_EQ(std::isinf(got.change[count(t)]), t >= 50) << t;
+    EXPECT_EQ(std::isinf(got.magnitude[count(t)]), t >= 50) << t;
+  }
+}
+
+/// Sweeps from one of two copies of h_rounded to the other and back end at the exact recurrence.
+TEST_F(GatedSweepSm90, FixedPoint) {
+  constexpr std::int64_t kTime = 20, kDim = 64;
+  Case<BFloat16> c({1, kTime, kDim});
+  for (std::int64_t sweeps = 0; sweeps < kTime; ++sweeps) {
+    const Result<BFloat16> got = run(c);
+    c.h = got.h;
+    c.rounded = got.rounded_next;
+  }
+  const Result<BFloat16> last = run(c);
+  EXPECT_EQ(last.h, c.h);
+  for (const float x : last.change) EXPECT_EQ(x, 0.0F);
+}
+
+TEST_F(GatedSweepSm90, WhatItDoesNotTake) {
+  const auto memory = poisoned<float>(1 << 16);
+  auto* floats = const_cast<float*>(memory.data());
+  auto* halves = reinterpret_cast<BFloat16*>(floats);
+  const auto supported = [&](std::int64_t time, std::int64_t dim, std::int64_t offset, std::int64_t first) {
+    GatedSweep<Device, BFloat16> op;
+    op.in.z = {halves + offset, 1, time, dim};
+    op.in.zm = {halves, 1, time, dim};
+    op.in.gamma = {floats, 1, time, dim};
+    op.in.h = {floats, 1, time + 1, dim};
+    op.in.h_rounded = {halves, 1, time + 1, dim};
+    op.h_rounded_next = {halves, 1, time + 1, dim};
+    op.gate_weight = {halves, DType::kBF16, 2 * dim, dim};
+    op.first = first;
+    return gated_sweep_sm90_supported(cuda(), op);
+  };
+  EXPECT_TRUE(supported(16, 64, 0, 0));
+  EXPECT_TRUE(supported(16, 64, 8, 15));
+  EXPECT_FALSE(supported(16, 64, 8, 16));  // nothing left
+  EXPECT_FALSE(supported(16, 60, 0, 0));
+  EXPECT_FALSE(supported(16, 64, 4, 0));
+  EXPECT_FALSE(supported(1 << 20, 64, 0, 0));  // more tiles than flags
+}
+
+}  // namespace
+}  // namespace mmrec::kernels

@@ -1,0 +1,237 @@
+// Log-probs from hidden states and the head on the device against float64, in the form that any device takes and in the
+// one that this device takes.
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <set>
+#include <stdexcept>
+#include <type_traits>
+
+#include "kernels/cpu/cpu.h"
+#include "kernels/cuda/graph.h"
+#include "tests/kernels/cuda/cuda_testing.h"
+#include "tests/kernels/logprob_testing.h"
+
+namespace mmrec::kernels::test {
+namespace {
+
+template <class A>
+constexpr DType kType = std::is_same_v<A, float> ? DType::kF32
+                                                 : (std::is_same_v<A, Float16> ? DType::kF16 : DType::kBF16);
+
+/// Operands, on the host and on the device. Logits are of a size of 3.
+template <class A>
+struct Problem {
+  std::int64_t n, dim, vocab, stride;
+  std::vector<A> hidden, head;
+  std::vector<int> targets;
+
+  Problem(std::int64_t rows, std::int64_t d, std::int64_t v, std::int64_t padding = 0)
+      : n(rows), dim(d), vocab(v), stride(d + padding) {
+    static std::uint64_t stream = 5000;
+    hidden = random_normal<A>(static_cast<std::size_t>(n * stride), 0.0, 1.0, ++stream);
+    head = random_normal<A>(static_cast<std::size_t>(vocab * dim), 0.0, 3.0 / std::sqrt(static_cast<double>(dim)),
+                            ++stream);
+    std::mt19937_64 rng(test_seed() + ++stream);
+    for (std::int64_t r = 0; r < n; ++r) targets.push_back(static_cast<int>(rng() % static_cast<std::uint64_t>(v)));
+  }
+  double expected(std::int64_t r) const {
+    std::vector<double> logits(static_cast<std::size_t>(vocab));
+    double max = -std::numeric_limits<double>::infinity();
+    for (std::int64_t v = 0; v < vocab; ++v) {
+      double sum = 0.0;
+      for (std::int64_t i = 0; i < dim; ++i) {
+        sum += static_cast<double>(to_float(hidden[static_cast<std::size_t>(r * stride + i)])) *
+               static_cast<double>(to_float(head[static_cast<std::size_t>(v * dim + i)]));
+      }
+      logits[static_cast<std::size_t>(v)] = sum;
+      max = std::max(max, sum);
+    }
+    double sum = 0.0;
+    for (const double x : logits) sum += std::exp(x - max);
+    return logits[static_cast<std::size_t>(targets[static_cast<std::size_t>(r)])] - max - std::log(sum);
+  }
+};
+
+class HiddenLogprobsCuda : public CudaTest {
+ protected:
+  template <class A>
+  using Op = void (*)(Cuda&, const HiddenLogprobs<Device, A>&);
+
+  template <class A>
+  std::vector<float> run(Op<A> op, const Problem<A>& problem) {
+    const auto hidden = to_device(problem.hidden);
+    const auto head = to_device(problem.head);
+    const auto targets = to_device(problem.targets);
+    auto out = to_device(std::vector<float>(problem.targets.size(), kPoison));
+    op(cuda(), {.hidden = {hidden.data(), problem.n, problem.dim, problem.stride},
+                .head = {head.data(), kType<A>, problem.vocab, problem.dim},
+                .targets = targets.data(),
+                .logprobs = out.data()});
+    return to_host(out);
+  }
+};
+
+template <class A>
+class HiddenLogprobsCudaTyped : public HiddenLogprobsCuda {
+ protected:
+  static constexpr Op<A> kForms[] = {hidden_logprobs_by_tiles<A>, hidden_logprobs<A>};
+};
+using Activations = ::testing::Types<float, Float16, BFloat16>;
+TYPED_TEST_SUITE(HiddenLogprobsCudaTyped, Activations);
+
+TYPED_TEST(HiddenLogprobsCudaTyped, MatchesFloat64) {
+  struct Shape {
+    std::int64_t n, dim, vocab, padding;
+  };
+  std::vector<Shape> shapes = {{1, 48, 2, 0},     {3, 8, 257, 8},    {8, 64, 1025, 0},   {9, 64, 1023, 0},
+                               {31, 7, 4097, 3},  {33, 1, 300, 0},   {200, 72, 5000, 8}, {1, 16, 32000, 0},
+                               {1030, 16, 33, 0}, {12, 24, 8200, 0}, {2, 8, 40003, 0}};
+  if (!small_sizes()) {
+    for (const Shape large : {Shape{1000, 1024, 32000, 0}, Shape{2100, 256, 4099, 8}, Shape{8, 2048, 128256, 0},
+                              Shape{100, 512, 128256, 0}}) {
+      shapes.push_back(large);
+    }
+  }
+  for (const Shape s : shapes) {
+    Problem<TypeParam> problem(s.n, s.dim, s.vocab, s.padding);
+    // Where a row's reference costs much, only some rows are looked at, first and last among them.
+    const std::int64_t step =
+        std::max<std::int64_t>(1, s.n * s.vocab * s.dim / (small_sizes() ? 8'000'000 : 400'000'000));
+    std::set<std::int64_t> rows{0, s.n - 1};
+    for (std::int64_t r = 0; r < s.n; r += step) rows.insert(r);
+    for (const auto form : this->kForms) {
+      const std::vector<float> out = this->run(form, problem);
+      for (const std::int64_t r : rows) {
+        ASSERT_NEAR(static_cast<double>(out[static_cast<std::size_t>(r)]), problem.expected(r),
+                    2e-5 + 1e-6 * std::abs(problem.expected(r)))
+            << r << " of " << s.n << " x " << s.dim << " x " << s.vocab;
+      }
+    }
+  }
+}
+
+TEST_F(HiddenLogprobsCuda, AgreesWithTheCpu) {
+  const Problem<float> problem(small_sizes() ? 150 : 3000, 64, 4500);
+  std::vector<float> expected(problem.targets.size(), kPoison);
+  Cpu cpu(2);
+  hidden_logprobs(cpu, HiddenLogprobs<Host>{.hidden = {problem.hidden.data(), problem.n, problem.dim},
+                                            .head = {problem.head.data(), DType::kF32, problem.vocab, problem.dim},
+                                            .targets = problem.targets.data(),
+                                            .logprobs = expected.data()});
+  const std::vector<float> out = run<float>(hidden_logprobs<float>, problem);
+  for (std::size_t r = 0; r < out.size(); ++r) ASSERT_NEAR(out[r], expected[r], 2e-5F) << r;
+}
+
+// The target, the largest logit and nearly all of the sum may lie in any part and tile, at any place in it.
+TYPED_TEST(HiddenLogprobsCudaTyped, TheTargetMayLieAnywhere) {
+  constexpr std::int64_t kDim = 8, kVocab = 9000;
+  std::vector<std::int64_t> peaks{0, 1023, 4096, 8192, 8999};
+  if (!small_sizes()) peaks.insert(peaks.end(), {1, 3, 127, 128, 255, 256, 1024, 2047, 4095, 4097, 5000, 8191, 8998});
+  for (const std::int64_t n : {4, 40}) {
+    Problem<TypeParam> problem(n, kDim, kVocab);
+    // The first channel alone counts: logit v of every row is head[v][0].
+    std::fill(problem.hidden.begin(), problem.hidden.end(), from_float<TypeParam>(0.0F));
+    for (std::int64_t r = 0; r < n; ++r) {
+      problem.hidden[static_cast<std::size_t>(r * kDim)] = from_float<TypeParam>(1.0F);
+    }
+    for (const std::int64_t peak : peaks) {
+      std::fill(problem.head.begin(), problem.head.end(), from_float<TypeParam>(-40.0F));
+      problem.head[static_cast<std::size_t>(peak * kDim)] = from_float<TypeParam>(40.0F);
+      for (std::int64_t r = 0; r < n; ++r) {
+        problem.targets[static_cast<std::size_t>(r)] = static_cast<int>(r % 2 == 0 ? peak : (peak + r) % kVocab);
+      }
+      for (const auto form : this->kForms) {
+        const auto out = this->run(form, problem);
+        for (std::size_t r = 0; r < out.size(); ++r) ASSERT_EQ(out[r], r % 2 == 0 ? 0.0F : -80.0F) << peak << " " << r;
+      }
+    }
+  }
+}
+
+TYPED_TEST(HiddenLogprobsCudaTyped, RowsWithoutATargetAreLeftAlone) {
+  for (const std::int64_t n : {5, 77}) {
+    Problem<TypeParam> problem(n, 16, 2100);
+    for (const auto form : this->kForms) {
+      const std::vector<float> all = this->run(form, problem);
+      Problem<TypeParam> some = problem;
+      for (std::size_t r = 0; r < some.targets.size(); r += 3) some.targets[r] = -1 - static_cast<int>(r);
+      const std::vector<float> out = this->run(form, some);
+      for (std::size_t r = 0; r < out.size(); ++r) {
+        ASSERT_EQ(out[r], r % 3 == 0 ? kPoison : all[r]) << r << " of " << n;
+      }
+    }
+  }
+}
+
+TYPED_TEST(HiddenLogprobsCudaTyped, ATargetBeyondTheVocabularyGivesNan) {
+  for (const std::int64_t n : {5, 77}) {
+    Problem<TypeParam> problem(n, 16, 2100);
+    problem.targets[2] = 2100;
+    problem.targets[4] = std::numeric_limits<int>::max();
+    const auto out = this->run(hidden_logprobs_by_tiles<TypeParam>, problem);
+    for (std::size_t r = 0; r < out.size(); ++r) ASSERT_EQ(std::isnan(out[r]), r == 2 || r == 4) << r;
+  }
+}
+
+// More rows than the results of one pass have room for.
+TEST_F(HiddenLogprobsCuda, RowsAreTakenInPasses) {
+  if (small_sizes()) GTEST_SKIP() << "large sizes";
+  Problem<BFloat16> problem(5000, 8, 1'000'003);
+  const std::set<std::size_t> looked_at{0, 1023, 1024, 3071, 4095, 4096, 4097, 4999};
+  for (std::size_t r = 0; r < problem.targets.size(); ++r) {
+    if (looked_at.count(r) == 0) problem.targets[r] = -1;
+  }
+  const auto out = run<BFloat16>(hidden_logprobs_by_tiles<BFloat16>, problem);
+  for (std::size_t r = 0; r < out.size(); ++r) {
+    if (looked_at.count(r) != 0) {
+      ASSERT_NEAR(out[r], problem.expected(static_cast<std::int64_t>(r)), 2e-5) << r;
+    } else {
+      ASSERT_EQ(out[r], kPoison) << r;
+    }
+  }
+}
+
+TYPED_TEST(HiddenLogprobsCudaTyped, IsReplayedByAGraph) {
+  Problem<TypeParam> before(70, 16, 9000);
+  const Problem<TypeParam> after(70, 16, 9000);
+  const auto head = this->to_device(after.head);
+  auto hidden = this->to_device(before.hidden);
+  const auto targets = this->to_device(after.targets);
+  for (const auto form : this->kForms) {
+    auto out = this->template poisoned<float>(70);
+    const HiddenLogprobs<Device, TypeParam> op{.hidden = {hidden.data(), 70, 16},
+                                               .head = {head.data(), kType<TypeParam>, 9000, 16},
+                                               .targets = targets.data(),
+                                               .logprobs = out.data()};
+    form(this->cuda(), op);
+    const Graph graph(this->cuda(), [&] { form(this->cuda(), op); });
+    this->cuda().upload(after.hidden.data(), hidden.data(), after.hidden.size());
+    graph.launch(this->cuda());
+    EXPECT_EQ(this->to_host(out), this->run(form, after));
+    this->cuda().upload(before.hidden.data(), hidden.data(), before.hidden.size());
+  }
+}
+
+TEST_F(HiddenLogprobsCuda, EmptyShapesAndBadArguments) {
+  using Job = HiddenLogprobs<Device, BFloat16>;
+  auto memory = poisoned<float>(200);
+  const auto* x = reinterpret_cast<const BFloat16*>(memory.data());
+  const auto targets = to_device(std::vector<int>{0, 1});
+  const MatrixView<const BFloat16, Device> hidden(x, 2, 10);
+  const WeightView<Device> head{x, DType::kBF16, 4, 10};
+  hidden_logprobs(cuda(), Job{{nullptr, 0, 10}, head, nullptr, nullptr});
+  hidden_logprobs(cuda(), Job{hidden, {nullptr, DType::kBF16, 0, 10}, nullptr, nullptr});
+  for (const Job& bad :
+       {Job{hidden, {x, DType::kBF16, 4, 11}, targets.data(), memory.data()},
+        Job{hidden, {x, DType::kF16, 4, 10}, targets.data(), memory.data()}, Job{hidden, head, nullptr, memory.data()},
+        Job{hidden, head, targets.data(), nullptr}, Job{{nullptr, 2, 10}, head, targets.data(), memory.data()},
+        Job{hidden, {nullptr, DType::kBF16, 4, 10}, targets.data(), memory.data()},
+        Job{{x, -1, 10}, head, targets.data(), memory.data()}}) {
+    EXPECT_THROW(hidden_logprobs(cuda(), bad), std::invalid_argument);
+  }
+}
+
+}  // namespace
+}  // namespace mmrec::kernels::test

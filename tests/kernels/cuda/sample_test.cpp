@@ -1,0 +1,327 @@
+// Drawing on the device against the chain done in float64 by sorting, and against the engine's sampler.
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <stdexcept>
+
+#include "kernels/cuda/graph.h"
+#include "kernels/philox.h"
+#include "mmrec/errors.h"
+#include "mmrec/sampler.h"
+#include "tests/kernels/cuda/cuda_testing.h"
+
+namespace mmrec::kernels::test {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+/// The chain as kernels/backend.h words it. `is_close` says that a cumulative sum lies so near to the number it is
+/// compared with that the precision of fp32 weights may decide.
+struct Reference {
+  int token = -1;
+  bool is_close = false;
+};
+Reference reference(const SampleRule& rule, const float* logits, std::int64_t words) {
+  constexpr double kClose = 2e-6;  // of the sum of weights
+  struct Item {
+    int token;
+    double logit, weight;
+  };
+  std::vector<Item> items;
+  for (std::int64_t i = 0; i < words; ++i) {
+    if (std::isnan(logits[i]) || logits[i] == kInf) return {};
+    const bool is_allowed = rule.vocab_limit == 0 || i < rule.vocab_limit;
+    if (is_allowed && logits[i] != -kInf) items.push_back({static_cast<int>(i), static_cast<double>(logits[i]), 0.0});
+  }
+  if (items.empty()) return {};
+  std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.logit > b.logit; });
+  if (rule.temperature == 0.0F) return {items.front().token};
+  const double largest = items.front().logit;
+  for (Item& i : items) i.weight = std::exp((i.logit - largest) / static_cast<double>(rule.temperature));
+  if (rule.top_k > 0 && static_cast<std::size_t>(rule.top_k) < items.size()) {
+    items.resize(static_cast<std::size_t>(rule.top_k));
+  }
+  const auto total_of = [&] {
+    double total = 0.0;
+    for (const Item& i : items) total += i.weight;
+    return total;
+  };
+  Reference found;
+  if (rule.top_p < 1.0F) {
+    const double total = total_of();
+    const double wanted = static_cast<double>(rule.top_p) * total;
+    double sum = 0.0;
+    std::size_t kept = 0;
+    while (kept < items.size() && (kept == 0 || sum < wanted)) {
+      sum += items[kept++].weight;
+      found.is_close |= std::abs(sum - wanted) < kClose * total;
+    }
+    items.resize(kept);
+  }
+  std::erase_if(items, [&](const Item& i) { return i.weight < static_cast<double>(rule.min_p); });
+  std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.token < b.token; });
+  const double total = total_of();
+  const double target = philox_uniform(rule.seed, rule.sequence, rule.step) * total;
+  double sum = 0.0;
+  for (const Item& i : items) {
+    if (i.weight == 0.0) continue;
+    sum += i.weight;
+    found.is_close |= std::abs(sum - target) < kClose * total;
+    if (found.token < 0 && sum > target) found.token = i.token;
+  }
+  return found;
+}
+
+class SampleCuda : public CudaTest {
+ protected:
+  /// Rows of `words` logits, `stride` apart; one token for each rule.
+  std::vector<int> sample(const std::vector<float>& logits, std::int64_t words, std::int64_t stride,
+                          std::vector<SampleRule>& rules, std::int64_t offset = 0) {
+    const auto x = to_device(logits);
+    auto r = to_device(rules);
+    auto tokens = poisoned<int>(rules.size());
+    sample_tokens(cuda(), {.logits = {x.data() + offset, static_cast<std::int64_t>(rules.size()), words, stride},
+                           .rules = r.data(),
+                           .tokens = tokens.data()});
+    rules = to_host(r);
+    return to_host(tokens);
+  }
+  int sample_one(const std::vector<float>& logits, SampleRule rule) {
+    std::vector<SampleRule> rules{rule};
+    const auto words = static_cast<std::int64_t>(logits.size());
+    return sample(logits, words, words, rules).front();
+  }
+  /// The tokens that `draws` steps of the rule draw.
+  std::vector<int> support(const std::vector<float>& logits, SampleRule rule) {
+    const std::size_t draws = small_sizes() ? 50 : 200;
+    const auto words = static_cast<std::int64_t>(logits.size());
+    std::vector<float> rows;
+    std::vector<SampleRule> rules(draws, rule);
+    for (std::size_t i = 0; i < draws; ++i) {
+      rows.insert(rows.end(), logits.begin(), logits.end());
+      rules[i].step = i;
+    }
+    std::vector<int> tokens = sample(rows, words, words, rules);
+    std::sort(tokens.begin(), tokens.end());
+    tokens.erase(std::unique(tokens.begin(), tokens.end()), tokens.end());
+    return tokens;
+  }
+};
+
+SampleRule neutral() { return {.temperature = 1.0F}; }
+
+// Random rows and rules; logits plain, rounded so that many are equal, flat, steep, and with some masked.
+TEST_F(SampleCuda, AgreesWithTheChainDoneBySortingAndWithTheEngine) {
+  std::mt19937_64 rng(test_seed());
+  const auto pick = [&](auto... values) {
+    const std::common_type_t<decltype(values)...> list[] = {values...};
+    return list[rng() % (sizeof...(values))];
+  };
+  int compared = 0;
+  int close = 0;
+  int other_than_greedy = 0;
+  const auto check = [&](std::int64_t words, int rows) {
+    const std::int64_t offset = pick(0, 0, 1);
+    const std::int64_t stride = words + pick(0, 0, 3);
+    const bool is_round = pick(0, 0, 1) != 0;
+    const double spread = pick(0.01, 1.0, 3.0, 3.0, 12.0);
+    const auto values = random_normal<float>(static_cast<std::size_t>(words), pick(0.0, -20.0, 7.0), spread, rng());
+    std::vector<float> logits(static_cast<std::size_t>(offset + rows * stride), kNan);
+    std::vector<SampleRule> rules;
+    for (int r = 0; r < rows; ++r) {
+      for (std::int64_t v = 0; v < words; ++v) {
+        // Every row another order of the same values.
+        float x = values[static_cast<std::size_t>((v * 7 + r * 13) % words)];
+        if (is_round) x = std::round(x);
+        if (r % 4 == 3 && rng() % 5 == 0) x = -kInf;
+        logits[static_cast<std::size_t>(offset + r * stride + v)] = x;
+      }
+      rules.push_back({.temperature = pick(0.0F, 0.1F, 0.8F, 0.8F, 1.0F, 5.0F),
+                       .top_k = pick(0, 0, 1, 3, 40, 300, 5000),
+                       .top_p = pick(1e-6F, 0.5F, 0.95F, 0.999F, 1.0F, 1.0F),
+                       .min_p = pick(0.0F, 0.0F, 0.05F, 0.5F, 1.0F),
+                       .vocab_limit = pick(0, 0, 30, 100000),
+                       .seed = rng(),
+                       .sequence = rng() % 3,
+                       .step = rng() % 1000});
+    }
+    std::vector<SampleRule> after = rules;
+    const std::vector<int> tokens = sample(logits, words, stride, after, offset);
+    for (int r = 0; r < rows; ++r) {
+      const SampleRule& rule = rules[static_cast<std::size_t>(r)];
+      const int token = tokens[static_cast<std::size_t>(r)];
+      EXPECT_EQ(after[static_cast<std::size_t>(r)].step, rule.step + 1);
+      const float* row = logits.data() + offset + r * stride;
+      const Reference expected = reference(rule, row, words);
+      ++compared;
+      if (expected.is_close) {
+        ++close;
+        continue;
+      }
+      other_than_greedy += token != static_cast<int>(std::max_element(row, row + words) - row);
+      const auto describe = [&] {
+        return ::testing::Message() << words << " words, spread " << spread << ", temperature " << rule.temperature
+                                    << ", k " << rule.top_k << ", p " << rule.top_p << ", min " << rule.min_p
+                                    << ", limit " << rule.vocab_limit;
+      };
+      ASSERT_EQ(token, expected.token) << describe();
+      if (expected.token < 0) continue;
+      Sampler sampler({.temperature = rule.temperature,
+                       .top_k = rule.top_k,
+                       .top_p = rule.top_p,
+                       .min_p = rule.min_p,
+                       .repetition_penalty = 1.0F,
+                       .vocab_limit = rule.vocab_limit,
+                       .seed = rule.seed});
+      const Sample drawn = sampler.sample({row, static_cast<std::size_t>(words)}, {}, rule.step, rule.sequence);
+      ASSERT_EQ(token, drawn.token) << describe();
+    }
+  };
+  for (int round = 0; round < (small_sizes() ? 10 : 100); ++round) {
+    check(pick(1, 2, 50, 999, 1024, 4097), 16);
+    check(pick(5000, 12345), 8);
+  }
+  for (const std::int64_t words : {32000, 50257}) check(words, small_sizes() ? 4 : 64);
+  for (const std::int64_t words : {128256, 262143, 262144}) check(words, small_sizes() ? 1 : 16);
+  EXPECT_GT(other_than_greedy, compared / 4);
+  EXPECT_LT(close, compared / 20) << "of " << compared;
+}
+
+TEST_F(SampleCuda, GreedyTakesTheLargestAndTheLowestIdOfATie) {
+  const SampleRule greedy{.temperature = 0.0F, .top_k = 1};
+  EXPECT_EQ(sample_one({1.0F, 5.0F, 5.0F, -2.0F}, greedy), 1);
+  EXPECT_EQ(sample_one({-kInf, -3.0F, -2.5F}, greedy), 2);
+  EXPECT_EQ(sample_one({7.0F}, greedy), 0);
+  EXPECT_EQ(sample_one({-0.0F, 0.0F}, greedy), 0);
+  EXPECT_EQ(sample_one({-1e-45F, -0.0F, 0.0F}, greedy), 1);
+  // Wherever it lies: in any thread, vector and pass.
+  std::vector<float> logits(40000, -1.0F);
+  for (const std::size_t at : {0U, 1U, 4U, 127U, 128U, 4095U, 4096U, 16383U, 16384U, 32001U, 39999U}) {
+    logits[at] = 2.0F;
+    EXPECT_EQ(sample_one(logits, greedy), static_cast<int>(at));
+    logits[at] = -1.0F;
+  }
+  EXPECT_EQ(sample_one(std::vector<float>(40000, -3e38F), greedy), 0);
+}
+
+TEST_F(SampleCuda, FiltersKeepWhatTheyPromise) {
+  // Probabilities 0.1, 0.4, 0.2, 0.3.
+  const std::vector<float> logits = {std::log(0.1F), std::log(0.4F), std::log(0.2F), std::log(0.3F)};
+  using Tokens = std::vector<int>;
+  SampleRule rule = neutral();
+  EXPECT_EQ(support(logits, rule), (Tokens{0, 1, 2, 3}));
+  rule.top_k = 2;
+  EXPECT_EQ(support(logits, rule), (Tokens{1, 3}));
+  rule = neutral();
+  rule.top_p = 0.65F;  // 0.4 + 0.3
+  EXPECT_EQ(support(logits, rule), (Tokens{1, 3}));
+  rule.top_p = 0.75F;  // and 0.2
+  EXPECT_EQ(support(logits, rule), (Tokens{1, 2, 3}));
+  rule.top_p = 1e-30F;
+  EXPECT_EQ(support(logits, rule), (Tokens{1}));
+  rule = neutral();
+  rule.min_p = 0.6F;  // 0.24
+  EXPECT_EQ(support(logits, rule), (Tokens{1, 3}));
+  rule.min_p = 1.0F;
+  EXPECT_EQ(support(logits, rule), (Tokens{1}));
+  rule = neutral();
+  rule.vocab_limit = 2;
+  EXPECT_EQ(support(logits, rule), (Tokens{0, 1}));
+  EXPECT_EQ(support({-kInf, 0.0F, -kInf, 0.0F}, neutral()), (Tokens{1, 3}));
+}
+
+TEST_F(SampleCuda, TiesAtTheEdgeGoToTheLowestIds) {
+  // So many equal logits that the list cannot hold them, too.
+  for (const std::size_t words : {std::size_t{100}, std::size_t{9000}}) {
+    const std::vector<float> flat(words, 1.5F);
+    SampleRule rule = neutral();
+    rule.top_k = 3;
+    EXPECT_EQ(support(flat, rule), (std::vector<int>{0, 1, 2}));
+    rule.top_k = 0;
+    rule.top_p = 2.5F / static_cast<float>(words);
+    EXPECT_EQ(support(flat, rule), (std::vector<int>{0, 1, 2}));
+  }
+}
+
+TEST_F(SampleCuda, ExtremeTemperaturesAreDefined) {
+  SampleRule rule = neutral();
+  const std::vector<float> logits = {1.0F, 3.0F, 3.0F, -30.0F};
+  for (const float cold : {1e-30F, std::numeric_limits<float>::denorm_min()}) {
+    rule.temperature = cold;
+    EXPECT_EQ(support(logits, rule), (std::vector<int>{1, 2})) << cold;
+  }
+  for (const float hot : {1e30F, std::numeric_limits<float>::max()}) {
+    rule.temperature = hot;
+    EXPECT_EQ(support(logits, rule), (std::vector<int>{0, 1, 2, 3})) << hot;
+    rule.min_p = 1.0F;  // in fp64 all weights round to 1
+    EXPECT_EQ(support(logits, rule), (std::vector<int>{0, 1, 2, 3})) << hot;
+    rule.min_p = 0.0F;
+  }
+  EXPECT_EQ(support({3e38F, -3e38F, -kInf}, rule), (std::vector<int>{0, 1}));
+}
+
+TEST_F(SampleCuda, FaultsAreSeenWhereverTheyLie) {
+  for (const float temperature : {0.0F, 0.8F}) {
+    SampleRule rule{.temperature = temperature, .top_k = 40};
+    for (const std::size_t words : {std::size_t{5}, std::size_t{20001}}) {
+      std::vector<float> logits(words, 0.5F);
+      for (const float fault : {kNan, -kNan, kInf}) {
+        for (const std::size_t at : {std::size_t{0}, words / 2, words - 1}) {
+          logits[at] = fault;
+          EXPECT_EQ(sample_one(logits, rule), -1) << fault << " at " << at;
+          rule.vocab_limit = 2;  // among ids that cannot be drawn it is one all the same
+          EXPECT_EQ(sample_one(logits, rule), -1) << fault << " at " << at;
+          rule.vocab_limit = 0;
+          logits[at] = 0.5F;
+        }
+      }
+      EXPECT_GE(sample_one(logits, rule), 0);
+      EXPECT_EQ(sample_one(std::vector<float>(words, -kInf), rule), -1);
+    }
+    rule.vocab_limit = 1;
+    EXPECT_EQ(sample_one({-kInf, 0.0F}, rule), -1);
+  }
+}
+
+TEST_F(SampleCuda, AReplayedGraphDrawsAnewEveryStep) {
+  constexpr std::int64_t kRows = 3, kWords = 700;
+  const auto logits = random_normal<float>(kRows * kWords, 0.0, 1.0, 42);
+  std::vector<SampleRule> rules;
+  for (std::uint64_t b = 0; b < kRows; ++b) {
+    rules.push_back({.temperature = 1.0F, .top_k = 300, .seed = 5, .sequence = b, .step = 10 * b});
+  }
+  const auto x = to_device(logits);
+  auto r = to_device(rules);
+  auto tokens = poisoned<int>(kRows);
+  const SampleTokens<Device> op{
+      .logits = {x.data(), kRows, kWords, kWords}, .rules = r.data(), .tokens = tokens.data()};
+  sample_tokens(cuda(), op);  // a first launch may load code
+  cuda().upload(rules.data(), r.data(), rules.size());
+  const Graph graph(cuda(), [&] { sample_tokens(cuda(), op); });
+  for (int step = 0; step < 20; ++step) {
+    graph.launch(cuda());
+    const std::vector<int> drawn = to_host(tokens);
+    for (std::size_t b = 0; b < kRows; ++b) {
+      const Reference expected = reference(rules[b], logits.data() + b * kWords, kWords);
+      if (!expected.is_close) {
+        EXPECT_EQ(drawn[b], expected.token) << "step " << step << " of row " << b;
+      }
+      ++rules[b].step;
+    }
+  }
+}
+
+TEST_F(SampleCuda, EmptyBatchesAndRowsOfNoOrTooManyLogits) {
+  auto memory = poisoned<float>(4);
+  SampleTokens<Device> op{.logits = {memory.data(), 0, 4}};
+  sample_tokens(cuda(), op);
+  op.logits = {memory.data(), 1, 0};
+  EXPECT_THROW(sample_tokens(cuda(), op), std::invalid_argument);
+  op.logits = {memory.data(), 1, kMostSampleWords + 1};
+  EXPECT_THROW(sample_tokens(cuda(), op), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace mmrec::kernels::test

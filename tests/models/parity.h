@@ -1,0 +1,192 @@
+// Parity of the forward pass with two independent references: the tensors that MM-Rec's public code computed
+// (fixtures/upstream) and a float64 rendering of the equations (fixtures/oracle, made by
+// tests/reference/make_oracle.py), through steps and through sweeps, for every split of the tokens. Bounds are on every
+// entry. A backend's test instantiates Parity with its runners.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "models/checkpoint.h"
+#include "models/config.h"
+#include "models/runner.h"
+#include "models/weights.h"
+#include "tests/support/safetensors_reader.h"
+
+namespace mmrec::models {
+
+/// Folders under tests/fixtures.
+inline constexpr const char* kParityFixtures[] = {
+    "upstream/mdi",   "upstream/dpg", "upstream/hem", "upstream/segments", "oracle/slots",
+    "oracle/restart", "oracle/core",  "oracle/tiles", "oracle/dpg_bf16",   "oracle/hem_f16"};
+
+/// What is compared with the references, and how closely.
+struct ParityCase {
+  const char* fixture;
+  std::unique_ptr<Runner> (*make)(const Config&, std::shared_ptr<const HostWeights>, int batch, const RunnerOptions&);
+  std::string (*unusable)() = nullptr;  // why it cannot run here; "" if it can
+  float logit_bound = 5e-5F;
+  float logprob_bound = 2e-5F;
+  bool relative = false;  // bounds are multiples of the fixture's largest |logit|
+  float sweep_tolerance = 1e-6F;
+
+  friend void PrintTo(const ParityCase& c, std::ostream* out) { *out << c.fixture; }
+};
+
+/// "upstream/mdi" as a test's name.
+inline std::string parity_name(const testing::TestParamInfo<ParityCase>& info) {
+  std::string name = info.param.fixture;
+  std::replace(name.begin(), name.end(), '/', '_');
+  return name;
+}
+
+struct ParityFixture {
+  const ParityCase& c;
+  Config config;
+  std::shared_ptr<const HostWeights> weights;
+  std::vector<int> tokens;      // [B, T]
+  std::vector<float> logits;    // [B, T, V]
+  std::vector<float> logprobs;  // [B, T - 1]
+  std::int64_t batch = 0;
+  std::int64_t time = 0;
+  std::int64_t vocab = 0;
+  float logit_bound = 0.0F;
+  float logprob_bound = 0.0F;
+
+  explicit ParityFixture(const ParityCase& parity_case)
+      : ParityFixture(parity_case, std::filesystem::path(MMREC_FIXTURES) / parity_case.fixture) {}
+  ParityFixture(const ParityCase& parity_case, const std::filesystem::path& folder)
+      : c(parity_case), config(load_config(folder / "config.json")), vocab(config.vocab_size) {
+    weights = std::make_shared<const HostWeights>(load_weights(Checkpoint::open(folder), config));
+    const test::SafetensorsReader reference(folder / "reference.safetensors");
+    const auto& ids = reference.at("input_ids");
+    tokens = ids.integers;
+    batch = ids.dim(0);
+    time = ids.dim(1);
+    logits = reference.at("logits").values;
+    logprobs = reference.at("logprobs").values;
+    float scale = 0.0F;
+    for (const float x : logits) scale = std::max(scale, std::abs(x));
+    logit_bound = c.logit_bound * (c.relative ? scale : 1.0F);
+    logprob_bound = c.logprob_bound * (c.relative ? scale : 1.0F);
+  }
+
+  std::unique_ptr<Runner> runner(PrefillMode mode, int threads = 1, int max_sweeps = 64) const {
+    RunnerOptions options;
+    options.threads = threads;
+    options.prefill = mode;
+    options.sweep_tolerance = c.sweep_tolerance;
+    options.max_sweeps = max_sweeps;
+    return c.make(config, weights, static_cast<int>(batch), options);
+  }
+
+  /// Tokens [begin, begin + count) of every sequence.
+  std::vector<int> slice(std::int64_t begin, std::int64_t count) const {
+    std::vector<int> part;
+    for (std::int64_t b = 0; b < batch; ++b) {
+      const auto first = tokens.begin() + static_cast<std::ptrdiff_t>(b * time + begin);
+      part.insert(part.end(), first, first + static_cast<std::ptrdiff_t>(count));
+    }
+    return part;
+  }
+
+  float logit_error(std::span<const float> got, std::int64_t position) const {
+    float worst = 0.0F;
+    for (std::int64_t b = 0; b < batch; ++b) {
+      for (std::int64_t v = 0; v < vocab; ++v) {
+        const float difference = std::abs(got[static_cast<std::size_t>(b * vocab + v)] -
+                                          logits[static_cast<std::size_t>((b * time + position) * vocab + v)]);
+        worst = difference <= worst ? worst : difference;  // keeps NaN
+      }
+    }
+    return worst;
+  }
+
+  float logprob_error(const std::vector<float>& got) const {
+    float worst = 0.0F;
+    for (std::int64_t b = 0; b < batch; ++b) {
+      for (std::int64_t t = 1; t < time; ++t) {
+        const float difference = std::abs(got[static_cast<std::size_t>(b * time + t)] -
+                                          logprobs[static_cast<std::size_t>(b * (time - 1) + t - 1)]);
+        worst = difference <= worst ? worst : difference;
+      }
+    }
+    return worst;
+  }
+};
+
+class Parity : public testing::TestWithParam<ParityCase> {
+ protected:
+  void SetUp() override {
+    const std::string reason = GetParam().unusable == nullptr ? "" : GetParam().unusable();
+    if (!reason.empty()) GTEST_SKIP() << reason;
+  }
+};
+
+TEST_P(Parity, EveryStep) {
+  const ParityFixture fixture(GetParam());
+  const auto runner = fixture.runner(PrefillMode::kSteps);
+  for (std::int64_t t = 0; t < fixture.time; ++t) {
+    const auto logits = runner->step(fixture.slice(t, 1));
+    ASSERT_LE(fixture.logit_error(logits, t), fixture.logit_bound) << "position " << t;
+  }
+}
+
+TEST_P(Parity, EverySplitByStepsAndBySweeps) {
+  const ParityFixture fixture(GetParam());
+  for (const PrefillMode mode : {PrefillMode::kSteps, PrefillMode::kSweeps}) {
+    for (const std::int64_t chunk :
+         {std::int64_t{1}, std::int64_t{2}, std::int64_t{7}, std::int64_t{64}, std::int64_t{128}, fixture.time}) {
+      const auto runner = fixture.runner(mode);
+      for (std::int64_t t = 0; t < fixture.time; t += chunk) {
+        const std::int64_t count = std::min(chunk, fixture.time - t);
+        const auto logits = runner->prefill(fixture.slice(t, count));
+        ASSERT_LE(fixture.logit_error(logits, t + count - 1), fixture.logit_bound)
+            << "chunks of " << chunk << ", position " << t + count - 1;
+      }
+      const PrefillStats stats = runner->prefill_stats();
+      EXPECT_EQ(stats.windows > 0, mode == PrefillMode::kSweeps && chunk >= 16) << chunk;
+      EXPECT_EQ(stats.fallbacks, 0) << chunk;
+    }
+  }
+}
+
+TEST_P(Parity, ScoresForEverySplit) {
+  const ParityFixture fixture(GetParam());
+  for (const PrefillMode mode : {PrefillMode::kSteps, PrefillMode::kSweeps}) {
+    for (const std::int64_t chunk : {std::int64_t{1}, std::int64_t{33}, std::int64_t{128}, fixture.time}) {
+      const auto runner = fixture.runner(mode, 2);
+      std::vector<float> got(static_cast<std::size_t>(fixture.batch * fixture.time), std::nanf(""));
+      for (std::int64_t t = 0; t < fixture.time; t += chunk) {
+        const std::int64_t count = std::min(chunk, fixture.time - t);
+        std::vector<float> part(static_cast<std::size_t>(fixture.batch * count), std::nanf(""));
+        runner->score(fixture.slice(t, count), part);
+        for (std::int64_t b = 0; b < fixture.batch; ++b) {
+          std::copy_n(part.begin() + static_cast<std::ptrdiff_t>(b * count), count,
+                      got.begin() + static_cast<std::ptrdiff_t>(b * fixture.time + t));
+        }
+      }
+      EXPECT_LE(fixture.logprob_error(got), fixture.logprob_bound) << "chunks of " << chunk;
+      for (std::int64_t b = 0; b < fixture.batch; ++b) EXPECT_EQ(got[static_cast<std::size_t>(b * fixture.time)], 0.0F);
+    }
+  }
+}
+
+// max_sweeps = 1 leaves every window unconverged: the exact steps must finish it, and be counted.
+TEST_P(Parity, FallbackIsExactAndCounted) {
+  const ParityFixture fixture(GetParam());
+  const auto runner = fixture.runner(PrefillMode::kSweeps, 1, /*max_sweeps=*/1);
+  const auto logits = runner->prefill(fixture.tokens);
+  EXPECT_LE(fixture.logit_error(logits, fixture.time - 1), fixture.logit_bound);
+  EXPECT_GT(runner->prefill_stats().fallbacks, 0);
+  EXPECT_EQ(runner->prefill_stats().fallbacks, runner->prefill_stats().windows);
+}
+
+}  // namespace mmrec::models

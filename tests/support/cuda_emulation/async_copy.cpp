@@ -1,0 +1,148 @@
+#include "async_copy.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+namespace mmrec::cuda_emulation {
+namespace {
+
+/// An mbarrier as it lies in its 8 bytes. Shared memory that was never initialised (all ones) is told by `zero`.
+struct MBarrier {
+  std::uint64_t expected : 20;  // arrivals of every phase
+  std::uint64_t pending : 20;   // arrivals that the current phase still waits for
+  std::uint64_t bytes : 22;     // balance of the bytes announced and come, plus kNoBytes
+  std::uint64_t zero : 1;
+  std::uint64_t parity : 1;  // of the current phase
+};
+constexpr unsigned kNoBytes = 1U << 21;
+constexpr unsigned kMostBytes = (1U << 20) - 1;
+
+MBarrier load(const std::uint64_t* barrier) {
+  MBarrier b;
+  std::memcpy(&b, barrier, sizeof b);
+  if (b.zero != 0 || b.expected == 0) fail("mbarrier %p is used before it was made", static_cast<const void*>(barrier));
+  return b;
+}
+
+void store(std::uint64_t* barrier, MBarrier b) {
+  if (b.pending == 0 && b.bytes == kNoBytes) {
+    b.pending = b.expected;
+    b.parity ^= 1U;
+  }
+  std::memcpy(barrier, &b, sizeof b);
+}
+
+void add_bytes(std::uint64_t* barrier, std::int64_t bytes) {
+  MBarrier b = load(barrier);
+  const std::int64_t balance = static_cast<std::int64_t>(b.bytes) - kNoBytes + bytes;
+  if (balance > kMostBytes || -balance > kMostBytes)
+    fail("mbarrier: %lld bytes are too many", static_cast<long long>(balance));
+  b.bytes = static_cast<std::uint64_t>(balance + kNoBytes) & 0x3fffffU;
+  store(barrier, b);
+}
+
+std::uint32_t offset_in(const Block& block, const void* data, std::size_t bytes, const char* what) {
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  const auto begin = reinterpret_cast<std::uintptr_t>(block.shared_window) + kDynamicSharedOffset;
+  if (address < begin || address + bytes > begin + block.shared_bytes) {
+    fail("%s: %p is not in the dynamic shared memory of the block", what, data);
+  }
+  return static_cast<std::uint32_t>(address - begin + kDynamicSharedOffset);
+}
+
+/// The box in the order of its elements, 16 bytes at a time; what is outside of the tensor is zero.
+void copy_box(const TensorMapFields& map, const int (&coordinates)[3], std::byte* window, std::uint32_t to) {
+  const int piece = 16 / map.element_bytes;
+  for (int z = 0; z < map.box[2]; ++z) {
+    for (int y = 0; y < map.box[1]; ++y) {
+      for (int x = 0; x < map.box[0]; x += piece, to += 16) {
+        const std::int64_t column = std::int64_t{coordinates[0]} + x;
+        const std::int64_t row = std::int64_t{coordinates[1]} + y;
+        const std::int64_t depth = std::int64_t{coordinates[2]} + z;
+        const std::uint32_t place = map.swizzle_128 ? to ^ ((to >> 7 & 7U) << 4) : to;
+        std::memset(window + place, 0, 16);
+        if (row < 0 || row >= map.sizes[1] || depth < 0 || depth >= map.sizes[2]) continue;
+        const std::int64_t first = std::max<std::int64_t>(column, 0);
+        const std::int64_t last = std::min<std::int64_t>(column + piece, map.sizes[0]);
+        if (first >= last) continue;
+        const std::byte* from = map.data + static_cast<std::uint64_t>(row) * map.stride_bytes[0] +
+                                static_cast<std::uint64_t>(depth) * map.stride_bytes[1] +
+                                static_cast<std::uint64_t>(first) * map.element_bytes;
+        std::memcpy(window + place + (first - column) * map.element_bytes, from,
+                    static_cast<std::size_t>(last - first) * map.element_bytes);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::uint32_t shared_offset(const void* data, std::size_t bytes, const char* what) {
+  return offset_in(*this_thread().block, data, bytes, what);
+}
+
+void mbarrier_init(std::uint64_t* barrier, unsigned arrivals) {
+  if (shared_offset(barrier, 8, "mbarrier_init") % 8 != 0) fail("mbarrier_init: not aligned to 8 bytes");
+  if (arrivals == 0 || arrivals > kMostBytes) fail("mbarrier_init: %u arrivals", arrivals);
+  const MBarrier b{arrivals & kMostBytes, arrivals & kMostBytes, kNoBytes, 0, 0};
+  std::memcpy(barrier, &b, sizeof b);
+}
+
+void mbarrier_arrive(Block& block, std::uint64_t* barrier, unsigned bytes) {
+  offset_in(block, barrier, 8, "mbarrier_arrive");
+  if (bytes != 0) add_bytes(barrier, bytes);
+  MBarrier b = load(barrier);
+  if (b.pending == 0) fail("mbarrier %p: more arrivals than it expects", static_cast<const void*>(barrier));
+  --b.pending;
+  store(barrier, b);
+}
+
+void mbarrier_wait(std::uint64_t* barrier, std::uint32_t parity) {
+  Block& block = *this_thread().block;
+  shared_offset(barrier, 8, "mbarrier_wait");
+  while (load(barrier).parity == parity) {
+    std::vector<BulkLoad> loads;
+    std::erase_if(block.bulk_loads, [&](const BulkLoad& bulk) {
+      if (bulk.barrier != barrier) return false;
+      loads.push_back(bulk);
+      return true;
+    });
+    for (const BulkLoad& bulk : loads) {
+      bulk.copy();
+      add_bytes(barrier, -static_cast<std::int64_t>(bulk.bytes));
+    }
+    if (loads.empty()) pause("mbarrier_wait");
+  }
+}
+
+Block& block_of_cluster(unsigned rank) {
+  Block& block = *this_thread().block;
+  if (rank >= block.cluster_size) fail("block %u of a cluster of %u", rank, block.cluster_size);
+  return block.cluster[rank];
+}
+
+void* at_block(Block& block, const void* data) { return block.shared_window + shared_offset(data, 1, "at_block"); }
+
+void bulk_copy(void* to, const void* from, unsigned bytes, std::uint64_t* barrier) {
+  if ((shared_offset(to, bytes, "bulk_copy") | reinterpret_cast<std::uintptr_t>(from) | bytes) % 16 != 0) {
+    fail("bulk_copy: an address or %u bytes are not multiples of 16", bytes);
+  }
+  shared_offset(barrier, 8, "bulk_copy: barrier");
+  this_thread().block->bulk_loads.push_back({barrier, bytes, [=] { std::memcpy(to, from, bytes); }});
+}
+
+void load_box(Block& block, void* to, const void* map, std::uint64_t* barrier, const int (&coordinates)[3]) {
+  TensorMapFields fields;
+  std::memcpy(&fields, map, sizeof fields);
+  if (fields.magic != TensorMapFields::kMagic) fail("load_box: not a tensor map");
+  if (fields.rank != 3) fail("load_box: 3 coordinates for a tensor of rank %d", fields.rank);
+  const std::size_t bytes = std::size_t{fields.box[0]} * fields.box[1] * fields.box[2] * fields.element_bytes;
+  const std::uint32_t offset = offset_in(block, to, bytes, "load_box");
+  if (offset % (fields.swizzle_128 ? 1024 : 128) != 0) fail("load_box: offset %u is not aligned", offset);
+  offset_in(block, barrier, 8, "load_box: barrier");
+  block.bulk_loads.push_back(
+      {barrier, bytes, [=, window = block.shared_window] { copy_box(fields, coordinates, window, offset); }});
+}
+
+}  // namespace mmrec::cuda_emulation

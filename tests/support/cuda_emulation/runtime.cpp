@@ -1,0 +1,363 @@
+// The runtime API but for streams: errors, the device, its memory, which is the heap, and launches.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <utility>
+
+#include "streams.h"
+
+namespace mmrec::cuda_emulation {
+namespace {
+
+constexpr int kProcessors = 4;
+constexpr std::size_t kDeviceBytes = std::size_t{8} << 30;
+constexpr std::size_t kDefaultShared = std::size_t{48} << 10;
+constexpr std::size_t kLargestShared = std::size_t{227} << 10;
+constexpr std::align_val_t kAlignment{256};
+
+thread_local cudaError_t last_error = cudaSuccess;
+
+/// What the device remembers, of all host threads.
+struct DeviceState {
+  struct Allocation {
+    std::size_t bytes = 0;
+    bool on_device = false;  // else page-locked
+  };
+  std::mutex mutex;
+  std::map<const std::byte*, Allocation> allocations;
+  std::size_t allocated = 0;                          // bytes on the device
+  std::map<const void*, std::size_t> largest_shared;  // by kernel
+};
+DeviceState& device_state() {
+  static auto* state = new DeviceState;  // outlives the objects of the tests that free memory at exit
+  return *state;
+}
+
+int compute_capability() {
+  const char* text = std::getenv("MMREC_CUDA_EMULATION_CAPABILITY");
+  return text != nullptr ? std::atoi(text) : 90;
+}
+
+cudaError_t allocate(void** data, std::size_t bytes, bool on_device) {
+  *data = nullptr;
+  if (capture_forbids_device_calls()) return set_error(cudaErrorStreamCaptureUnsupported);
+  if (bytes == 0) return cudaSuccess;
+  DeviceState& state = device_state();
+  const std::lock_guard lock(state.mutex);
+  if (on_device && bytes > kDeviceBytes - state.allocated) return set_error(cudaErrorMemoryAllocation);
+  *data = ::operator new(bytes, kAlignment, std::nothrow);
+  if (*data == nullptr) return set_error(cudaErrorMemoryAllocation);
+  std::memset(*data, 0xff, bytes);  // NaN in every floating-point type
+  state.allocations[static_cast<std::byte*>(*data)] = {bytes, on_device};
+  if (on_device) state.allocated += bytes;
+  return cudaSuccess;
+}
+
+/// Waits for the device, as freeing memory of it does.
+cudaError_t release(void* data, bool on_device) {
+  if (capture_forbids_device_calls()) return set_error(cudaErrorStreamCaptureUnsupported);
+  if (data == nullptr) return cudaSuccess;
+  finish_all();
+  DeviceState& state = device_state();
+  const std::lock_guard lock(state.mutex);
+  const auto found = state.allocations.find(static_cast<std::byte*>(data));
+  if (found == state.allocations.end() || found->second.on_device != on_device) return set_error(cudaErrorInvalidValue);
+  if (on_device) state.allocated -= found->second.bytes;
+  state.allocations.erase(found);
+  ::operator delete(data, kAlignment);
+  return cudaSuccess;
+}
+
+/// Memory of the host that is not page-locked.
+bool is_pageable(const void* data) {
+  DeviceState& state = device_state();
+  const std::lock_guard lock(state.mutex);
+  const auto* address = static_cast<const std::byte*>(data);
+  auto after = state.allocations.upper_bound(address);
+  if (after == state.allocations.begin()) return true;
+  --after;
+  return address >= after->first + after->second.bytes;
+}
+
+void copy_rows(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch, std::size_t width,
+               std::size_t height) {
+  for (std::size_t row = 0; row < height; ++row) {
+    std::memcpy(static_cast<std::byte*>(to) + row * to_pitch, static_cast<const std::byte*>(from) + row * from_pitch,
+                width);
+  }
+}
+
+}  // namespace
+
+cudaError_t set_error(cudaError_t code) {
+  if (code != cudaSuccess) last_error = code;
+  return code;
+}
+
+cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, std::function<void()> body) {
+  Grid grid;
+  grid.grid = config.gridDim;
+  grid.block = config.blockDim;
+  grid.shared_bytes = config.dynamicSmemBytes;
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    const cudaLaunchAttribute& attribute = config.attrs[i];
+    if (attribute.id == cudaLaunchAttributeCooperative) grid.cooperative = attribute.val.cooperative != 0;
+    if (attribute.id == cudaLaunchAttributeClusterDimension) {
+      grid.cluster_size = attribute.val.clusterDim.x;
+      if (attribute.val.clusterDim.y != 1 || attribute.val.clusterDim.z != 1) return set_error(cudaErrorInvalidValue);
+    }
+  }
+  const std::size_t threads = std::size_t{grid.block.x} * grid.block.y * grid.block.z;
+  const std::size_t blocks = std::size_t{grid.grid.x} * grid.grid.y * grid.grid.z;
+  const bool fits = threads != 0 && threads <= 1024 && grid.block.z <= 64 && blocks != 0 && grid.grid.x < 1U << 31 &&
+                    grid.grid.y < 1U << 16 && grid.grid.z < 1U << 16 && grid.cluster_size != 0 &&
+                    grid.cluster_size <= 16 && grid.grid.x % grid.cluster_size == 0;
+  if (!fits) return set_error(cudaErrorInvalidConfiguration);
+  DeviceState& state = device_state();
+  {
+    const std::lock_guard lock(state.mutex);
+    const auto limit = state.largest_shared.find(kernel);
+    if (grid.shared_bytes > (limit == state.largest_shared.end() ? kDefaultShared : limit->second)) {
+      return set_error(cudaErrorInvalidValue);
+    }
+  }
+  if (grid.cooperative) {
+    int per_processor = 0;
+    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, kernel, static_cast<int>(threads), grid.shared_bytes);
+    if (blocks > static_cast<std::size_t>(per_processor) * kProcessors) {
+      return set_error(cudaErrorCooperativeLaunchTooLarge);
+    }
+  }
+  enqueue(config.stream, [grid, body = std::move(body)] { run(grid, body); });
+  return cudaSuccess;
+}
+
+}  // namespace mmrec::cuda_emulation
+
+using namespace mmrec::cuda_emulation;
+
+const char* cudaGetErrorName(cudaError_t code) {
+  switch (code) {
+    case cudaSuccess:
+      return "cudaSuccess";
+    case cudaErrorInvalidValue:
+      return "cudaErrorInvalidValue";
+    case cudaErrorMemoryAllocation:
+      return "cudaErrorMemoryAllocation";
+    case cudaErrorInvalidConfiguration:
+      return "cudaErrorInvalidConfiguration";
+    case cudaErrorInsufficientDriver:
+      return "cudaErrorInsufficientDriver";
+    case cudaErrorNoDevice:
+      return "cudaErrorNoDevice";
+    case cudaErrorInvalidDevice:
+      return "cudaErrorInvalidDevice";
+    case cudaErrorNoKernelImageForDevice:
+      return "cudaErrorNoKernelImageForDevice";
+    case cudaErrorSymbolNotFound:
+      return "cudaErrorSymbolNotFound";
+    case cudaErrorNotReady:
+      return "cudaErrorNotReady";
+    case cudaErrorIllegalAddress:
+      return "cudaErrorIllegalAddress";
+    case cudaErrorCooperativeLaunchTooLarge:
+      return "cudaErrorCooperativeLaunchTooLarge";
+    case cudaErrorStreamCaptureUnsupported:
+      return "cudaErrorStreamCaptureUnsupported";
+    case cudaErrorStreamCaptureInvalidated:
+      return "cudaErrorStreamCaptureInvalidated";
+    case cudaErrorStreamCaptureUnjoined:
+      return "cudaErrorStreamCaptureUnjoined";
+    case cudaErrorUnknown:
+      return "cudaErrorUnknown";
+  }
+  return "unrecognized error code";
+}
+const char* cudaGetErrorString(cudaError_t code) { return cudaGetErrorName(code); }
+cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
+cudaError_t cudaPeekAtLastError() { return last_error; }
+
+// --- Devices ---------------------------------------------------------------------------------------------------------
+
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) { return set_error(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  if (device != 0) return set_error(cudaErrorInvalidDevice);
+  *properties = {};
+  std::strcpy(properties->name, "emulated device");
+  properties->totalGlobalMem = kDeviceBytes;
+  properties->sharedMemPerBlock = kDefaultShared;
+  properties->sharedMemPerBlockOptin = kLargestShared;
+  properties->sharedMemPerMultiprocessor = kLargestShared + 1024;
+  properties->regsPerBlock = 65536;
+  properties->warpSize = 32;
+  properties->maxThreadsPerBlock = 1024;
+  properties->maxThreadsPerMultiProcessor = 2048;
+  properties->multiProcessorCount = kProcessors;
+  properties->major = compute_capability() / 10;
+  properties->minor = compute_capability() % 10;
+  properties->l2CacheSize = 4 << 20;
+  properties->cooperativeLaunch = 1;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  cudaDeviceProp properties;
+  const cudaError_t code = cudaGetDeviceProperties(&properties, device);
+  if (code != cudaSuccess) return code;
+  switch (attribute) {
+    case cudaDevAttrMaxThreadsPerBlock:
+      *value = properties.maxThreadsPerBlock;
+      break;
+    case cudaDevAttrMaxSharedMemoryPerBlock:
+      *value = static_cast<int>(properties.sharedMemPerBlock);
+      break;
+    case cudaDevAttrWarpSize:
+      *value = properties.warpSize;
+      break;
+    case cudaDevAttrClockRate:
+      *value = 1'000'000;
+      break;
+    case cudaDevAttrMultiProcessorCount:
+      *value = properties.multiProcessorCount;
+      break;
+    case cudaDevAttrMemoryClockRate:
+      *value = 1'000'000;
+      break;
+    case cudaDevAttrGlobalMemoryBusWidth:
+      *value = 1024;
+      break;
+    case cudaDevAttrL2CacheSize:
+      *value = properties.l2CacheSize;
+      break;
+    case cudaDevAttrMaxThreadsPerMultiProcessor:
+      *value = properties.maxThreadsPerMultiProcessor;
+      break;
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = properties.major;
+      break;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = properties.minor;
+      break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+      *value = static_cast<int>(properties.sharedMemPerMultiprocessor);
+      break;
+    case cudaDevAttrCooperativeLaunch:
+      *value = properties.cooperativeLaunch;
+      break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = static_cast<int>(properties.sharedMemPerBlockOptin);
+      break;
+    case cudaDevAttrMaxPersistingL2CacheSize:
+      *value = 0;
+      break;
+    default:
+      return set_error(cudaErrorInvalidValue);
+  }
+  return cudaSuccess;
+}
+
+// --- Memory ----------------------------------------------------------------------------------------------------------
+
+cudaError_t cudaMalloc(void** data, std::size_t bytes) { return allocate(data, bytes, true); }
+cudaError_t cudaFree(void* data) { return release(data, true); }
+cudaError_t cudaMallocHost(void** data, std::size_t bytes) { return allocate(data, bytes, false); }
+cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned) { return allocate(data, bytes, false); }
+cudaError_t cudaFreeHost(void* data) { return release(data, false); }
+cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
+  DeviceState& state = device_state();
+  const std::lock_guard lock(state.mutex);
+  *total = kDeviceBytes;
+  *free = kDeviceBytes - state.allocated;
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
+  if (capture_forbids_device_calls()) return set_error(cudaErrorStreamCaptureUnsupported);
+  return cudaMemcpyAsync(to, from, bytes, kind, nullptr);
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+  return cudaMemcpy2DAsync(to, bytes, from, bytes, bytes, 1, kind, stream);
+}
+cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
+                              std::size_t width, std::size_t height, cudaMemcpyKind, cudaStream_t stream) {
+  if (width > to_pitch || width > from_pitch) return set_error(cudaErrorInvalidValue);
+  if (width == 0 || height == 0) return cudaSuccess;
+  const bool captured = is_capturing(stream);
+  if (!captured && is_pageable(from)) {  // staged before the call returns
+    const auto staged = std::make_shared<std::byte[]>(width * height);
+    copy_rows(staged.get(), width, from, from_pitch, width, height);
+    enqueue(stream, [=] { copy_rows(to, to_pitch, staged.get(), width, width, height); });
+  } else {
+    enqueue(stream, [=] { copy_rows(to, to_pitch, from, from_pitch, width, height); });
+  }
+  if (!captured && is_pageable(to)) finish(stream);  // the call returns when the data has arrived
+  return cudaSuccess;
+}
+cudaError_t cudaMemset(void* to, int value, std::size_t bytes) {
+  if (capture_forbids_device_calls()) return set_error(cudaErrorStreamCaptureUnsupported);
+  return cudaMemsetAsync(to, value, bytes, nullptr);
+}
+cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t stream) {
+  return cudaMemset2DAsync(to, bytes, value, bytes, 1, stream);
+}
+cudaError_t cudaMemset2DAsync(void* to, std::size_t pitch, int value, std::size_t width, std::size_t height,
+                              cudaStream_t stream) {
+  if (width > pitch) return set_error(cudaErrorInvalidValue);
+  if (width == 0 || height == 0) return cudaSuccess;
+  enqueue(stream, [=] {
+    for (std::size_t row = 0; row < height; ++row) {
+      std::memset(static_cast<std::byte*>(to) + row * pitch, value, width);
+    }
+  });
+  return cudaSuccess;
+}
+
+// --- Kernels ---------------------------------------------------------------------------------------------------------
+
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
+  if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
+  if (value < 0 || static_cast<std::size_t>(value) > kLargestShared) return set_error(cudaErrorInvalidValue);
+  DeviceState& state = device_state();
+  const std::lock_guard lock(state.mutex);
+  state.largest_shared[kernel] = std::max(kDefaultShared, static_cast<std::size_t>(value));
+  return cudaSuccess;
+}
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+  *attributes = {};
+  attributes->maxThreadsPerBlock = 1024;
+  attributes->numRegs = 64;
+  attributes->ptxVersion = attributes->binaryVersion = compute_capability();
+  attributes->maxDynamicSharedSizeBytes = static_cast<int>(kDefaultShared);
+  return cudaSuccess;
+}
+/// One block of more than 512 threads or half the shared memory, else two.
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int threads,
+                                                          std::size_t shared_bytes) {
+  *blocks = threads > 1024 || shared_bytes > kLargestShared      ? 0
+            : threads > 512 || 2 * shared_bytes > kLargestShared ? 1
+                                                                 : 2;
+  return cudaSuccess;
+}

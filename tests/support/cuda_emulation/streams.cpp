@@ -1,0 +1,259 @@
+#include "streams.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using Work = std::function<void()>;
+
+/// Work in the order it was enqueued, numbered 0, 1, ….
+struct Queue {
+  std::deque<Work> work;
+  std::uint64_t done = 0;
+  bool blocking = true;  // the null stream waits for it
+
+  std::uint64_t end() const { return done + work.size(); }
+  void run_until(std::uint64_t end) {
+    while (done < end) {
+      const Work next = std::move(work.front());
+      work.pop_front();
+      ++done;
+      next();
+    }
+  }
+};
+
+/// A capture in progress; every stream that has joined it points here.
+struct Capture {
+  CUstream_st* origin = nullptr;
+  bool forbids_device_calls = false;
+  bool invalidated = false;
+  std::vector<Work> nodes;  // in the order of enqueueing, which keeps all dependencies
+  std::vector<CUstream_st*> streams;
+};
+
+/// Queues of all streams. A thread may run another's work, when one of its events waits for it.
+std::recursive_mutex queues_mutex;
+std::vector<std::shared_ptr<Queue>>& queues() {
+  static auto* all = new std::vector<std::shared_ptr<Queue>>;
+  return *all;
+}
+
+thread_local int captures_that_forbid_device_calls = 0;
+
+}  // namespace
+
+struct CUstream_st {
+  std::shared_ptr<Queue> queue = std::make_shared<Queue>();
+  std::shared_ptr<Capture> capture;
+  std::size_t recorded = 0;  // captured operations
+  std::size_t joined = 0;    // how many of them the origin has waited for
+};
+struct CUevent_st {
+  std::shared_ptr<Queue> queue;  // null: never recorded, or recorded on the null stream: has happened
+  std::uint64_t end = 0;         // the work of the queue that comes before
+  std::weak_ptr<Capture> capture;
+  CUstream_st* captured_stream = nullptr;
+  std::size_t captured = 0;  // of the stream's operations
+  std::shared_ptr<std::chrono::steady_clock::time_point> time;
+};
+struct CUgraph_st {
+  std::vector<Work> nodes;
+};
+struct CUgraphExec_st {
+  std::vector<Work> nodes;
+};
+
+namespace mmrec::cuda_emulation {
+
+bool is_capturing(const CUstream_st* stream) { return stream != nullptr && stream->capture != nullptr; }
+bool capture_forbids_device_calls() { return captures_that_forbid_device_calls != 0; }
+
+void enqueue(CUstream_st* stream, Work work) {
+  if (is_capturing(stream)) {
+    stream->capture->nodes.push_back(std::move(work));
+    ++stream->recorded;
+    return;
+  }
+  const std::lock_guard lock(queues_mutex);
+  if (stream != nullptr) {
+    stream->queue->work.push_back(std::move(work));
+    return;
+  }
+  for (const auto& queue : queues()) {
+    if (queue->blocking) queue->run_until(queue->end());
+  }
+  work();
+}
+
+void finish(CUstream_st* stream) {
+  if (stream == nullptr) return;
+  const std::lock_guard lock(queues_mutex);
+  stream->queue->run_until(stream->queue->end());
+}
+
+void finish_all() {
+  const std::lock_guard lock(queues_mutex);
+  for (const auto& queue : queues()) queue->run_until(queue->end());
+}
+
+namespace {
+
+cudaError_t create(cudaStream_t* stream, unsigned flags) {
+  *stream = new CUstream_st;
+  (*stream)->queue->blocking = (flags & cudaStreamNonBlocking) == 0;
+  const std::lock_guard lock(queues_mutex);
+  queues().push_back((*stream)->queue);
+  return cudaSuccess;
+}
+
+/// Waiting for a stream or event that is captured invalidates the capture.
+cudaError_t refuse(Capture& capture) {
+  capture.invalidated = true;
+  return set_error(cudaErrorStreamCaptureUnsupported);
+}
+
+}  // namespace
+}  // namespace mmrec::cuda_emulation
+
+using namespace mmrec::cuda_emulation;
+
+cudaError_t cudaStreamCreate(cudaStream_t* stream) { return create(stream, cudaStreamDefault); }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) { return create(stream, flags); }
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) { return create(stream, flags); }
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  finish(stream);
+  const std::lock_guard lock(queues_mutex);
+  std::erase(queues(), stream->queue);
+  delete stream;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  if (is_capturing(stream)) return refuse(*stream->capture);
+  finish(stream);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) { return cudaStreamSynchronize(stream); }
+cudaError_t cudaDeviceSynchronize() {
+  if (capture_forbids_device_calls()) return set_error(cudaErrorStreamCaptureUnsupported);
+  finish_all();
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  if (const std::shared_ptr<Capture> capture = event->capture.lock()) {
+    if (stream->capture == nullptr) {
+      stream->capture = capture;
+      stream->recorded = stream->joined = 0;
+      capture->streams.push_back(stream);
+    }
+    if (stream->capture != capture) return set_error(cudaErrorStreamCaptureUnsupported);
+    if (stream == capture->origin) {
+      event->captured_stream->joined = event->captured;
+    } else {
+      ++stream->recorded;  // there is something now that the origin must wait for
+    }
+    return cudaSuccess;
+  }
+  if (event->queue == nullptr) return cudaSuccess;
+  enqueue(stream, [queue = event->queue, end = event->end] { queue->run_until(end); });
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  *event = new CUevent_st;
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return cudaEventCreate(event); }
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  event->capture.reset();
+  event->queue.reset();
+  if (is_capturing(stream)) {
+    event->capture = stream->capture;
+    event->captured_stream = stream;
+    event->captured = stream->recorded;
+    return cudaSuccess;
+  }
+  event->time = std::make_shared<std::chrono::steady_clock::time_point>();
+  enqueue(stream, [time = event->time] { *time = std::chrono::steady_clock::now(); });
+  if (stream != nullptr) {
+    const std::lock_guard lock(queues_mutex);
+    event->queue = stream->queue;
+    event->end = stream->queue->end();
+  }
+  return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  if (const std::shared_ptr<Capture> capture = event->capture.lock()) return refuse(*capture);
+  const std::lock_guard lock(queues_mutex);
+  if (event->queue != nullptr) event->queue->run_until(event->end);
+  return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) { return cudaEventSynchronize(event); }
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
+  if (from->time == nullptr || to->time == nullptr) return set_error(cudaErrorInvalidValue);
+  cudaEventSynchronize(from);
+  cudaEventSynchronize(to);
+  *milliseconds = std::chrono::duration<float, std::milli>(*to->time - *from->time).count();
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
+  if (stream == nullptr || is_capturing(stream)) return set_error(cudaErrorInvalidValue);
+  stream->capture = std::make_shared<Capture>();
+  stream->capture->origin = stream;
+  stream->capture->forbids_device_calls = mode != cudaStreamCaptureModeRelaxed;
+  stream->capture->streams.push_back(stream);
+  if (stream->capture->forbids_device_calls) ++captures_that_forbid_device_calls;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  *graph = nullptr;
+  const std::shared_ptr<Capture> capture = stream->capture;
+  if (capture == nullptr || capture->origin != stream) return set_error(cudaErrorInvalidValue);
+  if (capture->forbids_device_calls) --captures_that_forbid_device_calls;
+  bool joined = true;
+  for (CUstream_st* s : capture->streams) {
+    joined = joined && (s == stream || s->joined == s->recorded);
+    s->capture.reset();
+  }
+  if (capture->invalidated) return set_error(cudaErrorStreamCaptureInvalidated);
+  if (!joined) return set_error(cudaErrorStreamCaptureUnjoined);
+  *graph = new CUgraph_st{std::move(capture->nodes)};
+  return cudaSuccess;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  *status = !is_capturing(stream)          ? cudaStreamCaptureStatusNone
+            : stream->capture->invalidated ? cudaStreamCaptureStatusInvalidated
+                                           : cudaStreamCaptureStatusActive;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
+  *executable = new CUgraphExec_st{graph->nodes};
+  return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
+  for (const Work& node : executable->nodes) enqueue(stream, node);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
+  delete executable;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
+  return cudaSuccess;
+}

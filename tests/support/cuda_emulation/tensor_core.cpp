@@ -1,0 +1,130 @@
+#include "tensor_core.h"
+
+#include <array>
+#include <cstring>
+#include <vector>
+
+#include "sanitizer.h"
+
+namespace mmrec::cuda_emulation {
+namespace {
+
+constexpr int kDepth = 16;  // K of one instruction
+
+/// Rows of kDepth 16-bit elements, as they lie in shared memory.
+using Rows = std::vector<std::uint16_t>;
+
+/// `count` rows from `first` on of a K-major operand. A matrix descriptor has, in units of 16 bytes, the address in
+/// bits 0-13 and the distance of groups of 8 rows in bits 32-45; the swizzle is in bits 62-63 (1: 128 bytes). Rows are
+/// 128 bytes apart, and bits 4-6 of every address are XORed with its bits 7-9.
+Rows read_rows(const Block& block, std::uint64_t descriptor, int first, int count) {
+  const auto start = static_cast<std::uint32_t>(descriptor & 0x3fffU) << 4;
+  const auto group = static_cast<std::uint32_t>(descriptor >> 32 & 0x3fffU) << 4;
+  if (descriptor >> 62 != 1) fail("wgmma: only the 128-byte swizzle is emulated");
+  if ((descriptor >> 49 & 7U) != 0 || (start >> 7 & 7U) != 0) fail("wgmma: operand at %u not aligned to 1,024", start);
+  if ((start & 127U) > 96) fail("wgmma: 16 elements at %u pass the end of a row", start);
+  Rows rows(static_cast<std::size_t>(count * kDepth));
+  for (int r = 0; r < count; ++r) {
+    const auto row = static_cast<std::uint32_t>(first + r);
+    for (std::uint32_t half = 0; half < 2; ++half) {
+      const std::uint32_t address = start + row / 8 * group + row % 8 * 128 + half * 16;
+      const std::uint32_t place = address ^ ((address >> 7 & 7U) << 4);
+      if (place < kDynamicSharedOffset || place + 16 > kDynamicSharedOffset + block.shared_bytes) {
+        fail("wgmma: operand at %u is beyond the block's shared memory", place);
+      }
+      std::memcpy(&rows[static_cast<std::size_t>(r * kDepth) + half * 8], block.shared_window + place, 16);
+    }
+  }
+  return rows;
+}
+
+template <class T>
+std::vector<float> widen(const Rows& rows) {
+  std::vector<float> wide;
+  wide.reserve(rows.size());
+  for (const std::uint16_t bits : rows) wide.push_back(kernels::to_float(T{bits}));
+  return wide;
+}
+
+/// lane's values of c = (add ? c : 0) + a bᵀ, a [16, kDepth], b [columns, kDepth].
+MMREC_NOT_INSTRUMENTED void multiply(const float* a, const float* b, int columns, int lane, bool add, float* c) {
+  for (int i = 0; i < columns / 2; ++i) {
+    const float* x = a + c_row(lane, i) * kDepth;
+    const float* y = b + c_col(lane, i) * kDepth;
+    double sum = add ? static_cast<double>(c[i]) : 0.0;
+    for (int k = 0; k < kDepth; ++k) sum += static_cast<double>(x[k]) * static_cast<double>(y[k]);
+    c[i] = static_cast<float>(sum);
+  }
+}
+
+void require_whole_warp(const void* const* lanes, const char* what) {
+  for (int lane = 0; lane < 32; ++lane) {
+    if (lanes[lane] == nullptr) fail("%s: lane %d has exited", what, lane);
+  }
+}
+
+template <class T>
+void unpack(std::uint32_t reg, float* two) {
+  two[0] = kernels::to_float(T{static_cast<std::uint16_t>(reg)});
+  two[1] = kernels::to_float(T{static_cast<std::uint16_t>(reg >> 16)});
+}
+
+}  // namespace
+
+template <class T>
+void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
+  struct Operand {
+    float* d;
+    const std::uint32_t* a;
+    const std::uint32_t* b;
+  } mine{d, a, b};
+  meet_lanes(0xffffffffU, "mma_m16n8k16", mine, [](Operand* const* lanes) {
+    require_whole_warp(reinterpret_cast<const void* const*>(lanes), "mma_m16n8k16");
+    std::array<float, 16 * kDepth> wide_a;
+    std::array<float, 8 * kDepth> wide_b;  // by columns
+    for (int lane = 0; lane < 32; ++lane) {
+      for (int r = 0; r < 4; ++r) {
+        unpack<T>(lanes[lane]->a[r], wide_a.data() + a_row(lane, r) * kDepth + a_col(lane, r));
+      }
+      for (int r = 0; r < 2; ++r) unpack<T>(lanes[lane]->b[r], wide_b.data() + b_col(lane) * kDepth + b_row(lane, r));
+    }
+    for (int lane = 0; lane < 32; ++lane) multiply(wide_a.data(), wide_b.data(), 8, lane, true, lanes[lane]->d);
+  });
+}
+
+template <class T>
+void wgmma(WarpgroupProduct product) {
+  Thread& self = this_thread();
+  if (!self.products_fenced) fail("wgmma: no wgmma_fence before the first product");
+  meet_lanes(0xffffffffU, "wgmma", product, [&](WarpgroupProduct* const* lanes) {
+    const Block& block = *self.block;
+    require_whole_warp(reinterpret_cast<const void* const*>(lanes), "wgmma");
+    for (int lane = 0; lane < 32; ++lane) {
+      const WarpgroupProduct& other = *lanes[lane];
+      if (other.a != product.a || other.b != product.b || other.add != product.add ||
+          other.columns != product.columns) {
+        fail("wgmma: lanes differ in their operands");
+      }
+    }
+    const int warp = static_cast<int>(&self - block.threads.data()) / 32 % 4;
+    const Rows a = read_rows(block, product.a, 16 * warp, 16);
+    const Rows b = read_rows(block, product.b, 0, product.columns);
+    const std::vector<float> wide_a = widen<T>(a);
+    const std::vector<float> wide_b = widen<T>(b);
+    for (int lane = 0; lane < 32; ++lane) {
+      multiply(wide_a.data(), wide_b.data(), product.columns, lane, product.add, lanes[lane]->sum);
+    }
+    self.products.add([=, &block] {
+      if (read_rows(block, product.a, 16 * warp, 16) != a || read_rows(block, product.b, 0, product.columns) != b) {
+        fail("wgmma: an operand was overwritten before the product was waited for");
+      }
+    });
+  });
+}
+
+template void mma_m16n8k16<kernels::BFloat16>(float (&)[4], const std::uint32_t (&)[4], const std::uint32_t (&)[2]);
+template void mma_m16n8k16<kernels::Float16>(float (&)[4], const std::uint32_t (&)[4], const std::uint32_t (&)[2]);
+template void wgmma<kernels::BFloat16>(WarpgroupProduct);
+template void wgmma<kernels::Float16>(WarpgroupProduct);
+
+}  // namespace mmrec::cuda_emulation
