@@ -66,8 +66,8 @@ struct DecayGate {
 ///   s_t = σ(W_g h_{t-1} + b_g),  g_t = σ(zm_t + W_mh h_{t-1}),  zm_t = W_mz z_t + b_m
 ///   a_t = γ_t + μ (1 − g_t + γ_t),  b_t = z_t ⊙ (s_t + μ g_t),  h_t = a_t ⊙ h_{t-1} + b_t
 /// `h` has one row more than the others: h.at(b, 0, 0) is the carry h_{-1} on entry, row t + 1 receives h_t. The
-/// products W h look at `h_rounded`: h rounded to A, which ops that write h write with it; for A = float the same memory
-/// as h.
+/// products W h look at `h_rounded`: h rounded to A, which ops that write h write with it; for A = float the same
+/// memory as h.
 template <class Space, class A = float>
 struct GateInputs {
   SequenceView<const A, Space> z;          // [B, T, D]
@@ -80,7 +80,7 @@ struct GateInputs {
 
 /// The exact recurrence, one token after another. gate_weight [2D, D]: rows 0..D are W_g, rows D..2D the half of
 /// mdi.W_g that looks at h. gate_bias [D] is b_g (b_m is inside zm). Bits do not depend on batch, threads or on how the
-/// tokens are cut into calls.
+/// tokens are cut into calls, but for single tokens of many sequences on a GPU (cuda.h).
 template <class Space, class A = float>
 struct GatedRecurrence {
   GateInputs<Space, A> in;
@@ -103,10 +103,10 @@ struct GatedScan {
 
 /// GatedScan with its product inside: the gates of times first..T are h_rounded gate_weightᵀ, plus gate_bias in the
 /// first half, of h_rounded as it is on entry, and never reach memory. Rows of h_rounded are read while other parts of
-/// the sweep have new ones, so these go to h_rounded_next, [B, T + 1, D] in other memory, whose rows first (a copy) to T
-/// are complete on return: the next sweep reads it and writes the other of the two. Rows that froze in the meantime are
-/// in either of them; rounding all of h again makes one whole. change and magnitude are raised to the maxima: they are
-/// 0 on entry for the maxima themselves.
+/// the sweep have new ones, so these go to h_rounded_next, [B, T + 1, D] in other memory, whose rows first (a copy) to
+/// T are complete on return: the next sweep reads it and writes the other of the two. Rows that froze in the meantime
+/// are in either of them; rounding all of h again makes one whole. change and magnitude are raised to the maxima: they
+/// are 0 on entry for the maxima themselves.
 template <class Space, class A = float>
 struct GatedSweep {
   GateInputs<Space, A> in;
@@ -126,9 +126,9 @@ struct SweepCounts {
 };
 
 /// The recurrence by gate-frozen sweeps, one sequence at a time, so that its bits do not depend on its neighbours: a
-/// window's gates come from the previous iterate by one product, then the scan replaces the iterate, until at every time
-/// the largest change is at most `tolerance` times the largest |h| of that time. A prefix within the bound is frozen and
-/// takes no part in later sweeps; what has not converged after max_sweeps, NaN included, is finished by
+/// window's gates come from the previous iterate by one product, then the scan replaces the iterate, until at every
+/// time the largest change is at most `tolerance` times the largest |h| of that time. A prefix within the bound is
+/// frozen and takes no part in later sweeps; what has not converged after max_sweeps, NaN included, is finished by
 /// gated_recurrence.
 /// gate [rows, 2D], rows >= 1 the longest window, and change [2 * rows] are scratch.
 template <class Space, class A = float>
@@ -170,6 +170,34 @@ template <class Space>
 struct SegmentSum {
   SequenceView<const float, Space> x;
   double* sum = nullptr;
+};
+
+/// What follows a block's recurrence, for T tokens from `position` on: piece by piece, a piece ending where a memory
+/// segment does,
+///   y = x + h + 0.1 v + W_o attend(q; the slots filled so far) + b_o
+///   x = y + W_2 gelu(W_1 rmsnorm(y; norm) + b_1) + b_2
+/// and then sum += x over the piece's time, in fp64; at a segment's end slot = sum / segment, into the ring, and sum =
+/// 0. x, h, v, q [B, T, D]; q is looked at where two slots or more are filled. memory [B, M, D]: the segment that ends
+/// before position e fills slot (e / segment - 1) mod M. sum [B, D]. attend(), rmsnorm() and gelu() are rounded to A.
+template <class Space, class A = float>
+struct FinishSegments {
+  SequenceView<float, Space> x;
+  SequenceView<const float, Space> h;
+  SequenceView<const A, Space> v;
+  SequenceView<const A, Space> q;
+  std::int64_t position = 0;
+  std::int64_t segment = 1;
+  std::int64_t heads = 1;
+  float* memory = nullptr;
+  std::int64_t memory_slots = 1;  // M
+  double* sum = nullptr;
+  WeightView<Space> memory_out;  // W_o
+  const float* memory_out_bias = nullptr;
+  const float* norm = nullptr;
+  WeightView<Space> ffn_in;  // W_1
+  const float* ffn_in_bias = nullptr;
+  WeightView<Space> ffn_out;  // W_2
+  const float* ffn_out_bias = nullptr;
 };
 
 /// How the next token of one sequence is chosen. Candidates are the finite logits of ids below vocab_limit (0: of all),

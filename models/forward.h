@@ -351,6 +351,7 @@ class Forward {
         {{.x = u, .weight = w.qvzk, .bias = w.qvzk_bias, .y = qvzk, .bias_rounded = rounded(w.qvzk_bias_rounded)}});
     compute_gates(w, qvzk, rows);
     compute_h(layer, w, c, exact);
+    if (finish_pieces_at_once(layer, w, c)) return;
     prepare_attention(w, c);
     for (Piece piece; piece.first < c.tokens; piece.first += piece.tokens) {
       const std::int64_t into_segment = (position_ + piece.first) % config_.memory_segment;
@@ -452,19 +453,62 @@ class Forward {
     remember(layer, c, piece);
   }
 
-  // What attention over two slots or more needs that looks at no memory, for all of the chunk's tokens that will
-  // attend: their queries, and x = x + h + 0.1 v.
-  void prepare_attention(const LayerView<Space>& w, const Chunk& c) {
-    if (config_.memory_slots < 2) return;
-    const std::int64_t first = std::max<std::int64_t>(2 * config_.memory_segment - position_, 0);
-    if (first >= c.tokens) return;
-    const Piece rest{first, c.tokens - first};
-    run_linear(times(h_rounded(c), rest.first + 1, rest.tokens), times(activation(attended(), c, dim()), rest),
+  // All pieces by one op, for backends and models that have it. Shorter chunks keep to the chain of ops.
+  static constexpr bool kFinishesSegments =
+      kRounds && requires(Backend & backend, const kernels::FinishSegments<Space, A>& op) {
+    finish_segments(backend, op);
+  };
+  bool finish_pieces_at_once(std::int64_t layer, const LayerView<Space>& w, const Chunk& c) {
+    if constexpr (kFinishesSegments) {
+      if (c.tokens < kMinSweepTokens) return false;
+      const kernels::FinishSegments<Space, A> op{.x = activation(x_, c, dim()),
+                                                 .h = times(h_window(c), 1, c.tokens),
+                                                 .v = activation(qvzk_, c, qvzk_width(), dim()),
+                                                 .q = activation(attended(), c, dim()),
+                                                 .position = position_,
+                                                 .segment = config_.memory_segment,
+                                                 .heads = config_.num_heads,
+                                                 .memory = layer_memory(layer, c),
+                                                 .memory_slots = config_.memory_slots,
+                                                 .sum = layer_segment_sum(layer, c),
+                                                 .memory_out = w.memory_out,
+                                                 .memory_out_bias = w.memory_out_bias,
+                                                 .norm = w.norm2,
+                                                 .ffn_in = w.ffn_in,
+                                                 .ffn_in_bias = w.ffn_in_bias,
+                                                 .ffn_out = w.ffn_out,
+                                                 .ffn_out_bias = w.ffn_out_bias};
+      if (!finish_segments_supported(backend_, op)) return false;
+      project_queries(w, c, attending(c));
+      finish_segments(backend_, op);
+      const std::int64_t ended = (position_ + c.tokens) / config_.memory_segment * config_.memory_segment;
+      if (ended > position_ && filled_slots(ended) == 1) set_segment_context(layer, c, ring_slot(ended));
+      return true;
+    }
+    return false;
+  }
+
+  // The chunk's tokens that attend to two slots or more.
+  Piece attending(const Chunk& c) const {
+    if (config_.memory_slots < 2) return {c.tokens, 0};
+    const std::int64_t first = std::clamp<std::int64_t>(2 * config_.memory_segment - position_, 0, c.tokens);
+    return {first, c.tokens - first};
+  }
+  void project_queries(const LayerView<Space>& w, const Chunk& c, const Piece& piece) {
+    if (piece.tokens == 0) return;
+    run_linear(times(h_rounded(c), piece.first + 1, piece.tokens), times(activation(attended(), c, dim()), piece),
                {.weight = w.memory_q,
                 .bias = w.memory_q_bias,
                 .residual_scale = 0.5F,
                 .bias_rounded = rounded(w.memory_q_bias_rounded)},
-               times(activation(qvzk_, c, qvzk_width()), rest));
+               times(activation(qvzk_, c, qvzk_width()), piece));
+  }
+  // What attention needs that looks at no memory, for all of the chunk's tokens that will attend: their queries, and
+  // x = x + h + 0.1 v.
+  void prepare_attention(const LayerView<Space>& w, const Chunk& c) {
+    const Piece rest = attending(c);
+    if (rest.tokens == 0) return;
+    project_queries(w, c, rest);
     kernels::block_residual(backend_, residual(c, rest));
   }
   kernels::BlockResidual<Space, A> residual(const Chunk& c, const Piece& piece) {

@@ -119,7 +119,7 @@ class Cuda {
   static constexpr std::size_t kScratchBytes = std::size_t{64} << 20;
   /// Words that are zero between ops: counters and flags of kernels whose blocks wait for each other. An op that uses
   /// them leaves them zero.
-  static constexpr std::size_t kFlagWords = std::size_t{1} << 18;
+  static constexpr std::size_t kFlagWords = std::size_t{1} << 21;
 
   /// Throws std::system_error, OutOfDeviceMemory.
   explicit Cuda(int device = 0);
@@ -223,6 +223,8 @@ template <class A, class Y>
 void linear(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs);
 inline constexpr std::int64_t kMatvecRows = 8;
 void decay_gate(Cuda& cuda, const DecayGate<Device>& op);
+/// Single tokens of many sequences take linear's product where the device multiplies by warpgroups, as linear does:
+/// what they give depends on the batch as it does there.
 template <class A>
 void gated_recurrence(Cuda& cuda, const GatedRecurrence<Device, A>& op);
 template <class A>
@@ -259,6 +261,17 @@ void hidden_logprobs(Cuda& cuda, const HiddenLogprobs<Device, A>& op);
 /// What hidden_logprobs is where the device has nothing better. A target beyond the vocabulary gives NaN.
 template <class A>
 void hidden_logprobs_by_tiles(Cuda& cuda, const HiddenLogprobs<Device, A>& op);
+
+/// All memory segments of a chunk by one kernel, where finish_segments_supported says so: devices of compute capability
+/// 8.0 and more, A of 16 bits, D and F multiples of 64, D at most 512, up to 8 heads of 32, 64 or 128 channels, a
+/// head's slots of at most 16 KB, an eighth of the matrices and 16 rows of operands in one multiprocessor's shared
+/// memory, views and matrices 16-byte aligned, and room in Cuda::flags() for the tiles' sums: about T D / 8 words.
+/// Looks at sizes and addresses alone. A piece's sum is formed of its tiles' sums, which are in order of time. A
+/// sequence's bits depend neither on the batch nor on how many blocks the device runs at once.
+template <class A>
+void finish_segments(Cuda& cuda, const FinishSegments<Device, A>& op);
+template <class A>
+bool finish_segments_supported(const Cuda& cuda, const FinishSegments<Device, A>& op);
 
 /// A whole decode step by one kernel (kernels/decode_step.h), where decode_step_supported says so: devices from compute
 /// capability 9.0, up to 8 sequences, D, F and the gate's hidden width whole multiples of 16 bytes, matrices 16-byte

@@ -1,8 +1,8 @@
 // Decayed recurrence h_t = e^log_a_t h_{t-1} + b_t, every element moved once: log_a, b and h, 12 bytes an element in
-// fp32, 6 in 16 bits, plus 20 bytes of totals and carries per channel and chunk in L2.
+// fp32, 6 in 16 bits, plus records of the carries that stay in L2.
 //
 // A segment is (Σ log_a, h from 0). Its decay stays a sum of logarithms until it is applied, so decays next to 1 keep
-// their digits however long the memory is; between chunks decay and carry are fp64. Within a thread's eight times the
+// their digits however long the memory is; between chunks decay and carry are fp64. Within a thread's times the
 // recurrence runs on values, e^log_a by the hardware: relative error 2^-22 a step at most, which no later chunk
 // inherits. The exponential is evaluated in both passes: inputs of 16 bits then take half the registers, and the
 // special function unit has time enough.
@@ -19,8 +19,7 @@ template <class T>
 struct DecayOp {
   using Element = T;
   static constexpr int kInputs = 2;
-  static constexpr int kTotalWords = 3;
-  static constexpr int kCarryWords = 2;
+  static constexpr int kTimes = 16;
   struct Total {
     double decay;
     float value;
@@ -37,44 +36,42 @@ struct DecayOp {
   template <int kVec>
   class Thread {
    public:
+    static constexpr int kKept = 2;
     __device__ void take(int n, const Channels<T, kVec> (&x)[kInputs]) {
       log_a_[n] = x[0];
       log_a_[n].bound(kMostLogDecay);
       b_[n] = x[1];
+#pragma unroll
+      for (int v = 0; v < kVec; ++v) {
+        const float log_a = log_a_[n][v];
+        log_decay_[v] += log_a;
+        h_[v] = __fmaf_rn(fast_exp(log_a), h_[v], b_[n][v]);
+      }
     }
     __device__ void reduce(Pair (&segment)[kVec]) const {
 #pragma unroll
-      for (int v = 0; v < kVec; ++v) segment[v] = {0.0F, 0.0F};
-#pragma unroll
-      for (int n = 0; n < kScanTimes; ++n) {
-#pragma unroll
-        for (int v = 0; v < kVec; ++v) {
-          const float log_a = log_a_[n][v];
-          segment[v] = {segment[v].x + log_a, __fmaf_rn(fast_exp(log_a), segment[v].y, b_[n][v])};
-        }
-      }
+      for (int v = 0; v < kVec; ++v) segment[v] = {log_decay_[v], h_[v]};
     }
     __device__ void emit(const DecayOp& op, const ScanPlace& p, const Pair (&state)[kVec]) {
-#pragma unroll
-      for (int n = 0; n < kScanTimes; ++n) log_a_[n].forget(), b_[n].forget();
       float h[kVec];
 #pragma unroll
       for (int v = 0; v < kVec; ++v) h[v] = state[v].x;
       T* to = at(op.h, p);
 #pragma unroll
-      for (int n = 0; n < kScanTimes; ++n) {
+      for (int n = 0; n < kTimes; ++n) {
         if (n == p.count) break;
+        log_a_[n].forget();
+        b_[n].forget();
 #pragma unroll
-        for (int v = 0; v < kVec; ++v) {
-          h[v] = __fmaf_rn(fast_exp(log_a_[n][v]), h[v], b_[n][v]);
-        }
+        for (int v = 0; v < kVec; ++v) h[v] = __fmaf_rn(fast_exp(log_a_[n][v]), h[v], b_[n][v]);
         store_channels(to, h);
         to += op.h.time_stride;
       }
     }
 
    private:
-    Channels<T, kVec> log_a_[kScanTimes], b_[kScanTimes];
+    Channels<T, kVec> log_a_[kTimes], b_[kTimes];
+    float log_decay_[kVec] = {}, h_[kVec] = {};
   };
 
   /// h e^log_decay, in two factors: the state may be large where the decay is small, and the reverse.
@@ -91,6 +88,10 @@ struct DecayOp {
   static __device__ Total total(Pair segment) {
     return {std::exp(at_most(static_cast<double>(segment.x), 690.0)), segment.y};
   }
+  static __device__ Total combine(const Total& first, const Total& second) {
+    return {at_most(first.decay * second.decay, 1e300),
+            static_cast<float>(fma(second.decay, static_cast<double>(first.value), static_cast<double>(second.value)))};
+  }
   static __device__ Carry advance(Carry h, const Total& total) {
     return fma(total.decay, h, static_cast<double>(total.value));
   }
@@ -102,15 +103,21 @@ struct DecayOp {
     if (carry_out != nullptr && i >= 0) carry_out[i] = static_cast<float>(h);
   }
 
-  static __device__ void put_total(const Total& total, std::uint32_t (&words)[kTotalWords]) {
-    put_double(total.decay, words);
-    words[2] = __float_as_uint(total.value);
+  static __device__ uint4 put_total(const Total& total) {
+    uint4 record;
+    put_double(total.decay, record.y, record.z);
+    record.w = __float_as_uint(total.value);
+    return record;
   }
-  static __device__ Total get_total(const std::uint32_t (&words)[kTotalWords]) {
-    return {get_double(words), __uint_as_float(words[2])};
+  static __device__ Total get_total(const uint4& record) {
+    return {get_double(record.y, record.z), __uint_as_float(record.w)};
   }
-  static __device__ void put_carry(Carry h, std::uint32_t (&words)[kCarryWords]) { put_double(h, words); }
-  static __device__ Carry get_carry(const std::uint32_t (&words)[kCarryWords]) { return get_double(words); }
+  static __device__ uint4 put_carry(Carry h) {
+    uint4 record = {};
+    put_double(h, record.y, record.z);
+    return record;
+  }
+  static __device__ Carry get_carry(const uint4& record) { return get_double(record.y, record.z); }
 };
 
 }  // namespace
@@ -124,8 +131,8 @@ void decay_scan(Cuda& cuda, const DecayScan<T, Device>& op) {
   DecayOp<T> scan{{op.log_a, op.b}, op.h, op.carry_in, op.carry_out};
   merge_heads(scan.in[0], scan.in[1], scan.h);
   const ScanShape shape{given.batch, scan.h.heads, given.time, scan.h.dim};
-  const bool vectors = takes_scan_vectors(scan.in[0]) && takes_scan_vectors(scan.in[1]) && takes_scan_vectors(scan.h);
-  run_scan(cuda, scan, shape, vectors);
+  const bool words = takes_scan_words(scan.in[0]) && takes_scan_words(scan.in[1]) && takes_scan_words(scan.h);
+  run_scan(cuda, scan, shape, words);
 }
 
 template void decay_scan(Cuda&, const DecayScan<float, Device>&);

@@ -8,26 +8,23 @@
 // stages and layers: weights do not depend on activations. What crosses blocks are vectors: z and k; the decay
 // networks' hidden units; y; the ffn's hidden units; x. They go through L2 as exchange.cuh describes, every element
 // written once per step, into one of two sets that take turns; the other one is filled with ones again meanwhile. So
-// there is no barrier of the grid. Reading a vector of which little is there would take bandwidth from the blocks that
-// still wait for weights: hence a block announces, by one relaxed addition, that it is about to publish its part, and a
-// reader starts when all have announced. Announcements carry no data and order nothing.
+// there is no barrier of the grid.
 //
 // Stages of a layer (rows that a block multiplies, in channels c, hidden units g and f; input):
 //   gate     2c  h₋₁, known before the step: multiplied while x is still on its way
 //   project  4c  u = rmsnorm(x), computed by every block for itself            -> z, k
 //   hide     c + 2g  z; k                                                      -> hidden units
 //   advance  2c  hidden units: γ, then h, then y = x + h + c + 0.1 v           -> y
-//   (two or more memory slots: h -> query, attention by head, output: 3c rows and three exchanges more)
+//   (two or more memory slots: h -> query, attention by head, output: 2c rows and three exchanges more)
 //   widen    f   rmsnorm(y)                                                    -> hidden units
 //   narrow   c   hidden units: x = y + ...                                     -> x
 //
 // Bytes: all weights once, ≈ 16 D² elements a layer for F = 4 D; vectors once per block from L2, ≈ 21 D bytes a layer
 // and sequence in 16 bits.
-// Time, as a model: a stage costs its share of the bytes, or where that is less its latency: one trip to L2 and back, a
-// barrier of the block, products at shared memory's speed (4 × the stream's), the sum over 8 warps, another trip,
-// together about a microsecond. A layer has five. At D = 1024 they take about as long as the layer's 34 MB at 4 TB/s,
-// and the ring, 190 KB × 132, holds two thirds of a layer: the stream stops for little. At D = 2048 a layer streams for
-// 31 µs and hides them all.
+// Time: a stage costs its share of the bytes, or where that is less its latency: one trip to L2 and back, about a
+// microsecond between all multiprocessors of a device, and the instructions from the input to the outputs, which
+// depend on each other and are executed once (decode_block.cuh). A layer has five such stages. The ring holds 190 KB ×
+// 132, of D = 1024 two thirds of a layer.
 //
 // Occupancy: 1 block of 288 threads; latency is covered by the ring, not by warps.
 //
@@ -46,38 +43,100 @@ namespace {
 
 constexpr int kThreads = 32 * (kTileWarps + 1);
 
+/// A block's shares of products, stages and layers, by its threads.
 template <class A>
-__device__ void stream_model(const DecodeParams<A>& p, const DecodeLayer<Device, A>* layers, Ring ring) {
-  const DecodeShape& shape = p.op.shape;
-  const Share share(shape);
-  const std::uint64_t hint = ptx::evict_first();
-  for (int layer = 0; layer < shape.layers; ++layer) {
-    for (int i = 0; i < static_cast<int>(Product::kCount); ++i) {
-      const auto product = static_cast<Product>(i);
-      const bool attends = product == Product::kMemoryQ || product == Product::kMemoryOut;
-      if (attends && p.op.slots < 2) continue;
-      stream(share.of(product, layers[layer], shape, p.plan.panel_bytes), ring, hint);
-    }
+__device__ void find_shares(const DecodeParams<A>& p, LayerShare* layers, Segment* segments, StageShare* stages) {
+  const DecodeStep<Device, A>& op = p.op;
+  const DecodePlan& plan = p.plan;
+  const auto thread = static_cast<int>(threadIdx.x);
+  const auto owned = [&](Owned what) { return plan.splits[static_cast<int>(what)].mine(); };
+  if (thread < static_cast<int>(Product::kCount)) {
+    const ProductShape& s = plan.products[thread];
+    const int count = owned(s.owned).count;
+    segments[thread] = {count * s.slices, s.row_bytes, s.slot_bytes, s.tile_rows, s.panel_bytes, count, s.slice_bytes};
   }
-  stream(segment(p.op.head, share.vocab, 1, shape.vocab, shape.dim), ring, hint);
+  if (thread < static_cast<int>(Stage::kCount)) {
+    const StageShape& s = plan.stages[thread];
+    stages[thread] = {static_cast<int>(s.first), static_cast<int>(s.end), s.log_width, s.log_parts,
+                      owned(s.owned).count,      owned(s.others).count,   s.parts,     s.bias};
+  }
+  const auto count = static_cast<int>(op.shape.layers);
+  for (int layer = thread; layer <= count; layer += kThreads) {
+    LayerShare& share = layers[layer];
+    const auto rows = [&](Product product, const A* weight) {
+      const ProductShape& shape = plan.products[static_cast<int>(product)];
+      share.rows[static_cast<int>(product)] =
+          reinterpret_cast<const std::byte*>(weight) + std::int64_t{owned(shape.owned).first} * shape.row_bytes;
+    };
+    if (layer == count) {
+      rows(Product::kHead, op.head);
+      share.norm1 = op.norm;
+      return;
+    }
+    const DecodeLayer<Device, A> w = op.layers[layer];
+    rows(Product::kGate, w.gate);
+    rows(Product::kQvzk, w.qvzk);
+    rows(Product::kGateZ, w.gate_z);
+    rows(Product::kGammaIn, w.gamma_in);
+    rows(Product::kGammaUp, w.gamma_up);
+    rows(Product::kMemoryQ, w.memory_q);
+    rows(Product::kMemoryOut, w.memory_out);
+    rows(Product::kFfnIn, w.ffn_in);
+    rows(Product::kFfnOut, w.ffn_out);
+    if (!op.shape.dpg) {
+      rows(Product::kContextIn, w.context_in);
+      rows(Product::kContextUp, w.context_up);
+    }
+    int next = 0;
+    const auto bias = [&](const float* values, Owned what, std::int64_t more = 0) {
+      share.bias[next++] = values == nullptr ? nullptr : values + owned(what).first + more;
+    };
+    bias(w.gate_bias, Owned::kChannels);
+    bias(nullptr, Owned::kChannels);  // of W_mh
+    for (int part = 0; part < 4; ++part) bias(w.qvzk_bias, Owned::kChannels, part * op.shape.dim);
+    bias(w.gate_z_bias, Owned::kChannels);
+    bias(w.gamma_in_bias, Owned::kHidden);
+    bias(w.context_in_bias, Owned::kHidden);
+    bias(w.gamma_up_bias, Owned::kChannels);
+    bias(w.context_up_bias, Owned::kChannels);
+    bias(w.memory_q_bias, Owned::kChannels);
+    bias(w.memory_out_bias, Owned::kChannels);
+    bias(w.ffn_in_bias, Owned::kFfn);
+    bias(w.ffn_out_bias, Owned::kChannels);
+    share.norm1 = w.norm1;
+    share.norm2 = w.norm2;
+  }
 }
 
 template <class A>
+__device__ void stream_model(const DecodeParams<A>& p, const LayerShare* layers, const Segment* segments, Ring ring) {
+  const std::uint64_t hint = ptx::evict_first();
+  const auto count = static_cast<int>(p.op.shape.layers);
+  constexpr auto kHead = static_cast<int>(Product::kHead);
+  for (int layer = 0; layer <= count; ++layer) {
+    for (int i = layer < count ? 0 : kHead; i < (layer < count ? kHead : kHead + 1); ++i) {
+      const auto product = static_cast<Product>(i);
+      const bool attends = product == Product::kMemoryQ || product == Product::kMemoryOut;
+      if (attends && p.op.slots < 2) continue;
+      stream(segments[i], layers[layer].rows[i], ring, hint);
+    }
+  }
+}
+
+template <class A, bool kSingle>
 __global__ void __launch_bounds__(kThreads, 1) decode_kernel(const __grid_constant__ DecodeParams<A> p) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   auto* shared = ptx::shared_memory<std::byte>();
   const Ring ring(shared, p.plan);
   if (threadIdx.x == 0) ring.init();
-  auto* layers = reinterpret_cast<DecodeLayer<Device, A>*>(shared + p.plan.layers);
-  constexpr int kWords = sizeof(DecodeLayer<Device, A>) / sizeof(std::uint64_t);
-  for (int i = static_cast<int>(threadIdx.x); i < p.op.shape.layers * kWords; i += kThreads) {
-    reinterpret_cast<std::uint64_t*>(layers)[i] = reinterpret_cast<const std::uint64_t*>(p.op.layers)[i];
-  }
+  auto* layers = reinterpret_cast<LayerShare*>(shared + p.plan.layers);
+  auto* segments = reinterpret_cast<Segment*>(shared + p.plan.segments);
+  find_shares(p, layers, segments, reinterpret_cast<StageShare*>(shared + p.plan.stage_shares));
   __syncthreads();
   if (threadIdx.x / 32 == kTileWarps) {
-    stream_model(p, layers, ring);
+    stream_model(p, layers, segments, ring);
   } else {
-    DecodeBlock<A>(p, shared, layers, ring).run();
+    DecodeBlock<A, kSingle>(p, shared, ring).run();
   }
 #endif
 }
@@ -104,14 +163,14 @@ bool decode_step_supported(const Cuda& cuda, const DecodeShape& shape, std::size
 std::size_t decode_exchange_bytes(const Cuda& /*cuda*/, const DecodeShape& shape, std::size_t element) {
   DecodePlan plan;
   lay_out_exchange(plan, shape, static_cast<std::int64_t>(element));
-  return static_cast<std::size_t>(plan.header_bytes + 2 * plan.set_bytes);
+  return static_cast<std::size_t>(DecodePlan::kHeaderBytes + 2 * plan.set_bytes);
 }
 
 void decode_exchange_clear(Cuda& cuda, const DecodeShape& shape, std::size_t element, void* exchange) {
   DecodePlan plan;
   lay_out_exchange(plan, shape, static_cast<std::int64_t>(element));
-  cuda.zero(exchange, static_cast<std::size_t>(plan.header_bytes));
-  check_cuda(cudaMemsetAsync(static_cast<std::byte*>(exchange) + plan.header_bytes, 0xff,
+  cuda.zero(exchange, static_cast<std::size_t>(DecodePlan::kHeaderBytes));
+  check_cuda(cudaMemsetAsync(static_cast<std::byte*>(exchange) + DecodePlan::kHeaderBytes, 0xff,
                              static_cast<std::size_t>(2 * plan.set_bytes), cuda.stream()),
              "cudaMemsetAsync");
 }
@@ -124,7 +183,7 @@ void decode_step(Cuda& cuda, const DecodeStep<Device, A>& op) {
           .block = dim3(kThreads),
           .shared_bytes = static_cast<std::size_t>(params.plan.shared_bytes),
           .cooperative = true},
-         decode_kernel<A>, params);
+         op.shape.batch == 1 ? decode_kernel<A, true> : decode_kernel<A, false>, params);
 }
 
 template void decode_step(Cuda&, const DecodeStep<Device, float>&);

@@ -5,12 +5,12 @@
 
 namespace mmrec::kernels {
 
-/// Settled are the window's times before the first whose change is above `tolerance` times the largest magnitude; and
-/// at least one time more than before, because the first unsettled time has seen a settled state. An infinite state,
-/// or NaN, which counts as one, would leave nothing above its bound: then nothing else is settled.
+/// A time is at rest if its magnitude is finite and its change at most `tolerance` times that. Settled are the window's
+/// times before the first that is not at rest; and at least one time more than before, because the first unsettled time
+/// has seen a settled state.
 struct GatedCheck {
-  float* change = nullptr;           // [times], of the sweep from `first` on; left 0 for the next
-  const float* magnitude = nullptr;  // [times], the largest that any sweep has seen
+  float* change = nullptr;     // [times], of the sweep, raised from `first` on; left 0 for the next
+  float* magnitude = nullptr;  // same
   int first = 0;
   int times = 0;
   float tolerance = 0.0F;

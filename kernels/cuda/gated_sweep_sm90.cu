@@ -8,7 +8,8 @@
 // of an element are sums of one thread (gemm_sm90.cuh). The sums of a warp are 16 whole times; it passes them through
 // shared memory, where the ring was, into the layout of the scan (gated_tile.cuh), in which each lane replaces them by
 // its steps. What the scan needs from memory is under way before the first sum is looked at: with 64 channels while
-// the block multiplies, with 128 the inputs of one half then and the rest when the sums have left their registers.
+// the block multiplies, with 128 the inputs of one half, while the rest is brought into L2; it is read when the sums
+// have left their registers.
 //
 // Bytes per element of [T, D]: 8 for z, zm, γ in, 4 for h in and 4 out, 2 for the product's operand and 2 for the next
 // one's, and D/128 + T/… of operand tiles from L2. One block an SM: all 227 KB are ring.
@@ -27,14 +28,15 @@ namespace mmrec::kernels {
 
 namespace {
 
-/// 64 channels; four blocks of a cluster share two tiles of rows and two of weights. For up to one wave of blocks.
+/// 64 channels; two blocks share a tile of weights. (Of clusters of four fewer than 132 blocks fit the device at once.)
+/// For up to one wave of blocks.
 struct NarrowSweepTile {
   static constexpr int kConsumers = 2;
   static constexpr int kColumns = 128;
   static constexpr int kParts = 2;
   static constexpr int kStages = 7;
   static constexpr int kClusterRows = 2;
-  static constexpr int kClusterColumns = 2;
+  static constexpr int kClusterColumns = 1;
   static constexpr int kLead = 0;   // both consumers scan together
   static constexpr int kGroup = 1;  // times slowest: earlier tiles have lower numbers
 };
@@ -42,7 +44,6 @@ struct NarrowSweepTile {
 struct WideSweepTile : NarrowSweepTile {
   static constexpr int kColumns = 256;
   static constexpr int kStages = 4;
-  static constexpr int kClusterColumns = 1;
 };
 
 template <class Tile>
@@ -77,7 +78,13 @@ class SweepEpilogue {
       scan_.begin_at_tile(first_tile_);
     }
     scan_.load_inputs(0);
-    if constexpr (kBands == 1) scan_.load_states(0);
+    if constexpr (kBands == 1) {
+      scan_.load_states(0);
+    } else {
+      scan_.prefetch_inputs(1);
+      scan_.prefetch_states(0);
+      scan_.prefetch_states(1);
+    }
   }
 
   template <int kSize>

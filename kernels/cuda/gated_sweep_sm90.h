@@ -10,7 +10,7 @@ namespace mmrec::kernels {
 /// True where gated_sweep_sm90 takes the op: compute capability 9.0 (every build has code for it), gate_weight of type
 /// A, D a multiple of 8, views and gate_weight 16-byte aligned with strides that are multiples of 8, gate_bias null or
 /// 8-byte aligned, times first..T not empty, and few enough tiles that their words have room in Cuda::flags(): batch x
-/// ⌈(T − first) / 128⌉ x D up to about 65,000. Looks at sizes and addresses alone.
+/// ⌈(T − first) / 128⌉ x D up to about 500,000. Looks at sizes and addresses alone.
 template <class A>
 bool gated_sweep_sm90_supported(const Cuda& cuda, const GatedSweep<Device, A>& op);
 

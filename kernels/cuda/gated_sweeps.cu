@@ -24,7 +24,7 @@
 namespace mmrec::kernels {
 namespace {
 
-constexpr int kAhead = 2;  // sweeps enqueued beyond the one that the host waits for
+constexpr int kAhead = 1;  // sweeps enqueued beyond the one that the host waits for
 constexpr int kSlots = kAhead + 1;
 
 /// Marks in the stream, by which the host waits for a slot's report.

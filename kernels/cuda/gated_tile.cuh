@@ -14,7 +14,7 @@
 // A published element is two words of 64 bits, each a float and a mark, so no fence stands between data and flag. Tiles
 // are numbered time after time, and a tile waits for lower numbers only. The last of the tiles of the same channels to
 // have read clears their words: Cuda::flags() is left zero. The last tile of all to finish checks what has settled, if
-// that is asked for: 8 bytes a time in, 4 out.
+// that is asked for: 8 bytes a time in and out.
 //
 // All that tiles read may have been written by the kernel before, so it is read past L1 (rows.cuh).
 #pragma once
@@ -140,8 +140,9 @@ class GatedTile {
   static constexpr int kTimes = Shape::kWarps * Shape::kWarpTimes;
   static constexpr int kBand = 64;  // channels of a warp's row: two neighbours each lane
   static constexpr int kChannels = kBand * Shape::kBands;
-  static constexpr int kRound = 4 * Shape::kWarps;  // earlier tiles that are fetched at a time
-  static constexpr int kSharedBytes = (Shape::kWarps + kRound) * kChannels * 8 + (2 * Shape::kWarps + 4) * 4;
+  static constexpr int kTogether = 4 / Shape::kBands;           // earlier tiles that a warp fetches at once, ...
+  static constexpr int kRound = 2 * kTogether * Shape::kWarps;  // ... and the block before it applies them
+  static constexpr int kSharedBytes = (Shape::kWarps + kRound) * kChannels * 8 + (Shape::kWarps + 4) * 4;
 
   /// Threads [0, kThreads) of a block, `shared` 16-byte aligned; `meeting` is a named barrier of theirs.
   __device__ GatedTile(const GatedTileOperands<A>& operands, const GatedPlace& place, std::byte* shared, int meeting)
@@ -181,6 +182,17 @@ class GatedTile {
           load_pair(static_cast<const float*>(p_.h.below(const_cast<float*>(h), clamped_time(i) + 1)), band);
     }
   }
+  /// Brings what these two read into L2.
+  __device__ void prefetch_inputs(int band) const {
+    if (lane_ < 16) {
+      prefetch_line(p_.z, band, 0, 0);
+    } else {
+      prefetch_line(p_.zm, band, 0, 0);
+    }
+    prefetch_line(p_.gamma, band, lane_ / 16 * 32, 0);
+  }
+  __device__ void prefetch_states(int band) const { prefetch_line(p_.h, band, lane_ / 16 * 32, 1); }
+
   /// No address is kept in registers from here on; where it is needed again it is computed again.
   __device__ void forget_addresses() { place_.time = ptx::opaque(place_.time); }
 
@@ -287,6 +299,13 @@ class GatedTile {
     return rows.column(place_.batch, clamped_channel(band));
   }
 
+  /// The line of the time lane % 16, `below` rows on, that holds the band's channel `offset`.
+  template <class T>
+  __device__ void prefetch_line(const GatedRows<T>& rows, int band, int offset, int below) const {
+    const int channel = min(place_.channel + kBand * band + offset, p_.channels - 1);
+    ptx::prefetch_l2(rows.below(rows.column(place_.batch, channel), clamped_time(lane_ % 16) + below));
+  }
+
   __device__ Step step_of(float s, float g, float z, float gamma) const {
     s = sigmoid(s);
     g = sigmoid(g);
@@ -305,6 +324,8 @@ class GatedTile {
 
   /// The steps of the warps before this one. The last warp also composes the tile's and publishes them.
   __device__ void compose_warps(int tile, int band, Step (&before)[2]) const {
+    // Not left to the array's own initialisation: nvcc 13.0 begins the second row of a Step [2][2] with zeros.
+    before[0] = before[1] = Step{1.0F, 0.0F};
     Step next[2];
 #pragma unroll
     for (int w = 0; w < Shape::kWarps - 1; ++w) {
@@ -335,9 +356,7 @@ class GatedTile {
     for (int first = first_tile_; first < tile; first += kRound) {
       const int count = min(kRound, tile - first);
       if (first != first_tile_) meet();  // the last ones are read
-      for (int t = warp_; t < count; t += 2 * Shape::kWarps) {
-        fetch_two(first, t, min(t + Shape::kWarps, count - 1));
-      }
+      for (int t = warp_; t < count; t += kTogether * Shape::kWarps) fetch(first, t, count);
       meet();
 #pragma unroll 4
       for (int t = 0; t < count; ++t) {
@@ -351,34 +370,38 @@ class GatedTile {
     }
   }
 
-  /// Tiles first + t and first + u, both under way at once.
-  __device__ void fetch_two(int first, int t, int u) const {
-    ulonglong2 words[2][Shape::kBands][2];
+  /// Tiles first + t, first + t + kWarps, ... of `count`, all under way at once.
+  __device__ void fetch(int first, int t, int count) const {
+    ulonglong2 words[kTogether][Shape::kBands][2];
+    const auto tile = [&](int j) { return min(t + j * Shape::kWarps, count - 1); };
     for (;;) {
       std::uint64_t all = kPublished;
 #pragma unroll
-      for (int band = 0; band < Shape::kBands; ++band) {
+      for (int j = 0; j < kTogether; ++j) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int c = min(channel(band) + i, p_.channels - 1);
-          words[0][band][i] = ptx::load_relaxed_pair(published(first + t) + c);
-          words[1][band][i] = ptx::load_relaxed_pair(published(first + u) + c);
+        for (int band = 0; band < Shape::kBands; ++band) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const int c = min(channel(band) + i, p_.channels - 1);
+            words[j][band][i] = ptx::load_relaxed_pair(published(first + tile(j)) + c);
+          }
         }
       }
 #pragma unroll
-      for (int band = 0; band < Shape::kBands; ++band) {
+      for (int j = 0; j < kTogether; ++j) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          all &= words[0][band][i].x & words[0][band][i].y & words[1][band][i].x & words[1][band][i].y;
+        for (int band = 0; band < Shape::kBands; ++band) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) all &= words[j][band][i].x & words[j][band][i].y;
         }
       }
       if ((all & kPublished) != 0) break;
       ptx::spin_pause();
     }
 #pragma unroll
-    for (int band = 0; band < Shape::kBands; ++band) {
-      put(two(tile_steps_, t, band), words[0][band]);
-      put(two(tile_steps_, u, band), words[1][band]);
+    for (int j = 0; j < kTogether; ++j) {
+#pragma unroll
+      for (int band = 0; band < Shape::kBands; ++band) put(two(tile_steps_, tile(j), band), words[j][band]);
     }
   }
   __device__ static void put(Step* to, const ulonglong2 (&words)[2]) {
@@ -411,32 +434,36 @@ class GatedTile {
   __device__ void check() const {
     const GatedCheck& c = p_.check;
     const int thread = static_cast<int>(threadIdx.x);
-    std::uint32_t* largest = jobs_ + 4;
-    std::uint32_t* moving = largest + Shape::kWarps;
+    std::uint32_t* moving = jobs_ + 4;
     const int before = c.begins ? c.first : static_cast<int>(ptx::load_relaxed(c.settled));
-    std::uint32_t scale = 0;
-#pragma unroll 8
-    for (int t = thread; t < c.times; t += kThreads) scale = max(scale, __float_as_uint(__ldcg(c.magnitude + t)));
-    scale = ptx::warp_max(scale);
-    if (lane_ == 0) largest[warp_] = scale;
-    meet();
-    for (int w = 0; w < Shape::kWarps; ++w) scale = max(scale, largest[w]);
-    const float magnitude = __uint_as_float(scale);
-    const float bound = magnitude <= std::numeric_limits<float>::max() ? c.tolerance * magnitude : -1.0F;
-
-    int still = 0;  // times from the first moving one on
-#pragma unroll 8
-    for (int t = c.first + thread; t < c.times; t += kThreads) {
-      if (!(__ldcg(c.change + t) <= bound)) still = max(still, c.times - t);
-      c.change[t] = 0.0F;
+    std::uint32_t left = 0;    // times from the first that is not at rest on
+    constexpr int kBatch = 8;  // of a thread, read before any is cleared
+    for (int begin = c.first + thread; begin < c.times; begin += kBatch * kThreads) {
+      float change[kBatch];
+      float magnitude[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int t = min(begin + i * kThreads, c.times - 1);
+        change[i] = __ldcg(c.change + t);
+        magnitude[i] = __ldcg(c.magnitude + t);
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int t = begin + i * kThreads;
+        if (t >= c.times) break;
+        const bool rests = magnitude[i] <= std::numeric_limits<float>::max() && change[i] <= c.tolerance * magnitude[i];
+        if (!rests) left = max(left, static_cast<std::uint32_t>(c.times - t));
+      }
     }
-    still = static_cast<int>(ptx::warp_max(static_cast<std::uint32_t>(still)));
-    if (lane_ == 0) moving[warp_] = static_cast<std::uint32_t>(still);
+    meet();  // all have read
+    for (int t = c.first + thread; t < c.times; t += kThreads) c.change[t] = c.magnitude[t] = 0.0F;
+    left = ptx::warp_max(left);
+    if (lane_ == 0) moving[warp_] = left;
     meet();
     if (thread != 0) return;
     *p_.finished = 0;
-    for (int w = 0; w < Shape::kWarps; ++w) still = max(still, static_cast<int>(moving[w]));
-    const auto settled = static_cast<std::uint32_t>(max(c.times - still, before + 1));
+    for (int w = 0; w < Shape::kWarps; ++w) left = max(left, moving[w]);
+    const auto settled = static_cast<std::uint32_t>(max(c.times - static_cast<int>(left), before + 1));
     if (c.settled != nullptr) *c.settled = settled;
     *c.report = settled;
   }
@@ -529,7 +556,7 @@ class GatedTile {
   int lane_;
   Step* warp_steps_;     // [warp][channel]
   Step* tile_steps_;     // [kRound][channel], of earlier tiles
-  std::uint32_t* jobs_;  // of the whole tile at its end, then a word a warp for each of two reductions
+  std::uint32_t* jobs_;  // of the whole tile at its end, then a word of each warp
   Input inputs_[Shape::kBands][Shape::kWarpTimes];
   Pair<float> old_[Shape::kBands][Shape::kWarpTimes];
 };

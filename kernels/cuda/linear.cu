@@ -2,13 +2,12 @@
 // kernels for sm_90a where the device and the operands are such (linear_few_rows_sm90.cu up to kFewRows rows,
 // gemm_sm90.cu), else by cuBLASLt.
 //
-// Where no activation follows and y is fp32 or there is no residual, the library's product is the whole job: it adds
-// the bias and the scaled residual to its fp32 sums, so nothing is moved but x, W, the residual and y. Its bias is of
-// type Y, so a 16-bit y with a bias takes part only if the caller brings the bias rounded; and it rounds its sums to a
-// 16-bit y before it adds a residual, so a residual of 16 bits does not. The library's own gelu is the tanh
-// approximation; ours is exact and is applied, with residual and rounding, by a second kernel to products in fp32: in y
-// itself if that is fp32, else in scratch, in chunks of rows if need be. That pass moves 4 bytes per output out and in
-// again, plus y and the residual; scratch that fits L2 stays there.
+// Where no activation follows, the library's product of fp32 results is the whole job: it adds bias and scaled residual
+// to its sums, so nothing is moved but x, W, the residual and y. Results of 16 bits it may round before it adds either,
+// so it makes them only where there is neither. Its own gelu is the tanh approximation; ours is exact. What it cannot
+// do is applied, and rounded once, by a second kernel to products in fp32: in y itself if that is fp32, else in
+// scratch, in chunks of rows if need be. That pass moves 4 bytes per output out and in again, plus y and the residual;
+// scratch that fits L2 stays there.
 //
 // Independent jobs of one call share a launch of our own kernels; with the library they share the device by two
 // streams.
@@ -78,11 +77,9 @@ void multiply(const Lane& lane, const Linear<Device, A, Y>& job) {
                  .k = job.weight.cols,
                  .in = kType<A>,
                  .out = kType<Y>};
-  const void* bias = job.bias;
-  if constexpr (sizeof(Y) == 2) bias = job.bias_rounded;
-  const bool residual_fits = sizeof(Y) == 4 || job.residual.data == nullptr;
-  if (job.activation == Activation::kNone && (job.bias == nullptr || bias != nullptr) && residual_fits) {
-    product.bias = bias;
+  const bool adds = job.bias != nullptr || job.residual.data != nullptr;
+  if (job.activation == Activation::kNone && (sizeof(Y) == 4 || !adds)) {
+    product.bias = job.bias;
     if (job.residual.data != nullptr) {
       product.c = job.residual.data;
       product.c_stride = job.residual.stride;

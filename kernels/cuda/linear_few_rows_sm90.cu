@@ -1,21 +1,21 @@
 // y = act(x Wᵀ + bias) + residual_scale residual on the tensor cores of sm_90a, for 9 to 128 rows: weights are streamed
 // once, and all that matters is to keep them coming.
 //
-// The weights are the left operand of the product, 128 outputs a tile, and all rows of x the right one (32, 64 or 128
+// The weights are the left operand of the product, 64 outputs a tile, and all rows of x the right one (32, 64 or 128
 // columns, zeros beyond), so that few rows do not leave the tensor cores' tiles empty. Too few tiles to fill the device
 // are cut along k: `slices` blocks of a cluster take a share of k each, leave their sums in shared memory, and each of
 // them adds up all slices' sums of its share of the rows, in the order of the slices, and finishes them. How many
-// slices there are follows from the weights' shape alone. A cluster has 8 blocks: several tiles, where there are fewer
+// slices there are follows from the weights' shape alone. A cluster has 4 blocks: several tiles, where there are fewer
 // slices.
 //
-// A warp copies k-blocks of 64 columns of W and of x (tensor memory accelerator) into a ring; two warpgroups multiply
-// 64 outputs each. Two blocks fit a multiprocessor, and the first copies of W go out before the kernel waits for its
-// predecessor, which has no part in them: in a chain of products the next matrix is on its way while the vector it will
-// meet is computed.
+// A warp copies k-blocks of 64 columns of W and of x (tensor memory accelerator) into a ring, a warpgroup multiplies.
+// Two blocks fit a multiprocessor, and the first copies of W go out before the kernel waits for its predecessor, which
+// has no part in them: in a chain of products the next matrix is on its way while the vector it will meet is computed.
 //
-// Bytes: W once from memory; x once per tile from L2, rows / 128 of what W is. Deterministic: fixed orders of
-// summation. A row's bits depend on the row, the weights and the epilogue's operands alone.
-#include <bit>
+// Bytes: W once from memory; x once per tile from L2, rows / 64 of what W is; for each slice the sums once to another
+// block's multiprocessor, 4 bytes per output and row. Deterministic: fixed orders of summation. A row's bits depend on
+// the row, the weights and the epilogue's operands alone.
+#include <algorithm>
 
 #include "kernels/cuda/gemm_sm90.h"
 #include "kernels/cuda/launch.cuh"
@@ -28,15 +28,17 @@ namespace mmrec::kernels {
 namespace {
 
 constexpr int kMostJobs = 8;
-constexpr int kOutputs = 128;  // of a tile
+constexpr int kConsumers = 1;              // warpgroups
+constexpr int kOutputs = 64 * kConsumers;  // of a tile
 constexpr int kWarpgroup = 128;
-constexpr int kConsumers = kOutputs / 64;  // warpgroups
 constexpr int kConsumerThreads = kConsumers * kWarpgroup;
+constexpr int kOutputThreads = kOutputs / 4;                    // that finish a row
+constexpr int kRowsAtOnce = kConsumerThreads / kOutputThreads;  // 8
 constexpr int kThreads = kConsumerThreads + 32;
 constexpr int kDepth = kBoxColumns;  // of a k-block
 constexpr int kRowBytes = kDepth * 2;
-constexpr int kCluster = 8;
-constexpr int kMostBlocks = 256;    // that run at once: two a multiprocessor
+constexpr int kCluster = 4;
+constexpr int kMostBlocks = 128;    // of a matrix that is cut: one a multiprocessor, beside one of the next kernel's
 constexpr int kLeastBlocksOfK = 2;  // in a slice
 
 template <class Y>
@@ -58,7 +60,7 @@ template <int kRows>
 struct FewRowsLayout {
   static constexpr int kWBytes = kOutputs * kRowBytes;
   static constexpr int kStageBytes = kWBytes + kRows * kRowBytes;
-  static constexpr int kStages = kRows == 128 ? 3 : kRows == 64 ? 4 : 5;
+  static constexpr int kStages = 100 * 1024 / kStageBytes;
   static constexpr int kRingBytes = kStages * kStageBytes;
   static constexpr int kAlignment = 1024;
   static constexpr std::size_t kSharedBytes = kAlignment + kRingBytes + 2 * kStages * 8;
@@ -95,29 +97,73 @@ __device__ inline FewRowsPlace few_rows_place(const FewRowsJobs<Y>& jobs) {
           tile * kOutputs < j.out.columns ? j.k_blocks * (slice + 1) / j.slices : j.k_blocks * slice / j.slices};
 }
 
-/// Row `row`, outputs output..output + 3.
+/// Four outputs of a row from their sums, residual and bias.
 template <class Y>
-__device__ inline void finish_outputs(const LinearOutput<Y>& out, int row, int output, const float (&sum)[4]) {
-  if (out.vectors && output + 4 <= out.columns) {
-    float residual[4] = {};
-    float bias[4] = {};
-    if (out.residual != nullptr) load(out.residual + row * out.residual_stride + output, residual);
-    if (out.bias != nullptr) load(out.bias + output, bias);
-    float y[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      y[i] = __fmaf_rn(out.residual_scale, residual[i], activate(sum[i] + bias[i], out.activation));
-    }
-    return store(out.y + row * out.y_stride + output, y);
-  }
+__device__ inline void finish_outputs(const LinearOutput<Y>& out, int row, int output, const float (&sum)[4],
+                                      const float (&residual)[4], const float (&bias)[4]) {
+  float y[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    if (output + i >= out.columns) return;
-    float residual[1] = {0.0F};
-    if (out.residual != nullptr) load(out.residual + row * out.residual_stride + (output + i), residual);
-    const float bias = out.bias == nullptr ? 0.0F : __ldg(out.bias + output + i);
-    out.y[row * out.y_stride + (output + i)] =
-        narrow<Y>(__fmaf_rn(out.residual_scale, residual[0], activate(sum[i] + bias, out.activation)));
+    y[i] = __fmaf_rn(out.residual_scale, residual[i], activate(sum[i] + bias[i], out.activation));
+  }
+  Y* to = out.y + row * out.y_stride + output;
+  if (out.vectors && output + 4 <= out.columns) return store(to, y);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (output + i < out.columns) to[i] = narrow<Y>(y[i]);
+  }
+}
+
+/// Four neighbours from `output` of a row of the bias or the residual; zeros beyond the row, or if there is none.
+template <class Y, class T>
+__device__ inline void load_outputs(const LinearOutput<Y>& out, const T* row, int output, float (&to)[4]) {
+  if (row != nullptr && out.vectors && output + 4 <= out.columns) return load(row + output, to);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    float value[1] = {0.0F};
+    if (row != nullptr && output + i < out.columns) load(row + output + i, value);
+    to[i] = value[0];
+  }
+}
+
+/// Adds up the slices' sums of the block's share of the rows, every kSlices-th, in the order of the slices.
+template <class Y, int kSlices, int kPitch>
+__device__ inline void finish_rows(const LinearOutput<Y>& out, const FewRowsPlace& place, const float* sums,
+                                   const float (&bias)[4]) {
+  constexpr int kRows = std::min(4, kCluster / kSlices);  // of a thread that are under way at once
+  const int thread = static_cast<int>(threadIdx.x);
+  const int output = thread % kOutputThreads * 4;
+  if (place.output + output >= out.columns) return;
+  for (int first = thread / kOutputThreads; place.slice + kSlices * first < out.rows; first += kRows * kRowsAtOnce) {
+    float4 part[kRows][kSlices];
+    float residual[kRows][4];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int row = place.slice + kSlices * (first + r * kRowsAtOnce);
+      if (row >= out.rows) continue;
+      const auto* from = reinterpret_cast<const float4*>(sums + row * kPitch + output);
+#pragma unroll
+      for (int s = 0; s < kSlices; ++s) {
+        if constexpr (kSlices == 1) {
+          part[r][s] = *from;
+        } else {
+          part[r][s] = ptx::load_from_cluster(from, static_cast<unsigned>(place.first_rank + s));
+        }
+      }
+      const Y* residual_row = out.residual == nullptr ? nullptr : out.residual + row * out.residual_stride;
+      load_outputs(out, residual_row, place.output + output, residual[r]);
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int row = place.slice + kSlices * (first + r * kRowsAtOnce);
+      if (row >= out.rows) continue;
+      float sum[4] = {part[r][0].x, part[r][0].y, part[r][0].z, part[r][0].w};
+#pragma unroll
+      for (int s = 1; s < kSlices; ++s) {
+        sum[0] += part[r][s].x, sum[1] += part[r][s].y, sum[2] += part[r][s].z, sum[3] += part[r][s].w;
+      }
+      finish_outputs(out, row, place.output + output, sum, residual[r], bias);
+    }
   }
 }
 
@@ -136,6 +182,7 @@ __global__ void __launch_bounds__(kThreads, 2) few_rows_kernel(const __grid_cons
   const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 32, 0);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int count = place.k_end - place.k_begin;
+  float bias[4] = {};  // of the outputs that the thread will finish
 
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
@@ -170,6 +217,7 @@ __global__ void __launch_bounds__(kThreads, 2) few_rows_kernel(const __grid_cons
     }
     __syncwarp();
   } else {
+    load_outputs(job.out, job.out.bias, place.output + static_cast<int>(threadIdx.x) % kOutputThreads * 4, bias);
     ptx::wait_for_predecessor();
     const int consumer = warp / 4;
     const std::uint64_t w = ptx::wgmma_operand(ring + consumer * 64 * kRowBytes);
@@ -199,25 +247,15 @@ __global__ void __launch_bounds__(kThreads, 2) few_rows_kernel(const __grid_cons
     ptx::cluster_sync_memory();
   }
   if (warp < kConsumerThreads / 32) {
-    const int output = place.output + 4 * lane;
-    for (int row = place.slice + job.slices * warp; row < job.out.rows; row += job.slices * (kConsumerThreads / 32)) {
-      const auto* from = reinterpret_cast<const float4*>(sums + row * Layout::kPitch) + lane;
-      float total[4] = {};
-      const auto add = [&](float4 v) { total[0] += v.x, total[1] += v.y, total[2] += v.z, total[3] += v.w; };
-      if (job.slices == 1) {
-        add(*from);
-      } else {
-        float4 parts[kCluster];
-#pragma unroll
-        for (int s = 0; s < kCluster; ++s) {
-          if (s < job.slices) parts[s] = ptx::load_from_cluster(from, static_cast<unsigned>(place.first_rank + s));
-        }
-#pragma unroll
-        for (int s = 0; s < kCluster; ++s) {
-          if (s < job.slices) add(parts[s]);
-        }
-      }
-      if (output < job.out.columns) finish_outputs(job.out, row, output, total);
+    switch (job.slices) {
+      case 1:
+        finish_rows<Y, 1, Layout::kPitch>(job.out, place, sums, bias);
+        break;
+      case 2:
+        finish_rows<Y, 2, Layout::kPitch>(job.out, place, sums, bias);
+        break;
+      default:
+        finish_rows<Y, kCluster, Layout::kPitch>(job.out, place, sums, bias);
     }
   }
   if (job.slices != 1) ptx::cluster_sync();  // a block stays while its sums are read

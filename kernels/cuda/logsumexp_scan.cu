@@ -2,9 +2,9 @@
 //
 // A segment is (m, s) for s e^m, the (max, sum) monoid of kernels/logsumexp.h in fp32; m is held finite, so that no
 // difference of references is NaN, and +inf and NaN travel in the sum. A thread takes its exponentials once, relative
-// to the largest of its eight times, and keeps them in place of x: y = R + log(S e^{M-R} + e^{m-R} Σ e), R the larger
+// to the largest of its times, and keeps them in place of x: y = R + log(S e^{M-R} + e^{m-R} Σ e), R the larger
 // of the state's reference M and its own m. Where the first of these sums is small beside R, so that its logarithm
-// would cancel R (x climbs by more than 4 within eight times and above all that came before, or there are no terms
+// would cancel R (x climbs by more than 4 within these times and above all that came before, or there are no terms
 // yet), the thread reads its x again and goes step by step.
 //
 // Between chunks the sum is fp64 and its reference follows the maximum only when that has grown by more than 8: a slow
@@ -21,12 +21,20 @@ constexpr float kLeastSum = 0.01F;
 /// x as a reference: finite.
 __device__ inline float reference(float x) { return fminf(kLargest, fmaxf(-kLargest, x)); }
 
+/// log of a sum of at least 2^-10: absolute error 2^-22 beside the rounding of the result.
+__device__ inline float log_sum(float sum) {
+  constexpr float kLn2 = 0.69314718F;
+  const int exponent = (__float_as_int(sum) - __float_as_int(0.75F)) >> 23;
+  const float mantissa = __int_as_float(__float_as_int(sum) - exponent * (1 << 23));  // in [3/4, 3/2)
+  const float log = __fmaf_rn(static_cast<float>(exponent), kLn2, ptx::log2_approx(mantissa) * kLn2);
+  return sum <= kLargest ? log : sum;  // +inf, NaN
+}
+
 template <class T>
 struct LogSumExpOp {
   using Element = T;
   static constexpr int kInputs = 1;
-  static constexpr int kTotalWords = 2;
-  static constexpr int kCarryWords = 3;
+  static constexpr int kTimes = 32;
   using Total = Pair;
   struct Carry {
     double sum;
@@ -43,6 +51,7 @@ struct LogSumExpOp {
   template <int kVec>
   class Thread {
    public:
+    static constexpr int kKept = kVec;
     __device__ void take(int n, const Channels<T, kVec> (&x)[kInputs]) {
 #pragma unroll
       for (int v = 0; v < kVec; ++v) term_[n][v] = x[0][v];
@@ -52,11 +61,11 @@ struct LogSumExpOp {
       for (int v = 0; v < kVec; ++v) {
         float max = term_[0][v];
 #pragma unroll
-        for (int n = 1; n < kScanTimes; ++n) max = fmaxf(max, term_[n][v]);
+        for (int n = 1; n < kTimes; ++n) max = fmaxf(max, term_[n][v]);
         max_[v] = reference(max);
         float sum = 0.0F;
 #pragma unroll
-        for (int n = 0; n < kScanTimes; ++n) {
+        for (int n = 0; n < kTimes; ++n) {
           term_[n][v] = fast_exp(term_[n][v] - max_[v]);
           sum += term_[n][v];
         }
@@ -79,13 +88,13 @@ struct LogSumExpOp {
       float sum[kVec] = {};
       T* to = at(op.y, p);
 #pragma unroll
-      for (int n = 0; n < kScanTimes; ++n) {
+      for (int n = 0; n < kTimes; ++n) {
         if (n == p.count) break;
         float y[kVec];
 #pragma unroll
         for (int v = 0; v < kVec; ++v) {
           sum[v] += term_[n][v];
-          y[v] = max[v] + logf(__fmaf_rn(scale[v], sum[v], before[v]));
+          y[v] = max[v] + log_sum(__fmaf_rn(scale[v], sum[v], before[v]));
         }
         store_channels(to, y);
         to += op.y.time_stride;
@@ -116,7 +125,7 @@ struct LogSumExpOp {
       }
     }
 
-    float term_[kScanTimes][kVec];
+    float term_[kTimes][kVec];
     float max_[kVec];
   };
 
@@ -151,19 +160,20 @@ struct LogSumExpOp {
     }
   }
 
-  static __device__ void put_total(Total total, std::uint32_t (&words)[kTotalWords]) {
-    words[0] = __float_as_uint(total.x);
-    words[1] = __float_as_uint(total.y);
+  static __device__ uint4 put_total(Total total) {
+    return make_uint4(0, __float_as_uint(total.x), __float_as_uint(total.y), 0);
   }
-  static __device__ Total get_total(const std::uint32_t (&words)[kTotalWords]) {
-    return {__uint_as_float(words[0]), __uint_as_float(words[1])};
+  static __device__ Total get_total(const uint4& record) {
+    return {__uint_as_float(record.y), __uint_as_float(record.z)};
   }
-  static __device__ void put_carry(const Carry& carry, std::uint32_t (&words)[kCarryWords]) {
-    put_double(carry.sum, words);
-    words[2] = __float_as_uint(carry.max);
+  static __device__ uint4 put_carry(const Carry& carry) {
+    uint4 record = {};
+    put_double(carry.sum, record.y, record.z);
+    record.w = __float_as_uint(carry.max);
+    return record;
   }
-  static __device__ Carry get_carry(const std::uint32_t (&words)[kCarryWords]) {
-    return {get_double(words), __uint_as_float(words[2])};
+  static __device__ Carry get_carry(const uint4& record) {
+    return {get_double(record.y, record.z), __uint_as_float(record.w)};
   }
 };
 
@@ -177,7 +187,7 @@ void logsumexp_scan(Cuda& cuda, const LogSumExpScan<T, Device>& op) {
   LogSumExpOp<T> scan{{op.x}, op.y, op.carry_in, op.carry_out};
   merge_heads(scan.in[0], scan.y);
   const ScanShape shape{given.batch, scan.y.heads, given.time, scan.y.dim};
-  run_scan(cuda, scan, shape, takes_scan_vectors(scan.in[0]) && takes_scan_vectors(scan.y));
+  run_scan(cuda, scan, shape, takes_scan_words(scan.in[0]) && takes_scan_words(scan.y));
 }
 
 template void logsumexp_scan(Cuda&, const LogSumExpScan<float, Device>&);

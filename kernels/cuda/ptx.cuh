@@ -40,6 +40,13 @@ __device__ inline float exp2_approx(float x) {
   return y;
 }
 
+/// log2(x) of a positive normal x: absolute error 2^-22 for x in (1/2, 2), else relative error 2^-22.
+__device__ inline float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 /// The smaller of each of two BFloat16 or Float16 in a register; NaN if either is NaN.
 template <class T>
 __device__ inline std::uint32_t min_pair(std::uint32_t a, std::uint32_t b) {
@@ -56,6 +63,7 @@ __device__ inline std::uint32_t min_pair(std::uint32_t a, std::uint32_t b) {
 /// Does nothing, but what was computed from v before is no longer known to be so: the compiler computes it again rather
 /// than keep it in registers.
 __device__ inline void forget(uint4& v) { asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)); }
+__device__ inline void forget(std::uint32_t& v) { asm volatile("" : "+r"(v)); }
 __device__ inline void forget(int& v) { asm volatile("" : "+r"(v)); }
 
 /// Rounding to nearest even and exact widening, by one instruction each.
@@ -155,6 +163,10 @@ __device__ inline void store_relaxed(std::uint16_t* to, std::uint16_t v) {
 /// *at += v.
 __device__ inline void add_relaxed(std::uint32_t* at, std::uint32_t v) {
   asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(at), "r"(v) : "memory");
+}
+/// The same, after the accesses before it, and those of threads that a barrier of the block has put before it.
+__device__ inline void add_release(std::uint32_t* at, std::uint32_t v) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(at), "r"(v) : "memory");
 }
 /// Called inside a loop that waits for another block.
 __device__ inline void spin_pause() {
@@ -290,6 +302,15 @@ __device__ inline void load_box(void* to, const TensorMap* map, std::uint64_t* b
       "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
       : "memory");
 }
+/// load_box with a hint for L2 (evict_first).
+__device__ inline void load_box(void* to, const TensorMap* map, std::uint64_t* barrier, int x, int y, int z,
+                                std::uint64_t hint) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(to)),
+      "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "l"(hint)
+      : "memory");
+}
 /// The same into every block of the cluster whose bit is set in `ranks`, at the same place of its shared memory,
 /// reporting to the barrier at the same place there.
 __device__ inline void load_box_multicast(void* to, const TensorMap* map, std::uint64_t* barrier, int x, int y, int z,
@@ -318,6 +339,36 @@ __device__ inline ulonglong2 load_relaxed_pair(const ulonglong2* from) {
 }
 __device__ inline void store_relaxed_pair(ulonglong2* to, ulonglong2 v) {
   asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(v.x), "l"(v.y) : "memory");
+}
+/// 16 bytes read or written whole, without order to other accesses; 16-byte aligned, seen by all blocks.
+__device__ inline uint4 load_relaxed_quad(const uint4* from) {
+  uint4 v;
+  asm volatile(
+      "{\n\t"
+      ".reg .b128 v;\n\t"
+      ".reg .b64 low, high;\n\t"
+      "ld.relaxed.gpu.global.b128 v, [%4];\n\t"
+      "mov.b128 {low, high}, v;\n\t"
+      "mov.b64 {%0, %1}, low;\n\t"
+      "mov.b64 {%2, %3}, high;\n\t"
+      "}"
+      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+      : "l"(from)
+      : "memory");
+  return v;
+}
+__device__ inline void store_relaxed_quad(uint4* to, uint4 v) {
+  asm volatile(
+      "{\n\t"
+      ".reg .b128 v;\n\t"
+      ".reg .b64 low, high;\n\t"
+      "mov.b64 low, {%1, %2};\n\t"
+      "mov.b64 high, {%3, %4};\n\t"
+      "mov.b128 v, {low, high};\n\t"
+      "st.relaxed.gpu.global.b128 [%0], v;\n\t"
+      "}" ::"l"(to),
+      "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+      : "memory");
 }
 /// x; the compiler no longer knows where it comes from, so it computes again what depends on it instead of keeping that
 /// in registers from an earlier use.

@@ -31,6 +31,7 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/max_sum.cuh"
+#include "kernels/cuda/rows.cuh"
 
 namespace mmrec::kernels {
 
@@ -163,6 +164,8 @@ constexpr int kResidentWarps = kWarps == 1 ? 24 : 32;
 template <class T, int kWarps, bool kSharedRow>
 __global__ void __launch_bounds__(kThreads<kWarps>, 32 * kResidentWarps<kWarps> / kThreads<kWarps>)
     token_logprobs_kernel(MatrixView<const T, Device> logits, Targets targets, float* logprobs, SharedRows shared) {
+  ptx::allow_successor();
+  ptx::wait_for_predecessor();
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int w = static_cast<int>(threadIdx.x / 32) % kWarps;
   std::int64_t r = blockIdx.x;
@@ -218,12 +221,12 @@ void run(Cuda& cuda, const MatrixView<const T, Device>& logits, Targets targets,
       const std::int64_t rounds = ceil_div(ceil_div(parts, kWarps), blocks);
       const SharedRows shared{static_cast<int>(rounds), parts, static_cast<PartSum*>(cuda.scratch()), cuda.flags()};
       const auto down = static_cast<unsigned>(ceil_div(ceil_div(parts, kWarps), rounds));
-      launch(cuda.stream(), {.grid = dim3(across, down), .block = block}, token_logprobs_kernel<T, kWarps, true>,
+      launch(cuda.stream(), overlapping(cuda, dim3(across, down), block), token_logprobs_kernel<T, kWarps, true>,
              logits, targets, logprobs, shared);
       return;
     }
   }
-  launch(cuda.stream(), {.grid = dim3(across), .block = block}, token_logprobs_kernel<T, kWarps, false>, logits,
+  launch(cuda.stream(), overlapping(cuda, dim3(across), block), token_logprobs_kernel<T, kWarps, false>, logits,
          targets, logprobs, SharedRows{});
 }
 
@@ -352,7 +355,7 @@ void token_logprobs_unchecked(Cuda& cuda, const TokenLogprobs<T, Index, Device>&
   const std::int64_t parts = ceil_div(op.logits.cols, elements_of_part) + 1;  // at most
   if (op.logits.cols <= elements_of_part) {
     run<T, 1>(cuda, op.logits, targets, op.logprobs, parts);
-  } else if (op.logits.cols <= 8 * elements_of_part) {
+  } else if (op.logits.cols <= 4 * elements_of_part) {
     run<T, 4>(cuda, op.logits, targets, op.logprobs, parts);
   } else {
     run<T, 8>(cuda, op.logits, targets, op.logprobs, parts);

@@ -34,7 +34,8 @@ struct ParityCase {
   std::string (*unusable)() = nullptr;  // why it cannot run here; "" if it can
   float logit_bound = 5e-5F;
   float logprob_bound = 2e-5F;
-  bool relative = false;  // bounds are multiples of the fixture's largest |logit|
+  bool relative = false;       // bounds are multiples of the fixture's largest |logit|
+  bool may_fall_back = false;  // rounding may keep a window of sweeps from settling
   float sweep_tolerance = 1e-6F;
 
   friend void PrintTo(const ParityCase& c, std::ostream* out) { *out << c.fixture; }
@@ -153,7 +154,7 @@ TEST_P(Parity, EverySplitByStepsAndBySweeps) {
       }
       const PrefillStats stats = runner->prefill_stats();
       EXPECT_EQ(stats.windows > 0, mode == PrefillMode::kSweeps && chunk >= 16) << chunk;
-      EXPECT_EQ(stats.fallbacks, 0) << chunk;
+      EXPECT_TRUE(stats.fallbacks == 0 || GetParam().may_fall_back) << stats.fallbacks << ", chunks of " << chunk;
     }
   }
 }

@@ -43,7 +43,8 @@ WorstScanError error(const Case<T>& c, const ScanOperand<T>& h, const std::vecto
       size = a * size + std::abs(c.b.value(ch, t));
       const double rounding = sizeof(T) == 2 ? kHalfUnit<T> * std::abs(x) * 1.001 + 0x1p-25 : 0.0;
       const double off = std::max(0.0, std::abs(h.value(ch, t) - x) - rounding);
-      worst.add(std::isnan(h.value(ch, t)) ? kNan : x + off, x, std::max(std::abs(x), kCancelled * size) + 1e-30, t, ch);
+      worst.add(std::isnan(h.value(ch, t)) ? kNan : x + off, x, std::max(std::abs(x), kCancelled * size) + 1e-30, t,
+                ch);
     }
     if (!carry_out.empty()) {
       worst.add(static_cast<double>(carry_out[i]), x, std::max(std::abs(x), kCancelled * size) + 1e-30, -1, ch);

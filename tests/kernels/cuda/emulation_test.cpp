@@ -195,7 +195,7 @@ TEST_F(EmulationTest, CooperativeGrid) {
   cuda().download(cuda().flags(), &counter, 1);
   EXPECT_EQ(counter, 4U);
   EXPECT_DEATH(run({.grid = 4, .block = 96, .shared_bytes = 96 * 4}, 4 * 96, exchange, cuda().flags() + 1), "livelock");
-  EXPECT_THROW(run({.grid = 9, .block = 96, .cooperative = true}, 1, exchange, cuda().flags()), std::system_error);
+  EXPECT_THROW(run({.grid = 1000, .block = 96, .cooperative = true}, 1, exchange, cuda().flags()), std::system_error);
 }
 
 // --- Memory ----------------------------------------------------------------------------------------------------------

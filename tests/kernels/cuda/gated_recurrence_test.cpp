@@ -142,8 +142,8 @@ class GatedRecurrenceTest : public test::CudaTest {
 
   template <class A>
   void check_sizes() {
-    std::vector<Size> sizes = {{1, 1, 1},  {1, 5, 7},  {3, 2, 48},  {1, 31, 64},
-                               {8, 3, 40}, {9, 1, 33}, {17, 2, 16}, {2, 4, 100}};
+    std::vector<Size> sizes = {{1, 1, 1},  {1, 5, 7},   {3, 2, 48},  {1, 31, 64}, {8, 3, 40},
+                               {9, 1, 33}, {17, 2, 16}, {2, 4, 100}, {33, 1, 48}, {40, 1, 33}};
     if (!test::small_sizes()) {
       sizes.insert(sizes.end(),
                    {{1, 257, 1024}, {64, 3, 512}, {1, 9, 2048}, {64, 1, 2048}, {2, 3, 4096}, {1, 5, 1500}});

@@ -342,7 +342,7 @@ TEST_F(GatedSweepSm90, WhatItDoesNotTake) {
   EXPECT_FALSE(supported(16, 64, 8, 16));  // nothing left
   EXPECT_FALSE(supported(16, 60, 0, 0));
   EXPECT_FALSE(supported(16, 64, 4, 0));
-  EXPECT_FALSE(supported(1 << 20, 64, 0, 0));  // more tiles than flags
+  EXPECT_FALSE(supported(1 << 22, 64, 0, 0));  // more tiles than flags
 }
 
 }  // namespace

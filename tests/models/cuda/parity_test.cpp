@@ -28,7 +28,7 @@ template <Precision precision>
 std::vector<ParityCase> cases(float bound) {
   std::vector<ParityCase> all;
   for (const char* fixture : kParityFixtures) {
-    ParityCase c{.fixture = fixture, .make = make<precision>, .unusable = unusable};
+    ParityCase c{.fixture = fixture, .make = make<precision>, .unusable = unusable, .may_fall_back = true};
     if (precision != Precision::kF32) {
       c.logit_bound = c.logprob_bound = bound;
       c.relative = true;

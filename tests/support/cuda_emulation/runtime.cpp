@@ -353,11 +353,12 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
   attributes->maxDynamicSharedSizeBytes = static_cast<int>(kDefaultShared);
   return cudaSuccess;
 }
-/// One block of more than 512 threads or half the shared memory, else two.
+/// One block of more than 512 threads or half the shared memory, four of up to 256 and a quarter, else two.
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int threads,
                                                           std::size_t shared_bytes) {
   *blocks = threads > 1024 || shared_bytes > kLargestShared      ? 0
             : threads > 512 || 2 * shared_bytes > kLargestShared ? 1
-                                                                 : 2;
+            : threads > 256 || 4 * shared_bytes > kLargestShared ? 2
+                                                                 : 4;
   return cudaSuccess;
 }

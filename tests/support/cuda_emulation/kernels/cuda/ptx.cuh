@@ -55,6 +55,7 @@ inline float exp2_approx(float x) {
   const float y = std::exp2(x);
   return y < FLT_MIN ? 0.0F : y;  // NaN stays
 }
+inline float log2_approx(float x) { return std::log2(x); }
 template <class T>
 inline void forget(T&) {}
 inline BFloat16 to_bfloat16(float x) { return std::isnan(x) ? BFloat16{0x7fff} : from_float<BFloat16>(x); }
@@ -112,6 +113,7 @@ inline std::uint16_t load_relaxed(const std::uint16_t* from) { return *from; }
 inline void store_relaxed(std::uint32_t* to, std::uint32_t v) { *to = v; }
 inline void store_relaxed(std::uint16_t* to, std::uint16_t v) { *to = v; }
 inline void add_relaxed(std::uint32_t* at, std::uint32_t v) { atomicAdd(at, v); }
+inline void add_release(std::uint32_t* at, std::uint32_t v) { atomicAdd(at, v); }
 inline void spin_pause() { emulation::pause("spin_pause"); }
 inline void wait_for_predecessor() {}
 inline void allow_successor() {}
@@ -145,6 +147,9 @@ inline void prefetch_tensor_map(const TensorMap*) {}
 inline void load_box(void* to, const TensorMap* map, std::uint64_t* barrier, int x, int y, int z) {
   emulation::load_box(*emulation::this_thread().block, to, map, barrier, {x, y, z});
 }
+inline void load_box(void* to, const TensorMap* map, std::uint64_t* barrier, int x, int y, int z, std::uint64_t) {
+  load_box(to, map, barrier, x, y, z);
+}
 inline void load_box_multicast(void* to, const TensorMap* map, std::uint64_t* barrier, int x, int y, int z,
                                std::uint16_t ranks) {
   for (unsigned rank = 0; rank < 16; ++rank) {
@@ -166,6 +171,8 @@ inline ulonglong2 load_relaxed_pair(const ulonglong2* from) {
   return detail::load<ulonglong2>(from, "load_relaxed_pair");
 }
 inline void store_relaxed_pair(ulonglong2* to, ulonglong2 v) { detail::store(to, v, "store_relaxed_pair"); }
+inline uint4 load_relaxed_quad(const uint4* from) { return detail::load<uint4>(from, "load_relaxed_quad"); }
+inline void store_relaxed_quad(uint4* to, uint4 v) { detail::store(to, v, "store_relaxed_quad"); }
 inline int opaque(int x) { return x; }
 inline void prefetch_l2(const void*) {}
 inline std::uint32_t warp_max(std::uint32_t x) {

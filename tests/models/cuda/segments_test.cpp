@@ -1,0 +1,114 @@
+// Models whose prefill takes all memory segments of a chunk at once (finish_segments), against the same tokens one by
+// one, which never do: logits and all of the state, at lengths that end before, at and after the ends of segments.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "models/checkpoint.h"
+#include "models/runner_cuda.h"
+#include "models/synthetic.h"
+#include "models/weights.h"
+#include "tests/support/model_folder.h"
+
+namespace mmrec::models {
+namespace {
+
+constexpr int kBatch = 2;
+
+template <class T>
+double largest_share(const std::vector<T>& got, const std::vector<T>& want) {
+  if (got.size() != want.size()) return INFINITY;
+  double most = 0.0;
+  double difference = 0.0;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const double d = std::abs(static_cast<double>(got[i]) - static_cast<double>(want[i]));
+    most = std::max(most, std::abs(static_cast<double>(want[i])));
+    difference = std::isnan(d) ? INFINITY : std::max(difference, d);
+  }
+  return most == 0.0 ? difference : difference / most;
+}
+
+class CudaSegments : public testing::TestWithParam<Config> {
+ protected:
+  void SetUp() override {
+    if (const std::string reason = cuda_unusable_reason(); !reason.empty()) GTEST_SKIP() << reason;
+    write_synthetic_model(folder_.path(), GetParam(), kernels::DType::kF16, 7);
+    config_ = load_config(folder_ / "config.json");
+    const auto host = std::make_shared<const HostWeights>(load_weights(Checkpoint::open(folder_.path()), config_));
+    weights_ = upload_weights(config_, *host, Precision::kF16);
+    std::mt19937 engine(11);
+    for (int& token : tokens_) token = static_cast<int>(engine() % static_cast<unsigned>(config_.vocab_size));
+  }
+
+  std::unique_ptr<Runner> make() const { return make_cuda_runner(config_, weights_, kBatch, {}); }
+  /// Tokens [first, first + count) of both sequences.
+  std::vector<int> some(std::int64_t first, std::int64_t count) const {
+    std::vector<int> all;
+    for (int b = 0; b < kBatch; ++b) {
+      const auto from = tokens_.begin() + b * kTokens + first;
+      all.insert(all.end(), from, from + count);
+    }
+    return all;
+  }
+
+  static constexpr std::int64_t kTokens = 142;
+  mmrec::test::TempFolder folder_;
+  Config config_;
+  std::shared_ptr<const CudaWeights> weights_;
+  std::vector<int> tokens_ = std::vector<int>(kBatch * kTokens);
+};
+
+TEST_P(CudaSegments, PrefillLeavesTheStateOfSteps) {
+  // Rounding may go the other way wherever sums have another order.
+  constexpr double kBound = 0.01;
+  const auto steps = make();
+  std::vector<HostState> after = {steps->export_state()};
+  for (std::int64_t t = 0; t < kTokens; ++t) {
+    steps->step(some(t, 1));
+    after.push_back(steps->export_state());
+  }
+  for (const std::int64_t first : {0, 20, 47, 55}) {
+    for (const std::int64_t count : {16, 28, 49, 85}) {
+      SCOPED_TRACE(testing::Message() << count << " tokens from " << first);
+      const auto runner = make();
+      runner->import_state(after[static_cast<std::size_t>(first)]);
+      runner->prefill(some(first, count));
+      for (std::int64_t end = first + count; end < first + count + 2; ++end) {  // and a step more
+        const HostState& want = after[static_cast<std::size_t>(end)];
+        const HostState got = runner->export_state();
+        ASSERT_EQ(got.position, end);
+        EXPECT_LE(largest_share(got.h, want.h), kBound);
+        EXPECT_LE(largest_share(got.memory, want.memory), kBound);
+        EXPECT_LE(largest_share(got.segment_sum, want.segment_sum), kBound);
+        EXPECT_LE(largest_share(got.logits, want.logits), kBound);
+        runner->step(some(end, 1));
+      }
+    }
+  }
+}
+
+Config config_of(std::int64_t slots, bool carry) {
+  Config config;
+  config.vocab_size = 50;
+  config.model_dim = 64;
+  config.num_layers = 2;
+  config.num_heads = 2;
+  config.ffn_dim = 128;
+  config.memory_segment = 24;
+  config.memory_slots = slots;
+  config.carry_state = carry;
+  return config;
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, CudaSegments,
+                         testing::Values(config_of(1, true), config_of(3, true), config_of(9, true),
+                                         config_of(3, false)),
+                         [](const testing::TestParamInfo<Config>& info) {
+                           return "Slots" + std::to_string(info.param.memory_slots) +
+                                  (info.param.carry_state ? "" : "Restarting");
+                         });
+
+}  // namespace
+}  // namespace mmrec::models
