@@ -220,7 +220,7 @@ TEST(Ppl, MalformedIdsAreRefusedByLineAndIndex) {
 
 TEST(Ppl, IdsNeedNoTokenizerAndTextDoes) {
   EXPECT_EQ(run({kPpl, "--device", "cpu", "-m", kUpstream + "/mdi", "--ids", "-"}, "[1, 2, 3]\r\n[ 4 ,5 ]").code, 0);
-  expect_refused(run({kPpl, "-m", kUpstream + "/mdi", "-"}, kText), 3, {"tokenizer.model"});
+  expect_refused(run({kPpl, "--device", "cpu", "-m", kUpstream + "/mdi", "-"}, kText), 3, {"tokenizer.model"});
 }
 
 TEST(Ppl, ProgressIsForTerminals) {
