@@ -20,6 +20,7 @@ struct DecayOp {
   using Element = T;
   static constexpr int kInputs = 2;
   static constexpr int kTimes = 16;
+  static constexpr bool kReadsTwice = true;
   struct Total {
     double decay;
     float value;

@@ -51,6 +51,7 @@ struct ExpProductOp {
   using Element = T;
   static constexpr int kInputs = 1;
   static constexpr int kTimes = 32;
+  static constexpr bool kReadsTwice = false;
   using Carry = double;
   struct Total {
     double log;

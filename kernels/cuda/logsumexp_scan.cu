@@ -35,6 +35,7 @@ struct LogSumExpOp {
   using Element = T;
   static constexpr int kInputs = 1;
   static constexpr int kTimes = 32;
+  static constexpr bool kReadsTwice = false;
   using Total = Pair;
   struct Carry {
     double sum;

@@ -227,18 +227,24 @@ __device__ inline void mbarrier_arrive_at(std::uint64_t* barrier, unsigned rank)
 /// Returns when the newest phase whose number has this parity (0 or 1) has completed: at once if the current phase has
 /// the other parity. A new barrier is in phase 0, so parity 1 passes and parity 0 waits.
 __device__ inline void mbarrier_wait(std::uint64_t* barrier, std::uint32_t parity) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define MMREC_TRY_WAIT "mbarrier.test_wait"
+#else
+#define MMREC_TRY_WAIT "mbarrier.try_wait"  // may sleep
+#endif
   std::uint32_t done = 0;
   while (done == 0) {
     asm volatile(
         "{\n\t"
-        ".reg .pred p;\n\t"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
+        ".reg .pred p;\n\t" MMREC_TRY_WAIT
+        ".parity.shared::cta.b64 p, [%1], %2;\n\t"
         "selp.u32 %0, 1, 0, p;\n\t"
         "}"
         : "=r"(done)
         : "r"(shared_address(barrier)), "r"(parity)
         : "memory");
   }
+#undef MMREC_TRY_WAIT
 }
 
 /// This block's number in its cluster (LaunchConfig::cluster consecutive blocks along x).
