@@ -141,7 +141,7 @@ bool takes_cuda(const LoadOptions& options) {
 }
 
 Model on_cuda(const models::Config& config, const models::HostWeights& host, ModelInfo info, Precision precision) {
-  const auto weights = models::upload_weights(config, host, to_models(precision));
+  const auto weights = models::upload_weights(host, to_models(precision));
   const auto [name, type] = describe(models::precision_of(*weights));
   info.weight_bytes = models::device_bytes(*weights);
   info.device_bytes = info.weight_bytes;

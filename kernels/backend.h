@@ -39,7 +39,6 @@ inline constexpr std::int64_t kRowTile = 128;
 /// y = act(x Wᵀ + bias) + residual_scale * residual.
 /// x [n, in], weight [out, in], bias [out] or null, residual [n, out] or null; y [n, out]. Y is A or float.
 /// residual may alias y. `linear(backend, span<const Linear>)` runs independent jobs as one parallel region.
-/// bias_rounded, if not null, is the same bias rounded to Y: a matrix library may take it instead.
 template <class Space, class A = float, class Y = A>
 struct Linear {
   MatrixView<const A, Space> x = {};
@@ -49,7 +48,6 @@ struct Linear {
   Activation activation = Activation::kNone;
   MatrixView<const Y, Space> residual = {};
   float residual_scale = 1.0F;
-  const Y* bias_rounded = nullptr;
 };
 
 /// The decay gate from the pre-activations of its MLPs:
@@ -76,6 +74,16 @@ struct GateInputs {
   SequenceView<float, Space> h;            // [B, T + 1, D]
   SequenceView<A, Space> h_rounded;        // [B, T + 1, D]
   float mdi_mix = 0.1F;                    // μ
+
+  /// Times [first, first + count) of sequence b.
+  constexpr GateInputs slice(std::int64_t b, std::int64_t first, std::int64_t count) const {
+    return {.z = z.slice(b, first, count),
+            .zm = zm.slice(b, first, count),
+            .gamma = gamma.slice(b, first, count),
+            .h = h.slice(b, first, count + 1),
+            .h_rounded = h_rounded.slice(b, first, count + 1),
+            .mdi_mix = mdi_mix};
+  }
 };
 
 /// The exact recurrence, one token after another. gate_weight [2D, D]: rows 0..D are W_g, rows D..2D the half of

@@ -148,6 +148,14 @@ struct SequenceView {
   constexpr T* at(std::int64_t b, std::int64_t h, std::int64_t t) const {
     return data + b * batch_stride + h * head_stride + t * time_stride;
   }
+  /// Times [first, first + count) of sequence b.
+  constexpr SequenceView slice(std::int64_t b, std::int64_t first, std::int64_t count) const {
+    SequenceView view = *this;
+    view.data = at(b, 0, first);
+    view.batch = 1;
+    view.time = count;
+    return view;
+  }
 };
 
 /// A weight matrix [rows = out features, cols = in features] in its stored type (PyTorch `Linear` layout).

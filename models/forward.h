@@ -347,8 +347,7 @@ class Forward {
     const Matrix<A> qvzk(qvzk_.data(), rows, qvzk_width());
 
     kernels::rmsnorm(backend_, Matrix<const float>(x_.data(), rows, dim()), w.norm1, u);
-    run_linear<A>(
-        {{.x = u, .weight = w.qvzk, .bias = w.qvzk_bias, .y = qvzk, .bias_rounded = rounded(w.qvzk_bias_rounded)}});
+    run_linear<A>({{.x = u, .weight = w.qvzk, .bias = w.qvzk_bias, .y = qvzk}});
     compute_gates(w, qvzk, rows);
     compute_h(layer, w, c, exact);
     if (finish_pieces_at_once(layer, w, c)) return;
@@ -366,8 +365,7 @@ class Forward {
     const Matrix<A> gate_z(gate_z_.data(), rows, dim());
     const Matrix<float> gamma(gamma_.data(), rows, dim());
     const Matrix<float> context(context_.data(), rows, dim());
-    const Job<A> gate_z_job{
-        .x = z, .weight = w.gate_z, .bias = w.gate_z_bias, .y = gate_z, .bias_rounded = rounded(w.gate_z_bias_rounded)};
+    const Job<A> gate_z_job{.x = z, .weight = w.gate_z, .bias = w.gate_z_bias, .y = gate_z};
     if (config_.use_dpg) {
       const Matrix<A> hidden(gate_hidden_.data(), rows, config_.dpg_rank);
       run_linear<A>({gate_z_job,
@@ -497,10 +495,7 @@ class Forward {
   void project_queries(const LayerView<Space>& w, const Chunk& c, const Piece& piece) {
     if (piece.tokens == 0) return;
     run_linear(times(h_rounded(c), piece.first + 1, piece.tokens), times(activation(attended(), c, dim()), piece),
-               {.weight = w.memory_q,
-                .bias = w.memory_q_bias,
-                .residual_scale = 0.5F,
-                .bias_rounded = rounded(w.memory_q_bias_rounded)},
+               {.weight = w.memory_q, .bias = w.memory_q_bias, .residual_scale = 0.5F},
                times(activation(qvzk_, c, qvzk_width()), piece));
   }
   // What attention needs that looks at no memory, for all of the chunk's tokens that will attend: their queries, and
@@ -623,8 +618,6 @@ class Forward {
       std::copy_n(logprobs_host_.data() + b * c.tokens, scored, logprobs + (c.first + b) * count + done + 1);
     }
   }
-
-  static const A* rounded(const void* bias) { return static_cast<const A*>(bias); }
 
   template <class Y>
   void run_linear(std::initializer_list<Job<Y>> jobs) {

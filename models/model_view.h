@@ -16,8 +16,6 @@ struct LayerView {
       ffn_in, ffn_out;
   const float *qvzk_bias, *gate_bias, *gate_z_bias, *gamma_in_bias, *gamma_up_bias, *context_in_bias, *context_up_bias,
       *memory_q_bias, *memory_out_bias, *ffn_in_bias, *ffn_out_bias, *norm1, *norm2;
-  // The same biases rounded to the activation type, for a matrix library that wants them so. Null on the CPU.
-  const void *qvzk_bias_rounded = nullptr, *gate_z_bias_rounded = nullptr, *memory_q_bias_rounded = nullptr;
 };
 
 template <class Space>

@@ -223,8 +223,7 @@ CudaDeviceInfo cuda_device_info() {
   return {kernels::device_name(), memory.total, memory.free};
 }
 
-std::shared_ptr<const CudaWeights> upload_weights(const Config& /*config*/, const HostWeights& weights,
-                                                  Precision precision) {
+std::shared_ptr<const CudaWeights> upload_weights(const HostWeights& weights, Precision precision) {
   const std::string reason = cuda_unusable_reason();
   if (!reason.empty()) throw std::runtime_error(reason);
   return std::make_shared<const CudaWeights>(weights, type_of(weights, precision));

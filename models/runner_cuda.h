@@ -33,8 +33,7 @@ class CudaWeights;
 /// Copies `weights` to device 0 through page-locked staging memory, rounding where the precision is narrower than the
 /// stored type. Throws std::bad_alloc whose what() names needed and free bytes, std::system_error, std::runtime_error
 /// where cuda_unusable_reason() says so.
-std::shared_ptr<const CudaWeights> upload_weights(const Config& config, const HostWeights& weights,
-                                                  Precision precision);
+std::shared_ptr<const CudaWeights> upload_weights(const HostWeights& weights, Precision precision);
 /// Resident bytes on the device, and the precision that kAuto became.
 std::uint64_t device_bytes(const CudaWeights& weights);
 Precision precision_of(const CudaWeights& weights);

@@ -10,8 +10,7 @@ class CudaWeights {};
 std::string cuda_unusable_reason() { return "this build has no CUDA backend"; }
 CudaDeviceInfo cuda_device_info() { throw std::runtime_error(cuda_unusable_reason()); }
 
-std::shared_ptr<const CudaWeights> upload_weights(const Config& /*config*/, const HostWeights& /*weights*/,
-                                                  Precision /*precision*/) {
+std::shared_ptr<const CudaWeights> upload_weights(const HostWeights& /*weights*/, Precision /*precision*/) {
   throw std::runtime_error(cuda_unusable_reason());
 }
 std::uint64_t device_bytes(const CudaWeights& /*weights*/) { return 0; }

@@ -123,9 +123,6 @@ CudaWeights::CudaWeights(const HostWeights& weights, DType type) : type_(type) {
   const auto vector = [&](const HostVector& from, const float*& to) {
     place(from.data(), DType::kF32, DType::kF32, from.size(), to);
   };
-  const auto rounded = [&](const HostVector& from, const void*& to) {
-    place(from.data(), DType::kF32, type, from.size(), to);
-  };
 
   matrix(weights.embedding, view_.embedding);
   if (weights.head.rows != 0) matrix(weights.head, view_.head);
@@ -158,9 +155,6 @@ CudaWeights::CudaWeights(const HostWeights& weights, DType type) : type_(type) {
     vector(from.ffn_out_bias, to.ffn_out_bias);
     vector(from.norm1, to.norm1);
     vector(from.norm2, to.norm2);
-    rounded(from.qvzk_bias, to.qvzk_bias_rounded);
-    rounded(from.gate_z_bias, to.gate_z_bias_rounded);
-    rounded(from.memory_q_bias, to.memory_q_bias_rounded);
   }
   memory_ = kernels::DeviceBuffer<std::byte>(layout.bytes());
   for (const auto& bind : bindings) bind(memory_.data());

@@ -9,24 +9,6 @@
 namespace mmrec::kernels {
 namespace {
 
-template <class T>
-SequenceView<T, Host> slice(SequenceView<T, Host> s, std::int64_t b, std::int64_t first, std::int64_t count) {
-  s.data = s.at(b, 0, first);
-  s.batch = 1;
-  s.time = count;
-  return s;
-}
-
-// Times [first, first + count) of sequence b.
-GateInputs<Host> slice(const GateInputs<Host>& in, std::int64_t b, std::int64_t first, std::int64_t count) {
-  return {.z = slice(in.z, b, first, count),
-          .zm = slice(in.zm, b, first, count),
-          .gamma = slice(in.gamma, b, first, count),
-          .h = slice(in.h, b, first, count + 1),
-          .h_rounded = slice(in.h_rounded, b, first, count + 1),
-          .mdi_mix = in.mdi_mix};
-}
-
 void sweep_window(Cpu& cpu, const GatedSweeps<Host>& op, const GateInputs<Host>& window, SweepCounts& counts) {
   const std::int64_t n = window.z.time;
   const std::int64_t dim = window.z.dim;
@@ -35,7 +17,7 @@ void sweep_window(Cpu& cpu, const GatedSweeps<Host>& op, const GateInputs<Host>&
   std::int64_t first = 0;
   for (int i = 0; i < op.max_sweeps && first < n; ++i) {
     const std::int64_t active = n - first;
-    const GateInputs<Host> in = slice(window, 0, first, active);
+    const GateInputs<Host> in = window.slice(0, first, active);
     const MatrixView<const float, Host> previous(in.h.data, active, dim, in.h.time_stride);
     const MatrixView<float, Host> gate = op.gate.middle_rows(0, active);
     const std::array<Linear<Host>, 2> products = {
@@ -62,7 +44,7 @@ void sweep_window(Cpu& cpu, const GatedSweeps<Host>& op, const GateInputs<Host>&
   if (first < n) {
     counts.fallbacks += 1;
     gated_recurrence(
-        cpu, {.in = slice(window, 0, first, n - first), .gate_weight = op.gate_weight, .gate_bias = op.gate_bias});
+        cpu, {.in = window.slice(0, first, n - first), .gate_weight = op.gate_weight, .gate_bias = op.gate_bias});
   }
 }
 
@@ -73,7 +55,7 @@ SweepCounts gated_sweeps(Cpu& cpu, const GatedSweeps<Host>& op) {
   for (std::int64_t b = 0; b < op.in.z.batch; ++b) {
     for (std::int64_t first = 0; first < op.in.z.time; first += op.gate.rows) {
       const std::int64_t count = std::min(op.gate.rows, op.in.z.time - first);
-      sweep_window(cpu, op, slice(op.in, b, first, count), counts);
+      sweep_window(cpu, op, op.in.slice(b, first, count), counts);
     }
   }
   return counts;

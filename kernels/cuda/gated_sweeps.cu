@@ -49,25 +49,6 @@ class Events {
   cudaEvent_t events_[kSlots] = {};
 };
 
-template <class T>
-SequenceView<T, Device> slice(SequenceView<T, Device> s, std::int64_t b, std::int64_t first, std::int64_t count) {
-  s.data = s.at(b, 0, first);
-  s.batch = 1;
-  s.time = count;
-  return s;
-}
-
-/// Times [first, first + count) of sequence b.
-template <class A>
-GateInputs<Device, A> slice(const GateInputs<Device, A>& in, std::int64_t b, std::int64_t first, std::int64_t count) {
-  return {.z = slice(in.z, b, first, count),
-          .zm = slice(in.zm, b, first, count),
-          .gamma = slice(in.gamma, b, first, count),
-          .h = slice(in.h, b, first, count + 1),
-          .h_rounded = slice(in.h_rounded, b, first, count + 1),
-          .mdi_mix = in.mdi_mix};
-}
-
 /// Rows [first, first + count) of a single sequence.
 template <class T>
 MatrixView<T, Device> rows_of(const SequenceView<T, Device>& s, std::int64_t first, std::int64_t count) {
@@ -116,7 +97,7 @@ class Window {
     }
     if (settled == times_) return;
     counts.fallbacks += 1;
-    gated_recurrence(cuda_, GatedRecurrence<Device, A>{.in = slice(in_, 0, settled, times_ - settled),
+    gated_recurrence(cuda_, GatedRecurrence<Device, A>{.in = in_.slice(0, settled, times_ - settled),
                                                        .gate_weight = op_.gate_weight,
                                                        .gate_bias = op_.gate_bias});
   }
@@ -196,7 +177,7 @@ SweepCounts gated_sweeps(Cuda& cuda, const GatedSweeps<Device, A>& op) {
   for (std::int64_t b = 0; b < op.in.z.batch; ++b) {
     for (std::int64_t first = 0; first < op.in.z.time; first += op.gate.rows) {
       const std::int64_t times = std::min(op.gate.rows, op.in.z.time - first);
-      Window<A>(cuda, events, op, slice(op.in, b, first, times)).run(counts);
+      Window<A>(cuda, events, op, op.in.slice(b, first, times)).run(counts);
     }
   }
   return counts;

@@ -16,7 +16,7 @@ constexpr std::string_view kEmulatedFixture = "oracle/slots";
 template <Precision precision>
 std::unique_ptr<Runner> make(const Config& config, std::shared_ptr<const HostWeights> weights, int batch,
                              const RunnerOptions& options) {
-  return make_cuda_runner(config, upload_weights(config, *weights, precision), batch, options);
+  return make_cuda_runner(config, upload_weights(*weights, precision), batch, options);
 }
 
 std::string unusable() {
@@ -57,7 +57,7 @@ TEST(CudaWeights, KAutoTakesTheStoredTypeWhereAllAgree) {
     const std::filesystem::path folder = std::filesystem::path(MMREC_FIXTURES) / name;
     const Config config = load_config(folder / "config.json");
     const auto host = weights_of(folder, config);
-    const auto device = upload_weights(config, *host, Precision::kAuto);
+    const auto device = upload_weights(*host, Precision::kAuto);
     EXPECT_EQ(precision_of(*device), expected) << name;
     EXPECT_GE(device_bytes(*device), host->parameters * (expected == Precision::kF32 ? 4U : 2U)) << name;
   }

@@ -48,7 +48,7 @@ class CudaSegments : public testing::TestWithParam<SegmentsCase> {
     write_synthetic_model(folder_.path(), GetParam().config, kernels::DType::kF16, 7);
     config_ = load_config(folder_ / "config.json");
     const auto host = std::make_shared<const HostWeights>(load_weights(Checkpoint::open(folder_.path()), config_));
-    weights_ = upload_weights(config_, *host, Precision::kF16);
+    weights_ = upload_weights(*host, Precision::kF16);
     std::mt19937 engine(11);
     for (int& token : tokens_) token = static_cast<int>(engine() % static_cast<unsigned>(config_.vocab_size));
   }
