@@ -1,6 +1,6 @@
 # Decides whether the CUDA backend is built: sets MMREC_HAS_CUDA.
 #
-# MMREC_CUDA=AUTO builds it where a toolkit of at least version 12.4 is found, ON insists, OFF never looks.
+# MMREC_CUDA=AUTO builds it where a toolkit of at least version 12.5 is found, ON insists, OFF never looks.
 # MMREC_CUDA_ARCHITECTURES lists what the kernels are compiled for, as CMAKE_CUDA_ARCHITECTURES does; the default has
 # code for every device from compute capability 8.0 to 9.0 and PTX for newer ones. Kernels that need Hopper's own
 # instructions (*_sm90.cu) are compiled for sm_90a besides.
@@ -15,7 +15,7 @@ if(MMREC_CUDA STREQUAL "OFF")
 endif()
 
 # The toolkit's version first: a compiler too old for this language standard or host compiler makes enable_language fail.
-set(mmrec_cuda_version 12.4)
+set(mmrec_cuda_version 12.5)
 find_package(CUDAToolkit ${mmrec_cuda_version} QUIET)
 include(CheckLanguage)
 if(CUDAToolkit_FOUND)
