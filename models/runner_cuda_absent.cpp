@@ -16,8 +16,10 @@ std::shared_ptr<const CudaWeights> upload_weights(const HostWeights& /*weights*/
 std::uint64_t device_bytes(const CudaWeights& /*weights*/) { return 0; }
 Precision precision_of(const CudaWeights& /*weights*/) { return Precision::kAuto; }
 
-std::unique_ptr<Runner> make_cuda_runner(const Config& /*config*/, std::shared_ptr<const CudaWeights> /*weights*/,
-                                         int /*batch*/, const RunnerOptions& /*options*/) {
+std::unique_ptr<Runner> make_cuda_runner(const Config& /*config*/,
+                                         // NOLINTNEXTLINE(performance-unnecessary-value-param): as its twin
+                                         std::shared_ptr<const CudaWeights> /*weights*/, int /*batch*/,
+                                         const RunnerOptions& /*options*/) {
   throw std::runtime_error(cuda_unusable_reason());
 }
 

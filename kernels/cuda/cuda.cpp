@@ -116,14 +116,14 @@ Cuda::Cuda(int device) : Cuda(device, std::make_unique<Streams>(device)) {}
 
 Cuda::Cuda(int device, CUstream_st* stream) : Cuda(device, std::make_unique<Streams>(device, stream)) {}
 
-Cuda::Cuda(int device, std::unique_ptr<Streams> streams) : device_(device), streams_(std::move(streams)) {
+Cuda::Cuda(int device, std::unique_ptr<Streams> streams)
+    : device_(device), compute_capability_(compute_capability_of(device)), streams_(std::move(streams)) {
   check_cuda(cudaSetDevice(device), "cudaSetDevice");
   cudaDeviceProp properties{};
   check_cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
   name_ = properties.name;
   processors_ = properties.multiProcessorCount;
   l2_bytes_ = static_cast<std::size_t>(properties.l2CacheSize);
-  compute_capability_ = compute_capability_of(device);
   scratch_ = DeviceBuffer<std::byte>(kScratchBytes);
   flags_ = DeviceBuffer<std::uint32_t>(kFlagWords);
   report_ = PinnedBuffer<std::uint32_t>(kReportWords);
@@ -149,7 +149,7 @@ Cuda::~Cuda() {
 
 Cuda::Streams::Streams(int device) : Streams(device, nullptr) {
   check_cuda(cudaStreamCreateWithFlags(&main, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
-  owns_main = true;
+  owns_main = true;  // NOLINT(cppcoreguidelines-prefer-member-initializer): only once there is one
 }
 
 Cuda::Streams::Streams(int device, CUstream_st* adopted) : main(adopted) {

@@ -153,7 +153,7 @@ void hidden_logprobs_by_tiles(Cuda& cuda, const HiddenLogprobs<Device, A>& op) {
       const std::int64_t words = std::min(tile_words, vocab - v);
       for (std::int64_t r = 0; r < rows.count; r += kTileRows) {
         const std::int64_t count = std::min(kTileRows, rows.count - r);
-        auto* buffer = reinterpret_cast<float*>(scratch + (tiles % 2) * kBufferBytes);
+        auto* buffer = reinterpret_cast<float*>(scratch + (tiles % 2 == 0 ? 0 : kBufferBytes));
         const MatrixView<float, Device> logits(buffer, count, words, ceil_div(words, 4) * 4);
         multiply(cuda, op.hidden.middle_rows(begin + r, count), op.head.middle_rows(v, words), logits, few_rows);
         // The product after this one takes the buffer that the reduction before this one reads.

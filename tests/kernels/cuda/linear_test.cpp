@@ -172,6 +172,7 @@ TEST_F(CudaLinearTest, EveryEpilogueInEveryLayout) {
   struct Shape {
     std::int64_t rows, out, in;
   };
+  int number = 0;
   // Few rows, more, and many: tiles that are whole and tiles that are not.
   for (const Shape shape : {Shape{1, 48, 64}, {5, 48, 64}, {33, 48, 64}, {70, 136, 200}, {300, 408, 136}}) {
     for (const Layout layout : {kPacked, kAlignedGaps, kUnaligned}) {
@@ -180,6 +181,7 @@ TEST_F(CudaLinearTest, EveryEpilogueInEveryLayout) {
           for (const Residual residual : {Residual::kNone, Residual::kApart, Residual::kInPlace}) {
             for (const float scale : {1.0F, 0.5F}) {
               if (residual == Residual::kNone && scale != 1.0F) continue;
+              if (few_cases() && ++number % 7 != 0) continue;
               // Of large shapes some.
               if (shape.rows > 33 && scale == 1.0F && residual == Residual::kApart) continue;
               if (shape.rows > 33 && small_sizes() && ((activation == Activation::kGelu) != bias || layout.pad == 24))
@@ -313,7 +315,7 @@ TEST_F(CudaLinearTest, AChainReadsWhatTheCallBeforeWrote) {
   // between buffers: reading early, or from a cache, would show. Enqueued at once and replayed as a graph, the chain
   // has the bits that it has when every call is waited for.
   constexpr std::int64_t kDim = kEmulated ? 64 : 1024;
-  constexpr int kLinks = kEmulated ? 3 : 100;
+  const int links = small_sizes() ? 3 : 100;
   const DeviceBuffer<float> norm = to_device(std::vector<float>(kDim, 1.0F));
   DeviceMatrix<BFloat16> up = random_matrix<BFloat16>(cuda(), 2 * kDim, kDim, kPacked, 1, 1.0 / std::sqrt(kDim));
   DeviceMatrix<BFloat16> down = random_matrix<BFloat16>(cuda(), kDim, 2 * kDim, kPacked, 2, 1.0 / std::sqrt(kDim));
@@ -345,14 +347,14 @@ TEST_F(CudaLinearTest, AChainReadsWhatTheCallBeforeWrote) {
       cuda().upload(values.data(), x.view().data, values.size());
     };
     restart();
-    for (int i = 0; i < kLinks; ++i) link([&] { cuda().synchronize(); });
+    for (int i = 0; i < links; ++i) link([&] { cuda().synchronize(); });
     const std::vector<float> waited = x.download();
     for (const float value : waited) ASSERT_TRUE(std::isfinite(value));
     restart();
-    for (int i = 0; i < kLinks; ++i) link([] {});
+    for (int i = 0; i < links; ++i) link([] {});
     EXPECT_TRUE(same_bits(x.download(), waited)) << rows << " rows, enqueued at once";
     const Graph graph(cuda(), [&] {
-      for (int i = 0; i < kLinks; ++i) link([] {});
+      for (int i = 0; i < links; ++i) link([] {});
     });
     restart();
     graph.launch(cuda());

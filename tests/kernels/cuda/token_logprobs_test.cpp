@@ -296,6 +296,7 @@ TYPED_TEST(TokenLogprobsCudaTyped, ARowsBitsDoNotDependOnTheOthers) {
   using Index = typename TypeParam::Target;
   Cuda& cuda = this->cuda();
   const std::int64_t n = 2 * cuda.processors() + 3;
+  const std::int64_t looked_at = few_cases() ? 10 : n;
   for (const std::int64_t cols : {257, 16384 + 24, 40001, 128256}) {
     if (small_sizes() && cols == 128256 && !std::is_same_v<Index, std::int32_t>) continue;
     const auto logits = random_logits<T>(n, cols, 10.0, cols % 2);
@@ -305,12 +306,14 @@ TYPED_TEST(TokenLogprobsCudaTyped, ARowsBitsDoNotDependOnTheOthers) {
     const auto t = this->to_device(targets);
     for (const std::int64_t rows : {1, 2, 5}) {
       auto out = this->template poisoned<float>(targets.size());
-      for (std::int64_t r = 0; r < n; r += rows) {
-        const std::int64_t count = std::min(rows, n - r);
+      for (std::int64_t r = 0; r < looked_at; r += rows) {
+        const std::int64_t count = std::min(rows, looked_at - r);
         token_logprobs_unchecked(
             cuda, TokenLogprobs<T, Index, Device>{logits.view(x).middle_rows(r, count), t.data() + r, out.data() + r});
       }
-      EXPECT_EQ(std::memcmp(this->to_host(out).data(), expected.data(), expected.size() * sizeof(float)), 0)
+      EXPECT_EQ(
+          std::memcmp(this->to_host(out).data(), expected.data(), static_cast<std::size_t>(looked_at) * sizeof(float)),
+          0)
           << rows << " of " << n << " rows of " << cols;
     }
   }
