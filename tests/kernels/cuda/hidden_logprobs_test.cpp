@@ -65,6 +65,9 @@ class HiddenLogprobsCuda : public CudaTest {
     const auto head = to_device(problem.head);
     const auto targets = to_device(problem.targets);
     auto out = to_device(std::vector<float>(problem.targets.size(), kPoison));
+    // NaN in the buffers that products leave logits in: nothing may be read of them that no product wrote.
+    const std::vector<std::uint8_t> ones(Cuda::kScratchBytes, 0xff);
+    cuda().upload(ones.data(), static_cast<std::uint8_t*>(cuda().scratch()), ones.size());
     op(cuda(), {.hidden = {hidden.data(), problem.n, problem.dim, problem.stride},
                 .head = {head.data(), kType<A>, problem.vocab, problem.dim},
                 .targets = targets.data(),

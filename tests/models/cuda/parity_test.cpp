@@ -11,7 +11,7 @@
 namespace mmrec::models {
 namespace {
 
-constexpr std::string_view kEmulatedFixture = "oracle/slots";
+constexpr std::string_view kSmallFixture = "oracle/slots";
 
 template <Precision precision>
 std::unique_ptr<Runner> make(const Config& config, std::shared_ptr<const HostWeights> weights, int batch,
@@ -36,8 +36,8 @@ std::vector<ParityCase> cases(float bound) {
     }
     all.push_back(c);
   }
-  // Emulation takes its time: one fixture in all precisions, with several slots and a ring that wraps.
-  if (kernels::test::kEmulated) std::erase_if(all, [](const ParityCase& c) { return c.fixture != kEmulatedFixture; });
+  // Where launches are dear: one fixture in all precisions, with several slots and a ring that wraps.
+  if (kernels::test::small_sizes()) std::erase_if(all, [](const ParityCase& c) { return c.fixture != kSmallFixture; });
   return all;
 }
 
