@@ -88,7 +88,7 @@ struct GateInputs {
 
 /// The exact recurrence, one token after another. gate_weight [2D, D]: rows 0..D are W_g, rows D..2D the half of
 /// mdi.W_g that looks at h. gate_bias [D] is b_g (b_m is inside zm). Bits do not depend on batch, threads or on how the
-/// tokens are cut into calls, but for single tokens of many sequences on a GPU (cuda.h).
+/// tokens are cut into calls.
 template <class Space, class A = float>
 struct GatedRecurrence {
   GateInputs<Space, A> in;
@@ -226,13 +226,14 @@ struct SampleRule {
 inline constexpr std::int64_t kMostSampleWords = std::int64_t{1} << 18;
 
 /// tokens[b] drawn from logits [B, V] by rules[b], whose step then goes up by one, so that a recorded draw that is
-/// replayed draws anew. -1 for a row that has a NaN or +inf, or no candidate. tokens, rules [B]. Throws
-/// std::invalid_argument for V outside [1, kMostSampleWords].
+/// replayed draws anew. -1 for a row that has a NaN or +inf, or no candidate. tokens, rules [B]; copy, if not null,
+/// receives the tokens too. Throws std::invalid_argument for V outside [1, kMostSampleWords].
 template <class Space>
 struct SampleTokens {
   MatrixView<const float, Space> logits;
   SampleRule* rules = nullptr;
   int* tokens = nullptr;
+  int* copy = nullptr;
 };
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-// One decode step of a whole model as one op: every sequence of a small batch consumes a token, from its embedding to
-// the logits of the next one. The equations are those of models/forward.h for chunks of one token; operands of products
+// One decode step of a whole model as one op: every sequence of a batch consumes a token, from its embedding to the
+// logits of the next one. The equations are those of models/forward.h for chunks of one token; operands of products
 // are rounded to A in the same places.
 #pragma once
 
@@ -10,7 +10,7 @@
 namespace mmrec::kernels {
 
 struct DecodeShape {
-  std::int64_t batch = 0;         // B, 1 to 8
+  std::int64_t batch = 0;         // B
   std::int64_t dim = 0;           // D
   std::int64_t layers = 0;        // L
   std::int64_t heads = 0;         // of the attention over memory slots
@@ -40,10 +40,11 @@ struct DecodeLayer {
 template <class Space, class A>
 struct DecodeStep {
   DecodeShape shape;
-  const DecodeLayer<Space, A>* layers = nullptr;  // [L], in memory of Space
-  const A* embedding = nullptr;                   // [V, D]
-  const A* head = nullptr;                        // [V, D]
-  const float* norm = nullptr;                    // [D]
+  const DecodeLayer<Space, A>* layers = nullptr;          // [L], in memory of Space
+  const DecodeLayer<Space, A>* layers_on_host = nullptr;  // the same
+  const A* embedding = nullptr;                           // [V, D]
+  const A* head = nullptr;                                // [V, D]
+  const float* norm = nullptr;                            // [D]
   float mdi_mix = 0.1F;
   const int* tokens = nullptr;     // [B] in [0, V)
   float* h = nullptr;              // state, [L, B, D]: h_{t-1} on entry, h_t after

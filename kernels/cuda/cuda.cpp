@@ -193,6 +193,12 @@ void Cuda::copy_out(const void* from, void* to, std::size_t bytes) const {
   check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
 }
 
+bool Cuda::is_idle() const {
+  const cudaError_t code = cudaStreamQuery(stream());
+  if (code != cudaErrorNotReady) check_cuda(code, "cudaStreamQuery");
+  return code == cudaSuccess;
+}
+
 void Cuda::synchronize() { check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize"); }
 
 }  // namespace mmrec::kernels

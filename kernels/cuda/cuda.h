@@ -173,6 +173,8 @@ class Cuda {
   }
   void zero(void* to, std::size_t bytes);
   void synchronize();
+  /// Whether all that was enqueued is done. Throws as synchronize() would.
+  bool is_idle() const;
 
  private:
   void copy_in(const void* from, void* to, std::size_t bytes);
@@ -223,8 +225,6 @@ template <class A, class Y>
 void linear(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs);
 inline constexpr std::int64_t kMatvecRows = 8;
 void decay_gate(Cuda& cuda, const DecayGate<Device>& op);
-/// Single tokens of many sequences take linear's product where the device multiplies by warpgroups, as linear does:
-/// what they give depends on the batch as it does there.
 template <class A>
 void gated_recurrence(Cuda& cuda, const GatedRecurrence<Device, A>& op);
 template <class A>
@@ -235,6 +235,9 @@ template <class A>
 void memory_attention(Cuda& cuda, const MemoryAttention<Device, A>& op);
 template <class A>
 void block_residual(Cuda& cuda, const BlockResidual<Device, A>& op);
+/// The same, and u = rmsnorm of y's rows, [B T, D]: the bits of the two ops.
+template <class A>
+void block_residual_norm(Cuda& cuda, const BlockResidual<Device, A>& op, const float* weight, MatrixView<A, Device> u);
 void segment_sum(Cuda& cuda, const SegmentSum<Device>& op);
 /// slot[b] = sum[b] / segment for every sequence, then sum = 0. sum [B, D]; slot row b at slot.data + b * slot.stride.
 void segment_close(Cuda& cuda, double* sum, std::int64_t segment, MatrixView<float, Device> slot);
@@ -273,11 +276,12 @@ void finish_segments(Cuda& cuda, const FinishSegments<Device, A>& op);
 template <class A>
 bool finish_segments_supported(const Cuda& cuda, const FinishSegments<Device, A>& op);
 
-/// A whole decode step by one kernel (kernels/decode_step.h), where decode_step_supported says so: devices from compute
-/// capability 9.0, up to 8 sequences, D, F and the gate's hidden width whole multiples of 16 bytes, matrices 16-byte
-/// aligned, and vectors that fit into shared memory beside the ring of weights. `element` is the size of A. It can be
-/// captured; what changes between steps without a new capture is in device memory: tokens and state.
-/// A sequence's bits do not depend on the batch.
+/// A whole decode step (kernels/decode_step.h), where decode_step_supported says so. Up to 8 sequences by one kernel:
+/// devices from compute capability 9.0, D, F and the gate's hidden width whole multiples of 16 bytes, matrices 16-byte
+/// aligned, and vectors that fit into shared memory beside the ring of weights. More by a chain of kernels: A of 16
+/// bits, compute capability 9.0, the same multiples. `element` is the size of A. It can be captured; what changes
+/// between steps without a new capture is in device memory: tokens and state. A sequence's bits do not depend on the
+/// batch within the classes of linear.
 template <class A>
 void decode_step(Cuda& cuda, const DecodeStep<Device, A>& op);
 bool decode_step_supported(const Cuda& cuda, const DecodeShape& shape, std::size_t element);

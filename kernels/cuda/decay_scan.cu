@@ -53,16 +53,28 @@ struct DecayOp {
 #pragma unroll
       for (int v = 0; v < kVec; ++v) segment[v] = {log_decay_[v], h_[v]};
     }
+    /// kFresh: the inputs have been taken anew for this, so nothing that was computed of them before takes registers.
+    template <bool kFresh = false>
     __device__ void emit(const DecayOp& op, const ScanPlace& p, const Pair (&state)[kVec]) {
+      if (kFresh && p.count == kTimes) {
+        write<true, kFresh>(op, p, state);
+      } else {
+        write<false, kFresh>(op, p, state);
+      }
+    }
+
+   private:
+    /// kWhole: all times exist.
+    template <bool kWhole, bool kFresh>
+    __device__ void write(const DecayOp& op, const ScanPlace& p, const Pair (&state)[kVec]) {
       float h[kVec];
 #pragma unroll
       for (int v = 0; v < kVec; ++v) h[v] = state[v].x;
       T* to = at(op.h, p);
 #pragma unroll
       for (int n = 0; n < kTimes; ++n) {
-        if (n == p.count) break;
-        log_a_[n].forget();
-        b_[n].forget();
+        if (!kWhole && n == p.count) break;
+        if (!kFresh) log_a_[n].forget(), b_[n].forget();
 #pragma unroll
         for (int v = 0; v < kVec; ++v) h[v] = __fmaf_rn(fast_exp(log_a_[n][v]), h[v], b_[n][v]);
         store_channels(to, h);
@@ -70,7 +82,6 @@ struct DecayOp {
       }
     }
 
-   private:
     Channels<T, kVec> log_a_[kTimes], b_[kTimes];
     float log_decay_[kVec] = {}, h_[kVec] = {};
   };

@@ -46,6 +46,12 @@ struct Vector16 {
 __device__ inline float fast_exp(float x) { return ptx::exp2_approx(x * 1.4426950408889634F); }
 /// σ(x) = 1 / (1 + e⁻ˣ); exact limits at ±∞.
 __device__ inline float sigmoid(float x) { return __fdividef(1.0F, 1.0F + fast_exp(-x)); }
+/// γ, kept to [1e-6, 1 − 1e-6]; NaN stays NaN.
+__device__ inline float clamp_decay(float gamma) {
+  constexpr float kLeast = 1e-6F;
+  constexpr float kMost = 1.0F - 1e-6F;
+  return gamma < kLeast ? kLeast : gamma > kMost ? kMost : gamma;
+}
 /// x Φ(x) = max(x, 0) − |x| Φ(−|x|), within 6e-8 + 2⁻²⁴ |y|. Φ(−u) is 2 to a polynomial in u, fitted to the least
 /// largest error of u Φ(−u) over [0, 9.5]; from 10 on the product is 0 to any float's precision.
 __device__ inline float gelu(float x) {

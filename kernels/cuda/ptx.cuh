@@ -160,13 +160,13 @@ __device__ inline void store_relaxed(std::uint32_t* to, std::uint32_t v) {
 __device__ inline void store_relaxed(std::uint16_t* to, std::uint16_t v) {
   asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" ::"l"(to), "h"(v) : "memory");
 }
-/// *at += v.
-__device__ inline void add_relaxed(std::uint32_t* at, std::uint32_t v) {
-  asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(at), "r"(v) : "memory");
-}
-/// The same, after the accesses before it, and those of threads that a barrier of the block has put before it.
+/// *at += v, after the accesses before it and those of threads that a barrier of the block has put before it.
 __device__ inline void add_release(std::uint32_t* at, std::uint32_t v) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(at), "r"(v) : "memory");
+}
+/// Writes page-locked memory of the host, which may read it while the kernel runs.
+__device__ inline void store_for_host(std::uint32_t* to, std::uint32_t v) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
 }
 /// Called inside a loop that waits for another block.
 __device__ inline void spin_pause() {
@@ -174,6 +174,9 @@ __device__ inline void spin_pause() {
   __nanosleep(20);
 #endif
 }
+
+/// The same where what is waited for comes within a microsecond: it sleeps no moment of it.
+__device__ inline void spin_briefly() {}
 
 /// Waits until the previous kernel on the stream has finished and its writes are visible (LaunchConfig::
 /// overlap_predecessor); and lets the next such kernel start. No effect before sm_90.

@@ -18,11 +18,13 @@
 //
 // Bytes in flight. On devices that have it (sm_90) the copy engine brings the inputs of a tile into shared memory, a
 // box of an input by one instruction, ahead of time: up to 192 KiB a multiprocessor, 25 MB in all, where a memory of
-// 4 TB/s and 1.5 us needs 6 MB. Streams are marked to leave L2 first, so that the records of the chains stay. Where
-// little is computed of the inputs, they wait for their carry in shared memory and are read twice, in one block a
-// multiprocessor (scan_ring.cuh); else what was computed waits in registers, in two or three blocks (scan_block.cuh):
-// as soon as a tile is in registers, its place in shared memory is given to one of the tiles to come. On other devices,
-// and where operands are unaligned or at most 64 bytes wide, all times of a thread are loaded into registers at once.
+// 4 TB/s and 1.5 us needs 6 MB. Where little is computed of the inputs, they wait for their carry in shared memory and
+// are read twice, in one block a multiprocessor: where there are about as many columns as multiprocessors, or half as
+// many, a column belongs to one block or to two, which carry its state along instead of looking back
+// (scan_columns.cuh), else any block takes any tile (scan_ring.cuh). Otherwise what was computed waits in registers, in
+// two or three blocks (scan_block.cuh): as soon as a tile is in registers, its place in shared memory is given to one
+// of the tiles to come. On other devices, and where operands are unaligned or at most 64 bytes wide, all times of a
+// thread are loaded into registers at once. All forms compute the same bits.
 //
 // Tiles are drawn from a counter, all columns of a chunk of time before the next chunk, so a tile waits for tiles only
 // that are being worked on or done.
@@ -44,12 +46,15 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/rows.cuh"
 #include "kernels/cuda/scan_block.cuh"
+#include "kernels/cuda/scan_columns.cuh"
 #include "kernels/cuda/scan_ring.cuh"
 #include "kernels/cuda/tensor_map.h"
 
 namespace mmrec::kernels {
 
 inline constexpr int kScanChunk = 1024;  // times of one tile at most
+/// Words across up to which more than a window of a chain is in work at once.
+inline constexpr std::int64_t kLongChains = 128;
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 inline constexpr bool kHasCopyEngine = false;
@@ -76,6 +81,13 @@ __global__ void __launch_bounds__(kScanThreads + 32 * kVec * ScanBlockOf<Op, kVe
     ptx::allow_successor();
     ScanBlockOf<Op, kVec, kForm>(op, plan, maps).run();
   }
+}
+
+template <class Op, int kVec>
+__global__ void __launch_bounds__(ScanColumns<Op, kVec>::kThreads, 1)
+    scan_columns_kernel(const __grid_constant__ Op op, const __grid_constant__ ScanColumnPlan plan,
+                        const __grid_constant__ ScanMaps<Op::kInputs> maps) {
+  if constexpr (kHasCopyEngine) ScanColumns<Op, kVec>(op, plan, maps).run();
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -132,8 +144,6 @@ MatrixStack scan_stack(const SequenceView<T, Device>& v) {
 template <class Op>
 ScanPlan scan_plan(const ScanShape& shape, int vec) {
   using T = typename Op::Element;
-  constexpr std::int64_t kLongChains =
-      128;  // words across up to which more than a window of a chain is in work at once
   const auto power = [](std::int64_t x) { return std::bit_ceil(static_cast<std::uint64_t>(x)); };
   const std::int64_t words = ceil_div(shape.dim * static_cast<std::int64_t>(sizeof(T)), 4);
   const auto times = static_cast<std::uint64_t>(std::max<std::int64_t>(ceil_div(shape.time, Op::kTimes), 1));
@@ -201,6 +211,52 @@ void launch_scan(Cuda& cuda, const Op& op, const ScanShape& shape, ScanPlan plan
   }
 }
 
+/// Columns that belong to blocks: where one block a column, or two, keep nearly all multiprocessors at work. False
+/// where they do not.
+template <class Op, int kVec>
+bool launch_columns(Cuda& cuda, const Op& op, const ScanShape& shape, const ScanPlan& cut,
+                    const ScanMaps<Op::kInputs>& maps) {
+  using Block = ScanColumns<Op, kVec>;
+  constexpr double kLeastShare = 0.85;
+  // Chains of a few words hand on in groups of chunks, which other bits come of.
+  if (shape.dim <= kLongChains * kVec || cut.rows * Op::kTimes != Block::kChunk) return false;
+  const std::int64_t columns = shape.batch * shape.heads * cut.row_columns, chunks = cut.chains.chunks;
+  const std::int64_t blocks = cuda.processors();
+  const bool fits = blocks <= Block::kWordsOfDone &&
+                    Block::flag_words(blocks) <= static_cast<std::int64_t>(Cuda::kFlagWords) && columns >> 31 == 0;
+  if (!fits) return false;
+
+  ScanColumnPlan plan;
+  std::int64_t fewest = std::numeric_limits<std::int64_t>::max(), groups = 0;
+  for (const std::int64_t group : {1, 2}) {
+    if (group > std::min(blocks, chunks)) break;
+    const std::int64_t at_once = std::min(columns, blocks / group);
+    const std::int64_t rounds = ceil_div(columns, at_once) * ceil_div(chunks, group);
+    if (rounds >= fewest) continue;
+    fewest = rounds;
+    groups = at_once;
+    plan.group = static_cast<std::uint32_t>(group);
+  }
+  if (static_cast<double>(columns * chunks) < kLeastShare * static_cast<double>(fewest * blocks)) return false;
+
+  plan.time = shape.time;
+  plan.heads = static_cast<std::uint32_t>(shape.heads);
+  plan.dim = static_cast<std::uint32_t>(shape.dim);
+  plan.row_columns = cut.row_columns;
+  plan.columns = static_cast<std::uint32_t>(columns);
+  plan.chunks = static_cast<std::uint32_t>(chunks);
+  plan.done = cuda.flags();
+  plan.records = reinterpret_cast<uint4*>(cuda.flags() + Block::kWordsOfDone);
+  LaunchConfig config = overlapping(cuda, dim3(static_cast<unsigned>(groups * plan.group)), dim3(Block::kThreads));
+  config.shared_bytes = Block::kSharedBytes;
+  if (plan.group > 1) {
+    config.cooperative = true;
+    config.overlap_predecessor = false;
+  }
+  launch(cuda.stream(), config, scan_columns_kernel<Op, kVec>, op, plan, maps);
+  return true;
+}
+
 /// Enqueues the scan; `words` if all operands can be accessed by words.
 template <class Op>
 void run_scan(Cuda& cuda, const Op& op, const ScanShape& shape, bool words) {
@@ -219,9 +275,16 @@ void run_scan(Cuda& cuda, const Op& op, const ScanShape& shape, bool words) {
   }
   ScanMaps<Op::kInputs> maps;
   for (int i = 0; i < Op::kInputs; ++i) {
-    maps.inputs[i] = make_tensor_map(scan_stack(op.in[i]), plan.rows * Op::kTimes);
+    // What lies beside the rows of a tile that is read at once is another block's, and may leave L2 before that wants
+    // it.
+    maps.inputs[i] = make_tensor_map(scan_stack(op.in[i]), plan.rows * Op::kTimes, 1, !Op::kReadsTwice);
   }
-  launch_scan<Op, kVec, Op::kReadsTwice ? ScanForm::kRing : ScanForm::kAhead>(cuda, op, shape, plan, maps);
+  if constexpr (Op::kReadsTwice) {
+    if (launch_columns<Op, kVec>(cuda, op, shape, plan, maps)) return;
+    launch_scan<Op, kVec, ScanForm::kRing>(cuda, op, shape, plan, maps);
+  } else {
+    launch_scan<Op, kVec, ScanForm::kAhead>(cuda, op, shape, plan, maps);
+  }
 }
 
 }  // namespace mmrec::kernels

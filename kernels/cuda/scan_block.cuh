@@ -1,10 +1,10 @@
 // Tiles of a scan that wait in registers: a thread reads its times once and keeps them until it writes.
 //
-// A barrier in shared memory for each step of a round, whose phase is the round: the rows' segments are there (one
-// arrival a warp of the rows), the states before the rows are there (one a warp of the chains, all of which wait for
-// the others). Whoever has seen the states of a round may read the tile of the next one. A set of segments is written
-// again two rounds later: by a warp that has seen the states of the round between, which the chains gave after all rows
-// had read this one's.
+// A barrier in shared memory for each step of a round, whose phase is the round: the rows' segments are there (an
+// arrival of each thread of the rows), the states before the rows are there (one of each of the chains, all of which
+// wait for the others). Whoever has seen the states of a round may read the tile of the next one. A set of segments is
+// written again two rounds later: by a warp that has seen the states of the round between, which the chains gave after
+// all rows had read this one's.
 #pragma once
 
 #include <algorithm>
@@ -25,8 +25,8 @@ class ScanBlock : ScanWork<Op, kVec> {
   using typename Work::T;
   using typename Work::Thread;
   using Maps = ScanMaps<Op::kInputs>;
-  using Work::arrive, Work::box_words, Work::chains, Work::hand_on, Work::lane_, Work::locate, Work::op_, Work::place,
-      Work::plan_, Work::position, Work::row_, Work::row_warps, Work::stage_words, Work::threads, Work::width;
+  using Work::box_words, Work::chains, Work::hand_on, Work::lane_, Work::locate, Work::op_, Work::place, Work::plan_,
+      Work::position, Work::row_, Work::stage_words, Work::threads, Work::width;
   static constexpr int kTimes = Op::kTimes;
   static constexpr std::size_t kStageBytes = Op::kInputs * kScanThreads * kTimes * sizeof(std::uint32_t);
 
@@ -73,8 +73,8 @@ class ScanBlock : ScanWork<Op, kVec> {
   /// Barriers and the first tiles, by the thread that asks for tiles.
   __device__ void start() {
     for (std::uint32_t i = 0; i < kStages; ++i) ptx::mbarrier_init(inputs_come_ + i, 1);
-    ptx::mbarrier_init(segments_, row_warps());
-    ptx::mbarrier_init(states_, chains());
+    ptx::mbarrier_init(segments_, static_cast<unsigned>(threads()));
+    ptx::mbarrier_init(states_, 32 * chains());
     if constexpr (kAhead) ptx::mbarrier_init_fence();
     next_ = this->first_ticket();
     for (std::uint32_t round = 0; round < kStages; ++round) ask(round, locate(next_));
@@ -93,8 +93,9 @@ class ScanBlock : ScanWork<Op, kVec> {
       thread.reduce(mine);
 #pragma unroll
       for (int v = 0; v < kVec; ++v) pairs(round)[position(v)] = mine[v];
-      arrive(segments_);
+      ptx::mbarrier_arrive(segments_);
       ptx::mbarrier_wait(states_, round & 1U);
+      ptx::forget(round);  // and with it its addresses
       const ScanPlace p = place(tile(round));
       if (p.count == 0) continue;
 #pragma unroll
@@ -115,7 +116,7 @@ class ScanBlock : ScanWork<Op, kVec> {
       if (asks) ask(round + kStages, coming);
       __syncwarp();
       hand_on(chain, t, pairs(round), first + lane);
-      arrive(states_);
+      ptx::mbarrier_arrive(states_);
       ptx::mbarrier_wait(states_, round & 1U);
     }
   }

@@ -10,9 +10,9 @@
 // All that belongs to a tile lies in its stage, the tile itself and the segments too, with four barriers whose phases
 // number the stage's tiles. Each step reads and writes what the one before handed over:
 //   come       the tile and its inputs (the producer, and the copy engine's bytes)
-//   segments   the rows' segments (a warp of the rows each)
-//   states     the states before the rows, in their place (a warp of the set of chains each)
-//   free       nobody reads the stage any more (a warp of the rows each)
+//   segments   the rows' segments (the threads of the rows)
+//   states     the states before the rows, in their place (the threads of the set of chains)
+//   free       nobody reads the stage any more (the threads of the rows)
 // A block without a tile left hands over tiles past the last one, without inputs, one to each set of chains.
 //
 // Nobody waits in a circle: a stage's step waits for steps of earlier tiles of the block, and the chains for tiles of
@@ -30,8 +30,8 @@ class ScanRing : ScanWork<Op, kVec> {
   using Work = ScanWork<Op, kVec>;
   using typename Work::Thread;
   using Maps = ScanMaps<Op::kInputs>;
-  using Work::arrive, Work::box_words, Work::chains, Work::hand_on, Work::lane_, Work::locate, Work::op_, Work::place,
-      Work::plan_, Work::position, Work::row_, Work::row_warps, Work::stage_words, Work::threads;
+  using Work::box_words, Work::chains, Work::hand_on, Work::lane_, Work::locate, Work::op_, Work::place, Work::plan_,
+      Work::position, Work::row_, Work::stage_words, Work::threads;
   static constexpr int kTimes = Op::kTimes;
   static constexpr std::uint32_t kStages = 6, kLag = 3;
   static_assert(Op::kReadsTwice && kLag + 1 < kStages);
@@ -66,9 +66,9 @@ class ScanRing : ScanWork<Op, kVec> {
     if (threadIdx.x == 0) {
       for (std::uint32_t i = 0; i < kStages; ++i) {
         ptx::mbarrier_init(come_ + i, 1);
-        ptx::mbarrier_init(segments_ + i, row_warps());
-        ptx::mbarrier_init(states_ + i, chains());
-        ptx::mbarrier_init(free_ + i, row_warps());
+        ptx::mbarrier_init(segments_ + i, static_cast<unsigned>(threads()));
+        ptx::mbarrier_init(states_ + i, 32 * chains());
+        ptx::mbarrier_init(free_ + i, static_cast<unsigned>(threads()));
       }
       ptx::mbarrier_init_fence();
     }
@@ -130,7 +130,7 @@ class ScanRing : ScanWork<Op, kVec> {
     thread.reduce(mine);
 #pragma unroll
     for (int v = 0; v < kVec; ++v) pairs(stage)[position(v)] = mine[v];
-    arrive(segments_ + stage);
+    ptx::mbarrier_arrive(segments_ + stage);
     return true;
   }
   /// Writes its outputs.
@@ -143,7 +143,7 @@ class ScanRing : ScanWork<Op, kVec> {
     for (int v = 0; v < kVec; ++v) state[v] = pairs(stage)[position(v)];
     Thread thread;
     read(stage, thread);
-    arrive(free_ + stage);
+    ptx::mbarrier_arrive(free_ + stage);
     if (p.count != 0) thread.emit(op_, p, state);
   }
 
@@ -158,7 +158,7 @@ class ScanRing : ScanWork<Op, kVec> {
       chain.wait_for_records(t.chunk);
       ptx::mbarrier_wait(segments_ + stage, phase(round));
       hand_on(chain, t, pairs(stage), static_cast<int>(number) * 32 + lane);
-      arrive(states_ + stage);
+      ptx::mbarrier_arrive(states_ + stage);
     }
   }
 

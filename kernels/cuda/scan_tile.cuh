@@ -140,6 +140,9 @@ struct ScanMaps {
   TensorMap inputs[kInputs];
 };
 
+/// Every thread arrives at the barriers that its reads and writes of shared memory stand behind, though one of a warp
+/// would do after __syncwarp(): that is the order that racecheck sees.
+///
 /// Op:
 ///   Element, kInputs, in[kInputs]        inputs; identity(i) is what input i is where there is none
 ///   kTimes                               times of a thread: 16 or 32
@@ -170,7 +173,6 @@ class ScanWork {
 
   /// Those of the rows; after them come the warps of the chains.
   __device__ int threads() const { return max(plan_.lanes * plan_.rows, 32); }
-  __device__ unsigned row_warps() const { return static_cast<unsigned>(threads() / 32); }
   /// Warps of the chains: one for 32 channels.
   __device__ unsigned chains() const { return static_cast<unsigned>((width() + 31) / 32); }
   __device__ int width() const { return plan_.lanes * kVec; }
@@ -186,12 +188,6 @@ class ScanWork {
   /// Word of a row's time n in its box: the copy engine has swapped pieces of 4 words, that of lane 4 k is where k ^ (n
   /// % 8) says.
   __device__ int swapped(int n) const { return n * 32 + (lane_ ^ (n % 8 * 4)); }
-  /// The warp's reads and writes so far are done when the barrier's phase completes: one arrival a warp.
-  static __device__ void arrive(std::uint64_t* barrier) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
-  }
-
   /// Asks the copy engine for the inputs of a tile.
   __device__ void load_boxes(const ScanMaps<Op::kInputs>& maps, const ScanTile& t, std::uint32_t* to,
                              std::uint64_t* barrier) const {

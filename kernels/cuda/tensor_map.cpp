@@ -40,7 +40,7 @@ bool has_tensor_map(const MatrixStack& s) {
          (s.depth == 1 || stride_fits(s.depth_stride));
 }
 
-TensorMap make_tensor_map(const MatrixStack& s, int box_rows, int box_depth) {
+TensorMap make_tensor_map(const MatrixStack& s, int box_rows, int box_depth, bool wide) {
   // The stride of a dimension of length 1 is never used, but must be a valid one.
   const std::int64_t row_bytes =
       s.rows == 1 ? (s.columns * kElementBytes + 15) / 16 * 16 : s.row_stride * kElementBytes;
@@ -53,7 +53,8 @@ TensorMap make_tensor_map(const MatrixStack& s, int box_rows, int box_depth) {
   CUtensorMap map;
   const CUresult code = encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, const_cast<void*>(s.data), sizes, strides,
                                   box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                                  wide ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   check_cuda(static_cast<cudaError_t>(code), "cuTensorMapEncodeTiled");  // the two APIs number their errors alike
   TensorMap result;
   static_assert(sizeof result == sizeof map);

@@ -26,7 +26,8 @@ inline constexpr int kBoxColumns = 64;
 
 /// A map of the stack (has_tensor_map holds) for copies of boxes of [box_depth, box_rows, kBoxColumns] elements with
 /// the 128-byte swizzle; box_rows and box_depth at most 256. Coordinates of a box are (column, row, depth) in elements.
-/// What a box has outside of the stack arrives as zeros. Throws std::system_error.
-TensorMap make_tensor_map(const MatrixStack& stack, int box_rows, int box_depth = 1);
+/// What a box has outside of the stack arrives as zeros. `wide`: L2 fetches 256 bytes around what a box needs, else
+/// 128. Throws std::system_error.
+TensorMap make_tensor_map(const MatrixStack& stack, int box_rows, int box_depth = 1, bool wide = true);
 
 }  // namespace mmrec::kernels

@@ -161,11 +161,20 @@ constexpr int kThreads = 32 * kWarps* kRowsPerBlock<kWarps>;
 template <int kWarps>
 constexpr int kResidentWarps = kWarps == 1 ? 24 : 32;
 
+/// Brings the first quarter of a warp's first part into L2, while the kernel before drains. It may still be writing the
+/// logits: what it writes lies in L2, too.
+template <class T>
+__device__ void ask_ahead(const AlignedRow<T>& row, int part, int lane) {
+  constexpr int kLine = 8;  // vectors
+  const std::int64_t at = std::int64_t{part} * kPartVectors + lane * kLine;
+  if (lane < kPartVectors / 4 / kLine && at < row.vectors) ptx::prefetch_l2(row.body() + at);
+}
+
 template <class T, int kWarps, bool kSharedRow>
 __global__ void __launch_bounds__(kThreads<kWarps>, 32 * kResidentWarps<kWarps> / kThreads<kWarps>)
-    token_logprobs_kernel(MatrixView<const T, Device> logits, Targets targets, float* logprobs, SharedRows shared) {
+    token_logprobs_kernel(MatrixView<const T, Device> logits, Targets targets, float* logprobs, SharedRows shared,
+                          unsigned resident) {
   ptx::allow_successor();
-  ptx::wait_for_predecessor();
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int w = static_cast<int>(threadIdx.x / 32) % kWarps;
   std::int64_t r = blockIdx.x;
@@ -174,6 +183,8 @@ __global__ void __launch_bounds__(kThreads<kWarps>, 32 * kResidentWarps<kWarps> 
     if (r >= logits.rows) return;
   }
   const AlignedRow<T> row(logits.row(r), logits.cols);
+  if (!kSharedRow && blockIdx.x < resident) ask_ahead(row, w, lane);
+  ptx::wait_for_predecessor();
   const std::int64_t target = targets[r];  // asked for early, needed last
 
   RowSum sum = widen(no_terms());
@@ -222,12 +233,14 @@ void run(Cuda& cuda, const MatrixView<const T, Device>& logits, Targets targets,
       const SharedRows shared{static_cast<int>(rounds), parts, static_cast<PartSum*>(cuda.scratch()), cuda.flags()};
       const auto down = static_cast<unsigned>(ceil_div(ceil_div(parts, kWarps), rounds));
       launch(cuda.stream(), overlapping(cuda, dim3(across, down), block), token_logprobs_kernel<T, kWarps, true>,
-             logits, targets, logprobs, shared);
+             logits, targets, logprobs, shared, 0U);
       return;
     }
   }
+  // Blocks that start with the launch; later ones have nothing to wait for.
+  const auto resident = static_cast<unsigned>(cuda.processors() * 32 * kResidentWarps<kWarps> / kThreads<kWarps>);
   launch(cuda.stream(), overlapping(cuda, dim3(across), block), token_logprobs_kernel<T, kWarps, false>, logits,
-         targets, logprobs, SharedRows{});
+         targets, logprobs, SharedRows{}, resident);
 }
 
 // --- Backward --------------------------------------------------------------------------------------------------------

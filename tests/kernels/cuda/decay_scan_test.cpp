@@ -141,8 +141,26 @@ TYPED_TEST(DecayScanCuda, RepeatsToTheBitAloneAndInABatch) {
   EXPECT_TRUE(same_bits(this->run(alone).h.data, part));
 }
 
+// Wide operands: columns of one block and of two, in whole rounds and not, and columns that follow each other.
+TYPED_TEST(DecayScanCuda, ColumnsOfOneBlockAndOfTwo) {
+  for (ScanLayout layout :
+       {ScanLayout{.time = 65, .dim = 520}, ScanLayout{.time = 128, .dim = 328}, ScanLayout{.time = 385, .dim = 168},
+        ScanLayout{.time = 512, .dim = 328}, ScanLayout{.time = 800, .dim = 328},
+        ScanLayout{.batch = 3, .time = 300, .dim = 168}, ScanLayout{.time = 140, .dim = 4224},
+        ScanLayout{.time = 1000, .dim = 4096}, ScanLayout{.batch = 2, .time = 1100, .dim = 4224}}) {
+    if (small_sizes() && layout.time * layout.dim > 1'000'000) continue;
+    const auto c = random_case<TypeParam>(layout, 19);
+    const auto r = this->run(c);
+    EXPECT_TRUE(error(c, r.h, r.carry_out).below(1e-5)) << layout.time << " x " << layout.dim;
+    EXPECT_TRUE(this->flags_are_zero());
+    layout.offset = 1;
+    const auto shifted = this->run(random_case<TypeParam>(layout, 19));
+    EXPECT_TRUE(same_bits(r.carry_out, shifted.carry_out)) << layout.time << " x " << layout.dim;
+  }
+}
+
 TYPED_TEST(DecayScanCuda, MayWriteOverItsInputs) {
-  for (const std::int64_t dim : {5, 256}) {
+  for (const std::int64_t dim : {5, 264}) {
     const auto c = random_case<TypeParam>({.time = 500, .dim = dim}, 17);
     const auto expected = this->run(c);
     for (const bool over_b : {true, false}) {
