@@ -161,6 +161,8 @@ class Forward {
     return {filled_slots(position_), end % config_.memory_segment == 0 ? ring_slot(end) : -1, restarts()};
   }
   void load_step(std::span<const int> tokens) { load_tokens(tokens, 1, 0, {0, batch_, 1}); }
+  /// Where load_step() puts the tokens, for who has them on the device. Other calls write there too.
+  int* step_tokens() { return tokens_.data(); }
   void enqueue_step() {
     const Chunk chunk{0, batch_, 1};
     if (!whole_step_->available()) {
@@ -350,6 +352,13 @@ class Forward {
     run_linear<A>({{.x = u, .weight = w.qvzk, .bias = w.qvzk_bias, .y = qvzk}});
     compute_gates(w, qvzk, rows);
     compute_h(layer, w, c, exact);
+    finish(layer, w, c);
+    // Last, because the device waits for the host when sweeps end: first comes what it can work on.
+    kernels::copy_rows(backend_, row_of(h_window(c), c.tokens), layer_h(layer, c));
+  }
+
+  // From h to the block's output.
+  void finish(std::int64_t layer, const LayerView<Space>& w, const Chunk& c) {
     if (finish_pieces_at_once(layer, w, c)) return;
     prepare_attention(w, c);
     for (Piece piece; piece.first < c.tokens; piece.first += piece.tokens) {
@@ -398,7 +407,7 @@ class Forward {
     kernels::decay_gate(backend_, {.a = gamma, .c = context, .gamma = gamma});
   }
 
-  // Fills rows 1.. of the window with h and leaves the last one as the layer's state.
+  // Fills rows 1.. of the window with h, from the layer's state.
   void compute_h(std::int64_t layer, const LayerView<Space>& w, const Chunk& c, bool exact) {
     const Matrix<float> state = layer_h(layer, c);
     if (restarts()) kernels::fill_zero(backend_, state);
@@ -427,23 +436,24 @@ class Forward {
       kernels::gated_recurrence(
           backend_, kernels::GatedRecurrence<Space, A>{.in = in, .gate_weight = w.gate, .gate_bias = w.gate_bias});
     }
-    kernels::copy_rows(backend_, row_of(h_window(c), c.tokens), state);
   }
 
   bool use_sweeps() const { return options_.prefill == PrefillMode::kSweeps; }
 
   // From h to the block's output, for tokens within one memory segment.
   void finish_piece(std::int64_t layer, const LayerView<Space>& w, const Chunk& c, const Piece& piece) {
-    mix_memory(layer, w, c, piece);
     const Sequence<float> x = times(activation(x_, c, dim()), piece);
     const Sequence<A> u = times(activation(u_, c, dim()), piece);
     Sequence<A> ffn = times(activation(ffn_, c, config_.ffn_dim), piece);
     ffn.dim = config_.ffn_dim;
-    if (is_matrix(x)) {
-      kernels::rmsnorm(backend_, Matrix<const float>(matrix(x)), w.norm2, matrix(u));
-    } else {
-      for (std::int64_t b = 0; b < c.count; ++b) {
-        kernels::rmsnorm(backend_, Matrix<const float>(matrix(x, b)), w.norm2, matrix(u, b));
+    if (!mix_and_normalise(layer, w, c, piece)) {
+      mix_memory(layer, w, c, piece);
+      if (is_matrix(x)) {
+        kernels::rmsnorm(backend_, Matrix<const float>(matrix(x)), w.norm2, matrix(u));
+      } else {
+        for (std::int64_t b = 0; b < c.count; ++b) {
+          kernels::rmsnorm(backend_, Matrix<const float>(matrix(x, b)), w.norm2, matrix(u, b));
+        }
       }
     }
     run_linear(u, ffn, {.weight = w.ffn_in, .bias = w.ffn_in_bias, .activation = kernels::Activation::kGelu});
@@ -514,16 +524,33 @@ class Forward {
             .y = x};
   }
 
+  // The same with c, where at most one slot is filled.
+  kernels::BlockResidual<Space, A> residual_and_context(std::int64_t layer, const LayerView<Space>& w, const Chunk& c,
+                                                        const Piece& piece) {
+    const bool no_slots = filled_slots(position_ + piece.first) == 0;
+    kernels::BlockResidual<Space, A> op = residual(c, piece);
+    op.bias = no_slots ? w.memory_out_bias : layer_segment_context(layer, c).data;
+    op.bias_stride = no_slots ? 0 : dim();
+    return op;
+  }
+
+  // x = x + h + c + 0.1 v and u = rmsnorm(x; norm2) by one op, for backends that have it and where c needs no query.
+  bool mix_and_normalise(std::int64_t layer, const LayerView<Space>& w, const Chunk& c, const Piece& piece) {
+    const Sequence<A> u = times(activation(u_, c, dim()), piece);
+    if constexpr (requires(kernels::BlockResidual<Space, A> op) {
+                    block_residual_norm(backend_, op, w.norm2, matrix(u));
+                  }) {
+      if (filled_slots(position_ + piece.first) > 1 || !is_matrix(u)) return false;
+      block_residual_norm(backend_, residual_and_context(layer, w, c, piece), w.norm2, matrix(u));
+      return true;
+    }
+    return false;
+  }
+
   // x = x + h + c + 0.1 v, where c attends to the memory slots written so far.
   void mix_memory(std::int64_t layer, const LayerView<Space>& w, const Chunk& c, const Piece& piece) {
     const std::int64_t slots = filled_slots(position_ + piece.first);
-    if (slots <= 1) {
-      kernels::BlockResidual<Space, A> op = residual(c, piece);
-      op.bias = slots == 0 ? w.memory_out_bias : layer_segment_context(layer, c).data;
-      op.bias_stride = slots == 0 ? 0 : dim();
-      kernels::block_residual(backend_, op);
-      return;
-    }
+    if (slots <= 1) return kernels::block_residual(backend_, residual_and_context(layer, w, c, piece));
     const Sequence<A> query = times(activation(attended(), c, dim()), piece);
     Sequence<const float> memory(layer_memory(layer, c), c.count, slots, dim());
     memory.batch_stride = config_.memory_slots * dim();

@@ -15,17 +15,14 @@
 //
 // Sequences come in groups of 8, the columns of a tile. The order of every sum follows from D alone: bits do not depend
 // on the batch, on the number of blocks or on how tokens are cut into calls.
-//
-// But for single tokens of kProductBatch sequences or more: their groups would go through the weights one after the
-// other. Where the device multiplies by warpgroups they take linear's product for many rows, into scratch, and a pass
-// over its sums. 16 bytes an element of it more, written and read in L2.
+// Many sequences' single tokens have a better way, decode_chain.cu: here their groups go through the weights one after
+// the other.
 #include <cuda_runtime.h>
 
 #include <algorithm>
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/exchange.cuh"
-#include "kernels/cuda/gemm_sm90.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/rows.cuh"
 #include "kernels/cuda/tile_product.cuh"
@@ -36,7 +33,6 @@ namespace {
 constexpr int kThreads = 32 * kTileWarps;
 constexpr int kAhead = 4;          // steps of h that a warp asks for at once
 constexpr int kLeastChannels = 4;  // of a block: fewer blocks pass h on sooner
-constexpr std::int64_t kProductBatch = 32;
 /// Row tiles that are multiplied per reading of h.
 template <class A>
 constexpr int kTiles = sizeof(A) == 2 ? 4 : 2;
@@ -284,56 +280,6 @@ struct MakeUnwritten {
   }
 };
 
-/// The token at time 0 from the sums of its gates.
-template <class A>
-struct StepFromSums {
-  GateInputs<Device, A> in;
-  MatrixView<const float, Device> sums;  // [batch, 2 D]
-  const float* bias;
-
-  template <int kWidth>
-  __device__ void apply(std::int64_t b, std::int64_t c) const {
-    float gate_s[kWidth], gate_g[kWidth], z[kWidth], zm[kWidth], gamma[kWidth], h[kWidth];
-    float offset[kWidth] = {};
-    load(sums.row(b) + c, gate_s);
-    load(sums.row(b) + sums.cols / 2 + c, gate_g);
-    load(in.z.at(b, 0, 0) + c, z);
-    load(in.zm.at(b, 0, 0) + c, zm);
-    load(in.gamma.at(b, 0, 0) + c, gamma);
-    load(in.h.at(b, 0, 0) + c, h);
-    if (bias != nullptr) load(bias + c, offset);
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) {
-      const float s = sigmoid(gate_s[i] + offset[i]);
-      const float g = sigmoid(zm[i] + gate_g[i]);
-      const float decay = __fmaf_rn(in.mdi_mix, (1.0F - g) + gamma[i], gamma[i]);
-      h[i] = __fmaf_rn(decay, h[i], z[i] * __fmaf_rn(in.mdi_mix, g, s));
-    }
-    store(in.h.at(b, 0, 1) + c, h);
-    store(in.h_rounded.at(b, 0, 1) + c, h);
-  }
-};
-
-/// One token of many sequences; false if the product is not to be had.
-template <class A>
-bool step_by_product(Cuda& cuda, const GatedRecurrence<Device, A>& op) {
-  const std::int64_t batch = op.in.z.batch;
-  const std::int64_t dim = op.in.z.dim;
-  const MatrixView<const A, Device> x(op.in.h_rounded.data, batch, dim, op.in.h_rounded.batch_stride);
-  if (!gemm_sm90_supported(cuda, x, op.gate_weight) ||
-      2 * batch * dim > static_cast<std::int64_t>(Cuda::kScratchBytes / sizeof(float))) {
-    return false;
-  }
-  const MatrixView<float, Device> sums(static_cast<float*>(cuda.scratch()), batch, 2 * dim);
-  const Linear<Device, A, float> product{.x = x, .weight = op.gate_weight, .y = sums};
-  linear(cuda, std::span(&product, 1));
-  const StepFromSums<A> step{op.in, sums, op.gate_bias};
-  const bool vectors = takes_vectors(op.in.z) && takes_vectors(op.in.zm) && takes_vectors(op.in.gamma) &&
-                       takes_vectors(op.in.h) && takes_vectors(op.in.h_rounded) && takes_vectors(op.gate_bias, 0);
-  map_rows(cuda, cuda.stream(), step, batch, dim, vectors);
-  return true;
-}
-
 template <class T>
 bool takes_pieces(const SequenceView<T, Device>& v) {
   constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
@@ -350,9 +296,6 @@ void gated_recurrence(Cuda& cuda, const GatedRecurrence<Device, A>& op) {
   const std::int64_t time = op.in.z.time;
   const std::int64_t dim = op.in.z.dim;
   if (batch == 0 || time == 0 || dim == 0) return;
-  if constexpr (sizeof(A) == 2) {
-    if (time == 1 && batch >= kProductBatch && step_by_product(cuda, op)) return;
-  }
   SequenceView<A, Device> state;
   if constexpr (sizeof(A) == 4) {
     state = op.in.h;

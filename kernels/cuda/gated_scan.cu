@@ -117,7 +117,9 @@ void run_scan(Cuda& cuda, const GatedScan<Device, A>& op, const float* gate_bias
     params.tile.bias = gate_bias;
     params.tile.change = op.change + first;
     params.tile.magnitude = op.magnitude + first;
-    if (first + count == in.z.time) params.tile.check = check;
+    params.tile.check = check;
+    params.tile.after = static_cast<int>(in.z.time - first - count);
+    params.tile.reports = params.tile.after == 0;
     const dim3 grid(static_cast<unsigned>(flags.time_tiles * in.z.batch * flags.channel_tiles));
     launch(cuda.stream(), overlapping(cuda, grid, dim3(Tile::kThreads)),
            aligned ? gated_scan_kernel<A, true, kGates> : gated_scan_kernel<A, false, kGates>, params);

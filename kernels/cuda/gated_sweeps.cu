@@ -11,6 +11,8 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <span>
 #include <type_traits>
@@ -27,27 +29,25 @@ namespace {
 constexpr int kAhead = 1;  // sweeps enqueued beyond the one that the host waits for
 constexpr int kSlots = kAhead + 1;
 
-/// Marks in the stream, by which the host waits for a slot's report.
-class Events {
- public:
-  Events() {
-    for (cudaEvent_t& event : events_) {
-      check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
-    }
-  }
-  Events(const Events&) = delete;
-  Events& operator=(const Events&) = delete;
-  ~Events() {
-    for (cudaEvent_t event : events_) {
-      if (event != nullptr) cudaEventDestroy(event);
-    }
-  }
-  void record(int slot, cudaStream_t stream) { check_cuda(cudaEventRecord(events_[slot], stream), "cudaEventRecord"); }
-  void wait(int slot) const { check_cuda(cudaEventSynchronize(events_[slot]), "cudaEventSynchronize"); }
+/// What no sweep reports.
+constexpr std::uint32_t kNothing = ~std::uint32_t{0};
 
- private:
-  cudaEvent_t events_[kSlots] = {};
-};
+/// What the sweep writes into `report`. It is there before the kernel has ended; nothing that the stream would have to
+/// do for it stands between one sweep and the next.
+std::uint32_t await_report(Cuda& cuda, std::uint32_t* report) {
+  constexpr std::chrono::milliseconds kPatience(1);
+  const std::atomic_ref<std::uint32_t> word(*report);
+  const auto start = std::chrono::steady_clock::now();
+  for (;;) {
+    for (int i = 0; i < 64; ++i) {
+      const std::uint32_t value = word.load(std::memory_order_acquire);
+      if (value != kNothing) return value;
+    }
+    if (std::chrono::steady_clock::now() - start > kPatience) break;
+  }
+  cuda.synchronize();  // throws what went wrong, if it did
+  return word.load(std::memory_order_acquire);
+}
 
 /// Rows [first, first + count) of a single sequence.
 template <class T>
@@ -59,9 +59,8 @@ MatrixView<T, Device> rows_of(const SequenceView<T, Device>& s, std::int64_t fir
 template <class A>
 class Window {
  public:
-  Window(Cuda& cuda, Events& events, const GatedSweeps<Device, A>& op, const GateInputs<Device, A>& in)
+  Window(Cuda& cuda, const GatedSweeps<Device, A>& op, const GateInputs<Device, A>& in)
       : cuda_(cuda),
-        events_(events),
         op_(op),
         in_(in),
         times_(in.z.time),
@@ -83,11 +82,10 @@ class Window {
     for (; done < op_.max_sweeps && settled < times_; ++done) {
       left_out = one_kernel_ ? settled / kGatedSweepStep * kGatedSweepStep : settled;
       for (; enqueued < op_.max_sweeps && enqueued <= done + ahead; ++enqueued) {
+        report(enqueued)[0] = kNothing;
         sweep(one_kernel_ ? 0 : settled, enqueued);
-        events_.record(enqueued % kSlots, cuda_.stream());
       }
-      events_.wait(done % kSlots);
-      settled = cuda_.report()[done % kSlots];
+      settled = await_report(cuda_, report(done));
       counts.token_sweeps += times_ - left_out;
     }
     if (one_kernel_) {
@@ -149,8 +147,10 @@ class Window {
             .tolerance = op_.tolerance,
             .begins = index == 0 || !one_kernel_,
             .settled = settled_word(),
-            .report = cuda_.report() + index % kSlots};
+            .report = report(index)};
   }
+
+  std::uint32_t* report(int index) const { return cuda_.report() + index % kSlots; }
 
   /// How many times are settled, on the device, for sweeps by one kernel.
   std::uint32_t* settled_word() const {
@@ -158,7 +158,6 @@ class Window {
   }
 
   Cuda& cuda_;
-  Events& events_;
   const GatedSweeps<Device, A>& op_;
   const GateInputs<Device, A> in_;
   const std::int64_t times_;
@@ -173,11 +172,10 @@ class Window {
 template <class A>
 SweepCounts gated_sweeps(Cuda& cuda, const GatedSweeps<Device, A>& op) {
   SweepCounts counts;
-  Events events;
   for (std::int64_t b = 0; b < op.in.z.batch; ++b) {
     for (std::int64_t first = 0; first < op.in.z.time; first += op.gate.rows) {
       const std::int64_t times = std::min(op.gate.rows, op.in.z.time - first);
-      Window<A>(cuda, events, op, op.in.slice(b, first, times)).run(counts);
+      Window<A>(cuda, op, op.in.slice(b, first, times)).run(counts);
     }
   }
   return counts;

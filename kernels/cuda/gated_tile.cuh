@@ -13,8 +13,9 @@
 //
 // A published element is two words of 64 bits, each a float and a mark, so no fence stands between data and flag. Tiles
 // are numbered time after time, and a tile waits for lower numbers only. The last of the tiles of the same channels to
-// have read clears their words: Cuda::flags() is left zero. The last tile of all to finish checks what has settled, if
-// that is asked for: 8 bytes a time in and out.
+// have read clears their words: Cuda::flags() is left zero. What has settled, if that is asked for, is found in two
+// steps: the last tile of the same times to finish looks at their maxima and raises how many times are left from the
+// first that moves; the last tile of all to have done so reports. So little is left to do at the sweep's end.
 //
 // All that tiles read may have been written by the kernel before, so it is read past L1 (rows.cuh).
 #pragma once
@@ -22,90 +23,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <type_traits>
 
-#include "kernels/cuda/cuda.h"
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/gated_check.h"
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/gated_operands.cuh"
 
 namespace mmrec::kernels {
-
-/// A tensor's [batch, time, channel], time 0 being the sweep's first.
-template <class T>
-struct GatedRows {
-  T* data = nullptr;
-  std::int64_t batch_stride = 0;
-  std::int32_t time_bytes = 0;  // from one time to the next
-
-  __device__ T* column(int batch, int channel) const { return data + batch * batch_stride + channel; }
-  /// `time` rows below `top`: one multiply-add.
-  __device__ T* below(T* top, int time) const {
-    using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
-    return reinterpret_cast<T*>(reinterpret_cast<Byte*>(top) + std::int64_t{time_bytes} * time);
-  }
-};
-template <class T>
-GatedRows<T> gated_rows(const SequenceView<T, Device>& view, std::int64_t first) {
-  return {view.at(0, 0, first), view.batch_stride,
-          static_cast<std::int32_t>(view.time_stride * static_cast<std::int64_t>(sizeof(T)))};
-}
-
-/// Operands of a sweep of `times` times.
-template <class A>
-struct GatedTileOperands {
-  GatedRows<const A> z, zm;
-  GatedRows<const float> gamma;
-  GatedRows<float> h;    // row t is the state before time t
-  GatedRows<A> rounded;  // receives h rounded; the same memory as h where A is float
-  const float* bias;     // or null
-  float* change;         // [times], raised
-  float* magnitude;
-  float mix;
-  int times;
-  int channels;
-  int time_tiles;
-  int channel_tiles;
-  int tiles_of_a_time;      // channel tiles of all sequences
-  std::uint32_t* finished;  // tiles
-  std::uint32_t* readers;   // [batch][channel tile]
-  ulonglong2* published;    // [batch][time tile but the last][channel]
-  GatedCheck check;
-};
-
-/// Words of Cuda::flags() that a sweep by such tiles takes: a count of finished tiles, one of readers per batch and
-/// tile of channels, then what tiles publish.
-struct GatedFlags {
-  std::int64_t batch, time_tiles, channel_tiles, channels;
-
-  std::int64_t counters() const { return ceil_div(1 + batch * channel_tiles, 4) * 4; }
-  std::int64_t words() const { return counters() + 4 * batch * (time_tiles - 1) * channels; }
-  bool fit() const { return words() <= static_cast<std::int64_t>(Cuda::kFlagWords); }
-};
-
-template <class A>
-GatedTileOperands<A> gated_tile_operands(Cuda& cuda, const GateInputs<Device, A>& in,
-                                         const SequenceView<A, Device>& rounded, std::int64_t first, std::int64_t count,
-                                         const GatedFlags& flags) {
-  return {.z = gated_rows(in.z, first),
-          .zm = gated_rows(in.zm, first),
-          .gamma = gated_rows(in.gamma, first),
-          .h = gated_rows(in.h, first),
-          .rounded = gated_rows(rounded, first),
-          .bias = nullptr,
-          .change = nullptr,
-          .magnitude = nullptr,
-          .mix = in.mdi_mix,
-          .times = static_cast<int>(count),
-          .channels = static_cast<int>(in.z.dim),
-          .time_tiles = static_cast<int>(flags.time_tiles),
-          .channel_tiles = static_cast<int>(flags.channel_tiles),
-          .tiles_of_a_time = static_cast<int>(flags.batch * flags.channel_tiles),
-          .finished = cuda.flags(),
-          .readers = cuda.flags() + 1,
-          .published = reinterpret_cast<ulonglong2*>(cuda.flags() + flags.counters()),
-          .check = {}};
-}
 
 /// h ↦ a h + b.
 struct Step {
@@ -142,7 +65,7 @@ class GatedTile {
   static constexpr int kChannels = kBand * Shape::kBands;
   static constexpr int kTogether = 4 / Shape::kBands;           // earlier tiles that a warp fetches at once, ...
   static constexpr int kRound = 2 * kTogether * Shape::kWarps;  // ... and the block before it applies them
-  static constexpr int kSharedBytes = (Shape::kWarps + kRound) * kChannels * 8 + (Shape::kWarps + 4) * 4;
+  static constexpr int kSharedBytes = (Shape::kWarps + kRound) * kChannels * 8 + 16;
 
   /// Threads [0, kThreads) of a block, `shared` 16-byte aligned; `meeting` is a named barrier of theirs.
   __device__ GatedTile(const GatedTileOperands<A>& operands, const GatedPlace& place, std::byte* shared, int meeting)
@@ -413,7 +336,7 @@ class GatedTile {
   __device__ std::uint32_t* readers() const {
     return p_.readers + place_.batch * p_.channel_tiles + place_.channel / kChannels;
   }
-  /// What is left to do for the last tile to have read, if this is it, and for the last of all to come here.
+  /// What is left to do for the last tile to have read, if this is it, and for the last of its times to come here.
   __device__ void finish(bool last_reader) const {
     constexpr std::uint32_t kCleans = 1;
     constexpr std::uint32_t kChecks = 2;
@@ -422,50 +345,49 @@ class GatedTile {
     meet();  // the tile's maxima are raised
     if (threadIdx.x == 0) {
       *jobs_ = last_reader ? kCleans : 0U;
-      const auto tiles = static_cast<std::uint32_t>((p_.time_tiles - first_tile_) * p_.tiles_of_a_time);
-      if (checks && ptx::add_acq_rel(p_.finished, 1) + 1 == tiles) *jobs_ |= kChecks;
+      std::uint32_t* finished = p_.finished + place_.time / kTimes;
+      if (checks && ptx::add_acq_rel(finished, 1) + 1 == static_cast<std::uint32_t>(p_.tiles_of_a_time)) {
+        *finished = 0;
+        *jobs_ |= kChecks;
+      }
     }
     meet();
     const std::uint32_t jobs = *jobs_;
-    if ((jobs & kCleans) != 0) clean();
     if ((jobs & kChecks) != 0) check();
+    if ((jobs & kCleans) != 0) clean();
   }
 
+  /// Which of the tile's times are at rest.
   __device__ void check() const {
+    static_assert(kTimes <= kThreads);
     const GatedCheck& c = p_.check;
-    const int thread = static_cast<int>(threadIdx.x);
-    std::uint32_t* moving = jobs_ + 4;
-    const int before = c.begins ? c.first : static_cast<int>(ptx::load_relaxed(c.settled));
-    std::uint32_t left = 0;    // times from the first that is not at rest on
-    constexpr int kBatch = 8;  // of a thread, read before any is cleared
-    for (int begin = c.first + thread; begin < c.times; begin += kBatch * kThreads) {
-      float change[kBatch];
-      float magnitude[kBatch];
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const int t = min(begin + i * kThreads, c.times - 1);
-        change[i] = __ldcg(c.change + t);
-        magnitude[i] = __ldcg(c.magnitude + t);
-      }
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const int t = begin + i * kThreads;
-        if (t >= c.times) break;
-        const bool rests = magnitude[i] <= std::numeric_limits<float>::max() && change[i] <= c.tolerance * magnitude[i];
-        if (!rests) left = max(left, static_cast<std::uint32_t>(c.times - t));
-      }
+    const int time = place_.time + static_cast<int>(threadIdx.x);
+    std::uint32_t left = 0;  // times from the first that is not at rest on
+    if (static_cast<int>(threadIdx.x) < kTimes && time < p_.times) {
+      const float change = __ldcg(p_.change + time);
+      const float magnitude = __ldcg(p_.magnitude + time);
+      p_.change[time] = p_.magnitude[time] = 0.0F;
+      const bool rests = magnitude <= std::numeric_limits<float>::max() && change <= c.tolerance * magnitude;
+      if (!rests) left = static_cast<std::uint32_t>(p_.times - time + p_.after);
     }
-    meet();  // all have read
-    for (int t = c.first + thread; t < c.times; t += kThreads) c.change[t] = c.magnitude[t] = 0.0F;
     left = ptx::warp_max(left);
-    if (lane_ == 0) moving[warp_] = left;
-    meet();
-    if (thread != 0) return;
-    *p_.finished = 0;
-    for (int w = 0; w < Shape::kWarps; ++w) left = max(left, moving[w]);
-    const auto settled = static_cast<std::uint32_t>(max(c.times - static_cast<int>(left), before + 1));
+    if (lane_ == 0 && left != 0) atomicMax(p_.moving, left);
+    meet();  // raised
+    if (threadIdx.x != 0) return;
+    if (ptx::add_acq_rel(p_.checked, 1) + 1 != static_cast<std::uint32_t>(p_.time_tiles - first_tile_)) return;
+    *p_.checked = 0;
+    if (p_.reports) report();
+  }
+
+  /// By one thread.
+  __device__ void report() const {
+    const GatedCheck& c = p_.check;
+    const int before = c.begins ? c.first : static_cast<int>(ptx::load_relaxed(c.settled));
+    const auto left = static_cast<int>(ptx::load_relaxed(p_.moving));
+    *p_.moving = 0;
+    const auto settled = static_cast<std::uint32_t>(max(c.times - left, before + 1));
     if (c.settled != nullptr) *c.settled = settled;
-    *c.report = settled;
+    ptx::store_for_host(c.report, settled);
   }
 
   /// In the last tile of those that share channels to have read.
@@ -556,7 +478,7 @@ class GatedTile {
   int lane_;
   Step* warp_steps_;     // [warp][channel]
   Step* tile_steps_;     // [kRound][channel], of earlier tiles
-  std::uint32_t* jobs_;  // of the whole tile at its end, then a word of each warp
+  std::uint32_t* jobs_;  // of the whole tile at its end
   Input inputs_[Shape::kBands][Shape::kWarpTimes];
   Pair<float> old_[Shape::kBands][Shape::kWarpTimes];
 };

@@ -1,11 +1,10 @@
 // y = act(x Wᵀ + bias) + residual_scale residual on the tensor cores of sm_90a, for many rows.
 //
-// The products are gemm_sm90.cuh's. A consumer warp owns 16 rows of the tile: it passes their sums through 4 KB of
-// shared memory of its own, 64 columns at a time, so that a lane gets 4 (or for a 16-bit y 8) neighbours of a row,
-// always of the same columns, adds their bias, applies the activation, adds the residual and stores 16 bytes. All of
-// that is a loop of few instructions: unrolled over a thread's 128 sums it would not fit the instruction cache. Pieces
-// of 16 bytes lie at places permuted by row, so that the lanes of an access meet in no bank. Each result is rounded
-// once.
+// The products are gemm_sm90.cuh's; its epilogue works on the sums in registers. A consumer warp owns 16 rows of the
+// tile. It adds the bias and applies the activation in place, then passes its rows through 4 KB of shared memory of its
+// own, 256 bytes of each row at a time, so that a row meets the residual and is stored in runs of 256 bytes (128 where
+// floats pass for a 16-bit y). Sums pass as floats if a residual follows or y is float, else as Y: each result is
+// rounded once. Pieces of 16 bytes lie at places permuted by row, so that the lanes of an access meet in no bank.
 //
 // The other consumer multiplies meanwhile: the first kLead x 512 clocks of an epilogue cost the tensor cores nothing,
 // and gelu (element.cuh) takes 13 instructions of each of a thread's 128 sums.
@@ -37,9 +36,7 @@ class LinearEpilogue {
     LinearOutput<Y> job[kMostJobs];
   };
   static constexpr int kWarpRows = 16;
-  static constexpr int kChunk = 64;  // columns that pass through the staging memory at a time
-  static constexpr int kRowBytes = kChunk * 4;
-  static constexpr int kStagingBytes = kWarpRows * kRowBytes;
+  static constexpr int kStagingBytes = kWarpRows * 256;
   static constexpr int kSharedBytes = 8 * kStagingBytes;
 
   __device__ LinearEpilogue(const Parameters& parameters, std::byte* shared, std::byte*)
@@ -47,150 +44,216 @@ class LinearEpilogue {
         lane_(static_cast<int>(threadIdx.x) % 32),
         staging_(shared + static_cast<int>(threadIdx.x) / 32 * kStagingBytes) {}
 
-  /// Asks for the residual to be brought to L2.
-  __device__ void begin(const GemmPlace& place) const {
+  /// Asks for the bias, and for the residual to be brought to L2.
+  __device__ void begin(const GemmPlace& place) {
     const LinearOutput<Y>& out = p_.job[place.job];
-    if (out.residual == nullptr) return;
-    constexpr int kLine = 128 / static_cast<int>(sizeof(Y));
-    constexpr int kLines = kColumns / kLine;  // of a row
-    const int row = warp_row(place) + lane_ / kLines;
-    const int column = place.column + lane_ % kLines * kLine;
-    if (column >= out.columns) return;
-#pragma unroll 1
-    for (int r = row; r < min(warp_row(place) + kWarpRows, out.rows); r += 32 / kLines) {
-      ptx::prefetch_l2(out.residual + r * out.residual_stride + column);
+    if (out.residual != nullptr) prefetch_residual(out, place);
+    if (out.bias == nullptr) return;
+#pragma unroll
+    for (int i = 0; i < kBiases; ++i) {
+      const int column = place.column + lane_ * kBiases + i;
+      bias_[i] = column < out.columns ? __ldg(out.bias + column) : 0.0F;
     }
   }
 
   template <int kSize>
-  __device__ void finish(const GemmPlace& place, const float (&sum)[kSize]) {
+  __device__ void finish(const GemmPlace& place, float (&sum)[kSize]) {
     static_assert(2 * kSize == kColumns);
-    const LinearOutput<Y>& out = p_.job[place.job];
     lane_ = ptx::opaque(lane_);  // no addresses kept from tile to tile
+    const LinearOutput<Y>& out = p_.job[place.job];
+    const int row = warp_row(place);
+    if (row >= out.rows || place.column >= out.columns) return;
+    const bool whole = out.vectors && row + kWarpRows <= out.rows && place.column + kColumns <= out.columns;
+    if (out.bias != nullptr) add_bias(sum);
+    if (out.activation == Activation::kGelu) {
 #pragma unroll
-    for (int chunk = 0; chunk < kColumns / kChunk; ++chunk) {
-      __syncwarp();  // what was staged before has been read
-      stage(sum + chunk * kChunk / 2);
-      __syncwarp();
-      store_chunk(out, warp_row(place), place.column + chunk * kChunk + lane_ % kPieces * kPiece);
+      for (float& x : sum) x = gelu(x);
+    } else if (out.activation == Activation::kRelu) {
+#pragma unroll
+      for (float& x : sum) x = x < 0.0F ? 0.0F : x;  // NaN stays
     }
+    if constexpr (sizeof(Y) == 2) {
+      if (out.residual == nullptr) return put<Y>(out, row, place.column, whole, sum);
+    }
+    put<float>(out, row, place.column, whole, sum);
   }
 
  private:
-  static constexpr int kPiece = 16 / static_cast<int>(sizeof(Y));  // columns of a lane
-  static constexpr int kPieces = kChunk / kPiece;                  // of a row
-  static constexpr int kRowsAtOnce = 32 / kPieces;                 // of a warp
-  static constexpr int kRounds = kWarpRows / kRowsAtOnce;
-  static constexpr int kBatch = 16 / kPiece;  // rounds whose residuals are asked for together
+  static constexpr int kBiases = kColumns / 32;  // of a lane
 
   __device__ static int warp_row(const GemmPlace& place) {
     return place.row + static_cast<int>(threadIdx.x) / 32 * kWarpRows;
   }
 
-  /// Columns 4 quad..4 quad + 3 of staged row `row`. Half a warp writes the same two neighbouring quads of 4 rows, 0 to
-  /// 3 or 4 to 7 of 8, and 8 lanes read of one row every quad of 8, or where a lane takes two of them, every second.
-  __device__ float* staged(int row, int quad) const {
-    const int turn = row % 4 * 2 + row / 4 % 2;
-    const int place = sizeof(Y) == 4 ? quad ^ turn : quad % 2 * 8 + (quad / 2 ^ turn ^ quad % 2);
-    return reinterpret_cast<float*>(staging_ + row * kRowBytes + place * 16);
+  __device__ void prefetch_residual(const LinearOutput<Y>& out, const GemmPlace& place) const {
+    constexpr int kLine = 128 / static_cast<int>(sizeof(Y));
+    constexpr int kLines = kColumns / kLine;  // of a row
+    const int column = place.column + lane_ % kLines * kLine;
+    if (column >= out.columns) return;
+#pragma unroll 1
+    for (int r = warp_row(place) + lane_ / kLines; r < min(warp_row(place) + kWarpRows, out.rows); r += 32 / kLines) {
+      ptx::prefetch_l2(out.residual + r * out.residual_stride + column);
+    }
   }
 
-  __device__ void stage(const float* sum) const {
+  /// Four neighbours of the residual, as they are stored.
+  struct Four {
+    union {
+      std::conditional_t<sizeof(Y) == 4, uint4, uint2> bits;
+      Y values[4];
+    };
+    __device__ Four() {}
+  };
+
+  /// How rows of S pass through the staging memory, as many of their bytes as fit at a time.
+  template <class S>
+  struct Staging {
+    static constexpr int kRowBytes = std::min(256, kColumns* static_cast<int>(sizeof(S)));
+    static constexpr int kPieces = kRowBytes / 16;                      // of a row
+    static constexpr int kElements = 16 / static_cast<int>(sizeof(S));  // of a piece
+    static constexpr int kChunkColumns = kPieces * kElements;
+    static constexpr int kChunks = kColumns / kChunkColumns;
+    static constexpr int kRowsAtOnce = 32 / kPieces;  // that a warp's access covers
+    static constexpr int kRounds = kWarpRows / kRowsAtOnce;
+  };
+
+  /// Through the staging memory, so that each lane gets its columns' from those that hold them.
+  template <int kSize>
+  __device__ void add_bias(float (&sum)[kSize]) const {
+    auto* biases = reinterpret_cast<float*>(staging_);
+    __syncwarp();  // what was staged before has been read
 #pragma unroll
-    for (int j = 0; j < kChunk / 8; ++j) {
+    for (int i = 0; i < kBiases; i += 2) {
+      *reinterpret_cast<float2*>(biases + lane_ * kBiases + i) = make_float2(bias_[i], bias_[i + 1]);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kSize / 4; ++j) {
+      const float2 bias = *reinterpret_cast<const float2*>(biases + 8 * j + lane_ % 4 * 2);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        *reinterpret_cast<float2*>(staged(lane_ / 4 + 8 * half, 2 * j + lane_ % 4 / 2) + lane_ % 2 * 2) =
-            make_float2(sum[4 * j + 2 * half], sum[4 * j + 2 * half + 1]);
+        sum[4 * j + 2 * half] += bias.x;
+        sum[4 * j + 2 * half + 1] += bias.y;
       }
     }
   }
 
-  /// What is staged, of 16 rows from `first`; the lane's columns begin at `column`.
-  __device__ void store_chunk(const LinearOutput<Y>& out, int first, int column) const {
-    const int count = min(kPiece, out.columns - column);
-    if (count <= 0) return;
-    const bool vectors = out.vectors && count == kPiece;
-    float bias[kPiece] = {};
-    if (out.bias != nullptr) load_piece(out.bias + column, count, vectors, bias);
+  /// Piece `piece` of staged row `row`. Writers hold 8 rows and a quad's run of 16 bytes of S in each: the run's pieces
+  /// are apart by row % 8, or where it has two of them, an even one and the next, by pairs of pieces.
+  template <class S>
+  __device__ std::byte* staged(int row, int piece) const {
+    const int turn = sizeof(S) == 2 ? row % 8 : row % 4 * 2 + row / 4 % 2;
+    return staging_ + row * Staging<S>::kRowBytes + (piece ^ turn) * 16;
+  }
+
+  /// Through the staging memory to y, a chunk of columns at a time.
+  template <class S, int kSize>
+  __device__ void put(const LinearOutput<Y>& out, int row, int column, bool whole, const float (&sum)[kSize]) const {
+    using Chunk = Staging<S>;
+    const int top = row + lane_ / Chunk::kPieces;  // the lane's first row
+    const int left = column + lane_ % Chunk::kPieces * Chunk::kElements;
+    Four residual[Chunk::kRounds];
+#pragma unroll
+    for (int chunk = 0; chunk < Chunk::kChunks; ++chunk) {
+      const int at = left + chunk * Chunk::kChunkColumns;
+      if (whole) fetch<S>(out, top, at, residual);
+      __syncwarp();  // what was staged before has been read
+      stage<S>(sum + chunk * Chunk::kChunkColumns / 2);
+      __syncwarp();
+      if (whole) {
+#pragma unroll
+        for (int i = 0; i < Chunk::kRounds; ++i) store_piece<S>(out, top, at, i, residual[i]);
+      } else {
 #pragma unroll 1
-    for (int round = 0; round < kRounds; round += kBatch) {
-      float residual[kBatch][kPiece] = {};
+        for (int i = 0; i < Chunk::kRounds; ++i) store_inside<S>(out, top, at, i);
+      }
+    }
+  }
+
+  /// The sums of a chunk's columns.
+  template <class S>
+  __device__ void stage(const float* sum) const {
+#pragma unroll
+    for (int j = 0; j < Staging<S>::kChunkColumns / 8; ++j) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float even = sum[4 * j + 2 * half];
+        const float odd = sum[4 * j + 2 * half + 1];
+        const int row = lane_ / 4 + 8 * half;
+        if constexpr (sizeof(S) == 2) {
+          *reinterpret_cast<std::uint32_t*>(staged<S>(row, j) + lane_ % 4 * 4) = ptx::to_pair<S>(even, odd);
+        } else {
+          *reinterpret_cast<float2*>(staged<S>(row, 2 * j + lane_ % 4 / 2) + lane_ % 2 * 8) = make_float2(even, odd);
+        }
+      }
+    }
+  }
+
+  /// Where the lane's piece of round i is staged, and its row from the first.
+  template <class S>
+  __device__ const std::byte* lane_piece(int i) const {
+    using Chunk = Staging<S>;
+    return staged<S>(Chunk::kRowsAtOnce * i + lane_ / Chunk::kPieces, lane_ % Chunk::kPieces);
+  }
+
+  /// The residual of the lane's pieces.
+  template <class S, int kRounds>
+  __device__ void fetch(const LinearOutput<Y>& out, int top, int column, Four (&residual)[kRounds]) const {
+    if constexpr (sizeof(S) == 4) {
+      if (out.residual == nullptr) return;
+#pragma unroll
+      for (int i = 0; i < kRounds; ++i) residual[i] = fetch_piece(out, top + Staging<S>::kRowsAtOnce * i, column);
+    }
+  }
+  __device__ static Four fetch_piece(const LinearOutput<Y>& out, int row, int column) {
+    const Y* from = out.residual + row * out.residual_stride + column;
+    Four piece;
+    piece.bits = __ldcg(reinterpret_cast<const decltype(Four::bits)*>(from));
+    return piece;
+  }
+
+  /// A whole piece.
+  template <class S>
+  __device__ void store_piece(const LinearOutput<Y>& out, int top, int column, int i, const Four& residual) const {
+    Y* to = out.y + (top + Staging<S>::kRowsAtOnce * i) * out.y_stride + column;
+    if constexpr (sizeof(S) == 2) {
+      __stcg(reinterpret_cast<uint4*>(to), *reinterpret_cast<const uint4*>(lane_piece<S>(i)));
+    } else {
+      const float4 v = *reinterpret_cast<const float4*>(lane_piece<S>(i));
+      float values[4] = {v.x, v.y, v.z, v.w};
       if (out.residual != nullptr) {
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-          const int row = first + lane_row(round + i);
-          if (row < out.rows)
-            load_piece(out.residual + row * out.residual_stride + column, count, vectors, residual[i]);
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const int row = first + lane_row(round + i);
-        if (row < out.rows) store_piece(out, row, column, count, vectors, lane_row(round + i), bias, residual[i]);
-      }
-    }
-  }
-  __device__ int lane_row(int round) const { return round * kRowsAtOnce + lane_ / kPieces; }
-
-  template <class T>
-  __device__ static void load_piece(const T* from, int count, bool vectors, float (&to)[kPiece]) {
-#pragma unroll
-    for (int i = 0; i < kPiece; i += 4) {
-      float four[4] = {};
-      if (vectors) {
-        load(from + i, four);
-      } else {
-#pragma unroll
         for (int e = 0; e < 4; ++e) {
-          float one[1] = {0.0F};
-          if (i + e < count) load(from + i + e, one);
-          four[e] = one[0];
+          values[e] = __fmaf_rn(out.residual_scale, widen(residual.values[e]), values[e]);
         }
       }
-#pragma unroll
-      for (int e = 0; e < 4; ++e) to[i + e] = four[e];
+      store(to, values);
     }
   }
 
-  __device__ void store_piece(const LinearOutput<Y>& out, int row, int column, int count, bool vectors, int staged_row,
-                              const float (&bias)[kPiece], const float (&residual)[kPiece]) const {
-    float values[kPiece];
-#pragma unroll
-    for (int i = 0; i < kPiece; i += 4) {
-      const auto v = *reinterpret_cast<const float4*>(staged(staged_row, (lane_ % kPieces * kPiece + i) / 4));
-      values[i] = v.x + bias[i];
-      values[i + 1] = v.y + bias[i + 1];
-      values[i + 2] = v.z + bias[i + 2];
-      values[i + 3] = v.w + bias[i + 3];
+  /// What of the piece lies inside of y: whole, or element by element.
+  template <class S>
+  __device__ void store_inside(const LinearOutput<Y>& out, int top, int column, int i) const {
+    const auto* from = reinterpret_cast<const S*>(lane_piece<S>(i));
+    const int row = top + Staging<S>::kRowsAtOnce * i;
+    if (row >= out.rows) return;
+    const int count = min(Staging<S>::kElements, out.columns - column);
+    if (out.vectors && count == Staging<S>::kElements) {
+      Four residual;
+      if (out.residual != nullptr) residual = fetch_piece(out, row, column);
+      return store_piece<S>(out, top, column, i, residual);
     }
-    if (out.activation == Activation::kGelu) {
-#pragma unroll
-      for (float& x : values) x = gelu(x);
-    } else if (out.activation == Activation::kRelu) {
-#pragma unroll
-      for (float& x : values) x = x < 0.0F ? 0.0F : x;  // NaN stays
-    }
-#pragma unroll
-    for (int i = 0; i < kPiece; ++i) values[i] = __fmaf_rn(out.residual_scale, residual[i], values[i]);
-    Y* to = out.y + row * out.y_stride + column;
-    if (!vectors) {
-#pragma unroll
-      for (int i = 0; i < kPiece; ++i) {
-        if (i < count) to[i] = narrow<Y>(values[i]);
-      }
-    } else if constexpr (sizeof(Y) == 4) {
-      store(to, values);
-    } else {
-      __stcg(reinterpret_cast<uint4*>(to),
-             make_uint4(ptx::to_pair<Y>(values[0], values[1]), ptx::to_pair<Y>(values[2], values[3]),
-                        ptx::to_pair<Y>(values[4], values[5]), ptx::to_pair<Y>(values[6], values[7])));
+    for (int e = 0; e < count; ++e) {
+      float residual[1] = {0.0F};
+      if (out.residual != nullptr) load(out.residual + row * out.residual_stride + (column + e), residual);
+      out.y[row * out.y_stride + (column + e)] = narrow<Y>(__fmaf_rn(out.residual_scale, residual[0], widen(from[e])));
     }
   }
 
   const Parameters& p_;
   int lane_;
   std::byte* staging_;
+  float bias_[kBiases] = {};
 };
 
 /// Clocks that the jobs take by this tile, about: waves of tiles, each of which multiplies for `block_clocks` a k-block

@@ -1,19 +1,22 @@
-// The mean of a block's outputs over a memory segment: sum += x over time, in fp64 and in order of time, so that how
-// the segment was cut into calls leaves no trace in the bits; and its close, slot = sum / segment.
+// The mean of a block's outputs over a memory segment: sum += x over time, in fp64 and in an order that follows from
+// the number of times alone; and its close, slot = sum / segment.
 //
-// Long runs: a block owns 32 channels of one sequence. Its 8 warps fetch tiles of 128 times into shared memory, by 16
-// bytes where rows are aligned to them, while warp 0 adds up the tile before, a lane per channel. The chain of
-// dependent fp64 additions, one per time, sets the pace; the other warps are there to keep memory out of it. Short
-// runs, as in decoding, give every channel a thread and no tile. Bytes: 4 per element read, 16 per channel for the sum.
+// Long runs: a block owns 8 channels of one sequence, whole sectors. A quarter of a warp adds up tiles of 16 times, a
+// lane per channel, all values of a tile under way at once: tile i goes to partial sum i % 128, in order of i, and the
+// partial sums are added in a fixed order at the end. So a chain of dependent fp64 additions is a small part of the
+// run, and 64 KB of a block are in flight. Short runs, as in decoding, give every channel a thread and add in order of
+// time. Bytes: 4 per element read, 16 per channel for the sum.
 #include "kernels/cuda/rows.cuh"
 
 namespace mmrec::kernels {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kChannels = 32;  // of a block
-constexpr int kTimes = 128;    // of a tile
-constexpr std::int64_t kShortRun = 16;
+constexpr int kTile = 16;     // times
+constexpr int kChannels = 8;  // of a block
+constexpr int kPartials = 128;
+constexpr int kThreads = kPartials * kChannels;
+constexpr int kGroups = 16;  // of partial sums
+constexpr std::int64_t kShortRun = kTile;
 
 /// A thread per channel.
 struct AddShortRun {
@@ -46,66 +49,42 @@ struct Close {
   }
 };
 
-/// A thread's share of a tile: every (256 / lanes per row)-th time, kWidth channels of it.
-template <int kWidth>
-struct TileShare {
-  static constexpr int kLanes = kChannels / kWidth;  // of one time
-  static constexpr int kRows = kThreads / kLanes;    // times that are fetched at once
-  static constexpr int kCount = kTimes / kRows;
-  float values[kCount][kWidth];
-
-  /// Times first..first + kTimes of 32 channels, as far as they exist.
-  __device__ void fetch(const SequenceView<const float, Device>& x, std::int64_t b, std::int64_t first,
-                        std::int64_t channel) {
-    const std::int64_t c = channel + threadIdx.x % kLanes * kWidth;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const std::int64_t t = first + i * kRows + threadIdx.x / kLanes;
-      if (t < x.time && c < x.dim) load(x.at(b, 0, t) + c, values[i]);
-    }
-  }
-  __device__ void put(float (*tile)[kChannels]) const {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      float* to = &tile[i * kRows + threadIdx.x / kLanes][threadIdx.x % kLanes * kWidth];
-      if constexpr (kWidth == 4) {
-        *reinterpret_cast<float4*>(to) = make_float4(values[i][0], values[i][1], values[i][2], values[i][3]);
-      } else {
-        *to = values[i][0];
-      }
-    }
-  }
-};
-
-template <int kWidth>
 __global__ void __launch_bounds__(kThreads) segment_sum_kernel(const __grid_constant__ SegmentSum<Device> op) {
-  __shared__ __align__(16) float tiles[2][kTimes][kChannels];
+  __shared__ double partials[kPartials][kChannels];
+  __shared__ double groups[kGroups][kChannels];
   ptx::allow_successor();
   ptx::wait_for_predecessor();
   const std::int64_t time = op.x.time;
   const std::int64_t b = blockIdx.y;
-  const std::int64_t first_channel = std::int64_t{blockIdx.x} * kChannels;
-  const std::int64_t channel = first_channel + threadIdx.x;
-  const bool adds = threadIdx.x < kChannels && channel < op.x.dim;
-  double sum = adds ? __ldcg(op.sum + b * op.x.dim + channel) : 0.0;
+  const int lane = static_cast<int>(threadIdx.x) % kChannels;
+  const int partial = static_cast<int>(threadIdx.x) / kChannels;
+  const std::int64_t channel = std::int64_t{blockIdx.x} * kChannels + lane;
+  const bool exists = channel < op.x.dim;
 
-  TileShare<kWidth> share;
-  share.fetch(op.x, b, 0, first_channel);
-  for (std::int64_t t = 0, round = 0; t < time; t += kTimes, ++round) {
-    float(*tile)[kChannels] = tiles[round % 2];
-    share.put(tile);
-    __syncthreads();  // also: warp 0 is done with the tile that the next round overwrites
-    if (t + kTimes < time) share.fetch(op.x, b, t + kTimes, first_channel);
-    if (!adds) continue;
-    const int count = static_cast<int>(time - t < kTimes ? time - t : kTimes);
-    if (count == kTimes) {
-#pragma unroll 16
-      for (int i = 0; i < kTimes; ++i) sum += static_cast<double>(tile[i][threadIdx.x]);
-    } else {
-      for (int i = 0; i < count; ++i) sum += static_cast<double>(tile[i][threadIdx.x]);
-    }
+  double sum = 0.0;
+  for (std::int64_t first = partial * kTile; exists && first < time; first += kPartials * kTile) {
+    const float* from = op.x.at(b, 0, first) + channel;
+    const int count = static_cast<int>(time - first < kTile ? time - first : kTile);
+    float values[kTile];
+#pragma unroll
+    for (int i = 0; i < kTile; ++i) values[i] = i < count ? __ldcg(from + i * op.x.time_stride) : 0.0F;
+    double tile = 0.0;
+#pragma unroll
+    for (const float value : values) tile += static_cast<double>(value);
+    sum += tile;
   }
-  if (adds) op.sum[b * op.x.dim + channel] = sum;
+  partials[partial][lane] = sum;
+  __syncthreads();
+  if (partial < kGroups) {
+    double group = 0.0;
+    for (int i = 0; i < kPartials / kGroups; ++i) group += partials[partial * (kPartials / kGroups) + i][lane];
+    groups[partial][lane] = group;
+  }
+  __syncthreads();
+  if (partial != 0 || !exists) return;
+  double all = __ldcg(op.sum + b * op.x.dim + channel);
+  for (int i = 0; i < kGroups; ++i) all += groups[i][lane];
+  op.sum[b * op.x.dim + channel] = all;
 }
 
 }  // namespace
@@ -120,8 +99,7 @@ void segment_sum(Cuda& cuda, const SegmentSum<Device>& op) {
     part.x.batch = std::min(x.batch - b, kMostSequences);
     part.sum = op.sum + b * x.dim;
     const dim3 grid(static_cast<unsigned>(ceil_div(x.dim, kChannels)), static_cast<unsigned>(part.x.batch));
-    launch(cuda.stream(), overlapping(cuda, grid, dim3(kThreads)),
-           takes_vectors(part.x) ? segment_sum_kernel<4> : segment_sum_kernel<1>, part);
+    launch(cuda.stream(), overlapping(cuda, grid, dim3(kThreads)), segment_sum_kernel, part);
   }
 }
 

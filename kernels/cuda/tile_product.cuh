@@ -7,7 +7,7 @@
 // multiply-adds: lanes pass the vectors around, and the four lanes of a row add up.
 //
 // Order of a sum: a warp takes every kTileWarps-th step from its own number on, in order, in two chains (of the
-// first and of the last 8 bytes of a piece; fp32 has one); then the warps' sums are added as a tree. It follows from k
+// even and of the odd words of a piece; fp32 has one); then the warps' sums are added as a tree. It follows from k
 // alone, so a vector's results do not depend on its neighbours, and every kernel that uses this file gets the same.
 #pragma once
 
@@ -40,8 +40,8 @@ struct TileSums {
 template <class A>
 __device__ inline void multiply_step(TileSums& sums, const uint4& low, const uint4& high, const uint4& x, int columns) {
   if constexpr (sizeof(A) == 2) {
-    ptx::mma_m16n8k16<A>(sums.chains[0], {low.x, high.x, low.y, high.y}, {x.x, x.y});
-    ptx::mma_m16n8k16<A>(sums.chains[1], {low.z, high.z, low.w, high.w}, {x.z, x.w});
+    ptx::mma_m16n8k16<A>(sums.chains[0], {low.x, high.x, low.z, high.z}, {x.x, x.z});
+    ptx::mma_m16n8k16<A>(sums.chains[1], {low.y, high.y, low.w, high.w}, {x.y, x.w});
   } else {
     const int t = static_cast<int>(threadIdx.x) % 4;
     const auto product = [](const uint4& w, const float(&v)[4]) {

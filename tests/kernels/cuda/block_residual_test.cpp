@@ -19,6 +19,8 @@ class CudaBlockResidualTest : public CudaTest {
           DeviceMatrix<float> h = random_matrix<float>(cuda(), kBatch * (time + 1), dim, kPacked, 2);
           DeviceMatrix<A> v = random_matrix<A>(cuda(), kBatch * time, dim, layout, 3);
           DeviceMatrix<float> bias = random_matrix<float>(cuda(), kBatch, dim, kPacked, 4);
+          DeviceMatrix<float> norm = random_matrix<float>(cuda(), 1, dim, kPacked, 5);
+          DeviceMatrix<A> normed(cuda(), kBatch * time, dim, layout);
           for (const Bias kind : {Bias::kNone, Bias::kShared, Bias::kPerSequence}) {
             DeviceMatrix<float> x = random_matrix<float>(cuda(), kBatch * time, dim, layout, 1);
             DeviceMatrix<float> y(cuda(), kBatch * time, dim, layout);
@@ -40,6 +42,15 @@ class CudaBlockResidualTest : public CudaTest {
             }
             const std::vector<float> got = y.download();
             EXPECT_LT(largest_error(got, expected), 4e-7) << time << " x " << dim;
+            // With the norm: the bits of the two ops.
+            rmsnorm(cuda(), MatrixView<const float, Device>(y.view()), norm.view().data, normed.view());
+            const std::vector<A> want = normed.download();
+            DeviceMatrix<float> again(cuda(), kBatch * time, dim, layout);
+            op.y = sequences(again.view(), kBatch, time, 0, time);
+            DeviceMatrix<A> u(cuda(), kBatch * time, dim, layout);
+            block_residual_norm(cuda(), op, norm.view().data, u.view());
+            EXPECT_TRUE(same_bits(again.download(), got));
+            EXPECT_TRUE(same_bits(u.download(), want));
             op.y = sequences(x.view(), kBatch, time, 0, time);
             block_residual(cuda(), op);
             EXPECT_TRUE(same_bits(x.download(), got)) << "in place";

@@ -73,6 +73,7 @@ class GatedSweepsTest : public test::GatedTest {
   }
 
   static std::vector<GatedSize> sizes() {
+    if (test::few_cases()) return {{1, 100, 7}, {2, 65, 24}};
     std::vector<GatedSize> all = {{1, 16, 1}, {1, 100, 7}, {3, 65, 24}, {2, 33, 48}, {1, 200, 64}};
     if (!test::small_sizes()) all.insert(all.end(), {{1, 1000, 1024}, {2, 300, 520}, {1, 150, 4096}});
     return all;
@@ -105,7 +106,8 @@ TEST_F(GatedSweepsTest, ConvergesToTheRecurrenceInFp16) {
 }
 
 TEST_F(GatedSweepsTest, WindowsOfManyTiles) {
-  std::vector<GatedSize> sizes = {{1, 300, 40}, {2, 560, 24}};
+  std::vector<GatedSize> sizes = {{1, 300, 40}};
+  if (!test::few_cases()) sizes.push_back({2, 560, 24});
   if (!test::small_sizes()) sizes.insert(sizes.end(), {{1, 1000, 384}, {1, 1536, 776}});
   for (const GatedSize& size : sizes) {
     const GatedCase<BFloat16> c(size);
@@ -153,10 +155,11 @@ TEST_F(GatedSweepsTest, ReachesTheFixedPoint) {
 
 // A window long enough that whole tiles settle before the others.
 TEST_F(GatedSweepsTest, LeavesOutTilesThatHaveSettled) {
-  const GatedCase<Float16> c({1, test::few_cases() ? 500 : 900, 16});
+  const GatedCase<Float16> c({1, test::few_cases() ? 300 : 900, 16});
   const Result<Float16> got = run(c, {.window = 900, .tolerance = 0.0F, .max_sweeps = 1000});
   check(c, got, 5e-6);
   EXPECT_EQ(got.counts.fallbacks, 0);
+  if (test::few_cases()) return;
   EXPECT_EQ(run(c, {.window = 900, .tolerance = 0.0F, .max_sweeps = 1000}).h, got.h);
 }
 
