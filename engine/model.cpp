@@ -44,6 +44,11 @@ void count_bytes(ModelInfo& info, const models::HostWeights& weights, std::optio
       bytes += bytes_of_matrix(*matrix);
     }
     memory_bytes += bytes_of_matrix(layer.memory_q) + bytes_of_matrix(layer.memory_out);
+    if (type.has_value()) {  // a GPU's step multiplies W_q only where there is something to attend to
+      const auto of_q = static_cast<std::uint64_t>(layer.qvzk.cols * layer.qvzk.cols) * kernels::size_of(*type);
+      bytes -= of_q;
+      memory_bytes += of_q;
+    }
     for (const models::HostVector* vector :
          {&layer.qvzk_bias, &layer.gate_bias, &layer.gate_z_bias, &layer.gamma_in_bias, &layer.gamma_up_bias,
           &layer.context_in_bias, &layer.context_up_bias, &layer.memory_q_bias, &layer.memory_out_bias,

@@ -2,6 +2,7 @@
 #include "models/runner_cuda.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstdint>
 #include <map>
@@ -21,11 +22,13 @@ namespace {
 
 using kernels::DType;
 
-/// Rows enough to fill the device in every product. A window is two tiles of a sweep, of 128 times and 128 channels
-/// each, for every multiprocessor, cut to a power of 2: whole windows fill a chunk.
+/// Rows enough to fill the device in every product. A window is a tile of a sweep, of 128 times and 128 channels, for
+/// every multiprocessor, so that what its sweeps go over again and again stays in L2; two tiles where products take
+/// most of a sweep. Cut to a power of 2: whole windows fill a chunk.
 ChunkPlan plan_of(const Config& config, int processors) {
   constexpr std::int64_t kTokens = 4096;
-  const std::int64_t fits = 2 * 128 * 128 * std::int64_t{processors} / config.model_dim;
+  const std::int64_t tiles = (config.model_dim <= 1024 ? 1 : 2) * std::int64_t{processors};
+  const std::int64_t fits = 128 * 128 * tiles / config.model_dim;
   const auto window = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(fits)));
   return {.tokens = kTokens,
           .tile = 1,
@@ -69,7 +72,9 @@ class CudaRunner final : public Runner {
     if (!forward_.steps_at_once()) return run(tokens, /*exact=*/true, nullptr);
     cuda_.make_current();
     logits_fetched_ = false;
-    forward_.load_step(tokens);
+    const bool are_there = has_drawn_ && std::equal(tokens.begin(), tokens.end(), drawn_.data());
+    if (!are_there) forward_.load_step(tokens);
+    has_drawn_ = false;
     enqueue_step();
     forward_.finish_step();
   }
@@ -95,10 +100,15 @@ class CudaRunner final : public Runner {
     const Draw wanted{options, step, first_sequence};
     if (next_draw_ != wanted) upload_rules(wanted);
     next_draw_.reset();
-    kernels::sample_tokens(
-        cuda_,
-        {.logits = {forward_.logits(), batch(), config_.vocab_size}, .rules = rules_.data(), .tokens = drawn_.data()});
-    cuda_.synchronize();
+    has_drawn_ = false;
+    std::fill_n(drawn_.data(), tokens.size(), kPending);
+    // They stay on the device too: mostly the next step takes just these.
+    kernels::sample_tokens(cuda_, {.logits = {forward_.logits(), batch(), config_.vocab_size},
+                                   .rules = rules_.data(),
+                                   .tokens = drawn_.data(),
+                                   .copy = forward_.steps_at_once() ? forward_.step_tokens() : nullptr});
+    await_drawn();
+    has_drawn_ = forward_.steps_at_once();
     std::copy_n(drawn_.data(), tokens.size(), tokens.data());
     next_draw_ = Draw{options, step + 1, first_sequence};
     return true;
@@ -133,6 +143,7 @@ class CudaRunner final : public Runner {
   }
 
  private:
+  static constexpr int kPending = -2;  // no token
   using StepKey = typename Forward<kernels::Cuda, A>::StepKey;
 
   struct Draw {
@@ -157,9 +168,25 @@ class CudaRunner final : public Runner {
     cuda_.upload(rules.data(), rules_.data(), rules.size());
   }
 
+  /// Returns when the device has written all tokens, which is some microseconds before the stream is known to be idle.
+  void await_drawn() {
+    constexpr int kPolls = 1024;  // between questions whether it still works at it
+    const auto is_pending = [](int& token) {
+      return std::atomic_ref(token).load(std::memory_order_acquire) == kPending;
+    };
+    for (int& token : std::span(drawn_.data(), drawn_.size())) {
+      for (int n = 1; is_pending(token); ++n) {
+        if (n % kPolls == 0 && cuda_.is_idle() && is_pending(token)) {
+          throw std::logic_error("the device drew no token");
+        }
+      }
+    }
+  }
+
   void run(std::span<const int> tokens, bool exact, float* logprobs) {
     cuda_.make_current();
     logits_fetched_ = false;
+    has_drawn_ = false;
     forward_.run(tokens, exact, logprobs);
   }
 
@@ -185,6 +212,7 @@ class CudaRunner final : public Runner {
   mutable bool logits_fetched_ = false;
   kernels::DeviceBuffer<kernels::SampleRule> rules_;  // [B]
   kernels::PinnedBuffer<int> drawn_;                  // [B], written by the device
+  bool has_drawn_ = false;                            // drawn_ is what forward_.step_tokens() holds
   std::optional<Draw> next_draw_;                     // what rules_ says
   std::set<StepKey> seen_steps_;
   std::map<StepKey, kernels::Graph> graphs_;

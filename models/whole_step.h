@@ -44,12 +44,12 @@ class WholeStep {
       if (!available_) return;
       exchange_ = backend.template allocate<std::byte>(decode_exchange_bytes(backend, shape, sizeof(A)));
       decode_exchange_clear(backend, shape, sizeof(A), exchange_.data());
-      std::vector<Layer> layers;
-      for (const LayerView<Space>& w : model.layers) layers.push_back(layer_of(w));
-      layers_ = backend.template allocate<Layer>(layers.size());
-      backend.upload(layers.data(), layers_.data(), layers.size());
+      for (const LayerView<Space>& w : model.layers) layers_on_host_.push_back(layer_of(w));
+      layers_ = backend.template allocate<Layer>(layers_on_host_.size());
+      backend.upload(layers_on_host_.data(), layers_.data(), layers_on_host_.size());
       op_ = {.shape = shape,
              .layers = layers_.data(),
+             .layers_on_host = layers_on_host_.data(),
              .embedding = matrix(model.embedding),
              .head = matrix(model.head),
              .norm = model.norm,
@@ -108,6 +108,7 @@ class WholeStep {
 
   bool available_ = false;
   Op op_;
+  std::vector<Layer> layers_on_host_;
   typename Backend::template Buffer<Layer> layers_;
   typename Backend::template Buffer<std::byte> exchange_;
 };

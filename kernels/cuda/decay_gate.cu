@@ -12,8 +12,6 @@ struct DecayGateRow {
 
   template <int kWidth>
   __device__ void apply(std::int64_t row, std::int64_t col) const {
-    constexpr float kLeast = 1e-6F;
-    constexpr float kMost = 1.0F - 1e-6F;
     float gamma[kWidth];
     load(op.a.row(row) + col, gamma);
 #pragma unroll
@@ -25,7 +23,7 @@ struct DecayGateRow {
       for (int i = 0; i < kWidth; ++i) gamma[i] *= sigmoid(c[i]);
     }
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) gamma[i] = gamma[i] < kLeast ? kLeast : gamma[i] > kMost ? kMost : gamma[i];
+    for (int i = 0; i < kWidth; ++i) gamma[i] = clamp_decay(gamma[i]);
     store(op.gamma.row(row) + col, gamma);
   }
 };

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -13,11 +14,17 @@
 
 namespace mmrec::kernels {
 
-/// A ring slot holds 16 rows of so many bytes, or fewer of accordingly more, every row padded. The copy engine and the
-/// product are the faster the longer rows are; where the ring would get too short for that, slots are smaller.
+/// A ring slot holds 16 rows of so many bytes, or fewer of accordingly more, every row padded; for one sequence 8 rows.
+/// The copy engine and the product are the faster the longer rows are; where the ring would get too short for that,
+/// slots are smaller.
 inline constexpr int kSlotRowBytes[] = {2048, 1024};
+inline constexpr int kSingleRows = 8;
 inline constexpr int kEnoughSlots = 4;
 inline constexpr int kLeastSlots = 2;
+
+/// Channels of a head that are attended to at once, and what a warp leaves of them, in floats.
+inline constexpr int kAttentionChannels = 128;
+inline constexpr int kAttentionRow = kAttentionChannels + 2;
 
 struct Range {
   int first, count;
@@ -38,7 +45,8 @@ struct Split {
 /// What is divided: channels, units of the hidden layers, rows of the head.
 enum class Owned : std::uint8_t { kChannels, kHidden, kFfn, kVocab, kCount };
 
-/// In the order of the stream.
+/// In the order of the stream. A product may take in the matrices that follow it: gate_z takes in γ's first matrix, and
+/// both networks' matrices are multiplied at once where the columns of a tile hold both networks' vectors.
 enum class Product : std::uint8_t {
   kGate,
   kQvzk,
@@ -54,13 +62,26 @@ enum class Product : std::uint8_t {
   kHead,
   kCount
 };
-/// A block multiplies its rows of each of `slices` matrices that are stacked; of none where the model has no such.
+/// Of one sequence: tiles of 8 rows that are multiplied at once. Where a block of a small model has one, parts of k
+/// are.
+inline constexpr int kMostTiles = 2;
+MMREC_HOST_DEVICE constexpr int tiles_at_once(Product product) {
+  const bool has_one_tile = product == Product::kMemoryQ || product == Product::kMemoryOut ||
+                            product == Product::kFfnOut || product == Product::kContextIn ||
+                            product == Product::kContextUp || product == Product::kGammaIn;
+  return has_one_tile ? 1 : kMostTiles;
+}
+/// A block multiplies its rows of `slices` matrices that are stacked; or, where slice_bytes is 0, of that many products
+/// from this one on, the further ones' rows divided as `others`. Of none where the model has no such matrix or another
+/// product has taken it in.
 struct ProductShape {
   Owned owned = Owned::kChannels;
+  Owned others = Owned::kChannels;
   int slices = 1;
   int row_bytes = 0;
   int slot_bytes = 0;   // of a row in one slot
   int tile_rows = 0;    // in one slot
+  int tiles = 1;        // that are multiplied at once: their slots of the same k follow each other
   int panel_bytes = 0;  // of a row that are multiplied before the next tile of rows
   std::int64_t slice_bytes = 0;
 };
@@ -100,7 +121,7 @@ struct LayerShare {
 /// What a block multiplies in a product of any layer: ProductShape with its own number of rows.
 struct alignas(16) Segment {
   int rows, row_bytes, slot_bytes, tile_rows;
-  int panel_bytes, count;  // of rows in a slice
+  int panel_bytes, tiles, count, others;  // count, others: rows of the first slice, of a further one
   std::int64_t slice_bytes;
 };
 /// StageShape with the block's own widths of the parts.
@@ -123,17 +144,25 @@ struct DecodePlan {
   // Shared memory: byte offsets. The ring is at 0.
   int slots = 0;
   int slot_bytes = 0;
-  int operand = 0;    // vectors that are multiplied
-  int sums = 0;       // of the warps, for sums_rows rows
-  int norm_sums = 0;  // of squares, [B, kTileWarps]
-  int local = 0;      // Local
-  int layers = 0;     // LayerShare [L + 1], the last one for the head
-  int segments = 0;   // Segment [Product]
+  int first_part = 0;  // of q, v, z, k: q is not needed where there is nothing to attend to
+  int slot_rows = 0;
+  int slot_row_bytes = 0;
+  bool single = false;  // of one sequence: for decode_single.cuh, whose slots have rows of slot_row_bytes at most
+  int operand = 0;      // vectors that are multiplied
+  int sums = 0;         // of the warps, for sums_rows rows, twice if single
+  int norm_sums = 0;    // of squares, [B, kTileWarps], twice if single
+  int local = 0;        // Local
+  int layers = 0;       // LayerShare [L + 1], the last one for the head
+  int segments = 0;     // Segment [Product]
   int stage_shares = 0;
   int barriers = 0;  // full and empty, [slots] each
   int shared_bytes = 0;
-  int sums_rows = 0;  // multiple of kTileRows
-  int channels = 0;   // the most that a block owns
+  int sums_rows = 0;          // multiple of kTileRows
+  bool pairs = false;         // both decay networks are multiplied at once
+  int channels = 0;           // the most that a block owns
+  float share_of_dim = 0.0F;  // 1 / D
+  int head_width = 0;
+  float attention_scale = 0.0F;
 
   // Exchange memory: two words (the set whose turn it is; blocks that have finished), then two sets of vectors, used
   // by turns. Byte offsets in a layer's part of a set:
@@ -170,40 +199,56 @@ inline void lay_out_exchange(DecodePlan& plan, const DecodeShape& s, std::int64_
   plan.set_bytes = s.layers * end;
 }
 
-/// Who multiplies what in slots of 16 rows of `slot_row_bytes`, but for ffn_out's panels.
-inline void divide(DecodePlan& plan, const DecodeShape& s, int element, int blocks, int slot_row_bytes) {
+/// Who multiplies what in slots of 16 rows of slot_row_bytes, but for ffn_out's panels.
+inline void divide(DecodePlan& plan, const DecodeShape& s, int element, int blocks) {
   const std::int64_t totals[] = {s.dim, s.gate_hidden, s.ffn, s.vocab};
   for (int i = 0; i < static_cast<int>(Owned::kCount); ++i) plan.splits[i] = Split(totals[i], blocks);
   const auto most = [&](Owned owned) { return plan.splits[static_cast<int>(owned)].most(); };
-  const auto product = [&](Product which, Owned owned, int slices, std::int64_t in) {
-    int tile_rows = kTileRows;
-    while (tile_rows > 1 && tile_rows / 2 >= slices * most(owned)) tile_rows /= 2;
-    plan.products[static_cast<int>(which)] = {.owned = owned,
-                                              .slices = slices,
-                                              .row_bytes = static_cast<int>(in * element),
-                                              .slot_bytes = kTileRows / tile_rows * slot_row_bytes,
-                                              .tile_rows = tile_rows,
-                                              .panel_bytes = static_cast<int>(in * element),
-                                              .slice_bytes = totals[static_cast<int>(owned)] * in * element};
-  };
   const int networks = s.dpg ? 1 : 2;
-  product(Product::kGate, Owned::kChannels, 2, s.dim);
-  product(Product::kQvzk, Owned::kChannels, s.dpg ? 3 : 4, s.dim);
-  product(Product::kGateZ, Owned::kChannels, 1, s.dim);
-  product(Product::kGammaIn, Owned::kHidden, 1, s.dim);
-  product(Product::kContextIn, Owned::kHidden, networks - 1, s.dim);
-  product(Product::kGammaUp, Owned::kChannels, 1, s.gate_hidden);
-  product(Product::kContextUp, Owned::kChannels, networks - 1, s.gate_hidden);
-  product(Product::kMemoryQ, Owned::kChannels, 1, s.dim);
-  product(Product::kMemoryOut, Owned::kChannels, 1, s.dim);
-  product(Product::kFfnIn, Owned::kFfn, 1, s.dim);
-  product(Product::kFfnOut, Owned::kChannels, 1, s.ffn);
-  product(Product::kHead, Owned::kVocab, 1, s.dim);
+  plan.pairs = networks == 2 && 2 * s.batch <= kTileColumns;
+  const auto product = [&](Product which, Owned owned, Owned others, int slices, std::int64_t in,
+                           bool stacked = false) {
+    const int rows = slices == 0 ? 0 : most(owned) + (slices - 1) * most(others);
+    int tile_rows = plan.slot_rows;
+    while (tile_rows > 1 && tile_rows / 2 >= rows) tile_rows /= 2;
+    plan.products[static_cast<int>(which)] = {
+        .owned = owned,
+        .others = others,
+        .slices = slices,
+        .row_bytes = static_cast<int>(in * element),
+        .slot_bytes = (plan.single ? 1 : plan.slot_rows / tile_rows) * plan.slot_row_bytes,
+        .tile_rows = tile_rows,
+        .tiles = plan.single ? tiles_at_once(which) : 1,
+        .panel_bytes = static_cast<int>(in * element),
+        .slice_bytes = stacked ? totals[static_cast<int>(owned)] * in * element : 0};
+  };
+  const auto of_channels = [&](Product which, int slices, std::int64_t in, bool stacked = false) {
+    product(which, Owned::kChannels, Owned::kChannels, slices, in, stacked);
+  };
+  const int apart = networks == 2 && !plan.pairs ? 1 : 0;  // products of the second network's own
+  of_channels(Product::kGate, 2, s.dim, true);
+  const int projections = (s.dpg ? 3 : 4) - plan.first_part;
+  of_channels(Product::kQvzk, projections, s.dim, true);
+  product(Product::kGateZ, Owned::kChannels, Owned::kHidden, 1 + networks - apart, s.dim);
+  product(Product::kGammaIn, Owned::kHidden, Owned::kHidden, 0, s.dim);
+  product(Product::kContextIn, Owned::kHidden, Owned::kHidden, apart, s.dim);
+  of_channels(Product::kGammaUp, networks - apart, s.gate_hidden);
+  of_channels(Product::kContextUp, apart, s.gate_hidden);
+  of_channels(Product::kMemoryQ, 1, s.dim);
+  of_channels(Product::kMemoryOut, 1, s.dim);
+  product(Product::kFfnIn, Owned::kFfn, Owned::kFfn, 1, s.dim);
+  of_channels(Product::kFfnOut, 1, s.ffn);
+  product(Product::kHead, Owned::kVocab, Owned::kVocab, 1, s.dim);
 
   plan.channels = most(Owned::kChannels);
+  plan.share_of_dim = 1.0F / static_cast<float>(s.dim);
+  plan.head_width = static_cast<int>(s.dim / s.heads);
+  plan.attention_scale = 1.0F / std::sqrt(static_cast<float>(plan.head_width));
   constexpr int kManyRows = 64;
-  const int rows = std::max({4 * plan.channels, plan.channels + 2 * most(Owned::kHidden),
+  const int columns = plan.pairs ? 2 : 1;  // of a sequence in the stages `hide` and `advance`
+  const int rows = std::max({4 * plan.channels, columns * (plan.channels + 2 * most(Owned::kHidden)),
                              std::min(kManyRows, std::max(most(Owned::kFfn), most(Owned::kVocab)))});
+  static_assert(kMostTiles * kSingleRows == kTileRows);
   plan.sums_rows = (rows + kTileRows - 1) / kTileRows * kTileRows;
 
   const auto log = [](int x) { return static_cast<int>(std::bit_width(static_cast<unsigned>(std::max(x, 1) - 1))); };
@@ -225,7 +270,7 @@ inline void divide(DecodePlan& plan, const DecodeShape& s, int element, int bloc
   };
   channel_stage(Stage::kGate, Product::kGate, 1, 2);
   bias += 2;
-  channel_stage(Stage::kProject, Product::kQvzk, 1, s.dpg ? 3 : 4);
+  channel_stage(Stage::kProject, Product::kQvzk, 1, projections);
   bias += 4;
   stage(Stage::kHide, Product::kGateZ, 3, 1 + networks, Owned::kChannels, Owned::kHidden);
   bias += 3;
@@ -241,24 +286,28 @@ inline void divide(DecodePlan& plan, const DecodeShape& s, int element, int bloc
   stage(Stage::kPredict, Product::kHead, 1, 1, Owned::kVocab, Owned::kVocab);
 }
 
-/// The plan with slots of one size.
-inline DecodePlan make_decode_plan(const DecodeShape& s, int element, int blocks, int shared_limit,
-                                   int slot_row_bytes) {
+/// The plan of one kind with slots of one size.
+inline DecodePlan make_decode_plan(const DecodeShape& s, bool attends, int element, int blocks, int shared_limit,
+                                   bool single, int slot_row_bytes) {
   DecodePlan plan;
+  plan.first_part = attends ? 0 : 1;
+  plan.single = single;
+  plan.slot_rows = single ? kSingleRows : kTileRows;
+  plan.slot_row_bytes = slot_row_bytes;
   lay_out_exchange(plan, s, element);
-  divide(plan, s, element, blocks, slot_row_bytes);
+  divide(plan, s, element, blocks);
   const int batch = static_cast<int>(s.batch);
   const auto rows_of = [&](std::int64_t size) { return batch * padded_row(static_cast<int>(size)); };
 
-  // The operand: a fp32 row that is normalised in place; two rows of A; scores of the attention; ffn_out's input, whole
-  // where that takes little, else as much of it as the others leave room for.
+  // The operand: two rows of A; the attention's sums; ffn_out's input, whole where there is one sequence or that
+  // takes little, else as much of it as the others leave room for.
   ProductShape& ffn_out = plan.products[static_cast<int>(Product::kFfnOut)];
-  const std::int64_t attention = (s.dim / s.heads + s.memory_slots) * 4;
+  constexpr int kAttention = (kTileWarps * kAttentionRow * 4 + 15) / 16 * 16;
   const int ffn_slot = std::min(ffn_out.slot_bytes, ffn_out.row_bytes);
-  int operand = std::max({rows_of(s.dim * 4), 2 * rows_of(s.dim * element), 2 * rows_of(s.gate_hidden * element),
-                          rows_of(ffn_slot), static_cast<int>((attention + 15) / 16 * 16)});
+  int operand =
+      std::max({2 * rows_of(s.dim * element), 2 * rows_of(s.gate_hidden * element), rows_of(ffn_slot), kAttention});
   constexpr int kLittle = 32 << 10;
-  if (rows_of(ffn_out.panel_bytes) <= std::max(operand, kLittle)) {
+  if (single || rows_of(ffn_out.panel_bytes) <= std::max(operand, kLittle)) {
     operand = std::max(operand, rows_of(ffn_out.panel_bytes));
   } else {
     ffn_out.panel_bytes = ffn_slot;
@@ -272,14 +321,15 @@ inline DecodePlan make_decode_plan(const DecodeShape& s, int element, int blocks
     return here;
   };
   plan.operand = place(operand);
-  plan.sums = place(std::int64_t{4} * plan.sums_rows * batch * kTileWarps);
-  plan.norm_sums = place(std::int64_t{4} * batch * kTileWarps);
+  const std::int64_t twice = single ? 2 : 1;
+  plan.sums = place(twice * 4 * plan.sums_rows * batch * kTileWarps);
+  plan.norm_sums = place(twice * 4 * batch * kTileWarps);
   plan.local = place(std::int64_t{4} * static_cast<int>(Local::kCount) * batch * plan.channels);
   plan.layers = place((s.layers + 1) * static_cast<std::int64_t>(sizeof(LayerShare)));
   plan.segments = place(static_cast<std::int64_t>(Product::kCount) * static_cast<std::int64_t>(sizeof(Segment)));
   plan.stage_shares = place(static_cast<std::int64_t>(Stage::kCount) * static_cast<std::int64_t>(sizeof(StageShare)));
   constexpr int kBarrierBytes = 2 * static_cast<int>(sizeof(std::uint64_t));
-  plan.slot_bytes = kTileRows * (slot_row_bytes + kRowPadding);
+  plan.slot_bytes = plan.slot_rows * (slot_row_bytes + kRowPadding);
   plan.slots = std::max(0, (shared_limit - end) / (plan.slot_bytes + kBarrierBytes));
   const int ring = plan.slots * plan.slot_bytes;
   for (int* offset :
@@ -291,10 +341,18 @@ inline DecodePlan make_decode_plan(const DecodeShape& s, int element, int blocks
   return plan;
 }
 /// For `blocks` blocks of `shared_limit` bytes of shared memory. slots < kLeastSlots: it does not fit.
-inline DecodePlan make_decode_plan(const DecodeShape& s, int element, int blocks, int shared_limit) {
-  const DecodePlan plan = make_decode_plan(s, element, blocks, shared_limit, kSlotRowBytes[0]);
-  if (plan.slots >= kEnoughSlots) return plan;
-  return make_decode_plan(s, element, blocks, shared_limit, kSlotRowBytes[1]);
+inline DecodePlan make_decode_plan(const DecodeShape& s, bool attends, int element, int blocks, int shared_limit) {
+  const auto plan = [&](bool single) {
+    const DecodePlan long_slots = make_decode_plan(s, attends, element, blocks, shared_limit, single, kSlotRowBytes[0]);
+    if (long_slots.slots >= kEnoughSlots) return long_slots;
+    return make_decode_plan(s, attends, element, blocks, shared_limit, single, kSlotRowBytes[1]);
+  };
+  const auto whole_steps = [&](std::int64_t size) { return size * element % kStepBytes == 0; };
+  if (s.batch == 1 && whole_steps(s.dim) && whole_steps(s.gate_hidden) && whole_steps(s.ffn)) {
+    const DecodePlan single = plan(true);
+    if (single.slots >= kLeastSlots) return single;
+  }
+  return plan(false);
 }
 
 }  // namespace mmrec::kernels

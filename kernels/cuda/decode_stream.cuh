@@ -12,7 +12,8 @@
 namespace mmrec::kernels {
 
 /// Slots and their barriers. `full` completes when a slot's bytes have come,
-/// `empty` when every consumer warp has read them. Producer and consumers walk
+/// `empty` when every consumer thread has read what it reads of them. Who copies
+/// or reads arrives for itself. Producer and consumers walk
 /// the slots in the same order, each with a position of its own.
 class Ring {
  public:
@@ -22,11 +23,11 @@ class Ring {
         slots_(plan.slots),
         slot_bytes_(plan.slot_bytes) {}
 
-  /// By one thread, then mbarrier_init_fence() and a barrier of the block.
+  /// By all threads, at least as many as slots; then a barrier of the block.
   __device__ void init() const {
-    for (int i = 0; i < slots_; ++i) {
-      ptx::mbarrier_init(full_ + i, 1);
-      ptx::mbarrier_init(full_ + slots_ + i, kTileWarps);
+    if (const int i = static_cast<int>(threadIdx.x); i < slots_) {
+      ptx::mbarrier_init(full_ + i, 32);
+      ptx::mbarrier_init(full_ + slots_ + i, 32 * kTileWarps);
     }
     ptx::mbarrier_init_fence();
   }
@@ -49,27 +50,37 @@ class Ring {
   std::uint32_t round_ = 0;
 };
 
-/// Copies the block's rows of a product, the first of which is at `first`, into the ring: panel by panel, tile by tile,
-/// slot by slot. By one warp.
-__device__ inline void stream(const Segment& s, const std::byte* first, Ring& ring, std::uint64_t hint) {
+/// Copies the block's rows of a product into the ring: panel by panel, as many tiles as are multiplied at once, and of
+/// these part of k by part of k. By one warp, each lane a row of one of these tiles.
+/// products: first rows, of this one and of those that it takes in.
+__device__ inline void stream(const Segment& s, const std::byte* const* products, Ring& ring, std::uint64_t hint) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int together = s.tile_rows * s.tiles;  // rows, 32 at most
   for (int panel = 0; panel < s.row_bytes; panel += s.panel_bytes) {
     const int end = min(s.row_bytes, panel + s.panel_bytes);
-    for (int tile = 0; tile < s.rows; tile += s.tile_rows) {
-      const int rows = min(s.tile_rows, s.rows - tile);
-      const int mine = tile + min(lane, rows - 1);
-      const std::byte* row =
-          first + mine / s.count * s.slice_bytes + static_cast<std::int64_t>(mine % s.count) * s.row_bytes;
+    for (int first = 0; first < s.rows; first += together) {
+      const int rows = min(together, s.rows - first);
+      int mine = first + min(lane, rows - 1);
+      int slice = 0;
+      if (mine >= s.count) {
+        slice = (mine - s.count) / s.others + 1;
+        mine -= s.count + (slice - 1) * s.others;
+      }
+      const std::byte* row = products[s.slice_bytes == 0 ? slice : 0] + slice * s.slice_bytes +
+                             static_cast<std::int64_t>(mine) * s.row_bytes;
       for (int k = panel; k < end; k += s.slot_bytes) {
         const int bytes = min(s.slot_bytes, end - k);
-        ring.wait_empty();
-        if (lane == 0) ptx::mbarrier_arrive_expect(ring.full(), static_cast<unsigned>(rows * bytes));
-        __syncwarp();
-        if (lane < rows) {
-          ptx::bulk_copy(ring.slot() + lane * (s.slot_bytes + kRowPadding), row + k, static_cast<unsigned>(bytes),
-                         ring.full(), hint);
+        for (int tile = 0; tile < rows; tile += s.tile_rows) {
+          const int of_tile = min(s.tile_rows, rows - tile);
+          ring.wait_empty();
+          const bool copies = lane >= tile && lane < tile + of_tile;
+          ptx::mbarrier_arrive_expect(ring.full(), copies ? static_cast<unsigned>(bytes) : 0U);
+          if (copies) {
+            ptx::bulk_copy(ring.slot() + (lane - tile) * (s.slot_bytes + kRowPadding), row + k,
+                           static_cast<unsigned>(bytes), ring.full(), hint);
+          }
+          ring.advance();
         }
-        ring.advance();
       }
     }
   }
@@ -105,8 +116,8 @@ __device__ inline void move_chains(float* sums, TileSums& tile, int first, int r
 /// depend on panels. A warp asks for kTogether steps at once: what it waits for is shared memory, not throughput.
 template <class A>
 __device__ inline void multiply(const Segment& s, int panel, int count, const std::byte* vectors, const Operand& x,
-                                int batch, int warp, Ring& ring, float* sums, int to, int parked) {
-  constexpr int kTogether = 4;
+                                int columns, int warp, Ring& ring, float* sums, int to, int parked) {
+  constexpr int kTogether = sizeof(A) == 4 ? 2 : 4;
   constexpr int kStride = kTileWarps * kStepBytes;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / 4;
@@ -117,7 +128,7 @@ __device__ inline void multiply(const Segment& s, int panel, int count, const st
   const int row_bytes = s.row_bytes;
   const int end = min(row_bytes, panel + s.panel_bytes);
   const int stride = kTileWarps * x.step_bytes;
-  const std::byte* const vector = vectors + min(g, batch - 1) * x.pitch + warp * x.step_bytes + piece;
+  const std::byte* const vector = vectors + min(g, columns - 1) * x.pitch + warp * x.step_bytes + piece;
 #pragma unroll 1
   for (int tile = 0; tile < count; tile += tile_rows) {
     const int rows = min(tile_rows, count - tile);
@@ -126,7 +137,7 @@ __device__ inline void multiply(const Segment& s, int panel, int count, const st
     const int high = min(g + 8, rows - 1) * pitch + warp * kStepBytes + piece;
     const std::byte* in = vector;
     TileSums tile_sums;
-    if (panel > 0) move_chains<false>(sums, tile_sums, to + tile, rows, batch, parked);
+    if (panel > 0) move_chains<false>(sums, tile_sums, to + tile, rows, columns, parked);
 #pragma unroll 1
     for (int k = panel; k < end; k += slot_bytes) {
       const int bytes = min(slot_bytes, end - k) - warp * kStepBytes;
@@ -143,10 +154,10 @@ __device__ inline void multiply(const Segment& s, int panel, int count, const st
           b[i] = v[i] = make_uint4(0, 0, 0, 0);
           a[i] = *reinterpret_cast<const uint4*>(slot + low + i * kStride);
           if (rows > 8) b[i] = *reinterpret_cast<const uint4*>(slot + high + i * kStride);
-          if (g < batch) v[i] = *reinterpret_cast<const uint4*>(in + i * stride);
+          if (g < columns) v[i] = *reinterpret_cast<const uint4*>(in + i * stride);
         }
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) multiply_step<A>(tile_sums, a[i], b[i], v[i], batch);
+        for (int i = 0; i < kTogether; ++i) multiply_step<A>(tile_sums, a[i], b[i], v[i], columns);
         in += kTogether * stride;
         slot += kTogether * kStride;
       }
@@ -158,20 +169,19 @@ __device__ inline void multiply(const Segment& s, int panel, int count, const st
         if (left > piece) {
           a = *reinterpret_cast<const uint4*>(slot + low);
           if (rows > 8) b = *reinterpret_cast<const uint4*>(slot + high);
-          if (g < batch) v = *reinterpret_cast<const uint4*>(in);
+          if (g < columns) v = *reinterpret_cast<const uint4*>(in);
         }
-        multiply_step<A>(tile_sums, a, b, v, batch);
+        multiply_step<A>(tile_sums, a, b, v, columns);
         in += stride;
         slot += kStride;
       }
-      __syncwarp();
-      if (lane == 0) ptx::mbarrier_arrive(ring.empty());
+      ptx::mbarrier_arrive(ring.empty());
       ring.advance();
     }
     if (end < row_bytes) {
-      move_chains<true>(sums, tile_sums, to + tile, rows, batch, parked);
+      move_chains<true>(sums, tile_sums, to + tile, rows, columns, parked);
     } else {
-      store_sums(sums, tile_sums, to + tile, rows, batch);
+      store_sums(sums, tile_sums, to + tile, rows, columns);
     }
   }
 }

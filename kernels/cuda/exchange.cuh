@@ -51,10 +51,30 @@ template <class A>
 __device__ inline A await_element(const A* from) {
   Bits<A> bits = ptx::load_relaxed(reinterpret_cast<const Bits<A>*>(from));
   while (bits == kUnwritten<A>) {
-    ptx::spin_pause();
+    ptx::spin_briefly();
     bits = ptx::load_relaxed(reinterpret_cast<const Bits<A>*>(from));
   }
   return from_bits<A>(bits);
+}
+
+/// Several elements, once all are written; zeros where from[i] is null. All are asked for at once.
+template <class A, int kCount>
+__device__ inline void await_elements(const A* const (&from)[kCount], A (&to)[kCount]) {
+  while (true) {
+    Bits<A> bits[kCount];
+    bool written = true;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      bits[i] = from[i] == nullptr ? Bits<A>{0} : ptx::load_relaxed(reinterpret_cast<const Bits<A>*>(from[i]));
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      written = written && bits[i] != kUnwritten<A>;
+      to[i] = from_bits<A>(bits[i]);
+    }
+    if (written) return;
+    ptx::spin_briefly();
+  }
 }
 
 /// 16 bytes, each element as it is now: one that has been written, or still all ones.
@@ -87,7 +107,7 @@ __device__ inline void await(const A* const (&from)[kCount], uint4 (&to)[kCount]
 #pragma unroll
     for (int i = 0; i < kCount; ++i) written = written && is_written<A>(to[i]);
     if (written) return;
-    ptx::spin_pause();
+    ptx::spin_briefly();
   }
 }
 

@@ -11,6 +11,10 @@
 // A warp copies k-blocks of 64 columns of W and of x (tensor memory accelerator) into a ring, a warpgroup multiplies.
 // Two blocks fit a multiprocessor, and the first copies of W go out before the kernel waits for its predecessor, which
 // has no part in them: in a chain of products the next matrix is on its way while the vector it will meet is computed.
+// W is the first to leave L2 and is fetched in no more than the 128 bytes of a row that a copy takes; x stays.
+//
+// What comes after the last k-block has nothing to hide behind and but a few warps, so another warpgroup helps to
+// finish rows, and the common epilogues are code without branches.
 //
 // Bytes: W once from memory; x once per tile from L2, rows / 64 of what W is; for each slice the sums once to another
 // block's multiprocessor, 4 bytes per output and row. Deterministic: fixed orders of summation. A row's bits depend on
@@ -32,14 +36,16 @@ constexpr int kConsumers = 1;              // warpgroups
 constexpr int kOutputs = 64 * kConsumers;  // of a tile
 constexpr int kWarpgroup = 128;
 constexpr int kConsumerThreads = kConsumers * kWarpgroup;
-constexpr int kOutputThreads = kOutputs / 4;                    // that finish a row
-constexpr int kRowsAtOnce = kConsumerThreads / kOutputThreads;  // 8
-constexpr int kThreads = kConsumerThreads + 32;
+constexpr int kHelpers = 128;  // threads that finish rows with the consumers
+constexpr int kFinishers = kConsumerThreads + kHelpers;
+constexpr int kOutputThreads = kOutputs / 4;              // that finish a row
+constexpr int kRowsAtOnce = kFinishers / kOutputThreads;  // 16
+constexpr int kThreads = kFinishers + 32;
 constexpr int kDepth = kBoxColumns;  // of a k-block
 constexpr int kRowBytes = kDepth * 2;
 constexpr int kCluster = 4;
 constexpr int kMostBlocks = 128;    // of a matrix that is cut: one a multiprocessor, beside one of the next kernel's
-constexpr int kLeastBlocksOfK = 2;  // in a slice
+constexpr int kLeastBlocksOfK = 4;  // in a slice
 
 template <class Y>
 struct FewRowsJob {
@@ -97,23 +103,6 @@ __device__ inline FewRowsPlace few_rows_place(const FewRowsJobs<Y>& jobs) {
           tile * kOutputs < j.out.columns ? j.k_blocks * (slice + 1) / j.slices : j.k_blocks * slice / j.slices};
 }
 
-/// Four outputs of a row from their sums, residual and bias.
-template <class Y>
-__device__ inline void finish_outputs(const LinearOutput<Y>& out, int row, int output, const float (&sum)[4],
-                                      const float (&residual)[4], const float (&bias)[4]) {
-  float y[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    y[i] = __fmaf_rn(out.residual_scale, residual[i], activate(sum[i] + bias[i], out.activation));
-  }
-  Y* to = out.y + row * out.y_stride + output;
-  if (out.vectors && output + 4 <= out.columns) return store(to, y);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (output + i < out.columns) to[i] = narrow<Y>(y[i]);
-  }
-}
-
 /// Four neighbours from `output` of a row of the bias or the residual; zeros beyond the row, or if there is none.
 template <class Y, class T>
 __device__ inline void load_outputs(const LinearOutput<Y>& out, const T* row, int output, float (&to)[4]) {
@@ -126,45 +115,122 @@ __device__ inline void load_outputs(const LinearOutput<Y>& out, const T* row, in
   }
 }
 
-/// Adds up the slices' sums of the block's share of the rows, every kSlices-th, in the order of the slices.
-template <class Y, int kSlices, int kPitch>
-__device__ inline void finish_rows(const LinearOutput<Y>& out, const FewRowsPlace& place, const float* sums,
-                                   const float (&bias)[4]) {
-  constexpr int kRows = std::min(4, kCluster / kSlices);  // of a thread that are under way at once
+/// Four sums of a row, the slices' one after another.
+template <int kSlices>
+__device__ inline void load_sums(const float* from, int first_rank, float4 (&part)[kSlices]) {
+  const auto* at = reinterpret_cast<const float4*>(from);
+  if constexpr (kSlices == 1) {
+    part[0] = *at;
+  } else {
+#pragma unroll
+    for (int s = 0; s < kSlices; ++s) part[s] = ptx::load_from_cluster(at, static_cast<unsigned>(first_rank + s));
+  }
+}
+/// Four outputs of a row, and its residual: 0 if there is none.
+template <int kSlices>
+__device__ inline void add_up(const float4 (&part)[kSlices], const float (&bias)[4], float (&to)[4]) {
+  to[0] = part[0].x, to[1] = part[0].y, to[2] = part[0].z, to[3] = part[0].w;
+#pragma unroll
+  for (int s = 1; s < kSlices; ++s) to[0] += part[s].x, to[1] += part[s].y, to[2] += part[s].z, to[3] += part[s].w;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) to[i] += bias[i];
+}
+
+/// The thread's number among those that finish.
+__device__ inline int finisher() {
   const int thread = static_cast<int>(threadIdx.x);
-  const int output = thread % kOutputThreads * 4;
-  if (place.output + output >= out.columns) return;
-  for (int first = thread / kOutputThreads; place.slice + kSlices * first < out.rows; first += kRows * kRowsAtOnce) {
-    float4 part[kRows][kSlices];
-    float residual[kRows][4];
+  return thread < kConsumerThreads ? thread : thread - 32;
+}
+
+/// A thread's rows of its 4 outputs: every kRowsAtOnce-th of the block's share, which is every kSlices-th of all.
+template <int kRows, int kSlices>
+struct FewRowsShare {
+  static constexpr int kMine = std::max(kRows / kSlices / kRowsAtOnce, 1);
+  static constexpr int kTogether = std::min(kMine, 8 / kSlices);  // rows whose loads are under way at once
+  __device__ static int row(const FewRowsPlace& place, int i) {
+    return place.slice + kSlices * (finisher() / kOutputThreads + i * kRowsAtOnce);
+  }
+};
+
+/// Finishes the block's share of a whole tile whose outputs take 16 bytes. There are few warps to hide latency, so
+/// nothing branches: rows beyond the last are computed as well, of the last one's residual, and not stored.
+template <Activation kActivation, bool kResidual, int kRows, int kSlices, class Y>
+__device__ inline void finish_tile(const LinearOutput<Y>& out, const FewRowsPlace& place, const float* sums, int pitch,
+                                   const float (&bias)[4]) {
+  using Share = FewRowsShare<kRows, kSlices>;
+  constexpr int kTogether = Share::kTogether;
+  const int output = finisher() % kOutputThreads * 4;
+  const int rows = out.rows;
+  const float scale = out.residual_scale;
+  const std::int64_t y_stride = out.y_stride;
+  Y* y = out.y + place.output + output;
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const int row = place.slice + kSlices * (first + r * kRowsAtOnce);
-      if (row >= out.rows) continue;
-      const auto* from = reinterpret_cast<const float4*>(sums + row * kPitch + output);
+  for (int first = 0; first < Share::kMine; first += kTogether) {
+    float4 part[kTogether][kSlices];
+    float residual[kTogether][4];
 #pragma unroll
-      for (int s = 0; s < kSlices; ++s) {
-        if constexpr (kSlices == 1) {
-          part[r][s] = *from;
-        } else {
-          part[r][s] = ptx::load_from_cluster(from, static_cast<unsigned>(place.first_rank + s));
-        }
+    for (int r = 0; r < kTogether; ++r) {
+      const int row = Share::row(place, first + r);
+      if constexpr (kResidual) {
+        load(out.residual + min(row, rows - 1) * out.residual_stride + place.output + output, residual[r]);
       }
-      const Y* residual_row = out.residual == nullptr ? nullptr : out.residual + row * out.residual_stride;
-      load_outputs(out, residual_row, place.output + output, residual[r]);
+      load_sums(sums + row * pitch + output, place.first_rank, part[r]);
     }
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const int row = place.slice + kSlices * (first + r * kRowsAtOnce);
-      if (row >= out.rows) continue;
-      float sum[4] = {part[r][0].x, part[r][0].y, part[r][0].z, part[r][0].w};
+    for (int r = 0; r < kTogether; ++r) {
+      const int row = Share::row(place, first + r);
+      float value[4];
+      add_up(part[r], bias, value);
 #pragma unroll
-      for (int s = 1; s < kSlices; ++s) {
-        sum[0] += part[r][s].x, sum[1] += part[r][s].y, sum[2] += part[r][s].z, sum[3] += part[r][s].w;
+      for (int i = 0; i < 4; ++i) {
+        value[i] = activate(value[i], kActivation);
+        if constexpr (kResidual) value[i] = __fmaf_rn(scale, residual[r][i], value[i]);
       }
-      finish_outputs(out, row, place.output + output, sum, residual[r], bias);
+      if (row < rows) store(y + row * y_stride, value);
     }
   }
+}
+
+/// The same of any tile with any epilogue, a row at a time.
+template <int kRows, int kSlices, class Y>
+__device__ inline void finish_any(const LinearOutput<Y>& out, const FewRowsPlace& place, const float* sums, int pitch,
+                                  const float (&bias)[4]) {
+  using Share = FewRowsShare<kRows, kSlices>;
+  const int output = finisher() % kOutputThreads * 4;
+  const int first = place.output + output;
+#pragma unroll 1
+  for (int r = 0; r < Share::kMine; ++r) {
+    const int row = Share::row(place, r);
+    if (row >= out.rows || first >= out.columns) return;
+    float4 part[kSlices];
+    float value[4];
+    float residual[4];
+    load_sums(sums + row * pitch + output, place.first_rank, part);
+    load_outputs(out, out.residual == nullptr ? nullptr : out.residual + row * out.residual_stride, first, residual);
+    add_up(part, bias, value);
+    Y* to = out.y + row * out.y_stride + first;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      value[i] = __fmaf_rn(out.residual_scale, residual[i], activate(value[i], out.activation));
+      if (first + i < out.columns) to[i] = narrow<Y>(value[i]);
+    }
+  }
+}
+
+/// Adds up the slices' sums of the block's share of the rows, in the order of the slices, and finishes them.
+template <int kRows, int kSlices, class Y>
+__device__ inline void finish_rows(const LinearOutput<Y>& out, const FewRowsPlace& place, const float* sums, int pitch,
+                                   const float (&bias)[4]) {
+  const bool whole = out.vectors && place.output + kOutputs <= out.columns;
+  const bool residual = out.residual != nullptr;
+  if (whole && out.activation == Activation::kNone) {
+    if (residual) return finish_tile<Activation::kNone, true, kRows, kSlices>(out, place, sums, pitch, bias);
+    return finish_tile<Activation::kNone, false, kRows, kSlices>(out, place, sums, pitch, bias);
+  }
+  if (whole && out.activation == Activation::kGelu && !residual) {
+    return finish_tile<Activation::kGelu, false, kRows, kSlices>(out, place, sums, pitch, bias);
+  }
+  finish_any<kRows, kSlices>(out, place, sums, pitch, bias);
 }
 
 template <class A, class Y, int kRows>
@@ -195,10 +261,11 @@ __global__ void __launch_bounds__(kThreads, 2) few_rows_kernel(const __grid_cons
 
   if (warp == kConsumerThreads / 32) {
     if (lane == 0) {
+      const std::uint64_t hint = ptx::evict_first();
       const auto load_w = [&](int k, int stage) {
         ptx::mbarrier_arrive_expect(&full[stage], Layout::kStageBytes);
         ptx::load_box(ring + stage * Layout::kStageBytes, &jobs.w[place.job], &full[stage],
-                      (place.k_begin + k) * kDepth, place.output, 0);
+                      (place.k_begin + k) * kDepth, place.output, 0, hint);
       };
       const auto load_x = [&](int k, int stage) {
         ptx::load_box(ring + stage * Layout::kStageBytes + Layout::kWBytes, &jobs.x[place.job], &full[stage],
@@ -216,8 +283,11 @@ __global__ void __launch_bounds__(kThreads, 2) few_rows_kernel(const __grid_cons
       }
     }
     __syncwarp();
+  } else if (warp > kConsumerThreads / 32) {
+    load_outputs(job.out, job.out.bias, place.output + finisher() % kOutputThreads * 4, bias);
+    ptx::wait_for_predecessor();
   } else {
-    load_outputs(job.out, job.out.bias, place.output + static_cast<int>(threadIdx.x) % kOutputThreads * 4, bias);
+    load_outputs(job.out, job.out.bias, place.output + finisher() % kOutputThreads * 4, bias);
     ptx::wait_for_predecessor();
     const int consumer = warp / 4;
     const std::uint64_t w = ptx::wgmma_operand(ring + consumer * 64 * kRowBytes);
@@ -246,16 +316,16 @@ __global__ void __launch_bounds__(kThreads, 2) few_rows_kernel(const __grid_cons
   } else {
     ptx::cluster_sync_memory();
   }
-  if (warp < kConsumerThreads / 32) {
+  if (warp != kConsumerThreads / 32) {
     switch (job.slices) {
       case 1:
-        finish_rows<Y, 1, Layout::kPitch>(job.out, place, sums, bias);
+        finish_rows<kRows, 1>(job.out, place, sums, Layout::kPitch, bias);
         break;
       case 2:
-        finish_rows<Y, 2, Layout::kPitch>(job.out, place, sums, bias);
+        finish_rows<kRows, 2>(job.out, place, sums, Layout::kPitch, bias);
         break;
       default:
-        finish_rows<Y, kCluster, Layout::kPitch>(job.out, place, sums, bias);
+        finish_rows<kRows, kCluster>(job.out, place, sums, Layout::kPitch, bias);
     }
   }
   if (job.slices != 1) ptx::cluster_sync();  // a block stays while its sums are read
@@ -279,7 +349,7 @@ void launch_few_rows(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
     const std::int64_t k_blocks = ceil_div(jobs[i].weight.cols, kDepth);
     const int slices = slices_of(jobs[i].weight.rows, k_blocks);
     clusters += static_cast<int>(ceil_div(ceil_div(jobs[i].weight.rows, kOutputs) * slices, kCluster));
-    parameters.w[i] = make_tensor_map(matrix_stack(jobs[i].weight), kOutputs);
+    parameters.w[i] = make_tensor_map(matrix_stack(jobs[i].weight), kOutputs, 1, /*wide=*/false);
     parameters.x[i] = make_tensor_map(matrix_stack(jobs[i].x), kRows);
     parameters.job[i] = {linear_output(jobs[i]), static_cast<int>(k_blocks), slices, clusters};
   }

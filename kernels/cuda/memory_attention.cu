@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads, kValues <= 8 ? 2 : 1)
   const std::int64_t tokens = std::int64_t{groups} * kTokens;  // of a block
   const std::int64_t tiles = (op.q.time + tokens - 1) / tokens;
   const std::int64_t b = quotient(blockIdx.x, tiles);
-  const std::int64_t first_token = (blockIdx.x - b * tiles) * tokens + threadIdx.x / spread.lanes;
+  const std::int64_t first_token = (blockIdx.x - b * tiles) * tokens + static_cast<int>(threadIdx.x) / spread.lanes;
   const std::int64_t first_channel = std::int64_t{blockIdx.y} * given.d;
 
   float q[kTokens][kValues];

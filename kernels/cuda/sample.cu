@@ -364,13 +364,14 @@ class Row {
   u64 last_ = ~u64{0};  // last place that has not been cut off
 };
 
-__global__ void __launch_bounds__(kThreads)
-    sample_kernel(MatrixView<const float, Device> logits, SampleRule* rules, int* tokens, bool takes_vectors) {
+__global__ void __launch_bounds__(kThreads) sample_kernel(MatrixView<const float, Device> logits, SampleRule* rules,
+                                                          int* tokens, int* copy, bool takes_vectors) {
   __shared__ Shared shared;
   SampleRule& rule = rules[blockIdx.x];
   const int token = Row(shared, rule, logits.row(blockIdx.x), static_cast<int>(logits.cols), takes_vectors).sample();
   if (threadIdx.x != 0) return;
   tokens[blockIdx.x] = token;
+  if (copy != nullptr) copy[blockIdx.x] = token;
   ++rule.step;  // all threads have read the rule and met since
 }
 
@@ -384,7 +385,7 @@ void sample_tokens(Cuda& cuda, const SampleTokens<Device>& op) {
   const bool takes_vectors =
       reinterpret_cast<std::uintptr_t>(op.logits.data) % 16 == 0 && (op.logits.stride % 4 == 0 || op.logits.rows == 1);
   launch(cuda.stream(), {.grid = dim3(static_cast<unsigned>(op.logits.rows)), .block = dim3(kThreads)}, sample_kernel,
-         op.logits, op.rules, op.tokens, takes_vectors);
+         op.logits, op.rules, op.tokens, op.copy, takes_vectors);
 }
 
 }  // namespace mmrec::kernels

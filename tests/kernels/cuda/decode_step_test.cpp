@@ -17,7 +17,7 @@ using test::DecodeRun;
 using test::DecodeState;
 
 constexpr DecodeShape kMdi = {
-    .batch = 1, .dim = 64, .layers = 2, .heads = 2, .ffn = 96, .gate_hidden = 16, .vocab = 257, .memory_slots = 4};
+    .batch = 1, .dim = 64, .layers = 2, .heads = 2, .ffn = 96, .gate_hidden = 32, .vocab = 257, .memory_slots = 4};
 
 DecodeShape with_batch(DecodeShape shape, std::int64_t batch) {
   shape.batch = batch;
@@ -47,7 +47,7 @@ class DecodeStepTest : public test::CudaTest {
     const DecodeModel<A> model(shape);
     DecodeState state = model.random_state(1000);
     DecodeRun<A> run(cuda(), model, state);
-    for (unsigned step = 0; step < 3; ++step) {
+    for (unsigned step = 0; step < (test::few_cases() ? 1 : 3); ++step) {
       const std::vector<int> tokens = random_tokens(shape, step);
       std::vector<double> want;
       for (std::int64_t b = 0; b < shape.batch; ++b) {
@@ -104,28 +104,129 @@ constexpr double kBf16 = 3e-2;
 constexpr double kFp16 = 5e-3;
 
 TEST_F(DecodeStepTest, MatchesFloat64InFp32) {
+  if (test::few_cases()) return check<float>(kMdi, 3, kFp32);
   for (const std::int64_t batch : {1, 3, 8}) {
     for (const std::int64_t slots : {0, 1, 3}) check<float>(with_batch(kMdi, batch), slots, kFp32);
   }
 }
 
 TEST_F(DecodeStepTest, MatchesFloat64In16Bits) {
-  for (const std::int64_t batch : {1, 3, 8}) {
+  check<Float16>(kMdi, 2, kFp16);
+  if (test::few_cases()) return check<BFloat16>(with_batch(kMdi, 5), 1, kBf16);
+  check<Float16>(with_batch(kMdi, 2), 2, kFp16);
+  // Up to 4 sequences both decay networks are multiplied at once.
+  for (const std::int64_t batch : {1, 3, 4, 5, 8}) {
     for (const std::int64_t slots : {0, 1, 4}) check<BFloat16>(with_batch(kMdi, batch), slots, kBf16);
   }
-  check<Float16>(with_batch(kMdi, 2), 2, kFp16);
 }
 
 TEST_F(DecodeStepTest, DpgMatchesFloat64) {
-  DecodeShape shape = with_batch(kMdi, 2);
+  DecodeShape shape = kMdi;
   shape.dpg = true;
+  shape.gate_hidden = 64;
+  check<BFloat16>(shape, 3, kBf16);
+  if (test::few_cases()) return;
+  shape = with_batch(shape, 2);
   shape.gate_hidden = 40;
   for (const std::int64_t slots : {0, 1, 3}) check<float>(shape, slots, kFp32);
   check<BFloat16>(shape, 0, kBf16);
 }
 
+// Batches that go from kernel to kernel, in each of linear's classes of rows.
+TEST_F(DecodeStepTest, LargeBatchesMatchFloat64) {
+  if (cuda().compute_capability() != 90) GTEST_SKIP() << "needs compute capability 9.0";
+  if (test::few_cases()) return check<BFloat16>(with_batch(kMdi, 9), 3, kBf16);
+  for (const std::int64_t batch : {9, 33, 64, 130}) {
+    for (const std::int64_t slots : {0, 1, 3}) check<BFloat16>(with_batch(kMdi, batch), slots, kBf16);
+  }
+  DecodeShape shape = with_batch(kMdi, 40);
+  check<Float16>(shape, 0, 2 * kFp16);  // the largest error of 40 sequences
+  shape.dpg = true;
+  shape.gate_hidden = 24;
+  check<BFloat16>(shape, 1, kBf16);
+  if (!test::small_sizes()) {
+    check<BFloat16>({.batch = 64,
+                     .dim = 2048,
+                     .layers = 1,
+                     .heads = 16,
+                     .ffn = 8192,
+                     .gate_hidden = 512,
+                     .vocab = 5000,
+                     .memory_slots = 2},
+                    2, kBf16);
+  }
+}
+
+TEST_F(DecodeStepTest, BitsOfASequenceDoNotDependOnItsLargeBatch) {
+  if (cuda().compute_capability() != 90) GTEST_SKIP() << "needs compute capability 9.0";
+  if (test::few_cases()) return;
+  constexpr std::int64_t kFew = 9;
+  const DecodeModel<BFloat16> many(with_batch(kMdi, 70));
+  const DecodeModel<BFloat16> few(with_batch(kMdi, kFew));  // the same weights: they follow from the seed
+  const DecodeState state = many.random_state(1000);
+  const auto first = [&](const auto& all, std::int64_t width) {
+    auto mine = std::remove_cvref_t<decltype(all)>();
+    for (std::int64_t l = 0; l < kMdi.layers; ++l) {
+      const auto from = all.begin() + l * many.shape.batch * width;
+      mine.insert(mine.end(), from, from + kFew * width);
+    }
+    return mine;
+  };
+  const DecodeState own = {first(state.h, kMdi.dim), first(state.memory, kMdi.memory_slots * kMdi.dim),
+                           first(state.segment_sum, kMdi.dim)};
+  DecodeRun<BFloat16> together(cuda(), many, state);
+  DecodeRun<BFloat16> apart(cuda(), few, own);
+  for (unsigned step = 0; step < 2; ++step) {
+    std::vector<int> tokens = random_tokens(many.shape, step);
+    std::vector<float> want = together.step(tokens, 3);
+    tokens.resize(kFew);
+    want.resize(static_cast<std::size_t>(kFew * kMdi.vocab));
+    EXPECT_EQ(apart.step(tokens, 3), want);
+  }
+  EXPECT_EQ(apart.h(), first(together.h(), kMdi.dim));
+  EXPECT_EQ(apart.segment_sum(), first(together.segment_sum(), kMdi.dim));
+}
+
+TEST_F(DecodeStepTest, LargeBatchesAreReproducible) {
+  if (cuda().compute_capability() != 90) GTEST_SKIP() << "needs compute capability 9.0";
+  const DecodeModel<BFloat16> model(with_batch(kMdi, 20));
+  const DecodeState state = model.random_state(1000);
+  DecodeRun<BFloat16> direct(cuda(), model, state);
+  DecodeRun<BFloat16> recorded(cuda(), model, state);
+  std::vector<float> want;
+  for (unsigned step = 0; step < 3; ++step) want = direct.step(random_tokens(model.shape, step), 3);
+  recorded.step(random_tokens(model.shape, 0), 3);
+  const Graph graph(cuda(), [&] { decode_step(cuda(), recorded.op()); });
+  for (unsigned step = 1; step < 3; ++step) {
+    recorded.feed(random_tokens(model.shape, step));
+    graph.launch(cuda());
+  }
+  EXPECT_EQ(recorded.logits(), want);
+  EXPECT_EQ(recorded.h(), direct.h());
+  EXPECT_EQ(recorded.segment_sum(), direct.segment_sum());
+}
+
 // Vectors that are not whole chunks of a warp, rows of several slots, one head, more slots of memory than lanes.
 TEST_F(DecodeStepTest, OddShapesMatchFloat64) {
+  check<float>({.batch = 1,  // a wide head
+                .dim = 304,
+                .layers = 1,
+                .heads = 1,
+                .ffn = 32,
+                .gate_hidden = 16,
+                .vocab = 3,
+                .memory_slots = 40},
+               37, kFp32);
+  if (test::few_cases()) return;
+  check<BFloat16>({.batch = 1,  // rows that are not whole steps
+                   .dim = 72,
+                   .layers = 2,
+                   .heads = 3,
+                   .ffn = 104,
+                   .gate_hidden = 24,
+                   .vocab = 33,
+                   .memory_slots = 2},
+                  2, kBf16);
   check<float>(
       {.batch = 2, .dim = 36, .layers = 1, .heads = 1, .ffn = 20, .gate_hidden = 4, .vocab = 2, .memory_slots = 40}, 40,
       kFp32);
@@ -175,8 +276,10 @@ TEST_F(DecodeStepTest, LargeShapesMatchFloat64) {
 }
 
 TEST_F(DecodeStepTest, BitsOfASequenceDoNotDependOnItsBatch) {
+  if (test::few_cases()) GTEST_SKIP() << "many launches";
   check_batches<float>(kMdi, 3, 0);
   check_batches<BFloat16>(kMdi, 8, 3);
+  check_batches<Float16>(kMdi, 2, 3);
   // So wide that 8 sequences multiply ffn_out by panels and one does not.
   DecodeShape wide = kMdi;
   wide.layers = 1;
@@ -192,10 +295,11 @@ TEST_F(DecodeStepTest, ARecordedStepEqualsADirectOne) {
   DecodeRun<BFloat16> direct(cuda(), model, state);
   DecodeRun<BFloat16> recorded(cuda(), model, state);
   std::vector<float> want;
-  for (unsigned step = 0; step < 4; ++step) want = direct.step(random_tokens(model.shape, step), 0);
+  const unsigned steps = test::few_cases() ? 2 : 4;
+  for (unsigned step = 0; step < steps; ++step) want = direct.step(random_tokens(model.shape, step), 0);
   recorded.step(random_tokens(model.shape, 0), 0);
   const Graph graph(cuda(), [&] { decode_step(cuda(), recorded.op()); });
-  for (unsigned step = 1; step < 4; ++step) {
+  for (unsigned step = 1; step < steps; ++step) {
     recorded.feed(random_tokens(model.shape, step));
     graph.launch(cuda());
   }
@@ -205,24 +309,29 @@ TEST_F(DecodeStepTest, ARecordedStepEqualsADirectOne) {
 
 // A NaN of all ones, the mark of what is unwritten, in weights and state: the step ends, and it shows.
 TEST_F(DecodeStepTest, NanEndsTheStepAndShows) {
-  const auto check_type = [&]<class A>(A) {
-    DecodeModel<A> model(with_batch(kMdi, 2));
+  const auto check_type = [&]<class A>(A, std::int64_t batch) {
+    DecodeModel<A> model(with_batch(kMdi, batch));
     std::memset(&model.embedding[5 * 64 + 7], 0xff, sizeof(A));
     DecodeState state = model.random_state(1000);
     DecodeRun<A> run(cuda(), model, state);
-    const std::vector<float> logits = run.step({5, 6}, 3);
-    for (std::int64_t i = 0; i < model.shape.vocab; ++i) {
-      EXPECT_TRUE(std::isnan(logits[static_cast<std::size_t>(i)]));
-      EXPECT_FALSE(std::isnan(logits[static_cast<std::size_t>(model.shape.vocab + i)]));
+    std::vector<int> tokens = {5};
+    if (batch > 1) tokens.push_back(6);
+    const std::vector<float> logits = run.step(tokens, 3);
+    for (std::int64_t i = 0; i < batch * model.shape.vocab; ++i) {
+      EXPECT_EQ(std::isnan(logits[static_cast<std::size_t>(i)]), i < model.shape.vocab);
     }
   };
-  check_type(float{});
-  check_type(BFloat16{});
+  check_type(BFloat16{}, 1);
+  if (test::few_cases()) return;
+  check_type(BFloat16{}, 2);
+  check_type(float{}, 1);
+  check_type(float{}, 2);
 }
 
 TEST_F(DecodeStepTest, SaysWhatItSupports) {
   EXPECT_TRUE(decode_step_supported(cuda(), kMdi, 2));
-  EXPECT_FALSE(decode_step_supported(cuda(), with_batch(kMdi, 9), 2));
+  EXPECT_EQ(decode_step_supported(cuda(), with_batch(kMdi, 9), 2), cuda().compute_capability() == 90);
+  EXPECT_FALSE(decode_step_supported(cuda(), with_batch(kMdi, 9), 4));
   EXPECT_FALSE(decode_step_supported(cuda(), with_batch(kMdi, 0), 2));
   DecodeShape shape = kMdi;
   shape.gate_hidden = 4;  // 8 bytes in 16 bits

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "kernels/decode_step.h"
@@ -139,13 +140,19 @@ class DecodeModel {
     return x;
   }
   Vector rounded_row(const float* row) const { return round_all(Vector(row, row + shape.dim)); }
-  static Vector rmsnorm(const Vector& x, const std::vector<float>& weight) {
+  /// The one kernel of small batches rounds to BFloat16 before it scales.
+  Vector rmsnorm(const Vector& x, const std::vector<float>& weight) const {
     double sum = 0.0;
     for (const double v : x) sum += v * v;
     const double scale = 1.0 / (std::sqrt(sum / static_cast<double>(x.size())) + 1e-6);
+    constexpr std::int64_t kSmallBatch = 8;
+    const bool rounds_first = std::is_same_v<A, BFloat16> && shape.batch <= kSmallBatch;
     Vector y(x.size());
-    for (std::size_t i = 0; i < x.size(); ++i) y[i] = static_cast<double>(weight[i]) * scale * x[i];
-    return round_all(y);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const double weighted = static_cast<double>(weight[i]) * x[i];
+      y[i] = rounds_first ? rounded<A>(weighted) * scale : rounded<A>(weighted * scale);
+    }
+    return y;
   }
   static Vector hidden(const Dense<A>& layer, const double* x, bool relu) {
     Vector y = layer(x);
@@ -215,7 +222,6 @@ class DecodeRun {
         tokens_(static_cast<std::size_t>(model.shape.batch)),
         logits_(static_cast<std::size_t>(model.shape.batch * model.shape.vocab)),
         exchange_(decode_exchange_bytes(cuda, model.shape, sizeof(A))) {
-    std::vector<DecodeLayer<Device, A>> layers;
     for (const Layer<A>& w : model.layers) {
       DecodeLayer<Device, A> l;
       const auto dense = [&](const Dense<A>& from, const A*& weight, const float*& bias) {
@@ -236,11 +242,12 @@ class DecodeRun {
       dense(w.ffn_out, l.ffn_out, l.ffn_out_bias);
       l.norm1 = keep(w.norm1, floats_);
       l.norm2 = keep(w.norm2, floats_);
-      layers.push_back(l);
+      layers_on_host_.push_back(l);
     }
-    layers_ = place(layers);
+    layers_ = place(layers_on_host_);
     op_ = {.shape = model.shape,
            .layers = layers_.data(),
+           .layers_on_host = layers_on_host_.data(),
            .embedding = keep(model.embedding, weights_),
            .head = keep(model.head.weight, weights_),
            .norm = keep(model.norm_weight, floats_),
@@ -301,6 +308,7 @@ class DecodeRun {
   DeviceBuffer<std::byte> exchange_;
   std::vector<DeviceBuffer<A>> weights_;
   std::vector<DeviceBuffer<float>> floats_;
+  std::vector<DecodeLayer<Device, A>> layers_on_host_;
   DeviceBuffer<DecodeLayer<Device, A>> layers_;
   DecodeStep<Device, A> op_;
 };

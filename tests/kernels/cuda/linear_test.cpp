@@ -223,6 +223,18 @@ TEST_F(CudaLinearTest, SharesOfEveryLength) {
   }
 }
 
+// Rows so few and sums so long that several blocks share a tile's.
+TEST_F(CudaLinearTest, SumsInSlices) {
+  for (const std::int64_t rows : {9, 33, 70}) {
+    for (const std::int64_t in : {520, 1096}) {
+      if (few_cases() && rows != 33) continue;
+      check<BFloat16, BFloat16>({{rows, 200, in, Activation::kGelu, true}});
+      check<BFloat16, float>({{rows, 136, in, Activation::kNone, true, Residual::kInPlace}});
+      check<Float16, Float16>({{rows, 72, in, Activation::kRelu, false, Residual::kApart, 0.5F}});
+    }
+  }
+}
+
 TEST_F(CudaLinearTest, SeveralJobsInOneCall) {
   std::vector<Case> cases;
   for (std::int64_t i = 0; i < 11; ++i) {  // more than one launch takes
