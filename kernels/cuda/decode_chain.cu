@@ -31,11 +31,11 @@ constexpr std::int64_t kLeastBatch = 9;
 /// The step's activations, one after another in DecodeStep::exchange. Elements of A have 2 bytes.
 struct ChainPlan {
   // Offsets in bytes.
-  std::int64_t x, u, h_rounded, gates, qvzk, gate_z, hidden, decay, attended, ffn, end;
+  std::int64_t x, u, h_rounded, gates, qvzk, gate_z, hidden, decay, attended, ffn, end = 0;
   // Elements of a row.
   std::int64_t qvzk_width, networks;
 
-  explicit ChainPlan(const DecodeShape& s) : end(0), qvzk_width((s.dpg ? 3 : 4) * s.dim), networks(s.dpg ? 1 : 2) {
+  explicit ChainPlan(const DecodeShape& s) : qvzk_width((s.dpg ? 3 : 4) * s.dim), networks(s.dpg ? 1 : 2) {
     constexpr std::int64_t kHalf = 2;
     constexpr std::int64_t kFloat = 4;
     const auto place = [&](std::int64_t elements, std::int64_t size) {

@@ -32,14 +32,13 @@ namespace mmrec::kernels {
 
 namespace {
 
-using u32 = std::uint32_t;
-using u64 = unsigned long long;  // the type that atomics know
+using Atomic64 = unsigned long long;  // 64 bits as atomics know them
 
 constexpr int kThreads = 1024;
 constexpr int kDigitBits = 10;
 constexpr int kBins = 1 << kDigitBits;
 static_assert(kBins == kThreads, "a thread looks after each bin");
-constexpr u32 kMostListed = 4096;
+constexpr std::uint32_t kMostListed = 4096;
 
 constexpr float kLargestFinite = std::numeric_limits<float>::max();
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
@@ -50,41 +49,43 @@ constexpr float kUnits = 0x1p44F;         // of the largest weight
 // larger ones come first, then the id.
 constexpr int kIdBits = 18;
 static_assert((std::int64_t{1} << kIdBits) == kMostSampleWords);
-constexpr u64 kIdMask = (u64{1} << kIdBits) - 1;
+constexpr Atomic64 kIdMask = (Atomic64{1} << kIdBits) - 1;
 constexpr int kLinearShift = 32 + kIdBits;
 /// Ids of one bin of the first digit by ids, and of the second.
 constexpr int kIdsOfBin = static_cast<int>(kMostSampleWords / kBins);
 
 /// Falls as x rises; −0 and +0 are one.
-__device__ u32 falling_bits(float x) {
-  const u32 bits = __float_as_uint(x + 0.0F);
+__device__ std::uint32_t falling_bits(float x) {
+  const std::uint32_t bits = __float_as_uint(x + 0.0F);
   return (bits >> 31) != 0 ? bits : ~bits & 0x7fffffffU;
 }
-__device__ float from_falling_bits(u32 bits) { return __uint_as_float((bits >> 31) != 0 ? bits : ~bits & 0x7fffffffU); }
+__device__ float from_falling_bits(std::uint32_t bits) {
+  return __uint_as_float((bits >> 31) != 0 ? bits : ~bits & 0x7fffffffU);
+}
 
 struct Shared {
-  u64 first;  // candidate: falling bits and id
-  u64 last;   // place of what min-p keeps
-  u32 is_faulty;
-  u32 list_size;
-  u64 listed[kMostListed];      // places
-  u32 count[kBins];             // candidates in a bin
-  u32 low[kBins], high[kBins];  // their weights, in two words
-  u64 partial[kThreads / 32];
-  u64 amount;
+  Atomic64 first;  // candidate: falling bits and id
+  Atomic64 last;   // place of what min-p keeps
+  std::uint32_t is_faulty;
+  std::uint32_t list_size;
+  Atomic64 listed[kMostListed];           // places
+  std::uint32_t count[kBins];             // candidates in a bin
+  std::uint32_t low[kBins], high[kBins];  // their weights, in two words
+  Atomic64 partial[kThreads / 32];
+  Atomic64 amount;
   // The bin that pick() chose.
-  u32 bin, bin_count, count_before;
-  u64 bin_sum, remaining;
+  std::uint32_t bin, bin_count, count_before;
+  Atomic64 bin_sum, remaining;
 };
 
 /// Sum over the threads up to this one. s.partial may be used again after another barrier.
-__device__ u64 scan(Shared& s, u64 x, u64& total) {
+__device__ Atomic64 scan(Shared& s, Atomic64 x, Atomic64& total) {
   const unsigned lane = threadIdx.x % 32;
   const unsigned warp = threadIdx.x / 32;
-  const auto scan_warp = [lane](u64 y) {
+  const auto scan_warp = [lane](Atomic64 y) {
 #pragma unroll
     for (unsigned distance = 1; distance < 32; distance *= 2) {
-      const u64 before = __shfl_up_sync(0xffffffffU, y, distance);
+      const Atomic64 before = __shfl_up_sync(0xffffffffU, y, distance);
       if (lane >= distance) y += before;
     }
     return y;
@@ -92,9 +93,9 @@ __device__ u64 scan(Shared& s, u64 x, u64& total) {
   x = scan_warp(x);
   if (lane == 31) s.partial[warp] = x;
   __syncthreads();
-  const u64 warps = scan_warp(s.partial[lane]);
+  const Atomic64 warps = scan_warp(s.partial[lane]);
   total = __shfl_sync(0xffffffffU, warps, 31);
-  const u64 before = __shfl_sync(0xffffffffU, warps, static_cast<int>((warp + 31) % 32));
+  const Atomic64 before = __shfl_sync(0xffffffffU, warps, static_cast<int>((warp + 31) % 32));
   return warp == 0 ? x : before + x;
 }
 
@@ -112,17 +113,17 @@ class Row {
   /// The token, or -1.
   __device__ int sample() {
     find_first();
-    if (s_.is_faulty != 0 || s_.first == ~u64{0}) return -1;
+    if (s_.is_faulty != 0 || s_.first == ~Atomic64{0}) return -1;
     if (rule_.temperature == 0.0F) return static_cast<int>(s_.first & kIdMask);
-    top_ = from_falling_bits(static_cast<u32>(s_.first >> kIdBits));
+    top_ = from_falling_bits(static_cast<std::uint32_t>(s_.first >> kIdBits));
     scale_ = 2.0F * 1.4426950408889634F / rule_.temperature;
     if (rule_.top_k > 0) {
-      cut<false>([this](u64 total) { return min(static_cast<u64>(rule_.top_k), total); });
+      cut<false>([this](Atomic64 total) { return min(static_cast<Atomic64>(rule_.top_k), total); });
     }
     if (rule_.top_p < 1.0F) {
-      cut<true>([this](u64 total) {
+      cut<true>([this](Atomic64 total) {
         const double wanted = ceil(static_cast<double>(rule_.top_p) * static_cast<double>(total));
-        return min(max(static_cast<u64>(wanted), u64{1}), total);
+        return min(max(static_cast<Atomic64>(wanted), Atomic64{1}), total);
       });
     }
     if (rule_.min_p > 0.0F) cut_min_p();
@@ -157,11 +158,12 @@ class Row {
 
   /// The first candidate, and whether any logit is NaN or +inf.
   __device__ void find_first() {
-    u64 first = ~u64{0};
+    Atomic64 first = ~Atomic64{0};
     bool is_faulty = false;
     visit_row(words_, [&](float x, int id) {
       is_faulty |= !(x <= kLargestFinite);
-      if (id < limit_ && x > kMinusInfinity) first = min(first, u64{falling_bits(x)} << kIdBits | static_cast<u64>(id));
+      if (id < limit_ && x > kMinusInfinity)
+        first = min(first, Atomic64{falling_bits(x)} << kIdBits | static_cast<Atomic64>(id));
     });
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) {
@@ -169,7 +171,7 @@ class Row {
     }
     is_faulty = __any_sync(0xffffffffU, static_cast<int>(is_faulty)) != 0;
     if (threadIdx.x == 0) {
-      s_.first = ~u64{0};
+      s_.first = ~Atomic64{0};
       s_.is_faulty = 0;
     }
     __syncthreads();
@@ -185,19 +187,19 @@ class Row {
     const float half = 0.5F * x - 0.5F * top_;
     return half == 0.0F ? 0.0F : half * scale_;
   }
-  __device__ static u64 weight(float octaves) { return static_cast<u64>(ptx::exp2_approx(octaves) * kUnits); }
-  __device__ static u64 place(float octaves, u32 falling, u64 id) {
+  __device__ static Atomic64 weight(float octaves) { return static_cast<Atomic64>(ptx::exp2_approx(octaves) * kUnits); }
+  __device__ static Atomic64 place(float octaves, std::uint32_t falling, Atomic64 id) {
     const float steps = fminf(-octaves * kStepsPerOctave, static_cast<float>(kBins - 1));
-    return static_cast<u64>(steps) << kLinearShift | u64{falling} << kIdBits | id;
+    return static_cast<Atomic64>(steps) << kLinearShift | Atomic64{falling} << kIdBits | id;
   }
 
   /// Calls visit(place, weight) for the candidates that have a weight and have not been cut off.
   template <class Visit>
   __device__ void visit_left(Visit visit) const {
     if (in_list_) {
-      for (u32 i = threadIdx.x; i < s_.list_size; i += kThreads) {
-        const u64 at = s_.listed[i];
-        if (at <= last_) visit(at, weight(octaves(from_falling_bits(static_cast<u32>(at >> kIdBits)))));
+      for (std::uint32_t i = threadIdx.x; i < s_.list_size; i += kThreads) {
+        const Atomic64 at = s_.listed[i];
+        if (at <= last_) visit(at, weight(octaves(from_falling_bits(static_cast<std::uint32_t>(at >> kIdBits)))));
       }
       return;
     }
@@ -206,9 +208,9 @@ class Row {
   template <class Visit>
   __device__ void look_at(float x, int id, Visit visit) const {
     const float y = octaves(x);
-    const u64 w = weight(y);
+    const Atomic64 w = weight(y);
     if (w == 0) return;  // -inf among them
-    const u64 at = place(y, falling_bits(x), static_cast<u64>(id));
+    const Atomic64 at = place(y, falling_bits(x), static_cast<Atomic64>(id));
     if (at <= last_) visit(at, w);
   }
 
@@ -216,10 +218,10 @@ class Row {
     s_.count[threadIdx.x] = s_.low[threadIdx.x] = s_.high[threadIdx.x] = 0;
     __syncthreads();
   }
-  __device__ void add_weight(u32 bin, u64 w) {
-    const auto low = static_cast<u32>(w);
-    const u32 carry = atomicAdd(&s_.low[bin], low) > ~low ? 1 : 0;  // exact whatever the order of additions
-    const u32 high = static_cast<u32>(w >> 32) + carry;
+  __device__ void add_weight(std::uint32_t bin, Atomic64 w) {
+    const auto low = static_cast<std::uint32_t>(w);
+    const std::uint32_t carry = atomicAdd(&s_.low[bin], low) > ~low ? 1 : 0;  // exact whatever the order of additions
+    const std::uint32_t high = static_cast<std::uint32_t>(w >> 32) + carry;
     if (high != 0) atomicAdd(&s_.high[bin], high);
   }
 
@@ -228,16 +230,16 @@ class Row {
   template <bool kWeighted, class AmountOf>
   __device__ void pick(bool is_first, AmountOf amount_of) {
     __syncthreads();
-    const u32 bin = threadIdx.x;
-    const u32 count = s_.count[bin];
-    const u64 mine = kWeighted ? u64{s_.high[bin]} << 32 | s_.low[bin] : u64{count};
-    u64 amount = s_.remaining;
-    u64 total = 0;
-    const u64 up_to = scan(s_, mine, total);
-    u64 count_up_to = up_to;
+    const std::uint32_t bin = threadIdx.x;
+    const std::uint32_t count = s_.count[bin];
+    const Atomic64 mine = kWeighted ? Atomic64{s_.high[bin]} << 32 | s_.low[bin] : Atomic64{count};
+    Atomic64 amount = s_.remaining;
+    Atomic64 total = 0;
+    const Atomic64 up_to = scan(s_, mine, total);
+    Atomic64 count_up_to = up_to;
     if constexpr (kWeighted) {
       __syncthreads();
-      u64 ignored = 0;
+      Atomic64 ignored = 0;
       count_up_to = scan(s_, count, ignored);
     }
     if (is_first) {
@@ -249,7 +251,7 @@ class Row {
       s_.bin = bin;
       s_.bin_count = count;
       s_.bin_sum = mine;
-      s_.count_before = static_cast<u32>(count_up_to) - count;
+      s_.count_before = static_cast<std::uint32_t>(count_up_to) - count;
       s_.remaining = amount - (up_to - mine);
     }
     __syncthreads();
@@ -258,20 +260,20 @@ class Row {
   /// Cuts off what comes after the candidate with which the sum (of weights, else the number) reaches the amount.
   template <bool kWeighted, class AmountOf>
   __device__ void cut(AmountOf amount_of) {
-    u64 prefix = 0;
-    u32 before = 0;  // candidates before the prefix
+    Atomic64 prefix = 0;
+    std::uint32_t before = 0;  // candidates before the prefix
     for (int shift = kLinearShift;; shift -= kDigitBits) {
       clear_bins();
-      visit_left([&](u64 at, u64 w) {
+      visit_left([&](Atomic64 at, Atomic64 w) {
         if (at >> shift >> kDigitBits != prefix) return;
-        const u32 bin = static_cast<u32>(at >> shift) % kBins;
+        const std::uint32_t bin = static_cast<std::uint32_t>(at >> shift) % kBins;
         atomicAdd(&s_.count[bin], 1U);
         if constexpr (kWeighted) add_weight(bin, w);
       });
       pick<kWeighted>(shift == kLinearShift, amount_of);
       prefix = prefix << kDigitBits | s_.bin;
       before += s_.count_before;
-      const u64 end_of_bin = ((prefix + 1) << shift) - 1;
+      const Atomic64 end_of_bin = ((prefix + 1) << shift) - 1;
       const bool is_done = shift == 0 || s_.bin_count == 1 || s_.remaining == s_.bin_sum;
       if (!in_list_ && before + s_.bin_count <= kMostListed) list(end_of_bin);
       if (is_done) {
@@ -282,10 +284,10 @@ class Row {
   }
 
   /// Moves the candidates up to `end` from the row to the list.
-  __device__ void list(u64 end) {
+  __device__ void list(Atomic64 end) {
     if (threadIdx.x == 0) s_.list_size = 0;
     __syncthreads();
-    visit_left([&](u64 at, u64) {
+    visit_left([&](Atomic64 at, Atomic64) {
       if (at <= end) s_.listed[atomicAdd(&s_.list_size, 1U)] = at;
     });
     __syncthreads();
@@ -298,7 +300,7 @@ class Row {
       const double least = static_cast<double>(top_) +
                            static_cast<double>(rule_.temperature) * (log(static_cast<double>(rule_.min_p)) - 0x1p-54);
       const auto rounded = static_cast<float>(least);
-      u32 falling = falling_bits(rounded);
+      std::uint32_t falling = falling_bits(rounded);
       if (static_cast<double>(rounded) < least) --falling;  // the next larger number
       s_.last = place(octaves(from_falling_bits(falling)), falling, kIdMask);
     }
@@ -308,21 +310,21 @@ class Row {
 
   /// The token at whose end, in order of ids, the weights exceed the drawn share of their sum.
   __device__ int draw() {
-    const auto amount_of = [this](u64 total) {
+    const auto amount_of = [this](Atomic64 total) {
       const double share = philox_uniform(rule_.seed, rule_.sequence, rule_.step);
-      return min(static_cast<u64>(share * static_cast<double>(total)) + 1, total);
+      return min(static_cast<Atomic64>(share * static_cast<double>(total)) + 1, total);
     };
     clear_bins();
     if (in_list_) {
-      visit_left([&](u64 at, u64 w) { add_weight(static_cast<u32>(at & kIdMask) / kIdsOfBin, w); });
+      visit_left([&](Atomic64 at, Atomic64 w) { add_weight(static_cast<std::uint32_t>(at & kIdMask) / kIdsOfBin, w); });
     } else {
       add_row_by_ids();
     }
     pick<true>(true, amount_of);
-    const u32 group = s_.bin;
+    const std::uint32_t group = s_.bin;
     clear_bins();
-    const auto add = [&](u64 at, u64 w) {
-      const auto id = static_cast<u32>(at & kIdMask);
+    const auto add = [&](Atomic64 at, Atomic64 w) {
+      const auto id = static_cast<std::uint32_t>(at & kIdMask);
       if (id / kIdsOfBin == group) add_weight(id % kIdsOfBin, w);
     };
     if (in_list_) {
@@ -340,15 +342,15 @@ class Row {
     const auto lane = static_cast<int>(threadIdx.x % 32);
     for (int first = kWarpIds * static_cast<int>(threadIdx.x / 32); first < limit_; first += 4 * kThreads) {
       const float4 x = load(first + 4 * lane, limit_);
-      u64 sum = 0;
-      const auto add = [&](u64, u64 w) { sum += w; };
+      Atomic64 sum = 0;
+      const auto add = [&](Atomic64, Atomic64 w) { sum += w; };
       look_at(x.x, first + 4 * lane, add);
       look_at(x.y, first + 4 * lane + 1, add);
       look_at(x.z, first + 4 * lane + 2, add);
       look_at(x.w, first + 4 * lane + 3, add);
 #pragma unroll
       for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffffU, sum, distance);
-      if (lane == 0) add_weight(static_cast<u32>(first) / kIdsOfBin, sum);
+      if (lane == 0) add_weight(static_cast<std::uint32_t>(first) / kIdsOfBin, sum);
     }
   }
 
@@ -360,8 +362,8 @@ class Row {
   bool takes_vectors_;
   bool in_list_ = false;
   float top_ = 0.0F;
-  float scale_ = 0.0F;  // 2 log2(e) / temperature
-  u64 last_ = ~u64{0};  // last place that has not been cut off
+  float scale_ = 0.0F;            // 2 log2(e) / temperature
+  Atomic64 last_ = ~Atomic64{0};  // last place that has not been cut off
 };
 
 __global__ void __launch_bounds__(kThreads) sample_kernel(MatrixView<const float, Device> logits, SampleRule* rules,

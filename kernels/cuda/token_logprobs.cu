@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(kMostBackwardThreads)
   constexpr int kSize = Vector16<T>::kSize;
   __shared__ PartSum sums[kMostBackwardThreads / 32];
   __shared__ RowGradient gradient;
-  uint4* const chip = ptx::shared_memory<uint4>();
+  auto* const chip = ptx::shared_memory<uint4>();
   const auto thread = static_cast<int>(threadIdx.x);
   const auto threads = static_cast<int>(blockDim.x);
   const int lane = thread % 32;
