@@ -268,7 +268,7 @@ double clocks(const Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, doub
     tiles += count;
     sum += count * (problem.k_blocks * block_clocks + finish_clocks);
   }
-  const auto clusters = static_cast<double>(cuda.processors() / GemmLayout<Tile>::kCluster);
+  const int clusters = cuda.processors() / GemmLayout<Tile>::kCluster;
   return std::ceil(tiles / clusters) * sum / tiles;
 }
 
