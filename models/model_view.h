@@ -14,8 +14,10 @@ template <class Space>
 struct LayerView {
   kernels::WeightView<Space> qvzk, gate, gate_z, gamma_in, gamma_up, context_in, context_up, memory_q, memory_out,
       ffn_in, ffn_out;
-  const float *qvzk_bias, *gate_bias, *gate_z_bias, *gamma_in_bias, *gamma_up_bias, *context_in_bias, *context_up_bias,
-      *memory_q_bias, *memory_out_bias, *ffn_in_bias, *ffn_out_bias, *norm1, *norm2;
+  const float *qvzk_bias = nullptr, *gate_bias = nullptr, *gate_z_bias = nullptr, *gamma_in_bias = nullptr,
+              *gamma_up_bias = nullptr, *context_in_bias = nullptr, *context_up_bias = nullptr,
+              *memory_q_bias = nullptr, *memory_out_bias = nullptr, *ffn_in_bias = nullptr, *ffn_out_bias = nullptr,
+              *norm1 = nullptr, *norm2 = nullptr;
 };
 
 template <class Space>

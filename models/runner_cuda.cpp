@@ -28,7 +28,7 @@ using kernels::DType;
 ChunkPlan plan_of(const Config& config, int processors) {
   constexpr std::int64_t kTokens = 4096;
   const std::int64_t tiles = (config.model_dim <= 1024 ? 1 : 2) * std::int64_t{processors};
-  const std::int64_t fits = 128 * 128 * tiles / config.model_dim;
+  const std::int64_t fits = std::int64_t{128} * 128 * tiles / config.model_dim;
   const auto window = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(fits)));
   return {.tokens = kTokens,
           .tile = 1,
