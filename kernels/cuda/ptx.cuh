@@ -134,9 +134,6 @@ __device__ inline std::uint32_t load_acquire(const std::uint32_t* from) {
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
   return v;
 }
-__device__ inline void store_release(std::uint32_t* to, std::uint32_t v) {
-  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
-}
 /// *at += v; returns what was there. Orders the accesses before it and after it.
 __device__ inline std::uint32_t add_acq_rel(std::uint32_t* at, std::uint32_t v) {
   std::uint32_t old;

@@ -163,7 +163,7 @@ __global__ void look_back(std::uint32_t* out, std::uint32_t* flags) {
     before = out[blockIdx.x - 1];
   }
   out[blockIdx.x] = before + blockIdx.x;
-  ptx::store_release(flags + blockIdx.x, 1);
+  ptx::add_release(flags + blockIdx.x, 1);
 }
 
 TEST_F(EmulationTest, LookBack) {

@@ -106,7 +106,6 @@ inline void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], const std::
 // --- Order of memory accesses ----------------------------------------------------------------------------------------
 
 inline std::uint32_t load_acquire(const std::uint32_t* from) { return *from; }
-inline void store_release(std::uint32_t* to, std::uint32_t v) { *to = v; }
 inline std::uint32_t add_acq_rel(std::uint32_t* at, std::uint32_t v) { return atomicAdd(at, v); }
 inline std::uint32_t load_relaxed(const std::uint32_t* from) { return *from; }
 inline std::uint16_t load_relaxed(const std::uint16_t* from) { return *from; }
