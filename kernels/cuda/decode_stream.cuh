@@ -23,11 +23,13 @@ class Ring {
         slots_(plan.slots),
         slot_bytes_(plan.slot_bytes) {}
 
-  /// By all threads, at least as many as slots; then a barrier of the block.
+  /// By a lane of each warp (synccheck takes a warp's barriers for one); then a barrier of the block.
   __device__ void init() const {
-    if (const int i = static_cast<int>(threadIdx.x); i < slots_) {
-      ptx::mbarrier_init(full_ + i, 32);
-      ptx::mbarrier_init(full_ + slots_ + i, 32 * kTileWarps);
+    if (threadIdx.x % 32 == 0) {
+      for (int i = static_cast<int>(threadIdx.x) / 32; i < slots_; i += static_cast<int>(blockDim.x) / 32) {
+        ptx::mbarrier_init(full_ + i, 32);
+        ptx::mbarrier_init(full_ + slots_ + i, 32 * kTileWarps);
+      }
     }
     ptx::mbarrier_init_fence();
   }
