@@ -22,6 +22,14 @@ inline constexpr int kSingleRows = 8;
 inline constexpr int kEnoughSlots = 4;
 inline constexpr int kLeastSlots = 2;
 
+/// Of one sequence of a small model (decode_small.cuh): steps of a row that a warp multiplies at most, and in ffn_out's
+/// rows; channels of a head and memory slots.
+inline constexpr bool kHasSmall = true;  // false: small models go through decode_single.cuh as others do
+inline constexpr int kSmallSteps = 2;
+inline constexpr int kSmallFfnSteps = 4;
+inline constexpr int kSmallHead = 64;
+inline constexpr int kSmallMemory = 32;
+
 /// Channels of a head that are attended to at once, and what a warp leaves of them, in floats.
 inline constexpr int kAttentionChannels = 128;
 inline constexpr int kAttentionRow = kAttentionChannels + 2;
@@ -148,6 +156,7 @@ struct DecodePlan {
   int slot_rows = 0;
   int slot_row_bytes = 0;
   bool single = false;  // of one sequence: for decode_single.cuh, whose slots have rows of slot_row_bytes at most
+  bool small = false;   // and for decode_small.cuh
   int operand = 0;      // vectors that are multiplied
   int sums = 0;         // of the warps, for sums_rows rows, twice if single
   int norm_sums = 0;    // of squares, [B, kTileWarps], twice if single
@@ -286,6 +295,20 @@ inline void divide(DecodePlan& plan, const DecodeShape& s, int element, int bloc
   stage(Stage::kPredict, Product::kHead, 1, 1, Owned::kVocab, Owned::kVocab);
 }
 
+/// Whether no block has more than one round of anything to do in a stage of one sequence, the head's aside.
+inline bool is_small(const DecodePlan& plan, const DecodeShape& s, int element, int blocks) {
+  const auto most = [&](Owned owned) { return plan.splits[static_cast<int>(owned)].most(); };
+  for (int i = 0; i < static_cast<int>(Product::kHead); ++i) {
+    const ProductShape& product = plan.products[i];
+    const int rows = product.slices == 0 ? 0 : most(product.owned) + (product.slices - 1) * most(product.others);
+    const bool is_ffn_out = static_cast<Product>(i) == Product::kFfnOut;
+    const int steps = (is_ffn_out ? kSmallFfnSteps : kSmallSteps) * kTileWarps;
+    if (rows > tiles_at_once(static_cast<Product>(i)) * kSingleRows) return false;
+    if (product.row_bytes > std::min(plan.slot_row_bytes, steps * kStepBytes)) return false;
+  }
+  return element == 2 && s.heads <= blocks && plan.head_width <= kSmallHead && s.memory_slots <= kSmallMemory;
+}
+
 /// The plan of one kind with slots of one size.
 inline DecodePlan make_decode_plan(const DecodeShape& s, bool attends, int element, int blocks, int shared_limit,
                                    bool single, int slot_row_bytes) {
@@ -296,6 +319,7 @@ inline DecodePlan make_decode_plan(const DecodeShape& s, bool attends, int eleme
   plan.slot_row_bytes = slot_row_bytes;
   lay_out_exchange(plan, s, element);
   divide(plan, s, element, blocks);
+  plan.small = kHasSmall && single && is_small(plan, s, element, blocks);
   const int batch = static_cast<int>(s.batch);
   const auto rows_of = [&](std::int64_t size) { return batch * padded_row(static_cast<int>(size)); };
 

@@ -12,7 +12,8 @@
 namespace mmrec::kernels {
 
 template <class A>
-class SingleBlock : private SingleProduct<A> {
+class SingleBlock : protected SingleProduct<A> {
+ protected:
   using Base = SingleProduct<A>;
   using Base::barrier, Base::kSteps, Base::lane, Base::lane_, Base::multiply, Base::store_tile, Base::sums, Base::take,
       Base::thread, Base::turn_of_sums_, Base::kScalesSums, Base::kStride, Base::kStepVectors, Base::kVector, Base::p_,
@@ -49,7 +50,7 @@ class SingleBlock : private SingleProduct<A> {
     run_stage<Stage::kPredict>(layers);
   }
 
- private:
+ protected:
   static constexpr int kHeldSlots = kMostTiles;
   static constexpr int kRounds = 2;   // fp32 vectors of a lane at once
   static constexpr int kGathers = 2;  // the same of pieces of A

@@ -21,7 +21,8 @@
 //   narrow   c   hidden units: x = y + ...                                     -> x
 //
 // One sequence and several have code of their own (decode_single.cuh, decode_block.cuh) upon what they share
-// (decode_base.cuh): with one, a stage is a chain of dependent instructions that little else hides.
+// (decode_base.cuh): with one, a stage is a chain of dependent instructions that little else hides; of a small model in
+// bf16 it is a shorter one (decode_small.cuh).
 //
 // Bytes: all weights once, ≈ 16 D² elements a layer for F = 4 D; vectors once per block from L2, ≈ 21 D bytes a layer
 // and sequence in 16 bits.
@@ -42,6 +43,7 @@
 #include "kernels/cuda/decode_block.cuh"
 #include "kernels/cuda/decode_chain.h"
 #include "kernels/cuda/decode_single.cuh"
+#include "kernels/cuda/decode_small.cuh"
 #include "kernels/cuda/launch.cuh"
 
 namespace mmrec::kernels {
@@ -143,7 +145,7 @@ __device__ void take_turns(const DecodeParams<A>& p, std::uint32_t turn) {
   header[1] = 0;
 }
 
-template <class A, bool kSingle>
+template <class A, template <class> class Block>
 __global__ void __launch_bounds__(kThreads, 1) decode_kernel(const __grid_constant__ DecodeParams<A> p) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   auto* shared = ptx::shared_memory<std::byte>();
@@ -158,7 +160,7 @@ __global__ void __launch_bounds__(kThreads, 1) decode_kernel(const __grid_consta
     stream_model(p, layers, segments, ring);
     take_turns(p, turn);
   } else {
-    std::conditional_t<kSingle, SingleBlock<A>, DecodeBlock<A>>(p, shared, ring, turn).run();
+    Block<A>(p, shared, ring, turn).run();
   }
 #endif
 }
@@ -212,12 +214,16 @@ void decode_step(Cuda& cuda, const DecodeStep<Device, A>& op) {
     if (op.shape.batch > kTileColumns) return decode_chain(cuda, op);
   }
   const DecodeParams<A> params = {.op = op, .plan = plan_for(cuda, op.shape, op.slots > 1, sizeof(A))};
+  auto* kernel = params.plan.single ? decode_kernel<A, SingleBlock> : decode_kernel<A, DecodeBlock>;
+  if constexpr (std::is_same_v<A, BFloat16>) {
+    if (params.plan.small) kernel = decode_kernel<A, SmallBlock>;
+  }
   launch(cuda.stream(),
          {.grid = dim3(static_cast<unsigned>(blocks_for(cuda, op.shape))),
           .block = dim3(kThreads),
           .shared_bytes = static_cast<std::size_t>(params.plan.shared_bytes),
           .cooperative = true},
-         params.plan.single ? decode_kernel<A, true> : decode_kernel<A, false>, params);
+         kernel, params);
 }
 
 template void decode_step(Cuda&, const DecodeStep<Device, float>&);

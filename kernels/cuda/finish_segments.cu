@@ -3,13 +3,21 @@
 //
 // Given the slots, every row goes its own way, so rows are dealt out in tiles of 16 to teams of 8 blocks. A block owns
 // an eighth of the outputs of each matrix and keeps these weights in shared memory from the first piece to the last; it
-// owns one head of the attention. Three times a tile the blocks of a team meet and exchange what they have computed
-// through L2, where it is the next product's operand:
+// owns one head of the attention. Three times a tile the blocks of a team exchange what they have computed through L2,
+// where it is the next product's operand:
 //   attend -> attended | W_o -> y | rmsnorm, W_1, gelu -> hidden | W_2 -> x, sums over the tile
+//
+// Words exchanged tell by themselves whether they have been written: before that they are all ones (exchange.cuh), so a
+// reader polls what it needs and nothing else. A team's tiles take kPlaces places in turn. Who has the second exchange
+// of tile n knows that all have ended tile n - 1; in tile n + 1, while the first exchange is under way, it makes its
+// words of tile n - 1 all ones again, for tile n + 3. Every thread has a fence in every tile, between the second and
+// the third exchange: that of n + 1 and that of n + 2 put the ones before all that is read in tile n + 3.
+//
 // A tile's fp64 sums over time are all that teams tell each other. They go through Cuda::flags(), zero between ops,
 // where a word that is not zero has been written (a sum of 0 is written as -0); who needs a slot waits for the sums of
-// all tiles and adds them up, always in the same order. While it waits it attends to the older slots. Words go back to
-// zero when all have read them: two pieces later, or at the end.
+// all tiles and adds them up, always in the same order. Words go back to zero when all have read them: two pieces
+// later, or at the end. What does not need that slot is done before: during a tile's last exchange a block attends to
+// all older slots for the team's next tile.
 //
 // Products are 16 rows by tensor core, operands in shared memory in steps of 64 bytes of k (tile_product.cuh's
 // permutation), rows of odd number with the halves of every 128 bytes exchanged, so that 8 lanes meet no bank twice.
@@ -32,9 +40,18 @@ using namespace segments;
 constexpr int kMostTeams = 64;
 constexpr std::int64_t kSumWords = std::int64_t{Cuda::kFlagWords} - kMostTeams * kCounterWords;
 
-template <class A>
+template <class A, bool kKnown>
 __global__ void __launch_bounds__(kThreads, 1) finish_segments_kernel(const __grid_constant__ Params<A> p) {
-  Block<A>(p, ptx::shared_memory<std::byte>()).run();
+  Block<A, kKnown>(p, ptx::shared_memory<std::byte>()).run();
+}
+
+template <class A>
+Sizes sizes_of(const FinishSegments<Device, A>& op) {
+  return {static_cast<int>(op.x.dim), static_cast<int>(op.ffn_in.rows), static_cast<int>(op.x.dim / op.heads)};
+}
+template <class A>
+auto kernel_of(const FinishSegments<Device, A>& op) {
+  return sizes_of(op) == kKnownSizes ? &finish_segments_kernel<A, true> : &finish_segments_kernel<A, false>;
 }
 
 template <class A>
@@ -54,7 +71,10 @@ Plan plan_of(const FinishSegments<Device, A>& op) {
   plan.hidden = next(kRows * 2 * std::max(dim, ffn));
   plan.normed = next(kRows * 2 * dim);
   const std::int64_t slots = op.memory_slots * (dim / op.heads) * 4;
-  plan.work = next(std::max({slots, 2 * kRows * 4 * dim / kTeam, kRows * 4 * ffn / kTeam}));
+  const std::int64_t sums = kGroups * 8 * (dim / op.heads);
+  plan.work = next(std::max({slots, sums, 2 * kRows * 4 * dim / kTeam, kRows * 4 * ffn / kTeam}));
+  plan.norm = next(4 * dim);
+  plan.bias = next(4 * ffn / kTeam);
   plan.bytes = static_cast<int>(bytes);
   return plan;
 }
@@ -68,17 +88,18 @@ Exchange exchange_of(const FinishSegments<Device, A>& op) {
 
 /// Teams that run at once. Asking takes time, so the last answer is kept.
 template <class A>
-int resident_teams(const Cuda& cuda, const Plan& plan) {
-  static std::atomic<std::uint64_t> known{0};  // device, bytes, teams
-  const std::uint64_t key =
-      (static_cast<std::uint64_t>(cuda.device()) + 1) << 48 | static_cast<std::uint64_t>(plan.bytes) << 16;
+int resident_teams(const Cuda& cuda, const FinishSegments<Device, A>& op, const Plan& plan) {
+  static std::atomic<std::uint64_t> known{0};  // device, kernel, bytes, teams
+  const bool own = sizes_of(op) == kKnownSizes;
+  const std::uint64_t key = (static_cast<std::uint64_t>(cuda.device()) + 1) << 48 | std::uint64_t{own} << 47 |
+                            static_cast<std::uint64_t>(plan.bytes) << 16;
   const std::uint64_t before = known.load(std::memory_order_relaxed);
   if ((before & ~std::uint64_t{0xffff}) == key) return static_cast<int>(before & 0xffff);
   int blocks = 0;  // of a multiprocessor
-  check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(&finish_segments_kernel<A>),
+  check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel_of(op)),
                                   cudaFuncAttributeMaxDynamicSharedMemorySize, plan.bytes),
              "cudaFuncSetAttribute");
-  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, finish_segments_kernel<A>, kThreads,
+  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel_of(op), kThreads,
                                                            static_cast<std::size_t>(plan.bytes)),
              "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
   const int teams = std::min(blocks * cuda.processors() / kTeam, kMostTeams);
@@ -128,7 +149,7 @@ bool finish_segments_supported(const Cuda& cuda, const FinishSegments<Device, A>
     }
     const std::int64_t width = dim / op.heads;
     const std::int64_t attention_bytes = (kRows * 4 + kGroups * 8) * width;
-    if (width < 32 || width > 64 * kLanePairs || !std::has_single_bit(static_cast<unsigned>(width))) return false;
+    if (width < 32 || width > 64 * kMostPairs || !std::has_single_bit(static_cast<unsigned>(width))) return false;
     if (attention_bytes > kRows * 2 * std::max(dim, ffn)) return false;
     if (op.memory_slots * width > kHeld * kThreads * kGroup || op.segment > 1 << 20) return false;
     const bool aligned = takes_pieces(op.x) && takes_pieces(op.h) && takes_pieces(op.v) && takes_pieces(op.q) &&
@@ -140,7 +161,7 @@ bool finish_segments_supported(const Cuda& cuda, const FinishSegments<Device, A>
     int shared = 0;
     check_cuda(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, cuda.device()),
                "cudaDeviceGetAttribute");
-    return plan.bytes <= shared && resident_teams<A>(cuda, plan) > 0;
+    return plan.bytes <= shared && resident_teams(cuda, op, plan) > 0;
   }
 }
 
@@ -148,11 +169,12 @@ template <class A>
 void finish_segments(Cuda& cuda, const FinishSegments<Device, A>& op) {
   const Plan plan = plan_of(op);
   const Cut cut = cut_of(op);
-  const int resident = resident_teams<A>(cuda, plan);
+  const int resident = resident_teams(cuda, op, plan);
   const std::int64_t most = std::min<std::int64_t>(sequences_of(op), resident);
   for (std::int64_t b = 0; b < op.x.batch; b += most) {
     const std::int64_t sequences = std::min(most, op.x.batch - b);
     Params<A> p = {.op = op,
+                   .sizes = sizes_of(op),
                    .sums = reinterpret_cast<ulonglong2*>(cuda.flags()),
                    .counters = cuda.flags() + kSumWords,
                    .exchange = static_cast<std::byte*>(cuda.scratch()),
@@ -160,6 +182,9 @@ void finish_segments(Cuda& cuda, const FinishSegments<Device, A>& op) {
                    .plan = plan,
                    .time = static_cast<int>(op.x.time),
                    .segment = static_cast<int>(op.segment),
+                   .inverse = std::has_single_bit(static_cast<std::uint64_t>(op.segment))
+                                  ? 1.0 / static_cast<double>(op.segment)
+                                  : 0.0,
                    .into_segment = static_cast<int>(op.position % op.segment),
                    .slots = static_cast<int>(op.memory_slots),
                    .filled = static_cast<int>(std::min(op.position / op.segment, op.memory_slots)),
@@ -177,7 +202,7 @@ void finish_segments(Cuda& cuda, const FinishSegments<Device, A>& op) {
                                  .block = dim3(kThreads),
                                  .shared_bytes = static_cast<std::size_t>(plan.bytes),
                                  .cooperative = true};
-    launch(cuda.stream(), config, finish_segments_kernel<A>, p);
+    launch(cuda.stream(), config, kernel_of(op), p);
   }
 }
 

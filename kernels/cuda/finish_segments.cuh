@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/element.cuh"
+#include "kernels/cuda/exchange.cuh"
 #include "kernels/cuda/memory_attention.cuh"
 #include "kernels/cuda/ptx.cuh"
 
@@ -20,21 +21,24 @@ inline constexpr int kTiles = 3;        // of a warp at once
 inline constexpr int kStep = 64;        // bytes of k
 inline constexpr int kHeld = 4;         // vectors of a thread's share of the slots
 inline constexpr int kMostDim = 512;    // D
-inline constexpr int kQueries = 2;      // vectors of a thread's share of the queries
-inline constexpr int kLanePairs = 2;    // of a lane's share of a head
+inline constexpr int kMostQueries = 2;  // vectors of a thread's share of the queries
+inline constexpr int kMostPairs = 2;    // of a lane's share of a head
 inline constexpr int kGroups = 4;       // that divide the tiles whose sums are added up
+inline constexpr int kPlaces = 4;       // that a team's tiles take in turn to exchange what they have computed
 
 /// Where things lie in a block's shared memory, in bytes.
 struct Plan {
   int ffn_in;  // after memory_out's rows
   int ffn_out;
   int hidden;  // kRows operands of W_2, before them of W_o, before them what attention works on
-  int normed;  // kRows operands of W_1; staging
-  int work;    // slots of a head, partial sums of products
+  int normed;  // kRows operands of W_1; staging; the newest slot
+  int work;    // slots of a head, partial sums of products, tiles' sums
+  int norm;
+  int bias;  // of the hidden units
   int bytes;
 };
 
-/// Where things lie in a team's memory, in bytes: kRows operands of W_o, of the norm (fp32) and of W_2.
+/// Where things lie in a place of a team's memory, in bytes: kRows operands of W_o, of the norm (fp32) and of W_2.
 struct Exchange {
   int attended;
   int mixed;
@@ -42,19 +46,30 @@ struct Exchange {
   int bytes;
 };
 
-/// A team's counters, in a line of their own: blocks that have arrived at its meetings, and that have left.
+/// A team's counters, in a line of their own: blocks that have begun, and that have left.
 inline constexpr int kCounterWords = 32;
+
+struct Sizes {
+  int dim;
+  int ffn;
+  int width;  // of a head
+  friend constexpr bool operator==(const Sizes&, const Sizes&) = default;
+};
+/// They have a kernel of their own, in which addresses and ends of loops are numbers.
+inline constexpr Sizes kKnownSizes = {384, 768, 64};
 
 template <class A>
 struct Params {
   FinishSegments<Device, A> op;
+  Sizes sizes;
   ulonglong2* sums;         // [B][pieces][tiles][D / 2]
   std::uint32_t* counters;  // [team][kCounterWords]
-  std::byte* exchange;      // [team]
+  std::byte* exchange;      // [team][kPlaces]
   Exchange places;
   Plan plan;
   int time;
   int segment;
+  double inverse;    // of the segment's length where it is a power of two, else 0
   int into_segment;  // of the first time
   int slots;         // of the ring
   int filled;        // of them, before the first piece
@@ -72,7 +87,8 @@ struct Pair {
 /// Byte `byte` of row `row` of `pitch` bytes of an operand.
 __device__ inline int place(int row, int pitch, int byte) { return row * pitch + (byte ^ (row % 2 * kStep)); }
 
-template <class A>
+/// kKnown: the sizes are kKnownSizes.
+template <class A, bool kKnown>
 class Block {
  public:
   __device__ Block(const Params<A>& p, std::byte* shared)
@@ -82,43 +98,44 @@ class Block {
         rank_(static_cast<int>(blockIdx.x) % kTeam),
         index_(static_cast<int>(blockIdx.x) / kTeam % p.teams),
         sequence_(static_cast<int>(blockIdx.x) / kTeam / p.teams),
-        dim_(static_cast<int>(p.op.x.dim)),
-        ffn_(static_cast<int>(p.op.ffn_in.rows)),
-        share_(dim_ / kTeam),
-        ffn_share_(ffn_ / kTeam),
-        width_(dim_ / static_cast<int>(p.op.heads)),
         owns_head_(rank_ < p.op.heads),
-        columns_(share_ / kGroup),
         counters_(p.counters + blockIdx.x / kTeam * kCounterWords),
-        exchange_(p.exchange + std::int64_t{blockIdx.x / kTeam} * p.places.bytes) {
+        exchange_(p.exchange + std::int64_t{blockIdx.x / kTeam} * kPlaces * p.places.bytes) {
     const int item = static_cast<int>(threadIdx.x);
-    row_ = item < kRows * columns_ ? item / columns_ : kRows;
-    channel_ = rank_ * share_ + item % columns_ * kGroup;
-    query_row_ = item / (width_ / kGroup);
-    const int hidden = ffn_share_ / kGroup;
+    const int columns = share() / kGroup;  // groups of 4 channels in a share
+    row_ = item < kRows * columns ? item / columns : kRows;
+    channel_ = rank_ * share() + item % columns * kGroup;
+    query_row_ = item / (width() / kGroup);
+    const int hidden = ffn_share() / kGroup;
     hidden_row_ = item / hidden, hidden_column_ = item % hidden;
     hidden_rows_ = kThreads / hidden, hidden_columns_ = kThreads % hidden;
   }
 
   __device__ void run() {
-    keep_weights(op_.memory_out, share_, 0);
-    keep_weights(op_.ffn_in, ffn_share_, p_.plan.ffn_in);
-    keep_weights(op_.ffn_out, share_, p_.plan.ffn_out);
+    keep_weights(op_.memory_out, share(), 0);
+    keep_weights(op_.ffn_in, ffn_share(), p_.plan.ffn_in);
+    keep_weights(op_.ffn_out, share(), p_.plan.ffn_out);
+    keep(op_.norm, dim(), p_.plan.norm);
+    keep(op_.ffn_in_bias == nullptr ? nullptr : op_.ffn_in_bias + rank_ * ffn_share(), ffn_share(), p_.plan.bias);
     if (owns_head_) load_slots();
     load4(op_.memory_out_bias, memory_bias_);
     load4(op_.ffn_out_bias, ffn_bias_);
     Task task = next(-1, p_.tiles);
     fetch(task);
-    while (task.piece.number < p_.pieces) {
-      const Task after = next(task.piece.number, task.tile + p_.teams);
-      finish_tile(task, after);
-      task = after;
-    }
+    for (int place = 0; place < kPlaces; ++place) blank(place);
+    if (owns_head_) attend_kept(task);
+    meet();
+    while (task.piece.number < p_.pieces) task = finish_tile(task);
     if (index_ == 0) close();
     leave();
   }
 
  private:
+  // At most, of what they say above.
+  static constexpr int kQueries = kKnown ? kRows * kKnownSizes.width / kGroup / kThreads : kMostQueries;
+  static constexpr int kLanePairs = kKnown ? (kKnownSizes.width + 63) / 64 : kMostPairs;
+  static constexpr int kDim = kKnown ? kKnownSizes.dim : kMostDim;
+
   struct Piece {
     int number = 0;
     int first = 0;  // time
@@ -131,6 +148,7 @@ class Block {
     Piece piece;  // number p_.pieces: none
     int tile = 0;
     int rows = 0;
+    bool fresh = false;  // the newest slot is yet to be made, from the sums of the piece before
   };
   /// What a tile needs of memory.
   struct Fetched {
@@ -139,9 +157,15 @@ class Block {
     uint2 q[kQueries];
   };
 
+  __device__ int dim() const { return kKnown ? kKnownSizes.dim : p_.sizes.dim; }
+  __device__ int ffn() const { return kKnown ? kKnownSizes.ffn : p_.sizes.ffn; }
+  __device__ int width() const { return kKnown ? kKnownSizes.width : p_.sizes.width; }
+  __device__ int share() const { return dim() / kTeam; }  // a block's outputs
+  __device__ int ffn_share() const { return ffn() / kTeam; }
+
   __device__ static int thread() { return static_cast<int>(threadIdx.x); }
-  __device__ static int warp() { return thread() / 32; }
-  __device__ static int lane() { return thread() % 32; }
+  __device__ static int warp() { return static_cast<int>(threadIdx.x / 32); }
+  __device__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
   template <class T>
   __device__ T* at(int offset) const {
     return reinterpret_cast<T*>(shared_ + offset);
@@ -165,7 +189,9 @@ class Block {
     while (true) {
       if (number >= 0) {
         const Piece piece = piece_of(number);
-        if (tile < piece.tiles) return {piece, tile, min(piece.tokens - tile * kRows, kRows)};
+        if (tile < piece.tiles) {
+          return {piece, tile, min(piece.tokens - tile * kRows, kRows), number > 0 && tile == index_};
+        }
       }
       tile = index_;
       if (++number >= p_.pieces) return {.piece = {.number = p_.pieces}};
@@ -180,8 +206,8 @@ class Block {
       fetched_.v = __ldcg(reinterpret_cast<const uint2*>(op_.v.at(sequence_, 0, time + row_) + channel_));
     }
     if (!owns_head_ || task.piece.slots < 2) return;
-    const int vectors = width_ / kGroup;
-    const A* q = op_.q.at(sequence_, 0, time) + rank_ * width_ + (thread() - query_row_ * vectors) * kGroup;
+    const int vectors = width() / kGroup;
+    const A* q = op_.q.at(sequence_, 0, time) + rank_ * width() + (thread() - query_row_ * vectors) * kGroup;
 #pragma unroll
     for (int k = 0; k < kQueries; ++k) {
       const int row = query_row_ + k * (kThreads / vectors);
@@ -209,18 +235,26 @@ class Block {
     }
   }
 
+  /// `count` floats, or zeros.
+  __device__ void keep(const float* from, int count, int offset) {
+    for (int i = thread(); i < count / kGroup; i += kThreads) {
+      *(at<float4>(offset) + i) =
+          from == nullptr ? make_float4(0, 0, 0, 0) : __ldg(reinterpret_cast<const float4*>(from) + i);
+    }
+  }
+
   // --- Slots ---------------------------------------------------------------------------------------------------------
 
   /// Vector `i` of slot `slot` of this block's head. Vectors change places within 8, so that 8 lanes that read the same
   /// vector of 8 slots meet no bank twice.
   __device__ float4* slot_vector(int slot, int i) const {
-    return at<float4>(p_.plan.work) + slot * (width_ / kGroup) + (i ^ (slot % 8));
+    return at<float4>(p_.plan.work) + slot * (width() / kGroup) + (i ^ (slot % 8));
   }
   __device__ float* ring(int slot) const {
-    return op_.memory + (sequence_ * op_.memory_slots + slot) * dim_ + rank_ * width_;
+    return op_.memory + (sequence_ * op_.memory_slots + slot) * dim() + rank_ * width();
   }
   __device__ void load_slots() {
-    const int vectors = width_ / kGroup;
+    const int vectors = width() / kGroup;
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
       const int slot = (thread() + k * kThreads) / vectors;
@@ -231,13 +265,11 @@ class Block {
   }
 
   __device__ ulonglong2* tile_sums(int piece, int tile) const {
-    return p_.sums + ((std::int64_t{sequence_} * p_.pieces + piece) * p_.tiles + tile) * (dim_ / 2);
+    return p_.sums + ((std::int64_t{sequence_} * p_.pieces + piece) * p_.tiles + tile) * (dim() / 2);
   }
   /// Adds up the piece's tiles for `pairs` pairs of channels from pair `first` on: to[group][pair].
-  __device__ void gather(const Piece& piece, int first, int pairs, Pair* to) const {
-    if (thread() >= kGroups * pairs) return;
-    const int group = thread() / pairs;
-    const int pair = thread() % pairs;
+  __device__ void gather(const Piece& piece, int first, int pairs, int group, int pair, Pair* to) const {
+    if (group >= kGroups) return;
     constexpr int kAhead = 4;
     Pair sum;
     for (int begin = group; begin < piece.tiles; begin += kAhead * kGroups) {
@@ -251,7 +283,7 @@ class Block {
           written = written && words[i].x != 0 && words[i].y != 0;
         }
         if (written) break;
-        ptx::spin_pause();
+        ptx::spin_briefly();
       }
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
@@ -266,7 +298,7 @@ class Block {
   __device__ Pair total(const Piece& piece, const Pair* gathered, int first, int pairs, int pair) const {
     Pair sum;
     if (piece.number == 0) {
-      const double* before = op_.sum + std::int64_t{sequence_} * dim_ + 2 * (first + pair);
+      const double* before = op_.sum + std::int64_t{sequence_} * dim() + 2 * (first + pair);
       sum = {__ldcg(before), __ldcg(before + 1)};
     }
 #pragma unroll
@@ -282,19 +314,26 @@ class Block {
   /// Attention of a warp's two rows, of the lane's pairs of channels.
   using Attended = Softmax<2 * kLanePairs>;
 
-  /// This block's head of the tile; the newest slot comes last. `fresh`: it is yet to be made, from the sums of the
-  /// piece before, and kept.
-  __device__ void attend(const Piece& piece, bool fresh, Attended (&state)[2]) {
+  /// Whether vector `k` of the thread's share is one of slot `slot`.
+  __device__ bool holds(int k, int slot) const {
+    const auto vectors = static_cast<unsigned>(width() / kGroup);
+    return static_cast<unsigned>(held_at_[k]) - static_cast<unsigned>(slot) * vectors < vectors;
+  }
+
+  /// This block's head of the tile that fetch() has asked for, but for a slot that is yet to be made. The newest slot
+  /// comes last. Nobody else uses the slots' and the queries' memory meanwhile.
+  __device__ void attend_kept(const Task& task) {
+    const Piece& piece = task.piece;
+    if (piece.number >= p_.pieces) return;
     auto* q = at<float>(p_.plan.hidden);
-    auto* gathered = reinterpret_cast<Pair*>(q + kRows * width_);
-    const int vectors = width_ / kGroup;
+    const int vectors = width() / kGroup;
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
       // Nothing, not even what is no number, is left of the slot that the new one replaces.
-      const bool gone = fresh && static_cast<unsigned>(held_at_[k] - piece.newest * vectors) < unsigned(vectors);
+      const bool gone = task.fresh && holds(k, piece.newest);
       if (held_at_[k] >= 0) *(slot_vector(0, 0) + held_at_[k]) = gone ? make_float4(0, 0, 0, 0) : held_[k];
     }
-    const float scale = 1.4426950408889634F / sqrtf(static_cast<float>(width_));
+    const float scale = 1.4426950408889634F / sqrtf(static_cast<float>(width()));
 #pragma unroll
     for (int k = 0; k < kQueries; ++k) {
       const int i = thread() + k * kThreads;
@@ -304,66 +343,39 @@ class Block {
       }
     }
     __syncthreads();
-    const int pairs = width_ / 2;
-    const float* const rows[2] = {q + 2 * warp() * width_, q + (2 * warp() + 1) * width_};
-    if (piece.slots == 0) return;
-    attend_kept(rows, piece.slots, piece.newest, state);
-
-    if (fresh) {
-      const Piece before = piece_of(piece.number - 1);
-      gather(before, rank_ * pairs, pairs, gathered);
-      __syncthreads();
-      if (warp() == 0) {
-        for (int pair = lane(); pair < pairs; pair += 32) {
-          const Pair sum = total(before, gathered, rank_ * pairs, pairs, pair);
-          const auto segment = static_cast<double>(op_.segment);
-          const float2 slot = make_float2(static_cast<float>(sum.x / segment), static_cast<float>(sum.y / segment));
-          reinterpret_cast<float2*>(slot_vector(piece.newest, pair / 2))[pair % 2] = slot;
-          if (index_ == 0) reinterpret_cast<float2*>(ring(piece.newest))[pair] = slot;
-        }
+    attended_[0] = {}, attended_[1] = {};
+    if (piece.slots > 0) {
+      const int pairs = width() / 2;
+      const float* const rows[2] = {q + 2 * warp() * width(), q + (2 * warp() + 1) * width()};
+      if (pairs <= 32) {
+        attend_all<1>(rows, piece.slots, piece.newest);
+      } else {
+        attend_all<kLanePairs>(rows, piece.slots, piece.newest);
       }
-      __syncthreads();
-    }
-    float2 slot[kLanePairs] = {};
-    float scores[2] = {};
-#pragma unroll
-    for (int i = 0; i < kLanePairs; ++i) {
-      const int pair = lane() + 32 * i;
-      if (pair >= pairs) break;
-      slot[i] = reinterpret_cast<const float2*>(slot_vector(piece.newest, pair / 2))[pair % 2];
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        scores[n] = __fmaf_rn(rows[n][2 * pair], slot[i].x, scores[n]);
-        scores[n] = __fmaf_rn(rows[n][2 * pair + 1], slot[i].y, scores[n]);
-      }
-    }
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-#pragma unroll
-      for (int offset = 16; offset > 0; offset /= 2) scores[n] += __shfl_xor_sync(0xffffffffU, scores[n], offset);
-      Attended part;
-      part.max = scores[n];
-      part.sum = weight_of(scores[n], scores[n]);  // 1, or NaN
+      float2 newest[kLanePairs] = {};
 #pragma unroll
       for (int i = 0; i < kLanePairs; ++i) {
-        part.values[2 * i] = part.sum * slot[i].x;
-        part.values[2 * i + 1] = part.sum * slot[i].y;
+        const int pair = lane() + 32 * i;
+        queries_[0][i] = queries_[1][i] = make_float2(0, 0);
+        if (pair >= pairs) continue;
+        queries_[0][i] = reinterpret_cast<const float2*>(rows[0])[pair];
+        queries_[1][i] = reinterpret_cast<const float2*>(rows[1])[pair];
+        newest[i] = reinterpret_cast<const float2*>(slot_vector(piece.newest, pair / 2))[pair % 2];
       }
-      merge(state[n], part);
+      if (!task.fresh) attend_newest(newest);
     }
-#pragma unroll
-    for (int k = 0; k < kHeld; ++k) {
-      if (held_at_[k] >= 0) held_[k] = *(slot_vector(0, 0) + held_at_[k]);
-    }
+    __syncthreads();
   }
 
-  /// The first `slots` slots but `left_out`, a lane a slot for the scores and a pair of channels for the values.
-  __device__ void attend_kept(const float* const (&rows)[2], int slots, int left_out, Attended (&state)[2]) const {
+  /// The first `slots` slots but `left_out`, a lane a slot for the scores and kPairs pairs of channels for the values.
+  template <int kPairs>
+  __device__ void attend_all(const float* const (&rows)[2], int slots, int left_out) {
+    constexpr int kSlots = 8;  // at once
     for (int first = 0; first < slots; first += 32) {
       const int slot = min(first + lane(), slots - 1);
       float scores[2] = {};
 #pragma unroll 8
-      for (int i = 0; i < width_ / kGroup; ++i) {
+      for (int i = 0; i < width() / kGroup; ++i) {
         const float4 k = *slot_vector(slot, i);
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
@@ -383,67 +395,136 @@ class Block {
         for (int offset = 16; offset > 0; offset /= 2) {
           most = fmaxf(most, __shfl_xor_sync(0xffffffffU, most, offset));
         }
-        most = fmaxf(most, state[n].max);
-        const float kept = weight_of(state[n].max, most);
+        most = fmaxf(most, attended_[n].max);
+        const float kept = weight_of(attended_[n].max, most);
         weights[n] = counts ? weight_of(scores[n], most) : 0.0F;
         float sum = weights[n];
 #pragma unroll
         for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffU, sum, offset);
-        state[n].max = most;
-        state[n].sum = __fmaf_rn(state[n].sum, kept, sum);
+        attended_[n].max = most;
+        attended_[n].sum = __fmaf_rn(attended_[n].sum, kept, sum);
 #pragma unroll
-        for (float& value : state[n].values) value *= kept;
+        for (float& value : attended_[n].values) value *= kept;
       }
-      const int count = min(slots - first, 32);
-#pragma unroll 4
-      for (int j = 0; j < count; ++j) {
-        const float weight[2] = {__shfl_sync(0xffffffffU, weights[0], j), __shfl_sync(0xffffffffU, weights[1], j)};
+      // The last slot stands in, with weight 0, for those past it; a lane without channels repeats the last ones.
+      for (int begin = first; begin < min(slots, first + 32); begin += kSlots) {
 #pragma unroll
-        for (int i = 0; i < kLanePairs; ++i) {
-          const int pair = lane() + 32 * i;
-          if (pair >= width_ / 2) break;
-          const float2 v = reinterpret_cast<const float2*>(slot_vector(first + j, pair / 2))[pair % 2];
+        for (int j = 0; j < kSlots; ++j) {
+          const float weight[2] = {__shfl_sync(0xffffffffU, weights[0], begin - first + j),
+                                   __shfl_sync(0xffffffffU, weights[1], begin - first + j)};
 #pragma unroll
-          for (int n = 0; n < 2; ++n) {
-            state[n].values[2 * i] = __fmaf_rn(weight[n], v.x, state[n].values[2 * i]);
-            state[n].values[2 * i + 1] = __fmaf_rn(weight[n], v.y, state[n].values[2 * i + 1]);
+          for (int i = 0; i < kPairs; ++i) {
+            const int pair = min(lane() + 32 * i, width() / 2 - 1);
+            const float2 v =
+                reinterpret_cast<const float2*>(slot_vector(min(begin + j, slots - 1), pair / 2))[pair % 2];
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+              attended_[n].values[2 * i] = __fmaf_rn(weight[n], v.x, attended_[n].values[2 * i]);
+              attended_[n].values[2 * i + 1] = __fmaf_rn(weight[n], v.y, attended_[n].values[2 * i + 1]);
+            }
           }
         }
       }
     }
   }
 
+  /// The newest slot, of the lane's channels; zeros where it has none.
+  __device__ void attend_newest(const float2 (&slot)[kLanePairs]) {
+    float scores[2] = {};
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+      for (int i = 0; i < kLanePairs; ++i) {
+        scores[n] = __fmaf_rn(queries_[n][i].x, slot[i].x, scores[n]);
+        scores[n] = __fmaf_rn(queries_[n][i].y, slot[i].y, scores[n]);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+      for (int offset = 16; offset > 0; offset /= 2) scores[n] += __shfl_xor_sync(0xffffffffU, scores[n], offset);
+      Attended part;
+      part.max = scores[n];
+      part.sum = weight_of(scores[n], scores[n]);  // 1, or NaN
+#pragma unroll
+      for (int i = 0; i < kLanePairs; ++i) {
+        part.values[2 * i] = part.sum * slot[i].x;
+        part.values[2 * i + 1] = part.sum * slot[i].y;
+      }
+      merge(attended_[n], part);
+    }
+  }
+
+  /// Makes the piece's newest slot, in each warp, and attends to it.
+  __device__ void attend_made(const Piece& piece, float2 (&slot)[kLanePairs]) {
+    auto* gathered = at<Pair>(p_.plan.work);
+    const int pairs = width() / 2;
+    const Piece before = piece_of(piece.number - 1);
+    const int shift = 31 - __clz(pairs);  // a power of two
+    gather(before, rank_ * pairs, pairs, thread() >> shift, thread() & (pairs - 1), gathered);
+    __syncthreads();
+    const auto segment = static_cast<double>(op_.segment);
+#pragma unroll
+    for (int i = 0; i < kLanePairs; ++i) {
+      const int pair = lane() + 32 * i;
+      if (pair >= pairs) break;
+      const Pair sum = total(before, gathered, rank_ * pairs, pairs, pair);
+      const auto mean = [&](double v) { return static_cast<float>(p_.inverse != 0 ? v * p_.inverse : v / segment); };
+      slot[i] = make_float2(mean(sum.x), mean(sum.y));
+    }
+    attend_newest(slot);
+  }
+  /// Keeps it for the block's threads and for later ops.
+  __device__ void store_made(const Piece& piece, const float2 (&slot)[kLanePairs]) const {
+    const int pairs = width() / 2;
+    if (warp() != 0) return;
+#pragma unroll
+    for (int i = 0; i < kLanePairs; ++i) {
+      const int pair = lane() + 32 * i;
+      if (pair >= pairs) break;
+      at<float2>(p_.plan.normed)[pair] = slot[i];
+      if (index_ == 0) reinterpret_cast<float2*>(ring(piece.newest))[pair] = slot[i];
+    }
+  }
+  /// Takes it into the threads' shares, after a barrier.
+  __device__ void hold_made(const Piece& piece) {
+    const int vectors = width() / kGroup;
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) {
+      if (holds(k, piece.newest))
+        held_[k] = *(at<float4>(p_.plan.normed) + ((thread() + k * kThreads) & (vectors - 1)));
+    }
+  }
+
   /// Gives the team the warp's rows of this block's head. Of neighbouring lanes one takes the first row's four
   /// channels, the other the second's.
-  __device__ void share_attended(const Attended (&state)[2]) const {
+  __device__ void share_attended() const {
     const bool odd = lane() % 2 != 0;
     float inverse[2];
 #pragma unroll
-    for (int n = 0; n < 2; ++n) inverse[n] = state[n].sum == 0.0F ? 0.0F : 1.0F / state[n].sum;
+    for (int n = 0; n < 2; ++n) inverse[n] = attended_[n].sum == 0.0F ? 0.0F : 1.0F / attended_[n].sum;
 #pragma unroll
     for (int i = 0; i < kLanePairs; ++i) {
       const int pair = lane() + 32 * i;
       const std::uint32_t low =
-          ptx::to_pair<A>(state[0].values[2 * i] * inverse[0], state[0].values[2 * i + 1] * inverse[0]);
+          ptx::to_pair<A>(attended_[0].values[2 * i] * inverse[0], attended_[0].values[2 * i + 1] * inverse[0]);
       const std::uint32_t high =
-          ptx::to_pair<A>(state[1].values[2 * i] * inverse[1], state[1].values[2 * i + 1] * inverse[1]);
+          ptx::to_pair<A>(attended_[1].values[2 * i] * inverse[1], attended_[1].values[2 * i + 1] * inverse[1]);
       const std::uint32_t other = __shfl_xor_sync(0xffffffffU, odd ? low : high, 1);
-      if (pair >= width_ / 2) continue;
+      if (pair >= width() / 2) continue;
       const int row = 2 * warp() + (odd ? 1 : 0);
-      give(p_.places.attended + place(row, 2 * dim_, 2 * (rank_ * width_ + pair / 2 * kGroup)),
-           odd ? make_uint2(other, high) : make_uint2(low, other));
+      give(p_.places.attended + attended_place(row, pair / 2), odd ? make_uint2(other, high) : make_uint2(low, other));
     }
   }
 
   // --- Stages --------------------------------------------------------------------------------------------------------
 
-  /// Waits for the other blocks of the team: what all have written to memory before may be read past L1.
-  __device__ void meet() {
+  /// Once, after the places are blank: waits for the other blocks of the team.
+  __device__ void meet() const {
     __syncthreads();
-    ++meetings_;
     if (thread() == 0) {
       ptx::add_release(counters_, 1);
-      while (ptx::load_acquire(counters_) < kTeam * meetings_) ptx::spin_pause();
+      while (ptx::load_acquire(counters_) < kTeam) ptx::spin_pause();
     }
     __syncthreads();
   }
@@ -453,15 +534,85 @@ class Block {
     counters_[0] = 0;
     counters_[1] = 0;
   }
-  /// kRows operands of `bytes` bytes, as they lie in the team's memory.
+
+  // Where this block writes in the place of the team's tile, in bytes: vectors of its head, and of its shares.
+  __device__ int attended_place(int row, int vector) const {
+    return p_.places.attended + place(row, 2 * dim(), 2 * (rank_ * width() + vector * kGroup));
+  }
+  __device__ int mixed_place() const { return p_.places.mixed + 4 * (row_ * dim() + channel_); }
+  __device__ int hidden_place(int row, int vector) const {
+    return p_.places.hidden + place(row, 2 * ffn(), 2 * (rank_ * ffn_share() + vector * kGroup));
+  }
+  __device__ std::byte* place_of(int tile) const { return exchange_ + tile % kPlaces * p_.places.bytes; }
+
+  /// What a word is given as: all ones, two 16-bit numbers that are one NaN or a float, as another NaN.
+  __device__ static std::uint32_t written(std::uint32_t word) {
+    return word == kUnwritten<float> ? kUnwritten<float> / 2 : word;
+  }
+  /// Writes 8 or 16 bytes for the team.
+  __device__ void give(int offset, uint2 v) const {
+    ptx::store_relaxed(reinterpret_cast<uint2*>(place_of(count_) + offset), make_uint2(written(v.x), written(v.y)));
+  }
+  __device__ void give(int offset, const float (&y)[kGroup]) const {
+    const auto pair = [](float low, float high) {
+      return std::uint64_t{written(__float_as_uint(high))} << 32 | written(__float_as_uint(low));
+    };
+    ptx::store_relaxed_pair(reinterpret_cast<ulonglong2*>(place_of(count_) + offset),
+                            {pair(y[0], y[1]), pair(y[2], y[3])});
+  }
+  /// Makes what this block writes in a place all ones again.
+  __device__ void blank(int tile) const {
+    constexpr uint2 kOnes = {kUnwritten<float>, kUnwritten<float>};
+    std::byte* to = place_of(tile);
+    const auto write = [&](int offset) { ptx::store_relaxed(reinterpret_cast<uint2*>(to + offset), kOnes); };
+    if (owns_head_) {
+      const int vectors = width() / kGroup;
+#pragma unroll
+      for (int k = 0; k < kQueries; ++k) {
+        const int row = query_row_ + k * (kThreads / vectors);
+        if (row < kRows) write(attended_place(row, thread() - query_row_ * vectors));
+      }
+    }
+    if (owns_row()) ptx::store_relaxed_pair(reinterpret_cast<ulonglong2*>(to + mixed_place()), {~0ULL, ~0ULL});
+    for_each_hidden([&](int row, int vector) { write(hidden_place(row, vector)); });
+  }
+
+  /// to[k] = from[k stride] for k < count, once others have written it. All are asked for at once, then those that
+  /// were not there.
+  template <int kCount>
+  __device__ static void await_vectors(const uint4* from, int stride, int count, uint4 (&to)[kCount]) {
+    const auto is_missing = [](const uint4& v) { return max(max(v.x, v.y), max(v.z, v.w)) == kUnwritten<float>; };
+    std::uint32_t missing = (1U << min(count, kCount)) - 1;
+#pragma unroll
+    for (uint4& v : to) v = make_uint4(0, 0, 0, 0);
+    while (true) {
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) ptx::load_relaxed_if((missing >> k & 1U) != 0, from + k * stride, to[k]);
+      missing = 0;
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) missing |= is_missing(to[k]) ? 1U << k : 0U;
+      if (missing == 0) return;
+      ptx::spin_briefly();
+    }
+  }
+  /// kRows operands of `bytes` bytes, as they lie in the tile's place; kAhead vectors of a thread at once.
+  template <int kAhead>
   __device__ void receive(int from, int to, int bytes) const {
-    const auto* vectors = reinterpret_cast<const uint4*>(exchange_ + from);
-#pragma unroll 6
-    for (int i = thread(); i < kRows * bytes / 16; i += kThreads) *(at<uint4>(to) + i) = __ldcg(vectors + i);
+    const auto* vectors = reinterpret_cast<const uint4*>(place_of(count_) + from);
+    const int count = kRows * bytes / 16;
+    for (int begin = 0; begin < count; begin += kAhead * kThreads) {
+      const int first = begin + thread();
+      const int left = count - begin;
+      const int mine = min(left / kThreads + (thread() < left % kThreads ? 1 : 0), kAhead);
+      uint4 v[kAhead];
+      await_vectors(vectors + first, kThreads, mine, v);
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k) {
+        if (k < mine) *(at<uint4>(to) + first + k * kThreads) = v[k];
+      }
+    }
     __syncthreads();
   }
-  /// Writes 8 bytes to the team's memory.
-  __device__ void give(int offset, uint2 value) const { __stcg(reinterpret_cast<uint2*>(exchange_ + offset), value); }
   __device__ static uint2 rounded(const float (&v)[kGroup]) {
     return make_uint2(ptx::to_pair<A>(v[0], v[1]), ptx::to_pair<A>(v[2], v[3]));
   }
@@ -527,37 +678,42 @@ class Block {
     }
   }
 
-  __device__ void finish_tile(const Task& task, const Task& after) {
+  /// Returns the team's next tile, for which all that does not depend on other teams is done.
+  __device__ Task finish_tile(const Task& task) {
     const Piece& piece = task.piece;
     float y[kGroup];
     residual(y);
-    Attended attended[2];
+    float2 made[kLanePairs] = {};
     if (owns_head_) {
-      attend(piece, piece.number > 0 && task.tile == index_, attended);
-      share_attended(attended);
+      if (task.fresh) attend_made(piece, made);
+      share_attended();
+      if (task.fresh) store_made(piece, made);
     }
-    meet();
-    receive(p_.places.attended, p_.plan.hidden, 2 * dim_);
-    multiply<4>(0, share_, p_.plan.hidden, 2 * dim_);
-    add_product(memory_bias_, y);
-    if (owns_row()) {
-      __stcg(reinterpret_cast<float4*>(exchange_ + p_.places.mixed) + (row_ * dim_ + channel_) / kGroup,
-             make_float4(y[0], y[1], y[2], y[3]));
-    }
-    meet();
-    normalise();
-    multiply<2>(p_.plan.ffn_in, ffn_share_, p_.plan.normed, 2 * dim_);
-    share_hidden();
+    // While the others' rows are on their way.
+    const Task after = next(piece.number, task.tile + p_.teams);
     fetch(after);
-    meet();
-    receive(p_.places.hidden, p_.plan.hidden, 2 * ffn_);
-    multiply<4>(p_.plan.ffn_out, share_, p_.plan.hidden, 2 * ffn_);
+    blank(count_ + kPlaces - 2);
+    receive<3>(p_.places.attended, p_.plan.hidden, 2 * dim());
+    if (owns_head_ && task.fresh) hold_made(piece);
+    multiply<4>(0, share(), p_.plan.hidden, 2 * dim());
+    add_product(memory_bias_, y);
+    if (owns_row()) give(mixed_place(), y);
+    normalise();
+    multiply<2>(p_.plan.ffn_in, ffn_share(), p_.plan.normed, 2 * dim());
+    share_hidden();
+    __syncthreads();
+    if (owns_head_) attend_kept(after);
+    ptx::fence();
+    receive<6>(p_.places.hidden, p_.plan.hidden, 2 * ffn());
+    multiply<4>(p_.plan.ffn_out, share(), p_.plan.hidden, 2 * ffn());
     add_product(ffn_bias_, y);
+    publish_sums(piece, task.tile, task.rows, y);
     if (row_ < task.rows) {
       float* x = op_.x.at(sequence_, 0, piece.first + task.tile * kRows + row_) + channel_;
       __stcg(reinterpret_cast<float4*>(x), make_float4(y[0], y[1], y[2], y[3]));
     }
-    publish_sums(piece, task.tile, task.rows, y);
+    ++count_;
+    return after;
   }
 
   /// y = x + h + 0.1 v.
@@ -572,7 +728,7 @@ class Block {
   __device__ void add_product(const float (&bias)[kGroup], float (&y)[kGroup]) const {
     if (!owns_row()) return;
     float sum[kGroup];
-    product<4>(share_, row_, channel_ - rank_ * share_, sum);
+    product<4>(share(), row_, channel_ - rank_ * share(), sum);
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) y[i] += sum[i] + bias[i];
   }
@@ -580,32 +736,29 @@ class Block {
   /// rmsnorm of the tile's rows, 16 threads a row.
   __device__ void normalise() const {
     constexpr int kThreadsOfRow = kThreads / kRows;
-    constexpr int kVectors = kMostDim / kGroup / kThreadsOfRow;
+    constexpr int kVectors = kDim / kGroup / kThreadsOfRow;
     const int row = thread() / kThreadsOfRow;
     const int first = thread() % kThreadsOfRow;
-    const int vectors = dim_ / kGroup;
-    const auto* from = reinterpret_cast<const float4*>(exchange_ + p_.places.mixed) + row * vectors;
+    const int vectors = dim() / kGroup;
+    const auto* from = reinterpret_cast<const uint4*>(place_of(count_) + p_.places.mixed) + row * vectors + first;
+    uint4 words[kVectors];
+    await_vectors(from, kThreadsOfRow, vectors / kThreadsOfRow, words);
     float4 y[kVectors];
-    float4 scale[kVectors];
+    double of_channels[kGroup] = {};
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      const int vector = first + i * kThreadsOfRow;
-      y[i] = vector < vectors ? __ldcg(from + vector) : make_float4(0, 0, 0, 0);
-      scale[i] = vector < vectors ? __ldg(reinterpret_cast<const float4*>(op_.norm) + vector) : make_float4(0, 0, 0, 0);
+      y[i] = make_float4(__uint_as_float(words[i].x), __uint_as_float(words[i].y), __uint_as_float(words[i].z),
+                         __uint_as_float(words[i].w));
+      const auto add = [](double& sum, float v) { sum = fma(static_cast<double>(v), static_cast<double>(v), sum); };
+      add(of_channels[0], y[i].x), add(of_channels[1], y[i].y);
+      add(of_channels[2], y[i].z), add(of_channels[3], y[i].w);
     }
-    double squares = 0.0;
-#pragma unroll
-    for (const float4& v : y) {
-      squares = fma(static_cast<double>(v.x), static_cast<double>(v.x), squares);
-      squares = fma(static_cast<double>(v.y), static_cast<double>(v.y), squares);
-      squares = fma(static_cast<double>(v.z), static_cast<double>(v.z), squares);
-      squares = fma(static_cast<double>(v.w), static_cast<double>(v.w), squares);
-    }
+    double squares = (of_channels[0] + of_channels[1]) + (of_channels[2] + of_channels[3]);
 #pragma unroll
     for (int offset = kThreadsOfRow / 2; offset > 0; offset /= 2) {
       squares += __shfl_xor_sync(0xffffffffU, squares, offset);
     }
-    const double mean = squares * (1.0 / static_cast<double>(dim_));
+    const double mean = squares * (1.0 / static_cast<double>(dim()));
     // The root in fp32, which a mean of squares may overflow.
     const bool large = mean > 1e38;
     const float root = sqrtf(static_cast<float>(large ? mean * 0x1p-128 : mean)) * (large ? 0x1p64F : 1.0F);
@@ -614,52 +767,64 @@ class Block {
     for (int i = 0; i < kVectors; ++i) {
       const int vector = first + i * kThreadsOfRow;
       if (vector >= vectors) break;
-      const float u[kGroup] = {y[i].x * inverse * scale[i].x, y[i].y * inverse * scale[i].y,
-                               y[i].z * inverse * scale[i].z, y[i].w * inverse * scale[i].w};
-      *at<uint2>(p_.plan.normed + place(row, 2 * dim_, 2 * vector * kGroup)) = rounded(u);
+      const float4 scale = *(at<float4>(p_.plan.norm) + vector);
+      const float u[kGroup] = {y[i].x * inverse * scale.x, y[i].y * inverse * scale.y, y[i].z * inverse * scale.z,
+                               y[i].w * inverse * scale.w};
+      *at<uint2>(p_.plan.normed + place(row, 2 * dim(), 2 * vector * kGroup)) = rounded(u);
     }
     __syncthreads();
   }
 
+  /// f(row, vector) for this thread's vectors of the block's hidden units.
+  template <class F>
+  __device__ void for_each_hidden(F f) const {
+    const int columns = ffn_share() / kGroup;
+    for (int row = hidden_row_, column = hidden_column_; row < kRows;) {
+      f(row, column);
+      column += hidden_columns_;
+      row += hidden_rows_ + (column >= columns ? 1 : 0);
+      if (column >= columns) column -= columns;
+    }
+  }
   __device__ void share_hidden() const {
-    const int columns = ffn_share_ / kGroup;
-    for (int row = hidden_row_, group = hidden_column_; row < kRows;) {
-      const int column = group * kGroup;
-      float4 bias = make_float4(0, 0, 0, 0);
-      if (op_.ffn_in_bias != nullptr) {
-        bias = __ldg(reinterpret_cast<const float4*>(op_.ffn_in_bias + rank_ * ffn_share_ + column));
-      }
+    for_each_hidden([&](int row, int vector) {
+      const float4 bias = *(at<float4>(p_.plan.bias) + vector);
       float sum[kGroup];
-      product<2>(ffn_share_, row, column, sum);
+      product<2>(ffn_share(), row, vector * kGroup, sum);
       const float v[kGroup] = {gelu(sum[0] + bias.x), gelu(sum[1] + bias.y), gelu(sum[2] + bias.z),
                                gelu(sum[3] + bias.w)};
-      give(p_.places.hidden + place(row, 2 * ffn_, 2 * (rank_ * ffn_share_ + column)), rounded(v));
-      group += hidden_columns_;
-      row += hidden_rows_ + (group >= columns ? 1 : 0);
-      if (group >= columns) group -= columns;
-    }
+      give(hidden_place(row, vector), rounded(v));
+    });
   }
 
   __device__ void publish_sums(const Piece& piece, int tile, int count, const float (&y)[kGroup]) const {
     auto* rows = at<float>(p_.plan.normed);  // [row][channel of the share]
     if (owns_row()) *(reinterpret_cast<float4*>(rows) + thread()) = make_float4(y[0], y[1], y[2], y[3]);
     __syncthreads();
-    const int pairs = share_ / 2;
-    if (thread() >= pairs) return;
-    const auto* from = reinterpret_cast<const float2*>(rows) + thread();
+    // Four lanes a pair, each every fourth row.
+    const int pairs = share() / 2;
+    const int part = thread() % 4;
+    if (warp() * 8 >= pairs) return;
+    const int of_share = min(thread() / 4, pairs - 1);
+    const auto* from = reinterpret_cast<const float2*>(rows) + of_share;
     Pair sum;
 #pragma unroll
-    for (int row = 0; row < kRows; ++row) {
-      if (row >= count) break;
-      const float2 v = from[row * pairs];
+    for (int row = 0; row < kRows; row += 4) {
+      const float2 v = row + part < count ? from[(row + part) * pairs] : make_float2(0, 0);
       sum.x += static_cast<double>(v.x);
       sum.y += static_cast<double>(v.y);
     }
+#pragma unroll
+    for (int offset = 1; offset < 4; offset *= 2) {
+      sum.x += __shfl_xor_sync(0xffffffffU, sum.x, offset);
+      sum.y += __shfl_xor_sync(0xffffffffU, sum.y, offset);
+    }
+    if (part != 0 || thread() / 4 >= pairs) return;
     const auto bits = [](double v) {
       const auto word = std::bit_cast<unsigned long long>(v);
       return word == 0 ? 1ULL << 63 : word;
     };
-    const int pair = rank_ * pairs + thread();
+    const int pair = rank_ * pairs + of_share;
     ptx::store_relaxed_pair(tile_sums(piece.number, tile) + pair, {bits(sum.x), bits(sum.y)});
     // All have read the piece before the last: they have ended the last one.
     if (piece.number >= 2 && piece.number + 1 < p_.pieces && tile < piece_of(piece.number - 2).tiles) {
@@ -671,23 +836,23 @@ class Block {
   /// where the sums of the last pieces were.
   __device__ void close() const {
     const Piece last = piece_of(p_.pieces - 1);
-    const int pairs = share_ / 2;
+    const int pairs = share() / 2;
     const int first = rank_ * pairs;
     auto* gathered = at<Pair>(p_.plan.hidden);
     __syncthreads();
-    gather(last, first, pairs, gathered);
+    gather(last, first, pairs, thread() / pairs, thread() % pairs, gathered);
     __syncthreads();
     const std::int64_t end = op_.position + op_.x.time;
     if (thread() < pairs) {
       const Pair sum = total(last, gathered, first, pairs, thread());
       const bool ends = end % op_.segment == 0;
       const int channel = 2 * (first + thread());
-      double* left = op_.sum + std::int64_t{sequence_} * dim_ + channel;
+      double* left = op_.sum + std::int64_t{sequence_} * dim() + channel;
       left[0] = ends ? 0.0 : sum.x;
       left[1] = ends ? 0.0 : sum.y;
       if (ends) {
         const std::int64_t slot = (end / op_.segment - 1) % op_.memory_slots;
-        float* to = op_.memory + (sequence_ * op_.memory_slots + slot) * dim_ + channel;
+        float* to = op_.memory + (sequence_ * op_.memory_slots + slot) * dim() + channel;
         to[0] = static_cast<float>(sum.x / static_cast<double>(op_.segment));
         to[1] = static_cast<float>(sum.y / static_cast<double>(op_.segment));
       }
@@ -703,10 +868,7 @@ class Block {
   const FinishSegments<Device, A>& op_;
   std::byte* shared_;
   int rank_, index_, sequence_;
-  int dim_, ffn_, share_, ffn_share_;  // shares: a block's outputs
-  int width_;                          // of a head
   bool owns_head_;
-  int columns_;        // groups of 4 channels in a share
   int row_, channel_;  // this thread's 4 channels; kRows where it has none
   Fetched fetched_;
   float4 held_[kHeld];  // this thread's share of the slots, and where it lies among them in shared memory, or -1
@@ -717,7 +879,9 @@ class Block {
   float memory_bias_[kGroup], ffn_bias_[kGroup];
   std::uint32_t* counters_;
   std::byte* exchange_;
-  unsigned meetings_ = 0;
+  Attended attended_[2];           // of the tile at hand, or of the next once it is prepared
+  float2 queries_[2][kLanePairs];  // of the warp's rows, the lane's pairs of channels
+  int count_ = 0;                  // of tiles that are done
 };
 
 }  // namespace mmrec::kernels::segments

@@ -157,10 +157,17 @@ __device__ inline void store_relaxed(std::uint32_t* to, std::uint32_t v) {
 __device__ inline void store_relaxed(std::uint16_t* to, std::uint16_t v) {
   asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" ::"l"(to), "h"(v) : "memory");
 }
+/// Two words, each written whole.
+__device__ inline void store_relaxed(uint2* to, uint2 v) {
+  asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(v.x), "r"(v.y) : "memory");
+}
 /// *at += v, after the accesses before it and those of threads that a barrier of the block has put before it.
 __device__ inline void add_release(std::uint32_t* at, std::uint32_t v) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(at), "r"(v) : "memory");
 }
+/// What the thread has seen and done before comes, for all blocks, before what it does after it: with a relaxed write
+/// after it here and a relaxed read of that before it there, as a release and an acquire.
+__device__ inline void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 /// Writes page-locked memory of the host, which may read it while the kernel runs.
 __device__ inline void store_for_host(std::uint32_t* to, std::uint32_t v) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
@@ -345,6 +352,18 @@ __device__ inline ulonglong2 load_relaxed_pair(const ulonglong2* from) {
 }
 __device__ inline void store_relaxed_pair(ulonglong2* to, ulonglong2 v) {
   asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(v.x), "l"(v.y) : "memory");
+}
+/// v = what is at `from` now, if wanted: four words each read whole; 16-byte aligned.
+__device__ inline void load_relaxed_if(bool wanted, const uint4* from, uint4& v) {
+  asm volatile(
+      "{\n\t"
+      ".reg .pred p;\n\t"
+      "setp.ne.u32 p, %5, 0;\n\t"
+      "@p ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];\n\t"
+      "}"
+      : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+      : "l"(from), "r"(static_cast<std::uint32_t>(wanted))
+      : "memory");
 }
 /// 16 bytes read or written whole, without order to other accesses; 16-byte aligned, seen by all blocks.
 __device__ inline uint4 load_relaxed_quad(const uint4* from) {

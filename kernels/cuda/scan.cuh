@@ -19,8 +19,8 @@
 // Bytes in flight. On devices that have it (sm_90) the copy engine brings the inputs of a tile into shared memory, a
 // box of an input by one instruction, ahead of time: up to 192 KiB a multiprocessor, 25 MB in all, where a memory of
 // 4 TB/s and 1.5 us needs 6 MB. Where little is computed of the inputs, they wait for their carry in shared memory and
-// are read twice, in one block a multiprocessor: where there are about as many columns as multiprocessors, or half as
-// many, a column belongs to one block or to two, which carry its state along instead of looking back
+// are read twice, in one block a multiprocessor: where columns, or groups of up to eight blocks for each, fill the
+// multiprocessors, a column belongs to a block or to a group, which carry its state along instead of looking back
 // (scan_columns.cuh), else any block takes any tile (scan_ring.cuh). Otherwise what was computed waits in registers, in
 // two or three blocks (scan_block.cuh): as soon as a tile is in registers, its place in shared memory is given to one
 // of the tiles to come. On other devices, and where operands are unaligned or at most 64 bytes wide, all times of a
@@ -83,11 +83,11 @@ __global__ void __launch_bounds__(kScanThreads + 32 * kVec * ScanBlockOf<Op, kVe
   }
 }
 
-template <class Op, int kVec>
-__global__ void __launch_bounds__(ScanColumns<Op, kVec>::kThreads, 1)
+template <class Op, int kVec, std::uint32_t kSets>
+__global__ void __launch_bounds__(ScanColumns<Op, kVec, kSets>::kThreads, 1)
     scan_columns_kernel(const __grid_constant__ Op op, const __grid_constant__ ScanColumnPlan plan,
                         const __grid_constant__ ScanMaps<Op::kInputs> maps) {
-  if constexpr (kHasCopyEngine) ScanColumns<Op, kVec>(op, plan, maps).run();
+  if constexpr (kHasCopyEngine) ScanColumns<Op, kVec, kSets>(op, plan, maps).run();
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -211,13 +211,31 @@ void launch_scan(Cuda& cuda, const Op& op, const ScanShape& shape, ScanPlan plan
   }
 }
 
-/// Columns that belong to blocks: where one block a column, or two, keep nearly all multiprocessors at work. False
-/// where they do not.
+/// Blocks of a group that shares a column, at most: 2 leaves narrower operands to the ring.
+inline constexpr std::int64_t kColumnGroups = kMostColumnGroup;
+
+template <class Op, int kVec, std::uint32_t kSets>
+void launch_groups(Cuda& cuda, const Op& op, std::int64_t groups, const ScanColumnPlan& plan,
+                   const ScanMaps<Op::kInputs>& maps) {
+  using Block = ScanColumns<Op, kVec, kSets>;
+  LaunchConfig config = overlapping(cuda, dim3(static_cast<unsigned>(groups * plan.group)), dim3(Block::kThreads));
+  config.shared_bytes = Block::kSharedBytes;
+  if (plan.group > 1) {
+    config.cooperative = true;
+    config.overlap_predecessor = false;
+  }
+  launch(cuda.stream(), config, scan_columns_kernel<Op, kVec, kSets>, op, plan, maps);
+}
+
+/// Columns that belong to blocks or to groups of them, where these keep nearly all multiprocessors at work. False where
+/// they do not.
 template <class Op, int kVec>
 bool launch_columns(Cuda& cuda, const Op& op, const ScanShape& shape, const ScanPlan& cut,
                     const ScanMaps<Op::kInputs>& maps) {
-  using Block = ScanColumns<Op, kVec>;
-  constexpr double kLeastShare = 0.85;
+  using Block = ScanColumns<Op, kVec, 1>;
+  constexpr double kLeastShare = 0.85;  // of the multiprocessors
+  constexpr double kLeastGain = 0.95;   // rounds of a larger group, of those of a smaller one
+  constexpr double kLeastRounds = 16;   // of larger groups than two: their launch does not overlap its predecessor
   // Chains of a few words hand on in groups of chunks, which other bits come of.
   if (shape.dim <= kLongChains * kVec || cut.rows * Op::kTimes != Block::kChunk) return false;
   const std::int64_t columns = shape.batch * shape.heads * cut.row_columns, chunks = cut.chains.chunks;
@@ -227,17 +245,17 @@ bool launch_columns(Cuda& cuda, const Op& op, const ScanShape& shape, const Scan
   if (!fits) return false;
 
   ScanColumnPlan plan;
-  std::int64_t fewest = std::numeric_limits<std::int64_t>::max(), groups = 0;
-  for (const std::int64_t group : {1, 2}) {
-    if (group > std::min(blocks, chunks)) break;
+  auto fewest = std::numeric_limits<double>::infinity();
+  std::int64_t groups = 0;
+  for (std::int64_t group = 1; group <= std::min({blocks, chunks, kColumnGroups}); group *= 2) {
     const std::int64_t at_once = std::min(columns, blocks / group);
-    const std::int64_t rounds = ceil_div(columns, at_once) * ceil_div(chunks, group);
-    if (rounds >= fewest) continue;
+    const auto rounds = static_cast<double>(ceil_div(columns, at_once) * ceil_div(chunks, group));
+    if (rounds > kLeastGain * fewest || (group > 2 && rounds < kLeastRounds)) continue;
     fewest = rounds;
     groups = at_once;
     plan.group = static_cast<std::uint32_t>(group);
   }
-  if (static_cast<double>(columns * chunks) < kLeastShare * static_cast<double>(fewest * blocks)) return false;
+  if (static_cast<double>(columns * chunks) < kLeastShare * fewest * static_cast<double>(blocks)) return false;
 
   plan.time = shape.time;
   plan.heads = static_cast<std::uint32_t>(shape.heads);
@@ -247,13 +265,11 @@ bool launch_columns(Cuda& cuda, const Op& op, const ScanShape& shape, const Scan
   plan.chunks = static_cast<std::uint32_t>(chunks);
   plan.done = cuda.flags();
   plan.records = reinterpret_cast<uint4*>(cuda.flags() + Block::kWordsOfDone);
-  LaunchConfig config = overlapping(cuda, dim3(static_cast<unsigned>(groups * plan.group)), dim3(Block::kThreads));
-  config.shared_bytes = Block::kSharedBytes;
-  if (plan.group > 1) {
-    config.cooperative = true;
-    config.overlap_predecessor = false;
+  if (plan.group == 1) {
+    launch_groups<Op, kVec, 1>(cuda, op, groups, plan, maps);
+  } else {
+    launch_groups<Op, kVec, kSharedColumnSets>(cuda, op, groups, plan, maps);
   }
-  launch(cuda.stream(), config, scan_columns_kernel<Op, kVec>, op, plan, maps);
   return true;
 }
 

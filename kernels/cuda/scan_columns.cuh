@@ -1,9 +1,9 @@
 // Columns of a scan that belong to blocks (sm_90), one block on a multiprocessor.
 //
 // A block takes a column of 32 words through all of time, tile after tile, then its next column, and hands the states
-// on to itself. Or two blocks share a column, a tile each in turn; both are resident (a cooperative launch), tell each
-// other the totals of their tiles by records in memory, which stay in L2, and each of them carries the column's state
-// along through all totals. (Larger groups work as well, but a record takes a microsecond and more to be seen.)
+// on to itself. Or the blocks of a group, up to eight, share a column, a tile each in turn, a round; all are resident
+// (a cooperative launch), tell each other the totals of their tiles by records in memory, which stay in L2, and each of
+// them carries the column's state along through all totals.
 //
 // Warps of five kinds pass tiles on through a ring of kStages stages in shared memory. A tile is brought once and read
 // twice; nothing of it stays in registers. Each step reads and writes what the one before handed over, by a barrier of
@@ -12,14 +12,21 @@
 //   reduce   8 warps reduce their times to segments                                                -> segments
 //   sum      a warp for 32 channels adds up the rows' segments to the tile's total, publishes it   -> summed
 //   carry    a warp for 32 channels advances the state over the totals, tile after tile, and puts
-//            the states before the rows in place of their segments                                 -> states
+//            the states before the rows in place of their segments                                 -> passed, states
 //   finish   8 warps run over their times once more, from the state before them, and write         -> free
 //
+// A record takes a microsecond and more to be seen, and as long to be read: more than a round may take. So a total is
+// published when the inputs have come, long before the state that it is applied to is known, and kSets sets of carry
+// warps take rounds in turn. A set asks for all totals between its block's tile before and its tile at once, keeps them
+// in registers, and only then waits for the state of the round before (passed): what follows each other from round to
+// round is one multiplication and addition a tile. A block alone has one set, which looks for nothing.
+//
 // Totals lie in kSlots slots, one for a round of the group. A block publishes a round's total after it has the states
-// of kAhead rounds before, so it has read all totals of the round before that one; the others had published those,
-// hence read all that are kAhead + 1 rounds older: nobody needs any more what the slot held. A record is 16 bytes,
-// written and read whole, and says its round, so it needs no fence. The last block of a group to end clears the group's
-// records.
+// of kAhead rounds before, so it has read a total of each other block that is at most kAhead + 1 rounds old; those had
+// published it after the states of kAhead rounds before that, hence read all totals that are 2 kAhead + 2 rounds old:
+// nobody needs any more what the slot held. Blocks read totals past a column's end or before its begin for that, too. A
+// record is 16 bytes, written and read whole, and says its round, so it needs no fence. The last of a group's carry
+// warps to end clears the group's records.
 //
 // Bytes in flight: six stages of 32 KiB, of which one or two are being worked on: 16 MB and more in all, where a memory
 // of 4 TB/s and 1.5 us needs 6 MB. Nothing else needs L2, so the inputs are not marked to leave it first, which costs
@@ -41,11 +48,14 @@ struct ScanColumnPlan {
   std::uint32_t columns = 0;
   std::uint32_t chunks = 0;       // tiles of a column
   std::uint32_t group = 1;        // blocks of a group
-  std::uint32_t* done = nullptr;  // zero, [group]: chain warps that have ended
+  std::uint32_t* done = nullptr;  // zero, [group]: carry warps that have ended
   uint4* records = nullptr;       // zeros, [group][slot][block][channel]
 };
 
-template <class Op, int kVec>
+inline constexpr std::uint32_t kMostColumnGroup = 8;   // blocks of a group at most
+inline constexpr std::uint32_t kSharedColumnSets = 3;  // sets of carry warps of a block that shares its column
+
+template <class Op, int kVec, std::uint32_t kSets>
 class ScanColumns {
   using T = typename Op::Element;
   using Thread = typename Op::template Thread<kVec>;
@@ -56,22 +66,24 @@ class ScanColumns {
   static constexpr int kLanes = 32, kRows = kScanThreads / kLanes, kChains = kVec;
   static constexpr std::size_t kAlignment = 1024;  // of the swizzle's pattern
   static constexpr std::uint32_t kBoxWords = kScanThreads * kTimes, kStageWords = Op::kInputs * kBoxWords;
-  static constexpr std::uint32_t kStages = 6, kAhead = 2, kSlots = 2 * kAhead + 2;
+  static constexpr std::uint32_t kStages = 6, kAhead = 4, kSlots = 2 * kAhead + 2;
   static_assert(Op::kReadsTwice && kAhead < kStages);
 
  public:
-  static constexpr int kWidth = kLanes * kVec;                               // channels of a column
-  static constexpr int kChunk = kRows * kTimes;                              // times of a tile
-  static constexpr int kThreads = 2 * kScanThreads + 2 * 32 * kChains + 32;  // of a block
+  static constexpr int kWidth = kLanes * kVec;                                         // channels of a column
+  static constexpr int kChunk = kRows * kTimes;                                        // times of a tile
+  static constexpr int kThreads = 2 * kScanThreads + (1 + kSets) * 32 * kChains + 32;  // of a block
   /// Words that are zero between launches: counters of the groups, then records, for so many blocks.
   static constexpr std::int64_t kWordsOfDone = 1024;
   static constexpr std::int64_t flag_words(std::int64_t blocks) { return kWordsOfDone + blocks * 4 * kSlots * kWidth; }
 
-  /// Shared memory of a block, in bytes: inputs [stage][input][time][lane], segments [stage][row][channel], the block's
-  /// own totals and the carry before the column [slot][channel], barriers.
+  /// Shared memory of a block, in bytes: inputs [stage][input][time][lane], segments [stage][row][channel], of kAhead
+  /// rounds the block's own totals and the carry before the column [round][channel], the states after rounds
+  /// [set][channel], barriers.
   static constexpr std::size_t kSharedBytes =
       kAlignment + kStages * (kStageWords * sizeof(std::uint32_t) + kRows * kWidth * sizeof(Pair)) +
-      kSlots * kWidth * (sizeof(uint4) + sizeof(Carry)) + (4 * kStages + kSlots) * sizeof(std::uint64_t);
+      kAhead * kWidth * (sizeof(uint4) + sizeof(Carry)) + kSets * kWidth * sizeof(Carry) +
+      (4 * kStages + kAhead + kSets) * sizeof(std::uint64_t);
   static_assert(kSharedBytes <= std::size_t{227} << 10);
 
   __device__ ScanColumns(const Op& op, const ScanColumnPlan& plan, const Maps& maps)
@@ -83,12 +95,14 @@ class ScanColumns {
         inputs_(boxes()),
         pairs_(reinterpret_cast<Pair*>(inputs_ + kStages * kStageWords)),
         totals_(reinterpret_cast<uint4*>(pairs_ + kStages * kRows * kWidth)),
-        starts_(reinterpret_cast<Carry*>(totals_ + kSlots * kWidth)),
-        come_(reinterpret_cast<std::uint64_t*>(starts_ + kSlots * kWidth)),
+        starts_(reinterpret_cast<Carry*>(totals_ + kAhead * kWidth)),
+        carries_(starts_ + kAhead * kWidth),
+        come_(reinterpret_cast<std::uint64_t*>(carries_ + kSets * kWidth)),
         segments_(come_ + kStages),
         states_(segments_ + kStages),
         free_(states_ + kStages),
-        summed_(free_ + kStages) {}
+        summed_(free_ + kStages),
+        passed_(summed_ + kAhead) {}
 
   __device__ void run() const {
     if (threadIdx.x == 0) make_barriers();
@@ -103,8 +117,12 @@ class ScanColumns {
       for (Walk at(*this); at.inside(); at.next()) finish(at);
     } else if (past < kChains) {
       for (Walk at(*this); at.inside(); at.next()) sum(at, past * 32 + lane);
-    } else if (past < 2 * kChains) {
-      carry((past - kChains) * 32 + lane);
+    } else if (past < static_cast<int>(1 + kSets) * kChains) {
+      const int set = past / kChains - 1, c = past % kChains * 32 + lane;
+      for (Walk at(*this); at.inside(); at.next()) {
+        if (at.round % kSets == static_cast<std::uint32_t>(set)) carry(at, c);
+      }
+      if (plan_.group > 1) clear();
     } else if (lane == 0) {
       for (Walk at(*this); at.inside(); at.next()) fetch(at);
     }
@@ -135,7 +153,8 @@ class ScanColumns {
     __device__ std::uint32_t first_chunk() const { return chunk - block.rank_; }
     __device__ std::uint32_t stage() const { return round % kStages; }
     __device__ std::uint32_t phase() const { return round / kStages & 1U; }
-    __device__ std::uint32_t slot() const { return round % kSlots; }
+    /// In shared memory, of what waits from sum to carry.
+    __device__ std::uint32_t slot() const { return round % kAhead; }
   };
 
   static __device__ std::uint32_t* boxes() {
@@ -150,7 +169,8 @@ class ScanColumns {
       ptx::mbarrier_init(states_ + i, kWidth);
       ptx::mbarrier_init(free_ + i, kScanThreads);
     }
-    for (std::uint32_t i = 0; i < kSlots; ++i) ptx::mbarrier_init(summed_ + i, kWidth);
+    for (std::uint32_t i = 0; i < kAhead; ++i) ptx::mbarrier_init(summed_ + i, kWidth);
+    for (std::uint32_t i = 0; i < kSets; ++i) ptx::mbarrier_init(passed_ + i, kWidth);
     ptx::mbarrier_init_fence();
   }
   static __device__ int row() { return static_cast<int>(threadIdx.x) % kScanThreads / kLanes; }
@@ -159,8 +179,8 @@ class ScanColumns {
   __device__ Pair* pairs(std::uint32_t stage) const { return pairs_ + stage * kRows * kWidth; }
   /// The thread's first channel there.
   __device__ Pair* own_pairs(std::uint32_t stage) const { return pairs(stage) + row() * kWidth + lane() * kVec; }
-  __device__ uint4* record(std::uint32_t slot, std::uint32_t rank, int c) const {
-    return plan_.records + ((std::size_t{group_} * kSlots + slot) * plan_.group + rank) * kWidth + c;
+  __device__ uint4* record(std::uint32_t round, std::uint32_t rank, int c) const {
+    return plan_.records + ((std::size_t{group_} * kSlots + round % kSlots) * plan_.group + rank) * kWidth + c;
   }
 
   __device__ void fetch(const Walk& at) const {
@@ -204,57 +224,75 @@ class ScanColumns {
     // carry_out may be carry_in: it is written when all totals of the column have come.
     if (at.first_chunk() == 0) starts_[slot * kWidth + c] = start;
     totals_[slot * kWidth + c] = total;
-    if (plan_.group > 1) ptx::store_relaxed_quad(record(slot, rank_, c), total);
+    if (plan_.group > 1) ptx::store_relaxed_quad(record(at.round, rank_, c), total);
     ptx::mbarrier_arrive(summed_ + slot);
   }
 
-  __device__ void carry(int c) const {
-    Carry carry{};
-    for (Walk at(*this); at.inside(); at.next()) {
-      ptx::mbarrier_wait(summed_ + at.slot(), at.round / kSlots & 1U);
-      if (at.first_chunk() == 0) carry = starts_[at.slot() * kWidth + c];
-      carry = advance(carry, at, 0, rank_, c);
-      Pair* const here = pairs(at.stage()) + c;
-      Pair state = Op::state(carry);
+  __device__ void carry(const Walk& at, int c) const {
+    ptx::mbarrier_wait(summed_ + at.slot(), at.round / kAhead & 1U);
+    Totals others;
+    if constexpr (kSets > 1) others.gather(*this, at, c);
+    const Total own = Op::get_total(totals_[at.slot() * kWidth + c]);
+    const std::uint32_t before = at.round - 1, set = at.round % kSets;
+    if (at.round != 0) ptx::mbarrier_wait(passed_ + before % kSets, before / kSets & 1U);
+    Carry carry = at.first_chunk() == 0 ? starts_[at.slot() * kWidth + c] : carries_[before % kSets * kWidth + c];
+    if constexpr (kSets > 1) carry = others.advance(carry, plan_.group, at.chunk);
+    const Carry after = Op::advance(carry, own);
+    carries_[set * kWidth + c] = after;
+    ptx::mbarrier_arrive(passed_ + set);
+    Pair* const here = pairs(at.stage()) + c;
+    Pair state = Op::state(carry);
 #pragma unroll
-      for (int row = 0; row < kRows; ++row) {
-        const Pair segment = here[row * kWidth];
-        here[row * kWidth] = state;
-        state = Op::advance(state, segment);
-      }
-      ptx::mbarrier_arrive(states_ + at.stage());
-      carry = advance(carry, at, rank_, plan_.group, c);
-      if (rank_ == 0 && at.first_chunk() + plan_.group >= plan_.chunks) op_.store(channel(at, c), carry);
+    for (int row = 0; row < kRows; ++row) {
+      const Pair segment = here[row * kWidth];
+      here[row * kWidth] = state;
+      state = Op::advance(state, segment);
     }
-    if (plan_.group > 1) clear();
+    ptx::mbarrier_arrive(states_ + at.stage());
+    if (at.chunk + 1 == plan_.chunks) op_.store(channel(at, c), after);
   }
-  /// Over the tiles of blocks [first, end) of a round.
-  __device__ Carry advance(Carry carry, const Walk& at, std::uint32_t first, std::uint32_t end, int c) const {
-    constexpr std::uint32_t kBatch = 4;  // records on their way at once
-    for (; first < end; first += kBatch) {
-      uint4 found[kBatch];
+  /// The totals of the other blocks' tiles between the block's tile of the round before and its tile of a round, in
+  /// order of time.
+  struct Totals {
+    static constexpr std::uint32_t kMost = kMostColumnGroup - 1;
+    uint4 found[kMost];
+
+    /// All are asked for at once, again and again those that have not come.
+    __device__ void gather(const ScanColumns& block, const Walk& at, int c) {
+      // The first ones are of the round before, those of blocks after this one.
+      const std::uint32_t group = block.plan_.group, last = group - 1 - block.rank_;
+      const uint4* const before = block.record(at.round - 1, block.rank_ + 1, c);
+      const uint4* const now = block.record(at.round, 0, c) - last * kWidth;
+      std::uint32_t missing = (1U << (group - 1)) - 1U;
+      if (at.round == 0) missing &= ~((1U << last) - 1U);
+      while (missing != 0) {
 #pragma unroll
-      for (std::uint32_t i = 0; i < kBatch; ++i) {
-        if (first + i < end && first + i != rank_) found[i] = ptx::load_relaxed_quad(record(at.slot(), first + i, c));
-      }
-#pragma unroll
-      for (std::uint32_t i = 0; i < kBatch; ++i) {
-        if (first + i >= end) break;
-        if (first + i == rank_) found[i] = totals_[at.slot() * kWidth + c];
-        while (found[i].x != at.round + 1) {
-          ptx::spin_pause();
-          found[i] = ptx::load_relaxed_quad(record(at.slot(), first + i, c));
+        for (std::uint32_t i = 0; i < kMost; ++i) {
+          if ((missing >> i & 1U) != 0) found[i] = ptx::load_relaxed_quad((i < last ? before : now) + i * kWidth);
         }
-        if (at.first_chunk() + first + i < plan_.chunks) carry = Op::advance(carry, Op::get_total(found[i]));
+#pragma unroll
+        for (std::uint32_t i = 0; i < kMost; ++i) {
+          const std::uint32_t says = i < last ? at.round : at.round + 1;
+          if ((missing >> i & 1U) != 0 && found[i].x == says) missing &= ~(1U << i);
+        }
+        if (missing != 0) ptx::spin_briefly();
       }
+      __syncwarp();
     }
-    return carry;
-  }
+    /// Over those of the column of the block's tile `chunk`.
+    __device__ Carry advance(Carry carry, std::uint32_t group, std::uint32_t chunk) const {
+#pragma unroll
+      for (std::uint32_t i = 0; i < kMost; ++i) {
+        if (i + 1 < group && chunk + i + 1 >= group) carry = Op::advance(carry, Op::get_total(found[i]));
+      }
+      return carry;
+    }
+  };
   /// Leaves the group's records as they were found, when nobody reads them any more.
   __device__ void clear() const {
     __syncwarp();
     std::uint32_t before = 0;
-    const std::uint32_t warps = plan_.group * kChains;
+    const std::uint32_t warps = plan_.group * kChains * kSets;
     if (threadIdx.x % 32 == 0) before = ptx::add_acq_rel(plan_.done + group_, 1);
     if (__shfl_sync(0xffffffffU, before, 0) + 1 != warps) return;
     uint4* const all = record(0, 0, 0);
@@ -317,11 +355,13 @@ class ScanColumns {
   Pair* const pairs_;
   uint4* const totals_;
   Carry* const starts_;
+  Carry* const carries_;
   std::uint64_t* const come_;
   std::uint64_t* const segments_;
   std::uint64_t* const states_;
   std::uint64_t* const free_;
   std::uint64_t* const summed_;
+  std::uint64_t* const passed_;
 };
 
 }  // namespace mmrec::kernels

@@ -289,6 +289,32 @@ TEST_F(DecodeStepTest, BitsOfASequenceDoNotDependOnItsBatch) {
   check_batches<float>(wide, 8, 0);
 }
 
+// On a device with more than a hundred multiprocessors this goes through decode_small.cuh alone, and not in a batch:
+// rows of one and of two tiles, warps with several steps, with one and with none, every slot of memory.
+TEST_F(DecodeStepTest, SmallModelsMatchFloat64AndTheirBatches) {
+  DecodeShape shape = {.batch = 1,
+                       .dim = 384,
+                       .layers = 2,
+                       .heads = 6,
+                       .ffn = 768,
+                       .gate_hidden = 96,
+                       .vocab = 8209,
+                       .memory_slots = 32};
+  if (test::small_sizes()) {
+    shape.dim = 64;
+    shape.heads = 1;
+    shape.ffn = 192;
+    shape.gate_hidden = 32;
+    shape.vocab = 1100;
+  }
+  check<BFloat16>(shape, 29, kBf16);
+  if (test::few_cases()) return;
+  for (const std::int64_t slots : {0, 1, 2, 32}) check_batches<BFloat16>(shape, 2, slots);
+  shape.dpg = true;
+  shape.gate_hidden = 64;
+  check_batches<BFloat16>(shape, 2, 3);
+}
+
 TEST_F(DecodeStepTest, ARecordedStepEqualsADirectOne) {
   const DecodeModel<BFloat16> model(with_batch(kMdi, 2));
   const DecodeState state = model.random_state(1000);

@@ -111,7 +111,9 @@ inline std::uint32_t load_relaxed(const std::uint32_t* from) { return *from; }
 inline std::uint16_t load_relaxed(const std::uint16_t* from) { return *from; }
 inline void store_relaxed(std::uint32_t* to, std::uint32_t v) { *to = v; }
 inline void store_relaxed(std::uint16_t* to, std::uint16_t v) { *to = v; }
+inline void store_relaxed(uint2* to, uint2 v) { detail::store(to, v, "store_relaxed"); }
 inline void add_release(std::uint32_t* at, std::uint32_t v) { atomicAdd(at, v); }
+inline void fence() {}
 inline void store_for_host(std::uint32_t* to, std::uint32_t v) { detail::store(to, v, "store_for_host"); }
 inline void spin_pause() { emulation::pause("spin_pause"); }
 inline void spin_briefly() { emulation::pause("spin_briefly"); }
@@ -171,6 +173,9 @@ inline ulonglong2 load_relaxed_pair(const ulonglong2* from) {
   return detail::load<ulonglong2>(from, "load_relaxed_pair");
 }
 inline void store_relaxed_pair(ulonglong2* to, ulonglong2 v) { detail::store(to, v, "store_relaxed_pair"); }
+inline void load_relaxed_if(bool wanted, const uint4* from, uint4& v) {
+  if (wanted) v = detail::load<uint4>(from, "load_relaxed_if");
+}
 inline uint4 load_relaxed_quad(const uint4* from) { return detail::load<uint4>(from, "load_relaxed_quad"); }
 inline void store_relaxed_quad(uint4* to, uint4 v) { detail::store(to, v, "store_relaxed_quad"); }
 inline int opaque(int x) { return x; }
