@@ -73,7 +73,7 @@ class GatedSweepsTest : public test::GatedTest {
   }
 
   static std::vector<GatedSize> sizes() {
-    if (test::few_cases()) return {{1, 100, 7}, {2, 65, 24}};
+    if (test::few_cases()) return {{2, 65, 24}};
     std::vector<GatedSize> all = {{1, 16, 1}, {1, 100, 7}, {3, 65, 24}, {2, 33, 48}, {1, 200, 64}};
     if (!test::small_sizes()) all.insert(all.end(), {{1, 1000, 1024}, {2, 300, 520}, {1, 150, 4096}});
     return all;
@@ -106,7 +106,7 @@ TEST_F(GatedSweepsTest, ConvergesToTheRecurrenceInFp16) {
 }
 
 TEST_F(GatedSweepsTest, WindowsOfManyTiles) {
-  std::vector<GatedSize> sizes = {{1, 300, 40}};
+  std::vector<GatedSize> sizes = {{1, test::few_cases() ? 150 : 300, 40}};
   if (!test::few_cases()) sizes.push_back({2, 560, 24});
   if (!test::small_sizes()) sizes.insert(sizes.end(), {{1, 1000, 384}, {1, 1536, 776}});
   for (const GatedSize& size : sizes) {
@@ -133,12 +133,13 @@ TEST_F(GatedSweepsTest, CountsSweeps) {
 TEST_F(GatedSweepsTest, FallsBackToExactSteps) {
   const auto check_type = [&]<class A>(A) {
     const GatedCase<A> c({2, 70, 40});
-    for (const int max_sweeps : {1, 2, 3}) {
+    for (const int max_sweeps : {2, 1, 3}) {
       const Result<A> got = run(c, {.window = 50, .tolerance = 0.0F, .max_sweeps = max_sweeps});
       check(c, got, 1e-5);
       EXPECT_EQ(got.counts.windows, 4);
       EXPECT_EQ(got.counts.fallbacks, 4);
       EXPECT_LE(got.counts.token_sweeps, max_sweeps * 140);
+      if (test::few_cases()) break;
     }
   };
   check_type(float{});
@@ -155,7 +156,7 @@ TEST_F(GatedSweepsTest, ReachesTheFixedPoint) {
 
 // A window long enough that whole tiles settle before the others.
 TEST_F(GatedSweepsTest, LeavesOutTilesThatHaveSettled) {
-  const GatedCase<Float16> c({1, test::few_cases() ? 300 : 900, 16});
+  const GatedCase<Float16> c({1, test::few_cases() ? 150 : 900, 16});
   const Result<Float16> got = run(c, {.window = 900, .tolerance = 0.0F, .max_sweeps = 1000});
   check(c, got, 5e-6);
   EXPECT_EQ(got.counts.fallbacks, 0);
@@ -208,7 +209,7 @@ TEST_F(GatedSweepsTest, BitsDependOnNeitherNeighboursNorTheRun) {
       EXPECT_EQ(run(one, {}).h, want) << "sequence " << b;
     }
   };
-  check_type(float{});
+  if (!test::few_cases()) check_type(float{});
   check_type(BFloat16{});
 }
 

@@ -76,13 +76,13 @@ TEST_P(CudaSegments, PrefillLeavesTheStateOfSteps) {
   constexpr double kBound = 0.01;
   const auto steps = make();
   std::vector<HostState> after = {steps->export_state()};
-  for (std::int64_t t = 0; t < kTokens; ++t) {
+  for (std::int64_t t = 0; t < (kernels::test::few_cases() ? 77 : kTokens); ++t) {
     steps->step(some(t, 1));
     after.push_back(steps->export_state());
   }
   for (const std::int64_t first : {0, 20, 47, 55}) {
     for (const std::int64_t count : {16, 28, 49, 85}) {
-      if (kernels::test::few_cases() && first + count < 75) continue;
+      if (kernels::test::few_cases() && (first != 47 || count != 28)) continue;
       SCOPED_TRACE(testing::Message() << count << " tokens from " << first);
       const auto runner = make();
       runner->import_state(after[static_cast<std::size_t>(first)]);
