@@ -1,35 +1,40 @@
 // Columns of a scan that belong to blocks (sm_90), one block on a multiprocessor.
 //
-// A block takes a column of 32 words through all of time, tile after tile, then its next column, and hands the states
-// on to itself. Or the blocks of a group, up to eight, share a column, a tile each in turn, a round; all are resident
-// (a cooperative launch), tell each other the totals of their tiles by records in memory, which stay in L2, and each of
+// A block takes a column through all of time, tile after tile, then its next column, and hands the states on to itself.
+// Or the blocks of a group, up to sixteen, share a column, a time of tiles each in turn; all are resident (a
+// cooperative launch), tell each other the totals of their tiles by records in memory, which stay in L2, and each of
 // them carries the column's state along through all totals.
 //
-// Warps of five kinds pass tiles on through a ring of kStages stages in shared memory. A tile is brought once and read
+// A column has one half or two, of 32 words: memory gives its best from 256 bytes in a row on, but the copy engine's
+// boxes are 128 wide. Both are asked for at once; everything else takes them one after the other, a round each. They
+// have nothing to do with each other, so each has a round more until its next state is wanted.
+//
+// Warps of four kinds pass rounds on through a ring of kStages stages in shared memory. A tile is brought once and read
 // twice; nothing of it stays in registers. Each step reads and writes what the one before handed over, by a barrier of
-// the stage whose phases number the stage's tiles:
-//   fetch    one thread has the copy engine bring the inputs, as soon as a stage is free           -> come
-//   reduce   8 warps reduce their times to segments                                                -> segments
+// the stage whose phases number the stage's rounds:
+//   fetch    one thread has the copy engine bring the inputs                                       -> come
+//   work     8 warps for even rounds and 8 for odd ones reduce their times to segments             -> segments
 //   sum      a warp for 32 channels adds up the rows' segments to the tile's total, publishes it   -> summed
-//   carry    a warp for 32 channels advances the state over the totals, tile after tile, and puts
-//            the states before the rows in place of their segments                                 -> passed, states
-//   finish   8 warps run over their times once more, from the state before them, and write         -> free
+//   carry    a warp for 32 channels of a half advances the state over the totals, tile after tile, and puts the states
+//            before the rows in place of their segments                                            -> states
+//   work     runs over its times once more, from the state before them, and writes                 -> free
+// What writes waits for memory. So the warps that do have two rounds' time for one, and reduce the next one first.
 //
 // A record takes a microsecond and more to be seen, and as long to be read: more than a round may take. So a total is
-// published when the inputs have come, long before the state that it is applied to is known, and kSets sets of carry
-// warps take rounds in turn. A set asks for all totals between its block's tile before and its tile at once, keeps them
-// in registers, and only then waits for the state of the round before (passed): what follows each other from round to
-// round is one multiplication and addition a tile. A block alone has one set, which looks for nothing.
+// published when the inputs have come, long before the state that it is applied to is known, and the carry warps ask
+// for all totals between their block's tile before and its tile at once. What follows each other from tile to tile of a
+// half is one multiplication and addition for each of them. A block alone looks for nothing.
 //
 // Totals lie in kSlots slots, one for a round of the group. A block publishes a round's total after it has the states
-// of kAhead rounds before, so it has read a total of each other block that is at most kAhead + 1 rounds old; those had
-// published it after the states of kAhead rounds before that, hence read all totals that are 2 kAhead + 2 rounds old:
-// nobody needs any more what the slot held. Blocks read totals past a column's end or before its begin for that, too. A
-// record is 16 bytes, written and read whole, and says its round, so it needs no fence. The last of a group's carry
-// warps to end clears the group's records.
+// of kAhead rounds before and all earlier ones, so it has read a total of each other block that is at most kAhead +
+// kHalves rounds old; those had published it after the states of kAhead rounds before that, hence read all totals that
+// are 2 (kAhead + kHalves) rounds old: nobody needs any more what the slot held. Blocks read totals past a column's end
+// or before its begin for that, too. A record is 16 bytes, written and read whole, and says its round, so it needs no
+// fence. The last of a group's carry warps to end clears the group's records.
 //
-// Bytes in flight: six stages of 32 KiB, of which one or two are being worked on: 16 MB and more in all, where a memory
-// of 4 TB/s and 1.5 us needs 6 MB. Nothing else needs L2, so the inputs are not marked to leave it first, which costs
+// Bytes in flight: two stages of 32 KiB, or two pairs of halves at times, 8 to 17 MB in all, where a memory of 4 TB/s
+// and 1.5 us needs 6 MB. More make it slower (H200: six stages 3 to 5 %), though the ring has room, but in groups,
+// where blocks wait for each other. Nothing else needs L2, so the inputs are not marked to leave it first, which costs
 // bandwidth (H200: 7 %).
 #pragma once
 
@@ -46,16 +51,15 @@ struct ScanColumnPlan {
   std::uint32_t heads = 1, dim = 0;
   std::uint32_t row_columns = 0;  // columns of one sequence
   std::uint32_t columns = 0;
-  std::uint32_t chunks = 0;       // tiles of a column
+  std::uint32_t chunks = 0;       // tiles of a half of a column
   std::uint32_t group = 1;        // blocks of a group
+  std::uint32_t in_flight = 1;    // the round that many before has come when another one's inputs are asked for
   std::uint32_t* done = nullptr;  // zero, [group]: carry warps that have ended
   uint4* records = nullptr;       // zeros, [group][slot][block][channel]
 };
 
-inline constexpr std::uint32_t kMostColumnGroup = 8;   // blocks of a group at most
-inline constexpr std::uint32_t kSharedColumnSets = 3;  // sets of carry warps of a block that shares its column
-
-template <class Op, int kVec, std::uint32_t kSets>
+inline constexpr std::uint32_t kMostColumnGroup = 16;  // blocks of a group at most
+template <class Op, int kVec, int kHalves>
 class ScanColumns {
   using T = typename Op::Element;
   using Thread = typename Op::template Thread<kVec>;
@@ -66,25 +70,24 @@ class ScanColumns {
   static constexpr int kLanes = 32, kRows = kScanThreads / kLanes, kChains = kVec;
   static constexpr std::size_t kAlignment = 1024;  // of the swizzle's pattern
   static constexpr std::uint32_t kBoxWords = kScanThreads * kTimes, kStageWords = Op::kInputs * kBoxWords;
-  static constexpr std::uint32_t kStages = 6, kAhead = 4, kSlots = 2 * kAhead + 2;
-  static_assert(Op::kReadsTwice && kAhead < kStages);
+  static constexpr std::uint32_t kAhead = 4, kSlots = 2 * (kAhead + kHalves);
 
  public:
-  static constexpr int kWidth = kLanes * kVec;                                         // channels of a column
-  static constexpr int kChunk = kRows * kTimes;                                        // times of a tile
-  static constexpr int kThreads = 2 * kScanThreads + (1 + kSets) * 32 * kChains + 32;  // of a block
+  static constexpr std::uint32_t kStages = 6;
+  static constexpr int kWidth = kLanes * kVec;   // channels of a half of a column
+  static constexpr int kChunk = kRows * kTimes;  // times of a tile
+  static constexpr int kThreads = 2 * kScanThreads + (1 + kHalves) * 32 * kChains + 32;  // of a block
   /// Words that are zero between launches: counters of the groups, then records, for so many blocks.
   static constexpr std::int64_t kWordsOfDone = 1024;
   static constexpr std::int64_t flag_words(std::int64_t blocks) { return kWordsOfDone + blocks * 4 * kSlots * kWidth; }
 
   /// Shared memory of a block, in bytes: inputs [stage][input][time][lane], segments [stage][row][channel], of kAhead
-  /// rounds the block's own totals and the carry before the column [round][channel], the states after rounds
-  /// [set][channel], barriers.
+  /// rounds the block's own totals and the carry before the column [round][channel], barriers.
   static constexpr std::size_t kSharedBytes =
       kAlignment + kStages * (kStageWords * sizeof(std::uint32_t) + kRows * kWidth * sizeof(Pair)) +
-      kAhead * kWidth * (sizeof(uint4) + sizeof(Carry)) + kSets * kWidth * sizeof(Carry) +
-      (4 * kStages + kAhead + kSets) * sizeof(std::uint64_t);
+      kAhead * kWidth * (sizeof(uint4) + sizeof(Carry)) + (4 * kStages + kAhead) * sizeof(std::uint64_t);
   static_assert(kSharedBytes <= std::size_t{227} << 10);
+  static_assert(Op::kReadsTwice && kAhead < kStages && kStages % kHalves == 0);
 
   __device__ ScanColumns(const Op& op, const ScanColumnPlan& plan, const Maps& maps)
       : op_(op),
@@ -96,13 +99,11 @@ class ScanColumns {
         pairs_(reinterpret_cast<Pair*>(inputs_ + kStages * kStageWords)),
         totals_(reinterpret_cast<uint4*>(pairs_ + kStages * kRows * kWidth)),
         starts_(reinterpret_cast<Carry*>(totals_ + kAhead * kWidth)),
-        carries_(starts_ + kAhead * kWidth),
-        come_(reinterpret_cast<std::uint64_t*>(carries_ + kSets * kWidth)),
+        come_(reinterpret_cast<std::uint64_t*>(starts_ + kAhead * kWidth)),
         segments_(come_ + kStages),
         states_(segments_ + kStages),
         free_(states_ + kStages),
-        summed_(free_ + kStages),
-        passed_(summed_ + kAhead) {}
+        summed_(free_ + kStages) {}
 
   __device__ void run() const {
     if (threadIdx.x == 0) make_barriers();
@@ -111,34 +112,41 @@ class ScanColumns {
     ptx::allow_successor();
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
     const int past = warp - 2 * kWarps;
-    if (warp < kWarps) {
-      for (Walk at(*this); at.inside(); at.next()) reduce(at);
-    } else if (past < 0) {
-      for (Walk at(*this); at.inside(); at.next()) finish(at);
+    if (past < 0) {
+      work(warp >= kWarps);
     } else if (past < kChains) {
       for (Walk at(*this); at.inside(); at.next()) sum(at, past * 32 + lane);
-    } else if (past < static_cast<int>(1 + kSets) * kChains) {
-      const int set = past / kChains - 1, c = past % kChains * 32 + lane;
+    } else if (past < (1 + kHalves) * kChains) {
+      const int half = past / kChains - 1, c = past % kChains * 32 + lane;
+      Carry state{};
       for (Walk at(*this); at.inside(); at.next()) {
-        if (at.round % kSets == static_cast<std::uint32_t>(set)) carry(at, c);
+        if (at.half == static_cast<std::uint32_t>(half)) carry(at, c, state);
       }
       if (plan_.group > 1) clear();
     } else if (lane == 0) {
-      for (Walk at(*this); at.inside(); at.next()) fetch(at);
+      for (Walk at(*this); at.inside(); at.next()) {
+        if (at.half == 0) fetch(at);
+      }
     }
   }
 
  private:
-  /// A block's tiles in its order. All blocks of a group have as many rounds; the last chunks of a column may lie
-  /// past its end.
+  /// A block's rounds in its order. All blocks of a group have as many; the last chunks of a column may lie past its
+  /// end, and its second half beyond the row's.
   struct Walk {
     const ScanColumns& block;
-    std::uint32_t round = 0, column, chunk, sequence = 0, channel = 0;
+    std::uint32_t round = 0, half = 0, column, chunk, sequence = 0, channel = 0;
 
     __device__ explicit Walk(const ScanColumns& b) : block(b), column(b.group_) { begin(); }
     __device__ bool inside() const { return column < block.plan_.columns; }
     __device__ void next() {
       ++round;
+      if (++half < kHalves) {
+        channel += kWidth;
+        return;
+      }
+      half = 0;
+      channel -= (kHalves - 1) * kWidth;
       chunk += block.plan_.group;
       if (first_chunk() < block.plan_.chunks) return;
       column += gridDim.x / block.plan_.group;
@@ -147,7 +155,7 @@ class ScanColumns {
     __device__ void begin() {
       chunk = block.rank_;
       sequence = column / block.plan_.row_columns;
-      channel = (column - sequence * block.plan_.row_columns) * kWidth;
+      channel = (column - sequence * block.plan_.row_columns) * (kHalves * kWidth);
     }
     /// Of the round.
     __device__ std::uint32_t first_chunk() const { return chunk - block.rank_; }
@@ -170,7 +178,6 @@ class ScanColumns {
       ptx::mbarrier_init(free_ + i, kScanThreads);
     }
     for (std::uint32_t i = 0; i < kAhead; ++i) ptx::mbarrier_init(summed_ + i, kWidth);
-    for (std::uint32_t i = 0; i < kSets; ++i) ptx::mbarrier_init(passed_ + i, kWidth);
     ptx::mbarrier_init_fence();
   }
   static __device__ int row() { return static_cast<int>(threadIdx.x) % kScanThreads / kLanes; }
@@ -183,15 +190,42 @@ class ScanColumns {
     return plan_.records + ((std::size_t{group_} * kSlots + round % kSlots) * plan_.group + rank) * kWidth + c;
   }
 
+  /// Every other round, the even or the odd ones: reduces a tile and then finishes the one before.
+  __device__ void work(bool odd) const {
+    Walk at(*this);
+    if (odd) at.next();
+    Walk before = at;
+    for (; at.inside(); at.next(), at.next()) {
+      reduce(at);
+      if (at.round < 2) continue;
+      finish(before);
+      before.next();
+      before.next();
+    }
+    if (before.inside()) finish(before);
+  }
+
+  /// Both halves of a tile; the first has round `at`.
   __device__ void fetch(const Walk& at) const {
-    const std::uint32_t stage = at.stage();
-    if (at.round >= kStages) ptx::mbarrier_wait(free_ + stage, at.phase() ^ 1U);
-    ptx::mbarrier_arrive_expect(come_ + stage, kStageWords * static_cast<std::uint32_t>(sizeof(std::uint32_t)));
+    const std::uint32_t first = at.stage();
+    if (at.round >= plan_.in_flight) {
+      const std::uint32_t before = at.round - plan_.in_flight;
+      ptx::mbarrier_wait(come_ + before % kStages, before / kStages & 1U);
+    }
+#pragma unroll
+    for (std::uint32_t half = 0; half < kHalves; ++half) {
+      if (at.round >= kStages) ptx::mbarrier_wait(free_ + first + half, at.phase() ^ 1U);
+      ptx::mbarrier_arrive_expect(come_ + first + half,
+                                  kStageWords * static_cast<std::uint32_t>(sizeof(std::uint32_t)));
+    }
 #pragma unroll
     for (int i = 0; i < Op::kInputs; ++i) {
-      ptx::load_box(inputs_ + stage * kStageWords + i * kBoxWords, &maps_.inputs[i], come_ + stage,
-                    static_cast<int>(at.channel * (sizeof(T) / 2)), static_cast<int>(at.chunk) * kChunk,
-                    static_cast<int>(at.sequence));
+#pragma unroll
+      for (std::uint32_t half = 0; half < kHalves; ++half) {
+        ptx::load_box(inputs_ + (first + half) * kStageWords + i * kBoxWords, &maps_.inputs[i], come_ + first + half,
+                      static_cast<int>((at.channel + half * kWidth) * (sizeof(T) / 2)),
+                      static_cast<int>(at.chunk) * kChunk, static_cast<int>(at.sequence));
+      }
     }
   }
 
@@ -228,71 +262,64 @@ class ScanColumns {
     ptx::mbarrier_arrive(summed_ + slot);
   }
 
-  __device__ void carry(const Walk& at, int c) const {
+  /// state: of the half, after the block's tile before.
+  __device__ void carry(const Walk& at, int c, Carry& state) const {
     ptx::mbarrier_wait(summed_ + at.slot(), at.round / kAhead & 1U);
-    Totals others;
-    if constexpr (kSets > 1) others.gather(*this, at, c);
-    const Total own = Op::get_total(totals_[at.slot() * kWidth + c]);
-    const std::uint32_t before = at.round - 1, set = at.round % kSets;
-    if (at.round != 0) ptx::mbarrier_wait(passed_ + before % kSets, before / kSets & 1U);
-    Carry carry = at.first_chunk() == 0 ? starts_[at.slot() * kWidth + c] : carries_[before % kSets * kWidth + c];
-    if constexpr (kSets > 1) carry = others.advance(carry, plan_.group, at.chunk);
-    const Carry after = Op::advance(carry, own);
-    carries_[set * kWidth + c] = after;
-    ptx::mbarrier_arrive(passed_ + set);
+    if (at.first_chunk() == 0) state = starts_[at.slot() * kWidth + c];
+    if (plan_.group > 1) state = over_others(at, c, state);
     Pair* const here = pairs(at.stage()) + c;
-    Pair state = Op::state(carry);
+    Pair before = Op::state(state);
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
       const Pair segment = here[row * kWidth];
-      here[row * kWidth] = state;
-      state = Op::advance(state, segment);
+      here[row * kWidth] = before;
+      before = Op::advance(before, segment);
     }
+    state = Op::advance(state, Op::get_total(totals_[at.slot() * kWidth + c]));
     ptx::mbarrier_arrive(states_ + at.stage());
-    if (at.chunk + 1 == plan_.chunks) op_.store(channel(at, c), after);
+    if (at.chunk + 1 == plan_.chunks) op_.store(channel(at, c), state);
   }
-  /// The totals of the other blocks' tiles between the block's tile of the round before and its tile of a round, in
-  /// order of time.
-  struct Totals {
-    static constexpr std::uint32_t kMost = kMostColumnGroup - 1;
-    uint4 found[kMost];
-
-    /// All are asked for at once, again and again those that have not come.
-    __device__ void gather(const ScanColumns& block, const Walk& at, int c) {
-      // The first ones are of the round before, those of blocks after this one.
-      const std::uint32_t group = block.plan_.group, last = group - 1 - block.rank_;
-      const uint4* const before = block.record(at.round - 1, block.rank_ + 1, c);
-      const uint4* const now = block.record(at.round, 0, c) - last * kWidth;
-      std::uint32_t missing = (1U << (group - 1)) - 1U;
-      if (at.round == 0) missing &= ~((1U << last) - 1U);
+  /// The state after the other blocks' tiles between the block's tile before and its tile of a round, from the state
+  /// before them. Up to kAtOnce of their totals are asked for at once, again and again those that have not come.
+  __device__ Carry over_others(const Walk& at, int c, Carry state) const {
+    constexpr std::uint32_t kAtOnce = 8;
+    // The first ones are of the half's round before, those of blocks after this one.
+    const std::uint32_t others = plan_.group - 1, last = others - rank_;
+    const uint4* const before = record(at.round - kHalves, rank_ + 1, c);
+    const uint4* const now = record(at.round, 0, c) - last * kWidth;
+#pragma unroll 1
+    for (std::uint32_t first = 0; first < others; first += kAtOnce) {
+      uint4 found[kAtOnce];
+      std::uint32_t missing = (1U << min(others - first, kAtOnce)) - 1U;
+      if (at.round < kHalves && first < last) missing &= ~((1U << min(last - first, kAtOnce)) - 1U);
       while (missing != 0) {
 #pragma unroll
-        for (std::uint32_t i = 0; i < kMost; ++i) {
-          if ((missing >> i & 1U) != 0) found[i] = ptx::load_relaxed_quad((i < last ? before : now) + i * kWidth);
+        for (std::uint32_t k = 0; k < kAtOnce; ++k) {
+          const std::uint32_t i = first + k;
+          if ((missing >> k & 1U) != 0) found[k] = ptx::load_relaxed_quad((i < last ? before : now) + i * kWidth);
         }
 #pragma unroll
-        for (std::uint32_t i = 0; i < kMost; ++i) {
-          const std::uint32_t says = i < last ? at.round : at.round + 1;
-          if ((missing >> i & 1U) != 0 && found[i].x == says) missing &= ~(1U << i);
+        for (std::uint32_t k = 0; k < kAtOnce; ++k) {
+          const std::uint32_t says = first + k < last ? at.round - kHalves + 1 : at.round + 1;
+          if ((missing >> k & 1U) != 0 && found[k].x == says) missing &= ~(1U << k);
         }
         if (missing != 0) ptx::spin_briefly();
       }
       __syncwarp();
-    }
-    /// Over those of the column of the block's tile `chunk`.
-    __device__ Carry advance(Carry carry, std::uint32_t group, std::uint32_t chunk) const {
 #pragma unroll
-      for (std::uint32_t i = 0; i < kMost; ++i) {
-        if (i + 1 < group && chunk + i + 1 >= group) carry = Op::advance(carry, Op::get_total(found[i]));
+      for (std::uint32_t k = 0; k < kAtOnce; ++k) {
+        // Of this column: its tile is that many before the block's.
+        const std::uint32_t back = others - (first + k);
+        if (first + k < others && back <= at.chunk) state = Op::advance(state, Op::get_total(found[k]));
       }
-      return carry;
     }
-  };
+    return state;
+  }
   /// Leaves the group's records as they were found, when nobody reads them any more.
   __device__ void clear() const {
     __syncwarp();
     std::uint32_t before = 0;
-    const std::uint32_t warps = plan_.group * kChains * kSets;
+    const std::uint32_t warps = plan_.group * kChains * kHalves;
     if (threadIdx.x % 32 == 0) before = ptx::add_acq_rel(plan_.done + group_, 1);
     if (__shfl_sync(0xffffffffU, before, 0) + 1 != warps) return;
     uint4* const all = record(0, 0, 0);
@@ -355,13 +382,11 @@ class ScanColumns {
   Pair* const pairs_;
   uint4* const totals_;
   Carry* const starts_;
-  Carry* const carries_;
   std::uint64_t* const come_;
   std::uint64_t* const segments_;
   std::uint64_t* const states_;
   std::uint64_t* const free_;
   std::uint64_t* const summed_;
-  std::uint64_t* const passed_;
 };
 
 }  // namespace mmrec::kernels
