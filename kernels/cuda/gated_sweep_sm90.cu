@@ -23,6 +23,7 @@
 #include "kernels/cuda/gated_sweep_sm90.h"
 #include "kernels/cuda/gated_tile.cuh"
 #include "kernels/cuda/gemm_sm90.cuh"
+#include "kernels/cuda/rows.cuh"
 
 namespace mmrec::kernels {
 
@@ -61,6 +62,7 @@ class SweepEpilogue {
   struct Parameters {
     GatedTileOperands<A> tile;
     GatedRows<const A> h_rounded;  // of which the carry's row is copied
+    GatedRows<A> settled;          // receives h rounded where nothing else is left to do; or null
   };
   static constexpr int kSharedBytes = 0;
 
@@ -68,6 +70,33 @@ class SweepEpilogue {
       : p_(parameters),
         scan_(p_.tile, {}, ring + kSumsBytes, kMeeting),
         sums_(reinterpret_cast<float*>(ring) + scan_.warp() * kWarpTimes * kPitch) {}
+
+  /// Rounds the tile's states.
+  static __device__ void skipped(const Parameters& p, const GemmPlace& place) {
+    constexpr int kVector = 4;
+    constexpr int kChannels = Tile::kColumns / 2;
+    constexpr int kTogether = 4;  // rows that a thread reads at once
+    constexpr int kRowsAtOnce = GemmLayout<Tile>::kThreads * kVector / kChannels;
+    const auto thread = static_cast<int>(threadIdx.x);
+    const int channel = place.column + thread * kVector % kChannels;
+    if (p.settled.data == nullptr || channel >= p.tile.channels) return;
+    float* from = p.tile.h.column(place.batch, channel);
+    A* to = p.settled.column(place.batch, channel);
+    const int end = min(place.row + GemmLayout<Tile>::kRows, p.tile.times) + 1;  // the first state is the carry
+    for (int row = place.row + 1 + thread * kVector / kChannels; row < end; row += kTogether * kRowsAtOnce) {
+      float values[kTogether][kVector];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const int at = row + i * kRowsAtOnce;
+        if (at < end) load(p.tile.h.below(from, at), values[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const int at = row + i * kRowsAtOnce;
+        if (at < end) store(p.settled.below(to, at), values[i]);
+      }
+    }
+  }
 
   __device__ void begin(const GemmPlace& place) {
     scan_.move_to({place.batch, place.row, place.column});
@@ -190,13 +219,15 @@ MatrixStack gate_stack(const WeightView<Device>& w) {
 }
 
 template <class Tile, class A>
-void launch_sweep(Cuda& cuda, const GatedSweep<Device, A>& op, const GatedCheck& check) {
+void launch_sweep(Cuda& cuda, const GatedSweep<Device, A>& op, const GatedCheck& check,
+                  const SequenceView<A, Device>& settled) {
   using Epilogue = SweepEpilogue<A, Tile>;
   const std::int64_t times = op.in.z.time - op.first;
   const GatedFlags flags = sweep_flags<Tile>(op.in.z.batch, times, op.in.z.dim);
   typename Epilogue::Parameters parameters = {
       .tile = gated_tile_operands(cuda, op.in, op.h_rounded_next, op.first, times, flags),
-      .h_rounded = gated_rows<const A>(op.in.h_rounded, op.first)};
+      .h_rounded = gated_rows<const A>(op.in.h_rounded, op.first),
+      .settled = settled.data == nullptr ? GatedRows<A>() : gated_rows(settled, op.first)};
   parameters.tile.bias = op.gate_bias;
   parameters.tile.change = op.change + op.first;
   parameters.tile.magnitude = op.magnitude + op.first;
@@ -227,20 +258,23 @@ bool gated_sweep_sm90_supported(const Cuda& cuda, const GatedSweep<Device, A>& o
 }
 
 template <class A>
-void gated_sweep_sm90(Cuda& cuda, const GatedSweep<Device, A>& op, const GatedCheck& check) {
+void gated_sweep_sm90(Cuda& cuda, const GatedSweep<Device, A>& op, const GatedCheck& check,
+                      const SequenceView<A, Device>& settled) {
   // Narrow tiles while they all run at once, in one wave.
   const std::int64_t wide_blocks = op.in.z.batch * ceil_div(op.in.z.time - op.first, GemmLayout<WideSweepTile>::kRows) *
                                    ceil_div(op.in.z.dim, WideSweepTile::kColumns / 2);
   if (2 * wide_blocks <= cuda.processors()) {
-    launch_sweep<NarrowSweepTile>(cuda, op, check);
+    launch_sweep<NarrowSweepTile>(cuda, op, check, settled);
   } else {
-    launch_sweep<WideSweepTile>(cuda, op, check);
+    launch_sweep<WideSweepTile>(cuda, op, check, settled);
   }
 }
 
 template bool gated_sweep_sm90_supported(const Cuda&, const GatedSweep<Device, BFloat16>&);
 template bool gated_sweep_sm90_supported(const Cuda&, const GatedSweep<Device, Float16>&);
-template void gated_sweep_sm90(Cuda&, const GatedSweep<Device, BFloat16>&, const GatedCheck&);
-template void gated_sweep_sm90(Cuda&, const GatedSweep<Device, Float16>&, const GatedCheck&);
+template void gated_sweep_sm90(Cuda&, const GatedSweep<Device, BFloat16>&, const GatedCheck&,
+                               const SequenceView<BFloat16, Device>&);
+template void gated_sweep_sm90(Cuda&, const GatedSweep<Device, Float16>&, const GatedCheck&,
+                               const SequenceView<Float16, Device>&);
 
 }  // namespace mmrec::kernels

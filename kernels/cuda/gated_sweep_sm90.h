@@ -19,9 +19,11 @@ bool gated_sweep_sm90_supported(const Cuda& cuda, const GatedSweep<Device, A>& o
 /// Checks at its end what has settled, if check.report is not null; check.first is op.first. If it does not begin a
 /// window it leaves out what the work before this on the stream has left in *check.settled: times before it in whole
 /// steps of kGatedSweepStep from op.first on, and everything where it is check.times. So sweeps can be enqueued before
-/// it is known whether they are needed. (h_rounded_next is complete from the last time left out on.)
+/// it is known whether they are needed. (h_rounded_next is complete from the last time left out on.) One that finds
+/// everything settled rounds all states but the carry into `settled`, [B, T + 1, D] like h, if that is given.
 inline constexpr int kGatedSweepStep = 256;
 template <class A>
-void gated_sweep_sm90(Cuda& cuda, const GatedSweep<Device, A>& op, const GatedCheck& check = {});
+void gated_sweep_sm90(Cuda& cuda, const GatedSweep<Device, A>& op, const GatedCheck& check = {},
+                      const SequenceView<A, Device>& settled = {});
 
 }  // namespace mmrec::kernels

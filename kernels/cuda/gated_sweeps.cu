@@ -5,9 +5,9 @@
 // the window's start are settled (gated_check.h), from maxima that never leave the device, and writes that one number
 // into device memory and into page-locked memory. The host does not wait for the sweep that it has just enqueued
 // but for the one kAhead before: while it learns what that has settled and enqueues the next, the device works. A sweep
-// that finds everything settled does nothing, so the last kAhead cost a launch each. Where the product is a library's,
-// which looks at no such number, the host waits for every sweep. How many sweeps there are and what each leaves out
-// follows from the numbers alone, never from time: same inputs, same bits.
+// that finds everything settled only rounds the states, which lie rounded in two places by then. Where the product is a
+// library's, which looks at no such number, the host waits for every sweep. How many sweeps there are and what each
+// leaves out follows from the numbers alone, never from time: same inputs, same bits.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -88,8 +88,9 @@ class Window {
       settled = await_report(cuda_, report(done));
       counts.token_sweeps += times_ - left_out;
     }
-    if (one_kernel_) {
-      // The newest sweep has left its rows in one of the two places, the others are in either.
+    if (one_kernel_ && enqueued == done) {
+      // The newest sweep has left its rows in one of the two places, the others are in either; and no sweep has come
+      // after it to round them all.
       const std::int64_t stale = done % 2 != 0 ? settled : std::min(settled, left_out);
       if (stale != 0) copy_rows<A>(cuda_, rows_of(in_.h, 1, stale), rows_of(in_.h_rounded, 1, stale));
     }
@@ -124,7 +125,7 @@ class Window {
 
   void sweep(std::int64_t first, int index) {
     if constexpr (!std::is_same_v<A, float>) {
-      if (one_kernel_) return gated_sweep_sm90(cuda_, one_sweep(first, index), check(first, index));
+      if (one_kernel_) return gated_sweep_sm90(cuda_, one_sweep(first, index), check(first, index), in_.h_rounded);
     }
     const std::int64_t dim = in_.z.dim;
     SequenceView<float, Device> gate(op_.gate.data, 1, times_, 2 * dim);

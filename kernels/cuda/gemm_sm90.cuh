@@ -48,6 +48,8 @@ namespace mmrec::kernels {
 //   Epilogue(const Parameters&, std::byte* shared, std::byte* ring)
 //   void begin(const GemmPlace&)                       before the tile's main loop: start loads
 //   void finish(const GemmPlace&, float (&sum)[kColumns / 2])   see ptx::wgmma for what is where
+//   static void skipped(const Parameters&, const GemmPlace&)    or none: by all threads where GemmSkip leaves nothing
+//                                                               to do
 // `ring` may be overwritten in finish() where each block has one tile and all consumers have met before.
 
 /// 128 x 256, two consumers: the least L2 and shared memory traffic a multiply-add, 80 of 128 bytes a clock of shared
@@ -354,8 +356,15 @@ __global__ void __launch_bounds__(GemmLayout<Tile>::kThreads, 1)
   ptx::allow_successor();
   if (skip.counter != nullptr) {
     const std::uint32_t done = ptx::load_relaxed(skip.counter);
-    const int row = gemm_place<Tile>(jobs, static_cast<int>(blockIdx.x) / Layout::kCluster, {}).row;
-    if (done >= skip.enough || skip.first + row + Layout::kRows * Tile::kClusterRows <= static_cast<int>(done)) return;
+    const int index = static_cast<int>(blockIdx.x) / Layout::kCluster;
+    if (done >= skip.enough) {
+      if constexpr (requires { &Epilogue::skipped; }) {
+        Epilogue::skipped(parameters, gemm_place<Tile>(jobs, index, gemm_cluster_place<Tile>()));
+      }
+      return;
+    }
+    const int row = gemm_place<Tile>(jobs, index, {}).row;
+    if (skip.first + row + Layout::kRows * Tile::kClusterRows <= static_cast<int>(done)) return;
   }
 
   if (warpgroup == Tile::kConsumers) {

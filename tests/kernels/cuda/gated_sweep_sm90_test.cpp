@@ -46,6 +46,7 @@ struct Result {
   std::vector<float> h;
   std::vector<A> rounded_next;
   std::vector<float> change, magnitude;
+  std::vector<A> settled;
 };
 
 class GatedSweepSm90 : public test::CudaTest {
@@ -57,7 +58,7 @@ class GatedSweepSm90 : public test::CudaTest {
   }
 
   template <class A>
-  Result<A> run(const Case<A>& c, GatedCheck check = {}) {
+  Result<A> run(const Case<A>& c, GatedCheck check = {}, bool rounds_settled = false) {
     const auto [batch, time, dim, first] = c.size;
     const auto wide = to_device(c.wide);
     const auto zm = to_device(c.zm);
@@ -67,6 +68,9 @@ class GatedSweepSm90 : public test::CudaTest {
     auto h = to_device(c.h);
     auto rounded = to_device(c.rounded);
     auto next = poisoned<A>(c.h.size());
+    auto kept = poisoned<A>(c.h.size());
+    SequenceView<A, Device> settled;
+    if (rounds_settled) settled = {kept.data(), batch, time + 1, dim};
     // What is raised starts at 0 from `first` on; before it nothing is to be touched, though a check looks at it.
     std::vector<float> maxima(count(time), check.report == nullptr ? NAN : 0.0F);
     std::fill(maxima.begin() + first, maxima.end(), 0.0F);
@@ -92,8 +96,8 @@ class GatedSweepSm90 : public test::CudaTest {
     check.change = op.change;
     check.magnitude = op.magnitude;
     check.times = static_cast<int>(time);
-    gated_sweep_sm90(cuda(), op, check);
-    const Result<A> result{to_host(h), to_host(next), to_host(change), to_host(magnitude)};
+    gated_sweep_sm90(cuda(), op, check, settled);
+    const Result<A> result{to_host(h), to_host(next), to_host(change), to_host(magnitude), to_host(kept)};
 
     std::vector<std::uint32_t> flags(Cuda::kFlagWords);
     cuda().download(cuda().flags(), flags.data(), flags.size());
@@ -221,6 +225,29 @@ TEST_F(GatedSweepSm90, DoesNothingWhereAllIsSettled) {
   for (const float x : got.change) EXPECT_EQ(x, 0.0F);
   for (const BFloat16 x : got.rounded_next) EXPECT_TRUE(std::isnan(to_float(x)));
   EXPECT_EQ(*report, 7U);
+}
+
+TEST_F(GatedSweepSm90, RoundsTheStatesWhereAllIsSettled) {
+  const auto check_type = [&]<class A>(A, const Size& size) {
+    const Case<A> c(size);
+    const auto [batch, time, dim, first] = c.size;
+    auto settled = to_device(std::vector<std::uint32_t>{static_cast<std::uint32_t>(time)});
+    const GatedCheck done{.begins = false, .settled = settled.data(), .report = cuda().report()};
+    const Result<A> got = run(c, done, /*rounds_settled=*/true);
+    EXPECT_EQ(got.h, c.h);
+    for (std::size_t i = 0; i < got.settled.size(); ++i) {
+      const bool is_carry = static_cast<std::int64_t>(i) / dim % (time + 1) == 0;
+      const float want = is_carry ? NAN : to_float(from_float<A>(c.h[i]));
+      ASSERT_TRUE(is_carry ? std::isnan(to_float(got.settled[i])) : to_float(got.settled[i]) == want) << i;
+    }
+    // While anything moves, nobody touches them.
+    auto moving = to_device(std::vector<std::uint32_t>{0});
+    const GatedCheck busy{.begins = false, .settled = moving.data(), .report = cuda().report()};
+    for (const A x : run(c, busy, /*rounds_settled=*/true).settled) ASSERT_TRUE(std::isnan(to_float(x)));
+  };
+  check_type(BFloat16{}, {2, 150, 72});
+  check_type(Float16{}, {1, 1, 8});
+  if (!test::small_sizes()) check_type(BFloat16{}, {1, 2048, 1024});
 }
 
 TEST_F(GatedSweepSm90, ReportsWhatHasSettled) {
