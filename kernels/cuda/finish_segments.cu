@@ -24,7 +24,7 @@
 // Warps divide k and the outputs; partial sums meet in shared memory in a fixed order.
 // Bytes: weights once per team from L2; q, x, h and v read once, x written once; per tile of 16 rows 8 (4 D + 2 D + 2
 // F) 16 bytes from L2 to operands, and 8 bytes per channel for the sums. Blocks fill a multiprocessor each.
-#include "kernels/cuda/finish_segments.cuh"
+#include "kernels/cuda/finish_segments_block.cuh"
 
 #include <algorithm>
 #include <atomic>
