@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "kernels/cuda/decode_shares.cuh"
 #include "kernels/cuda/decode_stream.cuh"
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/exchange.cuh"
@@ -13,22 +14,16 @@ namespace mmrec::kernels {
 
 inline constexpr int kConsumers = 32 * kTileWarps;
 
+/// What needs neither ring nor exchange.
 template <class A>
-class DecodeBase {
+class DecodeMath {
  protected:
-  __device__ DecodeBase(const DecodeParams<A>& p, std::byte* shared, Ring ring, std::uint32_t turn)
+  __device__ DecodeMath(const DecodeParams<A>& p, std::byte* shared)
       : p_(p),
         layers_(reinterpret_cast<const LayerShare*>(shared + p.plan.layers)),
-        ring_(ring),
         channels_(p.plan.splits[static_cast<int>(Owned::kChannels)].mine()),
         dim_(static_cast<int>(p.op.shape.dim)),
-        warp_(__shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 32, 0)),  // known to be one value
-        operand_(shared + p.plan.operand),
-        sums_(reinterpret_cast<float*>(shared + p.plan.sums)),
-        norm_sums_(reinterpret_cast<float*>(shared + p.plan.norm_sums)),
-        local_(reinterpret_cast<float*>(shared + p.plan.local)),
-        turn_(turn),
-        set_(static_cast<std::byte*>(p.op.exchange) + DecodePlan::kHeaderBytes + turn_ * p.plan.set_bytes) {}
+        warp_(__shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 32, 0)) {}  // known to be one value
 
   /// A normalised vector is multiplied before its scale is known, and the scale follows the sum: nobody waits for the
   /// sum of all squares. Float16 has not got the range for it.
@@ -40,24 +35,6 @@ class DecodeBase {
   __device__ static int thread() { return static_cast<int>(threadIdx.x); }
   __device__ static int lane() { return thread() % 32; }
   __device__ static void barrier() { ptx::named_barrier_sync(1, kConsumers); }
-
-  // --- Exchange ------------------------------------------------------------------------------------------------------
-
-  template <class T>
-  __device__ T* vectors(int layer, Point point) const {
-    return reinterpret_cast<T*>(set_ + layer * p_.plan.layer_bytes + p_.plan.at[static_cast<int>(point)]);
-  }
-
-  __device__ void clear_other_set() const {
-    auto* other = reinterpret_cast<uint4*>(static_cast<std::byte*>(p_.op.exchange) + DecodePlan::kHeaderBytes +
-                                           (1 - turn_) * p_.plan.set_bytes);
-    constexpr std::uint32_t kOnes = 0xffffffffU;
-#pragma unroll 1
-    for (std::int64_t i = std::int64_t{blockIdx.x} * kConsumers + thread(); i < p_.plan.set_bytes / kPieceBytes;
-         i += std::int64_t{gridDim.x} * kConsumers) {
-      other[i] = make_uint4(kOnes, kOnes, kOnes, kOnes);
-    }
-  }
 
   // --- Vectors -------------------------------------------------------------------------------------------------------
 
@@ -87,14 +64,16 @@ class DecodeBase {
   __device__ static float squares(float4 x) {
     return __fmaf_rn(x.w, x.w, __fmaf_rn(x.z, x.z, __fmaf_rn(x.y, x.y, x.x * x.x)));
   }
-  /// From the warps' sums of squares.
-  __device__ float norm_scale(const float* of_warps) const {
-    const float4 a = reinterpret_cast<const float4*>(of_warps)[0];
-    const float4 b = reinterpret_cast<const float4*>(of_warps)[1];
-    const float sum = ((a.x + a.y) + (a.z + a.w)) + ((b.x + b.y) + (b.z + b.w));
+  /// From the warps' sums of squares, added up as norm_scale does.
+  __device__ float norm_scale_of(float sum) const {
     // 1 / (r + 1e-6) for r = √(sum / D), of 1 / r; the least keeps 1 / r finite.
     const float reciprocal = rsqrtf(fmaxf(sum * p_.plan.share_of_dim, 1e-30F));
     return __fdividef(reciprocal, __fmaf_rn(1e-6F, reciprocal, 1.0F));
+  }
+  __device__ float norm_scale(const float* of_warps) const {
+    const float4 a = reinterpret_cast<const float4*>(of_warps)[0];
+    const float4 b = reinterpret_cast<const float4*>(of_warps)[1];
+    return norm_scale_of(((a.x + a.y) + (a.z + a.w)) + ((b.x + b.y) + (b.z + b.w)));
   }
   /// Rounds weight ⊙ (scale x).
   __device__ static void store_vector(std::byte* to, float4 w, float scale, float4 x) {
@@ -116,18 +95,6 @@ class DecodeBase {
 
   // --- A channel -----------------------------------------------------------------------------------------------------
 
-  __device__ float& local(Local what, int channel, int sequence, int batch) const {
-    return local_[(static_cast<int>(what) * batch + sequence) * p_.plan.channels + channel];
-  }
-  __device__ void embed(int batch) const {
-#pragma unroll 1
-    for (int sequence = 0; sequence < batch; ++sequence) {
-#pragma unroll 1
-      for (int i = thread(); i < channels_.count; i += kConsumers) {
-        local(Local::kResidual, i, sequence, batch) = widen(embedding_row(sequence)[channels_.first + i]);
-      }
-    }
-  }
   /// What the recurrence and the residual stream want of a channel, from memory or from earlier stages.
   struct Channel {
     float h = 0.0F, c = 0.0F;
@@ -149,6 +116,70 @@ class DecodeBase {
     const float h = __fmaf_rn(decay, in.h, in.z * __fmaf_rn(op.mdi_mix, g, s));
     return {h, __fmaf_rn(0.1F, in.v, in.residual + h) + in.c};
   }
+  /// Of several values at once, each to every lane.
+  template <int kCount>
+  __device__ static void sum_each(float (&x)[kCount]) {
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) x[i] += __shfl_xor_sync(0xffffffffU, x[i], mask);
+    }
+  }
+
+  const DecodeParams<A>& p_;
+  const LayerShare* layers_;
+  Range channels_;
+  int dim_, warp_;
+};
+
+template <class A>
+class DecodeBase : protected DecodeMath<A> {
+  using Math = DecodeMath<A>;
+
+ protected:
+  using Math::barrier, Math::lane, Math::sum_each, Math::thread, Math::channels_, Math::dim_, Math::p_, Math::warp_;
+  __device__ DecodeBase(const DecodeParams<A>& p, std::byte* shared, Ring ring, std::uint32_t turn)
+      : Math(p, shared),
+        ring_(ring),
+        operand_(shared + p.plan.operand),
+        sums_(reinterpret_cast<float*>(shared + p.plan.sums)),
+        norm_sums_(reinterpret_cast<float*>(shared + p.plan.norm_sums)),
+        local_(reinterpret_cast<float*>(shared + p.plan.local)),
+        turn_(turn),
+        set_(static_cast<std::byte*>(p.op.exchange) + DecodePlan::kHeaderBytes + turn_ * p.plan.set_bytes) {}
+
+  // --- Exchange ------------------------------------------------------------------------------------------------------
+
+  template <class T>
+  __device__ T* vectors(int layer, Point point) const {
+    return reinterpret_cast<T*>(set_ + layer * p_.plan.layer_bytes + p_.plan.at[static_cast<int>(point)]);
+  }
+
+  __device__ void clear_other_set() const {
+    auto* other = reinterpret_cast<uint4*>(static_cast<std::byte*>(p_.op.exchange) + DecodePlan::kHeaderBytes +
+                                           (1 - turn_) * p_.plan.set_bytes);
+    constexpr std::uint32_t kOnes = 0xffffffffU;
+#pragma unroll 1
+    for (std::int64_t i = std::int64_t{blockIdx.x} * kConsumers + thread(); i < p_.plan.set_bytes / kPieceBytes;
+         i += std::int64_t{gridDim.x} * kConsumers) {
+      other[i] = make_uint4(kOnes, kOnes, kOnes, kOnes);
+    }
+  }
+
+  // --- A channel, as kept between stages -----------------------------------------------------------------------------
+
+  __device__ float& local(Local what, int channel, int sequence, int batch) const {
+    return local_[(static_cast<int>(what) * batch + sequence) * p_.plan.channels + channel];
+  }
+  __device__ void embed(int batch) const {
+#pragma unroll 1
+    for (int sequence = 0; sequence < batch; ++sequence) {
+#pragma unroll 1
+      for (int i = thread(); i < channels_.count; i += kConsumers) {
+        local(Local::kResidual, i, sequence, batch) = widen(Math::embedding_row(sequence)[channels_.first + i]);
+      }
+    }
+  }
 
   // --- Attention -----------------------------------------------------------------------------------------------------
 
@@ -156,8 +187,8 @@ class DecodeBase {
   /// asks for before the query is there, and sums them up with weights relative to its own largest score; then a thread
   /// joins the warps' sums of a channel.
   __device__ void attend_heads(int layer, int batch) const {
-    constexpr int kAhead = 4;                          // slots of a warp at once
-    const int lane = ptx::opaque(DecodeBase::lane());  // nothing that follows from it is kept for the next layer
+    constexpr int kAhead = 4;                     // slots of a warp at once
+    const int lane = ptx::opaque(thread() % 32);  // nothing that follows from it is kept for the next layer
     const int thread = warp_ * 32 + lane;
     const DecodeShape& shape = p_.op.shape;
     const auto heads = static_cast<int>(shape.heads);
@@ -269,21 +300,8 @@ class DecodeBase {
       }
     }
   }
-  /// Of several values at once, each to every lane.
-  template <int kCount>
-  __device__ static void sum_each(float (&x)[kCount]) {
-#pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) x[i] += __shfl_xor_sync(0xffffffffU, x[i], mask);
-    }
-  }
 
-  const DecodeParams<A>& p_;
-  const LayerShare* layers_;
   Ring ring_;
-  Range channels_;
-  int dim_, warp_;
   std::byte* operand_;
   float* sums_;
   float* norm_sums_;

@@ -22,13 +22,11 @@ inline constexpr int kSingleRows = 8;
 inline constexpr int kEnoughSlots = 4;
 inline constexpr int kLeastSlots = 2;
 
-/// Of one sequence of a small model (decode_small.cuh): steps of a row that a warp multiplies at most, and in ffn_out's
-/// rows; channels of a head and memory slots.
-inline constexpr bool kHasSmall = true;  // false: small models go through decode_single.cuh as others do
-inline constexpr int kSmallSteps = 2;
-inline constexpr int kSmallFfnSteps = 4;
-inline constexpr int kSmallHead = 64;
-inline constexpr int kSmallMemory = 32;
+/// One sequence of a small model goes through one cluster of so many blocks (decode_cluster.cuh): the largest there is.
+/// A unit is the 8 outputs that are one piece of 16-bit elements.
+inline constexpr bool kHasCluster = true;  // false: small models go through decode_single.cuh as others do
+inline constexpr int kClusterBlocks = 16;
+inline constexpr int kUnit = 8;
 
 /// Channels of a head that are attended to at once, and what a warp leaves of them, in floats.
 inline constexpr int kAttentionChannels = 128;
@@ -37,16 +35,16 @@ inline constexpr int kAttentionRow = kAttentionChannels + 2;
 struct Range {
   int first, count;
 };
-/// How blocks divide rows: the first `more` blocks own one more than `least`.
+/// How blocks divide rows, so many at a time: the first `more` blocks own one time more than `least`.
 struct Split {
-  int least = 0, more = 0;
+  int least = 0, more = 0, unit = 1;
   Split() = default;
-  Split(std::int64_t total, int blocks)
-      : least(static_cast<int>(total / blocks)), more(static_cast<int>(total % blocks)) {}
-  int most() const { return least + (more > 0 ? 1 : 0); }
+  Split(std::int64_t total, int blocks, int rows = 1)
+      : least(static_cast<int>(total / rows / blocks)), more(static_cast<int>(total / rows % blocks)), unit(rows) {}
+  int most() const { return unit * (least + (more > 0 ? 1 : 0)); }
   __device__ Range mine() const {
     const auto block = static_cast<int>(blockIdx.x);
-    return {least * block + min(block, more), least + (block < more ? 1 : 0)};
+    return {unit * (least * block + min(block, more)), unit * (least + (block < more ? 1 : 0))};
   }
 };
 
@@ -149,22 +147,24 @@ struct DecodePlan {
   ProductShape products[static_cast<int>(Product::kCount)];
   StageShape stages[static_cast<int>(Stage::kCount)];
 
-  // Shared memory: byte offsets. The ring is at 0.
+  // Shared memory: byte offsets.
   int slots = 0;
   int slot_bytes = 0;
   int first_part = 0;  // of q, v, z, k: q is not needed where there is nothing to attend to
   int slot_rows = 0;
   int slot_row_bytes = 0;
   bool single = false;  // of one sequence: for decode_single.cuh, whose slots have rows of slot_row_bytes at most
-  bool small = false;   // and for decode_small.cuh
-  int operand = 0;      // vectors that are multiplied
+  int operand = 0;      // vectors that are multiplied; of a cluster h before the step
   int sums = 0;         // of the warps, for sums_rows rows, twice if single
   int norm_sums = 0;    // of squares, [B, kTileWarps], twice if single
-  int local = 0;        // Local
+  int local = 0;        // Local; of a cluster the attention's sums
   int layers = 0;       // LayerShare [L + 1], the last one for the head
   int segments = 0;     // Segment [Product]
   int stage_shares = 0;
-  int barriers = 0;  // full and empty, [slots] each
+  int barriers = 0;                                       // full and empty, [slots] each
+  int ring = 0;                                           // of a cluster; else at 0
+  int points = 0;                                         // barriers of a cluster's vectors, [Point]
+  int point_bytes[static_cast<int>(Point::kCount)] = {};  // of a cluster: that a block gets of a vector
   int shared_bytes = 0;
   int sums_rows = 0;          // multiple of kTileRows
   bool pairs = false;         // both decay networks are multiplied at once
@@ -177,6 +177,7 @@ struct DecodePlan {
   // by turns. Byte offsets in a layer's part of a set:
   //   kProjected A [z, k][B, D]; kHidden A [γ, context][B, gate_hidden]; kState, kQuery, kAttended A [B, D];
   //   kMixed fp32 [B, D]; kFfn A [B, F]; kOutput fp32 [B, D]
+  // A cluster's vectors lie in shared memory, at these offsets.
   std::int64_t at[static_cast<int>(Point::kCount)] = {};
   std::int64_t layer_bytes = 0;
   std::int64_t set_bytes = 0;
@@ -209,9 +210,11 @@ inline void lay_out_exchange(DecodePlan& plan, const DecodeShape& s, std::int64_
 }
 
 /// Who multiplies what in slots of 16 rows of slot_row_bytes, but for ffn_out's panels.
-inline void divide(DecodePlan& plan, const DecodeShape& s, int element, int blocks) {
+inline void divide(DecodePlan& plan, const DecodeShape& s, int element, int blocks, int unit = 1) {
   const std::int64_t totals[] = {s.dim, s.gate_hidden, s.ffn, s.vocab};
-  for (int i = 0; i < static_cast<int>(Owned::kCount); ++i) plan.splits[i] = Split(totals[i], blocks);
+  for (int i = 0; i < static_cast<int>(Owned::kCount); ++i) {
+    plan.splits[i] = Split(totals[i], blocks, static_cast<Owned>(i) == Owned::kVocab ? 1 : unit);
+  }
   const auto most = [&](Owned owned) { return plan.splits[static_cast<int>(owned)].most(); };
   const int networks = s.dpg ? 1 : 2;
   plan.pairs = networks == 2 && 2 * s.batch <= kTileColumns;
@@ -295,20 +298,6 @@ inline void divide(DecodePlan& plan, const DecodeShape& s, int element, int bloc
   stage(Stage::kPredict, Product::kHead, 1, 1, Owned::kVocab, Owned::kVocab);
 }
 
-/// Whether no block has more than one round of anything to do in a stage of one sequence, the head's aside.
-inline bool is_small(const DecodePlan& plan, const DecodeShape& s, int element, int blocks) {
-  const auto most = [&](Owned owned) { return plan.splits[static_cast<int>(owned)].most(); };
-  for (int i = 0; i < static_cast<int>(Product::kHead); ++i) {
-    const ProductShape& product = plan.products[i];
-    const int rows = product.slices == 0 ? 0 : most(product.owned) + (product.slices - 1) * most(product.others);
-    const bool is_ffn_out = static_cast<Product>(i) == Product::kFfnOut;
-    const int steps = (is_ffn_out ? kSmallFfnSteps : kSmallSteps) * kTileWarps;
-    if (rows > tiles_at_once(static_cast<Product>(i)) * kSingleRows) return false;
-    if (product.row_bytes > std::min(plan.slot_row_bytes, steps * kStepBytes)) return false;
-  }
-  return element == 2 && s.heads <= blocks && plan.head_width <= kSmallHead && s.memory_slots <= kSmallMemory;
-}
-
 /// The plan of one kind with slots of one size.
 inline DecodePlan make_decode_plan(const DecodeShape& s, bool attends, int element, int blocks, int shared_limit,
                                    bool single, int slot_row_bytes) {
@@ -319,7 +308,6 @@ inline DecodePlan make_decode_plan(const DecodeShape& s, bool attends, int eleme
   plan.slot_row_bytes = slot_row_bytes;
   lay_out_exchange(plan, s, element);
   divide(plan, s, element, blocks);
-  plan.small = kHasSmall && single && is_small(plan, s, element, blocks);
   const int batch = static_cast<int>(s.batch);
   const auto rows_of = [&](std::int64_t size) { return batch * padded_row(static_cast<int>(size)); };
 

@@ -21,8 +21,8 @@
 //   narrow   c   hidden units: x = y + ...                                     -> x
 //
 // One sequence and several have code of their own (decode_single.cuh, decode_block.cuh) upon what they share
-// (decode_base.cuh): with one, a stage is a chain of dependent instructions that little else hides; of a small model in
-// bf16 it is a shorter one (decode_small.cuh).
+// (decode_base.cuh): with one, a stage is a chain of dependent instructions that little else hides. One sequence of a
+// small model in bf16 goes through one cluster of blocks instead (decode_cluster.cu).
 //
 // Bytes: all weights once, ≈ 16 D² elements a layer for F = 4 D; vectors once per block from L2, ≈ 21 D bytes a layer
 // and sequence in 16 bits.
@@ -42,82 +42,12 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/decode_block.cuh"
 #include "kernels/cuda/decode_chain.h"
+#include "kernels/cuda/decode_cluster.h"
 #include "kernels/cuda/decode_single.cuh"
-#include "kernels/cuda/decode_small.cuh"
 #include "kernels/cuda/launch.cuh"
 
 namespace mmrec::kernels {
 namespace {
-
-constexpr int kThreads = 32 * (kTileWarps + 1);
-
-/// A block's shares of products, stages and layers, by its threads.
-template <class A>
-__device__ void find_shares(const DecodeParams<A>& p, LayerShare* layers, Segment* segments, StageShare* stages) {
-  const DecodeStep<Device, A>& op = p.op;
-  const DecodePlan& plan = p.plan;
-  const auto thread = static_cast<int>(threadIdx.x);
-  const auto owned = [&](Owned what) { return plan.splits[static_cast<int>(what)].mine(); };
-  if (thread < static_cast<int>(Product::kCount)) {
-    const ProductShape& s = plan.products[thread];
-    const int count = s.slices > 0 ? owned(s.owned).count : 0;
-    const int others = s.slices > 1 ? owned(s.others).count : 0;
-    const int rows = count + (s.slices - 1) * others;
-    segments[thread] = {rows,    s.row_bytes, s.slot_bytes, s.tile_rows,  s.panel_bytes,
-                        s.tiles, count,       others,       s.slice_bytes};
-  }
-  if (thread < static_cast<int>(Stage::kCount)) {
-    const StageShape& s = plan.stages[thread];
-    stages[thread] = {static_cast<int>(s.first), static_cast<int>(s.end), s.log_width, s.log_parts,
-                      owned(s.owned).count,      owned(s.others).count,   s.parts,     s.bias};
-  }
-  const auto count = static_cast<int>(op.shape.layers);
-  for (int layer = thread; layer <= count; layer += kThreads) {
-    LayerShare& share = layers[layer];
-    const auto rows = [&](Product product, const A* weight) {
-      const ProductShape& shape = plan.products[static_cast<int>(product)];
-      share.rows[static_cast<int>(product)] =
-          reinterpret_cast<const std::byte*>(weight) + std::int64_t{owned(shape.owned).first} * shape.row_bytes;
-    };
-    if (layer == count) {
-      rows(Product::kHead, op.head);
-      share.norm1 = op.norm;
-      return;
-    }
-    const DecodeLayer<Device, A> w = op.layers[layer];
-    rows(Product::kGate, w.gate);
-    rows(Product::kQvzk, w.qvzk + plan.first_part * op.shape.dim * op.shape.dim);
-    rows(Product::kGateZ, w.gate_z);
-    rows(Product::kGammaIn, w.gamma_in);
-    rows(Product::kGammaUp, w.gamma_up);
-    rows(Product::kMemoryQ, w.memory_q);
-    rows(Product::kMemoryOut, w.memory_out);
-    rows(Product::kFfnIn, w.ffn_in);
-    rows(Product::kFfnOut, w.ffn_out);
-    if (!op.shape.dpg) {
-      rows(Product::kContextIn, w.context_in);
-      rows(Product::kContextUp, w.context_up);
-    }
-    int next = 0;
-    const auto bias = [&](const float* values, Owned what, std::int64_t more = 0) {
-      share.bias[next++] = values == nullptr ? nullptr : values + owned(what).first + more;
-    };
-    bias(w.gate_bias, Owned::kChannels);
-    bias(nullptr, Owned::kChannels);  // of W_mh
-    for (int part = 0; part < 4; ++part) bias(w.qvzk_bias, Owned::kChannels, part * op.shape.dim);
-    bias(w.gate_z_bias, Owned::kChannels);
-    bias(w.gamma_in_bias, Owned::kHidden);
-    bias(w.context_in_bias, Owned::kHidden);
-    bias(w.gamma_up_bias, Owned::kChannels);
-    bias(w.context_up_bias, Owned::kChannels);
-    bias(w.memory_q_bias, Owned::kChannels);
-    bias(w.memory_out_bias, Owned::kChannels);
-    bias(w.ffn_in_bias, Owned::kFfn);
-    bias(w.ffn_out_bias, Owned::kChannels);
-    share.norm1 = w.norm1;
-    share.norm2 = w.norm2;
-  }
-}
 
 template <class A>
 __device__ void stream_model(const DecodeParams<A>& p, const LayerShare* layers, const Segment* segments, Ring ring) {
@@ -146,7 +76,7 @@ __device__ void take_turns(const DecodeParams<A>& p, std::uint32_t turn) {
 }
 
 template <class A, template <class> class Block>
-__global__ void __launch_bounds__(kThreads, 1) decode_kernel(const __grid_constant__ DecodeParams<A> p) {
+__global__ void __launch_bounds__(kDecodeThreads, 1) decode_kernel(const __grid_constant__ DecodeParams<A> p) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   auto* shared = ptx::shared_memory<std::byte>();
   const Ring ring(shared, p.plan);
@@ -213,14 +143,14 @@ void decode_step(Cuda& cuda, const DecodeStep<Device, A>& op) {
   if constexpr (sizeof(A) == 2) {
     if (op.shape.batch > kTileColumns) return decode_chain(cuda, op);
   }
-  const DecodeParams<A> params = {.op = op, .plan = plan_for(cuda, op.shape, op.slots > 1, sizeof(A))};
-  auto* kernel = params.plan.single ? decode_kernel<A, SingleBlock> : decode_kernel<A, DecodeBlock>;
   if constexpr (std::is_same_v<A, BFloat16>) {
-    if (params.plan.small) kernel = decode_kernel<A, SmallBlock>;
+    if (decode_cluster_serves(cuda, op.shape)) return decode_cluster(cuda, op);
   }
+  const DecodeParams<A> params = {.op = op, .plan = plan_for(cuda, op.shape, op.slots > 1, sizeof(A))};
+  const auto kernel = params.plan.single ? decode_kernel<A, SingleBlock> : decode_kernel<A, DecodeBlock>;
   launch(cuda.stream(),
          {.grid = dim3(static_cast<unsigned>(blocks_for(cuda, op.shape))),
-          .block = dim3(kThreads),
+          .block = dim3(kDecodeThreads),
           .shared_bytes = static_cast<std::size_t>(params.plan.shared_bytes),
           .cooperative = true},
          kernel, params);

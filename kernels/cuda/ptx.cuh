@@ -284,6 +284,32 @@ __device__ inline float4 load_from_cluster(const float4* at, unsigned rank) {
   return v;
 }
 
+/// A place in the shared memory of a block of the cluster; adding n moves it by n bytes.
+struct ClusterPlace {
+  std::uint32_t address;
+};
+__device__ inline ClusterPlace operator+(ClusterPlace place, int bytes) {
+  return {place.address + static_cast<std::uint32_t>(bytes)};
+}
+/// The place in block `rank` that corresponds to `at` here.
+__device__ inline ClusterPlace place_in_cluster(const void* at, unsigned rank) {
+  ClusterPlace place;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(place.address) : "r"(shared_address(at)), "r"(rank));
+  return place;
+}
+/// Writes 16 or 8 bytes to a multiple of as many, on its own, and reports them to `barrier`, which lies in the same
+/// block: who has waited for that sees them.
+__device__ inline void store_async(ClusterPlace to, uint4 v, ClusterPlace barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to.address),
+      "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier.address)
+      : "memory");
+}
+__device__ inline void store_async(ClusterPlace to, uint2 v, ClusterPlace barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(to.address),
+               "r"(v.x), "r"(v.y), "r"(barrier.address)
+               : "memory");
+}
 /// A hint for copies of what is read once: first to be evicted from L2.
 __device__ inline std::uint64_t evict_first() {
   std::uint64_t policy;

@@ -6,6 +6,7 @@
 #include <random>
 #include <vector>
 
+#include "kernels/cuda/decode_cluster.h"
 #include "kernels/cuda/graph.h"
 #include "tests/kernels/cuda/decode_testing.h"
 
@@ -289,30 +290,42 @@ TEST_F(DecodeStepTest, BitsOfASequenceDoNotDependOnItsBatch) {
   check_batches<float>(wide, 8, 0);
 }
 
-// On a device with more than a hundred multiprocessors this goes through decode_small.cuh alone, and not in a batch:
-// rows of one and of two tiles, warps with several steps, with one and with none, every slot of memory.
+// One sequence of these goes through a cluster of blocks (decode_cluster.cuh), and not in a batch.
 TEST_F(DecodeStepTest, SmallModelsMatchFloat64AndTheirBatches) {
-  DecodeShape shape = {.batch = 1,
-                       .dim = 384,
-                       .layers = 2,
-                       .heads = 6,
-                       .ffn = 768,
-                       .gate_hidden = 96,
-                       .vocab = 8209,
-                       .memory_slots = 32};
-  if (test::small_sizes()) {
-    shape.dim = 64;
-    shape.heads = 1;
-    shape.ffn = 192;
-    shape.gate_hidden = 32;
-    shape.vocab = 1100;
-  }
-  check<BFloat16>(shape, 29, kBf16);
+  DecodeShape bundled = {.batch = 1,
+                         .dim = 384,
+                         .layers = 2,
+                         .heads = 6,
+                         .ffn = 768,
+                         .gate_hidden = 96,
+                         .vocab = 8209,
+                         .memory_slots = 32};
+  if (test::small_sizes()) bundled.vocab = 300;
+  EXPECT_TRUE(!test::kEmulated || decode_cluster_serves(cuda(), bundled));
+  check<BFloat16>(bundled, 29, kBf16);
   if (test::few_cases()) return;
-  for (const std::int64_t slots : {0, 1, 2, 32}) check_batches<BFloat16>(shape, 2, slots);
-  shape.dpg = true;
-  shape.gate_hidden = 64;
-  check_batches<BFloat16>(shape, 2, 3);
+  // Blocks with one unit of channels and with two; without any of a hidden layer; steps that some warps lack.
+  const DecodeShape shape = {.batch = 1,
+                             .dim = 160,
+                             .layers = 3,
+                             .heads = 5,
+                             .ffn = 96,
+                             .gate_hidden = 32,
+                             .vocab = 1101,
+                             .memory_slots = 20};
+  for (const std::int64_t slots : {0, 1, 2, 20}) {
+    check<BFloat16>(shape, slots, kBf16);
+    check_batches<BFloat16>(slots == 0 ? bundled : shape, 2, slots);
+  }
+  DecodeShape other = shape;
+  other.dpg = true;
+  other.dim = 256;
+  other.heads = 4;
+  other.ffn = 736;
+  other.gate_hidden = 224;
+  other.vocab = 5;
+  for (const std::int64_t slots : {1, 17}) check_batches<BFloat16>(other, 2, slots);
+  check<BFloat16>(other, 3, kBf16);
 }
 
 TEST_F(DecodeStepTest, ARecordedStepEqualsADirectOne) {

@@ -425,6 +425,39 @@ TEST_F(CopyEngineTest, Multicast) {
   }
 }
 
+/// Every block sends 24 bytes to the next one of its cluster, which reads them before or after it has waited.
+__global__ void pass_on(std::uint32_t* out, bool waits) {
+  auto* barrier = ptx::shared_memory<std::uint64_t>();
+  auto* line = ptx::shared_memory<std::uint32_t>() + 4;
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_init(barrier, 1);
+    ptx::mbarrier_init_fence();
+  }
+  ptx::cluster_sync();
+  if (threadIdx.x == 0) {
+    const ptx::ClusterPlace next = ptx::place_in_cluster(barrier, (ptx::cluster_rank() + 1) % 4);
+    const std::uint32_t first = 100 * blockIdx.x;
+    ptx::store_async(next + 16, make_uint4(first, first + 1, first + 2, first + 3), next);
+    ptx::store_async(next + 32, make_uint2(first + 4, first + 5), next);
+    ptx::mbarrier_arrive_expect(barrier, 24);
+  }
+  ptx::cluster_sync();
+  if (waits) ptx::mbarrier_wait(barrier, 0);
+  if (threadIdx.x < 6) out[6 * blockIdx.x + threadIdx.x] = line[threadIdx.x];
+  __syncthreads();
+  ptx::mbarrier_wait(barrier, 0);
+}
+
+TEST_F(CopyEngineTest, StoresIntoOtherBlocksArriveWhenTheyAreWaitedFor) {
+  const LaunchConfig config{.grid = 8, .block = 32, .shared_bytes = 48, .cluster = 4};
+  const auto out = run(config, 48, pass_on, true);
+  for (unsigned i = 0; i < out.size(); ++i) {
+    const unsigned block = i / 6;
+    EXPECT_EQ(out[i], 100 * (block / 4 * 4 + (block + 3) % 4) + i % 6);
+  }
+  EXPECT_EQ(run(config, 48, pass_on, false)[20], kAll);
+}
+
 /// Half of the block writes, the other half reads, in two buffers that take turns.
 __global__ void produce_and_consume(std::uint32_t* out) {
   std::uint32_t* line = ptx::shared_memory<std::uint32_t>();

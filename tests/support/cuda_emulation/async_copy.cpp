@@ -1,6 +1,7 @@
 #include "async_copy.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <vector>
 
@@ -130,6 +131,15 @@ void bulk_copy(void* to, const void* from, unsigned bytes, std::uint64_t* barrie
   }
   shared_offset(barrier, 8, "bulk_copy: barrier");
   this_thread().block->bulk_loads.push_back({barrier, bytes, [=] { std::memcpy(to, from, bytes); }});
+}
+
+void store_async(Block& block, void* to, const void* from, unsigned bytes, void* barrier) {
+  if (offset_in(block, to, bytes, "store_async") % bytes != 0) fail("store_async: not aligned to %u bytes", bytes);
+  if (offset_in(block, barrier, 8, "store_async: barrier") % 8 != 0) fail("store_async: barrier not aligned");
+  std::array<std::byte, 16> data;
+  std::memcpy(data.data(), from, bytes);
+  block.bulk_loads.push_back(
+      {static_cast<std::uint64_t*>(barrier), bytes, [=] { std::memcpy(to, data.data(), bytes); }});
 }
 
 void load_box(Block& block, void* to, const void* map, std::uint64_t* barrier, const int (&coordinates)[3]) {

@@ -23,6 +23,9 @@ void mbarrier_wait(std::uint64_t* barrier, std::uint32_t parity);
 Block& block_of_cluster(unsigned rank);
 void* at_block(Block& block, const void* data);
 
+/// Writes `bytes` (8 or 16), which are copied now, to `to` in `block`, reporting to `barrier` there.
+void store_async(Block& block, void* to, const void* from, unsigned bytes, void* barrier);
+
 /// What the emulated cuTensorMapEncodeTiled writes into a tensor map of 128 bytes.
 struct TensorMapFields {
   static constexpr std::uint64_t kMagic = 0x70616d726f736e74;

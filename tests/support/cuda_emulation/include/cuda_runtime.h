@@ -219,6 +219,14 @@ struct cudaLaunchConfig_t {
   unsigned numAttrs = 0;
 };
 
+/// One, if the cluster is one that launches take.
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void* kernel, const cudaLaunchConfig_t* config);
+template <class... Parameters>
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, void (*kernel)(Parameters...),
+                                           const cudaLaunchConfig_t* config) {
+  return cudaOccupancyMaxActiveClusters(clusters, reinterpret_cast<const void*>(kernel), config);
+}
+
 namespace mmrec::cuda_emulation {
 /// Returns `code`, which cudaGetLastError() then gives if it is an error.
 cudaError_t set_error(cudaError_t code);

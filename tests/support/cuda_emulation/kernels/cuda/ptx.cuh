@@ -141,6 +141,22 @@ inline float4 load_from_cluster(const float4* at, unsigned rank) {
   return detail::load<float4>(emulation::at_block(emulation::block_of_cluster(rank), at), "load_from_cluster");
 }
 
+struct ClusterPlace {
+  emulation::Block* block;
+  std::byte* address;
+};
+inline ClusterPlace operator+(ClusterPlace place, int bytes) { return {place.block, place.address + bytes}; }
+inline ClusterPlace place_in_cluster(const void* at, unsigned rank) {
+  emulation::Block& block = emulation::block_of_cluster(rank);
+  return {&block, static_cast<std::byte*>(emulation::at_block(block, at))};
+}
+inline void store_async(ClusterPlace to, uint4 v, ClusterPlace barrier) {
+  emulation::store_async(*to.block, to.address, &v, sizeof v, barrier.address);
+}
+inline void store_async(ClusterPlace to, uint2 v, ClusterPlace barrier) {
+  emulation::store_async(*to.block, to.address, &v, sizeof v, barrier.address);
+}
+
 inline std::uint64_t evict_first() { return 0; }
 inline void bulk_copy(void* to, const void* from, unsigned bytes, std::uint64_t* barrier, std::uint64_t) {
   emulation::bulk_copy(to, from, bytes, barrier);
