@@ -2,8 +2,8 @@
 // (decode_cluster.cuh).
 //
 // Bytes: all weights once, from L2, where those of such a model stay from step to step; vectors stay in the cluster.
-// Time: a step is a chain of 8 exchanges a layer (5 with fewer than two memory slots). Weights come meanwhile, to each
-// multiprocessor a sixteenth of them, as far ahead as its ring is deep: some 190 KB.
+// Time: a step is a chain of 8 exchanges a layer (5 with fewer than two memory slots), on an H200 about 1.15 us a
+// stage. Weights come meanwhile, a sixteenth of them to each multiprocessor, as far ahead as its ring of some 190 KB.
 //
 // Occupancy: 1 block of 384 threads on 16 of the device's multiprocessors; latency is covered by the ring, not by
 // warps.

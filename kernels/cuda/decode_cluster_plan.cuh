@@ -23,8 +23,8 @@ MMREC_HOST_DEVICE constexpr int in_slot(Product product) {
 /// Rows of the head between two barriers.
 inline constexpr int kClusterPass = 256 / (in_slot(Product::kHead) * kUnit) * in_slot(Product::kHead) * kUnit;
 
-/// A cluster reads at most so many bytes of weights for each vector that its blocks exchange: beyond that the whole
-/// device's bandwidth is worth more than short ways.
+/// A cluster reads at most so many bytes of weights for each vector that its blocks exchange: with more, the whole
+/// device's bandwidth is meant to be worth more than short ways.
 inline constexpr std::int64_t kClusterBytes = std::int64_t{5} << 18;
 
 inline constexpr int kSquares = kClusterSteps * kTileWarps * kStepBytes / 2 / 4;  // of a vector, each of 4 channels
@@ -35,7 +35,7 @@ inline bool is_for_cluster(const DecodeShape& s) {
     return size > 0 && size % kStep == 0 && size <= most * kTileWarps * kStep;
   };
   const std::int64_t width = s.heads > 0 ? s.dim / s.heads : 0;
-  constexpr std::int64_t kChannels = kClusterBlocks * kUnit;  // of one unit a block: all own some (decode_cluster.cuh)
+  constexpr std::int64_t kChannels = kClusterBlocks * kUnit;  // all blocks own some (decode_cluster_exchange.cuh)
   constexpr std::int64_t kMost = kChannels * kClusterUnits;
   const auto units = [](std::int64_t size) { return (size + kChannels - 1) / kChannels; };  // of a block, the most
   const bool fits = s.batch == 1 && steps(s.dim, kClusterSteps) && s.dim >= kChannels && s.dim <= kMost &&
@@ -46,7 +46,7 @@ inline bool is_for_cluster(const DecodeShape& s) {
                     width <= kClusterHead && s.memory_slots <= kClusterMemory;
   const std::int64_t of_layer = s.dim * (9 * s.dim + 4 * s.gate_hidden + 2 * s.ffn);
   constexpr std::int64_t kExchanges = 8;
-  return kHasCluster && fits && 2 * (s.layers * of_layer + s.vocab * s.dim) <= kClusterBytes * kExchanges * s.layers;
+  return fits && 2 * (s.layers * of_layer + s.vocab * s.dim) <= kClusterBytes * kExchanges * s.layers;
 }
 
 /// Half a unit's rows in a slot, and kRowPadding after them.

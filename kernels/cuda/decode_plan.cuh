@@ -24,7 +24,6 @@ inline constexpr int kLeastSlots = 2;
 
 /// One sequence of a small model goes through one cluster of so many blocks (decode_cluster.cuh): the largest there is.
 /// A unit is the 8 outputs that are one piece of 16-bit elements.
-inline constexpr bool kHasCluster = true;  // false: small models go through decode_single.cuh as others do
 inline constexpr int kClusterBlocks = 16;
 inline constexpr int kUnit = 8;
 

@@ -10,8 +10,7 @@ inline constexpr int kDecodeThreads = 32 * (kTileWarps + 1);
 
 /// A block's shares of products, stages and layers, by its threads.
 template <class A>
-__device__ void find_shares(const DecodeParams<A>& p, LayerShare* layers, Segment* segments,
-                                   StageShare* stages) {
+__device__ void find_shares(const DecodeParams<A>& p, LayerShare* layers, Segment* segments, StageShare* stages) {
   const DecodeStep<Device, A>& op = p.op;
   const DecodePlan& plan = p.plan;
   const auto thread = static_cast<int>(threadIdx.x);

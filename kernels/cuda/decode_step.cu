@@ -28,7 +28,8 @@
 // and sequence in 16 bits.
 // Time: a stage costs its share of the bytes, or where that is less its latency: some 1,000 clocks from a block's store
 // to the others' registers, through L2, and the instructions from the input to the outputs, each of which waits for the
-// one before. A layer has five such stages. The ring holds some 200 KB × 132, of D = 1024 two thirds of a layer.
+// one before: together about 1.6 us on an H200 where D = 384. A layer has five such stages. The ring holds some 200 KB
+// × 132, of D = 1024 two thirds of a layer.
 //
 // Occupancy: 1 block of 288 threads; latency is covered by the ring, not by warps.
 //

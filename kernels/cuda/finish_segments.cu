@@ -148,9 +148,8 @@ bool finish_segments_supported(const Cuda& cuda, const FinishSegments<Device, A>
       return false;
     }
     const std::int64_t width = dim / op.heads;
-    const std::int64_t attention_bytes = (kRows * 4 + kGroups * 8) * width;
     if (width < 32 || width > 64 * kMostPairs || !std::has_single_bit(static_cast<unsigned>(width))) return false;
-    if (attention_bytes > kRows * 2 * std::max(dim, ffn)) return false;
+    if (4 * width > 2 * std::max(dim, ffn)) return false;  // a row's query in fp32 where its operands will lie
     if (op.memory_slots * width > kHeld * kThreads * kGroup || op.segment > 1 << 20) return false;
     const bool aligned = takes_pieces(op.x) && takes_pieces(op.h) && takes_pieces(op.v) && takes_pieces(op.q) &&
                          takes_pieces(op.memory) && takes_pieces(op.memory_out.data) && takes_pieces(op.ffn_in.data) &&

@@ -253,7 +253,7 @@ class BlockAttention : protected BlockExchange<A, kKnown> {
       const std::uint32_t other = __shfl_xor_sync(0xffffffffU, odd ? low : high, 1);
       if (pair >= width() / 2) continue;
       const int row = 2 * warp() + (odd ? 1 : 0);
-      give(p_.places.attended + attended_place(row, pair / 2), odd ? make_uint2(other, high) : make_uint2(low, other));
+      give(attended_place(row, pair / 2), odd ? make_uint2(other, high) : make_uint2(low, other));
     }
   }
 

@@ -27,7 +27,7 @@ inline constexpr int kPlaces = 4;       // that a team's tiles take in turn to e
 struct Plan {
   int ffn_in;  // after memory_out's rows
   int ffn_out;
-  int hidden;  // kRows operands of W_2, before them of W_o, before them what attention works on
+  int hidden;  // kRows operands of W_2, before them of W_o, before them the queries
   int normed;  // kRows operands of W_1; staging; the newest slot
   int work;    // slots of a head, partial sums of products, tiles' sums
   int norm;

@@ -251,6 +251,9 @@ TYPED_TEST(FinishSegmentsTest, MatchesFloat64AtOtherWidths) {
   this->check({.time = 50, .position = 39, .segment = 20, .slots = 40, .dim = 128, .ffn = 64, .heads = 4});
   this->check({.time = 36, .position = 20 * 60, .segment = 20, .slots = 45, .dim = 192, .ffn = 320, .heads = 3});
   this->check({.time = 34, .position = 60, .segment = 17, .slots = 8, .dim = 256, .ffn = 384, .heads = 2});
+  // Heads so wide that their queries and what is computed of slots just fit.
+  this->check({.time = 34, .position = 60, .segment = 17, .slots = 4, .dim = 256, .ffn = 256, .heads = 2});
+  this->check({.time = 34, .position = 60, .segment = 17, .slots = 4, .dim = 128, .ffn = 256, .heads = 1});
   if (small_sizes()) return;
   this->check(
       {.time = 1100, .position = 256 * 3 + 100, .segment = 256, .slots = 32, .dim = 384, .ffn = 768, .heads = 6});
