@@ -305,14 +305,8 @@ TEST_F(DecodeStepTest, SmallModelsMatchFloat64AndTheirBatches) {
   check<BFloat16>(bundled, 29, kBf16);
   if (test::few_cases()) return;
   // Blocks with one unit of channels and with two; without any of a hidden layer; steps that some warps lack.
-  const DecodeShape shape = {.batch = 1,
-                             .dim = 160,
-                             .layers = 3,
-                             .heads = 5,
-                             .ffn = 96,
-                             .gate_hidden = 32,
-                             .vocab = 1101,
-                             .memory_slots = 20};
+  const DecodeShape shape = {
+      .batch = 1, .dim = 160, .layers = 3, .heads = 5, .ffn = 96, .gate_hidden = 32, .vocab = 1101, .memory_slots = 20};
   for (const std::int64_t slots : {0, 1, 2, 20}) {
     check<BFloat16>(shape, slots, kBf16);
     check_batches<BFloat16>(slots == 0 ? bundled : shape, 2, slots);
