@@ -141,18 +141,19 @@ TYPED_TEST(DecayScanCuda, RepeatsToTheBitAloneAndInABatch) {
   EXPECT_TRUE(same_bits(this->run(alone).h.data, part));
 }
 
-// Wide operands: columns of one block, of two and (160 and 320 channels on few multiprocessors, else 512 and 1,024) of
+// Wide operands: columns of one block, of two and (160 to 384 channels on few multiprocessors, else 512 and 1,024) of
 // four and more, in whole rounds and not, with halves and without, and columns that follow each other.
 TYPED_TEST(DecayScanCuda, ColumnsOfOneBlockAndOfGroups) {
   for (ScanLayout layout :
        {ScanLayout{.time = 65, .dim = 520}, ScanLayout{.time = 128, .dim = 328}, ScanLayout{.time = 385, .dim = 168},
         ScanLayout{.time = 512, .dim = 328}, ScanLayout{.time = 800, .dim = 328},
         ScanLayout{.batch = 3, .time = 300, .dim = 168}, ScanLayout{.time = 2400, .dim = 160},
-        ScanLayout{.time = 2400, .dim = 320}, ScanLayout{.batch = 3, .time = 1000, .dim = 144},
+        ScanLayout{.time = 2400, .dim = 320}, ScanLayout{.time = 17000, .dim = 192},
+        ScanLayout{.time = 8200, .dim = 384}, ScanLayout{.batch = 3, .time = 1000, .dim = 144},
         ScanLayout{.batch = 3, .time = 1000, .dim = 320}, ScanLayout{.time = 140, .dim = 4224},
         ScanLayout{.time = 17000, .dim = 1024}, ScanLayout{.time = 40000, .dim = 512},
         ScanLayout{.time = 1000, .dim = 4096}, ScanLayout{.batch = 2, .time = 1100, .dim = 4224}}) {
-    if (small_sizes() && layout.batch * layout.time * layout.dim > 1'000'000) continue;
+    if (small_sizes() && layout.batch * layout.time * layout.dim > 3'300'000) continue;
     const auto c = random_case<TypeParam>(layout, 19);
     const auto r = this->run(c);
     EXPECT_TRUE(error(c, r.h, r.carry_out).below(1e-5)) << layout.time << " x " << layout.dim;

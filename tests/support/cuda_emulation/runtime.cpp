@@ -16,7 +16,6 @@
 namespace mmrec::cuda_emulation {
 namespace {
 
-constexpr int kProcessors = 4;
 constexpr std::size_t kDeviceBytes = std::size_t{8} << 30;
 constexpr std::size_t kDefaultShared = std::size_t{48} << 10;
 constexpr std::size_t kLargestShared = std::size_t{227} << 10;
@@ -40,10 +39,12 @@ DeviceState& device_state() {
   return *state;
 }
 
-int compute_capability() {
-  const char* text = std::getenv("MMREC_CUDA_EMULATION_CAPABILITY");
-  return text != nullptr ? std::atoi(text) : 90;
+int from_environment(const char* name, int otherwise) {
+  const char* text = std::getenv(name);
+  return text != nullptr ? std::atoi(text) : otherwise;
 }
+int compute_capability() { return from_environment("MMREC_CUDA_EMULATION_CAPABILITY", 90); }
+int processors() { return from_environment("MMREC_CUDA_EMULATION_PROCESSORS", 4); }
 
 cudaError_t allocate(void** data, std::size_t bytes, bool on_device) {
   *data = nullptr;
@@ -131,7 +132,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, std::fu
   if (grid.cooperative) {
     int per_processor = 0;
     cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, kernel, static_cast<int>(threads), grid.shared_bytes);
-    if (blocks > static_cast<std::size_t>(per_processor) * kProcessors) {
+    if (blocks > static_cast<std::size_t>(per_processor * processors())) {
       return set_error(cudaErrorCooperativeLaunchTooLarge);
     }
   }
@@ -216,7 +217,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->warpSize = 32;
   properties->maxThreadsPerBlock = 1024;
   properties->maxThreadsPerMultiProcessor = 2048;
-  properties->multiProcessorCount = kProcessors;
+  properties->multiProcessorCount = processors();
   properties->major = compute_capability() / 10;
   properties->minor = compute_capability() % 10;
   properties->l2CacheSize = 4 << 20;
