@@ -105,11 +105,10 @@ class DecodeMath {
   };
   /// γ, h and y, but for what attention adds later.
   __device__ Advanced advance(const Channel& in, float gamma_input, float context_input) const {
-    constexpr float kLeast = 1e-6F;
     const DecodeStep<Device, A>& op = p_.op;
     float gamma = sigmoid(gamma_input);
     if (!op.shape.dpg) gamma *= sigmoid(context_input);
-    gamma = gamma < kLeast ? kLeast : gamma > 1.0F - kLeast ? 1.0F - kLeast : gamma;  // NaN stays
+    gamma = clamp_decay(gamma);
     const float s = sigmoid(in.state_gate);
     const float g = sigmoid(in.mdi);
     const float decay = __fmaf_rn(op.mdi_mix, (1.0F - g) + gamma, gamma);

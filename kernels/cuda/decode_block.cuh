@@ -300,7 +300,6 @@ class DecodeBlock : private DecodeBase<A> {
                                                                      : Source::kExchange;
       return narrowed(weight, source, layer, from);
     }
-    const bool is_pair = stage == Stage::kHide || stage == Stage::kAdvance;
     const int width = stage == Stage::kAdvance  ? static_cast<int>(shape.gate_hidden)
                       : stage == Stage::kNarrow ? static_cast<int>(shape.ffn)
                                                 : dim_;
@@ -310,8 +309,8 @@ class DecodeBlock : private DecodeBase<A> {
                         : stage == Stage::kRecall  ? Point::kAttended
                                                    : Point::kFfn;
     const int bytes = min(width * int{sizeof(A)} - panel, panel_bytes);
-    return gather(vectors<A>(layer, point) + panel / int{sizeof(A)}, is_pair && !shape.dpg ? 2 * batch() : batch(),
-                  width, bytes);
+    return gather(vectors<A>(layer, point) + panel / int{sizeof(A)},
+                  is_pair(stage) && !shape.dpg ? 2 * batch() : batch(), width, bytes);
   }
 
   /// From the sums to what other blocks or this one read.
@@ -319,8 +318,7 @@ class DecodeBlock : private DecodeBase<A> {
     const DecodeStep<Device, A>& op = p_.op;
     const int row = out.row;
     const int b = out.sequence;
-    const bool is_normalised = stage == Stage::kProject || stage == Stage::kWiden || stage == Stage::kPredict;
-    const float scale = kScalesSums && is_normalised ? this->norm_scale(norm_sums_ + b * kTileWarps) : 1.0F;
+    const float scale = kScalesSums && is_normalised(stage) ? this->norm_scale(norm_sums_ + b * kTileWarps) : 1.0F;
     const float y = __fmaf_rn(sum(out.summed), scale, out.bias);
     switch (stage) {
       case Stage::kGate:

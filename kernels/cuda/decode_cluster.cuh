@@ -25,12 +25,11 @@ namespace mmrec::kernels {
 template <class A>
 class ClusterBlock : protected ClusterStages<A> {
   using Base = ClusterStages<A>;
-  using Base::await, Base::barrier, Base::expect, Base::has_networks, Base::has_unit, Base::is_normalised,
-      Base::is_pair, Base::lane_, Base::most_steps, Base::most_tiles, Base::piece, Base::place_of, Base::point_of,
-      Base::product_of, Base::round_pair, Base::send, Base::sends_first, Base::squares_at, Base::squares_of, Base::sum,
-      Base::there_, Base::thread, Base::unit_row, Base::vector, Base::kVector, Base::channels_, Base::dim_,
-      Base::layers_, Base::p_, Base::query_block_, Base::query_place_, Base::residual_, Base::shared_,
-      Base::turn_of_sums_, Base::warp_;
+  using Base::await, Base::barrier, Base::expect, Base::has_networks, Base::has_unit, Base::lane_, Base::most_steps,
+      Base::most_tiles, Base::piece, Base::place_of, Base::point_of, Base::round_pair, Base::send, Base::sends_first,
+      Base::squares_at, Base::squares_of, Base::sum, Base::there_, Base::thread, Base::unit_row, Base::vector,
+      Base::kVector, Base::channels_, Base::dim_, Base::layers_, Base::p_, Base::query_block_, Base::query_place_,
+      Base::residual_, Base::shared_, Base::turn_of_sums_, Base::warp_;
   using typename Base::Prepared, typename Base::SquareSum;
   template <int kSteps>
   using Steps = typename Base::template Steps<kSteps>;

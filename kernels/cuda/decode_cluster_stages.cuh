@@ -23,23 +23,12 @@ class ClusterStages : protected ClusterProduct<A> {
 
   // --- What a stage is -----------------------------------------------------------------------------------------------
 
-  static constexpr Product product_of(Stage stage) {
-    constexpr Product kProducts[] = {Product::kGate,    Product::kQvzk,    Product::kGateZ,
-                                     Product::kGammaUp, Product::kMemoryQ, Product::kMemoryOut,
-                                     Product::kFfnIn,   Product::kFfnOut,  Product::kHead};
-    return kProducts[static_cast<int>(stage)];
-  }
   /// Where its input comes from.
   static constexpr Point point_of(Stage stage) {
     constexpr Point kPoints[] = {Point::kCount,    Point::kOutput, Point::kProjected, Point::kHidden, Point::kState,
                                  Point::kAttended, Point::kMixed,  Point::kFfn,       Point::kOutput};
     return kPoints[static_cast<int>(stage)];
   }
-  static constexpr bool is_normalised(Stage stage) {
-    return stage == Stage::kProject || stage == Stage::kWiden || stage == Stage::kPredict;
-  }
-  /// Its input may be two vectors, one for the first part of the outputs.
-  static constexpr bool is_pair(Stage stage) { return stage == Stage::kHide || stage == Stage::kAdvance; }
   static constexpr int most_tiles(Stage stage) {
     switch (stage) {
       case Stage::kProject:

@@ -104,6 +104,19 @@ enum class Stage : std::uint8_t {
   kPredict,
   kCount
 };
+/// What a stage multiplies; with kGateZ and kGammaUp what these take in, too.
+MMREC_HOST_DEVICE constexpr Product product_of(Stage stage) {
+  constexpr Product kProducts[] = {Product::kGate,    Product::kQvzk,    Product::kGateZ,
+                                   Product::kGammaUp, Product::kMemoryQ, Product::kMemoryOut,
+                                   Product::kFfnIn,   Product::kFfnOut,  Product::kHead};
+  return kProducts[static_cast<int>(stage)];
+}
+/// Its input is the residual stream, normalised.
+MMREC_HOST_DEVICE constexpr bool is_normalised(Stage stage) {
+  return stage == Stage::kProject || stage == Stage::kWiden || stage == Stage::kPredict;
+}
+/// Its input may be two vectors, one for the first part of the outputs.
+MMREC_HOST_DEVICE constexpr bool is_pair(Stage stage) { return stage == Stage::kHide || stage == Stage::kAdvance; }
 /// The outputs of a stage are those of one to three matrices or slices, its parts.
 struct StageShape {
   Product first = Product::kCount, end = Product::kCount;

@@ -65,33 +65,6 @@ class SingleBlock : protected SingleProduct<A> {
 
   // --- What a stage is -----------------------------------------------------------------------------------------------
 
-  static constexpr Product product_of(Stage stage) {
-    switch (stage) {
-      case Stage::kGate:
-        return Product::kGate;
-      case Stage::kProject:
-        return Product::kQvzk;
-      case Stage::kHide:
-        return Product::kGateZ;
-      case Stage::kAdvance:
-        return Product::kGammaUp;
-      case Stage::kQuery:
-        return Product::kMemoryQ;
-      case Stage::kRecall:
-        return Product::kMemoryOut;
-      case Stage::kWiden:
-        return Product::kFfnIn;
-      case Stage::kNarrow:
-        return Product::kFfnOut;
-      default:
-        return Product::kHead;
-    }
-  }
-  static constexpr bool is_normalised(Stage stage) {
-    return stage == Stage::kProject || stage == Stage::kWiden || stage == Stage::kPredict;
-  }
-  /// Its input may be two vectors, one for the first part of the outputs.
-  static constexpr bool is_pair(Stage stage) { return stage == Stage::kHide || stage == Stage::kAdvance; }
   /// Its outputs are many of one kind, taken in passes.
   static constexpr bool has_passes(Stage stage) { return stage == Stage::kWiden || stage == Stage::kPredict; }
   template <Stage kStage>

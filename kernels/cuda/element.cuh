@@ -68,4 +68,11 @@ __device__ inline float gelu(float x) {
   return __fmaf_rn(-u, ptx::exp2_approx(p), x < 0.0F ? 0.0F : x);  // NaN stays
 }
 
+/// rmsnorm's factor 1 / (√mean + 1e-6) of a mean of squares: the root in fp32, which the mean may overflow.
+__device__ inline float inverse_root(double mean) {
+  const bool large = mean > 1e38;
+  const float root = sqrtf(static_cast<float>(large ? mean * 0x1p-128 : mean)) * (large ? 0x1p64F : 1.0F);
+  return 1.0F / (root + 1e-6F);
+}
+
 }  // namespace mmrec::kernels

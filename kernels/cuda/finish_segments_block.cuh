@@ -220,11 +220,7 @@ class Block : private BlockAttention<A, kKnown> {
     for (int offset = kThreadsOfRow / 2; offset > 0; offset /= 2) {
       squares += __shfl_xor_sync(0xffffffffU, squares, offset);
     }
-    const double mean = squares * (1.0 / static_cast<double>(dim()));
-    // The root in fp32, which a mean of squares may overflow.
-    const bool large = mean > 1e38;
-    const float root = sqrtf(static_cast<float>(large ? mean * 0x1p-128 : mean)) * (large ? 0x1p64F : 1.0F);
-    const float inverse = 1.0F / (root + 1e-6F);
+    const float inverse = inverse_root(squares * (1.0 / static_cast<double>(dim())));
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int vector = first + i * kThreadsOfRow;

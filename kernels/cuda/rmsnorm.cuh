@@ -105,11 +105,7 @@ __global__ void __launch_bounds__(kMostNormThreads)
     squares = add_squares(value, squares);
   }
 
-  // The root in fp32, which a mean of squares may overflow.
-  const double mean = block_sum(squares) * inverse_cols;
-  const bool large = mean > 1e38;
-  const float root = sqrtf(static_cast<float>(large ? mean * 0x1p-128 : mean)) * (large ? 0x1p64F : 1.0F);
-  const float inverse = 1.0F / (root + 1e-6F);
+  const float inverse = inverse_root(block_sum(squares) * inverse_cols);
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
 #pragma unroll
