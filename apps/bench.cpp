@@ -19,9 +19,9 @@
 #include "apps/model_folder.h"
 #include "apps/output.h"
 #include "apps/signals.h"
-#include "models/config.h"
+#include "models/mmrec/config.h"
+#include "models/mmrec/synthetic.h"
 #include "models/runner_cuda.h"
-#include "models/synthetic.h"
 
 namespace mmrec::apps {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstddef>
 
 #include "apps/bench_kernels.h"
-#include "kernels/cuda/cublaslt.h"
+#include "kernels/cuda/runtime/cublaslt.h"
 
 namespace mmrec::apps {
 namespace {

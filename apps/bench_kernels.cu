@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/runtime/launch.cuh"
 
 namespace mmrec::apps {
 namespace {

@@ -6,7 +6,7 @@
 #include <functional>
 #include <vector>
 
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/runtime/cuda.h"
 #include "kernels/tensor.h"
 
 struct CUevent_st;

@@ -10,7 +10,7 @@
 #include "apps/bench_machine.h"
 #include "apps/model_folder.h"
 #include "mmrec/model.h"
-#include "models/config.h"
+#include "models/mmrec/config.h"
 
 namespace mmrec::apps {
 

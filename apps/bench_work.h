@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "mmrec/session.h"
-#include "models/config.h"
+#include "models/mmrec/config.h"
 
 namespace mmrec::apps {
 

@@ -22,11 +22,11 @@
 #include <vector>
 
 #include "apps/bench_kernels.h"
-#include "kernels/cuda/cublaslt.h"
-#include "kernels/cuda/cuda.h"
-#include "kernels/cuda/gated_sweep_sm90.h"
-#include "kernels/cuda/gemm_sm90.h"
-#include "kernels/cuda/graph.h"
+#include "kernels/cuda/gemm/gemm_sm90.h"
+#include "kernels/cuda/recurrence/gated_sweep_sm90.h"
+#include "kernels/cuda/runtime/cublaslt.h"
+#include "kernels/cuda/runtime/cuda.h"
+#include "kernels/cuda/runtime/graph.h"
 
 namespace mmrec::apps {
 namespace {

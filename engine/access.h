@@ -8,7 +8,7 @@
 
 #include "mmrec/model.h"
 #include "mmrec/session.h"
-#include "models/config.h"
+#include "models/mmrec/config.h"
 #include "models/runner.h"
 
 namespace mmrec::engine {

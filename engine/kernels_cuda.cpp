@@ -4,7 +4,7 @@
 #include <stdexcept>
 
 #include "engine/kernel_backend.h"
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/runtime/cuda.h"
 #include "mmrec/errors.h"
 
 namespace mmrec::engine {

@@ -10,9 +10,9 @@
 #include "engine/access.h"
 #include "engine/kernel_backend.h"
 #include "mmrec/errors.h"
-#include "models/checkpoint.h"
+#include "models/files/checkpoint.h"
+#include "models/mmrec/weights.h"
 #include "models/runner_cuda.h"
-#include "models/weights.h"
 
 namespace mmrec {
 

@@ -18,8 +18,8 @@
 #include <string_view>
 #include <type_traits>
 
-#include "models/checked.h"
-#include "models/checksum.h"
+#include "models/files/checked.h"
+#include "models/files/checksum.h"
 
 namespace mmrec::engine {
 namespace {

@@ -9,8 +9,8 @@
 #include <span>
 #include <vector>
 
-#include "models/config.h"
-#include "models/state.h"
+#include "models/mmrec/config.h"
+#include "models/mmrec/state.h"
 
 namespace mmrec::engine {
 

@@ -16,10 +16,10 @@
 #include "engine/charsmap.h"
 #include "engine/tokenizer_file.h"
 #include "engine/utf8.h"
-#include "models/checksum.h"
-#include "models/file.h"
-#include "models/json.h"
-#include "models/text.h"
+#include "models/files/checksum.h"
+#include "models/files/file.h"
+#include "models/files/json.h"
+#include "models/files/text.h"
 
 namespace mmrec {
 namespace {

@@ -12,8 +12,8 @@
 
 #include "engine/charsmap.h"
 #include "engine/utf8.h"
-#include "models/file.h"
-#include "models/text.h"
+#include "models/files/file.h"
+#include "models/files/text.h"
 
 namespace mmrec::engine {
 namespace {

@@ -2,8 +2,8 @@
 //
 // A backend is a struct (`Cpu`, and `Cuda` beside it) that owns memory, threads or a stream, and library handles; its
 // ops are free functions overloaded on that struct, declared in `kernels/<backend>/<backend>.h`. The arguments are the
-// structs of this header, so both backends implement one list; a missing op fails to compile where `models/forward.h`
-// is instantiated.
+// structs of this header, so both backends implement one list; a missing op fails to compile where
+// `models/mmrec/forward.h` is instantiated.
 //
 // Rules that hold for every op unless its comment says otherwise:
 //  * All arithmetic is fp32 or wider; weights are widened exactly from their stored type. State, residual stream and
@@ -178,34 +178,6 @@ template <class Space>
 struct SegmentSum {
   SequenceView<const float, Space> x;
   double* sum = nullptr;
-};
-
-/// What follows a block's recurrence, for T tokens from `position` on: piece by piece, a piece ending where a memory
-/// segment does,
-///   y = x + h + 0.1 v + W_o attend(q; the slots filled so far) + b_o
-///   x = y + W_2 gelu(W_1 rmsnorm(y; norm) + b_1) + b_2
-/// and then sum += x over the piece's time, in fp64; at a segment's end slot = sum / segment, into the ring, and sum =
-/// 0. x, h, v, q [B, T, D]; q is looked at where two slots or more are filled. memory [B, M, D]: the segment that ends
-/// before position e fills slot (e / segment - 1) mod M. sum [B, D]. attend(), rmsnorm() and gelu() are rounded to A.
-template <class Space, class A = float>
-struct FinishSegments {
-  SequenceView<float, Space> x;
-  SequenceView<const float, Space> h;
-  SequenceView<const A, Space> v;
-  SequenceView<const A, Space> q;
-  std::int64_t position = 0;
-  std::int64_t segment = 1;
-  std::int64_t heads = 1;
-  float* memory = nullptr;
-  std::int64_t memory_slots = 1;  // M
-  double* sum = nullptr;
-  WeightView<Space> memory_out;  // W_o
-  const float* memory_out_bias = nullptr;
-  const float* norm = nullptr;
-  WeightView<Space> ffn_in;  // W_1
-  const float* ffn_in_bias = nullptr;
-  WeightView<Space> ffn_out;  // W_2
-  const float* ffn_out_bias = nullptr;
 };
 
 /// How the next token of one sequence is chosen. Candidates are the finite logits of ids below vocab_limit (0: of all),

@@ -6,9 +6,9 @@
 #include <span>
 #include <string>
 
-#include "models/config.h"
-#include "models/state.h"
-#include "models/weights.h"
+#include "models/mmrec/config.h"
+#include "models/mmrec/state.h"
+#include "models/mmrec/weights.h"
 
 namespace mmrec::models {
 

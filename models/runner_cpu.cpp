@@ -2,7 +2,7 @@
 #include <utility>
 
 #include "kernels/cpu/cpu.h"
-#include "models/forward.h"
+#include "models/mmrec/forward.h"
 #include "models/runner.h"
 
 namespace mmrec::models {

@@ -12,10 +12,11 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cuda/cuda.h"
-#include "kernels/cuda/graph.h"
-#include "models/forward.h"
-#include "models/weights_cuda.h"
+#include "kernels/cuda/runtime/cuda.h"
+#include "kernels/cuda/runtime/graph.h"
+#include "models/mmrec/cuda/ops.h"
+#include "models/mmrec/cuda/weights.h"
+#include "models/mmrec/forward.h"
 
 namespace mmrec::models {
 namespace {

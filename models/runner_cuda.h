@@ -5,9 +5,9 @@
 #include <memory>
 #include <string>
 
-#include "models/config.h"
+#include "models/mmrec/config.h"
+#include "models/mmrec/weights.h"
 #include "models/runner.h"
-#include "models/weights.h"
 
 namespace mmrec::models {
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/isa/ptx.cuh"
 #include "kernels/tensor.h"
 
 namespace mmrec::kernels {

@@ -10,7 +10,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/element.cuh"
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/isa/ptx.cuh"
 #include "kernels/tensor.h"
 
 namespace mmrec::kernels {

@@ -6,7 +6,7 @@
 #include <limits>
 #include <string>
 
-#include "models/checksum.h"
+#include "models/files/checksum.h"
 
 namespace mmrec::engine {
 namespace {

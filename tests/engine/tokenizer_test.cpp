@@ -10,7 +10,7 @@
 #include <system_error>
 #include <thread>
 
-#include "models/text.h"
+#include "models/files/text.h"
 #include "tests/support/model_folder.h"
 #include "tests/support/tokenizer_builder.h"
 

@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string_view>
 
-#include "models/config.h"
+#include "models/mmrec/config.h"
 
 namespace {
 

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "models/json.h"
+#include "models/files/json.h"
 
 namespace {
 

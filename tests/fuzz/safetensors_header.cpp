@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "models/checkpoint.h"
+#include "models/files/checkpoint.h"
 
 namespace {
 

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "models/shard_index.h"
+#include "models/files/shard_index.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   mmrec::models::ShardIndex index;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "engine/state_format.h"
-#include "models/checksum.h"
+#include "models/files/checksum.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // Opening checkpoints: the files themselves, the index and its shards, and what a fault may cost.
-#include "models/checkpoint.h"
+#include "models/files/checkpoint.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "models/file.h"
+#include "models/files/file.h"
 #include "tests/support/model_folder.h"
 
 namespace mmrec::models {

@@ -1,5 +1,5 @@
 // config.json: defaults, types, bounds, and each bad input.
-#include "models/config.h"
+#include "models/mmrec/config.h"
 
 #include <gtest/gtest.h>
 

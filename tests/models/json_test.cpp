@@ -1,5 +1,5 @@
 // The strict JSON reader: what it reads, and everything it must refuse.
-#include "models/json.h"
+#include "models/files/json.h"
 
 #include <gtest/gtest.h>
 

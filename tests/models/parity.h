@@ -14,10 +14,10 @@
 #include <string>
 #include <vector>
 
-#include "models/checkpoint.h"
-#include "models/config.h"
+#include "models/files/checkpoint.h"
+#include "models/mmrec/config.h"
+#include "models/mmrec/weights.h"
 #include "models/runner.h"
-#include "models/weights.h"
 #include "tests/support/safetensors_reader.h"
 
 namespace mmrec::models {

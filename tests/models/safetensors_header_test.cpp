@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "models/checkpoint.h"
+#include "models/files/checkpoint.h"
 #include "tests/support/model_folder.h"
 
 namespace mmrec::models {

@@ -1,5 +1,5 @@
 // Synthetic model folders: valid, reproducible, with live gates. And the checksum and the checked sizes they rest on.
-#include "models/synthetic.h"
+#include "models/mmrec/synthetic.h"
 
 #include <gtest/gtest.h>
 
@@ -7,10 +7,10 @@
 #include <cmath>
 #include <string>
 
-#include "models/checked.h"
-#include "models/checkpoint.h"
-#include "models/checksum.h"
-#include "models/weights.h"
+#include "models/files/checked.h"
+#include "models/files/checkpoint.h"
+#include "models/files/checksum.h"
+#include "models/mmrec/weights.h"
 #include "tests/support/model_folder.h"
 
 namespace mmrec::models {

@@ -1,5 +1,5 @@
 // Binding and reading weights: layout, every mismatch with the configuration, non-finite values, identity.
-#include "models/weights.h"
+#include "models/mmrec/weights.h"
 
 #include <gtest/gtest.h>
 
@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "models/checkpoint.h"
-#include "models/config.h"
-#include "models/synthetic.h"
-#include "models/tensor_specs.h"
+#include "models/files/checkpoint.h"
+#include "models/mmrec/config.h"
+#include "models/mmrec/synthetic.h"
+#include "models/mmrec/tensor_specs.h"
 #include "tests/support/model_folder.h"
 
 namespace mmrec::models {

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "models/config.h"
+#include "models/mmrec/config.h"
 #include "tests/support/safetensors_reader.h"
 
 namespace mmrec::test {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/runtime/cuda.h"
 #include "mmrec/generate.h"
 #include "models/runner_cuda.h"
 #include "tests/kernels/cuda/cuda_testing.h"

@@ -4,9 +4,9 @@
 
 #include <numeric>
 
-#include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/ptx.cuh"
-#include "kernels/cuda/tensor_map.h"
+#include "kernels/cuda/isa/ptx.cuh"
+#include "kernels/cuda/runtime/launch.cuh"
+#include "kernels/cuda/runtime/tensor_map.h"
 #include "tests/kernels/cuda/cuda_testing.h"
 #include "tests/support/cuda_emulation/sanitizer.h"
 

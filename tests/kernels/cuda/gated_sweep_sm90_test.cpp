@@ -1,6 +1,6 @@
 // One gate-frozen sweep on the tensor cores of sm_90a against fp64: the gates from the iterate on entry, then the
 // recurrence token after token. What the op reports of its own result must match it to the bit.
-#include "kernels/cuda/gated_sweep_sm90.h"
+#include "kernels/cuda/recurrence/gated_sweep_sm90.h"
 
 #include <algorithm>
 #include <type_traits>

@@ -1,5 +1,5 @@
 // The matrix product that the fused ops of sm_90a are built on, stored as it is, against fp64.
-#include "kernels/cuda/gemm_sm90.h"
+#include "kernels/cuda/gemm/gemm_sm90.h"
 
 #include <algorithm>
 #include <string>

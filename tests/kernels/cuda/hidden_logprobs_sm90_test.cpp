@@ -1,7 +1,7 @@
 // Log-probs from hidden states on the tensor cores of sm_90a, against fp64.
 #include <algorithm>
 
-#include "kernels/cuda/gemm_sm90.h"
+#include "kernels/cuda/gemm/gemm_sm90.h"
 #include "tests/kernels/cuda/cuda_testing.h"
 
 namespace mmrec::kernels {

@@ -5,7 +5,7 @@
 #include <ostream>
 #include <type_traits>
 
-#include "kernels/cuda/graph.h"
+#include "kernels/cuda/runtime/graph.h"
 #include "tests/kernels/cuda/dense_testing.h"
 
 namespace mmrec::kernels::test {

@@ -5,7 +5,7 @@
 #include <random>
 #include <stdexcept>
 
-#include "kernels/cuda/graph.h"
+#include "kernels/cuda/runtime/graph.h"
 #include "kernels/philox.h"
 #include "mmrec/errors.h"
 #include "mmrec/sampler.h"

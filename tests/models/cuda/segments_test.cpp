@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "models/checkpoint.h"
+#include "models/files/checkpoint.h"
+#include "models/mmrec/synthetic.h"
+#include "models/mmrec/weights.h"
 #include "models/runner_cuda.h"
-#include "models/synthetic.h"
-#include "models/weights.h"
 #include "tests/kernels/cuda/cuda_testing.h"
 #include "tests/support/model_folder.h"
 

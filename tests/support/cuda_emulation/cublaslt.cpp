@@ -1,11 +1,11 @@
-// Stands in for kernels/cuda/cublaslt.cpp: the same products without the library, summed in fp64.
-#include "kernels/cuda/cublaslt.h"
+// Stands in for kernels/cuda/runtime/cublaslt.cpp: the same products without the library, summed in fp64.
+#include "kernels/cuda/runtime/cublaslt.h"
 
 #include <cstddef>
 #include <stdexcept>
 #include <vector>
 
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/runtime/cuda.h"
 #include "sanitizer.h"
 #include "streams.h"
 

@@ -1,0 +1,324 @@
+// out = softmax(q · slotsᵀ / √d) · slots per head, slots being keys and values alike.
+//
+// A slot row of a head is cut into 4-channel pieces that a group of lanes holds in turn, the lane's pieces of q and of
+// the sums in registers (memory_attention.cuh). Slots are taken in chunks of fixed size, whose softmaxes are merged in
+// order by the (max, sum) monoid: one arithmetic, two ways to spread it, and a row's bits do not depend on how many
+// rows there are.
+//
+//  * attend_tile, many tokens: a block owns one head of 2 tokens per group of lanes. It brings tiles of slots into
+//    shared memory, where all its tokens read them.
+//  * attend_split, few tokens: a block owns one head of one token, a group of lanes a chunk; the chunks meet in shared
+//    memory and are merged in order there. Slots come from L2.
+//  * attend_any, heads of more than 1,024 channels or without 4-channel alignment, whatever the number of tokens: a
+//    block owns one head of one token; its warps form scores, its threads the channels.
+//
+// With one slot the answer is that slot, whatever q is. Exponents are base 2, the scale 1/√d · log₂e goes into q.
+// Bytes: q read and out written once; slots once per block, from L2.
+#include "kernels/cuda/attention/memory_attention.cuh"
+
+#include <bit>
+#include <cmath>
+
+#include "kernels/cuda/rows/rows.cuh"
+
+namespace mmrec::kernels {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kTileFloats = 4096;   // of slots in shared memory
+constexpr int kChunkFloats = 1024;  // of slots that are merged at once, unless that is less than a batch
+constexpr int kMostWidth = 1024;    // channels of a head, beyond which attend_any takes over
+constexpr std::int64_t kManyTokens = 16;
+
+/// How a head of d channels lies over lanes. A slot row is padded with zeros to `width` channels, a power of two.
+struct Spread {
+  int lanes;  // of a group
+  int width;
+  int chunk;  // slots
+  int tile;   // slots, whole chunks
+};
+
+/// What all kernels are given.
+template <class A>
+struct Attention {
+  MemoryAttention<Device, A> op;
+  int d;
+  float scale;  // of scores, for exponents base 2
+  Spread spread;
+};
+
+/// blockIdx.x: a tile of tokens of a sequence; blockIdx.y: a head.
+template <class A, int kValues>
+__global__ void __launch_bounds__(kThreads, kValues <= 8 ? 2 : 1)
+    attend_tile(const __grid_constant__ Attention<A> given) {
+  constexpr int kTokens = kValues <= 16 ? 2 : 1;
+  constexpr int kPieces = kValues / kGroup;
+  __shared__ float4 tile[kTileFloats / kGroup];
+  ptx::allow_successor();
+  ptx::wait_for_predecessor();
+  const MemoryAttention<Device, A>& op = given.op;
+  const Spread& spread = given.spread;
+  const int groups = kThreads / spread.lanes;
+  const int lane = static_cast<int>(threadIdx.x) % spread.lanes;
+  const std::int64_t tokens = std::int64_t{groups} * kTokens;  // of a block
+  const std::int64_t tiles = (op.q.time + tokens - 1) / tokens;
+  const std::int64_t b = quotient(blockIdx.x, tiles);
+  const std::int64_t first_token = (blockIdx.x - b * tiles) * tokens + static_cast<int>(threadIdx.x) / spread.lanes;
+  const std::int64_t first_channel = std::int64_t{blockIdx.y} * given.d;
+
+  float q[kTokens][kValues];
+#pragma unroll
+  for (int n = 0; n < kTokens; ++n) {
+    const std::int64_t t = min(first_token + n * groups, op.q.time - 1);
+    load_channels(op.q.at(b, 0, t) + first_channel, lane, spread.lanes, given.d, q[n]);
+#pragma unroll
+    for (float& value : q[n]) value *= given.scale;
+  }
+
+  const int row_pieces = spread.width / kGroup;
+  Softmax<kValues> total[kTokens];
+  for (std::int64_t first = 0; first < op.slots.time; first += spread.tile) {
+    const int slots = static_cast<int>(min(op.slots.time - first, std::int64_t{spread.tile}));
+    __syncthreads();  // all are done with the tile before
+    for (int i = static_cast<int>(threadIdx.x); i < slots * row_pieces; i += kThreads) {
+      float piece[kGroup];
+      load_group<true>(op.slots.at(b, 0, first + i / row_pieces) + first_channel, i % row_pieces, given.d, piece);
+      tile[i] = make_float4(piece[0], piece[1], piece[2], piece[3]);
+    }
+    __syncthreads();
+    for (int begin = 0; begin < slots; begin += spread.chunk) {
+      const float4* chunk = tile + begin * row_pieces + lane;
+      const int count = min(spread.chunk, slots - begin);
+      Softmax<kValues> part[kTokens];
+      attend_chunk<false>(
+          q, spread.lanes, count, count, [&](int j, int i) { return chunk[j * row_pieces + i * spread.lanes]; }, part);
+#pragma unroll
+      for (int n = 0; n < kTokens; ++n) merge(total[n], part[n]);
+    }
+  }
+
+#pragma unroll
+  for (int n = 0; n < kTokens; ++n) {
+    const std::int64_t t = first_token + n * groups;
+    if (t >= op.q.time) continue;
+    const float inverse = 1.0F / total[n].sum;
+    A* out = op.out.at(b, 0, t) + first_channel;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      float piece[kGroup];
+#pragma unroll
+      for (int c = 0; c < kGroup; ++c) piece[c] = total[n].values[kGroup * i + c] * inverse;
+      store_group<true>(out, i * spread.lanes + lane, given.d, piece);
+    }
+  }
+}
+
+/// blockIdx.x: a token of a sequence; blockIdx.y: a head. Whole warps of up to kThreads threads.
+template <class A, int kValues>
+__global__ void __launch_bounds__(kThreads) attend_split(const __grid_constant__ Attention<A> given) {
+  __shared__ float values[kThreads * kValues];  // of every group's chunk
+  __shared__ float maxima[kThreads];            // the same in all lanes of a group
+  __shared__ float sums[kThreads];
+  __shared__ float merged[kMostWidth];
+  ptx::allow_successor();
+  ptx::wait_for_predecessor();
+  const MemoryAttention<Device, A>& op = given.op;
+  const Spread& spread = given.spread;
+  const int groups = static_cast<int>(blockDim.x) / spread.lanes;
+  const int lane = static_cast<int>(threadIdx.x) % spread.lanes;
+  const int group = static_cast<int>(threadIdx.x) / spread.lanes;
+  const std::int64_t b = quotient(blockIdx.x, op.q.time);
+  const std::int64_t t = blockIdx.x - b * op.q.time;
+  const std::int64_t first_channel = std::int64_t{blockIdx.y} * given.d;
+
+  float q[1][kValues];
+  load_channels(op.q.at(b, 0, t) + first_channel, lane, spread.lanes, given.d, q[0]);
+#pragma unroll
+  for (float& value : q[0]) value *= given.scale;
+
+  // Every thread carries max and sum, and the merged values of its channels threadIdx.x, + blockDim.x, ….
+  for (int c = static_cast<int>(threadIdx.x); c < spread.width; c += static_cast<int>(blockDim.x)) merged[c] = 0.0F;
+  Softmax<1> total;
+  const std::int64_t slots = op.slots.time;
+  const std::int64_t slots_at_once = std::int64_t{groups} * spread.chunk;
+  for (std::int64_t first = 0; first < slots; first += slots_at_once) {
+    // Groups whose chunk is short or missing run along, so that the lanes of a warp stay together.
+    const std::int64_t begin = first + group * spread.chunk;
+    const auto of_chunk = [&](std::int64_t from) {
+      return static_cast<int>(min(slots - from, std::int64_t{spread.chunk}));
+    };
+    Softmax<kValues> part[1];
+    attend_chunk<(kValues <= 16)>(
+        q, spread.lanes, begin < slots ? of_chunk(begin) : 0, of_chunk(first),
+        [&](int j, int i) {
+          float piece[kGroup];
+          load_group<true>(op.slots.at(b, 0, min(begin + j, slots - 1)) + first_channel, i * spread.lanes + lane,
+                           given.d, piece);
+          return make_float4(piece[0], piece[1], piece[2], piece[3]);
+        },
+        part);
+    __syncthreads();  // all are done with the chunks before
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      const int channel = (i / kGroup * spread.lanes + lane) * kGroup + i % kGroup;
+      values[group * spread.width + channel] = part[0].values[i];
+    }
+    maxima[threadIdx.x] = part[0].max;
+    sums[threadIdx.x] = part[0].sum;
+    __syncthreads();
+    const int chunks = static_cast<int>(min((slots - first + spread.chunk - 1) / spread.chunk, std::int64_t{groups}));
+    Softmax<1> next = total;
+    for (int c = static_cast<int>(threadIdx.x); c < spread.width; c += static_cast<int>(blockDim.x)) {
+      next = total;
+      next.values[0] = merged[c];
+      for (int k = 0; k < chunks; ++k) {
+        merge(next, Softmax<1>{maxima[k * spread.lanes], sums[k * spread.lanes], {values[k * spread.width + c]}});
+      }
+      merged[c] = next.values[0];
+    }
+    total = next;
+  }
+
+  A* out = op.out.at(b, 0, t) + first_channel;
+  const float inverse = 1.0F / total.sum;
+  for (int c = static_cast<int>(threadIdx.x); c < given.d; c += static_cast<int>(blockDim.x)) {
+    out[c] = narrow<A>(merged[c] * inverse);
+  }
+}
+
+/// blockIdx.x: a token of a sequence; blockIdx.y: a head. Dynamic shared memory: the head's d values.
+template <class A>
+__global__ void __launch_bounds__(kThreads) attend_any(const __grid_constant__ Attention<A> given) {
+  constexpr int kSlots = 32;  // at a time
+  __shared__ float weights[kSlots];
+  auto* values = ptx::shared_memory<float>();
+  ptx::allow_successor();
+  ptx::wait_for_predecessor();
+  const MemoryAttention<Device, A>& op = given.op;
+  const std::int64_t b = quotient(blockIdx.x, op.q.time);
+  const std::int64_t t = blockIdx.x - b * op.q.time;
+  const std::int64_t first_channel = std::int64_t{blockIdx.y} * given.d;
+  const A* q = op.q.at(b, 0, t) + first_channel;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % 32;
+
+  for (int c = thread; c < given.d; c += kThreads) values[c] = 0.0F;
+  float most = kNothing;
+  float sum = 0.0F;
+  for (std::int64_t first = 0; first < op.slots.time; first += kSlots) {
+    const int count = static_cast<int>(min(op.slots.time - first, std::int64_t{kSlots}));
+    __syncthreads();  // all are done with the weights before
+    for (int j = thread / 32; j < kSlots; j += kThreads / 32) {
+      const float* slot = op.slots.at(b, 0, first + min(j, count - 1)) + first_channel;
+      float score = 0.0F;
+      for (int c = lane; c < given.d; c += 32) {
+        float channel[2][1];
+        load(q + c, channel[0]);
+        load(slot + c, channel[1]);
+        score = __fmaf_rn(channel[0][0] * given.scale, channel[1][0], score);
+      }
+#pragma unroll
+      for (int offset = 16; offset > 0; offset /= 2) score += __shfl_xor_sync(0xffffffffU, score, offset);
+      if (lane == 0) weights[j] = j < count ? score : kNothing;
+    }
+    __syncthreads();
+    float next = most;
+    for (const float score : weights) next = fmaxf(next, score);
+    const float weight = weight_of(weights[lane], next);
+    __syncthreads();
+    if (thread < kSlots) weights[thread] = weight;
+    __syncthreads();
+    const float kept = weight_of(most, next);
+    most = next;
+    sum *= kept;
+    for (const float w : weights) sum += w;
+    for (int c = thread; c < given.d; c += kThreads) {
+      float value = values[c] * kept;
+      for (int j = 0; j < count; ++j) {
+        float channel[1];
+        load(op.slots.at(b, 0, first + j) + first_channel + c, channel);
+        value = __fmaf_rn(weights[j], channel[0], value);
+      }
+      values[c] = value;
+    }
+  }
+  __syncthreads();  // all are done with q, which out may alias
+  A* out = op.out.at(b, 0, t) + first_channel;
+  const float inverse = 1.0F / sum;
+  for (int c = thread; c < given.d; c += kThreads) out[c] = narrow<A>(values[c] * inverse);
+}
+
+/// One slot: out is the slot for every token.
+template <class A>
+struct CopySlot {
+  MemoryAttention<Device, A> op;
+
+  template <int kWidth>
+  __device__ void apply(std::int64_t row, std::int64_t col) const {
+    const std::int64_t b = quotient(row, op.out.time);
+    float values[kWidth];
+    load(op.slots.at(b, 0, 0) + col, values);
+    store(op.out.at(b, 0, row - b * op.out.time) + col, values);
+  }
+};
+
+/// kValues channels a lane.
+template <int kValues, class A>
+void attend(const Cuda& cuda, const Attention<A>& given) {
+  const MemoryAttention<Device, A>& op = given.op;
+  const Spread& spread = given.spread;
+  if (op.q.time >= kManyTokens) {
+    const std::int64_t tokens = kThreads / spread.lanes * (kValues <= 16 ? 2 : 1);
+    const dim3 grid(static_cast<unsigned>(op.q.batch * ceil_div(op.q.time, tokens)), static_cast<unsigned>(op.heads));
+    launch(cuda.stream(), overlapping(cuda, grid, dim3(kThreads)), attend_tile<A, kValues>, given);
+    return;
+  }
+  const std::int64_t threads = ceil_div(ceil_div(op.slots.time, spread.chunk) * spread.lanes, 32) * 32;
+  const dim3 grid(static_cast<unsigned>(op.q.batch * op.q.time), static_cast<unsigned>(op.heads));
+  const dim3 block(static_cast<unsigned>(std::min<std::int64_t>(threads, kThreads)));
+  launch(cuda.stream(), overlapping(cuda, grid, block), attend_split<A, kValues>, given);
+}
+
+template <class A>
+void attend_by(const Cuda& cuda, Attention<A> given) {
+  const auto with = [&]<int kValues>(int lanes) {
+    const int width = lanes * kValues;
+    given.spread = {lanes, width, std::max(kChunkFloats / width, kBatch), kTileFloats / width};
+    attend<kValues, A>(cuda, given);
+  };
+  if (given.d <= 16) return with.template operator()<4>(4);
+  if (given.d <= 32) return with.template operator()<8>(4);
+  if (given.d <= 512) {
+    return with.template operator()<16>(
+        std::max(static_cast<int>(std::bit_ceil(static_cast<unsigned>(given.d))) / 16, 4));
+  }
+  with.template operator()<32>(32);
+}
+
+}  // namespace
+
+template <class A>
+void memory_attention(Cuda& cuda, const MemoryAttention<Device, A>& op) {
+  const std::int64_t rows = op.q.batch * op.q.time;
+  if (rows == 0) return;
+  if (op.slots.time == 1) {
+    return map_rows(cuda, cuda.stream(), CopySlot<A>{op}, rows, op.out.dim,
+                    takes_vectors(op.slots) && takes_vectors(op.out));
+  }
+  const std::int64_t d = op.q.dim / op.heads;
+  const Attention<A> given{
+      op, static_cast<int>(d), static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(d))), {}};
+  if (d <= kMostWidth && d % kGroup == 0 && takes_vectors(op.q) && takes_vectors(op.slots) && takes_vectors(op.out)) {
+    return attend_by(cuda, given);
+  }
+  const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(op.heads));
+  LaunchConfig config = overlapping(cuda, grid, dim3(kThreads));
+  config.shared_bytes = static_cast<std::size_t>(d) * sizeof(float);
+  launch(cuda.stream(), config, attend_any<A>, given);
+}
+
+template void memory_attention<float>(Cuda&, const MemoryAttention<Device, float>&);
+template void memory_attention<BFloat16>(Cuda&, const MemoryAttention<Device, BFloat16>&);
+template void memory_attention<Float16>(Cuda&, const MemoryAttention<Device, Float16>&);
+
+}  // namespace mmrec::kernels

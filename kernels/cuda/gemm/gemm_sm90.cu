@@ -1,0 +1,321 @@
+// y = act(x Wᵀ + bias) + residual_scale residual on the tensor cores of sm_90a, for many rows.
+//
+// The products are gemm_sm90.cuh's; its epilogue works on the sums in registers. A consumer warp owns 16 rows of the
+// tile. It adds the bias and applies the activation in place, then passes its rows through 4 KB of shared memory of its
+// own, 256 bytes of each row at a time, so that a row meets the residual and is stored in runs of 256 bytes (128 where
+// floats pass for a 16-bit y). Sums pass as floats if a residual follows or y is float, else as Y: each result is
+// rounded once. Pieces of 16 bytes lie at places permuted by row, so that the lanes of an access meet in no bank.
+//
+// The other consumer multiplies meanwhile: the first kLead x 512 clocks of an epilogue cost the tensor cores nothing,
+// and gelu (element.cuh) takes 13 instructions of each of a thread's 128 sums.
+//
+// Jobs of one call share a launch, their tiles dealt to the same blocks: matrices too small to fill the device do so
+// together. Tiles are 128 x 256, 128 x 128 or 128 x 64, whichever ends first. One block an SM.
+//
+// Bytes moved: x once, W once per group of rows (gemm_sm90.cuh), residual and y once. Deterministic: the order of a sum
+// is that of k, whatever the tile.
+#include "kernels/cuda/gemm/gemm_sm90.cuh"
+
+#include <limits>
+#include <type_traits>
+
+#include "kernels/cuda/gemm/gemm_sm90.h"
+#include "kernels/cuda/gemm/linear_sm90.cuh"
+#include "kernels/cuda/rows/rows.cuh"
+
+namespace mmrec::kernels {
+
+namespace {
+
+constexpr int kMostJobs = 4;
+
+template <class Y, int kColumns>
+class LinearEpilogue {
+ public:
+  struct Parameters {
+    LinearOutput<Y> job[kMostJobs];
+  };
+  static constexpr int kWarpRows = 16;
+  static constexpr int kStagingBytes = kWarpRows * 256;
+  static constexpr int kSharedBytes = 8 * kStagingBytes;
+
+  __device__ LinearEpilogue(const Parameters& parameters, std::byte* shared, std::byte*)
+      : p_(parameters),
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        staging_(shared + static_cast<int>(threadIdx.x) / 32 * kStagingBytes) {}
+
+  /// Asks for the bias, and for the residual to be brought to L2.
+  __device__ void begin(const GemmPlace& place) {
+    const LinearOutput<Y>& out = p_.job[place.job];
+    if (out.residual != nullptr) prefetch_residual(out, place);
+    if (out.bias == nullptr) return;
+#pragma unroll
+    for (int i = 0; i < kBiases; ++i) {
+      const int column = place.column + lane_ * kBiases + i;
+      bias_[i] = column < out.columns ? __ldg(out.bias + column) : 0.0F;
+    }
+  }
+
+  template <int kSize>
+  __device__ void finish(const GemmPlace& place, float (&sum)[kSize]) {
+    static_assert(2 * kSize == kColumns);
+    lane_ = ptx::opaque(lane_);  // no addresses kept from tile to tile
+    const LinearOutput<Y>& out = p_.job[place.job];
+    const int row = warp_row(place);
+    if (row >= out.rows || place.column >= out.columns) return;
+    const bool whole = out.vectors && row + kWarpRows <= out.rows && place.column + kColumns <= out.columns;
+    if (out.bias != nullptr) add_bias(sum);
+    if (out.activation == Activation::kGelu) {
+#pragma unroll
+      for (float& x : sum) x = gelu(x);
+    } else if (out.activation == Activation::kRelu) {
+#pragma unroll
+      for (float& x : sum) x = x < 0.0F ? 0.0F : x;  // NaN stays
+    }
+    if constexpr (sizeof(Y) == 2) {
+      if (out.residual == nullptr) return put<Y>(out, row, place.column, whole, sum);
+    }
+    put<float>(out, row, place.column, whole, sum);
+  }
+
+ private:
+  static constexpr int kBiases = kColumns / 32;  // of a lane
+
+  __device__ static int warp_row(const GemmPlace& place) {
+    return place.row + static_cast<int>(threadIdx.x) / 32 * kWarpRows;
+  }
+
+  __device__ void prefetch_residual(const LinearOutput<Y>& out, const GemmPlace& place) const {
+    constexpr int kLine = 128 / static_cast<int>(sizeof(Y));
+    constexpr int kLines = kColumns / kLine;  // of a row
+    const int column = place.column + lane_ % kLines * kLine;
+    if (column >= out.columns) return;
+#pragma unroll 1
+    for (int r = warp_row(place) + lane_ / kLines; r < min(warp_row(place) + kWarpRows, out.rows); r += 32 / kLines) {
+      ptx::prefetch_l2(out.residual + r * out.residual_stride + column);
+    }
+  }
+
+  /// Four neighbours of the residual, as they are stored.
+  struct Four {
+    union {
+      std::conditional_t<sizeof(Y) == 4, uint4, uint2> bits;
+      Y values[4];
+    };
+    __device__ Four() {}
+  };
+
+  /// How rows of S pass through the staging memory, as many of their bytes as fit at a time.
+  template <class S>
+  struct Staging {
+    static constexpr int kRowBytes = std::min(256, kColumns* static_cast<int>(sizeof(S)));
+    static constexpr int kPieces = kRowBytes / 16;                      // of a row
+    static constexpr int kElements = 16 / static_cast<int>(sizeof(S));  // of a piece
+    static constexpr int kChunkColumns = kPieces * kElements;
+    static constexpr int kChunks = kColumns / kChunkColumns;
+    static constexpr int kRowsAtOnce = 32 / kPieces;  // that a warp's access covers
+    static constexpr int kRounds = kWarpRows / kRowsAtOnce;
+  };
+
+  /// Through the staging memory, so that each lane gets its columns' from those that hold them.
+  template <int kSize>
+  __device__ void add_bias(float (&sum)[kSize]) const {
+    auto* biases = reinterpret_cast<float*>(staging_);
+    __syncwarp();  // what was staged before has been read
+#pragma unroll
+    for (int i = 0; i < kBiases; i += 2) {
+      *reinterpret_cast<float2*>(biases + lane_ * kBiases + i) = make_float2(bias_[i], bias_[i + 1]);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kSize / 4; ++j) {
+      const float2 bias = *reinterpret_cast<const float2*>(biases + 8 * j + lane_ % 4 * 2);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        sum[4 * j + 2 * half] += bias.x;
+        sum[4 * j + 2 * half + 1] += bias.y;
+      }
+    }
+  }
+
+  /// Piece `piece` of staged row `row`. Writers hold 8 rows and a quad's run of 16 bytes of S in each: the run's pieces
+  /// are apart by row % 8, or where it has two of them, an even one and the next, by pairs of pieces.
+  template <class S>
+  __device__ std::byte* staged(int row, int piece) const {
+    const int turn = sizeof(S) == 2 ? row % 8 : row % 4 * 2 + row / 4 % 2;
+    return staging_ + row * Staging<S>::kRowBytes + (piece ^ turn) * 16;
+  }
+
+  /// Through the staging memory to y, a chunk of columns at a time.
+  template <class S, int kSize>
+  __device__ void put(const LinearOutput<Y>& out, int row, int column, bool whole, const float (&sum)[kSize]) const {
+    using Chunk = Staging<S>;
+    const int top = row + lane_ / Chunk::kPieces;  // the lane's first row
+    const int left = column + lane_ % Chunk::kPieces * Chunk::kElements;
+    Four residual[Chunk::kRounds];
+#pragma unroll
+    for (int chunk = 0; chunk < Chunk::kChunks; ++chunk) {
+      const int at = left + chunk * Chunk::kChunkColumns;
+      if (whole) fetch<S>(out, top, at, residual);
+      __syncwarp();  // what was staged before has been read
+      stage<S>(sum + chunk * Chunk::kChunkColumns / 2);
+      __syncwarp();
+      if (whole) {
+#pragma unroll
+        for (int i = 0; i < Chunk::kRounds; ++i) store_piece<S>(out, top, at, i, residual[i]);
+      } else {
+#pragma unroll 1
+        for (int i = 0; i < Chunk::kRounds; ++i) store_inside<S>(out, top, at, i);
+      }
+    }
+  }
+
+  /// The sums of a chunk's columns.
+  template <class S>
+  __device__ void stage(const float* sum) const {
+#pragma unroll
+    for (int j = 0; j < Staging<S>::kChunkColumns / 8; ++j) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float even = sum[4 * j + 2 * half];
+        const float odd = sum[4 * j + 2 * half + 1];
+        const int row = lane_ / 4 + 8 * half;
+        if constexpr (sizeof(S) == 2) {
+          *reinterpret_cast<std::uint32_t*>(staged<S>(row, j) + lane_ % 4 * 4) = ptx::to_pair<S>(even, odd);
+        } else {
+          *reinterpret_cast<float2*>(staged<S>(row, 2 * j + lane_ % 4 / 2) + lane_ % 2 * 8) = make_float2(even, odd);
+        }
+      }
+    }
+  }
+
+  /// Where the lane's piece of round i is staged, and its row from the first.
+  template <class S>
+  __device__ const std::byte* lane_piece(int i) const {
+    using Chunk = Staging<S>;
+    return staged<S>(Chunk::kRowsAtOnce * i + lane_ / Chunk::kPieces, lane_ % Chunk::kPieces);
+  }
+
+  /// The residual of the lane's pieces.
+  template <class S, int kRounds>
+  __device__ void fetch(const LinearOutput<Y>& out, int top, int column, Four (&residual)[kRounds]) const {
+    if constexpr (sizeof(S) == 4) {
+      if (out.residual == nullptr) return;
+#pragma unroll
+      for (int i = 0; i < kRounds; ++i) residual[i] = fetch_piece(out, top + Staging<S>::kRowsAtOnce * i, column);
+    }
+  }
+  __device__ static Four fetch_piece(const LinearOutput<Y>& out, int row, int column) {
+    const Y* from = out.residual + row * out.residual_stride + column;
+    Four piece;
+    piece.bits = __ldcg(reinterpret_cast<const decltype(Four::bits)*>(from));
+    return piece;
+  }
+
+  /// A whole piece.
+  template <class S>
+  __device__ void store_piece(const LinearOutput<Y>& out, int top, int column, int i, const Four& residual) const {
+    Y* to = out.y + (top + Staging<S>::kRowsAtOnce * i) * out.y_stride + column;
+    if constexpr (sizeof(S) == 2) {
+      __stcg(reinterpret_cast<uint4*>(to), *reinterpret_cast<const uint4*>(lane_piece<S>(i)));
+    } else {
+      const float4 v = *reinterpret_cast<const float4*>(lane_piece<S>(i));
+      float values[4] = {v.x, v.y, v.z, v.w};
+      if (out.residual != nullptr) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          values[e] = __fmaf_rn(out.residual_scale, widen(residual.values[e]), values[e]);
+        }
+      }
+      store(to, values);
+    }
+  }
+
+  /// What of the piece lies inside of y: whole, or element by element.
+  template <class S>
+  __device__ void store_inside(const LinearOutput<Y>& out, int top, int column, int i) const {
+    const auto* from = reinterpret_cast<const S*>(lane_piece<S>(i));
+    const int row = top + Staging<S>::kRowsAtOnce * i;
+    if (row >= out.rows) return;
+    const int count = min(Staging<S>::kElements, out.columns - column);
+    if (out.vectors && count == Staging<S>::kElements) {
+      Four residual;
+      if (out.residual != nullptr) residual = fetch_piece(out, row, column);
+      return store_piece<S>(out, top, column, i, residual);
+    }
+    for (int e = 0; e < count; ++e) {
+      float residual[1] = {0.0F};
+      if (out.residual != nullptr) load(out.residual + row * out.residual_stride + (column + e), residual);
+      out.y[row * out.y_stride + (column + e)] = narrow<Y>(__fmaf_rn(out.residual_scale, residual[0], widen(from[e])));
+    }
+  }
+
+  const Parameters& p_;
+  int lane_;
+  std::byte* staging_;
+  float bias_[kBiases] = {};
+};
+
+/// Clocks that the jobs take by this tile, about: waves of tiles, each of which multiplies for `block_clocks` a k-block
+/// and is finished in `finish_clocks`, as measured on an H200.
+template <class Tile, class A, class Y>
+double clocks(const Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, double block_clocks, double finish_clocks) {
+  double tiles = 0.0;
+  double sum = 0.0;
+  for (const Linear<Device, A, Y>& job : jobs) {
+    const GemmProblem problem = gemm_problem<Tile>(1, job.x.rows, job.weight.rows, job.x.cols);
+    const double count = static_cast<double>(problem.row_tiles) * problem.column_tiles;
+    tiles += count;
+    sum += count * (problem.k_blocks * block_clocks + finish_clocks);
+  }
+  const int clusters = cuda.processors() / GemmLayout<Tile>::kCluster;
+  return std::ceil(tiles / clusters) * sum / tiles;
+}
+
+template <class Tile, class A, class Y>
+void launch_jobs(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
+  GemmJobs<kMostJobs> products = {};
+  using Epilogue = LinearEpilogue<Y, Tile::kColumns>;
+  typename Epilogue::Parameters outputs = {};
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    set_gemm_job<Tile>(products, static_cast<int>(i), matrix_stack(jobs[i].x), matrix_stack(jobs[i].weight));
+    outputs.job[i] = linear_output(jobs[i]);
+  }
+  launch_gemm_sm90<Tile, A, Epilogue>(cuda, products, outputs, true);
+}
+
+}  // namespace
+
+template <class A>
+bool gemm_sm90_supported(const Cuda& cuda, MatrixView<const A, Device> x, const WeightView<Device>& weight) {
+  constexpr std::int64_t kMostTiles = std::numeric_limits<std::int32_t>::max() / kMostJobs;
+  return cuda.compute_capability() == 90 && has_tensor_map(matrix_stack(x)) && has_tensor_map(matrix_stack(weight)) &&
+         (x.rows / 128 + 2) * (weight.rows / 128 + 2) <= kMostTiles;
+}
+
+template <class A, class Y>
+void linear_sm90(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
+  while (!jobs.empty()) {
+    const auto some = jobs.first(std::min<std::size_t>(jobs.size(), kMostJobs));
+    const double wide = clocks<WideTile>(cuda, some, 1024, 3000);
+    const double square = clocks<SquareTile>(cuda, some, 560, 1500);
+    const double slim = clocks<SlimTile>(cuda, some, 440, 800);
+    if (wide < std::min(square, slim)) {
+      launch_jobs<WideTile>(cuda, some);
+    } else if (square < slim) {
+      launch_jobs<SquareTile>(cuda, some);
+    } else {
+      launch_jobs<SlimTile>(cuda, some);
+    }
+    jobs = jobs.subspan(some.size());
+  }
+}
+
+template bool gemm_sm90_supported(const Cuda&, MatrixView<const BFloat16, Device>, const WeightView<Device>&);
+template bool gemm_sm90_supported(const Cuda&, MatrixView<const Float16, Device>, const WeightView<Device>&);
+template void linear_sm90(Cuda&, std::span<const Linear<Device, BFloat16, BFloat16>>);
+template void linear_sm90(Cuda&, std::span<const Linear<Device, BFloat16, float>>);
+template void linear_sm90(Cuda&, std::span<const Linear<Device, Float16, Float16>>);
+template void linear_sm90(Cuda&, std::span<const Linear<Device, Float16, float>>);
+
+}  // namespace mmrec::kernels

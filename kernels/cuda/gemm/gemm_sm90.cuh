@@ -1,0 +1,417 @@
+// The matrix product y = x Wᵀ of bf16 or fp16 operands for sm_90a, persistent and warp-specialised, as a kernel
+// template over what becomes of the fp32 sums: the EPILOGUE receives them in registers, so y need not exist in memory.
+//
+// Who does what. A block owns a tile of kConsumers x 64 rows of x and kColumns rows of W. One thread of the last
+// warpgroup, the producer, copies k-blocks of 64 columns of both (tensor memory accelerator, 128-byte swizzle) into a
+// ring of kStages stages; each of the other warpgroups, the consumers, multiplies its 64 rows by all kColumns (wgmma,
+// both operands from shared memory, sums in registers) and runs the epilogue on them. full[s] opens when stage s has
+// all its bytes, empty[s] when every consumer that its copies reach has read it. Registers move from the producer to
+// the consumers.
+//
+// What overlaps. The producer runs ahead over tile borders, so the next tile's operands arrive during the epilogue.
+// Consumers share nothing but the ring. They start kLead k-blocks apart and stay so: while one is in its epilogue the
+// others have the tensor cores to themselves and catch up by as many k-blocks, so an epilogue of up to
+// kLead x 64 x kColumns x 64 / 2,048 clocks (2,048: multiply-adds a clock of an SM) costs no time of the tensor cores.
+//
+// Bytes. A k-block costs the tensor cores kRows kColumns 64 / 2,048 clocks and reads (kRows + kColumns) x 128 bytes of
+// L2. Blocks of a cluster split that: the kClusterRows blocks that share a tile of W copy a slice each and multicast
+// it, and so do the kClusterColumns blocks that share a tile of x. At 128 x 256 and 2 x 1 that is 32 KB of L2 in 1,024
+// clocks. Tiles are taken in groups of kGroup cluster tiles of rows, through all columns, rows fastest: tiles that run
+// at the same time form a near-square and meet in L2, and x is read from memory once, W once per group.
+//
+// Any number of rows and columns: what lies outside arrives as zeros, and the epilogue must not use sums outside. Tiles
+// are dealt to clusters by their number alone, and the order of a sum is that of k: same inputs, same bits.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/cuda/isa/ptx.cuh"
+#include "kernels/cuda/runtime/launch.cuh"
+#include "kernels/cuda/runtime/tensor_map.h"
+
+namespace mmrec::kernels {
+
+// A variant is a struct of constants:
+//   kConsumers       consumer warpgroups, 2 or 3
+//   kColumns         64, 128 or 256
+//   kParts           the tile of W is kParts runs of kColumns / kParts rows, at the same rows of each matrix of a stack
+//   kStages          of the ring
+//   kClusterRows     blocks that share a tile of W; kClusterColumns, that share a tile of x
+//   kLead            k-blocks that a consumer starts ahead of the next
+//   kGroup           cluster tiles of rows in a group
+// An epilogue is a class of consumer threads:
+//   struct Parameters                                  the kernel's last parameter
+//   kSharedBytes                                       shared memory of its own
+//   Epilogue(const Parameters&, std::byte* shared, std::byte* ring)
+//   void begin(const GemmPlace&)                       before the tile's main loop: start loads
+//   void finish(const GemmPlace&, float (&sum)[kColumns / 2])   see ptx::wgmma for what is where
+//   static void skipped(const Parameters&, const GemmPlace&)    or none: by all threads where GemmSkip leaves nothing
+//                                                               to do
+// `ring` may be overwritten in finish() where each block has one tile and all consumers have met before.
+
+/// 128 x 256, two consumers: the least L2 and shared memory traffic a multiply-add, 80 of 128 bytes a clock of shared
+/// memory for the products and 48 for the copies.
+struct WideTile {
+  static constexpr int kConsumers = 2;
+  static constexpr int kColumns = 256;
+  static constexpr int kParts = 1;
+  static constexpr int kStages = 4;
+  static constexpr int kClusterRows = 2;
+  static constexpr int kClusterColumns = 1;
+  static constexpr int kLead = 2;
+  static constexpr int kGroup = 8;
+};
+/// The same without clusters, for a single tile of rows.
+struct WideSingleTile : WideTile {
+  static constexpr int kClusterRows = 1;
+};
+/// 128 x 128 and 128 x 64, for products whose wide tiles would leave multiprocessors without any. More bytes of shared
+/// memory a multiply-add than it delivers: 1.1 and 1.7 times the clocks of the tensor cores.
+struct SquareTile : WideSingleTile {
+  static constexpr int kColumns = 128;
+  static constexpr int kStages = 6;
+  static constexpr int kLead = 3;
+};
+struct SlimTile : WideSingleTile {
+  static constexpr int kColumns = 64;
+  static constexpr int kStages = 8;
+  static constexpr int kLead = 3;
+};
+
+template <class Tile>
+struct GemmLayout {
+  static constexpr int kWarpgroup = 128;
+  static constexpr int kDepth = kBoxColumns;  // of a k-block
+  static constexpr int kRows = 64 * Tile::kConsumers;
+  static constexpr int kCluster = Tile::kClusterRows * Tile::kClusterColumns;
+  static constexpr int kThreads = kWarpgroup * (Tile::kConsumers + 1);
+  static constexpr int kProducerRegisters = Tile::kConsumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = Tile::kConsumers == 2 ? 232 : 160;
+
+  static constexpr int kRowBytes = kDepth * 2;
+  static constexpr int kXBytes = kRows * kRowBytes;
+  static constexpr int kStageBytes = kXBytes + Tile::kColumns * kRowBytes;
+  static constexpr int kRingBytes = Tile::kStages * kStageBytes;
+  static constexpr int kAlignment = 1024;  // of the swizzle's pattern
+  static constexpr int kBarrierBytes = 2 * Tile::kStages * 8;
+
+  // The slice of a stage that one block copies, and the runs of W's rows that a box of the slice takes.
+  static constexpr int kXSlice = kRows / Tile::kClusterColumns;
+  static constexpr int kWSlice = Tile::kColumns / Tile::kClusterRows;
+  static constexpr int kPartRows = Tile::kColumns / Tile::kParts;
+  static constexpr int kWBoxRows = std::min(kWSlice, kPartRows);
+  static constexpr int kWBoxParts = kWSlice / kWBoxRows;
+
+  static_assert(Tile::kConsumers == 2 || Tile::kConsumers == 3);
+  static_assert(kXSlice % 8 == 0 && kWSlice % 8 == 0 && kWSlice % kWBoxRows == 0 && kPartRows % kWBoxRows == 0);
+  static_assert(kXSlice <= 256 && kWBoxRows <= 256);
+  static_assert(Tile::kLead * (Tile::kConsumers - 1) < Tile::kStages, "the last consumer's start waits in the ring");
+
+  static constexpr std::size_t shared_bytes(int epilogue_bytes) {
+    return static_cast<std::size_t>(kAlignment + kRingBytes + kBarrierBytes + epilogue_bytes);
+  }
+};
+
+/// What not to multiply, decided on the device by what the kernel before this one has left in *counter: nothing at all
+/// is done where it has reached `enough`, nor in cluster tiles whose rows, numbered from `first`, all lie below it. For
+/// launches that are not persistent. Null: everything is done.
+struct GemmSkip {
+  const std::uint32_t* counter = nullptr;
+  std::uint32_t enough = 0;
+  int first = 0;
+};
+
+/// Sizes of one product. Tiles are those of clusters.
+struct GemmProblem {
+  int rows = 0;     // of x, each of `batch` matrices
+  int columns = 0;  // rows of W, in each part
+  int batch = 1;
+  int k_blocks = 0;
+  int row_tiles = 0;  // of one matrix
+  int column_tiles = 0;
+};
+
+/// Products of one launch, side by side: operand x of job j is x[j], and so on. Cluster tiles are numbered through all
+/// jobs; those of job j end before tile end[j].
+template <int kJobs>
+struct GemmJobs {
+  TensorMap x[kJobs];
+  TensorMap w[kJobs];
+  GemmProblem problem[kJobs];
+  int end[kJobs];
+  int tiles;  // of all
+};
+
+template <class Tile>
+GemmProblem gemm_problem(std::int64_t batch, std::int64_t rows, std::int64_t columns, std::int64_t depth) {
+  using Layout = GemmLayout<Tile>;
+  return {.rows = static_cast<int>(rows),
+          .columns = static_cast<int>(columns),
+          .batch = static_cast<int>(batch),
+          .k_blocks = static_cast<int>(ceil_div(depth, Layout::kDepth)),
+          .row_tiles = static_cast<int>(ceil_div(rows, Layout::kRows * Tile::kClusterRows)),
+          .column_tiles = static_cast<int>(ceil_div(columns, Layout::kPartRows * Tile::kClusterColumns))};
+}
+
+/// This block's place in its cluster: rank = row + kClusterRows * column.
+struct GemmClusterPlace {
+  int row = 0;
+  int column = 0;
+};
+template <class Tile>
+__device__ inline GemmClusterPlace gemm_cluster_place() {
+  if constexpr (GemmLayout<Tile>::kCluster == 1) return {};
+  const int rank = static_cast<int>(ptx::cluster_rank());
+  return {rank % Tile::kClusterRows, rank / Tile::kClusterRows};
+}
+
+/// Where a block's tile begins. Both may lie beyond the problem where a cluster tile does not fill.
+struct GemmPlace {
+  int batch = 0;
+  int row = 0;
+  int column = 0;  // in each part
+  int job = 0;
+};
+
+/// This block's tile of cluster tile `index`.
+template <class Tile, int kJobs>
+__device__ inline GemmPlace gemm_place(const GemmJobs<kJobs>& jobs, int index, GemmClusterPlace cluster) {
+  int job = 0;
+  if constexpr (kJobs != 1) {
+    while (index >= jobs.end[job]) ++job;
+    if (job != 0) index -= jobs.end[job - 1];
+  }
+  const GemmProblem& problem = jobs.problem[job];
+  const int group_tiles = Tile::kGroup * problem.column_tiles;
+  const int first = index / group_tiles * Tile::kGroup;
+  const int height = min(Tile::kGroup, problem.batch * problem.row_tiles - first);
+  const int row_tile = first + index % group_tiles % height;
+  const int column_tile = index % group_tiles / height;
+  return {row_tile / problem.row_tiles,
+          (row_tile % problem.row_tiles * Tile::kClusterRows + cluster.row) * GemmLayout<Tile>::kRows,
+          (column_tile * Tile::kClusterColumns + cluster.column) * GemmLayout<Tile>::kPartRows, job};
+}
+
+/// The ring and a position in it, which producer and consumers move alike.
+template <class Tile>
+struct GemmRing {
+  using Layout = GemmLayout<Tile>;
+  std::byte* stages;
+  std::uint64_t* full;
+  std::uint64_t* empty;
+  int stage = 0;
+  std::uint32_t parity = 0;  // of how often the ring has been passed through
+
+  __device__ explicit GemmRing(std::byte* shared)
+      : stages(shared),
+        full(reinterpret_cast<std::uint64_t*>(shared + Layout::kRingBytes)),
+        empty(full + Tile::kStages) {}
+  __device__ void advance() {
+    if (++stage == Tile::kStages) {
+      stage = 0;
+      parity ^= 1U;
+    }
+  }
+};
+
+/// The producer's thread: its slices of every k-block of every tile.
+template <class Tile, int kJobs>
+__device__ void gemm_produce(GemmRing<Tile> ring, const GemmJobs<kJobs>& jobs) {
+  using Layout = GemmLayout<Tile>;
+  const GemmClusterPlace cluster = gemm_cluster_place<Tile>();
+  const int clusters = static_cast<int>(gridDim.x) / Layout::kCluster;
+  const auto sharing_w =
+      static_cast<std::uint16_t>(((1U << Tile::kClusterRows) - 1U) << (Tile::kClusterRows * cluster.column));
+  unsigned sharing_x = 0;
+  for (int c = 0; c < Tile::kClusterColumns; ++c) sharing_x |= 1U << (cluster.row + Tile::kClusterRows * c);
+  const int w_slice = cluster.row * Layout::kWSlice;
+  const int x_slice = cluster.column * Layout::kXSlice;
+
+  for (int index = static_cast<int>(blockIdx.x) / Layout::kCluster; index < jobs.tiles; index += clusters) {
+    const GemmPlace place = gemm_place<Tile>(jobs, index, cluster);
+    const TensorMap* x_map = &jobs.x[place.job];
+    const TensorMap* w_map = &jobs.w[place.job];
+    const int k_blocks = jobs.problem[place.job].k_blocks;
+    const int x_row = place.row + x_slice;
+    const int w_row = place.column + w_slice % Layout::kPartRows;
+    const int w_part = w_slice / Layout::kPartRows;
+    for (int k = 0; k < k_blocks; ++k) {
+      ptx::mbarrier_wait(&ring.empty[ring.stage], ring.parity ^ 1U);
+      std::uint64_t* full = &ring.full[ring.stage];
+      ptx::mbarrier_arrive_expect(full, Layout::kStageBytes);
+      std::byte* x = ring.stages + ring.stage * Layout::kStageBytes + x_slice * Layout::kRowBytes;
+      std::byte* w = ring.stages + ring.stage * Layout::kStageBytes + Layout::kXBytes + w_slice * Layout::kRowBytes;
+      if constexpr (Tile::kClusterColumns == 1) {
+        ptx::load_box(x, x_map, full, k * Layout::kDepth, x_row, place.batch);
+      } else {
+        ptx::load_box_multicast(x, x_map, full, k * Layout::kDepth, x_row, place.batch,
+                                static_cast<std::uint16_t>(sharing_x));
+      }
+      if constexpr (Tile::kClusterRows == 1) {
+        ptx::load_box(w, w_map, full, k * Layout::kDepth, w_row, w_part);
+      } else {
+        ptx::load_box_multicast(w, w_map, full, k * Layout::kDepth, w_row, w_part, sharing_w);
+      }
+      ring.advance();
+    }
+  }
+  // A block stays until all of its cluster have reported to its barriers that they have read its copies.
+  if constexpr (Layout::kCluster != 1) {
+    for (int s = 0; s < Tile::kStages; ++s) {
+      ptx::mbarrier_wait(&ring.empty[ring.stage], ring.parity ^ 1U);
+      ring.advance();
+    }
+  }
+}
+
+/// A consumer warpgroup: the sums of its 64 rows of every tile, each handed to the epilogue.
+template <class Tile, class T, class Epilogue, int kJobs>
+__device__ void gemm_consume(GemmRing<Tile> ring, Epilogue& epilogue, const GemmJobs<kJobs>& jobs, int consumer) {
+  using Layout = GemmLayout<Tile>;
+  const GemmClusterPlace cluster = gemm_cluster_place<Tile>();
+  const int clusters = static_cast<int>(gridDim.x) / Layout::kCluster;
+  const std::uint64_t x = ptx::wgmma_operand(ring.stages + consumer * 64 * Layout::kRowBytes);
+  const std::uint64_t w = ptx::wgmma_operand(ring.stages + Layout::kXBytes);
+
+  // A stage holds copies from all blocks of this block's row and column of the cluster: each of them waits for its
+  // readers. A thread each tells one of them.
+  constexpr int kWriters = Tile::kClusterRows + Tile::kClusterColumns - 1;
+  const int thread = static_cast<int>(threadIdx.x) % Layout::kWarpgroup;
+  int writer = thread + Tile::kClusterRows * cluster.column;
+  if (thread >= Tile::kClusterRows) {
+    const int other = thread - Tile::kClusterRows;
+    writer = cluster.row + Tile::kClusterRows * (other + (other >= cluster.column ? 1 : 0));
+  }
+  const auto release = [&](int stage) {
+    if (thread < kWriters) ptx::mbarrier_arrive_at(&ring.empty[stage], static_cast<unsigned>(writer));
+  };
+
+  bool first = true;
+  for (int index = static_cast<int>(blockIdx.x) / Layout::kCluster; index < jobs.tiles; index += clusters) {
+    const GemmPlace place = gemm_place<Tile>(jobs, index, cluster);
+    const int k_blocks = jobs.problem[place.job].k_blocks;
+    const int lead = min(Tile::kLead, k_blocks - 1);
+    epilogue.begin(place);
+    if (Tile::kLead != 0 && first && consumer != 0) ptx::named_barrier_sync(consumer, 2 * Layout::kWarpgroup);
+    float sum[Tile::kColumns / 2];
+    int previous = 0;
+    // A tile's first product is an instruction of its own that does not read the sums, or these would keep their
+    // registers through the epilogue.
+    const auto multiply = [&](int k, auto adds) {
+      ptx::mbarrier_wait(&ring.full[ring.stage], ring.parity);
+      ptx::wgmma_fence();
+      const auto at = static_cast<std::uint64_t>(ring.stage * (Layout::kStageBytes / 16));
+#pragma unroll
+      for (int i = 0; i < Layout::kDepth / 16; ++i) {
+        ptx::wgmma<T>(sum, x + at + 2 * i, w + at + 2 * i, adds || i != 0);
+      }
+      ptx::wgmma_commit();
+      if (Tile::kLead != 0 && first && k == lead && consumer + 1 < Tile::kConsumers) {
+        ptx::named_barrier_arrive(consumer + 1, 2 * Layout::kWarpgroup);
+      }
+      // The products before these have read their stage; these keep the tensor cores busy meanwhile.
+      ptx::wgmma_wait<1>();
+      if (adds) release(previous);
+      previous = ring.stage;
+      ring.advance();
+    };
+    multiply(0, std::false_type());
+    for (int k = 1; k < k_blocks; ++k) multiply(k, std::true_type());
+    ptx::wgmma_wait_all(sum);
+    release(previous);
+    first = false;
+    epilogue.finish(place, sum);
+  }
+}
+
+template <class Tile, class T, class Epilogue, int kJobs>
+__global__ void __launch_bounds__(GemmLayout<Tile>::kThreads, 1)
+    gemm_sm90_kernel(const __grid_constant__ GemmJobs<kJobs> jobs, const __grid_constant__ GemmSkip skip,
+                     const __grid_constant__ typename Epilogue::Parameters parameters) {
+  using Layout = GemmLayout<Tile>;
+  auto* window = ptx::shared_memory<std::byte>();
+  window += (Layout::kAlignment - reinterpret_cast<std::uintptr_t>(window) % Layout::kAlignment) % Layout::kAlignment;
+  GemmRing<Tile> ring(window);
+  // The same in all lanes, and through the shuffle the compiler knows it.
+  const int warpgroup = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / Layout::kWarpgroup, 0);
+
+  if (threadIdx.x == 0) {
+    ptx::prefetch_tensor_map(&jobs.x[0]);
+    ptx::prefetch_tensor_map(&jobs.w[0]);
+    for (int s = 0; s < Tile::kStages; ++s) {
+      ptx::mbarrier_init(&ring.full[s], 1);
+      ptx::mbarrier_init(&ring.empty[s], (Tile::kClusterRows + Tile::kClusterColumns - 1) * Tile::kConsumers);
+    }
+    ptx::mbarrier_init_fence();
+  }
+  if constexpr (Layout::kCluster == 1) {
+    __syncthreads();
+  } else {
+    ptx::cluster_sync();
+  }
+  ptx::wait_for_predecessor();
+  ptx::allow_successor();
+  if (skip.counter != nullptr) {
+    const std::uint32_t done = ptx::load_relaxed(skip.counter);
+    const int index = static_cast<int>(blockIdx.x) / Layout::kCluster;
+    if (done >= skip.enough) {
+      if constexpr (requires { &Epilogue::skipped; }) {
+        Epilogue::skipped(parameters, gemm_place<Tile>(jobs, index, gemm_cluster_place<Tile>()));
+      }
+      return;
+    }
+    const int row = gemm_place<Tile>(jobs, index, {}).row;
+    if (skip.first + row + Layout::kRows * Tile::kClusterRows <= static_cast<int>(done)) return;
+  }
+
+  if (warpgroup == Tile::kConsumers) {
+    ptx::lower_registers<Layout::kProducerRegisters>();
+    if (threadIdx.x == Tile::kConsumers * Layout::kWarpgroup) {
+      gemm_produce<Tile>(ring, jobs);
+    }
+  } else {
+    ptx::raise_registers<Layout::kConsumerRegisters>();
+    Epilogue epilogue(parameters, window + Layout::kRingBytes + Layout::kBarrierBytes, window);
+    gemm_consume<Tile, T>(ring, epilogue, jobs, warpgroup);
+  }
+}
+
+/// Adds the product of x, `batch` matrices of `rows` rows, and w, kParts matrices of `columns` rows, as job `job`, the
+/// jobs before which are set.
+template <class Tile, int kJobs>
+void set_gemm_job(GemmJobs<kJobs>& jobs, int job, const MatrixStack& x, const MatrixStack& w) {
+  using Layout = GemmLayout<Tile>;
+  const GemmProblem problem = gemm_problem<Tile>(x.depth, x.rows, w.rows, x.columns);
+  jobs.x[job] = make_tensor_map(x, Layout::kXSlice);
+  jobs.w[job] = make_tensor_map(w, Layout::kWBoxRows, Layout::kWBoxParts);
+  jobs.problem[job] = problem;
+  jobs.tiles = (job == 0 ? 0 : jobs.end[job - 1]) + problem.batch * problem.row_tiles * problem.column_tiles;
+  jobs.end[job] = jobs.tiles;
+}
+
+/// Launches the products. With `persistent` as many clusters as fit the device take several tiles each; otherwise a
+/// cluster has one tile, in the order of tiles.
+template <class Tile, class T, class Epilogue, int kJobs>
+void launch_gemm_sm90(Cuda& cuda, const GemmJobs<kJobs>& jobs, const typename Epilogue::Parameters& parameters,
+                      bool persistent, GemmSkip skip = {}) {
+  using Layout = GemmLayout<Tile>;
+  const int clusters = persistent ? std::min(jobs.tiles, cuda.processors() / Layout::kCluster) : jobs.tiles;
+  const LaunchConfig config = {.grid = dim3(static_cast<unsigned>(clusters * Layout::kCluster)),
+                               .block = dim3(Layout::kThreads),
+                               .shared_bytes = Layout::shared_bytes(Epilogue::kSharedBytes),
+                               .cluster = Layout::kCluster,
+                               .overlap_predecessor = true};
+  launch(cuda.stream(), config, gemm_sm90_kernel<Tile, T, Epilogue, kJobs>, jobs, skip, parameters);
+}
+template <class Tile, class T, class Epilogue>
+void launch_gemm_sm90(Cuda& cuda, const MatrixStack& x, const MatrixStack& w,
+                      const typename Epilogue::Parameters& parameters, bool persistent, GemmSkip skip = {}) {
+  GemmJobs<1> jobs;
+  set_gemm_job<Tile>(jobs, 0, x, w);
+  launch_gemm_sm90<Tile, T, Epilogue>(cuda, jobs, parameters, persistent, skip);
+}
+
+}  // namespace mmrec::kernels

@@ -1,0 +1,184 @@
+// y = act(x Wᵀ + bias) + residual_scale residual: up to kMatvecRows rows by kernels of our own (matvec.cu), more by
+// kernels for sm_90a where the device and the operands are such (linear_few_rows_sm90.cu up to kFewRows rows,
+// gemm_sm90.cu), else by cuBLASLt.
+//
+// Where no activation follows, the library's product of fp32 results is the whole job: it adds bias and scaled residual
+// to its sums, so nothing is moved but x, W, the residual and y. Results of 16 bits it may round before it adds either,
+// so it makes them only where there is neither. Its own gelu is the tanh approximation; ours is exact. What it cannot
+// do is applied, and rounded once, by a second kernel to products in fp32: in y itself if that is fp32, else in
+// scratch, in chunks of rows if need be. That pass moves 4 bytes per output out and in again, plus y and the residual;
+// scratch that fits L2 stays there.
+//
+// Independent jobs of one call share a launch of our own kernels; with the library they share the device by two
+// streams.
+#include <array>
+#include <stdexcept>
+#include <type_traits>
+#include <utility>
+
+#include "kernels/cuda/gemm/gemm_sm90.h"
+#include "kernels/cuda/gemm/matvec.h"
+#include "kernels/cuda/rows/rows.cuh"
+#include "kernels/cuda/runtime/cublaslt.h"
+
+namespace mmrec::kernels {
+namespace {
+
+template <class T>
+constexpr DType kType = std::is_same_v<T, float>     ? DType::kF32
+                        : std::is_same_v<T, Float16> ? DType::kF16
+                                                     : DType::kBF16;
+
+/// y = act(product) + scale residual.
+template <class Y>
+struct FinishRow {
+  MatrixView<const float, Device> product;
+  MatrixView<const Y, Device> residual;
+  float residual_scale;
+  Activation activation;
+  MatrixView<Y, Device> y;
+
+  template <int kWidth>
+  __device__ void apply(std::int64_t row, std::int64_t col) const {
+    float values[kWidth];
+    float added[kWidth] = {};
+    load(product.row(row) + col, values);
+    if (residual.data != nullptr) load(residual.row(row) + col, added);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      values[i] = __fmaf_rn(residual_scale, added[i], activate(values[i], activation));
+    }
+    store(y.row(row) + col, values);
+  }
+};
+
+/// A stream with its share of the scratch.
+struct Lane {
+  Cuda* cuda;
+  bool on_side;
+  float* scratch;
+  std::int64_t scratch_floats;
+
+  CUstream_st* stream() const { return on_side ? cuda->side_stream() : cuda->stream(); }
+  void multiply(const Matmul& product) const {
+    on_side ? matmul_on_side_stream(*cuda, product) : matmul(*cuda, product);
+  }
+};
+
+template <class A, class Y>
+void multiply(const Lane& lane, const Linear<Device, A, Y>& job) {
+  Matmul product{.x = job.x.data,
+                 .x_stride = job.x.stride,
+                 .w = job.weight.data,
+                 .y = job.y.data,
+                 .y_stride = job.y.stride,
+                 .m = job.x.rows,
+                 .n = job.weight.rows,
+                 .k = job.weight.cols,
+                 .in = kType<A>,
+                 .out = kType<Y>};
+  const bool adds = job.bias != nullptr || job.residual.data != nullptr;
+  if (job.activation == Activation::kNone && (sizeof(Y) == 4 || !adds)) {
+    product.bias = job.bias;
+    if (job.residual.data != nullptr) {
+      product.c = job.residual.data;
+      product.c_stride = job.residual.stride;
+      product.beta = job.residual_scale;
+    }
+    return lane.multiply(product);
+  }
+
+  product.bias = job.bias;
+  product.out = DType::kF32;
+  const auto finish = [&](const MatrixView<const float, Device>& products, std::int64_t first) {
+    const std::int64_t rows = products.rows;
+    const FinishRow<Y> op{products, job.residual.middle_rows(first, rows), job.residual_scale, job.activation,
+                          job.y.middle_rows(first, rows)};
+    const bool vectors =
+        takes_vectors(products) && takes_vectors(op.y) && (op.residual.data == nullptr || takes_vectors(op.residual));
+    map_rows(*lane.cuda, lane.stream(), op, rows, products.cols, vectors);
+  };
+  if constexpr (sizeof(Y) == 4) {
+    if (job.residual.data != job.y.data) {
+      lane.multiply(product);
+      return finish(job.y, 0);
+    }
+  }
+  const std::int64_t stride = ceil_div(product.n, 4) * 4;  // rows that take vectors
+  const std::int64_t fit = lane.scratch_floats / stride;
+  if (fit == 0) throw std::length_error("linear: an output row does not fit the scratch memory");
+  const std::int64_t chunk = fit < kRowTile ? fit : fit / kRowTile * kRowTile;
+  for (std::int64_t first = 0; first < job.x.rows; first += chunk) {
+    product.m = std::min(chunk, job.x.rows - first);
+    product.x = job.x.row(first);
+    product.y = lane.scratch;
+    product.y_stride = stride;
+    lane.multiply(product);
+    finish({lane.scratch, product.m, product.n, stride}, first);
+  }
+}
+
+/// Who computes a job.
+enum class Way : std::uint8_t { kMatvec, kFewRows, kManyRows, kLibrary };
+
+template <class A, class Y>
+Way way_of(const Cuda& cuda, const Linear<Device, A, Y>& job) {
+  if (job.x.rows <= kMatvecRows || job.weight.rows == 0) return Way::kMatvec;  // or nobody
+  if constexpr (sizeof(A) == 2) {
+    if (gemm_sm90_supported(cuda, job.x, job.weight)) return job.x.rows <= kFewRows ? Way::kFewRows : Way::kManyRows;
+  }
+  return Way::kLibrary;
+}
+
+/// run(span) for the jobs that go this way, several at a time.
+template <class A, class Y, class Run>
+void for_each_batch(const Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, Way way, Run run) {
+  std::array<Linear<Device, A, Y>, 4> batch;
+  std::size_t count = 0;
+  for (const Linear<Device, A, Y>& job : jobs) {
+    if (way_of(cuda, job) != way) continue;
+    batch[count++] = job;
+    if (count == batch.size()) run(std::span<const Linear<Device, A, Y>>(batch).first(std::exchange(count, 0)));
+  }
+  if (count != 0) run(std::span<const Linear<Device, A, Y>>(batch).first(count));
+}
+
+template <class A, class Y>
+void by_library(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
+  const auto takes = [&](const Linear<Device, A, Y>& job) { return way_of(cuda, job) == Way::kLibrary; };
+  const auto count = std::count_if(jobs.begin(), jobs.end(), takes);
+  if (count == 0) return;
+  const bool two_streams = count > 1;
+  const std::int64_t floats = static_cast<std::int64_t>(Cuda::kScratchBytes / sizeof(float)) / (two_streams ? 2 : 1);
+  auto* scratch = static_cast<float*>(cuda.scratch());
+  const Lane lanes[2] = {{&cuda, false, scratch, floats}, {&cuda, true, scratch + floats, floats}};
+  if (two_streams) cuda.fork();
+  std::size_t next = 0;
+  for (const Linear<Device, A, Y>& job : jobs) {
+    if (!takes(job)) continue;
+    multiply(lanes[next], job);
+    if (two_streams) next = 1 - next;
+  }
+  if (two_streams) cuda.join();
+}
+
+}  // namespace
+
+template <class A, class Y>
+void linear(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
+  using Jobs = std::span<const Linear<Device, A, Y>>;
+  matvec(cuda, jobs);
+  if constexpr (sizeof(A) == 2) {
+    for_each_batch(cuda, jobs, Way::kFewRows, [&](Jobs some) { linear_few_rows_sm90(cuda, some); });
+    for_each_batch(cuda, jobs, Way::kManyRows, [&](Jobs some) { linear_sm90(cuda, some); });
+  }
+  by_library(cuda, jobs);
+}
+
+template void linear<float, float>(Cuda&, std::span<const Linear<Device, float, float>>);
+template void linear<BFloat16, BFloat16>(Cuda&, std::span<const Linear<Device, BFloat16, BFloat16>>);
+template void linear<BFloat16, float>(Cuda&, std::span<const Linear<Device, BFloat16, float>>);
+template void linear<Float16, Float16>(Cuda&, std::span<const Linear<Device, Float16, Float16>>);
+template void linear<Float16, float>(Cuda&, std::span<const Linear<Device, Float16, float>>);
+
+}  // namespace mmrec::kernels

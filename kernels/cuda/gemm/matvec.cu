@@ -1,0 +1,308 @@
+// y = act(W x + bias) + residual_scale residual for 1 to 8 rows x, W [out, in] of type A streamed once.
+//
+// A block owns 8 outputs of one job; its 8 warps cut `in` among themselves in runs of whole steps. In a warp lane 4g +
+// t loads pieces of 16 bytes of weight row g: a step is 4 pieces, 64 contiguous bytes of each of 8 rows. kAhead steps
+// are in flight per warp, 4 KB, and the first of them before the kernel waits for its predecessor, which has no part in
+// the weights: in a chain of products a matrix is on its way while the vector it will meet is still being computed.
+//
+// 16-bit operands meet in the tensor core: x is the left operand, 8 tokens with the first half of every piece in its
+// rows 0..7 and the same tokens with the second half in rows 8..15; the 8 weight rows are the columns of the right one,
+// one half at a time. A piece holds consecutive elements of k where the instruction's layout wants pairs from two
+// places; as both operands are permuted alike, the products are the same. All of 1..8 tokens run the same instructions,
+// each in rows of its own. fp32 operands are multiplied by ordinary fused multiply-adds, to full precision.
+//
+// Order of a sum: a lane's elements in order (the tensor core's own order within 16), the lanes of a row (fp32), the
+// warps in order. It follows from `in` alone.
+//
+// Bytes: every weight once; x once per block from L2, out / 8 times in all. Jobs of one call share a launch, so that
+// small matrices fill the device together.
+#include "kernels/cuda/gemm/matvec.h"
+
+#include <bit>
+#include <type_traits>
+
+#include "kernels/cuda/rows/rows.cuh"
+
+namespace mmrec::kernels {
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kThreads = 32 * kWarps;
+constexpr int kOutputs = 8;  // of a block
+constexpr int kAhead = 8;    // steps of weights in flight
+constexpr int kFewSteps = 4;
+constexpr int kMostJobs = 8;
+static_assert(kMatvecRows == 8);
+
+template <class A>
+constexpr int kPiece = 16 / static_cast<int>(sizeof(A));  // elements
+template <class A>
+constexpr int kStep = 4 * kPiece<A>;
+
+template <class A, class Y>
+struct Job {
+  const A* x;
+  const A* weight;
+  const float* bias;
+  const Y* residual;
+  Y* y;
+  std::int64_t x_stride, residual_stride, y_stride;
+  std::int64_t out;
+  int in;
+  int rows;
+  float residual_scale;
+  Activation activation;
+  unsigned first_block;
+};
+
+template <class A, class Y>
+struct Jobs {
+  Job<A, Y> job[kMostJobs];
+  int count;
+};
+
+/// The 16 bytes at `from`, of which the first `left` elements exist; zeros for the others. load() takes 16 aligned
+/// bytes.
+template <bool kAligned, class A, class Load>
+__device__ inline uint4 load_piece(const A* from, int left, Load load) {
+  if constexpr (kAligned) {
+    return left > 0 ? load(from) : make_uint4(0, 0, 0, 0);
+  } else {
+    Vector16<A> piece(make_uint4(0, 0, 0, 0));
+#pragma unroll
+    for (int i = 0; i < kPiece<A>; ++i) {
+      if (i >= left) continue;
+      if constexpr (sizeof(A) == 4) {
+        piece.values[i] = __ldcg(from + i);
+      } else {
+        piece.values[i] = A{__ldcg(&from[i].bits)};
+      }
+    }
+    return piece.bits;
+  }
+}
+
+/// The products of a warp's steps, a lane's part of them. kRows is the number of rows, or one above it.
+template <class A, int kRows>
+struct Products {
+  static constexpr int kFragments = 1;  // pieces of x that a lane needs for one step
+  static constexpr int kAheadX = 4;     // steps of x in flight
+  float low[4] = {};                    // of the first 8 bytes of every piece, in the product's rows 0..7
+  float high[4] = {};                   // of the last 8 bytes, in its rows 8..15
+
+  /// x holds row g.
+  __device__ void add(const uint4& w, const uint4 (&x)[1]) {
+    const std::uint32_t a[4] = {x[0].x, x[0].z, x[0].y, x[0].w};
+    ptx::mma_m16n8k16<A>(low, a, {w.x, w.y});
+    ptx::mma_m16n8k16<A>(high, a, {w.z, w.w});
+  }
+  __device__ void finish(float (&partial)[kMatvecRows][kOutputs], int g, int t) const {
+    partial[g][2 * t] = low[0] + high[2];
+    partial[g][2 * t + 1] = low[1] + high[3];
+  }
+};
+
+template <int kRows>
+struct Products<float, kRows> {
+  static constexpr int kFragments = kRows;
+  static constexpr int kAheadX = kRows <= 2 ? 4 : 8 / kRows;
+  float sums[kRows] = {};
+
+  /// x holds all rows.
+  __device__ void add(const uint4& w, const uint4 (&x)[kRows]) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      sums[r] = __fmaf_rn(__uint_as_float(w.x), __uint_as_float(x[r].x), sums[r]);
+      sums[r] = __fmaf_rn(__uint_as_float(w.y), __uint_as_float(x[r].y), sums[r]);
+      sums[r] = __fmaf_rn(__uint_as_float(w.z), __uint_as_float(x[r].z), sums[r]);
+      sums[r] = __fmaf_rn(__uint_as_float(w.w), __uint_as_float(x[r].w), sums[r]);
+    }
+  }
+  __device__ void finish(float (&partial)[kMatvecRows][kOutputs], int g, int t) const {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      float sum = sums[r];
+      sum += __shfl_xor_sync(0xffffffffU, sum, 1);
+      sum += __shfl_xor_sync(0xffffffffU, sum, 2);
+      if (t == r % 4) partial[r][g] = sum;
+    }
+  }
+};
+
+/// How a kernel goes through a warp's share: at most kFewSteps, all in flight at once; any number, kAhead in flight;
+/// any number of steps of operands without alignment, kFewSteps in flight.
+enum class Pace : std::uint8_t { kAtOnce, kStream, kUnaligned };
+
+/// Blocks of a multiprocessor that registers have to suffice for: as many as what is in flight leaves room for.
+template <class A>
+constexpr unsigned blocks_per_processor(int rows, Pace pace) {
+  if (pace == Pace::kUnaligned || (sizeof(A) == 4 && rows >= (pace == Pace::kStream ? 2 : 4))) return 2;
+  return pace == Pace::kAtOnce ? 4 : 3;
+}
+
+template <class A, class Y, int kRows, Pace kPace>
+__global__ void __launch_bounds__(kThreads, blocks_per_processor<A>(kRows, kPace))
+    matvec_kernel(const __grid_constant__ Jobs<A, Y> jobs) {
+  using Sums = Products<A, kRows>;
+  constexpr bool kAligned = kPace != Pace::kUnaligned;
+  constexpr int kSteps = kPace == Pace::kStream ? kAhead : kFewSteps;
+  __shared__ float partial[kWarps][kMatvecRows][kOutputs];
+  ptx::allow_successor();
+  int index = 0;
+  while (index + 1 < jobs.count && blockIdx.x >= jobs.job[index + 1].first_block) ++index;
+  const Job<A, Y>& job = jobs.job[index];
+  const std::int64_t first_output = std::int64_t{blockIdx.x - job.first_block} * kOutputs;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int g = static_cast<int>(threadIdx.x) / 4 % 8;
+  const int t = static_cast<int>(threadIdx.x) % 4;
+
+  // The warp's steps; the lane's first element and how many there are from it to the end of the warp's share.
+  const int share = (job.in + kWarps * kStep<A> - 1) / (kWarps * kStep<A>);
+  const int first = warp * share * kStep<A>;
+  int left = min(job.in, first + share * kStep<A>) - first;
+  int steps = (left + kStep<A> - 1) / kStep<A>;
+  left -= t * kPiece<A>;
+  // Lanes past the last output repeat it; nobody takes their sums.
+  const A* weight = job.weight + min(first_output + g, job.out - 1) * job.in + (first + t * kPiece<A>);
+  const auto weight_piece = [&](int ahead) {
+    return load_piece<kAligned>(weight + ahead * kStep<A>, left - ahead * kStep<A>,
+                                [](const A* from) { return ptx::load_streaming(from); });
+  };
+  // 16-bit operands: the lane's row is g. fp32: the lane needs all rows.
+  const A* x = job.x + (first + t * kPiece<A>)+(sizeof(A) == 2 ? g : 0) * job.x_stride;
+  const int rows = sizeof(A) == 2 ? job.rows - g : job.rows;
+  const auto x_pieces = [&](int ahead, uint4(&to)[Sums::kFragments]) {
+#pragma unroll
+    for (int r = 0; r < Sums::kFragments; ++r) {
+      to[r] = load_piece<kAligned>(x + r * job.x_stride + ahead * kStep<A>, r < rows ? left - ahead * kStep<A> : 0,
+                                   [](const A* from) { return __ldcg(reinterpret_cast<const uint4*>(from)); });
+    }
+  };
+
+  uint4 w[kSteps];
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) w[i] = weight_piece(i);
+  // This thread will finish output `output` of row `row`.
+  const int row = static_cast<int>(threadIdx.x) / kOutputs;
+  const std::int64_t output = first_output + threadIdx.x % kOutputs;
+  const bool finishes = row < job.rows && output < job.out;
+  const float bias = finishes && job.bias != nullptr ? __ldg(job.bias + output) : 0.0F;
+
+  ptx::wait_for_predecessor();
+  float residual[1] = {0.0F};
+  if (finishes && job.residual != nullptr) load(job.residual + row * job.residual_stride + output, residual);
+  uint4 fragments[Sums::kAheadX][Sums::kFragments];
+#pragma unroll
+  for (int i = 0; i < Sums::kAheadX; ++i) x_pieces(i, fragments[i]);
+  Sums sums;
+  for (; steps > 0; steps -= kSteps) {
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      if (i >= steps) break;
+      sums.add(w[i], fragments[i % Sums::kAheadX]);
+      if constexpr (kPace != Pace::kAtOnce) w[i] = weight_piece(i + kSteps);
+      if constexpr (kPace != Pace::kAtOnce || Sums::kAheadX < kSteps) {
+        x_pieces(i + Sums::kAheadX, fragments[i % Sums::kAheadX]);
+      }
+    }
+    if constexpr (kPace == Pace::kAtOnce) break;
+    weight += kSteps * kStep<A>;
+    x += kSteps * kStep<A>;
+    left -= kSteps * kStep<A>;
+  }
+  sums.finish(partial[warp], g, t);
+  __syncthreads();
+
+  if (!finishes) return;
+  float sum = partial[0][row][threadIdx.x % kOutputs];
+#pragma unroll
+  for (int i = 1; i < kWarps; ++i) sum += partial[i][row][threadIdx.x % kOutputs];
+  const float y = activate(sum + bias, job.activation);
+  job.y[row * job.y_stride + output] = narrow<Y>(__fmaf_rn(job.residual_scale, residual[0], y));
+}
+
+bool aligned(const void* data, std::int64_t stride_bytes) {
+  return (reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(stride_bytes)) % 16 == 0;
+}
+
+/// What one launch takes.
+template <class A, class Y>
+class Batch {
+ public:
+  bool full() const { return jobs_.count == kMostJobs; }
+
+  void add(const Linear<Device, A, Y>& job) {
+    const auto* weight = static_cast<const A*>(job.weight.data);
+    const std::int64_t in = job.weight.cols;
+    jobs_.job[jobs_.count++] = {
+        .x = job.x.data,
+        .weight = weight,
+        .bias = job.bias,
+        .residual = job.residual.data,
+        .y = job.y.data,
+        .x_stride = job.x.stride,
+        .residual_stride = job.residual.stride,
+        .y_stride = job.y.stride,
+        .out = job.weight.rows,
+        .in = static_cast<int>(in),
+        .rows = static_cast<int>(job.x.rows),
+        .residual_scale = job.residual_scale,
+        .activation = job.activation,
+        .first_block = blocks_,
+    };
+    blocks_ += static_cast<unsigned>(ceil_div(job.weight.rows, kOutputs));
+    constexpr auto kBytes = static_cast<std::int64_t>(sizeof(A));
+    aligned_ = aligned_ && aligned(weight, in * kBytes) && aligned(job.x.data, job.x.stride * kBytes);
+    most_rows_ = std::max(most_rows_, job.x.rows);
+    most_steps_ = std::max(most_steps_, ceil_div(in, kWarps * kStep<A>));
+  }
+
+  void run(Cuda& cuda) const {
+    if (jobs_.count == 0) return;
+    if (sizeof(A) == 2 || most_rows_ > 4) return run_rows<8>(cuda);
+    if constexpr (sizeof(A) == 4) {
+      if (most_rows_ > 2) return run_rows<4>(cuda);
+      if (most_rows_ == 2) return run_rows<2>(cuda);
+      run_rows<1>(cuda);
+    }
+  }
+
+ private:
+  template <int kRows>
+  void run_rows(Cuda& cuda) const {
+    const auto kernel = !aligned_                 ? matvec_kernel<A, Y, kRows, Pace::kUnaligned>
+                        : most_steps_ > kFewSteps ? matvec_kernel<A, Y, kRows, Pace::kStream>
+                                                  : matvec_kernel<A, Y, kRows, Pace::kAtOnce>;
+    launch(cuda.stream(), overlapping(cuda, dim3(blocks_), dim3(kThreads)), kernel, jobs_);
+  }
+
+  Jobs<A, Y> jobs_ = {};
+  unsigned blocks_ = 0;
+  std::int64_t most_rows_ = 0;
+  std::int64_t most_steps_ = 0;  // of a warp
+  bool aligned_ = true;
+};
+
+}  // namespace
+
+template <class A, class Y>
+void matvec(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
+  Batch<A, Y> batch;
+  for (const Linear<Device, A, Y>& job : jobs) {
+    if (job.x.rows < 1 || job.x.rows > kMatvecRows || job.weight.rows == 0) continue;
+    if (batch.full()) {
+      batch.run(cuda);
+      batch = {};
+    }
+    batch.add(job);
+  }
+  batch.run(cuda);
+}
+
+template void matvec<float, float>(Cuda&, std::span<const Linear<Device, float, float>>);
+template void matvec<BFloat16, BFloat16>(Cuda&, std::span<const Linear<Device, BFloat16, BFloat16>>);
+template void matvec<BFloat16, float>(Cuda&, std::span<const Linear<Device, BFloat16, float>>);
+template void matvec<Float16, Float16>(Cuda&, std::span<const Linear<Device, Float16, Float16>>);
+template void matvec<Float16, float>(Cuda&, std::span<const Linear<Device, Float16, float>>);
+
+}  // namespace mmrec::kernels

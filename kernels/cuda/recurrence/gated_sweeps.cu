@@ -1,0 +1,189 @@
+// The recurrence by gate-frozen sweeps, sequence after sequence and window after window.
+//
+// A window begins with a sweep that needs no product (gated_scan_first). Each of the others is one kernel where the
+// device has it (gated_sweep_sm90.cu), else the gates' product and gated_scan. Its last block finds how many times from
+// the window's start are settled (gated_check.h), from maxima that never leave the device, and writes that one number
+// into device memory and into page-locked memory. The host does not wait for the sweep that it has just enqueued
+// but for the one kAhead before: while it learns what that has settled and enqueues the next, the device works. A sweep
+// that finds everything settled only rounds the states, which lie rounded in two places by then. Where the product is a
+// library's, which looks at no such number, the host waits for every sweep. How many sweeps there are and what each
+// leaves out follows from the numbers alone, never from time: same inputs, same bits.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+
+#include "kernels/cuda/recurrence/gated_scan.h"
+#include "kernels/cuda/recurrence/gated_sweep_sm90.h"
+#include "kernels/cuda/rows/rows.cuh"
+#include "kernels/cuda/runtime/cuda.h"
+#include "kernels/cuda/runtime/launch.cuh"
+
+namespace mmrec::kernels {
+namespace {
+
+constexpr int kAhead = 1;  // sweeps enqueued beyond the one that the host waits for
+constexpr int kSlots = kAhead + 1;
+
+/// What no sweep reports.
+constexpr std::uint32_t kNothing = ~std::uint32_t{0};
+
+/// What the sweep writes into `report`. It is there before the kernel has ended; nothing that the stream would have to
+/// do for it stands between one sweep and the next.
+std::uint32_t await_report(Cuda& cuda, std::uint32_t* report) {
+  constexpr std::chrono::milliseconds kPatience(1);
+  const std::atomic_ref<std::uint32_t> word(*report);
+  const auto start = std::chrono::steady_clock::now();
+  for (;;) {
+    for (int i = 0; i < 64; ++i) {
+      const std::uint32_t value = word.load(std::memory_order_acquire);
+      if (value != kNothing) return value;
+    }
+    if (std::chrono::steady_clock::now() - start > kPatience) break;
+  }
+  cuda.synchronize();  // throws what went wrong, if it did
+  return word.load(std::memory_order_acquire);
+}
+
+/// Rows [first, first + count) of a single sequence.
+template <class T>
+MatrixView<T, Device> rows_of(const SequenceView<T, Device>& s, std::int64_t first, std::int64_t count) {
+  return {s.at(0, 0, first), count, s.dim, s.time_stride};
+}
+
+/// One window of one sequence.
+template <class A>
+class Window {
+ public:
+  Window(Cuda& cuda, const GatedSweeps<Device, A>& op, const GateInputs<Device, A>& in)
+      : cuda_(cuda),
+        op_(op),
+        in_(in),
+        times_(in.z.time),
+        change_(op.change),
+        magnitude_(op.change + op.gate.rows),
+        // Where one kernel does it all, the gates' memory is free. The word comes after it and its row for the carry.
+        other_rounded_(reinterpret_cast<A*>(op.gate.data), 1, times_ + 1, in.z.dim),
+        one_kernel_(takes_one_kernel()) {}
+
+  void run(SweepCounts& counts) {
+    counts.windows += 1;
+    gated_scan_first(cuda_, GatedScan<Device, A>{.in = in_, .gate = {}, .change = change_, .magnitude = magnitude_},
+                     op_.gate_bias);
+    const int ahead = one_kernel_ ? kAhead : 0;
+    std::int64_t settled = 0;
+    std::int64_t left_out = 0;  // times, by the newest sweep that did something
+    int enqueued = 0;
+    int done = 0;
+    for (; done < op_.max_sweeps && settled < times_; ++done) {
+      left_out = one_kernel_ ? settled / kGatedSweepStep * kGatedSweepStep : settled;
+      for (; enqueued < op_.max_sweeps && enqueued <= done + ahead; ++enqueued) {
+        report(enqueued)[0] = kNothing;
+        sweep(one_kernel_ ? 0 : settled, enqueued);
+      }
+      settled = await_report(cuda_, report(done));
+      counts.token_sweeps += times_ - left_out;
+    }
+    if (one_kernel_ && enqueued == done) {
+      // The newest sweep has left its rows in one of the two places, the others are in either; and no sweep has come
+      // after it to round them all.
+      const std::int64_t stale = done % 2 != 0 ? settled : std::min(settled, left_out);
+      if (stale != 0) copy_rows<A>(cuda_, rows_of(in_.h, 1, stale), rows_of(in_.h_rounded, 1, stale));
+    }
+    if (settled == times_) return;
+    counts.fallbacks += 1;
+    gated_recurrence(cuda_, GatedRecurrence<Device, A>{.in = in_.slice(0, settled, times_ - settled),
+                                                       .gate_weight = op_.gate_weight,
+                                                       .gate_bias = op_.gate_bias});
+  }
+
+ private:
+  /// Sweep `index` of the window, from 0.
+  GatedSweep<Device, A> one_sweep(std::int64_t first, int index) const {
+    GatedSweep<Device, A> sweep{.in = in_,
+                                .h_rounded_next = index % 2 == 0 ? other_rounded_ : in_.h_rounded,
+                                .gate_weight = op_.gate_weight,
+                                .gate_bias = op_.gate_bias,
+                                .first = first,
+                                .change = change_,
+                                .magnitude = magnitude_};
+    if (index % 2 != 0) sweep.in.h_rounded = other_rounded_;
+    return sweep;
+  }
+
+  bool takes_one_kernel() const {
+    if constexpr (std::is_same_v<A, float>) {
+      return false;
+    } else {
+      return gated_sweep_sm90_supported(cuda_, one_sweep(0, 0));
+    }
+  }
+
+  void sweep(std::int64_t first, int index) {
+    if constexpr (!std::is_same_v<A, float>) {
+      if (one_kernel_) return gated_sweep_sm90(cuda_, one_sweep(first, index), check(first, index), in_.h_rounded);
+    }
+    const std::int64_t dim = in_.z.dim;
+    SequenceView<float, Device> gate(op_.gate.data, 1, times_, 2 * dim);
+    gate.time_stride = op_.gate.stride;
+    const Linear<Device, A, float> product{.x = rows_of(in_.h_rounded, first, times_ - first),
+                                           .weight = op_.gate_weight,
+                                           .y = rows_of(gate, first, times_ - first)};
+    linear(cuda_, std::span<const Linear<Device, A, float>>(&product, 1));
+    gated_scan_raising(
+        cuda_,
+        GatedScan<Device, A>{.in = in_, .gate = gate, .first = first, .change = change_, .magnitude = magnitude_},
+        op_.gate_bias, check(first, index));
+  }
+
+  GatedCheck check(std::int64_t first, int index) const {
+    return {.change = change_,
+            .magnitude = magnitude_,
+            .first = static_cast<int>(first),
+            .times = static_cast<int>(times_),
+            .tolerance = op_.tolerance,
+            .begins = index == 0 || !one_kernel_,
+            .settled = settled_word(),
+            .report = report(index)};
+  }
+
+  std::uint32_t* report(int index) const { return cuda_.report() + index % kSlots; }
+
+  /// How many times are settled, on the device, for sweeps by one kernel.
+  std::uint32_t* settled_word() const {
+    return one_kernel_ ? reinterpret_cast<std::uint32_t*>(other_rounded_.data + (times_ + 1) * in_.z.dim) : nullptr;
+  }
+
+  Cuda& cuda_;
+  const GatedSweeps<Device, A>& op_;
+  const GateInputs<Device, A> in_;
+  const std::int64_t times_;
+  float* const change_;
+  float* const magnitude_;
+  const SequenceView<A, Device> other_rounded_;  // where every other sweep by one kernel leaves h rounded
+  const bool one_kernel_;
+};
+
+}  // namespace
+
+template <class A>
+SweepCounts gated_sweeps(Cuda& cuda, const GatedSweeps<Device, A>& op) {
+  SweepCounts counts;
+  for (std::int64_t b = 0; b < op.in.z.batch; ++b) {
+    for (std::int64_t first = 0; first < op.in.z.time; first += op.gate.rows) {
+      const std::int64_t times = std::min(op.gate.rows, op.in.z.time - first);
+      Window<A>(cuda, op, op.in.slice(b, first, times)).run(counts);
+    }
+  }
+  return counts;
+}
+
+template SweepCounts gated_sweeps(Cuda&, const GatedSweeps<Device, float>&);
+template SweepCounts gated_sweeps(Cuda&, const GatedSweeps<Device, BFloat16>&);
+template SweepCounts gated_sweeps(Cuda&, const GatedSweeps<Device, Float16>&);
+
+}  // namespace mmrec::kernels

@@ -1,0 +1,486 @@
+// A tile of a gate-frozen sweep: what a block does once it has the gates' sums of its times and channels.
+//   s = σ(sum_s + b_g),  g = σ(zm + sum_g),  a = γ + μ (1 − g + γ),  b = z ⊙ (s + μ g),  h = a ⊙ h₋₁ + b
+//
+// A warp owns kWarpTimes times in a row and 64 kBands channels: a lane has two neighbouring channels of each band at
+// all of the warp's times. Then
+//   1. each lane composes its times' steps h ↦ a h + b into one;
+//   2. the warps' steps meet in shared memory; the tile's own, their composition, is published for the later tiles;
+//   3. the tile fetches the steps of all earlier tiles of its channels, each warp every kWarps-th, and applies them in
+//      their order to the carry;
+//   4. each lane runs its times: h, h rounded, |h_new − h_old| and |h_new|, whose maxima over channels are atomic
+//      maxima of the bits of floats that are not negative, so their order does not matter.
+// Products of decays, which may exceed 1, span one tile: a composed step is only ever applied to a state.
+//
+// A published element is two words of 64 bits, each a float and a mark, so no fence stands between data and flag. Tiles
+// are numbered time after time, and a tile waits for lower numbers only. The last of the tiles of the same channels to
+// have read clears their words: Cuda::flags() is left zero. What has settled, if that is asked for, is found in two
+// steps: the last tile of the same times to finish looks at their maxima and raises how many times are left from the
+// first that moves; the last tile of all to have done so reports. So little is left to do at the sweep's end.
+//
+// All that tiles read may have been written by the kernel before, so it is read past L1 (rows.cuh).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "kernels/cuda/element.cuh"
+#include "kernels/cuda/recurrence/gated_check.h"
+#include "kernels/cuda/recurrence/gated_operands.cuh"
+
+namespace mmrec::kernels {
+
+/// h ↦ a h + b.
+struct Step {
+  float a = 1.0F;
+  float b = 0.0F;
+
+  __device__ float operator()(float h) const { return __fmaf_rn(a, h, b); }
+};
+/// `second` after `first`.
+__device__ inline Step compose(Step first, Step second) { return {first.a * second.a, second(first.b)}; }
+
+/// Where a tile begins.
+struct GatedPlace {
+  int batch;
+  int time;
+  int channel;
+};
+
+/// The sums of both gates of two neighbouring channels.
+struct GateSums {
+  float2 s, g;
+};
+
+// A shape is a struct of constants:
+//   kWarps, kWarpTimes, kBands   see above
+//   kVectors                     pairs of channels are aligned in all operands, and channels even
+//   kMeasures                    change and magnitude are raised; otherwise no old state is looked at
+template <class A, class Shape>
+class GatedTile {
+ public:
+  static constexpr int kThreads = 32 * Shape::kWarps;
+  static constexpr int kTimes = Shape::kWarps * Shape::kWarpTimes;
+  static constexpr int kBand = 64;  // channels of a warp's row: two neighbours each lane
+  static constexpr int kChannels = kBand * Shape::kBands;
+  static constexpr int kTogether = 4 / Shape::kBands;           // earlier tiles that a warp fetches at once, ...
+  static constexpr int kRound = 2 * kTogether * Shape::kWarps;  // ... and the block before it applies them
+  static constexpr int kSharedBytes = (Shape::kWarps + kRound) * kChannels * 8 + 16;
+
+  /// Threads [0, kThreads) of a block, `shared` 16-byte aligned; `meeting` is a named barrier of theirs.
+  __device__ GatedTile(const GatedTileOperands<A>& operands, const GatedPlace& place, std::byte* shared, int meeting)
+      : p_(operands),
+        place_(place),
+        meeting_(meeting),
+        warp_(static_cast<int>(threadIdx.x) / 32),
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        warp_steps_(reinterpret_cast<Step*>(shared)),
+        tile_steps_(warp_steps_ + Shape::kWarps * kChannels),
+        jobs_(reinterpret_cast<std::uint32_t*>(tile_steps_ + kRound * kChannels)) {}
+
+  __device__ void move_to(const GatedPlace& place) { place_ = place; }
+  /// Tiles of time before this one do nothing; what they would leave is there.
+  __device__ void begin_at_tile(int tile) { first_tile_ = tile; }
+  __device__ void meet() const { ptx::named_barrier_sync(meeting_, kThreads); }
+
+  /// What the lane needs of z, zm, gamma and the bias.
+  __device__ void load_inputs(int band) {
+    const A* z = column(p_.z, band);
+    const A* zm = column(p_.zm, band);
+    const float* gamma = column(p_.gamma, band);
+#pragma unroll
+    for (int i = 0; i < Shape::kWarpTimes; ++i) {
+      const int time = clamped_time(i);
+      inputs_[band][i] = {load_pair(p_.z.below(z, time), band), load_pair(p_.zm.below(zm, time), band),
+                          load_pair(p_.gamma.below(gamma, time), band)};
+    }
+  }
+  /// The previous states.
+  __device__ void load_states(int band) {
+    if constexpr (!Shape::kMeasures) return;
+    const float* h = column(p_.h, band);
+#pragma unroll
+    for (int i = 0; i < Shape::kWarpTimes; ++i) {
+      old_[band][i] =
+          load_pair(static_cast<const float*>(p_.h.below(const_cast<float*>(h), clamped_time(i) + 1)), band);
+    }
+  }
+  /// Brings what these two read into L2.
+  __device__ void prefetch_inputs(int band) const {
+    if (lane_ < 16) {
+      prefetch_line(p_.z, band, 0, 0);
+    } else {
+      prefetch_line(p_.zm, band, 0, 0);
+    }
+    prefetch_line(p_.gamma, band, lane_ / 16 * 32, 0);
+  }
+  __device__ void prefetch_states(int band) const { prefetch_line(p_.h, band, lane_ / 16 * 32, 1); }
+
+  /// No address is kept in registers from here on; where it is needed again it is computed again.
+  __device__ void forget_addresses() { place_.time = ptx::opaque(place_.time); }
+
+  /// a and b of the lane's elements, and their composition over time for the other warps. `sums(i)` are those of the
+  /// warp's time i; `keep(i, steps)` keeps both channels' steps. Times beyond the sweep have some step too; they come
+  /// last, so it reaches nothing.
+  template <class Sums, class Keep>
+  __device__ void compute_steps(int band, const Sums& sums, const Keep& keep) {
+    const float2 bias =
+        p_.bias == nullptr ? make_float2(0.0F, 0.0F) : widen_pair(load_pair(p_.bias + clamped_channel(band), band));
+    Step all[2];
+#pragma unroll
+    for (int i = 0; i < Shape::kWarpTimes; ++i) {
+      const GateSums sum = sums(i);
+      const float2 z = widen_pair(inputs_[band][i].z);
+      const float2 zm = widen_pair(inputs_[band][i].zm);
+      const float2 gamma = widen_pair(inputs_[band][i].gamma);
+      const Step steps[2] = {step_of(sum.s.x + bias.x, zm.x + sum.g.x, z.x, gamma.x),
+                             step_of(sum.s.y + bias.y, zm.y + sum.g.y, z.y, gamma.y)};
+      keep(i, steps);
+      all[0] = compose(all[0], steps[0]);
+      all[1] = compose(all[1], steps[1]);
+    }
+    *reinterpret_cast<float4*>(two(warp_steps_, warp_, band)) = make_float4(all[0].a, all[0].b, all[1].a, all[1].b);
+  }
+
+  /// The rest: `kept(band, i, steps)` gives back what was kept.
+  template <class Kept>
+  __device__ void scan(const Kept& kept) {
+    const int tile = place_.time / kTimes;
+    float2 h[Shape::kBands];
+#pragma unroll
+    for (int band = 0; band < Shape::kBands; ++band) {
+      const float* carry = p_.h.below(column(p_.h, band), first_tile_ * kTimes);
+      h[band] = widen_pair(load_pair(carry, band));
+    }
+    meet();
+    Step before[Shape::kBands][2];
+#pragma unroll
+    for (int band = 0; band < Shape::kBands; ++band) compose_warps(tile, band, before[band]);
+    apply_tiles(tile, h);
+    // The fetches before this have returned: their values have passed a barrier. So it need not order them.
+    const auto readers = static_cast<std::uint32_t>(p_.time_tiles - first_tile_);
+    bool last_reader = false;
+    if (threadIdx.x == 0 && readers != 1) last_reader = atomicAdd(this->readers(), 1U) + 1 == readers;
+#pragma unroll
+    for (int band = 0; band < Shape::kBands; ++band) {
+      h[band] = make_float2(before[band][0](h[band].x), before[band][1](h[band].y));
+    }
+    run(kept, h);
+    finish(last_reader);
+  }
+
+  /// The first channel of the lane's pair; clamped, one that exists.
+  __device__ int channel(int band) const { return place_.channel + kBand * band + 2 * lane_; }
+  __device__ int clamped_channel(int band) const {
+    return min(channel(band), Shape::kVectors ? p_.channels - 2 : p_.channels - 1);
+  }
+  __device__ int time_of(int i) const { return place_.time + warp_ * Shape::kWarpTimes + i; }
+  /// What lies beyond the sweep is read at its border and never used.
+  __device__ int clamped_time(int i) const { return min(time_of(i), p_.times - 1); }
+  __device__ int warp() const { return warp_; }
+  __device__ int lane() const { return lane_; }
+
+  /// Two neighbouring channels as they are stored.
+  template <class T>
+  struct Pair {
+    T x, y;
+  };
+  template <class T>
+  __device__ static float2 widen_pair(Pair<T> pair) {
+    return make_float2(widen(pair.x), widen(pair.y));
+  }
+  /// The lane's pair of the band's channels in the row in which its clamped first channel is at `from`.
+  template <class T>
+  __device__ Pair<T> load_pair(const T* from, int band) const {
+    if constexpr (Shape::kVectors && sizeof(T) == 4) {
+      const float2 v = __ldcg(reinterpret_cast<const float2*>(from));
+      return {v.x, v.y};
+    } else if constexpr (Shape::kVectors) {
+      const std::uint32_t v = __ldcg(reinterpret_cast<const std::uint32_t*>(from));
+      return {T{static_cast<std::uint16_t>(v)}, T{static_cast<std::uint16_t>(v >> 16)}};
+    } else {
+      return {load_one(from), load_one(from + (channel(band) + 1 < p_.channels ? 1 : 0))};
+    }
+  }
+
+ private:
+  struct Input {
+    Pair<A> z, zm;
+    Pair<float> gamma;
+  };
+
+  template <class T>
+  __device__ static T load_one(const T* from) {
+    if constexpr (sizeof(T) == 4) {
+      return __ldcg(from);
+    } else {
+      return T{__ldcg(&from->bits)};
+    }
+  }
+  template <class T>
+  __device__ T* column(const GatedRows<T>& rows, int band) const {
+    return rows.column(place_.batch, clamped_channel(band));
+  }
+
+  /// The line of the time lane % 16, `below` rows on, that holds the band's channel `offset`.
+  template <class T>
+  __device__ void prefetch_line(const GatedRows<T>& rows, int band, int offset, int below) const {
+    const int channel = min(place_.channel + kBand * band + offset, p_.channels - 1);
+    ptx::prefetch_l2(rows.below(rows.column(place_.batch, channel), clamped_time(lane_ % 16) + below));
+  }
+
+  __device__ Step step_of(float s, float g, float z, float gamma) const {
+    s = sigmoid(s);
+    g = sigmoid(g);
+    return {__fmaf_rn(p_.mix, (1.0F - g) + gamma, gamma), z * __fmaf_rn(p_.mix, g, s)};
+  }
+
+  /// The lane's two steps of row `row` of an array [row][channel].
+  __device__ Step* two(Step* rows, int row, int band) const {
+    return rows + row * kChannels + kBand * band + 2 * lane_;
+  }
+  __device__ static void read(const Step* from, Step (&steps)[2]) {
+    const float4 v = *reinterpret_cast<const float4*>(from);
+    steps[0] = {v.x, v.y};
+    steps[1] = {v.z, v.w};
+  }
+
+  /// The steps of the warps before this one. The last warp also composes the tile's and publishes them.
+  __device__ void compose_warps(int tile, int band, Step (&before)[2]) const {
+    // Not left to the array's own initialisation: nvcc 13.0 begins the second row of a Step [2][2] with zeros.
+    before[0] = before[1] = Step{1.0F, 0.0F};
+    Step next[2];
+#pragma unroll
+    for (int w = 0; w < Shape::kWarps - 1; ++w) {
+      if (w >= warp_) break;
+      read(two(warp_steps_, w, band), next);
+      before[0] = compose(before[0], next[0]);
+      before[1] = compose(before[1], next[1]);
+    }
+    if (warp_ != Shape::kWarps - 1 || tile + 1 == p_.time_tiles) return;
+    read(two(warp_steps_, warp_, band), next);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const Step all = compose(before[i], next[i]);
+      if (channel(band) + i < p_.channels) {
+        ptx::store_relaxed_pair(
+            published(tile) + channel(band) + i,
+            make_ulonglong2(kPublished | __float_as_uint(all.a), kPublished | __float_as_uint(all.b)));
+      }
+    }
+  }
+
+  __device__ ulonglong2* published(int tile) const {
+    return p_.published + (std::int64_t{place_.batch} * (p_.time_tiles - 1) + tile) * p_.channels;
+  }
+
+  /// h, the sweep's carry, becomes the state before the tile by every earlier tile's steps.
+  __device__ void apply_tiles(int tile, float2 (&h)[Shape::kBands]) const {
+    for (int first = first_tile_; first < tile; first += kRound) {
+      const int count = min(kRound, tile - first);
+      if (first != first_tile_) meet();  // the last ones are read
+      for (int t = warp_; t < count; t += kTogether * Shape::kWarps) fetch(first, t, count);
+      meet();
+#pragma unroll 4
+      for (int t = 0; t < count; ++t) {
+#pragma unroll
+        for (int band = 0; band < Shape::kBands; ++band) {
+          Step next[2];
+          read(two(tile_steps_, t, band), next);
+          h[band] = make_float2(next[0](h[band].x), next[1](h[band].y));
+        }
+      }
+    }
+  }
+
+  /// Tiles first + t, first + t + kWarps, ... of `count`, all under way at once.
+  __device__ void fetch(int first, int t, int count) const {
+    ulonglong2 words[kTogether][Shape::kBands][2];
+    const auto tile = [&](int j) { return min(t + j * Shape::kWarps, count - 1); };
+    for (;;) {
+      std::uint64_t all = kPublished;
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j) {
+#pragma unroll
+        for (int band = 0; band < Shape::kBands; ++band) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const int c = min(channel(band) + i, p_.channels - 1);
+            words[j][band][i] = ptx::load_relaxed_pair(published(first + tile(j)) + c);
+          }
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j) {
+#pragma unroll
+        for (int band = 0; band < Shape::kBands; ++band) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) all &= words[j][band][i].x & words[j][band][i].y;
+        }
+      }
+      if ((all & kPublished) != 0) break;
+      ptx::spin_pause();
+    }
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+#pragma unroll
+      for (int band = 0; band < Shape::kBands; ++band) put(two(tile_steps_, tile(j), band), words[j][band]);
+    }
+  }
+  __device__ static void put(Step* to, const ulonglong2 (&words)[2]) {
+    const auto number = [](std::uint64_t word) { return __uint_as_float(static_cast<std::uint32_t>(word)); };
+    *reinterpret_cast<float4*>(to) =
+        make_float4(number(words[0].x), number(words[0].y), number(words[1].x), number(words[1].y));
+  }
+
+  __device__ std::uint32_t* readers() const {
+    return p_.readers + place_.batch * p_.channel_tiles + place_.channel / kChannels;
+  }
+  /// What is left to do for the last tile to have read, if this is it, and for the last of its times to come here.
+  __device__ void finish(bool last_reader) const {
+    constexpr std::uint32_t kCleans = 1;
+    constexpr std::uint32_t kChecks = 2;
+    const bool checks = Shape::kMeasures && p_.check.report != nullptr;
+    if (p_.time_tiles - first_tile_ == 1 && !checks) return;
+    meet();  // the tile's maxima are raised
+    if (threadIdx.x == 0) {
+      *jobs_ = last_reader ? kCleans : 0U;
+      std::uint32_t* finished = p_.finished + place_.time / kTimes;
+      if (checks && ptx::add_acq_rel(finished, 1) + 1 == static_cast<std::uint32_t>(p_.tiles_of_a_time)) {
+        *finished = 0;
+        *jobs_ |= kChecks;
+      }
+    }
+    meet();
+    const std::uint32_t jobs = *jobs_;
+    if ((jobs & kChecks) != 0) check();
+    if ((jobs & kCleans) != 0) clean();
+  }
+
+  /// Which of the tile's times are at rest.
+  __device__ void check() const {
+    static_assert(kTimes <= kThreads);
+    const GatedCheck& c = p_.check;
+    const int time = place_.time + static_cast<int>(threadIdx.x);
+    std::uint32_t left = 0;  // times from the first that is not at rest on
+    if (static_cast<int>(threadIdx.x) < kTimes && time < p_.times) {
+      const float change = __ldcg(p_.change + time);
+      const float magnitude = __ldcg(p_.magnitude + time);
+      p_.change[time] = p_.magnitude[time] = 0.0F;
+      const bool rests = magnitude <= std::numeric_limits<float>::max() && change <= c.tolerance * magnitude;
+      if (!rests) left = static_cast<std::uint32_t>(p_.times - time + p_.after);
+    }
+    left = ptx::warp_max(left);
+    if (lane_ == 0 && left != 0) atomicMax(p_.moving, left);
+    meet();  // raised
+    if (threadIdx.x != 0) return;
+    if (ptx::add_acq_rel(p_.checked, 1) + 1 != static_cast<std::uint32_t>(p_.time_tiles - first_tile_)) return;
+    *p_.checked = 0;
+    if (p_.reports) report();
+  }
+
+  /// By one thread.
+  __device__ void report() const {
+    const GatedCheck& c = p_.check;
+    const int before = c.begins ? c.first : static_cast<int>(ptx::load_relaxed(c.settled));
+    const auto left = static_cast<int>(ptx::load_relaxed(p_.moving));
+    *p_.moving = 0;
+    const auto settled = static_cast<std::uint32_t>(max(c.times - left, before + 1));
+    if (c.settled != nullptr) *c.settled = settled;
+    ptx::store_for_host(c.report, settled);
+  }
+
+  /// In the last tile of those that share channels to have read.
+  __device__ void clean() const {
+    if (threadIdx.x == 0) *readers() = 0;
+    const int count = min(kChannels, p_.channels - place_.channel);
+    for (int tile = first_tile_ + warp_; tile + 1 < p_.time_tiles; tile += Shape::kWarps) {
+      for (int c = lane_; c < count; c += 32) published(tile)[place_.channel + c] = make_ulonglong2(0, 0);
+    }
+  }
+
+  /// The lane's states in order of time from h.
+  template <class Kept>
+  __device__ void run(const Kept& kept, float2 (&h)[Shape::kBands]) {
+    std::uint32_t maximum = 0;  // lane i: change of the warp's time i; lane 16 + i: magnitude
+    float* to[Shape::kBands];
+    A* rounded[Shape::kBands];
+#pragma unroll
+    for (int band = 0; band < Shape::kBands; ++band) {
+      to[band] = p_.h.below(column(p_.h, band), time_of(1));
+      rounded[band] = p_.rounded.below(column(p_.rounded, band), time_of(1));
+    }
+#pragma unroll
+    for (int i = 0; i < Shape::kWarpTimes; ++i) {
+      const int time = time_of(i);
+      std::uint32_t change = 0;
+      std::uint32_t magnitude = 0;
+#pragma unroll
+      for (int band = 0; band < Shape::kBands; ++band) {
+        Step steps[2];
+        kept(band, i, steps);
+        h[band] = make_float2(steps[0](h[band].x), steps[1](h[band].y));
+        store(to[band], rounded[band], time < p_.times ? p_.channels - channel(band) : 0, h[band]);
+        to[band] = p_.h.below(to[band], 1);
+        rounded[band] = p_.rounded.below(rounded[band], 1);
+        if constexpr (Shape::kMeasures) {
+          const Pair<float> old = old_[band][i];
+          const int there = p_.channels - channel(band);
+          change = max(change, max(bits(h[band].x - old.x, there > 0), bits(h[band].y - old.y, there > 1)));
+          magnitude = max(magnitude, max(bits(h[band].x, there > 0), bits(h[band].y, there > 1)));
+        }
+      }
+      if constexpr (Shape::kMeasures) {
+        change = ptx::warp_max(change);
+        magnitude = ptx::warp_max(magnitude);
+        if (lane_ == i) maximum = change;
+        if (lane_ == i + 16) maximum = magnitude;
+      }
+    }
+    if constexpr (Shape::kMeasures) {
+      static_assert(Shape::kWarpTimes <= 16);
+      const int time = time_of(lane_ % 16);
+      if (lane_ % 16 >= Shape::kWarpTimes || time >= p_.times) return;
+      float* to = (lane_ < 16 ? p_.change : p_.magnitude) + time;
+      atomicMax(reinterpret_cast<std::uint32_t*>(to), min(maximum, 0x7f800000U));  // NaN counts as infinity
+    }
+  }
+  /// Bits of |x|, 0 where there is no channel. As integers they are in the order of the floats, NaN above infinity.
+  __device__ static std::uint32_t bits(float x, bool exists) {
+    return __float_as_uint(x) & (exists ? 0x7fffffffU : 0U);
+  }
+  /// One or both of a pair, `there` channels.
+  __device__ static void store(float* to, A* rounded, int there, float2 h) {
+    if constexpr (Shape::kVectors) {
+      if (there <= 0) return;
+      *reinterpret_cast<float2*>(to) = h;
+      if constexpr (sizeof(A) == 2) {
+        *reinterpret_cast<std::uint32_t*>(rounded) =
+            static_cast<std::uint32_t>(narrow<A>(h.x).bits) | static_cast<std::uint32_t>(narrow<A>(h.y).bits) << 16;
+      }
+    } else {
+      if (there > 0) to[0] = h.x;
+      if (there > 1) to[1] = h.y;
+      if constexpr (sizeof(A) == 2) {
+        if (there > 0) rounded[0] = narrow<A>(h.x);
+        if (there > 1) rounded[1] = narrow<A>(h.y);
+      }
+    }
+  }
+
+  static constexpr std::uint64_t kPublished = std::uint64_t{1} << 32;
+
+  const GatedTileOperands<A>& p_;
+  GatedPlace place_;
+  int first_tile_ = 0;
+  int meeting_;
+  int warp_;
+  int lane_;
+  Step* warp_steps_;     // [warp][channel]
+  Step* tile_steps_;     // [kRound][channel], of earlier tiles
+  std::uint32_t* jobs_;  // of the whole tile at its end
+  Input inputs_[Shape::kBands][Shape::kWarpTimes];
+  Pair<float> old_[Shape::kBands][Shape::kWarpTimes];
+};
+
+}  // namespace mmrec::kernels

@@ -1,0 +1,204 @@
+// Device, streams, memory and errors.
+#include "kernels/cuda/runtime/cuda.h"
+
+#include <cuda_runtime.h>
+
+#include <cstring>
+
+#include "kernels/cuda/runtime/cublaslt.h"
+#include "kernels/cuda/runtime/launch.cuh"
+
+namespace mmrec::kernels {
+namespace {
+
+/// The oldest device that the kernels are compiled for.
+constexpr int kLeastComputeCapability = 80;
+
+class CudaCategory final : public std::error_category {
+ public:
+  const char* name() const noexcept override { return "cuda"; }
+  std::string message(int code) const override { return cudaGetErrorString(static_cast<cudaError_t>(code)); }
+};
+
+int attribute(cudaDeviceAttr which, int device) {
+  int value = 0;
+  check_cuda(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
+  return value;
+}
+
+int compute_capability_of(int device) {
+  return 10 * attribute(cudaDevAttrComputeCapabilityMajor, device) +
+         attribute(cudaDevAttrComputeCapabilityMinor, device);
+}
+
+}  // namespace
+
+const std::error_category& cuda_category() {
+  static const CudaCategory category;
+  return category;
+}
+
+OutOfDeviceMemory::OutOfDeviceMemory(std::size_t needed, std::size_t free)
+    : message_("out of GPU memory (needed " + std::to_string(needed) + " bytes, free " + std::to_string(free) + ")") {}
+
+void check_cuda(cudaError_t code, const char* call) {
+  if (code == cudaSuccess) return;
+  cudaGetLastError();  // an error that can be recovered from must not show again at the next launch
+  throw std::system_error(static_cast<int>(code), cuda_category(), call);
+}
+
+std::string cuda_unusable_reason() {
+  int count = 0;
+  const cudaError_t code = cudaGetDeviceCount(&count);
+  if (code != cudaSuccess) {
+    cudaGetLastError();
+    return cudaGetErrorString(code);
+  }
+  if (count == 0) return "no CUDA device";
+  int major = 0;
+  int minor = 0;
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0);
+  if (10 * major + minor < kLeastComputeCapability) {
+    return "the device has compute capability " + std::to_string(major) + "." + std::to_string(minor) +
+           ", expected 8.0 or newer";
+  }
+  return {};
+}
+
+DeviceMemory device_memory() {
+  DeviceMemory memory;
+  check_cuda(cudaSetDevice(0), "cudaSetDevice");
+  check_cuda(cudaMemGetInfo(&memory.free, &memory.total), "cudaMemGetInfo");
+  return memory;
+}
+
+std::string device_name() {
+  cudaDeviceProp properties{};
+  check_cuda(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
+  return properties.name;
+}
+
+void* device_allocate(std::size_t bytes) {
+  void* data = nullptr;
+  const cudaError_t code = cudaMalloc(&data, bytes);
+  if (code == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    std::size_t free = 0;
+    std::size_t total = 0;
+    if (cudaMemGetInfo(&free, &total) != cudaSuccess) cudaGetLastError();
+    throw OutOfDeviceMemory(bytes, free);
+  }
+  check_cuda(code, "cudaMalloc");
+  return data;
+}
+
+void device_free(void* data) noexcept {
+  if (data != nullptr) cudaFree(data);
+}
+
+void* pinned_allocate(std::size_t bytes) {
+  void* data = nullptr;
+  const cudaError_t code = cudaMallocHost(&data, bytes);
+  if (code == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    throw std::bad_alloc();
+  }
+  check_cuda(code, "cudaMallocHost");
+  return data;
+}
+
+void pinned_free(void* data) noexcept {
+  if (data != nullptr) cudaFreeHost(data);
+}
+
+Cuda::Cuda(int device) : Cuda(device, std::make_unique<Streams>(device)) {}
+
+Cuda::Cuda(int device, CUstream_st* stream) : Cuda(device, std::make_unique<Streams>(device, stream)) {}
+
+Cuda::Cuda(int device, std::unique_ptr<Streams> streams)
+    : device_(device), compute_capability_(compute_capability_of(device)), streams_(std::move(streams)) {
+  check_cuda(cudaSetDevice(device), "cudaSetDevice");
+  cudaDeviceProp properties{};
+  check_cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
+  name_ = properties.name;
+  processors_ = properties.multiProcessorCount;
+  l2_bytes_ = static_cast<std::size_t>(properties.l2CacheSize);
+  scratch_ = DeviceBuffer<std::byte>(kScratchBytes);
+  flags_ = DeviceBuffer<std::uint32_t>(kFlagWords);
+  report_ = PinnedBuffer<std::uint32_t>(kReportWords);
+  zero(flags_.data(), flags_.size_bytes());
+  synchronize();
+}
+
+CublasLt& Cuda::blas() {
+  if (blas_ == nullptr) {
+    blas_workspace_ = DeviceBuffer<std::byte>(CublasLt::kWorkspaceBytes);
+    side_blas_workspace_ = DeviceBuffer<std::byte>(CublasLt::kWorkspaceBytes);
+    blas_ = std::make_unique<CublasLt>();
+  }
+  return *blas_;
+}
+
+// The current device belongs to the thread, and a session may move between threads.
+void Cuda::make_current() const { check_cuda(cudaSetDevice(device_), "cudaSetDevice"); }
+
+Cuda::~Cuda() {
+  if (cudaSetDevice(device_) == cudaSuccess && streams_ != nullptr) cudaStreamSynchronize(streams_->main);
+}
+
+Cuda::Streams::Streams(int device) : Streams(device, nullptr) {
+  check_cuda(cudaStreamCreateWithFlags(&main, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+  owns_main = true;  // NOLINT(cppcoreguidelines-prefer-member-initializer): only once there is one
+}
+
+Cuda::Streams::Streams(int device, CUstream_st* adopted) : main(adopted) {
+  check_cuda(cudaSetDevice(device), "cudaSetDevice");
+  check_cuda(cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+  check_cuda(cudaEventCreateWithFlags(&fork, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+  check_cuda(cudaEventCreateWithFlags(&join, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+}
+
+Cuda::Streams::~Streams() {
+  if (join != nullptr) cudaEventDestroy(join);
+  if (fork != nullptr) cudaEventDestroy(fork);
+  if (side != nullptr) cudaStreamDestroy(side);
+  if (owns_main) cudaStreamDestroy(main);
+}
+
+void Cuda::fork() {
+  check_cuda(cudaEventRecord(streams_->fork, streams_->main), "cudaEventRecord");
+  check_cuda(cudaStreamWaitEvent(streams_->side, streams_->fork, 0), "cudaStreamWaitEvent");
+}
+
+void Cuda::join() {
+  check_cuda(cudaEventRecord(streams_->join, streams_->side), "cudaEventRecord");
+  check_cuda(cudaStreamWaitEvent(streams_->main, streams_->join, 0), "cudaStreamWaitEvent");
+}
+
+void Cuda::zero(void* to, std::size_t bytes) {
+  if (bytes != 0) check_cuda(cudaMemsetAsync(to, 0, bytes, stream()), "cudaMemsetAsync");
+}
+
+void Cuda::copy_in(const void* from, void* to, std::size_t bytes) {
+  if (bytes != 0) {
+    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream()), "cudaMemcpyAsync");
+  }
+}
+
+void Cuda::copy_out(const void* from, void* to, std::size_t bytes) const {
+  if (bytes != 0) {
+    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream()), "cudaMemcpyAsync");
+  }
+  check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+}
+
+bool Cuda::is_idle() const {
+  const cudaError_t code = cudaStreamQuery(stream());
+  if (code != cudaErrorNotReady) check_cuda(code, "cudaStreamQuery");
+  return code == cudaSuccess;
+}
+
+void Cuda::synchronize() { check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize"); }
+
+}  // namespace mmrec::kernels

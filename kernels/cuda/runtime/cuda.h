@@ -1,0 +1,267 @@
+// The CUDA backend: a device, its stream, library handles, scratch and every op of kernels/backend.h.
+//
+// Ops are enqueued on the backend's stream and return at once; `download` and `synchronize` wait. Weights, whatever
+// their stored type was, are of the activation type A when they reach an op: runner_cuda.cpp converts them once. This
+// header needs no CUDA header, so that models/ can include it.
+//
+// Errors: a failing CUDA call throws std::system_error of cuda_category() with the call's name; memory that does not
+// suffice throws OutOfDeviceMemory. After an error that destroys the context every later call throws.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <span>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "kernels/backend.h"
+
+struct CUevent_st;
+struct CUstream_st;
+
+namespace mmrec::kernels {
+
+class CublasLt;
+
+/// CUDA runtime error codes as std::error_code.
+const std::error_category& cuda_category();
+
+/// Device memory does not suffice; what() names needed and free bytes.
+class OutOfDeviceMemory : public std::bad_alloc {
+ public:
+  OutOfDeviceMemory(std::size_t needed, std::size_t free);
+  const char* what() const noexcept override { return message_.c_str(); }
+
+ private:
+  std::string message_;
+};
+
+/// Why no CUDA device can be used (no driver, no device, too old, this build's code does not run on it), or "" if
+/// device 0 can. Creates no context where it says no. Never throws.
+std::string cuda_unusable_reason();
+
+/// Bytes of device 0's memory. Creates a context.
+struct DeviceMemory {
+  std::size_t free = 0;
+  std::size_t total = 0;
+};
+DeviceMemory device_memory();
+/// The name of device 0: "NVIDIA H200".
+std::string device_name();
+
+// Untyped memory of the current device and copies on a stream; the typed front ends are below.
+void* device_allocate(std::size_t bytes);  // throws OutOfDeviceMemory
+void device_free(void* data) noexcept;
+void* pinned_allocate(std::size_t bytes);  // page-locked host memory; throws std::bad_alloc
+void pinned_free(void* data) noexcept;
+
+/// Uninitialised memory of the current device. Move-only.
+template <class T>
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  explicit DeviceBuffer(std::size_t count)
+      : data_(count == 0 ? nullptr : static_cast<T*>(device_allocate(count * sizeof(T)))), size_(count) {}
+  DeviceBuffer(DeviceBuffer&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+  }
+  ~DeviceBuffer() { device_free(data_); }
+  T* data() { return data_; }
+  const T* data() const { return data_; }
+  std::size_t size() const { return size_; }
+  std::size_t size_bytes() const { return size_ * sizeof(T); }
+
+ private:
+  T* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+/// Page-locked host memory, for transfers that do not wait for the host. Move-only.
+template <class T>
+class PinnedBuffer {
+ public:
+  PinnedBuffer() = default;
+  explicit PinnedBuffer(std::size_t count)
+      : data_(count == 0 ? nullptr : static_cast<T*>(pinned_allocate(count * sizeof(T)))), size_(count) {}
+  PinnedBuffer(PinnedBuffer&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  PinnedBuffer& operator=(PinnedBuffer&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+  }
+  ~PinnedBuffer() { pinned_free(data_); }
+  T* data() { return data_; }
+  const T* data() const { return data_; }
+  std::size_t size() const { return size_; }
+
+ private:
+  T* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+/// One session's stream on a device. One thread at a time; ops of one backend run in the order they were enqueued.
+class Cuda {
+ public:
+  using Space = Device;
+  template <class T>
+  using Buffer = DeviceBuffer<T>;
+
+  /// Scratch that ops of one stream share: contents do not outlive an op.
+  static constexpr std::size_t kScratchBytes = std::size_t{64} << 20;
+  /// Words that are zero between ops: counters and flags of kernels whose blocks wait for each other. An op that uses
+  /// them leaves them zero.
+  static constexpr std::size_t kFlagWords = std::size_t{1} << 21;
+
+  /// Throws std::system_error, OutOfDeviceMemory.
+  explicit Cuda(int device = 0);
+  /// On a stream of the caller's, which must outlive this; null is the default stream.
+  Cuda(int device, CUstream_st* stream);
+  Cuda(const Cuda&) = delete;
+  Cuda& operator=(const Cuda&) = delete;
+  ~Cuda();
+
+  /// Makes the backend's device the calling thread's current one. Before the first op in a thread.
+  void make_current() const;
+
+  CUstream_st* stream() const { return streams_->main; }
+  /// A second stream for work that may run beside the first; fork() makes it wait for what is on stream(), join() makes
+  /// stream() wait for it. Both are recorded when captured.
+  CUstream_st* side_stream() const { return streams_->side; }
+  void fork();
+  void join();
+
+  int device() const { return device_; }
+  int processors() const { return processors_; }                  // multiprocessors
+  int compute_capability() const { return compute_capability_; }  // 90 for 9.0
+  std::size_t l2_bytes() const { return l2_bytes_; }
+  const std::string& name() const { return name_; }
+
+  void* scratch() { return scratch_.data(); }
+  std::uint32_t* flags() { return flags_.data(); }
+  /// Page-locked words by which kernels tell the host something: contents do not outlive an op.
+  static constexpr std::size_t kReportWords = 64;
+  std::uint32_t* report() { return report_.data(); }
+  /// The matrix library, opened on first use, and a workspace of it for each stream.
+  CublasLt& blas();
+  void* blas_workspace() { return blas_workspace_.data(); }
+  void* side_blas_workspace() { return side_blas_workspace_.data(); }
+
+  template <class T>
+  Buffer<T> allocate(std::size_t count) {
+    Buffer<T> buffer(count);
+    zero(buffer.data(), count * sizeof(T));
+    return buffer;
+  }
+  /// Host to device. The source may be reused at once: pageable memory is staged before this returns.
+  template <class T>
+  void upload(const T* from, T* to, std::size_t count) {
+    copy_in(from, to, count * sizeof(T));
+  }
+  /// Device to host; waits until it has arrived.
+  template <class T>
+  void download(const T* from, T* to, std::size_t count) const {
+    copy_out(from, to, count * sizeof(T));
+  }
+  void zero(void* to, std::size_t bytes);
+  void synchronize();
+  /// Whether all that was enqueued is done. Throws as synchronize() would.
+  bool is_idle() const;
+
+ private:
+  void copy_in(const void* from, void* to, std::size_t bytes);
+  void copy_out(const void* from, void* to, std::size_t bytes) const;
+
+  struct Streams {
+    explicit Streams(int device);
+    Streams(int device, CUstream_st* adopted);  // null: the default stream
+    Streams(const Streams&) = delete;
+    Streams& operator=(const Streams&) = delete;
+    ~Streams();
+    bool owns_main = false;
+    CUstream_st* main = nullptr;
+    CUstream_st* side = nullptr;
+    CUevent_st* fork = nullptr;
+    CUevent_st* join = nullptr;
+  };
+
+  Cuda(int device, std::unique_ptr<Streams> streams);
+
+  int device_ = 0;
+  int processors_ = 0;
+  int compute_capability_ = 0;
+  std::size_t l2_bytes_ = 0;
+  std::string name_;
+  std::unique_ptr<CublasLt> blas_;
+  DeviceBuffer<std::byte> scratch_;
+  DeviceBuffer<std::uint32_t> flags_;
+  PinnedBuffer<std::uint32_t> report_;
+  DeviceBuffer<std::byte> blas_workspace_, side_blas_workspace_;
+  std::unique_ptr<Streams> streams_;
+};
+
+// The ops. A is float, BFloat16 or Float16; weights are of type A.
+
+/// x[r] = table[tokens[r]], widened. tokens [n] in [0, table.rows).
+void embed(Cuda& cuda, const WeightView<Device>& table, const int* tokens, MatrixView<float, Device> x);
+/// y = weight ⊙ x / (‖x‖₂/√D + 1e-6) per row, rounded to A; y may alias x where A is float. weight [D].
+template <class A>
+void rmsnorm(Cuda& cuda, MatrixView<const float, Device> x, const float* weight, MatrixView<A, Device> y);
+/// to = from, row by row, rounded to the type of `to`; equal shapes.
+template <class A>
+void copy_rows(Cuda& cuda, MatrixView<const float, Device> from, MatrixView<A, Device> to);
+void fill_zero(Cuda& cuda, MatrixView<float, Device> to);
+/// Jobs of one call are independent. There are three classes of row numbers: up to kMatvecRows, up to 128, more. What
+/// a row gives does not depend on how many rows of its class there are.
+template <class A, class Y>
+void linear(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs);
+inline constexpr std::int64_t kMatvecRows = 8;
+void decay_gate(Cuda& cuda, const DecayGate<Device>& op);
+template <class A>
+void gated_recurrence(Cuda& cuda, const GatedRecurrence<Device, A>& op);
+template <class A>
+void gated_scan(Cuda& cuda, const GatedScan<Device, A>& op);
+template <class A>
+SweepCounts gated_sweeps(Cuda& cuda, const GatedSweeps<Device, A>& op);
+template <class A>
+void memory_attention(Cuda& cuda, const MemoryAttention<Device, A>& op);
+template <class A>
+void block_residual(Cuda& cuda, const BlockResidual<Device, A>& op);
+/// The same, and u = rmsnorm of y's rows, [B T, D]: the bits of the two ops.
+template <class A>
+void block_residual_norm(Cuda& cuda, const BlockResidual<Device, A>& op, const float* weight, MatrixView<A, Device> u);
+void segment_sum(Cuda& cuda, const SegmentSum<Device>& op);
+/// slot[b] = sum[b] / segment for every sequence, then sum = 0. sum [B, D]; slot row b at slot.data + b * slot.stride.
+void segment_close(Cuda& cuda, double* sum, std::int64_t segment, MatrixView<float, Device> slot);
+
+void sample_tokens(Cuda& cuda, const SampleTokens<Device>& op);
+
+template <class T>
+void exp_product_scan(Cuda& cuda, const ExpProductScan<T, Device>& op);
+template <class T>
+void logsumexp_scan(Cuda& cuda, const LogSumExpScan<T, Device>& op);
+template <class T>
+void decay_scan(Cuda& cuda, const DecayScan<T, Device>& op);
+template <class T, class Index>
+void token_logprobs(Cuda& cuda, const TokenLogprobs<T, Index, Device>& op);
+/// The same without a look at the targets first, which waits: a target outside of the vocabulary gives NaN. Arguments
+/// are the caller's responsibility.
+template <class T, class Index>
+void token_logprobs_unchecked(Cuda& cuda, const TokenLogprobs<T, Index, Device>& op);
+template <class T, class Index>
+void token_logprobs_backward(Cuda& cuda, const TokenLogprobsBackward<T, Index, Device>& op);
+/// Targets are not looked at before: all must be below head.rows.
+template <class A>
+void hidden_logprobs(Cuda& cuda, const HiddenLogprobs<Device, A>& op);
+/// What hidden_logprobs is where the device has nothing better. A target beyond the vocabulary gives NaN.
+template <class A>
+void hidden_logprobs_by_tiles(Cuda& cuda, const HiddenLogprobs<Device, A>& op);
+
+}  // namespace mmrec::kernels

@@ -1,0 +1,96 @@
+// Kernel launches and error checks. Every kernel of this backend is started through launch(), so that launch errors are
+// never lost and attributes are set in one place.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/runtime/cuda.h"
+
+namespace mmrec::kernels {
+
+/// Throws for any code but cudaSuccess: OutOfDeviceMemory or std::system_error of cuda_category() naming `call`.
+void check_cuda(cudaError_t code, const char* call);
+
+struct LaunchConfig {
+  dim3 grid;
+  dim3 block;
+  std::size_t shared_bytes = 0;  // dynamic shared memory
+  bool cooperative = false;      // all blocks are resident at once, so they may wait for each other
+  unsigned cluster = 1;          // so many consecutive blocks along x are resident at once and share memory (sm_90)
+  /// The kernel may start while its predecessor on the stream drains; it must call wait_for_predecessor() (ptx.cuh)
+  /// before it reads what the predecessor wrote.
+  bool overlap_predecessor = false;
+};
+
+/// A launch as the runtime wants it. Must stay where it is.
+struct RuntimeLaunch {
+  cudaLaunchAttribute attributes[3] = {};
+  cudaLaunchConfig_t config = {};
+
+  RuntimeLaunch(cudaStream_t stream, const LaunchConfig& from) {
+    unsigned count = 0;
+    if (from.cooperative) {
+      attributes[count].id = cudaLaunchAttributeCooperative;
+      attributes[count++].val.cooperative = 1;
+    }
+    if (from.cluster > 1) {
+      attributes[count].id = cudaLaunchAttributeClusterDimension;
+      attributes[count].val.clusterDim.x = from.cluster;
+      attributes[count].val.clusterDim.y = 1;
+      attributes[count++].val.clusterDim.z = 1;
+    }
+    if (from.overlap_predecessor) {
+      attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    config.gridDim = from.grid;
+    config.blockDim = from.block;
+    config.dynamicSmemBytes = from.shared_bytes;
+    config.stream = stream;
+    config.attrs = attributes;
+    config.numAttrs = count;
+  }
+  RuntimeLaunch(const RuntimeLaunch&) = delete;
+  RuntimeLaunch& operator=(const RuntimeLaunch&) = delete;
+};
+
+/// Lets the kernel have the shared memory and the cluster of the configuration.
+inline cudaError_t allow_launch(const LaunchConfig& config, const void* kernel) {
+  constexpr std::size_t kDefaultShared = std::size_t{48} << 10;
+  constexpr unsigned kPortableCluster = 8;
+  if (config.shared_bytes > kDefaultShared) {
+    const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                  static_cast<int>(config.shared_bytes));
+    if (code != cudaSuccess) return code;
+  }
+  if (config.cluster <= kPortableCluster) return cudaSuccess;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+}
+
+/// kernel<<<...>>>(arguments...). Arguments convert to the kernel's parameter types.
+template <class... Parameters, class... Arguments>
+void launch(cudaStream_t stream, const LaunchConfig& config, void (*kernel)(Parameters...), Arguments... arguments) {
+  if (config.grid.x == 0 || config.grid.y == 0 || config.grid.z == 0) return;
+  check_cuda(allow_launch(config, reinterpret_cast<const void*>(kernel)), "cudaFuncSetAttribute");
+  const RuntimeLaunch as_runtime(stream, config);
+  check_cuda(cudaLaunchKernelEx(&as_runtime.config, kernel, static_cast<Parameters>(arguments)...),
+             "cudaLaunchKernelEx");
+}
+
+/// Whether the device holds a cluster of the configuration; no if it refuses to say.
+template <class... Parameters>
+bool holds_cluster(const LaunchConfig& config, void (*kernel)(Parameters...)) {
+  const RuntimeLaunch as_runtime(nullptr, config);
+  int clusters = 0;
+  const bool knows = allow_launch(config, reinterpret_cast<const void*>(kernel)) == cudaSuccess &&
+                     cudaOccupancyMaxActiveClusters(&clusters, kernel, &as_runtime.config) == cudaSuccess;
+  if (!knows) cudaGetLastError();  // must not show at the next launch
+  return knows && clusters > 0;
+}
+
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace mmrec::kernels

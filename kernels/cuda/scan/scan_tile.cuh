@@ -1,0 +1,264 @@
+// Tiles of a scan: what a block works on, and the parts of the work that do not depend on how inputs arrive.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/cuda/element.cuh"
+#include "kernels/cuda/rows/rows.cuh"
+#include "kernels/cuda/runtime/cuda.h"
+#include "kernels/cuda/runtime/tensor_map.h"
+#include "kernels/cuda/scan/scan_chain.cuh"
+
+namespace mmrec::kernels {
+
+inline constexpr int kScanThreads = 256;  // of the rows of a tile, at most
+
+/// x, but not above `most`; NaN stays.
+template <class Real>
+__device__ inline Real at_most(Real x, Real most) {
+  return x > most ? most : x;
+}
+
+/// A segment or a state of one channel.
+struct Pair {
+  float x, y;
+};
+
+/// kVec adjacent channels of T in a register: a word, or one element of 16 bits.
+template <class T, int kVec>
+struct Channels {
+  static constexpr bool kWord = kVec * sizeof(T) == 4;
+  static_assert(kWord || kVec == 1);
+  std::conditional_t<kWord, std::uint32_t, T> data;
+
+  __device__ float operator[](int v) const {
+    if constexpr (!kWord) {
+      return widen(data);
+    } else if constexpr (sizeof(T) == 4) {
+      return __uint_as_float(data);
+    } else if constexpr (std::is_same_v<T, BFloat16>) {
+      return __uint_as_float(v == 0 ? data << 16 : data & 0xffff0000U);
+    } else {
+      return widen(T{static_cast<std::uint16_t>(v == 0 ? data : data >> 16)});
+    }
+  }
+  __device__ void fill(float x) {
+    if constexpr (kWord) {
+      data = packed(x);
+    } else {
+      data = narrow<T>(x);
+    }
+  }
+  /// Elements of 16 bits are unpacked anew from here on, instead of being kept apart in registers: the compiler does
+  /// not know that a block is one thread deep.
+  __device__ void forget() {
+    if constexpr (kVec > 1) data ^= blockDim.z - 1U;
+  }
+  /// No element above `most`, which T represents; NaN stays.
+  __device__ void bound(float most) {
+    if constexpr (kVec > 1) {
+      data = ptx::min_pair<T>(data, packed(most));
+    } else {
+      fill(at_most((*this)[0], most));
+    }
+  }
+  /// Past L1: rows.cuh says why.
+  __device__ void load(const T* from) {
+    if constexpr (kWord) {
+      data = __ldcg(reinterpret_cast<const std::uint32_t*>(from));
+    } else {
+      data.bits = __ldcg(&from->bits);
+    }
+  }
+
+ private:
+  /// A word of this value alone.
+  static __device__ std::uint32_t packed(float x) {
+    if constexpr (sizeof(T) == 4) {
+      return __float_as_uint(x);
+    } else {
+      return narrow<T>(x).bits * 0x10001U;
+    }
+  }
+};
+
+/// Rounds kVec channels to T and writes them, first to leave L2.
+template <int kVec, class T>
+__device__ inline void store_channels(T* to, const float (&x)[kVec]) {
+  if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (int v = 0; v < kVec; ++v) __stcs(to + v, x[v]);
+  } else if constexpr (kVec == 1) {
+    *to = narrow<T>(x[0]);
+  } else {
+    __stcs(reinterpret_cast<std::uint32_t*>(to), ptx::to_pair<T>(x[0], x[1]));
+  }
+}
+
+/// How a launch is cut.
+struct ScanPlan {
+  std::int64_t time = 0;
+  std::uint32_t heads = 1, dim = 0;
+  std::uint32_t first_column = 0;  // a column: `lanes` x kVec channels of one sequence
+  std::uint32_t row_columns = 0;   // columns of one sequence
+  std::uint32_t columns = 0;       // of this launch
+  std::uint32_t tiles = 0;
+  int lanes = 0, rows = 0;           // powers of two
+  bool tickets = false;              // there are more tiles than blocks
+  std::uint32_t* counter = nullptr;  // zero
+  ScanChains chains;
+};
+
+/// A tile, in shared memory.
+struct ScanTile {
+  std::uint32_t index;
+  std::uint32_t chunk;
+  std::uint32_t column;         // of the launch
+  std::uint32_t first_channel;  // of the column
+  std::uint32_t batch, head;
+};
+
+/// The part of a tile that a thread owns.
+struct ScanPlace {
+  std::uint32_t batch, head;
+  std::uint32_t channel;  // first
+  std::int64_t time;      // first
+  int count;              // times that exist
+};
+
+/// Where an operand has the thread's first element.
+template <class T>
+__device__ inline T* at(const SequenceView<T, Device>& view, const ScanPlace& p) {
+  return view.at(p.batch, p.head, p.time) + p.channel;
+}
+
+/// What the copy engine knows of the inputs: columns of words' halves, times, sequences.
+template <int kInputs>
+struct ScanMaps {
+  TensorMap inputs[kInputs];
+};
+
+/// Every thread arrives at the barriers that its reads and writes of shared memory stand behind, though one of a warp
+/// would do after __syncwarp(): that is the order that racecheck sees.
+///
+/// Op:
+///   Element, kInputs, in[kInputs]        inputs; identity(i) is what input i is where there is none
+///   kTimes                               times of a thread: 16 or 32
+///   Thread<kVec>                         what a thread keeps, kKept registers for each time: take(n, inputs of time
+///                                        n), in order of n, reduce(segments), emit(op, place, states)
+///   Pair combine(Pair, Pair)             segments, the earlier first
+///   Pair advance(Pair state, Pair)       the state after a segment
+///   Total total(Pair)                    a tile's segment as it is published: put_total, get_total
+///   Total combine(Total, Total)          the same of consecutive tiles
+///   Carry advance(Carry, Total)          the state between chunks: put_carry, get_carry
+///   Carry load(i), void store(i, Carry)  carry_in and carry_out of flat channel i, or none if i < 0
+///   Pair state(Carry)                    the carry inside a tile
+///   kReadsTwice                          inputs are read again for emit, from shared memory, instead of being kept in
+///                                        registers; identity(i) is 0, which is what the copy engine fills up with
+template <class Op, int kVec>
+class ScanWork {
+ protected:
+  using T = typename Op::Element;
+  using Thread = typename Op::template Thread<kVec>;
+  static constexpr int kTimes = Op::kTimes;
+  static constexpr std::size_t kAlignment = 1024;  // of the swizzle's pattern
+
+  __device__ ScanWork(const Op& op, const ScanPlan& plan)
+      : op_(op),
+        plan_(plan),
+        row_(static_cast<int>(threadIdx.x) / plan.lanes),
+        lane_(static_cast<int>(threadIdx.x) % plan.lanes) {}
+
+  /// Those of the rows; after them come the warps of the chains.
+  __device__ int threads() const { return max(plan_.lanes * plan_.rows, 32); }
+  /// Warps of the chains: one for 32 channels.
+  __device__ unsigned chains() const { return static_cast<unsigned>((width() + 31) / 32); }
+  __device__ int width() const { return plan_.lanes * kVec; }
+  __device__ int position(int v) const { return row_ * width() + lane_ * kVec + v; }
+  __device__ std::uint32_t box_words() const { return static_cast<std::uint32_t>(plan_.rows * kTimes * plan_.lanes); }
+  __device__ std::uint32_t stage_words() const { return Op::kInputs * box_words(); }
+  /// Dynamic shared memory from where boxes can lie.
+  static __device__ std::uint32_t* boxes() {
+    auto* const shared = ptx::shared_memory<std::byte>();
+    const std::size_t past = reinterpret_cast<std::uintptr_t>(shared) % kAlignment;
+    return reinterpret_cast<std::uint32_t*>(shared + (kAlignment - past) % kAlignment);
+  }
+  /// Word of a row's time n in its box: the copy engine has swapped pieces of 4 words, that of lane 4 k is where k ^ (n
+  /// % 8) says.
+  __device__ int swapped(int n) const { return n * 32 + (lane_ ^ (n % 8 * 4)); }
+  /// Asks the copy engine for the inputs of a tile.
+  __device__ void load_boxes(const ScanMaps<Op::kInputs>& maps, const ScanTile& t, std::uint32_t* to,
+                             std::uint64_t* barrier) const {
+    const std::uint64_t hint = ptx::evict_first();
+    ptx::mbarrier_arrive_expect(barrier, stage_words() * static_cast<std::uint32_t>(sizeof(std::uint32_t)));
+#pragma unroll
+    for (int i = 0; i < Op::kInputs; ++i) {
+      ptx::load_box(to + i * box_words(), &maps.inputs[i], barrier, static_cast<int>(t.first_channel * (sizeof(T) / 2)),
+                    static_cast<int>(t.chunk) * plan_.rows * kTimes, static_cast<int>(t.batch * plan_.heads + t.head),
+                    hint);
+    }
+  }
+  /// The next tile's number. When each block has drawn once in vain, the counter is left as it was found.
+  __device__ std::uint32_t first_ticket() const { return plan_.tickets ? atomicAdd(plan_.counter, 1U) : blockIdx.x; }
+  __device__ std::uint32_t next_ticket() const { return plan_.tickets ? atomicAdd(plan_.counter, 1U) : plan_.tiles; }
+  __device__ void drawn_in_vain(std::uint32_t ticket) const {
+    if (ticket == plan_.tiles + gridDim.x - 1 && plan_.tickets) *plan_.counter = 0;
+  }
+
+  __device__ ScanTile locate(std::uint32_t index) const {
+    ScanTile t;
+    t.index = index;
+    t.chunk = index / plan_.columns;
+    t.column = index - t.chunk * plan_.columns;
+    const std::uint32_t column = plan_.first_column + t.column;
+    const std::uint32_t sequence = column / plan_.row_columns;
+    t.first_channel = (column - sequence * plan_.row_columns) * static_cast<std::uint32_t>(width());
+    t.batch = sequence / plan_.heads;
+    t.head = sequence - t.batch * plan_.heads;
+    return t;
+  }
+  __device__ ScanPlace place(const ScanTile& t) const {
+    ScanPlace p;
+    p.batch = t.batch;
+    p.head = t.head;
+    p.channel = t.first_channel + static_cast<std::uint32_t>(lane_ * kVec);
+    p.time = (std::int64_t{t.chunk} * plan_.rows + row_) * kTimes;
+    const bool inside = p.channel < plan_.dim && p.time < plan_.time;
+    p.count = inside ? static_cast<int>(min(plan_.time - p.time, std::int64_t{kTimes})) : 0;
+    return p;
+  }
+
+  /// Turns the segments of the rows of channel c into the states before them, and hands the carry on.
+  __device__ void hand_on(const ScanChain<Op>& chain, const ScanTile& t, Pair* pairs, int c) const {
+    const bool exists = c < width();
+    const std::uint32_t channel = t.first_channel + static_cast<std::uint32_t>(c);
+    const std::int64_t sequence = std::int64_t{t.batch} * plan_.heads + t.head;
+    const std::int64_t flat = exists && channel < plan_.dim ? sequence * plan_.dim + channel : -1;
+
+    Pair all = {0.0F, 0.0F};
+    if (exists) {
+      all = pairs[c];
+#pragma unroll 8
+      for (int row = 1; row < plan_.rows; ++row) all = Op::combine(all, pairs[row * width() + c]);
+    }
+    const typename Op::Carry before = chain.hand_on(op_, t.chunk, Op::total(all), flat);
+    if (exists) {
+      Pair state = Op::state(before);
+#pragma unroll 8
+      for (int row = 0; row < plan_.rows; ++row) {
+        Pair& here = pairs[row * width() + c];
+        const Pair segment = here;
+        here = state;
+        state = Op::advance(state, segment);
+      }
+    }
+  }
+
+  const Op& op_;
+  const ScanPlan& plan_;
+  int row_, lane_;
+};
+
+}  // namespace mmrec::kernels

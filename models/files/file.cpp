@@ -1,0 +1,111 @@
+// Bounded reads of regular files by pread: a file that shrinks is an error, where a mapping would raise SIGBUS.
+#include "models/files/file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <stdexcept>
+#include <system_error>
+#include <utility>
+
+namespace mmrec::models {
+namespace {
+
+[[noreturn]] void fail_errno(const std::filesystem::path& path, const char* what) {
+  const int error = errno;
+  throw std::system_error(error, std::generic_category(), fmt::format("{}: {}", path.string(), what));
+}
+
+const char* kind_of(mode_t mode) {
+  if (S_ISDIR(mode)) return "a folder";
+  if (S_ISFIFO(mode)) return "a FIFO";
+  if (S_ISSOCK(mode)) return "a socket";
+  return "a device";
+}
+
+}  // namespace
+
+File File::open(const std::filesystem::path& path) {
+  // O_NONBLOCK: opening a FIFO that nobody writes to must not hang. It means nothing for regular files.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  if (fd < 0) fail_errno(path, "cannot open");
+  File file(path, fd, 0);
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) fail_errno(path, "cannot read its status");
+  if (!S_ISREG(status.st_mode)) {
+    throw std::runtime_error(
+        fmt::format("{}: found {}, expected a regular file", path.string(), kind_of(status.st_mode)));
+  }
+  file.size_ = static_cast<std::uint64_t>(status.st_size);
+  return file;
+}
+
+File::File(File&& other) noexcept
+    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), size_(std::exchange(other.size_, 0)) {}
+
+File& File::operator=(File&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(fd_, other.fd_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+File::~File() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+void File::read(std::uint64_t offset, std::span<std::byte> to) const {
+  while (!to.empty()) {
+    const std::size_t count = std::min<std::size_t>(to.size(), std::size_t{1} << 30);
+    const ::ssize_t n = ::pread(fd_, to.data(), count, static_cast<::off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail_errno(path_, "cannot read");
+    if (n == 0) {
+      throw std::runtime_error(
+          fmt::format("{}: ends at byte {} (expected {} bytes): it became shorter while being read", path_.string(),
+                      offset, size_));
+    }
+    offset += static_cast<std::uint64_t>(n);
+    to = to.subspan(static_cast<std::size_t>(n));
+  }
+}
+
+std::string read_text(const std::filesystem::path& path, std::uint64_t max_bytes) {
+  const File file = File::open(path);
+  if (file.size() > max_bytes) {
+    throw std::runtime_error(fmt::format("{}: file is too large (found {} bytes, expected at most {})", path.string(),
+                                         file.size(), max_bytes));
+  }
+  if (file.size() == 0) throw std::runtime_error(fmt::format("{}: file is empty", path.string()));
+  std::string text(file.size(), '\0');
+  file.read(0, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+std::string content_hint(std::string_view start) {
+  if (start.starts_with("version https://git-lfs")) {
+    return "; this looks like a Git LFS pointer: fetch the file itself with `git lfs pull`";
+  }
+  if (start.starts_with("PK\x03\x04") || start.starts_with("\x80\x02")) {
+    return "; this looks like a PyTorch checkpoint: convert it with weights/convert.py";
+  }
+  const std::size_t first = start.find_first_not_of(" \t\r\n");
+  if (first != std::string_view::npos && start[first] == '<') {
+    return "; this looks like a web page: download the file itself";
+  }
+  return {};
+}
+
+void require_json_object(std::string_view text, const std::string& name) {
+  const std::size_t first = text.find_first_not_of(" \t\r\n");
+  if (first == std::string_view::npos || text[first] != '{') {
+    throw std::runtime_error(
+        fmt::format("{}: does not begin with '{{' (expected a JSON object){}", name, content_hint(text)));
+  }
+}
+
+}  // namespace mmrec::models

@@ -1,0 +1,382 @@
+// Where a decode step keeps what and who owns which rows: a block's shared memory, the memory through which blocks
+// exchange vectors, the shapes of products and stages. All of it is worked out on the host, so that a block divides
+// nothing.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/gemm/tile_product.cuh"
+#include "models/mmrec/decode_step.h"
+
+namespace mmrec::kernels {
+
+/// A ring slot holds 16 rows of so many bytes, or fewer of accordingly more, every row padded; for one sequence 8 rows.
+/// The copy engine and the product are the faster the longer rows are; where the ring would get too short for that,
+/// slots are smaller.
+inline constexpr int kSlotRowBytes[] = {2048, 1024};
+inline constexpr int kSingleRows = 8;
+inline constexpr int kEnoughSlots = 4;
+inline constexpr int kLeastSlots = 2;
+
+/// One sequence of a small model goes through one cluster of so many blocks (decode_cluster.cuh): the largest there is.
+/// A unit is the 8 outputs that are one piece of 16-bit elements.
+inline constexpr int kClusterBlocks = 16;
+inline constexpr int kUnit = 8;
+
+/// Channels of a head that are attended to at once, and what a warp leaves of them, in floats.
+inline constexpr int kAttentionChannels = 128;
+inline constexpr int kAttentionRow = kAttentionChannels + 2;
+
+struct Range {
+  int first, count;
+};
+/// How blocks divide rows, so many at a time: the first `more` blocks own one time more than `least`.
+struct Split {
+  int least = 0, more = 0, unit = 1;
+  Split() = default;
+  Split(std::int64_t total, int blocks, int rows = 1)
+      : least(static_cast<int>(total / rows / blocks)), more(static_cast<int>(total / rows % blocks)), unit(rows) {}
+  int most() const { return unit * (least + (more > 0 ? 1 : 0)); }
+  __device__ Range mine() const {
+    const auto block = static_cast<int>(blockIdx.x);
+    return {unit * (least * block + min(block, more)), unit * (least + (block < more ? 1 : 0))};
+  }
+};
+
+/// What is divided: channels, units of the hidden layers, rows of the head.
+enum class Owned : std::uint8_t { kChannels, kHidden, kFfn, kVocab, kCount };
+
+/// In the order of the stream. A product may take in the matrices that follow it: gate_z takes in γ's first matrix, and
+/// both networks' matrices are multiplied at once where the columns of a tile hold both networks' vectors.
+enum class Product : std::uint8_t {
+  kGate,
+  kQvzk,
+  kGateZ,
+  kGammaIn,
+  kContextIn,
+  kGammaUp,
+  kContextUp,
+  kMemoryQ,
+  kMemoryOut,
+  kFfnIn,
+  kFfnOut,
+  kHead,
+  kCount
+};
+/// Of one sequence: tiles of 8 rows that are multiplied at once. Where a block of a small model has one, parts of k
+/// are.
+inline constexpr int kMostTiles = 2;
+MMREC_HOST_DEVICE constexpr int tiles_at_once(Product product) {
+  const bool has_one_tile = product == Product::kMemoryQ || product == Product::kMemoryOut ||
+                            product == Product::kFfnOut || product == Product::kContextIn ||
+                            product == Product::kContextUp || product == Product::kGammaIn;
+  return has_one_tile ? 1 : kMostTiles;
+}
+/// A block multiplies its rows of `slices` matrices that are stacked; or, where slice_bytes is 0, of that many products
+/// from this one on, the further ones' rows divided as `others`. Of none where the model has no such matrix or another
+/// product has taken it in.
+struct ProductShape {
+  Owned owned = Owned::kChannels;
+  Owned others = Owned::kChannels;
+  int slices = 1;
+  int row_bytes = 0;
+  int slot_bytes = 0;   // of a row in one slot
+  int tile_rows = 0;    // in one slot
+  int tiles = 1;        // that are multiplied at once: their slots of the same k follow each other
+  int panel_bytes = 0;  // of a row that are multiplied before the next tile of rows
+  std::int64_t slice_bytes = 0;
+};
+
+/// In the order of time; kPredict comes once, after all layers.
+enum class Stage : std::uint8_t {
+  kGate,
+  kProject,
+  kHide,
+  kAdvance,
+  kQuery,
+  kRecall,
+  kWiden,
+  kNarrow,
+  kPredict,
+  kCount
+};
+/// What a stage multiplies; with kGateZ and kGammaUp what these take in, too.
+MMREC_HOST_DEVICE constexpr Product product_of(Stage stage) {
+  constexpr Product kProducts[] = {Product::kGate,    Product::kQvzk,    Product::kGateZ,
+                                   Product::kGammaUp, Product::kMemoryQ, Product::kMemoryOut,
+                                   Product::kFfnIn,   Product::kFfnOut,  Product::kHead};
+  return kProducts[static_cast<int>(stage)];
+}
+/// Its input is the residual stream, normalised.
+MMREC_HOST_DEVICE constexpr bool is_normalised(Stage stage) {
+  return stage == Stage::kProject || stage == Stage::kWiden || stage == Stage::kPredict;
+}
+/// Its input may be two vectors, one for the first part of the outputs.
+MMREC_HOST_DEVICE constexpr bool is_pair(Stage stage) { return stage == Stage::kHide || stage == Stage::kAdvance; }
+/// The outputs of a stage are those of one to three matrices or slices, its parts.
+struct StageShape {
+  Product first = Product::kCount, end = Product::kCount;
+  Owned owned = Owned::kChannels;   // by part 0
+  Owned others = Owned::kChannels;  // by other parts
+  int parts = 1;
+  int log_width = 0, log_parts = 0;  // powers of two that hold the outputs of a part, and the parts
+  int bias = 0;                      // number of part 0's in LayerShare
+};
+
+/// What a block reads of one layer: its first row of every product and the biases of its first row in every part of
+/// every stage, null where there is none.
+inline constexpr int kBiases = 15;
+struct LayerShare {
+  const std::byte* rows[static_cast<int>(Product::kCount)];
+  const float* bias[kBiases];
+  const float* norm1;
+  const float* norm2;
+};
+/// What a block multiplies in a product of any layer: ProductShape with its own number of rows.
+struct alignas(16) Segment {
+  int rows, row_bytes, slot_bytes, tile_rows;
+  int panel_bytes, tiles, count, others;  // count, others: rows of the first slice, of a further one
+  std::int64_t slice_bytes;
+};
+/// StageShape with the block's own widths of the parts.
+struct alignas(16) StageShare {
+  int first, end, log_width, log_parts;
+  int width, other_width, parts, bias;
+};
+
+/// What a block remembers of its own channels between stages, fp32 [B, channels] each.
+enum class Local : std::uint8_t { kResidual, kQ, kV, kZ, kStateGate, kMdiGate, kMdiInput, kCount };
+
+/// Points of a block of the model after which blocks exchange vectors.
+enum class Point : std::uint8_t { kProjected, kHidden, kState, kQuery, kAttended, kMixed, kFfn, kOutput, kCount };
+
+struct DecodePlan {
+  Split splits[static_cast<int>(Owned::kCount)];
+  ProductShape products[static_cast<int>(Product::kCount)];
+  StageShape stages[static_cast<int>(Stage::kCount)];
+
+  // Shared memory: byte offsets.
+  int slots = 0;
+  int slot_bytes = 0;
+  int first_part = 0;  // of q, v, z, k: q is not needed where there is nothing to attend to
+  int slot_rows = 0;
+  int slot_row_bytes = 0;
+  bool single = false;  // of one sequence: for decode_single.cuh, whose slots have rows of slot_row_bytes at most
+  int operand = 0;      // vectors that are multiplied; of a cluster h before the step
+  int sums = 0;         // of the warps, for sums_rows rows, twice if single
+  int norm_sums = 0;    // of squares, [B, kTileWarps], twice if single
+  int local = 0;        // Local; of a cluster the attention's sums
+  int layers = 0;       // LayerShare [L + 1], the last one for the head
+  int segments = 0;     // Segment [Product]
+  int stage_shares = 0;
+  int barriers = 0;                                       // full and empty, [slots] each
+  int ring = 0;                                           // of a cluster; else at 0
+  int points = 0;                                         // barriers of a cluster's vectors, [Point]
+  int point_bytes[static_cast<int>(Point::kCount)] = {};  // of a cluster: that a block gets of a vector
+  int shared_bytes = 0;
+  int sums_rows = 0;          // multiple of kTileRows
+  bool pairs = false;         // both decay networks are multiplied at once
+  int channels = 0;           // the most that a block owns
+  float share_of_dim = 0.0F;  // 1 / D
+  int head_width = 0;
+  float attention_scale = 0.0F;
+
+  // Exchange memory: two words (the set whose turn it is; blocks that have finished), then two sets of vectors, used
+  // by turns. Byte offsets in a layer's part of a set:
+  //   kProjected A [z, k][B, D]; kHidden A [γ, context][B, gate_hidden]; kState, kQuery, kAttended A [B, D];
+  //   kMixed fp32 [B, D]; kFfn A [B, F]; kOutput fp32 [B, D]
+  // A cluster's vectors lie in shared memory, at these offsets.
+  std::int64_t at[static_cast<int>(Point::kCount)] = {};
+  std::int64_t layer_bytes = 0;
+  std::int64_t set_bytes = 0;
+  static constexpr std::int64_t kHeaderBytes = 128;
+};
+
+template <class A>
+struct DecodeParams {
+  DecodeStep<Device, A> op;
+  DecodePlan plan;
+};
+
+inline void lay_out_exchange(DecodePlan& plan, const DecodeShape& s, std::int64_t element) {
+  std::int64_t end = 0;
+  const auto place = [&](Point point, std::int64_t bytes) {
+    plan.at[static_cast<int>(point)] = end;
+    end += (bytes + 15) / 16 * 16;
+  };
+  const std::int64_t channels = s.batch * s.dim;
+  place(Point::kProjected, 2 * channels * element);
+  place(Point::kHidden, 2 * s.batch * s.gate_hidden * element);
+  place(Point::kState, channels * element);
+  place(Point::kQuery, channels * element);
+  place(Point::kAttended, channels * element);
+  place(Point::kMixed, channels * 4);
+  place(Point::kFfn, s.batch * s.ffn * element);
+  place(Point::kOutput, channels * 4);
+  plan.layer_bytes = end;
+  plan.set_bytes = s.layers * end;
+}
+
+/// Who multiplies what in slots of 16 rows of slot_row_bytes, but for ffn_out's panels.
+inline void divide(DecodePlan& plan, const DecodeShape& s, int element, int blocks, int unit = 1) {
+  const std::int64_t totals[] = {s.dim, s.gate_hidden, s.ffn, s.vocab};
+  for (int i = 0; i < static_cast<int>(Owned::kCount); ++i) {
+    plan.splits[i] = Split(totals[i], blocks, static_cast<Owned>(i) == Owned::kVocab ? 1 : unit);
+  }
+  const auto most = [&](Owned owned) { return plan.splits[static_cast<int>(owned)].most(); };
+  const int networks = s.dpg ? 1 : 2;
+  plan.pairs = networks == 2 && 2 * s.batch <= kTileColumns;
+  const auto product = [&](Product which, Owned owned, Owned others, int slices, std::int64_t in,
+                           bool stacked = false) {
+    const int rows = slices == 0 ? 0 : most(owned) + (slices - 1) * most(others);
+    int tile_rows = plan.slot_rows;
+    while (tile_rows > 1 && tile_rows / 2 >= rows) tile_rows /= 2;
+    plan.products[static_cast<int>(which)] = {
+        .owned = owned,
+        .others = others,
+        .slices = slices,
+        .row_bytes = static_cast<int>(in * element),
+        .slot_bytes = (plan.single ? 1 : plan.slot_rows / tile_rows) * plan.slot_row_bytes,
+        .tile_rows = tile_rows,
+        .tiles = plan.single ? tiles_at_once(which) : 1,
+        .panel_bytes = static_cast<int>(in * element),
+        .slice_bytes = stacked ? totals[static_cast<int>(owned)] * in * element : 0};
+  };
+  const auto of_channels = [&](Product which, int slices, std::int64_t in, bool stacked = false) {
+    product(which, Owned::kChannels, Owned::kChannels, slices, in, stacked);
+  };
+  const int apart = networks == 2 && !plan.pairs ? 1 : 0;  // products of the second network's own
+  of_channels(Product::kGate, 2, s.dim, true);
+  const int projections = (s.dpg ? 3 : 4) - plan.first_part;
+  of_channels(Product::kQvzk, projections, s.dim, true);
+  product(Product::kGateZ, Owned::kChannels, Owned::kHidden, 1 + networks - apart, s.dim);
+  product(Product::kGammaIn, Owned::kHidden, Owned::kHidden, 0, s.dim);
+  product(Product::kContextIn, Owned::kHidden, Owned::kHidden, apart, s.dim);
+  of_channels(Product::kGammaUp, networks - apart, s.gate_hidden);
+  of_channels(Product::kContextUp, apart, s.gate_hidden);
+  of_channels(Product::kMemoryQ, 1, s.dim);
+  of_channels(Product::kMemoryOut, 1, s.dim);
+  product(Product::kFfnIn, Owned::kFfn, Owned::kFfn, 1, s.dim);
+  of_channels(Product::kFfnOut, 1, s.ffn);
+  product(Product::kHead, Owned::kVocab, Owned::kVocab, 1, s.dim);
+
+  plan.channels = most(Owned::kChannels);
+  plan.share_of_dim = 1.0F / static_cast<float>(s.dim);
+  plan.head_width = static_cast<int>(s.dim / s.heads);
+  plan.attention_scale = 1.0F / std::sqrt(static_cast<float>(plan.head_width));
+  constexpr int kManyRows = 64;
+  const int columns = plan.pairs ? 2 : 1;  // of a sequence in the stages `hide` and `advance`
+  const int rows = std::max({4 * plan.channels, columns * (plan.channels + 2 * most(Owned::kHidden)),
+                             std::min(kManyRows, std::max(most(Owned::kFfn), most(Owned::kVocab)))});
+  static_assert(kMostTiles * kSingleRows == kTileRows);
+  plan.sums_rows = (rows + kTileRows - 1) / kTileRows * kTileRows;
+
+  const auto log = [](int x) { return static_cast<int>(std::bit_width(static_cast<unsigned>(std::max(x, 1) - 1))); };
+  int bias = 0;
+  const auto stage = [&](Stage which, Product first, int products, int parts, Owned owned, Owned others) {
+    const bool by_rows = which == Stage::kWiden || which == Stage::kPredict;
+    plan.stages[static_cast<int>(which)] = {
+        .first = first,
+        .end = static_cast<Product>(static_cast<int>(first) + products),
+        .owned = owned,
+        .others = others,
+        .parts = parts,
+        .log_width = log(by_rows ? plan.sums_rows : std::max(most(owned), most(others))),
+        .log_parts = log(parts),
+        .bias = bias};
+  };
+  const auto channel_stage = [&](Stage which, Product first, int products, int parts) {
+    stage(which, first, products, parts, Owned::kChannels, Owned::kChannels);
+  };
+  channel_stage(Stage::kGate, Product::kGate, 1, 2);
+  bias += 2;
+  channel_stage(Stage::kProject, Product::kQvzk, 1, projections);
+  bias += 4;
+  stage(Stage::kHide, Product::kGateZ, 3, 1 + networks, Owned::kChannels, Owned::kHidden);
+  bias += 3;
+  channel_stage(Stage::kAdvance, Product::kGammaUp, 2, 1);  // an output takes both products
+  bias += 2;
+  channel_stage(Stage::kQuery, Product::kMemoryQ, 1, 1);
+  bias += 1;
+  channel_stage(Stage::kRecall, Product::kMemoryOut, 1, 1);
+  bias += 1;
+  stage(Stage::kWiden, Product::kFfnIn, 1, 1, Owned::kFfn, Owned::kFfn);
+  bias += 1;
+  channel_stage(Stage::kNarrow, Product::kFfnOut, 1, 1);
+  stage(Stage::kPredict, Product::kHead, 1, 1, Owned::kVocab, Owned::kVocab);
+}
+
+/// The plan of one kind with slots of one size.
+inline DecodePlan make_decode_plan(const DecodeShape& s, bool attends, int element, int blocks, int shared_limit,
+                                   bool single, int slot_row_bytes) {
+  DecodePlan plan;
+  plan.first_part = attends ? 0 : 1;
+  plan.single = single;
+  plan.slot_rows = single ? kSingleRows : kTileRows;
+  plan.slot_row_bytes = slot_row_bytes;
+  lay_out_exchange(plan, s, element);
+  divide(plan, s, element, blocks);
+  const int batch = static_cast<int>(s.batch);
+  const auto rows_of = [&](std::int64_t size) { return batch * padded_row(static_cast<int>(size)); };
+
+  // The operand: two rows of A; the attention's sums; ffn_out's input, whole where there is one sequence or that
+  // takes little, else as much of it as the others leave room for.
+  ProductShape& ffn_out = plan.products[static_cast<int>(Product::kFfnOut)];
+  constexpr int kAttention = (kTileWarps * kAttentionRow * 4 + 15) / 16 * 16;
+  const int ffn_slot = std::min(ffn_out.slot_bytes, ffn_out.row_bytes);
+  int operand =
+      std::max({2 * rows_of(s.dim * element), 2 * rows_of(s.gate_hidden * element), rows_of(ffn_slot), kAttention});
+  constexpr int kLittle = 32 << 10;
+  if (single || rows_of(ffn_out.panel_bytes) <= std::max(operand, kLittle)) {
+    operand = std::max(operand, rows_of(ffn_out.panel_bytes));
+  } else {
+    ffn_out.panel_bytes = ffn_slot;
+    while (rows_of(ffn_out.panel_bytes + ffn_slot) <= operand) ffn_out.panel_bytes += ffn_slot;
+  }
+
+  int end = 0;
+  const auto place = [&](std::int64_t bytes) {
+    const int here = end;
+    end += static_cast<int>((bytes + 15) / 16 * 16);
+    return here;
+  };
+  plan.operand = place(operand);
+  const std::int64_t twice = single ? 2 : 1;
+  plan.sums = place(twice * 4 * plan.sums_rows * batch * kTileWarps);
+  plan.norm_sums = place(twice * 4 * batch * kTileWarps);
+  plan.local = place(std::int64_t{4} * static_cast<int>(Local::kCount) * batch * plan.channels);
+  plan.layers = place((s.layers + 1) * static_cast<std::int64_t>(sizeof(LayerShare)));
+  plan.segments = place(static_cast<std::int64_t>(Product::kCount) * static_cast<std::int64_t>(sizeof(Segment)));
+  plan.stage_shares = place(static_cast<std::int64_t>(Stage::kCount) * static_cast<std::int64_t>(sizeof(StageShare)));
+  constexpr int kBarrierBytes = 2 * static_cast<int>(sizeof(std::uint64_t));
+  plan.slot_bytes = plan.slot_rows * (slot_row_bytes + kRowPadding);
+  plan.slots = std::max(0, (shared_limit - end) / (plan.slot_bytes + kBarrierBytes));
+  const int ring = plan.slots * plan.slot_bytes;
+  for (int* offset :
+       {&plan.operand, &plan.sums, &plan.norm_sums, &plan.local, &plan.layers, &plan.segments, &plan.stage_shares}) {
+    *offset += ring;
+  }
+  plan.barriers = ring + end;
+  plan.shared_bytes = plan.barriers + plan.slots * kBarrierBytes;
+  return plan;
+}
+/// For `blocks` blocks of `shared_limit` bytes of shared memory. slots < kLeastSlots: it does not fit.
+inline DecodePlan make_decode_plan(const DecodeShape& s, bool attends, int element, int blocks, int shared_limit) {
+  const auto plan = [&](bool single) {
+    const DecodePlan long_slots = make_decode_plan(s, attends, element, blocks, shared_limit, single, kSlotRowBytes[0]);
+    if (long_slots.slots >= kEnoughSlots) return long_slots;
+    return make_decode_plan(s, attends, element, blocks, shared_limit, single, kSlotRowBytes[1]);
+  };
+  const auto whole_steps = [&](std::int64_t size) { return size * element % kStepBytes == 0; };
+  if (s.batch == 1 && whole_steps(s.dim) && whole_steps(s.gate_hidden) && whole_steps(s.ffn)) {
+    const DecodePlan single = plan(true);
+    if (single.slots >= kLeastSlots) return single;
+  }
+  return plan(false);
+}
+
+}  // namespace mmrec::kernels

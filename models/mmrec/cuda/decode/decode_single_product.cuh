@@ -1,0 +1,125 @@
+// How a warp of a decode step of one sequence multiplies: its steps of a slot's 8 rows come into registers, often
+// before the vector is there, and are multiplied with it by the tensor core.
+#pragma once
+
+#include "models/mmrec/cuda/decode/decode_base.cuh"
+
+namespace mmrec::kernels {
+
+template <class A>
+class SingleProduct : protected DecodeBase<A> {
+  using Base = DecodeBase<A>;
+
+ protected:
+  using Base::p_, Base::ring_, Base::warp_;
+  static constexpr int kSteps = kSlotRowBytes[0] / kStepBytes / kTileWarps;  // of a warp in a slot at most
+
+  __device__ __forceinline__ SingleProduct(const DecodeParams<A>& p, std::byte* shared, Ring ring, std::uint32_t turn)
+      : Base(p, shared, ring, turn) {}
+
+  __device__ __forceinline__ int thread() const { return warp_ * 32 + lane_; }
+  __device__ __forceinline__ int lane() const { return lane_; }
+  /// Sums of one stage or pass and of the next have memory of their own.
+  __device__ __forceinline__ float* sums() const {
+    return Base::sums_ + turn_of_sums_ * p_.plan.sums_rows * kTileWarps;
+  }
+
+  /// A warp's steps of one slot: lane 4g + t has the t-th piece of row g.
+  struct Weights {
+    uint4 steps[kSteps];
+  };
+  /// The warp's i-th step of `steps`; the last one again where it has no such.
+  __device__ __forceinline__ int step(int i, int steps) const {
+    return min(warp_ + i * kTileWarps, steps - 1) * kStepBytes;
+  }
+  /// Of the slot whose turn it is, whose `rows` rows have `steps` steps. It may then be filled again.
+  __device__ __forceinline__ void take(Weights& w, int rows, int steps) {
+    // Rows that the tile lacks repeat its last one; nobody takes their sums.
+    const int row = min(lane_ >> 2, rows - 1) * (p_.plan.slot_row_bytes + kRowPadding);
+    ring_.wait_full();
+    const std::byte* slot = ring_.slot() + row + (lane_ & 3) * kPieceBytes;
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) w.steps[i] = *reinterpret_cast<const uint4*>(slot + step(i, steps));
+    ptx::mbarrier_arrive(ring_.empty());
+    ring_.advance();
+  }
+  /// sums[t] += the steps of tile t; x: the vectors from there on. In 16 bits the tensor core's 16 rows are a tile's 8
+  /// rows' even and odd words, and of a vector's two columns one has its even words and one its odd ones, so that
+  /// operands are multiplied as they lie and both chains of a sum (tile_product.cuh) come out of one instruction.
+  /// between(i) is called after the i-th step, for what depends on nothing here.
+  template <int kTiles, class Between>
+  __device__ __forceinline__ void multiply(TileSums (&sums)[kTiles], const Weights (&w)[kTiles], int tiles, int steps,
+                                           const std::byte* x, int pitch, int vectors, Between between) const {
+    const int piece = (lane_ & 3) * kPieceBytes;
+    if constexpr (sizeof(A) == 2) {
+      x += ((lane_ >> 3) & (vectors - 1)) * pitch + piece + ((lane_ >> 2) & 1) * 4;
+      std::uint32_t v[kSteps][2];
+      const auto read = [&](int i) {
+        const auto* words = reinterpret_cast<const std::uint32_t*>(x + (warp_ + i * kTileWarps) * kStepBytes);
+        v[i][0] = words[0];
+        v[i][1] = words[2];
+      };
+      const auto multiply_step = [&](int i) {
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+          const uint4 row = w[t].steps[i];
+          if (t < tiles) ptx::mma_m16n8k16<A>(sums[t].chains[0], {row.x, row.y, row.z, row.w}, {v[i][0], v[i][1]});
+        }
+      };
+      if (warp_ + (kSteps - 1) * kTileWarps < steps) {
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) read(i);
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) {
+          multiply_step(i);
+          between(i);
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) {
+          if (warp_ + i * kTileWarps < steps) {
+            read(i);
+            multiply_step(i);
+          }
+          between(i);
+        }
+      }
+    } else {
+      x += min(lane_ >> 2, vectors - 1) * pitch + piece;
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        if (t >= tiles) break;
+#pragma unroll 1
+        for (int i = 0; i < kSteps; ++i) {
+          if (warp_ + i * kTileWarps >= steps) break;
+          uint4 row = w[t].steps[0];
+#pragma unroll
+          for (int j = 1; j < kSteps; ++j) {
+            if (i == j) row = w[t].steps[j];
+          }
+          const uint4 v = *reinterpret_cast<const uint4*>(x + (warp_ + i * kTileWarps) * kStepBytes);
+          multiply_step<A>(sums[t], row, make_uint4(0, 0, 0, 0), v, vectors);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) between(i);
+    }
+  }
+  /// The warp's sums of a tile; rows from `split` on take the second vector's.
+  template <bool kPair>
+  __device__ __forceinline__ void store_tile(const TileSums& tile, int first, int split) const {
+    const int row = first + (lane_ >> 2);
+    const bool is_second = kPair && row >= split;
+    const auto& chains = tile.chains;
+    if constexpr (sizeof(A) == 2) {
+      if ((lane_ & 3) == static_cast<int>(is_second)) sums()[row * kTileWarps + warp_] = chains[0][0] + chains[0][3];
+    } else {
+      if ((lane_ & 3) == 0) sums()[row * kTileWarps + warp_] = is_second ? chains[0][1] : chains[0][0];
+    }
+  }
+
+  int lane_ = static_cast<int>(threadIdx.x) % 32;
+  int turn_of_sums_ = 0;
+};
+
+}  // namespace mmrec::kernels

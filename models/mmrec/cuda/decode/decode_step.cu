@@ -1,0 +1,164 @@
+// One decode step of a whole model by one persistent kernel: every weight is read once, and the stream of weights never
+// waits for the chain of dependent stages.
+//
+// A block for almost every multiprocessor, all resident: 8 warps that multiply and one that copies. A block owns a run
+// of channels in every matrix whose outputs are channels (so q, v, z, both gates, γ, h and the residual stream of a
+// channel meet in the block that owns it), and runs of the hidden units and of the head's rows. The copying warp walks
+// the block's rows of all matrices in the order of their use through a ring in shared memory, as far ahead as the ring
+// is deep, across stages and layers: weights do not depend on activations. What crosses blocks are vectors: z and k;
+// the decay networks' hidden units; y; the ffn's hidden units; x. They go through L2 as exchange.cuh describes, every
+// element written once per step, into one of two sets that take turns; the other one is filled with ones again
+// meanwhile. So there is no barrier of the grid.
+//
+// Stages of a layer (rows that a block multiplies, in channels c, hidden units g and f; input):
+//   gate     2c  h₋₁, known before the step: multiplied while x is still on its way
+//   project  4c  u = rmsnorm(x), computed by every block for itself            -> z, k
+//            (3c, without q, where there is nothing to attend to)
+//   hide     c + 2g  z; k                                                      -> hidden units
+//   advance  2c  hidden units: γ, then h, then y = x + h + c + 0.1 v           -> y
+//   (two or more memory slots: h -> query, attention by head, output: 2c rows and three exchanges more)
+//   widen    f   rmsnorm(y)                                                    -> hidden units
+//   narrow   c   hidden units: x = y + ...                                     -> x
+//
+// One sequence and several have code of their own (decode_single.cuh, decode_block.cuh) upon what they share
+// (decode_base.cuh): with one, a stage is a chain of dependent instructions that little else hides. One sequence of a
+// small model in bf16 goes through one cluster of blocks instead (decode_cluster.cu).
+//
+// Bytes: all weights once, ≈ 16 D² elements a layer for F = 4 D; vectors once per block from L2, ≈ 21 D bytes a layer
+// and sequence in 16 bits.
+// Time: a stage costs its share of the bytes, or where that is less its latency: some 1,000 clocks from a block's store
+// to the others' registers, through L2, and the instructions from the input to the outputs, each of which waits for the
+// one before: together about 1.6 us on an H200 where D = 384. A layer has five such stages. The ring holds some 200 KB
+// × 132, of D = 1024 two thirds of a layer.
+//
+// Occupancy: 1 block of 288 threads; latency is covered by the ring, not by warps.
+//
+// Bits of a sequence do not depend on the batch: tile_product.cuh; sums of squares and of the attention have a fixed
+// order of their own.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <type_traits>
+
+#include "kernels/cuda/runtime/launch.cuh"
+#include "models/mmrec/cuda/decode/decode_block.cuh"
+#include "models/mmrec/cuda/decode/decode_chain.h"
+#include "models/mmrec/cuda/decode/decode_cluster.h"
+#include "models/mmrec/cuda/decode/decode_single.cuh"
+#include "models/mmrec/cuda/ops.h"
+
+namespace mmrec::kernels {
+namespace {
+
+template <class A>
+__device__ void stream_model(const DecodeParams<A>& p, const LayerShare* layers, const Segment* segments, Ring ring) {
+  const std::uint64_t hint = ptx::evict_first();
+  const auto count = static_cast<int>(p.op.shape.layers);
+  constexpr auto kHead = static_cast<int>(Product::kHead);
+  for (int layer = 0; layer <= count; ++layer) {
+    for (int i = layer < count ? 0 : kHead; i < (layer < count ? kHead : kHead + 1); ++i) {
+      const auto product = static_cast<Product>(i);
+      const bool attends = product == Product::kMemoryQ || product == Product::kMemoryOut;
+      if (attends && p.op.slots < 2) continue;
+      stream(segments[i], layers[layer].rows + i, ring, hint);
+    }
+  }
+}
+
+/// The last block to come here leaves the exchange as the next step wants it: the other set's turn. By one warp of a
+/// block all of whose threads know whose turn it is now.
+template <class A>
+__device__ void take_turns(const DecodeParams<A>& p, std::uint32_t turn) {
+  auto* header = static_cast<std::uint32_t*>(p.op.exchange);
+  if (threadIdx.x % 32 != 0) return;
+  if (ptx::add_acq_rel(header + 1, 1) != gridDim.x - 1) return;
+  header[0] = 1 - turn;
+  header[1] = 0;
+}
+
+template <class A, template <class> class Block>
+__global__ void __launch_bounds__(kDecodeThreads, 1) decode_kernel(const __grid_constant__ DecodeParams<A> p) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  auto* shared = ptx::shared_memory<std::byte>();
+  const Ring ring(shared, p.plan);
+  const std::uint32_t turn = __ldcg(static_cast<const std::uint32_t*>(p.op.exchange));
+  ring.init();
+  auto* layers = reinterpret_cast<LayerShare*>(shared + p.plan.layers);
+  auto* segments = reinterpret_cast<Segment*>(shared + p.plan.segments);
+  find_shares(p, layers, segments, reinterpret_cast<StageShare*>(shared + p.plan.stage_shares));
+  __syncthreads();
+  if (threadIdx.x / 32 == kTileWarps) {
+    stream_model(p, layers, segments, ring);
+    take_turns(p, turn);
+  } else {
+    Block<A>(p, shared, ring, turn).run();
+  }
+#endif
+}
+
+/// As few blocks as own no more channels each than one on every multiprocessor would: each waits for all others.
+int blocks_for(const Cuda& cuda, const DecodeShape& shape) {
+  const std::int64_t channels = ceil_div(shape.dim, cuda.processors());
+  return static_cast<int>(ceil_div(shape.dim, channels));
+}
+
+DecodePlan plan_for(const Cuda& cuda, const DecodeShape& shape, bool attends, std::size_t element) {
+  int shared = 0;
+  check_cuda(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, cuda.device()),
+             "cudaDeviceGetAttribute");
+  return make_decode_plan(shape, attends, static_cast<int>(element), blocks_for(cuda, shape), shared);
+}
+
+}  // namespace
+
+bool decode_step_supported(const Cuda& cuda, const DecodeShape& shape, std::size_t element) {
+  constexpr int kLeastCapability = 90;
+  if (shape.batch > kTileColumns) return decode_chain_supported(cuda, shape, element);
+  if (cuda.compute_capability() < kLeastCapability || shape.batch < 1) return false;
+  const auto whole_pieces = [&](std::int64_t size) {
+    return size > 0 && size * static_cast<std::int64_t>(element) % kPieceBytes == 0;
+  };
+  if (!whole_pieces(shape.dim) || !whole_pieces(shape.ffn) || !whole_pieces(shape.gate_hidden)) return false;
+  return plan_for(cuda, shape, true, element).slots >= kLeastSlots;
+}
+
+std::size_t decode_exchange_bytes(const Cuda& /*cuda*/, const DecodeShape& shape, std::size_t element) {
+  if (shape.batch > kTileColumns) return decode_chain_bytes(shape);
+  DecodePlan plan;
+  lay_out_exchange(plan, shape, static_cast<std::int64_t>(element));
+  return static_cast<std::size_t>(DecodePlan::kHeaderBytes + 2 * plan.set_bytes);
+}
+
+void decode_exchange_clear(Cuda& cuda, const DecodeShape& shape, std::size_t element, void* exchange) {
+  if (shape.batch > kTileColumns) return;
+  DecodePlan plan;
+  lay_out_exchange(plan, shape, static_cast<std::int64_t>(element));
+  cuda.zero(exchange, static_cast<std::size_t>(DecodePlan::kHeaderBytes));
+  check_cuda(cudaMemsetAsync(static_cast<std::byte*>(exchange) + DecodePlan::kHeaderBytes, 0xff,
+                             static_cast<std::size_t>(2 * plan.set_bytes), cuda.stream()),
+             "cudaMemsetAsync");
+}
+
+template <class A>
+void decode_step(Cuda& cuda, const DecodeStep<Device, A>& op) {
+  if constexpr (sizeof(A) == 2) {
+    if (op.shape.batch > kTileColumns) return decode_chain(cuda, op);
+  }
+  if constexpr (std::is_same_v<A, BFloat16>) {
+    if (decode_cluster_serves(cuda, op.shape)) return decode_cluster(cuda, op);
+  }
+  const DecodeParams<A> params = {.op = op, .plan = plan_for(cuda, op.shape, op.slots > 1, sizeof(A))};
+  const auto kernel = params.plan.single ? decode_kernel<A, SingleBlock> : decode_kernel<A, DecodeBlock>;
+  launch(cuda.stream(),
+         {.grid = dim3(static_cast<unsigned>(blocks_for(cuda, op.shape))),
+          .block = dim3(kDecodeThreads),
+          .shared_bytes = static_cast<std::size_t>(params.plan.shared_bytes),
+          .cooperative = true},
+         kernel, params);
+}
+
+template void decode_step(Cuda&, const DecodeStep<Device, float>&);
+template void decode_step(Cuda&, const DecodeStep<Device, BFloat16>&);
+template void decode_step(Cuda&, const DecodeStep<Device, Float16>&);
+
+}  // namespace mmrec::kernels

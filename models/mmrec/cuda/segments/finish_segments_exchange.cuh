@@ -1,0 +1,250 @@
+// What a block of finish_segments (finish_segments.cu) tells others: the blocks of its team their rows' channels, three
+// times a tile, and all teams of its sequence the sums over time. Both are words that tell by themselves whether they
+// have been written.
+#pragma once
+
+#include <bit>
+
+#include "kernels/cuda/exchange.cuh"
+#include "models/mmrec/cuda/segments/finish_segments_base.cuh"
+
+namespace mmrec::kernels::segments {
+
+/// Of neighbouring channels.
+struct Pair {
+  double x = 0.0;
+  double y = 0.0;
+};
+
+template <class A, bool kKnown>
+class BlockExchange : protected BlockBase<A, kKnown> {
+  using Base = BlockBase<A, kKnown>;
+
+ protected:
+  using Base::dim, Base::ffn, Base::ffn_share, Base::for_each_hidden, Base::owns_row, Base::piece_of, Base::share,
+      Base::thread, Base::warp, Base::width, Base::kQueries, Base::p_, Base::op_, Base::rank_, Base::sequence_,
+      Base::owns_head_, Base::counters_, Base::exchange_, Base::row_, Base::channel_, Base::query_row_;
+  using typename Base::Piece;
+
+  using Base::Base;
+
+  template <class T>
+  __device__ T* at(int offset) const {
+    return Base::template at<T>(offset);
+  }
+
+  // --- A team --------------------------------------------------------------------------------------------------------
+
+  /// Once, after the places are blank: waits for the other blocks of the team.
+  __device__ void meet() const {
+    __syncthreads();
+    if (thread() == 0) {
+      ptx::add_release(counters_, 1);
+      while (ptx::load_acquire(counters_) < kTeam) ptx::spin_pause();
+    }
+    __syncthreads();
+  }
+  /// The last block to leave sets the counters to zero again.
+  __device__ void leave() const {
+    if (thread() != 0 || ptx::add_acq_rel(counters_ + 1, 1) != kTeam - 1) return;
+    counters_[0] = 0;
+    counters_[1] = 0;
+  }
+
+  // Where this block writes in the place of the team's tile, in bytes: vectors of its head, and of its shares.
+  __device__ int attended_place(int row, int vector) const {
+    return p_.places.attended + place(row, 2 * dim(), 2 * (rank_ * width() + vector * kGroup));
+  }
+  __device__ int mixed_place() const { return p_.places.mixed + 4 * (row_ * dim() + channel_); }
+  __device__ int hidden_place(int row, int vector) const {
+    return p_.places.hidden + place(row, 2 * ffn(), 2 * (rank_ * ffn_share() + vector * kGroup));
+  }
+  __device__ std::byte* place_of(int tile) const { return exchange_ + tile % kPlaces * p_.places.bytes; }
+
+  /// What a word is given as: all ones, two 16-bit numbers that are one NaN or a float, as another NaN.
+  __device__ static std::uint32_t written(std::uint32_t word) {
+    return word == kUnwritten<float> ? kUnwritten<float> / 2 : word;
+  }
+  /// Writes 8 or 16 bytes for the team.
+  __device__ void give(int offset, uint2 v) const {
+    ptx::store_relaxed(reinterpret_cast<uint2*>(place_of(count_) + offset), make_uint2(written(v.x), written(v.y)));
+  }
+  __device__ void give(int offset, const float (&y)[kGroup]) const {
+    const auto pair = [](float low, float high) {
+      return std::uint64_t{written(__float_as_uint(high))} << 32 | written(__float_as_uint(low));
+    };
+    ptx::store_relaxed_pair(reinterpret_cast<ulonglong2*>(place_of(count_) + offset),
+                            {pair(y[0], y[1]), pair(y[2], y[3])});
+  }
+  /// Makes what this block writes in a place all ones again.
+  __device__ void blank(int tile) const {
+    constexpr uint2 kOnes = {kUnwritten<float>, kUnwritten<float>};
+    std::byte* to = place_of(tile);
+    const auto write = [&](int offset) { ptx::store_relaxed(reinterpret_cast<uint2*>(to + offset), kOnes); };
+    if (owns_head_) {
+      const int vectors = width() / kGroup;
+#pragma unroll
+      for (int k = 0; k < kQueries; ++k) {
+        const int row = query_row_ + k * (kThreads / vectors);
+        if (row < kRows) write(attended_place(row, thread() - query_row_ * vectors));
+      }
+    }
+    if (owns_row()) ptx::store_relaxed_pair(reinterpret_cast<ulonglong2*>(to + mixed_place()), {~0ULL, ~0ULL});
+    for_each_hidden([&](int row, int vector) { write(hidden_place(row, vector)); });
+  }
+
+  /// to[k] = from[k stride] for k < count, once others have written it. All are asked for at once, then those that
+  /// were not there.
+  template <int kCount>
+  __device__ static void await_vectors(const uint4* from, int stride, int count, uint4 (&to)[kCount]) {
+    const auto is_missing = [](const uint4& v) { return max(max(v.x, v.y), max(v.z, v.w)) == kUnwritten<float>; };
+    std::uint32_t missing = (1U << min(count, kCount)) - 1;
+#pragma unroll
+    for (uint4& v : to) v = make_uint4(0, 0, 0, 0);
+    while (true) {
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) ptx::load_relaxed_if((missing >> k & 1U) != 0, from + k * stride, to[k]);
+      missing = 0;
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) missing |= is_missing(to[k]) ? 1U << k : 0U;
+      if (missing == 0) return;
+      ptx::spin_briefly();
+    }
+  }
+  /// kRows operands of `bytes` bytes, as they lie in the tile's place; kAhead vectors of a thread at once.
+  template <int kAhead>
+  __device__ void receive(int from, int to, int bytes) const {
+    const auto* vectors = reinterpret_cast<const uint4*>(place_of(count_) + from);
+    const int count = kRows * bytes / 16;
+    for (int begin = 0; begin < count; begin += kAhead * kThreads) {
+      const int first = begin + thread();
+      const int left = count - begin;
+      const int mine = min(left / kThreads + (thread() < left % kThreads ? 1 : 0), kAhead);
+      uint4 v[kAhead];
+      await_vectors(vectors + first, kThreads, mine, v);
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k) {
+        if (k < mine) *(at<uint4>(to) + first + k * kThreads) = v[k];
+      }
+    }
+    __syncthreads();
+  }
+
+  // --- Sums over time ------------------------------------------------------------------------------------------------
+
+  __device__ ulonglong2* tile_sums(int piece, int tile) const {
+    return p_.sums + ((std::int64_t{sequence_} * p_.pieces + piece) * p_.tiles + tile) * (dim() / 2);
+  }
+  /// Adds up the tile's `count` rows, of which a thread has y, for all teams.
+  __device__ void publish_sums(const Piece& piece, int tile, int count, const float (&y)[kGroup]) const {
+    auto* rows = at<float>(p_.plan.normed);  // [row][channel of the share]
+    if (owns_row()) *(reinterpret_cast<float4*>(rows) + thread()) = make_float4(y[0], y[1], y[2], y[3]);
+    __syncthreads();
+    // Four lanes a pair, each every fourth row.
+    const int pairs = share() / 2;
+    const int part = thread() % 4;
+    if (warp() * 8 >= pairs) return;
+    const int of_share = min(thread() / 4, pairs - 1);
+    const auto* from = reinterpret_cast<const float2*>(rows) + of_share;
+    Pair sum;
+#pragma unroll
+    for (int row = 0; row < kRows; row += 4) {
+      const float2 v = row + part < count ? from[(row + part) * pairs] : make_float2(0, 0);
+      sum.x += static_cast<double>(v.x);
+      sum.y += static_cast<double>(v.y);
+    }
+#pragma unroll
+    for (int offset = 1; offset < 4; offset *= 2) {
+      sum.x += __shfl_xor_sync(0xffffffffU, sum.x, offset);
+      sum.y += __shfl_xor_sync(0xffffffffU, sum.y, offset);
+    }
+    if (part != 0 || thread() / 4 >= pairs) return;
+    const auto bits = [](double v) {
+      const auto word = std::bit_cast<unsigned long long>(v);
+      return word == 0 ? 1ULL << 63 : word;
+    };
+    const int pair = rank_ * pairs + of_share;
+    ptx::store_relaxed_pair(tile_sums(piece.number, tile) + pair, {bits(sum.x), bits(sum.y)});
+    // All have read the piece before the last: they have ended the last one.
+    if (piece.number >= 2 && piece.number + 1 < p_.pieces && tile < piece_of(piece.number - 2).tiles) {
+      ptx::store_relaxed_pair(tile_sums(piece.number - 2, tile) + pair, {0, 0});
+    }
+  }
+  /// Adds up the piece's tiles for `pairs` pairs of channels from pair `first` on: to[group][pair].
+  __device__ void gather(const Piece& piece, int first, int pairs, int group, int pair, Pair* to) const {
+    if (group >= kGroups) return;
+    constexpr int kAhead = 4;
+    Pair sum;
+    for (int begin = group; begin < piece.tiles; begin += kAhead * kGroups) {
+      ulonglong2 words[kAhead];
+      while (true) {
+        bool written = true;
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+          const int tile = min(begin + i * kGroups, piece.tiles - 1);
+          words[i] = ptx::load_relaxed_pair(tile_sums(piece.number, tile) + first + pair);
+          written = written && words[i].x != 0 && words[i].y != 0;
+        }
+        if (written) break;
+        ptx::spin_briefly();
+      }
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        if (begin + i * kGroups >= piece.tiles) break;
+        sum.x += std::bit_cast<double>(words[i].x);
+        sum.y += std::bit_cast<double>(words[i].y);
+      }
+    }
+    to[group * pairs + pair] = sum;
+  }
+  /// A pair of channels' sum since the segment began, after gather() and a barrier.
+  __device__ Pair total(const Piece& piece, const Pair* gathered, int first, int pairs, int pair) const {
+    Pair sum;
+    if (piece.number == 0) {
+      const double* before = op_.sum + std::int64_t{sequence_} * dim() + 2 * (first + pair);
+      sum = {__ldcg(before), __ldcg(before + 1)};
+    }
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      sum.x += gathered[group * pairs + pair].x;
+      sum.y += gathered[group * pairs + pair].y;
+    }
+    return sum;
+  }
+
+  /// After the last piece, by one team of the sequence, each block its channels: the state that is left, and zeros
+  /// where the sums of the last pieces were.
+  __device__ void close() const {
+    const Piece last = piece_of(p_.pieces - 1);
+    const int pairs = share() / 2;
+    const int first = rank_ * pairs;
+    auto* gathered = at<Pair>(p_.plan.hidden);
+    __syncthreads();
+    gather(last, first, pairs, thread() / pairs, thread() % pairs, gathered);
+    __syncthreads();
+    const std::int64_t end = op_.position + op_.x.time;
+    if (thread() < pairs) {
+      const Pair sum = total(last, gathered, first, pairs, thread());
+      const bool ends = end % op_.segment == 0;
+      const int channel = 2 * (first + thread());
+      double* left = op_.sum + std::int64_t{sequence_} * dim() + channel;
+      left[0] = ends ? 0.0 : sum.x;
+      left[1] = ends ? 0.0 : sum.y;
+      if (ends) {
+        const std::int64_t slot = (end / op_.segment - 1) % op_.memory_slots;
+        float* to = op_.memory + (sequence_ * op_.memory_slots + slot) * dim() + channel;
+        to[0] = static_cast<float>(sum.x / static_cast<double>(op_.segment));
+        to[1] = static_cast<float>(sum.y / static_cast<double>(op_.segment));
+      }
+    }
+    for (int number = max(p_.pieces - 3, 0); number < p_.pieces; ++number) {
+      for (int i = thread(); i < piece_of(number).tiles * pairs; i += kThreads) {
+        ptx::store_relaxed_pair(tile_sums(number, i / pairs) + first + i % pairs, {0, 0});
+      }
+    }
+  }
+
+  int count_ = 0;  // of the team's tiles that are done
+};
+
+}  // namespace mmrec::kernels::segments

@@ -1,0 +1,30 @@
+// Weights in device memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/runtime/cuda.h"
+#include "models/mmrec/config.h"
+#include "models/mmrec/model_view.h"
+#include "models/mmrec/weights.h"
+#include "models/runner_cuda.h"
+
+namespace mmrec::models {
+
+/// All matrices in one type, vectors in fp32, in one allocation.
+class CudaWeights {
+ public:
+  CudaWeights(const HostWeights& weights, kernels::DType type);
+
+  const ModelView<kernels::Device>& view() const { return view_; }
+  kernels::DType type() const { return type_; }
+  std::uint64_t bytes() const { return memory_.size(); }
+
+ private:
+  kernels::DType type_;
+  kernels::DeviceBuffer<std::byte> memory_;
+  ModelView<kernels::Device> view_;
+};
+
+}  // namespace mmrec::models

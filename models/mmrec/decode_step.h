@@ -1,0 +1,59 @@
+// One decode step of a whole model as one op: every sequence of a batch consumes a token, from its embedding to the
+// logits of the next one. The equations are those of models/mmrec/forward.h for chunks of one token; operands of
+// products are rounded to A in the same places.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/tensor.h"
+
+namespace mmrec::kernels {
+
+struct DecodeShape {
+  std::int64_t batch = 0;         // B
+  std::int64_t dim = 0;           // D
+  std::int64_t layers = 0;        // L
+  std::int64_t heads = 0;         // of the attention over memory slots
+  std::int64_t ffn = 0;           // F
+  std::int64_t gate_hidden = 0;   // width of the decay gate's hidden layers: G, or R with dpg
+  std::int64_t vocab = 0;         // V
+  std::int64_t memory_slots = 0;  // M
+  bool dpg = false;               // one decay network instead of two: no k, no context matrices
+};
+
+/// Weights of one block: matrices [out, in] of type A, biases and norms fp32, shapes as in models/mmrec/weights.h. A
+/// bias may be null, and the context matrices are with dpg.
+template <class Space, class A>
+struct DecodeLayer {
+  const A *gate = nullptr, *qvzk = nullptr, *gate_z = nullptr, *gamma_in = nullptr, *gamma_up = nullptr,
+          *context_in = nullptr, *context_up = nullptr, *memory_q = nullptr, *memory_out = nullptr, *ffn_in = nullptr,
+          *ffn_out = nullptr;
+  const float *gate_bias = nullptr, *qvzk_bias = nullptr, *gate_z_bias = nullptr, *gamma_in_bias = nullptr,
+              *gamma_up_bias = nullptr, *context_in_bias = nullptr, *context_up_bias = nullptr,
+              *memory_q_bias = nullptr, *memory_out_bias = nullptr, *ffn_in_bias = nullptr, *ffn_out_bias = nullptr,
+              *norm1 = nullptr, *norm2 = nullptr;
+};
+
+/// Consumes tokens[b] at a position that the caller counts; the position enters by `slots` alone. Before a step that
+/// begins a segment without carried state the caller sets h to 0; after one that ends a segment it closes it
+/// (segment_close). Everything but the state that is named so and `logits` is only read.
+template <class Space, class A>
+struct DecodeStep {
+  DecodeShape shape;
+  const DecodeLayer<Space, A>* layers = nullptr;          // [L], in memory of Space
+  const DecodeLayer<Space, A>* layers_on_host = nullptr;  // the same
+  const A* embedding = nullptr;                           // [V, D]
+  const A* head = nullptr;                                // [V, D]
+  const float* norm = nullptr;                            // [D]
+  float mdi_mix = 0.1F;
+  const int* tokens = nullptr;     // [B] in [0, V)
+  float* h = nullptr;              // state, [L, B, D]: h_{t-1} on entry, h_t after
+  const float* memory = nullptr;   // [L, B, M, D]
+  std::int64_t slots = 0;          // filled: the first `slots` of every ring
+  const float* context = nullptr;  // [L, B, D]: c where one slot is filled, W_o slot + b_o; else not read
+  double* segment_sum = nullptr;   // state, [L, B, D]: the block's outputs are added
+  float* logits = nullptr;         // [B, V]
+  void* exchange = nullptr;        // memory of this shape's own, as decode_exchange_clear left it or the last step
+};
+
+}  // namespace mmrec::kernels

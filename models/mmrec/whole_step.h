@@ -1,0 +1,116 @@
+// One token of a whole model as one op (models/mmrec/decode_step.h), for backends and models that have it: the model's
+// weights as the op wants them, and the memory it works in.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "models/mmrec/config.h"
+#include "models/mmrec/decode_step.h"
+#include "models/mmrec/model_view.h"
+
+namespace mmrec::models {
+
+template <class Backend, class A>
+class WholeStep {
+ public:
+  using Space = typename Backend::Space;
+  using Op = kernels::DecodeStep<Space, A>;
+
+  /// What the op reads and writes between steps, all of it the caller's.
+  struct Memory {
+    const int* tokens = nullptr;
+    float* h = nullptr;
+    const float* memory = nullptr;
+    const float* context = nullptr;
+    double* segment_sum = nullptr;
+    float* logits = nullptr;
+  };
+
+  WholeStep(const Config& config, const ModelView<Space>& model, Backend& backend, std::int64_t batch,
+            const Memory& memory) {
+    if constexpr (kBackendHasIt) {
+      const kernels::DecodeShape shape = {.batch = batch,
+                                          .dim = config.model_dim,
+                                          .layers = config.num_layers,
+                                          .heads = config.num_heads,
+                                          .ffn = config.ffn_dim,
+                                          .gate_hidden = config.use_dpg ? config.dpg_rank : config.gate_hidden_dim(),
+                                          .vocab = config.vocab_size,
+                                          .memory_slots = config.memory_slots,
+                                          .dpg = config.use_dpg};
+      available_ = decode_step_supported(backend, shape, sizeof(A));
+      if (!available_) return;
+      exchange_ = backend.template allocate<std::byte>(decode_exchange_bytes(backend, shape, sizeof(A)));
+      decode_exchange_clear(backend, shape, sizeof(A), exchange_.data());
+      for (const LayerView<Space>& w : model.layers) layers_on_host_.push_back(layer_of(w));
+      layers_ = backend.template allocate<Layer>(layers_on_host_.size());
+      backend.upload(layers_on_host_.data(), layers_.data(), layers_on_host_.size());
+      op_ = {.shape = shape,
+             .layers = layers_.data(),
+             .layers_on_host = layers_on_host_.data(),
+             .embedding = matrix(model.embedding),
+             .head = matrix(model.head),
+             .norm = model.norm,
+             .mdi_mix = config.mdi_mix,
+             .tokens = memory.tokens,
+             .h = memory.h,
+             .memory = memory.memory,
+             .context = memory.context,
+             .segment_sum = memory.segment_sum,
+             .logits = memory.logits,
+             .exchange = exchange_.data()};
+    }
+  }
+
+  bool available() const { return available_; }
+  /// Consumes tokens at a position where `slots` memory slots are filled. Requires: available().
+  void run(Backend& backend, std::int64_t slots) {
+    if constexpr (kBackendHasIt) {
+      op_.slots = slots;
+      decode_step(backend, op_);
+    }
+  }
+
+ private:
+  using Layer = kernels::DecodeLayer<Space, A>;
+  // Unqualified, so that names are looked for where the backend is, and only if it has them.
+  static constexpr bool kBackendHasIt = requires(Backend & backend, const Op& op) { decode_step(backend, op); };
+
+  static const A* matrix(const kernels::WeightView<Space>& weight) { return static_cast<const A*>(weight.data); }
+  static Layer layer_of(const LayerView<Space>& w) {
+    return {.gate = matrix(w.gate),
+            .qvzk = matrix(w.qvzk),
+            .gate_z = matrix(w.gate_z),
+            .gamma_in = matrix(w.gamma_in),
+            .gamma_up = matrix(w.gamma_up),
+            .context_in = matrix(w.context_in),
+            .context_up = matrix(w.context_up),
+            .memory_q = matrix(w.memory_q),
+            .memory_out = matrix(w.memory_out),
+            .ffn_in = matrix(w.ffn_in),
+            .ffn_out = matrix(w.ffn_out),
+            .gate_bias = w.gate_bias,
+            .qvzk_bias = w.qvzk_bias,
+            .gate_z_bias = w.gate_z_bias,
+            .gamma_in_bias = w.gamma_in_bias,
+            .gamma_up_bias = w.gamma_up_bias,
+            .context_in_bias = w.context_in_bias,
+            .context_up_bias = w.context_up_bias,
+            .memory_q_bias = w.memory_q_bias,
+            .memory_out_bias = w.memory_out_bias,
+            .ffn_in_bias = w.ffn_in_bias,
+            .ffn_out_bias = w.ffn_out_bias,
+            .norm1 = w.norm1,
+            .norm2 = w.norm2};
+  }
+
+  bool available_ = false;
+  Op op_;
+  std::vector<Layer> layers_on_host_;
+  typename Backend::template Buffer<Layer> layers_;
+  typename Backend::template Buffer<std::byte> exchange_;
+};
+
+}  // namespace mmrec::models

@@ -1,0 +1,388 @@
+// The one-kernel decode step against float64 (decode_testing.h), and what must hold to the bit.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "kernels/cuda/runtime/graph.h"
+#include "models/mmrec/cuda/decode/decode_cluster.h"
+#include "tests/models/cuda/decode_testing.h"
+
+namespace mmrec::kernels {
+namespace {
+
+using test::DecodeModel;
+using test::DecodeRun;
+using test::DecodeState;
+
+constexpr DecodeShape kMdi = {
+    .batch = 1, .dim = 64, .layers = 2, .heads = 2, .ffn = 96, .gate_hidden = 32, .vocab = 257, .memory_slots = 4};
+
+DecodeShape with_batch(DecodeShape shape, std::int64_t batch) {
+  shape.batch = batch;
+  return shape;
+}
+
+class DecodeStepTest : public test::CudaTest {
+ protected:
+  void SetUp() override {
+    test::CudaTest::SetUp();
+    if (!IsSkipped() && cuda().compute_capability() < 90) GTEST_SKIP() << "needs compute capability 9.0";
+  }
+
+  static std::vector<int> random_tokens(const DecodeShape& s, unsigned step) {
+    std::mt19937_64 engine(test::test_seed() + step);
+    std::vector<int> tokens;
+    for (std::int64_t b = 0; b < s.batch; ++b) {
+      tokens.push_back(static_cast<int>(engine() % static_cast<std::uint64_t>(s.vocab)));
+    }
+    return tokens;
+  }
+
+  /// Three steps: logits after each, h and the sums after all.
+  template <class A>
+  void check(const DecodeShape& shape, std::int64_t slots, double bound) {
+    ASSERT_TRUE(decode_step_supported(cuda(), shape, sizeof(A)));
+    const DecodeModel<A> model(shape);
+    DecodeState state = model.random_state(1000);
+    DecodeRun<A> run(cuda(), model, state);
+    for (unsigned step = 0; step < (test::few_cases() ? 1 : 3); ++step) {
+      const std::vector<int> tokens = random_tokens(shape, step);
+      std::vector<double> want;
+      for (std::int64_t b = 0; b < shape.batch; ++b) {
+        const test::Vector logits = model.step(state, b, tokens[static_cast<std::size_t>(b)], slots);
+        want.insert(want.end(), logits.begin(), logits.end());
+      }
+      EXPECT_LT(test::largest_error(run.step(tokens, slots), want), bound) << "logits, step " << step;
+    }
+    EXPECT_LT(test::largest_error(run.h(), state.h), bound) << "h";
+    const std::vector<double> sum = run.segment_sum();
+    double worst = 0.0;
+    for (std::size_t i = 0; i < sum.size(); ++i) {
+      const double error = std::abs(sum[i] - state.segment_sum[i]) / (1.0 + std::abs(sum[i]));
+      worst = std::isnan(error) ? INFINITY : std::max(worst, error);
+    }
+    EXPECT_LT(worst, bound) << "segment sums";
+  }
+
+  /// A batch's sequences one by one.
+  template <class A>
+  void check_batches(const DecodeShape& one, std::int64_t batch, std::int64_t slots) {
+    const DecodeShape shape = with_batch(one, batch);
+    const DecodeModel<A> model(shape);
+    const DecodeModel<A> single(with_batch(one, 1));  // the same weights: they follow from the seed
+    const DecodeState state = model.random_state(1000);
+    DecodeRun<A> together(cuda(), model, state);
+    std::vector<std::vector<float>> logits;
+    for (unsigned step = 0; step < 2; ++step) logits.push_back(together.step(random_tokens(shape, step), slots));
+    for (std::int64_t b = 0; b < batch; ++b) {
+      const auto part = [&](const auto& all, std::int64_t width) {
+        auto mine = std::remove_cvref_t<decltype(all)>();
+        for (std::int64_t l = 0; l < shape.layers; ++l) {
+          const auto from = all.begin() + (l * batch + b) * width;
+          mine.insert(mine.end(), from, from + width);
+        }
+        return mine;
+      };
+      const DecodeState own = {part(state.h, shape.dim), part(state.memory, shape.memory_slots * shape.dim),
+                               part(state.segment_sum, shape.dim)};
+      DecodeRun<A> alone(cuda(), single, own);
+      for (unsigned step = 0; step < 2; ++step) {
+        const std::vector<float> got = alone.step({random_tokens(shape, step)[static_cast<std::size_t>(b)]}, slots);
+        EXPECT_EQ(0, std::memcmp(got.data(), logits[step].data() + b * shape.vocab, got.size() * sizeof(float)))
+            << "sequence " << b << " of " << batch;
+      }
+      EXPECT_EQ(alone.h(), part(together.h(), shape.dim));
+      EXPECT_EQ(alone.segment_sum(), part(together.segment_sum(), shape.dim));
+    }
+  }
+};
+
+constexpr double kFp32 = 2e-5;
+constexpr double kBf16 = 3e-2;
+constexpr double kFp16 = 5e-3;
+
+TEST_F(DecodeStepTest, MatchesFloat64InFp32) {
+  if (test::few_cases()) return check<float>(kMdi, 3, kFp32);
+  for (const std::int64_t batch : {1, 3, 8}) {
+    for (const std::int64_t slots : {0, 1, 3}) check<float>(with_batch(kMdi, batch), slots, kFp32);
+  }
+}
+
+TEST_F(DecodeStepTest, MatchesFloat64In16Bits) {
+  check<Float16>(kMdi, 2, kFp16);
+  if (test::few_cases()) return check<BFloat16>(with_batch(kMdi, 5), 1, kBf16);
+  check<Float16>(with_batch(kMdi, 2), 2, kFp16);
+  // Up to 4 sequences both decay networks are multiplied at once.
+  for (const std::int64_t batch : {1, 3, 4, 5, 8}) {
+    for (const std::int64_t slots : {0, 1, 4}) check<BFloat16>(with_batch(kMdi, batch), slots, kBf16);
+  }
+}
+
+TEST_F(DecodeStepTest, DpgMatchesFloat64) {
+  DecodeShape shape = kMdi;
+  shape.dpg = true;
+  shape.gate_hidden = 64;
+  check<BFloat16>(shape, 3, kBf16);
+  if (test::few_cases()) return;
+  shape = with_batch(shape, 2);
+  shape.gate_hidden = 40;
+  for (const std::int64_t slots : {0, 1, 3}) check<float>(shape, slots, kFp32);
+  check<BFloat16>(shape, 0, kBf16);
+}
+
+// Batches that go from kernel to kernel, in each of linear's classes of rows.
+TEST_F(DecodeStepTest, LargeBatchesMatchFloat64) {
+  if (cuda().compute_capability() != 90) GTEST_SKIP() << "needs compute capability 9.0";
+  if (test::few_cases()) return check<BFloat16>(with_batch(kMdi, 9), 3, kBf16);
+  for (const std::int64_t batch : {9, 33, 64, 130}) {
+    for (const std::int64_t slots : {0, 1, 3}) check<BFloat16>(with_batch(kMdi, batch), slots, kBf16);
+  }
+  DecodeShape shape = with_batch(kMdi, 40);
+  check<Float16>(shape, 0, 2 * kFp16);  // the largest error of 40 sequences
+  shape.dpg = true;
+  shape.gate_hidden = 24;
+  check<BFloat16>(shape, 1, kBf16);
+  if (!test::small_sizes()) {
+    check<BFloat16>({.batch = 64,
+                     .dim = 2048,
+                     .layers = 1,
+                     .heads = 16,
+                     .ffn = 8192,
+                     .gate_hidden = 512,
+                     .vocab = 5000,
+                     .memory_slots = 2},
+                    2, kBf16);
+  }
+}
+
+TEST_F(DecodeStepTest, BitsOfASequenceDoNotDependOnItsLargeBatch) {
+  if (cuda().compute_capability() != 90) GTEST_SKIP() << "needs compute capability 9.0";
+  if (test::few_cases()) return;
+  constexpr std::int64_t kFew = 9;
+  const DecodeModel<BFloat16> many(with_batch(kMdi, 70));
+  const DecodeModel<BFloat16> few(with_batch(kMdi, kFew));  // the same weights: they follow from the seed
+  const DecodeState state = many.random_state(1000);
+  const auto first = [&](const auto& all, std::int64_t width) {
+    auto mine = std::remove_cvref_t<decltype(all)>();
+    for (std::int64_t l = 0; l < kMdi.layers; ++l) {
+      const auto from = all.begin() + l * many.shape.batch * width;
+      mine.insert(mine.end(), from, from + kFew * width);
+    }
+    return mine;
+  };
+  const DecodeState own = {first(state.h, kMdi.dim), first(state.memory, kMdi.memory_slots * kMdi.dim),
+                           first(state.segment_sum, kMdi.dim)};
+  DecodeRun<BFloat16> together(cuda(), many, state);
+  DecodeRun<BFloat16> apart(cuda(), few, own);
+  for (unsigned step = 0; step < 2; ++step) {
+    std::vector<int> tokens = random_tokens(many.shape, step);
+    std::vector<float> want = together.step(tokens, 3);
+    tokens.resize(kFew);
+    want.resize(static_cast<std::size_t>(kFew * kMdi.vocab));
+    EXPECT_EQ(apart.step(tokens, 3), want);
+  }
+  EXPECT_EQ(apart.h(), first(together.h(), kMdi.dim));
+  EXPECT_EQ(apart.segment_sum(), first(together.segment_sum(), kMdi.dim));
+}
+
+TEST_F(DecodeStepTest, LargeBatchesAreReproducible) {
+  if (cuda().compute_capability() != 90) GTEST_SKIP() << "needs compute capability 9.0";
+  const DecodeModel<BFloat16> model(with_batch(kMdi, 20));
+  const DecodeState state = model.random_state(1000);
+  DecodeRun<BFloat16> direct(cuda(), model, state);
+  DecodeRun<BFloat16> recorded(cuda(), model, state);
+  std::vector<float> want;
+  for (unsigned step = 0; step < 3; ++step) want = direct.step(random_tokens(model.shape, step), 3);
+  recorded.step(random_tokens(model.shape, 0), 3);
+  const Graph graph(cuda(), [&] { decode_step(cuda(), recorded.op()); });
+  for (unsigned step = 1; step < 3; ++step) {
+    recorded.feed(random_tokens(model.shape, step));
+    graph.launch(cuda());
+  }
+  EXPECT_EQ(recorded.logits(), want);
+  EXPECT_EQ(recorded.h(), direct.h());
+  EXPECT_EQ(recorded.segment_sum(), direct.segment_sum());
+}
+
+// Vectors that are not whole chunks of a warp, rows of several slots, one head, more slots of memory than lanes.
+TEST_F(DecodeStepTest, OddShapesMatchFloat64) {
+  check<float>({.batch = 1,  // a wide head
+                .dim = 304,
+                .layers = 1,
+                .heads = 1,
+                .ffn = 32,
+                .gate_hidden = 16,
+                .vocab = 3,
+                .memory_slots = 40},
+               37, kFp32);
+  if (test::few_cases()) return;
+  check<BFloat16>({.batch = 1,  // rows that are not whole steps
+                   .dim = 72,
+                   .layers = 2,
+                   .heads = 3,
+                   .ffn = 104,
+                   .gate_hidden = 24,
+                   .vocab = 33,
+                   .memory_slots = 2},
+                  2, kBf16);
+  check<float>(
+      {.batch = 2, .dim = 36, .layers = 1, .heads = 1, .ffn = 20, .gate_hidden = 4, .vocab = 2, .memory_slots = 40}, 40,
+      kFp32);
+  check<BFloat16>(
+      {.batch = 2, .dim = 24, .layers = 3, .heads = 3, .ffn = 8, .gate_hidden = 8, .vocab = 1, .memory_slots = 2}, 2,
+      kBf16);
+  check<float>({.batch = 1,
+                .dim = 160,
+                .layers = 1,
+                .heads = 5,
+                .ffn = 1100,
+                .gate_hidden = 40,
+                .vocab = 300,
+                .memory_slots = 1},
+               0, kFp32);
+}
+
+TEST_F(DecodeStepTest, LargeShapesMatchFloat64) {
+  if (test::small_sizes()) GTEST_SKIP() << "large sizes";
+  check<BFloat16>({.batch = 1,
+                   .dim = 1024,
+                   .layers = 2,
+                   .heads = 16,
+                   .ffn = 4096,
+                   .gate_hidden = 256,
+                   .vocab = 5003,
+                   .memory_slots = 4},
+                  3, kBf16);
+  check<BFloat16>({.batch = 8,
+                   .dim = 2048,
+                   .layers = 1,
+                   .heads = 16,
+                   .ffn = 8192,
+                   .gate_hidden = 512,
+                   .vocab = 32000,
+                   .memory_slots = 1},
+                  0, kBf16);
+  check<float>({.batch = 3,
+                .dim = 384,
+                .layers = 2,
+                .heads = 6,
+                .ffn = 1536,
+                .gate_hidden = 96,
+                .vocab = 4096,
+                .memory_slots = 1},
+               1, kFp32);
+}
+
+TEST_F(DecodeStepTest, BitsOfASequenceDoNotDependOnItsBatch) {
+  if (test::few_cases()) GTEST_SKIP() << "many launches";
+  check_batches<float>(kMdi, 3, 0);
+  check_batches<BFloat16>(kMdi, 8, 3);
+  check_batches<Float16>(kMdi, 2, 3);
+  // So wide that 8 sequences multiply ffn_out by panels and one does not.
+  DecodeShape wide = kMdi;
+  wide.layers = 1;
+  wide.ffn = 2304;
+  check_batches<BFloat16>(wide, 8, 0);
+  wide.ffn = 1152;
+  check_batches<float>(wide, 8, 0);
+}
+
+// One sequence of these goes through a cluster of blocks (decode_cluster.cuh), and not in a batch.
+TEST_F(DecodeStepTest, SmallModelsMatchFloat64AndTheirBatches) {
+  DecodeShape bundled = {.batch = 1,
+                         .dim = 384,
+                         .layers = 2,
+                         .heads = 6,
+                         .ffn = 768,
+                         .gate_hidden = 96,
+                         .vocab = 8209,
+                         .memory_slots = 32};
+  if (test::small_sizes()) bundled.vocab = 300;
+  EXPECT_TRUE(!test::kEmulated || decode_cluster_serves(cuda(), bundled));
+  check<BFloat16>(bundled, 29, kBf16);
+  if (test::few_cases()) return;
+  // Blocks with one unit of channels and with two; without any of a hidden layer; steps that some warps lack.
+  const DecodeShape shape = {
+      .batch = 1, .dim = 160, .layers = 3, .heads = 5, .ffn = 96, .gate_hidden = 32, .vocab = 1101, .memory_slots = 20};
+  for (const std::int64_t slots : {0, 1, 2, 20}) {
+    check<BFloat16>(shape, slots, kBf16);
+    check_batches<BFloat16>(slots == 0 ? bundled : shape, 2, slots);
+  }
+  DecodeShape other = shape;
+  other.dpg = true;
+  other.dim = 256;
+  other.heads = 4;
+  other.ffn = 736;
+  other.gate_hidden = 224;
+  other.vocab = 5;
+  for (const std::int64_t slots : {1, 17}) check_batches<BFloat16>(other, 2, slots);
+  check<BFloat16>(other, 3, kBf16);
+}
+
+TEST_F(DecodeStepTest, ARecordedStepEqualsADirectOne) {
+  const DecodeModel<BFloat16> model(with_batch(kMdi, 2));
+  const DecodeState state = model.random_state(1000);
+  DecodeRun<BFloat16> direct(cuda(), model, state);
+  DecodeRun<BFloat16> recorded(cuda(), model, state);
+  std::vector<float> want;
+  const unsigned steps = test::few_cases() ? 2 : 4;
+  for (unsigned step = 0; step < steps; ++step) want = direct.step(random_tokens(model.shape, step), 0);
+  recorded.step(random_tokens(model.shape, 0), 0);
+  const Graph graph(cuda(), [&] { decode_step(cuda(), recorded.op()); });
+  for (unsigned step = 1; step < steps; ++step) {
+    recorded.feed(random_tokens(model.shape, step));
+    graph.launch(cuda());
+  }
+  EXPECT_EQ(recorded.logits(), want);
+  EXPECT_EQ(recorded.h(), direct.h());
+}
+
+// A NaN of all ones, the mark of what is unwritten, in weights and state: the step ends, and it shows.
+TEST_F(DecodeStepTest, NanEndsTheStepAndShows) {
+  const auto check_type = [&]<class A>(A, std::int64_t batch) {
+    DecodeModel<A> model(with_batch(kMdi, batch));
+    std::memset(&model.embedding[5 * 64 + 7], 0xff, sizeof(A));
+    DecodeState state = model.random_state(1000);
+    DecodeRun<A> run(cuda(), model, state);
+    std::vector<int> tokens = {5};
+    if (batch > 1) tokens.push_back(6);
+    const std::vector<float> logits = run.step(tokens, 3);
+    for (std::int64_t i = 0; i < batch * model.shape.vocab; ++i) {
+      EXPECT_EQ(std::isnan(logits[static_cast<std::size_t>(i)]), i < model.shape.vocab);
+    }
+  };
+  check_type(BFloat16{}, 1);
+  if (test::few_cases()) return;
+  check_type(BFloat16{}, 2);
+  check_type(float{}, 1);
+  check_type(float{}, 2);
+}
+
+TEST_F(DecodeStepTest, SaysWhatItSupports) {
+  EXPECT_TRUE(decode_step_supported(cuda(), kMdi, 2));
+  EXPECT_EQ(decode_step_supported(cuda(), with_batch(kMdi, 9), 2), cuda().compute_capability() == 90);
+  EXPECT_FALSE(decode_step_supported(cuda(), with_batch(kMdi, 9), 4));
+  EXPECT_FALSE(decode_step_supported(cuda(), with_batch(kMdi, 0), 2));
+  DecodeShape shape = kMdi;
+  shape.gate_hidden = 4;  // 8 bytes in 16 bits
+  EXPECT_FALSE(decode_step_supported(cuda(), shape, 2));
+  EXPECT_TRUE(decode_step_supported(cuda(), shape, 4));
+  const DecodeShape large = {.batch = 8,
+                             .dim = 4096,
+                             .layers = 32,
+                             .heads = 32,
+                             .ffn = 16384,
+                             .gate_hidden = 1024,
+                             .vocab = 128256,
+                             .memory_slots = 8};
+  EXPECT_EQ(decode_step_supported(cuda(), large, 2), !test::kEmulated);  // its 4 blocks have to own too much
+  shape = large;
+  shape.dim = 32768;
+  EXPECT_FALSE(decode_step_supported(cuda(), shape, 2));
+}
+
+}  // namespace
+}  // namespace mmrec::kernels

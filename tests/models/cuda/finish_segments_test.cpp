@@ -1,0 +1,297 @@
+// finish_segments against a float64 rendering of its equations that rounds what enters a product, and its promises: a
+// sequence's bits do not depend on the batch, and the words that it borrows are zero afterwards.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "models/mmrec/cuda/ops.h"
+#include "tests/kernels/cuda/dense_testing.h"
+
+namespace mmrec::kernels::test {
+namespace {
+
+struct Shape {
+  std::int64_t batch = 1, time = 1, position = 0, segment = 1, slots = 1, dim = 64, ffn = 128, heads = 2;
+  bool biases = true;
+};
+
+/// Everything the op reads, on the host.
+template <class A>
+struct Inputs {
+  Shape shape;
+  std::vector<float> x, h, memory, norm, memory_out_bias, ffn_in_bias, ffn_out_bias;
+  std::vector<double> sum;
+  std::vector<A> v, q, memory_out, ffn_in, ffn_out;
+};
+
+template <class A>
+Inputs<A> random_inputs(const Shape& s, std::uint64_t stream) {
+  const auto size = [](std::int64_t n) { return static_cast<std::size_t>(n); };
+  const double d = std::sqrt(static_cast<double>(s.dim));
+  const double f = std::sqrt(static_cast<double>(s.ffn));
+  Inputs<A> in = {.shape = s,
+                  .x = random_normal<float>(size(s.batch * s.time * s.dim), 0.3, 1.0, stream),
+                  .h = random_normal<float>(size(s.batch * s.time * s.dim), 0.0, 1.0, stream + 11),
+                  .memory = random_normal<float>(size(s.batch * s.slots * s.dim), 0.0, 1.5, stream + 1),
+                  .norm = random_normal<float>(size(s.dim), 1.0, 0.2, stream + 2),
+                  .memory_out_bias = random_normal<float>(size(s.dim), 0.0, 0.5, stream + 3),
+                  .ffn_in_bias = random_normal<float>(size(s.ffn), 0.0, 0.5, stream + 4),
+                  .ffn_out_bias = random_normal<float>(size(s.dim), 0.0, 0.5, stream + 5),
+                  .sum = {},
+                  .v = random_normal<A>(size(s.batch * s.time * s.dim), 0.0, 3.0, stream + 12),
+                  .q = random_normal<A>(size(s.batch * s.time * s.dim), 0.0, 1.0, stream + 6),
+                  .memory_out = random_normal<A>(size(s.dim * s.dim), 0.0, 1.0 / d, stream + 7),
+                  .ffn_in = random_normal<A>(size(s.ffn * s.dim), 0.0, 1.0 / d, stream + 8),
+                  .ffn_out = random_normal<A>(size(s.dim * s.ffn), 0.0, 1.0 / f, stream + 9)};
+  const bool begins = s.position % s.segment == 0;
+  for (const float v : random_normal<float>(size(s.batch * s.dim), 0.0, 3.0, stream + 10)) {
+    in.sum.push_back(begins ? 0.0 : v);
+  }
+  const std::int64_t filled = std::min(s.slots, s.position / s.segment);
+  for (std::int64_t b = 0; b < s.batch; ++b) {  // what is not filled has no say
+    std::fill(in.memory.begin() + (b * s.slots + filled) * s.dim, in.memory.begin() + (b + 1) * s.slots * s.dim,
+              nan_of<float>());
+    // Nor do queries where fewer than two slots are filled.
+    const std::int64_t first = s.slots < 2 ? s.time : std::clamp<std::int64_t>(2 * s.segment - s.position, 0, s.time);
+    std::fill_n(in.q.begin() + b * s.time * s.dim, first * s.dim, nan_of<A>());
+  }
+  return in;
+}
+
+struct Outputs {
+  std::vector<double> x, memory, sum;
+};
+
+template <class A>
+double rounded(double v) {
+  return static_cast<double>(to_float(from_float<A>(static_cast<float>(v))));
+}
+
+/// y = W x + bias.
+template <class A>
+std::vector<double> affine(const std::vector<A>& weight, const std::vector<float>& bias, bool biases,
+                           const std::vector<double>& x) {
+  std::vector<double> y(bias.size());
+  for (std::size_t r = 0; r < y.size(); ++r) {
+    double sum = biases ? static_cast<double>(bias[r]) : 0.0;
+    for (std::size_t k = 0; k < x.size(); ++k) sum += static_cast<double>(to_float(weight[r * x.size() + k])) * x[k];
+    y[r] = sum;
+  }
+  return y;
+}
+
+template <class A>
+Outputs reference(const Inputs<A>& in) {
+  const Shape& s = in.shape;
+  Outputs out{{in.x.begin(), in.x.end()}, {in.memory.begin(), in.memory.end()}, in.sum};
+  const std::int64_t width = s.dim / s.heads;
+  for (std::int64_t b = 0; b < s.batch; ++b) {
+    double* memory = out.memory.data() + b * s.slots * s.dim;
+    for (std::int64_t t = 0; t < s.time; ++t) {
+      double* x = out.x.data() + (b * s.time + t) * s.dim;
+      const std::int64_t filled = std::min(s.slots, (s.position + t) / s.segment);
+      std::vector<double> attended(static_cast<std::size_t>(s.dim), 0.0);
+      for (std::int64_t h = 0; h < s.heads && filled > 0; ++h) {
+        std::vector<double> scores;
+        for (std::int64_t j = 0; j < filled; ++j) {
+          double score = 0.0;
+          for (std::int64_t c = h * width; c < (h + 1) * width && filled > 1; ++c) {
+            score += static_cast<double>(to_float(in.q[static_cast<std::size_t>((b * s.time + t) * s.dim + c)])) *
+                     memory[j * s.dim + c];
+          }
+          scores.push_back(score / std::sqrt(static_cast<double>(width)));
+        }
+        const double most = *std::max_element(scores.begin(), scores.end());
+        double all = 0.0;
+        for (double& score : scores) all += score = std::exp(score - most);
+        for (std::int64_t c = h * width; c < (h + 1) * width; ++c) {
+          double value = 0.0;
+          for (std::int64_t j = 0; j < filled; ++j)
+            value += scores[static_cast<std::size_t>(j)] * memory[j * s.dim + c];
+          attended[static_cast<std::size_t>(c)] = rounded<A>(value / all);
+        }
+      }
+      const std::vector<double> context = affine(in.memory_out, in.memory_out_bias, s.biases, attended);
+      double squares = 0.0;
+      for (std::int64_t c = 0; c < s.dim; ++c) {
+        const auto at = static_cast<std::size_t>((b * s.time + t) * s.dim + c);
+        x[c] += static_cast<double>(in.h[at]) + 0.1 * static_cast<double>(to_float(in.v[at]));
+        x[c] += context[static_cast<std::size_t>(c)];
+        squares += x[c] * x[c];
+      }
+      std::vector<double> u(static_cast<std::size_t>(s.dim));
+      const double inverse = 1.0 / (std::sqrt(squares / static_cast<double>(s.dim)) + 1e-6);
+      for (std::size_t c = 0; c < u.size(); ++c) u[c] = rounded<A>(x[c] * inverse * static_cast<double>(in.norm[c]));
+      std::vector<double> hidden = affine(in.ffn_in, in.ffn_in_bias, s.biases, u);
+      for (double& v : hidden) v = rounded<A>(0.5 * v * std::erfc(-v / std::sqrt(2.0)));
+      const std::vector<double> change = affine(in.ffn_out, in.ffn_out_bias, s.biases, hidden);
+      const std::int64_t end = s.position + t + 1;
+      for (std::int64_t c = 0; c < s.dim; ++c) {
+        x[c] += change[static_cast<std::size_t>(c)];
+        double& sum = out.sum[static_cast<std::size_t>(b * s.dim + c)];
+        sum += x[c];
+        if (end % s.segment != 0) continue;
+        memory[(end / s.segment - 1) % s.slots * s.dim + c] = sum / static_cast<double>(s.segment);
+        sum = 0.0;
+      }
+    }
+  }
+  return out;
+}
+
+template <class A>
+class FinishSegmentsTest : public CudaTest {
+ protected:
+  struct Result {
+    std::vector<float> x, memory;
+    std::vector<double> sum;
+  };
+
+  /// x has rows between its sequences that nobody may touch.
+  Result run(const Inputs<A>& in, bool expect_supported = true) {
+    const Shape& s = in.shape;
+    const std::int64_t rows_each = s.time + 1;
+    std::vector<float> x(static_cast<std::size_t>(s.batch * rows_each * s.dim), nan_of<float>());
+    for (std::int64_t b = 0; b < s.batch; ++b) {
+      std::copy_n(in.x.begin() + b * s.time * s.dim, s.time * s.dim, x.begin() + b * rows_each * s.dim);
+    }
+    DeviceMatrix<float> device_x(cuda(), x, s.batch * rows_each, s.dim);
+    const DeviceBuffer<float> h = to_device(in.h);
+    const DeviceBuffer<A> v = to_device(in.v);
+    const DeviceBuffer<A> q = to_device(in.q);
+    DeviceBuffer<float> memory = to_device(in.memory);
+    DeviceBuffer<double> sum = to_device(in.sum);
+    const DeviceBuffer<A> memory_out = to_device(in.memory_out);
+    const DeviceBuffer<A> ffn_in = to_device(in.ffn_in);
+    const DeviceBuffer<A> ffn_out = to_device(in.ffn_out);
+    const DeviceBuffer<float> norm = to_device(in.norm);
+    const DeviceBuffer<float> biases[3] = {to_device(in.memory_out_bias), to_device(in.ffn_in_bias),
+                                           to_device(in.ffn_out_bias)};
+    constexpr DType kType = std::is_same_v<A, BFloat16> ? DType::kBF16 : DType::kF16;
+    const FinishSegments<Device, A> op = {
+        .x = sequences(device_x.view(), s.batch, rows_each, 0, s.time),
+        .h = {h.data(), s.batch, s.time, s.dim},
+        .v = {v.data(), s.batch, s.time, s.dim},
+        .q = {q.data(), s.batch, s.time, s.dim},
+        .position = s.position,
+        .segment = s.segment,
+        .heads = s.heads,
+        .memory = memory.data(),
+        .memory_slots = s.slots,
+        .sum = sum.data(),
+        .memory_out = {memory_out.data(), kType, s.dim, s.dim},
+        .memory_out_bias = s.biases ? biases[0].data() : nullptr,
+        .norm = norm.data(),
+        .ffn_in = {ffn_in.data(), kType, s.ffn, s.dim},
+        .ffn_in_bias = s.biases ? biases[1].data() : nullptr,
+        .ffn_out = {ffn_out.data(), kType, s.dim, s.ffn},
+        .ffn_out_bias = s.biases ? biases[2].data() : nullptr,
+    };
+    const bool supported = finish_segments_supported(cuda(), op);
+    EXPECT_EQ(supported, expect_supported);
+    if (!supported) return {};
+    finish_segments(cuda(), op);
+    std::vector<std::uint32_t> flags(Cuda::kFlagWords);
+    cuda().download(cuda().flags(), flags.data(), flags.size());
+    EXPECT_EQ(std::count(flags.begin(), flags.end(), 0U), static_cast<std::ptrdiff_t>(flags.size()));
+    Result result{{}, to_host(memory), to_host(sum)};
+    const std::vector<float> all = device_x.download();
+    for (std::int64_t b = 0; b < s.batch; ++b) {
+      const auto from = all.begin() + b * rows_each * s.dim;
+      result.x.insert(result.x.end(), from, from + s.time * s.dim);
+      EXPECT_TRUE(std::all_of(from + s.time * s.dim, from + rows_each * s.dim, [](float v) { return std::isnan(v); }));
+    }
+    return result;
+  }
+
+  void check(const Shape& s) {
+    SCOPED_TRACE(testing::Message() << s.batch << " x " << s.time << " from " << s.position << ", segment " << s.segment
+                                    << ", slots " << s.slots << ", D " << s.dim << ", F " << s.ffn << ", heads "
+                                    << s.heads);
+    const Inputs<A> in = random_inputs<A>(s, stream_ += 20);
+    const Outputs want = reference(in);
+    const Result got = run(in);
+    // An operand that rounds the other way moves an output by a unit in A's last place times a weight. Operands reach
+    // [4, 8), where fp16's unit is 2^-8 and bf16's 2^-5, and weights of the narrowest model 1/2; two of them may.
+    const double bound = std::is_same_v<A, BFloat16> ? 0x1p-5 : 0x1p-8;
+    EXPECT_LE(largest_error(got.x, want.x), bound);
+    EXPECT_LE(largest_error(got.memory, want.memory), bound);
+    ASSERT_EQ(got.sum.size(), want.sum.size());
+    const bool ends = (s.position + s.time) % s.segment == 0;
+    for (std::size_t i = 0; i < want.sum.size(); ++i) {
+      if (ends) {
+        ASSERT_EQ(got.sum[i], 0.0);
+      } else {
+        ASSERT_NEAR(got.sum[i], want.sum[i], bound * 4.0 * std::sqrt(static_cast<double>(s.segment))) << i;
+      }
+    }
+  }
+
+  std::uint64_t stream_ = 1000;
+};
+
+using Types = testing::Types<BFloat16, Float16>;
+TYPED_TEST_SUITE(FinishSegmentsTest, Types);
+
+TYPED_TEST(FinishSegmentsTest, MatchesFloat64FromTheFirstTokenOn) {
+  this->check({.time = 1, .segment = 4, .slots = 3});
+  this->check({.time = 40, .segment = 40, .slots = 1});
+  this->check({.time = 90, .segment = 40, .slots = 4});
+  this->check({.time = 100, .segment = 20, .slots = 1});
+}
+
+TYPED_TEST(FinishSegmentsTest, MatchesFloat64FromTheMiddleOfASegmentToTheMiddleOfAnother) {
+  this->check({.batch = 3, .time = 75, .position = 37, .segment = 25, .slots = 2});
+  this->check({.batch = 2, .time = 130, .position = 170, .segment = 33, .slots = 3, .biases = false});
+  this->check({.time = 7, .position = 68, .segment = 17, .slots = 9});
+  this->check({.time = 64, .position = 128, .segment = 8, .slots = 5, .dim = 64, .ffn = 192, .heads = 1});
+}
+
+TYPED_TEST(FinishSegmentsTest, MatchesFloat64AtOtherWidths) {
+  this->check({.time = 50, .position = 39, .segment = 20, .slots = 40, .dim = 128, .ffn = 64, .heads = 4});
+  this->check({.time = 36, .position = 20 * 60, .segment = 20, .slots = 45, .dim = 192, .ffn = 320, .heads = 3});
+  this->check({.time = 34, .position = 60, .segment = 17, .slots = 8, .dim = 256, .ffn = 384, .heads = 2});
+  // Heads so wide that their queries and what is computed of slots just fit.
+  this->check({.time = 34, .position = 60, .segment = 17, .slots = 4, .dim = 256, .ffn = 256, .heads = 2});
+  this->check({.time = 34, .position = 60, .segment = 17, .slots = 4, .dim = 128, .ffn = 256, .heads = 1});
+  if (small_sizes()) return;
+  this->check(
+      {.time = 1100, .position = 256 * 3 + 100, .segment = 256, .slots = 32, .dim = 384, .ffn = 768, .heads = 6});
+  this->check(
+      {.batch = 5, .time = 600, .position = 256, .segment = 256, .slots = 3, .dim = 384, .ffn = 768, .heads = 6});
+  this->check({.time = 700, .position = 64 * 50, .segment = 600, .slots = 6, .dim = 512, .ffn = 256, .heads = 8});
+}
+
+TYPED_TEST(FinishSegmentsTest, ASequencesBitsDoNotDependOnTheBatch) {
+  const Shape one = {.time = 70, .position = 21, .segment = 30, .slots = 3};
+  Shape many = one;
+  many.batch = 5;
+  const Inputs<TypeParam> in = random_inputs<TypeParam>(many, 500);
+  const auto all = this->run(in);
+  for (std::int64_t b = 0; b < many.batch; ++b) {
+    const auto part = [b]<class T>(const std::vector<T>& v) {
+      const auto size = static_cast<std::ptrdiff_t>(v.size()) / 5;
+      return std::vector<T>(v.begin() + b * size, v.begin() + (b + 1) * size);
+    };
+    Inputs<TypeParam> alone = in;
+    alone.shape = one;
+    alone.x = part(in.x), alone.h = part(in.h), alone.v = part(in.v), alone.q = part(in.q),
+    alone.memory = part(in.memory), alone.sum = part(in.sum);
+    const auto got = this->run(alone);
+    EXPECT_TRUE(same_bits(got.x, part(all.x)));
+    EXPECT_TRUE(same_bits(got.memory, part(all.memory)));
+    EXPECT_TRUE(same_bits(got.sum, part(all.sum)));
+  }
+}
+
+TYPED_TEST(FinishSegmentsTest, SaysWhatItDoesNotTake) {
+  for (const Shape& s :
+       {Shape{.dim = 96, .heads = 3}, Shape{.ffn = 96}, Shape{.dim = 64, .heads = 4}, Shape{.dim = 192, .heads = 2},
+        Shape{.slots = 200}, Shape{.dim = 512, .ffn = 2048, .heads = 8}, Shape{.segment = 1 << 21}}) {
+    this->run(random_inputs<TypeParam>(s, 900), /*expect_supported=*/false);
+  }
+}
+
+}  // namespace
+}  // namespace mmrec::kernels::test
