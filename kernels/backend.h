@@ -177,7 +177,7 @@ struct BlockResidual {
 template <class Space>
 struct SegmentSum {
   SequenceView<const float, Space> x;
-  double* sum = nullptr;
+  MatrixView<double, Space> sum;
 };
 
 /// How the next token of one sequence is chosen. Candidates are the finite logits of ids below vocab_limit (0: of all),

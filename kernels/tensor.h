@@ -9,6 +9,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #if defined(__CUDACC__)
 #define MMREC_HOST_DEVICE __host__ __device__
@@ -91,6 +92,13 @@ MMREC_HOST_DEVICE constexpr Float16 from_float<Float16>(float x) {
   const std::uint32_t shift = 126u - exponent;
   const std::uint32_t half = 1u << (shift - 1);
   return {static_cast<std::uint16_t>(sign | ((m + (half - 1u) + ((m >> shift) & 1u)) >> shift))};
+}
+
+/// `p`, so many bytes further: the same thing in another slot of a row of equal blocks of memory.
+template <class T>
+MMREC_HOST_DEVICE inline T* bytes_further(T* p, std::int64_t bytes) {
+  using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
+  return reinterpret_cast<T*>(reinterpret_cast<Byte*>(p) + bytes);
 }
 
 /// [rows, cols], row r at data + r * stride.

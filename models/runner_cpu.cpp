@@ -1,5 +1,6 @@
 // The CPU runner: forward.h on kernels::Cpu.
 #include <utility>
+#include <vector>
 
 #include "kernels/cpu/cpu.h"
 #include "models/mmrec/forward.h"
@@ -50,7 +51,11 @@ class CpuRunner final : public Runner {
 
   std::span<const float> logits() const override {
     if (forward_.position() == 0) return {};
-    return {forward_.logits(), static_cast<std::size_t>(forward_.batch() * config_.vocab_size)};
+    const auto rows = forward_.logits();
+    if (rows.rows == 1) return {rows.data, static_cast<std::size_t>(rows.cols)};
+    logits_.resize(static_cast<std::size_t>(rows.rows * rows.cols));
+    forward_.fetch_logits(logits_.data());
+    return logits_;
   }
 
   std::int64_t position() const override { return forward_.position(); }
@@ -74,6 +79,7 @@ class CpuRunner final : public Runner {
   RunnerOptions options_;
   kernels::Cpu cpu_;
   Forward<kernels::Cpu> forward_;
+  mutable std::vector<float> logits_;  // [B, V] where the rows lie apart
 };
 
 }  // namespace

@@ -88,7 +88,7 @@ class CudaRunner final : public Runner {
     if (forward_.position() == 0) return {};
     if (!logits_fetched_) {
       cuda_.make_current();
-      cuda_.download(forward_.logits(), logits_host_.data(), logits_host_.size());
+      forward_.fetch_logits(logits_host_.data());
       logits_fetched_ = true;
     }
     return {logits_host_.data(), logits_host_.size()};
@@ -104,7 +104,7 @@ class CudaRunner final : public Runner {
     has_drawn_ = false;
     std::fill_n(drawn_.data(), tokens.size(), kPending);
     // They stay on the device too: mostly the next step takes just these.
-    kernels::sample_tokens(cuda_, {.logits = {forward_.logits(), batch(), config_.vocab_size},
+    kernels::sample_tokens(cuda_, {.logits = forward_.logits(),
                                    .rules = rules_.data(),
                                    .tokens = drawn_.data(),
                                    .copy = forward_.steps_at_once() ? forward_.step_tokens() : nullptr});

@@ -100,8 +100,8 @@ SweepCounts gated_sweeps(Cpu& cpu, const GatedSweeps<Host>& op);
 void memory_attention(Cpu& cpu, const MemoryAttention<Host>& op);
 void block_residual(Cpu& cpu, const BlockResidual<Host>& op);
 void segment_sum(Cpu& cpu, const SegmentSum<Host>& op);
-/// slot[b] = sum[b] / segment for every sequence, then sum = 0. sum [B, D]; slot row b at slot.data + b * slot.stride.
-void segment_close(Cpu& cpu, double* sum, std::int64_t segment, MatrixView<float, Host> slot);
+/// slot[b] = sum[b] / segment for every sequence, then sum = 0. sum, slot [B, D].
+void segment_close(Cpu& cpu, MatrixView<double, Host> sum, std::int64_t segment, MatrixView<float, Host> slot);
 
 template <class T>
 void exp_product_scan(Cpu& cpu, const ExpProductScan<T, Host>& op);

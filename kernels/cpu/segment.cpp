@@ -15,16 +15,16 @@ void segment_sum(Cpu& cpu, const SegmentSum<Host>& op) {
       const std::int64_t b = i / tiles;
       const std::int64_t c = i % tiles * kChannels;
       const std::int64_t channels = op.x.dim - c < kChannels ? op.x.dim - c : kChannels;
-      add_rows(op.x.at(b, 0, 0) + c, op.x.time_stride, op.x.time, op.sum + b * op.x.dim + c, channels);
+      add_rows(op.x.at(b, 0, 0) + c, op.x.time_stride, op.x.time, op.sum.row(b) + c, channels);
     }
   });
 }
 
-void segment_close(Cpu& /*cpu*/, double* sum, std::int64_t segment, MatrixView<float, Host> slot) {
+void segment_close(Cpu& /*cpu*/, MatrixView<double, Host> sum, std::int64_t segment, MatrixView<float, Host> slot) {
   for (std::int64_t b = 0; b < slot.rows; ++b) {
     for (std::int64_t c = 0; c < slot.cols; ++c) {
-      slot.row(b)[c] = static_cast<float>(sum[b * slot.cols + c] / static_cast<double>(segment));
-      sum[b * slot.cols + c] = 0.0;
+      slot.row(b)[c] = static_cast<float>(sum.row(b)[c] / static_cast<double>(segment));
+      sum.row(b)[c] = 0.0;
     }
   }
 }

@@ -46,13 +46,15 @@ struct DecodeStep {
   const A* head = nullptr;                                // [V, D]
   const float* norm = nullptr;                            // [D]
   float mdi_mix = 0.1F;
-  const int* tokens = nullptr;     // [B] in [0, V)
-  float* h = nullptr;              // state, [L, B, D]: h_{t-1} on entry, h_t after
-  const float* memory = nullptr;   // [L, B, M, D]
+  const int* tokens = nullptr;  // [B] in [0, V)
+  // Of the first sequence; those of sequence b lie b * slot_bytes bytes further.
+  float* h = nullptr;              // state, [L, D]: h_{t-1} on entry, h_t after
+  const float* memory = nullptr;   // [L, M, D]
   std::int64_t slots = 0;          // filled: the first `slots` of every ring
-  const float* context = nullptr;  // [L, B, D]: c where one slot is filled, W_o slot + b_o; else not read
-  double* segment_sum = nullptr;   // state, [L, B, D]: the block's outputs are added
-  float* logits = nullptr;         // [B, V]
+  const float* context = nullptr;  // [L, D]: c where one slot is filled, W_o slot + b_o; else not read
+  double* segment_sum = nullptr;   // state, [L, D]: the block's outputs are added
+  float* logits = nullptr;         // [V]
+  std::int64_t slot_bytes = 0;     // a multiple of 16
   void* exchange = nullptr;        // memory of this shape's own, as decode_exchange_clear left it or the last step
 };
 

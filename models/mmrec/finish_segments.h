@@ -13,8 +13,9 @@ namespace mmrec::kernels {
 ///   y = x + h + 0.1 v + W_o attend(q; the slots filled so far) + b_o
 ///   x = y + W_2 gelu(W_1 rmsnorm(y; norm) + b_1) + b_2
 /// and then sum += x over the piece's time, in fp64; at a segment's end slot = sum / segment, into the ring, and sum =
-/// 0. x, h, v, q [B, T, D]; q is looked at where two slots or more are filled. memory [B, M, D]: the segment that ends
-/// before position e fills slot (e / segment - 1) mod M. sum [B, D]. attend(), rmsnorm() and gelu() are rounded to A.
+/// 0. x, h, v, q [B, T, D]; q is looked at where two slots or more are filled. memory [M, D] and sum [D] are the first
+/// sequence's, the next ones' lie slot_bytes further each: the segment that ends before position e fills slot
+/// (e / segment - 1) mod M. attend(), rmsnorm() and gelu() are rounded to A.
 template <class Space, class A = float>
 struct FinishSegments {
   SequenceView<float, Space> x;
@@ -27,6 +28,7 @@ struct FinishSegments {
   float* memory = nullptr;
   std::int64_t memory_slots = 1;  // M
   double* sum = nullptr;
+  std::int64_t slot_bytes = 0;
   WeightView<Space> memory_out;  // W_o
   const float* memory_out_bias = nullptr;
   const float* norm = nullptr;

@@ -66,6 +66,8 @@ class Forward {
   using Space = typename Backend::Space;
   template <class T>
   using Buffer = typename Backend::template Buffer<T>;
+  template <class T>
+  using MatrixOf = kernels::MatrixView<T, Space>;
 
   Forward(const Config& config, ModelView<Space> model, Backend& backend, int batch, const RunnerOptions& options,
           const ChunkPlan& plan)
@@ -74,12 +76,12 @@ class Forward {
         backend_(backend),
         options_(options),
         plan_(plan),
+        slot_(config),
         batch_(batch),
         max_rows_(std::max<std::int64_t>(plan.tokens, std::min<std::int64_t>(plan.rows, batch * plan.tokens))) {
     const auto rows = static_cast<std::size_t>(max_rows_);
     const auto dim = static_cast<std::size_t>(config.model_dim);
     const auto all = static_cast<std::size_t>(batch);
-    const auto layers = static_cast<std::size_t>(config.num_layers);
     const std::int64_t gate_hidden = config.use_dpg ? config.dpg_rank : 2 * config.gate_hidden_dim();
     // One row more per sequence: the carry.
     const std::size_t window_rows = rows + static_cast<std::size_t>(std::min<std::int64_t>(max_rows_, batch));
@@ -101,28 +103,34 @@ class Forward {
       gate_ = backend.template allocate<float>(static_cast<std::size_t>(2 * plan.window) * dim);
       change_ = backend.template allocate<float>(static_cast<std::size_t>(2 * plan.window));
     }
-    h_ = backend.template allocate<float>(layers * all * dim);
-    memory_ = backend.template allocate<float>(layers * all * static_cast<std::size_t>(config.memory_slots) * dim);
-    segment_sum_ = backend.template allocate<double>(layers * all * dim);
-    segment_context_ = backend.template allocate<float>(layers * all * dim);
-    logits_ = backend.template allocate<float>(all * static_cast<std::size_t>(config.vocab_size));
+    state_ = backend.template allocate<std::byte>(all * slot_.bytes);
     logprobs_ = backend.template allocate<float>(std::max(rows, all));
     tokens_host_.resize(rows);
     logprobs_host_.resize(std::max(rows, all));
     whole_step_.emplace(config, model_, backend, batch,
                         typename WholeStep<Backend, A>::Memory{.tokens = tokens_.data(),
-                                                               .h = h_.data(),
-                                                               .memory = memory_.data(),
-                                                               .context = segment_context_.data(),
-                                                               .segment_sum = segment_sum_.data(),
-                                                               .logits = logits_.data()});
+                                                               .h = state<float>(slot_.h, 0),
+                                                               .memory = state<float>(slot_.memory, 0),
+                                                               .context = state<float>(slot_.segment_context, 0),
+                                                               .segment_sum = state<double>(slot_.segment_sum, 0),
+                                                               .logits = state<float>(slot_.logits, 0),
+                                                               .slot_bytes = slot_bytes()});
   }
 
   std::int64_t position() const { return position_; }
   int batch() const { return batch_; }
   const PrefillStats& stats() const { return stats_; }
   /// [B, V] in the backend's memory; meaningful from position 1 on.
-  const float* logits() const { return logits_.data(); }
+  MatrixOf<const float> logits() const {
+    return rows_of_slots(state<const float>(slot_.logits, 0), batch_, config_.vocab_size);
+  }
+  /// The same to contiguous host memory.
+  void fetch_logits(float* to) const {
+    for (std::int64_t b = 0; b < batch_; ++b) {
+      backend_.download(state<const float>(slot_.logits, b), to + b * config_.vocab_size,
+                        static_cast<std::size_t>(config_.vocab_size));
+    }
+  }
 
   /// Consumes tokens [batch, count] and leaves the logits of the next token in logits(). `exact` forbids sweeps.
   /// Where `logprobs` is not null it receives [batch, count] in host memory: the log-prob of each token, 0 for position
@@ -171,7 +179,9 @@ class Forward {
       next_logits(chunk);
       return;
     }
-    if (restarts()) kernels::fill_zero(backend_, Matrix<float>(h_.data(), config_.num_layers * batch_, dim()));
+    if (restarts()) {
+      kernels::fill_zero(backend_, rows_of_slots(state<float>(slot_.h, 0), batch_, config_.num_layers * dim()));
+    }
     whole_step_->run(backend_, filled_slots(position_));
     for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) close_segment(layer, chunk, position_ + 1);
   }
@@ -186,22 +196,16 @@ class Forward {
   HostState export_state() const {
     HostState state = zero_state();
     state.position = position_;
-    backend_.download(h_.data(), state.h.data(), state.h.size());
-    backend_.download(memory_.data(), state.memory.data(), state.memory.size());
-    backend_.download(segment_sum_.data(), state.segment_sum.data(), state.segment_sum.size());
-    if (position_ > 0) {
-      state.logits.resize(logits_.size());
-      backend_.download(logits_.data(), state.logits.data(), state.logits.size());
-    }
+    if (position_ > 0) state.logits.resize(static_cast<std::size_t>(batch_ * config_.vocab_size));
+    for_each_part(state,
+                  [this](auto* host, auto* in_slot, std::size_t count) { backend_.download(in_slot, host, count); });
     return state;
   }
 
   void import_state(const HostState& state) {
     position_ = state.position;
-    backend_.upload(state.h.data(), h_.data(), state.h.size());
-    backend_.upload(state.memory.data(), memory_.data(), state.memory.size());
-    backend_.upload(state.segment_sum.data(), segment_sum_.data(), state.segment_sum.size());
-    backend_.upload(state.logits.data(), logits_.data(), state.logits.size());
+    for_each_part(
+        state, [this](const auto* host, auto* in_slot, std::size_t count) { backend_.upload(host, in_slot, count); });
     if (filled_slots(position_) != 1) return;
     const std::int64_t slot = ring_slot(position_ / config_.memory_segment * config_.memory_segment);
     const std::int64_t rows = std::min<std::int64_t>(max_rows_, batch_);
@@ -257,24 +261,55 @@ class Forward {
   HostState zero_state() const {
     HostState state;
     state.batch = batch_;
-    state.h.resize(h_.size());
-    state.memory.resize(memory_.size());
-    state.segment_sum.resize(segment_sum_.size());
+    const auto rows = static_cast<std::size_t>(config_.num_layers * batch_ * dim());
+    state.h.resize(rows);
+    state.memory.resize(rows * static_cast<std::size_t>(config_.memory_slots));
+    state.segment_sum.resize(rows);
     return state;
+  }
+  // visit(host, in slot, count) for all that lies together in both.
+  template <class State, class Visit>
+  void for_each_part(State& host, Visit visit) const {
+    const auto count = static_cast<std::size_t>(dim());
+    const auto ring = count * static_cast<std::size_t>(config_.memory_slots);
+    for (std::int64_t b = 0; b < batch_; ++b) {
+      for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
+        const auto row = static_cast<std::size_t>(layer * batch_ + b);
+        visit(host.h.data() + row * count, state<float>(slot_.h, b) + layer * dim(), count);
+        visit(host.memory.data() + row * ring, state<float>(slot_.memory, b) + layer * config_.memory_slots * dim(),
+              ring);
+        visit(host.segment_sum.data() + row * count, state<double>(slot_.segment_sum, b) + layer * dim(), count);
+      }
+      const auto vocab = static_cast<std::size_t>(config_.vocab_size);
+      if (!host.logits.empty())
+        visit(host.logits.data() + static_cast<std::size_t>(b) * vocab, state<float>(slot_.logits, b), vocab);
+    }
+  }
+
+  std::int64_t slot_bytes() const { return static_cast<std::int64_t>(slot_.bytes); }
+  template <class T>
+  T* state(std::size_t offset, std::int64_t sequence) const {
+    return reinterpret_cast<T*>(const_cast<std::byte*>(state_.data()) + offset +
+                                static_cast<std::size_t>(sequence) * slot_.bytes);
+  }
+  // A row of every sequence from `first` on.
+  template <class T>
+  Matrix<T> rows_of_slots(T* first, std::int64_t count, std::int64_t cols) const {
+    return {first, count, cols, slot_bytes() / std::int64_t{sizeof(T)}};
   }
 
   // State of one layer for the chunk's sequences.
   Matrix<float> layer_h(std::int64_t layer, const Chunk& c) {
-    return {h_.data() + (layer * batch_ + c.first) * dim(), c.count, dim()};
+    return rows_of_slots(state<float>(slot_.h, c.first) + layer * dim(), c.count, dim());
   }
   float* layer_memory(std::int64_t layer, const Chunk& c) {
-    return memory_.data() + (layer * batch_ + c.first) * config_.memory_slots * dim();
+    return state<float>(slot_.memory, c.first) + layer * config_.memory_slots * dim();
   }
-  double* layer_segment_sum(std::int64_t layer, const Chunk& c) {
-    return segment_sum_.data() + (layer * batch_ + c.first) * dim();
+  Matrix<double> layer_segment_sum(std::int64_t layer, const Chunk& c) {
+    return rows_of_slots(state<double>(slot_.segment_sum, c.first) + layer * dim(), c.count, dim());
   }
   Matrix<float> layer_segment_context(std::int64_t layer, const Chunk& c) {
-    return {segment_context_.data() + (layer * batch_ + c.first) * dim(), c.count, dim()};
+    return rows_of_slots(state<float>(slot_.segment_context, c.first) + layer * dim(), c.count, dim());
   }
 
   // [count, tokens, D] at column `column` of rows `width` wide.
@@ -479,7 +514,8 @@ class Forward {
                                                  .heads = config_.num_heads,
                                                  .memory = layer_memory(layer, c),
                                                  .memory_slots = config_.memory_slots,
-                                                 .sum = layer_segment_sum(layer, c),
+                                                 .sum = layer_segment_sum(layer, c).data,
+                                                 .slot_bytes = slot_bytes(),
                                                  .memory_out = w.memory_out,
                                                  .memory_out_bias = w.memory_out_bias,
                                                  .norm = w.norm2,
@@ -531,7 +567,7 @@ class Forward {
     const bool no_slots = filled_slots(position_ + piece.first) == 0;
     kernels::BlockResidual<Space, A> op = residual(c, piece);
     op.bias = no_slots ? w.memory_out_bias : layer_segment_context(layer, c).data;
-    op.bias_stride = no_slots ? 0 : dim();
+    op.bias_stride = no_slots ? 0 : layer_segment_context(layer, c).stride;
     return op;
   }
 
@@ -554,7 +590,7 @@ class Forward {
     if (slots <= 1) return kernels::block_residual(backend_, residual_and_context(layer, w, c, piece));
     const Sequence<A> query = times(activation(attended(), c, dim()), piece);
     Sequence<const float> memory(layer_memory(layer, c), c.count, slots, dim());
-    memory.batch_stride = config_.memory_slots * dim();
+    memory.batch_stride = slot_bytes() / std::int64_t{sizeof(float)};
     kernels::memory_attention(backend_, kernels::MemoryAttention<Space, A>{
                                             .q = query, .slots = memory, .heads = config_.num_heads, .out = query});
     const Sequence<float> x = times(activation(x_, c, dim()), piece);
@@ -576,7 +612,7 @@ class Forward {
   }
 
   Matrix<float> slot_rows(std::int64_t layer, const Chunk& c, std::int64_t slot) {
-    return {layer_memory(layer, c) + slot * dim(), c.count, dim(), config_.memory_slots * dim()};
+    return rows_of_slots(layer_memory(layer, c) + slot * dim(), c.count, dim());
   }
 
   // c of the segment that begins where one slot is filled: W_o slot + b_o. Row by row, so that its bits depend on
@@ -600,7 +636,7 @@ class Forward {
     kernels::rmsnorm(backend_, last, model_.norm, hidden);
     run_linear<float>({{.x = hidden,
                         .weight = model_.head,
-                        .y = {logits_.data() + c.first * config_.vocab_size, c.count, config_.vocab_size}}});
+                        .y = rows_of_slots(state<float>(slot_.logits, c.first), c.count, config_.vocab_size)}});
   }
 
   // The first token of a call is predicted by the logits that the previous call left.
@@ -614,11 +650,11 @@ class Forward {
       for (std::int64_t b = 0; b < n; ++b)
         tokens_host_[static_cast<std::size_t>(b)] = tokens[static_cast<std::size_t>((first + b) * count)];
       backend_.upload(tokens_host_.data(), tokens_.data(), static_cast<std::size_t>(n));
-      kernels::token_logprobs(backend_,
-                              kernels::TokenLogprobs<float, int, Space>{
-                                  .logits = {logits_.data() + first * config_.vocab_size, n, config_.vocab_size},
-                                  .targets = tokens_.data(),
-                                  .logprobs = logprobs_.data()});
+      kernels::token_logprobs(
+          backend_, kernels::TokenLogprobs<float, int, Space>{
+                        .logits = rows_of_slots(state<const float>(slot_.logits, first), n, config_.vocab_size),
+                        .targets = tokens_.data(),
+                        .logprobs = logprobs_.data()});
       backend_.download(logprobs_.data(), logprobs_host_.data(), static_cast<std::size_t>(n));
       for (std::int64_t b = 0; b < n; ++b) logprobs[(first + b) * count] = logprobs_host_[static_cast<std::size_t>(b)];
     }
@@ -680,6 +716,7 @@ class Forward {
   Backend& backend_;
   RunnerOptions options_;
   ChunkPlan plan_;
+  SlotLayout slot_;
   int batch_;
   std::int64_t max_rows_;
   std::int64_t position_ = 0;
@@ -694,11 +731,7 @@ class Forward {
   Buffer<float> x_, gamma_, context_, h_window_, gate_ /* 2D, one window */, change_ /* change, magnitude */, logprobs_;
   Buffer<A> u_, qvzk_ /* 4D or 3D */, gate_z_, gate_hidden_ /* 2G or R */, attended_, h_rounded_, ffn_ /* F */;
   // State.
-  Buffer<float> h_;                // [L, B, D]
-  Buffer<float> memory_;           // [L, B, M, D]
-  Buffer<double> segment_sum_;     // [L, B, D]
-  Buffer<float> segment_context_;  // [L, B, D], meaningful while exactly one slot is filled; follows from memory_
-  Buffer<float> logits_;           // [B, V]
+  Buffer<std::byte> state_;  // [B] slots
   std::optional<WholeStep<Backend, A>> whole_step_;
 };
 

@@ -9,6 +9,33 @@
 
 namespace mmrec::models {
 
+/// Where the state of one sequence lies in its slot, a block of memory; offsets and size in bytes.
+struct SlotLayout {
+  std::size_t h = 0;                // [L, D] fp32: the recurrent state
+  std::size_t memory = 0;           // [L, M, D] fp32: a ring of segment means
+  std::size_t segment_sum = 0;      // [L, D] fp64: sum of block outputs over the running segment
+  std::size_t segment_context = 0;  // [L, D] fp32: c while exactly one slot of memory is filled; follows from memory
+  std::size_t logits = 0;           // [V] fp32: of the next token
+  std::size_t bytes = 0;            // of a slot; all of these are multiples of kAlign
+
+  static constexpr std::size_t kAlign = 256;
+
+  explicit SlotLayout(const Config& config) {
+    const auto layers = static_cast<std::size_t>(config.num_layers);
+    const auto dim = static_cast<std::size_t>(config.model_dim);
+    const auto place = [this](std::size_t count, std::size_t size) {
+      const std::size_t offset = bytes;
+      bytes += (count * size + kAlign - 1) / kAlign * kAlign;
+      return offset;
+    };
+    h = place(layers * dim, sizeof(float));
+    memory = place(layers * static_cast<std::size_t>(config.memory_slots) * dim, sizeof(float));
+    segment_sum = place(layers * dim, sizeof(double));
+    segment_context = place(layers * dim, sizeof(float));
+    logits = place(static_cast<std::size_t>(config.vocab_size), sizeof(float));
+  }
+};
+
 /// A copy of the state in host memory, the same for every backend. Sequences run in lock-step at one position.
 /// The ring's write index is (position / memory_segment) mod memory_slots, and min(position / memory_segment,
 /// memory_slots) slots are filled: both follow from `position`.

@@ -26,6 +26,7 @@ class WholeStep {
     const float* context = nullptr;
     double* segment_sum = nullptr;
     float* logits = nullptr;
+    std::int64_t slot_bytes = 0;
   };
 
   WholeStep(const Config& config, const ModelView<Space>& model, Backend& backend, std::int64_t batch,
@@ -60,6 +61,7 @@ class WholeStep {
              .context = memory.context,
              .segment_sum = memory.segment_sum,
              .logits = memory.logits,
+             .slot_bytes = memory.slot_bytes,
              .exchange = exchange_.data()};
     }
   }

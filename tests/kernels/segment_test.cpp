@@ -27,11 +27,11 @@ TEST(SegmentTest, MeanDoesNotDependOnCutsOrThreads) {
         for (std::int64_t t = 0; t < time; t += cut) {
           SequenceView<const float, Host> part(x.data() + t * dim, batch, std::min(cut, time - t), dim);
           part.batch_stride = time * dim;
-          segment_sum(cpu, {.x = part, .sum = sum.data()});
+          segment_sum(cpu, {.x = part, .sum = {sum.data(), batch, dim}});
         }
         ASSERT_EQ(sum, expected) << threads << " threads, cut " << cut << ", dim " << dim;
         std::vector<float> slots = poisoned(batch * (dim + 5));
-        segment_close(cpu, sum.data(), time, {slots.data(), batch, dim, dim + 5});
+        segment_close(cpu, {sum.data(), batch, dim}, time, {slots.data(), batch, dim, dim + 5});
         for (std::int64_t b = 0; b < batch; ++b) {
           for (std::int64_t c = 0; c < dim + 5; ++c) {
             const float slot = slots[static_cast<std::size_t>(b * (dim + 5) + c)];

@@ -25,25 +25,25 @@ struct AddShortRun {
   template <int kWidth>
   __device__ void apply(std::int64_t b, std::int64_t channel) const {
     static_assert(kWidth == 1);
-    double sum = __ldcg(op.sum + b * op.x.dim + channel);
+    double sum = __ldcg(op.sum.row(b) + channel);
     for (std::int64_t t = 0; t < op.x.time; ++t) {
       float x[1];
       load(op.x.at(b, 0, t) + channel, x);
       sum += static_cast<double>(x[0]);
     }
-    op.sum[b * op.x.dim + channel] = sum;
+    op.sum.row(b)[channel] = sum;
   }
 };
 
 struct Close {
-  double* sum;
+  MatrixView<double, Device> sum;
   double segment;
   MatrixView<float, Device> slot;
 
   template <int kWidth>
   __device__ void apply(std::int64_t b, std::int64_t channel) const {
     static_assert(kWidth == 1);
-    double* from = sum + b * slot.cols + channel;
+    double* from = sum.row(b) + channel;
     slot.row(b)[channel] = static_cast<float>(__ldcg(from) / segment);
     *from = 0.0;
   }
@@ -82,9 +82,10 @@ __global__ void __launch_bounds__(kThreads) segment_sum_kernel(const __grid_cons
   }
   __syncthreads();
   if (partial != 0 || !exists) return;
-  double all = __ldcg(op.sum + b * op.x.dim + channel);
+  double* to = op.sum.row(b) + channel;
+  double all = __ldcg(to);
   for (int i = 0; i < kGroups; ++i) all += groups[i][lane];
-  op.sum[b * op.x.dim + channel] = all;
+  *to = all;
 }
 
 }  // namespace
@@ -97,13 +98,13 @@ void segment_sum(Cuda& cuda, const SegmentSum<Device>& op) {
     SegmentSum<Device> part = op;
     part.x.data = x.at(b, 0, 0);
     part.x.batch = std::min(x.batch - b, kMostSequences);
-    part.sum = op.sum + b * x.dim;
+    part.sum = op.sum.middle_rows(b, part.x.batch);
     const dim3 grid(static_cast<unsigned>(ceil_div(x.dim, kChannels)), static_cast<unsigned>(part.x.batch));
     launch(cuda.stream(), overlapping(cuda, grid, dim3(kThreads)), segment_sum_kernel, part);
   }
 }
 
-void segment_close(Cuda& cuda, double* sum, std::int64_t segment, MatrixView<float, Device> slot) {
+void segment_close(Cuda& cuda, MatrixView<double, Device> sum, std::int64_t segment, MatrixView<float, Device> slot) {
   map_rows_by<1>(cuda, cuda.stream(), Close{sum, static_cast<double>(segment), slot}, slot.rows, slot.cols);
 }
 

@@ -238,8 +238,8 @@ void block_residual(Cuda& cuda, const BlockResidual<Device, A>& op);
 template <class A>
 void block_residual_norm(Cuda& cuda, const BlockResidual<Device, A>& op, const float* weight, MatrixView<A, Device> u);
 void segment_sum(Cuda& cuda, const SegmentSum<Device>& op);
-/// slot[b] = sum[b] / segment for every sequence, then sum = 0. sum [B, D]; slot row b at slot.data + b * slot.stride.
-void segment_close(Cuda& cuda, double* sum, std::int64_t segment, MatrixView<float, Device> slot);
+/// slot[b] = sum[b] / segment for every sequence, then sum = 0. sum, slot [B, D].
+void segment_close(Cuda& cuda, MatrixView<double, Device> sum, std::int64_t segment, MatrixView<float, Device> slot);
 
 void sample_tokens(Cuda& cuda, const SampleTokens<Device>& op);
 

@@ -108,8 +108,8 @@ TEST_F(CudaCpuAgreementTest, AttentionResidualAndSegments) {
                                                    .v = {c.view().data, batch, time, dim},
                                                    .bias = memory.view().data,
                                                    .y = {y.view().data, batch, time, dim}});
-      segment_sum(cuda(), {.x = {y.view().data, batch, time, dim}, .sum = sum.data()});
-      segment_close(cuda(), sum.data(), time, mean.view());
+      segment_sum(cuda(), {.x = {y.view().data, batch, time, dim}, .sum = {sum.data(), batch, dim}});
+      segment_close(cuda(), {sum.data(), batch, dim}, time, mean.view());
 
       std::vector<float> c_cpu(static_cast<std::size_t>(n * dim));
       std::vector<float> y_cpu(c_cpu.size());
@@ -124,8 +124,8 @@ TEST_F(CudaCpuAgreementTest, AttentionResidualAndSegments) {
                                                .v = {c_cpu.data(), batch, time, dim},
                                                .bias = memory.values().data(),
                                                .y = {y_cpu.data(), batch, time, dim}});
-      segment_sum(cpu_, {.x = {y_cpu.data(), batch, time, dim}, .sum = sum_cpu.data()});
-      segment_close(cpu_, sum_cpu.data(), time, view(mean_cpu, dim));
+      segment_sum(cpu_, {.x = {y_cpu.data(), batch, time, dim}, .sum = {sum_cpu.data(), batch, dim}});
+      segment_close(cpu_, {sum_cpu.data(), batch, dim}, time, view(mean_cpu, dim));
       expect_close(c.download(), c_cpu, 1e-5);
       expect_close(y.download(), y_cpu, 2e-6);
       expect_close(mean.download(), mean_cpu, 2e-6);

@@ -24,7 +24,7 @@ class CudaSegmentTest : public CudaTest {
         DeviceBuffer<double> sum = to_device(std::vector<double>(expected.size(), 0.0));
         for (std::int64_t t = 0; t < time; t += cut) {
           segment_sum(cuda(), {.x = sequences<const float>(x.view(), batch, time, t, std::min(cut, time - t)),
-                               .sum = sum.data()});
+                               .sum = {sum.data(), batch, dim}});
         }
         return sum;
       };
@@ -33,7 +33,7 @@ class CudaSegmentTest : public CudaTest {
       for (std::size_t i = 0; i < sums.size(); ++i) ASSERT_NEAR(sums[i], expected[i], bound[i]);
       ASSERT_EQ(to_host(run()), sums);
       DeviceMatrix<float> slot(cuda(), batch, dim, {.pad = 5, .offset = 2});
-      segment_close(cuda(), sum.data(), time, slot.view());
+      segment_close(cuda(), {sum.data(), batch, dim}, time, slot.view());
       const std::vector<float> got = slot.download();
       for (std::size_t i = 0; i < expected.size(); ++i) {
         ASSERT_EQ(got[i], static_cast<float>(sums[i] / static_cast<double>(time)));
@@ -68,7 +68,7 @@ TEST_F(CudaSegmentTest, ContinuesASum) {
     for (std::int64_t c = 0; c < 3; ++c) expected[static_cast<std::size_t>(c)] += x(t, c);
   }
   DeviceBuffer<double> sum = to_device(before);
-  segment_sum(cuda(), {.x = sequences<const float>(x.view(), 1, 20, 0, 20), .sum = sum.data()});
+  segment_sum(cuda(), {.x = sequences<const float>(x.view(), 1, 20, 0, 20), .sum = {sum.data(), 1, 3}});
   const std::vector<double> got = to_host(sum);
   for (std::size_t c = 0; c < 3; ++c) EXPECT_NEAR(got[c], expected[c], 1e-14 * (std::abs(expected[c]) + 20.0)) << c;
 }

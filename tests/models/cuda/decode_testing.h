@@ -215,12 +215,14 @@ class DecodeRun {
  public:
   DecodeRun(Cuda& cuda, const DecodeModel<A>& model, const DecodeState& state)
       : cuda_(cuda),
-        h_(place(state.h)),
-        memory_(place(state.memory)),
-        segment_sum_(place(state.segment_sum)),
-        context_(place(model.context(state))),
+        shape_(model.shape),
+        h_{place_in_slot(shape_.layers, shape_.dim, sizeof(float))},
+        memory_{place_in_slot(shape_.layers, shape_.memory_slots * shape_.dim, sizeof(float))},
+        context_{place_in_slot(shape_.layers, shape_.dim, sizeof(float))},
+        logits_{place_in_slot(1, shape_.vocab, sizeof(float))},
+        segment_sum_{place_in_slot(shape_.layers, shape_.dim, sizeof(double))},
+        state_(slot_bytes_ * static_cast<std::size_t>(shape_.batch)),
         tokens_(static_cast<std::size_t>(model.shape.batch)),
-        logits_(static_cast<std::size_t>(model.shape.batch * model.shape.vocab)),
         exchange_(decode_exchange_bytes(cuda, model.shape, sizeof(A))) {
     for (const Layer<A>& w : model.layers) {
       DecodeLayer<Device, A> l;
@@ -245,6 +247,10 @@ class DecodeRun {
       layers_on_host_.push_back(l);
     }
     layers_ = place(layers_on_host_);
+    put(state.h, h_);
+    put(state.memory, memory_);
+    put(state.segment_sum, segment_sum_);
+    put(model.context(state), context_);
     op_ = {.shape = model.shape,
            .layers = layers_.data(),
            .layers_on_host = layers_on_host_.data(),
@@ -253,12 +259,13 @@ class DecodeRun {
            .norm = keep(model.norm_weight, floats_),
            .mdi_mix = model.mix,
            .tokens = tokens_.data(),
-           .h = h_.data(),
-           .memory = memory_.data(),
+           .h = in_slot<float>(h_),
+           .memory = in_slot<float>(memory_),
            .slots = 0,
-           .context = context_.data(),
-           .segment_sum = segment_sum_.data(),
-           .logits = logits_.data(),
+           .context = in_slot<float>(context_),
+           .segment_sum = in_slot<double>(segment_sum_),
+           .logits = in_slot<float>(logits_),
+           .slot_bytes = static_cast<std::int64_t>(slot_bytes_),
            .exchange = exchange_.data()};
     decode_exchange_clear(cuda, model.shape, sizeof(A), exchange_.data());
   }
@@ -272,12 +279,11 @@ class DecodeRun {
   }
   void feed(const std::vector<int>& tokens) {
     cuda_.upload(tokens.data(), tokens_.data(), tokens.size());
-    const std::vector<float> nan(logits_.size(), NAN);
-    cuda_.upload(nan.data(), logits_.data(), nan.size());
+    put(std::vector<float>(static_cast<std::size_t>(shape_.batch * shape_.vocab), NAN), logits_);
   }
-  std::vector<float> logits() { return fetch(logits_); }
-  std::vector<float> h() { return fetch(h_); }
-  std::vector<double> segment_sum() { return fetch(segment_sum_); }
+  std::vector<float> logits() { return fetch<float>(logits_); }
+  std::vector<float> h() { return fetch<float>(h_); }
+  std::vector<double> segment_sum() { return fetch<double>(segment_sum_); }
   DecodeStep<Device, A>& op() { return op_; }
 
  private:
@@ -292,19 +298,46 @@ class DecodeRun {
     in.push_back(place(host));
     return in.back().data();
   }
+
+  /// A tensor of a slot: rows [layers], one after another. On the host rows are [layers, B].
+  struct InSlot {
+    std::size_t offset = 0, layers = 0, row = 0;
+  };
+  InSlot place_in_slot(std::int64_t layers, std::int64_t row, std::size_t size) {
+    constexpr std::size_t kAlign = 16;
+    const InSlot at = {slot_bytes_, static_cast<std::size_t>(layers), static_cast<std::size_t>(row)};
+    slot_bytes_ += (at.layers * at.row * size + kAlign - 1) / kAlign * kAlign;
+    return at;
+  }
   template <class T>
-  std::vector<T> fetch(const DeviceBuffer<T>& buffer) {
-    std::vector<T> host(buffer.size());
-    cuda_.download(buffer.data(), host.data(), host.size());
+  T* in_slot(const InSlot& what, std::size_t sequence = 0, std::size_t layer = 0) {
+    return reinterpret_cast<T*>(state_.data() + sequence * slot_bytes_ + what.offset) + layer * what.row;
+  }
+  /// visit(row on the host, row in its slot) for all rows.
+  template <class Host, class Visit>
+  void for_each_row(Host* host, const InSlot& what, Visit visit) {
+    const auto batch = static_cast<std::size_t>(shape_.batch);
+    for (std::size_t row = 0; row < what.layers * batch; ++row) {
+      visit(host + row * what.row, in_slot<std::remove_const_t<Host>>(what, row % batch, row / batch));
+    }
+  }
+  template <class T>
+  void put(const std::vector<T>& host, const InSlot& what) {
+    for_each_row(host.data(), what, [&](const T* from, T* to) { cuda_.upload(from, to, what.row); });
+  }
+  template <class T>
+  std::vector<T> fetch(const InSlot& what) {
+    std::vector<T> host(what.layers * static_cast<std::size_t>(shape_.batch) * what.row);
+    for_each_row(host.data(), what, [&](T* to, const T* from) { cuda_.download(from, to, what.row); });
     return host;
   }
 
   Cuda& cuda_;
-  DeviceBuffer<float> h_, memory_;
-  DeviceBuffer<double> segment_sum_;
-  DeviceBuffer<float> context_;
+  DecodeShape shape_;
+  std::size_t slot_bytes_ = 0;
+  InSlot h_, memory_, context_, logits_, segment_sum_;
+  DeviceBuffer<std::byte> state_;
   DeviceBuffer<int> tokens_;
-  DeviceBuffer<float> logits_;
   DeviceBuffer<std::byte> exchange_;
   std::vector<DeviceBuffer<A>> weights_;
   std::vector<DeviceBuffer<float>> floats_;

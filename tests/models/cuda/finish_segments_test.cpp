@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstring>
 
 #include "models/mmrec/cuda/ops.h"
 #include "tests/kernels/cuda/dense_testing.h"
@@ -160,8 +162,19 @@ class FinishSegmentsTest : public CudaTest {
     const DeviceBuffer<float> h = to_device(in.h);
     const DeviceBuffer<A> v = to_device(in.v);
     const DeviceBuffer<A> q = to_device(in.q);
-    DeviceBuffer<float> memory = to_device(in.memory);
-    DeviceBuffer<double> sum = to_device(in.sum);
+    // A slot has a sequence's memory [M, D], then its sum [D].
+    const auto ring_bytes = static_cast<std::size_t>(s.slots * s.dim) * sizeof(float);
+    const auto sum_bytes = static_cast<std::size_t>(s.dim) * sizeof(double);
+    std::vector<std::byte> slots(static_cast<std::size_t>(s.batch) * (ring_bytes + sum_bytes));
+    const auto for_each_slot = [&](auto& memory, auto& sum, auto copy) {
+      for (std::size_t b = 0; b < static_cast<std::size_t>(s.batch); ++b) {
+        std::byte* slot = slots.data() + b * (ring_bytes + sum_bytes);
+        copy(slot, memory.data() + b * ring_bytes / sizeof(float), ring_bytes);
+        copy(slot + ring_bytes, sum.data() + b * sum_bytes / sizeof(double), sum_bytes);
+      }
+    };
+    for_each_slot(in.memory, in.sum, [](void* slot, const void* host, std::size_t n) { std::memcpy(slot, host, n); });
+    DeviceBuffer<std::byte> state = to_device(slots);
     const DeviceBuffer<A> memory_out = to_device(in.memory_out);
     const DeviceBuffer<A> ffn_in = to_device(in.ffn_in);
     const DeviceBuffer<A> ffn_out = to_device(in.ffn_out);
@@ -177,9 +190,10 @@ class FinishSegmentsTest : public CudaTest {
         .position = s.position,
         .segment = s.segment,
         .heads = s.heads,
-        .memory = memory.data(),
+        .memory = reinterpret_cast<float*>(state.data()),
         .memory_slots = s.slots,
-        .sum = sum.data(),
+        .sum = reinterpret_cast<double*>(state.data() + ring_bytes),
+        .slot_bytes = static_cast<std::int64_t>(ring_bytes + sum_bytes),
         .memory_out = {memory_out.data(), kType, s.dim, s.dim},
         .memory_out_bias = s.biases ? biases[0].data() : nullptr,
         .norm = norm.data(),
@@ -195,7 +209,10 @@ class FinishSegmentsTest : public CudaTest {
     std::vector<std::uint32_t> flags(Cuda::kFlagWords);
     cuda().download(cuda().flags(), flags.data(), flags.size());
     EXPECT_EQ(std::count(flags.begin(), flags.end(), 0U), static_cast<std::ptrdiff_t>(flags.size()));
-    Result result{{}, to_host(memory), to_host(sum)};
+    Result result{{}, std::vector<float>(in.memory.size()), std::vector<double>(in.sum.size())};
+    slots = to_host(state);
+    for_each_slot(result.memory, result.sum,
+                  [](const void* slot, void* host, std::size_t n) { std::memcpy(host, slot, n); });
     const std::vector<float> all = device_x.download();
     for (std::int64_t b = 0; b < s.batch; ++b) {
       const auto from = all.begin() + b * rows_each * s.dim;

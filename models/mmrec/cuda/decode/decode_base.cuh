@@ -50,8 +50,8 @@ class DecodeMath {
     if (weight == nullptr || vector * kVector >= dim_) return make_float4(1, 1, 1, 1);
     return __ldg(reinterpret_cast<const float4*>(weight) + vector);
   }
-  __device__ float4 state_vector(int layer, int sequence, int batch, int vector) const {
-    const float* h = p_.op.h + (std::int64_t{layer} * batch + sequence) * dim_;
+  __device__ float4 state_vector(int layer, int sequence, int vector) const {
+    const float* h = bytes_further(p_.op.h, sequence * p_.op.slot_bytes) + std::int64_t{layer} * dim_;
     return __ldcg(reinterpret_cast<const float4*>(h) + vector);
   }
   __device__ const A* embedding_row(int sequence) const {
@@ -201,7 +201,8 @@ class DecodeBase : protected DecodeMath<A> {
       const int head = (task - b * heads) * width;
       const A* query = vectors<A>(layer, Point::kQuery) + std::int64_t{b} * dim_ + head;
       A* attended = vectors<A>(layer, Point::kAttended) + std::int64_t{b} * dim_ + head;
-      const float* memory = p_.op.memory + (std::int64_t{layer} * batch + b) * shape.memory_slots * dim_ + head;
+      const float* memory =
+          bytes_further(p_.op.memory, b * p_.op.slot_bytes) + std::int64_t{layer} * shape.memory_slots * dim_ + head;
       const auto read = [&](int slot, int channel) {
         return slot < slots && channel < width ? __ldg(memory + std::int64_t{slot} * dim_ + channel) : 0.0F;
       };

@@ -112,7 +112,7 @@ class DecodeBlock : private DecodeBase<A> {
     }
   }
   __device__ float4 state_vector(int layer, const Position& at) const {
-    return Base::state_vector(layer, at.sequence, batch(), at.vector(first_vector()));
+    return Base::state_vector(layer, at.sequence, at.vector(first_vector()));
   }
   /// What a fp32 operand comes from.
   enum class Source : std::uint8_t { kState, kEmbedding, kExchange };
@@ -209,9 +209,6 @@ class DecodeBlock : private DecodeBase<A> {
   __device__ float& local(Local what, int channel, int sequence) const {
     return Base::local(what, channel, sequence, batch());
   }
-  /// First of the layer's [B, D] in h, context and segment_sum.
-  __device__ std::int64_t first_of(int layer) const { return std::int64_t{layer} * batch() * dim_; }
-
   /// An output of a stage, and what its epilogue reads from memory.
   struct Output {
     int row, part, sequence;  // the row of the part, or of the pass
@@ -223,6 +220,13 @@ class DecodeBlock : private DecodeBase<A> {
     double sum;
     void* to;  // what other blocks or the caller read
   };
+  /// An output's channel in its sequence's h, context or segment_sum.
+  template <class T>
+  __device__ T* state_of(T* first, int layer, const Output& out) const {
+    return bytes_further(first, out.sequence * p_.op.slot_bytes) + std::int64_t{layer} * dim_ + channels_.first +
+           out.row;
+  }
+
   /// Where an output goes that is not this block's own. Worked out while the input is on its way.
   __device__ void* destination(int layer, Stage stage, const Output& out, int first) const {
     const DecodeStep<Device, A>& op = p_.op;
@@ -249,7 +253,7 @@ class DecodeBlock : private DecodeBase<A> {
       case Stage::kNarrow:
         return vectors<float>(layer, Point::kOutput) + out.at;
       case Stage::kPredict:
-        return op.logits + out.sequence * op.shape.vocab + share(Owned::kVocab);
+        return bytes_further(op.logits, out.sequence * op.slot_bytes) + share(Owned::kVocab);
       default:
         return nullptr;
     }
@@ -276,14 +280,13 @@ class DecodeBlock : private DecodeBase<A> {
     const auto bias = [&](int part) { return biases[part] == nullptr ? 0.0F : __ldg(biases[part] + first + out.row); };
     out.bias = bias(out.kind);
     if (stage == Stage::kAdvance) {
-      const std::int64_t here = first_of(layer) + out.at;
       out.context_bias = bias(1);
-      out.h = __ldcg(op.h + here);
+      out.h = __ldcg(state_of(op.h, layer, out));
       constexpr int kRecallBias = 3;  // memory_out's, from this stage's first
       if (op.slots == 0) out.c = bias(kRecallBias);
-      if (op.slots == 1) out.c = __ldg(op.context + here);
+      if (op.slots == 1) out.c = __ldg(state_of(op.context, layer, out));
     }
-    if (stage == Stage::kNarrow) out.sum = __ldcg(op.segment_sum + first_of(layer) + out.at);
+    if (stage == Stage::kNarrow) out.sum = __ldcg(state_of(op.segment_sum, layer, out));
     return out;
   }
 
@@ -348,7 +351,7 @@ class DecodeBlock : private DecodeBase<A> {
         const float x = residual + y;
         publish(static_cast<float*>(out.to), x);
         residual = x;
-        if (ends) op.segment_sum[first_of(layer) + out.at] = out.sum + static_cast<double>(x);
+        if (ends) *state_of(op.segment_sum, layer, out) = out.sum + static_cast<double>(x);
         return;
       }
       case Stage::kHide:
@@ -387,7 +390,7 @@ class DecodeBlock : private DecodeBase<A> {
       publish(static_cast<float*>(out.to), next.x);
     }
     local(Local::kResidual, row, b) = next.x;
-    op.h[first_of(layer) + out.at] = next.h;
+    *state_of(op.h, layer, out) = next.h;
   }
 
   /// In passes over panels of the operand, or over rows as many as the sums have room for.

@@ -68,17 +68,18 @@ class Chain {
                      .x = x(),
                      .layers = static_cast<unsigned>(shape_.layers),
                      .h = op_.h,
+                     .slot_bytes = op_.slot_bytes,
                      .h_rounded = at<A>(plan_.h_rounded)},
          layer(0).norm1);
     for (std::int64_t l = 0; l < shape_.layers; ++l) {
       advance(l);
       if (op_.slots > 1) attend(l);
       feed_forward(l);
-      norm(RememberRow{{x()}, op_.segment_sum + l * batch() * dim()},
+      norm(RememberRow{{x()}, op_.segment_sum + l * dim(), op_.slot_bytes},
            l + 1 < shape_.layers ? layer(l + 1).norm1 : op_.norm);
     }
     linear_one<float>(
-        {.x = u(), .weight = weight(op_.head, shape_.vocab, dim()), .y = {op_.logits, batch(), shape_.vocab}});
+        {.x = u(), .weight = weight(op_.head, shape_.vocab, dim()), .y = of_slots(op_.logits, shape_.vocab)});
   }
 
  private:
@@ -94,6 +95,11 @@ class Chain {
   template <class T>
   T* at(std::int64_t offset) const {
     return reinterpret_cast<T*>(static_cast<std::byte*>(op_.exchange) + offset);
+  }
+  /// A row of every sequence's slot.
+  template <class T>
+  Matrix<T> of_slots(T* first, std::int64_t cols) const {
+    return {first, batch(), cols, op_.slot_bytes / std::int64_t{sizeof(T)}};
   }
   Matrix<float> x() const { return {at<float>(plan_.x), batch(), dim()}; }
   Matrix<A> u() const { return {at<A>(plan_.u), batch(), dim()}; }
@@ -159,11 +165,11 @@ class Chain {
                       .decay = decay(0),
                       .context_decay = shape_.dpg ? Matrix<const float>() : decay(1),
                       .mix = op_.mdi_mix,
-                      .h = {op_.h + l * batch() * dim(), batch(), dim()},
+                      .h = of_slots(op_.h + l * dim(), dim()),
                       .h_rounded = h_rounded(l),
                       .x = x()};
     if (op_.slots == 0) row.c = {w.memory_out_bias, batch(), dim(), 0};
-    if (op_.slots == 1) row.c = {op_.context + l * batch() * dim(), batch(), dim()};
+    if (op_.slots == 1) row.c = of_slots(op_.context + l * dim(), dim());
     norm(row, w.norm2);
   }
 
@@ -177,9 +183,8 @@ class Chain {
                    .residual = q(),
                    .residual_scale = 0.5F});
     const SequenceView<A, Device> query(attended().data, batch(), 1, dim());
-    SequenceView<const float, Device> slots(op_.memory + l * batch() * shape_.memory_slots * dim(), batch(), op_.slots,
-                                            dim());
-    slots.batch_stride = shape_.memory_slots * dim();
+    SequenceView<const float, Device> slots(op_.memory + l * shape_.memory_slots * dim(), batch(), op_.slots, dim());
+    slots.batch_stride = op_.slot_bytes / std::int64_t{sizeof(float)};
     memory_attention(cuda_,
                      MemoryAttention<Device, A>{.q = query, .slots = slots, .heads = shape_.heads, .out = query});
     linear_one<float>({.x = attended(),

@@ -17,8 +17,9 @@ struct BeginRow {
   const int* tokens;
   MatrixView<float, Device> x;
   unsigned layers;
-  const float* h;  // [L, B, D]
-  A* h_rounded;    // the same
+  const float* h;           // [L, D] of the first row's sequence
+  std::int64_t slot_bytes;  // from one sequence's to the next one's
+  A* h_rounded;             // [L, B, D]
 
   struct Operands {
     float x[kGroup];
@@ -39,11 +40,12 @@ struct BeginRow {
   }
   unsigned asides() const { return layers; }
   __device__ void aside(unsigned layer, std::int64_t row, std::int64_t cols) const {
-    const std::int64_t at = (layer * x.rows + row) * cols;
+    const float* from = bytes_further(h, row * slot_bytes) + layer * cols;
+    A* to = h_rounded + (layer * x.rows + row) * cols;
     for (std::int64_t group = threadIdx.x; group * kGroup < cols; group += blockDim.x) {
       float value[kGroup];
-      load_group<kVectors>(h + at, group, cols, value);
-      store_group<kVectors>(h_rounded + at, group, cols, value);
+      load_group<kVectors>(from, group, cols, value);
+      store_group<kVectors>(to, group, cols, value);
     }
   }
 };
@@ -107,12 +109,13 @@ struct AdvanceRow {
 
 /// x as it is, and beside the norms sum += x.
 struct RememberRow : MatrixRows<true> {
-  double* sum;  // [B, D]
+  double* sum;              // [D] of the first row's sequence
+  std::int64_t slot_bytes;  // from one sequence's to the next one's
 
   unsigned asides() const { return 1; }
   __device__ void aside(unsigned /*number*/, std::int64_t row, std::int64_t cols) const {
     for (std::int64_t group = threadIdx.x; group * kGroup < cols; group += blockDim.x) {
-      double* at = sum + row * cols + group * kGroup;
+      double* at = bytes_further(sum, row * slot_bytes) + group * kGroup;
       double before[kGroup];
       float value[kGroup];
       load_group<true>(x.row(row), group, cols, value);

@@ -80,7 +80,7 @@ class ClusterBlock : protected ClusterStages<A> {
   /// h₋₁ of the layer: a lane's four channels.
   __device__ __forceinline__ void ask_state(int layer) {
     const int vector = this->first_vector();
-    state_ = vector * kVector < dim_ ? this->state_vector(layer, 0, 1, vector) : make_float4(0, 0, 0, 0);
+    state_ = vector * kVector < dim_ ? this->state_vector(layer, 0, vector) : make_float4(0, 0, 0, 0);
   }
   __device__ __forceinline__ void put_state() const {
     const int at = this->first_vector() * kVector;

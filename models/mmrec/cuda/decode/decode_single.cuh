@@ -105,7 +105,7 @@ class SingleBlock : protected SingleProduct<A> {
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
       const int vector = first_vector() + i * kStride;
-      state_[i] = vector * kVector < dim_ ? this->state_vector(layer, 0, 1, vector) : make_float4(0, 0, 0, 0);
+      state_[i] = vector * kVector < dim_ ? this->state_vector(layer, 0, vector) : make_float4(0, 0, 0, 0);
     }
   }
   /// Writes the stage's input, rounded to A, into the operand buffer, each warp its steps; two vectors `pitch` apart.
@@ -120,7 +120,7 @@ class SingleBlock : protected SingleProduct<A> {
         for (int i = 0; i < kRounds; ++i) {
           const int vector = begin + i * kStride;
           if (vector * kVector >= dim_) continue;
-          const float4 x = round == 0 ? state_[i] : this->state_vector(layer, 0, 1, vector);
+          const float4 x = round == 0 ? state_[i] : this->state_vector(layer, 0, vector);
           this->store_vector(operand_ + vector * kVector * int{sizeof(A)}, ones, 1.0F, x);
         }
         ++round;

@@ -152,9 +152,10 @@ bool finish_segments_supported(const Cuda& cuda, const FinishSegments<Device, A>
     if (4 * width > 2 * std::max(dim, ffn)) return false;  // a row's query in fp32 where its operands will lie
     if (op.memory_slots * width > kHeld * kThreads * kGroup || op.segment > 1 << 20) return false;
     const bool aligned = takes_pieces(op.x) && takes_pieces(op.h) && takes_pieces(op.v) && takes_pieces(op.q) &&
-                         takes_pieces(op.memory) && takes_pieces(op.memory_out.data) && takes_pieces(op.ffn_in.data) &&
-                         takes_pieces(op.ffn_out.data) && takes_pieces(op.memory_out_bias) && takes_pieces(op.norm) &&
-                         takes_pieces(op.ffn_in_bias) && takes_pieces(op.ffn_out_bias);
+                         takes_pieces(op.memory) && op.slot_bytes % 16 == 0 && takes_pieces(op.memory_out.data) &&
+                         takes_pieces(op.ffn_in.data) && takes_pieces(op.ffn_out.data) &&
+                         takes_pieces(op.memory_out_bias) && takes_pieces(op.norm) && takes_pieces(op.ffn_in_bias) &&
+                         takes_pieces(op.ffn_out_bias);
     if (!aligned || sequences_of(op) == 0) return false;
     const Plan plan = plan_of(op);
     int shared = 0;
@@ -195,8 +196,8 @@ void finish_segments(Cuda& cuda, const FinishSegments<Device, A>& op) {
     p.op.h.data = op.h.at(b, 0, 0);
     p.op.v.data = op.v.at(b, 0, 0);
     p.op.q.data = op.q.at(b, 0, 0);
-    p.op.memory = op.memory + b * op.memory_slots * op.x.dim;
-    p.op.sum = op.sum + b * op.x.dim;
+    p.op.memory = bytes_further(op.memory, b * op.slot_bytes);
+    p.op.sum = bytes_further(op.sum, b * op.slot_bytes);
     const LaunchConfig config = {.grid = dim3(static_cast<unsigned>(sequences * p.teams * kTeam)),
                                  .block = dim3(kThreads),
                                  .shared_bytes = static_cast<std::size_t>(plan.bytes),

@@ -37,7 +37,7 @@ class BlockAttention : protected BlockExchange<A, kKnown> {
     return at<float4>(p_.plan.work) + slot * (width() / kGroup) + (i ^ (slot % 8));
   }
   __device__ float* ring(int slot) const {
-    return op_.memory + (sequence_ * op_.memory_slots + slot) * dim() + rank_ * width();
+    return bytes_further(op_.memory, sequence_ * op_.slot_bytes) + slot * dim() + rank_ * width();
   }
   __device__ void load_slots() {
     const int vectors = width() / kGroup;

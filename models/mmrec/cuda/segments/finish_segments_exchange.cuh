@@ -201,7 +201,7 @@ class BlockExchange : protected BlockBase<A, kKnown> {
   __device__ Pair total(const Piece& piece, const Pair* gathered, int first, int pairs, int pair) const {
     Pair sum;
     if (piece.number == 0) {
-      const double* before = op_.sum + std::int64_t{sequence_} * dim() + 2 * (first + pair);
+      const double* before = bytes_further(op_.sum, sequence_ * op_.slot_bytes) + 2 * (first + pair);
       sum = {__ldcg(before), __ldcg(before + 1)};
     }
 #pragma unroll
@@ -227,12 +227,12 @@ class BlockExchange : protected BlockBase<A, kKnown> {
       const Pair sum = total(last, gathered, first, pairs, thread());
       const bool ends = end % op_.segment == 0;
       const int channel = 2 * (first + thread());
-      double* left = op_.sum + std::int64_t{sequence_} * dim() + channel;
+      double* left = bytes_further(op_.sum, sequence_ * op_.slot_bytes) + channel;
       left[0] = ends ? 0.0 : sum.x;
       left[1] = ends ? 0.0 : sum.y;
       if (ends) {
         const std::int64_t slot = (end / op_.segment - 1) % op_.memory_slots;
-        float* to = op_.memory + (sequence_ * op_.memory_slots + slot) * dim() + channel;
+        float* to = bytes_further(op_.memory, sequence_ * op_.slot_bytes) + slot * dim() + channel;
         to[0] = static_cast<float>(sum.x / static_cast<double>(op_.segment));
         to[1] = static_cast<float>(sum.y / static_cast<double>(op_.segment));
       }
