@@ -1,5 +1,5 @@
-// Elements on the device: widening, rounding and 16-byte vectors of a storage type; the functions that gates are made
-// of.
+// Elements on the device: widening, rounding and 16-byte vectors of a storage type; the functions of one value
+// that gates and activations are made of.
 #pragma once
 
 #include <cmath>
@@ -46,12 +46,8 @@ struct Vector16 {
 __device__ inline float fast_exp(float x) { return ptx::exp2_approx(x * 1.4426950408889634F); }
 /// σ(x) = 1 / (1 + e⁻ˣ); exact limits at ±∞.
 __device__ inline float sigmoid(float x) { return __fdividef(1.0F, 1.0F + fast_exp(-x)); }
-/// γ, kept to [1e-6, 1 − 1e-6]; NaN stays NaN.
-__device__ inline float clamp_decay(float gamma) {
-  constexpr float kLeast = 1e-6F;
-  constexpr float kMost = 1.0F - 1e-6F;
-  return gamma < kLeast ? kLeast : gamma > kMost ? kMost : gamma;
-}
+/// max(x, 0); NaN stays NaN.
+__device__ inline float relu(float x) { return x < 0.0F ? 0.0F : x; }
 /// x Φ(x) = max(x, 0) − |x| Φ(−|x|), within 6e-8 + 2⁻²⁴ |y|. Φ(−u) is 2 to a polynomial in u, fitted to the least
 /// largest error of u Φ(−u) over [0, 9.5]; from 10 on the product is 0 to any float's precision.
 __device__ inline float gelu(float x) {
@@ -65,14 +61,7 @@ __device__ inline float gelu(float x) {
   p = __fmaf_rn(p, u, -0.45916215F);
   p = __fmaf_rn(p, u, -1.151111F);
   p = __fmaf_rn(p, u, -1.0F);
-  return __fmaf_rn(-u, ptx::exp2_approx(p), x < 0.0F ? 0.0F : x);  // NaN stays
-}
-
-/// rmsnorm's factor 1 / (√mean + 1e-6) of a mean of squares: the root in fp32, which the mean may overflow.
-__device__ inline float inverse_root(double mean) {
-  const bool large = mean > 1e38;
-  const float root = sqrtf(static_cast<float>(large ? mean * 0x1p-128 : mean)) * (large ? 0x1p64F : 1.0F);
-  return 1.0F / (root + 1e-6F);
+  return __fmaf_rn(-u, ptx::exp2_approx(p), relu(x));
 }
 
 }  // namespace mmrec::kernels

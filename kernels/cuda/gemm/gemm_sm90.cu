@@ -70,7 +70,7 @@ class LinearEpilogue {
       for (float& x : sum) x = gelu(x);
     } else if (out.activation == Activation::kRelu) {
 #pragma unroll
-      for (float& x : sum) x = x < 0.0F ? 0.0F : x;  // NaN stays
+      for (float& x : sum) x = relu(x);
     }
     if constexpr (sizeof(Y) == 2) {
       if (out.residual == nullptr) return put<Y>(out, row, place.column, whole, sum);

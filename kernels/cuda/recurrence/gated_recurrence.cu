@@ -23,6 +23,7 @@
 
 #include "kernels/cuda/exchange.cuh"
 #include "kernels/cuda/gemm/tile_product.cuh"
+#include "kernels/cuda/recurrence/equations.cuh"
 #include "kernels/cuda/rows/rows.cuh"
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/runtime/launch.cuh"
@@ -241,11 +242,9 @@ class Recurrence {
   }
 
   __device__ void advance(std::int64_t t, int b, int columns, const Output& o, float* sums, const Operands& x) const {
-    const float mix = p_.in.mdi_mix;
-    const float s = sigmoid(total(sums, o.channel, o.column, columns) + x.bias);
-    const float g = sigmoid(x.zm + total(sums, channels_ + o.channel, o.column, columns));
-    const float decay = __fmaf_rn(mix, (1.0F - g) + x.gamma, x.gamma);
-    const float h = __fmaf_rn(decay, x.h, x.z * __fmaf_rn(mix, g, s));
+    const float s = total(sums, o.channel, o.column, columns) + x.bias;
+    const float g = x.zm + total(sums, channels_ + o.channel, o.column, columns);
+    const float h = gated_step(s, g, x.z, x.gamma, p_.in.mdi_mix)(x.h);
     const int c = first_ + o.channel;
     float* to = p_.in.h.at(b + o.column, 0, t + 1) + c;
     if constexpr (sizeof(A) == 4) {

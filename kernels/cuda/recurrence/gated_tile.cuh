@@ -25,20 +25,11 @@
 #include <limits>
 
 #include "kernels/cuda/element.cuh"
+#include "kernels/cuda/recurrence/equations.cuh"
 #include "kernels/cuda/recurrence/gated_check.h"
 #include "kernels/cuda/recurrence/gated_operands.cuh"
 
 namespace mmrec::kernels {
-
-/// h ↦ a h + b.
-struct Step {
-  float a = 1.0F;
-  float b = 0.0F;
-
-  __device__ float operator()(float h) const { return __fmaf_rn(a, h, b); }
-};
-/// `second` after `first`.
-__device__ inline Step compose(Step first, Step second) { return {first.a * second.a, second(first.b)}; }
 
 /// Where a tile begins.
 struct GatedPlace {
@@ -229,11 +220,7 @@ class GatedTile {
     ptx::prefetch_l2(rows.below(rows.column(place_.batch, channel), clamped_time(lane_ % 16) + below));
   }
 
-  __device__ Step step_of(float s, float g, float z, float gamma) const {
-    s = sigmoid(s);
-    g = sigmoid(g);
-    return {__fmaf_rn(p_.mix, (1.0F - g) + gamma, gamma), z * __fmaf_rn(p_.mix, g, s)};
-  }
+  __device__ Step step_of(float s, float g, float z, float gamma) const { return gated_step(s, g, z, gamma, p_.mix); }
 
   /// The lane's two steps of row `row` of an array [row][channel].
   __device__ Step* two(Step* rows, int row, int band) const {

@@ -26,7 +26,7 @@ struct BlockResidualRow {
     if (op.bias != nullptr) load(op.bias + b * op.bias_stride + col, bias);
     float y[kWidth];
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) y[i] = __fmaf_rn(0.1F, v[i], x[i] + h[i]) + bias[i];
+    for (int i = 0; i < kWidth; ++i) y[i] = residual_sum(x[i], h[i], v[i]) + bias[i];
     store(op.y.at(b, 0, t) + col, y);
   }
 };
@@ -54,7 +54,7 @@ struct NormedRow {
   __device__ void apply(std::int64_t row, std::int64_t group, std::int64_t cols, const Operands& o,
                         float (&y)[kGroup]) const {
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) y[i] = __fmaf_rn(0.1F, o.v[i], o.x[i] + o.h[i]) + o.bias[i];
+    for (int i = 0; i < kGroup; ++i) y[i] = residual_sum(o.x[i], o.h[i], o.v[i]) + o.bias[i];
     const std::int64_t b = quotient(row, op.y.time);
     store_group<kVectors>(op.y.at(b, 0, row - b * op.y.time), group, cols, y);
   }

@@ -2,6 +2,7 @@
 //
 // A thread owns 4 channels of one row (1 where rows are not aligned to 4). Bytes: 4 per operand and channel read, 4
 // written.
+#include "kernels/cuda/recurrence/equations.cuh"
 #include "kernels/cuda/rows/rows.cuh"
 
 namespace mmrec::kernels {
@@ -12,18 +13,13 @@ struct DecayGateRow {
 
   template <int kWidth>
   __device__ void apply(std::int64_t row, std::int64_t col) const {
+    const bool both = op.c.data != nullptr;
     float gamma[kWidth];
+    float c[kWidth] = {};
     load(op.a.row(row) + col, gamma);
+    if (both) load(op.c.row(row) + col, c);
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) gamma[i] = sigmoid(gamma[i]);
-    if (op.c.data != nullptr) {
-      float c[kWidth];
-      load(op.c.row(row) + col, c);
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) gamma[i] *= sigmoid(c[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) gamma[i] = clamp_decay(gamma[i]);
+    for (int i = 0; i < kWidth; ++i) gamma[i] = decay_of(gamma[i], both, c[i]);
     store(op.gamma.row(row) + col, gamma);
   }
 };

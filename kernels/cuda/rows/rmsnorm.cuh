@@ -16,6 +16,7 @@
 //   void aside(number, row, cols)              by all threads of such a block
 #pragma once
 
+#include "kernels/cuda/recurrence/equations.cuh"
 #include "kernels/cuda/rows/rows.cuh"
 
 namespace mmrec::kernels {
@@ -105,7 +106,7 @@ __global__ void __launch_bounds__(kMostNormThreads)
     squares = add_squares(value, squares);
   }
 
-  const float inverse = inverse_root(block_sum(squares) * inverse_cols);
+  const float inverse = norm_factor(block_sum(squares) * inverse_cols);
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
 #pragma unroll

@@ -94,7 +94,7 @@ __device__ inline float activate(float x, Activation activation) {
     case Activation::kGelu:
       return gelu(x);
     case Activation::kRelu:
-      return x < 0.0F ? 0.0F : x;  // NaN stays
+      return relu(x);
     case Activation::kNone:
       break;
   }

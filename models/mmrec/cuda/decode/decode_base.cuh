@@ -5,8 +5,8 @@
 
 #include <cmath>
 
-#include "kernels/cuda/element.cuh"
 #include "kernels/cuda/exchange.cuh"
+#include "kernels/cuda/recurrence/equations.cuh"
 #include "models/mmrec/cuda/decode/decode_shares.cuh"
 #include "models/mmrec/cuda/decode/decode_stream.cuh"
 
@@ -65,11 +65,7 @@ class DecodeMath {
     return __fmaf_rn(x.w, x.w, __fmaf_rn(x.z, x.z, __fmaf_rn(x.y, x.y, x.x * x.x)));
   }
   /// From the warps' sums of squares, added up as norm_scale does.
-  __device__ float norm_scale_of(float sum) const {
-    // 1 / (r + 1e-6) for r = √(sum / D), of 1 / r; the least keeps 1 / r finite.
-    const float reciprocal = rsqrtf(fmaxf(sum * p_.plan.share_of_dim, 1e-30F));
-    return __fdividef(reciprocal, __fmaf_rn(1e-6F, reciprocal, 1.0F));
-  }
+  __device__ float norm_scale_of(float sum) const { return norm_factor_fast(sum * p_.plan.share_of_dim); }
   __device__ float norm_scale(const float* of_warps) const {
     const float4 a = reinterpret_cast<const float4*>(of_warps)[0];
     const float4 b = reinterpret_cast<const float4*>(of_warps)[1];
@@ -106,14 +102,9 @@ class DecodeMath {
   /// γ, h and y, but for what attention adds later.
   __device__ Advanced advance(const Channel& in, float gamma_input, float context_input) const {
     const DecodeStep<Device, A>& op = p_.op;
-    float gamma = sigmoid(gamma_input);
-    if (!op.shape.dpg) gamma *= sigmoid(context_input);
-    gamma = clamp_decay(gamma);
-    const float s = sigmoid(in.state_gate);
-    const float g = sigmoid(in.mdi);
-    const float decay = __fmaf_rn(op.mdi_mix, (1.0F - g) + gamma, gamma);
-    const float h = __fmaf_rn(decay, in.h, in.z * __fmaf_rn(op.mdi_mix, g, s));
-    return {h, __fmaf_rn(0.1F, in.v, in.residual + h) + in.c};
+    const float gamma = decay_of(gamma_input, !op.shape.dpg, context_input);
+    const float h = gated_step(in.state_gate, in.mdi, in.z, gamma, op.mdi_mix)(in.h);
+    return {h, residual_sum(in.residual, h, in.v) + in.c};
   }
   /// Of several values at once, each to every lane.
   template <int kCount>

@@ -89,14 +89,9 @@ struct AdvanceRow {
     float state[kGroup];
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
-      float gamma = sigmoid(o.decay[i]);
-      if (context_decay.data != nullptr) gamma *= sigmoid(o.context_decay[i]);
-      gamma = clamp_decay(gamma);
-      const float s = sigmoid(o.s[i] + o.s_bias[i]);
-      const float g = sigmoid(o.zm[i] + o.g[i]);
-      const float a = __fmaf_rn(mix, (1.0F - g) + gamma, gamma);
-      state[i] = __fmaf_rn(a, o.h[i], o.z[i] * __fmaf_rn(mix, g, s));
-      to[i] = __fmaf_rn(0.1F, o.v[i], o.x[i] + state[i]) + o.c[i];
+      const float gamma = decay_of(o.decay[i], context_decay.data != nullptr, o.context_decay[i]);
+      state[i] = gated_step(o.s[i] + o.s_bias[i], o.zm[i] + o.g[i], o.z[i], gamma, mix)(o.h[i]);
+      to[i] = residual_sum(o.x[i], state[i], o.v[i]) + o.c[i];
     }
     store_group<kVectors>(h.row(row), group, cols, state);
     store_group<kVectors>(h_rounded.row(row), group, cols, state);

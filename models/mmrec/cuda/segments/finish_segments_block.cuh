@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "kernels/cuda/recurrence/equations.cuh"
 #include "models/mmrec/cuda/segments/finish_segments_attention.cuh"
 
 namespace mmrec::kernels::segments {
@@ -183,8 +184,8 @@ class Block : private BlockAttention<A, kKnown> {
     const float4 x = fetched_.x;
     const float4 h = fetched_.h;
     const float4 v = widened(fetched_.v);
-    y[0] = __fmaf_rn(0.1F, v.x, x.x + h.x), y[1] = __fmaf_rn(0.1F, v.y, x.y + h.y);
-    y[2] = __fmaf_rn(0.1F, v.z, x.z + h.z), y[3] = __fmaf_rn(0.1F, v.w, x.w + h.w);
+    y[0] = residual_sum(x.x, h.x, v.x), y[1] = residual_sum(x.y, h.y, v.y);
+    y[2] = residual_sum(x.z, h.z, v.z), y[3] = residual_sum(x.w, h.w, v.w);
   }
 
   __device__ void add_product(const float (&bias)[kGroup], float (&y)[kGroup]) const {
@@ -220,7 +221,7 @@ class Block : private BlockAttention<A, kKnown> {
     for (int offset = kThreadsOfRow / 2; offset > 0; offset /= 2) {
       squares += __shfl_xor_sync(0xffffffffU, squares, offset);
     }
-    const float inverse = inverse_root(squares * (1.0 / static_cast<double>(dim())));
+    const float inverse = norm_factor(squares * (1.0 / static_cast<double>(dim())));
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int vector = first + i * kThreadsOfRow;
