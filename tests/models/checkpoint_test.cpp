@@ -107,14 +107,14 @@ TEST(Checkpoint, IsMovable) {
   EXPECT_EQ(b.tensors().size(), 3U);
 }
 
-TEST(Checkpoint, S1ShortFiles) {
+TEST(Checkpoint, ShortFiles) {
   expect_says(refusal(""), {"found 0 bytes"});
   expect_says(refusal("1234567"), {"found 7 bytes"});
 }
 
-TEST(Checkpoint, S1EmptyHeader) { expect_says(refusal(length_bytes(0)), {"does not begin with '{'"}); }
+TEST(Checkpoint, EmptyHeader) { expect_says(refusal(length_bytes(0)), {"does not begin with '{'"}); }
 
-TEST(Checkpoint, S1HeaderLongerThanTheFile) {
+TEST(Checkpoint, HeaderLongerThanTheFile) {
   for (const std::uint64_t length :
        {std::uint64_t{3}, std::uint64_t{100'000'001}, std::uint64_t{1} << 63, ~std::uint64_t{0}, ~std::uint64_t{7}}) {
     expect_says(refusal(length_bytes(length) + "{}"),
@@ -122,11 +122,11 @@ TEST(Checkpoint, S1HeaderLongerThanTheFile) {
   }
 }
 
-TEST(Checkpoint, S2HeaderIsNotJson) { expect_says(refusal(safetensors_bytes("hello")), {"begin with '{'"}); }
+TEST(Checkpoint, HeaderIsNotJson) { expect_says(refusal(safetensors_bytes("hello")), {"begin with '{'"}); }
 
-TEST(Checkpoint, S4TrailingBytes) { expect_says(refusal(safetensors_bytes("{}", "x")), {"1 bytes of data"}); }
+TEST(Checkpoint, TrailingBytes) { expect_says(refusal(safetensors_bytes("{}", "x")), {"1 bytes of data"}); }
 
-TEST(Checkpoint, S7MissingFolderAndMissingFile) {
+TEST(Checkpoint, MissingFolderAndMissingFile) {
   const TempFolder folder;
   expect_says(error_of<std::system_error>([&] { Checkpoint::open(folder / "none"); }), {"none", "No such file"});
   expect_says(refusal_of(folder), {"no model.safetensors and no model.safetensors.index.json"});
@@ -152,7 +152,7 @@ TEST(Checkpoint, ReadsShards) {
   EXPECT_EQ(checkpoint.path().filename(), "model.safetensors.index.json");
 }
 
-TEST(Checkpoint, S7IndexIsNotAnIndex) {
+TEST(Checkpoint, IndexIsNotAnIndex) {
   const Shards folder;
   for (const auto& [text, part] : std::vector<std::pair<std::string, std::string>>{
            {"", "empty"},
@@ -172,13 +172,13 @@ TEST(Checkpoint, S7IndexIsNotAnIndex) {
   }
 }
 
-TEST(Checkpoint, S7IndexIsHuge) {
+TEST(Checkpoint, IndexIsHuge) {
   const Shards folder;
   fs::resize_file(folder / "model.safetensors.index.json", std::uintmax_t{1} << 40);
   expect_says(refusal_of(folder), {"too large"});
 }
 
-TEST(Checkpoint, S7ShardNamesArePlain) {
+TEST(Checkpoint, ShardNamesArePlain) {
   const Shards folder;
   const TempFolder outside;
   fs::copy_file(folder / "2.safetensors", outside / "2.safetensors");
@@ -194,13 +194,13 @@ TEST(Checkpoint, S7ShardNamesArePlain) {
   }
 }
 
-TEST(Checkpoint, S7MissingShard) {
+TEST(Checkpoint, MissingShard) {
   const Shards folder;
   fs::remove(folder / "2.safetensors");
   expect_says(refusal_of(folder), {"index.json", "names the shard \"2.safetensors\", which is missing"});
 }
 
-TEST(Checkpoint, S7ShardLinksOutOfTheFolder) {
+TEST(Checkpoint, ShardLinksOutOfTheFolder) {
   const Shards folder;
   const TempFolder outside;
   fs::rename(folder / "2.safetensors", outside / "2.safetensors");
@@ -220,14 +220,14 @@ TEST(Checkpoint, LinksInsideTheFolderAndToTheFolderWork) {
   EXPECT_EQ(Checkpoint::open(other / "link").tensors().size(), 3U);
 }
 
-TEST(Checkpoint, S7SameTensorInTwoShards) {
+TEST(Checkpoint, SameTensorInTwoShards) {
   const Shards folder;
   write_file(folder / "2.safetensors",
              safetensors_bytes("{" + tensor("c", 0, 1) + "," + tensor("a", 1, 1) + "}", std::string(8, '\0')));
   expect_says(refusal_of(folder), {"a: is also in"});
 }
 
-TEST(Checkpoint, S7IndexAndShardsDisagree) {
+TEST(Checkpoint, IndexAndShardsDisagree) {
   const Shards folder;
   folder.index(R"({"weight_map":{"a":"1.safetensors","c":"2.safetensors"}})");
   expect_says(refusal_of(folder), {"weight_map: b of shard \"1.safetensors\" is missing"});
@@ -237,7 +237,7 @@ TEST(Checkpoint, S7IndexAndShardsDisagree) {
   expect_says(refusal_of(folder), {"weight_map: d is not in \"2.safetensors\""});
 }
 
-TEST(Checkpoint, S7TooManyShards) {
+TEST(Checkpoint, TooManyShards) {
   const Shards folder;
   std::string map;
   for (int i = 0; i < 1001; ++i)
@@ -246,7 +246,7 @@ TEST(Checkpoint, S7TooManyShards) {
   expect_says(refusal_of(folder), {"more than 1000 shards"});
 }
 
-TEST(Checkpoint, S8FolderFifoAndDevice) {
+TEST(Checkpoint, FolderFifoAndDevice) {
   const TempFolder folder;
   fs::create_directory(folder / "model.safetensors");
   expect_says(refusal_of(folder), {"found a folder, expected a regular file"});
@@ -258,7 +258,7 @@ TEST(Checkpoint, S8FolderFifoAndDevice) {
   expect_says(refusal_of(folder), {"found a device, expected a regular file"});
 }
 
-TEST(Checkpoint, S8FifoAsIndexOrShard) {
+TEST(Checkpoint, FifoAsIndexOrShard) {
   const Shards folder;
   fs::remove(folder / "2.safetensors");
   ASSERT_EQ(::mkfifo((folder / "2.safetensors").c_str(), 0600), 0);
@@ -268,7 +268,7 @@ TEST(Checkpoint, S8FifoAsIndexOrShard) {
   expect_says(refusal_of(folder), {"index.json", "found a FIFO"});
 }
 
-TEST(Checkpoint, S8OtherContents) {
+TEST(Checkpoint, OtherContents) {
   expect_says(refusal("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"),
               {"looks like a Git LFS pointer"});
   expect_says(refusal("<!DOCTYPE html><html>"), {"looks like a web page"});
@@ -276,7 +276,7 @@ TEST(Checkpoint, S8OtherContents) {
   expect_says(refusal("PK\x03\x04 zip zip zip"), {"looks like a PyTorch checkpoint", "convert.py"});
 }
 
-TEST(Checkpoint, S8FileThatShrinksIsAnErrorNotASignal) {
+TEST(Checkpoint, FileThatShrinksIsAnErrorNotASignal) {
   const TempFolder folder;
   fs::copy_file(fixture("mdi") / "model.safetensors", folder / "model.safetensors");
   fs::permissions(folder / "model.safetensors", fs::perms::owner_write, fs::perm_options::add);
@@ -287,7 +287,7 @@ TEST(Checkpoint, S8FileThatShrinksIsAnErrorNotASignal) {
   expect_says(error_of([&] { checkpoint.read(last, 0, bytes); }), {"model.safetensors", "became shorter"});
 }
 
-TEST(Checkpoint, S8FileThatVanishesIsStillThere) {
+TEST(Checkpoint, FileThatVanishesIsStillThere) {
   const TempFolder folder;
   fs::copy_file(fixture("mdi") / "model.safetensors", folder / "model.safetensors");
   const Checkpoint checkpoint = Checkpoint::open(folder.path());
@@ -367,9 +367,9 @@ void expect_cheap_refusal_of_header(std::string_view start, std::uint64_t length
   expect_cheap_refusal(folder.path());
 }
 
-TEST(CheckpointCost, S1SparseHeaderOf100Megabytes) { expect_cheap_refusal_of_header("{", kHugeHeader); }
+TEST(CheckpointCost, SparseHeaderOf100Megabytes) { expect_cheap_refusal_of_header("{", kHugeHeader); }
 
-TEST(CheckpointCost, S1HeaderBeyondTheLimit) {
+TEST(CheckpointCost, HeaderBeyondTheLimit) {
   const TempFolder folder;
   write_file(folder / "model.safetensors", length_bytes(100'000'001) + "{}");
   fs::resize_file(folder / "model.safetensors", 200'000'000);
@@ -377,7 +377,7 @@ TEST(CheckpointCost, S1HeaderBeyondTheLimit) {
   expect_cheap_refusal_of_header("{", std::uint64_t{1} << 40);
 }
 
-TEST(CheckpointCost, S2HeaderOf100MegabytesOfOneThing) {
+TEST(CheckpointCost, HeaderOf100MegabytesOfOneThing) {
   const std::pair<const char*, const char*> headers[] = {
       {R"({")", "x"},                              // a name
       {R"({")", R"(\u0041)"},                      // a name of escapes

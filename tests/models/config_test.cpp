@@ -89,7 +89,7 @@ TEST(Config, KeysWithoutMeaningForInferenceAreSilent) {
   EXPECT_TRUE(warnings.empty());
 }
 
-TEST(Config, C1UnknownKeysWarn) {
+TEST(Config, UnknownKeysWarn) {
   std::vector<std::string> warnings;
   parse(R"("num_experts":{"a":[1]},"tie word":true)", &warnings);
   ASSERT_EQ(warnings.size(), 2U);
@@ -117,32 +117,32 @@ TEST(Config, TheFixturesLoadWithoutWarnings) {
   }
 }
 
-TEST(Config, C1MissingFile) {
+TEST(Config, MissingFile) {
   const TempFolder folder;
   expect_says(error_of<std::system_error>([&] { load_config(folder / "config.json"); }),
               {"config.json", "No such file"});
 }
 
-TEST(Config, C1EmptyFile) {
+TEST(Config, EmptyFile) {
   const TempFolder folder;
   write_file(folder / "config.json", "");
   expect_says(error_of([&] { load_config(folder / "config.json"); }), {"config.json", "empty"});
 }
 
-TEST(Config, C1HugeFile) {
+TEST(Config, HugeFile) {
   const TempFolder folder;
   write_file(folder / "config.json", "");
   std::filesystem::resize_file(folder / "config.json", std::uintmax_t{1} << 40);
   expect_says(error_of([&] { load_config(folder / "config.json"); }), {"too large", "1099511627776"});
 }
 
-TEST(Config, C1FolderAsFile) {
+TEST(Config, FolderAsFile) {
   const TempFolder folder;
   std::filesystem::create_directory(folder / "config.json");
   expect_says(error_of([&] { load_config(folder / "config.json"); }), {"found a folder"});
 }
 
-TEST(Config, C1NotAnObject) {
+TEST(Config, NotAnObject) {
   for (const char* text : {"[]", "1", "\"x\"", "null", " ", "x"}) {
     expect_says(error_of([&] { parse_config(text, "config.json"); }), {"config.json", "expected a JSON object"});
   }
@@ -150,7 +150,7 @@ TEST(Config, C1NotAnObject) {
   expect_says(error_of([&] { parse_config("version https://git-lfs.github.com/spec/v1\n", "config.json"); }), {"LFS"});
 }
 
-TEST(Config, C1MissingKeys) {
+TEST(Config, MissingKeys) {
   const std::vector<std::string> members = {R"("model_type":"mmrec",)", R"("vocab_size":256,)", R"("model_dim":64,)",
                                             R"("num_layers":2,)", R"(,"num_heads":4)"};
   const std::vector<std::string> keys = {"model_type", "vocab_size", "model_dim", "num_layers", "num_heads"};
@@ -159,12 +159,12 @@ TEST(Config, C1MissingKeys) {
   }
 }
 
-TEST(Config, C1OtherModelTypes) {
+TEST(Config, OtherModelTypes) {
   expect_says(refusal_with("\"mmrec\"", "\"llama\""), {"model_type", "\"llama\"", "\"mmrec\""});
   expect_says(refusal_with("\"mmrec\"", "3"), {"model_type", "found a number, expected a string"});
 }
 
-TEST(Config, C1WrongTypes) {
+TEST(Config, WrongTypes) {
   for (const char* bad : {"\"256\"", "256.0", "2.56e2", "null", "[256]", "{}", "true"}) {
     expect_says(refusal_with(":256", ":" + std::string(bad)), {"vocab_size", "expected an integer"});
   }
@@ -177,7 +177,7 @@ TEST(Config, C1WrongTypes) {
   expect_says(refusal(R"("use_sparse":0)"), {"use_sparse"});
 }
 
-TEST(Config, C1SizesOutOfRange) {
+TEST(Config, SizesOutOfRange) {
   for (const char* bad : {"0", "-1", "16777217", "2147483648", "9223372036854775807", "-9223372036854775808"}) {
     for (const char* member : {":256", ":64", ":2,", ":4}"}) {
       std::string to = ":" + std::string(bad);
@@ -192,7 +192,7 @@ TEST(Config, C1SizesOutOfRange) {
   expect_says(refusal_with(":2,", ":4097,"), {"num_layers", "expected 1 to 4096"});
 }
 
-TEST(Config, C1ProductsThatWouldOverflow) {
+TEST(Config, ProductsThatWouldOverflow) {
   expect_says(refusal_with(":64", ":16777216"), {"2^48 bytes of weights"});
   expect_says(refusal_with(R"(64,"num_layers":2)", R"(32768,"num_layers":4096)"), {"2^48"});
   expect_says(refusal_with(R"(64,"num_layers":2)", R"(1024,"num_layers":64,"memory_slots":16777216)"),
@@ -200,12 +200,12 @@ TEST(Config, C1ProductsThatWouldOverflow) {
   expect_says(refusal_with(R"(256,"model_dim":64)", R"(16777216,"model_dim":1048576)"), {"2^48"});
 }
 
-TEST(Config, C1HeadsMustDivideTheWidth) {
+TEST(Config, HeadsMustDivideTheWidth) {
   expect_says(refusal_with(":4", ":3"), {"num_heads", "found 3", "divisor of model_dim 64"});
   expect_says(refusal_with(":4", ":128"), {"num_heads", "128"});
 }
 
-TEST(Config, C1WidthMustBeAMultipleOfFourUnlessDpg) {
+TEST(Config, WidthMustBeAMultipleOfFourUnlessDpg) {
   expect_says(
       refusal_with(R"("model_dim":64,"num_layers":2,"num_heads":4)", R"("model_dim":66,"num_layers":2,"num_heads":2)"),
       {"model_dim", "66", "multiple of 4"});
@@ -213,7 +213,7 @@ TEST(Config, C1WidthMustBeAMultipleOfFourUnlessDpg) {
       R"({"model_type":"mmrec","vocab_size":8,"model_dim":66,"num_layers":1,"num_heads":2,"use_dpg":true})", "c"));
 }
 
-TEST(Config, C1MixOutOfRange) {
+TEST(Config, MixOutOfRange) {
   for (const char* bad : {"-0.1", "10.5", "1e39", "1e400", "1e-60"}) {
     expect_says(refusal("\"mdi_mix\":" + std::string(bad)), {"mdi_mix"});
   }
@@ -221,7 +221,7 @@ TEST(Config, C1MixOutOfRange) {
   refusal(R"("mdi_mix":Infinity)");
 }
 
-TEST(Config, C1TokenIdsOutOfRange) {
+TEST(Config, TokenIdsOutOfRange) {
   for (const char* bad : {"-1", "256", "16777216", "4294967295", "9223372036854775807"}) {
     expect_says(refusal("\"bos_token_id\":" + std::string(bad)), {"bos_token_id", bad, "vocab_size"});
     expect_says(refusal("\"eos_token_id\":[0," + std::string(bad) + "]"), {"eos_token_id", bad, "vocab_size"});
@@ -231,20 +231,20 @@ TEST(Config, C1TokenIdsOutOfRange) {
   expect_says(refusal("\"eos_token_id\":[" + many + "]"), {"more than 1024 ids"});
 }
 
-TEST(Config, C1VariantsThatAreNotSupported) {
+TEST(Config, VariantsThatAreNotSupported) {
   expect_says(refusal(R"("mem_dim":32)"), {"mem_dim", "found 32", "expected model_dim 64"});
   expect_says(refusal(R"("use_sparse":true)"), {"use_sparse", "not supported"});
 }
 
-TEST(Config, C1DuplicateKeys) { expect_says(refusal(R"("num_heads":4)"), {"duplicate key", "num_heads"}); }
+TEST(Config, DuplicateKeys) { expect_says(refusal(R"("num_heads":4)"), {"duplicate key", "num_heads"}); }
 
-TEST(Config, C1DuplicateKeysOfIgnoredMembers) { expect_says(refusal(R"("dropout":{"a":1,"a":1})"), {"duplicate key"}); }
+TEST(Config, DuplicateKeysOfIgnoredMembers) { expect_says(refusal(R"("dropout":{"a":1,"a":1})"), {"duplicate key"}); }
 
-TEST(Config, C1DeepNestingOfIgnoredMembers) {
+TEST(Config, DeepNestingOfIgnoredMembers) {
   expect_says(refusal("\"dropout\":" + std::string(1000, '[')), {"nested too deeply"});
 }
 
-TEST(Config, C1TextAfterTheObject) {
+TEST(Config, TextAfterTheObject) {
   expect_says(error_of([&] { parse_config("{" + std::string(kRequired) + "} x", "config.json"); }),
               {"end of the text"});
 }

@@ -190,7 +190,7 @@ TEST(Weights, CountsBytesAndParameters) {
   EXPECT_EQ(weights.bytes, 4 * parameters);
 }
 
-TEST(Weights, S7EveryMissingTensorIsNamed) {
+TEST(Weights, EveryMissingTensorIsNamed) {
   for (const std::string name : {"mdi", "dpg", "hem"}) {
     const Config config = load_config(fixture(name) / "config.json");
     for (const TensorSpec& spec : tensor_specs(config)) {
@@ -211,7 +211,7 @@ TEST(Weights, DpgNeedsNoneOfTheTensorsItDoesNotUse) {
   EXPECT_EQ(edited.load().fingerprint, load(fixture("dpg")).fingerprint);
 }
 
-TEST(Weights, S7ExtraTensor) {
+TEST(Weights, ExtraTensor) {
   for (const char* name :
        {"extra", "blocks.2.W_g.bias", "blocks.0.W_g.bias2", "blocks.00.W_g.bias", "model.norm.weight"}) {
     Edited edited("mdi");
@@ -231,7 +231,7 @@ TEST(Weights, TrainingOnlyTensorsAreIgnoredAndReported) {
   EXPECT_EQ(weights.fingerprint, load(fixture("mdi")).fingerprint);
 }
 
-TEST(Weights, S6EveryWrongShapeIsNamed) {
+TEST(Weights, EveryWrongShapeIsNamed) {
   for (const std::string name : {"mdi", "dpg", "hem"}) {
     const Config config = load_config(fixture(name) / "config.json");
     for (const TensorSpec& spec : tensor_specs(config)) {
@@ -243,7 +243,7 @@ TEST(Weights, S6EveryWrongShapeIsNamed) {
   }
 }
 
-TEST(Weights, S6TransposedAndMisSized) {
+TEST(Weights, TransposedAndMisSized) {
   Edited transposed("mdi");
   std::swap(transposed.checkpoint.at("blocks.1.ffn.0.weight").shape[0],
             transposed.checkpoint.at("blocks.1.ffn.0.weight").shape[1]);
@@ -253,7 +253,7 @@ TEST(Weights, S6TransposedAndMisSized) {
   expect_says(vocabulary.refusal(), {"embedding.weight", "found shape [256, 64], expected [255, 64]"});
 }
 
-TEST(Weights, S6ConfigurationOfAnotherVariant) {
+TEST(Weights, ConfigurationOfAnotherVariant) {
   const auto config = [](const char* more) {
     return std::string(R"({"model_type":"mmrec","vocab_size":256,"model_dim":64,"num_heads":4,)") + more + "}";
   };
@@ -284,7 +284,7 @@ TEST(Weights, FusedProjectionMayHaveMoreRowsButNotFewer) {
   expect_says(edited.refusal(), {"blocks.0.W_fused.weight", "[191, 48]", "[192, 48] or more rows"});
 }
 
-TEST(Weights, S6UnsupportedTypeIsNamed) {
+TEST(Weights, UnsupportedTypeIsNamed) {
   Edited edited("mdi");
   auto& tensor = edited.checkpoint.at("blocks.0.W_g.bias");
   tensor.dtype = "F64";
@@ -330,7 +330,7 @@ TEST(Weights, StacksOfOneTypeKeepItAndMixedOnesWiden) {
   EXPECT_EQ(values(weights.layers[1].gate_z), columns(of("blocks.1.mdi.W_g.weight"), 64, 0, 32));
 }
 
-TEST(Weights, S9NonFiniteValuesAreNamed) {
+TEST(Weights, NonFiniteValuesAreNamed) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const float infinity = std::numeric_limits<float>::infinity();
   struct Case {
@@ -352,7 +352,7 @@ TEST(Weights, S9NonFiniteValuesAreNamed) {
   }
 }
 
-TEST(Weights, S9NonFiniteHeadAndNarrowTypes) {
+TEST(Weights, NonFiniteHeadAndNarrowTypes) {
   Edited head("mdi");
   head.checkpoint.at("lm_head.weight").set(7, std::numeric_limits<float>::infinity());
   expect_says(head.refusal(), {"lm_head.weight", "element 7 is infinite"});
@@ -366,7 +366,7 @@ TEST(Weights, S9NonFiniteHeadAndNarrowTypes) {
   expect_says(brain.refusal(), {"blocks.0.W_q.bias", "element 9 is NaN"});
 }
 
-TEST(Weights, S9LargestFiniteValuesAreFine) {
+TEST(Weights, LargestFiniteValuesAreFine) {
   Edited edited("mdi");
   edited.checkpoint.at("blocks.0.W_q.weight").set(0, std::numeric_limits<float>::max());
   edited.checkpoint.at("blocks.0.W_q.weight").set(1, -std::numeric_limits<float>::max());
@@ -374,7 +374,7 @@ TEST(Weights, S9LargestFiniteValuesAreFine) {
   EXPECT_NO_THROW(edited.load());
 }
 
-TEST(Weights, S9UnusedRowsOfAFusedProjectionAreNotScanned) {
+TEST(Weights, UnusedRowsOfAFusedProjectionAreNotScanned) {
   Edited edited("hem");
   edited.checkpoint.at("blocks.0.W_fused.weight").set(9216, std::numeric_limits<float>::quiet_NaN());
   EXPECT_NO_THROW(edited.load());
@@ -395,7 +395,7 @@ TEST(Weights, TheErrorDoesNotDependOnTheThreads) {
   }
 }
 
-TEST(Weights, S8FileThatShrinksAfterItsHeaderWasRead) {
+TEST(Weights, FileThatShrinksAfterItsHeaderWasRead) {
   Edited edited("mdi");
   edited.checkpoint.write(edited / "model.safetensors");
   const Checkpoint checkpoint = Checkpoint::open(edited.path());
