@@ -16,14 +16,15 @@ struct Case {
 template <class T>
 Case<T> random_case(const ScanLayout& layout, std::uint64_t stream) {
   Case<T> c{ScanOperand<T>(layout), ScanOperand<T>(layout), {}};
-  std::mt19937_64 engine(test_seed() + stream);
-  std::uniform_real_distribution<float> decay(0.9F, 1.0F), growth(1.0F, 1.2F), unit(0.0F, 1.0F);
-  std::normal_distribution<float> input(0.0F, 0.1F);
-  c.log_a.fill([&](std::int64_t t, std::int64_t) {
-    return unit(engine) < 0.05F ? 0.0F : std::log(t % 1024 < 8 ? growth(engine) : decay(engine));
+  const std::uint64_t seed = test_seed() + 3 * stream;
+  c.log_a.fill(seed, [](std::int64_t t, std::int64_t, Draws& draw) {
+    if (draw.uniform(0.0, 1.0) < 0.05) return 0.0;
+    return std::log(t % 1024 < 8 ? draw.uniform(1.0, 1.2) : draw.uniform(0.9, 1.0));
   });
-  c.b.fill([&](std::int64_t, std::int64_t) { return unit(engine) < 0.1F ? 0.0F : input(engine); });
-  for (std::int64_t i = 0; i < layout.channels(); ++i) c.carry_in.push_back(input(engine));
+  c.b.fill(seed + 1, [](std::int64_t, std::int64_t, Draws& draw) {
+    return draw.uniform(0.0, 1.0) < 0.1 ? 0.0 : draw.normal(0.0, 0.1);
+  });
+  c.carry_in = random_normal<float>(static_cast<std::size_t>(layout.channels()), 0.0, 0.1, seed + 2);
   return c;
 }
 
@@ -32,25 +33,29 @@ Case<T> random_case(const ScanLayout& layout, std::uint64_t stream) {
 inline constexpr double kCancelled = 0.05;
 template <class T>
 WorstScanError error(const Case<T>& c, const ScanOperand<T>& h, const std::vector<float>& carry_out) {
-  WorstScanError worst;
-  for (std::int64_t ch = 0; ch < c.b.layout().channels(); ++ch) {
-    const auto i = static_cast<std::size_t>(ch);
-    double x = c.carry_in.empty() ? 0.0 : static_cast<double>(c.carry_in[i]);
-    double size = std::abs(x);
-    for (std::int64_t t = 0; t < c.b.layout().time; ++t) {
-      const double a = std::exp(c.log_a.value(ch, t));
-      x = a * x + c.b.value(ch, t);
-      size = a * size + std::abs(c.b.value(ch, t));
-      const double rounding = sizeof(T) == 2 ? kHalfUnit<T> * std::abs(x) * 1.001 + 0x1p-25 : 0.0;
-      const double off = std::max(0.0, std::abs(h.value(ch, t) - x) - rounding);
-      worst.add(std::isnan(h.value(ch, t)) ? kNan : x + off, x, std::max(std::abs(x), kCancelled * size) + 1e-30, t,
-                ch);
-    }
-    if (!carry_out.empty()) {
-      worst.add(static_cast<double>(carry_out[i]), x, std::max(std::abs(x), kCancelled * size) + 1e-30, -1, ch);
-    }
-  }
-  return worst;
+  struct State {
+    double x, size;
+  };
+  const auto scale = [](const State& s) { return std::max(std::abs(s.x), kCancelled * s.size) + 1e-30; };
+  return walk_channels<WorstScanError>(
+      c.b,
+      [&](std::int64_t ch) {
+        const double x = c.carry_in.empty() ? 0.0 : static_cast<double>(c.carry_in[static_cast<std::size_t>(ch)]);
+        return State{x, std::abs(x)};
+      },
+      [&](State& s, std::size_t i, std::int64_t t, std::int64_t ch, WorstScanError& worst) {
+        const double a = std::exp(static_cast<double>(to_float(c.log_a.data[i])));
+        const auto b = static_cast<double>(to_float(c.b.data[i]));
+        const auto got = static_cast<double>(to_float(h.data[i]));
+        s = {a * s.x + b, a * s.size + std::abs(b)};
+        const double rounding = sizeof(T) == 2 ? kHalfUnit<T> * std::abs(s.x) * 1.001 + 0x1p-25 : 0.0;
+        const double off = std::max(0.0, std::abs(got - s.x) - rounding);
+        worst.add(std::isnan(got) ? kNan : s.x + off, s.x, scale(s), t, ch);
+      },
+      [&](const State& s, std::int64_t ch, WorstScanError& worst) {
+        if (carry_out.empty()) return;
+        worst.add(static_cast<double>(carry_out[static_cast<std::size_t>(ch)]), s.x, scale(s), -1, ch);
+      });
 }
 
 template <class T>
@@ -78,7 +83,7 @@ TYPED_TEST_SUITE(DecayScanCuda, Types);
 
 TYPED_TEST(DecayScanCuda, MatchesFloat64AtEverySize) {
   std::uint64_t stream = 0;
-  for (const auto& [time, dim] : scan_sizes()) {
+  for (const auto& [time, dim] : scan_sizes<TypeParam>()) {
     const auto c = random_case<TypeParam>({.time = time, .dim = dim}, ++stream);
     const auto r = this->run(c);
     EXPECT_TRUE(error(c, r.h, r.carry_out).below(1e-5)) << "T " << time << ", D " << dim;

@@ -19,10 +19,11 @@ struct Case {
 template <class T>
 Case<T> random_case(const ScanLayout& layout, std::uint64_t stream, float low = 0.9F) {
   Case<T> c{ScanOperand<T>(layout), {}};
-  std::mt19937_64 engine(test_seed() + stream);
-  std::uniform_real_distribution<float> gate(low, 1.0F), unit(0.0F, 1.0F);
-  c.gamma.fill([&](std::int64_t, std::int64_t) { return unit(engine) < 0.05F ? 1.0F : gate(engine); });
-  for (std::int64_t i = 0; i < layout.channels(); ++i) c.carry_in.push_back(-unit(engine));
+  const std::uint64_t seed = test_seed() + 2 * stream;
+  c.gamma.fill(seed, [&](std::int64_t, std::int64_t, Draws& draw) {
+    return draw.uniform(0.0, 1.0) < 0.05 ? 1.0 : draw.uniform(static_cast<double>(low), 1.0);
+  });
+  c.carry_in = random_uniform<float>(static_cast<std::size_t>(layout.channels()), -1.0, 0.0, seed + 1);
   return c;
 }
 
@@ -35,26 +36,29 @@ struct Result {
 
 struct Errors {
   WorstScanError log_sum, product;
+  void add(const Errors& other) {
+    log_sum.add(other.log_sum);
+    product.add(other.product);
+  }
 };
 
 template <class T>
 Errors errors(const Case<T>& c, const Result<T>& r) {
-  Errors e;
-  for (std::int64_t ch = 0; ch < c.gamma.layout().channels(); ++ch) {
-    const auto i = static_cast<std::size_t>(ch);
-    double sum = static_cast<double>(c.carry_in[i]);
-    for (std::int64_t t = 0; t < c.gamma.layout().time; ++t) {
-      sum += log_gate(c.gamma.value(ch, t));
-      const double y = std::exp(sum);
-      e.log_sum.add(r.log_y.value(ch, t), sum, std::abs(sum) + 1e-30, t, ch);
-      // e^L is as far off as L is, and then rounded.
-      const double scale =
-          y * (kHalfUnit<T> * 1.01 + 1e-6 * (1.0 + std::abs(sum))) + (std::is_same_v<T, Float16> ? 0x1p-25 : 1.2e-38);
-      e.product.add(r.y.value(ch, t), y, scale, t, ch);
-    }
-    e.log_sum.add(static_cast<double>(r.carry_out[i]), sum, std::abs(sum) + 1e-30, -1, ch);
-  }
-  return e;
+  return walk_channels<Errors>(
+      c.gamma, [&](std::int64_t ch) { return static_cast<double>(c.carry_in[static_cast<std::size_t>(ch)]); },
+      [&](double& sum, std::size_t i, std::int64_t t, std::int64_t ch, Errors& e) {
+        sum += log_gate(static_cast<double>(to_float(c.gamma.data[i])));
+        const double y = std::exp(sum);
+        e.log_sum.add(static_cast<double>(r.log_y.data[i]), sum, std::abs(sum) + 1e-30, t, ch);
+        // e^L is as far off as L is, and then rounded.
+        const double scale =
+            y * (kHalfUnit<T> * 1.01 + 1e-6 * (1.0 + std::abs(sum))) + (std::is_same_v<T, Float16> ? 0x1p-25 : 1.2e-38);
+        e.product.add(static_cast<double>(to_float(r.y.data[i])), y, scale, t, ch);
+      },
+      [&](double sum, std::int64_t ch, Errors& e) {
+        e.log_sum.add(static_cast<double>(r.carry_out[static_cast<std::size_t>(ch)]), sum, std::abs(sum) + 1e-30, -1,
+                      ch);
+      });
 }
 
 template <class T>
@@ -80,8 +84,9 @@ TYPED_TEST_SUITE(ExpProductScanCuda, Types);
 
 TYPED_TEST(ExpProductScanCuda, MatchesFloat64AtEverySize) {
   std::uint64_t stream = 0;
-  for (const auto& [time, dim] : scan_sizes()) {
+  for (const auto& [time, dim] : scan_sizes<TypeParam>()) {
     for (const float low : {0.9F, 0.0F}) {
+      if (low == 0.0F && time * dim > 50'000'000) continue;  // what is that large shows with one kind of gates
       const auto c = random_case<TypeParam>({.time = time, .dim = dim}, ++stream, low);
       const auto e = errors(c, this->run(c));
       EXPECT_TRUE(e.log_sum.below(1e-6)) << "T " << time << ", D " << dim;

@@ -112,27 +112,29 @@ class GatedSweepSm90 : public test::CudaTest {
     const auto [batch, time, dim, first] = c.size;
     const auto row = [time = time, dim = dim](std::int64_t b, std::int64_t t) { return (b * (time + 1) + t) * dim; };
     const std::int64_t step = channels == 0 ? 1 : std::max<std::int64_t>(dim / channels, 1);
+    const std::int64_t looked_at = (dim + step - 1) / step;
     const auto mix = static_cast<double>(c.mix);
-    double worst = 0.0;
-    for (std::int64_t b = 0; b < batch; ++b) {
-      for (std::int64_t i = 0; i < dim; i += step) {
-        double h = static_cast<double>(c.h[count(row(b, first) + i)]);
-        for (std::int64_t t = first; t < time; ++t) {
-          double s = c.bias.empty() ? 0.0 : static_cast<double>(c.bias[count(i)]);
-          double g = static_cast<double>(to_float(c.zm[count((b * time + t) * dim + i)]));
-          for (std::int64_t k = 0; k < dim; ++k) {
-            const auto x = static_cast<double>(to_float(c.rounded[count(row(b, t) + k)]));
-            s += x * static_cast<double>(to_float(c.weight[count(i * dim + k)]));
-            g += x * static_cast<double>(to_float(c.weight[count((dim + i) * dim + k)]));
+    const double worst =
+        test::parallel_max(batch * looked_at, [&, time = time, dim = dim, first = first](std::int64_t n) {
+          const std::int64_t b = n / looked_at, i = n % looked_at * step;
+          double error = 0.0;
+          double h = static_cast<double>(c.h[count(row(b, first) + i)]);
+          for (std::int64_t t = first; t < time; ++t) {
+            double s = c.bias.empty() ? 0.0 : static_cast<double>(c.bias[count(i)]);
+            double g = static_cast<double>(to_float(c.zm[count((b * time + t) * dim + i)]));
+            for (std::int64_t k = 0; k < dim; ++k) {
+              const auto x = static_cast<double>(to_float(c.rounded[count(row(b, t) + k)]));
+              s += x * static_cast<double>(to_float(c.weight[count(i * dim + k)]));
+              g += x * static_cast<double>(to_float(c.weight[count((dim + i) * dim + k)]));
+            }
+            const auto gamma = static_cast<double>(c.gamma[count((b * time + t) * dim + i)]);
+            const auto z = static_cast<double>(to_float(c.wide[count((b * time + t) * (dim + c.kPadding) + i)]));
+            h = (gamma + mix * (1.0 - sigmoid(g) + gamma)) * h + z * (sigmoid(s) + mix * sigmoid(g));
+            const double e = std::abs(static_cast<double>(got.h[count(row(b, t + 1) + i)]) - h) / (1.0 + std::abs(h));
+            error = std::isnan(e) ? INFINITY : std::max(error, e);
           }
-          const auto gamma = static_cast<double>(c.gamma[count((b * time + t) * dim + i)]);
-          const auto z = static_cast<double>(to_float(c.wide[count((b * time + t) * (dim + c.kPadding) + i)]));
-          h = (gamma + mix * (1.0 - sigmoid(g) + gamma)) * h + z * (sigmoid(s) + mix * sigmoid(g));
-          const double error = std::abs(static_cast<double>(got.h[count(row(b, t + 1) + i)]) - h) / (1.0 + std::abs(h));
-          worst = std::isnan(error) ? INFINITY : std::max(worst, error);
-        }
-      }
-    }
+          return error;
+        });
     EXPECT_LT(worst, 1e-5);
 
     for (std::int64_t t = 0; t < time; ++t) {

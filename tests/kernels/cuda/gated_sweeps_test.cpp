@@ -45,31 +45,11 @@ class GatedSweepsTest : public test::GatedTest {
     return {to_host(on.h), rounded_of(on), counts};
   }
 
-  /// Every h against float64 from the h before it, as the products see it: the bound is that of one time.
   template <class A>
   static void check(const GatedCase<A>& c, const Result<A>& got, double bound) {
     const auto [batch, time, dim] = c.size;
-    double worst = 0.0;
-    for (std::int64_t b = 0; b < batch; ++b) {
-      for (std::int64_t t = 0; t < time; ++t) {
-        for (std::int64_t i = 0; i < dim; ++i) {
-          double s = c.bias_at(i);
-          double g = 0.0;
-          for (std::int64_t k = 0; k < dim; ++k) {
-            const auto h = static_cast<double>(to_float(got.rounded[c.state_index(b, t, k)]));
-            s += h * static_cast<double>(to_float(c.weight[static_cast<std::size_t>(i * dim + k)]));
-            g += h * static_cast<double>(to_float(c.weight[static_cast<std::size_t>((dim + i) * dim + k)]));
-          }
-          const double want = c.next(b, t, i, static_cast<double>(got.h[c.state_index(b, t, i)]), s, g);
-          const double error = std::abs(static_cast<double>(got.h[c.state_index(b, t + 1, i)]) - want);
-          worst = std::isnan(error) ? INFINITY : std::max(worst, error / (1.0 + std::abs(want)));
-        }
-      }
-    }
-    EXPECT_LT(worst, bound) << batch << " x " << time << " x " << dim;
-    for (std::size_t i = 0; i < got.h.size(); ++i) {
-      ASSERT_EQ(to_float(got.rounded[i]), to_float(from_float<A>(got.h[i]))) << "h_rounded at " << i;
-    }
+    EXPECT_LT(test::one_time_error(c, got.h, got.rounded), bound) << batch << " x " << time << " x " << dim;
+    EXPECT_EQ(test::first_not_rounded(got.h, got.rounded), got.h.size()) << "h_rounded";
   }
 
   static std::vector<GatedSize> sizes() {

@@ -82,10 +82,55 @@ struct GatedCase {
 
 template <class A>
 std::vector<A> rounded_to(const std::vector<float>& values) {
-  std::vector<A> rounded;
-  rounded.reserve(values.size());
-  for (const float v : values) rounded.push_back(from_float<A>(v));
+  std::vector<A> rounded(values.size());
+  parallel_for(static_cast<std::int64_t>(values.size()), [&](std::int64_t i) {
+    rounded[static_cast<std::size_t>(i)] = from_float<A>(values[static_cast<std::size_t>(i)]);
+  });
   return rounded;
+}
+
+/// The first entry at which `rounded` is not h rounded to A; as many as there are where it is throughout.
+template <class A>
+std::size_t first_not_rounded(const std::vector<float>& h, const std::vector<A>& rounded) {
+  return static_cast<std::size_t>(first_failure(static_cast<std::int64_t>(h.size()), [&](std::int64_t i) {
+    const auto k = static_cast<std::size_t>(i);
+    return to_float(rounded[k]) == to_float(from_float<A>(h[k]));
+  }));
+}
+
+/// Largest error of any h against float64 from the h before it, which the products see `rounded`: the bound is that of
+/// one time, whatever the element type.
+template <class A>
+double one_time_error(const GatedCase<A>& c, const std::vector<float>& h, const std::vector<A>& rounded) {
+  const auto [batch, time, dim] = c.size;
+  const std::vector<double> seen = widened(rounded);
+  return parallel_max(dim, [&, batch = batch, time = time, dim = dim](std::int64_t i) {
+    // Rows i of the two matrices; in this order they stay in the cache while the states pass by.
+    std::vector<double> row(static_cast<std::size_t>(2 * dim));
+    for (std::int64_t k = 0; k < dim; ++k) {
+      row[static_cast<std::size_t>(2 * k)] =
+          static_cast<double>(to_float(c.weight[static_cast<std::size_t>(i * dim + k)]));
+      row[static_cast<std::size_t>(2 * k + 1)] =
+          static_cast<double>(to_float(c.weight[static_cast<std::size_t>((dim + i) * dim + k)]));
+    }
+    double worst = 0.0;
+    for (std::int64_t b = 0; b < batch; ++b) {
+      for (std::int64_t t = 0; t < time; ++t) {
+        const double* before = seen.data() + c.state_index(b, t, 0);
+        double s = c.bias_at(i);
+        double g = 0.0;
+        for (std::size_t k = 0; k < static_cast<std::size_t>(dim); ++k) {
+          s += before[k] * row[2 * k];
+          g += before[k] * row[2 * k + 1];
+        }
+        const double want = c.next(b, t, i, static_cast<double>(h[c.state_index(b, t, i)]), s, g);
+        const double error =
+            std::abs(static_cast<double>(h[c.state_index(b, t + 1, i)]) - want) / (1.0 + std::abs(want));
+        worst = std::isnan(error) ? INFINITY : std::max(worst, error);
+      }
+    }
+    return worst;
+  });
 }
 
 /// A case on the device with its state.

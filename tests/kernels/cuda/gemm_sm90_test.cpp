@@ -22,7 +22,7 @@ class GemmSm90 : public test::CudaTest {
   /// Largest |y − x Wᵀ| / Σ |x w| over all entries, or over `samples` of them; infinite where an entry was not written
   /// or memory between the rows of y was.
   template <class A, class Y>
-  double error(std::int64_t rows, std::int64_t columns, std::int64_t depth, std::size_t samples = 0) {
+  double error(std::int64_t rows, std::int64_t columns, std::int64_t depth, std::int64_t samples = 0) {
     const std::int64_t x_stride = (depth + 15) / 8 * 8;
     const std::int64_t y_stride = columns + 3;
     const auto x = random_normal<A>(static_cast<std::size_t>(rows * x_stride), 0.0, 1.0, 1);
@@ -37,8 +37,7 @@ class GemmSm90 : public test::CudaTest {
     gemm_sm90(cuda(), x_view, w_view, MatrixView<Y, Device>(y_device.data(), rows, columns, y_stride));
     const auto y = to_host(y_device);
 
-    double worst = 0.0;
-    const auto check = [&](std::int64_t r, std::int64_t c) {
+    const auto error_at = [&](std::int64_t r, std::int64_t c) {
       double want = 0.0;
       double scale = 1e-30;
       for (std::int64_t k = 0; k < depth; ++k) {
@@ -51,20 +50,15 @@ class GemmSm90 : public test::CudaTest {
       // Written not at all, it is NaN.
       const double rounding =
           std::is_same_v<Y, float> ? 0.0 : std::abs(want) / (std::is_same_v<Y, BFloat16> ? 256 : 2048);
-      const double e = std::max(std::abs(got - want) - rounding, 0.0) / scale;
-      worst = std::isnan(got) ? INFINITY : std::max(worst, e);
+      return std::isnan(got) ? INFINITY : std::max(std::abs(got - want) - rounding, 0.0) / scale;
     };
-    if (samples == 0) {
-      for (std::int64_t r = 0; r < rows; ++r) {
-        for (std::int64_t c = 0; c < columns; ++c) check(r, c);
-      }
-    } else {
-      std::mt19937_64 draw(test::test_seed());
-      for (std::size_t i = 0; i < samples; ++i) {
-        check(static_cast<std::int64_t>(draw() % static_cast<std::uint64_t>(rows)),
-              static_cast<std::int64_t>(draw() % static_cast<std::uint64_t>(columns)));
-      }
-    }
+    double worst = test::parallel_max(samples == 0 ? rows * columns : samples, [&](std::int64_t i) {
+      const auto entry = static_cast<std::int64_t>(
+          samples == 0 ? static_cast<std::uint64_t>(i)
+                       : test::Draws(test::test_seed(), static_cast<std::uint64_t>(i)).bits() %
+                             static_cast<std::uint64_t>(rows * columns));
+      return error_at(entry / columns, entry % columns);
+    });
     for (std::int64_t r = 0; r < rows; ++r) {
       for (std::int64_t c = columns; c < y_stride; ++c) {
         if (!std::isnan(to_float(y[static_cast<std::size_t>(r * y_stride + c)]))) worst = INFINITY;
@@ -100,7 +94,7 @@ TEST_F(GemmSm90, RoundsToTheOperandsType) {
 
 TEST_F(GemmSm90, LargeSizes) {
   if (test::small_sizes()) GTEST_SKIP() << "large sizes";
-  constexpr std::size_t kSamples = 50'000;
+  constexpr std::int64_t kSamples = 50'000;
   EXPECT_LT((error<BFloat16, float>(1000, 1024, 4096, kSamples)), kBound);
   EXPECT_LT((error<BFloat16, float>(4096, 8192, 1024, kSamples)), kBound);
   EXPECT_LT((error<Float16, float>(4097, 32001, 520, kSamples)), kBound);

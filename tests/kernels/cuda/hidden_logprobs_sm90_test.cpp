@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/gemm/gemm_sm90.h"
 #include "tests/kernels/cuda/cuda_testing.h"
+#include "tests/kernels/logprob_testing.h"
 
 namespace mmrec::kernels {
 namespace {
@@ -27,9 +28,6 @@ class HiddenLogprobsSm90 : public test::CudaTest {
   /// written.
   template <class A>
   double error(const Problem& p) {
-    const auto at = [](std::int64_t r, std::int64_t stride, std::int64_t i) {
-      return static_cast<std::size_t>(r * stride + i);
-    };
     const std::int64_t stride = p.dim + 8;
     const auto hidden = random_normal<A>(static_cast<std::size_t>(p.rows * stride), 0.0, 1.0, 1);
     const auto head = random_normal<A>(static_cast<std::size_t>(p.vocab * p.dim), 0.0,
@@ -55,27 +53,18 @@ class HiddenLogprobsSm90 : public test::CudaTest {
 
     double worst = 0.0;
     const std::int64_t step = p.checked_rows == 0 ? 1 : std::max<std::int64_t>(p.rows / p.checked_rows, 1);
-    std::vector<double> logits(static_cast<std::size_t>(p.vocab));
+    std::vector<std::int64_t> rows;
     for (std::int64_t r = 0; r < p.rows; r += step) {
-      const int target = targets[static_cast<std::size_t>(r)];
-      if (target < 0) {
-        if (!std::isnan(got[static_cast<std::size_t>(r)])) worst = INFINITY;
-        continue;
+      if (targets[static_cast<std::size_t>(r)] >= 0) {
+        rows.push_back(r);
+      } else if (!std::isnan(got[static_cast<std::size_t>(r)])) {
+        worst = INFINITY;
       }
-      for (std::int64_t v = 0; v < p.vocab; ++v) {
-        double logit = 0.0;
-        for (std::int64_t k = 0; k < p.dim; ++k) {
-          logit += static_cast<double>(to_float(hidden[at(r, stride, k)])) *
-                   static_cast<double>(to_float(head[at(v, p.dim, k)]));
-        }
-        logits[static_cast<std::size_t>(v)] = logit;
-      }
-      const double max = *std::max_element(logits.begin(), logits.end());
-      double sum = 0.0;
-      for (const double logit : logits) sum += std::exp(logit - max);
-      const double want = logits[static_cast<std::size_t>(target)] - max - std::log(sum);
-      const double e = std::abs(static_cast<double>(got[static_cast<std::size_t>(r)]) - want) / (1.0 + std::abs(want));
-      worst = std::isnan(e) ? INFINITY : std::max(worst, e);
+    }
+    const std::vector<double> want = reference_hidden_logprobs(hidden, stride, head, p.dim, targets, rows);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const double e = std::abs(static_cast<double>(got[static_cast<std::size_t>(rows[i])]) - want[i]);
+      worst = std::isnan(e) ? INFINITY : std::max(worst, e / (1.0 + std::abs(want[i])));
     }
     return worst;
   }

@@ -72,23 +72,32 @@ class Problem {
   void expect_correct() {
     SCOPED_TRACE(case_);
     const std::vector<Y> got = result();
-    for (std::int64_t r = 0; r < case_.rows; ++r) {
-      for (std::int64_t o = 0; o < case_.out; ++o) {
-        double sum = case_.bias ? bias_(0, o) : 0.0;
-        double magnitude = std::abs(sum);
-        for (std::int64_t i = 0; i < case_.in; ++i) {
-          sum += x_(r, i) * weight_(o, i);
-          magnitude += std::abs(x_(r, i) * weight_(o, i));
-        }
-        double want = activate(case_.activation, sum);
-        if (case_.residual != Residual::kNone) want += static_cast<double>(case_.residual_scale) * residual_(r, o);
-        // fp32 sums, 1.13 the steepest slope of gelu, and the rounding of what follows.
-        const double tolerance = 1.13e-6 * magnitude + 2e-7 * (1.0 + std::abs(want));
-        const Y y = got[static_cast<std::size_t>(r * case_.out + o)];
-        ASSERT_TRUE(rounds_to(y, want, tolerance))
-            << "row " << r << ", output " << o << ": " << to_float(y) << " for " << want;
+    const std::vector<double> x = widened(x_.values()), weight = widened(weight_.values());
+    // {what it should be, by how much it may miss that}
+    const auto expected = [&](std::int64_t r, std::int64_t o) {
+      double sum = case_.bias ? bias_(0, o) : 0.0;
+      double magnitude = std::abs(sum);
+      for (std::int64_t i = 0; i < case_.in; ++i) {
+        const double product =
+            x[static_cast<std::size_t>(r * case_.in + i)] * weight[static_cast<std::size_t>(o * case_.in + i)];
+        sum += product;
+        magnitude += std::abs(product);
       }
-    }
+      double want = activate(case_.activation, sum);
+      if (case_.residual != Residual::kNone) want += static_cast<double>(case_.residual_scale) * residual_(r, o);
+      // fp32 sums, 1.13 the steepest slope of gelu, and the rounding of what follows.
+      return std::pair(want, 1.13e-6 * magnitude + 2e-7 * (1.0 + std::abs(want)));
+    };
+    // In this order a row of the weights meets all rows of x.
+    const std::int64_t wrong = first_failure(case_.rows * case_.out, [&](std::int64_t n) {
+      const std::int64_t r = n % case_.rows, o = n / case_.rows;
+      const auto [want, tolerance] = expected(r, o);
+      return rounds_to(got[static_cast<std::size_t>(r * case_.out + o)], want, tolerance);
+    });
+    if (wrong == case_.rows * case_.out) return;
+    const std::int64_t r = wrong % case_.rows, o = wrong / case_.rows;
+    ADD_FAILURE() << "row " << r << ", output " << o << ": "
+                  << to_float(got[static_cast<std::size_t>(r * case_.out + o)]) << " for " << expected(r, o).first;
   }
 
  private:

@@ -17,10 +17,10 @@ struct Case {
 template <class T>
 Case<T> random_case(const ScanLayout& layout, std::uint64_t stream, float spread = 3.0F) {
   Case<T> c{ScanOperand<T>(layout), {}};
-  std::mt19937_64 engine(test_seed() + stream);
-  std::normal_distribution<float> value(0.0F, spread);
-  c.x.fill([&](std::int64_t, std::int64_t) { return value(engine); });
-  for (std::int64_t i = 0; i < layout.channels(); ++i) c.carry_in.push_back(value(engine));
+  const std::uint64_t seed = test_seed() + 2 * stream;
+  const auto deviation = static_cast<double>(spread);
+  c.x.fill(seed, [&](std::int64_t, std::int64_t, Draws& draw) { return draw.normal(0.0, deviation); });
+  c.carry_in = random_normal<float>(static_cast<std::size_t>(layout.channels()), 0.0, deviation, seed + 1);
   return c;
 }
 
@@ -33,29 +33,35 @@ struct Result {
 /// Relative to max(1, |y|): y crosses zero, where the sum of exponentials is 1.
 template <class T>
 WorstScanError error(const Case<T>& c, const Result<T>& r) {
-  WorstScanError worst;
-  for (std::int64_t ch = 0; ch < c.x.layout().channels(); ++ch) {
-    const auto i = static_cast<std::size_t>(ch);
-    // log(sum) relative to a fixed reference where it can be: no million roundings in the reference itself.
-    double y = c.carry_in.empty() ? kNothing : static_cast<double>(c.carry_in[i]);
-    double m = y, sum = y == kNothing ? 0.0 : 1.0;
-    for (std::int64_t t = 0; t < c.x.layout().time; ++t) {
-      const double x = c.x.value(ch, t);
-      if (x > m) {
-        sum = m == kNothing ? 1.0 : sum * std::exp(m - x) + 1.0;
-        m = x;
-      } else if (x != kNothing) {
-        sum += std::exp(x - m);
-      }
-      y = m == kNothing ? kNothing : m + std::log(sum);
-      const double got = r.y.value(ch, t);
-      const double rounding = sizeof(T) == 2 ? kHalfUnit<T> * std::abs(y) * 1.001 : 0.0;
-      const double beyond = std::isinf(y) ? (got == y ? 0.0 : 1.0) : std::max(0.0, std::abs(got - y) - rounding);
-      worst.add(std::isnan(got) ? got : beyond, 0.0, std::isinf(y) ? 1.0 : std::max(1.0, std::abs(y)), t, ch);
-    }
-    worst.add(static_cast<double>(r.carry_out[i]), y, std::isinf(y) ? 1.0 : std::max(1.0, std::abs(y)), -1, ch);
-  }
-  return worst;
+  // log(sum) relative to a fixed reference where it can be: no million roundings in the reference itself.
+  struct State {
+    double y, m, sum;
+  };
+  return walk_channels<WorstScanError>(
+      c.x,
+      [&](std::int64_t ch) {
+        const double y = c.carry_in.empty() ? kNothing : static_cast<double>(c.carry_in[static_cast<std::size_t>(ch)]);
+        return State{y, y, y == kNothing ? 0.0 : 1.0};
+      },
+      [&](State& s, std::size_t i, std::int64_t t, std::int64_t ch, WorstScanError& worst) {
+        const auto x = static_cast<double>(to_float(c.x.data[i]));
+        if (x > s.m) {
+          s.sum = s.m == kNothing ? 1.0 : s.sum * std::exp(s.m - x) + 1.0;
+          s.m = x;
+        } else if (x != kNothing) {
+          s.sum += std::exp(x - s.m);
+        }
+        s.y = s.m == kNothing ? kNothing : s.m + std::log(s.sum);
+        const auto got = static_cast<double>(to_float(r.y.data[i]));
+        const double rounding = sizeof(T) == 2 ? kHalfUnit<T> * std::abs(s.y) * 1.001 : 0.0;
+        const double beyond =
+            std::isinf(s.y) ? (got == s.y ? 0.0 : 1.0) : std::max(0.0, std::abs(got - s.y) - rounding);
+        worst.add(std::isnan(got) ? got : beyond, 0.0, std::isinf(s.y) ? 1.0 : std::max(1.0, std::abs(s.y)), t, ch);
+      },
+      [&](const State& s, std::int64_t ch, WorstScanError& worst) {
+        worst.add(static_cast<double>(r.carry_out[static_cast<std::size_t>(ch)]), s.y,
+                  std::isinf(s.y) ? 1.0 : std::max(1.0, std::abs(s.y)), -1, ch);
+      });
 }
 
 template <class T>
@@ -77,7 +83,7 @@ TYPED_TEST_SUITE(LogSumExpScanCuda, Types);
 
 TYPED_TEST(LogSumExpScanCuda, MatchesFloat64AtEverySize) {
   std::uint64_t stream = 0;
-  for (const auto& [time, dim] : scan_sizes()) {
+  for (const auto& [time, dim] : scan_sizes<TypeParam>()) {
     const auto c = random_case<TypeParam>({.time = time, .dim = dim}, ++stream);
     EXPECT_TRUE(error(c, this->run(c)).below(1e-6)) << "T " << time << ", D " << dim;
   }

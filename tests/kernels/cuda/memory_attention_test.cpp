@@ -45,29 +45,26 @@ class CudaMemoryAttentionTest : public CudaTest {
 
   template <class A>
   static std::vector<double> reference(const Case& c, const Operands<A>& in) {
-    std::vector<double> out;
-    std::vector<double> weights(static_cast<std::size_t>(c.slots));
-    for (std::int64_t r = 0; r < c.batch * c.time; ++r) {
+    std::vector<double> out(static_cast<std::size_t>(c.batch * c.time * c.dim()));
+    parallel_for(c.batch * c.time * c.heads, [&](std::int64_t n) {
+      const std::int64_t r = n / c.heads, first = n % c.heads * c.d;
       const std::int64_t first_slot = r / c.time * (c.slots + kSpare);
-      for (std::int64_t head = 0; head < c.heads; ++head) {
-        double top = -INFINITY;
-        for (std::int64_t j = 0; j < c.slots; ++j) {
-          double dot = 0.0;
-          for (std::int64_t i = head * c.d; i < (head + 1) * c.d; ++i) dot += in.q(r, i) * in.slots(first_slot + j, i);
-          weights[static_cast<std::size_t>(j)] = dot / std::sqrt(static_cast<double>(c.d));
-          top = std::max(top, weights[static_cast<std::size_t>(j)]);
-        }
-        double sum = 0.0;
-        for (double& w : weights) sum += w = std::exp(w - top);
-        for (std::int64_t i = head * c.d; i < (head + 1) * c.d; ++i) {
-          double value = 0.0;
-          for (std::int64_t j = 0; j < c.slots; ++j) {
-            value += weights[static_cast<std::size_t>(j)] / sum * in.slots(first_slot + j, i);
-          }
-          out.push_back(value);
-        }
+      std::vector<double> weights(static_cast<std::size_t>(c.slots));
+      double top = -INFINITY;
+      for (std::int64_t j = 0; j < c.slots; ++j) {
+        double dot = 0.0;
+        for (std::int64_t i = first; i < first + c.d; ++i) dot += in.q(r, i) * in.slots(first_slot + j, i);
+        weights[static_cast<std::size_t>(j)] = dot / std::sqrt(static_cast<double>(c.d));
+        top = std::max(top, weights[static_cast<std::size_t>(j)]);
       }
-    }
+      double sum = 0.0;
+      for (double& w : weights) sum += w = std::exp(w - top);
+      double* to = out.data() + r * c.dim();
+      for (std::int64_t j = 0; j < c.slots; ++j) {
+        const double share = weights[static_cast<std::size_t>(j)] / sum;
+        for (std::int64_t i = first; i < first + c.d; ++i) to[i] += share * in.slots(first_slot + j, i);
+      }
+    });
     return out;
   }
 
@@ -79,9 +76,12 @@ class CudaMemoryAttentionTest : public CudaTest {
     run(c, in, in.q.view(), out.view(), c.time);
     const std::vector<A> got = out.download();
     const std::vector<double> want = reference(c, in);
-    for (std::size_t i = 0; i < got.size(); ++i) {
-      ASSERT_TRUE(rounds_to(got[i], want[i], c.tolerance)) << i << ": " << to_float(got[i]) << " for " << want[i];
-    }
+    const auto wrong =
+        static_cast<std::size_t>(first_failure(static_cast<std::int64_t>(got.size()), [&](std::int64_t n) {
+          const auto i = static_cast<std::size_t>(n);
+          return rounds_to(got[i], want[i], c.tolerance);
+        }));
+    ASSERT_EQ(wrong, got.size()) << wrong << ": " << to_float(got[wrong]) << " for " << want[wrong];
     run(c, in, in.q.view(), in.q.view(), c.time);
     EXPECT_TRUE(same_bits(in.q.download(), got)) << "in place";
   }

@@ -61,6 +61,14 @@ std::vector<Index> random_targets(std::int64_t n, std::int64_t cols) {
   return t;
 }
 
+template <class T, class Index>
+std::vector<double> reference(const Logits<T>& logits, const std::vector<Index>& targets) {
+  return parallel_map(logits.n, [&](std::int64_t r) {
+    return logits.at(r, static_cast<std::int64_t>(targets[static_cast<std::size_t>(r)])) -
+           reference_log_sum(logits.row(r), logits.cols);
+  });
+}
+
 class TokenLogprobsCuda : public CudaTest {
  protected:
   template <class T, class Index>
@@ -113,11 +121,9 @@ TYPED_TEST(TokenLogprobsCudaTyped, ForwardMatchesFloat64) {
         const auto logits = random_logits<T>(n, cols, 4.0, padding, padding / 5);
         const auto targets = random_targets<Index>(n, cols);
         const auto out = this->forward(logits, targets);
-        for (std::int64_t r = 0; r < n; ++r) {
-          const auto k = static_cast<std::size_t>(r);
-          const double expected =
-              logits.at(r, static_cast<std::int64_t>(targets[k])) - reference_log_sum(logits.row(r), cols);
-          ASSERT_NEAR(static_cast<double>(out[k]), expected, 2e-6 + 1e-7 * std::abs(expected))
+        const std::vector<double> expected = reference(logits, targets);
+        for (std::size_t r = 0; r < out.size(); ++r) {
+          ASSERT_NEAR(static_cast<double>(out[r]), expected[r], 2e-6 + 1e-7 * std::abs(expected[r]))
               << n << " x " << cols << " + " << padding;
         }
       }
@@ -141,20 +147,22 @@ TYPED_TEST(TokenLogprobsCudaTyped, BackwardMatchesFloat64) {
       std::vector<float> grad;
       for (std::int64_t r = 0; r < n; ++r) grad.push_back(r % 3 == 0 ? 1.0F : -0.37F * static_cast<float>(r));
       const Logits<T> d = this->backward(logits, targets, grad, layout.d_padding, layout.d_offset);
-      for (std::int64_t r = 0; r < n; ++r) {
+      const double worst = parallel_max(n, [&](std::int64_t r) {
         const auto k = static_cast<std::size_t>(r);
         const auto g = static_cast<double>(grad[k]);
         const double log_sum = reference_log_sum(logits.row(r), cols);
-        double worst = 0.0;
+        double most = 0.0;
         for (std::int64_t v = 0; v < cols; ++v) {
           const double p = std::exp(logits.at(r, v) - log_sum);
           const double expected = g * ((v == static_cast<std::int64_t>(targets[k]) ? 1.0 : 0.0) - p);
           const double bound = std::abs(expected) * (rounding + 1e-6) + 4e-7 * std::abs(g) * p + 0x1p-25;
           const double error = std::abs(d.at(r, v) - expected) / bound;
-          worst = error > worst || std::isnan(error) ? error : worst;
+          most = std::isnan(error) ? INFINITY : std::max(most, error);
         }
-        ASSERT_LE(worst, 1.0) << n << " x " << cols << " + " << layout.padding;
-        if (r + 1 == n) continue;
+        return most;
+      });
+      ASSERT_LE(worst, 1.0) << n << " x " << cols << " + " << layout.padding;
+      for (std::int64_t r = 0; r + 1 < n; ++r) {
         for (std::int64_t v = cols; v < d.stride; ++v) ASSERT_TRUE(std::isnan(to_float(d.row(r)[v])));
       }
       const Logits<T> same = this->backward(logits, targets, grad, 0, 0, /*in_place=*/true);
@@ -179,12 +187,11 @@ TEST_F(TokenLogprobsCuda, AnyNumberOfRows) {
       std::vector<float> by_cpu(targets.size());
       token_logprobs(cpu, TokenLogprobs<BFloat16, std::int32_t, Host>{
                               {logits.row(0), n, cols, logits.stride}, targets.data(), by_cpu.data()});
-      for (std::int64_t r = 0; r < n; ++r) {
-        const auto k = static_cast<std::size_t>(r);
-        const double expected = logits.at(r, targets[k]) - reference_log_sum(logits.row(r), cols);
-        const double bound = 2e-6 + 1e-7 * std::abs(expected);
-        ASSERT_NEAR(static_cast<double>(out[k]), expected, bound) << r << " of " << n << " x " << cols;
-        ASSERT_NEAR(out[k], by_cpu[k], 2.0 * bound) << r << " of " << n << " x " << cols;
+      const std::vector<double> expected = reference(logits, targets);
+      for (std::size_t r = 0; r < out.size(); ++r) {
+        const double bound = 2e-6 + 1e-7 * std::abs(expected[r]);
+        ASSERT_NEAR(static_cast<double>(out[r]), expected[r], bound) << r << " of " << n << " x " << cols;
+        ASSERT_NEAR(out[r], by_cpu[r], 2.0 * bound) << r << " of " << n << " x " << cols;
       }
     }
   }
@@ -203,16 +210,17 @@ TEST_F(TokenLogprobsCuda, TheMaximumTheSumAndTheTargetMayLieAnywhere) {
     for (std::size_t i = 0; i < positions.size(); i += kRows) {
       const auto n = static_cast<std::int64_t>(std::min(kRows, positions.size() - i));
       Logits<float> peak(n, cols), alone(n, cols);
-      std::vector<std::int64_t> at, beside;
-      for (std::int64_t r = 0; r < n; ++r) {
-        const std::int64_t p = positions[i + static_cast<std::size_t>(r)];
+      const std::vector<std::int64_t> at(positions.begin() + static_cast<std::ptrdiff_t>(i),
+                                         positions.begin() + static_cast<std::ptrdiff_t>(i) + n);
+      std::vector<std::int64_t> beside;
+      for (const std::int64_t p : at) beside.push_back((p + 1) % cols);
+      parallel_for(n, [&](std::int64_t r) {
+        const std::int64_t p = at[static_cast<std::size_t>(r)];
         for (std::int64_t v = 0; v < cols; ++v) peak.set(r, v, -30.0F + 0.001F * static_cast<float>(v % 7));
         peak.set(r, p, 40.0F);
         alone.fill(r, -kInf);
         alone.set(r, p, -7.25F);
-        at.push_back(p);
-        beside.push_back((p + 1) % cols);
-      }
+      });
       const auto on = forward(peak, at), off = forward(peak, beside);
       const auto masked = forward(alone, at), away = forward(alone, beside);
       const Logits<float> d = backward(peak, beside, std::vector<float>(static_cast<std::size_t>(n), 1.0F), 0, 0);
@@ -222,11 +230,14 @@ TEST_F(TokenLogprobsCuda, TheMaximumTheSumAndTheTargetMayLieAnywhere) {
         ASSERT_NEAR(static_cast<double>(off[k]), peak.at(r, beside[k]) - 40.0, 1e-5) << at[k] << " of " << cols;
         ASSERT_EQ(masked[k], 0.0F) << at[k] << " of " << cols;
         ASSERT_EQ(away[k], cols > 1 ? -kInf : 0.0F) << at[k] << " of " << cols;
-        for (std::int64_t v = 0; v < cols; ++v) {
-          const double expected = (v == beside[k] ? 1.0 : 0.0) - (v == at[k] ? 1.0 : 0.0);
-          ASSERT_NEAR(d.at(r, v), expected, 1e-6) << v << " beside " << at[k] << " of " << cols;
-        }
       }
+      const std::int64_t wrong = first_failure(n * cols, [&](std::int64_t k) {
+        const std::int64_t r = k / cols, v = k % cols;
+        const auto row = static_cast<std::size_t>(r);
+        return std::abs(d.at(r, v) - (v == beside[row] ? 1.0 : 0.0) + (v == at[row] ? 1.0 : 0.0)) <= 1e-6;
+      });
+      ASSERT_EQ(wrong, n * cols) << wrong % cols << " beside " << at[static_cast<std::size_t>(wrong / cols)] << " of "
+                                 << cols << ": " << d.at(wrong / cols, wrong % cols);
     }
   }
 }
