@@ -1,0 +1,133 @@
+// The one virtual seam: a model on a backend, and the state of every sequence that runs on it. The engine talks to
+// executors and knows no backend.
+//
+// The work of a call is a list of runs: some tokens of one sequence each. An executor owns what computing needs
+// (threads or a stream, scratch, activations, recorded graphs) and a pool of slots, each the state of one sequence.
+// Whoever holds slots knows their sequences' positions.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "mmrec/prefill.h"
+#include "mmrec/sampler_options.h"
+#include "models/mmrec/state.h"
+
+namespace mmrec::models {
+
+/// The state of one sequence, in memory of its executor's: never looked into from outside.
+using Slot = std::byte*;
+
+/// Rows [first_row, first_row + rows) of a call's tokens: those of the sequence in `slot` from `position` on. rows >= 1.
+struct Run {
+  Slot slot = nullptr;
+  std::int64_t position = 0;
+  std::int64_t first_row = 0;
+  std::int64_t rows = 0;
+};
+
+/// How a call computes, besides what it computes.
+struct ExecutionOptions {
+  int threads = 0;  // of a processor; <= 0: all. No meaning on a device
+  PrefillMode prefill = PrefillMode::kAuto;
+  float sweep_tolerance = 0.0F;  // 0: the backend's own for its precision
+  int max_sweeps = 64;
+};
+
+/// Asked between the chunks of a call, with how many rows of each run are done; false makes the next chunk the last.
+using Progress = std::function<bool(std::span<const std::int64_t> rows_done)>;
+
+/// Tokens of sequences that differ; token ids must lie in [0, vocab_size).
+struct Work {
+  std::span<const int> tokens;      // [N]
+  std::span<const Run> runs;        // in order of rows
+  std::span<float> logprobs = {};   // [N] or empty: receives log p of each token given all before it, 0 at position 0
+  Progress progress = {};
+};
+
+/// What a call has done.
+struct Done {
+  std::vector<std::int64_t> rows;  // of each run
+  PrefillStats stats;
+};
+
+/// Thread-safe: calls of several threads take turns where they must.
+class Executor : public std::enable_shared_from_this<Executor> {
+ public:
+  Executor() = default;
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
+  virtual ~Executor() = default;
+
+  // --- State. Slots of one acquire() lie side by side, slot_bytes() apart.
+
+  virtual std::size_t slot_bytes() const = 0;
+  /// `count` slots at position 0, and all memory that calls of so many sequences need. Throws std::bad_alloc.
+  virtual Slot acquire(int count, const ExecutionOptions& options) = 0;
+  virtual void release(Slot first) noexcept = 0;
+  /// Back to position 0.
+  virtual void clear(Slot first, int count) = 0;
+  virtual void copy(Slot from, Slot to, int count) = 0;
+  /// State of `count` sequences at `position` in host memory, and back; shapes are those of the configuration.
+  virtual HostState save(Slot first, int count, std::int64_t position) = 0;
+  virtual void load(Slot first, const HostState& state) = 0;
+
+  // --- Work
+
+  /// Consumes the tokens and leaves the next token's logits in every run's slot.
+  virtual Done run(const Work& work, const ExecutionOptions& options) = 0;
+  /// The same for one token of each sequence, always exactly; on a device it may return before the work is done.
+  virtual void step(std::span<const int> tokens, std::span<const Run> runs, const ExecutionOptions& options) = 0;
+
+  /// The next token's logits, [count, V], to host memory. Requires: position >= 1.
+  virtual void logits(Slot first, int count, std::span<float> to) = 0;
+
+  /// Draws the next token of sequences side by side from their logits where they are, by the chain of `options` but its
+  /// repetition penalty. Sequence b draws with the random number of (seed, first_sequence + b, step); -1 for a row that
+  /// has a NaN or +inf, or nothing to draw. Where `logprobs` is not empty it receives each token's log-softmax of the
+  /// raw logits. False where this executor cannot draw: nothing has happened then.
+  virtual bool draw(Slot first, const SamplerOptions& options, std::uint64_t step, std::uint64_t first_sequence,
+                    std::span<int> tokens, std::span<float> logprobs) {
+    static_cast<void>(first), static_cast<void>(options), static_cast<void>(step), static_cast<void>(first_sequence);
+    static_cast<void>(tokens), static_cast<void>(logprobs);
+    return false;
+  }
+};
+
+/// Slots of an executor, given back when this goes. Movable; keeps the executor alive.
+class Slots {
+ public:
+  Slots() = default;
+  Slots(std::shared_ptr<Executor> executor, int count, const ExecutionOptions& options)
+      : executor_(std::move(executor)), first_(executor_->acquire(count, options)), count_(count) {}
+  Slots(Slots&& other) noexcept
+      : executor_(std::move(other.executor_)), first_(std::exchange(other.first_, nullptr)), count_(other.count_) {}
+  Slots& operator=(Slots&& other) noexcept {
+    std::swap(executor_, other.executor_);
+    std::swap(first_, other.first_);
+    std::swap(count_, other.count_);
+    return *this;
+  }
+  ~Slots() {
+    if (first_ != nullptr) executor_->release(first_);
+  }
+
+  const std::shared_ptr<Executor>& executor() const { return executor_; }
+  Slot first() const { return first_; }
+  Slot operator[](int sequence) const {
+    return first_ + static_cast<std::size_t>(sequence) * executor_->slot_bytes();
+  }
+  int count() const { return count_; }
+
+ private:
+  std::shared_ptr<Executor> executor_;
+  Slot first_ = nullptr;
+  int count_ = 0;
+};
+
+}  // namespace mmrec::models
