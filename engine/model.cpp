@@ -82,32 +82,18 @@ ModelInfo info_of(const models::Config& config, const models::HostWeights& weigh
 
 bool is_half(Precision precision) { return precision == Precision::kF16 || precision == Precision::kBF16; }
 
-models::Precision to_models(Precision precision) {
+/// What matrices are made of. What kAuto became is known by then.
+kernels::DType type_of(Precision precision) {
   switch (precision) {
-    case Precision::kAuto:
-      break;
-    case Precision::kF32:
-      return models::Precision::kF32;
     case Precision::kF16:
-      return models::Precision::kF16;
+      return kernels::DType::kF16;
     case Precision::kBF16:
-      return models::Precision::kBF16;
-  }
-  return models::Precision::kAuto;
-}
-
-/// What kAuto became is known by then.
-std::pair<const char*, kernels::DType> describe(models::Precision precision) {
-  switch (precision) {
-    case models::Precision::kF16:
-      return {"fp16", kernels::DType::kF16};
-    case models::Precision::kBF16:
-      return {"bf16", kernels::DType::kBF16};
-    case models::Precision::kAuto:
-    case models::Precision::kF32:
+      return kernels::DType::kBF16;
+    case Precision::kAuto:
+    case Precision::kF32:
       break;
   }
-  return {"fp32", kernels::DType::kF32};
+  return kernels::DType::kF32;
 }
 
 void check(const LoadOptions& options) {
@@ -135,8 +121,7 @@ bool takes_cuda(const LoadOptions& options) {
   if (options.device == Device::kCuda) throw DeviceUnavailable(reason);
   if (is_half(options.precision)) {
     throw std::invalid_argument(fmt::format("load option precision: found {} on the CPU, expected auto or fp32{}{}",
-                                            describe(to_models(options.precision)).first, reason.empty() ? "" : ": ",
-                                            reason));
+                                            to_string(options.precision), reason.empty() ? "" : ": ", reason));
   }
   // Where a GPU could have been expected: a build without CUDA says nothing.
   if (!reason.empty() && engine::built_with_cuda() && options.on_warning) {
@@ -146,13 +131,13 @@ bool takes_cuda(const LoadOptions& options) {
 }
 
 Model on_cuda(const models::Config& config, const models::HostWeights& host, ModelInfo info, Precision precision) {
-  const auto weights = models::upload_weights(host, to_models(precision));
-  const auto [name, type] = describe(models::precision_of(*weights));
+  const auto weights = models::upload_weights(host, precision);
+  const Precision resolved = models::precision_of(*weights);
   info.weight_bytes = models::device_bytes(*weights);
   info.device_bytes = info.weight_bytes;
-  count_bytes(info, host, type);
+  count_bytes(info, host, type_of(resolved));
   info.device = fmt::format("cuda ({})", models::cuda_device_info().name);
-  info.precision = name;
+  info.precision = to_string(resolved);
   return engine::Access::model(std::move(info), config, [config, weights](int batch, const models::RunnerOptions& o) {
     return models::make_cuda_runner(config, weights, batch, o);
   });

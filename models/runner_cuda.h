@@ -5,16 +5,12 @@
 #include <memory>
 #include <string>
 
+#include "mmrec/precision.h"
 #include "models/mmrec/config.h"
 #include "models/mmrec/weights.h"
 #include "models/runner.h"
 
 namespace mmrec::models {
-
-/// What a device multiplies in: the type of its weights and of what enters a product with them. Sums, state and
-/// decays are fp32 always.
-///   kAuto  the stored matrices' type where all agree on a 16-bit one, fp32 otherwise
-enum class Precision : std::uint8_t { kAuto, kF32, kF16, kBF16 };
 
 /// Why no CUDA device can run models here, or "" if one can. Creates no context where it says no.
 std::string cuda_unusable_reason();

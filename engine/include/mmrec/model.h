@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "mmrec/precision.h"
 #include "mmrec/session.h"
 
 namespace mmrec {
@@ -18,15 +19,6 @@ enum class Device : std::uint8_t {
   kAuto,  ///< a usable GPU, else the CPU
   kCpu,   ///< touches no GPU: makes no CUDA context, loads no CUDA library
   kCuda,  ///< the first GPU that CUDA shows, or DeviceUnavailable
-};
-
-/// What a GPU multiplies in: the type of its weights and of what enters a product with them. Sums and the recurrent
-/// state are fp32 always. The CPU computes in fp32, whatever type the weights are stored in.
-enum class Precision : std::uint8_t {
-  kAuto,  ///< the type of the stored matrices where all agree on a 16-bit one, else fp32
-  kF32,   ///< true fp32, no TF32
-  kF16,
-  kBF16,
 };
 
 struct LoadOptions {

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "mmrec/prefill.h"
 #include "mmrec/sampler.h"
 
 namespace mmrec {
@@ -15,13 +16,6 @@ namespace engine {
 struct Access;  // builds sessions and models on runners of its own; not part of the contract
 }
 
-/// How the recurrence of a prompt is computed; see docs/numerics.md.
-enum class PrefillMode : std::uint8_t {
-  kAuto,    ///< the faster of the two for this model and length, by a fixed rule
-  kSweeps,  ///< gate-frozen sweeps over the parallel scan, until converged
-  kSteps,   ///< one token after another
-};
-
 struct SessionOptions {
   int threads =
       0;  ///< 0: all the processors this process may use; results do not depend on it. More than 256 count as 256
@@ -29,18 +23,6 @@ struct SessionOptions {
   float sweep_tolerance = 0.0F;  ///< bound on the last sweep's change, relative to that time's largest |h|; >= 0,
                                  ///< finite. 0: 1e-5 where products are fp32, 1e-3 where they are 16-bit
   int max_sweeps = 64;           ///< per window, before exact steps finish it; >= 1
-};
-
-/// What prefilling has cost since the session began or was reset.
-struct PrefillStats {
-  std::int64_t layer_tokens = 0;  ///< tokens × layers × sequences that were swept
-  std::int64_t token_sweeps = 0;  ///< sum over these of the sweeps each took part in
-  std::int64_t windows = 0;       ///< windows swept, one layer each
-  std::int64_t fallbacks = 0;     ///< windows that did not converge and were finished by steps
-
-  double sweeps_per_token() const {
-    return layer_tokens == 0 ? 0.0 : static_cast<double>(token_sweeps) / static_cast<double>(layer_tokens);
-  }
 };
 
 /// `batch` sequences in lock-step, with their recurrent state. The state has a fixed size however many tokens were

@@ -1,0 +1,33 @@
+// What a GPU computes products in.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace mmrec {
+
+/// What a GPU multiplies in: the type of its weights and of what enters a product with them. Sums and the recurrent
+/// state are fp32 always. The CPU computes in fp32, whatever type the weights are stored in.
+enum class Precision : std::uint8_t {
+  kAuto,  ///< the type of the stored matrices where all agree on a 16-bit one, else fp32
+  kF32,   ///< true fp32, no TF32
+  kF16,
+  kBF16,
+};
+
+/// "auto", "fp32", "fp16", "bf16".
+constexpr std::string_view to_string(Precision precision) {
+  switch (precision) {
+    case Precision::kAuto:
+      return "auto";
+    case Precision::kF32:
+      return "fp32";
+    case Precision::kF16:
+      return "fp16";
+    case Precision::kBF16:
+      return "bf16";
+  }
+  return "unknown";
+}
+
+}  // namespace mmrec
