@@ -9,16 +9,20 @@
 
 namespace mmrec::kernels {
 
+/// The kernels that a step may go through (models/mmrec/cuda/decode/choose.h); kNone where there is none.
+enum class DecodeWay : std::uint8_t { kAuto, kNone, kCluster, kSingle, kBatch };
+
 struct DecodeShape {
-  std::int64_t batch = 0;         // B
-  std::int64_t dim = 0;           // D
-  std::int64_t layers = 0;        // L
-  std::int64_t heads = 0;         // of the attention over memory slots
-  std::int64_t ffn = 0;           // F
-  std::int64_t gate_hidden = 0;   // width of the decay gate's hidden layers: G, or R with dpg
-  std::int64_t vocab = 0;         // V
-  std::int64_t memory_slots = 0;  // M
-  bool dpg = false;               // one decay network instead of two: no k, no context matrices
+  std::int64_t batch = 0;            // B
+  std::int64_t dim = 0;              // D
+  std::int64_t layers = 0;           // L
+  std::int64_t heads = 0;            // of the attention over memory slots
+  std::int64_t ffn = 0;              // F
+  std::int64_t gate_hidden = 0;      // width of the decay gate's hidden layers: G, or R with dpg
+  std::int64_t vocab = 0;            // V
+  std::int64_t memory_slots = 0;     // M
+  bool dpg = false;                  // one decay network instead of two: no k, no context matrices
+  DecodeWay way = DecodeWay::kAuto;  // for tests and benches: this way or none
 };
 
 /// Weights of one block: matrices [out, in] of type A, biases and norms fp32, shapes as in models/mmrec/weights.h. A

@@ -124,6 +124,7 @@ Cuda::Cuda(int device, std::unique_ptr<Streams> streams)
   name_ = properties.name;
   processors_ = properties.multiProcessorCount;
   l2_bytes_ = static_cast<std::size_t>(properties.l2CacheSize);
+  shared_memory_per_block_ = properties.sharedMemPerBlockOptin;
   scratch_ = DeviceBuffer<std::byte>(kScratchBytes);
   flags_ = DeviceBuffer<std::uint32_t>(kFlagWords);
   report_ = PinnedBuffer<std::uint32_t>(kReportWords);

@@ -142,6 +142,8 @@ class Cuda {
   int processors() const { return processors_; }                  // multiprocessors
   int compute_capability() const { return compute_capability_; }  // 90 for 9.0
   std::size_t l2_bytes() const { return l2_bytes_; }
+  /// The most dynamic shared memory that a block may ask for.
+  std::size_t shared_memory_per_block() const { return shared_memory_per_block_; }
   const std::string& name() const { return name_; }
 
   void* scratch() { return scratch_.data(); }
@@ -198,6 +200,7 @@ class Cuda {
   int processors_ = 0;
   int compute_capability_ = 0;
   std::size_t l2_bytes_ = 0;
+  std::size_t shared_memory_per_block_ = 0;
   std::string name_;
   std::unique_ptr<CublasLt> blas_;
   DeviceBuffer<std::byte> scratch_;

@@ -29,6 +29,9 @@ bool finish_segments_supported(const Cuda& cuda, const FinishSegments<Device, A>
 template <class A>
 void decode_step(Cuda& cuda, const DecodeStep<Device, A>& op);
 bool decode_step_supported(const Cuda& cuda, const DecodeShape& shape, std::size_t element);
+/// The way that decode_step goes with a batch of up to 8; kNone where it is not supported.
+template <class A>
+DecodeWay decode_way(const Cuda& cuda, const DecodeShape& shape);
 /// Size of DecodeStep::exchange, and how it is made ready, once.
 std::size_t decode_exchange_bytes(const Cuda& cuda, const DecodeShape& shape, std::size_t element);
 void decode_exchange_clear(Cuda& cuda, const DecodeShape& shape, std::size_t element, void* exchange);

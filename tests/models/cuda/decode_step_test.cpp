@@ -1,13 +1,15 @@
 // The one-kernel decode step against float64 (decode_testing.h), and what must hold to the bit.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <random>
 #include <vector>
 
 #include "kernels/cuda/runtime/graph.h"
-#include "models/mmrec/cuda/decode/decode_cluster.h"
+#include "models/mmrec/cuda/decode/cluster.h"
 #include "tests/models/cuda/decode_testing.h"
 
 namespace mmrec::kernels {
@@ -41,10 +43,17 @@ class DecodeStepTest : public test::CudaTest {
     return tokens;
   }
 
-  /// Three steps: logits after each, h and the sums after all.
+  /// Three steps by the way that is expected: logits after each, h and the sums after all.
   template <class A>
   void check(const DecodeShape& shape, std::int64_t slots, double bound) {
+    check<A>(shape, slots, bound, shape.batch == 1 ? DecodeWay::kSingle : DecodeWay::kBatch);
+  }
+  template <class A>
+  void check(const DecodeShape& shape, std::int64_t slots, double bound, DecodeWay way) {
     ASSERT_TRUE(decode_step_supported(cuda(), shape, sizeof(A)));
+    if (shape.batch <= kTileColumns) {
+      EXPECT_EQ(decode_way<A>(cuda(), shape), way);
+    }
     const DecodeModel<A> model(shape);
     DecodeState state = model.random_state(1000);
     DecodeRun<A> run(cuda(), model, state);
@@ -65,6 +74,30 @@ class DecodeStepTest : public test::CudaTest {
       worst = std::isnan(error) ? INFINITY : std::max(worst, error);
     }
     EXPECT_LT(worst, bound) << "segment sums";
+  }
+
+  /// One sequence by every way that there is for it, which must be `ways`.
+  template <class A>
+  void check_ways(DecodeShape shape, std::int64_t slots, std::initializer_list<DecodeWay> ways) {
+    std::vector<std::vector<float>> logits, h;
+    std::vector<std::vector<double>> sums;
+    for (const DecodeWay way : {DecodeWay::kCluster, DecodeWay::kSingle, DecodeWay::kBatch}) {
+      shape.way = way;
+      const bool expected = std::find(ways.begin(), ways.end(), way) != ways.end();
+      ASSERT_EQ(decode_way<A>(cuda(), shape), expected ? way : DecodeWay::kNone);
+      if (!expected) continue;
+      const DecodeModel<A> model(shape);
+      DecodeRun<A> run(cuda(), model, model.random_state(1000));
+      for (unsigned step = 0; step < 2; ++step) logits.push_back(run.step(random_tokens(shape, step), slots));
+      h.push_back(run.h());
+      sums.push_back(run.segment_sum());
+    }
+    for (std::size_t i = 1; i < h.size(); ++i) {
+      EXPECT_EQ(logits[2 * i], logits[0]);
+      EXPECT_EQ(logits[2 * i + 1], logits[1]);
+      EXPECT_EQ(h[i], h[0]);
+      EXPECT_EQ(sums[i], sums[0]);
+    }
   }
 
   /// A batch's sequences one by one.
@@ -227,7 +260,7 @@ TEST_F(DecodeStepTest, OddShapesMatchFloat64) {
                    .gate_hidden = 24,
                    .vocab = 33,
                    .memory_slots = 2},
-                  2, kBf16);
+                  2, kBf16, DecodeWay::kBatch);
   check<float>(
       {.batch = 2, .dim = 36, .layers = 1, .heads = 1, .ffn = 20, .gate_hidden = 4, .vocab = 2, .memory_slots = 40}, 40,
       kFp32);
@@ -242,7 +275,7 @@ TEST_F(DecodeStepTest, OddShapesMatchFloat64) {
                 .gate_hidden = 40,
                 .vocab = 300,
                 .memory_slots = 1},
-               0, kFp32);
+               0, kFp32, DecodeWay::kBatch);
 }
 
 TEST_F(DecodeStepTest, LargeShapesMatchFloat64) {
@@ -290,8 +323,11 @@ TEST_F(DecodeStepTest, BitsOfASequenceDoNotDependOnItsBatch) {
   check_batches<float>(wide, 8, 0);
 }
 
-// One sequence of these goes through a cluster of blocks (decode_cluster.cuh), and not in a batch.
+// One sequence of these goes through a cluster of blocks (cluster.cuh), and not in a batch.
 TEST_F(DecodeStepTest, SmallModelsMatchFloat64AndTheirBatches) {
+  const bool holds_cluster = holds_decode_cluster(cuda());
+  EXPECT_TRUE(holds_cluster || cuda().compute_capability() > 90);
+  const DecodeWay way = holds_cluster ? DecodeWay::kCluster : DecodeWay::kSingle;
   DecodeShape bundled = {.batch = 1,
                          .dim = 384,
                          .layers = 2,
@@ -301,14 +337,13 @@ TEST_F(DecodeStepTest, SmallModelsMatchFloat64AndTheirBatches) {
                          .vocab = 8209,
                          .memory_slots = 32};
   if (test::small_sizes()) bundled.vocab = 300;
-  EXPECT_TRUE(!test::kEmulated || decode_cluster_serves(cuda(), bundled));
-  check<BFloat16>(bundled, 29, kBf16);
+  check<BFloat16>(bundled, 29, kBf16, way);
   if (test::few_cases()) return;
   // Blocks with one unit of channels and with two; without any of a hidden layer; steps that some warps lack.
   const DecodeShape shape = {
       .batch = 1, .dim = 160, .layers = 3, .heads = 5, .ffn = 96, .gate_hidden = 32, .vocab = 1101, .memory_slots = 20};
   for (const std::int64_t slots : {0, 1, 2, 20}) {
-    check<BFloat16>(shape, slots, kBf16);
+    check<BFloat16>(shape, slots, kBf16, way);
     check_batches<BFloat16>(slots == 0 ? bundled : shape, 2, slots);
   }
   DecodeShape other = shape;
@@ -319,7 +354,26 @@ TEST_F(DecodeStepTest, SmallModelsMatchFloat64AndTheirBatches) {
   other.gate_hidden = 224;
   other.vocab = 5;
   for (const std::int64_t slots : {1, 17}) check_batches<BFloat16>(other, 2, slots);
-  check<BFloat16>(other, 3, kBf16);
+  check<BFloat16>(other, 3, kBf16, way);
+}
+
+TEST_F(DecodeStepTest, EveryWayGivesTheSameBits) {
+  using enum DecodeWay;
+  const DecodeShape small = {
+      .batch = 1, .dim = 160, .layers = 2, .heads = 5, .ffn = 96, .gate_hidden = 32, .vocab = 501, .memory_slots = 20};
+  for (const std::int64_t slots : {0, 17}) {
+    if (holds_decode_cluster(cuda())) {
+      check_ways<BFloat16>(small, slots, {kCluster, kSingle, kBatch});
+    } else {
+      check_ways<BFloat16>(small, slots, {kSingle, kBatch});
+    }
+    if (test::few_cases()) return;
+    check_ways<Float16>(kMdi, std::min<std::int64_t>(slots, 3), {kSingle, kBatch});
+    check_ways<float>(kMdi, std::min<std::int64_t>(slots, 3), {kSingle, kBatch});
+  }
+  DecodeShape odd = kMdi;  // rows that are not whole steps
+  odd.ffn = 104;
+  check_ways<BFloat16>(odd, 1, {kBatch});
 }
 
 TEST_F(DecodeStepTest, ARecordedStepEqualsADirectOne) {

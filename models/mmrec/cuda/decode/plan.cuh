@@ -22,7 +22,7 @@ inline constexpr int kSingleRows = 8;
 inline constexpr int kEnoughSlots = 4;
 inline constexpr int kLeastSlots = 2;
 
-/// One sequence of a small model goes through one cluster of so many blocks (decode_cluster.cuh): the largest there is.
+/// One sequence of a small model goes through one cluster of so many blocks (cluster.cuh): the largest there is.
 /// A unit is the 8 outputs that are one piece of 16-bit elements.
 inline constexpr int kClusterBlocks = 16;
 inline constexpr int kUnit = 8;
@@ -165,7 +165,7 @@ struct DecodePlan {
   int first_part = 0;  // of q, v, z, k: q is not needed where there is nothing to attend to
   int slot_rows = 0;
   int slot_row_bytes = 0;
-  bool single = false;  // of one sequence: for decode_single.cuh, whose slots have rows of slot_row_bytes at most
+  bool single = false;  // of one sequence: for single.cuh, whose slots have rows of slot_row_bytes at most
   int operand = 0;      // vectors that are multiplied; of a cluster h before the step
   int sums = 0;         // of the warps, for sums_rows rows, twice if single
   int norm_sums = 0;    // of squares, [B, kTileWarps], twice if single
@@ -310,7 +310,7 @@ inline void divide(DecodePlan& plan, const DecodeShape& s, int element, int bloc
   stage(Stage::kPredict, Product::kHead, 1, 1, Owned::kVocab, Owned::kVocab);
 }
 
-/// The plan of one kind with slots of one size.
+/// With slots of one size.
 inline DecodePlan make_decode_plan(const DecodeShape& s, bool attends, int element, int blocks, int shared_limit,
                                    bool single, int slot_row_bytes) {
   DecodePlan plan;
@@ -364,19 +364,13 @@ inline DecodePlan make_decode_plan(const DecodeShape& s, bool attends, int eleme
   plan.shared_bytes = plan.barriers + plan.slots * kBarrierBytes;
   return plan;
 }
-/// For `blocks` blocks of `shared_limit` bytes of shared memory. slots < kLeastSlots: it does not fit.
-inline DecodePlan make_decode_plan(const DecodeShape& s, bool attends, int element, int blocks, int shared_limit) {
-  const auto plan = [&](bool single) {
-    const DecodePlan long_slots = make_decode_plan(s, attends, element, blocks, shared_limit, single, kSlotRowBytes[0]);
-    if (long_slots.slots >= kEnoughSlots) return long_slots;
-    return make_decode_plan(s, attends, element, blocks, shared_limit, single, kSlotRowBytes[1]);
-  };
-  const auto whole_steps = [&](std::int64_t size) { return size * element % kStepBytes == 0; };
-  if (s.batch == 1 && whole_steps(s.dim) && whole_steps(s.gate_hidden) && whole_steps(s.ffn)) {
-    const DecodePlan single = plan(true);
-    if (single.slots >= kLeastSlots) return single;
-  }
-  return plan(false);
+/// For `blocks` blocks of `shared_limit` bytes of shared memory, of one sequence or several. slots < kLeastSlots: it
+/// does not fit.
+inline DecodePlan make_decode_plan(const DecodeShape& s, bool attends, int element, int blocks, int shared_limit,
+                                   bool single) {
+  const DecodePlan long_slots = make_decode_plan(s, attends, element, blocks, shared_limit, single, kSlotRowBytes[0]);
+  if (long_slots.slots >= kEnoughSlots) return long_slots;
+  return make_decode_plan(s, attends, element, blocks, shared_limit, single, kSlotRowBytes[1]);
 }
 
 }  // namespace mmrec::kernels

@@ -7,7 +7,7 @@
 
 #include "kernels/cuda/gemm/tile_product.cuh"
 #include "kernels/cuda/isa/ptx.cuh"
-#include "models/mmrec/cuda/decode/decode_plan.cuh"
+#include "models/mmrec/cuda/decode/plan.cuh"
 
 namespace mmrec::kernels {
 

@@ -1,4 +1,4 @@
-// The multiplying warps of a decode step of one sequence: the stages of decode_step.cu, from inputs to epilogues.
+// The multiplying warps of a decode step of one sequence: the stages of step.cu, from inputs to epilogues.
 //
 // There is little to multiply, so a stage takes as long as its chain of dependent instructions. Everything that does
 // not need the input comes before the wait for it: what the epilogue reads from memory, addresses, and the first two
@@ -7,7 +7,7 @@
 // before their sums are added up; sums of a stage and of the next one have memory of their own.
 #pragma once
 
-#include "models/mmrec/cuda/decode/decode_single_product.cuh"
+#include "models/mmrec/cuda/decode/single_product.cuh"
 
 namespace mmrec::kernels {
 

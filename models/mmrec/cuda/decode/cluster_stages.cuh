@@ -1,8 +1,8 @@
-// The stages of a decode step by a cluster (decode_cluster.cuh): what each of them multiplies, and its way from sums to
+// The stages of a decode step by a cluster (cluster.cuh): what each of them multiplies, and its way from sums to
 // what the blocks read.
 #pragma once
 
-#include "models/mmrec/cuda/decode/decode_cluster_product.cuh"
+#include "models/mmrec/cuda/decode/cluster_product.cuh"
 
 namespace mmrec::kernels {
 

@@ -1,7 +1,7 @@
 // Which models a cluster decodes, and the shared memory of its blocks.
 #pragma once
 
-#include "models/mmrec/cuda/decode/decode_plan.cuh"
+#include "models/mmrec/cuda/decode/plan.cuh"
 
 namespace mmrec::kernels {
 
@@ -35,7 +35,7 @@ inline bool is_for_cluster(const DecodeShape& s) {
     return size > 0 && size % kStep == 0 && size <= most * kTileWarps * kStep;
   };
   const std::int64_t width = s.heads > 0 ? s.dim / s.heads : 0;
-  constexpr std::int64_t kChannels = kClusterBlocks * kUnit;  // all blocks own some (decode_cluster_exchange.cuh)
+  constexpr std::int64_t kChannels = kClusterBlocks * kUnit;  // all blocks own some (cluster_exchange.cuh)
   constexpr std::int64_t kMost = kChannels * kClusterUnits;
   const auto units = [](std::int64_t size) { return (size + kChannels - 1) / kChannels; };  // of a block, the most
   const bool fits = s.batch == 1 && steps(s.dim, kClusterSteps) && s.dim >= kChannels && s.dim <= kMost &&

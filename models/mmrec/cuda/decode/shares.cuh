@@ -1,7 +1,7 @@
 // What a block of a decode step works out once, before it starts: which rows of which matrices are its own.
 #pragma once
 
-#include "models/mmrec/cuda/decode/decode_plan.cuh"
+#include "models/mmrec/cuda/decode/plan.cuh"
 
 namespace mmrec::kernels {
 

@@ -2,7 +2,7 @@
 // before the vector is there, and are multiplied with it by the tensor core.
 #pragma once
 
-#include "models/mmrec/cuda/decode/decode_base.cuh"
+#include "models/mmrec/cuda/decode/base.cuh"
 
 namespace mmrec::kernels {
 

@@ -1,10 +1,10 @@
-// How a warp of a block in a cluster (decode_cluster.cuh) multiplies: a stage's weights come into registers, often
+// How a warp of a block in a cluster (cluster.cuh) multiplies: a stage's weights come into registers, often
 // before the vector is there, and are multiplied with the warp's steps of it by the tensor core. Warps' sums meet in
 // shared memory; those of a stage and of the next one have memory of their own.
 #pragma once
 
-#include "models/mmrec/cuda/decode/decode_cluster_exchange.cuh"
-#include "models/mmrec/cuda/decode/decode_cluster_stream.cuh"
+#include "models/mmrec/cuda/decode/cluster_exchange.cuh"
+#include "models/mmrec/cuda/decode/cluster_stream.cuh"
 
 namespace mmrec::kernels {
 

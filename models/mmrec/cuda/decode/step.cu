@@ -20,9 +20,9 @@
 //   widen    f   rmsnorm(y)                                                    -> hidden units
 //   narrow   c   hidden units: x = y + ...                                     -> x
 //
-// One sequence and several have code of their own (decode_single.cuh, decode_block.cuh) upon what they share
-// (decode_base.cuh): with one, a stage is a chain of dependent instructions that little else hides. One sequence of a
-// small model in bf16 goes through one cluster of blocks instead (decode_cluster.cu).
+// One sequence and several have code of their own (single.cuh, block.cuh) upon what they share
+// (base.cuh): with one, a stage is a chain of dependent instructions that little else hides. One sequence of a
+// small model in bf16 goes through one cluster of blocks instead (cluster.cu).
 //
 // Bytes: all weights once, ≈ 16 D² elements a layer for F = 4 D; vectors once per block from L2, ≈ 21 D bytes a layer
 // and sequence in 16 bits.
@@ -37,14 +37,13 @@
 // order of their own.
 #include <cuda_runtime.h>
 
-#include <algorithm>
+#include <stdexcept>
 #include <type_traits>
 
-#include "kernels/cuda/runtime/launch.cuh"
-#include "models/mmrec/cuda/decode/decode_block.cuh"
+#include "models/mmrec/cuda/decode/block.cuh"
+#include "models/mmrec/cuda/decode/choose.h"
 #include "models/mmrec/cuda/decode/decode_chain.h"
-#include "models/mmrec/cuda/decode/decode_cluster.h"
-#include "models/mmrec/cuda/decode/decode_single.cuh"
+#include "models/mmrec/cuda/decode/single.cuh"
 #include "models/mmrec/cuda/ops.h"
 
 namespace mmrec::kernels {
@@ -96,30 +95,18 @@ __global__ void __launch_bounds__(kDecodeThreads, 1) decode_kernel(const __grid_
 #endif
 }
 
-/// As few blocks as own no more channels each than one on every multiprocessor would: each waits for all others.
-int blocks_for(const Cuda& cuda, const DecodeShape& shape) {
-  const std::int64_t channels = ceil_div(shape.dim, cuda.processors());
-  return static_cast<int>(ceil_div(shape.dim, channels));
-}
-
-DecodePlan plan_for(const Cuda& cuda, const DecodeShape& shape, bool attends, std::size_t element) {
-  int shared = 0;
-  check_cuda(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, cuda.device()),
-             "cudaDeviceGetAttribute");
-  return make_decode_plan(shape, attends, static_cast<int>(element), blocks_for(cuda, shape), shared);
-}
-
 }  // namespace
 
 bool decode_step_supported(const Cuda& cuda, const DecodeShape& shape, std::size_t element) {
-  constexpr int kLeastCapability = 90;
   if (shape.batch > kTileColumns) return decode_chain_supported(cuda, shape, element);
-  if (cuda.compute_capability() < kLeastCapability || shape.batch < 1) return false;
-  const auto whole_pieces = [&](std::int64_t size) {
-    return size > 0 && size * static_cast<std::int64_t>(element) % kPieceBytes == 0;
-  };
-  if (!whole_pieces(shape.dim) || !whole_pieces(shape.ffn) || !whole_pieces(shape.gate_hidden)) return false;
-  return plan_for(cuda, shape, true, element).slots >= kLeastSlots;
+  // What Float16 has a way for, BFloat16 has too.
+  const DecodeWay way = element == sizeof(float) ? decode_way<float>(cuda, shape) : decode_way<Float16>(cuda, shape);
+  return way != DecodeWay::kNone;
+}
+
+template <class A>
+DecodeWay decode_way(const Cuda& cuda, const DecodeShape& shape) {
+  return choose_decode<A>(cuda, shape, true).way;
 }
 
 std::size_t decode_exchange_bytes(const Cuda& /*cuda*/, const DecodeShape& shape, std::size_t element) {
@@ -144,19 +131,24 @@ void decode_step(Cuda& cuda, const DecodeStep<Device, A>& op) {
   if constexpr (sizeof(A) == 2) {
     if (op.shape.batch > kTileColumns) return decode_chain(cuda, op);
   }
+  const DecodeChoice choice = choose_decode<A>(cuda, op.shape, op.slots > 1);
+  if (choice.way == DecodeWay::kNone) throw std::invalid_argument("decode_step: unsupported shape");
   if constexpr (std::is_same_v<A, BFloat16>) {
-    if (decode_cluster_serves(cuda, op.shape)) return decode_cluster(cuda, op);
+    if (choice.way == DecodeWay::kCluster) return decode_cluster(cuda, op, choice.plan);
   }
-  const DecodeParams<A> params = {.op = op, .plan = plan_for(cuda, op.shape, op.slots > 1, sizeof(A))};
-  const auto kernel = params.plan.single ? decode_kernel<A, SingleBlock> : decode_kernel<A, DecodeBlock>;
+  const DecodeParams<A> params = {.op = op, .plan = choice.plan};
+  const auto kernel = choice.way == DecodeWay::kSingle ? decode_kernel<A, SingleBlock> : decode_kernel<A, DecodeBlock>;
   launch(cuda.stream(),
-         {.grid = dim3(static_cast<unsigned>(blocks_for(cuda, op.shape))),
+         {.grid = dim3(static_cast<unsigned>(choice.blocks)),
           .block = dim3(kDecodeThreads),
-          .shared_bytes = static_cast<std::size_t>(params.plan.shared_bytes),
+          .shared_bytes = static_cast<std::size_t>(choice.plan.shared_bytes),
           .cooperative = true},
          kernel, params);
 }
 
+template DecodeWay decode_way<float>(const Cuda&, const DecodeShape&);
+template DecodeWay decode_way<BFloat16>(const Cuda&, const DecodeShape&);
+template DecodeWay decode_way<Float16>(const Cuda&, const DecodeShape&);
 template void decode_step(Cuda&, const DecodeStep<Device, float>&);
 template void decode_step(Cuda&, const DecodeStep<Device, BFloat16>&);
 template void decode_step(Cuda&, const DecodeStep<Device, Float16>&);

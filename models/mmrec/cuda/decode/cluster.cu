@@ -1,5 +1,5 @@
-// One decode step of one sequence of a small model in bf16: the stages of decode_step.cu by one cluster of 16 blocks
-// (decode_cluster.cuh).
+// One decode step of one sequence of a small model in bf16: the stages of step.cu by one cluster of 16 blocks
+// (cluster.cuh).
 //
 // Bytes: all weights once, from L2, where those of such a model stay from step to step; vectors stay in the cluster.
 // Time: a step is a chain of 8 exchanges a layer (5 with fewer than two memory slots), on an H200 about 1.15 us a
@@ -10,15 +10,12 @@
 //
 // Bits are those of decode_step's other kernels for up to 8 sequences: sums have the order of tile_product.cuh, which
 // does not know of blocks.
-#include "models/mmrec/cuda/decode/decode_cluster.h"
+#include "models/mmrec/cuda/decode/cluster.h"
 
 #include <cuda_runtime.h>
 
-#include <map>
-#include <mutex>
-
 #include "kernels/cuda/runtime/launch.cuh"
-#include "models/mmrec/cuda/decode/decode_cluster.cuh"
+#include "models/mmrec/cuda/decode/cluster.cuh"
 
 namespace mmrec::kernels {
 namespace {
@@ -67,13 +64,6 @@ __global__ void __launch_bounds__(kClusterThreads, 1) cluster_kernel(const __gri
 #endif
 }
 
-int shared_limit(const Cuda& cuda) {
-  int bytes = 0;
-  check_cuda(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, cuda.device()),
-             "cudaDeviceGetAttribute");
-  return bytes;
-}
-
 LaunchConfig config_for(int shared_bytes) {
   return {.grid = dim3(kClusterBlocks),
           .block = dim3(kClusterThreads),
@@ -81,28 +71,15 @@ LaunchConfig config_for(int shared_bytes) {
           .cluster = kClusterBlocks};
 }
 
-/// Blocks of all the shared memory that there is. Asked once of each device.
-bool device_holds_cluster(const Cuda& cuda) {
-  static std::mutex mutex;
-  static std::map<int, bool> answers;
-  const std::lock_guard lock(mutex);
-  const auto known = answers.find(cuda.device());
-  if (known != answers.end()) return known->second;
-  return answers[cuda.device()] = holds_cluster(config_for(shared_limit(cuda)), cluster_kernel<BFloat16>);
-}
-
 }  // namespace
 
-bool decode_cluster_serves(const Cuda& cuda, const DecodeShape& shape) {
-  constexpr int kLeastCapability = 90;
-  return is_for_cluster(shape) && cuda.compute_capability() >= kLeastCapability &&
-         make_cluster_plan(shape, true, shared_limit(cuda)).slots >= kLeastSlots && device_holds_cluster(cuda);
+bool holds_decode_cluster(const Cuda& cuda) {
+  return holds_cluster(config_for(static_cast<int>(cuda.shared_memory_per_block())), cluster_kernel<BFloat16>);
 }
 
-void decode_cluster(Cuda& cuda, const DecodeStep<Device, BFloat16>& op) {
-  const DecodeParams<BFloat16> params = {.op = op,
-                                         .plan = make_cluster_plan(op.shape, op.slots > 1, shared_limit(cuda))};
-  launch(cuda.stream(), config_for(params.plan.shared_bytes), cluster_kernel<BFloat16>, params);
+void decode_cluster(Cuda& cuda, const DecodeStep<Device, BFloat16>& op, const DecodePlan& plan) {
+  const DecodeParams<BFloat16> params = {.op = op, .plan = plan};
+  launch(cuda.stream(), config_for(plan.shared_bytes), cluster_kernel<BFloat16>, params);
 }
 
 }  // namespace mmrec::kernels

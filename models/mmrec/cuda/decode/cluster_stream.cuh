@@ -1,12 +1,12 @@
-// The stream of weights through the ring of a block in a cluster (decode_cluster.cuh): the slots, and the warps that
+// The stream of weights through the ring of a block in a cluster (cluster.cuh): the slots, and the warps that
 // copy into them in the order of use.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "models/mmrec/cuda/decode/decode_base.cuh"
-#include "models/mmrec/cuda/decode/decode_cluster_plan.cuh"
+#include "models/mmrec/cuda/decode/base.cuh"
+#include "models/mmrec/cuda/decode/cluster_plan.cuh"
 
 namespace mmrec::kernels {
 

@@ -1,4 +1,4 @@
-// The exchange among the blocks of a cluster (decode_cluster.cuh): what a block sends of a vector, where it lies in the
+// The exchange among the blocks of a cluster (cluster.cuh): what a block sends of a vector, where it lies in the
 // others, and who waits for it.
 //
 // An exchange is a store from registers into the other blocks' shared memory, which counts its bytes at a barrier there
@@ -20,8 +20,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "models/mmrec/cuda/decode/decode_base.cuh"
-#include "models/mmrec/cuda/decode/decode_cluster_plan.cuh"
+#include "models/mmrec/cuda/decode/base.cuh"
+#include "models/mmrec/cuda/decode/cluster_plan.cuh"
 
 namespace mmrec::kernels {
 
@@ -133,7 +133,7 @@ class ClusterExchange : protected DecodeMath<A> {
       send(there_, point, place, make_uint2(__float_as_uint(low), __float_as_uint(high)));
     }
   }
-  /// The sum of a vector's squares as decode_single.cuh has it, in which warp w adds up the vectors of its steps: by
+  /// The sum of a vector's squares as single.cuh has it, in which warp w adds up the vectors of its steps: by
   /// every warp for itself, stage by stage between the products, which do not wait for it.
   struct SquareSum {
     float low, high;  // of warps lane / 8 and lane / 8 + 4

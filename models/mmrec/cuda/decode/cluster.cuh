@@ -1,15 +1,15 @@
-// The blocks of a decode step of one sequence of a small model, a cluster of 16: decode_single.cuh's stages, to the
+// The blocks of a decode step of one sequence of a small model, a cluster of 16: single.cuh's stages, to the
 // bit, with vectors that go from block to block through distributed shared memory.
 //
 // Such a step is a chain of some eight exchanges a layer, and what it costs is what an exchange and the instructions
-// between two of them cost: on an H200 about 1.15 us a stage; through L2 (decode_single.cuh) 1.6 us.
+// between two of them cost: on an H200 about 1.15 us a stage; through L2 (single.cuh) 1.6 us.
 //
 // Besides the course of a step and the attention, which are here:
-//   decode_cluster_plan.cuh      which models, and what lies where in shared memory
-//   decode_cluster_stream.cuh    the ring of weights, and the warps that fill it
-//   decode_cluster_exchange.cuh  vectors on their way from block to block, and why no use of one meets the next
-//   decode_cluster_product.cuh   a warp's weights times a vector
-//   decode_cluster_stages.cuh    what each stage multiplies, and what becomes of its sums
+//   cluster_plan.cuh      which models, and what lies where in shared memory
+//   cluster_stream.cuh    the ring of weights, and the warps that fill it
+//   cluster_exchange.cuh  vectors on their way from block to block, and why no use of one meets the next
+//   cluster_product.cuh   a warp's weights times a vector
+//   cluster_stages.cuh    what each stage multiplies, and what becomes of its sums
 //
 // Work of a warp. Products are cut along k among the 8 warps, in the order of tile_product.cuh; a stage's weights wait
 // in registers for the vector. After the stage's one barrier warp u finishes the u-th unit of 8 outputs, lane l its
@@ -18,7 +18,7 @@
 // l % 16. `gate`, whose input is known before the step, is multiplied while hidden units are on their way.
 #pragma once
 
-#include "models/mmrec/cuda/decode/decode_cluster_stages.cuh"
+#include "models/mmrec/cuda/decode/cluster_stages.cuh"
 
 namespace mmrec::kernels {
 

@@ -1,4 +1,4 @@
-// The multiplying warps of a decode step of several sequences: the stages of decode_step.cu, from inputs to epilogues.
+// The multiplying warps of a decode step of several sequences: the stages of step.cu, from inputs to epilogues.
 //
 // Every stage goes the same way. Ask memory for what the epilogue needs; read the input from the exchange into the
 // operand buffer; multiply, each warp its share of k; add up the warps' sums and write the outputs. A warp reads into
@@ -6,10 +6,10 @@
 //
 // What a stage costs beyond its trip through L2 is a chain of dependent instructions, each executed once. So stages run
 // through the same instructions where they can, and whatever depends on the shape is worked out before. One sequence is
-// too little work to hide even that: decode_single.cuh, to the bit the same.
+// too little work to hide even that: single.cuh, to the bit the same.
 #pragma once
 
-#include "models/mmrec/cuda/decode/decode_base.cuh"
+#include "models/mmrec/cuda/decode/base.cuh"
 
 namespace mmrec::kernels {
 

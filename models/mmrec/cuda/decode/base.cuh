@@ -1,5 +1,5 @@
-// What the blocks of a decode step have in common, whether they multiply one sequence (decode_single.cuh) or several
-// (decode_block.cuh): the exchange and its turns, what a block remembers of its channels, the recurrence, the
+// What the blocks of a decode step have in common, whether they multiply one sequence (single.cuh) or several
+// (block.cuh): the exchange and its turns, what a block remembers of its channels, the recurrence, the
 // attention.
 #pragma once
 
@@ -7,8 +7,8 @@
 
 #include "kernels/cuda/exchange.cuh"
 #include "kernels/cuda/recurrence/equations.cuh"
-#include "models/mmrec/cuda/decode/decode_shares.cuh"
-#include "models/mmrec/cuda/decode/decode_stream.cuh"
+#include "models/mmrec/cuda/decode/shares.cuh"
+#include "models/mmrec/cuda/decode/stream.cuh"
 
 namespace mmrec::kernels {
 
