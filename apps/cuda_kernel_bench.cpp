@@ -27,6 +27,7 @@
 #include "kernels/cuda/runtime/cublaslt.h"
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/runtime/graph.h"
+#include "kernels/cuda/scan/choose.h"
 
 namespace mmrec::apps {
 namespace {
@@ -36,6 +37,7 @@ using namespace mmrec::kernels;
 struct Options {
   int repetitions = 11;
   bool quick = false;
+  bool scan_ways = false;
   std::string only;
   std::string json;  // a file
 };
@@ -45,6 +47,7 @@ constexpr const char* kHelp =
     "  --only TEXT      only cases whose name contains TEXT\n"
     "  --repetitions N  timed repetitions of each case (default 11)\n"
     "  --quick          small shapes only, to see that everything runs\n"
+    "  --scan-ways      every way of decay_scan where columns do not fill the device, and nothing else\n"
     "  --json FILE      the figures as JSON too\n"
     "  -h, --help       this text\n";
 
@@ -56,6 +59,13 @@ template <class T>
 constexpr const char* kTypeName = std::is_same_v<T, float>     ? "fp32"
                                   : std::is_same_v<T, Float16> ? "fp16"
                                                                : "bf16";
+
+constexpr std::pair<ScanWay, const char*> kScanWays[] = {{ScanWay::kLoad, "load"},
+                                                         {ScanWay::kAhead, "ahead"},
+                                                         {ScanWay::kRing, "ring"},
+                                                         {ScanWay::kColumns, "columns"},
+                                                         {ScanWay::kWideColumns, "wide columns"},
+                                                         {ScanWay::kGroups, "groups"}};
 
 /// What one second holds at best: bytes or floating-point operations of `work`.
 struct Bound {
@@ -85,6 +95,11 @@ class Bench {
   }
 
   void run() {
+    if (options_.scan_ways) {
+      scan_ways<float>();
+      scan_ways<BFloat16>();
+      return;
+    }
     machine();
     scans();
     logprobs();
@@ -248,6 +263,42 @@ class Bench {
     }
     scan<float>(1, 4096, 1024, true);
     scan<float>(1, 65536, 16, true);
+  }
+
+  template <class T>
+  void scan_ways() {
+    struct Shape {
+      std::int64_t batch, time, dim;
+    };
+    constexpr Shape kShapes[] = {{1, 4096, 1024}, {1, 2048, 2048},  {2, 4096, 1024},   {1, 16384, 512}, {1, 32768, 768},
+                                 {1, 65536, 384}, {1, 65536, 128},  {1, 1048576, 64},  {64, 64, 512},   {7, 3000, 700},
+                                 {8, 1024, 768},  {1, 32768, 4096}, {1, 131072, 1024}, {8, 4096, 2048}};
+    for (const auto& [batch, time, dim] : kShapes) {
+      if (options_.quick && batch * time * dim > 1 << 20) continue;
+      const std::int64_t count = batch * time * dim;
+      const auto bytes = 3.0 * static_cast<double>(count) * static_cast<double>(sizeof(T));
+      const std::int64_t n = sets(3 * count * static_cast<std::int64_t>(sizeof(T)));
+      const DeviceBuffer<T> log_a = random<T>(n * count, -0.1F, 0.0F);
+      const DeviceBuffer<T> b = random<T>(n * count, -1.0F, 1.0F);
+      DeviceBuffer<T> h(static_cast<std::size_t>(n * count));
+      const auto op = [&](std::int64_t i) {
+        const std::int64_t at = i % n * count;
+        return DecayScan<T, Device>{.log_a = {log_a.data() + at, batch, time, dim},
+                                    .b = {b.data() + at, batch, time, dim},
+                                    .h = {h.data() + at, batch, time, dim}};
+      };
+      const ScanWay chosen = scan_by(cuda_, op(0));
+      for (const auto& [way, name] : kScanWays) {
+        try {
+          scan_by(cuda_, op(0), way);
+        } catch (const std::invalid_argument&) {
+          continue;  // not for this shape
+        }
+        measure(
+            fmt::format("decay_scan {} by {}", kTypeName<T>, name), fmt::format("({}, {}, {})", batch, time, dim),
+            bytes, copy(), [&](std::int64_t i) { scan_by(cuda_, op(i), way); }, way == chosen ? "chosen" : "");
+      }
+    }
   }
 
   template <class T>
@@ -664,6 +715,8 @@ int bench_main(int argc, char** argv) {
     }
     if (argument == "--quick") {
       options.quick = true;
+    } else if (argument == "--scan-ways") {
+      options.scan_ways = true;
     } else if (argument == "--only" && i + 1 < argc) {
       options.only = argv[++i];
     } else if (argument == "--json" && i + 1 < argc) {

@@ -32,6 +32,11 @@ struct DecayOp {
   const float* carry_in;
   float* carry_out;
 
+  template <class Use>
+  void each_view(const Use& use) {
+    use("log_a", in[0]), use("b", in[1]), use("h", h);
+  }
+
   static __device__ float identity(int) { return 0.0F; }
 
   template <int kVec>
@@ -135,20 +140,20 @@ struct DecayOp {
 }  // namespace
 
 template <class T>
+ScanWay scan_by(Cuda& cuda, const DecayScan<T, Device>& op, std::optional<ScanWay> way) {
+  return run_scan(cuda, ScanJob("decay_scan", DecayOp<T>{{op.log_a, op.b}, op.h, op.carry_in, op.carry_out}), way);
+}
+template <class T>
 void decay_scan(Cuda& cuda, const DecayScan<T, Device>& op) {
-  const ScanShape given{op.log_a.batch, op.log_a.heads, op.log_a.time, op.log_a.dim};
-  check_scan_view("decay_scan", "log_a", op.log_a, given);
-  check_scan_view("decay_scan", "b", op.b, given);
-  check_scan_view("decay_scan", "h", op.h, given);
-  DecayOp<T> scan{{op.log_a, op.b}, op.h, op.carry_in, op.carry_out};
-  merge_heads(scan.in[0], scan.in[1], scan.h);
-  const ScanShape shape{given.batch, scan.h.heads, given.time, scan.h.dim};
-  const bool words = takes_scan_words(scan.in[0]) && takes_scan_words(scan.in[1]) && takes_scan_words(scan.h);
-  run_scan(cuda, scan, shape, words);
+  scan_by(cuda, op);
 }
 
-template void decay_scan(Cuda&, const DecayScan<float, Device>&);
-template void decay_scan(Cuda&, const DecayScan<Float16, Device>&);
-template void decay_scan(Cuda&, const DecayScan<BFloat16, Device>&);
+#define MMREC_INSTANTIATE(T)                                                            \
+  template ScanWay scan_by(Cuda&, const DecayScan<T, Device>&, std::optional<ScanWay>); \
+  template void decay_scan(Cuda&, const DecayScan<T, Device>&);
+MMREC_INSTANTIATE(float)
+MMREC_INSTANTIATE(Float16)
+MMREC_INSTANTIATE(BFloat16)
+#undef MMREC_INSTANTIATE
 
 }  // namespace mmrec::kernels

@@ -63,6 +63,12 @@ struct ExpProductOp {
   const float* carry_in;
   float* carry_out;
 
+  template <class Use>
+  void each_view(const Use& use) {
+    use("gamma", in[0]), use("y", y);
+    if (log_y.data != nullptr) use("log_y", log_y);
+  }
+
   static __device__ float identity(int) { return 1.0F; }
 
   template <int kVec>
@@ -166,26 +172,21 @@ struct ExpProductOp {
 }  // namespace
 
 template <class T>
+ScanWay scan_by(Cuda& cuda, const ExpProductScan<T, Device>& op, std::optional<ScanWay> way) {
+  return run_scan(
+      cuda, ScanJob("exp_product_scan", ExpProductOp<T>{{op.gamma}, op.y, op.log_y, op.carry_in, op.carry_out}), way);
+}
+template <class T>
 void exp_product_scan(Cuda& cuda, const ExpProductScan<T, Device>& op) {
-  const ScanShape given{op.gamma.batch, op.gamma.heads, op.gamma.time, op.gamma.dim};
-  const bool logs = op.log_y.data != nullptr;
-  check_scan_view("exp_product_scan", "gamma", op.gamma, given);
-  check_scan_view("exp_product_scan", "y", op.y, given);
-  if (logs) check_scan_view("exp_product_scan", "log_y", op.log_y, given);
-  ExpProductOp<T> scan{{op.gamma}, op.y, op.log_y, op.carry_in, op.carry_out};
-  if (logs) {
-    merge_heads(scan.in[0], scan.y, scan.log_y);
-  } else {
-    merge_heads(scan.in[0], scan.y);
-  }
-  const ScanShape shape{given.batch, scan.y.heads, given.time, scan.y.dim};
-  const bool words =
-      takes_scan_words(scan.in[0]) && takes_scan_words(scan.y) && (!logs || takes_scan_words(scan.log_y));
-  run_scan(cuda, scan, shape, words);
+  scan_by(cuda, op);
 }
 
-template void exp_product_scan(Cuda&, const ExpProductScan<float, Device>&);
-template void exp_product_scan(Cuda&, const ExpProductScan<Float16, Device>&);
-template void exp_product_scan(Cuda&, const ExpProductScan<BFloat16, Device>&);
+#define MMREC_INSTANTIATE(T)                                                                 \
+  template ScanWay scan_by(Cuda&, const ExpProductScan<T, Device>&, std::optional<ScanWay>); \
+  template void exp_product_scan(Cuda&, const ExpProductScan<T, Device>&);
+MMREC_INSTANTIATE(float)
+MMREC_INSTANTIATE(Float16)
+MMREC_INSTANTIATE(BFloat16)
+#undef MMREC_INSTANTIATE
 
 }  // namespace mmrec::kernels

@@ -47,6 +47,11 @@ struct LogSumExpOp {
   const float* carry_in;
   float* carry_out;
 
+  template <class Use>
+  void each_view(const Use& use) {
+    use("x", in[0]), use("y", y);
+  }
+
   static __device__ float identity(int) { return __int_as_float(static_cast<int>(0xff800000U)); }  // -inf
 
   template <int kVec>
@@ -181,18 +186,20 @@ struct LogSumExpOp {
 }  // namespace
 
 template <class T>
+ScanWay scan_by(Cuda& cuda, const LogSumExpScan<T, Device>& op, std::optional<ScanWay> way) {
+  return run_scan(cuda, ScanJob("logsumexp_scan", LogSumExpOp<T>{{op.x}, op.y, op.carry_in, op.carry_out}), way);
+}
+template <class T>
 void logsumexp_scan(Cuda& cuda, const LogSumExpScan<T, Device>& op) {
-  const ScanShape given{op.x.batch, op.x.heads, op.x.time, op.x.dim};
-  check_scan_view("logsumexp_scan", "x", op.x, given);
-  check_scan_view("logsumexp_scan", "y", op.y, given);
-  LogSumExpOp<T> scan{{op.x}, op.y, op.carry_in, op.carry_out};
-  merge_heads(scan.in[0], scan.y);
-  const ScanShape shape{given.batch, scan.y.heads, given.time, scan.y.dim};
-  run_scan(cuda, scan, shape, takes_scan_words(scan.in[0]) && takes_scan_words(scan.y));
+  scan_by(cuda, op);
 }
 
-template void logsumexp_scan(Cuda&, const LogSumExpScan<float, Device>&);
-template void logsumexp_scan(Cuda&, const LogSumExpScan<Float16, Device>&);
-template void logsumexp_scan(Cuda&, const LogSumExpScan<BFloat16, Device>&);
+#define MMREC_INSTANTIATE(T)                                                                \
+  template ScanWay scan_by(Cuda&, const LogSumExpScan<T, Device>&, std::optional<ScanWay>); \
+  template void logsumexp_scan(Cuda&, const LogSumExpScan<T, Device>&);
+MMREC_INSTANTIATE(float)
+MMREC_INSTANTIATE(Float16)
+MMREC_INSTANTIATE(BFloat16)
+#undef MMREC_INSTANTIATE
 
 }  // namespace mmrec::kernels

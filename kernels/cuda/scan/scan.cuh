@@ -12,19 +12,18 @@
 // A tile in four steps:
 //  1. Each thread reduces its times to a segment of the operator's monoid.
 //  2. A warp of its own for 32 channels, a lane a channel, adds up the rows' segments and publishes the tile's total.
-//  3. The same warp finds the state before the tile by looking back (scan_chain.cuh) and carries it down the rows.
+//  3. The same warp finds the state before the tile by looking back (chain.cuh) and carries it down the rows.
 //  4. Each thread runs over its times once more, from the state before them, and writes.
 // The warps of the chains hold no inputs, so looking back has registers of its own, and they issue no other stores.
 //
 // Bytes in flight. On devices that have it (sm_90) the copy engine brings the inputs of a tile into shared memory, a
 // box of an input by one instruction, ahead of time: up to 192 KiB a multiprocessor, 25 MB in all, where a memory of
-// 4 TB/s and 1.5 us needs 6 MB. Where little is computed of the inputs, they wait for their carry in shared memory and
-// are read twice, in one block a multiprocessor: where columns, or groups of up to sixteen blocks for each, fill the
-// multiprocessors, a column belongs to a block or to a group, which carry its state along instead of looking back
-// (scan_columns.cuh), else any block takes any tile (scan_ring.cuh). Otherwise what was computed waits in registers, in
-// two or three blocks (scan_block.cuh): as soon as a tile is in registers, its place in shared memory is given to one
-// of the tiles to come. On other devices, and where operands are unaligned or at most 64 bytes wide, all times of a
-// thread are loaded into registers at once. All forms compute the same bits.
+// 4 TB/s and 1.5 us needs 6 MB. choose_scan says which way a scan goes: what was computed of the inputs waits in
+// registers, in two or three blocks a multiprocessor, and as soon as a tile is in registers its place in shared memory
+// is given to one of the tiles to come (block.cuh); or the inputs wait in shared memory and are read twice, in one
+// block (ring.cuh); or a column belongs to a block or to a group of them, which carry its state along instead of
+// looking back (columns.cuh). Where there is no copy engine, or operands do not suit it, all times of a thread are
+// loaded into registers at once. All ways compute the same bits.
 //
 // Tiles are drawn from a counter, all columns of a chunk of time before the next chunk, so a tile waits for tiles only
 // that are being worked on or done.
@@ -37,6 +36,7 @@
 #include <bit>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -46,9 +46,10 @@
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/runtime/launch.cuh"
 #include "kernels/cuda/runtime/tensor_map.h"
-#include "kernels/cuda/scan/scan_block.cuh"
-#include "kernels/cuda/scan/scan_columns.cuh"
-#include "kernels/cuda/scan/scan_ring.cuh"
+#include "kernels/cuda/scan/block.cuh"
+#include "kernels/cuda/scan/choose.h"
+#include "kernels/cuda/scan/columns.cuh"
+#include "kernels/cuda/scan/ring.cuh"
 
 namespace mmrec::kernels {
 
@@ -62,24 +63,20 @@ inline constexpr bool kHasCopyEngine = false;
 inline constexpr bool kHasCopyEngine = true;
 #endif
 
-/// How inputs arrive and where they wait: loaded by the threads, brought by the copy engine and kept in registers, or
-/// brought by it and read twice.
-enum class ScanForm { kLoad, kAhead, kRing };
-
-template <class Op, int kVec, ScanForm kForm>
+template <class Op, int kVec, ScanWay kWay>
 using ScanBlockOf =
-    std::conditional_t<kForm == ScanForm::kRing, ScanRing<Op, kVec>, ScanBlock<Op, kVec, kForm == ScanForm::kAhead>>;
+    std::conditional_t<kWay == ScanWay::kRing, ScanRing<Op, kVec>, ScanBlock<Op, kVec, kWay == ScanWay::kAhead>>;
 
-template <class Op, int kVec, ScanForm kForm>
-__global__ void __launch_bounds__(kScanThreads + 32 * kVec * ScanBlockOf<Op, kVec, kForm>::kChainSets +
-                                      ScanBlockOf<Op, kVec, kForm>::kMoreThreads,
-                                  ScanBlockOf<Op, kVec, kForm>::kBlocks)
+template <class Op, int kVec, ScanWay kWay>
+__global__ void __launch_bounds__(kScanThreads + 32 * kVec * ScanBlockOf<Op, kVec, kWay>::kChainSets +
+                                      ScanBlockOf<Op, kVec, kWay>::kMoreThreads,
+                                  ScanBlockOf<Op, kVec, kWay>::kBlocks)
     scan_kernel(const __grid_constant__ Op op, const __grid_constant__ ScanPlan plan,
                 const __grid_constant__ ScanMaps<Op::kInputs> maps) {
-  if constexpr (kForm == ScanForm::kLoad || kHasCopyEngine) {
+  if constexpr (kWay == ScanWay::kLoad || kHasCopyEngine) {
     ptx::wait_for_predecessor();
     ptx::allow_successor();
-    ScanBlockOf<Op, kVec, kForm>(op, plan, maps).run();
+    ScanBlockOf<Op, kVec, kWay>(op, plan, maps).run();
   }
 }
 
@@ -118,12 +115,28 @@ bool takes_scan_words(const SequenceView<T, Device>& v) {
   return (reinterpret_cast<std::uintptr_t>(v.data) | strides * sizeof(T)) % 4 == 0;
 }
 
-/// Heads that lie next to each other are channels.
-template <class... Views>
-void merge_heads(Views&... views) {
-  if (!((views.heads == 1 || views.head_stride == views.dim) && ...)) return;
-  ((views.dim *= views.heads, views.heads = 1), ...);
-}
+/// A scan that is ready to go.
+template <class Op>
+struct ScanJob {
+  Op op;
+  ScanShape shape;
+  bool words = true;  // all operands can be accessed by words
+
+  /// Checks the operands, op.each_view(use) calling use(name, view) for each of them. Heads that lie next to each other
+  /// become channels.
+  ScanJob(const char* name, const Op& from) : op(from) {
+    shape = {op.in[0].batch, op.in[0].heads, op.in[0].time, op.in[0].dim};
+    bool adjacent = true;
+    op.each_view([&](const char* operand, const auto& view) {
+      check_scan_view(name, operand, view, shape);
+      adjacent = adjacent && (view.heads == 1 || view.head_stride == view.dim);
+      words = words && takes_scan_words(view);
+    });
+    if (!adjacent) return;
+    op.each_view([](const char*, auto& view) { view.dim *= view.heads, view.heads = 1; });
+    shape.dim *= shape.heads, shape.heads = 1;
+  }
+};
 
 /// An input as the copy engine sees it, in elements of 16 bits; columns of 0 if it has more dimensions than three.
 template <class T>
@@ -165,10 +178,9 @@ ScanPlan scan_plan(const ScanShape& shape, int vec) {
   return plan;
 }
 
-template <class Op, int kVec, ScanForm kForm>
-void launch_scan(Cuda& cuda, const Op& op, const ScanShape& shape, ScanPlan plan,
-                 const ScanMaps<Op::kInputs>& maps = {}) {
-  using Block = ScanBlockOf<Op, kVec, kForm>;
+template <class Op, int kVec, ScanWay kWay>
+void launch_scan(Cuda& cuda, const Op& op, const ScanShape& shape, ScanPlan plan, const ScanMaps<Op::kInputs>& maps) {
+  using Block = ScanBlockOf<Op, kVec, kWay>;
   // Words between the counter and the records, which are written 16 bytes at a time.
   constexpr std::int64_t kFirstRecord = 32, kRecordWords = sizeof(uint4) / sizeof(std::uint32_t);
   const int threads = std::max(plan.lanes * plan.rows, 32);
@@ -207,7 +219,7 @@ void launch_scan(Cuda& cuda, const Op& op, const ScanShape& shape, ScanPlan plan
         overlapping(cuda, dim3(static_cast<unsigned>(blocks)),
                     dim3(static_cast<unsigned>(threads + 32 * chains * Block::kChainSets + Block::kMoreThreads)));
     config.shared_bytes = Block::shared_bytes(threads);
-    launch(cuda.stream(), config, scan_kernel<Op, kVec, kForm>, op, plan, maps);
+    launch(cuda.stream(), config, scan_kernel<Op, kVec, kWay>, op, plan, maps);
   }
 }
 
@@ -219,37 +231,41 @@ ScanMaps<Op::kInputs> scan_maps(const Op& op, int rows, bool wide) {
   return maps;
 }
 
-/// Columns that belong to blocks or to groups of them, where these keep nearly all multiprocessors at work. False where
-/// they do not.
+/// Columns of one launch, and how well they fill the device.
+struct ScanColumnCut {
+  ScanColumnPlan plan;
+  std::int64_t groups = 0;  // at once
+  double share = 0.0;       // of the multiprocessors that is at work; 0 where there is no such cut
+};
+
+/// The cut into columns of kHalves halves for groups of up to `most_group` blocks.
 template <class Op, int kVec, int kHalves>
-bool launch_columns(Cuda& cuda, const Op& op, const ScanShape& shape, const ScanPlan& cut, std::int64_t most_group) {
+ScanColumnCut cut_columns(const Cuda& cuda, const ScanShape& shape, const ScanPlan& cut, std::int64_t most_group) {
   using Block = ScanColumns<Op, kVec, kHalves>;
-  constexpr double kLeastShare = 0.85;  // of the multiprocessors
-  constexpr double kLeastGain = 0.95;   // rounds of a larger group, of those of a smaller one
-  constexpr double kLeastRounds = 16;   // of larger groups than two: their launch does not overlap its predecessor
+  constexpr double kLeastGain = 0.95;  // rounds of a larger group, of those of a smaller one
+  constexpr double kLeastRounds = 16;  // of larger groups than two: their launch does not overlap its predecessor
   // Chains of a few words hand on in groups of chunks, which other bits come of.
-  if (shape.dim <= kLongChains * kVec || cut.rows * Op::kTimes != Block::kChunk) return false;
+  if (shape.dim <= kLongChains * kVec || cut.rows * Op::kTimes != Block::kChunk) return {};
   const std::int64_t sequences = shape.batch * shape.heads, row_columns = ceil_div(cut.row_columns, kHalves);
   const std::int64_t columns = sequences * row_columns, chunks = cut.chains.chunks;
   const std::int64_t blocks = cuda.processors();
   const bool fits = blocks <= Block::kWordsOfDone &&
                     Block::flag_words(blocks) <= static_cast<std::int64_t>(Cuda::kFlagWords) && columns >> 31 == 0;
-  if (!fits) return false;
+  if (!fits) return {};
 
-  ScanColumnPlan plan;
+  ScanColumnCut to;
+  ScanColumnPlan& plan = to.plan;
   auto fewest = std::numeric_limits<double>::infinity();
-  std::int64_t groups = 0;
   for (std::int64_t group = 1; group <= std::min({blocks, chunks, most_group}); group *= 2) {
     const std::int64_t at_once = std::min(columns, blocks / group);
     const auto rounds = static_cast<double>(ceil_div(columns, at_once) * ceil_div(chunks, group));
     if (rounds > kLeastGain * fewest || (group > 2 && rounds < kLeastRounds)) continue;
     fewest = rounds;
-    groups = at_once;
+    to.groups = at_once;
     plan.group = static_cast<std::uint32_t>(group);
   }
-  const double work = static_cast<double>(sequences * cut.row_columns * chunks) / kHalves;
-  if (work < kLeastShare * fewest * static_cast<double>(blocks)) return false;
-
+  to.share =
+      static_cast<double>(sequences * cut.row_columns * chunks) / kHalves / (fewest * static_cast<double>(blocks));
   plan.time = shape.time;
   plan.heads = static_cast<std::uint32_t>(shape.heads);
   plan.dim = static_cast<std::uint32_t>(shape.dim);
@@ -257,9 +273,16 @@ bool launch_columns(Cuda& cuda, const Op& op, const ScanShape& shape, const Scan
   plan.columns = static_cast<std::uint32_t>(columns);
   plan.chunks = static_cast<std::uint32_t>(chunks);
   plan.in_flight = plan.group == 1 ? 2 : kHalves == 1 ? 3 : Block::kStages;
+  return to;
+}
+
+template <class Op, int kVec, int kHalves>
+void launch_columns(Cuda& cuda, const Op& op, const ScanColumnCut& cut) {
+  using Block = ScanColumns<Op, kVec, kHalves>;
+  ScanColumnPlan plan = cut.plan;
   plan.done = cuda.flags();
   plan.records = reinterpret_cast<uint4*>(cuda.flags() + Block::kWordsOfDone);
-  LaunchConfig config = overlapping(cuda, dim3(static_cast<unsigned>(groups * plan.group)), dim3(Block::kThreads));
+  LaunchConfig config = overlapping(cuda, dim3(static_cast<unsigned>(cut.groups * plan.group)), dim3(Block::kThreads));
   config.shared_bytes = Block::kSharedBytes;
   if (plan.group > 1) {
     config.cooperative = true;
@@ -267,38 +290,93 @@ bool launch_columns(Cuda& cuda, const Op& op, const ScanShape& shape, const Scan
   }
   launch(cuda.stream(), config, scan_columns_kernel<Op, kVec, kHalves>, op, plan,
          scan_maps(op, Block::kChunk, /*wide=*/true));
-  return true;
 }
 
-/// Enqueues the scan; `words` if all operands can be accessed by words.
-template <class Op>
-void run_scan(Cuda& cuda, const Op& op, const ScanShape& shape, bool words) {
-  if (shape.channels() == 0) return;
-  constexpr int kVec = sizeof(std::uint32_t) / sizeof(typename Op::Element);
-  if (!words || shape.dim % kVec != 0) {
-    launch_scan<Op, 1, ScanForm::kLoad>(cuda, op, shape, scan_plan<Op>(shape, 1));
-    return;
+/// Halves of a column that a group shares. H200: in fp32 93 % of a copy's rate with two, 80 % with one; in 16 bits 86
+/// and 90 %, since these have twice the channels to tell each other of.
+template <int kVec>
+inline constexpr int kHalvesOfGroups = kVec == 1 ? 2 : 1;
+
+/// What each way of columns would do.
+template <class Op, int kVec>
+ScanColumnCut cut_columns_by(ScanWay way, const Cuda& cuda, const ScanShape& shape, const ScanPlan& plan) {
+  switch (way) {
+    case ScanWay::kWideColumns:
+      return cut_columns<Op, kVec, 2>(cuda, shape, plan, 1);
+    case ScanWay::kColumns:
+      return cut_columns<Op, kVec, 1>(cuda, shape, plan, 1);
+    case ScanWay::kGroups:
+      return cut_columns<Op, kVec, kHalvesOfGroups<kVec>>(cuda, shape, plan, kMostColumnGroup);
+    default:
+      return {};
   }
-  const ScanPlan plan = scan_plan<Op>(shape, kVec);
-  bool ahead = cuda.compute_capability() >= 90 && plan.lanes == 32;
-  for (const auto& in : op.in) ahead = ahead && has_tensor_map(scan_stack(in));
-  if (!ahead) {
-    launch_scan<Op, kVec, ScanForm::kLoad>(cuda, op, shape, plan);
-    return;
-  }
-  const int rows = plan.rows * Op::kTimes;
-  if constexpr (Op::kReadsTwice) {
-    // H200: a block alone reaches 95 % of a copy's rate with halves, 94 % without; groups 93 % with halves in fp32 (80
-    // % without), in 16 bits 90 % without (86 % with them), since these have twice the channels to tell each other of.
-    constexpr int kHalvesOfGroups = kVec == 1 ? 2 : 1;
-    if (launch_columns<Op, kVec, 2>(cuda, op, shape, plan, 1)) return;
-    if (launch_columns<Op, kVec, 1>(cuda, op, shape, plan, 1)) return;
-    if (launch_columns<Op, kVec, kHalvesOfGroups>(cuda, op, shape, plan, kMostColumnGroup)) return;
-    // What lies beside the rows of a tile is another block's, and may leave L2 before that wants it.
-    launch_scan<Op, kVec, ScanForm::kRing>(cuda, op, shape, plan, scan_maps(op, rows, /*wide=*/false));
+}
+
+/// One function decides.
+template <class Op, int kVec>
+ScanWay choose_scan(const Cuda& cuda, const ScanJob<Op>& job, const ScanPlan& plan, bool engine) {
+  // Where words or the copy engine cannot be used, and operands of up to 64 bytes across.
+  if (!engine) return ScanWay::kLoad;
+  // Where much is computed of the inputs, that is not done twice.
+  if constexpr (!Op::kReadsTwice) {
+    return ScanWay::kAhead;
   } else {
-    launch_scan<Op, kVec, ScanForm::kAhead>(cuda, op, shape, plan, scan_maps(op, rows, /*wide=*/true));
+    // Columns, where they keep nearly all multiprocessors at work. H200: a block alone reaches 95 % of a copy's rate
+    // with halves, 94 % without, groups 90 to 93 %.
+    constexpr double kLeastShare = 0.85;
+    for (const ScanWay way : {ScanWay::kWideColumns, ScanWay::kColumns, ScanWay::kGroups}) {
+      if (cut_columns_by<Op, kVec>(way, cuda, job.shape, plan).share >= kLeastShare) return way;
+    }
+    return ScanWay::kRing;
   }
+}
+
+/// Enqueues the scan by the way that is asked for, or chosen; returns it. Throws std::invalid_argument where it cannot
+/// go that way.
+template <class Op>
+ScanWay run_scan(Cuda& cuda, const ScanJob<Op>& job, std::optional<ScanWay> asked) {
+  const Op& op = job.op;
+  const ScanShape& shape = job.shape;
+  constexpr int kVec = sizeof(std::uint32_t) / sizeof(typename Op::Element);
+  const bool words = job.words && shape.dim % kVec == 0;
+  const ScanPlan plan = words ? scan_plan<Op>(shape, kVec) : scan_plan<Op>(shape, 1);
+  bool engine = words && cuda.compute_capability() >= 90 && plan.lanes == 32;
+  for (const auto& in : op.in) engine = engine && has_tensor_map(scan_stack(in));
+  const ScanWay way = asked.value_or(choose_scan<Op, kVec>(cuda, job, plan, engine));
+  if (shape.channels() == 0) return way;
+
+  const int rows = plan.rows * Op::kTimes;
+  if (way == ScanWay::kLoad) {
+    if (words) {
+      launch_scan<Op, kVec, ScanWay::kLoad>(cuda, op, shape, plan, {});
+    } else {
+      launch_scan<Op, 1, ScanWay::kLoad>(cuda, op, shape, plan, {});
+    }
+    return way;
+  }
+  if (engine && way == ScanWay::kAhead) {
+    launch_scan<Op, kVec, ScanWay::kAhead>(cuda, op, shape, plan, scan_maps(op, rows, /*wide=*/true));
+    return way;
+  }
+  if constexpr (Op::kReadsTwice) {
+    if (engine && way == ScanWay::kRing) {
+      // What lies beside the rows of a tile is another block's, and may leave L2 before that wants it.
+      launch_scan<Op, kVec, ScanWay::kRing>(cuda, op, shape, plan, scan_maps(op, rows, /*wide=*/false));
+      return way;
+    }
+    const ScanColumnCut cut = cut_columns_by<Op, kVec>(way, cuda, shape, plan);
+    if (engine && cut.groups != 0) {
+      if (way == ScanWay::kWideColumns) {
+        launch_columns<Op, kVec, 2>(cuda, op, cut);
+      } else if (way == ScanWay::kColumns) {
+        launch_columns<Op, kVec, 1>(cuda, op, cut);
+      } else {
+        launch_columns<Op, kVec, kHalvesOfGroups<kVec>>(cuda, op, cut);
+      }
+      return way;
+    }
+  }
+  throw std::invalid_argument("scan: this way is not for these operands");
 }
 
 }  // namespace mmrec::kernels

@@ -1,6 +1,7 @@
 // The decayed recurrence on the device against a float64 loop over time.
 #include <stdexcept>
 
+#include "kernels/cuda/scan/choose.h"
 #include "tests/kernels/cuda/cuda_scan_testing.h"
 
 namespace mmrec::kernels::test {
@@ -62,17 +63,19 @@ template <class T>
 struct Result {
   ScanOperand<T> h;
   std::vector<float> carry_out;
+  ScanWay way = {};
 };
 
 template <class T>
 class DecayScanCuda : public CudaScanTest {
  protected:
-  Result<T> run(const Case<T>& c) {
-    Result<T> r{ScanOperand<T>(c.b.layout()), {}};
+  Result<T> run(const Case<T>& c, std::optional<ScanWay> way = {}) {
+    Result<T> r{ScanOperand<T>(c.b.layout()), {}, {}};
     auto log_a = this->to_device(c.log_a.data), b = this->to_device(c.b.data), h = this->to_device(r.h.data);
     auto carry_in = this->to_device(c.carry_in);
     auto carry_out = this->template poisoned<float>(static_cast<std::size_t>(c.b.layout().channels()));
-    decay_scan<T>(this->cuda(), {c.log_a.on(log_a), c.b.on(b), r.h.on(h), carry_in.data(), carry_out.data()});
+    const DecayScan<T, Device> op{c.log_a.on(log_a), c.b.on(b), r.h.on(h), carry_in.data(), carry_out.data()};
+    r.way = scan_by(this->cuda(), op, way);
     r.h.data = this->to_host(h);
     r.carry_out = this->to_host(carry_out);
     return r;
@@ -80,6 +83,34 @@ class DecayScanCuda : public CudaScanTest {
 };
 using Types = ::testing::Types<float, Float16, BFloat16>;
 TYPED_TEST_SUITE(DecayScanCuda, Types);
+
+TYPED_TEST(DecayScanCuda, EveryWayGivesTheSameBits) {
+  if (this->cuda().compute_capability() < 90) GTEST_SKIP() << "there is one way";
+  const auto c = random_case<TypeParam>({.batch = 2, .time = 700, .dim = 520}, 7);
+  const auto expected = this->run(c, ScanWay::kLoad);
+  EXPECT_TRUE(error(c, expected.h, expected.carry_out).below(1e-5));
+  for (const ScanWay way :
+       {ScanWay::kAhead, ScanWay::kRing, ScanWay::kColumns, ScanWay::kWideColumns, ScanWay::kGroups}) {
+    const auto r = this->run(c, way);
+    EXPECT_EQ(r.way, way);
+    EXPECT_TRUE(same_bits(r.h.data, expected.h.data)) << "way " << static_cast<int>(way);
+    EXPECT_TRUE(same_bits(r.carry_out, expected.carry_out)) << "way " << static_cast<int>(way);
+  }
+}
+
+TYPED_TEST(DecayScanCuda, TheWayFollowsFromTheOperands) {
+  if (this->cuda().compute_capability() < 90) GTEST_SKIP() << "there is one way";
+  constexpr std::int64_t kVec = 4 / sizeof(TypeParam);
+  const auto way = [&](const ScanLayout& layout) { return this->run(random_case<TypeParam>(layout, 8)).way; };
+  const std::int64_t column_each = this->cuda().processors() * 32 * kVec;
+  EXPECT_EQ(way({.time = 256, .dim = 2 * column_each}), ScanWay::kWideColumns);
+  EXPECT_EQ(way({.time = 256, .dim = 3 * column_each}), ScanWay::kColumns);
+  EXPECT_EQ(way({.time = 300, .dim = 160 * kVec}), ScanWay::kRing);
+  EXPECT_EQ(way({.time = 300, .dim = 8}), ScanWay::kLoad);
+  EXPECT_EQ(way({.time = 300, .dim = 160 * kVec, .offset = 1}), ScanWay::kLoad);
+  const auto narrow = random_case<TypeParam>({.time = 300, .dim = 8}, 9);
+  EXPECT_THROW(this->run(narrow, ScanWay::kColumns), std::invalid_argument);
+}
 
 TYPED_TEST(DecayScanCuda, MatchesFloat64AtEverySize) {
   std::uint64_t stream = 0;

@@ -41,7 +41,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "kernels/cuda/scan/scan_tile.cuh"
+#include "kernels/cuda/scan/tile.cuh"
 
 namespace mmrec::kernels {
 

@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/cuda/scan/scan_tile.cuh"
+#include "kernels/cuda/scan/tile.cuh"
 
 namespace mmrec::kernels {
 

@@ -9,7 +9,7 @@
 #include "kernels/cuda/rows/rows.cuh"
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/runtime/tensor_map.h"
-#include "kernels/cuda/scan/scan_chain.cuh"
+#include "kernels/cuda/scan/chain.cuh"
 
 namespace mmrec::kernels {
 

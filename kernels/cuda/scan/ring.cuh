@@ -21,7 +21,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/scan/scan_tile.cuh"
+#include "kernels/cuda/scan/tile.cuh"
 
 namespace mmrec::kernels {
 
