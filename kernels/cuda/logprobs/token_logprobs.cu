@@ -337,19 +337,12 @@ __global__ void __launch_bounds__(kMostBackwardThreads)
   }
 }
 
-std::size_t attribute(const Cuda& cuda, cudaDeviceAttr which) {
-  int value = 0;
-  check_cuda(cudaDeviceGetAttribute(&value, which, cuda.device()), "cudaDeviceGetAttribute");
-  return static_cast<std::size_t>(value);
-}
-
 /// A thread for every batch of the row, half of them and one block more on a multiprocessor where two rows fit on chip.
 LaunchConfig backward_config(const Cuda& cuda, std::int64_t rows, std::int64_t row_bytes) {
   constexpr std::size_t kReserved = 2048;  // of each block: static shared memory and the system's
-  const std::size_t on_chip = attribute(cuda, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
-  const std::size_t of_block = attribute(cuda, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  const std::size_t of_block = cuda.shared_memory_per_block();
   const auto bytes = static_cast<std::size_t>(row_bytes) / 16 * 16;
-  const bool pairs = bytes + kReserved <= on_chip / 2;
+  const bool pairs = bytes + kReserved <= cuda.shared_memory_per_processor() / 2;
   const auto batches = static_cast<unsigned>(std::min<std::int64_t>(ceil_div(row_bytes, 16 * kBatch), 1 << 16));
   const unsigned most = pairs ? kMostBackwardThreads / 2 : kMostBackwardThreads;
   const unsigned threads = std::clamp(std::bit_ceil(batches), 32U, most);

@@ -314,9 +314,7 @@ void gated_recurrence(Cuda& cuda, const GatedRecurrence<Device, A>& op) {
   const std::int64_t columns = std::min<std::int64_t>(batch, kTileColumns);
   const std::int64_t sums_bytes = 2 * rows * columns * kTileWarps * static_cast<std::int64_t>(sizeof(float));
   const std::int64_t row_bytes = padded_row(static_cast<int>(dim * static_cast<std::int64_t>(sizeof(A))));
-  int shared = 0;
-  check_cuda(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, cuda.device()),
-             "cudaDeviceGetAttribute");
+  const auto shared = static_cast<std::int64_t>(cuda.shared_memory_per_block());
   const bool reread = waits || batch > kTileColumns;
   const std::int64_t resident = reread ? std::min(rows, (shared - sums_bytes) / row_bytes) : 0;
 

@@ -125,6 +125,7 @@ Cuda::Cuda(int device, std::unique_ptr<Streams> streams)
   processors_ = properties.multiProcessorCount;
   l2_bytes_ = static_cast<std::size_t>(properties.l2CacheSize);
   shared_memory_per_block_ = properties.sharedMemPerBlockOptin;
+  shared_memory_per_processor_ = properties.sharedMemPerMultiprocessor;
   scratch_ = DeviceBuffer<std::byte>(kScratchBytes);
   flags_ = DeviceBuffer<std::uint32_t>(kFlagWords);
   report_ = PinnedBuffer<std::uint32_t>(kReportWords);
@@ -139,6 +140,12 @@ CublasLt& Cuda::blas() {
     blas_ = std::make_unique<CublasLt>();
   }
   return *blas_;
+}
+
+int Cuda::remember(const void* kernel, std::size_t shared_bytes, const std::function<int()>& ask) const {
+  const auto [known, is_new] = answers_.try_emplace({kernel, shared_bytes}, 0);
+  if (is_new) known->second = ask();
+  return known->second;
 }
 
 // The current device belongs to the thread, and a session may move between threads.

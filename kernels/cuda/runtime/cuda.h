@@ -10,6 +10,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <new>
 #include <span>
@@ -144,7 +146,11 @@ class Cuda {
   std::size_t l2_bytes() const { return l2_bytes_; }
   /// The most dynamic shared memory that a block may ask for.
   std::size_t shared_memory_per_block() const { return shared_memory_per_block_; }
+  std::size_t shared_memory_per_processor() const { return shared_memory_per_processor_; }
   const std::string& name() const { return name_; }
+
+  /// What ask() says of a kernel with so much shared memory: the runtime takes its time, so it is asked once.
+  int remember(const void* kernel, std::size_t shared_bytes, const std::function<int()>& ask) const;
 
   void* scratch() { return scratch_.data(); }
   std::uint32_t* flags() { return flags_.data(); }
@@ -201,7 +207,9 @@ class Cuda {
   int compute_capability_ = 0;
   std::size_t l2_bytes_ = 0;
   std::size_t shared_memory_per_block_ = 0;
+  std::size_t shared_memory_per_processor_ = 0;
   std::string name_;
+  mutable std::map<std::pair<const void*, std::size_t>, int> answers_;  // of remember()
   std::unique_ptr<CublasLt> blas_;
   DeviceBuffer<std::byte> scratch_;
   DeviceBuffer<std::uint32_t> flags_;

@@ -27,7 +27,6 @@
 #include "models/mmrec/cuda/segments/finish_segments_block.cuh"
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 
 #include "kernels/cuda/runtime/launch.cuh"
@@ -86,25 +85,17 @@ Exchange exchange_of(const FinishSegments<Device, A>& op) {
   return {.attended = 0, .mixed = kRows * 2 * dim, .hidden = kRows * 6 * dim, .bytes = kRows * (6 * dim + 2 * ffn)};
 }
 
-/// Teams that run at once. Asking takes time, so the last answer is kept.
+LaunchConfig config_of(const Plan& plan, std::int64_t blocks) {
+  return {.grid = dim3(static_cast<unsigned>(blocks)),
+          .block = dim3(kThreads),
+          .shared_bytes = static_cast<std::size_t>(plan.bytes),
+          .cooperative = true};
+}
+
+/// Teams that run at once.
 template <class A>
 int resident_teams(const Cuda& cuda, const FinishSegments<Device, A>& op, const Plan& plan) {
-  static std::atomic<std::uint64_t> known{0};  // device, kernel, bytes, teams
-  const bool own = sizes_of(op) == kKnownSizes;
-  const std::uint64_t key = (static_cast<std::uint64_t>(cuda.device()) + 1) << 48 | std::uint64_t{own} << 47 |
-                            static_cast<std::uint64_t>(plan.bytes) << 16;
-  const std::uint64_t before = known.load(std::memory_order_relaxed);
-  if ((before & ~std::uint64_t{0xffff}) == key) return static_cast<int>(before & 0xffff);
-  int blocks = 0;  // of a multiprocessor
-  check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel_of(op)),
-                                  cudaFuncAttributeMaxDynamicSharedMemorySize, plan.bytes),
-             "cudaFuncSetAttribute");
-  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel_of(op), kThreads,
-                                                           static_cast<std::size_t>(plan.bytes)),
-             "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-  const int teams = std::min(blocks * cuda.processors() / kTeam, kMostTeams);
-  known.store(key | static_cast<std::uint64_t>(teams), std::memory_order_relaxed);
-  return teams;
+  return std::min(resident_blocks(cuda, config_of(plan, 1), kernel_of(op)) / kTeam, kMostTeams);
 }
 
 struct Cut {
@@ -158,10 +149,7 @@ bool finish_segments_supported(const Cuda& cuda, const FinishSegments<Device, A>
                          takes_pieces(op.ffn_out_bias);
     if (!aligned || sequences_of(op) == 0) return false;
     const Plan plan = plan_of(op);
-    int shared = 0;
-    check_cuda(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, cuda.device()),
-               "cudaDeviceGetAttribute");
-    return plan.bytes <= shared && resident_teams(cuda, op, plan) > 0;
+    return static_cast<std::size_t>(plan.bytes) <= cuda.shared_memory_per_block() && resident_teams(cuda, op, plan) > 0;
   }
 }
 
@@ -198,11 +186,7 @@ void finish_segments(Cuda& cuda, const FinishSegments<Device, A>& op) {
     p.op.q.data = op.q.at(b, 0, 0);
     p.op.memory = bytes_further(op.memory, b * op.slot_bytes);
     p.op.sum = bytes_further(op.sum, b * op.slot_bytes);
-    const LaunchConfig config = {.grid = dim3(static_cast<unsigned>(sequences * p.teams * kTeam)),
-                                 .block = dim3(kThreads),
-                                 .shared_bytes = static_cast<std::size_t>(plan.bytes),
-                                 .cooperative = true};
-    launch(cuda.stream(), config, kernel_of(op), p);
+    launch(cuda.stream(), config_of(plan, sequences * p.teams * kTeam), kernel_of(op), p);
   }
 }
 
