@@ -15,10 +15,10 @@
 #include <ostream>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "mmrec/model.h"
+#include "tests/support/host_threads.h"
 
 namespace mmrec {
 
@@ -212,10 +212,7 @@ TEST_P(Laws, SessionsInTwoThreadsDoNotMeet) {
   std::vector<float> alone_first, alone_second, together_first, together_second;
   run(first, alone_first);
   run(second, alone_second);
-  std::thread a([&] { run(first, together_first); });
-  std::thread b([&] { run(second, together_second); });
-  a.join();
-  b.join();
+  test::run_together({[&] { run(first, together_first); }, [&] { run(second, together_second); }});
   expect_same_bits(together_first, alone_first, "first");
   expect_same_bits(together_second, alone_second, "second");
 }

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "engine/kernel_backend.h"
@@ -14,6 +13,7 @@
 #include "mmrec/generate.h"
 #include "mmrec/scorer.h"
 #include "models/runner_cuda.h"
+#include "tests/support/host_threads.h"
 
 namespace mmrec {
 namespace {
@@ -189,10 +189,7 @@ TEST(LoadedModel, TwoThreadsGenerateAsOneDoes) {
   const std::string a = run("In the year");
   const std::string b = run("Once upon a time");
   std::string together_a, together_b;
-  std::thread one([&] { together_a = run("In the year"); });
-  std::thread two([&] { together_b = run("Once upon a time"); });
-  one.join();
-  two.join();
+  test::run_together({[&] { together_a = run("In the year"); }, [&] { together_b = run("Once upon a time"); }});
   EXPECT_EQ(together_a, a);
   EXPECT_EQ(together_b, b);
 }

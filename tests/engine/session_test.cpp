@@ -6,12 +6,12 @@
 #include <limits>
 #include <set>
 #include <string>
-#include <thread>
 
 #include "mmrec/errors.h"
 #include "mmrec/model.h"
 #include "mmrec/sampler.h"
 #include "tests/engine/toy_runner.h"
+#include "tests/support/host_threads.h"
 
 namespace mmrec {
 namespace {
@@ -232,10 +232,7 @@ TEST(Session, SessionsInTwoThreadsDoNotMeet) {
   std::vector<std::byte> a, b, together_a, together_b;
   run(0, a);
   run(5, b);
-  std::thread one([&] { run(0, together_a); });
-  std::thread two([&] { run(5, together_b); });
-  one.join();
-  two.join();
+  test::run_together({[&] { run(0, together_a); }, [&] { run(5, together_b); }});
   EXPECT_EQ(together_a, a);
   EXPECT_EQ(together_b, b);
   EXPECT_NE(a, b);

@@ -8,9 +8,9 @@
 #include <locale>
 #include <random>
 #include <system_error>
-#include <thread>
 
 #include "models/files/text.h"
+#include "tests/support/host_threads.h"
 #include "tests/support/model_folder.h"
 #include "tests/support/tokenizer_builder.h"
 
@@ -345,9 +345,9 @@ TEST(Tokenizer, SharedByThreads) {
   const std::string text = mixed_text(100000, 2, {"some ", "words\n", "here, "});
   const std::vector<int> expected = t.encode(text);
   std::vector<std::vector<int>> found(4);
-  std::vector<std::thread> threads;
-  for (auto& ids : found) threads.emplace_back([&ids, &t, &text] { ids = t.encode(text); });
-  for (std::thread& thread : threads) thread.join();
+  const auto encode_into = [&](std::size_t i) { found[i] = t.encode(text); };
+  test::run_together(
+      {[&] { encode_into(0); }, [&] { encode_into(1); }, [&] { encode_into(2); }, [&] { encode_into(3); }});
   for (const auto& ids : found) EXPECT_EQ(ids, expected);
 }
 

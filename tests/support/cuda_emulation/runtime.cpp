@@ -16,7 +16,6 @@
 namespace mmrec::cuda_emulation {
 namespace {
 
-constexpr std::size_t kDeviceBytes = std::size_t{8} << 30;
 constexpr std::size_t kDefaultShared = std::size_t{48} << 10;
 constexpr std::size_t kLargestShared = std::size_t{227} << 10;
 constexpr std::align_val_t kAlignment{256};
@@ -45,6 +44,10 @@ int from_environment(const char* name, int otherwise) {
 }
 int compute_capability() { return from_environment("MMREC_CUDA_EMULATION_CAPABILITY", 90); }
 int processors() { return from_environment("MMREC_CUDA_EMULATION_PROCESSORS", 4); }
+std::size_t device_bytes() {
+  const char* text = std::getenv("MMREC_CUDA_EMULATION_MEMORY");
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : std::size_t{8} << 30;
+}
 
 cudaError_t allocate(void** data, std::size_t bytes, bool on_device) {
   *data = nullptr;
@@ -52,7 +55,7 @@ cudaError_t allocate(void** data, std::size_t bytes, bool on_device) {
   if (bytes == 0) return cudaSuccess;
   DeviceState& state = device_state();
   const std::lock_guard lock(state.mutex);
-  if (on_device && bytes > kDeviceBytes - state.allocated) return set_error(cudaErrorMemoryAllocation);
+  if (on_device && bytes > device_bytes() - state.allocated) return set_error(cudaErrorMemoryAllocation);
   *data = ::operator new(bytes, kAlignment, std::nothrow);
   if (*data == nullptr) return set_error(cudaErrorMemoryAllocation);
   std::memset(*data, 0xff, bytes);  // NaN in every floating-point type
@@ -209,7 +212,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   if (device != 0) return set_error(cudaErrorInvalidDevice);
   *properties = {};
   std::strcpy(properties->name, "emulated device");
-  properties->totalGlobalMem = kDeviceBytes;
+  properties->totalGlobalMem = device_bytes();
   properties->sharedMemPerBlock = kDefaultShared;
   properties->sharedMemPerBlockOptin = kLargestShared;
   properties->sharedMemPerMultiprocessor = kLargestShared + 1024;
@@ -291,8 +294,8 @@ cudaError_t cudaFreeHost(void* data) { return release(data, false); }
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   DeviceState& state = device_state();
   const std::lock_guard lock(state.mutex);
-  *total = kDeviceBytes;
-  *free = kDeviceBytes - state.allocated;
+  *total = device_bytes();
+  *free = device_bytes() - state.allocated;
   return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {

@@ -1,0 +1,93 @@
+// What the tests of the CUDA backend stand on: loops over host threads, and random numbers that do not depend on them.
+#include <array>
+#include <chrono>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "tests/kernels/cuda/cuda_testing.h"
+
+namespace mmrec::kernels::test {
+namespace {
+
+/// Long enough that other threads come to help.
+void take_time() { std::this_thread::sleep_for(std::chrono::microseconds(50)); }
+
+TEST(HostThreads, EveryIndexIsMetOnce) {
+  for (const std::int64_t count : {0, 1, 2, 63, 1000}) {
+    std::vector<int> met(static_cast<std::size_t>(count), 0);
+    parallel_for(count, [&](std::int64_t i) {
+      take_time();
+      ++met[static_cast<std::size_t>(i)];
+    });
+    EXPECT_EQ(met, std::vector<int>(met.size(), 1));
+  }
+}
+
+TEST(HostThreads, WhatAThreadThrowsReachesTheCaller) {
+  const auto message_of = [](const auto& call) -> std::string {
+    try {
+      call();
+    } catch (const std::runtime_error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  for (const std::int64_t bad : {0, 700}) {
+    EXPECT_EQ(message_of([&] {
+                parallel_for(1000, [&](std::int64_t i) {
+                  take_time();
+                  if (i == bad) throw std::runtime_error("here");
+                });
+              }),
+              "here");
+  }
+  bool other_ran = false;
+  EXPECT_EQ(message_of([&] {
+              mmrec::test::run_together({[] { throw std::runtime_error("there"); }, [&] { other_ran = true; }});
+            }),
+            "there");
+  EXPECT_TRUE(other_ran);
+}
+
+TEST(HostThreads, ResultsAreInTheOrderOfTheirIndex) {
+  const auto square = [](std::int64_t i) {
+    take_time();
+    return static_cast<double>(i * i);
+  };
+  const std::vector<double> squares = parallel_map(300, square);
+  for (std::int64_t i = 0; i < 300; ++i) ASSERT_EQ(squares[static_cast<std::size_t>(i)], square(i));
+  EXPECT_EQ(parallel_max(300, square), 299.0 * 299.0);
+  EXPECT_EQ(parallel_max(300, [](std::int64_t i) { return i == 70 ? NAN : 1.0; }), INFINITY);
+  const auto below = [](std::int64_t bound) {
+    return [=](std::int64_t i) {
+      take_time();
+      return i < bound;
+    };
+  };
+  EXPECT_EQ(first_failure(300, below(299)), 299);
+  EXPECT_EQ(first_failure(300, below(3)), 3);
+  EXPECT_EQ(first_failure(300, below(300)), 300);
+}
+
+TEST(HostThreads, RandomNumbersFollowFromTheSeedAndTheIndex) {
+  const auto all = random_normal<float>(100'000, 0.0, 1.0, 5);
+  EXPECT_EQ(random_normal<float>(100'000, 0.0, 1.0, 5), all);
+  EXPECT_NE(random_normal<float>(100'000, 0.0, 1.0, 6), all);
+  double sum = 0.0, squares = 0.0;
+  int beyond_two = 0;
+  for (const float x : all) {
+    sum += static_cast<double>(x);
+    squares += static_cast<double>(x) * static_cast<double>(x);
+    beyond_two += std::abs(x) > 2.0F ? 1 : 0;
+  }
+  EXPECT_NEAR(sum / 1e5, 0.0, 0.02);
+  EXPECT_NEAR(squares / 1e5, 1.0, 0.03);
+  EXPECT_NEAR(beyond_two / 1e5, 0.0455, 0.005);
+  std::array<int, 10> tenths{};
+  for (const float x : random_uniform<float>(100'000, 0.0, 10.0)) ++tenths[static_cast<std::size_t>(x) % 10];
+  for (const int count : tenths) EXPECT_NEAR(count, 10'000, 600);
+}
+
+}  // namespace
+}  // namespace mmrec::kernels::test
