@@ -71,13 +71,12 @@ double rounded(double v) {
 }
 
 /// y = W x + bias.
-template <class A>
-std::vector<double> affine(const std::vector<A>& weight, const std::vector<float>& bias, bool biases,
+std::vector<double> affine(const std::vector<double>& weight, const std::vector<float>& bias, bool biases,
                            const std::vector<double>& x) {
   std::vector<double> y(bias.size());
   for (std::size_t r = 0; r < y.size(); ++r) {
     double sum = biases ? static_cast<double>(bias[r]) : 0.0;
-    for (std::size_t k = 0; k < x.size(); ++k) sum += static_cast<double>(to_float(weight[r * x.size() + k])) * x[k];
+    for (std::size_t k = 0; k < x.size(); ++k) sum += weight[r * x.size() + k] * x[k];
     y[r] = sum;
   }
   return y;
@@ -88,9 +87,11 @@ Outputs reference(const Inputs<A>& in) {
   const Shape& s = in.shape;
   Outputs out{{in.x.begin(), in.x.end()}, {in.memory.begin(), in.memory.end()}, in.sum};
   const std::int64_t width = s.dim / s.heads;
+  const std::vector<double> memory_out = widened(in.memory_out), ffn_in = widened(in.ffn_in);
+  const std::vector<double> ffn_out = widened(in.ffn_out);
   for (std::int64_t b = 0; b < s.batch; ++b) {
     double* memory = out.memory.data() + b * s.slots * s.dim;
-    for (std::int64_t t = 0; t < s.time; ++t) {
+    const auto token = [&](std::int64_t t) {
       double* x = out.x.data() + (b * s.time + t) * s.dim;
       const std::int64_t filled = std::min(s.slots, (s.position + t) / s.segment);
       std::vector<double> attended(static_cast<std::size_t>(s.dim), 0.0);
@@ -114,7 +115,7 @@ Outputs reference(const Inputs<A>& in) {
           attended[static_cast<std::size_t>(c)] = rounded<A>(value / all);
         }
       }
-      const std::vector<double> context = affine(in.memory_out, in.memory_out_bias, s.biases, attended);
+      const std::vector<double> context = affine(memory_out, in.memory_out_bias, s.biases, attended);
       double squares = 0.0;
       for (std::int64_t c = 0; c < s.dim; ++c) {
         const auto at = static_cast<std::size_t>((b * s.time + t) * s.dim + c);
@@ -125,16 +126,20 @@ Outputs reference(const Inputs<A>& in) {
       std::vector<double> u(static_cast<std::size_t>(s.dim));
       const double inverse = 1.0 / (std::sqrt(squares / static_cast<double>(s.dim)) + 1e-6);
       for (std::size_t c = 0; c < u.size(); ++c) u[c] = rounded<A>(x[c] * inverse * static_cast<double>(in.norm[c]));
-      std::vector<double> hidden = affine(in.ffn_in, in.ffn_in_bias, s.biases, u);
+      std::vector<double> hidden = affine(ffn_in, in.ffn_in_bias, s.biases, u);
       for (double& v : hidden) v = rounded<A>(0.5 * v * std::erfc(-v / std::sqrt(2.0)));
-      const std::vector<double> change = affine(in.ffn_out, in.ffn_out_bias, s.biases, hidden);
-      const std::int64_t end = s.position + t + 1;
+      const std::vector<double> change = affine(ffn_out, in.ffn_out_bias, s.biases, hidden);
+      for (std::int64_t c = 0; c < s.dim; ++c) x[c] += change[static_cast<std::size_t>(c)];
+    };
+    // Tokens of one segment look at the same slots and not at each other.
+    for (std::int64_t first = 0, end = 0; first < s.time; first = end) {
+      end = std::min(s.time, first + s.segment - (s.position + first) % s.segment);
+      parallel_for(end - first, [&](std::int64_t t) { token(first + t); });
       for (std::int64_t c = 0; c < s.dim; ++c) {
-        x[c] += change[static_cast<std::size_t>(c)];
         double& sum = out.sum[static_cast<std::size_t>(b * s.dim + c)];
-        sum += x[c];
-        if (end % s.segment != 0) continue;
-        memory[(end / s.segment - 1) % s.slots * s.dim + c] = sum / static_cast<double>(s.segment);
+        for (std::int64_t t = first; t < end; ++t) sum += out.x[static_cast<std::size_t>((b * s.time + t) * s.dim + c)];
+        if ((s.position + end) % s.segment != 0) continue;
+        memory[((s.position + end) / s.segment - 1) % s.slots * s.dim + c] = sum / static_cast<double>(s.segment);
         sum = 0.0;
       }
     }
