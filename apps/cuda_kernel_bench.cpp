@@ -22,7 +22,8 @@
 #include <vector>
 
 #include "apps/bench_kernels.h"
-#include "kernels/cuda/gemm/gemm_sm90.h"
+#include "kernels/cuda/gemm/choose.h"
+#include "kernels/cuda/logprobs/choose.h"
 #include "kernels/cuda/recurrence/gated_sweep_sm90.h"
 #include "kernels/cuda/runtime/cublaslt.h"
 #include "kernels/cuda/runtime/cuda.h"
@@ -51,10 +52,6 @@ constexpr const char* kHelp =
     "  --json FILE      the figures as JSON too\n"
     "  -h, --help       this text\n";
 
-template <class T>
-constexpr DType kType = std::is_same_v<T, float>     ? DType::kF32
-                        : std::is_same_v<T, Float16> ? DType::kF16
-                                                     : DType::kBF16;
 template <class T>
 constexpr const char* kTypeName = std::is_same_v<T, float>     ? "fp32"
                                   : std::is_same_v<T, Float16> ? "fp16"
@@ -154,7 +151,7 @@ class Bench {
   template <class T>
   DeviceBuffer<T> random(std::int64_t count, float low, float high) {
     DeviceBuffer<T> buffer(static_cast<std::size_t>(count));
-    fill_random(cuda_, kType<T>, buffer.data(), count, low, high, ++seed_);
+    fill_random(cuda_, kDTypeOf<T>, buffer.data(), count, low, high, ++seed_);
     return buffer;
   }
   DeviceBuffer<int> targets(std::int64_t rows, std::int64_t vocab) {
@@ -373,10 +370,11 @@ class Bench {
       row.note = fmt::format("{:.3f} x the product alone", row.bound_rate / row.rate);
     };
     time(names[0], [&](std::int64_t) { hidden_logprobs(cuda_, op); });
-    time(names[1], [&](std::int64_t) { hidden_logprobs_by_tiles(cuda_, op); });
+    time(names[1], [&](std::int64_t) { hidden_logprobs_by(cuda_, HiddenLogprobsWay::kByTiles, op); });
     if (gemm_sm90_supported(cuda_, op.hidden, op.head)) {
       time(names[2], [&](std::int64_t) {
-        gemm_sm90(cuda_, op.hidden, op.head, MatrixView<BFloat16, Device>(result_.data(), n, vocab));
+        linear_by(cuda_, LinearWay::kManyRows,
+                  Linear<Device, BFloat16>{.x = op.hidden, .weight = op.head, .y = {result_.data(), n, vocab}});
       });
     }
   }
@@ -416,7 +414,7 @@ class Bench {
       const A* w = weights.data();
       for (std::size_t i = 0; i < steps.size(); ++i) {
         const Linear<Device, A> job{.x = {x[i % 2].data(), rows, steps[i].in},
-                                    .weight = {w, kType<A>, steps[i].out, steps[i].in},
+                                    .weight = {w, kDTypeOf<A>, steps[i].out, steps[i].in},
                                     .y = {x[1 - i % 2].data(), rows, steps[i].out}};
         linear(cuda_, std::span<const Linear<Device, A>>(&job, 1));
         w += steps[i].out * steps[i].in;
@@ -475,8 +473,10 @@ class Bench {
                 [&](std::int64_t) { linear(cuda_, std::span<const Linear<Device, BFloat16>>(&job, 1)); });
       }
       if (wanted("gemm_sm90 layer bf16") && gemm_sm90_supported(cuda_, job.x, job.weight)) {
-        measure("gemm_sm90 layer bf16", shape, flops, product(),
-                [&](std::int64_t) { gemm_sm90(cuda_, job.x, job.weight, job.y); });
+        measure("gemm_sm90 layer bf16", shape, flops, product(), [&](std::int64_t) {
+          linear_by(cuda_, LinearWay::kManyRows,
+                    Linear<Device, BFloat16>{.x = job.x, .weight = job.weight, .y = job.y});
+        });
       }
     }
   }
@@ -498,7 +498,7 @@ class Bench {
       if constexpr (std::is_same_v<A, float>) inputs.h_rounded = inputs.h;
       return inputs;
     }
-    WeightView<Device> gates() const { return {weight.data(), kType<A>, 2 * dim, dim}; }
+    WeightView<Device> gates() const { return {weight.data(), kDTypeOf<A>, 2 * dim, dim}; }
   };
   template <class A>
   Window<A> window(std::int64_t time, std::int64_t dim) {

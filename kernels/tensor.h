@@ -39,6 +39,14 @@ struct Float16 {
   std::uint16_t bits;
 };
 
+/// The DType of a storage type.
+template <class T>
+inline constexpr DType kDTypeOf = DType::kF32;
+template <>
+inline constexpr DType kDTypeOf<Float16> = DType::kF16;
+template <>
+inline constexpr DType kDTypeOf<BFloat16> = DType::kBF16;
+
 /// Exact widening to fp32; identity for fp32.
 MMREC_HOST_DEVICE constexpr float to_float(float x) { return x; }
 MMREC_HOST_DEVICE constexpr float to_float(BFloat16 x) {

@@ -1,33 +1,25 @@
-// y = act(x Wᵀ + bias) + residual_scale residual: up to kMatvecRows rows by kernels of our own (matvec.cu), more by
-// kernels for sm_90a where the device and the operands are such (linear_few_rows_sm90.cu up to kFewRows rows,
-// gemm_sm90.cu), else by cuBLASLt.
+// y = act(x Wᵀ + bias) + residual_scale residual by the ways of choose.h: matvec.cu, few_rows_sm90.cu,
+// many_rows_sm90.cu, and here cuBLASLt.
 //
-// Where no activation follows, the library's product of fp32 results is the whole job: it adds bias and scaled residual
-// to its sums, so nothing is moved but x, W, the residual and y. Results of 16 bits it may round before it adds either,
-// so it makes them only where there is neither. Its own gelu is the tanh approximation; ours is exact. What it cannot
-// do is applied, and rounded once, by a second kernel to products in fp32: in y itself if that is fp32, else in
-// scratch, in chunks of rows if need be. That pass moves 4 bytes per output out and in again, plus y and the residual;
-// scratch that fits L2 stays there.
+// The library. Where no activation follows, the library's product of fp32 results is the whole job: it adds bias and
+// scaled residual to its sums, so nothing is moved but x, W, the residual and y. Results of 16 bits it may round before
+// it adds either, so it makes them only where there is neither. Its own gelu is the tanh approximation; ours is exact.
+// What it cannot do is applied, and rounded once, by a second kernel to products in fp32: in y itself if that is fp32,
+// else in scratch, in chunks of rows if need be. That pass moves 4 bytes per output out and in again, plus y and the
+// residual; scratch that fits L2 stays there.
 //
 // Independent jobs of one call share a launch of our own kernels; with the library they share the device by two
 // streams.
 #include <array>
 #include <stdexcept>
-#include <type_traits>
 #include <utility>
 
-#include "kernels/cuda/gemm/gemm_sm90.h"
-#include "kernels/cuda/gemm/matvec.h"
+#include "kernels/cuda/gemm/ways.h"
 #include "kernels/cuda/rows/rows.cuh"
 #include "kernels/cuda/runtime/cublaslt.h"
 
 namespace mmrec::kernels {
 namespace {
-
-template <class T>
-constexpr DType kType = std::is_same_v<T, float>     ? DType::kF32
-                        : std::is_same_v<T, Float16> ? DType::kF16
-                                                     : DType::kBF16;
 
 /// y = act(product) + scale residual.
 template <class Y>
@@ -75,8 +67,8 @@ void multiply(const Lane& lane, const Linear<Device, A, Y>& job) {
                  .m = job.x.rows,
                  .n = job.weight.rows,
                  .k = job.weight.cols,
-                 .in = kType<A>,
-                 .out = kType<Y>};
+                 .in = kDTypeOf<A>,
+                 .out = kDTypeOf<Y>};
   const bool adds = job.bias != nullptr || job.residual.data != nullptr;
   if (job.activation == Activation::kNone && (sizeof(Y) == 4 || !adds)) {
     product.bias = job.bias;
@@ -118,67 +110,62 @@ void multiply(const Lane& lane, const Linear<Device, A, Y>& job) {
   }
 }
 
-/// Who computes a job.
-enum class Way : std::uint8_t { kMatvec, kFewRows, kManyRows, kLibrary };
-
-template <class A, class Y>
-Way way_of(const Cuda& cuda, const Linear<Device, A, Y>& job) {
-  if (job.x.rows <= kMatvecRows || job.weight.rows == 0) return Way::kMatvec;  // or nobody
-  if constexpr (sizeof(A) == 2) {
-    if (gemm_sm90_supported(cuda, job.x, job.weight)) return job.x.rows <= kFewRows ? Way::kFewRows : Way::kManyRows;
-  }
-  return Way::kLibrary;
-}
-
-/// run(span) for the jobs that go this way, several at a time.
-template <class A, class Y, class Run>
-void for_each_batch(const Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, Way way, Run run) {
-  std::array<Linear<Device, A, Y>, 4> batch;
-  std::size_t count = 0;
-  for (const Linear<Device, A, Y>& job : jobs) {
-    if (way_of(cuda, job) != way) continue;
-    batch[count++] = job;
-    if (count == batch.size()) run(std::span<const Linear<Device, A, Y>>(batch).first(std::exchange(count, 0)));
-  }
-  if (count != 0) run(std::span<const Linear<Device, A, Y>>(batch).first(count));
-}
-
+/// Jobs of the library's, in turn on both streams where there are several.
 template <class A, class Y>
 void by_library(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
-  const auto takes = [&](const Linear<Device, A, Y>& job) { return way_of(cuda, job) == Way::kLibrary; };
-  const auto count = std::count_if(jobs.begin(), jobs.end(), takes);
-  if (count == 0) return;
-  const bool two_streams = count > 1;
+  const bool two_streams = jobs.size() > 1;
   const std::int64_t floats = static_cast<std::int64_t>(Cuda::kScratchBytes / sizeof(float)) / (two_streams ? 2 : 1);
   auto* scratch = static_cast<float*>(cuda.scratch());
   const Lane lanes[2] = {{&cuda, false, scratch, floats}, {&cuda, true, scratch + floats, floats}};
   if (two_streams) cuda.fork();
-  std::size_t next = 0;
-  for (const Linear<Device, A, Y>& job : jobs) {
-    if (!takes(job)) continue;
-    multiply(lanes[next], job);
-    if (two_streams) next = 1 - next;
-  }
+  for (std::size_t i = 0; i < jobs.size(); ++i) multiply(lanes[i % 2], jobs[i]);
   if (two_streams) cuda.join();
+}
+
+template <class A, class Y>
+void run(Cuda& cuda, LinearWay way, std::span<const Linear<Device, A, Y>> jobs) {
+  if (way == LinearWay::kMatvec) return matvec(cuda, jobs);
+  if constexpr (sizeof(A) == 2) {
+    if (way == LinearWay::kFewRows) return linear_few_rows_sm90(cuda, jobs);
+    if (way == LinearWay::kManyRows) return linear_many_rows_sm90(cuda, jobs);
+  }
+  if (way != LinearWay::kLibrary) throw std::invalid_argument("linear: no such way for fp32");
+  by_library(cuda, jobs);
 }
 
 }  // namespace
 
 template <class A, class Y>
-void linear(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
-  using Jobs = std::span<const Linear<Device, A, Y>>;
-  matvec(cuda, jobs);
-  if constexpr (sizeof(A) == 2) {
-    for_each_batch(cuda, jobs, Way::kFewRows, [&](Jobs some) { linear_few_rows_sm90(cuda, some); });
-    for_each_batch(cuda, jobs, Way::kManyRows, [&](Jobs some) { linear_sm90(cuda, some); });
+void linear_by(Cuda& cuda, LinearWay way, std::span<const Linear<Device, A, Y>> jobs) {
+  for (const LinearWay each : {LinearWay::kMatvec, LinearWay::kFewRows, LinearWay::kManyRows, LinearWay::kLibrary}) {
+    if (way != LinearWay::kAuto && way != each) continue;
+    std::array<Linear<Device, A, Y>, std::max(kMostMatvecJobs, kMostGemmJobs)> batch;
+    const std::size_t most = each == LinearWay::kMatvec ? kMostMatvecJobs : kMostGemmJobs;
+    std::size_t count = 0;
+    for (const Linear<Device, A, Y>& job : jobs) {
+      if (job.x.rows == 0 || job.weight.rows == 0 || (way == LinearWay::kAuto && choose_linear(cuda, job) != each)) {
+        continue;
+      }
+      batch[count++] = job;
+      if (count == most) run<A, Y>(cuda, each, std::span(batch).first(std::exchange(count, 0)));
+    }
+    if (count != 0) run<A, Y>(cuda, each, std::span(batch).first(count));
   }
-  by_library(cuda, jobs);
 }
 
-template void linear<float, float>(Cuda&, std::span<const Linear<Device, float, float>>);
-template void linear<BFloat16, BFloat16>(Cuda&, std::span<const Linear<Device, BFloat16, BFloat16>>);
-template void linear<BFloat16, float>(Cuda&, std::span<const Linear<Device, BFloat16, float>>);
-template void linear<Float16, Float16>(Cuda&, std::span<const Linear<Device, Float16, Float16>>);
-template void linear<Float16, float>(Cuda&, std::span<const Linear<Device, Float16, float>>);
+template <class A, class Y>
+void linear(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
+  linear_by(cuda, LinearWay::kAuto, jobs);
+}
+
+#define MMREC_INSTANTIATE(A, Y)                                       \
+  template void linear(Cuda&, std::span<const Linear<Device, A, Y>>); \
+  template void linear_by(Cuda&, LinearWay, std::span<const Linear<Device, A, Y>>);
+MMREC_INSTANTIATE(float, float)
+MMREC_INSTANTIATE(BFloat16, BFloat16)
+MMREC_INSTANTIATE(BFloat16, float)
+MMREC_INSTANTIATE(Float16, Float16)
+MMREC_INSTANTIATE(Float16, float)
+#undef MMREC_INSTANTIATE
 
 }  // namespace mmrec::kernels

@@ -16,11 +16,10 @@
 //
 // Bytes: every weight once; x once per block from L2, out / 8 times in all. Jobs of one call share a launch, so that
 // small matrices fill the device together.
-#include "kernels/cuda/gemm/matvec.h"
-
 #include <bit>
 #include <type_traits>
 
+#include "kernels/cuda/gemm/ways.h"
 #include "kernels/cuda/rows/rows.cuh"
 
 namespace mmrec::kernels {
@@ -31,7 +30,6 @@ constexpr int kThreads = 32 * kWarps;
 constexpr int kOutputs = 8;  // of a block
 constexpr int kAhead = 8;    // steps of weights in flight
 constexpr int kFewSteps = 4;
-constexpr int kMostJobs = 8;
 static_assert(kMatvecRows == 8);
 
 template <class A>
@@ -57,7 +55,7 @@ struct Job {
 
 template <class A, class Y>
 struct Jobs {
-  Job<A, Y> job[kMostJobs];
+  Job<A, Y> job[kMostMatvecJobs];
   int count;
 };
 
@@ -221,22 +219,19 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<A>(kRows, kPace
   job.y[row * job.y_stride + output] = narrow<Y>(__fmaf_rn(job.residual_scale, residual[0], y));
 }
 
-bool aligned(const void* data, std::int64_t stride_bytes) {
-  return (reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(stride_bytes)) % 16 == 0;
-}
-
-/// What one launch takes.
-template <class A, class Y>
-class Batch {
- public:
-  bool full() const { return jobs_.count == kMostJobs; }
-
-  void add(const Linear<Device, A, Y>& job) {
-    const auto* weight = static_cast<const A*>(job.weight.data);
+/// A launch of all jobs, for no more than kRows rows.
+template <int kRows, class A, class Y>
+void launch_jobs(Cuda& cuda, std::span<const Linear<Device, A, Y>> given) {
+  constexpr auto kBytes = static_cast<std::int64_t>(sizeof(A));
+  Jobs<A, Y> jobs = {};
+  unsigned blocks = 0;
+  std::int64_t most_steps = 0;  // of a warp
+  bool aligned = true;
+  for (const Linear<Device, A, Y>& job : given) {
     const std::int64_t in = job.weight.cols;
-    jobs_.job[jobs_.count++] = {
+    jobs.job[jobs.count++] = {
         .x = job.x.data,
-        .weight = weight,
+        .weight = static_cast<const A*>(job.weight.data),
         .bias = job.bias,
         .residual = job.residual.data,
         .y = job.y.data,
@@ -248,55 +243,31 @@ class Batch {
         .rows = static_cast<int>(job.x.rows),
         .residual_scale = job.residual_scale,
         .activation = job.activation,
-        .first_block = blocks_,
+        .first_block = blocks,
     };
-    blocks_ += static_cast<unsigned>(ceil_div(job.weight.rows, kOutputs));
-    constexpr auto kBytes = static_cast<std::int64_t>(sizeof(A));
-    aligned_ = aligned_ && aligned(weight, in * kBytes) && aligned(job.x.data, job.x.stride * kBytes);
-    most_rows_ = std::max(most_rows_, job.x.rows);
-    most_steps_ = std::max(most_steps_, ceil_div(in, kWarps * kStep<A>));
+    blocks += static_cast<unsigned>(ceil_div(job.weight.rows, kOutputs));
+    most_steps = std::max(most_steps, ceil_div(in, kWarps * kStep<A>));
+    aligned =
+        aligned && takes_16_bytes(job.weight.data, in * kBytes) && takes_16_bytes(job.x.data, job.x.stride * kBytes);
   }
-
-  void run(Cuda& cuda) const {
-    if (jobs_.count == 0) return;
-    if (sizeof(A) == 2 || most_rows_ > 4) return run_rows<8>(cuda);
-    if constexpr (sizeof(A) == 4) {
-      if (most_rows_ > 2) return run_rows<4>(cuda);
-      if (most_rows_ == 2) return run_rows<2>(cuda);
-      run_rows<1>(cuda);
-    }
-  }
-
- private:
-  template <int kRows>
-  void run_rows(Cuda& cuda) const {
-    const auto kernel = !aligned_                 ? matvec_kernel<A, Y, kRows, Pace::kUnaligned>
-                        : most_steps_ > kFewSteps ? matvec_kernel<A, Y, kRows, Pace::kStream>
-                                                  : matvec_kernel<A, Y, kRows, Pace::kAtOnce>;
-    launch(cuda.stream(), overlapping(cuda, dim3(blocks_), dim3(kThreads)), kernel, jobs_);
-  }
-
-  Jobs<A, Y> jobs_ = {};
-  unsigned blocks_ = 0;
-  std::int64_t most_rows_ = 0;
-  std::int64_t most_steps_ = 0;  // of a warp
-  bool aligned_ = true;
-};
+  const auto kernel = !aligned                 ? matvec_kernel<A, Y, kRows, Pace::kUnaligned>
+                      : most_steps > kFewSteps ? matvec_kernel<A, Y, kRows, Pace::kStream>
+                                               : matvec_kernel<A, Y, kRows, Pace::kAtOnce>;
+  launch(cuda.stream(), overlapping(cuda, dim3(blocks), dim3(kThreads)), kernel, jobs);
+}
 
 }  // namespace
 
 template <class A, class Y>
 void matvec(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
-  Batch<A, Y> batch;
-  for (const Linear<Device, A, Y>& job : jobs) {
-    if (job.x.rows < 1 || job.x.rows > kMatvecRows || job.weight.rows == 0) continue;
-    if (batch.full()) {
-      batch.run(cuda);
-      batch = {};
-    }
-    batch.add(job);
+  if constexpr (sizeof(A) == 4) {
+    std::int64_t rows = 0;
+    for (const Linear<Device, A, Y>& job : jobs) rows = std::max(rows, job.x.rows);
+    if (rows <= 1) return launch_jobs<1>(cuda, jobs);
+    if (rows <= 2) return launch_jobs<2>(cuda, jobs);
+    if (rows <= 4) return launch_jobs<4>(cuda, jobs);
   }
-  batch.run(cuda);
+  launch_jobs<8>(cuda, jobs);
 }
 
 template void matvec<float, float>(Cuda&, std::span<const Linear<Device, float, float>>);

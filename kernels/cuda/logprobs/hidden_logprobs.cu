@@ -21,11 +21,9 @@
 #include <string>
 #include <type_traits>
 
-#include "kernels/cuda/gemm/gemm_sm90.h"
-#include "kernels/cuda/gemm/matvec.h"
+#include "kernels/cuda/gemm/choose.h"
+#include "kernels/cuda/logprobs/choose.h"
 #include "kernels/cuda/logprobs/max_sum.cuh"
-#include "kernels/cuda/runtime/cublaslt.h"
-#include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/runtime/launch.cuh"
 
 namespace mmrec::kernels {
@@ -41,10 +39,6 @@ static_assert(kTileWords % kPart == 0);
 constexpr std::size_t kBufferBytes = kTileElements * sizeof(float);
 constexpr std::int64_t kMostParts = (Cuda::kScratchBytes - 2 * kBufferBytes) / sizeof(PartSum);
 constexpr int kWarps = 8;  // of a block; each on its own
-
-template <class A>
-constexpr DType kType = std::is_same_v<A, float> ? DType::kF32
-                                                 : (std::is_same_v<A, Float16> ? DType::kF16 : DType::kBF16);
 
 /// Of a pass: targets and log-probs of its rows, results [rows, parts].
 struct Rows {
@@ -104,40 +98,18 @@ void check(const HiddenLogprobs<Device, A>& op) {
     fail("an operand has a negative size");
   }
   if (op.hidden.cols != op.head.cols) fail("hidden and head differ in model_dim");
-  if (op.head.dtype != kType<A>) fail("hidden and head differ in type");
+  if (op.head.dtype != kDTypeOf<A>) fail("hidden and head differ in type");
   if (op.hidden.rows == 0 || op.head.rows == 0) return;
   if (op.targets == nullptr) fail("targets are null");
   if (op.logprobs == nullptr) fail("logprobs are null");
   if (op.hidden.data == nullptr || op.head.data == nullptr) fail("an operand is null");
 }
 
+/// By tiles of the logits.
 template <class A>
-void multiply(Cuda& cuda, MatrixView<const A, Device> hidden, const WeightView<Device>& head,
-              MatrixView<float, Device> logits, bool few_rows) {
-  if (few_rows) {
-    const Linear<Device, A, float> job{.x = hidden, .weight = head, .y = logits};
-    matvec(cuda, std::span<const Linear<Device, A, float>>(&job, 1));
-    return;
-  }
-  matmul(cuda, {.x = hidden.data,
-                .x_stride = hidden.stride,
-                .w = head.data,
-                .y = logits.data,
-                .y_stride = logits.stride,
-                .m = hidden.rows,
-                .n = head.rows,
-                .k = hidden.cols,
-                .in = kType<A>,
-                .out = DType::kF32});
-}
-
-}  // namespace
-
-template <class A>
-void hidden_logprobs_by_tiles(Cuda& cuda, const HiddenLogprobs<Device, A>& op) {
+void by_tiles(Cuda& cuda, const HiddenLogprobs<Device, A>& op) {
   const std::int64_t n = op.hidden.rows;
   const std::int64_t vocab = op.head.rows;
-  if (n == 0 || vocab == 0) return;
   const bool few_rows = n <= kMatvecRows;
   const std::int64_t tile_words = few_rows ? kTileElements / kMatvecRows : kTileWords;
   const std::int64_t parts = ceil_div(vocab, kPart);
@@ -155,7 +127,9 @@ void hidden_logprobs_by_tiles(Cuda& cuda, const HiddenLogprobs<Device, A>& op) {
         const std::int64_t count = std::min(kTileRows, rows.count - r);
         auto* buffer = reinterpret_cast<float*>(scratch + (tiles % 2 == 0 ? 0 : kBufferBytes));
         const MatrixView<float, Device> logits(buffer, count, words, ceil_div(words, 4) * 4);
-        multiply(cuda, op.hidden.middle_rows(begin + r, count), op.head.middle_rows(v, words), logits, few_rows);
+        const Linear<Device, A, float> product{
+            .x = op.hidden.middle_rows(begin + r, count), .weight = op.head.middle_rows(v, words), .y = logits};
+        linear_by(cuda, few_rows ? LinearWay::kMatvec : LinearWay::kLibrary, product);
         // The product after this one takes the buffer that the reduction before this one reads.
         if (tiles++ > 0) cuda.join();
         cuda.fork();
@@ -171,18 +145,37 @@ void hidden_logprobs_by_tiles(Cuda& cuda, const HiddenLogprobs<Device, A>& op) {
   }
 }
 
+}  // namespace
+
 template <class A>
-void hidden_logprobs(Cuda& cuda, const HiddenLogprobs<Device, A>& op) {
-  check(op);
-  if constexpr (!std::is_same_v<A, float>) {
-    if (gemm_sm90_supported(cuda, op.hidden, op.head)) return hidden_logprobs_sm90(cuda, op);
+HiddenLogprobsWay choose_hidden_logprobs(const Cuda& cuda, const HiddenLogprobs<Device, A>& op) {
+  if constexpr (sizeof(A) == 2) {
+    if (gemm_sm90_supported(cuda, op.hidden, op.head)) return HiddenLogprobsWay::kInRegisters;
   }
-  hidden_logprobs_by_tiles(cuda, op);
+  return HiddenLogprobsWay::kByTiles;
 }
 
-#define MMREC_INSTANTIATE(A)                                              \
-  template void hidden_logprobs(Cuda&, const HiddenLogprobs<Device, A>&); \
-  template void hidden_logprobs_by_tiles(Cuda&, const HiddenLogprobs<Device, A>&);
+template <class A>
+void hidden_logprobs_by(Cuda& cuda, HiddenLogprobsWay way, const HiddenLogprobs<Device, A>& op) {
+  check(op);
+  if (op.hidden.rows == 0 || op.head.rows == 0) return;
+  if (way == HiddenLogprobsWay::kAuto) way = choose_hidden_logprobs(cuda, op);
+  if constexpr (sizeof(A) == 2) {
+    if (way == HiddenLogprobsWay::kInRegisters) return hidden_logprobs_sm90(cuda, op);
+  }
+  if (way != HiddenLogprobsWay::kByTiles) throw std::invalid_argument("hidden_logprobs: no such way for fp32");
+  by_tiles(cuda, op);
+}
+
+template <class A>
+void hidden_logprobs(Cuda& cuda, const HiddenLogprobs<Device, A>& op) {
+  hidden_logprobs_by(cuda, HiddenLogprobsWay::kAuto, op);
+}
+
+#define MMREC_INSTANTIATE(A)                                                                        \
+  template HiddenLogprobsWay choose_hidden_logprobs(const Cuda&, const HiddenLogprobs<Device, A>&); \
+  template void hidden_logprobs_by(Cuda&, HiddenLogprobsWay, const HiddenLogprobs<Device, A>&);     \
+  template void hidden_logprobs(Cuda&, const HiddenLogprobs<Device, A>&);
 MMREC_INSTANTIATE(float)
 MMREC_INSTANTIATE(Float16)
 MMREC_INSTANTIATE(BFloat16)

@@ -2,7 +2,7 @@
 //
 //   log p_r = logit_{r, target_r} − log Σ_v exp(logit_{r, v}),  logit = hidden headᵀ, summed in fp32
 //
-// The product is gemm_sm90.cuh's at 128 x 256; its epilogue reduces a tile's 256 logits of each row to (max, Σ
+// The product is sm90/mainloop.cuh's at 128 x 256; its epilogue reduces a tile's 256 logits of each row to (max, Σ
 // exp(logit − max)) and picks out the target's logit. A quad of lanes holds a row: 64 logits each, combined by
 // shuffles. One such pair per row and vocabulary tile goes to scratch, [tile][row], and merge_kernel combines a row's
 // tiles in their order.
@@ -19,8 +19,9 @@
 #include <limits>
 
 #include "kernels/cuda/element.cuh"
-#include "kernels/cuda/gemm/gemm_sm90.cuh"
-#include "kernels/cuda/gemm/gemm_sm90.h"
+#include "kernels/cuda/gemm/operands.cuh"
+#include "kernels/cuda/gemm/sm90/launch.cuh"
+#include "kernels/cuda/logprobs/choose.h"
 #include "kernels/logsumexp.h"
 
 namespace mmrec::kernels {
@@ -177,9 +178,7 @@ void launch_chunk(Cuda& cuda, MatrixView<const A, Device> hidden, const WeightVi
                                                   .row_stride = rows,
                                                   .rows = rows,
                                                   .vocab = static_cast<int>(head.rows)};
-  const MatrixStack x = {.data = hidden.data, .columns = hidden.cols, .rows = rows, .row_stride = hidden.stride};
-  const MatrixStack w = {.data = head.data, .columns = head.cols, .rows = head.rows, .row_stride = head.cols};
-  launch_gemm_sm90<Tile, A, LogprobEpilogue>(cuda, x, w, parameters, true);
+  launch_gemm_sm90<Tile, A, LogprobEpilogue>(cuda, matrix_stack(hidden), matrix_stack(head), parameters, true);
   const LaunchConfig config = {.grid = dim3(static_cast<unsigned>(ceil_div(rows, kMergeRows))),
                                .block = dim3(kMergeRows * kMergeRuns),
                                .overlap_predecessor = true};
@@ -191,7 +190,6 @@ void launch_chunk(Cuda& cuda, MatrixView<const A, Device> hidden, const WeightVi
 
 template <class A>
 void hidden_logprobs_sm90(Cuda& cuda, const HiddenLogprobs<Device, A>& op) {
-  if (op.hidden.rows == 0 || op.head.rows == 0) return;
   // Rows of one launch: whole cluster tiles whose partial results fit in the scratch.
   constexpr std::int64_t kUnit = std::int64_t{GemmLayout<WideTile>::kRows} * WideTile::kClusterRows;
   const std::int64_t row_bytes = ceil_div(op.head.rows, WideTile::kColumns) * static_cast<std::int64_t>(sizeof(MaxSum));

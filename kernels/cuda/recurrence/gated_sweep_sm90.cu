@@ -5,11 +5,11 @@
 //   a_t = γ_t + μ (1 − g_t + γ_t),  b_t = z_t ⊙ (s_t + μ g_t),  h_t = a_t ⊙ h_{t-1} + b_t      h of this one, fp32
 //
 // A block owns 128 times and 64 or 128 channels; its tile of the weights has those rows of both gates, so that s and g
-// of an element are sums of one thread (gemm_sm90.cuh). The sums of a warp are 16 whole times; it passes them through
-// shared memory, where the ring was, into the layout of the scan (gated_tile.cuh), in which each lane replaces them by
-// its steps. What the scan needs from memory is under way before the first sum is looked at: with 64 channels while
-// the block multiplies, with 128 the inputs of one half, while the rest is brought into L2; it is read when the sums
-// have left their registers.
+// of an element are sums of one thread (sm90/mainloop.cuh). The sums of a warp are 16 whole times; it passes them
+// through shared memory, where the ring was, into the layout of the scan (gated_tile.cuh), in which each lane replaces
+// them by its steps. What the scan needs from memory is under way before the first sum is looked at: with 64 channels
+// while the block multiplies, with 128 the inputs of one half, while the rest is brought into L2; it is read when the
+// sums have left their registers.
 //
 // Bytes per element of [T, D]: 8 for z, zm, γ in, 4 for h in and 4 out, 2 for the product's operand and 2 for the next
 // one's, and D/128 + T/… of operand tiles from L2. One block an SM: all 227 KB are ring.
@@ -20,7 +20,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "kernels/cuda/gemm/gemm_sm90.cuh"
+#include "kernels/cuda/gemm/sm90/launch.cuh"
 #include "kernels/cuda/recurrence/gated_sweep_sm90.h"
 #include "kernels/cuda/recurrence/gated_tile.cuh"
 #include "kernels/cuda/rows/rows.cuh"
@@ -32,12 +32,10 @@ namespace {
 /// 64 channels; two blocks share a tile of weights. (Of clusters of four fewer than 132 blocks fit the device at once.)
 /// For up to one wave of blocks.
 struct NarrowSweepTile {
-  static constexpr int kConsumers = 2;
   static constexpr int kColumns = 128;
   static constexpr int kParts = 2;
   static constexpr int kStages = 7;
   static constexpr int kClusterRows = 2;
-  static constexpr int kClusterColumns = 1;
   static constexpr int kLead = 0;   // both consumers scan together
   static constexpr int kGroup = 1;  // times slowest: earlier tiles have lower numbers
 };
@@ -49,7 +47,7 @@ struct WideSweepTile : NarrowSweepTile {
 
 template <class Tile>
 struct SweepShape {
-  static constexpr int kWarps = 4 * Tile::kConsumers;
+  static constexpr int kWarps = 4 * GemmLayout<Tile>::kConsumers;
   static constexpr int kWarpTimes = 16;
   static constexpr int kBands = Tile::kColumns / 128;
   static constexpr bool kVectors = true;
@@ -159,7 +157,7 @@ class SweepEpilogue {
   static constexpr int kPitch = 2 * Scan::kChannels + 8;  // floats: rows begin 8 banks apart, so stores of 8 rows fill
                                                           // all 32
   static constexpr int kSumsBytes = Shape::kWarps * kWarpTimes * kPitch * 4;
-  static constexpr int kMeeting = Tile::kConsumers;  // named barrier
+  static constexpr int kMeeting = GemmLayout<Tile>::kConsumers;  // named barrier
   static_assert(kSumsBytes + Scan::kSharedBytes <= GemmLayout<Tile>::kRingBytes);
 
   template <int kSize>

@@ -116,6 +116,11 @@ bool takes_vectors(const SequenceView<T, Device>& v) {
   return takes_vectors(v.data, v.time_stride) && takes_vectors(v.data, v.batch_stride) && v.dim % 4 == 0;
 }
 
+/// True if rows so many bytes apart begin at multiples of 16 bytes.
+inline bool takes_16_bytes(const void* data, std::int64_t stride_bytes = 0) {
+  return (reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(stride_bytes)) % 16 == 0;
+}
+
 /// A launch that may start while the one before drains, on devices that can.
 inline LaunchConfig overlapping(const Cuda& cuda, dim3 grid, dim3 block) {
   return {.grid = grid, .block = block, .overlap_predecessor = cuda.compute_capability() >= 90};

@@ -271,8 +271,5 @@ void token_logprobs_backward(Cuda& cuda, const TokenLogprobsBackward<T, Index, D
 /// Targets are not looked at before: all must be below head.rows.
 template <class A>
 void hidden_logprobs(Cuda& cuda, const HiddenLogprobs<Device, A>& op);
-/// What hidden_logprobs is where the device has nothing better. A target beyond the vocabulary gives NaN.
-template <class A>
-void hidden_logprobs_by_tiles(Cuda& cuda, const HiddenLogprobs<Device, A>& op);
 
 }  // namespace mmrec::kernels

@@ -1,5 +1,5 @@
 // The matrix product that the fused ops of sm_90a are built on, stored as it is, against fp64.
-#include "kernels/cuda/gemm/gemm_sm90.h"
+#include "kernels/cuda/gemm/ways.h"
 
 #include <algorithm>
 #include <string>
@@ -22,7 +22,8 @@ class GemmSm90 : public test::CudaTest {
   /// Largest |y − x Wᵀ| / Σ |x w| over all entries, or over `samples` of them; infinite where an entry was not written
   /// or memory between the rows of y was.
   template <class A, class Y>
-  double error(std::int64_t rows, std::int64_t columns, std::int64_t depth, std::int64_t samples = 0) {
+  double error(std::int64_t rows, std::int64_t columns, std::int64_t depth, std::int64_t samples = 0,
+               GemmTile tile = GemmTile::kAuto) {
     const std::int64_t x_stride = (depth + 15) / 8 * 8;
     const std::int64_t y_stride = columns + 3;
     const auto x = random_normal<A>(static_cast<std::size_t>(rows * x_stride), 0.0, 1.0, 1);
@@ -31,10 +32,11 @@ class GemmSm90 : public test::CudaTest {
     const auto w_device = to_device(w);
     auto y_device = poisoned<Y>(static_cast<std::size_t>(rows * y_stride));
     const MatrixView<const A, Device> x_view(x_device.data(), rows, depth, x_stride);
-    const WeightView<Device> w_view = {w_device.data(), std::is_same_v<A, BFloat16> ? DType::kBF16 : DType::kF16,
-                                       columns, depth};
+    const WeightView<Device> w_view = {w_device.data(), kDTypeOf<A>, columns, depth};
     EXPECT_TRUE(gemm_sm90_supported(cuda(), x_view, w_view));
-    gemm_sm90(cuda(), x_view, w_view, MatrixView<Y, Device>(y_device.data(), rows, columns, y_stride));
+    const Linear<Device, A, Y> job{
+        .x = x_view, .weight = w_view, .y = MatrixView<Y, Device>(y_device.data(), rows, columns, y_stride)};
+    linear_many_rows_sm90(cuda(), std::span(&job, 1), tile);
     const auto y = to_host(y_device);
 
     const auto error_at = [&](std::int64_t r, std::int64_t c) {
@@ -85,6 +87,25 @@ TEST_F(GemmSm90, ClustersThatShareW) {
   EXPECT_LT((error<Float16, float>(200, 700, 456)), kBound);
 }
 
+TEST_F(GemmSm90, EveryTile) {
+  for (const GemmTile tile : {GemmTile::kWide, GemmTile::kSquare, GemmTile::kSlim}) {
+    SCOPED_TRACE(static_cast<int>(tile));
+    EXPECT_LT((error<BFloat16, float>(1, 1, 8, 0, tile)), kBound);
+    EXPECT_LT((error<BFloat16, BFloat16>(257, 300, 200, 0, tile)), kBound);
+    EXPECT_LT((error<Float16, float>(130, 520, 456, 0, tile)), kBound);
+  }
+}
+
+TEST_F(GemmSm90, TilesFillTheDevice) {
+  const auto tile_of = [&](std::int64_t rows, std::int64_t columns) {
+    const Linear<Device, BFloat16> job{.x = {nullptr, rows, 1024}, .weight = {nullptr, DType::kBF16, columns, 1024}};
+    return choose_tile(cuda(), std::span(&job, 1));
+  };
+  EXPECT_EQ(tile_of(256 * cuda().processors(), 1024), GemmTile::kWide);
+  EXPECT_EQ(tile_of(128, 64 * cuda().processors()), GemmTile::kSlim);
+  EXPECT_EQ(tile_of(128, 128 * cuda().processors()), GemmTile::kSquare);
+}
+
 TEST_F(GemmSm90, GroupsOfRowTiles) { EXPECT_LT((error<BFloat16, float>(2500, 300, 24)), kBound); }
 
 TEST_F(GemmSm90, RoundsToTheOperandsType) {
@@ -108,8 +129,10 @@ TEST_F(GemmSm90, SameBitsAgain) {
   std::vector<float> first;
   for (int run = 0; run < 3; ++run) {
     auto y = poisoned<float>(kRows * kColumns);
-    gemm_sm90(cuda(), MatrixView<const BFloat16, Device>(x.data(), kRows, kDepth),
-              {w.data(), DType::kBF16, kColumns, kDepth}, MatrixView<float, Device>(y.data(), kRows, kColumns));
+    linear_by(cuda(), LinearWay::kManyRows,
+              Linear<Device, BFloat16, float>{.x = {x.data(), kRows, kDepth},
+                                              .weight = {w.data(), DType::kBF16, kColumns, kDepth},
+                                              .y = {y.data(), kRows, kColumns}});
     if (run == 0) first = to_host(y);
     EXPECT_EQ(to_host(y), first);
   }

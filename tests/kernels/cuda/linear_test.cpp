@@ -5,6 +5,7 @@
 #include <ostream>
 #include <type_traits>
 
+#include "kernels/cuda/gemm/choose.h"
 #include "kernels/cuda/runtime/graph.h"
 #include "tests/kernels/cuda/dense_testing.h"
 
@@ -40,11 +41,6 @@ double activate(Activation activation, double x) {
   return x;
 }
 
-template <class T>
-constexpr DType kType = std::is_same_v<T, float>     ? DType::kF32
-                        : std::is_same_v<T, Float16> ? DType::kF16
-                                                     : DType::kBF16;
-
 /// A job with its operands and what it should give.
 template <class A, class Y>
 class Problem {
@@ -60,7 +56,7 @@ class Problem {
 
   Linear<Device, A, Y> job() {
     Linear<Device, A, Y> job{.x = x_.view(),
-                             .weight = {weight_.view().data, kType<A>, case_.out, case_.in},
+                             .weight = {weight_.view().data, kDTypeOf<A>, case_.out, case_.in},
                              .y = output().view(),
                              .activation = case_.activation,
                              .residual_scale = case_.residual_scale};
@@ -131,6 +127,25 @@ class CudaLinearTest : public CudaTest {
     check<Float16, float>(cases);
   }
 
+  /// The same, and that linear goes this way.
+  template <class A, class Y>
+  void check_way(LinearWay way, const Case& c) {
+    SCOPED_TRACE(c);
+    Problem<A, Y> problem(cuda(), c, 1);
+    EXPECT_EQ(choose_linear(cuda(), problem.job()), way);
+    linear_by(cuda(), way, problem.job());
+    problem.expect_correct();
+  }
+  /// A way by which linear does not go.
+  template <class A, class Y>
+  void check_forced(LinearWay way, const Case& c) {
+    SCOPED_TRACE(c);
+    Problem<A, Y> problem(cuda(), c, 1);
+    EXPECT_NE(choose_linear(cuda(), problem.job()), way);
+    linear_by(cuda(), way, problem.job());
+    problem.expect_correct();
+  }
+
   /// Every group of `size` rows alone has the bits of the same rows among all.
   template <class A, class Y>
   void expect_rows_alone(const Case& c, std::int64_t size) {
@@ -153,6 +168,40 @@ class CudaLinearTest : public CudaTest {
         << size << " rows at a time";
   }
 };
+
+TEST_F(CudaLinearTest, EveryWayIsTakenByItsShapes) {
+  const bool sm90 = cuda().compute_capability() == 90;
+  for (const std::int64_t rows : {1, 8, 9, 128, 129}) {
+    const Case c{rows, 72, 136, Activation::kGelu, true};
+    const LinearWay own = rows <= 8          ? LinearWay::kMatvec
+                          : !sm90            ? LinearWay::kLibrary
+                          : rows <= kFewRows ? LinearWay::kFewRows
+                                             : LinearWay::kManyRows;
+    check_way<BFloat16, BFloat16>(own, c);
+    check_way<Float16, float>(own, c);
+    const LinearWay any = rows <= 8 ? LinearWay::kMatvec : LinearWay::kLibrary;
+    check_way<float, float>(any, c);
+    Case unaligned = c;
+    unaligned.layout = kUnaligned;
+    check_way<BFloat16, BFloat16>(any, unaligned);
+  }
+}
+
+// By ways that others are faster than.
+TEST_F(CudaLinearTest, EveryWayCanBeForced) {
+  const Case few{8, 72, 136, Activation::kGelu, true, Residual::kApart, 0.5F};
+  Case more = few;
+  more.rows = 70;
+  check_forced<float, float>(LinearWay::kLibrary, few);
+  check_forced<BFloat16, BFloat16>(LinearWay::kLibrary, few);
+  if (cuda().compute_capability() != 90) return;
+  check_forced<BFloat16, BFloat16>(LinearWay::kFewRows, few);
+  check_forced<BFloat16, float>(LinearWay::kManyRows, few);
+  check_forced<BFloat16, BFloat16>(LinearWay::kManyRows, more);
+  check_forced<Float16, Float16>(LinearWay::kLibrary, more);
+  const Linear<Device> nothing{.x = {nullptr, 1, 8}, .weight = {nullptr, DType::kF32, 8, 8}};
+  EXPECT_THROW(linear_by(cuda(), LinearWay::kFewRows, nothing), std::invalid_argument);
+}
 
 TEST_F(CudaLinearTest, FewRowsOfAnySize) {
   for (const std::int64_t rows : {1, 2, 3, 4, 5, 6, 7, 8}) {

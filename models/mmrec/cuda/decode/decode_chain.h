@@ -5,7 +5,7 @@
 
 namespace mmrec::kernels {
 
-/// Batches of more than 8 sequences in 16 bits, of shapes and on devices whose products gemm_sm90.h takes.
+/// Batches of more than 8 sequences in 16 bits, of shapes and on devices whose products choose_linear takes.
 bool decode_chain_supported(const Cuda& cuda, const DecodeShape& shape, std::size_t element);
 /// Size of DecodeStep::exchange: the step's activations. It needs no preparation.
 std::size_t decode_chain_bytes(const DecodeShape& shape);

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/runtime/cuda.h"
+#include "kernels/cuda/rows/rows.cuh"
 #include "kernels/cuda/runtime/tensor_map.h"
 
 namespace mmrec::kernels {
@@ -23,10 +23,6 @@ struct LinearOutput {
   bool vectors;  // all three can be accessed 16 bytes at a time
 };
 
-inline bool takes_16_bytes(const void* data, std::int64_t stride_bytes) {
-  return (reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(stride_bytes)) % 16 == 0;
-}
-
 template <class A, class Y>
 LinearOutput<Y> linear_output(const Linear<Device, A, Y>& job) {
   constexpr auto kBytes = static_cast<std::int64_t>(sizeof(Y));
@@ -39,7 +35,7 @@ LinearOutput<Y> linear_output(const Linear<Device, A, Y>& job) {
           .columns = static_cast<int>(job.weight.rows),
           .residual_scale = job.residual_scale,
           .activation = job.activation,
-          .vectors = takes_16_bytes(job.y.data, job.y.stride * kBytes) && takes_16_bytes(job.bias, 0) &&
+          .vectors = takes_16_bytes(job.y.data, job.y.stride * kBytes) && takes_16_bytes(job.bias) &&
                      takes_16_bytes(job.residual.data, job.residual.stride * kBytes)};
 }
 

@@ -21,17 +21,14 @@
 // the row, the weights and the epilogue's operands alone.
 #include <algorithm>
 
-#include "kernels/cuda/gemm/gemm_sm90.h"
-#include "kernels/cuda/gemm/linear_sm90.cuh"
-#include "kernels/cuda/isa/ptx.cuh"
+#include "kernels/cuda/gemm/operands.cuh"
+#include "kernels/cuda/gemm/ways.h"
 #include "kernels/cuda/rows/rows.cuh"
-#include "kernels/cuda/runtime/launch.cuh"
 
 namespace mmrec::kernels {
 
 namespace {
 
-constexpr int kMostJobs = 8;
 constexpr int kConsumers = 1;              // warpgroups
 constexpr int kOutputs = 64 * kConsumers;  // of a tile
 constexpr int kWarpgroup = 128;
@@ -56,9 +53,9 @@ struct FewRowsJob {
 };
 template <class Y>
 struct FewRowsJobs {
-  TensorMap w[kMostJobs];
-  TensorMap x[kMostJobs];
-  FewRowsJob<Y> job[kMostJobs];
+  TensorMap w[kMostGemmJobs];
+  TensorMap x[kMostGemmJobs];
+  FewRowsJob<Y> job[kMostGemmJobs];
 };
 
 /// kRows: of x, 32, 64 or 128.
@@ -365,19 +362,11 @@ void launch_few_rows(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
 
 template <class A, class Y>
 void linear_few_rows_sm90(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
-  while (!jobs.empty()) {
-    const auto some = jobs.first(std::min<std::size_t>(jobs.size(), kMostJobs));
-    std::int64_t rows = 0;
-    for (const Linear<Device, A, Y>& job : some) rows = std::max(rows, job.x.rows);
-    if (rows <= 32) {
-      launch_few_rows<32>(cuda, some);
-    } else if (rows <= 64) {
-      launch_few_rows<64>(cuda, some);
-    } else {
-      launch_few_rows<kFewRows>(cuda, some);
-    }
-    jobs = jobs.subspan(some.size());
-  }
+  std::int64_t rows = 0;
+  for (const Linear<Device, A, Y>& job : jobs) rows = std::max(rows, job.x.rows);
+  if (rows <= 32) return launch_few_rows<32>(cuda, jobs);
+  if (rows <= 64) return launch_few_rows<64>(cuda, jobs);
+  launch_few_rows<kFewRows>(cuda, jobs);
 }
 
 template void linear_few_rows_sm90(Cuda&, std::span<const Linear<Device, BFloat16, BFloat16>>);

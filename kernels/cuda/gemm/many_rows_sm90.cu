@@ -1,9 +1,9 @@
 // y = act(x Wᵀ + bias) + residual_scale residual on the tensor cores of sm_90a, for many rows.
 //
-// The products are gemm_sm90.cuh's; its epilogue works on the sums in registers. A consumer warp owns 16 rows of the
-// tile. It adds the bias and applies the activation in place, then passes its rows through 4 KB of shared memory of its
-// own, 256 bytes of each row at a time, so that a row meets the residual and is stored in runs of 256 bytes (128 where
-// floats pass for a 16-bit y). Sums pass as floats if a residual follows or y is float, else as Y: each result is
+// The products are sm90/mainloop.cuh's; its epilogue works on the sums in registers. A consumer warp owns 16 rows of
+// the tile. It adds the bias and applies the activation in place, then passes its rows through 4 KB of shared memory of
+// its own, 256 bytes of each row at a time, so that a row meets the residual and is stored in runs of 256 bytes (128
+// where floats pass for a 16-bit y). Sums pass as floats if a residual follows or y is float, else as Y: each result is
 // rounded once. Pieces of 16 bytes lie at places permuted by row, so that the lanes of an access meet in no bank.
 //
 // The other consumer multiplies meanwhile: the first kLead x 512 clocks of an epilogue cost the tensor cores nothing,
@@ -12,28 +12,25 @@
 // Jobs of one call share a launch, their tiles dealt to the same blocks: matrices too small to fill the device do so
 // together. Tiles are 128 x 256, 128 x 128 or 128 x 64, whichever ends first. One block an SM.
 //
-// Bytes moved: x once, W once per group of rows (gemm_sm90.cuh), residual and y once. Deterministic: the order of a sum
-// is that of k, whatever the tile.
-#include "kernels/cuda/gemm/gemm_sm90.cuh"
-
+// Bytes moved: x once, W once per group of rows (sm90/schedule.cuh), residual and y once. Deterministic: the order of a
+// sum is that of k, whatever the tile.
 #include <limits>
 #include <type_traits>
 
-#include "kernels/cuda/gemm/gemm_sm90.h"
-#include "kernels/cuda/gemm/linear_sm90.cuh"
+#include "kernels/cuda/gemm/operands.cuh"
+#include "kernels/cuda/gemm/sm90/launch.cuh"
+#include "kernels/cuda/gemm/ways.h"
 #include "kernels/cuda/rows/rows.cuh"
 
 namespace mmrec::kernels {
 
 namespace {
 
-constexpr int kMostJobs = 4;
-
 template <class Y, int kColumns>
 class LinearEpilogue {
  public:
   struct Parameters {
-    LinearOutput<Y> job[kMostJobs];
+    LinearOutput<Y> job[kMostGemmJobs];
   };
   static constexpr int kWarpRows = 16;
   static constexpr int kStagingBytes = kWarpRows * 256;
@@ -268,13 +265,13 @@ double clocks(const Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, doub
     tiles += count;
     sum += count * (problem.k_blocks * block_clocks + finish_clocks);
   }
-  const int clusters = cuda.processors() / GemmLayout<Tile>::kCluster;
+  const int clusters = cuda.processors() / Tile::kClusterRows;
   return std::ceil(tiles / clusters) * sum / tiles;
 }
 
 template <class Tile, class A, class Y>
 void launch_jobs(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
-  GemmJobs<kMostJobs> products = {};
+  GemmJobs<kMostGemmJobs> products = {};
   using Epilogue = LinearEpilogue<Y, Tile::kColumns>;
   typename Epilogue::Parameters outputs = {};
   for (std::size_t i = 0; i < jobs.size(); ++i) {
@@ -288,34 +285,41 @@ void launch_jobs(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
 
 template <class A>
 bool gemm_sm90_supported(const Cuda& cuda, MatrixView<const A, Device> x, const WeightView<Device>& weight) {
-  constexpr std::int64_t kMostTiles = std::numeric_limits<std::int32_t>::max() / kMostJobs;
+  constexpr std::int64_t kMostTiles = std::numeric_limits<std::int32_t>::max() / std::int64_t{kMostGemmJobs};
   return cuda.compute_capability() == 90 && has_tensor_map(matrix_stack(x)) && has_tensor_map(matrix_stack(weight)) &&
          (x.rows / 128 + 2) * (weight.rows / 128 + 2) <= kMostTiles;
 }
 
 template <class A, class Y>
-void linear_sm90(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
-  while (!jobs.empty()) {
-    const auto some = jobs.first(std::min<std::size_t>(jobs.size(), kMostJobs));
-    const double wide = clocks<WideTile>(cuda, some, 1024, 3000);
-    const double square = clocks<SquareTile>(cuda, some, 560, 1500);
-    const double slim = clocks<SlimTile>(cuda, some, 440, 800);
-    if (wide < std::min(square, slim)) {
-      launch_jobs<WideTile>(cuda, some);
-    } else if (square < slim) {
-      launch_jobs<SquareTile>(cuda, some);
-    } else {
-      launch_jobs<SlimTile>(cuda, some);
-    }
-    jobs = jobs.subspan(some.size());
+GemmTile choose_tile(const Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
+  const double wide = clocks<WideTile>(cuda, jobs, 1024, 3000);
+  const double square = clocks<SquareTile>(cuda, jobs, 560, 1500);
+  const double slim = clocks<SlimTile>(cuda, jobs, 440, 800);
+  if (wide < std::min(square, slim)) return GemmTile::kWide;
+  return square < slim ? GemmTile::kSquare : GemmTile::kSlim;
+}
+
+template <class A, class Y>
+void linear_many_rows_sm90(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, GemmTile tile) {
+  switch (tile == GemmTile::kAuto ? choose_tile(cuda, jobs) : tile) {
+    case GemmTile::kWide:
+      return launch_jobs<WideTile>(cuda, jobs);
+    case GemmTile::kSquare:
+      return launch_jobs<SquareTile>(cuda, jobs);
+    default:
+      return launch_jobs<SlimTile>(cuda, jobs);
   }
 }
 
 template bool gemm_sm90_supported(const Cuda&, MatrixView<const BFloat16, Device>, const WeightView<Device>&);
 template bool gemm_sm90_supported(const Cuda&, MatrixView<const Float16, Device>, const WeightView<Device>&);
-template void linear_sm90(Cuda&, std::span<const Linear<Device, BFloat16, BFloat16>>);
-template void linear_sm90(Cuda&, std::span<const Linear<Device, BFloat16, float>>);
-template void linear_sm90(Cuda&, std::span<const Linear<Device, Float16, Float16>>);
-template void linear_sm90(Cuda&, std::span<const Linear<Device, Float16, float>>);
+#define MMREC_INSTANTIATE(A, Y)                                                      \
+  template GemmTile choose_tile(const Cuda&, std::span<const Linear<Device, A, Y>>); \
+  template void linear_many_rows_sm90(Cuda&, std::span<const Linear<Device, A, Y>>, GemmTile);
+MMREC_INSTANTIATE(BFloat16, BFloat16)
+MMREC_INSTANTIATE(BFloat16, float)
+MMREC_INSTANTIATE(Float16, Float16)
+MMREC_INSTANTIATE(Float16, float)
+#undef MMREC_INSTANTIATE
 
 }  // namespace mmrec::kernels

@@ -1,0 +1,61 @@
+// How a product is computed: linear's ways, the one function that decides among them, and how to force one. Tests and
+// benches say which way a shape must take and run each way on shapes that it would not get.
+#pragma once
+
+#include <span>
+
+#include "kernels/cuda/runtime/cuda.h"
+
+namespace mmrec::kernels {
+
+/// Shares are of an NVIDIA H200's (docs/performance.md).
+enum class LinearWay : std::uint8_t {
+  kAuto,
+  /// Up to kMatvecRows rows, any operands: weights streamed once, the next product's while this one ends.
+  kMatvec,
+  /// Up to kFewRows rows, for sm_90a: weights streamed once, by tiles that few rows fill. A step of 64 sequences reads
+  /// its weights at 2.5 TB/s, 58 % of a copy; by kManyRows most of a tile's rows would be empty.
+  kFewRows,
+  /// Any number of rows, for sm_90a, epilogue included: the products of prefill at 40 to 68 % of the device's best
+  /// rate, sweeps included. The library needs a second pass over y for gelu.
+  kManyRows,
+  /// Any operands, by cuBLASLt: fp32, other devices, unaligned operands.
+  kLibrary,
+};
+
+inline constexpr std::int64_t kFewRows = 128;
+
+/// What the tensor cores' warpgroup products can read: compute capability 9.0, columns a multiple of 8, x and W 16-byte
+/// aligned, x's stride a multiple of 8. A is BFloat16 or Float16.
+template <class A>
+bool gemm_sm90_supported(const Cuda& cuda, MatrixView<const A, Device> x, const WeightView<Device>& weight);
+
+/// The way that linear takes for a job with rows and outputs.
+template <class A, class Y>
+LinearWay choose_linear(const Cuda& cuda, const Linear<Device, A, Y>& job) {
+  if (job.x.rows <= kMatvecRows) return LinearWay::kMatvec;
+  if constexpr (sizeof(A) == 2) {
+    if (gemm_sm90_supported(cuda, job.x, job.weight)) {
+      return job.x.rows <= kFewRows ? LinearWay::kFewRows : LinearWay::kManyRows;
+    }
+  }
+  return LinearWay::kLibrary;
+}
+
+/// linear, all jobs by one way, which must be able to take them; kAuto is linear itself. Within a way a row's bits
+/// depend on the row, the weights and the epilogue's operands alone (by the library: on the number of rows, too).
+template <class A, class Y>
+void linear_by(Cuda& cuda, LinearWay way, std::span<const Linear<Device, A, Y>> jobs);
+template <class A, class Y>
+void linear_by(Cuda& cuda, LinearWay way, const Linear<Device, A, Y>& job) {
+  linear_by(cuda, way, std::span(&job, 1));
+}
+
+/// The tiles of kManyRows, 128 rows by 256, 128 or 64 outputs.
+enum class GemmTile : std::uint8_t { kAuto, kWide, kSquare, kSlim };
+
+/// The tiles that end first on this device, of jobs that share a launch.
+template <class A, class Y>
+GemmTile choose_tile(const Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs);
+
+}  // namespace mmrec::kernels
