@@ -1,7 +1,7 @@
 // out = softmax(q · slotsᵀ / √d) · slots per head, slots being keys and values alike.
 //
 // A slot row of a head is cut into 4-channel pieces that a group of lanes holds in turn, the lane's pieces of q and of
-// the sums in registers (memory_attention.cuh). Slots are taken in chunks of fixed size, whose softmaxes are merged in
+// the sums in registers (softmax.cuh). Slots are taken in chunks of fixed size, whose softmaxes are merged in
 // order by the (max, sum) monoid: one arithmetic, two ways to spread it, and a row's bits do not depend on how many
 // rows there are.
 //
@@ -14,17 +14,18 @@
 //
 // With one slot the answer is that slot, whatever q is. Exponents are base 2, the scale 1/√d · log₂e goes into q.
 // Bytes: q read and out written once; slots once per block, from L2.
-#include "kernels/cuda/attention/memory_attention.cuh"
-
 #include <bit>
 #include <cmath>
 
+#include "kernels/cuda/attention/softmax.cuh"
 #include "kernels/cuda/rows/rows.cuh"
+#include "kernels/cuda/warp.cuh"
 
 namespace mmrec::kernels {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kBatch = 4;           // slots whose scores are formed together
 constexpr int kTileFloats = 4096;   // of slots in shared memory
 constexpr int kChunkFloats = 1024;  // of slots that are merged at once, unless that is less than a batch
 constexpr int kMostWidth = 1024;    // channels of a head, beyond which attend_any takes over
@@ -46,6 +47,81 @@ struct Attention {
   float scale;  // of scores, for exponents base 2
   Spread spread;
 };
+
+/// The channels of a lane: pieces lane, lane + lanes, … of 4 channels.
+template <int kValues, class T>
+__device__ void load_channels(const T* row, int lane, int lanes, int d, float (&to)[kValues]) {
+#pragma unroll
+  for (int i = 0; i < kValues / kGroup; ++i) {
+    float piece[kGroup];
+    load_group<true>(row, i * lanes + lane, d, piece);
+#pragma unroll
+    for (int c = 0; c < kGroup; ++c) to[i * kGroup + c] = piece[c];
+  }
+}
+
+/// The softmax of one chunk of `count` slots for kTokens tokens, whose q a group of lanes holds. All lanes of a warp
+/// bring the same `most_slots` >= count; going on past count changes nothing. slot(j, i) is the lane's piece i of slot
+/// j, 0 <= j < max(count, 1). kHold: slots are read once and held in registers, else they are read again for the
+/// values.
+template <bool kHold, int kTokens, int kValues, class Slot>
+__device__ void attend_chunk(const float (&q)[kTokens][kValues], int lanes, int count, int most_slots, const Slot& slot,
+                             Softmax<kValues> (&result)[kTokens]) {
+  constexpr int kPieces = kValues / kGroup;
+#pragma unroll
+  for (Softmax<kValues>& r : result) r = {};
+  const int last = max(count, 1) - 1;
+  for (int first = 0; first < most_slots; first += kBatch) {
+    float4 held[kHold ? kBatch : 1][kHold ? kPieces : 1];
+    float scores[kTokens][kBatch] = {};
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        const float4 k = slot(min(first + j, last), i);
+        if constexpr (kHold) held[j][i] = k;
+#pragma unroll
+        for (int n = 0; n < kTokens; ++n) {
+          float& score = scores[n][j];
+          score = __fmaf_rn(q[n][kGroup * i], k.x, score);
+          score = __fmaf_rn(q[n][kGroup * i + 1], k.y, score);
+          score = __fmaf_rn(q[n][kGroup * i + 2], k.z, score);
+          score = __fmaf_rn(q[n][kGroup * i + 3], k.w, score);
+        }
+      }
+    }
+    for (int offset = 1; offset < lanes; offset *= 2) {
+#pragma unroll
+      for (int n = 0; n < kTokens; ++n) {
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j) scores[n][j] += __shfl_xor_sync(0xffffffffU, scores[n][j], offset);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kTokens; ++n) {
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        if (first + j >= count) scores[n][j] = kNothing;
+      }
+      result[n].take(scores[n]);
+    }
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        const float4 v = kHold ? held[kHold ? j : 0][kHold ? i : 0] : slot(min(first + j, last), i);
+#pragma unroll
+        for (int n = 0; n < kTokens; ++n) {
+          float* values = result[n].values + kGroup * i;
+          values[0] = __fmaf_rn(scores[n][j], v.x, values[0]);
+          values[1] = __fmaf_rn(scores[n][j], v.y, values[1]);
+          values[2] = __fmaf_rn(scores[n][j], v.z, values[2]);
+          values[3] = __fmaf_rn(scores[n][j], v.w, values[3]);
+        }
+      }
+    }
+  }
+}
 
 /// blockIdx.x: a tile of tokens of a sequence; blockIdx.y: a head.
 template <class A, int kValues>
@@ -190,7 +266,7 @@ __global__ void __launch_bounds__(kThreads) attend_split(const __grid_constant__
 template <class A>
 __global__ void __launch_bounds__(kThreads) attend_any(const __grid_constant__ Attention<A> given) {
   constexpr int kSlots = 32;  // at a time
-  __shared__ float weights[kSlots];
+  __shared__ float scores[kSlots];
   auto* values = ptx::shared_memory<float>();
   ptx::allow_successor();
   ptx::wait_for_predecessor();
@@ -203,11 +279,10 @@ __global__ void __launch_bounds__(kThreads) attend_any(const __grid_constant__ A
   const int lane = thread % 32;
 
   for (int c = thread; c < given.d; c += kThreads) values[c] = 0.0F;
-  float most = kNothing;
-  float sum = 0.0F;
+  Softmax<1> total;
   for (std::int64_t first = 0; first < op.slots.time; first += kSlots) {
     const int count = static_cast<int>(min(op.slots.time - first, std::int64_t{kSlots}));
-    __syncthreads();  // all are done with the weights before
+    __syncthreads();  // all are done with the scores before
     for (int j = thread / 32; j < kSlots; j += kThreads / 32) {
       const float* slot = op.slots.at(b, 0, first + min(j, count - 1)) + first_channel;
       float score = 0.0F;
@@ -217,24 +292,19 @@ __global__ void __launch_bounds__(kThreads) attend_any(const __grid_constant__ A
         load(slot + c, channel[1]);
         score = __fmaf_rn(channel[0][0] * given.scale, channel[1][0], score);
       }
-#pragma unroll
-      for (int offset = 16; offset > 0; offset /= 2) score += __shfl_xor_sync(0xffffffffU, score, offset);
-      if (lane == 0) weights[j] = j < count ? score : kNothing;
+      score = warp_sum(score);
+      if (lane == 0) scores[j] = j < count ? score : kNothing;
     }
     __syncthreads();
-    float next = most;
-    for (const float score : weights) next = fmaxf(next, score);
-    const float weight = weight_of(weights[lane], next);
-    __syncthreads();
-    if (thread < kSlots) weights[thread] = weight;
-    __syncthreads();
-    const float kept = weight_of(most, next);
-    most = next;
-    sum *= kept;
-    for (const float w : weights) sum += w;
+    float weights[kSlots];
+#pragma unroll
+    for (int j = 0; j < kSlots; ++j) weights[j] = scores[j];
+    const float kept = total.take(weights);
     for (int c = thread; c < given.d; c += kThreads) {
       float value = values[c] * kept;
-      for (int j = 0; j < count; ++j) {
+#pragma unroll
+      for (int j = 0; j < kSlots; ++j) {
+        if (j >= count) break;
         float channel[1];
         load(op.slots.at(b, 0, first + j) + first_channel + c, channel);
         value = __fmaf_rn(weights[j], channel[0], value);
@@ -244,7 +314,7 @@ __global__ void __launch_bounds__(kThreads) attend_any(const __grid_constant__ A
   }
   __syncthreads();  // all are done with q, which out may alias
   A* out = op.out.at(b, 0, t) + first_channel;
-  const float inverse = 1.0F / sum;
+  const float inverse = 1.0F / total.sum;
   for (int c = thread; c < given.d; c += kThreads) out[c] = narrow<A>(values[c] * inverse);
 }
 

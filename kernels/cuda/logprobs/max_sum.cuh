@@ -18,6 +18,7 @@
 
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/isa/ptx.cuh"
+#include "kernels/cuda/warp.cuh"
 #include "kernels/logsumexp.h"
 
 namespace mmrec::kernels {
@@ -65,17 +66,6 @@ __device__ inline RowSum merge(RowSum a, RowSum b) {
 }
 
 /// Over the lanes of a warp; every lane receives the result.
-__device__ inline float warp_max(float x) {
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffU, x, distance));
-  return x;
-}
-template <class Real>
-__device__ inline Real warp_sum(Real x) {
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffU, x, distance);
-  return x;
-}
 __device__ inline PartSum warp_merge(PartSum lane) {
   const float max = warp_max(lane.max);
   return {max, warp_sum(lane.sum * exp_below(lane.max, max))};

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "kernels/cuda/attention/memory_attention.cuh"
+#include "kernels/cuda/attention/softmax.cuh"
 #include "models/mmrec/cuda/segments/finish_segments_exchange.cuh"
 
 namespace mmrec::kernels::segments {
