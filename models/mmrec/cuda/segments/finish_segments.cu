@@ -24,7 +24,7 @@
 // Warps divide k and the outputs; partial sums meet in shared memory in a fixed order.
 // Bytes: weights once per team from L2; q, x, h and v read once, x written once; per tile of 16 rows 8 (4 D + 2 D + 2
 // F) 16 bytes from L2 to operands, and 8 bytes per channel for the sums. Blocks fill a multiprocessor each.
-#include "models/mmrec/cuda/segments/finish_segments_block.cuh"
+#include "models/mmrec/cuda/segments/block.cuh"
 
 #include <algorithm>
 #include <bit>
@@ -41,7 +41,7 @@ constexpr std::int64_t kSumWords = std::int64_t{Cuda::kFlagWords} - kMostTeams *
 
 template <class A, bool kKnown>
 __global__ void __launch_bounds__(kThreads, 1) finish_segments_kernel(const __grid_constant__ Params<A> p) {
-  Block<A, kKnown>(p, ptx::shared_memory<std::byte>()).run();
+  Block<A, kKnown>(p).run();
 }
 
 template <class A>
@@ -118,11 +118,10 @@ std::int64_t sequences_of(const FinishSegments<Device, A>& op) {
   return kSumWords / words;
 }
 
-bool takes_pieces(const void* data) { return reinterpret_cast<std::uintptr_t>(data) % 16 == 0; }
 template <class T>
 bool takes_pieces(const SequenceView<T, Device>& v) {
   constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
-  return takes_pieces(v.data) && v.batch_stride * kSize % 16 == 0 && v.time_stride * kSize % 16 == 0;
+  return takes_16_bytes(v.data, v.batch_stride * kSize) && takes_16_bytes(v.data, v.time_stride * kSize);
 }
 
 }  // namespace
@@ -143,10 +142,10 @@ bool finish_segments_supported(const Cuda& cuda, const FinishSegments<Device, A>
     if (4 * width > 2 * std::max(dim, ffn)) return false;  // a row's query in fp32 where its operands will lie
     if (op.memory_slots * width > kHeld * kThreads * kGroup || op.segment > 1 << 20) return false;
     const bool aligned = takes_pieces(op.x) && takes_pieces(op.h) && takes_pieces(op.v) && takes_pieces(op.q) &&
-                         takes_pieces(op.memory) && op.slot_bytes % 16 == 0 && takes_pieces(op.memory_out.data) &&
-                         takes_pieces(op.ffn_in.data) && takes_pieces(op.ffn_out.data) &&
-                         takes_pieces(op.memory_out_bias) && takes_pieces(op.norm) && takes_pieces(op.ffn_in_bias) &&
-                         takes_pieces(op.ffn_out_bias);
+                         takes_16_bytes(op.memory, op.slot_bytes) && takes_16_bytes(op.memory_out.data) &&
+                         takes_16_bytes(op.ffn_in.data) && takes_16_bytes(op.ffn_out.data) &&
+                         takes_16_bytes(op.memory_out_bias) && takes_16_bytes(op.norm) &&
+                         takes_16_bytes(op.ffn_in_bias) && takes_16_bytes(op.ffn_out_bias);
     if (!aligned || sequences_of(op) == 0) return false;
     const Plan plan = plan_of(op);
     return static_cast<std::size_t>(plan.bytes) <= cuda.shared_memory_per_block() && resident_teams(cuda, op, plan) > 0;

@@ -5,7 +5,8 @@
 #include <cmath>
 
 #include "kernels/cuda/attention/softmax.cuh"
-#include "models/mmrec/cuda/segments/finish_segments_exchange.cuh"
+#include "kernels/cuda/warp.cuh"
+#include "models/mmrec/cuda/segments/exchange.cuh"
 
 namespace mmrec::kernels::segments {
 
@@ -14,20 +15,14 @@ class BlockAttention : protected BlockExchange<A, kKnown> {
   using Base = BlockExchange<A, kKnown>;
 
  protected:
-  using Base::attended_place, Base::dim, Base::gather, Base::give, Base::lane, Base::piece_of, Base::thread,
-      Base::total, Base::warp, Base::widened, Base::width, Base::kQueries, Base::p_, Base::op_, Base::rank_,
-      Base::index_, Base::sequence_, Base::fetched_;
+  using Base::attended_place, Base::dim, Base::gather, Base::give, Base::piece_of, Base::total, Base::widened,
+      Base::width, Base::kQueries, Base::p_, Base::op_, Base::rank_, Base::index_, Base::sequence_, Base::fetched_;
   using typename Base::Piece, typename Base::Task;
 
   using Base::Base;
 
   /// Pairs of channels of a lane's share of the head, at most.
   static constexpr int kLanePairs = kKnown ? (kKnownSizes.width + 63) / 64 : kMostPairs;
-
-  template <class T>
-  __device__ T* at(int offset) const {
-    return Base::template at<T>(offset);
-  }
 
   // --- Slots ---------------------------------------------------------------------------------------------------------
 
@@ -130,21 +125,9 @@ class BlockAttention : protected BlockExchange<A, kKnown> {
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         const bool counts = first + lane() < slots && slot != left_out;
-        float most = counts ? scores[n] : kNothing;
-#pragma unroll
-        for (int offset = 16; offset > 0; offset /= 2) {
-          most = fmaxf(most, __shfl_xor_sync(0xffffffffU, most, offset));
-        }
-        most = fmaxf(most, attended_[n].max);
-        const float kept = weight_of(attended_[n].max, most);
-        weights[n] = counts ? weight_of(scores[n], most) : 0.0F;
-        float sum = weights[n];
-#pragma unroll
-        for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffU, sum, offset);
-        attended_[n].max = most;
-        attended_[n].sum = __fmaf_rn(attended_[n].sum, kept, sum);
-#pragma unroll
-        for (float& value : attended_[n].values) value *= kept;
+        attended_[n].raise(warp_max(counts ? scores[n] : kNothing));
+        weights[n] = counts ? weight_of(scores[n], attended_[n].max) : 0.0F;
+        attended_[n].sum += warp_sum(weights[n]);
       }
       // The last slot stands in, with weight 0, for those past it; a lane without channels repeats the last ones.
       for (int begin = first; begin < min(slots, first + 32); begin += kSlots) {
@@ -181,8 +164,7 @@ class BlockAttention : protected BlockExchange<A, kKnown> {
     }
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-#pragma unroll
-      for (int offset = 16; offset > 0; offset /= 2) scores[n] += __shfl_xor_sync(0xffffffffU, scores[n], offset);
+      scores[n] = warp_sum(scores[n]);
       Attended part;
       part.max = scores[n];
       part.sum = weight_of(scores[n], scores[n]);  // 1, or NaN

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "kernels/cuda/recurrence/equations.cuh"
-#include "models/mmrec/cuda/segments/finish_segments_attention.cuh"
+#include "models/mmrec/cuda/segments/attention.cuh"
 
 namespace mmrec::kernels::segments {
 
@@ -13,15 +13,15 @@ template <class A, bool kKnown>
 class Block : private BlockAttention<A, kKnown> {
   using Base = BlockAttention<A, kKnown>;
   using Base::attend_kept, Base::attend_made, Base::await_vectors, Base::blank, Base::close, Base::dim, Base::fetch,
-      Base::ffn, Base::ffn_share, Base::for_each_hidden, Base::give, Base::hidden_place, Base::hold_made, Base::lane,
-      Base::leave, Base::load_slots, Base::meet, Base::mixed_place, Base::next, Base::owns_row, Base::place_of,
-      Base::publish_sums, Base::rounded, Base::share, Base::share_attended, Base::store_made, Base::thread, Base::warp,
-      Base::widened, Base::kLanePairs, Base::p_, Base::op_, Base::shared_, Base::rank_, Base::index_, Base::sequence_,
-      Base::owns_head_, Base::row_, Base::channel_, Base::fetched_, Base::count_;
+      Base::ffn, Base::ffn_share, Base::for_each_hidden, Base::give, Base::hidden_place, Base::hold_made, Base::leave,
+      Base::load_slots, Base::meet, Base::mixed_place, Base::next, Base::owns_row, Base::place_of, Base::publish_sums,
+      Base::rounded, Base::share, Base::share_attended, Base::store_made, Base::widened, Base::kLanePairs, Base::p_,
+      Base::op_, Base::rank_, Base::index_, Base::sequence_, Base::owns_head_, Base::row_, Base::channel_,
+      Base::fetched_, Base::count_;
   using typename Base::Piece, typename Base::Task;
 
  public:
-  __device__ Block(const Params<A>& p, std::byte* shared) : Base(p, shared) {}
+  __device__ explicit Block(const Params<A>& p) : Base(p) {}
 
   __device__ void run() {
     keep_weights(op_.memory_out, share(), 0);
@@ -45,11 +45,6 @@ class Block : private BlockAttention<A, kKnown> {
  private:
   /// D, at most.
   static constexpr int kDim = kKnown ? kKnownSizes.dim : kMostDim;
-
-  template <class T>
-  __device__ T* at(int offset) const {
-    return Base::template at<T>(offset);
-  }
 
   // --- Weights -------------------------------------------------------------------------------------------------------
 
@@ -87,8 +82,8 @@ class Block : private BlockAttention<A, kKnown> {
     const int g = lane() / 4;
     const int swizzle = g % 2 * kStep;
     const int tiles = outputs / kTileOutputs;
-    const std::byte* x = shared_ + operand + g * bytes;
-    const std::byte* w = shared_ + weights + g * bytes;
+    const auto* x = at<const std::byte>(operand) + g * bytes;
+    const auto* w = at<const std::byte>(weights) + g * bytes;
     for (int first = warp() / kShares; first - warp() / kShares < tiles; first += kAcross * kTiles) {
       float sums[kTiles][2][4] = {};
 #pragma unroll 3
@@ -216,12 +211,8 @@ class Block : private BlockAttention<A, kKnown> {
       add(of_channels[0], y[i].x), add(of_channels[1], y[i].y);
       add(of_channels[2], y[i].z), add(of_channels[3], y[i].w);
     }
-    double squares = (of_channels[0] + of_channels[1]) + (of_channels[2] + of_channels[3]);
-#pragma unroll
-    for (int offset = kThreadsOfRow / 2; offset > 0; offset /= 2) {
-      squares += __shfl_xor_sync(0xffffffffU, squares, offset);
-    }
-    const float inverse = norm_factor(squares * (1.0 / static_cast<double>(dim())));
+    const double squares = (of_channels[0] + of_channels[1]) + (of_channels[2] + of_channels[3]);
+    const float inverse = norm_factor(warp_sum<kThreadsOfRow>(squares) * (1.0 / static_cast<double>(dim())));
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int vector = first + i * kThreadsOfRow;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/isa/ptx.cuh"
 #include "models/mmrec/cuda/ops.h"
 
 namespace mmrec::kernels::segments {
@@ -75,6 +76,15 @@ struct Params {
   int pieces;
   int tiles;  // of the longest piece
 };
+
+__device__ inline int thread() { return static_cast<int>(threadIdx.x); }
+__device__ inline int warp() { return static_cast<int>(threadIdx.x / 32); }
+__device__ inline int lane() { return static_cast<int>(threadIdx.x % 32); }
+/// What lies at an offset of the plan's.
+template <class T>
+__device__ inline T* at(int offset) {
+  return reinterpret_cast<T*>(ptx::shared_memory<std::byte>() + offset);
+}
 
 /// Byte `byte` of row `row` of `pitch` bytes of an operand.
 __device__ inline int place(int row, int pitch, int byte) { return row * pitch + (byte ^ (row % 2 * kStep)); }

@@ -6,7 +6,7 @@
 #include <bit>
 
 #include "kernels/cuda/exchange.cuh"
-#include "models/mmrec/cuda/segments/finish_segments_base.cuh"
+#include "models/mmrec/cuda/segments/tasks.cuh"
 
 namespace mmrec::kernels::segments {
 
@@ -17,21 +17,16 @@ struct Pair {
 };
 
 template <class A, bool kKnown>
-class BlockExchange : protected BlockBase<A, kKnown> {
-  using Base = BlockBase<A, kKnown>;
+class BlockExchange : protected BlockTasks<A, kKnown> {
+  using Base = BlockTasks<A, kKnown>;
 
  protected:
   using Base::dim, Base::ffn, Base::ffn_share, Base::for_each_hidden, Base::owns_row, Base::piece_of, Base::share,
-      Base::thread, Base::warp, Base::width, Base::kQueries, Base::p_, Base::op_, Base::rank_, Base::sequence_,
-      Base::owns_head_, Base::counters_, Base::exchange_, Base::row_, Base::channel_, Base::query_row_;
+      Base::width, Base::kQueries, Base::p_, Base::op_, Base::rank_, Base::sequence_, Base::owns_head_, Base::counters_,
+      Base::exchange_, Base::row_, Base::channel_, Base::query_row_;
   using typename Base::Piece;
 
   using Base::Base;
-
-  template <class T>
-  __device__ T* at(int offset) const {
-    return Base::template at<T>(offset);
-  }
 
   // --- A team --------------------------------------------------------------------------------------------------------
 

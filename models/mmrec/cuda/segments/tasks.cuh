@@ -2,34 +2,30 @@
 // of rows, the tiles of its team and their order, and what it asks memory for before a tile.
 #pragma once
 
-#include "kernels/cuda/element.cuh"
-#include "kernels/cuda/isa/ptx.cuh"
 #include "kernels/cuda/rows/rows.cuh"
-#include "models/mmrec/cuda/segments/finish_segments_plan.cuh"
+#include "models/mmrec/cuda/segments/plan.cuh"
 
 namespace mmrec::kernels::segments {
 
 /// kKnown: the sizes are kKnownSizes.
 template <class A, bool kKnown>
-class BlockBase {
+class BlockTasks {
  protected:
-  __device__ BlockBase(const Params<A>& p, std::byte* shared)
+  __device__ explicit BlockTasks(const Params<A>& p)
       : p_(p),
         op_(p.op),
-        shared_(shared),
         rank_(static_cast<int>(blockIdx.x) % kTeam),
         index_(static_cast<int>(blockIdx.x) / kTeam % p.teams),
         sequence_(static_cast<int>(blockIdx.x) / kTeam / p.teams),
         owns_head_(rank_ < p.op.heads),
         counters_(p.counters + blockIdx.x / kTeam * kCounterWords),
         exchange_(p.exchange + std::int64_t{blockIdx.x / kTeam} * kPlaces * p.places.bytes) {
-    const int item = static_cast<int>(threadIdx.x);
     const int columns = share() / kGroup;  // groups of 4 channels in a share
-    row_ = item < kRows * columns ? item / columns : kRows;
-    channel_ = rank_ * share() + item % columns * kGroup;
-    query_row_ = item / (width() / kGroup);
+    row_ = thread() < kRows * columns ? thread() / columns : kRows;
+    channel_ = rank_ * share() + thread() % columns * kGroup;
+    query_row_ = thread() / (width() / kGroup);
     const int hidden = ffn_share() / kGroup;
-    hidden_row_ = item / hidden, hidden_column_ = item % hidden;
+    hidden_row_ = thread() / hidden, hidden_column_ = thread() % hidden;
     hidden_rows_ = kThreads / hidden, hidden_columns_ = kThreads % hidden;
   }
 
@@ -64,14 +60,6 @@ class BlockBase {
   __device__ int width() const { return kKnown ? kKnownSizes.width : p_.sizes.width; }
   __device__ int share() const { return dim() / kTeam; }  // a block's outputs
   __device__ int ffn_share() const { return ffn() / kTeam; }
-
-  __device__ static int thread() { return static_cast<int>(threadIdx.x); }
-  __device__ static int warp() { return static_cast<int>(threadIdx.x / 32); }
-  __device__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
-  template <class T>
-  __device__ T* at(int offset) const {
-    return reinterpret_cast<T*>(shared_ + offset);
-  }
 
   __device__ bool owns_row() const { return row_ < kRows; }
   /// f(row, vector) for this thread's vectors of the block's hidden units.
@@ -141,7 +129,6 @@ class BlockBase {
 
   const Params<A>& p_;
   const FinishSegments<Device, A>& op_;
-  std::byte* shared_;
   int rank_, index_, sequence_;  // in the team, of the team among the sequence's, of the launch's
   bool owns_head_;
   std::uint32_t* counters_;  // the team's, and its places
