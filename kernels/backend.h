@@ -180,6 +180,60 @@ struct SegmentSum {
   MatrixView<double, Space> sum;
 };
 
+// ---------------------------------------------------------------------------------------------------------------------
+// Optional ops: rows of one token each that are normed where they are computed. A backend that has them saves launches;
+// elsewhere models/mmrec/block.h composes them of the ops above. Bits are those of the ops they join.
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// The state of n sequences at their next tokens' recurrence: rounded = h, rounded to A. [n, D] each; null data: none.
+template <class Space, class A>
+struct RoundState {
+  MatrixView<const float, Space> h = {};
+  MatrixView<A, Space> rounded = {};
+};
+
+/// x = embed(tokens), u = rmsnorm(x; norm); and the state's rounding. tokens [n]; x, u [n, D]; table of type A.
+template <class Space, class A>
+struct EmbedNorm {
+  WeightView<Space> table;
+  const int* tokens = nullptr;
+  MatrixView<float, Space> x;
+  const float* norm = nullptr;
+  MatrixView<A, Space> u;
+  RoundState<Space, A> next;
+};
+
+/// The recurrence by a token, from its products, and the residual stream behind it: with gates [n, 2D] = ĥ gate_weightᵀ
+/// of the rounded state, s = σ(gates + gate_bias), g = σ(zm + gates'), γ as decay_gate has it of decay and
+/// context_decay,
+///   h = a ⊙ h + b,  x = x + h + 0.1 v + c,  u = rmsnorm(x; norm)
+/// h and its rounding are written; c null is 0, with stride 0 one row serves all. context_decay is null for DPG.
+template <class Space, class A>
+struct AdvanceNorm {
+  MatrixView<const A, Space> z, v, zm;
+  MatrixView<const float, Space> gates;
+  const float* gate_bias = nullptr;
+  MatrixView<const float, Space> decay;
+  MatrixView<const float, Space> context_decay = {};
+  float mdi_mix = 0.1F;
+  MatrixView<float, Space> h;
+  MatrixView<A, Space> h_rounded;
+  MatrixView<float, Space> x;
+  MatrixView<const float, Space> c = {};
+  const float* norm = nullptr;
+  MatrixView<A, Space> u;
+};
+
+/// sum += x in fp64, u = rmsnorm(x; norm); and the state's rounding. x, u, sum [n, D].
+template <class Space, class A>
+struct SumNorm {
+  MatrixView<const float, Space> x;
+  MatrixView<double, Space> sum;
+  const float* norm = nullptr;
+  MatrixView<A, Space> u;
+  RoundState<Space, A> next;
+};
+
 /// How the next token of one sequence is chosen. Candidates are the finite logits of ids below vocab_limit (0: of all),
 /// ordered by logit, falling, then id. Temperature 0 takes the first. Else filters, each on what the one before it has
 /// left: the top_k first (0: all), the fewest that hold a share top_p of the probability (1: all), those with at least

@@ -23,7 +23,8 @@ namespace mmrec::models {
 /// The state of one sequence, in memory of its executor's: never looked into from outside.
 using Slot = std::byte*;
 
-/// Rows [first_row, first_row + rows) of a call's tokens: those of the sequence in `slot` from `position` on. rows >= 1.
+/// Rows [first_row, first_row + rows) of a call's tokens: those of the sequence in `slot` from `position` on. rows
+/// >= 1.
 struct Run {
   Slot slot = nullptr;
   std::int64_t position = 0;
@@ -44,9 +45,9 @@ using Progress = std::function<bool(std::span<const std::int64_t> rows_done)>;
 
 /// Tokens of sequences that differ; token ids must lie in [0, vocab_size).
 struct Work {
-  std::span<const int> tokens;      // [N]
-  std::span<const Run> runs;        // in order of rows
-  std::span<float> logprobs = {};   // [N] or empty: receives log p of each token given all before it, 0 at position 0
+  std::span<const int> tokens;     // [N]
+  std::span<const Run> runs;       // in order of rows
+  std::span<float> logprobs = {};  // [N] or empty: receives log p of each token given all before it, 0 at position 0
   Progress progress = {};
 };
 
@@ -119,9 +120,7 @@ class Slots {
 
   const std::shared_ptr<Executor>& executor() const { return executor_; }
   Slot first() const { return first_; }
-  Slot operator[](int sequence) const {
-    return first_ + static_cast<std::size_t>(sequence) * executor_->slot_bytes();
-  }
+  Slot operator[](int sequence) const { return first_ + static_cast<std::size_t>(sequence) * executor_->slot_bytes(); }
   int count() const { return count_; }
 
  private:

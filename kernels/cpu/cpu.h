@@ -76,6 +76,8 @@ class Cpu {
   void download(const T* from, T* to, std::size_t count) {
     if (count != 0) std::memcpy(static_cast<void*>(to), from, count * sizeof(T));
   }
+  void zero(void* to, std::size_t bytes) { std::memset(to, 0, bytes); }
+  void copy(const void* from, void* to, std::size_t bytes) { std::memcpy(to, from, bytes); }
 
  private:
   ThreadPool pool_;

@@ -48,4 +48,36 @@ struct HostState {
   std::vector<float> logits;        // [B, V] of the next token; empty before the first token
 };
 
+/// A state whose tensors have the shapes of the configuration, and zeros; without logits at position 0.
+inline HostState zero_state(const Config& config, std::int64_t batch, std::int64_t position) {
+  const auto rows = static_cast<std::size_t>(config.num_layers * batch * config.model_dim);
+  HostState state;
+  state.batch = batch;
+  state.position = position;
+  state.h.resize(rows);
+  state.memory.resize(rows * static_cast<std::size_t>(config.memory_slots));
+  state.segment_sum.resize(rows);
+  if (position > 0) state.logits.resize(static_cast<std::size_t>(batch * config.vocab_size));
+  return state;
+}
+
+/// visit(part of the state, its place among the bytes of slots side by side, bytes) for all that lies together in both.
+template <class State, class Visit>
+void for_each_part(State& state, const Config& config, const SlotLayout& slot, Visit visit) {
+  const auto layers = static_cast<std::size_t>(config.num_layers);
+  const auto batch = static_cast<std::size_t>(state.batch);
+  const auto part = [&](auto& tensor, std::size_t offset, std::size_t outer) {
+    if (tensor.empty()) return;
+    const std::size_t count = tensor.size() / outer / batch;
+    for (std::size_t row = 0; row < outer * batch; ++row) {
+      const std::size_t bytes = count * sizeof(tensor[0]);
+      visit(tensor.data() + row * count, row % batch * slot.bytes + offset + row / batch * bytes, bytes);
+    }
+  };
+  part(state.h, slot.h, layers);
+  part(state.memory, slot.memory, layers);
+  part(state.segment_sum, slot.segment_sum, layers);
+  part(state.logits, slot.logits, 1);
+}
+
 }  // namespace mmrec::models

@@ -18,19 +18,19 @@ class WholeStep {
   using Space = typename Backend::Space;
   using Op = kernels::DecodeStep<Space, A>;
 
-  /// What the op reads and writes between steps, all of it the caller's.
-  struct Memory {
+  /// What changes between steps: the fields of the op of the same names.
+  struct Step {
     const int* tokens = nullptr;
     float* h = nullptr;
     const float* memory = nullptr;
+    std::int64_t slots = 0;
     const float* context = nullptr;
     double* segment_sum = nullptr;
     float* logits = nullptr;
     std::int64_t slot_bytes = 0;
   };
 
-  WholeStep(const Config& config, const ModelView<Space>& model, Backend& backend, std::int64_t batch,
-            const Memory& memory) {
+  WholeStep(const Config& config, const ModelView<Space>& model, Backend& backend, std::int64_t batch) {
     if constexpr (kBackendHasIt) {
       const kernels::DecodeShape shape = {.batch = batch,
                                           .dim = config.model_dim,
@@ -55,22 +55,17 @@ class WholeStep {
              .head = matrix(model.head),
              .norm = model.norm,
              .mdi_mix = config.mdi_mix,
-             .tokens = memory.tokens,
-             .h = memory.h,
-             .memory = memory.memory,
-             .context = memory.context,
-             .segment_sum = memory.segment_sum,
-             .logits = memory.logits,
-             .slot_bytes = memory.slot_bytes,
              .exchange = exchange_.data()};
     }
   }
 
   bool available() const { return available_; }
-  /// Consumes tokens at a position where `slots` memory slots are filled. Requires: available().
-  void run(Backend& backend, std::int64_t slots) {
+  /// Requires: available().
+  void run(Backend& backend, const Step& step) {
     if constexpr (kBackendHasIt) {
-      op_.slots = slots;
+      op_.tokens = step.tokens;
+      op_.h = step.h, op_.memory = step.memory, op_.slots = step.slots, op_.context = step.context;
+      op_.segment_sum = step.segment_sum, op_.logits = step.logits, op_.slot_bytes = step.slot_bytes;
       decode_step(backend, op_);
     }
   }

@@ -1,7 +1,7 @@
 // Parity of the forward pass with two independent references: the tensors that MM-Rec's public code computed
 // (fixtures/upstream) and a float64 rendering of the equations (fixtures/oracle, made by
 // tests/reference/make_oracle.py), through steps and through sweeps, for every split of the tokens. Bounds are on every
-// entry. A backend's test instantiates Parity with its runners.
+// entry. A backend's test instantiates Parity with its executors.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,8 +16,9 @@
 
 #include "models/files/checkpoint.h"
 #include "models/mmrec/config.h"
+#include "models/mmrec/executors.h"
 #include "models/mmrec/weights.h"
-#include "models/runner.h"
+#include "tests/models/lockstep.h"
 #include "tests/support/safetensors_reader.h"
 
 namespace mmrec::models {
@@ -30,7 +31,7 @@ inline constexpr const char* kParityFixtures[] = {
 /// What is compared with the references, and how closely.
 struct ParityCase {
   const char* fixture;
-  std::unique_ptr<Runner> (*make)(const Config&, std::shared_ptr<const HostWeights>, int batch, const RunnerOptions&);
+  std::shared_ptr<Executor> (*make)(const Config&, std::shared_ptr<const HostWeights>);
   std::string (*unusable)() = nullptr;  // why it cannot run here; "" if it can
   float logit_bound = 5e-5F;
   float logprob_bound = 2e-5F;
@@ -51,10 +52,10 @@ inline std::string parity_name(const testing::TestParamInfo<ParityCase>& info) {
 struct ParityFixture {
   const ParityCase& c;
   Config config;
-  std::shared_ptr<const HostWeights> weights;
-  std::vector<int> tokens;      // [B, T]
-  std::vector<float> logits;    // [B, T, V]
-  std::vector<float> logprobs;  // [B, T - 1]
+  std::shared_ptr<Executor> executor;  // of all sequences
+  std::vector<int> tokens;             // [B, T]
+  std::vector<float> logits;           // [B, T, V]
+  std::vector<float> logprobs;         // [B, T - 1]
   std::int64_t batch = 0;
   std::int64_t time = 0;
   std::int64_t vocab = 0;
@@ -65,7 +66,7 @@ struct ParityFixture {
       : ParityFixture(parity_case, std::filesystem::path(MMREC_FIXTURES) / parity_case.fixture) {}
   ParityFixture(const ParityCase& parity_case, const std::filesystem::path& folder)
       : c(parity_case), config(load_config(folder / "config.json")), vocab(config.vocab_size) {
-    weights = std::make_shared<const HostWeights>(load_weights(Checkpoint::open(folder), config));
+    executor = c.make(config, std::make_shared<const HostWeights>(load_weights(Checkpoint::open(folder), config)));
     const test::SafetensorsReader reference(folder / "reference.safetensors");
     const auto& ids = reference.at("input_ids");
     tokens = ids.integers;
@@ -79,13 +80,13 @@ struct ParityFixture {
     logprob_bound = c.logprob_bound * (c.relative ? scale : 1.0F);
   }
 
-  std::unique_ptr<Runner> runner(PrefillMode mode, int threads = 1, int max_sweeps = 64) const {
-    RunnerOptions options;
+  std::unique_ptr<Lockstep> sequences(PrefillMode mode, int threads = 1, int max_sweeps = 64) const {
+    ExecutionOptions options;
     options.threads = threads;
     options.prefill = mode;
     options.sweep_tolerance = c.sweep_tolerance;
     options.max_sweeps = max_sweeps;
-    return c.make(config, weights, static_cast<int>(batch), options);
+    return std::make_unique<Lockstep>(executor, vocab, static_cast<int>(batch), options);
   }
 
   /// Tokens [begin, begin + count) of every sequence.
@@ -133,9 +134,9 @@ class Parity : public testing::TestWithParam<ParityCase> {
 
 TEST_P(Parity, EveryStep) {
   const ParityFixture fixture(GetParam());
-  const auto runner = fixture.runner(PrefillMode::kSteps);
+  const auto sequences = fixture.sequences(PrefillMode::kSteps);
   for (std::int64_t t = 0; t < fixture.time; ++t) {
-    const auto logits = runner->step(fixture.slice(t, 1));
+    const auto logits = sequences->step(fixture.slice(t, 1));
     ASSERT_LE(fixture.logit_error(logits, t), fixture.logit_bound) << "position " << t;
   }
 }
@@ -145,14 +146,14 @@ TEST_P(Parity, EverySplitByStepsAndBySweeps) {
   for (const PrefillMode mode : {PrefillMode::kSteps, PrefillMode::kSweeps}) {
     for (const std::int64_t chunk :
          {std::int64_t{1}, std::int64_t{2}, std::int64_t{7}, std::int64_t{64}, std::int64_t{128}, fixture.time}) {
-      const auto runner = fixture.runner(mode);
+      const auto sequences = fixture.sequences(mode);
       for (std::int64_t t = 0; t < fixture.time; t += chunk) {
         const std::int64_t count = std::min(chunk, fixture.time - t);
-        const auto logits = runner->prefill(fixture.slice(t, count));
+        const auto logits = sequences->prefill(fixture.slice(t, count));
         ASSERT_LE(fixture.logit_error(logits, t + count - 1), fixture.logit_bound)
             << "chunks of " << chunk << ", position " << t + count - 1;
       }
-      const PrefillStats stats = runner->prefill_stats();
+      const PrefillStats stats = sequences->stats();
       EXPECT_EQ(stats.windows > 0, mode == PrefillMode::kSweeps && chunk >= 16) << chunk;
       EXPECT_TRUE(stats.fallbacks == 0 || GetParam().may_fall_back) << stats.fallbacks << ", chunks of " << chunk;
     }
@@ -163,12 +164,12 @@ TEST_P(Parity, ScoresForEverySplit) {
   const ParityFixture fixture(GetParam());
   for (const PrefillMode mode : {PrefillMode::kSteps, PrefillMode::kSweeps}) {
     for (const std::int64_t chunk : {std::int64_t{1}, std::int64_t{33}, std::int64_t{128}, fixture.time}) {
-      const auto runner = fixture.runner(mode, 2);
+      const auto sequences = fixture.sequences(mode, 2);
       std::vector<float> got(static_cast<std::size_t>(fixture.batch * fixture.time), std::nanf(""));
       for (std::int64_t t = 0; t < fixture.time; t += chunk) {
         const std::int64_t count = std::min(chunk, fixture.time - t);
         std::vector<float> part(static_cast<std::size_t>(fixture.batch * count), std::nanf(""));
-        runner->score(fixture.slice(t, count), part);
+        sequences->score(fixture.slice(t, count), part);
         for (std::int64_t b = 0; b < fixture.batch; ++b) {
           std::copy_n(part.begin() + static_cast<std::ptrdiff_t>(b * count), count,
                       got.begin() + static_cast<std::ptrdiff_t>(b * fixture.time + t));
@@ -183,11 +184,11 @@ TEST_P(Parity, ScoresForEverySplit) {
 // max_sweeps = 1 leaves every window unconverged: the exact steps must finish it, and be counted.
 TEST_P(Parity, FallbackIsExactAndCounted) {
   const ParityFixture fixture(GetParam());
-  const auto runner = fixture.runner(PrefillMode::kSweeps, 1, /*max_sweeps=*/1);
-  const auto logits = runner->prefill(fixture.tokens);
+  const auto sequences = fixture.sequences(PrefillMode::kSweeps, 1, /*max_sweeps=*/1);
+  const auto logits = sequences->prefill(fixture.tokens);
   EXPECT_LE(fixture.logit_error(logits, fixture.time - 1), fixture.logit_bound);
-  EXPECT_GT(runner->prefill_stats().fallbacks, 0);
-  EXPECT_EQ(runner->prefill_stats().fallbacks, runner->prefill_stats().windows);
+  EXPECT_GT(sequences->stats().fallbacks, 0);
+  EXPECT_EQ(sequences->stats().fallbacks, sequences->stats().windows);
 }
 
 }  // namespace mmrec::models

@@ -1,4 +1,4 @@
-// The CPU runner against the references: logits within 5e-5, log-probs within 2e-5.
+// The CPU executor against the references: logits within 5e-5, log-probs within 2e-5.
 #include "tests/models/parity.h"
 
 namespace mmrec::models {
@@ -6,7 +6,7 @@ namespace {
 
 std::vector<ParityCase> cases() {
   std::vector<ParityCase> all;
-  for (const char* fixture : kParityFixtures) all.push_back({.fixture = fixture, .make = make_cpu_runner});
+  for (const char* fixture : kParityFixtures) all.push_back({.fixture = fixture, .make = make_cpu_executor});
   return all;
 }
 

@@ -47,7 +47,14 @@ void check_cuda(cudaError_t code, const char* call) {
   throw std::system_error(static_cast<int>(code), cuda_category(), call);
 }
 
-std::string cuda_unusable_reason() {
+int cuda_device_count() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  cudaGetLastError();
+  return 0;
+}
+
+std::string cuda_unusable_reason(int device) {
   int count = 0;
   const cudaError_t code = cudaGetDeviceCount(&count);
   if (code != cudaSuccess) {
@@ -55,10 +62,13 @@ std::string cuda_unusable_reason() {
     return cudaGetErrorString(code);
   }
   if (count == 0) return "no CUDA device";
+  if (device < 0 || device >= count) {
+    return "found device " + std::to_string(device) + ", expected 0.." + std::to_string(count - 1);
+  }
   int major = 0;
   int minor = 0;
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
   if (10 * major + minor < kLeastComputeCapability) {
     return "the device has compute capability " + std::to_string(major) + "." + std::to_string(minor) +
            ", expected 8.0 or newer";
@@ -66,16 +76,18 @@ std::string cuda_unusable_reason() {
   return {};
 }
 
-DeviceMemory device_memory() {
+DeviceMemory device_memory(int device) {
   DeviceMemory memory;
-  check_cuda(cudaSetDevice(0), "cudaSetDevice");
+  check_cuda(cudaSetDevice(device), "cudaSetDevice");
   check_cuda(cudaMemGetInfo(&memory.free, &memory.total), "cudaMemGetInfo");
   return memory;
 }
 
-std::string device_name() {
+void make_current(int device) { check_cuda(cudaSetDevice(device), "cudaSetDevice"); }
+
+std::string device_name(int device) {
   cudaDeviceProp properties{};
-  check_cuda(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
+  check_cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
   return properties.name;
 }
 
@@ -186,6 +198,12 @@ void Cuda::join() {
 
 void Cuda::zero(void* to, std::size_t bytes) {
   if (bytes != 0) check_cuda(cudaMemsetAsync(to, 0, bytes, stream()), "cudaMemsetAsync");
+}
+
+void Cuda::copy(const void* from, void* to, std::size_t bytes) {
+  if (bytes != 0) {
+    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream()), "cudaMemcpyAsync");
+  }
 }
 
 void Cuda::copy_in(const void* from, void* to, std::size_t bytes) {

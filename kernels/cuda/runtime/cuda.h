@@ -41,18 +41,23 @@ class OutOfDeviceMemory : public std::bad_alloc {
   std::string message_;
 };
 
-/// Why no CUDA device can be used (no driver, no device, too old, this build's code does not run on it), or "" if
-/// device 0 can. Creates no context where it says no. Never throws.
-std::string cuda_unusable_reason();
+/// How many devices CUDA shows; 0 where there is no driver. Never throws.
+int cuda_device_count();
+/// Why this CUDA device cannot be used (no driver, no such device, too old), or "" if it can. Creates no context where
+/// it says no. Never throws.
+std::string cuda_unusable_reason(int device = 0);
 
-/// Bytes of device 0's memory. Creates a context.
+/// Bytes of a device's memory. Creates a context and makes the device current.
 struct DeviceMemory {
   std::size_t free = 0;
   std::size_t total = 0;
 };
-DeviceMemory device_memory();
-/// The name of device 0: "NVIDIA H200".
-std::string device_name();
+DeviceMemory device_memory(int device = 0);
+/// "NVIDIA H200".
+std::string device_name(int device = 0);
+
+/// Makes a device the calling thread's current one.
+void make_current(int device);
 
 // Untyped memory of the current device and copies on a stream; the typed front ends are below.
 void* device_allocate(std::size_t bytes);  // throws OutOfDeviceMemory
@@ -179,6 +184,8 @@ class Cuda {
     copy_out(from, to, count * sizeof(T));
   }
   void zero(void* to, std::size_t bytes);
+  /// Within the device's memory.
+  void copy(const void* from, void* to, std::size_t bytes);
   void synchronize();
   /// Whether all that was enqueued is done. Throws as synchronize() would.
   bool is_idle() const;
@@ -248,6 +255,16 @@ void block_residual(Cuda& cuda, const BlockResidual<Device, A>& op);
 /// The same, and u = rmsnorm of y's rows, [B T, D]: the bits of the two ops.
 template <class A>
 void block_residual_norm(Cuda& cuda, const BlockResidual<Device, A>& op, const float* weight, MatrixView<A, Device> u);
+/// Whether steps of so many sequences go faster by rows: their products take all of them in one reading of the weights,
+/// which is worth it from 9 sequences on (57 us a layer where D = 2048 with 16, 62 with 8 by one kernel).
+bool token_rows_pay(const Cuda& cuda, std::int64_t sequences, std::int64_t dim);
+/// The optional ops of rows of one token each: A of 16 bits, D a multiple of 4, views aligned to 4 channels.
+template <class A>
+void embed_norm(Cuda& cuda, const EmbedNorm<Device, A>& op);
+template <class A>
+void advance_norm(Cuda& cuda, const AdvanceNorm<Device, A>& op);
+template <class A>
+void sum_norm(Cuda& cuda, const SumNorm<Device, A>& op);
 void segment_sum(Cuda& cuda, const SegmentSum<Device>& op);
 /// slot[b] = sum[b] / segment for every sequence, then sum = 0. sum, slot [B, D].
 void segment_close(Cuda& cuda, MatrixView<double, Device> sum, std::int64_t segment, MatrixView<float, Device> slot);

@@ -104,7 +104,8 @@ void run(const std::vector<Transfer>& transfers, std::byte* to) {
 
 }  // namespace
 
-CudaWeights::CudaWeights(const HostWeights& weights, DType type) : type_(type) {
+CudaWeights::CudaWeights(const HostWeights& weights, DType type, int gpu) : type_(type), gpu_(gpu) {
+  kernels::make_current(gpu);
   Layout layout;
   // Sizes first; pointers are bound once the memory is there.
   std::vector<std::function<void(const std::byte*)>> bindings;

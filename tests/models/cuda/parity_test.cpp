@@ -1,11 +1,11 @@
-// The CUDA runner against the references, in each precision. fp32 (no TF32) keeps the CPU's bounds. In 16 bits weights
-// and what enters a product are rounded, so the bounds are shares of the fixture's largest logit: a float64 rendering
-// of the same roundings came within 3.3 % in bf16 and 0.4 % in fp16 of the references, on every fixture.
+// The CUDA executor against the references, in each precision. fp32 (no TF32) keeps the CPU's bounds. In 16 bits
+// weights and what enters a product are rounded, so the bounds are shares of the fixture's largest logit: a float64
+// rendering of the same roundings came within 3.3 % in bf16 and 0.4 % in fp16 of the references, on every fixture.
 #include "tests/models/parity.h"
 
 #include <string_view>
 
-#include "models/runner_cuda.h"
+#include "models/mmrec/executors.h"
 #include "tests/kernels/cuda/cuda_testing.h"
 
 namespace mmrec::models {
@@ -14,9 +14,9 @@ namespace {
 constexpr std::string_view kSmallFixture = "oracle/slots";
 
 template <Precision precision>
-std::unique_ptr<Runner> make(const Config& config, std::shared_ptr<const HostWeights> weights, int batch,
-                             const RunnerOptions& options) {
-  return make_cuda_runner(config, upload_weights(*weights, precision), batch, options);
+// NOLINTNEXTLINE(performance-unnecessary-value-param): as the CPU's
+std::shared_ptr<Executor> make(const Config& config, std::shared_ptr<const HostWeights> weights) {
+  return make_cuda_executor(config, upload_weights(*weights, precision));
 }
 
 std::string unusable() {

@@ -10,10 +10,11 @@
 #include <vector>
 
 #include "models/files/checkpoint.h"
+#include "models/mmrec/executors.h"
 #include "models/mmrec/synthetic.h"
 #include "models/mmrec/weights.h"
-#include "models/runner_cuda.h"
 #include "tests/kernels/cuda/cuda_testing.h"
+#include "tests/models/lockstep.h"
 #include "tests/support/model_folder.h"
 
 namespace mmrec::models {
@@ -53,7 +54,9 @@ class CudaSegments : public testing::TestWithParam<SegmentsCase> {
     for (int& token : tokens_) token = static_cast<int>(engine() % static_cast<unsigned>(config_.vocab_size));
   }
 
-  std::unique_ptr<Runner> make() const { return make_cuda_runner(config_, weights_, kBatch, {}); }
+  std::unique_ptr<Lockstep> make() const {
+    return std::make_unique<Lockstep>(make_cuda_executor(config_, weights_), config_.vocab_size, kBatch);
+  }
   /// Tokens [first, first + count) of both sequences.
   std::vector<int> some(std::int64_t first, std::int64_t count) const {
     std::vector<int> all;
@@ -75,27 +78,27 @@ TEST_P(CudaSegments, PrefillLeavesTheStateOfSteps) {
   // Rounding may go the other way wherever sums have another order.
   constexpr double kBound = 0.01;
   const auto steps = make();
-  std::vector<HostState> after = {steps->export_state()};
+  std::vector<HostState> after = {steps->state()};
   for (std::int64_t t = 0; t < (kernels::test::few_cases() ? 77 : kTokens); ++t) {
     steps->step(some(t, 1));
-    after.push_back(steps->export_state());
+    after.push_back(steps->state());
   }
   for (const std::int64_t first : {0, 20, 47, 55}) {
     for (const std::int64_t count : {16, 28, 49, 85}) {
       if (kernels::test::few_cases() && (first != 47 || count != 28)) continue;
       SCOPED_TRACE(testing::Message() << count << " tokens from " << first);
-      const auto runner = make();
-      runner->import_state(after[static_cast<std::size_t>(first)]);
-      runner->prefill(some(first, count));
+      const auto sequences = make();
+      sequences->set_state(after[static_cast<std::size_t>(first)]);
+      sequences->prefill(some(first, count));
       for (std::int64_t end = first + count; end < first + count + 2; ++end) {  // and a step more
         const HostState& want = after[static_cast<std::size_t>(end)];
-        const HostState got = runner->export_state();
+        const HostState got = sequences->state();
         ASSERT_EQ(got.position, end);
         EXPECT_LE(largest_share(got.h, want.h), kBound);
         EXPECT_LE(largest_share(got.memory, want.memory), kBound);
         EXPECT_LE(largest_share(got.segment_sum, want.segment_sum), kBound);
         EXPECT_LE(largest_share(got.logits, want.logits), kBound);
-        runner->step(some(end, 1));
+        sequences->step(some(end, 1));
       }
     }
   }

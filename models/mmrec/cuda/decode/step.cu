@@ -42,7 +42,6 @@
 
 #include "models/mmrec/cuda/decode/block.cuh"
 #include "models/mmrec/cuda/decode/choose.h"
-#include "models/mmrec/cuda/decode/decode_chain.h"
 #include "models/mmrec/cuda/decode/single.cuh"
 #include "models/mmrec/cuda/ops.h"
 
@@ -98,7 +97,6 @@ __global__ void __launch_bounds__(kDecodeThreads, 1) decode_kernel(const __grid_
 }  // namespace
 
 bool decode_step_supported(const Cuda& cuda, const DecodeShape& shape, std::size_t element) {
-  if (shape.batch > kTileColumns) return decode_chain_supported(cuda, shape, element);
   // What Float16 has a way for, BFloat16 has too.
   const DecodeWay way = element == sizeof(float) ? decode_way<float>(cuda, shape) : decode_way<Float16>(cuda, shape);
   return way != DecodeWay::kNone;
@@ -110,14 +108,12 @@ DecodeWay decode_way(const Cuda& cuda, const DecodeShape& shape) {
 }
 
 std::size_t decode_exchange_bytes(const Cuda& /*cuda*/, const DecodeShape& shape, std::size_t element) {
-  if (shape.batch > kTileColumns) return decode_chain_bytes(shape);
   DecodePlan plan;
   lay_out_exchange(plan, shape, static_cast<std::int64_t>(element));
   return static_cast<std::size_t>(DecodePlan::kHeaderBytes + 2 * plan.set_bytes);
 }
 
 void decode_exchange_clear(Cuda& cuda, const DecodeShape& shape, std::size_t element, void* exchange) {
-  if (shape.batch > kTileColumns) return;
   DecodePlan plan;
   lay_out_exchange(plan, shape, static_cast<std::int64_t>(element));
   cuda.zero(exchange, static_cast<std::size_t>(DecodePlan::kHeaderBytes));
@@ -128,9 +124,6 @@ void decode_exchange_clear(Cuda& cuda, const DecodeShape& shape, std::size_t ele
 
 template <class A>
 void decode_step(Cuda& cuda, const DecodeStep<Device, A>& op) {
-  if constexpr (sizeof(A) == 2) {
-    if (op.shape.batch > kTileColumns) return decode_chain(cuda, op);
-  }
   const DecodeChoice choice = choose_decode<A>(cuda, op.shape, op.slots > 1);
   if (choice.way == DecodeWay::kNone) throw std::invalid_argument("decode_step: unsupported shape");
   if constexpr (std::is_same_v<A, BFloat16>) {

@@ -1,0 +1,223 @@
+// The MM-Rec block, written once, over the rows of a chunk: the model at a glance.
+//
+//   u = rmsnorm(x; norm1)
+//   q, v, z, k = W u + b                                        γ = decay gate of (z, k)
+//   h_t = a_t ⊙ h_{t-1} + b_t, gates from z_t and h_{t-1}       (kernels::GateInputs)
+//   y = x + h + c + 0.1 v,  c = attention to the memory of past segments
+//   x = y + W_2 gelu(W_1 rmsnorm(y; norm2) + b_1) + b_2         (segment_memory.h, from y on)
+//
+// Norms, products and the gate see all rows of a chunk; the recurrence and the memory take it batch by batch. Chunks of
+// one token of many sequences, whose products are one reading of the weights for all of them, go by rows: the
+// recurrence's gates are one more product, and what lies between products is normed where it is computed.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/backend.h"
+#include "models/executor.h"
+#include "models/mmrec/model_view.h"
+#include "models/mmrec/segment_memory.h"
+#include "models/mmrec/workspace.h"
+
+namespace mmrec::models {
+
+/// How the recurrence of a chunk goes; resolved: neither kAuto nor a tolerance of 0.
+struct RecurrenceOptions {
+  bool sweeps = false;
+  float tolerance = 0.0F;
+  int max_sweeps = 64;
+};
+
+template <class Backend, class A>
+class Block {
+ public:
+  using Work = Workspace<Backend, A>;
+  using Space = typename Work::Space;
+  using Layer = LayerView<Space>;
+  using Job = typename Work::template Job<float>;
+  template <class T>
+  using Matrix = typename Work::template Matrix<T>;
+
+  Block(const ModelView<Space>& model, Work& work) : model_(model), work_(work), memory_(work) {}
+
+  /// Tokens in, the last block's x out: all rows of the batches. True if u is rmsnorm(x; norm) besides.
+  bool run(std::span<const Batch> batches, std::int64_t rows, const RecurrenceOptions& options, PrefillStats& stats) {
+    if (goes_by_rows(batches)) {
+      run_rows(batches.front());
+      return true;
+    }
+    kernels::embed(work_.backend, model_.embedding, work_.tokens(), work_.x(rows));
+    for (std::int64_t layer = 0; layer < work_.config.num_layers; ++layer) {
+      const Layer& w = model_.layers[static_cast<std::size_t>(layer)];
+      kernels::rmsnorm(work_.backend, Matrix<const float>(work_.x(rows)), w.norm1, work_.u(rows));
+      project(w, rows);
+      hide(w, rows);
+      kernels::linear(work_.backend, decay_jobs(w, rows));
+      kernels::decay_gate(work_.backend,
+                          {.a = work_.gamma(rows), .c = context_decay(rows), .gamma = work_.gamma(rows)});
+      for (const Batch& b : batches) {
+        recur(w, layer, b, options, stats);
+        memory_.finish(w, layer, b);
+        // Last, because the device waits for the host when sweeps end: first comes what it can work on.
+        kernels::copy_rows(work_.backend, Matrix<const float>(Work::row_of(work_.h(b), b.tokens)),
+                           work_.state(b, layer));
+      }
+    }
+    return false;
+  }
+
+  SegmentMemory<Backend, A>& memory() { return memory_; }
+
+ private:
+  // --- From u to what the recurrence takes
+
+  void project(const Layer& w, std::int64_t rows) {
+    work_.template linear<A>({{.x = work_.u(rows), .weight = w.qvzk, .bias = w.qvzk_bias, .y = work_.qvzk(rows)}});
+  }
+  Matrix<const A> part(std::int64_t rows, std::int64_t number) {  // q, v, z, k
+    return work_.qvzk(rows).middle_cols(number * work_.dim(), work_.dim());
+  }
+  // W_mz z + b_m and the decay networks' hidden layers.
+  void hide(const Layer& w, std::int64_t rows) {
+    using Hidden = typename Work::template Job<A>;
+    const auto activation = work_.config.use_dpg ? kernels::Activation::kRelu : kernels::Activation::kGelu;
+    const Hidden jobs[] = {{.x = part(rows, 2), .weight = w.gate_z, .bias = w.gate_z_bias, .y = work_.gate_z(rows)},
+                           {.x = part(rows, 2),
+                            .weight = w.gamma_in,
+                            .bias = w.gamma_in_bias,
+                            .y = work_.gate_hidden(rows, 0),
+                            .activation = activation},
+                           {.x = part(rows, 3),
+                            .weight = w.context_in,
+                            .bias = w.context_in_bias,
+                            .y = work_.gate_hidden(rows, 1),
+                            .activation = activation}};
+    kernels::linear(work_.backend, std::span<const Hidden>(jobs).first(static_cast<std::size_t>(1 + work_.networks())));
+  }
+  // The decay networks' outputs, γ's two factors before their logistic functions.
+  std::span<const Job> decay_jobs(const Layer& w, std::int64_t rows) {
+    jobs_[1] = {.x = work_.gate_hidden(rows, 0), .weight = w.gamma_up, .bias = w.gamma_up_bias, .y = work_.gamma(rows)};
+    jobs_[2] = {
+        .x = work_.gate_hidden(rows, 1), .weight = w.context_up, .bias = w.context_up_bias, .y = work_.context(rows)};
+    return std::span<const Job>(jobs_).subspan(1, static_cast<std::size_t>(work_.networks()));
+  }
+  Matrix<const float> context_decay(std::int64_t rows) {
+    return work_.config.use_dpg ? Matrix<const float>() : Matrix<const float>(work_.context(rows));
+  }
+
+  // --- The recurrence: rows 1.. of the batch's h, from the layer's state
+
+  void recur(const Layer& w, std::int64_t layer, const Batch& b, const RecurrenceOptions& options,
+             PrefillStats& stats) {
+    const Matrix<float> state = work_.state(b, layer);
+    if (work_.restarts(b.position)) kernels::fill_zero(work_.backend, state);
+    kernels::copy_rows(work_.backend, Matrix<const float>(state), Work::row_of(work_.h(b), 0));
+    if constexpr (Work::kRounds) {
+      kernels::copy_rows(work_.backend, Matrix<const float>(state), Work::row_of(work_.h_rounded(b), 0));
+    }
+    const kernels::GateInputs<Space, A> in{.z = work_.z(b),
+                                           .zm = work_.gate_z(b),
+                                           .gamma = work_.gamma(b),
+                                           .h = work_.h(b),
+                                           .h_rounded = work_.h_rounded(b),
+                                           .mdi_mix = work_.config.mdi_mix};
+    if (!options.sweeps || b.tokens < kMinSweepTokens) {
+      return kernels::gated_recurrence(
+          work_.backend, kernels::GatedRecurrence<Space, A>{.in = in, .gate_weight = w.gate, .gate_bias = w.gate_bias});
+    }
+    const kernels::SweepCounts counts =
+        kernels::gated_sweeps(work_.backend, kernels::GatedSweeps<Space, A>{.in = in,
+                                                                            .gate_weight = w.gate,
+                                                                            .gate_bias = w.gate_bias,
+                                                                            .tolerance = options.tolerance,
+                                                                            .max_sweeps = options.max_sweeps,
+                                                                            .gate = work_.gate_scratch(),
+                                                                            .change = work_.change_scratch()});
+    stats += {b.rows(), counts.token_sweeps, counts.windows, counts.fallbacks};
+  }
+
+  // --- One token of each of many sequences
+
+  static constexpr bool kHasRows =
+      Work::kRounds && requires(Backend & backend, const kernels::AdvanceNorm<Space, A>& op) {
+    advance_norm(backend, op);
+  };
+  bool goes_by_rows(std::span<const Batch> batches) const {
+    if constexpr (kHasRows) {
+      const Batch& b = batches.front();
+      return batches.size() == 1 && b.tokens == 1 && token_rows_pay(work_.backend, b.sequences, work_.dim());
+    }
+    return false;
+  }
+
+  void run_rows(const Batch& b) {
+    if constexpr (kHasRows) {
+      const std::int64_t rows = b.rows();
+      const std::int64_t layers = work_.config.num_layers;
+      const std::int64_t slots = work_.filled_slots(b.position);
+      const auto next_state = [&](std::int64_t layer) -> kernels::RoundState<Space, A> {
+        if (layer == layers) return {};
+        return {work_.state(b, layer), Work::row_of(work_.h_rounded(b), 0)};
+      };
+      if (work_.restarts(b.position)) {
+        kernels::fill_zero(work_.backend, work_.of_slots(work_.state(b, 0).data, b.sequences, layers * work_.dim()));
+      }
+      embed_norm(work_.backend, kernels::EmbedNorm<Space, A>{.table = model_.embedding,
+                                                             .tokens = work_.tokens(),
+                                                             .x = work_.x(rows),
+                                                             .norm = model_.layers.front().norm1,
+                                                             .u = work_.u(rows),
+                                                             .next = next_state(0)});
+      for (std::int64_t layer = 0; layer < layers; ++layer) {
+        const Layer& w = model_.layers[static_cast<std::size_t>(layer)];
+        project(w, rows);
+        hide(w, rows);
+        // The gates' product depends on nothing of this step: it goes beside small ones whose latency would leave
+        // memory idle.
+        decay_jobs(w, rows);
+        jobs_[0] = {.x = Work::row_of(work_.h_rounded(b), 0), .weight = w.gate, .y = work_.state_gates(b)};
+        kernels::linear(work_.backend,
+                        std::span<const Job>(jobs_).first(static_cast<std::size_t>(1 + work_.networks())));
+        advance_norm(work_.backend,
+                     kernels::AdvanceNorm<Space, A>{
+                         .z = part(rows, 2),
+                         .v = part(rows, 1),
+                         .zm = work_.gate_z(rows),
+                         .gates = work_.state_gates(b),
+                         .gate_bias = w.gate_bias,
+                         .decay = work_.gamma(rows),
+                         .context_decay = context_decay(rows),
+                         .mdi_mix = work_.config.mdi_mix,
+                         .h = work_.state(b, layer),
+                         .h_rounded = Work::row_of(work_.h_rounded(b), 1),
+                         .x = work_.x(rows),
+                         .c = slots > 1 ? Matrix<const float>() : memory_.context(w, layer, b, b.position),
+                         .norm = w.norm2,
+                         .u = work_.u(rows)});
+        if (slots > 1) {
+          memory_.project_queries(w, b, {0, 1});
+          memory_.attend(w, layer, b, {0, 1});
+          kernels::rmsnorm(work_.backend, Matrix<const float>(work_.x(rows)), w.norm2, work_.u(rows));
+        }
+        memory_.feed_forward(w, b, {0, 1});
+        const bool last = layer + 1 == layers;
+        sum_norm(work_.backend,
+                 kernels::SumNorm<Space, A>{
+                     .x = work_.x(rows),
+                     .sum = work_.segment_sum(b, layer),
+                     .norm = last ? model_.norm : model_.layers[static_cast<std::size_t>(layer) + 1].norm1,
+                     .u = work_.u(rows),
+                     .next = next_state(layer + 1)});
+        memory_.close(w, layer, b, b.position + 1);
+      }
+    }
+  }
+
+  const ModelView<Space>& model_;
+  Work& work_;
+  SegmentMemory<Backend, A> memory_;
+  Job jobs_[3];  // the gates', and the decay networks' last layers
+};
+
+}  // namespace mmrec::models

@@ -1,0 +1,120 @@
+// The executor on the CPU: forward.h on kernels::Cpu.
+#include <algorithm>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "kernels/cpu/cpu.h"
+#include "models/mmrec/executor_base.h"
+#include "models/mmrec/executors.h"
+
+namespace mmrec::models {
+namespace {
+
+/// Chunks of two row tiles: short windows of sweeps converge in fewer, and activations stay in cache.
+constexpr ChunkPlan kPlan{.tokens = 2 * kernels::kRowTile,
+                          .tile = kernels::kRowTile,
+                          .rows = 8 * kernels::kRowTile,
+                          .window = 2 * kernels::kRowTile};
+constexpr float kTolerance = 1e-5F;
+
+/// kAuto on processors is kSteps for every model and length: measured on widths 384 to 8,192, bf16 and fp32, 256 to
+/// 2,048 tokens, steps were 1.1 to 1.8 times as fast (docs/performance.md). Sweeps multiply the gate products, which
+/// pays only where arithmetic is far cheaper than reading the gates once per token.
+RecurrenceOptions resolve(const ExecutionOptions& options) {
+  return {.sweeps = options.prefill == PrefillMode::kSweeps,
+          .tolerance = options.sweep_tolerance == 0.0F ? kTolerance : options.sweep_tolerance,
+          .max_sweeps = options.max_sweeps};
+}
+
+struct Lane {
+  Lane(const Config& config, const HostWeights& weights, int wanted_threads)
+      : threads(wanted_threads), backend(threads), forward(config, view_of(weights), backend, kPlan) {}
+  int threads;  // as they were asked for
+  kernels::Cpu backend;
+  Forward<kernels::Cpu> forward;
+};
+
+class CpuExecutor final : public ExecutorBase<CpuExecutor, kernels::Cpu> {
+ public:
+  CpuExecutor(const Config& config, std::shared_ptr<const HostWeights> weights)
+      : ExecutorBase(config), weights_(std::move(weights)) {}
+
+  /// A lane of its own for a call.
+  class Lease {
+   public:
+    Lease(CpuExecutor& executor, std::unique_ptr<Lane> lane) : executor_(executor), lane_(std::move(lane)) {}
+    Lease(Lease&&) = default;
+    Lease& operator=(Lease&&) = delete;
+    ~Lease() {
+      if (lane_ != nullptr) executor_.give_back(std::move(lane_));
+    }
+    Lane* operator->() const { return lane_.get(); }
+
+   private:
+    CpuExecutor& executor_;
+    std::unique_ptr<Lane> lane_;
+  };
+
+  Lease lane(const ExecutionOptions& options, std::int64_t sequences) {
+    std::unique_ptr<Lane> lane =
+        take([&](const Lane& idle) { return idle.threads == options.threads; }, options.threads);
+    lane->forward.reserve(sequences, resolve(options).sweeps);
+    return {*this, std::move(lane)};
+  }
+  Lease any_lane() {
+    Lease any(*this, take([](const Lane&) { return true; }, 1));
+    any->forward.reserve(1, false);
+    return any;
+  }
+
+  void release(Slot first) noexcept override {
+    std::vector<std::unique_ptr<Lane>> unused;  // go without the lock
+    const std::lock_guard lock(pool_mutex_);
+    pool_.release(first);
+    if (pool_.is_unused()) unused.swap(idle_);
+  }
+
+  Done run(const Work& work, const ExecutionOptions& options) override {
+    return lane(options, static_cast<std::int64_t>(work.runs.size()))->forward.run(work, resolve(options));
+  }
+  void step(std::span<const int> tokens, std::span<const Run> runs, const ExecutionOptions& options) override {
+    ExecutionOptions exact = options;
+    exact.prefill = PrefillMode::kSteps;
+    run({.tokens = tokens, .runs = runs}, exact);
+  }
+
+ private:
+  /// An idle lane that suits, else a new one.
+  template <class Suits>
+  std::unique_ptr<Lane> take(Suits suits, int threads) {
+    {
+      const std::lock_guard lock(pool_mutex_);
+      const auto found = std::find_if(idle_.begin(), idle_.end(), [&](const auto& lane) { return suits(*lane); });
+      if (found != idle_.end()) {
+        std::unique_ptr<Lane> lane = std::move(*found);
+        idle_.erase(found);
+        return lane;
+      }
+    }
+    return std::make_unique<Lane>(config_, *weights_, threads);
+  }
+  void give_back(std::unique_ptr<Lane> lane) noexcept {
+    const std::lock_guard lock(pool_mutex_);
+    try {
+      idle_.push_back(std::move(lane));
+    } catch (const std::bad_alloc&) {  // then it is not kept
+    }
+  }
+
+  std::shared_ptr<const HostWeights> weights_;
+  std::vector<std::unique_ptr<Lane>> idle_;  // guarded by pool_mutex_
+};
+
+}  // namespace
+
+std::shared_ptr<Executor> make_cpu_executor(const Config& config, std::shared_ptr<const HostWeights> weights) {
+  return std::make_shared<CpuExecutor>(config, std::move(weights));
+}
+
+}  // namespace mmrec::models

@@ -1,0 +1,301 @@
+// The executor on a GPU: forward.h on kernels::Cuda, with recorded steps and draws on the device.
+//
+// All sessions of a model share one stream: calls take turns, and what one of them has enqueued is done before what the
+// next one enqueues.
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <stdexcept>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "kernels/cuda/runtime/cuda.h"
+#include "kernels/cuda/runtime/graph.h"
+#include "models/mmrec/cuda/ops.h"
+#include "models/mmrec/cuda/weights.h"
+#include "models/mmrec/executor_base.h"
+#include "models/mmrec/executors.h"
+
+namespace mmrec::models {
+namespace {
+
+using kernels::DType;
+
+/// Rows enough to fill the device in every product. A window is a tile of a sweep, of 128 times and 128 channels, for
+/// every multiprocessor, so that what its sweeps go over again and again stays in L2; two tiles where products take
+/// most of a sweep. Cut to a power of 2: whole windows fill a chunk.
+ChunkPlan plan_of(const Config& config, int processors) {
+  constexpr std::int64_t kTokens = 4096;
+  const std::int64_t tiles = (config.model_dim <= 1024 ? 1 : 2) * std::int64_t{processors};
+  const std::int64_t fits = std::int64_t{128} * 128 * tiles / config.model_dim;
+  const auto window = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(fits)));
+  return {.tokens = kTokens,
+          .tile = 1,
+          .rows = 8192,
+          .window = std::clamp<std::int64_t>(window, 256, kTokens),
+          .spans_segments = config.carry_state};
+}
+
+constexpr float kFloatTolerance = 1e-5F;
+/// Half a unit in the last place of bf16, relative: finer than the rounding of what enters the gates.
+constexpr float kHalfTolerance = 1e-3F;
+
+template <class A>
+RecurrenceOptions resolve(const ExecutionOptions& options) {
+  const float tolerance = std::is_same_v<A, float> ? kFloatTolerance : kHalfTolerance;
+  return {.sweeps = options.prefill != PrefillMode::kSteps,
+          .tolerance = options.sweep_tolerance == 0.0F ? tolerance : options.sweep_tolerance,
+          .max_sweeps = options.max_sweeps};
+}
+
+template <class A>
+struct Lane {
+  Lane(const Config& config, const CudaWeights& weights)
+      : backend(weights.gpu()), forward(config, weights.view(), backend, plan_of(config, backend.processors())) {}
+  kernels::Cuda backend;
+  Forward<kernels::Cuda, A> forward;
+};
+
+template <class A>
+class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
+  using Base = ExecutorBase<CudaExecutor, kernels::Cuda>;
+  using Base::config_, Base::pool_, Base::pool_mutex_;
+
+ public:
+  CudaExecutor(const Config& config, std::shared_ptr<const CudaWeights> weights)
+      : Base(config), weights_(std::move(weights)) {}
+
+  /// The lane, for one thread at a time.
+  class Turn {
+   public:
+    Turn(std::unique_lock<std::mutex> lock, Lane<A>& lane) : lock_(std::move(lock)), lane_(lane) {}
+    Lane<A>* operator->() const { return &lane_; }
+
+   private:
+    std::unique_lock<std::mutex> lock_;
+    Lane<A>& lane_;
+  };
+  Turn lane(const ExecutionOptions& options, std::int64_t sequences) {
+    std::unique_lock lock(mutex_);
+    if (!lane_) lane_.emplace(config_, *weights_);
+    lane_->backend.make_current();
+    if (lane_->forward.reserve(sequences, resolve<A>(options).sweeps)) graphs_.clear(), seen_.clear();
+    return {std::move(lock), *lane_};
+  }
+  Turn any_lane() { return lane({.prefill = PrefillMode::kSteps}, 1); }
+
+  void release(Slot first) noexcept override {
+    const std::lock_guard lock(pool_mutex_);
+    pool_.release(first);
+  }
+
+  Done run(const Work& work, const ExecutionOptions& options) override {
+    const Turn turn = lane(options, count_of(work.runs));
+    drawn_for_ = nullptr;
+    return turn->forward.run(work, resolve<A>(options));
+  }
+
+  void step(std::span<const int> tokens, std::span<const Run> runs, const ExecutionOptions& options) override {
+    const Turn turn = lane(options, count_of(runs));
+    Forward<kernels::Cuda, A>& forward = turn->forward;
+    if (!forward.are_single_tokens(runs)) {
+      drawn_for_ = nullptr;
+      RecurrenceOptions exact = resolve<A>(options);
+      exact.sweeps = false;
+      forward.run({.tokens = tokens, .runs = runs}, exact);
+      return;
+    }
+    const bool are_there = drawn_for_ == runs.front().slot && drawn_count_ == tokens.size() &&
+                           std::equal(tokens.begin(), tokens.end(), drawn_.data());
+    if (!are_there) forward.load_tokens(tokens);
+    drawn_for_ = nullptr;
+    enqueue(*lane_, runs);
+  }
+
+  bool draw(Slot first, const SamplerOptions& options, std::uint64_t step, std::uint64_t first_sequence,
+            std::span<int> tokens, std::span<float> logprobs) override {
+    if (config_.vocab_size > kernels::kMostSampleWords) return false;
+    const auto count = static_cast<std::int64_t>(tokens.size());
+    const Turn turn = lane({.prefill = PrefillMode::kSteps}, count);
+    Draw wanted{first, options, step, first_sequence};
+    if (next_draw_ != wanted || rules_.size() < tokens.size()) upload_rules(turn->backend, wanted, tokens.size());
+    next_draw_.reset();
+    drawn_for_ = nullptr;
+    if (drawn_.size() < tokens.size()) drawn_ = kernels::PinnedBuffer<int>(tokens.size());
+    std::fill_n(drawn_.data(), tokens.size(), kPending);
+    // They stay on the device too: mostly the next step takes just these.
+    const kernels::MatrixView<const float, kernels::Device> logits = turn->forward.logits(first, count);
+    int* const on_device = turn->forward.tokens();
+    kernels::sample_tokens(turn->backend,
+                           {.logits = logits, .rules = rules_.data(), .tokens = drawn_.data(), .copy = on_device});
+    if (!logprobs.empty()) {
+      kernels::token_logprobs_unchecked(
+          turn->backend, kernels::TokenLogprobs<float, int, kernels::Device>{
+                             .logits = logits, .targets = on_device, .logprobs = turn->forward.logprobs()});
+      turn->backend.download(turn->forward.logprobs(), logprobs.data(), logprobs.size());
+    }
+    await_drawn(turn->backend, tokens.size());
+    drawn_for_ = first;
+    drawn_count_ = tokens.size();
+    std::copy_n(drawn_.data(), tokens.size(), tokens.data());
+    wanted.step += 1;
+    next_draw_ = wanted;
+    return true;
+  }
+
+ private:
+  static constexpr int kPending = -2;  // no token
+  /// A step of sequences side by side at one position.
+  using StepKey = std::tuple<Slot, std::size_t, typename Forward<kernels::Cuda, A>::StepKey>;
+
+  struct Draw {
+    Slot first = nullptr;
+    SamplerOptions options;
+    std::uint64_t step = 0;
+    std::uint64_t first_sequence = 0;
+    bool operator==(const Draw&) const = default;
+  };
+
+  static std::int64_t count_of(std::span<const Run> runs) { return static_cast<std::int64_t>(runs.size()); }
+
+  void upload_rules(kernels::Cuda& cuda, const Draw& draw, std::size_t count) {
+    std::vector<kernels::SampleRule> rules;
+    for (std::size_t b = 0; b < count; ++b) {
+      rules.push_back({.temperature = draw.options.temperature,
+                       .top_k = draw.options.top_k,
+                       .top_p = draw.options.top_p,
+                       .min_p = draw.options.min_p,
+                       .vocab_limit = draw.options.vocab_limit,
+                       .seed = draw.options.seed,
+                       .sequence = draw.first_sequence + b,
+                       .step = draw.step});
+    }
+    if (rules_.size() < count) rules_ = kernels::DeviceBuffer<kernels::SampleRule>(count);
+    cuda.upload(rules.data(), rules_.data(), count);
+  }
+
+  /// Returns when the device has written all tokens, which is some microseconds before the stream is known to be idle.
+  void await_drawn(kernels::Cuda& cuda, std::size_t count) {
+    constexpr int kPolls = 1024;  // between questions whether it still works at it
+    const auto is_pending = [](int& token) {
+      return std::atomic_ref(token).load(std::memory_order_acquire) == kPending;
+    };
+    for (int& token : std::span(drawn_.data(), count)) {
+      for (int n = 1; is_pending(token); ++n) {
+        if (n % kPolls == 0 && cuda.is_idle() && is_pending(token)) {
+          throw std::logic_error("the device drew no token");
+        }
+      }
+    }
+  }
+
+  // The first step of a kind runs op by op, the second is recorded, all later ones are replayed. A step that closes a
+  // memory segment comes once per segment and is never recorded, nor are steps of sequences that do not lie side by
+  // side at one position.
+  void enqueue(Lane<A>& lane, std::span<const Run> runs) {
+    const Run& first = runs.front();
+    bool recordable = true;
+    for (std::size_t i = 1; i < runs.size(); ++i) {
+      recordable =
+          recordable && runs[i].position == first.position && runs[i].slot == first.slot + i * this->slot_bytes();
+    }
+    const StepKey key = {first.slot, runs.size(), lane.forward.step_key(first.position)};
+    recordable = recordable && std::get<1>(std::get<2>(key)) < 0;
+    constexpr std::size_t kMostGraphs = 256;
+    if (graphs_.size() >= kMostGraphs || seen_.size() >= 4 * kMostGraphs) graphs_.clear(), seen_.clear();
+    if (!recordable || seen_.insert(key).second) return lane.forward.step(runs);
+    auto graph = graphs_.find(key);
+    if (graph == graphs_.end()) {
+      graph = graphs_.emplace(key, kernels::Graph(lane.backend, [&] { lane.forward.step(runs); })).first;
+    }
+    graph->second.launch(lane.backend);
+  }
+
+  std::shared_ptr<const CudaWeights> weights_;
+  std::mutex mutex_;  // guards all that follows
+  std::optional<Lane<A>> lane_;
+  kernels::DeviceBuffer<kernels::SampleRule> rules_;
+  kernels::PinnedBuffer<int> drawn_;  // written by the device
+  Slot drawn_for_ = nullptr;          // the first of those whose tokens drawn_ and forward.tokens() hold
+  std::size_t drawn_count_ = 0;
+  std::optional<Draw> next_draw_;  // what rules_ says
+  std::set<StepKey> seen_;
+  std::map<StepKey, kernels::Graph> graphs_;
+};
+
+DType type_of(const HostWeights& weights, Precision precision) {
+  switch (precision) {
+    case Precision::kF32:
+      return DType::kF32;
+    case Precision::kF16:
+      return DType::kF16;
+    case Precision::kBF16:
+      return DType::kBF16;
+    case Precision::kAuto:
+      break;
+  }
+  // The stored type where all matrices agree.
+  const DType first = weights.embedding.dtype;
+  const auto agrees = [first](const HostMatrix& matrix) { return matrix.rows == 0 || matrix.dtype == first; };
+  bool all = agrees(weights.head);
+  for (const LayerWeights& w : weights.layers) {
+    for (const HostMatrix* matrix : {&w.qvzk, &w.gate, &w.gate_z, &w.gamma_in, &w.gamma_up, &w.context_in,
+                                     &w.context_up, &w.memory_q, &w.memory_out, &w.ffn_in, &w.ffn_out}) {
+      all = all && agrees(*matrix);
+    }
+  }
+  return all ? first : DType::kF32;
+}
+
+}  // namespace
+
+int cuda_device_count() { return kernels::cuda_device_count(); }
+std::string cuda_unusable_reason(int gpu) { return kernels::cuda_unusable_reason(gpu); }
+
+CudaDeviceInfo cuda_device_info(int gpu) {
+  const kernels::DeviceMemory memory = kernels::device_memory(gpu);
+  return {kernels::device_name(gpu), memory.total, memory.free};
+}
+
+std::shared_ptr<const CudaWeights> upload_weights(const HostWeights& weights, Precision precision, int gpu) {
+  const std::string reason = cuda_unusable_reason(gpu);
+  if (!reason.empty()) throw std::runtime_error(reason);
+  return std::make_shared<const CudaWeights>(weights, type_of(weights, precision), gpu);
+}
+
+std::uint64_t device_bytes(const CudaWeights& weights) { return weights.bytes(); }
+
+Precision precision_of(const CudaWeights& weights) {
+  switch (weights.type()) {
+    case DType::kF16:
+      return Precision::kF16;
+    case DType::kBF16:
+      return Precision::kBF16;
+    case DType::kF32:
+      break;
+  }
+  return Precision::kF32;
+}
+
+std::shared_ptr<Executor> make_cuda_executor(const Config& config, std::shared_ptr<const CudaWeights> weights) {
+  switch (weights->type()) {
+    case DType::kF16:
+      return std::make_shared<CudaExecutor<kernels::Float16>>(config, std::move(weights));
+    case DType::kBF16:
+      return std::make_shared<CudaExecutor<kernels::BFloat16>>(config, std::move(weights));
+    case DType::kF32:
+      break;
+  }
+  return std::make_shared<CudaExecutor<float>>(config, std::move(weights));
+}
+
+}  // namespace mmrec::models

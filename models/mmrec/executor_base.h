@@ -1,0 +1,80 @@
+// What executors of all backends share: the pool of slots and the state's way in and out.
+//
+// A lane is a backend with its activations, on which one call runs at a time. What they share otherwise, the weights,
+// is immutable.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "models/executor.h"
+#include "models/mmrec/config.h"
+#include "models/mmrec/forward.h"
+#include "models/mmrec/state.h"
+#include "models/mmrec/state_pool.h"
+
+namespace mmrec::models {
+
+/// `Derived` has lane(options, sequences): something that holds a lane for as long as it lives, with memory for calls
+/// of so many sequences, and points to it (backend, forward); and any_lane(), for work on the state alone.
+template <class Derived, class Backend>
+class ExecutorBase : public Executor {
+ public:
+  explicit ExecutorBase(Config config) : config_(std::move(config)), slot_(config_), pool_(slot_.bytes) {}
+
+  std::size_t slot_bytes() const override { return slot_.bytes; }
+
+  Slot acquire(int count, const ExecutionOptions& options) override {
+    const auto lane = derived().lane(options, count);
+    const std::lock_guard lock(pool_mutex_);
+    const Slot first = pool_.acquire(count);
+    lane->backend.zero(first, bytes_of(count));
+    return first;
+  }
+  void clear(Slot first, int count) override { derived().any_lane()->backend.zero(first, bytes_of(count)); }
+  void copy(Slot from, Slot to, int count) override { derived().any_lane()->backend.copy(from, to, bytes_of(count)); }
+
+  HostState save(Slot first, int count, std::int64_t position) override {
+    std::vector<std::byte> bytes(bytes_of(count));
+    derived().any_lane()->backend.download(first, bytes.data(), bytes.size());
+    HostState state = zero_state(config_, count, position);
+    for_each_part(state, config_, slot_,
+                  [&](void* part, std::size_t at, std::size_t size) { std::memcpy(part, bytes.data() + at, size); });
+    return state;
+  }
+  void load(Slot first, const HostState& state) override {
+    std::vector<std::byte> bytes(bytes_of(static_cast<int>(state.batch)));
+    for_each_part(state, config_, slot_, [&](const void* part, std::size_t at, std::size_t size) {
+      std::memcpy(bytes.data() + at, part, size);
+    });
+    const auto lane = derived().any_lane();
+    lane->backend.upload(bytes.data(), first, bytes.size());
+    lane->forward.complete_state(first, state.batch, state.position);
+  }
+
+  void logits(Slot first, int count, std::span<float> to) override {
+    const auto lane = derived().any_lane();
+    const auto rows = lane->forward.logits(first, count);
+    for (std::int64_t b = 0; b < count; ++b) {
+      lane->backend.download(rows.row(b), to.data() + b * rows.cols, static_cast<std::size_t>(rows.cols));
+    }
+  }
+
+ protected:
+  Derived& derived() { return static_cast<Derived&>(*this); }
+  std::size_t bytes_of(int count) const { return slot_.bytes * static_cast<std::size_t>(count); }
+
+  const Config config_;
+  const SlotLayout slot_;
+  std::mutex pool_mutex_;
+  StatePool<Backend> pool_;
+};
+
+}  // namespace mmrec::models

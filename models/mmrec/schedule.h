@@ -1,0 +1,157 @@
+// How the work of a call is cut into chunks: runs over packed rows that go through all blocks at once.
+//
+// Inner boundaries of a sequence's chunks lie on a fixed grid of its positions, so how a caller splits its tokens, and
+// who stands beside them, decides at most which rows share a matrix product (docs/numerics.md), never what is computed.
+// This is the one place that knows a grid.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "models/executor.h"
+
+namespace mmrec::models {
+
+/// What a backend likes chunks to be.
+struct ChunkPlan {
+  std::int64_t tokens = 0;      // of a sequence in one chunk at most; chunks begin on multiples of it where they can
+  std::int64_t tile = 1;        // whole tiles of rows come before what is left; ragged chunks stay below one tile
+  std::int64_t rows = 0;        // of all sequences in one chunk at most, unless one sequence's tokens are more
+  std::int64_t window = 0;      // tokens of one window of gated_sweeps
+  bool spans_segments = false;  // a chunk may run past the end of a memory segment
+
+  /// Rows of the largest chunk of so many sequences.
+  std::int64_t most_rows(std::int64_t sequences) const { return std::max(tokens, std::min(rows, sequences * tokens)); }
+};
+
+/// Tokens of the next chunk from `position` with `remaining` tokens at hand: up to the next tile boundary, else whole
+/// tiles up to the end of the grid's cell, else what is left. Where chunks keep to segments the grid starts anew with
+/// each.
+inline std::int64_t next_chunk(const ChunkPlan& plan, std::int64_t position, std::int64_t remaining,
+                               std::int64_t segment) {
+  const std::int64_t offset = plan.spans_segments ? position : position % segment;
+  const std::int64_t available = plan.spans_segments ? remaining : std::min(remaining, segment - offset);
+  const std::int64_t into_tile = offset % plan.tile;
+  if (into_tile != 0) return std::min(available, plan.tile - into_tile);
+  const std::int64_t whole_tiles = available / plan.tile * plan.tile;
+  return whole_tiles == 0 ? available : std::min(whole_tiles, plan.tokens - offset % plan.tokens);
+}
+
+/// A part of a call's run in a chunk; its first_row counts the chunk's rows.
+struct ChunkRun : Run {
+  std::int64_t number = 0;    // of the call's run
+  std::int64_t call_row = 0;  // of its first token among the call's
+  bool ends = false;          // the call's run ends here
+};
+
+/// The chunks of a call. Runs take turns: in every round each run that has tokens left goes through one chunk. A run's
+/// part of a chunk does not depend on the others.
+class Schedule {
+ public:
+  Schedule(const ChunkPlan& plan, std::int64_t segment, std::span<const Run> runs)
+      : plan_(plan),
+        segment_(segment),
+        runs_(runs),
+        most_rows_(plan.most_rows(static_cast<std::int64_t>(runs.size()))),
+        done_(runs.size()),
+        turn_(runs.size()) {
+    begin_round();
+  }
+
+  /// The next chunk's runs, until the next call; none when all is done.
+  std::span<const ChunkRun> next() {
+    chunk_.clear();
+    if (next_ == runs_.size()) begin_round();
+    if (next_ == runs_.size()) return {};
+    const bool ragged = turn_[next_] % plan_.tile != 0;
+    // Ragged parts stay below a tile in all, so that no row lies in a whole tile because of its neighbours.
+    const std::int64_t most = ragged ? plan_.tile - 1 : most_rows_;
+    std::int64_t rows = 0;
+    for (std::size_t i = next_; i < runs_.size(); ++i) {
+      std::int64_t& turn = turn_[i];
+      if (turn == 0 || (turn % plan_.tile != 0) != ragged) continue;
+      if (rows != 0 && rows + turn > most) break;
+      const Run& run = runs_[i];
+      std::int64_t& done = done_[i];
+      const bool ends = stops_ || done + turn == run.rows;
+      chunk_.push_back(
+          {{run.slot, run.position + done, rows, turn}, static_cast<std::int64_t>(i), run.first_row + done, ends});
+      rows += turn;
+      done += turn;
+      turn = 0;
+    }
+    while (next_ < runs_.size() && turn_[next_] == 0) ++next_;
+    return chunk_;
+  }
+
+  /// Whether all runs have had their turn in the last round and some have tokens left.
+  bool is_between_rounds() const {
+    return next_ == runs_.size() && !stops_ && std::any_of(runs_.begin(), runs_.end(), [&](const Run& run) {
+             return done_[static_cast<std::size_t>(&run - runs_.data())] < run.rows;
+           });
+  }
+  /// Makes the round that comes next the last.
+  void stop_after_round() {
+    begin_round();
+    stops_ = true;
+  }
+  /// Of each run.
+  const std::vector<std::int64_t>& rows_done() const { return done_; }
+
+ private:
+  void begin_round() {
+    if (stops_) return;
+    next_ = runs_.size();
+    for (std::size_t i = runs_.size(); i-- > 0;) {
+      const Run& run = runs_[i];
+      const std::int64_t left = run.rows - done_[i];
+      if (left == 0) continue;
+      turn_[i] = next_chunk(plan_, run.position + done_[i], left, segment_);
+      next_ = i;
+    }
+  }
+
+  const ChunkPlan& plan_;
+  std::int64_t segment_;
+  std::span<const Run> runs_;
+  std::int64_t most_rows_;
+  std::vector<std::int64_t> done_, turn_;  // of each run: rows done, and in this round's chunk, 0 once it has been
+  std::vector<ChunkRun> chunk_;
+  std::size_t next_ = 0;  // the first run that waits for its turn
+  bool stops_ = false;
+};
+
+/// Runs of a chunk that ops take as one [sequences, tokens, D]: in slots side by side, at one position, with as many
+/// rows.
+struct Batch {
+  Slot slot = nullptr;  // the first sequence's
+  std::int64_t position = 0;
+  std::int64_t first_row = 0;  // among the chunk's rows
+  std::int64_t first_run = 0;  // among the chunk's runs
+  std::int64_t sequences = 0;
+  std::int64_t tokens = 0;  // of each
+  bool ends = false;        // the call's runs end here
+  std::int64_t rows() const { return sequences * tokens; }
+};
+
+/// Appends the chunk's runs as batches, as few as there can be.
+inline void collect_batches(std::span<const ChunkRun> chunk, std::size_t slot_bytes, std::vector<Batch>& batches) {
+  batches.clear();
+  for (std::size_t i = 0; i < chunk.size(); ++i) {
+    const ChunkRun& run = chunk[i];
+    if (!batches.empty()) {
+      Batch& last = batches.back();
+      if (run.rows == last.tokens && run.position == last.position && run.ends == last.ends &&
+          run.slot == last.slot + static_cast<std::size_t>(last.sequences) * slot_bytes) {
+        ++last.sequences;
+        continue;
+      }
+    }
+    batches.push_back({run.slot, run.position, run.first_row, static_cast<std::int64_t>(i), 1, run.rows, run.ends});
+  }
+}
+
+}  // namespace mmrec::models

@@ -1,0 +1,259 @@
+// What the forward pass works in: the activations of one chunk, as views, and where a sequence's state lies.
+//
+// Activations are sized by chunks, not by prompts: reserve() makes them large enough once, before a call that needs
+// more.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "models/mmrec/config.h"
+#include "models/mmrec/schedule.h"
+#include "models/mmrec/state.h"
+
+namespace mmrec::models {
+
+/// Times [first, first + tokens) of a batch's, within one memory segment.
+struct Piece {
+  std::int64_t first = 0;
+  std::int64_t tokens = 0;
+};
+
+template <class Backend, class A>
+class Workspace {
+ public:
+  using Space = typename Backend::Space;
+  template <class T>
+  using Buffer = typename Backend::template Buffer<T>;
+  template <class T>
+  using Matrix = kernels::MatrixView<T, Space>;
+  template <class T>
+  using Sequence = kernels::SequenceView<T, Space>;
+  template <class Y>
+  using Job = kernels::Linear<Space, A, Y>;
+
+  /// Whether what enters a product is rounded, so that it needs memory of its own.
+  static constexpr bool kRounds = !std::is_same_v<A, float>;
+
+  Workspace(const Config& model_config, Backend& model_backend, const ChunkPlan& chunk_plan)
+      : config(model_config), backend(model_backend), plan(chunk_plan), slot(model_config) {}
+
+  const Config& config;
+  Backend& backend;
+  ChunkPlan plan;
+  SlotLayout slot;
+
+  /// Memory for chunks of as many rows of so many sequences as the plan has, and for sweeps if there will be any; false
+  /// if it was there already. Where it throws, the next call begins anew.
+  bool reserve(std::int64_t sequences, bool sweeps) {
+    if (sweeps && gate_.size() == 0) {
+      gate_ = backend.template allocate<float>(static_cast<std::size_t>(2 * plan.window * dim()));
+      change_ = backend.template allocate<float>(static_cast<std::size_t>(2 * plan.window));
+    }
+    const std::int64_t rows = std::max(plan.most_rows(sequences), rows_);
+    const std::int64_t carries = std::max(std::min(rows, sequences), carries_);
+    if (rows == rows_ && carries == carries_) return false;
+    rows_ = carries_ = 0;
+    const auto grow = [&]<class T>(Buffer<T>& buffer, std::int64_t count, std::int64_t width) {
+      buffer = Buffer<T>();  // before the larger one comes
+      buffer = backend.template allocate<T>(static_cast<std::size_t>(count * width));
+    };
+    grow(tokens_, rows, 1), grow(logprobs_, rows, 1);
+    grow(x_, rows, dim()), grow(gamma_, rows, dim()), grow(context_, rows, dim());
+    grow(u_, rows, dim()), grow(qvzk_, rows, qvzk_width()), grow(gate_z_, rows, dim());
+    grow(gate_hidden_, rows, networks() * gate_width()), grow(ffn_, rows, config.ffn_dim);
+    grow(h_, rows + carries, dim());
+    if constexpr (kRounds) grow(attended_, rows, dim()), grow(h_rounded_, rows + carries, dim());
+    rows_ = rows, carries_ = carries;
+    return true;
+  }
+  std::int64_t rows() const { return rows_; }
+
+  // --- Activations. Rows are a chunk's, widths D unless named.
+
+  std::int64_t dim() const { return config.model_dim; }
+  int* tokens() { return tokens_.data(); }
+  float* logprobs() { return logprobs_.data(); }
+  Matrix<float> x(std::int64_t rows) { return {x_.data(), rows, dim()}; }
+  Matrix<A> u(std::int64_t rows) { return {u_.data(), rows, dim()}; }
+  Matrix<A> qvzk(std::int64_t rows) { return {qvzk_.data(), rows, qvzk_width()}; }  // q, v, z and, but for DPG, k
+  Matrix<A> gate_z(std::int64_t rows) { return {gate_z_.data(), rows, dim()}; }
+  Matrix<float> gamma(std::int64_t rows) { return {gamma_.data(), rows, dim()}; }
+  Matrix<float> context(std::int64_t rows) { return {context_.data(), rows, dim()}; }
+  /// Of decay network 0, that of z, or 1, that of k.
+  Matrix<A> gate_hidden(std::int64_t rows, int network) {
+    const std::int64_t width = gate_width();
+    return {gate_hidden_.data() + network * width, rows, width, networks() * width};
+  }
+  Matrix<A> ffn(std::int64_t rows) { return {ffn_.data(), rows, config.ffn_dim}; }
+  int networks() const { return config.use_dpg ? 1 : 2; }  // of the decay
+  std::int64_t gate_width() const { return config.use_dpg ? config.dpg_rank : config.gate_hidden_dim(); }
+  std::int64_t qvzk_width() const { return (config.use_dpg ? 3 : 4) * dim(); }
+  /// What sweeps work in, if reserve() was told of them.
+  Matrix<float> gate_scratch() { return {gate_.data(), plan.window, 2 * dim()}; }
+  float* change_scratch() { return change_.data(); }  // [2 * window]
+
+  // --- The same as sequences [batch.sequences, batch.tokens, D].
+
+  Sequence<float> x(const Batch& b) { return sequence(x_, b, dim()); }
+  Sequence<A> u(const Batch& b) { return sequence(u_, b, dim()); }
+  Sequence<A> q(const Batch& b) { return sequence(qvzk_, b, qvzk_width()); }
+  Sequence<A> v(const Batch& b) { return sequence(qvzk_, b, qvzk_width(), dim()); }
+  Sequence<A> z(const Batch& b) { return sequence(qvzk_, b, qvzk_width(), 2 * dim()); }
+  Sequence<A> gate_z(const Batch& b) { return sequence(gate_z_, b, dim()); }
+  Sequence<float> gamma(const Batch& b) { return sequence(gamma_, b, dim()); }
+  Sequence<A> ffn(const Batch& b) {
+    Sequence<A> s = sequence(ffn_, b, config.ffn_dim);
+    s.dim = config.ffn_dim;
+    return s;
+  }
+  /// Queries of the attention, then its output.
+  Sequence<A> attended(const Batch& b) {
+    if constexpr (kRounds) {
+      return sequence(attended_, b, dim());
+    } else {
+      return sequence(context_, b, dim());
+    }
+  }
+  /// h with the row before the first token, the carry: [sequences, tokens + 1, D].
+  Sequence<float> h(const Batch& b) { return with_carry(h_, b); }
+  /// In place of h where one token of each sequence goes by rows: what the recurrence's gates see of the state,
+  /// [sequences, 2D].
+  Matrix<float> state_gates(const Batch& b) { return {h(b).data, b.sequences, 2 * dim()}; }
+  /// h rounded to A; the same memory for A = float.
+  Sequence<A> h_rounded(const Batch& b) {
+    if constexpr (kRounds) {
+      return with_carry(h_rounded_, b);
+    } else {
+      return with_carry(h_, b);
+    }
+  }
+
+  // --- State of a layer, of the sequences of a batch.
+
+  template <class T>
+  T* in_slot(Slot first, std::size_t offset) const {
+    return reinterpret_cast<T*>(first + offset);
+  }
+  /// A row of each of `count` slots side by side.
+  template <class T>
+  Matrix<T> of_slots(T* first, std::int64_t count, std::int64_t cols) const {
+    return {first, count, cols, static_cast<std::int64_t>(slot.bytes / sizeof(T))};
+  }
+  Matrix<float> state(const Batch& b, std::int64_t layer) const {
+    return of_slots(in_slot<float>(b.slot, slot.h) + layer * dim(), b.sequences, dim());
+  }
+  Matrix<double> segment_sum(const Batch& b, std::int64_t layer) const {
+    return of_slots(in_slot<double>(b.slot, slot.segment_sum) + layer * dim(), b.sequences, dim());
+  }
+  Matrix<float> segment_context(const Batch& b, std::int64_t layer) const {
+    return of_slots(in_slot<float>(b.slot, slot.segment_context) + layer * dim(), b.sequences, dim());
+  }
+  /// Slot `number` of the memory ring.
+  Matrix<float> memory(const Batch& b, std::int64_t layer, std::int64_t number) const {
+    return of_slots(in_slot<float>(b.slot, slot.memory) + (layer * config.memory_slots + number) * dim(), b.sequences,
+                    dim());
+  }
+  Matrix<float> logits(Slot first, std::int64_t count) const {
+    return of_slots(in_slot<float>(first, slot.logits), count, config.vocab_size);
+  }
+
+  // --- Memory segments
+
+  /// Slots of the ring that are filled at a position.
+  std::int64_t filled_slots(std::int64_t position) const {
+    return std::min(config.memory_slots, position / config.memory_segment);
+  }
+  /// The slot that the segment ending before position `end` fills.
+  std::int64_t ring_slot(std::int64_t end) const { return (end / config.memory_segment - 1) % config.memory_slots; }
+  bool restarts(std::int64_t position) const { return !config.carry_state && position % config.memory_segment == 0; }
+
+  // --- Views of views
+
+  /// Row `row` of every sequence.
+  template <class T>
+  static Matrix<T> row_of(const Sequence<T>& s, std::int64_t row) {
+    return {s.at(0, 0, row), s.batch, s.dim, s.batch_stride};
+  }
+  /// Times [first, first + count) of every sequence.
+  template <class T>
+  static Sequence<T> times(Sequence<T> s, std::int64_t first, std::int64_t count) {
+    s.data = s.at(0, 0, first);
+    s.time = count;
+    return s;
+  }
+  template <class T>
+  static Sequence<T> times(const Sequence<T>& s, const Piece& piece) {
+    return times(s, piece.first, piece.tokens);
+  }
+  /// All rows as one matrix, if they lie that way.
+  template <class T>
+  static bool is_matrix(const Sequence<T>& s) {
+    return s.batch == 1 || s.time == 1 || s.batch_stride == s.time * s.time_stride;
+  }
+  template <class T>
+  static Matrix<T> matrix(const Sequence<T>& s) {
+    return {s.data, s.batch * s.time, s.dim, s.time == 1 ? s.batch_stride : s.time_stride};
+  }
+  template <class T>
+  static Matrix<T> matrix(const Sequence<T>& s, std::int64_t b) {
+    return {s.at(b, 0, 0), s.time, s.dim, s.time_stride};
+  }
+
+  // --- Products
+
+  template <class Y>
+  void linear(std::initializer_list<Job<Y>> jobs) {
+    kernels::linear(backend, std::span<const Job<Y>>(jobs.begin(), jobs.size()));
+  }
+  /// y = act(x Wᵀ + bias) + scale * residual over all rows: one product, or one per sequence where the rows of two
+  /// sequences are not evenly spaced.
+  template <class Y>
+  void linear(const Sequence<A>& x, const Sequence<Y>& y, Job<Y> job, const Sequence<Y>& residual = {}) {
+    const auto apply = [&](const auto& rows_of) {
+      job.x = rows_of(x), job.y = rows_of(y);
+      if (residual.data != nullptr) job.residual = rows_of(residual);
+      return job;
+    };
+    if (is_matrix(x) && is_matrix(y) && is_matrix(residual)) {
+      return linear<Y>({apply([](const auto& s) { return matrix(s); })});
+    }
+    std::vector<Job<Y>> jobs;
+    for (std::int64_t b = 0; b < x.batch; ++b) jobs.push_back(apply([b](const auto& s) { return matrix(s, b); }));
+    kernels::linear(backend, std::span<const Job<Y>>(jobs));
+  }
+  /// rmsnorm of all rows.
+  void normalise(const Sequence<float>& from, const float* weight, const Sequence<A>& to) {
+    const bool whole = is_matrix(from) && is_matrix(to);
+    for (std::int64_t b = 0; b < (whole ? 1 : from.batch); ++b) {
+      kernels::rmsnorm(backend, Matrix<const float>(whole ? matrix(from) : matrix(from, b)), weight,
+                       whole ? matrix(to) : matrix(to, b));
+    }
+  }
+
+ private:
+  template <class T>
+  Sequence<T> sequence(Buffer<T>& buffer, const Batch& b, std::int64_t width, std::int64_t column = 0) {
+    Sequence<T> s(buffer.data() + b.first_row * width + column, b.sequences, b.tokens, std::min(dim(), width));
+    s.batch_stride = b.tokens * width;
+    s.time_stride = width;
+    return s;
+  }
+  template <class T>
+  Sequence<T> with_carry(Buffer<T>& buffer, const Batch& b) {
+    return {buffer.data() + (b.first_row + b.first_run) * dim(), b.sequences, b.tokens + 1, dim()};
+  }
+
+  std::int64_t rows_ = 0, carries_ = 0;  // room in the activations
+  Buffer<int> tokens_;
+  Buffer<float> x_, gamma_, context_, h_, logprobs_, gate_, change_;
+  Buffer<A> u_, qvzk_, gate_z_, gate_hidden_, attended_, h_rounded_, ffn_;
+};
+
+}  // namespace mmrec::models
