@@ -24,36 +24,32 @@ struct Model::Impl {
 
 namespace {
 
-std::uint64_t bytes_of(const models::HostVector& vector) { return vector.size() * sizeof(float); }
+std::uint64_t bytes_of(const models::HostVector& vector, std::optional<kernels::DType> /*type*/) {
+  return vector.size() * sizeof(float);
+}
+std::uint64_t bytes_of(const models::HostMatrix& matrix, std::optional<kernels::DType> type) {
+  return static_cast<std::uint64_t>(matrix.rows * matrix.cols) * kernels::size_of(type.value_or(matrix.dtype));
+}
 
 /// Sets the weight bytes that one decoded token reads: every matrix and vector of every layer, the head, one embedding
 /// row; the projections of attention over memory slots by themselves. Matrices are of `type` on the device that
 /// decodes, of their stored type where it is not given.
 void count_bytes(ModelInfo& info, const models::HostWeights& weights, std::optional<kernels::DType> type) {
-  const auto bytes_of_matrix = [type](const models::HostMatrix& matrix) {
-    return static_cast<std::uint64_t>(matrix.rows * matrix.cols) * kernels::size_of(type.value_or(matrix.dtype));
-  };
-  const models::HostMatrix& head = weights.head.rows == 0 ? weights.embedding : weights.head;
-  std::uint64_t bytes = bytes_of(weights.norm) + bytes_of_matrix(head);
+  const std::uint64_t embedding = bytes_of(weights.embedding, type);
+  std::uint64_t bytes = bytes_of(weights.norm, type);
   std::uint64_t memory_bytes = 0;
-  if (weights.embedding.rows > 0)
-    bytes += bytes_of_matrix(weights.embedding) / static_cast<std::uint64_t>(weights.embedding.rows);
-  for (const models::LayerWeights& layer : weights.layers) {
-    for (const models::HostMatrix* matrix : {&layer.qvzk, &layer.gate, &layer.gate_z, &layer.gamma_in, &layer.gamma_up,
-                                             &layer.context_in, &layer.context_up, &layer.ffn_in, &layer.ffn_out}) {
-      bytes += bytes_of_matrix(*matrix);
-    }
-    memory_bytes += bytes_of_matrix(layer.memory_q) + bytes_of_matrix(layer.memory_out);
+  bytes += weights.head.rows == 0 ? embedding : bytes_of(weights.head, type);
+  if (weights.embedding.rows > 0) bytes += embedding / static_cast<std::uint64_t>(weights.embedding.rows);
+  for (const auto& layer : weights.layers) {
+    models::visit_layer(
+        [&](const models::Field& field, const auto& w) {
+          (field.of_memory && field.is_matrix() ? memory_bytes : bytes) += bytes_of(w, type);
+        },
+        layer);
     if (type.has_value()) {  // a GPU's step multiplies W_q only where there is something to attend to
       const auto of_q = static_cast<std::uint64_t>(layer.qvzk.cols * layer.qvzk.cols) * kernels::size_of(*type);
       bytes -= of_q;
       memory_bytes += of_q;
-    }
-    for (const models::HostVector* vector :
-         {&layer.qvzk_bias, &layer.gate_bias, &layer.gate_z_bias, &layer.gamma_in_bias, &layer.gamma_up_bias,
-          &layer.context_in_bias, &layer.context_up_bias, &layer.memory_q_bias, &layer.memory_out_bias,
-          &layer.ffn_in_bias, &layer.ffn_out_bias, &layer.norm1, &layer.norm2}) {
-      bytes += bytes_of(*vector);
     }
   }
   info.bytes_per_token = bytes;

@@ -1,4 +1,4 @@
-// Runs of stored numbers: finite or not, and widened. Simple loops that a compiler vectorises.
+// Runs of stored numbers: finite or not, and in another type. Simple loops that a compiler vectorises.
 #pragma once
 
 #include <algorithm>
@@ -40,26 +40,39 @@ inline std::int64_t first_nonfinite(const std::byte* from, std::size_t count, ke
   return -1;
 }
 
-template <class T>
-void widen(const std::byte* from, std::size_t count, std::byte* to) {
-  for (std::size_t i = 0; i < count; ++i) {
-    T x{};
-    std::memcpy(&x, from + i * sizeof(T), sizeof(T));
-    const float y = kernels::to_float(x);
-    std::memcpy(to + i * sizeof(float), &y, sizeof(float));
+/// f(T{}) for the element type T that `dtype` stands for.
+template <class F>
+void with_element_type(kernels::DType dtype, const F& f) {
+  switch (dtype) {
+    case kernels::DType::kF32:
+      return f(float{});
+    case kernels::DType::kF16:
+      return f(kernels::Float16{});
+    case kernels::DType::kBF16:
+      return f(kernels::BFloat16{});
   }
 }
 
-/// Copies numbers of one type, or widens them to fp32.
+/// Copies numbers of one type, or rounds them to another. Neither need be aligned.
 inline void convert(const std::byte* from, std::size_t count, kernels::DType from_dtype, std::byte* to,
                     kernels::DType to_dtype) {
-  if (from_dtype == to_dtype) {
-    std::memcpy(to, from, count * kernels::size_of(from_dtype));
-  } else if (from_dtype == kernels::DType::kF16) {
-    widen<kernels::Float16>(from, count, to);
-  } else {
-    widen<kernels::BFloat16>(from, count, to);
-  }
+  if (from_dtype == to_dtype) return static_cast<void>(std::memcpy(to, from, count * kernels::size_of(from_dtype)));
+  with_element_type(from_dtype, [&](auto x) {
+    with_element_type(to_dtype, [&](auto y) {
+      for (std::size_t i = 0; i < count; ++i) {
+        std::memcpy(&x, from + i * sizeof(x), sizeof(x));
+        y = kernels::from_float<decltype(y)>(kernels::to_float(x));
+        std::memcpy(to + i * sizeof(y), &y, sizeof(y));
+      }
+    });
+  });
+}
+
+/// Number `i`, widened.
+inline float element(const std::byte* from, std::size_t i, kernels::DType dtype) {
+  float x = 0.0F;
+  convert(from + i * kernels::size_of(dtype), 1, dtype, reinterpret_cast<std::byte*>(&x), kernels::DType::kF32);
+  return x;
 }
 
 }  // namespace mmrec::models

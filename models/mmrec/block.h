@@ -16,8 +16,8 @@
 
 #include "kernels/backend.h"
 #include "models/executor.h"
-#include "models/mmrec/model_view.h"
 #include "models/mmrec/segment_memory.h"
+#include "models/mmrec/weights.h"
 #include "models/mmrec/workspace.h"
 
 namespace mmrec::models {

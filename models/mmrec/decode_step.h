@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/tensor.h"
+#include "models/mmrec/layer_fields.h"
 
 namespace mmrec::kernels {
 
@@ -25,18 +26,10 @@ struct DecodeShape {
   DecodeWay way = DecodeWay::kAuto;  // for tests and benches: this way or none
 };
 
-/// Weights of one block: matrices [out, in] of type A, biases and norms fp32, shapes as in models/mmrec/weights.h. A
-/// bias may be null, and the context matrices are with dpg.
+/// Weights of one block in memory of Space: matrices [out, in] of type A, biases and norms fp32. A bias may be null,
+/// and the context matrices are with dpg.
 template <class Space, class A>
-struct DecodeLayer {
-  const A *gate = nullptr, *qvzk = nullptr, *gate_z = nullptr, *gamma_in = nullptr, *gamma_up = nullptr,
-          *context_in = nullptr, *context_up = nullptr, *memory_q = nullptr, *memory_out = nullptr, *ffn_in = nullptr,
-          *ffn_out = nullptr;
-  const float *gate_bias = nullptr, *qvzk_bias = nullptr, *gate_z_bias = nullptr, *gamma_in_bias = nullptr,
-              *gamma_up_bias = nullptr, *context_in_bias = nullptr, *context_up_bias = nullptr,
-              *memory_q_bias = nullptr, *memory_out_bias = nullptr, *ffn_in_bias = nullptr, *ffn_out_bias = nullptr,
-              *norm1 = nullptr, *norm2 = nullptr;
-};
+using DecodeLayer = models::LayerFields<const A*, const float*>;
 
 /// Consumes tokens[b] at a position that the caller counts; the position enters by `slots` alone. Before a step that
 /// begins a segment without carried state the caller sets h to 0; after one that ends a segment it closes it

@@ -14,8 +14,8 @@
 #include "models/executor.h"
 #include "models/mmrec/block.h"
 #include "models/mmrec/config.h"
-#include "models/mmrec/model_view.h"
 #include "models/mmrec/schedule.h"
+#include "models/mmrec/weights.h"
 #include "models/mmrec/whole_step.h"
 #include "models/mmrec/workspace.h"
 

@@ -15,7 +15,7 @@
 
 #include "kernels/backend.h"
 #include "models/mmrec/finish_segments.h"
-#include "models/mmrec/model_view.h"
+#include "models/mmrec/weights.h"
 #include "models/mmrec/workspace.h"
 
 namespace mmrec::models {

@@ -12,7 +12,7 @@
 
 #include "models/files/checksum.h"
 #include "models/files/text.h"
-#include "models/mmrec/tensor_specs.h"
+#include "models/mmrec/weight_table.h"
 
 namespace mmrec::models {
 namespace {

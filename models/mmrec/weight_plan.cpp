@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "models/files/text.h"
-#include "models/mmrec/tensor_specs.h"
+#include "models/mmrec/weight_table.h"
 
 namespace mmrec::models {
 namespace {
@@ -93,83 +93,40 @@ class Binder {
       : checkpoint_(checkpoint), config_(config), weights_(weights) {}
 
   WeightPlan bind() {
-    const std::int64_t d = config_.model_dim;
-    weights_.layers = std::vector<LayerWeights>(static_cast<std::size_t>(config_.num_layers));
-    matrix(weights_.embedding, {whole("embedding.weight")});
+    const auto fill = [this](const Field& field, auto& to) {
+      Target target = target_of(field, to);
+      if (!target.parts.empty()) plan_.targets.push_back(std::move(target));
+    };
+    weights_.layers.resize(static_cast<std::size_t>(config_.num_layers));
+    fill({Field::Kind::kTable, table::kEmbedding}, weights_.embedding);
     for (std::size_t i = 0; i < weights_.layers.size(); ++i) {
       prefix_ = "blocks." + std::to_string(i) + ".";
-      layer(weights_.layers[i], d);
+      visit_layer(fill, weights_.layers[i]);
     }
     prefix_.clear();
-    vector(weights_.norm, {whole("norm.weight")});
-    const TensorInfo* head = checkpoint_.find("lm_head.weight");
-    if (head != nullptr) plan_.head = {&weights_.head, nullptr, {whole("lm_head.weight")}};
+    fill({Field::Kind::kNorm, table::kNorm}, weights_.norm);
+    plan_.head = target_of({Field::Kind::kTable, table::kHead}, weights_.head);
     return std::move(plan_);
   }
 
  private:
-  void layer(LayerWeights& w, std::int64_t d) {
-    if (config_.use_hem) {  // rows of W_fused: q, k, v, z
-      const auto stack = [&](const std::string& name) {
-        std::vector<Part> parts = {rows(name, 0, d), rows(name, 2 * d, 2 * d)};
-        if (!config_.use_dpg) parts.push_back(rows(name, d, d));
-        return parts;
-      };
-      matrix(w.qvzk, stack("W_fused.weight"));
-      vector(w.qvzk_bias, stack("W_fused.bias"));
-    } else {
-      const auto stack = [&](const std::string& suffix) {
-        std::vector<Part> parts = {whole("W_q" + suffix), whole("W_v" + suffix), whole("W_z" + suffix)};
-        if (!config_.use_dpg) parts.push_back(whole("W_k" + suffix));
-        return parts;
-      };
-      matrix(w.qvzk, stack(".weight"));
-      vector(w.qvzk_bias, stack(".bias"));
-    }
-    matrix(w.gate, {whole("W_g.weight"), columns("mdi.W_g.weight", d, d)});
-    matrix(w.gate_z, {columns("mdi.W_g.weight", 0, d)});
-    vector(w.gate_bias, {whole("W_g.bias")});
-    vector(w.gate_z_bias, {whole("mdi.W_g.bias")});
-    if (config_.use_dpg) {
-      linear(w.gamma_in, w.gamma_in_bias, "W_gamma_down");
-      linear(w.gamma_up, w.gamma_up_bias, "W_gamma_up");
-    } else {
-      linear(w.gamma_in, w.gamma_in_bias, "mdi.W_gamma.0");
-      linear(w.gamma_up, w.gamma_up_bias, "mdi.W_gamma.2");
-      linear(w.context_in, w.context_in_bias, "mdi.W_context.0");
-      linear(w.context_up, w.context_up_bias, "mdi.W_context.2");
-    }
-    linear(w.memory_q, w.memory_q_bias, "multi_mem_attention.W_q");
-    linear(w.memory_out, w.memory_out_bias, "multi_mem_attention.W_o");
-    linear(w.ffn_in, w.ffn_in_bias, "ffn.0");
-    linear(w.ffn_out, w.ffn_out_bias, "ffn.3");
-    vector(w.norm1, {whole("norm1.weight")});
-    vector(w.norm2, {whole("norm2.weight")});
-  }
+  Target target_of(const Field& field, HostMatrix& to) const { return {&to, nullptr, parts_of(field)}; }
+  Target target_of(const Field& field, HostVector& to) const { return {nullptr, &to, parts_of(field)}; }
 
-  void linear(HostMatrix& weight, HostVector& bias, const std::string& name) {
-    matrix(weight, {whole(name + ".weight")});
-    vector(bias, {whole(name + ".bias")});
-  }
-  void matrix(HostMatrix& to, std::vector<Part> parts) { plan_.targets.push_back({&to, nullptr, std::move(parts)}); }
-  void vector(HostVector& to, std::vector<Part> parts) { plan_.targets.push_back({nullptr, &to, std::move(parts)}); }
-
-  Part whole(const std::string& name) const {
-    const TensorInfo* tensor = checkpoint_.find(prefix_ + name);
-    const std::int64_t row = tensor->shape.size() == 2 ? tensor->shape[1] : 1;
-    return {tensor, 0, tensor->shape[0], 0, row, row};
-  }
-  Part rows(const std::string& name, std::int64_t first, std::int64_t count) const {
-    Part part = whole(name);
-    part.row = first;
-    part.rows = count;
-    return part;
-  }
-  Part columns(const std::string& name, std::int64_t first, std::int64_t count) const {
-    Part part = whole(name);
-    part.col = first;
-    part.cols = count;
-    return part;
+  std::vector<Part> parts_of(const Field& field) const {
+    std::vector<Part> parts;
+    for (const TensorPart& part : field.parts) {
+      const bool is_bias = field.kind == Field::Kind::kBias;
+      if (!part.used_by(config_) || (is_bias && part.col.of(config_) != 0)) continue;
+      const TensorInfo* tensor = checkpoint_.find(prefix_ + std::string(part.name) + (is_bias ? ".bias" : ".weight"));
+      if (tensor == nullptr) continue;  // an optional one
+      Part& to = parts.emplace_back(Part{tensor, part.row.of(config_), part.rows.of(config_), 0, 1, 1});
+      if (!field.is_matrix()) continue;
+      to.col = part.col.of(config_);
+      to.cols = part.cols.of(config_);
+      to.row_elements = part.in.of(config_);
+    }
+    return parts;
   }
 
   const Checkpoint& checkpoint_;

@@ -226,15 +226,13 @@ class Reader {
 
   void check_finite(const TensorInfo& tensor, std::size_t first_byte, std::span<const std::byte> bytes) const {
     if (options_.allow_nonfinite) return;
-    const std::size_t element = size_of(tensor.dtype);
-    const std::int64_t i = first_nonfinite(bytes.data(), bytes.size() / element, tensor.dtype);
+    const std::size_t size = size_of(tensor.dtype);
+    const std::int64_t i = first_nonfinite(bytes.data(), bytes.size() / size, tensor.dtype);
     if (i < 0) return;
-    float value = 0.0F;
-    convert(bytes.data() + static_cast<std::size_t>(i) * element, 1, tensor.dtype, reinterpret_cast<std::byte*>(&value),
-            DType::kF32);
+    const float value = element(bytes.data(), static_cast<std::size_t>(i), tensor.dtype);
     throw std::runtime_error(fmt::format("{}: {}: element {} is {} (expected finite weights)",
                                          checkpoint_.path_of(tensor).string(), printable(tensor.name),
-                                         first_byte / element + static_cast<std::size_t>(i),
+                                         first_byte / size + static_cast<std::size_t>(i),
                                          std::isnan(value) ? "NaN" : "infinite"));
   }
 
@@ -283,7 +281,30 @@ std::uint64_t fingerprint(const Checkpoint& checkpoint, const Config& config, co
   return crc.value();
 }
 
+kernels::WeightView<kernels::Host> view(const HostMatrix& matrix) { return matrix.view(); }
+const float* view(const HostVector& vector) { return vector.data(); }
+
 }  // namespace
+
+ModelView<kernels::Host> view_of(const HostWeights& weights) {
+  ModelView<kernels::Host> model;
+  model.layers.resize(weights.layers.size());
+  visit_model([](const Field&, const auto& from, auto& to) { to = view(from); }, weights, model);
+  if (weights.head.rows == 0) model.head = model.embedding;
+  return model;
+}
+
+DType common_dtype(const HostWeights& weights) {
+  bool all = true;
+  visit_model(
+      [&](const Field& /*field*/, const auto& w) {
+        if constexpr (std::is_same_v<decltype(w), const HostMatrix&>) {
+          all = all && (w.rows == 0 || w.dtype == weights.embedding.dtype);
+        }
+      },
+      weights);
+  return all ? weights.embedding.dtype : DType::kF32;
+}
 
 HostWeights load_weights(const Checkpoint& checkpoint, const Config& config, const WeightOptions& options,
                          const WarningSink& warn) {

@@ -9,6 +9,7 @@
 #include "kernels/tensor.h"
 #include "models/files/checkpoint.h"
 #include "models/mmrec/config.h"
+#include "models/mmrec/weight_table.h"
 
 namespace mmrec::models {
 
@@ -26,32 +27,24 @@ struct HostMatrix {
 /// Biases and norm weights, widened to fp32.
 using HostVector = kernels::HostBuffer<float>;
 
-/// One block. Parts that are read together are stacked into one matrix:
-///   qvzk       [4D, D] on u: rows of W_q, W_v, W_z, W_k ([3D, D] without W_k for DPG, which does not use k)
-///   gate       [2D, D] on h_{t-1}: rows of W_g, then columns D..2D of mdi.W_g
-///   gate_z     [D, D] on z: columns 0..D of mdi.W_g
-///   gamma_in, gamma_up      mdi.W_gamma.0 [G, D] on z, mdi.W_gamma.2 [D, G] (DPG: W_gamma_down [R, D], W_gamma_up [D,
-///   R]) context_in, context_up  mdi.W_context.0 [G, D] on k, mdi.W_context.2 [D, G]; empty for DPG memory_q,
-///   memory_out    multi_mem_attention.W_q, W_o [D, D] ffn_in [F, D], ffn_out [D, F]   ffn.0, ffn.3
-/// Biases follow their matrices; gate_bias is b_g [D], gate_z_bias is b_m [D].
-struct LayerWeights {
-  HostMatrix qvzk, gate, gate_z, gamma_in, gamma_up, context_in, context_up, memory_q, memory_out, ffn_in, ffn_out;
-  HostVector qvzk_bias, gate_bias, gate_z_bias, gamma_in_bias, gamma_up_bias, context_in_bias, context_up_bias,
-      memory_q_bias, memory_out_bias, ffn_in_bias, ffn_out_bias, norm1, norm2;
-};
-
 /// A whole model in host memory. Immutable after load; shared between sessions.
-struct HostWeights {
-  HostMatrix embedding;  // [V, D]
-  HostMatrix head;       // [V, D]; rows == 0 where it is tied to the embedding
-  HostVector norm;       // [D]
-  std::vector<LayerWeights> layers;
-  std::uint64_t bytes = 0;        // resident size of all of the above
-  std::uint64_t parameters = 0;   // elements of the tensors bound (tied head counted once)
+struct HostWeights : ModelFields<HostMatrix, HostVector> {  // head.rows == 0 where it is tied to the embedding
+  std::uint64_t bytes = 0;                                  // resident size of all fields
+  std::uint64_t parameters = 0;                             // elements of the tensors bound (tied head counted once)
   std::uint64_t fingerprint = 0;  // identity of configuration, tensor names, shapes and sampled bytes
-
-  kernels::WeightView<kernels::Host> head_view() const { return head.rows == 0 ? embedding.view() : head.view(); }
 };
+
+/// Weights as the forward pass sees them, in a backend's memory space. Null data where the model has no such field.
+template <class Space>
+using LayerView = LayerFields<kernels::WeightView<Space>, const float*>;
+template <class Space>
+using ModelView = ModelFields<kernels::WeightView<Space>, const float*>;
+
+/// Views of `weights`, which must outlive them. A tied head is the embedding.
+ModelView<kernels::Host> view_of(const HostWeights& weights);
+
+/// The type of all matrices where they agree, fp32 otherwise.
+kernels::DType common_dtype(const HostWeights& weights);
 
 struct WeightOptions {
   bool allow_nonfinite = false;  // load NaN and infinite weights instead of refusing them

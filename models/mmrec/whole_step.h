@@ -8,7 +8,7 @@
 
 #include "models/mmrec/config.h"
 #include "models/mmrec/decode_step.h"
-#include "models/mmrec/model_view.h"
+#include "models/mmrec/weights.h"
 
 namespace mmrec::models {
 
@@ -51,8 +51,8 @@ class WholeStep {
       op_ = {.shape = shape,
              .layers = layers_.data(),
              .layers_on_host = layers_on_host_.data(),
-             .embedding = matrix(model.embedding),
-             .head = matrix(model.head),
+             .embedding = pointer(model.embedding),
+             .head = pointer(model.head),
              .norm = model.norm,
              .mdi_mix = config.mdi_mix,
              .exchange = exchange_.data()};
@@ -75,32 +75,12 @@ class WholeStep {
   // Unqualified, so that names are looked for where the backend is, and only if it has them.
   static constexpr bool kBackendHasIt = requires(Backend & backend, const Op& op) { decode_step(backend, op); };
 
-  static const A* matrix(const kernels::WeightView<Space>& weight) { return static_cast<const A*>(weight.data); }
-  static Layer layer_of(const LayerView<Space>& w) {
-    return {.gate = matrix(w.gate),
-            .qvzk = matrix(w.qvzk),
-            .gate_z = matrix(w.gate_z),
-            .gamma_in = matrix(w.gamma_in),
-            .gamma_up = matrix(w.gamma_up),
-            .context_in = matrix(w.context_in),
-            .context_up = matrix(w.context_up),
-            .memory_q = matrix(w.memory_q),
-            .memory_out = matrix(w.memory_out),
-            .ffn_in = matrix(w.ffn_in),
-            .ffn_out = matrix(w.ffn_out),
-            .gate_bias = w.gate_bias,
-            .qvzk_bias = w.qvzk_bias,
-            .gate_z_bias = w.gate_z_bias,
-            .gamma_in_bias = w.gamma_in_bias,
-            .gamma_up_bias = w.gamma_up_bias,
-            .context_in_bias = w.context_in_bias,
-            .context_up_bias = w.context_up_bias,
-            .memory_q_bias = w.memory_q_bias,
-            .memory_out_bias = w.memory_out_bias,
-            .ffn_in_bias = w.ffn_in_bias,
-            .ffn_out_bias = w.ffn_out_bias,
-            .norm1 = w.norm1,
-            .norm2 = w.norm2};
+  static const A* pointer(const kernels::WeightView<Space>& weight) { return static_cast<const A*>(weight.data); }
+  static const float* pointer(const float* vector) { return vector; }
+  static Layer layer_of(const LayerView<Space>& view) {
+    Layer layer;
+    visit_layer([](const Field& /*field*/, const auto& from, auto& to) { to = pointer(from); }, view, layer);
+    return layer;
   }
 
   bool available_ = false;

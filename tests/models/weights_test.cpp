@@ -12,7 +12,7 @@
 #include "models/files/checkpoint.h"
 #include "models/mmrec/config.h"
 #include "models/mmrec/synthetic.h"
-#include "models/mmrec/tensor_specs.h"
+#include "models/mmrec/weight_table.h"
 #include "tests/support/model_folder.h"
 
 namespace mmrec::models {
@@ -92,7 +92,7 @@ void expect_layout(const std::string& name, const HostWeights& weights, const Co
   for (std::size_t i = 0; i < weights.layers.size(); ++i) {
     SCOPED_TRACE(name + " block " + std::to_string(i));
     const std::string p = "blocks." + std::to_string(i) + ".";
-    const LayerWeights& w = weights.layers[i];
+    const auto& w = weights.layers[i];
     const int stacked = config.use_dpg ? 3 : 4;
     EXPECT_EQ(w.qvzk.rows, stacked * d);
     EXPECT_EQ(w.qvzk.cols, d);
@@ -156,7 +156,7 @@ TEST(Weights, FixturesHaveTheDocumentedLayout) {
 TEST(Weights, TiedHeadIsNotKeptTwice) {
   const HostWeights weights = load(fixture("mdi"));
   EXPECT_EQ(weights.head.rows, 0);
-  EXPECT_EQ(weights.head_view().data, weights.embedding.bytes.data());
+  EXPECT_EQ(view_of(weights).head.data, weights.embedding.bytes.data());
   Edited without("mdi");
   without.checkpoint.erase("lm_head.weight");
   const HostWeights same = without.load();

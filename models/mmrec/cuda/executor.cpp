@@ -232,30 +232,6 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
   std::map<StepKey, kernels::Graph> graphs_;
 };
 
-DType type_of(const HostWeights& weights, Precision precision) {
-  switch (precision) {
-    case Precision::kF32:
-      return DType::kF32;
-    case Precision::kF16:
-      return DType::kF16;
-    case Precision::kBF16:
-      return DType::kBF16;
-    case Precision::kAuto:
-      break;
-  }
-  // The stored type where all matrices agree.
-  const DType first = weights.embedding.dtype;
-  const auto agrees = [first](const HostMatrix& matrix) { return matrix.rows == 0 || matrix.dtype == first; };
-  bool all = agrees(weights.head);
-  for (const LayerWeights& w : weights.layers) {
-    for (const HostMatrix* matrix : {&w.qvzk, &w.gate, &w.gate_z, &w.gamma_in, &w.gamma_up, &w.context_in,
-                                     &w.context_up, &w.memory_q, &w.memory_out, &w.ffn_in, &w.ffn_out}) {
-      all = all && agrees(*matrix);
-    }
-  }
-  return all ? first : DType::kF32;
-}
-
 }  // namespace
 
 int cuda_device_count() { return kernels::cuda_device_count(); }
@@ -269,7 +245,7 @@ CudaDeviceInfo cuda_device_info(int gpu) {
 std::shared_ptr<const CudaWeights> upload_weights(const HostWeights& weights, Precision precision, int gpu) {
   const std::string reason = cuda_unusable_reason(gpu);
   if (!reason.empty()) throw std::runtime_error(reason);
-  return std::make_shared<const CudaWeights>(weights, type_of(weights, precision), gpu);
+  return std::make_shared<const CudaWeights>(weights, precision, gpu);
 }
 
 std::uint64_t device_bytes(const CudaWeights& weights) { return weights.bytes(); }

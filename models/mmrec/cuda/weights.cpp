@@ -4,163 +4,119 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <functional>
+#include <cstddef>
 #include <stdexcept>
 #include <string>
-#include <type_traits>
-#include <vector>
 
 #include "kernels/cuda/runtime/staging.h"
+#include "models/files/elements.h"
 
 namespace mmrec::models {
 namespace {
 
 using kernels::DType;
 
-/// `count` elements on the host, to become elements of another type at `offset` of the device's memory.
-struct Transfer {
-  const void* from = nullptr;
-  DType from_type = DType::kF32;
-  DType to_type = DType::kF32;
+DType type_of(const HostWeights& weights, Precision precision) {
+  switch (precision) {
+    case Precision::kF32:
+      return DType::kF32;
+    case Precision::kF16:
+      return DType::kF16;
+    case Precision::kBF16:
+      return DType::kBF16;
+    case Precision::kAuto:
+      break;
+  }
+  return common_dtype(weights);
+}
+
+/// A field's numbers, in the type in which they lie somewhere.
+struct Numbers {
+  const std::byte* data = nullptr;
+  DType dtype = DType::kF32;
   std::size_t count = 0;
-  std::size_t offset = 0;
 };
 
-/// Lays tensors out one after another, each where 16-byte accesses and bulk copies want it.
+Numbers numbers_of(const HostMatrix& matrix) {
+  return {matrix.bytes.data(), matrix.dtype, static_cast<std::size_t>(matrix.rows * matrix.cols)};
+}
+Numbers numbers_of(const HostVector& vector) {
+  return {reinterpret_cast<const std::byte*>(vector.data()), DType::kF32, vector.size()};
+}
+
+/// Hands out places one after another, each where 16-byte accesses and bulk copies want it.
 class Layout {
  public:
-  std::size_t add(const void* from, DType from_type, DType to_type, std::size_t count) {
+  std::size_t add(std::size_t bytes) {
     constexpr std::size_t kAlign = 256;
-    const std::size_t offset = (bytes_ + kAlign - 1) / kAlign * kAlign;
-    transfers_.push_back({from, from_type, to_type, count, offset});
-    bytes_ = offset + count * kernels::size_of(to_type);
+    const std::size_t offset = (end_ + kAlign - 1) / kAlign * kAlign;
+    if (bytes != 0) end_ = offset + bytes;
     return offset;
   }
-  std::size_t bytes() const { return bytes_; }
-  const std::vector<Transfer>& transfers() const { return transfers_; }
+  std::size_t bytes() const { return end_; }
 
  private:
-  std::size_t bytes_ = 0;
-  std::vector<Transfer> transfers_;
+  std::size_t end_ = 0;
 };
 
-template <class From, class To>
-void convert(const void* from, std::size_t first, std::size_t count, void* to) {
-  const From* source = static_cast<const From*>(from) + first;
-  To* target = static_cast<To*>(to);
+/// Throws if rounding made a finite number infinite.
+void check_fits(const std::byte* from, DType from_type, const std::byte* to, DType type, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
-    const float x = kernels::to_float(source[i]);
-    target[i] = kernels::from_float<To>(x);
-    if (!std::isfinite(kernels::to_float(target[i])) && std::isfinite(x)) {
+    const float x = element(from, i, from_type);
+    if (std::isfinite(x) && !std::isfinite(element(to, i, type))) {
       throw std::runtime_error("precision fp16: a weight of " + std::to_string(x) +
                                " does not fit, expected at most 65504; use bf16 or fp32");
     }
   }
 }
 
-template <class From>
-void convert(const void* from, std::size_t first, std::size_t count, DType to_type, void* to) {
-  switch (to_type) {
-    case DType::kF32:
-      return convert<From, float>(from, first, count, to);
-    case DType::kF16:
-      return convert<From, kernels::Float16>(from, first, count, to);
-    case DType::kBF16:
-      return convert<From, kernels::BFloat16>(from, first, count, to);
+/// Sends numbers through `staging` to device memory as numbers of `type`, which must hold them.
+void send(const Numbers& from, DType type, std::byte* to, kernels::Staging& staging) {
+  const std::size_t from_size = kernels::size_of(from.dtype), size = kernels::size_of(type);
+  const std::size_t most = kernels::Staging::kBlockBytes / size;
+  for (std::size_t first = 0; first < from.count; first += most) {
+    const std::size_t count = std::min(most, from.count - first);
+    const std::byte* source = from.data + first * from_size;
+    std::byte* block = staging.block();
+    convert(source, count, from.dtype, block, type);
+    if (type != from.dtype && first_nonfinite(block, count, type) >= 0)
+      check_fits(source, from.dtype, block, type, count);
+    staging.send(to + first * size, count * size);
   }
 }
 
-/// Elements [first, first + count) of the transfer, in their new type.
-void fill(const Transfer& t, std::size_t first, std::size_t count, void* to) {
-  if (t.from_type == t.to_type) {
-    const std::size_t size = kernels::size_of(t.from_type);
-    std::memcpy(to, static_cast<const std::byte*>(t.from) + first * size, count * size);
-    return;
-  }
-  switch (t.from_type) {
-    case DType::kF32:
-      return convert<float>(t.from, first, count, t.to_type, to);
-    case DType::kF16:
-      return convert<kernels::Float16>(t.from, first, count, t.to_type, to);
-    case DType::kBF16:
-      return convert<kernels::BFloat16>(t.from, first, count, t.to_type, to);
-  }
+void set_view(const std::byte* data, DType type, const HostMatrix& from, kernels::WeightView<kernels::Device>& to) {
+  to = {data, type, from.rows, from.cols};
 }
-
-void run(const std::vector<Transfer>& transfers, std::byte* to) {
-  kernels::Staging staging;
-  for (const Transfer& t : transfers) {
-    const std::size_t size = kernels::size_of(t.to_type);
-    const std::size_t block = kernels::Staging::kBlockBytes / size;
-    for (std::size_t first = 0; first < t.count; first += block) {
-      const std::size_t count = std::min(block, t.count - first);
-      fill(t, first, count, staging.block());
-      staging.send(to + t.offset + first * size, count * size);
-    }
-  }
-  staging.finish();
+void set_view(const std::byte* data, DType /*type*/, const HostVector& /*from*/, const float*& to) {
+  to = reinterpret_cast<const float*>(data);
 }
 
 }  // namespace
 
-CudaWeights::CudaWeights(const HostWeights& weights, DType type, int gpu) : type_(type), gpu_(gpu) {
+CudaWeights::CudaWeights(const HostWeights& weights, Precision precision, int gpu)
+    : type_(type_of(weights, precision)), gpu_(gpu) {
   kernels::make_current(gpu);
-  Layout layout;
-  // Sizes first; pointers are bound once the memory is there.
-  std::vector<std::function<void(const std::byte*)>> bindings;
-  const auto place = [&](const void* from, DType from_type, DType to_type, std::size_t count, auto& pointer) {
-    pointer = nullptr;
-    if (count == 0) return;
-    const std::size_t offset = layout.add(from, from_type, to_type, count);
-    bindings.emplace_back([&pointer, offset](const std::byte* memory) {
-      pointer = static_cast<std::remove_reference_t<decltype(pointer)>>(static_cast<const void*>(memory + offset));
-    });
-  };
-  const auto matrix = [&](const HostMatrix& from, kernels::WeightView<kernels::Device>& to) {
-    to = {nullptr, type, from.rows, from.cols};
-    place(from.bytes.data(), from.dtype, type, static_cast<std::size_t>(from.rows * from.cols), to.data);
-  };
-  const auto vector = [&](const HostVector& from, const float*& to) {
-    place(from.data(), DType::kF32, DType::kF32, from.size(), to);
-  };
-
-  matrix(weights.embedding, view_.embedding);
-  if (weights.head.rows != 0) matrix(weights.head, view_.head);
-  vector(weights.norm, view_.norm);
+  const auto type_in = [this](const Field& field) { return field.is_matrix() ? type_ : DType::kF32; };
+  Layout sizes;
+  visit_model([&](const Field& field,
+                  const auto& from) { sizes.add(numbers_of(from).count * kernels::size_of(type_in(field))); },
+              weights);
+  memory_ = kernels::DeviceBuffer<std::byte>(sizes.bytes());
   view_.layers.resize(weights.layers.size());
-  for (std::size_t i = 0; i < weights.layers.size(); ++i) {
-    const LayerWeights& from = weights.layers[i];
-    LayerView<kernels::Device>& to = view_.layers[i];
-    matrix(from.qvzk, to.qvzk);
-    matrix(from.gate, to.gate);
-    matrix(from.gate_z, to.gate_z);
-    matrix(from.gamma_in, to.gamma_in);
-    matrix(from.gamma_up, to.gamma_up);
-    matrix(from.context_in, to.context_in);
-    matrix(from.context_up, to.context_up);
-    matrix(from.memory_q, to.memory_q);
-    matrix(from.memory_out, to.memory_out);
-    matrix(from.ffn_in, to.ffn_in);
-    matrix(from.ffn_out, to.ffn_out);
-    vector(from.qvzk_bias, to.qvzk_bias);
-    vector(from.gate_bias, to.gate_bias);
-    vector(from.gate_z_bias, to.gate_z_bias);
-    vector(from.gamma_in_bias, to.gamma_in_bias);
-    vector(from.gamma_up_bias, to.gamma_up_bias);
-    vector(from.context_in_bias, to.context_in_bias);
-    vector(from.context_up_bias, to.context_up_bias);
-    vector(from.memory_q_bias, to.memory_q_bias);
-    vector(from.memory_out_bias, to.memory_out_bias);
-    vector(from.ffn_in_bias, to.ffn_in_bias);
-    vector(from.ffn_out_bias, to.ffn_out_bias);
-    vector(from.norm1, to.norm1);
-    vector(from.norm2, to.norm2);
-  }
-  memory_ = kernels::DeviceBuffer<std::byte>(layout.bytes());
-  for (const auto& bind : bindings) bind(memory_.data());
+  Layout layout;
+  kernels::Staging staging;
+  visit_model(
+      [&](const Field& field, const auto& from, auto& to) {
+        const Numbers numbers = numbers_of(from);
+        const DType type = type_in(field);
+        std::byte* data = memory_.data() + layout.add(numbers.count * kernels::size_of(type));
+        send(numbers, type, data, staging);
+        set_view(numbers.count == 0 ? nullptr : data, type, from, to);
+      },
+      weights, view_);
+  staging.finish();
   if (weights.head.rows == 0) view_.head = view_.embedding;
-  run(layout.transfers(), memory_.data());
 }
 
 }  // namespace mmrec::models

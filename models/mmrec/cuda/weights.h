@@ -5,9 +5,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/runtime/cuda.h"
-#include "models/mmrec/config.h"
 #include "models/mmrec/executors.h"
-#include "models/mmrec/model_view.h"
 #include "models/mmrec/weights.h"
 
 namespace mmrec::models {
@@ -15,7 +13,7 @@ namespace mmrec::models {
 /// All matrices in one type, vectors in fp32, in one allocation.
 class CudaWeights {
  public:
-  CudaWeights(const HostWeights& weights, kernels::DType type, int gpu);
+  CudaWeights(const HostWeights& weights, Precision precision, int gpu);
 
   const ModelView<kernels::Device>& view() const { return view_; }
   kernels::DType type() const { return type_; }
