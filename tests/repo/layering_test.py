@@ -24,6 +24,51 @@ THIRD_PARTY = {
     "cublas": {"kernels"},
 }
 
+# What files of a layer may not include of their own layer or the next: (files, includes, files that may), each as the
+# beginning of a path.
+KEPT_APART = [
+    (r"kernels/[^/]+$", r"kernels/.+/", None),  # what both backends share knows neither
+    (r"kernels/cpu/", r"kernels/cuda/", None),
+    (r"kernels/cuda/", r"kernels/cpu/", None),
+    (r"models/files/", r"models/(?!files/)", None),  # files of any model
+    (r"models/", r"(kernels|models/mmrec)/cuda/", r"models/(mmrec/cuda/|runner_cuda\.cpp$)"),
+    (r"models/mmrec/cuda/decode/", r"models/mmrec/cuda/segments/", None),
+    (r"models/mmrec/cuda/segments/", r"models/mmrec/cuda/decode/", None),
+    (r"engine/", r"models/mmrec/cuda/", None),
+]
+
+# The rooms of kernels/cuda: a folder with all below it, or a file. Each may include those of lines above it, and no
+# other of its own line.
+CUDA_ROOMS = [
+    ["kernels/cuda/runtime/"],
+    ["kernels/cuda/isa/"],
+    ["kernels/cuda/"],  # the files of the folder itself: elements, exchange between blocks
+    ["kernels/cuda/recurrence/equations.cuh"],  # one channel in registers: decay and norms are of it
+    ["kernels/cuda/rows/"],
+    ["kernels/cuda/gemm/"],
+    ["kernels/cuda/scan/", "kernels/cuda/recurrence/", "kernels/cuda/attention/", "kernels/cuda/logprobs/",
+     "kernels/cuda/sample/"],
+]
+
+
+def kept_apart(path, include):
+    """Whether `path`, from the root on, must not include `include`."""
+    return any(re.match(files, path) and re.match(others, include) and not (but and re.match(but, path))
+               for files, others, but in KEPT_APART)
+
+
+def cuda_room(path):
+    """(line in CUDA_ROOMS, room) of a path; None outside of kernels/cuda. The longest name that fits is the room."""
+    fitting = [(room, line) for line, rooms in enumerate(CUDA_ROOMS) for room in rooms if path.startswith(room)]
+    room, line = max(fitting, key=lambda fit: len(fit[0]), default=(None, None))
+    return None if room is None else (line, room)
+
+
+def points_up(path, include):
+    """Whether an include from room to room of kernels/cuda goes against their order."""
+    source, target = cuda_room(path), cuda_room(include)
+    return source is not None and target is not None and source[1] != target[1] and source[0] <= target[0]
+
 
 def sources(layer):
     return sorted(p for p in (ROOT / layer).rglob("*") if p.suffix in SUFFIXES)
@@ -73,6 +118,42 @@ class LayeringTest(unittest.TestCase):
         self.assertEqual(upward_includes("models", text), ["mmrec/session.h"])
         self.assertEqual(upward_includes("kernels", text), ["mmrec/session.h", "mmrec/prefill.h"])
         self.assertEqual(upward_includes("apps", text), [])
+
+    def test_rooms_within_a_layer_keep_apart_and_point_one_way(self):
+        for layer in LAYERS:
+            for path in sources(layer):
+                name = str(path.relative_to(ROOT))
+                for kind, include in includes(path):
+                    if kind == '"':
+                        with self.subTest(file=name, include=include):
+                            self.assertFalse(kept_apart(name, include), "rooms that know nothing of each other")
+                            self.assertFalse(points_up(name, include), "rooms in the wrong order")
+
+    def test_every_folder_of_kernels_cuda_is_a_room(self):
+        folders = {f"kernels/cuda/{p.name}/" for p in (ROOT / "kernels/cuda").iterdir() if p.is_dir()}
+        named = {room for rooms in CUDA_ROOMS for room in rooms if room.count("/") == 3 and room.endswith("/")}
+        self.assertEqual(folders, named)
+
+    def test_a_wrong_include_between_rooms_is_seen(self):
+        self.assertTrue(kept_apart("kernels/cpu/a.cpp", "kernels/cuda/element.cuh"))
+        self.assertTrue(kept_apart("kernels/tensor.h", "kernels/cpu/cpu.h"))
+        self.assertTrue(kept_apart("models/files/json.h", "models/mmrec/config.h"))
+        self.assertTrue(kept_apart("models/files/json.h", "models/runner_cuda.h"))
+        self.assertFalse(kept_apart("models/files/json.h", "models/files/text.h"))
+        for include in ["kernels/cuda/runtime/cuda.h", "models/mmrec/cuda/ops.h"]:
+            self.assertTrue(kept_apart("models/mmrec/weights.h", include))
+            self.assertTrue(kept_apart("models/runner_cuda.h", include))
+            self.assertFalse(kept_apart("models/runner_cuda.cpp", include))
+            self.assertFalse(kept_apart("models/mmrec/cuda/decode/a.cu", include))
+        self.assertTrue(kept_apart("engine/model.cpp", "models/mmrec/cuda/weights.h"))
+        self.assertFalse(kept_apart("engine/model.cpp", "models/runner_cuda.h"))
+        self.assertTrue(points_up("kernels/cuda/runtime/a.h", "kernels/cuda/isa/ptx.cuh"))
+        self.assertTrue(points_up("kernels/cuda/rows/a.cu", "kernels/cuda/recurrence/gated_tile.cuh"))
+        self.assertFalse(points_up("kernels/cuda/rows/a.cu", "kernels/cuda/recurrence/equations.cuh"))
+        self.assertTrue(points_up("kernels/cuda/element.cuh", "kernels/cuda/rows/rows.cuh"))
+        self.assertTrue(points_up("kernels/cuda/scan/a.cu", "kernels/cuda/attention/a.cuh"))
+        self.assertFalse(points_up("kernels/cuda/gemm/sm90/a.cu", "kernels/cuda/gemm/b.h"))
+        self.assertFalse(points_up("models/mmrec/cuda/a.cu", "kernels/cuda/gemm/b.h"))
 
     def test_included_files_exist_under_the_name_used(self):
         for layer in LAYERS:
