@@ -182,7 +182,7 @@ struct SegmentSum {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Optional ops: rows of one token each that are normed where they are computed. A backend that has them saves launches;
-// elsewhere models/mmrec/block.h composes them of the ops above. Bits are those of the ops they join.
+// elsewhere models/mmrec/block.h composes them of the ops above. Squares are summed in fp64, in an order of their own.
 // ---------------------------------------------------------------------------------------------------------------------
 
 /// The state of n sequences at their next tokens' recurrence: rounded = h, rounded to A. [n, D] each; null data: none.

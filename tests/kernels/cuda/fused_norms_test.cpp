@@ -1,0 +1,177 @@
+// The ops of rows that are normed where they are computed, against float64: every result of each, the norm and what
+// other blocks do beside it, with and without what is optional.
+#include "tests/kernels/cuda/dense_testing.h"
+
+namespace mmrec::kernels::test {
+namespace {
+
+double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
+
+template <class A>
+class FusedNormsTest : public CudaTest {
+ protected:
+  /// u = rmsnorm(x; norm), of x as the device has it.
+  void expect_normed(const std::vector<float>& x, const DeviceMatrix<float>& norm, const std::vector<A>& u,
+                     std::int64_t rows, std::int64_t dim) {
+    ASSERT_EQ(u.size(), x.size());
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const auto row = static_cast<std::size_t>(r * dim);
+      double squares = 0.0;
+      for (std::int64_t c = 0; c < dim; ++c) {
+        const auto value = static_cast<double>(x[row + static_cast<std::size_t>(c)]);
+        squares += value * value;
+      }
+      const double scale = 1.0 / (std::sqrt(squares / static_cast<double>(dim)) + 1e-6);
+      for (std::int64_t c = 0; c < dim; ++c) {
+        const std::size_t at = row + static_cast<std::size_t>(c);
+        const double want = static_cast<double>(x[at]) * scale * norm(0, c);
+        ASSERT_TRUE(rounds_to(u[at], want, 5e-7 * std::abs(want))) << "row " << r << ", channel " << c;
+      }
+    }
+  }
+  void expect_rounded(const std::vector<A>& got, const DeviceMatrix<float>& want) {
+    ASSERT_EQ(got.size(), want.values().size());
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      ASSERT_EQ(to_float(got[i]), to_float(from_float<A>(want.values()[i]))) << i;
+    }
+  }
+
+  static constexpr std::int64_t kRows[] = {1, 9, 64};
+  static constexpr std::int64_t kDims[] = {4, 48, 384, 1000, 2048};
+};
+
+using Types = testing::Types<BFloat16, Float16>;
+TYPED_TEST_SUITE(FusedNormsTest, Types);
+
+TYPED_TEST(FusedNormsTest, EmbedsAndRoundsTheState) {
+  using A = TypeParam;
+  constexpr std::int64_t kVocab = 37;
+  for (const std::int64_t rows : this->kRows) {
+    for (const std::int64_t dim : this->kDims) {
+      if (small_sizes() && rows * dim > 30000) continue;
+      SCOPED_TRACE(testing::Message() << rows << " x " << dim);
+      DeviceMatrix<A> table = random_matrix<A>(this->cuda(), kVocab, dim, kPacked, 1);
+      DeviceMatrix<float> norm = random_matrix<float>(this->cuda(), 1, dim, kPacked, 2);
+      DeviceMatrix<float> h = random_matrix<float>(this->cuda(), rows, dim, kAlignedGaps, 3);
+      DeviceMatrix<A> rounded(this->cuda(), rows, dim, kAlignedGaps);
+      DeviceMatrix<float> x(this->cuda(), rows, dim);
+      DeviceMatrix<A> u(this->cuda(), rows, dim);
+      std::vector<int> tokens;
+      for (std::int64_t r = 0; r < rows; ++r) tokens.push_back(static_cast<int>(r * 11 % kVocab));
+      const DeviceBuffer<int> device_tokens = this->to_device(tokens);
+      EmbedNorm<Device, A> op{.table = {table.view().data, DType{}, kVocab, dim},
+                              .tokens = device_tokens.data(),
+                              .x = x.view(),
+                              .norm = norm.view().data,
+                              .u = u.view(),
+                              .next = {h.view(), rounded.view()}};
+      embed_norm(this->cuda(), op);
+      const std::vector<float> got = x.download();
+      for (std::int64_t r = 0; r < rows; ++r) {
+        for (std::int64_t c = 0; c < dim; ++c) {
+          ASSERT_EQ(static_cast<double>(got[static_cast<std::size_t>(r * dim + c)]),
+                    table(tokens[static_cast<std::size_t>(r)], c));
+        }
+      }
+      this->expect_normed(got, norm, u.download(), rows, dim);
+      this->expect_rounded(rounded.download(), h);
+    }
+  }
+}
+
+TYPED_TEST(FusedNormsTest, AdvancesTheRecurrenceByAToken) {
+  using A = TypeParam;
+  enum class C { kNone, kShared, kPerRow };
+  std::uint64_t stream = 100;
+  for (const std::int64_t rows : this->kRows) {
+    for (const std::int64_t dim : this->kDims) {
+      if (small_sizes() && rows * dim > 20000) continue;
+      for (const C kind : {C::kNone, C::kShared, C::kPerRow}) {
+        const bool dpg = kind == C::kShared;
+        SCOPED_TRACE(testing::Message() << rows << " x " << dim << (dpg ? ", one network" : ""));
+        // z, v are parts of wider rows; h lies in slots.
+        DeviceMatrix<A> zv = random_matrix<A>(this->cuda(), rows, 2 * dim, kPacked, stream++);
+        DeviceMatrix<A> zm = random_matrix<A>(this->cuda(), rows, dim, kPacked, stream++);
+        DeviceMatrix<float> gates = random_matrix<float>(this->cuda(), rows, 2 * dim, kPacked, stream++);
+        DeviceMatrix<float> bias = random_matrix<float>(this->cuda(), 1, dim, kPacked, stream++);
+        DeviceMatrix<float> decay = random_matrix<float>(this->cuda(), rows, dim, kPacked, stream++, 6.0);
+        DeviceMatrix<float> other = random_matrix<float>(this->cuda(), rows, dim, kPacked, stream++, 6.0);
+        DeviceMatrix<float> h = random_matrix<float>(this->cuda(), rows, dim, kAlignedGaps, stream++);
+        DeviceMatrix<float> x = random_matrix<float>(this->cuda(), rows, dim, kPacked, stream++);
+        DeviceMatrix<float> c = random_matrix<float>(this->cuda(), rows, dim, kPacked, stream++);
+        DeviceMatrix<float> norm = random_matrix<float>(this->cuda(), 1, dim, kPacked, stream++);
+        DeviceMatrix<A> h_rounded(this->cuda(), rows, dim, kAlignedGaps);
+        DeviceMatrix<A> u(this->cuda(), rows, dim);
+        constexpr float kMix = 0.1F;
+        AdvanceNorm<Device, A> op{.z = zv.view().middle_cols(0, dim),
+                                  .v = zv.view().middle_cols(dim, dim),
+                                  .zm = zm.view(),
+                                  .gates = gates.view(),
+                                  .gate_bias = bias.view().data,
+                                  .decay = decay.view(),
+                                  .mdi_mix = kMix,
+                                  .h = h.view(),
+                                  .h_rounded = h_rounded.view(),
+                                  .x = x.view(),
+                                  .norm = norm.view().data,
+                                  .u = u.view()};
+        if (!dpg) op.context_decay = other.view();
+        if (kind == C::kPerRow) op.c = c.view();
+        if (kind == C::kShared) op.c = {c.view().data, rows, dim, 0};
+        advance_norm(this->cuda(), op);
+        const std::vector<float> got_h = h.download();
+        const std::vector<float> got_x = x.download();
+        const std::vector<A> got_rounded = h_rounded.download();
+        for (std::int64_t r = 0; r < rows; ++r) {
+          for (std::int64_t i = 0; i < dim; ++i) {
+            const auto at = static_cast<std::size_t>(r * dim + i);
+            const double mix = static_cast<double>(kMix);
+            const double gamma =
+                std::clamp(sigmoid(decay(r, i)) * (dpg ? 1.0 : sigmoid(other(r, i))), 1e-6, 1.0 - 1e-6);
+            const double s = sigmoid(gates(r, i) + bias(0, i));
+            const double g = sigmoid(zm(r, i) + gates(r, dim + i));
+            const double want_h = (gamma + mix * (1.0 - g + gamma)) * h(r, i) + zv(r, i) * (s + mix * g);
+            const double want_x =
+                x(r, i) + want_h + 0.1 * zv(r, dim + i) + (kind == C::kNone ? 0.0 : c(kind == C::kShared ? 0 : r, i));
+            ASSERT_NEAR(static_cast<double>(got_h[at]), want_h, 2e-6 * (1.0 + std::abs(want_h)));
+            ASSERT_NEAR(static_cast<double>(got_x[at]), want_x, 3e-6 * (1.0 + std::abs(want_x)));
+            ASSERT_EQ(to_float(got_rounded[at]), to_float(from_float<A>(got_h[at])));
+          }
+        }
+        this->expect_normed(got_x, norm, u.download(), rows, dim);
+      }
+    }
+  }
+}
+
+TYPED_TEST(FusedNormsTest, SumsAndRoundsTheNextLayersState) {
+  using A = TypeParam;
+  for (const std::int64_t rows : this->kRows) {
+    for (const std::int64_t dim : this->kDims) {
+      if (small_sizes() && rows * dim > 30000) continue;
+      for (const bool has_next : {true, false}) {
+        SCOPED_TRACE(testing::Message() << rows << " x " << dim << (has_next ? "" : ", the last layer"));
+        DeviceMatrix<float> x = random_matrix<float>(this->cuda(), rows, dim, kPacked, 1);
+        DeviceMatrix<float> norm = random_matrix<float>(this->cuda(), 1, dim, kPacked, 2);
+        DeviceMatrix<float> h = random_matrix<float>(this->cuda(), rows, dim, kAlignedGaps, 3);
+        DeviceMatrix<A> rounded(this->cuda(), rows, dim, kAlignedGaps);
+        DeviceMatrix<A> u(this->cuda(), rows, dim);
+        std::vector<double> before(x.values().size());
+        for (std::size_t i = 0; i < before.size(); ++i) before[i] = 1e6 / static_cast<double>(i + 1);
+        DeviceBuffer<double> sum = this->to_device(before);
+        SumNorm<Device, A> op{.x = x.view(), .sum = {sum.data(), rows, dim}, .norm = norm.view().data, .u = u.view()};
+        if (has_next) op.next = {h.view(), rounded.view()};
+        sum_norm(this->cuda(), op);
+        const std::vector<double> sums = this->to_host(sum);
+        for (std::size_t i = 0; i < sums.size(); ++i) {
+          ASSERT_EQ(sums[i], before[i] + static_cast<double>(x.values()[i])) << i;
+        }
+        this->expect_normed(x.values(), norm, u.download(), rows, dim);
+        if (has_next) this->expect_rounded(rounded.download(), h);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace mmrec::kernels::test
