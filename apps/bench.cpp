@@ -21,7 +21,6 @@
 #include "apps/signals.h"
 #include "models/mmrec/config.h"
 #include "models/mmrec/synthetic.h"
-#include "models/runner_cuda.h"
 
 namespace mmrec::apps {
 namespace {
@@ -47,7 +46,8 @@ device's bandwidth and matrix-product peak, measured in the same run.
       --repeat N         runs of each (CPU: 3, the best; GPU: 5, the median)
       --compare cpu      measure the CPU first, for comparison
   -o, --output FILE      write the result there; --json: JSON, not a table
-      --device D         auto, cpu or cuda; --precision P: fp32, bf16, fp16
+      --device D         auto, cpu, cuda, or cuda:N for GPU N, from 0
+      --precision P      auto, fp32, bf16 or fp16
       --prefill M        auto, sweeps or steps; --sweep-tol X: tolerance (auto)
       --threads N        threads of the CPU (0: all)
   -h, --help             this page; --version
@@ -128,8 +128,7 @@ void keep_synthetic(const std::filesystem::path& folder, const models::Config& c
 
 /// The command line's plan, with defaults that take a GPU or the processors seconds.
 BenchPlan plan_of(const Arguments& arguments, const RunOptions& run) {
-  const bool gpu =
-      run.device == Device::kCuda || (run.device == Device::kAuto && models::cuda_unusable_reason().empty());
+  const bool gpu = takes_gpu(run);
   constexpr std::int64_t kMostBatch = 1024;
   BenchPlan plan;
   using List = std::vector<std::int64_t>;

@@ -48,8 +48,8 @@ double product_rate(kernels::Cuda& cuda, DeviceTimer& timer, DType type, std::in
 
 }  // namespace
 
-DevicePeaks measure_device(std::string_view precision) {
-  kernels::Cuda cuda;
+DevicePeaks measure_device(Precision precision, int gpu) {
+  kernels::Cuda cuda(gpu);
   DeviceTimer timer(cuda);
   DevicePeaks peaks;
   {
@@ -63,7 +63,9 @@ DevicePeaks measure_device(std::string_view precision) {
     peaks.read_bytes_per_second =
         static_cast<double>(kCopyBytes) / seconds([&] { read_by_kernel(cuda, from.data(), kCopyBytes); });
   }
-  const DType type = precision == "bf16" ? DType::kBF16 : precision == "fp16" ? DType::kF16 : DType::kF32;
+  const DType type = precision == Precision::kBF16  ? DType::kBF16
+                     : precision == Precision::kF16 ? DType::kF16
+                                                    : DType::kF32;
   const std::int64_t size = type == DType::kF32 ? 4096 : 8192;
   for (const std::int64_t rows : {size / 2, size}) {
     peaks.product_flops = std::max(peaks.product_flops, product_rate(cuda, timer, type, rows, size));

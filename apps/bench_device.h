@@ -2,7 +2,8 @@
 #pragma once
 
 #include <algorithm>
-#include <string_view>
+
+#include "mmrec/precision.h"
 
 namespace mmrec::apps {
 
@@ -12,10 +13,10 @@ struct DevicePeaks {
   double product_flops = 0.0;          // cuBLAS on square matrices of the given precision, random values
 };
 
-/// Takes about a second and up to 3 GiB of GPU memory. `precision` is a ModelInfo's: "fp32" (true fp32), "fp16" or
-/// "bf16". Medians of a few rounds; the best product of several sizes. Throws std::bad_alloc, std::system_error, and
-/// std::runtime_error in a build without CUDA.
-DevicePeaks measure_device(std::string_view precision);
+/// Of GPU number `gpu`. Takes about a second and up to 3 GiB of its memory. `precision` is a ModelInfo's. Medians of a
+/// few rounds; the best product of several sizes. Throws std::bad_alloc, std::system_error, and std::runtime_error in a
+/// build without CUDA.
+DevicePeaks measure_device(Precision precision, int gpu);
 
 /// The better of each.
 inline DevicePeaks best_of(const DevicePeaks& a, const DevicePeaks& b) {

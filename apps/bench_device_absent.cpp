@@ -5,7 +5,7 @@
 
 namespace mmrec::apps {
 
-DevicePeaks measure_device(std::string_view /*precision*/) {
+DevicePeaks measure_device(Precision /*precision*/, int /*gpu*/) {
   throw std::runtime_error("this build has no CUDA backend");
 }
 

@@ -13,7 +13,7 @@ double megabytes(std::uint64_t bytes) { return static_cast<double>(bytes) * 1e-6
 
 Json machine_json(const BenchRun& run) {
   if (run.on_gpu()) {
-    return {{"device", run.info.device},
+    return {{"device", device_text(run.info)},
             {"copy_gb_per_s", run.device.copy_bytes_per_second * 1e-9},
             {"read_gb_per_s", run.device.read_bytes_per_second * 1e-9},
             {"product_gflop_per_s", run.device.product_flops * 1e-9}};
@@ -50,17 +50,14 @@ Json run_json(const BenchRun& run) {
   Json rows = Json::array();
   for (const BenchRow& row : run.rows) rows.push_back(row_json(run, row));
   Json json = {{"machine", machine_json(run)},
-               {"model",
-                {{"folder", run.folder.string()},
-                 {"parameters", run.info.parameters},
-                 {"model_dim", run.info.model_dim},
-                 {"layers", run.info.num_layers},
-                 {"weight_bytes", run.info.weight_bytes},
-                 {"bytes_per_token", run.info.bytes_per_token},
-                 {"memory_bytes", run.info.memory_bytes},
-                 {"device", run.info.device},
-                 {"precision", run.info.precision},
-                 {"device_bytes", run.info.device_bytes}}},
+               {"model", with_device({{"folder", run.folder.string()},
+                                      {"parameters", run.info.parameters},
+                                      {"model_dim", run.info.model_dim},
+                                      {"layers", run.info.num_layers},
+                                      {"weight_bytes", run.info.weight_bytes},
+                                      {"bytes_per_token", run.info.bytes_per_token},
+                                      {"memory_bytes", run.info.memory_bytes}},
+                                     run.info)},
                {"prefill_mode", prefill_names()[static_cast<std::size_t>(run.options.session.prefill)]},
                {"sweep_tol", sweep_tolerance_json(run.options.session)},
                {"threads", run.options.session.threads},
@@ -125,8 +122,9 @@ std::string header_lines(const BenchRun& run) {
   std::string text;
   if (run.on_gpu()) {
     text += fmt::format("machine  {}: copies {:.0f} GB/s, reads {:.0f} GB/s, {} products {:.1f} TFLOP/s\n",
-                        run.info.device, run.device.copy_bytes_per_second * 1e-9,
-                        run.device.read_bytes_per_second * 1e-9, run.info.precision, run.device.product_flops * 1e-12);
+                        device_text(run.info), run.device.copy_bytes_per_second * 1e-9,
+                        run.device.read_bytes_per_second * 1e-9, to_string(run.info.precision),
+                        run.device.product_flops * 1e-12);
   } else {
     text += fmt::format("machine  {} processors, reads {:.1f} GB/s, sgemm {:.1f} GFLOP/s\n", usable_processors(),
                         run.machine.read_bytes_per_second * 1e-9, run.machine.sgemm_flops * 1e-9);
@@ -185,7 +183,7 @@ std::string bench_table(const std::vector<BenchRun>& runs) {
   std::string text;
   for (const BenchRun& run : runs) text += (text.empty() ? "" : "\n") + run_table(run);
   if (runs.size() < 2) return text;
-  text += fmt::format("\n{} against {}:\n", runs.back().info.device, runs.front().info.device);
+  text += fmt::format("\n{} against {}:\n", device_text(runs.back().info), device_text(runs.front().info));
   for (const Speedup& s : speedups(runs.back(), runs.front())) {
     text += fmt::format("{:<9}{:>6}{:>9}{:>10.1f} times as fast\n", to_string(s.row.phase), s.row.batch, s.row.tokens,
                         s.factor);

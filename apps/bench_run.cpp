@@ -8,7 +8,7 @@
 
 #include "apps/bench_work.h"
 #include "apps/signals.h"
-#include "models/runner_cuda.h"
+#include "models/mmrec/executors.h"
 
 namespace mmrec::apps {
 namespace {
@@ -86,7 +86,7 @@ class Bench {
   void add(BenchRow row) {
     // Everything is allocated when a session is made and when a step runs first: what is in use now is the most.
     if (run_.on_gpu()) {
-      const std::uint64_t free = models::cuda_device_info().free_bytes;
+      const std::uint64_t free = models::cuda_device_info(run_.info.gpu).free_bytes;
       row.device_memory = free_before_ > free ? free_before_ - free : 0;
     }
     row.host_memory = std::max(peak_memory_bytes(), run_.rows.empty() ? 0 : run_.rows.back().host_memory);
@@ -100,6 +100,7 @@ class Bench {
       session.reset();
       const auto start = Clock::now();
       session.prefill(prompt);
+      (void)session.logits();  // waits for them
       return seconds_since(start);
     });
     const PrefillStats stats = session.prefill_stats();
@@ -126,14 +127,16 @@ class Bench {
       add(row);
     };
     measure(Phase::kDecode, [&](std::int64_t t) {
-      session.advance(std::span(given).subspan(static_cast<std::size_t>(t) * width, width));
+      session.step(std::span(given).subspan(static_cast<std::size_t>(t) * width, width));
     });
-    std::vector<int> drawn(width);
+    std::vector<Sample> drawn(width);
+    std::vector<int> next(width);
     SamplerOptions greedy;
     greedy.temperature = 0.0F;
     measure(Phase::kGenerate, [&](std::int64_t t) {
-      session.draw(greedy, static_cast<std::uint64_t>(t), 0, drawn);
-      session.advance(drawn);
+      session.draw(greedy, static_cast<std::uint64_t>(t), 0, drawn, /*logprobs=*/false);
+      std::transform(drawn.begin(), drawn.end(), next.begin(), [](const Sample& sample) { return sample.token; });
+      session.step(next);
     });
   }
 
@@ -143,12 +146,12 @@ class Bench {
   BenchRun& run_;
 };
 
-/// Decided as Model::load does.
-bool takes_gpu(const RunOptions& options) {
-  return options.device == Device::kCuda || (options.device == Device::kAuto && models::cuda_unusable_reason().empty());
-}
-
 }  // namespace
+
+bool takes_gpu(const RunOptions& options) {
+  return options.device == Device::kCuda ||
+         (options.device == Device::kAuto && models::cuda_unusable_reason(options.gpu).empty());
+}
 
 void check_interrupt() {
   if (interrupt_exit_code() != 0) throw Interrupted{};
@@ -177,13 +180,14 @@ BenchRun run_bench(const std::filesystem::path& folder, const RunOptions& option
   read_into_page_cache(folder);
   check_interrupt();
 
-  const bool usable = gpu && models::cuda_unusable_reason().empty();  // loading says why not
-  const std::uint64_t free_before = usable ? models::cuda_device_info().free_bytes : 0;
+  const bool usable = gpu && options.gpu < models::cuda_device_count() &&
+                      models::cuda_unusable_reason(options.gpu).empty();  // loading says why not
+  const std::uint64_t free_before = usable ? models::cuda_device_info(options.gpu).free_bytes : 0;
   const auto start = Clock::now();
   const Model model = load_model(folder, options);
   run.load_seconds = seconds_since(start);
   run.info = model.info();
-  if (gpu) run.device = measure_device(run.info.precision);
+  if (gpu) run.device = measure_device(run.info.precision, options.gpu);
   Bench bench(plan, model, free_before, run);
 
   std::vector<std::int64_t> batches = plan.batches;
@@ -195,7 +199,7 @@ BenchRun run_bench(const std::filesystem::path& folder, const RunOptions& option
     if (batch == batches.front()) run.peak_memory = peak_memory_bytes();
   }
   if (gpu) {
-    run.device = best_of(run.device, measure_device(run.info.precision));
+    run.device = best_of(run.device, measure_device(run.info.precision, options.gpu));
   } else {
     run.machine = best_of(run.machine, measure_machine());
   }

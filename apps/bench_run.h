@@ -27,7 +27,7 @@ struct BenchPlan {
   std::int64_t repeat = 0;                   // runs of each; on the CPU the best counts, on a GPU the median
 };
 
-/// prefill   logits after a prompt
+/// prefill   logits after a prompt, fetched
 /// decode    given tokens, one after another; logits fetched after the last
 /// generate  tokens drawn where the logits are (greedily), each before the next is computed
 enum class Phase : std::uint8_t { kPrefill, kDecode, kGenerate };
@@ -64,13 +64,16 @@ struct BenchRun {
   MachinePeaks machine;  // on the CPU
   DevicePeaks device;    // on a GPU
 
-  bool on_gpu() const { return info.device_bytes > 0; }
+  bool on_gpu() const { return info.device == Device::kCuda; }
   /// Prefill is a share of this rate of products, decode of this rate of bytes.
   double peak_flops() const { return on_gpu() ? device.product_flops : machine.sgemm_flops; }
   double peak_bytes() const { return on_gpu() ? device.copy_bytes_per_second : machine.read_bytes_per_second; }
   /// What the weights should need at most beside themselves.
   std::uint64_t memory_limit() const { return info.weight_bytes + info.weight_bytes * 15 / 100 + 50'000'000; }
 };
+
+/// Whether a model will run on a GPU, decided as Model::load does.
+bool takes_gpu(const RunOptions& options);
 
 /// Loads the model of `folder` and measures it; the device's peaks before and after, so that another program at work
 /// during either does not count. Throws Interrupted, and what loading and running throw.

@@ -16,6 +16,7 @@
 #include "apps/input.h"
 #include "apps/model_folder.h"
 #include "apps/output.h"
+#include "apps/progress.h"
 #include "apps/sampling.h"
 #include "apps/signals.h"
 #include "mmrec/generate.h"
@@ -46,7 +47,8 @@ Continues a prompt: text on stdout, timings and the seed on stderr.
       --stop S          end before this text; may be repeated
       --echo            print the prompt first
       --json            one JSON object instead of text
-      --device D        auto, cpu or cuda; --precision P: auto, fp32, bf16, fp16
+      --device D        auto, cpu, cuda, or cuda:N for GPU N, from 0
+      --precision P     auto, fp32, bf16 or fp16
       --prefill M       auto, sweeps or steps; --sweep-tol X: tolerance (auto)
       --threads N       threads of the CPU (0: all)
   -h, --help            this page; --version
@@ -119,6 +121,15 @@ std::vector<int> end_of_sequence(const ModelInfo& info, const GenerationDefaults
   return {};
 }
 
+/// Consumes the prompt, with a progress bar where it takes more than one chunk; an interrupt ends it after a chunk.
+void prefill(Session& session, const std::vector<int>& ids) {
+  Progress progress(std::ssize(ids));
+  session.prefill(ids, {.on_progress = [&](std::int64_t done, std::int64_t /*total*/) {
+                    progress.update(done);
+                    return interrupt_exit_code() == 0;
+                  }});
+}
+
 class Stopwatch {
  public:
   double lap() {
@@ -187,14 +198,11 @@ Json result_json(const GenerateResult& result, const SamplerOptions& sampler, co
             {"top_p", shortest(sampler.top_p)},
             {"min_p", shortest(sampler.min_p)},
             {"repetition_penalty", shortest(sampler.repetition_penalty)}}},
-          {"model",
-           {{"folder", folder.string()},
-            {"parameters", info.parameters},
-            {"fingerprint", hex(info.fingerprint)},
-            {"tokenizer_fingerprint", hex(tokenizer.fingerprint())},
-            {"device", info.device},
-            {"precision", info.precision},
-            {"device_bytes", info.device_bytes}}},
+          {"model", with_device({{"folder", folder.string()},
+                                 {"parameters", info.parameters},
+                                 {"fingerprint", hex(info.fingerprint)},
+                                 {"tokenizer_fingerprint", hex(tokenizer.fingerprint())}},
+                                info)},
           {"timings", timings.json()}};
 }
 
@@ -232,13 +240,13 @@ int generate_main(int argc, char** argv) {
     out.flush();
   }
   Session session = model.new_session(1, run.session);
+  const GracefulScope graceful;
   watch.lap();
-  session.prefill(ids);
+  prefill(session, ids);
   timings.prefill_seconds = watch.lap();
-  timings.prefill_tokens = static_cast<std::int64_t>(ids.size());
+  timings.prefill_tokens = session.position();
   timings.prefill = session.prefill_stats();
 
-  const GracefulScope graceful;
   bool line_open = false;
   if (!as_json) {
     options.on_text = [&](std::string_view text) {
@@ -249,7 +257,12 @@ int generate_main(int argc, char** argv) {
     };
   }
   options.cancelled = [] { return interrupt_exit_code() != 0; };
-  const GenerateResult result = generate(session, tokenizer, ids, options);
+  GenerateResult result;
+  if (session.position() == std::ssize(ids)) {
+    result = generate(session, tokenizer, options);
+  } else {  // interrupted
+    result.finish_reason = FinishReason::kCancelled;
+  }
   timings.decode_seconds = watch.lap();
   timings.decode_tokens = static_cast<std::int64_t>(result.tokens.size());
   timings.decode_bytes =

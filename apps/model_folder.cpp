@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <fstream>
+#include <limits>
 #include <new>
 #include <sstream>
 #include <stdexcept>
@@ -19,6 +20,7 @@ namespace {
 constexpr std::array<std::string_view, 3> kPrefillNames = {"auto", "sweeps", "steps"};
 // In the order of Device and of Precision.
 constexpr std::array<std::string_view, 3> kDeviceNames = {"auto", "cpu", "cuda"};
+constexpr std::string_view kNumberedGpu = "cuda:";
 constexpr std::array<std::string_view, 4> kPrecisionNames = {"auto", "fp32", "fp16", "bf16"};
 
 std::filesystem::path beside_program() {
@@ -61,6 +63,25 @@ auto rejecting(const std::filesystem::path& folder, Load&& load) {
   }
 }
 
+/// Sets the device: a name, or "cuda:" and the GPU's number.
+void read_device(const Arguments& arguments, RunOptions& options) {
+  const std::string given = arguments.text("device").value_or("auto");
+  if (given.starts_with(kNumberedGpu)) {
+    const auto number = parse_integer(std::string_view(given).substr(kNumberedGpu.size()));
+    if (number && *number >= 0 && *number <= std::numeric_limits<int>::max()) {
+      options.device = Device::kCuda;
+      options.gpu = static_cast<int>(*number);
+      return;
+    }
+  }
+  const auto name = std::find(kDeviceNames.begin(), kDeviceNames.end(), given);
+  if (name == kDeviceNames.end()) {
+    throw UsageError(fmt::format("--device: not a valid value (found '{}', expected auto or cpu or cuda or cuda:N)",
+                                 printable(given)));
+  }
+  options.device = static_cast<Device>(name - kDeviceNames.begin());
+}
+
 }  // namespace
 
 std::filesystem::path model_folder(const Arguments& arguments) {
@@ -79,7 +100,7 @@ std::filesystem::path model_folder(const Arguments& arguments) {
 
 RunOptions run_options(const Arguments& arguments) {
   RunOptions options;
-  options.device = static_cast<Device>(arguments.choice("device", kDeviceNames));
+  read_device(arguments, options);
   options.precision = static_cast<Precision>(arguments.choice("precision", kPrecisionNames));
   if (options.device == Device::kCpu && options.precision != Precision::kAuto && options.precision != Precision::kF32) {
     throw UsageError(
@@ -103,13 +124,27 @@ nlohmann::ordered_json sweep_tolerance_json(const SessionOptions& options) {
   return shortest(options.sweep_tolerance);
 }
 
+std::string device_text(const ModelInfo& info) {
+  if (info.device != Device::kCuda) return info.device_name;
+  return fmt::format("{} ({})", info.gpu == 0 ? "cuda" : fmt::format("{}{}", kNumberedGpu, info.gpu), info.device_name);
+}
+
 std::string place_of(const ModelInfo& info) {
-  return info.device_bytes == 0 ? info.device : fmt::format("{}, {}", info.device, info.precision);
+  const std::string device = device_text(info);
+  return info.device == Device::kCuda ? fmt::format("{}, {}", device, to_string(info.precision)) : device;
+}
+
+nlohmann::ordered_json with_device(nlohmann::ordered_json description, const ModelInfo& info) {
+  description["device"] = device_text(info);
+  description["precision"] = to_string(info.precision);
+  description["device_bytes"] = info.device == Device::kCuda ? info.weight_bytes : 0;
+  return description;
 }
 
 Model load_model(const std::filesystem::path& folder, const RunOptions& options) {
   LoadOptions load;
   load.device = options.device;
+  load.gpu = options.gpu;
   load.precision = options.precision;
   load.threads = options.session.threads;
   load.on_warning = [](std::string_view text) { warn(text); };

@@ -21,6 +21,7 @@ std::filesystem::path model_folder(const Arguments& arguments);
 /// What --device, --precision, --threads, --prefill and --sweep-tol say.
 struct RunOptions {
   Device device = Device::kAuto;
+  int gpu = 0;
   Precision precision = Precision::kAuto;
   SessionOptions session;
 };
@@ -32,8 +33,14 @@ std::span<const std::string_view> prefill_names();
 /// What --sweep-tol says, or "auto"; for JSON.
 nlohmann::ordered_json sweep_tolerance_json(const SessionOptions& options);
 
-/// Where the model runs: "cpu", or "cuda (NVIDIA H200), bf16".
+/// What the model runs on: "cpu", "cuda (NVIDIA H200)", or for any GPU but the first "cuda:1 (NVIDIA H200)".
+std::string device_text(const ModelInfo& info);
+
+/// Where and how the model runs: "cpu", or "cuda (NVIDIA H200), bf16".
 std::string place_of(const ModelInfo& info);
+
+/// `description` of a model with what it runs on: device, precision and GPU bytes.
+nlohmann::ordered_json with_device(nlohmann::ordered_json description, const ModelInfo& info);
 
 /// Model::load; warnings go to stderr, every fault of a file becomes RejectedFile.
 Model load_model(const std::filesystem::path& folder, const RunOptions& options);

@@ -46,7 +46,8 @@ one document, "-" is stdin. The result is on stdout, timings are on stderr.
                        per token, in json an entry of `documents`
   -o, --output FILE    write the result there, whole or not at all
       --batch N        documents scored together (1)
-      --device D       auto, cpu or cuda; --precision P: auto, fp32, bf16, fp16
+      --device D       auto, cpu, cuda, or cuda:N for GPU N, from 0
+      --precision P    auto, fp32, bf16 or fp16
       --prefill M      auto, sweeps or steps; --sweep-tol X: tolerance (auto)
       --threads N      threads of the CPU (0: all)
   -h, --help           this page; --version
@@ -239,13 +240,10 @@ int ppl_main(int argc, char** argv) {
                              : tokenizer->adds_bos() ? "added"
                                                      : "none"},
                      {"tokenizer_fingerprint", tokenizer ? Json(hex(tokenizer->fingerprint())) : Json(nullptr)},
-                     {"model",
-                      {{"folder", folder.string()},
-                       {"parameters", model.info().parameters},
-                       {"fingerprint", hex(model.info().fingerprint)},
-                       {"device", model.info().device},
-                       {"precision", model.info().precision},
-                       {"device_bytes", model.info().device_bytes}}},
+                     {"model", with_device({{"folder", folder.string()},
+                                            {"parameters", model.info().parameters},
+                                            {"fingerprint", hex(model.info().fingerprint)}},
+                                           model.info())},
                      {"prefill",
                       {{"mode", prefill_names()[static_cast<std::size_t>(run.session.prefill)]},
                        {"sweep_tol", sweep_tolerance_json(run.session)},

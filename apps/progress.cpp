@@ -28,12 +28,12 @@ std::string clock_text(double seconds) {
 
 }  // namespace
 
-std::string progress_line(std::int64_t done, std::int64_t total, double seconds, double ppl, int width) {
+std::string progress_line(std::int64_t done, std::int64_t total, double seconds, std::optional<double> ppl, int width) {
   const double share = total > 0 ? std::min(1.0, static_cast<double>(done) / static_cast<double>(total)) : 0.0;
   const double rate = seconds > 0.0 ? static_cast<double>(done) / seconds : 0.0;
   const double left = rate > 0.0 ? static_cast<double>(total - done) / rate : -1.0;
-  const std::string facts =
-      fmt::format("{:3.0f}% {:.0f} tok/s ppl {:.4g} ETA {}", std::floor(share * 100.0), rate, ppl, clock_text(left));
+  const std::string facts = fmt::format("{:3.0f}% {:.0f} tok/s{} ETA {}", std::floor(share * 100.0), rate,
+                                        ppl ? fmt::format(" ppl {:.4g}", *ppl) : std::string(), clock_text(left));
   const int room = width - static_cast<int>(facts.size()) - 3;  // "[" "] "
   std::string line;
   if (room >= 5) {
@@ -52,7 +52,7 @@ Progress::Progress(std::int64_t total)
 
 Progress::~Progress() { clear(); }
 
-void Progress::update(std::int64_t done, double ppl) {
+void Progress::update(std::int64_t done, std::optional<double> ppl) {
   if (!enabled_) return;
   const auto now = Clock::now();
   if (drawn_ && now - last_ < std::chrono::milliseconds(200)) return;

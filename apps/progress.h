@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace mmrec::apps {
@@ -16,8 +17,8 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// `done` tokens so far, of perplexity `ppl`.
-  void update(std::int64_t done, double ppl);
+  /// `done` tokens so far, of perplexity `ppl` where that is known.
+  void update(std::int64_t done, std::optional<double> ppl = std::nullopt);
   /// Wipes the line, so that other text may follow.
   void clear();
 
@@ -31,6 +32,6 @@ class Progress {
 };
 
 /// The line itself, at most `width` columns; apart from the terminal so that it can be tested.
-std::string progress_line(std::int64_t done, std::int64_t total, double seconds, double ppl, int width);
+std::string progress_line(std::int64_t done, std::int64_t total, double seconds, std::optional<double> ppl, int width);
 
 }  // namespace mmrec::apps

@@ -23,9 +23,11 @@ void check_ids(std::span<const int> ids, std::int64_t vocab, const char* what) {
 /// Text from tokens as it becomes final; what cannot be delivered any more is dropped.
 class Output {
  public:
-  Output(const Tokenizer& tokenizer, std::span<const int> prompt, const GenerateOptions& options, std::string& text)
-      : decoder_(tokenizer), stops_(options.stop), on_text_(options.on_text), text_(text) {
-    for (const int token : prompt) {
+  /// `before` are the tokens that the text follows; `at_start`: all of them.
+  Output(const Tokenizer& tokenizer, std::span<const int> before, bool at_start, const GenerateOptions& options,
+         std::string& text)
+      : decoder_(tokenizer, at_start), stops_(options.stop), on_text_(options.on_text), text_(text) {
+    for (const int token : before) {
       if (token < tokenizer.vocab_size()) decoder_.push(token);
     }
   }
@@ -70,8 +72,7 @@ std::string_view to_string(FinishReason reason) {
   return "unknown";
 }
 
-GenerateResult generate(Session& session, const Tokenizer& tokenizer, std::span<const int> prompt,
-                        const GenerateOptions& options) {
+GenerateResult generate(Session& session, const Tokenizer& tokenizer, const GenerateOptions& options) {
   if (session.batch() != 1) {
     throw std::invalid_argument(fmt::format("generate: found a session of batch {}, expected 1", session.batch()));
   }
@@ -79,7 +80,7 @@ GenerateResult generate(Session& session, const Tokenizer& tokenizer, std::span<
   if (options.max_tokens < -1) {
     throw std::invalid_argument(fmt::format("max_tokens: found {}, expected >= -1", options.max_tokens));
   }
-  check_ids(prompt, session.vocab_size(), "prompt");
+  check_ids(options.context, session.vocab_size(), "context");
   check_ids(options.eos_token_ids, session.vocab_size(), "end-of-sequence");
 
   SamplerOptions sampler_options = options.sampler;
@@ -91,20 +92,23 @@ GenerateResult generate(Session& session, const Tokenizer& tokenizer, std::span<
   }
 
   GenerateResult result;
-  Output output(tokenizer, prompt, options, result.text);
-  // Only the end of the prompt can count as recent.
-  const std::size_t window = std::min(prompt.size(), static_cast<std::size_t>(sampler_options.repetition_window));
-  std::vector<int> recent(prompt.end() - static_cast<std::ptrdiff_t>(window), prompt.end());
+  const std::span<const int> before = options.context.empty() ? session.recent_tokens() : options.context;
+  const bool has_all = static_cast<std::int64_t>(before.size()) >= session.position();
+  Output output(tokenizer, before, has_all, options, result.text);
+  // Only the end of what came before can count as recent.
+  const std::size_t window = std::min(before.size(), static_cast<std::size_t>(sampler_options.repetition_window));
+  std::vector<int> recent(before.end() - static_cast<std::ptrdiff_t>(window), before.end());
 
   const std::int64_t max_tokens =
       options.max_tokens < 0 ? std::numeric_limits<std::int64_t>::max() : options.max_tokens;
   const auto first_position = static_cast<std::uint64_t>(session.position());
-  // The penalty needs the tokens so far, which the device has not got.
-  const bool fetches_logits = options.logprobs || sampler_options.repetition_penalty != 1.0F;
   const auto draw = [&](std::uint64_t step) {
-    if (fetches_logits) return sampler.sample(session.logits(), recent, step, options.sequence);
     Sample sample;
-    session.draw(sampler_options, step, options.sequence, {&sample.token, 1});
+    if (sampler_options.repetition_penalty == 1.0F) {
+      session.draw(sampler_options, step, options.sequence, {&sample, 1}, options.logprobs);
+    } else {  // needs the tokens so far, which a device has not got
+      sample = sampler.sample(session.logits(), recent, step, options.sequence);
+    }
     return sample;
   };
   for (std::int64_t n = 0; n < max_tokens; ++n) {
@@ -112,7 +116,7 @@ GenerateResult generate(Session& session, const Tokenizer& tokenizer, std::span<
       result.finish_reason = FinishReason::kCancelled;
       break;
     }
-    if (n > 0) session.advance({&result.tokens.back(), 1});
+    if (n > 0) session.step({&result.tokens.back(), 1});
     const Sample drawn = draw(first_position + static_cast<std::uint64_t>(n));
     if (std::find(options.eos_token_ids.begin(), options.eos_token_ids.end(), drawn.token) !=
         options.eos_token_ids.end()) {

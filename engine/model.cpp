@@ -1,4 +1,4 @@
-// Model: configuration, weights, the device they live on and a way to make runners.
+// Model: configuration, and an executor with the weights on the device they live on.
 #include "mmrec/model.h"
 
 #include <fmt/format.h>
@@ -11,15 +11,15 @@
 #include "engine/kernel_backend.h"
 #include "mmrec/errors.h"
 #include "models/files/checkpoint.h"
+#include "models/mmrec/executors.h"
 #include "models/mmrec/weights.h"
-#include "models/runner_cuda.h"
 
 namespace mmrec {
 
 struct Model::Impl {
   ModelInfo info;
   models::Config config;
-  engine::RunnerFactory make_runner;
+  std::shared_ptr<models::Executor> executor;
 };
 
 namespace {
@@ -71,8 +71,7 @@ ModelInfo info_of(const models::Config& config, const models::HostWeights& weigh
   info.fingerprint = weights.fingerprint;
   info.bos_token_id = config.bos_token_id.value_or(-1);
   info.eos_token_ids = config.eos_token_ids;
-  info.device = "cpu";
-  info.precision = "fp32";
+  info.device_name = "cpu";
   return info;
 }
 
@@ -101,16 +100,27 @@ void check(const LoadOptions& options) {
     throw std::invalid_argument(
         fmt::format("load option precision: found {}, expected a Precision", static_cast<int>(options.precision)));
   }
+  if (options.gpu < 0) {
+    throw std::invalid_argument(fmt::format("load option gpu: found {}, expected >= 0", options.gpu));
+  }
   if (options.threads < 0) {
     throw std::invalid_argument(fmt::format("load option threads: found {}, expected >= 0", options.threads));
   }
+}
+
+/// Why GPU number `gpu` cannot be used, or "".
+std::string unusable_reason(int gpu) {
+  const int count = models::cuda_device_count();
+  if (count > 0 && gpu >= count)
+    return fmt::format("found GPU {}, expected 0..{}: there are {}", gpu, count - 1, count);
+  return models::cuda_unusable_reason(gpu);
 }
 
 /// Whether the model runs on the GPU, decided before any file is read. kCpu never asks for one.
 bool takes_cuda(const LoadOptions& options) {
   std::string reason;
   if (options.device != Device::kCpu) {
-    reason = models::cuda_unusable_reason();
+    reason = unusable_reason(options.gpu);
     if (reason.empty()) return true;
     reason = fmt::format("no usable CUDA device ({})", reason);
   }
@@ -126,17 +136,16 @@ bool takes_cuda(const LoadOptions& options) {
   return false;
 }
 
-Model on_cuda(const models::Config& config, const models::HostWeights& host, ModelInfo info, Precision precision) {
-  const auto weights = models::upload_weights(host, precision);
-  const Precision resolved = models::precision_of(*weights);
+Model on_cuda(const models::Config& config, const models::HostWeights& host, ModelInfo info,
+              const LoadOptions& options) {
+  const auto weights = models::upload_weights(host, options.precision, options.gpu);
+  info.precision = models::precision_of(*weights);
   info.weight_bytes = models::device_bytes(*weights);
-  info.device_bytes = info.weight_bytes;
-  count_bytes(info, host, type_of(resolved));
-  info.device = fmt::format("cuda ({})", models::cuda_device_info().name);
-  info.precision = to_string(resolved);
-  return engine::Access::model(std::move(info), config, [config, weights](int batch, const models::RunnerOptions& o) {
-    return models::make_cuda_runner(config, weights, batch, o);
-  });
+  count_bytes(info, host, type_of(info.precision));
+  info.device = Device::kCuda;
+  info.gpu = options.gpu;
+  info.device_name = models::cuda_device_info(options.gpu).name;
+  return engine::Access::model(std::move(info), config, models::make_cuda_executor(config, weights));
 }
 
 }  // namespace
@@ -154,10 +163,8 @@ Model Model::load(const std::filesystem::path& folder, const LoadOptions& option
   const auto weights = std::make_shared<const models::HostWeights>(
       models::load_weights(checkpoint, config, weight_options, options.on_warning));
   ModelInfo info = info_of(config, *weights);
-  if (cuda) return on_cuda(config, *weights, std::move(info), options.precision);  // and the host's copy goes
-  return engine::Access::model(std::move(info), config, [config, weights](int batch, const models::RunnerOptions& o) {
-    return models::make_cpu_runner(config, weights, batch, o);
-  });
+  if (cuda) return on_cuda(config, *weights, std::move(info), options);  // and the host's copy goes
+  return engine::Access::model(std::move(info), config, models::make_cpu_executor(config, weights));
 }
 
 const ModelInfo& Model::info() const { return impl_->info; }
@@ -165,15 +172,17 @@ const ModelInfo& Model::info() const { return impl_->info; }
 Session Model::new_session(int batch, const SessionOptions& options) const {
   engine::check_batch(batch);
   engine::check_options(options);
-  return engine::Access::session(impl_->make_runner(batch, engine::runner_options(options)), impl_->config,
-                                 impl_->info.fingerprint);
+  return engine::Access::session(impl_->executor, impl_->config, impl_->info.fingerprint, batch,
+                                 engine::execution_options(options));
 }
 
 namespace engine {
 
-Model Access::model(ModelInfo info, const models::Config& config, RunnerFactory make_runner) {
-  return Model(std::make_shared<const Model::Impl>(Model::Impl{std::move(info), config, std::move(make_runner)}));
+Model Access::model(ModelInfo info, const models::Config& config, std::shared_ptr<models::Executor> executor) {
+  return Model(std::make_shared<const Model::Impl>(Model::Impl{std::move(info), config, std::move(executor)}));
 }
+
+const std::shared_ptr<models::Executor>& Access::executor(const Model& model) { return model.impl_->executor; }
 
 }  // namespace engine
 }  // namespace mmrec

@@ -1,5 +1,5 @@
-// Session: argument checks around a runner. Everything is checked before the runner is touched, so a call that throws
-// std::invalid_argument or a restore that throws std::runtime_error has changed nothing.
+// Session: argument checks around slots of an executor. Everything is checked before the executor is touched, so a call
+// that throws std::invalid_argument or a restore that throws std::runtime_error has changed nothing.
 #include "mmrec/session.h"
 
 #include <fmt/format.h>
@@ -11,6 +11,8 @@
 #include <utility>
 
 #include "engine/access.h"
+#include "engine/callback.h"
+#include "engine/recent_tokens.h"
 #include "engine/state_format.h"
 #include "mmrec/errors.h"
 
@@ -23,29 +25,100 @@ constexpr int kMaxThreads = 256;
 }  // namespace
 
 struct Session::Impl {
-  std::unique_ptr<models::Runner> runner;
-  engine::StateShape shape;
-  std::optional<Sampler> sampler = {};  // of the last draw, for its scratch
+  Impl(models::Slots own_slots, const engine::StateShape& its_shape, const models::ExecutionOptions& its_options)
+      : slots(std::move(own_slots)),
+        shape(its_shape),
+        options(its_options),
+        recent(slots.count(), kRecentTokens),
+        runs(static_cast<std::size_t>(slots.count())),
+        drawn(runs.size()) {}
 
-  Sampler& sampler_for(const SamplerOptions& options) {
-    if (!sampler || sampler->options() != options) sampler = Sampler(options);
+  models::Slots slots;
+  engine::StateShape shape;
+  models::ExecutionOptions options;
+  std::int64_t position = 0;
+  engine::RecentTokens recent;
+  PrefillStats stats = {};
+  std::vector<float> logits = {};       // [B, V] once fetched
+  bool has_logits = false;              // they are those of `position`
+  std::optional<Sampler> sampler = {};  // of the last draw, for its scratch
+  std::vector<models::Run> runs;        // [B], scratch
+  std::vector<int> drawn;               // [B], scratch
+  std::vector<float> drawn_logprobs = {};
+
+  models::Executor& executor() const { return *slots.executor(); }
+  std::size_t batch() const { return runs.size(); }
+
+  /// One run of `rows` tokens for every sequence.
+  std::span<const models::Run> runs_of(std::int64_t rows) {
+    for (std::size_t b = 0; b < runs.size(); ++b) {
+      runs[b] = {slots[static_cast<int>(b)], position, static_cast<std::int64_t>(b) * rows, rows};
+    }
+    return runs;
+  }
+
+  /// Tokens [batch, T], and log-probs [batch, T] unless empty.
+  void consume(std::span<const int> tokens, std::span<float> logprobs, const CallOptions& call) {
+    const auto total = static_cast<std::int64_t>(tokens.size() / batch());
+    models::Work work{tokens, runs_of(total), logprobs};
+    engine::CallbackFault fault;
+    if (call.on_progress) {
+      work.progress = [&](std::span<const std::int64_t> rows_done) {
+        const std::int64_t done = *std::min_element(rows_done.begin(), rows_done.end());
+        if (done == 0 || done == total) return true;
+        return fault.guard([&] { return call.on_progress(done, total); });
+      };
+    }
+    has_logits = false;
+    const models::Done result = executor().run(work, options);
+    stats += result.stats;
+    const std::int64_t done = *std::max_element(result.rows.begin(), result.rows.end());
+    // A call that was ended leaves its sequences at one position: those that lag behind catch up.
+    for (std::size_t b = 0; b < batch(); ++b) {
+      const std::int64_t has = result.rows[b];
+      if (has == done) continue;
+      const std::size_t first = b * static_cast<std::size_t>(total) + static_cast<std::size_t>(has);
+      const auto rest = static_cast<std::size_t>(done - has);
+      const models::Run run{slots[static_cast<int>(b)], position + has, 0, done - has};
+      stats +=
+          executor()
+              .run(
+                  {tokens.subspan(first, rest), {&run, 1}, logprobs.empty() ? logprobs : logprobs.subspan(first, rest)},
+                  options)
+              .stats;
+    }
+    recent.push(tokens, static_cast<std::size_t>(total), static_cast<std::size_t>(done));
+    position += done;
+    fault.rethrow();
+  }
+
+  std::span<const float> fetched_logits() {
+    if (position == 0) return {};
+    if (!has_logits) {
+      logits.resize(batch() * static_cast<std::size_t>(shape.vocab_size));
+      executor().logits(slots.first(), slots.count(), logits);
+      has_logits = true;
+    }
+    return logits;
+  }
+  std::span<const float> logits_of(std::size_t sequence) {
+    const auto vocab = static_cast<std::size_t>(shape.vocab_size);
+    return fetched_logits().subspan(sequence * vocab, vocab);
+  }
+
+  Sampler& sampler_for(const SamplerOptions& wanted) {
+    if (!sampler || sampler->options() != wanted) sampler = Sampler(wanted);
     return *sampler;
   }
-  std::span<const float> logits_of(std::size_t sequence) const {
-    const auto vocab = static_cast<std::size_t>(shape.vocab_size);
-    return runner->logits().subspan(sequence * vocab, vocab);
-  }
 
-  void check_one_each(std::span<const int> tokens) const {
-    if (tokens.size() == static_cast<std::size_t>(runner->batch())) return;
-    throw std::invalid_argument(
-        fmt::format("found {} tokens, expected one per sequence: {}", tokens.size(), runner->batch()));
+  void check_one_each(std::size_t count, const char* what) const {
+    if (count == batch()) return;
+    throw std::invalid_argument(fmt::format("found {} {}, expected one per sequence: {}", count, what, batch()));
   }
   void check_tokens(std::span<const int> tokens) const {
-    const auto batch = static_cast<std::size_t>(runner->batch());
-    if (tokens.empty() || tokens.size() % batch != 0) {
+    if (tokens.empty() || tokens.size() % batch() != 0) {
       throw std::invalid_argument(
-          fmt::format("found {} tokens, expected a positive multiple of the batch of {}", tokens.size(), batch));
+          fmt::format("found {} tokens, expected a positive multiple of the batch of {}", tokens.size(), batch()));
     }
     for (std::size_t i = 0; i < tokens.size(); ++i) {
       if (tokens[i] < 0 || tokens[i] >= shape.vocab_size) {
@@ -61,83 +134,104 @@ Session::Session(Session&&) noexcept = default;
 Session& Session::operator=(Session&&) noexcept = default;
 Session::~Session() = default;
 
-int Session::batch() const { return impl_->runner->batch(); }
+int Session::batch() const { return impl_->slots.count(); }
 std::int64_t Session::vocab_size() const { return impl_->shape.vocab_size; }
-std::int64_t Session::position() const { return impl_->runner->position(); }
+std::int64_t Session::position() const { return impl_->position; }
 
-std::span<const float> Session::prefill(std::span<const int> tokens) {
+void Session::prefill(std::span<const int> tokens, const CallOptions& options) {
   impl_->check_tokens(tokens);
-  return impl_->runner->prefill(tokens);
+  impl_->consume(tokens, {}, options);
 }
 
-std::span<const float> Session::step(std::span<const int> tokens) {
-  impl_->check_one_each(tokens);
+void Session::step(std::span<const int> tokens) {
+  impl_->check_one_each(tokens.size(), "tokens");
   impl_->check_tokens(tokens);
-  return impl_->runner->step(tokens);
+  impl_->has_logits = false;
+  impl_->executor().step(tokens, impl_->runs_of(1), impl_->options);
+  impl_->recent.push(tokens, 1, 1);
+  ++impl_->position;
 }
 
-void Session::advance(std::span<const int> tokens) {
-  impl_->check_one_each(tokens);
+void Session::score(std::span<const int> tokens, std::span<float> logprobs, const CallOptions& options) {
   impl_->check_tokens(tokens);
-  impl_->runner->advance(tokens);
+  if (logprobs.size() != tokens.size()) {
+    throw std::invalid_argument(
+        fmt::format("found room for {} log-probs, expected one per token: {}", logprobs.size(), tokens.size()));
+  }
+  impl_->consume(tokens, logprobs, options);
 }
+
+std::span<const float> Session::logits() const { return impl_->fetched_logits(); }
 
 void Session::draw(const SamplerOptions& options, std::uint64_t step, std::uint64_t first_sequence,
-                   std::span<int> tokens) {
-  impl_->check_one_each(tokens);
+                   std::span<Sample> samples, bool logprobs) {
+  impl_->check_one_each(samples.size(), "samples");
   if (position() == 0) throw std::invalid_argument("draw: found a session at position 0, expected a prompt");
   if (options.repetition_penalty != 1.0F) {
     throw std::invalid_argument(
         fmt::format("draw: found a repetition penalty of {}, expected 1", options.repetition_penalty));
   }
   Sampler& sampler = impl_->sampler_for(options);
-  const models::DrawOptions chain{.temperature = options.temperature,
-                                  .top_k = options.top_k,
-                                  .top_p = options.top_p,
-                                  .min_p = options.min_p,
-                                  .vocab_limit = options.vocab_limit,
-                                  .seed = options.seed};
-  const bool drawn = impl_->runner->draw(chain, step, first_sequence, tokens);
-  for (std::size_t b = 0; b < tokens.size(); ++b) {
-    if (drawn && tokens[b] >= 0) continue;
+  impl_->drawn_logprobs.resize(logprobs ? samples.size() : 0);
+  const bool drawn =
+      impl_->executor().draw(impl_->slots.first(), options, step, first_sequence, impl_->drawn, impl_->drawn_logprobs);
+  for (std::size_t b = 0; b < samples.size(); ++b) {
+    if (drawn && impl_->drawn[b] >= 0) {
+      samples[b] = {impl_->drawn[b], logprobs ? impl_->drawn_logprobs[b] : 0.0F};
+      continue;
+    }
     // Where the device found nothing to draw, the host's sampler knows the words for it.
-    tokens[b] = sampler.sample(impl_->logits_of(b), {}, step, first_sequence + b).token;
+    samples[b] = sampler.sample(impl_->logits_of(b), {}, step, first_sequence + b);
     if (drawn) throw NumericError(fmt::format("step {}: the device found no token to draw for sequence {}", step, b));
+    if (!logprobs) samples[b].logprob = 0.0F;
   }
 }
 
-std::vector<float> Session::score(std::span<const int> tokens) {
-  impl_->check_tokens(tokens);
-  std::vector<float> logprobs(tokens.size());
-  impl_->runner->score(tokens, logprobs);
-  return logprobs;
+std::span<const int> Session::recent_tokens(int sequence) const {
+  if (sequence < 0 || sequence >= batch()) {
+    throw std::invalid_argument(fmt::format("found sequence {}, expected 0..{}", sequence, batch() - 1));
+  }
+  return impl_->recent.of(sequence);
 }
 
-std::span<const float> Session::logits() const { return impl_->runner->logits(); }
+PrefillStats Session::prefill_stats() const { return impl_->stats; }
 
-PrefillStats Session::prefill_stats() const {
-  const models::PrefillStats stats = impl_->runner->prefill_stats();
-  return {stats.layer_tokens, stats.token_sweeps, stats.windows, stats.fallbacks};
+Session Session::clone() const {
+  auto copy = std::make_unique<Impl>(models::Slots(impl_->slots.executor(), batch(), impl_->options), impl_->shape,
+                                     impl_->options);
+  impl_->executor().copy(impl_->slots.first(), copy->slots.first(), batch());
+  copy->position = impl_->position;
+  copy->recent = impl_->recent;
+  copy->stats = impl_->stats;
+  return Session(std::move(copy));
 }
 
-Session Session::clone() const { return Session(std::make_unique<Impl>(Impl{impl_->runner->clone(), impl_->shape})); }
-
-void Session::reset() { impl_->runner->reset(); }
+void Session::reset() {
+  impl_->has_logits = false;
+  impl_->executor().clear(impl_->slots.first(), batch());
+  impl_->position = 0;
+  impl_->recent.clear();
+  impl_->stats = {};
+}
 
 std::vector<std::byte> Session::save() const {
-  return engine::encode_state(impl_->runner->export_state(), impl_->shape);
+  return engine::encode_state(impl_->executor().save(impl_->slots.first(), batch(), impl_->position), impl_->shape);
 }
 
 void Session::restore(std::span<const std::byte> state) {
-  impl_->runner->import_state(engine::decode_state(state, impl_->shape));
+  const models::HostState host = engine::decode_state(state, impl_->shape);
+  impl_->has_logits = false;
+  impl_->executor().load(impl_->slots.first(), host);
+  impl_->position = host.position;
+  impl_->recent.clear();
 }
 
 namespace engine {
 
-Session Access::session(std::unique_ptr<models::Runner> runner, const models::Config& config,
-                        std::uint64_t fingerprint) {
-  const StateShape shape = shape_of(config, runner->batch(), fingerprint);
-  return Session(std::make_unique<Session::Impl>(Session::Impl{std::move(runner), shape}));
+Session Access::session(std::shared_ptr<models::Executor> executor, const models::Config& config,
+                        std::uint64_t fingerprint, int batch, const models::ExecutionOptions& options) {
+  return Session(std::make_unique<Session::Impl>(models::Slots(std::move(executor), batch, options),
+                                                 shape_of(config, batch, fingerprint), options));
 }
 
 void check_batch(int batch) {
@@ -164,23 +258,11 @@ void check_options(const SessionOptions& options) {
   }
 }
 
-models::RunnerOptions runner_options(const SessionOptions& options) {
-  models::RunnerOptions to;
-  to.threads = std::min(options.threads, kMaxThreads);
-  switch (options.prefill) {
-    case PrefillMode::kAuto:
-      to.prefill = models::PrefillMode::kAuto;
-      break;
-    case PrefillMode::kSweeps:
-      to.prefill = models::PrefillMode::kSweeps;
-      break;
-    case PrefillMode::kSteps:
-      to.prefill = models::PrefillMode::kSteps;
-      break;
-  }
-  to.sweep_tolerance = options.sweep_tolerance;
-  to.max_sweeps = options.max_sweeps;
-  return to;
+models::ExecutionOptions execution_options(const SessionOptions& options) {
+  return {.threads = std::min(options.threads, kMaxThreads),
+          .prefill = options.prefill,
+          .sweep_tolerance = options.sweep_tolerance,
+          .max_sweeps = options.max_sweeps};
 }
 
 }  // namespace engine

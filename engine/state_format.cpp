@@ -139,7 +139,7 @@ std::vector<std::byte> encode_state(const models::HostState& state, const StateS
   const Counts counts = counts_of(shape, state.position > 0);
   if (state.batch != shape.batch || state.h.size() != counts.h || state.memory.size() != counts.memory ||
       state.segment_sum.size() != counts.segment_sum || state.logits.size() != counts.logits) {
-    throw std::logic_error("a runner exported a state of other shapes than its configuration's");
+    throw std::logic_error("an executor saved a state of other shapes than its configuration's");
   }
   Writer out(counts.total_bytes);
   out.put(kMagic);

@@ -16,8 +16,10 @@ const std::vector<Words> kRuns = {
 
 TEST(Devices, AGpuThatIsInsistedOnAndNotThereIsARuntimeFault) {
   for (const Words& arguments : kRuns) {
-    expect_refused(run_without_gpu(words(arguments, {"--device", "cuda"})), 1, {"no usable CUDA device ("},
-                   joined(arguments));
+    for (const char* device : {"cuda", "cuda:0", "cuda:7"}) {
+      expect_refused(run_without_gpu(words(arguments, {"--device", device})), 1, {"no usable CUDA device ("},
+                     joined(arguments) + device);
+    }
   }
 }
 

@@ -81,6 +81,24 @@ TEST(Interrupt, FinishesTheTokenAndSaysWhatItCost) {
   }
 }
 
+TEST(Interrupt, ALongPromptShowsProgressAndEndsAfterAChunk) {
+  const TempFolder folder;
+  std::string text;
+  for (int i = 0; text.size() < 1'500'000; ++i) text += "Alice was number " + std::to_string(i) + ". ";
+  write_file(folder / "prompt.txt", text);
+  Command command = command_of(generate_on_tiny({"-f", folder / "prompt.txt", "--prefill", "steps"}));
+  command.terminal = true;
+  Process process(command);
+  ASSERT_TRUE(process.read_stderr(" ETA "));
+  process.send(SIGINT);
+  const Outcome outcome = process.wait();
+  EXPECT_EQ(outcome.code, 130);
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_EQ(outcome.err.find("ppl"), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("decode 0 tokens"), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("cancelled"), std::string::npos) << outcome.err;
+}
+
 TEST(Interrupt, JsonIsStillWhole) {
   Process process(command_of(generate_on_tiny({"-p", "Alice was", "-n", "-1", "--temp", "0", "--json"})));
   std::this_thread::sleep_for(std::chrono::milliseconds(500));

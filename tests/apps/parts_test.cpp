@@ -49,6 +49,8 @@ TEST(Progress, LineFitsAnyWidth) {
   EXPECT_NE(line.find(" 50% 256 tok/s ppl 12.35 ETA 00:02"), std::string::npos) << line;
   EXPECT_EQ(line.find("[####################....................]"), 0U) << line;
   EXPECT_NE(apps::progress_line(0, 10, 0.0, 1.0, 80).find("--:--"), std::string::npos);
+  const std::string without = apps::progress_line(512, 1024, 2.0, std::nullopt, 100);
+  EXPECT_NE(without.find(" 50% 256 tok/s ETA 00:02"), std::string::npos) << without;
 }
 
 TEST(Messages, ControlCharactersAreSpelledOut) { EXPECT_EQ(apps::printable("a\x1b[1m\nb"), "a\\x1b[1m b"); }

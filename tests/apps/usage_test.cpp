@@ -67,7 +67,12 @@ TEST(Usage, GenerateRefusesBadNumbers) {
       {{"--threads", "-1"}, "--threads"},
       {{"--sweep-tol", "0"}, "--sweep-tol"},
       {{"--prefill", "fast"}, "auto or sweeps or steps"},
-      {{"--device", "gpu"}, "auto or cpu or cuda"},
+      {{"--device", "gpu"}, "found 'gpu', expected auto or cpu or cuda or cuda:N"},
+      {{"--device", "cuda:"}, "'cuda:'"},
+      {{"--device", "cuda:-1"}, "'cuda:-1'"},
+      {{"--device", "cuda:1x"}, "'cuda:1x'"},
+      {{"--device", "cuda:2147483648"}, "'cuda:2147483648'"},
+      {{"--device", "cpu:0"}, "'cpu:0'"},
       {{"--precision", "fp8"}, "auto or fp32 or fp16 or bf16"},
       {{"--device", "cpu", "--precision", "bf16"}, "--precision bf16: not with --device cpu"},
   };

@@ -8,6 +8,7 @@
 
 #include "mmrec/model.h"
 #include "mmrec/tokenizer.h"
+#include "tests/engine/logprobs.h"
 #include "tests/support/safetensors_reader.h"
 
 namespace mmrec {
@@ -30,7 +31,7 @@ TEST_P(BundledModel, LogprobsAgreeWithTheTrainingCode) {
   SessionOptions options;
   options.prefill = GetParam();
   Session session = model.new_session(1, options);
-  const std::vector<float> logprobs = session.score(ids);
+  const std::vector<float> logprobs = test::logprobs_of(session, ids);
   ASSERT_EQ(logprobs.size(), ids.size());
   double sum = 0.0;
   double expected_sum = 0.0;

@@ -8,7 +8,8 @@
 
 #include "mmrec/errors.h"
 #include "mmrec/model.h"
-#include "tests/engine/toy_runner.h"
+#include "tests/engine/logprobs.h"
+#include "tests/engine/toy_executor.h"
 #include "tests/support/model_folder.h"
 #include "tests/support/tokenizer_builder.h"
 
@@ -54,7 +55,7 @@ GenerateResult play(std::vector<int> script, GenerateOptions options, const std:
       received += text;
       return true;
     };
-    GenerateResult result = generate(session, tokenizer(), prompt, options);
+    GenerateResult result = generate(session, tokenizer(), options);
     EXPECT_EQ(received, result.text);
     EXPECT_EQ(result.logprobs.size(), result.tokens.size());
     // Every drawn token but the last was consumed; the end of the sequence was the last.
@@ -63,7 +64,7 @@ GenerateResult play(std::vector<int> script, GenerateOptions options, const std:
     EXPECT_EQ(session.position(), start + consumed);
     return result;
   }
-  return generate(session, tokenizer(), prompt, options);
+  return generate(session, tokenizer(), options);
 }
 
 TEST(Generate, StopsAtTheEndOfTheSequence) {
@@ -173,11 +174,11 @@ TEST(Generate, IdsTheTokenizerDoesNotKnowAreNeverDrawn) {
   const std::vector<int> prompt = {1, tokenizer().vocab_size() + 3};
   session.prefill(prompt);
   GenerateOptions o = greedy(3);
-  EXPECT_EQ(generate(session, tokenizer(), prompt, o).tokens, std::vector<int>(3, tokenizer().vocab_size() - 1));
+  EXPECT_EQ(generate(session, tokenizer(), o).tokens, std::vector<int>(3, tokenizer().vocab_size() - 1));
   session.reset();
   session.prefill(prompt);
   o.sampler.vocab_limit = 7;
-  EXPECT_EQ(generate(session, tokenizer(), prompt, o).tokens, std::vector<int>(3, 6));
+  EXPECT_EQ(generate(session, tokenizer(), o).tokens, std::vector<int>(3, 6));
 }
 
 TEST(Generate, CutShortSavedAndContinuedItDrawsTheSame) {
@@ -191,29 +192,80 @@ TEST(Generate, CutShortSavedAndContinuedItDrawsTheSame) {
   const std::vector<int> prompt = {1, kThe};
   Session whole = model.new_session();
   whole.prefill(prompt);
-  const GenerateResult expected = generate(whole, tokenizer(), prompt, o);
+  const GenerateResult expected = generate(whole, tokenizer(), o);
   ASSERT_EQ(expected.tokens.size(), 40U);
 
   Session first = model.new_session();
   first.prefill(prompt);
   o.max_tokens = 15;
-  const GenerateResult a = generate(first, tokenizer(), prompt, o);
+  const GenerateResult a = generate(first, tokenizer(), o);
   Session second = model.new_session();
   second.restore(first.save());
   second.step({&a.tokens.back(), 1});
   std::vector<int> so_far = prompt;
   so_far.insert(so_far.end(), a.tokens.begin(), a.tokens.end());
   o.max_tokens = 25;
-  const GenerateResult b = generate(second, tokenizer(), so_far, o);
-  std::vector<int> joined = a.tokens;
-  joined.insert(joined.end(), b.tokens.begin(), b.tokens.end());
-  EXPECT_EQ(joined, expected.tokens);
+  const std::vector<int> rest(expected.tokens.begin() + 15, expected.tokens.end());
+  EXPECT_EQ(std::vector<int>(expected.tokens.begin(), expected.tokens.begin() + 15), a.tokens);
+  o.context = so_far;
+  GenerateResult b = generate(second, tokenizer(), o);
+  EXPECT_EQ(b.tokens, rest);
+  EXPECT_EQ(a.text + b.text, expected.text);
+  // The session that was not saved needs not be told, nor does its clone.
+  o.context = {};
+  first.step({&a.tokens.back(), 1});
+  Session clone = first.clone();
+  for (Session* session : {&first, &clone}) {
+    b = generate(*session, tokenizer(), o);
+    EXPECT_EQ(b.tokens, rest);
+    EXPECT_EQ(a.text + b.text, expected.text);
+  }
 
   o.sequence = 1;
   Session other = model.new_session();
   other.prefill(prompt);
-  EXPECT_NE(generate(other, tokenizer(), prompt, o).tokens,
+  EXPECT_NE(generate(other, tokenizer(), o).tokens,
             std::vector<int>(expected.tokens.begin(), expected.tokens.begin() + 25));
+}
+
+TEST(Generate, ARestoredSessionThatIsNotToldGoesOnWithinAText) {
+  const Model model = scripted_model({kCat, kEos}, tokenizer().vocab_size(), 2);
+  Session session = model.new_session();
+  session.prefill(std::vector<int>{1, kByte0 + 0xC3});
+  Session restored = model.new_session();
+  restored.prefill(std::vector<int>{kThe});  // forgotten
+  restored.restore(session.save());
+  EXPECT_EQ(generate(session, tokenizer(), greedy()).text, "\xEF\xBF\xBD cat");
+  EXPECT_TRUE(restored.recent_tokens().empty());
+  EXPECT_EQ(generate(restored, tokenizer(), greedy()).text, " cat");
+}
+
+TEST(Generate, APromptLongerThanWhatASessionRemembersIsStillThePromptItWas) {
+  const std::vector<int> tail = {kByte0 + 0xE2, kByte0 + 0x82};  // two bytes of three
+  for (const int before : {Session::kRecentTokens - 3, Session::kRecentTokens - 2, Session::kRecentTokens, 1000}) {
+    std::vector<int> prompt(static_cast<std::size_t>(before), kByte0 + 0x82);
+    prompt.front() = 1;
+    prompt.insert(prompt.end(), tail.begin(), tail.end());
+    EXPECT_EQ(play({kByte0 + 0xAC, kCat, kEos}, greedy(), prompt).text, "\xE2\x82\xAC cat") << before;
+  }
+}
+
+TEST(Generate, TheContextGivenCountsInsteadOfWhatTheSessionRemembers) {
+  const Model model = toy_model(nullptr, toy_config(tokenizer().vocab_size()), [](double, std::int64_t, int token) {
+    return token == kCat ? 2.0F : token == kS ? 1.5F : 0.0F;
+  });
+  GenerateOptions o = greedy(1);
+  o.sampler.repetition_penalty = 2.0F;
+  const auto first_of = [&](const std::vector<int>& prompt, const std::vector<int>& context) {
+    Session session = model.new_session();
+    session.prefill(prompt);
+    o.context = context;
+    return generate(session, tokenizer(), o).tokens.front();
+  };
+  EXPECT_EQ(first_of({1, kThe}, {}), kCat);
+  EXPECT_EQ(first_of({1, kCat}, {}), kS);
+  EXPECT_EQ(first_of({1, kCat}, {1, kThe}), kCat);
+  EXPECT_EQ(first_of({1, kThe}, {kCat}), kS);
 }
 
 TEST(Generate, WithoutLogProbsTheDeviceDrawsTheSameTokens) {
@@ -231,21 +283,34 @@ TEST(Generate, WithoutLogProbsTheDeviceDrawsTheSameTokens) {
       const std::vector<int> prompt = {1, kThe};
       Session with = model.new_session();
       with.prefill(prompt);
-      const GenerateResult expected = generate(with, tokenizer(), prompt, o);
-      EXPECT_EQ(log->drawn, 0);
+      const GenerateResult expected = generate(with, tokenizer(), o);
+      // The penalty needs the tokens so far, so the host draws.
+      const bool on_device = device_draws && penalty == 1.0F;
+      EXPECT_EQ(log->drawn, on_device ? 30 : 0);
+      EXPECT_EQ(log->fetched, on_device ? 0 : 30);
+      ASSERT_EQ(expected.logprobs.size(), expected.tokens.size());
+      Session scored = model.new_session();
+      const std::vector<float> scores = test::logprobs_of(scored, [&] {
+        std::vector<int> all = prompt;
+        all.insert(all.end(), expected.tokens.begin(), expected.tokens.end());
+        return all;
+      }());
+      for (std::size_t i = 0; i < expected.logprobs.size(); ++i) {
+        EXPECT_NEAR(expected.logprobs[i], scores[prompt.size() + i], 1e-5F);
+      }
 
       o.logprobs = false;
+      log->drawn = 0;
       log->fetched = 0;
       Session without = model.new_session();
       without.prefill(prompt);
-      const GenerateResult result = generate(without, tokenizer(), prompt, o);
+      const GenerateResult result = generate(without, tokenizer(), o);
       EXPECT_EQ(result.tokens, expected.tokens);
       EXPECT_EQ(result.text, expected.text);
       EXPECT_TRUE(result.logprobs.empty());
       EXPECT_EQ(without.save(), with.save());
-      // The penalty needs the tokens so far, so the host draws.
-      EXPECT_EQ(log->drawn, device_draws && penalty == 1.0F ? 30 : 0);
-      EXPECT_EQ(log->fetched, device_draws && penalty == 1.0F ? 0 : 30);
+      EXPECT_EQ(log->drawn, on_device ? 30 : 0);
+      EXPECT_EQ(log->fetched, on_device ? 0 : 30);
     }
   }
 }
@@ -254,13 +319,13 @@ TEST(Generate, RefusesWhatCannotBe) {
   const Model model = scripted_model({kThe}, tokenizer().vocab_size());
   Session session = model.new_session();
   const std::vector<int> prompt = {1};
-  EXPECT_THROW(generate(session, tokenizer(), prompt, greedy()), std::invalid_argument);  // position 0
+  EXPECT_THROW(generate(session, tokenizer(), greedy()), std::invalid_argument);  // position 0
   session.prefill(prompt);
   const std::vector<std::byte> before = session.save();
   const auto refused = [&](auto change) {
     GenerateOptions o = greedy();
     change(o);
-    EXPECT_THROW(generate(session, tokenizer(), prompt, o), std::invalid_argument);
+    EXPECT_THROW(generate(session, tokenizer(), o), std::invalid_argument);
   };
   refused([](GenerateOptions& o) { o.max_tokens = -2; });
   refused([](GenerateOptions& o) { o.stop = {"x", ""}; });
@@ -269,11 +334,12 @@ TEST(Generate, RefusesWhatCannotBe) {
   refused([](GenerateOptions& o) { o.eos_token_ids = {-1}; });
   refused([](GenerateOptions& o) { o.sampler.top_p = 0.0F; });
   refused([](GenerateOptions& o) { o.sampler.vocab_limit = -1; });
-  EXPECT_THROW(generate(session, tokenizer(), std::vector<int>{-1}, greedy()), std::invalid_argument);
+  const std::vector<int> bad = {-1};
+  refused([&](GenerateOptions& o) { o.context = bad; });
   EXPECT_EQ(session.save(), before);
   Session pair = model.new_session(2);
   pair.prefill(std::vector<int>{1, 1});
-  EXPECT_THROW(generate(pair, tokenizer(), prompt, greedy()), std::invalid_argument);
+  EXPECT_THROW(generate(pair, tokenizer(), greedy()), std::invalid_argument);
 }
 
 TEST(Generate, ANumericFaultNamesItsStep) {
@@ -283,7 +349,7 @@ TEST(Generate, ANumericFaultNamesItsStep) {
   Session session = model.new_session();
   session.prefill(std::vector<int>{1});
   try {
-    generate(session, tokenizer(), std::vector<int>{1}, greedy());
+    generate(session, tokenizer(), greedy());
     FAIL();
   } catch (const NumericError& error) {
     EXPECT_STREQ(error.what(), "step 3: logit of token 0 is NaN, expected a finite number or -inf");

@@ -12,7 +12,7 @@
 #include "mmrec/errors.h"
 #include "mmrec/generate.h"
 #include "mmrec/scorer.h"
-#include "models/runner_cuda.h"
+#include "models/mmrec/executors.h"
 #include "tests/support/host_threads.h"
 
 namespace mmrec {
@@ -51,7 +51,7 @@ TEST(LoadedModel, ThatMustRunOnAGpuSaysWhyItCannot) {
 
   // Left to itself it takes the CPU, with one notice where the build would have served a GPU.
   options.device = Device::kAuto;
-  EXPECT_EQ(Model::load(fixture("mdi"), options).info().device, "cpu");
+  EXPECT_EQ(Model::load(fixture("mdi"), options).info().device, Device::kCpu);
   if (engine::built_with_cuda()) {
     EXPECT_EQ(warnings, std::vector<std::string>{"no usable CUDA device (" + reason + "): running on the CPU"});
   } else {
@@ -74,7 +74,35 @@ TEST(LoadedModel, ThatMustRunOnAGpuSaysWhyItCannot) {
   }
   EXPECT_TRUE(warnings.empty());
   options.precision = Precision::kF32;
-  EXPECT_EQ(Model::load(fixture("mdi"), options).info().precision, "fp32");
+  EXPECT_EQ(Model::load(fixture("mdi"), options).info().precision, Precision::kF32);
+}
+
+TEST(LoadedModel, AGpuHasANumber) {
+  LoadOptions options;
+  for (const Device device : {Device::kAuto, Device::kCpu, Device::kCuda}) {
+    options.device = device;
+    options.gpu = -1;
+    try {
+      Model::load("/nonexistent", options);
+      FAIL();
+    } catch (const std::invalid_argument& error) {
+      EXPECT_STREQ(error.what(), "load option gpu: found -1, expected >= 0");
+    }
+  }
+  options.device = Device::kCpu;  // where a number means nothing
+  options.gpu = 1000;
+  EXPECT_EQ(Model::load(fixture("mdi"), options).info().gpu, -1);
+  options.device = Device::kCuda;
+  try {
+    Model::load("/nonexistent", options);
+    FAIL();
+  } catch (const DeviceUnavailable& error) {
+    const int count = models::cuda_device_count();
+    const std::string says = count == 0 ? models::cuda_unusable_reason()
+                                        : "found GPU 1000, expected 0.." + std::to_string(count - 1) + ": there are " +
+                                              std::to_string(count);
+    EXPECT_EQ(std::string(error.what()), "no usable CUDA device (" + says + ")");
+  }
 }
 
 TEST(LoadedModel, InfoDescribesTheFolder) {
@@ -88,9 +116,10 @@ TEST(LoadedModel, InfoDescribesTheFolder) {
   EXPECT_EQ(info.memory_slots, 32);
   EXPECT_EQ(info.bos_token_id, 1);
   EXPECT_EQ(info.eos_token_ids, std::vector<int>{2});
-  EXPECT_EQ(info.device, "cpu");
-  EXPECT_EQ(info.precision, "fp32");
-  EXPECT_EQ(info.device_bytes, 0U);
+  EXPECT_EQ(info.device, Device::kCpu);
+  EXPECT_EQ(info.gpu, -1);
+  EXPECT_EQ(info.device_name, "cpu");
+  EXPECT_EQ(info.precision, Precision::kF32);
   EXPECT_GT(info.parameters, 10'000'000U);
   EXPECT_NE(info.fingerprint, 0U);
 }
@@ -145,18 +174,19 @@ TEST(LoadedModel, GeneratesTheSameAgainAndAcrossASavedState) {
   options.sampler.seed = 5;
   options.max_tokens = 24;
   options.eos_token_ids = bundled_model().info().eos_token_ids;
-  const auto run = [&](Session session, std::vector<int> so_far, std::int64_t max_tokens) {
+  const auto run = [&](Session session, std::int64_t max_tokens, std::span<const int> context = {}) {
     options.max_tokens = max_tokens;
-    return generate(session, tokenizer, so_far, options);
+    options.context = context;
+    return generate(session, tokenizer, options);
   };
   const auto fresh = [&] {
     Session session = bundled_model().new_session();
     session.prefill(prompt);
     return session;
   };
-  const GenerateResult whole = run(fresh(), prompt, 24);
+  const GenerateResult whole = run(fresh(), 24);
   ASSERT_FALSE(whole.tokens.empty());
-  EXPECT_EQ(run(fresh(), prompt, 24).tokens, whole.tokens);
+  EXPECT_EQ(run(fresh(), 24).tokens, whole.tokens);
   std::vector<int> shown = prompt;
   shown.insert(shown.end(), whole.tokens.begin(), whole.tokens.end());
   EXPECT_EQ(tokenizer.decode(prompt) + whole.text, tokenizer.decode(shown));
@@ -164,14 +194,17 @@ TEST(LoadedModel, GeneratesTheSameAgainAndAcrossASavedState) {
 
   Session first = fresh();
   options.max_tokens = 10;
-  const GenerateResult a = generate(first, tokenizer, prompt, options);
+  const GenerateResult a = generate(first, tokenizer, options);
   Session second = bundled_model().new_session();
   second.restore(first.save());
   second.step({&a.tokens.back(), 1});
   std::vector<int> so_far = prompt;
   so_far.insert(so_far.end(), a.tokens.begin(), a.tokens.end());
-  const GenerateResult b = run(std::move(second), so_far, 14);
+  const GenerateResult b = run(std::move(second), 14, so_far);
   EXPECT_EQ(a.text + b.text, whole.text);
+  // Neither saved nor told: the session knows.
+  first.step({&a.tokens.back(), 1});
+  EXPECT_EQ(a.text + run(std::move(first), 14).text, whole.text);
 }
 
 TEST(LoadedModel, TwoThreadsGenerateAsOneDoes) {
@@ -184,7 +217,7 @@ TEST(LoadedModel, TwoThreadsGenerateAsOneDoes) {
     session.prefill(prompt);
     GenerateOptions options;
     options.max_tokens = 12;
-    return generate(session, tokenizer, prompt, options).text;
+    return generate(session, tokenizer, options).text;
   };
   const std::string a = run("In the year");
   const std::string b = run("Once upon a time");

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <random>
+#include <stdexcept>
 #include <string>
 
-#include "tests/engine/toy_runner.h"
+#include "tests/engine/logprobs.h"
+#include "tests/engine/toy_executor.h"
 
 namespace mmrec {
 namespace {
@@ -44,7 +46,8 @@ TEST(Scorer, ScoresAreThoseOfEachDocumentAloneWhateverTheBatch) {
         EXPECT_EQ(scores[d].nll, 0.0);
         continue;
       }
-      std::vector<float> expected = model.new_session().score(documents[d]);
+      Session session = model.new_session();
+      std::vector<float> expected = test::logprobs_of(session, documents[d]);
       expected.erase(expected.begin());
       EXPECT_EQ(scores[d].logprobs, expected) << "document " << d << " batch " << batch;
       double nll = 0.0;
@@ -55,65 +58,68 @@ TEST(Scorer, ScoresAreThoseOfEachDocumentAloneWhateverTheBatch) {
   }
 }
 
-TEST(Scorer, GroupsAreAlikeAndCallsBounded) {
+TEST(Scorer, AGroupIsOneCallOfDocumentsAsTheyAre) {
   const auto log = std::make_shared<ToyLog>();
-  const auto documents = random_documents({100, 99, 98, 97, 50, 49, 3, 2, 20000});
+  const auto documents = random_documents({100, 3, 98, 1, 97, 50, 49, 99, 2, 20000, 0});
   Scorer scorer(toy_model(log), batch_of(4));
   scorer.score(documents);
-  EXPECT_EQ(log->batches, (std::vector<int>{1, 4, 2}));  // 20000 | 100.. | 50, 49, and again for 3, 2
-  std::size_t tokens = 0;
-  std::size_t padded = 0;
-  for (const auto& d : documents) tokens += d.size();
-  for (const std::size_t n : log->calls) {
-    EXPECT_LE(n, 4096U);
-    padded += n;
-  }
-  EXPECT_LE(static_cast<double>(padded), static_cast<double>(tokens) / 0.75);
+  EXPECT_EQ(log->acquired, std::vector<int>{4});  // once for all groups
+  EXPECT_EQ(log->calls, (std::vector<std::vector<std::int64_t>>{{20000, 100, 99, 98}, {97, 50, 49, 3}, {2}}));
+  scorer.score(random_documents({5, 6}));
+  EXPECT_EQ(log->acquired.back(), 2);  // no more slots than documents
 }
 
-TEST(Scorer, PaddingStaysBelowAQuarter) {
-  for (unsigned seed = 0; seed < 20; ++seed) {
-    std::mt19937 rng(seed);
-    std::vector<std::size_t> lengths(60);
-    for (std::size_t& n : lengths) n = 2 + rng() % (seed % 2 == 0 ? 2000 : 30);
-    const auto log = std::make_shared<ToyLog>();
-    const auto documents = random_documents(lengths, seed);
-    Scorer(toy_model(log), batch_of(8)).score(documents);
-    std::size_t tokens = 0;
-    std::size_t padded = 0;
-    for (const std::size_t n : lengths) tokens += n;
-    for (const std::size_t n : log->calls) padded += n;
-    EXPECT_LE(static_cast<double>(padded - tokens), 0.25 * static_cast<double>(padded));
-    EXPECT_LT(log->batches.size(), 30U);  // and it does group
-  }
-}
-
-TEST(Scorer, ProgressAddsUpAndCancels) {
+TEST(Scorer, ProgressAddsUp) {
   const auto documents = random_documents({9000, 5000, 1, 300});
-  std::int64_t tokens = 0;
-  double nll = 0.0;
-  ScorerOptions options;
-  options.on_progress = [&](std::int64_t n, double x) {
-    tokens += n;
-    nll += x;
-    return true;
-  };
-  const auto all = Scorer(toy_model(), options).score(documents);
-  EXPECT_EQ(tokens, 8999 + 4999 + 299);
-  EXPECT_NEAR(nll, all[0].nll + all[1].nll + all[3].nll, 1e-6 * nll);
+  const auto log = std::make_shared<ToyLog>();
+  for (const int batch : {1, 3}) {
+    std::int64_t tokens = 0;
+    double nll = 0.0;
+    ScorerOptions options = batch_of(batch);
+    options.on_progress = [&](std::int64_t n, double x) {
+      EXPECT_GT(n, 0);
+      EXPECT_LE(n, batch * log->chunk);
+      tokens += n;
+      nll += x;
+      return true;
+    };
+    const auto all = Scorer(toy_model(log), options).score(documents);
+    EXPECT_EQ(tokens, 8999 + 4999 + 299);
+    EXPECT_NEAR(nll, all[0].nll + all[1].nll + all[3].nll, 1e-6 * nll);
+  }
+}
 
-  int calls = 0;
-  options.on_progress = [&](std::int64_t, double) { return ++calls < 19; };
-  const auto some = Scorer(toy_model(), options).score(documents);
-  EXPECT_EQ(calls, 19);
-  EXPECT_TRUE(some[0].complete);  // 9000 tokens in 18 calls
-  EXPECT_EQ(some[0].logprobs, all[0].logprobs);
-  EXPECT_FALSE(some[1].complete);
-  EXPECT_EQ(some[1].logprobs.size(), 511U);
-  EXPECT_TRUE(std::equal(some[1].logprobs.begin(), some[1].logprobs.end(), all[1].logprobs.begin()));
-  EXPECT_TRUE(some[2].complete);  // nothing to score
-  EXPECT_FALSE(some[3].complete);
-  EXPECT_TRUE(some[3].logprobs.empty());
+TEST(Scorer, ReturnsWhatIsFinishedWhenItIsCancelled) {
+  const auto documents = random_documents({9000, 5000, 1, 300});
+  const auto all = Scorer(toy_model()).score(documents);
+  const auto log = std::make_shared<ToyLog>();
+  log->chunk = 500;
+  for (const int batch : {1, 2}) {
+    int calls = 0;
+    ScorerOptions options = batch_of(batch);
+    // With one document at a time 9000 tokens are 18 reports; two reach their 4,000th token in 8.
+    const int most = batch == 1 ? 19 : 8;
+    options.on_progress = [&](std::int64_t, double) { return ++calls < most; };
+    const auto some = Scorer(toy_model(log), options).score(documents);
+    EXPECT_EQ(calls, most) << "is not asked again";
+    EXPECT_EQ(some[0].complete, batch == 1);
+    EXPECT_FALSE(some[1].complete);
+    EXPECT_EQ(some[0].logprobs.size(), batch == 1 ? 8999U : 4499U);
+    EXPECT_EQ(some[1].logprobs.size(), batch == 1 ? 999U : 4499U) << "the next chunk is the last";
+    for (const std::size_t d : {0U, 1U}) {
+      EXPECT_TRUE(std::equal(some[d].logprobs.begin(), some[d].logprobs.end(), all[d].logprobs.begin()));
+    }
+    EXPECT_TRUE(some[2].complete);  // nothing to score
+    EXPECT_FALSE(some[3].complete);
+    EXPECT_TRUE(some[3].logprobs.empty());
+  }
+}
+
+TEST(Scorer, WhatTheCallbackThrowsArrives) {
+  ScorerOptions options;
+  options.on_progress = [](std::int64_t, double) -> bool { throw std::out_of_range("enough"); };
+  EXPECT_THROW(Scorer(toy_model(), options).score(random_documents({100})), std::out_of_range);
+  EXPECT_THROW(Scorer(toy_model(), options).score(random_documents({10})), std::out_of_range);
 }
 
 TEST(Scorer, RefusesBadIdsBeforeAnythingIsScored) {

@@ -10,7 +10,8 @@
 #include "mmrec/errors.h"
 #include "mmrec/model.h"
 #include "mmrec/sampler.h"
-#include "tests/engine/toy_runner.h"
+#include "tests/engine/logprobs.h"
+#include "tests/engine/toy_executor.h"
 #include "tests/support/host_threads.h"
 
 namespace mmrec {
@@ -40,14 +41,20 @@ TEST(Session, ConsumesTokensAndReturnsLogits) {
   EXPECT_EQ(session.position(), 0);
   EXPECT_TRUE(session.logits().empty());
   const std::vector<int> prompt = {1, 2, 3, 4, 5, 6};  // [2, 3]
-  EXPECT_EQ(session.prefill(prompt).size(), 22U);
+  session.prefill(prompt);
+  EXPECT_EQ(session.logits().size(), 22U);
   EXPECT_EQ(session.position(), 3);
-  EXPECT_EQ(session.step(std::vector<int>{7, 8}).size(), 22U);
+  const std::vector<float> before = copy(session.logits());
+  session.step(std::vector<int>{7, 8});
+  EXPECT_EQ(session.logits().size(), 22U);
+  EXPECT_NE(copy(session.logits()), before);
   EXPECT_EQ(session.position(), 4);
-  EXPECT_EQ(session.prefill_stats().token_sweeps, 8);
-  EXPECT_EQ(session.prefill_stats().fallbacks, 1);
+  session.prefill(prompt);
+  EXPECT_EQ(session.prefill_stats().token_sweeps, 2 * 12);  // of two sequences and both calls
+  EXPECT_EQ(session.prefill_stats().fallbacks, 4);
   session.reset();
   EXPECT_EQ(session.position(), 0);
+  EXPECT_EQ(session.prefill_stats().token_sweeps, 0);
   EXPECT_TRUE(session.logits().empty());
 }
 
@@ -67,26 +74,169 @@ TEST(Session, ARefusedCallChangesNothing) {
   EXPECT_EQ(refusal([&] { session.prefill(std::vector<int>{1, 2, 3, 11}); }), "token 3 has id 11, expected 0..10");
   EXPECT_EQ(refusal([&] { session.step(std::vector<int>{-1, 2}); }), "token 0 has id -1, expected 0..10");
   EXPECT_EQ(refusal([&] {
-              session.score(std::vector<int>{1, std::numeric_limits<int>::min()});
+              test::logprobs_of(session, std::vector<int>{1, std::numeric_limits<int>::min()});
             }),
             "token 1 has id -2147483648, expected 0..10");
-  EXPECT_NE(refusal([&] { session.score({}); }), "no error");
+  EXPECT_NE(refusal([&] { session.score({}, {}); }), "no error");
+  std::vector<float> logprobs(3);
+  EXPECT_EQ(refusal([&] {
+              session.score(std::vector<int>{1, 2, 3, 4}, logprobs);
+            }),
+            "found room for 3 log-probs, expected one per token: 4");
+  EXPECT_EQ(refusal([&] { (void)session.recent_tokens(2); }), "found sequence 2, expected 0..1");
+  EXPECT_NE(refusal([&] { (void)session.recent_tokens(-1); }), "no error");
   EXPECT_EQ(session.save(), before);
 }
 
-TEST(Session, AdvancingIsSteppingWithoutLogits) {
-  Session stepped = toy_session(2);
-  Session advanced = toy_session(2);
-  for (int t = 0; t < 5; ++t) {
-    const std::vector<int> tokens = {t, 10 - t};
-    const std::vector<float> logits = copy(stepped.step(tokens));
-    advanced.advance(tokens);
-    EXPECT_EQ(copy(advanced.logits()), logits);
+TEST(Session, LogitsAreFetchedWhenAskedForAndOnce) {
+  const auto log = std::make_shared<ToyLog>();
+  Session session = toy_model(log).new_session(2);
+  EXPECT_TRUE(session.logits().empty());
+  session.prefill(std::vector<int>{1, 2, 3, 4});
+  session.step(std::vector<int>{5, 6});
+  test::logprobs_of(session, std::vector<int>{7, 8});
+  EXPECT_EQ(log->fetched, 0);
+  const std::vector<float> logits = copy(session.logits());
+  EXPECT_EQ(copy(session.logits()), logits);
+  EXPECT_EQ(log->fetched, 1);
+  // Each call that changes the state makes them stale.
+  const std::vector<std::byte> state = session.save();
+  int fetched = 1;
+  const auto expect_fetch = [&](auto call) {
+    call();
+    (void)session.logits();
+    EXPECT_EQ(log->fetched, ++fetched);
+  };
+  expect_fetch([&] { session.prefill(std::vector<int>{1, 2}); });
+  expect_fetch([&] { session.step(std::vector<int>{1, 2}); });
+  expect_fetch([&] { test::logprobs_of(session, std::vector<int>{1, 2}); });
+  expect_fetch([&] { session.restore(state); });
+  EXPECT_EQ(copy(session.logits()), logits);
+  EXPECT_EQ(copy(session.clone().logits()), logits);
+  session.reset();
+  EXPECT_TRUE(session.logits().empty());
+}
+
+TEST(Session, AWatchedCallIsAskedBetweenChunksAndCanBeEnded) {
+  for (const bool one_by_one : {false, true}) {
+    for (const bool scores : {false, true}) {
+      const auto log = std::make_shared<ToyLog>();
+      log->chunk = 10;
+      log->one_by_one = one_by_one;  // an executor that lets some sequences lag behind
+      const Model model = toy_model(log);
+      std::vector<int> tokens(3 * 45);
+      for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int>(i * i % 11);
+      std::vector<float> logprobs(tokens.size());
+      Session session = model.new_session(3);
+      const auto consume = [&](const CallOptions& options) {
+        if (scores) {
+          session.score(tokens, logprobs, options);
+        } else {
+          session.prefill(tokens, options);
+        }
+      };
+      std::vector<std::int64_t> asked;
+      const auto watch = [&](std::int64_t done, std::int64_t total) {
+        EXPECT_EQ(total, 45);
+        asked.push_back(done);
+        return true;
+      };
+      consume({.on_progress = watch});
+      EXPECT_EQ(session.position(), 45);
+      EXPECT_EQ(asked, (std::vector<std::int64_t>{10, 20, 30, 40}));
+      const std::vector<std::byte> whole = session.save();
+
+      session.reset();
+      bool was_asked = false;
+      consume({.on_progress = [&](std::int64_t done, std::int64_t) {
+        EXPECT_FALSE(was_asked) << "after the end was asked for";
+        was_asked = true;
+        return done < 10;
+      }});
+      EXPECT_TRUE(was_asked);
+      const auto reached = static_cast<std::size_t>(session.position());
+      EXPECT_EQ(reached, one_by_one ? 45U : 20U);
+      EXPECT_EQ(session.logits().size(), 33U);
+      EXPECT_EQ(session.recent_tokens(1).size(), reached);
+      // The state, and the log-probs, are those of the tokens consumed.
+      std::vector<int> consumed, rest;
+      for (std::size_t b = 0; b < 3; ++b) {
+        const auto row = tokens.begin() + static_cast<std::ptrdiff_t>(b * 45);
+        consumed.insert(consumed.end(), row, row + static_cast<std::ptrdiff_t>(reached));
+        rest.insert(rest.end(), row + static_cast<std::ptrdiff_t>(reached), row + 45);
+      }
+      Session less = model.new_session(3);
+      const std::vector<float> expected = test::logprobs_of(less, consumed);
+      EXPECT_EQ(session.save(), less.save());
+      for (std::size_t b = 0; b < 3 && scores; ++b) {
+        for (std::size_t t = 0; t < reached; ++t) EXPECT_EQ(logprobs[b * 45 + t], expected[b * reached + t]);
+      }
+      if (!rest.empty()) session.prefill(rest);
+      EXPECT_EQ(session.save(), whole);
+    }
   }
-  EXPECT_EQ(advanced.save(), stepped.save());
-  EXPECT_EQ(refusal([&] { advanced.advance(std::vector<int>{1}); }), "found 1 tokens, expected one per sequence: 2");
-  EXPECT_EQ(refusal([&] { advanced.advance(std::vector<int>{1, 11}); }), "token 1 has id 11, expected 0..10");
-  EXPECT_EQ(advanced.save(), stepped.save());
+}
+
+TEST(Session, WhatACallbackThrowsArrivesAndTheSessionStandsWhereItHasCome) {
+  const auto log = std::make_shared<ToyLog>();
+  log->chunk = 10;
+  const Model model = toy_model(log);
+  const std::vector<int> tokens(45, 3);
+  Session session = model.new_session();
+  const CallOptions options{.on_progress = [](std::int64_t, std::int64_t) -> bool { throw std::out_of_range("no"); }};
+  EXPECT_THROW(session.prefill(tokens, options), std::out_of_range);
+  EXPECT_EQ(session.position(), 20);
+  Session less = model.new_session();
+  less.prefill(std::span(tokens).first(20));
+  EXPECT_EQ(session.save(), less.save());
+}
+
+TEST(Session, RemembersTheLastTokensOfEachSequence) {
+  constexpr int kMost = Session::kRecentTokens;
+  Session session = toy_session(2);
+  std::vector<std::vector<int>> all(2);
+  int next = 0;
+  const auto give = [&](std::size_t count, bool scores) {
+    std::vector<int> tokens;
+    for (std::vector<int>& row : all) {
+      for (std::size_t i = 0; i < count; ++i) tokens.push_back((next = (next * 7 + 5) % 11));
+      row.insert(row.end(), tokens.end() - static_cast<std::ptrdiff_t>(count), tokens.end());
+    }
+    if (scores) {
+      test::logprobs_of(session, tokens);
+    } else if (count == 1) {
+      session.step(tokens);
+    } else {
+      session.prefill(tokens);
+    }
+  };
+  const auto check = [&](const Session& which) {
+    for (int b = 0; b < 2; ++b) {
+      const std::vector<int>& row = all[static_cast<std::size_t>(b)];
+      const std::size_t shown = std::min<std::size_t>(row.size(), kMost);
+      const std::span<const int> recent = which.recent_tokens(b);
+      EXPECT_EQ(std::vector<int>(recent.begin(), recent.end()),
+                std::vector<int>(row.end() - static_cast<std::ptrdiff_t>(shown), row.end()));
+    }
+  };
+  check(session);
+  for (const std::size_t count : {1, 3, 1, 1, 200, 1, 255, 256, 257, 1, 1000, 1, 2, 100, 150, 100, 1}) {
+    give(count, count % 3 == 0);
+    check(session);
+  }
+  for (int i = 0; i < 2 * kMost + 3; ++i) {
+    give(1, false);
+    check(session);
+  }
+  check(session.clone());
+  const std::vector<std::byte> state = session.save();
+  session.restore(state);
+  EXPECT_TRUE(session.recent_tokens(1).empty());
+  all = {{}, {}};
+  give(2, false);
+  check(session);
+  session.reset();
+  EXPECT_TRUE(session.recent_tokens().empty());
 }
 
 TEST(Session, DrawsWhatTheSamplerDrawsForEverySequence) {
@@ -97,31 +247,37 @@ TEST(Session, DrawsWhatTheSamplerDrawsForEverySequence) {
     SamplerOptions o;
     o.temperature = 4.0F;
     o.seed = 9;
-    std::vector<int> tokens(3);
-    EXPECT_EQ(refusal([&] { session.draw(o, 0, 0, tokens); }),
+    std::vector<Sample> samples(3);
+    EXPECT_EQ(refusal([&] { session.draw(o, 0, 0, samples); }),
               "draw: found a session at position 0, expected a prompt");
     session.prefill(std::vector<int>{1, 2, 3});
     const std::vector<std::byte> before = session.save();
     std::set<int> seen;
     for (std::uint64_t step = 0; step < 40; ++step) {
-      session.draw(o, step, 100, tokens);
+      session.draw(o, step, 100, samples);
+      const std::vector<Sample> with = samples;
+      session.draw(o, step, 100, samples, /*logprobs=*/false);
       Sampler sampler(o);
       for (std::size_t b = 0; b < 3; ++b) {
-        EXPECT_EQ(tokens[b], sampler.sample(session.logits().subspan(b * 11, 11), {}, step, 100 + b).token);
-        seen.insert(tokens[b]);
+        const Sample expected = sampler.sample(session.logits().subspan(b * 11, 11), {}, step, 100 + b);
+        EXPECT_EQ(with[b].token, expected.token);
+        EXPECT_EQ(with[b].logprob, expected.logprob);
+        EXPECT_EQ(samples[b].token, expected.token);
+        EXPECT_EQ(samples[b].logprob, 0.0F);
+        seen.insert(with[b].token);
       }
     }
     EXPECT_GT(seen.size(), 5U);
     EXPECT_EQ(session.save(), before);
-    EXPECT_EQ(log->drawn, device_draws ? 40 : 0);
+    EXPECT_EQ(log->drawn, device_draws ? 80 : 0);
 
     o.repetition_penalty = 1.5F;
-    EXPECT_EQ(refusal([&] { session.draw(o, 0, 0, tokens); }), "draw: found a repetition penalty of 1.5, expected 1");
+    EXPECT_EQ(refusal([&] { session.draw(o, 0, 0, samples); }), "draw: found a repetition penalty of 1.5, expected 1");
     o = {};
     o.top_p = 0.0F;
-    EXPECT_NE(refusal([&] { session.draw(o, 0, 0, tokens); }), "no error");
-    EXPECT_EQ(refusal([&] { session.draw({}, 0, 0, std::span(tokens).first(2)); }),
-              "found 2 tokens, expected one per sequence: 3");
+    EXPECT_NE(refusal([&] { session.draw(o, 0, 0, samples); }), "no error");
+    EXPECT_EQ(refusal([&] { session.draw({}, 0, 0, std::span(samples).first(2)); }),
+              "found 2 samples, expected one per sequence: 3");
   }
 }
 
@@ -134,9 +290,9 @@ TEST(Session, AnUndrawableRowIsANumericFaultWhoeverDraws) {
     });
     Session session = model.new_session();
     session.step(std::vector<int>{1});
-    int token = 0;
+    Sample sample;
     try {
-      session.draw({}, 7, 0, {&token, 1});
+      session.draw({}, 7, 0, {&sample, 1});
       FAIL();
     } catch (const NumericError& error) {
       EXPECT_STREQ(error.what(), "step 7: logit of token 4 is NaN, expected a finite number or -inf");
@@ -148,7 +304,7 @@ TEST(Session, ScoreIsTheLogSoftmaxOfTheLogitsBefore) {
   Session scored = toy_session();
   Session stepped = toy_session();
   const std::vector<int> tokens = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5};
-  const std::vector<float> logprobs = scored.score(tokens);
+  const std::vector<float> logprobs = test::logprobs_of(scored, tokens);
   EXPECT_EQ(logprobs[0], 0.0F);
   for (std::size_t t = 0; t < tokens.size(); ++t) {
     if (t > 0) {
@@ -161,7 +317,7 @@ TEST(Session, ScoreIsTheLogSoftmaxOfTheLogitsBefore) {
   }
   EXPECT_EQ(copy(scored.logits()), copy(stepped.logits()));
   // A later call knows what came before.
-  EXPECT_NE(scored.score(std::vector<int>{7})[0], 0.0F);
+  EXPECT_NE(test::logprobs_of(scored, std::vector<int>{7})[0], 0.0F);
 }
 
 TEST(Session, SavedAndRestoredItContinuesToTheBit) {
@@ -220,6 +376,19 @@ TEST(Session, ACloneGoesItsOwnWay) {
   EXPECT_EQ(session.save(), before);
   session.step(std::vector<int>{5});
   EXPECT_EQ(clone.save(), session.save());
+  // It outlives its original, and was not made by way of the host.
+  const auto log = std::make_shared<ToyLog>();
+  auto original = std::make_unique<Session>(toy_model(log).new_session(2));
+  original->prefill(std::vector<int>{1, 2, 3, 4});
+  Session copied = original->clone();
+  EXPECT_EQ(log->through_host, 0);
+  EXPECT_EQ(log->copies, 1);
+  EXPECT_EQ(log->fetched, 0);
+  EXPECT_EQ(copied.position(), 2);
+  EXPECT_EQ(copied.prefill_stats().layer_tokens, original->prefill_stats().layer_tokens);
+  const std::vector<std::byte> state = original->save();
+  original.reset();
+  EXPECT_EQ(copied.save(), state);
 }
 
 TEST(Session, SessionsInTwoThreadsDoNotMeet) {
@@ -268,7 +437,7 @@ TEST(Model, ChecksBatchAndOptions) {
   }
   EXPECT_EQ(refused(&SessionOptions::prefill, static_cast<PrefillMode>(9)),
             "session option prefill: found 9, expected a PrefillMode");
-  EXPECT_TRUE(log->batches.empty());  // refused before a runner was made
+  EXPECT_TRUE(log->acquired.empty());  // refused before a slot was acquired
 
   SessionOptions o;
   o.threads = 10000;
@@ -276,9 +445,9 @@ TEST(Model, ChecksBatchAndOptions) {
   o.max_sweeps = 3;
   EXPECT_EQ(model.new_session(2, o).batch(), 2);
   EXPECT_EQ(log->options.threads, 256);
-  EXPECT_EQ(log->options.prefill, models::PrefillMode::kSteps);
+  EXPECT_EQ(log->options.prefill, PrefillMode::kSteps);
   EXPECT_EQ(log->options.max_sweeps, 3);
-  EXPECT_EQ(log->options.sweep_tolerance, 0.0F);  // the runner knows what is best
+  EXPECT_EQ(log->options.sweep_tolerance, 0.0F);  // the executor knows what is best
 }
 
 TEST(Model, LoadRefusesBadOptionsAndMissingFolders) {
@@ -295,6 +464,9 @@ TEST(Model, LoadRefusesBadOptionsAndMissingFolders) {
   o.precision = Precision::kBF16;
   EXPECT_EQ(refusal([&] { Model::load("/nonexistent", o); }),
             "load option precision: found bf16 on the CPU, expected auto or fp32");
+  o = {};
+  o.gpu = -1;
+  EXPECT_EQ(refusal([&] { Model::load("/nonexistent", o); }), "load option gpu: found -1, expected >= 0");
   EXPECT_THROW(Model::load("/nonexistent"), std::system_error);
 }
 

@@ -24,7 +24,11 @@ struct GenerateOptions {
   std::int64_t max_tokens = 256;        ///< -1: until end of sequence, a stop string or cancellation
   std::vector<std::string> stop = {};   ///< the text ends before the first of these to be complete; UTF-8, not empty
   std::vector<int> eos_token_ids = {};  ///< tokens that end the sequence; not part of the text
-  bool logprobs = true;                 ///< whether log-probs are wanted: without, a GPU draws and only ids are moved
+  bool logprobs = true;                 ///< whether log-probs are wanted
+  /// The tokens that the session has consumed, or the last of them, oldest first: for one that cannot know them,
+  /// because it was restored, or that no longer knows as many as repetition_window counts. Empty:
+  /// Session::recent_tokens().
+  std::span<const int> context = {};
   /// Receives the text as it becomes final: complete characters, never a part of a stop string. Returning false
   /// cancels.
   std::function<bool(std::string_view)> on_text = {};
@@ -39,18 +43,23 @@ struct GenerateResult {
   FinishReason finish_reason = FinishReason::kLength;
 };
 
-/// Continues sequence 0 of `session` (batch 1, position >= 1). `prompt` are the tokens consumed so far: for the
-/// repetition penalty, and so that the text goes on from theirs (its first space, a character they left incomplete).
+/// Continues the sequence of `session` (batch 1, position >= 1) from where it stands. The session remembers what that
+/// needs of the tokens it has consumed (see Session::recent_tokens): the last ones count for the repetition penalty,
+/// and the text goes on from theirs (its first space, a character they left incomplete). A session restored from bytes
+/// remembers none: unless `options.context` says them, none is penalised and the text begins within a text, at a
+/// character.
 ///
 /// The token that becomes position p of the sequence is drawn with the random number of step p, so a run that is cut
-/// short, saved, restored and continued with the same seed draws what an uninterrupted one would.
+/// short, saved, restored and continued with the same seed and context draws what an uninterrupted one would.
 ///
 /// Every drawn token but the last has been consumed by the session: to go on, step() the last of `tokens` first (after
 /// kEndOfSequence all of `tokens` are consumed, the end itself is not). After kStopString the state includes what was
 /// drawn beyond `text`.
 ///
+/// Blocks until the end; callbacks are called in this thread and must not use the session. Tokens are drawn where the
+/// logits are: only with a repetition penalty does each bring all logits back from a GPU.
+///
 /// Throws std::invalid_argument before anything is drawn, NumericError, and what the callbacks throw.
-GenerateResult generate(Session& session, const Tokenizer& tokenizer, std::span<const int> prompt,
-                        const GenerateOptions& options);
+GenerateResult generate(Session& session, const Tokenizer& tokenizer, const GenerateOptions& options = {});
 
 }  // namespace mmrec

@@ -18,11 +18,12 @@ namespace mmrec {
 enum class Device : std::uint8_t {
   kAuto,  ///< a usable GPU, else the CPU
   kCpu,   ///< touches no GPU: makes no CUDA context, loads no CUDA library
-  kCuda,  ///< the first GPU that CUDA shows, or DeviceUnavailable
+  kCuda,  ///< a GPU, or DeviceUnavailable
 };
 
 struct LoadOptions {
   Device device = Device::kAuto;
+  int gpu = 0;  ///< which GPU, counted from 0 as CUDA shows them; >= 0. No meaning on the CPU
   Precision precision = Precision::kAuto;  ///< kF16 and kBF16 are for a GPU alone
   int threads = 0;               ///< threads that read the weights; 0: all the processors this process may use. >= 0
   bool allow_nonfinite = false;  ///< accept NaN and infinite weights
@@ -42,14 +43,15 @@ struct ModelInfo {
   std::int64_t memory_slots = 0;
   std::uint64_t parameters = 0;
   std::uint64_t weight_bytes = 0;     ///< resident bytes of the weights, in the memory of the device they run on
-  std::uint64_t device_bytes = 0;     ///< of these, in GPU memory: all or nothing
   std::uint64_t bytes_per_token = 0;  ///< weight bytes that one decoded token reads
   std::uint64_t memory_bytes = 0;     ///< those it reads besides once attention has several memory slots to choose from
   std::uint64_t fingerprint = 0;      ///< identity of configuration and weights, as saved states carry it
   int bos_token_id = -1;              ///< from config.json; -1: not given there
   std::vector<int> eos_token_ids;     ///< from config.json; empty: not given there
-  std::string device;                 ///< "cpu", or "cuda" and the GPU's name: "cuda (NVIDIA H200)"
-  std::string precision;              ///< what products are computed in: "fp32", "fp16" or "bf16"
+  Device device = Device::kCpu;       ///< where it runs: kCpu or kCuda
+  int gpu = -1;                       ///< the GPU's number, as LoadOptions::gpu; -1 on the CPU
+  std::string device_name;            ///< the GPU's name, "NVIDIA H200"; "cpu" on the CPU
+  Precision precision = Precision::kF32;  ///< what products are computed in: never kAuto
 };
 
 /// An MM-Rec model. Immutable after load and cheap to copy: copies share the weights. Thread-safe: any number of
@@ -57,10 +59,11 @@ struct ModelInfo {
 class Model {
  public:
   /// Loads a model folder: config.json and model.safetensors, or shards with model.safetensors.index.json. On a GPU the
-  /// weights stay in its memory alone.
+  /// weights stay in its memory alone. Blocks until they are there.
   /// Throws std::runtime_error naming file, field, found and expected for a malformed folder, std::system_error where a
-  /// file cannot be read or CUDA fails, DeviceUnavailable for kCuda without a usable GPU (before any file is read),
-  /// std::bad_alloc, and std::invalid_argument for options out of range, a 16-bit precision on the CPU among them.
+  /// file cannot be read or CUDA fails, DeviceUnavailable for kCuda where GPU number `gpu` is not there (naming it and
+  /// how many there are) or not usable (before any file is read), std::bad_alloc, and std::invalid_argument for options
+  /// out of range, a negative GPU and a 16-bit precision on the CPU among them.
   static Model load(const std::filesystem::path& folder, const LoadOptions& options = {});
 
   const ModelInfo& info() const;

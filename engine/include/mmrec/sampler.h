@@ -9,6 +9,7 @@
 
 namespace mmrec {
 
+/// A drawn token, whoever drew it: Sampler::sample or Session::draw.
 struct Sample {
   int token = -1;
   float logprob = 0.0F;  ///< log-softmax of the raw logits at `token`: before the chain, over the whole vocabulary

@@ -11,16 +11,17 @@
 namespace mmrec {
 
 struct ScorerOptions {
-  int batch = 1;  ///< documents of similar length scored in lock-step
+  int batch = 1;  ///< documents scored together, each with a state of its own; 1..65536
   SessionOptions session;
-  /// Called with the tokens scored since the last call and their summed negative log-likelihood (natural log), after
-  /// every few hundred tokens. Returning false cancels: score() then returns what is finished.
+  /// Called between chunks and after the last one of each batch, with the tokens scored since the last call and their
+  /// summed negative log-likelihood (natural log). Returning false cancels: the next chunk is the last, and score()
+  /// then returns what is finished. A chunk is what CallOptions (session.h) says, of all documents scored together.
   std::function<bool(std::int64_t tokens, double nll)> on_progress;
 };
 
 /// Log-probs of one document.
 struct DocumentScore {
-  std::vector<float> logprobs;  ///< of tokens 1..T-1 given all before; empty for fewer than two tokens
+  std::vector<float> logprobs;  ///< of tokens 1..T-1 given all before, fewer where cancelled; empty for T < 2
   double nll = 0.0;             ///< −Σ logprobs, summed in order in fp64
   bool complete = false;
 };
@@ -30,9 +31,10 @@ class Scorer {
  public:
   explicit Scorer(Model model, ScorerOptions options = {});
 
-  /// Documents as token ids; the first token of each is context only. Results in the order given; a document's score
-  /// does not depend on the others nor on `batch` beyond what docs/numerics.md states. Throws std::invalid_argument
-  /// naming document and index for an id outside the vocabulary, before anything is scored.
+  /// Documents as token ids, of any lengths; the first token of each is context only. Results in the order given; a
+  /// document's score does not depend on the others nor on `batch` beyond what docs/numerics.md states. Blocks until
+  /// all are scored. Throws std::invalid_argument naming document and index for an id outside the vocabulary, before
+  /// anything is scored; std::bad_alloc, std::system_error where CUDA fails, and what the callback throws.
   std::vector<DocumentScore> score(std::span<const std::vector<int>> documents);
 
   PrefillStats prefill_stats() const { return stats_; }

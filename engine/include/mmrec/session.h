@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -13,7 +14,7 @@
 namespace mmrec {
 
 namespace engine {
-struct Access;  // builds sessions and models on runners of its own; not part of the contract
+struct Access;  // builds sessions and models on executors of its own; not part of the contract
 }
 
 struct SessionOptions {
@@ -25,12 +26,31 @@ struct SessionOptions {
   int max_sweeps = 64;           ///< per window, before exact steps finish it; >= 1
 };
 
+/// How a call over many tokens is watched.
+struct CallOptions {
+  /// Asked between the chunks of a call with how many tokens of each sequence it has consumed, 0 < done < total.
+  /// Returning false makes the next chunk the last; so the call ends within the time of one chunk: up to 256 tokens of
+  /// each sequence on the CPU, up to 4,096 on a GPU. The session then stands at the position() it has reached, as if it
+  /// had been given no more tokens. What it throws ends the call in the same way and is then thrown on. Called in the
+  /// calling thread; must not use the session.
+  std::function<bool(std::int64_t done, std::int64_t total)> on_progress = {};
+};
+
 /// `batch` sequences in lock-step, with their recurrent state. The state has a fixed size however many tokens were
 /// consumed. Movable, not copyable (see clone()); a session moved from may only be assigned to or destroyed. One thread
-/// at a time; different sessions are independent.
+/// at a time; different sessions are independent, though those of a model on a GPU take turns there.
 ///
 /// Splitting the tokens into calls does not change the result: see docs/numerics.md for what is equal to the bit.
-/// A call that throws std::invalid_argument has changed nothing.
+///
+/// Where results go. prefill() and step() bring nothing back: logits() fetches, draw() draws. Log-probs and drawn
+/// tokens are written to spans of the caller's, laid out as their tokens.
+///
+/// Time. On the CPU a call returns when its work is done. On a GPU prefill() and step() may return before that;
+/// whatever brings something to the host waits for it.
+///
+/// Errors. A call that throws std::invalid_argument has changed nothing. After std::bad_alloc or std::system_error
+/// (CUDA fails; on a GPU it may be a later call that says so) from a call that consumes tokens, the state is undefined
+/// until reset() or restore().
 class Session {
  public:
   Session(Session&&) noexcept;
@@ -42,36 +62,45 @@ class Session {
   /// Tokens consumed per sequence.
   std::int64_t position() const;
 
-  /// Consumes `tokens` [batch, T] row by row, T >= 1, and returns the logits of the next token [batch, vocab_size]. The
-  /// span is valid until the next call on this session. Throws std::invalid_argument for an id outside
-  /// [0, vocab_size), naming it and its index, and for a length that batch does not divide.
-  std::span<const float> prefill(std::span<const int> tokens);
+  /// Consumes `tokens` [batch, T] row by row, T >= 1. Throws std::invalid_argument for an id outside [0, vocab_size),
+  /// naming it and its index, and for a length that batch does not divide; what on_progress throws.
+  void prefill(std::span<const int> tokens, const CallOptions& options = {});
 
   /// Consumes one token per sequence [batch]; otherwise like prefill. Always exact, never sweeps.
-  std::span<const float> step(std::span<const int> tokens);
+  void step(std::span<const int> tokens);
 
-  /// step() without fetching the logits: on a GPU it returns before the work is done. draw() or logits() follow.
-  void advance(std::span<const int> tokens);
+  /// Consumes `tokens` [batch, T] like prefill and writes log p of each token given all before it, including those of
+  /// earlier calls, to `logprobs` [batch, T]. The first token of all has nothing before it: its entry is 0. Where
+  /// on_progress ended the call, the entries of tokens that were not consumed are unspecified. Logits for all tokens
+  /// are never stored. Throws as prefill does, and std::invalid_argument for `logprobs` of another size.
+  void score(std::span<const int> tokens, std::span<float> logprobs, const CallOptions& options = {});
 
-  /// Draws the next token of every sequence into `tokens` [batch], where the logits are: from a GPU only the ids come.
-  /// The rule is Sampler's, and sequence b has the random number of (seed, first_sequence + b, step); a GPU may differ
-  /// from Sampler on these logits only where a sum of weights falls on a threshold to within rounding. Consumes
-  /// nothing: step() or advance() do. Throws std::invalid_argument at position 0, for a span of another size, for an
-  /// option out of range and for a repetition penalty other than 1, which needs the tokens so far; NumericError like
-  /// Sampler::sample.
-  void draw(const SamplerOptions& options, std::uint64_t step, std::uint64_t first_sequence, std::span<int> tokens);
-
-  /// Consumes `tokens` [batch, T] and returns log p of each token given all before it, including those of earlier
-  /// calls, [batch, T]. The first token of all has nothing before it: its entry is 0. Logits for all tokens are never
-  /// stored.
-  std::vector<float> score(std::span<const int> tokens);
-
-  /// Logits of the next token [batch, vocab_size], valid until the next call on this session; empty at position 0.
+  /// Logits of the next token [batch, vocab_size], in host memory until the next call that is not const; empty at
+  /// position 0. Fetched when first asked for after the state has changed.
   std::span<const float> logits() const;
 
+  /// Draws the next token of every sequence into `samples` [batch], where the logits are: from a GPU only the samples
+  /// come. The rule is Sampler's, and sequence b has the random number of (seed, first_sequence + b, step); a GPU may
+  /// differ from Sampler on these logits only where a sum of weights falls on a threshold to within rounding. Consumes
+  /// nothing: step() does. Without `logprobs` those of the samples are 0, which saves a GPU a pass over the logits.
+  /// Throws std::invalid_argument at position 0, for a span of another size, for an option out of range and for a
+  /// repetition penalty other than 1, which needs the tokens so far; NumericError like Sampler::sample.
+  void draw(const SamplerOptions& options, std::uint64_t step, std::uint64_t first_sequence, std::span<Sample> samples,
+            bool logprobs = true);
+
+  /// How many of its last tokens a session remembers of each sequence: four times the default repetition_window, and
+  /// more than the text of a character can take. They are no part of the recurrent state.
+  static constexpr int kRecentTokens = 256;
+  /// The last tokens that `sequence` has consumed, oldest first, at most kRecentTokens; those since restore(), which
+  /// cannot know what came before. Valid until the next call that is not const. Throws std::invalid_argument for a
+  /// sequence outside [0, batch).
+  std::span<const int> recent_tokens(int sequence = 0) const;
+
+  /// What prefilling has cost since the session began or was reset.
   PrefillStats prefill_stats() const;
 
-  /// An independent copy of this session, state and all; it shares the weights.
+  /// An independent copy of this session, state and all; it shares the weights, and on a GPU the copy is made there.
+  /// Throws std::bad_alloc, std::system_error where CUDA fails.
   Session clone() const;
   /// Back to position 0.
   void reset();
@@ -82,7 +111,8 @@ class Session {
   std::vector<std::byte> save() const;
   /// Replaces the state by a saved one of the same model and batch. Throws std::runtime_error saying what was found and
   /// expected if the bytes are damaged, of another model, version or batch, or hold a NaN or an infinity; the session
-  /// is then unchanged. Statistics and options are not part of the state.
+  /// is then unchanged. Statistics, options and recent_tokens() are not part of the state: the first two stay, the last
+  /// is empty then.
   void restore(std::span<const std::byte> state);
 
  private:

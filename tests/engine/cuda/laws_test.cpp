@@ -8,8 +8,9 @@
 #include <vector>
 
 #include "kernels/cuda/runtime/cuda.h"
+#include "mmrec/errors.h"
 #include "mmrec/generate.h"
-#include "models/runner_cuda.h"
+#include "models/mmrec/executors.h"
 #include "tests/kernels/cuda/cuda_testing.h"
 #include "tests/support/safetensors_reader.h"
 
@@ -68,20 +69,55 @@ class CudaEngine : public testing::Test {
 };
 
 TEST_F(CudaEngine, InfoDescribesTheDevice) {
-  for (const auto& [precision, name, size] :
-       {std::tuple{Precision::kF32, "fp32", 4U}, {Precision::kF16, "fp16", 2U}, {Precision::kBF16, "bf16", 2U}}) {
+  for (const auto& [precision, size] :
+       {std::pair{Precision::kF32, 4U}, {Precision::kF16, 2U}, {Precision::kBF16, 2U}}) {
     const ModelInfo cpu = load("tiny", Device::kCpu).info();
     const ModelInfo info = load("tiny", Device::kCuda, precision).info();
-    EXPECT_EQ(info.device.rfind("cuda (", 0), 0U) << info.device;
-    EXPECT_EQ(info.precision, name);
-    EXPECT_EQ(info.weight_bytes, info.device_bytes);
-    EXPECT_GE(info.device_bytes, info.parameters * size);
+    EXPECT_EQ(info.device, Device::kCuda);
+    EXPECT_EQ(info.gpu, 0);
+    EXPECT_EQ(info.device_name, models::cuda_device_info(0).name);
+    EXPECT_EQ(info.precision, precision);
+    EXPECT_GE(info.weight_bytes, info.parameters * size);
     EXPECT_GT(info.bytes_per_token, info.parameters * size / 2);
     EXPECT_LE(info.bytes_per_token, info.parameters * 4);
     EXPECT_EQ(info.fingerprint, cpu.fingerprint);
     EXPECT_EQ(info.parameters, cpu.parameters);
   }
-  EXPECT_EQ(load("tiny", Device::kAuto).info().device.rfind("cuda (", 0), 0U) << "auto takes a usable GPU";
+  EXPECT_EQ(load("tiny", Device::kAuto).info().device, Device::kCuda) << "auto takes a usable GPU";
+}
+
+TEST_F(CudaEngine, AGpuIsNamedByItsNumber) {
+  const int count = models::cuda_device_count();
+  LoadOptions o;
+  o.device = Device::kCuda;
+  o.gpu = count;
+  try {
+    Model::load("/nonexistent", o);  // no file is read
+    FAIL();
+  } catch (const DeviceUnavailable& error) {
+    EXPECT_EQ(std::string(error.what()), "no usable CUDA device (found GPU " + std::to_string(count) +
+                                             ", expected 0.." + std::to_string(count - 1) + ": there are " +
+                                             std::to_string(count) + ")");
+  }
+  std::string warning;
+  o.device = Device::kAuto;
+  o.on_warning = [&](std::string_view text) { warning += text; };
+  EXPECT_EQ(Model::load(folder_of("tiny"), o).info().device, Device::kCpu);
+  EXPECT_NE(warning.find("found GPU " + std::to_string(count)), std::string::npos) << warning;
+  if (count < 2) return;
+  // Two models on two GPUs do not meet.
+  o = {};
+  o.device = Device::kCuda;
+  std::vector<std::vector<std::byte>> states;
+  for (o.gpu = 0; o.gpu < 2; ++o.gpu) {
+    const Model model = Model::load(folder_of("tiny"), o);
+    EXPECT_EQ(model.info().gpu, o.gpu);
+    Session session = model.new_session();
+    session.prefill(random_tokens(model, 100, 11));
+    session.step(random_tokens(model, 1, 12));
+    states.push_back(session.save());
+  }
+  EXPECT_EQ(states[0], states[1]);
 }
 
 TEST_F(CudaEngine, GreedyTextIsTheCpus) {
@@ -95,7 +131,7 @@ TEST_F(CudaEngine, GreedyTextIsTheCpus) {
     Session session = model.new_session();
     session.prefill(prompt);
     options.logprobs = logprobs;
-    return generate(session, tokenizer, prompt, options);
+    return generate(session, tokenizer, options);
   };
   const GenerateResult expected = run(Device::kCpu, true);
   ASSERT_EQ(static_cast<std::int64_t>(expected.tokens.size()), options.max_tokens);
@@ -118,7 +154,7 @@ TEST_F(CudaEngine, LogprobsAgreeWithTheTrainingCode) {
   for (const auto& [precision, bound, nats] :
        {std::tuple{Precision::kF32, 1e-3F, 0.05}, std::tuple{Precision::kBF16, 0.3F, 20.0}}) {
     Session session = load("mmrec-12m", Device::kCuda, precision).new_session();
-    const std::vector<float> logprobs = session.score(ids);
+    const std::vector<float> logprobs = test::logprobs_of(session, ids);
     double sum = 0.0;
     double expected_sum = 0.0;
     for (std::size_t t = 0; t < expected.size(); ++t) {
@@ -146,12 +182,17 @@ TEST_F(CudaEngine, TheDeviceDrawsWhatTheSamplerDraws) {
   for (SamplerOptions chain : chains) {
     for (std::uint64_t step = 0; step < (kEmulated ? 3 : 200); ++step) {
       chain.seed = step / 50;
-      std::vector<int> tokens(static_cast<std::size_t>(batch));
-      session.draw(chain, step, 7, tokens);
+      std::vector<Sample> samples(static_cast<std::size_t>(batch));
+      session.draw(chain, step, 7, samples);
+      std::vector<Sample> without(samples.size());
+      session.draw(chain, step, 7, without, /*logprobs=*/false);
       Sampler sampler(chain);
-      for (std::size_t b = 0; b < tokens.size(); ++b) {
-        EXPECT_EQ(tokens[b], sampler.sample(session.logits().subspan(b * vocab, vocab), {}, step, 7 + b).token)
-            << "chain " << &chain - chains.data() << ", step " << step;
+      for (std::size_t b = 0; b < samples.size(); ++b) {
+        const Sample expected = sampler.sample(session.logits().subspan(b * vocab, vocab), {}, step, 7 + b);
+        EXPECT_EQ(samples[b].token, expected.token) << "chain " << &chain - chains.data() << ", step " << step;
+        EXPECT_NEAR(samples[b].logprob, expected.logprob, 2e-5F);
+        EXPECT_EQ(without[b].token, expected.token);
+        EXPECT_EQ(without[b].logprob, 0.0F);
       }
     }
   }
@@ -220,10 +261,10 @@ TEST_F(CudaEngine, MemoryDoesNotGrowWithThePrompt) {
   const Model model = load("mmrec-12m", Device::kCuda);
   Session session = model.new_session();
   session.prefill(random_tokens(model, 5000, 6));
-  session.score(random_tokens(model, 5000, 7));
+  test::logprobs_of(session, random_tokens(model, 5000, 7));
   const std::uint64_t before = models::cuda_device_info().free_bytes;
   session.prefill(random_tokens(model, 60000, 8));
-  session.score(random_tokens(model, 60000, 9));
+  test::logprobs_of(session, random_tokens(model, 60000, 9));
   EXPECT_LE(before - std::min(before, models::cuda_device_info().free_bytes), 1U << 20);
 }
 

@@ -1,0 +1,289 @@
+// An executor small enough to check by eye, for tests of the engine that need no weights.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "engine/access.h"
+#include "mmrec/errors.h"
+#include "mmrec/sampler.h"
+#include "models/executor.h"
+
+namespace mmrec::test {
+
+/// What a toy executor was asked, and how it shall behave.
+struct ToyLog {
+  std::vector<int> acquired;                     // slots of each acquire()
+  std::vector<std::vector<std::int64_t>> calls;  // rows of each run of each run() and step()
+  models::ExecutionOptions options;              // of the last acquire()
+  int drawn = 0;                                 // draws made where the logits are
+  int fetched = 0;                               // times logits were brought to the host
+  int copies = 0;
+  int through_host = 0;  // states saved or loaded
+
+  bool draws = false;       // set by a test: it draws by itself, as a device does
+  std::int64_t chunk = 16;  // rows of a run between two questions
+  bool one_by_one = false;  // runs after one another instead of together
+};
+
+inline models::Config toy_config(std::int64_t vocab = 11) {
+  models::Config config;
+  config.vocab_size = vocab;
+  config.model_dim = 4;
+  config.num_layers = 2;
+  config.num_heads = 1;
+  config.ffn_dim = 4;
+  config.memory_segment = 5;
+  config.memory_slots = 3;
+  return config;
+}
+
+/// A recurrent model in form: hidden state, memory ring and running sum as models::HostState has them, every logit a
+/// function of all of them, sequences independent, no result dependent on how tokens are cut into calls. It keeps count
+/// of each sequence's position, and fails where a caller has another one in mind.
+class ToyExecutor final : public models::Executor {
+ public:
+  /// Logits [V] of the next token from a summary of the state and the tokens consumed by the sequence.
+  using Logits = std::function<float(double summary, std::int64_t position, int token)>;
+
+  explicit ToyExecutor(const models::Config& config, std::shared_ptr<ToyLog> log = nullptr, Logits logits = {})
+      : config_(config), log_(std::move(log)), logits_of_(std::move(logits)) {}
+
+  std::size_t slot_bytes() const override { return sizeof(State); }
+  models::Slot acquire(int count, const models::ExecutionOptions& options) override {
+    if (log_) {
+      log_->acquired.push_back(count);
+      log_->options = options;
+    }
+    auto* first = new State[static_cast<std::size_t>(count)];
+    const auto slot = reinterpret_cast<models::Slot>(first);
+    zero(slot, count);
+    return slot;
+  }
+  void release(models::Slot first) noexcept override { delete[] & at(first); }
+  void clear(models::Slot first, int count) override { zero(first, count); }
+  void copy(models::Slot from, models::Slot to, int count) override {
+    if (log_) ++log_->copies;
+    std::copy_n(&at(from), count, &at(to));
+  }
+
+  models::HostState save(models::Slot first, int count, std::int64_t position) override {
+    if (log_) ++log_->through_host;
+    models::HostState all;
+    all.batch = count;
+    all.position = position;
+    for (std::size_t layer = 0; layer < layers(); ++layer) {
+      for (int b = 0; b < count; ++b) {
+        const State& state = checked(first, b, position);
+        append(all.h, state.h, layer);
+        append(all.memory, state.memory, layer);
+        append(all.segment_sum, state.segment_sum, layer);
+      }
+    }
+    for (int b = 0; b < count; ++b) append(all.logits, at(first, b).logits);
+    return all;
+  }
+  void load(models::Slot first, const models::HostState& all) override {
+    if (log_) ++log_->through_host;
+    const auto batch = static_cast<std::size_t>(all.batch);
+    for (std::size_t b = 0; b < batch; ++b) {
+      State& state = at(first, static_cast<int>(b));
+      state = {};
+      state.position = all.position;
+      for (std::size_t layer = 0; layer < layers(); ++layer) {
+        take(state.h, all.h, layer, b, batch);
+        take(state.memory, all.memory, layer, b, batch);
+        take(state.segment_sum, all.segment_sum, layer, b, batch);
+      }
+      const std::size_t vocab = all.logits.size() / batch;
+      state.logits.assign(all.logits.begin() + static_cast<std::ptrdiff_t>(b * vocab),
+                          all.logits.begin() + static_cast<std::ptrdiff_t>((b + 1) * vocab));
+    }
+  }
+
+  models::Done run(const models::Work& work, const models::ExecutionOptions& /*options*/) override {
+    record(work.runs);
+    models::Done done;
+    done.rows.assign(work.runs.size(), 0);
+    for (bool is_last = false;;) {
+      bool is_done = true;
+      for (std::size_t i = 0; i < work.runs.size(); ++i) {
+        const models::Run& run = work.runs[i];
+        std::int64_t& rows = done.rows[i];
+        const std::int64_t end = std::min(run.rows, rows + (log_ ? log_->chunk : 16));
+        const bool waits = log_ && log_->one_by_one && !is_done;
+        for (; !waits && rows < end; ++rows) consume(run, rows, work);
+        is_done = is_done && rows == run.rows;
+      }
+      if (is_done || is_last) break;
+      if (work.progress) is_last = !work.progress(done.rows);
+    }
+    for (const std::int64_t rows : done.rows) done.stats += {rows, 2 * rows, 3, 1};
+    return done;
+  }
+  void step(std::span<const int> tokens, std::span<const models::Run> runs,
+            const models::ExecutionOptions& /*options*/) override {
+    record(runs);
+    for (const models::Run& run : runs) consume(run, 0, {.tokens = tokens, .runs = runs});
+  }
+
+  void logits(models::Slot first, int count, std::span<float> to) override {
+    if (log_) ++log_->fetched;
+    for (int b = 0; b < count; ++b) {
+      const std::vector<float>& from = at(first, b).logits;
+      std::copy(from.begin(), from.end(), to.begin() + b * std::ssize(from));
+    }
+  }
+  bool draw(models::Slot first, const SamplerOptions& options, std::uint64_t step, std::uint64_t first_sequence,
+            std::span<int> tokens, std::span<float> logprobs) override {
+    if (!log_ || !log_->draws) return false;
+    ++log_->drawn;
+    Sampler sampler(options);
+    for (std::size_t b = 0; b < tokens.size(); ++b) {
+      try {
+        const Sample sample = sampler.sample(at(first, static_cast<int>(b)).logits, {}, step, first_sequence + b);
+        tokens[b] = sample.token;
+        if (!logprobs.empty()) logprobs[b] = sample.logprob;
+      } catch (const NumericError&) {
+        tokens[b] = -1;
+      }
+    }
+    return true;
+  }
+
+ private:
+  /// Of one sequence; as models::HostState with a batch of 1.
+  struct State {
+    std::int64_t position = 0;
+    std::vector<float> h, memory;
+    std::vector<double> segment_sum;
+    std::vector<float> logits;
+  };
+
+  static State& at(models::Slot first, int sequence = 0) { return reinterpret_cast<State*>(first)[sequence]; }
+  static State& checked(models::Slot first, int sequence, std::int64_t position) {
+    State& state = at(first, sequence);
+    if (state.position != position) throw std::logic_error("the caller is mistaken about a sequence's position");
+    return state;
+  }
+  std::size_t layers() const { return static_cast<std::size_t>(config_.num_layers); }
+
+  void record(std::span<const models::Run> runs) {
+    if (!log_) return;
+    std::vector<std::int64_t>& rows = log_->calls.emplace_back();
+    for (const models::Run& run : runs) rows.push_back(run.rows);
+  }
+  void zero(models::Slot first, int count) {
+    const std::size_t cells = layers() * static_cast<std::size_t>(config_.model_dim);
+    for (int b = 0; b < count; ++b) {
+      at(first, b) = {0,
+                      std::vector<float>(cells),
+                      std::vector<float>(cells * static_cast<std::size_t>(config_.memory_slots)),
+                      std::vector<double>(cells),
+                      {}};
+    }
+  }
+
+  template <class T>
+  static void append(std::vector<T>& to, const std::vector<T>& from) {
+    to.insert(to.end(), from.begin(), from.end());
+  }
+  template <class T>
+  void append(std::vector<T>& to, const std::vector<T>& from, std::size_t layer) const {
+    const auto per = static_cast<std::ptrdiff_t>(from.size() / layers());
+    const auto begin = from.begin() + static_cast<std::ptrdiff_t>(layer) * per;
+    to.insert(to.end(), begin, begin + per);
+  }
+  template <class T>
+  void take(std::vector<T>& to, const std::vector<T>& from, std::size_t layer, std::size_t b, std::size_t batch) const {
+    const std::size_t per = from.size() / layers() / batch;
+    const auto begin = from.begin() + static_cast<std::ptrdiff_t>((layer * batch + b) * per);
+    to.insert(to.end(), begin, begin + static_cast<std::ptrdiff_t>(per));
+  }
+
+  void consume(const models::Run& run, std::int64_t row, const models::Work& work) {
+    State& state = checked(run.slot, 0, run.position + row);
+    const auto at_row = static_cast<std::size_t>(run.first_row + row);
+    const int token = work.tokens[at_row];
+    if (!work.logprobs.empty()) work.logprobs[at_row] = state.position == 0 ? 0.0F : logprob(state.logits, token);
+    remember(state, token);
+    ++state.position;
+    const double summary = summarise(state);
+    state.logits.resize(static_cast<std::size_t>(config_.vocab_size));
+    for (std::size_t v = 0; v < state.logits.size(); ++v) {
+      state.logits[v] = logits_of_ ? logits_of_(summary, state.position, static_cast<int>(v))
+                                   : static_cast<float>(3.0 * std::sin(summary + 0.7 * static_cast<double>(v)));
+    }
+  }
+
+  void remember(State& state, int token) const {
+    const auto dim = static_cast<std::size_t>(config_.model_dim);
+    const auto slots = static_cast<std::size_t>(config_.memory_slots);
+    for (std::size_t layer = 0; layer < layers(); ++layer) {
+      for (std::size_t d = 0; d < dim; ++d) {
+        const std::size_t cell = layer * dim + d;
+        state.h[cell] =
+            0.9F * state.h[cell] + static_cast<float>(std::sin(token + 1.0 + static_cast<double>(d + layer)));
+        state.segment_sum[cell] += static_cast<double>(state.h[cell]);
+        if ((state.position + 1) % config_.memory_segment == 0) {
+          const auto slot = static_cast<std::size_t>(state.position / config_.memory_segment % config_.memory_slots);
+          state.memory[(layer * slots + slot) * dim + d] =
+              static_cast<float>(state.segment_sum[cell] / static_cast<double>(config_.memory_segment));
+          state.segment_sum[cell] = 0.0;
+        }
+      }
+    }
+  }
+
+  static double summarise(const State& state) {
+    double sum = 0.0;
+    for (const float x : state.h) sum += static_cast<double>(x);
+    for (const float x : state.memory) sum += static_cast<double>(x);
+    for (const double x : state.segment_sum) sum += x;
+    return sum;
+  }
+
+  static float logprob(std::span<const float> logits, int token) {
+    double sum = 0.0;
+    for (const float x : logits) sum += std::exp(static_cast<double>(x));
+    return static_cast<float>(static_cast<double>(logits[static_cast<std::size_t>(token)]) - std::log(sum));
+  }
+
+  models::Config config_;
+  std::shared_ptr<ToyLog> log_;
+  Logits logits_of_;
+};
+
+inline constexpr std::uint64_t kToyFingerprint = 0x1122334455667788;
+
+inline Session toy_session(int batch = 1, const models::Config& config = toy_config(),
+                           std::uint64_t fingerprint = kToyFingerprint) {
+  return engine::Access::session(std::make_shared<ToyExecutor>(config), config, fingerprint, batch, {});
+}
+
+inline Model toy_model(std::shared_ptr<ToyLog> log = nullptr, const models::Config& config = toy_config(),
+                       ToyExecutor::Logits logits = {}) {
+  ModelInfo info;
+  info.vocab_size = config.vocab_size;
+  info.fingerprint = kToyFingerprint;
+  return engine::Access::model(info, config, std::make_shared<ToyExecutor>(config, std::move(log), std::move(logits)));
+}
+
+/// A model that, greedily sampled, continues a prompt of `start` tokens with `script`, then repeats its last token.
+inline Model scripted_model(std::vector<int> script, std::int64_t vocab, std::int64_t start = 1) {
+  return toy_model(nullptr, toy_config(vocab),
+                   [script = std::move(script), start](double, std::int64_t position, int token) {
+                     const std::int64_t at = std::min(position - start, static_cast<std::int64_t>(script.size()) - 1);
+                     return at >= 0 && token == script[static_cast<std::size_t>(at)] ? 20.0F : 0.0F;
+                   });
+}
+
+}  // namespace mmrec::test
