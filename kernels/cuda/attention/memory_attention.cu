@@ -12,11 +12,12 @@
 //  * attend_any, heads of more than 1,024 channels or without 4-channel alignment, whatever the number of tokens: a
 //    block owns one head of one token; its warps form scores, its threads the channels.
 //
-// With one slot the answer is that slot, whatever q is. Exponents are base 2, the scale 1/√d · log₂e goes into q.
+// Exponents are base 2, the scale 1/√d · log₂e goes into q.
 // Bytes: q read and out written once; slots once per block, from L2.
 #include <bit>
 #include <cmath>
 
+#include "kernels/cuda/attention/choose.h"
 #include "kernels/cuda/attention/softmax.cuh"
 #include "kernels/cuda/rows/rows.cuh"
 #include "kernels/cuda/warp.cuh"
@@ -332,63 +333,71 @@ struct CopySlot {
   }
 };
 
-/// kValues channels a lane.
+/// kValues channels a lane, of `lanes`.
 template <int kValues, class A>
-void attend(const Cuda& cuda, const Attention<A>& given) {
+void attend(const Cuda& cuda, AttentionWay way, Attention<A> given, int lanes) {
   const MemoryAttention<Device, A>& op = given.op;
-  const Spread& spread = given.spread;
-  if (op.q.time >= kManyTokens) {
-    const std::int64_t tokens = kThreads / spread.lanes * (kValues <= 16 ? 2 : 1);
+  const int width = lanes * kValues;
+  given.spread = {lanes, width, std::max(kChunkFloats / width, kBatch), kTileFloats / width};
+  if (way == AttentionWay::kTile) {
+    const std::int64_t tokens = kThreads / lanes * (kValues <= 16 ? 2 : 1);
     const dim3 grid(static_cast<unsigned>(op.q.batch * ceil_div(op.q.time, tokens)), static_cast<unsigned>(op.heads));
-    launch(cuda.stream(), overlapping(cuda, grid, dim3(kThreads)), attend_tile<A, kValues>, given);
-    return;
+    return launch(cuda.stream(), overlapping(cuda, grid, dim3(kThreads)), attend_tile<A, kValues>, given);
   }
-  const std::int64_t threads = ceil_div(ceil_div(op.slots.time, spread.chunk) * spread.lanes, 32) * 32;
+  const std::int64_t threads = ceil_div(ceil_div(op.slots.time, given.spread.chunk) * lanes, 32) * 32;
   const dim3 grid(static_cast<unsigned>(op.q.batch * op.q.time), static_cast<unsigned>(op.heads));
   const dim3 block(static_cast<unsigned>(std::min<std::int64_t>(threads, kThreads)));
   launch(cuda.stream(), overlapping(cuda, grid, block), attend_split<A, kValues>, given);
 }
 
-template <class A>
-void attend_by(const Cuda& cuda, Attention<A> given) {
-  const auto with = [&]<int kValues>(int lanes) {
-    const int width = lanes * kValues;
-    given.spread = {lanes, width, std::max(kChunkFloats / width, kBatch), kTileFloats / width};
-    attend<kValues, A>(cuda, given);
-  };
-  if (given.d <= 16) return with.template operator()<4>(4);
-  if (given.d <= 32) return with.template operator()<8>(4);
-  if (given.d <= 512) {
-    return with.template operator()<16>(
-        std::max(static_cast<int>(std::bit_ceil(static_cast<unsigned>(given.d))) / 16, 4));
-  }
-  with.template operator()<32>(32);
-}
-
 }  // namespace
 
 template <class A>
-void memory_attention(Cuda& cuda, const MemoryAttention<Device, A>& op) {
-  const std::int64_t rows = op.q.batch * op.q.time;
-  if (rows == 0) return;
-  if (op.slots.time == 1) {
-    return map_rows(cuda, cuda.stream(), CopySlot<A>{op}, rows, op.out.dim,
-                    takes_vectors(op.slots) && takes_vectors(op.out));
-  }
+AttentionWay choose_attention(const MemoryAttention<Device, A>& op) {
   const std::int64_t d = op.q.dim / op.heads;
-  const Attention<A> given{
-      op, static_cast<int>(d), static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(d))), {}};
-  if (d <= kMostWidth && d % kGroup == 0 && takes_vectors(op.q) && takes_vectors(op.slots) && takes_vectors(op.out)) {
-    return attend_by(cuda, given);
+  if (op.slots.time == 1) return AttentionWay::kCopySlot;
+  if (d > kMostWidth || d % kGroup != 0 || !takes_vectors(op.q) || !takes_vectors(op.slots) || !takes_vectors(op.out)) {
+    return AttentionWay::kAny;
   }
-  const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(op.heads));
-  LaunchConfig config = overlapping(cuda, grid, dim3(kThreads));
-  config.shared_bytes = static_cast<std::size_t>(d) * sizeof(float);
-  launch(cuda.stream(), config, attend_any<A>, given);
+  return op.q.time >= kManyTokens ? AttentionWay::kTile : AttentionWay::kSplit;
 }
 
-template void memory_attention<float>(Cuda&, const MemoryAttention<Device, float>&);
-template void memory_attention<BFloat16>(Cuda&, const MemoryAttention<Device, BFloat16>&);
-template void memory_attention<Float16>(Cuda&, const MemoryAttention<Device, Float16>&);
+template <class A>
+void memory_attention_by(Cuda& cuda, AttentionWay way, const MemoryAttention<Device, A>& op) {
+  const std::int64_t rows = op.q.batch * op.q.time;
+  if (rows == 0) return;
+  if (way == AttentionWay::kAuto) way = choose_attention(op);
+  if (way == AttentionWay::kCopySlot) {
+    const bool vectors = takes_vectors(op.slots) && takes_vectors(op.out);
+    return map_rows(cuda, cuda.stream(), CopySlot<A>{op}, rows, op.out.dim, vectors);
+  }
+  const auto d = static_cast<int>(op.q.dim / op.heads);
+  const Attention<A> given{op, d, static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(d))), {}};
+  if (way == AttentionWay::kAny) {
+    const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(op.heads));
+    LaunchConfig config = overlapping(cuda, grid, dim3(kThreads));
+    config.shared_bytes = static_cast<std::size_t>(d) * sizeof(float);
+    return launch(cuda.stream(), config, attend_any<A>, given);
+  }
+  if (d <= 16) return attend<4>(cuda, way, given, 4);
+  if (d <= 32) return attend<8>(cuda, way, given, 4);
+  if (d <= 512)
+    return attend<16>(cuda, way, given, std::max(static_cast<int>(std::bit_ceil(static_cast<unsigned>(d))) / 16, 4));
+  attend<32>(cuda, way, given, 32);
+}
+
+template <class A>
+void memory_attention(Cuda& cuda, const MemoryAttention<Device, A>& op) {
+  memory_attention_by(cuda, AttentionWay::kAuto, op);
+}
+
+#define MMREC_INSTANTIATE(A)                                                                 \
+  template AttentionWay choose_attention(const MemoryAttention<Device, A>&);                 \
+  template void memory_attention_by(Cuda&, AttentionWay, const MemoryAttention<Device, A>&); \
+  template void memory_attention(Cuda&, const MemoryAttention<Device, A>&);
+MMREC_INSTANTIATE(float)
+MMREC_INSTANTIATE(BFloat16)
+MMREC_INSTANTIATE(Float16)
+#undef MMREC_INSTANTIATE
 
 }  // namespace mmrec::kernels

@@ -1,5 +1,6 @@
 // memory_attention against fp64 softmax attention: any head size, few and many tokens and slots, large scores, in
 // place, rows of wider matrices; a row's bits do not depend on how many rows there are.
+#include "kernels/cuda/attention/choose.h"
 #include "tests/kernels/cuda/dense_testing.h"
 
 namespace mmrec::kernels::test {
@@ -35,12 +36,16 @@ class CudaMemoryAttentionTest : public CudaTest {
   }
 
   template <class A>
+  static MemoryAttention<Device, A> job(const Case& c, Operands<A>& in, MatrixView<A, Device> q,
+                                        MatrixView<A, Device> out, std::int64_t time) {
+    return {.q = sequences<const A>(q, c.batch, c.time, 0, time),
+            .slots = sequences<const float>(in.slots.view(), c.batch, c.slots + kSpare, 0, c.slots),
+            .heads = c.heads,
+            .out = sequences(out, c.batch, c.time, 0, time)};
+  }
+  template <class A>
   void run(const Case& c, Operands<A>& in, MatrixView<A, Device> q, MatrixView<A, Device> out, std::int64_t time) {
-    memory_attention(cuda(), MemoryAttention<Device, A>{.q = sequences<const A>(q, c.batch, c.time, 0, time),
-                                                        .slots = sequences<const float>(in.slots.view(), c.batch,
-                                                                                        c.slots + kSpare, 0, c.slots),
-                                                        .heads = c.heads,
-                                                        .out = sequences(out, c.batch, c.time, 0, time)});
+    memory_attention(cuda(), job(c, in, q, out, time));
   }
 
   template <class A>
@@ -127,6 +132,38 @@ TEST_F(CudaMemoryAttentionTest, MatchesFloat64) {
     check<float>(c);
     check<BFloat16>(c);
     check<Float16>(c);
+  }
+}
+
+TEST_F(CudaMemoryAttentionTest, EveryWayIsTakenByItsShapes) {
+  const auto way_of = [&](const Case& c) {
+    Operands<float> in = operands<float>(c);
+    return choose_attention(job(c, in, in.q.view(), in.q.view(), c.time));
+  };
+  EXPECT_EQ(way_of({1, 3, 2, 16, 1}), AttentionWay::kCopySlot);
+  EXPECT_EQ(way_of({2, 15, 2, 64, 5}), AttentionWay::kSplit);
+  EXPECT_EQ(way_of({1, 16, 2, 64, 5}), AttentionWay::kTile);
+  EXPECT_EQ(way_of({1, 16, 1, 1024, 5}), AttentionWay::kTile);
+  EXPECT_EQ(way_of({1, 16, 1, 1028, 5}), AttentionWay::kAny);
+  EXPECT_EQ(way_of({1, 16, 2, 33, 5}), AttentionWay::kAny);
+}
+
+// By tiles and by groups of lanes with the same bits, whatever the number of tokens.
+TEST_F(CudaMemoryAttentionTest, EveryWayCanBeForced) {
+  for (const std::int64_t time : {3, 20}) {
+    const Case c{2, time, 2, 48, 37};
+    SCOPED_TRACE(c);
+    Operands<float> in = operands<float>(c);
+    DeviceMatrix<float> out(cuda(), c.batch * c.time, c.dim(), c.layout);
+    const std::vector<double> want = reference(c, in);
+    std::vector<float> of_tiles;
+    for (const AttentionWay way : {AttentionWay::kTile, AttentionWay::kSplit, AttentionWay::kAny}) {
+      memory_attention_by(cuda(), way, job(c, in, in.q.view(), out.view(), c.time));
+      const std::vector<float> got = out.download();
+      for (std::size_t i = 0; i < got.size(); ++i) ASSERT_TRUE(rounds_to(got[i], want[i], c.tolerance)) << i;
+      if (way == AttentionWay::kTile) of_tiles = got;
+      EXPECT_TRUE(way == AttentionWay::kAny || same_bits(got, of_tiles));
+    }
   }
 }
 
