@@ -22,8 +22,4 @@ HiddenLogprobsWay choose_hidden_logprobs(const Cuda& cuda, const HiddenLogprobs<
 template <class A>
 void hidden_logprobs_by(Cuda& cuda, HiddenLogprobsWay way, const HiddenLogprobs<Device, A>& op);
 
-/// kInRegisters, of rows and a vocabulary that are not empty.
-template <class A>
-void hidden_logprobs_sm90(Cuda& cuda, const HiddenLogprobs<Device, A>& op);
-
 }  // namespace mmrec::kernels

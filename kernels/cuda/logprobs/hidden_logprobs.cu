@@ -8,23 +8,21 @@
 // buffers stay in L2. Up to kMatvecRows rows are multiplied by matvec, in wider tiles of no more bytes.
 //
 // A warp reduces 1,024 logits of a row to (max, sum) in one batch of loads: 4 KB in flight for each of 32 warps on a
-// multiprocessor. The target's logit waits in the output. At the end a warp merges a row's parts. Bytes: the head once
-// for each pass over at most 4 M / (V / 1,024) rows, the hidden states once for each 4,096 words (from L2 where they
-// fit), each logit written and read once, in L2.
+// multiprocessor. The target's logit waits in the output. At the end a row's parts are merged in their order. Bytes:
+// the head once for each pass over at most 4 M / (V / 1,024) rows, the hidden states once for each 4,096 words (from L2
+// where they fit), each logit written and read once, in L2.
 //
 // What must stay true: tiles and parts lie on fixed grids of rows and words, so a row's bits depend on its place in the
 // grid of rows and on whether the op has more than kMatvecRows of them, not on how the device is filled.
 #include <algorithm>
 #include <limits>
-#include <span>
 #include <stdexcept>
 #include <string>
-#include <type_traits>
 
 #include "kernels/cuda/gemm/choose.h"
 #include "kernels/cuda/logprobs/choose.h"
-#include "kernels/cuda/logprobs/max_sum.cuh"
-#include "kernels/cuda/runtime/launch.cuh"
+#include "kernels/cuda/logprobs/hidden_logprobs.cuh"
+#include "kernels/cuda/rows/rows.cuh"
 
 namespace mmrec::kernels {
 
@@ -40,19 +38,10 @@ constexpr std::size_t kBufferBytes = kTileElements * sizeof(float);
 constexpr std::int64_t kMostParts = (Cuda::kScratchBytes - 2 * kBufferBytes) / sizeof(PartSum);
 constexpr int kWarps = 8;  // of a block; each on its own
 
-/// Of a pass: targets and log-probs of its rows, results [rows, parts].
-struct Rows {
-  const int* targets;
-  float* logprobs;
-  PartSum* parts;
-  std::int64_t count;
-  std::int64_t parts_of_row;
-};
-
 /// The logits of the rows first_row.. for the words first_word..; a warp for each part of each row.
 __global__ void __launch_bounds__(32 * kWarps)
     reduce_tile_kernel(MatrixView<const float, Device> logits, std::int64_t first_row, std::int64_t first_word,
-                       Rows rows) {
+                       LogprobRows rows) {
   const auto lane = static_cast<int>(threadIdx.x % 32);
   const std::int64_t tile_parts = (logits.cols + kPart - 1) / kPart;
   const std::int64_t task = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
@@ -67,28 +56,49 @@ __global__ void __launch_bounds__(32 * kWarps)
   if (lane < row.tail) sum = merge(sum, term(row.row[row.edge(lane)]));
   sum = warp_merge(sum);
   if (lane != 0) return;
-  rows.parts[(first_row + r) * rows.parts_of_row + first_word / kPart + part] = sum;
+  rows.parts[(first_word / kPart + part) * rows.rows + first_row + r] = sum;
   const std::int64_t in_part = target - first_word - part * kPart;
   if (in_part >= 0 && in_part < words) rows.logprobs[first_row + r] = row.row[in_part];
 }
 
-/// A warp merges a row's parts: lane by lane those that lie 32 apart, then the lanes.
-__global__ void __launch_bounds__(32 * kWarps) finish_rows_kernel(Rows rows, std::int64_t vocab) {
-  const auto lane = static_cast<int>(threadIdx.x % 32);
-  const std::int64_t r = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
-  if (r >= rows.count) return;
-  const std::int64_t target = rows.targets[r];
-  if (target < 0) return;
-  const auto* parts = reinterpret_cast<const float2*>(rows.parts + r * rows.parts_of_row);
-  RowSum sum = widen(no_terms());
-  for (std::int64_t p = lane; p < rows.parts_of_row; p += 32) {
-    const float2 part = parts[p];
-    sum = merge(sum, widen(PartSum{part.x, part.y}));
+constexpr int kMergeRows = 32;
+constexpr int kMergeRuns = 8;  // a row's parts are cut into so many runs
+
+/// A block takes 32 rows, a warp one run of their parts: first the maximum, then the sum relative to it, in fp64; the
+/// runs are combined in their order.
+__global__ void __launch_bounds__(kMergeRows* kMergeRuns) merge_parts_kernel(LogprobRows given, int count) {
+  __shared__ float run_max[kMergeRuns][kMergeRows];
+  __shared__ double run_sum[kMergeRuns][kMergeRows];
+  const int lane = static_cast<int>(threadIdx.x) % kMergeRows;
+  const int run = static_cast<int>(threadIdx.x) / kMergeRows;
+  const int row = static_cast<int>(blockIdx.x) * kMergeRows + lane;
+  const int length = (count + kMergeRuns - 1) / kMergeRuns;
+  const int begin = min(run * length, count);
+  const int end = row < given.rows ? min(begin + length, count) : begin;
+  const auto* parts = reinterpret_cast<const float2*>(given.parts);
+  ptx::wait_for_predecessor();
+
+  float max = -INFINITY;
+#pragma unroll 8
+  for (int t = begin; t < end; ++t) max = fmaxf(max, parts[std::int64_t{t} * given.rows + row].x);
+  run_max[run][lane] = max;
+  __syncthreads();
+#pragma unroll
+  for (int r = 0; r < kMergeRuns; ++r) max = fmaxf(max, run_max[r][lane]);
+
+  double sum = 0.0;
+#pragma unroll 8
+  for (int t = begin; t < end; ++t) {
+    const float2 part = parts[std::int64_t{t} * given.rows + row];
+    sum += static_cast<double>(part.y) * static_cast<double>(expf(part.x - max));
   }
-  sum = warp_merge(sum);
-  if (lane != 0) return;
-  const bool is_valid = target < vocab;
-  rows.logprobs[r] = is_valid ? log_probability(rows.logprobs[r], sum) : std::numeric_limits<float>::quiet_NaN();
+  run_sum[run][lane] = sum;
+  __syncthreads();
+  if (run != 0 || row >= given.rows || given.targets[row] < 0) return;
+#pragma unroll
+  for (int r = 1; r < kMergeRuns; ++r) sum += run_sum[r][lane];
+  given.logprobs[row] = given.targets[row] < given.vocab ? log_probability(given.logprobs[row], RowSum{max, sum})
+                                                         : std::numeric_limits<float>::quiet_NaN();
 }
 
 template <class A>
@@ -119,12 +129,13 @@ void by_tiles(Cuda& cuda, const HiddenLogprobs<Device, A>& op) {
 
   int tiles = 0;
   for (std::int64_t begin = 0; begin < n; begin += pass) {
-    const Rows rows{op.targets + begin, op.logprobs + begin, reinterpret_cast<PartSum*>(scratch + 2 * kBufferBytes),
-                    std::min(pass, n - begin), parts};
+    const LogprobRows rows{op.targets + begin, op.logprobs + begin,
+                           reinterpret_cast<PartSum*>(scratch + 2 * kBufferBytes),
+                           static_cast<int>(std::min(pass, n - begin)), static_cast<int>(vocab)};
     for (std::int64_t v = 0; v < vocab; v += tile_words) {
       const std::int64_t words = std::min(tile_words, vocab - v);
-      for (std::int64_t r = 0; r < rows.count; r += kTileRows) {
-        const std::int64_t count = std::min(kTileRows, rows.count - r);
+      for (std::int64_t r = 0; r < rows.rows; r += kTileRows) {
+        const std::int64_t count = std::min(kTileRows, rows.rows - r);
         auto* buffer = reinterpret_cast<float*>(scratch + (tiles % 2 == 0 ? 0 : kBufferBytes));
         const MatrixView<float, Device> logits(buffer, count, words, ceil_div(words, 4) * 4);
         const Linear<Device, A, float> product{
@@ -139,13 +150,17 @@ void by_tiles(Cuda& cuda, const HiddenLogprobs<Device, A>& op) {
       }
     }
     cuda.join();
-    launch(cuda.stream(),
-           {.grid = dim3(static_cast<unsigned>(ceil_div(rows.count, kWarps))), .block = dim3(32 * kWarps)},
-           finish_rows_kernel, rows, vocab);
+    merge_parts(cuda, rows, parts);
   }
 }
 
 }  // namespace
+
+void merge_parts(Cuda& cuda, const LogprobRows& rows, std::int64_t count) {
+  const dim3 grid(static_cast<unsigned>(ceil_div(rows.rows, kMergeRows)));
+  launch(cuda.stream(), overlapping(cuda, grid, dim3(kMergeRows * kMergeRuns)), merge_parts_kernel, rows,
+         static_cast<int>(count));
+}
 
 template <class A>
 HiddenLogprobsWay choose_hidden_logprobs(const Cuda& cuda, const HiddenLogprobs<Device, A>& op) {

@@ -54,19 +54,14 @@ struct Targets {
 
 // --- Targets outside of the vocabulary -------------------------------------------------------------------------------
 
-struct BadTarget {
-  std::int64_t row;  // the first one, or -1
-  std::int64_t value;
-};
-
 constexpr unsigned kCheckThreads = 1024;
+constexpr unsigned long long kNoRow = ~0ULL;
 
-/// One block looks at all targets.
+/// The first row whose target is bad. One block looks at all of them.
 __global__ void __launch_bounds__(kCheckThreads)
-    find_bad_target_kernel(Targets targets, std::int64_t rows, std::int64_t vocab, BadTarget* found) {
+    find_bad_target_kernel(Targets targets, std::int64_t rows, std::int64_t vocab, unsigned long long* found) {
   __shared__ unsigned long long first;
-  constexpr unsigned long long kNone = ~0ULL;
-  if (threadIdx.x == 0) first = kNone;
+  if (threadIdx.x == 0) first = kNoRow;
   __syncthreads();
   for (std::int64_t r = threadIdx.x; r < rows; r += blockDim.x) {
     const std::int64_t target = targets[r];
@@ -75,9 +70,7 @@ __global__ void __launch_bounds__(kCheckThreads)
     break;  // a thread's later rows are larger
   }
   __syncthreads();
-  if (threadIdx.x != 0) return;
-  *found = first == kNone ? BadTarget{-1, 0}
-                          : BadTarget{static_cast<std::int64_t>(first), targets[static_cast<std::int64_t>(first)]};
+  if (threadIdx.x == 0) *found = first;
 }
 
 template <class T, class Index>
@@ -88,13 +81,15 @@ void check(Cuda& cuda, const char* op, const MatrixView<const T, Device>& logits
   if (targets == nullptr) fail("targets are null");
   if (logits.rows > std::numeric_limits<std::int32_t>::max()) fail("more than 2^31 - 1 rows");
   if (logits.stride < logits.cols && logits.rows > 1) fail("rows of logits overlap");
-  auto* found = static_cast<BadTarget*>(cuda.scratch());
+  auto* found = static_cast<unsigned long long*>(cuda.scratch());
   launch(cuda.stream(), {.grid = dim3(1), .block = dim3(kCheckThreads)}, find_bad_target_kernel,
          Targets{targets, sizeof(Index) == 8}, logits.rows, logits.cols, found);
-  BadTarget bad{};
-  cuda.download(found, &bad, 1);
-  if (bad.row >= 0) {
-    fail("target " + std::to_string(bad.value) + " of row " + std::to_string(bad.row) + " lies outside [0, " +
+  unsigned long long row = 0;
+  cuda.download(found, &row, 1);
+  if (row != kNoRow) {
+    Index target = 0;
+    cuda.download(targets + row, &target, 1);
+    fail("target " + std::to_string(target) + " of row " + std::to_string(row) + " lies outside [0, " +
          std::to_string(logits.cols) + ")");
   }
   if (logits.data == nullptr) fail("logits are null");

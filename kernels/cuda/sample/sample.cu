@@ -23,9 +23,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "kernels/cuda/isa/ptx.cuh"
-#include "kernels/cuda/runtime/cuda.h"
-#include "kernels/cuda/runtime/launch.cuh"
+#include "kernels/cuda/rows/rows.cuh"
+#include "kernels/cuda/warp.cuh"
 #include "kernels/philox.h"
 
 namespace mmrec::kernels {
@@ -348,8 +347,7 @@ class Row {
       look_at(x.y, first + 4 * lane + 1, add);
       look_at(x.z, first + 4 * lane + 2, add);
       look_at(x.w, first + 4 * lane + 3, add);
-#pragma unroll
-      for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffffU, sum, distance);
+      sum = warp_sum(sum);
       if (lane == 0) add_weight(static_cast<std::uint32_t>(first) / kIdsOfBin, sum);
     }
   }
@@ -384,8 +382,7 @@ void sample_tokens(Cuda& cuda, const SampleTokens<Device>& op) {
     throw std::invalid_argument("sample_tokens: found rows of " + std::to_string(op.logits.cols) +
                                 " logits, expected 1 to " + std::to_string(kMostSampleWords));
   }
-  const bool takes_vectors =
-      reinterpret_cast<std::uintptr_t>(op.logits.data) % 16 == 0 && (op.logits.stride % 4 == 0 || op.logits.rows == 1);
+  const bool takes_vectors = takes_16_bytes(op.logits.data, op.logits.rows == 1 ? 0 : 4 * op.logits.stride);
   launch(cuda.stream(), {.grid = dim3(static_cast<unsigned>(op.logits.rows)), .block = dim3(kThreads)}, sample_kernel,
          op.logits, op.rules, op.tokens, op.copy, takes_vectors);
 }
