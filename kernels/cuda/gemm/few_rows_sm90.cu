@@ -29,12 +29,10 @@ namespace mmrec::kernels {
 
 namespace {
 
-constexpr int kConsumers = 1;              // warpgroups
-constexpr int kOutputs = 64 * kConsumers;  // of a tile
-constexpr int kWarpgroup = 128;
-constexpr int kConsumerThreads = kConsumers * kWarpgroup;
-constexpr int kHelpers = 128;  // threads that finish rows with the consumers
-constexpr int kFinishers = kConsumerThreads + kHelpers;
+constexpr int kOutputs = 64;     // of a tile
+constexpr int kWarpgroup = 128;  // threads that multiply, and as many that help them to finish rows
+constexpr int kFinishers = 2 * kWarpgroup;
+constexpr int kCopyingWarp = kWarpgroup / 32;             // between them
 constexpr int kOutputThreads = kOutputs / 4;              // that finish a row
 constexpr int kRowsAtOnce = kFinishers / kOutputThreads;  // 16
 constexpr int kThreads = kFinishers + 32;
@@ -136,7 +134,7 @@ __device__ inline void add_up(const float4 (&part)[kSlices], const float (&bias)
 /// The thread's number among those that finish.
 __device__ inline int finisher() {
   const int thread = static_cast<int>(threadIdx.x);
-  return thread < kConsumerThreads ? thread : thread - 32;
+  return thread < kWarpgroup ? thread : thread - 32;
 }
 
 /// A thread's rows of its 4 outputs: every kRowsAtOnce-th of the block's share, which is every kSlices-th of all.
@@ -250,13 +248,13 @@ __global__ void __launch_bounds__(kThreads, 2) few_rows_kernel(const __grid_cons
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
       ptx::mbarrier_init(&full[s], 1);
-      ptx::mbarrier_init(&empty[s], kConsumers);
+      ptx::mbarrier_init(&empty[s], 1);
     }
     ptx::mbarrier_init_fence();
   }
   __syncthreads();
 
-  if (warp == kConsumerThreads / 32) {
+  if (warp == kCopyingWarp) {
     if (lane == 0) {
       const std::uint64_t hint = ptx::evict_first();
       const auto load_w = [&](int k, int stage) {
@@ -280,14 +278,12 @@ __global__ void __launch_bounds__(kThreads, 2) few_rows_kernel(const __grid_cons
       }
     }
     __syncwarp();
-  } else if (warp > kConsumerThreads / 32) {
-    load_outputs(job.out, job.out.bias, place.output + finisher() % kOutputThreads * 4, bias);
-    ptx::wait_for_predecessor();
   } else {
     load_outputs(job.out, job.out.bias, place.output + finisher() % kOutputThreads * 4, bias);
     ptx::wait_for_predecessor();
-    const int consumer = warp / 4;
-    const std::uint64_t w = ptx::wgmma_operand(ring + consumer * 64 * kRowBytes);
+  }
+  if (warp < kCopyingWarp) {
+    const std::uint64_t w = ptx::wgmma_operand(ring);
     const std::uint64_t x = ptx::wgmma_operand(ring + Layout::kWBytes);
     float sum[kRows / 2] = {};
     for (int k = 0; k < count; ++k) {
@@ -299,10 +295,10 @@ __global__ void __launch_bounds__(kThreads, 2) few_rows_kernel(const __grid_cons
       for (int i = 0; i < kDepth / 16; ++i) ptx::wgmma<A>(sum, w + at + 2 * i, x + at + 2 * i, true);
       ptx::wgmma_commit();
       ptx::wgmma_wait<1>();
-      if (k != 0 && threadIdx.x % kWarpgroup == 0) ptx::mbarrier_arrive(&empty[(k - 1) % kStages]);
+      if (k != 0 && threadIdx.x == 0) ptx::mbarrier_arrive(&empty[(k - 1) % kStages]);
     }
     ptx::wgmma_wait_all(sum);
-    ptx::named_barrier_sync(1, kConsumerThreads);  // nobody reads the ring any more
+    ptx::named_barrier_sync(1, kWarpgroup);  // nobody reads the ring any more
     float* to = sums + lane % 4 * 2 * Layout::kPitch + warp * 16 + lane / 4;
 #pragma unroll
     for (int i = 0; i < kRows / 2; ++i) to[(i / 4 * 8 + i % 2) * Layout::kPitch + i % 4 / 2 * 8] = sum[i];
@@ -313,7 +309,7 @@ __global__ void __launch_bounds__(kThreads, 2) few_rows_kernel(const __grid_cons
   } else {
     ptx::cluster_sync_memory();
   }
-  if (warp != kConsumerThreads / 32) {
+  if (warp != kCopyingWarp) {
     switch (job.slices) {
       case 1:
         finish_rows<kRows, 1>(job.out, place, sums, Layout::kPitch, bias);

@@ -19,6 +19,7 @@
 #include <bit>
 #include <type_traits>
 
+#include "kernels/cuda/gemm/operands.cuh"
 #include "kernels/cuda/gemm/ways.h"
 #include "kernels/cuda/rows/rows.cuh"
 
@@ -41,15 +42,9 @@ template <class A, class Y>
 struct Job {
   const A* x;
   const A* weight;
-  const float* bias;
-  const Y* residual;
-  Y* y;
-  std::int64_t x_stride, residual_stride, y_stride;
-  std::int64_t out;
+  LinearOutput<Y> out;
+  std::int64_t x_stride;
   int in;
-  int rows;
-  float residual_scale;
-  Activation activation;
   unsigned first_block;
 };
 
@@ -149,7 +144,8 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<A>(kRows, kPace
   int index = 0;
   while (index + 1 < jobs.count && blockIdx.x >= jobs.job[index + 1].first_block) ++index;
   const Job<A, Y>& job = jobs.job[index];
-  const std::int64_t first_output = std::int64_t{blockIdx.x - job.first_block} * kOutputs;
+  const LinearOutput<Y>& out = job.out;
+  const int first_output = static_cast<int>(blockIdx.x - job.first_block) * kOutputs;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int g = static_cast<int>(threadIdx.x) / 4 % 8;
   const int t = static_cast<int>(threadIdx.x) % 4;
@@ -161,14 +157,15 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<A>(kRows, kPace
   int steps = (left + kStep<A> - 1) / kStep<A>;
   left -= t * kPiece<A>;
   // Lanes past the last output repeat it; nobody takes their sums.
-  const A* weight = job.weight + min(first_output + g, job.out - 1) * job.in + (first + t * kPiece<A>);
+  const A* weight =
+      job.weight + std::int64_t{min(first_output + g, out.columns - 1)} * job.in + (first + t * kPiece<A>);
   const auto weight_piece = [&](int ahead) {
     return load_piece<kAligned>(weight + ahead * kStep<A>, left - ahead * kStep<A>,
                                 [](const A* from) { return ptx::load_streaming(from); });
   };
   // 16-bit operands: the lane's row is g. fp32: the lane needs all rows.
   const A* x = job.x + (first + t * kPiece<A>)+(sizeof(A) == 2 ? g : 0) * job.x_stride;
-  const int rows = sizeof(A) == 2 ? job.rows - g : job.rows;
+  const int rows = sizeof(A) == 2 ? out.rows - g : out.rows;
   const auto x_pieces = [&](int ahead, uint4(&to)[Sums::kFragments]) {
 #pragma unroll
     for (int r = 0; r < Sums::kFragments; ++r) {
@@ -182,13 +179,13 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<A>(kRows, kPace
   for (int i = 0; i < kSteps; ++i) w[i] = weight_piece(i);
   // This thread will finish output `output` of row `row`.
   const int row = static_cast<int>(threadIdx.x) / kOutputs;
-  const std::int64_t output = first_output + threadIdx.x % kOutputs;
-  const bool finishes = row < job.rows && output < job.out;
-  const float bias = finishes && job.bias != nullptr ? __ldg(job.bias + output) : 0.0F;
+  const int output = first_output + static_cast<int>(threadIdx.x) % kOutputs;
+  const bool finishes = row < out.rows && output < out.columns;
+  const float bias = finishes && out.bias != nullptr ? __ldg(out.bias + output) : 0.0F;
 
   ptx::wait_for_predecessor();
   float residual[1] = {0.0F};
-  if (finishes && job.residual != nullptr) load(job.residual + row * job.residual_stride + output, residual);
+  if (finishes && out.residual != nullptr) load(out.residual + row * out.residual_stride + output, residual);
   uint4 fragments[Sums::kAheadX][Sums::kFragments];
 #pragma unroll
   for (int i = 0; i < Sums::kAheadX; ++i) x_pieces(i, fragments[i]);
@@ -215,8 +212,8 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<A>(kRows, kPace
   float sum = partial[0][row][threadIdx.x % kOutputs];
 #pragma unroll
   for (int i = 1; i < kWarps; ++i) sum += partial[i][row][threadIdx.x % kOutputs];
-  const float y = activate(sum + bias, job.activation);
-  job.y[row * job.y_stride + output] = narrow<Y>(__fmaf_rn(job.residual_scale, residual[0], y));
+  const float y = activate(sum + bias, out.activation);
+  out.y[row * out.y_stride + output] = narrow<Y>(__fmaf_rn(out.residual_scale, residual[0], y));
 }
 
 /// A launch of all jobs, for no more than kRows rows.
@@ -229,26 +226,11 @@ void launch_jobs(Cuda& cuda, std::span<const Linear<Device, A, Y>> given) {
   bool aligned = true;
   for (const Linear<Device, A, Y>& job : given) {
     const std::int64_t in = job.weight.cols;
-    jobs.job[jobs.count++] = {
-        .x = job.x.data,
-        .weight = static_cast<const A*>(job.weight.data),
-        .bias = job.bias,
-        .residual = job.residual.data,
-        .y = job.y.data,
-        .x_stride = job.x.stride,
-        .residual_stride = job.residual.stride,
-        .y_stride = job.y.stride,
-        .out = job.weight.rows,
-        .in = static_cast<int>(in),
-        .rows = static_cast<int>(job.x.rows),
-        .residual_scale = job.residual_scale,
-        .activation = job.activation,
-        .first_block = blocks,
-    };
+    const auto* weight = static_cast<const A*>(job.weight.data);
+    jobs.job[jobs.count++] = {job.x.data, weight, linear_output(job), job.x.stride, static_cast<int>(in), blocks};
     blocks += static_cast<unsigned>(ceil_div(job.weight.rows, kOutputs));
     most_steps = std::max(most_steps, ceil_div(in, kWarps * kStep<A>));
-    aligned =
-        aligned && takes_16_bytes(job.weight.data, in * kBytes) && takes_16_bytes(job.x.data, job.x.stride * kBytes);
+    aligned = aligned && takes_16_bytes(weight, in * kBytes) && takes_16_bytes(job.x.data, job.x.stride * kBytes);
   }
   const auto kernel = !aligned                 ? matvec_kernel<A, Y, kRows, Pace::kUnaligned>
                       : most_steps > kFewSteps ? matvec_kernel<A, Y, kRows, Pace::kStream>

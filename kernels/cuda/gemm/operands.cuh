@@ -1,4 +1,4 @@
-// What the kernels of linear for sm_90a share: the outputs of a job, and operands as the copy engine sees them.
+// What the kernels of linear share: the outputs of a job, and operands as the copy engine sees them.
 #pragma once
 
 #include <cstdint>
