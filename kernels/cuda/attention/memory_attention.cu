@@ -49,18 +49,6 @@ struct Attention {
   Spread spread;
 };
 
-/// The channels of a lane: pieces lane, lane + lanes, … of 4 channels.
-template <int kValues, class T>
-__device__ void load_channels(const T* row, int lane, int lanes, int d, float (&to)[kValues]) {
-#pragma unroll
-  for (int i = 0; i < kValues / kGroup; ++i) {
-    float piece[kGroup];
-    load_group<true>(row, i * lanes + lane, d, piece);
-#pragma unroll
-    for (int c = 0; c < kGroup; ++c) to[i * kGroup + c] = piece[c];
-  }
-}
-
 /// The softmax of one chunk of `count` slots for kTokens tokens, whose q a group of lanes holds. All lanes of a warp
 /// bring the same `most_slots` >= count; going on past count changes nothing. slot(j, i) is the lane's piece i of slot
 /// j, 0 <= j < max(count, 1). kHold: slots are read once and held in registers, else they are read again for the
@@ -124,6 +112,18 @@ __device__ void attend_chunk(const float (&q)[kTokens][kValues], int lanes, int 
   }
 }
 
+/// A lane's channels of a head of q, scaled: pieces lane, lane + lanes, … of 4 channels.
+template <int kValues, class A>
+__device__ inline void load_query(const Attention<A>& given, const A* q, int lane, float (&to)[kValues]) {
+#pragma unroll
+  for (int i = 0; i < kValues / kGroup; ++i) {
+    float piece[kGroup];
+    load_group<true>(q, i * given.spread.lanes + lane, given.d, piece);
+#pragma unroll
+    for (int c = 0; c < kGroup; ++c) to[i * kGroup + c] = piece[c] * given.scale;
+  }
+}
+
 /// blockIdx.x: a tile of tokens of a sequence; blockIdx.y: a head.
 template <class A, int kValues>
 __global__ void __launch_bounds__(kThreads, kValues <= 8 ? 2 : 1)
@@ -147,9 +147,7 @@ __global__ void __launch_bounds__(kThreads, kValues <= 8 ? 2 : 1)
 #pragma unroll
   for (int n = 0; n < kTokens; ++n) {
     const std::int64_t t = min(first_token + n * groups, op.q.time - 1);
-    load_channels(op.q.at(b, 0, t) + first_channel, lane, spread.lanes, given.d, q[n]);
-#pragma unroll
-    for (float& value : q[n]) value *= given.scale;
+    load_query(given, op.q.at(b, 0, t) + first_channel, lane, q[n]);
   }
 
   const int row_pieces = spread.width / kGroup;
@@ -209,9 +207,7 @@ __global__ void __launch_bounds__(kThreads) attend_split(const __grid_constant__
   const std::int64_t first_channel = std::int64_t{blockIdx.y} * given.d;
 
   float q[1][kValues];
-  load_channels(op.q.at(b, 0, t) + first_channel, lane, spread.lanes, given.d, q[0]);
-#pragma unroll
-  for (float& value : q[0]) value *= given.scale;
+  load_query(given, op.q.at(b, 0, t) + first_channel, lane, q[0]);
 
   // Every thread carries max and sum, and the merged values of its channels threadIdx.x, + blockDim.x, ….
   for (int c = static_cast<int>(threadIdx.x); c < spread.width; c += static_cast<int>(blockDim.x)) merged[c] = 0.0F;

@@ -147,27 +147,40 @@ struct FewRowsShare {
   }
 };
 
-/// Finishes the block's share of a whole tile whose outputs take 16 bytes. There are few warps to hide latency, so
-/// nothing branches: rows beyond the last are computed as well, of the last one's residual, and not stored.
-template <Activation kActivation, bool kResidual, int kRows, int kSlices, class Y>
-__device__ inline void finish_tile(const LinearOutput<Y>& out, const FewRowsPlace& place, const float* sums, int pitch,
+/// Epilogues of whole tiles whose outputs take 16 bytes, and any other.
+enum class Finish : std::uint8_t { kPlain, kResidual, kGelu, kAny };
+
+/// Adds up the slices' sums of the block's share of the rows, in the order of the slices, and finishes them. There are
+/// few warps to hide latency, so nothing branches but in kAny: rows beyond the last are computed as well, of the last
+/// one's residual, and not stored.
+template <Finish kFinish, int kRows, int kSlices, class Y>
+__device__ inline void finish_rows(const LinearOutput<Y>& out, const FewRowsPlace& place, const float* sums, int pitch,
                                    const float (&bias)[4]) {
   using Share = FewRowsShare<kRows, kSlices>;
-  constexpr int kTogether = Share::kTogether;
+  constexpr bool kAny = kFinish == Finish::kAny;
+  constexpr bool kResidual = kAny || kFinish == Finish::kResidual;
+  constexpr int kTogether = kAny ? 1 : Share::kTogether;
   const int output = finisher() % kOutputThreads * 4;
+  const int column = place.output + output;
   const int rows = out.rows;
   const float scale = out.residual_scale;
   const std::int64_t y_stride = out.y_stride;
-  Y* y = out.y + place.output + output;
-#pragma unroll
+  Y* y = out.y + column;
+#pragma unroll(kAny ? 1 : Share::kMine)
   for (int first = 0; first < Share::kMine; first += kTogether) {
+    if (kAny && (Share::row(place, first) >= rows || column >= out.columns)) return;
     float4 part[kTogether][kSlices];
     float residual[kTogether][4];
 #pragma unroll
     for (int r = 0; r < kTogether; ++r) {
       const int row = Share::row(place, first + r);
       if constexpr (kResidual) {
-        load(out.residual + min(row, rows - 1) * out.residual_stride + place.output + output, residual[r]);
+        const Y* from = out.residual + min(row, rows - 1) * out.residual_stride;
+        if constexpr (kAny) {
+          load_outputs(out, out.residual == nullptr ? nullptr : from, column, residual[r]);
+        } else {
+          load(from + column, residual[r]);
+        }
       }
       load_sums(sums + row * pitch + output, place.first_rank, part[r]);
     }
@@ -178,54 +191,26 @@ __device__ inline void finish_tile(const LinearOutput<Y>& out, const FewRowsPlac
       add_up(part[r], bias, value);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        value[i] = activate(value[i], kActivation);
+        const Activation known = kFinish == Finish::kGelu ? Activation::kGelu : Activation::kNone;
+        value[i] = activate(value[i], kAny ? out.activation : known);
         if constexpr (kResidual) value[i] = __fmaf_rn(scale, residual[r][i], value[i]);
+        if (kAny && column + i < out.columns) y[row * y_stride + i] = narrow<Y>(value[i]);
       }
-      if (row < rows) store(y + row * y_stride, value);
+      if (!kAny && row < rows) store(y + row * y_stride, value);
     }
   }
 }
 
-/// The same of any tile with any epilogue, a row at a time.
 template <int kRows, int kSlices, class Y>
-__device__ inline void finish_any(const LinearOutput<Y>& out, const FewRowsPlace& place, const float* sums, int pitch,
-                                  const float (&bias)[4]) {
-  using Share = FewRowsShare<kRows, kSlices>;
-  const int output = finisher() % kOutputThreads * 4;
-  const int first = place.output + output;
-#pragma unroll 1
-  for (int r = 0; r < Share::kMine; ++r) {
-    const int row = Share::row(place, r);
-    if (row >= out.rows || first >= out.columns) return;
-    float4 part[kSlices];
-    float value[4];
-    float residual[4];
-    load_sums(sums + row * pitch + output, place.first_rank, part);
-    load_outputs(out, out.residual == nullptr ? nullptr : out.residual + row * out.residual_stride, first, residual);
-    add_up(part, bias, value);
-    Y* to = out.y + row * out.y_stride + first;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      value[i] = __fmaf_rn(out.residual_scale, residual[i], activate(value[i], out.activation));
-      if (first + i < out.columns) to[i] = narrow<Y>(value[i]);
-    }
-  }
-}
-
-/// Adds up the slices' sums of the block's share of the rows, in the order of the slices, and finishes them.
-template <int kRows, int kSlices, class Y>
-__device__ inline void finish_rows(const LinearOutput<Y>& out, const FewRowsPlace& place, const float* sums, int pitch,
+__device__ inline void finish_tile(const LinearOutput<Y>& out, const FewRowsPlace& place, const float* sums, int pitch,
                                    const float (&bias)[4]) {
+  const auto by = [&]<Finish kFinish>() { finish_rows<kFinish, kRows, kSlices>(out, place, sums, pitch, bias); };
   const bool whole = out.vectors && place.output + kOutputs <= out.columns;
   const bool residual = out.residual != nullptr;
-  if (whole && out.activation == Activation::kNone) {
-    if (residual) return finish_tile<Activation::kNone, true, kRows, kSlices>(out, place, sums, pitch, bias);
-    return finish_tile<Activation::kNone, false, kRows, kSlices>(out, place, sums, pitch, bias);
-  }
-  if (whole && out.activation == Activation::kGelu && !residual) {
-    return finish_tile<Activation::kGelu, false, kRows, kSlices>(out, place, sums, pitch, bias);
-  }
-  finish_any<kRows, kSlices>(out, place, sums, pitch, bias);
+  if (whole && out.activation == Activation::kNone && residual) return by.template operator()<Finish::kResidual>();
+  if (whole && out.activation == Activation::kNone) return by.template operator()<Finish::kPlain>();
+  if (whole && out.activation == Activation::kGelu && !residual) return by.template operator()<Finish::kGelu>();
+  by.template operator()<Finish::kAny>();
 }
 
 template <class A, class Y, int kRows>
@@ -312,13 +297,13 @@ __global__ void __launch_bounds__(kThreads, 2) few_rows_kernel(const __grid_cons
   if (warp != kCopyingWarp) {
     switch (job.slices) {
       case 1:
-        finish_rows<kRows, 1>(job.out, place, sums, Layout::kPitch, bias);
+        finish_tile<kRows, 1>(job.out, place, sums, Layout::kPitch, bias);
         break;
       case 2:
-        finish_rows<kRows, 2>(job.out, place, sums, Layout::kPitch, bias);
+        finish_tile<kRows, 2>(job.out, place, sums, Layout::kPitch, bias);
         break;
       default:
-        finish_rows<kRows, kCluster>(job.out, place, sums, Layout::kPitch, bias);
+        finish_tile<kRows, kCluster>(job.out, place, sums, Layout::kPitch, bias);
     }
   }
   if (job.slices != 1) ptx::cluster_sync();  // a block stays while its sums are read

@@ -32,15 +32,13 @@ inline constexpr int kBatch = 8;
 inline constexpr int kWarpBatch = 32 * kBatch;
 
 /// Without initial values, so that it may lie in shared memory.
-struct PartSum {
+template <class Real>
+struct ExpSum {
   float max;
-  float sum;
+  Real sum;
 };
-/// Of a row: as many terms as there may be, hence a wider sum.
-struct RowSum {
-  float max;
-  double sum;
-};
+using PartSum = ExpSum<float>;
+using RowSum = ExpSum<double>;  // as many terms as there may be, hence wider
 __device__ inline PartSum no_terms() { return {-kLargestFinite, 0.0F}; }
 
 /// e^(x − max)
@@ -50,29 +48,22 @@ __device__ inline float exp_below(float x, float max) { return ptx::exp2_approx(
 __device__ inline float clamp_to_finite(float max) { return fminf(fmaxf(max, -kLargestFinite), kLargestFinite); }
 
 // The fused multiply-adds are spelled out: a sum that two kernels compute has the same bits in both.
-__device__ inline PartSum merge(PartSum a, PartSum b) {
+template <class Real>
+__device__ inline ExpSum<Real> merge(ExpSum<Real> a, ExpSum<Real> b) {
   const float max = fmaxf(a.max, b.max);
-  return {max, __fmaf_rn(a.sum, exp_below(a.max, max), b.sum * exp_below(b.max, max))};
+  return {max, std::fma(a.sum, Real{exp_below(a.max, max)}, b.sum * Real{exp_below(b.max, max)})};
 }
 __device__ inline PartSum term(float x) {
   const float max = clamp_to_finite(x);
   return {max, exp_below(x, max)};
 }
 __device__ inline RowSum widen(PartSum part) { return {part.max, static_cast<double>(part.sum)}; }
-__device__ inline RowSum merge(RowSum a, RowSum b) {
-  const float max = fmaxf(a.max, b.max);
-  return {max,
-          fma(a.sum, static_cast<double>(exp_below(a.max, max)), b.sum * static_cast<double>(exp_below(b.max, max)))};
-}
 
 /// Over the lanes of a warp; every lane receives the result.
-__device__ inline PartSum warp_merge(PartSum lane) {
+template <class Real>
+__device__ inline ExpSum<Real> warp_merge(ExpSum<Real> lane) {
   const float max = warp_max(lane.max);
-  return {max, warp_sum(lane.sum * exp_below(lane.max, max))};
-}
-__device__ inline RowSum warp_merge(RowSum lane) {
-  const float max = warp_max(lane.max);
-  return {max, warp_sum(lane.sum * static_cast<double>(exp_below(lane.max, max)))};
+  return {max, warp_sum(lane.sum * Real{exp_below(lane.max, max)})};
 }
 
 /// log p of a row's logit, NaN where the row has no probabilities.

@@ -210,8 +210,7 @@ __global__ void __launch_bounds__(kThreads<kWarps>, 32 * kResidentWarps<kWarps> 
 
 /// How many blocks should share a row so that two stand on every multiprocessor, at least one part for each warp.
 std::int64_t blocks_per_row(const Cuda& cuda, std::int64_t rows, std::int64_t parts, int warps) {
-  const std::int64_t rounds = ceil_div(parts, warps);
-  const std::int64_t blocks = std::min(rounds, ceil_div(2 * cuda.processors(), rows));
+  const std::int64_t blocks = std::min(ceil_div(parts, warps), ceil_div(2 * cuda.processors(), rows));
   const bool fits = rows <= static_cast<std::int64_t>(Cuda::kFlagWords) &&
                     parts <= static_cast<std::int64_t>(Cuda::kScratchBytes / sizeof(PartSum)) / rows;
   return fits ? blocks : 1;
@@ -335,7 +334,6 @@ __global__ void __launch_bounds__(kMostBackwardThreads)
 /// A thread for every batch of the row, half of them and one block more on a multiprocessor where two rows fit on chip.
 LaunchConfig backward_config(const Cuda& cuda, std::int64_t rows, std::int64_t row_bytes) {
   constexpr std::size_t kReserved = 2048;  // of each block: static shared memory and the system's
-  const std::size_t of_block = cuda.shared_memory_per_block();
   const auto bytes = static_cast<std::size_t>(row_bytes) / 16 * 16;
   const bool pairs = bytes + kReserved <= cuda.shared_memory_per_processor() / 2;
   const auto batches = static_cast<unsigned>(std::min<std::int64_t>(ceil_div(row_bytes, 16 * kBatch), 1 << 16));
@@ -343,7 +341,7 @@ LaunchConfig backward_config(const Cuda& cuda, std::int64_t rows, std::int64_t r
   const unsigned threads = std::clamp(std::bit_ceil(batches), 32U, most);
   return {.grid = dim3(static_cast<unsigned>(rows)),
           .block = dim3(threads),
-          .shared_bytes = std::min(bytes, (of_block - kReserved) / 16 * 16)};
+          .shared_bytes = std::min(bytes, (cuda.shared_memory_per_block() - kReserved) / 16 * 16)};
 }
 
 }  // namespace

@@ -24,9 +24,7 @@ struct GemmSkip {
 
 /// Sizes of one product. Tiles are those of clusters.
 struct GemmProblem {
-  int rows = 0;     // of x, each of `batch` matrices
-  int columns = 0;  // rows of W, in each part
-  int batch = 1;
+  int batch = 1;  // matrices of x
   int k_blocks = 0;
   int row_tiles = 0;  // of one matrix
   int column_tiles = 0;
@@ -46,9 +44,7 @@ struct GemmJobs {
 template <class Tile>
 GemmProblem gemm_problem(std::int64_t batch, std::int64_t rows, std::int64_t columns, std::int64_t depth) {
   using Layout = GemmLayout<Tile>;
-  return {.rows = static_cast<int>(rows),
-          .columns = static_cast<int>(columns),
-          .batch = static_cast<int>(batch),
+  return {.batch = static_cast<int>(batch),
           .k_blocks = static_cast<int>(ceil_div(depth, Layout::kDepth)),
           .row_tiles = static_cast<int>(ceil_div(rows, Layout::kRows * Tile::kClusterRows)),
           .column_tiles = static_cast<int>(ceil_div(columns, Layout::kPartRows))};
