@@ -103,6 +103,7 @@ class Bench {
     hidden();
     matvecs();
     products();
+    linear_ways();
     recurrence();
     rows_of_a_block();
     sampling();
@@ -481,6 +482,34 @@ class Bench {
     }
   }
 
+  /// A matrix that L2 does not hold, times few and more rows by every way that takes them; the one that linear takes is
+  /// marked.
+  void linear_ways() {
+    constexpr const char* kName = "linear ways bf16";
+    if (!wanted(kName)) return;
+    const std::int64_t out = options_.quick ? 512 : 16384;
+    const std::int64_t in = options_.quick ? 512 : 4096;
+    const DeviceBuffer<BFloat16> w = random<BFloat16>(out * in, -0.05F, 0.05F);
+    for (const std::int64_t rows : {8, 64, 128, 256}) {
+      const DeviceBuffer<BFloat16> x = random<BFloat16>(rows * in, -1.0F, 1.0F);
+      DeviceBuffer<BFloat16> y(static_cast<std::size_t>(rows * out));
+      const Linear<Device, BFloat16> job{
+          .x = {x.data(), rows, in}, .weight = {w.data(), DType::kBF16, out, in}, .y = {y.data(), rows, out}};
+      const bool sm90 = gemm_sm90_supported(cuda_, job.x, job.weight);
+      const auto time = [&](LinearWay way, const char* name, bool takes) {
+        if (!takes) return;
+        const std::string shape = fmt::format("{} x {} x {} by {}", rows, out, in, name);
+        measure(
+            kName, shape, static_cast<double>(w.size_bytes()), read(),
+            [&](std::int64_t) { linear_by(cuda_, way, job); }, choose_linear(cuda_, job) == way ? "own" : "");
+      };
+      time(LinearWay::kMatvec, "matvec", rows <= kMatvecRows);
+      time(LinearWay::kFewRows, "few_rows", sm90 && rows <= kFewRows);
+      time(LinearWay::kManyRows, "many_rows", sm90);
+      time(LinearWay::kLibrary, "library", true);
+    }
+  }
+
   /// The operands of a window of the recurrence, alive gates.
   template <class A>
   struct Window {
@@ -625,7 +654,7 @@ class Bench {
         DeviceBuffer<double> sum(static_cast<std::size_t>(dim));
         cuda_.zero(sum.data(), sum.size_bytes());
         measure("segment_sum", shape, 4.0 * elements, read(), [&](std::int64_t i) {
-          segment_sum(cuda_, {.x = {x.data() + offset(i), 1, n, dim}, .sum = sum.data()});
+          segment_sum(cuda_, {.x = {x.data() + offset(i), 1, n, dim}, .sum = {sum.data(), 1, dim}});
         });
       }
     }
