@@ -28,7 +28,7 @@ std::uint64_t bytes_of(const models::HostVector& vector, std::optional<kernels::
   return vector.size() * sizeof(float);
 }
 std::uint64_t bytes_of(const models::HostMatrix& matrix, std::optional<kernels::DType> type) {
-  return static_cast<std::uint64_t>(matrix.rows * matrix.cols) * kernels::size_of(type.value_or(matrix.dtype));
+  return kernels::bytes_of(type.value_or(matrix.format.code), matrix.rows, matrix.cols);
 }
 
 /// Sets the weight bytes that one decoded token reads: every matrix and vector of every layer, the head, one embedding
@@ -47,7 +47,7 @@ void count_bytes(ModelInfo& info, const models::HostWeights& weights, std::optio
         },
         layer);
     if (type.has_value()) {  // a GPU's step multiplies W_q only where there is something to attend to
-      const auto of_q = static_cast<std::uint64_t>(layer.qvzk.cols * layer.qvzk.cols) * kernels::size_of(*type);
+      const std::uint64_t of_q = kernels::bytes_of(*type, layer.qvzk.cols, layer.qvzk.cols);
       bytes -= of_q;
       memory_bytes += of_q;
     }

@@ -9,7 +9,8 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
+#include <stdexcept>
+#include <string>
 
 #if defined(__CUDACC__)
 #define MMREC_HOST_DEVICE __host__ __device__
@@ -174,17 +175,45 @@ struct SequenceView {
   }
 };
 
-/// A weight matrix [rows = out features, cols = in features] in its stored type (PyTorch `Linear` layout).
+/// How a weight matrix is stored: a choice of its own, whatever the type of what it is multiplied by. Today plain
+/// numbers of one type, row by row. One whose inputs share scales would add its code, the inputs of a group and where
+/// the scales lie, here and in the loader of fragments of each family of products.
+struct WeightFormat {
+  DType code = DType::kF32;
+
+  constexpr WeightFormat() = default;
+  constexpr WeightFormat(DType elements) : code(elements) {}  // NOLINT(google-explicit-constructor)
+  constexpr bool operator==(const WeightFormat&) const = default;
+};
+
+constexpr const char* name_of(WeightFormat format) {
+  return format.code == DType::kF32 ? "fp32" : format.code == DType::kF16 ? "fp16" : "bf16";
+}
+/// Bytes of a matrix, or of whole rows of one.
+constexpr std::size_t bytes_of(WeightFormat format, std::int64_t rows, std::int64_t cols) {
+  return static_cast<std::size_t>(rows * cols) * size_of(format.code);
+}
+
+/// A weight matrix [rows = out features, cols = in features] in its stored format (PyTorch `Linear` layout).
 template <class Space>
 struct WeightView {
   const void* data = nullptr;
-  DType dtype = DType::kF32;
+  WeightFormat format;
   std::int64_t rows = 0;
   std::int64_t cols = 0;
 
   constexpr WeightView middle_rows(std::int64_t first, std::int64_t count) const {
-    return {static_cast<const std::byte*>(data) + first * cols * static_cast<std::int64_t>(size_of(dtype)), dtype,
-            count, cols};
+    return {static_cast<const std::byte*>(data) + bytes_of(format, first, cols), format, count, cols};
+  }
+  /// The numbers as products of type A load them that know no other format: the CUDA backend's, all of them. Throws
+  /// std::invalid_argument naming both formats if they are stored otherwise.
+  template <class A>
+  const A* as() const {
+    if (data != nullptr && format != kDTypeOf<A>) {
+      throw std::invalid_argument(std::string("weights: found ") + name_of(format) + ", expected " +
+                                  name_of(kDTypeOf<A>) + ", the type of what they are multiplied by");
+    }
+    return static_cast<const A*>(data);
   }
 };
 

@@ -16,7 +16,7 @@ void gated_recurrence(Cpu& cpu, const GatedRecurrence<Host>& op) {
   const std::int64_t time = in.z.time;
   const std::int64_t dim = in.z.dim;
   if (batch == 0 || time == 0) return;
-  const auto matvec = simd().matvec.matvec[static_cast<std::size_t>(op.gate_weight.dtype)];
+  const auto matvec = simd().matvec.matvec[static_cast<std::size_t>(op.gate_weight.format.code)];
   const auto step = simd().recurrence.step;
 
   constexpr std::int64_t kGrain = 16;         // channels; a cache line of h has one writer

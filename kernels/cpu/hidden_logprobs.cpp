@@ -65,7 +65,7 @@ void hidden_logprobs(Cpu& cpu, const HiddenLogprobs<Host>& op) {
   const std::int64_t stripe_panels = std::max(kStripePanels, (panels + kMostStripes - 1) / kMostStripes);
   const std::int64_t stripes = (panels + stripe_panels - 1) / stripe_panels;
   const std::int64_t chunks = (n + kRowTile - 1) / kRowTile;
-  const auto dtype = static_cast<std::size_t>(op.head.dtype);
+  const auto dtype = static_cast<std::size_t>(op.head.format.code);
   const SimdKernels& kernels = simd();
   const auto partials_of = [&](std::int64_t slot) {
     return reinterpret_cast<MaxSum64*>(cpu.scratch(static_cast<int>(slot)) + kTileFloats + kPanelFloats);

@@ -60,7 +60,7 @@ struct Part {
     const std::int64_t unit = rows == 1 ? 8 : kUnit;
     std::int64_t panel = 480;  // one row uses the weights once: long runs
     if (rows != 1) {
-      const std::int64_t cached = kPanelBytes / (in * static_cast<std::int64_t>(size_of(job.weight.dtype)));
+      const std::int64_t cached = kPanelBytes / static_cast<std::int64_t>(bytes_of(job.weight.format, 1, in));
       panel = std::clamp<std::int64_t>(std::min(cached, kProductFloats / chunk) / kUnit * kUnit, kUnit, 480);
     }
     return {&job,  false,
@@ -89,7 +89,7 @@ void for_each_part(std::span<const Linear<Host>> jobs, Visit&& visit) {
 void compute(const Part& part, std::int64_t chunk, std::int64_t first, std::int64_t last, float* scratch) {
   const Linear<Host>& job = *part.job;
   const MatvecKernels& kernels = simd().matvec;
-  const auto matvec = kernels.matvec[static_cast<std::size_t>(job.weight.dtype)];
+  const auto matvec = kernels.matvec[static_cast<std::size_t>(job.weight.format.code)];
   const auto epilogue = kernels.epilogue[static_cast<std::size_t>(job.activation)];
   const std::int64_t t0 = part.first + chunk * part.chunk;
   const std::int64_t rows = std::min(part.chunk, part.first + part.rows - t0);

@@ -9,8 +9,8 @@ namespace mmrec::kernels {
 void row_tile_product(const float* x, std::int64_t x_stride, const WeightView<Host>& panel, float* widened, float* y,
                       std::int64_t y_stride) {
   const auto* weights = static_cast<const float*>(panel.data);
-  if (panel.dtype != DType::kF32) {
-    simd().matvec.widen[static_cast<std::size_t>(panel.dtype)](panel.data, widened, panel.rows * panel.cols);
+  if (panel.format != DType::kF32) {
+    simd().matvec.widen[static_cast<std::size_t>(panel.format.code)](panel.data, widened, panel.rows * panel.cols);
     weights = widened;
   }
   cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, static_cast<blasint>(kRowTile), static_cast<blasint>(panel.rows),

@@ -1,10 +1,12 @@
-// Runs of stored numbers: finite or not, and in another type. Simple loops that a compiler vectorises.
+// Element types of files and runs of stored numbers: finite or not, and in another type. Simple loops that a compiler
+// vectorises.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <string_view>
 
 #include "kernels/tensor.h"
 
@@ -38,6 +40,11 @@ inline std::int64_t first_nonfinite(const std::byte* from, std::size_t count, ke
       return first_nonfinite<std::uint16_t, 0x7f80U>(from, count);
   }
   return -1;
+}
+
+/// The name of a type in safetensors files.
+constexpr std::string_view name_in_file(kernels::DType dtype) {
+  return dtype == kernels::DType::kF32 ? "F32" : dtype == kernels::DType::kF16 ? "F16" : "BF16";
 }
 
 /// f(T{}) for the element type T that `dtype` stands for.

@@ -6,11 +6,18 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
-#include <stdexcept>
+#include <cstdio>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
+#include <vector>
 
+#include "models/files/checked.h"
 #include "models/files/checksum.h"
+#include "models/files/elements.h"
 #include "models/files/text.h"
 #include "models/mmrec/weight_table.h"
 
@@ -20,21 +27,53 @@ namespace {
 namespace fs = std::filesystem;
 using kernels::DType;
 
-std::string_view name_of(DType dtype) { return dtype == DType::kF32 ? "F32" : dtype == DType::kF16 ? "F16" : "BF16"; }
+/// A file being written. Throws std::system_error with errno; one that was not closed is incomplete.
+class Output {
+ public:
+  explicit Output(fs::path path) : path_(std::move(path)), file_(std::fopen(path_.c_str(), "wbe")) {
+    if (!file_) fail();
+  }
+  void write(std::span<const std::byte> bytes) {
+    if (std::fwrite(bytes.data(), 1, bytes.size(), file_.get()) != bytes.size()) fail();
+  }
+  void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
+  void close() {
+    if (std::fclose(file_.release()) != 0) fail();
+  }
 
-/// The header's JSON, padded with spaces so that the data begins at a multiple of eight bytes.
-std::string header_of(std::span<const TensorDeclaration> tensors) {
+ private:
+  struct Close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+  [[noreturn]] void fail() const {
+    throw std::system_error(errno, std::generic_category(), path_.string() + ": cannot write");
+  }
+
+  fs::path path_;
+  std::unique_ptr<std::FILE, Close> file_;
+};
+
+/// Consecutive tensors that share a file.
+using Shard = std::vector<TensorSpec>;
+
+std::uint64_t elements_of(const TensorSpec& tensor) { return checked_product(tensor.shape).value(); }
+
+/// What comes before the tensors' data: the length of a JSON text and that text, padded with spaces so that the data
+/// begins at a multiple of eight bytes.
+std::string header_of(const Shard& tensors, DType dtype) {
   std::string json = "{";
   std::uint64_t begin = 0;
-  for (const TensorDeclaration& tensor : tensors) {
-    const std::uint64_t end = begin + tensor.bytes();
+  for (const TensorSpec& tensor : tensors) {
+    const std::uint64_t end = begin + elements_of(tensor) * kernels::size_of(dtype);
     json += fmt::format("{}\"{}\":{{\"dtype\":\"{}\",\"shape\":{},\"data_offsets\":[{},{}]}}",
-                        json.size() > 1 ? "," : "", tensor.name, name_of(tensor.dtype), list(tensor.shape), begin, end);
+                        json.size() > 1 ? "," : "", tensor.name, name_in_file(dtype), list(tensor.shape), begin, end);
     begin = end;
   }
   json += '}';
   json.append((8 - json.size() % 8) % 8, ' ');
-  return json;
+  std::string length(8, '\0');
+  for (unsigned i = 0; i < 8; ++i) length[i] = static_cast<char>(json.size() >> (8 * i));
+  return length + json;
 }
 
 /// Uniform in (low, high), number `i` of the stream `key`: splitmix64, whose every output stands alone.
@@ -47,141 +86,94 @@ float uniform(std::uint64_t key, std::uint64_t i, float low, float high) {
   return low + (high - low) * unit;
 }
 
-/// Bounds of a tensor's values. A bias takes those of its weight, whose name differs in the ending alone.
-std::pair<float, float> range_of(const TensorDeclaration& tensor, std::int64_t in) {
+/// Bounds of a tensor's values, `in` being the inputs of the weight that it is or belongs to.
+std::pair<float, float> range_of(const TensorSpec& tensor, std::int64_t in) {
   if (tensor.name.find("norm") != std::string::npos) return {0.8F, 1.2F};
   if (tensor.name == "embedding.weight" || tensor.name == "lm_head.weight") return {-0.0625F, 0.0625F};
   const float bound = 1.0F / std::sqrt(static_cast<float>(in));
   return {-bound, bound};
 }
 
-template <class T>
-void fill(SafetensorsWriter& writer, std::uint64_t elements, std::uint64_t key, std::pair<float, float> range) {
-  constexpr std::size_t kBlock = std::size_t{1} << 16;
-  std::vector<T> block(std::min<std::uint64_t>(elements, kBlock));
-  for (std::uint64_t begin = 0; begin < elements; begin += block.size()) {
-    const std::size_t n = std::min<std::uint64_t>(block.size(), elements - begin);
-    for (std::size_t i = 0; i < n; ++i) {
-      block[i] = kernels::from_float<T>(uniform(key, begin + i, range.first, range.second));
+void fill(Output& file, std::uint64_t elements, std::uint64_t key, std::pair<float, float> range, DType dtype) {
+  constexpr std::uint64_t kBlock = std::uint64_t{1} << 16;
+  with_element_type(dtype, [&](auto zero) {
+    std::vector<decltype(zero)> block;
+    for (std::uint64_t begin = 0; begin < elements; begin += block.size()) {
+      block.resize(std::min(elements - begin, kBlock));
+      for (std::size_t i = 0; i < block.size(); ++i) {
+        block[i] = kernels::from_float<decltype(zero)>(uniform(key, begin + i, range.first, range.second));
+      }
+      file.write(std::as_bytes(std::span(block)));
     }
-    writer.write(std::as_bytes(std::span(block.data(), n)));
-  }
+  });
 }
 
-void write_text(const fs::path& path, std::string_view text) {
-  std::FILE* file = std::fopen(path.c_str(), "wbe");
-  bool ok = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  int error = errno;
-  if (file != nullptr && std::fclose(file) != 0 && ok) {
-    ok = false;
-    error = errno;
-  }
-  if (!ok) throw std::system_error(error, std::generic_category(), path.string() + ": cannot write");
-}
-
-/// Consecutive tensors that share a file.
-std::vector<std::vector<TensorDeclaration>> shards_of(std::vector<TensorDeclaration> tensors, std::uint64_t max_bytes) {
-  std::vector<std::vector<TensorDeclaration>> shards(1);
-  std::uint64_t bytes = 0;
-  for (TensorDeclaration& tensor : tensors) {
-    if (max_bytes != 0 && !shards.back().empty() && bytes + tensor.bytes() > max_bytes) {
+std::vector<Shard> shards_of(std::vector<TensorSpec> tensors, DType dtype, std::uint64_t max_bytes) {
+  std::vector<Shard> shards(1);
+  std::uint64_t sum = 0;
+  for (TensorSpec& tensor : tensors) {
+    const std::uint64_t bytes = elements_of(tensor) * kernels::size_of(dtype);
+    if (max_bytes != 0 && !shards.back().empty() && sum + bytes > max_bytes) {
       shards.emplace_back();
-      bytes = 0;
+      sum = 0;
     }
-    bytes += tensor.bytes();
+    sum += bytes;
     shards.back().push_back(std::move(tensor));
   }
   return shards;
 }
 
-std::string index_of(const std::vector<std::vector<TensorDeclaration>>& shards, const std::vector<std::string>& names) {
+std::string index_of(const std::vector<Shard>& shards, const std::vector<std::string>& names, DType dtype) {
   std::uint64_t bytes = 0;
   std::string map;
   for (std::size_t i = 0; i < shards.size(); ++i) {
-    for (const TensorDeclaration& tensor : shards[i]) {
+    for (const TensorSpec& tensor : shards[i]) {
       map += fmt::format("{}\n    \"{}\": \"{}\"", map.empty() ? "" : ",", tensor.name, names[i]);
-      bytes += tensor.bytes();
+      bytes += elements_of(tensor) * kernels::size_of(dtype);
     }
   }
   return fmt::format("{{\n  \"metadata\": {{\"total_size\": {}}},\n  \"weight_map\": {{{}\n  }}\n}}\n", bytes, map);
 }
 
+void write_text(const fs::path& path, std::string_view text) {
+  Output file(path);
+  file.write(text);
+  file.close();
+}
+
 }  // namespace
-
-std::uint64_t TensorDeclaration::elements() const {
-  std::uint64_t product = 1;
-  for (const std::int64_t extent : shape) product *= static_cast<std::uint64_t>(extent);
-  return product;
-}
-
-SafetensorsWriter::SafetensorsWriter(const fs::path& path, std::span<const TensorDeclaration> tensors)
-    : path_(path), file_(std::fopen(path.c_str(), "wbe")) {
-  if (!file_) fail();
-  const std::string header = header_of(tensors);
-  std::byte length[8];
-  for (unsigned i = 0; i < 8; ++i) length[i] = static_cast<std::byte>(header.size() >> (8 * i));
-  bytes_left_ = sizeof(length) + header.size();
-  for (const TensorDeclaration& tensor : tensors) bytes_left_ += tensor.bytes();
-  write(length);
-  write(std::as_bytes(std::span(header)));
-}
-
-void SafetensorsWriter::write(std::span<const std::byte> bytes) {
-  if (bytes.size() > bytes_left_) throw std::logic_error(path_.string() + ": more bytes than were declared");
-  if (std::fwrite(bytes.data(), 1, bytes.size(), file_.get()) != bytes.size()) fail();
-  bytes_left_ -= bytes.size();
-}
-
-void SafetensorsWriter::close() {
-  if (bytes_left_ != 0) throw std::logic_error(path_.string() + ": fewer bytes than were declared");
-  if (std::fclose(file_.release()) != 0) fail();
-}
-
-void SafetensorsWriter::fail() const {
-  const int error = errno;
-  throw std::system_error(error, std::generic_category(), path_.string() + ": cannot write");
-}
 
 void write_synthetic_model(const fs::path& folder, const Config& config, DType dtype, std::uint64_t seed,
                            std::uint64_t max_shard_bytes, bool untied_head) {
-  std::vector<TensorDeclaration> tensors;
-  for (TensorSpec& spec : tensor_specs(config)) {
-    const bool is_extra_head = spec.use == TensorSpec::Use::kOptional && untied_head;
-    if (spec.use != TensorSpec::Use::kRequired && !is_extra_head) continue;
+  std::vector<TensorSpec> tensors = tensor_specs(config);
+  std::erase_if(tensors, [&](const TensorSpec& spec) {
+    return spec.use == TensorSpec::Use::kUnused || (spec.use == TensorSpec::Use::kOptional && !untied_head);
+  });
+  for (TensorSpec& spec : tensors) {
     if (spec.may_have_more_rows) spec.shape[0] += 2 * config.model_dim;  // as the public class has them
-    tensors.push_back({std::move(spec.name), dtype, std::move(spec.shape)});
   }
-  const auto shards = shards_of(std::move(tensors), max_shard_bytes);
-  std::vector<std::string> names = {"model.safetensors"};
-  if (shards.size() > 1) {
-    names.clear();
-    for (std::size_t i = 0; i < shards.size(); ++i) {
-      names.push_back(fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size()));
-    }
+  const std::vector<Shard> shards = shards_of(std::move(tensors), dtype, max_shard_bytes);
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    names.push_back(shards.size() == 1 ? "model.safetensors"
+                                       : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size()));
   }
 
   fs::create_directories(folder);
   std::int64_t in = 1;  // of the weight last met: a bias follows its weight
   for (std::size_t i = 0; i < shards.size(); ++i) {
-    SafetensorsWriter writer(folder / names[i], shards[i]);
-    for (const TensorDeclaration& tensor : shards[i]) {
+    Output file(folder / names[i]);
+    file.write(header_of(shards[i], dtype));
+    for (const TensorSpec& tensor : shards[i]) {
       if (tensor.shape.size() == 2) in = tensor.shape[1];
       Crc64 key;
       key.update(seed);
       key.update(tensor.name);
-      const auto range = range_of(tensor, in);
-      const std::uint64_t elements = tensor.elements();
-      if (dtype == DType::kF32) {
-        fill<float>(writer, elements, key.value(), range);
-      } else if (dtype == DType::kF16) {
-        fill<kernels::Float16>(writer, elements, key.value(), range);
-      } else {
-        fill<kernels::BFloat16>(writer, elements, key.value(), range);
-      }
+      fill(file, elements_of(tensor), key.value(), range_of(tensor, in), dtype);
     }
-    writer.close();
+    file.close();
   }
-  if (shards.size() > 1) write_text(folder / "model.safetensors.index.json", index_of(shards, names));
+  if (shards.size() > 1) write_text(folder / "model.safetensors.index.json", index_of(shards, names, dtype));
   write_text(folder / "config.json", to_json(config));
 }
 

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "models/files/checkpoint.h"
 #include "models/mmrec/config.h"
 #include "models/mmrec/layer_fields.h"
 
@@ -153,7 +154,8 @@ struct TensorSpec {
 /// In the order of checks. A bias follows its weight.
 std::vector<TensorSpec> tensor_specs(const Config& config);
 
-/// True for tensors that only training uses (mdi.W_planning_*): ignored, whatever their shape.
-bool is_training_only(std::string_view name);
+/// Compares all of a checkpoint's tensors with these. Throws std::runtime_error naming file, tensor, found and expected
+/// for one that is missing, unexpected or of another shape; those that only training uses are reported to `warn`.
+void check_tensors(const Checkpoint& checkpoint, const Config& config, const WarningSink& warn);
 
 }  // namespace mmrec::models

@@ -1,4 +1,4 @@
-// Binding and reading weights in three passes: check every tensor, allocate everything, then read in parallel.
+// Loading weights in three passes: check and bind every tensor, allocate everything, then read in parallel.
 //
 // A tensor's bytes go from the page cache straight into their place and are scanned for NaN and infinities while they
 // are still in the processor's cache; only parts that must be widened or cut by columns pass through a small buffer.
@@ -15,7 +15,6 @@
 #include <cstring>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <new>
 #include <stdexcept>
 #include <system_error>
@@ -26,7 +25,6 @@
 #include "models/files/checksum.h"
 #include "models/files/elements.h"
 #include "models/files/text.h"
-#include "models/mmrec/weight_plan.h"
 
 namespace mmrec::models {
 namespace {
@@ -49,12 +47,84 @@ class OutOfMemory : public std::bad_alloc {
   std::shared_ptr<std::string> message_;  // shared: copying an exception must not throw
 };
 
-/// Rows of one part that one thread reads in one go.
-struct Item {
-  Part part;  // `row` and `rows` cut to this item
+/// Rows [row, row + rows) and columns [col, col + cols) of a tensor with `row_elements` elements per row, and where
+/// they go in which type. The elements of a vector are rows of one.
+struct Slice {
+  const TensorInfo* tensor = nullptr;
+  std::int64_t row = 0;
+  std::int64_t rows = 0;
+  std::int64_t col = 0;
+  std::int64_t cols = 1;
+  std::int64_t row_elements = 1;
   std::byte* to = nullptr;
   DType dtype = DType::kF32;
+
+  std::uint64_t elements() const { return static_cast<std::uint64_t>(rows * cols); }
+  std::uint64_t row_bytes() const { return static_cast<std::uint64_t>(row_elements) * size_of(tensor->dtype); }
 };
+
+/// A field to be filled with slices one below the other.
+struct Target {
+  HostMatrix* matrix = nullptr;  // exactly one of the two
+  HostVector* vector = nullptr;
+  std::vector<Slice> slices;
+
+  Target(HostMatrix& to, std::vector<Slice> from) : matrix(&to), slices(std::move(from)) {}
+  Target(HostVector& to, std::vector<Slice> from) : vector(&to), slices(std::move(from)) {}
+
+  /// The tensors' own type where they agree, fp32 otherwise and for vectors.
+  DType dtype() const {
+    const DType first = slices.front().tensor->dtype;
+    const auto is_first = [&](const Slice& slice) { return slice.tensor->dtype == first; };
+    return matrix != nullptr && std::all_of(slices.begin(), slices.end(), is_first) ? first : DType::kF32;
+  }
+  std::uint64_t elements() const {
+    std::uint64_t sum = 0;
+    for (const Slice& slice : slices) sum += slice.elements();
+    return sum;
+  }
+  CheckedSize bytes() const { return CheckedSize(elements()) * size_of(dtype()); }
+};
+
+/// What fills a field of the block at `prefix`; nothing where the model has no such field, or the checkpoint none of an
+/// optional one. All tensors have been checked.
+std::vector<Slice> slices_of(const Field& field, const std::string& prefix, const Checkpoint& checkpoint,
+                             const Config& config) {
+  const bool is_bias = field.kind == Field::Kind::kBias;
+  std::vector<Slice> slices;
+  for (const TensorPart& part : field.parts) {
+    if (!part.used_by(config) || (is_bias && part.col.of(config) != 0)) continue;
+    const TensorInfo* tensor = checkpoint.find(prefix + std::string(part.name) + (is_bias ? ".bias" : ".weight"));
+    if (tensor == nullptr) continue;
+    Slice slice{.tensor = tensor, .row = part.row.of(config), .rows = part.rows.of(config)};
+    if (field.is_matrix()) {
+      slice.col = part.col.of(config);
+      slice.cols = part.cols.of(config);
+      slice.row_elements = part.in.of(config);
+    }
+    slices.push_back(slice);
+  }
+  return slices;
+}
+
+/// What fills all fields but the head. Makes the layers.
+std::vector<Target> bind(const Checkpoint& checkpoint, const Config& config, HostWeights& weights) {
+  std::vector<Target> targets;
+  std::string prefix;
+  const auto fill = [&](const Field& field, auto& to) {
+    std::vector<Slice> slices = slices_of(field, prefix, checkpoint, config);
+    if (!slices.empty()) targets.emplace_back(to, std::move(slices));
+  };
+  weights.layers.resize(static_cast<std::size_t>(config.num_layers));
+  fill({Field::Kind::kTable, table::kEmbedding}, weights.embedding);
+  for (std::size_t i = 0; i < weights.layers.size(); ++i) {
+    prefix = "blocks." + std::to_string(i) + ".";
+    visit_layer(fill, weights.layers[i]);
+  }
+  prefix.clear();
+  fill({Field::Kind::kNorm, table::kNorm}, weights.norm);
+  return targets;
+}
 
 std::uint64_t physical_memory() {
   const long pages = ::sysconf(_SC_PHYS_PAGES);
@@ -83,33 +153,30 @@ void advise_huge_pages(std::byte* begin, std::size_t bytes) {
   }
 }
 
-/// Allocates a target and appends the items that fill it.
-void allocate(const Target& target, std::vector<Item>& items) {
+/// Allocates a target and appends its slices, cut to what one thread reads in one go.
+void allocate(const Target& target, std::vector<Slice>& items) {
   const DType dtype = target.dtype();
-  const std::size_t bytes = target.bytes().value();
   std::byte* to = nullptr;
   if (target.matrix != nullptr) {
     HostMatrix& matrix = *target.matrix;
-    matrix.bytes = kernels::HostBuffer<std::byte>(bytes, Uninitialized{});
-    matrix.dtype = dtype;
-    matrix.cols = target.parts.front().cols;
-    matrix.rows = 0;
-    for (const Part& part : target.parts) matrix.rows += part.rows;
+    matrix.format = dtype;
+    matrix.cols = target.slices.front().cols;
+    matrix.rows = static_cast<std::int64_t>(target.elements()) / matrix.cols;
+    matrix.bytes = kernels::HostBuffer<std::byte>(target.bytes().value(), Uninitialized{});
     to = matrix.bytes.data();
-    advise_huge_pages(to, bytes);
+    advise_huge_pages(to, matrix.bytes.size());
   } else {
-    *target.vector = HostVector(bytes / sizeof(float), Uninitialized{});
+    *target.vector = HostVector(target.elements(), Uninitialized{});
     to = reinterpret_cast<std::byte*>(target.vector->data());
   }
-  for (const Part& part : target.parts) {
-    const std::size_t row_bytes = part.row_bytes();
-    const auto rows_per_item = static_cast<std::int64_t>(std::max<std::size_t>(1, kItemBytes / row_bytes));
-    for (std::int64_t row = 0; row < part.rows; row += rows_per_item) {
-      Item item{part, to, dtype};
-      item.part.row += row;
-      item.part.rows = std::min(rows_per_item, part.rows - row);
-      to += item.part.elements() * size_of(dtype);
-      items.push_back(item);
+  for (Slice slice : target.slices) {
+    const std::int64_t end = slice.row + slice.rows;
+    const auto most = static_cast<std::int64_t>(std::max<std::size_t>(1, kItemBytes / slice.row_bytes()));
+    for (slice.dtype = dtype; slice.row < end; slice.row += slice.rows) {
+      slice.rows = std::min(most, end - slice.row);
+      slice.to = to;
+      to += slice.elements() * size_of(dtype);
+      items.push_back(slice);
     }
   }
 }
@@ -120,21 +187,13 @@ template <class Work>
 void parallel_items(std::size_t count, int threads, const Work& work) {
   std::atomic<std::size_t> next{0};
   std::atomic<bool> failed{false};
-  std::mutex mutex;
-  std::size_t failed_item = count;
-  std::exception_ptr failure;
+  std::vector<std::exception_ptr> failures(count);
   const auto run = [&] {
-    while (!failed.load(std::memory_order_relaxed)) {
-      const std::size_t i = next.fetch_add(1, std::memory_order_relaxed);
-      if (i >= count) return;
+    for (std::size_t i = 0; !failed && (i = next++) < count;) {
       try {
         work(i);
       } catch (...) {
-        const std::lock_guard lock(mutex);
-        if (i < failed_item) {
-          failed_item = i;
-          failure = std::current_exception();
-        }
+        failures[i] = std::current_exception();
         failed = true;
       }
     }
@@ -148,7 +207,9 @@ void parallel_items(std::size_t count, int threads, const Work& work) {
     }
     run();
   }
-  if (failure) std::rethrow_exception(failure);
+  for (const std::exception_ptr& failure : failures) {
+    if (failure) std::rethrow_exception(failure);
+  }
 }
 
 class Reader {
@@ -158,20 +219,20 @@ class Reader {
     threads_ = std::clamp(options.threads > 0 ? options.threads : available, 1, kMaxThreads);
   }
 
-  void read(const std::vector<Item>& items) const {
+  void read(const std::vector<Slice>& items) const {
     parallel_items(items.size(), threads_, [&](std::size_t i) { read(items[i]); });
   }
 
-  /// True if the tensor of `part` holds exactly `bytes`.
-  bool equals(const Part& part, const kernels::HostBuffer<std::byte>& bytes) const {
-    if (part.tensor->bytes() != bytes.size()) return false;
+  /// True if the tensor of `slice` holds exactly `bytes`.
+  bool equals(const Slice& slice, const kernels::HostBuffer<std::byte>& bytes) const {
+    if (slice.tensor->bytes() != bytes.size()) return false;
     std::atomic<bool> same{true};
     parallel_items((bytes.size() + kItemBytes - 1) / kItemBytes, threads_, [&](std::size_t i) {
-      const kernels::HostBuffer<std::byte> block(kBlockBytes, Uninitialized{});
+      kernels::HostBuffer<std::byte> block(kBlockBytes, Uninitialized{});
       const std::size_t end = std::min(bytes.size(), (i + 1) * kItemBytes);
-      for (std::size_t at = i * kItemBytes; at < end && same.load(std::memory_order_relaxed); at += kBlockBytes) {
+      for (std::size_t at = i * kItemBytes; at < end && same; at += kBlockBytes) {
         const std::size_t count = std::min(kBlockBytes, end - at);
-        checkpoint_.read(*part.tensor, at, {const_cast<std::byte*>(block.data()), count});
+        checkpoint_.read(*slice.tensor, at, {block.data(), count});
         if (std::memcmp(block.data(), bytes.data() + at, count) != 0) same = false;
       }
     });
@@ -179,48 +240,27 @@ class Reader {
   }
 
  private:
-  void read(const Item& item) const {
-    const Part& part = item.part;
-    const bool is_whole_rows = part.cols == part.row_elements;
-    if (is_whole_rows && item.dtype == part.tensor->dtype) {
-      read_direct(item);
-    } else {
-      read_through_block(item);
-    }
-  }
-
-  /// Contiguous in the file and in memory, and of one type.
-  void read_direct(const Item& item) const {
-    const Part& part = item.part;
-    const std::size_t element = size_of(item.dtype);
-    const std::size_t first = static_cast<std::size_t>(part.row * part.row_elements) * element;
-    const std::size_t bytes = part.elements() * element;
-    for (std::size_t at = 0; at < bytes; at += kBlockBytes) {
-      const std::span<std::byte> block(item.to + at, std::min(kBlockBytes, bytes - at));
-      checkpoint_.read(*part.tensor, first + at, block);
-      check_finite(*part.tensor, first + at, block);
-    }
-  }
-
-  void read_through_block(const Item& item) const {
-    const Part& part = item.part;
-    const std::size_t element = size_of(part.tensor->dtype);
-    const std::size_t row_bytes = part.row_bytes();
-    const std::size_t row_to_bytes = static_cast<std::size_t>(part.cols) * size_of(item.dtype);
-    const auto rows_per_block = static_cast<std::int64_t>(std::max<std::size_t>(1, kBlockBytes / row_bytes));
-    const auto max_rows = static_cast<std::size_t>(std::min(rows_per_block, part.rows));
-    kernels::HostBuffer<std::byte> block(max_rows * row_bytes, Uninitialized{});
-    std::byte* to = item.to;
-    for (std::int64_t row = 0; row < part.rows; row += rows_per_block) {
-      const auto rows = static_cast<std::size_t>(std::min(rows_per_block, part.rows - row));
-      const std::size_t first = static_cast<std::size_t>(part.row + row) * row_bytes;
-      const std::span<std::byte> bytes(block.data(), rows * row_bytes);
-      checkpoint_.read(*part.tensor, first, bytes);
-      check_finite(*part.tensor, first, bytes);
-      const std::byte* from = block.data() + static_cast<std::size_t>(part.col) * element;
-      for (std::size_t r = 0; r < rows; ++r, to += row_to_bytes) {
-        convert(from + r * row_bytes, static_cast<std::size_t>(part.cols), part.tensor->dtype, to, item.dtype);
+  /// Some rows at a time: straight into their place where they are whole and of one type, through a block otherwise.
+  void read(const Slice& slice) const {
+    const TensorInfo& tensor = *slice.tensor;
+    const bool in_place = slice.cols == slice.row_elements && slice.dtype == tensor.dtype;
+    const std::size_t row_bytes = slice.row_bytes();
+    const std::size_t row_to_bytes = static_cast<std::size_t>(slice.cols) * size_of(slice.dtype);
+    const std::size_t most = std::clamp<std::size_t>(kBlockBytes / row_bytes, 1, static_cast<std::size_t>(slice.rows));
+    kernels::HostBuffer<std::byte> block(in_place ? 0 : most * row_bytes, Uninitialized{});
+    std::byte* to = slice.to;
+    for (std::size_t row = 0; row < static_cast<std::size_t>(slice.rows); row += most) {
+      const std::size_t rows = std::min(most, static_cast<std::size_t>(slice.rows) - row);
+      const std::size_t first = (static_cast<std::size_t>(slice.row) + row) * row_bytes;
+      const std::span<std::byte> bytes(in_place ? to : block.data(), rows * row_bytes);
+      checkpoint_.read(tensor, first, bytes);
+      check_finite(tensor, first, bytes);
+      const std::byte* from = block.data() + static_cast<std::size_t>(slice.col) * size_of(tensor.dtype);
+      for (std::size_t r = 0; !in_place && r < rows; ++r) {
+        convert(from + r * row_bytes, static_cast<std::size_t>(slice.cols), tensor.dtype, to + r * row_to_bytes,
+                slice.dtype);
       }
+      to += rows * row_to_bytes;
     }
   }
 
@@ -241,23 +281,23 @@ class Reader {
   int threads_ = 1;
 };
 
-/// The whole of small parts; of large ones the first and last 4 KiB and 16 samples between.
-void hash_part(const Checkpoint& checkpoint, const Part& part, Crc64& crc) {
+/// The whole of small slices; of large ones the first and last 4 KiB and 16 samples between.
+void hash_slice(const Checkpoint& checkpoint, const Slice& slice, Crc64& crc) {
   constexpr std::uint64_t kEnds = 4096;
   constexpr std::uint64_t kSamples = 16;
   constexpr std::uint64_t kSampleBytes = 256;
-  const std::uint64_t first = static_cast<std::uint64_t>(part.row) * part.row_bytes();
-  const std::uint64_t bytes = static_cast<std::uint64_t>(part.rows) * part.row_bytes();
+  const std::uint64_t first = static_cast<std::uint64_t>(slice.row) * slice.row_bytes();
+  const std::uint64_t bytes = static_cast<std::uint64_t>(slice.rows) * slice.row_bytes();
   std::byte block[kEnds];
   const auto hash = [&](std::uint64_t at, std::uint64_t count) {
-    checkpoint.read(*part.tensor, first + at, {block, count});
+    checkpoint.read(*slice.tensor, first + at, {block, count});
     crc.update(std::span<const std::byte>(block, count));
   };
-  crc.update(part.tensor->name);
-  crc.update(static_cast<std::uint64_t>(part.tensor->dtype));
-  crc.update(static_cast<std::uint64_t>(part.row));
-  crc.update(static_cast<std::uint64_t>(part.rows));
-  crc.update(static_cast<std::uint64_t>(part.row_elements));
+  crc.update(slice.tensor->name);
+  crc.update(static_cast<std::uint64_t>(slice.tensor->dtype));
+  crc.update(static_cast<std::uint64_t>(slice.row));
+  crc.update(static_cast<std::uint64_t>(slice.rows));
+  crc.update(static_cast<std::uint64_t>(slice.row_elements));
   if (bytes <= 2 * kEnds + kSamples * kSampleBytes) {
     for (std::uint64_t at = 0; at < bytes; at += kEnds) hash(at, std::min(kEnds, bytes - at));
     return;
@@ -276,7 +316,7 @@ std::uint64_t fingerprint(const Checkpoint& checkpoint, const Config& config, co
   Crc64 crc;
   crc.update(to_json(identity));
   for (const Target& target : targets) {
-    for (const Part& part : target.parts) hash_part(checkpoint, part, crc);
+    for (const Slice& slice : target.slices) hash_slice(checkpoint, slice, crc);
   }
   return crc.value();
 }
@@ -299,43 +339,39 @@ DType common_dtype(const HostWeights& weights) {
   visit_model(
       [&](const Field& /*field*/, const auto& w) {
         if constexpr (std::is_same_v<decltype(w), const HostMatrix&>) {
-          all = all && (w.rows == 0 || w.dtype == weights.embedding.dtype);
+          all = all && (w.rows == 0 || w.format == weights.embedding.format);
         }
       },
       weights);
-  return all ? weights.embedding.dtype : DType::kF32;
+  return all ? weights.embedding.format.code : DType::kF32;
 }
 
 HostWeights load_weights(const Checkpoint& checkpoint, const Config& config, const WeightOptions& options,
                          const WarningSink& warn) {
   HostWeights weights;
-  WeightPlan plan = plan_weights(checkpoint, config, warn, weights);
-  std::vector<Target>& targets = plan.targets;
+  check_tensors(checkpoint, config, warn);
+  std::vector<Target> targets = bind(checkpoint, config, weights);
   CheckedSize bytes = 0;
   for (const Target& target : targets) bytes += target.bytes();
   check_memory(checkpoint, bytes);
-  std::vector<Item> items;
+  std::vector<Slice> items;
   for (const Target& target : targets) allocate(target, items);
   const Reader reader(checkpoint, options);
   reader.read(items);
 
   // Public checkpoints hold the tied head twice: keep it only if it differs.
-  if (const Target& head = plan.head; !head.parts.empty()) {
-    const bool is_tied =
-        head.dtype() == weights.embedding.dtype && reader.equals(head.parts.front(), weights.embedding.bytes);
-    if (!is_tied) {
-      bytes += head.bytes();
-      check_memory(checkpoint, bytes);
-      items.clear();
-      allocate(head, items);
-      reader.read(items);
-      targets.push_back(head);
-    }
+  const Target head(weights.head, slices_of({Field::Kind::kTable, table::kHead}, "", checkpoint, config));
+  if (!head.slices.empty() &&
+      !(weights.embedding.format == head.dtype() && reader.equals(head.slices.front(), weights.embedding.bytes))) {
+    bytes += head.bytes();
+    check_memory(checkpoint, bytes);
+    items.clear();
+    allocate(head, items);
+    reader.read(items);
+    targets.push_back(head);
   }
   weights.bytes = bytes.value();
-  for (const Target& target : targets) {
-    for (const Part& part : target.parts) weights.parameters += part.elements();
-  }
+  for (const Target& target : targets) weights.parameters += target.elements();
   weights.fingerprint = fingerprint(checkpoint, config, targets);
   return weights;
 }

@@ -13,15 +13,15 @@
 
 namespace mmrec::models {
 
-/// A matrix that owns its bytes in host memory. Parts stacked into one matrix share its dtype: the parts' own where
+/// A matrix that owns its bytes in host memory. Parts stacked into one matrix share its format: the parts' own where
 /// they agree, fp32 otherwise.
 struct HostMatrix {
   kernels::HostBuffer<std::byte> bytes;
-  kernels::DType dtype = kernels::DType::kF32;
+  kernels::WeightFormat format;
   std::int64_t rows = 0;
   std::int64_t cols = 0;
 
-  kernels::WeightView<kernels::Host> view() const { return {bytes.data(), dtype, rows, cols}; }
+  kernels::WeightView<kernels::Host> view() const { return {bytes.data(), format, rows, cols}; }
 };
 
 /// Biases and norm weights, widened to fp32.

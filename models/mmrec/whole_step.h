@@ -75,7 +75,7 @@ class WholeStep {
   // Unqualified, so that names are looked for where the backend is, and only if it has them.
   static constexpr bool kBackendHasIt = requires(Backend & backend, const Op& op) { decode_step(backend, op); };
 
-  static const A* pointer(const kernels::WeightView<Space>& weight) { return static_cast<const A*>(weight.data); }
+  static const A* pointer(const kernels::WeightView<Space>& weight) { return weight.template as<A>(); }
   static const float* pointer(const float* vector) { return vector; }
   static Layer layer_of(const LayerView<Space>& view) {
     Layer layer;

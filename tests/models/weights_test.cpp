@@ -35,15 +35,16 @@ HostWeights load(const fs::path& folder, const WeightOptions& options = {}, cons
 std::vector<float> values(const HostMatrix& matrix, std::int64_t first_row, std::int64_t rows) {
   std::vector<float> out;
   for (std::int64_t i = first_row * matrix.cols; i < (first_row + rows) * matrix.cols; ++i) {
-    const std::byte* at = matrix.bytes.data() + i * static_cast<std::int64_t>(kernels::size_of(matrix.dtype));
-    if (matrix.dtype == DType::kF32) {
+    const std::byte* at = matrix.bytes.data() + i * static_cast<std::int64_t>(kernels::size_of(matrix.format.code));
+    if (matrix.format == DType::kF32) {
       float x = 0;
       std::memcpy(&x, at, 4);
       out.push_back(x);
     } else {
       std::uint16_t bits = 0;
       std::memcpy(&bits, at, 2);
-      out.push_back(matrix.dtype == DType::kF16 ? to_float(kernels::Float16{bits}) : to_float(kernels::BFloat16{bits}));
+      out.push_back(matrix.format == DType::kF16 ? to_float(kernels::Float16{bits})
+                                                 : to_float(kernels::BFloat16{bits}));
     }
   }
   return out;
@@ -317,15 +318,15 @@ TEST(Weights, StacksOfOneTypeKeepItAndMixedOnesWiden) {
   const SafetensorsReader file(edited / "model.safetensors");
   const auto of = [&](const std::string& tensor) { return file.at(tensor).values; };
 
-  EXPECT_EQ(weights.layers[0].qvzk.dtype, DType::kBF16);
+  EXPECT_EQ(weights.layers[0].qvzk.format, DType::kBF16);
   EXPECT_EQ(values(weights.layers[0].qvzk, 32, 32), of("blocks.0.W_v.weight"));
-  EXPECT_EQ(weights.layers[1].qvzk.dtype, DType::kF32);
-  EXPECT_EQ(weights.layers[0].gate.dtype, DType::kF32);  // F16 above F32
+  EXPECT_EQ(weights.layers[1].qvzk.format, DType::kF32);
+  EXPECT_EQ(weights.layers[0].gate.format, DType::kF32);  // F16 above F32
   EXPECT_EQ(values(weights.layers[0].gate, 0, 32), of("blocks.0.W_g.weight"));
   EXPECT_EQ(values(weights.layers[0].gate, 32, 32), columns(of("blocks.0.mdi.W_g.weight"), 64, 32, 32));
   EXPECT_EQ(values(weights.layers[0].gate_bias), of("blocks.0.W_g.bias"));
-  EXPECT_EQ(weights.layers[1].gate.dtype, DType::kF32);  // F32 above BF16
-  EXPECT_EQ(weights.layers[1].gate_z.dtype, DType::kBF16);
+  EXPECT_EQ(weights.layers[1].gate.format, DType::kF32);  // F32 above BF16
+  EXPECT_EQ(weights.layers[1].gate_z.format, DType::kBF16);
   EXPECT_EQ(values(weights.layers[1].gate, 32, 32), columns(of("blocks.1.mdi.W_g.weight"), 64, 32, 32));
   EXPECT_EQ(values(weights.layers[1].gate_z), columns(of("blocks.1.mdi.W_g.weight"), 64, 0, 32));
 }

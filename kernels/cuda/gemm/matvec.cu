@@ -226,7 +226,7 @@ void launch_jobs(Cuda& cuda, std::span<const Linear<Device, A, Y>> given) {
   bool aligned = true;
   for (const Linear<Device, A, Y>& job : given) {
     const std::int64_t in = job.weight.cols;
-    const auto* weight = static_cast<const A*>(job.weight.data);
+    const A* weight = job.weight.template as<A>();
     jobs.job[jobs.count++] = {job.x.data, weight, linear_output(job), job.x.stride, static_cast<int>(in), blocks};
     blocks += static_cast<unsigned>(ceil_div(job.weight.rows, kOutputs));
     most_steps = std::max(most_steps, ceil_div(in, kWarps * kStep<A>));

@@ -108,7 +108,7 @@ void check(const HiddenLogprobs<Device, A>& op) {
     fail("an operand has a negative size");
   }
   if (op.hidden.cols != op.head.cols) fail("hidden and head differ in model_dim");
-  if (op.head.dtype != kDTypeOf<A>) fail("hidden and head differ in type");
+  if (op.head.format != kDTypeOf<A>) fail("hidden and head differ in type");
   if (op.hidden.rows == 0 || op.head.rows == 0) return;
   if (op.targets == nullptr) fail("targets are null");
   if (op.logprobs == nullptr) fail("logprobs are null");

@@ -319,7 +319,7 @@ void gated_recurrence(Cuda& cuda, const GatedRecurrence<Device, A>& op) {
   const std::int64_t resident = reread ? std::min(rows, (shared - sums_bytes) / row_bytes) : 0;
 
   const Params<A> params = {.in = op.in,
-                            .weight = static_cast<const A*>(op.gate_weight.data),
+                            .weight = op.gate_weight.template as<A>(),
                             .bias = op.gate_bias,
                             .resident = static_cast<int>(resident),
                             .sums_bytes = static_cast<int>(sums_bytes)};

@@ -30,7 +30,7 @@ void embed_from(Cuda& cuda, const WeightView<Device>& table, const int* tokens, 
 }  // namespace
 
 void embed(Cuda& cuda, const WeightView<Device>& table, const int* tokens, MatrixView<float, Device> x) {
-  switch (table.dtype) {
+  switch (table.format.code) {
     case DType::kF32:
       return embed_from<float>(cuda, table, tokens, x);
     case DType::kF16:

@@ -38,7 +38,7 @@ struct Numbers {
 };
 
 Numbers numbers_of(const HostMatrix& matrix) {
-  return {matrix.bytes.data(), matrix.dtype, static_cast<std::size_t>(matrix.rows * matrix.cols)};
+  return {matrix.bytes.data(), matrix.format.code, static_cast<std::size_t>(matrix.rows * matrix.cols)};
 }
 Numbers numbers_of(const HostVector& vector) {
   return {reinterpret_cast<const std::byte*>(vector.data()), DType::kF32, vector.size()};
