@@ -40,12 +40,11 @@ void count_bytes(ModelInfo& info, const models::HostWeights& weights, std::optio
   std::uint64_t memory_bytes = 0;
   bytes += weights.head.rows == 0 ? embedding : bytes_of(weights.head, type);
   if (weights.embedding.rows > 0) bytes += embedding / static_cast<std::uint64_t>(weights.embedding.rows);
+  const auto add = [&](const models::Field& field, const auto& w) {
+    (field.of_memory && field.is_matrix() ? memory_bytes : bytes) += bytes_of(w, type);
+  };
   for (const auto& layer : weights.layers) {
-    models::visit_layer(
-        [&](const models::Field& field, const auto& w) {
-          (field.of_memory && field.is_matrix() ? memory_bytes : bytes) += bytes_of(w, type);
-        },
-        layer);
+    models::visit_layer(add, layer);
     if (type.has_value()) {  // a GPU's step multiplies W_q only where there is something to attend to
       const std::uint64_t of_q = kernels::bytes_of(*type, layer.qvzk.cols, layer.qvzk.cols);
       bytes -= of_q;

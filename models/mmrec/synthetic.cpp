@@ -53,14 +53,11 @@ class Output {
   std::unique_ptr<std::FILE, Close> file_;
 };
 
-/// Consecutive tensors that share a file.
-using Shard = std::vector<TensorSpec>;
-
 std::uint64_t elements_of(const TensorSpec& tensor) { return checked_product(tensor.shape).value(); }
 
 /// What comes before the tensors' data: the length of a JSON text and that text, padded with spaces so that the data
 /// begins at a multiple of eight bytes.
-std::string header_of(const Shard& tensors, DType dtype) {
+std::string header_of(std::span<const TensorSpec> tensors, DType dtype) {
   std::string json = "{";
   std::uint64_t begin = 0;
   for (const TensorSpec& tensor : tensors) {
@@ -89,7 +86,7 @@ float uniform(std::uint64_t key, std::uint64_t i, float low, float high) {
 /// Bounds of a tensor's values, `in` being the inputs of the weight that it is or belongs to.
 std::pair<float, float> range_of(const TensorSpec& tensor, std::int64_t in) {
   if (tensor.name.find("norm") != std::string::npos) return {0.8F, 1.2F};
-  if (tensor.name == "embedding.weight" || tensor.name == "lm_head.weight") return {-0.0625F, 0.0625F};
+  if (tensor.name == "embedding.weight") return {-0.0625F, 0.0625F};
   const float bound = 1.0F / std::sqrt(static_cast<float>(in));
   return {-bound, bound};
 }
@@ -108,73 +105,29 @@ void fill(Output& file, std::uint64_t elements, std::uint64_t key, std::pair<flo
   });
 }
 
-std::vector<Shard> shards_of(std::vector<TensorSpec> tensors, DType dtype, std::uint64_t max_bytes) {
-  std::vector<Shard> shards(1);
-  std::uint64_t sum = 0;
-  for (TensorSpec& tensor : tensors) {
-    const std::uint64_t bytes = elements_of(tensor) * kernels::size_of(dtype);
-    if (max_bytes != 0 && !shards.back().empty() && sum + bytes > max_bytes) {
-      shards.emplace_back();
-      sum = 0;
-    }
-    sum += bytes;
-    shards.back().push_back(std::move(tensor));
-  }
-  return shards;
-}
-
-std::string index_of(const std::vector<Shard>& shards, const std::vector<std::string>& names, DType dtype) {
-  std::uint64_t bytes = 0;
-  std::string map;
-  for (std::size_t i = 0; i < shards.size(); ++i) {
-    for (const TensorSpec& tensor : shards[i]) {
-      map += fmt::format("{}\n    \"{}\": \"{}\"", map.empty() ? "" : ",", tensor.name, names[i]);
-      bytes += elements_of(tensor) * kernels::size_of(dtype);
-    }
-  }
-  return fmt::format("{{\n  \"metadata\": {{\"total_size\": {}}},\n  \"weight_map\": {{{}\n  }}\n}}\n", bytes, map);
-}
-
-void write_text(const fs::path& path, std::string_view text) {
-  Output file(path);
-  file.write(text);
-  file.close();
-}
-
 }  // namespace
 
-void write_synthetic_model(const fs::path& folder, const Config& config, DType dtype, std::uint64_t seed,
-                           std::uint64_t max_shard_bytes, bool untied_head) {
+void write_synthetic_model(const fs::path& folder, const Config& config, DType dtype, std::uint64_t seed) {
   std::vector<TensorSpec> tensors = tensor_specs(config);
-  std::erase_if(tensors, [&](const TensorSpec& spec) {
-    return spec.use == TensorSpec::Use::kUnused || (spec.use == TensorSpec::Use::kOptional && !untied_head);
-  });
+  std::erase_if(tensors, [](const TensorSpec& spec) { return spec.use != TensorSpec::Use::kRequired; });
   for (TensorSpec& spec : tensors) {
     if (spec.may_have_more_rows) spec.shape[0] += 2 * config.model_dim;  // as the public class has them
   }
-  const std::vector<Shard> shards = shards_of(std::move(tensors), dtype, max_shard_bytes);
-  std::vector<std::string> names;
-  for (std::size_t i = 0; i < shards.size(); ++i) {
-    names.push_back(shards.size() == 1 ? "model.safetensors"
-                                       : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size()));
-  }
-
   fs::create_directories(folder);
+  Output file(folder / "model.safetensors");
+  file.write(header_of(tensors, dtype));
   std::int64_t in = 1;  // of the weight last met: a bias follows its weight
-  for (std::size_t i = 0; i < shards.size(); ++i) {
-    Output file(folder / names[i]);
-    file.write(header_of(shards[i], dtype));
-    for (const TensorSpec& tensor : shards[i]) {
-      if (tensor.shape.size() == 2) in = tensor.shape[1];
-      Crc64 key;
-      key.update(seed);
-      key.update(tensor.name);
-      fill(file, elements_of(tensor), key.value(), range_of(tensor, in), dtype);
-    }
-    file.close();
+  for (const TensorSpec& tensor : tensors) {
+    if (tensor.shape.size() == 2) in = tensor.shape[1];
+    Crc64 key;
+    key.update(seed);
+    key.update(tensor.name);
+    fill(file, elements_of(tensor), key.value(), range_of(tensor, in), dtype);
   }
-  if (shards.size() > 1) write_text(folder / "model.safetensors.index.json", index_of(shards, names, dtype));
-  write_text(folder / "config.json", to_json(config));
+  file.close();
+  Output text(folder / "config.json");
+  text.write(to_json(config));
+  text.close();
 }
 
 }  // namespace mmrec::models

@@ -9,13 +9,11 @@
 
 namespace mmrec::models {
 
-/// Writes config.json and the weights of a model into `folder`, which is created if need be; no tokenizer. The weights
-/// are drawn like PyTorch's defaults (uniform within ±1/√in), so that gates are alive and activations stay finite. They
-/// depend on seed, tensor name and dtype alone: not on the sharding. A shard takes tensors up to `max_shard_bytes` (0:
-/// all in model.safetensors) and at least one. `untied_head` adds an lm_head.weight of its own. Holds one block of a
-/// tensor in memory. Throws std::system_error with errno.
+/// Writes config.json and model.safetensors into `folder`, which is created if need be; no tokenizer, a tied head. The
+/// weights are drawn like PyTorch's defaults (uniform within ±1/√in), so that gates are alive and activations stay
+/// finite. They depend on seed, tensor name and dtype alone. Holds one block of a tensor in memory. Throws
+/// std::system_error with errno.
 void write_synthetic_model(const std::filesystem::path& folder, const Config& config,
-                           kernels::DType dtype = kernels::DType::kF32, std::uint64_t seed = 0,
-                           std::uint64_t max_shard_bytes = 0, bool untied_head = false);
+                           kernels::DType dtype = kernels::DType::kF32, std::uint64_t seed = 0);
 
 }  // namespace mmrec::models

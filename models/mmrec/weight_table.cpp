@@ -79,81 +79,65 @@ bool is_training_only(std::string_view name) {
   return name.starts_with("blocks.") && name.find(".mdi.W_planning_") != std::string_view::npos;
 }
 
-/// Compares the checkpoint's tensors with those that the configuration asks for.
-class Checker {
- public:
-  Checker(const Checkpoint& checkpoint, const Config& config, const WarningSink& warn)
-      : checkpoint_(checkpoint), config_(config), warn_(warn) {}
-
-  void check() {
-    std::vector<const TensorInfo*> known;
-    for (const TensorSpec& spec : tensor_specs(config_)) {
-      const TensorInfo* tensor = checkpoint_.find(spec.name);
-      if (tensor == nullptr && spec.use != TensorSpec::Use::kRequired) continue;
-      if (tensor == nullptr) {
-        fail(checkpoint_.path(), spec.name,
-             fmt::format("tensor is missing (expected shape {}){}", list(spec.shape), hint(spec.name)));
-      }
-      check_shape(*tensor, spec);
-      known.push_back(tensor);
-    }
-    std::sort(known.begin(), known.end());
-    std::size_t training_only = 0;
-    for (const TensorInfo& tensor : checkpoint_.tensors()) {
-      if (std::binary_search(known.begin(), known.end(), &tensor)) continue;
-      if (!is_training_only(tensor.name)) {
-        fail(tensor, fmt::format("unexpected tensor (found {} {}, expected none of this name by config.json){}",
-                                 name_in_file(tensor.dtype), list(tensor.shape), hint(tensor.name)));
-      }
-      ++training_only;
-    }
-    if (training_only != 0 && warn_) {
-      warn_(fmt::format("{}: {} tensors that only training uses are ignored (mdi.W_planning_*)",
-                        checkpoint_.path().string(), training_only));
-    }
+/// The setting a missing or unexpected name may be owed to.
+std::string hint(const Config& config, std::string_view name) {
+  const auto has = [&](std::string_view part) { return name.find(part) != std::string_view::npos; };
+  if (has("W_fused") || has(".W_k.") || has(".W_v.") || has(".W_z.") || (has(".W_q.") && !has("multi_mem"))) {
+    return fmt::format("; config.json has use_hem {}", config.use_hem);
   }
-
- private:
-  void check_shape(const TensorInfo& tensor, const TensorSpec& spec) const {
-    std::vector<std::int64_t> shape = tensor.shape;
-    const bool more_rows = spec.may_have_more_rows && shape.size() == spec.shape.size() && shape[0] > spec.shape[0];
-    if (more_rows) shape[0] = spec.shape[0];
-    if (shape == spec.shape) return;
-    fail(tensor, fmt::format("found shape {}, expected {}{}", list(tensor.shape), list(spec.shape),
-                             spec.may_have_more_rows ? " or more rows" : ""));
+  if (has("W_gamma_") || has("mdi.W_gamma") || has("mdi.W_context")) {
+    return fmt::format("; config.json has use_dpg {}", config.use_dpg);
   }
+  if (has("blocks.")) return fmt::format("; config.json has num_layers {}", config.num_layers);
+  return {};
+}
 
-  /// The setting a missing or unexpected name may be owed to.
-  std::string hint(std::string_view name) const {
-    const auto has = [&](std::string_view part) { return name.find(part) != std::string_view::npos; };
-    if (has("W_fused") || has(".W_k.") || has(".W_v.") || has(".W_z.") || (has(".W_q.") && !has("multi_mem"))) {
-      return fmt::format("; config.json has use_hem {}", config_.use_hem);
-    }
-    if (has("W_gamma_") || has("mdi.W_gamma") || has("mdi.W_context")) {
-      return fmt::format("; config.json has use_dpg {}", config_.use_dpg);
-    }
-    if (has("blocks.")) return fmt::format("; config.json has num_layers {}", config_.num_layers);
-    return {};
-  }
+[[noreturn]] void fail(const std::filesystem::path& path, std::string_view name, std::string_view message) {
+  throw std::runtime_error(fmt::format("{}: {}: {}", path.string(), printable(name), message));
+}
 
-  [[noreturn]] void fail(const TensorInfo& tensor, std::string_view message) const {
-    fail(checkpoint_.path_of(tensor), tensor.name, message);
-  }
-  [[noreturn]] static void fail(const std::filesystem::path& path, std::string_view name, std::string_view message) {
-    throw std::runtime_error(fmt::format("{}: {}: {}", path.string(), printable(name), message));
-  }
-
-  const Checkpoint& checkpoint_;
-  const Config& config_;
-  const WarningSink& warn_;
-};
+bool has_shape_of(const TensorInfo& tensor, const TensorSpec& spec) {
+  std::vector<std::int64_t> shape = tensor.shape;
+  const bool more_rows = spec.may_have_more_rows && shape.size() == spec.shape.size() && shape[0] > spec.shape[0];
+  if (more_rows) shape[0] = spec.shape[0];
+  return shape == spec.shape;
+}
 
 }  // namespace
 
 std::vector<TensorSpec> tensor_specs(const Config& config) { return Specs(config).all(); }
 
 void check_tensors(const Checkpoint& checkpoint, const Config& config, const WarningSink& warn) {
-  Checker(checkpoint, config, warn).check();
+  std::vector<const TensorInfo*> known;
+  for (const TensorSpec& spec : tensor_specs(config)) {
+    const TensorInfo* tensor = checkpoint.find(spec.name);
+    if (tensor == nullptr && spec.use != TensorSpec::Use::kRequired) continue;
+    if (tensor == nullptr) {
+      fail(checkpoint.path(), spec.name,
+           fmt::format("tensor is missing (expected shape {}){}", list(spec.shape), hint(config, spec.name)));
+    }
+    if (!has_shape_of(*tensor, spec)) {
+      fail(checkpoint.path_of(*tensor), tensor->name,
+           fmt::format("found shape {}, expected {}{}", list(tensor->shape), list(spec.shape),
+                       spec.may_have_more_rows ? " or more rows" : ""));
+    }
+    known.push_back(tensor);
+  }
+  std::sort(known.begin(), known.end());
+  std::size_t training_only = 0;
+  for (const TensorInfo& tensor : checkpoint.tensors()) {
+    if (std::binary_search(known.begin(), known.end(), &tensor)) continue;
+    if (!is_training_only(tensor.name)) {
+      fail(checkpoint.path_of(tensor), tensor.name,
+           fmt::format("unexpected tensor (found {} {}, expected none of this name by config.json){}",
+                       name_in_file(tensor.dtype), list(tensor.shape), hint(config, tensor.name)));
+    }
+    ++training_only;
+  }
+  if (training_only != 0 && warn) {
+    warn(fmt::format("{}: {} tensors that only training uses are ignored (mdi.W_planning_*)",
+                     checkpoint.path().string(), training_only));
+  }
 }
 
 }  // namespace mmrec::models

@@ -227,14 +227,13 @@ class Reader {
   bool equals(const Slice& slice, const kernels::HostBuffer<std::byte>& bytes) const {
     if (slice.tensor->bytes() != bytes.size()) return false;
     std::atomic<bool> same{true};
-    parallel_items((bytes.size() + kItemBytes - 1) / kItemBytes, threads_, [&](std::size_t i) {
-      kernels::HostBuffer<std::byte> block(kBlockBytes, Uninitialized{});
-      const std::size_t end = std::min(bytes.size(), (i + 1) * kItemBytes);
-      for (std::size_t at = i * kItemBytes; at < end && same; at += kBlockBytes) {
-        const std::size_t count = std::min(kBlockBytes, end - at);
-        checkpoint_.read(*slice.tensor, at, {block.data(), count});
-        if (std::memcmp(block.data(), bytes.data() + at, count) != 0) same = false;
-      }
+    parallel_items((bytes.size() + kBlockBytes - 1) / kBlockBytes, threads_, [&](std::size_t i) {
+      if (!same) return;
+      const std::size_t at = i * kBlockBytes;
+      const std::size_t count = std::min(kBlockBytes, bytes.size() - at);
+      kernels::HostBuffer<std::byte> block(count, Uninitialized{});
+      checkpoint_.read(*slice.tensor, at, {block.data(), count});
+      if (std::memcmp(block.data(), bytes.data() + at, count) != 0) same = false;
     });
     return same;
   }
@@ -336,13 +335,12 @@ ModelView<kernels::Host> view_of(const HostWeights& weights) {
 
 DType common_dtype(const HostWeights& weights) {
   bool all = true;
-  visit_model(
-      [&](const Field& /*field*/, const auto& w) {
-        if constexpr (std::is_same_v<decltype(w), const HostMatrix&>) {
-          all = all && (w.rows == 0 || w.format == weights.embedding.format);
-        }
-      },
-      weights);
+  const auto compare = [&](const Field& /*field*/, const auto& w) {
+    if constexpr (std::is_same_v<decltype(w), const HostMatrix&>) {
+      all = all && (w.rows == 0 || w.format == weights.embedding.format);
+    }
+  };
+  visit_model(compare, weights);
   return all ? weights.embedding.format.code : DType::kF32;
 }
 

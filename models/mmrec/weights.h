@@ -1,4 +1,4 @@
-// Named tensors bound to the model: host weights in their stored type, laid out for the forward pass.
+// A model's weights in host memory, in their stored type and laid out for the forward pass; views of weights anywhere.
 #pragma once
 
 #include <cstdint>
@@ -27,10 +27,11 @@ struct HostMatrix {
 /// Biases and norm weights, widened to fp32.
 using HostVector = kernels::HostBuffer<float>;
 
-/// A whole model in host memory. Immutable after load; shared between sessions.
-struct HostWeights : ModelFields<HostMatrix, HostVector> {  // head.rows == 0 where it is tied to the embedding
-  std::uint64_t bytes = 0;                                  // resident size of all fields
-  std::uint64_t parameters = 0;                             // elements of the tensors bound (tied head counted once)
+/// A whole model in host memory; head.rows == 0 where it is tied to the embedding. Immutable after load; shared between
+/// sessions.
+struct HostWeights : ModelFields<HostMatrix, HostVector> {
+  std::uint64_t bytes = 0;        // resident size of all fields
+  std::uint64_t parameters = 0;   // elements of the tensors bound (tied head counted once)
   std::uint64_t fingerprint = 0;  // identity of configuration, tensor names, shapes and sampled bytes
 };
 

@@ -99,22 +99,22 @@ CudaWeights::CudaWeights(const HostWeights& weights, Precision precision, int gp
   kernels::make_current(gpu);
   const auto type_in = [this](const Field& field) { return field.is_matrix() ? type_ : DType::kF32; };
   Layout sizes;
-  visit_model([&](const Field& field,
-                  const auto& from) { sizes.add(numbers_of(from).count * kernels::size_of(type_in(field))); },
-              weights);
+  const auto count = [&](const Field& field, const auto& from) {
+    sizes.add(numbers_of(from).count * kernels::size_of(type_in(field)));
+  };
+  visit_model(count, weights);
   memory_ = kernels::DeviceBuffer<std::byte>(sizes.bytes());
   view_.layers.resize(weights.layers.size());
   Layout layout;
   kernels::Staging staging;
-  visit_model(
-      [&](const Field& field, const auto& from, auto& to) {
-        const Numbers numbers = numbers_of(from);
-        const DType type = type_in(field);
-        std::byte* data = memory_.data() + layout.add(numbers.count * kernels::size_of(type));
-        send(numbers, type, data, staging);
-        set_view(numbers.count == 0 ? nullptr : data, type, from, to);
-      },
-      weights, view_);
+  const auto fill = [&](const Field& field, const auto& from, auto& to) {
+    const Numbers numbers = numbers_of(from);
+    const DType type = type_in(field);
+    std::byte* data = memory_.data() + layout.add(numbers.count * kernels::size_of(type));
+    send(numbers, type, data, staging);
+    set_view(numbers.count == 0 ? nullptr : data, type, from, to);
+  };
+  visit_model(fill, weights, view_);
   staging.finish();
   if (weights.head.rows == 0) view_.head = view_.embedding;
 }
