@@ -5,10 +5,12 @@
 #include <type_traits>
 
 #include "kernels/cuda/runtime/launch.cuh"
-#include "models/mmrec/cuda/decode/cluster.h"
 #include "models/mmrec/cuda/decode/cluster_plan.cuh"
 
 namespace mmrec::kernels {
+
+/// Whether the device holds a cluster of 16 blocks with all the shared memory that there is.
+bool holds_decode_cluster(const Cuda& cuda);
 
 struct DecodeChoice {
   DecodeWay way = DecodeWay::kNone;
@@ -29,7 +31,7 @@ DecodeChoice choose_decode(const Cuda& cuda, const DecodeShape& s, bool attends)
   };
   if (cuda.compute_capability() < kLeastCapability || s.batch < 1 || s.batch > kTileColumns ||
       !all_whole(kPieceBytes)) {
-    return {};
+    return DecodeChoice();
   }
   const auto shared = static_cast<int>(cuda.shared_memory_per_block());
 
@@ -53,7 +55,7 @@ DecodeChoice choose_decode(const Cuda& cuda, const DecodeShape& s, bool attends)
     const DecodePlan plan = make_decode_plan(s, attends, kElement, blocks, shared, false);
     if (plan.slots >= kLeastSlots) return {DecodeWay::kBatch, blocks, plan};
   }
-  return {};
+  return DecodeChoice();
 }
 
 }  // namespace mmrec::kernels

@@ -20,68 +20,67 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "models/mmrec/cuda/decode/base.cuh"
 #include "models/mmrec/cuda/decode/cluster_plan.cuh"
+#include "models/mmrec/cuda/decode/context.cuh"
 
 namespace mmrec::kernels {
 
 template <class A>
-class ClusterExchange : protected DecodeMath<A> {
-  static_assert(sizeof(A) == 2 && DecodeMath<A>::kScalesSums);
-  using Base = DecodeMath<A>;
+class ClusterExchange {
+  static_assert(sizeof(A) == 2 && DecodeContext<A>::kScalesSums);
+  static constexpr int kVector = DecodeContext<A>::kVector;
 
  public:
   /// Barriers, and squares of no channels. By all warps, before a barrier of the cluster.
   __device__ static void init(const DecodePlan& plan, std::byte* shared) {
     auto* points = reinterpret_cast<std::uint64_t*>(shared + plan.points);
-    if (thread() == 0) {
-      for (int i = 0; i < static_cast<int>(Point::kCount); ++i) ptx::mbarrier_init(points + i, 1);
+    const auto thread = static_cast<int>(threadIdx.x);
+    if (thread == 0) {
+      for (int i = 0; i < kCountOf<Point>; ++i) ptx::mbarrier_init(points + i, 1);
     }
-    const int missing = plan.products[static_cast<int>(Product::kQvzk)].row_bytes / int{sizeof(A)} / kVector + thread();
+    const int missing = plan.products[Product::kQvzk].row_bytes / int{sizeof(A)} / kVector + thread;
     if (missing >= kSquares) return;
     squares_at(plan, shared, Point::kMixed)[missing] = 0.0F;
     squares_at(plan, shared, Point::kOutput)[missing] = 0.0F;
   }
 
- protected:
-  using Base::thread, Base::kVector, Base::channels_, Base::dim_, Base::p_, Base::warp_;
-
-  __device__ __forceinline__ ClusterExchange(const DecodeParams<A>& p, std::byte* shared)
-      : Base(p, shared),
-        shared_(shared),
-        there_(ptx::place_in_cluster(shared, static_cast<unsigned>(lane_ % kClusterBlocks))) {}
+  __device__ __forceinline__ explicit ClusterExchange(const DecodeContext<A>& context)
+      : c_(context),
+        there_(ptx::place_in_cluster(context.shared, static_cast<unsigned>(context.lane % kClusterBlocks))) {}
 
   // --- Places and arrivals -------------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ std::byte* vector(Point point) const {
-    return shared_ + p_.plan.at[static_cast<int>(point)];
-  }
+  __device__ __forceinline__ std::byte* vector(Point point) const { return c_.shared + c_.p.plan.at[point]; }
   __device__ static float* squares_at(const DecodePlan& plan, std::byte* shared, Point point) {
-    const int row_bytes = plan.products[static_cast<int>(Product::kQvzk)].row_bytes;
-    return reinterpret_cast<float*>(shared + plan.at[static_cast<int>(point)] + row_bytes);
+    const int row_bytes = plan.products[Product::kQvzk].row_bytes;
+    return reinterpret_cast<float*>(shared + plan.at[point] + row_bytes);
   }
   __device__ __forceinline__ std::uint64_t* arrival(Point point) const {
-    return reinterpret_cast<std::uint64_t*>(shared_ + p_.plan.points) + static_cast<int>(point);
+    return reinterpret_cast<std::uint64_t*>(c_.shared + c_.p.plan.points) + static_cast<int>(point);
   }
   /// Announces the vector's next use. By one thread, after this one has been waited for.
   __device__ __forceinline__ void expect(Point point) const {
-    ptx::mbarrier_arrive_expect(arrival(point), static_cast<unsigned>(p_.plan.point_bytes[static_cast<int>(point)]));
+    ptx::mbarrier_arrive_expect(arrival(point), static_cast<unsigned>(c_.p.plan.point_bytes[point]));
   }
   __device__ __forceinline__ void await(Point point, int use) const {
     ptx::mbarrier_wait(arrival(point), static_cast<std::uint32_t>(use & 1));
   }
   /// Where channel or unit `first` of a vector lies, as bytes from the begin of shared memory.
   __device__ __forceinline__ int place_of(Point point, int first) const {
-    return static_cast<int>(p_.plan.at[static_cast<int>(point)]) + first * int{sizeof(A)};
+    return static_cast<int>(c_.p.plan.at[point]) + first * int{sizeof(A)};
   }
-  /// Sends a part of a vector to its place in a block.
+  /// Sends a part of a vector to its place in a block; or in the block that is the lane's.
+  template <class V>
+  __device__ __forceinline__ void send(Point point, int place, V value) const {
+    send(there_, point, place, value);
+  }
   template <class V>
   __device__ __forceinline__ void send(ptx::ClusterPlace block, Point point, int place, V value) const {
     ptx::store_async(block + place, value,
-                     block + (p_.plan.points + static_cast<int>(point) * int{sizeof(std::uint64_t)}));
+                     block + (c_.p.plan.points + static_cast<int>(point) * int{sizeof(std::uint64_t)}));
   }
   /// Lanes 0 to 15 send a piece; lanes 16 to 31 another one, or what belongs to it.
-  __device__ __forceinline__ bool sends_first() const { return lane_ < kClusterBlocks; }
+  __device__ __forceinline__ bool sends_first() const { return c_.lane < kClusterBlocks; }
 
   // --- Pieces --------------------------------------------------------------------------------------------------------
 
@@ -109,12 +108,12 @@ class ClusterExchange : protected DecodeMath<A> {
     float4 low, high;
   };
   __device__ __forceinline__ NormWeights ask_norm(const float* weight) const {
-    const int first = (channels_.first + warp_ * kUnit) / kVector;
-    return {this->norm_weight(weight, first), this->norm_weight(weight, first + 1)};
+    const int first = (c_.channels.first + c_.warp * kUnit) / kVector;
+    return {c_.norm_weight(weight, first), c_.norm_weight(weight, first + 1)};
   }
   __device__ __forceinline__ int normalised_place(Point point) const {
-    const int channel = channels_.first + warp_ * kUnit;
-    return sends_first() ? place_of(point, channel) : place_of(point, dim_) + channel / kVector * int{sizeof(float)};
+    const int channel = c_.channels.first + c_.warp * kUnit;
+    return sends_first() ? place_of(point, channel) : place_of(point, c_.dim) + channel / kVector * int{sizeof(float)};
   }
   /// weights ⊙ the unit's x, lane r's for channel r, and its squares, to all blocks.
   __device__ __forceinline__ void send_normalised(Point point, int place, float x, const NormWeights& w) const {
@@ -122,15 +121,15 @@ class ClusterExchange : protected DecodeMath<A> {
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) all[i] = __shfl_sync(0xffffffffU, x, i);
     if (sends_first()) {
-      send(there_, point, place,
+      send(point, place,
            make_uint4(ptx::to_pair<A>(w.low.x * all[0], w.low.y * all[1]),
                       ptx::to_pair<A>(w.low.z * all[2], w.low.w * all[3]),
                       ptx::to_pair<A>(w.high.x * all[4], w.high.y * all[5]),
                       ptx::to_pair<A>(w.high.z * all[6], w.high.w * all[7])));
     } else {
-      const float low = Base::squares(make_float4(all[0], all[1], all[2], all[3]));
-      const float high = Base::squares(make_float4(all[4], all[5], all[6], all[7]));
-      send(there_, point, place, make_uint2(__float_as_uint(low), __float_as_uint(high)));
+      const float low = squares(make_float4(all[0], all[1], all[2], all[3]));
+      const float high = squares(make_float4(all[4], all[5], all[6], all[7]));
+      send(point, place, make_uint2(__float_as_uint(low), __float_as_uint(high)));
     }
   }
   /// The sum of a vector's squares as single.cuh has it, in which warp w adds up the vectors of its steps: by
@@ -148,14 +147,14 @@ class ClusterExchange : protected DecodeMath<A> {
     __device__ __forceinline__ float value() const { return low + high; }
   };
   __device__ __forceinline__ SquareSum squares_of(Point point) const {
-    static_assert(kClusterSteps == 2 && Base::kStepVectors == 8);
-    const float* squares = squares_at(p_.plan, shared_, point) + lane_;
-    return {squares[0] + squares[64], squares[32] + squares[96]};
+    static_assert(kClusterSteps == 2 && DecodeContext<A>::kStepVectors == 8);
+    const float* of_vectors = squares_at(c_.p.plan, c_.shared, point) + c_.lane;
+    return {of_vectors[0] + of_vectors[64], of_vectors[32] + of_vectors[96]};
   }
 
-  std::byte* shared_;
-  int lane_ = static_cast<int>(threadIdx.x) % 32;
-  ptx::ClusterPlace there_;  // block lane_ % 16's shared memory
+ private:
+  const DecodeContext<A>& c_;
+  ptx::ClusterPlace there_;  // block lane % 16's shared memory
 };
 
 }  // namespace mmrec::kernels

@@ -62,8 +62,8 @@ inline DecodePlan make_cluster_plan(const DecodeShape& s, bool attends, int shar
   plan.slot_row_bytes = 0;
   divide(plan, s, kElement, kClusterBlocks, kUnit);
 
-  for (int i = 0; i < static_cast<int>(Product::kCount); ++i) {
-    ProductShape& product = plan.products[i];
+  for (int i = 0; i < kCountOf<Product>; ++i) {
+    ProductShape& product = plan.products.of[i];
     const int units = in_slot(static_cast<Product>(i));
     product.tile_rows = units * kUnit;
     plan.slot_bytes = std::max(plan.slot_bytes, units * 2 * run_bytes(product.row_bytes));
@@ -79,8 +79,8 @@ inline DecodePlan make_cluster_plan(const DecodeShape& s, bool attends, int shar
   };
   const int networks = s.dpg ? 1 : 2;
   const auto vector = [&](Point point, int places, int bytes) {
-    plan.at[static_cast<int>(point)] = place(places, 128);
-    plan.point_bytes[static_cast<int>(point)] = bytes;
+    plan.at[point] = place(places, 128);
+    plan.point_bytes[point] = bytes;
   };
   const int hidden = static_cast<int>(s.gate_hidden) * kElement;
   const int ffn = static_cast<int>(s.ffn) * kElement;
@@ -98,9 +98,8 @@ inline DecodePlan make_cluster_plan(const DecodeShape& s, bool attends, int shar
   plan.local = place(4 * kTileWarps * (kClusterHead + 2));
   plan.sums = place(2 * 4 * kTileWarps * plan.sums_rows, 128);
   plan.layers = place(static_cast<int>((s.layers + 1) * static_cast<std::int64_t>(sizeof(LayerShare))));
-  plan.segments = place(static_cast<int>(Product::kCount) * static_cast<int>(sizeof(Segment)));
-  plan.stage_shares = place(static_cast<int>(Stage::kCount) * static_cast<int>(sizeof(StageShare)));
-  plan.points = place(static_cast<int>(Point::kCount) * static_cast<int>(sizeof(std::uint64_t)));
+  plan.segments = place(kCountOf<Product> * static_cast<int>(sizeof(Segment)));
+  plan.points = place(kCountOf<Point> * static_cast<int>(sizeof(std::uint64_t)));
   plan.barriers = place(kClusterSlots * static_cast<int>(sizeof(std::uint64_t)));
   const int first = (end + 127) / 128 * 128;
   plan.slots = std::clamp((shared_limit - first) / plan.slot_bytes, 0, kClusterSlots);

@@ -3,41 +3,38 @@
 // shared memory; those of a stage and of the next one have memory of their own.
 #pragma once
 
-#include "models/mmrec/cuda/decode/cluster_exchange.cuh"
-#include "models/mmrec/cuda/decode/cluster_stream.cuh"
+#include "models/mmrec/cuda/decode/stream.cuh"
 
 namespace mmrec::kernels {
 
 template <class A>
-class ClusterProduct : protected ClusterExchange<A> {
-  using Base = ClusterExchange<A>;
-
- protected:
-  using Base::lane_, Base::warp_;
-
+class ClusterProduct {
   /// From the sums with the first vector of a pair to those with the second one: in other banks.
   static constexpr int kSecondSums = kClusterPass / 2 * kTileWarps + 4;
 
-  __device__ __forceinline__ ClusterProduct(const DecodeParams<A>& p, std::byte* shared, ClusterRing ring)
-      : Base(p, shared), ring_(ring), sums_(reinterpret_cast<float*>(shared + p.plan.sums)) {}
+ public:
+  __device__ __forceinline__ ClusterProduct(const DecodeContext<A>& context, ClusterRing ring)
+      : c_(context), ring_(ring), sums_(reinterpret_cast<float*>(context.shared + context.p.plan.sums)) {}
+
+  /// Sums of one stage or pass and of the next have memory of their own.
+  __device__ __forceinline__ void turn() { turn_ ^= 1; }
+  /// With the second vector of a pair, if `second`.
+  __device__ __forceinline__ float sum(int row, bool second = false) const {
+    return total(sums() + (second ? kSecondSums : 0), row, 0, 1);
+  }
 
   /// A warp's weights of a stage: its steps of every tile; lane 4g + t has the t-th piece of row g.
   template <int kTiles, int kSteps>
   struct Weights {
     uint4 at[kTiles][kSteps];
   };
-  __device__ __forceinline__ bool has_step(int i, int steps) const { return warp_ + i * kTileWarps < steps; }
-  /// Row g of a tile is row g / 2 of the first half of its unit for even g, of the second half for odd g: those lie
-  /// where they share no banks.
-  __device__ __forceinline__ int is_odd_row() const { return (lane_ >> 2) & 1; }
-
   /// Takes the next `tiles` units from the ring, at most kInSlot of which are in a slot; what a slot lacks is as it may
   /// be. What is not taken is zero, so that nothing has to be kept in registers from one stage to the next.
   template <int kInSlot, int kTiles, int kSteps>
   __device__ __forceinline__ void take(Weights<kTiles, kSteps>& weights, int row_bytes, int tiles) {
     static_assert(kTiles % kInSlot == 0);
-    const int mine =
-        is_odd_row() * run_bytes(row_bytes) + (lane_ >> 3) * row_bytes + (lane_ & 3) * kPieceBytes + warp_ * kStepBytes;
+    const int mine = is_odd_row() * run_bytes(row_bytes) + (c_.lane >> 3) * row_bytes + (c_.lane & 3) * kPieceBytes +
+                     c_.warp * kStepBytes;
     const int unit = 2 * run_bytes(row_bytes);
     const int steps = row_bytes / kStepBytes;
 #pragma unroll
@@ -69,8 +66,8 @@ class ClusterProduct : protected ClusterExchange<A> {
   };
   template <int kSteps>
   __device__ __forceinline__ Steps<kSteps> read(const std::byte* vectors, int steps, int pitch) const {
-    const std::byte* x =
-        vectors + ((lane_ >> 3) & 1) * pitch + (lane_ & 3) * kPieceBytes + ((lane_ >> 2) & 1) * 4 + warp_ * kStepBytes;
+    const std::byte* x = vectors + ((c_.lane >> 3) & 1) * pitch + (c_.lane & 3) * kPieceBytes +
+                         ((c_.lane >> 2) & 1) * 4 + c_.warp * kStepBytes;
     Steps<kSteps> read;
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
@@ -81,11 +78,6 @@ class ClusterProduct : protected ClusterExchange<A> {
       read.words[i][1] = words[2];
     }
     return read;
-  }
-  __device__ __forceinline__ float* sums() const { return sums_ + turn_of_sums_ * kClusterPass * kTileWarps; }
-  /// With the second vector of a pair, if `second`.
-  __device__ __forceinline__ float sum(int row, bool second = false) const {
-    return total(sums() + (second ? kSecondSums : 0), row, 0, 1);
   }
   /// The warp's sums of units, to row `to` on: with one vector, or with either of a pair. between() is called after
   /// every second product, and once more.
@@ -98,9 +90,9 @@ class ClusterProduct : protected ClusterExchange<A> {
         return;
       }
     }
-    const int column = lane_ & 3;
-    const int row = to + is_odd_row() * (kUnit / 2) + (lane_ >> 3);
-    float* const mine = sums() + column * kSecondSums + row * kTileWarps + warp_;
+    const int column = c_.lane & 3;
+    const int row = to + is_odd_row() * (kUnit / 2) + (c_.lane >> 3);
+    float* const mine = sums() + column * kSecondSums + row * kTileWarps + c_.warp;
     TileSums tile[kTiles];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
@@ -119,9 +111,18 @@ class ClusterProduct : protected ClusterExchange<A> {
     }
   }
 
+ private:
+  __device__ __forceinline__ bool has_step(int i, int steps) const { return c_.warp + i * kTileWarps < steps; }
+  /// Row g of a tile is row g / 2 of the first half of its unit for even g, of the second half for odd g: those lie
+  /// where they share no banks.
+  __device__ __forceinline__ int is_odd_row() const { return (c_.lane >> 2) & 1; }
+
+  __device__ __forceinline__ float* sums() const { return sums_ + turn_ * kClusterPass * kTileWarps; }
+
+  const DecodeContext<A>& c_;
   ClusterRing ring_;
   float* sums_;
-  int turn_of_sums_ = 0;
+  int turn_ = 0;
 };
 
 }  // namespace mmrec::kernels

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/gemm/tile_product.cuh"
+#include "models/mmrec/cuda/decode/stages.cuh"
 #include "models/mmrec/decode_step.h"
 
 namespace mmrec::kernels {
@@ -47,33 +48,12 @@ struct Split {
   }
 };
 
-/// What is divided: channels, units of the hidden layers, rows of the head.
-enum class Owned : std::uint8_t { kChannels, kHidden, kFfn, kVocab, kCount };
-
-/// In the order of the stream. A product may take in the matrices that follow it: gate_z takes in γ's first matrix, and
-/// both networks' matrices are multiplied at once where the columns of a tile hold both networks' vectors.
-enum class Product : std::uint8_t {
-  kGate,
-  kQvzk,
-  kGateZ,
-  kGammaIn,
-  kContextIn,
-  kGammaUp,
-  kContextUp,
-  kMemoryQ,
-  kMemoryOut,
-  kFfnIn,
-  kFfnOut,
-  kHead,
-  kCount
-};
 /// Of one sequence: tiles of 8 rows that are multiplied at once. Where a block of a small model has one, parts of k
 /// are.
 inline constexpr int kMostTiles = 2;
 MMREC_HOST_DEVICE constexpr int tiles_at_once(Product product) {
-  const bool has_one_tile = product == Product::kMemoryQ || product == Product::kMemoryOut ||
-                            product == Product::kFfnOut || product == Product::kContextIn ||
-                            product == Product::kContextUp || product == Product::kGammaIn;
+  const bool has_one_tile =
+      product == Product::kMemoryQ || product == Product::kMemoryOut || product == Product::kFfnOut;
   return has_one_tile ? 1 : kMostTiles;
 }
 /// A block multiplies its rows of `slices` matrices that are stacked; or, where slice_bytes is 0, of that many products
@@ -91,47 +71,10 @@ struct ProductShape {
   std::int64_t slice_bytes = 0;
 };
 
-/// In the order of time; kPredict comes once, after all layers.
-enum class Stage : std::uint8_t {
-  kGate,
-  kProject,
-  kHide,
-  kAdvance,
-  kQuery,
-  kRecall,
-  kWiden,
-  kNarrow,
-  kPredict,
-  kCount
-};
-/// What a stage multiplies; with kGateZ and kGammaUp what these take in, too.
-MMREC_HOST_DEVICE constexpr Product product_of(Stage stage) {
-  constexpr Product kProducts[] = {Product::kGate,    Product::kQvzk,    Product::kGateZ,
-                                   Product::kGammaUp, Product::kMemoryQ, Product::kMemoryOut,
-                                   Product::kFfnIn,   Product::kFfnOut,  Product::kHead};
-  return kProducts[static_cast<int>(stage)];
-}
-/// Its input is the residual stream, normalised.
-MMREC_HOST_DEVICE constexpr bool is_normalised(Stage stage) {
-  return stage == Stage::kProject || stage == Stage::kWiden || stage == Stage::kPredict;
-}
-/// Its input may be two vectors, one for the first part of the outputs.
-MMREC_HOST_DEVICE constexpr bool is_pair(Stage stage) { return stage == Stage::kHide || stage == Stage::kAdvance; }
-/// The outputs of a stage are those of one to three matrices or slices, its parts.
-struct StageShape {
-  Product first = Product::kCount, end = Product::kCount;
-  Owned owned = Owned::kChannels;   // by part 0
-  Owned others = Owned::kChannels;  // by other parts
-  int parts = 1;
-  int log_width = 0, log_parts = 0;  // powers of two that hold the outputs of a part, and the parts
-  int bias = 0;                      // number of part 0's in LayerShare
-};
-
 /// What a block reads of one layer: its first row of every product and the biases of its first row in every part of
 /// every stage, null where there is none.
-inline constexpr int kBiases = 15;
 struct LayerShare {
-  const std::byte* rows[static_cast<int>(Product::kCount)];
+  Table<Product, const std::byte*> rows;
   const float* bias[kBiases];
   const float* norm1;
   const float* norm2;
@@ -142,22 +85,10 @@ struct alignas(16) Segment {
   int panel_bytes, tiles, count, others;  // count, others: rows of the first slice, of a further one
   std::int64_t slice_bytes;
 };
-/// StageShape with the block's own widths of the parts.
-struct alignas(16) StageShare {
-  int first, end, log_width, log_parts;
-  int width, other_width, parts, bias;
-};
-
-/// What a block remembers of its own channels between stages, fp32 [B, channels] each.
-enum class Local : std::uint8_t { kResidual, kQ, kV, kZ, kStateGate, kMdiGate, kMdiInput, kCount };
-
-/// Points of a block of the model after which blocks exchange vectors.
-enum class Point : std::uint8_t { kProjected, kHidden, kState, kQuery, kAttended, kMixed, kFfn, kOutput, kCount };
 
 struct DecodePlan {
-  Split splits[static_cast<int>(Owned::kCount)];
-  ProductShape products[static_cast<int>(Product::kCount)];
-  StageShape stages[static_cast<int>(Stage::kCount)];
+  Table<Owned, Split> splits;
+  Table<Product, ProductShape> products;
 
   // Shared memory: byte offsets.
   int slots = 0;
@@ -165,23 +96,23 @@ struct DecodePlan {
   int first_part = 0;  // of q, v, z, k: q is not needed where there is nothing to attend to
   int slot_rows = 0;
   int slot_row_bytes = 0;
-  bool single = false;  // of one sequence: for single.cuh, whose slots have rows of slot_row_bytes at most
-  int operand = 0;      // vectors that are multiplied; of a cluster h before the step
-  int sums = 0;         // of the warps, for sums_rows rows, twice if single
-  int norm_sums = 0;    // of squares, [B, kTileWarps], twice if single
-  int local = 0;        // Local; of a cluster the attention's sums
-  int layers = 0;       // LayerShare [L + 1], the last one for the head
-  int segments = 0;     // Segment [Product]
-  int stage_shares = 0;
-  int barriers = 0;                                       // full and empty, [slots] each
-  int ring = 0;                                           // of a cluster; else at 0
-  int points = 0;                                         // barriers of a cluster's vectors, [Point]
-  int point_bytes[static_cast<int>(Point::kCount)] = {};  // of a cluster: that a block gets of a vector
+  bool single = false;            // of one sequence: for single.cuh, whose slots have rows of slot_row_bytes at most
+  int operand = 0;                // vectors that are multiplied; of a cluster h before the step
+  int sums = 0;                   // of the warps, for sums_rows rows, twice if single
+  int norm_sums = 0;              // of squares, [B, kTileWarps], twice if single
+  int local = 0;                  // Local; of a cluster the attention's sums
+  int layers = 0;                 // LayerShare [L + 1], the last one for the head
+  int segments = 0;               // Segment [Product]
+  int barriers = 0;               // full and empty, [slots] each
+  int ring = 0;                   // of a cluster; else at 0
+  int points = 0;                 // barriers of a cluster's vectors, [Point]
+  Table<Point, int> point_bytes;  // of a cluster: that a block gets of a vector
   int shared_bytes = 0;
-  int sums_rows = 0;          // multiple of kTileRows
-  bool pairs = false;         // both decay networks are multiplied at once
-  int channels = 0;           // the most that a block owns
-  float share_of_dim = 0.0F;  // 1 / D
+  int sums_rows = 0;            // multiple of kTileRows
+  bool pairs = false;           // both decay networks are multiplied at once
+  int channels = 0;             // the most that a block owns
+  Table<Stage, int> log_width;  // a power of two that holds the outputs of a part, or of a pass
+  float share_of_dim = 0.0F;    // 1 / D
   int head_width = 0;
   float attention_scale = 0.0F;
 
@@ -190,7 +121,7 @@ struct DecodePlan {
   //   kProjected A [z, k][B, D]; kHidden A [γ, context][B, gate_hidden]; kState, kQuery, kAttended A [B, D];
   //   kMixed fp32 [B, D]; kFfn A [B, F]; kOutput fp32 [B, D]
   // A cluster's vectors lie in shared memory, at these offsets.
-  std::int64_t at[static_cast<int>(Point::kCount)] = {};
+  Table<Point, std::int64_t> at;
   std::int64_t layer_bytes = 0;
   std::int64_t set_bytes = 0;
   static constexpr std::int64_t kHeaderBytes = 128;
@@ -205,7 +136,7 @@ struct DecodeParams {
 inline void lay_out_exchange(DecodePlan& plan, const DecodeShape& s, std::int64_t element) {
   std::int64_t end = 0;
   const auto place = [&](Point point, std::int64_t bytes) {
-    plan.at[static_cast<int>(point)] = end;
+    plan.at[point] = end;
     end += (bytes + 15) / 16 * 16;
   };
   const std::int64_t channels = s.batch * s.dim;
@@ -224,10 +155,11 @@ inline void lay_out_exchange(DecodePlan& plan, const DecodeShape& s, std::int64_
 /// Who multiplies what in slots of 16 rows of slot_row_bytes, but for ffn_out's panels.
 inline void divide(DecodePlan& plan, const DecodeShape& s, int element, int blocks, int unit = 1) {
   const std::int64_t totals[] = {s.dim, s.gate_hidden, s.ffn, s.vocab};
-  for (int i = 0; i < static_cast<int>(Owned::kCount); ++i) {
-    plan.splits[i] = Split(totals[i], blocks, static_cast<Owned>(i) == Owned::kVocab ? 1 : unit);
+  for (int i = 0; i < kCountOf<Owned>; ++i) {
+    const auto owned = static_cast<Owned>(i);
+    plan.splits[owned] = Split(totals[i], blocks, owned == Owned::kVocab ? 1 : unit);
   }
-  const auto most = [&](Owned owned) { return plan.splits[static_cast<int>(owned)].most(); };
+  const auto most = [&](Owned owned) { return plan.splits[owned].most(); };
   const int networks = s.dpg ? 1 : 2;
   plan.pairs = networks == 2 && 2 * s.batch <= kTileColumns;
   const auto product = [&](Product which, Owned owned, Owned others, int slices, std::int64_t in,
@@ -235,16 +167,15 @@ inline void divide(DecodePlan& plan, const DecodeShape& s, int element, int bloc
     const int rows = slices == 0 ? 0 : most(owned) + (slices - 1) * most(others);
     int tile_rows = plan.slot_rows;
     while (tile_rows > 1 && tile_rows / 2 >= rows) tile_rows /= 2;
-    plan.products[static_cast<int>(which)] = {
-        .owned = owned,
-        .others = others,
-        .slices = slices,
-        .row_bytes = static_cast<int>(in * element),
-        .slot_bytes = (plan.single ? 1 : plan.slot_rows / tile_rows) * plan.slot_row_bytes,
-        .tile_rows = tile_rows,
-        .tiles = plan.single ? tiles_at_once(which) : 1,
-        .panel_bytes = static_cast<int>(in * element),
-        .slice_bytes = stacked ? totals[static_cast<int>(owned)] * in * element : 0};
+    plan.products[which] = {.owned = owned,
+                            .others = others,
+                            .slices = slices,
+                            .row_bytes = static_cast<int>(in * element),
+                            .slot_bytes = (plan.single ? 1 : plan.slot_rows / tile_rows) * plan.slot_row_bytes,
+                            .tile_rows = tile_rows,
+                            .tiles = plan.single ? tiles_at_once(which) : 1,
+                            .panel_bytes = static_cast<int>(in * element),
+                            .slice_bytes = stacked ? totals[static_cast<int>(owned)] * in * element : 0};
   };
   const auto of_channels = [&](Product which, int slices, std::int64_t in, bool stacked = false) {
     product(which, Owned::kChannels, Owned::kChannels, slices, in, stacked);
@@ -275,39 +206,12 @@ inline void divide(DecodePlan& plan, const DecodeShape& s, int element, int bloc
   static_assert(kMostTiles * kSingleRows == kTileRows);
   plan.sums_rows = (rows + kTileRows - 1) / kTileRows * kTileRows;
 
-  const auto log = [](int x) { return static_cast<int>(std::bit_width(static_cast<unsigned>(std::max(x, 1) - 1))); };
-  int bias = 0;
-  const auto stage = [&](Stage which, Product first, int products, int parts, Owned owned, Owned others) {
-    const bool by_rows = which == Stage::kWiden || which == Stage::kPredict;
-    plan.stages[static_cast<int>(which)] = {
-        .first = first,
-        .end = static_cast<Product>(static_cast<int>(first) + products),
-        .owned = owned,
-        .others = others,
-        .parts = parts,
-        .log_width = log(by_rows ? plan.sums_rows : std::max(most(owned), most(others))),
-        .log_parts = log(parts),
-        .bias = bias};
-  };
-  const auto channel_stage = [&](Stage which, Product first, int products, int parts) {
-    stage(which, first, products, parts, Owned::kChannels, Owned::kChannels);
-  };
-  channel_stage(Stage::kGate, Product::kGate, 1, 2);
-  bias += 2;
-  channel_stage(Stage::kProject, Product::kQvzk, 1, projections);
-  bias += 4;
-  stage(Stage::kHide, Product::kGateZ, 3, 1 + networks, Owned::kChannels, Owned::kHidden);
-  bias += 3;
-  channel_stage(Stage::kAdvance, Product::kGammaUp, 2, 1);  // an output takes both products
-  bias += 2;
-  channel_stage(Stage::kQuery, Product::kMemoryQ, 1, 1);
-  bias += 1;
-  channel_stage(Stage::kRecall, Product::kMemoryOut, 1, 1);
-  bias += 1;
-  stage(Stage::kWiden, Product::kFfnIn, 1, 1, Owned::kFfn, Owned::kFfn);
-  bias += 1;
-  channel_stage(Stage::kNarrow, Product::kFfnOut, 1, 1);
-  stage(Stage::kPredict, Product::kHead, 1, 1, Owned::kVocab, Owned::kVocab);
+  for (int i = 0; i < kCountOf<Stage>; ++i) {
+    const auto stage = static_cast<Stage>(i);
+    const StageInfo info = stage_info(stage);
+    const int width = has_passes(stage) ? plan.sums_rows : std::max(most(info.owned), most(info.others));
+    plan.log_width[stage] = static_cast<int>(std::bit_width(static_cast<unsigned>(std::max(width, 1) - 1)));
+  }
 }
 
 /// With slots of one size.
@@ -325,7 +229,7 @@ inline DecodePlan make_decode_plan(const DecodeShape& s, bool attends, int eleme
 
   // The operand: two rows of A; the attention's sums; ffn_out's input, whole where there is one sequence or that
   // takes little, else as much of it as the others leave room for.
-  ProductShape& ffn_out = plan.products[static_cast<int>(Product::kFfnOut)];
+  ProductShape& ffn_out = plan.products[Product::kFfnOut];
   constexpr int kAttention = (kTileWarps * kAttentionRow * 4 + 15) / 16 * 16;
   const int ffn_slot = std::min(ffn_out.slot_bytes, ffn_out.row_bytes);
   int operand =
@@ -348,16 +252,14 @@ inline DecodePlan make_decode_plan(const DecodeShape& s, bool attends, int eleme
   const std::int64_t twice = single ? 2 : 1;
   plan.sums = place(twice * 4 * plan.sums_rows * batch * kTileWarps);
   plan.norm_sums = place(twice * 4 * batch * kTileWarps);
-  plan.local = place(std::int64_t{4} * static_cast<int>(Local::kCount) * batch * plan.channels);
+  plan.local = place(std::int64_t{4} * kCountOf<Local> * batch * plan.channels);
   plan.layers = place((s.layers + 1) * static_cast<std::int64_t>(sizeof(LayerShare)));
-  plan.segments = place(static_cast<std::int64_t>(Product::kCount) * static_cast<std::int64_t>(sizeof(Segment)));
-  plan.stage_shares = place(static_cast<std::int64_t>(Stage::kCount) * static_cast<std::int64_t>(sizeof(StageShare)));
+  plan.segments = place(kCountOf<Product> * static_cast<std::int64_t>(sizeof(Segment)));
   constexpr int kBarrierBytes = 2 * static_cast<int>(sizeof(std::uint64_t));
   plan.slot_bytes = plan.slot_rows * (slot_row_bytes + kRowPadding);
   plan.slots = std::max(0, (shared_limit - end) / (plan.slot_bytes + kBarrierBytes));
   const int ring = plan.slots * plan.slot_bytes;
-  for (int* offset :
-       {&plan.operand, &plan.sums, &plan.norm_sums, &plan.local, &plan.layers, &plan.segments, &plan.stage_shares}) {
+  for (int* offset : {&plan.operand, &plan.sums, &plan.norm_sums, &plan.local, &plan.layers, &plan.segments}) {
     *offset += ring;
   }
   plan.barriers = ring + end;

@@ -5,35 +5,27 @@
 
 namespace mmrec::kernels {
 
-/// Warps that multiply, and one that copies.
-inline constexpr int kDecodeThreads = 32 * (kTileWarps + 1);
-
-/// A block's shares of products, stages and layers, by its threads.
+/// A block's shares of products and layers, by its threads.
 template <class A>
-__device__ void find_shares(const DecodeParams<A>& p, LayerShare* layers, Segment* segments, StageShare* stages) {
+__device__ void find_shares(const DecodeParams<A>& p, LayerShare* layers, Segment* segments) {
   const DecodeStep<Device, A>& op = p.op;
   const DecodePlan& plan = p.plan;
   const auto thread = static_cast<int>(threadIdx.x);
-  const auto owned = [&](Owned what) { return plan.splits[static_cast<int>(what)].mine(); };
-  if (thread < static_cast<int>(Product::kCount)) {
-    const ProductShape& s = plan.products[thread];
+  const auto owned = [&](Owned what) { return plan.splits[what].mine(); };
+  if (thread < kCountOf<Product>) {
+    const ProductShape& s = plan.products.of[thread];
     const int count = s.slices > 0 ? owned(s.owned).count : 0;
     const int others = s.slices > 1 ? owned(s.others).count : 0;
     const int rows = count + (s.slices - 1) * others;
     segments[thread] = {rows,    s.row_bytes, s.slot_bytes, s.tile_rows,  s.panel_bytes,
                         s.tiles, count,       others,       s.slice_bytes};
   }
-  if (thread < static_cast<int>(Stage::kCount)) {
-    const StageShape& s = plan.stages[thread];
-    stages[thread] = {static_cast<int>(s.first), static_cast<int>(s.end), s.log_width, s.log_parts,
-                      owned(s.owned).count,      owned(s.others).count,   s.parts,     s.bias};
-  }
   const auto count = static_cast<int>(op.shape.layers);
   for (int layer = thread; layer <= count; layer += static_cast<int>(blockDim.x)) {
     LayerShare& share = layers[layer];
     const auto rows = [&](Product product, const A* weight) {
-      const ProductShape& shape = plan.products[static_cast<int>(product)];
-      share.rows[static_cast<int>(product)] =
+      const ProductShape& shape = plan.products[product];
+      share.rows[product] =
           reinterpret_cast<const std::byte*>(weight) + std::int64_t{owned(shape.owned).first} * shape.row_bytes;
     };
     if (layer == count) {

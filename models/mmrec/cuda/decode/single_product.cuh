@@ -2,45 +2,38 @@
 // before the vector is there, and are multiplied with it by the tensor core.
 #pragma once
 
-#include "models/mmrec/cuda/decode/base.cuh"
+#include "models/mmrec/cuda/decode/stream.cuh"
 
 namespace mmrec::kernels {
 
 template <class A>
-class SingleProduct : protected DecodeBase<A> {
-  using Base = DecodeBase<A>;
-
- protected:
-  using Base::p_, Base::ring_, Base::warp_;
+class SingleProduct {
+ public:
   static constexpr int kSteps = kSlotRowBytes[0] / kStepBytes / kTileWarps;  // of a warp in a slot at most
 
-  __device__ __forceinline__ SingleProduct(const DecodeParams<A>& p, std::byte* shared, Ring ring, std::uint32_t turn)
-      : Base(p, shared, ring, turn) {}
+  __device__ __forceinline__ SingleProduct(const DecodeContext<A>& context, L2Ring ring)
+      : c_(context), ring_(ring), sums_(reinterpret_cast<float*>(context.shared + context.p.plan.sums)) {}
 
-  __device__ __forceinline__ int thread() const { return warp_ * 32 + lane_; }
-  __device__ __forceinline__ int lane() const { return lane_; }
   /// Sums of one stage or pass and of the next have memory of their own.
-  __device__ __forceinline__ float* sums() const {
-    return Base::sums_ + turn_of_sums_ * p_.plan.sums_rows * kTileWarps;
-  }
+  __device__ __forceinline__ void turn() { turn_ ^= 1; }
+  __device__ __forceinline__ float sum(int row) const { return total(sums(), row, 0, 1); }
 
   /// A warp's steps of one slot: lane 4g + t has the t-th piece of row g.
   struct Weights {
-    uint4 steps[kSteps];
+    uint4 steps[kSteps] = {};
   };
-  /// The warp's i-th step of `steps`; the last one again where it has no such.
-  __device__ __forceinline__ int step(int i, int steps) const {
-    return min(warp_ + i * kTileWarps, steps - 1) * kStepBytes;
-  }
   /// Of the slot whose turn it is, whose `rows` rows have `steps` steps. It may then be filled again.
   __device__ __forceinline__ void take(Weights& w, int rows, int steps) {
     // Rows that the tile lacks repeat its last one; nobody takes their sums.
-    const int row = min(lane_ >> 2, rows - 1) * (p_.plan.slot_row_bytes + kRowPadding);
+    const int row = min(c_.lane >> 2, rows - 1) * (c_.p.plan.slot_row_bytes + kRowPadding);
     ring_.wait_full();
-    const std::byte* slot = ring_.slot() + row + (lane_ & 3) * kPieceBytes;
+    const std::byte* slot = ring_.slot() + row + (c_.lane & 3) * kPieceBytes;
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) w.steps[i] = *reinterpret_cast<const uint4*>(slot + step(i, steps));
-    ptx::mbarrier_arrive(ring_.empty());
+    for (int i = 0; i < kSteps; ++i) {  // the last one again where the warp has no such
+      const int step = min(c_.warp + i * kTileWarps, steps - 1) * kStepBytes;
+      w.steps[i] = *reinterpret_cast<const uint4*>(slot + step);
+    }
+    ring_.release();
     ring_.advance();
   }
   /// sums[t] += the steps of tile t; x: the vectors from there on. In 16 bits the tensor core's 16 rows are a tile's 8
@@ -50,12 +43,12 @@ class SingleProduct : protected DecodeBase<A> {
   template <int kTiles, class Between>
   __device__ __forceinline__ void multiply(TileSums (&sums)[kTiles], const Weights (&w)[kTiles], int tiles, int steps,
                                            const std::byte* x, int pitch, int vectors, Between between) const {
-    const int piece = (lane_ & 3) * kPieceBytes;
+    const int piece = (c_.lane & 3) * kPieceBytes;
     if constexpr (sizeof(A) == 2) {
-      x += ((lane_ >> 3) & (vectors - 1)) * pitch + piece + ((lane_ >> 2) & 1) * 4;
+      x += ((c_.lane >> 3) & (vectors - 1)) * pitch + piece + ((c_.lane >> 2) & 1) * 4;
       std::uint32_t v[kSteps][2];
       const auto read = [&](int i) {
-        const auto* words = reinterpret_cast<const std::uint32_t*>(x + (warp_ + i * kTileWarps) * kStepBytes);
+        const auto* words = reinterpret_cast<const std::uint32_t*>(x + (c_.warp + i * kTileWarps) * kStepBytes);
         v[i][0] = words[0];
         v[i][1] = words[2];
       };
@@ -66,7 +59,7 @@ class SingleProduct : protected DecodeBase<A> {
           if (t < tiles) ptx::mma_m16n8k16<A>(sums[t].chains[0], {row.x, row.y, row.z, row.w}, {v[i][0], v[i][1]});
         }
       };
-      if (warp_ + (kSteps - 1) * kTileWarps < steps) {
+      if (c_.warp + (kSteps - 1) * kTileWarps < steps) {
 #pragma unroll
         for (int i = 0; i < kSteps; ++i) read(i);
 #pragma unroll
@@ -77,7 +70,7 @@ class SingleProduct : protected DecodeBase<A> {
       } else {
 #pragma unroll
         for (int i = 0; i < kSteps; ++i) {
-          if (warp_ + i * kTileWarps < steps) {
+          if (c_.warp + i * kTileWarps < steps) {
             read(i);
             multiply_step(i);
           }
@@ -85,19 +78,19 @@ class SingleProduct : protected DecodeBase<A> {
         }
       }
     } else {
-      x += min(lane_ >> 2, vectors - 1) * pitch + piece;
+      x += min(c_.lane >> 2, vectors - 1) * pitch + piece;
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
         if (t >= tiles) break;
 #pragma unroll 1
         for (int i = 0; i < kSteps; ++i) {
-          if (warp_ + i * kTileWarps >= steps) break;
+          if (c_.warp + i * kTileWarps >= steps) break;
           uint4 row = w[t].steps[0];
 #pragma unroll
           for (int j = 1; j < kSteps; ++j) {
             if (i == j) row = w[t].steps[j];
           }
-          const uint4 v = *reinterpret_cast<const uint4*>(x + (warp_ + i * kTileWarps) * kStepBytes);
+          const uint4 v = *reinterpret_cast<const uint4*>(x + (c_.warp + i * kTileWarps) * kStepBytes);
           multiply_step<A>(sums[t], row, make_uint4(0, 0, 0, 0), v, vectors);
         }
       }
@@ -108,18 +101,24 @@ class SingleProduct : protected DecodeBase<A> {
   /// The warp's sums of a tile; rows from `split` on take the second vector's.
   template <bool kPair>
   __device__ __forceinline__ void store_tile(const TileSums& tile, int first, int split) const {
-    const int row = first + (lane_ >> 2);
+    const int row = first + (c_.lane >> 2);
     const bool is_second = kPair && row >= split;
     const auto& chains = tile.chains;
     if constexpr (sizeof(A) == 2) {
-      if ((lane_ & 3) == static_cast<int>(is_second)) sums()[row * kTileWarps + warp_] = chains[0][0] + chains[0][3];
+      if ((c_.lane & 3) == static_cast<int>(is_second))
+        sums()[row * kTileWarps + c_.warp] = chains[0][0] + chains[0][3];
     } else {
-      if ((lane_ & 3) == 0) sums()[row * kTileWarps + warp_] = is_second ? chains[0][1] : chains[0][0];
+      if ((c_.lane & 3) == 0) sums()[row * kTileWarps + c_.warp] = is_second ? chains[0][1] : chains[0][0];
     }
   }
 
-  int lane_ = static_cast<int>(threadIdx.x) % 32;
-  int turn_of_sums_ = 0;
+ private:
+  __device__ __forceinline__ float* sums() const { return sums_ + turn_ * c_.p.plan.sums_rows * kTileWarps; }
+
+  const DecodeContext<A>& c_;
+  L2Ring ring_;
+  float* sums_;
+  int turn_ = 0;
 };
 
 }  // namespace mmrec::kernels

@@ -40,28 +40,15 @@
 #include <stdexcept>
 #include <type_traits>
 
-#include "models/mmrec/cuda/decode/block.cuh"
+#include "models/mmrec/cuda/decode/batch.cuh"
 #include "models/mmrec/cuda/decode/choose.h"
+#include "models/mmrec/cuda/decode/cluster.cuh"
+#include "models/mmrec/cuda/decode/shares.cuh"
 #include "models/mmrec/cuda/decode/single.cuh"
 #include "models/mmrec/cuda/ops.h"
 
 namespace mmrec::kernels {
 namespace {
-
-template <class A>
-__device__ void stream_model(const DecodeParams<A>& p, const LayerShare* layers, const Segment* segments, Ring ring) {
-  const std::uint64_t hint = ptx::evict_first();
-  const auto count = static_cast<int>(p.op.shape.layers);
-  constexpr auto kHead = static_cast<int>(Product::kHead);
-  for (int layer = 0; layer <= count; ++layer) {
-    for (int i = layer < count ? 0 : kHead; i < (layer < count ? kHead : kHead + 1); ++i) {
-      const auto product = static_cast<Product>(i);
-      const bool attends = product == Product::kMemoryQ || product == Product::kMemoryOut;
-      if (attends && p.op.slots < 2) continue;
-      stream(segments[i], layers[layer].rows + i, ring, hint);
-    }
-  }
-}
 
 /// The last block to come here leaves the exchange as the next step wants it: the other set's turn. By one warp of a
 /// block all of whose threads know whose turn it is now.
@@ -74,27 +61,85 @@ __device__ void take_turns(const DecodeParams<A>& p, std::uint32_t turn) {
   header[1] = 0;
 }
 
-template <class A, template <class> class Block>
-__global__ void __launch_bounds__(kDecodeThreads, 1) decode_kernel(const __grid_constant__ DecodeParams<A> p) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  auto* shared = ptx::shared_memory<std::byte>();
-  const Ring ring(shared, p.plan);
-  const std::uint32_t turn = __ldcg(static_cast<const std::uint32_t*>(p.op.exchange));
+/// What a block multiplies, and its ring: by all its threads, before a barrier.
+template <class Block, class A>
+__device__ typename Block::Ring prepare(const DecodeParams<A>& p, std::byte* shared) {
+  const typename Block::Ring ring(shared, p.plan);
   ring.init();
-  auto* layers = reinterpret_cast<LayerShare*>(shared + p.plan.layers);
-  auto* segments = reinterpret_cast<Segment*>(shared + p.plan.segments);
-  find_shares(p, layers, segments, reinterpret_cast<StageShare*>(shared + p.plan.stage_shares));
+  find_shares(p, reinterpret_cast<LayerShare*>(shared + p.plan.layers),
+              reinterpret_cast<Segment*>(shared + p.plan.segments));
+  return ring;
+}
+template <class Block, class A>
+__device__ void copy_weights(const DecodeParams<A>& p, const std::byte* shared, typename Block::Ring ring) {
+  stream_model(typename Block::Stream(ring), p, reinterpret_cast<const LayerShare*>(shared + p.plan.layers),
+               reinterpret_cast<const Segment*>(shared + p.plan.segments));
+}
+
+template <class Block>
+constexpr int kThreadsOf = 32 * (kTileWarps + Block::Stream::kWarps);
+
+template <class A, template <class> class BlockOf>
+__global__ void __launch_bounds__(kThreadsOf<BlockOf<A>>, 1) decode_kernel(const __grid_constant__ DecodeParams<A> p) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  using Block = BlockOf<A>;
+  auto* shared = ptx::shared_memory<std::byte>();
+  const std::uint32_t turn = __ldcg(static_cast<const std::uint32_t*>(p.op.exchange));
+  const auto ring = prepare<Block>(p, shared);
+  ptx::mbarrier_init_fence();
   __syncthreads();
   if (threadIdx.x / 32 == kTileWarps) {
-    stream_model(p, layers, segments, ring);
+    copy_weights<Block>(p, shared, ring);
     take_turns(p, turn);
   } else {
-    Block<A>(p, shared, ring, turn).run();
+    DecodeContext<A> context(p, shared);
+    Block(context, ring, turn).run();
   }
 #endif
 }
 
+template <class A>
+__global__ void __launch_bounds__(kThreadsOf<ClusterBlock<A>>, 1)
+    cluster_kernel(const __grid_constant__ DecodeParams<A> p) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  using Block = ClusterBlock<A>;
+  auto* shared = ptx::shared_memory<std::byte>();
+  const auto ring = prepare<Block>(p, shared);
+  ClusterExchange<A>::init(p.plan, shared);
+  ptx::mbarrier_init_fence();
+  __syncthreads();
+  ptx::cluster_sync();  // barriers have been made everywhere
+  if (threadIdx.x / 32 >= kTileWarps) {
+    copy_weights<Block>(p, shared, ring);
+  } else {
+    DecodeContext<A> context(p, shared);
+    Block(context, ring).run();
+  }
+#endif
+}
+
+LaunchConfig cluster_config(std::size_t shared_bytes) {
+  return {.grid = dim3(kClusterBlocks),
+          .block = dim3(kThreadsOf<ClusterBlock<BFloat16>>),
+          .shared_bytes = shared_bytes,
+          .cluster = kClusterBlocks};
+}
+
+template <template <class> class BlockOf, class A>
+void launch_blocks(Cuda& cuda, const DecodeParams<A>& params, int blocks) {
+  launch(cuda.stream(),
+         {.grid = dim3(static_cast<unsigned>(blocks)),
+          .block = dim3(kThreadsOf<BlockOf<A>>),
+          .shared_bytes = static_cast<std::size_t>(params.plan.shared_bytes),
+          .cooperative = true},
+         decode_kernel<A, BlockOf>, params);
+}
+
 }  // namespace
+
+bool holds_decode_cluster(const Cuda& cuda) {
+  return holds_cluster(cluster_config(cuda.shared_memory_per_block()), cluster_kernel<BFloat16>);
+}
 
 bool decode_step_supported(const Cuda& cuda, const DecodeShape& shape, std::size_t element) {
   // What Float16 has a way for, BFloat16 has too.
@@ -126,17 +171,15 @@ template <class A>
 void decode_step(Cuda& cuda, const DecodeStep<Device, A>& op) {
   const DecodeChoice choice = choose_decode<A>(cuda, op.shape, op.slots > 1);
   if (choice.way == DecodeWay::kNone) throw std::invalid_argument("decode_step: unsupported shape");
-  if constexpr (std::is_same_v<A, BFloat16>) {
-    if (choice.way == DecodeWay::kCluster) return decode_cluster(cuda, op, choice.plan);
-  }
   const DecodeParams<A> params = {.op = op, .plan = choice.plan};
-  const auto kernel = choice.way == DecodeWay::kSingle ? decode_kernel<A, SingleBlock> : decode_kernel<A, DecodeBlock>;
-  launch(cuda.stream(),
-         {.grid = dim3(static_cast<unsigned>(choice.blocks)),
-          .block = dim3(kDecodeThreads),
-          .shared_bytes = static_cast<std::size_t>(choice.plan.shared_bytes),
-          .cooperative = true},
-         kernel, params);
+  if constexpr (std::is_same_v<A, BFloat16>) {
+    if (choice.way == DecodeWay::kCluster) {
+      const auto shared_bytes = static_cast<std::size_t>(choice.plan.shared_bytes);
+      return launch(cuda.stream(), cluster_config(shared_bytes), cluster_kernel<A>, params);
+    }
+  }
+  if (choice.way == DecodeWay::kSingle) return launch_blocks<SingleBlock>(cuda, params, choice.blocks);
+  launch_blocks<BatchBlock>(cuda, params, choice.blocks);
 }
 
 template DecodeWay decode_way<float>(const Cuda&, const DecodeShape&);

@@ -1,43 +1,55 @@
-// The stream of weights through a block's ring in shared memory: the producer
-// that copies them in the order of use, and the product that consumes them.
+// The stream of weights through a block's ring in shared memory: the slots, and the warps that copy into them in the
+// order of use.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cuda/gemm/tile_product.cuh"
 #include "kernels/cuda/isa/ptx.cuh"
-#include "models/mmrec/cuda/decode/plan.cuh"
+#include "models/mmrec/cuda/decode/cluster_plan.cuh"
+#include "models/mmrec/cuda/decode/context.cuh"
 
 namespace mmrec::kernels {
 
-/// Slots and their barriers. `full` completes when a slot's bytes have come,
-/// `empty` when every consumer thread has read what it reads of them. Who copies
-/// or reads arrives for itself. Producer and consumers walk
-/// the slots in the same order, each with a position of its own.
+/// Slots and their barriers. `full` completes when a slot's bytes have come: who copies arrives for itself. That all
+/// consumer threads have read what they read of a slot, they say by another such barrier, or by a named one, which is
+/// sooner but of which there are 16. Producers and consumers walk the slots in the same order, each with a position of
+/// its own.
+template <bool kNamed>
 class Ring {
  public:
   __device__ Ring(std::byte* shared, const DecodePlan& plan)
-      : data_(shared),
+      : data_(shared + plan.ring),
         full_(reinterpret_cast<std::uint64_t*>(shared + plan.barriers)),
         slots_(plan.slots),
         slot_bytes_(plan.slot_bytes) {}
 
-  /// By a lane of each warp (synccheck takes a warp's barriers for one); then a barrier of the block.
+  /// By a lane of each warp (synccheck takes a warp's barriers for one); then a fence and a barrier of the block.
   __device__ void init() const {
-    if (threadIdx.x % 32 == 0) {
-      for (int i = static_cast<int>(threadIdx.x) / 32; i < slots_; i += static_cast<int>(blockDim.x) / 32) {
-        ptx::mbarrier_init(full_ + i, 32);
-        ptx::mbarrier_init(full_ + slots_ + i, 32 * kTileWarps);
-      }
+    if (threadIdx.x % 32 != 0) return;
+    for (int i = static_cast<int>(threadIdx.x) / 32; i < slots_; i += static_cast<int>(blockDim.x) / 32) {
+      ptx::mbarrier_init(full_ + i, 32);
+      if (!kNamed) ptx::mbarrier_init(full_ + slots_ + i, kConsumers);
     }
-    ptx::mbarrier_init_fence();
   }
+  __device__ int slots() const { return slots_; }
   __device__ std::byte* slot() const { return data_ + slot_ * slot_bytes_; }
   __device__ std::uint64_t* full() const { return full_ + slot_; }
-  __device__ std::uint64_t* empty() const { return full_ + slots_ + slot_; }
   __device__ void wait_full() const { ptx::mbarrier_wait(full(), round_ & 1U); }
-  __device__ void wait_empty() const { ptx::mbarrier_wait(empty(), (round_ & 1U) ^ 1U); }  // the first round passes
+  __device__ void wait_empty() const {  // the first round passes
+    if constexpr (kNamed) {
+      if (round_ > 0) ptx::named_barrier_sync(kFirstNamed + slot_, kConsumers + 32);
+    } else {
+      ptx::mbarrier_wait(full_ + slots_ + slot_, (round_ & 1U) ^ 1U);
+    }
+  }
+  __device__ void release() const {
+    if constexpr (kNamed) {
+      ptx::named_barrier_arrive(kFirstNamed + slot_, kConsumers + 32);
+    } else {
+      ptx::mbarrier_arrive(full_ + slots_ + slot_);
+    }
+  }
   __device__ void advance() {
     if (++slot_ < slots_) return;
     slot_ = 0;
@@ -45,6 +57,8 @@ class Ring {
   }
 
  private:
+  static constexpr int kFirstNamed = 2;
+  static_assert(kFirstNamed + kClusterSlots <= 16);
   std::byte* data_;
   std::uint64_t* full_;
   int slots_, slot_bytes_;
@@ -52,140 +66,130 @@ class Ring {
   std::uint32_t round_ = 0;
 };
 
-/// Copies the block's rows of a product into the ring: panel by panel, as many tiles as are multiplied at once, and of
-/// these part of k by part of k. By one warp, each lane a row of one of these tiles.
-/// products: first rows, of this one and of those that it takes in.
-__device__ inline void stream(const Segment& s, const std::byte* const* products, Ring& ring, std::uint64_t hint) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int together = s.tile_rows * s.tiles;  // rows, 32 at most
-  for (int panel = 0; panel < s.row_bytes; panel += s.panel_bytes) {
-    const int end = min(s.row_bytes, panel + s.panel_bytes);
-    for (int first = 0; first < s.rows; first += together) {
-      const int rows = min(together, s.rows - first);
-      int mine = first + min(lane, rows - 1);
-      int slice = 0;
-      if (mine >= s.count) {
-        slice = (mine - s.count) / s.others + 1;
-        mine -= s.count + (slice - 1) * s.others;
-      }
-      const std::byte* row = products[s.slice_bytes == 0 ? slice : 0] + slice * s.slice_bytes +
-                             static_cast<std::int64_t>(mine) * s.row_bytes;
-      for (int k = panel; k < end; k += s.slot_bytes) {
-        const int bytes = min(s.slot_bytes, end - k);
-        for (int tile = 0; tile < rows; tile += s.tile_rows) {
-          const int of_tile = min(s.tile_rows, rows - tile);
-          ring.wait_empty();
-          const bool copies = lane >= tile && lane < tile + of_tile;
-          ptx::mbarrier_arrive_expect(ring.full(), copies ? static_cast<unsigned>(bytes) : 0U);
-          if (copies) {
-            ptx::bulk_copy(ring.slot() + (lane - tile) * (s.slot_bytes + kRowPadding), row + k,
-                           static_cast<unsigned>(bytes), ring.full(), hint);
+using L2Ring = Ring<false>;
+using ClusterRing = Ring<true>;
+
+/// Row `row` of those that a block multiplies. products: first rows, of this product and of those that it takes in.
+__device__ inline const std::byte* row_of(const Segment& s, const std::byte* const* products, int row) {
+  int slice = 0;
+  for (int count = s.count; row >= count; count = s.others) {
+    row -= count;
+    ++slice;
+  }
+  return products[s.slice_bytes == 0 ? slice : 0] + slice * s.slice_bytes +
+         static_cast<std::int64_t>(row) * s.row_bytes;
+}
+
+/// The one warp that copies where blocks fill the device.
+class WarpStream {
+ public:
+  static constexpr int kWarps = 1;
+  static constexpr Product kFirst = Product::kGate;
+  __device__ explicit WarpStream(L2Ring ring) : ring_(ring), hint_(ptx::evict_first()) {}
+
+  /// The block's rows of a product: panel by panel, as many tiles as are multiplied at once, and of these part of k by
+  /// part of k. Each lane has a row of one of these tiles.
+  __device__ void copy(const Segment& s, const std::byte* const* products) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int together = s.tile_rows * s.tiles;  // rows, 32 at most
+    for (int panel = 0; panel < s.row_bytes; panel += s.panel_bytes) {
+      const int end = min(s.row_bytes, panel + s.panel_bytes);
+      for (int first = 0; first < s.rows; first += together) {
+        const int rows = min(together, s.rows - first);
+        const std::byte* row = row_of(s, products, first + min(lane, rows - 1));
+        for (int k = panel; k < end; k += s.slot_bytes) {
+          const int bytes = min(s.slot_bytes, end - k);
+          for (int tile = 0; tile < rows; tile += s.tile_rows) {
+            const int of_tile = min(s.tile_rows, rows - tile);
+            ring_.wait_empty();
+            const bool copies = lane >= tile && lane < tile + of_tile;
+            ptx::mbarrier_arrive_expect(ring_.full(), copies ? static_cast<unsigned>(bytes) : 0U);
+            if (copies) {
+              ptx::bulk_copy(ring_.slot() + (lane - tile) * (s.slot_bytes + kRowPadding), row + k,
+                             static_cast<unsigned>(bytes), ring_.full(), hint_);
+            }
+            ring_.advance();
           }
-          ring.advance();
         }
       }
     }
   }
-}
+  __device__ void drain() {}
 
-/// Vectors in shared memory: vector b's steps `pitch` bytes apart from those of the one before, step_bytes from each
-/// other.
-struct Operand {
-  int pitch;
-  int step_bytes;
+ private:
+  L2Ring ring_;
+  std::uint64_t hint_;
 };
 
-/// A warp's unfinished sums of `rows` rows from row `first` on, to memory or
-/// back: the chains' are `apart` rows apart.
-template <bool kStore>
-__device__ inline void move_chains(float* sums, TileSums& tile, int first, int rows, int columns, int apart) {
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  for_each_value(rows, columns, [&](int i, int row, int column) {
-#pragma unroll
-    for (int chain = 0; chain < 2; ++chain) {
-      float& there = warp_sums(sums, first + row + chain * apart, column, columns)[warp];
-      if constexpr (kStore) {
-        there = tile.chains[chain][i];
-      } else {
-        tile.chains[chain][i] = there;
-      }
-    }
-  });
-}
+/// One of the warps that copy within a cluster, a slot each in turn: one alone takes longer for a slot's instructions
+/// than the bytes take.
+class ClusterStream {
+ public:
+  static constexpr int kWarps = 4;
+  static constexpr Product kFirst = Product::kQvzk;  // `gate` comes after gate_z
+  __device__ explicit ClusterStream(ClusterRing ring)
+      : ring_(ring), hint_(ptx::evict_first()), turn_(static_cast<int>(threadIdx.x) / 32 - kTileWarps) {}
 
-/// Consumes the next `count` rows of one panel of a product and writes the warps' sums of them from row `to` on. Sums
-/// that a panel leaves unfinished wait there in two parts, `parked` rows apart, so that the order of additions does not
-/// depend on panels. A warp asks for kTogether steps at once: what it waits for is shared memory, not throughput.
-template <class A>
-__device__ inline void multiply(const Segment& s, int panel, int count, const std::byte* vectors, const Operand& x,
-                                int columns, int warp, Ring& ring, float* sums, int to, int parked) {
-  constexpr int kTogether = sizeof(A) == 4 ? 2 : 4;
-  constexpr int kStride = kTileWarps * kStepBytes;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int g = lane / 4;
-  const int piece = lane % 4 * kPieceBytes;
-  const int pitch = s.slot_bytes + kRowPadding;
-  const int slot_bytes = s.slot_bytes;
-  const int tile_rows = s.tile_rows;
-  const int row_bytes = s.row_bytes;
-  const int end = min(row_bytes, panel + s.panel_bytes);
-  const int stride = kTileWarps * x.step_bytes;
-  const std::byte* const vector = vectors + min(g, columns - 1) * x.pitch + warp * x.step_bytes + piece;
+  /// The block's rows of a product, half a unit a lane.
+  __device__ void copy(const Segment s, const std::byte* const* products) {
+    constexpr int kRun = kUnit / 2;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll 1
-  for (int tile = 0; tile < count; tile += tile_rows) {
-    const int rows = min(tile_rows, count - tile);
-    // Rows that the tile lacks repeat its last one; nobody takes their sums.
-    const int low = min(g, rows - 1) * pitch + warp * kStepBytes + piece;
-    const int high = min(g + 8, rows - 1) * pitch + warp * kStepBytes + piece;
-    const std::byte* in = vector;
-    TileSums tile_sums;
-    if (panel > 0) move_chains<false>(sums, tile_sums, to + tile, rows, columns, parked);
-#pragma unroll 1
-    for (int k = panel; k < end; k += slot_bytes) {
-      const int bytes = min(slot_bytes, end - k) - warp * kStepBytes;
-      ring.wait_full();
-      const std::byte* slot = ring.slot();
-      int left = bytes;
-#pragma unroll 1
-      for (; left > (kTogether - 1) * kStride + kStepBytes - kPieceBytes; left -= kTogether * kStride) {
-        uint4 a[kTogether];
-        uint4 b[kTogether];
-        uint4 v[kTogether];
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          b[i] = v[i] = make_uint4(0, 0, 0, 0);
-          a[i] = *reinterpret_cast<const uint4*>(slot + low + i * kStride);
-          if (rows > 8) b[i] = *reinterpret_cast<const uint4*>(slot + high + i * kStride);
-          if (g < columns) v[i] = *reinterpret_cast<const uint4*>(in + i * stride);
+    for (int first = 0; first < s.rows; first += s.tile_rows) {
+      if (turn_ == 0) {
+        const int in_slot = min(s.tile_rows, s.rows - first);
+        const bool copies = lane * kRun < in_slot;
+        const int bytes = copies ? min(kRun, in_slot - lane * kRun) * s.row_bytes : 0;
+        const std::byte* from = row_of(s, products, copies ? first + lane * kRun : first);
+        ring_.wait_empty();
+        ptx::mbarrier_arrive_expect(ring_.full(), static_cast<unsigned>(bytes));
+        if (copies) {
+          ptx::bulk_copy(ring_.slot() + lane * run_bytes(s.row_bytes), from, static_cast<unsigned>(bytes), ring_.full(),
+                         hint_);
         }
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) multiply_step<A>(tile_sums, a[i], b[i], v[i], columns);
-        in += kTogether * stride;
-        slot += kTogether * kStride;
       }
-#pragma unroll 1
-      for (; left > 0; left -= kStride) {  // the others, the last of which may be incomplete
-        uint4 a = make_uint4(0, 0, 0, 0);
-        uint4 b = a;
-        uint4 v = a;
-        if (left > piece) {
-          a = *reinterpret_cast<const uint4*>(slot + low);
-          if (rows > 8) b = *reinterpret_cast<const uint4*>(slot + high);
-          if (g < columns) v = *reinterpret_cast<const uint4*>(in);
-        }
-        multiply_step<A>(tile_sums, a, b, v, columns);
-        in += stride;
-        slot += kStride;
-      }
-      ptx::mbarrier_arrive(ring.empty());
-      ring.advance();
-    }
-    if (end < row_bytes) {
-      move_chains<true>(sums, tile_sums, to + tile, rows, columns, parked);
-    } else {
-      store_sums(sums, tile_sums, to + tile, rows, columns);
+      advance();
     }
   }
+  /// Waits until the slots have been read for the last time, so that no barrier is left half full.
+  __device__ void drain() {
+    for (int i = 0; i < ring_.slots(); ++i) {
+      if (turn_ == 0) ring_.wait_empty();
+      advance();
+    }
+  }
+
+ private:
+  __device__ void advance() {
+    ring_.advance();
+    turn_ = turn_ == 0 ? kWarps - 1 : turn_ - 1;
+  }
+
+  ClusterRing ring_;
+  std::uint64_t hint_;
+  int turn_;  // slots until the warp's next one
+};
+
+/// All weights of a model in the order of their use.
+template <class Stream, class A>
+__device__ void stream_model(Stream stream, const DecodeParams<A>& p, const LayerShare* layers,
+                             const Segment* segments) {
+  constexpr auto kHead = static_cast<int>(Product::kHead);
+  const auto count = static_cast<int>(p.op.shape.layers);
+#pragma unroll 1
+  for (int layer = 0; layer <= count; ++layer) {
+    const bool is_layer = layer < count;
+#pragma unroll 1
+    for (int i = is_layer ? static_cast<int>(Stream::kFirst) : kHead; i < (is_layer ? kHead : kHead + 1); ++i) {
+      auto product = static_cast<Product>(i);
+      // One sequence has no product context_in, which gate_z takes in: within a cluster its turn is gate's.
+      if (Stream::kFirst != Product::kGate && product == Product::kContextIn) product = Product::kGate;
+      const bool attends = product == Product::kMemoryQ || product == Product::kMemoryOut;
+      if (attends && p.op.slots < 2) continue;
+      stream.copy(segments[static_cast<int>(product)], &layers[layer].rows[product]);
+    }
+  }
+  stream.drain();
 }
 
 }  // namespace mmrec::kernels

@@ -1,0 +1,154 @@
+// What every multiplying warp of a decode step has at hand, whichever way the step goes: its place, what its block
+// owns, and vectors on their way to the product.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/cuda/isa/ptx.cuh"
+#include "kernels/cuda/recurrence/equations.cuh"
+#include "models/mmrec/cuda/decode/plan.cuh"
+
+namespace mmrec::kernels {
+
+inline constexpr int kConsumers = 32 * kTileWarps;
+
+/// Of the multiplying warps.
+__device__ inline void barrier() { ptx::named_barrier_sync(1, kConsumers); }
+
+__device__ inline float4 as_floats(uint4 v) {
+  return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w));
+}
+__device__ inline float squares(float4 x) {
+  return __fmaf_rn(x.w, x.w, __fmaf_rn(x.z, x.z, __fmaf_rn(x.y, x.y, x.x * x.x)));
+}
+/// Of several values at once over a warp, each to every lane.
+template <int kCount>
+__device__ inline void sum_each(float (&x)[kCount]) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] += __shfl_xor_sync(0xffffffffU, x[i], mask);
+  }
+}
+
+template <class A>
+struct DecodeContext {
+  __device__ DecodeContext(const DecodeParams<A>& params, std::byte* shared_memory)
+      : p(params),
+        shared(shared_memory),
+        layers(reinterpret_cast<const LayerShare*>(shared + p.plan.layers)),
+        channels(p.plan.splits[Owned::kChannels].mine()),
+        hidden(p.plan.splits[Owned::kHidden].mine()),
+        ffn(p.plan.splits[Owned::kFfn].mine()),
+        vocab(p.plan.splits[Owned::kVocab].mine()),
+        dim(static_cast<int>(p.op.shape.dim)),
+        warp(__shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 32, 0)),  // known to be one value
+        lane(static_cast<int>(threadIdx.x) % 32) {}
+
+  /// A normalised vector is multiplied before its scale is known, and the scale follows the sum: nobody waits for the
+  /// sum of all squares. Float16 has not got the range for it.
+  static constexpr bool kScalesSums = !std::is_same_v<A, Float16>;
+  static constexpr int kVector = 4;                                           // floats of 16 bytes
+  static constexpr int kStepVectors = kStepBytes / int{sizeof(A)} / kVector;  // of fp32 that become a step
+  static constexpr int kStride = 32 * kTileWarps;                             // from a lane's vector to its next one
+
+  __device__ __forceinline__ int thread() const { return warp * 32 + lane; }
+  /// What follows from the lane is worked out for this stage, and not kept for the next one.
+  __device__ __forceinline__ void forget_lane() { lane = ptx::opaque(lane); }
+  __device__ __forceinline__ int networks() const { return p.op.shape.dpg ? 1 : 2; }
+
+  // --- State --------------------------------------------------------------------------------------------------------
+
+  /// Layer's part of a sequence's h, context or segment_sum.
+  template <class T>
+  __device__ __forceinline__ T* state_of(T* of_first, int layer, int sequence) const {
+    return bytes_further(of_first, sequence * p.op.slot_bytes) + std::int64_t{layer} * dim;
+  }
+  __device__ __forceinline__ float* h(int layer, int sequence) const { return state_of(p.op.h, layer, sequence); }
+  __device__ __forceinline__ const float* memory(int layer, int sequence) const {
+    return bytes_further(p.op.memory, sequence * p.op.slot_bytes) + std::int64_t{layer} * p.op.shape.memory_slots * dim;
+  }
+  __device__ __forceinline__ const A* embedding_row(int sequence) const {
+    return p.op.embedding + std::int64_t{p.op.tokens[sequence]} * dim;
+  }
+
+  // --- Stages -------------------------------------------------------------------------------------------------------
+
+  template <Stage kStage>
+  __device__ __forceinline__ const ProductShape& shape_of() const {
+    return p.plan.products[stage_info(kStage).first];
+  }
+  /// Of an input: the weights of its norm, and its elements.
+  __device__ __forceinline__ const float* norm(Point input, int layer) const {
+    return input == Point::kMixed ? layers[layer].norm2 : layers[layer].norm1;
+  }
+  __device__ __forceinline__ int input_width(Point input) const {
+    return static_cast<int>(input == Point::kHidden ? p.op.shape.gate_hidden
+                            : input == Point::kFfn  ? p.op.shape.ffn
+                                                    : p.op.shape.dim);
+  }
+  /// Parts of a stage's outputs.
+  template <Stage kStage>
+  __device__ __forceinline__ int parts() const {
+    if (kStage == Stage::kGate) return 2;
+    if (kStage == Stage::kProject) return shape_of<kStage>().slices;
+    return kStage == Stage::kHide ? 1 + networks() : 1;
+  }
+  __device__ __forceinline__ Range owned(Owned what) const {
+    return what == Owned::kChannels ? channels : what == Owned::kHidden ? hidden : what == Owned::kFfn ? ffn : vocab;
+  }
+  /// Rows that the block multiplies.
+  template <Stage kStage>
+  __device__ __forceinline__ int rows() const {
+    constexpr StageInfo kInfo = stage_info(kStage);
+    if (kStage == Stage::kAdvance) return networks() * channels.count;
+    return owned(kInfo.owned).count + (parts<kStage>() - 1) * owned(kInfo.others).count;
+  }
+
+  // --- Vectors ------------------------------------------------------------------------------------------------------
+
+  /// A lane's vectors of a fp32 operand: number round * kStride + first_vector().
+  __device__ __forceinline__ int first_vector() const {
+    return warp * kStepVectors + lane / kStepVectors * kTileWarps * kStepVectors + lane % kStepVectors;
+  }
+  __device__ __forceinline__ float4 norm_weight(const float* weight, int vector) const {
+    if (weight == nullptr || vector * kVector >= dim) return make_float4(1, 1, 1, 1);
+    return __ldg(reinterpret_cast<const float4*>(weight) + vector);
+  }
+  __device__ __forceinline__ float4 state_vector(int layer, int sequence, int vector) const {
+    return __ldcg(reinterpret_cast<const float4*>(h(layer, sequence)) + vector);
+  }
+  __device__ __forceinline__ float4 embedding_vector(int sequence, int vector) const {
+    const A* row = embedding_row(sequence) + vector * kVector;
+    return make_float4(widen(row[0]), widen(row[1]), widen(row[2]), widen(row[3]));
+  }
+  /// From the warps' sums of squares, added up as norm_scale does.
+  __device__ __forceinline__ float norm_scale_of(float sum) const {
+    return norm_factor_fast(sum * p.plan.share_of_dim);
+  }
+  __device__ __forceinline__ float norm_scale(const float* of_warps) const {
+    const float4 a = reinterpret_cast<const float4*>(of_warps)[0];
+    const float4 b = reinterpret_cast<const float4*>(of_warps)[1];
+    return norm_scale_of(((a.x + a.y) + (a.z + a.w)) + ((b.x + b.y) + (b.z + b.w)));
+  }
+  /// Rounds weight ⊙ (scale x), to a vector's place in an operand.
+  __device__ __forceinline__ static void store_vector(std::byte* operand, int vector, float4 w, float scale, float4 x) {
+    const float4 y = make_float4(w.x * (scale * x.x), w.y * (scale * x.y), w.z * (scale * x.z), w.w * (scale * x.w));
+    std::byte* const to = operand + vector * kVector * int{sizeof(A)};
+    if constexpr (sizeof(A) == 4) {
+      *reinterpret_cast<float4*>(to) = y;
+    } else {
+      *reinterpret_cast<uint2*>(to) = make_uint2(ptx::to_pair<A>(y.x, y.y), ptx::to_pair<A>(y.z, y.w));
+    }
+  }
+
+  const DecodeParams<A>& p;
+  std::byte* shared;
+  const LayerShare* layers;
+  Range channels, hidden, ffn, vocab;
+  int dim, warp, lane;
+};
+
+}  // namespace mmrec::kernels

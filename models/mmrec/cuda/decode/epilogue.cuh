@@ -1,0 +1,58 @@
+// What becomes of the sums of a stage, once for every way of a step: the equations of a block between its products.
+//
+// A way says how values cross blocks and what it remembers of a channel where; its functions may be a lane's own work
+// or that of a whole warp:
+//   send<point>(out, y)        rounds y to A for other blocks, if it is meant for them; returns it rounded
+//   send_sum<point>(out, x)    the residual stream, for other blocks
+//   keep_gate, keep_projection, keep_mdi_input, residual    a channel's values for later stages
+//   channel, query                                          what earlier stages and memory have of it
+#pragma once
+
+#include "models/mmrec/cuda/decode/context.cuh"
+
+namespace mmrec::kernels {
+
+/// What the recurrence and the residual stream want of a channel, from memory or from earlier stages.
+struct Channel {
+  float h, c;
+  float state_gate, mdi, z, v;
+};
+
+/// Output `out` of a stage, of value y with its bias; other: of the second network in `advance`, where there is one.
+template <Stage kStage, class Way, class Output>
+__device__ __forceinline__ void epilogue(Way& way, int layer, const Output& out, float y, float other) {
+  const auto& op = way.op();
+  if constexpr (kStage == Stage::kGate) {
+    way.keep_gate(out, y, other);
+  } else if constexpr (kStage == Stage::kProject) {
+    way.keep_projection(out, way.template send<Point::kProjected>(out, y));
+  } else if constexpr (kStage == Stage::kHide) {
+    const float active = op.shape.dpg ? relu(y) : gelu(y);
+    way.keep_mdi_input(out, way.template send<Point::kHidden>(out, out.part == 0 ? y : active));
+  } else if constexpr (kStage == Stage::kAdvance) {
+    const Channel in = way.channel(out);
+    const float gamma = decay_of(y, !op.shape.dpg, other);
+    const float h = gated_step(in.state_gate, in.mdi, in.z, gamma, op.mdi_mix)(in.h);
+    const float x = residual_sum(way.residual(out), h, in.v) + in.c;
+    if (op.slots > 1) {
+      way.template send<Point::kState>(out, h);
+    } else {
+      way.template send_sum<Point::kMixed>(out, x);
+    }
+    way.residual(out) = x;
+    way.store_h(layer, out, h);
+  } else if constexpr (kStage == Stage::kQuery) {
+    way.template send<Point::kQuery>(out, __fmaf_rn(0.5F, way.query(out), y));
+  } else if constexpr (kStage == Stage::kRecall || kStage == Stage::kNarrow) {
+    const float x = way.residual(out) + y;
+    way.template send_sum<(kStage == Stage::kRecall ? Point::kMixed : Point::kOutput)>(out, x);
+    way.residual(out) = x;
+    if constexpr (kStage == Stage::kNarrow) way.store_sum(layer, out, out.sum + static_cast<double>(x));
+  } else if constexpr (kStage == Stage::kWiden) {
+    way.template send<Point::kFfn>(out, gelu(y));
+  } else {
+    *static_cast<float*>(out.to) = y;
+  }
+}
+
+}  // namespace mmrec::kernels
