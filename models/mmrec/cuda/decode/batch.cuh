@@ -9,36 +9,26 @@
 // too little work to hide even that: single.cuh, to the bit the same.
 #pragma once
 
+#include <utility>
+
 #include "models/mmrec/cuda/decode/attention.cuh"
 #include "models/mmrec/cuda/decode/batch_product.cuh"
 
 namespace mmrec::kernels {
 
 /// visit<stage>() for a stage that is known at run time.
+template <class Visit, int... kNumbers>
+__device__ __forceinline__ void at_stage(Stage stage, Visit visit, std::integer_sequence<int, kNumbers...>) {
+  const auto at = [&]<Stage kStage>() {
+    if (stage == kStage) visit.template operator()<kStage>();
+    return stage == kStage;
+  };
+  (at.template operator()<static_cast<Stage>(kNumbers)>() || ...);
+}
 template <class Visit>
 __device__ __forceinline__ void at_stage(Stage stage, Visit visit) {
-  switch (stage) {
-    case Stage::kGate:
-      return visit.template operator()<Stage::kGate>();
-    case Stage::kProject:
-      return visit.template operator()<Stage::kProject>();
-    case Stage::kHide:
-      return visit.template operator()<Stage::kHide>();
-    case Stage::kAdvance:
-      return visit.template operator()<Stage::kAdvance>();
-    case Stage::kQuery:
-      return visit.template operator()<Stage::kQuery>();
-    case Stage::kRecall:
-      return visit.template operator()<Stage::kRecall>();
-    case Stage::kWiden:
-      return visit.template operator()<Stage::kWiden>();
-    case Stage::kNarrow:
-      return visit.template operator()<Stage::kNarrow>();
-    default:
-      return visit.template operator()<Stage::kPredict>();
-  }
+  at_stage(stage, visit, std::make_integer_sequence<int, kCountOf<Stage>>());
 }
-
 __device__ __forceinline__ StageInfo stage_info_at(Stage stage) {
   StageInfo info = {};
   at_stage(stage, [&]<Stage kStage>() { info = stage_info(kStage); });
@@ -53,6 +43,7 @@ class BatchBlock {
   static constexpr int kStride = Context::kStride;
 
  public:
+  static constexpr bool kIsCluster = false;
   using Ring = L2Ring;
   using Stream = WarpStream;
 
@@ -60,7 +51,6 @@ class BatchBlock {
       : c_(context),
         l2_(context, turn),
         ring_(ring),
-        segments_(reinterpret_cast<const Segment*>(context.shared + context.p.plan.segments)),
         operand_(context.shared + context.p.plan.operand),
         sums_(reinterpret_cast<float*>(context.shared + context.p.plan.sums)),
         norm_sums_(reinterpret_cast<float*>(context.shared + context.p.plan.norm_sums)) {}
@@ -251,7 +241,7 @@ class BatchBlock {
       const float* from = l2_.template input<float>(layer, is_state ? Point::kOutput : stage.input);
       return narrowed(is_state ? nullptr : c_.norm(stage.input, layer), source, layer, from);
     }
-    const int width = c_.input_width(stage.input);
+    const int width = c_.width(stage.input);
     const int bytes = min(width * int{sizeof(A)} - panel, panel_bytes);
     return gather(l2_.template input<A>(layer, stage.input) + panel / int{sizeof(A)},
                   stage.is_pair() ? c_.networks() * batch() : batch(), width, bytes);
@@ -275,7 +265,8 @@ class BatchBlock {
     const bool by_rows = info.has_passes();
     const int all_rows = by_rows ? c_.owned(info.owned).count : 0;
     const int columns = info.is_pair() && c_.p.plan.pairs ? 2 * batch() : batch();
-    const auto first_product = static_cast<int>(info.first);
+    const int panel_bytes = c_.p.plan.products[info.first].panel_bytes;
+    const int row_bytes = c_.p.plan.products[info.first].row_bytes;
     if (stage == Stage::kRecall) attend_heads(c_, l2_, layer, reinterpret_cast<float*>(operand_));
     int pitch = 0;
     L2Output out = {};
@@ -284,8 +275,6 @@ class BatchBlock {
 #pragma unroll 1
     while (true) {
       const int rows = min(c_.p.plan.sums_rows, all_rows - first);
-      const int panel_bytes = segments_[first_product].panel_bytes;
-      const int row_bytes = segments_[first_product].row_bytes;
       if (panel == 0) {
         at_stage(stage, [&]<Stage kStage>() { out = l2_.template output<kStage>(layer, c_.thread(), first, rows); });
       }
@@ -293,10 +282,11 @@ class BatchBlock {
       if (panel == 0) acquire_sums();
       int to = 0;
 #pragma unroll 1
-      for (int i = first_product; i < static_cast<int>(info.end); ++i) {
-        const Segment s = segments_[i];
-        const bool is_second = i == static_cast<int>(Product::kContextIn) || i == static_cast<int>(Product::kContextUp);
-        const int count = by_rows ? rows : s.rows;
+      for (int i = static_cast<int>(info.first); i < static_cast<int>(info.end); ++i) {
+        const auto product = static_cast<Product>(i);
+        const ProductShape& s = c_.p.plan.products[product];
+        const bool is_second = product == Product::kContextIn || product == Product::kContextUp;
+        const int count = by_rows ? rows : c_.rows(s);
         multiply<A>(s, panel, count, operand_ + (is_second ? batch() * pitch : 0), pitch, columns, c_.warp, ring_,
                     sums_, to, c_.channels.count);
         to += count;
@@ -324,7 +314,6 @@ class BatchBlock {
   Context& c_;
   ThroughL2<A, false> l2_;
   Ring ring_;
-  const Segment* segments_;
   std::byte* operand_;
   float* sums_;
   float* norm_sums_;

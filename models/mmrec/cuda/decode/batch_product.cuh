@@ -29,7 +29,7 @@ __device__ inline void move_chains(float* sums, TileSums& tile, int first, int r
 /// depend on panels. Vectors lie vector_pitch bytes apart. A warp asks for kTogether steps at once: what it waits for
 /// is shared memory, not throughput.
 template <class A>
-__device__ inline void multiply(const Segment& s, int panel, int count, const std::byte* vectors, int vector_pitch,
+__device__ inline void multiply(const ProductShape& s, int panel, int count, const std::byte* vectors, int vector_pitch,
                                 int columns, int warp, L2Ring& ring, float* sums, int to, int parked) {
   constexpr int kTogether = sizeof(A) == 4 ? 2 : 4;
   constexpr int kStride = kTileWarps * kStepBytes;

@@ -6,9 +6,8 @@
 //
 // Besides the course of a step and the attention, which are here:
 //   cluster_plan.cuh      which models, and what lies where in shared memory
-//   cluster_exchange.cuh  vectors on their way from block to block, and why no use of one meets the next
 //   cluster_product.cuh   a warp's weights times a vector
-//   through_cluster.cuh   where outputs go
+//   through_cluster.cuh   vectors on their way from block to block, and why no use of one meets the next
 //
 // Work of a warp. Products are cut along k among the 8 warps, in the order of tile_product.cuh; a stage's weights wait
 // in registers for the vector. After the stage's one barrier warp u finishes the u-th unit of 8 outputs, lane l its
@@ -25,8 +24,8 @@ namespace mmrec::kernels {
 
 template <class A>
 class ClusterBlock {
-  using Exchange = ClusterExchange<A>;
-  using Output = typename ThroughCluster<A>::Output;
+  using Through = ThroughCluster<A>;
+  using Output = typename Through::Output;
   template <int kSteps>
   using Steps = typename ClusterProduct<A>::template Steps<kSteps>;
   template <int kTiles, int kSteps>
@@ -34,15 +33,16 @@ class ClusterBlock {
   static constexpr int kVector = DecodeContext<A>::kVector;
 
  public:
+  static constexpr bool kIsCluster = true;
   using Ring = ClusterRing;
   using Stream = ClusterStream;
 
-  __device__ __forceinline__ ClusterBlock(DecodeContext<A>& context, Ring ring)
+  __device__ __forceinline__ ClusterBlock(DecodeContext<A>& context, Ring ring, std::uint32_t /*turn*/)
       : c_(context), cluster_(context), product_(context, ring) {}
 
   __device__ __forceinline__ void run() {
     const auto layers = static_cast<int>(c_.p.op.shape.layers);
-    if (c_.thread() < kCountOf<Point>) exchange().expect(static_cast<Point>(c_.thread()));
+    if (c_.thread() < kCountOf<Point>) cluster_.expect(static_cast<Point>(c_.thread()));
     ask_state(0);
     embed();
 #pragma unroll 1
@@ -70,8 +70,6 @@ class ClusterBlock {
   static constexpr int kHeldChannels = kClusterHead / 32;         // of a lane
   using Attention = WarpAttention<kHeldSlots, kHeldChannels>;
 
-  __device__ __forceinline__ const Exchange& exchange() const { return cluster_.exchange; }
-
   // --- Before the first stage ----------------------------------------------------------------------------------------
 
   /// h₋₁ of the layer: a lane's four channels.
@@ -90,8 +88,8 @@ class ClusterBlock {
     if (vector * kVector < c_.dim) {
       const float4 x = c_.embedding_vector(0, vector);
       const float4 w = c_.norm_weight(c_.layers[0].norm1, vector);
-      c_.store_vector(exchange().vector(Point::kOutput), vector, w, 1.0F, x);
-      Exchange::squares_at(c_.p.plan, c_.shared, Point::kOutput)[vector] = squares(x);
+      c_.store_vector(cluster_.vector(Point::kOutput), vector, w, 1.0F, x);
+      Through::squares_at(c_.p.plan, c_.shared, Point::kOutput)[vector] = squares(x);
     }
     cluster_.embed();
     barrier();
@@ -133,14 +131,14 @@ class ClusterBlock {
     if constexpr (kStage == Stage::kGate) {
       __syncwarp();  // a warp's steps of h are its own
     } else {
-      input = exchange().vector(kPoint);
-      if (kStage != Stage::kProject) exchange().await(kPoint, layer);
-      if (kStage == Stage::kProject && layer > 0) exchange().await(kPoint, layer - 1);
+      input = cluster_.vector(kPoint);
+      if (kStage != Stage::kProject) cluster_.await(kPoint, layer);
+      if (kStage == Stage::kProject && layer > 0) cluster_.await(kPoint, layer - 1);
     }
     const Steps<kSteps> x =
         product_.template read<kSteps>(input, steps, is_pair(kStage) && c_.networks() == 2 ? padded_row(row_bytes) : 0);
-    typename Exchange::SquareSum squares = {};
-    if constexpr (is_normalised(kStage)) squares = exchange().squares_of(kPoint);
+    typename Through::SquareSum squares = {};
+    if constexpr (is_normalised(kStage)) squares = cluster_.squares_of(kPoint);
     const auto add_squares = [&](bool all_of_them) {
       if constexpr (is_normalised(kStage)) {
 #pragma unroll
@@ -166,7 +164,7 @@ class ClusterBlock {
       epilogue<kStage>(cluster_, layer, out, y, other);
     }
     if constexpr (kStage != Stage::kGate) {
-      if (c_.thread() == kConsumers - 1 && (kStage != Stage::kProject || layer > 0)) exchange().expect(kPoint);
+      if (c_.thread() == kConsumers - 1 && (kStage != Stage::kProject || layer > 0)) cluster_.expect(kPoint);
     }
     product_.turn();
   }
@@ -183,9 +181,9 @@ class ClusterBlock {
     Weights<kTiles, kSteps> now;
     Weights<kTiles, kSteps> next;
     product_.template take<kTiles>(now, row_bytes, tiles_from(0));
-    exchange().await(Point::kOutput, layers - 1);
-    const Steps<kSteps> x = product_.template read<kSteps>(exchange().vector(Point::kOutput), steps, 0);
-    typename Exchange::SquareSum squares = exchange().squares_of(Point::kOutput);
+    cluster_.await(Point::kOutput, layers - 1);
+    const Steps<kSteps> x = product_.template read<kSteps>(cluster_.vector(Point::kOutput), steps, 0);
+    typename Through::SquareSum squares = cluster_.squares_of(Point::kOutput);
 #pragma unroll
     while (!squares.is_done()) squares.add();
     const float scale = c_.norm_scale_of(squares.value());
@@ -234,8 +232,8 @@ class ClusterBlock {
     const int width = c_.p.plan.head_width;
     const int head = static_cast<int>(blockIdx.x) * width;
     auto* const rows = reinterpret_cast<float*>(c_.shared + c_.p.plan.local);
-    exchange().await(Point::kQuery, layer);
-    const auto* query = reinterpret_cast<const A*>(exchange().vector(Point::kQuery)) + c_.lane;
+    cluster_.await(Point::kQuery, layer);
+    const auto* query = reinterpret_cast<const A*>(cluster_.vector(Point::kQuery)) + c_.lane;
     float score[kHeldSlots] = {};
 #pragma unroll
     for (int i = 0; i < kHeldChannels; ++i) {
@@ -249,15 +247,15 @@ class ClusterBlock {
     barrier();
     if (cluster_.has_unit({head, width})) {
       const float value = Attention::join(rows, cluster_.unit_row());
-      const uint4 attended = Exchange::piece(Exchange::round_pair(value), 0);
-      const int place = exchange().place_of(Point::kAttended, head + c_.warp * kUnit);
-      if (exchange().sends_first()) exchange().send(Point::kAttended, place, attended);
+      const uint4 attended = Through::piece(Through::round_pair(value), 0);
+      const int place = cluster_.place_of(Point::kAttended, head + c_.warp * kUnit);
+      if (cluster_.sends_first()) cluster_.send(Point::kAttended, place, attended);
     }
-    if (c_.thread() == kConsumers - 1) exchange().expect(Point::kQuery);
+    if (c_.thread() == kConsumers - 1) cluster_.expect(Point::kQuery);
   }
 
   DecodeContext<A>& c_;
-  ThroughCluster<A> cluster_;
+  Through cluster_;
   ClusterProduct<A> product_;
   float4 state_;  // h of the next layer to come
 };

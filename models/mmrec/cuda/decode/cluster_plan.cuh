@@ -35,7 +35,7 @@ inline bool is_for_cluster(const DecodeShape& s) {
     return size > 0 && size % kStep == 0 && size <= most * kTileWarps * kStep;
   };
   const std::int64_t width = s.heads > 0 ? s.dim / s.heads : 0;
-  constexpr std::int64_t kChannels = kClusterBlocks * kUnit;  // all blocks own some (cluster_exchange.cuh)
+  constexpr std::int64_t kChannels = kClusterBlocks * kUnit;  // all blocks own some (through_cluster.cuh)
   constexpr std::int64_t kMost = kChannels * kClusterUnits;
   const auto units = [](std::int64_t size) { return (size + kChannels - 1) / kChannels; };  // of a block, the most
   const bool fits = s.batch == 1 && steps(s.dim, kClusterSteps) && s.dim >= kChannels && s.dim <= kMost &&
@@ -98,7 +98,6 @@ inline DecodePlan make_cluster_plan(const DecodeShape& s, bool attends, int shar
   plan.local = place(4 * kTileWarps * (kClusterHead + 2));
   plan.sums = place(2 * 4 * kTileWarps * plan.sums_rows, 128);
   plan.layers = place(static_cast<int>((s.layers + 1) * static_cast<std::int64_t>(sizeof(LayerShare))));
-  plan.segments = place(kCountOf<Product> * static_cast<int>(sizeof(Segment)));
   plan.points = place(kCountOf<Point> * static_cast<int>(sizeof(std::uint64_t)));
   plan.barriers = place(kClusterSlots * static_cast<int>(sizeof(std::uint64_t)));
   const int first = (end + 127) / 128 * 128;

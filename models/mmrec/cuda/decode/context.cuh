@@ -80,13 +80,13 @@ struct DecodeContext {
   __device__ __forceinline__ const ProductShape& shape_of() const {
     return p.plan.products[stage_info(kStage).first];
   }
-  /// Of an input: the weights of its norm, and its elements.
+  /// The weights of a vector's norm, and its elements.
   __device__ __forceinline__ const float* norm(Point input, int layer) const {
     return input == Point::kMixed ? layers[layer].norm2 : layers[layer].norm1;
   }
-  __device__ __forceinline__ int input_width(Point input) const {
-    return static_cast<int>(input == Point::kHidden ? p.op.shape.gate_hidden
-                            : input == Point::kFfn  ? p.op.shape.ffn
+  __device__ __forceinline__ int width(Point point) const {
+    return static_cast<int>(point == Point::kHidden ? p.op.shape.gate_hidden
+                            : point == Point::kFfn  ? p.op.shape.ffn
                                                     : p.op.shape.dim);
   }
   /// Parts of a stage's outputs.
@@ -99,12 +99,15 @@ struct DecodeContext {
   __device__ __forceinline__ Range owned(Owned what) const {
     return what == Owned::kChannels ? channels : what == Owned::kHidden ? hidden : what == Owned::kFfn ? ffn : vocab;
   }
-  /// Rows that the block multiplies.
+  /// Rows that the block multiplies, in a stage or in a product.
   template <Stage kStage>
   __device__ __forceinline__ int rows() const {
     constexpr StageInfo kInfo = stage_info(kStage);
     if (kStage == Stage::kAdvance) return networks() * channels.count;
     return owned(kInfo.owned).count + (parts<kStage>() - 1) * owned(kInfo.others).count;
+  }
+  __device__ __forceinline__ int rows(const ProductShape& s) const {
+    return s.slices == 0 ? 0 : owned(s.owned).count + (s.slices - 1) * owned(s.others).count;
   }
 
   // --- Vectors ------------------------------------------------------------------------------------------------------

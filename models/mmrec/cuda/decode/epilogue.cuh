@@ -21,35 +21,36 @@ struct Channel {
 /// Output `out` of a stage, of value y with its bias; other: of the second network in `advance`, where there is one.
 template <Stage kStage, class Way, class Output>
 __device__ __forceinline__ void epilogue(Way& way, int layer, const Output& out, float y, float other) {
+  constexpr Point kTo = stage_info(kStage).output;
   const auto& op = way.op();
   if constexpr (kStage == Stage::kGate) {
     way.keep_gate(out, y, other);
   } else if constexpr (kStage == Stage::kProject) {
-    way.keep_projection(out, way.template send<Point::kProjected>(out, y));
+    way.keep_projection(out, way.template send<kTo>(out, y));
   } else if constexpr (kStage == Stage::kHide) {
     const float active = op.shape.dpg ? relu(y) : gelu(y);
-    way.keep_mdi_input(out, way.template send<Point::kHidden>(out, out.part == 0 ? y : active));
+    way.keep_mdi_input(out, way.template send<kTo>(out, out.part == 0 ? y : active));
   } else if constexpr (kStage == Stage::kAdvance) {
     const Channel in = way.channel(out);
     const float gamma = decay_of(y, !op.shape.dpg, other);
     const float h = gated_step(in.state_gate, in.mdi, in.z, gamma, op.mdi_mix)(in.h);
     const float x = residual_sum(way.residual(out), h, in.v) + in.c;
     if (op.slots > 1) {
-      way.template send<Point::kState>(out, h);
+      way.template send<kTo>(out, h);
     } else {
       way.template send_sum<Point::kMixed>(out, x);
     }
     way.residual(out) = x;
     way.store_h(layer, out, h);
   } else if constexpr (kStage == Stage::kQuery) {
-    way.template send<Point::kQuery>(out, __fmaf_rn(0.5F, way.query(out), y));
+    way.template send<kTo>(out, __fmaf_rn(0.5F, way.query(out), y));
   } else if constexpr (kStage == Stage::kRecall || kStage == Stage::kNarrow) {
     const float x = way.residual(out) + y;
-    way.template send_sum<(kStage == Stage::kRecall ? Point::kMixed : Point::kOutput)>(out, x);
+    way.template send_sum<kTo>(out, x);
     way.residual(out) = x;
     if constexpr (kStage == Stage::kNarrow) way.store_sum(layer, out, out.sum + static_cast<double>(x));
   } else if constexpr (kStage == Stage::kWiden) {
-    way.template send<Point::kFfn>(out, gelu(y));
+    way.template send<kTo>(out, gelu(y));
   } else {
     *static_cast<float*>(out.to) = y;
   }

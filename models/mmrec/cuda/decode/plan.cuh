@@ -79,13 +79,6 @@ struct LayerShare {
   const float* norm1;
   const float* norm2;
 };
-/// What a block multiplies in a product of any layer: ProductShape with its own number of rows.
-struct alignas(16) Segment {
-  int rows, row_bytes, slot_bytes, tile_rows;
-  int panel_bytes, tiles, count, others;  // count, others: rows of the first slice, of a further one
-  std::int64_t slice_bytes;
-};
-
 struct DecodePlan {
   Table<Owned, Split> splits;
   Table<Product, ProductShape> products;
@@ -102,7 +95,6 @@ struct DecodePlan {
   int norm_sums = 0;              // of squares, [B, kTileWarps], twice if single
   int local = 0;                  // Local; of a cluster the attention's sums
   int layers = 0;                 // LayerShare [L + 1], the last one for the head
-  int segments = 0;               // Segment [Product]
   int barriers = 0;               // full and empty, [slots] each
   int ring = 0;                   // of a cluster; else at 0
   int points = 0;                 // barriers of a cluster's vectors, [Point]
@@ -254,12 +246,11 @@ inline DecodePlan make_decode_plan(const DecodeShape& s, bool attends, int eleme
   plan.norm_sums = place(twice * 4 * batch * kTileWarps);
   plan.local = place(std::int64_t{4} * kCountOf<Local> * batch * plan.channels);
   plan.layers = place((s.layers + 1) * static_cast<std::int64_t>(sizeof(LayerShare)));
-  plan.segments = place(kCountOf<Product> * static_cast<std::int64_t>(sizeof(Segment)));
   constexpr int kBarrierBytes = 2 * static_cast<int>(sizeof(std::uint64_t));
   plan.slot_bytes = plan.slot_rows * (slot_row_bytes + kRowPadding);
   plan.slots = std::max(0, (shared_limit - end) / (plan.slot_bytes + kBarrierBytes));
   const int ring = plan.slots * plan.slot_bytes;
-  for (int* offset : {&plan.operand, &plan.sums, &plan.norm_sums, &plan.local, &plan.layers, &plan.segments}) {
+  for (int* offset : {&plan.operand, &plan.sums, &plan.norm_sums, &plan.local, &plan.layers}) {
     *offset += ring;
   }
   plan.barriers = ring + end;

@@ -5,26 +5,17 @@
 
 namespace mmrec::kernels {
 
-/// A block's shares of products and layers, by its threads.
+/// A block's share of every layer, by its threads.
 template <class A>
-__device__ void find_shares(const DecodeParams<A>& p, LayerShare* layers, Segment* segments) {
+__device__ void find_shares(const DecodeParams<A>& p, LayerShare* layers) {
   const DecodeStep<Device, A>& op = p.op;
-  const DecodePlan& plan = p.plan;
-  const auto thread = static_cast<int>(threadIdx.x);
-  const auto owned = [&](Owned what) { return plan.splits[what].mine(); };
-  if (thread < kCountOf<Product>) {
-    const ProductShape& s = plan.products.of[thread];
-    const int count = s.slices > 0 ? owned(s.owned).count : 0;
-    const int others = s.slices > 1 ? owned(s.others).count : 0;
-    const int rows = count + (s.slices - 1) * others;
-    segments[thread] = {rows,    s.row_bytes, s.slot_bytes, s.tile_rows,  s.panel_bytes,
-                        s.tiles, count,       others,       s.slice_bytes};
-  }
+  const auto owned = [&](Owned what) { return p.plan.splits[what].mine(); };
   const auto count = static_cast<int>(op.shape.layers);
-  for (int layer = thread; layer <= count; layer += static_cast<int>(blockDim.x)) {
+  for (auto layer = static_cast<int>(threadIdx.x); layer <= count; layer += static_cast<int>(blockDim.x)) {
     LayerShare& share = layers[layer];
     const auto rows = [&](Product product, const A* weight) {
-      const ProductShape& shape = plan.products[product];
+      const ProductShape& shape = p.plan.products[product];
+      if (weight == nullptr) return;
       share.rows[product] =
           reinterpret_cast<const std::byte*>(weight) + std::int64_t{owned(shape.owned).first} * shape.row_bytes;
     };
@@ -34,19 +25,11 @@ __device__ void find_shares(const DecodeParams<A>& p, LayerShare* layers, Segmen
       return;
     }
     const DecodeLayer<Device, A> w = op.layers[layer];
-    rows(Product::kGate, w.gate);
-    rows(Product::kQvzk, w.qvzk + plan.first_part * op.shape.dim * op.shape.dim);
-    rows(Product::kGateZ, w.gate_z);
-    rows(Product::kGammaIn, w.gamma_in);
-    rows(Product::kGammaUp, w.gamma_up);
-    rows(Product::kMemoryQ, w.memory_q);
-    rows(Product::kMemoryOut, w.memory_out);
-    rows(Product::kFfnIn, w.ffn_in);
-    rows(Product::kFfnOut, w.ffn_out);
-    if (!op.shape.dpg) {
-      rows(Product::kContextIn, w.context_in);
-      rows(Product::kContextUp, w.context_up);
-    }
+    const A* const qvzk = w.qvzk + p.plan.first_part * op.shape.dim * op.shape.dim;
+    const A* const in_order[] = {w.gate,       qvzk,       w.gate_z,     w.gamma_in, w.context_in, w.gamma_up,
+                                 w.context_up, w.memory_q, w.memory_out, w.ffn_in,   w.ffn_out};
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(Product::kHead); ++i) rows(static_cast<Product>(i), in_order[i]);
     int next = 0;
     const auto bias = [&](const float* values, Owned what, std::int64_t more = 0) {
       share.bias[next++] = values == nullptr ? nullptr : values + owned(what).first + more;

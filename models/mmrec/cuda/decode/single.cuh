@@ -20,6 +20,7 @@ class SingleBlock {
   static constexpr int kStride = Context::kStride;
 
  public:
+  static constexpr bool kIsCluster = false;
   using Ring = L2Ring;
   using Stream = WarpStream;
 
@@ -106,7 +107,7 @@ class SingleBlock {
       });
       squares_ = squares_sum;
     } else {
-      gather<is_pair(kStage)>(l2_.template input<A>(layer, kInput), c_.input_width(kInput), pitch);
+      gather<is_pair(kStage)>(l2_.template input<A>(layer, kInput), c_.width(kInput), pitch);
     }
     __syncwarp();
   }
@@ -223,7 +224,8 @@ class SingleBlock {
             if (part > 0 && k + part * slot_bytes >= shape.row_bytes) break;
 #pragma unroll
             for (int t = 0; t < kTiles; ++t) {
-              if (t == 0 || t < tiles) product_.take(held[part][t], min(kSingleRows, count - row - t * kSingleRows), steps(part));
+              if (t == 0 || t < tiles)
+                product_.take(held[part][t], min(kSingleRows, count - row - t * kSingleRows), steps(part));
             }
           }
           const bool begins = first + row + k == 0;

@@ -59,6 +59,7 @@ enum class Stage : std::uint8_t {
 /// The outputs of a stage are those of one to four matrices or slices, its parts.
 struct StageInfo {
   Point input;          // of the layer, of the one before for kOutput; kCount: h before the step
+  Point output;         // kCount: none; of `advance` kMixed where there is nothing to attend to
   Product first, end;   // what it multiplies, with what these take in
   Owned owned, others;  // outputs of part 0, and of further parts
   int bias;             // number of part 0's in LayerShare
@@ -73,15 +74,16 @@ struct StageInfo {
 MMREC_HOST_DEVICE constexpr StageInfo stage_info(Stage stage) {
   using enum Owned;
   constexpr StageInfo kStages[] = {
-      {Point::kCount, Product::kGate, Product::kQvzk, kChannels, kChannels, 0},
-      {Point::kOutput, Product::kQvzk, Product::kGateZ, kChannels, kChannels, 2},
-      {Point::kProjected, Product::kGateZ, Product::kGammaUp, kChannels, kHidden, 6},
-      {Point::kHidden, Product::kGammaUp, Product::kMemoryQ, kChannels, kChannels, 9},  // an output takes both products
-      {Point::kState, Product::kMemoryQ, Product::kMemoryOut, kChannels, kChannels, 11},
-      {Point::kAttended, Product::kMemoryOut, Product::kFfnIn, kChannels, kChannels, 12},
-      {Point::kMixed, Product::kFfnIn, Product::kFfnOut, kFfn, kFfn, 13},
-      {Point::kFfn, Product::kFfnOut, Product::kHead, kChannels, kChannels, 14},
-      {Point::kOutput, Product::kHead, Product::kCount, kVocab, kVocab, 15},  // which has none
+      {Point::kCount, Point::kCount, Product::kGate, Product::kQvzk, kChannels, kChannels, 0},
+      {Point::kOutput, Point::kProjected, Product::kQvzk, Product::kGateZ, kChannels, kChannels, 2},
+      {Point::kProjected, Point::kHidden, Product::kGateZ, Product::kGammaUp, kChannels, kHidden, 6},
+      {Point::kHidden, Point::kState, Product::kGammaUp, Product::kMemoryQ, kChannels, kChannels,
+       9},  // an output takes both products
+      {Point::kState, Point::kQuery, Product::kMemoryQ, Product::kMemoryOut, kChannels, kChannels, 11},
+      {Point::kAttended, Point::kMixed, Product::kMemoryOut, Product::kFfnIn, kChannels, kChannels, 12},
+      {Point::kMixed, Point::kFfn, Product::kFfnIn, Product::kFfnOut, kFfn, kFfn, 13},
+      {Point::kFfn, Point::kOutput, Product::kFfnOut, Product::kHead, kChannels, kChannels, 14},
+      {Point::kOutput, Point::kCount, Product::kHead, Product::kCount, kVocab, kVocab, 15},  // which has none
   };
   return kStages[static_cast<int>(stage)];
 }

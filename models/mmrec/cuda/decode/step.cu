@@ -61,59 +61,28 @@ __device__ void take_turns(const DecodeParams<A>& p, std::uint32_t turn) {
   header[1] = 0;
 }
 
-/// What a block multiplies, and its ring: by all its threads, before a barrier.
-template <class Block, class A>
-__device__ typename Block::Ring prepare(const DecodeParams<A>& p, std::byte* shared) {
-  const typename Block::Ring ring(shared, p.plan);
-  ring.init();
-  find_shares(p, reinterpret_cast<LayerShare*>(shared + p.plan.layers),
-              reinterpret_cast<Segment*>(shared + p.plan.segments));
-  return ring;
-}
-template <class Block, class A>
-__device__ void copy_weights(const DecodeParams<A>& p, const std::byte* shared, typename Block::Ring ring) {
-  stream_model(typename Block::Stream(ring), p, reinterpret_cast<const LayerShare*>(shared + p.plan.layers),
-               reinterpret_cast<const Segment*>(shared + p.plan.segments));
-}
-
 template <class Block>
 constexpr int kThreadsOf = 32 * (kTileWarps + Block::Stream::kWarps);
 
-template <class A, template <class> class BlockOf>
-__global__ void __launch_bounds__(kThreadsOf<BlockOf<A>>, 1) decode_kernel(const __grid_constant__ DecodeParams<A> p) {
+/// Block: SingleBlock, BatchBlock or ClusterBlock, of A.
+template <class Block, class A>
+__global__ void __launch_bounds__(kThreadsOf<Block>, 1) decode_kernel(const __grid_constant__ DecodeParams<A> p) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  using Block = BlockOf<A>;
   auto* shared = ptx::shared_memory<std::byte>();
-  const std::uint32_t turn = __ldcg(static_cast<const std::uint32_t*>(p.op.exchange));
-  const auto ring = prepare<Block>(p, shared);
+  const typename Block::Ring ring(shared, p.plan);
+  const std::uint32_t turn = Block::kIsCluster ? 0 : __ldcg(static_cast<const std::uint32_t*>(p.op.exchange));
+  ring.init();
+  if constexpr (Block::kIsCluster) ThroughCluster<A>::init(p.plan, shared);
   ptx::mbarrier_init_fence();
+  find_shares(p, reinterpret_cast<LayerShare*>(shared + p.plan.layers));
   __syncthreads();
-  if (threadIdx.x / 32 == kTileWarps) {
-    copy_weights<Block>(p, shared, ring);
-    take_turns(p, turn);
+  if constexpr (Block::kIsCluster) ptx::cluster_sync();  // barriers have been made everywhere
+  DecodeContext<A> context(p, shared);
+  if (context.warp >= kTileWarps) {
+    stream_model(typename Block::Stream(ring), context);
+    if constexpr (!Block::kIsCluster) take_turns(p, turn);
   } else {
-    DecodeContext<A> context(p, shared);
     Block(context, ring, turn).run();
-  }
-#endif
-}
-
-template <class A>
-__global__ void __launch_bounds__(kThreadsOf<ClusterBlock<A>>, 1)
-    cluster_kernel(const __grid_constant__ DecodeParams<A> p) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  using Block = ClusterBlock<A>;
-  auto* shared = ptx::shared_memory<std::byte>();
-  const auto ring = prepare<Block>(p, shared);
-  ClusterExchange<A>::init(p.plan, shared);
-  ptx::mbarrier_init_fence();
-  __syncthreads();
-  ptx::cluster_sync();  // barriers have been made everywhere
-  if (threadIdx.x / 32 >= kTileWarps) {
-    copy_weights<Block>(p, shared, ring);
-  } else {
-    DecodeContext<A> context(p, shared);
-    Block(context, ring).run();
   }
 #endif
 }
@@ -125,20 +94,20 @@ LaunchConfig cluster_config(std::size_t shared_bytes) {
           .cluster = kClusterBlocks};
 }
 
-template <template <class> class BlockOf, class A>
+template <class Block, class A>
 void launch_blocks(Cuda& cuda, const DecodeParams<A>& params, int blocks) {
   launch(cuda.stream(),
          {.grid = dim3(static_cast<unsigned>(blocks)),
-          .block = dim3(kThreadsOf<BlockOf<A>>),
+          .block = dim3(kThreadsOf<Block>),
           .shared_bytes = static_cast<std::size_t>(params.plan.shared_bytes),
           .cooperative = true},
-         decode_kernel<A, BlockOf>, params);
+         decode_kernel<Block, A>, params);
 }
 
 }  // namespace
 
 bool holds_decode_cluster(const Cuda& cuda) {
-  return holds_cluster(cluster_config(cuda.shared_memory_per_block()), cluster_kernel<BFloat16>);
+  return holds_cluster(cluster_config(cuda.shared_memory_per_block()), decode_kernel<ClusterBlock<BFloat16>, BFloat16>);
 }
 
 bool decode_step_supported(const Cuda& cuda, const DecodeShape& shape, std::size_t element) {
@@ -175,11 +144,11 @@ void decode_step(Cuda& cuda, const DecodeStep<Device, A>& op) {
   if constexpr (std::is_same_v<A, BFloat16>) {
     if (choice.way == DecodeWay::kCluster) {
       const auto shared_bytes = static_cast<std::size_t>(choice.plan.shared_bytes);
-      return launch(cuda.stream(), cluster_config(shared_bytes), cluster_kernel<A>, params);
+      return launch(cuda.stream(), cluster_config(shared_bytes), decode_kernel<ClusterBlock<A>, A>, params);
     }
   }
-  if (choice.way == DecodeWay::kSingle) return launch_blocks<SingleBlock>(cuda, params, choice.blocks);
-  launch_blocks<BatchBlock>(cuda, params, choice.blocks);
+  if (choice.way == DecodeWay::kSingle) return launch_blocks<SingleBlock<A>>(cuda, params, choice.blocks);
+  launch_blocks<BatchBlock<A>>(cuda, params, choice.blocks);
 }
 
 template DecodeWay decode_way<float>(const Cuda&, const DecodeShape&);

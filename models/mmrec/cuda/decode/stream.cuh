@@ -70,9 +70,11 @@ using L2Ring = Ring<false>;
 using ClusterRing = Ring<true>;
 
 /// Row `row` of those that a block multiplies. products: first rows, of this product and of those that it takes in.
-__device__ inline const std::byte* row_of(const Segment& s, const std::byte* const* products, int row) {
+template <class A>
+__device__ const std::byte* row_of(const DecodeContext<A>& c, const ProductShape& s, const std::byte* const* products,
+                                   int row) {
   int slice = 0;
-  for (int count = s.count; row >= count; count = s.others) {
+  for (int count = c.owned(s.owned).count; row >= count; count = c.owned(s.others).count) {
     row -= count;
     ++slice;
   }
@@ -89,14 +91,16 @@ class WarpStream {
 
   /// The block's rows of a product: panel by panel, as many tiles as are multiplied at once, and of these part of k by
   /// part of k. Each lane has a row of one of these tiles.
-  __device__ void copy(const Segment& s, const std::byte* const* products) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+  template <class A>
+  __device__ void copy(const DecodeContext<A>& c, const ProductShape& s, const std::byte* const* products) {
+    const int lane = c.lane;
+    const int all = c.rows(s);
     const int together = s.tile_rows * s.tiles;  // rows, 32 at most
     for (int panel = 0; panel < s.row_bytes; panel += s.panel_bytes) {
       const int end = min(s.row_bytes, panel + s.panel_bytes);
-      for (int first = 0; first < s.rows; first += together) {
-        const int rows = min(together, s.rows - first);
-        const std::byte* row = row_of(s, products, first + min(lane, rows - 1));
+      for (int first = 0; first < all; first += together) {
+        const int rows = min(together, all - first);
+        const std::byte* row = row_of(c, s, products, first + min(lane, rows - 1));
         for (int k = panel; k < end; k += s.slot_bytes) {
           const int bytes = min(s.slot_bytes, end - k);
           for (int tile = 0; tile < rows; tile += s.tile_rows) {
@@ -131,16 +135,18 @@ class ClusterStream {
       : ring_(ring), hint_(ptx::evict_first()), turn_(static_cast<int>(threadIdx.x) / 32 - kTileWarps) {}
 
   /// The block's rows of a product, half a unit a lane.
-  __device__ void copy(const Segment s, const std::byte* const* products) {
+  template <class A>
+  __device__ void copy(const DecodeContext<A>& c, const ProductShape& s, const std::byte* const* products) {
     constexpr int kRun = kUnit / 2;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int lane = c.lane;
+    const int all = c.rows(s);
 #pragma unroll 1
-    for (int first = 0; first < s.rows; first += s.tile_rows) {
+    for (int first = 0; first < all; first += s.tile_rows) {
       if (turn_ == 0) {
-        const int in_slot = min(s.tile_rows, s.rows - first);
+        const int in_slot = min(s.tile_rows, all - first);
         const bool copies = lane * kRun < in_slot;
         const int bytes = copies ? min(kRun, in_slot - lane * kRun) * s.row_bytes : 0;
-        const std::byte* from = row_of(s, products, copies ? first + lane * kRun : first);
+        const std::byte* from = row_of(c, s, products, copies ? first + lane * kRun : first);
         ring_.wait_empty();
         ptx::mbarrier_arrive_expect(ring_.full(), static_cast<unsigned>(bytes));
         if (copies) {
@@ -172,10 +178,9 @@ class ClusterStream {
 
 /// All weights of a model in the order of their use.
 template <class Stream, class A>
-__device__ void stream_model(Stream stream, const DecodeParams<A>& p, const LayerShare* layers,
-                             const Segment* segments) {
+__device__ void stream_model(Stream stream, const DecodeContext<A>& c) {
   constexpr auto kHead = static_cast<int>(Product::kHead);
-  const auto count = static_cast<int>(p.op.shape.layers);
+  const auto count = static_cast<int>(c.p.op.shape.layers);
 #pragma unroll 1
   for (int layer = 0; layer <= count; ++layer) {
     const bool is_layer = layer < count;
@@ -185,8 +190,8 @@ __device__ void stream_model(Stream stream, const DecodeParams<A>& p, const Laye
       // One sequence has no product context_in, which gate_z takes in: within a cluster its turn is gate's.
       if (Stream::kFirst != Product::kGate && product == Product::kContextIn) product = Product::kGate;
       const bool attends = product == Product::kMemoryQ || product == Product::kMemoryOut;
-      if (attends && p.op.slots < 2) continue;
-      stream.copy(segments[static_cast<int>(product)], &layers[layer].rows[product]);
+      if (attends && c.p.op.slots < 2) continue;
+      stream.copy(c, c.p.plan.products[product], &c.layers[layer].rows[product]);
     }
   }
   stream.drain();

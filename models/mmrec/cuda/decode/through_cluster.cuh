@@ -1,21 +1,59 @@
-// What a cluster's decode step does to the outputs of its stages (cluster.cuh): where each goes, by distributed shared
-// memory, and what is kept of a channel, in registers. By whole warps: warp u finishes the u-th unit of 8 outputs, lane
-// l its output l % 8; the four octets of lanes have several parts of a channel, or the same.
+// The exchange among the blocks of a cluster (cluster.cuh): what a block sends of a vector, where it lies in the
+// others, and who waits for it.
+//
+// An exchange is a store from registers into the other blocks' shared memory, which counts its bytes at a barrier there
+// (st.async); who waits for that barrier reads the vector where it is, in the tensor core's order. A vector that a
+// stage normalises is sent as the stage wants it, multiplied by the norm's weights and rounded, with the sums of
+// squares of every four channels; so all add them up in one order.
+//
+// A vector's place and barrier are used once per layer, and use n + 1 cannot meet use n:
+// - A block sends its part of a vector after the barrier that follows its warps' last reading of the vector before.
+// - All blocks own channels. So each sends a part of `mixed` and of `output` in every layer, and waits for all parts.
+// - Whoever sends a part of any vector P again has thus since P's last use waited for all of `mixed` or of `output`,
+//   which every block has sent after it read P. So nobody writes to what is still read, bytes of use n + 1 find their
+//   barrier in phase n + 1, and nobody waits for a parity that has passed twice.
+// - h of a layer is read by all blocks before they send z, and written by its owners after they got hidden units, which
+//   follow from all of z.
+// - What is sent to a block it waits for: it may exit without regard to others.
+//
+// Outputs are finished by whole warps: warp u has the u-th unit of 8 outputs, lane l its output l % 8; the four octets
+// of lanes have several parts of a channel, or the same. What is kept of a channel stays in registers.
 #pragma once
 
-#include "models/mmrec/cuda/decode/cluster_exchange.cuh"
+#include <cstddef>
+#include <cstdint>
+
+#include "models/mmrec/cuda/decode/cluster_plan.cuh"
 #include "models/mmrec/cuda/decode/epilogue.cuh"
 
 namespace mmrec::kernels {
 
 template <class A>
 class ThroughCluster {
+  static_assert(sizeof(A) == 2 && DecodeContext<A>::kScalesSums);
+  static constexpr int kVector = DecodeContext<A>::kVector;
+
  public:
-  __device__ __forceinline__ explicit ThroughCluster(const DecodeContext<A>& context) : exchange(context), c_(context) {
+  /// Barriers, and squares of no channels. By all warps, before a barrier of the cluster.
+  __device__ static void init(const DecodePlan& plan, std::byte* shared) {
+    auto* points = reinterpret_cast<std::uint64_t*>(shared + plan.points);
+    const auto thread = static_cast<int>(threadIdx.x);
+    if (thread == 0) {
+      for (int i = 0; i < kCountOf<Point>; ++i) ptx::mbarrier_init(points + i, 1);
+    }
+    const int missing = plan.products[Product::kQvzk].row_bytes / int{sizeof(A)} / kVector + thread;
+    if (missing >= kSquares) return;
+    squares_at(plan, shared, Point::kMixed)[missing] = 0.0F;
+    squares_at(plan, shared, Point::kOutput)[missing] = 0.0F;
+  }
+
+  __device__ __forceinline__ explicit ThroughCluster(const DecodeContext<A>& context)
+      : c_(context),
+        there_(ptx::place_in_cluster(context.shared, static_cast<unsigned>(context.lane % kClusterBlocks))) {
     const int unit = c_.channels.first + c_.warp * kUnit;
     const int head = min(unit / c_.p.plan.head_width, kClusterBlocks - 1);  // of warps that have such a unit
     query_block_ = ptx::place_in_cluster(c_.shared, static_cast<unsigned>(head));
-    query_place_ = exchange.place_of(Point::kQuery, unit - head * c_.p.plan.head_width);
+    query_place_ = place_of(Point::kQuery, unit - head * c_.p.plan.head_width);
   }
 
   /// A lane's row of what warp u has of owned rows: the u-th unit.
@@ -30,7 +68,113 @@ class ThroughCluster {
     if (has_unit(c_.channels)) residual_ = widen(c_.embedding_row(0)[c_.channels.first + unit_row()]);
   }
 
-  using NormWeights = typename ClusterExchange<A>::NormWeights;
+  // --- Places and arrivals -------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ std::byte* vector(Point point) const { return c_.shared + c_.p.plan.at[point]; }
+  __device__ static float* squares_at(const DecodePlan& plan, std::byte* shared, Point point) {
+    const int row_bytes = plan.products[Product::kQvzk].row_bytes;
+    return reinterpret_cast<float*>(shared + plan.at[point] + row_bytes);
+  }
+  __device__ __forceinline__ std::uint64_t* arrival(Point point) const {
+    return reinterpret_cast<std::uint64_t*>(c_.shared + c_.p.plan.points) + static_cast<int>(point);
+  }
+  /// Announces the vector's next use. By one thread, after this one has been waited for.
+  __device__ __forceinline__ void expect(Point point) const {
+    ptx::mbarrier_arrive_expect(arrival(point), static_cast<unsigned>(c_.p.plan.point_bytes[point]));
+  }
+  __device__ __forceinline__ void await(Point point, int use) const {
+    ptx::mbarrier_wait(arrival(point), static_cast<std::uint32_t>(use & 1));
+  }
+  /// Where channel or unit `first` of a vector lies, as bytes from the begin of shared memory.
+  __device__ __forceinline__ int place_of(Point point, int first) const {
+    return static_cast<int>(c_.p.plan.at[point]) + first * int{sizeof(A)};
+  }
+  /// Sends a part of a vector to its place in a block; or in the block that is the lane's.
+  template <class V>
+  __device__ __forceinline__ void send(Point point, int place, V value) const {
+    send(there_, point, place, value);
+  }
+  template <class V>
+  __device__ __forceinline__ void send(ptx::ClusterPlace block, Point point, int place, V value) const {
+    ptx::store_async(block + place, value,
+                     block + (c_.p.plan.points + static_cast<int>(point) * int{sizeof(std::uint64_t)}));
+  }
+  /// Lanes 0 to 15 send a piece; lanes 16 to 31 another one, or what belongs to it.
+  __device__ __forceinline__ bool sends_first() const { return c_.lane < kClusterBlocks; }
+
+  // --- Pieces --------------------------------------------------------------------------------------------------------
+
+  /// The lane's value and the next lane's, rounded to A.
+  __device__ __forceinline__ static std::uint32_t round_pair(float x) {
+    return ptx::to_pair<A>(x, __shfl_down_sync(0xffffffffU, x, 1));
+  }
+  __device__ __forceinline__ static float rounded(std::uint32_t pair) {
+    return widen(A{static_cast<std::uint16_t>(pair)});
+  }
+  /// The values of lanes first .. first + 7 side by side.
+  __device__ __forceinline__ static uint4 piece(std::uint32_t pair, int first) {
+    uint4 words;
+    words.x = __shfl_sync(0xffffffffU, pair, first);
+    words.y = __shfl_sync(0xffffffffU, pair, first + 2);
+    words.z = __shfl_sync(0xffffffffU, pair, first + 4);
+    words.w = __shfl_sync(0xffffffffU, pair, first + 6);
+    return words;
+  }
+
+  // --- Vectors to be normalised --------------------------------------------------------------------------------------
+
+  /// Of the warp's unit.
+  struct NormWeights {
+    float4 low, high;
+  };
+  __device__ __forceinline__ NormWeights ask_norm(const float* weight) const {
+    const int first = (c_.channels.first + c_.warp * kUnit) / kVector;
+    return {c_.norm_weight(weight, first), c_.norm_weight(weight, first + 1)};
+  }
+  __device__ __forceinline__ int normalised_place(Point point) const {
+    const int channel = c_.channels.first + c_.warp * kUnit;
+    return sends_first() ? place_of(point, channel) : place_of(point, c_.dim) + channel / kVector * int{sizeof(float)};
+  }
+  /// weights ⊙ the unit's x, lane r's for channel r, and its squares, to all blocks.
+  __device__ __forceinline__ void send_normalised(Point point, int place, float x, const NormWeights& w) const {
+    float all[kUnit];
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) all[i] = __shfl_sync(0xffffffffU, x, i);
+    if (sends_first()) {
+      send(point, place,
+           make_uint4(ptx::to_pair<A>(w.low.x * all[0], w.low.y * all[1]),
+                      ptx::to_pair<A>(w.low.z * all[2], w.low.w * all[3]),
+                      ptx::to_pair<A>(w.high.x * all[4], w.high.y * all[5]),
+                      ptx::to_pair<A>(w.high.z * all[6], w.high.w * all[7])));
+    } else {
+      const float low = squares(make_float4(all[0], all[1], all[2], all[3]));
+      const float high = squares(make_float4(all[4], all[5], all[6], all[7]));
+      send(point, place, make_uint2(__float_as_uint(low), __float_as_uint(high)));
+    }
+  }
+  /// The sum of a vector's squares as single.cuh has it, in which warp w adds up the vectors of its steps: by
+  /// every warp for itself, stage by stage between the products, which do not wait for it.
+  struct SquareSum {
+    float low, high;  // of warps lane / 8 and lane / 8 + 4
+    int stages = 0;   // that are done
+    __device__ __forceinline__ void add() {
+      constexpr int kMasks[] = {4, 2, 1, 8, 16};
+      low += __shfl_xor_sync(0xffffffffU, low, kMasks[stages]);
+      high += __shfl_xor_sync(0xffffffffU, high, kMasks[stages]);
+      ++stages;
+    }
+    __device__ __forceinline__ bool is_done() const { return stages == 5; }
+    __device__ __forceinline__ float value() const { return low + high; }
+  };
+  __device__ __forceinline__ SquareSum squares_of(Point point) const {
+    static_assert(kClusterSteps == 2 && DecodeContext<A>::kStepVectors == 8);
+    const float* of_vectors = squares_at(c_.p.plan, c_.shared, point) + c_.lane;
+    return {of_vectors[0] + of_vectors[64], of_vectors[32] + of_vectors[96]};
+  }
+
+  // --- Outputs
+  // -----------------------------------------------------------------------------------------------------------
+
   /// What a lane's output takes from memory and from other lanes, and where it goes: before the input has come.
   struct Output {
     int row, part, place;
@@ -54,11 +198,10 @@ class ThroughCluster {
       out.second = out.part == 2;
       out.bias = bias<kStage>(layer, out.part, exists);
       const int of_context = padded_row(c_.template shape_of<Stage::kAdvance>().row_bytes);
-      out.place = exchange.place_of(Point::kHidden, c_.hidden.first + c_.warp * kUnit) +
-                  (exchange.sends_first() ? 0 : of_context);
+      out.place = place_of(Point::kHidden, c_.hidden.first + c_.warp * kUnit) + (sends_first() ? 0 : of_context);
     } else if constexpr (kStage == Stage::kWiden) {
       out.bias = bias<kStage>(layer, 0, has_unit(c_.ffn));
-      out.place = exchange.place_of(Point::kFfn, c_.ffn.first + c_.warp * kUnit);
+      out.place = place_of(Point::kFfn, c_.ffn.first + c_.warp * kUnit);
     } else {
       if (!has_unit(c_.channels)) return out;
       if constexpr (kStage == Stage::kProject) {
@@ -67,7 +210,7 @@ class ThroughCluster {
         out.row = out.part * c_.channels.count + unit_row();
         out.part += c_.p.plan.first_part;
         const int k = padded_row(c_.template shape_of<kStage>().row_bytes);
-        out.place = exchange.place_of(Point::kProjected, channel) + (exchange.sends_first() ? 0 : k);
+        out.place = place_of(Point::kProjected, channel) + (sends_first() ? 0 : k);
       }
       out.bias = bias<kStage>(layer, out.part);
       if constexpr (kStage == Stage::kGate || kStage == Stage::kAdvance) out.other_bias = bias<kStage>(layer, 1);
@@ -76,21 +219,21 @@ class ThroughCluster {
         in.h = __ldcg(c_.h(layer, 0) + channel_of_lane());
         if (op.slots == 0) in.c = bias<Stage::kRecall>(layer, 0);
         if (op.slots == 1) in.c = __ldg(c_.state_of(op.context, layer, 0) + channel_of_lane());
-        if (op.slots <= 1) out.norm = exchange.ask_norm(c_.layers[layer].norm2);
+        if (op.slots <= 1) out.norm = ask_norm(c_.layers[layer].norm2);
         in.v = __shfl_sync(0xffffffffU, projected_, 8 + (c_.lane & 7));
         in.z = __shfl_sync(0xffffffffU, projected_, 16 + (c_.lane & 7));
         in.mdi = __shfl_sync(0xffffffffU, mdi_input_, c_.lane & 7) + mdi_gate_;
-        out.place = op.slots > 1 ? exchange.place_of(Point::kState, channel) : exchange.normalised_place(Point::kMixed);
+        out.place = op.slots > 1 ? place_of(Point::kState, channel) : normalised_place(Point::kMixed);
       } else if constexpr (kStage == Stage::kQuery) {
         out.q = __shfl_sync(0xffffffffU, projected_, c_.lane & 7);
         out.place = query_place_;
       } else if constexpr (kStage == Stage::kRecall) {
-        out.norm = exchange.ask_norm(c_.layers[layer].norm2);
-        out.place = exchange.normalised_place(Point::kMixed);
+        out.norm = ask_norm(c_.layers[layer].norm2);
+        out.place = normalised_place(Point::kMixed);
       } else if constexpr (kStage == Stage::kNarrow) {
-        out.norm = exchange.ask_norm(c_.layers[layer + 1].norm1);
+        out.norm = ask_norm(c_.layers[layer + 1].norm1);
         out.sum = __ldcg(c_.state_of(op.segment_sum, layer, 0) + channel_of_lane());
-        out.place = exchange.normalised_place(Point::kOutput);
+        out.place = normalised_place(Point::kOutput);
       }
     }
     out.place = ptx::opaque(out.place);  // worked out here
@@ -104,19 +247,19 @@ class ThroughCluster {
   __device__ __forceinline__ float send(const Output& out, float y) const {
     constexpr bool kTwo = kPoint == Point::kProjected || kPoint == Point::kHidden;
     constexpr int kFirst = kPoint == Point::kProjected ? 16 : kPoint == Point::kHidden ? 8 : 0;  // lane of the first
-    const std::uint32_t pair = exchange.round_pair(y);
-    if (kPoint == Point::kHidden && !has_unit(c_.hidden)) return exchange.rounded(pair);
-    const uint4 values = exchange.piece(pair, kTwo && !exchange.sends_first() ? kFirst + 8 : kFirst);
+    const std::uint32_t pair = round_pair(y);
+    if (kPoint == Point::kHidden && !has_unit(c_.hidden)) return rounded(pair);
+    const uint4 values = piece(pair, kTwo && !sends_first() ? kFirst + 8 : kFirst);
     if constexpr (kPoint == Point::kQuery) {
-      if (c_.lane == 0) exchange.send(query_block_, kPoint, out.place, values);
-    } else if (exchange.sends_first() || (kTwo && c_.networks() == 2)) {
-      exchange.send(kPoint, out.place, values);
+      if (c_.lane == 0) send(query_block_, kPoint, out.place, values);
+    } else if (sends_first() || (kTwo && c_.networks() == 2)) {
+      send(kPoint, out.place, values);
     }
-    return exchange.rounded(pair);
+    return rounded(pair);
   }
   template <Point kPoint>
   __device__ __forceinline__ void send_sum(const Output& out, float x) const {
-    exchange.send_normalised(kPoint, out.place, x, out.norm);
+    send_normalised(kPoint, out.place, x, out.norm);
   }
   __device__ __forceinline__ void keep_gate(const Output&, float state_gate, float mdi_gate) {
     state_gate_ = state_gate;
@@ -138,8 +281,6 @@ class ThroughCluster {
     if (octet() == 0) c_.state_of(c_.p.op.segment_sum, layer, 0)[channel_of_lane()] = sum;
   }
 
-  ClusterExchange<A> exchange;
-
  private:
   __device__ __forceinline__ int octet() const { return c_.lane >> 3; }
   __device__ __forceinline__ int channel_of_lane() const { return c_.channels.first + unit_row(); }
@@ -150,6 +291,7 @@ class ThroughCluster {
   }
 
   const DecodeContext<A>& c_;
+  ptx::ClusterPlace there_;        // block lane % 16's shared memory
   ptx::ClusterPlace query_block_;  // where the warp's unit of a query goes
   int query_place_;
   // Of a lane's channel, or of that part which its octet has:

@@ -175,32 +175,20 @@ class ThroughL2 {
   /// Worked out while the input is on its way. row: of the owned ones.
   template <Stage kStage>
   __device__ __forceinline__ void* destination(int layer, const L2Output& out, int row) const {
-    const auto vector = [&]<class T>(T, Point point, Owned owned, int number, int width) -> void* {
-      return vectors<T>(layer, point) + number * width + c_.owned(owned).first + row;
-    };
-    const int hidden = static_cast<int>(c_.p.op.shape.gate_hidden);
-    const int b = out.sequence;
-    if constexpr (kStage == Stage::kProject) {  // from z on
-      return out.part < kZ ? nullptr
-                           : vector(A{}, Point::kProjected, Owned::kChannels, (out.part - kZ) * batch() + b, c_.dim);
-    } else if constexpr (kStage == Stage::kHide) {
-      return out.part == 0 ? nullptr
-                           : vector(A{}, Point::kHidden, Owned::kHidden, (out.part - 1) * batch() + b, hidden);
-    } else if constexpr (kStage == Stage::kAdvance) {
-      return c_.p.op.slots > 1 ? vector(A{}, Point::kState, Owned::kChannels, b, c_.dim)
-                               : vector(float{}, Point::kMixed, Owned::kChannels, b, c_.dim);
-    } else if constexpr (kStage == Stage::kQuery) {
-      return vector(A{}, Point::kQuery, Owned::kChannels, b, c_.dim);
-    } else if constexpr (kStage == Stage::kRecall) {
-      return vector(float{}, Point::kMixed, Owned::kChannels, b, c_.dim);
-    } else if constexpr (kStage == Stage::kWiden) {
-      return vector(A{}, Point::kFfn, Owned::kFfn, b, static_cast<int>(c_.p.op.shape.ffn));
-    } else if constexpr (kStage == Stage::kNarrow) {
-      return vector(float{}, Point::kOutput, Owned::kChannels, b, c_.dim);
-    } else if constexpr (kStage == Stage::kPredict) {
-      return bytes_further(c_.p.op.logits, b * c_.p.op.slot_bytes) + c_.vocab.first + row;
-    } else {
+    constexpr StageInfo kInfo = stage_info(kStage);
+    constexpr bool kHasParts = kStage == Stage::kProject || kStage == Stage::kHide;
+    const int first_sent = kStage == Stage::kProject ? kZ : 1;
+    if constexpr (kStage == Stage::kPredict) {
+      return bytes_further(c_.p.op.logits, out.sequence * c_.p.op.slot_bytes) + c_.vocab.first + row;
+    } else if constexpr (kInfo.output == Point::kCount) {
       return nullptr;
+    } else {
+      if (kHasParts && out.part < first_sent) return nullptr;
+      const Point to = kStage == Stage::kAdvance && c_.p.op.slots < 2 ? Point::kMixed : kInfo.output;
+      const int vector = (kHasParts ? (out.part - first_sent) * batch() : 0) + out.sequence;
+      const int at = vector * c_.width(kInfo.output) + c_.owned(kInfo.others).first + row;
+      if (to == Point::kMixed || to == Point::kOutput) return vectors<float>(layer, to) + at;
+      return vectors<A>(layer, to) + at;
     }
   }
 
