@@ -8,6 +8,7 @@
 #pragma once
 
 #include "models/mmrec/cuda/decode/attention.cuh"
+#include "models/mmrec/cuda/decode/l2_inputs.cuh"
 #include "models/mmrec/cuda/decode/single_product.cuh"
 
 namespace mmrec::kernels {
@@ -16,8 +17,6 @@ template <class A>
 class SingleBlock {
   using Context = DecodeContext<A>;
   using Weights = typename SingleProduct<A>::Weights;
-  static constexpr int kVector = Context::kVector;
-  static constexpr int kStride = Context::kStride;
 
  public:
   static constexpr bool kIsCluster = false;
@@ -25,11 +24,11 @@ class SingleBlock {
   using Stream = WarpStream;
 
   __device__ __forceinline__ SingleBlock(DecodeContext<A>& context, Ring ring, std::uint32_t turn)
-      : c_(context), l2_(context, turn), product_(context, ring), operand_(context.shared + context.p.plan.operand) {}
+      : c_(context), l2_(context, turn), inputs_(context), product_(context, ring) {}
 
   __device__ __forceinline__ void run() {
     const auto layers = static_cast<int>(c_.p.op.shape.layers);
-    ask_state(0);
+    inputs_.ask_state(0);
     l2_.clear_other_set();
     l2_.embed();
 #pragma unroll 1
@@ -40,11 +39,11 @@ class SingleBlock {
       run_stage<Stage::kAdvance>(layer);
       if (c_.p.op.slots > 1) {
         run_stage<Stage::kQuery>(layer);
-        attend_heads(c_, l2_, layer, reinterpret_cast<float*>(operand_));
+        attend_heads(c_, l2_, layer, reinterpret_cast<float*>(inputs_.operand()));
         run_stage<Stage::kRecall>(layer);
       }
       run_stage<Stage::kWiden>(layer);
-      if (layer + 1 < layers) ask_state(layer + 1);
+      if (layer + 1 < layers) inputs_.ask_state(layer + 1);
       run_stage<Stage::kNarrow>(layer);
     }
     run_stage<Stage::kPredict>(layers);
@@ -52,135 +51,25 @@ class SingleBlock {
 
  private:
   static constexpr int kHeldSlots = kMostTiles;
-  static constexpr int kRounds = 2;   // fp32 vectors of a lane at once
-  static constexpr int kGathers = 2;  // the same of pieces of A
 
-  // --- Inputs --------------------------------------------------------------------------------------------------------
-
-  /// h₋₁ of the layer: the first vectors of a lane.
-  __device__ __forceinline__ void ask_state(int layer) {
-#pragma unroll
-    for (int i = 0; i < kRounds; ++i) {
-      const int vector = c_.first_vector() + i * kStride;
-      state_[i] = vector * kVector < c_.dim ? c_.state_vector(layer, 0, vector) : make_float4(0, 0, 0, 0);
-    }
-  }
-  /// Writes the stage's input, rounded to A, into the operand buffer, each warp its steps; two vectors `pitch` apart.
   template <Stage kStage>
-  __device__ __forceinline__ void read_input(int layer, int pitch) {
+  __device__ __forceinline__ void read_input(int layer) {
     constexpr Point kInput = stage_info(kStage).input;
     if constexpr (kStage == Stage::kGate) {
-      const float4 ones = make_float4(1, 1, 1, 1);
-#pragma unroll 1
-      for (int begin = c_.first_vector(), round = 0; (begin - c_.first_vector()) * kVector < c_.dim;
-           begin += kRounds * kStride) {
-#pragma unroll
-        for (int i = 0; i < kRounds; ++i) {
-          const int vector = begin + i * kStride;
-          if (vector * kVector >= c_.dim) continue;
-          const float4 x = round == 0 ? state_[i] : c_.state_vector(layer, 0, vector);
-          c_.store_vector(operand_, vector, ones, 1.0F, x);
-        }
-        ++round;
-      }
+      inputs_.read_state(layer);
     } else if constexpr (is_normalised(kStage)) {
-      const float* from = l2_.template input<float>(layer, kInput);
       const bool embeds = kStage == Stage::kProject && layer == 0;
-      float scale = 1.0F;
-      if constexpr (!Context::kScalesSums) {
-        sum_squares(from, embeds);
-        barrier();
-        scale = c_.norm_scale(norm_sums());
-      }
-      float4 held[kRounds];  // weights of the first rounds
-#pragma unroll
-      for (int i = 0; i < kRounds; ++i) {
-        held[i] = c_.norm_weight(c_.norm(kInput, layer), c_.first_vector() + i * kStride);
-      }
-      float squares_sum = 0.0F;
-      for_each_vector(from, embeds, [&](int vector, int round, float4 x) {
-        squares_sum += squares(x);
-        if (vector * kVector >= c_.dim) return;
-        const float4 w =
-            round < kRounds ? (round == 0 ? held[0] : held[1]) : c_.norm_weight(c_.norm(kInput, layer), vector);
-        c_.store_vector(operand_, vector, w, scale, x);
-      });
-      squares_ = squares_sum;
+      inputs_.read_normalised(c_.norm(kInput, layer), l2_.template input<float>(layer, kInput), embeds);
     } else {
-      gather<is_pair(kStage)>(l2_.template input<A>(layer, kInput), c_.width(kInput), pitch);
+      const int width = c_.width(kInput);
+      inputs_.template gather<is_pair(kStage)>(l2_.template input<A>(layer, kInput),
+                                               is_pair(kStage) ? c_.networks() : 1, width, width * int{sizeof(A)});
     }
-    __syncwarp();
-  }
-  /// Vectors of A as they get written.
-  template <bool kPair>
-  __device__ __forceinline__ void gather(const A* from, int width, int pitch) const {
-    constexpr int kRound = 32 * kTileWarps * kPieceBytes;
-    const int bytes = width * int{sizeof(A)};
-    const bool two = kPair && c_.networks() == 2;
-    int at = (c_.lane / 4 * kTileWarps + c_.warp) * kStepBytes + c_.lane % 4 * kPieceBytes;
-#pragma unroll 1
-    for (int begin = 0; begin < bytes; begin += kPair ? kRound : kGathers * kRound) {
-      const A* source[kGathers];
-      uint4 value[kGathers];
-      source[0] = at < bytes ? from + at / int{sizeof(A)} : nullptr;
-      if constexpr (kPair) {
-        source[1] = two && at < bytes ? source[0] + width : nullptr;
-      } else {
-        source[1] = at + kRound < bytes ? source[0] + kRound / int{sizeof(A)} : nullptr;
-      }
-      await<A>(source, value);
-#pragma unroll
-      for (int i = 0; i < kGathers; ++i) {
-        if (source[i] != nullptr) *reinterpret_cast<uint4*>(operand_ + at + i * (kPair ? pitch : kRound)) = value[i];
-      }
-      at += kPair ? kRound : kGathers * kRound;
-    }
-  }
-  /// visit(number, round, vector) for a lane's vectors of x, and zeros where it has none in a round.
-  template <class Visit>
-  __device__ __forceinline__ void for_each_vector(const float* from, bool embeds, Visit visit) const {
-    static_assert(kRounds == 2);
-    const int first = c_.first_vector();
-    const auto exists = [&](int vector) { return vector * kVector < c_.dim; };
-#pragma unroll 1
-    for (int begin = 0; begin * kStride * kVector < c_.dim; begin += kRounds) {
-      const int even = first + begin * kStride;
-      const int odd = even + kStride;
-      const bool has_odd = (begin + 1) * kStride * kVector < c_.dim;  // any lane
-      if (embeds) {
-        visit(even, begin, exists(even) ? c_.embedding_vector(0, even) : make_float4(0, 0, 0, 0));
-        visit(odd, begin + 1, exists(odd) ? c_.embedding_vector(0, odd) : make_float4(0, 0, 0, 0));
-      } else if (has_odd) {
-        const float* const source[kRounds] = {exists(even) ? from + even * kVector : nullptr,
-                                              exists(odd) ? from + odd * kVector : nullptr};
-        uint4 read[kRounds];
-        await<float>(source, read);
-        visit(even, begin, as_floats(read[0]));
-        visit(odd, begin + 1, as_floats(read[1]));
-      } else {
-        const float* const source[1] = {exists(even) ? from + even * kVector : nullptr};
-        uint4 read[1];
-        await<float>(source, read);
-        visit(even, begin, as_floats(read[0]));
-      }
-    }
-  }
-  __device__ __forceinline__ void sum_squares(const float* from, bool embeds) {
-    float sum[1] = {};
-    for_each_vector(from, embeds, [&](int, int, float4 x) { sum[0] += squares(x); });
-    sum_each(sum);
-    if (c_.lane == 0) norm_sums()[c_.warp] = sum[0];
   }
 
-  // --- A stage -------------------------------------------------------------------------------------------------------
-
-  /// Sums of squares of one stage and of the next have memory of their own, too.
-  __device__ __forceinline__ float* norm_sums() const {
-    return reinterpret_cast<float*>(c_.shared + c_.p.plan.norm_sums) + turn_of_norms_ * kTileWarps;
-  }
   template <Stage kStage>
   __device__ __forceinline__ void finish(int layer, const L2Output& out) {
-    const float scale = Context::kScalesSums && is_normalised(kStage) ? c_.norm_scale(norm_sums()) : 1.0F;
+    const float scale = Context::kScalesSums && is_normalised(kStage) ? c_.norm_scale(inputs_.norm_sums(0)) : 1.0F;
     const float y = __fmaf_rn(product_.sum(out.summed), scale, out.bias);
     float context = 0.0F;  // the second network's rows come next
     if (kStage == Stage::kAdvance && c_.networks() == 2) {
@@ -230,21 +119,21 @@ class SingleBlock {
           }
           const bool begins = first + row + k == 0;
           if (row + k == 0) out = l2_.template output<kStage>(layer, c_.thread(), first, count);
-          if (begins) read_input<kStage>(layer, pitch);
+          if (begins) read_input<kStage>(layer);
           // Squares are summed up over the warp between the steps of the product.
           constexpr bool kSumsSquares = Context::kScalesSums && is_normalised(kStage);
           static_assert(!kSumsSquares || (kParts == 1 && kSteps == 4));
-          float squares = squares_;
+          float squares = inputs_.squares_of_lane();
           if constexpr (kSumsSquares) squares += __shfl_xor_sync(0xffffffffU, squares, 16);
 #pragma unroll
           for (int part = 0; part < kParts; ++part) {
             if (part > 0 && k + part * slot_bytes >= shape.row_bytes) break;
-            product_.multiply(sums, held[part], tiles, steps(part), operand_ + k + part * slot_bytes, pitch, vectors,
-                              [&](int i) {
+            product_.multiply(sums, held[part], tiles, steps(part), inputs_.operand() + k + part * slot_bytes, pitch,
+                              vectors, [&](int i) {
                                 if constexpr (kSumsSquares) squares += __shfl_xor_sync(0xffffffffU, squares, 8 >> i);
                               });
           }
-          if (kSumsSquares && begins && c_.lane == 0) norm_sums()[c_.warp] = squares;
+          if (kSumsSquares && begins && c_.lane == 0) inputs_.norm_sums(0)[c_.warp] = squares;
         }
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
@@ -261,16 +150,13 @@ class SingleBlock {
       }
       product_.turn();
     }
-    if (is_normalised(kStage)) turn_of_norms_ ^= 1;
+    if (is_normalised(kStage)) inputs_.turn();
   }
 
   Context& c_;
   ThroughL2<A, true> l2_;
+  L2Inputs<A, true> inputs_;
   SingleProduct<A> product_;
-  std::byte* operand_;
-  int turn_of_norms_ = 0;
-  float squares_ = 0.0F;  // of a lane's part of the input
-  float4 state_[kRounds];
 };
 
 }  // namespace mmrec::kernels
