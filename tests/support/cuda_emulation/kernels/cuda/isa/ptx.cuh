@@ -1,4 +1,4 @@
-// Shadows kernels/cuda/isa/ptx.cuh: the same functions with the same meaning in C++.
+// Shadows kernels/cuda/isa/ptx.cuh: the functions of that folder with the same meaning in C++.
 #pragma once
 
 #include <cuda_runtime.h>
