@@ -122,12 +122,12 @@ TEST_P(CudaSegments, ManySequencesStepAsEachAlone) {
   for (int b = 0; b < kMany; ++b) executor->copy(alone.slots()[0], many.slots()[b], 1);
   for (std::int64_t t = first; t < first + steps; ++t) {
     std::vector<int> each(kMany, tokens[static_cast<std::size_t>(t)]);
-    std::vector<Run> runs;
+    std::vector<models::Run> runs;
     for (int b = 0; b < kMany; ++b) runs.push_back({many.slots()[b], t, b, 1});
     executor->step(each, runs, {});
     // A list whose sequences differ in position: what stands beside them changes nothing.
     const int pair[] = {tokens[static_cast<std::size_t>(t)], tokens[static_cast<std::size_t>(t - 5)]};
-    const Run apart[] = {{alone.slots()[0], t, 0, 1}, {other.slots()[0], t - 5, 1, 1}};
+    const models::Run apart[] = {{alone.slots()[0], t, 0, 1}, {other.slots()[0], t - 5, 1, 1}};
     executor->step(pair, apart, {});
     std::vector<float> of_one(static_cast<std::size_t>(config_.vocab_size));
     std::vector<float> of_many(of_one.size());
