@@ -1,5 +1,5 @@
-// The product that kernels with few columns share: 16 rows of a matrix with up to 8 vectors, cut along k among the
-// warps of a block.
+// The product that kernels with few columns share: 16 rows of a matrix with up to 8 vectors (kMatvecRows), cut along k
+// among the warps of a block.
 //
 // A step is 64 bytes of k: lane 4g + t of a warp holds the t-th 16 bytes of matrix rows g and g + 8 and of vector g.
 // 16-bit elements meet in the tensor core. Its layout wants pairs of k from two places where a lane has consecutive
@@ -15,12 +15,12 @@
 
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/isa/ptx.cuh"
+#include "kernels/cuda/runtime/cuda.h"
 #include "kernels/tensor.h"
 
 namespace mmrec::kernels {
 
 inline constexpr int kTileRows = 16;
-inline constexpr int kTileColumns = 8;
 inline constexpr int kTileWarps = 8;
 inline constexpr int kStepBytes = 64;
 inline constexpr int kPieceBytes = 16;
@@ -53,7 +53,7 @@ __device__ inline void multiply_step(TileSums& sums, const uint4& low, const uin
       return p + __shfl_xor_sync(0xffffffffU, p, 2);
     };
 #pragma unroll
-    for (int column = 0; column < kTileColumns; ++column) {
+    for (int column = 0; column < kMatvecRows; ++column) {
       if (column >= columns) break;
       const int source = 4 * column + t;
       const float v[4] = {__shfl_sync(0xffffffffU, __uint_as_float(x.x), source),

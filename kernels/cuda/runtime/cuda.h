@@ -240,7 +240,8 @@ void fill_zero(Cuda& cuda, MatrixView<float, Device> to);
 /// a row gives does not depend on how many rows of its class there are.
 template <class A, class Y>
 void linear(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs);
-inline constexpr std::int64_t kMatvecRows = 8;
+/// Vectors that kernels take at once which read weights for a few of them: columns of a tensor core's tile.
+inline constexpr int kMatvecRows = 8;
 void decay_gate(Cuda& cuda, const DecayGate<Device>& op);
 template <class A>
 void gated_recurrence(Cuda& cuda, const GatedRecurrence<Device, A>& op);

@@ -20,16 +20,16 @@ void finish_segments(Cuda& cuda, const FinishSegments<Device, A>& op);
 template <class A>
 bool finish_segments_supported(const Cuda& cuda, const FinishSegments<Device, A>& op);
 
-/// A whole decode step (models/mmrec/decode_step.h), where decode_step_supported says so. Up to 8 sequences by one
-/// kernel: devices from compute capability 9.0, D, F and the gate's hidden width whole multiples of 16 bytes, matrices
-/// 16-byte aligned, and vectors that fit into shared memory beside the ring of weights. More by a chain of kernels: A
-/// of 16 bits, compute capability 9.0, the same multiples. `element` is the size of A. It can be captured; what changes
-/// between steps without a new capture is in device memory: tokens and state. A sequence's bits do not depend on the
-/// batch within the classes of linear.
+/// A whole decode step (models/mmrec/decode_step.h) by one kernel, where decode_step_supported says so: up to
+/// kMatvecRows sequences, devices from compute capability 9.0, D, F and the gate's hidden width whole multiples of 16
+/// bytes, matrices 16-byte aligned, and vectors that fit into shared memory beside the ring of weights. `element` is
+/// the size of A. It can be captured; what changes between steps without a new capture is in device memory: tokens and
+/// state. A sequence's bits depend neither on the batch nor on the way. Throws std::invalid_argument for what is not
+/// supported.
 template <class A>
 void decode_step(Cuda& cuda, const DecodeStep<Device, A>& op);
 bool decode_step_supported(const Cuda& cuda, const DecodeShape& shape, std::size_t element);
-/// The way that decode_step goes with a batch of up to 8; kNone where it is not supported.
+/// The way that decode_step goes; kNone where it is not supported.
 template <class A>
 DecodeWay decode_way(const Cuda& cuda, const DecodeShape& shape);
 /// Size of DecodeStep::exchange, and how it is made ready, once.

@@ -140,17 +140,15 @@ class DecodeModel {
     return x;
   }
   Vector rounded_row(const float* row) const { return round_all(Vector(row, row + shape.dim)); }
-  /// The one kernel of small batches rounds to BFloat16 before it scales.
+  /// The kernel rounds to BFloat16 before it scales.
   Vector rmsnorm(const Vector& x, const std::vector<float>& weight) const {
     double sum = 0.0;
     for (const double v : x) sum += v * v;
     const double scale = 1.0 / (std::sqrt(sum / static_cast<double>(x.size())) + 1e-6);
-    constexpr std::int64_t kSmallBatch = 8;
-    const bool rounds_first = std::is_same_v<A, BFloat16> && shape.batch <= kSmallBatch;
     Vector y(x.size());
     for (std::size_t i = 0; i < x.size(); ++i) {
       const double weighted = static_cast<double>(weight[i]) * x[i];
-      y[i] = rounds_first ? rounded<A>(weighted) * scale : rounded<A>(weighted * scale);
+      y[i] = std::is_same_v<A, BFloat16> ? rounded<A>(weighted) * scale : rounded<A>(weighted * scale);
     }
     return y;
   }

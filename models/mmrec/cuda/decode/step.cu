@@ -20,9 +20,16 @@
 //   widen    f   rmsnorm(y)                                                    -> hidden units
 //   narrow   c   hidden units: x = y + ...                                     -> x
 //
-// One sequence and several have code of their own (single.cuh, block.cuh) upon what they share
-// (base.cuh): with one, a stage is a chain of dependent instructions that little else hides. One sequence of a
-// small model in bf16 goes through one cluster of blocks instead (cluster.cu).
+// One sequence, several, and one of a small model, which one cluster of blocks decodes, are ways of their own
+// (choose.h: which, and why): SingleBlock, BatchBlock, ClusterBlock. What they share:
+//   stages.cuh       the table of stages
+//   plan.cuh         who owns which rows, and where what lies
+//   stream.cuh       the ring of weights, and the warps that fill it
+//   context.cuh      what a warp has at hand
+//   epilogue.cuh     from sums to what other blocks read
+// and what they differ in:
+//   transport        through_l2.cuh with l2_inputs.cuh, or through_cluster.cuh
+//   product          single_product.cuh, batch_product.cuh, cluster_product.cuh
 //
 // Bytes: all weights once, ≈ 16 D² elements a layer for F = 4 D; vectors once per block from L2, ≈ 21 D bytes a layer
 // and sequence in 16 bits.
