@@ -503,7 +503,7 @@ class Bench {
             kName, shape, static_cast<double>(w.size_bytes()), read(),
             [&](std::int64_t) { linear_by(cuda_, way, job); }, choose_linear(cuda_, job) == way ? "own" : "");
       };
-      time(LinearWay::kMatvec, "matvec", rows <= kMatvecRows);
+      time(LinearWay::kMatvec, "matvec", rows <= kTileColumns);
       time(LinearWay::kFewRows, "few_rows", sm90 && rows <= kFewRows);
       time(LinearWay::kManyRows, "many_rows", sm90);
       time(LinearWay::kLibrary, "library", true);

@@ -11,7 +11,7 @@ namespace mmrec::kernels {
 /// Shares are of an NVIDIA H200's (docs/performance.md).
 enum class LinearWay : std::uint8_t {
   kAuto,
-  /// Up to kMatvecRows rows, any operands: weights streamed once, the next product's while this one ends.
+  /// Up to kTileColumns rows, any operands: weights streamed once, the next product's while this one ends.
   kMatvec,
   /// Up to kFewRows rows, for sm_90a: weights streamed once, by tiles that few rows fill. A step of 64 sequences reads
   /// its weights at 2.5 TB/s, 58 % of a copy; by kManyRows most of a tile's rows would be empty.
@@ -23,8 +23,6 @@ enum class LinearWay : std::uint8_t {
   kLibrary,
 };
 
-inline constexpr std::int64_t kFewRows = 128;
-
 /// What the tensor cores' warpgroup products can read: compute capability 9.0, columns a multiple of 8, x and W 16-byte
 /// aligned, x's stride a multiple of 8. A is BFloat16 or Float16.
 template <class A>
@@ -33,7 +31,7 @@ bool gemm_sm90_supported(const Cuda& cuda, MatrixView<const A, Device> x, const 
 /// The way that linear takes for a job with rows and outputs.
 template <class A, class Y>
 LinearWay choose_linear(const Cuda& cuda, const Linear<Device, A, Y>& job) {
-  if (job.x.rows <= kMatvecRows) return LinearWay::kMatvec;
+  if (job.x.rows <= kTileColumns) return LinearWay::kMatvec;
   if constexpr (sizeof(A) == 2) {
     if (gemm_sm90_supported(cuda, job.x, job.weight)) {
       return job.x.rows <= kFewRows ? LinearWay::kFewRows : LinearWay::kManyRows;

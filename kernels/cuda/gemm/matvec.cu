@@ -31,7 +31,7 @@ constexpr int kThreads = 32 * kWarps;
 constexpr int kOutputs = 8;  // of a block
 constexpr int kAhead = 8;    // steps of weights in flight
 constexpr int kFewSteps = 4;
-static_assert(kMatvecRows == 8);
+static_assert(kTileColumns == 8);
 
 template <class A>
 constexpr int kPiece = 16 / static_cast<int>(sizeof(A));  // elements
@@ -89,7 +89,7 @@ struct Products {
     ptx::mma_m16n8k16<A>(low, a, {w.x, w.y});
     ptx::mma_m16n8k16<A>(high, a, {w.z, w.w});
   }
-  __device__ void finish(float (&partial)[kMatvecRows][kOutputs], int g, int t) const {
+  __device__ void finish(float (&partial)[kTileColumns][kOutputs], int g, int t) const {
     partial[g][2 * t] = low[0] + high[2];
     partial[g][2 * t + 1] = low[1] + high[3];
   }
@@ -111,7 +111,7 @@ struct Products<float, kRows> {
       sums[r] = __fmaf_rn(__uint_as_float(w.w), __uint_as_float(x[r].w), sums[r]);
     }
   }
-  __device__ void finish(float (&partial)[kMatvecRows][kOutputs], int g, int t) const {
+  __device__ void finish(float (&partial)[kTileColumns][kOutputs], int g, int t) const {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       float sum = sums[r];
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<A>(kRows, kPace
   using Sums = Products<A, kRows>;
   constexpr bool kAligned = kPace != Pace::kUnaligned;
   constexpr int kSteps = kPace == Pace::kStream ? kAhead : kFewSteps;
-  __shared__ float partial[kWarps][kMatvecRows][kOutputs];
+  __shared__ float partial[kWarps][kTileColumns][kOutputs];
   ptx::allow_successor();
   int index = 0;
   while (index + 1 < jobs.count && blockIdx.x >= jobs.job[index + 1].first_block) ++index;

@@ -10,7 +10,7 @@ namespace mmrec::kernels {
 inline constexpr std::size_t kMostMatvecJobs = 8;
 inline constexpr std::size_t kMostGemmJobs = 4;
 
-/// Up to kMatvecRows rows. A row's bits depend on the row and the weights alone: not on how many rows or jobs there
+/// Up to kTileColumns rows. A row's bits depend on the row and the weights alone: not on how many rows or jobs there
 /// are, nor on alignment.
 template <class A, class Y>
 void matvec(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs);

@@ -5,7 +5,7 @@
 // Devices of compute capability 9.0 keep x in the registers of the product (hidden_logprobs_sm90.cu). Here, for all
 // others: a tile of x, 1,024 rows by 4,096 words of the vocabulary in fp32, is written by the matrix library into one
 // of two 16 MB buffers and reduced from there, on the second stream, while the product of the next tile runs. Both
-// buffers stay in L2. Up to kMatvecRows rows are multiplied by matvec, in wider tiles of no more bytes.
+// buffers stay in L2. Up to kTileColumns rows are multiplied by matvec, in wider tiles of no more bytes.
 //
 // A warp reduces 1,024 logits of a row to (max, sum) in one batch of loads: 4 KB in flight for each of 32 warps on a
 // multiprocessor. The target's logit waits in the output. At the end a row's parts are merged in their order. Bytes:
@@ -13,7 +13,7 @@
 // where they fit), each logit written and read once, in L2.
 //
 // What must stay true: tiles and parts lie on fixed grids of rows and words, so a row's bits depend on its place in the
-// grid of rows and on whether the op has more than kMatvecRows of them, not on how the device is filled.
+// grid of rows and on whether the op has more than kTileColumns of them, not on how the device is filled.
 #include <algorithm>
 #include <limits>
 #include <stdexcept>
@@ -120,8 +120,8 @@ template <class A>
 void by_tiles(Cuda& cuda, const HiddenLogprobs<Device, A>& op) {
   const std::int64_t n = op.hidden.rows;
   const std::int64_t vocab = op.head.rows;
-  const bool few_rows = n <= kMatvecRows;
-  const std::int64_t tile_words = few_rows ? kTileElements / kMatvecRows : kTileWords;
+  const bool few_rows = n <= kTileColumns;
+  const std::int64_t tile_words = few_rows ? kTileElements / kTileColumns : kTileWords;
   const std::int64_t parts = ceil_div(vocab, kPart);
   const std::int64_t fitting = std::max<std::int64_t>(kMostParts / parts, 1);
   const std::int64_t pass = fitting < kTileRows ? fitting : fitting / kTileRows * kTileRows;

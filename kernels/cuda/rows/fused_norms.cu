@@ -147,7 +147,7 @@ void sum_norm(Cuda& cuda, const SumNorm<Device, A>& op) {
 }
 
 bool token_rows_pay(const Cuda& cuda, std::int64_t sequences, std::int64_t dim) {
-  return cuda.compute_capability() >= 90 && sequences > kMatvecRows && dim % kGroup == 0;
+  return cuda.compute_capability() >= 90 && sequences > kTileColumns && dim % kGroup == 0;
 }
 
 template void embed_norm(Cuda&, const EmbedNorm<Device, BFloat16>&);

@@ -39,7 +39,6 @@ struct Matmul {
 /// The library's handle and the algorithms chosen so far. One stream at a time per workspace.
 class CublasLt {
  public:
-  static constexpr std::int64_t kFewRows = 128;
   static constexpr std::int64_t kFewReferenceRows = 64;
   static constexpr std::int64_t kManyReferenceRows = 1024;
   static constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;

@@ -65,21 +65,21 @@ void device_free(void* data) noexcept;
 void* pinned_allocate(std::size_t bytes);  // page-locked host memory; throws std::bad_alloc
 void pinned_free(void* data) noexcept;
 
-/// Uninitialised memory of the current device. Move-only.
-template <class T>
-class DeviceBuffer {
+/// Uninitialised memory, of the current device or of the host. Move-only.
+template <class T, void* (*kAllocate)(std::size_t bytes), void (*kFree)(void*) noexcept>
+class OwnedMemory {
  public:
-  DeviceBuffer() = default;
-  explicit DeviceBuffer(std::size_t count)
-      : data_(count == 0 ? nullptr : static_cast<T*>(device_allocate(count * sizeof(T)))), size_(count) {}
-  DeviceBuffer(DeviceBuffer&& other) noexcept
+  OwnedMemory() = default;
+  explicit OwnedMemory(std::size_t count)
+      : data_(count == 0 ? nullptr : static_cast<T*>(kAllocate(count * sizeof(T)))), size_(count) {}
+  OwnedMemory(OwnedMemory&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
+  OwnedMemory& operator=(OwnedMemory&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
     return *this;
   }
-  ~DeviceBuffer() { device_free(data_); }
+  ~OwnedMemory() { kFree(data_); }
   T* data() { return data_; }
   const T* data() const { return data_; }
   std::size_t size() const { return size_; }
@@ -89,30 +89,11 @@ class DeviceBuffer {
   T* data_ = nullptr;
   std::size_t size_ = 0;
 };
-
-/// Page-locked host memory, for transfers that do not wait for the host. Move-only.
 template <class T>
-class PinnedBuffer {
- public:
-  PinnedBuffer() = default;
-  explicit PinnedBuffer(std::size_t count)
-      : data_(count == 0 ? nullptr : static_cast<T*>(pinned_allocate(count * sizeof(T)))), size_(count) {}
-  PinnedBuffer(PinnedBuffer&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-  PinnedBuffer& operator=(PinnedBuffer&& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(size_, other.size_);
-    return *this;
-  }
-  ~PinnedBuffer() { pinned_free(data_); }
-  T* data() { return data_; }
-  const T* data() const { return data_; }
-  std::size_t size() const { return size_; }
-
- private:
-  T* data_ = nullptr;
-  std::size_t size_ = 0;
-};
+using DeviceBuffer = OwnedMemory<T, device_allocate, device_free>;
+/// Page-locked, for transfers that do not wait for the host.
+template <class T>
+using PinnedBuffer = OwnedMemory<T, pinned_allocate, pinned_free>;
 
 /// One session's stream on a device. One thread at a time; ops of one backend run in the order they were enqueued.
 class Cuda {
@@ -236,12 +217,13 @@ void rmsnorm(Cuda& cuda, MatrixView<const float, Device> x, const float* weight,
 template <class A>
 void copy_rows(Cuda& cuda, MatrixView<const float, Device> from, MatrixView<A, Device> to);
 void fill_zero(Cuda& cuda, MatrixView<float, Device> to);
-/// Jobs of one call are independent. There are three classes of row numbers: up to kMatvecRows, up to 128, more. What
+/// Jobs of one call are independent. There are three classes of row numbers: up to kTileColumns, kFewRows, more. What
 /// a row gives does not depend on how many rows of its class there are.
 template <class A, class Y>
 void linear(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs);
-/// Vectors that kernels take at once which read weights for a few of them: columns of a tensor core's tile.
-inline constexpr int kMatvecRows = 8;
+/// Rows of x, or sequences, that one reading of the weights serves: the columns of a tensor core's tile.
+inline constexpr int kTileColumns = 8;
+inline constexpr std::int64_t kFewRows = 128;
 void decay_gate(Cuda& cuda, const DecayGate<Device>& op);
 template <class A>
 void gated_recurrence(Cuda& cuda, const GatedRecurrence<Device, A>& op);
