@@ -1,4 +1,4 @@
-// The product that kernels with few columns share: 16 rows of a matrix with up to 8 vectors (kMatvecRows), cut along k
+// The product that kernels with few columns share: 16 rows of a matrix with up to 8 vectors (kTileColumns), cut along k
 // among the warps of a block.
 //
 // A step is 64 bytes of k: lane 4g + t of a warp holds the t-th 16 bytes of matrix rows g and g + 8 and of vector g.
@@ -53,7 +53,7 @@ __device__ inline void multiply_step(TileSums& sums, const uint4& low, const uin
       return p + __shfl_xor_sync(0xffffffffU, p, 2);
     };
 #pragma unroll
-    for (int column = 0; column < kMatvecRows; ++column) {
+    for (int column = 0; column < kTileColumns; ++column) {
       if (column >= columns) break;
       const int source = 4 * column + t;
       const float v[4] = {__shfl_sync(0xffffffffU, __uint_as_float(x.x), source),

@@ -99,16 +99,16 @@ class Recurrence {
     const Output own = output(thread());
     Operands operands = operands_of(0, 0, own);
     for (std::int64_t t = 0; t < tokens; ++t) {
-      for (int b = 0; b < batch_; b += kMatvecRows) {
-        const int columns = min(kMatvecRows, batch_ - b);
+      for (int b = 0; b < batch_; b += kTileColumns) {
+        const int columns = min(kTileColumns, batch_ - b);
         for (int tile = 0; tile < 2 * channels_; tile += kTiles<A> * kTileRows) multiply(t, b, columns, tile, sums);
         __syncthreads();
         if (own.column < columns) advance(t, b, columns, own, sums, operands);
         for (int i = thread() + kThreads; i < channels_ * columns; i += kThreads) {
           advance(t, b, columns, output(i), sums, operands_of(t, b, output(i)));
         }
-        const bool last = b + kMatvecRows >= batch_;
-        if (!last || t + 1 < tokens) operands = operands_of(last ? t + 1 : t, last ? 0 : b + kMatvecRows, own);
+        const bool last = b + kTileColumns >= batch_;
+        if (!last || t + 1 < tokens) operands = operands_of(last ? t + 1 : t, last ? 0 : b + kTileColumns, own);
         // The other half: whoever is ahead by a round has waited for everyone's reading of this one.
         sums = sums == sums_ ? sums_ + p_.sums_bytes / 8 : sums_;
       }
@@ -223,16 +223,16 @@ class Recurrence {
   }
 
   struct Output {
-    int column;   // sequence of the group; kMatvecRows for none
+    int column;   // sequence of the group; kTileColumns for none
     int channel;  // of the block
   };
   __device__ Output output(int i) const {
-    if (i >= channels_ * kMatvecRows) return {kMatvecRows, 0};
+    if (i >= channels_ * kTileColumns) return {kTileColumns, 0};
     return {i / channels_, i % channels_};
   }
 
   __device__ Operands operands_of(std::int64_t t, int b, const Output& o) const {
-    if (o.column >= min(kMatvecRows, batch_ - b)) return {};
+    if (o.column >= min(kTileColumns, batch_ - b)) return {};
     const int c = first_ + o.channel;
     const std::int64_t sequence = b + o.column;
     const GateInputs<Device, A>& in = p_.in;
@@ -311,11 +311,11 @@ void gated_recurrence(Cuda& cuda, const GatedRecurrence<Device, A>& op) {
 
   const std::int64_t blocks = std::min<std::int64_t>(cuda.processors(), ceil_div(dim, kLeastChannels));
   const std::int64_t rows = 2 * ceil_div(dim, blocks);
-  const std::int64_t columns = std::min<std::int64_t>(batch, kMatvecRows);
+  const std::int64_t columns = std::min<std::int64_t>(batch, kTileColumns);
   const std::int64_t sums_bytes = 2 * rows * columns * kTileWarps * static_cast<std::int64_t>(sizeof(float));
   const std::int64_t row_bytes = padded_row(static_cast<int>(dim * static_cast<std::int64_t>(sizeof(A))));
   const auto shared = static_cast<std::int64_t>(cuda.shared_memory_per_block());
-  const bool reread = waits || batch > kMatvecRows;
+  const bool reread = waits || batch > kTileColumns;
   const std::int64_t resident = reread ? std::min(rows, (shared - sums_bytes) / row_bytes) : 0;
 
   const Params<A> params = {.in = op.in,

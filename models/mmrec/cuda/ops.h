@@ -21,7 +21,7 @@ template <class A>
 bool finish_segments_supported(const Cuda& cuda, const FinishSegments<Device, A>& op);
 
 /// A whole decode step (models/mmrec/decode_step.h) by one kernel, where decode_step_supported says so: up to
-/// kMatvecRows sequences, devices from compute capability 9.0, D, F and the gate's hidden width whole multiples of 16
+/// kTileColumns sequences, devices from compute capability 9.0, D, F and the gate's hidden width whole multiples of 16
 /// bytes, matrices 16-byte aligned, and vectors that fit into shared memory beside the ring of weights. `element` is
 /// the size of A. It can be captured; what changes between steps without a new capture is in device memory: tokens and
 /// state. A sequence's bits depend neither on the batch nor on the way. Throws std::invalid_argument for what is not

@@ -342,7 +342,7 @@ TEST_F(DecodeStepTest, NanEndsTheStepAndShows) {
 
 TEST_F(DecodeStepTest, SaysWhatItSupports) {
   EXPECT_TRUE(decode_step_supported(cuda(), kMdi, 2));
-  EXPECT_FALSE(decode_step_supported(cuda(), with_batch(kMdi, kMatvecRows + 1), 2));
+  EXPECT_FALSE(decode_step_supported(cuda(), with_batch(kMdi, kTileColumns + 1), 2));
   EXPECT_FALSE(decode_step_supported(cuda(), with_batch(kMdi, 0), 2));
   DecodeShape shape = kMdi;
   shape.gate_hidden = 4;  // 8 bytes in 16 bits

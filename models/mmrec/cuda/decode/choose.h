@@ -29,7 +29,8 @@ DecodeChoice choose_decode(const Cuda& cuda, const DecodeShape& s, bool attends)
   const auto all_whole = [&](int bytes) {
     return whole(s.dim, bytes) && whole(s.gate_hidden, bytes) && whole(s.ffn, bytes);
   };
-  if (cuda.compute_capability() < kLeastCapability || s.batch < 1 || s.batch > kMatvecRows || !all_whole(kPieceBytes)) {
+  if (cuda.compute_capability() < kLeastCapability || s.batch < 1 || s.batch > kTileColumns ||
+      !all_whole(kPieceBytes)) {
     return DecodeChoice();
   }
   const auto shared = static_cast<int>(cuda.shared_memory_per_block());

@@ -153,7 +153,7 @@ inline void divide(DecodePlan& plan, const DecodeShape& s, int element, int bloc
   }
   const auto most = [&](Owned owned) { return plan.splits[owned].most(); };
   const int networks = s.dpg ? 1 : 2;
-  plan.pairs = networks == 2 && 2 * s.batch <= kMatvecRows;
+  plan.pairs = networks == 2 && 2 * s.batch <= kTileColumns;
   const auto product = [&](Product which, Owned owned, Owned others, int slices, std::int64_t in,
                            bool stacked = false) {
     const int rows = slices == 0 ? 0 : most(owned) + (slices - 1) * most(others);
