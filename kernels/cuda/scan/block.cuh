@@ -41,14 +41,14 @@ class ScanBlock : ScanWork<Op, kVec> {
   /// Shared memory of a block, in bytes: inputs [stage][input][time][lane], two sets of segments, barriers and tiles.
   static constexpr std::size_t shared_bytes(int threads) {
     const auto vectors = static_cast<std::size_t>(threads);
-    return (kAhead ? Work::kAlignment + kStages * Op::kInputs * vectors * kTimes * sizeof(std::uint32_t) : 0) +
+    return (kAhead ? kBoxAlignment + kStages * Op::kInputs * vectors * kTimes * sizeof(std::uint32_t) : 0) +
            2 * vectors * kVec * sizeof(Pair) + (kStages + 2) * sizeof(std::uint64_t) + kTiles * sizeof(ScanTile);
   }
 
   __device__ ScanBlock(const Op& op, const ScanPlan& plan, const Maps& maps)
       : Work(op, plan),
         maps_(maps),
-        inputs_(kAhead ? Work::boxes() : ptx::shared_memory<std::uint32_t>()),
+        inputs_(kAhead ? scan_boxes() : ptx::shared_memory<std::uint32_t>()),
         pairs_(reinterpret_cast<Pair*>(inputs_ + (kAhead ? kStages * stage_words() : 0))),
         inputs_come_(reinterpret_cast<std::uint64_t*>(pairs_ + 2 * threads() * kVec)),
         segments_(inputs_come_ + kStages),
@@ -150,7 +150,7 @@ class ScanBlock : ScanWork<Op, kVec> {
         if (n >= p.count) {
           x[n][i].fill(Op::identity(i));
         } else if constexpr (kAhead) {
-          x[n][i].data = here[this->swapped(n)];
+          x[n][i].data = here[swapped_word(lane_, n)];
         } else {
           x[n][i].load(from);
           from += op_.in[i].time_stride;

@@ -68,9 +68,10 @@ class ScanColumns {
   using Maps = ScanMaps<Op::kInputs>;
   static constexpr int kTimes = Op::kTimes, kWarps = kScanThreads / 32;
   static constexpr int kLanes = 32, kRows = kScanThreads / kLanes, kChains = kVec;
-  static constexpr std::size_t kAlignment = 1024;  // of the swizzle's pattern
   static constexpr std::uint32_t kBoxWords = kScanThreads * kTimes, kStageWords = Op::kInputs * kBoxWords;
-  static constexpr std::uint32_t kAhead = 4, kSlots = 2 * (kAhead + kHalves);
+  static constexpr std::uint32_t kAhead = 4;
+  static constexpr std::uint32_t slots_of(int halves) { return 2 * (kAhead + static_cast<std::uint32_t>(halves)); }
+  static constexpr std::uint32_t kSlots = slots_of(kHalves);
 
  public:
   static constexpr std::uint32_t kStages = 6;
@@ -79,12 +80,14 @@ class ScanColumns {
   static constexpr int kThreads = 2 * kScanThreads + (1 + kHalves) * 32 * kChains + 32;  // of a block
   /// Words that are zero between launches: counters of the groups, then records, for so many blocks.
   static constexpr std::int64_t kWordsOfDone = 1024;
-  static constexpr std::int64_t flag_words(std::int64_t blocks) { return kWordsOfDone + blocks * 4 * kSlots * kWidth; }
+  static constexpr std::int64_t flag_words(std::int64_t blocks, int halves) {
+    return kWordsOfDone + blocks * 4 * slots_of(halves) * kWidth;
+  }
 
   /// Shared memory of a block, in bytes: inputs [stage][input][time][lane], segments [stage][row][channel], of kAhead
   /// rounds the block's own totals and the carry before the column [round][channel], barriers.
   static constexpr std::size_t kSharedBytes =
-      kAlignment + kStages * (kStageWords * sizeof(std::uint32_t) + kRows * kWidth * sizeof(Pair)) +
+      kBoxAlignment + kStages * (kStageWords * sizeof(std::uint32_t) + kRows * kWidth * sizeof(Pair)) +
       kAhead * kWidth * (sizeof(uint4) + sizeof(Carry)) + (4 * kStages + kAhead) * sizeof(std::uint64_t);
   static_assert(kSharedBytes <= std::size_t{227} << 10);
   static_assert(Op::kReadsTwice && kAhead < kStages && kStages % kHalves == 0);
@@ -95,7 +98,7 @@ class ScanColumns {
         maps_(maps),
         group_(blockIdx.x / plan.group),
         rank_(blockIdx.x % plan.group),
-        inputs_(boxes()),
+        inputs_(scan_boxes()),
         pairs_(reinterpret_cast<Pair*>(inputs_ + kStages * kStageWords)),
         totals_(reinterpret_cast<uint4*>(pairs_ + kStages * kRows * kWidth)),
         starts_(reinterpret_cast<Carry*>(totals_ + kAhead * kWidth)),
@@ -165,11 +168,6 @@ class ScanColumns {
     __device__ std::uint32_t slot() const { return round % kAhead; }
   };
 
-  static __device__ std::uint32_t* boxes() {
-    auto* const shared = ptx::shared_memory<std::byte>();
-    const std::size_t past = reinterpret_cast<std::uintptr_t>(shared) % kAlignment;
-    return reinterpret_cast<std::uint32_t*>(shared + (kAlignment - past) % kAlignment);
-  }
   __device__ void make_barriers() const {
     for (std::uint32_t i = 0; i < kStages; ++i) {
       ptx::mbarrier_init(come_ + i, 1);
@@ -343,18 +341,8 @@ class ScanColumns {
     if (p.count != 0) thread.template emit<true>(op_, p, state);
   }
 
-  /// What lies outside of the operands has come as zeros, the identity. The copy engine has swapped pieces of 4 words:
-  /// that of lane 4 k is where k ^ (time % 8) says.
   __device__ void read(std::uint32_t stage, Thread& thread) const {
-    Channels<T, kVec> x[kTimes][Op::kInputs];
-    const std::uint32_t* const here = inputs_ + stage * kStageWords + row() * kTimes * kLanes;
-#pragma unroll
-    for (int n = 0; n < kTimes; ++n) {
-#pragma unroll
-      for (int i = 0; i < Op::kInputs; ++i) x[n][i].data = here[i * kBoxWords + n * kLanes + (lane() ^ (n % 8 * 4))];
-    }
-#pragma unroll
-    for (int n = 0; n < kTimes; ++n) thread.take(n, x[n]);
+    take_boxes<Op, kVec>(inputs_ + stage * kStageWords + row() * kTimes * kLanes, kBoxWords, lane(), thread);
   }
 
   /// Channel c of a tile's column in carry_in and carry_out, or -1.
@@ -368,8 +356,7 @@ class ScanColumns {
     p.head = at.sequence - p.batch * plan_.heads;
     p.channel = at.channel + static_cast<std::uint32_t>(lane() * kVec);
     p.time = (std::int64_t{at.chunk} * kRows + row()) * kTimes;
-    const bool inside = p.channel < plan_.dim && p.time < plan_.time;
-    p.count = inside ? static_cast<int>(min(plan_.time - p.time, std::int64_t{kTimes})) : 0;
+    p.count = times_inside<kTimes>(p, plan_.dim, plan_.time);
     return p;
   }
 

@@ -16,7 +16,7 @@ namespace {
 constexpr float kMostLogDecay = 88.0F;
 
 template <class T>
-struct DecayOp {
+struct DecayOp : NumberCarry {
   using Element = T;
   static constexpr int kInputs = 2;
   static constexpr int kTimes = 16;
@@ -25,12 +25,9 @@ struct DecayOp {
     double decay;
     float value;
   };
-  using Carry = double;
 
   SequenceView<const T, Device> in[2];  // log_a, b
   SequenceView<T, Device> h;
-  const float* carry_in;
-  float* carry_out;
 
   template <class Use>
   void each_view(const Use& use) {
@@ -113,12 +110,6 @@ struct DecayOp {
     return fma(total.decay, h, static_cast<double>(total.value));
   }
   static __device__ Pair state(Carry h) { return {static_cast<float>(h), 0.0F}; }
-  __device__ Carry load(std::int64_t i) const {
-    return carry_in == nullptr || i < 0 ? 0.0 : static_cast<double>(__ldcg(carry_in + i));
-  }
-  __device__ void store(std::int64_t i, Carry h) const {
-    if (carry_out != nullptr && i >= 0) carry_out[i] = static_cast<float>(h);
-  }
 
   static __device__ uint4 put_total(const Total& total) {
     uint4 record;
@@ -129,19 +120,13 @@ struct DecayOp {
   static __device__ Total get_total(const uint4& record) {
     return {get_double(record.y, record.z), __uint_as_float(record.w)};
   }
-  static __device__ uint4 put_carry(Carry h) {
-    uint4 record = {};
-    put_double(h, record.y, record.z);
-    return record;
-  }
-  static __device__ Carry get_carry(const uint4& record) { return get_double(record.y, record.z); }
 };
 
 }  // namespace
 
 template <class T>
 ScanWay scan_by(Cuda& cuda, const DecayScan<T, Device>& op, std::optional<ScanWay> way) {
-  return run_scan(cuda, ScanJob("decay_scan", DecayOp<T>{{op.log_a, op.b}, op.h, op.carry_in, op.carry_out}), way);
+  return run_scan(cuda, ScanJob("decay_scan", DecayOp<T>{{op.carry_in, op.carry_out}, {op.log_a, op.b}, op.h}), way);
 }
 template <class T>
 void decay_scan(Cuda& cuda, const DecayScan<T, Device>& op) {

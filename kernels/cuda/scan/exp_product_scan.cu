@@ -47,12 +47,11 @@ __device__ inline float log_gate_near_one(float gamma) {
 }
 
 template <class T>
-struct ExpProductOp {
+struct ExpProductOp : NumberCarry {
   using Element = T;
   static constexpr int kInputs = 1;
   static constexpr int kTimes = 32;
   static constexpr bool kReadsTwice = false;
-  using Carry = double;
   struct Total {
     double log;
   };
@@ -60,8 +59,6 @@ struct ExpProductOp {
   SequenceView<const T, Device> in[1];  // gamma
   SequenceView<T, Device> y;
   SequenceView<float, Device> log_y;  // or null
-  const float* carry_in;
-  float* carry_out;
 
   template <class Use>
   void each_view(const Use& use) {
@@ -152,21 +149,8 @@ struct ExpProductOp {
     const auto low = static_cast<float>(log - static_cast<double>(high));
     return {high, low == low ? low : 0.0F};
   }
-  __device__ Carry load(std::int64_t i) const {
-    return carry_in == nullptr || i < 0 ? 0.0 : static_cast<double>(__ldcg(carry_in + i));
-  }
-  __device__ void store(std::int64_t i, Carry log) const {
-    if (carry_out != nullptr && i >= 0) carry_out[i] = static_cast<float>(log);
-  }
-
   static __device__ uint4 put_total(const Total& total) { return put_carry(total.log); }
   static __device__ Total get_total(const uint4& record) { return {get_carry(record)}; }
-  static __device__ uint4 put_carry(Carry log) {
-    uint4 record = {};
-    put_double(log, record.y, record.z);
-    return record;
-  }
-  static __device__ Carry get_carry(const uint4& record) { return get_double(record.y, record.z); }
 };
 
 }  // namespace
@@ -174,7 +158,7 @@ struct ExpProductOp {
 template <class T>
 ScanWay scan_by(Cuda& cuda, const ExpProductScan<T, Device>& op, std::optional<ScanWay> way) {
   return run_scan(
-      cuda, ScanJob("exp_product_scan", ExpProductOp<T>{{op.gamma}, op.y, op.log_y, op.carry_in, op.carry_out}), way);
+      cuda, ScanJob("exp_product_scan", ExpProductOp<T>{{op.carry_in, op.carry_out}, {op.gamma}, op.y, op.log_y}), way);
 }
 template <class T>
 void exp_product_scan(Cuda& cuda, const ExpProductScan<T, Device>& op) {

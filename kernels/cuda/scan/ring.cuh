@@ -46,15 +46,15 @@ class ScanRing : ScanWork<Op, kVec> {
   /// Shared memory of a block, in bytes: inputs [stage][input][time][lane], segments, barriers and tiles of all stages.
   static constexpr std::size_t shared_bytes(int threads) {
     const auto vectors = static_cast<std::size_t>(threads);
-    return Work::kAlignment + kStages * (Op::kInputs * vectors * kTimes * sizeof(std::uint32_t) +
-                                         vectors * kVec * sizeof(Pair) + 4 * sizeof(std::uint64_t) + sizeof(ScanTile));
+    return kBoxAlignment + kStages * (Op::kInputs * vectors * kTimes * sizeof(std::uint32_t) +
+                                      vectors * kVec * sizeof(Pair) + 4 * sizeof(std::uint64_t) + sizeof(ScanTile));
   }
   static_assert(shared_bytes(kScanThreads) <= std::size_t{227} << 10);
 
   __device__ ScanRing(const Op& op, const ScanPlan& plan, const Maps& maps)
       : Work(op, plan),
         maps_(maps),
-        inputs_(Work::boxes()),
+        inputs_(scan_boxes()),
         pairs_(reinterpret_cast<Pair*>(inputs_ + kStages * stage_words())),
         come_(reinterpret_cast<std::uint64_t*>(pairs_ + kStages * static_cast<unsigned>(threads()) * kVec)),
         segments_(come_ + kStages),
@@ -162,17 +162,8 @@ class ScanRing : ScanWork<Op, kVec> {
     }
   }
 
-  /// What lies outside of the operands has come as zeros, the identity.
   __device__ void read(std::uint32_t stage, Thread& thread) const {
-    Channels<typename Op::Element, kVec> x[kTimes][Op::kInputs];
-    const std::uint32_t* const here = inputs_ + stage * stage_words() + row_ * kTimes * plan_.lanes;
-#pragma unroll
-    for (int n = 0; n < kTimes; ++n) {
-#pragma unroll
-      for (int i = 0; i < Op::kInputs; ++i) x[n][i].data = here[i * box_words() + this->swapped(n)];
-    }
-#pragma unroll
-    for (int n = 0; n < kTimes; ++n) thread.take(n, x[n]);
+    take_boxes<Op, kVec>(inputs_ + stage * stage_words() + row_ * kTimes * plan_.lanes, box_words(), lane_, thread);
   }
 
   const Maps& maps_;

@@ -234,28 +234,35 @@ ScanMaps<Op::kInputs> scan_maps(const Op& op, int rows, bool wide) {
 /// Columns of one launch, and how well they fill the device.
 struct ScanColumnCut {
   ScanColumnPlan plan;
+  int halves = 0;           // of a column; 0 where the shape has no such cut
   std::int64_t groups = 0;  // at once
-  double share = 0.0;       // of the multiprocessors that is at work; 0 where there is no such cut
+  double share = 0.0;       // of the multiprocessors that is at work
 };
 
-/// The cut into columns of kHalves halves for groups of up to `most_group` blocks.
-template <class Op, int kVec, int kHalves>
-ScanColumnCut cut_columns(const Cuda& cuda, const ScanShape& shape, const ScanPlan& cut, std::int64_t most_group) {
-  using Block = ScanColumns<Op, kVec, kHalves>;
+/// The cut by one of the ways of columns.
+template <class Op, int kVec>
+ScanColumnCut cut_columns(const Cuda& cuda, const ScanShape& shape, const ScanPlan& cut, ScanWay way) {
+  using Block = ScanColumns<Op, kVec, 1>;
   constexpr double kLeastGain = 0.95;  // rounds of a larger group, of those of a smaller one
   constexpr double kLeastRounds = 16;  // of larger groups than two: their launch does not overlap its predecessor
+  // Halves that a group shares: in fp32 two (H200: 93 % of a copy's rate, 80 % with one), in 16 bits one (90 and 86 %),
+  // since two have twice the channels to tell each other of.
+  const bool shared = way == ScanWay::kGroups;
+  const int halves = way == ScanWay::kWideColumns || (shared && kVec == 1) ? 2 : 1;
   // Chains of a few words hand on in groups of chunks, which other bits come of.
   if (shape.dim <= kLongChains * kVec || cut.rows * Op::kTimes != Block::kChunk) return {};
-  const std::int64_t sequences = shape.batch * shape.heads, row_columns = ceil_div(cut.row_columns, kHalves);
+  const std::int64_t sequences = shape.batch * shape.heads, row_columns = ceil_div(cut.row_columns, halves);
   const std::int64_t columns = sequences * row_columns, chunks = cut.chains.chunks;
   const std::int64_t blocks = cuda.processors();
   const bool fits = blocks <= Block::kWordsOfDone &&
-                    Block::flag_words(blocks) <= static_cast<std::int64_t>(Cuda::kFlagWords) && columns >> 31 == 0;
+                    Block::flag_words(blocks, halves) <= static_cast<std::int64_t>(Cuda::kFlagWords) &&
+                    columns >> 31 == 0;
   if (!fits) return {};
 
-  ScanColumnCut to;
+  ScanColumnCut to{.halves = halves};
   ScanColumnPlan& plan = to.plan;
   auto fewest = std::numeric_limits<double>::infinity();
+  const std::int64_t most_group = shared ? kMostColumnGroup : 1;
   for (std::int64_t group = 1; group <= std::min({blocks, chunks, most_group}); group *= 2) {
     const std::int64_t at_once = std::min(columns, blocks / group);
     const auto rounds = static_cast<double>(ceil_div(columns, at_once) * ceil_div(chunks, group));
@@ -265,14 +272,14 @@ ScanColumnCut cut_columns(const Cuda& cuda, const ScanShape& shape, const ScanPl
     plan.group = static_cast<std::uint32_t>(group);
   }
   to.share =
-      static_cast<double>(sequences * cut.row_columns * chunks) / kHalves / (fewest * static_cast<double>(blocks));
+      static_cast<double>(sequences * cut.row_columns * chunks) / halves / (fewest * static_cast<double>(blocks));
   plan.time = shape.time;
   plan.heads = static_cast<std::uint32_t>(shape.heads);
   plan.dim = static_cast<std::uint32_t>(shape.dim);
   plan.row_columns = static_cast<std::uint32_t>(row_columns);
   plan.columns = static_cast<std::uint32_t>(columns);
   plan.chunks = static_cast<std::uint32_t>(chunks);
-  plan.in_flight = plan.group == 1 ? 2 : kHalves == 1 ? 3 : Block::kStages;
+  plan.in_flight = plan.group == 1 ? 2 : halves == 1 ? 3 : Block::kStages;
   return to;
 }
 
@@ -292,26 +299,6 @@ void launch_columns(Cuda& cuda, const Op& op, const ScanColumnCut& cut) {
          scan_maps(op, Block::kChunk, /*wide=*/true));
 }
 
-/// Halves of a column that a group shares. H200: in fp32 93 % of a copy's rate with two, 80 % with one; in 16 bits 86
-/// and 90 %, since these have twice the channels to tell each other of.
-template <int kVec>
-inline constexpr int kHalvesOfGroups = kVec == 1 ? 2 : 1;
-
-/// What each way of columns would do.
-template <class Op, int kVec>
-ScanColumnCut cut_columns_by(ScanWay way, const Cuda& cuda, const ScanShape& shape, const ScanPlan& plan) {
-  switch (way) {
-    case ScanWay::kWideColumns:
-      return cut_columns<Op, kVec, 2>(cuda, shape, plan, 1);
-    case ScanWay::kColumns:
-      return cut_columns<Op, kVec, 1>(cuda, shape, plan, 1);
-    case ScanWay::kGroups:
-      return cut_columns<Op, kVec, kHalvesOfGroups<kVec>>(cuda, shape, plan, kMostColumnGroup);
-    default:
-      return {};
-  }
-}
-
 /// One function decides.
 template <class Op, int kVec>
 ScanWay choose_scan(const Cuda& cuda, const ScanJob<Op>& job, const ScanPlan& plan, bool engine) {
@@ -325,7 +312,7 @@ ScanWay choose_scan(const Cuda& cuda, const ScanJob<Op>& job, const ScanPlan& pl
     // with halves, 94 % without, groups 90 to 93 %.
     constexpr double kLeastShare = 0.85;
     for (const ScanWay way : {ScanWay::kWideColumns, ScanWay::kColumns, ScanWay::kGroups}) {
-      if (cut_columns_by<Op, kVec>(way, cuda, job.shape, plan).share >= kLeastShare) return way;
+      if (cut_columns<Op, kVec>(cuda, job.shape, plan, way).share >= kLeastShare) return way;
     }
     return ScanWay::kRing;
   }
@@ -364,15 +351,13 @@ ScanWay run_scan(Cuda& cuda, const ScanJob<Op>& job, std::optional<ScanWay> aske
       launch_scan<Op, kVec, ScanWay::kRing>(cuda, op, shape, plan, scan_maps(op, rows, /*wide=*/false));
       return way;
     }
-    const ScanColumnCut cut = cut_columns_by<Op, kVec>(way, cuda, shape, plan);
-    if (engine && cut.groups != 0) {
-      if (way == ScanWay::kWideColumns) {
-        launch_columns<Op, kVec, 2>(cuda, op, cut);
-      } else if (way == ScanWay::kColumns) {
-        launch_columns<Op, kVec, 1>(cuda, op, cut);
-      } else {
-        launch_columns<Op, kVec, kHalvesOfGroups<kVec>>(cuda, op, cut);
-      }
+    const ScanColumnCut cut = cut_columns<Op, kVec>(cuda, shape, plan, way);
+    if (engine && cut.halves == 2) {
+      launch_columns<Op, kVec, 2>(cuda, op, cut);
+      return way;
+    }
+    if (engine && cut.halves == 1) {
+      launch_columns<Op, kVec, 1>(cuda, op, cut);
       return way;
     }
   }

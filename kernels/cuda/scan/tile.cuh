@@ -128,17 +128,67 @@ struct ScanPlace {
   int count;              // times that exist
 };
 
+/// How many of the thread's times exist.
+template <int kTimes>
+__device__ inline int times_inside(const ScanPlace& p, std::uint32_t dim, std::int64_t time) {
+  return p.channel < dim && p.time < time ? static_cast<int>(min(time - p.time, std::int64_t{kTimes})) : 0;
+}
+
 /// Where an operand has the thread's first element.
 template <class T>
 __device__ inline T* at(const SequenceView<T, Device>& view, const ScanPlace& p) {
   return view.at(p.batch, p.head, p.time) + p.channel;
 }
 
+/// The carry of an operator whose state is a number, fp64 between chunks and fp32 outside, 0 where there is none.
+struct NumberCarry {
+  using Carry = double;
+  const float* carry_in;
+  float* carry_out;
+
+  __device__ Carry load(std::int64_t i) const {
+    return carry_in == nullptr || i < 0 ? 0.0 : static_cast<double>(__ldcg(carry_in + i));
+  }
+  __device__ void store(std::int64_t i, Carry x) const {
+    if (carry_out != nullptr && i >= 0) carry_out[i] = static_cast<float>(x);
+  }
+  static __device__ uint4 put_carry(Carry x) {
+    uint4 record = {};
+    put_double(x, record.y, record.z);
+    return record;
+  }
+  static __device__ Carry get_carry(const uint4& record) { return get_double(record.y, record.z); }
+};
+
 /// What the copy engine knows of the inputs: columns of words' halves, times, sequences.
 template <int kInputs>
 struct ScanMaps {
   TensorMap inputs[kInputs];
 };
+
+inline constexpr std::size_t kBoxAlignment = 1024;  // of the swizzle's pattern
+/// Dynamic shared memory from where boxes can lie.
+__device__ inline std::uint32_t* scan_boxes() {
+  auto* const shared = ptx::shared_memory<std::byte>();
+  const std::size_t past = reinterpret_cast<std::uintptr_t>(shared) % kBoxAlignment;
+  return reinterpret_cast<std::uint32_t*>(shared + (kBoxAlignment - past) % kBoxAlignment);
+}
+/// Word of a row's time n in its box of 32 lanes: the copy engine has swapped pieces of 4 words, that of lane 4 k is
+/// where k ^ (n % 8) says.
+__device__ inline int swapped_word(int lane, int n) { return n * 32 + (lane ^ (n % 8 * 4)); }
+/// Hands a thread its times from the boxes of the inputs, `box_words` apart, in which its row begins at `row`. What
+/// lies outside of the operands has come as zeros, the identity.
+template <class Op, int kVec, class Thread>
+__device__ inline void take_boxes(const std::uint32_t* row, std::uint32_t box_words, int lane, Thread& thread) {
+  Channels<typename Op::Element, kVec> x[Op::kTimes][Op::kInputs];
+#pragma unroll
+  for (int n = 0; n < Op::kTimes; ++n) {
+#pragma unroll
+    for (int i = 0; i < Op::kInputs; ++i) x[n][i].data = row[i * box_words + swapped_word(lane, n)];
+  }
+#pragma unroll
+  for (int n = 0; n < Op::kTimes; ++n) thread.take(n, x[n]);
+}
 
 /// Every thread arrives at the barriers that its reads and writes of shared memory stand behind, though one of a warp
 /// would do after __syncwarp(): that is the order that racecheck sees.
@@ -163,7 +213,6 @@ class ScanWork {
   using T = typename Op::Element;
   using Thread = typename Op::template Thread<kVec>;
   static constexpr int kTimes = Op::kTimes;
-  static constexpr std::size_t kAlignment = 1024;  // of the swizzle's pattern
 
   __device__ ScanWork(const Op& op, const ScanPlan& plan)
       : op_(op),
@@ -179,15 +228,6 @@ class ScanWork {
   __device__ int position(int v) const { return row_ * width() + lane_ * kVec + v; }
   __device__ std::uint32_t box_words() const { return static_cast<std::uint32_t>(plan_.rows * kTimes * plan_.lanes); }
   __device__ std::uint32_t stage_words() const { return Op::kInputs * box_words(); }
-  /// Dynamic shared memory from where boxes can lie.
-  static __device__ std::uint32_t* boxes() {
-    auto* const shared = ptx::shared_memory<std::byte>();
-    const std::size_t past = reinterpret_cast<std::uintptr_t>(shared) % kAlignment;
-    return reinterpret_cast<std::uint32_t*>(shared + (kAlignment - past) % kAlignment);
-  }
-  /// Word of a row's time n in its box: the copy engine has swapped pieces of 4 words, that of lane 4 k is where k ^ (n
-  /// % 8) says.
-  __device__ int swapped(int n) const { return n * 32 + (lane_ ^ (n % 8 * 4)); }
   /// Asks the copy engine for the inputs of a tile.
   __device__ void load_boxes(const ScanMaps<Op::kInputs>& maps, const ScanTile& t, std::uint32_t* to,
                              std::uint64_t* barrier) const {
@@ -225,8 +265,7 @@ class ScanWork {
     p.head = t.head;
     p.channel = t.first_channel + static_cast<std::uint32_t>(lane_ * kVec);
     p.time = (std::int64_t{t.chunk} * plan_.rows + row_) * kTimes;
-    const bool inside = p.channel < plan_.dim && p.time < plan_.time;
-    p.count = inside ? static_cast<int>(min(plan_.time - p.time, std::int64_t{kTimes})) : 0;
+    p.count = times_inside<kTimes>(p, plan_.dim, plan_.time);
     return p;
   }
 
