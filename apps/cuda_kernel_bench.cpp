@@ -24,7 +24,7 @@
 #include "apps/bench_kernels.h"
 #include "kernels/cuda/gemm/choose.h"
 #include "kernels/cuda/logprobs/choose.h"
-#include "kernels/cuda/recurrence/gated_sweep_sm90.h"
+#include "kernels/cuda/recurrence/sweep.h"
 #include "kernels/cuda/runtime/cublaslt.h"
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/runtime/graph.h"
@@ -582,9 +582,15 @@ class Bench {
                                         .gate_bias = w.bias.data(),
                                         .change = change.data(),
                                         .magnitude = change.data() + time};
-      if (wanted("gated_sweep_sm90 " + type) && gated_sweep_sm90_supported(cuda_, sweep)) {
-        measure("gated_sweep_sm90 " + type, shape, gate_flops * static_cast<double>(time), product(),
-                [&](std::int64_t) { gated_sweep_sm90(cuda_, sweep); });
+      const SweepWay chosen = choose_sweep(cuda_, sweep);
+      if (wanted("gated_sweep_sm90 " + type) && chosen != SweepWay::kProductAndScan) {
+        for (const SweepWay way : {SweepWay::kNarrowTiles, SweepWay::kWideTiles}) {
+          measure(
+              "gated_sweep_sm90 " + type, shape, gate_flops * static_cast<double>(time), product(),
+              [&](std::int64_t) { gated_sweep_sm90(cuda_, sweep, way); },
+              fmt::format("{} tiles{}", way == SweepWay::kNarrowTiles ? "narrow" : "wide",
+                          way == chosen ? ", chosen" : ""));
+        }
       }
     }
     if (wanted("gated_sweeps " + type)) {

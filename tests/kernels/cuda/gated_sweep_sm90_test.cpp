@@ -1,6 +1,6 @@
 // One gate-frozen sweep on the tensor cores of sm_90a against fp64: the gates from the iterate on entry, then the
 // recurrence token after token. What the op reports of its own result must match it to the bit.
-#include "kernels/cuda/recurrence/gated_sweep_sm90.h"
+#include "kernels/cuda/recurrence/sweep.h"
 
 #include <algorithm>
 #include <type_traits>
@@ -58,7 +58,8 @@ class GatedSweepSm90 : public test::CudaTest {
   }
 
   template <class A>
-  Result<A> run(const Case<A>& c, GatedCheck check = {}, bool rounds_settled = false) {
+  Result<A> run(const Case<A>& c, GatedCheck check = {}, bool rounds_settled = false,
+                std::optional<SweepWay> way = {}) {
     const auto [batch, time, dim, first] = c.size;
     const auto wide = to_device(c.wide);
     const auto zm = to_device(c.zm);
@@ -92,11 +93,12 @@ class GatedSweepSm90 : public test::CudaTest {
     op.first = first;
     op.change = change.data();
     op.magnitude = magnitude.data();
-    EXPECT_TRUE(gated_sweep_sm90_supported(cuda(), op));
+    const SweepWay chosen = choose_sweep(cuda(), op);
+    EXPECT_NE(chosen, SweepWay::kProductAndScan);
     check.change = op.change;
     check.magnitude = op.magnitude;
     check.times = static_cast<int>(time);
-    gated_sweep_sm90(cuda(), op, check, settled);
+    gated_sweep_sm90(cuda(), op, way.value_or(chosen), check, settled);
     const Result<A> result{to_host(h), to_host(next), to_host(change), to_host(magnitude), to_host(kept)};
 
     std::vector<std::uint32_t> flags(Cuda::kFlagWords);
@@ -350,6 +352,16 @@ TEST_F(GatedSweepSm90, FixedPoint) {
   for (const float x : last.change) EXPECT_EQ(x, 0.0F);
 }
 
+TEST_F(GatedSweepSm90, NarrowAndWideTilesGiveTheSameBits) {
+  const Case<BFloat16> c({2, 150, 200, 20});
+  const auto narrow = run(c, {}, false, SweepWay::kNarrowTiles);
+  const auto wide = run(c, {}, false, SweepWay::kWideTiles);
+  check(c, wide);
+  EXPECT_EQ(narrow.h, wide.h);
+  EXPECT_EQ(narrow.change, wide.change);
+  EXPECT_EQ(narrow.magnitude, wide.magnitude);
+}
+
 TEST_F(GatedSweepSm90, WhatItDoesNotTake) {
   const auto memory = poisoned<float>(1 << 16);
   auto* floats = const_cast<float*>(memory.data());
@@ -364,7 +376,7 @@ TEST_F(GatedSweepSm90, WhatItDoesNotTake) {
     op.h_rounded_next = {halves, 1, time + 1, dim};
     op.gate_weight = {halves, DType::kBF16, 2 * dim, dim};
     op.first = first;
-    return gated_sweep_sm90_supported(cuda(), op);
+    return choose_sweep(cuda(), op) != SweepWay::kProductAndScan;
   };
   EXPECT_TRUE(supported(16, 64, 0, 0));
   EXPECT_TRUE(supported(16, 64, 8, 15));

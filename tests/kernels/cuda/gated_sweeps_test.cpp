@@ -4,8 +4,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <optional>
+#include <stdexcept>
 #include <vector>
 
+#include "kernels/cuda/recurrence/sweep.h"
 #include "tests/kernels/cuda/gated_testing.h"
 
 namespace mmrec::kernels {
@@ -18,6 +21,7 @@ struct Options {
   std::int64_t window = 64;
   float tolerance = 1e-6F;
   int max_sweeps = 64;
+  std::optional<SweepWay> way = {};
 };
 
 template <class A>
@@ -35,13 +39,15 @@ class GatedSweepsTest : public test::GatedTest {
     auto gate = poisoned<float>(static_cast<std::size_t>(options.window * 2 * c.size.dim));
     auto change = poisoned<float>(static_cast<std::size_t>(2 * options.window));
     const SweepCounts counts =
-        gated_sweeps(cuda(), GatedSweeps<Device, A>{.in = on.inputs(),
-                                                    .gate_weight = on.gate_weight(),
-                                                    .gate_bias = on.gate_bias(),
-                                                    .tolerance = options.tolerance,
-                                                    .max_sweeps = options.max_sweeps,
-                                                    .gate = {gate.data(), options.window, 2 * c.size.dim},
-                                                    .change = change.data()});
+        gated_sweeps_by(cuda(),
+                        GatedSweeps<Device, A>{.in = on.inputs(),
+                                               .gate_weight = on.gate_weight(),
+                                               .gate_bias = on.gate_bias(),
+                                               .tolerance = options.tolerance,
+                                               .max_sweeps = options.max_sweeps,
+                                               .gate = {gate.data(), options.window, 2 * c.size.dim},
+                                               .change = change.data()},
+                        options.way);
     return {to_host(on.h), rounded_of(on), counts};
   }
 
@@ -69,6 +75,15 @@ TEST_F(GatedSweepsTest, ConvergesToTheRecurrenceInFp32) {
     EXPECT_EQ(got.counts.fallbacks, 0);
     EXPECT_GE(got.counts.token_sweeps, size.batch * size.time);
   }
+}
+
+TEST_F(GatedSweepsTest, EveryWayConvergesAndOnesThatCannotBeGoneThrow) {
+  const GatedCase<BFloat16> c({1, 100, 64});
+  std::vector<SweepWay> ways = {SweepWay::kProductAndScan};
+  if (cuda().compute_capability() == 90) ways.insert(ways.end(), {SweepWay::kNarrowTiles, SweepWay::kWideTiles});
+  for (const SweepWay way : ways) check(c, run(c, {.tolerance = 1e-4F, .way = way}), 1e-2);
+  EXPECT_THROW(run(GatedCase<BFloat16>({1, 20, 7}), {.way = SweepWay::kNarrowTiles}), std::invalid_argument);
+  EXPECT_THROW(run(GatedCase<float>({1, 20, 64}), {.way = SweepWay::kWideTiles}), std::invalid_argument);
 }
 
 // In 16 bits the last sweep's gates may have seen another rounding of some of the states.

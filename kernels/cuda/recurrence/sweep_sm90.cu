@@ -6,7 +6,7 @@
 //
 // A block owns 128 times and 64 or 128 channels; its tile of the weights has those rows of both gates, so that s and g
 // of an element are sums of one thread (sm90/mainloop.cuh). The sums of a warp are 16 whole times; it passes them
-// through shared memory, where the ring was, into the layout of the scan (gated_tile.cuh), in which each lane replaces
+// through shared memory, where the ring was, into the layout of the scan (tile.cuh), in which each lane replaces
 // them by its steps. What the scan needs from memory is under way before the first sum is looked at: with 64 channels
 // while the block multiplies, with 128 the inputs of one half, while the rest is brought into L2; it is read when the
 // sums have left their registers.
@@ -21,8 +21,8 @@
 #include <type_traits>
 
 #include "kernels/cuda/gemm/sm90/launch.cuh"
-#include "kernels/cuda/recurrence/gated_sweep_sm90.h"
-#include "kernels/cuda/recurrence/gated_tile.cuh"
+#include "kernels/cuda/recurrence/sweep.h"
+#include "kernels/cuda/recurrence/tile.cuh"
 #include "kernels/cuda/rows/rows.cuh"
 
 namespace mmrec::kernels {
@@ -223,13 +223,9 @@ void launch_sweep(Cuda& cuda, const GatedSweep<Device, A>& op, const GatedCheck&
   const std::int64_t times = op.in.z.time - op.first;
   const GatedFlags flags = sweep_flags<Tile>(op.in.z.batch, times, op.in.z.dim);
   typename Epilogue::Parameters parameters = {
-      .tile = gated_tile_operands(cuda, op.in, op.h_rounded_next, op.first, times, flags),
+      .tile = gated_tile_operands(cuda, op, op.h_rounded_next, op.gate_bias, check, op.first, times, flags),
       .h_rounded = gated_rows<const A>(op.in.h_rounded, op.first),
       .settled = settled.data == nullptr ? GatedRows<A>() : gated_rows(settled, op.first)};
-  parameters.tile.bias = op.gate_bias;
-  parameters.tile.change = op.change + op.first;
-  parameters.tile.magnitude = op.magnitude + op.first;
-  parameters.tile.check = check;
   GemmSkip skip;
   if (check.report != nullptr && !check.begins)
     skip = {check.settled, static_cast<std::uint32_t>(check.times), check.first};
@@ -245,34 +241,41 @@ bool aligned(const SequenceView<T, Device>& view) {
 }  // namespace
 
 template <class A>
-bool gated_sweep_sm90_supported(const Cuda& cuda, const GatedSweep<Device, A>& op) {
-  const std::int64_t batch = op.in.z.batch;
-  const std::int64_t dim = op.in.z.dim;
-  const std::int64_t times = op.in.z.time - op.first;
-  if (cuda.compute_capability() != 90 || dim % 8 != 0 || times < 1 || batch < 1) return false;
-  return sweep_flags<NarrowSweepTile>(batch, times, dim).fit() && has_tensor_map(state_stack(op)) &&
-         has_tensor_map(gate_stack(op.gate_weight)) && aligned(op.in.z) && aligned(op.in.zm) && aligned(op.in.gamma) &&
-         aligned(op.in.h) && aligned(op.h_rounded_next) && reinterpret_cast<std::uintptr_t>(op.gate_bias) % 8 == 0;
+SweepWay choose_sweep(const Cuda& cuda, const GatedSweep<Device, A>& op) {
+  if constexpr (sizeof(A) == 4) {
+    return SweepWay::kProductAndScan;
+  } else {
+    const std::int64_t batch = op.in.z.batch;
+    const std::int64_t dim = op.in.z.dim;
+    const std::int64_t times = op.in.z.time - op.first;
+    const bool one_kernel = cuda.compute_capability() == 90 && dim % 8 == 0 && times > 0 && batch > 0 &&
+                            sweep_flags<NarrowSweepTile>(batch, times, dim).fit() && has_tensor_map(state_stack(op)) &&
+                            has_tensor_map(gate_stack(op.gate_weight)) && aligned(op.in.z) && aligned(op.in.zm) &&
+                            aligned(op.in.gamma) && aligned(op.in.h) && aligned(op.h_rounded_next) &&
+                            reinterpret_cast<std::uintptr_t>(op.gate_bias) % 8 == 0;
+    if (!one_kernel) return SweepWay::kProductAndScan;
+    const GatedFlags wide = sweep_flags<WideSweepTile>(batch, times, dim);
+    const bool one_wave = 2 * batch * wide.time_tiles * wide.channel_tiles <= cuda.processors();
+    return one_wave ? SweepWay::kNarrowTiles : SweepWay::kWideTiles;
+  }
 }
 
 template <class A>
-void gated_sweep_sm90(Cuda& cuda, const GatedSweep<Device, A>& op, const GatedCheck& check,
+void gated_sweep_sm90(Cuda& cuda, const GatedSweep<Device, A>& op, SweepWay way, const GatedCheck& check,
                       const SequenceView<A, Device>& settled) {
-  // Narrow tiles while they all run at once, in one wave.
-  const std::int64_t wide_blocks = op.in.z.batch * ceil_div(op.in.z.time - op.first, GemmLayout<WideSweepTile>::kRows) *
-                                   ceil_div(op.in.z.dim, WideSweepTile::kColumns / 2);
-  if (2 * wide_blocks <= cuda.processors()) {
+  if (way == SweepWay::kNarrowTiles) {
     launch_sweep<NarrowSweepTile>(cuda, op, check, settled);
   } else {
     launch_sweep<WideSweepTile>(cuda, op, check, settled);
   }
 }
 
-template bool gated_sweep_sm90_supported(const Cuda&, const GatedSweep<Device, BFloat16>&);
-template bool gated_sweep_sm90_supported(const Cuda&, const GatedSweep<Device, Float16>&);
-template void gated_sweep_sm90(Cuda&, const GatedSweep<Device, BFloat16>&, const GatedCheck&,
+template SweepWay choose_sweep(const Cuda&, const GatedSweep<Device, float>&);
+template SweepWay choose_sweep(const Cuda&, const GatedSweep<Device, BFloat16>&);
+template SweepWay choose_sweep(const Cuda&, const GatedSweep<Device, Float16>&);
+template void gated_sweep_sm90(Cuda&, const GatedSweep<Device, BFloat16>&, SweepWay, const GatedCheck&,
                                const SequenceView<BFloat16, Device>&);
-template void gated_sweep_sm90(Cuda&, const GatedSweep<Device, Float16>&, const GatedCheck&,
+template void gated_sweep_sm90(Cuda&, const GatedSweep<Device, Float16>&, SweepWay, const GatedCheck&,
                                const SequenceView<Float16, Device>&);
 
 }  // namespace mmrec::kernels

@@ -1,8 +1,8 @@
 // The recurrence by gate-frozen sweeps, sequence after sequence and window after window.
 //
 // A window begins with a sweep that needs no product (gated_scan_first). Each of the others is one kernel where the
-// device has it (gated_sweep_sm90.cu), else the gates' product and gated_scan. Its last block finds how many times from
-// the window's start are settled (gated_check.h), from maxima that never leave the device, and writes that one number
+// device has it (sweep_sm90.cu), else the gates' product and gated_scan. Its last block finds how many times from
+// the window's start are settled (GatedCheck), from maxima that never leave the device, and writes that one number
 // into device memory and into page-locked memory. The host does not wait for the sweep that it has just enqueued
 // but for the one kAhead before: while it learns what that has settled and enqueues the next, the device works. A sweep
 // that finds everything settled only rounds the states, which lie rounded in two places by then. Where the product is a
@@ -14,11 +14,12 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <stdexcept>
 #include <type_traits>
 
-#include "kernels/cuda/recurrence/gated_scan.h"
-#include "kernels/cuda/recurrence/gated_sweep_sm90.h"
+#include "kernels/cuda/recurrence/sweep.h"
 #include "kernels/cuda/rows/rows.cuh"
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/runtime/launch.cuh"
@@ -59,7 +60,7 @@ MatrixView<T, Device> rows_of(const SequenceView<T, Device>& s, std::int64_t fir
 template <class A>
 class Window {
  public:
-  Window(Cuda& cuda, const GatedSweeps<Device, A>& op, const GateInputs<Device, A>& in)
+  Window(Cuda& cuda, const GatedSweeps<Device, A>& op, const GateInputs<Device, A>& in, std::optional<SweepWay> asked)
       : cuda_(cuda),
         op_(op),
         in_(in),
@@ -68,7 +69,12 @@ class Window {
         magnitude_(op.change + op.gate.rows),
         // Where one kernel does it all, the gates' memory is free. The word comes after it and its row for the carry.
         other_rounded_(reinterpret_cast<A*>(op.gate.data), 1, times_ + 1, in.z.dim),
-        one_kernel_(takes_one_kernel()) {}
+        way_(asked.value_or(choose_sweep(cuda, one_sweep(0, 0)))),
+        one_kernel_(way_ != SweepWay::kProductAndScan) {
+    if (one_kernel_ && asked && choose_sweep(cuda, one_sweep(0, 0)) == SweepWay::kProductAndScan) {
+      throw std::invalid_argument("gated_sweeps: one kernel is not for these operands");
+    }
+  }
 
   void run(SweepCounts& counts) {
     counts.windows += 1;
@@ -115,17 +121,10 @@ class Window {
     return sweep;
   }
 
-  bool takes_one_kernel() const {
-    if constexpr (std::is_same_v<A, float>) {
-      return false;
-    } else {
-      return gated_sweep_sm90_supported(cuda_, one_sweep(0, 0));
-    }
-  }
-
   void sweep(std::int64_t first, int index) {
     if constexpr (!std::is_same_v<A, float>) {
-      if (one_kernel_) return gated_sweep_sm90(cuda_, one_sweep(first, index), check(first, index), in_.h_rounded);
+      if (one_kernel_)
+        return gated_sweep_sm90(cuda_, one_sweep(first, index), way_, check(first, index), in_.h_rounded);
     }
     const std::int64_t dim = in_.z.dim;
     SequenceView<float, Device> gate(op_.gate.data, 1, times_, 2 * dim);
@@ -165,25 +164,35 @@ class Window {
   float* const change_;
   float* const magnitude_;
   const SequenceView<A, Device> other_rounded_;  // where every other sweep by one kernel leaves h rounded
+  const SweepWay way_;
   const bool one_kernel_;
 };
 
 }  // namespace
 
 template <class A>
-SweepCounts gated_sweeps(Cuda& cuda, const GatedSweeps<Device, A>& op) {
+SweepCounts gated_sweeps_by(Cuda& cuda, const GatedSweeps<Device, A>& op, std::optional<SweepWay> way) {
   SweepCounts counts;
   for (std::int64_t b = 0; b < op.in.z.batch; ++b) {
     for (std::int64_t first = 0; first < op.in.z.time; first += op.gate.rows) {
       const std::int64_t times = std::min(op.gate.rows, op.in.z.time - first);
-      Window<A>(cuda, op, op.in.slice(b, first, times)).run(counts);
+      Window<A>(cuda, op, op.in.slice(b, first, times), way).run(counts);
     }
   }
   return counts;
 }
 
-template SweepCounts gated_sweeps(Cuda&, const GatedSweeps<Device, float>&);
-template SweepCounts gated_sweeps(Cuda&, const GatedSweeps<Device, BFloat16>&);
-template SweepCounts gated_sweeps(Cuda&, const GatedSweeps<Device, Float16>&);
+template <class A>
+SweepCounts gated_sweeps(Cuda& cuda, const GatedSweeps<Device, A>& op) {
+  return gated_sweeps_by(cuda, op, {});
+}
+
+#define MMREC_INSTANTIATE(A)                                                                           \
+  template SweepCounts gated_sweeps_by(Cuda&, const GatedSweeps<Device, A>&, std::optional<SweepWay>); \
+  template SweepCounts gated_sweeps(Cuda&, const GatedSweeps<Device, A>&);
+MMREC_INSTANTIATE(float)
+MMREC_INSTANTIATE(BFloat16)
+MMREC_INSTANTIATE(Float16)
+#undef MMREC_INSTANTIATE
 
 }  // namespace mmrec::kernels

@@ -13,9 +13,8 @@
 //
 // A published element is two words of 64 bits, each a float and a mark, so no fence stands between data and flag. Tiles
 // are numbered time after time, and a tile waits for lower numbers only. The last of the tiles of the same channels to
-// have read clears their words: Cuda::flags() is left zero. What has settled, if that is asked for, is found in two
-// steps: the last tile of the same times to finish looks at their maxima and raises how many times are left from the
-// first that moves; the last tile of all to have done so reports. So little is left to do at the sweep's end.
+// have read clears their words: Cuda::flags() is left zero. What has settled is found at the end, if that is asked for
+// (settle.cuh).
 //
 // All that tiles read may have been written by the kernel before, so it is read past L1 (rows.cuh).
 #pragma once
@@ -25,9 +24,10 @@
 #include <limits>
 
 #include "kernels/cuda/element.cuh"
+#include "kernels/cuda/recurrence/channel_pair.cuh"
 #include "kernels/cuda/recurrence/equations.cuh"
-#include "kernels/cuda/recurrence/gated_check.h"
-#include "kernels/cuda/recurrence/gated_operands.cuh"
+#include "kernels/cuda/recurrence/operands.cuh"
+#include "kernels/cuda/recurrence/settle.cuh"
 
 namespace mmrec::kernels {
 
@@ -171,27 +171,10 @@ class GatedTile {
   __device__ int warp() const { return warp_; }
   __device__ int lane() const { return lane_; }
 
-  /// Two neighbouring channels as they are stored.
-  template <class T>
-  struct Pair {
-    T x, y;
-  };
-  template <class T>
-  __device__ static float2 widen_pair(Pair<T> pair) {
-    return make_float2(widen(pair.x), widen(pair.y));
-  }
   /// The lane's pair of the band's channels in the row in which its clamped first channel is at `from`.
   template <class T>
   __device__ Pair<T> load_pair(const T* from, int band) const {
-    if constexpr (Shape::kVectors && sizeof(T) == 4) {
-      const float2 v = __ldcg(reinterpret_cast<const float2*>(from));
-      return {v.x, v.y};
-    } else if constexpr (Shape::kVectors) {
-      const std::uint32_t v = __ldcg(reinterpret_cast<const std::uint32_t*>(from));
-      return {T{static_cast<std::uint16_t>(v)}, T{static_cast<std::uint16_t>(v >> 16)}};
-    } else {
-      return {load_one(from), load_one(from + (channel(band) + 1 < p_.channels ? 1 : 0))};
-    }
+    return kernels::load_pair<Shape::kVectors>(from, channel(band) + 1 < p_.channels);
   }
 
  private:
@@ -200,14 +183,6 @@ class GatedTile {
     Pair<float> gamma;
   };
 
-  template <class T>
-  __device__ static T load_one(const T* from) {
-    if constexpr (sizeof(T) == 4) {
-      return __ldcg(from);
-    } else {
-      return T{__ldcg(&from->bits)};
-    }
-  }
   template <class T>
   __device__ T* column(const GatedRows<T>& rows, int band) const {
     return rows.column(place_.batch, clamped_channel(band));
@@ -327,6 +302,7 @@ class GatedTile {
   __device__ void finish(bool last_reader) const {
     constexpr std::uint32_t kCleans = 1;
     constexpr std::uint32_t kChecks = 2;
+    static_assert(kTimes <= kThreads);
     const bool checks = Shape::kMeasures && p_.check.report != nullptr;
     if (p_.time_tiles - first_tile_ == 1 && !checks) return;
     meet();  // the tile's maxima are raised
@@ -340,41 +316,10 @@ class GatedTile {
     }
     meet();
     const std::uint32_t jobs = *jobs_;
-    if ((jobs & kChecks) != 0) check();
-    if ((jobs & kCleans) != 0) clean();
-  }
-
-  /// Which of the tile's times are at rest.
-  __device__ void check() const {
-    static_assert(kTimes <= kThreads);
-    const GatedCheck& c = p_.check;
-    const int time = place_.time + static_cast<int>(threadIdx.x);
-    std::uint32_t left = 0;  // times from the first that is not at rest on
-    if (static_cast<int>(threadIdx.x) < kTimes && time < p_.times) {
-      const float change = __ldcg(p_.change + time);
-      const float magnitude = __ldcg(p_.magnitude + time);
-      p_.change[time] = p_.magnitude[time] = 0.0F;
-      const bool rests = magnitude <= std::numeric_limits<float>::max() && change <= c.tolerance * magnitude;
-      if (!rests) left = static_cast<std::uint32_t>(p_.times - time + p_.after);
+    if ((jobs & kChecks) != 0) {
+      check_times<kTimes>(p_, place_.time, p_.time_tiles - first_tile_, [&] { meet(); });
     }
-    left = ptx::warp_max(left);
-    if (lane_ == 0 && left != 0) atomicMax(p_.moving, left);
-    meet();  // raised
-    if (threadIdx.x != 0) return;
-    if (ptx::add_acq_rel(p_.checked, 1) + 1 != static_cast<std::uint32_t>(p_.time_tiles - first_tile_)) return;
-    *p_.checked = 0;
-    if (p_.reports) report();
-  }
-
-  /// By one thread.
-  __device__ void report() const {
-    const GatedCheck& c = p_.check;
-    const int before = c.begins ? c.first : static_cast<int>(ptx::load_relaxed(c.settled));
-    const auto left = static_cast<int>(ptx::load_relaxed(p_.moving));
-    *p_.moving = 0;
-    const auto settled = static_cast<std::uint32_t>(max(c.times - left, before + 1));
-    if (c.settled != nullptr) *c.settled = settled;
-    ptx::store_for_host(c.report, settled);
+    if ((jobs & kCleans) != 0) clean();
   }
 
   /// In the last tile of those that share channels to have read.
@@ -407,14 +352,16 @@ class GatedTile {
         Step steps[2];
         kept(band, i, steps);
         h[band] = make_float2(steps[0](h[band].x), steps[1](h[band].y));
-        store(to[band], rounded[band], time < p_.times ? p_.channels - channel(band) : 0, h[band]);
+        store_pair<Shape::kVectors>(to[band], rounded[band], time < p_.times ? p_.channels - channel(band) : 0,
+                                    h[band]);
         to[band] = p_.h.below(to[band], 1);
         rounded[band] = p_.rounded.below(rounded[band], 1);
         if constexpr (Shape::kMeasures) {
           const Pair<float> old = old_[band][i];
           const int there = p_.channels - channel(band);
-          change = max(change, max(bits(h[band].x - old.x, there > 0), bits(h[band].y - old.y, there > 1)));
-          magnitude = max(magnitude, max(bits(h[band].x, there > 0), bits(h[band].y, there > 1)));
+          change = max(change,
+                       max(magnitude_bits(h[band].x - old.x, there > 0), magnitude_bits(h[band].y - old.y, there > 1)));
+          magnitude = max(magnitude, max(magnitude_bits(h[band].x, there > 0), magnitude_bits(h[band].y, there > 1)));
         }
       }
       if constexpr (Shape::kMeasures) {
@@ -432,29 +379,6 @@ class GatedTile {
       atomicMax(reinterpret_cast<std::uint32_t*>(to), min(maximum, 0x7f800000U));  // NaN counts as infinity
     }
   }
-  /// Bits of |x|, 0 where there is no channel. As integers they are in the order of the floats, NaN above infinity.
-  __device__ static std::uint32_t bits(float x, bool exists) {
-    return __float_as_uint(x) & (exists ? 0x7fffffffU : 0U);
-  }
-  /// One or both of a pair, `there` channels.
-  __device__ static void store(float* to, A* rounded, int there, float2 h) {
-    if constexpr (Shape::kVectors) {
-      if (there <= 0) return;
-      *reinterpret_cast<float2*>(to) = h;
-      if constexpr (sizeof(A) == 2) {
-        *reinterpret_cast<std::uint32_t*>(rounded) =
-            static_cast<std::uint32_t>(narrow<A>(h.x).bits) | static_cast<std::uint32_t>(narrow<A>(h.y).bits) << 16;
-      }
-    } else {
-      if (there > 0) to[0] = h.x;
-      if (there > 1) to[1] = h.y;
-      if constexpr (sizeof(A) == 2) {
-        if (there > 0) rounded[0] = narrow<A>(h.x);
-        if (there > 1) rounded[1] = narrow<A>(h.y);
-      }
-    }
-  }
-
   static constexpr std::uint64_t kPublished = std::uint64_t{1} << 32;
 
   const GatedTileOperands<A>& p_;

@@ -1,12 +1,11 @@
-// What a gate-frozen sweep by tiles reads and writes (gated_tile.cuh), and the words of Cuda::flags() by which its
+// What a gate-frozen sweep by tiles reads and writes (tile.cuh), and the words of Cuda::flags() by which its
 // tiles know of each other.
 #pragma once
 
 #include <cstdint>
 #include <type_traits>
 
-#include "kernels/cuda/recurrence/gated_check.h"
-#include "kernels/cuda/runtime/cuda.h"
+#include "kernels/cuda/recurrence/sweep.h"
 #include "kernels/cuda/runtime/launch.cuh"
 
 namespace mmrec::kernels {
@@ -67,18 +66,21 @@ struct GatedFlags {
   bool fit() const { return words() <= static_cast<std::int64_t>(Cuda::kFlagWords); }
 };
 
-template <class A>
-GatedTileOperands<A> gated_tile_operands(Cuda& cuda, const GateInputs<Device, A>& in,
-                                         const SequenceView<A, Device>& rounded, std::int64_t first, std::int64_t count,
-                                         const GatedFlags& flags) {
+/// Operands of times [first, first + count) of a GatedScan or GatedSweep, which rounds states into `rounded`.
+template <class Op, class A>
+GatedTileOperands<A> gated_tile_operands(Cuda& cuda, const Op& op, const SequenceView<A, Device>& rounded,
+                                         const float* bias, const GatedCheck& check, std::int64_t first,
+                                         std::int64_t count, const GatedFlags& flags) {
+  const GateInputs<Device, A>& in = op.in;
+  const auto after = static_cast<int>(in.z.time - first - count);
   return {.z = gated_rows(in.z, first),
           .zm = gated_rows(in.zm, first),
           .gamma = gated_rows(in.gamma, first),
           .h = gated_rows(in.h, first),
           .rounded = gated_rows(rounded, first),
-          .bias = nullptr,
-          .change = nullptr,
-          .magnitude = nullptr,
+          .bias = bias,
+          .change = op.change + first,
+          .magnitude = op.magnitude + first,
           .mix = in.mdi_mix,
           .times = static_cast<int>(count),
           .channels = static_cast<int>(in.z.dim),
@@ -90,9 +92,9 @@ GatedTileOperands<A> gated_tile_operands(Cuda& cuda, const GateInputs<Device, A>
           .finished = cuda.flags() + 2,
           .readers = cuda.flags() + 2 + flags.time_tiles,
           .published = reinterpret_cast<ulonglong2*>(cuda.flags() + flags.counters()),
-          .check = {},
-          .after = 0,
-          .reports = true};
+          .check = check,
+          .after = after,
+          .reports = after == 0};
 }
 
 }  // namespace mmrec::kernels

@@ -1,7 +1,7 @@
 // One gate-frozen sweep from the gates' pre-activations straight to h, in one pass: a and b stay in registers.
 //   s = σ(gate_s + b_g),  g = σ(zm + gate_g),  a = γ + μ (1 − g + γ),  b = z ⊙ (s + μ g),  h = a ⊙ h₋₁ + b
 //
-// A block owns a tile of 64 times and 64 channels (gated_tile.cuh), a warp 8 of the times, so that a thread's operands
+// A block owns a tile of 64 times and 64 channels (tile.cuh), a warp 8 of the times, so that a thread's operands
 // are 16 elements, all of them under way at once. Long sweeps are several launches of up to 64 tiles of time, so that
 // the walk over earlier tiles stays short.
 //
@@ -10,12 +10,11 @@
 // is one row of 64 channels, 256 or 128 bytes. Two blocks of 256 threads a multiprocessor have up to 180 KB in flight.
 //
 // Deterministic: the order of composition follows from time and `first` alone, and maxima have no order.
-#include "kernels/cuda/recurrence/gated_scan.h"
-
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/cuda/recurrence/gated_tile.cuh"
+#include "kernels/cuda/recurrence/sweep.h"
+#include "kernels/cuda/recurrence/tile.cuh"
 #include "kernels/cuda/rows/rows.cuh"
 
 namespace mmrec::kernels {
@@ -63,8 +62,7 @@ __global__ void __launch_bounds__(256, 2) gated_scan_kernel(const __grid_constan
 #pragma unroll
     for (int i = 0; i < Shape::kWarpTimes; ++i) {
       const float* from = p.gate.below(top, tile.clamped_time(i));
-      sums[i] = {Tile::widen_pair(tile.load_pair(from, 0)),
-                 Tile::widen_pair(tile.load_pair(from + p.tile.channels, 0))};
+      sums[i] = {widen_pair(tile.load_pair(from, 0)), widen_pair(tile.load_pair(from + p.tile.channels, 0))};
     }
   } else if (place.channel == 0 && place.batch == 0 && tile.lane() < Shape::kWarpTimes) {
     const int time = tile.time_of(tile.lane());
@@ -110,16 +108,10 @@ void run_scan(Cuda& cuda, const GatedScan<Device, A>& op, const float* gate_bias
   for (std::int64_t first = op.first; first < in.z.time; first += flags.time_tiles * Tile::kTimes) {
     const std::int64_t count = std::min(in.z.time - first, flags.time_tiles * Tile::kTimes);
     flags.time_tiles = ceil_div(count, Tile::kTimes);
-    Params<A> params{.tile = gated_tile_operands(cuda, in, in.h_rounded, first, count, flags),
+    Params<A> params{.tile = gated_tile_operands(cuda, op, in.h_rounded, gate_bias, check, first, count, flags),
                      .gate = {},
                      .batch = static_cast<int>(in.z.batch)};
     if constexpr (kGates == Gates::kProduct) params.gate = gated_rows(op.gate, first);
-    params.tile.bias = gate_bias;
-    params.tile.change = op.change + first;
-    params.tile.magnitude = op.magnitude + first;
-    params.tile.check = check;
-    params.tile.after = static_cast<int>(in.z.time - first - count);
-    params.tile.reports = params.tile.after == 0;
     const dim3 grid(static_cast<unsigned>(flags.time_tiles * in.z.batch * flags.channel_tiles));
     launch(cuda.stream(), overlapping(cuda, grid, dim3(Tile::kThreads)),
            aligned ? gated_scan_kernel<A, true, kGates> : gated_scan_kernel<A, false, kGates>, params);

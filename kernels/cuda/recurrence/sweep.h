@@ -1,0 +1,69 @@
+// One gate-frozen sweep of a window (GatedSweep): the ways it can go, and what its end reports.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "kernels/cuda/runtime/cuda.h"
+
+namespace mmrec::kernels {
+
+enum class SweepWay : std::uint8_t {
+  kProductAndScan,  // everywhere: the gates' product, then gated_scan
+  kNarrowTiles,     // one kernel (sm_90), by tiles of 64 channels
+  kWideTiles,       // the same, of 128
+};
+
+/// The way of a sweep. One kernel wherever it can be: compute capability 9.0 (every build has code for it), 16 bits, D
+/// a multiple of 8, views and gate_weight 16-byte aligned with strides that are multiples of 8, gate_bias null or
+/// 8-byte aligned, times first..T not empty, and few enough tiles that their words have room in Cuda::flags(): batch x
+/// ⌈(T − first) / 128⌉ x D up to about 500,000. The [T, 2D] matrix of gates, 16 bytes written and read for an
+/// element of [T, D], does not exist then, and the host need not wait for every sweep. Narrow tiles while they all run
+/// at once, in one wave; wide ones read operands less often. Looks at sizes and addresses alone.
+template <class A>
+SweepWay choose_sweep(const Cuda& cuda, const GatedSweep<Device, A>& op);
+
+/// gated_sweeps, every sweep by `way` instead of the one that choose_sweep takes. Throws std::invalid_argument where
+/// that is one kernel, which the op does not suit.
+template <class A>
+SweepCounts gated_sweeps_by(Cuda& cuda, const GatedSweeps<Device, A>& op, std::optional<SweepWay> way);
+
+/// The end of a sweep in a loop of sweeps: how much of the window has settled. A time is at rest if its magnitude is
+/// finite and its change at most `tolerance` times that. Settled are the window's times before the first that is not at
+/// rest; and at least one time more than before, because the first unsettled time has seen a settled state.
+struct GatedCheck {
+  float* change = nullptr;     // [times], of the sweep, raised from `first` on; left 0 for the next
+  float* magnitude = nullptr;  // same
+  int first = 0;
+  int times = 0;
+  float tolerance = 0.0F;
+  bool begins = true;                // `first` times were settled before; else as many as *settled says
+  std::uint32_t* settled = nullptr;  // on the device; null: nobody there asks
+  std::uint32_t* report = nullptr;   // page-locked; null: no check
+};
+
+/// gated_scan of a product without its bias, [D] or null; change and magnitude are raised to the maxima instead of set.
+/// Checks at its end what has settled, if check.report is not null.
+template <class A>
+void gated_scan_raising(Cuda& cuda, const GatedScan<Device, A>& op, const float* gate_bias,
+                        const GatedCheck& check = {});
+
+/// A sweep that needs no product, as the first of a window: its gates see 0 instead of h_{t-1}, the carry included, so
+/// it settles nothing. Neither `gate` nor previous states are read. Sets change and magnitude to 0.
+template <class A>
+void gated_scan_first(Cuda& cuda, const GatedScan<Device, A>& op, const float* gate_bias);
+
+/// The sweep by one kernel, which neither waits nor allocates and can be captured; by the tiles of `way`; choose_sweep
+/// must have taken one of these. Its product is summed in fp32, in an order that depends on D alone, so the bits of a
+/// time's gates do not depend on `first`. Checks at its end what has settled, if check.report is not null; check.first
+/// is op.first. If it does not begin a window it leaves out what the work before this on the stream has left in
+/// *check.settled: times before it in whole steps of kGatedSweepStep from op.first on, and everything where it is
+/// check.times. So sweeps can be enqueued before it is known whether they are needed. (h_rounded_next is complete from
+/// the last time left out on.) One that finds everything settled rounds all states but the carry into `settled`, [B, T
+/// + 1, D] like h, if that is given.
+inline constexpr int kGatedSweepStep = 256;
+template <class A>
+void gated_sweep_sm90(Cuda& cuda, const GatedSweep<Device, A>& op, SweepWay way, const GatedCheck& check = {},
+                      const SequenceView<A, Device>& settled = {});
+
+}  // namespace mmrec::kernels
