@@ -159,7 +159,8 @@ TYPED_TEST(FusedNormsTest, SumsAndRoundsTheNextLayersState) {
         std::vector<double> before(x.values().size());
         for (std::size_t i = 0; i < before.size(); ++i) before[i] = 1e6 / static_cast<double>(i + 1);
         DeviceBuffer<double> sum = this->to_device(before);
-        SumNorm<Device, A> op{.x = x.view(), .sum = {sum.data(), rows, dim}, .norm = norm.view().data, .u = u.view()};
+        SumNorm<Device, A> op{
+            .x = x.view(), .sum = {sum.data(), rows, dim}, .norm = norm.view().data, .u = u.view(), .next = {}};
         if (has_next) op.next = {h.view(), rounded.view()};
         sum_norm(this->cuda(), op);
         const std::vector<double> sums = this->to_host(sum);

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "kernels/cuda/runtime/graph.h"
-#include "models/mmrec/cuda/decode/choose.h"
 #include "models/mmrec/cuda/ops.h"
 #include "tests/models/cuda/decode_testing.h"
 
