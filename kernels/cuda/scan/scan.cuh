@@ -259,7 +259,7 @@ ScanColumnCut cut_columns(const Cuda& cuda, const ScanShape& shape, const ScanPl
                     columns >> 31 == 0;
   if (!fits) return {};
 
-  ScanColumnCut to{.halves = halves};
+  ScanColumnCut to{.plan = {}, .halves = halves};
   ScanColumnPlan& plan = to.plan;
   auto fewest = std::numeric_limits<double>::infinity();
   const std::int64_t most_group = shared ? kMostColumnGroup : 1;

@@ -360,8 +360,8 @@ TEST_F(GatedSweepSm90, NarrowAndWideTilesGiveTheSameBits) {
   check(c, wide);
   EXPECT_EQ(narrow.h, wide.h);
   // Times before the first are NaN, untouched.
-  EXPECT_TRUE(same_bits(narrow.change, wide.change));
-  EXPECT_TRUE(same_bits(narrow.magnitude, wide.magnitude));
+  EXPECT_TRUE(test::same_bits(narrow.change, wide.change));
+  EXPECT_TRUE(test::same_bits(narrow.magnitude, wide.magnitude));
 }
 
 TEST_F(GatedSweepSm90, WhatItDoesNotTake) {
