@@ -77,19 +77,6 @@ class BatchBlock {
 
   // --- A stage -------------------------------------------------------------------------------------------------------
 
-  /// The stage's operand, or `panel` of it.
-  __device__ int read_input(int layer, const StageInfo& stage, int panel, int panel_bytes) {
-    const Point point = stage.input;
-    if (point == Point::kCount) return inputs_.read_state(layer);
-    if (stage.is_normalised()) {
-      const bool embeds = layer == 0 && stage.first == Product::kQvzk;
-      return inputs_.read_normalised(c_.norm(point, layer), l2_.template input<float>(layer, point), embeds);
-    }
-    const int width = c_.width(point);
-    return inputs_.template gather<true>(l2_.template input<A>(layer, point) + panel / int{sizeof(A)},
-                                         stage.is_pair() ? c_.networks() * batch() : batch(), width,
-                                         min(width * int{sizeof(A)} - panel, panel_bytes));
-  }
   template <Stage kStage>
   __device__ void finish(int layer, const L2Output& out) {
     const bool scales = DecodeContext<A>::kScalesSums && is_normalised(kStage);
@@ -122,7 +109,7 @@ class BatchBlock {
       if (panel == 0) {
         at_stage(stage, [&]<Stage kStage>() { out = l2_.template output<kStage>(layer, c_.thread(), first, rows); });
       }
-      if (first == 0) pitch = read_input(layer, info, panel, panel_bytes);
+      if (first == 0) pitch = inputs_.template read<true>(l2_, info, layer, panel, panel_bytes);
       if (panel == 0) acquire_sums();
       int to = 0;
 #pragma unroll 1

@@ -1,5 +1,9 @@
 // What every multiplying warp of a decode step has at hand, whichever way the step goes: its place, what its block
 // owns, and vectors on their way to the product.
+//
+// Ways are composed of members that refer to this context, and to nothing else: it is an object beside the block, and
+// no member holds the address of another one. Otherwise the compiler cannot take the objects apart, keeps them in local
+// memory and no longer knows which addresses are shared memory's.
 #pragma once
 
 #include <cstddef>
@@ -131,11 +135,7 @@ struct DecodeContext {
   __device__ __forceinline__ float norm_scale_of(float sum) const {
     return norm_factor_fast(sum * p.plan.share_of_dim);
   }
-  __device__ __forceinline__ float norm_scale(const float* of_warps) const {
-    const float4 a = reinterpret_cast<const float4*>(of_warps)[0];
-    const float4 b = reinterpret_cast<const float4*>(of_warps)[1];
-    return norm_scale_of(((a.x + a.y) + (a.z + a.w)) + ((b.x + b.y) + (b.z + b.w)));
-  }
+  __device__ __forceinline__ float norm_scale(float* of_warps) const { return norm_scale_of(total(of_warps, 0, 0, 1)); }
   /// Rounds weight ⊙ (scale x), to a vector's place in an operand.
   __device__ __forceinline__ static void store_vector(std::byte* operand, int vector, float4 w, float scale, float4 x) {
     const float4 y = make_float4(w.x * (scale * x.x), w.y * (scale * x.y), w.z * (scale * x.z), w.w * (scale * x.w));

@@ -2,6 +2,8 @@
 // in shared memory. A warp reads just the steps that it multiplies, so no warp waits for another one.
 #pragma once
 
+#include <climits>
+
 #include "models/mmrec/cuda/decode/through_l2.cuh"
 
 namespace mmrec::kernels {
@@ -30,7 +32,7 @@ class L2Inputs {
   /// Of one sequence: a lane's part of the sum of squares, which nobody has added up yet.
   __device__ __forceinline__ float squares_of_lane() const { return squares_; }
 
-  /// h₋₁ of the layer, for read_state: the first vectors of a lane.
+  /// h₋₁ of the layer: the first vectors of a lane.
   __device__ __forceinline__ void ask_state(int layer) {
     Position at = {};
 #pragma unroll
@@ -40,13 +42,53 @@ class L2Inputs {
     }
   }
 
-  // What follows writes vectors side by side and returns how many bytes they are apart.
-
-  __device__ __forceinline__ int read_state(int layer) { return narrowed(nullptr, Source::kState, layer, nullptr); }
-  /// rmsnorm up to the scale, unless that must come first (DecodeContext::kScalesSums); of embeddings or of `from`.
-  __device__ __forceinline__ int read_normalised(const float* weight, const float* from, bool embeds) {
-    return narrowed(weight, embeds ? Source::kEmbedding : Source::kExchange, 0, from);
+  /// Writes the stage's input, vectors side by side, and returns how many bytes they are apart; of what is A already,
+  /// panel_bytes bytes of each from byte `panel` on. kPair: whether there may be two vectors of a sequence.
+  template <bool kPair>
+  __device__ __forceinline__ int read(const ThroughL2<A, kOneSequence>& l2, const StageInfo& stage, int layer,
+                                      int panel = 0, int panel_bytes = INT_MAX) {
+    const Point point = stage.input;
+    if (point == Point::kCount) return narrowed(nullptr, Source::kState, layer, nullptr);
+    if (stage.is_normalised()) {
+      const Source kind = layer == 0 && stage.first == Product::kQvzk ? Source::kEmbedding : Source::kExchange;
+      return narrowed(c_.norm(point, layer), kind, layer, l2.template input<float>(layer, point));
+    }
+    const int width = c_.width(point);
+    return gather<kPair>(l2.template input<A>(layer, point) + panel / int{sizeof(A)},
+                         kPair && stage.is_pair() ? c_.networks() * batch() : batch(), width,
+                         min(width * int{sizeof(A)} - panel, panel_bytes));
   }
+
+ private:
+  /// Where a lane is among its vectors of all sequences.
+  struct Position {
+    int sequence, round;
+    __device__ __forceinline__ int vector(int first) const { return round * kStride + first; }
+  };
+  /// What a fp32 operand comes from.
+  enum class Source : std::uint8_t { kState, kEmbedding, kExchange };
+
+  __device__ __forceinline__ int batch() const { return kOneSequence ? 1 : static_cast<int>(c_.p.op.shape.batch); }
+  /// Of any lane.
+  __device__ __forceinline__ bool has_round(const Position& at) const {
+    return at.round * kStride * kVector < c_.dim && (kOneSequence || at.sequence < batch());
+  }
+  __device__ __forceinline__ bool exists(const Position& at) const {
+    return (kOneSequence || at.sequence < batch()) && at.vector(c_.first_vector()) * kVector < c_.dim;
+  }
+  __device__ __forceinline__ bool ends_sequence(const Position& at) const {
+    return (at.round + 1) * kStride * kVector >= c_.dim && at.sequence < batch();
+  }
+  __device__ __forceinline__ void next(Position& at) const {
+    ++at.round;
+    if (kOneSequence || at.round * kStride * kVector < c_.dim) return;
+    at.round = 0;
+    ++at.sequence;
+  }
+  __device__ __forceinline__ float4 state_vector(int layer, const Position& at) const {
+    return c_.state_vector(layer, at.sequence, at.vector(c_.first_vector()));
+  }
+
   /// `rows` vectors of `bytes` bytes, `stride` elements apart, as they get written; one, or a pair where there is one
   /// sequence. A lane reads a piece of a step.
   template <bool kPair>
@@ -85,37 +127,8 @@ class L2Inputs {
     return pitch;
   }
 
- private:
-  /// Where a lane is among its vectors of all sequences.
-  struct Position {
-    int sequence, round;
-    __device__ __forceinline__ int vector(int first) const { return round * kStride + first; }
-  };
-  /// What a fp32 operand comes from.
-  enum class Source : std::uint8_t { kState, kEmbedding, kExchange };
-
-  __device__ __forceinline__ int batch() const { return kOneSequence ? 1 : static_cast<int>(c_.p.op.shape.batch); }
-  /// Of any lane.
-  __device__ __forceinline__ bool has_round(const Position& at) const {
-    return at.round * kStride * kVector < c_.dim && (kOneSequence || at.sequence < batch());
-  }
-  __device__ __forceinline__ bool exists(const Position& at) const {
-    return (kOneSequence || at.sequence < batch()) && at.vector(c_.first_vector()) * kVector < c_.dim;
-  }
-  __device__ __forceinline__ bool ends_sequence(const Position& at) const {
-    return (at.round + 1) * kStride * kVector >= c_.dim && at.sequence < batch();
-  }
-  __device__ __forceinline__ void next(Position& at) const {
-    ++at.round;
-    if (kOneSequence || at.round * kStride * kVector < c_.dim) return;
-    at.round = 0;
-    ++at.sequence;
-  }
-  __device__ __forceinline__ float4 state_vector(int layer, const Position& at) const {
-    return c_.state_vector(layer, at.sequence, at.vector(c_.first_vector()));
-  }
-
-  /// Every sequence's fp32 vector, or if there is a weight rmsnorm of it up to the scale, rounded.
+  /// Every sequence's fp32 vector, or if there is a weight rmsnorm of it, rounded: up to the scale, unless that must
+  /// come first (DecodeContext::kScalesSums).
   __device__ __forceinline__ int narrowed(const float* weight, Source kind, int layer, const float* from) {
     const int pitch = padded_row(c_.dim * int{sizeof(A)});
     const int first = c_.first_vector();

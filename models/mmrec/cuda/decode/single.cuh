@@ -53,21 +53,6 @@ class SingleBlock {
   static constexpr int kHeldSlots = kMostTiles;
 
   template <Stage kStage>
-  __device__ __forceinline__ void read_input(int layer) {
-    constexpr Point kInput = stage_info(kStage).input;
-    if constexpr (kStage == Stage::kGate) {
-      inputs_.read_state(layer);
-    } else if constexpr (is_normalised(kStage)) {
-      const bool embeds = kStage == Stage::kProject && layer == 0;
-      inputs_.read_normalised(c_.norm(kInput, layer), l2_.template input<float>(layer, kInput), embeds);
-    } else {
-      const int width = c_.width(kInput);
-      inputs_.template gather<is_pair(kStage)>(l2_.template input<A>(layer, kInput),
-                                               is_pair(kStage) ? c_.networks() : 1, width, width * int{sizeof(A)});
-    }
-  }
-
-  template <Stage kStage>
   __device__ __forceinline__ void finish(int layer, const L2Output& out) {
     const float scale = Context::kScalesSums && is_normalised(kStage) ? c_.norm_scale(inputs_.norm_sums(0)) : 1.0F;
     const float y = __fmaf_rn(product_.sum(out.summed), scale, out.bias);
@@ -119,7 +104,7 @@ class SingleBlock {
           }
           const bool begins = first + row + k == 0;
           if (row + k == 0) out = l2_.template output<kStage>(layer, c_.thread(), first, count);
-          if (begins) read_input<kStage>(layer);
+          if (begins) inputs_.template read<is_pair(kStage)>(l2_, stage_info(kStage), layer);
           // Squares are summed up over the warp between the steps of the product.
           constexpr bool kSumsSquares = Context::kScalesSums && is_normalised(kStage);
           static_assert(!kSumsSquares || (kParts == 1 && kSteps == 4));
