@@ -178,8 +178,10 @@ TYPED_TEST(DecayScanCuda, RepeatsToTheBitAloneAndInABatch) {
 }
 
 // Wide operands: columns of one block, of two and (160 to 384 channels on few multiprocessors, else 512 and 1,024) of
-// four and more, in whole rounds and not, with halves and without, and columns that follow each other.
+// four and more, in whole rounds and not, with halves and without, and columns that follow each other. Which way a
+// shape goes depends on how many multiprocessors there are, so each goes every way.
 TYPED_TEST(DecayScanCuda, ColumnsOfOneBlockAndOfGroups) {
+  using enum ScanWay;
   for (ScanLayout layout :
        {ScanLayout{.time = 65, .dim = 520}, ScanLayout{.time = 128, .dim = 328}, ScanLayout{.time = 385, .dim = 168},
         ScanLayout{.time = 512, .dim = 328}, ScanLayout{.time = 800, .dim = 328},
@@ -194,6 +196,16 @@ TYPED_TEST(DecayScanCuda, ColumnsOfOneBlockAndOfGroups) {
     const auto r = this->run(c);
     EXPECT_TRUE(error(c, r.h, r.carry_out).below(1e-5)) << layout.time << " x " << layout.dim;
     EXPECT_TRUE(this->flags_are_zero());
+    // Rows of up to 512 bytes hand on in another way, which columns have not.
+    const bool has_columns = this->cuda().compute_capability() >= 90 && layout.dim * sizeof(TypeParam) > 512;
+    for (const ScanWay way : {kColumns, kWideColumns, kGroups}) {
+      if (way == r.way || !has_columns) continue;
+      const auto by = this->run(c, way);
+      EXPECT_EQ(by.way, way);
+      EXPECT_TRUE(same_bits(by.h.data, r.h.data) && same_bits(by.carry_out, r.carry_out))
+          << "way " << static_cast<int>(way) << ", " << layout.time << " x " << layout.dim;
+      EXPECT_TRUE(this->flags_are_zero());
+    }
     layout.offset = 1;
     const auto shifted = this->run(random_case<TypeParam>(layout, 19));
     EXPECT_TRUE(same_bits(r.carry_out, shifted.carry_out)) << layout.time << " x " << layout.dim;

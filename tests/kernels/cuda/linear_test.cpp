@@ -3,6 +3,7 @@
 // how many rows of its class there are; a chain of dependent calls reads what the call before it wrote.
 #include <memory>
 #include <ostream>
+#include <set>
 #include <type_traits>
 
 #include "kernels/cuda/gemm/choose.h"
@@ -115,6 +116,7 @@ class CudaLinearTest : public CudaTest {
     for (const Case& c : cases) {
       problems.push_back(std::make_unique<Problem<A, Y>>(cuda(), c, problems.size()));
       jobs.push_back(problems.back()->job());
+      if (c.rows != 0 && c.out != 0) ways_.insert(choose_linear(cuda(), jobs.back()));
     }
     linear(cuda(), std::span<const Linear<Device, A, Y>>(jobs));
     for (const auto& problem : problems) problem->expect_correct();
@@ -127,7 +129,15 @@ class CudaLinearTest : public CudaTest {
     check<Float16, float>(cases);
   }
 
-  /// The same, and that linear goes this way.
+  /// That the cases so far have gone these ways and no others; where sm_90's are not to be had, by the library instead.
+  void expect_ways(std::set<LinearWay> ways) {
+    if (cuda().compute_capability() != 90 && ways.erase(kFew) + ways.erase(kMany) != 0) ways.insert(kLibrary);
+    EXPECT_EQ(ways_, ways);
+  }
+  static constexpr LinearWay kMatvec = LinearWay::kMatvec, kFew = LinearWay::kFewRows, kMany = LinearWay::kManyRows,
+                             kLibrary = LinearWay::kLibrary;
+
+  /// One case, and that linear goes this way.
   template <class A, class Y>
   void check_way(LinearWay way, const Case& c) {
     SCOPED_TRACE(c);
@@ -167,6 +177,9 @@ class CudaLinearTest : public CudaTest {
     EXPECT_TRUE(same_bits(got, {all.begin(), all.begin() + static_cast<std::ptrdiff_t>(got.size())}))
         << size << " rows at a time";
   }
+
+ private:
+  std::set<LinearWay> ways_;
 };
 
 TEST_F(CudaLinearTest, EveryWayIsTakenByItsShapes) {
@@ -212,6 +225,7 @@ TEST_F(CudaLinearTest, FewRowsOfAnySize) {
       }
     }
   }
+  expect_ways({kMatvec});
 }
 
 TEST_F(CudaLinearTest, ManyRowsOfAnySize) {
@@ -224,6 +238,7 @@ TEST_F(CudaLinearTest, ManyRowsOfAnySize) {
       }
     }
   }
+  small_sizes() ? expect_ways({kFew, kLibrary}) : expect_ways({kFew, kMany, kLibrary});
 }
 
 TEST_F(CudaLinearTest, EveryEpilogueInEveryLayout) {
@@ -258,6 +273,7 @@ TEST_F(CudaLinearTest, EveryEpilogueInEveryLayout) {
       }
     }
   }
+  expect_ways({kMatvec, kFew, kMany, kLibrary});
 }
 
 TEST_F(CudaLinearTest, ManyWholeTiles) {
@@ -269,6 +285,7 @@ TEST_F(CudaLinearTest, ManyWholeTiles) {
   check<Float16, Float16>({{rows - 9, out - 6, 400, Activation::kRelu, true}});
   check<Float16, float>({{rows, out, 400, Activation::kGelu, true, Residual::kInPlace}});
   check<BFloat16, float>({{rows - 9, out - 6, 400, Activation::kNone, false, Residual::kApart, 0.5F}});
+  expect_ways({kMany});
 }
 
 TEST_F(CudaLinearTest, SharesOfEveryLength) {
@@ -279,6 +296,7 @@ TEST_F(CudaLinearTest, SharesOfEveryLength) {
     check<float, float>({{4, 9, in}});
     check<float, float>({{8, 9, in}});
   }
+  expect_ways({kMatvec});
 }
 
 // Rows so few and sums so long that several blocks share a tile's.
@@ -291,6 +309,7 @@ TEST_F(CudaLinearTest, SumsInSlices) {
       check<Float16, Float16>({{rows, 72, in, Activation::kRelu, false, Residual::kApart, 0.5F}});
     }
   }
+  expect_ways({kFew});
 }
 
 TEST_F(CudaLinearTest, SeveralJobsInOneCall) {
@@ -307,6 +326,7 @@ TEST_F(CudaLinearTest, SeveralJobsInOneCall) {
     cases.push_back({129 + 100 * i, 24 + 136 * i, 32 + 64 * i, static_cast<Activation>(i % 3), i % 2 == 1});
   }
   check_all_types(cases);
+  expect_ways({kMatvec, kFew, kMany, kLibrary});
 }
 
 TEST_F(CudaLinearTest, EmptyJobsAreLeftOut) {
@@ -322,8 +342,11 @@ TEST_F(CudaLinearTest, LargeShapes) {
     check<float, float>({{rows, 2048, 512, Activation::kGelu, true, Residual::kApart}});
   }
   check<BFloat16, float>({{2, 128256, 256}});
-  // Products that take more scratch than there is: in chunks of rows.
-  check<BFloat16, BFloat16>({{1500, 16384, 32, Activation::kGelu, true}});
+  expect_ways({kMatvec, kFew, kMany, kLibrary});
+  // Products of the library that take more scratch than there is: in chunks of rows.
+  Problem<BFloat16, BFloat16> chunks(cuda(), {1500, 16384, 32, Activation::kGelu, true}, 1);
+  linear_by(cuda(), kLibrary, chunks.job());
+  chunks.expect_correct();
 }
 
 TEST_F(CudaLinearTest, BitsOfFewRowsDoNotDependOnTheirNumber) {

@@ -42,7 +42,8 @@ struct Dense {
   }
   Vector operator()(const double* x) const {
     Vector y(bias.size());
-    for (std::size_t i = 0; i < y.size(); ++i) y[i] = (*this)(i, x);
+    parallel_for(static_cast<std::int64_t>(y.size()),
+                 [&](std::int64_t i) { y[static_cast<std::size_t>(i)] = (*this)(static_cast<std::size_t>(i), x); });
     return y;
   }
 };

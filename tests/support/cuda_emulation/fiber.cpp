@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <new>
 
+#include "execution.h"
 #include "sanitizer.h"
 
 #if !defined(__x86_64__)
@@ -21,7 +22,10 @@ constexpr std::size_t kGuardBytes = 4096;  // below the stack: an overflow fault
 std::byte* allocate_stack() {
   void* memory = mmap(nullptr, kGuardBytes + kStackBytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED || mprotect(memory, kGuardBytes, PROT_NONE) != 0) throw std::bad_alloc();
+  if (memory == MAP_FAILED || mprotect(memory, kGuardBytes, PROT_NONE) != 0) {
+    // Two mappings a thread: 65,530 of them (vm.max_map_count) are those of 64 blocks of 512 threads at a time.
+    fail("no address space for the stack of one more thread");
+  }
   return static_cast<std::byte*>(memory) + kGuardBytes;
 }
 
