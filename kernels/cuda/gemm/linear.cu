@@ -158,14 +158,15 @@ void linear(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
   linear_by(cuda, LinearWay::kAuto, jobs);
 }
 
-#define MMREC_INSTANTIATE(A, Y)                                       \
-  template void linear(Cuda&, std::span<const Linear<Device, A, Y>>); \
-  template void linear_by(Cuda&, LinearWay, std::span<const Linear<Device, A, Y>>);
-MMREC_INSTANTIATE(float, float)
-MMREC_INSTANTIATE(BFloat16, BFloat16)
-MMREC_INSTANTIATE(BFloat16, float)
-MMREC_INSTANTIATE(Float16, Float16)
-MMREC_INSTANTIATE(Float16, float)
-#undef MMREC_INSTANTIATE
+template void linear(Cuda&, std::span<const Linear<Device, float, float>>);
+template void linear_by(Cuda&, LinearWay, std::span<const Linear<Device, float, float>>);
+template void linear(Cuda&, std::span<const Linear<Device, BFloat16, BFloat16>>);
+template void linear_by(Cuda&, LinearWay, std::span<const Linear<Device, BFloat16, BFloat16>>);
+template void linear(Cuda&, std::span<const Linear<Device, BFloat16, float>>);
+template void linear_by(Cuda&, LinearWay, std::span<const Linear<Device, BFloat16, float>>);
+template void linear(Cuda&, std::span<const Linear<Device, Float16, Float16>>);
+template void linear_by(Cuda&, LinearWay, std::span<const Linear<Device, Float16, Float16>>);
+template void linear(Cuda&, std::span<const Linear<Device, Float16, float>>);
+template void linear_by(Cuda&, LinearWay, std::span<const Linear<Device, Float16, float>>);
 
 }  // namespace mmrec::kernels

@@ -313,13 +313,13 @@ void linear_many_rows_sm90(Cuda& cuda, std::span<const Linear<Device, A, Y>> job
 
 template bool gemm_sm90_supported(const Cuda&, MatrixView<const BFloat16, Device>, const WeightView<Device>&);
 template bool gemm_sm90_supported(const Cuda&, MatrixView<const Float16, Device>, const WeightView<Device>&);
-#define MMREC_INSTANTIATE(A, Y)                                                      \
-  template GemmTile choose_tile(const Cuda&, std::span<const Linear<Device, A, Y>>); \
-  template void linear_many_rows_sm90(Cuda&, std::span<const Linear<Device, A, Y>>, GemmTile);
-MMREC_INSTANTIATE(BFloat16, BFloat16)
-MMREC_INSTANTIATE(BFloat16, float)
-MMREC_INSTANTIATE(Float16, Float16)
-MMREC_INSTANTIATE(Float16, float)
-#undef MMREC_INSTANTIATE
+template GemmTile choose_tile(const Cuda&, std::span<const Linear<Device, BFloat16, BFloat16>>);
+template void linear_many_rows_sm90(Cuda&, std::span<const Linear<Device, BFloat16, BFloat16>>, GemmTile);
+template GemmTile choose_tile(const Cuda&, std::span<const Linear<Device, BFloat16, float>>);
+template void linear_many_rows_sm90(Cuda&, std::span<const Linear<Device, BFloat16, float>>, GemmTile);
+template GemmTile choose_tile(const Cuda&, std::span<const Linear<Device, Float16, Float16>>);
+template void linear_many_rows_sm90(Cuda&, std::span<const Linear<Device, Float16, Float16>>, GemmTile);
+template GemmTile choose_tile(const Cuda&, std::span<const Linear<Device, Float16, float>>);
+template void linear_many_rows_sm90(Cuda&, std::span<const Linear<Device, Float16, float>>, GemmTile);
 
 }  // namespace mmrec::kernels
