@@ -180,8 +180,7 @@ BenchRun run_bench(const std::filesystem::path& folder, const RunOptions& option
   read_into_page_cache(folder);
   check_interrupt();
 
-  const bool usable = gpu && options.gpu < models::cuda_device_count() &&
-                      models::cuda_unusable_reason(options.gpu).empty();  // loading says why not
+  const bool usable = gpu && models::cuda_unusable_reason(options.gpu).empty();  // loading says why not
   const std::uint64_t free_before = usable ? models::cuda_device_info(options.gpu).free_bytes : 0;
   const auto start = Clock::now();
   const Model model = load_model(folder, options);

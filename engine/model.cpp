@@ -107,19 +107,11 @@ void check(const LoadOptions& options) {
   }
 }
 
-/// Why GPU number `gpu` cannot be used, or "".
-std::string unusable_reason(int gpu) {
-  const int count = models::cuda_device_count();
-  if (count > 0 && gpu >= count)
-    return fmt::format("found GPU {}, expected 0..{}: there are {}", gpu, count - 1, count);
-  return models::cuda_unusable_reason(gpu);
-}
-
 /// Whether the model runs on the GPU, decided before any file is read. kCpu never asks for one.
 bool takes_cuda(const LoadOptions& options) {
   std::string reason;
   if (options.device != Device::kCpu) {
-    reason = unusable_reason(options.gpu);
+    reason = models::cuda_unusable_reason(options.gpu);
     if (reason.empty()) return true;
     reason = fmt::format("no usable CUDA device ({})", reason);
   }
