@@ -29,6 +29,8 @@ bool finish_segments_supported(const Cuda& cuda, const FinishSegments<Device, A>
 template <class A>
 void decode_step(Cuda& cuda, const DecodeStep<Device, A>& op);
 bool decode_step_supported(const Cuda& cuda, const DecodeShape& shape, std::size_t element);
+/// Whether this device runs a cluster of as many blocks as a small model's step takes.
+bool holds_decode_cluster(const Cuda& cuda);
 /// The way that decode_step goes; kNone where it is not supported.
 template <class A>
 DecodeWay decode_way(const Cuda& cuda, const DecodeShape& shape);
