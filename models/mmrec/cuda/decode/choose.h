@@ -22,6 +22,7 @@ struct DecodeChoice {
 /// that does not serve the shape.
 template <class A>
 DecodeChoice choose_decode(const Cuda& cuda, const DecodeShape& s, bool attends) {
+  const DecodeChoice none;
   constexpr auto kElement = static_cast<int>(sizeof(A));
   constexpr int kLeastCapability = 90;
   const auto may_be = [&](DecodeWay way) { return s.way == DecodeWay::kAuto || s.way == way; };
@@ -31,7 +32,7 @@ DecodeChoice choose_decode(const Cuda& cuda, const DecodeShape& s, bool attends)
   };
   if (cuda.compute_capability() < kLeastCapability || s.batch < 1 || s.batch > kTileColumns ||
       !all_whole(kPieceBytes)) {
-    return DecodeChoice();
+    return none;
   }
   const auto shared = static_cast<int>(cuda.shared_memory_per_block());
 
@@ -55,7 +56,7 @@ DecodeChoice choose_decode(const Cuda& cuda, const DecodeShape& s, bool attends)
     const DecodePlan plan = make_decode_plan(s, attends, kElement, blocks, shared, false);
     if (plan.slots >= kLeastSlots) return {DecodeWay::kBatch, blocks, plan};
   }
-  return DecodeChoice();
+  return none;
 }
 
 }  // namespace mmrec::kernels
