@@ -6,11 +6,9 @@
 
 #include "kernels/cuda/runtime/launch.cuh"
 #include "models/mmrec/cuda/decode/cluster_plan.cuh"
+#include "models/mmrec/cuda/ops.h"
 
 namespace mmrec::kernels {
-
-/// Whether the device holds a cluster of 16 blocks with all the shared memory that there is.
-bool holds_decode_cluster(const Cuda& cuda);
 
 struct DecodeChoice {
   DecodeWay way = DecodeWay::kNone;
