@@ -205,8 +205,8 @@ struct WeightView {
   constexpr WeightView middle_rows(std::int64_t first, std::int64_t count) const {
     return {static_cast<const std::byte*>(data) + bytes_of(format, first, cols), format, count, cols};
   }
-  /// The numbers as products of type A load them that know no other format: the CUDA backend's, all of them. Throws
-  /// std::invalid_argument naming both formats if they are stored otherwise.
+  /// The numbers for a product that loads fragments as numbers of type A and knows no other format: today the CUDA
+  /// backend's, all of them. Throws std::invalid_argument naming both formats if they are stored otherwise.
   template <class A>
   const A* as() const {
     if (data != nullptr && format != kDTypeOf<A>) {

@@ -437,6 +437,16 @@ TEST(Weights, MoreMemoryThanTheMachineHasIsRefusedBeforeAnyIsTaken) {
               {"not enough memory", "model.safetensors"});
 }
 
+TEST(Weights, AProductTakesNoFormatItDoesNotLoad) {
+  const std::uint16_t numbers[6] = {};
+  const kernels::WeightView<kernels::Host> matrix{numbers, DType::kBF16, 2, 3};
+  EXPECT_EQ(bytes_of(matrix.format, matrix.rows, matrix.cols), sizeof(numbers));
+  EXPECT_EQ(matrix.as<kernels::BFloat16>(), static_cast<const void*>(numbers));
+  EXPECT_EQ(matrix.middle_rows(1, 1).data, numbers + 3);
+  expect_says(error_of<std::invalid_argument>([&] { matrix.as<float>(); }), {"weights: found bf16, expected fp32"});
+  EXPECT_EQ(kernels::WeightView<kernels::Host>().as<kernels::Float16>(), nullptr);  // what a model has not
+}
+
 /// The checkpoint of a folder in two shards with an index, a tensor in each in turn.
 void write_shards(const fs::path& from, const fs::path& folder) {
   const EditableCheckpoint all(from / "model.safetensors");

@@ -327,7 +327,7 @@ void launch_few_rows(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
     const std::int64_t k_blocks = ceil_div(jobs[i].weight.cols, kDepth);
     const int slices = slices_of(jobs[i].weight.rows, k_blocks);
     clusters += static_cast<int>(ceil_div(ceil_div(jobs[i].weight.rows, kOutputs) * slices, kCluster));
-    parameters.w[i] = make_tensor_map(matrix_stack(jobs[i].weight), kOutputs, 1, /*wide=*/false);
+    parameters.w[i] = make_tensor_map(matrix_stack<A>(jobs[i].weight), kOutputs, 1, /*wide=*/false);
     parameters.x[i] = make_tensor_map(matrix_stack(jobs[i].x), kRows);
     parameters.job[i] = {linear_output(jobs[i]), static_cast<int>(k_blocks), slices, clusters};
   }

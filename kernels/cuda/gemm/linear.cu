@@ -61,7 +61,7 @@ template <class A, class Y>
 void multiply(const Lane& lane, const Linear<Device, A, Y>& job) {
   Matmul product{.x = job.x.data,
                  .x_stride = job.x.stride,
-                 .w = job.weight.data,
+                 .w = job.weight.template as<A>(),
                  .y = job.y.data,
                  .y_stride = job.y.stride,
                  .m = job.x.rows,

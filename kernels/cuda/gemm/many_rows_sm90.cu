@@ -275,7 +275,7 @@ void launch_jobs(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
   using Epilogue = LinearEpilogue<Y, Tile::kColumns>;
   typename Epilogue::Parameters outputs = {};
   for (std::size_t i = 0; i < jobs.size(); ++i) {
-    set_gemm_job<Tile>(products, static_cast<int>(i), matrix_stack(jobs[i].x), matrix_stack(jobs[i].weight));
+    set_gemm_job<Tile>(products, static_cast<int>(i), matrix_stack(jobs[i].x), matrix_stack<A>(jobs[i].weight));
     outputs.job[i] = linear_output(jobs[i]);
   }
   launch_gemm_sm90<Tile, A, Epilogue>(cuda, products, outputs, true);
@@ -286,8 +286,8 @@ void launch_jobs(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
 template <class A>
 bool gemm_sm90_supported(const Cuda& cuda, MatrixView<const A, Device> x, const WeightView<Device>& weight) {
   constexpr std::int64_t kMostTiles = std::numeric_limits<std::int32_t>::max() / std::int64_t{kMostGemmJobs};
-  return cuda.compute_capability() == 90 && has_tensor_map(matrix_stack(x)) && has_tensor_map(matrix_stack(weight)) &&
-         (x.rows / 128 + 2) * (weight.rows / 128 + 2) <= kMostTiles;
+  return cuda.compute_capability() == 90 && has_tensor_map(matrix_stack(x)) &&
+         has_tensor_map(matrix_stack<A>(weight)) && (x.rows / 128 + 2) * (weight.rows / 128 + 2) <= kMostTiles;
 }
 
 template <class A, class Y>

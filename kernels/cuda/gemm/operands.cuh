@@ -43,8 +43,9 @@ template <class A>
 MatrixStack matrix_stack(MatrixView<const A, Device> x) {
   return {.data = x.data, .columns = x.cols, .rows = x.rows, .row_stride = x.stride};
 }
-inline MatrixStack matrix_stack(const WeightView<Device>& w) {
-  return {.data = w.data, .columns = w.cols, .rows = w.rows, .row_stride = w.cols};
+template <class A>
+MatrixStack matrix_stack(const WeightView<Device>& w) {
+  return {.data = w.as<A>(), .columns = w.cols, .rows = w.rows, .row_stride = w.cols};
 }
 
 }  // namespace mmrec::kernels

@@ -122,7 +122,7 @@ void launch_chunk(Cuda& cuda, MatrixView<const A, Device> hidden, const WeightVi
                             .parts = static_cast<PartSum*>(cuda.scratch()),
                             .rows = static_cast<int>(hidden.rows),
                             .vocab = static_cast<int>(head.rows)};
-  launch_gemm_sm90<Tile, A, LogprobEpilogue>(cuda, matrix_stack(hidden), matrix_stack(head), rows, true);
+  launch_gemm_sm90<Tile, A, LogprobEpilogue>(cuda, matrix_stack(hidden), matrix_stack<A>(head), rows, true);
   merge_parts(cuda, rows, ceil_div(head.rows, Tile::kColumns));
 }
 

@@ -211,9 +211,10 @@ MatrixStack state_stack(const GatedSweep<Device, A>& op) {
           .row_stride = h.time_stride,
           .depth_stride = h.batch_stride};
 }
+template <class A>
 MatrixStack gate_stack(const WeightView<Device>& w) {
   const std::int64_t dim = w.cols;
-  return {.data = w.data, .columns = dim, .rows = dim, .depth = 2, .row_stride = dim, .depth_stride = dim * dim};
+  return {.data = w.as<A>(), .columns = dim, .rows = dim, .depth = 2, .row_stride = dim, .depth_stride = dim * dim};
 }
 
 template <class Tile, class A>
@@ -229,7 +230,7 @@ void launch_sweep(Cuda& cuda, const GatedSweep<Device, A>& op, const GatedCheck&
   GemmSkip skip;
   if (check.report != nullptr && !check.begins)
     skip = {check.settled, static_cast<std::uint32_t>(check.times), check.first};
-  launch_gemm_sm90<Tile, A, Epilogue>(cuda, state_stack(op), gate_stack(op.gate_weight), parameters, false, skip);
+  launch_gemm_sm90<Tile, A, Epilogue>(cuda, state_stack(op), gate_stack<A>(op.gate_weight), parameters, false, skip);
 }
 
 template <class T>
@@ -250,7 +251,7 @@ SweepWay choose_sweep(const Cuda& cuda, const GatedSweep<Device, A>& op) {
     const std::int64_t times = op.in.z.time - op.first;
     const bool one_kernel = cuda.compute_capability() == 90 && dim % 8 == 0 && times > 0 && batch > 0 &&
                             sweep_flags<NarrowSweepTile>(batch, times, dim).fit() && has_tensor_map(state_stack(op)) &&
-                            has_tensor_map(gate_stack(op.gate_weight)) && aligned(op.in.z) && aligned(op.in.zm) &&
+                            has_tensor_map(gate_stack<A>(op.gate_weight)) && aligned(op.in.z) && aligned(op.in.zm) &&
                             aligned(op.in.gamma) && aligned(op.in.h) && aligned(op.h_rounded_next) &&
                             reinterpret_cast<std::uintptr_t>(op.gate_bias) % 8 == 0;
     if (!one_kernel) return SweepWay::kProductAndScan;
