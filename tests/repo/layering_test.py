@@ -31,7 +31,7 @@ KEPT_APART = [
     (r"kernels/cpu/", r"kernels/cuda/", None),
     (r"kernels/cuda/", r"kernels/cpu/", None),
     (r"models/files/", r"models/(?!files/)", None),  # files of any model
-    (r"models/", r"(kernels|models/mmrec)/cuda/", r"models/(mmrec/cuda/|runner_cuda\.cpp$)"),
+    (r"models/", r"(kernels|models/mmrec)/cuda/", r"models/mmrec/cuda/"),
     (r"models/mmrec/cuda/decode/", r"models/mmrec/cuda/segments/", None),
     (r"models/mmrec/cuda/segments/", r"models/mmrec/cuda/decode/", None),
     (r"engine/", r"models/mmrec/cuda/", None),
@@ -138,15 +138,14 @@ class LayeringTest(unittest.TestCase):
         self.assertTrue(kept_apart("kernels/cpu/a.cpp", "kernels/cuda/element.cuh"))
         self.assertTrue(kept_apart("kernels/tensor.h", "kernels/cpu/cpu.h"))
         self.assertTrue(kept_apart("models/files/json.h", "models/mmrec/config.h"))
-        self.assertTrue(kept_apart("models/files/json.h", "models/runner_cuda.h"))
+        self.assertTrue(kept_apart("models/files/json.h", "models/executor.h"))
         self.assertFalse(kept_apart("models/files/json.h", "models/files/text.h"))
         for include in ["kernels/cuda/runtime/cuda.h", "models/mmrec/cuda/ops.h"]:
             self.assertTrue(kept_apart("models/mmrec/weights.h", include))
-            self.assertTrue(kept_apart("models/runner_cuda.h", include))
-            self.assertFalse(kept_apart("models/runner_cuda.cpp", include))
+            self.assertTrue(kept_apart("models/executor.h", include))
             self.assertFalse(kept_apart("models/mmrec/cuda/decode/a.cu", include))
         self.assertTrue(kept_apart("engine/model.cpp", "models/mmrec/cuda/weights.h"))
-        self.assertFalse(kept_apart("engine/model.cpp", "models/runner_cuda.h"))
+        self.assertFalse(kept_apart("engine/model.cpp", "models/mmrec/executors.h"))
         self.assertTrue(points_up("kernels/cuda/runtime/a.h", "kernels/cuda/isa/ptx.cuh"))
         self.assertTrue(points_up("kernels/cuda/rows/a.cu", "kernels/cuda/recurrence/gated_tile.cuh"))
         self.assertFalse(points_up("kernels/cuda/rows/a.cu", "kernels/cuda/recurrence/equations.cuh"))
