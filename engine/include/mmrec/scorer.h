@@ -16,6 +16,7 @@ struct ScorerOptions {
   /// Called between chunks and after the last one of each batch, with the tokens scored since the last call and their
   /// summed negative log-likelihood (natural log). Returning false cancels: the next chunk is the last, and score()
   /// then returns what is finished. A chunk is what CallOptions (session.h) says, of all documents scored together.
+  /// Must not use sessions of the model.
   std::function<bool(std::int64_t tokens, double nll)> on_progress;
 };
 

@@ -88,7 +88,11 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
     std::unique_lock lock(mutex_);
     if (!lane_) lane_.emplace(config_, *weights_);
     lane_->backend.make_current();
-    if (lane_->forward.reserve(sequences, resolve<A>(options).sweeps)) graphs_.clear(), seen_.clear();
+    if (lane_->forward.reserve(sequences, resolve<A>(options).sweeps)) {  // what lay in the old activations is gone
+      graphs_.clear();
+      seen_.clear();
+      drawn_for_ = nullptr;
+    }
     return {std::move(lock), *lane_};
   }
   Turn any_lane() { return lane({.prefill = PrefillMode::kSteps}, 1); }
@@ -126,8 +130,8 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
     if (config_.vocab_size > kernels::kMostSampleWords) return false;
     const auto count = static_cast<std::int64_t>(tokens.size());
     const Turn turn = lane({.prefill = PrefillMode::kSteps}, count);
-    Draw wanted{first, options, step, first_sequence};
-    if (next_draw_ != wanted || rules_.size() < tokens.size()) upload_rules(turn->backend, wanted, tokens.size());
+    Draw wanted{first, tokens.size(), options, step, first_sequence};
+    if (next_draw_ != wanted) upload_rules(turn->backend, wanted, tokens.size());
     next_draw_.reset();
     drawn_for_ = nullptr;
     if (drawn_.size() < tokens.size()) drawn_ = kernels::PinnedBuffer<int>(tokens.size());
@@ -159,6 +163,7 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
 
   struct Draw {
     Slot first = nullptr;
+    std::size_t count = 0;
     SamplerOptions options;
     std::uint64_t step = 0;
     std::uint64_t first_sequence = 0;

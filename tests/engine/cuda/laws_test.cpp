@@ -197,6 +197,47 @@ TEST_F(CudaEngine, TheDeviceDrawsWhatTheSamplerDraws) {
   }
 }
 
+// A drawn token waits on the device for the step that takes it; sessions of a model share that place.
+TEST_F(CudaEngine, DrawsOfOneSessionDoNotMeetThoseOfAnother) {
+  const Model model = load(kFolder, Device::kCuda, Precision::kF32);
+  const auto prompt = random_tokens(model, 20, 13);
+  const SamplerOptions greedy = {.temperature = 0.0F};
+  Sample drawn;
+  const auto next = [&](Session& session) {
+    session.draw(greedy, 0, 0, {&drawn, 1});
+    return drawn.token;
+  };
+  Session alone = model.new_session();
+  alone.prefill(prompt);
+  const int first = next(alone);
+  alone.step({&first, 1});
+  const auto expected = alone.save();
+
+  const auto other = [&](Session session) {
+    const auto batch = static_cast<std::size_t>(session.batch());
+    session.prefill(random_tokens(model, batch * 3, 14));
+    std::vector<Sample> samples(batch);
+    session.draw(greedy, 0, 0, samples);
+    std::vector<int> tokens;
+    for (const Sample& sample : samples) tokens.push_back(sample.token);
+    session.step(tokens);
+  };
+  Session session = model.new_session();
+  for (const int batch : {0, 1, 2, 9, 12}) {  // one that is only made, and ever larger ones at work in between
+    session.reset();
+    session.prefill(prompt);
+    const int token = next(session);
+    EXPECT_EQ(token, first);
+    if (batch == 0) {
+      (void)model.new_session(8);
+    } else {
+      other(model.new_session(batch));
+    }
+    session.step({&token, 1});
+    EXPECT_EQ(session.save(), expected) << batch;
+  }
+}
+
 TEST_F(CudaEngine, StatesMoveBetweenDevices) {
   for (const char* folder : {"oracle/slots", "upstream/segments"}) {
     const Model cpu = load(folder, Device::kCpu);
