@@ -124,8 +124,8 @@ struct ScanJob {
 
   /// Checks the operands, op.each_view(use) calling use(name, view) for each of them. Heads that lie next to each other
   /// become channels.
-  ScanJob(const char* name, const Op& from) : op(from) {
-    shape = {op.in[0].batch, op.in[0].heads, op.in[0].time, op.in[0].dim};
+  ScanJob(const char* name, const Op& from)
+      : op(from), shape{from.in[0].batch, from.in[0].heads, from.in[0].time, from.in[0].dim} {
     bool adjacent = true;
     op.each_view([&](const char* operand, const auto& view) {
       check_scan_view(name, operand, view, shape);
