@@ -76,6 +76,13 @@ class Cpu {
   void download(const T* from, T* to, std::size_t count) {
     if (count != 0) std::memcpy(static_cast<void*>(to), from, count * sizeof(T));
   }
+  /// The same of a matrix whose rows lie apart, to [rows, cols].
+  template <class T>
+  void download_rows(MatrixView<T, Host> from, T* to) {
+    for (std::int64_t r = 0; r < from.rows; ++r) {
+      download(from.row(r), to + r * from.cols, static_cast<std::size_t>(from.cols));
+    }
+  }
   void zero(void* to, std::size_t bytes) { std::memset(to, 0, bytes); }
   void copy(const void* from, void* to, std::size_t bytes) { std::memcpy(to, from, bytes); }
 

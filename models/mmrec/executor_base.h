@@ -61,10 +61,7 @@ class ExecutorBase : public Executor {
 
   void logits(Slot first, int count, std::span<float> to) override {
     const auto lane = derived().any_lane();
-    const auto rows = lane->forward.logits(first, count);
-    for (std::int64_t b = 0; b < count; ++b) {
-      lane->backend.download(rows.row(b), to.data() + b * rows.cols, static_cast<std::size_t>(rows.cols));
-    }
+    lane->backend.download_rows(lane->forward.logits(first, count), to.data());
   }
 
  protected:

@@ -219,6 +219,12 @@ void Cuda::copy_out(const void* from, void* to, std::size_t bytes) const {
   check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
 }
 
+void Cuda::copy_rows_out(const void* from, std::size_t pitch, void* to, std::size_t row_bytes, std::size_t rows) const {
+  check_cuda(cudaMemcpy2DAsync(to, row_bytes, from, pitch, row_bytes, rows, cudaMemcpyDeviceToHost, stream()),
+             "cudaMemcpy2DAsync");
+  check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+}
+
 bool Cuda::is_idle() const {
   const cudaError_t code = cudaStreamQuery(stream());
   if (code != cudaErrorNotReady) check_cuda(code, "cudaStreamQuery");

@@ -164,6 +164,12 @@ class Cuda {
   void download(const T* from, T* to, std::size_t count) const {
     copy_out(from, to, count * sizeof(T));
   }
+  /// The same of a matrix whose rows lie apart, to [rows, cols].
+  template <class T>
+  void download_rows(MatrixView<T, Device> from, T* to) const {
+    copy_rows_out(from.data, static_cast<std::size_t>(from.stride) * sizeof(T), to,
+                  static_cast<std::size_t>(from.cols) * sizeof(T), static_cast<std::size_t>(from.rows));
+  }
   void zero(void* to, std::size_t bytes);
   /// Within the device's memory.
   void copy(const void* from, void* to, std::size_t bytes);
@@ -174,6 +180,7 @@ class Cuda {
  private:
   void copy_in(const void* from, void* to, std::size_t bytes);
   void copy_out(const void* from, void* to, std::size_t bytes) const;
+  void copy_rows_out(const void* from, std::size_t pitch, void* to, std::size_t row_bytes, std::size_t rows) const;
 
   struct Streams {
     explicit Streams(int device);

@@ -125,6 +125,14 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
     enqueue(*lane_, runs);
   }
 
+  /// Through page-locked memory, which takes a part of the time.
+  void logits(Slot first, int count, std::span<float> to) override {
+    const Turn turn = any_lane();
+    if (logits_.size() < to.size()) logits_ = kernels::PinnedBuffer<float>(to.size());
+    turn->backend.download_rows(turn->forward.logits(first, count), logits_.data());
+    std::copy_n(logits_.data(), to.size(), to.data());
+  }
+
   bool draw(Slot first, const SamplerOptions& options, std::uint64_t step, std::uint64_t first_sequence,
             std::span<int> tokens, std::span<float> logprobs) override {
     if (config_.vocab_size > kernels::kMostSampleWords) return false;
@@ -229,6 +237,7 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
   std::mutex mutex_;  // guards all that follows
   std::optional<Lane<A>> lane_;
   kernels::DeviceBuffer<kernels::SampleRule> rules_;
+  kernels::PinnedBuffer<float> logits_;
   kernels::PinnedBuffer<int> drawn_;  // written by the device
   Slot drawn_for_ = nullptr;          // the first of those whose tokens drawn_ and forward.tokens() hold
   std::size_t drawn_count_ = 0;
