@@ -9,8 +9,8 @@
 #include <span>
 #include <vector>
 
+#include "models/host_state.h"
 #include "models/mmrec/config.h"
-#include "models/mmrec/state.h"
 
 namespace mmrec::engine {
 

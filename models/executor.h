@@ -16,7 +16,7 @@
 
 #include "mmrec/prefill.h"
 #include "mmrec/sampler_options.h"
-#include "models/mmrec/state.h"
+#include "models/host_state.h"
 
 namespace mmrec::models {
 

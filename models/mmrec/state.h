@@ -1,10 +1,10 @@
-// The state of a run of sequences between calls: everything the model remembers, of fixed size.
+// Where the state of a sequence lies in its slot, and its way to and from plain vectors.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
+#include "models/host_state.h"
 #include "models/mmrec/config.h"
 
 namespace mmrec::models {
@@ -34,18 +34,6 @@ struct SlotLayout {
     segment_context = place(layers * dim, sizeof(float));
     logits = place(static_cast<std::size_t>(config.vocab_size), sizeof(float));
   }
-};
-
-/// A copy of the state in host memory, the same for every backend. Sequences run in lock-step at one position.
-/// The ring's write index is (position / memory_segment) mod memory_slots, and min(position / memory_segment,
-/// memory_slots) slots are filled: both follow from `position`.
-struct HostState {
-  std::int64_t batch = 0;
-  std::int64_t position = 0;        // tokens consumed
-  std::vector<float> h;             // [L, B, D] recurrent state
-  std::vector<float> memory;        // [L, B, M, D] ring of segment means
-  std::vector<double> segment_sum;  // [L, B, D] sum of block outputs over the running segment
-  std::vector<float> logits;        // [B, V] of the next token; empty before the first token
 };
 
 /// A state whose tensors have the shapes of the configuration, and zeros; without logits at position 0.

@@ -92,7 +92,7 @@ class Workspace {
     return {gate_hidden_.data() + network * width, rows, width, networks() * width};
   }
   Matrix<A> ffn(std::int64_t rows) { return {ffn_.data(), rows, config.ffn_dim}; }
-  int networks() const { return config.use_dpg ? 1 : 2; }  // of the decay
+  std::int64_t networks() const { return config.use_dpg ? 1 : 2; }  // of the decay
   std::int64_t gate_width() const { return config.use_dpg ? config.dpg_rank : config.gate_hidden_dim(); }
   std::int64_t qvzk_width() const { return (config.use_dpg ? 3 : 4) * dim(); }
   /// What sweeps work in, if reserve() was told of them.
