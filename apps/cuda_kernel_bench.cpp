@@ -3,6 +3,7 @@
 // Bounds are measured in the same run and in turn with the kernel, repetition by repetition, so that a change of clocks
 // meets both: a copy (bytes read and written), a read, or a product of the matrix library. Operands are random; where
 // they would fit into L2 a measurement goes through as many sets of them as do not. Times are medians by CUDA events.
+// Longer than other files, because all cases are members of one class: they share operands, bounds and the table.
 #include <fmt/format.h>
 
 #include <algorithm>

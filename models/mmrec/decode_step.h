@@ -1,5 +1,5 @@
 // One decode step of a whole model as one op: every sequence of a batch consumes a token, from its embedding to the
-// logits of the next one. The equations are those of models/mmrec/forward.h for chunks of one token; operands of
+// logits of the next one. The equations are those of models/mmrec/block.h for chunks of one token; operands of
 // products are rounded to A in the same places.
 #pragma once
 

@@ -1,5 +1,5 @@
 // What follows the recurrence in a block, over whole memory segments, as one op: for backends that have a kernel for
-// it. The equations are those of models/mmrec/forward.h; operands of products are rounded to A in the same places.
+// it. The equations are those of models/mmrec/block.h; operands of products are rounded to A in the same places.
 #pragma once
 
 #include <cstdint>

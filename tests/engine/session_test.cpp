@@ -1,3 +1,5 @@
+// The promises of Session on a toy executor: arguments, positions, logits, progress, draws, clones and saved states.
+// Longer than other files, because one class makes them all.
 #include "mmrec/session.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// Opening checkpoints: the files themselves, the index and its shards, and what a fault may cost.
+// Opening checkpoints: the files themselves, the index and its shards, and what a fault may cost. Longer than other
+// files: a case for each way in which a file can be wrong.
 #include "models/files/checkpoint.h"
 
 #include <fcntl.h>

@@ -1,4 +1,5 @@
-// Binding and reading weights: layout, every mismatch with the configuration, non-finite values, identity.
+// Binding and reading weights: layout, every mismatch with the configuration, non-finite values, identity. Longer than
+// other files: a case for each refusal.
 #include "models/mmrec/weights.h"
 
 #include <gtest/gtest.h>

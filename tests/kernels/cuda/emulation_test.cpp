@@ -1,5 +1,6 @@
 // The host emulation of CUDA tested itself: what kernels may do works, and what they may not do is reported. Compiled
-// for the emulation only.
+// for the emulation only. Longer than other files: a case for each feature of the emulated language, with small
+// kernels.
 #include <cuda_runtime.h>
 
 #include <numeric>

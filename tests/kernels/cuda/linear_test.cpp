@@ -1,6 +1,7 @@
 // linear against fp64 on the operands as stored: few rows, more and many, which different kernels or the matrix library
 // take, every type, activation, bias and residual, any alignment, several jobs in a call; a row's bits do not depend on
-// how many rows of its class there are; a chain of dependent calls reads what the call before it wrote.
+// how many rows of its class there are; a chain of dependent calls reads what the call before it wrote. Longer than
+// other files, because all ways of the one op share its cases.
 #include <memory>
 #include <ostream>
 #include <set>

@@ -1,5 +1,5 @@
 // Token log-probs and their gradient on the device against float64, at awkward widths, alignments, positions and
-// values.
+// values. Longer than other files, because both directions share references and operands.
 #include <algorithm>
 #include <cstring>
 #include <limits>

@@ -1,4 +1,4 @@
-// A random model of any shape and its decode step in float64, after the equations of models/mmrec/forward.h: operands
+// A random model of any shape and its decode step in float64, after the equations of models/mmrec/block.h: operands
 // of products are rounded to A where the device rounds them, everything else is exact.
 #pragma once
 
