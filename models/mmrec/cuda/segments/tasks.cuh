@@ -19,11 +19,11 @@ class BlockTasks {
         sequence_(static_cast<int>(blockIdx.x) / kTeam / p.teams),
         owns_head_(rank_ < p.op.heads),
         counters_(p.counters + blockIdx.x / kTeam * kCounterWords),
-        exchange_(p.exchange + std::int64_t{blockIdx.x / kTeam} * kPlaces * p.places.bytes),
-        query_row_(thread() / (width() / kGroup)) {
+        exchange_(p.exchange + std::int64_t{blockIdx.x / kTeam} * kPlaces * p.places.bytes) {
     const int columns = share() / kGroup;  // groups of 4 channels in a share
     row_ = thread() < kRows * columns ? thread() / columns : kRows;
     channel_ = rank_ * share() + thread() % columns * kGroup;
+    query_row_ = thread() / (width() / kGroup);  // NOLINT(cppcoreguidelines-prefer-member-initializer): as the others
     const int hidden = ffn_share() / kGroup;
     hidden_row_ = thread() / hidden, hidden_column_ = thread() % hidden;
     hidden_rows_ = kThreads / hidden, hidden_columns_ = kThreads % hidden;
