@@ -10,7 +10,7 @@
 
 namespace mmrec::kernels {
 
-/// The kernels that a step may go through (models/mmrec/cuda/decode/choose.h); kNone where there is none.
+/// The kernels that a step may go through (models/mmrec/cuda/decode/choose.cuh); kNone where there is none.
 enum class DecodeWay : std::uint8_t { kAuto, kNone, kCluster, kSingle, kBatch };
 
 struct DecodeShape {

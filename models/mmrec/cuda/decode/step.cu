@@ -48,7 +48,7 @@
 #include <type_traits>
 
 #include "models/mmrec/cuda/decode/batch.cuh"
-#include "models/mmrec/cuda/decode/choose.h"
+#include "models/mmrec/cuda/decode/choose.cuh"
 #include "models/mmrec/cuda/decode/cluster.cuh"
 #include "models/mmrec/cuda/decode/shares.cuh"
 #include "models/mmrec/cuda/decode/single.cuh"
