@@ -58,7 +58,7 @@ struct Done {
 };
 
 /// Thread-safe: calls of several threads take turns where they must.
-class Executor : public std::enable_shared_from_this<Executor> {
+class Executor {
  public:
   Executor() = default;
   Executor(const Executor&) = delete;

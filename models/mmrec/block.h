@@ -160,9 +160,7 @@ class Block {
         if (layer == layers) return {};
         return {work_.state(b, layer), Work::row_of(work_.h_rounded(b), 0)};
       };
-      if (work_.restarts(b.position)) {
-        kernels::fill_zero(work_.backend, work_.of_slots(work_.state(b, 0).data, b.sequences, layers * work_.dim()));
-      }
+      work_.restart(b);
       embed_norm(work_.backend, kernels::EmbedNorm<Space, A>{.table = model_.embedding,
                                                              .tokens = work_.tokens(),
                                                              .x = work_.x(rows),

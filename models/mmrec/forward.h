@@ -110,7 +110,6 @@ class Forward {
 
   /// [count, V] of slots side by side, in the backend's memory.
   kernels::MatrixView<float, Space> logits(Slot first, std::int64_t count) const { return work_.logits(first, count); }
-  const SlotLayout& slot() const { return work_.slot; }
 
   /// What follows from a state that has just been put into slots.
   void complete_state(Slot first, std::int64_t count, std::int64_t position) {
@@ -134,10 +133,7 @@ class Forward {
     }
     WholeStep<Backend, A>& whole = at->second;
     if (!whole.available()) return false;
-    const std::int64_t layers = config_.num_layers;
-    if (work_.restarts(b.position)) {
-      kernels::fill_zero(backend_, work_.of_slots(work_.state(b, 0).data, b.sequences, layers * config_.model_dim));
-    }
+    work_.restart(b);
     whole.run(backend_, {.tokens = work_.tokens() + b.first_row,
                          .h = work_.state(b, 0).data,
                          .memory = work_.memory(b, 0, 0).data,
@@ -146,7 +142,7 @@ class Forward {
                          .segment_sum = work_.segment_sum(b, 0).data,
                          .logits = work_.logits(b.slot, 1).data,
                          .slot_bytes = static_cast<std::int64_t>(work_.slot.bytes)});
-    for (std::int64_t layer = 0; layer < layers; ++layer) {
+    for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
       block_.memory().close(model_.layers[static_cast<std::size_t>(layer)], layer, b, b.position + 1);
     }
     return true;
@@ -156,8 +152,7 @@ class Forward {
   void next_logits(bool is_normed) {
     for (const Batch& b : batches_) {
       if (!b.ends) continue;
-      const Matrix<A> hidden =
-          Views::matrix(Views::times(work_.u({b.slot, 0, b.first_row, 0, b.sequences, 1, true}), 0, 1));
+      const Matrix<A> hidden = work_.u(work_.rows()).middle_rows(b.first_row, b.sequences);
       if (!is_normed) {
         kernels::rmsnorm(backend_, Matrix<const float>(Views::row_of(work_.x(b), b.tokens - 1)), model_.norm, hidden);
       }

@@ -73,7 +73,7 @@ class SegmentMemory {
     if (work_.filled_slots(end) != 1) return;
     const Matrix<float> slots = work_.memory(b, layer, work_.ring_slot(end));
     const Matrix<float> contexts = work_.segment_context(b, layer);
-    const Matrix<A> rounded = Work::row_of(work_.attended({b.slot, 0, b.first_row, 0, 1, 1, false}), 0);
+    const Matrix<A> rounded = Work::row_of(work_.attended(b), 0).middle_rows(0, 1);
     for (std::int64_t s = 0; s < b.sequences; ++s) {
       kernels::copy_rows(work_.backend, Matrix<const float>(slots.middle_rows(s, 1)), rounded);
       work_.template linear<float>(

@@ -174,6 +174,11 @@ class Workspace {
   /// The slot that the segment ending before position `end` fills.
   std::int64_t ring_slot(std::int64_t end) const { return (end / config.memory_segment - 1) % config.memory_slots; }
   bool restarts(std::int64_t position) const { return !config.carry_state && position % config.memory_segment == 0; }
+  /// h of all layers begins anew, where the batch's position asks for it.
+  void restart(const Batch& b) {
+    if (!restarts(b.position)) return;
+    kernels::fill_zero(backend, of_slots(state(b, 0).data, b.sequences, config.num_layers * dim()));
+  }
 
   // --- Views of views
 

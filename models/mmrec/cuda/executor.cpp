@@ -139,7 +139,7 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
     const auto count = static_cast<std::int64_t>(tokens.size());
     const Turn turn = lane({.prefill = PrefillMode::kSteps}, count);
     Draw wanted{first, tokens.size(), options, step, first_sequence};
-    if (next_draw_ != wanted) upload_rules(turn->backend, wanted, tokens.size());
+    if (next_draw_ != wanted) upload_rules(turn->backend, wanted);
     next_draw_.reset();
     drawn_for_ = nullptr;
     if (drawn_.size() < tokens.size()) drawn_ = kernels::PinnedBuffer<int>(tokens.size());
@@ -180,9 +180,9 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
 
   static std::int64_t count_of(std::span<const Run> runs) { return static_cast<std::int64_t>(runs.size()); }
 
-  void upload_rules(kernels::Cuda& cuda, const Draw& draw, std::size_t count) {
+  void upload_rules(kernels::Cuda& cuda, const Draw& draw) {
     std::vector<kernels::SampleRule> rules;
-    for (std::size_t b = 0; b < count; ++b) {
+    for (std::size_t b = 0; b < draw.count; ++b) {
       rules.push_back({.temperature = draw.options.temperature,
                        .top_k = draw.options.top_k,
                        .top_p = draw.options.top_p,
@@ -192,8 +192,8 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
                        .sequence = draw.first_sequence + b,
                        .step = draw.step});
     }
-    if (rules_.size() < count) rules_ = kernels::DeviceBuffer<kernels::SampleRule>(count);
-    cuda.upload(rules.data(), rules_.data(), count);
+    if (rules_.size() < draw.count) rules_ = kernels::DeviceBuffer<kernels::SampleRule>(draw.count);
+    cuda.upload(rules.data(), rules_.data(), draw.count);
   }
 
   /// Returns when the device has written all tokens, which is some microseconds before the stream is known to be idle.
