@@ -45,7 +45,8 @@ one document, "-" is stdin. The result is on stdout, timings are on stderr.
       --per-token      each token's log-prob: in jsonl (the default then) a line
                        per token, in json an entry of `documents`
   -o, --output FILE    write the result there, whole or not at all
-      --batch N        documents scored together (1)
+      --batch N        documents scored together at most (as many as suit the
+                       device and its memory)
       --device D       auto, cpu, cuda, or cuda:N for GPU N, from 0
       --precision P    auto, fp32, bf16 or fp16
       --prefill M      auto, sweeps or steps; --sweep-tol X: tolerance (auto)
@@ -200,7 +201,7 @@ int ppl_main(int argc, char** argv) {
   const RunOptions run = run_options(arguments);
   ScorerOptions options;
   options.session = run.session;
-  options.batch = static_cast<int>(arguments.integer("batch", 1, 1, 1024));
+  options.batch = static_cast<int>(arguments.integer("batch", 0, 1, 65536));
   const ReportFormat format = report_format(arguments);
   const std::vector<std::string> files = input_files(arguments);
   const std::filesystem::path folder = model_folder(arguments);
@@ -249,7 +250,7 @@ int ppl_main(int argc, char** argv) {
                        {"sweep_tol", sweep_tolerance_json(run.session)},
                        {"sweeps_per_token", scored.prefill.sweeps_per_token()},
                        {"fallbacks", scored.prefill.fallbacks}}},
-                     {"batch", options.batch},
+                     {"batch", options.batch == 0 ? Json(nullptr) : Json(options.batch)},
                      {"timings",
                       {{"load_s", seconds(loaded - start)},
                        {"score_s", score_seconds},

@@ -18,14 +18,11 @@ namespace {
 
 using Documents = std::span<const std::vector<int>>;
 
-void check_ids(Documents documents, std::int64_t vocab) {
-  for (std::size_t d = 0; d < documents.size(); ++d) {
-    for (std::size_t i = 0; i < documents[d].size(); ++i) {
-      const int id = documents[d][i];
-      if (id < 0 || id >= vocab) {
-        throw std::invalid_argument(
-            fmt::format("document {}: token {} has id {}, expected 0..{}", d, i, id, vocab - 1));
-      }
+void check_ids(const std::vector<int>& ids, std::size_t document, std::int64_t vocab) {
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] >= vocab) {
+      throw std::invalid_argument(
+          fmt::format("document {}: token {} has id {}, expected 0..{}", document, i, ids[i], vocab - 1));
     }
   }
 }
@@ -57,7 +54,7 @@ class Group {
     reported_.assign(runs_.size(), 1);  // a document's first token is context only
   }
 
-  models::Work work() { return {tokens_, runs_, logprobs_}; }
+  models::Work work() { return {.tokens = tokens_, .runs = runs_, .logprobs = logprobs_, .wants_logits = false}; }
 
   /// Tells `on_progress` what is scored and was not told before; its answer, true where that is nothing.
   template <class OnProgress>
@@ -93,21 +90,55 @@ class Group {
 }  // namespace
 
 Scorer::Scorer(Model model, ScorerOptions options) : model_(std::move(model)), options_(std::move(options)) {
-  engine::check_batch(options_.batch);
+  if (options_.batch != 0) engine::check_batch(options_.batch);
   engine::check_options(options_.session);
 }
 
 std::vector<DocumentScore> Scorer::score(std::span<const std::vector<int>> documents) {
-  check_ids(documents, model_.info().vocab_size);
+  for (std::size_t d = 0; d < documents.size(); ++d) check_ids(documents[d], d, model_.info().vocab_size);
   std::vector<DocumentScore> scores(documents.size());
+  score_together(documents, scores);
+  return scores;
+}
+
+bool Scorer::score_stream(
+    const std::function<bool(std::vector<int>& ids)>& next,
+    const std::function<bool(std::size_t document, std::vector<int>& ids, DocumentScore& score)>& on_score) {
+  constexpr std::size_t kMostDocuments = 1U << 14;
+  std::vector<std::vector<int>> documents;
+  std::vector<DocumentScore> scores;
+  for (std::size_t first = 0;; first += documents.size()) {
+    documents.clear();
+    std::size_t tokens = 0;
+    std::vector<int> ids;
+    while (tokens < kReadAheadTokens && documents.size() < kMostDocuments && next(ids)) {
+      check_ids(ids, first + documents.size(), model_.info().vocab_size);
+      tokens += ids.size();
+      documents.push_back(std::move(ids));
+      ids = {};
+    }
+    if (documents.empty()) return true;
+    scores.assign(documents.size(), {});
+    bool go_on = score_together(documents, scores);
+    for (std::size_t d = 0; d < documents.size() && scores[d].complete; ++d) {
+      if (!on_score(first + d, documents[d], scores[d])) return false;
+    }
+    if (!go_on) return false;
+  }
+}
+
+// False if it was cancelled.
+bool Scorer::score_together(Documents documents, std::vector<DocumentScore>& scores) {
   for (std::size_t d = 0; d < documents.size(); ++d) scores[d].complete = documents[d].size() < 2;
   const std::vector<std::size_t> order = by_length(documents);
-  if (order.empty()) return scores;
+  if (order.empty()) return true;
 
-  const auto batch = std::min(static_cast<std::size_t>(options_.batch), order.size());
+  const std::shared_ptr<models::Executor>& on = engine::Access::executor(model_);
+  const int limit = options_.batch != 0 ? options_.batch : on->sequences_of_a_call();
+  const auto batch = std::min(static_cast<std::size_t>(limit), order.size());
   const models::ExecutionOptions execution = engine::execution_options(options_.session);
-  const models::Slots slots(engine::Access::executor(model_), static_cast<int>(batch), execution);
-  models::Executor& executor = *slots.executor();
+  const models::Slots slots(on, static_cast<int>(batch), execution);
+  models::Executor& executor = *on;
   bool go_on = true;
   for (std::size_t begin = 0; begin < order.size() && go_on; begin += batch) {
     const auto members = std::span(order).subspan(begin, std::min(batch, order.size() - begin));
@@ -126,7 +157,7 @@ std::vector<DocumentScore> Scorer::score(std::span<const std::vector<int>> docum
     if (options_.on_progress && go_on) report(done.rows);
     fault.rethrow();
   }
-  return scores;
+  return go_on;
 }
 
 }  // namespace mmrec

@@ -49,6 +49,7 @@ struct Work {
   std::span<const Run> runs;       // in order of rows
   std::span<float> logprobs = {};  // [N] or empty: receives log p of each token given all before it, 0 at position 0
   Progress progress = {};
+  bool wants_logits = true;  // else what the slots hold of logits afterwards is undefined
 };
 
 /// What a call has done.
@@ -78,9 +79,12 @@ class Executor {
   virtual HostState save(Slot first, int count, std::int64_t position) = 0;
   virtual void load(Slot first, const HostState& state) = 0;
 
+  /// How many sequences a call should have where there are that many, as the memory at hand allows.
+  virtual int sequences_of_a_call() = 0;
+
   // --- Work
 
-  /// Consumes the tokens and leaves the next token's logits in every run's slot.
+  /// Consumes the tokens and leaves the next token's logits in every run's slot, if they are wanted.
   virtual Done run(const Work& work, const ExecutionOptions& options) = 0;
   /// The same for one token of each sequence, always exactly; on a device it may return before the work is done.
   virtual void step(std::span<const int> tokens, std::span<const Run> runs, const ExecutionOptions& options) = 0;

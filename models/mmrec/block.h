@@ -16,6 +16,7 @@
 
 #include "kernels/backend.h"
 #include "models/executor.h"
+#include "models/mmrec/packed.h"
 #include "models/mmrec/segment_memory.h"
 #include "models/mmrec/weights.h"
 #include "models/mmrec/workspace.h"
@@ -39,13 +40,21 @@ class Block {
   template <class T>
   using Matrix = typename Work::template Matrix<T>;
 
-  Block(const ModelView<Space>& model, Work& work) : model_(model), work_(work), memory_(work) {}
+  Block(const ModelView<Space>& model, Work& work) : model_(model), work_(work), memory_(work), packed_(work) {}
 
-  /// Tokens in, the last block's x out: all rows of the batches. True if u is rmsnorm(x; norm) besides.
-  bool run(std::span<const Batch> batches, std::int64_t rows, const RecurrenceOptions& options, PrefillStats& stats) {
+  /// Whether the runs of a chunk can go all at once.
+  static constexpr bool kPacks = PackedChunk<Backend, A>::kBackendHasIt;
+
+  /// Tokens in, the last block's x out: all rows of the batches, which are packed runs if it says so. True if u is
+  /// rmsnorm(x; norm) besides.
+  bool run(std::span<const Batch> batches, std::int64_t rows, bool packed, const RecurrenceOptions& options,
+           PrefillStats& stats) {
     if (goes_by_rows(batches)) {
       run_rows(batches.front());
       return true;
+    }
+    if constexpr (kPacks) {
+      if (packed) packed_.begin(batches, rows);
     }
     kernels::embed(work_.backend, model_.embedding, work_.tokens(), work_.x(rows));
     for (std::int64_t layer = 0; layer < work_.config.num_layers; ++layer) {
@@ -56,6 +65,10 @@ class Block {
       kernels::linear(work_.backend, decay_jobs(w, rows));
       kernels::decay_gate(work_.backend,
                           {.a = work_.gamma(rows), .c = context_decay(rows), .gamma = work_.gamma(rows)});
+      if (packed) {
+        finish_packed(w, layer, rows, options, stats);
+        continue;
+      }
       for (const Batch& b : batches) {
         recur(w, layer, b, options, stats);
         memory_.finish(w, layer, b);
@@ -68,6 +81,8 @@ class Block {
   }
 
   SegmentMemory<Backend, A>& memory() { return memory_; }
+  /// Of the chunk that run() had last, if it was packed.
+  PackedChunk<Backend, A>& packed() { return packed_; }
 
  private:
   // --- From u to what the recurrence takes
@@ -116,25 +131,44 @@ class Block {
     if constexpr (Work::kRounds) {
       kernels::copy_rows(work_.backend, Matrix<const float>(state), Work::row_of(work_.h_rounded(b), 0));
     }
-    const kernels::GateInputs<Space, A> in{.z = work_.z(b),
-                                           .zm = work_.gate_z(b),
-                                           .gamma = work_.gamma(b),
-                                           .h = work_.h(b),
-                                           .h_rounded = work_.h_rounded(b),
-                                           .mdi_mix = work_.config.mdi_mix};
+    const kernels::GateInputs<Space, A> in = gate_inputs(b);
     if (!options.sweeps || b.tokens < kMinSweepTokens) {
       return kernels::gated_recurrence(
           work_.backend, kernels::GatedRecurrence<Space, A>{.in = in, .gate_weight = w.gate, .gate_bias = w.gate_bias});
     }
-    const kernels::SweepCounts counts =
-        kernels::gated_sweeps(work_.backend, kernels::GatedSweeps<Space, A>{.in = in,
-                                                                            .gate_weight = w.gate,
-                                                                            .gate_bias = w.gate_bias,
-                                                                            .tolerance = options.tolerance,
-                                                                            .max_sweeps = options.max_sweeps,
-                                                                            .gate = work_.gate_scratch(),
-                                                                            .change = work_.change_scratch()});
-    stats += {b.rows(), counts.token_sweeps, counts.windows, counts.fallbacks};
+    add(stats, b.rows(), kernels::gated_sweeps(work_.backend, sweeps_of(w, in, options)));
+  }
+  kernels::GateInputs<Space, A> gate_inputs(const Batch& b) {
+    return {.z = work_.z(b),
+            .zm = work_.gate_z(b),
+            .gamma = work_.gamma(b),
+            .h = work_.h(b),
+            .h_rounded = work_.h_rounded(b),
+            .mdi_mix = work_.config.mdi_mix};
+  }
+  kernels::GatedSweeps<Space, A> sweeps_of(const Layer& w, const kernels::GateInputs<Space, A>& in,
+                                           const RecurrenceOptions& options) {
+    return {.in = in,
+            .gate_weight = w.gate,
+            .gate_bias = w.gate_bias,
+            .tolerance = options.tolerance,
+            .max_sweeps = options.max_sweeps,
+            .gate = work_.gate_scratch(),
+            .change = work_.change_scratch()};
+  }
+  static void add(PrefillStats& stats, std::int64_t rows, const kernels::SweepCounts& counts) {
+    stats += {rows, counts.token_sweeps, counts.windows, counts.fallbacks};
+  }
+
+  // --- All runs of a chunk at once, packed
+
+  void finish_packed(const Layer& w, std::int64_t layer, std::int64_t rows, const RecurrenceOptions& options,
+                     PrefillStats& stats) {
+    if constexpr (kPacks) {
+      const Batch all{.sequences = 1, .tokens = rows};
+      add(stats, rows, packed_.recur(sweeps_of(w, gate_inputs(all), options), layer));
+      packed_.finish(w, layer, memory_);
+    }
   }
 
   // --- One token of each of many sequences
@@ -215,6 +249,7 @@ class Block {
   const ModelView<Space>& model_;
   Work& work_;
   SegmentMemory<Backend, A> memory_;
+  PackedChunk<Backend, A> packed_;
   Job jobs_[3];  // the gates', and the decay networks' last layers
 };
 

@@ -75,6 +75,9 @@ class CpuExecutor final : public ExecutorBase<CpuExecutor, kernels::Cpu> {
     if (pool_.is_unused()) unused.swap(idle_);
   }
 
+  /// One after another: nothing is gained where each step's product is over in no time, or threads share it anyway.
+  int sequences_of_a_call() override { return 1; }
+
   Done run(const Work& work, const ExecutionOptions& options) override {
     return lane(options, static_cast<std::int64_t>(work.runs.size()))->forward.run(work, resolve(options));
   }

@@ -62,14 +62,21 @@ class Forward {
       const std::span<const ChunkRun> chunk = schedule.next();
       if (chunk.empty()) break;
       const std::int64_t rows = chunk.back().first_row + chunk.back().rows;
+      std::fill_n(tokens_host_.data(), rows, 0);  // gaps too need a token
       for (const ChunkRun& run : chunk) {
         std::copy_n(work.tokens.data() + run.call_row, run.rows, tokens_host_.data() + run.first_row);
       }
       load_tokens(std::span(tokens_host_).first(static_cast<std::size_t>(rows)));
-      collect_batches(chunk, work_.slot.bytes, batches_);
-      const bool is_normed = block_.run(batches_, rows, options, done.stats);
+      collect_batches(chunk, work_.slot.bytes, schedule.packs(), batches_);
+      const bool packs = schedule.packs() && Block<Backend, A>::kPacks && batches_.size() > 1 && options.sweeps;
+      const bool is_normed = block_.run(batches_, rows, packs, options, done.stats);
       if (!work.logprobs.empty()) score_chunk(work, chunk, rows);
-      next_logits(is_normed && work.logprobs.empty());
+      if (!work.wants_logits) continue;
+      if (packs) {
+        packed_logits();
+      } else {
+        next_logits(is_normed && work.logprobs.empty());
+      }
     }
     done.rows = schedule.rows_done();
     return done;
@@ -102,10 +109,10 @@ class Forward {
       const auto row = static_cast<std::int64_t>(chunk_.size());
       chunk_.push_back({{run.slot, run.position, row, 1}, row, row, true});
     }
-    collect_batches(chunk_, work_.slot.bytes, batches_);
+    collect_batches(chunk_, work_.slot.bytes, false, batches_);
     if (batches_.size() == 1 && step_at_once(batches_.front())) return;
     PrefillStats none;
-    next_logits(block_.run(batches_, static_cast<std::int64_t>(runs.size()), {}, none));
+    next_logits(block_.run(batches_, static_cast<std::int64_t>(runs.size()), false, {}, none));
   }
 
   /// [count, V] of slots side by side, in the backend's memory.
@@ -160,6 +167,31 @@ class Forward {
     }
   }
 
+  // The same of packed runs, in few products: one for all whose slots lie evenly spaced.
+  void packed_logits() {
+    if constexpr (Block<Backend, A>::kPacks) {
+      std::vector<Slot> slots;
+      for (const Batch& b : batches_) {
+        if (b.ends) slots.push_back(b.slot);
+      }
+      if (slots.empty()) return;
+      const Matrix<float> last = block_.packed().last_rows();
+      const Matrix<A> hidden = work_.u(last.rows);
+      kernels::rmsnorm(backend_, Matrix<const float>(last), model_.norm, hidden);
+      for (std::size_t first = 0; first < slots.size();) {
+        std::size_t end = first + 1;
+        const std::ptrdiff_t apart = end < slots.size() ? slots[end] - slots[first] : 0;
+        while (apart > 0 && end < slots.size() && slots[end] - slots[end - 1] == apart) ++end;
+        const auto count = static_cast<std::int64_t>(end - first);
+        Matrix<float> logits = work_.logits(slots[first], count);
+        if (count > 1) logits.stride = apart / static_cast<std::ptrdiff_t>(sizeof(float));
+        work_.template linear<float>(
+            {{.x = hidden.middle_rows(static_cast<std::int64_t>(first), count), .weight = model_.head, .y = logits}});
+        first = end;
+      }
+    }
+  }
+
   // The first token of a run is predicted by the logits that the call before left.
   void score_first(const Work& work) {
     for (std::size_t done = 0; done < work.runs.size();) {
@@ -176,7 +208,7 @@ class Forward {
       }
       if (chunk_.empty()) return;
       load_tokens(std::span(tokens_host_).first(chunk_.size()));
-      collect_batches(chunk_, work_.slot.bytes, batches_);
+      collect_batches(chunk_, work_.slot.bytes, false, batches_);
       for (const Batch& b : batches_) {
         kernels::token_logprobs(backend_, kernels::TokenLogprobs<float, int, Space>{
                                               .logits = Matrix<const float>(work_.logits(b.slot, b.sequences)),
@@ -196,10 +228,10 @@ class Forward {
     const auto scored = [](const ChunkRun& run) { return run.ends ? run.rows - 1 : run.rows; };
     const Matrix<A> hidden = work_.u(rows);
     kernels::rmsnorm(backend_, Matrix<const float>(work_.x(rows)), model_.norm, hidden);
+    std::fill_n(tokens_host_.data(), rows, kSkip);
     for (const ChunkRun& run : chunk) {
       int* to = tokens_host_.data() + run.first_row;
       std::copy_n(work.tokens.data() + run.call_row + 1, scored(run), to);
-      std::fill(to + scored(run), to + run.rows, kSkip);
     }
     load_tokens(std::span(tokens_host_).first(static_cast<std::size_t>(rows)));
     kernels::hidden_logprobs(

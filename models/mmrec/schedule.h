@@ -22,6 +22,7 @@ struct ChunkPlan {
   std::int64_t rows = 0;        // of all sequences in one chunk at most, unless one sequence's tokens are more
   std::int64_t window = 0;      // tokens of one window of gated_sweeps
   bool spans_segments = false;  // a chunk may run past the end of a memory segment
+  bool packs = false;           // runs of a chunk go together, with a row between two; short ones keep to segments
 
   /// Rows of the largest chunk of so many sequences.
   std::int64_t most_rows(std::int64_t sequences) const { return std::max(tokens, std::min(rows, sequences * tokens)); }
@@ -38,6 +39,15 @@ inline std::int64_t next_chunk(const ChunkPlan& plan, std::int64_t position, std
   if (into_tile != 0) return std::min(available, plan.tile - into_tile);
   const std::int64_t whole_tiles = available / plan.tile * plan.tile;
   return whole_tiles == 0 ? available : std::min(whole_tiles, plan.tokens - offset % plan.tokens);
+}
+
+/// The same where runs are packed: what a run has left, if that is little, goes segment by segment, so that its parts
+/// are simple (packed.h).
+inline std::int64_t next_packed_chunk(const ChunkPlan& plan, std::int64_t position, std::int64_t remaining,
+                                      std::int64_t segment) {
+  constexpr std::int64_t kFewSegments = 4;
+  if (remaining >= kFewSegments * segment) return next_chunk(plan, position, remaining, segment);
+  return std::min({remaining, segment - position % segment, plan.tokens});
 }
 
 /// A part of a call's run in a chunk; its first_row counts the chunk's rows.
@@ -57,9 +67,13 @@ class Schedule {
         runs_(runs),
         most_rows_(plan.most_rows(static_cast<std::int64_t>(runs.size()))),
         done_(runs.size()),
-        turn_(runs.size()) {
+        turn_(runs.size()),
+        packs_(plan.packs && runs.size() > 1 && !is_small_batch(runs)) {
     begin_round();
   }
+
+  /// Whether the runs of a chunk are packed, with a row between two.
+  bool packs() const { return packs_; }
 
   /// The next chunk's runs, until the next call; none when all is done.
   std::span<const ChunkRun> next() {
@@ -73,7 +87,9 @@ class Schedule {
     for (std::size_t i = next_; i < runs_.size(); ++i) {
       std::int64_t& turn = turn_[i];
       if (turn == 0 || (turn % plan_.tile != 0) != ragged) continue;
-      if (rows != 0 && rows + turn > most) break;
+      const std::int64_t gap = packs_ && rows != 0 ? 1 : 0;
+      if (rows != 0 && rows + gap + turn > most) break;
+      rows += gap;
       const Run& run = runs_[i];
       std::int64_t& done = done_[i];
       const bool ends = stops_ || done + turn == run.rows;
@@ -84,6 +100,7 @@ class Schedule {
       turn = 0;
     }
     while (next_ < runs_.size() && turn_[next_] == 0) ++next_;
+    if (packs_) put_simple_first();
     return chunk_;
   }
 
@@ -109,8 +126,27 @@ class Schedule {
       const Run& run = runs_[i];
       const std::int64_t left = run.rows - done_[i];
       if (left == 0) continue;
-      turn_[i] = next_chunk(plan_, run.position + done_[i], left, segment_);
+      turn_[i] = (packs_ ? next_packed_chunk : next_chunk)(plan_, run.position + done_[i], left, segment_);
       next_ = i;
+    }
+  }
+  // Few sequences in lock-step have the bits that each has alone (docs/numerics.md).
+  static bool is_small_batch(std::span<const Run> runs) {
+    constexpr std::size_t kMost = 8;
+    const Run& first = runs.front();
+    return runs.size() <= kMost && std::all_of(runs.begin(), runs.end(), [&](const Run& run) {
+             return run.position == first.position && run.rows == first.rows;
+           });
+  }
+  // Parts within a segment that attend to no more than one slot.
+  void put_simple_first() {
+    std::stable_partition(chunk_.begin(), chunk_.end(), [&](const ChunkRun& run) {
+      return run.position < 2 * segment_ && run.position % segment_ + run.rows <= segment_;
+    });
+    std::int64_t row = 0;
+    for (ChunkRun& run : chunk_) {
+      run.first_row = row;
+      row += run.rows + 1;
     }
   }
 
@@ -121,6 +157,7 @@ class Schedule {
   std::vector<std::int64_t> done_, turn_;  // of each run: rows done, and in this round's chunk, 0 once it has been
   std::vector<ChunkRun> chunk_;
   std::size_t next_ = 0;  // the first run that waits for its turn
+  bool packs_ = false;
   bool stops_ = false;
 };
 
@@ -130,18 +167,23 @@ struct Batch {
   Slot slot = nullptr;  // the first sequence's
   std::int64_t position = 0;
   std::int64_t first_row = 0;  // among the chunk's rows
-  std::int64_t first_run = 0;  // among the chunk's runs
+  std::int64_t first_run = 0;  // among the chunk's runs, 0 where these are packed: a gap has room for the carry
   std::int64_t sequences = 0;
   std::int64_t tokens = 0;  // of each
   bool ends = false;        // the call's runs end here
   std::int64_t rows() const { return sequences * tokens; }
 };
 
-/// Appends the chunk's runs as batches, as few as there can be.
-inline void collect_batches(std::span<const ChunkRun> chunk, std::size_t slot_bytes, std::vector<Batch>& batches) {
+/// The chunk's runs as batches, as few as there can be; each by itself where they are `packed`.
+inline void collect_batches(std::span<const ChunkRun> chunk, std::size_t slot_bytes, bool packed,
+                            std::vector<Batch>& batches) {
   batches.clear();
   for (std::size_t i = 0; i < chunk.size(); ++i) {
     const ChunkRun& run = chunk[i];
+    if (packed) {
+      batches.push_back({run.slot, run.position, run.first_row, 0, 1, run.rows, run.ends});
+      continue;
+    }
     if (!batches.empty()) {
       Batch& last = batches.back();
       if (run.rows == last.tokens && run.position == last.position && run.ends == last.ends &&

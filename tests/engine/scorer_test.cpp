@@ -35,7 +35,7 @@ ScorerOptions batch_of(int batch) {
 TEST(Scorer, ScoresAreThoseOfEachDocumentAloneWhateverTheBatch) {
   const auto documents = random_documents({7, 0, 1, 2, 300, 290, 5, 40, 41, 299, 6000, 4097, 38, 7});
   const Model model = toy_model();
-  for (const int batch : {1, 2, 3, 64}) {
+  for (const int batch : {0, 1, 2, 3, 64}) {
     Scorer scorer(model, batch_of(batch));
     const std::vector<DocumentScore> scores = scorer.score(documents);
     ASSERT_EQ(scores.size(), documents.size());
@@ -67,6 +67,74 @@ TEST(Scorer, AGroupIsOneCallOfDocumentsAsTheyAre) {
   EXPECT_EQ(log->calls, (std::vector<std::vector<std::int64_t>>{{20000, 100, 99, 98}, {97, 50, 49, 3}, {2}}));
   scorer.score(random_documents({5, 6}));
   EXPECT_EQ(log->acquired.back(), 2);  // no more slots than documents
+}
+
+TEST(Scorer, TakesWhatTheExecutorLikesWhereNoLimitIsGiven) {
+  const auto log = std::make_shared<ToyLog>();
+  Scorer(toy_model(log)).score(random_documents({5, 6, 7, 8}));
+  EXPECT_EQ(log->calls, (std::vector<std::vector<std::int64_t>>{{8, 7, 6}, {5}}));
+}
+
+TEST(Scorer, AStreamIsScoredAsItsDocumentsAreAndInTheirOrder) {
+  std::vector<std::size_t> lengths(40, 3);
+  lengths[7] = 0, lengths[11] = 1, lengths[5] = lengths[30] = Scorer::kReadAheadTokens - 20;  // read ahead thrice
+  const auto documents = random_documents(lengths);
+  const auto expected = Scorer(toy_model()).score(documents);
+  std::size_t given = 0;
+  std::size_t received = 0;
+  std::size_t most = 0;
+  Scorer scorer(toy_model());
+  EXPECT_TRUE(scorer.score_stream(
+      [&](std::vector<int>& ids) {
+        if (given == documents.size()) return false;
+        ids = documents[given++];
+        most = std::max(most, given - received);
+        return true;
+      },
+      [&](std::size_t document, std::vector<int>& ids, DocumentScore& score) {
+        EXPECT_EQ(document, received++);
+        EXPECT_EQ(ids, documents[document]);
+        EXPECT_EQ(score.logprobs, expected[document].logprobs);
+        EXPECT_TRUE(score.complete);
+        return true;
+      }));
+  EXPECT_EQ(received, documents.size());
+  EXPECT_LT(most, documents.size());
+}
+
+TEST(Scorer, AStreamEndsWhereItsReaderHasEnough) {
+  std::vector<int> left(10, 4);
+  const auto next = [&](std::vector<int>& ids) {
+    if (left.empty()) return false;
+    ids.assign(static_cast<std::size_t>(left.back()), 1);
+    left.pop_back();
+    return true;
+  };
+  std::size_t received = 0;
+  EXPECT_FALSE(Scorer(toy_model()).score_stream(next, [&](std::size_t, auto&, auto&) { return ++received < 4; }));
+  EXPECT_EQ(received, 4U);
+
+  left.assign(10, 4);
+  ScorerOptions options = batch_of(2);
+  int asked = 0;
+  options.on_progress = [&](std::int64_t, double) { return ++asked < 3; };
+  received = 0;
+  EXPECT_FALSE(Scorer(toy_model(), options).score_stream(next, [&](std::size_t, auto&, auto&) {
+    ++received;
+    return true;
+  }));
+  EXPECT_EQ(received, 6U) << "three groups of two";
+
+  left.assign(3, 4);
+  EXPECT_THROW(Scorer(toy_model())
+                   .score_stream(
+                       [&](std::vector<int>& ids) {
+                         ids = {1, left.size() == 1 ? 99 : 2};
+                         left.pop_back();
+                         return true;
+                       },
+                       [](std::size_t, auto&, auto&) { return true; }),
+               std::invalid_argument);
 }
 
 TEST(Scorer, ProgressAddsUp) {
@@ -134,7 +202,7 @@ TEST(Scorer, RefusesBadIdsBeforeAnythingIsScored) {
     EXPECT_STREQ(error.what(), "document 1: token 4 has id 11, expected 0..10");
   }
   EXPECT_TRUE(log->calls.empty());
-  EXPECT_THROW(Scorer(toy_model(), batch_of(0)), std::invalid_argument);
+  EXPECT_THROW(Scorer(toy_model(), batch_of(-1)), std::invalid_argument);
   ScorerOptions options;
   options.session.max_sweeps = 0;
   EXPECT_THROW(Scorer(toy_model(), options), std::invalid_argument);

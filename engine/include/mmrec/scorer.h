@@ -11,7 +11,9 @@
 namespace mmrec {
 
 struct ScorerOptions {
-  int batch = 1;  ///< documents scored together, each with a state of its own; 1..65536
+  /// Documents scored together at most, each with a state of its own; 0: as many as suit the device and the memory it
+  /// has free. 0..65536.
+  int batch = 0;
   SessionOptions session;
   /// Called between chunks and after the last one of each batch, with the tokens scored since the last call and their
   /// summed negative log-likelihood (natural log). Returning false cancels: the next chunk is the last, and score()
@@ -38,9 +40,23 @@ class Scorer {
   /// anything is scored; std::bad_alloc, std::system_error where CUDA fails, and what the callback throws.
   std::vector<DocumentScore> score(std::span<const std::vector<int>> documents);
 
+  /// The same of documents that come one by one and go as they are scored, so that memory does not grow with the
+  /// corpus: next() fills in the next document's ids and returns whether there was one; on_score() receives the number
+  /// of a document, from 0, its ids and its score, in the order in which they came, and returns whether to go on.
+  /// Documents are read ahead, up to kReadAheadTokens and a document, so that what is scored together is alike.
+  /// Cancelled by on_score() or on_progress it returns false, and documents that are not complete are not handed over.
+  /// Throws as score() does, an id's error naming the document's number, before anything that was read ahead with it is
+  /// scored.
+  bool score_stream(
+      const std::function<bool(std::vector<int>& ids)>& next,
+      const std::function<bool(std::size_t document, std::vector<int>& ids, DocumentScore& score)>& on_score);
+  static constexpr std::size_t kReadAheadTokens = std::size_t{1} << 20;
+
   PrefillStats prefill_stats() const { return stats_; }
 
  private:
+  bool score_together(std::span<const std::vector<int>> documents, std::vector<DocumentScore>& scores);
+
   Model model_;
   ScorerOptions options_;
   PrefillStats stats_;

@@ -51,9 +51,9 @@ struct GatedTileOperands {
   std::uint32_t* finished;  // [time tile] tiles
   std::uint32_t* readers;   // [batch][channel tile]
   ulonglong2* published;    // [batch][time tile but the last][channel]
-  GatedCheck check;
-  int after;     // times of the check after these
-  bool reports;  // else a later launch does
+  GatedCheck check;         // its runs.of_row and runs.base are those of these times
+  int after;                // times of the check after these
+  bool reports;             // else a later launch does
 };
 
 /// Words of Cuda::flags() that a sweep by such tiles takes: the two of the check, a count of finished tiles per tile of
@@ -73,6 +73,8 @@ GatedTileOperands<A> gated_tile_operands(Cuda& cuda, const Op& op, const Sequenc
                                          std::int64_t count, const GatedFlags& flags) {
   const GateInputs<Device, A>& in = op.in;
   const auto after = static_cast<int>(in.z.time - first - count);
+  GatedCheck here = check;
+  if (here.runs.of_row != nullptr) here.runs.of_row += first, here.runs.base += static_cast<int>(first);
   return {.z = gated_rows(in.z, first),
           .zm = gated_rows(in.zm, first),
           .gamma = gated_rows(in.gamma, first),
@@ -92,7 +94,7 @@ GatedTileOperands<A> gated_tile_operands(Cuda& cuda, const Op& op, const Sequenc
           .finished = cuda.flags() + 2,
           .readers = cuda.flags() + 2 + flags.time_tiles,
           .published = reinterpret_cast<ulonglong2*>(cuda.flags() + flags.counters()),
-          .check = check,
+          .check = here,
           .after = after,
           .reports = after == 0};
 }

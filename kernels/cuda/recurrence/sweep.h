@@ -27,10 +27,29 @@ SweepWay choose_sweep(const Cuda& cuda, const GatedSweep<Device, A>& op);
 /// that is one kernel, which the op does not suit.
 template <class A>
 SweepCounts gated_sweeps_by(Cuda& cuda, const GatedSweeps<Device, A>& op, std::optional<SweepWay> way);
+template <class A>
+SweepCounts packed_sweeps_by(Cuda& cuda, const PackedSweeps<Device, A>& op, std::optional<SweepWay> way);
+
+/// Times of a window that a sweep leaves out together.
+inline constexpr int kGatedSweepStep = 256;
+
+/// The packed runs of a window (PackedRuns). Rows are numbered as there; a sweep's times count from row `base`.
+struct GatedRuns {
+  const std::int32_t* of_row = nullptr;  // of the sweep's times; null: they are one run's
+  const std::int32_t* end = nullptr;
+  std::int32_t* settled = nullptr;
+  std::uint32_t* moving = nullptr;
+  int first = 0;  // of `count` runs with rows in the window
+  int count = 0;
+  int base = 0;
+  int window_begin = 0, window_end = 0;  // rows
+};
 
 /// The end of a sweep in a loop of sweeps: how much of the window has settled. A time is at rest if its magnitude is
 /// finite and its change at most `tolerance` times that. Settled are the window's times before the first that is not at
-/// rest; and at least one time more than before, because the first unsettled time has seen a settled state.
+/// rest; and at least one time more than before, because the first unsettled time has seen a settled state. Of packed
+/// runs each settles for itself in runs.settled; *settled and *report then receive a word in which bit i says that
+/// something moves in times [i, i + 1) * kGatedSweepStep of the window.
 struct GatedCheck {
   float* change = nullptr;     // [times], of the sweep, raised from `first` on; left 0 for the next
   float* magnitude = nullptr;  // same
@@ -40,6 +59,7 @@ struct GatedCheck {
   bool begins = true;                // `first` times were settled before; else as many as *settled says
   std::uint32_t* settled = nullptr;  // on the device; null: nobody there asks
   std::uint32_t* report = nullptr;   // page-locked; null: no check
+  GatedRuns runs = {};
 };
 
 /// gated_scan of a product without its bias, [D] or null; change and magnitude are raised to the maxima instead of set.
@@ -51,7 +71,7 @@ void gated_scan_raising(Cuda& cuda, const GatedScan<Device, A>& op, const float*
 /// A sweep that needs no product, as the first of a window: its gates see 0 instead of h_{t-1}, the carry included, so
 /// it settles nothing. Neither `gate` nor previous states are read. Sets change and magnitude to 0.
 template <class A>
-void gated_scan_first(Cuda& cuda, const GatedScan<Device, A>& op, const float* gate_bias);
+void gated_scan_first(Cuda& cuda, const GatedScan<Device, A>& op, const float* gate_bias, const GatedRuns& runs = {});
 
 /// The sweep by one kernel, which neither waits nor allocates and can be captured; by the tiles of `way`; choose_sweep
 /// must have taken one of these. Its product is summed in fp32, in an order that depends on D alone, so the bits of a
@@ -61,7 +81,8 @@ void gated_scan_first(Cuda& cuda, const GatedScan<Device, A>& op, const float* g
 /// check.times. So sweeps can be enqueued before it is known whether they are needed. (h_rounded_next is complete from
 /// the last time left out on.) One that finds everything settled rounds all states but the carry into `settled`, [B, T
 /// + 1, D] like h, if that is given.
-inline constexpr int kGatedSweepStep = 256;
+/// Of packed runs, check.first being 0, it leaves out the steps whose bit in *check.settled is clear, and rounds their
+/// states into h_rounded_next.
 template <class A>
 void gated_sweep_sm90(Cuda& cuda, const GatedSweep<Device, A>& op, SweepWay way, const GatedCheck& check = {},
                       const SequenceView<A, Device>& settled = {});

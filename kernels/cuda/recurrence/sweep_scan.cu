@@ -25,13 +25,14 @@ constexpr std::int64_t kMostTimeTiles = 64;  // of a launch
 /// What the gates are made of: a product's sums, or nothing in the first sweep.
 enum class Gates : std::uint8_t { kProduct, kNone };
 
-template <bool kAligned, Gates kGates>
+template <bool kAligned, Gates kGates, bool kPacked>
 struct ScanShape {
   static constexpr int kWarps = 8;
   static constexpr int kWarpTimes = 8;
   static constexpr int kBands = 1;
   static constexpr bool kVectors = kAligned;
   static constexpr bool kMeasures = kGates == Gates::kProduct;
+  static constexpr bool kRuns = kPacked;
 };
 
 template <class A>
@@ -41,9 +42,9 @@ struct Params {
   int batch;
 };
 
-template <class A, bool kAligned, Gates kGates>
+template <class A, bool kAligned, Gates kGates, bool kRuns>
 __global__ void __launch_bounds__(256, 2) gated_scan_kernel(const __grid_constant__ Params<A> p) {
-  using Shape = ScanShape<kAligned, kGates>;
+  using Shape = ScanShape<kAligned, kGates, kRuns>;
   using Tile = GatedTile<A, Shape>;
   static_assert(Tile::kThreads == 256);
   __shared__ uint4 shared[Tile::kSharedBytes / 16];
@@ -55,6 +56,7 @@ __global__ void __launch_bounds__(256, 2) gated_scan_kernel(const __grid_constan
                          index % across * Tile::kChannels};
   Tile tile(p.tile, place, reinterpret_cast<std::byte*>(shared), 1);
 
+  if constexpr (kRuns) tile.begin_runs(~0U);
   tile.load_inputs(0);
   GateSums sums[Shape::kWarpTimes] = {};
   if constexpr (kGates == Gates::kProduct) {
@@ -92,7 +94,7 @@ bool takes_pairs(const SequenceView<T, Device>& v) {
 
 template <class A, Gates kGates>
 void run_scan(Cuda& cuda, const GatedScan<Device, A>& op, const float* gate_bias, const GatedCheck& check) {
-  using Tile = GatedTile<A, ScanShape<true, kGates>>;
+  using Tile = GatedTile<A, ScanShape<true, kGates, false>>;
   const GateInputs<Device, A>& in = op.in;
   GatedFlags flags{in.z.batch, 1, ceil_div(in.z.dim, Tile::kChannels), in.z.dim};
   while (flags.time_tiles < kMostTimeTiles) {
@@ -114,7 +116,11 @@ void run_scan(Cuda& cuda, const GatedScan<Device, A>& op, const float* gate_bias
     if constexpr (kGates == Gates::kProduct) params.gate = gated_rows(op.gate, first);
     const dim3 grid(static_cast<unsigned>(flags.time_tiles * in.z.batch * flags.channel_tiles));
     launch(cuda.stream(), overlapping(cuda, grid, dim3(Tile::kThreads)),
-           aligned ? gated_scan_kernel<A, true, kGates> : gated_scan_kernel<A, false, kGates>, params);
+           check.runs.of_row != nullptr
+               ? aligned ? gated_scan_kernel<A, true, kGates, true> : gated_scan_kernel<A, false, kGates, true>
+           : aligned ? gated_scan_kernel<A, true, kGates, false>
+                     : gated_scan_kernel<A, false, kGates, false>,
+           params);
   }
 }
 
@@ -126,8 +132,8 @@ void gated_scan_raising(Cuda& cuda, const GatedScan<Device, A>& op, const float*
 }
 
 template <class A>
-void gated_scan_first(Cuda& cuda, const GatedScan<Device, A>& op, const float* gate_bias) {
-  run_scan<A, Gates::kNone>(cuda, op, gate_bias, {});
+void gated_scan_first(Cuda& cuda, const GatedScan<Device, A>& op, const float* gate_bias, const GatedRuns& runs) {
+  run_scan<A, Gates::kNone>(cuda, op, gate_bias, {.runs = runs});
 }
 
 template <class A>
@@ -141,7 +147,7 @@ void gated_scan(Cuda& cuda, const GatedScan<Device, A>& op) {
 
 #define MMREC_INSTANTIATE(A)                                                                                  \
   template void gated_scan_raising(Cuda&, const GatedScan<Device, A>&, const float* bias, const GatedCheck&); \
-  template void gated_scan_first(Cuda&, const GatedScan<Device, A>&, const float* gate_bias);                 \
+  template void gated_scan_first(Cuda&, const GatedScan<Device, A>&, const float*, const GatedRuns&);         \
   template void gated_scan(Cuda&, const GatedScan<Device, A>&);
 MMREC_INSTANTIATE(float)
 MMREC_INSTANTIATE(BFloat16)

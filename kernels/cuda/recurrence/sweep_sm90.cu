@@ -45,16 +45,17 @@ struct WideSweepTile : NarrowSweepTile {
   static constexpr int kStages = 4;
 };
 
-template <class Tile>
+template <class Tile, bool kPacked>
 struct SweepShape {
   static constexpr int kWarps = 4 * GemmLayout<Tile>::kConsumers;
   static constexpr int kWarpTimes = 16;
   static constexpr int kBands = Tile::kColumns / 128;
   static constexpr bool kVectors = true;
   static constexpr bool kMeasures = true;
+  static constexpr bool kRuns = kPacked;
 };
 
-template <class A, class Tile>
+template <class A, class Tile, bool kRuns>
 class SweepEpilogue {
  public:
   struct Parameters {
@@ -69,7 +70,7 @@ class SweepEpilogue {
         scan_(p_.tile, {}, ring + kSumsBytes, kMeeting),
         sums_(reinterpret_cast<float*>(ring) + scan_.warp() * kWarpTimes * kPitch) {}
 
-  /// Rounds the tile's states.
+  /// Rounds the tile's states: for who comes after the sweeps where nothing is left to do, else for the next sweep.
   static __device__ void skipped(const Parameters& p, const GemmPlace& place) {
     constexpr int kVector = 4;
     constexpr int kChannels = Tile::kColumns / 2;
@@ -77,11 +78,14 @@ class SweepEpilogue {
     constexpr int kRowsAtOnce = GemmLayout<Tile>::kThreads * kVector / kChannels;
     const auto thread = static_cast<int>(threadIdx.x);
     const int channel = place.column + thread * kVector % kChannels;
-    if (p.settled.data == nullptr || channel >= p.tile.channels) return;
+    const bool moves = kRuns && ptx::load_relaxed(p.tile.check.settled) != 0;
+    const GatedRows<A>& rounded = moves ? p.tile.rounded : p.settled;
+    if (rounded.data == nullptr || channel >= p.tile.channels) return;
     float* from = p.tile.h.column(place.batch, channel);
-    A* to = p.settled.column(place.batch, channel);
-    const int end = min(place.row + GemmLayout<Tile>::kRows, p.tile.times) + 1;  // the first state is the carry
-    for (int row = place.row + 1 + thread * kVector / kChannels; row < end; row += kTogether * kRowsAtOnce) {
+    A* to = rounded.column(place.batch, channel);
+    const int end = min(place.row + GemmLayout<Tile>::kRows, p.tile.times) + 1;
+    const int begin = moves && place.row == 0 ? 0 : place.row + 1;  // the first state is the carry
+    for (int row = begin + thread * kVector / kChannels; row < end; row += kTogether * kRowsAtOnce) {
       float values[kTogether][kVector];
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
@@ -91,7 +95,7 @@ class SweepEpilogue {
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
         const int at = row + i * kRowsAtOnce;
-        if (at < end) store(p.settled.below(to, at), values[i]);
+        if (at < end) store(rounded.below(to, at), values[i]);
       }
     }
   }
@@ -99,7 +103,9 @@ class SweepEpilogue {
   __device__ void begin(const GemmPlace& place) {
     scan_.move_to({place.batch, place.row, place.column});
     const GatedCheck& check = p_.tile.check;
-    if (check.report != nullptr && !check.begins) {
+    if constexpr (kRuns) {
+      scan_.begin_runs(check.begins ? ~0U : ptx::load_relaxed(check.settled));
+    } else if (check.report != nullptr && !check.begins) {
       const int settled = static_cast<int>(ptx::load_relaxed(check.settled)) - check.first;
       first_tile_ = max(settled, 0) / kGatedSweepStep * (kGatedSweepStep / Scan::kTimes);
       scan_.begin_at_tile(first_tile_);
@@ -150,7 +156,7 @@ class SweepEpilogue {
 
  private:
   static_assert(kGatedSweepStep == GemmLayout<Tile>::kRows * Tile::kClusterRows);
-  using Shape = SweepShape<Tile>;
+  using Shape = SweepShape<Tile, kRuns>;
   using Scan = GatedTile<A, Shape>;
   static constexpr int kBands = Shape::kBands;
   static constexpr int kWarpTimes = Shape::kWarpTimes;
@@ -217,10 +223,10 @@ MatrixStack gate_stack(const WeightView<Device>& w) {
   return {.data = w.as<A>(), .columns = dim, .rows = dim, .depth = 2, .row_stride = dim, .depth_stride = dim * dim};
 }
 
-template <class Tile, class A>
+template <class Tile, bool kRuns, class A>
 void launch_sweep(Cuda& cuda, const GatedSweep<Device, A>& op, const GatedCheck& check,
                   const SequenceView<A, Device>& settled) {
-  using Epilogue = SweepEpilogue<A, Tile>;
+  using Epilogue = SweepEpilogue<A, Tile, kRuns>;
   const std::int64_t times = op.in.z.time - op.first;
   const GatedFlags flags = sweep_flags<Tile>(op.in.z.batch, times, op.in.z.dim);
   typename Epilogue::Parameters parameters = {
@@ -229,7 +235,7 @@ void launch_sweep(Cuda& cuda, const GatedSweep<Device, A>& op, const GatedCheck&
       .settled = settled.data == nullptr ? GatedRows<A>() : gated_rows(settled, op.first)};
   GemmSkip skip;
   if (check.report != nullptr && !check.begins)
-    skip = {check.settled, static_cast<std::uint32_t>(check.times), check.first};
+    skip = {check.settled, static_cast<std::uint32_t>(check.times), check.first, kRuns};
   launch_gemm_sm90<Tile, A, Epilogue>(cuda, state_stack(op), gate_stack<A>(op.gate_weight), parameters, false, skip);
 }
 
@@ -264,10 +270,13 @@ SweepWay choose_sweep(const Cuda& cuda, const GatedSweep<Device, A>& op) {
 template <class A>
 void gated_sweep_sm90(Cuda& cuda, const GatedSweep<Device, A>& op, SweepWay way, const GatedCheck& check,
                       const SequenceView<A, Device>& settled) {
-  if (way == SweepWay::kNarrowTiles) {
-    launch_sweep<NarrowSweepTile>(cuda, op, check, settled);
+  const bool narrow = way == SweepWay::kNarrowTiles;
+  if (check.runs.of_row != nullptr) {
+    const auto launch = narrow ? &launch_sweep<NarrowSweepTile, true, A> : &launch_sweep<WideSweepTile, true, A>;
+    launch(cuda, op, check, settled);
   } else {
-    launch_sweep<WideSweepTile>(cuda, op, check, settled);
+    const auto launch = narrow ? &launch_sweep<NarrowSweepTile, false, A> : &launch_sweep<WideSweepTile, false, A>;
+    launch(cuda, op, check, settled);
   }
 }
 

@@ -8,16 +8,21 @@
 // that finds everything settled only rounds the states, which lie rounded in two places by then. Where the product is a
 // library's, which looks at no such number, the host waits for every sweep. How many sweeps there are and what each
 // leaves out follows from the numbers alone, never from time: same inputs, same bits.
+//
+// Packed runs are one sequence to all of this but for what settles (tile.cuh, settle.cuh): the word that a sweep leaves
+// says in which steps of the window something moves.
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <stdexcept>
 #include <type_traits>
+#include <vector>
 
 #include "kernels/cuda/recurrence/sweep.h"
 #include "kernels/cuda/rows/rows.cuh"
@@ -56,14 +61,32 @@ MatrixView<T, Device> rows_of(const SequenceView<T, Device>& s, std::int64_t fir
   return {s.at(0, 0, first), count, s.dim, s.time_stride};
 }
 
-/// One window of one sequence.
+/// The runs with rows in [begin, end).
+GatedRuns runs_between(const PackedRuns<Device>& runs, std::int64_t begin, std::int64_t end) {
+  const auto first = std::upper_bound(runs.end_on_host.begin(), runs.end_on_host.end(), begin);
+  const auto last = std::lower_bound(runs.first_on_host.begin(), runs.first_on_host.end(), end);
+  const auto number = first - runs.end_on_host.begin();
+  return {.of_row = runs.of_row + begin,
+          .end = runs.end,
+          .settled = runs.settled,
+          .moving = runs.moving,
+          .first = static_cast<int>(number),
+          .count = static_cast<int>(last - runs.first_on_host.begin() - number),
+          .base = static_cast<int>(begin),
+          .window_begin = static_cast<int>(begin),
+          .window_end = static_cast<int>(end)};
+}
+
+/// One window of one sequence, or of packed runs.
 template <class A>
 class Window {
  public:
-  Window(Cuda& cuda, const GatedSweeps<Device, A>& op, const GateInputs<Device, A>& in, std::optional<SweepWay> asked)
+  Window(Cuda& cuda, const GatedSweeps<Device, A>& op, const GateInputs<Device, A>& in, std::optional<SweepWay> asked,
+         const GatedRuns& runs)
       : cuda_(cuda),
         op_(op),
         in_(in),
+        runs_(runs),
         times_(in.z.time),
         change_(op.change),
         magnitude_(op.change + op.gate.rows),
@@ -76,35 +99,51 @@ class Window {
     }
   }
 
-  void run(SweepCounts& counts) {
+  /// True if all times have settled; else those from settled() on have not, or of packed runs, those from settled of
+  /// each.
+  bool run(SweepCounts& counts) {
     counts.windows += 1;
     gated_scan_first(cuda_, GatedScan<Device, A>{.in = in_, .gate = {}, .change = change_, .magnitude = magnitude_},
-                     op_.gate_bias);
+                     op_.gate_bias, runs_);
+    const bool packed = runs_.of_row != nullptr;
     const int ahead = one_kernel_ ? kAhead : 0;
-    std::int64_t settled = 0;
     std::int64_t left_out = 0;  // times, by the newest sweep that did something
+    std::int64_t leaves_out = 0;
+    std::int64_t settled = 0;
     int enqueued = 0;
     int done = 0;
     for (; done < op_.max_sweeps && settled < times_; ++done) {
-      left_out = one_kernel_ ? settled / kGatedSweepStep * kGatedSweepStep : settled;
+      left_out = leaves_out;
       for (; enqueued < op_.max_sweeps && enqueued <= done + ahead; ++enqueued) {
         report(enqueued)[0] = kNothing;
         sweep(one_kernel_ ? 0 : settled, enqueued);
       }
-      settled = await_report(cuda_, report(done));
+      const std::uint32_t word = await_report(cuda_, report(done));
       counts.token_sweeps += times_ - left_out;
+      if (packed) {
+        settled = word == 0 ? times_ : 0;
+        leaves_out = one_kernel_ ? std::max<std::int64_t>(times_ - std::popcount(word) * kGatedSweepStep, 0) : 0;
+      } else {
+        settled = word;
+        leaves_out = one_kernel_ ? settled / kGatedSweepStep * kGatedSweepStep : settled;
+      }
     }
     if (one_kernel_ && enqueued == done) {
       // The newest sweep has left its rows in one of the two places, the others are in either; and no sweep has come
       // after it to round them all.
-      const std::int64_t stale = done % 2 != 0 ? settled : std::min(settled, left_out);
+      const std::int64_t stale = packed ? times_ : done % 2 != 0 ? settled : std::min(settled, left_out);
       if (stale != 0) copy_rows<A>(cuda_, rows_of(in_.h, 1, stale), rows_of(in_.h_rounded, 1, stale));
     }
-    if (settled == times_) return;
-    counts.fallbacks += 1;
-    gated_recurrence(cuda_, GatedRecurrence<Device, A>{.in = in_.slice(0, settled, times_ - settled),
-                                                       .gate_weight = op_.gate_weight,
-                                                       .gate_bias = op_.gate_bias});
+    settled_ = settled;
+    if (settled != times_) counts.fallbacks += 1;
+    return settled == times_;
+  }
+  std::int64_t settled() const { return settled_; }
+
+  void finish_exactly(std::int64_t first, std::int64_t end) {
+    gated_recurrence(
+        cuda_, GatedRecurrence<Device, A>{
+                   .in = in_.slice(0, first, end - first), .gate_weight = op_.gate_weight, .gate_bias = op_.gate_bias});
   }
 
  private:
@@ -147,7 +186,8 @@ class Window {
             .tolerance = op_.tolerance,
             .begins = index == 0 || !one_kernel_,
             .settled = settled_word(),
-            .report = report(index)};
+            .report = report(index),
+            .runs = runs_};
   }
 
   std::uint32_t* report(int index) const { return cuda_.report() + index % kSlots; }
@@ -160,7 +200,9 @@ class Window {
   Cuda& cuda_;
   const GatedSweeps<Device, A>& op_;
   const GateInputs<Device, A> in_;
+  const GatedRuns runs_;
   const std::int64_t times_;
+  std::int64_t settled_ = 0;
   float* const change_;
   float* const magnitude_;
   const SequenceView<A, Device> other_rounded_;  // where every other sweep by one kernel leaves h rounded
@@ -176,8 +218,33 @@ SweepCounts gated_sweeps_by(Cuda& cuda, const GatedSweeps<Device, A>& op, std::o
   for (std::int64_t b = 0; b < op.in.z.batch; ++b) {
     for (std::int64_t first = 0; first < op.in.z.time; first += op.gate.rows) {
       const std::int64_t times = std::min(op.gate.rows, op.in.z.time - first);
-      Window<A>(cuda, op, op.in.slice(b, first, times), way).run(counts);
+      Window<A> window(cuda, op, op.in.slice(b, first, times), way, {});
+      if (!window.run(counts)) window.finish_exactly(window.settled(), times);
     }
+  }
+  return counts;
+}
+
+template <class A>
+SweepCounts packed_sweeps_by(Cuda& cuda, const PackedSweeps<Device, A>& op, std::optional<SweepWay> way) {
+  SweepCounts counts;
+  const std::int64_t rows = op.sweeps.in.z.time;
+  std::vector<std::int32_t> settled;
+  for (std::int64_t first = 0; first < rows; first += op.sweeps.gate.rows) {
+    const std::int64_t end = std::min(first + op.sweeps.gate.rows, rows);
+    const GatedRuns runs = runs_between(op.runs, first, end);
+    Window<A> window(cuda, op.sweeps, op.sweeps.in.slice(0, first, end - first), way, runs);
+    if (window.run(counts)) continue;
+    settled.resize(op.runs.end_on_host.size());
+    cuda.download(op.runs.settled, settled.data(), settled.size());
+    for (int run = runs.first; run < runs.first + runs.count; ++run) {
+      const auto at = static_cast<std::size_t>(run);
+      const std::int64_t run_end = std::min<std::int64_t>(op.runs.end_on_host[at], end);
+      if (settled[at] >= run_end) continue;
+      window.finish_exactly(settled[at] - first, run_end - first);
+      settled[at] = static_cast<std::int32_t>(run_end);
+    }
+    cuda.upload(settled.data(), op.runs.settled, settled.size());
   }
   return counts;
 }
@@ -186,10 +253,16 @@ template <class A>
 SweepCounts gated_sweeps(Cuda& cuda, const GatedSweeps<Device, A>& op) {
   return gated_sweeps_by(cuda, op, {});
 }
+template <class A>
+SweepCounts packed_sweeps(Cuda& cuda, const PackedSweeps<Device, A>& op) {
+  return packed_sweeps_by(cuda, op, {});
+}
 
-#define MMREC_INSTANTIATE(A)                                                                           \
-  template SweepCounts gated_sweeps_by(Cuda&, const GatedSweeps<Device, A>&, std::optional<SweepWay>); \
-  template SweepCounts gated_sweeps(Cuda&, const GatedSweeps<Device, A>&);
+#define MMREC_INSTANTIATE(A)                                                                             \
+  template SweepCounts gated_sweeps_by(Cuda&, const GatedSweeps<Device, A>&, std::optional<SweepWay>);   \
+  template SweepCounts gated_sweeps(Cuda&, const GatedSweeps<Device, A>&);                               \
+  template SweepCounts packed_sweeps_by(Cuda&, const PackedSweeps<Device, A>&, std::optional<SweepWay>); \
+  template SweepCounts packed_sweeps(Cuda&, const PackedSweeps<Device, A>&);
 MMREC_INSTANTIATE(float)
 MMREC_INSTANTIATE(BFloat16)
 MMREC_INSTANTIATE(Float16)

@@ -16,6 +16,10 @@
 // have read clears their words: Cuda::flags() is left zero. What has settled is found at the end, if that is asked for
 // (settle.cuh).
 //
+// Packed runs (kRuns): a time that stays as it is, a gap or what has settled, has the step h ↦ 0 h + its state, so a
+// run begins anew after it whatever stands before, NaN included: a decay of 0, which no other step has, is never
+// multiplied. A tile looks at the earlier tiles from the first on in which its first time's run moves.
+//
 // All that tiles read may have been written by the kernel before, so it is read past L1 (rows.cuh).
 #pragma once
 
@@ -47,6 +51,7 @@ struct GateSums {
 //   kWarps, kWarpTimes, kBands   see above
 //   kVectors                     pairs of channels are aligned in all operands, and channels even
 //   kMeasures                    change and magnitude are raised; otherwise no old state is looked at
+//   kRuns                        times are those of packed runs
 template <class A, class Shape>
 class GatedTile {
  public:
@@ -73,6 +78,27 @@ class GatedTile {
   /// Tiles of time before this one do nothing; what they would leave is there.
   __device__ void begin_at_tile(int tile) { first_tile_ = tile; }
   __device__ void meet() const { ptx::named_barrier_sync(meeting_, kThreads); }
+  /// Packed runs: which of the warp's times stay, and with which earlier tile the tile's first run begins to move.
+  /// `steps` has a bit for each kGatedSweepStep times that the sweep does not leave out.
+  __device__ void begin_runs(std::uint32_t steps) {
+    static_assert(Shape::kRuns && kGatedSweepStep % kTimes == 0);
+    constexpr int kStepTiles = kGatedSweepStep / kTimes;
+    const int all = (p_.time_tiles + kStepTiles - 1) / kStepTiles;
+    steps &= (1U << all) - 1U;
+    tiles_ = __popc(steps) * kStepTiles;
+    if ((steps >> (all - 1)) != 0) tiles_ -= all * kStepTiles - p_.time_tiles;
+
+    const GatedRuns& runs = p_.check.runs;
+    const int own = clamped_time(lane_ % Shape::kWarpTimes);
+    const int run = __ldg(runs.of_row + own);
+    const bool stays = run < 0 || runs.base + own < __ldcg(runs.settled + run);
+    stays_ = __ballot_sync(0xffffffffU, stays);
+    first_tile_ = place_.time / kTimes;
+    const int first_run = __ldg(runs.of_row + min(place_.time, p_.times - 1));
+    if (first_run < 0) return;
+    const int moves = __ldcg(runs.settled + first_run) - runs.base;
+    if (moves < place_.time) first_tile_ = max(moves, 0) / kTimes;
+  }
 
   /// What the lane needs of z, zm, gamma and the bias.
   __device__ void load_inputs(int band) {
@@ -88,10 +114,11 @@ class GatedTile {
   }
   /// The previous states.
   __device__ void load_states(int band) {
-    if constexpr (!Shape::kMeasures) return;
+    if constexpr (!Shape::kMeasures && !Shape::kRuns) return;
     const float* h = column(p_.h, band);
 #pragma unroll
     for (int i = 0; i < Shape::kWarpTimes; ++i) {
+      if (!Shape::kMeasures && !stays(i)) continue;
       old_[band][i] =
           load_pair(static_cast<const float*>(p_.h.below(const_cast<float*>(h), clamped_time(i) + 1)), band);
     }
@@ -124,11 +151,17 @@ class GatedTile {
       const float2 z = widen_pair(inputs_[band][i].z);
       const float2 zm = widen_pair(inputs_[band][i].zm);
       const float2 gamma = widen_pair(inputs_[band][i].gamma);
-      const Step steps[2] = {step_of(sum.s.x + bias.x, zm.x + sum.g.x, z.x, gamma.x),
-                             step_of(sum.s.y + bias.y, zm.y + sum.g.y, z.y, gamma.y)};
+      Step steps[2] = {step_of(sum.s.x + bias.x, zm.x + sum.g.x, z.x, gamma.x),
+                       step_of(sum.s.y + bias.y, zm.y + sum.g.y, z.y, gamma.y)};
+      if constexpr (Shape::kRuns) {
+        if (stays(i)) {
+          steps[0] = {0.0F, old_[band][i].x};
+          steps[1] = {0.0F, old_[band][i].y};
+        }
+      }
       keep(i, steps);
-      all[0] = compose(all[0], steps[0]);
-      all[1] = compose(all[1], steps[1]);
+      all[0] = composed(all[0], steps[0]);
+      all[1] = composed(all[1], steps[1]);
     }
     *reinterpret_cast<float4*>(two(warp_steps_, warp_, band)) = make_float4(all[0].a, all[0].b, all[1].a, all[1].b);
   }
@@ -149,12 +182,12 @@ class GatedTile {
     for (int band = 0; band < Shape::kBands; ++band) compose_warps(tile, band, before[band]);
     apply_tiles(tile, h);
     // The fetches before this have returned: their values have passed a barrier. So it need not order them.
-    const auto readers = static_cast<std::uint32_t>(p_.time_tiles - first_tile_);
+    const auto readers = static_cast<std::uint32_t>(taking_part());
     bool last_reader = false;
     if (threadIdx.x == 0 && readers != 1) last_reader = atomicAdd(this->readers(), 1U) + 1 == readers;
 #pragma unroll
     for (int band = 0; band < Shape::kBands; ++band) {
-      h[band] = make_float2(before[band][0](h[band].x), before[band][1](h[band].y));
+      h[band] = make_float2(applied(before[band][0], h[band].x), applied(before[band][1], h[band].y));
     }
     run(kept, h);
     finish(last_reader);
@@ -195,6 +228,14 @@ class GatedTile {
     ptx::prefetch_l2(rows.below(rows.column(place_.batch, channel), clamped_time(lane_ % 16) + below));
   }
 
+  /// Tiles of time that the sweep does not leave out.
+  __device__ int taking_part() const { return Shape::kRuns ? tiles_ : p_.time_tiles - first_tile_; }
+  __device__ bool stays(int i) const { return (stays_ >> i & 1U) != 0; }
+  __device__ static Step composed(Step first, Step second) {
+    return Shape::kRuns && second.a == 0.0F ? second : compose(first, second);
+  }
+  __device__ static float applied(Step step, float h) { return Shape::kRuns && step.a == 0.0F ? step.b : step(h); }
+
   __device__ Step step_of(float s, float g, float z, float gamma) const { return gated_step(s, g, z, gamma, p_.mix); }
 
   /// The lane's two steps of row `row` of an array [row][channel].
@@ -216,14 +257,14 @@ class GatedTile {
     for (int w = 0; w < Shape::kWarps - 1; ++w) {
       if (w >= warp_) break;
       read(two(warp_steps_, w, band), next);
-      before[0] = compose(before[0], next[0]);
-      before[1] = compose(before[1], next[1]);
+      before[0] = composed(before[0], next[0]);
+      before[1] = composed(before[1], next[1]);
     }
     if (warp_ != Shape::kWarps - 1 || tile + 1 == p_.time_tiles) return;
     read(two(warp_steps_, warp_, band), next);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const Step all = compose(before[i], next[i]);
+      const Step all = composed(before[i], next[i]);
       if (channel(band) + i < p_.channels) {
         ptx::store_relaxed_pair(
             published(tile) + channel(band) + i,
@@ -249,7 +290,7 @@ class GatedTile {
         for (int band = 0; band < Shape::kBands; ++band) {
           Step next[2];
           read(two(tile_steps_, t, band), next);
-          h[band] = make_float2(next[0](h[band].x), next[1](h[band].y));
+          h[band] = make_float2(applied(next[0], h[band].x), applied(next[1], h[band].y));
         }
       }
     }
@@ -304,7 +345,7 @@ class GatedTile {
     constexpr std::uint32_t kChecks = 2;
     static_assert(kTimes <= kThreads);
     const bool checks = Shape::kMeasures && p_.check.report != nullptr;
-    if (p_.time_tiles - first_tile_ == 1 && !checks) return;
+    if (taking_part() == 1 && !checks) return;
     meet();  // the tile's maxima are raised
     if (threadIdx.x == 0) {
       *jobs_ = last_reader ? kCleans : 0U;
@@ -317,7 +358,7 @@ class GatedTile {
     meet();
     const std::uint32_t jobs = *jobs_;
     if ((jobs & kChecks) != 0) {
-      check_times<kTimes>(p_, place_.time, p_.time_tiles - first_tile_, [&] { meet(); });
+      check_times<kTimes, kThreads, Shape::kRuns>(p_, place_.time, taking_part(), jobs_, [&] { meet(); });
     }
     if ((jobs & kCleans) != 0) clean();
   }
@@ -326,7 +367,7 @@ class GatedTile {
   __device__ void clean() const {
     if (threadIdx.x == 0) *readers() = 0;
     const int count = min(kChannels, p_.channels - place_.channel);
-    for (int tile = first_tile_ + warp_; tile + 1 < p_.time_tiles; tile += Shape::kWarps) {
+    for (int tile = (Shape::kRuns ? 0 : first_tile_) + warp_; tile + 1 < p_.time_tiles; tile += Shape::kWarps) {
       for (int c = lane_; c < count; c += 32) published(tile)[place_.channel + c] = make_ulonglong2(0, 0);
     }
   }
@@ -351,7 +392,7 @@ class GatedTile {
       for (int band = 0; band < Shape::kBands; ++band) {
         Step steps[2];
         kept(band, i, steps);
-        h[band] = make_float2(steps[0](h[band].x), steps[1](h[band].y));
+        h[band] = make_float2(applied(steps[0], h[band].x), applied(steps[1], h[band].y));
         store_pair<Shape::kVectors>(to[band], rounded[band], time < p_.times ? p_.channels - channel(band) : 0,
                                     h[band]);
         to[band] = p_.h.below(to[band], 1);
@@ -384,6 +425,8 @@ class GatedTile {
   const GatedTileOperands<A>& p_;
   GatedPlace place_;
   int first_tile_ = 0;
+  int tiles_ = 0;            // of packed runs: that take part
+  std::uint32_t stays_ = 0;  // which of the warp's times
   int meeting_;
   int warp_;
   int lane_;

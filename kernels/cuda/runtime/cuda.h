@@ -238,6 +238,14 @@ template <class A>
 void gated_scan(Cuda& cuda, const GatedScan<Device, A>& op);
 template <class A>
 SweepCounts gated_sweeps(Cuda& cuda, const GatedSweeps<Device, A>& op);
+/// Optional ops over packed runs. Windows of up to 31 * kGatedSweepStep rows.
+template <class A>
+SweepCounts packed_sweeps(Cuda& cuda, const PackedSweeps<Device, A>& op);
+template <class A>
+void copy_listed(Cuda& cuda, const CopyListed<Device, A>& op);
+template <class A>
+void packed_residual_norm(Cuda& cuda, const PackedResidualNorm<Device, A>& op);
+void packed_segment_sum(Cuda& cuda, const PackedSegmentSum<Device>& op);
 template <class A>
 void memory_attention(Cuda& cuda, const MemoryAttention<Device, A>& op);
 template <class A>

@@ -42,7 +42,8 @@ ChunkPlan plan_of(const Config& config, int processors) {
           .tile = 1,
           .rows = 8192,
           .window = std::clamp<std::int64_t>(window, 256, kTokens),
-          .spans_segments = config.carry_state};
+          .spans_segments = config.carry_state,
+          .packs = true};
 }
 
 constexpr float kFloatTolerance = 1e-5F;
@@ -100,6 +101,13 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
   void release(Slot first) noexcept override {
     const std::lock_guard lock(pool_mutex_);
     pool_.release(first);
+  }
+
+  /// Enough that chunks are full for most of the call.
+  int sequences_of_a_call() override {
+    constexpr std::size_t kMost = 4096;
+    const std::size_t fit = kernels::device_memory(weights_->gpu()).free / 8 / this->slot_bytes();
+    return static_cast<int>(std::clamp<std::size_t>(fit, 1, kMost));
   }
 
   Done run(const Work& work, const ExecutionOptions& options) override {

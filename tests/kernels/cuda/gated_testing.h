@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <type_traits>
 #include <vector>
 
@@ -99,9 +100,10 @@ std::size_t first_not_rounded(const std::vector<float>& h, const std::vector<A>&
 }
 
 /// Largest error of any h against float64 from the h before it, which the products see `rounded`: the bound is that of
-/// one time, whatever the element type.
+/// one time, whatever the element type. Times of which `leaves_out` says so are not looked at.
 template <class A>
-double one_time_error(const GatedCase<A>& c, const std::vector<float>& h, const std::vector<A>& rounded) {
+double one_time_error(const GatedCase<A>& c, const std::vector<float>& h, const std::vector<A>& rounded,
+                      const std::function<bool(std::int64_t)>& leaves_out = {}) {
   const auto [batch, time, dim] = c.size;
   const std::vector<double> seen = widened(rounded);
   return parallel_max(dim, [&, batch = batch, time = time, dim = dim](std::int64_t i) {
@@ -116,6 +118,7 @@ double one_time_error(const GatedCase<A>& c, const std::vector<float>& h, const 
     double worst = 0.0;
     for (std::int64_t b = 0; b < batch; ++b) {
       for (std::int64_t t = 0; t < time; ++t) {
+        if (leaves_out && leaves_out(t)) continue;
         const double* before = seen.data() + c.state_index(b, t, 0);
         double s = c.bias_at(i);
         double g = 0.0;

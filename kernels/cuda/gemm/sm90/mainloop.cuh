@@ -180,14 +180,15 @@ __global__ void __launch_bounds__(GemmLayout<Tile>::kThreads, 1)
   if (skip.counter != nullptr) {
     const std::uint32_t done = ptx::load_relaxed(skip.counter);
     const int index = static_cast<int>(blockIdx.x) / Tile::kClusterRows;
-    if (done >= skip.enough) {
+    const int row = gemm_place<Tile>(jobs, index, 0).row;
+    constexpr int kRows = Layout::kRows * Tile::kClusterRows;
+    if (skip.by_bits ? (done >> (row / kRows) & 1U) == 0 : done >= skip.enough) {
       if constexpr (requires { &Epilogue::skipped; }) {
         Epilogue::skipped(parameters, gemm_place<Tile>(jobs, index, gemm_cluster_rank<Tile>()));
       }
       return;
     }
-    const int row = gemm_place<Tile>(jobs, index, 0).row;
-    if (skip.first + row + Layout::kRows * Tile::kClusterRows <= static_cast<int>(done)) return;
+    if (!skip.by_bits && skip.first + row + kRows <= static_cast<int>(done)) return;
   }
 
   if (warpgroup == Layout::kConsumers) {

@@ -15,11 +15,13 @@ namespace mmrec::kernels {
 
 /// What not to multiply, decided on the device by what the kernel before this one has left in *counter: nothing at all
 /// is done where it has reached `enough`, nor in cluster tiles whose rows, numbered from `first`, all lie below it. For
-/// launches that are not persistent. Null: everything is done.
+/// launches that are not persistent. by_bits: instead, what is done are the cluster tiles of rows whose bit in *counter
+/// is set, and the epilogue skips the others. Null: everything is done.
 struct GemmSkip {
   const std::uint32_t* counter = nullptr;
   std::uint32_t enough = 0;
   int first = 0;
+  bool by_bits = false;
 };
 
 /// Sizes of one product. Tiles are those of clusters.

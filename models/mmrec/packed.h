@@ -1,0 +1,196 @@
+// A chunk of many runs whose recurrence and memory go for all of them at once, on backends that have the ops for it
+// (kernels::PackedRuns): what the ops need to know of the runs, in the backend's memory.
+//
+// Runs within one memory segment that attend to no more than one slot are simple: after the recurrence their rows go on
+// together. They stand first in the chunk; what is left, a few long runs, goes on run by run.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "models/mmrec/schedule.h"
+#include "models/mmrec/segment_memory.h"
+#include "models/mmrec/weights.h"
+#include "models/mmrec/workspace.h"
+
+namespace mmrec::models {
+
+template <class Backend, class A>
+class PackedChunk {
+ public:
+  using Work = Workspace<Backend, A>;
+  using Space = typename Work::Space;
+  using Layer = LayerView<Space>;
+  template <class T>
+  using Matrix = typename Work::template Matrix<T>;
+
+  static constexpr bool kBackendHasIt = requires(Backend & backend, const kernels::PackedSweeps<Space, A>& op) {
+    packed_sweeps(backend, op);
+  };
+
+  explicit PackedChunk(Work& work) : work_(work) {}
+
+  /// Lays out the runs of a chunk of `rows` rows, a batch each, for all that follows. Requires: kBackendHasIt.
+  void begin(std::span<const Batch> batches, std::int64_t rows) {
+    batches_ = batches;
+    first_.clear(), end_.clear();
+    for (const Batch& b : batches) {
+      first_.push_back(static_cast<std::int32_t>(b.first_row));
+      end_.push_back(static_cast<std::int32_t>(b.first_row + b.tokens));
+    }
+    const auto simple = std::find_if_not(batches.begin(), batches.end(), [&](const Batch& b) { return is_simple(b); });
+    simple_ = batches.first(static_cast<std::size_t>(simple - batches.begin()));
+    simple_rows_ = simple_.empty() ? 0 : simple_.back().first_row + simple_.back().tokens;
+
+    bytes_.clear();
+    const std::size_t of_row = place<std::int32_t>(static_cast<std::size_t>(rows));
+    const std::size_t end = place<std::int32_t>(batches.size());
+    settled_at_ = place<std::int32_t>(batches.size());
+    first_at_ = place<std::int32_t>(batches.size());
+    const std::size_t moving = place<std::uint32_t>(batches.size());
+    const std::size_t context = place<const std::byte*>(batches.size());
+    loads_at_ = place<kernels::RowCopy<A>>(batches.size());
+    stores_at_ = place<kernels::RowCopy<A>>(batches.size());
+    ends_at_ = place<kernels::RowCopy<A>>(batches.size());
+    sums_at_ = place<kernels::SummedRun>(batches.size());
+
+    std::fill_n(host<std::int32_t>(of_row), rows, -1);
+    std::copy(end_.begin(), end_.end(), host<std::int32_t>(end));
+    std::copy(first_.begin(), first_.end(), host<std::int32_t>(first_at_));
+    ends_ = 0;
+    for (std::size_t i = 0; i < batches.size(); ++i) {
+      const Batch& b = batches[i];
+      std::fill_n(host<std::int32_t>(of_row) + b.first_row, b.tokens, static_cast<std::int32_t>(i));
+      host<const std::byte*>(context)[i] =
+          work_.filled_slots(b.position) == 0 ? nullptr : b.slot + work_.slot.segment_context;
+      const auto h = work_.h(b);
+      host<kernels::RowCopy<A>>(loads_at_)[i] = {work_.restarts(b.position) ? nullptr : b.slot + work_.slot.h,
+                                                 reinterpret_cast<std::byte*>(h.data),
+                                                 Work::kRounds ? work_.h_rounded(b).data : nullptr};
+      host<kernels::RowCopy<A>>(stores_at_)[i] = {reinterpret_cast<const std::byte*>(h.at(0, 0, b.tokens)),
+                                                  b.slot + work_.slot.h};
+      if (b.ends) {
+        host<kernels::RowCopy<A>>(ends_at_)[ends_] = {
+            reinterpret_cast<const std::byte*>(work_.x(b).at(0, 0, b.tokens - 1)),
+            reinterpret_cast<std::byte*>(work_.context(1).row(0) + static_cast<std::int64_t>(ends_) * work_.dim())};
+        ++ends_;
+      }
+      const std::int64_t after = b.position + b.tokens;
+      const bool closes = after % work_.config.memory_segment == 0;
+      host<kernels::SummedRun>(sums_at_)[i] = {
+          .sum = work_.template in_slot<double>(b.slot, work_.slot.segment_sum),
+          .memory = work_.template in_slot<float>(b.slot, work_.slot.memory),
+          .first = static_cast<std::int32_t>(b.first_row),
+          .rows = static_cast<std::int32_t>(b.tokens),
+          .closes = closes ? static_cast<std::int32_t>(work_.ring_slot(after)) : -1};
+    }
+    if (tables_.size() < bytes_.size()) {
+      tables_ = {};
+      tables_ = work_.backend.template allocate<std::byte>(bytes_.size() * 5 / 4);
+    }
+    work_.backend.upload(bytes_.data(), tables_.data(), bytes_.size());
+    runs_ = {.of_row = device<std::int32_t>(of_row),
+             .end = device<std::int32_t>(end),
+             .settled = device<std::int32_t>(settled_at_),
+             .moving = device<std::uint32_t>(moving),
+             .first_on_host = first_,
+             .end_on_host = end_};
+    context_ = device<const std::byte*>(context);
+  }
+
+  /// Rows 1.. of every run's h, from the layer's state.
+  kernels::SweepCounts recur(const kernels::GatedSweeps<Space, A>& sweeps, std::int64_t layer) {
+    const std::int64_t offset = layer * work_.dim() * static_cast<std::int64_t>(sizeof(float));
+    copy(loads_at_, batches_.size(), offset, 0);
+    work_.backend.copy(device<std::int32_t>(first_at_), runs_.settled, first_.size() * sizeof(std::int32_t));
+    const kernels::SweepCounts counts = packed_sweeps(work_.backend, kernels::PackedSweeps<Space, A>{sweeps, runs_});
+    copy(stores_at_, batches_.size(), 0, offset);
+    return counts;
+  }
+
+  /// From h to the blocks' output in x.
+  void finish(const Layer& w, std::int64_t layer, SegmentMemory<Backend, A>& memory) {
+    if (!simple_.empty()) {
+      const std::int64_t rows = simple_rows_;
+      packed_residual_norm(work_.backend,
+                           kernels::PackedResidualNorm<Space, A>{
+                               .x = work_.x(rows),
+                               .h = Matrix<const float>(work_.h(simple_.front()).at(0, 0, 1), rows, work_.dim()),
+                               .v = work_.qvzk(rows).middle_cols(work_.dim(), work_.dim()),
+                               .of_row = runs_.of_row,
+                               .context = context_,
+                               .offset = layer * work_.dim() * static_cast<std::int64_t>(sizeof(float)),
+                               .bias = w.memory_out_bias,
+                               .norm = w.norm2,
+                               .u = work_.u(rows)});
+      const Batch all{.slot = simple_.front().slot, .sequences = 1, .tokens = rows};
+      memory.feed_forward(w, all, {0, rows});
+      packed_segment_sum(work_.backend,
+                         kernels::PackedSegmentSum<Space>{.x = work_.x(rows),
+                                                          .runs = device<kernels::SummedRun>(sums_at_),
+                                                          .count = static_cast<std::int64_t>(simple_.size()),
+                                                          .layer = layer,
+                                                          .memory_slots = work_.config.memory_slots,
+                                                          .segment = work_.config.memory_segment});
+      for (const Batch& b : simple_) {
+        const std::int64_t after = b.position + b.tokens;
+        if (after % work_.config.memory_segment == 0) memory.set_context(w, layer, b, after);
+      }
+    }
+    for (const Batch& b : batches_.subspan(simple_.size())) memory.finish(w, layer, b);
+  }
+
+  /// x of the last rows of the runs that end in this chunk, in order of the runs; overwrites context().
+  Matrix<float> last_rows() {
+    copy(ends_at_, ends_, 0, 0);
+    return work_.context(static_cast<std::int64_t>(ends_));
+  }
+
+ private:
+  bool is_simple(const Batch& b) const {
+    const std::int64_t segment = work_.config.memory_segment;
+    return b.position % segment + b.tokens <= segment && work_.filled_slots(b.position) < 2;
+  }
+
+  // Tables lie one after another, in bytes_ as in tables_.
+  template <class T>
+  std::size_t place(std::size_t count) {
+    constexpr std::size_t kAlign = 16;
+    const std::size_t at = bytes_.size();
+    bytes_.resize(at + (count * sizeof(T) + kAlign - 1) / kAlign * kAlign);
+    return at;
+  }
+  template <class T>
+  T* host(std::size_t at) {
+    return reinterpret_cast<T*>(bytes_.data() + at);
+  }
+  template <class T>
+  T* device(std::size_t at) {
+    return reinterpret_cast<T*>(tables_.data() + at);
+  }
+  void copy(std::size_t list, std::size_t count, std::int64_t from_offset, std::int64_t to_offset) {
+    copy_listed(work_.backend, kernels::CopyListed<Space, A>{.rows = device<kernels::RowCopy<A>>(list),
+                                                             .count = static_cast<std::int64_t>(count),
+                                                             .cols = work_.dim(),
+                                                             .from_offset = from_offset,
+                                                             .to_offset = to_offset});
+  }
+
+  Work& work_;
+  std::span<const Batch> batches_, simple_;
+  std::int64_t simple_rows_ = 0;
+  std::vector<std::int32_t> first_, end_;  // rows of each run
+  std::size_t ends_ = 0;                   // runs that end here
+  std::vector<std::byte> bytes_;
+  typename Backend::template Buffer<std::byte> tables_;
+  std::size_t settled_at_ = 0, first_at_ = 0, loads_at_ = 0, stores_at_ = 0, ends_at_ = 0, sums_at_ = 0;
+  kernels::PackedRuns<Space> runs_;
+  const std::byte* const* context_ = nullptr;
+};
+
+}  // namespace mmrec::models

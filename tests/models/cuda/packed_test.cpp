@@ -1,0 +1,227 @@
+// Calls of many runs, of any lengths at any positions: logits, log-probs and state of each sequence against the same
+// tokens of that sequence alone, one by one.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "models/files/checkpoint.h"
+#include "models/mmrec/executors.h"
+#include "models/mmrec/synthetic.h"
+#include "models/mmrec/weights.h"
+#include "tests/kernels/cuda/cuda_testing.h"
+#include "tests/support/model_folder.h"
+
+namespace mmrec::models {
+namespace {
+
+struct PackedModel {
+  const char* name;
+  Precision precision;
+  double bound;  // of the largest value
+  std::int64_t slots = 3;
+  bool carry = true;
+  std::int64_t dim = 64;
+};
+
+class PackedRunsTest : public testing::TestWithParam<PackedModel> {
+ protected:
+  void SetUp() override {
+    if (const std::string reason = cuda_unusable_reason(); !reason.empty()) GTEST_SKIP() << reason;
+    const PackedModel& model = GetParam();
+    Config config;
+    config.vocab_size = 50;
+    config.model_dim = model.dim;
+    config.num_layers = 2;
+    config.num_heads = 2;
+    config.ffn_dim = 2 * model.dim;
+    config.memory_segment = 24;
+    config.memory_slots = model.slots;
+    config.carry_state = model.carry;
+    const auto stored = model.precision == Precision::kBF16 ? kernels::DType::kBF16 : kernels::DType::kF16;
+    write_synthetic_model(folder_.path(), config, stored, 7);
+    config_ = load_config(folder_ / "config.json");
+    const auto host = std::make_shared<const HostWeights>(load_weights(Checkpoint::open(folder_.path()), config_));
+    executor_ = make_cuda_executor(config_, upload_weights(*host, model.precision));
+  }
+
+  /// What one sequence has come to.
+  struct Sequence {
+    std::vector<int> tokens;  // of all its life
+    std::int64_t start = 0;   // of the run
+    std::vector<float> logprobs;
+    std::vector<float> logits;
+    HostState state;
+  };
+
+  std::vector<Sequence> sequences(std::span<const std::pair<int, int>> starts_and_rows) const {
+    std::vector<Sequence> all;
+    std::mt19937 engine(11);
+    for (const auto& [start, rows] : starts_and_rows) {
+      Sequence s;
+      s.start = start;
+      for (int i = 0; i < start + rows; ++i) {
+        s.tokens.push_back(static_cast<int>(engine() % static_cast<unsigned>(config_.vocab_size)));
+      }
+      all.push_back(std::move(s));
+    }
+    return all;
+  }
+  std::vector<float> logits_of(Slot slot) {
+    std::vector<float> logits(static_cast<std::size_t>(config_.vocab_size));
+    executor_->logits(slot, 1, logits);
+    return logits;
+  }
+  /// Brings a sequence to where its run starts, token by token.
+  void begin(Slot slot, const Sequence& s) {
+    for (std::int64_t t = 0; t < s.start; ++t) step(slot, s, t);
+  }
+  void step(Slot slot, const Sequence& s, std::int64_t t) {
+    const models::Run run = {slot, t, 0, 1};
+    executor_->step(std::span(s.tokens).subspan(static_cast<std::size_t>(t), 1), std::span(&run, 1), {});
+  }
+
+  static double share(std::span<const float> got, std::span<const float> want) {
+    double most = 1e-3;
+    double difference = 0.0;
+    for (std::size_t i = 0; i < want.size(); ++i) {
+      most = std::max(most, std::abs(static_cast<double>(want[i])));
+      const double d = std::abs(static_cast<double>(got[i]) - static_cast<double>(want[i]));
+      difference = std::isnan(d) ? INFINITY : std::max(difference, d);
+    }
+    return got.size() == want.size() ? difference / most : INFINITY;
+  }
+
+  void expect_runs_as_steps(std::span<const std::pair<int, int>> starts_and_rows, std::span<const int> slot_of) {
+    const auto count = static_cast<int>(starts_and_rows.size());
+    std::vector<Sequence> all = sequences(starts_and_rows);
+    const Slots alone(executor_, 1, {});
+    for (Sequence& s : all) {
+      executor_->clear(alone.first(), 1);
+      begin(alone.first(), s);
+      for (auto t = s.start; t < std::ssize(s.tokens); ++t) {
+        float logprob = 0.0F;
+        if (t > 0) {
+          const std::vector<float> logits = logits_of(alone.first());
+          const float most = *std::max_element(logits.begin(), logits.end());
+          double sum = 0.0;
+          for (const float x : logits) sum += std::exp(static_cast<double>(x - most));
+          logprob = logits[static_cast<std::size_t>(s.tokens[static_cast<std::size_t>(t)])] - most -
+                    static_cast<float>(std::log(sum));
+        }
+        s.logprobs.push_back(logprob);
+        step(alone.first(), s, t);
+      }
+      s.logits = logits_of(alone.first());
+      s.state = executor_->save(alone.first(), 1, std::ssize(s.tokens));
+    }
+
+    const Slots slots(executor_, count, {});
+    for (const bool scores : {false, true}) {
+      executor_->clear(slots.first(), count);
+      std::vector<int> tokens;
+      std::vector<models::Run> runs;
+      for (int i = 0; i < count; ++i) {
+        const Sequence& s = all[static_cast<std::size_t>(i)];
+        const Slot slot = slots[slot_of[static_cast<std::size_t>(i)]];
+        begin(slot, s);
+        runs.push_back({slot, s.start, std::ssize(tokens), std::ssize(s.tokens) - s.start});
+        tokens.insert(tokens.end(), s.tokens.begin() + s.start, s.tokens.end());
+      }
+      std::vector<float> logprobs(scores ? tokens.size() : 0);
+      const Done done = executor_->run({.tokens = tokens, .runs = runs, .logprobs = logprobs}, {});
+      for (std::size_t i = 0; i < runs.size(); ++i) {
+        SCOPED_TRACE(testing::Message() << "run " << i << ": " << runs[i].rows << " tokens from " << runs[i].position);
+        const Sequence& s = all[i];
+        EXPECT_EQ(done.rows[i], runs[i].rows);
+        EXPECT_LE(share(logits_of(runs[i].slot), s.logits), GetParam().bound);
+        const HostState state = executor_->save(runs[i].slot, 1, s.state.position);
+        EXPECT_LE(share(state.h, s.state.h), GetParam().bound);
+        EXPECT_LE(share(state.memory, s.state.memory), GetParam().bound);
+        EXPECT_LE(share(std::vector<float>(state.segment_sum.begin(), state.segment_sum.end()),
+                        std::vector<float>(s.state.segment_sum.begin(), s.state.segment_sum.end())),
+                  GetParam().bound);
+        if (scores) {
+          EXPECT_LE(share(std::span(logprobs).subspan(static_cast<std::size_t>(runs[i].first_row), s.logprobs.size()),
+                          s.logprobs),
+                    GetParam().bound);
+        }
+      }
+    }
+  }
+
+  mmrec::test::TempFolder folder_;
+  Config config_;
+  std::shared_ptr<Executor> executor_;
+};
+
+// Documents from their beginning, as scoring has them.
+TEST_P(PackedRunsTest, DocumentsAreAsAlone) {
+  const std::vector<std::pair<int, int>> documents = {{0, 9}, {0, 24}, {0, 1}, {0, 23}, {0, 25}, {0, 60}, {0, 2}};
+  std::vector<int> slots(documents.size());
+  std::iota(slots.begin(), slots.end(), 0);
+  expect_runs_as_steps(documents, slots);
+}
+
+// Sequences that have come to anywhere, before, at and after the ends of segments, in any slots.
+TEST_P(PackedRunsTest, RunsFromAnyPositionInAnySlotAreAsAlone) {
+  if (kernels::test::few_cases()) GTEST_SKIP() << "many launches";
+  std::mt19937 engine(5);
+  for (int round = 0; round < (kernels::test::kEmulated ? 1 : 4); ++round) {
+    std::vector<std::pair<int, int>> runs = {{24, 20}, {23, 2}, {47, 30}, {50, 10}, {5, 19}, {0, 130}};
+    for (int i = 0; i < 3; ++i) runs.emplace_back(engine() % 80, 1 + engine() % 50);
+    std::shuffle(runs.begin(), runs.end(), engine);
+    std::vector<int> slots(runs.size());
+    std::iota(slots.begin(), slots.end(), 0);
+    std::shuffle(slots.begin(), slots.end(), engine);
+    expect_runs_as_steps(runs, slots);
+  }
+}
+
+// Several continuations of one prefix.
+TEST_P(PackedRunsTest, BranchesOfAClonedStateAreAsContinued) {
+  const Slots trunk(executor_, 1, {});
+  const std::pair<int, int> whole[] = {{30, 40}};
+  const Sequence s = sequences(whole).front();
+  begin(trunk.first(), s);
+  const Slots branches(executor_, 3, {});
+  std::vector<int> tokens;
+  std::vector<models::Run> runs;
+  for (int i = 0; i < 3; ++i) {
+    executor_->copy(trunk.first(), branches[i], 1);
+    const std::int64_t rows = 10 + 15 * i;
+    runs.push_back({branches[i], 30, std::ssize(tokens), rows});
+    tokens.insert(tokens.end(), s.tokens.begin() + 30, s.tokens.begin() + 30 + rows);
+  }
+  executor_->run({.tokens = tokens, .runs = runs}, {});
+  for (std::int64_t t = 30; t < 70; ++t) {
+    step(trunk.first(), s, t);
+    for (const models::Run& run : runs) {
+      if (run.position + run.rows != t + 1) continue;
+      EXPECT_LE(share(logits_of(run.slot), logits_of(trunk.first())), GetParam().bound) << run.rows;
+    }
+  }
+}
+
+std::vector<PackedModel> models() {
+  if (kernels::test::kEmulated) {
+    return {{"Fp32", Precision::kF32, 1e-4}, {"Fp16Restarting", Precision::kF16, 0.02, 3, false}};
+  }
+  return {{"Fp32", Precision::kF32, 1e-4},
+          {"Fp32OneSlot", Precision::kF32, 1e-4, 1},
+          {"Fp16", Precision::kF16, 0.02},
+          {"Fp16Restarting", Precision::kF16, 0.02, 3, false},
+          {"Fp16Wide", Precision::kF16, 0.02, 9, true, 640},
+          {"Bf16", Precision::kBF16, 0.06}};
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, PackedRunsTest, testing::ValuesIn(models()),
+                         [](const testing::TestParamInfo<PackedModel>& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace mmrec::models
