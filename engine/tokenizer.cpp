@@ -52,7 +52,7 @@ std::string read_token(models::JsonReader& in) {
   }
   if (in.peek() == Kind::kString) return in.string();
   std::optional<std::string> content;
-  std::string_view key;
+  std::string key;
   in.begin_object();
   while (in.next_key(key)) {
     if (key == "content") {
@@ -69,7 +69,7 @@ TokenizerConfig parse_config(std::string_view text, const std::string& name) {
   models::require_json_object(text, name);
   TokenizerConfig config;
   models::JsonReader in(text, name);
-  std::string_view key;
+  std::string key;
   in.begin_object();
   while (in.next_key(key)) {
     if (key == "add_bos_token" && in.peek() == models::JsonReader::Kind::kBool) {
@@ -84,7 +84,6 @@ TokenizerConfig parse_config(std::string_view text, const std::string& name) {
       in.skip();
     }
   }
-  in.finish();
   return config;
 }
 

@@ -1,58 +1,121 @@
-// The strict JSON reader. Recursion-free: the nesting lives in frames_, bounded by kMaxDepth.
+// The strict JSON reader. Recursion-free, as nlohmann's parser of events is.
 #include "models/files/json.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
+#include <nlohmann/json.hpp>
+#include <ranges>
 #include <stdexcept>
+#include <type_traits>
+#include <unordered_set>
+#include <vector>
 
 #include "models/files/text.h"
 
 namespace mmrec::models {
 namespace {
 
-constexpr std::size_t kLinearKeys = 16;
+using nlohmann::json;
+
 constexpr std::size_t kMaxKeyBytes = 4096;
 
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
+/// Receives the events of a text: refuses what is JSON but not strict, and knows the path of keys at every byte.
+class Rules {
+ public:
+  Rules(std::string_view text, const std::string& name, std::size_t max_keys)
+      : text_(text), name_(name), max_keys_(max_keys) {}
 
-void append_utf8(unsigned code, std::string& to) {
-  const auto put = [&](unsigned byte) { to.push_back(static_cast<char>(byte)); };
-  if (code < 0x80) {
-    put(code);
-  } else if (code < 0x800) {
-    put(0xc0 | (code >> 6));
-    put(0x80 | (code & 0x3f));
-  } else if (code < 0x10000) {
-    put(0xe0 | (code >> 12));
-    put(0x80 | ((code >> 6) & 0x3f));
-    put(0x80 | (code & 0x3f));
-  } else {
-    put(0xf0 | (code >> 18));
-    put(0x80 | ((code >> 12) & 0x3f));
-    put(0x80 | ((code >> 6) & 0x3f));
-    put(0x80 | (code & 0x3f));
+  /// Throws unless the text is strict JSON.
+  void check() {
+    if (text_.starts_with("\xef\xbb\xbf")) fail("begins with a byte order mark (expected plain UTF-8)");
+    at_ = std::min(text_.find('\0'), text_.size());  // to nlohmann's parser the text would end there
+    if (at_ < text_.size()) fail("NUL byte in JSON text");
+    parse();
   }
-}
+  /// Throws `message` for the end of the text, which is the beginning of a strict one.
+  [[noreturn]] void fail_at_end(std::string_view message) {
+    is_cut_ = true;
+    parse();
+    fail(message);
+  }
+
+  bool null() { return true; }
+  bool boolean(bool /*value*/) { return true; }
+  bool number_integer(std::int64_t /*value*/) { return true; }
+  bool number_unsigned(std::uint64_t /*value*/) { return true; }
+  bool number_float(double /*value*/, const std::string& /*token*/) { return true; }
+  bool string(const std::string& /*value*/) { return true; }
+  bool binary(const json::binary_t& /*value*/) { return true; }
+  bool start_object(std::size_t /*size*/) {
+    if (frames_.size() == JsonReader::kMaxDepth) fail(fmt::format("nested too deeply (limit {})", frames_.size()));
+    frames_.emplace_back();
+    return true;
+  }
+  bool end_object() { return frames_.pop_back(), true; }
+  bool start_array(std::size_t size) { return start_object(size); }
+  bool end_array() { return end_object(); }
+  bool key(std::string& key) {
+    Frame& frame = frames_.back();
+    frame.key.clear();
+    if (key.size() > kMaxKeyBytes) fail(fmt::format("key is too long (limit {} bytes)", kMaxKeyBytes));
+    if (!frame.keys.insert(key).second) fail(fmt::format("duplicate key {}", quote(key)));
+    if (frame.keys.size() > max_keys_) fail(fmt::format("object with more than {} keys", max_keys_));
+    frame.key = std::move(key);
+    return true;
+  }
+  bool parse_error(std::size_t /*position*/, const std::string& token, const json::exception& error) {
+    if (is_cut_) return false;
+    std::string what = error.what();  // "[CODE] parse error at line L, column C: WHAT; last read: 'TOKEN'; expected X"
+    what.erase(0, std::min({what.find("syntax error"), what.find("number overflow"), what.size()}));
+    constexpr std::string_view kToken = "; last read: '";
+    const std::size_t cut = what.find(kToken);  // the token may be long, and of any bytes
+    if (cut != std::string::npos) what.replace(cut, kToken.size() + token.size() + 1, " in " + quote(token));
+    what.erase(std::min(what.find(" parsing '"), what.size()));
+    if (at_ < text_.size()) --at_;  // the byte that is wrong has been read
+    fail("invalid JSON: " + what);
+  }
+
+ private:
+  struct Frame {
+    std::unordered_set<std::string> keys;
+    std::string key;  // of the member being read
+  };
+
+  void parse() {
+    auto bytes = text_ | std::views::transform([this](const char& byte) {
+                   at_ = static_cast<std::size_t>(&byte - text_.data()) + 1;
+                   return byte;
+                 });
+    json::sax_parse(bytes.begin(), bytes.end(), this);
+  }
+  [[noreturn]] void fail(std::string_view message) const {
+    std::string where = name_ + ": ";
+    for (const Frame& frame : frames_) {
+      if (!frame.key.empty()) where += printable(frame.key) + ": ";
+    }
+    const auto line = 1 + std::count(text_.begin(), text_.begin() + static_cast<std::ptrdiff_t>(at_), '\n');
+    throw std::runtime_error(fmt::format("{}{} (at byte {}, line {})", where, message, at_, line));
+  }
+
+  std::string_view text_;
+  const std::string& name_;
+  std::size_t max_keys_;
+  std::size_t at_ = 0;  // bytes read
+  bool is_cut_ = false;
+  std::vector<Frame> frames_;
+};
 
 }  // namespace
 
 JsonReader::JsonReader(std::string_view text, std::string name, std::size_t max_keys)
     : text_(text), name_(std::move(name)), max_keys_(max_keys) {
-  if (text_.starts_with("\xef\xbb\xbf")) fail_at(0, "begins with a byte order mark (expected plain UTF-8)");
-  if (const std::size_t nul = text_.find('\0'); nul != std::string_view::npos) fail_at(nul, "NUL byte in JSON text");
+  Rules(text_, name_, max_keys_).check();
 }
 
-void JsonReader::fail_at(std::size_t byte, std::string_view message) const {
-  std::string where = name_ + ": ";
-  for (std::size_t i = 0; i < depth_; ++i) {
-    if (!frames_[i].key.empty()) where += printable(frames_[i].key) + ": ";
-  }
-  const std::size_t end = std::min(byte, text_.size());
-  const auto line = 1 + std::count(text_.begin(), text_.begin() + static_cast<std::ptrdiff_t>(end), '\n');
-  throw std::runtime_error(fmt::format("{}{} (at byte {}, line {})", where, message, byte, line));
+void JsonReader::fail(std::string_view message) const {
+  Rules(text_.substr(0, value_begin_), name_, max_keys_).fail_at_end(message);
 }
 
 void JsonReader::expect(Kind kind, std::string_view expected) {
@@ -61,296 +124,114 @@ void JsonReader::expect(Kind kind, std::string_view expected) {
   if (found != kind) fail(fmt::format("found {}, expected {}", kNames[static_cast<std::size_t>(found)], expected));
 }
 
-void JsonReader::fail_found(std::string_view expected) const {
-  if (at_ >= text_.size()) fail_at(at_, fmt::format("invalid JSON: found the end of the text, expected {}", expected));
-  fail_at(at_, fmt::format("invalid JSON: found {}, expected {}", quote(text_.substr(at_, 1)), expected));
-}
-
-void JsonReader::skip_space() {
-  while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\r' || text_[at_] == '\t')) {
-    ++at_;
-  }
-}
-
-char JsonReader::next_char(std::string_view expected) {
-  skip_space();
-  if (at_ >= text_.size()) fail_found(expected);
-  return text_[at_];
+/// What comes after white space; NUL, which no text holds, at the end.
+char JsonReader::next_char() {
+  at_ = std::min(text_.find_first_not_of(" \n\r\t", at_), text_.size());
+  return at_ < text_.size() ? text_[at_] : '\0';
 }
 
 JsonReader::Kind JsonReader::peek() {
-  const char c = next_char("a value");
+  const char c = next_char();
   value_begin_ = at_;
-  switch (c) {
-    case '{':
-      return Kind::kObject;
-    case '[':
-      return Kind::kArray;
-    case '"':
-      return Kind::kString;
-    case 't':
-    case 'f':
-      return Kind::kBool;
-    case 'n':
-      return Kind::kNull;
-    default:
-      if (c != '-' && !is_digit(c)) fail_found("a value");
-      return Kind::kNumber;
-  }
-}
-
-void JsonReader::push(bool is_object) {
-  if (depth_ == kMaxDepth) fail_at(at_, fmt::format("nested too deeply (limit {})", kMaxDepth));
-  ++at_;
-  if (depth_ == frames_.size()) frames_.emplace_back();
-  Frame& frame = frames_[depth_++];
-  frame.is_object = is_object;
-  frame.is_empty = true;
-  frame.keys.clear();
-  if (!frame.key_set.empty()) frame.key_set = {};  // clear() would pay for the largest object that was ever here
-  frame.unescaped.clear();
-  frame.key = {};
+  const std::size_t kind = std::string_view("{[\"0tn").find(c);
+  if (kind != std::string_view::npos) return static_cast<Kind>(kind);
+  return c == 'f' ? Kind::kBool : Kind::kNumber;
 }
 
 void JsonReader::begin_object() {
   expect(Kind::kObject, "an object");
-  push(true);
+  ++at_;
 }
 
 void JsonReader::begin_array() {
   expect(Kind::kArray, "an array");
-  push(false);
+  ++at_;
 }
 
-bool JsonReader::next_member(char close) {
-  Frame& frame = frames_[depth_ - 1];
-  const char c = next_char(close == '}' ? "a key or '}'" : "a value or ']'");
-  if (c == close) {
-    ++at_;
-    --depth_;
-    return false;
-  }
-  if (!frame.is_empty) {
-    if (c != ',') fail_found(close == '}' ? "',' or '}'" : "',' or ']'");
-    ++at_;
-    skip_space();
-  }
-  frame.is_empty = false;
+bool JsonReader::next_element() {
+  const char c = next_char();
+  if (c == ']' || c == '}') return ++at_, false;
+  if (c == ',') ++at_;
   return true;
 }
 
-bool JsonReader::next_key(std::string_view& key) {
-  if (!next_member('}')) return false;
-  if (at_ >= text_.size() || text_[at_] != '"') fail_found("a key in double quotes");
-  const std::size_t begin = at_;
-  Frame& frame = frames_[depth_ - 1];
-  frame.key = {};
-  std::string scratch;
-  key = scan_string(kMaxKeyBytes, &scratch);
-  if (key.data() == scratch.data()) key = frame.unescaped.emplace_back(std::move(scratch));
-  add_key(key, begin);
-  frame.key = key;
-  if (next_char("':'") != ':') fail_found("':'");
-  ++at_;
-  skip_space();
-  value_begin_ = at_;
+bool JsonReader::next_key(std::string& key) {
+  if (!next_element()) return false;
+  key = unescaped(token());
+  next_char();
+  ++at_;  // past the colon
+  peek();
   return true;
 }
 
-void JsonReader::add_key(std::string_view key, std::size_t begin) {
-  Frame& frame = frames_[depth_ - 1];
-  bool is_new = true;
-  if (frame.key_set.empty()) {
-    is_new = std::find(frame.keys.begin(), frame.keys.end(), key) == frame.keys.end();
-    frame.keys.push_back(key);
-    if (frame.keys.size() > kLinearKeys) frame.key_set.insert(frame.keys.begin(), frame.keys.end());
-  } else {
-    is_new = frame.key_set.insert(key).second;
-    if (frame.key_set.size() > max_keys_) fail_at(begin, fmt::format("object with more than {} keys", max_keys_));
-  }
-  if (!is_new) fail_at(begin, fmt::format("duplicate key {}", quote(key)));
-}
-
-bool JsonReader::next_element() { return next_member(']'); }
-
-std::string JsonReader::string(std::size_t max_bytes) {
-  expect(Kind::kString, "a string");
-  std::string scratch;
-  const std::string_view text = scan_string(max_bytes, &scratch);
-  return text.data() == scratch.data() ? std::move(scratch) : std::string(text);
-}
-
-std::string_view JsonReader::scan_string(std::size_t max_bytes, std::string* scratch) {
-  value_begin_ = at_;
-  const std::size_t begin = ++at_;  // past the quote
-  std::size_t run = begin;          // text_[run, at_) is not in `scratch` yet
-  bool has_escapes = false;
-  while (true) {
-    if (at_ >= text_.size()) fail_found("'\"' at the end of a string");
-    const auto c = static_cast<unsigned char>(text_[at_]);
-    if ((scratch != nullptr ? scratch->size() : 0) + (at_ - run) > max_bytes) {
-      fail(fmt::format("string is too long (limit {} bytes)", max_bytes));
-    }
-    if (c == '"') break;
-    if (c < 0x20) fail_at(at_, "control character in a string");
-    if (c == '\\') {
-      has_escapes = true;
-      const std::string_view before = text_.substr(run, at_ - run);
-      const unsigned code = scan_escape();
-      if (scratch != nullptr) {
-        scratch->append(before);
-        append_utf8(code, *scratch);
-      }
-      run = at_;
-    } else if (c < 0x80) {
-      ++at_;
-    } else {
-      const std::size_t length = utf8_length(text_.substr(at_, 4));
-      if (length == 0) fail_at(at_, "invalid UTF-8");
-      at_ += length;
-    }
-  }
-  const std::string_view rest = text_.substr(run, at_ - run);
-  ++at_;
-  if (!has_escapes || scratch == nullptr) return rest;
-  scratch->append(rest);
-  return *scratch;
-}
-
-unsigned JsonReader::scan_escape() {
-  const std::size_t begin = at_++;
-  const char c = at_ < text_.size() ? text_[at_++] : '\0';
-  constexpr std::string_view kEscapes = "\"\\/bfnrt";
-  constexpr std::string_view kMeanings = "\"\\/\b\f\n\r\t";
-  if (const std::size_t i = kEscapes.find(c); i != std::string_view::npos) {
-    return static_cast<unsigned char>(kMeanings[i]);
-  }
-  if (c != 'u') fail_at(begin, "invalid escape in a string");
-  const unsigned code = scan_hex4();
-  if (code < 0xd800 || code > 0xdfff) return code;
-  if (code <= 0xdbff && text_.substr(at_, 2) == "\\u") {
-    at_ += 2;
-    const unsigned low = scan_hex4();
-    if (low >= 0xdc00 && low <= 0xdfff) return 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
-  }
-  fail_at(begin, "unpaired surrogate in a string");
-}
-
-unsigned JsonReader::scan_hex4() {
-  unsigned code = 0;
-  const std::string_view digits = text_.substr(at_, 4);
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), code, 16);
-  if (digits.size() != 4 || error != std::errc() || end != digits.data() + 4)
-    fail_at(at_, "invalid \\u escape in a string");
-  at_ += 4;
-  return code;
-}
-
-std::string_view JsonReader::number_text(bool& is_integer) {
-  expect(Kind::kNumber, "a number");
+/// Moves past the string, number or word that comes next.
+std::string_view JsonReader::token() {
+  const bool is_string = next_char() == '"';
   const std::size_t begin = at_;
-  const auto digits = [&] {
-    if (at_ >= text_.size() || !is_digit(text_[at_])) fail_found("a digit");
-    while (at_ < text_.size() && is_digit(text_[at_])) ++at_;
-  };
-  const auto next_is = [&](char c) { return at_ < text_.size() && text_[at_] == c; };
-  if (next_is('-')) ++at_;
-  if (next_is('0')) {
+  if (is_string) {
+    while ((at_ = text_.find_first_of("\"\\", at_ + 1)) < text_.size() && text_[at_] == '\\') ++at_;
     ++at_;
-    if (at_ < text_.size() && is_digit(text_[at_])) fail_at(begin, "number with a leading zero");
   } else {
-    digits();
+    at_ = text_.find_first_of(",]} \n\r\t", begin);
   }
-  is_integer = true;
-  if (next_is('.')) {
-    is_integer = false;
-    ++at_;
-    digits();
-  }
-  if (next_is('e') || next_is('E')) {
-    is_integer = false;
-    ++at_;
-    if (next_is('+') || next_is('-')) ++at_;
-    digits();
-  }
+  at_ = std::min(at_, text_.size());
   return text_.substr(begin, at_ - begin);
 }
 
-std::int64_t JsonReader::integer() {
-  expect(Kind::kNumber, "an integer");
-  bool is_integer = false;
-  const std::string_view text = number_text(is_integer);
-  if (!is_integer || text == "-0") fail(fmt::format("found {}, expected an integer", quote(text)));
-  std::int64_t value = 0;
+std::string JsonReader::unescaped(std::string_view token) const {
+  if (token.find('\\') != std::string_view::npos) return json::parse(token).get<std::string>();
+  return std::string(token.substr(1, token.size() - 2));
+}
+
+std::string JsonReader::string(std::size_t max_bytes) {
+  expect(Kind::kString, "a string");
+  std::string text = unescaped(token());
+  if (text.size() > max_bytes) fail(fmt::format("string is too long (limit {} bytes)", max_bytes));
+  return text;
+}
+
+template <class Number>
+Number JsonReader::number(std::string_view expected, std::string_view type) {
+  expect(Kind::kNumber, expected);
+  const std::string_view text = token();
+  Number value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) {
-    fail(fmt::format("found {}, expected an integer of 64 bits", quote(text)));
+  const bool is_out_of_range = error == std::errc::result_out_of_range;
+  if (is_out_of_range) fail(fmt::format("found {}, expected {} that fits in {}", quote(text), expected, type));
+  const bool is_negative_zero = std::is_integral_v<Number> && text == "-0";
+  if (end != text.data() + text.size() || is_negative_zero) {
+    fail(fmt::format("found {}, expected {}", quote(text), expected));
   }
   return value;
 }
 
-float JsonReader::real() {
-  bool is_integer = false;
-  const std::string_view text = number_text(is_integer);
-  float value = 0.0F;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value)) {
-    fail(fmt::format("found {}, expected a number that fits in fp32", quote(text)));
-  }
-  return value;
-}
+std::int64_t JsonReader::integer() { return number<std::int64_t>("an integer", "64 bits"); }
 
-void JsonReader::literal(std::string_view word) {
-  if (text_.substr(at_, word.size()) != word) fail_found(word);
-  at_ += word.size();
-}
+float JsonReader::real() { return number<float>("a number", "fp32"); }
 
 bool JsonReader::boolean() {
   expect(Kind::kBool, "true or false");
-  const bool value = text_[at_] == 't';
-  literal(value ? "true" : "false");
-  return value;
+  return token() == "true";
 }
 
 void JsonReader::null() {
   expect(Kind::kNull, "null");
-  literal("null");
+  token();
 }
 
 void JsonReader::skip() {
-  const std::size_t outer = depth_;
-  std::string_view key;
-  bool is_integer = false;
+  peek();
+  std::size_t depth = 0;
   do {
-    switch (peek()) {
-      case Kind::kObject:
-        push(true);
-        break;
-      case Kind::kArray:
-        push(false);
-        break;
-      case Kind::kString:
-        scan_string(text_.size(), nullptr);
-        break;
-      case Kind::kNumber:
-        number_text(is_integer);
-        break;
-      case Kind::kBool:
-        boolean();
-        break;
-      case Kind::kNull:
-        null();
-        break;
+    const char c = next_char();
+    if (c == '{' || c == '[') ++depth;
+    if (c == '}' || c == ']') --depth;
+    if (std::string_view("{[]},:").find(c) != std::string_view::npos) {
+      ++at_;
+    } else {
+      token();
     }
-    // To the next value inside what skip() opened; close whatever ends here.
-    while (depth_ > outer && !(frames_[depth_ - 1].is_object ? next_key(key) : next_element())) {
-    }
-  } while (depth_ > outer);
-}
-
-void JsonReader::finish() {
-  skip_space();
-  if (at_ < text_.size()) fail_found("the end of the text");
+  } while (depth > 0);
 }
 
 }  // namespace mmrec::models

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 #include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "models/files/checked.h"
@@ -21,13 +22,11 @@ constexpr std::size_t kMaxRank = 8;
 class HeaderParser {
  public:
   HeaderParser(std::string_view json, std::uint64_t data_bytes, const std::string& name)
-      : json_(json), data_bytes_(data_bytes), name_(name), reader_(json, name, kMaxTensors + 1) {}
+      : data_bytes_(data_bytes), name_(name), reader_(bare(json), name, kMaxTensors + 1) {}
 
   std::vector<TensorInfo> parse() {
-    if (!json_.starts_with('{')) fail("header does not begin with '{'");
-    if (json_[json_.find_last_not_of(' ')] != '}') fail("header is followed by something other than spaces");
     reader_.begin_object();
-    std::string_view key;
+    std::string key;
     while (reader_.next_key(key)) {
       if (key == "__metadata__") {
         metadata();
@@ -35,15 +34,21 @@ class HeaderParser {
         tensor(key);
       }
     }
-    reader_.finish();
     check_layout();
     return std::move(tensors_);
   }
 
  private:
+  /// The text, if it is what the format adds to JSON: an object from the first byte on, and then nothing but spaces.
+  std::string_view bare(std::string_view json) const {
+    if (!json.starts_with('{')) fail("header does not begin with '{'");
+    if (json[json.find_last_not_of(' ')] != '}') fail("header is followed by something other than spaces");
+    return json;
+  }
+
   void metadata() {
     reader_.begin_object();
-    std::string_view key;
+    std::string key;
     while (reader_.next_key(key)) {
       if (reader_.peek() != JsonReader::Kind::kString) reader_.fail("expected a string");
       reader_.skip();
@@ -62,7 +67,7 @@ class HeaderParser {
     bool has_shape = false;
     bool has_offsets = false;
     reader_.begin_object();
-    std::string_view key;
+    std::string key;
     while (reader_.next_key(key)) {
       if (key == "dtype") {
         type = dtype();
@@ -158,7 +163,6 @@ class HeaderParser {
     fail(fmt::format("{}: {}", printable(info.name), message));
   }
 
-  std::string_view json_;
   std::uint64_t data_bytes_;
   const std::string& name_;
   JsonReader reader_;

@@ -31,8 +31,8 @@ ShardIndex parse_shard_index(std::string_view text, const std::string& name) {
   std::unordered_map<std::string, std::size_t> numbers;
   JsonReader reader(text, name, kMaxTensors);
   bool has_map = false;
-  std::string_view key;
-  std::string_view tensor;
+  std::string key;
+  std::string tensor;
   reader.begin_object();
   while (reader.next_key(key)) {
     if (key != "weight_map") {
@@ -53,7 +53,6 @@ ShardIndex parse_shard_index(std::string_view text, const std::string& name) {
       index.shard_of.emplace(tensor, entry->second);
     }
   }
-  reader.finish();
   if (!has_map) throw std::runtime_error(name + ": weight_map is missing");
   if (index.shards.empty()) throw std::runtime_error(name + ": weight_map: found no tensors");
   return index;

@@ -37,9 +37,8 @@ class Parser {
 
   Config parse() {
     reader_.begin_object();
-    std::string_view key;
+    std::string key;
     while (reader_.next_key(key)) member(key);
-    reader_.finish();
     finish();
     return config_;
   }

@@ -165,7 +165,7 @@ TEST(Checkpoint, IndexIsNotAnIndex) {
            {R"({"weight_map":{"a":"1.safetensors","a":"1.safetensors"}})", "duplicate key"},
            {R"({"weight_map":{"a":"1.safetensors"},"weight_map":{}})", "duplicate key"},
            {R"({"metadata":{"x":)" + std::string(100, '[') + "}}", "nested too deeply"},
-           {R"({"weight_map":{"a":"1.safetensors"}} x)", "end of the text"},
+           {R"({"weight_map":{"a":"1.safetensors"}} x)", "end of input"},
            {"version https://git-lfs.github.com/spec/v1\noid", "Git LFS"},
            {"<!DOCTYPE html>", "web page"}}) {
     folder.index(text);

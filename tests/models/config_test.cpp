@@ -245,8 +245,7 @@ TEST(Config, DeepNestingOfIgnoredMembers) {
 }
 
 TEST(Config, TextAfterTheObject) {
-  expect_says(error_of([&] { parse_config("{" + std::string(kRequired) + "} x", "config.json"); }),
-              {"end of the text"});
+  expect_says(error_of([&] { parse_config("{" + std::string(kRequired) + "} x", "config.json"); }), {"end of input"});
 }
 
 }  // namespace

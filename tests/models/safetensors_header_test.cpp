@@ -88,8 +88,8 @@ TEST(SafetensorsHeader, DeepNesting) {
 }
 
 TEST(SafetensorsHeader, InvalidUtf8) {
-  expect_says(refusal("{\"\xff\":" + entry("F32", "[0]", "[0,0]") + "}"), {"invalid UTF-8"});
-  expect_says(refusal("{\"__metadata__\":{\"a\":\"\xc3\"}}"), {"invalid UTF-8"});
+  expect_says(refusal("{\"\xff\":" + entry("F32", "[0]", "[0,0]") + "}"), {"ill-formed UTF-8"});
+  expect_says(refusal("{\"__metadata__\":{\"a\":\"\xc3\"}}"), {"ill-formed UTF-8"});
 }
 
 TEST(SafetensorsHeader, NulInName) {
