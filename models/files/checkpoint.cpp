@@ -5,15 +5,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
-#include <numeric>
+#include <memory>
 #include <stdexcept>
 #include <system_error>
 #include <utility>
 
 #include "models/files/checked.h"
-#include "models/files/file.h"
-#include "models/files/shard_index.h"
 #include "models/files/text.h"
 
 namespace mmrec::models {
@@ -90,86 +87,67 @@ File open_shard(const fs::path& folder, const std::string& name, const fs::path&
 
 }  // namespace
 
-struct Checkpoint::Impl {
-  struct Shard {
-    File file;
-    std::uint64_t data_begin = 0;
-  };
-  fs::path path;
-  std::vector<Shard> shards;
-  std::vector<TensorInfo> tensors;
-  std::vector<std::size_t> by_name;  // indices into tensors
-
-  void add(File file) {
-    std::uint64_t data_begin = 0;
-    for (TensorInfo& info : read_header(file, data_begin)) {
-      info.file = shards.size();
-      tensors.push_back(std::move(info));
-    }
-    if (tensors.size() > kMaxTensors) fail(file.path(), fmt::format("checkpoint of more than {} tensors", kMaxTensors));
-    shards.push_back({std::move(file), data_begin});
+void Checkpoint::add(File file) {
+  std::uint64_t data_begin = 0;
+  for (TensorInfo& info : read_header(file, data_begin)) {
+    info.file = files_.size();
+    tensors_.push_back(std::move(info));
   }
+  if (tensors_.size() > kMaxTensors) fail(file.path(), fmt::format("checkpoint of more than {} tensors", kMaxTensors));
+  files_.push_back({std::move(file), data_begin});
+}
 
-  void sort_names() {
-    by_name.resize(tensors.size());
-    std::iota(by_name.begin(), by_name.end(), std::size_t{0});
-    std::sort(by_name.begin(), by_name.end(),
-              [&](std::size_t a, std::size_t b) { return tensors[a].name < tensors[b].name; });
-    const auto same = std::adjacent_find(by_name.begin(), by_name.end(), [&](std::size_t a, std::size_t b) {
-      return tensors[a].name == tensors[b].name;
-    });
-    if (same == by_name.end()) return;
-    const TensorInfo& a = tensors[same[0]];
-    const TensorInfo& b = tensors[same[1]];
-    fail(shards[b.file].file.path(),
-         fmt::format("{}: is also in {}", printable(b.name), quote(shards[a.file].file.path().filename().string())));
+void Checkpoint::index_names() {
+  for (const TensorInfo& info : tensors_) {
+    const auto [entry, is_new] = by_name_.try_emplace(info.name, &info);
+    if (is_new) continue;
+    fail(path_of(info),
+         fmt::format("{}: is also in {}", printable(info.name), quote(path_of(*entry->second).filename().string())));
   }
+}
 
-  void check_index(const ShardIndex& index, const fs::path& index_path) const {
-    for (const TensorInfo& info : tensors) {
-      const auto entry = index.shard_of.find(info.name);
-      const std::string& shard = index.shards[info.file];
-      if (entry == index.shard_of.end()) {
-        fail(index_path, fmt::format("weight_map: {} of shard {} is missing", printable(info.name), quote(shard)));
-      }
-      if (entry->second != info.file) {
-        fail(index_path, fmt::format("weight_map: {}: found {}, expected {}, which holds it", printable(info.name),
-                                     quote(index.shards[entry->second]), quote(shard)));
-      }
+void Checkpoint::check_index(const ShardIndex& index) const {
+  for (const TensorInfo& info : tensors_) {
+    const auto entry = index.shard_of.find(info.name);
+    const std::string& shard = index.shards[info.file];
+    if (entry == index.shard_of.end()) {
+      fail(path_, fmt::format("weight_map: {} of shard {} is missing", printable(info.name), quote(shard)));
     }
-    if (index.shard_of.size() == tensors.size()) return;  // all of the map was met above
-    for (const auto& [name, shard] : index.shard_of) {
-      if (find(name) == nullptr) {
-        fail(index_path, fmt::format("weight_map: {} is not in {}", printable(name), quote(index.shards[shard])));
-      }
+    if (entry->second != info.file) {
+      fail(path_, fmt::format("weight_map: {}: found {}, expected {}, which holds it", printable(info.name),
+                              quote(index.shards[entry->second]), quote(shard)));
     }
   }
-
-  const TensorInfo* find(std::string_view name) const {
-    const auto at = std::lower_bound(by_name.begin(), by_name.end(), name,
-                                     [&](std::size_t i, std::string_view n) { return tensors[i].name < n; });
-    return at != by_name.end() && tensors[*at].name == name ? &tensors[*at] : nullptr;
+  for (const auto& [name, shard] : index.shard_of) {
+    if (find(name) == nullptr) {
+      fail(path_, fmt::format("weight_map: {} is not in {}", printable(name), quote(index.shards[shard])));
+    }
   }
-};
+}
+
+const TensorInfo* Checkpoint::find(std::string_view name) const {
+  const auto entry = by_name_.find(name);
+  return entry == by_name_.end() ? nullptr : entry->second;
+}
 
 Checkpoint Checkpoint::open(const fs::path& folder) {
   std::error_code error;
   if (const fs::file_status status = fs::status(folder, error); fs::exists(status) && !fs::is_directory(status)) {
     fail(folder, "found a file, expected a model folder (config.json, model.safetensors, tokenizer.model)");
   }
-  auto impl = std::make_unique<Impl>();
+  Checkpoint checkpoint;
   const fs::path index_path = folder / kIndexFile;
   const fs::path model_path = folder / kModelFile;
   if (fs::exists(fs::symlink_status(index_path, error))) {
-    impl->path = index_path;
+    checkpoint.path_ = index_path;
     const ShardIndex index = parse_shard_index(read_text(index_path, kMaxIndexBytes), index_path.string());
-    for (const std::string& shard : index.shards) impl->add(open_shard(folder, shard, index_path));
-    impl->sort_names();
-    impl->check_index(index, index_path);
+    for (const std::string& shard : index.shards) checkpoint.add(open_shard(folder, shard, index_path));
+    checkpoint.index_names();
+    checkpoint.check_index(index);
   } else if (fs::exists(fs::symlink_status(model_path, error))) {
-    impl->path = model_path;
-    impl->add(File::open(model_path));
-    impl->sort_names();
+    checkpoint.path_ = model_path;
+    checkpoint.add(File::open(model_path));
+    checkpoint.index_names();
   } else if (error && error != std::errc::no_such_file_or_directory) {
     throw std::system_error(error, folder.string() + ": cannot read the folder");
   } else if (!fs::exists(folder, error)) {
@@ -177,21 +155,8 @@ Checkpoint Checkpoint::open(const fs::path& folder) {
   } else {
     fail_no_checkpoint(folder);
   }
-  return Checkpoint(std::move(impl));
+  return checkpoint;
 }
-
-Checkpoint::Checkpoint(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
-Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
-Checkpoint::~Checkpoint() = default;
-
-const fs::path& Checkpoint::path() const { return impl_->path; }
-
-std::span<const TensorInfo> Checkpoint::tensors() const { return impl_->tensors; }
-
-const TensorInfo* Checkpoint::find(std::string_view name) const { return impl_->find(name); }
-
-const fs::path& Checkpoint::path_of(const TensorInfo& tensor) const { return impl_->shards[tensor.file].file.path(); }
 
 void Checkpoint::read(const TensorInfo& tensor, std::uint64_t offset, std::span<std::byte> to) const {
   const CheckedSize end = CheckedSize(offset) + to.size();
@@ -199,8 +164,8 @@ void Checkpoint::read(const TensorInfo& tensor, std::uint64_t offset, std::span<
     throw std::out_of_range(fmt::format("{}: read of {} bytes at {} in a tensor of {}", printable(tensor.name),
                                         to.size(), offset, tensor.bytes()));
   }
-  const Impl::Shard& shard = impl_->shards[tensor.file];
-  shard.file.read(shard.data_begin + tensor.begin + offset, to);
+  const DataFile& data = files_[tensor.file];
+  data.file.read(data.data_begin + tensor.begin + offset, to);
 }
 
 }  // namespace mmrec::models

@@ -9,13 +9,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "kernels/tensor.h"
+#include "models/files/file.h"
+#include "models/files/shard_index.h"
 
 namespace mmrec::models {
 
@@ -42,32 +44,39 @@ struct TensorInfo {
 std::vector<TensorInfo> parse_safetensors_header(std::string_view json, std::uint64_t data_bytes,
                                                  const std::string& name);
 
-/// An open checkpoint: the headers are validated, no tensor has been read. Movable, not copyable.
+/// An open checkpoint: the headers are validated, no tensor has been read. Movable.
 class Checkpoint {
  public:
   /// Opens the checkpoint of a model folder. Throws std::runtime_error for a malformed file (naming file, field, found
   /// and expected) and std::system_error with errno where a file cannot be opened or read.
   static Checkpoint open(const std::filesystem::path& folder);
-  Checkpoint(Checkpoint&&) noexcept;
-  Checkpoint& operator=(Checkpoint&&) noexcept;
-  ~Checkpoint();
 
   /// The file that names the tensors: model.safetensors or the index.
-  const std::filesystem::path& path() const;
+  const std::filesystem::path& path() const { return path_; }
   /// All tensors, in the order of their files and offsets.
-  std::span<const TensorInfo> tensors() const;
+  std::span<const TensorInfo> tensors() const { return tensors_; }
   /// Null if there is no such tensor.
   const TensorInfo* find(std::string_view name) const;
   /// File of a tensor, for messages.
-  const std::filesystem::path& path_of(const TensorInfo& tensor) const;
+  const std::filesystem::path& path_of(const TensorInfo& tensor) const { return files_[tensor.file].file.path(); }
   /// Reads bytes [offset, offset + to.size()) of the tensor's data. Throws std::system_error or, if the file has become
   /// shorter, std::runtime_error; std::out_of_range beyond the tensor. Thread-safe.
   void read(const TensorInfo& tensor, std::uint64_t offset, std::span<std::byte> to) const;
 
  private:
-  struct Impl;
-  explicit Checkpoint(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  struct DataFile {
+    File file;
+    std::uint64_t data_begin = 0;
+  };
+  Checkpoint() = default;
+  void add(File file);
+  void index_names();
+  void check_index(const ShardIndex& index) const;
+
+  std::filesystem::path path_;
+  std::vector<DataFile> files_;
+  std::vector<TensorInfo> tensors_;
+  std::unordered_map<std::string_view, const TensorInfo*> by_name_;  // of tensors_
 };
 
 }  // namespace mmrec::models

@@ -9,10 +9,6 @@
 
 namespace mmrec::models {
 
-/// Bytes of the well-formed UTF-8 sequence that `text` begins with (no overlong forms, no surrogates, nothing above
-/// U+10FFFF); 0 if there is none.
-std::size_t utf8_length(std::string_view text);
-
 /// `text` in double quotes: control characters and bytes that are not UTF-8 escaped, long text cut.
 std::string quote(std::string_view text);
 

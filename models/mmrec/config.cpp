@@ -29,6 +29,23 @@ constexpr std::array<std::string_view, 11> kIgnoredKeys = {
     "max_seq_len", "pe_dim", "num_memories",         "use_uboo",     "lambda_P", "dropout", "architectures",
     "torch_dtype", "dtype",  "transformers_version", "_name_or_path"};
 
+/// f(key, member) for every key that has a value always, in the order of to_json.
+template <class AnyConfig, class F>
+void for_each_key(AnyConfig& config, const F& f) {
+  f("vocab_size", config.vocab_size);
+  f("model_dim", config.model_dim);
+  f("num_layers", config.num_layers);
+  f("num_heads", config.num_heads);
+  f("ffn_dim", config.ffn_dim);
+  f("use_hem", config.use_hem);
+  f("use_dpg", config.use_dpg);
+  f("dpg_rank", config.dpg_rank);
+  f("mdi_mix", config.mdi_mix);
+  f("memory_segment", config.memory_segment);
+  f("memory_slots", config.memory_slots);
+  f("carry_state", config.carry_state);
+}
+
 /// Reads the members of one config.json; what spans several members is checked by finish().
 class Parser {
  public:
@@ -46,21 +63,15 @@ class Parser {
  private:
   void member(std::string_view key) {
     if (key == "model_type") return model_type();
-    if (key == "vocab_size") return size(config_.vocab_size);
-    if (key == "model_dim") return size(config_.model_dim);
-    if (key == "num_layers") return size(config_.num_layers, kMaxLayers);
-    if (key == "num_heads") return size(config_.num_heads);
-    if (key == "ffn_dim") return is_null() ? void() : size(config_.ffn_dim);
-    if (key == "use_hem") return flag(config_.use_hem);
-    if (key == "use_dpg") return flag(config_.use_dpg);
-    if (key == "dpg_rank") return size(config_.dpg_rank);
-    if (key == "mdi_mix") return mdi_mix();
-    if (key == "memory_segment") return size(config_.memory_segment);
-    if (key == "memory_slots") return size(config_.memory_slots);
-    if (key == "carry_state") return flag(config_.carry_state);
+    if (key == "ffn_dim" && is_null()) return;
+    bool is_known = false;
+    for_each_key(config_, [&](std::string_view name, auto& value) {
+      if (name == key) is_known = true, read(key, value);
+    });
+    if (is_known) return;
     if (key == "bos_token_id") return bos_token_id();
     if (key == "eos_token_id") return eos_token_id();
-    if (key == "mem_dim") return is_null() ? void() : size(mem_dim_);
+    if (key == "mem_dim") return is_null() ? void() : read(key, mem_dim_);
     if (key == "use_sparse") return use_sparse();
     if (std::find(kIgnoredKeys.begin(), kIgnoredKeys.end(), key) == kIgnoredKeys.end() && warn_) {
       warn_(fmt::format("{}: unknown key {} is ignored", name_, quote(key)));
@@ -81,18 +92,15 @@ class Parser {
     has_model_type_ = true;
   }
 
-  void size(std::int64_t& to, std::int64_t limit = kMaxSize) {
+  void read(std::string_view key, std::int64_t& to) {
+    const std::int64_t limit = key == "num_layers" ? kMaxLayers : kMaxSize;
     to = reader_.integer();
     if (to < 1 || to > limit) reader_.fail(fmt::format("found {}, expected 1 to {}", to, limit));
   }
-
-  void flag(bool& to) { to = reader_.boolean(); }
-
-  void mdi_mix() {
-    config_.mdi_mix = reader_.real();
-    if (!(config_.mdi_mix >= 0.0F && config_.mdi_mix <= kMaxMdiMix)) {
-      reader_.fail(fmt::format("found {}, expected 0 to {}", config_.mdi_mix, kMaxMdiMix));
-    }
+  void read(std::string_view /*key*/, bool& to) { to = reader_.boolean(); }
+  void read(std::string_view /*mdi_mix*/, float& to) {
+    to = reader_.real();
+    if (!(to >= 0.0F && to <= kMaxMdiMix)) reader_.fail(fmt::format("found {}, expected 0 to {}", to, kMaxMdiMix));
   }
 
   int token_id() {
@@ -202,31 +210,14 @@ Config parse_config(std::string_view text, const std::string& name, const Warnin
 }
 
 std::string to_json(const Config& config) {
-  std::string ids;
-  if (config.bos_token_id) ids += fmt::format(",\n  \"bos_token_id\": {}", *config.bos_token_id);
+  std::string json = "{\n  \"model_type\": \"mmrec\"";
+  for_each_key(config, [&](const char* key, const auto& value) { json += fmt::format(",\n  \"{}\": {}", key, value); });
+  if (config.bos_token_id) json += fmt::format(",\n  \"bos_token_id\": {}", *config.bos_token_id);
   if (!config.eos_token_ids.empty()) {
     const std::vector<std::int64_t> eos(config.eos_token_ids.begin(), config.eos_token_ids.end());
-    ids += fmt::format(",\n  \"eos_token_id\": {}", list(eos));
+    json += fmt::format(",\n  \"eos_token_id\": {}", list(eos));
   }
-  return fmt::format(R"({{
-  "model_type": "mmrec",
-  "vocab_size": {},
-  "model_dim": {},
-  "num_layers": {},
-  "num_heads": {},
-  "ffn_dim": {},
-  "use_hem": {},
-  "use_dpg": {},
-  "dpg_rank": {},
-  "mdi_mix": {},
-  "memory_segment": {},
-  "memory_slots": {},
-  "carry_state": {}{}
-}}
-)",
-                     config.vocab_size, config.model_dim, config.num_layers, config.num_heads, config.ffn_dim,
-                     config.use_hem, config.use_dpg, config.dpg_rank, config.mdi_mix, config.memory_segment,
-                     config.memory_slots, config.carry_state, ids);
+  return json + "\n}\n";
 }
 
 }  // namespace mmrec::models

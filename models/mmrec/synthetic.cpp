@@ -6,8 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
-#include <cstdio>
-#include <memory>
+#include <fstream>
 #include <span>
 #include <string>
 #include <string_view>
@@ -30,27 +29,23 @@ using kernels::DType;
 /// A file being written. Throws std::system_error with errno; one that was not closed is incomplete.
 class Output {
  public:
-  explicit Output(fs::path path) : path_(std::move(path)), file_(std::fopen(path_.c_str(), "wbe")) {
-    if (!file_) fail();
+  explicit Output(fs::path path) : path_(std::move(path)), file_(path_, std::ios::binary) { check(); }
+  void write(std::string_view bytes) {
+    file_.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    check();
   }
-  void write(std::span<const std::byte> bytes) {
-    if (std::fwrite(bytes.data(), 1, bytes.size(), file_.get()) != bytes.size()) fail();
-  }
-  void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
   void close() {
-    if (std::fclose(file_.release()) != 0) fail();
+    file_.close();
+    check();
   }
 
  private:
-  struct Close {
-    void operator()(std::FILE* file) const { std::fclose(file); }
-  };
-  [[noreturn]] void fail() const {
-    throw std::system_error(errno, std::generic_category(), path_.string() + ": cannot write");
+  void check() const {
+    if (!file_) throw std::system_error(errno, std::generic_category(), path_.string() + ": cannot write");
   }
 
   fs::path path_;
-  std::unique_ptr<std::FILE, Close> file_;
+  std::ofstream file_;
 };
 
 std::uint64_t elements_of(const TensorSpec& tensor) { return checked_product(tensor.shape).value(); }
@@ -100,7 +95,7 @@ void fill(Output& file, std::uint64_t elements, std::uint64_t key, std::pair<flo
       for (std::size_t i = 0; i < block.size(); ++i) {
         block[i] = kernels::from_float<decltype(zero)>(uniform(key, begin + i, range.first, range.second));
       }
-      file.write(std::as_bytes(std::span(block)));
+      file.write({reinterpret_cast<const char*>(block.data()), block.size() * sizeof(zero)});
     }
   });
 }

@@ -196,7 +196,7 @@ TEST(Json, ErrorsNameFileKeysByteAndLine) {
 }
 
 TEST(Json, MessagesQuoteWhatTheyFind) {
-  EXPECT_EQ(quote("a\"b\\\n\x01\xff\x7f\xc3\xa9"), "\"a\\\"b\\\\\\x0a\\x01\\xff\\x7f\xc3\xa9\"");
+  EXPECT_EQ(quote("a\"b\\\n\x01\xff\x7f\xc3\xa9"), "\"a\\\"b\\\\\\n\\x01\\xff\\x7f\xc3\xa9\"");
   EXPECT_LT(quote(std::string(10'000, 'x')).size(), 120U);
   EXPECT_EQ(printable("blocks.0.W_g"), "blocks.0.W_g");
   EXPECT_EQ(printable("a b"), "\"a b\"");
