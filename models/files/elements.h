@@ -44,7 +44,15 @@ inline std::int64_t first_nonfinite(const std::byte* from, std::size_t count, ke
 
 /// The name of a type in safetensors files.
 constexpr std::string_view name_in_file(kernels::DType dtype) {
-  return dtype == kernels::DType::kF32 ? "F32" : dtype == kernels::DType::kF16 ? "F16" : "BF16";
+  switch (dtype) {
+    case kernels::DType::kF32:
+      return "F32";
+    case kernels::DType::kF16:
+      return "F16";
+    case kernels::DType::kBF16:
+      return "BF16";
+  }
+  return {};
 }
 
 /// f(T{}) for the element type T that `dtype` stands for.

@@ -10,6 +10,7 @@
 
 #include "models/files/checked.h"
 #include "models/files/checkpoint.h"
+#include "models/files/elements.h"
 #include "models/files/json.h"
 #include "models/files/text.h"
 
@@ -90,9 +91,9 @@ class HeaderParser {
 
   kernels::DType dtype() {
     const std::string text = reader_.string(64);
-    if (text == "F32") return kernels::DType::kF32;
-    if (text == "F16") return kernels::DType::kF16;
-    if (text == "BF16") return kernels::DType::kBF16;
+    for (const kernels::DType known : {kernels::DType::kF32, kernels::DType::kF16, kernels::DType::kBF16}) {
+      if (text == name_in_file(known)) return known;
+    }
     reader_.fail(fmt::format("found {}, expected F32, F16 or BF16", quote(text)));
   }
 

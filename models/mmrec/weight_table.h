@@ -27,18 +27,16 @@ struct Extent {
 };
 constexpr Extent operator*(std::int64_t n, const Extent& e) { return {n * e.v, n * e.d, n * e.f, n * e.g, n * e.r}; }
 
-/// A set of configurations: bit 0 for those with neither HEM nor DPG, 1 with DPG, 2 with HEM, 3 with both.
-using Variants = unsigned;
+/// Says of a configuration whether it is one of a set.
+using Variants = bool (*)(const Config& config);
 
 /// What one tensor gives to a field: rows [row, row + rows) and columns [col, col + cols) of NAME.weight [out, in].
 struct TensorPart {
-  std::string_view name;        // behind the prefix of its block
-  Extent out, in;               // `in` is not used for a vector
-  Variants variants = 0b1111;   // that use it; the MDI gate's are in a DPG state dict too, unused
+  std::string_view name;                                             // behind the prefix of its block
+  Extent out, in;                                                    // `in` is not used for a vector
+  Variants used_by = [](const Config& /*config*/) { return true; };  // the MDI gate's are with DPG too, unused
   Extent row = {}, rows = out;  // fewer than `out`: the tensor may have more, which nothing uses
   Extent col = {}, cols = in;
-
-  bool used_by(const Config& c) const { return (variants >> (2 * c.use_hem + c.use_dpg) & 1U) != 0; }
 };
 
 /// Describes a field of LayerFields or ModelFields.
@@ -68,8 +66,13 @@ struct ModelFields {
 namespace table {
 
 inline constexpr Extent kV{.v = 1}, kD{.d = 1}, kF{.f = 1}, kG{.g = 1}, kR{.r = 1}, kNone{};
-inline constexpr Variants kAll = 0b1111, kSplit = 0b0011, kFused = 0b1100, kMdi = 0b0101, kDpg = 0b1010;
-inline constexpr Variants kSplitMdi = kSplit & kMdi, kFusedMdi = kFused & kMdi;
+inline constexpr Variants kAll = [](const Config& /*config*/) { return true; };
+inline constexpr Variants kSplit = [](const Config& c) { return !c.use_hem; };
+inline constexpr Variants kFused = [](const Config& c) { return c.use_hem; };
+inline constexpr Variants kMdi = [](const Config& c) { return !c.use_dpg; };
+inline constexpr Variants kDpg = [](const Config& c) { return c.use_dpg; };
+inline constexpr Variants kSplitMdi = [](const Config& c) { return !c.use_hem && !c.use_dpg; };
+inline constexpr Variants kFusedMdi = [](const Config& c) { return c.use_hem && !c.use_dpg; };
 
 inline constexpr TensorPart kEmbedding[] = {{"embedding", kV, kD}};
 inline constexpr TensorPart kHead[] = {{"lm_head", kV, kD}};
