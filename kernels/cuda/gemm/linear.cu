@@ -52,9 +52,7 @@ struct Lane {
   std::int64_t scratch_floats;
 
   CUstream_st* stream() const { return on_side ? cuda->side_stream() : cuda->stream(); }
-  void multiply(const Matmul& product) const {
-    on_side ? matmul_on_side_stream(*cuda, product) : matmul(*cuda, product);
-  }
+  void multiply(const Matmul& product) const { matmul(*cuda, product, on_side); }
 };
 
 template <class A, class Y>

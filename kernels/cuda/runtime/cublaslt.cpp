@@ -120,6 +120,16 @@ struct Description : Owned<cublasLtMatmulDesc_t> {
   }
 };
 
+/// The operands of a job as it would be with so many rows.
+struct Operands {
+  Operands(const Matmul& job, std::int64_t rows)
+      : w(job.in, job.k, job.n, job.k),
+        x(job.in, job.k, rows, job.x_stride),
+        y(job.out, job.n, rows, job.y_stride),
+        c(job.out, job.n, rows, job.c == nullptr ? job.y_stride : job.c_stride) {}
+  Layout w, x, y, c;
+};
+
 struct Preference : Owned<cublasLtMatmulPreference_t> {
   explicit Preference(bool split_k) : Owned(library().cublasLtMatmulPreferenceDestroy) {
     check(library().cublasLtMatmulPreferenceCreate(out()), "cublasLtMatmulPreferenceCreate");
@@ -167,10 +177,7 @@ struct CublasLt::Impl {
 
   /// The library's first choice for `rows` rows.
   cublasLtMatmulAlgo_t choose(const Matmul& job, std::int64_t rows, const Description& description) const {
-    const Layout w(job.in, job.k, job.n, job.k);
-    const Layout x(job.in, job.k, rows, job.x_stride);
-    const Layout y(job.out, job.n, rows, job.y_stride);
-    const Layout c(job.out, job.n, rows, job.c == nullptr ? job.y_stride : job.c_stride);
+    const Operands as(job, rows);
     Preference preference(job.m <= kFewRows);
     const auto [few, n, k, in, out, bias, beta, x_align, w_align, y_align, c_align] = key_of(job);
     preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<std::uint32_t>(w_align));
@@ -179,8 +186,9 @@ struct CublasLt::Impl {
     preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<std::uint32_t>(y_align));
     cublasLtMatmulHeuristicResult_t result{};
     int found = 0;
-    const cublasStatus_t status = library().cublasLtMatmulAlgoGetHeuristic(
-        handle, description.get(), w.get(), x.get(), c.get(), y.get(), preference.get(), 1, &result, &found);
+    const cublasStatus_t status =
+        library().cublasLtMatmulAlgoGetHeuristic(handle, description.get(), as.w.get(), as.x.get(), as.c.get(),
+                                                 as.y.get(), preference.get(), 1, &result, &found);
     if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
       throw std::runtime_error("cuBLAS has no algorithm for a product of " + std::to_string(rows) + " x " +
                                std::to_string(job.n) + " x " + std::to_string(job.k));
@@ -199,40 +207,31 @@ CublasLt::~CublasLt() {
 
 void CublasLt::run(const Matmul& job, CUstream_st* stream, void* workspace) {
   const Description description(job);
-  const Layout w(job.in, job.k, job.n, job.k);
-  const Layout x(job.in, job.k, job.m, job.x_stride);
-  const Layout y(job.out, job.n, job.m, job.y_stride);
-  const Layout c(job.out, job.n, job.m, job.c == nullptr ? job.y_stride : job.c_stride);
+  const Operands as(job, job.m);
   const Impl::Key key = Impl::key_of(job);
   auto known = impl_->algorithms.find(key);
   if (known == impl_->algorithms.end()) {
-    known =
-        impl_->algorithms
-            .emplace(key, impl_->choose(job, job.m <= kFewRows ? kFewReferenceRows : kManyReferenceRows, description))
-            .first;
+    const std::int64_t rows = job.m <= kFewRows ? kFewReferenceRows : kManyReferenceRows;
+    known = impl_->algorithms.emplace(key, impl_->choose(job, rows, description)).first;
   }
   cublasLtMatmulAlgo_t algorithm = known->second;
   cublasLtMatmulHeuristicResult_t checked{};
-  if (library().cublasLtMatmulAlgoCheck(impl_->handle, description.get(), w.get(), x.get(), c.get(), y.get(),
-                                        &algorithm, &checked) != CUBLAS_STATUS_SUCCESS ||
+  if (library().cublasLtMatmulAlgoCheck(impl_->handle, description.get(), as.w.get(), as.x.get(), as.c.get(),
+                                        as.y.get(), &algorithm, &checked) != CUBLAS_STATUS_SUCCESS ||
       checked.workspaceSize > kWorkspaceBytes) {
     algorithm = impl_->choose(job, job.m, description);  // this number of rows needs another kernel
   }
   const float one = 1.0F;
-  check(library().cublasLtMatmul(impl_->handle, description.get(), &one, job.w, w.get(), job.x, x.get(), &job.beta,
-                                 job.c == nullptr ? job.y : job.c, c.get(), job.y, y.get(), &algorithm, workspace,
-                                 kWorkspaceBytes, stream),
+  check(library().cublasLtMatmul(impl_->handle, description.get(), &one, job.w, as.w.get(), job.x, as.x.get(),
+                                 &job.beta, job.c == nullptr ? job.y : job.c, as.c.get(), job.y, as.y.get(), &algorithm,
+                                 workspace, kWorkspaceBytes, stream),
         "cublasLtMatmul");
 }
 
-void matmul(Cuda& cuda, const Matmul& job) {
-  CublasLt& blas = cuda.blas();
-  blas.run(job, cuda.stream(), cuda.blas_workspace());
-}
-
-void matmul_on_side_stream(Cuda& cuda, const Matmul& job) {
-  CublasLt& blas = cuda.blas();
-  blas.run(job, cuda.side_stream(), cuda.side_blas_workspace());
+void matmul(Cuda& cuda, const Matmul& job, bool on_side_stream) {
+  CublasLt& blas = cuda.blas();  // makes the workspaces
+  blas.run(job, on_side_stream ? cuda.side_stream() : cuda.stream(),
+           on_side_stream ? cuda.side_blas_workspace() : cuda.blas_workspace());
 }
 
 }  // namespace mmrec::kernels

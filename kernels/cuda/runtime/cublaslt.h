@@ -59,7 +59,6 @@ class CublasLt {
 };
 
 /// Enqueues the product on the backend's stream, or on its side stream.
-void matmul(Cuda& cuda, const Matmul& job);
-void matmul_on_side_stream(Cuda& cuda, const Matmul& job);
+void matmul(Cuda& cuda, const Matmul& job, bool on_side_stream = false);
 
 }  // namespace mmrec::kernels

@@ -2,8 +2,6 @@
 
 #include <cuda_runtime.h>
 
-#include <utility>
-
 #include "kernels/cuda/runtime/launch.cuh"
 
 namespace mmrec::kernels {
@@ -19,22 +17,17 @@ Graph::Graph(Cuda& cuda, const std::function<void()>& ops) {
     throw;
   }
   check_cuda(cudaStreamEndCapture(cuda.stream(), &graph), "cudaStreamEndCapture");
-  const cudaError_t code = cudaGraphInstantiate(&executable_, graph, 0);
+  CUgraphExec_st* executable = nullptr;
+  const cudaError_t code = cudaGraphInstantiate(&executable, graph, 0);
   cudaGraphDestroy(graph);
   check_cuda(code, "cudaGraphInstantiate");
+  executable_.reset(executable);
 }
 
-Graph::Graph(Graph&& other) noexcept : executable_(std::exchange(other.executable_, nullptr)) {}
+void Graph::Destroy::operator()(CUgraphExec_st* executable) const { cudaGraphExecDestroy(executable); }
 
-Graph& Graph::operator=(Graph&& other) noexcept {
-  std::swap(executable_, other.executable_);
-  return *this;
+void Graph::launch(Cuda& cuda) const {
+  check_cuda(cudaGraphLaunch(executable_.get(), cuda.stream()), "cudaGraphLaunch");
 }
-
-Graph::~Graph() {
-  if (executable_ != nullptr) cudaGraphExecDestroy(executable_);
-}
-
-void Graph::launch(Cuda& cuda) const { check_cuda(cudaGraphLaunch(executable_, cuda.stream()), "cudaGraphLaunch"); }
 
 }  // namespace mmrec::kernels

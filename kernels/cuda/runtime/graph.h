@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 
 struct CUgraphExec_st;
 
@@ -18,14 +19,14 @@ class Graph {
   /// them must have run before (a kernel's first launch may load its code, which cannot be recorded). Throws what `ops`
   /// throws, and std::system_error.
   Graph(Cuda& cuda, const std::function<void()>& ops);
-  Graph(Graph&& other) noexcept;
-  Graph& operator=(Graph&& other) noexcept;
-  ~Graph();
 
   void launch(Cuda& cuda) const;
 
  private:
-  CUgraphExec_st* executable_ = nullptr;
+  struct Destroy {
+    void operator()(CUgraphExec_st* executable) const;
+  };
+  std::unique_ptr<CUgraphExec_st, Destroy> executable_;
 };
 
 }  // namespace mmrec::kernels

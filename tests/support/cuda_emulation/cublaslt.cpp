@@ -90,10 +90,10 @@ void CublasLt::run(const Matmul& job, CUstream_st* stream, void* workspace) {
   cuda_emulation::enqueue(stream, [job] { multiply(job); });
 }
 
-void matmul(Cuda& cuda, const Matmul& job) { cuda.blas().run(job, cuda.stream(), cuda.blas_workspace()); }
-
-void matmul_on_side_stream(Cuda& cuda, const Matmul& job) {
-  cuda.blas().run(job, cuda.side_stream(), cuda.side_blas_workspace());
+void matmul(Cuda& cuda, const Matmul& job, bool on_side_stream) {
+  CublasLt& blas = cuda.blas();
+  blas.run(job, on_side_stream ? cuda.side_stream() : cuda.stream(),
+           on_side_stream ? cuda.side_blas_workspace() : cuda.blas_workspace());
 }
 
 }  // namespace mmrec::kernels
