@@ -15,7 +15,7 @@
 //
 // Sequences come in groups of 8, the columns of a tile. The order of every sum follows from D alone: bits do not depend
 // on the batch, on the number of blocks or on how tokens are cut into calls.
-// Many sequences' single tokens have a better way, kernels/cuda/rows/fused_norms.cu: here their groups go through the
+// Many sequences' single tokens have a better way, kernels/cuda/rows/norms.cu: here their groups go through the
 // weights one after the other.
 #include <cuda_runtime.h>
 

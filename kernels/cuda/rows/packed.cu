@@ -1,21 +1,13 @@
-// Ops over the rows of packed runs (PackedRuns), whose sequences' states lie anywhere: rows to and from states, the
-// residual stream with a context for each run, and the sums of their outputs.
+// Ops over the rows of packed runs (PackedRuns), whose sequences' states lie anywhere: rows to and from states, and the
+// sums of their outputs.
 //
 // copy_listed: a thread owns 4 channels of a row; each read once, written once and once more rounded.
-// packed_residual_norm: rmsnorm.cuh's kernel; bytes per channel: x and h 4 each, v the size of A, y 4, u the size of A;
-// contexts come from L2.
 // packed_segment_sum: a thread owns a channel of a run and adds up tiles of 16 rows, all of a tile under way at once;
 // runs and groups of channels fill the device. Bytes: 4 per element, 16 per run and channel.
-#include "kernels/cuda/rows/rmsnorm.cuh"
+#include "kernels/cuda/rows/rows.cuh"
 
 namespace mmrec::kernels {
 namespace {
-
-template <class T>
-__device__ inline T* bytes_behind(T* from, std::int64_t bytes) {
-  using Byte = std::conditional_t<std::is_const_v<T>, const std::byte, std::byte>;
-  return reinterpret_cast<T*>(reinterpret_cast<Byte*>(from) + bytes);
-}
 
 template <class A>
 struct CopyListedRow {
@@ -30,39 +22,6 @@ struct CopyListedRow {
     if constexpr (sizeof(A) == 2) {
       if (copy.rounded != nullptr) store(copy.rounded + col, values);
     }
-  }
-};
-
-constexpr int kHeld = 2;  // as rmsnorm
-
-template <class A, bool kInVectors>
-struct PackedNormRow {
-  static constexpr bool kVectors = kInVectors;
-  PackedResidualNorm<Device, A> op;
-
-  struct Operands {
-    float x[kGroup], h[kGroup], v[kGroup], c[kGroup];
-  };
-  __device__ Operands fetch(std::int64_t row, std::int64_t group, std::int64_t cols) const {
-    const int run = __ldg(op.of_row + row);
-    const std::byte* const context = run < 0 ? nullptr : op.context[run];
-    const float* const c =
-        context == nullptr ? op.bias : reinterpret_cast<const float*>(bytes_behind(context, op.offset));
-    Operands o = {};
-    load_group<kVectors>(op.x.row(row), group, cols, o.x);
-    load_group<kVectors>(op.h.row(row), group, cols, o.h);
-    load_group<kVectors>(op.v.row(row), group, cols, o.v);
-    if (c != nullptr) load_group<kVectors>(c, group, cols, o.c);
-    return o;
-  }
-  __device__ void apply(std::int64_t row, std::int64_t group, std::int64_t cols, const Operands& o,
-                        float (&y)[kGroup]) const {
-#pragma unroll
-    for (int i = 0; i < kGroup; ++i) y[i] = residual_sum(o.x[i], o.h[i], o.v[i]) + o.c[i];
-    store_group<kVectors>(op.x.row(row), group, cols, y);
-  }
-  __device__ void again(std::int64_t row, std::int64_t group, std::int64_t cols, float (&y)[kGroup]) const {
-    load_group<kVectors>(op.x.row(row), group, cols, y);
   }
 };
 
@@ -103,27 +62,12 @@ void copy_listed(Cuda& cuda, const CopyListed<Device, A>& op) {
   map_rows(cuda, cuda.stream(), CopyListedRow<A>{op}, op.count, op.cols, op.cols % 4 == 0);
 }
 
-template <class A>
-void packed_residual_norm(Cuda& cuda, const PackedResidualNorm<Device, A>& op) {
-  const bool vectors = takes_vectors(op.x) && takes_vectors(op.h) && takes_vectors(op.v) && takes_vectors(op.u) &&
-                       takes_vectors(op.bias, 0) && takes_vectors(op.norm, 0);
-  if (vectors) {
-    norm_rows<kHeld>(cuda, PackedNormRow<A, true>{op}, op.norm, op.u);
-  } else {
-    norm_rows<kHeld>(cuda, PackedNormRow<A, false>{op}, op.norm, op.u);
-  }
-}
-
 void packed_segment_sum(Cuda& cuda, const PackedSegmentSum<Device>& op) {
   map_rows_by<1>(cuda, cuda.stream(), SumRun{op}, op.count, op.x.cols);
 }
 
-#define MMREC_INSTANTIATE(A)                                      \
-  template void copy_listed(Cuda&, const CopyListed<Device, A>&); \
-  template void packed_residual_norm(Cuda&, const PackedResidualNorm<Device, A>&);
-MMREC_INSTANTIATE(float)
-MMREC_INSTANTIATE(BFloat16)
-MMREC_INSTANTIATE(Float16)
-#undef MMREC_INSTANTIATE
+template void copy_listed(Cuda&, const CopyListed<Device, float>&);
+template void copy_listed(Cuda&, const CopyListed<Device, BFloat16>&);
+template void copy_listed(Cuda&, const CopyListed<Device, Float16>&);
 
 }  // namespace mmrec::kernels
