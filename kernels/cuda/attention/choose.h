@@ -8,8 +8,6 @@ namespace mmrec::kernels {
 
 enum class AttentionWay : std::uint8_t {
   kAuto,
-  /// One slot: the answer is that slot, whatever q is.
-  kCopySlot,
   /// From 16 tokens of a sequence on: a block's tokens share tiles of slots in shared memory.
   kTile,
   /// Fewer: groups of lanes share a token's slots, so that a step fills the device. The bits are kTile's.

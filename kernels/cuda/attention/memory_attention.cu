@@ -315,20 +315,6 @@ __global__ void __launch_bounds__(kThreads) attend_any(const __grid_constant__ A
   for (int c = thread; c < given.d; c += kThreads) out[c] = narrow<A>(values[c] * inverse);
 }
 
-/// One slot: out is the slot for every token.
-template <class A>
-struct CopySlot {
-  MemoryAttention<Device, A> op;
-
-  template <int kWidth>
-  __device__ void apply(std::int64_t row, std::int64_t col) const {
-    const std::int64_t b = quotient(row, op.out.time);
-    float values[kWidth];
-    load(op.slots.at(b, 0, 0) + col, values);
-    store(op.out.at(b, 0, row - b * op.out.time) + col, values);
-  }
-};
-
 /// kValues channels a lane, of `lanes`.
 template <int kValues, class A>
 void attend(const Cuda& cuda, AttentionWay way, Attention<A> given, int lanes) {
@@ -351,7 +337,6 @@ void attend(const Cuda& cuda, AttentionWay way, Attention<A> given, int lanes) {
 template <class A>
 AttentionWay choose_attention(const MemoryAttention<Device, A>& op) {
   const std::int64_t d = op.q.dim / op.heads;
-  if (op.slots.time == 1) return AttentionWay::kCopySlot;
   if (d > kMostWidth || d % kGroup != 0 || !takes_vectors(op.q) || !takes_vectors(op.slots) || !takes_vectors(op.out)) {
     return AttentionWay::kAny;
   }
@@ -363,10 +348,6 @@ void memory_attention_by(Cuda& cuda, AttentionWay way, const MemoryAttention<Dev
   const std::int64_t rows = op.q.batch * op.q.time;
   if (rows == 0) return;
   if (way == AttentionWay::kAuto) way = choose_attention(op);
-  if (way == AttentionWay::kCopySlot) {
-    const bool vectors = takes_vectors(op.slots) && takes_vectors(op.out);
-    return map_rows(cuda, cuda.stream(), CopySlot<A>{op}, rows, op.out.dim, vectors);
-  }
   const auto d = static_cast<int>(op.q.dim / op.heads);
   const Attention<A> given{op, d, static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(d))), {}};
   if (way == AttentionWay::kAny) {

@@ -140,7 +140,6 @@ TEST_F(CudaMemoryAttentionTest, EveryWayIsTakenByItsShapes) {
     Operands<float> in = operands<float>(c);
     return choose_attention(job(c, in, in.q.view(), in.q.view(), c.time));
   };
-  EXPECT_EQ(way_of({1, 3, 2, 16, 1}), AttentionWay::kCopySlot);
   EXPECT_EQ(way_of({2, 15, 2, 64, 5}), AttentionWay::kSplit);
   EXPECT_EQ(way_of({1, 16, 2, 64, 5}), AttentionWay::kTile);
   EXPECT_EQ(way_of({1, 16, 1, 1024, 5}), AttentionWay::kTile);
