@@ -15,8 +15,9 @@
 //  * Outputs do not alias inputs. Where aliasing is allowed the comment says "may alias".
 //  * Same inputs, shapes and device: same bits, whatever the number of threads and whatever else shares the batch.
 //    Reductions have a fixed order and no atomics.
-//  * Shapes are the caller's responsibility (models/ validated them once); ops assert in debug builds only. The ops of
-//    the public kernel API (scans and token log-probs) check their arguments and throw std::invalid_argument.
+//  * Shapes and addresses are the caller's responsibility (models/ validated them once, engine/kernels.cpp those of the
+//    public kernels); ops assert in debug builds only. std::invalid_argument is thrown for what only the op can tell: a
+//    target outside of the vocabulary, sizes beyond what a backend counts.
 //
 // Notation: n rows of tokens ([batch, tokens] flattened unless a struct separates them), D model_dim, V vocab_size,
 // M memory slots, σ the logistic function.

@@ -17,8 +17,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
-#include <stdexcept>
-#include <string>
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd.h"
@@ -48,17 +46,6 @@ struct ScanShape {
   static constexpr std::int64_t kLongTime = 1024;
   bool cut_in_time() const { return channels() < kFewChannels && time >= kLongTime; }
 };
-
-/// Throws std::invalid_argument unless the view can be walked and has the shape of the first one.
-template <class T>
-void check_scan_view(const char* op, const char* name, const SequenceView<T, Host>& v, const ScanShape& shape) {
-  const auto fail = [&](const char* what) { throw std::invalid_argument(std::string(op) + ": " + name + " " + what); };
-  if (v.batch < 0 || v.heads < 0 || v.time < 0 || v.dim < 0) fail("has a negative size");
-  if (v.batch != shape.batch || v.heads != shape.heads || v.time != shape.time || v.dim != shape.dim) {
-    fail("differs in shape from the first operand");
-  }
-  if (v.data == nullptr && shape.channels() != 0 && shape.time != 0) fail("is null");
-}
 
 template <class T>
 ScanShape scan_shape(const SequenceView<T, Host>& v) {

@@ -23,20 +23,15 @@ constexpr std::int64_t kTile = 4096;
 /// Tiles whose results fit into one thread's scratch.
 constexpr std::int64_t kMostTiles = static_cast<std::int64_t>(Cpu::kScratchFloats * sizeof(float) / sizeof(MaxSum64));
 
+/// Throws std::invalid_argument unless all targets are in the vocabulary.
 template <class T, class Index>
-void check(const char* op, const MatrixView<const T, Host>& logits, const Index* targets) {
-  const auto fail = [&](const std::string& what) { throw std::invalid_argument(std::string(op) + ": " + what); };
-  if (logits.rows < 0 || logits.cols < 0) fail("logits have a negative size");
-  if (logits.rows == 0) return;
-  if (targets == nullptr) fail("targets are null");
+void check_targets(const char* op, const MatrixView<const T, Host>& logits, const Index* targets) {
   for (std::int64_t r = 0; r < logits.rows; ++r) {
     if (targets[r] < 0 || static_cast<std::int64_t>(targets[r]) >= logits.cols) {
-      fail("target " + std::to_string(targets[r]) + " of row " + std::to_string(r) + " lies outside [0, " +
-           std::to_string(logits.cols) + ")");
+      throw std::invalid_argument(std::string(op) + ": target " + std::to_string(targets[r]) + " of row " +
+                                  std::to_string(r) + " lies outside [0, " + std::to_string(logits.cols) + ")");
     }
   }
-  if (logits.data == nullptr) fail("logits are null");
-  if (logits.stride < logits.cols && logits.rows > 1) fail("rows of logits overlap");
 }
 
 template <class T>
@@ -81,9 +76,7 @@ bool split_rows(Cpu& cpu, std::int64_t rows, std::int64_t cols) {
 
 template <class T, class Index>
 void token_logprobs(Cpu& cpu, const TokenLogprobs<T, Index, Host>& op) {
-  check("token_logprobs", op.logits, op.targets);
-  if (op.logits.rows == 0) return;
-  if (op.logprobs == nullptr) throw std::invalid_argument("token_logprobs: logprobs are null");
+  check_targets("token_logprobs", op.logits, op.targets);
   const std::int64_t cols = op.logits.cols;
   if (split_rows(cpu, op.logits.rows, cols)) {
     for (std::int64_t r = 0; r < op.logits.rows; ++r) {
@@ -102,13 +95,7 @@ void token_logprobs(Cpu& cpu, const TokenLogprobs<T, Index, Host>& op) {
 
 template <class T, class Index>
 void token_logprobs_backward(Cpu& cpu, const TokenLogprobsBackward<T, Index, Host>& op) {
-  check("token_logprobs_backward", op.logits, op.targets);
-  if (op.d_logits.rows != op.logits.rows || op.d_logits.cols != op.logits.cols) {
-    throw std::invalid_argument("token_logprobs_backward: d_logits and logits differ in shape");
-  }
-  if (op.logits.rows == 0) return;
-  if (op.grad == nullptr) throw std::invalid_argument("token_logprobs_backward: grad is null");
-  if (op.d_logits.data == nullptr) throw std::invalid_argument("token_logprobs_backward: d_logits are null");
+  check_targets("token_logprobs_backward", op.logits, op.targets);
   const std::int64_t cols = op.logits.cols;
 
   // d = −g softmax everywhere, tile by tile; the target, read before it may be overwritten, is then set to g (1 − p).

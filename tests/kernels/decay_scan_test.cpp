@@ -270,18 +270,6 @@ TEST(DecayScan, EmptyShapesPassCarriesOn) {
   decay_scan<float>(cpu, {{nullptr, 0, 5000, 2}, {nullptr, 0, 5000, 2}, {nullptr, 0, 5000, 2}});
 }
 
-TEST(DecayScan, RefusesBadArguments) {
-  Cpu cpu(1);
-  std::vector<float> x(100, 0.0F);
-  const float* in = x.data();
-  EXPECT_THROW(decay_scan<float>(cpu, {{nullptr, 1, 5, 4}, {in, 1, 5, 4}, {x.data(), 1, 5, 4}}), std::invalid_argument);
-  EXPECT_THROW(decay_scan<float>(cpu, {{in, 1, 5, 4}, {nullptr, 1, 5, 4}, {x.data(), 1, 5, 4}}), std::invalid_argument);
-  EXPECT_THROW(decay_scan<float>(cpu, {{in, 1, 5, 4}, {in, 1, 5, 4}, {nullptr, 1, 5, 4}}), std::invalid_argument);
-  EXPECT_THROW(decay_scan<float>(cpu, {{in, 1, 5, 4}, {in, 1, 6, 4}, {x.data(), 1, 5, 4}}), std::invalid_argument);
-  EXPECT_THROW(decay_scan<float>(cpu, {{in, 1, 5, 4}, {in, 1, 5, 4}, {x.data(), 1, 5, 3}}), std::invalid_argument);
-  EXPECT_THROW(decay_scan<float>(cpu, {{in, 1, -5, 4}, {in, 1, -5, 4}, {x.data(), 1, -5, 4}}), std::invalid_argument);
-}
-
 // The vector kernels themselves, for every instruction set this processor has.
 TYPED_TEST(DecayScanTyped, EveryInstructionSet) {
   for (const SimdKernels* kernels : supported_simd_kernels()) {

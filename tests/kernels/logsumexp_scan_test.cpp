@@ -245,17 +245,13 @@ TEST(LogSumExpScan, SpecialValues) {
   }
 }
 
-TEST(LogSumExpScan, EmptyShapesAndBadArguments) {
+TEST(LogSumExpScan, EmptyShapesPassCarriesOn) {
   Cpu cpu(2);
   const float in[2] = {-1.5F, -std::numeric_limits<float>::infinity()};
   float out[2] = {};
   logsumexp_scan<float>(cpu, {{nullptr, 1, 0, 2}, {nullptr, 1, 0, 2}, in, out});
   EXPECT_EQ(out[0], in[0]);
   EXPECT_EQ(out[1], in[1]);
-  std::vector<float> x(20, 1.0F);
-  EXPECT_THROW(logsumexp_scan<float>(cpu, {{nullptr, 1, 5, 4}, {x.data(), 1, 5, 4}}), std::invalid_argument);
-  EXPECT_THROW(logsumexp_scan<float>(cpu, {{x.data(), 1, 5, 4}, {nullptr, 1, 5, 4}}), std::invalid_argument);
-  EXPECT_THROW(logsumexp_scan<float>(cpu, {{x.data(), 1, 5, 4}, {x.data(), 1, 4, 4}}), std::invalid_argument);
 }
 
 TYPED_TEST(LogSumExpScanTyped, EveryInstructionSet) {

@@ -17,7 +17,6 @@
 #include <algorithm>
 #include <limits>
 #include <stdexcept>
-#include <string>
 
 #include "kernels/cuda/gemm/choose.h"
 #include "kernels/cuda/logprobs/choose.h"
@@ -101,20 +100,6 @@ __global__ void __launch_bounds__(kMergeRows* kMergeRuns) merge_parts_kernel(Log
                                                          : std::numeric_limits<float>::quiet_NaN();
 }
 
-template <class A>
-void check(const HiddenLogprobs<Device, A>& op) {
-  const auto fail = [](const std::string& what) { throw std::invalid_argument("hidden_logprobs: " + what); };
-  if (op.hidden.rows < 0 || op.hidden.cols < 0 || op.head.rows < 0 || op.head.cols < 0) {
-    fail("an operand has a negative size");
-  }
-  if (op.hidden.cols != op.head.cols) fail("hidden and head differ in model_dim");
-  if (op.head.format != kDTypeOf<A>) fail("hidden and head differ in type");
-  if (op.hidden.rows == 0 || op.head.rows == 0) return;
-  if (op.targets == nullptr) fail("targets are null");
-  if (op.logprobs == nullptr) fail("logprobs are null");
-  if (op.hidden.data == nullptr || op.head.data == nullptr) fail("an operand is null");
-}
-
 /// By tiles of the logits.
 template <class A>
 void by_tiles(Cuda& cuda, const HiddenLogprobs<Device, A>& op) {
@@ -172,7 +157,6 @@ HiddenLogprobsWay choose_hidden_logprobs(const Cuda& cuda, const HiddenLogprobs<
 
 template <class A>
 void hidden_logprobs_by(Cuda& cuda, HiddenLogprobsWay way, const HiddenLogprobs<Device, A>& op) {
-  check(op);
   if (op.hidden.rows == 0 || op.head.rows == 0) return;
   if (way == HiddenLogprobsWay::kAuto) way = choose_hidden_logprobs(cuda, op);
   if constexpr (sizeof(A) == 2) {

@@ -201,23 +201,14 @@ TYPED_TEST(HiddenLogprobsCudaTyped, IsReplayedByAGraph) {
   }
 }
 
-TEST_F(HiddenLogprobsCuda, EmptyShapesAndBadArguments) {
+TEST_F(HiddenLogprobsCuda, EmptyShapes) {
   using Job = HiddenLogprobs<Device, BFloat16>;
   auto memory = poisoned<float>(200);
   const auto* x = reinterpret_cast<const BFloat16*>(memory.data());
-  const auto targets = to_device(std::vector<int>{0, 1});
   const MatrixView<const BFloat16, Device> hidden(x, 2, 10);
   const WeightView<Device> head{x, DType::kBF16, 4, 10};
   hidden_logprobs(cuda(), Job{{nullptr, 0, 10}, head, nullptr, nullptr});
   hidden_logprobs(cuda(), Job{hidden, {nullptr, DType::kBF16, 0, 10}, nullptr, nullptr});
-  for (const Job& bad :
-       {Job{hidden, {x, DType::kBF16, 4, 11}, targets.data(), memory.data()},
-        Job{hidden, {x, DType::kF16, 4, 10}, targets.data(), memory.data()}, Job{hidden, head, nullptr, memory.data()},
-        Job{hidden, head, targets.data(), nullptr}, Job{{nullptr, 2, 10}, head, targets.data(), memory.data()},
-        Job{hidden, {nullptr, DType::kBF16, 4, 10}, targets.data(), memory.data()},
-        Job{{x, -1, 10}, head, targets.data(), memory.data()}}) {
-    EXPECT_THROW(hidden_logprobs(cuda(), bad), std::invalid_argument);
-  }
 }
 
 }  // namespace

@@ -372,7 +372,7 @@ TYPED_TEST(TokenLogprobsCudaTyped, RefusesTargetsOutsideTheVocabularyBeforeWriti
   }
 }
 
-TEST_F(TokenLogprobsCuda, EmptyShapesAndBadArguments) {
+TEST_F(TokenLogprobsCuda, EmptyShapes) {
   using View = MatrixView<const float, Device>;
   using Forward = TokenLogprobs<float, int, Device>;
   using Backward = TokenLogprobsBackward<float, int, Device>;
@@ -381,19 +381,7 @@ TEST_F(TokenLogprobsCuda, EmptyShapesAndBadArguments) {
   token_logprobs_backward(cuda(), Backward{View(nullptr, 0, 10), nullptr, nullptr, {nullptr, 0, 10}});
   auto x = poisoned<float>(20);
   const auto t = to_device(std::vector<int>{0, 1});
-  const float* in = x.data();
-  EXPECT_THROW(token_logprobs(cuda(), Forward{View(nullptr, 2, 10), t.data(), x.data()}), std::invalid_argument);
-  EXPECT_THROW(token_logprobs(cuda(), Forward{View(in, 2, 10), nullptr, x.data()}), std::invalid_argument);
-  EXPECT_THROW(token_logprobs(cuda(), Forward{View(in, 2, 10), t.data(), nullptr}), std::invalid_argument);
-  EXPECT_THROW(token_logprobs(cuda(), Forward{View(in, 2, 0), t.data(), x.data()}), std::invalid_argument);
-  EXPECT_THROW(token_logprobs(cuda(), Forward{View(in, -2, 10), t.data(), x.data()}), std::invalid_argument);
-  EXPECT_THROW(token_logprobs(cuda(), Forward{View(in, 2, 10, 9), t.data(), x.data()}), std::invalid_argument);
-  EXPECT_THROW(token_logprobs_backward(cuda(), Backward{View(in, 2, 10), t.data(), in, {x.data(), 2, 9}}),
-               std::invalid_argument);
-  EXPECT_THROW(token_logprobs_backward(cuda(), Backward{View(in, 2, 10), t.data(), nullptr, {x.data(), 2, 10}}),
-               std::invalid_argument);
-  EXPECT_THROW(token_logprobs_backward(cuda(), Backward{View(in, 2, 10), t.data(), in, {nullptr, 2, 10}}),
-               std::invalid_argument);
+  EXPECT_THROW(token_logprobs(cuda(), Forward{View(x.data(), 2, 0), t.data(), x.data()}), std::invalid_argument);
 }
 
 // More than 2^31 logits side by side: all rows are alike but the last two.
