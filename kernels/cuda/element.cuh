@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/cuda/isa/ptx.cuh"
 #include "kernels/tensor.h"
@@ -13,6 +14,17 @@ namespace mmrec::kernels {
 __device__ inline float widen(float x) { return x; }
 __device__ inline float widen(BFloat16 x) { return __uint_as_float(static_cast<std::uint32_t>(x.bits) << 16); }
 __device__ inline float widen(Float16 x) { return ptx::from_float16(x); }
+/// Element v of the one of 32 bits or the two of 16 in a word.
+template <class T>
+__device__ inline float widen_part(std::uint32_t word, int v) {
+  if constexpr (sizeof(T) == 4) {
+    return __uint_as_float(word);
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    return __uint_as_float(v == 0 ? word << 16 : word & 0xffff0000U);
+  } else {
+    return widen(T{static_cast<std::uint16_t>(v == 0 ? word : word >> 16)});
+  }
+}
 
 /// Rounds to nearest even. Float16 overflows to infinity.
 template <class T>

@@ -66,15 +66,15 @@ __device__ inline std::uint32_t min_pair(std::uint32_t a, std::uint32_t b) {
   return y;
 }
 
-/// The larger of the upper and of the lower 16-bit floats of two words; of a number and a NaN the number. sm_80.
-__device__ inline std::uint32_t max_bfloat16x2(std::uint32_t a, std::uint32_t b) {
+/// The larger of each; of a number and a NaN the number. sm_80.
+template <class T>
+__device__ inline std::uint32_t max_pair(std::uint32_t a, std::uint32_t b) {
   std::uint32_t y;
-  asm("max.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
-  return y;
-}
-__device__ inline std::uint32_t max_float16x2(std::uint32_t a, std::uint32_t b) {
-  std::uint32_t y;
-  asm("max.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  } else {
+    asm("max.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  }
   return y;
 }
 

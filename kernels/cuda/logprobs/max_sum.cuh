@@ -15,6 +15,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/isa/ptx.cuh"
@@ -73,34 +74,22 @@ __device__ inline float log_probability(float logit, RowSum row) {
 
 /// The 32-bit words that a 16-byte vector of T is made of: one float or two halves.
 template <class T>
-struct Word;
-template <>
-struct Word<float> {
-  static constexpr int kValues = 1;
-  static constexpr std::uint32_t kMasked = 0xff800000U;  // −inf in every value
+struct Word {
+  static constexpr int kValues = 4 / sizeof(T);
+  /// −inf in every value.
+  static constexpr std::uint32_t kMasked = kValues == 1                  ? 0xff800000U
+                                           : std::is_same_v<T, BFloat16> ? 0xff80ff80U
+                                                                         : 0xfc00fc00U;
   __device__ static std::uint32_t max(std::uint32_t a, std::uint32_t b) {
-    return __float_as_uint(fmaxf(__uint_as_float(a), __uint_as_float(b)));
+    if constexpr (kValues == 1) {
+      return __float_as_uint(fmaxf(__uint_as_float(a), __uint_as_float(b)));
+    } else {
+      return ptx::max_pair<T>(a, b);
+    }
   }
-  __device__ static void widen(std::uint32_t word, float (&x)[1]) { x[0] = __uint_as_float(word); }
-};
-template <>
-struct Word<BFloat16> {
-  static constexpr int kValues = 2;
-  static constexpr std::uint32_t kMasked = 0xff80ff80U;
-  __device__ static std::uint32_t max(std::uint32_t a, std::uint32_t b) { return ptx::max_bfloat16x2(a, b); }
-  __device__ static void widen(std::uint32_t word, float (&x)[2]) {
-    x[0] = __uint_as_float(word << 16);
-    x[1] = __uint_as_float(word & 0xffff0000U);
-  }
-};
-template <>
-struct Word<Float16> {
-  static constexpr int kValues = 2;
-  static constexpr std::uint32_t kMasked = 0xfc00fc00U;
-  __device__ static std::uint32_t max(std::uint32_t a, std::uint32_t b) { return ptx::max_float16x2(a, b); }
-  __device__ static void widen(std::uint32_t word, float (&x)[2]) {
-    x[0] = ptx::from_float16({static_cast<std::uint16_t>(word)});
-    x[1] = ptx::from_float16({static_cast<std::uint16_t>(word >> 16)});
+  __device__ static void widen(std::uint32_t word, float (&x)[kValues]) {
+#pragma unroll
+    for (int v = 0; v < kValues; ++v) x[v] = widen_part<T>(word, v);
   }
 };
 

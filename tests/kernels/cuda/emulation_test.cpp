@@ -388,7 +388,7 @@ TEST_F(CopyEngineTest, CopiesArriveWhenTheyAreWaitedFor) {
 
 __global__ void pairs(std::uint32_t* out, std::uint32_t a, std::uint32_t b) {
   out[0] = ptx::min_pair<BFloat16>(a, b);
-  out[1] = ptx::max_bfloat16x2(a, b);
+  out[1] = ptx::max_pair<BFloat16>(a, b);
 }
 
 TEST_F(EmulationTest, ExtremesOfPairs) {

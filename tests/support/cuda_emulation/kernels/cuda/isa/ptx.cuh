@@ -91,11 +91,9 @@ template <class T>
 inline std::uint32_t min_pair(std::uint32_t a, std::uint32_t b) {
   return detail::map_pairs<T>(a, b, detail::smaller_or_nan);
 }
-inline std::uint32_t max_bfloat16x2(std::uint32_t a, std::uint32_t b) {
-  return detail::map_pairs<BFloat16>(a, b, detail::larger);
-}
-inline std::uint32_t max_float16x2(std::uint32_t a, std::uint32_t b) {
-  return detail::map_pairs<Float16>(a, b, detail::larger);
+template <class T>
+inline std::uint32_t max_pair(std::uint32_t a, std::uint32_t b) {
+  return detail::map_pairs<T>(a, b, detail::larger);
 }
 
 template <class T>
