@@ -59,10 +59,8 @@ constexpr const char* kTypeName = std::is_same_v<T, float>     ? "fp32"
                                                                : "bf16";
 
 constexpr std::pair<ScanWay, const char*> kScanWays[] = {{ScanWay::kLoad, "load"},
-                                                         {ScanWay::kAhead, "ahead"},
-                                                         {ScanWay::kRing, "ring"},
+                                                         {ScanWay::kStaged, "staged"},
                                                          {ScanWay::kColumns, "columns"},
-                                                         {ScanWay::kWideColumns, "wide columns"},
                                                          {ScanWay::kGroups, "groups"}};
 
 /// What one second holds at best: bytes or floating-point operations of `work`.

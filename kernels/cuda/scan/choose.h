@@ -10,12 +10,10 @@ namespace mmrec::kernels {
 
 /// How tiles come to blocks. All ways compute the same bits.
 enum class ScanWay : std::uint8_t {
-  kLoad,         // any block takes any tile; its threads load the inputs
-  kAhead,        // the same; the copy engine brings inputs ahead of time (sm_90), what was computed waits in registers
-  kRing,         // the same; inputs wait in shared memory and are read twice
-  kColumns,      // a column of channels belongs to a block
-  kWideColumns,  // the same, of twice the width
-  kGroups,       // a column is shared by two blocks or more
+  kLoad,     // any block takes any tile; its threads load the inputs
+  kStaged,   // the same; the copy engine brings inputs into shared memory ahead of time (sm_90)
+  kColumns,  // a column of channels belongs to a block
+  kGroups,   // a column is shared by two blocks or more
 };
 
 /// Enqueues the op by `way`, or by the way that choose_scan takes; returns the way. Throws std::invalid_argument where

@@ -5,9 +5,9 @@
 // cooperative launch), tell each other the totals of their tiles by records in memory, which stay in L2, and each of
 // them carries the column's state along through all totals.
 //
-// A column has one half or two, of 32 words: memory gives its best from 256 bytes in a row on, but the copy engine's
-// boxes are 128 wide. Both are asked for at once; everything else takes them one after the other, a round each. They
-// have nothing to do with each other, so each has a round more until its next state is wanted.
+// A column has one half of 32 words or, of a group in fp32, two: memory gives its best from 256 bytes in a row on, but
+// the copy engine's boxes are 128 wide. Both are asked for at once; everything else takes them one after the other, a
+// round each. They have nothing to do with each other, so each has a round more until its next state is wanted.
 //
 // Warps of four kinds pass rounds on through a ring of kStages stages in shared memory. A tile is brought once and read
 // twice; nothing of it stays in registers. Each step reads and writes what the one before handed over, by a barrier of
@@ -46,11 +46,7 @@
 namespace mmrec::kernels {
 
 /// How a launch is cut into columns.
-struct ScanColumnPlan {
-  std::int64_t time = 0;
-  std::uint32_t heads = 1, dim = 0;
-  std::uint32_t row_columns = 0;  // columns of one sequence
-  std::uint32_t columns = 0;
+struct ScanColumnPlan : ScanExtent {
   std::uint32_t chunks = 0;       // tiles of a half of a column
   std::uint32_t group = 1;        // blocks of a group
   std::uint32_t in_flight = 1;    // the round that many before has come when another one's inputs are asked for
@@ -70,8 +66,7 @@ class ScanColumns {
   static constexpr int kLanes = 32, kRows = kScanThreads / kLanes, kChains = kVec;
   static constexpr std::uint32_t kBoxWords = kScanThreads * kTimes, kStageWords = Op::kInputs * kBoxWords;
   static constexpr std::uint32_t kAhead = 4;
-  static constexpr std::uint32_t slots_of(int halves) { return 2 * (kAhead + static_cast<std::uint32_t>(halves)); }
-  static constexpr std::uint32_t kSlots = slots_of(kHalves);
+  static constexpr std::uint32_t kSlots = 2 * (kAhead + kHalves);
 
  public:
   static constexpr std::uint32_t kStages = 6;
@@ -80,9 +75,7 @@ class ScanColumns {
   static constexpr int kThreads = 2 * kScanThreads + (1 + kHalves) * 32 * kChains + 32;  // of a block
   /// Words that are zero between launches: counters of the groups, then records, for so many blocks.
   static constexpr std::int64_t kWordsOfDone = 1024;
-  static constexpr std::int64_t flag_words(std::int64_t blocks, int halves) {
-    return kWordsOfDone + blocks * 4 * slots_of(halves) * kWidth;
-  }
+  static constexpr std::int64_t flag_words(std::int64_t blocks) { return kWordsOfDone + blocks * 4 * kSlots * kWidth; }
 
   /// Shared memory of a block, in bytes: inputs [stage][input][time][lane], segments [stage][row][channel], of kAhead
   /// rounds the block's own totals and the carry before the column [round][channel], barriers.
@@ -244,10 +237,7 @@ class ScanColumns {
     Carry start{};
     if (at.first_chunk() == 0) start = op_.load(channel(at, c));
     ptx::mbarrier_wait(segments_ + stage, at.phase());
-    Pair all = pairs(stage)[c];
-#pragma unroll
-    for (int row = 1; row < kRows; ++row) all = Op::combine(all, pairs(stage)[row * kWidth + c]);
-    uint4 total = Op::put_total(Op::total(all));
+    uint4 total = Op::put_total(Op::total(add_rows<Op>(pairs(stage) + c, kRows, kWidth)));
     total.x = at.round + 1;
     if (at.round >= kAhead) {
       const std::uint32_t before = at.round - kAhead;
@@ -265,14 +255,7 @@ class ScanColumns {
     ptx::mbarrier_wait(summed_ + at.slot(), at.round / kAhead & 1U);
     if (at.first_chunk() == 0) state = starts_[at.slot() * kWidth + c];
     if (plan_.group > 1) state = over_others(at, c, state);
-    Pair* const here = pairs(at.stage()) + c;
-    Pair before = Op::state(state);
-#pragma unroll
-    for (int row = 0; row < kRows; ++row) {
-      const Pair segment = here[row * kWidth];
-      here[row * kWidth] = before;
-      before = Op::advance(before, segment);
-    }
+    carry_down<Op>(Op::state(state), pairs(at.stage()) + c, kRows, kWidth);
     state = Op::advance(state, Op::get_total(totals_[at.slot() * kWidth + c]));
     ptx::mbarrier_arrive(states_ + at.stage());
     if (at.chunk + 1 == plan_.chunks) op_.store(channel(at, c), state);
@@ -351,13 +334,10 @@ class ScanColumns {
     return channel < plan_.dim ? std::int64_t{at.sequence} * plan_.dim + channel : -1;
   }
   __device__ ScanPlace place(const Walk& at) const {
-    ScanPlace p;
-    p.batch = at.sequence / plan_.heads;
-    p.head = at.sequence - p.batch * plan_.heads;
-    p.channel = at.channel + static_cast<std::uint32_t>(lane() * kVec);
-    p.time = (std::int64_t{at.chunk} * kRows + row()) * kTimes;
-    p.count = times_inside<kTimes>(p, plan_.dim, plan_.time);
-    return p;
+    const std::uint32_t batch = at.sequence / plan_.heads;
+    return place_in<kTimes>(plan_, batch, at.sequence - batch * plan_.heads,
+                            at.channel + static_cast<std::uint32_t>(lane() * kVec),
+                            std::int64_t{at.chunk} * kRows + row());
   }
 
   const Op& op_;

@@ -31,7 +31,7 @@ struct DecayOp : NumberCarry {
 
   template <class Use>
   void each_view(const Use& use) {
-    use("log_a", in[0]), use("b", in[1]), use("h", h);
+    use(in[0]), use(in[1]), use(h);
   }
 
   static __device__ float identity(int) { return 0.0F; }
@@ -126,19 +126,8 @@ struct DecayOp : NumberCarry {
 
 template <class T>
 ScanWay scan_by(Cuda& cuda, const DecayScan<T, Device>& op, std::optional<ScanWay> way) {
-  return run_scan(cuda, ScanJob("decay_scan", DecayOp<T>{{op.carry_in, op.carry_out}, {op.log_a, op.b}, op.h}), way);
+  return run_scan(cuda, DecayOp<T>{{op.carry_in, op.carry_out}, {op.log_a, op.b}, op.h}, way);
 }
-template <class T>
-void decay_scan(Cuda& cuda, const DecayScan<T, Device>& op) {
-  scan_by(cuda, op);
-}
-
-#define MMREC_INSTANTIATE(T)                                                            \
-  template ScanWay scan_by(Cuda&, const DecayScan<T, Device>&, std::optional<ScanWay>); \
-  template void decay_scan(Cuda&, const DecayScan<T, Device>&);
-MMREC_INSTANTIATE(float)
-MMREC_INSTANTIATE(Float16)
-MMREC_INSTANTIATE(BFloat16)
-#undef MMREC_INSTANTIATE
+MMREC_SCAN(DecayScan, decay_scan)
 
 }  // namespace mmrec::kernels

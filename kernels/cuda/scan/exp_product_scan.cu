@@ -62,8 +62,8 @@ struct ExpProductOp : NumberCarry {
 
   template <class Use>
   void each_view(const Use& use) {
-    use("gamma", in[0]), use("y", y);
-    if (log_y.data != nullptr) use("log_y", log_y);
+    use(in[0]), use(y);
+    if (log_y.data != nullptr) use(log_y);
   }
 
   static __device__ float identity(int) { return 1.0F; }
@@ -157,20 +157,8 @@ struct ExpProductOp : NumberCarry {
 
 template <class T>
 ScanWay scan_by(Cuda& cuda, const ExpProductScan<T, Device>& op, std::optional<ScanWay> way) {
-  return run_scan(
-      cuda, ScanJob("exp_product_scan", ExpProductOp<T>{{op.carry_in, op.carry_out}, {op.gamma}, op.y, op.log_y}), way);
+  return run_scan(cuda, ExpProductOp<T>{{op.carry_in, op.carry_out}, {op.gamma}, op.y, op.log_y}, way);
 }
-template <class T>
-void exp_product_scan(Cuda& cuda, const ExpProductScan<T, Device>& op) {
-  scan_by(cuda, op);
-}
-
-#define MMREC_INSTANTIATE(T)                                                                 \
-  template ScanWay scan_by(Cuda&, const ExpProductScan<T, Device>&, std::optional<ScanWay>); \
-  template void exp_product_scan(Cuda&, const ExpProductScan<T, Device>&);
-MMREC_INSTANTIATE(float)
-MMREC_INSTANTIATE(Float16)
-MMREC_INSTANTIATE(BFloat16)
-#undef MMREC_INSTANTIATE
+MMREC_SCAN(ExpProductScan, exp_product_scan)
 
 }  // namespace mmrec::kernels

@@ -49,7 +49,7 @@ struct LogSumExpOp {
 
   template <class Use>
   void each_view(const Use& use) {
-    use("x", in[0]), use("y", y);
+    use(in[0]), use(y);
   }
 
   static __device__ float identity(int) { return __int_as_float(static_cast<int>(0xff800000U)); }  // -inf
@@ -187,19 +187,8 @@ struct LogSumExpOp {
 
 template <class T>
 ScanWay scan_by(Cuda& cuda, const LogSumExpScan<T, Device>& op, std::optional<ScanWay> way) {
-  return run_scan(cuda, ScanJob("logsumexp_scan", LogSumExpOp<T>{{op.x}, op.y, op.carry_in, op.carry_out}), way);
+  return run_scan(cuda, LogSumExpOp<T>{{op.x}, op.y, op.carry_in, op.carry_out}, way);
 }
-template <class T>
-void logsumexp_scan(Cuda& cuda, const LogSumExpScan<T, Device>& op) {
-  scan_by(cuda, op);
-}
-
-#define MMREC_INSTANTIATE(T)                                                                \
-  template ScanWay scan_by(Cuda&, const LogSumExpScan<T, Device>&, std::optional<ScanWay>); \
-  template void logsumexp_scan(Cuda&, const LogSumExpScan<T, Device>&);
-MMREC_INSTANTIATE(float)
-MMREC_INSTANTIATE(Float16)
-MMREC_INSTANTIATE(BFloat16)
-#undef MMREC_INSTANTIATE
+MMREC_SCAN(LogSumExpScan, logsumexp_scan)
 
 }  // namespace mmrec::kernels

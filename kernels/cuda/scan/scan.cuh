@@ -38,7 +38,6 @@
 #include <limits>
 #include <optional>
 #include <stdexcept>
-#include <string>
 #include <type_traits>
 
 #include "kernels/cuda/element.cuh"
@@ -63,20 +62,20 @@ inline constexpr bool kHasCopyEngine = false;
 inline constexpr bool kHasCopyEngine = true;
 #endif
 
-template <class Op, int kVec, ScanWay kWay>
-using ScanBlockOf =
-    std::conditional_t<kWay == ScanWay::kRing, ScanRing<Op, kVec>, ScanBlock<Op, kVec, kWay == ScanWay::kAhead>>;
+/// kStaged: the copy engine brings the inputs, else threads load them.
+template <class Op, int kVec, bool kStaged>
+using ScanBlockOf = std::conditional_t<kStaged && Op::kReadsTwice, ScanRing<Op, kVec>, ScanBlock<Op, kVec, kStaged>>;
 
-template <class Op, int kVec, ScanWay kWay>
-__global__ void __launch_bounds__(kScanThreads + 32 * kVec * ScanBlockOf<Op, kVec, kWay>::kChainSets +
-                                      ScanBlockOf<Op, kVec, kWay>::kMoreThreads,
-                                  ScanBlockOf<Op, kVec, kWay>::kBlocks)
+template <class Op, int kVec, bool kStaged>
+__global__ void __launch_bounds__(kScanThreads + 32 * kVec * ScanBlockOf<Op, kVec, kStaged>::kChainSets +
+                                      ScanBlockOf<Op, kVec, kStaged>::kMoreThreads,
+                                  ScanBlockOf<Op, kVec, kStaged>::kBlocks)
     scan_kernel(const __grid_constant__ Op op, const __grid_constant__ ScanPlan plan,
                 const __grid_constant__ ScanMaps<Op::kInputs> maps) {
-  if constexpr (kWay == ScanWay::kLoad || kHasCopyEngine) {
+  if constexpr (!kStaged || kHasCopyEngine) {
     ptx::wait_for_predecessor();
     ptx::allow_successor();
-    ScanBlockOf<Op, kVec, kWay>(op, plan, maps).run();
+    ScanBlockOf<Op, kVec, kStaged>(op, plan, maps).run();
   }
 }
 
@@ -91,23 +90,6 @@ __global__ void __launch_bounds__(ScanColumns<Op, kVec, kHalves>::kThreads, 1)
 // Host
 // ---------------------------------------------------------------------------------------------------------------------
 
-struct ScanShape {
-  std::int64_t batch = 0, heads = 0, time = 0, dim = 0;
-  std::int64_t channels() const { return batch * heads * dim; }
-};
-
-/// Throws std::invalid_argument unless the view can be walked and has this shape.
-template <class T>
-void check_scan_view(const char* op, const char* name, const SequenceView<T, Device>& v, const ScanShape& shape) {
-  const auto fail = [&](const char* what) { throw std::invalid_argument(std::string(op) + ": " + name + " " + what); };
-  if (v.batch < 0 || v.heads < 0 || v.time < 0 || v.dim < 0) fail("has a negative size");
-  if (v.batch != shape.batch || v.heads != shape.heads || v.time != shape.time || v.dim != shape.dim) {
-    fail("differs in shape from the first operand");
-  }
-  if (v.batch >> 31 != 0 || v.heads >> 31 != 0 || v.dim >> 31 != 0) fail("has a size beyond 2^31");
-  if (v.data == nullptr && shape.channels() != 0 && shape.time != 0) fail("is null");
-}
-
 /// True if words at all multiples of 4 bytes of channels are aligned.
 template <class T>
 bool takes_scan_words(const SequenceView<T, Device>& v) {
@@ -115,28 +97,13 @@ bool takes_scan_words(const SequenceView<T, Device>& v) {
   return (reinterpret_cast<std::uintptr_t>(v.data) | strides * sizeof(T)) % 4 == 0;
 }
 
-/// A scan that is ready to go.
+/// Makes heads that lie next to each other in all operands channels of one head.
 template <class Op>
-struct ScanJob {
-  Op op;
-  ScanShape shape;
-  bool words = true;  // all operands can be accessed by words
-
-  /// Checks the operands, op.each_view(use) calling use(name, view) for each of them. Heads that lie next to each other
-  /// become channels.
-  ScanJob(const char* name, const Op& from)
-      : op(from), shape{from.in[0].batch, from.in[0].heads, from.in[0].time, from.in[0].dim} {
-    bool adjacent = true;
-    op.each_view([&](const char* operand, const auto& view) {
-      check_scan_view(name, operand, view, shape);
-      adjacent = adjacent && (view.heads == 1 || view.head_stride == view.dim);
-      words = words && takes_scan_words(view);
-    });
-    if (!adjacent) return;
-    op.each_view([](const char*, auto& view) { view.dim *= view.heads, view.heads = 1; });
-    shape.dim *= shape.heads, shape.heads = 1;
-  }
-};
+void join_heads(Op& op) {
+  bool adjacent = true;
+  op.each_view([&](const auto& view) { adjacent = adjacent && (view.heads == 1 || view.head_stride == view.dim); });
+  if (adjacent) op.each_view([](auto& view) { view.dim *= view.heads, view.heads = 1; });
+}
 
 /// An input as the copy engine sees it, in elements of 16 bits; columns of 0 if it has more dimensions than three.
 template <class T>
@@ -153,10 +120,22 @@ MatrixStack scan_stack(const SequenceView<T, Device>& v) {
   return s;
 }
 
+/// Maps of the inputs for boxes of `rows` times; `wide` as make_tensor_map says.
+template <class Op>
+ScanMaps<Op::kInputs> scan_maps(const Op& op, int rows, bool wide) {
+  ScanMaps<Op::kInputs> maps;
+  for (int i = 0; i < Op::kInputs; ++i) maps.inputs[i] = make_tensor_map(scan_stack(op.in[i]), rows, 1, wide);
+  return maps;
+}
+
 /// The cut into tiles. Rows follow from the shape of one sequence and from T alone: they decide the bits.
 template <class Op>
-ScanPlan scan_plan(const ScanShape& shape, int vec) {
+ScanPlan scan_plan(const Op& op, int vec) {
   using T = typename Op::Element;
+  const auto& shape = op.in[0];
+  if (shape.batch >> 31 != 0 || shape.heads >> 31 != 0 || shape.dim >> 31 != 0) {
+    throw std::invalid_argument("scan: a size beyond 2^31");
+  }
   const auto power = [](std::int64_t x) { return std::bit_ceil(static_cast<std::uint64_t>(x)); };
   const std::int64_t words = ceil_div(shape.dim * static_cast<std::int64_t>(sizeof(T)), 4);
   const auto times = static_cast<std::uint64_t>(std::max<std::int64_t>(ceil_div(shape.time, Op::kTimes), 1));
@@ -165,6 +144,7 @@ ScanPlan scan_plan(const ScanShape& shape, int vec) {
   const std::uint64_t lanes = std::min({kScanThreads / rows, power(ceil_div(shape.dim, vec)), std::uint64_t{32}});
 
   ScanPlan plan;
+  plan.sequences = shape.batch * shape.heads;
   plan.heads = static_cast<std::uint32_t>(shape.heads);
   plan.time = shape.time;
   plan.dim = static_cast<std::uint32_t>(shape.dim);
@@ -178,14 +158,14 @@ ScanPlan scan_plan(const ScanShape& shape, int vec) {
   return plan;
 }
 
-template <class Op, int kVec, ScanWay kWay>
-void launch_scan(Cuda& cuda, const Op& op, const ScanShape& shape, ScanPlan plan, const ScanMaps<Op::kInputs>& maps) {
-  using Block = ScanBlockOf<Op, kVec, kWay>;
+template <class Op, int kVec, bool kStaged>
+void launch_scan(Cuda& cuda, const Op& op, ScanPlan plan) {
+  using Block = ScanBlockOf<Op, kVec, kStaged>;
   // Words between the counter and the records, which are written 16 bytes at a time.
   constexpr std::int64_t kFirstRecord = 32, kRecordWords = sizeof(uint4) / sizeof(std::uint32_t);
   const int threads = std::max(plan.lanes * plan.rows, 32);
   const std::int64_t width = plan.lanes * kVec, chains = ceil_div(width, 32);
-  const std::int64_t all = shape.batch * shape.heads * plan.row_columns;
+  const std::int64_t all = plan.sequences * plan.row_columns;
   if (all >> 31 != 0) throw std::invalid_argument("scan: more than 2^31 columns of channels");
   const std::int64_t most_blocks = std::int64_t{cuda.processors()} * (Block::kBlocks * kScanThreads / threads);
 
@@ -203,6 +183,13 @@ void launch_scan(Cuda& cuda, const Op& op, const ScanShape& shape, ScanPlan plan
   plan.counter = cuda.flags();
   plan.chains.records = reinterpret_cast<uint4*>(cuda.flags() + kFirstRecord);
 
+  LaunchConfig config = overlapping(
+      cuda, {}, dim3(static_cast<unsigned>(threads + 32 * chains * Block::kChainSets + Block::kMoreThreads)));
+  config.shared_bytes = Block::shared_bytes(threads);
+  // In a ring: what lies beside the rows of a tile is another block's, and may leave L2 before that wants it.
+  constexpr bool kWide = !Op::kReadsTwice;
+  const auto maps = kStaged ? scan_maps(op, plan.rows * Op::kTimes, kWide) : ScanMaps<Op::kInputs>{};
+
   // Columns of one launch: those whose records there is room for, and tiles that 32 bits count.
   std::int64_t columns = (std::int64_t{1} << 31) / plan.chains.chunks;
   if (plan.chains.chunks > 1) {
@@ -213,56 +200,35 @@ void launch_scan(Cuda& cuda, const Op& op, const ScanShape& shape, ScanPlan plan
     plan.first_column = static_cast<std::uint32_t>(first);
     plan.columns = static_cast<std::uint32_t>(std::min(columns, all - first));
     plan.tiles = plan.columns * plan.chains.chunks;
-    const std::int64_t blocks = std::min<std::int64_t>(plan.tiles, most_blocks);
-    plan.tickets = plan.tiles > blocks;
-    LaunchConfig config =
-        overlapping(cuda, dim3(static_cast<unsigned>(blocks)),
-                    dim3(static_cast<unsigned>(threads + 32 * chains * Block::kChainSets + Block::kMoreThreads)));
-    config.shared_bytes = Block::shared_bytes(threads);
-    launch(cuda.stream(), config, scan_kernel<Op, kVec, kWay>, op, plan, maps);
+    config.grid.x = static_cast<unsigned>(std::min<std::int64_t>(plan.tiles, most_blocks));
+    plan.tickets = plan.tiles > config.grid.x;
+    launch(cuda.stream(), config, scan_kernel<Op, kVec, kStaged>, op, plan, maps);
   }
 }
 
-/// Maps of the inputs for boxes of `rows` times; `wide` as make_tensor_map says.
-template <class Op>
-ScanMaps<Op::kInputs> scan_maps(const Op& op, int rows, bool wide) {
-  ScanMaps<Op::kInputs> maps;
-  for (int i = 0; i < Op::kInputs; ++i) maps.inputs[i] = make_tensor_map(scan_stack(op.in[i]), rows, 1, wide);
-  return maps;
-}
-
-/// Columns of one launch, and how well they fill the device.
+/// Columns of one launch, shared by groups of up to `most_group` blocks.
 struct ScanColumnCut {
   ScanColumnPlan plan;
-  int halves = 0;           // of a column; 0 where the shape has no such cut
-  std::int64_t groups = 0;  // at once
+  std::int64_t groups = 0;  // at once; 0 where the shape has no such cut
   double share = 0.0;       // of the multiprocessors that is at work
 };
 
-/// The cut by one of the ways of columns.
-template <class Op, int kVec>
-ScanColumnCut cut_columns(const Cuda& cuda, const ScanShape& shape, const ScanPlan& cut, ScanWay way) {
-  using Block = ScanColumns<Op, kVec, 1>;
+template <class Op, int kVec, int kHalves>
+ScanColumnCut cut_columns(const Cuda& cuda, const ScanPlan& cut, std::int64_t most_group) {
+  using Block = ScanColumns<Op, kVec, kHalves>;
   constexpr double kLeastGain = 0.95;  // rounds of a larger group, of those of a smaller one
   constexpr double kLeastRounds = 16;  // of larger groups than two: their launch does not overlap its predecessor
-  // Halves that a group shares: in fp32 two (H200: 93 % of a copy's rate, 80 % with one), in 16 bits one (90 and 86 %),
-  // since two have twice the channels to tell each other of.
-  const bool shared = way == ScanWay::kGroups;
-  const int halves = way == ScanWay::kWideColumns || (shared && kVec == 1) ? 2 : 1;
+  const std::int64_t row_columns = ceil_div(cut.row_columns, kHalves), columns = cut.sequences * row_columns;
+  const std::int64_t chunks = cut.chains.chunks, blocks = cuda.processors();
   // Chains of a few words hand on in groups of chunks, which other bits come of.
-  if (shape.dim <= kLongChains * kVec || cut.rows * Op::kTimes != Block::kChunk) return {};
-  const std::int64_t sequences = shape.batch * shape.heads, row_columns = ceil_div(cut.row_columns, halves);
-  const std::int64_t columns = sequences * row_columns, chunks = cut.chains.chunks;
-  const std::int64_t blocks = cuda.processors();
-  const bool fits = blocks <= Block::kWordsOfDone &&
-                    Block::flag_words(blocks, halves) <= static_cast<std::int64_t>(Cuda::kFlagWords) &&
-                    columns >> 31 == 0;
+  const bool fits = cut.dim > kLongChains * kVec && cut.rows * Op::kTimes == Block::kChunk && columns >> 31 == 0 &&
+                    blocks <= Block::kWordsOfDone &&
+                    Block::flag_words(blocks) <= static_cast<std::int64_t>(Cuda::kFlagWords);
   if (!fits) return {};
 
-  ScanColumnCut to{.plan = {}, .halves = halves};
+  ScanColumnCut to;
   ScanColumnPlan& plan = to.plan;
   auto fewest = std::numeric_limits<double>::infinity();
-  const std::int64_t most_group = shared ? kMostColumnGroup : 1;
   for (std::int64_t group = 1; group <= std::min({blocks, chunks, most_group}); group *= 2) {
     const std::int64_t at_once = std::min(columns, blocks / group);
     const auto rounds = static_cast<double>(ceil_div(columns, at_once) * ceil_div(chunks, group));
@@ -272,20 +238,19 @@ ScanColumnCut cut_columns(const Cuda& cuda, const ScanShape& shape, const ScanPl
     plan.group = static_cast<std::uint32_t>(group);
   }
   to.share =
-      static_cast<double>(sequences * cut.row_columns * chunks) / halves / (fewest * static_cast<double>(blocks));
-  plan.time = shape.time;
-  plan.heads = static_cast<std::uint32_t>(shape.heads);
-  plan.dim = static_cast<std::uint32_t>(shape.dim);
+      static_cast<double>(cut.sequences * cut.row_columns * chunks) / kHalves / (fewest * static_cast<double>(blocks));
+  static_cast<ScanExtent&>(plan) = cut;
   plan.row_columns = static_cast<std::uint32_t>(row_columns);
   plan.columns = static_cast<std::uint32_t>(columns);
-  plan.chunks = static_cast<std::uint32_t>(chunks);
-  plan.in_flight = plan.group == 1 ? 2 : halves == 1 ? 3 : Block::kStages;
+  plan.chunks = cut.chains.chunks;
+  plan.in_flight = plan.group == 1 ? 2 : kHalves == 1 ? 3 : Block::kStages;
   return to;
 }
 
 template <class Op, int kVec, int kHalves>
 void launch_columns(Cuda& cuda, const Op& op, const ScanColumnCut& cut) {
   using Block = ScanColumns<Op, kVec, kHalves>;
+  if (cut.groups == 0) throw std::invalid_argument("scan: the shape has no such columns");
   ScanColumnPlan plan = cut.plan;
   plan.done = cuda.flags();
   plan.records = reinterpret_cast<uint4*>(cuda.flags() + Block::kWordsOfDone);
@@ -299,71 +264,77 @@ void launch_columns(Cuda& cuda, const Op& op, const ScanColumnCut& cut) {
          scan_maps(op, Block::kChunk, /*wide=*/true));
 }
 
+/// Halves of a column: where a block owns it one (H200, fp32: 94 % of a copy's rate, 95 % with two), where a group
+/// shares it in fp32 two (93 %, 80 % with one), in 16 bits one (90 %, 86 % with two, which have twice the channels to
+/// tell each other of).
+template <int kVec>
+inline constexpr int kGroupHalves = kVec == 1 ? 2 : 1;
+
 /// One function decides.
 template <class Op, int kVec>
-ScanWay choose_scan(const Cuda& cuda, const ScanJob<Op>& job, const ScanPlan& plan, bool engine) {
+ScanWay choose_scan(const Cuda& cuda, const ScanPlan& plan, bool engine) {
   // Where words or the copy engine cannot be used, and operands of up to 64 bytes across.
   if (!engine) return ScanWay::kLoad;
-  // Where much is computed of the inputs, that is not done twice.
-  if constexpr (!Op::kReadsTwice) {
-    return ScanWay::kAhead;
-  } else {
-    // Columns, where they keep nearly all multiprocessors at work. H200: a block alone reaches 95 % of a copy's rate
-    // with halves, 94 % without, groups 90 to 93 %.
+  // Where much is computed of the inputs, that is not done twice: there are no columns.
+  if constexpr (Op::kReadsTwice) {
+    // Columns, where they keep nearly all multiprocessors at work. H200: a block alone reaches 94 % of a copy's rate,
+    // groups 90 to 93 %.
     constexpr double kLeastShare = 0.85;
-    for (const ScanWay way : {ScanWay::kWideColumns, ScanWay::kColumns, ScanWay::kGroups}) {
-      if (cut_columns<Op, kVec>(cuda, job.shape, plan, way).share >= kLeastShare) return way;
+    if (cut_columns<Op, kVec, 1>(cuda, plan, 1).share >= kLeastShare) return ScanWay::kColumns;
+    if (cut_columns<Op, kVec, kGroupHalves<kVec>>(cuda, plan, kMostColumnGroup).share >= kLeastShare) {
+      return ScanWay::kGroups;
     }
-    // Else inputs wait in shared memory: 7 to 26 % faster than threads that load where columns leave multiprocessors
-    // idle.
-    return ScanWay::kRing;
   }
+  // Of inputs that are read twice 7 to 26 % faster than threads that load, where columns leave multiprocessors idle.
+  return ScanWay::kStaged;
 }
 
 /// Enqueues the scan by the way that is asked for, or chosen; returns it. Throws std::invalid_argument where it cannot
 /// go that way.
 template <class Op>
-ScanWay run_scan(Cuda& cuda, const ScanJob<Op>& job, std::optional<ScanWay> asked) {
-  const Op& op = job.op;
-  const ScanShape& shape = job.shape;
+ScanWay run_scan(Cuda& cuda, Op op, std::optional<ScanWay> asked) {
   constexpr int kVec = sizeof(std::uint32_t) / sizeof(typename Op::Element);
-  const bool words = job.words && shape.dim % kVec == 0;
-  const ScanPlan plan = words ? scan_plan<Op>(shape, kVec) : scan_plan<Op>(shape, 1);
+  join_heads(op);
+  const auto& shape = op.in[0];
+  bool words = shape.dim % kVec == 0;
+  op.each_view([&](const auto& view) { words = words && takes_scan_words(view); });
+  const ScanPlan plan = scan_plan(op, words ? kVec : 1);
   bool engine = words && cuda.compute_capability() >= 90 && plan.lanes == 32;
   for (const auto& in : op.in) engine = engine && has_tensor_map(scan_stack(in));
-  const ScanWay way = asked.value_or(choose_scan<Op, kVec>(cuda, job, plan, engine));
-  if (shape.channels() == 0) return way;
+  const ScanWay way = asked.value_or(choose_scan<Op, kVec>(cuda, plan, engine));
+  if (plan.sequences * shape.dim == 0) return way;
 
-  const int rows = plan.rows * Op::kTimes;
   if (way == ScanWay::kLoad) {
-    if (words) {
-      launch_scan<Op, kVec, ScanWay::kLoad>(cuda, op, shape, plan, {});
+    words ? launch_scan<Op, kVec, false>(cuda, op, plan) : launch_scan<Op, 1, false>(cuda, op, plan);
+    return way;
+  }
+  if (!engine || (!Op::kReadsTwice && way != ScanWay::kStaged)) {
+    throw std::invalid_argument("scan: this way is not for these operands");
+  }
+  if (way == ScanWay::kStaged) {
+    launch_scan<Op, kVec, true>(cuda, op, plan);
+  } else if constexpr (Op::kReadsTwice) {
+    if (way == ScanWay::kColumns) {
+      launch_columns<Op, kVec, 1>(cuda, op, cut_columns<Op, kVec, 1>(cuda, plan, 1));
     } else {
-      launch_scan<Op, 1, ScanWay::kLoad>(cuda, op, shape, plan, {});
-    }
-    return way;
-  }
-  if (engine && way == ScanWay::kAhead) {
-    launch_scan<Op, kVec, ScanWay::kAhead>(cuda, op, shape, plan, scan_maps(op, rows, /*wide=*/true));
-    return way;
-  }
-  if constexpr (Op::kReadsTwice) {
-    if (engine && way == ScanWay::kRing) {
-      // What lies beside the rows of a tile is another block's, and may leave L2 before that wants it.
-      launch_scan<Op, kVec, ScanWay::kRing>(cuda, op, shape, plan, scan_maps(op, rows, /*wide=*/false));
-      return way;
-    }
-    const ScanColumnCut cut = cut_columns<Op, kVec>(cuda, shape, plan, way);
-    if (engine && cut.halves == 2) {
-      launch_columns<Op, kVec, 2>(cuda, op, cut);
-      return way;
-    }
-    if (engine && cut.halves == 1) {
-      launch_columns<Op, kVec, 1>(cuda, op, cut);
-      return way;
+      constexpr int kHalves = kGroupHalves<kVec>;
+      launch_columns<Op, kVec, kHalves>(cuda, op, cut_columns<Op, kVec, kHalves>(cuda, plan, kMostColumnGroup));
     }
   }
-  throw std::invalid_argument("scan: this way is not for these operands");
+  return way;
 }
+
+/// The op `name` on Scan<T>, by the chosen way, and scan_by for all types of elements.
+#define MMREC_SCAN(Scan, name)                       \
+  template <class T>                                 \
+  void name(Cuda& cuda, const Scan<T, Device>& op) { \
+    scan_by(cuda, op);                               \
+  }                                                  \
+  MMREC_INSTANTIATE_SCAN(Scan, name, float)          \
+  MMREC_INSTANTIATE_SCAN(Scan, name, Float16)        \
+  MMREC_INSTANTIATE_SCAN(Scan, name, BFloat16)
+#define MMREC_INSTANTIATE_SCAN(Scan, name, T)                                      \
+  template ScanWay scan_by(Cuda&, const Scan<T, Device>&, std::optional<ScanWay>); \
+  template void name(Cuda&, const Scan<T, Device>&);
 
 }  // namespace mmrec::kernels

@@ -36,12 +36,8 @@ struct Channels {
   __device__ float operator[](int v) const {
     if constexpr (!kWord) {
       return widen(data);
-    } else if constexpr (sizeof(T) == 4) {
-      return __uint_as_float(data);
-    } else if constexpr (std::is_same_v<T, BFloat16>) {
-      return __uint_as_float(v == 0 ? data << 16 : data & 0xffff0000U);
     } else {
-      return widen(T{static_cast<std::uint16_t>(v == 0 ? data : data >> 16)});
+      return widen_part<T>(data, v);
     }
   }
   __device__ void fill(float x) {
@@ -97,13 +93,17 @@ __device__ inline void store_channels(T* to, const float (&x)[kVec]) {
   }
 }
 
-/// How a launch is cut.
-struct ScanPlan {
+/// What a launch goes over.
+struct ScanExtent {
   std::int64_t time = 0;
   std::uint32_t heads = 1, dim = 0;
-  std::uint32_t first_column = 0;  // a column: `lanes` x kVec channels of one sequence
-  std::uint32_t row_columns = 0;   // columns of one sequence
-  std::uint32_t columns = 0;       // of this launch
+  std::uint32_t row_columns = 0;  // columns of one sequence
+  std::uint32_t columns = 0;      // of this launch
+};
+/// How it is cut. A column is `lanes` x kVec channels of one sequence.
+struct ScanPlan : ScanExtent {
+  std::int64_t sequences = 0;  // of the op
+  std::uint32_t first_column = 0;
   std::uint32_t tiles = 0;
   int lanes = 0, rows = 0;           // powers of two
   bool tickets = false;              // there are more tiles than blocks
@@ -128,10 +128,13 @@ struct ScanPlace {
   int count;              // times that exist
 };
 
-/// How many of the thread's times exist.
+/// kTimes times in row `row` of a sequence.
 template <int kTimes>
-__device__ inline int times_inside(const ScanPlace& p, std::uint32_t dim, std::int64_t time) {
-  return p.channel < dim && p.time < time ? static_cast<int>(min(time - p.time, std::int64_t{kTimes})) : 0;
+__device__ inline ScanPlace place_in(const ScanExtent& extent, std::uint32_t batch, std::uint32_t head,
+                                     std::uint32_t channel, std::int64_t row) {
+  const std::int64_t time = row * kTimes;
+  const bool exists = channel < extent.dim && time < extent.time;
+  return {batch, head, channel, time, exists ? static_cast<int>(min(extent.time - time, std::int64_t{kTimes})) : 0};
 }
 
 /// Where an operand has the thread's first element.
@@ -188,6 +191,25 @@ __device__ inline void take_boxes(const std::uint32_t* row, std::uint32_t box_wo
   }
 #pragma unroll
   for (int n = 0; n < Op::kTimes; ++n) thread.take(n, x[n]);
+}
+
+/// The segment of all rows of a tile, of the channel whose rows' segments are `width` apart.
+template <class Op>
+__device__ inline Pair add_rows(const Pair* segments, int rows, int width) {
+  Pair all = segments[0];
+#pragma unroll 8
+  for (int row = 1; row < rows; ++row) all = Op::combine(all, segments[row * width]);
+  return all;
+}
+/// Turns them into the states before the rows.
+template <class Op>
+__device__ inline void carry_down(Pair state, Pair* segments, int rows, int width) {
+#pragma unroll 8
+  for (int row = 0; row < rows; ++row) {
+    const Pair segment = segments[row * width];
+    segments[row * width] = state;
+    state = Op::advance(state, segment);
+  }
 }
 
 /// Every thread arrives at the barriers that its reads and writes of shared memory stand behind, though one of a warp
@@ -260,13 +282,8 @@ class ScanWork {
     return t;
   }
   __device__ ScanPlace place(const ScanTile& t) const {
-    ScanPlace p;
-    p.batch = t.batch;
-    p.head = t.head;
-    p.channel = t.first_channel + static_cast<std::uint32_t>(lane_ * kVec);
-    p.time = (std::int64_t{t.chunk} * plan_.rows + row_) * kTimes;
-    p.count = times_inside<kTimes>(p, plan_.dim, plan_.time);
-    return p;
+    return place_in<kTimes>(plan_, t.batch, t.head, t.first_channel + static_cast<std::uint32_t>(lane_ * kVec),
+                            std::int64_t{t.chunk} * plan_.rows + row_);
   }
 
   /// Turns the segments of the rows of channel c into the states before them, and hands the carry on.
@@ -276,23 +293,9 @@ class ScanWork {
     const std::int64_t sequence = std::int64_t{t.batch} * plan_.heads + t.head;
     const std::int64_t flat = exists && channel < plan_.dim ? sequence * plan_.dim + channel : -1;
 
-    Pair all = {0.0F, 0.0F};
-    if (exists) {
-      all = pairs[c];
-#pragma unroll 8
-      for (int row = 1; row < plan_.rows; ++row) all = Op::combine(all, pairs[row * width() + c]);
-    }
+    const Pair all = exists ? add_rows<Op>(pairs + c, plan_.rows, width()) : Pair{0.0F, 0.0F};
     const typename Op::Carry before = chain.hand_on(op_, t.chunk, Op::total(all), flat);
-    if (exists) {
-      Pair state = Op::state(before);
-#pragma unroll 8
-      for (int row = 0; row < plan_.rows; ++row) {
-        Pair& here = pairs[row * width() + c];
-        const Pair segment = here;
-        here = state;
-        state = Op::advance(state, segment);
-      }
-    }
+    if (exists) carry_down<Op>(Op::state(before), pairs + c, plan_.rows, width());
   }
 
   const Op& op_;

@@ -89,8 +89,7 @@ TYPED_TEST(DecayScanCuda, EveryWayGivesTheSameBits) {
   const auto c = random_case<TypeParam>({.batch = 2, .time = 700, .dim = 520}, 7);
   const auto expected = this->run(c, ScanWay::kLoad);
   EXPECT_TRUE(error(c, expected.h, expected.carry_out).below(1e-5));
-  for (const ScanWay way :
-       {ScanWay::kAhead, ScanWay::kRing, ScanWay::kColumns, ScanWay::kWideColumns, ScanWay::kGroups}) {
+  for (const ScanWay way : {ScanWay::kStaged, ScanWay::kColumns, ScanWay::kGroups}) {
     const auto r = this->run(c, way);
     EXPECT_EQ(r.way, way);
     EXPECT_TRUE(same_bits(r.h.data, expected.h.data)) << "way " << static_cast<int>(way);
@@ -103,9 +102,8 @@ TYPED_TEST(DecayScanCuda, TheWayFollowsFromTheOperands) {
   constexpr std::int64_t kVec = 4 / sizeof(TypeParam);
   const auto way = [&](const ScanLayout& layout) { return this->run(random_case<TypeParam>(layout, 8)).way; };
   const std::int64_t column_each = this->cuda().processors() * 32 * kVec;
-  EXPECT_EQ(way({.time = 256, .dim = 2 * column_each}), ScanWay::kWideColumns);
   EXPECT_EQ(way({.time = 256, .dim = 3 * column_each}), ScanWay::kColumns);
-  EXPECT_EQ(way({.time = 300, .dim = 160 * kVec}), ScanWay::kRing);
+  EXPECT_EQ(way({.time = 300, .dim = 160 * kVec}), ScanWay::kStaged);
   EXPECT_EQ(way({.time = 300, .dim = 8}), ScanWay::kLoad);
   EXPECT_EQ(way({.time = 300, .dim = 160 * kVec, .offset = 1}), ScanWay::kLoad);
   const auto narrow = random_case<TypeParam>({.time = 300, .dim = 8}, 9);
@@ -198,7 +196,7 @@ TYPED_TEST(DecayScanCuda, ColumnsOfOneBlockAndOfGroups) {
     EXPECT_TRUE(this->flags_are_zero());
     // Rows of up to 512 bytes hand on in another way, which columns have not.
     const bool has_columns = this->cuda().compute_capability() >= 90 && layout.dim * sizeof(TypeParam) > 512;
-    for (const ScanWay way : {kColumns, kWideColumns, kGroups}) {
+    for (const ScanWay way : {kColumns, kGroups}) {
       if (way == r.way || !has_columns) continue;
       const auto by = this->run(c, way);
       EXPECT_EQ(by.way, way);
@@ -307,19 +305,13 @@ TEST_F(DecayScanCudaFloat, SpecialValues) {
   }
 }
 
-TEST_F(DecayScanCudaFloat, EmptyShapesPassCarriesOnAndBadArgumentsThrow) {
+TEST_F(DecayScanCudaFloat, EmptyShapesPassCarriesOn) {
   const auto in = to_device<float>({1.5F, -2.0F});
   auto out = poisoned<float>(2);
   decay_scan<float>(cuda(), {{nullptr, 1, 0, 2}, {nullptr, 1, 0, 2}, {nullptr, 1, 0, 2}, in.data(), out.data()});
   EXPECT_EQ(to_host(out), (std::vector<float>{1.5F, -2.0F}));
   decay_scan<float>(cuda(), {{nullptr, 0, 5, 2}, {nullptr, 0, 5, 2}, {nullptr, 0, 5, 2}});
   decay_scan<float>(cuda(), {{nullptr, 1, 5, 0}, {nullptr, 1, 5, 0}, {nullptr, 1, 5, 0}});
-  auto x = poisoned<float>(100);
-  float* p = x.data();
-  EXPECT_THROW(decay_scan<float>(cuda(), {{nullptr, 1, 5, 4}, {p, 1, 5, 4}, {p, 1, 5, 4}}), std::invalid_argument);
-  EXPECT_THROW(decay_scan<float>(cuda(), {{p, 1, 5, 4}, {nullptr, 1, 5, 4}, {p, 1, 5, 4}}), std::invalid_argument);
-  EXPECT_THROW(decay_scan<float>(cuda(), {{p, 1, 5, 4}, {p, 1, 6, 4}, {p, 1, 5, 4}}), std::invalid_argument);
-  EXPECT_THROW(decay_scan<float>(cuda(), {{p, 1, -5, 4}, {p, 1, -5, 4}, {p, 1, -5, 4}}), std::invalid_argument);
 }
 
 }  // namespace

