@@ -49,7 +49,7 @@ constexpr const char* kHelp =
     "  --only TEXT      only cases whose name contains TEXT\n"
     "  --repetitions N  timed repetitions of each case (default 11)\n"
     "  --quick          small shapes only, to see that everything runs\n"
-    "  --scan-ways      every way of decay_scan where columns do not fill the device, and nothing else\n"
+    "  --scan-ways      every way of the scans where columns do not fill the device, and nothing else\n"
     "  --json FILE      the figures as JSON too\n"
     "  -h, --help       this text\n";
 
@@ -273,28 +273,41 @@ class Bench {
     for (const auto& [batch, time, dim] : kShapes) {
       if (options_.quick && batch * time * dim > 1 << 20) continue;
       const std::int64_t count = batch * time * dim;
-      const auto bytes = 3.0 * static_cast<double>(count) * static_cast<double>(sizeof(T));
+      const auto bytes = static_cast<double>(count) * static_cast<double>(sizeof(T));
       const std::int64_t n = sets(3 * count * static_cast<std::int64_t>(sizeof(T)));
       const DeviceBuffer<T> log_a = random<T>(n * count, -0.1F, 0.0F);
       const DeviceBuffer<T> b = random<T>(n * count, -1.0F, 1.0F);
       DeviceBuffer<T> h(static_cast<std::size_t>(n * count));
-      const auto op = [&](std::int64_t i) {
-        const std::int64_t at = i % n * count;
-        return DecayScan<T, Device>{.log_a = {log_a.data() + at, batch, time, dim},
-                                    .b = {b.data() + at, batch, time, dim},
-                                    .h = {h.data() + at, batch, time, dim}};
+      const DeviceBuffer<T> gamma = random<T>(n * count, 0.9F, 1.0F);
+      const std::string shape = fmt::format("({}, {}, {})", batch, time, dim);
+      const auto in = [&](const DeviceBuffer<T>& buffer, std::int64_t i) {
+        return SequenceView<const T, Device>(buffer.data() + i % n * count, batch, time, dim);
       };
-      const ScanWay chosen = scan_by(cuda_, op(0));
-      for (const auto& [way, name] : kScanWays) {
-        try {
-          scan_by(cuda_, op(0), way);
-        } catch (const std::invalid_argument&) {
-          continue;  // not for this shape
-        }
-        measure(
-            fmt::format("decay_scan {} by {}", kTypeName<T>, name), fmt::format("({}, {}, {})", batch, time, dim),
-            bytes, copy(), [&](std::int64_t i) { scan_by(cuda_, op(i), way); }, way == chosen ? "chosen" : "");
+      const auto to = [&](std::int64_t i) {
+        return SequenceView<T, Device>(h.data() + i % n * count, batch, time, dim);
+      };
+      ways_of(fmt::format("decay_scan {}", kTypeName<T>), shape, 3.0 * bytes,
+              [&](std::int64_t i) { return DecayScan<T, Device>{.log_a = in(log_a, i), .b = in(b, i), .h = to(i)}; });
+      ways_of(fmt::format("exp_product_scan {}", kTypeName<T>), shape, 2.0 * bytes,
+              [&](std::int64_t i) { return ExpProductScan<T, Device>{.gamma = in(gamma, i), .y = to(i)}; });
+      ways_of(fmt::format("logsumexp_scan {}", kTypeName<T>), shape, 2.0 * bytes,
+              [&](std::int64_t i) { return LogSumExpScan<T, Device>{.x = in(b, i), .y = to(i)}; });
+    }
+  }
+
+  /// Every way that takes op(i).
+  template <class Op>
+  void ways_of(const std::string& scan, const std::string& shape, double bytes, const Op& op) {
+    const ScanWay chosen = scan_by(cuda_, op(0));
+    for (const auto& [way, name] : kScanWays) {
+      try {
+        scan_by(cuda_, op(0), way);
+      } catch (const std::invalid_argument&) {
+        continue;  // not for this shape
       }
+      measure(
+          fmt::format("{} by {}", scan, name), shape, bytes, copy(),
+          [&](std::int64_t i) { scan_by(cuda_, op(i), way); }, way == chosen ? "chosen" : "");
     }
   }
 
