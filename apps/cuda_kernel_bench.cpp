@@ -580,10 +580,12 @@ class Bench {
       const double bytes =
           elements * static_cast<double>(2 * sizeof(A) + 4 + 8 + 4 + 4 + (sizeof(A) == 4 ? 0 : sizeof(A)));
       measure("gated_scan " + type, shape, bytes, copy(), [&](std::int64_t) {
-        gated_scan<A>(cuda_, {.in = w.in(),
-                              .gate = {gate.data(), 1, time, 2 * dim},
-                              .change = change.data(),
-                              .magnitude = change.data() + time});
+        gated_scan_raising<A>(cuda_,
+                              {.in = w.in(),
+                               .gate = {gate.data(), 1, time, 2 * dim},
+                               .change = change.data(),
+                               .magnitude = change.data() + time},
+                              nullptr);
       });
     }
     if constexpr (!std::is_same_v<A, float>) {
@@ -681,18 +683,17 @@ class Bench {
   void sampling() {
     struct Chain {
       const char* name;
-      SampleRule rule;
+      SamplerOptions options;
     };
-    for (const Chain& chain :
-         {Chain{"greedy", {}},
-          {"top-k 40, top-p 0.95, min-p 0.05", {.temperature = 0.8F, .top_k = 40, .top_p = 0.95F, .min_p = 0.05F}},
-          {"top-p 0.95", {.temperature = 0.8F, .top_p = 0.95F}}}) {
+    for (const Chain& chain : {Chain{"greedy", {.temperature = 0.0F}},
+                               {"top-k 40, top-p 0.95, min-p 0.05", {}},
+                               {"top-p 0.95", {.top_k = 0, .min_p = 0.0F}}}) {
       for (const std::int64_t batch : {1, 64}) {
         const std::string name = fmt::format("sample_tokens {}", chain.name);
         if (!wanted(name)) continue;
         const std::int64_t vocab = options_.quick ? 1000 : 32000;
         const DeviceBuffer<float> logits = random<float>(batch * vocab, -10.0F, 10.0F);
-        const std::vector<SampleRule> host(static_cast<std::size_t>(batch), chain.rule);
+        const std::vector<SampleRule> host(static_cast<std::size_t>(batch), SampleRule{.options = chain.options});
         DeviceBuffer<SampleRule> rules(host.size());
         cuda_.upload(host.data(), rules.data(), host.size());
         DeviceBuffer<int> tokens(host.size());

@@ -28,6 +28,7 @@
 #include <span>
 
 #include "kernels/tensor.h"
+#include "mmrec/sampler_options.h"
 
 namespace mmrec::kernels {
 
@@ -317,18 +318,14 @@ struct PackedSegmentSum {
   std::int64_t segment = 1;
 };
 
-/// How the next token of one sequence is chosen. Candidates are the finite logits of ids below vocab_limit (0: of all),
-/// ordered by logit, falling, then id. Temperature 0 takes the first. Else filters, each on what the one before it has
-/// left: the top_k first (0: all), the fewest that hold a share top_p of the probability (1: all), those with at least
-/// min_p times the first one's (0: all). What is left shares [0, 1) in the order of ids, and the number of (seed,
-/// sequence, step) in kernels/philox.h draws from it. Values are in the ranges that mmrec/sampler.h allows.
+/// How the next token of one sequence is chosen: `options` but for the repetition penalty, which is the host's.
+/// Candidates are the finite logits of ids below vocab_limit, ordered by logit, falling, then id. Temperature 0 takes
+/// the first. Else filters, each on what the one before it has left: the top_k first, the fewest that hold a share
+/// top_p of the probability, those with at least min_p times the first one's. What is left shares [0, 1) in the order
+/// of ids, and the number of (seed, sequence, step) in kernels/philox.h draws from it.
 struct SampleRule {
-  float temperature = 0.0F;
-  int top_k = 0;
-  float top_p = 1.0F;
-  float min_p = 0.0F;
-  int vocab_limit = 0;
-  std::uint64_t seed = 0, sequence = 0, step = 0;
+  SamplerOptions options;
+  std::uint64_t sequence = 0, step = 0;
 };
 
 /// Widest row that sample_tokens takes.

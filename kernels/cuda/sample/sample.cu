@@ -106,26 +106,26 @@ class Row {
         rule_(rule),
         logits_(logits),
         words_(words),
-        limit_(rule.vocab_limit > 0 ? min(words, rule.vocab_limit) : words),
+        limit_(rule.options.vocab_limit > 0 ? min(words, rule.options.vocab_limit) : words),
         takes_vectors_(takes_vectors) {}
 
   /// The token, or -1.
   __device__ int sample() {
     find_first();
     if (s_.is_faulty != 0 || s_.first == ~Atomic64{0}) return -1;
-    if (rule_.temperature == 0.0F) return static_cast<int>(s_.first & kIdMask);
+    if (rule_.options.temperature == 0.0F) return static_cast<int>(s_.first & kIdMask);
     top_ = from_falling_bits(static_cast<std::uint32_t>(s_.first >> kIdBits));
-    scale_ = 2.0F * 1.4426950408889634F / rule_.temperature;
-    if (rule_.top_k > 0) {
-      cut<false>([this](Atomic64 total) { return min(static_cast<Atomic64>(rule_.top_k), total); });
+    scale_ = 2.0F * 1.4426950408889634F / rule_.options.temperature;
+    if (rule_.options.top_k > 0) {
+      cut<false>([this](Atomic64 total) { return min(static_cast<Atomic64>(rule_.options.top_k), total); });
     }
-    if (rule_.top_p < 1.0F) {
+    if (rule_.options.top_p < 1.0F) {
       cut<true>([this](Atomic64 total) {
-        const double wanted = ceil(static_cast<double>(rule_.top_p) * static_cast<double>(total));
+        const double wanted = ceil(static_cast<double>(rule_.options.top_p) * static_cast<double>(total));
         return min(max(static_cast<Atomic64>(wanted), Atomic64{1}), total);
       });
     }
-    if (rule_.min_p > 0.0F) cut_min_p();
+    if (rule_.options.min_p > 0.0F) cut_min_p();
     return draw();
   }
 
@@ -296,8 +296,8 @@ class Row {
   /// Cuts off logits whose weight e^((x − top) / T), in fp64 rounded to nearest, is below min_p.
   __device__ void cut_min_p() {
     if (threadIdx.x == 0) {
-      const double least = static_cast<double>(top_) +
-                           static_cast<double>(rule_.temperature) * (log(static_cast<double>(rule_.min_p)) - 0x1p-54);
+      const double least = static_cast<double>(top_) + static_cast<double>(rule_.options.temperature) *
+                                                           (log(static_cast<double>(rule_.options.min_p)) - 0x1p-54);
       const auto rounded = static_cast<float>(least);
       std::uint32_t falling = falling_bits(rounded);
       if (static_cast<double>(rounded) < least) --falling;  // the next larger number
@@ -310,7 +310,7 @@ class Row {
   /// The token at whose end, in order of ids, the weights exceed the drawn share of their sum.
   __device__ int draw() {
     const auto amount_of = [this](Atomic64 total) {
-      const double share = philox_uniform(rule_.seed, rule_.sequence, rule_.step);
+      const double share = philox_uniform(rule_.options.seed, rule_.sequence, rule_.step);
       return min(static_cast<Atomic64>(share * static_cast<double>(total)) + 1, total);
     };
     clear_bins();

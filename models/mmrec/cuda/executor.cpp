@@ -191,14 +191,7 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
   void upload_rules(kernels::Cuda& cuda, const Draw& draw) {
     std::vector<kernels::SampleRule> rules;
     for (std::size_t b = 0; b < draw.count; ++b) {
-      rules.push_back({.temperature = draw.options.temperature,
-                       .top_k = draw.options.top_k,
-                       .top_p = draw.options.top_p,
-                       .min_p = draw.options.min_p,
-                       .vocab_limit = draw.options.vocab_limit,
-                       .seed = draw.options.seed,
-                       .sequence = draw.first_sequence + b,
-                       .step = draw.step});
+      rules.push_back({.options = draw.options, .sequence = draw.first_sequence + b, .step = draw.step});
     }
     if (rules_.size() < draw.count) rules_ = kernels::DeviceBuffer<kernels::SampleRule>(draw.count);
     cuda.upload(rules.data(), rules_.data(), draw.count);

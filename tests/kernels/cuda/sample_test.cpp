@@ -32,16 +32,16 @@ Reference reference(const SampleRule& rule, const float* logits, std::int64_t wo
   std::vector<Item> items;
   for (std::int64_t i = 0; i < words; ++i) {
     if (std::isnan(logits[i]) || logits[i] == kInf) return {};
-    const bool is_allowed = rule.vocab_limit == 0 || i < rule.vocab_limit;
+    const bool is_allowed = rule.options.vocab_limit == 0 || i < rule.options.vocab_limit;
     if (is_allowed && logits[i] != -kInf) items.push_back({static_cast<int>(i), static_cast<double>(logits[i]), 0.0});
   }
   if (items.empty()) return {};
   std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.logit > b.logit; });
-  if (rule.temperature == 0.0F) return {items.front().token};
+  if (rule.options.temperature == 0.0F) return {items.front().token};
   const double largest = items.front().logit;
-  for (Item& i : items) i.weight = std::exp((i.logit - largest) / static_cast<double>(rule.temperature));
-  if (rule.top_k > 0 && static_cast<std::size_t>(rule.top_k) < items.size()) {
-    items.resize(static_cast<std::size_t>(rule.top_k));
+  for (Item& i : items) i.weight = std::exp((i.logit - largest) / static_cast<double>(rule.options.temperature));
+  if (rule.options.top_k > 0 && static_cast<std::size_t>(rule.options.top_k) < items.size()) {
+    items.resize(static_cast<std::size_t>(rule.options.top_k));
   }
   const auto total_of = [&] {
     double total = 0.0;
@@ -49,9 +49,9 @@ Reference reference(const SampleRule& rule, const float* logits, std::int64_t wo
     return total;
   };
   Reference found;
-  if (rule.top_p < 1.0F) {
+  if (rule.options.top_p < 1.0F) {
     const double total = total_of();
-    const double wanted = static_cast<double>(rule.top_p) * total;
+    const double wanted = static_cast<double>(rule.options.top_p) * total;
     double sum = 0.0;
     std::size_t kept = 0;
     while (kept < items.size() && (kept == 0 || sum < wanted)) {
@@ -60,10 +60,10 @@ Reference reference(const SampleRule& rule, const float* logits, std::int64_t wo
     }
     items.resize(kept);
   }
-  std::erase_if(items, [&](const Item& i) { return i.weight < static_cast<double>(rule.min_p); });
+  std::erase_if(items, [&](const Item& i) { return i.weight < static_cast<double>(rule.options.min_p); });
   std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.token < b.token; });
   const double total = total_of();
-  const double target = philox_uniform(rule.seed, rule.sequence, rule.step) * total;
+  const double target = philox_uniform(rule.options.seed, rule.sequence, rule.step) * total;
   double sum = 0.0;
   for (const Item& i : items) {
     if (i.weight == 0.0) continue;
@@ -113,7 +113,9 @@ class SampleCuda : public CudaTest {
   }
 };
 
-SampleRule neutral() { return {.temperature = 1.0F}; }
+/// A chain of which nothing but the draw is left.
+constexpr SamplerOptions kPlain = {.temperature = 1.0F, .top_k = 0, .top_p = 1.0F, .min_p = 0.0F};
+SampleRule neutral() { return {.options = kPlain}; }
 
 // Random rows and rules; logits plain, rounded so that many are equal, flat, steep, and with some masked.
 TEST_F(SampleCuda, AgreesWithTheChainDoneBySortingAndWithTheEngine) {
@@ -141,12 +143,12 @@ TEST_F(SampleCuda, AgreesWithTheChainDoneBySortingAndWithTheEngine) {
         if (r % 4 == 3 && rng() % 5 == 0) x = -kInf;
         logits[static_cast<std::size_t>(offset + r * stride + v)] = x;
       }
-      rules.push_back({.temperature = pick(0.0F, 0.1F, 0.8F, 0.8F, 1.0F, 5.0F),
-                       .top_k = pick(0, 0, 1, 3, 40, 300, 5000),
-                       .top_p = pick(1e-6F, 0.5F, 0.95F, 0.999F, 1.0F, 1.0F),
-                       .min_p = pick(0.0F, 0.0F, 0.05F, 0.5F, 1.0F),
-                       .vocab_limit = pick(0, 0, 30, 100000),
-                       .seed = rng(),
+      rules.push_back({.options = {.temperature = pick(0.0F, 0.1F, 0.8F, 0.8F, 1.0F, 5.0F),
+                                   .top_k = pick(0, 0, 1, 3, 40, 300, 5000),
+                                   .top_p = pick(1e-6F, 0.5F, 0.95F, 0.999F, 1.0F, 1.0F),
+                                   .min_p = pick(0.0F, 0.0F, 0.05F, 0.5F, 1.0F),
+                                   .vocab_limit = pick(0, 0, 30, 100000),
+                                   .seed = rng()},
                        .sequence = rng() % 3,
                        .step = rng() % 1000});
     }
@@ -158,13 +160,7 @@ TEST_F(SampleCuda, AgreesWithTheChainDoneBySortingAndWithTheEngine) {
     const auto drawn = parallel_map(rows, [&](std::int64_t r) {
       const SampleRule& rule = rules[static_cast<std::size_t>(r)];
       if (references[static_cast<std::size_t>(r)].token < 0) return -1;  // which the engine reports by throwing
-      Sampler sampler({.temperature = rule.temperature,
-                       .top_k = rule.top_k,
-                       .top_p = rule.top_p,
-                       .min_p = rule.min_p,
-                       .repetition_penalty = 1.0F,
-                       .vocab_limit = rule.vocab_limit,
-                       .seed = rule.seed});
+      Sampler sampler(rule.options);
       return sampler.sample({row_of(r), static_cast<std::size_t>(words)}, {}, rule.step, rule.sequence).token;
     });
     for (int r = 0; r < rows; ++r) {
@@ -180,9 +176,10 @@ TEST_F(SampleCuda, AgreesWithTheChainDoneBySortingAndWithTheEngine) {
       }
       other_than_greedy += token != static_cast<int>(std::max_element(row, row + words) - row);
       const auto describe = [&] {
-        return ::testing::Message() << words << " words, spread " << spread << ", temperature " << rule.temperature
-                                    << ", k " << rule.top_k << ", p " << rule.top_p << ", min " << rule.min_p
-                                    << ", limit " << rule.vocab_limit;
+        return ::testing::Message() << words << " words, spread " << spread << ", temperature "
+                                    << rule.options.temperature << ", k " << rule.options.top_k << ", p "
+                                    << rule.options.top_p << ", min " << rule.options.min_p << ", limit "
+                                    << rule.options.vocab_limit;
       };
       ASSERT_EQ(token, expected.token) << describe();
       ASSERT_EQ(token, drawn[static_cast<std::size_t>(r)]) << describe();
@@ -199,7 +196,7 @@ TEST_F(SampleCuda, AgreesWithTheChainDoneBySortingAndWithTheEngine) {
 }
 
 TEST_F(SampleCuda, GreedyTakesTheLargestAndTheLowestIdOfATie) {
-  const SampleRule greedy{.temperature = 0.0F, .top_k = 1};
+  const SampleRule greedy{.options = {.temperature = 0.0F}};
   EXPECT_EQ(sample_one({1.0F, 5.0F, 5.0F, -2.0F}, greedy), 1);
   EXPECT_EQ(sample_one({-kInf, -3.0F, -2.5F}, greedy), 2);
   EXPECT_EQ(sample_one({7.0F}, greedy), 0);
@@ -221,22 +218,22 @@ TEST_F(SampleCuda, FiltersKeepWhatTheyPromise) {
   using Tokens = std::vector<int>;
   SampleRule rule = neutral();
   EXPECT_EQ(support(logits, rule), (Tokens{0, 1, 2, 3}));
-  rule.top_k = 2;
+  rule.options.top_k = 2;
   EXPECT_EQ(support(logits, rule), (Tokens{1, 3}));
   rule = neutral();
-  rule.top_p = 0.65F;  // 0.4 + 0.3
+  rule.options.top_p = 0.65F;  // 0.4 + 0.3
   EXPECT_EQ(support(logits, rule), (Tokens{1, 3}));
-  rule.top_p = 0.75F;  // and 0.2
+  rule.options.top_p = 0.75F;  // and 0.2
   EXPECT_EQ(support(logits, rule), (Tokens{1, 2, 3}));
-  rule.top_p = 1e-30F;
+  rule.options.top_p = 1e-30F;
   EXPECT_EQ(support(logits, rule), (Tokens{1}));
   rule = neutral();
-  rule.min_p = 0.6F;  // 0.24
+  rule.options.min_p = 0.6F;  // 0.24
   EXPECT_EQ(support(logits, rule), (Tokens{1, 3}));
-  rule.min_p = 1.0F;
+  rule.options.min_p = 1.0F;
   EXPECT_EQ(support(logits, rule), (Tokens{1}));
   rule = neutral();
-  rule.vocab_limit = 2;
+  rule.options.vocab_limit = 2;
   EXPECT_EQ(support(logits, rule), (Tokens{0, 1}));
   EXPECT_EQ(support({-kInf, 0.0F, -kInf, 0.0F}, neutral()), (Tokens{1, 3}));
 }
@@ -246,10 +243,10 @@ TEST_F(SampleCuda, TiesAtTheEdgeGoToTheLowestIds) {
   for (const std::size_t words : {std::size_t{100}, std::size_t{9000}}) {
     const std::vector<float> flat(words, 1.5F);
     SampleRule rule = neutral();
-    rule.top_k = 3;
+    rule.options.top_k = 3;
     EXPECT_EQ(support(flat, rule), (std::vector<int>{0, 1, 2}));
-    rule.top_k = 0;
-    rule.top_p = 2.5F / static_cast<float>(words);
+    rule.options.top_k = 0;
+    rule.options.top_p = 2.5F / static_cast<float>(words);
     EXPECT_EQ(support(flat, rule), (std::vector<int>{0, 1, 2}));
   }
 }
@@ -258,38 +255,38 @@ TEST_F(SampleCuda, ExtremeTemperaturesAreDefined) {
   SampleRule rule = neutral();
   const std::vector<float> logits = {1.0F, 3.0F, 3.0F, -30.0F};
   for (const float cold : {1e-30F, std::numeric_limits<float>::denorm_min()}) {
-    rule.temperature = cold;
+    rule.options.temperature = cold;
     EXPECT_EQ(support(logits, rule), (std::vector<int>{1, 2})) << cold;
   }
   for (const float hot : {1e30F, std::numeric_limits<float>::max()}) {
-    rule.temperature = hot;
+    rule.options.temperature = hot;
     EXPECT_EQ(support(logits, rule), (std::vector<int>{0, 1, 2, 3})) << hot;
-    rule.min_p = 1.0F;  // in fp64 all weights round to 1
+    rule.options.min_p = 1.0F;  // in fp64 all weights round to 1
     EXPECT_EQ(support(logits, rule), (std::vector<int>{0, 1, 2, 3})) << hot;
-    rule.min_p = 0.0F;
+    rule.options.min_p = 0.0F;
   }
   EXPECT_EQ(support({3e38F, -3e38F, -kInf}, rule), (std::vector<int>{0, 1}));
 }
 
 TEST_F(SampleCuda, FaultsAreSeenWhereverTheyLie) {
   for (const float temperature : {0.0F, 0.8F}) {
-    SampleRule rule{.temperature = temperature, .top_k = 40};
+    SampleRule rule{.options = {.temperature = temperature}};
     for (const std::size_t words : {std::size_t{5}, std::size_t{few_cases() ? 4001U : 20001U}}) {
       std::vector<float> logits(words, 0.5F);
       for (const float fault : {kNan, -kNan, kInf}) {
         for (const std::size_t at : {std::size_t{0}, words / 2, words - 1}) {
           logits[at] = fault;
           EXPECT_EQ(sample_one(logits, rule), -1) << fault << " at " << at;
-          rule.vocab_limit = 2;  // among ids that cannot be drawn it is one all the same
+          rule.options.vocab_limit = 2;  // among ids that cannot be drawn it is one all the same
           EXPECT_EQ(sample_one(logits, rule), -1) << fault << " at " << at;
-          rule.vocab_limit = 0;
+          rule.options.vocab_limit = 0;
           logits[at] = 0.5F;
         }
       }
       EXPECT_GE(sample_one(logits, rule), 0);
       EXPECT_EQ(sample_one(std::vector<float>(words, -kInf), rule), -1);
     }
-    rule.vocab_limit = 1;
+    rule.options.vocab_limit = 1;
     EXPECT_EQ(sample_one({-kInf, 0.0F}, rule), -1);
   }
 }
@@ -299,7 +296,9 @@ TEST_F(SampleCuda, AReplayedGraphDrawsAnewEveryStep) {
   const auto logits = random_normal<float>(kRows * kWords, 0.0, 1.0, 42);
   std::vector<SampleRule> rules;
   for (std::uint64_t b = 0; b < kRows; ++b) {
-    rules.push_back({.temperature = 1.0F, .top_k = 300, .seed = 5, .sequence = b, .step = 10 * b});
+    rules.push_back({.options = kPlain, .sequence = b, .step = 10 * b});
+    rules.back().options.top_k = 300;
+    rules.back().options.seed = 5;
   }
   const auto x = to_device(logits);
   auto r = to_device(rules);
