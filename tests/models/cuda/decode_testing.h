@@ -223,6 +223,7 @@ class DecodeRun {
         state_(slot_bytes_ * static_cast<std::size_t>(shape_.batch)),
         tokens_(static_cast<std::size_t>(model.shape.batch)),
         exchange_(decode_exchange_bytes(cuda, model.shape, sizeof(A))) {
+    std::vector<DecodeLayer<Device, A>> layers;
     for (const Layer<A>& w : model.layers) {
       DecodeLayer<Device, A> l;
       const auto dense = [&](const Dense<A>& from, const A*& weight, const float*& bias) {
@@ -243,16 +244,15 @@ class DecodeRun {
       dense(w.ffn_out, l.ffn_out, l.ffn_out_bias);
       l.norm1 = keep(w.norm1, floats_);
       l.norm2 = keep(w.norm2, floats_);
-      layers_on_host_.push_back(l);
+      layers.push_back(l);
     }
-    layers_ = place(layers_on_host_);
+    layers_ = place(layers);
     put(state.h, h_);
     put(state.memory, memory_);
     put(state.segment_sum, segment_sum_);
     put(model.context(state), context_);
     op_ = {.shape = model.shape,
            .layers = layers_.data(),
-           .layers_on_host = layers_on_host_.data(),
            .embedding = keep(model.embedding, weights_),
            .head = keep(model.head.weight, weights_),
            .norm = keep(model.norm_weight, floats_),
@@ -340,7 +340,6 @@ class DecodeRun {
   DeviceBuffer<std::byte> exchange_;
   std::vector<DeviceBuffer<A>> weights_;
   std::vector<DeviceBuffer<float>> floats_;
-  std::vector<DecodeLayer<Device, A>> layers_on_host_;
   DeviceBuffer<DecodeLayer<Device, A>> layers_;
   DecodeStep<Device, A> op_;
 };

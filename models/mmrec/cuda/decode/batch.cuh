@@ -77,25 +77,11 @@ class BatchBlock {
 
   // --- A stage -------------------------------------------------------------------------------------------------------
 
-  template <Stage kStage>
-  __device__ void finish(int layer, const L2Output& out) {
-    const bool scales = DecodeContext<A>::kScalesSums && is_normalised(kStage);
-    const float scale = scales ? c_.norm_scale(inputs_.norm_sums(out.sequence)) : 1.0F;
-    const float y = __fmaf_rn(total(sums_, out.summed, 0, 1), scale, out.bias);
-    float context = 0.0F;  // the second network's rows come next, in columns of their own if there are such
-    if (kStage == Stage::kAdvance && c_.networks() == 2) {
-      const int columns = l2_.template columns<kStage>();
-      context = total(sums_, out.summed + c_.channels.count * columns + columns - batch(), 0, 1) + out.context_bias;
-    }
-    epilogue<kStage>(l2_, layer, out, y, context);
-  }
-
   /// In passes over panels of the operand, or over rows as many as the sums have room for.
   __device__ void run_stage(int layer, Stage stage) {
     const StageInfo info = stage_info_at(stage);
     const bool by_rows = info.has_passes();
     const int all_rows = by_rows ? c_.owned(info.owned).count : 0;
-    const int columns = info.is_pair() && c_.p.plan.pairs ? 2 * batch() : batch();
     const int panel_bytes = c_.p.plan.products[info.first].panel_bytes;
     const int row_bytes = c_.p.plan.products[info.first].row_bytes;
     if (stage == Stage::kRecall) attend_heads(c_, l2_, layer, reinterpret_cast<float*>(inputs_.operand()));
@@ -118,7 +104,7 @@ class BatchBlock {
         const ProductShape& s = c_.p.plan.products[product];
         const bool is_second = product == Product::kContextIn || product == Product::kContextUp;
         const int count = by_rows ? rows : c_.rows(s);
-        multiply<A>(s, panel, count, inputs_.operand() + (is_second ? batch() * pitch : 0), pitch, columns, c_.warp,
+        multiply<A>(s, panel, count, inputs_.operand() + (is_second ? batch() * pitch : 0), pitch, batch(), c_.warp,
                     ring_, sums_, to, c_.channels.count);
         to += count;
       }
@@ -129,7 +115,10 @@ class BatchBlock {
       at_stage(stage, [&]<Stage kStage>() {
         const int last = l2_.template outputs<kStage>(rows);
         for (int i = c_.thread();;) {
-          if (out.exists) finish<kStage>(layer, out);
+          if (out.exists) {
+            l2_.template finish<kStage>(layer, out, inputs_.norm_sums(out.sequence),
+                                        [&](int row) { return total(sums_, row, 0, 1); });
+          }
           i += kConsumers;
           if (i >= last) break;
           out = l2_.template output<kStage>(layer, i, first, rows);

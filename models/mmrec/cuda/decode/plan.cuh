@@ -101,7 +101,6 @@ struct DecodePlan {
   Table<Point, int> point_bytes;  // of a cluster: that a block gets of a vector
   int shared_bytes = 0;
   int sums_rows = 0;            // multiple of kTileRows
-  bool pairs = false;           // both decay networks are multiplied at once
   int channels = 0;             // the most that a block owns
   Table<Stage, int> log_width;  // a power of two that holds the outputs of a part, or of a pass
   float share_of_dim = 0.0F;    // 1 / D
@@ -153,7 +152,6 @@ inline void divide(DecodePlan& plan, const DecodeShape& s, int element, int bloc
   }
   const auto most = [&](Owned owned) { return plan.splits[owned].most(); };
   const int networks = s.dpg ? 1 : 2;
-  plan.pairs = networks == 2 && 2 * s.batch <= kTileColumns;
   const auto product = [&](Product which, Owned owned, Owned others, int slices, std::int64_t in,
                            bool stacked = false) {
     const int rows = slices == 0 ? 0 : most(owned) + (slices - 1) * most(others);
@@ -172,7 +170,7 @@ inline void divide(DecodePlan& plan, const DecodeShape& s, int element, int bloc
   const auto of_channels = [&](Product which, int slices, std::int64_t in, bool stacked = false) {
     product(which, Owned::kChannels, Owned::kChannels, slices, in, stacked);
   };
-  const int apart = networks == 2 && !plan.pairs ? 1 : 0;  // products of the second network's own
+  const int apart = networks == 2 && !plan.single ? 1 : 0;  // products of the second network's own
   of_channels(Product::kGate, 2, s.dim, true);
   const int projections = (s.dpg ? 3 : 4) - plan.first_part;
   of_channels(Product::kQvzk, projections, s.dim, true);
@@ -192,8 +190,7 @@ inline void divide(DecodePlan& plan, const DecodeShape& s, int element, int bloc
   plan.head_width = static_cast<int>(s.dim / s.heads);
   plan.attention_scale = 1.0F / std::sqrt(static_cast<float>(plan.head_width));
   constexpr int kManyRows = 64;
-  const int columns = plan.pairs ? 2 : 1;  // of a sequence in the stages `hide` and `advance`
-  const int rows = std::max({4 * plan.channels, columns * (plan.channels + 2 * most(Owned::kHidden)),
+  const int rows = std::max({4 * plan.channels, plan.channels + 2 * most(Owned::kHidden),
                              std::min(kManyRows, std::max(most(Owned::kFfn), most(Owned::kVocab)))});
   static_assert(kMostTiles * kSingleRows == kTileRows);
   plan.sums_rows = (rows + kTileRows - 1) / kTileRows * kTileRows;

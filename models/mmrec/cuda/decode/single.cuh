@@ -53,17 +53,6 @@ class SingleBlock {
   static constexpr int kHeldSlots = kMostTiles;
 
   template <Stage kStage>
-  __device__ __forceinline__ void finish(int layer, const L2Output& out) {
-    const float scale = Context::kScalesSums && is_normalised(kStage) ? c_.norm_scale(inputs_.norm_sums(0)) : 1.0F;
-    const float y = __fmaf_rn(product_.sum(out.summed), scale, out.bias);
-    float context = 0.0F;  // the second network's rows come next
-    if (kStage == Stage::kAdvance && c_.networks() == 2) {
-      context = product_.sum(out.summed + c_.channels.count) + out.context_bias;
-    }
-    epilogue<kStage>(l2_, layer, out, y, context);
-  }
-
-  template <Stage kStage>
   __device__ __forceinline__ void run_stage(int layer) {
     constexpr int kTiles = tiles_at_once(stage_info(kStage).first);
     constexpr int kSteps = SingleProduct<A>::kSteps;
@@ -126,12 +115,15 @@ class SingleBlock {
         }
       }
       barrier();
-      if (out.exists) finish<kStage>(layer, out);
+      const auto finish = [&](const L2Output& of) {
+        if (!of.exists) return;
+        l2_.template finish<kStage>(layer, of, inputs_.norm_sums(0), [&](int row) { return product_.sum(row); });
+      };
+      finish(out);
       const int last = l2_.template outputs<kStage>(count);
 #pragma unroll 1
       for (int i = c_.thread() + kConsumers; i < last; i += kConsumers) {
-        const L2Output other = l2_.template output<kStage>(layer, i, first, count);
-        if (other.exists) finish<kStage>(layer, other);
+        finish(l2_.template output<kStage>(layer, i, first, count));
       }
       product_.turn();
     }

@@ -8,6 +8,8 @@ namespace mmrec::kernels {
 
 template <class A>
 class SingleProduct {
+  static_assert(sizeof(A) == 2);
+
  public:
   static constexpr int kSteps = kSlotRowBytes[0] / kStepBytes / kTileWarps;  // of a warp in a slot at most
 
@@ -36,7 +38,7 @@ class SingleProduct {
     ring_.release();
     ring_.advance();
   }
-  /// sums[t] += the steps of tile t; x: the vectors from there on. In 16 bits the tensor core's 16 rows are a tile's 8
+  /// sums[t] += the steps of tile t; x: the vectors from there on. The tensor core's 16 rows are a tile's 8
   /// rows' even and odd words, and of a vector's two columns one has its even words and one its odd ones, so that
   /// operands are multiplied as they lie and both chains of a sum (tile_product.cuh) come out of one instruction.
   /// between(i) is called after the i-th step, for what depends on nothing here.
@@ -44,58 +46,37 @@ class SingleProduct {
   __device__ __forceinline__ void multiply(TileSums (&sums)[kTiles], const Weights (&w)[kTiles], int tiles, int steps,
                                            const std::byte* x, int pitch, int vectors, Between between) const {
     const int piece = (c_.lane & 3) * kPieceBytes;
-    if constexpr (sizeof(A) == 2) {
-      x += ((c_.lane >> 3) & (vectors - 1)) * pitch + piece + ((c_.lane >> 2) & 1) * 4;
-      std::uint32_t v[kSteps][2];
-      const auto read = [&](int i) {
-        const auto* words = reinterpret_cast<const std::uint32_t*>(x + (c_.warp + i * kTileWarps) * kStepBytes);
-        v[i][0] = words[0];
-        v[i][1] = words[2];
-      };
-      const auto multiply_step = [&](int i) {
-#pragma unroll
-        for (int t = 0; t < kTiles; ++t) {
-          const uint4 row = w[t].steps[i];
-          if (t < tiles) ptx::mma_m16n8k16<A>(sums[t].chains[0], {row.x, row.y, row.z, row.w}, {v[i][0], v[i][1]});
-        }
-      };
-      if (c_.warp + (kSteps - 1) * kTileWarps < steps) {
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i) read(i);
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i) {
-          multiply_step(i);
-          between(i);
-        }
-      } else {
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i) {
-          if (c_.warp + i * kTileWarps < steps) {
-            read(i);
-            multiply_step(i);
-          }
-          between(i);
-        }
-      }
-    } else {
-      x += min(c_.lane >> 2, vectors - 1) * pitch + piece;
+    x += ((c_.lane >> 3) & (vectors - 1)) * pitch + piece + ((c_.lane >> 2) & 1) * 4;
+    std::uint32_t v[kSteps][2];
+    const auto read = [&](int i) {
+      const auto* words = reinterpret_cast<const std::uint32_t*>(x + (c_.warp + i * kTileWarps) * kStepBytes);
+      v[i][0] = words[0];
+      v[i][1] = words[2];
+    };
+    const auto multiply_step = [&](int i) {
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
-        if (t >= tiles) break;
-#pragma unroll 1
-        for (int i = 0; i < kSteps; ++i) {
-          if (c_.warp + i * kTileWarps >= steps) break;
-          uint4 row = w[t].steps[0];
-#pragma unroll
-          for (int j = 1; j < kSteps; ++j) {
-            if (i == j) row = w[t].steps[j];
-          }
-          const uint4 v = *reinterpret_cast<const uint4*>(x + (c_.warp + i * kTileWarps) * kStepBytes);
-          multiply_step<A>(sums[t], row, make_uint4(0, 0, 0, 0), v, vectors);
-        }
+        const uint4 row = w[t].steps[i];
+        if (t < tiles) ptx::mma_m16n8k16<A>(sums[t].chains[0], {row.x, row.y, row.z, row.w}, {v[i][0], v[i][1]});
       }
+    };
+    if (c_.warp + (kSteps - 1) * kTileWarps < steps) {
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) between(i);
+      for (int i = 0; i < kSteps; ++i) read(i);
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        multiply_step(i);
+        between(i);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        if (c_.warp + i * kTileWarps < steps) {
+          read(i);
+          multiply_step(i);
+        }
+        between(i);
+      }
     }
   }
   /// The warp's sums of a tile; rows from `split` on take the second vector's.
@@ -103,12 +84,8 @@ class SingleProduct {
   __device__ __forceinline__ void store_tile(const TileSums& tile, int first, int split) const {
     const int row = first + (c_.lane >> 2);
     const bool is_second = kPair && row >= split;
-    const auto& chains = tile.chains;
-    if constexpr (sizeof(A) == 2) {
-      if ((c_.lane & 3) == static_cast<int>(is_second))
-        sums()[row * kTileWarps + c_.warp] = chains[0][0] + chains[0][3];
-    } else {
-      if ((c_.lane & 3) == 0) sums()[row * kTileWarps + c_.warp] = is_second ? chains[0][1] : chains[0][0];
+    if ((c_.lane & 3) == static_cast<int>(is_second)) {
+      sums()[row * kTileWarps + c_.warp] = tile.chains[0][0] + tile.chains[0][3];
     }
   }
 

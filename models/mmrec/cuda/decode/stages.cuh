@@ -22,7 +22,7 @@ struct Table {
 enum class Owned : std::uint8_t { kChannels, kHidden, kFfn, kVocab, kCount };
 
 /// In the order of the stream. A product may take in the matrices that follow it: gate_z takes in γ's first matrix, and
-/// both networks' matrices are multiplied at once where the columns of a tile hold both networks' vectors.
+/// of one sequence, whose tile has a column for either network's vector, the second network's too.
 enum class Product : std::uint8_t {
   kGate,
   kQvzk,

@@ -154,7 +154,9 @@ void decode_step(Cuda& cuda, const DecodeStep<Device, A>& op) {
       return launch(cuda.stream(), cluster_config(shared_bytes), decode_kernel<ClusterBlock<A>, A>, params);
     }
   }
-  if (choice.way == DecodeWay::kSingle) return launch_blocks<SingleBlock<A>>(cuda, params, choice.blocks);
+  if constexpr (sizeof(A) == 2) {
+    if (choice.way == DecodeWay::kSingle) return launch_blocks<SingleBlock<A>>(cuda, params, choice.blocks);
+  }
   launch_blocks<BatchBlock<A>>(cuda, params, choice.blocks);
 }
 

@@ -61,11 +61,6 @@ class ThroughL2 {
 
   // --- Outputs ------------------------------------------------------------------------------------------------------
 
-  /// Of the sums: the sequences, for both networks' vectors where they are multiplied at once.
-  template <Stage kStage>
-  __device__ __forceinline__ int columns() const {
-    return !kOneSequence && is_pair(kStage) && c_.p.plan.pairs ? 2 * batch() : batch();
-  }
   template <Stage kStage>
   __device__ __forceinline__ int log_parts() const {
     const int parts = c_.template parts<kStage>();
@@ -101,10 +96,7 @@ class ThroughL2 {
     out.exists = out.sequence < batch() && out.part < parts && out.row < (out.part == 0 ? own : others);
     if (!out.exists) return out;
     out.summed = out.part == 0 ? out.row : out.row + own + (out.part - 1) * others;
-    if constexpr (!kOneSequence) {
-      out.summed = out.summed * columns<kStage>() + out.sequence;
-      if (kStage == Stage::kHide && out.part == 2) out.summed += columns<kStage>() - batch();
-    }
+    if constexpr (!kOneSequence) out.summed = out.summed * batch() + out.sequence;
     if constexpr (kStage == Stage::kProject) out.part += c_.p.plan.first_part;
     out.to = destination<kStage>(layer, out, first + out.row);
     if constexpr (kStage == Stage::kPredict) return out;
@@ -123,6 +115,18 @@ class ThroughL2 {
     if constexpr (kStage == Stage::kNarrow)
       out.sum = __ldcg(c_.state_of(op.segment_sum, layer, out.sequence) + channel);
     return out;
+  }
+
+  /// What becomes of an output, of its sum(number) and the sums of squares that scale it.
+  template <Stage kStage, class Sum>
+  __device__ __forceinline__ void finish(int layer, const L2Output& out, float* norm_sums, Sum sum) {
+    const float scale = DecodeContext<A>::kScalesSums && is_normalised(kStage) ? c_.norm_scale(norm_sums) : 1.0F;
+    const float y = __fmaf_rn(sum(out.summed), scale, out.bias);
+    float context = 0.0F;  // the second network's rows come next
+    if (kStage == Stage::kAdvance && c_.networks() == 2) {
+      context = sum(out.summed + c_.channels.count * batch()) + out.context_bias;
+    }
+    epilogue<kStage>(*this, layer, out, y, context);
   }
 
   // --- The epilogue's words -----------------------------------------------------------------------------------------
