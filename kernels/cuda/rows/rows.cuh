@@ -120,6 +120,11 @@ bool takes_vectors(const SequenceView<T, Device>& v) {
 inline bool takes_16_bytes(const void* data, std::int64_t stride_bytes = 0) {
   return (reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(stride_bytes)) % 16 == 0;
 }
+template <class T>
+bool takes_16_bytes(const SequenceView<T, Device>& v) {
+  constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
+  return takes_16_bytes(v.data, v.time_stride * kSize) && takes_16_bytes(v.data, v.batch_stride * kSize);
+}
 
 /// A launch that may start while the one before drains, on devices that can.
 inline LaunchConfig overlapping(const Cuda& cuda, dim3 grid, dim3 block) {

@@ -11,15 +11,13 @@
 namespace mmrec::kernels::segments {
 
 template <class A, bool kKnown>
-class BlockAttention : protected BlockExchange<A, kKnown> {
-  using Base = BlockExchange<A, kKnown>;
+class BlockAttention {
+  using Context = BlockTasks<A, kKnown>;
+  using Piece = typename Context::Piece;
+  using Task = typename Context::Task;
 
- protected:
-  using Base::attended_place, Base::dim, Base::gather, Base::give, Base::piece_of, Base::total, Base::widened,
-      Base::width, Base::kQueries, Base::p_, Base::op_, Base::rank_, Base::index_, Base::sequence_, Base::fetched_;
-  using typename Base::Piece, typename Base::Task;
-
-  using Base::Base;
+ public:
+  __device__ explicit BlockAttention(const Context& context) : c_(context), exchange_(context) {}
 
   /// Pairs of channels of a lane's share of the head, at most.
   static constexpr int kLanePairs = kKnown ? (kKnownSizes.width + 63) / 64 : kMostPairs;
@@ -29,24 +27,24 @@ class BlockAttention : protected BlockExchange<A, kKnown> {
   /// Vector `i` of slot `slot` of this block's head. Vectors change places within 8, so that 8 lanes that read the same
   /// vector of 8 slots meet no bank twice.
   __device__ float4* slot_vector(int slot, int i) const {
-    return at<float4>(p_.plan.work) + slot * (width() / kGroup) + (i ^ (slot % 8));
+    return at<float4>(c_.p.plan.work) + slot * (c_.width() / kGroup) + (i ^ (slot % 8));
   }
   __device__ float* ring(int slot) const {
-    return bytes_further(op_.memory, sequence_ * op_.slot_bytes) + slot * dim() + rank_ * width();
+    return bytes_further(c_.op.memory, c_.sequence * c_.op.slot_bytes) + slot * c_.dim() + c_.rank * c_.width();
   }
   __device__ void load_slots() {
-    const int vectors = width() / kGroup;
+    const int vectors = c_.width() / kGroup;
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
       const int slot = (thread() + k * kThreads) / vectors;
       const int i = (thread() + k * kThreads) % vectors;
-      held_at_[k] = slot < p_.slots ? static_cast<int>(slot_vector(slot, i) - slot_vector(0, 0)) : -1;
-      held_[k] = slot < p_.filled ? __ldcg(reinterpret_cast<const float4*>(ring(slot)) + i) : make_float4(0, 0, 0, 0);
+      held_at_[k] = slot < c_.p.slots ? static_cast<int>(slot_vector(slot, i) - slot_vector(0, 0)) : -1;
+      held_[k] = slot < c_.p.filled ? __ldcg(reinterpret_cast<const float4*>(ring(slot)) + i) : make_float4(0, 0, 0, 0);
     }
   }
   /// Whether vector `k` of the thread's share is one of slot `slot`.
   __device__ bool holds(int k, int slot) const {
-    const auto vectors = static_cast<unsigned>(width() / kGroup);
+    const auto vectors = static_cast<unsigned>(c_.width() / kGroup);
     return static_cast<unsigned>(held_at_[k]) - static_cast<unsigned>(slot) * vectors < vectors;
   }
 
@@ -59,20 +57,20 @@ class BlockAttention : protected BlockExchange<A, kKnown> {
   /// comes last. Nobody else uses the slots' and the queries' memory meanwhile.
   __device__ void attend_kept(const Task& task) {
     const Piece& piece = task.piece;
-    if (piece.number >= p_.pieces) return;
-    auto* q = at<float>(p_.plan.hidden);
-    const int vectors = width() / kGroup;
+    if (piece.number >= c_.p.pieces) return;
+    auto* q = at<float>(c_.p.plan.hidden);
+    const int vectors = c_.width() / kGroup;
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
       // Nothing, not even what is no number, is left of the slot that the new one replaces.
       const bool gone = task.fresh && holds(k, piece.newest);
       if (held_at_[k] >= 0) *(slot_vector(0, 0) + held_at_[k]) = gone ? make_float4(0, 0, 0, 0) : held_[k];
     }
-    const float scale = 1.4426950408889634F / sqrtf(static_cast<float>(width()));
+    const float scale = 1.4426950408889634F / sqrtf(static_cast<float>(c_.width()));
 #pragma unroll
-    for (int k = 0; k < kQueries; ++k) {
+    for (int k = 0; k < Context::kQueries; ++k) {
       const int i = thread() + k * kThreads;
-      const float4 v = widened(fetched_.q[k]);
+      const float4 v = c_.widened(c_.fetched.q[k]);
       if (i < kRows * vectors) {
         *(reinterpret_cast<float4*>(q) + i) = make_float4(v.x * scale, v.y * scale, v.z * scale, v.w * scale);
       }
@@ -80,8 +78,8 @@ class BlockAttention : protected BlockExchange<A, kKnown> {
     __syncthreads();
     attended_[0] = {}, attended_[1] = {};
     if (piece.slots > 0) {
-      const int pairs = width() / 2;
-      const float* const rows[2] = {q + 2 * warp() * width(), q + (2 * warp() + 1) * width()};
+      const int pairs = c_.width() / 2;
+      const float* const rows[2] = {q + 2 * warp() * c_.width(), q + (2 * warp() + 1) * c_.width()};
       if (pairs <= 32) {
         attend_all<1>(rows, piece.slots, piece.newest);
       } else {
@@ -110,7 +108,7 @@ class BlockAttention : protected BlockExchange<A, kKnown> {
       const int slot = min(first + lane(), slots - 1);
       float scores[2] = {};
 #pragma unroll 8
-      for (int i = 0; i < width() / kGroup; ++i) {
+      for (int i = 0; i < c_.width() / kGroup; ++i) {
         const float4 k = *slot_vector(slot, i);
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
@@ -137,7 +135,7 @@ class BlockAttention : protected BlockExchange<A, kKnown> {
                                    __shfl_sync(0xffffffffU, weights[1], begin - first + j)};
 #pragma unroll
           for (int i = 0; i < kPairs; ++i) {
-            const int pair = min(lane() + 32 * i, width() / 2 - 1);
+            const int pair = min(lane() + 32 * i, c_.width() / 2 - 1);
             const float2 v =
                 reinterpret_cast<const float2*>(slot_vector(min(begin + j, slots - 1), pair / 2))[pair % 2];
 #pragma unroll
@@ -179,42 +177,44 @@ class BlockAttention : protected BlockExchange<A, kKnown> {
 
   /// Makes the piece's newest slot, in each warp, and attends to it.
   __device__ void attend_made(const Piece& piece, float2 (&slot)[kLanePairs]) {
-    auto* gathered = at<Pair>(p_.plan.work);
-    const int pairs = width() / 2;
-    const Piece before = piece_of(piece.number - 1);
+    auto* gathered = at<double2>(c_.p.plan.work);
+    const int pairs = c_.width() / 2;
+    const Piece before = c_.piece_of(piece.number - 1);
     const int shift = 31 - __clz(pairs);  // a power of two
-    gather(before, rank_ * pairs, pairs, thread() >> shift, thread() & (pairs - 1), gathered);
+    exchange_.gather(before, c_.rank * pairs, pairs, thread() >> shift, thread() & (pairs - 1), gathered);
     __syncthreads();
-    const auto segment = static_cast<double>(op_.segment);
+    const auto segment = static_cast<double>(c_.op.segment);
 #pragma unroll
     for (int i = 0; i < kLanePairs; ++i) {
       const int pair = lane() + 32 * i;
       if (pair >= pairs) break;
-      const Pair sum = total(before, gathered, rank_ * pairs, pairs, pair);
-      const auto mean = [&](double v) { return static_cast<float>(p_.inverse != 0 ? v * p_.inverse : v / segment); };
+      const double2 sum = exchange_.total(before, gathered, c_.rank * pairs, pairs, pair);
+      const auto mean = [&](double v) {
+        return static_cast<float>(c_.p.inverse != 0 ? v * c_.p.inverse : v / segment);
+      };
       slot[i] = make_float2(mean(sum.x), mean(sum.y));
     }
     attend_newest(slot);
   }
   /// Keeps it for the block's threads and for later ops.
   __device__ void store_made(const Piece& piece, const float2 (&slot)[kLanePairs]) const {
-    const int pairs = width() / 2;
+    const int pairs = c_.width() / 2;
     if (warp() != 0) return;
 #pragma unroll
     for (int i = 0; i < kLanePairs; ++i) {
       const int pair = lane() + 32 * i;
       if (pair >= pairs) break;
-      at<float2>(p_.plan.normed)[pair] = slot[i];
-      if (index_ == 0) reinterpret_cast<float2*>(ring(piece.newest))[pair] = slot[i];
+      at<float2>(c_.p.plan.normed)[pair] = slot[i];
+      if (c_.index == 0) reinterpret_cast<float2*>(ring(piece.newest))[pair] = slot[i];
     }
   }
   /// Takes it into the threads' shares, after a barrier.
   __device__ void hold_made(const Piece& piece) {
-    const int vectors = width() / kGroup;
+    const int vectors = c_.width() / kGroup;
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
       if (holds(k, piece.newest))
-        held_[k] = *(at<float4>(p_.plan.normed) + ((thread() + k * kThreads) & (vectors - 1)));
+        held_[k] = *(at<float4>(c_.p.plan.normed) + ((thread() + k * kThreads) & (vectors - 1)));
     }
   }
 
@@ -233,13 +233,15 @@ class BlockAttention : protected BlockExchange<A, kKnown> {
       const std::uint32_t high =
           ptx::to_pair<A>(attended_[1].values[2 * i] * inverse[1], attended_[1].values[2 * i + 1] * inverse[1]);
       const std::uint32_t other = __shfl_xor_sync(0xffffffffU, odd ? low : high, 1);
-      if (pair >= width() / 2) continue;
+      if (pair >= c_.width() / 2) continue;
       const int row = 2 * warp() + (odd ? 1 : 0);
-      give(attended_place(row, pair / 2), odd ? make_uint2(other, high) : make_uint2(low, other));
+      exchange_.give(exchange_.attended_place(row, pair / 2), odd ? make_uint2(other, high) : make_uint2(low, other));
     }
   }
 
  private:
+  const Context& c_;
+  BlockExchange<A, kKnown> exchange_;
   float4 held_[kHeld];  // this thread's share of the slots, and where it lies among them in shared memory, or -1
   int held_at_[kHeld];
   Attended attended_[2];           // of the tile at hand, or of the next once it is prepared

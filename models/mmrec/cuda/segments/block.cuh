@@ -10,36 +10,33 @@
 namespace mmrec::kernels::segments {
 
 template <class A, bool kKnown>
-class Block : private BlockAttention<A, kKnown> {
-  using Base = BlockAttention<A, kKnown>;
-  using Base::attend_kept, Base::attend_made, Base::await_vectors, Base::blank, Base::close, Base::dim, Base::fetch,
-      Base::ffn, Base::ffn_share, Base::for_each_hidden, Base::give, Base::hidden_place, Base::hold_made, Base::leave,
-      Base::load_slots, Base::meet, Base::mixed_place, Base::next, Base::owns_row, Base::place_of, Base::publish_sums,
-      Base::rounded, Base::share, Base::share_attended, Base::store_made, Base::widened, Base::kLanePairs, Base::p_,
-      Base::op_, Base::rank_, Base::index_, Base::sequence_, Base::owns_head_, Base::row_, Base::channel_,
-      Base::fetched_, Base::count_;
-  using typename Base::Piece, typename Base::Task;
+class Block {
+  using Context = BlockTasks<A, kKnown>;
+  using Piece = typename Context::Piece;
+  using Task = typename Context::Task;
+  using Attention = BlockAttention<A, kKnown>;
 
  public:
-  __device__ explicit Block(const Params<A>& p) : Base(p) {}
+  __device__ explicit Block(Context& context) : c_(context), exchange_(context), attention_(context) {}
 
   __device__ void run() {
-    keep_weights(op_.memory_out, share(), 0);
-    keep_weights(op_.ffn_in, ffn_share(), p_.plan.ffn_in);
-    keep_weights(op_.ffn_out, share(), p_.plan.ffn_out);
-    keep(op_.norm, dim(), p_.plan.norm);
-    keep(op_.ffn_in_bias == nullptr ? nullptr : op_.ffn_in_bias + rank_ * ffn_share(), ffn_share(), p_.plan.bias);
-    if (owns_head_) load_slots();
-    load4(op_.memory_out_bias, memory_bias_);
-    load4(op_.ffn_out_bias, ffn_bias_);
-    Task task = next(-1, p_.tiles);
-    fetch(task);
-    for (int place = 0; place < kPlaces; ++place) blank(place);
-    if (owns_head_) attend_kept(task);
-    meet();
-    while (task.piece.number < p_.pieces) task = finish_tile(task);
-    if (index_ == 0) close();
-    leave();
+    keep_weights(c_.op.memory_out, c_.share(), 0);
+    keep_weights(c_.op.ffn_in, c_.ffn_share(), c_.p.plan.ffn_in);
+    keep_weights(c_.op.ffn_out, c_.share(), c_.p.plan.ffn_out);
+    keep(c_.op.norm, c_.dim(), c_.p.plan.norm);
+    keep(c_.op.ffn_in_bias == nullptr ? nullptr : c_.op.ffn_in_bias + c_.rank * c_.ffn_share(), c_.ffn_share(),
+         c_.p.plan.bias);
+    if (c_.owns_head) attention_.load_slots();
+    load4(c_.op.memory_out_bias, memory_bias_);
+    load4(c_.op.ffn_out_bias, ffn_bias_);
+    Task task = c_.next(-1, c_.p.tiles);
+    c_.fetch(task);
+    for (int place = 0; place < kPlaces; ++place) exchange_.blank(place);
+    if (c_.owns_head) attention_.attend_kept(task);
+    exchange_.meet();
+    while (task.piece.number < c_.p.pieces) task = finish_tile(task);
+    if (c_.index == 0) exchange_.close();
+    exchange_.leave();
   }
 
  private:
@@ -50,7 +47,7 @@ class Block : private BlockAttention<A, kKnown> {
 
   __device__ void keep_weights(const WeightView<Device>& weight, int rows, int offset) {
     const auto pieces = static_cast<int>(weight.cols) * 2 / 16;  // of a row
-    const auto* from = static_cast<const uint4*>(weight.data) + std::int64_t{rank_} * rows * pieces;
+    const auto* from = static_cast<const uint4*>(weight.data) + std::int64_t{c_.rank} * rows * pieces;
 #pragma unroll 8
     for (int i = thread(); i < rows * pieces; i += kThreads) {
       *at<uint4>(offset + place(i / pieces, pieces * 16, i % pieces * 16)) = __ldg(from + i);
@@ -66,8 +63,8 @@ class Block : private BlockAttention<A, kKnown> {
   }
   /// A bias of this thread's channels; null is zeros.
   __device__ void load4(const float* from, float (&to)[kGroup]) const {
-    const float4 v = from != nullptr && owns_row() ? __ldg(reinterpret_cast<const float4*>(from + channel_))
-                                                   : make_float4(0, 0, 0, 0);
+    const float4 v = from != nullptr && c_.owns_row() ? __ldg(reinterpret_cast<const float4*>(from + c_.own_channel))
+                                                      : make_float4(0, 0, 0, 0);
     to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
   }
 
@@ -99,7 +96,7 @@ class Block : private BlockAttention<A, kKnown> {
           ptx::mma_m16n8k16<A>(sums[j][1], {low.z, high.z, low.w, high.w}, {b.z, b.w});
         }
       }
-      auto* to = at<float4>(p_.plan.work) + share % (kShares / 2) * tiles * 32 + lane();
+      auto* to = at<float4>(c_.p.plan.work) + share % (kShares / 2) * tiles * 32 + lane();
 #pragma unroll
       for (int half = 1; half >= 0; --half) {
         if (half == 0) __syncthreads();
@@ -127,7 +124,7 @@ class Block : private BlockAttention<A, kKnown> {
     for (float& value : to) value = 0.0F;
 #pragma unroll
     for (int share = 0; share < kShares / 2; ++share) {
-      const auto* from = at<float2>(p_.plan.work) + (share * outputs / kTileOutputs + column / kTileOutputs) * 64;
+      const auto* from = at<float2>(c_.p.plan.work) + (share * outputs / kTileOutputs + column / kTileOutputs) * 64;
       const int first = (row % 8 * 4 + column % kTileOutputs / 2) * 2 + row / 8;
       to[0] += from[first].x, to[1] += from[first].y;
       to[2] += from[first + 2].x, to[3] += from[first + 2].y;
@@ -141,52 +138,52 @@ class Block : private BlockAttention<A, kKnown> {
     const Piece& piece = task.piece;
     float y[kGroup];
     residual(y);
-    float2 made[kLanePairs] = {};
-    if (owns_head_) {
-      if (task.fresh) attend_made(piece, made);
-      share_attended();
-      if (task.fresh) store_made(piece, made);
+    float2 made[Attention::kLanePairs] = {};
+    if (c_.owns_head) {
+      if (task.fresh) attention_.attend_made(piece, made);
+      attention_.share_attended();
+      if (task.fresh) attention_.store_made(piece, made);
     }
     // While the others' rows are on their way.
-    const Task after = next(piece.number, task.tile + p_.teams);
-    fetch(after);
-    blank(count_ + kPlaces - 2);
-    this->template receive<3>(p_.places.attended, p_.plan.hidden, 2 * dim());
-    if (owns_head_ && task.fresh) hold_made(piece);
-    multiply<4>(0, share(), p_.plan.hidden, 2 * dim());
+    const Task after = c_.next(piece.number, task.tile + c_.p.teams);
+    c_.fetch(after);
+    exchange_.blank(c_.count + kPlaces - 2);
+    exchange_.template receive<3>(c_.p.places.attended, c_.p.plan.hidden, 2 * c_.dim());
+    if (c_.owns_head && task.fresh) attention_.hold_made(piece);
+    multiply<4>(0, c_.share(), c_.p.plan.hidden, 2 * c_.dim());
     add_product(memory_bias_, y);
-    if (owns_row()) give(mixed_place(), y);
+    if (c_.owns_row()) exchange_.give(exchange_.mixed_place(), y);
     normalise();
-    multiply<2>(p_.plan.ffn_in, ffn_share(), p_.plan.normed, 2 * dim());
+    multiply<2>(c_.p.plan.ffn_in, c_.ffn_share(), c_.p.plan.normed, 2 * c_.dim());
     share_hidden();
     __syncthreads();
-    if (owns_head_) attend_kept(after);
+    if (c_.owns_head) attention_.attend_kept(after);
     ptx::fence();
-    this->template receive<6>(p_.places.hidden, p_.plan.hidden, 2 * ffn());
-    multiply<4>(p_.plan.ffn_out, share(), p_.plan.hidden, 2 * ffn());
+    exchange_.template receive<6>(c_.p.places.hidden, c_.p.plan.hidden, 2 * c_.ffn());
+    multiply<4>(c_.p.plan.ffn_out, c_.share(), c_.p.plan.hidden, 2 * c_.ffn());
     add_product(ffn_bias_, y);
-    publish_sums(piece, task.tile, task.rows, y);
-    if (row_ < task.rows) {
-      float* x = op_.x.at(sequence_, 0, piece.first + task.tile * kRows + row_) + channel_;
+    exchange_.publish_sums(piece, task.tile, task.rows, y);
+    if (c_.own_row < task.rows) {
+      float* x = c_.op.x.at(c_.sequence, 0, piece.first + task.tile * kRows + c_.own_row) + c_.own_channel;
       __stcg(reinterpret_cast<float4*>(x), make_float4(y[0], y[1], y[2], y[3]));
     }
-    ++count_;
+    ++c_.count;
     return after;
   }
 
   /// y = x + h + 0.1 v.
   __device__ void residual(float (&y)[kGroup]) const {
-    const float4 x = fetched_.x;
-    const float4 h = fetched_.h;
-    const float4 v = widened(fetched_.v);
+    const float4 x = c_.fetched.x;
+    const float4 h = c_.fetched.h;
+    const float4 v = c_.widened(c_.fetched.v);
     y[0] = residual_sum(x.x, h.x, v.x), y[1] = residual_sum(x.y, h.y, v.y);
     y[2] = residual_sum(x.z, h.z, v.z), y[3] = residual_sum(x.w, h.w, v.w);
   }
 
   __device__ void add_product(const float (&bias)[kGroup], float (&y)[kGroup]) const {
-    if (!owns_row()) return;
+    if (!c_.owns_row()) return;
     float sum[kGroup];
-    product<4>(share(), row_, channel_ - rank_ * share(), sum);
+    product<4>(c_.share(), c_.own_row, c_.own_channel - c_.rank * c_.share(), sum);
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) y[i] += sum[i] + bias[i];
   }
@@ -197,10 +194,11 @@ class Block : private BlockAttention<A, kKnown> {
     constexpr int kVectors = kDim / kGroup / kThreadsOfRow;
     const int row = thread() / kThreadsOfRow;
     const int first = thread() % kThreadsOfRow;
-    const int vectors = dim() / kGroup;
-    const auto* from = reinterpret_cast<const uint4*>(place_of(count_) + p_.places.mixed) + row * vectors + first;
+    const int vectors = c_.dim() / kGroup;
+    const auto* from =
+        reinterpret_cast<const uint4*>(exchange_.place_of(c_.count) + c_.p.places.mixed) + row * vectors + first;
     uint4 words[kVectors];
-    await_vectors(from, kThreadsOfRow, vectors / kThreadsOfRow, words);
+    exchange_.await_vectors(from, kThreadsOfRow, vectors / kThreadsOfRow, words);
     float4 y[kVectors];
     double of_channels[kGroup] = {};
 #pragma unroll
@@ -212,30 +210,33 @@ class Block : private BlockAttention<A, kKnown> {
       add(of_channels[2], y[i].z), add(of_channels[3], y[i].w);
     }
     const double squares = (of_channels[0] + of_channels[1]) + (of_channels[2] + of_channels[3]);
-    const float inverse = norm_factor(warp_sum<kThreadsOfRow>(squares) * (1.0 / static_cast<double>(dim())));
+    const float inverse = norm_factor(warp_sum<kThreadsOfRow>(squares) * (1.0 / static_cast<double>(c_.dim())));
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int vector = first + i * kThreadsOfRow;
       if (vector >= vectors) break;
-      const float4 scale = *(at<float4>(p_.plan.norm) + vector);
+      const float4 scale = *(at<float4>(c_.p.plan.norm) + vector);
       const float u[kGroup] = {y[i].x * inverse * scale.x, y[i].y * inverse * scale.y, y[i].z * inverse * scale.z,
                                y[i].w * inverse * scale.w};
-      *at<uint2>(p_.plan.normed + place(row, 2 * dim(), 2 * vector * kGroup)) = rounded(u);
+      *at<uint2>(c_.p.plan.normed + place(row, 2 * c_.dim(), 2 * vector * kGroup)) = c_.rounded(u);
     }
     __syncthreads();
   }
 
   __device__ void share_hidden() const {
-    for_each_hidden([&](int row, int vector) {
-      const float4 bias = *(at<float4>(p_.plan.bias) + vector);
+    c_.for_each_hidden([&](int row, int vector) {
+      const float4 bias = *(at<float4>(c_.p.plan.bias) + vector);
       float sum[kGroup];
-      product<2>(ffn_share(), row, vector * kGroup, sum);
+      product<2>(c_.ffn_share(), row, vector * kGroup, sum);
       const float v[kGroup] = {gelu(sum[0] + bias.x), gelu(sum[1] + bias.y), gelu(sum[2] + bias.z),
                                gelu(sum[3] + bias.w)};
-      give(hidden_place(row, vector), rounded(v));
+      exchange_.give(exchange_.hidden_place(row, vector), c_.rounded(v));
     });
   }
 
+  Context& c_;
+  BlockExchange<A, kKnown> exchange_;
+  Attention attention_;
   float memory_bias_[kGroup], ffn_bias_[kGroup];
 };
 

@@ -10,23 +10,14 @@
 
 namespace mmrec::kernels::segments {
 
-/// Of neighbouring channels.
-struct Pair {
-  double x = 0.0;
-  double y = 0.0;
-};
-
+/// What a block says and hears. It keeps nothing of its own.
 template <class A, bool kKnown>
-class BlockExchange : protected BlockTasks<A, kKnown> {
-  using Base = BlockTasks<A, kKnown>;
+class BlockExchange {
+  using Context = BlockTasks<A, kKnown>;
+  using Piece = typename Context::Piece;
 
- protected:
-  using Base::dim, Base::ffn, Base::ffn_share, Base::for_each_hidden, Base::owns_row, Base::piece_of, Base::share,
-      Base::width, Base::kQueries, Base::p_, Base::op_, Base::rank_, Base::sequence_, Base::owns_head_, Base::counters_,
-      Base::exchange_, Base::row_, Base::channel_, Base::query_row_;
-  using typename Base::Piece;
-
-  using Base::Base;
+ public:
+  __device__ explicit BlockExchange(const Context& context) : c_(context) {}
 
   // --- A team --------------------------------------------------------------------------------------------------------
 
@@ -34,27 +25,27 @@ class BlockExchange : protected BlockTasks<A, kKnown> {
   __device__ void meet() const {
     __syncthreads();
     if (thread() == 0) {
-      ptx::add_release(counters_, 1);
-      while (ptx::load_acquire(counters_) < kTeam) ptx::spin_pause();
+      ptx::add_release(c_.counters, 1);
+      while (ptx::load_acquire(c_.counters) < kTeam) ptx::spin_pause();
     }
     __syncthreads();
   }
   /// The last block to leave sets the counters to zero again.
   __device__ void leave() const {
-    if (thread() != 0 || ptx::add_acq_rel(counters_ + 1, 1) != kTeam - 1) return;
-    counters_[0] = 0;
-    counters_[1] = 0;
+    if (thread() != 0 || ptx::add_acq_rel(c_.counters + 1, 1) != kTeam - 1) return;
+    c_.counters[0] = 0;
+    c_.counters[1] = 0;
   }
 
   // Where this block writes in the place of the team's tile, in bytes: vectors of its head, and of its shares.
   __device__ int attended_place(int row, int vector) const {
-    return p_.places.attended + place(row, 2 * dim(), 2 * (rank_ * width() + vector * kGroup));
+    return c_.p.places.attended + place(row, 2 * c_.dim(), 2 * (c_.rank * c_.width() + vector * kGroup));
   }
-  __device__ int mixed_place() const { return p_.places.mixed + 4 * (row_ * dim() + channel_); }
+  __device__ int mixed_place() const { return c_.p.places.mixed + 4 * (c_.own_row * c_.dim() + c_.own_channel); }
   __device__ int hidden_place(int row, int vector) const {
-    return p_.places.hidden + place(row, 2 * ffn(), 2 * (rank_ * ffn_share() + vector * kGroup));
+    return c_.p.places.hidden + place(row, 2 * c_.ffn(), 2 * (c_.rank * c_.ffn_share() + vector * kGroup));
   }
-  __device__ std::byte* place_of(int tile) const { return exchange_ + tile % kPlaces * p_.places.bytes; }
+  __device__ std::byte* place_of(int tile) const { return c_.exchange + tile % kPlaces * c_.p.places.bytes; }
 
   /// What a word is given as: all ones, two 16-bit numbers that are one NaN or a float, as another NaN.
   __device__ static std::uint32_t written(std::uint32_t word) {
@@ -62,13 +53,13 @@ class BlockExchange : protected BlockTasks<A, kKnown> {
   }
   /// Writes 8 or 16 bytes for the team.
   __device__ void give(int offset, uint2 v) const {
-    ptx::store_relaxed(reinterpret_cast<uint2*>(place_of(count_) + offset), make_uint2(written(v.x), written(v.y)));
+    ptx::store_relaxed(reinterpret_cast<uint2*>(place_of(c_.count) + offset), make_uint2(written(v.x), written(v.y)));
   }
   __device__ void give(int offset, const float (&y)[kGroup]) const {
     const auto pair = [](float low, float high) {
       return std::uint64_t{written(__float_as_uint(high))} << 32 | written(__float_as_uint(low));
     };
-    ptx::store_relaxed_pair(reinterpret_cast<ulonglong2*>(place_of(count_) + offset),
+    ptx::store_relaxed_pair(reinterpret_cast<ulonglong2*>(place_of(c_.count) + offset),
                             {pair(y[0], y[1]), pair(y[2], y[3])});
   }
   /// Makes what this block writes in a place all ones again.
@@ -76,16 +67,16 @@ class BlockExchange : protected BlockTasks<A, kKnown> {
     constexpr uint2 kOnes = {kUnwritten<float>, kUnwritten<float>};
     std::byte* to = place_of(tile);
     const auto write = [&](int offset) { ptx::store_relaxed(reinterpret_cast<uint2*>(to + offset), kOnes); };
-    if (owns_head_) {
-      const int vectors = width() / kGroup;
+    if (c_.owns_head) {
+      const int vectors = c_.width() / kGroup;
 #pragma unroll
-      for (int k = 0; k < kQueries; ++k) {
-        const int row = query_row_ + k * (kThreads / vectors);
-        if (row < kRows) write(attended_place(row, thread() - query_row_ * vectors));
+      for (int k = 0; k < Context::kQueries; ++k) {
+        const int row = c_.query_row + k * (kThreads / vectors);
+        if (row < kRows) write(attended_place(row, thread() - c_.query_row * vectors));
       }
     }
-    if (owns_row()) ptx::store_relaxed_pair(reinterpret_cast<ulonglong2*>(to + mixed_place()), {~0ULL, ~0ULL});
-    for_each_hidden([&](int row, int vector) { write(hidden_place(row, vector)); });
+    if (c_.owns_row()) ptx::store_relaxed_pair(reinterpret_cast<ulonglong2*>(to + mixed_place()), {~0ULL, ~0ULL});
+    c_.for_each_hidden([&](int row, int vector) { write(hidden_place(row, vector)); });
   }
 
   /// to[k] = from[k stride] for k < count, once others have written it. All are asked for at once, then those that
@@ -109,7 +100,7 @@ class BlockExchange : protected BlockTasks<A, kKnown> {
   /// kRows operands of `bytes` bytes, as they lie in the tile's place; kAhead vectors of a thread at once.
   template <int kAhead>
   __device__ void receive(int from, int to, int bytes) const {
-    const auto* vectors = reinterpret_cast<const uint4*>(place_of(count_) + from);
+    const auto* vectors = reinterpret_cast<const uint4*>(place_of(c_.count) + from);
     const int count = kRows * bytes / 16;
     for (int begin = 0; begin < count; begin += kAhead * kThreads) {
       const int first = begin + thread();
@@ -128,20 +119,20 @@ class BlockExchange : protected BlockTasks<A, kKnown> {
   // --- Sums over time ------------------------------------------------------------------------------------------------
 
   __device__ ulonglong2* tile_sums(int piece, int tile) const {
-    return p_.sums + ((std::int64_t{sequence_} * p_.pieces + piece) * p_.tiles + tile) * (dim() / 2);
+    return c_.p.sums + ((std::int64_t{c_.sequence} * c_.p.pieces + piece) * c_.p.tiles + tile) * (c_.dim() / 2);
   }
   /// Adds up the tile's `count` rows, of which a thread has y, for all teams.
   __device__ void publish_sums(const Piece& piece, int tile, int count, const float (&y)[kGroup]) const {
-    auto* rows = at<float>(p_.plan.normed);  // [row][channel of the share]
-    if (owns_row()) *(reinterpret_cast<float4*>(rows) + thread()) = make_float4(y[0], y[1], y[2], y[3]);
+    auto* rows = at<float>(c_.p.plan.normed);  // [row][channel of the share]
+    if (c_.owns_row()) *(reinterpret_cast<float4*>(rows) + thread()) = make_float4(y[0], y[1], y[2], y[3]);
     __syncthreads();
     // Four lanes a pair, each every fourth row.
-    const int pairs = share() / 2;
+    const int pairs = c_.share() / 2;
     const int part = thread() % 4;
     if (warp() * 8 >= pairs) return;
     const int of_share = min(thread() / 4, pairs - 1);
     const auto* from = reinterpret_cast<const float2*>(rows) + of_share;
-    Pair sum;
+    double2 sum = {};
 #pragma unroll
     for (int row = 0; row < kRows; row += 4) {
       const float2 v = row + part < count ? from[(row + part) * pairs] : make_float2(0, 0);
@@ -158,18 +149,18 @@ class BlockExchange : protected BlockTasks<A, kKnown> {
       const auto word = std::bit_cast<unsigned long long>(v);
       return word == 0 ? 1ULL << 63 : word;
     };
-    const int pair = rank_ * pairs + of_share;
+    const int pair = c_.rank * pairs + of_share;
     ptx::store_relaxed_pair(tile_sums(piece.number, tile) + pair, {bits(sum.x), bits(sum.y)});
     // All have read the piece before the last: they have ended the last one.
-    if (piece.number >= 2 && piece.number + 1 < p_.pieces && tile < piece_of(piece.number - 2).tiles) {
+    if (piece.number >= 2 && piece.number + 1 < c_.p.pieces && tile < c_.piece_of(piece.number - 2).tiles) {
       ptx::store_relaxed_pair(tile_sums(piece.number - 2, tile) + pair, {0, 0});
     }
   }
   /// Adds up the piece's tiles for `pairs` pairs of channels from pair `first` on: to[group][pair].
-  __device__ void gather(const Piece& piece, int first, int pairs, int group, int pair, Pair* to) const {
+  __device__ void gather(const Piece& piece, int first, int pairs, int group, int pair, double2* to) const {
     if (group >= kGroups) return;
     constexpr int kAhead = 4;
-    Pair sum;
+    double2 sum = {};
     for (int begin = group; begin < piece.tiles; begin += kAhead * kGroups) {
       ulonglong2 words[kAhead];
       while (true) {
@@ -193,10 +184,10 @@ class BlockExchange : protected BlockTasks<A, kKnown> {
     to[group * pairs + pair] = sum;
   }
   /// A pair of channels' sum since the segment began, after gather() and a barrier.
-  __device__ Pair total(const Piece& piece, const Pair* gathered, int first, int pairs, int pair) const {
-    Pair sum;
+  __device__ double2 total(const Piece& piece, const double2* gathered, int first, int pairs, int pair) const {
+    double2 sum = {};
     if (piece.number == 0) {
-      const double* before = bytes_further(op_.sum, sequence_ * op_.slot_bytes) + 2 * (first + pair);
+      const double* before = bytes_further(c_.op.sum, c_.sequence * c_.op.slot_bytes) + 2 * (first + pair);
       sum = {__ldcg(before), __ldcg(before + 1)};
     }
 #pragma unroll
@@ -210,36 +201,37 @@ class BlockExchange : protected BlockTasks<A, kKnown> {
   /// After the last piece, by one team of the sequence, each block its channels: the state that is left, and zeros
   /// where the sums of the last pieces were.
   __device__ void close() const {
-    const Piece last = piece_of(p_.pieces - 1);
-    const int pairs = share() / 2;
-    const int first = rank_ * pairs;
-    auto* gathered = at<Pair>(p_.plan.hidden);
+    const Piece last = c_.piece_of(c_.p.pieces - 1);
+    const int pairs = c_.share() / 2;
+    const int first = c_.rank * pairs;
+    auto* gathered = at<double2>(c_.p.plan.hidden);
     __syncthreads();
     gather(last, first, pairs, thread() / pairs, thread() % pairs, gathered);
     __syncthreads();
-    const std::int64_t end = op_.position + op_.x.time;
+    const std::int64_t end = c_.op.position + c_.op.x.time;
     if (thread() < pairs) {
-      const Pair sum = total(last, gathered, first, pairs, thread());
-      const bool ends = end % op_.segment == 0;
+      const double2 sum = total(last, gathered, first, pairs, thread());
+      const bool ends = end % c_.op.segment == 0;
       const int channel = 2 * (first + thread());
-      double* left = bytes_further(op_.sum, sequence_ * op_.slot_bytes) + channel;
+      double* left = bytes_further(c_.op.sum, c_.sequence * c_.op.slot_bytes) + channel;
       left[0] = ends ? 0.0 : sum.x;
       left[1] = ends ? 0.0 : sum.y;
       if (ends) {
-        const std::int64_t slot = (end / op_.segment - 1) % op_.memory_slots;
-        float* to = bytes_further(op_.memory, sequence_ * op_.slot_bytes) + slot * dim() + channel;
-        to[0] = static_cast<float>(sum.x / static_cast<double>(op_.segment));
-        to[1] = static_cast<float>(sum.y / static_cast<double>(op_.segment));
+        const std::int64_t slot = (end / c_.op.segment - 1) % c_.op.memory_slots;
+        float* to = bytes_further(c_.op.memory, c_.sequence * c_.op.slot_bytes) + slot * c_.dim() + channel;
+        to[0] = static_cast<float>(sum.x / static_cast<double>(c_.op.segment));
+        to[1] = static_cast<float>(sum.y / static_cast<double>(c_.op.segment));
       }
     }
-    for (int number = max(p_.pieces - 3, 0); number < p_.pieces; ++number) {
-      for (int i = thread(); i < piece_of(number).tiles * pairs; i += kThreads) {
+    for (int number = max(c_.p.pieces - 3, 0); number < c_.p.pieces; ++number) {
+      for (int i = thread(); i < c_.piece_of(number).tiles * pairs; i += kThreads) {
         ptx::store_relaxed_pair(tile_sums(number, i / pairs) + first + i % pairs, {0, 0});
       }
     }
   }
 
-  int count_ = 0;  // of the team's tiles that are done
+ private:
+  const Context& c_;
 };
 
 }  // namespace mmrec::kernels::segments

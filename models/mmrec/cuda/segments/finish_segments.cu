@@ -41,7 +41,8 @@ constexpr std::int64_t kSumWords = std::int64_t{Cuda::kFlagWords} - kMostTeams *
 
 template <class A, bool kKnown>
 __global__ void __launch_bounds__(kThreads, 1) finish_segments_kernel(const __grid_constant__ Params<A> p) {
-  Block<A, kKnown>(p).run();
+  BlockTasks<A, kKnown> tasks(p);
+  Block<A, kKnown>(tasks).run();
 }
 
 template <class A>
@@ -118,12 +119,6 @@ std::int64_t sequences_of(const FinishSegments<Device, A>& op) {
   return kSumWords / words;
 }
 
-template <class T>
-bool takes_pieces(const SequenceView<T, Device>& v) {
-  constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
-  return takes_16_bytes(v.data, v.batch_stride * kSize) && takes_16_bytes(v.data, v.time_stride * kSize);
-}
-
 }  // namespace
 
 template <class A>
@@ -141,7 +136,7 @@ bool finish_segments_supported(const Cuda& cuda, const FinishSegments<Device, A>
     if (width < 32 || width > 64 * kMostPairs || !std::has_single_bit(static_cast<unsigned>(width))) return false;
     if (4 * width > 2 * std::max(dim, ffn)) return false;  // a row's query in fp32 where its operands will lie
     if (op.memory_slots * width > kHeld * kThreads * kGroup || op.segment > 1 << 20) return false;
-    const bool aligned = takes_pieces(op.x) && takes_pieces(op.h) && takes_pieces(op.v) && takes_pieces(op.q) &&
+    const bool aligned = takes_16_bytes(op.x) && takes_16_bytes(op.h) && takes_16_bytes(op.v) && takes_16_bytes(op.q) &&
                          takes_16_bytes(op.memory, op.slot_bytes) && takes_16_bytes(op.memory_out.data) &&
                          takes_16_bytes(op.ffn_in.data) && takes_16_bytes(op.ffn_out.data) &&
                          takes_16_bytes(op.memory_out_bias) && takes_16_bytes(op.norm) &&
