@@ -296,6 +296,26 @@ struct PackedResidualNorm {
   MatrixView<A, Space> u;
 };
 
+/// A run that attends: rows [first, first + rows) to the first `count` of the slots at `slots`, [count, D].
+struct AttendingRun {
+  const float* slots = nullptr;
+  std::int32_t count = 0;
+  std::int32_t first = 0;
+  std::int32_t rows = 0;
+};
+/// memory_attention of packed runs: q, out [T, D], out may alias q; rows of no run are left alone. Slots lie `offset`
+/// floats behind what the list says. most_rows and most_slots are the largest of the list.
+template <class Space, class A>
+struct PackedAttention {
+  MatrixView<const A, Space> q;
+  MatrixView<A, Space> out;
+  std::int64_t heads = 1;
+  const AttendingRun* runs = nullptr;  // [count], in memory of Space
+  std::int64_t count = 0;
+  std::int64_t offset = 0;
+  std::int64_t most_rows = 0, most_slots = 0;
+};
+
 /// A run whose outputs are summed: rows [first, first + rows), and where the sum and the memory's ring of its sequence
 /// lie. closes: the slot of the ring that the segment ending with the run fills, or -1.
 struct SummedRun {

@@ -1,8 +1,8 @@
 // A chunk of many runs whose recurrence and memory go for all of them at once, on backends that have the ops for it
 // (kernels::PackedRuns): what the ops need to know of the runs, in the backend's memory.
 //
-// Runs within one memory segment that attend to no more than one slot are simple: after the recurrence their rows go on
-// together. They stand first in the chunk; what is left, a few long runs, goes on run by run.
+// Runs within one memory segment are simple: after the recurrence their rows go on together. They stand first in the
+// chunk, and those last among them that attend to two slots or more. What is left, a few long runs, goes on run by run.
 #pragma once
 
 #include <algorithm>
@@ -43,9 +43,15 @@ class PackedChunk {
       first_.push_back(static_cast<std::int32_t>(b.first_row));
       end_.push_back(static_cast<std::int32_t>(b.first_row + b.tokens));
     }
-    const auto simple = std::find_if_not(batches.begin(), batches.end(), [&](const Batch& b) { return is_simple(b); });
+    const auto simple = std::find_if_not(batches.begin(), batches.end(), [&](const Batch& b) {
+      return b.position % work_.config.memory_segment + b.tokens <= work_.config.memory_segment;
+    });
     simple_ = batches.first(static_cast<std::size_t>(simple - batches.begin()));
     simple_rows_ = simple_.empty() ? 0 : simple_.back().first_row + simple_.back().tokens;
+    const auto attending = std::find_if(simple_.begin(), simple_.end(),
+                                        [&](const Batch& b) { return work_.filled_slots(b.position) > 1; });
+    attending_ = simple_.subspan(static_cast<std::size_t>(attending - simple_.begin()));
+    calm_rows_ = attending_.empty() ? simple_rows_ : attending_.front().first_row;
 
     bytes_.clear();
     const std::size_t of_row = place<std::int32_t>(static_cast<std::size_t>(rows));
@@ -58,6 +64,7 @@ class PackedChunk {
     stores_at_ = place<kernels::RowCopy<A>>(batches.size());
     ends_at_ = place<kernels::RowCopy<A>>(batches.size());
     sums_at_ = place<kernels::SummedRun>(batches.size());
+    attending_at_ = place<kernels::AttendingRun>(attending_.size());
 
     std::fill_n(host<std::int32_t>(of_row), rows, -1);
     std::copy(end_.begin(), end_.end(), host<std::int32_t>(end));
@@ -89,6 +96,17 @@ class PackedChunk {
           .rows = static_cast<std::int32_t>(b.tokens),
           .closes = closes ? static_cast<std::int32_t>(work_.ring_slot(after)) : -1};
     }
+    most_rows_ = most_slots_ = 0;
+    for (std::size_t i = 0; i < attending_.size(); ++i) {
+      const Batch& b = attending_[i];
+      const std::int64_t slots = work_.filled_slots(b.position);
+      host<kernels::AttendingRun>(attending_at_)[i] = {.slots = work_.memory(b, 0, 0).data,
+                                                       .count = static_cast<std::int32_t>(slots),
+                                                       .first = static_cast<std::int32_t>(b.first_row),
+                                                       .rows = static_cast<std::int32_t>(b.tokens)};
+      most_rows_ = std::max(most_rows_, b.tokens);
+      most_slots_ = std::max(most_slots_, slots);
+    }
     if (tables_.size() < bytes_.size()) {
       tables_ = {};
       tables_ = work_.backend.template allocate<std::byte>(bytes_.size() * 5 / 4);
@@ -116,22 +134,24 @@ class PackedChunk {
   /// From h to the blocks' output in x.
   void finish(const Layer& w, std::int64_t layer, SegmentMemory<Backend, A>& memory) {
     if (!simple_.empty()) {
-      const std::int64_t rows = simple_rows_;
-      packed_residual_norm(work_.backend,
-                           kernels::PackedResidualNorm<Space, A>{
-                               .x = work_.x(rows),
-                               .h = Matrix<const float>(work_.h(simple_.front()).at(0, 0, 1), rows, work_.dim()),
-                               .v = work_.qvzk(rows).middle_cols(work_.dim(), work_.dim()),
-                               .of_row = runs_.of_row,
-                               .context = context_,
-                               .offset = layer * work_.dim() * static_cast<std::int64_t>(sizeof(float)),
-                               .bias = w.memory_out_bias,
-                               .norm = w.norm2,
-                               .u = work_.u(rows)});
-      const Batch all{.slot = simple_.front().slot, .sequences = 1, .tokens = rows};
-      memory.feed_forward(w, all, {0, rows});
+      const std::int64_t rows = calm_rows_;
+      if (rows != 0)
+        packed_residual_norm(work_.backend,
+                             kernels::PackedResidualNorm<Space, A>{
+                                 .x = work_.x(rows),
+                                 .h = Matrix<const float>(work_.h(simple_.front()).at(0, 0, 1), rows, work_.dim()),
+                                 .v = work_.qvzk(rows).middle_cols(work_.dim(), work_.dim()),
+                                 .of_row = runs_.of_row,
+                                 .context = context_,
+                                 .offset = layer * work_.dim() * static_cast<std::int64_t>(sizeof(float)),
+                                 .bias = w.memory_out_bias,
+                                 .norm = w.norm2,
+                                 .u = work_.u(rows)});
+      const Batch all{.slot = simple_.front().slot, .sequences = 1, .tokens = simple_rows_};
+      attend(w, layer, all, memory);
+      memory.feed_forward(w, all, {0, simple_rows_});
       packed_segment_sum(work_.backend,
-                         kernels::PackedSegmentSum<Space>{.x = work_.x(rows),
+                         kernels::PackedSegmentSum<Space>{.x = work_.x(simple_rows_),
                                                           .runs = device<kernels::SummedRun>(sums_at_),
                                                           .count = static_cast<std::int64_t>(simple_.size()),
                                                           .layer = layer,
@@ -152,9 +172,23 @@ class PackedChunk {
   }
 
  private:
-  bool is_simple(const Batch& b) const {
-    const std::int64_t segment = work_.config.memory_segment;
-    return b.position % segment + b.tokens <= segment && work_.filled_slots(b.position) < 2;
+  // The simple runs that attend to two slots or more.
+  void attend(const Layer& w, std::int64_t layer, const Batch& all, SegmentMemory<Backend, A>& memory) {
+    if (attending_.empty()) return;
+    const Piece piece{calm_rows_, simple_rows_ - calm_rows_};
+    memory.prepare_attention(w, all, piece);
+    const Matrix<A> rows = Work::matrix(work_.attended(all));
+    packed_attention(work_.backend,
+                     kernels::PackedAttention<Space, A>{.q = rows,
+                                                        .out = rows,
+                                                        .heads = work_.config.num_heads,
+                                                        .runs = device<kernels::AttendingRun>(attending_at_),
+                                                        .count = static_cast<std::int64_t>(attending_.size()),
+                                                        .offset = layer * work_.config.memory_slots * work_.dim(),
+                                                        .most_rows = most_rows_,
+                                                        .most_slots = most_slots_});
+    memory.add_attended(w, all, piece);
+    work_.normalise(Work::times(work_.x(all), piece), w.norm2, Work::times(work_.u(all), piece));
   }
 
   // Tables lie one after another, in bytes_ as in tables_.
@@ -182,13 +216,15 @@ class PackedChunk {
   }
 
   Work& work_;
-  std::span<const Batch> batches_, simple_;
-  std::int64_t simple_rows_ = 0;
-  std::vector<std::int32_t> first_, end_;  // rows of each run
-  std::size_t ends_ = 0;                   // runs that end here
+  std::span<const Batch> batches_, simple_, attending_;
+  std::int64_t simple_rows_ = 0, calm_rows_ = 0;  // calm: of simple runs that do not attend
+  std::int64_t most_rows_ = 0, most_slots_ = 0;   // of those that do
+  std::vector<std::int32_t> first_, end_;         // rows of each run
+  std::size_t ends_ = 0;                          // runs that end here
   std::vector<std::byte> bytes_;
   typename Backend::template Buffer<std::byte> tables_;
-  std::size_t settled_at_ = 0, first_at_ = 0, loads_at_ = 0, stores_at_ = 0, ends_at_ = 0, sums_at_ = 0;
+  std::size_t settled_at_ = 0, first_at_ = 0, loads_at_ = 0, stores_at_ = 0, ends_at_ = 0, sums_at_ = 0,
+              attending_at_ = 0;
   kernels::PackedRuns<Space> runs_;
   const std::byte* const* context_ = nullptr;
 };

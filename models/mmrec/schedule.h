@@ -41,12 +41,9 @@ inline std::int64_t next_chunk(const ChunkPlan& plan, std::int64_t position, std
   return whole_tiles == 0 ? available : std::min(whole_tiles, plan.tokens - offset % plan.tokens);
 }
 
-/// The same where runs are packed: what a run has left, if that is little, goes segment by segment, so that its parts
-/// are simple (packed.h).
-inline std::int64_t next_packed_chunk(const ChunkPlan& plan, std::int64_t position, std::int64_t remaining,
+/// The same where runs are packed and go segment by segment, so that their parts are simple (packed.h).
+inline std::int64_t next_simple_chunk(const ChunkPlan& plan, std::int64_t position, std::int64_t remaining,
                                       std::int64_t segment) {
-  constexpr std::int64_t kFewSegments = 4;
-  if (remaining >= kFewSegments * segment) return next_chunk(plan, position, remaining, segment);
   return std::min({remaining, segment - position % segment, plan.tokens});
 }
 
@@ -122,13 +119,25 @@ class Schedule {
   void begin_round() {
     if (stops_) return;
     next_ = runs_.size();
+    const bool fills = packs_ && simple_rows() >= most_rows_ / 2;
     for (std::size_t i = runs_.size(); i-- > 0;) {
       const Run& run = runs_[i];
       const std::int64_t left = run.rows - done_[i];
       if (left == 0) continue;
-      turn_[i] = (packs_ ? next_packed_chunk : next_chunk)(plan_, run.position + done_[i], left, segment_);
+      const bool simple = packs_ && (fills || left < kFewSegments * segment_);
+      turn_[i] = (simple ? next_simple_chunk : next_chunk)(plan_, run.position + done_[i], left, segment_);
       next_ = i;
     }
+  }
+  // Packed runs go segment by segment where together they fill chunks, and those that have not many segments left.
+  static constexpr std::int64_t kFewSegments = 4;
+  std::int64_t simple_rows() const {
+    std::int64_t rows = 0;
+    for (std::size_t i = 0; i < runs_.size(); ++i) {
+      if (done_[i] == runs_[i].rows) continue;
+      rows += next_simple_chunk(plan_, runs_[i].position + done_[i], runs_[i].rows - done_[i], segment_);
+    }
+    return rows;
   }
   // Few sequences in lock-step have the bits that each has alone (docs/numerics.md).
   static bool is_small_batch(std::span<const Run> runs) {
@@ -138,10 +147,14 @@ class Schedule {
              return run.position == first.position && run.rows == first.rows;
            });
   }
-  // Parts within a segment that attend to no more than one slot.
+  // Parts within a segment, and of these first what no two slots can be filled for.
   void put_simple_first() {
-    std::stable_partition(chunk_.begin(), chunk_.end(), [&](const ChunkRun& run) {
-      return run.position < 2 * segment_ && run.position % segment_ + run.rows <= segment_;
+    std::stable_sort(chunk_.begin(), chunk_.end(), [&](const ChunkRun& a, const ChunkRun& b) {
+      const auto rank = [&](const ChunkRun& run) {
+        if (run.position % segment_ + run.rows > segment_) return 2;
+        return run.position < 2 * segment_ ? 0 : 1;
+      };
+      return rank(a) < rank(b);
     });
     std::int64_t row = 0;
     for (ChunkRun& run : chunk_) {

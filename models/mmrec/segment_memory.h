@@ -39,7 +39,7 @@ class SegmentMemory {
   /// From h to the block's output in x, for all of a batch's tokens.
   void finish(const Layer& w, std::int64_t layer, const Batch& b) {
     if (finish_at_once(w, layer, b)) return;
-    prepare_attention(w, b);
+    prepare_attention(w, b, attending(b));
     const std::int64_t segment = work_.config.memory_segment;
     for (Piece piece; piece.first < b.tokens; piece.first += piece.tokens) {
       piece.tokens = std::min(b.tokens - piece.first, segment - (b.position + piece.first) % segment);
@@ -97,8 +97,19 @@ class SegmentMemory {
     kernels::memory_attention(
         work_.backend,
         kernels::MemoryAttention<Space, A>{.q = query, .slots = rings, .heads = work_.config.num_heads, .out = query});
+    add_attended(w, b, piece);
+  }
+  /// x += W_o attended + b_o.
+  void add_attended(const Layer& w, const Batch& b, const Piece& piece) {
     const Sequence<float> x = Work::times(work_.x(b), piece);
-    work_.template linear<float>(query, x, {.weight = w.memory_out, .bias = w.memory_out_bias}, x);
+    work_.template linear<float>(Work::times(work_.attended(b), piece), x,
+                                 {.weight = w.memory_out, .bias = w.memory_out_bias}, x);
+  }
+  /// What attention needs that looks at no memory, for tokens that will attend: their queries, and x = x + h + 0.1 v.
+  void prepare_attention(const Layer& w, const Batch& b, const Piece& piece) {
+    if (piece.tokens == 0) return;
+    project_queries(w, b, piece);
+    kernels::block_residual(work_.backend, residual(b, piece));
   }
   /// Queries of a piece: W_q' h + ½ q.
   void project_queries(const Layer& w, const Batch& b, const Piece& piece) {
@@ -116,14 +127,6 @@ class SegmentMemory {
     if (work_.config.memory_slots < 2) return {b.tokens, 0};
     const std::int64_t first = std::clamp<std::int64_t>(2 * work_.config.memory_segment - b.position, 0, b.tokens);
     return {first, b.tokens - first};
-  }
-  /// What attention needs that looks at no memory, for all of the batch's tokens that will attend: their queries, and
-  /// x = x + h + 0.1 v.
-  void prepare_attention(const Layer& w, const Batch& b) {
-    const Piece rest = attending(b);
-    if (rest.tokens == 0) return;
-    project_queries(w, b, rest);
-    kernels::block_residual(work_.backend, residual(b, rest));
   }
   Residual residual(const Batch& b, const Piece& piece) {
     const Sequence<float> x = Work::times(work_.x(b), piece);

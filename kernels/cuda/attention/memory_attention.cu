@@ -40,13 +40,32 @@ struct Spread {
   int tile;   // slots, whole chunks
 };
 
-/// What all kernels are given.
+/// One sequence's queries and slots.
+template <class A>
+struct Attending {
+  const A* q;
+  A* out;
+  const float* memory;
+  std::int64_t time, slots;
+};
+
+/// What all kernels are given. With `runs` these are the sequences, rows of the first of q.
 template <class A>
 struct Attention {
   MemoryAttention<Device, A> op;
+  const AttendingRun* runs;
+  std::int64_t offset;  // of their slots
   int d;
   float scale;  // of scores, for exponents base 2
   Spread spread;
+
+  __device__ Attending<A> sequence(std::int64_t b) const {
+    if (runs == nullptr) {
+      return {op.q.at(b, 0, 0), op.out.at(b, 0, 0), op.slots.at(b, 0, 0), op.q.time, op.slots.time};
+    }
+    const AttendingRun run = runs[b];
+    return {op.q.at(0, 0, run.first), op.out.at(0, 0, run.first), run.slots + offset, run.rows, run.count};
+  }
 };
 
 /// The softmax of one chunk of `count` slots for kTokens tokens, whose q a group of lanes holds. All lanes of a warp
@@ -140,24 +159,28 @@ __global__ void __launch_bounds__(kThreads, kValues <= 8 ? 2 : 1)
   const std::int64_t tokens = std::int64_t{groups} * kTokens;  // of a block
   const std::int64_t tiles = (op.q.time + tokens - 1) / tokens;
   const std::int64_t b = quotient(blockIdx.x, tiles);
-  const std::int64_t first_token = (blockIdx.x - b * tiles) * tokens + static_cast<int>(threadIdx.x) / spread.lanes;
+  const std::int64_t first_of_block = (blockIdx.x - b * tiles) * tokens;
+  const std::int64_t first_token = first_of_block + static_cast<int>(threadIdx.x) / spread.lanes;
   const std::int64_t first_channel = std::int64_t{blockIdx.y} * given.d;
+  const Attending<A> s = given.sequence(b);
+  if (first_of_block >= s.time) return;
 
   float q[kTokens][kValues];
 #pragma unroll
   for (int n = 0; n < kTokens; ++n) {
-    const std::int64_t t = min(first_token + n * groups, op.q.time - 1);
-    load_query(given, op.q.at(b, 0, t) + first_channel, lane, q[n]);
+    const std::int64_t t = min(first_token + n * groups, s.time - 1);
+    load_query(given, s.q + t * op.q.time_stride + first_channel, lane, q[n]);
   }
 
   const int row_pieces = spread.width / kGroup;
   Softmax<kValues> total[kTokens];
-  for (std::int64_t first = 0; first < op.slots.time; first += spread.tile) {
-    const int slots = static_cast<int>(min(op.slots.time - first, std::int64_t{spread.tile}));
+  for (std::int64_t first = 0; first < s.slots; first += spread.tile) {
+    const int slots = static_cast<int>(min(s.slots - first, std::int64_t{spread.tile}));
     __syncthreads();  // all are done with the tile before
     for (int i = static_cast<int>(threadIdx.x); i < slots * row_pieces; i += kThreads) {
       float piece[kGroup];
-      load_group<true>(op.slots.at(b, 0, first + i / row_pieces) + first_channel, i % row_pieces, given.d, piece);
+      load_group<true>(s.memory + (first + i / row_pieces) * op.slots.time_stride + first_channel, i % row_pieces,
+                       given.d, piece);
       tile[i] = make_float4(piece[0], piece[1], piece[2], piece[3]);
     }
     __syncthreads();
@@ -175,9 +198,9 @@ __global__ void __launch_bounds__(kThreads, kValues <= 8 ? 2 : 1)
 #pragma unroll
   for (int n = 0; n < kTokens; ++n) {
     const std::int64_t t = first_token + n * groups;
-    if (t >= op.q.time) continue;
+    if (t >= s.time) continue;
     const float inverse = 1.0F / total[n].sum;
-    A* out = op.out.at(b, 0, t) + first_channel;
+    A* out = s.out + t * op.out.time_stride + first_channel;
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       float piece[kGroup];
@@ -205,14 +228,16 @@ __global__ void __launch_bounds__(kThreads) attend_split(const __grid_constant__
   const std::int64_t b = quotient(blockIdx.x, op.q.time);
   const std::int64_t t = blockIdx.x - b * op.q.time;
   const std::int64_t first_channel = std::int64_t{blockIdx.y} * given.d;
+  const Attending<A> s = given.sequence(b);
+  if (t >= s.time) return;
 
   float q[1][kValues];
-  load_query(given, op.q.at(b, 0, t) + first_channel, lane, q[0]);
+  load_query(given, s.q + t * op.q.time_stride + first_channel, lane, q[0]);
 
   // Every thread carries max and sum, and the merged values of its channels threadIdx.x, + blockDim.x, ….
   for (int c = static_cast<int>(threadIdx.x); c < spread.width; c += static_cast<int>(blockDim.x)) merged[c] = 0.0F;
   Softmax<1> total;
-  const std::int64_t slots = op.slots.time;
+  const std::int64_t slots = s.slots;
   const std::int64_t slots_at_once = std::int64_t{groups} * spread.chunk;
   for (std::int64_t first = 0; first < slots; first += slots_at_once) {
     // Groups whose chunk is short or missing run along, so that the lanes of a warp stay together.
@@ -225,8 +250,8 @@ __global__ void __launch_bounds__(kThreads) attend_split(const __grid_constant__
         q, spread.lanes, begin < slots ? of_chunk(begin) : 0, of_chunk(first),
         [&](int j, int i) {
           float piece[kGroup];
-          load_group<true>(op.slots.at(b, 0, min(begin + j, slots - 1)) + first_channel, i * spread.lanes + lane,
-                           given.d, piece);
+          load_group<true>(s.memory + min(begin + j, slots - 1) * op.slots.time_stride + first_channel,
+                           i * spread.lanes + lane, given.d, piece);
           return make_float4(piece[0], piece[1], piece[2], piece[3]);
         },
         part);
@@ -252,7 +277,7 @@ __global__ void __launch_bounds__(kThreads) attend_split(const __grid_constant__
     total = next;
   }
 
-  A* out = op.out.at(b, 0, t) + first_channel;
+  A* out = s.out + t * op.out.time_stride + first_channel;
   const float inverse = 1.0F / total.sum;
   for (int c = static_cast<int>(threadIdx.x); c < given.d; c += static_cast<int>(blockDim.x)) {
     out[c] = narrow<A>(merged[c] * inverse);
@@ -271,17 +296,19 @@ __global__ void __launch_bounds__(kThreads) attend_any(const __grid_constant__ A
   const std::int64_t b = quotient(blockIdx.x, op.q.time);
   const std::int64_t t = blockIdx.x - b * op.q.time;
   const std::int64_t first_channel = std::int64_t{blockIdx.y} * given.d;
-  const A* q = op.q.at(b, 0, t) + first_channel;
+  const Attending<A> s = given.sequence(b);
+  if (t >= s.time) return;
+  const A* q = s.q + t * op.q.time_stride + first_channel;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
 
   for (int c = thread; c < given.d; c += kThreads) values[c] = 0.0F;
   Softmax<1> total;
-  for (std::int64_t first = 0; first < op.slots.time; first += kSlots) {
-    const int count = static_cast<int>(min(op.slots.time - first, std::int64_t{kSlots}));
+  for (std::int64_t first = 0; first < s.slots; first += kSlots) {
+    const int count = static_cast<int>(min(s.slots - first, std::int64_t{kSlots}));
     __syncthreads();  // all are done with the scores before
     for (int j = thread / 32; j < kSlots; j += kThreads / 32) {
-      const float* slot = op.slots.at(b, 0, first + min(j, count - 1)) + first_channel;
+      const float* slot = s.memory + (first + min(j, count - 1)) * op.slots.time_stride + first_channel;
       float score = 0.0F;
       for (int c = lane; c < given.d; c += 32) {
         float channel[2][1];
@@ -303,14 +330,14 @@ __global__ void __launch_bounds__(kThreads) attend_any(const __grid_constant__ A
       for (int j = 0; j < kSlots; ++j) {
         if (j >= count) break;
         float channel[1];
-        load(op.slots.at(b, 0, first + j) + first_channel + c, channel);
+        load(s.memory + (first + j) * op.slots.time_stride + first_channel + c, channel);
         value = __fmaf_rn(weights[j], channel[0], value);
       }
       values[c] = value;
     }
   }
   __syncthreads();  // all are done with q, which out may alias
-  A* out = op.out.at(b, 0, t) + first_channel;
+  A* out = s.out + t * op.out.time_stride + first_channel;
   const float inverse = 1.0F / total.sum;
   for (int c = thread; c < given.d; c += kThreads) out[c] = narrow<A>(values[c] * inverse);
 }
@@ -343,13 +370,17 @@ AttentionWay choose_attention(const MemoryAttention<Device, A>& op) {
   return op.q.time >= kManyTokens ? AttentionWay::kTile : AttentionWay::kSplit;
 }
 
+namespace {
+
 template <class A>
-void memory_attention_by(Cuda& cuda, AttentionWay way, const MemoryAttention<Device, A>& op) {
+void attend_by(Cuda& cuda, AttentionWay way, const MemoryAttention<Device, A>& op, const AttendingRun* runs,
+               std::int64_t offset) {
   const std::int64_t rows = op.q.batch * op.q.time;
   if (rows == 0) return;
   if (way == AttentionWay::kAuto) way = choose_attention(op);
   const auto d = static_cast<int>(op.q.dim / op.heads);
-  const Attention<A> given{op, d, static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(d))), {}};
+  const auto scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(d)));
+  const Attention<A> given{op, runs, offset, d, scale, {}};
   if (way == AttentionWay::kAny) {
     const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(op.heads));
     LaunchConfig config = overlapping(cuda, grid, dim3(kThreads));
@@ -363,15 +394,35 @@ void memory_attention_by(Cuda& cuda, AttentionWay way, const MemoryAttention<Dev
   attend<32>(cuda, way, given, 32);
 }
 
+}  // namespace
+
+template <class A>
+void memory_attention_by(Cuda& cuda, AttentionWay way, const MemoryAttention<Device, A>& op) {
+  attend_by(cuda, way, op, nullptr, 0);
+}
+
 template <class A>
 void memory_attention(Cuda& cuda, const MemoryAttention<Device, A>& op) {
   memory_attention_by(cuda, AttentionWay::kAuto, op);
 }
 
+template <class A>
+void packed_attention(Cuda& cuda, const PackedAttention<Device, A>& op) {
+  // Sizes of the largest sequence; where each lies its run says. Slots are aligned as states are.
+  MemoryAttention<Device, A> all{.q = {op.q.data, op.count, op.most_rows, op.q.cols},
+                                 .slots = {nullptr, op.count, op.most_slots, op.q.cols},
+                                 .heads = op.heads,
+                                 .out = {op.out.data, op.count, op.most_rows, op.out.cols}};
+  all.q.time_stride = op.q.stride;
+  all.out.time_stride = op.out.stride;
+  attend_by(cuda, AttentionWay::kAuto, all, op.runs, op.offset);
+}
+
 #define MMREC_INSTANTIATE(A)                                                                 \
   template AttentionWay choose_attention(const MemoryAttention<Device, A>&);                 \
   template void memory_attention_by(Cuda&, AttentionWay, const MemoryAttention<Device, A>&); \
-  template void memory_attention(Cuda&, const MemoryAttention<Device, A>&);
+  template void memory_attention(Cuda&, const MemoryAttention<Device, A>&);                  \
+  template void packed_attention(Cuda&, const PackedAttention<Device, A>&);
 MMREC_INSTANTIATE(float)
 MMREC_INSTANTIATE(BFloat16)
 MMREC_INSTANTIATE(Float16)

@@ -247,6 +247,8 @@ template <class A>
 void packed_residual_norm(Cuda& cuda, const PackedResidualNorm<Device, A>& op);
 void packed_segment_sum(Cuda& cuda, const PackedSegmentSum<Device>& op);
 template <class A>
+void packed_attention(Cuda& cuda, const PackedAttention<Device, A>& op);
+template <class A>
 void memory_attention(Cuda& cuda, const MemoryAttention<Device, A>& op);
 template <class A>
 void block_residual(Cuda& cuda, const BlockResidual<Device, A>& op);
