@@ -42,8 +42,9 @@ struct Session::Impl {
   std::vector<float> logits = {};       // [B, V] once fetched
   bool has_logits = false;              // they are those of `position`
   std::optional<Sampler> sampler = {};  // of the last draw, for its scratch
-  std::vector<models::Run> runs;        // [B], scratch
-  std::vector<int> drawn;               // [B], scratch
+  std::vector<models::Draw> draws = {};
+  std::vector<models::Run> runs;  // [B], scratch
+  std::vector<int> drawn;         // [B], scratch
   std::vector<float> drawn_logprobs = {};
 
   models::Executor& executor() const { return *slots.executor(); }
@@ -173,8 +174,11 @@ void Session::draw(const SamplerOptions& options, std::uint64_t step, std::uint6
   }
   Sampler& sampler = impl_->sampler_for(options);
   impl_->drawn_logprobs.resize(logprobs ? samples.size() : 0);
-  const bool drawn =
-      impl_->executor().draw(impl_->slots.first(), options, step, first_sequence, impl_->drawn, impl_->drawn_logprobs);
+  impl_->draws.clear();
+  for (int b = 0; b < batch(); ++b) {
+    impl_->draws.push_back({impl_->slots[b], options, first_sequence + static_cast<std::uint64_t>(b), step});
+  }
+  const bool drawn = impl_->executor().draw(impl_->draws, impl_->drawn, impl_->drawn_logprobs);
   for (std::size_t b = 0; b < samples.size(); ++b) {
     if (drawn && impl_->drawn[b] >= 0) {
       samples[b] = {impl_->drawn[b], logprobs ? impl_->drawn_logprobs[b] : 0.0F};

@@ -52,6 +52,16 @@ struct Work {
   bool wants_logits = true;  // else what the slots hold of logits afterwards is undefined
 };
 
+/// How the next token of a sequence is drawn: from its logits where they are, by the chain of `options` but its
+/// repetition penalty, with the random number of (seed, sequence, step).
+struct Draw {
+  Slot slot = nullptr;
+  SamplerOptions options;
+  std::uint64_t sequence = 0;
+  std::uint64_t step = 0;
+  bool operator==(const Draw&) const = default;
+};
+
 /// What a call has done.
 struct Done {
   std::vector<std::int64_t> rows;  // of each run
@@ -92,14 +102,11 @@ class Executor {
   /// The next token's logits, [count, V], to host memory. Requires: position >= 1.
   virtual void logits(Slot first, int count, std::span<float> to) = 0;
 
-  /// Draws the next token of sequences side by side from their logits where they are, by the chain of `options` but its
-  /// repetition penalty. Sequence b draws with the random number of (seed, first_sequence + b, step); -1 for a row that
-  /// has a NaN or +inf, or nothing to draw. Where `logprobs` is not empty it receives each token's log-softmax of the
-  /// raw logits. False where this executor cannot draw: nothing has happened then.
-  virtual bool draw(Slot first, const SamplerOptions& options, std::uint64_t step, std::uint64_t first_sequence,
-                    std::span<int> tokens, std::span<float> logprobs) {
-    static_cast<void>(first), static_cast<void>(options), static_cast<void>(step), static_cast<void>(first_sequence);
-    static_cast<void>(tokens), static_cast<void>(logprobs);
+  /// Draws the next token of each sequence; -1 where a row has a NaN or +inf, or nothing to draw. Where `logprobs` is
+  /// not empty it receives each token's log-softmax of the raw logits. False where this executor cannot draw: nothing
+  /// has happened then.
+  virtual bool draw(std::span<const Draw> draws, std::span<int> tokens, std::span<float> logprobs) {
+    static_cast<void>(draws), static_cast<void>(tokens), static_cast<void>(logprobs);
     return false;
   }
 };

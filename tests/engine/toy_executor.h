@@ -143,14 +143,13 @@ class ToyExecutor final : public models::Executor {
       std::copy(from.begin(), from.end(), to.begin() + b * std::ssize(from));
     }
   }
-  bool draw(models::Slot first, const SamplerOptions& options, std::uint64_t step, std::uint64_t first_sequence,
-            std::span<int> tokens, std::span<float> logprobs) override {
+  bool draw(std::span<const models::Draw> draws, std::span<int> tokens, std::span<float> logprobs) override {
     if (!log_ || !log_->draws) return false;
     ++log_->drawn;
-    Sampler sampler(options);
     for (std::size_t b = 0; b < tokens.size(); ++b) {
       try {
-        const Sample sample = sampler.sample(at(first, static_cast<int>(b)).logits, {}, step, first_sequence + b);
+        Sampler sampler(draws[b].options);
+        const Sample sample = sampler.sample(at(draws[b].slot).logits, {}, draws[b].step, draws[b].sequence);
         tokens[b] = sample.token;
         if (!logprobs.empty()) logprobs[b] = sample.logprob;
       } catch (const NumericError&) {

@@ -92,7 +92,7 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
     if (lane_->forward.reserve(sequences, resolve<A>(options).sweeps)) {  // what lay in the old activations is gone
       graphs_.clear();
       seen_.clear();
-      drawn_for_ = nullptr;
+      drawn_for_.clear();
     }
     return {std::move(lock), *lane_};
   }
@@ -112,7 +112,7 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
 
   Done run(const Work& work, const ExecutionOptions& options) override {
     const Turn turn = lane(options, count_of(work.runs));
-    drawn_for_ = nullptr;
+    drawn_for_.clear();
     return turn->forward.run(work, resolve<A>(options));
   }
 
@@ -120,16 +120,17 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
     const Turn turn = lane(options, count_of(runs));
     Forward<kernels::Cuda, A>& forward = turn->forward;
     if (!forward.are_single_tokens(runs)) {
-      drawn_for_ = nullptr;
+      drawn_for_.clear();
       RecurrenceOptions exact = resolve<A>(options);
       exact.sweeps = false;
       forward.run({.tokens = tokens, .runs = runs}, exact);
       return;
     }
-    const bool are_there = drawn_for_ == runs.front().slot && drawn_count_ == tokens.size() &&
+    const bool are_there = std::equal(runs.begin(), runs.end(), drawn_for_.begin(), drawn_for_.end(),
+                                      [](const Run& run, Slot slot) { return run.slot == slot; }) &&
                            std::equal(tokens.begin(), tokens.end(), drawn_.data());
     if (!are_there) forward.load_tokens(tokens);
-    drawn_for_ = nullptr;
+    drawn_for_.clear();
     enqueue(*lane_, runs);
   }
 
@@ -141,19 +142,19 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
     std::copy_n(logits_.data(), to.size(), to.data());
   }
 
-  bool draw(Slot first, const SamplerOptions& options, std::uint64_t step, std::uint64_t first_sequence,
-            std::span<int> tokens, std::span<float> logprobs) override {
+  bool draw(std::span<const Draw> draws, std::span<int> tokens, std::span<float> logprobs) override {
     if (config_.vocab_size > kernels::kMostSampleWords) return false;
     const auto count = static_cast<std::int64_t>(tokens.size());
     const Turn turn = lane({.prefill = PrefillMode::kSteps}, count);
-    Draw wanted{first, tokens.size(), options, step, first_sequence};
-    if (next_draw_ != wanted) upload_rules(turn->backend, wanted);
-    next_draw_.reset();
-    drawn_for_ = nullptr;
+    if (!std::equal(draws.begin(), draws.end(), next_draws_.begin(), next_draws_.end())) {
+      upload_rules(turn->backend, draws);
+    }
+    next_draws_.clear();
+    drawn_for_.clear();
     if (drawn_.size() < tokens.size()) drawn_ = kernels::PinnedBuffer<int>(tokens.size());
     std::fill_n(drawn_.data(), tokens.size(), kPending);
     // They stay on the device too: mostly the next step takes just these.
-    const kernels::MatrixView<const float, kernels::Device> logits = turn->forward.logits(first, count);
+    const kernels::MatrixView<const float, kernels::Device> logits = logits_of(*lane_, draws);
     int* const on_device = turn->forward.tokens();
     kernels::sample_tokens(turn->backend,
                            {.logits = logits, .rules = rules_.data(), .tokens = drawn_.data(), .copy = on_device});
@@ -164,11 +165,12 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
       turn->backend.download(turn->forward.logprobs(), logprobs.data(), logprobs.size());
     }
     await_drawn(turn->backend, tokens.size());
-    drawn_for_ = first;
-    drawn_count_ = tokens.size();
     std::copy_n(drawn_.data(), tokens.size(), tokens.data());
-    wanted.step += 1;
-    next_draw_ = wanted;
+    next_draws_.assign(draws.begin(), draws.end());
+    for (Draw& next : next_draws_) {
+      drawn_for_.push_back(next.slot);
+      next.step += 1;
+    }
     return true;
   }
 
@@ -177,24 +179,45 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
   /// A step of sequences side by side at one position.
   using StepKey = std::tuple<Slot, std::size_t, typename Forward<kernels::Cuda, A>::StepKey>;
 
-  struct Draw {
-    Slot first = nullptr;
-    std::size_t count = 0;
-    SamplerOptions options;
-    std::uint64_t step = 0;
-    std::uint64_t first_sequence = 0;
-    bool operator==(const Draw&) const = default;
-  };
-
   static std::int64_t count_of(std::span<const Run> runs) { return static_cast<std::int64_t>(runs.size()); }
 
-  void upload_rules(kernels::Cuda& cuda, const Draw& draw) {
+  void upload_rules(kernels::Cuda& cuda, std::span<const Draw> draws) {
     std::vector<kernels::SampleRule> rules;
-    for (std::size_t b = 0; b < draw.count; ++b) {
-      rules.push_back({.options = draw.options, .sequence = draw.first_sequence + b, .step = draw.step});
+    for (const Draw& draw : draws) {
+      rules.push_back({.options = draw.options, .sequence = draw.sequence, .step = draw.step});
     }
-    if (rules_.size() < draw.count) rules_ = kernels::DeviceBuffer<kernels::SampleRule>(draw.count);
-    cuda.upload(rules.data(), rules_.data(), draw.count);
+    if (rules_.size() < draws.size()) rules_ = kernels::DeviceBuffer<kernels::SampleRule>(draws.size());
+    cuda.upload(rules.data(), rules_.data(), draws.size());
+  }
+
+  /// Where they lie if they are evenly spaced, else gathered.
+  kernels::MatrixView<const float, kernels::Device> logits_of(Lane<A>& lane, std::span<const Draw> draws) {
+    const auto count = static_cast<std::int64_t>(draws.size());
+    const std::ptrdiff_t apart = count > 1 ? draws[1].slot - draws[0].slot : 0;
+    kernels::MatrixView<float, kernels::Device> logits = lane.forward.logits(draws[0].slot, count);
+    if (count > 1) logits.stride = apart / static_cast<std::ptrdiff_t>(sizeof(float));
+    for (std::size_t i = 2; i < draws.size(); ++i) {
+      if (draws[i].slot - draws[i - 1].slot != apart || apart < 0) return gathered_logits(lane, draws);
+    }
+    return apart < 0 ? gathered_logits(lane, draws) : kernels::MatrixView<const float, kernels::Device>(logits);
+  }
+  kernels::MatrixView<const float, kernels::Device> gathered_logits(Lane<A>& lane, std::span<const Draw> draws) {
+    const std::int64_t vocab = config_.vocab_size;
+    const auto count = static_cast<std::int64_t>(draws.size());
+    if (gathered_.size() < static_cast<std::size_t>(count * vocab)) {
+      gathered_ = {};
+      gathered_ = kernels::DeviceBuffer<float>(static_cast<std::size_t>(count * vocab));
+      gather_ = kernels::DeviceBuffer<kernels::RowCopy<float>>(draws.size());
+    }
+    std::vector<kernels::RowCopy<float>> rows;
+    for (std::size_t i = 0; i < draws.size(); ++i) {
+      rows.push_back({reinterpret_cast<const std::byte*>(lane.forward.logits(draws[i].slot, 1).data),
+                      reinterpret_cast<std::byte*>(gathered_.data() + static_cast<std::int64_t>(i) * vocab)});
+    }
+    lane.backend.upload(rows.data(), gather_.data(), rows.size());
+    kernels::copy_listed(lane.backend, kernels::CopyListed<kernels::Device, float>{
+                                           .rows = gather_.data(), .count = count, .cols = vocab});
+    return {gathered_.data(), count, vocab};
   }
 
   /// Returns when the device has written all tokens, which is some microseconds before the stream is known to be idle.
@@ -240,9 +263,10 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
   kernels::DeviceBuffer<kernels::SampleRule> rules_;
   kernels::PinnedBuffer<float> logits_;
   kernels::PinnedBuffer<int> drawn_;  // written by the device
-  Slot drawn_for_ = nullptr;          // the first of those whose tokens drawn_ and forward.tokens() hold
-  std::size_t drawn_count_ = 0;
-  std::optional<Draw> next_draw_;  // what rules_ says
+  kernels::DeviceBuffer<float> gathered_;
+  kernels::DeviceBuffer<kernels::RowCopy<float>> gather_;
+  std::vector<Slot> drawn_for_;   // those whose tokens drawn_ and forward.tokens() hold
+  std::vector<Draw> next_draws_;  // what rules_ says
   std::set<StepKey> seen_;
   std::map<StepKey, kernels::Graph> graphs_;
 };
