@@ -5,8 +5,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <iterator>
 #include <nlohmann/json.hpp>
-#include <ranges>
 #include <stdexcept>
 #include <type_traits>
 #include <unordered_set>
@@ -82,13 +82,24 @@ class Rules {
     std::unordered_set<std::string> keys;
     std::string key;  // of the member being read
   };
+  /// Goes through the text and tells how far.
+  struct Iterator {
+    // NOLINTBEGIN(readability-identifier-naming): the standard's names
+    using iterator_category = std::input_iterator_tag;
+    using value_type = char;
+    using difference_type = std::ptrdiff_t;
+    using pointer = const char*;
+    using reference = char;
+    // NOLINTEND(readability-identifier-naming)
+    Rules* rules;
+    char operator*() const { return rules->text_[rules->at_]; }
+    Iterator& operator++() { return ++rules->at_, *this; }
+    bool operator==(const Iterator& /*end*/) const { return rules->at_ == rules->text_.size(); }
+  };
 
   void parse() {
-    auto bytes = text_ | std::views::transform([this](const char& byte) {
-                   at_ = static_cast<std::size_t>(&byte - text_.data()) + 1;
-                   return byte;
-                 });
-    json::sax_parse(bytes.begin(), bytes.end(), this);
+    at_ = 0;
+    json::sax_parse(Iterator{this}, Iterator{this}, this);
   }
   [[noreturn]] void fail(std::string_view message) const {
     std::string where = name_ + ": ";
