@@ -5,6 +5,7 @@
 
 #include "apps/bench_kernels.h"
 #include "kernels/cuda/runtime/cublaslt.h"
+#include "models/mmrec/weights.h"
 
 namespace mmrec::apps {
 namespace {
@@ -63,9 +64,7 @@ DevicePeaks measure_device(Precision precision, int gpu) {
     peaks.read_bytes_per_second =
         static_cast<double>(kCopyBytes) / seconds([&] { read_by_kernel(cuda, from.data(), kCopyBytes); });
   }
-  const DType type = precision == Precision::kBF16  ? DType::kBF16
-                     : precision == Precision::kF16 ? DType::kF16
-                                                    : DType::kF32;
+  const DType type = models::type_of(precision);
   const std::int64_t size = type == DType::kF32 ? 4096 : 8192;
   for (const std::int64_t rows : {size / 2, size}) {
     peaks.product_flops = std::max(peaks.product_flops, product_rate(cuda, timer, type, rows, size));

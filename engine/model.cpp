@@ -76,20 +76,6 @@ ModelInfo info_of(const models::Config& config, const models::HostWeights& weigh
 
 bool is_half(Precision precision) { return precision == Precision::kF16 || precision == Precision::kBF16; }
 
-/// What matrices are made of. What kAuto became is known by then.
-kernels::DType type_of(Precision precision) {
-  switch (precision) {
-    case Precision::kF16:
-      return kernels::DType::kF16;
-    case Precision::kBF16:
-      return kernels::DType::kBF16;
-    case Precision::kAuto:
-    case Precision::kF32:
-      break;
-  }
-  return kernels::DType::kF32;
-}
-
 void check(const LoadOptions& options) {
   if (options.device != Device::kAuto && options.device != Device::kCpu && options.device != Device::kCuda) {
     throw std::invalid_argument(
@@ -132,7 +118,7 @@ Model on_cuda(const models::Config& config, const models::HostWeights& host, Mod
   const auto weights = models::upload_weights(host, options.precision, options.gpu);
   info.precision = models::precision_of(*weights);
   info.weight_bytes = models::device_bytes(*weights);
-  count_bytes(info, host, type_of(info.precision));
+  count_bytes(info, host, models::type_of(info.precision));
   info.device = Device::kCuda;
   info.gpu = options.gpu;
   info.device_name = models::cuda_device_info(options.gpu).name;

@@ -7,6 +7,7 @@
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/tensor.h"
+#include "mmrec/precision.h"
 #include "models/files/checkpoint.h"
 #include "models/mmrec/config.h"
 #include "models/mmrec/weight_table.h"
@@ -43,6 +44,17 @@ using ModelView = ModelFields<kernels::WeightView<Space>, const float*>;
 
 /// Views of `weights`, which must outlive them. A tied head is the embedding.
 ModelView<kernels::Host> view_of(const HostWeights& weights);
+
+/// The type of matrices that a precision asks for, fp32 where it asks for none; and the precision of products with
+/// them.
+constexpr kernels::DType type_of(Precision precision) {
+  using enum Precision;
+  return precision == kF16 ? kernels::DType::kF16 : precision == kBF16 ? kernels::DType::kBF16 : kernels::DType::kF32;
+}
+constexpr Precision precision_of(kernels::DType type) {
+  using enum kernels::DType;
+  return type == kF16 ? Precision::kF16 : type == kBF16 ? Precision::kBF16 : Precision::kF32;
+}
 
 /// The type of all matrices where they agree, fp32 otherwise.
 kernels::DType common_dtype(const HostWeights& weights);

@@ -20,6 +20,7 @@
 
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/runtime/graph.h"
+#include "models/files/elements.h"
 #include "models/mmrec/cuda/ops.h"
 #include "models/mmrec/cuda/weights.h"
 #include "models/mmrec/executor_base.h"
@@ -27,8 +28,6 @@
 
 namespace mmrec::models {
 namespace {
-
-using kernels::DType;
 
 /// Rows enough to fill the device in every product. A window is a tile of a sweep, of 128 times and 128 channels, for
 /// every multiprocessor, so that what its sweeps go over again and again stays in L2; two tiles where products take
@@ -289,28 +288,14 @@ std::shared_ptr<const CudaWeights> upload_weights(const HostWeights& weights, Pr
 
 std::uint64_t device_bytes(const CudaWeights& weights) { return weights.bytes(); }
 
-Precision precision_of(const CudaWeights& weights) {
-  switch (weights.type()) {
-    case DType::kF16:
-      return Precision::kF16;
-    case DType::kBF16:
-      return Precision::kBF16;
-    case DType::kF32:
-      break;
-  }
-  return Precision::kF32;
-}
+Precision precision_of(const CudaWeights& weights) { return precision_of(weights.type()); }
 
 std::shared_ptr<Executor> make_cuda_executor(const Config& config, std::shared_ptr<const CudaWeights> weights) {
-  switch (weights->type()) {
-    case DType::kF16:
-      return std::make_shared<CudaExecutor<kernels::Float16>>(config, std::move(weights));
-    case DType::kBF16:
-      return std::make_shared<CudaExecutor<kernels::BFloat16>>(config, std::move(weights));
-    case DType::kF32:
-      break;
-  }
-  return std::make_shared<CudaExecutor<float>>(config, std::move(weights));
+  std::shared_ptr<Executor> executor;
+  with_element_type(weights->type(), [&](auto zero) {
+    executor = std::make_shared<CudaExecutor<decltype(zero)>>(config, std::move(weights));
+  });
+  return executor;
 }
 
 }  // namespace mmrec::models

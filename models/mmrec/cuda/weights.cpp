@@ -16,20 +16,6 @@ namespace {
 
 using kernels::DType;
 
-DType type_of(const HostWeights& weights, Precision precision) {
-  switch (precision) {
-    case Precision::kF32:
-      return DType::kF32;
-    case Precision::kF16:
-      return DType::kF16;
-    case Precision::kBF16:
-      return DType::kBF16;
-    case Precision::kAuto:
-      break;
-  }
-  return common_dtype(weights);
-}
-
 /// A field's numbers, in the type in which they lie somewhere.
 struct Numbers {
   const std::byte* data = nullptr;
@@ -95,7 +81,7 @@ void set_view(const std::byte* data, DType /*type*/, const HostVector& /*from*/,
 }  // namespace
 
 CudaWeights::CudaWeights(const HostWeights& weights, Precision precision, int gpu)
-    : type_(type_of(weights, precision)), gpu_(gpu) {
+    : type_(precision == Precision::kAuto ? common_dtype(weights) : type_of(precision)), gpu_(gpu) {
   kernels::make_current(gpu);
   const auto type_in = [this](const Field& field) { return field.is_matrix() ? type_ : DType::kF32; };
   Layout sizes;
