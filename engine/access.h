@@ -17,6 +17,8 @@ struct Access {
   /// identity that saved states carry.
   static Session session(std::shared_ptr<models::Executor> executor, const models::Config& config,
                          std::uint64_t fingerprint, int batch, const models::ExecutionOptions& options);
+  using SessionImpl = Session::Impl;  // engine/session_impl.h
+  static SessionImpl& impl(Session& session);
   /// `executor` keeps the weights alive.
   static Model model(ModelInfo info, const models::Config& config, std::shared_ptr<models::Executor> executor);
   static const std::shared_ptr<models::Executor>& executor(const Model& model);

@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <stdexcept>
 
 #include "engine/stop_matcher.h"
+#include "engine/token_drawer.h"
 
 namespace mmrec {
 namespace {
@@ -102,22 +104,22 @@ GenerateResult generate(Session& session, const Tokenizer& tokenizer, const Gene
   const std::int64_t max_tokens =
       options.max_tokens < 0 ? std::numeric_limits<std::int64_t>::max() : options.max_tokens;
   const auto first_position = static_cast<std::uint64_t>(session.position());
-  const auto draw = [&](std::uint64_t step) {
-    Sample sample;
-    if (sampler_options.repetition_penalty == 1.0F) {
-      session.draw(sampler_options, step, options.sequence, {&sample, 1}, options.logprobs);
-    } else {  // needs the tokens so far, which a device has not got
-      sample = sampler.sample(session.logits(), recent, step, options.sequence);
-    }
-    return sample;
+  std::optional<engine::TokenDrawer> drawer;
+  if (sampler_options.repetition_penalty == 1.0F) {
+    drawer.emplace(session, sampler_options, options.sequence, max_tokens, options.logprobs);
+  }
+  const auto draw = [&](std::int64_t n) {
+    if (drawer) return drawer->next();
+    // A penalty needs the tokens so far, which a device has not got.
+    if (n > 0) session.step({&result.tokens.back(), 1});
+    return sampler.sample(session.logits(), recent, first_position + static_cast<std::uint64_t>(n), options.sequence);
   };
   for (std::int64_t n = 0; n < max_tokens; ++n) {
     if (options.cancelled && options.cancelled()) {
       result.finish_reason = FinishReason::kCancelled;
       break;
     }
-    if (n > 0) session.step({&result.tokens.back(), 1});
-    const Sample drawn = draw(first_position + static_cast<std::uint64_t>(n));
+    const Sample drawn = draw(n);
     if (std::find(options.eos_token_ids.begin(), options.eos_token_ids.end(), drawn.token) !=
         options.eos_token_ids.end()) {
       result.finish_reason = FinishReason::kEndOfSequence;
@@ -128,9 +130,11 @@ GenerateResult generate(Session& session, const Tokenizer& tokenizer, const Gene
     recent.push_back(drawn.token);
     if (!output.push(drawn.token)) {
       result.finish_reason = output.stopped() ? FinishReason::kStopString : FinishReason::kCancelled;
+      if (drawer) drawer->finish();
       return result;
     }
   }
+  if (drawer) drawer->finish();
   if (!output.finish()) {
     result.finish_reason = FinishReason::kCancelled;
   } else if (output.stopped()) {

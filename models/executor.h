@@ -62,6 +62,23 @@ struct Draw {
   bool operator==(const Draw&) const = default;
 };
 
+/// A sequence whose tokens are drawn and consumed one after another without the host between. While there is one nobody
+/// else calls for its slot; it goes before the slot does. One thread at a time.
+class TokenStream {
+ public:
+  TokenStream() = default;
+  TokenStream(const TokenStream&) = delete;
+  TokenStream& operator=(const TokenStream&) = delete;
+  virtual ~TokenStream() = default;
+
+  /// Enqueues the draw of the next token, and before it, unless it is the first, the step that consumes the token drawn
+  /// last. At most kAhead tokens may wait to be fetched.
+  virtual void enqueue() = 0;
+  static constexpr int kAhead = 3;
+  /// Waits for the oldest token that was not fetched: what Executor::draw says of it.
+  virtual std::pair<int, float> fetch() = 0;
+};
+
 /// What a call has done.
 struct Done {
   std::vector<std::int64_t> rows;  // of each run
@@ -108,6 +125,13 @@ class Executor {
   virtual bool draw(std::span<const Draw> draws, std::span<int> tokens, std::span<float> logprobs) {
     static_cast<void>(draws), static_cast<void>(tokens), static_cast<void>(logprobs);
     return false;
+  }
+
+  /// The sequence at `position` draws by itself from now on, as `first` says and with the steps that follow. Null where
+  /// this executor cannot.
+  virtual std::unique_ptr<TokenStream> draw_ahead(const Draw& first, std::int64_t position, bool logprobs) {
+    static_cast<void>(first), static_cast<void>(position), static_cast<void>(logprobs);
+    return nullptr;
   }
 };
 

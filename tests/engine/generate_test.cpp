@@ -315,6 +315,63 @@ TEST(Generate, WithoutLogProbsTheDeviceDrawsTheSameTokens) {
   }
 }
 
+// Wherever it ends, nothing shows of a step that was under way: results, state and what the session draws next.
+TEST(Generate, ASequenceThatDrawsAheadEndsAsOneThatDoesNot) {
+  struct Ending {
+    const char* name;
+    std::function<void(GenerateOptions&, int& calls)> set;
+  };
+  const Ending endings[] = {
+      {"length", [](GenerateOptions&, int&) {}},
+      {"one token", [](GenerateOptions& o, int&) { o.max_tokens = 1; }},
+      {"no token", [](GenerateOptions& o, int&) { o.max_tokens = 0; }},
+      {"end of sequence", [](GenerateOptions& o, int&) { o.eos_token_ids = {kCat, kS}; }},
+      {"stop string", [](GenerateOptions& o, int&) { o.stop = {"cat", "the"}; }},
+      {"cancelled late", [](GenerateOptions& o, int& n) { o.cancelled = [&n] { return ++n == 70; }; }},
+      {"cancelled at once", [](GenerateOptions& o, int&) { o.cancelled = [] { return true; }; }},
+      {"receiver", [](GenerateOptions& o, int& n) { o.on_text = [&n](std::string_view) { return ++n < 40; }; }},
+      {"fault", [](GenerateOptions& o, int& n) {
+         o.on_text = [&n](std::string_view) -> bool { return ++n < 33 ? true : throw std::out_of_range("enough"); };
+       }}};
+  for (const Ending& ending : endings) {
+    for (const std::uint64_t seed : {1U, 2U, 3U}) {
+      SCOPED_TRACE(ending.name);
+      std::vector<std::byte> expected_state;
+      GenerateResult expected;
+      for (const bool ahead : {false, true}) {
+        const auto log = std::make_shared<test::ToyLog>();
+        log->ahead = ahead;
+        const Model model = toy_model(log, toy_config(tokenizer().vocab_size()));
+        GenerateOptions o;
+        o.sampler = {.temperature = 5.0F, .top_k = 0, .top_p = 1.0F, .seed = seed};
+        o.max_tokens = 100;
+        int calls = 0;
+        ending.set(o, calls);
+        Session session = model.new_session();
+        session.prefill(std::vector<int>{1, kThe});
+        GenerateResult result;
+        try {
+          result = generate(session, tokenizer(), o);
+        } catch (const std::out_of_range&) {
+          result.text = "thrown";
+        }
+        if (!ahead) {
+          expected = result;
+          expected_state = session.save();
+          continue;
+        }
+        EXPECT_EQ(result.tokens, expected.tokens);
+        EXPECT_EQ(result.text, expected.text);
+        EXPECT_EQ(result.logprobs, expected.logprobs);
+        EXPECT_EQ(result.finish_reason, expected.finish_reason);
+        EXPECT_EQ(session.save(), expected_state);
+        const auto recent = session.recent_tokens();
+        EXPECT_EQ(recent.size(), static_cast<std::size_t>(session.position()));
+      }
+    }
+  }
+}
+
 TEST(Generate, RefusesWhatCannotBe) {
   const Model model = scripted_model({kThe}, tokenizer().vocab_size());
   Session session = model.new_session();

@@ -29,6 +29,7 @@ struct ToyLog {
   int copies = 0;
   int through_host = 0;  // states saved or loaded
 
+  bool ahead = false;       // set by a test: sequences draw by themselves
   bool draws = false;       // set by a test: it draws by itself, as a device does
   std::int64_t chunk = 16;  // rows of a run between two questions
   bool one_by_one = false;  // runs after one another instead of together
@@ -158,8 +159,48 @@ class ToyExecutor final : public models::Executor {
     }
     return true;
   }
+  std::unique_ptr<models::TokenStream> draw_ahead(const models::Draw& first, std::int64_t position,
+                                                  bool logprobs) override {
+    if (!log_ || !log_->ahead) return nullptr;
+    return std::make_unique<Stream>(*this, first, position, logprobs);
+  }
 
  private:
+  class Stream final : public models::TokenStream {
+   public:
+    Stream(ToyExecutor& executor, const models::Draw& first, std::int64_t position, bool logprobs)
+        : executor_(executor), next_(first), position_(position), logprobs_(logprobs) {}
+    void enqueue() override {
+      if (has_token_) {
+        const models::Run run{next_.slot, position_++, 0, 1};
+        executor_.step({&token_, 1}, {&run, 1}, {});
+      }
+      float logprob = 0.0F;
+      const bool draws = std::exchange(executor_.log_->draws, true);
+      executor_.draw({&next_, 1}, {&token_, 1}, {&logprob, logprobs_ ? 1U : 0U});
+      executor_.log_->draws = draws;
+      waiting_.emplace_back(token_, logprob);
+      token_ = std::max(token_, 0);
+      if (waiting_.size() > kAhead) throw std::logic_error("too many tokens wait");
+      has_token_ = true;
+      next_.step += 1;
+    }
+    std::pair<int, float> fetch() override {
+      const auto first = waiting_.front();
+      waiting_.erase(waiting_.begin());
+      return first;
+    }
+
+   private:
+    ToyExecutor& executor_;
+    models::Draw next_;
+    std::int64_t position_;
+    bool logprobs_;
+    bool has_token_ = false;
+    int token_ = 0;
+    std::vector<std::pair<int, float>> waiting_;
+  };
+
   /// Of one sequence; as models::HostState with a batch of 1.
   struct State {
     std::int64_t position = 0;

@@ -85,9 +85,12 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
     Lane<A>& lane_;
   };
   Turn lane(const ExecutionOptions& options, std::int64_t sequences) {
-    std::unique_lock lock(mutex_);
+    return take(std::unique_lock(mutex_), options, sequences);
+  }
+  Turn take(std::unique_lock<std::mutex> lock, const ExecutionOptions& options, std::int64_t sequences) {
     if (!lane_) lane_.emplace(config_, *weights_);
     lane_->backend.make_current();
+    if (stream_ != nullptr) std::exchange(stream_, nullptr)->keep_token(*lane_);
     if (lane_->forward.reserve(sequences, resolve<A>(options).sweeps)) {  // what lay in the old activations is gone
       graphs_.clear();
       seen_.clear();
@@ -133,6 +136,11 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
     enqueue(*lane_, runs);
   }
 
+  std::unique_ptr<TokenStream> draw_ahead(const Draw& first, std::int64_t position, bool logprobs) override {
+    if (config_.vocab_size > kernels::kMostSampleWords) return nullptr;
+    return std::make_unique<Stream>(*this, first, position, logprobs);
+  }
+
   /// Through page-locked memory, which takes a part of the time.
   void logits(Slot first, int count, std::span<float> to) override {
     const Turn turn = any_lane();
@@ -163,7 +171,7 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
                              .logits = logits, .targets = on_device, .logprobs = turn->forward.logprobs()});
       turn->backend.download(turn->forward.logprobs(), logprobs.data(), logprobs.size());
     }
-    await_drawn(turn->backend, tokens.size());
+    for (int& token : std::span(drawn_.data(), tokens.size())) await(turn->backend, token, kPending);
     std::copy_n(drawn_.data(), tokens.size(), tokens.data());
     next_draws_.assign(draws.begin(), draws.end());
     for (Draw& next : next_draws_) {
@@ -175,6 +183,86 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
 
  private:
   static constexpr int kPending = -2;  // no token
+
+  /// The token drawn last waits where a step takes it from, unless another call has come between: then in `token_`.
+  class Stream final : public TokenStream {
+   public:
+    Stream(CudaExecutor& executor, const Draw& first, std::int64_t position, bool logprobs)
+        : executor_(executor), slot_(first.slot), position_(position), logprobs_(logprobs) {
+      const Turn turn = executor_.any_lane();
+      rule_ = kernels::DeviceBuffer<kernels::SampleRule>(1);
+      token_ = kernels::DeviceBuffer<int>(1);
+      tokens_ = kernels::PinnedBuffer<int>(kPlaces);
+      scores_ = kernels::PinnedBuffer<std::uint32_t>(kPlaces);
+      const kernels::SampleRule rule{.options = first.options, .sequence = first.sequence, .step = first.step};
+      turn->backend.upload(&rule, rule_.data(), 1);
+    }
+    ~Stream() override {
+      const std::lock_guard lock(executor_.mutex_);
+      if (executor_.stream_ == this) executor_.stream_ = nullptr;
+      try {
+        executor_.lane_->backend.make_current();
+        executor_.lane_->backend.synchronize();  // nobody writes to what goes now
+      } catch (const std::exception&) {          // a device that fails writes nothing; the next call says so
+      }
+    }
+
+    void enqueue() override {
+      std::unique_lock lock(executor_.mutex_);
+      const bool has_token = executor_.stream_ == this;
+      if (has_token) executor_.stream_ = nullptr;  // nobody need keep it
+      const Turn turn = executor_.take(std::move(lock), {.prefill = PrefillMode::kSteps}, 1);
+      kernels::Cuda& cuda = turn->backend;
+      int* const on_device = turn->forward.tokens();
+      if (enqueued_ > 0) {
+        if (!has_token) cuda.copy(token_.data(), on_device, sizeof(int));
+        const Run run{slot_, position_, 0, 1};
+        executor_.drawn_for_.clear();
+        executor_.enqueue(*executor_.lane_, {&run, 1});
+        ++position_;
+      }
+      const std::size_t place = enqueued_ % kPlaces;
+      tokens_.data()[place] = kPending;
+      const kernels::MatrixView<const float, kernels::Device> logits = turn->forward.logits(slot_, 1);
+      kernels::sample_tokens(
+          cuda, {.logits = logits, .rules = rule_.data(), .tokens = tokens_.data() + place, .copy = on_device});
+      if (logprobs_) {
+        scores_.data()[place] = kNoScore;
+        kernels::token_logprobs_unchecked(
+            cuda,
+            kernels::TokenLogprobs<float, int, kernels::Device>{
+                .logits = logits, .targets = on_device, .logprobs = reinterpret_cast<float*>(scores_.data() + place)});
+      }
+      ++enqueued_;
+      executor_.stream_ = this;
+    }
+
+    std::pair<int, float> fetch() override {
+      const std::size_t place = fetched_++ % kPlaces;
+      const kernels::Cuda& cuda = executor_.lane_->backend;
+      await(cuda, tokens_.data()[place], kPending);
+      if (!logprobs_) return {tokens_.data()[place], 0.0F};
+      await(cuda, scores_.data()[place], kNoScore);
+      return {tokens_.data()[place], std::bit_cast<float>(scores_.data()[place])};
+    }
+
+    /// Another call is about to use the place.
+    void keep_token(Lane<A>& lane) { lane.backend.copy(lane.forward.tokens(), token_.data(), sizeof(int)); }
+
+   private:
+    static constexpr std::size_t kPlaces = kAhead + 1;
+    static constexpr std::uint32_t kNoScore = ~std::uint32_t{0};  // a NaN that no kernel makes
+
+    CudaExecutor& executor_;
+    Slot slot_;
+    std::int64_t position_;
+    bool logprobs_;
+    std::size_t enqueued_ = 0, fetched_ = 0;
+    kernels::DeviceBuffer<kernels::SampleRule> rule_;
+    kernels::DeviceBuffer<int> token_;
+    kernels::PinnedBuffer<int> tokens_;            // written by the device, as these are
+    kernels::PinnedBuffer<std::uint32_t> scores_;  // bits of floats
+  };
   /// A step of sequences side by side at one position.
   using StepKey = std::tuple<Slot, std::size_t, typename Forward<kernels::Cuda, A>::StepKey>;
 
@@ -219,18 +307,13 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
     return {gathered_.data(), count, vocab};
   }
 
-  /// Returns when the device has written all tokens, which is some microseconds before the stream is known to be idle.
-  void await_drawn(kernels::Cuda& cuda, std::size_t count) {
+  /// Returns when the device has written the word, which is some microseconds before the stream is known to be idle.
+  template <class Word>
+  static void await(const kernels::Cuda& cuda, Word& word, Word pending) {
     constexpr int kPolls = 1024;  // between questions whether it still works at it
-    const auto is_pending = [](int& token) {
-      return std::atomic_ref(token).load(std::memory_order_acquire) == kPending;
-    };
-    for (int& token : std::span(drawn_.data(), count)) {
-      for (int n = 1; is_pending(token); ++n) {
-        if (n % kPolls == 0 && cuda.is_idle() && is_pending(token)) {
-          throw std::logic_error("the device drew no token");
-        }
-      }
+    const auto is_pending = [&] { return std::atomic_ref(word).load(std::memory_order_acquire) == pending; };
+    for (int n = 1; is_pending(); ++n) {
+      if (n % kPolls == 0 && cuda.is_idle() && is_pending()) throw std::logic_error("the device drew no token");
     }
   }
 
@@ -264,6 +347,7 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
   kernels::PinnedBuffer<int> drawn_;  // written by the device
   kernels::DeviceBuffer<float> gathered_;
   kernels::DeviceBuffer<kernels::RowCopy<float>> gather_;
+  Stream* stream_ = nullptr;      // whose token waits in forward.tokens()
   std::vector<Slot> drawn_for_;   // those whose tokens drawn_ and forward.tokens() hold
   std::vector<Draw> next_draws_;  // what rules_ says
   std::set<StepKey> seen_;

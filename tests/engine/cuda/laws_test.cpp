@@ -238,6 +238,51 @@ TEST_F(CudaEngine, DrawsOfOneSessionDoNotMeetThoseOfAnother) {
   }
 }
 
+// Generation never waits for the host; what it leaves is what steps and draws one by one leave, wherever it ends, and
+// whatever other sessions do in between.
+TEST_F(CudaEngine, WhatIsDrawnAheadIsWhatIsDrawnOneByOne) {
+  LoadOptions on_cuda;
+  on_cuda.device = Device::kCuda;
+  const Model model = Model::load(folder_of("mmrec-12m"), on_cuda);
+  const Tokenizer tokenizer = Tokenizer::load(folder_of("mmrec-12m"));
+  const auto prompt = random_tokens(model, 20, 13);
+  for (const float temperature : {0.0F, 1.0F}) {
+    for (const int ends_after : kEmulated ? std::vector<int>{3} : std::vector<int>{1, 2, 31, 32, 33, 34, 65, 300}) {
+      GenerateOptions o;
+      o.sampler = {.temperature = temperature, .seed = 5};
+      o.sequence = 2;
+      o.max_tokens = 400;
+      o.logprobs = ends_after % 2 == 1;
+      int calls = 0;
+      Session other = model.new_session(2);
+      o.cancelled = [&] {
+        if (calls % 7 == 3) other.step(std::vector<int>{4, 5});
+        return calls++ == ends_after;
+      };
+      Session session = model.new_session();
+      session.prefill(prompt);
+      const GenerateResult result = generate(session, tokenizer, o);
+      ASSERT_EQ(result.tokens.size(), static_cast<std::size_t>(ends_after));
+
+      Session slow = model.new_session();
+      slow.prefill(prompt);
+      SamplerOptions chain = o.sampler;
+      chain.vocab_limit = tokenizer.vocab_size();
+      for (int n = 0; n < ends_after; ++n) {
+        Sample drawn;
+        slow.draw(chain, prompt.size() + static_cast<std::size_t>(n), 2, {&drawn, 1}, o.logprobs);
+        ASSERT_EQ(drawn.token, result.tokens[static_cast<std::size_t>(n)]) << n;
+        if (o.logprobs) {
+          ASSERT_EQ(drawn.logprob, result.logprobs[static_cast<std::size_t>(n)]) << n;
+        }
+        if (n + 1 < ends_after) slow.step({&drawn.token, 1});
+      }
+      EXPECT_EQ(session.position(), slow.position());
+      EXPECT_EQ(session.save(), slow.save()) << ends_after;
+    }
+  }
+}
+
 TEST_F(CudaEngine, StatesMoveBetweenDevices) {
   for (const char* folder : {"oracle/slots", "upstream/segments"}) {
     const Model cpu = load(folder, Device::kCpu);

@@ -1,0 +1,93 @@
+#include "engine/token_drawer.h"
+
+#include <exception>
+#include <new>
+
+#include "engine/session_impl.h"
+
+namespace mmrec::engine {
+
+TokenDrawer::TokenDrawer(Session& session, const SamplerOptions& options, std::uint64_t sequence, std::int64_t most,
+                         bool logprobs)
+    : session_(session),
+      options_(options),
+      sequence_(sequence),
+      first_step_(static_cast<std::uint64_t>(session.position())),
+      most_(most),
+      logprobs_(logprobs) {
+  if (most < 2) return;
+  const Access::SessionImpl& impl = Access::impl(session);
+  try {
+    stream_ = impl.executor().draw_ahead({impl.slots.first(), options, sequence, first_step_}, impl.position, logprobs);
+    if (stream_ == nullptr) return;
+    copy_ = models::Slots(impl.slots.executor(), 1, impl.options);
+    impl.executor().copy(impl.slots.first(), copy_.first(), 1);
+  } catch (const std::bad_alloc&) {  // no room for a copy: token by token
+    stream_.reset();
+  }
+}
+
+TokenDrawer::~TokenDrawer() {
+  try {
+    finish();
+  } catch (const std::exception&) {
+  }
+}
+
+Sample TokenDrawer::next() {
+  Access::SessionImpl& impl = Access::impl(session_);
+  Sample sample;
+  if (stream_ == nullptr) {
+    if (drawn_ > 0) session_.step({&last_, 1});
+    session_.draw(options_, first_step_ + static_cast<std::uint64_t>(drawn_), sequence_, {&sample, 1}, logprobs_);
+  } else {
+    if (enqueued_ == drawn_) enqueue();
+    if (enqueued_ < most_) enqueue();
+    if (drawn_ > 0) {
+      impl.recent.push({&last_, 1}, 1, 1);
+      ++impl.position;
+    }
+    const auto [token, logprob] = stream_->fetch();
+    if (token < 0) {  // the host's sampler knows the words for it
+      finished_ = true;
+      return_to(drawn_);
+      session_.draw(options_, first_step_ + static_cast<std::uint64_t>(drawn_), sequence_, {&sample, 1}, logprobs_);
+    }
+    sample = {token, logprob};
+    tokens_.push_back(token);
+  }
+  last_ = sample.token;
+  ++drawn_;
+  return sample;
+}
+
+void TokenDrawer::finish() {
+  if (finished_) return;
+  finished_ = true;
+  if (stream_ != nullptr && enqueued_ > drawn_) return_to(std::max<std::int64_t>(drawn_ - 1, 0));
+  stream_.reset();
+}
+
+void TokenDrawer::enqueue() {
+  Access::SessionImpl& impl = Access::impl(session_);
+  impl.has_logits = false;
+  if (const std::int64_t consumed = enqueued_ - 1; consumed - copied_at_ >= kInterval) {
+    impl.executor().copy(impl.slots.first(), copy_.first(), 1);
+    copied_at_ = consumed;
+    tokens_.clear();  // this step's token has yet to be fetched
+  }
+  stream_->enqueue();
+  ++enqueued_;
+}
+
+void TokenDrawer::return_to(std::int64_t consumed) {
+  Access::SessionImpl& impl = Access::impl(session_);
+  stream_.reset();
+  impl.executor().copy(copy_.first(), impl.slots.first(), 1);
+  for (std::int64_t i = copied_at_; i < consumed; ++i) {
+    const models::Run run{impl.slots.first(), static_cast<std::int64_t>(first_step_) + i, 0, 1};
+    impl.executor().step({&tokens_[static_cast<std::size_t>(i - copied_at_)], 1}, {&run, 1}, impl.options);
+  }
+}
+
+}  // namespace mmrec::engine

@@ -1,0 +1,56 @@
+// The tokens of one sequence, drawn one after another: the host's loop around a session.
+//
+// Where the executor draws by itself, the next token is under way while the caller looks at this one. If the caller
+// then wants no more, one step too many has been taken: the state is brought back from a copy of it that is made every
+// kInterval tokens, and the steps since then are taken again, which gives the same bits. So nothing of it shows.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "engine/access.h"
+#include "mmrec/sampler.h"
+#include "mmrec/session.h"
+#include "models/executor.h"
+
+namespace mmrec::engine {
+
+class TokenDrawer {
+ public:
+  /// At most `most` tokens will be drawn. Requires: a batch of 1, position >= 1, a repetition penalty of 1.
+  TokenDrawer(Session& session, const SamplerOptions& options, std::uint64_t sequence, std::int64_t most,
+              bool logprobs);
+  TokenDrawer(const TokenDrawer&) = delete;
+  TokenDrawer& operator=(const TokenDrawer&) = delete;
+  /// Ends as finish() does; what fails then shows in the session's next call.
+  ~TokenDrawer();
+
+  /// The next token, after the session has consumed the one before.
+  Sample next();
+  /// The session has consumed every token but the last one. No more are drawn.
+  void finish();
+
+ private:
+  void enqueue();
+  /// The state after so many of the tokens; the stream is no more.
+  void return_to(std::int64_t consumed);
+
+  static constexpr std::int64_t kInterval = 32;
+
+  Session& session_;
+  SamplerOptions options_;
+  std::uint64_t sequence_, first_step_;
+  std::int64_t most_;
+  bool logprobs_;
+  std::vector<int> tokens_;  // drawn since the copy, the first of them its next
+  int last_ = 0;
+  std::int64_t drawn_ = 0;
+  bool finished_ = false;
+  std::unique_ptr<models::TokenStream> stream_;  // null: token by token
+  std::int64_t enqueued_ = 0;
+  models::Slots copy_;
+  std::int64_t copied_at_ = 0;  // tokens consumed
+};
+
+}  // namespace mmrec::engine
