@@ -226,7 +226,7 @@ ScanColumnCut cut_columns(const Cuda& cuda, const ScanPlan& cut, std::int64_t mo
                     Block::flag_words(blocks) <= static_cast<std::int64_t>(Cuda::kFlagWords);
   if (!fits) return {};
 
-  ScanColumnCut to;
+  ScanColumnCut to{.plan = {static_cast<const ScanExtent&>(cut)}};
   ScanColumnPlan& plan = to.plan;
   auto fewest = std::numeric_limits<double>::infinity();
   for (std::int64_t group = 1; group <= std::min({blocks, chunks, most_group}); group *= 2) {
@@ -239,7 +239,6 @@ ScanColumnCut cut_columns(const Cuda& cuda, const ScanPlan& cut, std::int64_t mo
   }
   to.share =
       static_cast<double>(cut.sequences * cut.row_columns * chunks) / kHalves / (fewest * static_cast<double>(blocks));
-  static_cast<ScanExtent&>(plan) = cut;
   plan.row_columns = static_cast<std::uint32_t>(row_columns);
   plan.columns = static_cast<std::uint32_t>(columns);
   plan.chunks = cut.chains.chunks;
