@@ -6,6 +6,7 @@
 // what it reads and for nothing else. A value that happens to be the NaN of all ones is written as another NaN.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <type_traits>
 
@@ -21,40 +22,12 @@ using Bits = std::conditional_t<sizeof(A) == 4, std::uint32_t, std::uint16_t>;
 template <class A>
 inline constexpr Bits<A> kUnwritten = static_cast<Bits<A>>(~Bits<A>{0});
 
-template <class A>
-__device__ inline Bits<A> bits_of(A x) {
-  if constexpr (sizeof(A) == 4) {
-    return __float_as_uint(x);
-  } else {
-    return x.bits;
-  }
-}
-template <class A>
-__device__ inline A from_bits(Bits<A> bits) {
-  if constexpr (sizeof(A) == 4) {
-    return __uint_as_float(bits);
-  } else {
-    return {bits};
-  }
-}
-
 /// Writes an element that others wait for.
 template <class A>
 __device__ inline void publish(A* to, A value) {
   constexpr auto kOtherNan = static_cast<Bits<A>>(kUnwritten<A> / 2);
-  const Bits<A> bits = bits_of(value);
+  const auto bits = std::bit_cast<Bits<A>>(value);
   ptx::store_relaxed(reinterpret_cast<Bits<A>*>(to), bits == kUnwritten<A> ? kOtherNan : bits);
-}
-
-/// An element, once it is written.
-template <class A>
-__device__ inline A await_element(const A* from) {
-  Bits<A> bits = ptx::load_relaxed(reinterpret_cast<const Bits<A>*>(from));
-  while (bits == kUnwritten<A>) {
-    ptx::spin_briefly();
-    bits = ptx::load_relaxed(reinterpret_cast<const Bits<A>*>(from));
-  }
-  return from_bits<A>(bits);
 }
 
 /// Several elements, once all are written; zeros where from[i] is null. All are asked for at once.
@@ -70,11 +43,19 @@ __device__ inline void await_elements(const A* const (&from)[kCount], A (&to)[kC
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       written = written && bits[i] != kUnwritten<A>;
-      to[i] = from_bits<A>(bits[i]);
+      to[i] = std::bit_cast<A>(bits[i]);
     }
     if (written) return;
     ptx::spin_briefly();
   }
+}
+
+template <class A>
+__device__ inline A await_element(const A* from) {
+  const A* const one[] = {from};
+  A element[1];
+  await_elements(one, element);
+  return element[0];
 }
 
 /// 16 bytes, each element as it is now: one that has been written, or still all ones.

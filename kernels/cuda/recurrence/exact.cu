@@ -2,9 +2,9 @@
 //   s = σ(W_g h₋₁ + b_g),  g = σ(zm + W_mh h₋₁),  a = γ + μ (1 − g + γ),  b = z ⊙ (s + μ g),  h = a ⊙ h₋₁ + b
 //
 // A block owns a run of channels: their rows of both gates and their h. All blocks stay resident for all tokens, and a
-// token's h goes from block to block through h_rounded itself: its rows are filled with ones before the kernel, every
-// element is written once, and whoever needs one reads it until it is there (exchange.cuh). There is no barrier of the
-// grid. A warp needs only its own steps of k (tile_product.cuh), and asks for them alone.
+// token's h goes from block to block through h_rounded itself: its rows, which lie side by side, are filled with ones
+// before the kernel, every element is written once, and whoever needs one reads it until it is there (exchange.cuh).
+// There is no barrier of the grid. A warp needs only its own steps of k (tile_product.cuh), and asks for them alone.
 //
 // The gate rows of a block stay in shared memory for all tokens as far as they fit: all of them for D up to 2048 in 16
 // bits on devices with 227 KB a block. The rest is read from L2 for every token. A single token of up to 8 sequences
@@ -20,6 +20,8 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <bit>
+#include <cassert>
 
 #include "kernels/cuda/exchange.cuh"
 #include "kernels/cuda/gemm/tile_product.cuh"
@@ -180,7 +182,8 @@ class Recurrence {
         for (int j = 0; j < kPiece<A>; ++j) {
           if (row == nullptr || element[i] + j >= dim_) continue;
           const A* from = row + element[i] + j;
-          piece.values[j] = wait ? await_element(from) : from_bits<A>(__ldcg(reinterpret_cast<const Bits<A>*>(from)));
+          piece.values[j] =
+              wait ? await_element(from) : std::bit_cast<A>(__ldcg(reinterpret_cast<const Bits<A>*>(from)));
         }
         to[i] = piece.bits;
       }
@@ -267,26 +270,6 @@ __global__ void __launch_bounds__(kThreads, 1) recurrence_kernel(const __grid_co
   Recurrence<A, kAligned>(p).run();
 }
 
-/// All ones into rows that the recurrence will write.
-template <class A>
-struct MakeUnwritten {
-  SequenceView<A, Device> rows;
-
-  template <int kWidth>
-  __device__ void apply(std::int64_t row, std::int64_t column) const {
-    static_assert(kWidth == 1);
-    rows.at(row / rows.time, 0, row % rows.time)[column] = from_bits<A>(kUnwritten<A>);
-  }
-};
-
-template <class T>
-bool takes_pieces(const SequenceView<T, Device>& v) {
-  constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
-  return (reinterpret_cast<std::int64_t>(v.data) | v.batch_stride * kSize | v.time_stride * kSize | v.dim * kSize) %
-             kPieceBytes ==
-         0;
-}
-
 }  // namespace
 
 template <class A>
@@ -302,18 +285,21 @@ void gated_recurrence(Cuda& cuda, const GatedRecurrence<Device, A>& op) {
     state = op.in.h_rounded;
   }
   const bool waits = time > 1;
-  if (waits) {
-    SequenceView<A, Device> rows = state;
-    rows.data = state.at(0, 0, 1);
-    rows.time = time - 1;  // nobody waits for the last
-    map_rows_by<1>(cuda, cuda.stream(), MakeUnwritten<A>{rows}, batch * rows.time, dim);
+  const auto row_size = static_cast<std::size_t>(dim) * sizeof(A);
+  if (waits) {  // all ones but into the last rows, for which nobody waits
+    assert(state.time_stride == dim);
+    const auto pitch = batch == 1 ? row_size * static_cast<std::size_t>(time)
+                                  : static_cast<std::size_t>(state.batch_stride) * sizeof(A);
+    check_cuda(cudaMemset2DAsync(state.at(0, 0, 1), pitch, 0xff, row_size * static_cast<std::size_t>(time - 1),
+                                 static_cast<std::size_t>(batch), cuda.stream()),
+               "cudaMemset2DAsync");
   }
 
   const std::int64_t blocks = std::min<std::int64_t>(cuda.processors(), ceil_div(dim, kLeastChannels));
   const std::int64_t rows = 2 * ceil_div(dim, blocks);
   const std::int64_t columns = std::min<std::int64_t>(batch, kTileColumns);
   const std::int64_t sums_bytes = 2 * rows * columns * kTileWarps * static_cast<std::int64_t>(sizeof(float));
-  const std::int64_t row_bytes = padded_row(static_cast<int>(dim * static_cast<std::int64_t>(sizeof(A))));
+  const std::int64_t row_bytes = padded_row(static_cast<int>(row_size));
   const auto shared = static_cast<std::int64_t>(cuda.shared_memory_per_block());
   const bool reread = waits || batch > kTileColumns;
   const std::int64_t resident = reread ? std::min(rows, (shared - sums_bytes) / row_bytes) : 0;
@@ -323,7 +309,8 @@ void gated_recurrence(Cuda& cuda, const GatedRecurrence<Device, A>& op) {
                             .bias = op.gate_bias,
                             .resident = static_cast<int>(resident),
                             .sums_bytes = static_cast<int>(sums_bytes)};
-  const bool aligned = takes_pieces(state) && reinterpret_cast<std::uintptr_t>(op.gate_weight.data) % kPieceBytes == 0;
+  const bool aligned =
+      takes_16_bytes(state) && takes_16_bytes(op.gate_weight.data, static_cast<std::int64_t>(row_size));
   const LaunchConfig config = {.grid = dim3(static_cast<unsigned>(blocks)),
                                .block = dim3(kThreads),
                                .shared_bytes = static_cast<std::size_t>(sums_bytes + resident * row_bytes),

@@ -9,17 +9,17 @@
 namespace mmrec::kernels {
 
 enum class SweepWay : std::uint8_t {
-  kProductAndScan,  // everywhere: the gates' product, then gated_scan
+  kProductAndScan,  // wherever D is even: the gates' product, then the scan
   kNarrowTiles,     // one kernel (sm_90), by tiles of 64 channels
   kWideTiles,       // the same, of 128
 };
 
 /// The way of a sweep. One kernel wherever it can be: compute capability 9.0 (every build has code for it), 16 bits, D
-/// a multiple of 8, views and gate_weight 16-byte aligned with strides that are multiples of 8, gate_bias null or
-/// 8-byte aligned, times first..T not empty, and few enough tiles that their words have room in Cuda::flags(): batch x
-/// ⌈(T − first) / 128⌉ x D up to about 500,000. The [T, 2D] matrix of gates, 16 bytes written and read for an
-/// element of [T, D], does not exist then, and the host need not wait for every sweep. Narrow tiles while they all run
-/// at once, in one wave; wide ones read operands less often. Looks at sizes and addresses alone.
+/// a multiple of 8, rows of all views and gate_weight 16-byte aligned, gate_bias null or 8-byte aligned, times first..T
+/// not empty, and few enough tiles that their words have room in Cuda::flags(): batch x ⌈(T − first) / 128⌉ x D up to
+/// about 500,000. The [T, 2D] matrix of gates, 16 bytes written and read for an element of [T, D], does not exist then,
+/// and the host need not wait for every sweep. Narrow tiles while they all run at once, in one wave; wide ones read
+/// operands less often. Looks at sizes and addresses alone.
 template <class A>
 SweepWay choose_sweep(const Cuda& cuda, const GatedSweep<Device, A>& op);
 
@@ -62,8 +62,9 @@ struct GatedCheck {
   GatedRuns runs = {};
 };
 
-/// gated_scan of a product without its bias, [D] or null; change and magnitude are raised to the maxima instead of set.
-/// Checks at its end what has settled, if check.report is not null.
+/// A sweep (GatedScan) of a product without its bias, [D] or null; change and magnitude are raised to the maxima
+/// instead of set. D is even and pairs of channels are aligned in all operands. Checks at its end what has settled, if
+/// check.report is not null.
 template <class A>
 void gated_scan_raising(Cuda& cuda, const GatedScan<Device, A>& op, const float* gate_bias,
                         const GatedCheck& check = {});

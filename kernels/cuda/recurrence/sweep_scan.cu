@@ -25,12 +25,11 @@ constexpr std::int64_t kMostTimeTiles = 64;  // of a launch
 /// What the gates are made of: a product's sums, or nothing in the first sweep.
 enum class Gates : std::uint8_t { kProduct, kNone };
 
-template <bool kAligned, Gates kGates, bool kPacked>
+template <Gates kGates, bool kPacked>
 struct ScanShape {
   static constexpr int kWarps = 8;
   static constexpr int kWarpTimes = 8;
   static constexpr int kBands = 1;
-  static constexpr bool kVectors = kAligned;
   static constexpr bool kMeasures = kGates == Gates::kProduct;
   static constexpr bool kRuns = kPacked;
 };
@@ -42,9 +41,9 @@ struct Params {
   int batch;
 };
 
-template <class A, bool kAligned, Gates kGates, bool kRuns>
+template <class A, Gates kGates, bool kRuns>
 __global__ void __launch_bounds__(256, 2) gated_scan_kernel(const __grid_constant__ Params<A> p) {
-  using Shape = ScanShape<kAligned, kGates, kRuns>;
+  using Shape = ScanShape<kGates, kRuns>;
   using Tile = GatedTile<A, Shape>;
   static_assert(Tile::kThreads == 256);
   __shared__ uint4 shared[Tile::kSharedBytes / 16];
@@ -64,7 +63,7 @@ __global__ void __launch_bounds__(256, 2) gated_scan_kernel(const __grid_constan
 #pragma unroll
     for (int i = 0; i < Shape::kWarpTimes; ++i) {
       const float* from = p.gate.below(top, tile.clamped_time(i));
-      sums[i] = {widen_pair(tile.load_pair(from, 0)), widen_pair(tile.load_pair(from + p.tile.channels, 0))};
+      sums[i] = {widen_pair(load_pair(from)), widen_pair(load_pair(from + p.tile.channels))};
     }
   } else if (place.channel == 0 && place.batch == 0 && tile.lane() < Shape::kWarpTimes) {
     const int time = tile.time_of(tile.lane());
@@ -84,29 +83,12 @@ __global__ void __launch_bounds__(256, 2) gated_scan_kernel(const __grid_constan
   });
 }
 
-template <class T>
-bool takes_pairs(const SequenceView<T, Device>& v) {
-  return (reinterpret_cast<std::uintptr_t>(v.data) / sizeof(T) | static_cast<std::uintptr_t>(v.time_stride) |
-          static_cast<std::uintptr_t>(v.batch_stride)) %
-             2 ==
-         0;
-}
-
 template <class A, Gates kGates>
 void run_scan(Cuda& cuda, const GatedScan<Device, A>& op, const float* gate_bias, const GatedCheck& check) {
-  using Tile = GatedTile<A, ScanShape<true, kGates, false>>;
+  using Tile = GatedTile<A, ScanShape<kGates, false>>;
   const GateInputs<Device, A>& in = op.in;
-  GatedFlags flags{in.z.batch, 1, ceil_div(in.z.dim, Tile::kChannels), in.z.dim};
-  while (flags.time_tiles < kMostTimeTiles) {
-    ++flags.time_tiles;
-    if (flags.fit()) continue;
-    --flags.time_tiles;
-    break;
-  }
-  const bool gates_take_pairs = kGates == Gates::kNone || takes_pairs(op.gate);
-  const bool aligned = in.z.dim % 2 == 0 && takes_pairs(in.z) && takes_pairs(in.zm) && takes_pairs(in.gamma) &&
-                       takes_pairs(in.h) && takes_pairs(in.h_rounded) && gates_take_pairs &&
-                       reinterpret_cast<std::uintptr_t>(gate_bias) % 8 == 0;
+  GatedFlags flags{in.z.batch, kMostTimeTiles, ceil_div(in.z.dim, Tile::kChannels), in.z.dim};
+  while (flags.time_tiles > 1 && !flags.fit()) --flags.time_tiles;
   for (std::int64_t first = op.first; first < in.z.time; first += flags.time_tiles * Tile::kTimes) {
     const std::int64_t count = std::min(in.z.time - first, flags.time_tiles * Tile::kTimes);
     flags.time_tiles = ceil_div(count, Tile::kTimes);
@@ -116,10 +98,7 @@ void run_scan(Cuda& cuda, const GatedScan<Device, A>& op, const float* gate_bias
     if constexpr (kGates == Gates::kProduct) params.gate = gated_rows(op.gate, first);
     const dim3 grid(static_cast<unsigned>(flags.time_tiles * in.z.batch * flags.channel_tiles));
     launch(cuda.stream(), overlapping(cuda, grid, dim3(Tile::kThreads)),
-           check.runs.of_row != nullptr
-               ? aligned ? gated_scan_kernel<A, true, kGates, true> : gated_scan_kernel<A, false, kGates, true>
-           : aligned ? gated_scan_kernel<A, true, kGates, false>
-                     : gated_scan_kernel<A, false, kGates, false>,
+           check.runs.of_row != nullptr ? gated_scan_kernel<A, kGates, true> : gated_scan_kernel<A, kGates, false>,
            params);
   }
 }
@@ -136,19 +115,9 @@ void gated_scan_first(Cuda& cuda, const GatedScan<Device, A>& op, const float* g
   run_scan<A, Gates::kNone>(cuda, op, gate_bias, {.runs = runs});
 }
 
-template <class A>
-void gated_scan(Cuda& cuda, const GatedScan<Device, A>& op) {
-  if (op.first >= op.in.z.time) return;
-  const std::size_t bytes = static_cast<std::size_t>(op.in.z.time - op.first) * sizeof(float);
-  cuda.zero(op.change + op.first, bytes);
-  cuda.zero(op.magnitude + op.first, bytes);
-  gated_scan_raising(cuda, op, nullptr);
-}
-
 #define MMREC_INSTANTIATE(A)                                                                                  \
   template void gated_scan_raising(Cuda&, const GatedScan<Device, A>&, const float* bias, const GatedCheck&); \
-  template void gated_scan_first(Cuda&, const GatedScan<Device, A>&, const float*, const GatedRuns&);         \
-  template void gated_scan(Cuda&, const GatedScan<Device, A>&);
+  template void gated_scan_first(Cuda&, const GatedScan<Device, A>&, const float*, const GatedRuns&);
 MMREC_INSTANTIATE(float)
 MMREC_INSTANTIATE(BFloat16)
 MMREC_INSTANTIATE(Float16)

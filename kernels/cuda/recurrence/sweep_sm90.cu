@@ -50,7 +50,6 @@ struct SweepShape {
   static constexpr int kWarps = 4 * GemmLayout<Tile>::kConsumers;
   static constexpr int kWarpTimes = 16;
   static constexpr int kBands = Tile::kColumns / 128;
-  static constexpr bool kVectors = true;
   static constexpr bool kMeasures = true;
   static constexpr bool kRuns = kPacked;
 };
@@ -239,12 +238,6 @@ void launch_sweep(Cuda& cuda, const GatedSweep<Device, A>& op, const GatedCheck&
   launch_gemm_sm90<Tile, A, Epilogue>(cuda, state_stack(op), gate_stack<A>(op.gate_weight), parameters, false, skip);
 }
 
-template <class T>
-bool aligned(const SequenceView<T, Device>& view) {
-  return reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && view.time_stride % 8 == 0 &&
-         view.batch_stride % 8 == 0 && view.time_stride <= std::numeric_limits<std::int32_t>::max() / 4;
-}
-
 }  // namespace
 
 template <class A>
@@ -257,8 +250,9 @@ SweepWay choose_sweep(const Cuda& cuda, const GatedSweep<Device, A>& op) {
     const std::int64_t times = op.in.z.time - op.first;
     const bool one_kernel = cuda.compute_capability() == 90 && dim % 8 == 0 && times > 0 && batch > 0 &&
                             sweep_flags<NarrowSweepTile>(batch, times, dim).fit() && has_tensor_map(state_stack(op)) &&
-                            has_tensor_map(gate_stack<A>(op.gate_weight)) && aligned(op.in.z) && aligned(op.in.zm) &&
-                            aligned(op.in.gamma) && aligned(op.in.h) && aligned(op.h_rounded_next) &&
+                            has_tensor_map(gate_stack<A>(op.gate_weight)) && takes_16_bytes(op.in.z) &&
+                            takes_16_bytes(op.in.zm) && takes_16_bytes(op.in.gamma) && takes_16_bytes(op.in.h) &&
+                            takes_16_bytes(op.h_rounded_next) &&
                             reinterpret_cast<std::uintptr_t>(op.gate_bias) % 8 == 0;
     if (!one_kernel) return SweepWay::kProductAndScan;
     const GatedFlags wide = sweep_flags<WideSweepTile>(batch, times, dim);

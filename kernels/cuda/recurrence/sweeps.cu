@@ -1,8 +1,8 @@
 // The recurrence by gate-frozen sweeps, sequence after sequence and window after window.
 //
 // A window begins with a sweep that needs no product (gated_scan_first). Each of the others is one kernel where the
-// device has it (sweep_sm90.cu), else the gates' product and gated_scan. Its last block finds how many times from
-// the window's start are settled (GatedCheck), from maxima that never leave the device, and writes that one number
+// device has it (sweep_sm90.cu), else the gates' product and gated_scan_raising. Its last block finds how many times
+// from the window's start are settled (GatedCheck), from maxima that never leave the device, and writes that one number
 // into device memory and into page-locked memory. The host does not wait for the sweep that it has just enqueued
 // but for the one kAhead before: while it learns what that has settled and enqueues the next, the device works. A sweep
 // that finds everything settled only rounds the states, which lie rounded in two places by then. Where the product is a
@@ -11,6 +11,8 @@
 //
 // Packed runs are one sequence to all of this but for what settles (tile.cuh, settle.cuh): the word that a sweep leaves
 // says in which steps of the window something moves.
+//
+// Lanes of a sweep take channels in pairs: an odd D, which no model wants to be fast, goes by exact steps.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -103,6 +105,10 @@ class Window {
   /// each.
   bool run(SweepCounts& counts) {
     counts.windows += 1;
+    if (in_.z.dim % 2 != 0) {
+      counts.fallbacks += 1;
+      return false;
+    }
     gated_scan_first(cuda_, GatedScan<Device, A>{.in = in_, .gate = {}, .change = change_, .magnitude = magnitude_},
                      op_.gate_bias, runs_);
     const bool packed = runs_.of_row != nullptr;

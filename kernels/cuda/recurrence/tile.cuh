@@ -49,7 +49,6 @@ struct GateSums {
 
 // A shape is a struct of constants:
 //   kWarps, kWarpTimes, kBands   see above
-//   kVectors                     pairs of channels are aligned in all operands, and channels even
 //   kMeasures                    change and magnitude are raised; otherwise no old state is looked at
 //   kRuns                        times are those of packed runs
 template <class A, class Shape>
@@ -108,8 +107,8 @@ class GatedTile {
 #pragma unroll
     for (int i = 0; i < Shape::kWarpTimes; ++i) {
       const int time = clamped_time(i);
-      inputs_[band][i] = {load_pair(p_.z.below(z, time), band), load_pair(p_.zm.below(zm, time), band),
-                          load_pair(p_.gamma.below(gamma, time), band)};
+      inputs_[band][i] = {load_pair(p_.z.below(z, time)), load_pair(p_.zm.below(zm, time)),
+                          load_pair(p_.gamma.below(gamma, time))};
     }
   }
   /// The previous states.
@@ -119,8 +118,7 @@ class GatedTile {
 #pragma unroll
     for (int i = 0; i < Shape::kWarpTimes; ++i) {
       if (!Shape::kMeasures && !stays(i)) continue;
-      old_[band][i] =
-          load_pair(static_cast<const float*>(p_.h.below(const_cast<float*>(h), clamped_time(i) + 1)), band);
+      old_[band][i] = load_pair(static_cast<const float*>(p_.h.below(const_cast<float*>(h), clamped_time(i) + 1)));
     }
   }
   /// Brings what these two read into L2.
@@ -143,7 +141,7 @@ class GatedTile {
   template <class Sums, class Keep>
   __device__ void compute_steps(int band, const Sums& sums, const Keep& keep) {
     const float2 bias =
-        p_.bias == nullptr ? make_float2(0.0F, 0.0F) : widen_pair(load_pair(p_.bias + clamped_channel(band), band));
+        p_.bias == nullptr ? make_float2(0.0F, 0.0F) : widen_pair(load_pair(p_.bias + clamped_channel(band)));
     Step all[2];
 #pragma unroll
     for (int i = 0; i < Shape::kWarpTimes; ++i) {
@@ -174,7 +172,7 @@ class GatedTile {
 #pragma unroll
     for (int band = 0; band < Shape::kBands; ++band) {
       const float* carry = p_.h.below(column(p_.h, band), first_tile_ * kTimes);
-      h[band] = widen_pair(load_pair(carry, band));
+      h[band] = widen_pair(load_pair(carry));
     }
     meet();
     Step before[Shape::kBands][2];
@@ -195,20 +193,12 @@ class GatedTile {
 
   /// The first channel of the lane's pair; clamped, one that exists.
   __device__ int channel(int band) const { return place_.channel + kBand * band + 2 * lane_; }
-  __device__ int clamped_channel(int band) const {
-    return min(channel(band), Shape::kVectors ? p_.channels - 2 : p_.channels - 1);
-  }
+  __device__ int clamped_channel(int band) const { return min(channel(band), p_.channels - 2); }
   __device__ int time_of(int i) const { return place_.time + warp_ * Shape::kWarpTimes + i; }
   /// What lies beyond the sweep is read at its border and never used.
   __device__ int clamped_time(int i) const { return min(time_of(i), p_.times - 1); }
   __device__ int warp() const { return warp_; }
   __device__ int lane() const { return lane_; }
-
-  /// The lane's pair of the band's channels in the row in which its clamped first channel is at `from`.
-  template <class T>
-  __device__ Pair<T> load_pair(const T* from, int band) const {
-    return kernels::load_pair<Shape::kVectors>(from, channel(band) + 1 < p_.channels);
-  }
 
  private:
   struct Input {
@@ -262,14 +252,13 @@ class GatedTile {
     }
     if (warp_ != Shape::kWarps - 1 || tile + 1 == p_.time_tiles) return;
     read(two(warp_steps_, warp_, band), next);
+    if (channel(band) >= p_.channels) return;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const Step all = composed(before[i], next[i]);
-      if (channel(band) + i < p_.channels) {
-        ptx::store_relaxed_pair(
-            published(tile) + channel(band) + i,
-            make_ulonglong2(kPublished | __float_as_uint(all.a), kPublished | __float_as_uint(all.b)));
-      }
+      ptx::store_relaxed_pair(
+          published(tile) + channel(band) + i,
+          make_ulonglong2(kPublished | __float_as_uint(all.a), kPublished | __float_as_uint(all.b)));
     }
   }
 
@@ -308,8 +297,7 @@ class GatedTile {
         for (int band = 0; band < Shape::kBands; ++band) {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            const int c = min(channel(band) + i, p_.channels - 1);
-            words[j][band][i] = ptx::load_relaxed_pair(published(first + tile(j)) + c);
+            words[j][band][i] = ptx::load_relaxed_pair(published(first + tile(j)) + clamped_channel(band) + i);
           }
         }
       }
@@ -393,16 +381,14 @@ class GatedTile {
         Step steps[2];
         kept(band, i, steps);
         h[band] = make_float2(applied(steps[0], h[band].x), applied(steps[1], h[band].y));
-        store_pair<Shape::kVectors>(to[band], rounded[band], time < p_.times ? p_.channels - channel(band) : 0,
-                                    h[band]);
+        const bool exists = channel(band) < p_.channels;
+        if (exists && time < p_.times) store_pair(to[band], rounded[band], h[band]);
         to[band] = p_.h.below(to[band], 1);
         rounded[band] = p_.rounded.below(rounded[band], 1);
         if constexpr (Shape::kMeasures) {
           const Pair<float> old = old_[band][i];
-          const int there = p_.channels - channel(band);
-          change = max(change,
-                       max(magnitude_bits(h[band].x - old.x, there > 0), magnitude_bits(h[band].y - old.y, there > 1)));
-          magnitude = max(magnitude, max(magnitude_bits(h[band].x, there > 0), magnitude_bits(h[band].y, there > 1)));
+          change = max(change, magnitude_bits(h[band].x - old.x, h[band].y - old.y, exists));
+          magnitude = max(magnitude, magnitude_bits(h[band].x, h[band].y, exists));
         }
       }
       if constexpr (Shape::kMeasures) {

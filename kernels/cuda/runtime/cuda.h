@@ -235,8 +235,6 @@ void decay_gate(Cuda& cuda, const DecayGate<Device>& op);
 template <class A>
 void gated_recurrence(Cuda& cuda, const GatedRecurrence<Device, A>& op);
 template <class A>
-void gated_scan(Cuda& cuda, const GatedScan<Device, A>& op);
-template <class A>
 SweepCounts gated_sweeps(Cuda& cuda, const GatedSweeps<Device, A>& op);
 /// Optional ops over packed runs. Windows of up to 31 * kGatedSweepStep rows.
 template <class A>

@@ -60,7 +60,7 @@ class GatedSweepsTest : public test::GatedTest {
 
   static std::vector<GatedSize> sizes() {
     if (test::few_cases()) return {{2, 65, 24}};
-    std::vector<GatedSize> all = {{1, 16, 1}, {1, 100, 7}, {3, 65, 24}, {2, 33, 48}, {1, 200, 64}};
+    std::vector<GatedSize> all = {{1, 16, 2}, {1, 100, 6}, {3, 65, 24}, {2, 33, 48}, {1, 200, 64}};
     if (!test::small_sizes()) all.insert(all.end(), {{1, 1000, 1024}, {2, 300, 520}, {1, 150, 4096}});
     return all;
   }
@@ -84,6 +84,17 @@ TEST_F(GatedSweepsTest, EveryWayConvergesAndOnesThatCannotBeGoneThrow) {
   for (const SweepWay way : ways) check(c, run(c, {.tolerance = 1e-4F, .way = way}), 1e-2);
   EXPECT_THROW(run(GatedCase<BFloat16>({1, 20, 7}), {.way = SweepWay::kNarrowTiles}), std::invalid_argument);
   EXPECT_THROW(run(GatedCase<float>({1, 20, 64}), {.way = SweepWay::kWideTiles}), std::invalid_argument);
+}
+
+// Lanes take channels in pairs.
+TEST_F(GatedSweepsTest, AnOddNumberOfChannelsGoesByExactSteps) {
+  for (const std::int64_t dim : {1, 7}) {
+    const GatedCase<BFloat16> c({2, 70, dim});
+    const Result<BFloat16> got = run(c, {.window = 50});
+    check(c, got, 1e-5);
+    EXPECT_EQ(got.counts.fallbacks, 4);
+    EXPECT_EQ(got.counts.token_sweeps, 0);
+  }
 }
 
 // In 16 bits the last sweep's gates may have seen another rounding of some of the states.
