@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "apps/background_writer.h"
 #include "apps/cli.h"
 #include "apps/input.h"
 #include "apps/model_folder.h"
@@ -248,10 +249,11 @@ int generate_main(int argc, char** argv) {
   timings.prefill = session.prefill_stats();
 
   bool line_open = false;
+  std::optional<BackgroundWriter> writer;
   if (!as_json) {
+    writer.emplace(out);
     options.on_text = [&](std::string_view text) {
-      out.write(text);
-      out.flush();
+      writer->write(text);
       if (!text.empty()) line_open = text.back() != '\n';
       return true;
     };
@@ -263,6 +265,7 @@ int generate_main(int argc, char** argv) {
   } else {  // interrupted
     result.finish_reason = FinishReason::kCancelled;
   }
+  if (writer) writer->finish();
   timings.decode_seconds = watch.lap();
   timings.decode_tokens = static_cast<std::int64_t>(result.tokens.size());
   timings.decode_bytes =

@@ -325,8 +325,14 @@ TEST(Generate, ASequenceThatDrawsAheadEndsAsOneThatDoesNot) {
       {"length", [](GenerateOptions&, int&) {}},
       {"one token", [](GenerateOptions& o, int&) { o.max_tokens = 1; }},
       {"no token", [](GenerateOptions& o, int&) { o.max_tokens = 0; }},
-      {"end of sequence", [](GenerateOptions& o, int&) { o.eos_token_ids = {kCat, kS}; }},
-      {"stop string", [](GenerateOptions& o, int&) { o.stop = {"cat", "the"}; }},
+      {"end of sequence",
+       [](GenerateOptions& o, int&) {
+         o.eos_token_ids = {kCat, kS};
+       }},
+      {"stop string",
+       [](GenerateOptions& o, int&) {
+         o.stop = {"cat", "the"};
+       }},
       {"cancelled late", [](GenerateOptions& o, int& n) { o.cancelled = [&n] { return ++n == 70; }; }},
       {"cancelled at once", [](GenerateOptions& o, int&) { o.cancelled = [] { return true; }; }},
       {"receiver", [](GenerateOptions& o, int& n) { o.on_text = [&n](std::string_view) { return ++n < 40; }; }},
