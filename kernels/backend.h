@@ -325,14 +325,16 @@ struct SummedRun {
   std::int32_t rows = 0;
   std::int32_t closes = -1;
 };
-/// sum += x over a run's rows, in order of time in tiles of 16, in fp64; where the run closes a segment
-/// slot = sum / segment, then sum = 0. Sums lie layer * D doubles behind what the list says, slots layer * memory_slots
-/// * D floats. x [T, D].
+/// sum += x over a run's rows, in fp64, in an order that follows from their number alone; where the run closes a
+/// segment slot = sum / segment, then sum = 0. Sums lie layer * D doubles behind what the list says, slots layer *
+/// memory_slots
+/// * D floats. x [T, D]. most_rows is the largest of the list.
 template <class Space>
 struct PackedSegmentSum {
   MatrixView<const float, Space> x;
   const SummedRun* runs = nullptr;  // [count], in memory of Space
   std::int64_t count = 0;
+  std::int64_t most_rows = 0;
   std::int64_t layer = 0;
   std::int64_t memory_slots = 1;
   std::int64_t segment = 1;

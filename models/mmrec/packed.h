@@ -96,7 +96,8 @@ class PackedChunk {
           .rows = static_cast<std::int32_t>(b.tokens),
           .closes = closes ? static_cast<std::int32_t>(work_.ring_slot(after)) : -1};
     }
-    most_rows_ = most_slots_ = 0;
+    most_rows_ = most_slots_ = most_summed_ = 0;
+    for (const Batch& b : simple_) most_summed_ = std::max(most_summed_, b.tokens);
     for (std::size_t i = 0; i < attending_.size(); ++i) {
       const Batch& b = attending_[i];
       const std::int64_t slots = work_.filled_slots(b.position);
@@ -154,6 +155,7 @@ class PackedChunk {
                          kernels::PackedSegmentSum<Space>{.x = work_.x(simple_rows_),
                                                           .runs = device<kernels::SummedRun>(sums_at_),
                                                           .count = static_cast<std::int64_t>(simple_.size()),
+                                                          .most_rows = most_summed_,
                                                           .layer = layer,
                                                           .memory_slots = work_.config.memory_slots,
                                                           .segment = work_.config.memory_segment});
@@ -218,7 +220,8 @@ class PackedChunk {
   Work& work_;
   std::span<const Batch> batches_, simple_, attending_;
   std::int64_t simple_rows_ = 0, calm_rows_ = 0;  // calm: of simple runs that do not attend
-  std::int64_t most_rows_ = 0, most_slots_ = 0;   // of those that do
+  std::int64_t most_summed_ = 0;                  // rows of a simple run
+  std::int64_t most_rows_ = 0, most_slots_ = 0;   // of those that attend
   std::vector<std::int32_t> first_, end_;         // rows of each run
   std::size_t ends_ = 0;                          // runs that end here
   std::vector<std::byte> bytes_;
