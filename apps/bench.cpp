@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <filesystem>
@@ -43,6 +44,8 @@ device's bandwidth and matrix-product peak, measured in the same run.
       --batches N,...    sequences per prefill (1,4; GPU: 1)
       --decode-batches N,...  and per decode (the same; GPU: 1,2,4,8,64)
       --decode N         tokens per decode run (64; GPU: 256)
+      --documents N      documents of 32 to 96 tokens to score, and one as long as
+                         all (64; GPU: 4096; 0: none)
       --repeat N         runs of each (CPU: 3, the best; GPU: 5, the median)
       --compare cpu      measure the CPU first, for comparison
   -o, --output FILE      write the result there; --json: JSON, not a table
@@ -54,11 +57,25 @@ device's bandwidth and matrix-product peak, measured in the same run.
 )";
 
 constexpr std::array kFlags = {
-    Flag{"model", 'm'},       Flag{"synthetic"},         Flag{"keep"},        Flag{"lengths"},
-    Flag{"batches"},          Flag{"decode-batches"},    Flag{"decode"},      Flag{"repeat"},
-    Flag{"compare"},          Flag{"json", 0, false},    Flag{"output", 'o'}, Flag{"device"},
-    Flag{"precision"},        Flag{"threads"},           Flag{"prefill"},     Flag{"sweep-tol"},
-    Flag{"help", 'h', false}, Flag{"version", 0, false},
+    Flag{"model", 'm'},
+    Flag{"synthetic"},
+    Flag{"keep"},
+    Flag{"lengths"},
+    Flag{"batches"},
+    Flag{"decode-batches"},
+    Flag{"decode"},
+    Flag{"documents"},
+    Flag{"repeat"},
+    Flag{"compare"},
+    Flag{"json", 0, false},
+    Flag{"output", 'o'},
+    Flag{"device"},
+    Flag{"precision"},
+    Flag{"threads"},
+    Flag{"prefill"},
+    Flag{"sweep-tol"},
+    Flag{"help", 'h', false},
+    Flag{"version", 0, false},
 };
 
 /// A folder under the system's temporary one that goes away with its owner.
@@ -126,6 +143,8 @@ void keep_synthetic(const std::filesystem::path& folder, const models::Config& c
       fmt::format("{}: holds another model than --synthetic asks for. Try: another --keep", folder.string()));
 }
 
+constexpr std::int64_t kDocumentsOnCpu = 64;
+
 /// The command line's plan, with defaults that take a GPU or the processors seconds.
 BenchPlan plan_of(const Arguments& arguments, const RunOptions& run) {
   const bool gpu = takes_gpu(run);
@@ -137,6 +156,7 @@ BenchPlan plan_of(const Arguments& arguments, const RunOptions& run) {
   plan.batches = arguments.integers("batches", gpu ? List{1} : List{1, 4}, 1, kMostBatch);
   plan.decode_batches = arguments.integers("decode-batches", gpu ? List{1, 2, 4, 8, 64} : plan.batches, 1, kMostBatch);
   plan.decode = arguments.integer("decode", gpu ? 256 : 64, 1, 1'000'000);
+  plan.documents = arguments.integer("documents", gpu ? 4096 : kDocumentsOnCpu, 0, 1'000'000);
   plan.repeat = arguments.integer("repeat", gpu ? 5 : 3, 1, 1000);
   return plan;
 }
@@ -149,7 +169,9 @@ std::vector<BenchRun> run_all(const std::filesystem::path& folder, const RunOpti
     RunOptions on_cpu = options;
     on_cpu.device = Device::kCpu;
     on_cpu.precision = Precision::kAuto;
-    runs.push_back(run_bench(folder, on_cpu, plan));
+    BenchPlan shorter = plan;
+    shorter.documents = std::min(plan.documents, kDocumentsOnCpu);
+    runs.push_back(run_bench(folder, on_cpu, shorter));
   }
   runs.push_back(run_bench(folder, options, plan));
   return runs;

@@ -30,7 +30,7 @@ Json row_json(const BenchRun& run, const BenchRow& row) {
                 {"seconds", row.seconds},
                 {"tokens_per_s", row.tokens_per_second()},
                 {"us_per_token_and_layer", row.microseconds_per_token_and_layer(run.info.num_layers)}};
-  if (row.phase == Phase::kPrefill) {
+  if (row.multiplies()) {
     entry["gflop"] = row.flops * 1e-9;
     entry["gflop_per_s"] = row.flops / row.seconds * 1e-9;
     entry[run.on_gpu() ? "share_of_product_rate" : "share_of_sgemm"] = row.flops / row.seconds / run.peak_flops();
@@ -97,12 +97,17 @@ std::string ratio_lines(const BenchRun& run) {
       if (row.phase == Phase::kPrefill) {
         const bool shorter = candidate.batch == row.batch && candidate.tokens < row.tokens;
         if (shorter && (other == nullptr || candidate.tokens > other->tokens)) other = &candidate;
-      } else if (row.batch > 1 && candidate.batch == 1 && candidate.tokens == row.tokens) {
+      } else if (row.batch > 1 && candidate.batch == 1 &&
+                 (candidate.tokens == row.tokens || row.phase == Phase::kScore)) {
         other = &candidate;
       }
     }
     if (other == nullptr) continue;
     const double rate = row.tokens_per_second() / other->tokens_per_second();
+    if (row.phase == Phase::kScore) {
+      text += fmt::format("score, {} documents: {:.2f} times the tokens/s of one as long as all\n", row.batch, rate);
+      continue;
+    }
     if (row.phase != Phase::kPrefill) {
       text +=
           fmt::format("{}, batch {}: {:.1f} times the tokens/s of one stream\n", to_string(row.phase), row.batch, rate);
@@ -148,7 +153,7 @@ std::string run_table(const BenchRun& run) {
                       "tok/s", "us/tok/lay", "GFLOP/s", "of gemm", "GB/s", run.on_gpu() ? "of copy" : "of read",
                       "sweeps", run.on_gpu() ? "    GPU MB" : "");
   for (const BenchRow& row : run.rows) {
-    const bool prefill = row.phase == Phase::kPrefill;
+    const bool prefill = row.multiplies();
     const double rate = (prefill ? row.flops : row.bytes) / row.seconds;
     const double share = 100.0 * rate / (prefill ? run.peak_flops() : run.peak_bytes());
     text += fmt::format("{:<9}{:>6}{:>9}{:>12.1f}{:>11.3f}", to_string(row.phase), row.batch, row.tokens,

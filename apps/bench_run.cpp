@@ -8,6 +8,7 @@
 
 #include "apps/bench_work.h"
 #include "apps/signals.h"
+#include "mmrec/scorer.h"
 #include "models/mmrec/executors.h"
 
 namespace mmrec::apps {
@@ -62,6 +63,24 @@ class Bench {
     }
   }
 
+  /// As many tokens in one document and in many.
+  void score() {
+    constexpr std::int64_t kMean = (kLeastDocument + kMostDocument) / 2;
+    const std::int64_t total = plan_.documents * kMean;
+    const std::vector<int> tokens = some_tokens(total, run_.info.vocab_size);
+    std::vector<std::vector<int>> documents;
+    for (std::int64_t first = 0, i = 0; i < plan_.documents; ++i) {
+      // Pairs of documents that are as much longer as shorter than the mean.
+      const std::int64_t off = i / 2 * 7 % (kMostDocument - kMean + 1);
+      const bool alone = i % 2 == 0 && i + 1 == plan_.documents;
+      const std::int64_t length = alone ? kMean : i % 2 == 0 ? kMean + off : kMean - off;
+      documents.emplace_back(tokens.begin() + first, tokens.begin() + first + length);
+      first += length;
+    }
+    score({tokens}, total);
+    score(documents, kMean);
+  }
+
  private:
   static constexpr std::int64_t kPrompt = 64;  // before decoding, where no prefill of this batch is asked for
 
@@ -105,6 +124,27 @@ class Bench {
     });
     const PrefillStats stats = session.prefill_stats();
     row.flops = prefill_flops(run_.config, row.batch, length, stats);
+    row.sweeps_per_token = stats.sweeps_per_token();
+    row.fallbacks = stats.fallbacks;
+    add(row);
+  }
+
+  void score(const std::vector<std::vector<int>>& documents, std::int64_t mean) {
+    BenchRow row{Phase::kScore, std::ssize(documents), mean};
+    PrefillStats stats;
+    row.seconds = repeated([&] {
+      ScorerOptions options;
+      options.session = run_.options.session;
+      Scorer scorer(model_, options);
+      const auto start = Clock::now();
+      scorer.score(documents);
+      const double seconds = seconds_since(start);
+      stats = scorer.prefill_stats();
+      return seconds;
+    });
+    const double head = 2.0 * static_cast<double>(run_.config.model_dim * run_.config.vocab_size);
+    row.flops =
+        prefill_flops(run_.config, 1, row.batch * mean, stats) + head * static_cast<double>(row.batch * mean - 1);
     row.sweeps_per_token = stats.sweeps_per_token();
     row.fallbacks = stats.fallbacks;
     add(row);
@@ -165,6 +205,8 @@ std::string_view to_string(Phase phase) {
       return "decode";
     case Phase::kGenerate:
       return "generate";
+    case Phase::kScore:
+      return "score";
   }
   return "unknown";
 }
@@ -197,6 +239,7 @@ BenchRun run_bench(const std::filesystem::path& folder, const RunOptions& option
     bench.measure(batch);
     if (batch == batches.front()) run.peak_memory = peak_memory_bytes();
   }
+  if (plan.documents > 0) bench.score();
   if (gpu) {
     run.device = best_of(run.device, measure_device(run.info.precision, options.gpu));
   } else {

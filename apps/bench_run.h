@@ -24,13 +24,19 @@ struct BenchPlan {
   std::vector<std::int64_t> batches;         // sequences prefilled in lock-step
   std::vector<std::int64_t> decode_batches;  // sequences decoded in lock-step
   std::int64_t decode = 0;                   // tokens of a decode run
+  std::int64_t documents = 0;                // scored together; 0: no scoring
   std::int64_t repeat = 0;                   // runs of each; on the CPU the best counts, on a GPU the median
 };
 
 /// prefill   logits after a prompt, fetched
 /// decode    given tokens, one after another; logits fetched after the last
 /// generate  tokens drawn where the logits are (greedily), each before the next is computed
-enum class Phase : std::uint8_t { kPrefill, kDecode, kGenerate };
+/// score     log-probs of documents of kLeastDocument to kMostDocument tokens, `batch` of them with `tokens` on
+/// average,
+///           or of one with as many as all
+enum class Phase : std::uint8_t { kPrefill, kDecode, kGenerate, kScore };
+inline constexpr std::int64_t kLeastDocument = 32;
+inline constexpr std::int64_t kMostDocument = 96;
 std::string_view to_string(Phase phase);
 
 struct BenchRow {
@@ -38,17 +44,19 @@ struct BenchRow {
   std::int64_t batch = 0;
   std::int64_t tokens = 0;  // per sequence: of the prompt, or decoded
   double seconds = 0.0;
-  double flops = 0.0;  // prefill: products done
+  double flops = 0.0;  // prefill, score: products done
   double bytes = 0.0;  // decode, generate: weights read
   double sweeps_per_token = 0.0;
   std::int64_t fallbacks = 0;
   std::uint64_t device_memory = 0;  // GPU bytes in use during it, beyond those in use before the model came
   std::uint64_t host_memory = 0;    // peak resident bytes of the process so far
 
+  /// Whether products limit it, not the reading of weights.
+  bool multiplies() const { return phase == Phase::kPrefill || phase == Phase::kScore; }
   double tokens_per_second() const { return static_cast<double>(batch * tokens) / seconds; }
   /// Of one sequence's token, or of one step of all sequences.
   double microseconds_per_token_and_layer(std::int64_t layers) const {
-    const std::int64_t done = phase == Phase::kPrefill ? batch * tokens : tokens;
+    const std::int64_t done = multiplies() ? batch * tokens : tokens;
     return seconds * 1e6 / static_cast<double>(done * layers);
   }
 };

@@ -214,7 +214,7 @@ struct SegmentSum {
 /// The state of n sequences at their next tokens' recurrence: rounded = h, rounded to A. [n, D] each; null data: none.
 template <class Space, class A>
 struct RoundState {
-  MatrixView<const float, Space> h = {};
+  RowsView<const float, Space> h = {};
   MatrixView<A, Space> rounded = {};
 };
 
@@ -233,7 +233,8 @@ struct EmbedNorm {
 /// of the rounded state, s = σ(gates + gate_bias), g = σ(zm + gates'), γ as decay_gate has it of decay and
 /// context_decay,
 ///   h = a ⊙ h + b,  x = x + h + 0.1 v + c,  u = rmsnorm(x; norm)
-/// h and its rounding are written; c null is 0, with stride 0 one row serves all. context_decay is null for DPG.
+/// h and its rounding are written; c is `c_bias` where its row is null, and 0 where that is null too; with stride 0 one
+/// row serves all. context_decay is null for DPG.
 template <class Space, class A>
 struct AdvanceNorm {
   MatrixView<const A, Space> z, v, zm;
@@ -242,10 +243,11 @@ struct AdvanceNorm {
   MatrixView<const float, Space> decay;
   MatrixView<const float, Space> context_decay = {};
   float mdi_mix = 0.1F;
-  MatrixView<float, Space> h;
+  RowsView<float, Space> h;
   MatrixView<A, Space> h_rounded;
   MatrixView<float, Space> x;
-  MatrixView<const float, Space> c = {};
+  RowsView<const float, Space> c = {};
+  const float* c_bias = nullptr;
   const float* norm = nullptr;
   MatrixView<A, Space> u;
 };
@@ -254,7 +256,7 @@ struct AdvanceNorm {
 template <class Space, class A>
 struct SumNorm {
   MatrixView<const float, Space> x;
-  MatrixView<double, Space> sum;
+  RowsView<double, Space> sum;
   const float* norm = nullptr;
   MatrixView<A, Space> u;
   RoundState<Space, A> next;

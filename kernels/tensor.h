@@ -136,6 +136,37 @@ struct MatrixView {
   }
 };
 
+/// Rows [rows, cols] that lie evenly spaced, as a matrix's, or anywhere: then row r is `offset` elements behind
+/// list[r], a list in memory of Space, or null where that is null.
+template <class T, class Space>
+struct RowsView {
+  T* data = nullptr;
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  std::int64_t stride = 0;
+  T* const* list = nullptr;
+  std::int64_t offset = 0;
+
+  constexpr RowsView() = default;
+  template <class U>
+  constexpr RowsView(const MatrixView<U, Space>& matrix)  // NOLINT(google-explicit-constructor)
+      : data(matrix.data), rows(matrix.rows), cols(matrix.cols), stride(matrix.stride) {}
+  constexpr RowsView(T* const* at, std::int64_t r, std::int64_t c, std::int64_t further)
+      : rows(r), cols(c), list(at), offset(further) {}
+  template <std::same_as<const T> C>
+  constexpr operator RowsView<C, Space>() const {  // NOLINT(google-explicit-constructor)
+    RowsView<C, Space> view(MatrixView<C, Space>(data, rows, cols, stride));
+    view.list = list;
+    view.offset = offset;
+    return view;
+  }
+
+  MMREC_HOST_DEVICE constexpr T* row(std::int64_t r) const {
+    T* const first = list == nullptr ? data : list[r];
+    return first == nullptr ? nullptr : first + (list == nullptr ? r * stride : offset);
+  }
+};
+
 /// A run of sequences [batch, heads, time, dim] with dim contiguous: [B, T, D] is heads = 1, and the layout
 /// [B, H, T, d] of the public scan documents differs in its strides alone.
 template <class T, class Space>

@@ -11,6 +11,7 @@
 // recurrence's gates are one more product, and what lies between products is normed where it is computed.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -18,6 +19,7 @@
 #include "models/executor.h"
 #include "models/mmrec/packed.h"
 #include "models/mmrec/segment_memory.h"
+#include "models/mmrec/token_rows.h"
 #include "models/mmrec/weights.h"
 #include "models/mmrec/workspace.h"
 
@@ -40,7 +42,8 @@ class Block {
   template <class T>
   using Matrix = typename Work::template Matrix<T>;
 
-  Block(const ModelView<Space>& model, Work& work) : model_(model), work_(work), memory_(work), packed_(work) {}
+  Block(const ModelView<Space>& model, Work& work)
+      : model_(model), work_(work), memory_(work), packed_(work), token_rows_(work) {}
 
   /// Whether the runs of a chunk can go all at once.
   static constexpr bool kPacks = PackedChunk<Backend, A>::kBackendHasIt;
@@ -50,7 +53,7 @@ class Block {
   bool run(std::span<const Batch> batches, std::int64_t rows, bool packed, const RecurrenceOptions& options,
            PrefillStats& stats) {
     if (goes_by_rows(batches)) {
-      run_rows(batches.front());
+      run_rows(batches);
       return true;
     }
     if constexpr (kPacks) {
@@ -173,28 +176,29 @@ class Block {
 
   // --- One token of each of many sequences
 
-  static constexpr bool kHasRows =
-      Work::kRounds && requires(Backend & backend, const kernels::AdvanceNorm<Space, A>& op) {
-    advance_norm(backend, op);
-  };
+  static constexpr bool kHasRows = TokenRows<Backend, A>::kBackendHasIt;
   bool goes_by_rows(std::span<const Batch> batches) const {
     if constexpr (kHasRows) {
-      const Batch& b = batches.front();
-      return batches.size() == 1 && b.tokens == 1 && token_rows_pay(work_.backend, b.sequences, work_.dim());
+      // Sequences apart have no other way that takes them all at once.
+      constexpr std::int64_t kManyRows = 9;
+      const std::int64_t rows = batches.back().first_row + batches.back().sequences;
+      const bool tokens = std::all_of(batches.begin(), batches.end(), [](const Batch& b) { return b.tokens == 1; });
+      return tokens && token_rows_pay(work_.backend, batches.size() == 1 ? rows : kManyRows, work_.dim());
     }
     return false;
   }
 
-  void run_rows(const Batch& b) {
+  void run_rows(std::span<const Batch> batches) {
     if constexpr (kHasRows) {
+      for (const Batch& b : batches) work_.restart(b);
+      token_rows_.begin(batches);
+      const Batch& b = token_rows_.all();
       const std::int64_t rows = b.rows();
       const std::int64_t layers = work_.config.num_layers;
-      const std::int64_t slots = work_.filled_slots(b.position);
       const auto next_state = [&](std::int64_t layer) -> kernels::RoundState<Space, A> {
         if (layer == layers) return {};
-        return {work_.state(b, layer), Work::row_of(work_.h_rounded(b), 0)};
+        return {token_rows_.state(layer), Work::row_of(work_.h_rounded(b), 0)};
       };
-      work_.restart(b);
       embed_norm(work_.backend, kernels::EmbedNorm<Space, A>{.table = model_.embedding,
                                                              .tokens = work_.tokens(),
                                                              .x = work_.x(rows),
@@ -211,37 +215,32 @@ class Block {
         jobs_[0] = {.x = Work::row_of(work_.h_rounded(b), 0), .weight = w.gate, .y = work_.state_gates(b)};
         kernels::linear(work_.backend,
                         std::span<const Job>(jobs_).first(static_cast<std::size_t>(1 + work_.networks())));
-        advance_norm(work_.backend,
-                     kernels::AdvanceNorm<Space, A>{
-                         .z = part(rows, 2),
-                         .v = part(rows, 1),
-                         .zm = work_.gate_z(rows),
-                         .gates = work_.state_gates(b),
-                         .gate_bias = w.gate_bias,
-                         .decay = work_.gamma(rows),
-                         .context_decay = context_decay(rows),
-                         .mdi_mix = work_.config.mdi_mix,
-                         .h = work_.state(b, layer),
-                         .h_rounded = Work::row_of(work_.h_rounded(b), 1),
-                         .x = work_.x(rows),
-                         .c = slots > 1 ? Matrix<const float>() : memory_.context(w, layer, b, b.position),
-                         .norm = w.norm2,
-                         .u = work_.u(rows)});
-        if (slots > 1) {
-          memory_.project_queries(w, b, {0, 1});
-          memory_.attend(w, layer, b, {0, 1});
-          kernels::rmsnorm(work_.backend, Matrix<const float>(work_.x(rows)), w.norm2, work_.u(rows));
-        }
+        advance_norm(work_.backend, kernels::AdvanceNorm<Space, A>{.z = part(rows, 2),
+                                                                   .v = part(rows, 1),
+                                                                   .zm = work_.gate_z(rows),
+                                                                   .gates = work_.state_gates(b),
+                                                                   .gate_bias = w.gate_bias,
+                                                                   .decay = work_.gamma(rows),
+                                                                   .context_decay = context_decay(rows),
+                                                                   .mdi_mix = work_.config.mdi_mix,
+                                                                   .h = token_rows_.state(layer),
+                                                                   .h_rounded = Work::row_of(work_.h_rounded(b), 1),
+                                                                   .x = work_.x(rows),
+                                                                   .c = token_rows_.context(layer),
+                                                                   .c_bias = token_rows_.context_bias(w),
+                                                                   .norm = w.norm2,
+                                                                   .u = work_.u(rows)});
+        if (token_rows_.attending().sequences > 0) token_rows_.attend(w, layer, memory_);
         memory_.feed_forward(w, b, {0, 1});
         const bool last = layer + 1 == layers;
         sum_norm(work_.backend,
                  kernels::SumNorm<Space, A>{
                      .x = work_.x(rows),
-                     .sum = work_.segment_sum(b, layer),
+                     .sum = token_rows_.segment_sum(layer),
                      .norm = last ? model_.norm : model_.layers[static_cast<std::size_t>(layer) + 1].norm1,
                      .u = work_.u(rows),
                      .next = next_state(layer + 1)});
-        memory_.close(w, layer, b, b.position + 1);
+        for (const Batch& part : batches) memory_.close(w, layer, part, part.position + 1);
       }
     }
   }
@@ -250,6 +249,7 @@ class Block {
   Work& work_;
   SegmentMemory<Backend, A> memory_;
   PackedChunk<Backend, A> packed_;
+  TokenRows<Backend, A> token_rows_;
   Job jobs_[3];  // the gates', and the decay networks' last layers
 };
 

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <numeric>
 #include <span>
 #include <tuple>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "models/mmrec/block.h"
 #include "models/mmrec/config.h"
 #include "models/mmrec/schedule.h"
+#include "models/mmrec/tables.h"
 #include "models/mmrec/weights.h"
 #include "models/mmrec/whole_step.h"
 #include "models/mmrec/workspace.h"
@@ -32,7 +34,8 @@ class Forward {
         model_(std::move(model)),
         backend_(backend),
         work_(config, backend, plan),
-        block_(model_, work_) {}
+        block_(model_, work_),
+        tables_(backend) {}
 
   /// Memory for calls of so many sequences; true if what was recorded before is void.
   bool reserve(std::int64_t sequences, bool sweeps) {
@@ -49,8 +52,7 @@ class Forward {
     Done done;
     if (!work.logprobs.empty()) score_first(work);
     if (are_single_tokens(work.runs)) {  // the bits of a step; there is nothing left to score
-      load_tokens(work.tokens);
-      step(work.runs);
+      step(work.tokens, work.runs);
       done.rows.assign(work.runs.size(), 1);
       return done;
     }
@@ -112,7 +114,35 @@ class Forward {
     collect_batches(chunk_, work_.slot.bytes, false, batches_);
     if (batches_.size() == 1 && step_at_once(batches_.front())) return;
     PrefillStats none;
-    next_logits(block_.run(batches_, static_cast<std::int64_t>(runs.size()), false, {}, none));
+    const auto rows = static_cast<std::int64_t>(runs.size());
+    const bool is_normed = block_.run(batches_, rows, false, {}, none);
+    if (!is_normed || batches_.size() == 1) return next_logits(is_normed);
+    slots_.clear();
+    for (const Run& run : runs) slots_.push_back(run.slot);
+    logits_to_slots(work_.u(rows));
+  }
+  /// Whether the sequences stand as a step takes them all at once: those last that attend to two slots or more.
+  bool are_in_order(std::span<const Run> runs) const {
+    return std::is_sorted(runs.begin(), runs.end(), [&](const Run& a, const Run& b) { return comes_before(a, b); });
+  }
+  /// The step of tokens on the host, in any order.
+  void step(std::span<const int> tokens, std::span<const Run> runs) {
+    if (are_in_order(runs)) {
+      load_tokens(tokens);
+      return step(runs);
+    }
+    std::vector<std::size_t> order(runs.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::size_t a, std::size_t b) { return comes_before(runs[a], runs[b]); });
+    std::vector<Run> ordered;
+    std::vector<int> their_tokens;
+    for (const std::size_t i : order) {
+      ordered.push_back(runs[i]);
+      their_tokens.push_back(tokens[i]);
+    }
+    load_tokens(their_tokens);
+    step(ordered);
   }
 
   /// [count, V] of slots side by side, in the backend's memory.
@@ -131,6 +161,10 @@ class Forward {
   template <class T>
   using Matrix = kernels::MatrixView<T, Space>;
   using Views = Workspace<Backend, A>;
+
+  bool comes_before(const Run& a, const Run& b) const {
+    return work_.filled_slots(a.position) < 2 && work_.filled_slots(b.position) > 1;
+  }
 
   // All of a step by one op, for backends and models that have it.
   bool step_at_once(const Batch& b) {
@@ -169,29 +203,63 @@ class Forward {
     }
   }
 
-  // The same of packed runs, in few products: one for all whose slots lie evenly spaced.
+  // The same of packed runs.
   void packed_logits() {
     if constexpr (Block<Backend, A>::kPacks) {
-      std::vector<Slot> slots;
+      slots_.clear();
       for (const Batch& b : batches_) {
-        if (b.ends) slots.push_back(b.slot);
+        if (b.ends) slots_.push_back(b.slot);
       }
-      if (slots.empty()) return;
+      if (slots_.empty()) return;
       const Matrix<float> last = block_.packed().last_rows();
       const Matrix<A> hidden = work_.u(last.rows);
       kernels::rmsnorm(backend_, Matrix<const float>(last), model_.norm, hidden);
-      for (std::size_t first = 0; first < slots.size();) {
-        std::size_t end = first + 1;
-        const std::ptrdiff_t apart = end < slots.size() ? slots[end] - slots[first] : 0;
-        while (apart > 0 && end < slots.size() && slots[end] - slots[end - 1] == apart) ++end;
-        const auto count = static_cast<std::int64_t>(end - first);
-        Matrix<float> logits = work_.logits(slots[first], count);
-        if (count > 1) logits.stride = apart / static_cast<std::ptrdiff_t>(sizeof(float));
-        work_.template linear<float>(
-            {{.x = hidden.middle_rows(static_cast<std::int64_t>(first), count), .weight = model_.head, .y = logits}});
-        first = end;
-      }
+      logits_to_slots(hidden);
     }
+  }
+
+  // Logits of the rows into slots_: one product for all slots that lie evenly spaced, or for all rows, copied then.
+  void logits_to_slots(Matrix<A> hidden) {
+    constexpr std::size_t kMostProducts = 3;
+    std::size_t products = 1;
+    for (std::size_t i = 2; i < slots_.size(); ++i)
+      products += slots_[i] - slots_[i - 1] != slots_[i - 1] - slots_[i - 2];
+    if constexpr (Block<Backend, A>::kPacks) {
+      if (products > kMostProducts) return copy_logits(hidden);
+    }
+    for (std::size_t first = 0; first < slots_.size();) {
+      std::size_t end = first + 1;
+      const std::ptrdiff_t apart = end < slots_.size() ? slots_[end] - slots_[first] : 0;
+      while (apart > 0 && end < slots_.size() && slots_[end] - slots_[end - 1] == apart) ++end;
+      const auto count = static_cast<std::int64_t>(end - first);
+      Matrix<float> logits = work_.logits(slots_[first], count);
+      if (count > 1) logits.stride = apart / static_cast<std::ptrdiff_t>(sizeof(float));
+      work_.template linear<float>(
+          {{.x = hidden.middle_rows(static_cast<std::int64_t>(first), count), .weight = model_.head, .y = logits}});
+      first = end;
+    }
+  }
+
+  void copy_logits(Matrix<A> hidden) {
+    const auto count = static_cast<std::size_t>(hidden.rows);
+    const auto vocab = static_cast<std::size_t>(config_.vocab_size);
+    if (logits_.size() < count * vocab) {
+      logits_ = {};
+      logits_ = backend_.template allocate<float>(count * vocab);
+    }
+    const Matrix<float> logits(logits_.data(), hidden.rows, config_.vocab_size);
+    work_.template linear<float>({{.x = hidden, .weight = model_.head, .y = logits}});
+    tables_.clear();
+    const std::size_t list = tables_.template place<kernels::RowCopy<A>>(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      tables_.template host<kernels::RowCopy<A>>(list)[i] = {
+          reinterpret_cast<const std::byte*>(logits.row(static_cast<std::int64_t>(i))),
+          reinterpret_cast<std::byte*>(work_.logits(slots_[i], 1).data)};
+    }
+    tables_.send();
+    copy_listed(backend_, kernels::CopyListed<Space, A>{.rows = tables_.template device<kernels::RowCopy<A>>(list),
+                                                        .count = hidden.rows,
+                                                        .cols = config_.vocab_size});
   }
 
   // The first token of a run is predicted by the logits that the call before left.
@@ -253,6 +321,9 @@ class Forward {
   std::map<std::int64_t, WholeStep<Backend, A>> whole_steps_;  // by their number of sequences
   std::vector<ChunkRun> chunk_;
   std::vector<Batch> batches_;
+  std::vector<Slot> slots_;
+  Tables<Backend> tables_;
+  typename Backend::template Buffer<float> logits_;  // where slots lie unevenly
   std::vector<int> tokens_host_;
   std::vector<float> logprobs_host_;
 };

@@ -8,13 +8,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <vector>
 
 #include "kernels/backend.h"
 #include "models/mmrec/schedule.h"
 #include "models/mmrec/segment_memory.h"
+#include "models/mmrec/tables.h"
 #include "models/mmrec/weights.h"
 #include "models/mmrec/workspace.h"
 
@@ -33,7 +33,7 @@ class PackedChunk {
     packed_sweeps(backend, op);
   };
 
-  explicit PackedChunk(Work& work) : work_(work) {}
+  explicit PackedChunk(Work& work) : work_(work), tables_(work.backend) {}
 
   /// Lays out the runs of a chunk of `rows` rows, a batch each, for all that follows. Requires: kBackendHasIt.
   void begin(std::span<const Batch> batches, std::int64_t rows) {
@@ -53,18 +53,18 @@ class PackedChunk {
     attending_ = simple_.subspan(static_cast<std::size_t>(attending - simple_.begin()));
     calm_rows_ = attending_.empty() ? simple_rows_ : attending_.front().first_row;
 
-    bytes_.clear();
-    const std::size_t of_row = place<std::int32_t>(static_cast<std::size_t>(rows));
-    const std::size_t end = place<std::int32_t>(batches.size());
-    settled_at_ = place<std::int32_t>(batches.size());
-    first_at_ = place<std::int32_t>(batches.size());
-    const std::size_t moving = place<std::uint32_t>(batches.size());
-    const std::size_t context = place<const std::byte*>(batches.size());
-    loads_at_ = place<kernels::RowCopy<A>>(batches.size());
-    stores_at_ = place<kernels::RowCopy<A>>(batches.size());
-    ends_at_ = place<kernels::RowCopy<A>>(batches.size());
-    sums_at_ = place<kernels::SummedRun>(batches.size());
-    attending_at_ = place<kernels::AttendingRun>(attending_.size());
+    tables_.clear();
+    const std::size_t of_row = tables_.template place<std::int32_t>(static_cast<std::size_t>(rows));
+    const std::size_t end = tables_.template place<std::int32_t>(batches.size());
+    settled_at_ = tables_.template place<std::int32_t>(batches.size());
+    first_at_ = tables_.template place<std::int32_t>(batches.size());
+    const std::size_t moving = tables_.template place<std::uint32_t>(batches.size());
+    const std::size_t context = tables_.template place<const std::byte*>(batches.size());
+    loads_at_ = tables_.template place<kernels::RowCopy<A>>(batches.size());
+    stores_at_ = tables_.template place<kernels::RowCopy<A>>(batches.size());
+    ends_at_ = tables_.template place<kernels::RowCopy<A>>(batches.size());
+    sums_at_ = tables_.template place<kernels::SummedRun>(batches.size());
+    attending_at_ = tables_.template place<kernels::AttendingRun>(attending_.size());
 
     std::fill_n(host<std::int32_t>(of_row), rows, -1);
     std::copy(end_.begin(), end_.end(), host<std::int32_t>(end));
@@ -108,11 +108,7 @@ class PackedChunk {
       most_rows_ = std::max(most_rows_, b.tokens);
       most_slots_ = std::max(most_slots_, slots);
     }
-    if (tables_.size() < bytes_.size()) {
-      tables_ = {};
-      tables_ = work_.backend.template allocate<std::byte>(bytes_.size() * 5 / 4);
-    }
-    work_.backend.upload(bytes_.data(), tables_.data(), bytes_.size());
+    tables_.send();
     runs_ = {.of_row = device<std::int32_t>(of_row),
              .end = device<std::int32_t>(end),
              .settled = device<std::int32_t>(settled_at_),
@@ -193,21 +189,13 @@ class PackedChunk {
     work_.normalise(Work::times(work_.x(all), piece), w.norm2, Work::times(work_.u(all), piece));
   }
 
-  // Tables lie one after another, in bytes_ as in tables_.
-  template <class T>
-  std::size_t place(std::size_t count) {
-    constexpr std::size_t kAlign = 16;
-    const std::size_t at = bytes_.size();
-    bytes_.resize(at + (count * sizeof(T) + kAlign - 1) / kAlign * kAlign);
-    return at;
-  }
   template <class T>
   T* host(std::size_t at) {
-    return reinterpret_cast<T*>(bytes_.data() + at);
+    return tables_.template host<T>(at);
   }
   template <class T>
   T* device(std::size_t at) {
-    return reinterpret_cast<T*>(tables_.data() + at);
+    return tables_.template device<T>(at);
   }
   void copy(std::size_t list, std::size_t count, std::int64_t from_offset, std::int64_t to_offset) {
     copy_listed(work_.backend, kernels::CopyListed<Space, A>{.rows = device<kernels::RowCopy<A>>(list),
@@ -224,8 +212,7 @@ class PackedChunk {
   std::int64_t most_rows_ = 0, most_slots_ = 0;   // of those that attend
   std::vector<std::int32_t> first_, end_;         // rows of each run
   std::size_t ends_ = 0;                          // runs that end here
-  std::vector<std::byte> bytes_;
-  typename Backend::template Buffer<std::byte> tables_;
+  Tables<Backend> tables_;
   std::size_t settled_at_ = 0, first_at_ = 0, loads_at_ = 0, stores_at_ = 0, ends_at_ = 0, sums_at_ = 0,
               attending_at_ = 0;
   kernels::PackedRuns<Space> runs_;

@@ -11,19 +11,25 @@ namespace mmrec::test {
 namespace {
 
 TEST(Bench, ReportsRatesAndSharesOfASyntheticModel) {
-  const Outcome outcome = run({kBench, "--device", "cpu", "--synthetic", "64,2,300", "--lengths", "40,300", "--batches",
-                               "2,1", "--decode", "4", "--repeat", "1", "--prefill", "sweeps", "--json"});
+  const Outcome outcome =
+      run({kBench, "--device", "cpu", "--synthetic", "64,2,300", "--lengths", "40,300", "--batches", "2,1", "--decode",
+           "4", "--documents", "5", "--repeat", "1", "--prefill", "sweeps", "--json"});
   const Json json = json_of(outcome);
   EXPECT_EQ(json["schema"], "mmrec-bench/1");
   EXPECT_GT(json["machine"]["read_gb_per_s"].get<double>(), 0.1);
   EXPECT_GT(json["machine"]["sgemm_gflop_per_s"].get<double>(), 0.1);
   EXPECT_GT(json["load_s"].get<double>(), 0.0);
   EXPECT_GT(json["peak_memory_bytes"].get<double>(), 1e6);
-  ASSERT_EQ(json["rows"].size(), 8U);
+  ASSERT_EQ(json["rows"].size(), 10U);
+  EXPECT_EQ(json["rows"][8]["phase"], "score");
+  EXPECT_EQ(json["rows"][8]["batch"], 1);
+  EXPECT_EQ(json["rows"][8]["tokens"], 5 * 64);
+  EXPECT_EQ(json["rows"][9]["batch"], 5);
+  EXPECT_EQ(json["rows"][9]["tokens"], 64);
   for (const Json& row : json["rows"]) {
     const double rate = row["batch"].get<double>() * row["tokens"].get<double>() / row["seconds"].get<double>();
     EXPECT_NEAR(row["tokens_per_s"].get<double>() / rate, 1.0, 1e-9);
-    if (row["phase"] == "prefill") {
+    if (row["phase"] == "prefill" || row["phase"] == "score") {
       EXPECT_NEAR(row["share_of_sgemm"].get<double>(),
                   row["gflop_per_s"].get<double>() / json["machine"]["sgemm_gflop_per_s"].get<double>(), 1e-9);
       EXPECT_GT(row["sweeps_per_token"].get<double>(), 1.0);
@@ -44,9 +50,9 @@ TEST(Bench, PrintsATable) {
 }
 
 TEST(Bench, ComparesWithTheCpu) {
-  const Words arguments = {kBench, "--device",  "cpu", "--compare", "cpu", "-m",
-                           kTiny,  "--lengths", "16",  "--batches", "1",   "--decode-batches",
-                           "1,2",  "--decode",  "2",   "--repeat",  "1"};
+  const Words arguments = {kBench, "--device",    "cpu", "--compare",        "cpu", "-m",       kTiny, "--lengths",
+                           "16",   "--batches",   "1",   "--decode-batches", "1,2", "--decode", "2",   "--repeat",
+                           "1",    "--documents", "0"};
   const Json json = json_of(run(words(arguments, {"--json"})));
   ASSERT_EQ(json["rows"].size(), 5U);  // a prefill; decode and generate for each batch
   EXPECT_EQ(json["compare"]["rows"].size(), 5U);

@@ -47,11 +47,19 @@ struct RowGroup {
     load(from.row(row), to);
   }
   template <class T>
+  __device__ void load(const RowsView<T, Device>& from, float (&to)[kGroup]) const {
+    load(static_cast<const T*>(from.row(row)), to);
+  }
+  template <class T>
   __device__ void store(T* to, const float (&from)[kGroup]) const {
     store_group<kVectors>(to, number, cols, from);
   }
   template <class T>
   __device__ void store(const MatrixView<T, Device>& to, const float (&from)[kGroup]) const {
+    store(to.row(row), from);
+  }
+  template <class T>
+  __device__ void store(const RowsView<T, Device>& to, const float (&from)[kGroup]) const {
     store(to.row(row), from);
   }
 };
@@ -200,7 +208,8 @@ struct AdvanceRow : MatrixRows<true, float> {
     group.load(x, o.x);
     if (op.gate_bias != nullptr) group.load(op.gate_bias, o.s_bias);
     if (op.context_decay.data != nullptr) group.load(op.context_decay, o.context_decay);
-    if (op.c.data != nullptr) group.load(op.c, o.c);
+    const float* const row = op.c.row(group.row);
+    if (const float* const c = row != nullptr ? row : op.c_bias; c != nullptr) group.load(c, o.c);
     return o;
   }
   __device__ void apply(const Group& group, const Operands& o, float (&to)[kGroup]) const {
@@ -220,7 +229,7 @@ struct AdvanceRow : MatrixRows<true, float> {
 /// x as it is, and beside the norms sum += x.
 template <class A>
 struct SumRow : MatrixRows<true> {
-  MatrixView<double, Device> sum;
+  RowsView<double, Device> sum;
   RoundRow<A> round;
 
   unsigned asides() const { return 1 + round.asides(); }

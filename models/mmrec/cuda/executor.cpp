@@ -128,6 +128,10 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
       forward.run({.tokens = tokens, .runs = runs}, exact);
       return;
     }
+    if (!forward.are_in_order(runs)) {
+      drawn_for_.clear();
+      return forward.step(tokens, runs);
+    }
     const bool are_there = std::equal(runs.begin(), runs.end(), drawn_for_.begin(), drawn_for_.end(),
                                       [](const Run& run, Slot slot) { return run.slot == slot; }) &&
                            std::equal(tokens.begin(), tokens.end(), drawn_.data());

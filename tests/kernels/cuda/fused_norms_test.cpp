@@ -81,12 +81,12 @@ TYPED_TEST(FusedNormsTest, EmbedsAndRoundsTheState) {
 
 TYPED_TEST(FusedNormsTest, AdvancesTheRecurrenceByAToken) {
   using A = TypeParam;
-  enum class C { kNone, kShared, kPerRow };
+  enum class C { kNone, kShared, kPerRow, kListed };
   std::uint64_t stream = 100;
   for (const std::int64_t rows : this->kRows) {
     for (const std::int64_t dim : this->kDims) {
       if (small_sizes() && rows * dim > 20000) continue;
-      for (const C kind : {C::kNone, C::kShared, C::kPerRow}) {
+      for (const C kind : {C::kNone, C::kShared, C::kPerRow, C::kListed}) {
         const bool dpg = kind == C::kShared;
         SCOPED_TRACE(testing::Message() << rows << " x " << dim << (dpg ? ", one network" : ""));
         // z, v are parts of wider rows; h lies in slots.
@@ -116,8 +116,22 @@ TYPED_TEST(FusedNormsTest, AdvancesTheRecurrenceByAToken) {
                                   .norm = norm.view().data,
                                   .u = u.view()};
         if (!dpg) op.context_decay = other.view();
+        // Rows that lie anywhere: the state backwards behind its list, and c where it is not the same for all.
+        std::vector<float*> states;
+        std::vector<const float*> contexts;
+        for (std::int64_t r = 0; r < rows; ++r) {
+          states.push_back(h.view().row(r) - dim);
+          contexts.push_back(kind == C::kListed && r % 2 == 0 ? c.view().row(r) - dim : nullptr);
+        }
+        const DeviceBuffer<float*> state_list = this->to_device(states);
+        const DeviceBuffer<const float*> context_list = this->to_device(contexts);
         if (kind == C::kPerRow) op.c = c.view();
-        if (kind == C::kShared) op.c = {c.view().data, rows, dim, 0};
+        if (kind == C::kShared) op.c_bias = c.view().data;
+        if (kind == C::kListed) {
+          op.h = {state_list.data(), rows, dim, dim};
+          op.c = {context_list.data(), rows, dim, dim};
+          op.c_bias = c.view().data;
+        }
         advance_norm(this->cuda(), op);
         const std::vector<float> got_h = h.download();
         const std::vector<float> got_x = x.download();
@@ -132,7 +146,8 @@ TYPED_TEST(FusedNormsTest, AdvancesTheRecurrenceByAToken) {
             const double g = sigmoid(zm(r, i) + gates(r, dim + i));
             const double want_h = (gamma + mix * (1.0 - g + gamma)) * h(r, i) + zv(r, i) * (s + mix * g);
             const double want_x =
-                x(r, i) + want_h + 0.1 * zv(r, dim + i) + (kind == C::kNone ? 0.0 : c(kind == C::kShared ? 0 : r, i));
+                x(r, i) + want_h + 0.1 * zv(r, dim + i) +
+                (kind == C::kNone ? 0.0 : c(kind == C::kShared || (kind == C::kListed && r % 2 != 0) ? 0 : r, i));
             ASSERT_NEAR(static_cast<double>(got_h[at]), want_h, 2e-6 * (1.0 + std::abs(want_h)));
             ASSERT_NEAR(static_cast<double>(got_x[at]), want_x, 3e-6 * (1.0 + std::abs(want_x)));
             ASSERT_EQ(to_float(got_rounded[at]), to_float(from_float<A>(got_h[at])));
@@ -159,9 +174,15 @@ TYPED_TEST(FusedNormsTest, SumsAndRoundsTheNextLayersState) {
         std::vector<double> before(x.values().size());
         for (std::size_t i = 0; i < before.size(); ++i) before[i] = 1e6 / static_cast<double>(i + 1);
         DeviceBuffer<double> sum = this->to_device(before);
-        SumNorm<Device, A> op{
-            .x = x.view(), .sum = {sum.data(), rows, dim}, .norm = norm.view().data, .u = u.view(), .next = {}};
-        if (has_next) op.next = {h.view(), rounded.view()};
+        SumNorm<Device, A> op{.x = x.view(),
+                              .sum = MatrixView<double, Device>(sum.data(), rows, dim),
+                              .norm = norm.view().data,
+                              .u = u.view(),
+                              .next = {}};
+        std::vector<double*> sums_of_rows;
+        for (std::int64_t r = 0; r < rows; ++r) sums_of_rows.push_back(sum.data() + r * dim - 5);
+        const DeviceBuffer<double*> sum_list = this->to_device(sums_of_rows);
+        if (has_next) op.next = {h.view(), rounded.view()}, op.sum = {sum_list.data(), rows, dim, 5};
         sum_norm(this->cuda(), op);
         const std::vector<double> sums = this->to_host(sum);
         for (std::size_t i = 0; i < sums.size(); ++i) {

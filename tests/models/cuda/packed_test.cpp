@@ -208,6 +208,60 @@ TEST_P(PackedRunsTest, BranchesOfAClonedStateAreAsContinued) {
   }
 }
 
+// One token of each of sequences that come and go, each where it stands, against each alone.
+TEST_P(PackedRunsTest, SequencesThatComeAndGoStepAsAlone) {
+  if (kernels::test::few_cases()) GTEST_SKIP() << "many launches";
+  constexpr int kSlots = 12;
+  const int rounds = kernels::test::kEmulated ? 8 : 90;
+  struct Live {
+    int slot = 0;
+    std::size_t sequence = 0;
+    std::int64_t position = 0;
+  };
+  std::mt19937 engine(3);
+  std::vector<std::pair<int, int>> lives;
+  for (int i = 0; i < 40; ++i)
+    lives.emplace_back(1 + static_cast<int>(engine() % 70), 1 + static_cast<int>(engine() % 60));
+  const std::vector<Sequence> all = sequences(lives);
+  const Slots slots(executor_, kSlots, {});
+  const Slots alone(executor_, kSlots, {});
+  std::vector<Live> live;
+  std::size_t next = 0;
+  for (int round = 0; round < rounds; ++round) {
+    std::erase_if(live, [&](const Live& l) { return l.position == std::ssize(all[l.sequence].tokens); });
+    for (int slot = 0; slot < kSlots && next < all.size(); ++slot) {
+      const bool taken = std::any_of(live.begin(), live.end(), [&](const Live& l) { return l.slot == slot; });
+      if (taken || engine() % 3 != 0) continue;
+      const Sequence& s = all[next];
+      executor_->clear(alone[slot], 1);
+      begin(alone[slot], s);
+      executor_->copy(alone[slot], slots[slot], 1);
+      live.push_back({slot, next++, s.start});
+    }
+    std::vector<int> tokens;
+    std::vector<models::Run> runs;
+    for (Live& l : live) {
+      const Sequence& s = all[l.sequence];
+      tokens.push_back(s.tokens[static_cast<std::size_t>(l.position)]);
+      runs.push_back({slots[l.slot], l.position, std::ssize(runs), 1});
+      step(alone[l.slot], s, l.position);
+      ++l.position;
+    }
+    if (runs.empty()) continue;
+    executor_->step(tokens, runs, {});
+    for (const Live& l : live) {
+      ASSERT_LE(share(logits_of(slots[l.slot]), logits_of(alone[l.slot])), GetParam().bound)
+          << "round " << round << ", sequence " << l.sequence << " at " << l.position;
+    }
+  }
+  for (const Live& l : live) {
+    const HostState got = executor_->save(slots[l.slot], 1, l.position);
+    const HostState want = executor_->save(alone[l.slot], 1, l.position);
+    EXPECT_LE(share(got.h, want.h), GetParam().bound);
+    EXPECT_LE(share(got.memory, want.memory), GetParam().bound);
+  }
+}
+
 std::vector<PackedModel> models() {
   if (kernels::test::kEmulated) {
     return {{"Fp32", Precision::kF32, 1e-4}, {"Fp16Restarting", Precision::kF16, 0.02, 3, false}};

@@ -1,0 +1,47 @@
+// Lists that ops read in the backend's memory, laid out one after another on the host and sent there in one piece.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+namespace mmrec::models {
+
+template <class Backend>
+class Tables {
+ public:
+  explicit Tables(Backend& backend) : backend_(backend) {}
+
+  void clear() { bytes_.clear(); }
+  /// Room for `count` elements, zeros until they are set; its place.
+  template <class T>
+  std::size_t place(std::size_t count) {
+    constexpr std::size_t kAlign = 16;
+    const std::size_t at = bytes_.size();
+    bytes_.resize(at + (count * sizeof(T) + kAlign - 1) / kAlign * kAlign);
+    return at;
+  }
+  /// Until the next place().
+  template <class T>
+  T* host(std::size_t at) {
+    return reinterpret_cast<T*>(bytes_.data() + at);
+  }
+  /// Until the next send().
+  template <class T>
+  T* device(std::size_t at) {
+    return reinterpret_cast<T*>(memory_.data() + at);
+  }
+  void send() {
+    if (memory_.size() < bytes_.size()) {
+      memory_ = {};
+      memory_ = backend_.template allocate<std::byte>(bytes_.size() * 5 / 4);
+    }
+    backend_.upload(bytes_.data(), memory_.data(), bytes_.size());
+  }
+
+ private:
+  Backend& backend_;
+  std::vector<std::byte> bytes_;
+  typename Backend::template Buffer<std::byte> memory_;
+};
+
+}  // namespace mmrec::models
