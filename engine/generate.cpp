@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <optional>
 #include <stdexcept>
 
 #include "engine/stop_matcher.h"
@@ -86,11 +85,10 @@ GenerateResult generate(Session& session, const Tokenizer& tokenizer, const Gene
   check_ids(options.eos_token_ids, session.vocab_size(), "end-of-sequence");
 
   SamplerOptions sampler_options = options.sampler;
-  Sampler sampler(sampler_options);  // checks the options as they were given
+  (void)Sampler(sampler_options);  // checks the options as they were given
   if (const int known = tokenizer.vocab_size();
       sampler_options.vocab_limit == 0 || sampler_options.vocab_limit > known) {
     sampler_options.vocab_limit = known;
-    sampler = Sampler(sampler_options);
   }
 
   GenerateResult result;
@@ -99,27 +97,17 @@ GenerateResult generate(Session& session, const Tokenizer& tokenizer, const Gene
   Output output(tokenizer, before, has_all, options, result.text);
   // Only the end of what came before can count as recent.
   const std::size_t window = std::min(before.size(), static_cast<std::size_t>(sampler_options.repetition_window));
-  std::vector<int> recent(before.end() - static_cast<std::ptrdiff_t>(window), before.end());
 
   const std::int64_t max_tokens =
       options.max_tokens < 0 ? std::numeric_limits<std::int64_t>::max() : options.max_tokens;
-  const auto first_position = static_cast<std::uint64_t>(session.position());
-  std::optional<engine::TokenDrawer> drawer;
-  if (sampler_options.repetition_penalty == 1.0F) {
-    drawer.emplace(session, sampler_options, options.sequence, max_tokens, options.logprobs);
-  }
-  const auto draw = [&](std::int64_t n) {
-    if (drawer) return drawer->next();
-    // A penalty needs the tokens so far, which a device has not got.
-    if (n > 0) session.step({&result.tokens.back(), 1});
-    return sampler.sample(session.logits(), recent, first_position + static_cast<std::uint64_t>(n), options.sequence);
-  };
+  engine::TokenDrawer drawer(session, sampler_options, before.last(window), options.sequence, max_tokens,
+                             options.logprobs);
   for (std::int64_t n = 0; n < max_tokens; ++n) {
     if (options.cancelled && options.cancelled()) {
       result.finish_reason = FinishReason::kCancelled;
       break;
     }
-    const Sample drawn = draw(n);
+    const Sample drawn = drawer.next();
     if (std::find(options.eos_token_ids.begin(), options.eos_token_ids.end(), drawn.token) !=
         options.eos_token_ids.end()) {
       result.finish_reason = FinishReason::kEndOfSequence;
@@ -127,14 +115,13 @@ GenerateResult generate(Session& session, const Tokenizer& tokenizer, const Gene
     }
     result.tokens.push_back(drawn.token);
     if (options.logprobs) result.logprobs.push_back(drawn.logprob);
-    recent.push_back(drawn.token);
     if (!output.push(drawn.token)) {
       result.finish_reason = output.stopped() ? FinishReason::kStopString : FinishReason::kCancelled;
-      if (drawer) drawer->finish();
+      drawer.finish();
       return result;
     }
   }
-  if (drawer) drawer->finish();
+  drawer.finish();
   if (!output.finish()) {
     result.finish_reason = FinishReason::kCancelled;
   } else if (output.stopped()) {

@@ -7,10 +7,11 @@
 
 namespace mmrec::engine {
 
-TokenDrawer::TokenDrawer(Session& session, const SamplerOptions& options, std::uint64_t sequence, std::int64_t most,
-                         bool logprobs)
+TokenDrawer::TokenDrawer(Session& session, const SamplerOptions& options, std::span<const int> recent,
+                         std::uint64_t sequence, std::int64_t most, bool logprobs)
     : session_(session),
-      options_(options),
+      sampler_(options),
+      recent_(recent.begin(), recent.end()),
       sequence_(sequence),
       first_step_(static_cast<std::uint64_t>(session.position())),
       most_(most),
@@ -18,7 +19,8 @@ TokenDrawer::TokenDrawer(Session& session, const SamplerOptions& options, std::u
   if (most < 2) return;
   const Access::SessionImpl& impl = Access::impl(session);
   try {
-    stream_ = impl.executor().draw_ahead({impl.slots.first(), options, sequence, first_step_}, impl.position, logprobs);
+    stream_ = impl.executor().draw_ahead({impl.slots.first(), options, sequence, first_step_}, impl.position, recent,
+                                         logprobs);
     if (stream_ == nullptr) return;
     copy_ = models::Slots(impl.slots.executor(), 1, impl.options);
     impl.executor().copy(impl.slots.first(), copy_.first(), 1);
@@ -39,7 +41,7 @@ Sample TokenDrawer::next() {
   Sample sample;
   if (stream_ == nullptr) {
     if (drawn_ > 0) session_.step({&last_, 1});
-    session_.draw(options_, first_step_ + static_cast<std::uint64_t>(drawn_), sequence_, {&sample, 1}, logprobs_);
+    sample = draw_here();
   } else {
     if (enqueued_ == drawn_) enqueue();
     if (enqueued_ < most_) enqueue();
@@ -51,13 +53,25 @@ Sample TokenDrawer::next() {
     if (token < 0) {  // the host's sampler knows the words for it
       finished_ = true;
       return_to(drawn_);
-      session_.draw(options_, first_step_ + static_cast<std::uint64_t>(drawn_), sequence_, {&sample, 1}, logprobs_);
+      return draw_here();
     }
     sample = {token, logprob};
     tokens_.push_back(token);
   }
   last_ = sample.token;
+  recent_.push_back(last_);
   ++drawn_;
+  return sample;
+}
+
+Sample TokenDrawer::draw_here() {
+  const std::uint64_t step = first_step_ + static_cast<std::uint64_t>(drawn_);
+  Sample sample;
+  if (sampler_.options().repetition_penalty == 1.0F) {
+    session_.draw(sampler_.options(), step, sequence_, {&sample, 1}, logprobs_);
+  } else {  // needs the tokens so far
+    sample = sampler_.sample(session_.logits(), recent_, step, sequence_);
+  }
   return sample;
 }
 

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "engine/access.h"
@@ -18,9 +19,10 @@ namespace mmrec::engine {
 
 class TokenDrawer {
  public:
-  /// At most `most` tokens will be drawn. Requires: a batch of 1, position >= 1, a repetition penalty of 1.
-  TokenDrawer(Session& session, const SamplerOptions& options, std::uint64_t sequence, std::int64_t most,
-              bool logprobs);
+  /// At most `most` tokens will be drawn; `recent` are those that count for the repetition penalty. Requires: a batch
+  /// of 1, position >= 1.
+  TokenDrawer(Session& session, const SamplerOptions& options, std::span<const int> recent, std::uint64_t sequence,
+              std::int64_t most, bool logprobs);
   TokenDrawer(const TokenDrawer&) = delete;
   TokenDrawer& operator=(const TokenDrawer&) = delete;
   /// Ends as finish() does; what fails then shows in the session's next call.
@@ -32,6 +34,7 @@ class TokenDrawer {
   void finish();
 
  private:
+  Sample draw_here();
   void enqueue();
   /// The state after so many of the tokens; the stream is no more.
   void return_to(std::int64_t consumed);
@@ -39,7 +42,8 @@ class TokenDrawer {
   static constexpr std::int64_t kInterval = 32;
 
   Session& session_;
-  SamplerOptions options_;
+  Sampler sampler_;
+  std::vector<int> recent_;
   std::uint64_t sequence_, first_step_;
   std::int64_t most_;
   bool logprobs_;

@@ -342,22 +342,28 @@ struct PackedSegmentSum {
   std::int64_t segment = 1;
 };
 
-/// How the next token of one sequence is chosen: `options` but for the repetition penalty, which is the host's.
-/// Candidates are the finite logits of ids below vocab_limit, ordered by logit, falling, then id. Temperature 0 takes
-/// the first. Else filters, each on what the one before it has left: the top_k first, the fewest that hold a share
-/// top_p of the probability, those with at least min_p times the first one's. What is left shares [0, 1) in the order
-/// of ids, and the number of (seed, sequence, step) in kernels/philox.h draws from it.
+/// How the next token of one sequence is chosen: by the chain of `options`. The repetition penalty is that of `recent`,
+/// in memory of Space: a ring of as many tokens as its window, of which recent_count have been written so far; null:
+/// none. Candidates are the finite logits of ids below vocab_limit, ordered by logit, falling, then id. Temperature 0
+/// takes the first. Else filters, each on what the one before it has left: the top_k first, the fewest that hold a
+/// share top_p of the probability, those with at least min_p times the first one's. What is left shares [0, 1) in the
+/// order of ids, and the number of (seed, sequence, step) in kernels/philox.h draws from it.
 struct SampleRule {
   SamplerOptions options;
   std::uint64_t sequence = 0, step = 0;
+  int* recent = nullptr;
+  std::uint64_t recent_count = 0;
 };
 
+/// Widest repetition window that sample_tokens takes.
+inline constexpr int kMostSampleWindow = 1024;
 /// Widest row that sample_tokens takes.
 inline constexpr std::int64_t kMostSampleWords = std::int64_t{1} << 18;
 
 /// tokens[b] drawn from logits [B, V] by rules[b], whose step then goes up by one, so that a recorded draw that is
-/// replayed draws anew. -1 for a row that has a NaN or +inf, or no candidate. tokens, rules [B]; copy, if not null,
-/// receives the tokens too. Throws std::invalid_argument for V outside [1, kMostSampleWords].
+/// replayed draws anew; and the token is recent. Logits are changed on the way and in the end as they were. -1 for a
+/// row that has a NaN or +inf, or no candidate. tokens, rules [B]; copy, if not null, receives the tokens too. Throws
+/// std::invalid_argument for V outside [1, kMostSampleWords].
 template <class Space>
 struct SampleTokens {
   MatrixView<const float, Space> logits;

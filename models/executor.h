@@ -127,10 +127,12 @@ class Executor {
     return false;
   }
 
-  /// The sequence at `position` draws by itself from now on, as `first` says and with the steps that follow. Null where
-  /// this executor cannot.
-  virtual std::unique_ptr<TokenStream> draw_ahead(const Draw& first, std::int64_t position, bool logprobs) {
-    static_cast<void>(first), static_cast<void>(position), static_cast<void>(logprobs);
+  /// The sequence at `position` draws by itself from now on, as `first` says and with the steps that follow; here the
+  /// repetition penalty counts, for the tokens it draws and for those of `recent`, oldest first, that its window
+  /// reaches. Null where this executor cannot.
+  virtual std::unique_ptr<TokenStream> draw_ahead(const Draw& first, std::int64_t position, std::span<const int> recent,
+                                                  bool logprobs) {
+    static_cast<void>(first), static_cast<void>(position), static_cast<void>(recent), static_cast<void>(logprobs);
     return nullptr;
   }
 };

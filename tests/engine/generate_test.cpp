@@ -323,6 +323,8 @@ TEST(Generate, ASequenceThatDrawsAheadEndsAsOneThatDoesNot) {
   };
   const Ending endings[] = {
       {"length", [](GenerateOptions&, int&) {}},
+      {"penalty",
+       [](GenerateOptions& o, int&) { o.sampler.repetition_penalty = 1.5F, o.sampler.repetition_window = 7; }},
       {"one token", [](GenerateOptions& o, int&) { o.max_tokens = 1; }},
       {"no token", [](GenerateOptions& o, int&) { o.max_tokens = 0; }},
       {"end of sequence",

@@ -160,27 +160,36 @@ class ToyExecutor final : public models::Executor {
     return true;
   }
   std::unique_ptr<models::TokenStream> draw_ahead(const models::Draw& first, std::int64_t position,
-                                                  bool logprobs) override {
+                                                  std::span<const int> recent, bool logprobs) override {
     if (!log_ || !log_->ahead) return nullptr;
-    return std::make_unique<Stream>(*this, first, position, logprobs);
+    return std::make_unique<Stream>(*this, first, position, recent, logprobs);
   }
 
  private:
   class Stream final : public models::TokenStream {
    public:
-    Stream(ToyExecutor& executor, const models::Draw& first, std::int64_t position, bool logprobs)
-        : executor_(executor), next_(first), position_(position), logprobs_(logprobs) {}
+    Stream(ToyExecutor& executor, const models::Draw& first, std::int64_t position, std::span<const int> recent,
+           bool logprobs)
+        : executor_(executor),
+          next_(first),
+          position_(position),
+          logprobs_(logprobs),
+          recent_(recent.begin(), recent.end()) {}
     void enqueue() override {
       if (has_token_) {
         const models::Run run{next_.slot, position_++, 0, 1};
         executor_.step({&token_, 1}, {&run, 1}, {});
       }
-      float logprob = 0.0F;
-      const bool draws = std::exchange(executor_.log_->draws, true);
-      executor_.draw({&next_, 1}, {&token_, 1}, {&logprob, logprobs_ ? 1U : 0U});
-      executor_.log_->draws = draws;
-      waiting_.emplace_back(token_, logprob);
-      token_ = std::max(token_, 0);
+      try {
+        Sampler sampler(next_.options);
+        const Sample sample = sampler.sample(at(next_.slot).logits, recent_, next_.step, next_.sequence);
+        token_ = sample.token;
+        waiting_.emplace_back(token_, logprobs_ ? sample.logprob : 0.0F);
+      } catch (const NumericError&) {
+        token_ = 0;
+        waiting_.emplace_back(-1, 0.0F);
+      }
+      recent_.push_back(token_);
       if (waiting_.size() > kAhead) throw std::logic_error("too many tokens wait");
       has_token_ = true;
       next_.step += 1;
@@ -198,6 +207,7 @@ class ToyExecutor final : public models::Executor {
     bool logprobs_;
     bool has_token_ = false;
     int token_ = 0;
+    std::vector<int> recent_;
     std::vector<std::pair<int, float>> waiting_;
   };
 

@@ -364,12 +364,49 @@ class Row {
   Atomic64 last_ = ~Atomic64{0};  // last place that has not been cut off
 };
 
+/// The logits of recent tokens, penalised for as long as this lives: a thread for each, and where a token came twice
+/// both do the same. All threads make and end one.
+class Penalty {
+ public:
+  __device__ Penalty(const SampleRule& rule, float* logits) : logits_(logits) {
+    const float penalty = rule.options.repetition_penalty;
+    if (rule.recent == nullptr || penalty == 1.0F) return;
+    const auto window = static_cast<std::uint64_t>(rule.options.repetition_window);
+    if (threadIdx.x < min(rule.recent_count, window)) {
+      id_ = __ldcg(rule.recent + threadIdx.x);
+      before_ = logits_[id_];
+      if (!(fabsf(before_) <= kLargestFinite)) id_ = -1;
+    }
+    __syncthreads();  // all have read
+    if (id_ >= 0) {
+      const float penalised = before_ > 0.0F ? __fdiv_rn(before_, penalty) : before_ * penalty;
+      logits_[id_] = fminf(fmaxf(penalised, -kLargestFinite), kLargestFinite);
+    }
+    __syncthreads();
+  }
+  __device__ void end() const {
+    __syncthreads();  // nobody looks at them any more
+    if (id_ >= 0) logits_[id_] = before_;
+  }
+
+ private:
+  float* logits_;
+  int id_ = -1;
+  float before_ = 0.0F;
+};
+
 __global__ void __launch_bounds__(kThreads) sample_kernel(MatrixView<const float, Device> logits, SampleRule* rules,
                                                           int* tokens, int* copy, bool takes_vectors) {
   __shared__ Shared shared;
   SampleRule& rule = rules[blockIdx.x];
-  const int token = Row(shared, rule, logits.row(blockIdx.x), static_cast<int>(logits.cols), takes_vectors).sample();
+  const float* const row = logits.row(blockIdx.x);
+  const Penalty penalty(rule, const_cast<float*>(row));  // which puts them back
+  const int token = Row(shared, rule, row, static_cast<int>(logits.cols), takes_vectors).sample();
+  penalty.end();
   if (threadIdx.x != 0) return;
+  if (rule.recent != nullptr && rule.options.repetition_window > 0) {
+    rule.recent[rule.recent_count++ % static_cast<std::uint64_t>(rule.options.repetition_window)] = max(token, 0);
+  }
   tokens[blockIdx.x] = token;
   if (copy != nullptr) copy[blockIdx.x] = token;
   ++rule.step;  // all threads have read the rule and met since

@@ -140,9 +140,12 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
     enqueue(*lane_, runs);
   }
 
-  std::unique_ptr<TokenStream> draw_ahead(const Draw& first, std::int64_t position, bool logprobs) override {
+  std::unique_ptr<TokenStream> draw_ahead(const Draw& first, std::int64_t position, std::span<const int> recent,
+                                          bool logprobs) override {
+    const bool penalises = first.options.repetition_penalty != 1.0F;
     if (config_.vocab_size > kernels::kMostSampleWords) return nullptr;
-    return std::make_unique<Stream>(*this, first, position, logprobs);
+    if (penalises && first.options.repetition_window > kernels::kMostSampleWindow) return nullptr;
+    return std::make_unique<Stream>(*this, first, position, recent, logprobs);
   }
 
   /// Through page-locked memory, which takes a part of the time.
@@ -191,14 +194,22 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
   /// The token drawn last waits where a step takes it from, unless another call has come between: then in `token_`.
   class Stream final : public TokenStream {
    public:
-    Stream(CudaExecutor& executor, const Draw& first, std::int64_t position, bool logprobs)
+    Stream(CudaExecutor& executor, const Draw& first, std::int64_t position, std::span<const int> recent, bool logprobs)
         : executor_(executor), slot_(first.slot), position_(position), logprobs_(logprobs) {
       const Turn turn = executor_.any_lane();
       rule_ = kernels::DeviceBuffer<kernels::SampleRule>(1);
       token_ = kernels::DeviceBuffer<int>(1);
       tokens_ = kernels::PinnedBuffer<int>(kPlaces);
       scores_ = kernels::PinnedBuffer<std::uint32_t>(kPlaces);
-      const kernels::SampleRule rule{.options = first.options, .sequence = first.sequence, .step = first.step};
+      kernels::SampleRule rule{.options = first.options, .sequence = first.sequence, .step = first.step};
+      const auto window = static_cast<std::size_t>(first.options.repetition_window);
+      if (first.options.repetition_penalty != 1.0F && window > 0) {
+        recent = recent.last(std::min(recent.size(), window));
+        recent_ = turn->backend.template allocate<int>(window);
+        turn->backend.upload(recent.data(), recent_.data(), recent.size());
+        rule.recent = recent_.data();
+        rule.recent_count = recent.size();
+      }
       turn->backend.upload(&rule, rule_.data(), 1);
     }
     ~Stream() override {
@@ -263,7 +274,7 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
     bool logprobs_;
     std::size_t enqueued_ = 0, fetched_ = 0;
     kernels::DeviceBuffer<kernels::SampleRule> rule_;
-    kernels::DeviceBuffer<int> token_;
+    kernels::DeviceBuffer<int> token_, recent_;
     kernels::PinnedBuffer<int> tokens_;            // written by the device, as these are
     kernels::PinnedBuffer<std::uint32_t> scores_;  // bits of floats
   };

@@ -5,6 +5,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/cuda/runtime/cuda.h"
@@ -246,10 +247,12 @@ TEST_F(CudaEngine, WhatIsDrawnAheadIsWhatIsDrawnOneByOne) {
   const Model model = Model::load(folder_of("mmrec-12m"), on_cuda);
   const Tokenizer tokenizer = Tokenizer::load(folder_of("mmrec-12m"));
   const auto prompt = random_tokens(model, 20, 13);
-  for (const float temperature : {0.0F, 1.0F}) {
+  for (const auto& [temperature, penalty] : {std::pair{0.0F, 1.0F}, {1.0F, 1.0F}, {0.8F, 1.3F}, {0.0F, 1.1F}}) {
     for (const int ends_after : kEmulated ? std::vector<int>{3} : std::vector<int>{1, 2, 31, 32, 33, 34, 65, 300}) {
       GenerateOptions o;
       o.sampler = {.temperature = temperature, .seed = 5};
+      o.sampler.repetition_penalty = penalty;
+      o.sampler.repetition_window = 9;  // the ring turns
       o.sequence = 2;
       o.max_tokens = 400;
       o.logprobs = ends_after % 2 == 1;
@@ -268,12 +271,20 @@ TEST_F(CudaEngine, WhatIsDrawnAheadIsWhatIsDrawnOneByOne) {
       slow.prefill(prompt);
       SamplerOptions chain = o.sampler;
       chain.vocab_limit = tokenizer.vocab_size();
+      Sampler on_host(chain);
+      std::vector<int> recent = prompt;
       for (int n = 0; n < ends_after; ++n) {
         Sample drawn;
-        slow.draw(chain, prompt.size() + static_cast<std::size_t>(n), 2, {&drawn, 1}, o.logprobs);
+        const std::uint64_t number = prompt.size() + static_cast<std::size_t>(n);
+        if (penalty == 1.0F) {
+          slow.draw(chain, number, 2, {&drawn, 1}, o.logprobs);
+        } else {
+          drawn = on_host.sample(slow.logits(), recent, number, 2);
+          recent.push_back(drawn.token);
+        }
         ASSERT_EQ(drawn.token, result.tokens[static_cast<std::size_t>(n)]) << n;
         if (o.logprobs) {
-          ASSERT_EQ(drawn.logprob, result.logprobs[static_cast<std::size_t>(n)]) << n;
+          ASSERT_NEAR(drawn.logprob, result.logprobs[static_cast<std::size_t>(n)], 2e-5F) << n;
         }
         if (n + 1 < ends_after) slow.step({&drawn.token, 1});
       }
