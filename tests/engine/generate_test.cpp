@@ -167,6 +167,33 @@ TEST(Generate, Cancels) {
   EXPECT_EQ(received, by_text.text);
 }
 
+TEST(Generate, TokensComeAsTheyAreDrawn) {
+  GenerateOptions o = greedy();
+  std::vector<int> tokens;
+  std::vector<float> logprobs;
+  std::string text;
+  o.on_text = [&](std::string_view more) {
+    text += more;
+    return true;
+  };
+  o.on_token = [&](int token, float logprob) {
+    EXPECT_EQ(text, tokens.empty() ? "" : "the") << "before its text";
+    tokens.push_back(token);
+    logprobs.push_back(logprob);
+    return tokens.size() < 2;
+  };
+  const GenerateResult r = play({kThe, kCat, kS}, o);
+  EXPECT_EQ(r.finish_reason, FinishReason::kCancelled);
+  EXPECT_EQ(r.text, "the");
+  EXPECT_EQ(r.tokens, (std::vector<int>{kThe, kCat}));
+  EXPECT_EQ(tokens, r.tokens);
+  EXPECT_EQ(logprobs, r.logprobs);
+  o.logprobs = false;
+  tokens.clear(), logprobs.clear(), text.clear();
+  play({kThe, kEos}, o);
+  EXPECT_EQ(logprobs, std::vector<float>{0.0F});
+}
+
 TEST(Generate, IdsTheTokenizerDoesNotKnowAreNeverDrawn) {
   const Model model = toy_model(nullptr, toy_config(tokenizer().vocab_size() + 50),
                                 [](double, std::int64_t, int token) { return static_cast<float>(token); });
@@ -426,6 +453,7 @@ TEST(Generate, FinishReasonsHaveNames) {
   EXPECT_EQ(to_string(FinishReason::kEndOfSequence), "eos");
   EXPECT_EQ(to_string(FinishReason::kStopString), "stop");
   EXPECT_EQ(to_string(FinishReason::kCancelled), "cancelled");
+  EXPECT_EQ(to_string(FinishReason::kError), "error");
 }
 
 }  // namespace

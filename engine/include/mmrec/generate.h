@@ -14,8 +14,9 @@
 
 namespace mmrec {
 
-enum class FinishReason : std::uint8_t { kLength, kEndOfSequence, kStopString, kCancelled };
-/// "length", "eos", "stop", "cancelled".
+/// kError is a Generator's alone: generate() throws.
+enum class FinishReason : std::uint8_t { kLength, kEndOfSequence, kStopString, kCancelled, kError };
+/// "length", "eos", "stop", "cancelled", "error".
 std::string_view to_string(FinishReason reason);
 
 struct GenerateOptions {
@@ -34,6 +35,9 @@ struct GenerateOptions {
   std::function<bool(std::string_view)> on_text = {};
   /// Asked before each token; returning true cancels.
   std::function<bool()> cancelled = {};
+  /// Receives each token as it is drawn, before the text that it completes, and its log-prob (0 where log-probs are not
+  /// wanted); end-of-sequence excluded. Returning false cancels.
+  std::function<bool(int token, float logprob)> on_token = {};
 };
 
 struct GenerateResult {
@@ -41,6 +45,7 @@ struct GenerateResult {
   std::vector<int> tokens;      ///< drawn tokens, end-of-sequence excluded; may reach past `text` at a stop string
   std::vector<float> logprobs;  ///< of each of `tokens`, under the model's own distribution; empty if not wanted
   FinishReason finish_reason = FinishReason::kLength;
+  std::string error = {};  ///< of kError: what went wrong
 };
 
 /// Continues the sequence of `session` (batch 1, position >= 1) from where it stands. The session remembers what that
