@@ -1,5 +1,5 @@
 // The way into Model and Session from below: both are made of an executor, whoever makes that. Model::load uses it with
-// the backends' executors, tests with toys; the scorer hands its documents to a model's. Not installed.
+// the backends' executors, tests with toys; scorer and generator hand their work to a model's. Not installed.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,8 @@ struct Access {
   /// `executor` keeps the weights alive.
   static Model model(ModelInfo info, const models::Config& config, std::shared_ptr<models::Executor> executor);
   static const std::shared_ptr<models::Executor>& executor(const Model& model);
+  static const models::Config& config(const Model& model);
+  static const models::Slots& slots(const Session& session);
 };
 
 /// Throw std::invalid_argument naming the option, found and expected.

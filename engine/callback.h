@@ -1,11 +1,11 @@
-// Callbacks of users' that an executor asks: what they throw must not pass through it.
+// Callbacks of users' that are asked in the midst of work: what they throw must not pass through it.
 #pragma once
 
 #include <exception>
 
 namespace mmrec::engine {
 
-/// Answers false where a callback throws, and throws that when the executor has returned.
+/// Answers false where a callback throws, and throws that, the first if there are several, when the work is done.
 class CallbackFault {
  public:
   template <class Ask>
@@ -13,9 +13,13 @@ class CallbackFault {
     try {
       return ask();
     } catch (...) {
-      fault_ = std::current_exception();
+      keep();
       return false;
     }
+  }
+  /// The exception that is being handled.
+  void keep() noexcept {
+    if (!fault_) fault_ = std::current_exception();
   }
   void rethrow() const {
     if (fault_) std::rethrow_exception(fault_);

@@ -160,6 +160,7 @@ Model Access::model(ModelInfo info, const models::Config& config, std::shared_pt
 }
 
 const std::shared_ptr<models::Executor>& Access::executor(const Model& model) { return model.impl_->executor; }
+const models::Config& Access::config(const Model& model) { return model.impl_->config; }
 
 }  // namespace engine
 }  // namespace mmrec

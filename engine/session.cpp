@@ -131,6 +131,8 @@ Session Access::session(std::shared_ptr<models::Executor> executor, const models
                                                  shape_of(config, batch, fingerprint), options));
 }
 
+const models::Slots& Access::slots(const Session& session) { return session.impl_->slots; }
+
 void check_batch(int batch) {
   if (batch < 1 || batch > kMaxBatch) {
     throw std::invalid_argument(fmt::format("batch: found {}, expected 1..{}", batch, kMaxBatch));

@@ -1,11 +1,15 @@
 // The bundled model against the code that trained it: log-probs of 4,096 held-out tokens (BOS and the beginning of
-// WikiText-2's test split) as weights/train.py computes them from the same bf16 weights in fp32.
+// WikiText-2's test split) as weights/train.py computes them from the same bf16 weights in fp32. And against itself,
+// where many sequences run at once.
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <filesystem>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "mmrec/generator.h"
 #include "mmrec/model.h"
 #include "mmrec/tokenizer.h"
 #include "tests/engine/logprobs.h"
@@ -47,6 +51,40 @@ TEST_P(BundledModel, LogprobsAgreeWithTheTrainingCode) {
 
 INSTANTIATE_TEST_SUITE_P(Modes, BundledModel, testing::Values(PrefillMode::kSteps, PrefillMode::kSweeps),
                          [](const auto& info) { return info.param == PrefillMode::kSteps ? "Steps" : "Sweeps"; });
+
+TEST(BundledGenerator, ManyRequestsGetWhatEachGetsAlone) {
+  const auto folder = std::filesystem::path(MMREC_WEIGHTS) / "mmrec-12m";
+  const Tokenizer tokenizer = Tokenizer::load(folder);
+  LoadOptions on_cpu;
+  on_cpu.device = Device::kCpu;
+  const Model model = Model::load(folder, on_cpu);
+  Generator generator(model, tokenizer, {.slots = 3});
+  std::vector<GenerateResult> results(5);
+  std::vector<GenerateResult> expected;
+  const std::vector<std::string> prompts = {"The history of the city begins", "In 1914", "A", "The river", "He said"};
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    GenerateOptions options;
+    options.max_tokens = 10 + 7 * static_cast<std::int64_t>(i);
+    options.sampler.seed = i;
+    if (i == 2) options.sampler.repetition_penalty = 1.2F;
+    if (i == 3) options.stop = {"."};
+    const std::vector<int> prompt = tokenizer.encode(prompts[i]);
+    generator.submit({.prompt = prompt, .options = options, .on_finish = [&results, i](GenerateResult result) {
+                        results[i] = std::move(result);
+                      }});
+    Session session = model.new_session();
+    session.prefill(prompt);
+    expected.push_back(generate(session, tokenizer, options));
+  }
+  generator.run();
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    EXPECT_FALSE(results[i].text.empty());
+    EXPECT_EQ(results[i].text, expected[i].text);
+    EXPECT_EQ(results[i].tokens, expected[i].tokens);
+    EXPECT_EQ(results[i].logprobs, expected[i].logprobs);
+    EXPECT_EQ(results[i].finish_reason, expected[i].finish_reason);
+  }
+}
 
 TEST(BundledTokenizer, MatchesTheModelAndRoundTrips) {
   const auto folder = std::filesystem::path(MMREC_WEIGHTS) / "mmrec-12m";

@@ -1,0 +1,403 @@
+// Continuous batching: rounds of one packed prefill of those who join, one step of all others and one draw.
+//
+// What must stay true: callbacks are called outside the executor and after the states of a round have settled; what one
+// request does, be it a NaN or an exception, changes no other; a drawn token is consumed in the next round, when it is
+// known that its sequence goes on.
+#include "mmrec/generator.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+
+#include "engine/access.h"
+#include "engine/callback.h"
+#include "engine/continuation.h"
+#include "engine/state_format.h"
+#include "mmrec/errors.h"
+
+namespace mmrec {
+namespace {
+
+constexpr int kMostSlots = 65536;
+constexpr int kMostDefaultSlots = 64;
+constexpr std::size_t kMostFetched = 64;  // rows of logits at a time
+
+int slot_count(const GeneratorOptions& options, models::Executor& executor) {
+  if (options.slots < 0 || options.slots > kMostSlots) {
+    throw std::invalid_argument(
+        fmt::format("generator option slots: found {}, expected 0..{}", options.slots, kMostSlots));
+  }
+  const int wanted =
+      options.slots > 0 ? options.slots : std::clamp(executor.sequences_of_a_call(), 1, kMostDefaultSlots);
+  if (options.memory_bytes == 0) return wanted;
+  const std::uint64_t fit = options.memory_bytes / executor.slot_bytes();
+  if (fit == 0) {
+    throw std::invalid_argument(fmt::format("generator option memory_bytes: found {}, expected at least {}, one state",
+                                            options.memory_bytes, executor.slot_bytes()));
+  }
+  return static_cast<int>(std::min(static_cast<std::uint64_t>(wanted), fit));
+}
+
+models::ExecutionOptions execution_of(const GeneratorOptions& options) {
+  engine::check_options(options.session);
+  return engine::execution_options(options.session);
+}
+
+/// What the sequence has consumed before the prompt, as far as anyone knows.
+std::span<const int> known_tokens(const GeneratorRequest& request) {
+  if (!request.options.context.empty()) return request.options.context;
+  return request.start ? request.start->recent_tokens() : std::span<const int>();
+}
+
+/// What generate() would find in a session that has consumed the prompt too.
+std::vector<int> tokens_before(const GeneratorRequest& request) {
+  const std::span<const int> known = known_tokens(request);
+  std::vector<int> all(known.begin(), known.end());
+  all.insert(all.end(), request.prompt.begin(), request.prompt.end());
+  constexpr auto kMost = static_cast<std::size_t>(Session::kRecentTokens);
+  if (request.options.context.empty() && all.size() > kMost) all.erase(all.begin(), all.end() - Session::kRecentTokens);
+  return all;
+}
+
+}  // namespace
+
+struct Generator::Impl {
+  struct Request {
+    RequestId id;
+    std::vector<int> prompt;
+    std::shared_ptr<const Session> start;
+    std::optional<models::HostState> state;
+    std::int64_t position;   // consumed so far, those of the starting state included
+    bool has_state = false;  // its slot is its own, not yet what was there before
+    std::function<void(GenerateResult)> on_finish;
+    engine::Continuation text;
+
+    /// Its last token is not consumed.
+    bool is_behind() const { return has_state && static_cast<std::uint64_t>(position) < text.step(); }
+  };
+
+  Impl(const Model& model, Tokenizer its_tokenizer, const GeneratorOptions& options)
+      : tokenizer(std::move(its_tokenizer)),
+        shape(engine::shape_of(engine::Access::config(model), 1, model.info().fingerprint)),
+        execution(execution_of(options)),
+        slots(engine::Access::executor(model), slot_count(options, *engine::Access::executor(model)), execution),
+        running(static_cast<std::size_t>(slots.count())) {}
+
+  models::Executor& executor() const { return *slots.executor(); }
+  models::Slot slot(std::size_t index) const { return slots[static_cast<int>(index)]; }
+
+  // --- Requests
+
+  std::unique_ptr<Request> checked(GeneratorRequest&& request) {
+    std::optional<models::HostState> state;
+    std::int64_t position = 0;
+    if (request.start && !request.state.empty()) {
+      throw std::invalid_argument("request: found a session to start from and a saved state, expected one of them");
+    }
+    if (request.start) {
+      if (request.start->batch() != 1) {
+        throw std::invalid_argument(
+            fmt::format("start: found a session of batch {}, expected 1", request.start->batch()));
+      }
+      if (engine::Access::slots(*request.start).executor() != slots.executor()) {
+        throw std::invalid_argument("start: found a session of another model, expected one of the generator's");
+      }
+      position = request.start->position();
+    } else if (!request.state.empty()) {
+      state = engine::decode_state(request.state, shape);
+      position = state->position;
+    } else if (!request.options.context.empty()) {
+      throw std::invalid_argument(fmt::format("context: found {} tokens without a state that has consumed them",
+                                              request.options.context.size()));
+    }
+    engine::check_ids(request.prompt, shape.vocab_size, "prompt");
+    const std::int64_t joins_at = position + std::ssize(request.prompt);
+    if (joins_at == 0) {
+      throw std::invalid_argument("prompt: found no tokens and no state to go on from, expected at least one token");
+    }
+    const std::vector<int> before = tokens_before(request);
+    return std::unique_ptr<Request>(new Request{
+        .id = next_id,
+        .prompt = std::move(request.prompt),
+        .start = std::move(request.start),
+        .state = std::move(state),
+        .position = position,
+        .on_finish = std::move(request.on_finish),
+        .text = {tokenizer, shape.vocab_size, guarded(std::move(request.options)), before, joins_at},
+    });
+  }
+
+  /// Callbacks that throw nothing.
+  GenerateOptions guarded(GenerateOptions options) {
+    if (options.on_text) {
+      options.on_text = [this, ask = std::move(options.on_text)](std::string_view text) {
+        return fault.guard([&] { return ask(text); });
+      };
+    }
+    if (options.on_token) {
+      options.on_token = [this, ask = std::move(options.on_token)](int token, float logprob) {
+        return fault.guard([&] { return ask(token, logprob); });
+      };
+    }
+    if (options.cancelled) {
+      options.cancelled = [this, ask = std::move(options.cancelled)] { return !fault.guard([&] { return !ask(); }); };
+    }
+    return options;
+  }
+
+  void finish(std::unique_ptr<Request> request) {
+    if (!request->on_finish) return;
+    fault.guard([&] { return request->on_finish(std::move(request->text.result())), true; });
+  }
+
+  // --- A round
+
+  void round() {
+    const RequestId end = next_id;  // what callbacks submit waits
+    for (std::size_t n = dropped.size(); n > 0; --n) {
+      dropped.front()->text.goes_on();  // which ends it
+      std::unique_ptr<Request> request = std::move(dropped.front());
+      dropped.pop_front();
+      finish(std::move(request));
+    }
+    for (std::unique_ptr<Request>& request : running) {
+      if (request) ask(request);
+    }
+    admit(end);
+    step(those([](const Request& r) { return r.is_behind(); }));
+    prefill(those([](const Request& r) { return !r.has_state; }));
+    draw(those([](const Request&) { return true; }));
+    for (std::unique_ptr<Request>& request : running) {
+      if (request && request->text.is_over()) finish(std::move(request));
+    }
+  }
+
+  /// Slots whose sequences go on and are such.
+  template <class Is>
+  std::vector<std::size_t> those(Is is) const {
+    std::vector<std::size_t> found;
+    for (std::size_t i = 0; i < running.size(); ++i) {
+      if (running[i] && !running[i]->text.is_over() && is(*running[i])) found.push_back(i);
+    }
+    return found;
+  }
+
+  /// Whether it goes on: else it finishes here.
+  void ask(std::unique_ptr<Request>& request) {
+    if (!request->text.goes_on()) finish(std::move(request));
+  }
+
+  /// Requests take the lowest free slots, so that those in use lie close together.
+  void admit(RequestId end) {
+    for (std::unique_ptr<Request>& place : running) {
+      while (!place && !waiting.empty() && waiting.begin()->first < end) {
+        place = std::move(waiting.extract(waiting.begin()).mapped());
+        ask(place);
+      }
+    }
+  }
+
+  void step(std::span<const std::size_t> going) {
+    if (going.empty()) return;
+    attempt(going, [&] {
+      std::vector<int> tokens;
+      std::vector<models::Run> runs;
+      for (const std::size_t i : going) {
+        runs.push_back({slot(i), running[i]->position++, std::ssize(tokens), 1});
+        tokens.push_back(*running[i]->text.unconsumed());
+      }
+      executor().step(tokens, runs, execution);
+    });
+  }
+
+  void prefill(std::span<const std::size_t> joining) {
+    attempt(joining, [&] {
+      std::vector<int> tokens;
+      std::vector<models::Run> runs;
+      for (const std::size_t i : joining) {
+        Request& request = *running[i];
+        if (!put_in_place(request, slot(i)) || request.prompt.empty()) continue;
+        runs.push_back({slot(i), request.position, std::ssize(tokens), std::ssize(request.prompt)});
+        tokens.insert(tokens.end(), request.prompt.begin(), request.prompt.end());
+        request.position += std::ssize(request.prompt);
+        request.prompt = {};
+      }
+      if (!runs.empty()) stats += executor().run({.tokens = tokens, .runs = runs}, execution).stats;
+    });
+  }
+
+  /// What the request starts from. False if that is no longer there.
+  bool put_in_place(Request& request, models::Slot to) {
+    if (request.start && request.start->position() != request.position) {
+      request.text.fail(fmt::format("start: found the session at position {}, expected {}, where it was",
+                                    request.start->position(), request.position));
+      return false;
+    }
+    if (request.start) {
+      executor().copy(engine::Access::slots(*request.start).first(), to, 1);
+    } else if (request.state) {
+      executor().load(to, *request.state);
+    } else {
+      executor().clear(to, 1);
+    }
+    request.start.reset();
+    request.state.reset();
+    request.has_state = true;
+    return true;
+  }
+
+  /// One token of each, by the executor where that can, and what becomes of it.
+  void draw(std::span<const std::size_t> drawing) {
+    std::vector<Sample> drawn(running.size());  // by slot
+    attempt(drawing, [&] {
+      const bool can_draw = draw_on_executor(drawing, drawn);
+      draw_on_host(drawing, drawn, can_draw);
+    });
+    for (const std::size_t i : drawing) {
+      engine::Continuation& text = running[i]->text;
+      if (!text.is_over()) alone(text, [&] { text.take(drawn[i]); });
+    }
+  }
+
+  /// False where it cannot.
+  bool draw_on_executor(std::span<const std::size_t> drawing, std::span<Sample> drawn) {
+    std::vector<models::Draw> draws;
+    std::vector<std::size_t> of;
+    bool logprobs = false;
+    for (const std::size_t i : drawing) {
+      const engine::Continuation& text = running[i]->text;
+      if (text.draws_on_host()) continue;
+      of.push_back(i);
+      draws.push_back({slot(i), text.options().sampler, text.options().sequence, text.step()});
+      logprobs = logprobs || text.options().logprobs;
+    }
+    std::vector<int> tokens(draws.size());
+    std::vector<float> values(logprobs ? draws.size() : 0);
+    if (draws.empty() || !executor().draw(draws, tokens, values)) return false;
+    for (std::size_t n = 0; n < of.size(); ++n) drawn[of[n]] = {tokens[n], logprobs ? values[n] : 0.0F};
+    return true;
+  }
+
+  /// Those that the executor left: it cannot draw, needs to know the tokens so far, or found nothing to draw, for which
+  /// the host's sampler knows the words. Logits of slots side by side are fetched together.
+  void draw_on_host(std::span<const std::size_t> drawing, std::span<Sample> drawn, bool can_draw) {
+    const auto vocab = static_cast<std::size_t>(shape.vocab_size);
+    for (std::size_t begin = 0; begin < drawing.size();) {
+      std::size_t count = 0;
+      while (count < kMostFetched && begin + count < drawing.size() &&
+             drawing[begin + count] == drawing[begin] + count && drawn[drawing[begin + count]].token < 0) {
+        ++count;
+      }
+      if (count == 0) {
+        ++begin;
+        continue;
+      }
+      logits.resize(std::max(logits.size(), count * vocab));
+      executor().logits(slot(drawing[begin]), static_cast<int>(count), std::span(logits).first(count * vocab));
+      for (std::size_t n = 0; n < count; ++n, ++begin) {
+        engine::Continuation& text = running[drawing[begin]]->text;
+        alone(text, [&] {
+          drawn[drawing[begin]] = text.sample(std::span(logits).subspan(n * vocab, vocab));
+          if (can_draw && !text.draws_on_host()) {
+            throw NumericError(fmt::format("step {}: the device found no token to draw", text.step()));
+          }
+        });
+      }
+    }
+  }
+
+  // --- Faults
+
+  /// What goes wrong here is this request's alone.
+  template <class Call>
+  static void alone(engine::Continuation& text, Call call) {
+    try {
+      call();
+    } catch (const std::exception& error) {
+      text.fail(error.what());
+    }
+  }
+
+  /// A call of the executor: if it fails, those in it have no state that is known.
+  template <class Call>
+  void attempt(std::span<const std::size_t> of, Call call) {
+    try {
+      call();
+    } catch (const std::exception& error) {
+      fault.keep();
+      for (const std::size_t i : of) running[i]->text.fail(error.what());
+    }
+  }
+
+  Tokenizer tokenizer;
+  engine::StateShape shape;  // of one sequence
+  models::ExecutionOptions execution;
+  models::Slots slots;
+  std::map<RequestId, std::unique_ptr<Request>> waiting;  // in order
+  std::vector<std::unique_ptr<Request>> running;          // [slots], null where free
+  std::deque<std::unique_ptr<Request>> dropped;           // cancelled while they waited
+  RequestId next_id = 1;
+  bool is_in_round = false;
+  engine::CallbackFault fault;
+  PrefillStats stats;
+  std::vector<float> logits;  // of slots side by side, [n, V]
+};
+
+Generator::Generator(const Model& model, Tokenizer tokenizer, const GeneratorOptions& options)
+    : impl_(std::make_unique<Impl>(model, std::move(tokenizer), options)) {}
+Generator::Generator(Generator&&) noexcept = default;
+Generator& Generator::operator=(Generator&&) noexcept = default;
+Generator::~Generator() = default;
+
+Generator::RequestId Generator::submit(GeneratorRequest request) {
+  std::unique_ptr<Impl::Request> checked = impl_->checked(std::move(request));
+  const RequestId id = checked->id;
+  impl_->waiting.emplace(id, std::move(checked));
+  ++impl_->next_id;
+  return id;
+}
+
+bool Generator::cancel(RequestId id) {
+  if (const auto found = impl_->waiting.find(id); found != impl_->waiting.end()) {
+    found->second->text.cancel();
+    impl_->dropped.push_back(std::move(found->second));
+    impl_->waiting.erase(found);
+    return true;
+  }
+  for (const std::unique_ptr<Impl::Request>& request : impl_->running) {
+    if (!request || request->id != id) continue;
+    request->text.cancel();
+    return true;
+  }
+  return false;
+}
+
+bool Generator::run_once() {
+  if (impl_->is_in_round) throw std::logic_error("run_once: called by a callback of a round");
+  impl_->is_in_round = true;
+  impl_->fault = {};
+  impl_->fault.guard([&] { return impl_->round(), true; });
+  impl_->is_in_round = false;
+  impl_->fault.rethrow();
+  return running() > 0 || waiting() > 0;
+}
+
+void Generator::run() {
+  while (run_once()) {
+  }
+}
+
+int Generator::slots() const { return impl_->slots.count(); }
+std::size_t Generator::waiting() const { return impl_->waiting.size() + impl_->dropped.size(); }
+std::size_t Generator::running() const {
+  return static_cast<std::size_t>(
+      std::count_if(impl_->running.begin(), impl_->running.end(), [](const auto& request) { return bool(request); }));
+}
+PrefillStats Generator::prefill_stats() const { return impl_->stats; }
+
+}  // namespace mmrec

@@ -1,0 +1,91 @@
+// Generating for many requests at once: they join and leave a batch that keeps running (continuous batching).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "mmrec/generate.h"
+#include "mmrec/model.h"
+
+namespace mmrec {
+
+struct GeneratorOptions {
+  /// Sequences that run at once at most; 0: as many as suit the device and the memory it has free, at most 64; on
+  /// the CPU 1. 0..65536.
+  int slots = 0;
+  /// What the states of these sequences may take of the device's memory; 0: no limit. There must be room for one.
+  std::uint64_t memory_bytes = 0;
+  SessionOptions session = {};
+};
+
+/// What to continue, and how.
+struct GeneratorRequest {
+  /// Consumed before anything is drawn. At least one token unless there is a state to go on from.
+  std::vector<int> prompt = {};
+  /// As for generate(). `context` are the tokens that the state below has consumed, or the last of them: by default
+  /// start->recent_tokens(), and none of `state`. The prompt need not be told again.
+  GenerateOptions options = {};
+  /// A session of batch 1 of the same model: the sequence begins with a copy of its state, made on the device, so that
+  /// any number of requests can go on from one prefix. Not changed; must stand where it stands now until the request
+  /// has left the queue.
+  std::shared_ptr<const Session> start = {};
+  /// Or the bytes of one, as from Session::save.
+  std::vector<std::byte> state = {};
+  /// Receives the result, once.
+  std::function<void(GenerateResult)> on_finish = {};
+};
+
+/// Runs many requests together, one token of each at a time. A request's result is that of generate() on a session of
+/// its own with the same prompt, options and state, whenever others come and go: to the bit where docs/numerics.md says
+/// that neighbours change none.
+///
+/// Requests wait in the order of submit() until a slot is free. The memory of all slots is taken when the generator is
+/// made, and no more of the device's later. Not thread-safe; the model may be used by others meanwhile.
+///
+/// Callbacks are called in run_once(), between calls of the device, and may submit() and cancel(), also their own
+/// request; what they submit joins in a later round. They must not call run_once() or run() (std::logic_error), nor
+/// destroy or move the generator. What a callback throws cancels its request like an answer of false; run_once()
+/// completes the round for all others and throws it then, the first if there are several. It can be called again.
+class Generator {
+ public:
+  using RequestId = std::uint64_t;
+
+  /// Throws std::invalid_argument for an option out of range, std::bad_alloc, std::system_error where CUDA fails.
+  Generator(const Model& model, Tokenizer tokenizer, const GeneratorOptions& options = {});
+  Generator(Generator&&) noexcept;
+  Generator& operator=(Generator&&) noexcept;
+  /// Requests that are not finished are dropped; nothing is called.
+  ~Generator();
+
+  /// Queues a request; numbers rise from 1. Throws std::invalid_argument naming the field, found and expected, and
+  /// std::runtime_error for a state that Session::restore would refuse; then nothing has changed.
+  RequestId submit(GeneratorRequest request);
+
+  /// Draws no more tokens for a request: in this round or the next it finishes as if options.cancelled had said so.
+  /// False where no such request is waiting or running.
+  bool cancel(RequestId id);
+
+  /// One round: requests join while there is room and their prompts are consumed together, all other sequences take a
+  /// step together, and the next token of each is drawn. Returns whether anything is left to do.
+  ///
+  /// A request whose logits cannot be drawn from (NaN) finishes with kError, the others go on. Where a call of the
+  /// device fails, the requests in that call finish with kError and run_once() throws that in the end.
+  bool run_once();
+  /// Rounds until all requests are finished, those that callbacks submit among them. Throws what run_once() throws.
+  void run();
+
+  int slots() const;
+  std::size_t waiting() const;  ///< requests without a slot
+  std::size_t running() const;  ///< requests with one
+  /// What prefilling has cost so far.
+  PrefillStats prefill_stats() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace mmrec

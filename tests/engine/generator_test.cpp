@@ -1,0 +1,278 @@
+// Requests that go as they should.
+#include "mmrec/generator.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <random>
+#include <stdexcept>
+#include <string>
+
+#include "tests/engine/generator_queue.h"
+
+namespace mmrec {
+namespace {
+
+using test::alone;
+using test::continued;
+using test::expect_same;
+using test::kByte0;
+using test::kCat;
+using test::kS;
+using test::kThe;
+using test::model_with;
+using test::Queue;
+using test::random_wish;
+using test::tokenizer;
+using test::toy_config;
+using test::ToyLog;
+using test::Wish;
+using test::wish;
+
+TEST(Generator, EachRequestGetsWhatItGetsAloneWhoeverJoinsAndLeaves) {
+  for (const bool device_draws : {false, true}) {
+    for (const int slots : {1, 2, 5, 16}) {
+      std::mt19937 rng(static_cast<unsigned>(slots));
+      const auto log = std::make_shared<ToyLog>();
+      log->draws = device_draws;
+      Queue queue(model_with(log), slots);
+      std::vector<Wish> wishes;
+      while (wishes.size() < 60 || queue.generator.run_once()) {
+        for (unsigned n = rng() % 4; n > 0 && wishes.size() < 60; --n) {
+          wishes.push_back(random_wish(rng));
+          EXPECT_EQ(queue.submit(wishes.back()), wishes.size());
+        }
+        EXPECT_LE(queue.generator.running(), static_cast<std::size_t>(slots));
+      }
+      ASSERT_EQ(queue.results.size(), wishes.size());
+      std::map<std::string_view, int> reasons;
+      for (std::size_t i = 0; i < wishes.size(); ++i) {
+        const GenerateResult& found = queue.results.at(i + 1);
+        ++reasons[to_string(found.finish_reason)];
+        expect_same(found, alone(wishes[i]), "request " + std::to_string(i + 1));
+      }
+      EXPECT_EQ(reasons.size(), 4U) << "all reasons but an error";
+      EXPECT_EQ(log->acquired, std::vector<int>{slots}) << "memory is taken once";
+      EXPECT_EQ(log->drawn > 0, device_draws);
+    }
+  }
+}
+
+TEST(Generator, ARoundIsOnePrefillOneStepAndOneDraw) {
+  const auto log = std::make_shared<ToyLog>();
+  log->draws = true;
+  Queue queue(model_with(log), 4);
+  queue.submit(wish({1, 2, 3}, 2));
+  queue.submit(wish({4}, 4));
+  queue.submit(wish({5, 6}, 4));
+  EXPECT_EQ(queue.generator.waiting(), 3U);
+  EXPECT_TRUE(queue.generator.run_once());
+  EXPECT_EQ(log->calls, (std::vector<std::vector<std::int64_t>>{{3, 1, 2}}));
+  EXPECT_EQ(queue.generator.running(), 3U);
+  queue.submit(wish({7, 7, 7, 7}, 1));
+  queue.submit(wish({8, 8}, 2));
+  EXPECT_TRUE(queue.generator.run_once());
+  EXPECT_EQ(log->calls.size(), 3U);
+  EXPECT_EQ(log->calls[1], (std::vector<std::int64_t>{1, 1, 1})) << "those that are there";
+  EXPECT_EQ(log->calls[2], (std::vector<std::int64_t>{4})) << "the one for whom there is room";
+  EXPECT_EQ(queue.order, (std::vector<Generator::RequestId>{1, 4}));
+  EXPECT_TRUE(queue.generator.run_once());
+  EXPECT_EQ(log->calls[3], (std::vector<std::int64_t>{1, 1}));
+  EXPECT_EQ(log->calls[4], (std::vector<std::int64_t>{2}));
+  EXPECT_FALSE(queue.generator.run_once());
+  EXPECT_FALSE(queue.generator.run_once());
+  EXPECT_EQ(log->calls.size(), 6U) << "no token is consumed that nobody goes on from";
+  EXPECT_EQ(log->drawn, 4);
+  EXPECT_EQ(log->fetched, 0);
+  EXPECT_EQ(queue.results.size(), 5U);
+  EXPECT_GT(queue.generator.prefill_stats().layer_tokens, 0);
+}
+
+TEST(Generator, LogitsComeToTheHostForThoseRowsAloneThatNeedIt) {
+  const auto log = std::make_shared<ToyLog>();
+  log->draws = true;
+  Queue queue(model_with(log), 4);
+  std::vector<Wish> wishes;
+  for (const bool is_penalised : {false, true, true, false}) {
+    wishes.push_back(wish({1, kThe}, 10));
+    if (is_penalised) wishes.back().options.sampler.repetition_penalty = 1.3F;
+    queue.submit(wishes.back());
+  }
+  queue.generator.run();
+  EXPECT_EQ(log->drawn, 10);
+  EXPECT_EQ(log->fetched, 10) << "two slots side by side at a time";
+  for (std::size_t i = 0; i < 4; ++i) expect_same(queue.results.at(i + 1), alone(wishes[i]));
+}
+
+TEST(Generator, TakesNoMoreMemoryThanItMay) {
+  const auto log = std::make_shared<ToyLog>();
+  const Model model = model_with(log);
+  const std::size_t one = test::ToyExecutor(toy_config()).slot_bytes();
+  EXPECT_EQ(Generator(model, tokenizer()).slots(), 3) << "what the executor likes";
+  EXPECT_EQ(Generator(model, tokenizer(), {.slots = 7}).slots(), 7);
+  EXPECT_EQ(Generator(model, tokenizer(), {.slots = 7, .memory_bytes = 2 * one + 1}).slots(), 2);
+  EXPECT_EQ(Generator(model, tokenizer(), {.memory_bytes = 100 * one}).slots(), 3);
+  EXPECT_THROW(Generator(model, tokenizer(), {.memory_bytes = one - 1}), std::invalid_argument);
+  EXPECT_THROW(Generator(model, tokenizer(), {.slots = -1}), std::invalid_argument);
+  EXPECT_THROW(Generator(model, tokenizer(), {.slots = 65537}), std::invalid_argument);
+  EXPECT_THROW(Generator(model, tokenizer(), {.session = {.max_sweeps = 0}}), std::invalid_argument);
+}
+
+TEST(Generator, BranchesOfOnePrefixAreCopiedWhereItLies) {
+  const auto log = std::make_shared<ToyLog>();
+  const Model model = model_with(log);
+  const auto prefix = std::make_shared<Session>(model.new_session());
+  std::vector<int> text(300, kCat);  // more than a session remembers
+  text.back() = kByte0 + 0xC3;       // half a character
+  prefix->prefill(text);
+  const std::vector<std::byte> before = prefix->save();
+  log->through_host = 0;
+
+  std::mt19937 rng(5);
+  std::vector<Wish> wishes;
+  Queue queue(model, 2);
+  for (int i = 0; i < 12; ++i) {
+    Wish wanted = random_wish(rng);
+    if (i % 2 == 0) wanted.prompt.clear();
+    GeneratorRequest request = queue.request(wanted);
+    request.start = prefix;
+    queue.generator.submit(std::move(request));
+    wishes.push_back(std::move(wanted));
+  }
+  queue.generator.run();
+  EXPECT_EQ(log->through_host, 0);
+  EXPECT_EQ(prefix.use_count(), 1) << "nothing keeps it";
+  for (std::size_t i = 0; i < wishes.size(); ++i) {
+    expect_same(queue.results.at(i + 1), continued(prefix->clone(), wishes[i]), "branch " + std::to_string(i));
+  }
+  EXPECT_EQ(prefix->save(), before);
+}
+
+TEST(Generator, GoesOnFromASavedStateAndWhatItsContextSays) {
+  const Model model = model_with();
+  Session session = model.new_session();
+  const std::vector<int> text = {1, kThe, kCat, kByte0 + 0xC3};
+  session.prefill(text);
+  for (const bool is_told : {false, true}) {
+    for (const std::vector<int>& more : {std::vector<int>{}, {kByte0 + 0xA9, kS}}) {
+      Wish wanted = wish(more, 20);
+      wanted.options.sampler.repetition_penalty = 1.5F;
+      std::vector<int> all = text;
+      all.insert(all.end(), more.begin(), more.end());
+      Session restored = model.new_session();
+      restored.restore(session.save());
+      if (!more.empty()) restored.prefill(more);
+      Queue queue(model);
+      GeneratorRequest request = queue.request(wanted);
+      request.state = session.save();
+      if (is_told) request.options.context = text;
+      queue.generator.submit(std::move(request));
+      queue.generator.run();
+      if (is_told) wanted.options.context = all;
+      expect_same(queue.results.at(1), generate(restored, tokenizer(), wanted.make()));
+    }
+  }
+}
+
+TEST(Generator, AStartThatHasMovedOnIsAnErrorOfThatRequest) {
+  const Model model = model_with();
+  const auto prefix = std::make_shared<Session>(model.new_session());
+  prefix->prefill(std::vector<int>{1, 2});
+  Queue queue(model);
+  GeneratorRequest request = queue.request(wish({3}));
+  request.start = prefix;
+  queue.generator.submit(std::move(request));
+  queue.submit(wish({1}));
+  prefix->step(std::vector<int>{4});
+  queue.generator.run();
+  EXPECT_EQ(queue.results.at(1).finish_reason, FinishReason::kError);
+  EXPECT_EQ(queue.results.at(1).error, "start: found the session at position 3, expected 2, where it was");
+  expect_same(queue.results.at(2), alone(wish({1})));
+}
+
+TEST(Generator, CancelledRequestsKeepWhatTheyHave) {
+  Queue queue(model_with(), 2);
+  const Wish wanted = wish({1, kThe}, 20);
+  const Generator::RequestId running = queue.submit(wanted);
+  queue.submit(wanted);
+  const Generator::RequestId waiting = queue.submit(wanted);
+  const Generator::RequestId last = queue.submit(wanted);
+  for (int i = 0; i < 5; ++i) queue.generator.run_once();
+  EXPECT_TRUE(queue.generator.cancel(running));
+  EXPECT_TRUE(queue.generator.cancel(waiting));
+  EXPECT_FALSE(queue.generator.cancel(waiting + 100));
+  EXPECT_TRUE(queue.results.empty()) << "callbacks come in rounds";
+  queue.generator.run_once();
+  EXPECT_EQ(queue.results.size(), 2U);
+  EXPECT_FALSE(queue.generator.cancel(running)) << "it is finished";
+  queue.generator.run();
+  Wish cut = wanted;
+  cut.most_asked = 5;
+  expect_same(queue.results.at(running), alone(cut));
+  cut.most_asked = 0;
+  expect_same(queue.results.at(waiting), alone(cut));
+  expect_same(queue.results.at(2), alone(wanted));
+  expect_same(queue.results.at(last), alone(wanted));
+}
+
+TEST(Generator, CallbacksMaySubmitAndCancel) {
+  Queue queue(model_with(), 2);
+  const Wish wanted = wish({1, kThe}, 6);
+  std::vector<int> tokens;
+  GeneratorRequest first = queue.request(wanted);
+  first.options.on_token = [&](int token, float) {
+    tokens.push_back(token);
+    EXPECT_THROW(queue.generator.run_once(), std::logic_error);
+    EXPECT_THROW(queue.generator.run(), std::logic_error);
+    if (tokens.size() == 1) queue.submit(wanted);  // 4
+    if (tokens.size() == 2) {
+      EXPECT_TRUE(queue.generator.cancel(2));
+    }  // runs, and has its turn after this one
+    if (tokens.size() == 3) {
+      EXPECT_TRUE(queue.generator.cancel(3));
+    }  // runs since 2 has gone
+    if (tokens.size() == 4) {
+      EXPECT_TRUE(queue.generator.cancel(1));
+    }  // itself
+    return true;
+  };
+  queue.generator.submit(std::move(first));
+  queue.submit(wanted);
+  GeneratorRequest third = queue.request(wanted);
+  third.on_finish = [&, then = third.on_finish](GenerateResult result) {
+    then(std::move(result));
+    GeneratorRequest none = queue.request(wish({1}, 0));  // finishes as it joins, and would so on for ever in one round
+    none.on_finish = [&, then = none.on_finish](GenerateResult) {
+      then({});
+      EXPECT_FALSE(queue.generator.cancel(5));
+    };
+    EXPECT_EQ(queue.generator.submit(std::move(none)), 5U);
+  };
+  queue.generator.submit(std::move(third));
+  queue.generator.run();
+  const auto expect_cut = [&](Generator::RequestId id, int asked) {
+    Wish cut = wanted;
+    cut.most_asked = asked;
+    expect_same(queue.results.at(id), alone(cut), "request " + std::to_string(id));
+  };
+  ASSERT_EQ(queue.results.size(), 5U);
+  expect_cut(1, 4);
+  expect_cut(2, 1);
+  expect_cut(3, 0);
+  expect_same(queue.results.at(4), alone(wanted));
+}
+
+TEST(Generator, WithNothingToDoItDoesNothing) {
+  const auto log = std::make_shared<ToyLog>();
+  Queue queue(model_with(log));
+  EXPECT_FALSE(queue.generator.run_once());
+  queue.generator.submit({.prompt = {1}, .options = {.max_tokens = 2}});  // without callbacks
+  Generator moved = std::move(queue.generator);
+  moved.run();
+  EXPECT_EQ(log->calls.size(), 2U);
+  moved.submit({.prompt = {1}});
+  moved.run_once();  // and goes with a request that runs
+}
+
+}  // namespace
+}  // namespace mmrec
