@@ -10,18 +10,17 @@
 #include <algorithm>
 #include <deque>
 #include <map>
-#include <optional>
 #include <stdexcept>
 #include <utility>
 
 #include "engine/access.h"
-#include "engine/callback.h"
-#include "engine/continuation.h"
-#include "engine/state_format.h"
+#include "engine/generator_request.h"
 #include "mmrec/errors.h"
 
 namespace mmrec {
 namespace {
+
+using Request = engine::RunningRequest;
 
 constexpr int kMostSlots = 65536;
 constexpr int kMostDefaultSlots = 64;
@@ -48,39 +47,9 @@ models::ExecutionOptions execution_of(const GeneratorOptions& options) {
   return engine::execution_options(options.session);
 }
 
-/// What the sequence has consumed before the prompt, as far as anyone knows.
-std::span<const int> known_tokens(const GeneratorRequest& request) {
-  if (!request.options.context.empty()) return request.options.context;
-  return request.start ? request.start->recent_tokens() : std::span<const int>();
-}
-
-/// What generate() would find in a session that has consumed the prompt too.
-std::vector<int> tokens_before(const GeneratorRequest& request) {
-  const std::span<const int> known = known_tokens(request);
-  std::vector<int> all(known.begin(), known.end());
-  all.insert(all.end(), request.prompt.begin(), request.prompt.end());
-  constexpr auto kMost = static_cast<std::size_t>(Session::kRecentTokens);
-  if (request.options.context.empty() && all.size() > kMost) all.erase(all.begin(), all.end() - Session::kRecentTokens);
-  return all;
-}
-
 }  // namespace
 
 struct Generator::Impl {
-  struct Request {
-    RequestId id;
-    std::vector<int> prompt;
-    std::shared_ptr<const Session> start;
-    std::optional<models::HostState> state;
-    std::int64_t position;   // consumed so far, those of the starting state included
-    bool has_state = false;  // its slot is its own, not yet what was there before
-    std::function<void(GenerateResult)> on_finish;
-    engine::Continuation text;
-
-    /// Its last token is not consumed.
-    bool is_behind() const { return has_state && static_cast<std::uint64_t>(position) < text.step(); }
-  };
-
   Impl(const Model& model, Tokenizer its_tokenizer, const GeneratorOptions& options)
       : tokenizer(std::move(its_tokenizer)),
         shape(engine::shape_of(engine::Access::config(model), 1, model.info().fingerprint)),
@@ -90,65 +59,6 @@ struct Generator::Impl {
 
   models::Executor& executor() const { return *slots.executor(); }
   models::Slot slot(std::size_t index) const { return slots[static_cast<int>(index)]; }
-
-  // --- Requests
-
-  std::unique_ptr<Request> checked(GeneratorRequest&& request) {
-    std::optional<models::HostState> state;
-    std::int64_t position = 0;
-    if (request.start && !request.state.empty()) {
-      throw std::invalid_argument("request: found a session to start from and a saved state, expected one of them");
-    }
-    if (request.start) {
-      if (request.start->batch() != 1) {
-        throw std::invalid_argument(
-            fmt::format("start: found a session of batch {}, expected 1", request.start->batch()));
-      }
-      if (engine::Access::slots(*request.start).executor() != slots.executor()) {
-        throw std::invalid_argument("start: found a session of another model, expected one of the generator's");
-      }
-      position = request.start->position();
-    } else if (!request.state.empty()) {
-      state = engine::decode_state(request.state, shape);
-      position = state->position;
-    } else if (!request.options.context.empty()) {
-      throw std::invalid_argument(fmt::format("context: found {} tokens without a state that has consumed them",
-                                              request.options.context.size()));
-    }
-    engine::check_ids(request.prompt, shape.vocab_size, "prompt");
-    const std::int64_t joins_at = position + std::ssize(request.prompt);
-    if (joins_at == 0) {
-      throw std::invalid_argument("prompt: found no tokens and no state to go on from, expected at least one token");
-    }
-    const std::vector<int> before = tokens_before(request);
-    return std::unique_ptr<Request>(new Request{
-        .id = next_id,
-        .prompt = std::move(request.prompt),
-        .start = std::move(request.start),
-        .state = std::move(state),
-        .position = position,
-        .on_finish = std::move(request.on_finish),
-        .text = {tokenizer, shape.vocab_size, guarded(std::move(request.options)), before, joins_at},
-    });
-  }
-
-  /// Callbacks that throw nothing.
-  GenerateOptions guarded(GenerateOptions options) {
-    if (options.on_text) {
-      options.on_text = [this, ask = std::move(options.on_text)](std::string_view text) {
-        return fault.guard([&] { return ask(text); });
-      };
-    }
-    if (options.on_token) {
-      options.on_token = [this, ask = std::move(options.on_token)](int token, float logprob) {
-        return fault.guard([&] { return ask(token, logprob); });
-      };
-    }
-    if (options.cancelled) {
-      options.cancelled = [this, ask = std::move(options.cancelled)] { return !fault.guard([&] { return !ask(); }); };
-    }
-    return options;
-  }
 
   void finish(std::unique_ptr<Request> request) {
     if (!request->on_finish) return;
@@ -355,9 +265,9 @@ Generator& Generator::operator=(Generator&&) noexcept = default;
 Generator::~Generator() = default;
 
 Generator::RequestId Generator::submit(GeneratorRequest request) {
-  std::unique_ptr<Impl::Request> checked = impl_->checked(std::move(request));
-  const RequestId id = checked->id;
-  impl_->waiting.emplace(id, std::move(checked));
+  const RequestId id = impl_->next_id;
+  impl_->waiting.emplace(id, engine::checked_request(std::move(request), id, impl_->tokenizer, impl_->shape,
+                                                     impl_->executor(), impl_->fault));
   ++impl_->next_id;
   return id;
 }
@@ -369,7 +279,7 @@ bool Generator::cancel(RequestId id) {
     impl_->waiting.erase(found);
     return true;
   }
-  for (const std::unique_ptr<Impl::Request>& request : impl_->running) {
+  for (const std::unique_ptr<Request>& request : impl_->running) {
     if (!request || request->id != id) continue;
     request->text.cancel();
     return true;
