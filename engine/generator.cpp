@@ -142,7 +142,7 @@ struct Generator::Impl {
   }
 
   /// What the request starts from. False if that is no longer there.
-  bool put_in_place(Request& request, models::Slot to) {
+  bool put_in_place(Request& request, models::Slot to) const {
     if (request.start && request.start->position() != request.position) {
       request.text.fail(fmt::format("start: found the session at position {}, expected {}, where it was",
                                     request.start->position(), request.position));

@@ -77,15 +77,14 @@ std::unique_ptr<RunningRequest> checked_request(GeneratorRequest&& request, Gene
     throw std::invalid_argument("prompt: found no tokens and no state to go on from, expected at least one token");
   }
   const std::vector<int> before = tokens_before(request);
-  return std::unique_ptr<RunningRequest>(new RunningRequest{
-      .id = id,
-      .prompt = std::move(request.prompt),
-      .start = std::move(request.start),
-      .state = std::move(state),
-      .position = position,
-      .on_finish = std::move(request.on_finish),
-      .text = {tokenizer, shape.vocab_size, guarded(std::move(request.options), fault), before, joins_at},
-  });
+  auto running = std::make_unique<RunningRequest>(
+      id, Continuation(tokenizer, shape.vocab_size, guarded(std::move(request.options), fault), before, joins_at));
+  running->prompt = std::move(request.prompt);
+  running->start = std::move(request.start);
+  running->state = std::move(state);
+  running->position = position;
+  running->on_finish = std::move(request.on_finish);
+  return running;
 }
 
 }  // namespace mmrec::engine

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "engine/callback.h"
@@ -16,14 +17,16 @@
 namespace mmrec::engine {
 
 struct RunningRequest {
+  RunningRequest(Generator::RequestId its_id, Continuation&& its_text) : id(its_id), text(std::move(its_text)) {}
+
   Generator::RequestId id;
-  std::vector<int> prompt;
-  std::shared_ptr<const Session> start;
-  std::optional<models::HostState> state;
-  std::int64_t position;   // consumed so far, those of the starting state included
-  bool has_state = false;  // its slot is its own, not yet what was there before
-  std::function<void(GenerateResult)> on_finish;
   Continuation text;
+  std::vector<int> prompt = {};  // until it is consumed
+  std::shared_ptr<const Session> start = {};
+  std::optional<models::HostState> state = {};
+  std::int64_t position = 0;  // consumed so far, those of the starting state included
+  bool has_state = false;     // its slot holds what it starts from, no longer what was there before
+  std::function<void(GenerateResult)> on_finish = {};
 
   /// Its last token is not consumed.
   bool is_behind() const { return has_state && static_cast<std::uint64_t>(position) < text.step(); }

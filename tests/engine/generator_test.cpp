@@ -7,6 +7,7 @@
 #include <random>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "tests/engine/generator_queue.h"
 
@@ -242,8 +243,8 @@ TEST(Generator, CallbacksMaySubmitAndCancel) {
   third.on_finish = [&, then = third.on_finish](GenerateResult result) {
     then(std::move(result));
     GeneratorRequest none = queue.request(wish({1}, 0));  // finishes as it joins, and would so on for ever in one round
-    none.on_finish = [&, then = none.on_finish](GenerateResult) {
-      then({});
+    none.on_finish = [&, then = none.on_finish](GenerateResult result) {
+      then(std::move(result));
       EXPECT_FALSE(queue.generator.cancel(5));
     };
     EXPECT_EQ(queue.generator.submit(std::move(none)), 5U);

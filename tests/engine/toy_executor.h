@@ -55,8 +55,8 @@ class ToyExecutor final : public models::Executor {
   /// Logits [V] of the next token from a summary of the state and the tokens consumed by the sequence.
   using Logits = std::function<float(double summary, std::int64_t position, int token)>;
 
-  explicit ToyExecutor(const models::Config& config, std::shared_ptr<ToyLog> log = nullptr, Logits logits = {})
-      : config_(config), log_(std::move(log)), logits_of_(std::move(logits)) {}
+  explicit ToyExecutor(models::Config config, std::shared_ptr<ToyLog> log = nullptr, Logits logits = {})
+      : config_(std::move(config)), log_(std::move(log)), logits_of_(std::move(logits)) {}
 
   std::size_t slot_bytes() const override { return sizeof(State); }
   models::Slot acquire(int count, const models::ExecutionOptions& options) override {
