@@ -42,8 +42,8 @@ struct GeneratorRequest {
 /// its own with the same prompt, options and state, whenever others come and go: to the bit where docs/numerics.md says
 /// that neighbours change none.
 ///
-/// Requests wait in the order of submit() until a slot is free. The memory of all slots is taken when the generator is
-/// made, and no more of the device's later. Not thread-safe; the model may be used by others meanwhile.
+/// Requests wait in the order of submit() until a slot is free. The memory of all states is taken when the generator is
+/// made, whatever is submitted later. Not thread-safe; the model may be used by others meanwhile.
 ///
 /// Callbacks are called in run_once(), between calls of the device, and may submit() and cancel(), also their own
 /// request; what they submit joins in a later round. They must not call run_once() or run() (std::logic_error), nor
