@@ -263,6 +263,7 @@ TEST_P(PackedRunsTest, SequencesThatComeAndGoStepAsAlone) {
 }
 
 std::vector<PackedModel> models() {
+  if (kernels::test::few_cases()) return {{"Fp16", Precision::kF16, 0.02}};
   if (kernels::test::kEmulated) {
     return {{"Fp32", Precision::kF32, 1e-4}, {"Fp16Restarting", Precision::kF16, 0.02, 3, false}};
   }
