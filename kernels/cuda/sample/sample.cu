@@ -379,7 +379,7 @@ class Penalty {
     }
     __syncthreads();  // all have read
     if (id_ >= 0) {
-      const float penalised = before_ > 0.0F ? __fdiv_rn(before_, penalty) : before_ * penalty;
+      const float penalised = before_ > 0.0F ? before_ / penalty : before_ * penalty;
       logits_[id_] = fminf(fmaxf(penalised, -kLargestFinite), kLargestFinite);
     }
     __syncthreads();
