@@ -41,6 +41,8 @@ enum class Activation : std::uint8_t { kNone, kGelu, kRelu };
 inline constexpr std::int64_t kRowTile = 128;
 
 /// y = act(x Wᵀ + bias) + residual_scale * residual.
+/// ragged: no rows are a whole tile, however many there are. For rows that stand together by chance; no meaning on a
+/// backend without tiles.
 /// x [n, in], weight [out, in], bias [out] or null, residual [n, out] or null; y [n, out]. Y is A or float.
 /// residual may alias y. `linear(backend, span<const Linear>)` runs independent jobs as one parallel region.
 template <class Space, class A = float, class Y = A>
@@ -52,6 +54,7 @@ struct Linear {
   Activation activation = Activation::kNone;
   MatrixView<const Y, Space> residual = {};
   float residual_scale = 1.0F;
+  bool ragged = false;
 };
 
 /// The decay gate from the pre-activations of its MLPs:
@@ -96,6 +99,15 @@ struct GateInputs {
 template <class Space, class A = float>
 struct GatedRecurrence {
   GateInputs<Space, A> in;
+  WeightView<Space> gate_weight;
+  const float* gate_bias = nullptr;
+};
+
+/// gated_recurrence of several inputs that share the gates, of any lengths: to the bit what each gets alone. Optional:
+/// a backend that has it reads the gates once per time for many sequences instead of once per token.
+template <class Space, class A = float>
+struct GatedRecurrences {
+  std::span<const GateInputs<Space, A>> in;
   WeightView<Space> gate_weight;
   const float* gate_bias = nullptr;
 };
@@ -434,13 +446,14 @@ struct TokenLogprobsBackward {
 
 /// Log-probs straight from hidden states [n, D] and the head matrix [V, D], vocabulary tile by vocabulary tile merged
 /// by the (max, sum) monoid: logits for the whole vocabulary are never stored. A negative target marks a row to skip
-/// (its log-prob is left as it is); a target >= V throws.
+/// (its log-prob is left as it is); a target >= V throws. ragged as in Linear.
 template <class Space, class A = float>
 struct HiddenLogprobs {
   MatrixView<const A, Space> hidden;
   WeightView<Space> head;
   const int* targets = nullptr;
   float* logprobs = nullptr;
+  bool ragged = false;
 };
 
 }  // namespace mmrec::kernels

@@ -104,6 +104,7 @@ void fill_zero(Cpu& cpu, MatrixView<float, Host> to);
 void linear(Cpu& cpu, std::span<const Linear<Host>> jobs);
 void decay_gate(Cpu& cpu, const DecayGate<Host>& op);
 void gated_recurrence(Cpu& cpu, const GatedRecurrence<Host>& op);
+void gated_recurrences(Cpu& cpu, const GatedRecurrences<Host>& op);
 void gated_scan(Cpu& cpu, const GatedScan<Host>& op);
 SweepCounts gated_sweeps(Cpu& cpu, const GatedSweeps<Host>& op);
 void memory_attention(Cpu& cpu, const MemoryAttention<Host>& op);

@@ -78,8 +78,8 @@ template <class Visit>
 void for_each_part(std::span<const Linear<Host>> jobs, Visit&& visit) {
   for (const Linear<Host>& job : jobs) {
     if (job.weight.rows == 0) continue;
-    const std::int64_t whole =
-        job.weight.cols == 0 || panel_rows(job.weight.cols) == 0 ? 0 : job.x.rows / kRowTile * kRowTile;
+    const bool tiles = !job.ragged && job.weight.cols != 0 && panel_rows(job.weight.cols) != 0;
+    const std::int64_t whole = tiles ? job.x.rows / kRowTile * kRowTile : 0;
     if (whole != 0) visit(Part::tiles(job, whole));
     if (whole != job.x.rows) visit(Part::ragged(job, whole));
   }

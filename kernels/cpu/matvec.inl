@@ -85,6 +85,7 @@ inline void dot_block(const float* const (&x)[kTokens], const T* const (&rows)[k
 /// What one product has in common for all its blocks.
 template <class T>
 struct Product {
+  const float* const* tokens;  // rows that lie anywhere, or null: x_stride apart from x on
   const float* x;
   std::int64_t x_stride;
   std::int64_t n;
@@ -101,7 +102,7 @@ template <Pass kPass, int kTokens, int kOutputs, class T>
 void product_block(const Product<T>& p, std::int64_t t, std::int64_t o, std::int64_t begin, std::int64_t end,
                    Vec* waiting) {
   const float* tokens[kTokens];
-  for (int i = 0; i < kTokens; ++i) tokens[i] = p.x + (t + i) * p.x_stride;
+  for (int i = 0; i < kTokens; ++i) tokens[i] = p.tokens != nullptr ? p.tokens[t + i] : p.x + (t + i) * p.x_stride;
   const T* rows[kOutputs];
   const std::int64_t outputs = p.out - o < kOutputs ? p.out - o : kOutputs;
   for (int i = 0; i < kOutputs; ++i) rows[i] = p.w + (o + (i < outputs ? i : outputs - 1)) * p.in;
@@ -144,9 +145,10 @@ void product_tile(const Product<T>& p, std::int64_t t0, std::int64_t t1, std::in
 }
 
 template <class T>
-void matvec(const float* x, std::int64_t x_stride, std::int64_t n, const void* weight, std::int64_t in,
-            std::int64_t out, float* y, std::int64_t y_stride) {
-  const Product<T> p = {x, x_stride, n, static_cast<const T*>(weight), in, out, y, y_stride};
+__attribute__((noinline)) void multiply(const Product<T>& p) {
+  const std::int64_t n = p.n;
+  const std::int64_t in = p.in;
+  const std::int64_t out = p.out;
   if (n == 1) {
     for (std::int64_t o = 0; o < out; o += kWideOutputs) {
       product_block<Pass::kStream, 1, kWideOutputs>(p, 0, o, 0, in, nullptr);
@@ -169,6 +171,17 @@ void matvec(const float* x, std::int64_t x_stride, std::int64_t n, const void* w
       }
     }
   }
+}
+
+template <class T>
+void matvec(const float* x, std::int64_t x_stride, std::int64_t n, const void* weight, std::int64_t in,
+            std::int64_t out, float* y, std::int64_t y_stride) {
+  multiply(Product<T>{nullptr, x, x_stride, n, static_cast<const T*>(weight), in, out, y, y_stride});
+}
+template <class T>
+void matvec_rows(const float* const* x, std::int64_t n, const void* weight, std::int64_t in, std::int64_t out, float* y,
+                 std::int64_t y_stride) {
+  multiply(Product<T>{x, nullptr, 0, n, static_cast<const T*>(weight), in, out, y, y_stride});
 }
 
 template <class T>
@@ -198,6 +211,7 @@ void epilogue(const float* product, const float* bias, const float* residual, fl
 
 constexpr MatvecKernels kMatvecKernels = {
     {matvec<float>, matvec<Float16>, matvec<BFloat16>},
+    {matvec_rows<float>, matvec_rows<Float16>, matvec_rows<BFloat16>},
     {widen_run<float>, widen_run<Float16>, widen_run<BFloat16>},
     {epilogue<identity>, epilogue<gelu>, epilogue<relu>},
 };

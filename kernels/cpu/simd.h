@@ -33,6 +33,9 @@ struct MatvecKernels {
   /// y[t * y_stride + o] = x[t] . weight[o] for t < n, o < out; weight [out, in], contiguous.
   void (*matvec[3])(const float* x, std::int64_t x_stride, std::int64_t n, const void* weight, std::int64_t in,
                     std::int64_t out, float* y, std::int64_t y_stride);
+  /// The same of rows that lie anywhere: x[t] points to row t.
+  void (*matvec_rows[3])(const float* const* x, std::int64_t n, const void* weight, std::int64_t in, std::int64_t out,
+                         float* y, std::int64_t y_stride);
   void (*widen[3])(const void* from, float* to, std::int64_t count);
   /// y = activation(product + bias) + scale * residual; bias and residual may be null, residual or product may be y.
   void (*epilogue[3])(const float* product, const float* bias, const float* residual, float scale, float* y,

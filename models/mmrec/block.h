@@ -6,14 +6,16 @@
 //   y = x + h + c + 0.1 v,  c = attention to the memory of past segments
 //   x = y + W_2 gelu(W_1 rmsnorm(y; norm2) + b_1) + b_2         (segment_memory.h, from y on)
 //
-// Norms, products and the gate see all rows of a chunk; the recurrence and the memory take it batch by batch. Chunks of
-// one token of many sequences, whose products are one reading of the weights for all of them, go by rows: the
-// recurrence's gates are one more product, and what lies between products is normed where it is computed.
+// Norms, products and the gate see all rows of a chunk; the recurrence and the memory take it batch by batch, or where
+// the backend has it and no sweep is asked for all sequences at once, whatever their lengths. Chunks of one token of
+// many sequences, whose products are one reading of the weights for all of them, go by rows: the recurrence's gates are
+// one more product, and what lies between products is normed where it is computed.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "kernels/backend.h"
 #include "models/executor.h"
@@ -72,12 +74,15 @@ class Block {
         finish_packed(w, layer, rows, options, stats);
         continue;
       }
+      if (kRecursTogether && !options.sweeps && !work_.plan.spans_segments && batches.size() > 1) {
+        finish_together(w, layer, batches, rows);
+        continue;
+      }
       for (const Batch& b : batches) {
         recur(w, layer, b, options, stats);
         memory_.finish(w, layer, b);
         // Last, because the device waits for the host when sweeps end: first comes what it can work on.
-        kernels::copy_rows(work_.backend, Matrix<const float>(Work::row_of(work_.h(b), b.tokens)),
-                           work_.state(b, layer));
+        end_recurrence(layer, b);
       }
     }
     return false;
@@ -91,7 +96,7 @@ class Block {
   // --- From u to what the recurrence takes
 
   void project(const Layer& w, std::int64_t rows) {
-    work_.template linear<A>({{.x = work_.u(rows), .weight = w.qvzk, .bias = w.qvzk_bias, .y = work_.qvzk(rows)}});
+    work_.template linear<A>({.x = work_.u(rows), .weight = w.qvzk, .bias = w.qvzk_bias, .y = work_.qvzk(rows)});
   }
   Matrix<const A> part(std::int64_t rows, std::int64_t number) {  // q, v, z, k
     return work_.qvzk(rows).middle_cols(number * work_.dim(), work_.dim());
@@ -100,24 +105,37 @@ class Block {
   void hide(const Layer& w, std::int64_t rows) {
     using Hidden = typename Work::template Job<A>;
     const auto activation = work_.config.use_dpg ? kernels::Activation::kRelu : kernels::Activation::kGelu;
-    const Hidden jobs[] = {{.x = part(rows, 2), .weight = w.gate_z, .bias = w.gate_z_bias, .y = work_.gate_z(rows)},
+    const Hidden jobs[] = {{.x = part(rows, 2),
+                            .weight = w.gate_z,
+                            .bias = w.gate_z_bias,
+                            .y = work_.gate_z(rows),
+                            .ragged = work_.ragged},
                            {.x = part(rows, 2),
                             .weight = w.gamma_in,
                             .bias = w.gamma_in_bias,
                             .y = work_.gate_hidden(rows, 0),
-                            .activation = activation},
+                            .activation = activation,
+                            .ragged = work_.ragged},
                            {.x = part(rows, 3),
                             .weight = w.context_in,
                             .bias = w.context_in_bias,
                             .y = work_.gate_hidden(rows, 1),
-                            .activation = activation}};
+                            .activation = activation,
+                            .ragged = work_.ragged}};
     kernels::linear(work_.backend, std::span<const Hidden>(jobs).first(static_cast<std::size_t>(1 + work_.networks())));
   }
   // The decay networks' outputs, γ's two factors before their logistic functions.
   std::span<const Job> decay_jobs(const Layer& w, std::int64_t rows) {
-    jobs_[1] = {.x = work_.gate_hidden(rows, 0), .weight = w.gamma_up, .bias = w.gamma_up_bias, .y = work_.gamma(rows)};
-    jobs_[2] = {
-        .x = work_.gate_hidden(rows, 1), .weight = w.context_up, .bias = w.context_up_bias, .y = work_.context(rows)};
+    jobs_[1] = {.x = work_.gate_hidden(rows, 0),
+                .weight = w.gamma_up,
+                .bias = w.gamma_up_bias,
+                .y = work_.gamma(rows),
+                .ragged = work_.ragged};
+    jobs_[2] = {.x = work_.gate_hidden(rows, 1),
+                .weight = w.context_up,
+                .bias = w.context_up_bias,
+                .y = work_.context(rows),
+                .ragged = work_.ragged};
     return std::span<const Job>(jobs_).subspan(1, static_cast<std::size_t>(work_.networks()));
   }
   Matrix<const float> context_decay(std::int64_t rows) {
@@ -128,18 +146,25 @@ class Block {
 
   void recur(const Layer& w, std::int64_t layer, const Batch& b, const RecurrenceOptions& options,
              PrefillStats& stats) {
-    const Matrix<float> state = work_.state(b, layer);
-    if (work_.restarts(b.position)) kernels::fill_zero(work_.backend, state);
-    kernels::copy_rows(work_.backend, Matrix<const float>(state), Work::row_of(work_.h(b), 0));
-    if constexpr (Work::kRounds) {
-      kernels::copy_rows(work_.backend, Matrix<const float>(state), Work::row_of(work_.h_rounded(b), 0));
-    }
+    begin_recurrence(layer, b);
     const kernels::GateInputs<Space, A> in = gate_inputs(b);
     if (!options.sweeps || b.tokens < kMinSweepTokens) {
       return kernels::gated_recurrence(
           work_.backend, kernels::GatedRecurrence<Space, A>{.in = in, .gate_weight = w.gate, .gate_bias = w.gate_bias});
     }
     add(stats, b.rows(), kernels::gated_sweeps(work_.backend, sweeps_of(w, in, options)));
+  }
+  // The carry.
+  void begin_recurrence(std::int64_t layer, const Batch& b) {
+    const Matrix<float> state = work_.state(b, layer);
+    if (work_.restarts(b.position)) kernels::fill_zero(work_.backend, state);
+    kernels::copy_rows(work_.backend, Matrix<const float>(state), Work::row_of(work_.h(b), 0));
+    if constexpr (Work::kRounds) {
+      kernels::copy_rows(work_.backend, Matrix<const float>(state), Work::row_of(work_.h_rounded(b), 0));
+    }
+  }
+  void end_recurrence(std::int64_t layer, const Batch& b) {
+    kernels::copy_rows(work_.backend, Matrix<const float>(Work::row_of(work_.h(b), b.tokens)), work_.state(b, layer));
   }
   kernels::GateInputs<Space, A> gate_inputs(const Batch& b) {
     return {.z = work_.z(b),
@@ -161,6 +186,25 @@ class Block {
   }
   static void add(PrefillStats& stats, std::int64_t rows, const kernels::SweepCounts& counts) {
     stats += {rows, counts.token_sweeps, counts.windows, counts.fallbacks};
+  }
+
+  // --- All batches of a chunk at once, by exact steps
+
+  static constexpr bool kRecursTogether = requires(Backend & backend, const kernels::GatedRecurrences<Space, A>& op) {
+    gated_recurrences(backend, op);
+  };
+  void finish_together(const Layer& w, std::int64_t layer, std::span<const Batch> batches, std::int64_t rows) {
+    if constexpr (kRecursTogether) {
+      inputs_.clear();
+      for (const Batch& b : batches) {
+        begin_recurrence(layer, b);
+        inputs_.push_back(gate_inputs(b));
+      }
+      gated_recurrences(work_.backend, kernels::GatedRecurrences<Space, A>{
+                                           .in = inputs_, .gate_weight = w.gate, .gate_bias = w.gate_bias});
+      memory_.finish_together(w, layer, batches, rows);
+      for (const Batch& b : batches) end_recurrence(layer, b);
+    }
   }
 
   // --- All runs of a chunk at once, packed
@@ -250,7 +294,8 @@ class Block {
   SegmentMemory<Backend, A> memory_;
   PackedChunk<Backend, A> packed_;
   TokenRows<Backend, A> token_rows_;
-  Job jobs_[3];  // the gates', and the decay networks' last layers
+  std::vector<kernels::GateInputs<Space, A>> inputs_;  // of the batches of a chunk that recur together
+  Job jobs_[3];                                        // the gates', and the decay networks' last layers
 };
 
 }  // namespace mmrec::models

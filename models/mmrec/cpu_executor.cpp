@@ -75,8 +75,13 @@ class CpuExecutor final : public ExecutorBase<CpuExecutor, kernels::Cpu> {
     if (pool_.is_unused()) unused.swap(idle_);
   }
 
-  /// One after another: nothing is gained where each step's product is over in no time, or threads share it anyway.
-  int sequences_of_a_call() override { return 1; }
+  /// Enough short ones for a chunk, in which products and the recurrence share the reading of weights; more would only
+  /// make the rounds of long ones longer, between which progress is asked for.
+  int sequences_of_a_call() override {
+    constexpr std::size_t kMost = 32;
+    constexpr std::size_t kMostBytes = std::size_t{256} << 20;  // of their states
+    return static_cast<int>(std::clamp<std::size_t>(kMostBytes / slot_.bytes, 1, kMost));
+  }
 
   Done run(const Work& work, const ExecutionOptions& options) override {
     return lane(options, static_cast<std::int64_t>(work.runs.size()))->forward.run(work, resolve(options));

@@ -63,6 +63,7 @@ class Forward {
       }
       const std::span<const ChunkRun> chunk = schedule.next();
       if (chunk.empty()) break;
+      work_.ragged = schedule.is_ragged();
       const std::int64_t rows = chunk.back().first_row + chunk.back().rows;
       std::fill_n(tokens_host_.data(), rows, 0);  // gaps too need a token
       for (const ChunkRun& run : chunk) {
@@ -89,8 +90,7 @@ class Forward {
 
   /// Whether these are single tokens that fit one chunk.
   bool are_single_tokens(std::span<const Run> runs) const {
-    const std::int64_t most = work_.plan.tile == 1 ? work_.rows() : work_.plan.tile - 1;
-    return static_cast<std::int64_t>(runs.size()) <= most &&
+    return static_cast<std::int64_t>(runs.size()) <= work_.rows() &&
            std::all_of(runs.begin(), runs.end(), [](const Run& run) { return run.rows == 1; });
   }
   void load_tokens(std::span<const int> tokens) { backend_.upload(tokens.data(), work_.tokens(), tokens.size()); }
@@ -112,6 +112,7 @@ class Forward {
       chunk_.push_back({{run.slot, run.position, row, 1}, row, row, true});
     }
     collect_batches(chunk_, work_.slot.bytes, false, batches_);
+    work_.ragged = true;
     if (batches_.size() == 1 && step_at_once(batches_.front())) return;
     PrefillStats none;
     const auto rows = static_cast<std::int64_t>(runs.size());
@@ -199,7 +200,7 @@ class Forward {
       if (!is_normed) {
         kernels::rmsnorm(backend_, Matrix<const float>(Views::row_of(work_.x(b), b.tokens - 1)), model_.norm, hidden);
       }
-      work_.template linear<float>({{.x = hidden, .weight = model_.head, .y = work_.logits(b.slot, b.sequences)}});
+      work_.template linear<float>({.x = hidden, .weight = model_.head, .y = work_.logits(b.slot, b.sequences)});
     }
   }
 
@@ -235,7 +236,7 @@ class Forward {
       Matrix<float> logits = work_.logits(slots_[first], count);
       if (count > 1) logits.stride = apart / static_cast<std::ptrdiff_t>(sizeof(float));
       work_.template linear<float>(
-          {{.x = hidden.middle_rows(static_cast<std::int64_t>(first), count), .weight = model_.head, .y = logits}});
+          {.x = hidden.middle_rows(static_cast<std::int64_t>(first), count), .weight = model_.head, .y = logits});
       first = end;
     }
   }
@@ -248,7 +249,7 @@ class Forward {
       logits_ = backend_.template allocate<float>(count * vocab);
     }
     const Matrix<float> logits(logits_.data(), hidden.rows, config_.vocab_size);
-    work_.template linear<float>({{.x = hidden, .weight = model_.head, .y = logits}});
+    work_.template linear<float>({.x = hidden, .weight = model_.head, .y = logits});
     tables_.clear();
     const std::size_t list = tables_.template place<kernels::RowCopy<A>>(count);
     for (std::size_t i = 0; i < count; ++i) {
@@ -304,9 +305,11 @@ class Forward {
       std::copy_n(work.tokens.data() + run.call_row + 1, scored(run), to);
     }
     load_tokens(std::span(tokens_host_).first(static_cast<std::size_t>(rows)));
-    kernels::hidden_logprobs(
-        backend_, kernels::HiddenLogprobs<Space, A>{
-                      .hidden = hidden, .head = model_.head, .targets = work_.tokens(), .logprobs = work_.logprobs()});
+    kernels::hidden_logprobs(backend_, kernels::HiddenLogprobs<Space, A>{.hidden = hidden,
+                                                                         .head = model_.head,
+                                                                         .targets = work_.tokens(),
+                                                                         .logprobs = work_.logprobs(),
+                                                                         .ragged = work_.ragged});
     backend_.download(work_.logprobs(), logprobs_host_.data(), static_cast<std::size_t>(rows));
     for (const ChunkRun& run : chunk) {
       std::copy_n(logprobs_host_.data() + run.first_row, scored(run), work.logprobs.data() + run.call_row + 1);

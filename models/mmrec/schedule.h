@@ -18,7 +18,7 @@ namespace mmrec::models {
 /// What a backend likes chunks to be.
 struct ChunkPlan {
   std::int64_t tokens = 0;      // of a sequence in one chunk at most; chunks begin on multiples of it where they can
-  std::int64_t tile = 1;        // whole tiles of rows come before what is left; ragged chunks stay below one tile
+  std::int64_t tile = 1;        // whole tiles of rows come before what is left, in chunks of their own
   std::int64_t rows = 0;        // of all sequences in one chunk at most, unless one sequence's tokens are more
   std::int64_t window = 0;      // tokens of one window of gated_sweeps
   bool spans_segments = false;  // a chunk may run past the end of a memory segment
@@ -72,20 +72,22 @@ class Schedule {
   /// Whether the runs of a chunk are packed, with a row between two.
   bool packs() const { return packs_; }
 
+  /// Whether the rows of the last chunk form no whole tiles, however many there are.
+  bool is_ragged() const { return ragged_; }
+
   /// The next chunk's runs, until the next call; none when all is done.
   std::span<const ChunkRun> next() {
     chunk_.clear();
     if (next_ == runs_.size()) begin_round();
     if (next_ == runs_.size()) return {};
-    const bool ragged = turn_[next_] % plan_.tile != 0;
-    // Ragged parts stay below a tile in all, so that no row lies in a whole tile because of its neighbours.
-    const std::int64_t most = ragged ? plan_.tile - 1 : most_rows_;
+    // Ragged parts have chunks of their own, so that no row lies in a whole tile because of its neighbours.
+    ragged_ = turn_[next_] % plan_.tile != 0;
     std::int64_t rows = 0;
     for (std::size_t i = next_; i < runs_.size(); ++i) {
       std::int64_t& turn = turn_[i];
-      if (turn == 0 || (turn % plan_.tile != 0) != ragged) continue;
+      if (turn == 0 || (turn % plan_.tile != 0) != ragged_) continue;
       const std::int64_t gap = packs_ && rows != 0 ? 1 : 0;
-      if (rows != 0 && rows + gap + turn > most) break;
+      if (rows != 0 && rows + gap + turn > most_rows_) break;
       rows += gap;
       const Run& run = runs_[i];
       std::int64_t& done = done_[i];
@@ -171,6 +173,7 @@ class Schedule {
   std::vector<ChunkRun> chunk_;
   std::size_t next_ = 0;  // the first run that waits for its turn
   bool packs_ = false;
+  bool ragged_ = false;
   bool stops_ = false;
 };
 

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <type_traits>
 
 #include "kernels/backend.h"
@@ -50,6 +51,20 @@ class SegmentMemory {
     }
   }
 
+  /// The same of all batches of a chunk that keeps to segments: what looks at no memory sees all its rows at once.
+  void finish_together(const Layer& w, std::int64_t layer, std::span<const Batch> batches, std::int64_t rows) {
+    for (const Batch& b : batches) {
+      prepare_attention(w, b, attending(b));
+      mix(w, layer, b, {0, b.tokens});
+    }
+    const Batch all{.sequences = 1, .tokens = rows};
+    feed_forward(w, all, {0, rows});
+    for (const Batch& b : batches) {
+      kernels::segment_sum(work_.backend, {.x = work_.x(b), .sum = work_.segment_sum(b, layer)});
+      close(w, layer, b, b.position + b.tokens);
+    }
+  }
+
   /// x += W_2 gelu(W_1 u + b_1) + b_2.
   void feed_forward(const Layer& w, const Batch& b, const Piece& piece) {
     const Sequence<float> x = Work::times(work_.x(b), piece);
@@ -77,7 +92,7 @@ class SegmentMemory {
     for (std::int64_t s = 0; s < b.sequences; ++s) {
       kernels::copy_rows(work_.backend, Matrix<const float>(slots.middle_rows(s, 1)), rounded);
       work_.template linear<float>(
-          {{.x = rounded, .weight = w.memory_out, .bias = w.memory_out_bias, .y = contexts.middle_rows(s, 1)}});
+          {.x = rounded, .weight = w.memory_out, .bias = w.memory_out_bias, .y = contexts.middle_rows(s, 1)});
     }
   }
 

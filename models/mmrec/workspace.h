@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <span>
 #include <type_traits>
 #include <vector>
@@ -49,6 +48,8 @@ class Workspace {
   Backend& backend;
   ChunkPlan plan;
   SlotLayout slot;
+  /// Whether the rows of the chunk at hand form no whole tiles.
+  bool ragged = false;
 
   /// Memory for chunks of as many rows of so many sequences as the plan has, and for sweeps if there will be any; false
   /// if it was there already. Where it throws, the next call begins anew.
@@ -214,9 +215,11 @@ class Workspace {
 
   // --- Products
 
+  /// A product over rows of the chunk at hand. Who has several at once says himself that they are ragged.
   template <class Y>
-  void linear(std::initializer_list<Job<Y>> jobs) {
-    kernels::linear(backend, std::span<const Job<Y>>(jobs.begin(), jobs.size()));
+  void linear(Job<Y> job) {
+    job.ragged = ragged;
+    kernels::linear(backend, std::span<const Job<Y>>(&job, 1));
   }
   /// y = act(x Wᵀ + bias) + scale * residual over all rows: one product, or one per sequence where the rows of two
   /// sequences are not evenly spaced.
@@ -225,10 +228,11 @@ class Workspace {
     const auto apply = [&](const auto& rows_of) {
       job.x = rows_of(x), job.y = rows_of(y);
       if (residual.data != nullptr) job.residual = rows_of(residual);
+      job.ragged = ragged;
       return job;
     };
     if (is_matrix(x) && is_matrix(y) && is_matrix(residual)) {
-      return linear<Y>({apply([](const auto& s) { return matrix(s); })});
+      return linear<Y>(apply([](const auto& s) { return matrix(s); }));
     }
     std::vector<Job<Y>> jobs;
     for (std::int64_t b = 0; b < x.batch; ++b) jobs.push_back(apply([b](const auto& s) { return matrix(s, b); }));

@@ -1,4 +1,4 @@
-// gated_recurrence against float64; the same bits for any cut into calls, any batch and any threads.
+// gated_recurrence against float64; the same bits for any cut into calls, any batch, any threads and beside any others.
 #include "gated_case.h"
 #include "kernels/cpu/simd.h"
 
@@ -52,6 +52,41 @@ TEST(GatedRecurrenceTest, BitsDependOnNeitherCutsNorBatchNorThreads) {
         gated_recurrence(cpu, op);
       }
       EXPECT_TRUE(same_bits(h, expected)) << "sequences alone";
+    }
+  }
+}
+
+// Lengths fall, rise and repeat; few sequences share channels, many are shared between threads in groups.
+TEST(GatedRecurrenceTest, SequencesOfAnyLengthsGoTogether) {
+  unsigned seed = 900;
+  for (const std::int64_t dim : {7, 48, 200}) {
+    for (const std::int64_t inputs : {1, 2, 5, 13, 30, 61}) {
+      const Weights gates = random_weights(2 * dim, dim, kAllDTypes[seed % 3], seed, 0.1F);
+      std::vector<GatedCase> cases;
+      std::vector<std::vector<float>> alone;
+      Cpu one(1);
+      for (std::int64_t i = 0; i < inputs; ++i) {
+        GatedCase& c = cases.emplace_back(1 + i % 3, (i * 7) % 19, dim, DType::kF32, seed += 10);
+        c.gates = gates;
+        c.bias = cases.front().bias;
+        alone.push_back(c.fresh_state());
+        gated_recurrence(one, c.recurrence(alone.back(), 0, c.time));
+        EXPECT_LT(max_error(alone.back(), c.reference()), 1e-5);
+      }
+      for (const int threads : {1, 2, 5}) {
+        Cpu cpu(threads);
+        std::vector<std::vector<float>> together;
+        std::vector<GateInputs<Host>> in;
+        for (const GatedCase& c : cases) {
+          together.push_back(c.fresh_state());
+          in.push_back(c.recurrence(together.back(), 0, c.time).in);
+        }
+        gated_recurrences(cpu, {.in = in, .gate_weight = gates.view(), .gate_bias = cases.front().bias.data()});
+        for (std::size_t i = 0; i < cases.size(); ++i) {
+          EXPECT_TRUE(same_bits(together[i], alone[i]))
+              << i << " of " << inputs << ", dim " << dim << ", " << threads << " threads";
+        }
+      }
     }
   }
 }

@@ -156,6 +156,14 @@ TEST(HiddenLogprobs, BitsDependOnNeitherThreadsNorOtherRows) {
         }
       };
       for (std::int64_t r : {whole, (whole + n) / 2, n - 1}) expect_part(r, 1);
+      // Ragged rows are each alone.
+      std::vector<float> ragged(static_cast<std::size_t>(n), kPoison);
+      hidden_logprobs(two, {c.hidden_view(), c.head(), c.targets.data(), ragged.data(), true});
+      for (std::int64_t r : {std::int64_t{0}, n / 2, n - 1}) {
+        float alone = kPoison;
+        hidden_logprobs(one, {c.hidden_view().middle_rows(r, 1), c.head(), c.targets.data() + r, &alone});
+        EXPECT_EQ(ragged[static_cast<std::size_t>(r)], alone) << r;
+      }
       for (std::int64_t r = 0; r < whole; r += kRowTile) expect_part(r, kRowTile);
     }
   }

@@ -123,12 +123,13 @@ TEST(LinearTest, BitsDependOnNeitherThreadsNorCutsOutsideTiles) {
       const std::vector<float> x = random_floats(n * in, 21);
       const Weights w = random_weights(out, in, dtype, 22);
       const std::vector<float> bias = random_floats(out, 23);
-      const auto run = [&](int threads, std::int64_t count) {
+      const auto run = [&](int threads, std::int64_t count, bool ragged = false) {
         Cpu cpu(threads);
         std::vector<float> y = poisoned(n * out);
         Linear<Host> job = job_of(x, w, y, n);
         job.bias = bias.data();
         job.activation = Activation::kGelu;
+        job.ragged = ragged;
         for (std::int64_t first = 0; first < n; first += count) {
           Linear<Host> part = job;
           part.x = job.x.middle_rows(first, std::min(count, n - first));
@@ -143,6 +144,7 @@ TEST(LinearTest, BitsDependOnNeitherThreadsNorCutsOutsideTiles) {
         for (const std::int64_t count : {1, 2, 3, 5, 7, 13, 127}) {
           ASSERT_TRUE(same_bits(run(threads, count), alone)) << threads << " threads, " << count << " rows, in " << in;
         }
+        ASSERT_TRUE(same_bits(run(threads, n, true), alone)) << threads << " threads, ragged, in " << in;
         for (const std::int64_t count : {kRowTile, 2 * kRowTile, n}) {
           ASSERT_TRUE(same_bits(run(threads, count), whole)) << threads << " threads, " << count << " rows, in " << in;
         }

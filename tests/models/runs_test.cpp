@@ -1,0 +1,153 @@
+// Calls of many runs on a processor, of any lengths at any positions: logits, log-probs and state of each sequence are
+// to the bit those of its run alone, for any number of threads.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <ostream>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "models/files/checkpoint.h"
+#include "models/mmrec/executors.h"
+#include "models/mmrec/synthetic.h"
+#include "models/mmrec/weights.h"
+#include "tests/support/model_folder.h"
+
+namespace mmrec::models {
+namespace {
+
+struct RunsModel {
+  const char* name;
+  std::int64_t segment;
+  std::int64_t slots = 3;
+  bool carry = true;
+  bool dpg = false;
+  PrefillMode prefill = PrefillMode::kAuto;
+};
+std::ostream& operator<<(std::ostream& os, const RunsModel& model) { return os << model.name; }
+
+class RunsTest : public testing::TestWithParam<RunsModel> {
+ protected:
+  void SetUp() override {
+    const RunsModel& model = GetParam();
+    Config config;
+    config.vocab_size = 50;
+    config.model_dim = 64;
+    config.num_layers = 2;
+    config.num_heads = 2;
+    config.ffn_dim = 128;
+    config.memory_segment = model.segment;
+    config.memory_slots = model.slots;
+    config.carry_state = model.carry;
+    config.use_dpg = model.dpg;
+    write_synthetic_model(folder_.path(), config, kernels::DType::kBF16, 7);
+    config_ = load_config(folder_ / "config.json");
+    executor_ = make_cpu_executor(
+        config_, std::make_shared<const HostWeights>(load_weights(Checkpoint::open(folder_.path()), config_)));
+  }
+
+  /// A run, what comes before it, and what it comes to.
+  struct Sequence {
+    std::vector<int> before, tokens;
+    std::vector<float> logprobs, logits;
+    HostState state;
+  };
+  std::vector<Sequence> random_sequences(const std::vector<std::pair<int, int>>& before_and_rows) const {
+    std::mt19937 engine(11);
+    const auto draw = [&](int count) {
+      std::vector<int> tokens(static_cast<std::size_t>(count));
+      for (int& t : tokens) t = static_cast<int>(engine() % static_cast<unsigned>(config_.vocab_size));
+      return tokens;
+    };
+    std::vector<Sequence> all;
+    all.reserve(before_and_rows.size());
+    for (const auto& [before, rows] : before_and_rows) {
+      all.push_back({.before = draw(before), .tokens = draw(rows), .logprobs = {}, .logits = {}, .state = {}});
+    }
+    return all;
+  }
+
+  /// The sequences' runs in one call.
+  void run(std::span<Sequence> sequences, int threads) {
+    const ExecutionOptions options{.threads = threads, .prefill = GetParam().prefill};
+    const Slots slots(executor_, static_cast<int>(sequences.size()), options);
+    std::vector<int> tokens;
+    std::vector<models::Run> runs;
+    for (std::size_t i = 0; i < sequences.size(); ++i) {
+      const Sequence& s = sequences[i];
+      const Slot slot = slots[static_cast<int>(i)];
+      if (!s.before.empty()) {
+        const models::Run before{slot, 0, 0, std::ssize(s.before)};
+        executor_->run({.tokens = s.before, .runs = {&before, 1}}, options);
+      }
+      runs.push_back({slot, std::ssize(s.before), std::ssize(tokens), std::ssize(s.tokens)});
+      tokens.insert(tokens.end(), s.tokens.begin(), s.tokens.end());
+    }
+    std::vector<float> logprobs(tokens.size());
+    executor_->run({.tokens = tokens, .runs = runs, .logprobs = logprobs}, options);
+    for (std::size_t i = 0; i < sequences.size(); ++i) {
+      Sequence& s = sequences[i];
+      const auto first = logprobs.begin() + runs[i].first_row;
+      s.logprobs.assign(first, first + runs[i].rows);
+      s.logits.resize(static_cast<std::size_t>(config_.vocab_size));
+      executor_->logits(runs[i].slot, 1, s.logits);
+      s.state = executor_->save(runs[i].slot, 1, runs[i].position + runs[i].rows);
+    }
+  }
+
+  void expect_runs_as_alone(const std::vector<std::pair<int, int>>& before_and_rows) {
+    std::vector<Sequence> alone = random_sequences(before_and_rows);
+    for (Sequence& s : alone) run({&s, 1}, 1);
+    for (const int threads : {1, 2, 5}) {
+      std::vector<Sequence> together = random_sequences(before_and_rows);
+      run(together, threads);
+      for (std::size_t i = 0; i < alone.size(); ++i) {
+        SCOPED_TRACE(testing::Message() << "run " << i << ": " << alone[i].tokens.size() << " tokens from "
+                                        << alone[i].before.size() << ", " << threads << " threads");
+        EXPECT_EQ(together[i].logprobs, alone[i].logprobs);
+        EXPECT_EQ(together[i].logits, alone[i].logits);
+        EXPECT_EQ(together[i].state.h, alone[i].state.h);
+        EXPECT_EQ(together[i].state.memory, alone[i].state.memory);
+        EXPECT_EQ(together[i].state.segment_sum, alone[i].state.segment_sum);
+      }
+    }
+  }
+
+  mmrec::test::TempFolder folder_;
+  Config config_;
+  std::shared_ptr<Executor> executor_;
+};
+
+TEST_P(RunsTest, OfAnyLengthsFromTheStart) {
+  std::vector<std::pair<int, int>> runs;
+  for (const int rows : {61, 60, 60, 60, 59, 33, 47, 3, 1, 24, 25, 90, 90, 8, 2, 71, 31}) runs.emplace_back(0, rows);
+  expect_runs_as_alone(runs);
+}
+
+TEST_P(RunsTest, AtAnyPositions) {
+  expect_runs_as_alone({{0, 40}, {5, 40}, {24, 40}, {70, 40}, {71, 300}, {0, 300}, {100, 129}, {48, 1}, {47, 1}});
+}
+
+TEST_P(RunsTest, ManyOfAFewTokens) {
+  std::vector<std::pair<int, int>> runs;
+  runs.reserve(140);
+  for (int i = 0; i < 140; ++i) runs.emplace_back(i % 3, 1 + i % 4);
+  expect_runs_as_alone(runs);
+}
+
+TEST_P(RunsTest, ManyOfOneToken) { expect_runs_as_alone(std::vector<std::pair<int, int>>(140, {3, 1})); }
+
+TEST_P(RunsTest, WholeTiles) { expect_runs_as_alone({{0, 256}, {0, 128}, {0, 384}, {0, 128}, {128, 128}, {0, 127}}); }
+
+INSTANTIATE_TEST_SUITE_P(Models, RunsTest,
+                         testing::Values(RunsModel{.name = "segments", .segment = 24},
+                                         RunsModel{.name = "one_slot", .segment = 24, .slots = 1},
+                                         RunsModel{.name = "restarts", .segment = 24, .carry = false},
+                                         RunsModel{.name = "dpg", .segment = 50, .dpg = true},
+                                         RunsModel{.name = "tiles", .segment = 256},
+                                         RunsModel{.name = "sweeps", .segment = 24, .prefill = PrefillMode::kSweeps}),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace mmrec::models
