@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/backend.h"
+#include "kernels/packed_runs.h"
 #include "models/executor.h"
 #include "models/mmrec/block.h"
 #include "models/mmrec/config.h"

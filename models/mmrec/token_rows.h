@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/backend.h"
+#include "kernels/packed_runs.h"
 #include "models/mmrec/schedule.h"
 #include "models/mmrec/segment_memory.h"
 #include "models/mmrec/tables.h"

@@ -20,6 +20,8 @@
 // run begins anew after it whatever stands before, NaN included: a decay of 0, which no other step has, is never
 // multiplied. A tile looks at the earlier tiles from the first on in which its first time's run moves.
 //
+// Long, because it is one kernel's tile, whose parts share registers and shared memory.
+//
 // All that tiles read may have been written by the kernel before, so it is read past L1 (rows.cuh).
 #pragma once
 

@@ -19,7 +19,7 @@
 #include <system_error>
 #include <utility>
 
-#include "kernels/backend.h"
+#include "kernels/packed_runs.h"
 
 struct CUevent_st;
 struct CUstream_st;

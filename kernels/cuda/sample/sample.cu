@@ -17,6 +17,8 @@
 // Deterministic, with atomics: weights are integers in units of 2⁻⁴⁴ of the largest (lighter ones are never drawn), so
 // sums do not depend on their order. They have the precision of fp32; a host that sums in fp64 draws the same token
 // unless a boundary between tokens lies within some 10⁻⁷ of the number drawn.
+//
+// Long, because all of it is one kernel whose parts share a block's memory.
 #include <cmath>
 #include <cstdint>
 #include <limits>
