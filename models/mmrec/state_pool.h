@@ -1,5 +1,6 @@
 // Memory for the state of sequences: blocks of slots side by side. What is given back is kept for who asks for as many
-// next, so that a session after another costs no allocation, and graphs recorded for its slots stay of use.
+// next, so that a session after another costs no allocation, and graphs recorded for its slots stay of use; but for the
+// blocks of many sequences, whose memory others may want.
 #pragma once
 
 #include <algorithm>
@@ -41,10 +42,14 @@ class StatePool {
   }
 
   void release(Slot first) noexcept {
-    constexpr std::size_t kKept = 4;  // blocks: a few sizes in turn
+    constexpr std::size_t kKept = 4;                            // blocks: a few sizes in turn
+    constexpr std::size_t kMostBytes = std::size_t{256} << 20;  // of one
     for (Block& block : blocks_) {
       if (block.memory.data() == first) block.used = false;
     }
+    std::erase_if(blocks_, [&](const Block& block) {
+      return !block.used && slot_bytes_ * static_cast<std::size_t>(block.count) > kMostBytes;
+    });
     drop_free(kKept);
   }
 

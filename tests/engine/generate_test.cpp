@@ -407,6 +407,33 @@ TEST(Generate, ASequenceThatDrawsAheadEndsAsOneThatDoesNot) {
   }
 }
 
+TEST(Generate, LogitsThatCannotBeDrawnFromEndWhatIsDrawnAheadToo) {
+  std::vector<std::byte> expected;
+  std::string message;
+  for (const bool ahead : {false, true}) {
+    const auto log = std::make_shared<test::ToyLog>();
+    log->ahead = ahead;
+    const Model model =
+        toy_model(log, toy_config(tokenizer().vocab_size()), [](double, std::int64_t position, int token) {
+          return position == 40 ? std::nanf("") : static_cast<float>(token % 5);
+        });
+    Session session = model.new_session();
+    session.prefill(std::vector<int>{1, kThe});
+    GenerateOptions o;
+    o.max_tokens = 100;
+    try {
+      generate(session, tokenizer(), o);
+      FAIL();
+    } catch (const NumericError& error) {
+      if (!ahead) message = error.what();
+      EXPECT_EQ(error.what(), message);
+    }
+    EXPECT_EQ(session.position(), 40);
+    if (!ahead) expected = session.save();
+    EXPECT_EQ(session.save(), expected);
+  }
+}
+
 TEST(Generate, RefusesWhatCannotBe) {
   const Model model = scripted_model({kThe}, tokenizer().vocab_size());
   Session session = model.new_session();

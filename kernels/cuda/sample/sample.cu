@@ -410,7 +410,7 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(MatrixView<const float
     rule.recent[rule.recent_count++ % static_cast<std::uint64_t>(rule.options.repetition_window)] = max(token, 0);
   }
   tokens[blockIdx.x] = token;
-  if (copy != nullptr) copy[blockIdx.x] = token;
+  if (copy != nullptr) copy[blockIdx.x] = max(token, 0);
   ++rule.step;  // all threads have read the rule and met since
 }
 

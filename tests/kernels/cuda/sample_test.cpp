@@ -88,7 +88,9 @@ class SampleCuda : public CudaTest {
                            .tokens = tokens.data(),
                            .copy = copy.data()});
     rules = to_host(r);
-    EXPECT_EQ(to_host(copy), to_host(tokens));
+    std::vector<int> expected = to_host(tokens);
+    for (int& token : expected) token = std::max(token, 0);
+    EXPECT_EQ(to_host(copy), expected);
     return to_host(tokens);
   }
   int sample_one(const std::vector<float>& logits, SampleRule rule) {
@@ -317,6 +319,47 @@ TEST_F(SampleCuda, AReplayedGraphDrawsAnewEveryStep) {
         EXPECT_EQ(drawn[b], expected.token) << "step " << step << " of row " << b;
       }
       ++rules[b].step;
+    }
+  }
+}
+
+// A ring that turns: the tokens drawn last count, each once, and the logits are as they were.
+TEST_F(SampleCuda, RecentTokensArePenalisedAndTheDrawnOneCounts) {
+  constexpr std::int64_t kWords = 300;
+  for (const auto& [window, penalty, temperature] :
+       {std::tuple{7, 1.5F, 0.0F}, {1, 3.0F, 0.0F}, {64, 1.2F, 1.0F}, {1024, 0.8F, 1.0F}, {0, 2.0F, 0.0F}}) {
+    std::vector<float> logits = random_normal<float>(kWords, 0.0, 1.0, 43);
+    logits[3] = -kInf;
+    std::vector<int> all = {3, 5, 5, 9, 3};
+    all.resize(std::min(all.size(), static_cast<std::size_t>(window)));
+    std::vector<int> ring(static_cast<std::size_t>(std::max(window, 1)), 0);
+    std::copy(all.begin(), all.end(), ring.begin());
+    const auto on_device = to_device(ring);
+    SampleRule rule{.options = kPlain, .sequence = 2, .step = 0};
+    rule.options.temperature = temperature;
+    rule.options.repetition_penalty = penalty;
+    rule.options.repetition_window = window;
+    rule.recent = const_cast<int*>(on_device.data());
+    rule.recent_count = all.size();
+    const auto x = to_device(logits);
+    auto r = to_device(std::vector<SampleRule>{rule});
+    auto token = poisoned<int>(1);
+    for (int step = 0; step < 30; ++step) {
+      sample_tokens(cuda(), {.logits = {x.data(), 1, kWords, kWords}, .rules = r.data(), .tokens = token.data()});
+      std::vector<float> penalised = logits;
+      const auto first = all.size() - std::min(all.size(), static_cast<std::size_t>(window));
+      for (const int recent : std::set<int>(all.begin() + static_cast<std::ptrdiff_t>(first), all.end())) {
+        float& logit = penalised[static_cast<std::size_t>(recent)];
+        logit = logit > 0.0F ? logit / penalty : logit * penalty;
+      }
+      rule.step = static_cast<std::uint64_t>(step);
+      const Reference expected = reference(rule, penalised.data(), kWords);
+      const int drawn = to_host(token).front();
+      if (!expected.is_close) {
+        ASSERT_EQ(drawn, expected.token) << "window " << window << ", step " << step;
+      }
+      all.push_back(drawn);
+      ASSERT_EQ(to_host(x), logits);
     }
   }
 }
