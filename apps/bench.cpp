@@ -44,8 +44,8 @@ device's bandwidth and matrix-product peak, measured in the same run.
       --batches N,...    sequences per prefill (1,4; GPU: 1)
       --decode-batches N,...  and per decode (the same; GPU: 1,2,4,8,64)
       --decode N         tokens per decode run (64; GPU: 256)
-      --documents N      documents of 32 to 96 tokens to score, and one as long as
-                         all (64; GPU: 4096; 0: none)
+      --documents N      score N documents of 32 to 96 tokens, and one as long
+                         (64; GPU: 4096; 0: none)
       --repeat N         runs of each (CPU: 3, the best; GPU: 5, the median)
       --compare cpu      measure the CPU first, for comparison
   -o, --output FILE      write the result there; --json: JSON, not a table
