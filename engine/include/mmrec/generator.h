@@ -13,8 +13,8 @@
 namespace mmrec {
 
 struct GeneratorOptions {
-  /// Sequences that run at once at most; 0: as many as suit the device and the memory it has free, at most 64; on
-  /// the CPU 1. 0..65536.
+  /// Sequences that run at once at most; 0: as many as suit the device and the memory it has free, at most 64.
+  /// 0..65536.
   int slots = 0;
   /// What the states of these sequences may take of the device's memory; 0: no limit. There must be room for one.
   std::uint64_t memory_bytes = 0;
