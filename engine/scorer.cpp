@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <new>
 #include <stdexcept>
 #include <utility>
 
@@ -135,9 +136,17 @@ bool Scorer::score_together(Documents documents, std::vector<DocumentScore>& sco
 
   const std::shared_ptr<models::Executor>& on = engine::Access::executor(model_);
   const int limit = options_.batch != 0 ? options_.batch : on->sequences_of_a_call();
-  const auto batch = std::min(static_cast<std::size_t>(limit), order.size());
+  auto batch = std::min(static_cast<std::size_t>(limit), order.size());
   const models::ExecutionOptions execution = engine::execution_options(options_.session);
-  const models::Slots slots(on, static_cast<int>(batch), execution);
+  const models::Slots slots = [&] {
+    for (;; batch = (batch + 1) / 2) {
+      try {
+        return models::Slots(on, static_cast<int>(batch), execution);
+      } catch (const std::bad_alloc&) {  // fewer, where nobody has said how many
+        if (options_.batch != 0 || batch == 1) throw;
+      }
+    }
+  }();
   models::Executor& executor = *on;
   bool go_on = true;
   for (std::size_t begin = 0; begin < order.size() && go_on; begin += batch) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <new>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -73,6 +74,17 @@ TEST(Scorer, TakesWhatTheExecutorLikesWhereNoLimitIsGiven) {
   const auto log = std::make_shared<ToyLog>();
   Scorer(toy_model(log)).score(random_documents({5, 6, 7, 8}));
   EXPECT_EQ(log->calls, (std::vector<std::vector<std::int64_t>>{{8, 7, 6}, {5}}));
+}
+
+TEST(Scorer, TakesFewerWhereMemoryIsShortUnlessItWasTold) {
+  const auto log = std::make_shared<ToyLog>();
+  log->most_slots = 1;
+  const auto documents = random_documents({5, 6, 7});
+  EXPECT_EQ(Scorer(toy_model(log)).score(documents)[2].logprobs, Scorer(toy_model()).score(documents)[2].logprobs);
+  EXPECT_EQ(log->acquired, std::vector<int>{1});
+  EXPECT_THROW(Scorer(toy_model(log), batch_of(2)).score(documents), std::bad_alloc);
+  log->most_slots = 0;
+  EXPECT_THROW(Scorer(toy_model(log)).score(documents), std::bad_alloc);
 }
 
 TEST(Scorer, AStreamIsScoredAsItsDocumentsAreAndInTheirOrder) {

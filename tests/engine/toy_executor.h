@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <new>
 #include <span>
 #include <stdexcept>
 #include <utility>
@@ -29,10 +30,11 @@ struct ToyLog {
   int copies = 0;
   int through_host = 0;  // states saved or loaded
 
-  bool ahead = false;       // set by a test: sequences draw by themselves
-  bool draws = false;       // set by a test: it draws by itself, as a device does
-  std::int64_t chunk = 16;  // rows of a run between two questions
-  bool one_by_one = false;  // runs after one another instead of together
+  int most_slots = 1 << 20;  // set by a test: for more there is no memory
+  bool ahead = false;        // set by a test: sequences draw by themselves
+  bool draws = false;        // set by a test: it draws by itself, as a device does
+  std::int64_t chunk = 16;   // rows of a run between two questions
+  bool one_by_one = false;   // runs after one another instead of together
 };
 
 inline models::Config toy_config(std::int64_t vocab = 11) {
@@ -61,6 +63,7 @@ class ToyExecutor final : public models::Executor {
   std::size_t slot_bytes() const override { return sizeof(State); }
   models::Slot acquire(int count, const models::ExecutionOptions& options) override {
     if (log_) {
+      if (count > log_->most_slots) throw std::bad_alloc();
       log_->acquired.push_back(count);
       log_->options = options;
     }

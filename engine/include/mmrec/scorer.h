@@ -12,7 +12,7 @@ namespace mmrec {
 
 struct ScorerOptions {
   /// Documents scored together at most, each with a state of its own; 0: as many as suit the device and the memory it
-  /// has free. 0..65536.
+  /// has free, fewer where that does not suffice. 0..65536.
   int batch = 0;
   SessionOptions session;
   /// Called between chunks and after the last one of each batch, with the tokens scored since the last call and their
