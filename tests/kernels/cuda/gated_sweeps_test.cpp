@@ -4,11 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <optional>
 #include <stdexcept>
 #include <vector>
 
-#include "kernels/cuda/recurrence/sweep.h"
 #include "tests/kernels/cuda/gated_testing.h"
 
 namespace mmrec::kernels {
@@ -17,19 +15,9 @@ namespace {
 using test::GatedCase;
 using test::GatedSize;
 
-struct Options {
-  std::int64_t window = 64;
-  float tolerance = 1e-6F;
-  int max_sweeps = 64;
-  std::optional<SweepWay> way = {};
-};
-
+using Options = test::SweepOptions;
 template <class A>
-struct Result {
-  std::vector<float> h;
-  std::vector<A> rounded;
-  SweepCounts counts;
-};
+using Result = test::SweepResult<A>;
 
 class GatedSweepsTest : public test::GatedTest {
  protected:

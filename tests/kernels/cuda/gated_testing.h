@@ -6,9 +6,11 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <type_traits>
 #include <vector>
 
+#include "kernels/cuda/recurrence/sweep.h"
 #include "tests/kernels/cuda/cuda_testing.h"
 
 namespace mmrec::kernels::test {
@@ -163,6 +165,20 @@ struct GatedOnDevice {
   }
   WeightView<Device> gate_weight() const { return {weight.data(), kGatedType<A>, 2 * size.dim, size.dim}; }
   const float* gate_bias() const { return has_bias ? bias.data() : nullptr; }
+};
+
+/// How a test runs the loop of sweeps, and what comes of it.
+struct SweepOptions {
+  std::int64_t window = 64;
+  float tolerance = 1e-6F;
+  int max_sweeps = 64;
+  std::optional<SweepWay> way = {};
+};
+template <class A>
+struct SweepResult {
+  std::vector<float> h;
+  std::vector<A> rounded;
+  SweepCounts counts;
 };
 
 class GatedTest : public CudaTest {

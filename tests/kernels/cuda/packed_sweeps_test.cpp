@@ -5,10 +5,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <optional>
 #include <vector>
 
-#include "kernels/cuda/recurrence/sweep.h"
 #include "tests/kernels/cuda/gated_testing.h"
 
 namespace mmrec::kernels {
@@ -16,19 +14,9 @@ namespace {
 
 using test::GatedCase;
 
-struct Options {
-  std::int64_t window = 64;
-  float tolerance = 1e-6F;
-  int max_sweeps = 64;
-  std::optional<SweepWay> way = {};
-};
-
+using Options = test::SweepOptions;
 template <class A>
-struct Result {
-  std::vector<float> h;
-  std::vector<A> rounded;
-  SweepCounts counts;
-};
+using Result = test::SweepResult<A>;
 
 /// Runs of these lengths, with a gap between two; operands of gaps are random like the others'.
 template <class A>
