@@ -40,26 +40,23 @@ Sample TokenDrawer::next() {
   Access::SessionImpl& impl = Access::impl(session_);
   Sample sample;
   if (stream_ == nullptr) {
-    if (drawn_ > 0) session_.step({&last_, 1});
+    if (drawn_ > 0) session_.step({&recent_.back(), 1});
     sample = draw_here();
   } else {
     if (enqueued_ == drawn_) enqueue();
     if (enqueued_ < most_) enqueue();
     if (drawn_ > 0) {
-      impl.recent.push({&last_, 1}, 1, 1);
+      impl.recent.push({&recent_.back(), 1}, 1, 1);
       ++impl.position;
     }
     const auto [token, logprob] = stream_->fetch();
     if (token < 0) {  // the host's sampler knows the words for it
-      finished_ = true;
       return_to(drawn_);
       return draw_here();
     }
     sample = {token, logprob};
-    tokens_.push_back(token);
   }
-  last_ = sample.token;
-  recent_.push_back(last_);
+  recent_.push_back(sample.token);
   ++drawn_;
   return sample;
 }
@@ -76,8 +73,6 @@ Sample TokenDrawer::draw_here() {
 }
 
 void TokenDrawer::finish() {
-  if (finished_) return;
-  finished_ = true;
   if (stream_ != nullptr && enqueued_ > drawn_) return_to(std::max<std::int64_t>(drawn_ - 1, 0));
   stream_.reset();
 }
@@ -88,7 +83,6 @@ void TokenDrawer::enqueue() {
   if (const std::int64_t consumed = enqueued_ - 1; consumed - copied_at_ >= kInterval) {
     impl.executor().copy(impl.slots.first(), copy_.first(), 1);
     copied_at_ = consumed;
-    tokens_.clear();  // this step's token has yet to be fetched
   }
   stream_->enqueue();
   ++enqueued_;
@@ -98,9 +92,10 @@ void TokenDrawer::return_to(std::int64_t consumed) {
   Access::SessionImpl& impl = Access::impl(session_);
   stream_.reset();
   impl.executor().copy(copy_.first(), impl.slots.first(), 1);
+  const int* const drawn = recent_.data() + recent_.size() - drawn_;
   for (std::int64_t i = copied_at_; i < consumed; ++i) {
     const models::Run run{impl.slots.first(), static_cast<std::int64_t>(first_step_) + i, 0, 1};
-    impl.executor().step({&tokens_[static_cast<std::size_t>(i - copied_at_)], 1}, {&run, 1}, impl.options);
+    impl.executor().step({drawn + i, 1}, {&run, 1}, impl.options);
   }
 }
 

@@ -43,14 +43,11 @@ class TokenDrawer {
 
   Session& session_;
   Sampler sampler_;
-  std::vector<int> recent_;
+  std::vector<int> recent_;  // at its end all tokens drawn
   std::uint64_t sequence_, first_step_;
   std::int64_t most_;
   bool logprobs_;
-  std::vector<int> tokens_;  // drawn since the copy, the first of them its next
-  int last_ = 0;
   std::int64_t drawn_ = 0;
-  bool finished_ = false;
   std::unique_ptr<models::TokenStream> stream_;  // null: token by token
   std::int64_t enqueued_ = 0;
   models::Slots copy_;

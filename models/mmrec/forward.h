@@ -148,6 +148,14 @@ class Forward {
 
   /// [count, V] of slots side by side, in the backend's memory.
   kernels::MatrixView<float, Space> logits(Slot first, std::int64_t count) const { return work_.logits(first, count); }
+  /// [slots, V] of any slots: where they are if these lie evenly spaced, else copied, until the next call that computes
+  /// logits or asks for them. Requires: a backend that packs runs.
+  kernels::MatrixView<const float, Space> logits(std::span<const Slot> slots) {
+    if (evenly_spaced(slots) == slots.size()) return spaced_logits(slots);
+    const Matrix<float> rows = logits_scratch(static_cast<std::int64_t>(slots.size()));
+    copy_between(rows, slots, false);
+    return rows;
+  }
 
   /// What follows from a state that has just been put into slots.
   void complete_state(Slot first, std::int64_t count, std::int64_t position) {
@@ -228,38 +236,54 @@ class Forward {
     if constexpr (Block<Backend, A>::kPacks) {
       if (products > kMostProducts) return copy_logits(hidden);
     }
-    for (std::size_t first = 0; first < slots_.size();) {
-      std::size_t end = first + 1;
-      const std::ptrdiff_t apart = end < slots_.size() ? slots_[end] - slots_[first] : 0;
-      while (apart > 0 && end < slots_.size() && slots_[end] - slots_[end - 1] == apart) ++end;
-      const auto count = static_cast<std::int64_t>(end - first);
-      Matrix<float> logits = work_.logits(slots_[first], count);
-      if (count > 1) logits.stride = apart / static_cast<std::ptrdiff_t>(sizeof(float));
+    for (std::span<const Slot> left = slots_; !left.empty();) {
+      const std::span<const Slot> some = left.first(evenly_spaced(left));
+      const std::size_t first = slots_.size() - left.size();
       work_.template linear<float>(
-          {.x = hidden.middle_rows(static_cast<std::int64_t>(first), count), .weight = model_.head, .y = logits});
-      first = end;
+          {.x = hidden.middle_rows(static_cast<std::int64_t>(first), static_cast<std::int64_t>(some.size())),
+           .weight = model_.head,
+           .y = spaced_logits(some)});
+      left = left.subspan(some.size());
     }
   }
-
   void copy_logits(Matrix<A> hidden) {
-    const auto count = static_cast<std::size_t>(hidden.rows);
-    const auto vocab = static_cast<std::size_t>(config_.vocab_size);
-    if (logits_.size() < count * vocab) {
+    const Matrix<float> rows = logits_scratch(hidden.rows);
+    work_.template linear<float>({.x = hidden, .weight = model_.head, .y = rows});
+    copy_between(rows, slots_, true);
+  }
+
+  // How many of the first slots lie evenly spaced, rising; and their logits.
+  static std::size_t evenly_spaced(std::span<const Slot> slots) {
+    std::size_t end = 1;
+    const std::ptrdiff_t apart = end < slots.size() ? slots[end] - slots[0] : 0;
+    while (apart > 0 && end < slots.size() && slots[end] - slots[end - 1] == apart) ++end;
+    return end;
+  }
+  Matrix<float> spaced_logits(std::span<const Slot> slots) const {
+    Matrix<float> logits = work_.logits(slots[0], static_cast<std::int64_t>(slots.size()));
+    if (slots.size() > 1) logits.stride = (slots[1] - slots[0]) / static_cast<std::ptrdiff_t>(sizeof(float));
+    return logits;
+  }
+  // For logits of slots that do not.
+  Matrix<float> logits_scratch(std::int64_t rows) {
+    const auto size = static_cast<std::size_t>(rows * config_.vocab_size);
+    if (logits_.size() < size) {
       logits_ = {};
-      logits_ = backend_.template allocate<float>(count * vocab);
+      logits_ = backend_.template allocate<float>(size);
     }
-    const Matrix<float> logits(logits_.data(), hidden.rows, config_.vocab_size);
-    work_.template linear<float>({.x = hidden, .weight = model_.head, .y = logits});
+    return {logits_.data(), rows, config_.vocab_size};
+  }
+  void copy_between(Matrix<float> rows, std::span<const Slot> slots, bool to_slots) {
     tables_.clear();
-    const std::size_t list = tables_.template place<kernels::RowCopy<A>>(count);
-    for (std::size_t i = 0; i < count; ++i) {
-      tables_.template host<kernels::RowCopy<A>>(list)[i] = {
-          reinterpret_cast<const std::byte*>(logits.row(static_cast<std::int64_t>(i))),
-          reinterpret_cast<std::byte*>(work_.logits(slots_[i], 1).data)};
+    const std::size_t list = tables_.template place<kernels::RowCopy<A>>(slots.size());
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      auto* const row = reinterpret_cast<std::byte*>(rows.row(static_cast<std::int64_t>(i)));
+      auto* const of_slot = reinterpret_cast<std::byte*>(work_.logits(slots[i], 1).data);
+      tables_.template host<kernels::RowCopy<A>>(list)[i] = {to_slots ? row : of_slot, to_slots ? of_slot : row};
     }
     tables_.send();
     copy_listed(backend_, kernels::CopyListed<Space, A>{.rows = tables_.template device<kernels::RowCopy<A>>(list),
-                                                        .count = hidden.rows,
+                                                        .count = rows.rows,
                                                         .cols = config_.vocab_size});
   }
 

@@ -132,7 +132,7 @@ class PackedChunk {
   void finish(const Layer& w, std::int64_t layer, SegmentMemory<Backend, A>& memory) {
     if (!simple_.empty()) {
       const std::int64_t rows = calm_rows_;
-      if (rows != 0)
+      if (rows != 0) {
         packed_residual_norm(work_.backend,
                              kernels::PackedResidualNorm<Space, A>{
                                  .x = work_.x(rows),
@@ -144,6 +144,7 @@ class PackedChunk {
                                  .bias = w.memory_out_bias,
                                  .norm = w.norm2,
                                  .u = work_.u(rows)});
+      }
       const Batch all{.slot = simple_.front().slot, .sequences = 1, .tokens = simple_rows_};
       attend(w, layer, all, memory);
       memory.feed_forward(w, all, {0, simple_rows_});

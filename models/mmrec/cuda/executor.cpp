@@ -168,7 +168,9 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
     if (drawn_.size() < tokens.size()) drawn_ = kernels::PinnedBuffer<int>(tokens.size());
     std::fill_n(drawn_.data(), tokens.size(), kPending);
     // They stay on the device too: mostly the next step takes just these.
-    const kernels::MatrixView<const float, kernels::Device> logits = logits_of(*lane_, draws);
+    std::vector<Slot> slots;
+    for (const Draw& draw : draws) slots.push_back(draw.slot);
+    const kernels::MatrixView<const float, kernels::Device> logits = turn->forward.logits(slots);
     int* const on_device = turn->forward.tokens();
     kernels::sample_tokens(turn->backend,
                            {.logits = logits, .rules = rules_.data(), .tokens = drawn_.data(), .copy = on_device});
@@ -180,11 +182,9 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
     }
     for (int& token : std::span(drawn_.data(), tokens.size())) await(turn->backend, token, kPending);
     std::copy_n(drawn_.data(), tokens.size(), tokens.data());
+    drawn_for_ = std::move(slots);
     next_draws_.assign(draws.begin(), draws.end());
-    for (Draw& next : next_draws_) {
-      drawn_for_.push_back(next.slot);
-      next.step += 1;
-    }
+    for (Draw& next : next_draws_) next.step += 1;
     return true;
   }
 
@@ -292,36 +292,6 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
     cuda.upload(rules.data(), rules_.data(), draws.size());
   }
 
-  /// Where they lie if they are evenly spaced, else gathered.
-  kernels::MatrixView<const float, kernels::Device> logits_of(Lane<A>& lane, std::span<const Draw> draws) {
-    const auto count = static_cast<std::int64_t>(draws.size());
-    const std::ptrdiff_t apart = count > 1 ? draws[1].slot - draws[0].slot : 0;
-    kernels::MatrixView<float, kernels::Device> logits = lane.forward.logits(draws[0].slot, count);
-    if (count > 1) logits.stride = apart / static_cast<std::ptrdiff_t>(sizeof(float));
-    for (std::size_t i = 2; i < draws.size(); ++i) {
-      if (draws[i].slot - draws[i - 1].slot != apart || apart < 0) return gathered_logits(lane, draws);
-    }
-    return apart < 0 ? gathered_logits(lane, draws) : kernels::MatrixView<const float, kernels::Device>(logits);
-  }
-  kernels::MatrixView<const float, kernels::Device> gathered_logits(Lane<A>& lane, std::span<const Draw> draws) {
-    const std::int64_t vocab = config_.vocab_size;
-    const auto count = static_cast<std::int64_t>(draws.size());
-    if (gathered_.size() < static_cast<std::size_t>(count * vocab)) {
-      gathered_ = {};
-      gathered_ = kernels::DeviceBuffer<float>(static_cast<std::size_t>(count * vocab));
-      gather_ = kernels::DeviceBuffer<kernels::RowCopy<float>>(draws.size());
-    }
-    std::vector<kernels::RowCopy<float>> rows;
-    for (std::size_t i = 0; i < draws.size(); ++i) {
-      rows.push_back({reinterpret_cast<const std::byte*>(lane.forward.logits(draws[i].slot, 1).data),
-                      reinterpret_cast<std::byte*>(gathered_.data() + static_cast<std::int64_t>(i) * vocab)});
-    }
-    lane.backend.upload(rows.data(), gather_.data(), rows.size());
-    kernels::copy_listed(lane.backend, kernels::CopyListed<kernels::Device, float>{
-                                           .rows = gather_.data(), .count = count, .cols = vocab});
-    return {gathered_.data(), count, vocab};
-  }
-
   /// Returns when the device has written the word, which is some microseconds before the stream is known to be idle.
   template <class Word>
   static void await(const kernels::Cuda& cuda, Word& word, Word pending) {
@@ -360,11 +330,9 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
   kernels::DeviceBuffer<kernels::SampleRule> rules_;
   kernels::PinnedBuffer<float> logits_;
   kernels::PinnedBuffer<int> drawn_;  // written by the device
-  kernels::DeviceBuffer<float> gathered_;
-  kernels::DeviceBuffer<kernels::RowCopy<float>> gather_;
-  Stream* stream_ = nullptr;      // whose token waits in forward.tokens()
-  std::vector<Slot> drawn_for_;   // those whose tokens drawn_ and forward.tokens() hold
-  std::vector<Draw> next_draws_;  // what rules_ says
+  Stream* stream_ = nullptr;          // whose token waits in forward.tokens()
+  std::vector<Slot> drawn_for_;       // those whose tokens drawn_ and forward.tokens() hold
+  std::vector<Draw> next_draws_;      // what rules_ says
   std::set<StepKey> seen_;
   std::map<StepKey, kernels::Graph> graphs_;
 };
