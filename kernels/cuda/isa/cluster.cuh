@@ -25,6 +25,10 @@ __device__ inline void cluster_sync_memory() {
   asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
+/// cluster_sync_memory() in two halves: all threads of the cluster call both, in turn.
+__device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+
 /// Arrives once at the barrier at the same place in the shared memory of block `rank` of the cluster.
 __device__ inline void mbarrier_arrive_at(std::uint64_t* barrier, unsigned rank) {
   asm volatile(
@@ -47,6 +51,34 @@ __device__ inline float4 load_from_cluster(const float4* at, unsigned rank) {
       "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote];\n\t"
       "}"
       : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+      : "r"(shared_address(at)), "r"(rank)
+      : "memory");
+  return v;
+}
+
+/// The same of 4 and 8 bytes.
+__device__ inline std::uint32_t load_from_cluster(const std::uint32_t* at, unsigned rank) {
+  std::uint32_t v;
+  asm volatile(
+      "{\n\t"
+      ".reg .b32 remote;\n\t"
+      "mapa.shared::cluster.u32 remote, %1, %2;\n\t"
+      "ld.shared::cluster.u32 %0, [remote];\n\t"
+      "}"
+      : "=r"(v)
+      : "r"(shared_address(at)), "r"(rank)
+      : "memory");
+  return v;
+}
+__device__ inline unsigned long long load_from_cluster(const unsigned long long* at, unsigned rank) {
+  unsigned long long v;
+  asm volatile(
+      "{\n\t"
+      ".reg .b32 remote;\n\t"
+      "mapa.shared::cluster.u32 remote, %1, %2;\n\t"
+      "ld.shared::cluster.u64 %0, [remote];\n\t"
+      "}"
+      : "=l"(v)
       : "r"(shared_address(at)), "r"(rank)
       : "memory");
   return v;

@@ -85,6 +85,18 @@ __device__ inline std::uint32_t warp_max(std::uint32_t x) {
   return y;
 }
 
+/// The smallest x, and the sum modulo 2^32.
+__device__ inline std::uint32_t warp_min(std::uint32_t x) {
+  std::uint32_t y;
+  asm volatile("redux.sync.min.u32 %0, %1, 0xffffffff;" : "=r"(y) : "r"(x));
+  return y;
+}
+__device__ inline std::uint32_t warp_sum(std::uint32_t x) {
+  std::uint32_t y;
+  asm volatile("redux.sync.add.u32 %0, %1, 0xffffffff;" : "=r"(y) : "r"(x));
+  return y;
+}
+
 /// Does nothing, but what was computed from v before is no longer known to be so: the compiler computes it again rather
 /// than keep it in registers.
 __device__ inline void forget(uint4& v) { asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)); }

@@ -135,8 +135,17 @@ inline void mbarrier_wait(std::uint64_t* barrier, std::uint32_t parity) { emulat
 inline unsigned cluster_rank() { return emulation::this_thread().block->cluster_rank; }
 inline void cluster_sync() { emulation::meet_cluster("cluster_sync"); }
 inline void cluster_sync_memory() { emulation::meet_cluster("cluster_sync_memory"); }
+inline void cluster_arrive() {}
+inline void cluster_wait() { emulation::meet_cluster("cluster_wait"); }
 inline float4 load_from_cluster(const float4* at, unsigned rank) {
   return detail::load<float4>(emulation::at_block(emulation::block_of_cluster(rank), at), "load_from_cluster");
+}
+inline std::uint32_t load_from_cluster(const std::uint32_t* at, unsigned rank) {
+  return detail::load<std::uint32_t>(emulation::at_block(emulation::block_of_cluster(rank), at), "load_from_cluster");
+}
+inline unsigned long long load_from_cluster(const unsigned long long* at, unsigned rank) {
+  return detail::load<unsigned long long>(emulation::at_block(emulation::block_of_cluster(rank), at),
+                                          "load_from_cluster");
 }
 
 struct ClusterPlace {
@@ -196,6 +205,14 @@ inline int opaque(int x) { return x; }
 inline void prefetch_l2(const void*) {}
 inline std::uint32_t warp_max(std::uint32_t x) {
   for (int m = 16; m > 0; m /= 2) x = max(x, __shfl_xor_sync(0xffffffffU, x, m));
+  return x;
+}
+inline std::uint32_t warp_min(std::uint32_t x) {
+  for (int m = 16; m > 0; m /= 2) x = min(x, __shfl_xor_sync(0xffffffffU, x, m));
+  return x;
+}
+inline std::uint32_t warp_sum(std::uint32_t x) {
+  for (int m = 16; m > 0; m /= 2) x += __shfl_xor_sync(0xffffffffU, x, m);
   return x;
 }
 
