@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/isa/ptx.cuh"
 #include "kernels/cuda/runtime/launch.cuh"
 
 namespace mmrec::apps {
@@ -54,6 +55,8 @@ __global__ void __launch_bounds__(kThreads) read_kernel(const uint4* from, std::
   if (first_index() < count && bits == 0) *sink = 1;
 }
 
+__global__ void nothing_kernel() { kernels::ptx::wait_for_predecessor(); }
+
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     random_kernel(T* to, std::int64_t count, float low, float high, std::uint32_t seed) {
@@ -96,6 +99,10 @@ void copy_by_runtime(Cuda& cuda, const void* from, void* to, std::size_t bytes) 
 void read_by_kernel(Cuda& cuda, const void* from, std::size_t bytes) {
   launch(cuda.stream(), {.grid = grid_of(cuda), .block = dim3(kThreads)}, read_kernel, static_cast<const uint4*>(from),
          static_cast<std::int64_t>(bytes / sizeof(uint4)), static_cast<std::uint32_t*>(cuda.scratch()));
+}
+
+void empty_kernel(Cuda& cuda) {
+  launch(cuda.stream(), {.grid = dim3(1), .block = dim3(512), .overlap_predecessor = true}, nothing_kernel);
 }
 
 DeviceTimer::DeviceTimer(Cuda& cuda) : cuda_(cuda) {

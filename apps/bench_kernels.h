@@ -23,6 +23,9 @@ void copy_by_runtime(kernels::Cuda& cuda, const void* from, void* to, std::size_
 /// Reads everything. Not for memory that is all zero bits, for which it writes a word of scratch.
 void read_by_kernel(kernels::Cuda& cuda, const void* from, std::size_t bytes);
 
+/// A kernel of one block of 512 threads that does nothing: what any launch takes.
+void empty_kernel(kernels::Cuda& cuda);
+
 /// Times work on a backend's stream by a pair of events.
 class DeviceTimer {
  public:

@@ -16,6 +16,7 @@
 #include <functional>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -171,9 +172,9 @@ class Bench {
   }
 
   /// `work` bytes or floating-point operations of one call; body(i) works on the i-th set of operands, i counted
-  /// without end.
+  /// without end. `each`: the body makes so many calls.
   void measure(const std::string& name, const std::string& shape, double work, const Bound& bound,
-               const std::function<void(std::int64_t)>& body, const std::string& note = {}) {
+               const std::function<void(std::int64_t)>& body, const std::string& note = {}, double each = 1.0) {
     std::int64_t set = 0;
     const auto call = [&] { body(set++); };
     timer_.seconds(1, bound.body);
@@ -186,7 +187,7 @@ class Bench {
       bound_times.push_back(timer_.seconds(1, bound.body));
       times.push_back(timer_.seconds(calls, call));
     }
-    const double seconds = median_of(times);
+    const double seconds = median_of(times) / each;
     const bool is_product = std::string_view(bound.name) == "product";
     const double scale = is_product ? 1e-12 : 1e-9;
     rows_.push_back({name, shape, seconds * 1e6, work / seconds * scale, is_product ? "TFLOP/s" : "GB/s", bound.name,
@@ -680,28 +681,74 @@ class Bench {
     }
   }
 
+  /// Draws one after another in a recorded graph, where a launch takes no time of the host's; an empty kernel the same
+  /// way beside them. Logits are normal with a deviation of 3.
   void sampling() {
+    constexpr std::int64_t kRecorded = 32;
+    constexpr int kRecent = 64;
     struct Chain {
       const char* name;
       SamplerOptions options;
     };
-    for (const Chain& chain : {Chain{"greedy", {.temperature = 0.0F}},
-                               {"top-k 40, top-p 0.95, min-p 0.05", {}},
-                               {"top-p 0.95", {.top_k = 0, .min_p = 0.0F}}}) {
+    const Chain chains[] = {
+        {"top-k 40, top-p 0.92, penalty", {.top_p = 0.92F, .min_p = 0.0F, .repetition_penalty = 1.05F}},
+        {"top-p 0.95", {.top_k = 0, .min_p = 0.0F}},
+        {"greedy", {.temperature = 0.0F}}};
+    const auto any = [&] {
+      return std::any_of(std::begin(chains), std::end(chains),
+                         [&](const Chain& chain) { return wanted(fmt::format("sample_tokens {}", chain.name)); });
+    };
+    if (!any()) return;
+    std::vector<double> empty_times;
+    {
+      const Graph graph(cuda_, [&] {
+        for (std::int64_t i = 0; i < kRecorded; ++i) empty_kernel(cuda_);
+      });
+      for (int i = 0; i < options_.repetitions + 2; ++i) {
+        empty_times.push_back(timer_.seconds(4, [&] { graph.launch(cuda_); }) / static_cast<double>(kRecorded));
+      }
+    }
+    const std::string empty = fmt::format("an empty kernel {:.2f} us", median_of(empty_times) * 1e6);
+    for (const std::int64_t vocab :
+         options_.quick ? std::vector<std::int64_t>{1000} : std::vector<std::int64_t>{8192, 32000, 128256}) {
       for (const std::int64_t batch : {1, 64}) {
-        const std::string name = fmt::format("sample_tokens {}", chain.name);
-        if (!wanted(name)) continue;
-        const std::int64_t vocab = options_.quick ? 1000 : 32000;
-        const DeviceBuffer<float> logits = random<float>(batch * vocab, -10.0F, 10.0F);
-        const std::vector<SampleRule> host(static_cast<std::size_t>(batch), SampleRule{.options = chain.options});
-        DeviceBuffer<SampleRule> rules(host.size());
-        cuda_.upload(host.data(), rules.data(), host.size());
-        DeviceBuffer<int> tokens(host.size());
-        measure(name, fmt::format("({}, {})", batch, vocab), static_cast<double>(4 * batch * vocab), read(),
-                [&](std::int64_t) {
-                  sample_tokens(
-                      cuda_, {.logits = {logits.data(), batch, vocab}, .rules = rules.data(), .tokens = tokens.data()});
-                });
+        DeviceBuffer<float> logits(static_cast<std::size_t>(batch * vocab));
+        {
+          std::mt19937_64 rng(++seed_);
+          std::normal_distribution<float> normal(0.0F, 3.0F);
+          std::vector<float> host(logits.size());
+          for (float& x : host) x = normal(rng);
+          cuda_.upload(host.data(), logits.data(), host.size());
+        }
+        DeviceBuffer<int> recent(static_cast<std::size_t>(batch * kRecent));
+        DeviceBuffer<int> tokens(static_cast<std::size_t>(batch));
+        DeviceBuffer<SampleRule> rules(static_cast<std::size_t>(batch));
+        for (const Chain& chain : chains) {
+          const std::string name = fmt::format("sample_tokens {}", chain.name);
+          if (!wanted(name)) continue;
+          std::vector<int> ids(recent.size());
+          for (std::size_t i = 0; i < ids.size(); ++i) {
+            ids[i] = static_cast<int>(i * 7919 % static_cast<std::size_t>(vocab));
+          }
+          cuda_.upload(ids.data(), recent.data(), ids.size());
+          std::vector<SampleRule> host;
+          for (std::int64_t b = 0; b < batch; ++b) {
+            host.push_back({.options = chain.options,
+                            .sequence = static_cast<std::uint64_t>(b),
+                            .recent = recent.data() + b * kRecent,
+                            .recent_count = kRecent});
+          }
+          cuda_.upload(host.data(), rules.data(), host.size());
+          const SampleTokens<Device> op{
+              .logits = {logits.data(), batch, vocab}, .rules = rules.data(), .tokens = tokens.data()};
+          sample_tokens(cuda_, op);  // a first launch may load code
+          const Graph graph(cuda_, [&] {
+            for (std::int64_t i = 0; i < kRecorded; ++i) sample_tokens(cuda_, op);
+          });
+          measure(
+              name, fmt::format("({}, {})", batch, vocab), static_cast<double>(4 * batch * vocab), read(),
+              [&](std::int64_t) { graph.launch(cuda_); }, empty, static_cast<double>(kRecorded));
+        }
       }
     }
   }

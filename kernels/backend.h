@@ -270,10 +270,9 @@ inline constexpr int kMostSampleWindow = 1024;
 inline constexpr std::int64_t kMostSampleWords = std::int64_t{1} << 18;
 
 /// tokens[b] drawn from logits [B, V] by rules[b], whose step then goes up by one, so that a recorded draw that is
-/// replayed draws anew; and the token is recent. Logits are changed on the way and in the end as they were. -1 for a
-/// row that has a NaN or +inf, or no candidate. tokens, rules [B]; copy, if not null, receives the tokens too, 0
-/// for -1: a step may follow before anyone has looked. Throws std::invalid_argument for V outside [1,
-/// kMostSampleWords].
+/// replayed draws anew; and the token is recent. -1 for a row that has a NaN or +inf, or no candidate. A row's token
+/// does not depend on how many rows there are. tokens, rules [B]; copy, if not null, receives the tokens too, 0 for -1:
+/// a step may follow before anyone has looked. Throws std::invalid_argument for V outside [1, kMostSampleWords].
 template <class Space>
 struct SampleTokens {
   MatrixView<const float, Space> logits;

@@ -4,10 +4,11 @@
 // at least so much? For top-k the order is (logit falling, id rising) and each candidate counts one; for top-p it is
 // the same order and amounts are weights; for the draw ids rise and amounts are weights. All are answered by histograms
 // over 1,024 bins of successive digits of the candidate's place in the order: sum per bin, over all blocks of the row,
-// scan over the bins, next digit inside the bin that crosses. The first digit of the order by logits is not one of its
-// bits but the distance from the largest logit in steps of 1/22 of log2 of the weight, which spreads logits evenly over
-// the bins and mostly leaves one candidate in the bin that matters. As soon as what is left fits, it moves to a list in
-// shared memory, of each block its own.
+// scan over the bins, next digit inside the
+// bin that crosses, or, once few are in it, all of them compared with each other. The first digit of the order by
+// logits is not one of its bits but the distance from the largest logit in steps of 1/22 of log2 of the weight, which
+// spreads logits evenly over the bins and mostly leaves one candidate in the bin that matters. As soon as what is left
+// fits, it moves to a list in shared memory, of each block its own.
 #pragma once
 
 #include "kernels/cuda/sample/slice.cuh"
@@ -19,7 +20,7 @@ template <bool kCluster>
 class Chain {
  public:
   __device__ Chain(Shared& shared, Slice<kCluster>& slice, float top)
-      : s_(shared), slice_(slice), top_(top), weights_(top, slice.rule().options.temperature) {}
+      : s_(shared), slice_(slice), top_(top), scale_(weight_scale(slice.rule().options.temperature)) {}
 
   __device__ int draw() {
     const SamplerOptions& options = slice_.rule().options;
@@ -46,30 +47,34 @@ class Chain {
     return static_cast<Atomic64>(steps) << kLinearShift | key;
   }
 
-  /// Calls visit(place, weight) for the candidates of this block that have a weight and have not been cut off.
+  __device__ float octaves(std::uint32_t falling) const { return octaves_of(from_falling_bits(falling), top_, scale_); }
+
+  /// Calls visit(place, weight) for the candidates of this block that have a weight and have not been cut off, up to
+  /// place `end`.
   template <class Visit>
-  __device__ void visit_left(Visit visit) {
+  __device__ void visit_left(Atomic64 end, Visit visit) {
+    end = min(end, last_);
     if (in_list_) {
       for (std::uint32_t i = threadIdx.x; i < s_.list_size; i += kThreads) {
         const Atomic64 at = s_.listed[i];
-        if (at <= last_) visit(at, Weights::of(weights_.octaves(from_falling_bits(falling_of(at)))));
+        if (at <= end) visit(at, weight_of(octaves(falling_of(at))));
       }
       return;
     }
-    slice_.visit([&](float x, int id) { look_at(x, id, visit); });
+    slice_.visit([&](std::uint32_t falling, int id) { look_at(falling, id, end, visit); });
   }
   template <class Visit>
-  __device__ void look_at(float x, int id, Visit visit) const {
-    const float octaves = weights_.octaves(x);
-    const Atomic64 weight = Weights::of(octaves);
-    if (weight == 0) return;  // -inf among them
-    const Atomic64 at = place(octaves, key_of(falling_bits(x), id));
-    if (at <= last_) visit(at, weight);
+  __device__ void look_at(std::uint32_t falling, int id, Atomic64 end, Visit visit) const {
+    const float down = octaves(falling);
+    const Atomic64 at = place(down, key_of(falling, id));
+    if (at > end) return;
+    const Atomic64 weight = weight_of(down);
+    if (weight != 0) visit(at, weight);  // -inf has none
   }
 
   __device__ void clear_bins() {
     slice_.group.sync();  // nobody looks at them any more
-    s_.count[threadIdx.x] = s_.low[threadIdx.x] = s_.high[threadIdx.x] = 0;
+    for (int i = static_cast<int>(threadIdx.x); i < kBins; i += kThreads) s_.count[i] = s_.low[i] = s_.high[i] = 0;
     __syncthreads();
   }
   __device__ void add_weight(std::uint32_t bin, Atomic64 weight) {
@@ -79,36 +84,42 @@ class Chain {
     if (high != 0) atomicAdd(&s_.high[bin], high);
   }
 
-  /// A thread's bin: candidates and weight in all blocks.
+  /// Candidates and their weight.
   struct Sums {
     std::uint32_t count;
     Atomic64 weight;
   };
-  __device__ Sums merged() {
+  __device__ static Sums add(Sums a, Sums b) { return {a.count + b.count, a.weight + b.weight}; }
+
+  /// Of a thread's bins, in all blocks.
+  __device__ void merge(Sums (&bins)[kOwnBins]) {
     slice_.group.sync();
-    const std::uint32_t bin = threadIdx.x;
-    Sums sums = {0, 0};
+#pragma unroll
+    for (int n = 0; n < kOwnBins; ++n) bins[n] = {0, 0};
+#pragma unroll 1
     for (int i = 0; i < slice_.group.blocks(); ++i) {
       const int rank = (i + slice_.group.rank()) % slice_.group.blocks();  // each begins elsewhere
-      sums.count += slice_.group.load(&s_.count[bin], rank);
-      sums.weight += Atomic64{slice_.group.load(&s_.high[bin], rank)} << 32 | slice_.group.load(&s_.low[bin], rank);
+#pragma unroll
+      for (int n = 0; n < kOwnBins; ++n) {
+        const int bin = kOwnBins * static_cast<int>(threadIdx.x) + n;
+        bins[n].count += slice_.group.load(&s_.count[bin], rank);
+        bins[n].weight +=
+            Atomic64{slice_.group.load(&s_.high[bin], rank)} << 32 | slice_.group.load(&s_.low[bin], rank);
+      }
     }
-    return sums;
   }
 
-  /// Sums over the threads up to this one, and of all weights.
+  /// Sums over the threads before this one, and of all weights.
   __device__ Sums scan(Sums x, Atomic64& total) {
+    const Sums own = x;
     const unsigned lane = threadIdx.x % 32;
     const unsigned warp = threadIdx.x / 32;
     const auto scan_warp = [lane](Sums y) {
-#pragma unroll
+#pragma unroll 1
       for (unsigned distance = 1; distance < 32; distance *= 2) {
         const std::uint32_t count = __shfl_up_sync(0xffffffffU, y.count, distance);
         const Atomic64 weight = __shfl_up_sync(0xffffffffU, y.weight, distance);
-        if (lane >= distance) {
-          y.count += count;
-          y.weight += weight;
-        }
+        if (lane >= distance) y = add(y, {count, weight});
       }
       return y;
     };
@@ -118,35 +129,45 @@ class Chain {
       s_.partial[warp] = x.weight;
     }
     __syncthreads();
-    const Sums warps = scan_warp({s_.partial_count[lane], s_.partial[lane]});
+    const Sums warps = scan_warp(lane < kWarps ? Sums{s_.partial_count[lane], s_.partial[lane]} : Sums{0, 0});
     total = __shfl_sync(0xffffffffU, warps.weight, 31);
-    const auto last = static_cast<int>((warp + 31) % 32);
+    const int last = static_cast<int>((warp + 31) % 32);
     const std::uint32_t count = __shfl_sync(0xffffffffU, warps.count, last);
     const Atomic64 weight = __shfl_sync(0xffffffffU, warps.weight, last);
-    if (warp == 0) return x;
-    return {x.count + count, x.weight + weight};
+    if (warp != 0) x = add(x, {count, weight});
+    return {x.count - own.count, x.weight - own.weight};
   }
 
   /// Chooses the bin in which the sum over the bins reaches an amount: for the first digit amount_of(sum over all),
   /// which one thread computes, else what the pick before has left. Amounts are weights, or else numbers.
   template <bool kWeighted, class AmountOf>
   __device__ void pick(bool is_first, AmountOf amount_of) {
-    Sums mine = merged();
-    if constexpr (!kWeighted) mine.weight = mine.count;
+    Sums bins[kOwnBins];
+    merge(bins);
+    Sums own = {0, 0};
+#pragma unroll
+    for (int n = 0; n < kOwnBins; ++n) {
+      if constexpr (!kWeighted) bins[n].weight = bins[n].count;
+      own = add(own, bins[n]);
+    }
     Atomic64 amount = s_.remaining;
     Atomic64 total = 0;
-    const Sums up_to = scan(mine, total);
+    Sums before = scan(own, total);
     if (is_first) {
       if (threadIdx.x == 0) s_.amount = amount_of(total);
       __syncthreads();
       amount = s_.amount;
     }
-    if (up_to.weight - mine.weight < amount && amount <= up_to.weight) {
-      s_.bin = threadIdx.x;
-      s_.bin_count = mine.count;
-      s_.bin_sum = mine.weight;
-      s_.count_before = up_to.count - mine.count;
-      s_.remaining = amount - (up_to.weight - mine.weight);
+#pragma unroll
+    for (int n = 0; n < kOwnBins; ++n) {
+      if (before.weight < amount && amount <= before.weight + bins[n].weight) {
+        s_.bin = kOwnBins * threadIdx.x + static_cast<unsigned>(n);
+        s_.bin_count = bins[n].count;
+        s_.bin_sum = bins[n].weight;
+        s_.count_before = before.count;
+        s_.remaining = amount - before.weight;
+      }
+      before = add(before, bins[n]);
     }
     __syncthreads();
   }
@@ -158,7 +179,8 @@ class Chain {
     std::uint32_t before = 0;  // candidates before the prefix
     for (int shift = kLinearShift;; shift -= kDigitBits) {
       clear_bins();
-      visit_left([&](Atomic64 at, Atomic64 weight) {
+      const Atomic64 end_of_prefix = ((prefix + 1) << shift << kDigitBits) - 1;  // of the first digit: all
+      visit_left(end_of_prefix, [&](Atomic64 at, Atomic64 weight) {
         if (at >> shift >> kDigitBits != prefix) return;
         const std::uint32_t bin = static_cast<std::uint32_t>(at >> shift) % kBins;
         atomicAdd(&s_.count[bin], 1U);
@@ -174,16 +196,48 @@ class Chain {
         last_ = min(last_, end_of_bin);
         return;
       }
+      if (s_.bin_count <= kMostFew) return cut_within<kWeighted>(prefix << shift, end_of_bin);
     }
+  }
+
+  /// The same among the few candidates from place `first` to `end`, of which what is left of the amount is to be had.
+  template <bool kWeighted>
+  __device__ void cut_within(Atomic64 first, Atomic64 end) {
+    if (threadIdx.x == 0) s_.few_size = 0;
+    __syncthreads();
+    visit_left(end, [&](Atomic64 at, Atomic64) {
+      if (at >= first) s_.few_of_part[atomicAdd(&s_.few_size, 1U)] = at;
+    });
+    slice_.group.sync();
+    std::uint32_t count = 0;
+#pragma unroll 1
+    for (int rank = 0; rank < slice_.group.blocks(); ++rank) {
+      const std::uint32_t size = slice_.group.load(&s_.few_size, rank);
+      if (threadIdx.x < size) {
+        const Atomic64 at = slice_.group.load(s_.few_of_part + threadIdx.x, rank);
+        s_.few[count + threadIdx.x] = at;
+        s_.weights[count + threadIdx.x] = kWeighted ? weight_of(octaves(falling_of(at))) : 1;
+      }
+      count += size;
+    }
+    const Comparison compare(count, kThreads);
+    for (std::uint32_t i = count + threadIdx.x; i < compare.padded; i += kThreads) {
+      s_.few[i] = kNobody;
+      s_.weights[i] = 0;
+    }
+    slice_.group.sync();  // and nobody looks at another's any more
+    const Atomic64 at = s_.few[compare.mine];
+    const Atomic64 sum = compare.before(at, s_.few, s_.weights) & ((Atomic64{1} << Comparison::kCountShift) - 1);
+    if (compare.speaks() && sum < s_.remaining && s_.remaining <= sum + s_.weights[compare.mine]) s_.last = at;
+    __syncthreads();
+    last_ = min(last_, s_.last);
   }
 
   /// Moves the candidates up to `end` from the row to the list.
   __device__ void list(Atomic64 end) {
     if (threadIdx.x == 0) s_.list_size = 0;
     __syncthreads();
-    visit_left([&](Atomic64 at, Atomic64) {
-      if (at <= end) s_.listed[atomicAdd(&s_.list_size, 1U)] = at;
-    });
+    visit_left(end, [&](Atomic64 at, Atomic64) { s_.listed[atomicAdd(&s_.list_size, 1U)] = at; });
     __syncthreads();
     in_list_ = true;
   }
@@ -193,7 +247,7 @@ class Chain {
     if (threadIdx.x == 0) s_.log_min_p = log(static_cast<double>(options.min_p));
     __syncthreads();
     const std::uint32_t last = last_of_min_p(top_, options.temperature, s_.log_min_p);
-    last_ = min(last_, place(weights_.octaves(from_falling_bits(last)), Atomic64{last} << kIdBits | kIdMask));
+    last_ = min(last_, place(octaves(last), Atomic64{last} << kIdBits | kIdMask));
   }
 
   /// The token at whose end, in order of ids, the weights exceed the drawn share of their sum.
@@ -201,7 +255,7 @@ class Chain {
     const SampleRule& rule = slice_.rule();
     clear_bins();
     if (in_list_) {
-      visit_left([&](Atomic64 at, Atomic64 weight) { add_weight(bits_of_id(at) / kIdsOfBin, weight); });
+      visit_left(last_, [&](Atomic64 at, Atomic64 weight) { add_weight(bits_of_id(at) / kIdsOfBin, weight); });
     } else {
       add_row_by_ids();
     }
@@ -210,14 +264,15 @@ class Chain {
     });
     const std::uint32_t group = s_.bin;
     clear_bins();
-    const auto add = [&](Atomic64 at, Atomic64 weight) {
+    const auto look = [&](Atomic64 at, Atomic64 weight) {
       if (bits_of_id(at) / kIdsOfBin == group) add_weight(bits_of_id(at) % kIdsOfBin, weight);
     };
     if (in_list_) {
-      visit_left(add);
-    } else if (threadIdx.x < kIdsOfBin) {
-      const int id = static_cast<int>(group * kIdsOfBin + threadIdx.x);
-      look_at(slice_.logit(id), id, add);
+      visit_left(last_, look);
+    } else {
+      slice_.visit([&](std::uint32_t falling, int id) {
+        if (static_cast<std::uint32_t>(id) / kIdsOfBin == group) look_at(falling, id, last_, look);
+      });
     }
     pick<true>(false, [](Atomic64) { return Atomic64{0}; });
     return static_cast<int>(group * kIdsOfBin + s_.bin);
@@ -225,13 +280,13 @@ class Chain {
   __device__ static std::uint32_t bits_of_id(Atomic64 place) { return static_cast<std::uint32_t>(place & kIdMask); }
   /// Neighbouring ids share a bin: a warp adds up kWarpIds of them first.
   __device__ void add_row_by_ids() {
-    slice_.visit_vectors([&](const float4& x, int id) {
+    slice_.visit_vectors([&](const uint4& x, int id) {
       Atomic64 sum = 0;
-      const auto add = [&](Atomic64, Atomic64 weight) { sum += weight; };
-      look_at(x.x, id, add);
-      look_at(x.y, id + 1, add);
-      look_at(x.z, id + 2, add);
-      look_at(x.w, id + 3, add);
+      const auto count = [&](Atomic64, Atomic64 weight) { sum += weight; };
+      look_at(x.x, id, last_, count);
+      look_at(x.y, id + 1, last_, count);
+      look_at(x.z, id + 2, last_, count);
+      look_at(x.w, id + 3, last_, count);
       // In two words whose sums over a warp fit.
       constexpr int kLowBits = 26;
       const std::uint32_t low = ptx::warp_sum(static_cast<std::uint32_t>(sum & ((Atomic64{1} << kLowBits) - 1)));
@@ -244,7 +299,7 @@ class Chain {
   Shared& s_;
   Slice<kCluster>& slice_;
   float top_;
-  Weights weights_;
+  float scale_;
   bool in_list_ = false;
   Atomic64 last_ = ~Atomic64{0};  // last place that has not been cut off
 };

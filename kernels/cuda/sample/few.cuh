@@ -1,6 +1,6 @@
 // Drawing among few: the chain for a top-k of some dozens.
 //
-// The row is looked at twice, in registers: for the largest logit of each thread, and for what is not below a bound
+// The part of a block is looked at twice: for the largest logit of each thread, and for what is not below a bound
 // that at least k of those reach. That bound is no farther than a bin behind the k-th largest logit, so little more
 // than k candidates come through; blocks that share a row exchange theirs, and where these are many the bound is drawn
 // once more, among all of them. The rest compares every candidate with every other, spread over all threads: the number
@@ -32,20 +32,29 @@ class Few {
     return min(kMostListed, static_cast<std::uint32_t>(kOwn * kThreads / slice_.group.blocks()));
   }
 
-  /// Lists those of the part that may be among the first of the row. `first` is the first falling bits of each thread.
-  __device__ void list(std::uint32_t first) {
-    const std::uint32_t top = slice_.first_falling();
+  /// Lists those of the part that may be among the first of the row. `top` is the part's first, `first` each thread's.
+  __device__ void list(std::uint32_t top, std::uint32_t first) {
     if (first != kNone) atomicAdd(&s_.count[distance_bin(first - top)], 1U);
     __syncthreads();
     pick(s_.count);
     prepare();
     __syncthreads();
-    const std::uint32_t most = s_.distance;
-    slice_.visit([&](float x, int id) {
-      const std::uint32_t falling = falling_bits(x);
-      if (falling == kNone || falling - top > most) return;
-      const std::uint32_t place = atomicAdd(&s_.list_size, 1U);
-      if (place < kMostListed) s_.listed[place] = key_of(falling, id);
+    const std::uint32_t distance = s_.distance;
+    const std::uint32_t last = distance < kNone - 1 - top ? top + distance : kNone - 1;
+    slice_.visit_pieces([&](int first_id, int ids) {
+      // First which vectors have any, then what they have: few lanes do, so the warp goes there once.
+      const int own = 4 * static_cast<int>(threadIdx.x);
+      static_assert(kMostPiece <= 4 * kThreads * 32);
+      std::uint32_t found = 0;
+      std::uint32_t bit = 1;
+#pragma unroll 4
+      for (int i = own; i < ids; i += 4 * kThreads, bit *= 2) {
+        if (Slice<kCluster>::first_of(*reinterpret_cast<const uint4*>(s_.row + i)) <= last) found |= bit;
+      }
+      for (; found != 0; found &= found - 1) {
+        const int i = own + 4 * kThreads * (__ffs(static_cast<int>(found)) - 1);
+        append(*reinterpret_cast<const uint4*>(s_.row + i), first_id + i, last);
+      }
     });
   }
 
@@ -58,28 +67,44 @@ class Few {
       count = gather(top, listed);
       if (count > kMostFew) return kTooMany;
     }
-    return draw_from(keys, count, from_falling_bits(top));
+    const std::uint32_t threads = count <= 64 ? kThreads / 2 : kThreads;  // more would cost more than they do
+    if (threadIdx.x < threads) draw_from(keys, count, from_falling_bits(top), threads);
+    __syncthreads();
+    return s_.token;
   }
 
  private:
-  static constexpr int kOwn = 2;  // listed candidates that a thread takes
-  static constexpr int kCountShift = 54;
-  static_assert(kMostFew < 1U << (64 - kCountShift) && kMostFew * kUnits < 0x1p54F);
+  static constexpr int kOwn = 4;  // listed candidates that a thread takes
+  static_assert(kMostFew < 1U << (64 - Comparison::kCountShift) && kMostFew * kUnits < 0x1p54F);
 
   __device__ std::uint32_t top_k() const { return static_cast<std::uint32_t>(slice_.rule().options.top_k); }
   /// So many are compared with each other as they are.
   __device__ std::uint32_t most_compared() const { return max(64U, top_k() + top_k() / 4); }
+
+  /// Those of 4 ids that come up to `last` to the list.
+  __device__ void append(const uint4& x, int id, std::uint32_t last) {
+    const std::uint32_t falling[] = {x.x, x.y, x.z, x.w};
+    std::uint32_t count = 0;
+#pragma unroll
+    for (const std::uint32_t bits : falling) count += bits <= last ? 1 : 0;
+    std::uint32_t place = atomicAdd(&s_.list_size, count);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      if (falling[n] <= last && place < kMostListed) s_.listed[place++] = key_of(falling[n], id + n);
+    }
+  }
 
   __device__ void pick(const std::uint32_t* counts) {
     if (threadIdx.x >= 32) return;
     const std::uint32_t distance = distance_of(counts, top_k());
     if (threadIdx.x == 0) s_.distance = distance;
   }
-  /// Numbers that take long, by warps that have nothing else to do.
+  /// What takes long, by warps that have nothing else to do.
   __device__ void prepare() {
     const SampleRule& rule = slice_.rule();
     if (threadIdx.x == 32) s_.drawn = philox_uniform(rule.options.seed, rule.sequence, rule.step);
     if (threadIdx.x == 64 && rule.options.min_p > 0.0F) s_.log_min_p = log(static_cast<double>(rule.options.min_p));
+    if (threadIdx.x == 96) s_.scale = weight_scale(rule.options.temperature);
   }
 
   /// The candidates listed by all blocks, or the first of them, to s.few; how many.
@@ -115,12 +140,17 @@ class Few {
     return s_.few_size;
   }
 
-  __device__ int draw_from(Atomic64* keys, std::uint32_t count, float top) {
+  /// By the first `threads` threads; to s.token.
+  __device__ void draw_from(Atomic64* keys, std::uint32_t count, float top, std::uint32_t threads) {
+    const auto meet = [threads] { ptx::named_barrier_sync(1, static_cast<int>(threads)); };
     const SamplerOptions& options = slice_.rule().options;
     const std::uint32_t thread = threadIdx.x;
+    const Comparison compare(count, threads);
     Atomic64 weight = 0;
-    if (thread < count) {
-      weight = Weights::of(Weights(top, options.temperature).octaves(from_falling_bits(falling_of(keys[thread]))));
+    if (thread < compare.padded) {
+      if (thread < count) {
+        weight = weight_of(octaves_of(from_falling_bits(falling_of(keys[thread])), top, s_.scale));
+      }
       s_.weights[thread] = weight;
       if (weight == 0) keys[thread] = kNobody;
     }
@@ -128,51 +158,40 @@ class Few {
     if (thread % 32 == 0 && with_weight != 0) {
       atomicAdd(&s_.drawable, static_cast<std::uint32_t>(__popc(with_weight)));
     }
-    __syncthreads();
+    meet();
 
-    // So many neighbours compare one candidate with all.
-    const std::uint32_t lanes = kThreads >> (32 - __clz(static_cast<int>(max(count, 32U) - 1)));
-    const std::uint32_t mine = thread / lanes;
-    const bool speaks = thread % lanes == 0;
-    const Atomic64 key = mine < count ? keys[mine] : kNobody;
-    weight = key != kNobody ? s_.weights[mine] : 0;
-    constexpr Atomic64 kOne = Atomic64{1} << kCountShift;
-    Atomic64 before = 0;  // how many are, above, and their weight
-    for (std::uint32_t i = thread % lanes; i < count; i += lanes) {
-      if (keys[i] < key) before += s_.weights[i] + kOne;
-    }
-    for (std::uint32_t step = lanes / 2; step > 0; step /= 2) {
-      before += __shfl_xor_sync(0xffffffffU, before, static_cast<int>(step));
-    }
-    const auto rank = static_cast<std::uint32_t>(before >> kCountShift);
-    before &= kOne - 1;
+    const bool speaks = compare.speaks();
+    const Atomic64 key = keys[compare.mine];
+    weight = s_.weights[compare.mine];
+    Atomic64 sum = compare.before(key, keys, s_.weights);
+    const auto rank = static_cast<std::uint32_t>(sum >> Comparison::kCountShift);
+    sum &= (Atomic64{1} << Comparison::kCountShift) - 1;
     const std::uint32_t kept = min(top_k(), s_.drawable);
     bool is_left = key != kNobody && rank < kept;
-    if (speaks && is_left && rank + 1 == kept) s_.amount = before + weight;
-    __syncthreads();
+    if (speaks && is_left && rank + 1 == kept) {
+      s_.amount = options.top_p < 1.0F ? amount_of_share(options.top_p, sum + weight) : sum + weight;
+    }
+    meet();
 
-    if (options.top_p < 1.0F) is_left = is_left && before < amount_of_share(options.top_p, s_.amount);
+    is_left = is_left && sum < s_.amount;
     if (options.min_p > 0.0F) {
       is_left = is_left && falling_of(key) <= last_of_min_p(top, options.temperature, s_.log_min_p);
     }
-    if (speaks && mine < count) s_.weights[mine] = is_left ? weight : 0;
-    __syncthreads();
+    if (speaks) s_.weights[compare.mine] = is_left ? weight : 0;
+    meet();
 
     Atomic64 below = 0;  // the weight of lower ids
     Atomic64 total = 0;
-    for (std::uint32_t i = thread % lanes; i < count; i += lanes) {
+    compare.each([&](std::uint32_t i) {
       const Atomic64 other = s_.weights[i];
       total += other;
-      if (id_of(keys[i]) < id_of(key)) below += other;
-    }
-    for (std::uint32_t step = lanes / 2; step > 0; step /= 2) {
-      total += __shfl_xor_sync(0xffffffffU, total, static_cast<int>(step));
-      below += __shfl_xor_sync(0xffffffffU, below, static_cast<int>(step));
-    }
+      below += id_of(keys[i]) < id_of(key) ? other : 0;
+    });
+    total = compare.sum(total);
+    below = compare.sum(below);
+    if (!speaks || !is_left) return;
     const Atomic64 amount = amount_drawn(s_.drawn, total);
-    if (speaks && is_left && below < amount && amount <= below + weight) s_.token = id_of(key);
-    __syncthreads();
-    return s_.token;
+    if (below < amount && amount <= below + weight) s_.token = id_of(key);
   }
 
   Shared& s_;

@@ -23,10 +23,10 @@ inline constexpr float kUnits = 0x1p44F;  // of the largest weight
 /// Falls as x rises; −0 and +0 are one.
 __device__ inline std::uint32_t falling_bits(float x) {
   const std::uint32_t bits = __float_as_uint(x + 0.0F);
-  return (bits >> 31) != 0 ? bits : ~bits & 0x7fffffffU;
+  return bits ^ (static_cast<std::uint32_t>(~(static_cast<std::int32_t>(bits) >> 31)) & 0x7fffffffU);
 }
 __device__ inline float from_falling_bits(std::uint32_t bits) {
-  return __uint_as_float((bits >> 31) != 0 ? bits : ~bits & 0x7fffffffU);
+  return __uint_as_float(bits ^ (static_cast<std::uint32_t>(~(static_cast<std::int32_t>(bits) >> 31)) & 0x7fffffffU));
 }
 /// Falling bits of -inf, which is no candidate: beyond those of any number.
 inline constexpr std::uint32_t kNone = 0xff800000U;
@@ -44,22 +44,16 @@ __device__ inline Atomic64 key_of(std::uint32_t falling, int id) {
 __device__ inline std::uint32_t falling_of(Atomic64 key) { return static_cast<std::uint32_t>(key >> kIdBits); }
 __device__ inline int id_of(Atomic64 key) { return static_cast<int>(key & kIdMask); }
 
-/// Weights e^((x − top) / temperature).
-class Weights {
- public:
-  __device__ Weights(float top, float temperature) : top_(top), scale_(2.0F * 1.4426950408889634F / temperature) {}
-
-  /// log2 of a logit's share of the largest weight. Halves, so that the difference of any two logits is finite.
-  __device__ float octaves(float x) const {
-    const float half = 0.5F * x - 0.5F * top_;
-    return half == 0.0F ? 0.0F : half * scale_;
-  }
-  __device__ static Atomic64 of(float octaves) { return static_cast<Atomic64>(ptx::exp2_approx(octaves) * kUnits); }
-
- private:
-  float top_;
-  float scale_;
-};
+/// Weights e^((x − top) / temperature), for scale = weight_scale(temperature).
+__device__ inline float weight_scale(float temperature) { return 2.0F * 1.4426950408889634F / temperature; }
+/// log2 of a logit's share of the largest weight. Halves, so that the difference of any two logits is finite.
+__device__ inline float octaves_of(float x, float top, float scale) {
+  const float half = 0.5F * x - 0.5F * top;
+  return half == 0.0F ? 0.0F : half * scale;
+}
+__device__ inline Atomic64 weight_of(float octaves) {
+  return static_cast<Atomic64>(ptx::exp2_approx(octaves) * kUnits);
+}
 
 /// Of weights that sum to `total`: what the first candidates must hold for a share top_p of it.
 __device__ inline Atomic64 amount_of_share(float top_p, Atomic64 total) {
@@ -78,6 +72,52 @@ __device__ inline std::uint32_t last_of_min_p(float top, float temperature, doub
   const std::uint32_t falling = falling_bits(rounded);
   return static_cast<double>(rounded) < least ? falling - 1 : falling;  // the next larger number
 }
+
+// --- Candidates compared with each other: every one with all, by some neighbouring lanes each.
+
+/// Of `count` candidates, 256 at most, where `threads` take part, 256 or 512.
+struct Comparison {
+  std::uint32_t padded;  // candidates: a power of 2
+  std::uint32_t lanes;   // for each, 1 to 8
+  std::uint32_t mine;    // the thread's candidate
+
+  __device__ Comparison(std::uint32_t count, std::uint32_t threads) {
+    padded = 1U << (32 - __clz(static_cast<int>(max(count, threads / 8) - 1)));
+    lanes = threads / padded;
+    mine = threadIdx.x / lanes;
+  }
+  /// One of a candidate's lanes.
+  __device__ bool speaks() const { return threadIdx.x % lanes == 0; }
+
+  /// Calls look(i) for this lane's share of the others.
+  template <class Look>
+  __device__ void each(Look look) const {
+    constexpr std::uint32_t kAtOnce = 4;  // divides padded / lanes
+    for (std::uint32_t i = threadIdx.x % lanes; i < padded; i += kAtOnce * lanes) {
+#pragma unroll
+      for (std::uint32_t n = 0; n < kAtOnce; ++n) look(i + n * lanes);
+    }
+  }
+  /// Sum over a candidate's lanes.
+  __device__ Atomic64 sum(Atomic64 x) const {
+#pragma unroll 1
+    for (std::uint32_t step = lanes / 2; step > 0; step /= 2) {
+      x += __shfl_xor_sync(0xffffffffU, x, static_cast<int>(step));
+    }
+    return x;
+  }
+  /// How many have a smaller key, from bit kCountShift on, and below it the sum of their weights. Beyond the last
+  /// candidate keys are kNobody.
+  static constexpr int kCountShift = 54;
+  __device__ Atomic64 before(Atomic64 key, const Atomic64* keys, const Atomic64* weights) const {
+    Atomic64 x = 0;
+    each([&](std::uint32_t i) {
+      const Atomic64 other = weights[i] + (Atomic64{1} << kCountShift);
+      x += keys[i] < key ? other : 0;
+    });
+    return sum(x);
+  }
+};
 
 // --- Distances in falling bits from the first candidate, in bins: the first 8 one each, then 8 to an octave. So bins
 // are as fine as the logits lie, whatever their spread.

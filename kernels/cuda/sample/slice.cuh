@@ -1,8 +1,9 @@
-// A block's part of a row of logits, in registers: consecutive ids, loaded once, with penalties applied and what may
-// not be drawn left out. One block holds the whole row, or the blocks of a cluster share it.
+// A block's part of a row of logits, in shared memory: consecutive ids, loaded once, as falling bits, with penalties
+// applied and what may not be drawn left out. One block holds the whole row, or the blocks of a cluster share it.
 //
-// A thread holds kVectors vectors of 4 logits. A part that is longer is loaded again, piece by piece, for every visit.
-// The row itself is only read: which of its ids are penalised is marked by bits in shared memory.
+// A part that does not fit is loaded again, piece by piece, for every visit. The row itself is only read. Loops over
+// the part stay loops, and what one thread can do is done by one: a kernel that runs for some microseconds waits for
+// its instructions as much as for its data.
 #pragma once
 
 #include <cmath>
@@ -14,24 +15,20 @@
 
 namespace mmrec::kernels::sampling {
 
-inline constexpr int kThreads = 1024;
+inline constexpr int kThreads = 512;
 inline constexpr int kWarps = kThreads / 32;
-inline constexpr int kVectors = 4;
-inline constexpr int kPiece = 4 * kThreads * kVectors;  // ids that a block's registers hold
-inline constexpr int kWarpIds = 128;                    // a warp's vectors lie side by side; parts begin at a multiple
+inline constexpr int kBatch = 4;  // vectors of 4 logits that a thread loads at a time
+inline constexpr int kBatchIds = 4 * kThreads * kBatch;
+inline constexpr int kWarpIds = 128;  // a warp's vectors lie side by side; parts and pieces are multiples
 inline constexpr int kDigitBits = 10;
 inline constexpr int kBins = 1 << kDigitBits;
-static_assert(kBins == kThreads, "a thread looks after each bin");
+inline constexpr int kOwnBins = kBins / kThreads;  // that a thread looks after
 inline constexpr std::uint32_t kMostListed = 3072;
 inline constexpr std::uint32_t kMostFew = 256;
 
+inline constexpr int kMostPiece = 65536;
 inline constexpr unsigned kRuleWords = sizeof(SampleRule) / sizeof(Atomic64);
 static_assert(sizeof(SampleRule) % sizeof(Atomic64) == 0 && std::is_trivially_copyable_v<SampleRule>);
-
-/// The first candidate of a block's part.
-struct Summary {
-  std::uint32_t falling, id;
-};
 
 struct Shared {
   alignas(16) std::uint32_t count[kBins];  // candidates in a bin
@@ -39,23 +36,27 @@ struct Shared {
   alignas(16) std::uint32_t high[kBins];
   Atomic64 listed[kMostListed];               // candidates of this part
   Atomic64 few[kMostFew], weights[kMostFew];  // of all parts
+  Atomic64 few_of_part[kMostFew];
   SampleRule rule;
   Atomic64 partial[kWarps];
   std::uint32_t partial_count[kWarps];
-  std::uint32_t first_falling[kWarps], first_id[kWarps];  // of each warp
-  Summary summary;
+  std::uint32_t first_of_warp[kWarps];
+  std::uint32_t first_falling, first_id;  // of this part
   std::uint32_t list_size, few_size, drawable, distance;
+  // What one thread works out for all: the number drawn, log(min_p), of the weights, and where the token goes.
   double drawn, log_min_p;
-  Atomic64 amount;
+  float scale;
+  std::uint32_t ring_place;
+  Atomic64 amount, last;
   int token;
   // The bin that Chain::pick chose.
   std::uint32_t bin, bin_count, count_before;
   Atomic64 bin_sum, remaining;
-  std::uint32_t marks[1];  // and more: of penalised ids
+  alignas(16) std::uint32_t row[4];  // and more: a piece of the part
 };
 
-/// Bytes of shared memory for parts of so many ids.
-constexpr std::size_t shared_bytes(int part) { return sizeof(Shared) + static_cast<std::size_t>(part) / 8; }
+/// Bytes of shared memory for pieces of so many ids.
+constexpr std::size_t shared_bytes(int piece) { return sizeof(Shared) + static_cast<std::size_t>(piece) * 4; }
 /// Ids of a part where `blocks` share a row.
 constexpr int part_of(int words, int blocks) {
   return (words + kWarpIds * blocks - 1) / (kWarpIds * blocks) * kWarpIds;
@@ -104,209 +105,194 @@ class Group {
   bool has_left_ = false;
 };
 
+/// Where a block's part lies, and whose logits are penalised.
+inline constexpr int kRecent = kMostSampleWindow / kThreads;
+struct Place {
+  const float* row;
+  bool takes_vectors;
+  int piece;               // ids of a piece
+  int begin = 0, end = 0;  // ids
+  int limit = 0;           // those that may be drawn are below
+  float penalty = 1.0F;
+  int recent[kRecent] = {};  // this thread's part of the recent tokens, however often they came; -1: none
+};
+
+__device__ inline int padded(int ids) { return (ids + kWarpIds - 1) / kWarpIds * kWarpIds; }
+
+/// A batch of logits from `first` on as they are; -inf past the part's end. All that a kernel before may have written
+/// is read past L1, because this one starts while that one drains.
+__device__ inline void fetch(const Place& place, int first, float4 (&batch)[kBatch]) {
+#pragma unroll
+  for (int v = 0; v < kBatch; ++v) {
+    const int id = first + 4 * (kThreads * v + static_cast<int>(threadIdx.x));
+    if (place.takes_vectors && id + 4 <= place.end) {
+      batch[v] = __ldcg(reinterpret_cast<const float4*>(place.row + id));
+      continue;
+    }
+    const auto one = [&](int i) { return i < place.end ? __ldcg(place.row + i) : kMinusInfinity; };
+    batch[v] = make_float4(one(id), one(id + 1), one(id + 2), one(id + 3));
+  }
+}
+/// A piece to shared memory, of which `batch` is the first: takes out what may not be drawn, puts in penalties, and
+/// says whether this thread saw a fault.
+__device__ inline bool fill(Shared& s, const Place& place, int piece, float4 (&batch)[kBatch]) {
+  bool is_faulty = false;
+  const int first = place.begin + piece * place.piece;
+  const int ids = padded(min(place.piece, place.end - first));
+  for (int from = 0;;) {
+#pragma unroll
+    for (int v = 0; v < kBatch; ++v) {
+      const int i = from + 4 * (kThreads * v + static_cast<int>(threadIdx.x));
+      if (i >= ids) break;
+      const float4 x = batch[v];
+      is_faulty |=
+          !(x.x <= kLargestFinite) | !(x.y <= kLargestFinite) | !(x.z <= kLargestFinite) | !(x.w <= kLargestFinite);
+      uint4 bits = make_uint4(falling_bits(x.x), falling_bits(x.y), falling_bits(x.z), falling_bits(x.w));
+      if (const int left = place.limit - first - i; left < 4) {
+        if (left < 1) bits.x = kNone;
+        if (left < 2) bits.y = kNone;
+        if (left < 3) bits.z = kNone;
+        bits.w = kNone;
+      }
+      *reinterpret_cast<uint4*>(s.row + i) = bits;
+    }
+    from += kBatchIds;
+    if (from >= ids) break;
+    fetch(place, first + from, batch);
+  }
+  __syncthreads();
+  if (place.penalty == 1.0F) return is_faulty;
+  std::uint32_t penalised[kRecent];
+#pragma unroll
+  for (int n = 0; n < kRecent; ++n) {
+    const int i = place.recent[n] - first;
+    penalised[n] = kNone;
+    if (place.recent[n] < 0 || i < 0 || i >= ids || s.row[i] == kNone) continue;
+    const float x = from_falling_bits(s.row[i]);
+    const float y = x > 0.0F ? x / place.penalty : x * place.penalty;
+    penalised[n] = falling_bits(fminf(fmaxf(y, -kLargestFinite), kLargestFinite));
+  }
+  __syncthreads();  // all have read
+#pragma unroll
+  for (int n = 0; n < kRecent; ++n) {
+    if (penalised[n] != kNone) s.row[place.recent[n] - first] = penalised[n];  // equal ones write the same
+  }
+  __syncthreads();
+  return is_faulty;
+}
+/// Another piece than the one that is there. Not inlined where it may be called: who has one piece does without.
+__device__ __noinline__ inline bool reload(Shared& s, Place place, int piece) {
+  __syncthreads();  // nobody looks at the old one any more
+  float4 batch[kBatch];
+  fetch(place, place.begin + piece * place.piece, batch);
+  return fill(s, place, piece, batch);
+}
+
 /// In the hands of its block: all threads make the same calls.
 template <bool kCluster>
 class Slice {
  public:
-  __device__ Slice(Shared& shared, const SampleRule* from, const float* row, int words, bool takes_vectors, int blocks)
-      : group(blocks), s_(shared), row_(row), takes_vectors_(takes_vectors) {
+  __device__ Slice(Shared& shared, const SampleRule* from, const float* row, int words, bool takes_vectors, int blocks,
+                   int piece)
+      : group(blocks), s_(shared), place_{row, takes_vectors, piece} {
+    const auto thread = static_cast<int>(threadIdx.x);
+    Atomic64 word = 0;
+    if (threadIdx.x < kRuleWords) word = __ldcg(reinterpret_cast<const Atomic64*>(from) + thread);
     const int part = part_of(words, group.blocks());
-    begin_ = min(words, group.rank() * part);
-    end_ = min(words, begin_ + part);
-    fetch(0);  // under way while the rule comes
-    if (threadIdx.x < kRuleWords)
-      reinterpret_cast<Atomic64*>(&s_.rule)[threadIdx.x] =
-          __ldcg(reinterpret_cast<const Atomic64*>(from) + threadIdx.x);
-    s_.count[threadIdx.x] = s_.low[threadIdx.x] = 0;
-    if (threadIdx.x == 0) s_.list_size = s_.few_size = s_.drawable = 0;
-    for (int i = static_cast<int>(threadIdx.x); i < (end_ - begin_ + 31) / 32; i += kThreads) s_.marks[i] = 0;
+    place_.begin = min(words, group.rank() * part);
+    place_.end = min(words, place_.begin + part);
+    float4 batch[kBatch];  // under way while the rule comes
+    fetch(place_, place_.begin, batch);
+#pragma unroll 1
+    for (int i = thread; i < kBins; i += kThreads) s_.count[i] = s_.low[i] = 0;
+    if (thread == 0) {
+      s_.list_size = s_.few_size = s_.drawable = 0;
+      s_.first_id = ~std::uint32_t{0};
+    }
+    if (threadIdx.x < kRuleWords) reinterpret_cast<Atomic64*>(&s_.rule)[thread] = word;
     __syncthreads();
-    limit_ = rule().options.vocab_limit > 0 ? rule().options.vocab_limit : words;
-    mark_recent();
-    settle(0);
+    place_.limit = rule().options.vocab_limit > 0 ? rule().options.vocab_limit : words;
+    find_recent();
+    is_faulty_ = fill(s_, place_, 0, batch);
   }
 
   Group<kCluster> group;
   __device__ const SampleRule& rule() const { return s_.rule; }
 
-  /// Calls visit(logit, id) for all ids of the part, rising in each thread; -inf is no candidate.
-  template <class Visit>
-  __device__ void visit(Visit look) {
-    const int pieces = (end_ - begin_ + kPiece - 1) / kPiece;
-    for (int piece = 0; piece < pieces; ++piece) {
-      if (piece != loaded_) {
-        fetch(piece);
-        settle(piece);
-      }
-#pragma unroll
-      for (int v = 0; v < kVectors; ++v) {
-        const int id = id_of(piece, v);
-        if (id - 4 * static_cast<int>(threadIdx.x) >= end_) break;  // the same for all threads
-        look(x_[v].x, id);
-        look(x_[v].y, id + 1);
-        look(x_[v].z, id + 2);
-        look(x_[v].w, id + 3);
-      }
+  /// Calls look(first id, ids) for every piece when it is there.
+  template <class Look>
+  __device__ void visit_pieces(Look look) {
+    for (int piece = 0, first = place_.begin; first < place_.end; ++piece, first += place_.piece) {
+      if (piece != loaded_) is_faulty_ |= reload(s_, place_, piece);
+      loaded_ = piece;
+      look(first, padded(min(place_.piece, place_.end - first)));
     }
-  }
-  /// The same, four ids of one thread at a time: visit(float4, first id). A warp's lie side by side.
-  template <class Visit>
-  __device__ void visit_vectors(Visit look) {
-    const int pieces = (end_ - begin_ + kPiece - 1) / kPiece;
-    for (int piece = 0; piece < pieces; ++piece) {
-      if (piece != loaded_) {
-        fetch(piece);
-        settle(piece);
-      }
-#pragma unroll
-      for (int v = 0; v < kVectors; ++v) {
-        const int id = id_of(piece, v);
-        if (id - 4 * static_cast<int>(threadIdx.x) >= end_) break;
-        look(x_[v], id);
-      }
-    }
-  }
-  /// One logit, of any id: -inf if it is not of this part.
-  __device__ float logit(int id) const {
-    if (id < begin_ || id >= min(end_, limit_)) return kMinusInfinity;
-    float x = __ldcg(row_ + id);
-    if (penalises() && (s_.marks[(id - begin_) / 32] >> (id % 32) & 1) != 0) penalise(x);
-    return x;
   }
 
-  /// The first candidate of the part goes to its summary, or kFault; what each thread has comes back.
-  __device__ std::uint32_t find_first() {
-    std::uint32_t falling = kNone;
-    auto first = ~std::uint32_t{0};
-    visit([&](float x, int id) {
-      if (const std::uint32_t bits = falling_bits(x); bits < falling) {
-        falling = bits;
-        first = static_cast<std::uint32_t>(id);
+  /// Calls look(falling bits of 4 ids, the first id) for all ids of the part, rising in each thread; a warp's lie side
+  /// by side, and all its lanes take part. kNone is no candidate.
+  template <class Look>
+  __device__ void visit_vectors(Look look) {
+    visit_pieces([&](int first, int ids) {
+#pragma unroll 2
+      for (int i = 4 * static_cast<int>(threadIdx.x); i < ids; i += 4 * kThreads) {
+        look(*reinterpret_cast<const uint4*>(s_.row + i), first + i);
       }
     });
-    const std::uint32_t of_thread = falling;
-    if (is_faulty_) falling = kFault;
-    reduce(falling, first);
-    if (threadIdx.x % 32 == 0) {
-      s_.first_falling[threadIdx.x / 32] = falling;
-      s_.first_id[threadIdx.x / 32] = first;
-    }
-    __syncthreads();
-    falling = s_.first_falling[threadIdx.x % 32];
-    first = s_.first_id[threadIdx.x % 32];
-    reduce(falling, first);
-    falling_ = falling;
-    first_ = first;
-    return of_thread;
   }
-  /// Of the part.
-  __device__ std::uint32_t first_falling() const { return falling_; }
+  /// look(falling bits, id) for all ids of the part.
+  template <class Look>
+  __device__ void visit(Look look) {
+    visit_pieces([&](int first, int ids) {
+#pragma unroll 2
+      for (int i = static_cast<int>(threadIdx.x); i < ids; i += kThreads) look(s_.row[i], first + i);
+    });
+  }
 
-  /// After the parts' first candidates have been found and, if at all, listed: the first of the row, and whether no
-  /// part has listed more than `most`.
-  struct Whole {
-    std::uint32_t falling, id;
-    std::uint32_t listed;  // by all parts
-    bool is_short;
-  };
-  __device__ Whole meet(std::uint32_t most) {
-    if constexpr (!kCluster) {
-      __syncthreads();
-      return {falling_, first_, s_.list_size, s_.list_size <= most};
-    } else {
-      if (threadIdx.x == 0) s_.summary = {falling_, first_};
-      group.sync();
-      const auto lane = static_cast<int>(threadIdx.x % 32);
-      std::uint32_t falling = kNone;
-      auto first = ~std::uint32_t{0};
-      std::uint32_t listed = 0;
-      if (lane < group.blocks()) {
-        falling = group.load(&s_.summary.falling, lane);
-        first = group.load(&s_.summary.id, lane);
-        listed = group.load(&s_.list_size, lane);
+  /// Falling bits of the part's first candidate, or kFault, to all threads; those of each thread's to `of_thread`.
+  /// kWithId: its id to s.first_id, before the next barrier.
+  template <bool kWithId>
+  __device__ std::uint32_t find_first(std::uint32_t& of_thread) {
+    std::uint32_t first = kNone;
+    auto its_id = ~std::uint32_t{0};
+    visit_vectors([&](const uint4& x, int id) {
+      const std::uint32_t least = first_of(x);
+      if (kWithId && least < first) {
+        its_id = static_cast<std::uint32_t>(id + (x.x == least ? 0 : x.y == least ? 1 : x.z == least ? 2 : 3));
       }
-      reduce(falling, first);
-      return {falling, first, ptx::warp_sum(listed), __all_sync(0xffffffffU, static_cast<int>(listed <= most)) != 0};
-    }
+      first = min(first, least);
+    });
+    of_thread = first;
+    first = ptx::warp_min(is_faulty_ ? kFault : first);
+    if (threadIdx.x % 32 == 0) s_.first_of_warp[threadIdx.x / 32] = first;
+    __syncthreads();
+    first = ptx::warp_min(s_.first_of_warp[threadIdx.x % kWarps]);
+    if (kWithId && of_thread == first) atomicMin(&s_.first_id, its_id);
+    return first;
   }
+  __device__ static std::uint32_t first_of(const uint4& x) { return min(min(x.x, x.y), min(x.z, x.w)); }
 
  private:
-  __device__ int id_of(int piece, int v) const {
-    return begin_ + kPiece * piece + 4 * kThreads * v + 4 * static_cast<int>(threadIdx.x);
-  }
-  __device__ bool penalises() const {
-    return rule().recent != nullptr && rule().options.repetition_penalty != 1.0F &&
-           rule().options.repetition_window > 0;
-  }
-
-  /// Logits of a piece as they are; -inf past the part's end.
-  __device__ void fetch(int piece) {
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      const int id = id_of(piece, v);
-      if (takes_vectors_ && id + 4 <= end_) {
-        x_[v] = __ldcg(reinterpret_cast<const float4*>(row_ + id));
-        continue;
-      }
-      const auto one = [&](int i) { return i < end_ ? __ldcg(row_ + i) : kMinusInfinity; };
-      x_[v] = make_float4(one(id), one(id + 1), one(id + 2), one(id + 3));
+  /// Loads the recent tokens, and works out where the next one goes.
+  __device__ void find_recent() {
+    const SampleRule& rule = s_.rule;
+    const auto window = static_cast<std::uint64_t>(rule.options.repetition_window);
+    if (threadIdx.x == kThreads - 1 && window > 0) {  // which takes its time
+      s_.ring_place = static_cast<std::uint32_t>(rule.recent_count % window);
     }
-    loaded_ = piece;
-  }
-  /// Sees faults, takes out what may not be drawn, and penalises.
-  __device__ void settle(int piece) {
-    const bool has_marks = penalises();
+    if (rule.recent != nullptr) place_.penalty = rule.options.repetition_penalty;
+    if (place_.penalty == 1.0F) return;
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      const int id = id_of(piece, v);
-      float4& x = x_[v];
-      is_faulty_ |=
-          !(x.x <= kLargestFinite) | !(x.y <= kLargestFinite) | !(x.z <= kLargestFinite) | !(x.w <= kLargestFinite);
-      if (id >= limit_) x.x = kMinusInfinity;
-      if (id + 1 >= limit_) x.y = kMinusInfinity;
-      if (id + 2 >= limit_) x.z = kMinusInfinity;
-      if (id + 3 >= limit_) x.w = kMinusInfinity;
-      if (!has_marks || id >= end_) continue;
-      const std::uint32_t marks = s_.marks[(id - begin_) / 32] >> (id % 32) & 15;
-      if (marks == 0) continue;
-      if ((marks & 1) != 0) penalise(x.x);
-      if ((marks & 2) != 0) penalise(x.y);
-      if ((marks & 4) != 0) penalise(x.z);
-      if ((marks & 8) != 0) penalise(x.w);
+    for (int n = 0; n < kRecent; ++n) {
+      const unsigned at = threadIdx.x + static_cast<unsigned>(n * kThreads);
+      place_.recent[n] = at < min(rule.recent_count, window) ? __ldcg(rule.recent + at) : -1;
     }
-  }
-  __device__ void penalise(float& x) const {
-    if (!(fabsf(x) <= kLargestFinite)) return;
-    const float penalty = rule().options.repetition_penalty;
-    const float penalised = x > 0.0F ? x / penalty : x * penalty;
-    x = fminf(fmaxf(penalised, -kLargestFinite), kLargestFinite);
-  }
-  /// However often a token came, its bit is set once.
-  __device__ void mark_recent() {
-    if (!penalises()) return;
-    const auto window = static_cast<std::uint64_t>(rule().options.repetition_window);
-    int id = -1;
-    if (threadIdx.x < min(rule().recent_count, window)) id = __ldcg(rule().recent + threadIdx.x);
-    if (id >= begin_ && id < end_) atomicOr(&s_.marks[(id - begin_) / 32], 1U << (id % 32));
-    __syncthreads();
-  }
-
-  /// Both of the warp's first candidate.
-  __device__ static void reduce(std::uint32_t& falling, std::uint32_t& id) {
-    const std::uint32_t least = ptx::warp_min(falling);
-    id = ptx::warp_min(falling == least ? id : ~std::uint32_t{0});
-    falling = least;
   }
 
   Shared& s_;
-  const float* row_;
-  bool takes_vectors_;
-  int begin_, end_;  // ids of the part
-  int limit_;        // ids that may be drawn are below
-  float4 x_[kVectors];
-  int loaded_ = -1;  // piece
+  Place place_;
+  int loaded_ = 0;  // piece
   bool is_faulty_ = false;
-  std::uint32_t falling_ = kNone, first_ = ~std::uint32_t{0};
 };
 
 }  // namespace mmrec::kernels::sampling

@@ -1,11 +1,14 @@
 // Drawing on the device against the chain done in float64 by sorting, and against the engine's sampler.
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <random>
+#include <set>
 #include <stdexcept>
 
 #include "kernels/cuda/runtime/graph.h"
+#include "kernels/cuda/sample/ways.h"
 #include "kernels/philox.h"
 #include "mmrec/errors.h"
 #include "mmrec/sampler.h"
@@ -250,6 +253,90 @@ TEST_F(SampleCuda, TiesAtTheEdgeGoToTheLowestIds) {
     rule.options.top_k = 0;
     rule.options.top_p = 2.5F / static_cast<float>(words);
     EXPECT_EQ(support(flat, rule), (std::vector<int>{0, 1, 2}));
+  }
+}
+
+// However many blocks a row has, and whichever way it goes: among few candidates, or over the whole row where these are
+// too many, because logits are equal or the top-k is wide.
+TEST_F(SampleCuda, RowsSharedByBlocksOfAClusterDrawTheSame) {
+  std::mt19937_64 rng(test_seed());
+  const auto pick = [&](auto... values) {
+    const std::common_type_t<decltype(values)...> list[] = {values...};
+    return list[rng() % (sizeof...(values))];
+  };
+  constexpr int kWindow = 64;
+  const std::vector<std::function<float(std::int64_t)>> kinds = {
+      [&](std::int64_t) { return std::normal_distribution<float>(0.0F, 3.0F)(rng); },
+      [&](std::int64_t) { return std::round(std::normal_distribution<float>(0.0F, 1.0F)(rng)); },
+      [&](std::int64_t) { return 1.5F; },
+      [&](std::int64_t i) { return i % 50 == 0 ? -1.0F : -kInf; },
+      [&](std::int64_t i) { return i % 1000 == 7 ? 60.0F : std::normal_distribution<float>(0.0F, 0.01F)(rng); },
+      // More of one size at the k-th place than a list of few holds; and all in one thread.
+      [&](std::int64_t i) { return i < 30 ? 5.0F + static_cast<float>(i) : 4.0F; },
+      [&](std::int64_t i) { return i / 4 % 512 == 3 ? static_cast<float>(i % 13) : -static_cast<float>(i % 11); },
+  };
+  const bool has_clusters = cuda().compute_capability() == 90;
+  for (const std::int64_t words : {1, 3, 50, 999, 5000, 8193, few_cases() ? 9001 : 20001}) {
+    const int rows = small_sizes() ? 2 : 16;
+    for (const auto& kind : kinds) {
+      std::vector<int> ways{1, 2, 4, 8};
+      if (small_sizes()) ways = {1, pick(2, 4, 8)};
+      if (!has_clusters) ways = {1};
+      std::vector<float> logits(static_cast<std::size_t>(rows * words));
+      for (std::size_t i = 0; i < logits.size(); ++i) {
+        logits[i] = kind(static_cast<std::int64_t>(i) % words);
+      }
+      std::vector<int> ring(static_cast<std::size_t>(rows * kWindow));
+      for (int& id : ring) id = static_cast<int>(rng() % static_cast<std::uint64_t>(words));
+      const auto x = to_device(logits);
+      std::vector<SampleRule> rules;
+      for (int r = 0; r < rows; ++r) {
+        rules.push_back({.options = {.temperature = pick(0.0F, 0.5F, 0.8F, 1.0F),
+                                     .top_k = pick(0, 1, 40, 40, 128, 129, 100000),
+                                     .top_p = pick(0.3F, 0.92F, 1.0F),
+                                     .min_p = pick(0.0F, 0.05F),
+                                     .repetition_penalty = pick(1.0F, 1.05F, 0.9F),
+                                     .repetition_window = kWindow,
+                                     .vocab_limit = pick(0, 0, 700),
+                                     .seed = rng()}});
+      }
+      std::vector<int> first;
+      for (const int blocks : ways) {
+        const auto recent = to_device(ring);
+        std::vector<SampleRule> own = rules;
+        for (int r = 0; r < rows; ++r) {
+          own[static_cast<std::size_t>(r)].recent = const_cast<int*>(recent.data()) + r * kWindow;
+          own[static_cast<std::size_t>(r)].recent_count = static_cast<std::uint64_t>(r % 3 == 0 ? 5 : kWindow);
+        }
+        auto r = to_device(own);
+        std::vector<int> drawn;
+        auto tokens = poisoned<int>(static_cast<std::size_t>(rows));
+        for (int step = 0; step < 2; ++step) {  // the second sees what the first has drawn
+          sample_tokens_by(cuda(), blocks,
+                           {.logits = {x.data(), rows, words, words}, .rules = r.data(), .tokens = tokens.data()});
+          const std::vector<int> some = to_host(tokens);
+          drawn.insert(drawn.end(), some.begin(), some.end());
+        }
+        if (blocks == 1) first = drawn;
+        ASSERT_EQ(drawn, first) << words << " words by " << blocks << " blocks";
+      }
+      for (int row = 0; row < rows; ++row) {
+        const auto at = static_cast<std::size_t>(row);
+        const auto begin = logits.begin() + row * words;
+        std::vector<float> penalised(begin, begin + words);
+        const int count = row % 3 == 0 ? 5 : kWindow;
+        const std::set<int> recent(ring.begin() + row * kWindow, ring.begin() + row * kWindow + count);
+        const float penalty = rules[at].options.repetition_penalty;
+        for (const int id : recent) {
+          float& logit = penalised[static_cast<std::size_t>(id)];
+          logit = logit > 0.0F ? logit / penalty : logit * penalty;
+        }
+        const Reference expected = reference(rules[at], penalised.data(), words);
+        if (!expected.is_close) {
+          ASSERT_EQ(first[at], expected.token) << words << " words, row " << row;
+        }
+      }
+    }
   }
 }
 

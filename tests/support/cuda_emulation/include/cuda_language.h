@@ -18,6 +18,7 @@
 #define __grid_constant__
 #define __shared__ static  // blocks run one after another, so one copy does; ASan sees its end
 #define __forceinline__ inline
+#define __noinline__
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 
