@@ -37,8 +37,8 @@ class Continuation {
   const GenerateOptions& options() const { return options_; }  // vocab_limit is at most what the tokenizer knows
   /// Keys the random number of the next draw.
   std::uint64_t step() const { return first_step_ + result_.tokens.size(); }
-  /// A repetition penalty needs the tokens so far, which a device has not got: sample() draws.
-  bool draws_on_host() const { return options_.sampler.repetition_penalty != 1.0F; }
+  /// The tokens so far that may count for the repetition penalty, oldest first.
+  std::span<const int> recent() const { return recent_; }
   /// The next draw from logits [vocab]. Throws NumericError.
   Sample sample(std::span<const float> logits);
 

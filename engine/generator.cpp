@@ -115,8 +115,8 @@ struct Generator::Impl {
   void step(std::span<const std::size_t> going) {
     if (going.empty()) return;
     attempt(going, [&] {
-      std::vector<int> tokens;
-      std::vector<models::Run> runs;
+      tokens.clear();
+      runs.clear();
       for (const std::size_t i : going) {
         runs.push_back({slot(i), running[i]->position++, std::ssize(tokens), 1});
         tokens.push_back(*running[i]->text.unconsumed());
@@ -127,8 +127,8 @@ struct Generator::Impl {
 
   void prefill(std::span<const std::size_t> joining) {
     attempt(joining, [&] {
-      std::vector<int> tokens;
-      std::vector<models::Run> runs;
+      tokens.clear();
+      runs.clear();
       for (const std::size_t i : joining) {
         Request& request = *running[i];
         if (!put_in_place(request, slot(i)) || request.prompt.empty()) continue;
@@ -163,10 +163,10 @@ struct Generator::Impl {
 
   /// One token of each, by the executor where that can, and what becomes of it.
   void draw(std::span<const std::size_t> drawing) {
-    std::vector<Sample> drawn(running.size());  // by slot
+    drawn.assign(running.size(), {});
     attempt(drawing, [&] {
-      const bool can_draw = draw_on_executor(drawing, drawn);
-      draw_on_host(drawing, drawn, can_draw);
+      const bool can_draw = draw_on_executor(drawing);
+      draw_on_host(drawing, can_draw);
     });
     for (const std::size_t i : drawing) {
       engine::Continuation& text = running[i]->text;
@@ -175,27 +175,26 @@ struct Generator::Impl {
   }
 
   /// False where it cannot.
-  bool draw_on_executor(std::span<const std::size_t> drawing, std::span<Sample> drawn) {
-    std::vector<models::Draw> draws;
-    std::vector<std::size_t> of;
+  bool draw_on_executor(std::span<const std::size_t> drawing) {
+    draws.clear();
     bool logprobs = false;
     for (const std::size_t i : drawing) {
       const engine::Continuation& text = running[i]->text;
-      if (text.draws_on_host()) continue;
-      of.push_back(i);
-      draws.push_back({slot(i), text.options().sampler, text.options().sequence, text.step()});
+      draws.push_back({slot(i), text.options().sampler, text.options().sequence, text.step(), text.recent()});
       logprobs = logprobs || text.options().logprobs;
     }
-    std::vector<int> tokens(draws.size());
-    std::vector<float> values(logprobs ? draws.size() : 0);
-    if (draws.empty() || !executor().draw(draws, tokens, values)) return false;
-    for (std::size_t n = 0; n < of.size(); ++n) drawn[of[n]] = {tokens[n], logprobs ? values[n] : 0.0F};
+    drawn_tokens.resize(draws.size());
+    drawn_logprobs.resize(logprobs ? draws.size() : 0);
+    if (draws.empty() || !executor().draw(draws, drawn_tokens, drawn_logprobs)) return false;
+    for (std::size_t n = 0; n < drawing.size(); ++n) {
+      drawn[drawing[n]] = {drawn_tokens[n], logprobs ? drawn_logprobs[n] : 0.0F};
+    }
     return true;
   }
 
-  /// Those that the executor left: it cannot draw, needs to know the tokens so far, or found nothing to draw, for which
-  /// the host's sampler knows the words. Logits of slots side by side are fetched together.
-  void draw_on_host(std::span<const std::size_t> drawing, std::span<Sample> drawn, bool can_draw) {
+  /// Those that the executor left: it cannot draw, or found nothing to draw, for which the host's sampler knows the
+  /// words. Logits of slots side by side are fetched together.
+  void draw_on_host(std::span<const std::size_t> drawing, bool can_draw) {
     const auto vocab = static_cast<std::size_t>(shape.vocab_size);
     for (std::size_t begin = 0; begin < drawing.size();) {
       std::size_t count = 0;
@@ -213,9 +212,7 @@ struct Generator::Impl {
         engine::Continuation& text = running[drawing[begin]]->text;
         alone(text, [&] {
           drawn[drawing[begin]] = text.sample(std::span(logits).subspan(n * vocab, vocab));
-          if (can_draw && !text.draws_on_host()) {
-            throw NumericError(fmt::format("step {}: the device found no token to draw", text.step()));
-          }
+          if (can_draw) throw NumericError(fmt::format("step {}: the device found no token to draw", text.step()));
         });
       }
     }
@@ -255,7 +252,15 @@ struct Generator::Impl {
   bool is_in_round = false;
   engine::CallbackFault fault;
   PrefillStats stats;
-  std::vector<float> logits;  // of slots side by side, [n, V]
+
+  // Scratch of a round.
+  std::vector<int> tokens;
+  std::vector<models::Run> runs;
+  std::vector<models::Draw> draws;
+  std::vector<int> drawn_tokens;      // of draws
+  std::vector<float> drawn_logprobs;  // of draws, or empty
+  std::vector<Sample> drawn;          // of slots; token -1: none yet
+  std::vector<float> logits;          // of slots side by side, [n, V]
 };
 
 Generator::Generator(const Model& model, Tokenizer tokenizer, const GeneratorOptions& options)

@@ -19,7 +19,7 @@ TokenDrawer::TokenDrawer(Session& session, const SamplerOptions& options, std::s
   if (most < 2) return;
   const Access::SessionImpl& impl = Access::impl(session);
   try {
-    stream_ = impl.executor().draw_ahead({impl.slots.first(), options, sequence, first_step_}, impl.position, recent,
+    stream_ = impl.executor().draw_ahead({impl.slots.first(), options, sequence, first_step_, recent}, impl.position,
                                          logprobs);
     if (stream_ == nullptr) return;
     copy_ = models::Slots(impl.slots.executor(), 1, impl.options);

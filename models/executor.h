@@ -52,14 +52,15 @@ struct Work {
   bool wants_logits = true;  // else what the slots hold of logits afterwards is undefined
 };
 
-/// How the next token of a sequence is drawn: from its logits where they are, by the chain of `options` but its
-/// repetition penalty, with the random number of (seed, sequence, step).
+/// How the next token of a sequence is drawn: from its logits where they are, by the chain of `options`, with the
+/// random number of (seed, sequence, step). The repetition penalty counts for the tokens of `recent`, oldest first,
+/// that its window reaches.
 struct Draw {
   Slot slot = nullptr;
   SamplerOptions options;
   std::uint64_t sequence = 0;
   std::uint64_t step = 0;
-  bool operator==(const Draw&) const = default;
+  std::span<const int> recent = {};
 };
 
 /// A sequence whose tokens are drawn and consumed one after another without the host between. While there is one nobody
@@ -127,12 +128,10 @@ class Executor {
     return false;
   }
 
-  /// The sequence at `position` draws by itself from now on, as `first` says and with the steps that follow; here the
-  /// repetition penalty counts, for the tokens it draws and for those of `recent`, oldest first, that its window
-  /// reaches. Null where this executor cannot.
-  virtual std::unique_ptr<TokenStream> draw_ahead(const Draw& first, std::int64_t position, std::span<const int> recent,
-                                                  bool logprobs) {
-    static_cast<void>(first), static_cast<void>(position), static_cast<void>(recent), static_cast<void>(logprobs);
+  /// The sequence at `position` draws by itself from now on, as `first` says and with the steps that follow; the tokens
+  /// it draws are recent too. Null where this executor cannot.
+  virtual std::unique_ptr<TokenStream> draw_ahead(const Draw& first, std::int64_t position, bool logprobs) {
+    static_cast<void>(first), static_cast<void>(position), static_cast<void>(logprobs);
     return nullptr;
   }
 };

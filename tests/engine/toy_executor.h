@@ -153,7 +153,8 @@ class ToyExecutor final : public models::Executor {
     for (std::size_t b = 0; b < tokens.size(); ++b) {
       try {
         Sampler sampler(draws[b].options);
-        const Sample sample = sampler.sample(at(draws[b].slot).logits, {}, draws[b].step, draws[b].sequence);
+        const Sample sample =
+            sampler.sample(at(draws[b].slot).logits, draws[b].recent, draws[b].step, draws[b].sequence);
         tokens[b] = sample.token;
         if (!logprobs.empty()) logprobs[b] = sample.logprob;
       } catch (const NumericError&) {
@@ -163,21 +164,20 @@ class ToyExecutor final : public models::Executor {
     return true;
   }
   std::unique_ptr<models::TokenStream> draw_ahead(const models::Draw& first, std::int64_t position,
-                                                  std::span<const int> recent, bool logprobs) override {
+                                                  bool logprobs) override {
     if (!log_ || !log_->ahead) return nullptr;
-    return std::make_unique<Stream>(*this, first, position, recent, logprobs);
+    return std::make_unique<Stream>(*this, first, position, logprobs);
   }
 
  private:
   class Stream final : public models::TokenStream {
    public:
-    Stream(ToyExecutor& executor, const models::Draw& first, std::int64_t position, std::span<const int> recent,
-           bool logprobs)
+    Stream(ToyExecutor& executor, const models::Draw& first, std::int64_t position, bool logprobs)
         : executor_(executor),
           next_(first),
           position_(position),
           logprobs_(logprobs),
-          recent_(recent.begin(), recent.end()) {}
+          recent_(first.recent.begin(), first.recent.end()) {}
     void enqueue() override {
       if (has_token_) {
         const models::Run run{next_.slot, position_++, 0, 1};

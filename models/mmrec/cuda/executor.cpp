@@ -21,6 +21,7 @@
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/runtime/graph.h"
 #include "models/files/elements.h"
+#include "models/mmrec/cuda/draw_rules.h"
 #include "models/mmrec/cuda/ops.h"
 #include "models/mmrec/cuda/weights.h"
 #include "models/mmrec/executor_base.h"
@@ -140,12 +141,9 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
     enqueue(*lane_, runs);
   }
 
-  std::unique_ptr<TokenStream> draw_ahead(const Draw& first, std::int64_t position, std::span<const int> recent,
-                                          bool logprobs) override {
-    const bool penalises = first.options.repetition_penalty != 1.0F;
-    if (config_.vocab_size > kernels::kMostSampleWords) return nullptr;
-    if (penalises && first.options.repetition_window > kernels::kMostSampleWindow) return nullptr;
-    return std::make_unique<Stream>(*this, first, position, recent, logprobs);
+  std::unique_ptr<TokenStream> draw_ahead(const Draw& first, std::int64_t position, bool logprobs) override {
+    if (!can_draw(first, config_.vocab_size)) return nullptr;
+    return std::make_unique<Stream>(*this, first, position, logprobs);
   }
 
   /// Through page-locked memory, which takes a part of the time.
@@ -157,23 +155,21 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
   }
 
   bool draw(std::span<const Draw> draws, std::span<int> tokens, std::span<float> logprobs) override {
-    if (config_.vocab_size > kernels::kMostSampleWords) return false;
+    const auto can = [&](const Draw& draw) { return can_draw(draw, config_.vocab_size); };
+    if (!std::all_of(draws.begin(), draws.end(), can)) return false;
     const auto count = static_cast<std::int64_t>(tokens.size());
     const Turn turn = lane({.prefill = PrefillMode::kSteps}, count);
-    if (!std::equal(draws.begin(), draws.end(), next_draws_.begin(), next_draws_.end())) {
-      upload_rules(turn->backend, draws);
-    }
-    next_draws_.clear();
+    kernels::SampleRule* const rules = rules_.for_draws(turn->backend, draws);
     drawn_for_.clear();
     if (drawn_.size() < tokens.size()) drawn_ = kernels::PinnedBuffer<int>(tokens.size());
     std::fill_n(drawn_.data(), tokens.size(), kPending);
     // They stay on the device too: mostly the next step takes just these.
-    std::vector<Slot> slots;
-    for (const Draw& draw : draws) slots.push_back(draw.slot);
-    const kernels::MatrixView<const float, kernels::Device> logits = turn->forward.logits(slots);
+    slots_.clear();
+    for (const Draw& draw : draws) slots_.push_back(draw.slot);
+    const kernels::MatrixView<const float, kernels::Device> logits = turn->forward.logits(slots_);
     int* const on_device = turn->forward.tokens();
     kernels::sample_tokens(turn->backend,
-                           {.logits = logits, .rules = rules_.data(), .tokens = drawn_.data(), .copy = on_device});
+                           {.logits = logits, .rules = rules, .tokens = drawn_.data(), .copy = on_device});
     if (!logprobs.empty()) {
       kernels::token_logprobs_unchecked(
           turn->backend, kernels::TokenLogprobs<float, int, kernels::Device>{
@@ -182,9 +178,8 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
     }
     for (int& token : std::span(drawn_.data(), tokens.size())) await(turn->backend, token, kPending);
     std::copy_n(drawn_.data(), tokens.size(), tokens.data());
-    drawn_for_ = std::move(slots);
-    next_draws_.assign(draws.begin(), draws.end());
-    for (Draw& next : next_draws_) next.step += 1;
+    drawn_for_ = slots_;
+    rules_.have_drawn(tokens);
     return true;
   }
 
@@ -194,7 +189,7 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
   /// The token drawn last waits where a step takes it from, unless another call has come between: then in `token_`.
   class Stream final : public TokenStream {
    public:
-    Stream(CudaExecutor& executor, const Draw& first, std::int64_t position, std::span<const int> recent, bool logprobs)
+    Stream(CudaExecutor& executor, const Draw& first, std::int64_t position, bool logprobs)
         : executor_(executor), slot_(first.slot), position_(position), logprobs_(logprobs) {
       const Turn turn = executor_.any_lane();
       rule_ = kernels::DeviceBuffer<kernels::SampleRule>(1);
@@ -204,7 +199,7 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
       kernels::SampleRule rule{.options = first.options, .sequence = first.sequence, .step = first.step};
       const auto window = static_cast<std::size_t>(first.options.repetition_window);
       if (first.options.repetition_penalty != 1.0F && window > 0) {
-        recent = recent.last(std::min(recent.size(), window));
+        const std::span<const int> recent = counted_tokens(first);
         recent_ = turn->backend.template allocate<int>(window);
         turn->backend.upload(recent.data(), recent_.data(), recent.size());
         rule.recent = recent_.data();
@@ -283,15 +278,6 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
 
   static std::int64_t count_of(std::span<const Run> runs) { return static_cast<std::int64_t>(runs.size()); }
 
-  void upload_rules(kernels::Cuda& cuda, std::span<const Draw> draws) {
-    std::vector<kernels::SampleRule> rules;
-    for (const Draw& draw : draws) {
-      rules.push_back({.options = draw.options, .sequence = draw.sequence, .step = draw.step});
-    }
-    if (rules_.size() < draws.size()) rules_ = kernels::DeviceBuffer<kernels::SampleRule>(draws.size());
-    cuda.upload(rules.data(), rules_.data(), draws.size());
-  }
-
   /// Returns when the device has written the word, which is some microseconds before the stream is known to be idle.
   template <class Word>
   static void await(const kernels::Cuda& cuda, Word& word, Word pending) {
@@ -327,12 +313,12 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
   std::shared_ptr<const CudaWeights> weights_;
   std::mutex mutex_;  // guards all that follows
   std::optional<Lane<A>> lane_;
-  kernels::DeviceBuffer<kernels::SampleRule> rules_;
+  DrawRules rules_;
   kernels::PinnedBuffer<float> logits_;
   kernels::PinnedBuffer<int> drawn_;  // written by the device
   Stream* stream_ = nullptr;          // whose token waits in forward.tokens()
   std::vector<Slot> drawn_for_;       // those whose tokens drawn_ and forward.tokens() hold
-  std::vector<Draw> next_draws_;      // what rules_ says
+  std::vector<Slot> slots_;           // scratch
   std::set<StepKey> seen_;
   std::map<StepKey, kernels::Graph> graphs_;
 };

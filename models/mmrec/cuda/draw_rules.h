@@ -1,0 +1,111 @@
+// What a device draws by: rules and rings of recent tokens in its memory, which go on by themselves from draw to draw,
+// so that nothing is sent to it while the same sequences are drawn again and again.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "kernels/cuda/runtime/cuda.h"
+#include "models/executor.h"
+
+namespace mmrec::models {
+
+/// Whether a device draws so from logits of `vocab` tokens.
+inline bool can_draw(const Draw& draw, std::int64_t vocab) {
+  const bool penalises = draw.options.repetition_penalty != 1.0F;
+  return vocab <= kernels::kMostSampleWords &&
+         (!penalises || draw.options.repetition_window <= kernels::kMostSampleWindow);
+}
+
+/// Those of its recent tokens that count.
+inline std::span<const int> counted_tokens(const Draw& draw) {
+  if (draw.options.repetition_penalty == 1.0F) return {};
+  return draw.recent.last(std::min(draw.recent.size(), static_cast<std::size_t>(draw.options.repetition_window)));
+}
+
+class DrawRules {
+ public:
+  /// Rules for just these draws, on the device: those that are there if they say so, else they are sent. To be followed
+  /// by the draw and have_drawn(); if it is not, nothing is known of what is there.
+  kernels::SampleRule* for_draws(kernels::Cuda& cuda, std::span<const Draw> draws) {
+    std::vector<Next> next;
+    next.swap(next_);
+    const bool are_there = std::equal(draws.begin(), draws.end(), next.begin(), next.end(),
+                                      [](const Draw& draw, const Next& as) { return as.is(draw); });
+    if (!are_there) {
+      next.clear();
+      for (const Draw& draw : draws) next.emplace_back(draw);
+      send(cuda, draws, next);
+    }
+    drawing_.swap(next);
+    return rules_.data();
+  }
+  /// The tokens that were drawn, -1 for none.
+  void have_drawn(std::span<const int> tokens) {
+    for (std::size_t i = 0; i < drawing_.size(); ++i) drawing_[i].follows(tokens[i]);
+    next_.swap(drawing_);
+  }
+
+ private:
+  /// What a rule on the device draws next, with the tokens that its ring holds.
+  class Next {
+   public:
+    explicit Next(const Draw& draw) : draw_(draw), recent_(counted_tokens(draw).begin(), counted_tokens(draw).end()) {
+      draw_.recent = {};
+    }
+    bool is(const Draw& draw) const {
+      const std::span<const int> recent = counted_tokens(draw);
+      return draw.slot == draw_.slot && draw.options == draw_.options && draw.sequence == draw_.sequence &&
+             draw.step == draw_.step && std::equal(recent.begin(), recent.end(), recent_.begin(), recent_.end());
+    }
+    /// Tokens of its ring.
+    std::size_t ring() const {
+      return draw_.options.repetition_penalty == 1.0F ? 0 : static_cast<std::size_t>(draw_.options.repetition_window);
+    }
+    void follows(int token) {
+      draw_.step += 1;
+      if (ring() == 0) return;
+      if (recent_.size() == ring()) recent_.erase(recent_.begin());
+      recent_.push_back(std::max(token, 0));
+    }
+
+   private:
+    Draw draw_;
+    std::vector<int> recent_;  // oldest first
+  };
+
+  void send(kernels::Cuda& cuda, std::span<const Draw> draws, std::span<const Next> next) {
+    std::vector<kernels::SampleRule> rules;
+    std::vector<int> rings;  // one behind the other
+    for (std::size_t i = 0; i < draws.size(); ++i) {
+      const std::span<const int> recent = counted_tokens(draws[i]);
+      rules.push_back({.options = draws[i].options,
+                       .sequence = draws[i].sequence,
+                       .step = draws[i].step,
+                       .recent = nullptr,
+                       .recent_count = recent.size()});
+      rings.insert(rings.end(), recent.begin(), recent.end());
+      rings.resize(rings.size() + next[i].ring() - recent.size());
+    }
+    if (rules_.size() < rules.size()) rules_ = kernels::DeviceBuffer<kernels::SampleRule>(rules.size());
+    if (rings_.size() < rings.size()) rings_ = kernels::DeviceBuffer<int>(rings.size());
+    int* ring = rings_.data();
+    for (std::size_t i = 0; i < rules.size(); ++i) {
+      if (next[i].ring() > 0) rules[i].recent = ring;
+      ring += next[i].ring();
+    }
+    cuda.upload(rings.data(), rings_.data(), rings.size());
+    cuda.upload(rules.data(), rules_.data(), rules.size());
+  }
+
+  kernels::DeviceBuffer<kernels::SampleRule> rules_;
+  kernels::DeviceBuffer<int> rings_;
+  std::vector<Next> next_;     // what they draw next; none: not known
+  std::vector<Next> drawing_;  // what they are drawing
+};
+
+}  // namespace mmrec::models
