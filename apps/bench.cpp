@@ -46,6 +46,9 @@ device's bandwidth and matrix-product peak, measured in the same run.
       --decode N         tokens per decode run (64; GPU: 256)
       --documents N      score N documents of 32 to 96 tokens, and one as long
                          (64; GPU: 4096; 0: none)
+      --requests N       serve N requests of 8 to 512 tokens that draw 16 to
+                         64 each (8; GPU: 2000 that draw up to 512; 0: none),
+      --slots N          so many at once, and as many in lock-step (4; GPU: 64)
       --repeat N         runs of each (CPU: 3, the best; GPU: 5, the median)
       --compare cpu      measure the CPU first, for comparison
   -o, --output FILE      write the result there; --json: JSON, not a table
@@ -57,24 +60,11 @@ device's bandwidth and matrix-product peak, measured in the same run.
 )";
 
 constexpr std::array kFlags = {
-    Flag{"model", 'm'},
-    Flag{"synthetic"},
-    Flag{"keep"},
-    Flag{"lengths"},
-    Flag{"batches"},
-    Flag{"decode-batches"},
-    Flag{"decode"},
-    Flag{"documents"},
-    Flag{"repeat"},
-    Flag{"compare"},
-    Flag{"json", 0, false},
-    Flag{"output", 'o'},
-    Flag{"device"},
-    Flag{"precision"},
-    Flag{"threads"},
-    Flag{"prefill"},
-    Flag{"sweep-tol"},
-    Flag{"help", 'h', false},
+    Flag{"model", 'm'},        Flag{"synthetic"},      Flag{"keep"},      Flag{"lengths"},
+    Flag{"batches"},           Flag{"decode-batches"}, Flag{"decode"},    Flag{"documents"},
+    Flag{"requests"},          Flag{"slots"},          Flag{"repeat"},    Flag{"compare"},
+    Flag{"json", 0, false},    Flag{"output", 'o'},    Flag{"device"},    Flag{"precision"},
+    Flag{"threads"},           Flag{"prefill"},        Flag{"sweep-tol"}, Flag{"help", 'h', false},
     Flag{"version", 0, false},
 };
 
@@ -144,6 +134,9 @@ void keep_synthetic(const std::filesystem::path& folder, const models::Config& c
 }
 
 constexpr std::int64_t kDocumentsOnCpu = 64;
+constexpr std::int64_t kRequestsOnCpu = 8;
+constexpr std::int64_t kSlotsOnCpu = 4;
+constexpr std::int64_t kDrawnOnCpu = 64;
 
 /// The command line's plan, with defaults that take a GPU or the processors seconds.
 BenchPlan plan_of(const Arguments& arguments, const RunOptions& run) {
@@ -157,6 +150,9 @@ BenchPlan plan_of(const Arguments& arguments, const RunOptions& run) {
   plan.decode_batches = arguments.integers("decode-batches", gpu ? List{1, 2, 4, 8, 64} : plan.batches, 1, kMostBatch);
   plan.decode = arguments.integer("decode", gpu ? 256 : 64, 1, 1'000'000);
   plan.documents = arguments.integer("documents", gpu ? 4096 : kDocumentsOnCpu, 0, 1'000'000);
+  plan.requests = arguments.integer("requests", gpu ? 2000 : kRequestsOnCpu, 0, 1'000'000);
+  plan.slots = arguments.integer("slots", gpu ? 64 : kSlotsOnCpu, 1, kMostBatch);
+  plan.most_drawn = gpu ? 512 : kDrawnOnCpu;
   plan.repeat = arguments.integer("repeat", gpu ? 5 : 3, 1, 1000);
   return plan;
 }
@@ -171,6 +167,9 @@ std::vector<BenchRun> run_all(const std::filesystem::path& folder, const RunOpti
     on_cpu.precision = Precision::kAuto;
     BenchPlan shorter = plan;
     shorter.documents = std::min(plan.documents, kDocumentsOnCpu);
+    shorter.requests = std::min(plan.requests, kRequestsOnCpu);
+    shorter.slots = std::min(plan.slots, kSlotsOnCpu);
+    shorter.most_drawn = kDrawnOnCpu;
     runs.push_back(run_bench(folder, on_cpu, shorter));
   }
   runs.push_back(run_bench(folder, options, plan));

@@ -30,7 +30,13 @@ Json row_json(const BenchRun& run, const BenchRow& row) {
                 {"seconds", row.seconds},
                 {"tokens_per_s", row.tokens_per_second()},
                 {"us_per_token_and_layer", row.microseconds_per_token_and_layer(run.info.num_layers)}};
-  if (row.multiplies()) {
+  if (row.phase == Phase::kServe) {
+    entry["slots"] = row.slots;
+    for (const BenchRow& other : run.rows) {
+      if (other.phase != Phase::kLockstep) continue;
+      entry["share_of_lockstep"] = row.tokens_per_second() / other.tokens_per_second();
+    }
+  } else if (row.multiplies()) {
     entry["gflop"] = row.flops * 1e-9;
     entry["gflop_per_s"] = row.flops / row.seconds * 1e-9;
     entry[run.on_gpu() ? "share_of_product_rate" : "share_of_sgemm"] = row.flops / row.seconds / run.peak_flops();
@@ -93,6 +99,7 @@ std::string ratio_lines(const BenchRun& run) {
   for (const BenchRow& row : run.rows) {
     const BenchRow* other = nullptr;
     for (const BenchRow& candidate : run.rows) {
+      if (row.phase == Phase::kServe && candidate.phase == Phase::kLockstep) other = &candidate;
       if (candidate.phase != row.phase) continue;
       if (row.phase == Phase::kPrefill) {
         const bool shorter = candidate.batch == row.batch && candidate.tokens < row.tokens;
@@ -104,6 +111,12 @@ std::string ratio_lines(const BenchRun& run) {
     }
     if (other == nullptr) continue;
     const double rate = row.tokens_per_second() / other->tokens_per_second();
+    if (row.phase == Phase::kServe) {
+      text +=
+          fmt::format("serve, {} requests in {} slots: {:.1f} % of the tokens/s of as many sequences in lock-step\n",
+                      row.batch, row.slots, 100.0 * rate);
+      continue;
+    }
     if (row.phase == Phase::kScore) {
       text += fmt::format("score, {} documents: {:.2f} times the tokens/s of one as long as all\n", row.batch, rate);
       continue;
@@ -158,7 +171,8 @@ std::string run_table(const BenchRun& run) {
     const double share = 100.0 * rate / (prefill ? run.peak_flops() : run.peak_bytes());
     text += fmt::format("{:<9}{:>6}{:>9}{:>12.1f}{:>11.3f}", to_string(row.phase), row.batch, row.tokens,
                         row.tokens_per_second(), row.microseconds_per_token_and_layer(run.info.num_layers));
-    text += prefill
+    text += !row.has_work() ? fmt::format("{:>11}{:>9}{:>9}{:>9}{:>8}", "", "", "", "", "")
+            : prefill
                 ? fmt::format("{:>11.1f}{:>8.1f}%{:>9}{:>9}{:>8.2f}", rate * 1e-9, share, "", "", row.sweeps_per_token)
                 : fmt::format("{:>11}{:>9}{:>9.2f}{:>8.1f}%{:>8}", "", "", rate * 1e-9, share, "");
     if (run.on_gpu()) text += fmt::format("{:>10.1f}", megabytes(row.device_memory));

@@ -6,6 +6,7 @@
 #include <iterator>
 #include <span>
 
+#include "apps/bench_serve.h"
 #include "apps/bench_work.h"
 #include "apps/signals.h"
 #include "mmrec/scorer.h"
@@ -79,6 +80,34 @@ class Bench {
     }
     score({tokens}, total);
     score(documents, kMean);
+  }
+
+  /// Requests once, after as many short ones as there are slots, by which steps are recorded; sequences in lock-step
+  /// before and after.
+  void serve() {
+    const auto slots = static_cast<int>(plan_.slots);
+    const std::int64_t vocab = run_.info.vocab_size;
+    const Tokenizer tokenizer = made_up_tokenizer(vocab);
+    const std::vector<ServedRequest> requests = some_requests(plan_.requests, plan_.most_drawn, vocab);
+    BenchRow lockstep{Phase::kLockstep, slots, mean_drawn(plan_.most_drawn)};
+    BenchRow served{Phase::kServe, plan_.requests, mean_drawn(plan_.most_drawn), slots};
+    std::int64_t first = 0;
+    const auto in_lockstep = [&] {
+      Session session = new_session(slots);
+      session.prefill(some_tokens(slots * kPrompt, vocab));
+      first = session.position();
+      return repeated([&] { return lock_step_seconds(session, lockstep.tokens); });
+    };
+    lockstep.seconds = in_lockstep();
+    std::vector<ServedRequest> warm_up(requests.begin(),
+                                       requests.begin() + std::min<std::ptrdiff_t>(slots, std::ssize(requests)));
+    for (ServedRequest& request : warm_up) request.drawn = kLeastDrawn;
+    serve_seconds(model_, tokenizer, run_.options.session, slots, warm_up);
+    served.seconds = serve_seconds(model_, tokenizer, run_.options.session, slots, requests);
+    lockstep.seconds = std::min(lockstep.seconds, in_lockstep());
+    lockstep.bytes = static_cast<double>(decoded_bytes(run_.info, first, lockstep.tokens));
+    add(lockstep);
+    add(served);
   }
 
  private:
@@ -205,6 +234,10 @@ std::string_view to_string(Phase phase) {
       return "decode";
     case Phase::kGenerate:
       return "generate";
+    case Phase::kLockstep:
+      return "lockstep";
+    case Phase::kServe:
+      return "serve";
     case Phase::kScore:
       return "score";
   }
@@ -240,6 +273,7 @@ BenchRun run_bench(const std::filesystem::path& folder, const RunOptions& option
     if (batch == batches.front()) run.peak_memory = peak_memory_bytes();
   }
   if (plan.documents > 0) bench.score();
+  if (plan.requests > 0) bench.serve();
   if (gpu) {
     run.device = best_of(run.device, measure_device(run.info.precision, options.gpu));
   } else {

@@ -1,6 +1,7 @@
 // A model's prefill and decode on one device, measured beside what that device can do.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -25,16 +26,23 @@ struct BenchPlan {
   std::vector<std::int64_t> decode_batches;  // sequences decoded in lock-step
   std::int64_t decode = 0;                   // tokens of a decode run
   std::int64_t documents = 0;                // scored together; 0: no scoring
+  std::int64_t requests = 0;                 // served; 0: none
+  std::int64_t slots = 0;                    // that they share
+  std::int64_t most_drawn = 0;               // tokens of a request
   std::int64_t repeat = 0;                   // runs of each; on the CPU the best counts, on a GPU the median
 };
 
 /// prefill   logits after a prompt, fetched
 /// decode    given tokens, one after another; logits fetched after the last
 /// generate  tokens drawn where the logits are (greedily), each before the next is computed
+/// lockstep  the same by the default chain of samplers: as many sequences as there are slots, as many tokens as
+/// requests
+///           draw on average
+/// serve     requests of different lengths through a Generator, prompts and all; tokens are those drawn
 /// score     log-probs of documents of kLeastDocument to kMostDocument tokens, `batch` of them with `tokens` on
 /// average,
 ///           or of one with as many as all
-enum class Phase : std::uint8_t { kPrefill, kDecode, kGenerate, kScore };
+enum class Phase : std::uint8_t { kPrefill, kDecode, kGenerate, kLockstep, kServe, kScore };
 inline constexpr std::int64_t kLeastDocument = 32;
 inline constexpr std::int64_t kMostDocument = 96;
 std::string_view to_string(Phase phase);
@@ -42,7 +50,8 @@ std::string_view to_string(Phase phase);
 struct BenchRow {
   Phase phase = Phase::kPrefill;
   std::int64_t batch = 0;
-  std::int64_t tokens = 0;  // per sequence: of the prompt, or decoded
+  std::int64_t tokens = 0;  // per sequence: of the prompt, or decoded; served: on average
+  std::int64_t slots = 0;   // served: sequences at once
   double seconds = 0.0;
   double flops = 0.0;  // prefill, score: products done
   double bytes = 0.0;  // decode, generate: weights read
@@ -53,11 +62,13 @@ struct BenchRow {
 
   /// Whether products limit it, not the reading of weights.
   bool multiplies() const { return phase == Phase::kPrefill || phase == Phase::kScore; }
+  /// Whether there is a number of bytes read or products done to go by.
+  bool has_work() const { return phase != Phase::kServe; }
   double tokens_per_second() const { return static_cast<double>(batch * tokens) / seconds; }
   /// Of one sequence's token, or of one step of all sequences.
   double microseconds_per_token_and_layer(std::int64_t layers) const {
-    const std::int64_t done = multiplies() ? batch * tokens : tokens;
-    return seconds * 1e6 / static_cast<double>(done * layers);
+    const std::int64_t done = multiplies() || slots > 0 ? batch * tokens : tokens;
+    return seconds * 1e6 / static_cast<double>(done * layers) * static_cast<double>(std::max<std::int64_t>(slots, 1));
   }
 };
 

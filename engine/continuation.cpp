@@ -64,10 +64,18 @@ Sample Continuation::sample(std::span<const float> logits) {
   return sampler_.sample(logits, recent_, step(), options_.sequence);
 }
 
+bool Continuation::is_eos(int token) const {
+  const std::vector<int>& eos = options_.eos_token_ids;
+  return std::find(eos.begin(), eos.end(), token) != eos.end();
+}
+
+bool Continuation::ends_with(int token) const {
+  return cancelled_ || is_eos(token) || std::ssize(result_.tokens) + 1 == options_.max_tokens;
+}
+
 void Continuation::take(const Sample& drawn) {
   if (cancelled_) return end(FinishReason::kCancelled);
-  const std::vector<int>& eos = options_.eos_token_ids;
-  if (std::find(eos.begin(), eos.end(), drawn.token) != eos.end()) return end(FinishReason::kEndOfSequence);
+  if (is_eos(drawn.token)) return end(FinishReason::kEndOfSequence);
   result_.tokens.push_back(drawn.token);
   if (options_.logprobs) result_.logprobs.push_back(drawn.logprob);
   recent_.push_back(drawn.token);

@@ -24,6 +24,8 @@ class Continuation {
 
   /// To be asked before each token: whether it shall be drawn. If not, is_over() from then on.
   bool goes_on();
+  /// Whether it ends with this token, whatever its text says.
+  bool ends_with(int token) const;
   /// What was drawn, once. Requires: !is_over().
   void take(const Sample& drawn);
   /// No more tokens: the next of goes_on() and take() ends it as options.cancelled would.
@@ -45,6 +47,7 @@ class Continuation {
   GenerateResult& result() { return result_; }
 
  private:
+  bool is_eos(int token) const;
   void end(FinishReason reason);
   bool deliver(const std::string& text);
 

@@ -1,8 +1,9 @@
 // Continuous batching: rounds of one packed prefill of those who join, one step of all others and one draw.
 //
-// What must stay true: callbacks are called outside the executor and after the states of a round have settled; what one
-// request does, be it a NaN or an exception, changes no other; a drawn token is consumed in the next round, when it is
-// known that its sequence goes on.
+// What must stay true: callbacks are called outside the executor; what one request does, be it a NaN or an exception,
+// changes no other; a drawn token is consumed in the next round, when it is known that its sequence goes on. An
+// executor that steps by itself does so while the host looks at the text: whose text ends there has taken a step too
+// many, which nobody sees.
 #include "mmrec/generator.h"
 
 #include <fmt/format.h>
@@ -25,6 +26,8 @@ using Request = engine::RunningRequest;
 constexpr int kMostSlots = 65536;
 constexpr int kMostDefaultSlots = 64;
 constexpr std::size_t kMostFetched = 64;  // rows of logits at a time
+constexpr std::size_t kParties = 8;       // of those who fill all slots: who joins together
+constexpr int kMostHeld = 32;             // rounds that a slot stays free for others
 
 int slot_count(const GeneratorOptions& options, models::Executor& executor) {
   if (options.slots < 0 || options.slots > kMostSlots) {
@@ -79,7 +82,8 @@ struct Generator::Impl {
       if (request) ask(request);
     }
     admit(end);
-    step(those([](const Request& r) { return r.is_behind(); }));
+    step(those([](const Request& r) { return r.is_behind(); }),
+         [&](std::size_t i) { return *running[i]->text.unconsumed(); });
     prefill(those([](const Request& r) { return !r.has_state; }));
     draw(those([](const Request&) { return true; }));
     for (std::unique_ptr<Request>& request : running) {
@@ -102,8 +106,14 @@ struct Generator::Impl {
     if (!request->text.goes_on()) finish(std::move(request));
   }
 
-  /// Requests take the lowest free slots, so that those in use lie close together.
+  /// Requests take the lowest free slots, so that those in use lie close together. While more wait than there is room
+  /// for, some are let in together: the prompts of several take hardly longer than one, and nobody steps meanwhile.
   void admit(RequestId end) {
+    const auto free = static_cast<std::size_t>(std::count(running.begin(), running.end(), nullptr));
+    const std::size_t together = std::max<std::size_t>(running.size() / kParties, 1);
+    const bool is_enough = free == running.size() || free >= std::min(together, waiting.size());
+    if (free > 0 && !is_enough && held++ < kMostHeld) return;
+    if (free > 0) held = 0;
     for (std::unique_ptr<Request>& place : running) {
       while (!place && !waiting.empty() && waiting.begin()->first < end) {
         place = std::move(waiting.extract(waiting.begin()).mapped());
@@ -112,14 +122,16 @@ struct Generator::Impl {
     }
   }
 
-  void step(std::span<const std::size_t> going) {
+  /// token_of(slot): what its sequence consumes.
+  template <class TokenOf>
+  void step(std::span<const std::size_t> going, TokenOf token_of) {
     if (going.empty()) return;
     attempt(going, [&] {
       tokens.clear();
       runs.clear();
       for (const std::size_t i : going) {
         runs.push_back({slot(i), running[i]->position++, std::ssize(tokens), 1});
-        tokens.push_back(*running[i]->text.unconsumed());
+        tokens.push_back(token_of(i));
       }
       executor().step(tokens, runs, execution);
     });
@@ -168,10 +180,21 @@ struct Generator::Impl {
       const bool can_draw = draw_on_executor(drawing);
       draw_on_host(drawing, can_draw);
     });
+    if (executor().steps_by_itself()) step_ahead(drawing);
     for (const std::size_t i : drawing) {
       engine::Continuation& text = running[i]->text;
       if (!text.is_over()) alone(text, [&] { text.take(drawn[i]); });
     }
+  }
+
+  /// The step of those whose sequences go on unless their texts end them.
+  void step_ahead(std::span<const std::size_t> drawing) {
+    std::vector<std::size_t> going;
+    for (const std::size_t i : drawing) {
+      const engine::Continuation& text = running[i]->text;
+      if (!text.is_over() && !text.ends_with(drawn[i].token)) going.push_back(i);
+    }
+    step(going, [&](std::size_t i) { return drawn[i].token; });
   }
 
   /// False where it cannot.
@@ -249,6 +272,7 @@ struct Generator::Impl {
   std::vector<std::unique_ptr<Request>> running;          // [slots], null where free
   std::deque<std::unique_ptr<Request>> dropped;           // cancelled while they waited
   RequestId next_id = 1;
+  int held = 0;  // rounds in which a free slot waited for others
   bool is_in_round = false;
   engine::CallbackFault fault;
   PrefillStats stats;

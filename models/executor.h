@@ -114,6 +114,8 @@ class Executor {
 
   /// Consumes the tokens and leaves the next token's logits in every run's slot, if they are wanted.
   virtual Done run(const Work& work, const ExecutionOptions& options) = 0;
+  /// Whether step() returns before its work is done, so that the host can do something meanwhile.
+  virtual bool steps_by_itself() const { return false; }
   /// The same for one token of each sequence, always exactly; on a device it may return before the work is done.
   virtual void step(std::span<const int> tokens, std::span<const Run> runs, const ExecutionOptions& options) = 0;
 

@@ -12,20 +12,31 @@ namespace {
 
 TEST(Bench, ReportsRatesAndSharesOfASyntheticModel) {
   const Outcome outcome =
-      run({kBench, "--device", "cpu", "--synthetic", "64,2,300", "--lengths", "40,300", "--batches", "2,1", "--decode",
-           "4", "--documents", "5", "--repeat", "1", "--prefill", "sweeps", "--json"});
+      run({kBench, "--device", "cpu", "--synthetic", "64,2,300", "--lengths",  "40,300", "--batches",
+           "2,1",  "--decode", "4",   "--documents", "5",        "--requests", "5",      "--slots",
+           "2",    "--repeat", "1",   "--prefill",   "sweeps",   "--json"});
   const Json json = json_of(outcome);
   EXPECT_EQ(json["schema"], "mmrec-bench/1");
   EXPECT_GT(json["machine"]["read_gb_per_s"].get<double>(), 0.1);
   EXPECT_GT(json["machine"]["sgemm_gflop_per_s"].get<double>(), 0.1);
   EXPECT_GT(json["load_s"].get<double>(), 0.0);
   EXPECT_GT(json["peak_memory_bytes"].get<double>(), 1e6);
-  ASSERT_EQ(json["rows"].size(), 10U);
+  ASSERT_EQ(json["rows"].size(), 12U);
   EXPECT_EQ(json["rows"][8]["phase"], "score");
   EXPECT_EQ(json["rows"][8]["batch"], 1);
   EXPECT_EQ(json["rows"][8]["tokens"], 5 * 64);
   EXPECT_EQ(json["rows"][9]["batch"], 5);
   EXPECT_EQ(json["rows"][9]["tokens"], 64);
+  const Json& lockstep = json["rows"][10];
+  const Json& served = json["rows"][11];
+  EXPECT_EQ(lockstep["phase"], "lockstep");
+  EXPECT_EQ(lockstep["batch"], 2);
+  EXPECT_EQ(served["phase"], "serve");
+  EXPECT_EQ(served["batch"], 5);
+  EXPECT_EQ(served["slots"], 2);
+  EXPECT_EQ(served["tokens"], lockstep["tokens"]);
+  EXPECT_NEAR(served["share_of_lockstep"].get<double>(),
+              served["tokens_per_s"].get<double>() / lockstep["tokens_per_s"].get<double>(), 1e-9);
   for (const Json& row : json["rows"]) {
     const double rate = row["batch"].get<double>() * row["tokens"].get<double>() / row["seconds"].get<double>();
     EXPECT_NEAR(row["tokens_per_s"].get<double>() / rate, 1.0, 1e-9);
@@ -33,7 +44,7 @@ TEST(Bench, ReportsRatesAndSharesOfASyntheticModel) {
       EXPECT_NEAR(row["share_of_sgemm"].get<double>(),
                   row["gflop_per_s"].get<double>() / json["machine"]["sgemm_gflop_per_s"].get<double>(), 1e-9);
       EXPECT_GT(row["sweeps_per_token"].get<double>(), 1.0);
-    } else {
+    } else if (row["phase"] != "serve") {
       EXPECT_GT(row["share_of_read_bandwidth"].get<double>(), 0.0);
     }
   }
@@ -44,7 +55,8 @@ TEST(Bench, PrintsATable) {
   const Outcome outcome = run(
       {kBench, "--device", "cpu", "-m", kTiny, "--lengths", "32", "--batches", "1", "--decode", "4", "--repeat", "1"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
-  for (const char* part : {"machine ", "model ", "load ", "peak ", "prefill ", "decode ", "of gemm", "of read"}) {
+  for (const char* part : {"machine ", "model ", "load ", "peak ", "prefill ", "decode ", "serve ", "in lock-step",
+                           "of gemm", "of read"}) {
     EXPECT_NE(outcome.out.find(part), std::string::npos) << part << " in\n" << outcome.out;
   }
 }
@@ -52,7 +64,7 @@ TEST(Bench, PrintsATable) {
 TEST(Bench, ComparesWithTheCpu) {
   const Words arguments = {kBench, "--device",    "cpu", "--compare",        "cpu", "-m",       kTiny, "--lengths",
                            "16",   "--batches",   "1",   "--decode-batches", "1,2", "--decode", "2",   "--repeat",
-                           "1",    "--documents", "0"};
+                           "1",    "--documents", "0",   "--requests",       "0"};
   const Json json = json_of(run(words(arguments, {"--json"})));
   ASSERT_EQ(json["rows"].size(), 5U);  // a prefill; decode and generate for each batch
   EXPECT_EQ(json["compare"]["rows"].size(), 5U);

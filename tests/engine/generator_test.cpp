@@ -31,11 +31,12 @@ using test::Wish;
 using test::wish;
 
 TEST(Generator, EachRequestGetsWhatItGetsAloneWhoeverJoinsAndLeaves) {
-  for (const bool device_draws : {false, true}) {
+  for (const auto& [device_draws, device_steps] : {std::pair{false, false}, {true, false}, {true, true}}) {
     for (const int slots : {1, 2, 5, 16}) {
       std::mt19937 rng(static_cast<unsigned>(slots));
       const auto log = std::make_shared<ToyLog>();
       log->draws = device_draws;
+      log->steps = device_steps;
       Queue queue(model_with(log), slots);
       std::vector<Wish> wishes;
       while (wishes.size() < 60 || queue.generator.run_once()) {
@@ -87,6 +88,65 @@ TEST(Generator, ARoundIsOnePrefillOneStepAndOneDraw) {
   EXPECT_EQ(log->fetched, 0);
   EXPECT_EQ(queue.results.size(), 5U);
   EXPECT_GT(queue.generator.prefill_stats().layer_tokens, 0);
+}
+
+TEST(Generator, WhereStepsGoByThemselvesTheNextIsUnderWayWhileTextIsLookedAt) {
+  const auto log = std::make_shared<ToyLog>();
+  log->draws = log->steps = true;
+  Queue queue(model_with(log), 2);
+  Wish stopped = wish({1, 2}, 30);
+  std::size_t calls_when_asked = 0;
+  GeneratorRequest request = queue.request(stopped);
+  request.options.on_token = [&](int, float) {
+    calls_when_asked = log->calls.size();
+    return false;
+  };
+  queue.generator.submit(std::move(request));
+  queue.submit(wish({3, 4}, 2));
+  EXPECT_TRUE(queue.generator.run_once());
+  EXPECT_EQ(calls_when_asked, 2U) << "a prefill and a step";
+  EXPECT_EQ(log->calls[1], (std::vector<std::int64_t>{1, 1}));
+  EXPECT_FALSE(queue.generator.run_once());
+  EXPECT_EQ(log->calls.size(), 2U) << "no step after the last token";
+  EXPECT_EQ(queue.results.at(1).tokens.size(), 1U);
+  expect_same(queue.results.at(2), alone(wish({3, 4}, 2)));
+}
+
+TEST(Generator, WhileMoreWaitThanThereIsRoomForSomeJoinTogether) {
+  constexpr int kSlots = 16;  // of which an eighth joins together
+  const auto log = std::make_shared<ToyLog>();
+  Queue queue(model_with(log), kSlots);
+  std::vector<Wish> wishes;
+  for (int i = 0; i < kSlots; ++i) wishes.push_back(wish({1, 2}, i == 0 ? 2 : i == 1 ? 5 : i == 2 ? 6 : 90));
+  for (int i = 0; i < 3; ++i) wishes.push_back(wish({3, 4, 5}, 90));
+  for (const Wish& wanted : wishes) queue.submit(wanted);
+  const auto prefills = [&] {
+    return std::count_if(log->calls.begin(), log->calls.end(), [](const auto& call) { return call.front() > 1; });
+  };
+  queue.generator.run_once();
+  EXPECT_EQ(prefills(), 1);
+  for (int round = 2; round <= 5; ++round) queue.generator.run_once();
+  EXPECT_EQ(prefills(), 1) << "one has left and another waits for a second place";
+  EXPECT_EQ(queue.generator.waiting(), 3U);
+  queue.generator.run_once();
+  EXPECT_EQ(prefills(), 2);
+  EXPECT_EQ(log->calls.back(), (std::vector<std::int64_t>{3, 3}));
+  EXPECT_EQ(queue.generator.waiting(), 1U);
+  queue.generator.run_once();
+  EXPECT_EQ(queue.generator.waiting(), 0U) << "nobody waits beside it";
+  queue.generator.run();
+  for (std::size_t i = 0; i < wishes.size(); ++i) expect_same(queue.results.at(i + 1), alone(wishes[i]));
+}
+
+TEST(Generator, NoSlotStaysFreeForLong) {
+  Queue queue(model_with(), 16);
+  queue.submit(wish({1}, 1));
+  for (int i = 1; i < 16; ++i) queue.submit(wish({1}, 90));
+  for (int i = 0; i < 5; ++i) queue.submit(wish({2}, 90));
+  int rounds = 0;
+  while (queue.generator.waiting() != 4 && queue.generator.run_once()) ++rounds;
+  EXPECT_GT(rounds, 10);
+  EXPECT_LT(rounds, 40);
 }
 
 TEST(Generator, RowsWithARepetitionPenaltyAreDrawnWhereTheirLogitsAre) {

@@ -33,6 +33,7 @@ struct ToyLog {
   int most_slots = 1 << 20;  // set by a test: for more there is no memory
   bool ahead = false;        // set by a test: sequences draw by themselves
   bool draws = false;        // set by a test: it draws by itself, as a device does
+  bool steps = false;        // set by a test: it says that it steps by itself
   std::int64_t chunk = 16;   // rows of a run between two questions
   bool one_by_one = false;   // runs after one another instead of together
 };
@@ -134,6 +135,7 @@ class ToyExecutor final : public models::Executor {
     for (const std::int64_t rows : done.rows) done.stats += {rows, 2 * rows, 3, 1};
     return done;
   }
+  bool steps_by_itself() const override { return log_ && log_->steps; }
   void step(std::span<const int> tokens, std::span<const models::Run> runs,
             const models::ExecutionOptions& /*options*/) override {
     record(runs);

@@ -119,6 +119,7 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
     return turn->forward.run(work, resolve<A>(options));
   }
 
+  bool steps_by_itself() const override { return true; }
   void step(std::span<const int> tokens, std::span<const Run> runs, const ExecutionOptions& options) override {
     const Turn turn = lane(options, count_of(runs));
     Forward<kernels::Cuda, A>& forward = turn->forward;
