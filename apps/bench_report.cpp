@@ -23,6 +23,13 @@ Json machine_json(const BenchRun& run) {
           {"sgemm_gflop_per_s", run.machine.sgemm_flops * 1e-9}};
 }
 
+/// The rate of requests that were served, of that of sequences in lock-step, which may count the prompts' prefill too.
+double share_of_lockstep(const BenchRow& served, const BenchRow& lockstep, bool with_prefill) {
+  BenchRow other = lockstep;
+  if (with_prefill) other.seconds += other.prefill_seconds;
+  return served.tokens_per_second() / other.tokens_per_second();
+}
+
 Json row_json(const BenchRun& run, const BenchRow& row) {
   Json entry = {{"phase", to_string(row.phase)},
                 {"batch", row.batch},
@@ -34,7 +41,8 @@ Json row_json(const BenchRun& run, const BenchRow& row) {
     entry["slots"] = row.slots;
     for (const BenchRow& other : run.rows) {
       if (other.phase != Phase::kLockstep) continue;
-      entry["share_of_lockstep"] = row.tokens_per_second() / other.tokens_per_second();
+      entry["share_of_lockstep"] = share_of_lockstep(row, other, false);
+      entry["share_of_lockstep_with_prefill"] = share_of_lockstep(row, other, true);
     }
   } else if (row.multiplies()) {
     entry["gflop"] = row.flops * 1e-9;
@@ -43,6 +51,7 @@ Json row_json(const BenchRun& run, const BenchRow& row) {
     entry["sweeps_per_token"] = row.sweeps_per_token;
     entry["fallbacks"] = row.fallbacks;
   } else {
+    if (row.phase == Phase::kLockstep) entry["prefill_seconds"] = row.prefill_seconds;
     entry["gb_per_s"] = row.bytes / row.seconds * 1e-9;
     entry[run.on_gpu() ? "share_of_copy_bandwidth" : "share_of_read_bandwidth"] =
         row.bytes / row.seconds / run.peak_bytes();
@@ -112,9 +121,12 @@ std::string ratio_lines(const BenchRun& run) {
     if (other == nullptr) continue;
     const double rate = row.tokens_per_second() / other->tokens_per_second();
     if (row.phase == Phase::kServe) {
-      text +=
-          fmt::format("serve, {} requests in {} slots: {:.1f} % of the tokens/s of as many sequences in lock-step\n",
-                      row.batch, row.slots, 100.0 * rate);
+      text += fmt::format(
+          "serve, {} requests in {} slots: {:.1f} % of the tokens/s of as many sequences in lock-step, {:.1f} % with "
+          "the "
+          "prefill of theirs\n",
+          row.batch, row.slots, 100.0 * share_of_lockstep(row, *other, false),
+          100.0 * share_of_lockstep(row, *other, true));
       continue;
     }
     if (row.phase == Phase::kScore) {

@@ -5,6 +5,8 @@
 #include <fstream>
 #include <iterator>
 #include <span>
+#include <tuple>
+#include <utility>
 
 #include "apps/bench_serve.h"
 #include "apps/bench_work.h"
@@ -82,8 +84,8 @@ class Bench {
     score(documents, kMean);
   }
 
-  /// Requests once, after as many short ones as there are slots, by which steps are recorded; sequences in lock-step
-  /// before and after.
+  /// Requests once, after as many short ones as there are slots, by which steps are recorded; sequences in lock-step,
+  /// after prompts of the requests' mean length, before and after.
   void serve() {
     const auto slots = static_cast<int>(plan_.slots);
     const std::int64_t vocab = run_.info.vocab_size;
@@ -91,21 +93,31 @@ class Bench {
     const std::vector<ServedRequest> requests = some_requests(plan_.requests, plan_.most_drawn, vocab);
     BenchRow lockstep{Phase::kLockstep, slots, mean_drawn(plan_.most_drawn)};
     BenchRow served{Phase::kServe, plan_.requests, mean_drawn(plan_.most_drawn), slots};
-    std::int64_t first = 0;
+    const std::int64_t prompt = mean_prompt(requests);
+    const std::vector<int> prompts = some_tokens(slots * prompt, vocab);
     const auto in_lockstep = [&] {
       Session session = new_session(slots);
-      session.prefill(some_tokens(slots * kPrompt, vocab));
-      first = session.position();
-      return repeated([&] { return lock_step_seconds(session, lockstep.tokens); });
+      std::vector<double> prefills;
+      const double seconds = repeated([&] {
+        session.reset();
+        const auto start = Clock::now();
+        session.prefill(prompts);
+        (void)session.logits();
+        prefills.push_back(seconds_since(start));
+        return lock_step_seconds(session, lockstep.tokens);
+      });
+      return std::pair(seconds, *std::min_element(prefills.begin(), prefills.end()));
     };
-    lockstep.seconds = in_lockstep();
+    std::tie(lockstep.seconds, lockstep.prefill_seconds) = in_lockstep();
     std::vector<ServedRequest> warm_up(requests.begin(),
                                        requests.begin() + std::min<std::ptrdiff_t>(slots, std::ssize(requests)));
     for (ServedRequest& request : warm_up) request.drawn = kLeastDrawn;
     serve_seconds(model_, tokenizer, run_.options.session, slots, warm_up);
     served.seconds = serve_seconds(model_, tokenizer, run_.options.session, slots, requests);
-    lockstep.seconds = std::min(lockstep.seconds, in_lockstep());
-    lockstep.bytes = static_cast<double>(decoded_bytes(run_.info, first, lockstep.tokens));
+    const auto [seconds, prefill_seconds] = in_lockstep();
+    lockstep.seconds = std::min(lockstep.seconds, seconds);
+    lockstep.prefill_seconds = std::min(lockstep.prefill_seconds, prefill_seconds);
+    lockstep.bytes = static_cast<double>(decoded_bytes(run_.info, prompt, lockstep.tokens));
     add(lockstep);
     add(served);
   }

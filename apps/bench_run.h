@@ -53,8 +53,9 @@ struct BenchRow {
   std::int64_t tokens = 0;  // per sequence: of the prompt, or decoded; served: on average
   std::int64_t slots = 0;   // served: sequences at once
   double seconds = 0.0;
-  double flops = 0.0;  // prefill, score: products done
-  double bytes = 0.0;  // decode, generate: weights read
+  double prefill_seconds = 0.0;  // in lock-step: of the prompts before it, all at once
+  double flops = 0.0;            // prefill, score: products done
+  double bytes = 0.0;            // decode, generate: weights read
   double sweeps_per_token = 0.0;
   std::int64_t fallbacks = 0;
   std::uint64_t device_memory = 0;  // GPU bytes in use during it, beyond those in use before the model came

@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <chrono>
 #include <cmath>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -69,6 +69,12 @@ std::vector<ServedRequest> some_requests(std::int64_t count, std::int64_t most_d
     requests[i].drawn = is_second ? mean - off : mean + off;
   }
   return requests;
+}
+
+std::int64_t mean_prompt(const std::vector<ServedRequest>& requests) {
+  std::int64_t total = 0;
+  for (const ServedRequest& request : requests) total += std::ssize(request.prompt);
+  return total / std::ssize(requests);
 }
 
 Tokenizer made_up_tokenizer(std::int64_t vocab) {

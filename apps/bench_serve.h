@@ -23,6 +23,8 @@ struct ServedRequest {
 /// The same requests in every process; what they draw is uniform in [kLeastDrawn, most_drawn] and on average the middle
 /// of that. Prompts are of ids below `vocab`.
 std::vector<ServedRequest> some_requests(std::int64_t count, std::int64_t most_drawn, std::int64_t vocab);
+/// Tokens of their prompts on average.
+std::int64_t mean_prompt(const std::vector<ServedRequest>& requests);
 /// Mean number of tokens that such requests draw.
 constexpr std::int64_t mean_drawn(std::int64_t most_drawn) { return (kLeastDrawn + most_drawn) / 2; }
 

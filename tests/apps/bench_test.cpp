@@ -37,6 +37,8 @@ TEST(Bench, ReportsRatesAndSharesOfASyntheticModel) {
   EXPECT_EQ(served["tokens"], lockstep["tokens"]);
   EXPECT_NEAR(served["share_of_lockstep"].get<double>(),
               served["tokens_per_s"].get<double>() / lockstep["tokens_per_s"].get<double>(), 1e-9);
+  EXPECT_GT(lockstep["prefill_seconds"].get<double>(), 0.0);
+  EXPECT_GT(served["share_of_lockstep_with_prefill"].get<double>(), served["share_of_lockstep"].get<double>());
   for (const Json& row : json["rows"]) {
     const double rate = row["batch"].get<double>() * row["tokens"].get<double>() / row["seconds"].get<double>();
     EXPECT_NEAR(row["tokens_per_s"].get<double>() / rate, 1.0, 1e-9);
