@@ -117,6 +117,7 @@ TEST(Generator, WhileMoreWaitThanThereIsRoomForSomeJoinTogether) {
   const auto log = std::make_shared<ToyLog>();
   Queue queue(model_with(log), kSlots);
   std::vector<Wish> wishes;
+  wishes.reserve(kSlots + 3);
   for (int i = 0; i < kSlots; ++i) wishes.push_back(wish({1, 2}, i == 0 ? 2 : i == 1 ? 5 : i == 2 ? 6 : 90));
   for (int i = 0; i < 3; ++i) wishes.push_back(wish({3, 4, 5}, 90));
   for (const Wish& wanted : wishes) queue.submit(wanted);

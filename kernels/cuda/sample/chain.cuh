@@ -220,7 +220,7 @@ class Chain {
       }
       count += size;
     }
-    const Comparison compare(count, kThreads);
+    const auto compare = Comparison::of(count, kThreads);
     for (std::uint32_t i = count + threadIdx.x; i < compare.padded; i += kThreads) {
       s_.few[i] = kNobody;
       s_.weights[i] = 0;

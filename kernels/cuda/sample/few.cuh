@@ -145,7 +145,7 @@ class Few {
     const auto meet = [threads] { ptx::named_barrier_sync(1, static_cast<int>(threads)); };
     const SamplerOptions& options = slice_.rule().options;
     const std::uint32_t thread = threadIdx.x;
-    const Comparison compare(count, threads);
+    const auto compare = Comparison::of(count, threads);
     Atomic64 weight = 0;
     if (thread < compare.padded) {
       if (thread < count) {

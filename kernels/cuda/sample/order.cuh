@@ -81,10 +81,10 @@ struct Comparison {
   std::uint32_t lanes;   // for each, 1 to 8
   std::uint32_t mine;    // the thread's candidate
 
-  __device__ Comparison(std::uint32_t count, std::uint32_t threads) {
-    padded = 1U << (32 - __clz(static_cast<int>(max(count, threads / 8) - 1)));
-    lanes = threads / padded;
-    mine = threadIdx.x / lanes;
+  __device__ static Comparison of(std::uint32_t count, std::uint32_t threads) {
+    const std::uint32_t padded = 1U << (32 - __clz(static_cast<int>(max(count, threads / 8) - 1)));
+    const std::uint32_t lanes = threads / padded;
+    return {padded, lanes, threadIdx.x / lanes};
   }
   /// One of a candidate's lanes.
   __device__ bool speaks() const { return threadIdx.x % lanes == 0; }
