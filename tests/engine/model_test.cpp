@@ -34,6 +34,31 @@ const Model& bundled_model() {
   return model;
 }
 
+TEST(LoadedModel, OnSeveralGpusSaysWhichItCannotUse) {
+  const auto refused = [](const LoadOptions& options, const std::vector<int>& gpus) -> std::string {
+    try {
+      Model::load_on_gpus("/nonexistent", options, gpus);  // no file is read
+    } catch (const DeviceUnavailable& error) {
+      return std::string("unavailable: ") + error.what();
+    } catch (const std::invalid_argument& error) {
+      return error.what();
+    }
+    return "nothing";
+  };
+  LoadOptions on_cpu;
+  on_cpu.device = Device::kCpu;
+  EXPECT_EQ(refused(on_cpu, {}), "load option device: found kCpu, expected a GPU");
+  EXPECT_EQ(refused({}, {0, -1}), "gpus: found -1, expected >= 0");
+  EXPECT_EQ(refused({}, {0, 2, 0}), "gpus: found 0 twice, expected each GPU once");
+  const auto unavailable = [](int gpu) {
+    return "unavailable: no usable CUDA device (" + models::cuda_unusable_reason(gpu) + ")";
+  };
+  EXPECT_EQ(refused({}, {1 << 20}), unavailable(1 << 20));
+  if (!models::cuda_unusable_reason().empty()) {
+    EXPECT_EQ(refused({}, {}), unavailable(0));
+  }
+}
+
 TEST(LoadedModel, ThatMustRunOnAGpuSaysWhyItCannot) {
   const std::string reason = models::cuda_unusable_reason();
   if (reason.empty()) GTEST_SKIP() << "there is a usable GPU";
