@@ -124,9 +124,9 @@ std::vector<int> end_of_sequence(const ModelInfo& info, const GenerationDefaults
 
 /// Consumes the prompt, with a progress bar where it takes more than one chunk; an interrupt ends it after a chunk.
 void prefill(Session& session, const std::vector<int>& ids) {
-  Progress progress(std::ssize(ids));
-  session.prefill(ids, {.on_progress = [&](std::int64_t done, std::int64_t /*total*/) {
-                    progress.update(done);
+  Progress progress;
+  session.prefill(ids, {.on_progress = [&](std::int64_t done, std::int64_t total) {
+                    progress.update(done, total);
                     return interrupt_exit_code() == 0;
                   }});
 }
