@@ -131,6 +131,11 @@ std::size_t InputFile::read(std::span<char> to) {
   }
 }
 
+bool InputFile::has_bytes() const {
+  pollfd wait = {fd_, POLLIN, 0};
+  return poll(&wait, 1, 0) > 0;
+}
+
 std::optional<std::uint64_t> input_size(const std::string& path) {
   struct stat status = {};
   if (path == "-") {

@@ -27,6 +27,8 @@ class InputFile {
 
   /// How many bytes came; 0 at the end.
   std::size_t read(std::span<char> to);
+  /// Whether read() returns at once.
+  bool has_bytes() const;
   const std::string& path() const { return path_; }
   int descriptor() const { return fd_; }
 
@@ -48,6 +50,8 @@ class LineReader {
 
   /// Without the line's end, until the next call; none at the end of the file, and after an interrupt.
   std::optional<std::string_view> next();
+  /// Whether next() has to wait for a pipe to say more.
+  bool would_wait() const { return buffer_.find('\n', begin_) == std::string::npos && !file_.has_bytes(); }
   std::int64_t lines() const { return lines_; }   ///< so far
   std::uint64_t bytes() const { return bytes_; }  ///< of these
 

@@ -24,6 +24,12 @@ TEST(Devices, AGpuThatIsInsistedOnAndNotThereIsARuntimeFault) {
   }
 }
 
+TEST(Devices, ManyPromptsOnAllGpusNeedOneToo) {
+  expect_refused(run_without_gpu({kGenerate, "-m", kTiny, "--lines", "-f", MMREC_FIXTURES "/tiny/config.json",
+                                  "--device", "cuda:all"}),
+                 1, {"no usable CUDA device ("});
+}
+
 TEST(Devices, AutoTakesTheCpuThenAndSaysSoOnceAtMost) {
   for (const Words& arguments : kRuns) {
     const Outcome outcome = run_without_gpu(words(arguments, {"--device", "auto"}));
