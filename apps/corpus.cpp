@@ -59,7 +59,7 @@ std::int64_t Corpus::expected_tokens() const {
   if (is_at_end()) return tokens_;
   const std::uint64_t done = bytes_ + (lines_ ? lines_->bytes() : 0);
   if (!all_bytes_ || done == 0) return 0;
-  const double all = static_cast<double>(std::max(*all_bytes_, done));
+  const auto all = static_cast<double>(std::max(*all_bytes_, done));
   return static_cast<std::int64_t>(static_cast<double>(tokens_) * all / static_cast<double>(done));
 }
 

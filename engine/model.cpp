@@ -95,9 +95,7 @@ void check(const LoadOptions& options) {
   }
 }
 
-DeviceUnavailable unusable(const std::string& reason) {
-  return DeviceUnavailable(fmt::format("no usable CUDA device ({})", reason));
-}
+std::string unusable(const std::string& reason) { return fmt::format("no usable CUDA device ({})", reason); }
 
 /// Whether the model runs on the GPU, decided before any file is read. kCpu never asks for one.
 bool takes_cuda(const LoadOptions& options) {
@@ -105,8 +103,8 @@ bool takes_cuda(const LoadOptions& options) {
   if (options.device != Device::kCpu) {
     reason = models::cuda_unusable_reason(options.gpu);
     if (reason.empty()) return true;
-    if (options.device == Device::kCuda) throw unusable(reason);
-    reason = unusable(reason).what();
+    if (options.device == Device::kCuda) throw DeviceUnavailable(unusable(reason));
+    reason = unusable(reason);
   }
   if (is_half(options.precision)) {
     throw std::invalid_argument(fmt::format("load option precision: found {} on the CPU, expected auto or fp32{}{}",
@@ -128,7 +126,8 @@ std::vector<int> chosen_gpus(std::span<const int> gpus, const LoadOptions& optio
     }
   }
   for (const int gpu : gpus) {
-    if (const std::string reason = models::cuda_unusable_reason(gpu); !reason.empty()) throw unusable(reason);
+    if (const std::string reason = models::cuda_unusable_reason(gpu); !reason.empty())
+      throw DeviceUnavailable(unusable(reason));
   }
   if (!gpus.empty()) return {gpus.begin(), gpus.end()};
   std::vector<int> chosen;
@@ -140,7 +139,7 @@ std::vector<int> chosen_gpus(std::span<const int> gpus, const LoadOptions& optio
       left_out.push_back(fmt::format("GPU {} is not used ({})", gpu, reason));
     }
   }
-  if (chosen.empty()) throw unusable(models::cuda_unusable_reason());
+  if (chosen.empty()) throw DeviceUnavailable(unusable(models::cuda_unusable_reason()));
   for (const std::string& warning : left_out) {
     if (options.on_warning) options.on_warning(warning);
   }
@@ -192,10 +191,12 @@ std::vector<Model> Model::load_on_gpus(const std::filesystem::path& folder, cons
   const std::vector<int> chosen = chosen_gpus(gpus, options);
   const Loaded loaded(folder, options);
   std::vector<std::future<Model>> uploads;
+  uploads.reserve(chosen.size());
   for (const int gpu : chosen) {
     uploads.push_back(std::async(std::launch::async, [&, gpu] { return on_cuda(loaded, options.precision, gpu); }));
   }
   std::vector<Model> models;
+  models.reserve(chosen.size());
   for (std::future<Model>& upload : uploads) models.push_back(upload.get());
   return models;
 }
