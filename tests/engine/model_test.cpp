@@ -189,6 +189,22 @@ TEST(LoadedModel, ScoresDoNotDependOnTheGroup) {
   }
 }
 
+TEST(LoadedModel, SeveralOfItWorkAsOneDoes) {
+  const std::vector<Model> models = {load_on_cpu(fixture("segments")), load_on_cpu(fixture("segments")),
+                                     load_on_cpu(fixture("segments"))};
+  std::vector<std::vector<int>> documents(50);
+  for (std::size_t d = 0; d < documents.size(); ++d) {
+    documents[d].resize(d * 37 % 60);
+    for (std::size_t i = 0; i < documents[d].size(); ++i) documents[d][i] = static_cast<int>((i * 31 + d) % 16);
+  }
+  ScorerOptions options;
+  options.batch = 3;
+  options.session.threads = 1;
+  const auto one = Scorer(models[0], options).score(documents);
+  const auto several = Scorer(models, options).score(documents);
+  for (std::size_t d = 0; d < documents.size(); ++d) EXPECT_EQ(several[d].logprobs, one[d].logprobs) << d;
+}
+
 TEST(LoadedModel, GeneratesTheSameAgainAndAcrossASavedState) {
   const Tokenizer tokenizer = Tokenizer::load(bundled());
   const std::vector<int> prompt = tokenizer.encode("The city of London is");

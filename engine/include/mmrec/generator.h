@@ -65,7 +65,7 @@ class Generator {
   Generator(std::vector<Model> models, Tokenizer tokenizer, const GeneratorOptions& options = {});
   Generator(Generator&&) noexcept;
   Generator& operator=(Generator&&) noexcept;
-  /// Requests that are not finished are dropped; nothing is called.
+  /// Requests that are not finished are dropped; nothing is called. Waits for what several devices have under way.
   ~Generator();
 
   /// Queues a request; numbers rise from 1. Throws std::invalid_argument naming the field, found and expected, and
