@@ -180,6 +180,7 @@ int bench_main(int argc, char** argv) {
   const Arguments arguments(kFlags, false, argc, argv);
   if (print_help_or_version(arguments, kHelp, kProgram)) return kOk;
   const RunOptions options = run_options(arguments);
+  if (options.all_gpus) throw UsageError("--device cuda:all: one device is measured (expected cuda or cuda:N)");
   const BenchPlan plan = plan_of(arguments, options);
   constexpr std::array<std::string_view, 1> kComparable = {"cpu"};
   (void)arguments.choice("compare", kComparable);

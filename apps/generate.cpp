@@ -9,18 +9,22 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "apps/background_writer.h"
 #include "apps/cli.h"
+#include "apps/generate_lines.h"
 #include "apps/input.h"
 #include "apps/model_folder.h"
 #include "apps/output.h"
 #include "apps/progress.h"
 #include "apps/sampling.h"
 #include "apps/signals.h"
+#include "mmrec/errors.h"
 #include "mmrec/generate.h"
+#include "mmrec/generator.h"
 #include "mmrec/model.h"
 #include "mmrec/tokenizer.h"
 
@@ -48,7 +52,8 @@ Continues a prompt: text on stdout, timings and the seed on stderr.
       --stop S          end before this text; may be repeated
       --echo            print the prompt first
       --json            one JSON object instead of text
-      --device D        auto, cpu, cuda, or cuda:N for GPU N, from 0
+      --lines           each line is a prompt: a JSON line for each, in order
+      --device D        auto, cpu, cuda, cuda:N (from 0); cuda:all with --lines
       --precision P     auto, fp32, bf16 or fp16
       --prefill M       auto, sweeps or steps; --sweep-tol X: tolerance (auto)
       --threads N       threads of the CPU (0: all)
@@ -70,6 +75,7 @@ constexpr std::array kFlags = {
     Flag{"stop", 0, true, true},
     Flag{"echo", 0, false},
     Flag{"json", 0, false},
+    Flag{"lines", 0, false},
     Flag{"device"},
     Flag{"precision"},
     Flag{"threads"},
@@ -84,14 +90,18 @@ struct Prompt {
   std::string source;  // for messages
 };
 
+std::string prompt_file(const Arguments& arguments) {
+  if (const auto file = arguments.text("file")) return *file;
+  if (isatty(STDIN_FILENO) == 1) throw UsageError("no prompt (expected -p TEXT, -f FILE or piped stdin)");
+  return "-";
+}
+
 Prompt read_prompt(const Arguments& arguments) {
   const auto text = arguments.text("prompt");
-  const auto file = arguments.text("file");
-  if (text && file) throw UsageError("-p and -f: found both, expected one prompt");
+  if (text && arguments.has("file")) throw UsageError("-p and -f: found both, expected one prompt");
   if (text) return {*text, "--prompt"};
-  if (file) return {read_input(*file), input_name(*file)};
-  if (isatty(STDIN_FILENO) == 1) throw UsageError("no prompt (expected -p TEXT, -f FILE or piped stdin)");
-  return {read_input("-"), "stdin"};
+  const std::string file = prompt_file(arguments);
+  return {read_input(file), input_name(file)};
 }
 
 std::vector<std::string> stop_strings(const Arguments& arguments) {
@@ -106,8 +116,8 @@ std::vector<std::string> stop_strings(const Arguments& arguments) {
 }
 
 // The prompt's ids, begun as the tokenizer says; a prompt without any id starts from BOS.
-std::vector<int> encode_prompt(const Tokenizer& tokenizer, const ModelInfo& info, const Prompt& prompt) {
-  std::vector<int> ids = tokenizer.encode(prompt.text);
+std::vector<int> encode_prompt(const Tokenizer& tokenizer, const ModelInfo& info, std::string_view text) {
+  std::vector<int> ids = tokenizer.encode(text);
   if (!ids.empty()) return ids;
   const int bos = tokenizer.bos_id() >= 0 ? tokenizer.bos_id() : info.bos_token_id;
   if (bos < 0) throw UsageError("the prompt is empty and the model has no BOS to start from");
@@ -124,9 +134,9 @@ std::vector<int> end_of_sequence(const ModelInfo& info, const GenerationDefaults
 
 /// Consumes the prompt, with a progress bar where it takes more than one chunk; an interrupt ends it after a chunk.
 void prefill(Session& session, const std::vector<int>& ids) {
-  Progress progress(std::ssize(ids));
-  session.prefill(ids, {.on_progress = [&](std::int64_t done, std::int64_t /*total*/) {
-                    progress.update(done);
+  Progress progress;
+  session.prefill(ids, {.on_progress = [&](std::int64_t done, std::int64_t total) {
+                    progress.update(done, total);
                     return interrupt_exit_code() == 0;
                   }});
 }
@@ -207,6 +217,40 @@ Json result_json(const GenerateResult& result, const SamplerOptions& sampler, co
           {"timings", timings.json()}};
 }
 
+/// --lines: as many prompts as there are lines, on as many GPUs as were asked for.
+int lines_main(const Arguments& arguments, const RunOptions& run, const std::filesystem::path& folder,
+               const GenerationDefaults& defaults, GenerateOptions options, Output& out) {
+  if (arguments.has("prompt")) throw UsageError("--lines: not with -p (expected -f FILE or piped stdin)");
+  const std::string file = prompt_file(arguments);
+  LineReader lines(file);
+  Stopwatch watch;
+  const std::vector<Model> models = load_models(folder, run);
+  const ModelInfo info = info_of(models);
+  const Tokenizer tokenizer = load_tokenizer(folder, info);
+  options.eos_token_ids = end_of_sequence(info, defaults, tokenizer);
+  Generator generator(models, tokenizer, {.session = run.session});
+  const double load_seconds = watch.lap();
+
+  const GracefulScope graceful;
+  LineOptions lines_options;
+  lines_options.generate = options;
+  lines_options.name = input_name(file);
+  lines_options.encode = [&](std::string_view text) { return encode_prompt(tokenizer, info, text); };
+  lines_options.with_tokens = arguments.has("json");
+  lines_options.with_prompt = arguments.has("echo");
+  const LinesDone done = generate_lines(generator, lines, lines_options, out);
+  const double seconds = watch.lap();
+  out.commit();
+  log_line(fmt::format(
+      "load {:.3f} s | {} | {} prompts, {} tokens in {:.2f} s, {:.1f} tok/s | peak {:.1f} MB | seed {}", load_seconds,
+      place_of(info), done.prompts, done.tokens, seconds, Timings::rate(static_cast<double>(done.tokens), seconds),
+      static_cast<double>(peak_memory_bytes()) * 1e-6, options.sampler.seed));
+  if (done.failed > 0) {
+    throw NumericError(fmt::format("{} of {} prompts failed, {}", done.failed, done.prompts, done.first_failure));
+  }
+  return interrupt_exit_code();
+}
+
 int generate_main(int argc, char** argv) {
   const Arguments arguments(kFlags, false, argc, argv);
   if (print_help_or_version(arguments, kHelp, kProgram)) return kOk;
@@ -220,6 +264,7 @@ int generate_main(int argc, char** argv) {
   const std::filesystem::path folder = model_folder(arguments);
   const GenerationDefaults defaults = load_generation_defaults(folder);
   options.sampler = sampler_options(arguments, defaults.sampler);
+  if (arguments.has("lines")) return lines_main(arguments, run, folder, defaults, std::move(options), out);
   const bool as_json = arguments.has("json");
   options.logprobs = as_json;
   const Prompt prompt = read_prompt(arguments);
@@ -229,12 +274,12 @@ int generate_main(int argc, char** argv) {
 
   Stopwatch watch;
   Timings timings;
-  const Model model = load_model(folder, run);
+  const Model model = load_model(folder, run);  // of all GPUs the first: a sequence runs on one
   const Tokenizer tokenizer = load_tokenizer(folder, model.info());
   timings.load_seconds = watch.lap();
   timings.place = place_of(model.info());
 
-  const std::vector<int> ids = encode_prompt(tokenizer, model.info(), prompt);
+  const std::vector<int> ids = encode_prompt(tokenizer, model.info(), prompt.text);
   options.eos_token_ids = end_of_sequence(model.info(), defaults, tokenizer);
   if (arguments.has("echo") && !as_json) {
     out.write(prompt.text);

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -9,30 +10,29 @@
 #include <cerrno>
 #include <charconv>
 #include <system_error>
+#include <utility>
 
 #include "apps/cli.h"
+#include "apps/signals.h"
 
 namespace mmrec::apps {
 namespace {
 
-class Descriptor {
- public:
-  explicit Descriptor(const std::string& path)
-      : fd_(path == "-" ? STDIN_FILENO : open(path.c_str(), O_RDONLY | O_CLOEXEC)) {}
-  ~Descriptor() {
-    if (fd_ > STDERR_FILENO) (void)close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
-
 [[noreturn]] void unreadable(const std::string& path, int error) {
   throw std::runtime_error(
       fmt::format("{}: cannot read ({})", input_name(path), std::generic_category().message(error)));
+}
+
+struct stat status_of(int fd) {
+  struct stat status = {};
+  if (fstat(fd, &status) != 0) status.st_mode = 0;
+  return status;
+}
+
+int open_input(const std::string& path) {
+  const int fd = path == "-" ? STDIN_FILENO : open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) unreadable(path, errno);
+  return fd;
 }
 
 // Length of the UTF-8 character at the front of `text`, 0 if there is none. Overlong forms, surrogates and values
@@ -113,27 +113,86 @@ class IdLineReader {
 
 std::string input_name(const std::string& path) { return path == "-" ? "stdin" : path; }
 
-std::string read_input(const std::string& path) {
-  const Descriptor file(path);
-  if (file.get() < 0) unreadable(path, errno);
-  struct stat status = {};
-  if (fstat(file.get(), &status) == 0 && S_ISREG(status.st_mode) && status.st_size > 0 &&
-      static_cast<std::uint64_t>(status.st_size) > kMaxInputBytes) {
-    unreadable(path, EFBIG);
+InputFile::InputFile(std::string path) : path_(std::move(path)), fd_(open_input(path_)) {}
+InputFile::~InputFile() {
+  if (fd_ > STDERR_FILENO) (void)close(fd_);
+}
+
+std::size_t InputFile::read(std::span<char> to) {
+  for (;;) {
+    if (interrupt_exit_code() != 0) return 0;
+    // An interrupt must not have to wait for a pipe.
+    pollfd wait = {fd_, POLLIN, 0};
+    const int ready = poll(&wait, 1, 200);
+    if (ready == 0 || (ready < 0 && errno == EINTR)) continue;
+    const ssize_t n = ::read(fd_, to.data(), to.size());
+    if (n >= 0) return static_cast<std::size_t>(n);
+    if (errno != EINTR) unreadable(path_, errno);
   }
+}
+
+bool InputFile::has_bytes() const {
+  pollfd wait = {fd_, POLLIN, 0};
+  return poll(&wait, 1, 0) > 0;
+}
+
+std::optional<std::uint64_t> input_size(const std::string& path) {
+  struct stat status = {};
+  if (path == "-") {
+    status = status_of(STDIN_FILENO);
+  } else if (stat(path.c_str(), &status) != 0 || access(path.c_str(), R_OK) != 0) {
+    unreadable(path, errno);
+  }
+  if (S_ISDIR(status.st_mode)) unreadable(path, EISDIR);
+  if (!S_ISREG(status.st_mode)) return std::nullopt;
+  return static_cast<std::uint64_t>(status.st_size);
+}
+
+std::string read_input(const std::string& path) {
+  InputFile file(path);
+  const struct stat status = status_of(file.descriptor());
   std::string text;
-  if (S_ISREG(status.st_mode)) text.reserve(static_cast<std::size_t>(status.st_size) + 1);
+  if (S_ISREG(status.st_mode)) {
+    if (static_cast<std::uint64_t>(status.st_size) > kMaxInputBytes) unreadable(path, EFBIG);
+    text.reserve(static_cast<std::size_t>(status.st_size) + 1);
+  }
   constexpr std::size_t kChunk = std::size_t{1} << 16;
   for (;;) {
     const std::size_t filled = text.size();
     text.resize(filled + std::min(kChunk, std::max<std::size_t>(text.capacity() - filled, 1)));
-    const ssize_t n = read(file.get(), text.data() + filled, text.size() - filled);
-    text.resize(filled + static_cast<std::size_t>(std::max<ssize_t>(n, 0)));
-    if (n < 0 && errno != EINTR) unreadable(path, errno);
+    const std::size_t n = file.read(std::span(text).subspan(filled));
+    text.resize(filled + n);
     if (n == 0) return text;
     if (text.size() > kMaxInputBytes) unreadable(path, EFBIG);
     if (text.size() == text.capacity()) text.reserve(text.size() + std::max(kChunk, text.size() / 2));
   }
+}
+
+std::optional<std::string_view> LineReader::next() {
+  constexpr std::size_t kChunk = std::size_t{1} << 16;
+  std::size_t scanned = 0;
+  for (;;) {
+    const std::string_view rest = std::string_view(buffer_).substr(begin_);
+    const std::size_t end = rest.find('\n', scanned);
+    if (end != std::string_view::npos) return take(end, 1);
+    scanned = rest.size();
+    if (scanned > kMaxInputBytes) unreadable(file_.path(), EFBIG);
+    buffer_.erase(0, std::exchange(begin_, 0));
+    buffer_.resize(scanned + kChunk);
+    const std::size_t n = file_.read(std::span(buffer_).subspan(scanned));
+    buffer_.resize(scanned + n);
+    if (n > 0) continue;
+    if (scanned == 0 || interrupt_exit_code() != 0) return std::nullopt;
+    return take(scanned, 0);
+  }
+}
+
+std::string_view LineReader::take(std::size_t size, std::size_t ending) {
+  const std::string_view line = std::string_view(buffer_).substr(begin_, size);
+  begin_ += size + ending;
+  bytes_ += size + ending;
+  ++lines_;
+  return line;
 }
 
 std::int64_t count_invalid_utf8(std::string_view text) {
@@ -148,15 +207,8 @@ std::int64_t count_invalid_utf8(std::string_view text) {
   return runs;
 }
 
-std::vector<IdDocument> parse_id_lines(std::string_view text, const std::string& name, std::int64_t vocab_size) {
-  std::vector<IdDocument> documents;
-  while (!text.empty()) {
-    const std::size_t end = std::min(text.find('\n'), text.size());
-    const std::string where = fmt::format("{}:{}", name, documents.size() + 1);
-    documents.push_back({where, IdLineReader(text.substr(0, end), where, vocab_size).read()});
-    text.remove_prefix(std::min(end + 1, text.size()));
-  }
-  return documents;
+std::vector<int> parse_ids(std::string_view line, const std::string& where, std::int64_t vocab_size) {
+  return IdLineReader(line, where, vocab_size).read();
 }
 
 }  // namespace mmrec::apps

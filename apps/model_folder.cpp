@@ -6,6 +6,7 @@
 #include <array>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <new>
 #include <sstream>
 #include <stdexcept>
@@ -21,6 +22,7 @@ constexpr std::array<std::string_view, 3> kPrefillNames = {"auto", "sweeps", "st
 // In the order of Device and of Precision.
 constexpr std::array<std::string_view, 3> kDeviceNames = {"auto", "cpu", "cuda"};
 constexpr std::string_view kNumberedGpu = "cuda:";
+constexpr std::string_view kAllGpus = "cuda:all";
 constexpr std::array<std::string_view, 4> kPrecisionNames = {"auto", "fp32", "fp16", "bf16"};
 
 std::filesystem::path beside_program() {
@@ -63,9 +65,24 @@ auto rejecting(const std::filesystem::path& folder, Load&& load) {
   }
 }
 
-/// Sets the device: a name, or "cuda:" and the GPU's number.
+LoadOptions load_options(const RunOptions& options) {
+  LoadOptions load;
+  load.device = options.device;
+  load.gpu = options.gpu;
+  load.precision = options.precision;
+  load.threads = options.session.threads;
+  load.on_warning = [](std::string_view text) { warn(text); };
+  return load;
+}
+
+/// Sets the device: a name, or "cuda:" and the GPU's number or "all".
 void read_device(const Arguments& arguments, RunOptions& options) {
   const std::string given = arguments.text("device").value_or("auto");
+  if (given == kAllGpus) {
+    options.device = Device::kCuda;
+    options.all_gpus = true;
+    return;
+  }
   if (given.starts_with(kNumberedGpu)) {
     const auto number = parse_integer(std::string_view(given).substr(kNumberedGpu.size()));
     if (number && *number >= 0 && *number <= std::numeric_limits<int>::max()) {
@@ -76,8 +93,9 @@ void read_device(const Arguments& arguments, RunOptions& options) {
   }
   const auto name = std::find(kDeviceNames.begin(), kDeviceNames.end(), given);
   if (name == kDeviceNames.end()) {
-    throw UsageError(fmt::format("--device: not a valid value (found '{}', expected auto or cpu or cuda or cuda:N)",
-                                 printable(given)));
+    throw UsageError(
+        fmt::format("--device: not a valid value (found '{}', expected auto or cpu or cuda or cuda:N or cuda:all)",
+                    printable(given)));
   }
   options.device = static_cast<Device>(name - kDeviceNames.begin());
 }
@@ -126,7 +144,10 @@ nlohmann::ordered_json sweep_tolerance_json(const SessionOptions& options) {
 
 std::string device_text(const ModelInfo& info) {
   if (info.device != Device::kCuda) return info.device_name;
-  return fmt::format("{} ({})", info.gpu == 0 ? "cuda" : fmt::format("{}{}", kNumberedGpu, info.gpu), info.device_name);
+  const std::string gpu = info.gpu == 0  ? "cuda"
+                          : info.gpu > 0 ? fmt::format("{}{}", kNumberedGpu, info.gpu)
+                                         : std::string(kAllGpus);
+  return fmt::format("{} ({})", gpu, info.device_name);
 }
 
 std::string place_of(const ModelInfo& info) {
@@ -142,13 +163,29 @@ nlohmann::ordered_json with_device(nlohmann::ordered_json description, const Mod
 }
 
 Model load_model(const std::filesystem::path& folder, const RunOptions& options) {
-  LoadOptions load;
-  load.device = options.device;
-  load.gpu = options.gpu;
-  load.precision = options.precision;
-  load.threads = options.session.threads;
-  load.on_warning = [](std::string_view text) { warn(text); };
-  return rejecting(folder, [&] { return Model::load(folder, load); });
+  return rejecting(folder, [&] { return Model::load(folder, load_options(options)); });
+}
+
+std::vector<Model> load_models(const std::filesystem::path& folder, const RunOptions& options) {
+  if (!options.all_gpus) return {load_model(folder, options)};
+  return rejecting(folder, [&] { return Model::load_on_gpus(folder, load_options(options)); });
+}
+
+ModelInfo info_of(std::span<const Model> models) {
+  ModelInfo all = models.front().info();
+  if (models.size() == 1) return all;
+  all.gpu = -1;
+  all.weight_bytes = 0;
+  all.device_name.clear();
+  std::map<std::string, int> names;
+  for (const Model& model : models) {
+    all.weight_bytes += model.info().weight_bytes;
+    ++names[model.info().device_name];
+  }
+  for (const auto& [name, count] : names) {
+    all.device_name += fmt::format("{}{} x {}", all.device_name.empty() ? "" : ", ", count, name);
+  }
+  return all;
 }
 
 Tokenizer load_tokenizer(const std::filesystem::path& folder, const ModelInfo& info) {

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "apps/cli.h"
 #include "mmrec/model.h"
@@ -22,6 +23,7 @@ std::filesystem::path model_folder(const Arguments& arguments);
 struct RunOptions {
   Device device = Device::kAuto;
   int gpu = 0;
+  bool all_gpus = false;  // instead of one
   Precision precision = Precision::kAuto;
   SessionOptions session;
 };
@@ -33,7 +35,8 @@ std::span<const std::string_view> prefill_names();
 /// What --sweep-tol says, or "auto"; for JSON.
 nlohmann::ordered_json sweep_tolerance_json(const SessionOptions& options);
 
-/// What the model runs on: "cpu", "cuda (NVIDIA H200)", or for any GPU but the first "cuda:1 (NVIDIA H200)".
+/// What the model runs on: "cpu", "cuda (NVIDIA H200)", for any GPU but the first "cuda:1 (NVIDIA H200)", and for
+/// several "cuda:all (2 x NVIDIA H200)".
 std::string device_text(const ModelInfo& info);
 
 /// Where and how the model runs: "cpu", or "cuda (NVIDIA H200), bf16".
@@ -42,8 +45,12 @@ std::string place_of(const ModelInfo& info);
 /// `description` of a model with what it runs on: device, precision and GPU bytes.
 nlohmann::ordered_json with_device(nlohmann::ordered_json description, const ModelInfo& info);
 
-/// Model::load; warnings go to stderr, every fault of a file becomes RejectedFile.
+/// Model::load of options.gpu; warnings go to stderr, every fault of a file becomes RejectedFile.
 Model load_model(const std::filesystem::path& folder, const RunOptions& options);
+/// One, or with --device cuda:all one for each GPU.
+std::vector<Model> load_models(const std::filesystem::path& folder, const RunOptions& options);
+/// What models of load_models() are together: the first one's facts, with the devices and weight bytes of all.
+ModelInfo info_of(std::span<const Model> models);
 
 /// Tokenizer::load with the checks that need the model: more pieces than the model has rows are refused, fewer
 /// reported.

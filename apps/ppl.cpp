@@ -5,16 +5,17 @@
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <deque>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "apps/cli.h"
-#include "apps/input.h"
+#include "apps/corpus.h"
 #include "apps/model_folder.h"
 #include "apps/output.h"
 #include "apps/ppl_report.h"
@@ -28,6 +29,11 @@ namespace mmrec::apps {
 namespace {
 
 using Json = nlohmann::ordered_json;
+using Clock = std::chrono::steady_clock;
+
+double seconds_between(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
 
 constexpr std::string_view kProgram = "mmrec-ppl";
 
@@ -47,7 +53,7 @@ one document, "-" is stdin. The result is on stdout, timings are on stderr.
   -o, --output FILE    write the result there, whole or not at all
       --batch N        documents scored together at most (as many as suit the
                        device and its memory)
-      --device D       auto, cpu, cuda, or cuda:N for GPU N, from 0
+      --device D       auto, cpu, cuda, cuda:N (GPU N, from 0) or cuda:all
       --precision P    auto, fp32, bf16 or fp16
       --prefill M      auto, sweeps or steps; --sweep-tol X: tolerance (auto)
       --threads N      threads of the CPU (0: all)
@@ -61,48 +67,11 @@ constexpr std::array kFlags = {
     Flag{"version", 0, false},
 };
 
-// Documents are scored in groups: enough of them to fill batches with similar lengths, few enough that log-probs are
-// written out before they add up.
-constexpr std::size_t kGroupDocuments = 1024;
-constexpr std::size_t kGroupTokens = std::size_t{1} << 22;
-
-struct Corpus {
-  std::vector<Document> documents;
-  std::vector<std::vector<int>> ids;  // of each document, while they wait to be scored
-
-  std::int64_t scored_tokens() const {
-    std::int64_t tokens = 0;
-    for (const auto& document : ids) tokens += std::max<std::int64_t>(std::ssize(document) - 1, 0);
-    return tokens;
-  }
-};
-
 std::vector<std::string> input_files(const Arguments& arguments) {
   const auto& files = arguments.positionals();
   if (files.empty()) throw UsageError("no documents (expected FILE..., or - for stdin)");
   if (std::count(files.begin(), files.end(), "-") > 1) throw UsageError("-: given more than once");
   return files;
-}
-
-Corpus read_corpus(const std::vector<std::string>& files, const Tokenizer* tokenizer, const ModelInfo& info) {
-  Corpus corpus;
-  for (const std::string& file : files) {
-    const std::string text = read_input(file);
-    const std::string name = input_name(file);
-    if (tokenizer == nullptr) {
-      for (IdDocument& document : parse_id_lines(text, name, info.vocab_size)) {
-        corpus.documents.push_back({std::move(document.name), {}, -1, -1});
-        corpus.ids.push_back(std::move(document.ids));
-      }
-      continue;
-    }
-    if (const auto runs = count_invalid_utf8(text); runs > 0) {
-      warn(fmt::format("{}: {} places are no UTF-8 and are read as U+FFFD", name, runs));
-    }
-    corpus.documents.push_back({name, {}, std::ssize(text), count_words(text)});
-    corpus.ids.push_back(tokenizer->encode(text));
-  }
-  return corpus;
 }
 
 void check_finite(const Document& document, const DocumentScore& score) {
@@ -114,15 +83,6 @@ void check_finite(const Document& document, const DocumentScore& score) {
   }
 }
 
-std::size_t group_end(const Corpus& corpus, std::size_t first) {
-  std::size_t tokens = 0;
-  std::size_t end = first;
-  while (end < corpus.ids.size() && end - first < kGroupDocuments && (end == first || tokens < kGroupTokens)) {
-    tokens += corpus.ids[end++].size();
-  }
-  return end;
-}
-
 struct Scored {
   PerplexitySummary summary;
   std::int64_t empty_docs = 0;
@@ -130,6 +90,8 @@ struct Scored {
   bool interrupted = false;
   std::int64_t tokens_done = 0;  // these two also count what was interrupted
   double nll_done = 0.0;
+  double seconds = 0.0;       // without those in which the only device had nothing to score
+  double read_seconds = 0.0;  // for documents to be read and tokenized
 
   double running_ppl() const { return std::exp(nll_done / static_cast<double>(tokens_done)); }
 };
@@ -141,43 +103,48 @@ void report_empty(const Document& document, std::int64_t count) {
   if (count == kMost) warn("further documents with 0 scored tokens are counted only");
 }
 
-Scored score_corpus(const Model& model, ScorerOptions options, Corpus& corpus, Report& report) {
+Scored score_corpus(const std::vector<Model>& models, ScorerOptions options, Corpus& corpus, Progress& progress,
+                    Report& report) {
   Scored scored;
-  Progress progress(corpus.scored_tokens());
   options.on_progress = [&](std::int64_t tokens, double nll) {
     scored.tokens_done += tokens;
     scored.nll_done += nll;
-    progress.update(scored.tokens_done, scored.running_ppl());
+    progress.update(scored.tokens_done, corpus.expected_tokens(), scored.running_ppl());
     return interrupt_exit_code() == 0;
   };
-  Scorer scorer(model, options);
+  Scorer scorer(models, options);
   PerplexityAccumulator accumulator;
-  for (std::size_t first = 0; first < corpus.ids.size() && !scored.interrupted;) {
-    const std::size_t end = group_end(corpus, first);
-    const std::vector<DocumentScore> scores = scorer.score(std::span(corpus.ids).subspan(first, end - first));
-    for (std::size_t i = first; i < end && i - first < scores.size(); ++i) {
-      const DocumentScore& score = scores[i - first];
-      if (!score.complete) {
-        scored.interrupted = true;
-        break;
-      }
-      Document& document = corpus.documents[i];
-      document.ids = std::move(corpus.ids[i]);
-      check_finite(document, score);
-      const bool empty = score.logprobs.empty();
-      if (empty) {
-        progress.clear();
-        report_empty(document, ++scored.empty_docs);
-      }
-      // A document without a scored token is counted and otherwise left out: its bytes would dilute bits per byte.
-      accumulator.add(score, empty ? 0 : std::max<std::int64_t>(document.bytes, 0),
-                      empty ? 0 : std::max<std::int64_t>(document.words, 0));
-      report.add(document, score);
-      document.ids = {};
+  std::deque<Document> read_ahead;  // without their ids, which the scorer has
+  const auto next = [&](std::vector<int>& ids) {
+    const auto start = Clock::now();
+    std::optional<Document> document = corpus.next();
+    if (document) {
+      ids = std::exchange(document->ids, {});
+      read_ahead.push_back(std::move(*document));
     }
-    scored.interrupted = scored.interrupted || interrupt_exit_code() != 0;
-    first = end;
-  }
+    scored.read_seconds += seconds_between(start, Clock::now());
+    return document.has_value();
+  };
+  const auto on_score = [&](std::size_t /*number*/, std::vector<int>& ids, const DocumentScore& score) {
+    Document document = std::move(read_ahead.front());
+    read_ahead.pop_front();
+    document.ids = std::move(ids);
+    check_finite(document, score);
+    const bool empty = score.logprobs.empty();
+    if (empty) {
+      progress.clear();
+      report_empty(document, ++scored.empty_docs);
+    }
+    // A document without a scored token is counted and otherwise left out: its bytes would dilute bits per byte.
+    accumulator.add(score, empty ? 0 : std::max<std::int64_t>(document.bytes, 0),
+                    empty ? 0 : std::max<std::int64_t>(document.words, 0));
+    report.add(document, score);
+    return true;
+  };
+  const auto start = Clock::now();
+  scored.interrupted = !scorer.score_stream(next, on_score) || interrupt_exit_code() != 0;
+  scored.seconds = seconds_between(start, Clock::now());
+  if (models.size() == 1) scored.seconds -= scored.read_seconds;  // several are at work meanwhile
   scored.summary = accumulator.summary();
   scored.prefill = scorer.prefill_stats();
   return scored;
@@ -211,25 +178,26 @@ int ppl_main(int argc, char** argv) {
       arguments.has("output") ? std::make_unique<Output>(*arguments.text("output")) : std::make_unique<Output>();
   Report report(*out, format, arguments.has("per-token"));
 
-  using Clock = std::chrono::steady_clock;
-  const auto seconds = [](Clock::duration d) { return std::chrono::duration<double>(d).count(); };
   const auto start = Clock::now();
-  const Model model = load_model(folder, run);
+  const std::vector<Model> models = load_models(folder, run);
+  const ModelInfo info = info_of(models);
   std::optional<Tokenizer> tokenizer;
-  if (!as_ids) tokenizer = load_tokenizer(folder, model.info());
-  const auto loaded = Clock::now();
-  Corpus corpus = read_corpus(files, tokenizer ? &*tokenizer : nullptr, model.info());
+  if (!as_ids) tokenizer = load_tokenizer(folder, info);
+  const double load_seconds = seconds_between(start, Clock::now());
 
-  const std::int64_t total = corpus.scored_tokens();
+  Progress progress;
+  Corpus corpus(files, tokenizer ? &*tokenizer : nullptr, info.vocab_size, [&](std::string_view text) {
+    progress.clear();
+    warn(text);
+  });
   const GracefulScope graceful;
-  const auto scoring = Clock::now();
-  const Scored scored = score_corpus(model, options, corpus, report);
-  const double score_seconds = seconds(Clock::now() - scoring);
-  const double rate = score_seconds > 0.0 ? static_cast<double>(scored.tokens_done) / score_seconds : 0.0;
+  const Scored scored = score_corpus(models, options, corpus, progress, report);
+  progress.clear();
+  const double rate = scored.seconds > 0.0 ? static_cast<double>(scored.tokens_done) / scored.seconds : 0.0;
   if (scored.interrupted) {
     if (!arguments.has("output")) out->flush();
-    log_line(fmt::format("interrupted after {} of {} tokens, ppl so far {:.6g}", scored.tokens_done, total,
-                         scored.running_ppl()));
+    log_line(fmt::format("interrupted after {} tokens{}, ppl so far {:.6g}", scored.tokens_done,
+                         corpus.is_at_end() ? fmt::format(" of {}", corpus.tokens()) : "", scored.running_ppl()));
     return interrupt_exit_code();
   }
 
@@ -242,9 +210,9 @@ int ppl_main(int argc, char** argv) {
                                                      : "none"},
                      {"tokenizer_fingerprint", tokenizer ? Json(hex(tokenizer->fingerprint())) : Json(nullptr)},
                      {"model", with_device({{"folder", folder.string()},
-                                            {"parameters", model.info().parameters},
-                                            {"fingerprint", hex(model.info().fingerprint)}},
-                                           model.info())},
+                                            {"parameters", info.parameters},
+                                            {"fingerprint", hex(info.fingerprint)}},
+                                           info)},
                      {"prefill",
                       {{"mode", prefill_names()[static_cast<std::size_t>(run.session.prefill)]},
                        {"sweep_tol", sweep_tolerance_json(run.session)},
@@ -252,8 +220,9 @@ int ppl_main(int argc, char** argv) {
                        {"fallbacks", scored.prefill.fallbacks}}},
                      {"batch", options.batch == 0 ? Json(nullptr) : Json(options.batch)},
                      {"timings",
-                      {{"load_s", seconds(loaded - start)},
-                       {"score_s", score_seconds},
+                      {{"load_s", load_seconds},
+                       {"read_s", scored.read_seconds},
+                       {"score_s", scored.seconds},
                        {"tokens_per_s", rate},
                        {"peak_memory_bytes", peak_memory_bytes()}}}};
   report.finish(scored.summary, context);
@@ -261,8 +230,8 @@ int ppl_main(int argc, char** argv) {
   if (scored.summary.tokens == 0) log_line("0 scored tokens: there is no perplexity");
   log_line(fmt::format(
       "load {:.3f} s | {} | {} tokens in {:.2f} s, {:.1f} tok/s, {:.2f} sweeps/token | ppl {:.6g} | peak {:.1f} MB",
-      seconds(loaded - start), place_of(model.info()), scored.summary.tokens, score_seconds, rate,
-      scored.prefill.sweeps_per_token(), scored.summary.ppl, static_cast<double>(peak_memory_bytes()) * 1e-6));
+      load_seconds, place_of(info), scored.summary.tokens, scored.seconds, rate, scored.prefill.sweeps_per_token(),
+      scored.summary.ppl, static_cast<double>(peak_memory_bytes()) * 1e-6));
   return kOk;
 }
 

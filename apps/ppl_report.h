@@ -4,21 +4,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <vector>
 
+#include "apps/corpus.h"
 #include "apps/output.h"
 #include "mmrec/scorer.h"
 
 namespace mmrec::apps {
-
-/// One document to score. bytes and words are those of the original input; -1 where the input was token ids.
-struct Document {
-  std::string name;
-  std::vector<int> ids;
-  std::int64_t bytes = -1;
-  std::int64_t words = -1;
-};
 
 /// What a summary holds besides the measures.
 // NOLINTNEXTLINE(bugprone-exception-escape): of an implicit move; JSON's does not throw

@@ -47,12 +47,11 @@ std::string progress_line(std::int64_t done, std::int64_t total, double seconds,
   return line;
 }
 
-Progress::Progress(std::int64_t total)
-    : enabled_(isatty(STDERR_FILENO) == 1), total_(total), start_(Clock::now()), last_(start_) {}
+Progress::Progress() : enabled_(isatty(STDERR_FILENO) == 1), start_(Clock::now()), last_(start_) {}
 
 Progress::~Progress() { clear(); }
 
-void Progress::update(std::int64_t done, std::optional<double> ppl) {
+void Progress::update(std::int64_t done, std::int64_t total, std::optional<double> ppl) {
   if (!enabled_) return;
   const auto now = Clock::now();
   if (drawn_ && now - last_ < std::chrono::milliseconds(200)) return;
@@ -60,7 +59,7 @@ void Progress::update(std::int64_t done, std::optional<double> ppl) {
   drawn_ = true;
   const double seconds = std::chrono::duration<double>(now - start_).count();
   // One column stays free: a full last column makes some terminals wrap, and every redraw would then scroll.
-  put("\r" + progress_line(done, total_, seconds, ppl, terminal_width() - 1) + "\x1b[K");
+  put("\r" + progress_line(done, total, seconds, ppl, terminal_width() - 1) + "\x1b[K");
 }
 
 void Progress::clear() {

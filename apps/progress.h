@@ -11,14 +11,13 @@ namespace mmrec::apps {
 /// Redraws one line at most five times a second, never wider than the terminal, and wipes it when it goes.
 class Progress {
  public:
-  /// `total` tokens are ahead.
-  explicit Progress(std::int64_t total);
+  Progress();
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// `done` tokens so far, of perplexity `ppl` where that is known.
-  void update(std::int64_t done, std::optional<double> ppl = std::nullopt);
+  /// `done` of `total` tokens so far, of perplexity `ppl` where that is known. A total of 0 is not known.
+  void update(std::int64_t done, std::int64_t total, std::optional<double> ppl = std::nullopt);
   /// Wipes the line, so that other text may follow.
   void clear();
 
@@ -26,7 +25,6 @@ class Progress {
   using Clock = std::chrono::steady_clock;
   bool enabled_;
   bool drawn_ = false;
-  std::int64_t total_;
   Clock::time_point start_;
   Clock::time_point last_;
 };

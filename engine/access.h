@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "mmrec/model.h"
 #include "mmrec/session.h"
@@ -29,6 +30,8 @@ struct Access {
 /// Throw std::invalid_argument naming the option, found and expected.
 void check_batch(int batch);
 void check_options(const SessionOptions& options);
+/// At least one, and all of them one model.
+void check_replicas(std::span<const Model> models);
 
 /// The executor's words for the session's options. Requires: check_options(options) passed.
 models::ExecutionOptions execution_options(const SessionOptions& options);

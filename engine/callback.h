@@ -2,6 +2,7 @@
 #pragma once
 
 #include <exception>
+#include <utility>
 
 namespace mmrec::engine {
 
@@ -23,6 +24,11 @@ class CallbackFault {
   }
   void rethrow() const {
     if (fault_) std::rethrow_exception(fault_);
+  }
+  /// What is kept here is kept there, unless that has one.
+  void move_to(CallbackFault& other) noexcept {
+    const std::exception_ptr fault = std::exchange(fault_, nullptr);
+    if (!other.fault_) other.fault_ = fault;
   }
 
  private:

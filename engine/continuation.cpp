@@ -70,7 +70,7 @@ bool Continuation::is_eos(int token) const {
 }
 
 bool Continuation::ends_with(int token) const {
-  return cancelled_ || is_eos(token) || std::ssize(result_.tokens) + 1 == options_.max_tokens;
+  return is_eos(token) || std::ssize(result_.tokens) + 1 == options_.max_tokens;
 }
 
 void Continuation::take(const Sample& drawn) {

@@ -24,7 +24,7 @@ class Continuation {
 
   /// To be asked before each token: whether it shall be drawn. If not, is_over() from then on.
   bool goes_on();
-  /// Whether it ends with this token, whatever its text says.
+  /// Whether it ends with this token, whatever its text says; cancel() aside, which may come meanwhile.
   bool ends_with(int token) const;
   /// What was drawn, once. Requires: !is_over().
   void take(const Sample& drawn);

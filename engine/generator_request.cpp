@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
@@ -49,7 +50,7 @@ GenerateOptions guarded(GenerateOptions options, CallbackFault& fault) {
 
 std::unique_ptr<RunningRequest> checked_request(GeneratorRequest&& request, Generator::RequestId id,
                                                 const Tokenizer& tokenizer, const StateShape& shape,
-                                                const models::Executor& executor, CallbackFault& fault) {
+                                                std::span<const Model> models, CallbackFault& fault) {
   std::optional<models::HostState> state;
   std::int64_t position = 0;
   if (request.start && !request.state.empty()) {
@@ -60,7 +61,8 @@ std::unique_ptr<RunningRequest> checked_request(GeneratorRequest&& request, Gene
       throw std::invalid_argument(
           fmt::format("start: found a session of batch {}, expected 1", request.start->batch()));
     }
-    if (Access::slots(*request.start).executor().get() != &executor) {
+    const std::shared_ptr<models::Executor>& executor = Access::slots(*request.start).executor();
+    if (std::none_of(models.begin(), models.end(), [&](const Model& m) { return Access::executor(m) == executor; })) {
       throw std::invalid_argument("start: found a session of another model, expected one of the generator's");
     }
     position = request.start->position();

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -25,17 +26,16 @@ struct RunningRequest {
   std::shared_ptr<const Session> start = {};
   std::optional<models::HostState> state = {};
   std::int64_t position = 0;  // consumed so far, those of the starting state included
-  bool has_state = false;     // its slot holds what it starts from, no longer what was there before
   std::function<void(GenerateResult)> on_finish = {};
 
   /// Its last token is not consumed.
-  bool is_behind() const { return has_state && static_cast<std::uint64_t>(position) < text.step(); }
+  bool is_behind() const { return prompt.empty() && static_cast<std::uint64_t>(position) < text.step(); }
 };
 
 /// Throws as Generator::submit says. The request's callbacks for text and tokens throw nothing: `fault` has it, and
-/// outlives the request. `shape` is that of one sequence on `executor`.
+/// outlives the request. `shape` is that of one sequence of `models`, the generator's.
 std::unique_ptr<RunningRequest> checked_request(GeneratorRequest&& request, Generator::RequestId id,
                                                 const Tokenizer& tokenizer, const StateShape& shape,
-                                                const models::Executor& executor, CallbackFault& fault);
+                                                std::span<const Model> models, CallbackFault& fault);
 
 }  // namespace mmrec::engine

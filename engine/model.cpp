@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <future>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -93,15 +95,17 @@ void check(const LoadOptions& options) {
   }
 }
 
+std::string unusable(const std::string& reason) { return fmt::format("no usable CUDA device ({})", reason); }
+
 /// Whether the model runs on the GPU, decided before any file is read. kCpu never asks for one.
 bool takes_cuda(const LoadOptions& options) {
   std::string reason;
   if (options.device != Device::kCpu) {
     reason = models::cuda_unusable_reason(options.gpu);
     if (reason.empty()) return true;
-    reason = fmt::format("no usable CUDA device ({})", reason);
+    if (options.device == Device::kCuda) throw DeviceUnavailable(unusable(reason));
+    reason = unusable(reason);
   }
-  if (options.device == Device::kCuda) throw DeviceUnavailable(reason);
   if (is_half(options.precision)) {
     throw std::invalid_argument(fmt::format("load option precision: found {} on the CPU, expected auto or fp32{}{}",
                                             to_string(options.precision), reason.empty() ? "" : ": ", reason));
@@ -113,16 +117,59 @@ bool takes_cuda(const LoadOptions& options) {
   return false;
 }
 
-Model on_cuda(const models::Config& config, const models::HostWeights& host, ModelInfo info,
-              const LoadOptions& options) {
-  const auto weights = models::upload_weights(host, options.precision, options.gpu);
+/// Those of `gpus` if there are any, else all that can be used; decided before any file is read.
+std::vector<int> chosen_gpus(std::span<const int> gpus, const LoadOptions& options) {
+  for (auto gpu = gpus.begin(); gpu != gpus.end(); ++gpu) {
+    if (*gpu < 0) throw std::invalid_argument(fmt::format("gpus: found {}, expected >= 0", *gpu));
+    if (std::find(gpus.begin(), gpu, *gpu) != gpu) {
+      throw std::invalid_argument(fmt::format("gpus: found {} twice, expected each GPU once", *gpu));
+    }
+  }
+  for (const int gpu : gpus) {
+    if (const std::string reason = models::cuda_unusable_reason(gpu); !reason.empty())
+      throw DeviceUnavailable(unusable(reason));
+  }
+  if (!gpus.empty()) return {gpus.begin(), gpus.end()};
+  std::vector<int> chosen;
+  std::vector<std::string> left_out;
+  for (int gpu = 0; gpu < models::cuda_device_count(); ++gpu) {
+    if (const std::string reason = models::cuda_unusable_reason(gpu); reason.empty()) {
+      chosen.push_back(gpu);
+    } else {
+      left_out.push_back(fmt::format("GPU {} is not used ({})", gpu, reason));
+    }
+  }
+  if (chosen.empty()) throw DeviceUnavailable(unusable(models::cuda_unusable_reason()));
+  for (const std::string& warning : left_out) {
+    if (options.on_warning) options.on_warning(warning);
+  }
+  return chosen;
+}
+
+/// What the files say.
+struct Loaded {
+  Loaded(const std::filesystem::path& folder, const LoadOptions& options)
+      : config(models::load_config(folder / "config.json", options.on_warning)),
+        weights(std::make_shared<const models::HostWeights>(models::load_weights(
+            models::Checkpoint::open(folder), config,
+            {.allow_nonfinite = options.allow_nonfinite, .threads = options.threads}, options.on_warning))),
+        info(info_of(config, *weights)) {}
+  models::Config config;
+  std::shared_ptr<const models::HostWeights> weights;
+  ModelInfo info;
+};
+
+Model on_cuda(const Loaded& loaded, Precision precision, int gpu) {
+  const models::HostWeights& host = *loaded.weights;
+  ModelInfo info = loaded.info;
+  const auto weights = models::upload_weights(host, precision, gpu);
   info.precision = models::precision_of(*weights);
   info.weight_bytes = models::device_bytes(*weights);
   count_bytes(info, host, models::type_of(info.precision));
   info.device = Device::kCuda;
-  info.gpu = options.gpu;
-  info.device_name = models::cuda_device_info(options.gpu).name;
-  return engine::Access::model(std::move(info), config, models::make_cuda_executor(config, weights));
+  info.gpu = gpu;
+  info.device_name = models::cuda_device_info(gpu).name;
+  return engine::Access::model(std::move(info), loaded.config, models::make_cuda_executor(loaded.config, weights));
 }
 
 }  // namespace
@@ -132,16 +179,26 @@ Model::Model(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
 Model Model::load(const std::filesystem::path& folder, const LoadOptions& options) {
   check(options);
   const bool cuda = takes_cuda(options);
-  const models::Config config = models::load_config(folder / "config.json", options.on_warning);
-  const models::Checkpoint checkpoint = models::Checkpoint::open(folder);
-  models::WeightOptions weight_options;
-  weight_options.allow_nonfinite = options.allow_nonfinite;
-  weight_options.threads = options.threads;
-  const auto weights = std::make_shared<const models::HostWeights>(
-      models::load_weights(checkpoint, config, weight_options, options.on_warning));
-  ModelInfo info = info_of(config, *weights);
-  if (cuda) return on_cuda(config, *weights, std::move(info), options);  // and the host's copy goes
-  return engine::Access::model(std::move(info), config, models::make_cpu_executor(config, weights));
+  const Loaded loaded(folder, options);
+  if (cuda) return on_cuda(loaded, options.precision, options.gpu);  // and the host's copy goes
+  return engine::Access::model(loaded.info, loaded.config, models::make_cpu_executor(loaded.config, loaded.weights));
+}
+
+std::vector<Model> Model::load_on_gpus(const std::filesystem::path& folder, const LoadOptions& options,
+                                       std::span<const int> gpus) {
+  check(options);
+  if (options.device == Device::kCpu) throw std::invalid_argument("load option device: found kCpu, expected a GPU");
+  const std::vector<int> chosen = chosen_gpus(gpus, options);
+  const Loaded loaded(folder, options);
+  std::vector<std::future<Model>> uploads;
+  uploads.reserve(chosen.size());
+  for (const int gpu : chosen) {
+    uploads.push_back(std::async(std::launch::async, [&, gpu] { return on_cuda(loaded, options.precision, gpu); }));
+  }
+  std::vector<Model> models;
+  models.reserve(chosen.size());
+  for (std::future<Model>& upload : uploads) models.push_back(upload.get());
+  return models;
 }
 
 const ModelInfo& Model::info() const { return impl_->info; }
@@ -161,6 +218,20 @@ Model Access::model(ModelInfo info, const models::Config& config, std::shared_pt
 
 const std::shared_ptr<models::Executor>& Access::executor(const Model& model) { return model.impl_->executor; }
 const models::Config& Access::config(const Model& model) { return model.impl_->config; }
+
+void check_replicas(std::span<const Model> models) {
+  if (models.empty()) throw std::invalid_argument("models: found none, expected at least one");
+  const auto of = [](const Model& model) {
+    const ModelInfo& info = model.info();
+    return fmt::format("fingerprint {:016x} on {} in {}", info.fingerprint,
+                       info.device == Device::kCuda ? "a GPU" : "the CPU", to_string(info.precision));
+  };
+  for (std::size_t i = 1; i < models.size(); ++i) {
+    if (of(models[i]) == of(models[0])) continue;
+    throw std::invalid_argument(
+        fmt::format("model {}: found {}, expected model 0's {}", i, of(models[i]), of(models[0])));
+  }
+}
 
 }  // namespace engine
 }  // namespace mmrec

@@ -1,14 +1,25 @@
-// Scoring documents together.
+// Scoring documents together, on one device or several.
 //
-// Documents are taken in order of length, so that those of a group are alike, and a group is one call: one run for each
-// document, in a slot of its own. How a call is cut and computed is the executor's matter.
+// Documents are read a block at a time. Those of a block are taken in order of length, so that those of a group are
+// alike, and a group is one call of an executor: one run for each document, in a slot of its own. How a call is cut and
+// computed is the executor's matter. Devices take groups as they become free, each in a thread of its own.
+//
+// What must stay true: which documents make a group does not depend on how many devices there are; callbacks are called
+// in the caller's thread; documents are handed over in their order.
 #include "mmrec/scorer.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <limits>
+#include <memory>
+#include <mutex>
 #include <new>
 #include <stdexcept>
+#include <thread>
 #include <utility>
 
 #include "engine/access.h"
@@ -18,6 +29,10 @@ namespace mmrec {
 namespace {
 
 using Documents = std::span<const std::vector<int>>;
+
+/// Tokens of a group where nobody has said how many documents it takes: some thirty chunks of a GPU, so that the last
+/// one, which is not full, costs little, and so few that devices finish at about the same time.
+constexpr std::size_t kGroupTokens = std::size_t{1} << 18;
 
 void check_ids(const std::vector<int>& ids, std::size_t document, std::int64_t vocab) {
   for (std::size_t i = 0; i < ids.size(); ++i) {
@@ -39,10 +54,36 @@ std::vector<std::size_t> by_length(Documents documents) {
   return order;
 }
 
+/// Documents that follow one another, and their scores.
+struct Block {
+  std::vector<std::vector<int>> owned;  // a stream's
+  Documents documents;
+  std::size_t first = 0;  // the number of the first
+  std::vector<DocumentScore> scores;
+  std::vector<std::size_t> order;
+  std::size_t groups_left = 0;
+};
+
+/// Of documents that live as long.
+std::unique_ptr<Block> make_block(Documents documents, std::size_t first = 0) {
+  auto block = std::make_unique<Block>();
+  block->documents = documents;
+  block->first = first;
+  block->scores.resize(documents.size());
+  for (std::size_t d = 0; d < documents.size(); ++d) block->scores[d].complete = documents[d].size() < 2;
+  block->order = by_length(documents);
+  return block;
+}
+
+struct Group {
+  Block* block = nullptr;
+  std::span<const std::size_t> members;
+};
+
 /// Documents of one call, packed, and what has become of them.
-class Group {
+class Packed {
  public:
-  Group(Documents documents, std::span<const std::size_t> members, const models::Slots& slots) : members_(members) {
+  Packed(Documents documents, std::span<const std::size_t> members, const models::Slots& slots) : members_(members) {
     std::size_t size = 0;
     for (const std::size_t d : members) size += documents[d].size();
     tokens_.reserve(size);
@@ -88,17 +129,244 @@ class Group {
   std::vector<std::int64_t> reported_;  // its rows that are reported or need not be
 };
 
+/// One call of a scorer.
+class Scoring {
+ public:
+  Scoring(std::span<const Model> models, const ScorerOptions& options, PrefillStats& stats)
+      : options_(options), execution_(engine::execution_options(options.session)), stats_(stats) {
+    for (const Model& model : models) {
+      Worker& worker = workers_.emplace_back();
+      worker.executor = engine::Access::executor(model);
+      const int likes = options.batch != 0 ? options.batch : worker.executor->sequences_of_a_call();
+      most_documents_ = std::min(most_documents_, static_cast<std::size_t>(likes));
+    }
+  }
+  Scoring(const Scoring&) = delete;
+  Scoring& operator=(const Scoring&) = delete;
+  ~Scoring() { end(); }
+
+  /// read() makes a block of the next documents, null where there are none; deliver() receives blocks in order, the
+  /// last one unfinished where the call was cancelled, and returns whether to go on. False if it was cancelled.
+  template <class Read, class Deliver>
+  bool run(const Read& read, const Deliver& deliver) {
+    if (!is_alone()) {
+      for (Worker& worker : workers_) threads_.emplace_back([this, &worker] { work(worker); });
+    }
+    const std::size_t most_blocks = 2 * workers_.size() + 1;
+    std::exception_ptr read_fault;  // thrown when what came before is scored
+    engine::CallbackFault fault;
+    std::unique_lock lock(mutex_);
+    while (!is_over_ && (is_reading_ || !blocks_.empty())) {
+      if (told_tokens_ > 0) {
+        const std::int64_t tokens = std::exchange(told_tokens_, 0);
+        const double nll = std::exchange(told_nll_, 0.0);
+        lock.unlock();
+        const bool go_on = fault.guard([&] { return options_.on_progress(tokens, nll); });
+        lock.lock();
+        is_over_ = is_over_ || !go_on;
+      } else if (!blocks_.empty() && blocks_.front()->groups_left == 0) {
+        const std::unique_ptr<Block> block = std::move(blocks_.front());
+        blocks_.pop_front();
+        lock.unlock();
+        if (!deliver(*block)) return false;
+        lock.lock();
+      } else if (is_reading_ && groups_.size() < workers_.size() && blocks_.size() < most_blocks) {
+        lock.unlock();
+        std::unique_ptr<Block> block;
+        try {
+          block = read();
+        } catch (...) {
+          read_fault = std::current_exception();
+        }
+        lock.lock();
+        add(std::move(block));
+      } else if (is_alone()) {
+        take(workers_.front(), lock);
+      } else {
+        changed_.wait(lock);
+      }
+    }
+    const bool is_cancelled = is_over_;
+    lock.unlock();
+    end();
+    if (fault_) std::rethrow_exception(fault_);
+    fault.rethrow();
+    if (read_fault && !is_cancelled) std::rethrow_exception(read_fault);
+    for (; !blocks_.empty() && deliver(*blocks_.front()); blocks_.pop_front()) {
+    }
+    return !is_cancelled;
+  }
+
+ private:
+  struct Worker {
+    std::shared_ptr<models::Executor> executor;
+    models::Slots slots;
+    bool has_used_slots = false;
+    std::size_t most = std::numeric_limits<std::size_t>::max();  // for more slots there is no memory
+  };
+
+  /// One device needs no thread besides the caller's.
+  bool is_alone() const { return workers_.size() == 1; }
+
+  void end() noexcept {
+    {
+      const std::lock_guard lock(mutex_);
+      is_over_ = true;
+    }
+    has_work_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+  }
+
+  /// Cuts a block into groups; null ends the reading. Requires: the lock.
+  void add(std::unique_ptr<Block> block) {
+    is_reading_ = block != nullptr;
+    if (is_reading_) {
+      for (std::size_t begin = 0; begin < block->order.size(); ++block->groups_left) {
+        const std::size_t size = group_size(*block, begin);
+        groups_.push_back({block.get(), std::span(block->order).subspan(begin, size)});
+        begin += size;
+      }
+      blocks_.push_back(std::move(block));
+    }
+    has_work_.notify_all();
+  }
+  std::size_t group_size(const Block& block, std::size_t begin) const {
+    const std::size_t most = std::min(block.order.size() - begin, most_documents_);
+    std::size_t tokens = 0;
+    for (std::size_t size = 0; size < most; ++size) {
+      tokens += block.documents[block.order[begin + size]].size();
+      if (options_.batch == 0 && size > 0 && tokens > kGroupTokens) return size;
+    }
+    return most;
+  }
+
+  void work(Worker& worker) {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      has_work_.wait(lock, [&] { return is_over_ || !is_reading_ || !groups_.empty(); });
+      if (is_over_ || groups_.empty()) return;
+      try {
+        take(worker, lock);
+      } catch (...) {
+        lock.lock();
+        if (!fault_) fault_ = std::current_exception();
+        is_over_ = true;
+      }
+      changed_.notify_one();
+    }
+  }
+
+  /// Scores the next group. Requires: the lock, which is held again unless it throws.
+  void take(Worker& worker, std::unique_lock<std::mutex>& lock) {
+    const Group group = groups_.front();
+    groups_.pop_front();
+    lock.unlock();
+    changed_.notify_one();
+    const bool go_on = score(worker, group);
+    lock.lock();
+    if (go_on) {
+      --group.block->groups_left;
+    } else {
+      is_over_ = true;
+    }
+  }
+
+  /// Whether to go on: if not, some of the group may be missing.
+  bool score(Worker& worker, const Group& group) {
+    make_room(worker, group.members.size());
+    const auto room = static_cast<std::size_t>(worker.slots.count());
+    bool go_on = true;
+    for (std::size_t begin = 0; begin < group.members.size() && go_on; begin += room) {
+      const auto members = group.members.subspan(begin, std::min(room, group.members.size() - begin));
+      if (std::exchange(worker.has_used_slots, true)) {
+        worker.executor->clear(worker.slots.first(), static_cast<int>(members.size()));
+      }
+      Packed packed(group.block->documents, members, worker.slots);
+      models::Work work = packed.work();
+      engine::CallbackFault fault;
+      const auto report = [&](std::span<const std::int64_t> rows_done) {
+        const auto tell = [&](std::int64_t tokens, double nll) { return progressed(tokens, nll); };
+        go_on = fault.guard([&] { return !options_.on_progress || packed.report(rows_done, tell); }) && !is_over();
+        return go_on;
+      };
+      if (options_.on_progress || !is_alone()) work.progress = report;
+      const models::Done done = worker.executor->run(work, execution_);
+      packed.finish(done.rows, group.block->scores);
+      if (go_on) report(done.rows);
+      fault.rethrow();
+      const std::lock_guard lock(mutex_);
+      stats_ += done.stats;
+    }
+    return go_on;
+  }
+
+  /// Slots for so many documents, or fewer where memory does not suffice and nobody has said how many.
+  void make_room(Worker& worker, std::size_t documents) {
+    if (static_cast<std::size_t>(worker.slots.count()) >= std::min(documents, worker.most)) return;
+    worker.slots = {};
+    worker.has_used_slots = false;
+    for (std::size_t count = std::min(documents, worker.most);; count = (count + 1) / 2, worker.most = count) {
+      try {
+        worker.slots = models::Slots(worker.executor, static_cast<int>(count), execution_);
+        return;
+      } catch (const std::bad_alloc&) {
+        if (options_.batch != 0 || count == 1) throw;
+      }
+    }
+  }
+
+  bool progressed(std::int64_t tokens, double nll) {
+    if (is_alone()) return options_.on_progress(tokens, nll);
+    const std::lock_guard lock(mutex_);
+    told_tokens_ += tokens;
+    told_nll_ += nll;
+    changed_.notify_one();
+    return true;
+  }
+  bool is_over() {
+    const std::lock_guard lock(mutex_);
+    return is_over_;
+  }
+
+  const ScorerOptions& options_;
+  models::ExecutionOptions execution_;
+  PrefillStats& stats_;
+  std::size_t most_documents_ = std::numeric_limits<std::size_t>::max();  // of a group
+  std::deque<Worker> workers_;
+  std::vector<std::thread> threads_;
+
+  std::mutex mutex_;                            // guards all that follows
+  std::condition_variable changed_, has_work_;  // for the caller's thread, for the workers
+  std::deque<std::unique_ptr<Block>> blocks_;   // not handed over, in order
+  std::deque<Group> groups_;                    // of these, those that nobody has taken
+  bool is_reading_ = true, is_over_ = false;    // over: cancelled or failed
+  std::int64_t told_tokens_ = 0;                // for on_progress
+  double told_nll_ = 0.0;
+  std::exception_ptr fault_;
+};
+
 }  // namespace
 
-Scorer::Scorer(Model model, ScorerOptions options) : model_(std::move(model)), options_(std::move(options)) {
+Scorer::Scorer(Model model, ScorerOptions options) : Scorer(std::vector{std::move(model)}, std::move(options)) {}
+
+Scorer::Scorer(std::vector<Model> models, ScorerOptions options)
+    : models_(std::move(models)), options_(std::move(options)) {
+  engine::check_replicas(models_);
   if (options_.batch != 0) engine::check_batch(options_.batch);
   engine::check_options(options_.session);
 }
 
 std::vector<DocumentScore> Scorer::score(std::span<const std::vector<int>> documents) {
-  for (std::size_t d = 0; d < documents.size(); ++d) check_ids(documents[d], d, model_.info().vocab_size);
-  std::vector<DocumentScore> scores(documents.size());
-  score_together(documents, scores);
+  for (std::size_t d = 0; d < documents.size(); ++d) check_ids(documents[d], d, models_.front().info().vocab_size);
+  std::vector<DocumentScore> scores;
+  bool is_read = false;
+  Scoring(models_, options_, stats_)
+      .run([&] { return std::exchange(is_read, true) ? nullptr : make_block(documents); },
+           [&](Block& block) {
+             scores = std::move(block.scores);
+             return true;
+           });
   return scores;
 }
 
@@ -106,67 +374,30 @@ bool Scorer::score_stream(
     const std::function<bool(std::vector<int>& ids)>& next,
     const std::function<bool(std::size_t document, std::vector<int>& ids, DocumentScore& score)>& on_score) {
   constexpr std::size_t kMostDocuments = 1U << 14;
-  std::vector<std::vector<int>> documents;
-  std::vector<DocumentScore> scores;
-  for (std::size_t first = 0;; first += documents.size()) {
-    documents.clear();
+  std::size_t first = 0;
+  const auto read = [&]() -> std::unique_ptr<Block> {
+    std::vector<std::vector<int>> documents;
     std::size_t tokens = 0;
     std::vector<int> ids;
     while (tokens < kReadAheadTokens && documents.size() < kMostDocuments && next(ids)) {
-      check_ids(ids, first + documents.size(), model_.info().vocab_size);
+      check_ids(ids, first + documents.size(), models_.front().info().vocab_size);
       tokens += ids.size();
       documents.push_back(std::move(ids));
       ids = {};
     }
-    if (documents.empty()) return true;
-    scores.assign(documents.size(), {});
-    bool go_on = score_together(documents, scores);
-    for (std::size_t d = 0; d < documents.size() && scores[d].complete; ++d) {
-      if (!on_score(first + d, documents[d], scores[d])) return false;
+    if (documents.empty()) return nullptr;
+    std::unique_ptr<Block> block = make_block(documents, first);
+    block->owned = std::move(documents);  // which moves none of them
+    first += block->owned.size();
+    return block;
+  };
+  const auto deliver = [&](Block& block) {
+    for (std::size_t d = 0; d < block.owned.size(); ++d) {
+      if (!block.scores[d].complete || !on_score(block.first + d, block.owned[d], block.scores[d])) return false;
     }
-    if (!go_on) return false;
-  }
-}
-
-// False if it was cancelled.
-bool Scorer::score_together(Documents documents, std::vector<DocumentScore>& scores) {
-  for (std::size_t d = 0; d < documents.size(); ++d) scores[d].complete = documents[d].size() < 2;
-  const std::vector<std::size_t> order = by_length(documents);
-  if (order.empty()) return true;
-
-  const std::shared_ptr<models::Executor>& on = engine::Access::executor(model_);
-  const int limit = options_.batch != 0 ? options_.batch : on->sequences_of_a_call();
-  auto batch = std::min(static_cast<std::size_t>(limit), order.size());
-  const models::ExecutionOptions execution = engine::execution_options(options_.session);
-  const models::Slots slots = [&] {
-    for (;; batch = (batch + 1) / 2) {
-      try {
-        return models::Slots(on, static_cast<int>(batch), execution);
-      } catch (const std::bad_alloc&) {  // fewer, where nobody has said how many
-        if (options_.batch != 0 || batch == 1) throw;
-      }
-    }
-  }();
-  models::Executor& executor = *on;
-  bool go_on = true;
-  for (std::size_t begin = 0; begin < order.size() && go_on; begin += batch) {
-    const auto members = std::span(order).subspan(begin, std::min(batch, order.size() - begin));
-    if (begin > 0) executor.clear(slots.first(), static_cast<int>(members.size()));
-    Group group(documents, members, slots);
-    models::Work work = group.work();
-    engine::CallbackFault fault;
-    const auto report = [&](std::span<const std::int64_t> rows_done) {
-      go_on = fault.guard([&] { return group.report(rows_done, options_.on_progress); });
-      return go_on;
-    };
-    if (options_.on_progress) work.progress = report;
-    const models::Done done = executor.run(work, execution);
-    stats_ += done.stats;
-    group.finish(done.rows, scores);
-    if (options_.on_progress && go_on) report(done.rows);
-    fault.rethrow();
-  }
-  return go_on;
+    return true;
+  };
+  return Scoring(models_, options_, stats_).run(read, deliver);
 }
 
 }  // namespace mmrec

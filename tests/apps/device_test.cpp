@@ -16,11 +16,18 @@ const std::vector<Words> kRuns = {
 
 TEST(Devices, AGpuThatIsInsistedOnAndNotThereIsARuntimeFault) {
   for (const Words& arguments : kRuns) {
-    for (const char* device : {"cuda", "cuda:0", "cuda:7"}) {
+    for (const char* device : {"cuda", "cuda:0", "cuda:7", "cuda:all"}) {
+      if (arguments.front() == kBench && device == std::string("cuda:all")) continue;  // measures one
       expect_refused(run_without_gpu(words(arguments, {"--device", device})), 1, {"no usable CUDA device ("},
                      joined(arguments) + device);
     }
   }
+}
+
+TEST(Devices, ManyPromptsOnAllGpusNeedOneToo) {
+  expect_refused(run_without_gpu({kGenerate, "-m", kTiny, "--lines", "-f", MMREC_FIXTURES "/tiny/config.json",
+                                  "--device", "cuda:all"}),
+                 1, {"no usable CUDA device ("});
 }
 
 TEST(Devices, AutoTakesTheCpuThenAndSaysSoOnceAtMost) {

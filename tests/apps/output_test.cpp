@@ -138,6 +138,21 @@ TEST(Interrupt, WhileStdinIsReadItEndsTheProgramAtOnce) {
   (void)close(writer);
 }
 
+TEST(Interrupt, PplDoesNotWaitForItsInput) {
+  const TempFolder folder;
+  ASSERT_EQ(mkfifo((folder / "fifo").c_str(), 0600), 0);
+  Process process(command_of(ppl_on_tiny({"--ids", folder / "fifo"})));
+  const int writer = open((folder / "fifo").c_str(), O_WRONLY | O_CLOEXEC);  // returns once the program has opened it
+  ASSERT_EQ(write(writer, "[1,2]\n[3", 8), 8);
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  process.send(SIGINT);
+  const Outcome outcome = process.wait();
+  EXPECT_EQ(outcome.code, 130);
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_NE(outcome.err.find("interrupted after"), std::string::npos) << outcome.err;
+  (void)close(writer);
+}
+
 TEST(Interrupt, PplLeavesNoFileBehind) {
   const TempFolder folder;
   std::string line = "[1";

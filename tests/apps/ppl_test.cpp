@@ -223,6 +223,64 @@ TEST(Ppl, IdsNeedNoTokenizerAndTextDoes) {
   expect_refused(run({kPpl, "--device", "cpu", "-m", kUpstream + "/mdi", "-"}, kText), 3, {"tokenizer.model"});
 }
 
+// More documents than are read ahead, with one to score here and there.
+std::string many_lines(int count) {
+  std::string lines;
+  for (int i = 0; i < count; ++i) lines += i % 1000 == 999 ? "[1,2," + std::to_string(i % 384) + "]\n" : "[5]\n";
+  return lines;
+}
+
+TEST(Ppl, ACorpusIsScoredInItsOrderWhateverIsReadAhead) {
+  const TempFolder folder;
+  constexpr int kLines = 40'000;
+  write_file(folder / "one.jsonl", many_lines(kLines));
+  write_file(folder / "two.jsonl", "[7,8]\n[9]");
+  const auto lines =
+      jsonl_of(run(ppl_on_tiny({"--ids", "--format", "jsonl", folder / "one.jsonl", folder / "two.jsonl"})));
+  ASSERT_EQ(lines.size(), kLines + 2U);
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    const std::string name = folder / (i < kLines ? "one.jsonl" : "two.jsonl");
+    ASSERT_EQ(lines[i]["name"], name + ":" + std::to_string(1 + i % kLines));
+    ASSERT_EQ(lines[i]["doc"], i);
+    ASSERT_EQ(lines[i]["tokens"], i < kLines ? (i % 1000 == 999 ? 2 : 0) : kLines + 1 - i);
+  }
+}
+
+TEST(Ppl, MemoryDoesNotGrowWithTheCorpus) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer keeps memory that was freed";
+#endif
+  const TempFolder folder;
+  const auto peak_of = [&](int lines) {
+    write_file(folder / "ids.jsonl", many_lines(lines));
+    const Json json = json_of(run(ppl_on_tiny({"--ids", "--format", "json", "--threads", "1", folder / "ids.jsonl"})));
+    EXPECT_EQ(json["docs"], lines);
+    EXPECT_EQ(json["tokens"], lines / 1000 * 2);
+    return json["timings"]["peak_memory_bytes"].get<double>();
+  };
+  const double few = peak_of(40'000);
+  // All at once these would take 200 bytes and more each.
+  EXPECT_LT(peak_of(640'000), few + 8e6);
+}
+
+TEST(Ppl, WhatComesBeforeAMalformedLineIsScored) {
+  const std::string good = many_lines(20'000);
+  const Outcome outcome = ppl({"--ids", "--format", "jsonl", "-"}, good + "[1,2]\n[384]\n");
+  EXPECT_EQ(outcome.code, 3);
+  EXPECT_NE(outcome.err.find("mmrec-ppl: stdin:20002: index 0"), std::string::npos) << outcome.err;
+  const std::string all = ppl({"--ids", "--format", "jsonl", "-"}, good).out;
+  EXPECT_GT(outcome.out.size(), all.size() / 2);
+  EXPECT_EQ(outcome.out, all.substr(0, outcome.out.size()));
+}
+
+TEST(Ppl, AFileThatIsNotThereIsFoundBeforeAnythingIsScored) {
+  const TempFolder folder;
+  write_file(folder / "good.txt", kText);
+  for (const std::string& bad : Words{folder / "none.txt", folder.path()}) {
+    expect_refused(run(ppl_on_tiny({"--format", "jsonl", folder / "good.txt", bad})), 1, {bad + ": cannot read"});
+  }
+}
+
 TEST(Ppl, ProgressIsForTerminals) {
   std::string input;
   for (int i = 0; i < 40; ++i) input += "[" + std::string("7,") + "8,9,10]\n";

@@ -67,12 +67,18 @@ TEST(Usage, GenerateRefusesBadNumbers) {
       {{"--threads", "-1"}, "--threads"},
       {{"--sweep-tol", "0"}, "--sweep-tol"},
       {{"--prefill", "fast"}, "auto or sweeps or steps"},
-      {{"--device", "gpu"}, "found 'gpu', expected auto or cpu or cuda or cuda:N"},
+      {{"--device", "gpu"}, "found 'gpu', expected auto or cpu or cuda or cuda:N or cuda:all"},
       {{"--device", "cuda:"}, "'cuda:'"},
       {{"--device", "cuda:-1"}, "'cuda:-1'"},
       {{"--device", "cuda:1x"}, "'cuda:1x'"},
       {{"--device", "cuda:2147483648"}, "'cuda:2147483648'"},
+      {{"--device", "cuda:x"}, "'cuda:x'"},
+      {{"--device", "cuda:ALL"}, "'cuda:ALL'"},
+      {{"--device", "cuda:all,0"}, "'cuda:all,0'"},
+      {{"--device", "cuda:0,0"}, "'cuda:0,0'"},
       {{"--device", "cpu:0"}, "'cpu:0'"},
+      {{"--device", "cpu:all"}, "'cpu:all'"},
+      {{"--device", "cuda:all", "--device", "cuda:0"}, "--device: given 2 times"},
       {{"--precision", "fp8"}, "auto or fp32 or fp16 or bf16"},
       {{"--device", "cpu", "--precision", "bf16"}, "--precision bf16: not with --device cpu"},
   };
@@ -133,6 +139,7 @@ TEST(Usage, BenchRefuses) {
       {{"-m", kTiny, "--keep", "x"}, "--keep: only with --synthetic"},
       {{"--compare", "cuda"}, "--compare"},
       {{"--decode-batches", "0"}, "--decode-batches"},
+      {{"--device", "cuda:all"}, "--device cuda:all: one device is measured"},
       {{"stray"}, "stray"},
   };
   for (const BadLine& line : lines) {

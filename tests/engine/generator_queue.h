@@ -107,6 +107,8 @@ inline void expect_same(const GenerateResult& found, const GenerateResult& expec
 /// A generator, and what it has finished, by number and in order.
 struct Queue {
   explicit Queue(const Model& model, int slots = 3) : generator(model, tokenizer(), {.slots = slots}) {}
+  explicit Queue(std::vector<Model> models, int slots = 3)
+      : generator(std::move(models), tokenizer(), {.slots = slots}) {}
 
   GeneratorRequest request(const Wish& wanted) {
     return {.prompt = wanted.prompt, .options = wanted.make(), .on_finish = [this, id = next++](GenerateResult result) {

@@ -34,6 +34,31 @@ const Model& bundled_model() {
   return model;
 }
 
+TEST(LoadedModel, OnSeveralGpusSaysWhichItCannotUse) {
+  const auto refused = [](const LoadOptions& options, const std::vector<int>& gpus) -> std::string {
+    try {
+      Model::load_on_gpus("/nonexistent", options, gpus);  // no file is read
+    } catch (const DeviceUnavailable& error) {
+      return std::string("unavailable: ") + error.what();
+    } catch (const std::invalid_argument& error) {
+      return error.what();
+    }
+    return "nothing";
+  };
+  LoadOptions on_cpu;
+  on_cpu.device = Device::kCpu;
+  EXPECT_EQ(refused(on_cpu, {}), "load option device: found kCpu, expected a GPU");
+  EXPECT_EQ(refused({}, {0, -1}), "gpus: found -1, expected >= 0");
+  EXPECT_EQ(refused({}, {0, 2, 0}), "gpus: found 0 twice, expected each GPU once");
+  const auto unavailable = [](int gpu) {
+    return "unavailable: no usable CUDA device (" + models::cuda_unusable_reason(gpu) + ")";
+  };
+  EXPECT_EQ(refused({}, {1 << 20}), unavailable(1 << 20));
+  if (!models::cuda_unusable_reason().empty()) {
+    EXPECT_EQ(refused({}, {}), unavailable(0));
+  }
+}
+
 TEST(LoadedModel, ThatMustRunOnAGpuSaysWhyItCannot) {
   const std::string reason = models::cuda_unusable_reason();
   if (reason.empty()) GTEST_SKIP() << "there is a usable GPU";
@@ -162,6 +187,22 @@ TEST(LoadedModel, ScoresDoNotDependOnTheGroup) {
       EXPECT_NEAR(alone[d].logprobs[i], grouped[d].logprobs[i], 2e-5) << "document " << d << " token " << i + 1;
     }
   }
+}
+
+TEST(LoadedModel, SeveralOfItWorkAsOneDoes) {
+  const std::vector<Model> models = {load_on_cpu(fixture("segments")), load_on_cpu(fixture("segments")),
+                                     load_on_cpu(fixture("segments"))};
+  std::vector<std::vector<int>> documents(50);
+  for (std::size_t d = 0; d < documents.size(); ++d) {
+    documents[d].resize(d * 37 % 60);
+    for (std::size_t i = 0; i < documents[d].size(); ++i) documents[d][i] = static_cast<int>((i * 31 + d) % 16);
+  }
+  ScorerOptions options;
+  options.batch = 3;
+  options.session.threads = 1;
+  const auto one = Scorer(models[0], options).score(documents);
+  const auto several = Scorer(models, options).score(documents);
+  for (std::size_t d = 0; d < documents.size(); ++d) EXPECT_EQ(several[d].logprobs, one[d].logprobs) << d;
 }
 
 TEST(LoadedModel, GeneratesTheSameAgainAndAcrossASavedState) {

@@ -13,10 +13,10 @@
 namespace mmrec {
 
 struct GeneratorOptions {
-  /// Sequences that run at once at most; 0: as many as suit the device and the memory it has free, at most 64.
+  /// Sequences that run at once at most, on each device; 0: as many as suit it and the memory it has free, at most 64.
   /// 0..65536.
   int slots = 0;
-  /// What the states of these sequences may take of the device's memory; 0: no limit. There must be room for one.
+  /// What the states of these sequences may take of a device's memory; 0: no limit. There must be room for one.
   std::uint64_t memory_bytes = 0;
   SessionOptions session = {};
 };
@@ -28,8 +28,9 @@ struct GeneratorRequest {
   /// As for generate(). `context` are the tokens that the state below has consumed, or the last of them: by default
   /// start->recent_tokens(), and none of `state`. The prompt need not be told again.
   GenerateOptions options = {};
-  /// A session of batch 1 of the same model: the sequence begins with a copy of its state, made on the device, so that
-  /// any number of requests can go on from one prefix. Not changed; must stand where it stands now until the request
+  /// A session of batch 1 of the same model, on any of the generator's devices: the sequence begins with a copy of its
+  /// state, made on the device where it stays there, so that any number of requests can go on from one prefix. Not
+  /// changed; must stand where it stands now until the request
   /// has left the queue.
   std::shared_ptr<const Session> start = {};
   /// Or the bytes of one, as from Session::save.
@@ -42,22 +43,29 @@ struct GeneratorRequest {
 /// its own with the same prompt, options and state, whenever others come and go: to the bit where docs/numerics.md says
 /// that neighbours change none.
 ///
+/// On several devices a request runs on one, the first to have room beside its share of the others; which one makes no
+/// difference to its result. Devices compute in threads of their own, also between calls of run_once().
+///
 /// Requests wait in the order of submit() until a slot is free. The memory of all states is taken when the generator is
 /// made, whatever is submitted later. Not thread-safe; the model may be used by others meanwhile.
 ///
-/// Callbacks are called in run_once(), between calls of the device, and may submit() and cancel(), also their own
-/// request; what they submit joins in a later round. They must not call run_once() or run() (std::logic_error), nor
-/// destroy or move the generator. What a callback throws cancels its request like an answer of false; run_once()
-/// completes the round for all others and throws it then, the first if there are several. It can be called again.
+/// Callbacks are called in run_once(), in its thread, between calls of their device, and may submit() and cancel(),
+/// also their own request; what they submit joins in a later round. They must not call run_once() or run()
+/// (std::logic_error), nor destroy or move the generator. What a callback throws cancels its request like an answer of
+/// false; run_once() completes the round for all others and throws it then, the first if there are several. It can be
+/// called again.
 class Generator {
  public:
   using RequestId = std::uint64_t;
 
   /// Throws std::invalid_argument for an option out of range, std::bad_alloc, std::system_error where CUDA fails.
   Generator(const Model& model, Tokenizer tokenizer, const GeneratorOptions& options = {});
+  /// On all devices of `models`, which are one model, as from Model::load_on_gpus. Throws std::invalid_argument where
+  /// there is none, or where they differ in fingerprint, device or precision, and as above.
+  Generator(std::vector<Model> models, Tokenizer tokenizer, const GeneratorOptions& options = {});
   Generator(Generator&&) noexcept;
   Generator& operator=(Generator&&) noexcept;
-  /// Requests that are not finished are dropped; nothing is called.
+  /// Requests that are not finished are dropped; nothing is called. Waits for what several devices have under way.
   ~Generator();
 
   /// Queues a request; numbers rise from 1. Throws std::invalid_argument naming the field, found and expected, and
@@ -69,7 +77,8 @@ class Generator {
   bool cancel(RequestId id);
 
   /// One round: requests join while there is room and their prompts are consumed together, all other sequences take a
-  /// step together, and the next token of each is drawn. Returns whether anything is left to do.
+  /// step together, and the next token of each is drawn. Returns whether anything is left to do. Several devices have
+  /// rounds of their own: it returns when one is done, or more, and others go on.
   ///
   /// A request whose logits cannot be drawn from (NaN) finishes with kError, the others go on. Where a call of the
   /// device fails, the requests in that call finish with kError and run_once() throws that in the end.
@@ -77,7 +86,7 @@ class Generator {
   /// Rounds until all requests are finished, those that callbacks submit among them. Throws what run_once() throws.
   void run();
 
-  int slots() const;
+  int slots() const;            ///< of all devices
   std::size_t waiting() const;  ///< requests without a slot
   std::size_t running() const;  ///< requests with one
   /// What prefilling has cost so far.

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -65,6 +66,12 @@ class Model {
   /// how many there are) or not usable (before any file is read), std::bad_alloc, and std::invalid_argument for options
   /// out of range, a negative GPU and a 16-bit precision on the CPU among them.
   static Model load(const std::filesystem::path& folder, const LoadOptions& options = {});
+  /// The same on several GPUs of this machine, for a Scorer or a Generator to use together: one model for each of
+  /// `gpus`, in their order; for none given, one for each that can be used, and a warning for each that cannot. The
+  /// files are read once. options.gpu has no meaning.
+  /// Throws as load does for kCuda, and std::invalid_argument for kCpu and for a GPU that is named twice.
+  static std::vector<Model> load_on_gpus(const std::filesystem::path& folder, const LoadOptions& options = {},
+                                         std::span<const int> gpus = {});
 
   const ModelInfo& info() const;
 

@@ -12,13 +12,14 @@ namespace mmrec {
 
 struct ScorerOptions {
   /// Documents scored together at most, each with a state of its own; 0: as many as suit the device and the memory it
-  /// has free, fewer where that does not suffice. 0..65536.
+  /// has free, up to some 260,000 tokens; fewer where memory does not suffice. 0..65536.
   int batch = 0;
   SessionOptions session;
   /// Called between chunks and after the last one of each batch, with the tokens scored since the last call and their
   /// summed negative log-likelihood (natural log). Returning false cancels: the next chunk is the last, and score()
   /// then returns what is finished. A chunk is what CallOptions (session.h) says, of all documents scored together.
-  /// Must not use sessions of the model.
+  /// Several devices do not wait for the answer, so a chunk more of each may follow. Must not use sessions of the
+  /// model.
   std::function<bool(std::int64_t tokens, double nll)> on_progress;
 };
 
@@ -29,10 +30,17 @@ struct DocumentScore {
   bool complete = false;
 };
 
-/// Scores whole documents exactly, each token once: a recurrent model needs no window. Not thread-safe.
+/// Scores whole documents exactly, each token once: a recurrent model needs no window. Not thread-safe; callbacks are
+/// called in the thread that calls.
+///
+/// On several devices documents are scored in groups as devices become free, each by a thread of its own. Scores and
+/// their order do not depend on how many there are: what is scored together does not, unless memory falls short.
 class Scorer {
  public:
   explicit Scorer(Model model, ScorerOptions options = {});
+  /// On all devices of `models`, which are one model, as from Model::load_on_gpus. Throws std::invalid_argument where
+  /// there is none, or where they differ in fingerprint, device or precision, and as above.
+  explicit Scorer(std::vector<Model> models, ScorerOptions options = {});
 
   /// Documents as token ids, of any lengths; the first token of each is context only. Results in the order given; a
   /// document's score does not depend on the others nor on `batch` beyond what docs/numerics.md states. Blocks until
@@ -43,10 +51,11 @@ class Scorer {
   /// The same of documents that come one by one and go as they are scored, so that memory does not grow with the
   /// corpus: next() fills in the next document's ids and returns whether there was one; on_score() receives the number
   /// of a document, from 0, its ids and its score, in the order in which they came, and returns whether to go on.
-  /// Documents are read ahead, up to kReadAheadTokens and a document, so that what is scored together is alike.
+  /// Documents are read ahead, up to kReadAheadTokens and a document, so that what is scored together is alike; for
+  /// each of several devices twice as much, and a document that takes long holds nobody up before that.
   /// Cancelled by on_score() or on_progress it returns false, and documents that are not complete are not handed over.
-  /// Throws as score() does, an id's error naming the document's number, before anything that was read ahead with it is
-  /// scored.
+  /// Throws as score() does, an id's error naming the document's number; that and what next() throws when all that was
+  /// read ahead before is scored and handed over, and nothing that was read ahead with it is.
   bool score_stream(
       const std::function<bool(std::vector<int>& ids)>& next,
       const std::function<bool(std::size_t document, std::vector<int>& ids, DocumentScore& score)>& on_score);
@@ -55,9 +64,7 @@ class Scorer {
   PrefillStats prefill_stats() const { return stats_; }
 
  private:
-  bool score_together(std::span<const std::vector<int>> documents, std::vector<DocumentScore>& scores);
-
-  Model model_;
+  std::vector<Model> models_;
   ScorerOptions options_;
   PrefillStats stats_;
 };

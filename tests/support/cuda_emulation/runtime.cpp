@@ -21,8 +21,9 @@ constexpr std::size_t kLargestShared = std::size_t{227} << 10;
 constexpr std::align_val_t kAlignment{256};
 
 thread_local cudaError_t last_error = cudaSuccess;
+thread_local int device_of_this_thread = 0;
 
-/// What the device remembers, of all host threads.
+/// What the devices remember, of all host threads. They share the memory.
 struct DeviceState {
   struct Allocation {
     std::size_t bytes = 0;
@@ -30,8 +31,8 @@ struct DeviceState {
   };
   std::mutex mutex;
   std::map<const std::byte*, Allocation> allocations;
-  std::size_t allocated = 0;                          // bytes on the device
-  std::map<const void*, std::size_t> largest_shared;  // by kernel
+  std::size_t allocated = 0;                                          // bytes on the device
+  std::map<std::pair<int, const void*>, std::size_t> largest_shared;  // by device and kernel
 };
 DeviceState& device_state() {
   static auto* state = new DeviceState;  // outlives the objects of the tests that free memory at exit
@@ -43,6 +44,7 @@ int from_environment(const char* name, int otherwise) {
   return text != nullptr ? std::atoi(text) : otherwise;
 }
 int compute_capability() { return from_environment("MMREC_CUDA_EMULATION_CAPABILITY", 90); }
+int devices() { return from_environment("MMREC_CUDA_EMULATION_DEVICES", 1); }
 int processors() { return from_environment("MMREC_CUDA_EMULATION_PROCESSORS", 4); }
 std::size_t device_bytes() {
   const char* text = std::getenv("MMREC_CUDA_EMULATION_MEMORY");
@@ -100,6 +102,8 @@ void copy_rows(void* to, std::size_t to_pitch, const void* from, std::size_t fro
 
 }  // namespace
 
+int current_device() { return device_of_this_thread; }
+
 cudaError_t set_error(cudaError_t code) {
   if (code != cudaSuccess) last_error = code;
   return code;
@@ -124,10 +128,11 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, std::fu
                     grid.grid.y < 1U << 16 && grid.grid.z < 1U << 16 && grid.cluster_size != 0 &&
                     grid.cluster_size <= 16 && grid.grid.x % grid.cluster_size == 0;
   if (!fits) return set_error(cudaErrorInvalidConfiguration);
+  if (device_of(config.stream) != current_device()) return set_error(cudaErrorInvalidDevice);
   DeviceState& state = device_state();
   {
     const std::lock_guard lock(state.mutex);
-    const auto limit = state.largest_shared.find(kernel);
+    const auto limit = state.largest_shared.find({current_device(), kernel});
     if (grid.shared_bytes > (limit == state.largest_shared.end() ? kDefaultShared : limit->second)) {
       return set_error(cudaErrorInvalidValue);
     }
@@ -199,17 +204,21 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
+  *count = devices();
   return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
+  *device = current_device();
   return cudaSuccess;
 }
-cudaError_t cudaSetDevice(int device) { return set_error(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
+cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= devices()) return set_error(cudaErrorInvalidDevice);
+  device_of_this_thread = device;
+  return cudaSuccess;
+}
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
-  if (device != 0) return set_error(cudaErrorInvalidDevice);
+  if (device < 0 || device >= devices()) return set_error(cudaErrorInvalidDevice);
   *properties = {};
   std::strcpy(properties->name, "emulated device");
   properties->totalGlobalMem = device_bytes();
@@ -346,7 +355,7 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute
   if (value < 0 || static_cast<std::size_t>(value) > kLargestShared) return set_error(cudaErrorInvalidValue);
   DeviceState& state = device_state();
   const std::lock_guard lock(state.mutex);
-  state.largest_shared[kernel] = std::max(kDefaultShared, static_cast<std::size_t>(value));
+  state.largest_shared[{current_device(), kernel}] = std::max(kDefaultShared, static_cast<std::size_t>(value));
   return cudaSuccess;
 }
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {

@@ -53,12 +53,14 @@ thread_local int captures_that_forbid_device_calls = 0;
 }  // namespace
 
 struct CUstream_st {
+  int device = mmrec::cuda_emulation::current_device();
   std::shared_ptr<Queue> queue = std::make_shared<Queue>();
   std::shared_ptr<Capture> capture;
   std::size_t recorded = 0;  // captured operations
   std::size_t joined = 0;    // how many of them the origin has waited for
 };
 struct CUevent_st {
+  int device = mmrec::cuda_emulation::current_device();
   std::shared_ptr<Queue> queue;  // null: never recorded, or recorded on the null stream: has happened
   std::uint64_t end = 0;         // the work of the queue that comes before
   std::weak_ptr<Capture> capture;
@@ -76,6 +78,7 @@ struct CUgraphExec_st {
 namespace mmrec::cuda_emulation {
 
 bool is_capturing(const CUstream_st* stream) { return stream != nullptr && stream->capture != nullptr; }
+int device_of(const CUstream_st* stream) { return stream == nullptr ? current_device() : stream->device; }
 bool capture_forbids_device_calls() { return captures_that_forbid_device_calls != 0; }
 
 void enqueue(CUstream_st* stream, Work work) {
@@ -179,6 +182,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  if (device_of(stream) != event->device) return set_error(cudaErrorInvalidDevice);
   event->capture.reset();
   event->queue.reset();
   if (is_capturing(stream)) {
@@ -246,6 +250,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
+  if (device_of(stream) != current_device()) return set_error(cudaErrorInvalidDevice);
   for (const Work& node : executable->nodes) enqueue(stream, node);
   return cudaSuccess;
 }

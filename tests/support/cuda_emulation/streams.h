@@ -21,6 +21,10 @@ bool is_capturing(const CUstream_st* stream);
 /// True while this thread captures in a mode that forbids allocating, freeing and waiting for the device.
 bool capture_forbids_device_calls();
 
+/// The calling thread's device, and a stream's: where it was made.
+int current_device();
+int device_of(const CUstream_st* stream);
+
 /// Does all work of one stream, or of all.
 void finish(CUstream_st* stream);
 void finish_all();

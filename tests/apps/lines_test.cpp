@@ -1,0 +1,102 @@
+// mmrec-generate --lines: a prompt a line, on a tiny model of random weights.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <sstream>
+#include <thread>
+
+#include "tests/apps/programs.h"
+#include "tests/support/model_folder.h"
+
+namespace mmrec::test {
+namespace {
+
+Outcome lines(const Words& more, std::string input) {
+  return run(generate_on_tiny(words({"--lines"}, more)), std::move(input));
+}
+
+TEST(Lines, EachIsContinuedAsIfItWereTheOnlyOne) {
+  const Words options = {"-n", "24", "--seed", "5", "--json"};
+  const auto all = jsonl_of(lines(options, "Alice was\nThe river\r\n\nAlice was"));
+  ASSERT_EQ(all.size(), 4U);
+  const Json first = json_of(run(generate_on_tiny(words({"-p", "Alice was"}, options))));
+  for (const char* key : {"text", "tokens", "logprobs", "finish_reason", "prompt_tokens"}) {
+    EXPECT_EQ(all[0][key], first[key]) << key;
+  }
+  EXPECT_NE(all[3]["tokens"], all[0]["tokens"]) << "every line draws anew";
+  EXPECT_EQ(all[3]["prompt_tokens"], all[0]["prompt_tokens"]);
+  EXPECT_EQ(all[2]["prompt_tokens"], Json::array({1})) << "from BOS";
+  EXPECT_EQ(all[1]["prompt_tokens"],
+            json_of(run(generate_on_tiny(words({"-p", "The river"}, options))))["prompt_tokens"]);
+  for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(all[i]["line"], i + 1);
+  // Others than the first one, by themselves.
+  EXPECT_EQ(jsonl_of(lines(options, "x\nThe river"))[1], all[1]);
+}
+
+TEST(Lines, ComeInTheirOrderHoweverManyThereAre) {
+  std::string input;
+  for (int i = 0; i < 700; ++i)
+    input += std::string("Alice was beginning").substr(0, static_cast<std::size_t>(i % 20)) + "\n";
+  const Words options = {"-n", "6", "--seed", "1", "--stop", "e"};
+  const Outcome outcome = lines(options, input);
+  const auto all = jsonl_of(outcome);
+  ASSERT_EQ(all.size(), 700U);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    EXPECT_EQ(all[i]["line"], i + 1);
+    EXPECT_EQ(all[i].size(), 3U) << "line, text and finish_reason";
+  }
+  EXPECT_NE(outcome.err.find("700 prompts, "), std::string::npos) << outcome.err;
+  EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+  EXPECT_EQ(jsonl_of(lines(words(options, {"--threads", "1"}), input)), all);
+  EXPECT_EQ(lines(options, "").out, "");
+}
+
+TEST(Lines, EchoAndWarningsNameTheLine) {
+  const Outcome outcome = lines({"-n", "1", "--echo"}, "one\nt\xffwo\n");
+  const auto all = jsonl_of(outcome);
+  EXPECT_EQ(all[0]["prompt"], "one");
+  EXPECT_EQ(all[1]["prompt"], "t\xEF\xBF\xBDwo");
+  EXPECT_NE(outcome.err.find("warning: stdin:2: 1 places are no UTF-8"), std::string::npos) << outcome.err;
+}
+
+TEST(Lines, RefusesWhatDoesNotGoTogether) {
+  expect_refused(run(generate_on_tiny({"--lines", "-p", "x"})), 2, {"--lines: not with -p"});
+  expect_refused(run(generate_on_tiny({"--lines", "-f", "/nonexistent/prompts"})), 1, {"cannot read"});
+}
+
+TEST(Lines, AResultDoesNotWaitForTheNextPrompt) {
+  const TempFolder folder;
+  ASSERT_EQ(mkfifo((folder / "fifo").c_str(), 0600), 0);
+  Command command;
+  command.arguments = generate_on_tiny({"--lines", "-n", "5", "-f", folder / "fifo"});
+  Process process(command);
+  const int writer = open((folder / "fifo").c_str(), O_WRONLY | O_CLOEXEC);  // returns once the program has opened it
+  ASSERT_EQ(write(writer, "Alice\nwas", 9), 9);
+  EXPECT_TRUE(process.read_stdout(10));
+  process.send(SIGINT);  // it waits for the second line's end
+  const Outcome outcome = process.wait();
+  EXPECT_EQ(outcome.code, 130);
+  EXPECT_EQ(std::count(outcome.out.begin(), outcome.out.end(), '\n'), 1) << outcome.out;
+  EXPECT_NE(outcome.err.find("1 prompts, 5 tokens"), std::string::npos) << outcome.err;
+  (void)close(writer);
+}
+
+TEST(Lines, AnInterruptEndsThoseThatRun) {
+  const TempFolder folder;
+  write_file(folder / "prompts.txt", "Alice was\nAlice\n");
+  Command command;
+  command.arguments = generate_on_tiny({"--lines", "-n", "-1", "--temp", "0", "-f", folder / "prompts.txt"});
+  Process process(command);
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  process.send(SIGINT);
+  const Outcome outcome = process.wait();
+  EXPECT_EQ(outcome.code, 130);
+  std::istringstream results(outcome.out);  // none on a machine so slow that the model was still loading
+  for (std::string line; std::getline(results, line);) EXPECT_EQ(Json::parse(line)["finish_reason"], "cancelled");
+}
+
+}  // namespace
+}  // namespace mmrec::test

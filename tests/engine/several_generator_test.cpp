@@ -1,0 +1,211 @@
+// A generator on several devices, for which toy executors stand: each request gets what it gets alone, wherever it runs
+// and whatever happens to others.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "mmrec/generator.h"
+#include "tests/engine/generator_queue.h"
+
+namespace mmrec {
+namespace {
+
+using test::alone;
+using test::continued;
+using test::expect_same;
+using test::kCat;
+using test::kThe;
+using test::model_with;
+using test::Queue;
+using test::random_wish;
+using test::ToyExecutor;
+using test::ToyLog;
+using test::Wish;
+using test::wish;
+
+/// Devices with logs of their own.
+struct Devices {
+  explicit Devices(std::size_t count, bool draw = false, const ToyExecutor::Logits& logits = {}) {
+    for (std::size_t i = 0; i < count; ++i) {
+      logs.push_back(std::make_shared<ToyLog>());
+      logs.back()->draws = draw;
+      models.push_back(model_with(logs.back(), logits));
+    }
+  }
+  std::vector<std::shared_ptr<ToyLog>> logs;
+  std::vector<Model> models;
+};
+
+TEST(SeveralGenerator, EachRequestGetsWhatItGetsAloneWhicheverDeviceTakesIt) {
+  for (const std::size_t count : {2U, 3U}) {
+    for (const int slots : {1, 4}) {
+      std::mt19937 rng(static_cast<unsigned>(slots));
+      const Devices devices(count, slots == 4);
+      Queue queue(devices.models, slots);
+      EXPECT_EQ(queue.generator.slots(), slots * static_cast<int>(count));
+      const std::thread::id here = std::this_thread::get_id();
+      std::vector<Wish> wishes;
+      while (wishes.size() < 60 || queue.generator.run_once()) {
+        for (unsigned n = rng() % 4; n > 0 && wishes.size() < 60; --n) {
+          wishes.push_back(random_wish(rng));
+          GeneratorRequest request = queue.request(wishes.back());
+          request.options.on_token = [&](int, float) {
+            EXPECT_EQ(std::this_thread::get_id(), here);
+            return true;
+          };
+          queue.generator.submit(std::move(request));
+        }
+        EXPECT_LE(queue.generator.running(), static_cast<std::size_t>(queue.generator.slots()));
+      }
+      ASSERT_EQ(queue.results.size(), wishes.size());
+      for (std::size_t i = 0; i < wishes.size(); ++i) {
+        expect_same(queue.results.at(i + 1), alone(wishes[i]), "request " + std::to_string(i + 1));
+      }
+      for (const auto& log : devices.logs) EXPECT_GT(log->calls.size(), 10U) << "every device has had work";
+      EXPECT_GT(queue.generator.prefill_stats().layer_tokens, 0);
+    }
+  }
+}
+
+TEST(SeveralGenerator, FewRequestsAreSharedOut) {
+  const Devices devices(3);
+  Queue queue(devices.models, 64);
+  for (int i = 0; i < 7; ++i) queue.submit(wish({1, kThe}, 3));
+  queue.generator.run();
+  std::multiset<std::size_t> joined;
+  for (const auto& log : devices.logs) joined.insert(log->calls.at(0).size());
+  EXPECT_EQ(joined, (std::multiset<std::size_t>{1, 3, 3}));
+}
+
+TEST(SeveralGenerator, APrefixOfOneDeviceServesAll) {
+  const Devices devices(3);
+  const auto prefix = std::make_shared<Session>(devices.models[1].new_session());
+  prefix->prefill(std::vector<int>(40, kCat));
+  std::mt19937 rng(5);
+  std::vector<Wish> wishes;
+  Queue queue(devices.models, 2);
+  for (int i = 0; i < 24; ++i) {
+    Wish wanted = random_wish(rng);
+    if (i % 2 == 0) wanted.prompt.clear();
+    GeneratorRequest request = queue.request(wanted);
+    request.start = prefix;
+    queue.generator.submit(std::move(request));
+    wishes.push_back(std::move(wanted));
+  }
+  queue.generator.run();
+  for (std::size_t i = 0; i < wishes.size(); ++i) {
+    expect_same(queue.results.at(i + 1), continued(prefix->clone(), wishes[i]), "branch " + std::to_string(i));
+  }
+}
+
+// Callbacks that throw and cancel, requests that are cancelled from outside, and in the end a generator that goes while
+// its devices are at work.
+TEST(SeveralGenerator, WhatOneRequestDoesIsItsOwnMatter) {
+  for (unsigned seed = 0; seed < 12; ++seed) {
+    std::mt19937 rng(seed);
+    const Devices devices(1 + seed % 3);
+    Queue queue(devices.models, 2);
+    std::map<Generator::RequestId, Wish> good;
+    for (Generator::RequestId id = 1; id <= 30; ++id) {
+      Wish wanted = random_wish(rng);
+      GeneratorRequest request = queue.request(wanted);
+      switch (rng() % 4) {
+        case 0:
+          request.on_finish = [then = request.on_finish](GenerateResult result) {
+            then(std::move(result));
+            throw std::out_of_range("finish");
+          };
+          good.emplace(id, std::move(wanted));
+          break;
+        case 1:
+          request.options.on_token = [left = rng() % 20](int, float) mutable {
+            if (left-- == 0) throw std::out_of_range("token");
+            return true;
+          };
+          break;
+        case 2:
+          request.options.on_token = [&queue, id, left = rng() % 20](int, float) mutable {
+            if (left-- == 0) {
+              EXPECT_TRUE(queue.generator.cancel(id));
+            }
+            return true;
+          };
+          break;
+        default:
+          good.emplace(id, std::move(wanted));
+      }
+      queue.generator.submit(std::move(request));
+    }
+    std::size_t throws = 0;
+    for (bool goes_on = true; goes_on;) {
+      try {
+        goes_on = queue.generator.run_once();
+      } catch (const std::out_of_range&) {
+        ++throws;
+      }
+      if (rng() % 8 == 0) {
+        const Generator::RequestId id = 1 + rng() % 30;
+        if (queue.generator.cancel(id)) good.erase(id);
+      }
+    }
+    EXPECT_EQ(queue.results.size(), 30U);
+    EXPECT_GT(throws, 0U);
+    EXPECT_LE(throws, 30U);
+    for (const auto& [id, wanted] : good) {
+      expect_same(queue.results.at(id), alone(wanted),
+                  "seed " + std::to_string(seed) + " request " + std::to_string(id));
+    }
+    for (int i = 0; i < 9; ++i) queue.submit(wish({1}, -1));
+    queue.generator.run_once();
+  }
+}
+
+TEST(SeveralGenerator, ADeviceThatFailsEndsWhatItHadAndNoOthers) {
+  std::atomic<bool> is_broken = false;
+  Devices devices(1, false, [&](double summary, std::int64_t, int token) {
+    if (is_broken) throw std::runtime_error("the device is gone");
+    return static_cast<float>(3.0 * std::sin(summary + 0.7 * token));
+  });
+  devices.models.push_back(model_with());
+  const Wish wanted = wish({1, kThe}, 200);
+  Queue queue(devices.models, 2);
+  for (int i = 0; i < 4; ++i) queue.submit(wanted);
+  for (int i = 0; i < 3; ++i) queue.generator.run_once();
+  is_broken = true;
+  EXPECT_THROW(queue.generator.run(), std::runtime_error);
+  is_broken = false;
+  queue.generator.run();
+  int broken = 0;
+  for (Generator::RequestId id = 1; id <= 4; ++id) {
+    const GenerateResult& found = queue.results.at(id);
+    if (found.finish_reason == FinishReason::kError) {
+      ++broken;
+      EXPECT_EQ(found.error, "the device is gone");
+    } else {
+      expect_same(found, alone(wanted));
+    }
+  }
+  EXPECT_EQ(broken, 2);
+}
+
+TEST(SeveralGenerator, TakesOneModelOnly) {
+  EXPECT_THROW(Generator(std::vector<Model>(), test::tokenizer()), std::invalid_argument);
+  ModelInfo other;
+  other.vocab_size = test::tokenizer().vocab_size();
+  const models::Config config = test::toy_config(other.vocab_size);
+  const Model stranger = engine::Access::model(other, config, std::make_shared<ToyExecutor>(config));
+  EXPECT_THROW(Generator(std::vector{model_with(), stranger}, test::tokenizer()), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace mmrec

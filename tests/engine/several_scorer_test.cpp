@@ -1,0 +1,252 @@
+// A scorer on several devices, for which toy executors stand: what comes out is what one gives, whatever happens.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "mmrec/scorer.h"
+#include "tests/engine/toy_executor.h"
+
+namespace mmrec {
+namespace {
+
+using test::toy_config;
+using test::toy_model;
+using test::ToyExecutor;
+using test::ToyLog;
+
+using Documents = std::vector<std::vector<int>>;
+
+/// Short ones that make several blocks, some without a token to score.
+Documents random_documents(std::mt19937& rng, std::size_t count) {
+  Documents documents(count);
+  for (auto& document : documents) {
+    document.resize(rng() % 9 == 0 ? rng() % 2 : rng() % (rng() % 50 == 0 ? 300 : 12));
+    for (int& token : document) token = static_cast<int>(rng() % 11);
+  }
+  return documents;
+}
+
+/// Devices with logs of their own.
+struct Devices {
+  explicit Devices(std::size_t count, const ToyExecutor::Logits& logits = {}) {
+    for (std::size_t i = 0; i < count; ++i) {
+      logs.push_back(std::make_shared<ToyLog>());
+      models.push_back(toy_model(logs.back(), toy_config(), logits));
+    }
+  }
+  /// The calls of all of them, in no order of theirs.
+  std::vector<std::vector<std::int64_t>> calls() const {
+    std::vector<std::vector<std::int64_t>> all;
+    for (const auto& log : logs) all.insert(all.end(), log->calls.begin(), log->calls.end());
+    std::sort(all.begin(), all.end());
+    return all;
+  }
+  std::vector<std::shared_ptr<ToyLog>> logs;
+  std::vector<Model> models;
+};
+
+/// What a stream's callbacks do at some point.
+enum class Fault { kNone, kNextThrows, kBadId, kScoreThrows, kScoreEnough, kProgressThrows, kProgressEnough };
+
+struct Streamed {
+  std::vector<DocumentScore> scores;
+  std::string end;
+  std::int64_t tokens = 0;
+  std::size_t asked = 0;  // of progress
+};
+
+/// Scores a stream and holds it to what is promised of callbacks: in this thread, in order.
+Streamed stream(std::vector<Model> models, const Documents& documents, int batch, Fault fault = Fault::kNone,
+                std::size_t at = 0) {
+  Streamed found;
+  const std::thread::id here = std::this_thread::get_id();
+  std::size_t given = 0;
+  ScorerOptions options;
+  options.batch = batch;
+  options.on_progress = [&](std::int64_t tokens, double) {
+    EXPECT_EQ(std::this_thread::get_id(), here);
+    found.tokens += tokens;
+    if (++found.asked != at) return true;
+    if (fault == Fault::kProgressThrows) throw std::out_of_range("progress");
+    return fault != Fault::kProgressEnough;
+  };
+  Scorer scorer(std::move(models), options);
+  const auto next = [&](std::vector<int>& ids) {
+    EXPECT_EQ(std::this_thread::get_id(), here);
+    if (fault == Fault::kNextThrows && given == at) throw std::out_of_range("next");
+    if (given == documents.size()) return false;
+    ids = documents[given];
+    if (fault == Fault::kBadId && given == at) ids.push_back(99);
+    ++given;
+    return true;
+  };
+  const auto on_score = [&](std::size_t document, std::vector<int>& ids, DocumentScore& score) {
+    EXPECT_EQ(std::this_thread::get_id(), here);
+    EXPECT_EQ(document, found.scores.size());
+    EXPECT_EQ(ids, documents[document]);
+    EXPECT_TRUE(score.complete);
+    found.scores.push_back(std::move(score));
+    if (fault == Fault::kScoreThrows && document == at) throw std::out_of_range("score");
+    return fault != Fault::kScoreEnough || document != at;
+  };
+  try {
+    found.end = scorer.score_stream(next, on_score) ? "all" : "cancelled";
+  } catch (const std::out_of_range& error) {
+    found.end = error.what();
+  } catch (const std::invalid_argument& error) {
+    found.end = error.what();
+  }
+  return found;
+}
+
+void expect_same(const DocumentScore& found, const DocumentScore& expected) {
+  EXPECT_EQ(found.logprobs, expected.logprobs);
+  EXPECT_EQ(found.nll, expected.nll);
+  EXPECT_EQ(found.complete, expected.complete);
+}
+void expect_begins(const std::vector<DocumentScore>& found, const std::vector<DocumentScore>& expected) {
+  ASSERT_LE(found.size(), expected.size());
+  for (std::size_t d = 0; d < found.size(); ++d) expect_same(found[d], expected[d]);
+}
+
+TEST(SeveralScorer, ScoresAndGroupsAreThoseOfOneDevice) {
+  std::mt19937 rng(1);
+  for (const int batch : {0, 1, 7}) {
+    const Documents documents = random_documents(rng, 36'000);  // three blocks
+    const Devices one(1);
+    const Streamed expected = stream(one.models, documents, batch);
+    EXPECT_EQ(expected.end, "all");
+    for (const std::size_t count : {2U, 3U}) {
+      const Devices several(count);
+      const Streamed found = stream(several.models, documents, batch);
+      EXPECT_EQ(found.end, "all");
+      EXPECT_EQ(found.tokens, expected.tokens);
+      ASSERT_EQ(found.scores.size(), documents.size());
+      expect_begins(found.scores, expected.scores);
+      EXPECT_TRUE(several.calls() == one.calls());
+
+      ScorerOptions options;
+      options.batch = batch;
+      Scorer scorer(several.models, options);
+      expect_begins(scorer.score(documents), expected.scores);
+      Scorer alone(toy_model(), options);
+      alone.score(documents);
+      EXPECT_EQ(scorer.prefill_stats().layer_tokens, alone.prefill_stats().layer_tokens);
+    }
+  }
+  EXPECT_TRUE(Scorer(Devices(2).models).score({}).empty());
+}
+
+TEST(SeveralScorer, WhatAStreamsOwnerDoesEndsItAsOnOneDevice) {
+  std::mt19937 rng(2);
+  const Documents documents = random_documents(rng, 36'000);
+  const std::vector<DocumentScore> all = Scorer(toy_model()).score(documents);
+  for (int trial = 0; trial < 2; ++trial) {
+    for (const Fault fault : {Fault::kNextThrows, Fault::kBadId, Fault::kScoreThrows, Fault::kScoreEnough,
+                              Fault::kProgressThrows, Fault::kProgressEnough}) {
+      const bool is_progress = fault == Fault::kProgressThrows || fault == Fault::kProgressEnough;
+      const std::size_t at = is_progress ? 1 + rng() % 50 : rng() % documents.size();
+      const Streamed expected = stream(Devices(1).models, documents, 64, fault, at);
+      EXPECT_NE(expected.end, "all");
+      for (const std::size_t count : {2U, 3U}) {
+        const Streamed found = stream(Devices(count).models, documents, 64, fault, at);
+        expect_begins(found.scores, all);
+        // Progress of several is told together, and who is at work goes on for a while: how much is done then may
+        // differ, and nothing else does.
+        if (!is_progress || found.asked >= at) {
+          EXPECT_EQ(found.end, expected.end);
+        }
+        if (!is_progress) {
+          EXPECT_EQ(found.scores.size(), expected.scores.size());
+        }
+      }
+    }
+  }
+}
+
+TEST(SeveralScorer, ADeviceThatFailsEndsTheCall) {
+  std::mt19937 rng(3);
+  const Documents documents = random_documents(rng, 3'000);
+  const auto expected = Scorer(toy_model()).score(documents);
+  for (const std::size_t count : {1U, 2U, 3U}) {
+    for (int trial = 0; trial < 10; ++trial) {
+      std::atomic<long> left = 1 + static_cast<long>(rng() % 100'000);
+      Devices devices(count, [&](double summary, std::int64_t, int token) {
+        if (--left == 0) throw std::runtime_error("the device is gone");
+        return static_cast<float>(std::sin(summary + 0.7 * token));
+      });
+      ScorerOptions options;
+      options.batch = 5;
+      Scorer scorer(devices.models, options);
+      EXPECT_THROW(scorer.score(documents), std::runtime_error);
+      EXPECT_EQ(scorer.score(documents).size(), documents.size()) << "can be called again";
+    }
+  }
+  Devices short_of_memory(2);
+  short_of_memory.logs[1]->most_slots = 1;
+  expect_begins(Scorer(short_of_memory.models).score(documents), expected);
+  ScorerOptions two;
+  two.batch = 2;
+  short_of_memory.logs[0]->most_slots = 1;
+  EXPECT_THROW(Scorer(short_of_memory.models, two).score(documents), std::bad_alloc);
+}
+
+// One device stands still until nobody else can do anything more: others have scored all that may be read ahead of it.
+TEST(SeveralScorer, ASlowDeviceHoldsNobodyUpAndMemoryIsBounded) {
+  constexpr std::size_t kBlock = 1U << 14;  // documents read ahead at most, when they are short
+  constexpr std::size_t kBlocks = 12;
+  std::atomic<std::size_t> given = 0;
+  std::atomic<std::size_t> received = 0;
+  std::atomic<bool> is_stuck = false;
+  std::atomic<bool> was_stuck_alone = false;
+  const auto logits = [&](double, std::int64_t, int) {
+    // The first group: nothing can be handed over until it is done, and then no more than 5 blocks are read.
+    if (!is_stuck.exchange(true)) {
+      const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+      while (given < 5 * kBlock && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+      was_stuck_alone = given == 5 * kBlock && received == 0;
+    }
+    return 0.0F;
+  };
+  Scorer scorer(Devices(2, logits).models);
+  EXPECT_TRUE(scorer.score_stream(
+      [&](std::vector<int>& ids) {
+        if (given == kBlocks * kBlock) return false;
+        EXPECT_LE(given - received, 5 * kBlock);
+        ids = {1, 2};
+        ++given;
+        return true;
+      },
+      [&](std::size_t, auto&, auto&) { return ++received > 0; }));
+  EXPECT_TRUE(was_stuck_alone);
+  EXPECT_EQ(received, kBlocks * kBlock);
+}
+
+TEST(SeveralScorer, TakesOneModelOnly) {
+  EXPECT_THROW(Scorer(std::vector<Model>()), std::invalid_argument);
+  ModelInfo other;
+  other.vocab_size = toy_config().vocab_size;
+  other.fingerprint = 5;
+  const Model stranger = engine::Access::model(other, toy_config(), std::make_shared<ToyExecutor>(toy_config()));
+  try {
+    Scorer(std::vector{toy_model(), stranger});
+    FAIL();
+  } catch (const std::invalid_argument& error) {
+    EXPECT_STREQ(error.what(),
+                 "model 1: found fingerprint 0000000000000005 on the CPU in fp32, expected model 0's fingerprint "
+                 "1122334455667788 on the CPU in fp32");
+  }
+}
+
+}  // namespace
+}  // namespace mmrec
