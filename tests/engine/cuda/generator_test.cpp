@@ -17,12 +17,12 @@
 namespace mmrec {
 namespace {
 
-using kernels::test::kEmulated;
+using kernels::test::small_sizes;
 
 TEST(CudaGenerator, EachRequestGetsWhatItGetsAlone) {
   if (const std::string reason = models::cuda_unusable_reason(); !reason.empty()) GTEST_SKIP() << reason;
-  const auto folder =
-      kEmulated ? std::filesystem::path(MMREC_FIXTURES) / "tiny" : std::filesystem::path(MMREC_WEIGHTS) / "mmrec-12m";
+  const auto folder = small_sizes() ? std::filesystem::path(MMREC_FIXTURES) / "tiny"
+                                    : std::filesystem::path(MMREC_WEIGHTS) / "mmrec-12m";
   const Tokenizer tokenizer = Tokenizer::load(folder);
   LoadOptions on_gpu;
   on_gpu.device = Device::kCuda;
@@ -38,7 +38,7 @@ TEST(CudaGenerator, EachRequestGetsWhatItGetsAlone) {
   for (std::size_t i = 0; i < kRequests; ++i) {
     GenerateOptions options;
     options.max_tokens =
-        kEmulated ? 1 + static_cast<std::int64_t>(i * 5 % 7) : 20 + static_cast<std::int64_t>(i * 37 % 90);
+        small_sizes() ? 1 + static_cast<std::int64_t>(i * 5 % 7) : 20 + static_cast<std::int64_t>(i * 37 % 90);
     options.sampler.seed = i;
     options.sampler.temperature = i % 3 == 0 ? 0.0F : 0.8F;
     if (i % 4 == 1) options.sampler.repetition_penalty = 1.2F;

@@ -106,10 +106,11 @@ TEST_F(GatedSweepsTest, WindowsOfManyTiles) {
   for (const GatedSize& size : sizes) {
     const GatedCase<BFloat16> c(size);
     check(c, run(c, {.window = 2048, .tolerance = 1e-4F}), 1e-2);
-    const GatedCase<Float16> other(size);
-    check(other, run(other, {.window = 2048, .tolerance = 1e-4F}), 2e-3);
     const GatedCase<float> wide(size);
     check(wide, run(wide, {.window = 2048}), 2e-5);
+    if (test::few_cases()) continue;
+    const GatedCase<Float16> other(size);
+    check(other, run(other, {.window = 2048, .tolerance = 1e-4F}), 2e-3);
   }
 }
 
@@ -150,7 +151,7 @@ TEST_F(GatedSweepsTest, ReachesTheFixedPoint) {
 
 // A window long enough that whole tiles settle before the others.
 TEST_F(GatedSweepsTest, LeavesOutTilesThatHaveSettled) {
-  const GatedCase<Float16> c({1, test::few_cases() ? 150 : 900, 16});
+  const GatedCase<Float16> c({1, test::few_cases() ? 100 : 900, 16});
   const Result<Float16> got = run(c, {.window = 900, .tolerance = 0.0F, .max_sweeps = 1000});
   check(c, got, 5e-6);
   EXPECT_EQ(got.counts.fallbacks, 0);
@@ -178,16 +179,19 @@ TEST_F(GatedSweepsTest, NanIsFinishedByStepsAndLeavesWhatComesBefore) {
       }
     }
   };
-  check_type(float{});
+  if (!test::few_cases()) check_type(float{});
   check_type(BFloat16{});
 }
 
 TEST_F(GatedSweepsTest, BitsDependOnNeitherNeighboursNorTheRun) {
   const auto check_type = [&]<class A>(A) {
-    const GatedCase<A> c({3, 90, 40});
+    const std::int64_t batch = test::few_cases() ? 2 : 3;
+    const GatedCase<A> c({batch, 90, 40});
     const Result<A> all = run(c, {});
-    EXPECT_EQ(run(c, {}).h, all.h);
-    for (std::int64_t b = 0; b < 3; ++b) {
+    if (!test::few_cases()) {
+      EXPECT_EQ(run(c, {}).h, all.h);
+    }
+    for (std::int64_t b = test::few_cases() ? 1 : 0; b < batch; ++b) {
       GatedCase<A> one({1, 90, 40});
       const auto take = [b](const auto& from, auto& to) {
         std::copy_n(from.begin() + b * static_cast<std::int64_t>(to.size()), to.size(), to.begin());

@@ -107,13 +107,16 @@ class PackedSweepsTest : public test::GatedTest {
   }
 };
 
-const std::vector<std::int32_t> kLengths = {1, 30, 33, 2, 63, 1, 1, 40, 100, 16};
+std::vector<std::int32_t> lengths() {
+  if (test::few_cases()) return {1, 33, 2, 1, 1, 70, 16};
+  return {1, 30, 33, 2, 63, 1, 1, 40, 100, 16};
+}
 
 TEST_F(PackedSweepsTest, EveryRunConvergesToItsRecurrenceInFp32) {
   check(PackedCase<float>({5}, 8), run(PackedCase<float>({5}, 8), {}), 2e-5);
   const PackedCase<float> odd({5, 9, 2}, 7);
   check(odd, run(odd, {.window = 8}), 2e-5);
-  const PackedCase<float> p(kLengths, 24);
+  const PackedCase<float> p(lengths(), 24);
   for (const std::int64_t window : {64, 50, 400}) {
     const Result<float> got = run(p, {.window = window});
     check(p, got, 2e-5);
@@ -128,7 +131,7 @@ TEST_F(PackedSweepsTest, EveryRunConvergesToItsRecurrenceInFp32) {
 
 TEST_F(PackedSweepsTest, EveryRunConvergesToItsRecurrenceIn16Bits) {
   const auto check_type = [&]<class A>(A, double bound) {
-    const PackedCase<A> p(kLengths, 40);
+    const PackedCase<A> p(lengths(), 40);
     for (const SweepWay way : ways()) {
       SCOPED_TRACE(static_cast<int>(way));
       check(p, run(p, {.tolerance = 1e-4F, .way = way}), bound);
@@ -207,7 +210,10 @@ TEST_F(PackedSweepsTest, ARunsBitsDependNeitherOnOthersConvergenceNorOnTheirNan)
     EXPECT_TRUE(std::isnan(lost.h[static_cast<std::size_t>(p.end[2] * 32 + 3)]));
   };
   check_type(float{}, SweepWay::kProductAndScan);
-  for (const SweepWay way : ways()) check_type(BFloat16{}, way);
+  for (const SweepWay way : ways()) {
+    if (test::few_cases() && way == SweepWay::kProductAndScan) continue;
+    check_type(BFloat16{}, way);
+  }
 }
 
 }  // namespace
