@@ -73,9 +73,10 @@ __global__ void __launch_bounds__(kMergeRows* kMergeRuns) merge_parts_kernel(Log
   const int row = static_cast<int>(blockIdx.x) * kMergeRows + lane;
   const int length = (count + kMergeRuns - 1) / kMergeRuns;
   const int begin = min(run * length, count);
-  const int end = row < given.rows ? min(begin + length, count) : begin;
   const auto* parts = reinterpret_cast<const float2*>(given.parts);
   ptx::wait_for_predecessor();
+  const bool is_scored = row < given.rows && given.targets[row] >= 0;  // the others have no parts
+  const int end = is_scored ? min(begin + length, count) : begin;
 
   float max = -INFINITY;
 #pragma unroll 8
@@ -93,7 +94,7 @@ __global__ void __launch_bounds__(kMergeRows* kMergeRuns) merge_parts_kernel(Log
   }
   run_sum[run][lane] = sum;
   __syncthreads();
-  if (run != 0 || row >= given.rows || given.targets[row] < 0) return;
+  if (run != 0 || !is_scored) return;
 #pragma unroll
   for (int r = 1; r < kMergeRuns; ++r) sum += run_sum[r][lane];
   given.logprobs[row] = given.targets[row] < given.vocab ? log_probability(given.logprobs[row], RowSum{max, sum})
