@@ -37,17 +37,14 @@ mmrec-bench --synthetic 1024,12,32000 --device cuda --compare cpu
 Measures load time, peak memory, prefill and decode, and the shares of the
 device's bandwidth and matrix-product peak, measured in the same run.
   -m, --model DIR        model folder (default: the bundled model)
-      --synthetic D,L,V[,F]  a random bf16 model instead: width, layers,
-                         vocabulary, FFN width (4 D)
+      --synthetic D,L,V[,F]  random bf16 model: width, layers, vocabulary, FFN
       --keep DIR         write it there, or use the one that is there already
       --lengths N,...    tokens per prefill (128,512,2048; GPU: 4096,32768)
       --batches N,...    sequences per prefill (1,4; GPU: 1)
       --decode-batches N,...  and per decode (the same; GPU: 1,2,4,8,64)
       --decode N         tokens per decode run (64; GPU: 256)
-      --documents N      score N documents of 32 to 96 tokens, and one as long
-                         (64; GPU: 4096; 0: none)
-      --requests N       serve N requests of 8 to 512 tokens that draw 16 to
-                         64 each (8; GPU: 2000 that draw up to 512; 0: none),
+      --documents N      score N of 32 to 96 tokens, and one as long (64; 4096)
+      --requests N       continue N prompts of 8 to 512 tokens (8; GPU: 2000),
       --slots N          so many at once, and as many in lock-step (4; GPU: 64)
       --repeat N         runs of each (CPU: 3, the best; GPU: 5, the median)
       --compare cpu      measure the CPU first, for comparison
