@@ -1,175 +1,24 @@
 #!/usr/bin/env python3
 """weights/convert.py: it converts what PyTorch saves, runs nothing that a checkpoint brings along, and leaves no half folder."""
-import importlib.util
 import json
 import os
-import pathlib
 import pickle
 import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 import zipfile
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "weights/convert.py"
-UPSTREAM = ROOT / "tests/fixtures/upstream"
-
 sys.dont_write_bytecode = True
-spec = importlib.util.spec_from_file_location("convert", SCRIPT)
-convert = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(convert)
 
+from checkpoints import SCRIPT, UPSTREAM, ConvertCase, Raw, call, name, op, read_safetensors, state_and_storages  # noqa: E402
+from checkpoints import tensor, tiny_model  # noqa: E402
 
-def read_safetensors(path):
-    """{name: (dtype, shape, bytes)}"""
-    data = path.read_bytes()
-    (length,) = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8:8 + length])
-    body = data[8 + length:]
-    return {name: (e["dtype"], e["shape"], body[e["data_offsets"][0]:e["data_offsets"][1]])
-            for name, e in header.items() if name != "__metadata__"}
-
-
-def widened(entry):
-    dtype, shape, data = entry
-    return shape, convert.to_f32(data, dtype)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Checkpoints put together opcode by opcode, as torch.save writes them
-
-class Raw(bytes):
-    """Opcodes that push one value."""
-
-
-def op(value):
-    if isinstance(value, Raw):
-        return value
-    if value is None:
-        return b"N"
-    if value is True or value is False:
-        return b"\x88" if value else b"\x89"
-    if isinstance(value, int):
-        data = value.to_bytes(16, "little", signed=True)
-        return b"\x8a" + bytes([len(data)]) + data
-    if isinstance(value, float):
-        return b"G" + struct.pack(">d", value)
-    if isinstance(value, str):
-        data = value.encode()
-        return b"X" + struct.pack("<I", len(data)) + data
-    if isinstance(value, tuple):
-        return b"(" + b"".join(op(v) for v in value) + b"t"
-    if isinstance(value, list):
-        return b"](" + b"".join(op(v) for v in value) + b"e"
-    if isinstance(value, dict):
-        return b"}(" + b"".join(op(k) + op(v) for k, v in value.items()) + b"u"
-    raise TypeError(value)
-
-
-def name(module, attribute):
-    return Raw(f"c{module}\n{attribute}\n".encode())
-
-
-def call(function, *arguments):
-    return Raw(function + op(arguments) + b"R")
-
-
-def storage(key, elements, kind="FloatStorage"):
-    return Raw(op(("storage", name("torch", kind), key, "cpu", elements)) + b"Q")
-
-
-def strides(shape):
-    out, step = [], 1
-    for extent in reversed(shape):
-        out.insert(0, step)
-        step *= extent
-    return tuple(out)
-
-
-def tensor(key, shape, elements=None, offset=0, stride=None, kind="FloatStorage"):
-    count = 1
-    for extent in shape:
-        count *= extent
-    return call(name("torch._utils", "_rebuild_tensor_v2"), storage(key, count if elements is None else elements, kind),
-                offset, tuple(shape), strides(shape) if stride is None else stride, False,
-                call(name("collections", "OrderedDict")))
-
-
-CONFIG = {"vocab_size": 6, "model_dim": 8, "num_layers": 1, "ffn_dim": 12, "use_hem": False, "use_dpg": False}
-
-
-def tiny_model(**config):
-    """{name: (shape, [floats])} of every tensor of a tiny model."""
-    model, value = {}, 0.0
-    for tensor_name, shape, _ in convert.tensor_specs({**CONFIG, **config}):
-        count = 1
-        for extent in shape:
-            count *= extent
-        model[tensor_name] = (shape, [value + i / 1024 for i in range(count)])
-        value += 0.125
-    return model
-
-
-def state_and_storages(model):
-    """The opcodes of a state dict and its storages, one for each tensor."""
-    state, storages = {}, {}
-    for i, (tensor_name, (shape, values)) in enumerate(model.items()):
-        state[tensor_name] = tensor(str(i), shape)
-        storages[str(i)] = struct.pack(f"<{len(values)}f", *values)
-    return state, storages
-
-
-def archive_bytes(root, storages, path, extra=(), compression=zipfile.ZIP_STORED):
-    data = root if isinstance(root, bytes) and not isinstance(root, Raw) else b"\x80\x02" + op(root) + b"."
-    with zipfile.ZipFile(path, "w", compression) as archive:
-        archive.writestr("model/data.pkl", data)
-        archive.writestr("model/byteorder", "little")
-        for key, content in storages.items():
-            archive.writestr(f"model/data/{key}", content)
-        for key, content in extra:
-            archive.writestr(key, content)
-
-
-class ConvertCase(unittest.TestCase):
-    def setUp(self):
-        temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(temporary.cleanup)
-        self.folder = pathlib.Path(temporary.name)
-        self.out = self.folder / "out"
-
-    def run_script(self, *arguments, **options):
-        return subprocess.run([sys.executable, "-I", str(SCRIPT), *map(str, arguments)], capture_output=True, text=True,
-                              timeout=120, **options)
-
-    def convert(self, checkpoint, *arguments):
-        done = self.run_script(checkpoint, "-o", self.out, *arguments)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertEqual(done.stdout, "")
-        return read_safetensors(self.out / "model.safetensors") if (self.out / "model.safetensors").exists() else None
-
-    def assert_refused(self, checkpoint, code, *parts, arguments=()):
-        before = sorted(os.listdir(self.folder))
-        done = self.run_script(checkpoint, "-o", self.out, *arguments)
-        errors = [line for line in done.stderr.splitlines() if " note: " not in line]
-        self.assertEqual(done.returncode, code, done.stderr)
-        self.assertEqual(len(errors), 1, done.stderr)
-        self.assertNotIn("Traceback", done.stderr)
-        for part in parts:
-            self.assertIn(part, errors[0])
-        self.assertEqual(sorted(os.listdir(self.folder)), before, "something was left behind")
-
-    def save(self, root, storages=None, **options):
-        path = self.folder / "checkpoint.pt"
-        archive_bytes(root, {} if storages is None else storages, path, **options)
-        return path
-
-    def save_model(self, model=None, wrap=lambda state: {"model_state_dict": state, "config": {"num_heads": 2}}):
-        state, storages = state_and_storages(tiny_model() if model is None else model)
-        return self.save(wrap(state), storages)
+from conversion import dtypes  # noqa: E402
+from conversion.common import Rejected  # noqa: E402
+from conversion.pytorch import LEGACY_MAGIC  # noqa: E402
 
 
 class FixturesTest(ConvertCase):
@@ -189,7 +38,7 @@ class FixturesTest(ConvertCase):
             if entry[0] == "F32":
                 self.assertEqual(entry, expected[tensor_name], tensor_name)
             else:  # what the fixture holds in fp32, rounded to this type
-                rounded = convert.from_f32(expected[tensor_name][2], entry[0], tensor_name)
+                rounded = dtypes.from_f32(expected[tensor_name][2], entry[0], tensor_name)
                 self.assertEqual(entry[2], rounded, tensor_name)
         config = json.loads((self.out / "config.json").read_text())
         self.assertEqual((config["use_hem"], config["num_heads"], config["ffn_dim"]), (True, 3, 160))
@@ -312,24 +161,24 @@ class NumbersTest(unittest.TestCase):
         for bits, expected in ((0x3F800000, 0x3F80), (0x3F808000, 0x3F80), (0x3F818000, 0x3F82), (0x3F808001, 0x3F81),
                                (0x80000000, 0x8000), (0x00000001, 0x0000), (0x7F800000, 0x7F80), (0xFF800000, 0xFF80),
                                (0x7F7F7FFF, 0x7F7F)):
-            data = convert.from_f32(struct.pack("<I", bits), "BF16", "t")
+            data = dtypes.from_f32(struct.pack("<I", bits), "BF16", "t")
             self.assertEqual(struct.unpack("<H", data)[0], expected, hex(bits))
-        nan = struct.unpack("<H", convert.from_f32(struct.pack("<I", 0x7F800001), "BF16", "t"))[0]
+        nan = struct.unpack("<H", dtypes.from_f32(struct.pack("<I", 0x7F800001), "BF16", "t"))[0]
         self.assertEqual(nan & 0x7F80, 0x7F80)
         self.assertNotEqual(nan & 0x7F, 0)
 
     def test_overflow_is_refused_by_tensor_and_index(self):
-        with self.assertRaisesRegex(convert.Rejected, "t: element 1 .*BF16"):
-            convert.from_f32(struct.pack("<ff", 1.0, 3.4028e38), "BF16", "t")
-        with self.assertRaisesRegex(convert.Rejected, "t: element 2 .*F16"):
-            convert.from_f32(struct.pack("<fff", 1.0, 65519.0, 65520.0), "F16", "t")
-        self.assertEqual(convert.from_f32(struct.pack("<f", float("inf")), "F16", "t"), b"\x00\x7c")
+        with self.assertRaisesRegex(Rejected, "t: element 1 .*BF16"):
+            dtypes.from_f32(struct.pack("<ff", 1.0, 3.4028e38), "BF16", "t")
+        with self.assertRaisesRegex(Rejected, "t: element 2 .*F16"):
+            dtypes.from_f32(struct.pack("<fff", 1.0, 65519.0, 65520.0), "F16", "t")
+        self.assertEqual(dtypes.from_f32(struct.pack("<f", float("inf")), "F16", "t"), b"\x00\x7c")
 
     def test_widening_is_exact(self):
         every = struct.pack("<65536H", *range(65536))
-        wide = struct.unpack("<65536I", convert.to_f32(every, "BF16"))
+        wide = struct.unpack("<65536I", dtypes.to_f32(every, "BF16"))
         self.assertEqual(wide, tuple(h << 16 for h in range(65536)))
-        halves = struct.unpack("<65536f", convert.to_f32(every, "F16"))
+        halves = struct.unpack("<65536f", dtypes.to_f32(every, "F16"))
         self.assertEqual(halves[0x3C00], 1.0)
         self.assertEqual(halves[0x0001], 2.0**-24)
         self.assertEqual(halves[0xFBFF], -65504.0)
@@ -424,7 +273,7 @@ class MaliciousTest(ConvertCase):
     def test_archives_that_are_no_checkpoints(self):
         path = self.folder / "checkpoint.pt"
         for data, part in ((b"", "no zip"), (b"hello", "no zip"), (b"PK\x03\x04", "cut short"), (b"<!DOCTYPE html>", "web page"),
-                           (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS"), (convert.LEGACY_MAGIC, "before 1.6"),
+                           (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS"), (LEGACY_MAGIC, "before 1.6"),
                            (b"\x02\0\0\0\0\0\0\0{}", "safetensors")):
             path.write_bytes(data)
             self.assert_refused(path, 3, part)

@@ -1,0 +1,236 @@
+"""What the tests of the converter share: checkpoints put together byte by byte, and a case that runs the script."""
+import collections
+import contextlib
+import hashlib
+import io
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+import zipfile
+from unittest import mock
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "weights/convert.py"
+UPSTREAM = ROOT / "tests/fixtures/upstream"
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(SCRIPT.parent))
+
+import convert  # noqa: E402
+from conversion import mmrec  # noqa: E402
+
+
+def read_safetensors(path):
+    """{name: (dtype, shape, bytes)}"""
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8:8 + length])
+    body = data[8 + length:]
+    return {name: (e["dtype"], e["shape"], body[e["data_offsets"][0]:e["data_offsets"][1]])
+            for name, e in header.items() if name != "__metadata__"}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Checkpoints put together opcode by opcode, as torch.save writes them
+
+class Raw(bytes):
+    """Opcodes that push one value."""
+
+
+def op(value):
+    if isinstance(value, Raw):
+        return value
+    if value is None:
+        return b"N"
+    if value is True or value is False:
+        return b"\x88" if value else b"\x89"
+    if isinstance(value, int):
+        data = value.to_bytes(16, "little", signed=True)
+        return b"\x8a" + bytes([len(data)]) + data
+    if isinstance(value, float):
+        return b"G" + struct.pack(">d", value)
+    if isinstance(value, str):
+        data = value.encode()
+        return b"X" + struct.pack("<I", len(data)) + data
+    if isinstance(value, tuple):
+        return b"(" + b"".join(op(v) for v in value) + b"t"
+    if isinstance(value, list):
+        return b"](" + b"".join(op(v) for v in value) + b"e"
+    if isinstance(value, dict):
+        return b"}(" + b"".join(op(k) + op(v) for k, v in value.items()) + b"u"
+    raise TypeError(value)
+
+
+def name(module, attribute):
+    return Raw(f"c{module}\n{attribute}\n".encode())
+
+
+def call(function, *arguments):
+    return Raw(function + op(arguments) + b"R")
+
+
+def storage(key, elements, kind="FloatStorage"):
+    return Raw(op(("storage", name("torch", kind), key, "cpu", elements)) + b"Q")
+
+
+def strides(shape):
+    out, step = [], 1
+    for extent in reversed(shape):
+        out.insert(0, step)
+        step *= extent
+    return tuple(out)
+
+
+def tensor(key, shape, elements=None, offset=0, stride=None, kind="FloatStorage"):
+    count = 1
+    for extent in shape:
+        count *= extent
+    return call(name("torch._utils", "_rebuild_tensor_v2"), storage(key, count if elements is None else elements, kind),
+                offset, tuple(shape), strides(shape) if stride is None else stride, False,
+                call(name("collections", "OrderedDict")))
+
+
+CONFIG = {"vocab_size": 6, "model_dim": 8, "num_layers": 1, "ffn_dim": 12, "use_hem": False, "use_dpg": False}
+
+
+def tiny_model(**config):
+    """{name: (shape, [floats])} of every tensor of a tiny model."""
+    return with_values(mmrec.tensor_specs({**CONFIG, **config}))
+
+
+def with_values(specs):
+    """{name: (shape, [floats])} of (name, shape, ...)."""
+    model, value = {}, 0.0
+    for tensor_name, shape, _ in specs:
+        count = 1
+        for extent in shape:
+            count *= extent
+        model[tensor_name] = (shape, [value + i / 1024 for i in range(count)])
+        value += 0.125
+    return model
+
+
+def state_and_storages(model):
+    """The opcodes of a state dict and its storages, one for each tensor."""
+    state, storages = {}, {}
+    for i, (tensor_name, (shape, values)) in enumerate(model.items()):
+        state[tensor_name] = tensor(str(i), shape)
+        storages[str(i)] = struct.pack(f"<{len(values)}f", *values)
+    return state, storages
+
+
+def archive_bytes(root, storages, path, extra=(), compression=zipfile.ZIP_STORED):
+    data = root if isinstance(root, bytes) and not isinstance(root, Raw) else b"\x80\x02" + op(root) + b"."
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("model/data.pkl", data)
+        archive.writestr("model/byteorder", "little")
+        for key, content in storages.items():
+            archive.writestr(f"model/data/{key}", content)
+        for key, content in extra:
+            archive.writestr(key, content)
+
+
+class ConvertCase(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+        self.out = self.folder / "out"
+
+    def run_script(self, *arguments, **options):
+        return subprocess.run([sys.executable, "-I", str(SCRIPT), *map(str, arguments)], capture_output=True, text=True,
+                              timeout=120, **options)
+
+    def convert(self, checkpoint, *arguments):
+        done = self.run_script(checkpoint, "-o", self.out, *arguments)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stdout, "")
+        return read_safetensors(self.out / "model.safetensors") if (self.out / "model.safetensors").exists() else None
+
+    def assert_refused(self, checkpoint, code, *parts, arguments=()):
+        before = sorted(os.listdir(self.folder))
+        done = self.run_script(checkpoint, "-o", self.out, *arguments)
+        errors = [line for line in done.stderr.splitlines() if " note: " not in line]
+        self.assertEqual(done.returncode, code, done.stderr)
+        self.assertEqual(len(errors), 1, done.stderr)
+        self.assertNotIn("Traceback", done.stderr)
+        for part in parts:
+            self.assertIn(part, errors[0])
+        self.assertEqual(sorted(os.listdir(self.folder)), before, "something was left behind")
+
+    def save(self, root, storages=None, **options):
+        path = self.folder / "checkpoint.pt"
+        archive_bytes(root, {} if storages is None else storages, path, **options)
+        return path
+
+    def save_model(self, model=None, wrap=lambda state: {"model_state_dict": state, "config": {"num_heads": 2}}):
+        state, storages = state_and_storages(tiny_model() if model is None else model)
+        return self.save(wrap(state), storages)
+
+    def convert_here(self, checkpoint, *arguments):
+        """The same in this process, for many small runs: (exit code, stderr). Leaves no folder."""
+        stderr = io.StringIO()
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
+            with contextlib.redirect_stderr(stderr), mock.patch("conversion.folder.sync"):
+                code = convert.main([str(checkpoint), "-o", str(self.out), *map(str, arguments)])
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+        shutil.rmtree(self.out, ignore_errors=True)
+        return code, stderr.getvalue()
+
+    def assert_survives(self, path, variants, arguments=()):
+        """Each of the damaged files converts or is refused in one line."""
+        codes = collections.Counter()
+        for data in variants:
+            path.write_bytes(data)
+            code, stderr = self.convert_here(path, *arguments)
+            errors = [line for line in stderr.splitlines() if " note: " not in line]
+            self.assertIn(code, (0, 3), stderr)
+            self.assertEqual(len(errors), 1, stderr)
+            self.assertLess(len(stderr), 4000)
+            self.assertEqual(os.listdir(self.folder), [path.name])
+            codes[code] += 1
+        return codes
+
+    def expect_fixture(self, converted, model, left_out=lambda name: False):
+        """What was converted against the digests of what the public code wrote."""
+        expected = json.loads((UPSTREAM / model / "tensors.json").read_text())
+        self.assertEqual(set(converted), {name for name in expected if not left_out(name)})
+        for tensor_name, (dtype, shape, data) in converted.items():
+            self.assertEqual([dtype, shape, hashlib.sha256(data).hexdigest()], expected[tensor_name], tensor_name)
+
+
+def mutations(data, seed, count, places=None):
+    """`count` damaged copies: bytes changed, cut out, doubled, swapped in from elsewhere, or the end cut off."""
+    random_ = random.Random(seed)
+    places = range(len(data)) if places is None else places
+    for _ in range(count):
+        out = bytearray(data)
+        for _ in range(random_.choice((1, 1, 1, 2, 3, 8))):
+            at = min(random_.choice(places), len(out) - 1)
+            kind = random_.randrange(7)
+            if kind == 0:
+                out[at] ^= 1 << random_.randrange(8)
+            elif kind == 1:
+                out[at] = random_.choice((0x00, 0x7F, 0x80, 0x90, 0xC0, 0xC1, 0xC4, 0xC6, 0xC7, 0xC9, 0xDD, 0xDF, 0xFF))
+            elif kind == 2:
+                out[at:at + 4] = random_.choice((b"\xff" * 4, b"\0" * 4, b"\x7f\xff\xff\xff", b"\x80\0\0\0"))
+            elif kind == 3:
+                del out[at:at + random_.randrange(1, 9)]
+            elif kind == 4:
+                out[at:at] = out[at:at + random_.randrange(1, 65)]
+            elif kind == 5:
+                other = random_.choice(places)
+                out[at:at + 8] = data[other:other + 8]
+            elif len(out) > 1 and random_.randrange(4) == 0:
+                del out[at + 1:]
+        yield bytes(out)
