@@ -3,8 +3,10 @@
 
     convert.py CHECKPOINT.pt --tokenizer tokenizer.model -o FOLDER [--config config.json] [--num-heads N]
                [--expert both|text|code] [--dtype keep|f32|bf16|f16] [--max-shard-size 5GB]
+    convert.py CHECKPOINT.msgpack --config RUN.json -o FOLDER [--bank true|false] [--calls stepwise|prompt|whole] [...]
 
-Which of the models is in it the tensors tell. Needs Python 3.9 and the folder conversion beside it, nothing else. What must stay true:
+A name that ends in .msgpack is a checkpoint of Flax, any other one of PyTorch; which of the models is in it the
+tensors tell. Needs Python 3.9 and the folder conversion beside it, nothing else. What must stay true:
   * Nothing in the checkpoint is ever executed, and nothing is made of it but names, numbers and arrays.
   * The folder appears whole or not at all.
 Exit codes: 0 done, 2 usage, 3 input rejected, 4 out of memory, 5 cannot write. An error is one line on stderr.
@@ -19,7 +21,7 @@ import sys
 sys.dont_write_bytecode = True  # the source tree stays as it is
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # which `python3 -I` leaves out
 
-from conversion import mmrec, mmrec100m, pytorch  # noqa: E402
+from conversion import flax, mmrec, mmrec100m, mmrec_jax, pytorch  # noqa: E402
 from conversion.common import CannotWrite, Rejected, one_line  # noqa: E402
 from conversion.dtypes import WEIGHT_DTYPES  # noqa: E402
 from conversion.folder import write_folder  # noqa: E402
@@ -60,14 +62,21 @@ class Parser(argparse.ArgumentParser):
 def parse_arguments(arguments):
     parser = Parser(prog="convert.py", allow_abbrev=False,
                     description="Turns a checkpoint of MM-Rec into a model folder. Nothing in it is executed.",
-                    epilog="Models: mmrec and mmrec100m.")
+                    epilog="Models: mmrec and mmrec100m of PyTorch, mmrec-jax of Flax. A checkpoint of Flax has a name that "
+                           "ends in .msgpack; give it the run's JSON file with --config.")
     parser.add_argument("checkpoint", metavar="CHECKPOINT",
-                        help="a state dict, or a dictionary with model_state_dict")
+                        help="PyTorch: a state dict, or a dictionary with model_state_dict; Flax: a training state, or its "
+                             "parameters alone")
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="must not exist, or be empty")
     parser.add_argument("--tokenizer", metavar="FILE", help="sentencepiece model to copy to tokenizer.model")
     parser.add_argument("--config", metavar="FILE", help="JSON with what the checkpoint does not tell")
     parser.add_argument("--num-heads", metavar="N", type=int, help="attention heads, where the checkpoint does not say")
     parser.add_argument("--expert", choices=mmrec100m.EXPERTS, help="mmrec100m: the expert to run; default: both")
+    parser.add_argument("--bank", choices=("true", "false"),
+                        help="mmrec-jax: whether the run wrote its memory bank; code from before 2025-12-15 did not; "
+                             "default: true")
+    parser.add_argument("--calls", choices=mmrec_jax.CALLS,
+                        help="mmrec-jax: how a sequence is cut into calls of the model; default: prompt")
     parser.add_argument("--dtype", choices=["keep", "f32", "bf16", "f16"], default="keep", help="default: keep")
     parser.add_argument("--max-shard-size", metavar="SIZE", type=parse_size, default="5GB", help="default: 5GB")
     return parser.parse_args(arguments)
@@ -85,10 +94,18 @@ def convert_pytorch(options, given):
     pytorch.refuse_quantised(root, state)
     tensors = pytorch.strip_prefixes(state)
     if mmrec100m.is_one(tensors):
+        refuse_options(options, ("bank", "calls"), mmrec100m.MODEL_TYPE)
         finish(options, archive, *mmrec100m.plan(tensors, root, given, options))
     else:
-        refuse_options(options, ("expert",), "mmrec")
+        refuse_options(options, ("expert", "bank", "calls"), "mmrec")
         finish(options, archive, *mmrec.plan(tensors, root, given, options))
+
+
+def convert_flax(options, given):
+    with open(options.checkpoint, "rb") as file:
+        checkpoint = flax.Checkpoint(file)
+        refuse_options(options, ("expert",), mmrec_jax.MODEL_TYPE)
+        finish(options, checkpoint, *mmrec_jax.plan(checkpoint.tensors, given, options))
 
 
 def finish(options, source, config, selected, others):
@@ -116,7 +133,10 @@ def convert(options):
     if not os.path.isfile(options.checkpoint):
         raise Rejected("no such file" if not os.path.exists(options.checkpoint) else "not a regular file")
     given = read_json(options.config) if options.config else {}
-    convert_pytorch(options, given)
+    if options.checkpoint.lower().endswith(".msgpack"):
+        convert_flax(options, given)
+    else:
+        convert_pytorch(options, given)
 
 
 def main(arguments):

@@ -12,7 +12,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAMS = {pathlib.Path(p).name: p for p in sys.argv[1:]}
-BINARY = {".safetensors", ".model", ".pt", ".png", ".bin"}
+BINARY = {".safetensors", ".model", ".pt", ".msgpack", ".png", ".bin"}
 
 
 def repository_files():

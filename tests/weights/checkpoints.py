@@ -138,6 +138,70 @@ def archive_bytes(root, storages, path, extra=(), compression=zipfile.ZIP_STORED
             archive.writestr(key, content)
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# msgpack, as Flax writes it
+
+class Packed(bytes):
+    """One value of msgpack."""
+
+
+def head(count, small, wide):
+    """The head of a value with a count: the short form where there is one, else that of the least width."""
+    if small is not None and count < small[1]:
+        return bytes([small[0] | count])
+    code, width = next(form for form in wide if count < 256**form[1])
+    return bytes([code]) + count.to_bytes(width, "big")
+
+
+def pack(value):
+    if isinstance(value, Packed):
+        return value
+    if value is None or isinstance(value, bool):
+        return {None: b"\xc0", False: b"\xc2", True: b"\xc3"}[value]
+    if isinstance(value, int):
+        return bytes([value]) if 0 <= value < 128 else b"\xd3" + value.to_bytes(8, "big", signed=True) if value < 1 << 63 \
+            else b"\xcf" + value.to_bytes(8, "big")
+    if isinstance(value, float):
+        return b"\xcb" + struct.pack(">d", value)
+    if isinstance(value, str):
+        data = value.encode()
+        return head(len(data), (0xA0, 32), [(0xD9, 1), (0xDA, 2), (0xDB, 4)]) + data
+    if isinstance(value, bytes):
+        return head(len(value), None, [(0xC4, 1), (0xC5, 2), (0xC6, 4)]) + value
+    if isinstance(value, list):
+        return head(len(value), (0x90, 16), [(0xDC, 2), (0xDD, 4)]) + b"".join(map(pack, value))
+    if isinstance(value, dict):
+        return pack_pairs(value.items())
+    raise TypeError(value)
+
+
+def pack_pairs(pairs):
+    pairs = list(pairs)
+    return Packed(head(len(pairs), (0x80, 16), [(0xDE, 2), (0xDF, 4)]) + b"".join(pack(k) + pack(v) for k, v in pairs))
+
+
+def ext(code, payload):
+    return Packed(head(len(payload), None, [(0xC7, 1), (0xC8, 2), (0xC9, 4)]) + bytes([code]) + payload)
+
+
+def array(shape, data, dtype="float32"):
+    """An array of NumPy: `data` are bytes, or floats."""
+    data = data if isinstance(data, bytes) else struct.pack(f"<{len(data)}f", *data)
+    return ext(1, pack([list(shape), dtype, data]))
+
+
+def tree_of(model):
+    """{name: value} by dotted names as nested maps."""
+    tree = {}
+    for tensor_name, value in model.items():
+        node = tree
+        *path, leaf = tensor_name.split(".")
+        for part in path:
+            node = node.setdefault(part, {})
+        node[leaf] = value
+    return tree
+
+
 class ConvertCase(unittest.TestCase):
     def setUp(self):
         temporary = tempfile.TemporaryDirectory()

@@ -130,6 +130,8 @@ class RefusalsTest(Mmrec100mCase):
         self.assert_refused(self.save_100m(wrap=lambda s: {"model_state_dict": s, "args": {"num_heads": "x"}}), 3, "num_heads")
 
     def test_options_of_other_models(self):
+        self.assert_refused(self.save_100m(), 3, "--bank", "mmrec100m", arguments=["--bank", "false"])
+        self.assert_refused(self.save_100m(), 3, "--calls", "mmrec100m", arguments=["--calls", "whole"])
         self.assert_refused(self.save_model(tiny_model()), 3, "--expert", "mmrec", arguments=["--expert", "both"])
         done = self.run_script(self.save_100m(), "-o", self.out, "--expert", "all")
         self.assertEqual(done.returncode, 2, done.stderr)

@@ -17,6 +17,11 @@ def one_line(error):
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text[:1000])
 
 
+def is_msgpack_map(start):
+    """Whether a file begins like a map of msgpack: none that is empty, which would begin like a pickle."""
+    return bool(start) and (0x81 <= start[0] <= 0x8F or start[0] in (0xDE, 0xDF))
+
+
 def refuse_other_files(start):
     """Names what a file is that begins like something else than a checkpoint."""
     if start.startswith(b"version https://git-lfs"):

@@ -5,7 +5,7 @@ import re
 import struct
 import zipfile
 
-from .common import Rejected, one_line, refuse_other_files
+from .common import Rejected, is_msgpack_map, one_line, refuse_other_files
 from .pickle_reader import PickleReader, Tensor
 
 MAX_PICKLE_BYTES = 64 << 20
@@ -113,7 +113,8 @@ def check_start(start):
         raise Rejected("written in PyTorch's format from before 1.6, which only PyTorch can read safely. "
                        "Re-save it with a current one: torch.save(torch.load(FILE, weights_only=True), NEW_FILE)")
     refuse_other_files(start)
-    raise Rejected("not a PyTorch checkpoint (found no zip archive)")
+    hint = "; give a checkpoint of Flax a name that ends in .msgpack" if is_msgpack_map(start) else ""
+    raise Rejected(f"not a PyTorch checkpoint (found no zip archive{hint})")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
