@@ -6,7 +6,6 @@
 #include <random>
 
 #include "engine/byte_pairs.h"
-#include "engine/split_pattern.h"
 #include "engine/utf8.h"
 #include "mmrec/tokenizer.h"
 #include "tests/support/host_threads.h"
@@ -17,7 +16,6 @@ namespace mmrec {
 namespace {
 
 using engine::BytePairs;
-using engine::SplitPattern;
 using test::base64;
 using test::bytes_and;
 using test::error_of;
@@ -71,12 +69,6 @@ std::vector<int> naive_merges(const std::vector<std::string>& tokens, std::strin
   std::vector<int> ids;
   for (const std::string& part : parts) ids.push_back(static_cast<int>(rank_of(part)));
   return ids;
-}
-
-std::vector<std::string> pieces(const std::string& pattern, std::string_view text) {
-  std::vector<std::string> out;
-  SplitPattern(pattern, "config").split(text, [&](std::string_view piece) { out.emplace_back(piece); });
-  return out;
 }
 
 std::string streamed(const Tokenizer& tokenizer, const std::vector<int>& ids) {
@@ -369,48 +361,6 @@ TEST(Tiktoken, ThreadsShareATokenizer) {
   test::run_together({[&] { first = t.encode(text); }, [&] { second = t.encode(text); }});
   EXPECT_EQ(first, ids);
   EXPECT_EQ(second, ids);
-}
-
-TEST(SplitPatterns, WhatNoMatchHoldsIsAPiece) {
-  using List = std::vector<std::string>;
-  EXPECT_EQ(pieces("b+", "aabbab"), (List{"aa", "bb", "a", "b"}));
-  EXPECT_EQ(pieces("", "ab"), List{"ab"});
-  EXPECT_EQ(pieces("x*", "axxb"), (List{"a", "xx", "b"}));
-  EXPECT_EQ(pieces("a", ""), List{});
-  EXPECT_EQ(pieces("a\\Kb", "xab"), (List{"xa", "b"}));
-}
-
-TEST(SplitPatterns, AreReadAsRustReadsThem) {
-  using List = std::vector<std::string>;
-  EXPECT_EQ(pieces("\\s+$|.", "a \n"), (List{"a", " \n"}));  // $ ends the text, not a line
-  EXPECT_EQ(pieces("a$|.|\n", "a\n"), (List{"a", "\n"}));
-  EXPECT_EQ(pieces("\\s+|\\S+", "a\xE1\xA0\x8E z"), (List{"a\xE1\xA0\x8E", " ", "z"}));  // U+180E is no white space
-  EXPECT_EQ(pieces("[^\\s]+|\\s", "b\xC2\x85 z"), (List{"b", "\xC2\x85", " ", "z"}));    // U+0085 is
-  EXPECT_EQ(pieces("(?i:'S)", "x'\xC5\xBFx"), (List{"x", "'\xC5\xBF", "x"}));            // long s
-  EXPECT_EQ(pieces(".+", "a\rb\nc"), (List{"a\rb", "\n", "c"}));
-}
-
-TEST(SplitPatterns, WhiteSpaceInAndOutsideOfClasses) {
-  const std::string space = engine::with_unicode_white_space("[\\s]");
-  EXPECT_EQ(engine::with_unicode_white_space("\\s"), space);
-  EXPECT_EQ(engine::with_unicode_white_space("a\\\\s[b\\]]\\d[:]"), "a\\\\s[b\\]]\\d[:]");
-  EXPECT_EQ(engine::with_unicode_white_space("[]\\s]\\s"), "[]" + space.substr(1) + space);
-  EXPECT_EQ(engine::with_unicode_white_space("[^]\\s]"), "[^]" + space.substr(1));
-  EXPECT_EQ(engine::with_unicode_white_space("[[:alpha:]\\s]"), "[[:alpha:]" + space.substr(1));
-  EXPECT_EQ(engine::with_unicode_white_space("\\Q\\s[\\E\\s"), "\\Q\\s[\\E" + space);
-  EXPECT_EQ(engine::with_unicode_white_space("\\Q\\s"), "\\Q\\s");
-  EXPECT_EQ(engine::with_unicode_white_space("x\\"), "x\\");
-  EXPECT_EQ(pieces("[\\s-a]+", "b-a -"), (std::vector<std::string>{"b", "-a -"}));
-  EXPECT_EQ(pieces("[\\S]", "a b"), (std::vector<std::string>{"a", " ", "b"}));
-}
-
-TEST(SplitPatterns, AHostileOneEndsInAnError) {
-  // With a b in the text, or PCRE2 sees at once that none can match.
-  const std::string text = std::string(500, 'a') + "cb";
-  for (const char* pattern : {"(a+)+b", "(a|aa)+b", "(a*)*b", "(?:a?){300}a{300}b", "(?:(?:a?)+)+b", "(a(?1)?)+b"}) {
-    const std::string message = error_of([&] { (void)pieces(pattern, text); });
-    expect_says(message, {"pattern cannot cut the text at byte 0: "});
-  }
 }
 
 }  // namespace
