@@ -57,7 +57,8 @@ auto rejecting(const std::filesystem::path& folder, Load&& load) {
     const bool missing = error.code() == std::errc::no_such_file_or_directory;
     throw RejectedFile(fmt::format("{}{}", error.what(),
                                    missing ? fmt::format(". Try: -m with a folder that holds config.json, "
-                                                         "model.safetensors and tokenizer.model (found {})",
+                                                         "model.safetensors and tokenizer.model or "
+                                                         "tokenizer.tiktoken (found {})",
                                                          folder.string())
                                            : std::string()));
   } catch (const std::runtime_error& error) {
@@ -191,7 +192,7 @@ ModelInfo info_of(std::span<const Model> models) {
 Tokenizer load_tokenizer(const std::filesystem::path& folder, const ModelInfo& info) {
   Tokenizer tokenizer = rejecting(folder, [&] { return Tokenizer::load(folder); });
   const std::int64_t pieces = tokenizer.vocab_size();
-  const std::string file = (folder / "tokenizer.model").string();
+  const std::string file = Tokenizer::file_of(folder).string();
   if (pieces > info.vocab_size) {
     throw RejectedFile(
         fmt::format("{}: the tokenizer has more pieces than the model has embeddings (found {}, expected "

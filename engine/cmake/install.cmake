@@ -18,7 +18,8 @@ configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/mmrec-config.cmake.in
   INSTALL_DESTINATION ${mmrec_package_dir} PATH_VARS MMREC_INSTALL_MODELDIR)
 write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/mmrec-config-version.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/mmrec-config.cmake ${CMAKE_CURRENT_BINARY_DIR}/mmrec-config-version.cmake
-              ${CMAKE_CURRENT_LIST_DIR}/FindOpenBLAS.cmake ${CMAKE_CURRENT_LIST_DIR}/FindSentencePiece.cmake
+              ${CMAKE_CURRENT_LIST_DIR}/FindOpenBLAS.cmake ${CMAKE_CURRENT_LIST_DIR}/FindPCRE2.cmake
+              ${CMAKE_CURRENT_LIST_DIR}/FindSentencePiece.cmake
         DESTINATION ${mmrec_package_dir})
 
 foreach(program IN ITEMS mmrec-generate mmrec-ppl mmrec-bench)

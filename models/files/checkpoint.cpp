@@ -133,7 +133,7 @@ const TensorInfo* Checkpoint::find(std::string_view name) const {
 Checkpoint Checkpoint::open(const fs::path& folder) {
   std::error_code error;
   if (const fs::file_status status = fs::status(folder, error); fs::exists(status) && !fs::is_directory(status)) {
-    fail(folder, "found a file, expected a model folder (config.json, model.safetensors, tokenizer.model)");
+    fail(folder, "found a file, expected a model folder (config.json, model.safetensors, a tokenizer)");
   }
   Checkpoint checkpoint;
   const fs::path index_path = folder / kIndexFile;

@@ -4,6 +4,7 @@
 
 #include "tests/apps/programs.h"
 #include "tests/support/model_folder.h"
+#include "tests/support/rank_file_builder.h"
 
 namespace mmrec::test {
 namespace {
@@ -78,6 +79,21 @@ TEST_F(Folder, AnUnknownKeyIsReported) {
 TEST_F(Folder, ACorruptTokenizer) {
   write_file(copy_ / "tokenizer.model", "not a tokenizer");
   expect_rejected({"tokenizer.model"});
+}
+
+TEST_F(Folder, ARankFileInPlaceOfSentencepiece) {
+  std::filesystem::remove(copy_ / "tokenizer.model");
+  write_file(copy_ / "tokenizer.tiktoken", rank_file(bytes_and({"he", "the"})));
+  expect_rejected({"tokenizer_config.json", "\"pattern\""});
+  write_file(copy_ / "tokenizer_config.json", R"({"pattern": "\\w+|\\W", "special_tokens": {"<|endoftext|>": 300}})");
+  const Outcome outcome = generate();
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_NE(outcome.err.find("tokenizer.tiktoken: 301 pieces for 384 embeddings"), std::string::npos) << outcome.err;
+  EXPECT_EQ(ppl().code, 0);
+  write_file(copy_ / "tokenizer_config.json", R"({"pattern": ".", "special_tokens": {"<|endoftext|>": 384}})");
+  expect_rejected({"tokenizer.tiktoken", "found 385", "384"});
+  write_file(copy_ / "tokenizer.model", "x");
+  expect_rejected({"tokenizer.model and tokenizer.tiktoken"});
 }
 
 TEST_F(Folder, NonFiniteWeights) {

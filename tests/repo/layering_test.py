@@ -19,6 +19,7 @@ THIRD_PARTY = {
     "nlohmann/": {"models", "apps"},
     "fmt/": {"models", "engine", "apps"},
     "sentencepiece": {"engine"},
+    "pcre2.h": {"engine"},
     "cxxopts.hpp": {"apps"},
     "cuda": {"kernels", "models", "apps"},  # models: kernels that know the model; apps: what the device can do
     "cublas": {"kernels"},

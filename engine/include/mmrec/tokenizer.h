@@ -11,49 +11,60 @@
 
 namespace mmrec {
 
-/// A sentencepiece model. Immutable and thread-safe; copies share it.
+namespace engine {
+class TokenizerModel;
+}
+
+/// A sentencepiece model or a tiktoken rank file. Immutable and thread-safe; copies share it.
 class Tokenizer {
  public:
-  /// Loads tokenizer.model of a model folder (or the file itself), with tokenizer_config.json beside it if there is
-  /// one. The file is validated before sentencepiece sees it. Throws std::runtime_error naming file, found and
-  /// expected, std::system_error where it cannot be read.
+  /// Loads tokenizer.model or tokenizer.tiktoken of a model folder (or the file itself: a rank file if its name ends in
+  /// .tiktoken), with tokenizer_config.json beside it if there is one. The file is validated before sentencepiece sees
+  /// it. Throws std::runtime_error naming file, found and expected, std::system_error where it cannot be read.
   static Tokenizer load(const std::filesystem::path& path);
-  /// The same from bytes: those of a tokenizer.model and of a tokenizer_config.json, empty if there is none. `name`
-  /// stands for the file in messages.
+  /// The same from bytes: those of the tokenizer's file and of a tokenizer_config.json, empty if there is none. `name`
+  /// stands for the file in messages and tells its format as above.
   static Tokenizer from_bytes(std::string_view model, std::string_view config = {},
                               const std::string& name = "tokenizer.model");
 
+  /// The file that load() takes from `folder`, whether or not it exists. Throws std::runtime_error where there are two.
+  static std::filesystem::path file_of(const std::filesystem::path& folder);
+
+  /// The highest id plus one.
   int vocab_size() const;
   int bos_id() const;  ///< -1: none
   int eos_id() const;  ///< -1: none
-  int unk_id() const;
+  int unk_id() const;  ///< -1: none
   /// Whether documents begin with BOS: tokenizer_config.json's add_bos_token, else whether there is a BOS.
   bool adds_bos() const;
-  /// Identity of the file's bytes.
+  /// Identity of the file's bytes; of a rank file with the pattern and special tokens of the config.
   std::uint64_t fingerprint() const;
 
   /// Ids of `text`. BOS is put first if `add_bos` and adds_bos(). Invalid UTF-8 is replaced by U+FFFD.
   ///
-  /// Texts beyond 64 KiB are tokenised in chunks, so that memory beyond the ids stays bounded. A chunk ends after a
-  /// line if it can, else before white space, else between two characters. The ids are those of the uncut text as long
-  /// as no piece of the vocabulary reaches across a cut: true of line ends where '\n' is a piece or a byte of its own,
-  /// of white space where pieces hold it at their beginning only. (In a unigram model sentencepiece's fp32 score of the
-  /// whole text so far can tip a near tie late in a long text; chunks keep it small.)
+  /// Special tokens are never recognised in the text. A rank file's ids are tiktoken's. Throws std::runtime_error where
+  /// its pattern exceeds the limits of matching.
+  ///
+  /// For sentencepiece, texts beyond 64 KiB are tokenised in chunks, so that memory beyond the ids stays bounded. A
+  /// chunk ends after a line if it can, else before white space, else between two characters. The ids are those of the
+  /// uncut text as long as no piece of the vocabulary reaches across a cut: true of line ends where '\n' is a piece or
+  /// a byte of its own, of white space where pieces hold it at their beginning only. (In a unigram model
+  /// sentencepiece's fp32 score of the whole text so far can tip a near tie late in a long text; chunks keep it small.)
   std::vector<int> encode(std::string_view text, bool add_bos = true) const;
 
-  /// Text of `tokens`: control tokens vanish, byte tokens are gathered, bytes that are no UTF-8 become U+FFFD, the
+  /// Text of `tokens`: control tokens vanish, tokens of bytes are gathered, bytes that are no UTF-8 become U+FFFD, the
   /// unknown token becomes the file's surface for it (" ⁇ "). The space that encode() puts before the text's first word
   /// is dropped. Throws std::out_of_range for an id outside [0, vocab_size).
   std::string decode(std::span<const int> tokens) const;
 
-  /// The piece of one id as stored ("▁the"). Throws std::out_of_range.
+  /// The piece of one id as stored ("▁the"), of a rank file its bytes; empty for an id that no token has. Throws
+  /// std::out_of_range.
   std::string piece(int token) const;
 
  private:
   friend class StreamDecoder;
-  struct Impl;
-  explicit Tokenizer(std::shared_ptr<const Impl> impl);
-  std::shared_ptr<const Impl> impl_;
+  explicit Tokenizer(std::shared_ptr<const engine::TokenizerModel> model);
+  std::shared_ptr<const engine::TokenizerModel> model_;
 };
 
 /// Decodes a stream of tokens into text, emitting complete UTF-8 characters only: what was emitted never changes. All

@@ -1,4 +1,4 @@
-#include "engine/tokenizer_file.h"
+#include "engine/sentencepiece_file.h"
 
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ using test::TokenizerBuilder;
 
 std::string refusal(std::string_view bytes) {
   try {
-    parse_tokenizer(bytes, "t.model");
+    parse_sentencepiece(bytes, "t.model");
   } catch (const std::runtime_error& error) {
     return error.what();
   }
@@ -51,7 +51,7 @@ std::string charsmap_refusal(const std::string& blob) {
   return "no error";
 }
 
-TEST(TokenizerFile, ReadsWhatItUses) {
+TEST(SentencePieceFile, ReadsWhatItUses) {
   TokenizerBuilder builder = good();
   builder.bytes();
   builder.model_type = 2;
@@ -62,7 +62,7 @@ TEST(TokenizerFile, ReadsWhatItUses) {
       .raw(std::string("\x39"
                        "12345678",
                        9));  // 64-bit field 7
-  const TokenizerFile file = parse_tokenizer(builder.build(), "t.model");
+  const SentencePieceFile file = parse_sentencepiece(builder.build(), "t.model");
   ASSERT_EQ(file.pieces.size(), 263U);
   EXPECT_EQ(file.pieces[5].text,
             "\xE2\x96\x81"
@@ -80,13 +80,13 @@ TEST(TokenizerFile, ReadsWhatItUses) {
   EXPECT_EQ(file.eos_id, 2);
 }
 
-TEST(TokenizerFile, WhatIsWrittenReadsBackTheSame) {
+TEST(SentencePieceFile, WhatIsWrittenReadsBackTheSame) {
   TokenizerBuilder builder = good();
   builder.bytes();
   builder.charsmap = CharsmapBuilder(Rules{{"\n", " "}}).build();
-  const TokenizerFile file = parse_tokenizer(builder.build(), "t.model");
+  const SentencePieceFile file = parse_sentencepiece(builder.build(), "t.model");
   for (const bool prefix : {false, true}) {
-    const TokenizerFile again = parse_tokenizer(serialize(file, prefix), "again");
+    const SentencePieceFile again = parse_sentencepiece(serialize(file, prefix), "again");
     ASSERT_EQ(again.pieces.size(), file.pieces.size());
     for (std::size_t i = 0; i < file.pieces.size(); ++i) {
       EXPECT_EQ(again.pieces[i].text, file.pieces[i].text);
@@ -99,7 +99,7 @@ TEST(TokenizerFile, WhatIsWrittenReadsBackTheSame) {
   }
 }
 
-TEST(TokenizerFile, RefusesBadPieces) {
+TEST(SentencePieceFile, RefusesBadPieces) {
   EXPECT_EQ(refusal(good()), "no error");
   EXPECT_EQ(refusal(with_piece({""})), "t.model: piece 7: found an empty piece");
   EXPECT_EQ(refusal(with_piece({std::string("x\0y", 3)})),
@@ -124,7 +124,7 @@ TEST(TokenizerFile, RefusesBadPieces) {
   EXPECT_EQ(refusal(builder), "t.model: not a sentencepiece model: found no pieces");
 }
 
-TEST(TokenizerFile, BytePiecesComeAllOrNot) {
+TEST(SentencePieceFile, BytePiecesComeAllOrNot) {
   TokenizerBuilder builder = good();
   builder.bytes();
   EXPECT_EQ(refusal(builder), "no error");
@@ -140,7 +140,7 @@ TEST(TokenizerFile, BytePiecesComeAllOrNot) {
 }
 
 // sentencepiece reads beyond an array of 64 for these.
-TEST(TokenizerFile, UserDefinedSymbolsMayNotNestDeeply) {
+TEST(SentencePieceFile, UserDefinedSymbolsMayNotNestDeeply) {
   TokenizerBuilder builder = good();
   for (std::size_t n = 1; n <= 64; ++n) builder.pieces.push_back({std::string(n, 'x'), 0.0F, 4});
   EXPECT_EQ(refusal(builder), "no error");
@@ -153,7 +153,7 @@ TEST(TokenizerFile, UserDefinedSymbolsMayNotNestDeeply) {
   EXPECT_EQ(refusal(builder), "t.model: found 65537 user-defined symbols, expected at most 65536");
 }
 
-TEST(TokenizerFile, RefusesBadMessages) {
+TEST(SentencePieceFile, RefusesBadMessages) {
   const std::string bytes = good().build();
   EXPECT_EQ(refusal(""), "t.model: not a sentencepiece model: found no pieces");
   EXPECT_EQ(refusal("\x0A\x05"
@@ -179,7 +179,7 @@ TEST(TokenizerFile, RefusesBadMessages) {
   EXPECT_LE(accepted, 8);  // cuts between fields, once there is a whole vocabulary, are models of their own
 }
 
-TEST(TokenizerFile, RefusesWhatItDoesNotSupport) {
+TEST(SentencePieceFile, RefusesWhatItDoesNotSupport) {
   TokenizerBuilder builder = good();
   builder.model_type = 5;
   EXPECT_EQ(refusal(builder), "t.model: found model_type 5, expected 1..4");
@@ -191,7 +191,7 @@ TEST(TokenizerFile, RefusesWhatItDoesNotSupport) {
   EXPECT_NE(refusal(builder).find("TrainerSpec: field 44"), std::string::npos);
 }
 
-TEST(TokenizerFile, AnySingleByteChangedIsReadOrRefused) {
+TEST(SentencePieceFile, AnySingleByteChangedIsReadOrRefused) {
   TokenizerBuilder builder = good();
   builder.charsmap = CharsmapBuilder(Rules{{"\n", " "}, {"AB", "c"}}).build();
   const std::string bytes = builder.build();

@@ -1,5 +1,5 @@
 // Reading, checking and writing sentencepiece's ModelProto.
-#include "engine/tokenizer_file.h"
+#include "engine/sentencepiece_file.h"
 
 #include <fmt/format.h>
 
@@ -73,9 +73,9 @@ class WireReader {
   }
   std::string text(const Field& field) const {
     const std::string_view value = bytes(field);
-    if (value.size() > kMaxPieceBytes || !is_valid_utf8(value) || value.find('\0') != std::string_view::npos) {
+    if (value.size() > kMaxTokenBytes || !is_valid_utf8(value) || value.find('\0') != std::string_view::npos) {
       fail(fmt::format("field {} is {}, expected UTF-8 without NUL of at most {} bytes", field.id, quote(value),
-                       kMaxPieceBytes));
+                       kMaxTokenBytes));
     }
     return std::string(value);
   }
@@ -124,13 +124,13 @@ class Parser {
  public:
   explicit Parser(const std::string& name) : name_(name) {}
 
-  TokenizerFile run(std::string_view bytes) {
+  SentencePieceFile run(std::string_view bytes) {
     WireReader in(bytes, name_, "ModelProto");
     Field field;
     while (in.next(field)) {
       switch (field.id) {
         case 1:
-          if (file_.pieces.size() == kMaxPieces) fail(fmt::format("more than {} pieces", kMaxPieces));
+          if (file_.pieces.size() == kMaxTokens) fail(fmt::format("more than {} pieces", kMaxTokens));
           read_piece(in.bytes(field));
           break;
         case 2:
@@ -161,8 +161,8 @@ class Parser {
     while (in.next(field)) {
       if (field.id == 1) {
         const std::string_view text = in.bytes(field);
-        if (text.size() > kMaxPieceBytes) {
-          fail(index, fmt::format("found {} bytes, expected at most {}", text.size(), kMaxPieceBytes));
+        if (text.size() > kMaxTokenBytes) {
+          fail(index, fmt::format("found {} bytes, expected at most {}", text.size(), kMaxTokenBytes));
         }
         piece.text = text;
       } else if (field.id == 2) {
@@ -287,7 +287,7 @@ class Parser {
   }
 
   const std::string& name_;
-  TokenizerFile file_;
+  SentencePieceFile file_;
   std::string bos_piece_ = "<s>";
   std::string eos_piece_ = "</s>";
 };
@@ -320,7 +320,7 @@ class WireWriter {
 
 }  // namespace
 
-int TokenizerFile::find(std::string_view piece) const {
+int SentencePieceFile::find(std::string_view piece) const {
   const auto at = std::find_if(pieces.begin(), pieces.end(), [&](const Piece& p) { return p.text == piece; });
   return at == pieces.end() ? -1 : static_cast<int>(at - pieces.begin());
 }
@@ -333,7 +333,7 @@ int byte_of_piece(std::string_view piece) {
   return high < 0 || low < 0 ? -1 : 16 * high + low;
 }
 
-TokenizerFile parse_tokenizer(std::string_view bytes, const std::string& name) {
+SentencePieceFile parse_sentencepiece(std::string_view bytes, const std::string& name) {
   if (bytes.size() > kMaxTokenizerBytes) {
     throw std::runtime_error(
         fmt::format("{}: found {} bytes, expected at most {}", name, bytes.size(), kMaxTokenizerBytes));
@@ -347,7 +347,7 @@ TokenizerFile parse_tokenizer(std::string_view bytes, const std::string& name) {
   }
 }
 
-std::string serialize(const TokenizerFile& file, bool add_dummy_prefix) {
+std::string serialize(const SentencePieceFile& file, bool add_dummy_prefix) {
   WireWriter out;
   for (const Piece& piece : file.pieces) {
     WireWriter message;

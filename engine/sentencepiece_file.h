@@ -1,7 +1,7 @@
 // tokenizer.model: a sentencepiece ModelProto, read with a protobuf reader that trusts no byte and written anew.
 //
 // What must stay true: sentencepiece never sees a byte of the file itself, only what serialize() writes from a checked
-// TokenizerFile. sentencepiece 0.1.97 crashes inside Load on a long piece, reads beyond an array for user-defined
+// SentencePieceFile. sentencepiece 0.1.97 crashes inside Load on a long piece, reads beyond an array for user-defined
 // symbols that begin one another and for crafted normalisation rules, and accepts NaN scores and pieces that are not
 // UTF-8.
 #pragma once
@@ -11,6 +11,8 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "engine/tokenizer_model.h"
 
 namespace mmrec::engine {
 
@@ -31,15 +33,12 @@ struct Piece {
 };
 
 /// The limits of docs/file-formats.md.
-inline constexpr std::size_t kMaxTokenizerBytes = std::size_t{64} << 20;
-inline constexpr std::size_t kMaxPieces = std::size_t{1} << 20;
-inline constexpr std::size_t kMaxPieceBytes = 1024;
 inline constexpr std::size_t kMaxUserDefined = std::size_t{1} << 16;
 inline constexpr std::size_t kMaxNestedUserDefined = 64;  // sentencepiece's PrefixMatcher keeps 64 matches
 
-/// What this engine uses of the file. Invariants: pieces as check() in tokenizer_file.cpp has it; the charsmap passed
-/// check_charsmap().
-struct TokenizerFile {
+/// What this engine uses of the file. Invariants: pieces as check() in sentencepiece_file.cpp has it; the charsmap
+/// passed check_charsmap().
+struct SentencePieceFile {
   std::vector<Piece> pieces;
   int model_type = 1;  // 1 unigram, 2 BPE, 3 word, 4 char
   bool byte_fallback = false;
@@ -60,9 +59,9 @@ struct TokenizerFile {
 int byte_of_piece(std::string_view piece);
 
 /// Throws std::runtime_error beginning with `name`, the file's name in messages.
-TokenizerFile parse_tokenizer(std::string_view bytes, const std::string& name);
+SentencePieceFile parse_sentencepiece(std::string_view bytes, const std::string& name);
 
 /// A ModelProto of the fields above, with `add_dummy_prefix` in place of the file's.
-std::string serialize(const TokenizerFile& file, bool add_dummy_prefix);
+std::string serialize(const SentencePieceFile& file, bool add_dummy_prefix);
 
 }  // namespace mmrec::engine

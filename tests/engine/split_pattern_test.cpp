@@ -1,0 +1,66 @@
+#include "engine/split_pattern.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/support/model_folder.h"
+
+namespace mmrec {
+namespace {
+
+using engine::SplitPattern;
+using test::error_of;
+using test::expect_says;
+
+std::vector<std::string> pieces(const std::string& pattern, std::string_view text) {
+  std::vector<std::string> out;
+  SplitPattern(pattern, "config").split(text, [&](std::string_view piece) { out.emplace_back(piece); });
+  return out;
+}
+
+TEST(SplitPatterns, WhatNoMatchHoldsIsAPiece) {
+  using List = std::vector<std::string>;
+  EXPECT_EQ(pieces("b+", "aabbab"), (List{"aa", "bb", "a", "b"}));
+  EXPECT_EQ(pieces("", "ab"), List{"ab"});
+  EXPECT_EQ(pieces("x*", "axxb"), (List{"a", "xx", "b"}));
+  EXPECT_EQ(pieces("a", ""), List{});
+  EXPECT_EQ(pieces("a\\Kb", "xab"), (List{"xa", "b"}));
+}
+
+TEST(SplitPatterns, AreReadAsRustReadsThem) {
+  using List = std::vector<std::string>;
+  EXPECT_EQ(pieces("\\s+$|.", "a \n"), (List{"a", " \n"}));  // $ ends the text, not a line
+  EXPECT_EQ(pieces("a$|.|\n", "a\n"), (List{"a", "\n"}));
+  EXPECT_EQ(pieces("\\s+|\\S+", "a\xE1\xA0\x8E z"), (List{"a\xE1\xA0\x8E", " ", "z"}));  // U+180E is no white space
+  EXPECT_EQ(pieces("[^\\s]+|\\s", "b\xC2\x85 z"), (List{"b", "\xC2\x85", " ", "z"}));    // U+0085 is
+  EXPECT_EQ(pieces("(?i:'S)", "x'\xC5\xBFx"), (List{"x", "'\xC5\xBF", "x"}));            // long s
+  EXPECT_EQ(pieces(".+", "a\rb\nc"), (List{"a\rb", "\n", "c"}));
+}
+
+TEST(SplitPatterns, WhiteSpaceInAndOutsideOfClasses) {
+  const std::string space = engine::with_unicode_white_space("[\\s]");
+  EXPECT_EQ(engine::with_unicode_white_space("\\s"), space);
+  EXPECT_EQ(engine::with_unicode_white_space("a\\\\s[b\\]]\\d[:]"), "a\\\\s[b\\]]\\d[:]");
+  EXPECT_EQ(engine::with_unicode_white_space("[]\\s]\\s"), "[]" + space.substr(1) + space);
+  EXPECT_EQ(engine::with_unicode_white_space("[^]\\s]"), "[^]" + space.substr(1));
+  EXPECT_EQ(engine::with_unicode_white_space("[[:alpha:]\\s]"), "[[:alpha:]" + space.substr(1));
+  EXPECT_EQ(engine::with_unicode_white_space("\\Q\\s[\\E\\s"), "\\Q\\s[\\E" + space);
+  EXPECT_EQ(engine::with_unicode_white_space("\\Q\\s"), "\\Q\\s");
+  EXPECT_EQ(engine::with_unicode_white_space("x\\"), "x\\");
+  EXPECT_EQ(pieces("[\\s-a]+", "b-a -"), (std::vector<std::string>{"b", "-a -"}));
+  EXPECT_EQ(pieces("[\\S]", "a b"), (std::vector<std::string>{"a", " ", "b"}));
+}
+
+TEST(SplitPatterns, AHostileOneEndsInAnError) {
+  // With a b in the text, or PCRE2 sees at once that none can match.
+  const std::string text = std::string(500, 'a') + "cb";
+  for (const char* pattern : {"(a+)+b", "(a|aa)+b", "(a*)*b", "(?:a?){300}a{300}b", "(?:(?:a?)+)+b", "(a(?1)?)+b"}) {
+    const std::string message = error_of([&] { (void)pieces(pattern, text); });
+    expect_says(message, {"pattern cannot cut the text at byte 0: "});
+  }
+}
+
+}  // namespace
+}  // namespace mmrec
