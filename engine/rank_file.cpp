@@ -11,8 +11,7 @@
 #include <stdexcept>
 #include <unordered_map>
 
-#include "engine/tokenizer_model.h"
-#include "models/files/file.h"
+#include "engine/tokenizer_bytes.h"
 #include "models/files/text.h"
 
 namespace mmrec::engine {
@@ -119,17 +118,7 @@ class RankReader {
 }  // namespace
 
 std::vector<std::string> parse_ranks(std::string_view bytes, const std::string& name) {
-  if (bytes.size() > kMaxTokenizerBytes) {
-    throw std::runtime_error(
-        fmt::format("{}: found {} bytes, expected at most {}", name, bytes.size(), kMaxTokenizerBytes));
-  }
-  try {
-    return RankReader(name).run(bytes);
-  } catch (const std::runtime_error& error) {
-    const std::string hint = models::content_hint(bytes.substr(0, 1024));
-    if (hint.empty()) throw;
-    throw std::runtime_error(error.what() + hint);
-  }
+  return parse_tokenizer_bytes(bytes, name, [&] { return RankReader(name).run(bytes); });
 }
 
 }  // namespace mmrec::engine

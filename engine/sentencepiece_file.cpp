@@ -11,8 +11,8 @@
 #include <unordered_set>
 
 #include "engine/charsmap.h"
+#include "engine/tokenizer_bytes.h"
 #include "engine/utf8.h"
-#include "models/files/file.h"
 #include "models/files/text.h"
 
 namespace mmrec::engine {
@@ -334,17 +334,7 @@ int byte_of_piece(std::string_view piece) {
 }
 
 SentencePieceFile parse_sentencepiece(std::string_view bytes, const std::string& name) {
-  if (bytes.size() > kMaxTokenizerBytes) {
-    throw std::runtime_error(
-        fmt::format("{}: found {} bytes, expected at most {}", name, bytes.size(), kMaxTokenizerBytes));
-  }
-  try {
-    return Parser(name).run(bytes);
-  } catch (const std::runtime_error& error) {
-    const std::string hint = models::content_hint(bytes.substr(0, 1024));
-    if (hint.empty()) throw;
-    throw std::runtime_error(error.what() + hint);
-  }
+  return parse_tokenizer_bytes(bytes, name, [&] { return Parser(name).run(bytes); });
 }
 
 std::string serialize(const SentencePieceFile& file, bool add_dummy_prefix) {

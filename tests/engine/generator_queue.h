@@ -124,4 +124,19 @@ struct Queue {
   std::vector<Generator::RequestId> order;
 };
 
+/// So many requests at random that go on from `prefix`, every other one without a prompt of its own.
+inline std::vector<Wish> submit_branches(Queue& queue, const std::shared_ptr<const Session>& prefix, int count) {
+  std::mt19937 rng(5);
+  std::vector<Wish> wishes;
+  for (int i = 0; i < count; ++i) {
+    Wish wanted = random_wish(rng);
+    if (i % 2 == 0) wanted.prompt.clear();
+    GeneratorRequest request = queue.request(wanted);
+    request.start = prefix;
+    queue.generator.submit(std::move(request));
+    wishes.push_back(std::move(wanted));
+  }
+  return wishes;
+}
+
 }  // namespace mmrec::test

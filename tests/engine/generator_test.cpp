@@ -190,17 +190,8 @@ TEST(Generator, BranchesOfOnePrefixAreCopiedWhereItLies) {
   const std::vector<std::byte> before = prefix->save();
   log->through_host = 0;
 
-  std::mt19937 rng(5);
-  std::vector<Wish> wishes;
   Queue queue(model, 2);
-  for (int i = 0; i < 12; ++i) {
-    Wish wanted = random_wish(rng);
-    if (i % 2 == 0) wanted.prompt.clear();
-    GeneratorRequest request = queue.request(wanted);
-    request.start = prefix;
-    queue.generator.submit(std::move(request));
-    wishes.push_back(std::move(wanted));
-  }
+  const std::vector<Wish> wishes = submit_branches(queue, prefix, 12);
   queue.generator.run();
   EXPECT_EQ(log->through_host, 0);
   EXPECT_EQ(prefix.use_count(), 1) << "nothing keeps it";

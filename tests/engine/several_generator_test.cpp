@@ -91,17 +91,8 @@ TEST(SeveralGenerator, APrefixOfOneDeviceServesAll) {
   const Devices devices(3);
   const auto prefix = std::make_shared<Session>(devices.models[1].new_session());
   prefix->prefill(std::vector<int>(40, kCat));
-  std::mt19937 rng(5);
-  std::vector<Wish> wishes;
   Queue queue(devices.models, 2);
-  for (int i = 0; i < 24; ++i) {
-    Wish wanted = random_wish(rng);
-    if (i % 2 == 0) wanted.prompt.clear();
-    GeneratorRequest request = queue.request(wanted);
-    request.start = prefix;
-    queue.generator.submit(std::move(request));
-    wishes.push_back(std::move(wanted));
-  }
+  const std::vector<Wish> wishes = submit_branches(queue, prefix, 24);
   queue.generator.run();
   for (std::size_t i = 0; i < wishes.size(); ++i) {
     expect_same(queue.results.at(i + 1), continued(prefix->clone(), wishes[i]), "branch " + std::to_string(i));
