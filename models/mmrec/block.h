@@ -54,7 +54,7 @@ class Block {
   /// rmsnorm(x; norm) besides.
   bool run(std::span<const Batch> batches, std::int64_t rows, bool packed, const RecurrenceOptions& options,
            PrefillStats& stats) {
-    if (goes_by_rows(batches)) {
+    if (!packed && goes_by_rows(batches)) {
       run_rows(batches);
       return true;
     }
@@ -225,9 +225,12 @@ class Block {
     if constexpr (kHasRows) {
       // Sequences apart have no other way that takes them all at once.
       constexpr std::int64_t kManyRows = 9;
-      const std::int64_t rows = batches.back().first_row + batches.back().sequences;
-      const bool tokens = std::all_of(batches.begin(), batches.end(), [](const Batch& b) { return b.tokens == 1; });
-      return tokens && token_rows_pay(work_.backend, batches.size() == 1 ? rows : kManyRows, work_.dim());
+      std::int64_t rows = 0;
+      for (const Batch& b : batches) {
+        if (b.tokens != 1 || b.first_row != rows) return false;  // a gap before it: its chunk was laid out to be packed
+        rows += b.sequences;
+      }
+      return token_rows_pay(work_.backend, batches.size() == 1 ? rows : kManyRows, work_.dim());
     }
     return false;
   }

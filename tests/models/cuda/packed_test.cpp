@@ -97,7 +97,8 @@ class PackedRunsTest : public testing::TestWithParam<PackedModel> {
     return got.size() == want.size() ? difference / most : INFINITY;
   }
 
-  void expect_runs_as_steps(std::span<const std::pair<int, int>> starts_and_rows, std::span<const int> slot_of) {
+  void expect_runs_as_steps(std::span<const std::pair<int, int>> starts_and_rows, std::span<const int> slot_of,
+                            const ExecutionOptions& options = {}) {
     const auto count = static_cast<int>(starts_and_rows.size());
     std::vector<Sequence> all = sequences(starts_and_rows);
     const Slots alone(executor_, 1, {});
@@ -134,7 +135,7 @@ class PackedRunsTest : public testing::TestWithParam<PackedModel> {
         tokens.insert(tokens.end(), s.tokens.begin() + s.start, s.tokens.end());
       }
       std::vector<float> logprobs(scores ? tokens.size() : 0);
-      const Done done = executor_->run({.tokens = tokens, .runs = runs, .logprobs = logprobs}, {});
+      const Done done = executor_->run({.tokens = tokens, .runs = runs, .logprobs = logprobs}, options);
       for (std::size_t i = 0; i < runs.size(); ++i) {
         SCOPED_TRACE(testing::Message() << "run " << i << ": " << runs[i].rows << " tokens from " << runs[i].position);
         const Sequence& s = all[i];
@@ -166,6 +167,15 @@ TEST_P(PackedRunsTest, DocumentsAreAsAlone) {
   std::vector<int> slots(documents.size());
   std::iota(slots.begin(), slots.end(), 0);
   expect_runs_as_steps(documents, slots);
+}
+
+// The last round of the call is one token of each.
+TEST_P(PackedRunsTest, RunsThatEndOneTokenIntoASegmentAreAsAlone) {
+  const std::vector<std::pair<int, int>> documents(9, {0, 25});
+  const std::vector<int> slots = {4, 3, 2, 1, 0, 5, 8, 7, 6};
+  for (const PrefillMode mode : {PrefillMode::kSweeps, PrefillMode::kSteps}) {
+    expect_runs_as_steps(documents, slots, {.prefill = mode});
+  }
 }
 
 // Sequences that have come to anywhere, before, at and after the ends of segments, in any slots.
