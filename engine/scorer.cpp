@@ -31,8 +31,9 @@ namespace {
 
 using engine::Documents;
 
-/// Tokens of a group where nobody has said how many documents it takes: some thirty chunks of a GPU, so that the last
-/// one, which is not full, costs little, and so few that devices finish at about the same time.
+/// Tokens of a group at most where nobody has said how many documents it takes: some thirty chunks of a GPU, so that
+/// the last one, which is not full, costs little. Groups of a block are about as large, so that devices finish
+/// together.
 constexpr std::size_t kGroupTokens = std::size_t{1} << 18;
 
 void check_ids(const std::vector<int>& ids, std::size_t document, std::int64_t vocab) {
@@ -185,10 +186,16 @@ class Scoring {
   }
   std::size_t group_size(const Block& block, std::size_t begin) const {
     const std::size_t most = std::min(block.order.size() - begin, most_documents_);
+    if (options_.batch != 0) return most;
+    const auto tokens_of = [&](std::size_t i) { return block.documents[block.order[i]].size(); };
+    std::size_t left = 0;
+    for (std::size_t i = begin; i < block.order.size(); ++i) left += tokens_of(i);
+    const std::size_t groups = (left + kGroupTokens - 1) / kGroupTokens;
+    const std::size_t share = (left + groups - 1) / groups;
     std::size_t tokens = 0;
     for (std::size_t size = 0; size < most; ++size) {
-      tokens += block.documents[block.order[begin + size]].size();
-      if (options_.batch == 0 && size > 0 && tokens > kGroupTokens) return size;
+      tokens += tokens_of(begin + size);
+      if (size > 0 && tokens > share) return size;
     }
     return most;
   }
