@@ -199,7 +199,9 @@ TEST_F(SampleCuda, AgreesWithTheChainDoneBySortingAndWithTheEngine) {
     check(words, small_sizes() ? 1 : 16);
     if (few_cases()) break;
   }
-  EXPECT_GT(other_than_greedy, compared / 4);
+  if (!few_cases()) {  // else chance decides
+    EXPECT_GT(other_than_greedy, compared / 4);
+  }
   EXPECT_LT(close, compared / 20 + 5) << "of " << compared;
 }
 
@@ -282,6 +284,7 @@ TEST_F(SampleCuda, RowsSharedByBlocksOfAClusterDrawTheSame) {
   for (const std::int64_t words : {1, 3, 50, 999, 5000, 8193, few_cases() ? 9001 : 20001}) {
     const int rows = small_sizes() ? 2 : 16;
     for (const auto& kind : kinds) {
+      if (few_cases() && rng() % 8 != 0) continue;
       std::vector<int> ways{1, 2, 4, 8};
       if (small_sizes()) ways = {1, pick(2, 4, 8)};
       if (!has_clusters) ways = {1};
