@@ -7,6 +7,8 @@
 #include <array>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -20,8 +22,8 @@
 #include "apps/model_folder.h"
 #include "apps/output.h"
 #include "apps/signals.h"
-#include "models/mmrec/config.h"
-#include "models/mmrec/synthetic.h"
+#include "models/architecture.h"
+#include "models/weights/synthetic.h"
 
 namespace mmrec::apps {
 namespace {
@@ -37,7 +39,8 @@ mmrec-bench --synthetic 1024,12,32000 --device cuda --compare cpu
 Measures load time, peak memory, prefill and decode, and the shares of the
 device's bandwidth and matrix-product peak, measured in the same run.
   -m, --model DIR        model folder (default: the bundled model)
-      --synthetic D,L,V[,F]  random bf16 model: width, layers, vocabulary, FFN
+      --synthetic D,L,V[,F]  random bf16 model: width, layers, vocabulary, FFN;
+      --arch NAME        its model_type (mmrec)
       --keep DIR         write it there, or use the one that is there already
       --lengths N,...    tokens per prefill (128,512,2048; GPU: 4096,32768)
       --batches N,...    sequences per prefill (1,4; GPU: 1)
@@ -49,20 +52,19 @@ device's bandwidth and matrix-product peak, measured in the same run.
       --repeat N         runs of each (CPU: 3, the best; GPU: 5, the median)
       --compare cpu      measure the CPU first, for comparison
   -o, --output FILE      write the result there; --json: JSON, not a table
-      --device D         auto, cpu, cuda, or cuda:N for GPU N, from 0
-      --precision P      auto, fp32, bf16 or fp16
+      --device D         auto, cpu, cuda, cuda:N; --precision P: auto, fp32, ...
       --prefill M        auto, sweeps or steps; --sweep-tol X: tolerance (auto)
       --threads N        threads of the CPU (0: all)
   -h, --help             this page; --version
 )";
 
 constexpr std::array kFlags = {
-    Flag{"model", 'm'},        Flag{"synthetic"},      Flag{"keep"},      Flag{"lengths"},
-    Flag{"batches"},           Flag{"decode-batches"}, Flag{"decode"},    Flag{"documents"},
-    Flag{"requests"},          Flag{"slots"},          Flag{"repeat"},    Flag{"compare"},
-    Flag{"json", 0, false},    Flag{"output", 'o'},    Flag{"device"},    Flag{"precision"},
-    Flag{"threads"},           Flag{"prefill"},        Flag{"sweep-tol"}, Flag{"help", 'h', false},
-    Flag{"version", 0, false},
+    Flag{"model", 'm'},       Flag{"synthetic"},         Flag{"arch"},           Flag{"keep"},
+    Flag{"lengths"},          Flag{"batches"},           Flag{"decode-batches"}, Flag{"decode"},
+    Flag{"documents"},        Flag{"requests"},          Flag{"slots"},          Flag{"repeat"},
+    Flag{"compare"},          Flag{"json", 0, false},    Flag{"output", 'o'},    Flag{"device"},
+    Flag{"precision"},        Flag{"threads"},           Flag{"prefill"},        Flag{"sweep-tol"},
+    Flag{"help", 'h', false}, Flag{"version", 0, false},
 };
 
 /// A folder under the system's temporary one that goes away with its owner.
@@ -85,7 +87,7 @@ class TemporaryFolder {
   std::filesystem::path path_;
 };
 
-models::Config synthetic_config(const Arguments& arguments) {
+models::SyntheticModel synthetic_model(const Arguments& arguments) {
   const auto sizes = arguments.integers("synthetic", {}, 1, std::int64_t{1} << 24);
   if (sizes.size() < 3 || sizes.size() > 4 || sizes[0] % 64 != 0) {
     throw UsageError(
@@ -93,22 +95,20 @@ models::Config synthetic_config(const Arguments& arguments) {
                     "of 64)",
                     arguments.text("synthetic").value_or("")));
   }
-  models::Config config;
-  config.model_dim = sizes[0];
-  config.num_layers = sizes[1];
-  config.vocab_size = sizes[2];
-  config.ffn_dim = sizes.size() == 4 ? sizes[3] : 4 * sizes[0];
-  config.num_heads = sizes[0] / 64;
-  return config;
+  const std::vector<std::string_view> names = models::architecture_names();
+  const std::size_t name = arguments.choice("arch", names);
+  return models::synthetic_model(
+      names[name],
+      {.dim = sizes[0], .layers = sizes[1], .vocab = sizes[2], .ffn = sizes.size() == 4 ? sizes[3] : 4 * sizes[0]});
 }
 
 // In a child process, so that the writer's memory does not count towards this one's peak.
-void write_synthetic(const std::filesystem::path& folder, const models::Config& config) {
+void write_synthetic(const std::filesystem::path& folder, const models::SyntheticModel& model) {
   const pid_t child = fork();
   if (child < 0) throw std::system_error(errno, std::generic_category(), "fork");
   if (child == 0) {
     try {
-      models::write_synthetic_model(folder, config, kernels::DType::kBF16);
+      models::write_synthetic_folder(folder, model.config, model.tensors, kernels::DType::kBF16, 0);
     } catch (const std::exception& error) {
       log_line(error.what());
       _exit(1);
@@ -123,9 +123,10 @@ void write_synthetic(const std::filesystem::path& folder, const models::Config& 
 }
 
 /// The model of --keep: written unless it is there. It appears whole or not at all: config.json comes last.
-void keep_synthetic(const std::filesystem::path& folder, const models::Config& config) {
-  if (!std::filesystem::exists(folder / "config.json")) return write_synthetic(folder, config);
-  if (models::load_config(folder / "config.json") == config) return;
+void keep_synthetic(const std::filesystem::path& folder, const models::SyntheticModel& model) {
+  if (!std::filesystem::exists(folder / "config.json")) return write_synthetic(folder, model);
+  std::ifstream file(folder / "config.json");
+  if (std::string(std::istreambuf_iterator<char>(file), {}) == model.config) return;
   throw RejectedFile(
       fmt::format("{}: holds another model than --synthetic asks for. Try: another --keep", folder.string()));
 }
@@ -183,11 +184,15 @@ int bench_main(int argc, char** argv) {
   (void)arguments.choice("compare", kComparable);
   const bool compare = arguments.has("compare");
   if (arguments.has("model") && arguments.has("synthetic")) throw UsageError("--model and --synthetic: found both");
-  if (arguments.has("keep") && !arguments.has("synthetic")) throw UsageError("--keep: only with --synthetic");
-  std::optional<models::Config> config;
+  for (const char* flag : {"keep", "arch"}) {
+    if (arguments.has(flag) && !arguments.has("synthetic")) {
+      throw UsageError(fmt::format("--{}: only with --synthetic", flag));
+    }
+  }
+  std::optional<models::SyntheticModel> synthetic;
   std::filesystem::path given;
   if (arguments.has("synthetic")) {
-    config = synthetic_config(arguments);
+    synthetic = synthetic_model(arguments);
   } else {
     given = model_folder(arguments);
   }
@@ -199,11 +204,11 @@ int bench_main(int argc, char** argv) {
   try {
     if (arguments.has("keep")) {
       const std::filesystem::path folder = *arguments.text("keep");
-      keep_synthetic(folder, *config);
+      keep_synthetic(folder, *synthetic);
       runs = run_all(folder, options, plan, compare);
-    } else if (config) {
+    } else if (synthetic) {
       const TemporaryFolder folder;
-      write_synthetic(folder.path(), *config);
+      write_synthetic(folder.path(), *synthetic);
       runs = run_all(folder.path(), options, plan, compare);
     } else {
       runs = run_all(given, options, plan, compare);

@@ -5,7 +5,7 @@
 
 #include "apps/bench_kernels.h"
 #include "kernels/cuda/runtime/cublaslt.h"
-#include "models/mmrec/weights.h"
+#include "models/weights/host.h"
 
 namespace mmrec::apps {
 namespace {

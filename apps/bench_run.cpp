@@ -12,7 +12,7 @@
 #include "apps/bench_work.h"
 #include "apps/signals.h"
 #include "mmrec/scorer.h"
-#include "models/mmrec/executors.h"
+#include "models/cuda_device.h"
 
 namespace mmrec::apps {
 namespace {
@@ -164,7 +164,7 @@ class Bench {
       return seconds_since(start);
     });
     const PrefillStats stats = session.prefill_stats();
-    row.flops = prefill_flops(run_.config, row.batch, length, stats);
+    row.flops = prefill_flops(run_.products, row.batch, length, stats);
     row.sweeps_per_token = stats.sweeps_per_token();
     row.fallbacks = stats.fallbacks;
     add(row);
@@ -183,9 +183,9 @@ class Bench {
       stats = scorer.prefill_stats();
       return seconds;
     });
-    const double head = 2.0 * static_cast<double>(run_.config.model_dim * run_.config.vocab_size);
+    const double head = 2.0 * static_cast<double>(run_.products.head);
     row.flops =
-        prefill_flops(run_.config, 1, row.batch * mean, stats) + head * static_cast<double>(row.batch * mean - 1);
+        prefill_flops(run_.products, 1, row.batch * mean, stats) + head * static_cast<double>(row.batch * mean - 1);
     row.sweeps_per_token = stats.sweeps_per_token();
     row.fallbacks = stats.fallbacks;
     add(row);
@@ -260,7 +260,7 @@ BenchRun run_bench(const std::filesystem::path& folder, const RunOptions& option
   BenchRun run;
   run.options = options;
   run.folder = folder;
-  run.config = models::load_config(folder / "config.json");
+  run.products = models::product_counts(folder);
   const bool gpu = takes_gpu(options);
   // The processors' peaks come from a child process here, which leaves this one's peak memory alone.
   if (!gpu) run.machine = measure_machine_apart();

@@ -11,7 +11,7 @@
 #include "apps/bench_machine.h"
 #include "apps/model_folder.h"
 #include "mmrec/model.h"
-#include "models/mmrec/config.h"
+#include "models/architecture.h"
 
 namespace mmrec::apps {
 
@@ -77,7 +77,7 @@ struct BenchRun {
   RunOptions options;
   std::filesystem::path folder;
   ModelInfo info;
-  models::Config config;
+  models::ProductCounts products;
   double load_seconds = 0.0;
   std::uint64_t peak_memory = 0;  // host bytes, after the smallest batch
   std::vector<BenchRow> rows;

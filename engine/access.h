@@ -9,21 +9,22 @@
 #include "mmrec/model.h"
 #include "mmrec/session.h"
 #include "models/executor.h"
-#include "models/mmrec/config.h"
+#include "models/host_state.h"
 
 namespace mmrec::engine {
 
 struct Access {
-  /// A session of `batch` sequences in slots of `executor`. `config` gives the state's shapes; `fingerprint` is the
-  /// identity that saved states carry.
-  static Session session(std::shared_ptr<models::Executor> executor, const models::Config& config,
-                         std::uint64_t fingerprint, int batch, const models::ExecutionOptions& options);
+  /// A session of `batch` sequences in slots of `executor`, whose states have `layout`; `fingerprint` is the identity
+  /// that saved states carry.
+  static Session session(std::shared_ptr<models::Executor> executor, models::StateLayout layout,
+                         std::int64_t vocab_size, std::uint64_t fingerprint, int batch,
+                         const models::ExecutionOptions& options);
   using SessionImpl = Session::Impl;  // engine/session_impl.h
   static SessionImpl& impl(Session& session);
   /// `executor` keeps the weights alive.
-  static Model model(ModelInfo info, const models::Config& config, std::shared_ptr<models::Executor> executor);
+  static Model model(ModelInfo info, models::StateLayout layout, std::shared_ptr<models::Executor> executor);
   static const std::shared_ptr<models::Executor>& executor(const Model& model);
-  static const models::Config& config(const Model& model);
+  static const models::StateLayout& layout(const Model& model);
   static const models::Slots& slots(const Session& session);
 };
 

@@ -45,7 +45,7 @@ struct Generator::Impl {
       : models(std::move(its_models)), tokenizer(std::move(its_tokenizer)) {
     engine::check_replicas(models);
     const Model& first = models.front();
-    shape = engine::shape_of(engine::Access::config(first), 1, first.info().fingerprint);
+    shape = {first.info().fingerprint, 1, engine::Access::layout(first)};
     for (const Model& model : models) workers.emplace_back(model, options);
   }
   Impl(const Impl&) = delete;

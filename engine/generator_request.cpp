@@ -51,6 +51,7 @@ GenerateOptions guarded(GenerateOptions options, CallbackFault& fault) {
 std::unique_ptr<RunningRequest> checked_request(GeneratorRequest&& request, Generator::RequestId id,
                                                 const Tokenizer& tokenizer, const StateShape& shape,
                                                 std::span<const Model> models, CallbackFault& fault) {
+  const std::int64_t vocab_size = models.front().info().vocab_size;
   std::optional<models::HostState> state;
   std::int64_t position = 0;
   if (request.start && !request.state.empty()) {
@@ -73,14 +74,14 @@ std::unique_ptr<RunningRequest> checked_request(GeneratorRequest&& request, Gene
     throw std::invalid_argument(
         fmt::format("context: found {} tokens without a state that has consumed them", request.options.context.size()));
   }
-  check_ids(request.prompt, shape.vocab_size, "prompt");
+  check_ids(request.prompt, vocab_size, "prompt");
   const std::int64_t joins_at = position + std::ssize(request.prompt);
   if (joins_at == 0) {
     throw std::invalid_argument("prompt: found no tokens and no state to go on from, expected at least one token");
   }
   const std::vector<int> before = tokens_before(request);
   auto running = std::make_unique<RunningRequest>(
-      id, Continuation(tokenizer, shape.vocab_size, guarded(std::move(request.options), fault), before, joins_at));
+      id, Continuation(tokenizer, vocab_size, guarded(std::move(request.options), fault), before, joins_at));
   running->prompt = std::move(request.prompt);
   running->start = std::move(request.start);
   running->state = std::move(state);

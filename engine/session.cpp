@@ -27,7 +27,7 @@ Session& Session::operator=(Session&&) noexcept = default;
 Session::~Session() = default;
 
 int Session::batch() const { return impl_->slots.count(); }
-std::int64_t Session::vocab_size() const { return impl_->shape.vocab_size; }
+std::int64_t Session::vocab_size() const { return impl_->vocab_size; }
 std::int64_t Session::position() const { return impl_->position; }
 
 void Session::prefill(std::span<const int> tokens, const CallOptions& options) {
@@ -93,7 +93,7 @@ PrefillStats Session::prefill_stats() const { return impl_->stats; }
 
 Session Session::clone() const {
   auto copy = std::make_unique<Impl>(models::Slots(impl_->slots.executor(), batch(), impl_->options), impl_->shape,
-                                     impl_->options);
+                                     impl_->vocab_size, impl_->options);
   impl_->executor().copy(impl_->slots.first(), copy->slots.first(), batch());
   copy->position = impl_->position;
   copy->recent = impl_->recent;
@@ -125,10 +125,11 @@ namespace engine {
 
 Access::SessionImpl& Access::impl(Session& session) { return *session.impl_; }
 
-Session Access::session(std::shared_ptr<models::Executor> executor, const models::Config& config,
+Session Access::session(std::shared_ptr<models::Executor> executor, models::StateLayout layout, std::int64_t vocab_size,
                         std::uint64_t fingerprint, int batch, const models::ExecutionOptions& options) {
   return Session(std::make_unique<Session::Impl>(models::Slots(std::move(executor), batch, options),
-                                                 shape_of(config, batch, fingerprint), options));
+                                                 StateShape{fingerprint, batch, std::move(layout)}, vocab_size,
+                                                 options));
 }
 
 const models::Slots& Access::slots(const Session& session) { return session.impl_->slots; }

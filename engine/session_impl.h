@@ -20,9 +20,11 @@
 namespace mmrec {
 
 struct Session::Impl {
-  Impl(models::Slots own_slots, const engine::StateShape& its_shape, const models::ExecutionOptions& its_options)
+  Impl(models::Slots own_slots, engine::StateShape its_shape, std::int64_t its_vocab_size,
+       const models::ExecutionOptions& its_options)
       : slots(std::move(own_slots)),
-        shape(its_shape),
+        shape(std::move(its_shape)),
+        vocab_size(its_vocab_size),
         options(its_options),
         recent(slots.count(), kRecentTokens),
         runs(static_cast<std::size_t>(slots.count())),
@@ -30,6 +32,7 @@ struct Session::Impl {
 
   models::Slots slots;
   engine::StateShape shape;
+  std::int64_t vocab_size;
   models::ExecutionOptions options;
   std::int64_t position = 0;
   engine::RecentTokens recent;
@@ -91,14 +94,14 @@ struct Session::Impl {
   std::span<const float> fetched_logits() {
     if (position == 0) return {};
     if (!has_logits) {
-      logits.resize(batch() * static_cast<std::size_t>(shape.vocab_size));
+      logits.resize(batch() * static_cast<std::size_t>(vocab_size));
       executor().logits(slots.first(), slots.count(), logits);
       has_logits = true;
     }
     return logits;
   }
   std::span<const float> logits_of(std::size_t sequence) {
-    const auto vocab = static_cast<std::size_t>(shape.vocab_size);
+    const auto vocab = static_cast<std::size_t>(vocab_size);
     return fetched_logits().subspan(sequence * vocab, vocab);
   }
 
@@ -117,9 +120,8 @@ struct Session::Impl {
           fmt::format("found {} tokens, expected a positive multiple of the batch of {}", tokens.size(), batch()));
     }
     for (std::size_t i = 0; i < tokens.size(); ++i) {
-      if (tokens[i] < 0 || tokens[i] >= shape.vocab_size) {
-        throw std::invalid_argument(
-            fmt::format("token {} has id {}, expected 0..{}", i, tokens[i], shape.vocab_size - 1));
+      if (tokens[i] < 0 || tokens[i] >= vocab_size) {
+        throw std::invalid_argument(fmt::format("token {} has id {}, expected 0..{}", i, tokens[i], vocab_size - 1));
       }
     }
   }

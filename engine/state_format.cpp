@@ -1,15 +1,13 @@
-// Layout: header of 88 bytes, payload, checksum of all before it.
+// Layout: header, payload, checksum of all before it.
 //
 //   0  char[8]  "mmrecST\n"      16  u64  bytes in all, checksum included
 //   8  u32      0x01020304       24  u64  model fingerprint
-//  12  u32      version          32  i64  L, B, D, M, C, V, position
-//  88  f32 h [L, B, D]; f32 memory [L, B, M, D]; f64 segment_sum [L, B, D]; f32 logits [B, V], absent at position 0
-//      u64 CRC-64/XZ
+//  12  u32      version          32  i64  numbers of the model's, B behind the first of them; position
+//      the model's tensors, f32 or f64; u64 CRC-64/XZ
 #include "engine/state_format.h"
 
 #include <fmt/format.h>
 
-#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -17,6 +15,7 @@
 #include <stdexcept>
 #include <string_view>
 #include <type_traits>
+#include <variant>
 
 #include "models/files/checked.h"
 #include "models/files/checksum.h"
@@ -26,26 +25,44 @@ namespace {
 
 constexpr std::string_view kMagic = "mmrecST\n";
 constexpr std::uint32_t kByteOrder = 0x01020304U;
-constexpr std::size_t kHeaderBytes = 88;
+constexpr std::size_t kFixedBytes = 32;  // before the model's numbers
 constexpr std::size_t kChecksumBytes = 8;
 
-struct Counts {
-  std::uint64_t h = 0, memory = 0, segment_sum = 0, logits = 0;  // elements
-  std::uint64_t total_bytes = 0;                                 // of the whole saved state
-};
+std::size_t header_bytes(const models::StateLayout& layout) { return kFixedBytes + 8 * (layout.numbers.size() + 2); }
 
-/// Sizes that `shape` implies. Throws std::runtime_error if they do not fit in memory.
-Counts counts_of(const StateShape& shape, bool has_logits) {
+/// Elements of a tensor and bytes of a whole saved state, as `shape` implies them. Throws std::runtime_error if they do
+/// not fit in memory.
+struct Counts {
+  std::vector<std::uint64_t> elements;  // of each part
+  std::uint64_t total_bytes = 0;
+};
+Counts counts_of(const StateShape& shape, std::int64_t position) {
   using models::CheckedSize;
   const auto size = [](std::int64_t n) { return CheckedSize(static_cast<std::uint64_t>(n)); };
-  const CheckedSize h = size(shape.num_layers) * size(shape.batch) * size(shape.model_dim);
-  const CheckedSize memory = h * size(shape.memory_slots);
-  const CheckedSize logits = has_logits ? size(shape.batch) * size(shape.vocab_size) : CheckedSize(0);
-  const CheckedSize total = CheckedSize(kHeaderBytes + kChecksumBytes) + h * 12 + memory * 4 + logits * 4;
+  Counts counts;
+  CheckedSize total = header_bytes(shape.layout) + kChecksumBytes;
+  for (const models::StatePart& part : shape.layout.parts) {
+    const bool is_there = part.at_position_0 || position > 0;
+    const CheckedSize elements = is_there ? size(part.rows) * size(shape.batch) * size(part.cols) : CheckedSize(0);
+    total += elements * part.element_bytes();
+    counts.elements.push_back(elements.overflowed() ? 0 : elements.value());
+  }
   if (!total.at_most(std::numeric_limits<std::ptrdiff_t>::max())) {
     throw std::runtime_error("saved state: the shapes of this session exceed the address space");
   }
-  return {h.value(), memory.value(), h.value(), logits.value(), total.value()};
+  counts.total_bytes = total.value();
+  return counts;
+}
+
+/// visit(name, number) for what a header says between the fingerprint and the position.
+template <class Visit>
+void for_each_number(const StateShape& shape, const Visit& visit) {
+  bool is_first = true;
+  for (const models::StateLayout::Number& number : shape.layout.numbers) {
+    visit(number.name, number.value);
+    if (is_first) visit(std::string_view("batch"), shape.batch);
+    is_first = false;
+  }
 }
 
 /// The bits of an integer or float in the file's byte order (its own inverse).
@@ -130,39 +147,37 @@ void expect(std::string_view what, T found, T expected) {
 
 }  // namespace
 
-StateShape shape_of(const models::Config& config, int batch, std::uint64_t fingerprint) {
-  return {fingerprint,           config.num_layers, batch, config.model_dim, config.memory_slots,
-          config.memory_segment, config.vocab_size};
-}
-
 std::vector<std::byte> encode_state(const models::HostState& state, const StateShape& shape) {
-  const Counts counts = counts_of(shape, state.position > 0);
-  if (state.batch != shape.batch || state.h.size() != counts.h || state.memory.size() != counts.memory ||
-      state.segment_sum.size() != counts.segment_sum || state.logits.size() != counts.logits) {
-    throw std::logic_error("an executor saved a state of other shapes than its configuration's");
+  const Counts counts = counts_of(shape, state.position);
+  const auto size_of = [](const models::HostState::Part& part) {
+    return std::visit([](const auto& values) { return values.size(); }, part.values);
+  };
+  bool fits = state.batch == shape.batch && state.parts.size() == counts.elements.size();
+  for (std::size_t i = 0; fits && i < state.parts.size(); ++i) {
+    const bool is_float = std::holds_alternative<std::vector<float>>(state.parts[i].values);
+    fits = size_of(state.parts[i]) == counts.elements[i] &&
+           is_float == (shape.layout.parts[i].type == models::StatePart::Type::kF32);
   }
+  if (!fits) throw std::logic_error("an executor saved a state of other shapes than its model's");
   Writer out(counts.total_bytes);
   out.put(kMagic);
   out.put(kByteOrder);
   out.put(kStateVersion);
   out.put(counts.total_bytes);
   out.put(shape.fingerprint);
-  for (const std::int64_t n : {shape.num_layers, shape.batch, shape.model_dim, shape.memory_slots, shape.memory_segment,
-                               shape.vocab_size, state.position}) {
-    out.put(n);
+  for_each_number(shape, [&](std::string_view, std::int64_t number) { out.put(number); });
+  out.put(state.position);
+  for (const models::HostState::Part& part : state.parts) {
+    std::visit([&](const auto& values) { out.put(values); }, part.values);
   }
-  out.put(state.h);
-  out.put(state.memory);
-  out.put(state.segment_sum);
-  out.put(state.logits);
   return out.finish();
 }
 
 models::HostState decode_state(std::span<const std::byte> bytes, const StateShape& shape) {
   // What it is, then whether it is whole, then whether it fits: the message names the first of these that fails.
-  if (bytes.size() < kHeaderBytes + kChecksumBytes) {
-    throw std::runtime_error(
-        fmt::format("saved state: found {} bytes, expected at least {}", bytes.size(), kHeaderBytes + kChecksumBytes));
+  const std::size_t least = header_bytes(shape.layout) + kChecksumBytes;
+  if (bytes.size() < least) {
+    throw std::runtime_error(fmt::format("saved state: found {} bytes, expected at least {}", bytes.size(), least));
   }
   if (std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) != 0) {
     throw std::runtime_error("saved state: not a saved state (its first 8 bytes are not \"mmrecST\\n\")");
@@ -186,24 +201,24 @@ models::HostState decode_state(std::span<const std::byte> bytes, const StateShap
     throw std::runtime_error(fmt::format("saved state: of another model: found fingerprint {:#018x}, expected {:#018x}",
                                          fingerprint, shape.fingerprint));
   }
-  expect("num_layers", in.get<std::int64_t>(), shape.num_layers);
-  expect("batch", in.get<std::int64_t>(), shape.batch);
-  expect("model_dim", in.get<std::int64_t>(), shape.model_dim);
-  expect("memory_slots", in.get<std::int64_t>(), shape.memory_slots);
-  expect("memory_segment", in.get<std::int64_t>(), shape.memory_segment);
-  expect("vocab_size", in.get<std::int64_t>(), shape.vocab_size);
+  for_each_number(shape,
+                  [&](std::string_view name, std::int64_t number) { expect(name, in.get<std::int64_t>(), number); });
   models::HostState state;
   state.batch = shape.batch;
   state.position = in.get<std::int64_t>();
   if (state.position < 0) {
     throw std::runtime_error(fmt::format("saved state: found position {}, expected >= 0", state.position));
   }
-  const Counts counts = counts_of(shape, state.position > 0);
+  const Counts counts = counts_of(shape, state.position);
   expect("size", static_cast<std::uint64_t>(bytes.size()), counts.total_bytes);
-  state.h = in.get<float>(counts.h, "h");
-  state.memory = in.get<float>(counts.memory, "memory");
-  state.segment_sum = in.get<double>(counts.segment_sum, "segment_sum");
-  state.logits = in.get<float>(counts.logits, "logits");
+  for (std::size_t i = 0; i < counts.elements.size(); ++i) {
+    const models::StatePart& part = shape.layout.parts[i];
+    if (part.type == models::StatePart::Type::kF32) {
+      state.parts.push_back({part.name, in.get<float>(counts.elements[i], part.name)});
+    } else {
+      state.parts.push_back({part.name, in.get<double>(counts.elements[i], part.name)});
+    }
+  }
   return state;
 }
 

@@ -10,22 +10,15 @@
 #include <vector>
 
 #include "models/host_state.h"
-#include "models/mmrec/config.h"
 
 namespace mmrec::engine {
 
 /// What a state must agree with to be restored.
 struct StateShape {
-  std::uint64_t fingerprint = 0;    // of the model
-  std::int64_t num_layers = 0;      // L
-  std::int64_t batch = 0;           // B
-  std::int64_t model_dim = 0;       // D
-  std::int64_t memory_slots = 0;    // M
-  std::int64_t memory_segment = 0;  // C
-  std::int64_t vocab_size = 0;      // V
+  std::uint64_t fingerprint = 0;  // of the model
+  std::int64_t batch = 0;         // B
+  models::StateLayout layout;
 };
-
-StateShape shape_of(const models::Config& config, int batch, std::uint64_t fingerprint);
 
 inline constexpr std::uint32_t kStateVersion = 1;
 

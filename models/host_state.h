@@ -1,21 +1,127 @@
-// The state of sequences between calls, everything the model remembers, as plain vectors.
+// The state of sequences between calls, everything a model remembers, as named tensors in host memory; and what an
+// architecture says of it: which tensors there are, and where they lie in a sequence's slot.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
 #include <vector>
 
 namespace mmrec::models {
 
-/// A copy of the state in host memory, the same for every backend. Sequences run in lock-step at one position.
-/// The ring's write index is (position / memory_segment) mod memory_slots, and min(position / memory_segment,
-/// memory_slots) slots are filled: both follow from `position`.
-struct HostState {
-  std::int64_t batch = 0;
-  std::int64_t position = 0;        // tokens consumed
-  std::vector<float> h;             // [L, B, D] recurrent state
-  std::vector<float> memory;        // [L, B, M, D] ring of segment means
-  std::vector<double> segment_sum;  // [L, B, D] sum of block outputs over the running segment
-  std::vector<float> logits;        // [B, V] of the next token; empty before the first token
+/// One tensor of the state: [rows, cols] in the slot of a sequence, [rows, B, cols] in a saved state.
+struct StatePart {
+  enum class Type : std::uint8_t { kF32, kF64 };
+
+  std::string_view name;  // a literal
+  Type type = Type::kF32;
+  std::int64_t rows = 1;
+  std::int64_t cols = 0;
+  std::size_t offset = 0;     // of its bytes in a slot
+  bool at_position_0 = true;  // else it is empty there: what the first token leaves
+
+  std::size_t element_bytes() const { return type == Type::kF32 ? sizeof(float) : sizeof(double); }
 };
+
+/// The state of one sequence. Slots that lie side by side are slot_bytes apart.
+struct StateLayout {
+  struct Number {
+    std::string_view name;  // a literal
+    std::int64_t value = 0;
+  };
+  /// What a saved state names of its model, in this order; the number of sequences stands behind the first.
+  std::vector<Number> numbers;
+  std::vector<StatePart> parts;  // in the order of a saved state
+  std::size_t slot_bytes = 0;
+};
+
+/// A copy of the state in host memory, the same for every backend. Sequences run in lock-step at one position, from
+/// which everything follows that is not in the tensors.
+struct HostState {
+  using Values = std::variant<std::vector<float>, std::vector<double>>;
+  struct Part {
+    std::string_view name;
+    Values values;
+    bool operator==(const Part&) const = default;
+  };
+
+  std::int64_t batch = 0;
+  std::int64_t position = 0;  // tokens consumed
+  std::vector<Part> parts;    // as the layout has them
+
+  /// The tensor of a name. Throws std::logic_error where there is none of it and this type.
+  template <class T = float>
+  std::vector<T>& get(std::string_view name) {
+    for (Part& part : parts) {
+      if (part.name == name && std::holds_alternative<std::vector<T>>(part.values)) {
+        return std::get<std::vector<T>>(part.values);
+      }
+    }
+    throw std::logic_error("a state has no tensor " + std::string(name));
+  }
+  template <class T = float>
+  const std::vector<T>& get(std::string_view name) const {
+    return const_cast<HostState&>(*this).get<T>(name);
+  }
+};
+
+/// Bytes of slots, in which tensors lie one after another, each where wide accesses want it.
+class SlotPlaces {
+ public:
+  static constexpr std::size_t kAlign = 256;
+
+  std::size_t place(std::size_t bytes) {
+    const std::size_t offset = bytes_;
+    bytes_ += (bytes + kAlign - 1) / kAlign * kAlign;
+    return offset;
+  }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::size_t bytes_ = 0;
+};
+
+/// A state of zeros with the layout's shapes.
+inline HostState zero_state(const StateLayout& layout, std::int64_t batch, std::int64_t position) {
+  HostState state;
+  state.batch = batch;
+  state.position = position;
+  for (const StatePart& part : layout.parts) {
+    const bool is_there = part.at_position_0 || position > 0;
+    const auto count = static_cast<std::size_t>(is_there ? part.rows * batch * part.cols : 0);
+    if (part.type == StatePart::Type::kF32) {
+      state.parts.push_back({part.name, std::vector<float>(count)});
+    } else {
+      state.parts.push_back({part.name, std::vector<double>(count)});
+    }
+  }
+  return state;
+}
+
+/// visit(values of the state, their place among the bytes of slots side by side, bytes) for all that lies together in
+/// both. Requires: a state of the layout's shapes.
+template <class State, class Visit>
+void for_each_piece(State& state, const StateLayout& layout, Visit visit) {
+  const auto batch = static_cast<std::size_t>(state.batch);
+  for (std::size_t i = 0; i < layout.parts.size(); ++i) {
+    const StatePart& part = layout.parts[i];
+    const auto rows = static_cast<std::size_t>(part.rows), cols = static_cast<std::size_t>(part.cols);
+    const std::size_t bytes = cols * part.element_bytes();
+    std::visit(
+        [&](auto& values) {
+          if (values.empty()) return;
+          for (std::size_t row = 0; row < rows * batch; ++row) {
+            visit(values.data() + row * cols, row % batch * layout.slot_bytes + part.offset + row / batch * bytes,
+                  bytes);
+          }
+        },
+        state.parts[i].values);
+  }
+}
 
 }  // namespace mmrec::models

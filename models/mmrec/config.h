@@ -3,16 +3,14 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-namespace mmrec::models {
+#include "models/files/warning_sink.h"
 
-/// Receives one line for each thing worth knowing that is not an error (an unknown key, say). May be empty.
-using WarningSink = std::function<void(std::string_view)>;
+namespace mmrec::models {
 
 /// The constructor arguments of the public class that matter for inference, and this engine's own keys.
 /// Invariants after load: every size positive and at most 2^24 (num_layers at most 2^12), num_heads divides model_dim,

@@ -5,8 +5,9 @@
 #include <vector>
 
 #include "kernels/cpu/cpu.h"
-#include "models/mmrec/executor_base.h"
+#include "models/executor_base.h"
 #include "models/mmrec/executors.h"
+#include "models/mmrec/forward.h"
 
 namespace mmrec::models {
 namespace {
@@ -38,7 +39,7 @@ struct Lane {
 class CpuExecutor final : public ExecutorBase<CpuExecutor, kernels::Cpu> {
  public:
   CpuExecutor(const Config& config, std::shared_ptr<const HostWeights> weights)
-      : ExecutorBase(config), weights_(std::move(weights)) {}
+      : ExecutorBase(state_layout(config)), config_(config), weights_(std::move(weights)) {}
 
   /// A lane of its own for a call.
   class Lease {
@@ -80,7 +81,7 @@ class CpuExecutor final : public ExecutorBase<CpuExecutor, kernels::Cpu> {
   int sequences_of_a_call() override {
     constexpr std::size_t kMost = 32;
     constexpr std::size_t kMostBytes = std::size_t{256} << 20;  // of their states
-    return static_cast<int>(std::clamp<std::size_t>(kMostBytes / slot_.bytes, 1, kMost));
+    return static_cast<int>(std::clamp<std::size_t>(kMostBytes / slot_bytes(), 1, kMost));
   }
 
   Done run(const Work& work, const ExecutionOptions& options) override {
@@ -115,6 +116,7 @@ class CpuExecutor final : public ExecutorBase<CpuExecutor, kernels::Cpu> {
     }
   }
 
+  const Config config_;
   std::shared_ptr<const HostWeights> weights_;
   std::vector<std::unique_ptr<Lane>> idle_;  // guarded by pool_mutex_
 };

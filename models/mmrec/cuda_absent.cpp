@@ -7,10 +7,6 @@ namespace mmrec::models {
 
 class CudaWeights {};
 
-int cuda_device_count() { return 0; }
-std::string cuda_unusable_reason(int /*gpu*/) { return "this build has no CUDA backend"; }
-CudaDeviceInfo cuda_device_info(int gpu) { throw std::runtime_error(cuda_unusable_reason(gpu)); }
-
 std::shared_ptr<const CudaWeights> upload_weights(const HostWeights& /*weights*/, Precision /*precision*/, int gpu) {
   throw std::runtime_error(cuda_unusable_reason(gpu));
 }

@@ -1,12 +1,12 @@
-// Executors of a model, by backend. Those on a GPU are declared in every build; one without CUDA answers why it cannot
+// Executors of MM-Rec, by backend. Those on a GPU are declared in every build; one without CUDA answers why it cannot
 // (cuda_absent.cpp).
 #pragma once
 
 #include <cstdint>
 #include <memory>
-#include <string>
 
 #include "mmrec/precision.h"
+#include "models/cuda_device.h"
 #include "models/executor.h"
 #include "models/mmrec/config.h"
 #include "models/mmrec/weights.h"
@@ -16,19 +16,6 @@ namespace mmrec::models {
 /// On the CPU. Calls of several threads run side by side, each on threads and activations of its own, which are kept
 /// for later calls while any slot is in use.
 std::shared_ptr<Executor> make_cpu_executor(const Config& config, std::shared_ptr<const HostWeights> weights);
-
-/// How many GPUs CUDA shows; 0 where there is no driver.
-int cuda_device_count();
-/// Why this GPU cannot run models, or "" if it can. Creates no context where it says no.
-std::string cuda_unusable_reason(int gpu = 0);
-
-/// What is known of a GPU. Requires: cuda_unusable_reason(gpu) is "".
-struct CudaDeviceInfo {
-  std::string name;  // "NVIDIA H200"
-  std::uint64_t total_bytes = 0;
-  std::uint64_t free_bytes = 0;
-};
-CudaDeviceInfo cuda_device_info(int gpu = 0);
 
 /// A model's weights in a GPU's memory, in one precision. Immutable; shared between executors.
 class CudaWeights;

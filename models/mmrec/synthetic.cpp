@@ -1,128 +1,23 @@
-// Random model folders, streamed block by block.
+// Random model folders of MM-Rec.
 #include "models/mmrec/synthetic.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <cerrno>
-#include <cmath>
-#include <fstream>
-#include <span>
-#include <string>
-#include <string_view>
-#include <system_error>
-#include <utility>
-#include <vector>
-
-#include "models/files/checked.h"
-#include "models/files/checksum.h"
-#include "models/files/elements.h"
-#include "models/files/text.h"
 #include "models/mmrec/weight_table.h"
+#include "models/weights/synthetic.h"
 
 namespace mmrec::models {
-namespace {
 
-namespace fs = std::filesystem;
-using kernels::DType;
-
-/// A file being written. Throws std::system_error with errno; one that was not closed is incomplete.
-class Output {
- public:
-  explicit Output(fs::path path) : path_(std::move(path)), file_(path_, std::ios::binary) { check(); }
-  void write(std::string_view bytes) {
-    file_.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-    check();
-  }
-  void close() {
-    file_.close();
-    check();
-  }
-
- private:
-  void check() const {
-    if (!file_) throw std::system_error(errno, std::generic_category(), path_.string() + ": cannot write");
-  }
-
-  fs::path path_;
-  std::ofstream file_;
-};
-
-std::uint64_t elements_of(const TensorSpec& tensor) { return checked_product(tensor.shape).value(); }
-
-/// What comes before the tensors' data: the length of a JSON text and that text, padded with spaces so that the data
-/// begins at a multiple of eight bytes.
-std::string header_of(std::span<const TensorSpec> tensors, DType dtype) {
-  std::string json = "{";
-  std::uint64_t begin = 0;
-  for (const TensorSpec& tensor : tensors) {
-    const std::uint64_t end = begin + elements_of(tensor) * kernels::size_of(dtype);
-    json += fmt::format("{}\"{}\":{{\"dtype\":\"{}\",\"shape\":{},\"data_offsets\":[{},{}]}}",
-                        json.size() > 1 ? "," : "", tensor.name, name_in_file(dtype), list(tensor.shape), begin, end);
-    begin = end;
-  }
-  json += '}';
-  json.append((8 - json.size() % 8) % 8, ' ');
-  std::string length(8, '\0');
-  for (unsigned i = 0; i < 8; ++i) length[i] = static_cast<char>(json.size() >> (8 * i));
-  return length + json;
-}
-
-/// Uniform in (low, high), number `i` of the stream `key`: splitmix64, whose every output stands alone.
-float uniform(std::uint64_t key, std::uint64_t i, float low, float high) {
-  std::uint64_t z = key + (i + 1) * 0x9e3779b97f4a7c15U;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebU;
-  z ^= z >> 31;
-  const float unit = (static_cast<float>(z >> 41) + 0.5F) * 0x1p-23F;
-  return low + (high - low) * unit;
-}
-
-/// Bounds of a tensor's values, `in` being the inputs of the weight that it is or belongs to.
-std::pair<float, float> range_of(const TensorSpec& tensor, std::int64_t in) {
-  if (tensor.name.find("norm") != std::string::npos) return {0.8F, 1.2F};
-  if (tensor.name == "embedding.weight") return {-0.0625F, 0.0625F};
-  const float bound = 1.0F / std::sqrt(static_cast<float>(in));
-  return {-bound, bound};
-}
-
-void fill(Output& file, std::uint64_t elements, std::uint64_t key, std::pair<float, float> range, DType dtype) {
-  constexpr std::uint64_t kBlock = std::uint64_t{1} << 16;
-  with_element_type(dtype, [&](auto zero) {
-    std::vector<decltype(zero)> block;
-    for (std::uint64_t begin = 0; begin < elements; begin += block.size()) {
-      block.resize(std::min(elements - begin, kBlock));
-      for (std::size_t i = 0; i < block.size(); ++i) {
-        block[i] = kernels::from_float<decltype(zero)>(uniform(key, begin + i, range.first, range.second));
-      }
-      file.write({reinterpret_cast<const char*>(block.data()), block.size() * sizeof(zero)});
-    }
-  });
-}
-
-}  // namespace
-
-void write_synthetic_model(const fs::path& folder, const Config& config, DType dtype, std::uint64_t seed) {
+std::vector<TensorSpec> synthetic_tensors(const Config& config) {
   std::vector<TensorSpec> tensors = tensor_specs(config);
   std::erase_if(tensors, [](const TensorSpec& spec) { return spec.use != TensorSpec::Use::kRequired; });
   for (TensorSpec& spec : tensors) {
     if (spec.may_have_more_rows) spec.shape[0] += 2 * config.model_dim;  // as the public class has them
   }
-  fs::create_directories(folder);
-  Output file(folder / "model.safetensors");
-  file.write(header_of(tensors, dtype));
-  std::int64_t in = 1;  // of the weight last met: a bias follows its weight
-  for (const TensorSpec& tensor : tensors) {
-    if (tensor.shape.size() == 2) in = tensor.shape[1];
-    Crc64 key;
-    key.update(seed);
-    key.update(tensor.name);
-    fill(file, elements_of(tensor), key.value(), range_of(tensor, in), dtype);
-  }
-  file.close();
-  Output text(folder / "config.json");
-  text.write(to_json(config));
-  text.close();
+  return tensors;
+}
+
+void write_synthetic_model(const std::filesystem::path& folder, const Config& config, kernels::DType dtype,
+                           std::uint64_t seed) {
+  write_synthetic_folder(folder, to_json(config), synthetic_tensors(config), dtype, seed);
 }
 
 }  // namespace mmrec::models

@@ -1,58 +1,18 @@
-// The table of a model's weights: every field with the tensors of the public state dict that fill it, their shapes and
-// its purpose. Checking, binding, viewing, copying, counting and making up weights all go through it.
-//
-// Another kind of block is another such table: a struct of fields, their parts, and a visitor.
+// The table of MM-Rec's weights: every field with the tensors of the public state dict that fill it, their shapes and
+// its purpose.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "models/files/checkpoint.h"
 #include "models/mmrec/config.h"
 #include "models/mmrec/layer_fields.h"
+#include "models/weights/fields.h"
 
 namespace mmrec::models {
-
-/// A size that depends on the configuration: a sum of multiples of its dimensions.
-struct Extent {
-  std::int64_t v = 0, d = 0, f = 0, g = 0, r = 0;
-
-  std::int64_t of(const Config& c) const {
-    return v * c.vocab_size + d * c.model_dim + f * c.ffn_dim + g * c.gate_hidden_dim() + r * c.dpg_rank;
-  }
-};
-constexpr Extent operator*(std::int64_t n, const Extent& e) { return {n * e.v, n * e.d, n * e.f, n * e.g, n * e.r}; }
-
-/// Says of a configuration whether it is one of a set.
-using Variants = bool (*)(const Config& config);
-
-/// What one tensor gives to a field: rows [row, row + rows) and columns [col, col + cols) of NAME.weight [out, in].
-struct TensorPart {
-  std::string_view name;                                             // behind the prefix of its block
-  Extent out, in;                                                    // `in` is not used for a vector
-  Variants used_by = [](const Config& /*config*/) { return true; };  // the MDI gate's are with DPG too, unused
-  Extent row = {}, rows = out;  // fewer than `out`: the tensor may have more, which nothing uses
-  Extent col = {}, cols = in;
-};
-
-/// Describes a field of LayerFields or ModelFields.
-struct Field {
-  enum class Kind : std::uint8_t {
-    kLinear,  // a matrix, of tensors that have biases
-    kBias,    // these biases, NAME.bias [out]: of parts that begin at column 0, so that each is taken once
-    kTable,   // a matrix without biases
-    kNorm,    // a vector NAME.weight [out]
-  };
-  Kind kind;
-  std::span<const TensorPart> parts;  // from top to bottom; the field is empty in a model that uses none of them
-  bool of_memory = false;             // of the attention over memory slots: idle while there are none
-
-  constexpr bool is_matrix() const { return kind == Kind::kLinear || kind == Kind::kTable; }
-};
 
 /// The fields of a whole model.
 template <class Matrix, class Vector>
@@ -65,14 +25,13 @@ struct ModelFields {
 
 namespace table {
 
-inline constexpr Extent kV{.v = 1}, kD{.d = 1}, kF{.f = 1}, kG{.g = 1}, kR{.r = 1}, kNone{};
-inline constexpr Variants kAll = [](const Config& /*config*/) { return true; };
-inline constexpr Variants kSplit = [](const Config& c) { return !c.use_hem; };
-inline constexpr Variants kFused = [](const Config& c) { return c.use_hem; };
-inline constexpr Variants kMdi = [](const Config& c) { return !c.use_dpg; };
-inline constexpr Variants kDpg = [](const Config& c) { return c.use_dpg; };
-inline constexpr Variants kSplitMdi = [](const Config& c) { return !c.use_hem && !c.use_dpg; };
-inline constexpr Variants kFusedMdi = [](const Config& c) { return c.use_hem && !c.use_dpg; };
+inline constexpr Variants kAll = [](const Sizes& /*sizes*/) { return true; };
+inline constexpr Variants kSplit = [](const Sizes& s) { return !s.fused; };
+inline constexpr Variants kFused = [](const Sizes& s) { return s.fused; };
+inline constexpr Variants kMdi = [](const Sizes& s) { return !s.low_rank; };
+inline constexpr Variants kDpg = [](const Sizes& s) { return s.low_rank; };
+inline constexpr Variants kSplitMdi = [](const Sizes& s) { return !s.fused && !s.low_rank; };
+inline constexpr Variants kFusedMdi = [](const Sizes& s) { return s.fused && !s.low_rank; };
 
 inline constexpr TensorPart kEmbedding[] = {{"embedding", kV, kD}};
 inline constexpr TensorPart kHead[] = {{"lm_head", kV, kD}};
@@ -141,24 +100,22 @@ void visit_model(const Visit& visit, Model& first, Models&... others) {
   for (std::size_t i = 0; i < first.layers.size(); ++i) visit_layer(visit, first.layers[i], others.layers[i]...);
 }
 
-/// One tensor a checkpoint of a configuration may hold.
-struct TensorSpec {
-  enum class Use : std::uint8_t {
-    kRequired,
-    kOptional,  // used if present (a head that is not tied)
-    kUnused,    // in the public state dict, without a part in the model's equations
-  };
-  std::string name;
-  std::vector<std::int64_t> shape;
-  Use use = Use::kRequired;
-  bool may_have_more_rows = false;  // W_fused: shape[0] is the least; rows beyond are unused
-};
+inline Sizes sizes_of(const Config& c) {
+  return {c.vocab_size, c.model_dim, c.ffn_dim, c.gate_hidden_dim(), c.dpg_rank, c.use_hem, c.use_dpg};
+}
 
-/// In the order of checks. A bias follows its weight.
+/// Appends the tensors of `layers` blocks, named `prefix`blocks.N., in the order of checks.
+void add_block_specs(const std::string& prefix, const Sizes& sizes, std::int64_t layers,
+                     std::vector<TensorSpec>& specs);
+
+/// All tensors of a model, in the order of checks.
 std::vector<TensorSpec> tensor_specs(const Config& config);
 
-/// Compares all of a checkpoint's tensors with these. Throws std::runtime_error naming file, tensor, found and expected
-/// for one that is missing, unexpected or of another shape; those that only training uses are reported to `warn`.
+/// The names of tensors of blocks that only training uses, and whether this is one.
+inline constexpr std::string_view kTrainingNames = "mdi.W_planning_*";
+bool is_training_only(std::string_view name);
+
+/// Compares all of a checkpoint's tensors with these; see models/weights/fields.h.
 void check_tensors(const Checkpoint& checkpoint, const Config& config, const WarningSink& warn);
 
 }  // namespace mmrec::models

@@ -1,329 +1,9 @@
-// Loading weights in three passes: check and bind every tensor, allocate everything, then read in parallel.
-//
-// A tensor's bytes go from the page cache straight into their place and are scanned for NaN and infinities while they
-// are still in the processor's cache; only parts that must be widened or cut by columns pass through a small buffer.
-// Which error is reported does not depend on the number of threads.
+// MM-Rec's weights by its table (weight_table.h): read, and seen.
 #include "models/mmrec/weights.h"
 
-#include <fmt/format.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <atomic>
-#include <cmath>
-#include <cstring>
-#include <exception>
-#include <memory>
-#include <new>
-#include <stdexcept>
-#include <system_error>
-#include <thread>
-#include <utility>
-
-#include "models/files/checked.h"
-#include "models/files/checksum.h"
-#include "models/files/elements.h"
-#include "models/files/text.h"
+#include <string>
 
 namespace mmrec::models {
-namespace {
-
-using kernels::DType;
-using kernels::size_of;
-using kernels::Uninitialized;
-
-constexpr std::size_t kItemBytes = std::size_t{8} << 20;     // what one thread claims at a time
-constexpr std::size_t kBlockBytes = std::size_t{256} << 10;  // read, then scanned while it is in the cache
-constexpr int kMaxThreads = 16;
-
-/// The weights need more memory than the machine has.
-class OutOfMemory : public std::bad_alloc {
- public:
-  explicit OutOfMemory(std::string message) : message_(std::make_shared<std::string>(std::move(message))) {}
-  const char* what() const noexcept override { return message_->c_str(); }
-
- private:
-  std::shared_ptr<std::string> message_;  // shared: copying an exception must not throw
-};
-
-/// Rows [row, row + rows) and columns [col, col + cols) of a tensor with `row_elements` elements per row, and where
-/// they go in which type. The elements of a vector are rows of one.
-struct Slice {
-  const TensorInfo* tensor = nullptr;
-  std::int64_t row = 0;
-  std::int64_t rows = 0;
-  std::int64_t col = 0;
-  std::int64_t cols = 1;
-  std::int64_t row_elements = 1;
-  std::byte* to = nullptr;
-  DType dtype = DType::kF32;
-
-  std::uint64_t elements() const { return static_cast<std::uint64_t>(rows * cols); }
-  std::uint64_t row_bytes() const { return static_cast<std::uint64_t>(row_elements) * size_of(tensor->dtype); }
-};
-
-/// A field to be filled with slices one below the other.
-struct Target {
-  HostMatrix* matrix = nullptr;  // exactly one of the two
-  HostVector* vector = nullptr;
-  std::vector<Slice> slices;
-
-  Target(HostMatrix& to, std::vector<Slice> from) : matrix(&to), slices(std::move(from)) {}
-  Target(HostVector& to, std::vector<Slice> from) : vector(&to), slices(std::move(from)) {}
-
-  /// The tensors' own type where they agree, fp32 otherwise and for vectors.
-  DType dtype() const {
-    const DType first = slices.front().tensor->dtype;
-    const auto is_first = [&](const Slice& slice) { return slice.tensor->dtype == first; };
-    return matrix != nullptr && std::all_of(slices.begin(), slices.end(), is_first) ? first : DType::kF32;
-  }
-  std::uint64_t elements() const {
-    std::uint64_t sum = 0;
-    for (const Slice& slice : slices) sum += slice.elements();
-    return sum;
-  }
-  CheckedSize bytes() const { return CheckedSize(elements()) * size_of(dtype()); }
-};
-
-/// What fills a field of the block at `prefix`; nothing where the model has no such field, or the checkpoint none of an
-/// optional one. All tensors have been checked.
-std::vector<Slice> slices_of(const Field& field, const std::string& prefix, const Checkpoint& checkpoint,
-                             const Config& config) {
-  const bool is_bias = field.kind == Field::Kind::kBias;
-  std::vector<Slice> slices;
-  for (const TensorPart& part : field.parts) {
-    if (!part.used_by(config) || (is_bias && part.col.of(config) != 0)) continue;
-    const TensorInfo* tensor = checkpoint.find(prefix + std::string(part.name) + (is_bias ? ".bias" : ".weight"));
-    if (tensor == nullptr) continue;
-    Slice slice{.tensor = tensor, .row = part.row.of(config), .rows = part.rows.of(config)};
-    if (field.is_matrix()) {
-      slice.col = part.col.of(config);
-      slice.cols = part.cols.of(config);
-      slice.row_elements = part.in.of(config);
-    }
-    slices.push_back(slice);
-  }
-  return slices;
-}
-
-/// What fills all fields but the head. Makes the layers.
-std::vector<Target> bind(const Checkpoint& checkpoint, const Config& config, HostWeights& weights) {
-  std::vector<Target> targets;
-  std::string prefix;
-  const auto fill = [&](const Field& field, auto& to) {
-    std::vector<Slice> slices = slices_of(field, prefix, checkpoint, config);
-    if (!slices.empty()) targets.emplace_back(to, std::move(slices));
-  };
-  weights.layers.resize(static_cast<std::size_t>(config.num_layers));
-  fill({Field::Kind::kTable, table::kEmbedding}, weights.embedding);
-  for (std::size_t i = 0; i < weights.layers.size(); ++i) {
-    prefix = "blocks." + std::to_string(i) + ".";
-    visit_layer(fill, weights.layers[i]);
-  }
-  prefix.clear();
-  fill({Field::Kind::kNorm, table::kNorm}, weights.norm);
-  return targets;
-}
-
-std::uint64_t physical_memory() {
-  const long pages = ::sysconf(_SC_PHYS_PAGES);
-  const long page_size = ::sysconf(_SC_PAGESIZE);
-  if (pages <= 0 || page_size <= 0) return ~std::uint64_t{0};
-  return static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(page_size);
-}
-
-/// The system would promise the memory and kill the process when it is touched: say no before that.
-void check_memory(const Checkpoint& checkpoint, CheckedSize bytes) {
-  const std::uint64_t available = physical_memory();
-  if (!bytes.at_most(available)) {
-    throw OutOfMemory(fmt::format("{}: not enough memory for the weights (they need {} bytes, the machine has {})",
-                                  checkpoint.path().string(), bytes.overflowed() ? ~std::uint64_t{0} : bytes.value(),
-                                  available));
-  }
-}
-
-/// Asks for huge pages: a fraction of the page faults while the weights are read, and of the TLB misses whenever a
-/// token reads them. Advice only, for the whole pages inside the buffer; a refusal changes nothing.
-void advise_huge_pages(std::byte* begin, std::size_t bytes) {
-  constexpr std::size_t kHugePage = std::size_t{2} << 20;
-  void* first = begin;
-  if (std::align(kHugePage, kHugePage, first, bytes) != nullptr) {
-    ::madvise(first, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
-  }
-}
-
-/// Allocates a target and appends its slices, cut to what one thread reads in one go.
-void allocate(const Target& target, std::vector<Slice>& items) {
-  const DType dtype = target.dtype();
-  std::byte* to = nullptr;
-  if (target.matrix != nullptr) {
-    HostMatrix& matrix = *target.matrix;
-    matrix.format = dtype;
-    matrix.cols = target.slices.front().cols;
-    matrix.rows = static_cast<std::int64_t>(target.elements()) / matrix.cols;
-    matrix.bytes = kernels::HostBuffer<std::byte>(target.bytes().value(), Uninitialized{});
-    to = matrix.bytes.data();
-    advise_huge_pages(to, matrix.bytes.size());
-  } else {
-    *target.vector = HostVector(target.elements(), Uninitialized{});
-    to = reinterpret_cast<std::byte*>(target.vector->data());
-  }
-  for (Slice slice : target.slices) {
-    const std::int64_t end = slice.row + slice.rows;
-    const auto most = static_cast<std::int64_t>(std::max<std::size_t>(1, kItemBytes / slice.row_bytes()));
-    for (slice.dtype = dtype; slice.row < end; slice.row += slice.rows) {
-      slice.rows = std::min(most, end - slice.row);
-      slice.to = to;
-      to += slice.elements() * size_of(dtype);
-      items.push_back(slice);
-    }
-  }
-}
-
-/// Runs work(i) for i in [0, count) on up to `threads` threads, claimed in rising order. If some throw, the exception
-/// of the least i is rethrown: items below a failed one have been claimed already and are finished.
-template <class Work>
-void parallel_items(std::size_t count, int threads, const Work& work) {
-  std::atomic<std::size_t> next{0};
-  std::atomic<bool> failed{false};
-  std::vector<std::exception_ptr> failures(count);
-  const auto run = [&] {
-    for (std::size_t i = 0; !failed && (i = next++) < count;) {
-      try {
-        work(i);
-      } catch (...) {
-        failures[i] = std::current_exception();
-        failed = true;
-      }
-    }
-  };
-  {
-    std::vector<std::jthread> others;
-    const int wanted = static_cast<int>(std::min<std::size_t>(static_cast<std::size_t>(threads), count));
-    try {
-      for (int i = 1; i < wanted; ++i) others.emplace_back(run);
-    } catch (const std::system_error&) {  // no more threads to be had: those there are do the work
-    }
-    run();
-  }
-  for (const std::exception_ptr& failure : failures) {
-    if (failure) std::rethrow_exception(failure);
-  }
-}
-
-class Reader {
- public:
-  Reader(const Checkpoint& checkpoint, const WeightOptions& options) : checkpoint_(checkpoint), options_(options) {
-    const int available = static_cast<int>(std::thread::hardware_concurrency());
-    threads_ = std::clamp(options.threads > 0 ? options.threads : available, 1, kMaxThreads);
-  }
-
-  void read(const std::vector<Slice>& items) const {
-    parallel_items(items.size(), threads_, [&](std::size_t i) { read(items[i]); });
-  }
-
-  /// True if the tensor of `slice` holds exactly `bytes`.
-  bool equals(const Slice& slice, const kernels::HostBuffer<std::byte>& bytes) const {
-    if (slice.tensor->bytes() != bytes.size()) return false;
-    std::atomic<bool> same{true};
-    parallel_items((bytes.size() + kBlockBytes - 1) / kBlockBytes, threads_, [&](std::size_t i) {
-      if (!same) return;
-      const std::size_t at = i * kBlockBytes;
-      const std::size_t count = std::min(kBlockBytes, bytes.size() - at);
-      kernels::HostBuffer<std::byte> block(count, Uninitialized{});
-      checkpoint_.read(*slice.tensor, at, {block.data(), count});
-      if (std::memcmp(block.data(), bytes.data() + at, count) != 0) same = false;
-    });
-    return same;
-  }
-
- private:
-  /// Some rows at a time: straight into their place where they are whole and of one type, through a block otherwise.
-  void read(const Slice& slice) const {
-    const TensorInfo& tensor = *slice.tensor;
-    const bool in_place = slice.cols == slice.row_elements && slice.dtype == tensor.dtype;
-    const std::size_t row_bytes = slice.row_bytes();
-    const std::size_t row_to_bytes = static_cast<std::size_t>(slice.cols) * size_of(slice.dtype);
-    const std::size_t most = std::clamp<std::size_t>(kBlockBytes / row_bytes, 1, static_cast<std::size_t>(slice.rows));
-    kernels::HostBuffer<std::byte> block(in_place ? 0 : most * row_bytes, Uninitialized{});
-    std::byte* to = slice.to;
-    for (std::size_t row = 0; row < static_cast<std::size_t>(slice.rows); row += most) {
-      const std::size_t rows = std::min(most, static_cast<std::size_t>(slice.rows) - row);
-      const std::size_t first = (static_cast<std::size_t>(slice.row) + row) * row_bytes;
-      const std::span<std::byte> bytes(in_place ? to : block.data(), rows * row_bytes);
-      checkpoint_.read(tensor, first, bytes);
-      check_finite(tensor, first, bytes);
-      const std::byte* from = block.data() + static_cast<std::size_t>(slice.col) * size_of(tensor.dtype);
-      for (std::size_t r = 0; !in_place && r < rows; ++r) {
-        convert(from + r * row_bytes, static_cast<std::size_t>(slice.cols), tensor.dtype, to + r * row_to_bytes,
-                slice.dtype);
-      }
-      to += rows * row_to_bytes;
-    }
-  }
-
-  void check_finite(const TensorInfo& tensor, std::size_t first_byte, std::span<const std::byte> bytes) const {
-    if (options_.allow_nonfinite) return;
-    const std::size_t size = size_of(tensor.dtype);
-    const std::int64_t i = first_nonfinite(bytes.data(), bytes.size() / size, tensor.dtype);
-    if (i < 0) return;
-    const float value = element(bytes.data(), static_cast<std::size_t>(i), tensor.dtype);
-    throw std::runtime_error(fmt::format("{}: {}: element {} is {} (expected finite weights)",
-                                         checkpoint_.path_of(tensor).string(), printable(tensor.name),
-                                         first_byte / size + static_cast<std::size_t>(i),
-                                         std::isnan(value) ? "NaN" : "infinite"));
-  }
-
-  const Checkpoint& checkpoint_;
-  const WeightOptions& options_;
-  int threads_ = 1;
-};
-
-/// The whole of small slices; of large ones the first and last 4 KiB and 16 samples between.
-void hash_slice(const Checkpoint& checkpoint, const Slice& slice, Crc64& crc) {
-  constexpr std::uint64_t kEnds = 4096;
-  constexpr std::uint64_t kSamples = 16;
-  constexpr std::uint64_t kSampleBytes = 256;
-  const std::uint64_t first = static_cast<std::uint64_t>(slice.row) * slice.row_bytes();
-  const std::uint64_t bytes = static_cast<std::uint64_t>(slice.rows) * slice.row_bytes();
-  std::byte block[kEnds];
-  const auto hash = [&](std::uint64_t at, std::uint64_t count) {
-    checkpoint.read(*slice.tensor, first + at, {block, count});
-    crc.update(std::span<const std::byte>(block, count));
-  };
-  crc.update(slice.tensor->name);
-  crc.update(static_cast<std::uint64_t>(slice.tensor->dtype));
-  crc.update(static_cast<std::uint64_t>(slice.row));
-  crc.update(static_cast<std::uint64_t>(slice.rows));
-  crc.update(static_cast<std::uint64_t>(slice.row_elements));
-  if (bytes <= 2 * kEnds + kSamples * kSampleBytes) {
-    for (std::uint64_t at = 0; at < bytes; at += kEnds) hash(at, std::min(kEnds, bytes - at));
-    return;
-  }
-  hash(0, kEnds);
-  const std::uint64_t step = (bytes - 2 * kEnds) / kSamples;
-  for (std::uint64_t i = 0; i < kSamples; ++i) hash(kEnds + i * step, kSampleBytes);
-  hash(bytes - kEnds, kEnds);
-}
-
-/// Independent of sharding, of tensors that are not used and of a copy of a tied head.
-std::uint64_t fingerprint(const Checkpoint& checkpoint, const Config& config, const std::vector<Target>& targets) {
-  Config identity = config;  // which tokens begin and end a text does not change what the model computes
-  identity.bos_token_id.reset();
-  identity.eos_token_ids.clear();
-  Crc64 crc;
-  crc.update(to_json(identity));
-  for (const Target& target : targets) {
-    for (const Slice& slice : target.slices) hash_slice(checkpoint, slice, crc);
-  }
-  return crc.value();
-}
-
-kernels::WeightView<kernels::Host> view(const HostMatrix& matrix) { return matrix.view(); }
-const float* view(const HostVector& vector) { return vector.data(); }
-
-}  // namespace
 
 ModelView<kernels::Host> view_of(const HostWeights& weights) {
   ModelView<kernels::Host> model;
@@ -333,44 +13,34 @@ ModelView<kernels::Host> view_of(const HostWeights& weights) {
   return model;
 }
 
-DType common_dtype(const HostWeights& weights) {
+kernels::DType common_dtype(const HostWeights& weights) {
+  const kernels::DType type = weights.embedding.format.code;
   bool all = true;
-  const auto compare = [&](const Field& /*field*/, const auto& w) {
-    if constexpr (std::is_same_v<decltype(w), const HostMatrix&>) {
-      all = all && (w.rows == 0 || w.format == weights.embedding.format);
-    }
-  };
-  visit_model(compare, weights);
-  return all ? weights.embedding.format.code : DType::kF32;
+  visit_model([&](const Field& /*field*/, const auto& w) { all = all && has_dtype(w, type); }, weights);
+  return all ? type : kernels::DType::kF32;
 }
 
 HostWeights load_weights(const Checkpoint& checkpoint, const Config& config, const WeightOptions& options,
                          const WarningSink& warn) {
+  using enum Field::Kind;
   HostWeights weights;
   check_tensors(checkpoint, config, warn);
-  std::vector<Target> targets = bind(checkpoint, config, weights);
-  CheckedSize bytes = 0;
-  for (const Target& target : targets) bytes += target.bytes();
-  check_memory(checkpoint, bytes);
-  std::vector<Slice> items;
-  for (const Target& target : targets) allocate(target, items);
-  const Reader reader(checkpoint, options);
-  reader.read(items);
-
-  // Public checkpoints hold the tied head twice: keep it only if it differs.
-  const Target head(weights.head, slices_of({Field::Kind::kTable, table::kHead}, "", checkpoint, config));
-  if (!head.slices.empty() &&
-      !(weights.embedding.format == head.dtype() && reader.equals(head.slices.front(), weights.embedding.bytes))) {
-    bytes += head.bytes();
-    check_memory(checkpoint, bytes);
-    items.clear();
-    allocate(head, items);
-    reader.read(items);
-    targets.push_back(head);
+  const Sizes sizes = sizes_of(config);
+  WeightReader reader(checkpoint, options);
+  weights.layers.resize(static_cast<std::size_t>(config.num_layers));
+  reader.add({kTable, table::kEmbedding}, "", sizes, weights.embedding);
+  for (std::size_t i = 0; i < weights.layers.size(); ++i) {
+    const std::string prefix = "blocks." + std::to_string(i) + ".";
+    visit_layer([&](const Field& field, auto& to) { reader.add(field, prefix, sizes, to); }, weights.layers[i]);
   }
-  weights.bytes = bytes.value();
-  for (const Target& target : targets) weights.parameters += target.elements();
-  weights.fingerprint = fingerprint(checkpoint, config, targets);
+  reader.add({kNorm, table::kNorm}, "", sizes, weights.norm);
+  reader.read();
+  // Public checkpoints hold the tied head twice: keep it only if it differs.
+  reader.read_unless_equal({kTable, table::kHead}, sizes, weights.head, weights.embedding);
+  Config identity = config;  // which tokens begin and end a text does not change what the model computes
+  identity.bos_token_id.reset();
+  identity.eos_token_ids.clear();
+  static_cast<WeightTotals&>(weights) = reader.totals(to_json(identity));
   return weights;
 }
 

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "apps/bench_work.h"
+#include "models/mmrec/model.h"
 #include "tests/apps/programs.h"
 #include "tests/support/model_folder.h"
 
@@ -129,15 +130,17 @@ TEST(BenchWork, CountsTheProductsOfAPrefill) {
   config.ffn_dim = 32;
   config.memory_segment = 10;
   config.memory_slots = 2;
+  models::ProductCounts counts = models::products_of_blocks(config);
+  counts.head = 100 * 8;
   const double square = 64.0;
   const double head = 2.0 * 100.0 * 8.0;
-  EXPECT_DOUBLE_EQ(apps::prefill_flops(config, 1, 10, {}), 2.0 * 3.0 * 10.0 * 16.0 * square + head);
-  EXPECT_DOUBLE_EQ(apps::prefill_flops(config, 2, 25, {}),
+  EXPECT_DOUBLE_EQ(apps::prefill_flops(counts, 1, 10, {}), 2.0 * 3.0 * 10.0 * 16.0 * square + head);
+  EXPECT_DOUBLE_EQ(apps::prefill_flops(counts, 2, 25, {}),
                    2.0 * (2.0 * 3.0 * (25.0 * 16.0 + 5.0 * 2.0) * square) + 2.0 * head);
   PrefillStats stats;
   stats.layer_tokens = 30;
   stats.token_sweeps = 100;
-  EXPECT_DOUBLE_EQ(apps::prefill_flops(config, 1, 10, stats), 2.0 * (3.0 * 10.0 * 16.0 + 70.0 * 2.0) * square + head);
+  EXPECT_DOUBLE_EQ(apps::prefill_flops(counts, 1, 10, stats), 2.0 * (3.0 * 10.0 * 16.0 + 70.0 * 2.0) * square + head);
 }
 
 }  // namespace

@@ -194,7 +194,8 @@ TEST(SeveralGenerator, TakesOneModelOnly) {
   ModelInfo other;
   other.vocab_size = test::tokenizer().vocab_size();
   const models::Config config = test::toy_config(other.vocab_size);
-  const Model stranger = engine::Access::model(other, config, std::make_shared<ToyExecutor>(config));
+  const Model stranger =
+      engine::Access::model(other, models::state_layout(config), std::make_shared<ToyExecutor>(config));
   EXPECT_THROW(Generator(std::vector{model_with(), stranger}, test::tokenizer()), std::invalid_argument);
 }
 

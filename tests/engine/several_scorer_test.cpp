@@ -237,7 +237,8 @@ TEST(SeveralScorer, TakesOneModelOnly) {
   ModelInfo other;
   other.vocab_size = toy_config().vocab_size;
   other.fingerprint = 5;
-  const Model stranger = engine::Access::model(other, toy_config(), std::make_shared<ToyExecutor>(toy_config()));
+  const Model stranger =
+      engine::Access::model(other, models::state_layout(toy_config()), std::make_shared<ToyExecutor>(toy_config()));
   try {
     Scorer(std::vector{toy_model(), stranger});
     FAIL();

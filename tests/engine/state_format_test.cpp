@@ -5,30 +5,39 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <variant>
 
 #include "models/files/checksum.h"
+#include "models/mmrec/state.h"
 
 namespace mmrec::engine {
 namespace {
 
-constexpr StateShape kShape = {0xABCDEF0123456789, 2, 3, 4, 2, 100, 5};
+/// Of the architecture mmrec: 2 layers of width 4, 2 memory slots, segments of 100, a vocabulary of 5.
+models::Config config_of(std::int64_t layers = 2, std::int64_t dim = 4, std::int64_t slots = 2) {
+  models::Config config;
+  config.num_layers = layers;
+  config.model_dim = dim;
+  config.memory_slots = slots;
+  config.memory_segment = 100;
+  config.vocab_size = 5;
+  return config;
+}
+const StateShape kShape = {0xABCDEF0123456789, 3, models::state_layout(config_of())};
 
 models::HostState example(std::int64_t position = 250) {
-  models::HostState state;
-  state.batch = kShape.batch;
-  state.position = position;
+  models::HostState state = models::zero_state(kShape.layout, kShape.batch, position);
   float next = -3.0F;
-  const auto fill = [&](auto& values, std::size_t count) {
-    values.resize(count);
-    for (auto& x : values) x = next += 0.37F;
-  };
-  fill(state.h, 24);
-  fill(state.memory, 48);
-  fill(state.segment_sum, 24);
-  if (position > 0) fill(state.logits, 15);
-  state.h[3] = -0.0F;
-  state.h[4] = std::numeric_limits<float>::denorm_min();
-  state.segment_sum[0] = 1e300;
+  for (models::HostState::Part& part : state.parts) {
+    std::visit(
+        [&](auto& values) {
+          for (auto& x : values) x = next += 0.37F;
+        },
+        part.values);
+  }
+  state.get("h")[3] = -0.0F;
+  state.get("h")[4] = std::numeric_limits<float>::denorm_min();
+  state.get<double>("segment_sum")[0] = 1e300;
   return state;
 }
 
@@ -61,10 +70,10 @@ TEST(StateFormat, RoundTripsToTheBit) {
     const models::HostState back = decode_state(bytes, kShape);
     EXPECT_EQ(back.batch, state.batch);
     EXPECT_EQ(back.position, position);
-    EXPECT_TRUE(same_bits(back.h, state.h));
-    EXPECT_TRUE(same_bits(back.memory, state.memory));
-    EXPECT_TRUE(same_bits(back.segment_sum, state.segment_sum));
-    EXPECT_TRUE(same_bits(back.logits, state.logits));
+    EXPECT_TRUE(same_bits(back.get("h"), state.get("h")));
+    EXPECT_TRUE(same_bits(back.get("memory"), state.get("memory")));
+    EXPECT_TRUE(same_bits(back.get<double>("segment_sum"), state.get<double>("segment_sum")));
+    EXPECT_TRUE(same_bits(back.get("logits"), state.get("logits")));
     EXPECT_EQ(encode_state(back, kShape), bytes);
   }
 }
@@ -142,17 +151,18 @@ TEST(StateFormat, NonFiniteNumbersAreRefused) {
 TEST(StateFormat, HugeShapesAllocateNothing) {
   const std::vector<std::byte> bytes = encode_state(example(), kShape);
   StateShape huge = kShape;
-  huge.num_layers = huge.batch = huge.model_dim = huge.memory_slots = std::int64_t{1} << 24;
+  huge.batch = std::int64_t{1} << 24;
+  huge.layout = models::state_layout(config_of(huge.batch, huge.batch, huge.batch));
   auto claim = with(with(with(with(bytes, 32, 1 << 24, 8), 40, 1 << 24, 8), 48, 1 << 24, 8), 56, 1 << 24, 8);
   EXPECT_EQ(refusal(claim, huge), "saved state: the shapes of this session exceed the address space");
   huge = kShape;
-  huge.memory_slots = std::int64_t{1} << 40;
+  huge.layout = models::state_layout(config_of(2, 4, std::int64_t{1} << 40));
   EXPECT_NE(refusal(with(bytes, 56, std::uint64_t{1} << 40, 8), huge).find("found size"), std::string::npos);
 }
 
 TEST(StateFormat, EncodingRefusesAStateOfOtherShapes) {
   models::HostState state = example();
-  state.logits.pop_back();
+  state.get("logits").pop_back();
   EXPECT_THROW(encode_state(state, kShape), std::logic_error);
 }
 

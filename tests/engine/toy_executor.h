@@ -17,6 +17,8 @@
 #include "mmrec/errors.h"
 #include "mmrec/sampler.h"
 #include "models/executor.h"
+#include "models/mmrec/config.h"
+#include "models/mmrec/state.h"
 
 namespace mmrec::test {
 
@@ -61,6 +63,8 @@ class ToyExecutor final : public models::Executor {
   explicit ToyExecutor(models::Config config, std::shared_ptr<ToyLog> log = nullptr, Logits logits = {})
       : config_(std::move(config)), log_(std::move(log)), logits_of_(std::move(logits)) {}
 
+  models::StateLayout layout() const { return models::state_layout(config_); }
+
   std::size_t slot_bytes() const override { return sizeof(State); }
   models::Slot acquire(int count, const models::ExecutionOptions& options) override {
     if (log_) {
@@ -83,18 +87,17 @@ class ToyExecutor final : public models::Executor {
 
   models::HostState save(models::Slot first, int count, std::int64_t position) override {
     if (log_) ++log_->through_host;
-    models::HostState all;
-    all.batch = count;
-    all.position = position;
+    models::HostState all = models::zero_state(layout(), count, position);
+    for (models::HostState::Part& part : all.parts) std::visit([](auto& values) { values.clear(); }, part.values);
     for (std::size_t layer = 0; layer < layers(); ++layer) {
       for (int b = 0; b < count; ++b) {
         const State& state = checked(first, b, position);
-        append(all.h, state.h, layer);
-        append(all.memory, state.memory, layer);
-        append(all.segment_sum, state.segment_sum, layer);
+        append(all.get("h"), state.h, layer);
+        append(all.get("memory"), state.memory, layer);
+        append(all.get<double>("segment_sum"), state.segment_sum, layer);
       }
     }
-    for (int b = 0; b < count; ++b) append(all.logits, at(first, b).logits);
+    for (int b = 0; b < count; ++b) append(all.get("logits"), at(first, b).logits);
     return all;
   }
   void load(models::Slot first, const models::HostState& all) override {
@@ -105,13 +108,14 @@ class ToyExecutor final : public models::Executor {
       state = {};
       state.position = all.position;
       for (std::size_t layer = 0; layer < layers(); ++layer) {
-        take(state.h, all.h, layer, b, batch);
-        take(state.memory, all.memory, layer, b, batch);
-        take(state.segment_sum, all.segment_sum, layer, b, batch);
+        take(state.h, all.get("h"), layer, b, batch);
+        take(state.memory, all.get("memory"), layer, b, batch);
+        take(state.segment_sum, all.get<double>("segment_sum"), layer, b, batch);
       }
-      const std::size_t vocab = all.logits.size() / batch;
-      state.logits.assign(all.logits.begin() + static_cast<std::ptrdiff_t>(b * vocab),
-                          all.logits.begin() + static_cast<std::ptrdiff_t>((b + 1) * vocab));
+      const std::vector<float>& logits = all.get("logits");
+      const std::size_t vocab = logits.size() / batch;
+      state.logits.assign(logits.begin() + static_cast<std::ptrdiff_t>(b * vocab),
+                          logits.begin() + static_cast<std::ptrdiff_t>((b + 1) * vocab));
     }
   }
 
@@ -322,7 +326,8 @@ inline constexpr std::uint64_t kToyFingerprint = 0x1122334455667788;
 
 inline Session toy_session(int batch = 1, const models::Config& config = toy_config(),
                            std::uint64_t fingerprint = kToyFingerprint) {
-  return engine::Access::session(std::make_shared<ToyExecutor>(config), config, fingerprint, batch, {});
+  return engine::Access::session(std::make_shared<ToyExecutor>(config), models::state_layout(config), config.vocab_size,
+                                 fingerprint, batch, {});
 }
 
 inline Model toy_model(std::shared_ptr<ToyLog> log = nullptr, const models::Config& config = toy_config(),
@@ -330,7 +335,8 @@ inline Model toy_model(std::shared_ptr<ToyLog> log = nullptr, const models::Conf
   ModelInfo info;
   info.vocab_size = config.vocab_size;
   info.fingerprint = kToyFingerprint;
-  return engine::Access::model(info, config, std::make_shared<ToyExecutor>(config, std::move(log), std::move(logits)));
+  return engine::Access::model(info, models::state_layout(config),
+                               std::make_shared<ToyExecutor>(config, std::move(log), std::move(logits)));
 }
 
 /// A model that, greedily sampled, continues a prompt of `start` tokens with `script`, then repeats its last token.

@@ -9,10 +9,20 @@
 
 #include "engine/state_format.h"
 #include "models/files/checksum.h"
+#include "models/mmrec/state.h"
 
 namespace {
 
-constexpr mmrec::engine::StateShape kShape = {0x1122334455667788, 1, 2, 3, 2, 5, 4};
+mmrec::models::Config config() {
+  mmrec::models::Config config;
+  config.num_layers = 1;
+  config.model_dim = 3;
+  config.memory_slots = 2;
+  config.memory_segment = 5;
+  config.vocab_size = 4;
+  return config;
+}
+const mmrec::engine::StateShape kShape = {0x1122334455667788, 2, mmrec::models::state_layout(config())};
 
 void restore(std::span<const std::byte> bytes) {
   try {

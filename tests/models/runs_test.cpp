@@ -107,9 +107,9 @@ class RunsTest : public testing::TestWithParam<RunsModel> {
                                         << alone[i].before.size() << ", " << threads << " threads");
         EXPECT_EQ(together[i].logprobs, alone[i].logprobs);
         EXPECT_EQ(together[i].logits, alone[i].logits);
-        EXPECT_EQ(together[i].state.h, alone[i].state.h);
-        EXPECT_EQ(together[i].state.memory, alone[i].state.memory);
-        EXPECT_EQ(together[i].state.segment_sum, alone[i].state.segment_sum);
+        EXPECT_EQ(together[i].state.get("h"), alone[i].state.get("h"));
+        EXPECT_EQ(together[i].state.get("memory"), alone[i].state.get("memory"));
+        EXPECT_EQ(together[i].state.get<double>("segment_sum"), alone[i].state.get<double>("segment_sum"));
       }
     }
   }

@@ -32,10 +32,11 @@ KEPT_APART = [
     (r"kernels/cpu/", r"kernels/cuda/", None),
     (r"kernels/cuda/", r"kernels/cpu/", None),
     (r"models/files/", r"models/(?!files/)", None),  # files of any model
-    (r"models/", r"(kernels|models/mmrec)/cuda/", r"models/mmrec/cuda/"),
+    (r"models/weights/", r"models/(?!files/|weights/)", None),  # weights of any architecture
+    (r"models/", r"(kernels|models(/\w+)?)/cuda/", r"models/(\w+/)?cuda/"),
     (r"models/mmrec/cuda/decode/", r"models/mmrec/cuda/segments/", None),
     (r"models/mmrec/cuda/segments/", r"models/mmrec/cuda/decode/", None),
-    (r"engine/", r"models/mmrec/cuda/", None),
+    (r"engine/", r"models/(\w+/)?cuda/", None),
 ]
 
 # The rooms of kernels/cuda: a folder with all below it, or a file. Each may include those of lines above it, and no

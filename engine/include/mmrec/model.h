@@ -10,17 +10,12 @@
 #include <string_view>
 #include <vector>
 
+#include "mmrec/model_info.h"
 #include "mmrec/precision.h"
 #include "mmrec/session.h"
+#include "mmrec/variant_options.h"
 
 namespace mmrec {
-
-/// Where a model runs.
-enum class Device : std::uint8_t {
-  kAuto,  ///< a usable GPU, else the CPU
-  kCpu,   ///< touches no GPU: makes no CUDA context, loads no CUDA library
-  kCuda,  ///< a GPU, or DeviceUnavailable
-};
 
 struct LoadOptions {
   Device device = Device::kAuto;
@@ -28,31 +23,10 @@ struct LoadOptions {
   Precision precision = Precision::kAuto;  ///< kF16 and kBF16 are for a GPU alone
   int threads = 0;               ///< threads that read the weights; 0: all the processors this process may use. >= 0
   bool allow_nonfinite = false;  ///< accept NaN and infinite weights
+  VariantOptions variant;        ///< in place of what config.json says of them
   /// Receives one line for each thing worth knowing that is not an error: an unknown configuration key, or why a build
   /// for GPUs takes the CPU under kAuto.
   std::function<void(std::string_view)> on_warning;
-};
-
-/// What a loaded model is.
-struct ModelInfo {
-  std::int64_t vocab_size = 0;
-  std::int64_t model_dim = 0;
-  std::int64_t num_layers = 0;
-  std::int64_t num_heads = 0;
-  std::int64_t ffn_dim = 0;
-  std::int64_t memory_segment = 0;
-  std::int64_t memory_slots = 0;
-  std::uint64_t parameters = 0;
-  std::uint64_t weight_bytes = 0;     ///< resident bytes of the weights, in the memory of the device they run on
-  std::uint64_t bytes_per_token = 0;  ///< weight bytes that one decoded token reads
-  std::uint64_t memory_bytes = 0;     ///< those it reads besides once attention has several memory slots to choose from
-  std::uint64_t fingerprint = 0;      ///< identity of configuration and weights, as saved states carry it
-  int bos_token_id = -1;              ///< from config.json; -1: not given there
-  std::vector<int> eos_token_ids;     ///< from config.json; empty: not given there
-  Device device = Device::kCpu;       ///< where it runs: kCpu or kCuda
-  int gpu = -1;                       ///< the GPU's number, as LoadOptions::gpu; -1 on the CPU
-  std::string device_name;            ///< the GPU's name, "NVIDIA H200"; "cpu" on the CPU
-  Precision precision = Precision::kF32;  ///< what products are computed in: never kAuto
 };
 
 /// An MM-Rec model. Immutable after load and cheap to copy: copies share the weights. Thread-safe: any number of
@@ -64,7 +38,7 @@ class Model {
   /// Throws std::runtime_error naming file, field, found and expected for a malformed folder, std::system_error where a
   /// file cannot be read or CUDA fails, DeviceUnavailable for kCuda where GPU number `gpu` is not there (naming it and
   /// how many there are) or not usable (before any file is read), std::bad_alloc, and std::invalid_argument for options
-  /// out of range, a negative GPU and a 16-bit precision on the CPU among them.
+  /// out of range, a negative GPU, a 16-bit precision on the CPU and an option of another architecture's among them.
   static Model load(const std::filesystem::path& folder, const LoadOptions& options = {});
   /// The same on several GPUs of this machine, for a Scorer or a Generator to use together: one model for each of
   /// `gpus`, in their order; for none given, one for each that can be used, and a warning for each that cannot. The

@@ -20,12 +20,13 @@
 
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/runtime/graph.h"
+#include "models/executor_base.h"
 #include "models/files/elements.h"
 #include "models/mmrec/cuda/draw_rules.h"
 #include "models/mmrec/cuda/ops.h"
 #include "models/mmrec/cuda/weights.h"
-#include "models/mmrec/executor_base.h"
 #include "models/mmrec/executors.h"
+#include "models/mmrec/forward.h"
 
 namespace mmrec::models {
 namespace {
@@ -69,11 +70,11 @@ struct Lane {
 template <class A>
 class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
   using Base = ExecutorBase<CudaExecutor, kernels::Cuda>;
-  using Base::config_, Base::pool_, Base::pool_mutex_;
+  using Base::pool_, Base::pool_mutex_;
 
  public:
   CudaExecutor(const Config& config, std::shared_ptr<const CudaWeights> weights)
-      : Base(config), weights_(std::move(weights)) {}
+      : Base(state_layout(config)), config_(config), weights_(std::move(weights)) {}
 
   /// The lane, for one thread at a time.
   class Turn {
@@ -311,6 +312,7 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
     graph->second.launch(lane.backend);
   }
 
+  const Config config_;
   std::shared_ptr<const CudaWeights> weights_;
   std::mutex mutex_;  // guards all that follows
   std::optional<Lane<A>> lane_;
@@ -326,22 +328,10 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
 
 }  // namespace
 
-int cuda_device_count() { return kernels::cuda_device_count(); }
-std::string cuda_unusable_reason(int gpu) { return kernels::cuda_unusable_reason(gpu); }
-
-CudaDeviceInfo cuda_device_info(int gpu) {
-  const kernels::DeviceMemory memory = kernels::device_memory(gpu);
-  return {kernels::device_name(gpu), memory.total, memory.free};
-}
-
 std::shared_ptr<const CudaWeights> upload_weights(const HostWeights& weights, Precision precision, int gpu) {
-  const std::string reason = cuda_unusable_reason(gpu);
-  if (!reason.empty()) throw std::runtime_error(reason);
   return std::make_shared<const CudaWeights>(weights, precision, gpu);
 }
-
 std::uint64_t device_bytes(const CudaWeights& weights) { return weights.bytes(); }
-
 Precision precision_of(const CudaWeights& weights) { return precision_of(weights.type()); }
 
 std::shared_ptr<Executor> make_cuda_executor(const Config& config, std::shared_ptr<const CudaWeights> weights) {

@@ -1,30 +1,21 @@
-// Weights in device memory.
+// MM-Rec's weights in device memory.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-
-#include "kernels/cuda/runtime/cuda.h"
+#include "models/cuda/upload.h"
 #include "models/mmrec/executors.h"
 #include "models/mmrec/weights.h"
 
 namespace mmrec::models {
 
-/// All matrices in one type, vectors in fp32, in one allocation.
-class CudaWeights {
+class CudaWeights : public DeviceWeights<ModelView<kernels::Device>> {
  public:
-  CudaWeights(const HostWeights& weights, Precision precision, int gpu);
-
-  const ModelView<kernels::Device>& view() const { return view_; }
-  kernels::DType type() const { return type_; }
-  int gpu() const { return gpu_; }
-  std::uint64_t bytes() const { return memory_.size(); }
-
- private:
-  kernels::DType type_;
-  int gpu_;
-  kernels::DeviceBuffer<std::byte> memory_;
-  ModelView<kernels::Device> view_;
+  CudaWeights(const HostWeights& weights, Precision precision, int gpu)
+      : DeviceWeights(
+            weights, {.layers = {weights.layers.size(), LayerView<kernels::Device>()}},
+            [](const auto& visit, auto&... models) { visit_model(visit, models...); }, common_dtype(weights), precision,
+            gpu) {
+    if (weights.head.rows == 0) view_.head = view_.embedding;
+  }
 };
 
 }  // namespace mmrec::models

@@ -15,21 +15,20 @@
 #include <vector>
 
 #include "models/executor.h"
-#include "models/mmrec/config.h"
-#include "models/mmrec/forward.h"
-#include "models/mmrec/state.h"
-#include "models/mmrec/state_pool.h"
+#include "models/host_state.h"
+#include "models/state_pool.h"
 
 namespace mmrec::models {
 
 /// `Derived` has lane(options, sequences): something that holds a lane for as long as it lives, with memory for calls
-/// of so many sequences, and points to it (backend, forward); and any_lane(), for work on the state alone.
+/// of so many sequences, and points to it: its `backend`, and the `forward` of an architecture, of which complete_state
+/// and logits are called; and any_lane(), for work on the state alone.
 template <class Derived, class Backend>
 class ExecutorBase : public Executor {
  public:
-  explicit ExecutorBase(Config config) : config_(std::move(config)), slot_(config_), pool_(slot_.bytes) {}
+  explicit ExecutorBase(StateLayout state) : state_(std::move(state)), pool_(state_.slot_bytes) {}
 
-  std::size_t slot_bytes() const override { return slot_.bytes; }
+  std::size_t slot_bytes() const override { return state_.slot_bytes; }
 
   Slot acquire(int count, const ExecutionOptions& options) override {
     const auto lane = derived().lane(options, count);
@@ -44,15 +43,15 @@ class ExecutorBase : public Executor {
   HostState save(Slot first, int count, std::int64_t position) override {
     std::vector<std::byte> bytes(bytes_of(count));
     derived().any_lane()->backend.download(first, bytes.data(), bytes.size());
-    HostState state = zero_state(config_, count, position);
-    for_each_part(state, config_, slot_,
-                  [&](void* part, std::size_t at, std::size_t size) { std::memcpy(part, bytes.data() + at, size); });
+    HostState state = zero_state(state_, count, position);
+    for_each_piece(state, state_,
+                   [&](void* piece, std::size_t at, std::size_t size) { std::memcpy(piece, bytes.data() + at, size); });
     return state;
   }
   void load(Slot first, const HostState& state) override {
     std::vector<std::byte> bytes(bytes_of(static_cast<int>(state.batch)));
-    for_each_part(state, config_, slot_, [&](const void* part, std::size_t at, std::size_t size) {
-      std::memcpy(bytes.data() + at, part, size);
+    for_each_piece(state, state_, [&](const void* piece, std::size_t at, std::size_t size) {
+      std::memcpy(bytes.data() + at, piece, size);
     });
     const auto lane = derived().any_lane();
     lane->backend.upload(bytes.data(), first, bytes.size());
@@ -66,10 +65,9 @@ class ExecutorBase : public Executor {
 
  protected:
   Derived& derived() { return static_cast<Derived&>(*this); }
-  std::size_t bytes_of(int count) const { return slot_.bytes * static_cast<std::size_t>(count); }
+  std::size_t bytes_of(int count) const { return state_.slot_bytes * static_cast<std::size_t>(count); }
 
-  const Config config_;
-  const SlotLayout slot_;
+  const StateLayout state_;
   std::mutex pool_mutex_;
   StatePool<Backend> pool_;
 };

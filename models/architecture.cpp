@@ -1,0 +1,123 @@
+// The table of architectures.
+#include "models/architecture.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <stdexcept>
+#include <string_view>
+
+#include "models/cuda_device.h"
+#include "models/files/file.h"
+#include "models/files/json.h"
+#include "models/files/text.h"
+#include "models/mmrec/model.h"
+
+namespace mmrec::models {
+namespace {
+
+constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{1} << 20;
+
+struct Architecture {
+  std::string_view name;  // model_type
+  std::unique_ptr<LoadedModel> (*load)(const ModelSource& source);
+  ProductCounts (*products)(const ModelSource& source);
+  SyntheticModel (*synthetic)(const SyntheticSizes& sizes);
+  bool has_expert = false, has_calls = false, has_bank = false;  // VariantOptions that it has
+};
+constexpr std::array kArchitectures = {
+    Architecture{.name = "mmrec", .load = load_mmrec, .products = products_of_mmrec, .synthetic = synthetic_mmrec},
+};
+
+std::string names() {
+  std::string all;
+  for (const Architecture& architecture : kArchitectures) {
+    all += fmt::format("{}\"{}\"",
+                       all.empty()                               ? ""
+                       : &architecture == &kArchitectures.back() ? " or "
+                                                                 : ", ",
+                       architecture.name);
+  }
+  return all;
+}
+
+const Architecture& architecture_of(const ModelSource& source) {
+  require_json_object(source.config, source.config_name);
+  JsonReader reader(source.config, source.config_name, 1024);
+  reader.begin_object();
+  for (std::string key; reader.next_key(key);) {
+    if (key != "model_type") {
+      reader.skip();
+      continue;
+    }
+    const std::string type = reader.string();
+    for (const Architecture& architecture : kArchitectures) {
+      if (architecture.name == type) return architecture;
+    }
+    reader.fail(fmt::format("found {}, expected {}", quote(type), names()));
+  }
+  throw std::runtime_error(fmt::format("{}: model_type is missing", source.config_name));
+}
+
+void check_options(const VariantOptions& given, const Architecture& architecture) {
+  const auto check = [&](bool is_given, bool is_there, std::string_view option) {
+    if (!is_given || is_there) return;
+    throw std::invalid_argument(
+        fmt::format("load option {}: found one, but the architecture {} has none", option, architecture.name));
+  };
+  check(given.expert.has_value(), architecture.has_expert, "expert");
+  check(given.calls.has_value(), architecture.has_calls, "calls");
+  check(given.bank.has_value(), architecture.has_bank, "bank");
+}
+
+ModelSource source_of(const std::filesystem::path& folder, const VariantOptions& variant, const WeightOptions& weights,
+                      const WarningSink& warn) {
+  const std::filesystem::path config = folder / "config.json";
+  return {.folder = folder,
+          .config = read_text(config, kMaxConfigBytes),
+          .config_name = config.string(),
+          .variant = variant,
+          .weights = weights,
+          .warn = warn};
+}
+
+}  // namespace
+
+LoadedModel::OnDevice LoadedModel::on_cuda(Precision precision, int gpu) const {
+  OnDevice model{.info = info_, .executor = nullptr};
+  model.executor = copy_to_cuda(precision, gpu, model.info);
+  model.info.device = Device::kCuda;
+  model.info.gpu = gpu;
+  model.info.device_name = cuda_device_info(gpu).name;
+  return model;
+}
+
+std::unique_ptr<LoadedModel> load_model(const std::filesystem::path& folder, const VariantOptions& variant,
+                                        const WeightOptions& weights, const WarningSink& warn) {
+  const ModelSource source = source_of(folder, variant, weights, warn);
+  const Architecture& architecture = architecture_of(source);
+  check_options(variant, architecture);
+  return architecture.load(source);
+}
+
+ProductCounts product_counts(const std::filesystem::path& folder, const VariantOptions& variant) {
+  const ModelSource source = source_of(folder, variant, {}, {});
+  const Architecture& architecture = architecture_of(source);
+  check_options(variant, architecture);
+  return architecture.products(source);
+}
+
+std::vector<std::string_view> architecture_names() {
+  std::vector<std::string_view> names;
+  for (const Architecture& architecture : kArchitectures) names.push_back(architecture.name);
+  return names;
+}
+
+SyntheticModel synthetic_model(std::string_view architecture, const SyntheticSizes& sizes) {
+  for (const Architecture& known : kArchitectures) {
+    if (known.name == architecture) return known.synthetic(sizes);
+  }
+  throw std::invalid_argument(fmt::format("architecture: found {}, expected {}", quote(architecture), names()));
+}
+
+}  // namespace mmrec::models

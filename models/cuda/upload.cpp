@@ -1,0 +1,45 @@
+// The copy of a model's weights to a device: sizes first, then one allocation, then everything through two page-locked
+// blocks, so that one is filled and rounded while the other is on its way.
+#include "models/cuda/upload.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <stdexcept>
+#include <string>
+
+#include "models/files/elements.h"
+
+namespace mmrec::models {
+namespace {
+
+using kernels::DType;
+
+/// Throws if rounding made a finite number infinite.
+void check_fits(const std::byte* from, DType from_type, const std::byte* to, DType type, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const float x = element(from, i, from_type);
+    if (std::isfinite(x) && !std::isfinite(element(to, i, type))) {
+      throw std::runtime_error("precision fp16: a weight of " + std::to_string(x) +
+                               " does not fit, expected at most 65504; use bf16 or fp32");
+    }
+  }
+}
+
+}  // namespace
+
+void send(const Numbers& from, DType type, std::byte* to, kernels::Staging& staging) {
+  const std::size_t from_size = kernels::size_of(from.dtype), size = kernels::size_of(type);
+  const std::size_t most = kernels::Staging::kBlockBytes / size;
+  for (std::size_t first = 0; first < from.count; first += most) {
+    const std::size_t count = std::min(most, from.count - first);
+    const std::byte* source = from.data + first * from_size;
+    std::byte* block = staging.block();
+    convert(source, count, from.dtype, block, type);
+    if (type != from.dtype && first_nonfinite(block, count, type) >= 0)
+      check_fits(source, from.dtype, block, type, count);
+    staging.send(to + first * size, count * size);
+  }
+}
+
+}  // namespace mmrec::models

@@ -1,0 +1,44 @@
+// What a model is, and where it runs.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "mmrec/precision.h"
+#include "mmrec/variant_options.h"
+
+namespace mmrec {
+
+/// Where a model runs.
+enum class Device : std::uint8_t {
+  kAuto,  ///< a usable GPU, else the CPU
+  kCpu,   ///< touches no GPU: makes no CUDA context, loads no CUDA library
+  kCuda,  ///< a GPU, or DeviceUnavailable
+};
+
+/// What a loaded model is.
+struct ModelInfo {
+  std::string architecture;  ///< model_type of config.json
+  std::int64_t vocab_size = 0;
+  std::int64_t model_dim = 0;
+  std::int64_t num_layers = 0;
+  std::int64_t num_heads = 0;
+  std::int64_t ffn_dim = 0;
+  std::int64_t memory_segment = 0;  ///< 0: there is no memory of segments
+  std::int64_t memory_slots = 0;
+  VariantOptions variant;  ///< those that the architecture has, as the model runs
+  std::uint64_t parameters = 0;
+  std::uint64_t weight_bytes = 0;     ///< resident bytes of the weights, in the memory of the device they run on
+  std::uint64_t bytes_per_token = 0;  ///< weight bytes that one decoded token reads
+  std::uint64_t memory_bytes = 0;     ///< those it reads besides once attention has several memory slots to choose from
+  std::uint64_t fingerprint = 0;      ///< identity of configuration and weights, as saved states carry it
+  int bos_token_id = -1;              ///< from config.json; -1: not given there
+  std::vector<int> eos_token_ids;     ///< from config.json; empty: not given there
+  Device device = Device::kCpu;       ///< where it runs: kCpu or kCuda
+  int gpu = -1;                       ///< the GPU's number, as LoadOptions::gpu; -1 on the CPU
+  std::string device_name;            ///< the GPU's name, "NVIDIA H200"; "cpu" on the CPU
+  Precision precision = Precision::kF32;  ///< what products are computed in: never kAuto
+};
+
+}  // namespace mmrec

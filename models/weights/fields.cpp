@@ -1,0 +1,83 @@
+// The tensors that a table of fields implies, and a checkpoint compared with them.
+#include "models/weights/fields.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <stdexcept>
+#include <utility>
+
+#include "models/files/elements.h"
+#include "models/files/text.h"
+
+namespace mmrec::models {
+namespace {
+
+[[noreturn]] void fail(const std::filesystem::path& path, std::string_view name, std::string_view message) {
+  throw std::runtime_error(fmt::format("{}: {}: {}", path.string(), printable(name), message));
+}
+
+bool has_shape_of(const TensorInfo& tensor, const TensorSpec& spec) {
+  std::vector<std::int64_t> shape = tensor.shape;
+  const bool more_rows = spec.may_have_more_rows && shape.size() == spec.shape.size() && shape[0] > spec.shape[0];
+  if (more_rows) shape[0] = spec.shape[0];
+  return shape == spec.shape;
+}
+
+}  // namespace
+
+void add_specs(const Field& field, const std::string& prefix, const Sizes& sizes, const Sizes& may_have,
+               std::vector<TensorSpec>& specs, std::ptrdiff_t first) {
+  if (field.kind == Field::Kind::kBias) return;  // declared with their weights
+  for (const TensorPart& part : field.parts) {
+    const bool used = part.used_by(sizes);
+    if (!used && !part.used_by(may_have)) continue;
+    const std::string name = prefix + std::string(part.name);
+    const auto same = [&](const TensorSpec& other) { return other.name == name + ".weight"; };
+    if (std::any_of(specs.begin() + first, specs.end(), same)) continue;
+    const std::int64_t out = part.out.of(sizes);
+    const TensorSpec::Use use = used ? TensorSpec::Use::kRequired : TensorSpec::Use::kUnused;
+    const bool may_have_more_rows = part.rows.of(sizes) < out;
+    std::vector<std::int64_t> shape = {out};
+    if (field.is_matrix()) shape.push_back(part.in.of(sizes));
+    specs.push_back({name + ".weight", std::move(shape), use, may_have_more_rows});
+    if (field.kind == Field::Kind::kLinear) specs.push_back({name + ".bias", {out}, use, may_have_more_rows});
+  }
+}
+
+void check_tensors(const Checkpoint& checkpoint, const std::vector<TensorSpec>& specs, const TensorRules& rules,
+                   const WarningSink& warn) {
+  std::vector<const TensorInfo*> known;
+  for (const TensorSpec& spec : specs) {
+    const TensorInfo* tensor = checkpoint.find(spec.name);
+    if (tensor == nullptr && spec.use != TensorSpec::Use::kRequired) continue;
+    if (tensor == nullptr) {
+      fail(checkpoint.path(), spec.name,
+           fmt::format("tensor is missing (expected shape {}){}", list(spec.shape), rules.hint(spec.name)));
+    }
+    if (!has_shape_of(*tensor, spec)) {
+      fail(checkpoint.path_of(*tensor), tensor->name,
+           fmt::format("found shape {}, expected {}{}", list(tensor->shape), list(spec.shape),
+                       spec.may_have_more_rows ? " or more rows" : ""));
+    }
+    known.push_back(tensor);
+  }
+  std::sort(known.begin(), known.end());
+  std::size_t training_only = 0;
+  for (const TensorInfo& tensor : checkpoint.tensors()) {
+    if (std::binary_search(known.begin(), known.end(), &tensor)) continue;
+    if (!rules.is_training_only(tensor.name)) {
+      fail(checkpoint.path_of(tensor), tensor.name,
+           fmt::format("unexpected tensor (found {} {}, expected none of this name by config.json){}",
+                       name_in_file(tensor.dtype), list(tensor.shape), rules.hint(tensor.name)));
+    }
+    ++training_only;
+  }
+  if (training_only != 0 && warn) {
+    warn(fmt::format("{}: {} tensors that only training uses are ignored ({})", checkpoint.path().string(),
+                     training_only, rules.training_names));
+  }
+}
+
+}  // namespace mmrec::models

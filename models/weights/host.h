@@ -1,0 +1,151 @@
+// Weights in host memory, in their stored type and laid out for the forward pass, and their way there from a
+// checkpoint: for any architecture's table of fields.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "kernels/cpu/cpu.h"
+#include "kernels/tensor.h"
+#include "mmrec/precision.h"
+#include "models/files/checked.h"
+#include "models/files/checkpoint.h"
+#include "models/weights/fields.h"
+
+namespace mmrec::models {
+
+/// A matrix that owns its bytes in host memory. Parts stacked into one matrix share its format: the parts' own where
+/// they agree, fp32 otherwise.
+struct HostMatrix {
+  kernels::HostBuffer<std::byte> bytes;
+  kernels::WeightFormat format;
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+
+  kernels::WeightView<kernels::Host> view() const { return {bytes.data(), format, rows, cols}; }
+};
+
+/// Biases and norm weights, widened to fp32.
+using HostVector = kernels::HostBuffer<float>;
+
+inline kernels::WeightView<kernels::Host> view(const HostMatrix& matrix) { return matrix.view(); }
+inline const float* view(const HostVector& vector) { return vector.data(); }
+
+/// What is known of a model's weights as a whole.
+struct WeightTotals {
+  std::uint64_t bytes = 0;        // resident size of all fields
+  std::uint64_t parameters = 0;   // elements of the tensors bound (tied head counted once)
+  std::uint64_t fingerprint = 0;  // identity of configuration, tensor names, shapes and sampled bytes
+};
+
+/// The type of matrices that a precision asks for, fp32 where it asks for none; and the precision of products with
+/// them.
+constexpr kernels::DType type_of(Precision precision) {
+  using enum Precision;
+  return precision == kF16 ? kernels::DType::kF16 : precision == kBF16 ? kernels::DType::kBF16 : kernels::DType::kF32;
+}
+constexpr Precision precision_of(kernels::DType type) {
+  using enum kernels::DType;
+  return type == kF16 ? Precision::kF16 : type == kBF16 ? Precision::kBF16 : Precision::kF32;
+}
+
+/// Whether a field is of this type, or empty; true of vectors.
+inline bool has_dtype(const HostMatrix& matrix, kernels::DType type) {
+  return matrix.rows == 0 || matrix.format.code == type;
+}
+inline bool has_dtype(const HostVector& /*vector*/, kernels::DType /*type*/) { return true; }
+
+/// Bytes of a field whose matrices are of `type`, or of their stored type where none is given.
+inline std::uint64_t bytes_of(const HostVector& vector, std::optional<kernels::DType> /*type*/) {
+  return vector.size() * sizeof(float);
+}
+inline std::uint64_t bytes_of(const HostMatrix& matrix, std::optional<kernels::DType> type) {
+  return kernels::bytes_of(type.value_or(matrix.format.code), matrix.rows, matrix.cols);
+}
+
+struct WeightOptions {
+  bool allow_nonfinite = false;  // load NaN and infinite weights instead of refusing them
+  int threads = 0;               // readers; <= 0: all processors
+};
+
+/// Rows [row, row + rows) and columns [col, col + cols) of a tensor with `row_elements` elements per row, and where
+/// they go in which type. The elements of a vector are rows of one.
+struct Slice {
+  const TensorInfo* tensor = nullptr;
+  std::int64_t row = 0;
+  std::int64_t rows = 0;
+  std::int64_t col = 0;
+  std::int64_t cols = 1;
+  std::int64_t row_elements = 1;
+  std::byte* to = nullptr;
+  kernels::DType dtype = kernels::DType::kF32;
+
+  std::uint64_t elements() const { return static_cast<std::uint64_t>(rows * cols); }
+  std::uint64_t row_bytes() const { return static_cast<std::uint64_t>(row_elements) * kernels::size_of(tensor->dtype); }
+};
+
+/// A field to be filled with slices one below the other.
+struct Target {
+  HostMatrix* matrix = nullptr;  // exactly one of the two
+  HostVector* vector = nullptr;
+  std::vector<Slice> slices;
+
+  Target(HostMatrix& to, std::vector<Slice> from) : matrix(&to), slices(std::move(from)) {}
+  Target(HostVector& to, std::vector<Slice> from) : vector(&to), slices(std::move(from)) {}
+
+  /// The tensors' own type where they agree, fp32 otherwise and for vectors.
+  kernels::DType dtype() const {
+    const kernels::DType first = slices.front().tensor->dtype;
+    const auto is_first = [&](const Slice& slice) { return slice.tensor->dtype == first; };
+    return matrix != nullptr && std::all_of(slices.begin(), slices.end(), is_first) ? first : kernels::DType::kF32;
+  }
+  std::uint64_t elements() const {
+    std::uint64_t sum = 0;
+    for (const Slice& slice : slices) sum += slice.elements();
+    return sum;
+  }
+  CheckedSize bytes() const { return CheckedSize(elements()) * kernels::size_of(dtype()); }
+};
+
+/// What fills a field of the block at `prefix`; nothing where the model has no such field, or the checkpoint none of an
+/// optional one. All tensors have been checked.
+std::vector<Slice> slices_of(const Field& field, const std::string& prefix, const Checkpoint& checkpoint,
+                             const Sizes& sizes);
+
+/// Fills targets from a checkpoint whose tensors have been checked: all memory first, then bytes, in parallel.
+class WeightReader {
+ public:
+  WeightReader(const Checkpoint& checkpoint, const WeightOptions& options)
+      : checkpoint_(checkpoint), options_(options) {}
+
+  /// A field of the block at `prefix`, if the model has it.
+  template <class To>
+  void add(const Field& field, const std::string& prefix, const Sizes& sizes, To& to) {
+    std::vector<Slice> slices = slices_of(field, prefix, checkpoint_, sizes);
+    if (!slices.empty()) targets_.emplace_back(to, std::move(slices));
+  }
+  /// Reads what was added. Throws std::runtime_error naming file and tensor for a number that is not finite,
+  /// std::bad_alloc naming needed and present bytes where the machine's memory does not suffice.
+  void read();
+  /// Reads one more matrix, unless its tensor has just the bytes of `other`.
+  void read_unless_equal(const Field& field, const Sizes& sizes, HostMatrix& to, const HostMatrix& other);
+  /// Of all that was read. `identity` is the model's configuration as text. Independent of sharding, of tensors that
+  /// are not used and of a copy that was not read.
+  WeightTotals totals(std::string_view identity) const;
+
+ private:
+  void read(std::span<const Target> targets);
+
+  const Checkpoint& checkpoint_;
+  const WeightOptions& options_;
+  std::vector<Target> targets_;
+  CheckedSize bytes_ = 0;
+};
+
+}  // namespace mmrec::models
