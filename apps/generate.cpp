@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -21,6 +23,7 @@
 #include "apps/output.h"
 #include "apps/progress.h"
 #include "apps/sampling.h"
+#include "apps/saved_state.h"
 #include "apps/signals.h"
 #include "mmrec/errors.h"
 #include "mmrec/generate.h"
@@ -50,8 +53,8 @@ Continues a prompt: text on stdout, timings and the seed on stderr.
       --repetition-penalty X   make recent tokens less likely (1.0: do not)
       --seed N          random seed (default: random, always reported)
       --stop S          end before this text; may be repeated
-      --echo            print the prompt first
-      --json            one JSON object instead of text
+      --state-out FILE  save the state at the end; --state-in FILE: go on there
+      --echo            print the prompt first; --json: one JSON object, no text
       --lines           each line is a prompt: a JSON line for each, in order
       --device D        auto, cpu, cuda, cuda:N (from 0); cuda:all with --lines
       --precision P     auto, fp32, bf16 or fp16
@@ -76,6 +79,8 @@ constexpr std::array kFlags = {
     Flag{"echo", 0, false},
     Flag{"json", 0, false},
     Flag{"lines", 0, false},
+    Flag{"state-in"},
+    Flag{"state-out"},
     Flag{"device"},
     Flag{"precision"},
     Flag{"threads"},
@@ -90,14 +95,27 @@ struct Prompt {
   std::string source;  // for messages
 };
 
+/// --state-in.
+struct Begun {
+  std::string file;
+  SavedSequence saved;
+};
+std::optional<Begun> begun_sequence(const Arguments& arguments) {
+  const auto file = arguments.text("state-in");
+  if (!file) return std::nullopt;
+  return Begun{*file, read_state(*file)};
+}
+
 std::string prompt_file(const Arguments& arguments) {
   if (const auto file = arguments.text("file")) return *file;
   if (isatty(STDIN_FILENO) == 1) throw UsageError("no prompt (expected -p TEXT, -f FILE or piped stdin)");
   return "-";
 }
 
+/// None is needed after a state, and stdin then not looked at unless it is asked for.
 Prompt read_prompt(const Arguments& arguments) {
   const auto text = arguments.text("prompt");
+  if (!text && !arguments.has("file") && arguments.has("state-in")) return {};
   if (text && arguments.has("file")) throw UsageError("-p and -f: found both, expected one prompt");
   if (text) return {*text, "--prompt"};
   const std::string file = prompt_file(arguments);
@@ -115,10 +133,11 @@ std::vector<std::string> stop_strings(const Arguments& arguments) {
   return stop;
 }
 
-// The prompt's ids, begun as the tokenizer says; a prompt without any id starts from BOS.
-std::vector<int> encode_prompt(const Tokenizer& tokenizer, const ModelInfo& info, std::string_view text) {
-  std::vector<int> ids = tokenizer.encode(text);
-  if (!ids.empty()) return ids;
+// The prompt's ids, begun as the tokenizer says; a prompt without any id starts from BOS. One that goes on from a state
+// begins nothing.
+std::vector<int> encode_prompt(const Tokenizer& tokenizer, const ModelInfo& info, std::string_view text, bool goes_on) {
+  std::vector<int> ids = tokenizer.encode(text, !goes_on);
+  if (!ids.empty() || goes_on) return ids;
   const int bos = tokenizer.bos_id() >= 0 ? tokenizer.bos_id() : info.bos_token_id;
   if (bos < 0) throw UsageError("the prompt is empty and the model has no BOS to start from");
   return {bos};
@@ -134,11 +153,25 @@ std::vector<int> end_of_sequence(const ModelInfo& info, const GenerationDefaults
 
 /// Consumes the prompt, with a progress bar where it takes more than one chunk; an interrupt ends it after a chunk.
 void prefill(Session& session, const std::vector<int>& ids) {
+  if (ids.empty()) return;
   Progress progress;
   session.prefill(ids, {.on_progress = [&](std::int64_t done, std::int64_t total) {
                     progress.update(done, total);
                     return interrupt_exit_code() == 0;
                   }});
+}
+
+/// --state-out: the state after all that was drawn, whose last token the session has not consumed.
+void save_state(const std::string& file, Session& session, const GenerateResult& result, const SamplerOptions& sampler,
+                const Tokenizer& tokenizer) {
+  if (!result.tokens.empty() && result.finish_reason != FinishReason::kEndOfSequence) {
+    session.step(std::span(&result.tokens.back(), 1));
+  }
+  write_state(file, save_sequence(session, sampler, &tokenizer));
+  if (result.finish_reason == FinishReason::kStopString) {
+    warn(fmt::format("{}: the state goes on to the end of the last token drawn, the text ends before the stop string",
+                     file));
+  }
 }
 
 class Stopwatch {
@@ -181,13 +214,19 @@ struct Timings {
             {"peak_memory_bytes", peak_memory_bytes()}};
   }
 
+  /// What was done: a prompt, sweeps or draws that there were none of are not mentioned.
   std::string line(std::uint64_t seed, FinishReason reason) const {
-    return fmt::format(
-        "load {:.3f} s | {} | prefill {} tokens, {:.1f} tok/s, {:.2f} sweeps/token | decode {} tokens, {:.1f} tok/s, "
-        "{:.2f} "
-        "GB/s | peak {:.1f} MB | seed {} | {}",
-        load_seconds, place, prefill_tokens, prefill_rate(), prefill.sweeps_per_token(), decode_tokens, decode_rate(),
-        gigabytes_per_second(), static_cast<double>(peak_memory_bytes()) * 1e-6, seed, to_string(reason));
+    std::string line = fmt::format("load {:.3f} s | {}", load_seconds, place);
+    if (prefill_tokens > 0) {
+      line += fmt::format(" | prefill {} tokens, {:.1f} tok/s", prefill_tokens, prefill_rate());
+      if (prefill.token_sweeps > 0) line += fmt::format(", {:.2f} sweeps/token", prefill.sweeps_per_token());
+    }
+    if (decode_tokens > 0) {
+      line += fmt::format(" | decode {} tokens, {:.1f} tok/s, {:.2f} GB/s", decode_tokens, decode_rate(),
+                          gigabytes_per_second());
+    }
+    return line + fmt::format(" | peak {:.1f} MB | seed {} | {}", static_cast<double>(peak_memory_bytes()) * 1e-6, seed,
+                              to_string(reason));
   }
 };
 
@@ -219,8 +258,10 @@ Json result_json(const GenerateResult& result, const SamplerOptions& sampler, co
 
 /// --lines: as many prompts as there are lines, on as many GPUs as were asked for.
 int lines_main(const Arguments& arguments, const RunOptions& run, const std::filesystem::path& folder,
-               const GenerationDefaults& defaults, GenerateOptions options, Output& out) {
+               const GenerationDefaults& defaults, const std::optional<Begun>& begun, GenerateOptions options,
+               Output& out) {
   if (arguments.has("prompt")) throw UsageError("--lines: not with -p (expected -f FILE or piped stdin)");
+  if (arguments.has("state-out")) throw UsageError("--state-out: not with --lines (each line has a state of its own)");
   const std::string file = prompt_file(arguments);
   LineReader lines(file);
   Stopwatch watch;
@@ -228,6 +269,11 @@ int lines_main(const Arguments& arguments, const RunOptions& run, const std::fil
   const ModelInfo info = info_of(models);
   const Tokenizer tokenizer = load_tokenizer(folder, info);
   options.eos_token_ids = end_of_sequence(info, defaults, tokenizer);
+  std::shared_ptr<Session> start;
+  if (begun) {
+    start = std::make_shared<Session>(models.front().new_session(1, run.session));
+    restore_state(*start, begun->saved, tokenizer, begun->file);
+  }
   Generator generator(models, tokenizer, {.session = run.session});
   const double load_seconds = watch.lap();
 
@@ -235,7 +281,8 @@ int lines_main(const Arguments& arguments, const RunOptions& run, const std::fil
   LineOptions lines_options;
   lines_options.generate = options;
   lines_options.name = input_name(file);
-  lines_options.encode = [&](std::string_view text) { return encode_prompt(tokenizer, info, text); };
+  lines_options.start = start;
+  lines_options.encode = [&](std::string_view text) { return encode_prompt(tokenizer, info, text, start != nullptr); };
   lines_options.with_tokens = arguments.has("json");
   lines_options.with_prompt = arguments.has("echo");
   const LinesDone done = generate_lines(generator, lines, lines_options, out);
@@ -263,8 +310,12 @@ int generate_main(int argc, char** argv) {
   options.stop = stop_strings(arguments);
   const std::filesystem::path folder = model_folder(arguments);
   const GenerationDefaults defaults = load_generation_defaults(folder);
-  options.sampler = sampler_options(arguments, defaults.sampler);
-  if (arguments.has("lines")) return lines_main(arguments, run, folder, defaults, std::move(options), out);
+  const auto state_out = arguments.text("state-out");
+  if (state_out) check_state_path(*state_out);
+  const std::optional<Begun> begun = begun_sequence(arguments);
+  options.sampler = begun ? sampler_options(arguments, begun->saved.sampler, begun->saved.sampler.seed)
+                          : sampler_options(arguments, defaults.sampler);
+  if (arguments.has("lines")) return lines_main(arguments, run, folder, defaults, begun, std::move(options), out);
   const bool as_json = arguments.has("json");
   options.logprobs = as_json;
   const Prompt prompt = read_prompt(arguments);
@@ -279,18 +330,20 @@ int generate_main(int argc, char** argv) {
   timings.load_seconds = watch.lap();
   timings.place = place_of(model.info());
 
-  const std::vector<int> ids = encode_prompt(tokenizer, model.info(), prompt.text);
+  Session session = model.new_session(1, run.session);
+  if (begun) restore_state(session, begun->saved, tokenizer, begun->file);
+  const std::int64_t began_at = session.position();
+  const std::vector<int> ids = encode_prompt(tokenizer, model.info(), prompt.text, began_at > 0);
   options.eos_token_ids = end_of_sequence(model.info(), defaults, tokenizer);
   if (arguments.has("echo") && !as_json) {
     out.write(prompt.text);
     out.flush();
   }
-  Session session = model.new_session(1, run.session);
   const GracefulScope graceful;
   watch.lap();
   prefill(session, ids);
   timings.prefill_seconds = watch.lap();
-  timings.prefill_tokens = session.position();
+  timings.prefill_tokens = session.position() - began_at;
   timings.prefill = session.prefill_stats();
 
   bool line_open = false;
@@ -305,7 +358,7 @@ int generate_main(int argc, char** argv) {
   }
   options.cancelled = [] { return interrupt_exit_code() != 0; };
   GenerateResult result;
-  if (session.position() == std::ssize(ids)) {
+  if (timings.prefill_tokens == std::ssize(ids)) {
     result = generate(session, tokenizer, options);
   } else {  // interrupted
     result.finish_reason = FinishReason::kCancelled;
@@ -313,12 +366,14 @@ int generate_main(int argc, char** argv) {
   if (writer) writer->finish();
   timings.decode_seconds = watch.lap();
   timings.decode_tokens = static_cast<std::int64_t>(result.tokens.size());
-  timings.decode_bytes =
-      decoded_bytes(model.info(), timings.prefill_tokens, session.position() - timings.prefill_tokens);
+  const std::int64_t prompt_end = began_at + timings.prefill_tokens;
+  timings.decode_bytes = decoded_bytes(model.info(), prompt_end, session.position() - prompt_end);
+  if (state_out) save_state(*state_out, session, result, options.sampler, tokenizer);
 
   if (as_json) {
     Json json = result_json(result, options.sampler, ids, model.info(), folder, tokenizer, timings);
     if (arguments.has("echo")) json["prompt"] = prompt.text;
+    json["state"] = {{"began_at", began_at}, {"position", session.position()}};
     out.write(json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
   } else if (line_open && out.is_terminal()) {
     out.write("\n");

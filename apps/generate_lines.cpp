@@ -45,7 +45,7 @@ class Lines {
     if (const auto runs = count_invalid_utf8(text); runs > 0) {
       warn(fmt::format("{}:{}: {} places are no UTF-8 and are read as U+FFFD", options_.name, number, runs));
     }
-    GeneratorRequest request{.prompt = options_.encode(text), .options = options_.generate};
+    GeneratorRequest request{.prompt = options_.encode(text), .options = options_.generate, .start = options_.start};
     request.options.sequence = static_cast<std::uint64_t>(number - 1);
     request.options.logprobs = options_.with_tokens;
     request.options.cancelled = [] { return interrupt_exit_code() != 0; };

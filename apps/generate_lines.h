@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,6 +19,7 @@ struct LineOptions {
   GenerateOptions generate;  // of each; line n draws with the random numbers of sequence n - 1
   std::string name;          // of the file, for messages
   std::function<std::vector<int>(std::string_view text)> encode;  // a prompt's ids
+  std::shared_ptr<const Session> start = {};                      // what each goes on from, if not from nothing
   bool with_tokens = false;
   bool with_prompt = false;
 };

@@ -124,7 +124,7 @@ GenerationDefaults load_generation_defaults(const std::filesystem::path& folder)
   return defaults;
 }
 
-SamplerOptions sampler_options(const Arguments& arguments, SamplerOptions defaults) {
+SamplerOptions sampler_options(const Arguments& arguments, SamplerOptions defaults, std::optional<std::uint64_t> seed) {
   const auto real = [&](std::string_view name, const Range& range, float& to) {
     to = arguments.real(name, range.min, range.max, range.above_min).value_or(to);
   };
@@ -133,7 +133,8 @@ SamplerOptions sampler_options(const Arguments& arguments, SamplerOptions defaul
   real("top-p", kTopP, defaults.top_p);
   real("min-p", kMinP, defaults.min_p);
   real("repetition-penalty", kRepetitionPenalty, defaults.repetition_penalty);
-  if (const auto seed = arguments.unsigned64("seed")) {
+  if (const auto given = arguments.unsigned64("seed")) seed = given;
+  if (seed) {
     defaults.seed = *seed;
   } else {
     std::random_device device;

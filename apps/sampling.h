@@ -1,7 +1,9 @@
 // Sampler settings: the command line before the folder's generation_config.json before what is built in.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <vector>
 
 #include "apps/cli.h"
@@ -18,8 +20,9 @@ struct GenerationDefaults {
 /// Reads folder/generation_config.json if there is one. Throws RejectedFile naming file, key, found and expected.
 GenerationDefaults load_generation_defaults(const std::filesystem::path& folder);
 
-/// `defaults` with --temp, --top-k, --top-p, --min-p, --repetition-penalty and --seed over them. Without --seed the
-/// seed is random and below 2^53, so that every JSON reader keeps it.
-SamplerOptions sampler_options(const Arguments& arguments, SamplerOptions defaults);
+/// `defaults` with --temp, --top-k, --top-p, --min-p, --repetition-penalty and --seed over them. Without --seed it is
+/// `seed`, or random and below 2^53, so that every JSON reader keeps it.
+SamplerOptions sampler_options(const Arguments& arguments, SamplerOptions defaults,
+                               std::optional<std::uint64_t> seed = std::nullopt);
 
 }  // namespace mmrec::apps

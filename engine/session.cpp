@@ -113,12 +113,19 @@ std::vector<std::byte> Session::save() const {
   return engine::encode_state(impl_->executor().save(impl_->slots.first(), batch(), impl_->position), impl_->shape);
 }
 
-void Session::restore(std::span<const std::byte> state) {
+void Session::restore(std::span<const std::byte> state, std::span<const int> recent) {
+  if (!recent.empty()) impl_->check_tokens(recent);
   const models::HostState host = engine::decode_state(state, impl_->shape);
+  const std::size_t count = recent.size() / impl_->batch();
+  if (static_cast<std::int64_t>(count) > host.position) {
+    throw std::invalid_argument(fmt::format(
+        "recent: found {} tokens of a sequence, expected at most the {} it has consumed", count, host.position));
+  }
   impl_->has_logits = false;
   impl_->executor().load(impl_->slots.first(), host);
   impl_->position = host.position;
   impl_->recent.clear();
+  if (count > 0) impl_->recent.push(recent, count, count);
 }
 
 namespace engine {

@@ -95,7 +95,7 @@ TEST(Interrupt, ALongPromptShowsProgressAndEndsAfterAChunk) {
   EXPECT_EQ(outcome.code, 130);
   EXPECT_EQ(outcome.out, "");
   EXPECT_EQ(outcome.err.find("ppl"), std::string::npos) << outcome.err;
-  EXPECT_NE(outcome.err.find("decode 0 tokens"), std::string::npos) << outcome.err;
+  EXPECT_EQ(outcome.err.find("decode"), std::string::npos) << outcome.err;
   EXPECT_NE(outcome.err.find("cancelled"), std::string::npos) << outcome.err;
 }
 

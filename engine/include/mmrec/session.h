@@ -112,8 +112,10 @@ class Session {
   /// Replaces the state by a saved one of the same model and batch. Throws std::runtime_error saying what was found and
   /// expected if the bytes are damaged, of another model, version or batch, or hold a NaN or an infinity; the session
   /// is then unchanged. Statistics, options and recent_tokens() are not part of the state: the first two stay, the last
-  /// is empty then.
-  void restore(std::span<const std::byte> state);
+  /// becomes `recent` [batch, n], the last tokens before the state row by row; none where nobody knows them. Throws
+  /// std::invalid_argument for ids outside [0, vocab_size), a size that batch does not divide, and more tokens than the
+  /// state has consumed.
+  void restore(std::span<const std::byte> state, std::span<const int> recent = {});
 
  private:
   friend struct engine::Access;

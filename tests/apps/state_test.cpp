@@ -1,0 +1,118 @@
+// States of mmrec-generate: a text that is interrupted, saved and gone on with is the uninterrupted one.
+#include <sys/stat.h>
+
+#include <csignal>
+
+#include "tests/apps/programs.h"
+#include "tests/support/model_folder.h"
+
+namespace mmrec::test {
+namespace {
+
+class State : public testing::Test {
+ protected:
+  std::string file(std::string_view name) const { return (folder_ / name).string(); }
+  TempFolder folder_;
+};
+
+const Words kWarm = {"--temp", "1.2", "--top-k", "0", "--repetition-penalty", "1.3", "--seed", "9"};
+
+Json generate_json(const Words& more) { return json_of(run(generate_on_tiny(words(more, {"--json"})))); }
+
+TEST_F(State, GoingOnIsTheUninterruptedText) {
+  const Json whole = generate_json(words({"-p", "Alice was", "-n", "30"}, kWarm));
+  const Json first = generate_json(words({"-p", "Alice was", "-n", "11", "--state-out", file("a")}, kWarm));
+  // The state knows how its text was drawn; each part may be told otherwise.
+  const Json second = generate_json({"--state-in", file("a"), "-n", "8", "--state-out", file("b")});
+  const Json third = generate_json({"--state-in", file("b"), "-n", "11"});
+  std::vector<int> tokens;
+  for (const Json& part : {first, second, third}) {
+    for (const Json& token : part["tokens"]) tokens.push_back(token.get<int>());
+  }
+  EXPECT_EQ(Json(tokens), whole["tokens"]);
+  EXPECT_EQ(first["text"].get<std::string>() + second["text"].get<std::string>() + third["text"].get<std::string>(),
+            whole["text"].get<std::string>());
+  EXPECT_EQ(third["seed"], 9);
+  EXPECT_EQ(second["state"]["began_at"], first["state"]["position"]);
+  EXPECT_EQ(second["prompt_tokens"].size(), 0U);
+  EXPECT_NE(generate_json({"--state-in", file("b"), "-n", "11", "--seed", "10"})["tokens"], third["tokens"]);
+}
+
+TEST_F(State, APromptGoesOnToo) {
+  const Json whole = generate_json({"-p", "Alice was", "-n", "0", "--state-out", file("a"), "--seed", "1"});
+  EXPECT_EQ(whole["state"]["position"], whole["prompt_tokens"].size());
+  const Json json = generate_json({"--state-in", file("a"), "-p", "beginning", "-n", "5"});
+  EXPECT_EQ(json["state"]["began_at"], whole["state"]["position"]);
+  EXPECT_EQ(json["timings"]["prefill_tokens"], json["prompt_tokens"].size());
+  // Every line is a continuation of the same beginning, whatever the others are.
+  const Words as_lines = {"--state-in", file("a"), "--lines", "-n", "5", "--json"};
+  const Outcome lines = run(generate_on_tiny(as_lines), "beginning\n\nbeginning\n");
+  const std::vector<Json> results = jsonl_of(lines);
+  ASSERT_EQ(results.size(), 3U);
+  EXPECT_EQ(results[0]["tokens"], json["tokens"]);
+  EXPECT_EQ(results[0]["prompt_tokens"], results[2]["prompt_tokens"]);
+  EXPECT_EQ(results[1]["prompt_tokens"].size(), 0U);
+}
+
+TEST_F(State, StdinIsLeftAloneUnlessAskedFor) {
+  generate_json({"-p", "Alice", "-n", "1", "--state-out", file("a")});
+  const Json alone = json_of(run(generate_on_tiny({"--state-in", file("a"), "-n", "3", "--json"}), "was"));
+  EXPECT_EQ(alone["prompt_tokens"].size(), 0U);
+  const Json asked = json_of(run(generate_on_tiny({"--state-in", file("a"), "-f", "-", "-n", "3", "--json"}), "was"));
+  EXPECT_GT(asked["prompt_tokens"].size(), 0U);
+}
+
+TEST_F(State, AnInterruptedTextIsSaved) {
+  Command command;
+  command.arguments = generate_on_tiny({"-p", "Alice was", "-n", "-1", "--temp", "0", "--state-out", file("a")});
+  Process process(command);
+  ASSERT_TRUE(process.read_stdout(200));
+  process.send(SIGINT);
+  const Outcome outcome = process.wait();
+  EXPECT_EQ(outcome.code, 130);
+  const Json json = generate_json({"--state-in", file("a"), "-n", "4"});
+  const std::int64_t began = json["state"]["began_at"].get<std::int64_t>();
+  const Json whole = generate_json({"-p", "Alice was", "--temp", "0", "-n", std::to_string(began + 4)});
+  const auto drawn = static_cast<std::size_t>(began) - whole["prompt_tokens"].size();
+  for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(json["tokens"][i], whole["tokens"][drawn + i]) << i;
+}
+
+TEST_F(State, ASavedStopIsSaidToGoBeyondTheText) {
+  const Words greedy = {"-p", "Alice was", "-n", "40", "--temp", "0"};
+  const std::string text = generate_json(greedy)["text"];
+  const auto ascii = std::find_if(text.begin() + 3, text.end(), [](char c) { return c > ' ' && c < 127; });
+  ASSERT_NE(ascii, text.end());
+  const Outcome outcome =
+      run(generate_on_tiny(words(greedy, {"--stop", std::string(1, *ascii), "--state-out", file("a")})));
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_NE(outcome.err.find("before the stop string"), std::string::npos) << outcome.err;
+}
+
+TEST_F(State, WhatIsNoStateIsRefusedByName) {
+  generate_json({"-p", "Alice", "-n", "1", "--state-out", file("a")});
+  std::string bytes = read_file(file("a"));
+  struct stat status = {};
+  ASSERT_EQ(stat(file("a").c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 07777, 0600U);
+  bytes[bytes.size() / 2] ^= 1;
+  write_file(file("damaged"), bytes);
+  write_file(file("short"), bytes.substr(0, bytes.size() / 2));
+  write_file(file("text"), std::string(1000, 'x'));
+  const auto refused = [&](const Words& more, int code, std::initializer_list<std::string_view> says) {
+    expect_refused(run(generate_on_tiny(words(more, {"-n", "1"}))), code, says);
+  };
+  refused({"--state-in", file("damaged")}, 3, {"damaged", "checksum"});
+  refused({"--state-in", file("short")}, 3, {"short", "as its header says"});
+  refused({"--state-in", file("text")}, 3, {"text", "not a state file"});
+  refused({"--state-in", file("none")}, 3, {"none", "No such file"});
+  refused({"--state-in", folder_.path().string()}, 3, {"a folder"});
+  refused({"-p", "x", "--state-out", file("no/such")}, 5, {"no/such", "No such file"});
+  refused({"-p", "x", "--state-out", folder_.path().string()}, 5, {"Is a directory"});
+  refused({"--lines", "-f", "/dev/null", "--state-out", file("b")}, 2, {"--state-out", "--lines"});
+  const Outcome other = run({kGenerate, "--device", "cpu", "--state-in", file("a"), "-n", "1"});
+  expect_refused(other, 3, {file("a"), "another"});
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_.path()), {}), 4) << "nothing is left behind";
+}
+
+}  // namespace
+}  // namespace mmrec::test

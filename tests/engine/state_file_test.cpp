@@ -1,0 +1,210 @@
+// State files: a sequence goes on from one as if it had never stopped, no damage passes, and what was there before
+// stays until the new file is whole.
+#include "mmrec/state_file.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include <csignal>
+#include <cstring>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "mmrec/generate.h"
+#include "mmrec/model.h"
+#include "models/files/checksum.h"
+#include "tests/support/model_folder.h"
+
+namespace mmrec {
+namespace {
+
+std::string tiny() { return MMREC_FIXTURES "/tiny"; }
+std::string bundled() { return MMREC_WEIGHTS "/mmrec-12m"; }
+
+Model load(const std::string& folder) {
+  LoadOptions options;
+  options.device = Device::kCpu;
+  return Model::load(folder, options);
+}
+
+template <class F>
+std::string refusal(F f) {
+  try {
+    f();
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+class StateFile : public testing::Test {
+ protected:
+  StateFile() : model_(load(tiny())), tokenizer_(Tokenizer::load(tiny())) {}
+
+  Session after(const std::string& prompt) const {
+    Session session = model_.new_session();
+    session.prefill(tokenizer_.encode(prompt));
+    return session;
+  }
+  /// Generates, and consumes the last token too.
+  std::vector<int> go_on(Session& session, const SamplerOptions& sampler, std::int64_t tokens) const {
+    const GenerateResult result = generate(session, tokenizer_, {.sampler = sampler, .max_tokens = tokens});
+    session.step(std::vector<int>{result.tokens.back()});
+    return result.tokens;
+  }
+
+  test::TempFolder folder_;
+  Model model_;
+  Tokenizer tokenizer_;
+};
+
+SamplerOptions warm() {
+  SamplerOptions options;
+  options.temperature = 1.3F;
+  options.top_k = 0;
+  options.repetition_penalty = 1.4F;
+  options.seed = 77;
+  return options;
+}
+
+TEST_F(StateFile, AContinuedTextIsTheUninterruptedOne) {
+  Session whole = after("Alice was");
+  std::vector<int> expected = go_on(whole, warm(), 40);
+  for (const std::int64_t first : {1, 7, 39}) {
+    Session begun = after("Alice was");
+    std::vector<int> tokens = go_on(begun, warm(), first);
+    write_state_file(folder_ / "state", save_sequence(begun, warm(), &tokenizer_));
+
+    const SavedSequence saved = read_state_file(folder_ / "state");
+    EXPECT_EQ(saved.sampler, warm());
+    Session resumed = model_.new_session();
+    restore_sequence(resumed, saved, &tokenizer_);
+    EXPECT_EQ(resumed.position(), begun.position());
+    const std::vector<int> rest = go_on(resumed, saved.sampler, 40 - first);
+    tokens.insert(tokens.end(), rest.begin(), rest.end());
+    EXPECT_EQ(tokens, expected) << first;
+    EXPECT_EQ(resumed.save(), whole.save()) << first;
+    EXPECT_TRUE(std::equal(resumed.recent_tokens().begin(), resumed.recent_tokens().end(),
+                           whole.recent_tokens().begin(), whole.recent_tokens().end()));
+  }
+}
+
+TEST_F(StateFile, ItsOwnerAloneCanReadItAndALinkStays) {
+  const SavedSequence saved = save_sequence(after("x"), {}, &tokenizer_);
+  write_state_file(folder_ / "real", saved);
+  std::filesystem::create_symlink("real", folder_ / "link");
+  std::filesystem::permissions(folder_ / "real", std::filesystem::perms::all);
+  write_state_file(folder_ / "link", saved);
+  EXPECT_TRUE(std::filesystem::is_symlink(folder_ / "link"));
+  struct stat status = {};
+  ASSERT_EQ(stat((folder_ / "real").c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 07777, 0600U);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_.path()), {}), 2);
+}
+
+TEST_F(StateFile, EveryTruncationAndEveryFlippedBitIsRefused) {
+  const std::vector<std::byte> bytes = encode_sequence(save_sequence(after("Alice"), warm(), &tokenizer_));
+  for (std::size_t size = 0; size < bytes.size(); size += size < 600 ? 1 : 97) {
+    EXPECT_NE(refusal([&] { decode_sequence(std::span(bytes).first(size)); }), "no error") << size;
+  }
+  std::mt19937 rng(5);
+  const std::size_t header = 8 * 600;
+  for (std::size_t flip = 0; flip < header + 2000; ++flip) {
+    const std::size_t bit = flip < header ? flip : rng() % (8 * bytes.size());
+    std::vector<std::byte> damaged = bytes;
+    damaged[bit / 8] ^= std::byte{1} << (bit % 8);
+    EXPECT_NE(refusal([&] { decode_sequence(damaged); }), "no error") << bit;
+  }
+  std::vector<std::byte> longer = bytes;
+  longer.push_back({});
+  EXPECT_NE(refusal([&] { decode_sequence(longer); }), "no error");
+}
+
+// With the checksum made good, so that what lies behind it is reached: refused, or restored to a session, or refused
+// by the session, which is then unchanged.
+TEST_F(StateFile, ForgedBytesCrashNothing) {
+  const std::vector<std::byte> bytes = encode_sequence(save_sequence(after("Alice"), warm(), &tokenizer_));
+  std::mt19937 rng(6);
+  Session session = model_.new_session();
+  int refused = 0;
+  for (int round = 0; round < 3000; ++round) {
+    std::vector<std::byte> forged = bytes;
+    for (unsigned change = 0; change < 1 + rng() % 3; ++change) {
+      const std::size_t at = rng() % 2 != 0 ? rng() % 120 : rng() % forged.size();
+      forged[at] = static_cast<std::byte>(rng() % 4 == 0 ? 0xFF : rng());
+    }
+    const std::uint64_t crc = models::crc64(std::span(forged).first(forged.size() - 8));
+    std::memcpy(forged.data() + forged.size() - 8, &crc, 8);
+    refused += refusal([&] { restore_sequence(session, decode_sequence(forged), &tokenizer_); }) != "no error" ? 1 : 0;
+  }
+  EXPECT_GT(refused, 1500);
+}
+
+TEST_F(StateFile, WhatDoesNotBelongIsNamed) {
+  SavedSequence saved = save_sequence(after("Alice"), {}, &tokenizer_);
+  Session session = model_.new_session();
+  session.prefill(std::vector<int>{5});
+  const std::vector<std::byte> before = session.save();
+  ++saved.tokenizer_fingerprint;
+  EXPECT_NE(refusal([&] { restore_sequence(session, saved, &tokenizer_); }).find("another tokenizer"),
+            std::string::npos);
+  EXPECT_EQ(refusal([&] { restore_sequence(session, saved); }), "no error");
+  session.restore(before);
+  const Model other = load(bundled());
+  Session of_other = other.new_session();
+  EXPECT_NE(refusal([&] { restore_sequence(of_other, saved); }).find("another model"), std::string::npos);
+  saved.recent = {0, 100'000'000};
+  EXPECT_NE(refusal([&] { restore_sequence(session, saved); }).find("id 100000000"), std::string::npos);
+  EXPECT_EQ(session.save(), before);
+
+  test::write_file(folder_ / "text", std::string(300, 'x'));
+  EXPECT_NE(refusal([&] { read_state_file(folder_ / "text"); }).find("not a state file"), std::string::npos);
+  test::write_file(folder_ / "short", "mmrecSQ\n");
+  EXPECT_NE(refusal([&] { read_state_file(folder_ / "short"); }).find("found 8 bytes"), std::string::npos);
+  EXPECT_NE(refusal([&] { read_state_file(folder_.path()); }).find("a folder"), std::string::npos);
+  EXPECT_NE(refusal([&] { read_state_file(folder_ / "none"); }).find("none"), std::string::npos);
+}
+
+TEST_F(StateFile, WhatCannotBeWrittenLeavesWhatWasThere) {
+  const SavedSequence saved = save_sequence(after("Alice"), {}, &tokenizer_);
+  write_state_file(folder_ / "state", saved);
+  const std::string before = test::read_file(folder_ / "state");
+  rlimit limit = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
+  const rlimit small = {100, limit.rlim_max};
+  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const std::string reason = refusal([&] { write_state_file(folder_ / "state", saved); });
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  std::signal(SIGXFSZ, old_handler);
+  EXPECT_NE(reason.find("state: cannot write"), std::string::npos) << reason;
+  EXPECT_EQ(test::read_file(folder_ / "state"), before);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_.path()), {}), 1);
+  EXPECT_NE(refusal([&] { write_state_file(folder_.path(), saved); }).find("regular file"), std::string::npos);
+  EXPECT_NE(refusal([&] { write_state_file(folder_ / "no/such", saved); }).find("no/such"), std::string::npos);
+}
+
+TEST_F(StateFile, OfManyWritersOneWins) {
+  std::vector<std::vector<std::byte>> wanted;
+  for (const char* prompt : {"Alice", "was", "beginning"}) {
+    wanted.push_back(encode_sequence(save_sequence(after(prompt), {}, &tokenizer_)));
+  }
+  {
+    std::vector<std::jthread> writers;
+    for (const auto& bytes : wanted) {
+      writers.emplace_back([&] {
+        for (int i = 0; i < 40; ++i) write_state_file(folder_ / "state", decode_sequence(bytes));
+      });
+    }
+  }
+  const std::vector<std::byte> last = encode_sequence(read_state_file(folder_ / "state"));
+  EXPECT_NE(std::find(wanted.begin(), wanted.end(), last), wanted.end());
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_.path()), {}), 1);
+}
+
+}  // namespace
+}  // namespace mmrec
