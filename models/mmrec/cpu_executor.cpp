@@ -8,6 +8,7 @@
 #include "models/executor_base.h"
 #include "models/mmrec/executors.h"
 #include "models/mmrec/forward.h"
+#include "models/mmrec/net.h"
 
 namespace mmrec::models {
 namespace {
@@ -33,7 +34,7 @@ struct Lane {
       : threads(wanted_threads), backend(threads), forward(config, view_of(weights), backend, kPlan) {}
   int threads;  // as they were asked for
   kernels::Cpu backend;
-  Forward<kernels::Cpu> forward;
+  Forward<Net<kernels::Cpu, float>> forward;
 };
 
 class CpuExecutor final : public ExecutorBase<CpuExecutor, kernels::Cpu> {

@@ -27,6 +27,7 @@
 #include "models/mmrec/cuda/weights.h"
 #include "models/mmrec/executors.h"
 #include "models/mmrec/forward.h"
+#include "models/mmrec/net.h"
 
 namespace mmrec::models {
 namespace {
@@ -64,7 +65,7 @@ struct Lane {
   Lane(const Config& config, const CudaWeights& weights)
       : backend(weights.gpu()), forward(config, weights.view(), backend, plan_of(config, backend.processors())) {}
   kernels::Cuda backend;
-  Forward<kernels::Cuda, A> forward;
+  Forward<Net<kernels::Cuda, A>> forward;
 };
 
 template <class A>
@@ -123,7 +124,7 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
   bool steps_by_itself() const override { return true; }
   void step(std::span<const int> tokens, std::span<const Run> runs, const ExecutionOptions& options) override {
     const Turn turn = lane(options, count_of(runs));
-    Forward<kernels::Cuda, A>& forward = turn->forward;
+    Forward<Net<kernels::Cuda, A>>& forward = turn->forward;
     if (!forward.are_single_tokens(runs)) {
       drawn_for_.clear();
       RecurrenceOptions exact = resolve<A>(options);
@@ -276,7 +277,7 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<A>, kernels::Cuda> {
     kernels::PinnedBuffer<std::uint32_t> scores_;  // bits of floats
   };
   /// A step of sequences side by side at one position.
-  using StepKey = std::tuple<Slot, std::size_t, typename Forward<kernels::Cuda, A>::StepKey>;
+  using StepKey = std::tuple<Slot, std::size_t, typename Forward<Net<kernels::Cuda, A>>::StepKey>;
 
   static std::int64_t count_of(std::span<const Run> runs) { return static_cast<std::int64_t>(runs.size()); }
 
