@@ -95,8 +95,13 @@ class Block {
  private:
   // --- From u to what the recurrence takes
 
+  // Without q where there is no memory to attend to.
   void project(const Layer& w, std::int64_t rows) {
-    work_.template linear<A>({.x = work_.u(rows), .weight = w.qvzk, .bias = w.qvzk_bias, .y = work_.qvzk(rows)});
+    const std::int64_t first = work_.config.memory_slots == 0 ? work_.dim() : 0, count = work_.qvzk_width() - first;
+    work_.template linear<A>({.x = work_.u(rows),
+                              .weight = w.qvzk.middle_rows(first, count),
+                              .bias = w.qvzk_bias + first,
+                              .y = work_.qvzk(rows).middle_cols(first, count)});
   }
   Matrix<const A> part(std::int64_t rows, std::int64_t number) {  // q, v, z, k
     return work_.qvzk(rows).middle_cols(number * work_.dim(), work_.dim());

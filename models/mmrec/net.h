@@ -44,18 +44,18 @@ class Net {
   Matrix<A> hidden(std::int64_t rows) { return stack_.work().u(rows); }
   /// Of all rows.
   Matrix<A> norm(std::int64_t rows) {
-    stack_.norm(rows, hidden(rows));
+    stack_.norm_by(backend(), rows, hidden(rows));
     return hidden(rows);
   }
   /// Of the last token of each sequence of a batch.
   Matrix<A> norm_last(const Batch& b) {
     const Matrix<A> to = hidden(rows()).middle_rows(b.first_row, b.sequences);
-    stack_.norm_last(b, to);
+    stack_.norm_last_by(backend(), b, to);
     return to;
   }
   /// Of the last tokens of the packed runs that end in the chunk, `count` of them.
   Matrix<A> norm_packed(std::int64_t count) {
-    stack_.norm_packed(hidden(count));
+    stack_.norm_packed_by(backend(), hidden(count));
     return hidden(count);
   }
 

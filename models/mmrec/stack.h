@@ -41,25 +41,26 @@ class Stack {
   const Work& work() const { return work_; }
   const ModelView<Space>& model() const { return model_; }
 
-  /// A chunk; see Block::run. True if `normed`, [rows, D], is what norm() would make of it.
+  /// A chunk; see Block::run. True if `normed`, [rows, D], is what norm_by() would make of it.
   bool run(const int* tokens, std::span<const Batch> batches, std::int64_t rows, bool packed,
            const RecurrenceOptions& options, Matrix<A> normed, PrefillStats& stats) {
     return block_.run(tokens, batches, rows, packed, options, normed, stats);
   }
-  /// rmsnorm(x; norm) of all rows of the chunk.
-  void norm(std::int64_t rows, Matrix<A> to) { norm(Matrix<const float>(work_.x(rows)), to); }
-  /// Of the last token of each sequence of a batch.
-  void norm_last(const Batch& b, Matrix<A> to) {
-    norm(Matrix<const float>(Work::row_of(work_.x(b), b.tokens - 1)), to);
+  // rmsnorm(x; norm), by a backend that comes after this one's work, of
+  /// all rows of the chunk,
+  void norm_by(Backend& backend, std::int64_t rows, Matrix<A> to) { norm(backend, work_.x(rows), to); }
+  /// the last token of each sequence of a batch,
+  void norm_last_by(Backend& backend, const Batch& b, Matrix<A> to) {
+    norm(backend, Work::row_of(work_.x(b), b.tokens - 1), to);
   }
-  /// Of the last rows of the packed runs that end in the chunk; they are as many as `to` has.
-  void norm_packed(Matrix<A> to) {
-    if constexpr (Block<Backend, A>::kPacks) norm(Matrix<const float>(block_.packed().last_rows()), to);
+  /// the last rows of the packed runs that end in the chunk; they are as many as `to` has.
+  void norm_packed_by(Backend& backend, Matrix<A> to) {
+    if constexpr (Block<Backend, A>::kPacks) norm(backend, block_.packed().last_rows(backend), to);
   }
 
   /// All of a step by one op, for backends and models that have it, which is set but for what this sets: state and
-  /// tokens. Null where there is none. To be run by run_whole(), or by an op for several stacks, and followed by
-  /// close().
+  /// tokens. Null where there is none. To be run, alone or with another stack's,
+  /// and followed by close().
   WholeStep<Backend, A>* whole_step(const int* tokens, const Batch& b, std::int64_t stacks = 1) {
     auto at = whole_steps_.find(b.sequences);
     if (at == whole_steps_.end()) {
@@ -100,7 +101,7 @@ class Stack {
   }
 
  private:
-  void norm(Matrix<const float> x, Matrix<A> to) { kernels::rmsnorm(backend_, x, model_.norm, to); }
+  void norm(Backend& backend, Matrix<const float> x, Matrix<A> to) { kernels::rmsnorm(backend, x, model_.norm, to); }
   template <class Visit>
   void for_each_layer(const Visit& visit) {
     for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {

@@ -57,11 +57,17 @@ class WholeStep {
   void run(Backend& backend) {
     if constexpr (kBackendHasIt) decode_step(backend, op_);
   }
+  /// Side by side with another one of the same shapes, or alone if that is null. Requires: both available().
+  void run_with(WholeStep* other, Backend& backend) {
+    if (other == nullptr) return run(backend);
+    if constexpr (kBackendHasIt) decode_steps(backend, op_, other->op_);
+  }
+
+  // Unqualified, so that names are looked for where the backend is, and only if it has them.
+  static constexpr bool kBackendHasIt = requires(Backend & backend, const Op& op) { decode_step(backend, op); };
 
  private:
   using Layer = kernels::DecodeLayer<Space, A>;
-  // Unqualified, so that names are looked for where the backend is, and only if it has them.
-  static constexpr bool kBackendHasIt = requires(Backend & backend, const Op& op) { decode_step(backend, op); };
 
   static const A* pointer(const kernels::WeightView<Space>& weight) { return weight.template as<A>(); }
   static const float* pointer(const float* vector) { return vector; }
