@@ -61,7 +61,7 @@ class Net {
 
   /// All of a step by few ops, logits and all, for backends and models that have it; false if there is no such way.
   bool step_at_once(const int* tokens, const Batch& b, Matrix<float> logits) {
-    auto* const whole = stack_.whole_step(tokens, b);
+    auto* const whole = stack_.whole_step(backend(), tokens, b);
     if (whole == nullptr) return false;
     whole->op().logits = logits.data;
     whole->run(stack_.backend());

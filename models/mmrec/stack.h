@@ -59,12 +59,12 @@ class Stack {
   }
 
   /// All of a step by one op, for backends and models that have it, which is set but for what this sets: state and
-  /// tokens. Null where there is none. To be run, alone or with another stack's,
+  /// tokens. Null where there is none. To be run by the backend `by`, alone or with another stack's,
   /// and followed by close().
-  WholeStep<Backend, A>* whole_step(const int* tokens, const Batch& b, std::int64_t stacks = 1) {
+  WholeStep<Backend, A>* whole_step(Backend& by, const int* tokens, const Batch& b, std::int64_t stacks = 1) {
     auto at = whole_steps_.find(b.sequences);
     if (at == whole_steps_.end()) {
-      at = whole_steps_.try_emplace(b.sequences, config_, model_, backend_, b.sequences, stacks).first;
+      at = whole_steps_.try_emplace(b.sequences, config_, model_, by, b.sequences, stacks).first;
     }
     WholeStep<Backend, A>& whole = at->second;
     if (!whole.available()) return nullptr;

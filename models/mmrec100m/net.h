@@ -112,7 +112,7 @@ class Net100m {
       for (int i = 0; i < config_.stacks(); ++i) {
         auto& stack = *stacks_[static_cast<std::size_t>(i)];
         auto*& step = steps[static_cast<std::size_t>(i)];
-        step = stack.whole_step(tokens, b, config_.stacks());
+        step = stack.whole_step(backend_, tokens, b, config_.stacks());
         if (step == nullptr) return false;
         step->op().x = stack.work().x(b.sequences).data;
       }
