@@ -12,6 +12,7 @@
 #include "models/files/json.h"
 #include "models/files/text.h"
 #include "models/mmrec/model.h"
+#include "models/mmrec100m/model.h"
 
 namespace mmrec::models {
 namespace {
@@ -27,6 +28,11 @@ struct Architecture {
 };
 constexpr std::array kArchitectures = {
     Architecture{.name = "mmrec", .load = load_mmrec, .products = products_of_mmrec, .synthetic = synthetic_mmrec},
+    Architecture{.name = "mmrec100m",
+                 .load = load_mmrec100m,
+                 .products = products_of_mmrec100m,
+                 .synthetic = synthetic_mmrec100m,
+                 .has_expert = true},
 };
 
 std::string names() {

@@ -50,18 +50,18 @@ class Block {
   /// Whether the runs of a chunk can go all at once.
   static constexpr bool kPacks = PackedChunk<Backend, A>::kBackendHasIt;
 
-  /// Tokens in, the last block's x out: all rows of the batches, which are packed runs if it says so. True if u is
-  /// rmsnorm(x; norm) besides.
-  bool run(std::span<const Batch> batches, std::int64_t rows, bool packed, const RecurrenceOptions& options,
-           PrefillStats& stats) {
+  /// Tokens in, the last block's x out: all rows of the batches, which are packed runs if it says so. True if `normed`
+  /// is rmsnorm(x; norm) besides.
+  bool run(const int* tokens, std::span<const Batch> batches, std::int64_t rows, bool packed,
+           const RecurrenceOptions& options, Matrix<A> normed, PrefillStats& stats) {
     if (!packed && goes_by_rows(batches)) {
-      run_rows(batches);
+      run_rows(tokens, batches, normed);
       return true;
     }
     if constexpr (kPacks) {
       if (packed) packed_.begin(batches, rows);
     }
-    kernels::embed(work_.backend, model_.embedding, work_.tokens(), work_.x(rows));
+    kernels::embed(work_.backend, model_.embedding, tokens, work_.x(rows));
     for (std::int64_t layer = 0; layer < work_.config.num_layers; ++layer) {
       const Layer& w = model_.layers[static_cast<std::size_t>(layer)];
       kernels::rmsnorm(work_.backend, Matrix<const float>(work_.x(rows)), w.norm1, work_.u(rows));
@@ -95,8 +95,13 @@ class Block {
  private:
   // --- From u to what the recurrence takes
 
+  // Without q where there is no memory to attend to.
   void project(const Layer& w, std::int64_t rows) {
-    work_.template linear<A>({.x = work_.u(rows), .weight = w.qvzk, .bias = w.qvzk_bias, .y = work_.qvzk(rows)});
+    const std::int64_t first = work_.config.memory_slots == 0 ? work_.dim() : 0, count = work_.qvzk_width() - first;
+    work_.template linear<A>({.x = work_.u(rows),
+                              .weight = w.qvzk.middle_rows(first, count),
+                              .bias = w.qvzk_bias + first,
+                              .y = work_.qvzk(rows).middle_cols(first, count)});
   }
   Matrix<const A> part(std::int64_t rows, std::int64_t number) {  // q, v, z, k
     return work_.qvzk(rows).middle_cols(number * work_.dim(), work_.dim());
@@ -235,7 +240,7 @@ class Block {
     return false;
   }
 
-  void run_rows(std::span<const Batch> batches) {
+  void run_rows(const int* tokens, std::span<const Batch> batches, Matrix<A> normed) {
     if constexpr (kHasRows) {
       for (const Batch& b : batches) work_.restart(b);
       token_rows_.begin(batches);
@@ -247,7 +252,7 @@ class Block {
         return {token_rows_.state(layer), Work::row_of(work_.h_rounded(b), 0)};
       };
       embed_norm(work_.backend, kernels::EmbedNorm<Space, A>{.table = model_.embedding,
-                                                             .tokens = work_.tokens(),
+                                                             .tokens = tokens,
                                                              .x = work_.x(rows),
                                                              .norm = model_.layers.front().norm1,
                                                              .u = work_.u(rows),
@@ -285,7 +290,7 @@ class Block {
                      .x = work_.x(rows),
                      .sum = token_rows_.segment_sum(layer),
                      .norm = last ? model_.norm : model_.layers[static_cast<std::size_t>(layer) + 1].norm1,
-                     .u = work_.u(rows),
+                     .u = last ? normed : work_.u(rows),
                      .next = next_state(layer + 1)});
         for (const Batch& part : batches) memory_.close(w, layer, part, part.position + 1);
       }

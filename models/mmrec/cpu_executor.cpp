@@ -1,130 +1,34 @@
-// The executor on the CPU: forward.h on kernels::Cpu.
-#include <algorithm>
-#include <mutex>
-#include <utility>
-#include <vector>
+// MM-Rec's executor on the CPU.
+#include "models/mmrec/cpu_executor.h"
 
-#include "kernels/cpu/cpu.h"
-#include "models/executor_base.h"
+#include <utility>
+
 #include "models/mmrec/executors.h"
 #include "models/mmrec/forward.h"
+#include "models/mmrec/net.h"
 
 namespace mmrec::models {
 namespace {
 
-/// Chunks of two row tiles: short windows of sweeps converge in fewer, and activations stay in cache.
-constexpr ChunkPlan kPlan{.tokens = 2 * kernels::kRowTile,
-                          .tile = kernels::kRowTile,
-                          .rows = 8 * kernels::kRowTile,
-                          .window = 2 * kernels::kRowTile};
-constexpr float kTolerance = 1e-5F;
-
-/// kAuto on processors is kSteps for every model and length: measured on widths 384 to 8,192, bf16 and fp32, 256 to
-/// 2,048 tokens, steps were 1.1 to 1.8 times as fast (docs/performance.md). Sweeps multiply the gate products, which
-/// pays only where arithmetic is far cheaper than reading the gates once per token.
-RecurrenceOptions resolve(const ExecutionOptions& options) {
-  return {.sweeps = options.prefill == PrefillMode::kSweeps,
-          .tolerance = options.sweep_tolerance == 0.0F ? kTolerance : options.sweep_tolerance,
-          .max_sweeps = options.max_sweeps};
-}
-
-struct Lane {
-  Lane(const Config& config, const HostWeights& weights, int wanted_threads)
-      : threads(wanted_threads), backend(threads), forward(config, view_of(weights), backend, kPlan) {}
-  int threads;  // as they were asked for
-  kernels::Cpu backend;
-  Forward<kernels::Cpu> forward;
+struct CpuModel {
+  Config config;
+  std::shared_ptr<const HostWeights> weights;
+  StateLayout state() const { return state_layout(config); }
 };
 
-class CpuExecutor final : public ExecutorBase<CpuExecutor, kernels::Cpu> {
- public:
-  CpuExecutor(const Config& config, std::shared_ptr<const HostWeights> weights)
-      : ExecutorBase(state_layout(config)), config_(config), weights_(std::move(weights)) {}
-
-  /// A lane of its own for a call.
-  class Lease {
-   public:
-    Lease(CpuExecutor& executor, std::unique_ptr<Lane> lane) : executor_(executor), lane_(std::move(lane)) {}
-    Lease(Lease&&) = default;
-    Lease& operator=(Lease&&) = delete;
-    ~Lease() {
-      if (lane_ != nullptr) executor_.give_back(std::move(lane_));
-    }
-    Lane* operator->() const { return lane_.get(); }
-
-   private:
-    CpuExecutor& executor_;
-    std::unique_ptr<Lane> lane_;
-  };
-
-  Lease lane(const ExecutionOptions& options, std::int64_t sequences) {
-    std::unique_ptr<Lane> lane =
-        take([&](const Lane& idle) { return idle.threads == options.threads; }, options.threads);
-    lane->forward.reserve(sequences, resolve(options).sweeps);
-    return {*this, std::move(lane)};
-  }
-  Lease any_lane() {
-    Lease any(*this, take([](const Lane&) { return true; }, 1));
-    any->forward.reserve(1, false);
-    return any;
-  }
-
-  void release(Slot first) noexcept override {
-    std::vector<std::unique_ptr<Lane>> unused;  // go without the lock
-    const std::lock_guard lock(pool_mutex_);
-    pool_.release(first);
-    if (pool_.is_unused()) unused.swap(idle_);
-  }
-
-  /// Enough short ones for a chunk, in which products and the recurrence share the reading of weights; more would only
-  /// make the rounds of long ones longer, between which progress is asked for.
-  int sequences_of_a_call() override {
-    constexpr std::size_t kMost = 32;
-    constexpr std::size_t kMostBytes = std::size_t{256} << 20;  // of their states
-    return static_cast<int>(std::clamp<std::size_t>(kMostBytes / slot_bytes(), 1, kMost));
-  }
-
-  Done run(const Work& work, const ExecutionOptions& options) override {
-    return lane(options, static_cast<std::int64_t>(work.runs.size()))->forward.run(work, resolve(options));
-  }
-  void step(std::span<const int> tokens, std::span<const Run> runs, const ExecutionOptions& options) override {
-    ExecutionOptions exact = options;
-    exact.prefill = PrefillMode::kSteps;
-    run({.tokens = tokens, .runs = runs}, exact);
-  }
-
- private:
-  /// An idle lane that suits, else a new one.
-  template <class Suits>
-  std::unique_ptr<Lane> take(Suits suits, int threads) {
-    {
-      const std::lock_guard lock(pool_mutex_);
-      const auto found = std::find_if(idle_.begin(), idle_.end(), [&](const auto& lane) { return suits(*lane); });
-      if (found != idle_.end()) {
-        std::unique_ptr<Lane> lane = std::move(*found);
-        idle_.erase(found);
-        return lane;
-      }
-    }
-    return std::make_unique<Lane>(config_, *weights_, threads);
-  }
-  void give_back(std::unique_ptr<Lane> lane) noexcept {
-    const std::lock_guard lock(pool_mutex_);
-    try {
-      idle_.push_back(std::move(lane));
-    } catch (const std::bad_alloc&) {  // then it is not kept
-    }
-  }
-
-  const Config config_;
-  std::shared_ptr<const HostWeights> weights_;
-  std::vector<std::unique_ptr<Lane>> idle_;  // guarded by pool_mutex_
+struct CpuLane {
+  using Model = CpuModel;
+  CpuLane(const CpuModel& model, int wanted_threads)
+      : threads(wanted_threads), backend(threads), forward(model.config, view_of(*model.weights), backend, kCpuPlan) {}
+  int threads;
+  kernels::Cpu backend;
+  Forward<Net<kernels::Cpu, float>> forward;
 };
 
 }  // namespace
 
 std::shared_ptr<Executor> make_cpu_executor(const Config& config, std::shared_ptr<const HostWeights> weights) {
-  return std::make_shared<CpuExecutor>(config, std::move(weights));
+  return std::make_shared<CpuExecutor<CpuLane>>(CpuModel{config, std::move(weights)});
 }
 
 }  // namespace mmrec::models

@@ -20,9 +20,10 @@ struct DecodeShape {
   std::int64_t heads = 0;            // of the attention over memory slots
   std::int64_t ffn = 0;              // F
   std::int64_t gate_hidden = 0;      // width of the decay gate's hidden layers: G, or R with dpg
-  std::int64_t vocab = 0;            // V
+  std::int64_t vocab = 0;            // V; 0: without a head, x is what comes out
   std::int64_t memory_slots = 0;     // M
   bool dpg = false;                  // one decay network instead of two: no k, no context matrices
+  std::int64_t stacks = 1;           // such steps that run side by side, each on its share of the device
   DecodeWay way = DecodeWay::kAuto;  // for tests and benches: this way or none
 };
 
@@ -33,7 +34,7 @@ using DecodeLayer = models::LayerFields<const A*, const float*>;
 
 /// Consumes tokens[b] at a position that the caller counts; the position enters by `slots` alone. Before a step that
 /// begins a segment without carried state the caller sets h to 0; after one that ends a segment it closes it
-/// (segment_close). Everything but the state that is named so and `logits` is only read.
+/// (segment_close). Everything but the state that is named so, `logits` and `x` is only read.
 template <class Space, class A>
 struct DecodeStep {
   DecodeShape shape;
@@ -49,7 +50,8 @@ struct DecodeStep {
   std::int64_t slots = 0;          // filled: the first `slots` of every ring
   const float* context = nullptr;  // [L, D]: c where one slot is filled, W_o slot + b_o; else not read
   double* segment_sum = nullptr;   // state, [L, D]: the block's outputs are added
-  float* logits = nullptr;         // [V]
+  float* logits = nullptr;         // [V]; null without a head
+  float* x = nullptr;              // [B, D]: the last block's output, without a head; else null
   std::int64_t slot_bytes = 0;     // a multiple of 16
   void* exchange = nullptr;        // memory of this shape's own, as decode_exchange_clear left it or the last step
 };

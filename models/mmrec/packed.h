@@ -164,9 +164,10 @@ class PackedChunk {
     for (const Batch& b : batches_.subspan(simple_.size())) memory.finish(w, layer, b);
   }
 
-  /// x of the last rows of the runs that end in this chunk, in order of the runs; overwrites context().
-  Matrix<float> last_rows() {
-    copy(ends_at_, ends_, 0, 0);
+  /// x of the last rows of the runs that end in this chunk, in order of the runs, by a backend that comes after this
+  /// one's work; overwrites context().
+  Matrix<float> last_rows(Backend& backend) {
+    copy(backend, ends_at_, ends_, 0, 0);
     return work_.context(static_cast<std::int64_t>(ends_));
   }
 
@@ -199,11 +200,14 @@ class PackedChunk {
     return tables_.template device<T>(at);
   }
   void copy(std::size_t list, std::size_t count, std::int64_t from_offset, std::int64_t to_offset) {
-    copy_listed(work_.backend, kernels::CopyListed<Space, A>{.rows = device<kernels::RowCopy<A>>(list),
-                                                             .count = static_cast<std::int64_t>(count),
-                                                             .cols = work_.dim(),
-                                                             .from_offset = from_offset,
-                                                             .to_offset = to_offset});
+    copy(work_.backend, list, count, from_offset, to_offset);
+  }
+  void copy(Backend& backend, std::size_t list, std::size_t count, std::int64_t from_offset, std::int64_t to_offset) {
+    copy_listed(backend, kernels::CopyListed<Space, A>{.rows = device<kernels::RowCopy<A>>(list),
+                                                       .count = static_cast<std::int64_t>(count),
+                                                       .cols = work_.dim(),
+                                                       .from_offset = from_offset,
+                                                       .to_offset = to_offset});
   }
 
   Work& work_;

@@ -20,16 +20,25 @@ struct SlotLayout {
   std::size_t logits = 0;           // [V] fp32: of the next token
   std::size_t bytes = 0;            // of a slot
 
+  /// Of a whole model.
   explicit SlotLayout(const Config& config) {
+    SlotPlaces places;
+    place_blocks(config, places);
+    logits = places.place(static_cast<std::size_t>(config.vocab_size) * sizeof(float));
+    bytes = places.bytes();
+  }
+  /// Of a stack of blocks that shares its slot with others: the next of `places`. Who has placed everything sets
+  /// `bytes`.
+  SlotLayout(const Config& config, SlotPlaces& places) { place_blocks(config, places); }
+
+ private:
+  void place_blocks(const Config& config, SlotPlaces& places) {
     const auto layers = static_cast<std::size_t>(config.num_layers);
     const auto dim = static_cast<std::size_t>(config.model_dim);
-    SlotPlaces places;
     h = places.place(layers * dim * sizeof(float));
     memory = places.place(layers * static_cast<std::size_t>(config.memory_slots) * dim * sizeof(float));
     segment_sum = places.place(layers * dim * sizeof(double));
     segment_context = places.place(layers * dim * sizeof(float));
-    logits = places.place(static_cast<std::size_t>(config.vocab_size) * sizeof(float));
-    bytes = places.bytes();
   }
 };
 

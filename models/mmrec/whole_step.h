@@ -18,7 +18,9 @@ class WholeStep {
   using Space = typename Backend::Space;
   using Op = kernels::DecodeStep<Space, A>;
 
-  WholeStep(const Config& config, const ModelView<Space>& model, Backend& backend, std::int64_t batch) {
+  /// A model without a head leaves x instead of logits. `stacks`: how many such ops run side by side.
+  WholeStep(const Config& config, const ModelView<Space>& model, Backend& backend, std::int64_t batch,
+            [[maybe_unused]] std::int64_t stacks = 1) {
     if constexpr (kBackendHasIt) {
       const kernels::DecodeShape shape = {.batch = batch,
                                           .dim = config.model_dim,
@@ -26,9 +28,10 @@ class WholeStep {
                                           .heads = config.num_heads,
                                           .ffn = config.ffn_dim,
                                           .gate_hidden = config.use_dpg ? config.dpg_rank : config.gate_hidden_dim(),
-                                          .vocab = config.vocab_size,
+                                          .vocab = model.head.rows,
                                           .memory_slots = config.memory_slots,
-                                          .dpg = config.use_dpg};
+                                          .dpg = config.use_dpg,
+                                          .stacks = stacks};
       available_ = decode_step_supported(backend, shape, sizeof(A));
       if (!available_) return;
       exchange_ = backend.template allocate<std::byte>(decode_exchange_bytes(backend, shape, sizeof(A)));
@@ -54,11 +57,17 @@ class WholeStep {
   void run(Backend& backend) {
     if constexpr (kBackendHasIt) decode_step(backend, op_);
   }
+  /// Side by side with another one of the same shapes, or alone if that is null. Requires: both available().
+  void run_with(WholeStep* other, Backend& backend) {
+    if (other == nullptr) return run(backend);
+    if constexpr (kBackendHasIt) decode_steps(backend, op_, other->op_);
+  }
+
+  // Unqualified, so that names are looked for where the backend is, and only if it has them.
+  static constexpr bool kBackendHasIt = requires(Backend & backend, const Op& op) { decode_step(backend, op); };
 
  private:
   using Layer = kernels::DecodeLayer<Space, A>;
-  // Unqualified, so that names are looked for where the backend is, and only if it has them.
-  static constexpr bool kBackendHasIt = requires(Backend & backend, const Op& op) { decode_step(backend, op); };
 
   static const A* pointer(const kernels::WeightView<Space>& weight) { return weight.template as<A>(); }
   static const float* pointer(const float* vector) { return vector; }

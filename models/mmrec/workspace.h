@@ -41,8 +41,9 @@ class Workspace {
   /// Whether what enters a product is rounded, so that it needs memory of its own.
   static constexpr bool kRounds = !std::is_same_v<A, float>;
 
-  Workspace(const Config& model_config, Backend& model_backend, const ChunkPlan& chunk_plan)
-      : config(model_config), backend(model_backend), plan(chunk_plan), slot(model_config) {}
+  Workspace(const Config& model_config, Backend& model_backend, const ChunkPlan& chunk_plan,
+            const SlotLayout& slot_layout)
+      : config(model_config), backend(model_backend), plan(chunk_plan), slot(slot_layout) {}
 
   const Config& config;
   Backend& backend;
@@ -66,7 +67,6 @@ class Workspace {
       buffer = Buffer<T>();  // before the larger one comes
       buffer = backend.template allocate<T>(static_cast<std::size_t>(count * width));
     };
-    grow(tokens_, rows, 1), grow(logprobs_, rows, 1);
     grow(x_, rows, dim()), grow(gamma_, rows, dim()), grow(context_, rows, dim());
     grow(u_, rows, dim()), grow(qvzk_, rows, qvzk_width()), grow(gate_z_, rows, dim());
     grow(gate_hidden_, rows, networks() * gate_width()), grow(ffn_, rows, config.ffn_dim);
@@ -80,8 +80,6 @@ class Workspace {
   // --- Activations. Rows are a chunk's, widths D unless named.
 
   std::int64_t dim() const { return config.model_dim; }
-  int* tokens() { return tokens_.data(); }
-  float* logprobs() { return logprobs_.data(); }
   Matrix<float> x(std::int64_t rows) { return {x_.data(), rows, dim()}; }
   Matrix<A> u(std::int64_t rows) { return {u_.data(), rows, dim()}; }
   Matrix<A> qvzk(std::int64_t rows) { return {qvzk_.data(), rows, qvzk_width()}; }  // q, v, z and, but for DPG, k
@@ -161,9 +159,6 @@ class Workspace {
   Matrix<float> memory(const Batch& b, std::int64_t layer, std::int64_t number) const {
     return of_slots(in_slot<float>(b.slot, slot.memory) + (layer * config.memory_slots + number) * dim(), b.sequences,
                     dim());
-  }
-  Matrix<float> logits(Slot first, std::int64_t count) const {
-    return of_slots(in_slot<float>(first, slot.logits), count, config.vocab_size);
   }
 
   // --- Memory segments
@@ -261,8 +256,7 @@ class Workspace {
   }
 
   std::int64_t rows_ = 0, carries_ = 0;  // room in the activations
-  Buffer<int> tokens_;
-  Buffer<float> x_, gamma_, context_, h_, logprobs_, gate_, change_;
+  Buffer<float> x_, gamma_, context_, h_, gate_, change_;
   Buffer<A> u_, qvzk_, gate_z_, gate_hidden_, attended_, h_rounded_, ffn_;
 };
 

@@ -4,10 +4,11 @@
 namespace mmrec {
 namespace {
 
-// The smallest memories, a state that restarts, whole tiles and half-precision weights.
+// The smallest memories, a state that restarts, whole tiles and half-precision weights; and two experts.
 INSTANTIATE_TEST_SUITE_P(Models, Laws,
                          testing::Values(LawsCase{"oracle/tiles"}, LawsCase{"oracle/slots"}, LawsCase{"oracle/restart"},
-                                         LawsCase{"oracle/dpg_bf16"}, LawsCase{"upstream/hem"}, LawsCase{"mmrec-12m"}),
+                                         LawsCase{"oracle/dpg_bf16"}, LawsCase{"upstream/hem"},
+                                         LawsCase{"upstream/mmrec100m"}, LawsCase{"mmrec-12m"}),
                          laws_name);
 
 SessionOptions options(PrefillMode mode) {

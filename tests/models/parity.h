@@ -12,12 +12,11 @@
 #include <memory>
 #include <ostream>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
-#include "models/files/checkpoint.h"
-#include "models/mmrec/config.h"
-#include "models/mmrec/executors.h"
-#include "models/mmrec/weights.h"
+#include "models/architecture.h"
 #include "tests/models/lockstep.h"
 #include "tests/support/safetensors_reader.h"
 
@@ -31,7 +30,10 @@ inline constexpr const char* kParityFixtures[] = {
 /// What is compared with the references, and how closely.
 struct ParityCase {
   const char* fixture;
-  std::shared_ptr<Executor> (*make)(const Config&, std::shared_ptr<const HostWeights>);
+  /// The model of the fixture's folder on the backend that is tested.
+  std::shared_ptr<Executor> (*make)(const LoadedModel& model);
+  VariantOptions variant = {};
+  const char* logits = "logits";        // the reference's name for them; its log-probs belong to those of this name
   std::string (*unusable)() = nullptr;  // why it cannot run here; "" if it can
   float logit_bound = 5e-5F;
   float logprob_bound = 2e-5F;
@@ -42,16 +44,29 @@ struct ParityCase {
   friend void PrintTo(const ParityCase& c, std::ostream* out) { *out << c.fixture; }
 };
 
+/// Of fixtures of mmrec100m: both experts, and each alone.
+inline std::vector<ParityCase> with_experts(ParityCase c) {
+  std::vector<ParityCase> all;
+  for (const auto& [expert, logits] : {std::pair{Expert::kBoth, "logits"}, std::pair{Expert::kText, "logits_text"},
+                                       std::pair{Expert::kCode, "logits_code"}}) {
+    c.fixture = "upstream/mmrec100m";
+    c.variant.expert = expert;
+    c.logits = logits;
+    all.push_back(c);
+  }
+  return all;
+}
+
 /// "upstream/mdi" as a test's name.
 inline std::string parity_name(const testing::TestParamInfo<ParityCase>& info) {
   std::string name = info.param.fixture;
+  if (std::string_view(info.param.logits) != "logits") name += "/" + std::string(info.param.logits);
   std::replace(name.begin(), name.end(), '/', '_');
   return name;
 }
 
 struct ParityFixture {
   const ParityCase& c;
-  Config config;
   std::shared_ptr<Executor> executor;  // of all sequences
   std::vector<int> tokens;             // [B, T]
   std::vector<float> logits;           // [B, T, V]
@@ -64,20 +79,36 @@ struct ParityFixture {
 
   explicit ParityFixture(const ParityCase& parity_case)
       : ParityFixture(parity_case, std::filesystem::path(MMREC_FIXTURES) / parity_case.fixture) {}
-  ParityFixture(const ParityCase& parity_case, const std::filesystem::path& folder)
-      : c(parity_case), config(load_config(folder / "config.json")), vocab(config.vocab_size) {
-    executor = c.make(config, std::make_shared<const HostWeights>(load_weights(Checkpoint::open(folder), config)));
+  ParityFixture(const ParityCase& parity_case, const std::filesystem::path& folder) : c(parity_case) {
+    const std::unique_ptr<LoadedModel> model = load_model(folder, c.variant, {});
+    vocab = model->info().vocab_size;
+    executor = c.make(*model);
     const test::SafetensorsReader reference(folder / "reference.safetensors");
     const auto& ids = reference.at("input_ids");
     tokens = ids.integers;
     batch = ids.dim(0);
     time = ids.dim(1);
-    logits = reference.at("logits").values;
-    logprobs = reference.at("logprobs").values;
+    logits = reference.at(c.logits).values;
+    logprobs = std::string_view(c.logits) == "logits" ? reference.at("logprobs").values : logprobs_of_logits();
     float scale = 0.0F;
     for (const float x : logits) scale = std::max(scale, std::abs(x));
     logit_bound = c.logit_bound * (c.relative ? scale : 1.0F);
     logprob_bound = c.logprob_bound * (c.relative ? scale : 1.0F);
+  }
+
+  /// Of the tokens that come next, by the reference's logits.
+  std::vector<float> logprobs_of_logits() const {
+    std::vector<float> all;
+    for (std::int64_t b = 0; b < batch; ++b) {
+      for (std::int64_t t = 0; t + 1 < time; ++t) {
+        const float* const row = logits.data() + (b * time + t) * vocab;
+        double sum = 0.0;
+        for (std::int64_t v = 0; v < vocab; ++v) sum += std::exp(static_cast<double>(row[v]));
+        const int next = tokens[static_cast<std::size_t>(b * time + t + 1)];
+        all.push_back(static_cast<float>(static_cast<double>(row[next]) - std::log(sum)));
+      }
+    }
+    return all;
   }
 
   std::unique_ptr<Lockstep> sequences(PrefillMode mode, int threads = 1, int max_sweeps = 64) const {

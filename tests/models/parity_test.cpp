@@ -4,9 +4,11 @@
 namespace mmrec::models {
 namespace {
 
+std::shared_ptr<Executor> make(const LoadedModel& model) { return model.on_cpu(); }
+
 std::vector<ParityCase> cases() {
-  std::vector<ParityCase> all;
-  for (const char* fixture : kParityFixtures) all.push_back({.fixture = fixture, .make = make_cpu_executor});
+  std::vector<ParityCase> all = with_experts({.fixture = "", .make = make});
+  for (const char* fixture : kParityFixtures) all.push_back({.fixture = fixture, .make = make});
   return all;
 }
 

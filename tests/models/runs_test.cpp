@@ -5,13 +5,13 @@
 #include <memory>
 #include <ostream>
 #include <random>
+#include <string_view>
 #include <utility>
 #include <vector>
 
-#include "models/files/checkpoint.h"
-#include "models/mmrec/executors.h"
+#include "models/architecture.h"
 #include "models/mmrec/synthetic.h"
-#include "models/mmrec/weights.h"
+#include "models/weights/synthetic.h"
 #include "tests/support/model_folder.h"
 
 namespace mmrec::models {
@@ -19,11 +19,12 @@ namespace {
 
 struct RunsModel {
   const char* name;
-  std::int64_t segment;
+  std::int64_t segment = 24;
   std::int64_t slots = 3;
   bool carry = true;
   bool dpg = false;
   PrefillMode prefill = PrefillMode::kAuto;
+  const char* architecture = "mmrec";
 };
 std::ostream& operator<<(std::ostream& os, const RunsModel& model) { return os << model.name; }
 
@@ -32,7 +33,7 @@ class RunsTest : public testing::TestWithParam<RunsModel> {
   void SetUp() override {
     const RunsModel& model = GetParam();
     Config config;
-    config.vocab_size = 50;
+    config.vocab_size = kVocab;
     config.model_dim = 64;
     config.num_layers = 2;
     config.num_heads = 2;
@@ -41,11 +42,16 @@ class RunsTest : public testing::TestWithParam<RunsModel> {
     config.memory_slots = model.slots;
     config.carry_state = model.carry;
     config.use_dpg = model.dpg;
-    write_synthetic_model(folder_.path(), config, kernels::DType::kBF16, 7);
-    config_ = load_config(folder_ / "config.json");
-    executor_ = make_cpu_executor(
-        config_, std::make_shared<const HostWeights>(load_weights(Checkpoint::open(folder_.path()), config_)));
+    if (std::string_view(model.architecture) == "mmrec") {
+      write_synthetic_model(folder_.path(), config, kernels::DType::kBF16, 7);
+    } else {
+      const SyntheticModel made =
+          synthetic_model(model.architecture, {.dim = 64, .layers = 2, .vocab = 50, .ffn = 128});
+      write_synthetic_folder(folder_.path(), made.config, made.tensors, kernels::DType::kBF16, 7);
+    }
+    executor_ = load_model(folder_.path(), {}, {})->on_cpu();
   }
+  static constexpr int kVocab = 50;
 
   /// A run, what comes before it, and what it comes to.
   struct Sequence {
@@ -57,7 +63,7 @@ class RunsTest : public testing::TestWithParam<RunsModel> {
     std::mt19937 engine(11);
     const auto draw = [&](int count) {
       std::vector<int> tokens(static_cast<std::size_t>(count));
-      for (int& t : tokens) t = static_cast<int>(engine() % static_cast<unsigned>(config_.vocab_size));
+      for (int& t : tokens) t = static_cast<int>(engine() % static_cast<unsigned>(kVocab));
       return tokens;
     };
     std::vector<Sequence> all;
@@ -90,7 +96,7 @@ class RunsTest : public testing::TestWithParam<RunsModel> {
       Sequence& s = sequences[i];
       const auto first = logprobs.begin() + runs[i].first_row;
       s.logprobs.assign(first, first + runs[i].rows);
-      s.logits.resize(static_cast<std::size_t>(config_.vocab_size));
+      s.logits.resize(static_cast<std::size_t>(kVocab));
       executor_->logits(runs[i].slot, 1, s.logits);
       s.state = executor_->save(runs[i].slot, 1, runs[i].position + runs[i].rows);
     }
@@ -107,15 +113,12 @@ class RunsTest : public testing::TestWithParam<RunsModel> {
                                         << alone[i].before.size() << ", " << threads << " threads");
         EXPECT_EQ(together[i].logprobs, alone[i].logprobs);
         EXPECT_EQ(together[i].logits, alone[i].logits);
-        EXPECT_EQ(together[i].state.get("h"), alone[i].state.get("h"));
-        EXPECT_EQ(together[i].state.get("memory"), alone[i].state.get("memory"));
-        EXPECT_EQ(together[i].state.get<double>("segment_sum"), alone[i].state.get<double>("segment_sum"));
+        EXPECT_EQ(together[i].state.parts, alone[i].state.parts);
       }
     }
   }
 
   mmrec::test::TempFolder folder_;
-  Config config_;
   std::shared_ptr<Executor> executor_;
 };
 
@@ -146,7 +149,11 @@ INSTANTIATE_TEST_SUITE_P(Models, RunsTest,
                                          RunsModel{.name = "restarts", .segment = 24, .carry = false},
                                          RunsModel{.name = "dpg", .segment = 50, .dpg = true},
                                          RunsModel{.name = "tiles", .segment = 256},
-                                         RunsModel{.name = "sweeps", .segment = 24, .prefill = PrefillMode::kSweeps}),
+                                         RunsModel{.name = "sweeps", .segment = 24, .prefill = PrefillMode::kSweeps},
+                                         RunsModel{.name = "two_stacks", .architecture = "mmrec100m"},
+                                         RunsModel{.name = "two_stacks_by_sweeps",
+                                                   .prefill = PrefillMode::kSweeps,
+                                                   .architecture = "mmrec100m"}),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

@@ -177,9 +177,11 @@ Cuda::Streams::Streams(int device, CUstream_st* adopted) : main(adopted) {
   check_cuda(cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
   check_cuda(cudaEventCreateWithFlags(&fork, cudaEventDisableTiming), "cudaEventCreateWithFlags");
   check_cuda(cudaEventCreateWithFlags(&join, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+  check_cuda(cudaEventCreateWithFlags(&followed, cudaEventDisableTiming), "cudaEventCreateWithFlags");
 }
 
 Cuda::Streams::~Streams() {
+  if (followed != nullptr) cudaEventDestroy(followed);
   if (join != nullptr) cudaEventDestroy(join);
   if (fork != nullptr) cudaEventDestroy(fork);
   if (side != nullptr) cudaStreamDestroy(side);
@@ -194,6 +196,10 @@ void Cuda::fork() {
 void Cuda::join() {
   check_cuda(cudaEventRecord(streams_->join, streams_->side), "cudaEventRecord");
   check_cuda(cudaStreamWaitEvent(streams_->main, streams_->join, 0), "cudaStreamWaitEvent");
+}
+void Cuda::follow(Cuda& other) {
+  check_cuda(cudaEventRecord(other.streams_->followed, other.stream()), "cudaEventRecord");
+  check_cuda(cudaStreamWaitEvent(stream(), other.streams_->followed, 0), "cudaStreamWaitEvent");
 }
 
 void Cuda::zero(void* to, std::size_t bytes) {

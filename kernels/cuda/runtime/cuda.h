@@ -1,7 +1,7 @@
 // The CUDA backend: a device, its stream, library handles, scratch and every op of kernels/backend.h.
 //
 // Ops are enqueued on the backend's stream and return at once; `download` and `synchronize` wait. Weights, whatever
-// their stored type was, are of the activation type A when they reach an op: models/mmrec/cuda/weights.cpp converts
+// their stored type was, are of the activation type A when they reach an op: models/cuda/upload.cpp converts
 // them once. This header needs no CUDA header, so that models/ can include it.
 //
 // Errors: a failing CUDA call throws std::system_error of cuda_category() with the call's name; memory that does not
@@ -125,6 +125,8 @@ class Cuda {
   CUstream_st* side_stream() const { return streams_->side; }
   void fork();
   void join();
+  /// Makes stream() wait for what is on another backend's stream() of the same device. Recorded when that is captured.
+  void follow(Cuda& other);
 
   int device() const { return device_; }
   int processors() const { return processors_; }                  // multiprocessors
@@ -193,6 +195,7 @@ class Cuda {
     CUstream_st* side = nullptr;
     CUevent_st* fork = nullptr;
     CUevent_st* join = nullptr;
+    CUevent_st* followed = nullptr;
   };
 
   Cuda(int device, std::unique_ptr<Streams> streams);

@@ -28,6 +28,10 @@ bool finish_segments_supported(const Cuda& cuda, const FinishSegments<Device, A>
 /// supported.
 template <class A>
 void decode_step(Cuda& cuda, const DecodeStep<Device, A>& op);
+/// Two steps side by side, each on half of the device: of the same shape, whose `stacks` is 2, and with as many filled
+/// slots; all they write is their own.
+template <class A>
+void decode_steps(Cuda& cuda, const DecodeStep<Device, A>& first, const DecodeStep<Device, A>& second);
 bool decode_step_supported(const Cuda& cuda, const DecodeShape& shape, std::size_t element);
 /// Whether this device runs a cluster of as many blocks as a small model's step takes.
 bool holds_decode_cluster(const Cuda& cuda);

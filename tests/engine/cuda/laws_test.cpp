@@ -39,9 +39,12 @@ LawsCase on_cuda(const char* folder, Precision precision) {
 
 std::vector<LawsCase> cases(Precision precision) {
   std::vector<LawsCase> all;
-  // Emulation takes its time: one model for each precision.
-  if (kEmulated) return {on_cuda(precision == Precision::kF16 ? "upstream/hem" : "oracle/restart", precision)};
-  std::vector<const char*> folders = {"upstream/hem", "oracle/tiles", "mmrec-12m"};
+  // Emulation takes its time: one model of each architecture for each precision.
+  if (kEmulated) {
+    return {on_cuda(precision == Precision::kF16 ? "upstream/hem" : "oracle/restart", precision),
+            on_cuda("upstream/mmrec100m", precision)};
+  }
+  std::vector<const char*> folders = {"upstream/hem", "upstream/mmrec100m", "oracle/tiles", "mmrec-12m"};
   // Within 700 tokens the memory of this one grows to 2e5, beyond what fp16 holds, ...
   if (precision != Precision::kF16) folders.push_back("oracle/restart");
   // ... and decays beyond 1 let |h| of these two reach 3e4 and 8e10 and come back: a matter for fp32.

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
+#include <memory>
 #include <random>
 #include <vector>
 
@@ -129,11 +130,83 @@ class DecodeStepTest : public test::CudaTest {
       EXPECT_EQ(alone.segment_sum(), part(together.segment_sum(), shape.dim));
     }
   }
+
+  /// Without a head: what a run leaves, alone or beside another one with other states.
+  struct Ends {
+    std::vector<std::vector<float>> x, h;  // of each run
+  };
+  template <class A>
+  Ends end_without_head(const DecodeShape& shape, std::int64_t slots, int runs, DecodeWay way) {
+    const DecodeModel<A> model(shape);
+    std::vector<std::unique_ptr<DecodeRun<A>>> all;
+    std::vector<DeviceBuffer<float>> x;
+    for (int i = 0; i < 2; ++i) {
+      all.push_back(std::make_unique<DecodeRun<A>>(cuda(), model, model.random_state(static_cast<unsigned>(1000 + i))));
+      x.push_back(cuda().allocate<float>(static_cast<std::size_t>(shape.batch * shape.dim)));
+      DecodeStep<Device, A>& op = all.back()->op();
+      op.shape.vocab = 0;
+      op.shape.stacks = runs;
+      op.shape.way = way;
+      op.head = nullptr;
+      op.logits = nullptr;
+      op.x = x.back().data();
+      op.slots = slots;
+    }
+    Ends ends;
+    for (unsigned step = 0; step < 2; ++step) {
+      for (auto& run : all) run->feed(random_tokens(shape, step));
+      if (runs == 2) {
+        decode_steps(cuda(), all[0]->op(), all[1]->op());
+      } else {
+        for (auto& run : all) decode_step(cuda(), run->op());
+      }
+    }
+    for (int i = 0; i < 2; ++i) {
+      ends.x.emplace_back(x[static_cast<std::size_t>(i)].size());
+      cuda().download(x[static_cast<std::size_t>(i)].data(), ends.x.back().data(), ends.x.back().size());
+      ends.h.push_back(all[static_cast<std::size_t>(i)]->h());
+    }
+    return ends;
+  }
+  /// By every way: what a step without a head leaves makes the logits of one with a head, and steps side by side leave
+  /// what each leaves alone.
+  template <class A>
+  void check_without_head(const DecodeShape& shape, std::int64_t slots, std::initializer_list<DecodeWay> ways,
+                          double bound) {
+    const DecodeModel<A> model(shape);
+    DecodeRun<A> whole(cuda(), model, model.random_state(1000));
+    std::vector<float> logits;
+    for (unsigned step = 0; step < 2; ++step) logits = whole.step(random_tokens(shape, step), slots);
+    for (const DecodeWay way : ways) {
+      const Ends alone = end_without_head<A>(shape, slots, 1, way);
+      const Ends beside = end_without_head<A>(shape, slots, 2, way);
+      EXPECT_EQ(alone.h[0], whole.h());
+      std::vector<double> want;
+      for (std::int64_t b = 0; b < shape.batch; ++b) {
+        const float* const row = alone.x[0].data() + b * shape.dim;
+        const test::Vector predicted = model.predict(test::Vector(row, row + shape.dim));
+        want.insert(want.end(), predicted.begin(), predicted.end());
+      }
+      EXPECT_LT(test::largest_error(logits, want), bound);
+      EXPECT_EQ(beside.x, alone.x);
+      EXPECT_EQ(beside.h, alone.h);
+    }
+  }
 };
 
 constexpr double kFp32 = 2e-5;
 constexpr double kBf16 = 3e-2;
 constexpr double kFp16 = 5e-3;
+
+TEST_F(DecodeStepTest, WithoutAHeadStepsRunSideBySide) {
+  constexpr DecodeShape kSmall = {
+      .batch = 1, .dim = 128, .layers = 2, .heads = 2, .ffn = 256, .gate_hidden = 32, .vocab = 64, .memory_slots = 1};
+  using enum DecodeWay;
+  check_without_head<BFloat16>(kSmall, 0, {kCluster, kSingle, kBatch}, kBf16);
+  if (test::few_cases()) return;
+  check_without_head<float>(with_batch(kMdi, 3), 0, {kBatch}, kFp32);
+  check_without_head<Float16>(kMdi, 2, {kSingle, kBatch}, kFp16);
+}
 
 TEST_F(DecodeStepTest, MatchesFloat64InFp32) {
   if (test::few_cases()) return check<float>(kMdi, 3, kFp32);

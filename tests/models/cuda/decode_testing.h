@@ -122,8 +122,10 @@ class DecodeModel {
       block(layers[size(l)], x, &state.h[row], &state.memory[row * size(shape.memory_slots)], slots);
       for (std::size_t i = 0; i < dim; ++i) state.segment_sum[row + i] += x[i];
     }
-    return head(rmsnorm(x, norm_weight).data());
+    return predict(x);
   }
+  /// Logits of the last block's output.
+  Vector predict(const Vector& x) const { return head(rmsnorm(x, norm_weight).data()); }
 
   DecodeShape shape;
   std::vector<Layer<A>> layers;

@@ -8,12 +8,14 @@
 #include <numeric>
 #include <random>
 #include <string>
+#include <string_view>
+#include <variant>
 #include <vector>
 
-#include "models/files/checkpoint.h"
-#include "models/mmrec/executors.h"
+#include "models/architecture.h"
+#include "models/cuda_device.h"
 #include "models/mmrec/synthetic.h"
-#include "models/mmrec/weights.h"
+#include "models/weights/synthetic.h"
 #include "tests/kernels/cuda/cuda_testing.h"
 #include "tests/support/model_folder.h"
 
@@ -27,6 +29,7 @@ struct PackedModel {
   std::int64_t slots = 3;
   bool carry = true;
   std::int64_t dim = 64;
+  const char* architecture = "mmrec";
 };
 
 class PackedRunsTest : public testing::TestWithParam<PackedModel> {
@@ -35,7 +38,7 @@ class PackedRunsTest : public testing::TestWithParam<PackedModel> {
     if (const std::string reason = cuda_unusable_reason(); !reason.empty()) GTEST_SKIP() << reason;
     const PackedModel& model = GetParam();
     Config config;
-    config.vocab_size = 50;
+    config.vocab_size = kVocab;
     config.model_dim = model.dim;
     config.num_layers = 2;
     config.num_heads = 2;
@@ -44,11 +47,16 @@ class PackedRunsTest : public testing::TestWithParam<PackedModel> {
     config.memory_slots = model.slots;
     config.carry_state = model.carry;
     const auto stored = model.precision == Precision::kBF16 ? kernels::DType::kBF16 : kernels::DType::kF16;
-    write_synthetic_model(folder_.path(), config, stored, 7);
-    config_ = load_config(folder_ / "config.json");
-    const auto host = std::make_shared<const HostWeights>(load_weights(Checkpoint::open(folder_.path()), config_));
-    executor_ = make_cuda_executor(config_, upload_weights(*host, model.precision));
+    if (std::string_view(model.architecture) == "mmrec") {
+      write_synthetic_model(folder_.path(), config, stored, 7);
+    } else {
+      const SyntheticModel made =
+          synthetic_model(model.architecture, {.dim = model.dim, .layers = 2, .vocab = kVocab, .ffn = 2 * model.dim});
+      write_synthetic_folder(folder_.path(), made.config, made.tensors, stored, 7);
+    }
+    executor_ = load_model(folder_.path(), {}, {})->on_cuda(model.precision, 0).executor;
   }
+  static constexpr int kVocab = 50;
 
   /// What one sequence has come to.
   struct Sequence {
@@ -66,14 +74,14 @@ class PackedRunsTest : public testing::TestWithParam<PackedModel> {
       Sequence s;
       s.start = start;
       for (int i = 0; i < start + rows; ++i) {
-        s.tokens.push_back(static_cast<int>(engine() % static_cast<unsigned>(config_.vocab_size)));
+        s.tokens.push_back(static_cast<int>(engine() % static_cast<unsigned>(kVocab)));
       }
       all.push_back(std::move(s));
     }
     return all;
   }
   std::vector<float> logits_of(Slot slot) {
-    std::vector<float> logits(static_cast<std::size_t>(config_.vocab_size));
+    std::vector<float> logits(static_cast<std::size_t>(kVocab));
     executor_->logits(slot, 1, logits);
     return logits;
   }
@@ -95,6 +103,16 @@ class PackedRunsTest : public testing::TestWithParam<PackedModel> {
       difference = std::isnan(d) ? INFINITY : std::max(difference, d);
     }
     return got.size() == want.size() ? difference / most : INFINITY;
+  }
+
+  static void expect_near(const HostState& got, const HostState& want) {
+    ASSERT_EQ(got.parts.size(), want.parts.size());
+    const auto floats = [](const auto& values) { return std::vector<float>(values.begin(), values.end()); };
+    for (std::size_t i = 0; i < got.parts.size(); ++i) {
+      EXPECT_LE(share(std::visit(floats, got.parts[i].values), std::visit(floats, want.parts[i].values)),
+                GetParam().bound)
+          << got.parts[i].name;
+    }
   }
 
   void expect_runs_as_steps(std::span<const std::pair<int, int>> starts_and_rows, std::span<const int> slot_of,
@@ -142,13 +160,7 @@ class PackedRunsTest : public testing::TestWithParam<PackedModel> {
         EXPECT_EQ(done.rows[i], runs[i].rows);
         EXPECT_LE(share(logits_of(runs[i].slot), s.logits), GetParam().bound);
         const HostState state = executor_->save(runs[i].slot, 1, s.state.position);
-        EXPECT_LE(share(state.get("h"), s.state.get("h")), GetParam().bound);
-        EXPECT_LE(share(state.get("memory"), s.state.get("memory")), GetParam().bound);
-        EXPECT_LE(
-            share(std::vector<float>(state.get<double>("segment_sum").begin(), state.get<double>("segment_sum").end()),
-                  std::vector<float>(s.state.get<double>("segment_sum").begin(),
-                                     s.state.get<double>("segment_sum").end())),
-            GetParam().bound);
+        expect_near(state, s.state);
         if (scores) {
           EXPECT_LE(share(std::span(logprobs).subspan(static_cast<std::size_t>(runs[i].first_row), s.logprobs.size()),
                           s.logprobs),
@@ -159,7 +171,6 @@ class PackedRunsTest : public testing::TestWithParam<PackedModel> {
   }
 
   mmrec::test::TempFolder folder_;
-  Config config_;
   std::shared_ptr<Executor> executor_;
 };
 
@@ -269,22 +280,25 @@ TEST_P(PackedRunsTest, SequencesThatComeAndGoStepAsAlone) {
   for (const Live& l : live) {
     const HostState got = executor_->save(slots[l.slot], 1, l.position);
     const HostState want = executor_->save(alone[l.slot], 1, l.position);
-    EXPECT_LE(share(got.get("h"), want.get("h")), GetParam().bound);
-    EXPECT_LE(share(got.get("memory"), want.get("memory")), GetParam().bound);
+    expect_near(got, want);
   }
 }
 
 std::vector<PackedModel> models() {
   if (kernels::test::few_cases()) return {{"Fp16", Precision::kF16, 0.02}};
+  const PackedModel two_stacks = {"Fp16TwoStacks", Precision::kF16, 0.02, 0, true, 64, "mmrec100m"};
   if (kernels::test::kEmulated) {
-    return {{"Fp32", Precision::kF32, 1e-4}, {"Fp16Restarting", Precision::kF16, 0.02, 3, false}};
+    return {{"Fp32", Precision::kF32, 1e-4}, {"Fp16Restarting", Precision::kF16, 0.02, 3, false}, two_stacks};
   }
   return {{"Fp32", Precision::kF32, 1e-4},
           {"Fp32OneSlot", Precision::kF32, 1e-4, 1},
           {"Fp16", Precision::kF16, 0.02},
           {"Fp16Restarting", Precision::kF16, 0.02, 3, false},
           {"Fp16Wide", Precision::kF16, 0.02, 9, true, 640},
-          {"Bf16", Precision::kBF16, 0.06}};
+          {"Bf16", Precision::kBF16, 0.06},
+          {"Fp32TwoStacks", Precision::kF32, 1e-4, 0, true, 64, "mmrec100m"},
+          two_stacks,
+          {"Bf16TwoStacks", Precision::kBF16, 0.06, 0, true, 128, "mmrec100m"}};
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, PackedRunsTest, testing::ValuesIn(models()),

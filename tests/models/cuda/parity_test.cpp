@@ -3,20 +3,22 @@
 // rendering of the same roundings came within 3.3 % in bf16 and 0.4 % in fp16 of the references, on every fixture.
 #include "tests/models/parity.h"
 
+#include <algorithm>
+#include <iterator>
 #include <string_view>
 
 #include "models/mmrec/executors.h"
+#include "models/mmrec/weights.h"
 #include "tests/kernels/cuda/cuda_testing.h"
 
 namespace mmrec::models {
 namespace {
 
-constexpr std::string_view kSmallFixture = "oracle/slots";
+constexpr std::string_view kSmallFixtures[] = {"oracle/slots", "upstream/mmrec100m"};
 
 template <Precision precision>
-// NOLINTNEXTLINE(performance-unnecessary-value-param): as the CPU's
-std::shared_ptr<Executor> make(const Config& config, std::shared_ptr<const HostWeights> weights) {
-  return make_cuda_executor(config, upload_weights(*weights, precision));
+std::shared_ptr<Executor> make(const LoadedModel& model) {
+  return model.on_cuda(precision, 0).executor;
 }
 
 std::string unusable() {
@@ -27,8 +29,11 @@ std::string unusable() {
 template <Precision precision>
 std::vector<ParityCase> cases(float bound) {
   std::vector<ParityCase> all;
-  for (const char* fixture : kParityFixtures) {
-    ParityCase c{.fixture = fixture, .make = make<precision>, .unusable = unusable, .may_fall_back = true};
+  std::vector<ParityCase> fixtures = with_experts({.fixture = "", .make = make<precision>});
+  for (const char* fixture : kParityFixtures) fixtures.push_back({.fixture = fixture, .make = make<precision>});
+  for (ParityCase& c : fixtures) {
+    c.unusable = unusable;
+    c.may_fall_back = true;
     if (precision != Precision::kF32) {
       c.logit_bound = c.logprob_bound = bound;
       c.relative = true;
@@ -36,8 +41,12 @@ std::vector<ParityCase> cases(float bound) {
     }
     all.push_back(c);
   }
-  // Where launches are dear: one fixture in all precisions, with several slots and a ring that wraps.
-  if (kernels::test::small_sizes()) std::erase_if(all, [](const ParityCase& c) { return c.fixture != kSmallFixture; });
+  // Where launches are dear: few fixtures in all precisions, one with several slots and a ring that wraps.
+  if (kernels::test::small_sizes()) {
+    std::erase_if(all, [](const ParityCase& c) {
+      return std::find(std::begin(kSmallFixtures), std::end(kSmallFixtures), c.fixture) == std::end(kSmallFixtures);
+    });
+  }
   return all;
 }
 

@@ -65,8 +65,10 @@ class BatchBlock {
       const bool skips_attention = stage == Stage::kAdvance && c_.p.op.slots < 2;
       stage = skips_attention ? Stage::kWiden : static_cast<Stage>(static_cast<int>(stage) + 1);
       if (stage == Stage::kPredict && ++layer < layers) stage = Stage::kGate;
+      if (stage == Stage::kPredict && !c_.predicts()) break;
     }
     acquire_sums();
+    if (!c_.predicts()) l2_.store_output();
   }
 
  private:

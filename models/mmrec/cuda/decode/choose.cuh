@@ -1,6 +1,7 @@
 // Which way a decode step goes: one function decides. Figures are of an H200 (docs/performance.md), in bf16.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -28,8 +29,8 @@ DecodeChoice choose_decode(const Cuda& cuda, const DecodeShape& s, bool attends)
   const auto all_whole = [&](int bytes) {
     return whole(s.dim, bytes) && whole(s.gate_hidden, bytes) && whole(s.ffn, bytes);
   };
-  if (cuda.compute_capability() < kLeastCapability || s.batch < 1 || s.batch > kTileColumns ||
-      !all_whole(kPieceBytes)) {
+  if (cuda.compute_capability() < kLeastCapability || s.stacks > cuda.processors() || s.batch < 1 ||
+      s.batch > kTileColumns || !all_whole(kPieceBytes)) {
     return none;
   }
   const auto shared = static_cast<int>(cuda.shared_memory_per_block());
@@ -40,8 +41,9 @@ DecodeChoice choose_decode(const Cuda& cuda, const DecodeShape& s, bool attends)
     const DecodePlan plan = make_cluster_plan(s, attends, shared);
     if (plan.slots >= kLeastSlots && holds_decode_cluster(cuda)) return {DecodeWay::kCluster, kClusterBlocks, plan};
   }
-  // As few blocks as own no more channels each than one on every multiprocessor would: each waits for all others.
-  const std::int64_t channels = ceil_div(s.dim, cuda.processors());
+  // As few blocks as own no more channels each than one on every multiprocessor of the step's share would: each waits
+  // for all others.
+  const std::int64_t channels = ceil_div(s.dim, std::max<std::int64_t>(cuda.processors() / s.stacks, 1));
   const auto blocks = static_cast<int>(ceil_div(s.dim, channels));
   // One sequence is too little work to hide a stage's chain of instructions, so every stage has code of its own, which
   // takes 16 bits and whole steps of the product alone. 93 % of a copy where D = 2048, 64 % where D = 1024.

@@ -64,7 +64,12 @@ class ClusterBlock {
       if (layer + 1 < layers) ask_state(layer + 1);
       run_stage<Stage::kNarrow>(layer);
     }
-    predict(layers);
+    if (c_.predicts()) {
+      predict(layers);
+    } else {
+      cluster_.await(Point::kOutput, layers - 1);  // which others send
+      cluster_.store_output();
+    }
   }
 
  private:

@@ -63,6 +63,8 @@ struct DecodeContext {
   __device__ __forceinline__ void forget_lane() { lane = ptx::opaque(lane); }
   __device__ __forceinline__ int networks() const { return p.op.shape.dpg ? 1 : 2; }
 
+  __device__ __forceinline__ bool predicts() const { return p.op.shape.vocab > 0; }
+
   // --- State --------------------------------------------------------------------------------------------------------
 
   /// Layer's part of a sequence's h, context or segment_sum.

@@ -46,7 +46,11 @@ class SingleBlock {
       if (layer + 1 < layers) inputs_.ask_state(layer + 1);
       run_stage<Stage::kNarrow>(layer);
     }
-    run_stage<Stage::kPredict>(layers);
+    if (c_.predicts()) {
+      run_stage<Stage::kPredict>(layers);
+    } else {
+      l2_.store_output();
+    }
   }
 
  private:

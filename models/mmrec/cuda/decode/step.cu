@@ -71,10 +71,18 @@ __device__ void take_turns(const DecodeParams<A>& p, std::uint32_t turn) {
 template <class Block>
 constexpr int kThreadsOf = 32 * (kTileWarps + Block::Stream::kWarps);
 
+/// Steps side by side, of as many blocks each: blockIdx.y is the step's.
+template <class A, int kStacks>
+struct DecodeStacks {
+  DecodeParams<A> of[kStacks];
+};
+
 /// Block: SingleBlock, BatchBlock or ClusterBlock, of A.
-template <class Block, class A>
-__global__ void __launch_bounds__(kThreadsOf<Block>, 1) decode_kernel(const __grid_constant__ DecodeParams<A> p) {
+template <class Block, class A, int kStacks>
+__global__ void __launch_bounds__(kThreadsOf<Block>, 1)
+    decode_kernel(const __grid_constant__ DecodeStacks<A, kStacks> stacks) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  const DecodeParams<A>& p = stacks.of[kStacks == 1 ? 0 : blockIdx.y];
   auto* shared = ptx::shared_memory<std::byte>();
   const typename Block::Ring ring(shared, p.plan);
   const std::uint32_t turn = Block::kIsCluster ? 0 : __ldcg(static_cast<const std::uint32_t*>(p.op.exchange));
@@ -94,27 +102,49 @@ __global__ void __launch_bounds__(kThreadsOf<Block>, 1) decode_kernel(const __gr
 #endif
 }
 
-LaunchConfig cluster_config(std::size_t shared_bytes) {
-  return {.grid = dim3(kClusterBlocks),
+LaunchConfig cluster_config(std::size_t shared_bytes, int stacks) {
+  return {.grid = dim3(kClusterBlocks, static_cast<unsigned>(stacks)),
           .block = dim3(kThreadsOf<ClusterBlock<BFloat16>>),
           .shared_bytes = shared_bytes,
           .cluster = kClusterBlocks};
 }
 
-template <class Block, class A>
-void launch_blocks(Cuda& cuda, const DecodeParams<A>& params, int blocks) {
-  launch(cuda.stream(),
-         {.grid = dim3(static_cast<unsigned>(blocks)),
-          .block = dim3(kThreadsOf<Block>),
-          .shared_bytes = static_cast<std::size_t>(params.plan.shared_bytes),
-          .cooperative = true},
-         decode_kernel<Block, A>, params);
+/// As kStacks of them, all resident at once but for clusters, each of which stands alone.
+template <class A, int kStacks>
+void launch_steps(Cuda& cuda, const DecodeStacks<A, kStacks>& stacks, const DecodeChoice& choice) {
+  const auto shared_bytes = static_cast<std::size_t>(choice.plan.shared_bytes);
+  const auto launch_blocks = [&]<class Block>() {
+    launch(cuda.stream(),
+           {.grid = dim3(static_cast<unsigned>(choice.blocks), kStacks),
+            .block = dim3(kThreadsOf<Block>),
+            .shared_bytes = shared_bytes,
+            .cooperative = true},
+           decode_kernel<Block, A, kStacks>, stacks);
+  };
+  if constexpr (std::is_same_v<A, BFloat16>) {
+    if (choice.way == DecodeWay::kCluster) {
+      return launch(cuda.stream(), cluster_config(shared_bytes, kStacks), decode_kernel<ClusterBlock<A>, A, kStacks>,
+                    stacks);
+    }
+  }
+  if constexpr (sizeof(A) == 2) {
+    if (choice.way == DecodeWay::kSingle) return launch_blocks.template operator()<SingleBlock<A>>();
+  }
+  launch_blocks.template operator()<BatchBlock<A>>();
+}
+
+template <class A>
+DecodeChoice choice_for(const Cuda& cuda, const DecodeStep<Device, A>& op) {
+  DecodeChoice choice = choose_decode<A>(cuda, op.shape, op.slots > 1);
+  if (choice.way == DecodeWay::kNone) throw std::invalid_argument("decode_step: unsupported shape");
+  return choice;
 }
 
 }  // namespace
 
 bool holds_decode_cluster(const Cuda& cuda) {
-  return holds_cluster(cluster_config(cuda.shared_memory_per_block()), decode_kernel<ClusterBlock<BFloat16>, BFloat16>);
+  return holds_cluster(cluster_config(cuda.shared_memory_per_block(), 1),
+                       decode_kernel<ClusterBlock<BFloat16>, BFloat16, 1>);
 }
 
 bool decode_step_supported(const Cuda& cuda, const DecodeShape& shape, std::size_t element) {
@@ -145,19 +175,14 @@ void decode_exchange_clear(Cuda& cuda, const DecodeShape& shape, std::size_t ele
 
 template <class A>
 void decode_step(Cuda& cuda, const DecodeStep<Device, A>& op) {
-  const DecodeChoice choice = choose_decode<A>(cuda, op.shape, op.slots > 1);
-  if (choice.way == DecodeWay::kNone) throw std::invalid_argument("decode_step: unsupported shape");
-  const DecodeParams<A> params = {.op = op, .plan = choice.plan};
-  if constexpr (std::is_same_v<A, BFloat16>) {
-    if (choice.way == DecodeWay::kCluster) {
-      const auto shared_bytes = static_cast<std::size_t>(choice.plan.shared_bytes);
-      return launch(cuda.stream(), cluster_config(shared_bytes), decode_kernel<ClusterBlock<A>, A>, params);
-    }
-  }
-  if constexpr (sizeof(A) == 2) {
-    if (choice.way == DecodeWay::kSingle) return launch_blocks<SingleBlock<A>>(cuda, params, choice.blocks);
-  }
-  launch_blocks<BatchBlock<A>>(cuda, params, choice.blocks);
+  const DecodeChoice choice = choice_for(cuda, op);
+  launch_steps<A, 1>(cuda, {{{.op = op, .plan = choice.plan}}}, choice);
+}
+
+template <class A>
+void decode_steps(Cuda& cuda, const DecodeStep<Device, A>& first, const DecodeStep<Device, A>& second) {
+  const DecodeChoice choice = choice_for(cuda, first);
+  launch_steps<A, 2>(cuda, {{{.op = first, .plan = choice.plan}, {.op = second, .plan = choice.plan}}}, choice);
 }
 
 template DecodeWay decode_way<float>(const Cuda&, const DecodeShape&);
@@ -166,5 +191,8 @@ template DecodeWay decode_way<Float16>(const Cuda&, const DecodeShape&);
 template void decode_step(Cuda&, const DecodeStep<Device, float>&);
 template void decode_step(Cuda&, const DecodeStep<Device, BFloat16>&);
 template void decode_step(Cuda&, const DecodeStep<Device, Float16>&);
+template void decode_steps(Cuda&, const DecodeStep<Device, float>&, const DecodeStep<Device, float>&);
+template void decode_steps(Cuda&, const DecodeStep<Device, BFloat16>&, const DecodeStep<Device, BFloat16>&);
+template void decode_steps(Cuda&, const DecodeStep<Device, Float16>&, const DecodeStep<Device, Float16>&);
 
 }  // namespace mmrec::kernels

@@ -68,6 +68,11 @@ class ThroughCluster {
     if (has_unit(c_.channels)) residual_ = widen(c_.embedding_row(0)[c_.channels.first + unit_row()]);
   }
 
+  /// And ends, as the step's output, without a head.
+  __device__ __forceinline__ void store_output() const {
+    if (has_unit(c_.channels) && octet() == 0) c_.p.op.x[channel_of_lane()] = residual_;
+  }
+
   // --- Places and arrivals -------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ std::byte* vector(Point point) const { return c_.shared + c_.p.plan.at[point]; }

@@ -59,6 +59,18 @@ class ThroughL2 {
     }
   }
 
+  /// And ends, as the step's output, without a head. By all consumers, after the last sums.
+  __device__ __forceinline__ void store_output() const {
+    barrier();
+#pragma unroll 1
+    for (int sequence = 0; sequence < batch(); ++sequence) {
+#pragma unroll 1
+      for (int i = c_.thread(); i < c_.channels.count; i += kConsumers) {
+        c_.p.op.x[sequence * c_.dim + c_.channels.first + i] = local(Local::kResidual, i, sequence);
+      }
+    }
+  }
+
   // --- Outputs ------------------------------------------------------------------------------------------------------
 
   template <Stage kStage>

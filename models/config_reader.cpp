@@ -1,0 +1,113 @@
+#include "models/config_reader.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <stdexcept>
+#include <utility>
+
+#include "models/files/text.h"
+
+namespace mmrec::models {
+namespace {
+
+constexpr std::size_t kMaxEosIds = 1024;
+
+/// Keys that common tools add to every config.json.
+constexpr std::array<std::string_view, 5> kToolKeys = {"architectures", "torch_dtype", "dtype", "transformers_version",
+                                                       "_name_or_path"};
+
+bool contains(std::span<const std::string_view> keys, std::string_view key) {
+  return std::find(keys.begin(), keys.end(), key) != keys.end();
+}
+
+}  // namespace
+
+ConfigReader::ConfigReader(std::string_view text, std::string name, const WarningSink& warn)
+    : name_(std::move(name)), reader_(text, name_, 1024), warn_(warn) {}
+
+bool ConfigReader::is_null() {
+  if (reader_.peek() != JsonReader::Kind::kNull) return false;
+  reader_.null();
+  return true;
+}
+
+void ConfigReader::read(std::string_view key, std::int64_t& to) {
+  const std::int64_t limit = key == "num_layers" ? kMaxLayers : kMaxSize;
+  to = reader_.integer();
+  if (to < 1 || to > limit) reader_.fail(fmt::format("found {}, expected 1 to {}", to, limit));
+}
+
+void ConfigReader::read(std::string_view /*key*/, bool& to) { to = reader_.boolean(); }
+
+void ConfigReader::read(std::string_view /*key*/, float& to) {
+  to = reader_.real();
+  if (!(to >= 0.0F && to <= kMaxMdiMix)) reader_.fail(fmt::format("found {}, expected 0 to {}", to, kMaxMdiMix));
+}
+
+void ConfigReader::check_ids(std::int64_t vocab_size) const {
+  const auto check = [&](int id, const char* key) {
+    if (id >= vocab_size) {
+      fail(fmt::format("{}: found {}, expected a token id below vocab_size {}", key, id, vocab_size));
+    }
+  };
+  if (ids_.bos) check(*ids_.bos, "bos_token_id");
+  for (const int id : ids_.eos) check(id, "eos_token_id");
+}
+
+void ConfigReader::require(bool present, std::string_view key) const {
+  if (!present) fail(fmt::format("{} is missing", key));
+}
+
+void ConfigReader::fail(std::string_view message) const {
+  throw std::runtime_error(fmt::format("{}: {}", name_, message));
+}
+
+void ConfigReader::model_type(std::string_view type) {
+  const std::string found = reader_.string();
+  if (found != type) reader_.fail(fmt::format("found {}, expected {}", quote(found), quote(type)));
+}
+
+void ConfigReader::other(std::string_view key, std::span<const std::string_view> ignored) {
+  if (key == "bos_token_id") {
+    if (!is_null()) ids_.bos = token_id();
+    return;
+  }
+  if (key == "eos_token_id") return eos_token_id();
+  if (!contains(ignored, key) && !contains(kToolKeys, key) && warn_) {
+    warn_(fmt::format("{}: unknown key {} is ignored", name_, quote(key)));
+  }
+  reader_.skip();
+}
+
+int ConfigReader::token_id() {
+  const std::int64_t id = reader_.integer();
+  if (id < 0 || id >= kMaxSize) reader_.fail(fmt::format("found {}, expected a token id below vocab_size", id));
+  return static_cast<int>(id);
+}
+
+void ConfigReader::eos_token_id() {
+  if (is_null()) return;
+  if (reader_.peek() != JsonReader::Kind::kArray) {
+    ids_.eos.push_back(token_id());
+    return;
+  }
+  reader_.begin_array();
+  while (reader_.next_element()) {
+    ids_.eos.push_back(token_id());
+    if (ids_.eos.size() > kMaxEosIds) reader_.fail(fmt::format("more than {} ids", kMaxEosIds));
+  }
+}
+
+std::string to_json(const TextIds& ids) {
+  std::string json;
+  if (ids.bos) json += fmt::format(",\n  \"bos_token_id\": {}", *ids.bos);
+  if (!ids.eos.empty()) {
+    const std::vector<std::int64_t> eos(ids.eos.begin(), ids.eos.end());
+    json += fmt::format(",\n  \"eos_token_id\": {}", list(eos));
+  }
+  return json;
+}
+
+}  // namespace mmrec::models

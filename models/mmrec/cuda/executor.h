@@ -1,0 +1,324 @@
+// Executors on a GPU: the forward pass of a net on kernels::Cuda, with recorded steps and draws on the device.
+//
+// All sessions of a model share one stream: calls take turns, and what one of them has enqueued is done before what the
+// next one enqueues.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <stdexcept>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "kernels/cuda/runtime/cuda.h"
+#include "kernels/cuda/runtime/graph.h"
+#include "models/executor_base.h"
+#include "models/mmrec/cuda/draw_rules.h"
+#include "models/mmrec/cuda/ops.h"
+#include "models/mmrec/forward.h"
+
+namespace mmrec::models {
+
+/// Rows enough to fill the device in every product. A window is a tile of a sweep, of 128 times and 128 channels, for
+/// every multiprocessor, so that what its sweeps go over again and again stays in L2; two tiles where products take
+/// most of a sweep. Cut to a power of 2: whole windows fill a chunk.
+inline ChunkPlan cuda_plan(const Config& config, int processors) {
+  constexpr std::int64_t kTokens = 4096;
+  const std::int64_t tiles = (config.model_dim <= 1024 ? 1 : 2) * std::int64_t{processors};
+  const std::int64_t fits = std::int64_t{128} * 128 * tiles / config.model_dim;
+  const auto window = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(fits)));
+  return {.tokens = kTokens,
+          .tile = 1,
+          .rows = 8192,
+          .window = std::clamp<std::int64_t>(window, 256, kTokens),
+          .spans_segments = config.carry_state,
+          .packs = true};
+}
+
+inline constexpr float kFloatTolerance = 1e-5F;
+/// Half a unit in the last place of bf16, relative: finer than the rounding of what enters the gates.
+inline constexpr float kHalfTolerance = 1e-3F;
+
+template <class A>
+RecurrenceOptions resolve_on_cuda(const ExecutionOptions& options) {
+  const float tolerance = std::is_same_v<A, float> ? kFloatTolerance : kHalfTolerance;
+  return {.sweeps = options.prefill != PrefillMode::kSteps,
+          .tolerance = options.sweep_tolerance == 0.0F ? tolerance : options.sweep_tolerance,
+          .max_sweeps = options.max_sweeps};
+}
+
+/// `Lane` is made of its `Model`, and has a `backend` and a `forward`, whose operands are of Element. A model has
+/// state(), vocab() and gpu(), and is copied.
+template <class Lane>
+class CudaExecutor final : public ExecutorBase<CudaExecutor<Lane>, kernels::Cuda> {
+  using Base = ExecutorBase<CudaExecutor, kernels::Cuda>;
+  using Base::pool_, Base::pool_mutex_;
+  using A = typename Lane::Element;
+  using Forward = typename Lane::Forward;
+
+ public:
+  using Model = typename Lane::Model;
+
+  explicit CudaExecutor(Model model) : Base(model.state()), model_(std::move(model)) {}
+
+  /// The lane, for one thread at a time.
+  class Turn {
+   public:
+    Turn(std::unique_lock<std::mutex> lock, Lane& lane) : lock_(std::move(lock)), lane_(lane) {}
+    Lane* operator->() const { return &lane_; }
+
+   private:
+    std::unique_lock<std::mutex> lock_;
+    Lane& lane_;
+  };
+  Turn lane(const ExecutionOptions& options, std::int64_t sequences) {
+    return take(std::unique_lock(mutex_), options, sequences);
+  }
+  Turn take(std::unique_lock<std::mutex> lock, const ExecutionOptions& options, std::int64_t sequences) {
+    if (!lane_) lane_.emplace(model_);
+    lane_->backend.make_current();
+    if (stream_ != nullptr) std::exchange(stream_, nullptr)->keep_token(*lane_);
+    if (lane_->forward.reserve(sequences,
+                               resolve_on_cuda<A>(options).sweeps)) {  // what lay in the old activations is gone
+      graphs_.clear();
+      seen_.clear();
+      drawn_for_.clear();
+    }
+    return {std::move(lock), *lane_};
+  }
+  Turn any_lane() { return lane({.prefill = PrefillMode::kSteps}, 1); }
+
+  void release(Slot first) noexcept override {
+    const std::lock_guard lock(pool_mutex_);
+    pool_.release(first);
+  }
+
+  /// Enough that chunks are full for most of the call.
+  int sequences_of_a_call() override {
+    constexpr std::size_t kMost = 4096;
+    const std::size_t fit = kernels::device_memory(model_.gpu()).free / 8 / this->slot_bytes();
+    return static_cast<int>(std::clamp<std::size_t>(fit, 1, kMost));
+  }
+
+  Done run(const Work& work, const ExecutionOptions& options) override {
+    const Turn turn = lane(options, count_of(work.runs));
+    drawn_for_.clear();
+    return turn->forward.run(work, resolve_on_cuda<A>(options));
+  }
+
+  bool steps_by_itself() const override { return true; }
+  void step(std::span<const int> tokens, std::span<const Run> runs, const ExecutionOptions& options) override {
+    const Turn turn = lane(options, count_of(runs));
+    Forward& forward = turn->forward;
+    if (!forward.are_single_tokens(runs)) {
+      drawn_for_.clear();
+      RecurrenceOptions exact = resolve_on_cuda<A>(options);
+      exact.sweeps = false;
+      forward.run({.tokens = tokens, .runs = runs}, exact);
+      return;
+    }
+    if (!forward.are_in_order(runs)) {
+      drawn_for_.clear();
+      return forward.step(tokens, runs);
+    }
+    const bool are_there = std::equal(runs.begin(), runs.end(), drawn_for_.begin(), drawn_for_.end(),
+                                      [](const Run& run, Slot slot) { return run.slot == slot; }) &&
+                           std::equal(tokens.begin(), tokens.end(), drawn_.data());
+    if (!are_there) forward.load_tokens(tokens);
+    drawn_for_.clear();
+    enqueue(*lane_, runs);
+  }
+
+  std::unique_ptr<TokenStream> draw_ahead(const Draw& first, std::int64_t position, bool logprobs) override {
+    if (!can_draw(first, model_.vocab())) return nullptr;
+    return std::make_unique<Stream>(*this, first, position, logprobs);
+  }
+
+  /// Through page-locked memory, which takes a part of the time.
+  void logits(Slot first, int count, std::span<float> to) override {
+    const Turn turn = any_lane();
+    if (logits_.size() < to.size()) logits_ = kernels::PinnedBuffer<float>(to.size());
+    turn->backend.download_rows(turn->forward.logits(first, count), logits_.data());
+    std::copy_n(logits_.data(), to.size(), to.data());
+  }
+
+  bool draw(std::span<const Draw> draws, std::span<int> tokens, std::span<float> logprobs) override {
+    const auto can = [&](const Draw& draw) { return can_draw(draw, model_.vocab()); };
+    if (!std::all_of(draws.begin(), draws.end(), can)) return false;
+    const auto count = static_cast<std::int64_t>(tokens.size());
+    const Turn turn = lane({.prefill = PrefillMode::kSteps}, count);
+    kernels::SampleRule* const rules = rules_.for_draws(turn->backend, draws);
+    drawn_for_.clear();
+    if (drawn_.size() < tokens.size()) drawn_ = kernels::PinnedBuffer<int>(tokens.size());
+    std::fill_n(drawn_.data(), tokens.size(), kPending);
+    // They stay on the device too: mostly the next step takes just these.
+    slots_.clear();
+    for (const Draw& draw : draws) slots_.push_back(draw.slot);
+    const kernels::MatrixView<const float, kernels::Device> logits = turn->forward.logits(slots_);
+    int* const on_device = turn->forward.tokens();
+    kernels::sample_tokens(turn->backend,
+                           {.logits = logits, .rules = rules, .tokens = drawn_.data(), .copy = on_device});
+    if (!logprobs.empty()) {
+      kernels::token_logprobs_unchecked(
+          turn->backend, kernels::TokenLogprobs<float, int, kernels::Device>{
+                             .logits = logits, .targets = on_device, .logprobs = turn->forward.logprobs()});
+      turn->backend.download(turn->forward.logprobs(), logprobs.data(), logprobs.size());
+    }
+    for (int& token : std::span(drawn_.data(), tokens.size())) await(turn->backend, token, kPending);
+    std::copy_n(drawn_.data(), tokens.size(), tokens.data());
+    drawn_for_ = slots_;
+    rules_.have_drawn(tokens);
+    return true;
+  }
+
+ private:
+  static constexpr int kPending = -2;  // no token
+
+  /// The token drawn last waits where a step takes it from, unless another call has come between: then in `token_`.
+  class Stream final : public TokenStream {
+   public:
+    Stream(CudaExecutor& executor, const Draw& first, std::int64_t position, bool logprobs)
+        : executor_(executor), slot_(first.slot), position_(position), logprobs_(logprobs) {
+      const Turn turn = executor_.any_lane();
+      rule_ = kernels::DeviceBuffer<kernels::SampleRule>(1);
+      token_ = kernels::DeviceBuffer<int>(1);
+      tokens_ = kernels::PinnedBuffer<int>(kPlaces);
+      scores_ = kernels::PinnedBuffer<std::uint32_t>(kPlaces);
+      kernels::SampleRule rule{.options = first.options, .sequence = first.sequence, .step = first.step};
+      const auto window = static_cast<std::size_t>(first.options.repetition_window);
+      if (first.options.repetition_penalty != 1.0F && window > 0) {
+        const std::span<const int> recent = counted_tokens(first);
+        recent_ = turn->backend.template allocate<int>(window);
+        turn->backend.upload(recent.data(), recent_.data(), recent.size());
+        rule.recent = recent_.data();
+        rule.recent_count = recent.size();
+      }
+      turn->backend.upload(&rule, rule_.data(), 1);
+    }
+    ~Stream() override {
+      const std::lock_guard lock(executor_.mutex_);
+      if (executor_.stream_ == this) executor_.stream_ = nullptr;
+      try {
+        executor_.lane_->backend.make_current();
+        executor_.lane_->backend.synchronize();  // nobody writes to what goes now
+      } catch (const std::exception&) {          // a device that fails writes nothing; the next call says so
+      }
+    }
+
+    void enqueue() override {
+      std::unique_lock lock(executor_.mutex_);
+      const bool has_token = executor_.stream_ == this;
+      if (has_token) executor_.stream_ = nullptr;  // nobody need keep it
+      const Turn turn = executor_.take(std::move(lock), {.prefill = PrefillMode::kSteps}, 1);
+      kernels::Cuda& cuda = turn->backend;
+      int* const on_device = turn->forward.tokens();
+      if (enqueued_ > 0) {
+        if (!has_token) cuda.copy(token_.data(), on_device, sizeof(int));
+        const Run run{slot_, position_, 0, 1};
+        executor_.drawn_for_.clear();
+        executor_.enqueue(*executor_.lane_, {&run, 1});
+        ++position_;
+      }
+      const std::size_t place = enqueued_ % kPlaces;
+      tokens_.data()[place] = kPending;
+      const kernels::MatrixView<const float, kernels::Device> logits = turn->forward.logits(slot_, 1);
+      kernels::sample_tokens(
+          cuda, {.logits = logits, .rules = rule_.data(), .tokens = tokens_.data() + place, .copy = on_device});
+      if (logprobs_) {
+        scores_.data()[place] = kNoScore;
+        kernels::token_logprobs_unchecked(
+            cuda,
+            kernels::TokenLogprobs<float, int, kernels::Device>{
+                .logits = logits, .targets = on_device, .logprobs = reinterpret_cast<float*>(scores_.data() + place)});
+      }
+      ++enqueued_;
+      executor_.stream_ = this;
+    }
+
+    std::pair<int, float> fetch() override {
+      const std::size_t place = fetched_++ % kPlaces;
+      const kernels::Cuda& cuda = executor_.lane_->backend;
+      await(cuda, tokens_.data()[place], kPending);
+      if (!logprobs_) return {tokens_.data()[place], 0.0F};
+      await(cuda, scores_.data()[place], kNoScore);
+      return {tokens_.data()[place], std::bit_cast<float>(scores_.data()[place])};
+    }
+
+    /// Another call is about to use the place.
+    void keep_token(Lane& lane) { lane.backend.copy(lane.forward.tokens(), token_.data(), sizeof(int)); }
+
+   private:
+    static constexpr std::size_t kPlaces = kAhead + 1;
+    static constexpr std::uint32_t kNoScore = ~std::uint32_t{0};  // a NaN that no kernel makes
+
+    CudaExecutor& executor_;
+    Slot slot_;
+    std::int64_t position_;
+    bool logprobs_;
+    std::size_t enqueued_ = 0, fetched_ = 0;
+    kernels::DeviceBuffer<kernels::SampleRule> rule_;
+    kernels::DeviceBuffer<int> token_, recent_;
+    kernels::PinnedBuffer<int> tokens_;            // written by the device, as these are
+    kernels::PinnedBuffer<std::uint32_t> scores_;  // bits of floats
+  };
+  /// A step of sequences side by side at one position.
+  using StepKey = std::tuple<Slot, std::size_t, typename Forward::StepKey>;
+
+  static std::int64_t count_of(std::span<const Run> runs) { return static_cast<std::int64_t>(runs.size()); }
+
+  /// Returns when the device has written the word, which is some microseconds before the stream is known to be idle.
+  template <class Word>
+  static void await(const kernels::Cuda& cuda, Word& word, Word pending) {
+    constexpr int kPolls = 1024;  // between questions whether it still works at it
+    const auto is_pending = [&] { return std::atomic_ref(word).load(std::memory_order_acquire) == pending; };
+    for (int n = 1; is_pending(); ++n) {
+      if (n % kPolls == 0 && cuda.is_idle() && is_pending()) throw std::logic_error("the device drew no token");
+    }
+  }
+
+  // The first step of a kind runs op by op, the second is recorded, all later ones are replayed. A step that closes a
+  // memory segment comes once per segment and is never recorded, nor are steps of sequences that do not lie side by
+  // side at one position.
+  void enqueue(Lane& lane, std::span<const Run> runs) {
+    const Run& first = runs.front();
+    bool recordable = true;
+    for (std::size_t i = 1; i < runs.size(); ++i) {
+      recordable =
+          recordable && runs[i].position == first.position && runs[i].slot == first.slot + i * this->slot_bytes();
+    }
+    const StepKey key = {first.slot, runs.size(), lane.forward.step_key(first.position)};
+    recordable = recordable && std::get<1>(std::get<2>(key)) < 0;
+    constexpr std::size_t kMostGraphs = 256;
+    if (graphs_.size() >= kMostGraphs || seen_.size() >= 4 * kMostGraphs) graphs_.clear(), seen_.clear();
+    if (!recordable || seen_.insert(key).second) return lane.forward.step(runs);
+    auto graph = graphs_.find(key);
+    if (graph == graphs_.end()) {
+      graph = graphs_.emplace(key, kernels::Graph(lane.backend, [&] { lane.forward.step(runs); })).first;
+    }
+    graph->second.launch(lane.backend);
+  }
+
+  const Model model_;
+  std::mutex mutex_;  // guards all that follows
+  std::optional<Lane> lane_;
+  DrawRules rules_;
+  kernels::PinnedBuffer<float> logits_;
+  kernels::PinnedBuffer<int> drawn_;  // written by the device
+  Stream* stream_ = nullptr;          // whose token waits in forward.tokens()
+  std::vector<Slot> drawn_for_;       // those whose tokens drawn_ and forward.tokens() hold
+  std::vector<Slot> slots_;           // scratch
+  std::set<StepKey> seen_;
+  std::map<StepKey, kernels::Graph> graphs_;
+};
+
+}  // namespace mmrec::models

@@ -1,0 +1,92 @@
+// MM-Rec between tokens and what the head multiplies: one stack of blocks and its norm. Another architecture that is
+// made of stacks has a net of its own, with the same members, for the same forward pass (forward.h).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+
+#include "models/mmrec/stack.h"
+
+namespace mmrec::models {
+
+template <class Backend, class A>
+class Net {
+ public:
+  using Device = Backend;
+  using Element = A;
+  using Space = typename Backend::Space;
+  template <class T>
+  using Matrix = kernels::MatrixView<T, Space>;
+
+  Net(const Config& config, ModelView<Space> model, Backend& backend, const ChunkPlan& plan)
+      : Net(config, std::move(model), backend, plan, SlotLayout(config)) {}
+
+  Backend& backend() { return stack_.backend(); }
+  const ChunkPlan& plan() const { return stack_.work().plan; }
+  std::size_t slot_bytes() const { return stack_.work().slot.bytes; }
+  std::int64_t segment() const { return config_.memory_segment; }
+  std::int64_t vocab() const { return config_.vocab_size; }
+  const kernels::WeightView<Space>& head() const { return stack_.model().head; }
+
+  /// See Workspace::reserve.
+  bool reserve(std::int64_t sequences, bool sweeps) { return stack_.work().reserve(sequences, sweeps); }
+  std::int64_t rows() const { return stack_.work().rows(); }
+
+  /// A chunk, from tokens in the backend's memory. True if each batch's rows are single tokens that have been normed:
+  /// then hidden() has them.
+  bool run(const int* tokens, std::span<const Batch> batches, std::int64_t rows, bool packed, bool ragged,
+           const RecurrenceOptions& options, PrefillStats& stats) {
+    stack_.work().ragged = ragged;
+    return stack_.run(tokens, batches, rows, packed, options, hidden(rows), stats);
+  }
+  /// What the head multiplies, of rows of the chunk: normed by run(), or by what follows.
+  Matrix<A> hidden(std::int64_t rows) { return stack_.work().u(rows); }
+  /// Of all rows.
+  Matrix<A> norm(std::int64_t rows) {
+    stack_.norm_by(backend(), rows, hidden(rows));
+    return hidden(rows);
+  }
+  /// Of the last token of each sequence of a batch.
+  Matrix<A> norm_last(const Batch& b) {
+    const Matrix<A> to = hidden(rows()).middle_rows(b.first_row, b.sequences);
+    stack_.norm_last_by(backend(), b, to);
+    return to;
+  }
+  /// Of the last tokens of the packed runs that end in the chunk, `count` of them.
+  Matrix<A> norm_packed(std::int64_t count) {
+    stack_.norm_packed_by(backend(), hidden(count));
+    return hidden(count);
+  }
+
+  /// All of a step by few ops, logits and all, for backends and models that have it; false if there is no such way.
+  bool step_at_once(const int* tokens, const Batch& b, Matrix<float> logits) {
+    auto* const whole = stack_.whole_step(backend(), tokens, b);
+    if (whole == nullptr) return false;
+    whole->op().logits = logits.data;
+    whole->run(stack_.backend());
+    stack_.close(b);
+    return true;
+  }
+
+  using StepKey = typename Stack<Backend, A>::StepKey;
+  StepKey step_key(std::int64_t position) const { return stack_.step_key(position); }
+  /// Whether sequences at a position come last in a step of many.
+  bool comes_last(std::int64_t position) const { return stack_.work().filled_slots(position) > 1; }
+  Matrix<float> logits(Slot first, std::int64_t count) const {
+    const auto& work = stack_.work();
+    return work.of_slots(work.template in_slot<float>(first, work.slot.logits), count, vocab());
+  }
+  void complete_state(Slot first, std::int64_t count, std::int64_t position) {
+    stack_.complete_state(first, count, position);
+  }
+
+ private:
+  Net(const Config& config, ModelView<Space> model, Backend& backend, const ChunkPlan& plan, const SlotLayout& slot)
+      : config_(config), stack_(config, std::move(model), backend, plan, slot) {}
+
+  const Config& config_;
+  Stack<Backend, A> stack_;
+};
+
+}  // namespace mmrec::models

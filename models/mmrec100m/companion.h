@@ -1,0 +1,98 @@
+// A thread that does one thing at a time beside the one that owns it.
+#pragma once
+
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace mmrec::models {
+
+class Companion {
+ public:
+  Companion() = default;
+  Companion(const Companion&) = delete;
+  Companion& operator=(const Companion&) = delete;
+  ~Companion() {
+    if (!thread_.joinable()) return;
+    {
+      const std::lock_guard lock(mutex_);
+      is_ending_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+  /// own() on this thread and other() on the companion's, which begins with the first call. Throws what either has
+  /// thrown, when both are done. Without a thread to be had, one after the other.
+  template <class Own>
+  void run(const Own& own, std::function<void()> other) {
+    begin(std::move(other));
+    std::exception_ptr fault;
+    try {
+      own();
+    } catch (...) {
+      fault = std::current_exception();
+    }
+    const std::exception_ptr others = end();
+    if (fault) std::rethrow_exception(fault);
+    if (others) std::rethrow_exception(others);
+  }
+
+ private:
+  void begin(std::function<void()> work) {
+    {
+      const std::lock_guard lock(mutex_);
+      work_ = std::move(work);
+      fault_ = nullptr;
+    }
+    if (!thread_.joinable()) {
+      try {
+        thread_ = std::thread([this] { serve(); });
+      } catch (const std::system_error&) {
+        do_work();
+      }
+    }
+    changed_.notify_all();
+  }
+  std::exception_ptr end() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return work_ == nullptr; });
+    return std::exchange(fault_, nullptr);
+  }
+  void serve() {
+    while (true) {
+      {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [this] { return is_ending_ || work_ != nullptr; });
+        if (work_ == nullptr) return;
+      }
+      do_work();
+    }
+  }
+  void do_work() {
+    std::exception_ptr fault;
+    try {
+      work_();
+    } catch (...) {
+      fault = std::current_exception();
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      work_ = nullptr;
+      fault_ = fault;
+    }
+    changed_.notify_all();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::function<void()> work_;  // null: none
+  std::exception_ptr fault_;
+  bool is_ending_ = false;
+  std::thread thread_;
+};
+
+}  // namespace mmrec::models

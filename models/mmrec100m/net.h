@@ -1,0 +1,190 @@
+// MMRec100M between tokens and what the head multiplies:
+//
+//   x = embedding[token];  X_e = rmsnorm(blocks of expert e applied to x; norm of e),  e = text, code
+//   f = W_fusion [X_text ; X_code] + b_fusion;  hidden = rmsnorm(f; final norm)
+//
+// The experts are stacks of MM-Rec's (models/mmrec/stack.h), which know nothing of each other and run side by side
+// (sides.h). Of one that does not run the fusion sees zeros.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+
+#include "models/mmrec/stack.h"
+#include "models/mmrec100m/config.h"
+#include "models/mmrec100m/sides.h"
+#include "models/mmrec100m/state.h"
+#include "models/mmrec100m/weights.h"
+
+namespace mmrec::models {
+
+/// As Net of models/mmrec/net.h, for the forward pass there.
+template <class Backend, class A>
+class Net100m {
+ public:
+  using Device = Backend;
+  using Element = A;
+  using Space = typename Backend::Space;
+  template <class T>
+  using Matrix = kernels::MatrixView<T, Space>;
+
+  Net100m(const Config100m& config, const View100m<Space>& view, Backend& backend, Sides<Backend>& sides,
+          const ChunkPlan& plan)
+      : config_(config),
+        stack_config_(config.stack()),
+        view_(view),
+        backend_(backend),
+        sides_(sides),
+        plan_(plan),
+        layout_(config) {
+    for (int i = 0; i < config.stacks(); ++i) {
+      Backend& own = config.stacks() == 2 ? sides.of(i) : backend;
+      stacks_[static_cast<std::size_t>(i)] =
+          std::make_unique<Stack<Backend, A>>(stack_config_, stack_view(view_, config.first() + i), own, plan_,
+                                              layout_.stacks[static_cast<std::size_t>(i)]);
+    }
+  }
+  Net100m(const Net100m&) = delete;
+  Net100m& operator=(const Net100m&) = delete;
+
+  Backend& backend() { return backend_; }
+  const ChunkPlan& plan() const { return plan_; }
+  std::size_t slot_bytes() const { return layout_.bytes; }
+  std::int64_t segment() const { return stack_config_.memory_segment; }
+  std::int64_t vocab() const { return config_.vocab_size; }
+  const kernels::WeightView<Space>& head() const { return view_.head; }
+
+  bool reserve(std::int64_t sequences, bool sweeps) {
+    bool grows = false;
+    for_each_stack([&](auto& stack) { grows = stack.work().reserve(sequences, sweeps) || grows; });
+    if (!grows && joined_.size() != 0) return false;
+    const auto count = static_cast<std::size_t>(rows() * 2 * config_.expert_dim);
+    joined_ = {}, fused_ = {}, hidden_ = {};
+    joined_ = backend_.template allocate<A>(count);  // zeros, which the half of an expert that does not run stays
+    fused_ = backend_.template allocate<float>(count);
+    if constexpr (kRounds) hidden_ = backend_.template allocate<A>(count);
+    return true;
+  }
+  std::int64_t rows() const { return stacks_[0]->work().rows(); }
+
+  bool run(const int* tokens, std::span<const Batch> batches, std::int64_t rows, bool packed, bool ragged,
+           const RecurrenceOptions& options, PrefillStats& stats) {
+    ragged_ = ragged;
+    std::array<PrefillStats, 2> of_stack;
+    std::array<bool, 2> normed = {};
+    run_stacks(options.sweeps, [&](std::size_t i) {
+      stacks_[i]->work().ragged = ragged;
+      normed[i] = stacks_[i]->run(tokens, batches, rows, packed, options, half(i, rows), of_stack[i]);
+    });
+    stats += of_stack[0];
+    stats += of_stack[1];
+    if (normed[0]) fuse(rows);
+    return normed[0];  // as the other one: they have the same shapes
+  }
+  Matrix<A> hidden(std::int64_t rows) {
+    if constexpr (kRounds) {
+      return {hidden_.data(), rows, 2 * config_.expert_dim};
+    } else {
+      return {fused_.data(), rows, 2 * config_.expert_dim};
+    }
+  }
+  Matrix<A> norm(std::int64_t rows) {
+    for_each_half([&](auto& stack, std::size_t i) { stack.norm_by(backend_, rows, half(i, rows)); });
+    return fuse(rows);
+  }
+  Matrix<A> norm_last(const Batch& b) {
+    for_each_half([&](auto& stack, std::size_t i) { stack.norm_last_by(backend_, b, half(i, b.sequences)); });
+    return fuse(b.sequences);
+  }
+  Matrix<A> norm_packed(std::int64_t count) {
+    for_each_half([&](auto& stack, std::size_t i) { stack.norm_packed_by(backend_, half(i, count)); });
+    return fuse(count);
+  }
+
+  bool step_at_once(const int* tokens, const Batch& b, Matrix<float> logits) {
+    if constexpr (WholeStep<Backend, A>::kBackendHasIt) {
+      std::array<WholeStep<Backend, A>*, 2> steps = {};
+      for (int i = 0; i < config_.stacks(); ++i) {
+        auto& stack = *stacks_[static_cast<std::size_t>(i)];
+        auto*& step = steps[static_cast<std::size_t>(i)];
+        step = stack.whole_step(backend_, tokens, b, config_.stacks());
+        if (step == nullptr) return false;
+        step->op().x = stack.work().x(b.sequences).data;
+      }
+      steps[0]->run_with(steps[1], backend_);
+      ragged_ = true;
+      const Batch last{.sequences = b.sequences, .tokens = 1};
+      predict(norm_last(last), logits);
+      return true;
+    }
+    return false;
+  }
+
+  using StepKey = typename Stack<Backend, A>::StepKey;
+  StepKey step_key(std::int64_t position) const { return stacks_[0]->step_key(position); }
+  bool comes_last(std::int64_t /*position*/) const { return false; }
+  Matrix<float> logits(Slot first, std::int64_t count) const {
+    const auto& work = stacks_[0]->work();
+    return work.of_slots(work.template in_slot<float>(first, layout_.logits), count, vocab());
+  }
+  void complete_state(Slot /*first*/, std::int64_t /*count*/, std::int64_t /*position*/) {}  // nothing follows from h
+
+ private:
+  static constexpr bool kRounds = Workspace<Backend, A>::kRounds;
+
+  template <class Visit>
+  void for_each_stack(const Visit& visit) {
+    for (auto& stack : stacks_) {
+      if (stack != nullptr) visit(*stack);
+    }
+  }
+  template <class Visit>
+  void for_each_half(const Visit& visit) {
+    for (std::size_t i = 0; i < stacks_.size(); ++i) {
+      if (stacks_[i] != nullptr) visit(*stacks_[i], i);
+    }
+  }
+  template <class Run>
+  void run_stacks(bool waits, const Run& run) {
+    if (config_.stacks() == 1) return run(std::size_t{0});
+    sides_.run(waits, [&](int side) { run(static_cast<std::size_t>(side)); });
+  }
+  /// Where the normed rows of stack i go: its expert's half of the fusion's input.
+  Matrix<A> half(std::size_t i, std::int64_t rows) {
+    const std::int64_t dim = config_.expert_dim;
+    return {joined_.data() + (config_.first() + static_cast<std::int64_t>(i)) * dim, rows, dim, 2 * dim};
+  }
+  Matrix<A> fuse(std::int64_t rows) {
+    const std::int64_t dim = 2 * config_.expert_dim;
+    const Matrix<float> f{fused_.data(), rows, dim};
+    linear<float>(
+        {.x = Matrix<A>{joined_.data(), rows, dim}, .weight = view_.fusion, .bias = view_.fusion_bias, .y = f});
+    kernels::rmsnorm(backend_, Matrix<const float>(f), view_.norm, hidden(rows));
+    return hidden(rows);
+  }
+  void predict(Matrix<A> from, Matrix<float> logits) { linear<float>({.x = from, .weight = view_.head, .y = logits}); }
+  template <class Y>
+  void linear(kernels::Linear<Space, A, Y> job) {
+    job.ragged = ragged_;
+    kernels::linear(backend_, std::span<const kernels::Linear<Space, A, Y>>(&job, 1));
+  }
+
+  const Config100m& config_;
+  const Config stack_config_;
+  const View100m<Space> view_;
+  Backend& backend_;
+  Sides<Backend>& sides_;
+  const ChunkPlan plan_;
+  const SlotLayout100m layout_;
+  std::array<std::unique_ptr<Stack<Backend, A>>, 2> stacks_;  // the second is null where one expert runs
+  bool ragged_ = false;
+  typename Backend::template Buffer<A> joined_, hidden_;  // [rows, 2E]
+  typename Backend::template Buffer<float> fused_;        // [rows, 2E]; in fp32 its norm takes its place
+};
+
+}  // namespace mmrec::models
