@@ -18,9 +18,11 @@
 #include "apps/background_writer.h"
 #include "apps/cli.h"
 #include "apps/generate_lines.h"
+#include "apps/generate_report.h"
 #include "apps/input.h"
 #include "apps/model_folder.h"
 #include "apps/output.h"
+#include "apps/prefix_cache.h"
 #include "apps/progress.h"
 #include "apps/sampling.h"
 #include "apps/saved_state.h"
@@ -46,13 +48,13 @@ Continues a prompt: text on stdout, timings and the seed on stderr.
   -m, --model DIR       model folder (default: the bundled model)
   -p, --prompt TEXT     prompt; or -f, --file FILE ("-": stdin); or piped stdin
   -n, --tokens N        most tokens to draw (256); -1: until an end or a stop
-      --temp X          temperature (0.8); 0: always the likeliest token
-      --top-k N         keep the N likeliest (40); 0: all
+      --temp X          temperature (0.8), 0: greedy; --top-k N: keep N (40)
       --top-p X         keep the smallest set of probability X (0.95)
       --min-p X         drop tokens below X times the likeliest (0.05)
       --repetition-penalty X   make recent tokens less likely (1.0: do not)
       --seed N          random seed (default: random, always reported)
       --stop S          end before this text; may be repeated
+      --prefix-cache DIR   keep states of prompts there, begin with the longest
       --state-out FILE  save the state at the end; --state-in FILE: go on there
       --echo            print the prompt first; --json: one JSON object, no text
       --lines           each line is a prompt: a JSON line for each, in order
@@ -81,6 +83,8 @@ constexpr std::array kFlags = {
     Flag{"lines", 0, false},
     Flag{"state-in"},
     Flag{"state-out"},
+    Flag{"prefix-cache"},
+    Flag{"prefix-cache-mb"},
     Flag{"device"},
     Flag{"precision"},
     Flag{"threads"},
@@ -152,13 +156,43 @@ std::vector<int> end_of_sequence(const ModelInfo& info, const GenerationDefaults
 }
 
 /// Consumes the prompt, with a progress bar where it takes more than one chunk; an interrupt ends it after a chunk.
-void prefill(Session& session, const std::vector<int>& ids) {
-  if (ids.empty()) return;
+/// Returns how many tokens the cache had.
+std::int64_t prefill(Session& session, std::span<const int> ids, PrefixCache* cache) {
+  const std::int64_t cached = cache != nullptr ? cache->restore(session, ids) : 0;
+  std::vector<std::int64_t> ends = {std::ssize(ids)};
+  if (cache != nullptr) ends = PrefixCache::checkpoints(cached, std::ssize(ids));
   Progress progress;
-  session.prefill(ids, {.on_progress = [&](std::int64_t done, std::int64_t total) {
-                    progress.update(done, total);
-                    return interrupt_exit_code() == 0;
-                  }});
+  std::int64_t at = cached;
+  for (const std::int64_t end : ends) {
+    if (end == at || interrupt_exit_code() != 0) break;
+    const auto part = ids.subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(end - at));
+    const std::int64_t before = session.position();
+    session.prefill(part, {.on_progress = [&](std::int64_t done, std::int64_t) {
+                      progress.update(at - cached + done, std::ssize(ids) - cached);
+                      return interrupt_exit_code() == 0;
+                    }});
+    at += session.position() - before;
+    if (at != end) break;
+    if (cache != nullptr) cache->store(session, ids.first(static_cast<std::size_t>(end)));
+  }
+  return cached;
+}
+
+/// --prefix-cache.
+std::optional<PrefixCache> prefix_cache(const Arguments& arguments, const ModelInfo& info, const Tokenizer& tokenizer) {
+  const auto folder = arguments.text("prefix-cache");
+  if (!folder) return std::nullopt;
+  const std::int64_t megabytes = arguments.integer("prefix-cache-mb", 1024, 1, std::int64_t{1} << 24);
+  return PrefixCache(*folder, static_cast<std::uint64_t>(megabytes) << 20, info, tokenizer);
+}
+void check_prefix_cache(const Arguments& arguments) {
+  if (!arguments.has("prefix-cache")) {
+    if (arguments.has("prefix-cache-mb")) throw UsageError("--prefix-cache-mb: without --prefix-cache DIR");
+    return;
+  }
+  for (const char* other : {"state-in", "lines"}) {
+    if (arguments.has(other)) throw UsageError(fmt::format("--prefix-cache: not with --{}", other));
+  }
 }
 
 /// --state-out: the state after all that was drawn, whose last token the session has not consumed.
@@ -184,77 +218,6 @@ class Stopwatch {
  private:
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
-
-struct Timings {
-  std::string place;
-  double load_seconds = 0.0;
-  std::int64_t prefill_tokens = 0;
-  double prefill_seconds = 0.0;
-  PrefillStats prefill;
-  std::int64_t decode_tokens = 0;
-  std::uint64_t decode_bytes = 0;  // weights read while drawing: once for each token consumed
-  double decode_seconds = 0.0;
-
-  static double rate(double count, double seconds) { return seconds > 0.0 ? count / seconds : 0.0; }
-  double prefill_rate() const { return rate(static_cast<double>(prefill_tokens), prefill_seconds); }
-  double decode_rate() const { return rate(static_cast<double>(decode_tokens), decode_seconds); }
-  double gigabytes_per_second() const { return rate(static_cast<double>(decode_bytes) * 1e-9, decode_seconds); }
-
-  Json json() const {
-    return {{"load_s", load_seconds},
-            {"prefill_tokens", prefill_tokens},
-            {"prefill_s", prefill_seconds},
-            {"prefill_tokens_per_s", prefill_rate()},
-            {"sweeps_per_token", prefill.sweeps_per_token()},
-            {"sweep_fallbacks", prefill.fallbacks},
-            {"decode_tokens", decode_tokens},
-            {"decode_s", decode_seconds},
-            {"decode_tokens_per_s", decode_rate()},
-            {"decode_gb_per_s", gigabytes_per_second()},
-            {"peak_memory_bytes", peak_memory_bytes()}};
-  }
-
-  /// What was done: a prompt, sweeps or draws that there were none of are not mentioned.
-  std::string line(std::uint64_t seed, FinishReason reason) const {
-    std::string line = fmt::format("load {:.3f} s | {}", load_seconds, place);
-    if (prefill_tokens > 0) {
-      line += fmt::format(" | prefill {} tokens, {:.1f} tok/s", prefill_tokens, prefill_rate());
-      if (prefill.token_sweeps > 0) line += fmt::format(", {:.2f} sweeps/token", prefill.sweeps_per_token());
-    }
-    if (decode_tokens > 0) {
-      line += fmt::format(" | decode {} tokens, {:.1f} tok/s, {:.2f} GB/s", decode_tokens, decode_rate(),
-                          gigabytes_per_second());
-    }
-    return line + fmt::format(" | peak {:.1f} MB | seed {} | {}", static_cast<double>(peak_memory_bytes()) * 1e-6, seed,
-                              to_string(reason));
-  }
-};
-
-Json result_json(const GenerateResult& result, const SamplerOptions& sampler, const std::vector<int>& prompt,
-                 const ModelInfo& info, const std::filesystem::path& folder, const Tokenizer& tokenizer,
-                 const Timings& timings) {
-  std::vector<double> logprobs;
-  for (const float logprob : result.logprobs) logprobs.push_back(shortest(logprob));
-  return {{"schema", "mmrec-generate/1"},
-          {"text", result.text},
-          {"tokens", result.tokens},
-          {"logprobs", logprobs},
-          {"finish_reason", to_string(result.finish_reason)},
-          {"seed", sampler.seed},
-          {"prompt_tokens", prompt},
-          {"sampling",
-           {{"temperature", shortest(sampler.temperature)},
-            {"top_k", sampler.top_k},
-            {"top_p", shortest(sampler.top_p)},
-            {"min_p", shortest(sampler.min_p)},
-            {"repetition_penalty", shortest(sampler.repetition_penalty)}}},
-          {"model", with_device({{"folder", folder.string()},
-                                 {"parameters", info.parameters},
-                                 {"fingerprint", hex(info.fingerprint)},
-                                 {"tokenizer_fingerprint", hex(tokenizer.fingerprint())}},
-                                info)},
-          {"timings", timings.json()}};
-}
 
 /// --lines: as many prompts as there are lines, on as many GPUs as were asked for.
 int lines_main(const Arguments& arguments, const RunOptions& run, const std::filesystem::path& folder,
@@ -312,6 +275,7 @@ int generate_main(int argc, char** argv) {
   const GenerationDefaults defaults = load_generation_defaults(folder);
   const auto state_out = arguments.text("state-out");
   if (state_out) check_state_path(*state_out);
+  check_prefix_cache(arguments);
   const std::optional<Begun> begun = begun_sequence(arguments);
   options.sampler = begun ? sampler_options(arguments, begun->saved.sampler, begun->saved.sampler.seed)
                           : sampler_options(arguments, defaults.sampler);
@@ -339,11 +303,12 @@ int generate_main(int argc, char** argv) {
     out.write(prompt.text);
     out.flush();
   }
+  std::optional<PrefixCache> cache = prefix_cache(arguments, model.info(), tokenizer);
   const GracefulScope graceful;
   watch.lap();
-  prefill(session, ids);
+  timings.cached_tokens = prefill(session, ids, cache ? &*cache : nullptr);
   timings.prefill_seconds = watch.lap();
-  timings.prefill_tokens = session.position() - began_at;
+  timings.prefill_tokens = session.position() - began_at - timings.cached_tokens;
   timings.prefill = session.prefill_stats();
 
   bool line_open = false;
@@ -358,7 +323,7 @@ int generate_main(int argc, char** argv) {
   }
   options.cancelled = [] { return interrupt_exit_code() != 0; };
   GenerateResult result;
-  if (timings.prefill_tokens == std::ssize(ids)) {
+  if (session.position() - began_at == std::ssize(ids)) {
     result = generate(session, tokenizer, options);
   } else {  // interrupted
     result.finish_reason = FinishReason::kCancelled;
@@ -366,7 +331,7 @@ int generate_main(int argc, char** argv) {
   if (writer) writer->finish();
   timings.decode_seconds = watch.lap();
   timings.decode_tokens = static_cast<std::int64_t>(result.tokens.size());
-  const std::int64_t prompt_end = began_at + timings.prefill_tokens;
+  const std::int64_t prompt_end = began_at + timings.cached_tokens + timings.prefill_tokens;
   timings.decode_bytes = decoded_bytes(model.info(), prompt_end, session.position() - prompt_end);
   if (state_out) save_state(*state_out, session, result, options.sampler, tokenizer);
 

@@ -1,6 +1,7 @@
 // States of mmrec-generate: a text that is interrupted, saved and gone on with is the uninterrupted one.
 #include <sys/stat.h>
 
+#include <chrono>
 #include <csignal>
 
 #include "tests/apps/programs.h"
@@ -112,6 +113,87 @@ TEST_F(State, WhatIsNoStateIsRefusedByName) {
   const Outcome other = run({kGenerate, "--device", "cpu", "--state-in", file("a"), "-n", "1"});
   expect_refused(other, 3, {file("a"), "another"});
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_.path()), {}), 4) << "nothing is left behind";
+}
+
+class Cache : public State {
+ protected:
+  Json generate(const Words& more) const {
+    return generate_json(words({"--prefix-cache", file("cache"), "-n", "6", "--temp", "0"}, more));
+  }
+  std::ptrdiff_t states() const { return std::distance(std::filesystem::directory_iterator(folder_ / "cache"), {}); }
+  static std::string many(int count, const std::string& end) {
+    std::string text = "Alice was beginning to get very tired";
+    for (int i = 0; i < count; ++i) text += " of sitting by her sister " + std::to_string(i * 7919);
+    return text + end;
+  }
+};
+
+TEST_F(Cache, ThePromptIsConsumedOnce) {
+  const Json first = generate({"-p", "Alice was"});
+  EXPECT_EQ(first["timings"]["cached_tokens"], 0);
+  const Json second = generate({"-p", "Alice was"});
+  EXPECT_EQ(second["timings"]["cached_tokens"], first["prompt_tokens"].size());
+  EXPECT_EQ(second["timings"]["prefill_tokens"], 0);
+  EXPECT_EQ(second["tokens"], first["tokens"]);
+  EXPECT_EQ(states(), 1);
+  const Outcome said = run(generate_on_tiny({"-p", "Alice was", "-n", "1", "--prefix-cache", file("cache")}));
+  EXPECT_NE(said.err.find("tokens from the prefix cache"), std::string::npos) << said.err;
+  struct stat status = {};
+  ASSERT_EQ(stat(file("cache").c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 07777, 0700U);
+}
+
+TEST_F(Cache, WhatPromptsHaveInCommonIsFoundAtHalfOfItOrMore) {
+  generate({"-p", many(100, " one")});
+  const Json with = generate({"-p", many(100, " another")});
+  const auto all = static_cast<std::int64_t>(with["prompt_tokens"].size());
+  ASSERT_GT(all, 600);
+  EXPECT_GE(with["timings"]["cached_tokens"].get<std::int64_t>(), all / 2 - 5);
+  EXPECT_EQ(with["tokens"], generate_json({"-p", many(100, " another"), "-n", "6", "--temp", "0"})["tokens"]);
+  EXPECT_EQ(generate({"-p", "was Alice"})["timings"]["cached_tokens"], 0) << "other tokens";
+}
+
+TEST_F(Cache, WhatIsDamagedIsRemovedAndPassedOver) {
+  const Json first = generate({"-p", "Alice was"});
+  for (const auto& entry : std::filesystem::directory_iterator(folder_ / "cache")) {
+    std::string bytes = read_file(entry.path());
+    bytes[bytes.size() / 2] ^= 4;
+    write_file(entry.path(), bytes);
+  }
+  const Outcome outcome =
+      run(generate_on_tiny({"--prefix-cache", file("cache"), "-n", "6", "--temp", "0", "-p", "Alice was", "--json"}));
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_NE(outcome.err.find("not used, and removed"), std::string::npos) << outcome.err;
+  EXPECT_EQ(Json::parse(outcome.out)["tokens"], first["tokens"]);
+  EXPECT_GT(generate({"-p", "Alice was"})["timings"]["cached_tokens"], 0) << "it was made anew";
+}
+
+TEST_F(Cache, TheOldestGoWhereThereIsNoRoomAndNothingElseDoes) {
+  generate({"-p", "Alice was"});
+  const auto first = *std::filesystem::directory_iterator(folder_ / "cache");
+  // Of another model, and older.
+  std::string name = first.path().filename();
+  name[3] = name[3] == '0' ? '1' : '0';
+  write_file(folder_ / "cache" / name, std::string(2 << 20, 'x'));
+  std::filesystem::last_write_time(folder_ / "cache" / name, first.last_write_time() - std::chrono::hours(1));
+  const std::vector<std::string> others = {"mine.state", "a-b-c-d-5-e.prefix", "notes.prefix"};
+  for (const std::string& other : others) {
+    write_file(folder_ / "cache" / other, std::string(2 << 20, 'x'));
+    std::filesystem::last_write_time(folder_ / "cache" / other, first.last_write_time() - std::chrono::hours(2));
+  }
+  generate({"-p", "was Alice", "--prefix-cache-mb", "1"});
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "cache" / name));
+  EXPECT_TRUE(std::filesystem::exists(first.path()));
+  for (const std::string& other : others) EXPECT_TRUE(std::filesystem::exists(folder_ / "cache" / other)) << other;
+  EXPECT_EQ(states(), 5);
+}
+
+TEST_F(Cache, WhatCannotBeIsSaid) {
+  write_file(file("file"), "x");
+  expect_refused(run(generate_on_tiny({"-p", "x", "--prefix-cache", file("file")})), 5, {"not a folder"});
+  expect_refused(run(generate_on_tiny({"-p", "x", "--prefix-cache", file("no/such")})), 5, {"cannot make the folder"});
+  expect_refused(run(generate_on_tiny({"-p", "x", "--prefix-cache-mb", "5"})), 2, {"--prefix-cache DIR"});
+  expect_refused(run(generate_on_tiny({"--lines", "--prefix-cache", file("c")})), 2, {"not with --lines"});
 }
 
 }  // namespace

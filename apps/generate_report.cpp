@@ -1,0 +1,70 @@
+#include "apps/generate_report.h"
+
+#include <fmt/format.h>
+
+#include <vector>
+
+#include "apps/cli.h"
+#include "apps/model_folder.h"
+
+namespace mmrec::apps {
+
+using Json = nlohmann::ordered_json;
+
+Json Timings::json() const {
+  return {{"load_s", load_seconds},
+          {"cached_tokens", cached_tokens},
+          {"prefill_tokens", prefill_tokens},
+          {"prefill_s", prefill_seconds},
+          {"prefill_tokens_per_s", prefill_rate()},
+          {"sweeps_per_token", prefill.sweeps_per_token()},
+          {"sweep_fallbacks", prefill.fallbacks},
+          {"decode_tokens", decode_tokens},
+          {"decode_s", decode_seconds},
+          {"decode_tokens_per_s", decode_rate()},
+          {"decode_gb_per_s", gigabytes_per_second()},
+          {"peak_memory_bytes", peak_memory_bytes()}};
+}
+
+std::string Timings::line(std::uint64_t seed, FinishReason reason) const {
+  std::string line = fmt::format("load {:.3f} s | {}", load_seconds, place);
+  if (cached_tokens > 0) line += fmt::format(" | {} tokens from the prefix cache", cached_tokens);
+  if (prefill_tokens > 0) {
+    line += fmt::format(" | prefill {} tokens, {:.1f} tok/s", prefill_tokens, prefill_rate());
+    if (prefill.token_sweeps > 0) line += fmt::format(", {:.2f} sweeps/token", prefill.sweeps_per_token());
+  }
+  if (decode_tokens > 0) {
+    line += fmt::format(" | decode {} tokens, {:.1f} tok/s, {:.2f} GB/s", decode_tokens, decode_rate(),
+                        gigabytes_per_second());
+  }
+  return line + fmt::format(" | peak {:.1f} MB | seed {} | {}", static_cast<double>(peak_memory_bytes()) * 1e-6, seed,
+                            to_string(reason));
+}
+
+Json result_json(const GenerateResult& result, const SamplerOptions& sampler, std::span<const int> prompt,
+                 const ModelInfo& info, const std::filesystem::path& folder, const Tokenizer& tokenizer,
+                 const Timings& timings) {
+  std::vector<double> logprobs;
+  for (const float logprob : result.logprobs) logprobs.push_back(shortest(logprob));
+  return {{"schema", "mmrec-generate/1"},
+          {"text", result.text},
+          {"tokens", result.tokens},
+          {"logprobs", logprobs},
+          {"finish_reason", to_string(result.finish_reason)},
+          {"seed", sampler.seed},
+          {"prompt_tokens", std::vector<int>(prompt.begin(), prompt.end())},
+          {"sampling",
+           {{"temperature", shortest(sampler.temperature)},
+            {"top_k", sampler.top_k},
+            {"top_p", shortest(sampler.top_p)},
+            {"min_p", shortest(sampler.min_p)},
+            {"repetition_penalty", shortest(sampler.repetition_penalty)}}},
+          {"model", with_device({{"folder", folder.string()},
+                                 {"parameters", info.parameters},
+                                 {"fingerprint", hex(info.fingerprint)},
+                                 {"tokenizer_fingerprint", hex(tokenizer.fingerprint())}},
+                                info)},
+          {"timings", timings.json()}};
+}
+
+}  // namespace mmrec::apps

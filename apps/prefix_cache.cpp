@@ -1,0 +1,172 @@
+#include "apps/prefix_cache.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <stdexcept>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "apps/cli.h"
+#include "apps/model_folder.h"
+#include "apps/output.h"
+#include "mmrec/state_file.h"
+
+namespace mmrec::apps {
+namespace {
+
+constexpr std::string_view kEnding = ".prefix";
+constexpr std::int64_t kFirstCheckpoint = 256;  // less is consumed in no time
+
+/// FNV-1a over ids, one after another; a state's recent tokens are compared besides.
+class IdHash {
+ public:
+  void add(int id) {
+    for (int byte = 0; byte < 4; ++byte) {
+      hash_ ^= static_cast<std::uint64_t>(static_cast<std::uint32_t>(id) >> (8 * byte)) & 0xFFU;
+      hash_ *= 0x100000001B3U;
+    }
+  }
+  std::uint64_t value() const { return hash_; }
+
+ private:
+  std::uint64_t hash_ = 0xCBF29CE484222325U;
+};
+
+/// The number of tokens that a name of this identity tells.
+std::optional<std::int64_t> count_in(std::string_view name, std::string_view identity) {
+  if (!name.starts_with(identity) || !name.ends_with(kEnding)) return std::nullopt;
+  name.remove_prefix(identity.size());
+  std::int64_t count = 0;
+  const auto [end, fault] = std::from_chars(name.data(), name.data() + name.size(), count);
+  if (fault != std::errc() || count < 1 || *end != '-') return std::nullopt;
+  return count;
+}
+
+/// Whether a file is one of these, of whatever model: nothing else in the folder is ever touched.
+bool is_ours(std::string_view name) {
+  if (!name.ends_with(kEnding)) return false;
+  name.remove_suffix(kEnding.size());
+  const auto is_hex = [](std::string_view field) {
+    return field.size() == 16 && field.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+  };
+  std::vector<std::string_view> fields;
+  for (std::size_t end = 0; end != std::string_view::npos; name.remove_prefix(std::min(end + 1, name.size()))) {
+    end = name.find('-');
+    fields.push_back(name.substr(0, end));
+  }
+  return fields.size() == 6 && is_hex(fields[0]) && is_hex(fields[1]) && is_hex(fields[5]);
+}
+
+bool is_suffix(std::span<const int> recent, std::span<const int> ids) {
+  return recent.size() <= ids.size() && std::equal(recent.begin(), recent.end(), ids.end() - std::ssize(recent));
+}
+
+}  // namespace
+
+PrefixCache::PrefixCache(std::filesystem::path folder, std::uint64_t most_bytes, const ModelInfo& model,
+                         const Tokenizer& tokenizer)
+    : folder_(std::move(folder)),
+      most_bytes_(most_bytes),
+      identity_(fmt::format("{}-{}-{}-{}-", hex(model.fingerprint), hex(tokenizer.fingerprint()),
+                            model.device == Device::kCpu ? "cpu" : "cuda", to_string(model.precision))),
+      tokenizer_(tokenizer) {
+  if (mkdir(folder_.c_str(), 0700) != 0 && errno != EEXIST) {
+    throw OutputError(
+        fmt::format("{}: cannot make the folder ({})", folder_.string(), std::generic_category().message(errno)));
+  }
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(folder_, ignored)) {
+    throw OutputError(fmt::format("{}: not a folder", folder_.string()));
+  }
+}
+
+std::string PrefixCache::name_of(std::int64_t count, std::uint64_t hash) const {
+  return fmt::format("{}{}-{}{}", identity_, count, hex(hash), kEnding);
+}
+
+std::vector<PrefixCache::Entry> PrefixCache::entries() const {
+  std::vector<Entry> entries;
+  std::error_code fault;
+  for (std::filesystem::directory_iterator at(folder_, fault), end; !fault && at != end; at.increment(fault)) {
+    std::error_code gone;
+    Entry entry{at->path(), at->file_size(gone), at->last_write_time(gone)};
+    if (!gone && is_ours(entry.path.filename().string())) entries.push_back(std::move(entry));
+  }
+  return entries;
+}
+
+std::int64_t PrefixCache::restore(Session& session, std::span<const int> ids) {
+  std::map<std::int64_t, std::uint64_t> hashes;  // of beginnings that there may be states of
+  for (const Entry& entry : entries()) {
+    const auto count = count_in(entry.path.filename().string(), identity_);
+    if (count && *count <= std::ssize(ids)) hashes.emplace(*count, 0);
+  }
+  IdHash hash;
+  std::int64_t hashed = 0;
+  for (auto& [count, value] : hashes) {
+    for (; hashed < count; ++hashed) hash.add(ids[static_cast<std::size_t>(hashed)]);
+    value = hash.value();
+  }
+  for (auto at = hashes.rbegin(); at != hashes.rend(); ++at) {
+    const std::filesystem::path path = folder_ / name_of(at->first, at->second);
+    std::error_code fault;
+    if (!std::filesystem::exists(path, fault)) continue;
+    try {
+      const SavedSequence saved = read_state_file(path);
+      if (!is_suffix(saved.recent, ids.first(static_cast<std::size_t>(at->first)))) continue;
+      restore_sequence(session, saved, &tokenizer_);
+      if (session.position() != at->first) throw std::runtime_error("found another number of tokens than its name's");
+      std::filesystem::last_write_time(path, std::filesystem::file_time_type::clock::now(), fault);
+      return at->first;
+    } catch (const std::runtime_error& error) {
+      session.reset();
+      std::filesystem::remove(path, fault);
+      warn(fmt::format("{}: not used, and removed ({})", path.string(), error.what()));
+    }
+  }
+  return 0;
+}
+
+std::vector<std::int64_t> PrefixCache::checkpoints(std::int64_t from, std::int64_t size) {
+  std::vector<std::int64_t> points;
+  for (std::int64_t point = kFirstCheckpoint; point < size; point *= 2) {
+    if (point > from) points.push_back(point);
+  }
+  if (size > from) points.push_back(size);
+  return points;
+}
+
+void PrefixCache::store(const Session& session, std::span<const int> ids) {
+  IdHash hash;
+  for (const int id : ids) hash.add(id);
+  const std::filesystem::path path = folder_ / name_of(std::ssize(ids), hash.value());
+  try {
+    write_state_file(path, save_sequence(session, {}, &tokenizer_));
+  } catch (const std::runtime_error& error) {
+    warn(fmt::format("the state is not kept: {}", error.what()));
+  }
+  make_room();
+}
+
+void PrefixCache::make_room() const {
+  std::vector<Entry> all = entries();
+  std::sort(all.begin(), all.end(), [](const Entry& a, const Entry& b) { return a.used < b.used; });
+  std::uint64_t bytes = 0;
+  for (const Entry& entry : all) bytes += entry.bytes;
+  for (auto oldest = all.begin(); oldest != all.end() && bytes > most_bytes_; ++oldest) {
+    std::error_code ignored;  // another process may have been faster
+    std::filesystem::remove(oldest->path, ignored);
+    bytes -= oldest->bytes;
+  }
+}
+
+}  // namespace mmrec::apps
