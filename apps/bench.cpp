@@ -40,7 +40,7 @@ Measures load time, peak memory, prefill and decode, and the shares of the
 device's bandwidth and matrix-product peak, measured in the same run.
   -m, --model DIR        model folder (default: the bundled model)
       --synthetic D,L,V[,F]  random bf16 model: width, layers, vocabulary, FFN;
-      --arch NAME        its model_type (mmrec)
+      --arch NAME        its model_type (mmrec); --expert E: both, text or code
       --keep DIR         write it there, or use the one that is there already
       --lengths N,...    tokens per prefill (128,512,2048; GPU: 4096,32768)
       --batches N,...    sequences per prefill (1,4; GPU: 1)
@@ -59,12 +59,29 @@ device's bandwidth and matrix-product peak, measured in the same run.
 )";
 
 constexpr std::array kFlags = {
-    Flag{"model", 'm'},       Flag{"synthetic"},         Flag{"arch"},           Flag{"keep"},
-    Flag{"lengths"},          Flag{"batches"},           Flag{"decode-batches"}, Flag{"decode"},
-    Flag{"documents"},        Flag{"requests"},          Flag{"slots"},          Flag{"repeat"},
-    Flag{"compare"},          Flag{"json", 0, false},    Flag{"output", 'o'},    Flag{"device"},
-    Flag{"precision"},        Flag{"threads"},           Flag{"prefill"},        Flag{"sweep-tol"},
-    Flag{"help", 'h', false}, Flag{"version", 0, false},
+    Flag{"model", 'm'},
+    Flag{"synthetic"},
+    Flag{"arch"},
+    Flag{"keep"},
+    Flag{"lengths"},
+    Flag{"batches"},
+    Flag{"decode-batches"},
+    Flag{"decode"},
+    Flag{"documents"},
+    Flag{"requests"},
+    Flag{"slots"},
+    Flag{"repeat"},
+    Flag{"compare"},
+    Flag{"json", 0, false},
+    Flag{"output", 'o'},
+    Flag{"device"},
+    Flag{"precision"},
+    Flag{"expert"},
+    Flag{"threads"},
+    Flag{"prefill"},
+    Flag{"sweep-tol"},
+    Flag{"help", 'h', false},
+    Flag{"version", 0, false},
 };
 
 /// A folder under the system's temporary one that goes away with its owner.

@@ -59,7 +59,7 @@ Continues a prompt: text on stdout, timings and the seed on stderr.
       --echo            print the prompt first; --json: one JSON object, no text
       --lines           each line is a prompt: a JSON line for each, in order
       --device D        auto, cpu, cuda, cuda:N (from 0); cuda:all with --lines
-      --precision P     auto, fp32, bf16 or fp16
+      --precision P     auto, fp32, bf16, fp16; --expert E: both, text or code
       --prefill M       auto, sweeps or steps; --sweep-tol X: tolerance (auto)
       --threads N       threads of the CPU (0: all)
   -h, --help            this page; --version
@@ -87,6 +87,7 @@ constexpr std::array kFlags = {
     Flag{"prefix-cache-mb"},
     Flag{"device"},
     Flag{"precision"},
+    Flag{"expert"},
     Flag{"threads"},
     Flag{"prefill"},
     Flag{"sweep-tol"},

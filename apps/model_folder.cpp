@@ -19,6 +19,7 @@ namespace mmrec::apps {
 namespace {
 
 constexpr std::array<std::string_view, 3> kPrefillNames = {"auto", "sweeps", "steps"};
+constexpr std::array<std::string_view, 3> kExpertNames = {"both", "text", "code"};  // in the order of Expert
 // In the order of Device and of Precision.
 constexpr std::array<std::string_view, 3> kDeviceNames = {"auto", "cpu", "cuda"};
 constexpr std::string_view kNumberedGpu = "cuda:";
@@ -61,6 +62,8 @@ auto rejecting(const std::filesystem::path& folder, Load&& load) {
                                                          "tokenizer.tiktoken (found {})",
                                                          folder.string())
                                            : std::string()));
+  } catch (const std::invalid_argument& error) {  // an option that this model has not
+    throw UsageError(error.what());
   } catch (const std::runtime_error& error) {
     throw RejectedFile(error.what());
   }
@@ -71,6 +74,7 @@ LoadOptions load_options(const RunOptions& options) {
   load.device = options.device;
   load.gpu = options.gpu;
   load.precision = options.precision;
+  load.variant = options.variant;
   load.threads = options.session.threads;
   load.on_warning = [](std::string_view text) { warn(text); };
   return load;
@@ -125,6 +129,8 @@ RunOptions run_options(const Arguments& arguments) {
     throw UsageError(
         fmt::format("--precision {}: not with --device cpu, which computes in fp32", *arguments.text("precision")));
   }
+  const std::size_t expert = arguments.choice("expert", kExpertNames);
+  if (arguments.has("expert")) options.variant.expert = static_cast<Expert>(expert);
   // Far more threads than processors would spend the time waiting for one another.
   const std::int64_t most = std::int64_t{4} * usable_processors();
   const std::int64_t threads = arguments.integer("threads", 0, 0, 1'000'000);
@@ -159,6 +165,7 @@ std::string place_of(const ModelInfo& info) {
 nlohmann::ordered_json with_device(nlohmann::ordered_json description, const ModelInfo& info) {
   description["device"] = device_text(info);
   description["precision"] = to_string(info.precision);
+  if (info.variant.expert) description["expert"] = kExpertNames[static_cast<std::size_t>(*info.variant.expert)];
   description["device_bytes"] = info.device == Device::kCuda ? info.weight_bytes : 0;
   return description;
 }

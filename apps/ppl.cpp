@@ -55,16 +55,20 @@ one document, "-" is stdin. The result is on stdout, timings are on stderr.
                        device and its memory)
       --device D       auto, cpu, cuda, cuda:N (GPU N, from 0) or cuda:all
       --precision P    auto, fp32, bf16 or fp16
+      --expert E       of mmrec100m: both, text or code (as config.json says)
       --prefill M      auto, sweeps or steps; --sweep-tol X: tolerance (auto)
       --threads N      threads of the CPU (0: all)
   -h, --help           this page; --version
 )";
 
 constexpr std::array kFlags = {
-    Flag{"model", 'm'},        Flag{"ids", 0, false}, Flag{"format"},    Flag{"per-token", 0, false},
-    Flag{"output", 'o'},       Flag{"batch"},         Flag{"device"},    Flag{"precision"},
-    Flag{"threads"},           Flag{"prefill"},       Flag{"sweep-tol"}, Flag{"help", 'h', false},
-    Flag{"version", 0, false},
+    Flag{"model", 'm'},       Flag{"ids", 0, false},
+    Flag{"format"},           Flag{"per-token", 0, false},
+    Flag{"output", 'o'},      Flag{"batch"},
+    Flag{"device"},           Flag{"precision"},
+    Flag{"expert"},           Flag{"threads"},
+    Flag{"prefill"},          Flag{"sweep-tol"},
+    Flag{"help", 'h', false}, Flag{"version", 0, false},
 };
 
 std::vector<std::string> input_files(const Arguments& arguments) {

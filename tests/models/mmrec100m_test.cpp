@@ -1,0 +1,178 @@
+// What a folder of mmrec100m may hold: its configuration, its tensors, and what is made of them.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "models/architecture.h"
+#include "models/mmrec100m/config.h"
+#include "models/mmrec100m/weights.h"
+#include "models/weights/synthetic.h"
+#include "tests/models/lockstep.h"
+#include "tests/support/model_folder.h"
+
+namespace mmrec::models {
+namespace {
+
+using test::error_of;
+using test::expect_says;
+using test::TempFolder;
+
+constexpr char kRequired[] = R"("model_type":"mmrec100m","vocab_size":112,"expert_dim":32,"num_layers":2)";
+
+Config100m parse(const std::string& more, std::vector<std::string>* warnings = nullptr) {
+  const WarningSink sink = [&](std::string_view line) {
+    if (warnings != nullptr) warnings->emplace_back(line);
+  };
+  return parse_config_100m("{" + std::string(kRequired) + (more.empty() ? "" : ",") + more + "}", "config.json", sink);
+}
+std::string refusal(const std::string& more) {
+  return error_of([&] { parse(more); });
+}
+
+TEST(Config100m, DefaultsAreThoseOfTheDocument) {
+  std::vector<std::string> warnings;
+  const Config100m config =
+      parse(R"("max_seq_len":1024,"num_memories":1,"dropout":0.1,"mem_dim":256,"ffn_dim":null)", &warnings);
+  EXPECT_EQ(config.ffn_dim, 128);
+  EXPECT_EQ(config.num_heads, 1);
+  EXPECT_EQ(config.mdi_mix, 0.1F);
+  EXPECT_EQ(config.expert, Expert::kBoth);
+  EXPECT_TRUE(warnings.empty());
+  parse(R"("model_dim":32)", &warnings);
+  ASSERT_EQ(warnings.size(), 1U);
+  EXPECT_EQ(warnings[0], "config.json: unknown key \"model_dim\" is ignored");
+}
+
+TEST(Config100m, SurvivesARoundTrip) {
+  const Config100m config = parse(R"("num_heads":2,"ffn_dim":64,"mdi_mix":0.25,"expert":"code","bos_token_id":3,
+                                     "eos_token_id":[1,2],"fusion_method":"concatenate")");
+  EXPECT_EQ(config.expert, Expert::kCode);
+  EXPECT_EQ(config.stacks(), 1);
+  EXPECT_EQ(config.first(), 1);
+  EXPECT_EQ(parse_config_100m(to_json(config), "again"), config);
+}
+
+TEST(Config100m, SaysWhatItRefuses) {
+  expect_says(refusal(R"("expert":"third")"), {"expert", "\"third\"", "\"both\", \"text\" or \"code\""});
+  expect_says(refusal(R"("expert":1)"), {"expert", "string"});
+  expect_says(refusal(R"("fusion_method":"weighted")"), {"fusion_method", "\"weighted\"", "concatenate"});
+  expect_says(refusal(R"("mdi_mix":11)"), {"mdi_mix", "11", "0 to 10"});
+  expect_says(refusal(R"("bos_token_id":112)"), {"bos_token_id", "112", "vocab_size 112"});
+  for (const char* key : {"vocab_size", "expert_dim", "num_layers", "model_type"}) {
+    std::string text = "{" + std::string(kRequired) + "}";
+    text.replace(text.find(key), std::string(key).size(), "other");
+    expect_says(error_of([&] { parse_config_100m(text, "config.json"); }), {key, "missing"});
+  }
+  std::string odd = "{" + std::string(kRequired) + "}";
+  odd.replace(odd.find(":32"), 3, ":30");
+  expect_says(error_of([&] { parse_config_100m(odd, "config.json"); }), {"expert_dim", "30", "multiple of 4"});
+  std::string huge = odd;
+  huge.replace(huge.find(":30"), 3, ":16777216");
+  expect_says(error_of([&] { parse_config_100m(huge, "config.json"); }), {"2^48 bytes of weights"});
+}
+
+// --- Folders
+
+class Folder100m : public testing::Test {
+ protected:
+  static SyntheticModel made() {
+    return synthetic_model("mmrec100m", {.dim = 64, .layers = 2, .vocab = 50, .ffn = 128});
+  }
+  void write(const SyntheticModel& model) const {
+    write_synthetic_folder(folder_.path(), model.config, model.tensors, kernels::DType::kF32, 5);
+  }
+  std::unique_ptr<LoadedModel> load(const VariantOptions& variant = {}, const WarningSink& warn = {}) const {
+    return load_model(folder_.path(), variant, {}, warn);
+  }
+  std::string refusal(const SyntheticModel& model) const {
+    write(model);
+    return error_of([&] { load(); });
+  }
+
+  TempFolder folder_;
+};
+
+TEST_F(Folder100m, EveryTensorMustBeThereAndFit) {
+  const SyntheticModel whole = made();
+  write(whole);
+  EXPECT_NO_THROW(load());
+  for (std::size_t i = 0; i < whole.tensors.size(); i += 3) {
+    SyntheticModel less = whole;
+    less.tensors.erase(less.tensors.begin() + static_cast<std::ptrdiff_t>(i));
+    expect_says(refusal(less), {whole.tensors[i].name, "missing"});
+    SyntheticModel other = whole;
+    other.tensors[i].shape.back() += 1;
+    expect_says(refusal(other), {whole.tensors[i].name, "found shape"});
+  }
+}
+
+TEST_F(Folder100m, OtherTensorsAreNamed) {
+  SyntheticModel model = made();
+  model.tensors.push_back({.name = "text_expert.blocks.0.mdi.W_planning_a.weight", .shape = {2}});
+  write(model);
+  std::vector<std::string> warnings;
+  load({}, [&](std::string_view line) { warnings.emplace_back(line); });
+  ASSERT_EQ(warnings.size(), 1U);
+  EXPECT_NE(warnings[0].find("1 tensors that only training uses"), std::string::npos);
+  model.tensors.back().name = "fusion.gate.weight";
+  expect_says(refusal(model), {"fusion.gate.weight", "unexpected tensor", "concatenate"});
+  model.tensors.back().name = "code_expert.blocks.2.W_q.weight";
+  expect_says(refusal(model), {"code_expert.blocks.2.W_q.weight", "num_layers 2"});
+}
+
+TEST_F(Folder100m, AnExpertThatDoesNotRunTakesNoMemory) {
+  write(made());
+  const auto both = load(), text = load({.expert = Expert::kText}), code = load({.expert = Expert::kCode});
+  EXPECT_EQ(both->info().variant.expert, Expert::kBoth);
+  EXPECT_EQ(code->info().variant.expert, Expert::kCode);
+  EXPECT_EQ(text->info().weight_bytes, code->info().weight_bytes);
+  EXPECT_LT(text->info().weight_bytes, both->info().weight_bytes);
+  EXPECT_LT(text->info().bytes_per_token, both->info().bytes_per_token);
+  EXPECT_NE(text->info().fingerprint, code->info().fingerprint);
+  EXPECT_EQ(text->state().parts.size(), 2U);
+  EXPECT_EQ(both->state().parts.size(), 3U);
+}
+
+TEST_F(Folder100m, OptionsOfOtherArchitecturesAreRefused) {
+  write(made());
+  expect_says(error_of<std::invalid_argument>([&] { load({.calls = Calls::kWhole}); }), {"calls", "mmrec100m"});
+  expect_says(error_of<std::invalid_argument>([&] { load({.bank = false}); }), {"bank", "mmrec100m"});
+  const std::filesystem::path tiny = std::filesystem::path(MMREC_FIXTURES) / "tiny";
+  expect_says(error_of<std::invalid_argument>([&] { load_model(tiny, {.expert = Expert::kText}, {}); }),
+              {"expert", "mmrec"});
+}
+
+TEST(Architectures, UnknownOnesAreNamed) {
+  const TempFolder folder;
+  test::write_file(folder / "config.json", R"({"model_type":"transformer"})");
+  expect_says(error_of([&] { load_model(folder.path(), {}, {}); }),
+              {"config.json", "model_type", "\"transformer\"", "\"mmrec\"", "\"mmrec100m\""});
+  test::write_file(folder / "config.json", "{}");
+  expect_says(error_of([&] { load_model(folder.path(), {}, {}); }), {"model_type is missing"});
+  EXPECT_THROW(synthetic_model("transformer", {}), std::invalid_argument);
+}
+
+// Sums of segments that never end are not part of it.
+TEST_F(Folder100m, TheStateIsHOfBothExperts) {
+  write(made());
+  const auto model = load();
+  Lockstep one(model->on_cpu(), model->info().vocab_size, 2);
+  one.prefill(std::vector<int>{1, 2, 3, 4, 5, 6});
+  const HostState state = one.state();
+  ASSERT_EQ(state.parts.size(), 3U);
+  EXPECT_EQ(state.get("text.h").size(), 2U * 2 * 64);
+  EXPECT_EQ(state.get("code.h").size(), 2U * 2 * 64);
+  EXPECT_EQ(state.get("logits").size(), 2U * 50);
+  EXPECT_NE(state.get("text.h"), state.get("code.h"));
+  Lockstep other(model->on_cpu(), model->info().vocab_size, 2);
+  other.set_state(state);
+  const std::vector<int> next = {7, 8};
+  const auto a = one.step(next), b = other.step(next);
+  EXPECT_EQ(std::vector<float>(a.begin(), a.end()), std::vector<float>(b.begin(), b.end()));
+}
+
+}  // namespace
+}  // namespace mmrec::models
