@@ -113,6 +113,15 @@ int run_program(std::string_view program, const std::function<int()>& body) {
   }
 }
 
+bool print_help_or_version(const Arguments& arguments, std::string_view help, std::string_view all,
+                           std::string_view program) {
+  if (!arguments.has("help-all")) return print_help_or_version(arguments, help, program);
+  Output out;
+  out.write(all);
+  out.commit();
+  return true;
+}
+
 bool print_help_or_version(const Arguments& arguments, std::string_view help, std::string_view program) {
   if (!arguments.has("help") && !arguments.has("version")) return false;
   Output out;

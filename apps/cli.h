@@ -101,6 +101,9 @@ double shortest(float x);
 
 /// Writes `help` for --help, "<program> <version>" for --version, to stdout; false where neither was given.
 bool print_help_or_version(const Arguments& arguments, std::string_view help, std::string_view program);
+/// The same of a program that has a second page, for --help-all.
+bool print_help_or_version(const Arguments& arguments, std::string_view help, std::string_view all,
+                           std::string_view program);
 
 /// `text` with control characters written as \xNN and cut to a length fit for a message.
 std::string printable(std::string_view text);

@@ -5,54 +5,150 @@
 #include <algorithm>
 #include <utility>
 
+#include "apps/cli.h"
 #include "apps/signals.h"
 #include "mmrec/scorer.h"
 
 namespace mmrec::apps {
+namespace {
 
-Corpus::Corpus(std::vector<std::string> files, const Tokenizer* tokenizer, std::int64_t vocab_size,
-               std::function<void(std::string_view)> on_warning)
-    : files_(std::move(files)), tokenizer_(tokenizer), vocab_size_(vocab_size), on_warning_(std::move(on_warning)) {
-  for (const std::string& file : files_) {
+using Json = nlohmann::ordered_json;
+
+bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r\v\f") == std::string_view::npos; }
+
+std::string_view without_return(std::string_view line) {
+  if (line.ends_with('\r')) line.remove_suffix(1);
+  return line;
+}
+
+std::string keys_of(const Json& object) {
+  std::string keys;
+  for (const auto& [key, value] : object.items()) keys += fmt::format("{}'{}'", keys.empty() ? "" : ", ", key);
+  return keys.empty() ? "no field" : printable(keys.substr(0, 100));
+}
+
+}  // namespace
+
+Json parse_object(std::string_view line, const std::string& where) {
+  const auto refuse = [&](const std::string& found) {
+    throw RejectedFile(fmt::format("{}: not a JSON object (found {}, expected an object on a line)", where, found));
+  };
+  try {
+    Json object = Json::parse(line);
+    if (!object.is_object()) refuse(printable(line.substr(0, 40)));
+    return object;
+  } catch (const Json::parse_error& error) {
+    const std::size_t at = error.byte == 0 ? 0 : error.byte - 1;
+    refuse(at >= line.size() ? "the end of the line"
+                             : fmt::format("'{}' at byte {}", printable(line.substr(at, 20)), error.byte));
+  }
+  return {};
+}
+
+std::string string_field(const Json& object, const std::string& field, const std::string& where) {
+  const auto value = object.find(field);
+  if (value == object.end()) {
+    throw RejectedFile(fmt::format("{}: no field '{}' (found {}, expected '{}')", where, printable(field),
+                                   keys_of(object), printable(field)));
+  }
+  if (!value->is_string()) {
+    throw RejectedFile(
+        fmt::format("{}: field '{}' (found {}, expected a string)", where, printable(field), value->type_name()));
+  }
+  return value->get<std::string>();
+}
+
+Corpus::Corpus(CorpusOptions options) : options_(std::move(options)) {
+  for (const std::string& file : options_.files) {
     const auto size = input_size(file);
     all_bytes_ = size && all_bytes_ ? std::optional(*all_bytes_ + *size) : std::nullopt;
   }
 }
 
-std::optional<Document> Corpus::next() {
-  std::optional<Document> document = tokenizer_ != nullptr ? next_text() : next_ids();
-  if (document) tokens_ += std::max<std::int64_t>(std::ssize(document->ids) - 1, 0);
-  return document;
+Split Corpus::split_of(const std::string& file) const {
+  if (options_.split) return *options_.split;
+  return file.ends_with(".jsonl") ? Split::kJsonl : Split::kFile;
 }
 
-std::optional<Document> Corpus::next_text() {
-  if (is_at_end()) return std::nullopt;
-  const std::string text = read_input(files_[at_]);
-  if (interrupt_exit_code() != 0) return std::nullopt;
-  Document document{input_name(files_[at_]), {}, std::ssize(text), count_words(text)};
-  if (const auto runs = count_invalid_utf8(text); runs > 0) {
-    on_warning_(fmt::format("{}: {} places are no UTF-8 and are read as U+FFFD", document.name, runs));
+std::optional<Document> Corpus::next() {
+  while (!is_at_end()) {
+    const Split split = split_of(options_.files[at_]);
+    std::optional<Document> document = split == Split::kFile ? next_file() : next_part(split);
+    if (document) {
+      tokens_ += std::max<std::int64_t>(std::ssize(document->ids) - 1, 0);
+      return document;
+    }
+    if (interrupt_exit_code() != 0) return std::nullopt;
   }
-  document.ids = tokenizer_->encode(text);
+  return std::nullopt;
+}
+
+bool Corpus::is_next_wanted(const std::string& name) {
+  const std::int64_t index = index_++;
+  return !options_.is_wanted || options_.is_wanted(index, name);
+}
+
+std::optional<Document> Corpus::next_file() {
+  const std::string& file = options_.files[at_];
+  Document document{.index = index_, .name = input_name(file)};
+  if (!is_next_wanted(document.name)) {
+    bytes_ += input_size(file).value_or(0);
+    ++at_;
+    return std::nullopt;
+  }
+  const std::string text = read_input(file);
+  if (interrupt_exit_code() != 0) return std::nullopt;
+  encode(document, text);
   bytes_ += text.size();
   ++at_;
   return document;
 }
 
-std::optional<Document> Corpus::next_ids() {
-  for (; !is_at_end(); ++at_) {
-    if (!lines_) lines_.emplace(files_[at_]);
-    if (const auto line = lines_->next()) {
-      Document document;
-      document.name = fmt::format("{}:{}", input_name(files_[at_]), lines_->lines());
-      document.ids = parse_ids(*line, document.name, vocab_size_);
-      return document;
-    }
-    if (interrupt_exit_code() != 0) return std::nullopt;
-    bytes_ += lines_->bytes();
-    lines_.reset();
+std::optional<std::string_view> Corpus::next_line() {
+  for (;;) {
+    const auto line = lines_->next();
+    if (!line) return std::nullopt;
+    if (!is_blank(*line)) return without_return(*line);
   }
+}
+
+std::optional<Document> Corpus::next_part(Split split) {
+  const std::string& file = options_.files[at_];
+  if (!lines_) lines_.emplace(file);
+  while (const auto line = next_line()) {
+    Document document{.index = index_, .name = fmt::format("{}:{}", input_name(file), lines_->lines())};
+    const bool is_wanted = is_next_wanted(document.name);
+    if (split == Split::kBlank) {
+      std::string text(*line);
+      for (auto more = lines_->next(); more && !is_blank(*more); more = lines_->next()) {
+        if (is_wanted) text.append("\n").append(without_return(*more));
+      }
+      if (interrupt_exit_code() != 0) return std::nullopt;
+      if (is_wanted) encode(document, text);
+    } else if (is_wanted && split == Split::kIds) {
+      document.ids = parse_ids(*line, document.name, options_.vocab_size);
+    } else if (is_wanted) {
+      encode(document, split == Split::kJsonl
+                           ? string_field(parse_object(*line, document.name), options_.field, document.name)
+                           : std::string(*line));
+    }
+    if (is_wanted) return document;
+  }
+  if (interrupt_exit_code() != 0) return std::nullopt;
+  bytes_ += lines_->bytes();
+  lines_.reset();
+  ++at_;
   return std::nullopt;
+}
+
+void Corpus::encode(Document& document, std::string_view text) const {
+  if (const auto runs = count_invalid_utf8(text); runs > 0) {
+    options_.on_warning(fmt::format("{}: {} places are no UTF-8 and are read as U+FFFD", document.name, runs));
+  }
+  document.bytes = std::ssize(text);
+  document.words = count_words(text);
+  document.ids = options_.tokenizer->encode(text, !options_.prefix);
+  if (options_.prefix) document.ids.insert(document.ids.begin(), *options_.prefix);
 }
 
 std::int64_t Corpus::expected_tokens() const {

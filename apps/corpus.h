@@ -1,9 +1,13 @@
-// The documents that mmrec-ppl scores, read as they are needed: a text is a document, or each line of token ids is.
+// The documents that mmrec-ppl scores, read as they are needed: files, parts of files, or lines of token ids.
+//
+// Must stay true: memory is that of the longest document, whatever the size of a file that is split. Blank lines are no
+// documents, however a file is split. What is malformed is one error that names FILE:LINE, found and expected.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -14,45 +18,75 @@
 
 namespace mmrec::apps {
 
-/// One document to score. bytes and words are those of the original input; -1 where the input was token ids.
+/// One document to score. bytes and words are those of the document's text; -1 where the input was token ids.
 struct Document {
-  std::string name;
-  std::vector<int> ids;
+  std::int64_t index = 0;     // among all documents of the input, from 0
+  std::string name = {};      // FILE, or FILE:LINE of its first line
+  std::vector<int> ids = {};  // the first is context only
   std::int64_t bytes = -1;
   std::int64_t words = -1;
 };
 
+/// What of a file is a document.
+enum class Split : std::uint8_t {
+  kFile,   // all of it
+  kLine,   // a line
+  kBlank,  // lines up to a blank one
+  kJsonl,  // a string in the JSON object of a line
+  kIds     // a line of token ids
+};
+
+struct CorpusOptions {
+  std::vector<std::string> files;        // in their order, "-" for stdin
+  std::optional<Split> split;            // none: kJsonl of files that are named .jsonl, kFile of others
+  std::string field = "text";            // of JSON objects
+  const Tokenizer* tokenizer = nullptr;  // needed but for ids; must live on
+  std::optional<int> prefix;             // stands before each text, instead of what the tokenizer puts there
+  std::int64_t vocab_size = 0;
+  std::function<void(std::string_view)> on_warning = {};
+  /// Whether a document is wanted; others are counted, and neither tokenized nor, where they are files, read. None: all
+  /// are.
+  std::function<bool(std::int64_t index, const std::string& name)> is_wanted = {};
+};
+
 class Corpus {
  public:
-  /// Of `files` in their order, "-" for stdin; as lines of ids where there is no tokenizer, which must live on. Throws
-  /// for a file that cannot be read, as far as that shows before it is opened.
-  Corpus(std::vector<std::string> files, const Tokenizer* tokenizer, std::int64_t vocab_size,
-         std::function<void(std::string_view)> on_warning);
+  /// Throws for a file that cannot be read, as far as that shows before it is opened.
+  explicit Corpus(CorpusOptions options);
 
-  /// The next document; none at the end, and after an interrupt. Throws std::runtime_error naming the file,
-  /// RejectedFile naming line and index too.
+  /// The next document that is wanted; none at the end, and after an interrupt. Throws std::runtime_error naming the
+  /// file, RejectedFile naming line, found and expected too.
   std::optional<Document> next();
 
-  /// Tokens that are scored, of the documents so far.
+  /// Tokens after the first of each document so far.
   std::int64_t tokens() const { return tokens_; }
-  bool is_at_end() const { return at_ == files_.size(); }
+  bool is_at_end() const { return at_ == options_.files.size(); }
   /// Those of all documents: known at the end; before it judged by the bytes that are left, 0 where a pipe does not
   /// say.
   std::int64_t expected_tokens() const;
 
  private:
-  std::optional<Document> next_text();
-  std::optional<Document> next_ids();
+  Split split_of(const std::string& file) const;
+  std::optional<Document> next_file();
+  std::optional<Document> next_part(Split split);
+  /// The next line that is not blank, without a carriage return at its end.
+  std::optional<std::string_view> next_line();
+  bool is_next_wanted(const std::string& name);
+  void encode(Document& document, std::string_view text) const;
 
-  std::vector<std::string> files_;
-  const Tokenizer* tokenizer_;
-  std::int64_t vocab_size_;
-  std::function<void(std::string_view)> on_warning_;
+  CorpusOptions options_;
   std::size_t at_ = 0;               // the file that is read
   std::optional<LineReader> lines_;  // of it
+  std::int64_t index_ = 0;           // of the next document
   std::int64_t tokens_ = 0;
   std::uint64_t bytes_ = 0;  // of the files before it
   std::optional<std::uint64_t> all_bytes_ = 0;
 };
+
+/// The JSON object `line`; `where` stands for it. Throws RejectedFile naming that, found and expected, as does the
+/// next.
+nlohmann::ordered_json parse_object(std::string_view line, const std::string& where);
+/// The string `field` of one.
+std::string string_field(const nlohmann::ordered_json& object, const std::string& field, const std::string& where);
 
 }  // namespace mmrec::apps

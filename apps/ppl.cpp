@@ -1,11 +1,9 @@
-// mmrec-ppl: scores whole documents exactly, each token once, and prints perplexity and the field's other measures.
+// mmrec-ppl: scores documents, whole and exactly or by the windows of other programs, and prints perplexity and the
+// field's other measures.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
-#include <deque>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -18,10 +16,11 @@
 #include "apps/corpus.h"
 #include "apps/model_folder.h"
 #include "apps/output.h"
+#include "apps/ppl_options.h"
 #include "apps/ppl_report.h"
+#include "apps/ppl_score.h"
 #include "apps/progress.h"
 #include "apps/signals.h"
-#include "mmrec/errors.h"
 #include "mmrec/scorer.h"
 #include "mmrec/tokenizer.h"
 
@@ -31,212 +30,133 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
-double seconds_between(Clock::time_point from, Clock::time_point to) {
-  return std::chrono::duration<double>(to - from).count();
-}
-
 constexpr std::string_view kProgram = "mmrec-ppl";
 
-constexpr std::string_view kHelp = R"(mmrec-ppl book.txt
-mmrec-ppl -m DIR a.txt b.txt --format json -o result.json
-echo "[1, 17, 42]" | mmrec-ppl -m DIR --ids --per-token -
-
-Scores whole documents, each token once and given all before it. Every FILE is
-one document, "-" is stdin. The result is on stdout, timings are on stderr.
-  -m, --model DIR      model folder (default: the bundled model)
-      --ids            lines of JSON token ids instead of text; each line is a
-                       document, its first id is context only
-      --format F       text, json (one summary object) or jsonl (a line per
-                       document)
-      --per-token      each token's log-prob: in jsonl (the default then) a line
-                       per token, in json an entry of `documents`
-  -o, --output FILE    write the result there, whole or not at all
-      --batch N        documents scored together at most (as many as suit the
-                       device and its memory)
-      --device D       auto, cpu, cuda, cuda:N (GPU N, from 0) or cuda:all
-      --precision P    auto, fp32, bf16 or fp16
-      --expert E       of mmrec100m: both, text or code (as config.json says)
-      --prefill M      auto, sweeps or steps; --sweep-tol X: tolerance (auto)
-      --threads N      threads of the CPU (0: all)
-  -h, --help           this page; --version
-)";
-
-constexpr std::array kFlags = {
-    Flag{"model", 'm'},       Flag{"ids", 0, false},
-    Flag{"format"},           Flag{"per-token", 0, false},
-    Flag{"output", 'o'},      Flag{"batch"},
-    Flag{"device"},           Flag{"precision"},
-    Flag{"expert"},           Flag{"threads"},
-    Flag{"prefill"},          Flag{"sweep-tol"},
-    Flag{"help", 'h', false}, Flag{"version", 0, false},
-};
-
-std::vector<std::string> input_files(const Arguments& arguments) {
-  const auto& files = arguments.positionals();
-  if (files.empty()) throw UsageError("no documents (expected FILE..., or - for stdin)");
-  if (std::count(files.begin(), files.end(), "-") > 1) throw UsageError("-: given more than once");
-  return files;
-}
-
-void check_finite(const Document& document, const DocumentScore& score) {
-  for (std::size_t i = 0; i < score.logprobs.size(); ++i) {
-    if (!std::isfinite(score.logprobs[i])) {
-      throw NumericError(
-          fmt::format("{}: log-prob of token {} is not finite (found {})", document.name, i + 1, score.logprobs[i]));
-    }
-  }
-}
-
-struct Scored {
-  PerplexitySummary summary;
-  std::int64_t empty_docs = 0;
-  PrefillStats prefill;
-  bool interrupted = false;
-  std::int64_t tokens_done = 0;  // these two also count what was interrupted
-  double nll_done = 0.0;
-  double seconds = 0.0;       // without those in which the only device had nothing to score
-  double read_seconds = 0.0;  // for documents to be read and tokenized
-
-  double running_ppl() const { return std::exp(nll_done / static_cast<double>(tokens_done)); }
-};
-
-// One line each for the first few; the summary counts them all.
-void report_empty(const Document& document, std::int64_t count) {
-  constexpr std::int64_t kMost = 10;
-  if (count <= kMost) warn(fmt::format("{}: 0 scored tokens", document.name));
-  if (count == kMost) warn("further documents with 0 scored tokens are counted only");
-}
-
-Scored score_corpus(const std::vector<Model>& models, ScorerOptions options, Corpus& corpus, Progress& progress,
-                    Report& report) {
-  Scored scored;
-  options.on_progress = [&](std::int64_t tokens, double nll) {
-    scored.tokens_done += tokens;
-    scored.nll_done += nll;
-    progress.update(scored.tokens_done, corpus.expected_tokens(), scored.running_ppl());
-    return interrupt_exit_code() == 0;
-  };
-  Scorer scorer(models, options);
-  PerplexityAccumulator accumulator;
-  std::deque<Document> read_ahead;  // without their ids, which the scorer has
-  const auto next = [&](std::vector<int>& ids) {
-    const auto start = Clock::now();
-    std::optional<Document> document = corpus.next();
-    if (document) {
-      ids = std::exchange(document->ids, {});
-      read_ahead.push_back(std::move(*document));
-    }
-    scored.read_seconds += seconds_between(start, Clock::now());
-    return document.has_value();
-  };
-  const auto on_score = [&](std::size_t /*number*/, std::vector<int>& ids, const DocumentScore& score) {
-    Document document = std::move(read_ahead.front());
-    read_ahead.pop_front();
-    document.ids = std::move(ids);
-    check_finite(document, score);
-    const bool empty = score.logprobs.empty();
-    if (empty) {
-      progress.clear();
-      report_empty(document, ++scored.empty_docs);
-    }
-    // A document without a scored token is counted and otherwise left out: its bytes would dilute bits per byte.
-    accumulator.add(score, empty ? 0 : std::max<std::int64_t>(document.bytes, 0),
-                    empty ? 0 : std::max<std::int64_t>(document.words, 0));
-    report.add(document, score);
-    return true;
-  };
-  const auto start = Clock::now();
-  scored.interrupted = !scorer.score_stream(next, on_score) || interrupt_exit_code() != 0;
-  scored.seconds = seconds_between(start, Clock::now());
-  if (models.size() == 1) scored.seconds -= scored.read_seconds;  // several are at work meanwhile
-  scored.summary = accumulator.summary();
-  scored.prefill = scorer.prefill_stats();
-  return scored;
-}
-
-ReportFormat report_format(const Arguments& arguments) {
-  constexpr std::array<std::string_view, 3> kNames = {"text", "json", "jsonl"};
-  const bool per_token = arguments.has("per-token");
-  if (per_token && !arguments.has("format")) return ReportFormat::kJsonl;
-  const auto format = static_cast<ReportFormat>(arguments.choice("format", kNames));
-  if (per_token && format == ReportFormat::kText) {
-    throw UsageError("--per-token: not with --format text (expected json or jsonl)");
-  }
-  return format;
-}
-
-int ppl_main(int argc, char** argv) {
-  const Arguments arguments(kFlags, true, argc, argv);
-  if (print_help_or_version(arguments, kHelp, kProgram)) return kOk;
-
-  const RunOptions run = run_options(arguments);
-  ScorerOptions options;
-  options.session = run.session;
-  options.batch = static_cast<int>(arguments.integer("batch", 0, 1, 65536));
-  const ReportFormat format = report_format(arguments);
-  const std::vector<std::string> files = input_files(arguments);
-  const std::filesystem::path folder = model_folder(arguments);
-  const bool as_ids = arguments.has("ids");
-  // Made before the work, so that a place that cannot be written to costs no time.
-  const auto out =
-      arguments.has("output") ? std::make_unique<Output>(*arguments.text("output")) : std::make_unique<Output>();
-  Report report(*out, format, arguments.has("per-token"));
-
-  const auto start = Clock::now();
-  const std::vector<Model> models = load_models(folder, run);
-  const ModelInfo info = info_of(models);
+/// The models of a run and the tokenizer that they came with.
+struct Loaded {
+  std::vector<Model> models;
+  ModelInfo info;
   std::optional<Tokenizer> tokenizer;
-  if (!as_ids) tokenizer = load_tokenizer(folder, info);
-  const double load_seconds = seconds_between(start, Clock::now());
+  double seconds = 0.0;
+};
 
-  Progress progress;
-  Corpus corpus(files, tokenizer ? &*tokenizer : nullptr, info.vocab_size, [&](std::string_view text) {
-    progress.clear();
-    warn(text);
-  });
+Loaded load(const PplOptions& options) {
+  const auto start = Clock::now();
+  Loaded loaded{.models = load_models(options.folder, options.run), .info = {}, .tokenizer = {}};
+  loaded.info = info_of(loaded.models);
+  if (options.split != Split::kIds) loaded.tokenizer = load_tokenizer(options.folder, loaded.info);
+  loaded.seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  return loaded;
+}
+
+/// What stands before each text: lm-evaluation-harness takes BOS, or else EOS, whatever the tokenizer does by itself.
+std::optional<int> prefix_of(const PplOptions& options, const std::optional<Tokenizer>& tokenizer) {
+  if (options.windows.mode != Mode::kRolling || !tokenizer) return std::nullopt;
+  if (tokenizer->bos_id() >= 0) return tokenizer->bos_id();
+  if (tokenizer->eos_id() >= 0) return tokenizer->eos_id();
+  throw RejectedFile(
+      fmt::format("{}: --mode rolling puts a token before the first (found neither BOS nor EOS). Try: --mode full",
+                  Tokenizer::file_of(options.folder).string()));
+}
+
+std::string_view bos_of(const std::optional<Tokenizer>& tokenizer, std::optional<int> prefix) {
+  if (!tokenizer) return "given";
+  if (prefix) return *prefix == tokenizer->bos_id() ? "added" : "eos";
+  return tokenizer->adds_bos() ? "added" : "none";
+}
+
+RunIdentity identity_of(const PplOptions& options, const Loaded& loaded, std::string_view bos) {
+  RunIdentity identity = {{"mode", name_of(options.windows.mode)}};
+  if (options.windows.mode != Mode::kFull) identity["window"] = options.windows.window;
+  if (options.windows.mode == Mode::kStrided) identity["stride"] = options.windows.stride;
+  identity["bos"] = bos;
+  identity["model"] = hex(loaded.info.fingerprint);
+  identity["tokenizer"] = loaded.tokenizer ? Json(hex(loaded.tokenizer->fingerprint())) : Json(nullptr);
+  identity["version"] = MMREC_VERSION;
+  identity["device"] = place_of(loaded.info);
+  return identity;
+}
+
+Json details_of(const PplOptions& options, const Loaded& loaded, const Scored& scored, double rate) {
+  return {{"model", with_device({{"folder", options.folder.string()},
+                                 {"parameters", loaded.info.parameters},
+                                 {"fingerprint", hex(loaded.info.fingerprint)}},
+                                loaded.info)},
+          {"prefill",
+           {{"mode", prefill_names()[static_cast<std::size_t>(options.run.session.prefill)]},
+            {"sweep_tol", sweep_tolerance_json(options.run.session)},
+            {"sweeps_per_token", scored.prefill.sweeps_per_token()},
+            {"fallbacks", scored.prefill.fallbacks}}},
+          {"batch", options.batch == 0 ? Json(nullptr) : Json(options.batch)},
+          {"timings",
+           {{"load_s", loaded.seconds},
+            {"read_s", scored.read_seconds},
+            {"score_s", scored.seconds},
+            {"tokens_per_s", rate},
+            {"peak_memory_bytes", peak_memory_bytes()}}}};
+}
+
+int run(PplOptions options) {
+  // Made before the work, so that a place that cannot be written to costs no time.
+  const auto out = options.output ? std::make_unique<Output>(*options.output) : std::make_unique<Output>();
+  const Loaded loaded = load(options);
+  const std::optional<int> prefix = prefix_of(options, loaded.tokenizer);
+  const std::string_view bos = bos_of(loaded.tokenizer, prefix);
+  options.windows.repeats_first = options.windows.mode == Mode::kLlama && bos != "none";
+  SummaryContext context{.has_text = options.split != Split::kIds,
+                         .scores_all = options.windows.scores_all(),
+                         .identity = identity_of(options, loaded, bos)};
+  Report report(*out, options.format, options.detail, context.identity);
+
+  Progress progress(Progress::Elsewhere::kLines, !options.quiet);
+  Corpus corpus({.files = options.files,
+                 .split = options.split,
+                 .field = options.field,
+                 .tokenizer = loaded.tokenizer ? &*loaded.tokenizer : nullptr,
+                 .prefix = prefix,
+                 .vocab_size = loaded.info.vocab_size,
+                 .on_warning = [&](std::string_view text) {
+                   progress.clear();
+                   warn(text);
+                 }});
   const GracefulScope graceful;
-  const Scored scored = score_corpus(models, options, corpus, progress, report);
+  PerplexityAccumulator sums;
+  ScorerOptions scorer{.batch = options.batch, .session = options.run.session, .on_progress = {}};
+  Scored scored;
+  try {
+    scored = score_corpus(loaded.models, scorer, options.windows, corpus, progress, sums,
+                          [&](const ScoredDocument& document) { report.add(document); });
+  } catch (...) {
+    if (!options.output) out->flush();  // what came before is done
+    throw;
+  }
   progress.clear();
   const double rate = scored.seconds > 0.0 ? static_cast<double>(scored.tokens_done) / scored.seconds : 0.0;
   if (scored.interrupted) {
-    if (!arguments.has("output")) out->flush();
+    if (!options.output) out->flush();
     log_line(fmt::format("interrupted after {} tokens{}, ppl so far {:.6g}", scored.tokens_done,
-                         corpus.is_at_end() ? fmt::format(" of {}", corpus.tokens()) : "", scored.running_ppl()));
+                         corpus.is_at_end() ? fmt::format(" of {}", corpus.tokens()) : "", scored.running.ppl()));
     return interrupt_exit_code();
   }
 
-  SummaryContext context;
-  context.has_text = !as_ids;
   context.empty_docs = scored.empty_docs;
-  context.details = {{"mode", "full"},
-                     {"bos", as_ids                  ? "given"
-                             : tokenizer->adds_bos() ? "added"
-                                                     : "none"},
-                     {"tokenizer_fingerprint", tokenizer ? Json(hex(tokenizer->fingerprint())) : Json(nullptr)},
-                     {"model", with_device({{"folder", folder.string()},
-                                            {"parameters", info.parameters},
-                                            {"fingerprint", hex(info.fingerprint)}},
-                                           info)},
-                     {"prefill",
-                      {{"mode", prefill_names()[static_cast<std::size_t>(run.session.prefill)]},
-                       {"sweep_tol", sweep_tolerance_json(run.session)},
-                       {"sweeps_per_token", scored.prefill.sweeps_per_token()},
-                       {"fallbacks", scored.prefill.fallbacks}}},
-                     {"batch", options.batch == 0 ? Json(nullptr) : Json(options.batch)},
-                     {"timings",
-                      {{"load_s", load_seconds},
-                       {"read_s", scored.read_seconds},
-                       {"score_s", scored.seconds},
-                       {"tokens_per_s", rate},
-                       {"peak_memory_bytes", peak_memory_bytes()}}}};
-  report.finish(scored.summary, context);
+  context.details = details_of(options, loaded, scored, rate);
+  report.finish(summary_json(scored.summary, context));
   out->commit();
   if (scored.summary.tokens == 0) log_line("0 scored tokens: there is no perplexity");
+  if (options.quiet) return kOk;
   log_line(fmt::format(
       "load {:.3f} s | {} | {} tokens in {:.2f} s, {:.1f} tok/s, {:.2f} sweeps/token | ppl {:.6g} | peak {:.1f} MB",
-      load_seconds, place_of(info), scored.summary.tokens, scored.seconds, rate, scored.prefill.sweeps_per_token(),
-      scored.summary.ppl, static_cast<double>(peak_memory_bytes()) * 1e-6));
+      loaded.seconds, place_of(loaded.info), scored.summary.tokens, scored.seconds, rate,
+      scored.prefill.sweeps_per_token(), scored.summary.ppl, static_cast<double>(peak_memory_bytes()) * 1e-6));
   return kOk;
+}
+
+int ppl_main(int argc, char** argv) {
+  const std::vector<Flag> flags = flags_of(ppl_option_table());
+  const Arguments arguments(flags, true, argc, argv);
+  if (print_help_or_version(arguments, ppl_help(false), ppl_help(true), kProgram)) return kOk;
+  return run(ppl_options(arguments));
 }
 
 }  // namespace

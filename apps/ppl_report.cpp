@@ -4,45 +4,65 @@
 
 #include <cmath>
 #include <limits>
-#include <string_view>
+#include <utility>
 
 namespace mmrec::apps {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
-
 Json count_or_null(std::int64_t count, bool known) { return known ? Json(count) : Json(nullptr); }
-Json real_or_null(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 
-Json document_json(const Document& document, const DocumentScore& score, std::int64_t index) {
-  const auto tokens = static_cast<double>(score.logprobs.size());
+std::string csv_field(const Json& value) {
+  if (value.is_null()) return {};
+  if (!value.is_string()) return value.dump();
+  const std::string text = dump(value).size() == value.get_ref<const std::string&>().size() + 2
+                               ? value.get<std::string>()
+                               : Json::parse(dump(value)).get<std::string>();  // what is no UTF-8 was replaced
+  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
+  std::string quoted = "\"";
+  for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return quoted + "\"";
+}
+
+Json document_json(const ScoredDocument& scored, const RunIdentity& identity) {
+  const Document& document = scored.document;
+  const DocumentSums sums = sums_of(scored.score);
   const bool has_text = document.bytes >= 0;
-  return {{"doc", index},
-          {"name", document.name},
-          {"tokens", score.logprobs.size()},
-          {"nll", score.nll},
-          {"ppl", tokens > 0.0 ? real_or_null(std::exp(score.nll / tokens)) : Json(nullptr)},
-          {"bytes", count_or_null(document.bytes, has_text)},
-          {"words", count_or_null(document.words, has_text)}};
+  Json json = {{"doc", document.index},
+               {"name", document.name},
+               {"tokens", sums.tokens},
+               {"nll", sums.nll},
+               {"nll_m2", sums.nll_m2},
+               {"ppl", sums.tokens > 0 ? real_or_null(std::exp(sums.nll / static_cast<double>(sums.tokens))) : Json()},
+               {"bytes", count_or_null(document.bytes, has_text)},
+               {"words", count_or_null(document.words, has_text)}};
+  json.update(identity);
+  return json;
 }
 
 // Nine significant digits give every float back.
-template <class Append>
-std::string array_of(std::size_t count, Append&& append) {
-  std::string text = "[";
-  for (std::size_t i = 0; i < count; ++i) {
-    if (i > 0) text += ',';
-    append(text, i);
-  }
-  return text + "]";
+std::string tokens_members(const ScoredDocument& scored) {
+  std::string ids;
+  for (const int id : scored.document.ids) fmt::format_to(std::back_inserter(ids), "{}{}", ids.empty() ? "" : ",", id);
+  std::string positions;
+  std::string logprobs;
+  scored.for_each_token([&](std::size_t position, int, float logprob) {
+    const std::string_view comma = positions.empty() ? "" : ",";
+    fmt::format_to(std::back_inserter(positions), "{}{}", comma, position);
+    fmt::format_to(std::back_inserter(logprobs), "{}{:.9g}", comma, logprob);
+  });
+  return fmt::format(",\"ids\":[{}],\"positions\":[{}],\"logprobs\":[{}]", ids, positions, logprobs);
 }
 
 }  // namespace
 
+std::string dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+Json real_or_null(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
+
 Json summary_json(const PerplexitySummary& summary, const SummaryContext& context) {
   const double none = std::numeric_limits<double>::quiet_NaN();
+  const bool of_text = context.has_text && context.scores_all;
   Json json = {{"schema", "mmrec-ppl/1"},
                {"docs", summary.docs},
                {"tokens", summary.tokens},
@@ -51,68 +71,103 @@ Json summary_json(const PerplexitySummary& summary, const SummaryContext& contex
                {"ppl_stderr", real_or_null(summary.ppl_stderr)},
                {"bytes", count_or_null(summary.bytes, context.has_text)},
                {"words", count_or_null(summary.words, context.has_text)},
-               {"bits_per_byte", real_or_null(context.has_text ? summary.bits_per_byte : none)},
-               {"word_ppl", real_or_null(context.has_text ? summary.word_ppl : none)},
-               {"byte_ppl", real_or_null(context.has_text ? summary.byte_ppl : none)},
+               {"bits_per_byte", real_or_null(of_text ? summary.bits_per_byte : none)},
+               {"word_ppl", real_or_null(of_text ? summary.word_ppl : none)},
+               {"byte_ppl", real_or_null(of_text ? summary.byte_ppl : none)},
                {"empty_docs", context.empty_docs}};
+  for (const auto& [key, value] : context.identity.items()) {
+    json[key == "model" || key == "tokenizer" ? key + "_fingerprint" : key] = value;
+  }
   for (const auto& [key, value] : context.details.items()) json[key] = value;
   return json;
 }
 
-Report::Report(Output& out, ReportFormat format, bool per_token) : out_(out), format_(format), per_token_(per_token) {}
-
-void Report::add(const Document& document, const DocumentScore& score) {
-  if (format_ == ReportFormat::kJsonl && per_token_) add_tokens_jsonl(document, score);
-  if (format_ == ReportFormat::kJsonl && !per_token_) out_.write(dump(document_json(document, score, index_)) + "\n");
-  if (format_ == ReportFormat::kJson && per_token_) add_document_json(document, score);
-  ++index_;
-}
-
-void Report::add_tokens_jsonl(const Document& document, const DocumentScore& score) {
-  for (std::size_t i = 0; i < score.logprobs.size(); ++i) {
-    out_.write(fmt::format("{{\"doc\":{},\"pos\":{},\"id\":{},\"logprob\":{:.9g}}}\n", index_, i + 1,
-                           document.ids[i + 1], score.logprobs[i]));
+std::string summary_text(const Json& summary) {
+  std::string text;
+  for (const auto& [key, value] : summary.items()) {
+    if (value.is_structured() || key == "schema" || key == "batch") continue;
+    const std::string shown = value.is_number_float() ? fmt::format("{:.6f}", value.get<double>())
+                              : value.is_null()       ? "n/a"
+                              : value.is_string()     ? value.get<std::string>()
+                                                      : value.dump();
+    constexpr std::string_view kIdentity = "_fingerprint";
+    const std::string_view name =
+        key.ends_with(kIdentity) ? std::string_view(key).substr(0, key.size() - kIdentity.size()) : key;
+    text += fmt::format("{:<14} {}\n", name, shown);
   }
+  return text;
 }
 
-// The object is written in parts, so that a long document is never held as a tree.
-void Report::add_document_json(const Document& document, const DocumentScore& score) {
-  out_.write(index_ == 0 ? "{\"documents\":[" : ",");
-  std::string object = dump(document_json(document, score, index_));
-  object.pop_back();
-  out_.write(object + ",\"ids\":");
-  out_.write(
-      array_of(document.ids.size(), [&](std::string& to, std::size_t i) { to += std::to_string(document.ids[i]); }));
-  out_.write(",\"logprobs\":");
-  out_.write(array_of(score.logprobs.size(), [&](std::string& to, std::size_t i) {
-    fmt::format_to(std::back_inserter(to), "{:.9g}", score.logprobs[i]);
-  }));
-  out_.write("}");
+Records::Records(Output& out, ReportFormat format, std::string_view name, bool in_json)
+    : out_(out), format_(format), name_(name), in_json_(in_json) {}
+
+void Records::begin_entry() {
+  if (format_ == ReportFormat::kJson) out_.write(is_first_ ? fmt::format("{{\"{}\":[", name_) : ",");
+  is_first_ = false;
 }
 
-void Report::finish(const PerplexitySummary& summary, const SummaryContext& context) {
-  if (format_ == ReportFormat::kJsonl) return;
-  const Json json = summary_json(summary, context);
-  if (format_ == ReportFormat::kJson) {
-    const std::string object = dump(json);
-    if (per_token_) {
-      out_.write(index_ == 0 ? "{\"documents\":[" : "");
-      out_.write("],");
-      out_.write(std::string_view(object).substr(1));
-    } else {
-      out_.write(object);
+void Records::add(const Json& record, std::string_view tail) {
+  if (format_ == ReportFormat::kText || (format_ == ReportFormat::kJson && !in_json_)) return;
+  if (format_ == ReportFormat::kCsv) {
+    std::string names;
+    std::string values;
+    for (const auto& [key, value] : record.items()) {
+      const std::string_view comma = names.empty() ? "" : ",";
+      names += fmt::format("{}{}", comma, key);
+      values += fmt::format("{}{}", comma, csv_field(value));
     }
-    out_.write("\n");
+    if (std::exchange(is_first_, false)) out_.write(names + "\n");
+    out_.write(values + "\n");
     return;
   }
-  for (const std::string_view key : {"docs", "tokens", "bytes", "words", "nll", "ppl", "ppl_stderr", "bits_per_byte",
-                                     "word_ppl", "byte_ppl", "empty_docs"}) {
-    const Json& value = json.at(std::string(key));
-    const std::string text = value.is_number_float() ? fmt::format("{:.6f}", value.get<double>())
-                             : value.is_null()       ? "n/a"
-                                                     : value.dump();
-    out_.write(fmt::format("{:<14} {}\n", key, text));
+  begin_entry();
+  std::string object = dump(record);
+  object.pop_back();
+  out_.write(object);
+  out_.write(tail);
+  out_.write(format_ == ReportFormat::kJson ? "}" : "}\n");
+}
+
+void Records::finish(const Json& summary) {
+  if (format_ == ReportFormat::kText) out_.write(summary_text(summary));
+  if (format_ != ReportFormat::kJson) return;
+  const std::string object = dump(summary);
+  if (!in_json_) {
+    out_.write(object + "\n");
+    return;
   }
+  if (is_first_) out_.write(fmt::format("{{\"{}\":[", name_));
+  out_.write("],");
+  out_.write(std::string_view(object).substr(1));
+  out_.write("\n");
+}
+
+Report::Report(Output& out, ReportFormat format, ReportDetail detail, RunIdentity identity)
+    : out_(out),
+      format_(format),
+      detail_(detail),
+      identity_(std::move(identity)),
+      records_(out, format, "documents", detail != ReportDetail::kSummary) {}
+
+void Report::add(const ScoredDocument& scored) {
+  const bool has_lines = format_ == ReportFormat::kJsonl || format_ == ReportFormat::kCsv;
+  if (detail_ == ReportDetail::kTokens && has_lines) {
+    add_tokens(scored);
+  } else if (has_lines || detail_ != ReportDetail::kSummary) {
+    records_.add(document_json(scored, identity_),
+                 detail_ == ReportDetail::kTokens ? tokens_members(scored) : std::string());
+  }
+}
+
+void Report::add_tokens(const ScoredDocument& scored) {
+  const bool csv = format_ == ReportFormat::kCsv;
+  if (std::exchange(is_first_, false) && csv) out_.write("doc,pos,id,logprob\n");
+  scored.for_each_token([&](std::size_t position, int id, float logprob) {
+    const std::int64_t doc = scored.document.index;
+    out_.write(
+        csv ? fmt::format("{},{},{},{:.9g}\n", doc, position, id, logprob)
+            : fmt::format("{{\"doc\":{},\"pos\":{},\"id\":{},\"logprob\":{:.9g}}}\n", doc, position, id, logprob));
+  });
 }
 
 }  // namespace mmrec::apps

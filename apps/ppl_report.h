@@ -1,49 +1,91 @@
 // What mmrec-ppl prints: records as documents are finished, a summary at the end.
+//
+// Must stay true: whatever is printed of a document or of all says how it came about, see RunIdentity.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
 
-#include "apps/corpus.h"
 #include "apps/output.h"
+#include "apps/ppl_score.h"
 #include "mmrec/scorer.h"
 
 namespace mmrec::apps {
 
+/// How figures came about, a JSON object of "mode" (with "window" and "stride" where it has them), "bos", "model" and
+/// "tokenizer" (fingerprints), "version" and "device". Figures are comparable where all but the device agree.
+using RunIdentity = nlohmann::ordered_json;
+
 /// What a summary holds besides the measures.
 // NOLINTNEXTLINE(bugprone-exception-escape): of an implicit move; JSON's does not throw
 struct SummaryContext {
-  bool has_text = true;            // the input was text: bytes and words mean something
-  std::int64_t empty_docs = 0;     // documents without a token to score
-  nlohmann::ordered_json details;  // how the figures came about: model, tokenizer, modes, timings
+  bool has_text = true;         // the input was text: bytes and words mean something
+  bool scores_all = true;       // every token of it counts, so that measures by bytes and words do too
+  std::int64_t empty_docs = 0;  // documents without a token to score
+  RunIdentity identity = {};
+  nlohmann::ordered_json details = nlohmann::ordered_json::object();  // what else: model, prefill, timings
 };
 
 /// The summary object, schema "mmrec-ppl/1". A measure without a value is null.
 nlohmann::ordered_json summary_json(const PerplexitySummary& summary, const SummaryContext& context);
+/// The same for people: a line per figure.
+std::string summary_text(const nlohmann::ordered_json& summary);
 
-enum class ReportFormat : std::uint8_t { kText, kJson, kJsonl };
+enum class ReportFormat : std::uint8_t { kText, kJson, kJsonl, kCsv };
+enum class ReportDetail : std::uint8_t { kSummary, kDocuments, kTokens };
 
-/// Writes one report.
-///   text           the summary, a line per measure
-///   json           the summary object; with per_token its `documents` hold ids and log-probs
-///   jsonl          one line per document, or with per_token one line per scored token; no summary
-class Report {
+/// JSON on one line; what is no UTF-8 becomes U+FFFD.
+std::string dump(const nlohmann::ordered_json& json);
+/// Null where a number is not finite.
+nlohmann::ordered_json real_or_null(double value);
+
+/// Records of one kind as lines of JSON, as CSV below a line of names (RFC 4180; a value that is null is empty), or as
+/// the first member of the JSON object that the summary is.
+class Records {
  public:
-  Report(Output& out, ReportFormat format, bool per_token);
+  /// Nothing is written of records with kText, and with kJson unless `in_json`, where `name` is that of the member.
+  Records(Output& out, ReportFormat format, std::string_view name, bool in_json);
 
-  /// The next document and its score.
-  void add(const Document& document, const DocumentScore& score);
-  void finish(const PerplexitySummary& summary, const SummaryContext& context);
+  /// An object; all have the same keys in the same order. `tail` is what else stands in an entry of JSON's array:
+  /// nothing, or `,"key":value` and so on.
+  void add(const nlohmann::ordered_json& record, std::string_view tail = {});
+  /// The summary, of those formats that have one.
+  void finish(const nlohmann::ordered_json& summary);
 
  private:
-  void add_tokens_jsonl(const Document& document, const DocumentScore& score);
-  void add_document_json(const Document& document, const DocumentScore& score);
+  void begin_entry();
 
   Output& out_;
   ReportFormat format_;
-  bool per_token_;
-  std::int64_t index_ = 0;
+  std::string name_;
+  bool in_json_;
+  bool is_first_ = true;
+};
+
+/// Writes one report of documents.
+///   text           the summary, a line per measure
+///   json           the summary object; its `documents` hold a record each, of kTokens with ids and log-probs
+///   jsonl, csv     one line per document, or of kTokens per scored token; no summary
+class Report {
+ public:
+  Report(Output& out, ReportFormat format, ReportDetail detail, RunIdentity identity);
+
+  /// The next document and its score.
+  void add(const ScoredDocument& scored);
+  void finish(const nlohmann::ordered_json& summary) { records_.finish(summary); }
+
+ private:
+  void add_tokens(const ScoredDocument& scored);
+
+  Output& out_;
+  ReportFormat format_;
+  ReportDetail detail_;
+  RunIdentity identity_;
+  Records records_;
+  bool is_first_ = true;
 };
 
 }  // namespace mmrec::apps

@@ -8,6 +8,8 @@
 #include <cmath>
 #include <string_view>
 
+#include "apps/cli.h"
+
 namespace mmrec::apps {
 namespace {
 
@@ -26,14 +28,29 @@ std::string clock_text(double seconds) {
   return fmt::format("{:02}:{:02}", s / 60, s % 60);
 }
 
+double share_of(std::int64_t done, std::int64_t total) {
+  return total > 0 ? std::min(1.0, static_cast<double>(done) / static_cast<double>(total)) : 0.0;
+}
+
 }  // namespace
 
-std::string progress_line(std::int64_t done, std::int64_t total, double seconds, std::optional<double> ppl, int width) {
-  const double share = total > 0 ? std::min(1.0, static_cast<double>(done) / static_cast<double>(total)) : 0.0;
+std::string progress_facts(std::int64_t done, std::int64_t total, double seconds,
+                           std::optional<PerplexityEstimate> ppl) {
   const double rate = seconds > 0.0 ? static_cast<double>(done) / seconds : 0.0;
   const double left = rate > 0.0 ? static_cast<double>(total - done) / rate : -1.0;
-  const std::string facts = fmt::format("{:3.0f}% {:.0f} tok/s{} ETA {}", std::floor(share * 100.0), rate,
-                                        ppl ? fmt::format(" ppl {:.4g}", *ppl) : std::string(), clock_text(left));
+  std::string estimate;
+  if (ppl && std::isfinite(ppl->ppl)) estimate = fmt::format(" ppl {:.4g}", ppl->ppl);
+  if (!estimate.empty() && std::isfinite(ppl->standard_error)) {
+    estimate += fmt::format(" +/- {:.2g}", ppl->standard_error);
+  }
+  return fmt::format("{:3.0f}% {:.0f} tok/s{} ETA {}", std::floor(share_of(done, total) * 100.0), rate, estimate,
+                     clock_text(left));
+}
+
+std::string progress_line(std::int64_t done, std::int64_t total, double seconds, std::optional<PerplexityEstimate> ppl,
+                          int width) {
+  const double share = share_of(done, total);
+  const std::string facts = progress_facts(done, total, seconds, ppl);
   const int room = width - static_cast<int>(facts.size()) - 3;  // "[" "] "
   std::string line;
   if (room >= 5) {
@@ -47,13 +64,23 @@ std::string progress_line(std::int64_t done, std::int64_t total, double seconds,
   return line;
 }
 
-Progress::Progress() : enabled_(isatty(STDERR_FILENO) == 1), start_(Clock::now()), last_(start_) {}
+Progress::Progress(Elsewhere elsewhere, bool enabled)
+    : draws_(enabled && isatty(STDERR_FILENO) == 1),
+      writes_lines_(enabled && !draws_ && elsewhere == Elsewhere::kLines),
+      start_(Clock::now()),
+      last_(start_) {}
 
 Progress::~Progress() { clear(); }
 
-void Progress::update(std::int64_t done, std::int64_t total, std::optional<double> ppl) {
-  if (!enabled_) return;
+void Progress::update(std::int64_t done, std::int64_t total, std::optional<PerplexityEstimate> ppl) {
+  if (!draws_ && !writes_lines_) return;
   const auto now = Clock::now();
+  if (writes_lines_) {
+    if (now - last_ < std::chrono::seconds(10)) return;
+    last_ = now;
+    log_line(progress_facts(done, total, std::chrono::duration<double>(now - start_).count(), ppl));
+    return;
+  }
   if (drawn_ && now - last_ < std::chrono::milliseconds(200)) return;
   last_ = now;
   drawn_ = true;
@@ -63,7 +90,7 @@ void Progress::update(std::int64_t done, std::int64_t total, std::optional<doubl
 }
 
 void Progress::clear() {
-  if (!enabled_ || !drawn_) return;
+  if (!draws_ || !drawn_) return;
   put("\r\x1b[K");
   drawn_ = false;
 }

@@ -1,4 +1,4 @@
-// A progress bar on stderr, only where stderr is a terminal.
+// Progress on stderr: a bar where that is a terminal, elsewhere a line now and then for work that takes long.
 #pragma once
 
 #include <chrono>
@@ -8,28 +8,43 @@
 
 namespace mmrec::apps {
 
-/// Redraws one line at most five times a second, never wider than the terminal, and wipes it when it goes.
+/// Perplexity so far; its standard error where that is known, else NaN.
+struct PerplexityEstimate {
+  double ppl = 0.0;
+  double standard_error = 0.0;
+};
+
+/// On a terminal it redraws one line at most five times a second, never wider than the terminal, and wipes it when it
+/// goes.
 class Progress {
  public:
-  Progress();
+  enum class Elsewhere : std::uint8_t { kNothing, kLines };
+  /// What it does where stderr is no terminal: kLines is a line every ten seconds. Not `enabled`, it does nothing
+  /// anywhere.
+  explicit Progress(Elsewhere elsewhere = Elsewhere::kNothing, bool enabled = true);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
   /// `done` of `total` tokens so far, of perplexity `ppl` where that is known. A total of 0 is not known.
-  void update(std::int64_t done, std::int64_t total, std::optional<double> ppl = std::nullopt);
+  void update(std::int64_t done, std::int64_t total, std::optional<PerplexityEstimate> ppl = std::nullopt);
   /// Wipes the line, so that other text may follow.
   void clear();
 
  private:
   using Clock = std::chrono::steady_clock;
-  bool enabled_;
+  bool draws_;
+  bool writes_lines_;
   bool drawn_ = false;
   Clock::time_point start_;
   Clock::time_point last_;
 };
 
 /// The line itself, at most `width` columns; apart from the terminal so that it can be tested.
-std::string progress_line(std::int64_t done, std::int64_t total, double seconds, std::optional<double> ppl, int width);
+std::string progress_line(std::int64_t done, std::int64_t total, double seconds, std::optional<PerplexityEstimate> ppl,
+                          int width);
+/// The same without the bar.
+std::string progress_facts(std::int64_t done, std::int64_t total, double seconds,
+                           std::optional<PerplexityEstimate> ppl);
 
 }  // namespace mmrec::apps

@@ -34,18 +34,32 @@ std::int64_t count_words(std::string_view text) {
   return words;
 }
 
-void PerplexityAccumulator::add(const DocumentScore& score, std::int64_t bytes, std::int64_t words) {
+DocumentSums sums_of(const DocumentScore& score) {
+  DocumentSums sums{.nll = score.nll};
+  double mean = 0.0;
+  for (const float logprob : score.logprobs) {
+    ++sums.tokens;
+    const double nll = -static_cast<double>(logprob);
+    const double delta = nll - mean;
+    mean += delta / static_cast<double>(sums.tokens);
+    sums.nll_m2 += delta * (nll - mean);
+  }
+  return sums;
+}
+
+void PerplexityAccumulator::add(const DocumentSums& sums, std::int64_t bytes, std::int64_t words) {
   ++sums_.docs;
   sums_.bytes += bytes;
   sums_.words += words;
-  sums_.nll += score.nll;
-  for (const float logprob : score.logprobs) {
-    ++sums_.tokens;
-    const double nll = -static_cast<double>(logprob);
-    const double delta = nll - mean_;
-    mean_ += delta / static_cast<double>(sums_.tokens);
-    square_ += delta * (nll - mean_);
-  }
+  sums_.nll += sums.nll;
+  if (sums.tokens == 0) return;
+  const auto before = static_cast<double>(sums_.tokens);
+  sums_.tokens += sums.tokens;
+  const auto tokens = static_cast<double>(sums.tokens);
+  const double share = tokens / static_cast<double>(sums_.tokens);
+  const double delta = sums.nll / tokens - mean_;
+  mean_ += delta * share;
+  square_ += sums.nll_m2 + delta * delta * before * share;
 }
 
 PerplexitySummary PerplexityAccumulator::summary() const {

@@ -1,4 +1,6 @@
 // The parts of the programs that can be tested without running one.
+#include <cmath>
+
 #include "apps/cli.h"
 #include "apps/input.h"
 #include "apps/progress.h"
@@ -42,13 +44,16 @@ TEST(Utf8, InvalidRunsAreCounted) {
 }
 
 TEST(Progress, LineFitsAnyWidth) {
+  constexpr apps::PerplexityEstimate kPpl = {12.345, 0.25};
   for (int width = 0; width < 120; ++width) {
-    EXPECT_LE(apps::progress_line(512, 1024, 2.0, 12.345, width).size(), static_cast<std::size_t>(width));
+    EXPECT_LE(apps::progress_line(512, 1024, 2.0, kPpl, width).size(), static_cast<std::size_t>(width));
   }
-  const std::string line = apps::progress_line(512, 1024, 2.0, 12.345, 100);
-  EXPECT_NE(line.find(" 50% 256 tok/s ppl 12.35 ETA 00:02"), std::string::npos) << line;
+  const std::string line = apps::progress_line(512, 1024, 2.0, kPpl, 100);
+  EXPECT_NE(line.find(" 50% 256 tok/s ppl 12.35 +/- 0.25 ETA 00:02"), std::string::npos) << line;
   EXPECT_EQ(line.find("[####################....................]"), 0U) << line;
-  EXPECT_NE(apps::progress_line(0, 10, 0.0, 1.0, 80).find("--:--"), std::string::npos);
+  EXPECT_NE(apps::progress_line(0, 10, 0.0, kPpl, 80).find("--:--"), std::string::npos);
+  const std::string one_part = apps::progress_facts(512, 1024, 2.0, apps::PerplexityEstimate{12.345, std::nan("")});
+  EXPECT_EQ(one_part, " 50% 256 tok/s ppl 12.35 ETA 00:02");
   const std::string without = apps::progress_line(512, 1024, 2.0, std::nullopt, 100);
   EXPECT_NE(without.find(" 50% 256 tok/s ETA 00:02"), std::string::npos) << without;
 }

@@ -25,6 +25,18 @@ TEST(Help, FitsOneScreenAndBeginsWithExamples) {
   }
 }
 
+TEST(Help, AllOfItBeginsLikeTheFirstPageAndNamesMore) {
+  const std::string first = run({kPpl, "--help"}).out;
+  const std::string all = run({kPpl, "--help-all"}).out;
+  EXPECT_EQ(all.substr(0, all.find("  -m")), first.substr(0, first.find("  -m")));
+  std::istringstream lines(all);
+  for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80U) << line;
+  for (const char* option : {"--field", "--window", "--stride", "--per-doc", "--prefill", "--sweep-tol", "--quiet"}) {
+    EXPECT_EQ(first.find(option + std::string(" ")), std::string::npos) << option;
+    EXPECT_NE(all.find(option), std::string::npos) << option;
+  }
+}
+
 TEST(Help, VersionIsOneLine) {
   for (const std::string& program : kPrograms) {
     const Outcome outcome = run({program, "--version"});
@@ -111,7 +123,7 @@ TEST(Usage, PplRefuses) {
   const std::vector<BadLine> lines = {
       {{}, "no documents"},
       {{"-", "-"}, "more than once"},
-      {{"--format", "xml", "-"}, "text or json or jsonl"},
+      {{"--format", "xml", "-"}, "text or json or jsonl or csv"},
       {{"--per-token", "--format", "text", "-"}, "--per-token"},
       {{"--batch", "0", "-"}, "--batch"},
       {{"--batch", "1e3", "-"}, "--batch"},

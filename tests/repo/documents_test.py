@@ -42,6 +42,14 @@ def fenced(text):
     return re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
+def help_of(program):
+    """The longest help that a program has."""
+    page = subprocess.run([program, "--help"], check=True, capture_output=True).stdout.decode()
+    if "--help-all" not in page:
+        return page
+    return subprocess.run([program, "--help-all"], check=True, capture_output=True).stdout.decode()
+
+
 def anchors(text):
     """GitHub's anchors of a document's headings."""
     for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE):
@@ -105,7 +113,7 @@ class DocumentsTest(unittest.TestCase):
                         if not programs:
                             continue
                         name = pathlib.PurePosixPath(programs[0]).name
-                        help_text = subprocess.run([PROGRAMS[name], "--help"], check=True, capture_output=True).stdout.decode()
+                        help_text = help_of(PROGRAMS[name])
                         for option in re.findall(r"(?<!\S)(--[a-z][\w\-]*|-[a-zA-Z])(?=[\s=]|$)", command):
                             seen += 1
                             with self.subTest(document=document.name, command=command.strip(), option=option):

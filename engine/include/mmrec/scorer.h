@@ -86,15 +86,25 @@ struct PerplexitySummary {
 /// len(re.split(r"\s+", text)) with Python's Unicode white space.
 std::int64_t count_words(std::string_view text);
 
-/// Accumulates documents in order; measures without a denominator (no tokens, no bytes) are NaN.
+/// What corpus measures need of a document's log-probs.
+struct DocumentSums {
+  std::int64_t tokens = 0;
+  double nll = 0.0;
+  double nll_m2 = 0.0;  ///< Σ (−logprob − mean)², summed in order (Welford)
+};
+DocumentSums sums_of(const DocumentScore& score);
+
+/// Accumulates documents in order; measures without a denominator (no tokens, no bytes) are NaN. Nothing but sums of
+/// documents enters, so that those of parts of a corpus, added in the corpus' order, give its summary to the bit.
 class PerplexityAccumulator {
  public:
-  void add(const DocumentScore& score, std::int64_t bytes, std::int64_t words);
+  void add(const DocumentScore& score, std::int64_t bytes, std::int64_t words) { add(sums_of(score), bytes, words); }
+  void add(const DocumentSums& sums, std::int64_t bytes, std::int64_t words);
   PerplexitySummary summary() const;
 
  private:
   PerplexitySummary sums_;
-  double mean_ = 0.0;  // running mean and sum of squared deviations (Welford) of −logprob
+  double mean_ = 0.0;  // of −logprob so far, and the sum of squared deviations from it (Chan)
   double square_ = 0.0;
 };
 

@@ -1,0 +1,123 @@
+#include "apps/ppl_options.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+namespace mmrec::apps {
+namespace {
+
+constexpr std::string_view kHead = R"(mmrec-ppl book.txt
+mmrec-ppl -m DIR corpus.jsonl --format csv -o result.csv
+echo "[1, 17, 42]" | mmrec-ppl -m DIR --ids --per-token -
+
+Perplexity of documents, "-" is stdin. Results are on stdout, timings on stderr.
+)";
+
+constexpr auto kOptions = std::to_array<Option>({
+    {{"model", 'm'}, "DIR", "model folder (default: the bundled model)", true},
+    {{"ids", 0, false}, "", "each line is a document of JSON token ids, the first is context only", true},
+    {{"split-by"},
+     "S",
+     "a document is: file, line, blank (up to a blank line) or jsonl (of *.jsonl the default)",
+     true},
+    {{"field"}, "NAME", "what of a JSON line is the text (text)"},
+    {{"mode"}, "M", "full, rolling, strided or llama: windows as other programs have", true},
+    {{"window"}, "N", "tokens of a window", false},
+    {{"stride"}, "N", "from window to window of --mode strided (half a window)", false},
+    {{"format"}, "F", "text, json (one object), jsonl or csv (a line a document)", true},
+    {{"per-token", 0, false}, "", "each token's log-prob, as jsonl, csv or json", true},
+    {{"per-doc", 0, false}, "", "each document's figures, likewise"},
+    {{"output", 'o'}, "FILE", "write the result there, whole or not at all", true},
+    {{"quiet", 'q', false}, "", "no progress and no timings"},
+    {{"batch"}, "N", "documents scored together at most (as many as suit the device and its memory)"},
+    {{"device"}, "D", "auto, cpu, cuda, cuda:N (GPU N, from 0) or cuda:all", true},
+    {{"precision"}, "P", "auto, fp32, bf16 or fp16"},
+    {{"expert"}, "E", "of mmrec100m: both, text or code (as config.json says)"},
+    {{"prefill"}, "M", "auto, sweeps or steps"},
+    {{"sweep-tol"}, "X", "tolerance of sweeps (auto)"},
+    {{"threads"}, "N", "threads of the CPU (0: all)"},
+    {{"help", 'h', false}, "", "the common options; --help-all: all of them; --version", true},
+    {{"help-all", 0, false}},
+    {{"version", 0, false}},
+});
+
+constexpr std::array<std::string_view, 4> kModes = {"full", "rolling", "strided", "llama"};
+constexpr std::array<std::string_view, 4> kFormats = {"text", "json", "jsonl", "csv"};
+constexpr std::array<std::string_view, 4> kSplits = {"file", "line", "blank", "jsonl"};
+
+std::vector<std::string> input_files(const Arguments& arguments) {
+  const auto& files = arguments.positionals();
+  if (files.empty()) throw UsageError("no documents (expected FILE..., or - for stdin)");
+  if (std::count(files.begin(), files.end(), "-") > 1) throw UsageError("-: given more than once");
+  return files;
+}
+
+void refuse_together(const Arguments& arguments, std::string_view one, std::string_view other) {
+  if (arguments.has(one) && arguments.has(other)) throw UsageError(fmt::format("--{}: not with --{}", one, other));
+}
+
+void read_input(const Arguments& arguments, PplOptions& options) {
+  options.files = input_files(arguments);
+  refuse_together(arguments, "ids", "split-by");
+  refuse_together(arguments, "ids", "field");
+  if (arguments.has("split-by")) options.split = static_cast<Split>(arguments.choice("split-by", kSplits));
+  if (arguments.has("ids")) options.split = Split::kIds;
+  options.field = arguments.text("field").value_or("text");
+}
+
+void read_windows(const Arguments& arguments, PplOptions& options) {
+  WindowOptions& windows = options.windows;
+  windows.mode = static_cast<Mode>(arguments.choice("mode", kModes));
+  constexpr std::int64_t kMost = std::int64_t{1} << 30;
+  // Half a chunk of llama-perplexity is context, and a window of one token scores nothing of a strided document.
+  const std::int64_t least = windows.mode == Mode::kRolling ? 1 : windows.mode == Mode::kStrided ? 2 : 4;
+  windows.window = arguments.integer("window", 0, least, kMost);
+  const bool has_windows = windows.mode != Mode::kFull;
+  if (arguments.has("window") != has_windows) {
+    throw UsageError(has_windows
+                         ? fmt::format("--mode {}: needs --window N", kModes[static_cast<std::size_t>(windows.mode)])
+                         : "--window: not with --mode full, which has none");
+  }
+  if (windows.mode == Mode::kStrided) {
+    windows.stride = arguments.integer("stride", windows.window / 2, 1, windows.window);
+  } else if (arguments.has("stride")) {
+    throw UsageError("--stride: only with --mode strided");
+  }
+}
+
+void read_report(const Arguments& arguments, PplOptions& options) {
+  refuse_together(arguments, "per-token", "per-doc");
+  options.format = static_cast<ReportFormat>(arguments.choice("format", kFormats));
+  options.detail = arguments.has("per-token") ? ReportDetail::kTokens
+                   : arguments.has("per-doc") ? ReportDetail::kDocuments
+                                              : ReportDetail::kSummary;
+  options.output = arguments.text("output");
+  options.quiet = arguments.has("quiet");
+  if (options.detail == ReportDetail::kSummary) return;
+  if (!arguments.has("format")) options.format = ReportFormat::kJsonl;
+  if (options.format == ReportFormat::kText) {
+    throw UsageError(fmt::format("--{}: not with --format text (expected json, jsonl or csv)",
+                                 arguments.has("per-token") ? "per-token" : "per-doc"));
+  }
+}
+
+}  // namespace
+
+std::span<const Option> ppl_option_table() { return kOptions; }
+std::string ppl_help(bool all) { return help_page(kHead, kOptions, all); }
+std::string_view name_of(Mode mode) { return kModes[static_cast<std::size_t>(mode)]; }
+
+PplOptions ppl_options(const Arguments& arguments) {
+  PplOptions options;
+  options.run = run_options(arguments);
+  options.batch = static_cast<int>(arguments.integer("batch", 0, 1, 65536));
+  read_report(arguments, options);
+  read_windows(arguments, options);
+  read_input(arguments, options);
+  options.folder = model_folder(arguments);
+  return options;
+}
+
+}  // namespace mmrec::apps

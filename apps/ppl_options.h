@@ -1,0 +1,43 @@
+// The command line of mmrec-ppl.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "apps/cli.h"
+#include "apps/corpus.h"
+#include "apps/model_folder.h"
+#include "apps/option_table.h"
+#include "apps/ppl_report.h"
+#include "apps/windows.h"
+
+namespace mmrec::apps {
+
+/// What the command line says, checked as far as that needs no file.
+struct PplOptions {
+  RunOptions run;
+  int batch = 0;
+  std::filesystem::path folder;
+  std::vector<std::string> files;
+  std::optional<Split> split;
+  std::string field = "text";
+  WindowOptions windows;
+  ReportFormat format = ReportFormat::kText;
+  ReportDetail detail = ReportDetail::kSummary;
+  std::optional<std::string> output;
+  bool quiet = false;
+};
+
+std::span<const Option> ppl_option_table();
+/// The page of --help, or of --help-all.
+std::string ppl_help(bool all);
+
+/// Throws UsageError, RejectedFile where the bundled model is missing.
+PplOptions ppl_options(const Arguments& arguments);
+
+/// The name that --mode takes.
+std::string_view name_of(Mode mode);
+
+}  // namespace mmrec::apps

@@ -1,0 +1,146 @@
+// What mmrec-ppl takes for a document: files, lines, paragraphs, fields of JSON lines.
+#include "tests/apps/programs.h"
+#include "tests/support/model_folder.h"
+
+namespace mmrec::test {
+namespace {
+
+Outcome ppl(const Words& more, std::string input) { return run(ppl_on_tiny(more), std::move(input)); }
+
+/// Names, bytes and negative log-likelihoods of the documents of `input`.
+std::vector<std::tuple<std::string, int, double>> documents(const Words& more, const std::string& input) {
+  std::vector<std::tuple<std::string, int, double>> found;
+  for (const Json& line : jsonl_of(ppl(words({"--format", "jsonl"}, more), input))) {
+    found.emplace_back(line["name"], line["bytes"], line["nll"]);
+  }
+  return found;
+}
+
+double nll_of(const std::string& text) { return json_of(ppl({"--format", "json", "-"}, text))["nll"]; }
+
+TEST(Corpus, IsSplitByLinesOrBlankLines) {
+  const std::string input = "\n one\r\ntwo words\n \t\n\nthree\nfour";
+  using Found = std::vector<std::tuple<std::string, int, double>>;
+  EXPECT_EQ(documents({"--split-by", "line", "-"}, input), (Found{{"stdin:2", 4, nll_of(" one")},
+                                                                  {"stdin:3", 9, nll_of("two words")},
+                                                                  {"stdin:6", 5, nll_of("three")},
+                                                                  {"stdin:7", 4, nll_of("four")}}));
+  EXPECT_EQ(documents({"--split-by", "blank", "-"}, input),
+            (Found{{"stdin:2", 14, nll_of(" one\ntwo words")}, {"stdin:6", 10, nll_of("three\nfour")}}));
+  EXPECT_EQ(documents({"-"}, input), (Found{{"stdin", static_cast<int>(input.size()), nll_of(input)}}));
+  EXPECT_TRUE(documents({"--split-by", "blank", "-"}, "\n\n \n").empty());
+}
+
+TEST(Corpus, TakesAFieldOfJsonLines) {
+  const std::string input =
+      "{\"text\": \"caf\\u00e9 \\\"x\\\"\\n\", \"n\": [1, {\"text\": 2}]}\n\n{\"title\":\"other\",\"text\":\"two\"}";
+  using Found = std::vector<std::tuple<std::string, int, double>>;
+  const Found expected = {{"stdin:1", 10, nll_of("caf\xc3\xa9 \"x\"\n")}, {"stdin:3", 3, nll_of("two")}};
+  EXPECT_EQ(documents({"--split-by", "jsonl", "-"}, input), expected);
+  EXPECT_EQ(std::get<2>(documents({"--split-by", "jsonl", "--field", "title", "-"}, "{\"title\":\"two\"}")[0]),
+            nll_of("two"));
+  const TempFolder folder;
+  write_file(folder / "a.jsonl", input);
+  write_file(folder / "b.txt", "two");
+  const auto mixed = documents({folder / "a.jsonl", folder / "b.txt"}, "");
+  ASSERT_EQ(mixed.size(), 3U) << "the name says what it is";
+  EXPECT_EQ(std::get<2>(mixed[0]), std::get<2>(expected[0]));
+  EXPECT_EQ(std::get<2>(mixed[2]), nll_of("two"));
+  EXPECT_EQ(documents({"--split-by", "line", folder / "a.jsonl"}, "").size(), 2U) << "unless told otherwise";
+}
+
+TEST(Corpus, MalformedLinesAreRefusedByTheirNumber) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"{\"text\":\"a\"}\n{\"text\":3}\n", "stdin:2: field 'text' (found number, expected a string)"},
+      {"{\"body\":\"a\"}\n", "stdin:1: no field 'text' (found 'body', expected 'text')"},
+      {"{}\n", "stdin:1: no field 'text' (found no field"},
+      {"[\"text\"]\n", "stdin:1: not a JSON object (found [\"text\"]"},
+      {"\n{\"text\":\"a\"\n", "stdin:2: not a JSON object (found the end of the line"},
+      {"{\"text\":\"a\"} x\n", "stdin:1: not a JSON object (found 'x' at byte 14"},
+      {"{\"text\":\"\xff\"}\n", "stdin:1: not a JSON object"},
+      {"plain text\n", "stdin:1: not a JSON object (found 'p"},
+      {std::string(100'000, '[') + "\n", "stdin:1: not a JSON object"},
+      {"{\"text\":\"\\ud800\"}\n", "stdin:1: not a JSON object"},
+  };
+  for (const auto& [input, says] : cases) {
+    expect_refused(ppl({"--split-by", "jsonl", "-"}, input), 3, {"mmrec-ppl: " + says}, input.substr(0, 40));
+  }
+}
+
+TEST(Corpus, WhatComesBeforeAMalformedLineIsNotLost) {
+  const std::string good = "{\"text\":\"one\"}\n{\"text\":\"two\"}\n";
+  const Outcome outcome = ppl({"--split-by", "jsonl", "--format", "csv", "-"}, good + "{\n");
+  EXPECT_EQ(outcome.code, 3);
+  EXPECT_EQ(outcome.out, ppl({"--split-by", "jsonl", "--format", "csv", "-"}, good).out);
+}
+
+TEST(Corpus, OneRuleForWhatHasNoTokensToScore) {
+  // Blank lines are no documents; what has no token to score is counted and left out; neither is an error.
+  const std::vector<std::pair<Words, std::string>> inputs = {
+      {{"--ids"}, "[1,2,3]\n\n \n[]\n[7]\n"},
+      {{"--split-by", "jsonl"}, "{\"text\":\"one\"}\n\n\r\n{\"text\":\"\"}\n{\"text\":\"\"}\n"}};
+  for (const auto& [arguments, input] : inputs) {
+    for (const Words& mode : {Words{}, Words{"--mode", "rolling", "--window", "2"}}) {
+      const Outcome outcome = ppl(words(words(arguments, mode), {"--format", "json", "-"}), input);
+      const Json json = json_of(outcome);
+      EXPECT_EQ(json["docs"], 3);
+      EXPECT_EQ(json["empty_docs"], 2);
+      EXPECT_NE(outcome.err.find("stdin:4: 0 scored tokens"), std::string::npos) << outcome.err;
+    }
+  }
+}
+
+TEST(Corpus, MemoryIsThatOfADocument) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer keeps memory that was freed";
+#endif
+  const TempFolder folder;
+  const auto peak_of = [&](int lines) {
+    std::string text;
+    // Blank but for one line in a thousand, so that reading is what takes the time.
+    for (int i = 0; i < lines; ++i) text += i % 1000 == 0 ? "a few words\n" : std::string(99, ' ') + "\n";
+    write_file(folder / "long.txt", text);
+    const Json json =
+        json_of(run(ppl_on_tiny({"--split-by", "line", "--format", "json", "--threads", "1", folder / "long.txt"})));
+    EXPECT_EQ(json["docs"], lines / 1000);
+    return json["timings"]["peak_memory_bytes"].get<double>();
+  };
+  const double few = peak_of(1'000);
+  EXPECT_LT(peak_of(300'000), few + 8e6);  // 30 MB
+}
+
+TEST(Corpus, CsvIsQuoted) {
+  const TempFolder folder;
+  const std::string name = folder / "a \"b\", c.txt";
+  write_file(name, "one two");
+  const Outcome outcome = run(ppl_on_tiny({"--format", "csv", name}));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(
+      outcome.out.find("doc,name,tokens,nll,nll_m2,ppl,bytes,words,mode,bos,model,tokenizer,version,device\n0,\""), 0U)
+      << outcome.out;
+  EXPECT_NE(outcome.out.find("/a \"\"b\"\", c.txt\","), std::string::npos) << outcome.out;
+  EXPECT_EQ(std::count(outcome.out.begin(), outcome.out.end(), '\n'), 2);
+  const std::string tokens = run(ppl_on_tiny({"--format", "csv", "--per-token", name})).out;
+  EXPECT_EQ(tokens.find("doc,pos,id,logprob\n0,1,"), 0U) << tokens;
+}
+
+TEST(Corpus, OptionsThatDoNotGoTogetherAreRefused) {
+  const std::vector<std::pair<Words, std::string>> cases = {
+      {{"--ids", "--split-by", "line"}, "--ids: not with --split-by"},
+      {{"--ids", "--field", "x"}, "--ids: not with --field"},
+      {{"--split-by", "word"}, "file or line or blank or jsonl"},
+      {{"--mode", "rolling"}, "--mode rolling: needs --window N"},
+      {{"--window", "5"}, "--window: not with --mode full"},
+      {{"--mode", "llama", "--window", "3"}, "from 4"},
+      {{"--mode", "llama", "--window", "8", "--stride", "2"}, "--stride: only with --mode strided"},
+      {{"--mode", "strided", "--window", "8", "--stride", "9"}, "from 1 to 8"},
+      {{"--per-doc", "--per-token"}, "--per-token: not with --per-doc"},
+      {{"--per-doc", "--format", "text"}, "--per-doc: not with --format text"},
+  };
+  for (const auto& [arguments, says] : cases) {
+    expect_refused(run(ppl_on_tiny(words(arguments, {"-"}))), 2, {says}, joined(arguments));
+  }
+}
+
+}  // namespace
+}  // namespace mmrec::test

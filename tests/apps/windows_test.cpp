@@ -1,0 +1,152 @@
+// The windows of --mode: against tests/reference/make_windows.py, which states the public rules in Python, and scored,
+// against sessions that are given one window each.
+#include "apps/windows.h"
+
+#include <array>
+#include <cmath>
+
+#include "apps/cli.h"
+#include "mmrec/model.h"
+#include "tests/apps/programs.h"
+#include "tests/support/model_folder.h"
+
+namespace mmrec::test {
+namespace {
+
+using apps::Mode;
+
+const std::map<std::string, Mode> kModes = {
+    {"rolling", Mode::kRolling}, {"strided", Mode::kStrided}, {"llama", Mode::kLlama}};
+
+std::vector<int> numbers(std::size_t count) {
+  std::vector<int> ids(count);
+  for (std::size_t i = 0; i < count; ++i) ids[i] = static_cast<int>(i);
+  return ids;
+}
+
+TEST(Windows, AreThoseOfThePublicRules) {
+  const Json cases = Json::parse(read_file(MMREC_FIXTURES "/windows.json"));
+  ASSERT_GT(cases.size(), 300U);
+  for (const Json& one : cases) {
+    const apps::WindowOptions options{.mode = kModes.at(one["mode"]),
+                                      .window = one["window"],
+                                      .stride = one.value("stride", 0),
+                                      .repeats_first = one["mode"] == "llama"};
+    const auto ids = numbers(one["tokens"]);
+    if (one["windows"].is_null()) {
+      EXPECT_THROW(apps::Windows(options, ids.size(), "it"), apps::RejectedFile) << one.dump();
+      continue;
+    }
+    apps::Windows windows(options, ids.size(), "it");
+    EXPECT_EQ(windows.count(), one["windows"].size()) << one.dump();
+    Json found = Json::array();
+    while (const auto window = windows.next()) {
+      found.push_back({apps::ids_of(*window, ids, options), window->scored});
+    }
+    EXPECT_EQ(found, one["windows"]) << one["mode"] << " " << one["tokens"] << " by " << one["window"];
+  }
+}
+
+TEST(Windows, CountNoTokenTwice) {
+  for (const auto& [name, mode] : kModes) {
+    for (const std::int64_t stride : {1, 3, 6}) {
+      const apps::WindowOptions options{.mode = mode, .window = 6, .stride = stride};
+      apps::Windows windows(options, 50, "it");
+      std::size_t counted = 1;
+      std::size_t scored = 0;
+      while (const auto window = windows.next()) {
+        EXPECT_GE(window->end - window->scored, counted) << name;
+        counted = window->end;
+        scored += window->scored;
+      }
+      if (options.scores_all()) {
+        EXPECT_EQ(scored, 49U) << name;
+      }
+    }
+  }
+}
+
+TEST(Windows, OfNothingScoreNothing) {
+  for (const std::size_t tokens : {0U, 1U}) {
+    for (const Mode mode : {Mode::kFull, Mode::kRolling, Mode::kStrided}) {
+      apps::Windows windows({.mode = mode, .window = 4, .stride = 2}, tokens, "it");
+      EXPECT_EQ(windows.count(), 1U);
+      EXPECT_EQ(windows.next()->scored, 0U);
+    }
+  }
+}
+
+// A document with its first id repeated, by hand: what each mode counts is scored with a session per window.
+TEST(Windows, ScoresAreThoseOfSessionsOfAWindowEach) {
+  std::vector<int> ids;
+  for (int i = 0; i < 41; ++i) ids.push_back((i * 37 + 5) % 384);
+  LoadOptions load;
+  load.device = Device::kCpu;
+  const Model model = Model::load(kTiny, load);
+  const auto logprobs_of = [&](const std::vector<int>& window) {
+    auto session = model.new_session();
+    std::vector<float> logprobs(window.size());
+    session.score(window, logprobs);
+    return logprobs;
+  };
+  const std::string input = Json(ids).dump() + "\n";
+  const std::vector<std::pair<Words, int>> modes = {{{"--mode", "rolling", "--window", "7"}, 40},
+                                                    {{"--mode", "strided", "--window", "8", "--stride", "3"}, 40},
+                                                    {{"--mode", "strided", "--window", "8"}, 40},
+                                                    {{"--mode", "llama", "--window", "9"}, 4 * 4}};
+  for (const auto& [arguments, count] : modes) {
+    const Json json =
+        json_of(run(ppl_on_tiny(words({"--ids", "--format", "json", "--per-token", "-"}, arguments)), input));
+    EXPECT_EQ(json["mode"], arguments[1]);
+    EXPECT_EQ(json["window"], std::stoi(arguments[3]));
+    EXPECT_EQ(json["tokens"], count) << joined(arguments);
+    const Json& document = json["documents"][0];
+    EXPECT_EQ(document["mode"], arguments[1]);
+    double nll = 0.0;
+    for (std::size_t i = 0; i < document["positions"].size(); ++i) {
+      const std::size_t p = document["positions"][i];
+      // Where the window begins that counts position p, found anew for each token.
+      std::size_t begin = 0;
+      if (arguments[1] == "rolling") {
+        const std::size_t end = std::min<std::size_t>(((p - 1) / 7 + 1) * 7 + 1, ids.size());
+        begin = end < 8 ? 0 : end - 8;
+      } else if (arguments[1] == "strided") {
+        const std::size_t stride = arguments.size() > 4 ? 3 : 4;
+        while (begin + 8 <= p) begin += stride;
+      } else {
+        begin = p / 9 * 9;
+      }
+      std::vector<int> window(ids.begin() + static_cast<std::ptrdiff_t>(begin),
+                              ids.begin() + static_cast<std::ptrdiff_t>(p) + 1);
+      if (arguments[1] == "llama") window.front() = ids.front();
+      const double logprob = static_cast<double>(logprobs_of(window).back());
+      EXPECT_NEAR(document["logprobs"][i].get<double>(), logprob, 1e-4) << joined(arguments) << " position " << p;
+      nll -= logprob;
+    }
+    EXPECT_NEAR(json["ppl"].get<double>() / std::exp(nll / count), 1.0, 1e-5);
+    EXPECT_EQ(json["bits_per_byte"], nullptr);
+  }
+}
+
+TEST(Windows, AWindowAsLongAsTheDocumentIsTheFullMode) {
+  const std::string text = "Alice was beginning to get very tired of sitting by her sister on the bank";
+  const Json full = json_of(run(ppl_on_tiny({"--format", "json", "-"}), text));
+  for (const std::string mode : {"rolling", "strided"}) {
+    const Json json = json_of(run(ppl_on_tiny({"--mode", mode, "--window", "5000", "--format", "json", "-"}), text));
+    for (const char* key : {"tokens", "nll", "ppl", "bits_per_byte", "word_ppl"})
+      EXPECT_EQ(json[key], full[key]) << key;
+  }
+  EXPECT_EQ(full["mode"], "full");
+  EXPECT_FALSE(full.contains("window"));
+}
+
+TEST(Windows, LlamaIsRefusedBelowTwoChunks) {
+  expect_refused(run(ppl_on_tiny({"--ids", "--mode", "llama", "--window", "4", "-"}), "[1,2,3,4,5,6,7]\n"), 3,
+                 {"stdin:1: too short for --mode llama --window 4 (found 7 tokens, expected at least 8)"});
+  const Json json = json_of(
+      run(ppl_on_tiny({"--ids", "--mode", "llama", "--window", "4", "--format", "json", "-"}), "[1,2,3,4,5,6,7,8]\n"));
+  EXPECT_EQ(json["tokens"], 2);
+}
+
+}  // namespace
+}  // namespace mmrec::test
