@@ -46,6 +46,12 @@ __device__ inline float norm_factor(double mean) {
   const float root = sqrtf(static_cast<float>(large ? mean * 0x1p-128 : mean)) * (large ? 0x1p64F : 1.0F);
   return 1.0F / (root + 1e-6F);
 }
+/// The factor 1 / √(mean + 1e-6), which has the epsilon inside the root.
+__device__ inline float norm_factor_inside(double mean) {
+  const bool large = mean > 1e38;
+  const float root = sqrtf(static_cast<float>(large ? mean * 0x1p-128 : mean + 1e-6)) * (large ? 0x1p64F : 1.0F);
+  return 1.0F / root;
+}
 /// The same of an fp32 mean by one instruction for the root, where a chain of dependent instructions waits for it. A
 /// sum of squares that overflows gives 0, so ‖x‖₂ must stay below 1.8e19; docs/numerics.md says where that holds.
 __device__ inline float norm_factor_fast(float mean) {

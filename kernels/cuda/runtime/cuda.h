@@ -220,9 +220,11 @@ class Cuda {
 
 /// x[r] = table[tokens[r]], widened. tokens [n] in [0, table.rows).
 void embed(Cuda& cuda, const WeightView<Device>& table, const int* tokens, MatrixView<float, Device> x);
-/// y = weight ⊙ x / (‖x‖₂/√D + 1e-6) per row, rounded to A; y may alias x where A is float. weight [D].
+/// y = weight ⊙ x / (‖x‖₂/√D + 1e-6) per row, or as `epsilon` says, rounded to A; y may alias x where A is float.
+/// weight [D].
 template <class A>
-void rmsnorm(Cuda& cuda, MatrixView<const float, Device> x, const float* weight, MatrixView<A, Device> y);
+void rmsnorm(Cuda& cuda, MatrixView<const float, Device> x, const float* weight, MatrixView<A, Device> y,
+             NormEpsilon epsilon = NormEpsilon::kBesideRoot);
 /// to = from, row by row, rounded to the type of `to`; equal shapes.
 template <class A>
 void copy_rows(Cuda& cuda, MatrixView<const float, Device> from, MatrixView<A, Device> to);
