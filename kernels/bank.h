@@ -5,6 +5,7 @@
 // list in memory of Space says where their rows, states and banks are.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/backend.h"
@@ -26,10 +27,11 @@ struct BankRun {
   }
 };
 
-/// The runs of a call, in rising order of rows.
+/// The runs of a call, in any order; devices take some together that follow each other, so runs of like length should.
 template <class Space>
 struct BankRuns {
-  const BankRun* list = nullptr;  // [count], in memory of Space
+  const BankRun* list = nullptr;     // [count], in memory of Space
+  const BankRun* on_host = nullptr;  // the same; list itself for Host
   std::int64_t count = 0;
   std::int64_t most_rows = 0;  // of a run
 };
@@ -60,6 +62,7 @@ struct NormedRecurrence {
 /// Softmax attention of one head to all S rows of a run's bank, key and value alike:
 ///   out = softmax(scale q · Bankᵀ) · Bank
 /// over S = `slots` rows, of which the unwritten count with score 0 and value 0. q, out [n, D]; out may alias q.
+/// scratch, `scratch_bytes` long and 16-byte aligned, is for devices: bank_scratch_bytes() says how much is of use.
 template <class Space, class A = float>
 struct BankAttention {
   MatrixView<const A, Space> q;
@@ -68,6 +71,8 @@ struct BankAttention {
   BankRuns<Space> runs;
   std::int64_t slots = 0;
   std::int64_t layer = 0;
+  std::byte* scratch = nullptr;
+  std::size_t scratch_bytes = 0;
 };
 
 /// Puts a run's h, [n, D], into its bank: with n rows written, row i goes to row n + i while that is below S, the

@@ -21,7 +21,7 @@ TEST(BankAttentionTest, MatchesFloat64ForEveryFillOfTheBank) {
           runs[r].bank = bank.data() + static_cast<std::int64_t>(r) * slots * dim;
           runs[r].used = used;
         }
-        const BankRuns<Host> list{runs.data(), std::ssize(runs), shapes.longest()};
+        const BankRuns<Host> list{runs.data(), runs.data(), std::ssize(runs), shapes.longest()};
         const float scale = 0.7F;
         for (const std::int64_t layer : {0, 2}) {
           std::vector<float> first;
@@ -64,7 +64,7 @@ TEST(BankAttentionTest, LargeNegativeScoresLeaveNothing) {
   BankRun run{.bank = bank.data(), .rows = 1, .used = 3};
   std::vector<float> out = poisoned(8);
   Cpu cpu(1);
-  bank_attention(cpu, {.q = {q.data(), 1, 8}, .out = {out.data(), 1, 8}, .runs = {&run, 1, 1}, .slots = 4});
+  bank_attention(cpu, {.q = {q.data(), 1, 8}, .out = {out.data(), 1, 8}, .runs = {&run, &run, 1, 1}, .slots = 4});
   for (const float x : out) EXPECT_EQ(x, 0.0F);
 }
 
@@ -94,7 +94,7 @@ TEST(BankWriteTest, FillsFreeRowsThenTheFirst) {
         }
         Cpu cpu(2);
         bank_write(cpu, {.h = {h.data(), shapes.total(), dim},
-                         .runs = {runs.data(), 2, shapes.longest()},
+                         .runs = {runs.data(), runs.data(), 2, shapes.longest()},
                          .slots = slots,
                          .layer = layer});
         EXPECT_TRUE(same_bits(bank, expected)) << used << " used, " << rows << " rows, layer " << layer;

@@ -59,7 +59,7 @@ struct Operands {
                             .gate_weight = weight.view(),
                             .gate_bias = bias.data(),
                             .norm = norm.data(),
-                            .runs = {runs.data(), std::ssize(runs), longest},
+                            .runs = {runs.data(), runs.data(), std::ssize(runs), longest},
                             .carries = carries,
                             .layer = layer});
     return h;

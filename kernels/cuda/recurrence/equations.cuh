@@ -36,6 +36,17 @@ __device__ inline Step gated_step(float state_gate, float mdi_gate, float z, flo
   return {__fmaf_rn(mix, (1.0F - g) + gamma, gamma), z * __fmaf_rn(mix, g, s)};
 }
 
+/// p = (1 − m + γ) h + m z with m = σ(gate): the recurrence that is normed, before its norm; and that norm's bounds, by
+/// which NaN passes.
+__device__ inline float normed_step(float gate, float z, float gamma, float h) {
+  const float m = sigmoid(gate);
+  return __fmaf_rn((1.0F - m) + gamma, h, m * z);
+}
+inline constexpr float kNormedLimit = 100.0F;
+__device__ inline float within_limit(float x) {
+  return x < -kNormedLimit ? -kNormedLimit : x > kNormedLimit ? kNormedLimit : x;
+}
+
 /// x + h + 0.1 v, to which the memory's c is added.
 __device__ inline float residual_sum(float x, float h, float v) { return __fmaf_rn(0.1F, v, x + h); }
 

@@ -19,6 +19,7 @@
 #include <system_error>
 #include <utility>
 
+#include "kernels/bank.h"
 #include "kernels/packed_runs.h"
 
 struct CUevent_st;
@@ -241,6 +242,15 @@ template <class A>
 void gated_recurrence(Cuda& cuda, const GatedRecurrence<Device, A>& op);
 template <class A>
 SweepCounts gated_sweeps(Cuda& cuda, const GatedSweeps<Device, A>& op);
+/// Squares are summed in fp32 where tokens follow each other: |p|² / D must stay below 3e38.
+template <class A>
+void normed_recurrence(Cuda& cuda, const NormedRecurrence<Device, A>& op);
+template <class A>
+void bank_attention(Cuda& cuda, const BankAttention<Device, A>& op);
+/// Scratch of bank_attention that takes all runs of a call at once; less makes more launches of it.
+std::size_t bank_scratch_bytes(std::int64_t runs, std::int64_t rows, std::int64_t slots, std::int64_t dim,
+                               std::size_t element);
+void bank_write(Cuda& cuda, const BankWrite<Device>& op);
 /// Optional ops over packed runs. Windows of up to 31 * kGatedSweepStep rows.
 template <class A>
 SweepCounts packed_sweeps(Cuda& cuda, const PackedSweeps<Device, A>& op);
