@@ -85,4 +85,14 @@ struct BankWrite {
   std::int64_t layer = 0;
 };
 
+/// Makes a list of runs whose slots lie evenly spaced, in memory of Space: run i is `first` with i times its rows added
+/// to its first row, and its state and bank i * apart bytes further. Of backends whose lists are not the host's.
+template <class Space>
+struct SpacedRuns {
+  BankRun first;
+  std::int64_t apart = 0;
+  std::int64_t count = 0;
+  BankRun* list = nullptr;
+};
+
 }  // namespace mmrec::kernels

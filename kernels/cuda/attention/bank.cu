@@ -345,7 +345,22 @@ __global__ void __launch_bounds__(kThreads) bank_write_kernel(const __grid_const
   }
 }
 
+__global__ void __launch_bounds__(kThreads) space_runs_kernel(const __grid_constant__ SpacedRuns<Device> op) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= op.count) return;
+  BankRun run = op.first;
+  run.first += static_cast<std::int32_t>(i) * run.rows;
+  if (run.state != nullptr) run.state = bytes_further(run.state, i * op.apart);
+  if (run.bank != nullptr) run.bank = bytes_further(run.bank, i * op.apart);
+  op.list[i] = run;
+}
+
 }  // namespace
+
+void space_runs(Cuda& cuda, const SpacedRuns<Device>& op) {
+  const dim3 grid(static_cast<unsigned>(ceil_div(op.count, kThreads)));
+  launch(cuda.stream(), {.grid = grid, .block = dim3(kThreads)}, space_runs_kernel, op);
+}
 
 template <class A>
 void bank_attention_by(Cuda& cuda, BankWay way, const BankAttention<Device, A>& op) {
@@ -362,8 +377,8 @@ void bank_attention(Cuda& cuda, const BankAttention<Device, A>& op) {
   bank_attention_by(cuda, BankWay::kAuto, op);
 }
 
-std::size_t bank_scratch_bytes(std::int64_t runs, std::int64_t rows, std::int64_t slots, std::int64_t dim,
-                               std::size_t element) {
+std::size_t bank_scratch_bytes(const Cuda& /*cuda*/, std::int64_t runs, std::int64_t rows, std::int64_t slots,
+                               std::int64_t dim, std::size_t element) {
   if (rows < kLeastProductRows) return 0;
   return ProductPlace(rows, slots, dim, element).bytes * static_cast<std::size_t>(std::min(runs, kMostRuns));
 }

@@ -248,9 +248,10 @@ void normed_recurrence(Cuda& cuda, const NormedRecurrence<Device, A>& op);
 template <class A>
 void bank_attention(Cuda& cuda, const BankAttention<Device, A>& op);
 /// Scratch of bank_attention that takes all runs of a call at once; less makes more launches of it.
-std::size_t bank_scratch_bytes(std::int64_t runs, std::int64_t rows, std::int64_t slots, std::int64_t dim,
-                               std::size_t element);
+std::size_t bank_scratch_bytes(const Cuda& cuda, std::int64_t runs, std::int64_t rows, std::int64_t slots,
+                               std::int64_t dim, std::size_t element);
 void bank_write(Cuda& cuda, const BankWrite<Device>& op);
+void space_runs(Cuda& cuda, const SpacedRuns<Device>& op);
 /// Optional ops over packed runs. Windows of up to 31 * kGatedSweepStep rows.
 template <class A>
 SweepCounts packed_sweeps(Cuda& cuda, const PackedSweeps<Device, A>& op);

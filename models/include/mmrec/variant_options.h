@@ -23,9 +23,9 @@ enum class Calls : std::uint8_t {
 /// Unset: as config.json says. Each belongs to one architecture (`model_type`); for another it is
 /// std::invalid_argument naming both.
 struct VariantOptions {
-  std::optional<Expert> expert;  ///< mmrec100m
-  std::optional<Calls> calls;    ///< mmrec-jax
-  std::optional<bool> bank;      ///< mmrec-jax: whether a memory bank is written
+  std::optional<Expert> expert = {};  ///< mmrec100m
+  std::optional<Calls> calls = {};    ///< mmrec-jax
+  std::optional<bool> bank = {};      ///< mmrec-jax: whether a memory bank is written
 
   bool operator==(const VariantOptions&) const = default;
 };

@@ -31,7 +31,7 @@ class CudaBankTest : public CudaTest {
     }
     const DeviceBuffer<BankRun> list = to_device(runs);
     const std::size_t scratch_bytes =
-        bank_scratch_bytes(together, std::max<std::int64_t>(shapes.longest(), 16), slots, dim, sizeof(A));
+        bank_scratch_bytes(cuda(), together, std::max<std::int64_t>(shapes.longest(), 16), slots, dim, sizeof(A));
     DeviceBuffer<std::byte> scratch = poisoned<std::byte>(scratch_bytes);
     bank_attention_by(cuda(), way,
                       BankAttention<Device, A>{.q = q.view(),
