@@ -54,17 +54,35 @@ device's bandwidth and matrix-product peak, measured in the same run.
   -o, --output FILE      write the result there; --json: JSON, not a table
       --device D         auto, cpu, cuda, cuda:N; --precision P: auto, fp32, ...
       --prefill M        auto, sweeps or steps; --sweep-tol X: tolerance (auto)
-      --threads N        threads of the CPU (0: all)
-  -h, --help             this page; --version
+      --calls C          mmrec-jax: stepwise, prompt, whole; --bank true, false
+  -h, --help             this page; --version; --threads N: of the CPU (0: all)
 )";
 
 constexpr std::array kFlags = {
-    Flag{"model", 'm'},       Flag{"synthetic"},         Flag{"arch"},           Flag{"keep"},
-    Flag{"lengths"},          Flag{"batches"},           Flag{"decode-batches"}, Flag{"decode"},
-    Flag{"documents"},        Flag{"requests"},          Flag{"slots"},          Flag{"repeat"},
-    Flag{"compare"},          Flag{"json", 0, false},    Flag{"output", 'o'},    Flag{"device"},
-    Flag{"precision"},        Flag{"threads"},           Flag{"prefill"},        Flag{"sweep-tol"},
-    Flag{"help", 'h', false}, Flag{"version", 0, false},
+    Flag{"model", 'm'},
+    Flag{"synthetic"},
+    Flag{"arch"},
+    Flag{"keep"},
+    Flag{"lengths"},
+    Flag{"batches"},
+    Flag{"decode-batches"},
+    Flag{"decode"},
+    Flag{"documents"},
+    Flag{"requests"},
+    Flag{"slots"},
+    Flag{"repeat"},
+    Flag{"compare"},
+    Flag{"json", 0, false},
+    Flag{"output", 'o'},
+    Flag{"device"},
+    Flag{"precision"},
+    Flag{"threads"},
+    Flag{"prefill"},
+    Flag{"sweep-tol"},
+    Flag{"calls"},
+    Flag{"bank"},
+    Flag{"help", 'h', false},
+    Flag{"version", 0, false},
 };
 
 /// A folder under the system's temporary one that goes away with its owner.

@@ -260,7 +260,7 @@ BenchRun run_bench(const std::filesystem::path& folder, const RunOptions& option
   BenchRun run;
   run.options = options;
   run.folder = folder;
-  run.products = models::product_counts(folder);
+  run.products = models::product_counts(folder, options.variant);
   const bool gpu = takes_gpu(options);
   // The processors' peaks come from a child process here, which leaves this one's peak memory alone.
   if (!gpu) run.machine = measure_machine_apart();

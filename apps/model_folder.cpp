@@ -19,6 +19,7 @@ namespace mmrec::apps {
 namespace {
 
 constexpr std::array<std::string_view, 3> kPrefillNames = {"auto", "sweeps", "steps"};
+constexpr std::array<std::string_view, 3> kCallsNames = {"stepwise", "prompt", "whole"};  // in the order of Calls
 // In the order of Device and of Precision.
 constexpr std::array<std::string_view, 3> kDeviceNames = {"auto", "cpu", "cuda"};
 constexpr std::string_view kNumberedGpu = "cuda:";
@@ -61,6 +62,8 @@ auto rejecting(const std::filesystem::path& folder, Load&& load) {
                                                          "tokenizer.tiktoken (found {})",
                                                          folder.string())
                                            : std::string()));
+  } catch (const std::invalid_argument& error) {  // an option that this model has not
+    throw UsageError(error.what());
   } catch (const std::runtime_error& error) {
     throw RejectedFile(error.what());
   }
@@ -71,6 +74,7 @@ LoadOptions load_options(const RunOptions& options) {
   load.device = options.device;
   load.gpu = options.gpu;
   load.precision = options.precision;
+  load.variant = options.variant;
   load.threads = options.session.threads;
   load.on_warning = [](std::string_view text) { warn(text); };
   return load;
@@ -133,7 +137,18 @@ RunOptions run_options(const Arguments& arguments) {
   options.session.prefill = static_cast<PrefillMode>(arguments.choice("prefill", kPrefillNames));
   options.session.sweep_tolerance =
       arguments.real("sweep-tol", 0.0F, 1.0F, true).value_or(options.session.sweep_tolerance);
+  const std::size_t calls = arguments.choice("calls", kCallsNames);
+  if (arguments.has("calls")) options.variant.calls = static_cast<Calls>(calls);
+  constexpr std::array<std::string_view, 2> kNoAndYes = {"false", "true"};
+  const std::size_t bank = arguments.choice("bank", kNoAndYes);
+  if (arguments.has("bank")) options.variant.bank = bank == 1;
   return options;
+}
+
+std::optional<std::string_view> calls_of(const ModelInfo& info) {
+  if (!info.variant.calls) return std::nullopt;
+  if (!info.variant.bank.value_or(true)) return "one";
+  return kCallsNames[static_cast<std::size_t>(*info.variant.calls)];
 }
 
 std::span<const std::string_view> prefill_names() { return kPrefillNames; }
@@ -160,6 +175,8 @@ nlohmann::ordered_json with_device(nlohmann::ordered_json description, const Mod
   description["device"] = device_text(info);
   description["precision"] = to_string(info.precision);
   description["device_bytes"] = info.device == Device::kCuda ? info.weight_bytes : 0;
+  if (info.variant.bank) description["bank"] = *info.variant.bank;
+  if (const auto calls = calls_of(info)) description["calls"] = *calls;
   return description;
 }
 

@@ -57,14 +57,17 @@ one document, "-" is stdin. The result is on stdout, timings are on stderr.
       --precision P    auto, fp32, bf16 or fp16
       --prefill M      auto, sweeps or steps; --sweep-tol X: tolerance (auto)
       --threads N      threads of the CPU (0: all)
+      --calls C        mmrec-jax: stepwise (the default), or whole calls, which
+                       see later tokens: no perplexity, so only with --leaky;
+      --bank B         true or false: whether it writes a memory bank
   -h, --help           this page; --version
 )";
 
 constexpr std::array kFlags = {
-    Flag{"model", 'm'},        Flag{"ids", 0, false}, Flag{"format"},    Flag{"per-token", 0, false},
-    Flag{"output", 'o'},       Flag{"batch"},         Flag{"device"},    Flag{"precision"},
-    Flag{"threads"},           Flag{"prefill"},       Flag{"sweep-tol"}, Flag{"help", 'h', false},
-    Flag{"version", 0, false},
+    Flag{"model", 'm'},      Flag{"ids", 0, false}, Flag{"format"},           Flag{"per-token", 0, false},
+    Flag{"output", 'o'},     Flag{"batch"},         Flag{"device"},           Flag{"precision"},
+    Flag{"threads"},         Flag{"prefill"},       Flag{"sweep-tol"},        Flag{"calls"},
+    Flag{"leaky", 0, false}, Flag{"bank"},          Flag{"help", 'h', false}, Flag{"version", 0, false},
 };
 
 std::vector<std::string> input_files(const Arguments& arguments) {
@@ -161,6 +164,28 @@ ReportFormat report_format(const Arguments& arguments) {
   return format;
 }
 
+// Whether log-probs may be given later tokens. Both must be said: what comes out looks like a perplexity and is none.
+bool scores_whole_calls(const Arguments& arguments, const RunOptions& run) {
+  const bool leaky = arguments.has("leaky");
+  if (run.variant.calls == Calls::kPrompt) {
+    throw UsageError("--calls prompt: not for scores (expected stepwise, or whole and --leaky)");
+  }
+  const bool whole = run.variant.calls == Calls::kWhole;
+  if (whole && !leaky) {
+    throw UsageError(
+        "--calls whole: log-probs would be given later tokens too, which is no perplexity (expected --leaky)");
+  }
+  if (leaky && !whole) throw UsageError("--leaky: only with --calls whole");
+  return whole;
+}
+
+// How the documents of a model with calls were cut; none of another.
+std::optional<std::string_view> scored_calls(const ModelInfo& info, bool whole) {
+  const auto calls = calls_of(info);
+  if (!calls || !info.variant.bank.value_or(true)) return calls;
+  return whole ? "whole" : "stepwise";
+}
+
 int ppl_main(int argc, char** argv) {
   const Arguments arguments(kFlags, true, argc, argv);
   if (print_help_or_version(arguments, kHelp, kProgram)) return kOk;
@@ -168,6 +193,7 @@ int ppl_main(int argc, char** argv) {
   const RunOptions run = run_options(arguments);
   ScorerOptions options;
   options.session = run.session;
+  options.whole_calls = scores_whole_calls(arguments, run);
   options.batch = static_cast<int>(arguments.integer("batch", 0, 1, 65536));
   const ReportFormat format = report_format(arguments);
   const std::vector<std::string> files = input_files(arguments);
@@ -176,11 +202,11 @@ int ppl_main(int argc, char** argv) {
   // Made before the work, so that a place that cannot be written to costs no time.
   const auto out =
       arguments.has("output") ? std::make_unique<Output>(*arguments.text("output")) : std::make_unique<Output>();
-  Report report(*out, format, arguments.has("per-token"));
-
   const auto start = Clock::now();
   const std::vector<Model> models = load_models(folder, run);
   const ModelInfo info = info_of(models);
+  const std::optional<std::string_view> calls = scored_calls(info, options.whole_calls);
+  Report report(*out, format, arguments.has("per-token"), calls);
   std::optional<Tokenizer> tokenizer;
   if (!as_ids) tokenizer = load_tokenizer(folder, info);
   const double load_seconds = seconds_between(start, Clock::now());

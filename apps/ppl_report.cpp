@@ -16,16 +16,19 @@ std::string dump(const Json& json) { return json.dump(-1, ' ', false, Json::erro
 Json count_or_null(std::int64_t count, bool known) { return known ? Json(count) : Json(nullptr); }
 Json real_or_null(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 
-Json document_json(const Document& document, const DocumentScore& score, std::int64_t index) {
+Json document_json(const Document& document, const DocumentScore& score, std::int64_t index,
+                   std::optional<std::string_view> calls) {
   const auto tokens = static_cast<double>(score.logprobs.size());
   const bool has_text = document.bytes >= 0;
-  return {{"doc", index},
-          {"name", document.name},
-          {"tokens", score.logprobs.size()},
-          {"nll", score.nll},
-          {"ppl", tokens > 0.0 ? real_or_null(std::exp(score.nll / tokens)) : Json(nullptr)},
-          {"bytes", count_or_null(document.bytes, has_text)},
-          {"words", count_or_null(document.words, has_text)}};
+  Json json = {{"doc", index},
+               {"name", document.name},
+               {"tokens", score.logprobs.size()},
+               {"nll", score.nll},
+               {"ppl", tokens > 0.0 ? real_or_null(std::exp(score.nll / tokens)) : Json(nullptr)},
+               {"bytes", count_or_null(document.bytes, has_text)},
+               {"words", count_or_null(document.words, has_text)}};
+  if (calls) json["calls"] = *calls;
+  return json;
 }
 
 // Nine significant digits give every float back.
@@ -59,26 +62,29 @@ Json summary_json(const PerplexitySummary& summary, const SummaryContext& contex
   return json;
 }
 
-Report::Report(Output& out, ReportFormat format, bool per_token) : out_(out), format_(format), per_token_(per_token) {}
+Report::Report(Output& out, ReportFormat format, bool per_token, std::optional<std::string_view> calls)
+    : out_(out), format_(format), per_token_(per_token), calls_(calls) {}
 
 void Report::add(const Document& document, const DocumentScore& score) {
   if (format_ == ReportFormat::kJsonl && per_token_) add_tokens_jsonl(document, score);
-  if (format_ == ReportFormat::kJsonl && !per_token_) out_.write(dump(document_json(document, score, index_)) + "\n");
+  if (format_ == ReportFormat::kJsonl && !per_token_)
+    out_.write(dump(document_json(document, score, index_, calls_)) + "\n");
   if (format_ == ReportFormat::kJson && per_token_) add_document_json(document, score);
   ++index_;
 }
 
 void Report::add_tokens_jsonl(const Document& document, const DocumentScore& score) {
+  const std::string calls = calls_ ? fmt::format(",\"calls\":\"{}\"", *calls_) : std::string();
   for (std::size_t i = 0; i < score.logprobs.size(); ++i) {
-    out_.write(fmt::format("{{\"doc\":{},\"pos\":{},\"id\":{},\"logprob\":{:.9g}}}\n", index_, i + 1,
-                           document.ids[i + 1], score.logprobs[i]));
+    out_.write(fmt::format("{{\"doc\":{},\"pos\":{},\"id\":{},\"logprob\":{:.9g}{}}}\n", index_, i + 1,
+                           document.ids[i + 1], score.logprobs[i], calls));
   }
 }
 
 // The object is written in parts, so that a long document is never held as a tree.
 void Report::add_document_json(const Document& document, const DocumentScore& score) {
   out_.write(index_ == 0 ? "{\"documents\":[" : ",");
-  std::string object = dump(document_json(document, score, index_));
+  std::string object = dump(document_json(document, score, index_, calls_));
   object.pop_back();
   out_.write(object + ",\"ids\":");
   out_.write(
@@ -92,7 +98,8 @@ void Report::add_document_json(const Document& document, const DocumentScore& sc
 
 void Report::finish(const PerplexitySummary& summary, const SummaryContext& context) {
   if (format_ == ReportFormat::kJsonl) return;
-  const Json json = summary_json(summary, context);
+  Json json = summary_json(summary, context);
+  if (calls_) json["calls"] = *calls_;
   if (format_ == ReportFormat::kJson) {
     const std::string object = dump(json);
     if (per_token_) {
@@ -113,6 +120,7 @@ void Report::finish(const PerplexitySummary& summary, const SummaryContext& cont
                                                      : value.dump();
     out_.write(fmt::format("{:<14} {}\n", key, text));
   }
+  if (calls_) out_.write(fmt::format("{:<14} {}\n", "calls", *calls_));
 }
 
 }  // namespace mmrec::apps

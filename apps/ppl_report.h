@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string_view>
 
 #include "apps/corpus.h"
 #include "apps/output.h"
@@ -30,7 +32,8 @@ enum class ReportFormat : std::uint8_t { kText, kJson, kJsonl };
 ///   jsonl          one line per document, or with per_token one line per scored token; no summary
 class Report {
  public:
-  Report(Output& out, ReportFormat format, bool per_token);
+  /// `calls`: how documents are cut into calls of the model, where that changes scores; every record names it.
+  Report(Output& out, ReportFormat format, bool per_token, std::optional<std::string_view> calls = {});
 
   /// The next document and its score.
   void add(const Document& document, const DocumentScore& score);
@@ -43,6 +46,7 @@ class Report {
   Output& out_;
   ReportFormat format_;
   bool per_token_;
+  std::optional<std::string_view> calls_;
   std::int64_t index_ = 0;
 };
 
