@@ -54,8 +54,8 @@ device's bandwidth and matrix-product peak, measured in the same run.
   -o, --output FILE      write the result there; --json: JSON, not a table
       --device D         auto, cpu, cuda, cuda:N; --precision P: auto, fp32, ...
       --prefill M        auto, sweeps or steps; --sweep-tol X: tolerance (auto)
-      --threads N        threads of the CPU (0: all)
-  -h, --help             this page; --version
+      --calls C          mmrec-jax: stepwise, prompt, whole; --bank true, false
+  -h, --help             this page; --version; --threads N: of the CPU (0: all)
 )";
 
 constexpr std::array kFlags = {
@@ -76,10 +76,12 @@ constexpr std::array kFlags = {
     Flag{"output", 'o'},
     Flag{"device"},
     Flag{"precision"},
-    Flag{"expert"},
     Flag{"threads"},
     Flag{"prefill"},
     Flag{"sweep-tol"},
+    Flag{"expert"},
+    Flag{"calls"},
+    Flag{"bank"},
     Flag{"help", 'h', false},
     Flag{"version", 0, false},
 };

@@ -61,8 +61,8 @@ Continues a prompt: text on stdout, timings and the seed on stderr.
       --device D        auto, cpu, cuda, cuda:N (from 0); cuda:all with --lines
       --precision P     auto, fp32, bf16, fp16; --expert E: both, text or code
       --prefill M       auto, sweeps or steps; --sweep-tol X: tolerance (auto)
-      --threads N       threads of the CPU (0: all)
-  -h, --help            this page; --version
+      --calls C         mmrec-jax: stepwise, prompt, whole; --bank true, false
+  -h, --help            this page; --version; --threads N: of the CPU (0: all)
 Sampling defaults come from the folder's generation_config.json if it has one.
 )";
 
@@ -91,6 +91,8 @@ constexpr std::array kFlags = {
     Flag{"threads"},
     Flag{"prefill"},
     Flag{"sweep-tol"},
+    Flag{"calls"},
+    Flag{"bank"},
     Flag{"help", 'h', false},
     Flag{"version", 0, false},
 };

@@ -19,7 +19,8 @@ namespace mmrec::apps {
 namespace {
 
 constexpr std::array<std::string_view, 3> kPrefillNames = {"auto", "sweeps", "steps"};
-constexpr std::array<std::string_view, 3> kExpertNames = {"both", "text", "code"};  // in the order of Expert
+constexpr std::array<std::string_view, 3> kExpertNames = {"both", "text", "code"};        // in the order of Expert
+constexpr std::array<std::string_view, 3> kCallsNames = {"stepwise", "prompt", "whole"};  // in the order of Calls
 // In the order of Device and of Precision.
 constexpr std::array<std::string_view, 3> kDeviceNames = {"auto", "cpu", "cuda"};
 constexpr std::string_view kNumberedGpu = "cuda:";
@@ -139,7 +140,18 @@ RunOptions run_options(const Arguments& arguments) {
   options.session.prefill = static_cast<PrefillMode>(arguments.choice("prefill", kPrefillNames));
   options.session.sweep_tolerance =
       arguments.real("sweep-tol", 0.0F, 1.0F, true).value_or(options.session.sweep_tolerance);
+  const std::size_t calls = arguments.choice("calls", kCallsNames);
+  if (arguments.has("calls")) options.variant.calls = static_cast<Calls>(calls);
+  constexpr std::array<std::string_view, 2> kNoAndYes = {"false", "true"};
+  const std::size_t bank = arguments.choice("bank", kNoAndYes);
+  if (arguments.has("bank")) options.variant.bank = bank == 1;
   return options;
+}
+
+std::optional<std::string_view> calls_of(const ModelInfo& info) {
+  if (!info.variant.calls) return std::nullopt;
+  if (!info.variant.bank.value_or(true)) return "one";
+  return kCallsNames[static_cast<std::size_t>(*info.variant.calls)];
 }
 
 std::span<const std::string_view> prefill_names() { return kPrefillNames; }
@@ -167,6 +179,8 @@ nlohmann::ordered_json with_device(nlohmann::ordered_json description, const Mod
   description["precision"] = to_string(info.precision);
   if (info.variant.expert) description["expert"] = kExpertNames[static_cast<std::size_t>(*info.variant.expert)];
   description["device_bytes"] = info.device == Device::kCuda ? info.weight_bytes : 0;
+  if (info.variant.bank) description["bank"] = *info.variant.bank;
+  if (const auto calls = calls_of(info)) description["calls"] = *calls;
   return description;
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,13 +20,13 @@ namespace mmrec::apps {
 /// Throws RejectedFile naming both places.
 std::filesystem::path model_folder(const Arguments& arguments);
 
-/// What --device, --precision, --threads, --prefill, --sweep-tol and --expert say.
+/// What --device, --precision, --threads, --prefill, --sweep-tol, --expert, --calls and --bank say.
 struct RunOptions {
   Device device = Device::kAuto;
   int gpu = 0;
   bool all_gpus = false;  // instead of one
   Precision precision = Precision::kAuto;
-  VariantOptions variant;  // unset: as config.json says
+  VariantOptions variant;  // --expert, --calls and --bank; unset: as config.json says
   SessionOptions session;
 };
 RunOptions run_options(const Arguments& arguments);
@@ -43,7 +44,11 @@ std::string device_text(const ModelInfo& info);
 /// Where and how the model runs: "cpu", or "cuda (NVIDIA H200), bf16".
 std::string place_of(const ModelInfo& info);
 
-/// `description` of a model with what it runs on: device, precision and GPU bytes; and the variant that runs.
+/// How the model's calls are cut: "stepwise", "prompt" or "whole", or "one" where there is no bank; none for models
+/// without calls.
+std::optional<std::string_view> calls_of(const ModelInfo& info);
+
+/// `description` of a model with what it runs on: device, precision and GPU bytes; and with the variant that runs.
 nlohmann::ordered_json with_device(nlohmann::ordered_json description, const ModelInfo& info);
 
 /// Model::load of options.gpu; warnings go to stderr, every fault of a file becomes RejectedFile.

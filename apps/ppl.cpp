@@ -65,10 +65,18 @@ std::string_view bos_of(const std::optional<Tokenizer>& tokenizer, std::optional
   return tokenizer->adds_bos() ? "added" : "none";
 }
 
+/// How the documents of a model with calls are cut; none of another.
+std::optional<std::string_view> scored_calls(const ModelInfo& info, bool whole) {
+  const auto calls = calls_of(info);
+  if (!calls || !info.variant.bank.value_or(true)) return calls;
+  return whole ? "whole" : "stepwise";
+}
+
 RunIdentity identity_of(const PplOptions& options, const Loaded& loaded, std::string_view bos) {
   RunIdentity identity = {{"mode", name_of(options.windows.mode)}};
   if (options.windows.mode != Mode::kFull) identity["window"] = options.windows.window;
   if (options.windows.mode == Mode::kStrided) identity["stride"] = options.windows.stride;
+  if (const auto calls = scored_calls(loaded.info, options.whole_calls)) identity["calls"] = *calls;
   identity["bos"] = bos;
   identity["model"] = hex(loaded.info.fingerprint);
   identity["tokenizer"] = loaded.tokenizer ? Json(hex(loaded.tokenizer->fingerprint())) : Json(nullptr);
@@ -121,7 +129,10 @@ int run(PplOptions options) {
                  }});
   const GracefulScope graceful;
   PerplexityAccumulator sums;
-  ScorerOptions scorer{.batch = options.batch, .session = options.run.session, .on_progress = {}};
+  ScorerOptions scorer{.batch = options.batch,
+                       .session = options.run.session,
+                       .whole_calls = options.whole_calls,
+                       .on_progress = {}};
   Scored scored;
   try {
     scored = score_corpus(loaded.models, scorer, options.windows, corpus, progress, sums,

@@ -38,6 +38,9 @@ constexpr auto kOptions = std::to_array<Option>({
     {{"prefill"}, "M", "auto, sweeps or steps"},
     {{"sweep-tol"}, "X", "tolerance of sweeps (auto)"},
     {{"threads"}, "N", "threads of the CPU (0: all)"},
+    {{"calls"}, "C", "of mmrec-jax: stepwise (the default), or whole, which sees later tokens and needs --leaky"},
+    {{"leaky", 0, false}, "", "with --calls whole: what comes out is no perplexity"},
+    {{"bank"}, "B", "of mmrec-jax: true or false, whether it writes a memory bank (as config.json says)"},
     {{"help", 'h', false}, "", "the common options; --help-all: all of them; --version", true},
     {{"help-all", 0, false}},
     {{"version", 0, false}},
@@ -103,6 +106,21 @@ void read_report(const Arguments& arguments, PplOptions& options) {
   }
 }
 
+// Both must be said: what comes out looks like a perplexity and is none.
+bool scores_whole_calls(const Arguments& arguments, const RunOptions& run) {
+  const bool leaky = arguments.has("leaky");
+  if (run.variant.calls == Calls::kPrompt) {
+    throw UsageError("--calls prompt: not for scores (expected stepwise, or whole and --leaky)");
+  }
+  const bool whole = run.variant.calls == Calls::kWhole;
+  if (whole && !leaky) {
+    throw UsageError(
+        "--calls whole: log-probs would be given later tokens too, which is no perplexity (expected --leaky)");
+  }
+  if (leaky && !whole) throw UsageError("--leaky: only with --calls whole");
+  return whole;
+}
+
 }  // namespace
 
 std::span<const Option> ppl_option_table() { return kOptions; }
@@ -112,6 +130,7 @@ std::string_view name_of(Mode mode) { return kModes[static_cast<std::size_t>(mod
 PplOptions ppl_options(const Arguments& arguments) {
   PplOptions options;
   options.run = run_options(arguments);
+  options.whole_calls = scores_whole_calls(arguments, options.run);
   options.batch = static_cast<int>(arguments.integer("batch", 0, 1, 65536));
   read_report(arguments, options);
   read_windows(arguments, options);

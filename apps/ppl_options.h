@@ -28,6 +28,7 @@ struct PplOptions {
   ReportDetail detail = ReportDetail::kSummary;
   std::optional<std::string> output;
   bool quiet = false;
+  bool whole_calls = false;  // of mmrec-jax: log-probs may be given later tokens
 };
 
 std::span<const Option> ppl_option_table();

@@ -243,6 +243,7 @@ class Scoring {
       }
       engine::PackedDocuments packed(group.block->documents, members, worker.slots);
       models::Work work = packed.work();
+      work.whole_calls = options_.whole_calls;
       engine::CallbackFault fault;
       const auto report = [&](std::span<const std::int64_t> rows_done) {
         const auto tell = [&](std::int64_t tokens, double nll) { return progressed(tokens, nll); };
@@ -314,6 +315,11 @@ Scorer::Scorer(std::vector<Model> models, ScorerOptions options)
   engine::check_replicas(models_);
   if (options_.batch != 0) engine::check_batch(options_.batch);
   engine::check_options(options_.session);
+  const ModelInfo& info = models_.front().info();
+  if (options_.whole_calls && !info.variant.bank.value_or(false)) {
+    throw std::invalid_argument(
+        fmt::format("scorer option whole_calls: found true, but this model ({}) has no bank", info.architecture));
+  }
 }
 
 std::vector<DocumentScore> Scorer::score(std::span<const std::vector<int>> documents) {

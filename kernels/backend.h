@@ -31,8 +31,13 @@
 
 namespace mmrec::kernels {
 
-/// Element-wise function applied by `linear` before the residual is added. Gelu is the exact (erf) one.
-enum class Activation : std::uint8_t { kNone, kGelu, kRelu };
+/// Element-wise function applied by `linear` before the residual is added. Gelu is the exact (erf) one, GeluTanh its
+/// approximation x σ(2 √(2/π) (x + 0.044715 x³)), which some models were trained with.
+enum class Activation : std::uint8_t { kNone, kGelu, kRelu, kGeluTanh };
+
+/// What keeps rmsnorm finite where the row is 0: y = weight ⊙ x / (√mean + 1e-6), or weight ⊙ x / √(mean + 1e-6), of
+/// the mean of the row's squares.
+enum class NormEpsilon : std::uint8_t { kBesideRoot, kInsideRoot };
 
 /// Rows of one library matrix product. `linear` gives every whole tile of this many rows to the matrix library in one
 /// fixed shape and computes the remaining rows by the matrix-vector kernel, whose result for a row does not depend on

@@ -13,6 +13,7 @@
 #include "models/files/text.h"
 #include "models/mmrec/model.h"
 #include "models/mmrec100m/model.h"
+#include "models/mmrec_jax/model.h"
 
 namespace mmrec::models {
 namespace {
@@ -33,6 +34,12 @@ constexpr std::array kArchitectures = {
                  .products = products_of_mmrec100m,
                  .synthetic = synthetic_mmrec100m,
                  .has_expert = true},
+    Architecture{.name = "mmrec-jax",
+                 .load = load_mmrec_jax,
+                 .products = products_of_mmrec_jax,
+                 .synthetic = synthetic_mmrec_jax,
+                 .has_calls = true,
+                 .has_bank = true},
 };
 
 std::string names() {

@@ -50,6 +50,7 @@ struct Work {
   std::span<float> logprobs = {};  // [N] or empty: receives log p of each token given all before it, 0 at position 0
   Progress progress = {};
   bool wants_logits = true;  // else what the slots hold of logits afterwards is undefined
+  bool whole_calls = false;  // of mmrec-jax: log-probs of calls as long as its bank, which see later tokens too
 };
 
 /// How the next token of a sequence is drawn: from its logits where they are, by the chain of `options`, with the

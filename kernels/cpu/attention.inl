@@ -3,9 +3,10 @@
 namespace mmrec::kernels {
 namespace {
 
-/// out[d] = softmax(scale * q . slots^T) . slots; `values` is scratch [d]. out may be q. count >= 1.
-void attend(const float* q, const float* slots, std::int64_t stride, std::int64_t count, std::int64_t d, float scale,
-            float* values, float* out) {
+/// out[d] = softmax(scale * q . slots^T) . slots, with `zeros` more slots whose scores and values are 0; `values` is
+/// scratch [d]. out may be q. count >= 1.
+void attend(const float* q, const float* slots, std::int64_t stride, std::int64_t count, std::int64_t zeros,
+            std::int64_t d, float scale, float* values, float* out) {
   constexpr std::int64_t kTile = 32;
   static_assert(kTile % kLanes == 0);
   float maximum = -kVecInfinity;
@@ -47,6 +48,14 @@ void attend(const float* q, const float* slots, std::int64_t stride, std::int64_
       }
       store_partial(values + i, value, lanes);
     }
+  }
+  if (zeros > 0) {
+    const float top = maximum < 0.0F ? 0.0F : maximum;
+    float kept[kLanes];
+    float each[kLanes];
+    store(kept, exp(set1(maximum) - set1(top)));
+    store(each, exp(set1(-top)));
+    sum = sum + static_cast<float>(zeros) * each[0] / kept[0];  // in units of exp(maximum), as the values are
   }
   for (std::int64_t i = 0; i < d; i += kLanes) {
     const int lanes = lanes_left(d - i);

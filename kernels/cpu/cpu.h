@@ -14,6 +14,7 @@
 #include <string_view>
 
 #include "kernels/backend.h"
+#include "kernels/bank.h"
 #include "kernels/cpu/thread_pool.h"
 
 namespace mmrec::kernels {
@@ -96,8 +97,9 @@ std::string_view cpu_instruction_set();
 
 /// x[r] = table[tokens[r]], widened. tokens [n] in [0, table.rows).
 void embed(Cpu& cpu, const WeightView<Host>& table, const int* tokens, MatrixView<float, Host> x);
-/// y = weight ⊙ x / (‖x‖₂/√D + 1e-6) per row; y may alias x. weight [D].
-void rmsnorm(Cpu& cpu, MatrixView<const float, Host> x, const float* weight, MatrixView<float, Host> y);
+/// y = weight ⊙ x / (‖x‖₂/√D + 1e-6) per row, or as `epsilon` says; y may alias x. weight [D].
+void rmsnorm(Cpu& cpu, MatrixView<const float, Host> x, const float* weight, MatrixView<float, Host> y,
+             NormEpsilon epsilon = NormEpsilon::kBesideRoot);
 /// to = from, row by row; equal shapes.
 void copy_rows(Cpu& cpu, MatrixView<const float, Host> from, MatrixView<float, Host> to);
 void fill_zero(Cpu& cpu, MatrixView<float, Host> to);
@@ -108,6 +110,9 @@ void gated_recurrences(Cpu& cpu, const GatedRecurrences<Host>& op);
 void gated_scan(Cpu& cpu, const GatedScan<Host>& op);
 SweepCounts gated_sweeps(Cpu& cpu, const GatedSweeps<Host>& op);
 void memory_attention(Cpu& cpu, const MemoryAttention<Host>& op);
+void normed_recurrence(Cpu& cpu, const NormedRecurrence<Host>& op);
+void bank_attention(Cpu& cpu, const BankAttention<Host>& op);
+void bank_write(Cpu& cpu, const BankWrite<Host>& op);
 void block_residual(Cpu& cpu, const BlockResidual<Host>& op);
 void segment_sum(Cpu& cpu, const SegmentSum<Host>& op);
 /// slot[b] = sum[b] / segment for every sequence, then sum = 0. sum, slot [B, D].

@@ -213,7 +213,7 @@ constexpr MatvecKernels kMatvecKernels = {
     {matvec<float>, matvec<Float16>, matvec<BFloat16>},
     {matvec_rows<float>, matvec_rows<Float16>, matvec_rows<BFloat16>},
     {widen_run<float>, widen_run<Float16>, widen_run<BFloat16>},
-    {epilogue<identity>, epilogue<gelu>, epilogue<relu>},
+    {epilogue<identity>, epilogue<gelu>, epilogue<relu>, epilogue<gelu_tanh>},
 };
 
 }  // namespace

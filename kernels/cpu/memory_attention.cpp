@@ -19,7 +19,7 @@ void memory_attention(Cpu& cpu, const MemoryAttention<Host>& op) {
                               const std::int64_t t = r % op.q.time;
                               for (std::int64_t head = 0; head < op.heads; ++head) {
                                 attend(op.q.at(b, 0, t) + head * d, op.slots.at(b, 0, 0) + head * d,
-                                       op.slots.time_stride, slots, d, scale, values, op.out.at(b, 0, t) + head * d);
+                                       op.slots.time_stride, slots, 0, d, scale, values, op.out.at(b, 0, t) + head * d);
                               }
                             }
                           });

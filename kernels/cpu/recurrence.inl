@@ -1,5 +1,6 @@
 // One step of the gated recurrence, shared by the exact loop and by the gate-frozen scan so that both round alike:
-// where the scan's gates are those of the exact loop, its states are the same bits.
+// where the scan's gates are those of the exact loop, its states are the same bits. And a step of the recurrence that
+// is normed at every token.
 namespace mmrec::kernels {
 namespace {
 
@@ -63,7 +64,31 @@ void recurrence_scan(const RecurrenceScan& r) {
   }
 }
 
-constexpr RecurrenceKernels kRecurrenceKernels = {recurrence_step, recurrence_scan};
+void normed_step(const NormedStep& r) {
+  for (std::int64_t i = 0; i < r.channels; i += kLanes) {
+    const int lanes = lanes_left(r.channels - i);
+    Vec m = load_partial(r.zm + i, lanes);
+    if (r.bias != nullptr) m = m + load_partial(r.bias + i, lanes);
+    if (r.product != nullptr) m = m + load_partial(r.product + i, lanes);
+    m = sigmoid(m);
+    Vec p = m * load_partial(r.z + i, lanes);
+    if (r.h != nullptr) {
+      const Vec keep = (set1(1.0F) - m) + load_partial(r.gamma + i, lanes);
+      p = fma(keep, load_partial(r.h + i, lanes), p);
+    }
+    store_partial(r.p + i, p, lanes);
+  }
+}
+
+void norm_within(const float* weight, float scale, float limit, float* x, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; i += kLanes) {
+    const int lanes = lanes_left(count - i);
+    const Vec y = load_partial(weight + i, lanes) * (set1(scale) * load_partial(x + i, lanes));
+    store_partial(x + i, min(set1(limit), max(set1(-limit), y)), lanes);  // y last, so that NaN passes
+  }
+}
+
+constexpr RecurrenceKernels kRecurrenceKernels = {recurrence_step, recurrence_scan, normed_step, norm_within};
 
 }  // namespace
 }  // namespace mmrec::kernels

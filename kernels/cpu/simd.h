@@ -26,6 +26,7 @@ struct MathKernels {
   void (*log1p)(const float* x, float* y, std::int64_t count);
   void (*sigmoid)(const float* x, float* y, std::int64_t count);
   void (*gelu)(const float* x, float* y, std::int64_t count);
+  void (*gelu_tanh)(const float* x, float* y, std::int64_t count);
 };
 
 /// matvec.inl. Arrays are indexed by DType and by Activation.
@@ -38,7 +39,7 @@ struct MatvecKernels {
                          float* y, std::int64_t y_stride);
   void (*widen[3])(const void* from, float* to, std::int64_t count);
   /// y = activation(product + bias) + scale * residual; bias and residual may be null, residual or product may be y.
-  void (*epilogue[3])(const float* product, const float* bias, const float* residual, float scale, float* y,
+  void (*epilogue[4])(const float* product, const float* bias, const float* residual, float scale, float* y,
                       std::int64_t count);
 };
 
@@ -94,17 +95,32 @@ struct RecurrenceScan {
   float* magnitude;  // [times], raised to the maximum of |h_new|
 };
 
+/// recurrence.inl: one token of the recurrence that is normed, before its norm. All pointers are at the first channel.
+struct NormedStep {
+  const float* product;  // W h_{t-1}, or null for zeros
+  const float* bias;     // or null
+  const float* zm;
+  const float* z;
+  const float* gamma;
+  const float* h;  // h_{t-1}, or null for zeros
+  float* p;        // p_t
+  std::int64_t channels;
+};
+
 struct RecurrenceKernels {
   void (*step)(const RecurrenceStep&);
   void (*scan)(const RecurrenceScan&);
+  void (*normed_step)(const NormedStep&);
+  /// x = clamp(weight * (scale * x), +-limit); NaN stays.
+  void (*norm_within)(const float* weight, float scale, float limit, float* x, std::int64_t count);
 };
 
 /// attention.inl
 struct AttentionKernels {
-  /// One head of one row: out [d] = softmax(scale * q . slots) . slots, slot j at slots + j * stride. values is scratch
-  /// [d]; out may be q; count >= 1.
-  void (*attend)(const float* q, const float* slots, std::int64_t stride, std::int64_t count, std::int64_t d,
-                 float scale, float* values, float* out);
+  /// One head of one row: out [d] = softmax(scale * q . slots) . slots, slot j at slots + j * stride, and `zeros` more
+  /// slots of zeros. values is scratch [d]; out may be q; count >= 1.
+  void (*attend)(const float* q, const float* slots, std::int64_t stride, std::int64_t count, std::int64_t zeros,
+                 std::int64_t d, float scale, float* values, float* out);
 };
 
 inline constexpr std::int64_t kScanTile = 1024;

@@ -122,6 +122,13 @@ inline Vec gelu(Vec x) {
   return max(zero(), x) - t * q;
 }
 
+/// 0.5 x (1 + tanh(u)), u = sqrt(2 / pi) (x + 0.044715 x^3), as x sigmoid(2 u): no cancellation.
+inline Vec gelu_tanh(Vec x) {
+  constexpr float kTwoRoots = 1.5957691216057308F;  // 2 sqrt(2 / pi)
+  constexpr float kCubic = 0.044715F * kTwoRoots;
+  return x * sigmoid(x * fma(x * x, set1(kCubic), set1(kTwoRoots)));
+}
+
 template <Vec (*f)(Vec)>
 void map(const float* x, float* y, std::int64_t count) {
   std::int64_t i = 0;
@@ -130,7 +137,7 @@ void map(const float* x, float* y, std::int64_t count) {
   if (rest != 0) store_partial(y + i, f(load_partial(x + i, rest)), rest);
 }
 
-constexpr MathKernels kMathKernels = {map<exp>, map<log>, map<log1p>, map<sigmoid>, map<gelu>};
+constexpr MathKernels kMathKernels = {map<exp>, map<log>, map<log1p>, map<sigmoid>, map<gelu>, map<gelu_tanh>};
 
 }  // namespace
 }  // namespace mmrec::kernels

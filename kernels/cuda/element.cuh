@@ -75,5 +75,10 @@ __device__ inline float gelu(float x) {
   p = __fmaf_rn(p, u, -1.0F);
   return __fmaf_rn(-u, ptx::exp2_approx(p), relu(x));
 }
+/// x σ(2 √(2/π) (x + 0.044715 x³)): the tanh form of gelu without its cancellation.
+__device__ inline float gelu_tanh(float x) {
+  constexpr float kTwoRoots = 1.5957691216057308F;  // 2 √(2/π)
+  return x * sigmoid(x * __fmaf_rn(x * x, 0.044715F * kTwoRoots, kTwoRoots));
+}
 
 }  // namespace mmrec::kernels

@@ -53,7 +53,7 @@ class Forward {
       done.rows.assign(work.runs.size(), 1);
       return done;
     }
-    Schedule schedule(net_.plan(), net_.segment(), work.runs);
+    Schedule schedule = schedule_of(work);
     while (true) {
       if (schedule.is_between_rounds() && work.progress && !work.progress(schedule.rows_done())) {
         schedule.stop_after_round();
@@ -161,6 +161,15 @@ class Forward {
  private:
   template <class T>
   using Matrix = kernels::MatrixView<T, Space>;
+
+  // Nets that cut a call otherwise when it is scored say so.
+  Schedule schedule_of(const Work& work) const {
+    if constexpr (requires(const Net& net) { net.schedule(work); }) {
+      return net_.schedule(work);
+    } else {
+      return Schedule(net_.plan(), net_.segment(), work.runs);
+    }
+  }
   using Job = kernels::Linear<Space, A, float>;
 
   bool comes_before(const Run& a, const Run& b) const {
@@ -289,11 +298,18 @@ class Forward {
       std::copy_n(work.tokens.data() + run.call_row + 1, scored(run), to);
     }
     load_tokens(std::span(tokens_host_).first(static_cast<std::size_t>(rows)));
-    kernels::hidden_logprobs(backend_, kernels::HiddenLogprobs<Space, A>{.hidden = hidden,
-                                                                         .head = net_.head(),
-                                                                         .targets = tokens_.data(),
-                                                                         .logprobs = logprobs_.data(),
-                                                                         .ragged = ragged_});
+    const auto score_rows = [&](std::int64_t first, std::int64_t count, bool ragged) {
+      kernels::hidden_logprobs(backend_, kernels::HiddenLogprobs<Space, A>{.hidden = hidden.middle_rows(first, count),
+                                                                           .head = net_.head(),
+                                                                           .targets = tokens_.data() + first,
+                                                                           .logprobs = logprobs_.data() + first,
+                                                                           .ragged = ragged});
+    };
+    if constexpr (requires(Net & net) { net.pieces(); }) {  // whose whole tiles begin with runs
+      for (const auto& piece : net_.pieces()) score_rows(piece.first, piece.rows, piece.ragged);
+    } else {
+      score_rows(0, rows, ragged_);
+    }
     backend_.download(logprobs_.data(), logprobs_host_.data(), static_cast<std::size_t>(rows));
     for (const ChunkRun& run : chunk) {
       std::copy_n(logprobs_host_.data() + run.first_row, scored(run), work.logprobs.data() + run.call_row + 1);

@@ -17,12 +17,13 @@ namespace mmrec::models {
 
 /// What a backend likes chunks to be.
 struct ChunkPlan {
-  std::int64_t tokens = 0;      // of a sequence in one chunk at most; chunks begin on multiples of it where they can
-  std::int64_t tile = 1;        // whole tiles of rows come before what is left, in chunks of their own
-  std::int64_t rows = 0;        // of all sequences in one chunk at most, unless one sequence's tokens are more
-  std::int64_t window = 0;      // tokens of one window of gated_sweeps
-  bool spans_segments = false;  // a chunk may run past the end of a memory segment
-  bool packs = false;           // runs of a chunk go together, with a row between two; short ones keep to segments
+  std::int64_t tokens = 0;       // of a sequence in one chunk at most; chunks begin on multiples of it where they can
+  std::int64_t tile = 1;         // whole tiles of rows come before what is left, in chunks of their own
+  std::int64_t rows = 0;         // of all sequences in one chunk at most, unless one sequence's tokens are more
+  std::int64_t window = 0;       // tokens of one window of gated_sweeps
+  bool spans_segments = false;   // a chunk may run past the end of a memory segment
+  bool packs = false;            // runs of a chunk go together, with a row between two; short ones keep to segments
+  bool begins_with_run = false;  // positions of the grid count from a run's first token
 
   /// Rows of the largest chunk of so many sequences.
   std::int64_t most_rows(std::int64_t sequences) const { return std::max(tokens, std::min(rows, sequences * tokens)); }
@@ -127,7 +128,8 @@ class Schedule {
       const std::int64_t left = run.rows - done_[i];
       if (left == 0) continue;
       const bool simple = packs_ && (fills || left < kFewSegments * segment_);
-      turn_[i] = (simple ? next_simple_chunk : next_chunk)(plan_, run.position + done_[i], left, segment_);
+      const std::int64_t begin = plan_.begins_with_run ? 0 : run.position;
+      turn_[i] = (simple ? next_simple_chunk : next_chunk)(plan_, begin + done_[i], left, segment_);
       next_ = i;
     }
   }

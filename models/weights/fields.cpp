@@ -34,14 +34,15 @@ void add_specs(const Field& field, const std::string& prefix, const Sizes& sizes
     const bool used = part.used_by(sizes);
     if (!used && !part.used_by(may_have)) continue;
     const std::string name = prefix + std::string(part.name);
-    const auto same = [&](const TensorSpec& other) { return other.name == name + ".weight"; };
+    const std::string weight = name + std::string(field.storage.suffix);
+    const auto same = [&](const TensorSpec& other) { return other.name == weight; };
     if (std::any_of(specs.begin() + first, specs.end(), same)) continue;
     const std::int64_t out = part.out.of(sizes);
     const TensorSpec::Use use = used ? TensorSpec::Use::kRequired : TensorSpec::Use::kUnused;
     const bool may_have_more_rows = part.rows.of(sizes) < out;
     std::vector<std::int64_t> shape = {out};
-    if (field.is_matrix()) shape.push_back(part.in.of(sizes));
-    specs.push_back({name + ".weight", std::move(shape), use, may_have_more_rows});
+    if (field.is_matrix()) shape.insert(field.storage.transposed ? shape.begin() : shape.end(), part.in.of(sizes));
+    specs.push_back({weight, std::move(shape), use, may_have_more_rows});
     if (field.kind == Field::Kind::kLinear) specs.push_back({name + ".bias", {out}, use, may_have_more_rows});
   }
 }

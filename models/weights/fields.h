@@ -33,7 +33,8 @@ constexpr Extent operator*(std::int64_t n, const Extent& e) { return {n * e.v, n
 /// Says of a model whether it is one of a set.
 using Variants = bool (*)(const Sizes& sizes);
 
-/// What one tensor gives to a field: rows [row, row + rows) and columns [col, col + cols) of NAME.weight [out, in].
+/// What one tensor gives to a field: rows [row, row + rows) and columns [col, col + cols) of NAME.weight [out, in], or
+/// as the field's Storage says.
 struct TensorPart {
   std::string_view name;                                           // behind the prefix of its block
   Extent out, in;                                                  // `in` is not used for a vector
@@ -41,6 +42,16 @@ struct TensorPart {
   Extent row = {}, rows = out;  // fewer than `out`: the tensor may have more, which nothing uses
   Extent col = {}, cols = in;
 };
+
+/// How a checkpoint names and lays out what a field is made of. Biases are NAME.bias in each.
+struct Storage {
+  std::string_view suffix = ".weight";
+  bool transposed = false;  // [in, out] in the checkpoint, [out, in] in memory
+};
+inline constexpr Storage kTorch;
+inline constexpr Storage kFlaxKernel{".kernel", true};
+inline constexpr Storage kFlaxScale{".scale"};
+inline constexpr Storage kFlaxTable{""};
 
 /// Describes a field of a model's weights.
 struct Field {
@@ -53,6 +64,7 @@ struct Field {
   Kind kind;
   std::span<const TensorPart> parts;  // from top to bottom; the field is empty in a model that uses none of them
   bool of_memory = false;             // of the attention over memory slots: idle while there are none
+  Storage storage = kTorch;
 
   constexpr bool is_matrix() const { return kind == Kind::kLinear || kind == Kind::kTable; }
 };

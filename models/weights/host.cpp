@@ -1,7 +1,8 @@
 // Loading weights in three passes: check and bind every tensor, allocate everything, then read in parallel.
 //
 // A tensor's bytes go from the page cache straight into their place and are scanned for NaN and infinities while they
-// are still in the processor's cache; only parts that must be widened or cut by columns pass through a small buffer.
+// are still in the processor's cache; only parts that must be widened, cut by columns or transposed pass through a
+// small buffer.
 // Which error is reported does not depend on the number of threads.
 #include "models/weights/host.h"
 
@@ -80,7 +81,8 @@ void allocate(const Target& target, std::vector<Slice>& items) {
   if (target.matrix != nullptr) {
     HostMatrix& matrix = *target.matrix;
     matrix.format = dtype;
-    matrix.cols = target.slices.front().cols;
+    const Slice& first = target.slices.front();
+    matrix.cols = first.transposed ? first.rows : first.cols;
     matrix.rows = static_cast<std::int64_t>(target.elements()) / matrix.cols;
     matrix.bytes = kernels::HostBuffer<std::byte>(target.bytes().value(), Uninitialized{});
     to = matrix.bytes.data();
@@ -90,13 +92,34 @@ void allocate(const Target& target, std::vector<Slice>& items) {
     to = reinterpret_cast<std::byte*>(target.vector->data());
   }
   for (Slice slice : target.slices) {
+    const std::int64_t begin = slice.row;
     const std::int64_t end = slice.row + slice.rows;
+    const std::size_t bytes = slice.elements() * size_of(dtype);
     const auto most = static_cast<std::int64_t>(std::max<std::size_t>(1, kItemBytes / slice.row_bytes()));
+    slice.to_stride = slice.rows;
     for (slice.dtype = dtype; slice.row < end; slice.row += slice.rows) {
       slice.rows = std::min(most, end - slice.row);
-      slice.to = to;
-      to += slice.elements() * size_of(dtype);
+      const std::int64_t apart = slice.transposed ? 1 : slice.cols;
+      slice.to = to + static_cast<std::size_t>((slice.row - begin) * apart) * size_of(dtype);
       items.push_back(slice);
+    }
+    to += bytes;
+  }
+}
+
+/// Element (r, c) of `from`, [rows, cols] with rows so many bytes apart, to element (c, r) of `to`, whose rows are
+/// `to_stride` elements apart. By squares, which stay in cache.
+template <class T>
+void transpose(const std::byte* from, std::size_t row_bytes, std::size_t rows, std::size_t cols, std::byte* to,
+               std::size_t to_stride) {
+  constexpr std::size_t kSquare = 32;
+  for (std::size_t r0 = 0; r0 < rows; r0 += kSquare) {
+    for (std::size_t c0 = 0; c0 < cols; c0 += kSquare) {
+      for (std::size_t c = c0; c < std::min(c0 + kSquare, cols); ++c) {
+        for (std::size_t r = r0; r < std::min(r0 + kSquare, rows); ++r) {
+          std::memcpy(to + (c * to_stride + r) * sizeof(T), from + r * row_bytes + c * sizeof(T), sizeof(T));
+        }
+      }
     }
   }
 }
@@ -162,11 +185,12 @@ class ItemReader {
   /// Some rows at a time: straight into their place where they are whole and of one type, through a block otherwise.
   void read(const Slice& slice) const {
     const TensorInfo& tensor = *slice.tensor;
-    const bool in_place = slice.cols == slice.row_elements && slice.dtype == tensor.dtype;
+    const bool in_place = slice.cols == slice.row_elements && slice.dtype == tensor.dtype && !slice.transposed;
     const std::size_t row_bytes = slice.row_bytes();
     const std::size_t row_to_bytes = static_cast<std::size_t>(slice.cols) * size_of(slice.dtype);
     const std::size_t most = std::clamp<std::size_t>(kBlockBytes / row_bytes, 1, static_cast<std::size_t>(slice.rows));
     kernels::HostBuffer<std::byte> block(in_place ? 0 : most * row_bytes, Uninitialized{});
+    std::vector<std::byte> widened(slice.transposed ? most * row_to_bytes : 0);
     std::byte* to = slice.to;
     for (std::size_t row = 0; row < static_cast<std::size_t>(slice.rows); row += most) {
       const std::size_t rows = std::min(most, static_cast<std::size_t>(slice.rows) - row);
@@ -175,11 +199,19 @@ class ItemReader {
       checkpoint_.read(tensor, first, bytes);
       check_finite(tensor, first, bytes);
       const std::byte* from = block.data() + static_cast<std::size_t>(slice.col) * size_of(tensor.dtype);
+      std::byte* const in_order = slice.transposed ? widened.data() : to;
       for (std::size_t r = 0; !in_place && r < rows; ++r) {
-        convert(from + r * row_bytes, static_cast<std::size_t>(slice.cols), tensor.dtype, to + r * row_to_bytes,
+        convert(from + r * row_bytes, static_cast<std::size_t>(slice.cols), tensor.dtype, in_order + r * row_to_bytes,
                 slice.dtype);
       }
-      to += rows * row_to_bytes;
+      if (slice.transposed) {
+        const auto turn = size_of(slice.dtype) == 4 ? transpose<std::uint32_t> : transpose<std::uint16_t>;
+        turn(in_order, row_to_bytes, rows, static_cast<std::size_t>(slice.cols), to,
+             static_cast<std::size_t>(slice.to_stride));
+        to += rows * size_of(slice.dtype);
+      } else {
+        to += rows * row_to_bytes;
+      }
     }
   }
 
@@ -235,13 +267,20 @@ std::vector<Slice> slices_of(const Field& field, const std::string& prefix, cons
   std::vector<Slice> slices;
   for (const TensorPart& part : field.parts) {
     if (!part.used_by(sizes) || (is_bias && part.col.of(sizes) != 0)) continue;
-    const TensorInfo* tensor = checkpoint.find(prefix + std::string(part.name) + (is_bias ? ".bias" : ".weight"));
+    const std::string_view suffix = is_bias ? ".bias" : field.storage.suffix;
+    const TensorInfo* tensor = checkpoint.find(prefix + std::string(part.name) + std::string(suffix));
     if (tensor == nullptr) continue;
     Slice slice{.tensor = tensor, .row = part.row.of(sizes), .rows = part.rows.of(sizes)};
     if (field.is_matrix()) {
       slice.col = part.col.of(sizes);
       slice.cols = part.cols.of(sizes);
       slice.row_elements = part.in.of(sizes);
+    }
+    if (field.is_matrix() && field.storage.transposed) {
+      std::swap(slice.row, slice.col);
+      std::swap(slice.rows, slice.cols);
+      slice.row_elements = part.out.of(sizes);
+      slice.transposed = true;
     }
     slices.push_back(slice);
   }

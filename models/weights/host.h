@@ -75,7 +75,8 @@ struct WeightOptions {
 };
 
 /// Rows [row, row + rows) and columns [col, col + cols) of a tensor with `row_elements` elements per row, and where
-/// they go in which type. The elements of a vector are rows of one.
+/// they go in which type. The elements of a vector are rows of one. Transposed: rows become columns of what they go to,
+/// which are `to_stride` elements apart.
 struct Slice {
   const TensorInfo* tensor = nullptr;
   std::int64_t row = 0;
@@ -83,6 +84,8 @@ struct Slice {
   std::int64_t col = 0;
   std::int64_t cols = 1;
   std::int64_t row_elements = 1;
+  bool transposed = false;
+  std::int64_t to_stride = 0;
   std::byte* to = nullptr;
   kernels::DType dtype = kernels::DType::kF32;
 

@@ -108,7 +108,7 @@ void write_synthetic_folder(const fs::path& folder, std::string_view config, std
   file.write(header_of(tensors, dtype));
   std::int64_t in = 1;  // of the weight last met: a bias follows its weight
   for (const TensorSpec& tensor : tensors) {
-    if (tensor.shape.size() == 2) in = tensor.shape[1];
+    if (tensor.shape.size() == 2) in = tensor.shape[tensor.name.ends_with(kFlaxKernel.suffix) ? 0 : 1];
     Crc64 key;
     key.update(seed);
     key.update(tensor.name);

@@ -36,6 +36,7 @@ struct LawsCase {
   float sweep_tolerance = 1e-6F;
   std::size_t shorten = 1;              // divides the lengths, where time is dear
   std::string (*unusable)() = nullptr;  // why it cannot run here; "" if it can
+  VariantOptions variant = {};
 
   friend void PrintTo(const LawsCase& c, std::ostream* out) { *out << c.folder; }
 };
@@ -43,6 +44,8 @@ struct LawsCase {
 /// "oracle/tiles" as a test's name.
 inline std::string laws_name(const testing::TestParamInfo<LawsCase>& info) {
   std::string name = info.param.folder;
+  if (info.param.variant.calls == Calls::kStepwise) name += "_stepwise";
+  if (info.param.variant.bank == false) name += "_nobank";
   std::replace_if(
       name.begin(), name.end(), [](char c) { return c == '/' || c == '-'; }, '_');
   return name;
@@ -108,6 +111,7 @@ class Laws : public testing::TestWithParam<LawsCase> {
     LoadOptions o;
     o.device = GetParam().device;
     o.precision = GetParam().precision;
+    o.variant = GetParam().variant;
     return Model::load(folder_of(GetParam().folder), o);
   }
   static SessionOptions options(PrefillMode mode, int threads = 1) {

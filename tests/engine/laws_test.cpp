@@ -8,7 +8,10 @@ namespace {
 INSTANTIATE_TEST_SUITE_P(Models, Laws,
                          testing::Values(LawsCase{"oracle/tiles"}, LawsCase{"oracle/slots"}, LawsCase{"oracle/restart"},
                                          LawsCase{"oracle/dpg_bf16"}, LawsCase{"upstream/hem"},
-                                         LawsCase{"upstream/mmrec100m"}, LawsCase{"mmrec-12m"}),
+                                         LawsCase{"upstream/mmrec100m"},
+                                         LawsCase{.folder = "upstream/jax", .variant = {.calls = Calls::kStepwise}},
+                                         LawsCase{.folder = "upstream/jax", .variant = {.bank = false}},
+                                         LawsCase{"mmrec-12m"}),
                          laws_name);
 
 SessionOptions options(PrefillMode mode) {

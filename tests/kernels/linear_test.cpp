@@ -40,6 +40,7 @@ Products reference(const std::vector<float>& x, const Weights& w, std::int64_t n
 double activate(Activation activation, double x) {
   if (activation == Activation::kGelu) return gelu(x);
   if (activation == Activation::kRelu) return x < 0.0 ? 0.0 : x;
+  if (activation == Activation::kGeluTanh) return gelu_tanh(x);
   return x;
 }
 
@@ -56,7 +57,8 @@ TEST(LinearTest, MatchesFloat64WithBiasActivationAndResidual) {
   unsigned seed = 0;
   for (const Shape& s : kShapes) {
     for (const DType dtype : kAllDTypes) {
-      for (const Activation activation : {Activation::kNone, Activation::kGelu, Activation::kRelu}) {
+      for (const Activation activation :
+           {Activation::kNone, Activation::kGelu, Activation::kRelu, Activation::kGeluTanh}) {
         ++seed;
         const bool with_bias = seed % 2 == 0;
         const bool with_residual = seed % 5 < 3;
@@ -229,7 +231,8 @@ TEST_P(Matvec, Epilogue) {
     const std::vector<float> product = random_floats(count, 51, -3.0F, 3.0F);
     const std::vector<float> bias = random_floats(count, 52);
     const std::vector<float> residual = random_floats(count, 53);
-    for (const Activation activation : {Activation::kNone, Activation::kGelu, Activation::kRelu}) {
+    for (const Activation activation :
+         {Activation::kNone, Activation::kGelu, Activation::kRelu, Activation::kGeluTanh}) {
       for (int use = 0; use < 4; ++use) {
         std::vector<float> y = poisoned(count + 1);
         GetParam()->matvec.epilogue[static_cast<int>(activation)](

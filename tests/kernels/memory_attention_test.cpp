@@ -91,7 +91,7 @@ TEST(MemoryAttentionTest, EveryInstructionSetAlsoWithLargeScores) {
         const std::vector<float> memory = random_floats(slots * 21, 6, -scale, scale);
         std::vector<float> values = poisoned(21);
         std::vector<float> out = poisoned(22);
-        table->attention.attend(q.data(), memory.data(), 21, slots, 21, 1.0F / std::sqrt(21.0F), values.data(),
+        table->attention.attend(q.data(), memory.data(), 21, slots, 0, 21, 1.0F / std::sqrt(21.0F), values.data(),
                                 out.data());
         EXPECT_TRUE(std::isnan(out.back()));
         out.pop_back();

@@ -1,4 +1,4 @@
-// rmsnorm against float64, with the epsilon outside the root, in place, and in every instruction set.
+// rmsnorm against float64, with the epsilon beside the root and inside, in place, and in every instruction set.
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd.h"
 #include "test_util.h"
@@ -6,13 +6,15 @@
 namespace mmrec::kernels::test {
 namespace {
 
-std::vector<double> reference(const std::vector<float>& x, const std::vector<float>& weight) {
+std::vector<double> reference(const std::vector<float>& x, const std::vector<float>& weight,
+                              NormEpsilon epsilon = NormEpsilon::kBesideRoot) {
   const std::size_t dim = weight.size();
   std::vector<double> y(x.size());
   for (std::size_t r = 0; r < x.size() / dim; ++r) {
     double squares = 0.0;
     for (std::size_t c = 0; c < dim; ++c) squares += std::pow(static_cast<double>(x[r * dim + c]), 2);
-    const double norm = std::sqrt(squares) / std::sqrt(static_cast<double>(dim)) + 1e-6;
+    const double mean = squares / static_cast<double>(dim);
+    const double norm = epsilon == NormEpsilon::kInsideRoot ? std::sqrt(mean + 1e-6) : std::sqrt(mean) + 1e-6;
     for (std::size_t c = 0; c < dim; ++c) {
       y[r * dim + c] = static_cast<double>(weight[c]) * static_cast<double>(x[r * dim + c]) / norm;
     }
@@ -36,12 +38,14 @@ TEST(RmsnormTest, MatchesFloat64) {
 TEST(RmsnormTest, EpsilonCountsWhereTheRowIsSmall) {
   Cpu cpu(1);
   const std::vector<float> weight(48, 1.0F);
-  for (const float scale : {0.0F, 1e-7F, 1e-6F, 1e-20F, 1e18F}) {
+  for (const float scale : {0.0F, 1e-7F, 1e-6F, 1e-3F, 1e-20F, 1e18F}) {
     std::vector<float> x = random_floats(48, 3);
     for (float& v : x) v *= scale;
-    std::vector<float> y = poisoned(48);
-    rmsnorm(cpu, {x.data(), 1, 48}, weight.data(), {y.data(), 1, 48});
-    EXPECT_LT(max_error(y, reference(x, weight)), 1e-6) << scale;
+    for (const NormEpsilon epsilon : {NormEpsilon::kBesideRoot, NormEpsilon::kInsideRoot}) {
+      std::vector<float> y = poisoned(48);
+      rmsnorm(cpu, {x.data(), 1, 48}, weight.data(), {y.data(), 1, 48}, epsilon);
+      EXPECT_LT(max_error(y, reference(x, weight, epsilon)), 1e-6) << scale;
+    }
   }
 }
 

@@ -145,6 +145,25 @@ TEST_P(SimdMath, GeluAgainstErf) {
   EXPECT_EQ(special[5], 0.0F);
 }
 
+TEST_P(SimdMath, GeluTanhAgainstTanh) {
+  const std::vector<float> x = random_floats(300007, 8, -14.0F, 14.0F);
+  const std::vector<float> y = run_over(GetParam()->math.gelu_tanh, x);
+  double worst = 0.0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const double wide = static_cast<double>(x[i]);
+    const double exact = 0.5 * wide * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (wide + 0.044715 * wide * wide * wide)));
+    worst = std::max(worst, std::abs(static_cast<double>(y[i]) - exact) / std::max(1.0, std::abs(wide)));
+  }
+  EXPECT_LE(worst, 2e-7);
+  const std::vector<float> special = run_over(GetParam()->math.gelu_tanh, {kNan, 100.0F, -100.0F, 0.0F, 1e30F, -1e30F});
+  EXPECT_TRUE(std::isnan(special[0]));
+  EXPECT_EQ(special[1], 100.0F);
+  EXPECT_EQ(special[2], 0.0F);
+  EXPECT_EQ(special[3], 0.0F);
+  EXPECT_EQ(special[4], 1e30F);
+  EXPECT_EQ(special[5], 0.0F);
+}
+
 TEST_P(SimdMath, EntryDoesNotDependOnItsPosition) {
   const std::vector<float> x = random_floats(67, 9, -5.0F, 5.0F);
   for (const auto f : {GetParam()->math.exp, GetParam()->math.log1p, GetParam()->math.sigmoid, GetParam()->math.gelu}) {

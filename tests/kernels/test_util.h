@@ -72,6 +72,7 @@ inline constexpr DType kAllDTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
 
 inline double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 inline double gelu(double x) { return 0.5 * x * std::erfc(-x / std::sqrt(2.0)); }
+inline double gelu_tanh(double x) { return x * sigmoid(2.0 * std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x)); }
 
 /// The largest |actual - expected|; NaN and infinity count as infinite unless both agree.
 inline double max_error(std::span<const float> actual, std::span<const double> expected) {

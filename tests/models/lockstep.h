@@ -33,7 +33,9 @@ class Lockstep {
     position_ += 1;
     return logits();
   }
-  void score(std::span<const int> tokens, std::span<float> logprobs) { run(tokens, logprobs); }
+  void score(std::span<const int> tokens, std::span<float> logprobs, bool whole_calls = false) {
+    run(tokens, logprobs, whole_calls);
+  }
   std::span<const float> logits() {
     executor().logits(slots_.first(), slots_.count(), logits_);
     return logits_;
@@ -52,9 +54,10 @@ class Lockstep {
     for (int b = 0; b < slots_.count(); ++b) runs.push_back({slots_[b], position_, b * count, count});
     return runs;
   }
-  void run(std::span<const int> tokens, std::span<float> logprobs) {
+  void run(std::span<const int> tokens, std::span<float> logprobs, bool whole_calls = false) {
     const std::vector<Run> runs = runs_of(tokens);
-    const Done done = executor().run({.tokens = tokens, .runs = runs, .logprobs = logprobs}, options_);
+    const Done done =
+        executor().run({.tokens = tokens, .runs = runs, .logprobs = logprobs, .whole_calls = whole_calls}, options_);
     position_ += done.rows.front();
     stats_ += done.stats;
   }

@@ -15,6 +15,9 @@ struct ScorerOptions {
   /// has free, up to some 260,000 tokens; fewer where memory does not suffice. 0..65536.
   int batch = 0;
   SessionOptions session;
+  /// Of an mmrec-jax model with a memory bank: score by calls as long as the bank (Calls::kWhole), in which log-probs
+  /// are given later tokens too, rather than token by token. For reference data: what comes out is no perplexity.
+  bool whole_calls = false;
   /// Called between chunks and after the last one of each batch, with the tokens scored since the last call and their
   /// summed negative log-likelihood (natural log). Returning false cancels: the next chunk is the last, and score()
   /// then returns what is finished. A chunk is what CallOptions (session.h) says, of all documents scored together.

@@ -40,7 +40,10 @@ struct CallOptions {
 /// consumed. Movable, not copyable (see clone()); a session moved from may only be assigned to or destroyed. One thread
 /// at a time; different sessions are independent, though those of a model on a GPU take turns there.
 ///
-/// Splitting the tokens into calls does not change the result: see docs/numerics.md for what is equal to the bit.
+/// Splitting the tokens into calls does not change the result: see docs/numerics.md for what is equal to the bit. Not
+/// so with an mmrec-jax model that has a memory bank, unless it was loaded with Calls::kStepwise: each prefill() begins
+/// a call of the model, and more of them where it has more tokens than the bank has rows (Calls::kPrompt), or every so
+/// many positions from 0 on (Calls::kWhole); each step() is one. score() goes token by token whatever was chosen.
 ///
 /// Where results go. prefill() and step() bring nothing back: logits() fetches, draw() draws. Log-probs and drawn
 /// tokens are written to spans of the caller's, laid out as their tokens.

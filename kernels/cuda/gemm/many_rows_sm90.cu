@@ -68,6 +68,9 @@ class LinearEpilogue {
     } else if (out.activation == Activation::kRelu) {
 #pragma unroll
       for (float& x : sum) x = relu(x);
+    } else if (out.activation == Activation::kGeluTanh) {
+#pragma unroll
+      for (float& x : sum) x = gelu_tanh(x);
     }
     if constexpr (sizeof(Y) == 2) {
       if (out.residual == nullptr) return put<Y>(out, row, place.column, whole, sum);

@@ -36,6 +36,17 @@ __device__ inline Step gated_step(float state_gate, float mdi_gate, float z, flo
   return {__fmaf_rn(mix, (1.0F - g) + gamma, gamma), z * __fmaf_rn(mix, g, s)};
 }
 
+/// p = (1 − m + γ) h + m z with m = σ(gate): the recurrence that is normed, before its norm; and that norm's bounds, by
+/// which NaN passes.
+__device__ inline float normed_step(float gate, float z, float gamma, float h) {
+  const float m = sigmoid(gate);
+  return __fmaf_rn((1.0F - m) + gamma, h, m * z);
+}
+inline constexpr float kNormedLimit = 100.0F;
+__device__ inline float within_limit(float x) {
+  return x < -kNormedLimit ? -kNormedLimit : x > kNormedLimit ? kNormedLimit : x;
+}
+
 /// x + h + 0.1 v, to which the memory's c is added.
 __device__ inline float residual_sum(float x, float h, float v) { return __fmaf_rn(0.1F, v, x + h); }
 
@@ -45,6 +56,12 @@ __device__ inline float norm_factor(double mean) {
   const bool large = mean > 1e38;
   const float root = sqrtf(static_cast<float>(large ? mean * 0x1p-128 : mean)) * (large ? 0x1p64F : 1.0F);
   return 1.0F / (root + 1e-6F);
+}
+/// The factor 1 / √(mean + 1e-6), which has the epsilon inside the root.
+__device__ inline float norm_factor_inside(double mean) {
+  const bool large = mean > 1e38;
+  const float root = sqrtf(static_cast<float>(large ? mean * 0x1p-128 : mean + 1e-6)) * (large ? 0x1p64F : 1.0F);
+  return 1.0F / root;
 }
 /// The same of an fp32 mean by one instruction for the root, where a chain of dependent instructions waits for it. A
 /// sum of squares that overflows gives 0, so ‖x‖₂ must stay below 1.8e19; docs/numerics.md says where that holds.

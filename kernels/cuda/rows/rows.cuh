@@ -95,6 +95,8 @@ __device__ inline float activate(float x, Activation activation) {
       return gelu(x);
     case Activation::kRelu:
       return relu(x);
+    case Activation::kGeluTanh:
+      return gelu_tanh(x);
     case Activation::kNone:
       break;
   }

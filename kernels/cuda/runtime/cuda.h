@@ -19,6 +19,7 @@
 #include <system_error>
 #include <utility>
 
+#include "kernels/bank.h"
 #include "kernels/packed_runs.h"
 
 struct CUevent_st;
@@ -220,9 +221,11 @@ class Cuda {
 
 /// x[r] = table[tokens[r]], widened. tokens [n] in [0, table.rows).
 void embed(Cuda& cuda, const WeightView<Device>& table, const int* tokens, MatrixView<float, Device> x);
-/// y = weight ⊙ x / (‖x‖₂/√D + 1e-6) per row, rounded to A; y may alias x where A is float. weight [D].
+/// y = weight ⊙ x / (‖x‖₂/√D + 1e-6) per row, or as `epsilon` says, rounded to A; y may alias x where A is float.
+/// weight [D].
 template <class A>
-void rmsnorm(Cuda& cuda, MatrixView<const float, Device> x, const float* weight, MatrixView<A, Device> y);
+void rmsnorm(Cuda& cuda, MatrixView<const float, Device> x, const float* weight, MatrixView<A, Device> y,
+             NormEpsilon epsilon = NormEpsilon::kBesideRoot);
 /// to = from, row by row, rounded to the type of `to`; equal shapes.
 template <class A>
 void copy_rows(Cuda& cuda, MatrixView<const float, Device> from, MatrixView<A, Device> to);
@@ -239,6 +242,16 @@ template <class A>
 void gated_recurrence(Cuda& cuda, const GatedRecurrence<Device, A>& op);
 template <class A>
 SweepCounts gated_sweeps(Cuda& cuda, const GatedSweeps<Device, A>& op);
+/// Squares are summed in fp32 where tokens follow each other: |p|² / D must stay below 3e38.
+template <class A>
+void normed_recurrence(Cuda& cuda, const NormedRecurrence<Device, A>& op);
+template <class A>
+void bank_attention(Cuda& cuda, const BankAttention<Device, A>& op);
+/// Scratch of bank_attention that takes all runs of a call at once; less makes more launches of it.
+std::size_t bank_scratch_bytes(const Cuda& cuda, std::int64_t runs, std::int64_t rows, std::int64_t slots,
+                               std::int64_t dim, std::size_t element);
+void bank_write(Cuda& cuda, const BankWrite<Device>& op);
+void space_runs(Cuda& cuda, const SpacedRuns<Device>& op);
 /// Optional ops over packed runs. Windows of up to 31 * kGatedSweepStep rows.
 template <class A>
 SweepCounts packed_sweeps(Cuda& cuda, const PackedSweeps<Device, A>& op);

@@ -37,13 +37,23 @@ LawsCase on_cuda(const char* folder, Precision precision) {
   return c;
 }
 
+/// mmrec-jax as far as it has the laws: token by token, or without a bank.
+LawsCase jax_on_cuda(Precision precision, const VariantOptions& variant) {
+  LawsCase c = on_cuda("upstream/jax", precision);
+  c.variant = variant;
+  return c;
+}
+
 std::vector<LawsCase> cases(Precision precision) {
   std::vector<LawsCase> all;
   // Emulation takes its time: one model of each architecture for each precision.
   if (kEmulated) {
     return {on_cuda(precision == Precision::kF16 ? "upstream/hem" : "oracle/restart", precision),
-            on_cuda("upstream/mmrec100m", precision)};
+            on_cuda("upstream/mmrec100m", precision),
+            precision == Precision::kF16 ? jax_on_cuda(precision, {.bank = false})
+                                         : jax_on_cuda(precision, {.calls = Calls::kStepwise})};
   }
+  all = {jax_on_cuda(precision, {.bank = false}), jax_on_cuda(precision, {.calls = Calls::kStepwise})};
   std::vector<const char*> folders = {"upstream/hem", "upstream/mmrec100m", "oracle/tiles", "mmrec-12m"};
   // Within 700 tokens the memory of this one grows to 2e5, beyond what fp16 holds, ...
   if (precision != Precision::kF16) folders.push_back("oracle/restart");

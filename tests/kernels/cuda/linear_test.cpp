@@ -37,6 +37,8 @@ double activate(Activation activation, double x) {
       return 0.5 * x * (1.0 + std::erf(x / std::sqrt(2.0)));
     case Activation::kRelu:
       return std::max(x, 0.0);
+    case Activation::kGeluTanh:
+      return x / (1.0 + std::exp(-2.0 * std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x)));
     case Activation::kNone:
       break;
   }
@@ -250,7 +252,8 @@ TEST_F(CudaLinearTest, EveryEpilogueInEveryLayout) {
   // Few rows, more, and many: tiles that are whole and tiles that are not.
   for (const Shape shape : {Shape{1, 48, 64}, {5, 48, 64}, {33, 48, 64}, {70, 136, 200}, {300, 408, 136}}) {
     for (const Layout layout : {kPacked, kAlignedGaps, kUnaligned}) {
-      for (const Activation activation : {Activation::kNone, Activation::kGelu, Activation::kRelu}) {
+      for (const Activation activation :
+           {Activation::kNone, Activation::kGelu, Activation::kRelu, Activation::kGeluTanh}) {
         for (const bool bias : {false, true}) {
           for (const Residual residual : {Residual::kNone, Residual::kApart, Residual::kInPlace}) {
             for (const float scale : {1.0F, 0.5F}) {

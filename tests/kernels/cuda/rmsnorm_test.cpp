@@ -1,17 +1,19 @@
-// rmsnorm against fp64: every output type, long rows, the epsilon outside the root, values whose squares overflow fp32,
-// bits that depend on the row alone.
+// rmsnorm against fp64: every output type, long rows, the epsilon beside the root and inside, values whose squares
+// overflow fp32, bits that depend on the row alone.
 #include "tests/kernels/cuda/dense_testing.h"
 
 namespace mmrec::kernels::test {
 namespace {
 
-std::vector<double> reference(const DeviceMatrix<float>& x, const std::vector<float>& weight, std::int64_t rows) {
+std::vector<double> reference(const DeviceMatrix<float>& x, const std::vector<float>& weight, std::int64_t rows,
+                              NormEpsilon epsilon = NormEpsilon::kBesideRoot) {
   const auto dim = static_cast<std::int64_t>(weight.size());
   std::vector<double> y;
   for (std::int64_t r = 0; r < rows; ++r) {
     double squares = 0.0;
     for (std::int64_t c = 0; c < dim; ++c) squares += x(r, c) * x(r, c);
-    const double norm = std::sqrt(squares) / std::sqrt(static_cast<double>(dim)) + 1e-6;
+    const double mean = squares / static_cast<double>(dim);
+    const double norm = epsilon == NormEpsilon::kInsideRoot ? std::sqrt(mean + 1e-6) : std::sqrt(mean) + 1e-6;
     for (std::int64_t c = 0; c < dim; ++c) {
       y.push_back(static_cast<double>(weight[static_cast<std::size_t>(c)]) * x(r, c) / norm);
     }
@@ -64,12 +66,14 @@ TEST_F(CudaRmsnormTest, MatchesFloat64InAnyLayout) {
 TEST_F(CudaRmsnormTest, EpsilonCountsWhereTheRowIsSmallAndLargeSquaresDoNotOverflow) {
   const std::vector<float> weight(48, 1.0F);
   const DeviceBuffer<float> device_weight = to_device(weight);
-  for (const double scale : {0.0, 1e-30, 1e-20, 1e-7, 1e-6, 1e18, 1e30}) {
+  for (const double scale : {0.0, 1e-30, 1e-20, 1e-7, 1e-6, 1e-3, 1e18, 1e30}) {
     DeviceMatrix<float> x = random_matrix<float>(cuda(), 1, 48, kPacked, 3, scale);
-    DeviceMatrix<float> y(cuda(), 1, 48);
-    rmsnorm<float>(cuda(), x.view(), device_weight.data(), y.view());
-    SCOPED_TRACE(scale);
-    expect_close(y.download(), reference(x, weight, 1));
+    for (const NormEpsilon epsilon : {NormEpsilon::kBesideRoot, NormEpsilon::kInsideRoot}) {
+      DeviceMatrix<float> y(cuda(), 1, 48);
+      rmsnorm<float>(cuda(), x.view(), device_weight.data(), y.view(), epsilon);
+      SCOPED_TRACE(scale);
+      expect_close(y.download(), reference(x, weight, 1, epsilon));
+    }
   }
 }
 

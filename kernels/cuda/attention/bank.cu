@@ -1,0 +1,401 @@
+// Attention of one head to banks of past states, and writing to them (kernels/bank.h).
+//
+// A row of its own, kSplit: a block has a part of the bank's written rows for one row of q, tile by tile, with the
+// (max, sum) monoid and the weighted values; a second kernel merges the parts and counts the unwritten rows. Bytes: the
+// bank once from memory and once from L2.
+//
+// Many rows, kProducts: scores = q Bankᵀ and P Bank are products as any other, so `linear` has them, of several runs a
+// launch. A kernel before rounds a run's bank to A, as it lies and transposed; one between them makes P of the scores.
+// Bytes of a run beside the products': 4 + 4 sizes of A per element of the bank, 4 + 2 sizes of A per score.
+//
+// bank_write: a thread owns 4 channels of a row; each read and written once.
+#include "kernels/cuda/attention/bank.h"
+
+#include <array>
+#include <stdexcept>
+#include <vector>
+
+#include "kernels/cuda/rows/rows.cuh"
+#include "kernels/cuda/warp.cuh"
+
+namespace mmrec::kernels {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+constexpr int kTile = 16;  // rows of the bank between two rescalings
+constexpr std::int64_t kLeastProductRows = 16;
+constexpr std::int64_t kMostRuns = 32;  // of a launch that knows them by number
+constexpr std::int64_t kMostGrid = 65535;
+
+// --- kSplit ---------------------------------------------------------------------------------------------------------
+
+template <class A>
+struct SplitParams {
+  BankAttention<Device, A> op;
+  float* parts;  // [rows at hand, splits, D + 2]: the values, their sum of weights and their largest score
+  int splits;
+  std::int64_t first_run;  // of this launch; its runs' row blockIdx.z
+  std::int64_t first_row;
+  std::int64_t most_rows;  // longer runs are not meant
+};
+
+template <class A>
+__device__ inline float* part_of(const SplitParams<A>& p, std::int64_t run, std::int64_t row, int split) {
+  return p.parts + ((run * gridDim.z + row) * p.splits + split) * (p.op.q.cols + 2);
+}
+
+template <class A>
+__global__ void __launch_bounds__(kThreads) bank_split_kernel(const __grid_constant__ SplitParams<A> p) {
+  auto* const shared = ptx::shared_memory<float>();
+  float* const q = shared;                      // [D]
+  float* const values = shared + p.op.q.cols;   // [D]
+  float* const weights = values + p.op.q.cols;  // [kTile]
+  const BankRun run = p.op.runs.list[p.first_run + blockIdx.y];
+  const std::int64_t row = p.first_row + blockIdx.z;
+  if (row >= run.rows || run.rows > p.most_rows) return;
+  const std::int64_t dim = p.op.q.cols;
+  const int used = static_cast<int>(run.used_before(p.op.layer, p.op.slots));
+  const int split = static_cast<int>(blockIdx.x);
+  const int begin = static_cast<int>(std::int64_t{used} * split / p.splits);
+  const int end = static_cast<int>(std::int64_t{used} * (split + 1) / p.splits);
+  const int thread = static_cast<int>(threadIdx.x);
+  for (std::int64_t c = thread; c < dim; c += kThreads) {
+    float value[1];
+    load(p.op.q.row(run.first + row) + c, value);
+    q[c] = value[0] * p.op.scale;
+    values[c] = 0.0F;
+  }
+  __syncthreads();
+  float most = -INFINITY;
+  float sum = 0.0F;
+  for (int first = begin; first < end; first += kTile) {
+    const int count = min(kTile, end - first);
+    for (int j = thread / 32; j < count; j += kWarps) {
+      const float* const slot = run.bank + (first + j) * dim;
+      float dot = 0.0F;
+      for (std::int64_t c = thread % 32; c < dim; c += 32) dot = __fmaf_rn(q[c], __ldcg(slot + c), dot);
+      dot = warp_sum(dot);
+      if (thread % 32 == 0) weights[j] = dot;
+    }
+    __syncthreads();
+    float top = most;
+    for (int j = 0; j < count; ++j) top = fmaxf(top, weights[j]);
+    const float kept = most == -INFINITY ? 0.0F : fast_exp(most - top);
+    sum *= kept;
+    float weight[kTile];
+#pragma unroll
+    for (int j = 0; j < kTile; ++j) {
+      weight[j] = j < count ? fast_exp(weights[j] - top) : 0.0F;
+      sum += weight[j];
+    }
+    for (std::int64_t c = thread; c < dim; c += kThreads) {
+      float value = values[c] * kept;
+#pragma unroll
+      for (int j = 0; j < kTile; ++j) {
+        if (j < count) value = __fmaf_rn(weight[j], __ldcg(run.bank + (first + j) * dim + c), value);
+      }
+      values[c] = value;
+    }
+    most = top;
+    __syncthreads();
+  }
+  float* const part = part_of(p, blockIdx.y, blockIdx.z, split);
+  for (std::int64_t c = thread; c < dim; c += kThreads) part[c] = values[c];
+  if (thread == 0) {
+    part[dim] = sum;
+    part[dim + 1] = most;
+  }
+}
+
+/// A block a row of q.
+template <class A>
+__global__ void __launch_bounds__(kThreads) bank_merge_kernel(const __grid_constant__ SplitParams<A> p) {
+  const BankRun run = p.op.runs.list[p.first_run + blockIdx.y];
+  const std::int64_t row = p.first_row + blockIdx.z;
+  if (row >= run.rows || run.rows > p.most_rows) return;
+  const std::int64_t dim = p.op.q.cols;
+  const auto zeros = static_cast<float>(p.op.slots - run.used_before(p.op.layer, p.op.slots));
+  float most = zeros > 0.0F ? 0.0F : -INFINITY;
+  for (int i = 0; i < p.splits; ++i) most = fmaxf(most, part_of(p, blockIdx.y, blockIdx.z, i)[dim + 1]);
+  float sum = zeros > 0.0F ? zeros * fast_exp(-most) : 0.0F;
+  for (int i = 0; i < p.splits; ++i) {
+    const float* const part = part_of(p, blockIdx.y, blockIdx.z, i);
+    sum = __fmaf_rn(part[dim], fast_exp(part[dim + 1] - most), sum);
+  }
+  for (std::int64_t c = threadIdx.x; c < dim; c += kThreads) {
+    float value = 0.0F;
+    for (int i = 0; i < p.splits; ++i) {
+      const float* const part = part_of(p, blockIdx.y, blockIdx.z, i);
+      value = __fmaf_rn(part[c], fast_exp(part[dim + 1] - most), value);
+    }
+    p.op.out.row(run.first + row)[c] = narrow<A>(value / sum);
+  }
+}
+
+/// All rows of runs with at most so many.
+template <class A>
+void by_splits(Cuda& cuda, const BankAttention<Device, A>& op, std::int64_t most_rows) {
+  std::int64_t longest = 0;
+  for (std::int64_t i = 0; i < op.runs.count; ++i) {
+    const std::int64_t rows = op.runs.on_host[i].rows;
+    if (rows <= most_rows) longest = std::max(longest, rows);
+  }
+  if (longest == 0) return;
+  const std::int64_t dim = op.q.cols;
+  const std::size_t shared = (2 * static_cast<std::size_t>(dim) + kTile) * sizeof(float);
+  if (shared > cuda.shared_memory_per_block())
+    throw std::length_error("bank_attention: a row does not fit shared memory");
+  constexpr std::int64_t kBlocksPerProcessor = 4;
+  const std::int64_t rows = std::min(longest, kLeastProductRows);
+  const std::int64_t wanted = ceil_div(kBlocksPerProcessor * cuda.processors(), op.runs.count * rows);
+  const std::int64_t splits = std::clamp<std::int64_t>(wanted, 1, ceil_div(op.slots, kTile));
+  const std::int64_t bytes = rows * splits * (dim + 2) * static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t runs =
+      std::min({op.runs.count, kMostGrid, static_cast<std::int64_t>(Cuda::kScratchBytes) / bytes});
+  if (runs == 0) throw std::length_error("bank_attention: a row's parts do not fit the scratch memory");
+  for (std::int64_t first_run = 0; first_run < op.runs.count; first_run += runs) {
+    for (std::int64_t first_row = 0; first_row < longest; first_row += rows) {
+      const SplitParams<A> p{.op = op,
+                             .parts = static_cast<float*>(cuda.scratch()),
+                             .splits = static_cast<int>(splits),
+                             .first_run = first_run,
+                             .first_row = first_row,
+                             .most_rows = most_rows};
+      const auto across = static_cast<unsigned>(std::min(runs, op.runs.count - first_run));
+      const auto down = static_cast<unsigned>(std::min(rows, longest - first_row));
+      launch(
+          cuda.stream(),
+          {.grid = dim3(static_cast<unsigned>(splits), across, down), .block = dim3(kThreads), .shared_bytes = shared},
+          bank_split_kernel<A>, p);
+      launch(cuda.stream(), {.grid = dim3(1, across, down), .block = dim3(kThreads)}, bank_merge_kernel<A>, p);
+    }
+  }
+}
+
+// --- kProducts ------------------------------------------------------------------------------------------------------
+
+constexpr std::int64_t round_up(std::int64_t n, std::int64_t to) { return ceil_div(n, to) * to; }
+
+/// A run's memory: its bank rounded to A, [S, D], and transposed, [D, S]; scores [rows, S] and weights of A [rows, S],
+/// rows of both as many elements apart as the written rows make, a multiple of 8.
+struct ProductPlace {
+  std::size_t transposed = 0, scores = 0, weights = 0, bytes = 0;
+
+  ProductPlace(std::int64_t rows, std::int64_t slots, std::int64_t dim, std::size_t element) {
+    constexpr std::int64_t kAlign = 256;
+    const auto size = [&](std::int64_t count, std::size_t each) {
+      return static_cast<std::size_t>(round_up(count * static_cast<std::int64_t>(each), kAlign));
+    };
+    const std::int64_t width = round_up(slots, 8);
+    transposed = size(slots * dim, element);
+    scores = transposed + size(width * dim, element);
+    weights = scores + size(rows * width, sizeof(float));
+    bytes = weights + size(rows * width, element);
+  }
+};
+
+template <class A>
+struct ProductParams {
+  BankAttention<Device, A> op;
+  ProductPlace place;
+  std::array<int, kMostRuns> numbers;  // of the runs of this launch
+};
+
+constexpr int kSquare = 32;  // of the bank, transposed at once
+
+/// The bank's written rows as A and transposed; zeros up to a multiple of 8.
+template <class A>
+__global__ void __launch_bounds__(kThreads) bank_round_kernel(const __grid_constant__ ProductParams<A> p) {
+  __shared__ float square[kSquare][kSquare + 1];
+  const BankRun run = p.op.runs.list[p.numbers[blockIdx.z]];
+  const std::int64_t dim = p.op.q.cols;
+  const auto used = static_cast<std::int64_t>(run.used_before(p.op.layer, p.op.slots));
+  const std::int64_t width = (used + 7) / 8 * 8;
+  const std::int64_t slot = std::int64_t{blockIdx.y} * kSquare;
+  const std::int64_t channel = std::int64_t{blockIdx.x} * kSquare;
+  std::byte* const memory = p.op.scratch + blockIdx.z * p.place.bytes;
+  auto* const rounded = reinterpret_cast<A*>(memory);
+  auto* const transposed = reinterpret_cast<A*>(memory + p.place.transposed);
+  if (slot >= width) return;
+  const int x = static_cast<int>(threadIdx.x) % kSquare;
+  for (int y = static_cast<int>(threadIdx.x) / kSquare; y < kSquare; y += kThreads / kSquare) {
+    const bool is_there = slot + y < used && channel + x < dim;
+    square[y][x] = is_there ? __ldcg(run.bank + (slot + y) * dim + channel + x) : 0.0F;
+    if (is_there) rounded[(slot + y) * dim + channel + x] = narrow<A>(square[y][x]);
+  }
+  __syncthreads();
+  for (int y = static_cast<int>(threadIdx.x) / kSquare; y < kSquare; y += kThreads / kSquare) {
+    if (slot + x < width && channel + y < dim) transposed[(channel + y) * width + slot + x] = narrow<A>(square[x][y]);
+  }
+}
+
+/// A warp has a row of scores, and makes the weights of it.
+template <class A>
+__global__ void __launch_bounds__(kThreads) bank_softmax_kernel(const __grid_constant__ ProductParams<A> p) {
+  const BankRun run = p.op.runs.list[p.numbers[blockIdx.y]];
+  const std::int64_t row = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  if (row >= run.rows) return;
+  const std::int64_t used = run.used_before(p.op.layer, p.op.slots);
+  const std::int64_t width = (used + 7) / 8 * 8;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  std::byte* const memory = p.op.scratch + blockIdx.y * p.place.bytes;
+  const float* const scores = reinterpret_cast<const float*>(memory + p.place.scores) + row * width;
+  A* const weights = reinterpret_cast<A*>(memory + p.place.weights) + row * width;
+  const auto zeros = static_cast<float>(p.op.slots - used);
+  float most = zeros > 0.0F ? 0.0F : -INFINITY;
+  for (std::int64_t j = lane; j < used; j += 32) most = fmaxf(most, p.op.scale * __ldcg(scores + j));
+  most = warp_max(most);
+  float sum = 0.0F;
+  for (std::int64_t j = lane; j < used; j += 32) sum += fast_exp(p.op.scale * __ldcg(scores + j) - most);
+  sum = warp_sum(sum);
+  if (zeros > 0.0F) sum += zeros * fast_exp(-most);
+  for (std::int64_t j = lane; j < width; j += 32) {
+    weights[j] = narrow<A>(j < used ? fast_exp(p.op.scale * __ldcg(scores + j) - most) / sum : 0.0F);
+  }
+}
+
+/// Rows of runs whose banks are empty.
+template <class A>
+__global__ void __launch_bounds__(kThreads) bank_zero_kernel(const __grid_constant__ ProductParams<A> p) {
+  const BankRun run = p.op.runs.list[p.numbers[blockIdx.y]];
+  const auto row = static_cast<int>(blockIdx.x);
+  if (row >= run.rows) return;
+  A* const out = p.op.out.row(run.first + row);
+  for (std::int64_t c = threadIdx.x; c < p.op.out.cols; c += kThreads) out[c] = A{};
+}
+
+/// The runs, which have at most `rows` rows and fit the scratch together.
+template <class A>
+void by_products(Cuda& cuda, const BankAttention<Device, A>& op, const ProductPlace& place,
+                 std::span<const int> numbers, std::int64_t rows) {
+  if (numbers.empty()) return;
+  ProductParams<A> p{.op = op, .place = place, .numbers = {}};
+  std::copy(numbers.begin(), numbers.end(), p.numbers.begin());
+  const auto count = static_cast<unsigned>(numbers.size());
+  const std::int64_t dim = op.q.cols;
+  std::array<Linear<Device, A, float>, kMostRuns> to_scores;
+  std::array<Linear<Device, A, A>, kMostRuns> to_values;
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    const BankRun& run = op.runs.on_host[numbers[i]];
+    const std::int64_t used = run.used_before(op.layer, op.slots);
+    const std::int64_t width = round_up(used, 8);
+    std::byte* const memory = op.scratch + i * place.bytes;
+    const MatrixView<float, Device> scores(reinterpret_cast<float*>(memory + place.scores), run.rows, used, width);
+    to_scores[i] = Linear<Device, A, float>{
+        .x = op.q.middle_rows(run.first, run.rows), .weight = {memory, kDTypeOf<A>, used, dim}, .y = scores};
+    to_values[i] = Linear<Device, A, A>{
+        .x = MatrixView<const A, Device>(reinterpret_cast<const A*>(memory + place.weights), run.rows, width),
+        .weight = {memory + place.transposed, kDTypeOf<A>, dim, width},
+        .y = op.out.middle_rows(run.first, run.rows)};
+  }
+  const auto across = static_cast<unsigned>(ceil_div(dim, kSquare));
+  const auto down = static_cast<unsigned>(ceil_div(op.slots, kSquare));
+  launch(cuda.stream(), {.grid = dim3(across, down, count), .block = dim3(kThreads)}, bank_round_kernel<A>, p);
+  linear(cuda, std::span<const Linear<Device, A, float>>(to_scores).first(numbers.size()));
+  launch(cuda.stream(), {.grid = dim3(static_cast<unsigned>(ceil_div(rows, kWarps)), count), .block = dim3(kThreads)},
+         bank_softmax_kernel<A>, p);
+  linear(cuda, std::span<const Linear<Device, A, A>>(to_values).first(numbers.size()));
+}
+
+/// Runs of more than `few` rows.
+template <class A>
+void by_products(Cuda& cuda, const BankAttention<Device, A>& op, std::int64_t few) {
+  const ProductPlace place(op.runs.most_rows, op.slots, op.q.cols, sizeof(A));
+  const auto fit = std::min<std::size_t>(op.scratch_bytes / place.bytes, kMostRuns);
+  std::vector<int> empty;
+  std::vector<int> written;
+  const auto flush = [&] {
+    by_products(cuda, op, place, written, op.runs.most_rows);
+    written.clear();
+  };
+  for (std::int64_t i = 0; i < op.runs.count; ++i) {
+    const BankRun& run = op.runs.on_host[i];
+    if (run.rows <= few || run.rows == 0) continue;
+    if (run.used_before(op.layer, op.slots) == 0) {
+      empty.push_back(static_cast<int>(i));
+      continue;
+    }
+    if (fit == 0) throw std::length_error("bank_attention: the scratch is too small for a run");
+    written.push_back(static_cast<int>(i));
+    if (written.size() == fit) flush();
+  }
+  flush();
+  for (std::size_t first = 0; first < empty.size(); first += kMostRuns) {
+    ProductParams<A> p{.op = op, .place = place, .numbers = {}};
+    const std::size_t count = std::min<std::size_t>(empty.size() - first, kMostRuns);
+    std::copy_n(empty.begin() + static_cast<std::ptrdiff_t>(first), count, p.numbers.begin());
+    const dim3 grid(static_cast<unsigned>(op.runs.most_rows), static_cast<unsigned>(count));
+    launch(cuda.stream(), {.grid = grid, .block = dim3(kThreads)}, bank_zero_kernel<A>, p);
+  }
+}
+
+// --- Writing --------------------------------------------------------------------------------------------------------
+
+/// A block a row of a run.
+__global__ void __launch_bounds__(kThreads) bank_write_kernel(const __grid_constant__ BankWrite<Device> op) {
+  const BankRun run = op.runs.list[blockIdx.x];
+  const std::int64_t dim = op.h.cols;
+  const std::int64_t used = run.used_before(op.layer, op.slots);
+  for (std::int64_t i = blockIdx.y; i < run.rows; i += gridDim.y) {
+    const std::int64_t slot = used + i < op.slots ? used + i : used + i - op.slots;
+    for (std::int64_t c = threadIdx.x; c < dim; c += kThreads) {
+      run.bank[slot * dim + c] = __ldcg(op.h.row(run.first + i) + c);
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) space_runs_kernel(const __grid_constant__ SpacedRuns<Device> op) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= op.count) return;
+  BankRun run = op.first;
+  run.first += static_cast<std::int32_t>(i) * run.rows;
+  if (run.state != nullptr) run.state = bytes_further(run.state, i * op.apart);
+  if (run.bank != nullptr) run.bank = bytes_further(run.bank, i * op.apart);
+  op.list[i] = run;
+}
+
+}  // namespace
+
+void space_runs(Cuda& cuda, const SpacedRuns<Device>& op) {
+  const dim3 grid(static_cast<unsigned>(ceil_div(op.count, kThreads)));
+  launch(cuda.stream(), {.grid = grid, .block = dim3(kThreads)}, space_runs_kernel, op);
+}
+
+template <class A>
+void bank_attention_by(Cuda& cuda, BankWay way, const BankAttention<Device, A>& op) {
+  if (op.runs.count == 0 || op.q.cols == 0) return;
+  const std::int64_t few = way == BankWay::kSplit      ? op.runs.most_rows
+                           : way == BankWay::kProducts ? 0
+                                                       : kLeastProductRows - 1;
+  if (few > 0) by_splits(cuda, op, few);
+  if (op.runs.most_rows > few) by_products(cuda, op, few);
+}
+
+template <class A>
+void bank_attention(Cuda& cuda, const BankAttention<Device, A>& op) {
+  bank_attention_by(cuda, BankWay::kAuto, op);
+}
+
+std::size_t bank_scratch_bytes(const Cuda& /*cuda*/, std::int64_t runs, std::int64_t rows, std::int64_t slots,
+                               std::int64_t dim, std::size_t element) {
+  if (rows < kLeastProductRows) return 0;
+  return ProductPlace(rows, slots, dim, element).bytes * static_cast<std::size_t>(std::min(runs, kMostRuns));
+}
+
+void bank_write(Cuda& cuda, const BankWrite<Device>& op) {
+  if (op.runs.count == 0 || op.runs.most_rows == 0) return;
+  const dim3 grid(static_cast<unsigned>(op.runs.count),
+                  static_cast<unsigned>(std::min<std::int64_t>(op.runs.most_rows, kMostGrid)));
+  launch(cuda.stream(), {.grid = grid, .block = dim3(kThreads)}, bank_write_kernel, op);
+}
+
+#define MMREC_INSTANTIATE(A)                                                        \
+  template void bank_attention_by(Cuda&, BankWay, const BankAttention<Device, A>&); \
+  template void bank_attention(Cuda&, const BankAttention<Device, A>&);
+MMREC_INSTANTIATE(float)
+MMREC_INSTANTIATE(BFloat16)
+MMREC_INSTANTIATE(Float16)
+#undef MMREC_INSTANTIATE
+
+}  // namespace mmrec::kernels

@@ -1,0 +1,171 @@
+// The mmrec-jax block, written once, over the rows of a call's runs: the model at a glance.
+//
+//   u = rmsnorm(x; norm1)                                          the epsilon of all norms inside the root
+//   q, k, v, z = W u + b;  γ = decay gate of (z, k)                gelu is the tanh one
+//   h_t = clamp(rmsnorm(a_t ⊙ h_{t-1} + m_t ⊙ z_t), ±100)          (kernels::NormedRecurrence)
+//   c = W_out attention of W_q h + ½ q to the bank                 (kernels::BankAttention)
+//   y = x + h + c + 0.1 v
+//   x = y + W_2 gelu(W_1 rmsnorm(y; norm2) + b_1) + b_2
+//   the bank takes h                                               (kernels::BankWrite)
+//
+// All layers share a sequence's bank, so layer l sees what layer l - 1 has just written of the whole call. A call's
+// first h_{t-1} is 0. Without a bank c = 0, there are no calls and h runs on.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "models/mmrec_jax/weights.h"
+#include "models/mmrec_jax/workspace.h"
+
+namespace mmrec::models::jax {
+
+template <class Backend, class A>
+class Block {
+ public:
+  using Work = Workspace<Backend, A>;
+  using Space = typename Work::Space;
+  using Layer = LayerView<Space>;
+  template <class Y>
+  using Job = typename Work::template Job<Y>;
+  template <class T>
+  using Matrix = typename Work::template Matrix<T>;
+
+  explicit Block(Work& work) : work_(work) {}
+
+  /// x of the rows that work.begin() has laid out, in and out.
+  void run(const Layer& w, std::int64_t layer, std::int64_t rows) {
+    norm(rows, w.norm1);
+    linear<A>({{.x = work_.u(rows), .weight = w.qkvz, .bias = w.qkvz_bias, .y = work_.qkvz(rows)}});
+    decay(w, rows);
+    linear<float>({{.x = work_.part(rows, 3), .weight = w.gate_z, .bias = w.gate_z_bias, .y = work_.zm(rows)}});
+    kernels::normed_recurrence(work_.backend, kernels::NormedRecurrence<Space, A>{.z = work_.part(rows, 3),
+                                                                                  .zm = work_.zm(rows),
+                                                                                  .gamma = work_.gamma(rows),
+                                                                                  .h = work_.h(rows),
+                                                                                  .h_rounded = work_.h_rounded(rows),
+                                                                                  .gate_weight = w.gate_h,
+                                                                                  .gate_bias = w.gate_h_bias,
+                                                                                  .norm = w.norm_recurrence,
+                                                                                  .runs = work_.runs(),
+                                                                                  .carries = !work_.config.bank,
+                                                                                  .layer = layer});
+    if (work_.config.bank) attend(w, layer, rows);
+    add_residual(rows);
+    if (work_.config.bank) {
+      linear<float>({{.x = work_.attended(rows), .weight = w.attended, .y = work_.x(rows), .residual = work_.x(rows)}});
+      kernels::bank_write(
+          work_.backend,
+          kernels::BankWrite<Space>{
+              .h = work_.h(rows), .runs = work_.runs(), .slots = work_.config.long_mem_len, .layer = layer});
+    }
+    norm(rows, w.norm2);
+    linear<A>({{.x = work_.u(rows),
+                .weight = w.ffn_in,
+                .bias = w.ffn_in_bias,
+                .y = work_.ffn(rows),
+                .activation = kernels::Activation::kGeluTanh}});
+    linear<float>({{.x = work_.ffn(rows),
+                    .weight = w.ffn_out,
+                    .bias = w.ffn_out_bias,
+                    .y = work_.x(rows),
+                    .residual = work_.x(rows)}});
+  }
+
+ private:
+  void norm(std::int64_t rows, const float* weight) {
+    kernels::rmsnorm(work_.backend, Matrix<const float>(work_.x(rows)), weight, work_.u(rows),
+                     kernels::NormEpsilon::kInsideRoot);
+  }
+
+  // γ from z and k.
+  void decay(const Layer& w, std::int64_t rows) {
+    constexpr auto kGelu = kernels::Activation::kGeluTanh;
+    linear<A>({{.x = work_.part(rows, 3),
+                .weight = w.gamma_in,
+                .bias = w.gamma_in_bias,
+                .y = work_.gate_hidden(rows, 0),
+                .activation = kGelu},
+               {.x = work_.part(rows, 1),
+                .weight = w.context_in,
+                .bias = w.context_in_bias,
+                .y = work_.gate_hidden(rows, 1),
+                .activation = kGelu}});
+    linear<float>(
+        {{.x = work_.gate_hidden(rows, 0), .weight = w.gamma_up, .bias = w.gamma_up_bias, .y = work_.gamma(rows)},
+         {.x = work_.gate_hidden(rows, 1),
+          .weight = w.context_up,
+          .bias = w.context_up_bias,
+          .y = work_.context(rows)}});
+    kernels::decay_gate(work_.backend, {.a = work_.gamma(rows), .c = work_.context(rows), .gamma = work_.gamma(rows)});
+  }
+
+  // What is attended to, before W_out.
+  void attend(const Layer& w, std::int64_t layer, std::int64_t rows) {
+    const Matrix<const A> q = work_.part(rows, 0);
+    linear<A>({{.x = work_.h_rounded(rows),
+                .weight = w.query,
+                .y = work_.attended(rows),
+                .residual = q,
+                .residual_scale = 0.5F}});
+    const std::int64_t head_dim = work_.config.model_dim / work_.config.num_heads;
+    kernels::bank_attention(
+        work_.backend,
+        kernels::BankAttention<Space, A>{.q = work_.attended(rows),
+                                         .out = work_.attended(rows),
+                                         .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim))),
+                                         .runs = work_.runs(),
+                                         .slots = work_.config.long_mem_len,
+                                         .layer = layer,
+                                         .scratch = work_.scratch(),
+                                         .scratch_bytes = work_.scratch_bytes()});
+  }
+
+  // x = x + h + 0.1 v.
+  void add_residual(std::int64_t rows) {
+    const auto sequence = []<class T>(const Matrix<T>& m) {
+      kernels::SequenceView<T, Space> s(m.data, 1, m.rows, m.cols);
+      s.time_stride = m.stride;
+      s.batch_stride = m.rows * m.stride;
+      return s;
+    };
+    kernels::block_residual(work_.backend, kernels::BlockResidual<Space, A>{.x = sequence(work_.x(rows)),
+                                                                            .h = sequence(work_.h(rows)),
+                                                                            .v = sequence(work_.part(rows, 2)),
+                                                                            .y = sequence(work_.x(rows))});
+  }
+
+  // Independent products over all rows, piece by piece of what makes whole tiles.
+  template <class Y>
+  void linear(std::initializer_list<Job<Y>> jobs) {
+    std::vector<Job<Y>>& all = this->template jobs<Y>();
+    all.clear();
+    for (const Piece& piece : work_.pieces()) {
+      for (Job<Y> job : jobs) {
+        job.x = job.x.middle_rows(piece.first, piece.rows);
+        job.y = job.y.middle_rows(piece.first, piece.rows);
+        if (job.residual.data != nullptr) job.residual = job.residual.middle_rows(piece.first, piece.rows);
+        job.ragged = piece.ragged;
+        all.push_back(job);
+      }
+    }
+    kernels::linear(work_.backend, std::span<const Job<Y>>(all));
+  }
+  template <class Y>
+  std::vector<Job<Y>>& jobs() {
+    if constexpr (std::is_same_v<Y, float>) {
+      return float_jobs_;
+    } else {
+      return jobs_;
+    }
+  }
+
+  Work& work_;
+  std::vector<Job<A>> jobs_;
+  std::vector<Job<float>> float_jobs_;
+};
+
+}  // namespace mmrec::models::jax

@@ -1,0 +1,40 @@
+// Hyper-parameters of an mmrec-jax model, read from config.json and validated once.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "mmrec/variant_options.h"
+#include "models/config_reader.h"
+#include "models/files/warning_sink.h"
+
+namespace mmrec::models::jax {
+
+/// Invariants after load: every size positive and at most 2^24 (num_layers at most 2^12), num_heads at most model_dim,
+/// model_dim a multiple of 4, ids within the vocabulary. The weights in fp32 have at most 2^48 bytes and the state of
+/// one sequence at most 2^40.
+struct Config {
+  std::int64_t vocab_size = 0;      // V
+  std::int64_t model_dim = 0;       // D
+  std::int64_t num_layers = 0;      // L
+  std::int64_t num_heads = 0;       // H, which enters only through the scale of attention
+  std::int64_t long_mem_len = 512;  // S, rows of the bank
+  bool bank = true;                 // whether it is written; else all of a sequence is one call
+  Calls calls = Calls::kPrompt;     // without meaning where there is no bank
+  TextIds ids;
+
+  std::int64_t gate_hidden_dim() const { return model_dim / 4; }  // G
+  std::int64_t ffn_dim() const { return 4 * model_dim; }          // F
+
+  bool operator==(const Config&) const = default;
+};
+
+/// From the text of a config.json; `name` stands for the file in messages. Throws std::runtime_error naming file, key,
+/// found and expected; unknown keys are reported to `warn`.
+Config parse_config(std::string_view text, const std::string& name, const WarningSink& warn = {});
+
+/// config.json for this configuration; parse_config(to_json(c)) equals c.
+std::string to_json(const Config& config);
+
+}  // namespace mmrec::models::jax

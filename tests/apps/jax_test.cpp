@@ -1,0 +1,86 @@
+// The programs on a folder of mmrec-jax: scores go token by token and every result names how documents were cut; whole
+// calls, which see later tokens, must be asked for twice.
+#include <cmath>
+
+#include "tests/apps/programs.h"
+#include "tests/support/safetensors_reader.h"
+
+namespace mmrec::test {
+namespace {
+
+const std::string kJax = kUpstream + "/jax";
+
+Outcome ppl(const Words& more, const std::string& input) {
+  return run(words({kPpl, "--device", "cpu", "-m", kJax, "--ids", "-"}, more), input);
+}
+
+/// The first `count` ids of each row of input_ids, a JSON line each.
+std::string id_lines(const SafetensorsReader& reference, std::int64_t count) {
+  const ReferenceTensor& ids = reference.at("input_ids");
+  std::string lines;
+  for (std::int64_t b = 0; b < ids.dim(0); ++b) {
+    const auto row = ids.integers.begin() + b * ids.dim(1);
+    lines += Json(std::vector<int>(row, row + count)).dump() + "\n";
+  }
+  return lines;
+}
+
+TEST(Jax, ScoresGoTokenByTokenAndSaySo) {
+  const SafetensorsReader reference(kJax + "/reference.safetensors");
+  const ReferenceTensor& ids = reference.at("input_ids");
+  const ReferenceTensor& logits = reference.at("logits_stepwise");
+  const std::int64_t count = logits.dim(1), vocab = logits.dim(2);
+  for (const Words& options : {Words{}, Words{"--calls", "stepwise"}}) {
+    const auto lines = jsonl_of(ppl(words({"--per-token"}, options), id_lines(reference, count)));
+    ASSERT_EQ(lines.size(), static_cast<std::size_t>(2 * (count - 1)));
+    for (const Json& line : lines) {
+      EXPECT_EQ(line["calls"], "stepwise");
+      const auto doc = line["doc"].get<std::int64_t>(), pos = line["pos"].get<std::int64_t>();
+      const float* row = logits.values.data() + (doc * count + pos - 1) * vocab;
+      double sum = 0.0;
+      for (std::int64_t v = 0; v < vocab; ++v) sum += std::exp(static_cast<double>(row[v]));
+      const int id = ids.integers[static_cast<std::size_t>(doc * ids.dim(1) + pos)];
+      EXPECT_NEAR(line["logprob"].get<double>(), static_cast<double>(row[id]) - std::log(sum), 1e-4);
+    }
+  }
+  EXPECT_EQ(json_of(ppl({"--format", "json"}, id_lines(reference, count)))["calls"], "stepwise");
+  EXPECT_NE(ppl({}, id_lines(reference, count)).out.find("calls          stepwise\n"), std::string::npos);
+  EXPECT_EQ(jsonl_of(ppl({"--format", "jsonl"}, id_lines(reference, count))).front()["calls"], "stepwise");
+  const Json without = json_of(ppl({"--bank", "false", "--format", "json"}, id_lines(reference, count)));
+  EXPECT_EQ(without["calls"], "one");
+  EXPECT_EQ(without["model"]["bank"], false);
+}
+
+TEST(Jax, WholeCallsAreScoredWhereAskedForTwice) {
+  const SafetensorsReader reference(kJax + "/reference.safetensors");
+  const ReferenceTensor& expected = reference.at("logprobs");
+  const std::string input = id_lines(reference, expected.dim(1) + 1);
+  expect_refused(ppl({"--calls", "whole"}, input), 2, {"--calls whole", "later tokens", "--leaky"});
+  expect_refused(ppl({"--leaky"}, input), 2, {"--leaky"});
+  expect_refused(ppl({"--calls", "prompt"}, input), 2, {"--calls prompt", "stepwise"});
+  expect_refused(ppl({"--calls", "all"}, input), 2, {"--calls", "stepwise"});
+  const auto lines = jsonl_of(ppl({"--calls", "whole", "--leaky", "--per-token"}, input));
+  ASSERT_EQ(lines.size(), expected.values.size());
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    EXPECT_EQ(lines[i]["calls"], "whole");
+    EXPECT_NEAR(lines[i]["logprob"].get<double>(), static_cast<double>(expected.values[i]), 1e-4) << i;
+  }
+}
+
+TEST(Jax, ItsOptionsAreRefusedForOtherModels) {
+  for (const Words& option : {Words{"--calls", "stepwise"}, Words{"--bank", "false"}}) {
+    expect_refused(run(ppl_on_tiny(words({"--ids", "-"}, option)), "[1, 2]\n"), 2, {option[0].substr(2), "mmrec"});
+    expect_refused(run(generate_on_tiny(words({"-p", "x"}, option))), 2, {option[0].substr(2), "mmrec"});
+  }
+}
+
+TEST(Jax, BenchMeasuresAMadeUpModel) {
+  const Json json =
+      json_of(run({kBench, "--synthetic", "64,2,100", "--arch",   "mmrec-jax", "--device",    "cpu",    "--lengths",
+                   "40",   "--batches",   "1",        "--decode", "4",         "--documents", "2",      "--requests",
+                   "2",    "--slots",     "2",        "--repeat", "1",         "--calls",     "prompt", "--json"}));
+  EXPECT_NE(json.dump().find("\"calls\":\"prompt\""), std::string::npos) << json.dump(2);
+}
+
+}  // namespace
+}  // namespace mmrec::test

@@ -1,0 +1,251 @@
+// mmrec-jax's folders: what config.json may say, tensors in either of their two forms and transposed, and every
+// refusal.
+#include "models/mmrec_jax/model.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "models/mmrec_jax/config.h"
+#include "models/mmrec_jax/state.h"
+#include "models/mmrec_jax/weights.h"
+#include "models/weights/synthetic.h"
+#include "tests/support/model_folder.h"
+
+namespace mmrec::models {
+namespace {
+
+namespace fs = std::filesystem;
+using test::EditableCheckpoint;
+using test::error_of;
+using test::expect_says;
+using test::TempFolder;
+
+constexpr char kRequired[] = R"("model_type":"mmrec-jax","vocab_size":160,"model_dim":32,"num_layers":3,"num_heads":2)";
+
+jax::Config parse(const std::string& more, std::vector<std::string>* warnings = nullptr) {
+  const WarningSink sink = [&](std::string_view line) {
+    if (warnings != nullptr) warnings->emplace_back(line);
+  };
+  return jax::parse_config("{" + std::string(kRequired) + (more.empty() ? "" : ",") + more + "}", "config.json", sink);
+}
+std::string refusal(const std::string& more) {
+  return error_of([&] { parse(more); });
+}
+
+TEST(JaxConfig, DefaultsAndRoundTrip) {
+  const jax::Config config = parse("");
+  EXPECT_EQ(config.long_mem_len, 512);
+  EXPECT_TRUE(config.bank);
+  EXPECT_EQ(config.calls, Calls::kPrompt);
+  EXPECT_EQ(config.ffn_dim(), 128);
+  EXPECT_EQ(config.gate_hidden_dim(), 8);
+  const jax::Config other =
+      parse(R"("long_mem_len":40,"bank":false,"calls":"whole","bos_token_id":3,"eos_token_id":[1,2])");
+  EXPECT_EQ(other.calls, Calls::kWhole);
+  for (const jax::Config& c : {config, other}) EXPECT_EQ(jax::parse_config(jax::to_json(c), "again"), c);
+}
+
+TEST(JaxConfig, KeysWithoutMeaningAreSilentAndUnknownOnesReported) {
+  std::vector<std::string> warnings;
+  parse(R"("ffn_dim":64,"max_length":512,"use_uboo":true,"use_moe":false,"short_mem_len":40,"lambda_p":0.1)",
+        &warnings);
+  EXPECT_EQ(warnings, std::vector<std::string>());
+  parse(R"("use_hem":true)", &warnings);
+  ASSERT_EQ(warnings.size(), 1U);
+  expect_says(warnings[0], {"use_hem", "ignored"});
+}
+
+TEST(JaxConfig, EveryRefusalNamesKeyFoundAndExpected) {
+  expect_says(refusal(R"("use_moe":true)"), {"use_moe", "found true", "expected false", "mixture of experts"});
+  expect_says(refusal(R"("calls":"all")"), {"calls", "\"all\"", "stepwise", "prompt", "whole"});
+  expect_says(refusal(R"("calls":1)"), {"calls"});
+  expect_says(refusal(R"("bank":1)"), {"bank"});
+  expect_says(refusal(R"("long_mem_len":0)"), {"long_mem_len", "0", "1 to"});
+  expect_says(refusal(R"("bos_token_id":160)"), {"bos_token_id", "160"});
+  const auto replaced = [](const std::string& from, const std::string& to) {
+    std::string text = "{" + std::string(kRequired) + "}";
+    text.replace(text.find(from), from.size(), to);
+    return error_of([&] { jax::parse_config(text, "config.json"); });
+  };
+  expect_says(replaced("\"model_dim\":32", "\"model_dim\":30"), {"model_dim", "30", "multiple of 4"});
+  expect_says(replaced("\"num_heads\":2", "\"num_heads\":33"), {"num_heads", "33", "32"});
+  expect_says(replaced("\"vocab_size\":160,", ""), {"vocab_size", "missing"});
+  expect_says(replaced("\"model_dim\":32", "\"model_dim\":16777216"), {"2^48"});
+  expect_says(replaced("mmrec-jax", "mmrec"), {"model_type"});
+}
+
+fs::path fixture() { return fs::path(MMREC_FIXTURES) / "upstream/jax"; }
+
+struct Edited : TempFolder {
+  Edited() : checkpoint(fixture() / "model.safetensors") { config(test::read_file(fixture() / "config.json")); }
+  void config(std::string_view text) const { test::write_file(*this / "config.json", text); }
+  jax::HostWeights load(const WarningSink& warn = {}) const {
+    checkpoint.write(*this / "model.safetensors");
+    return jax::load_weights(Checkpoint::open(path()),
+                             jax::parse_config(test::read_file(*this / "config.json"), "config.json"), {}, warn);
+  }
+  std::string refusal() const {
+    return error_of([&] { load(); });
+  }
+  EditableCheckpoint checkpoint;
+};
+
+std::vector<float> values(const HostMatrix& matrix) {
+  const auto* first = reinterpret_cast<const float*>(matrix.bytes.data());
+  return {first, first + matrix.rows * matrix.cols};
+}
+std::vector<float> transposed(const std::vector<float>& from, std::int64_t rows, std::int64_t cols) {
+  std::vector<float> to(from.size());
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t c = 0; c < cols; ++c) {
+      to[static_cast<std::size_t>(c * rows + r)] = from[static_cast<std::size_t>(r * cols + c)];
+    }
+  }
+  return to;
+}
+
+TEST(JaxWeights, KernelsAreTransposed) {
+  const test::SafetensorsReader file(fixture() / "model.safetensors");
+  const Edited folder;
+  std::vector<std::string> warnings;
+  const jax::HostWeights weights = folder.load([&](std::string_view line) { warnings.emplace_back(line); });
+  ASSERT_EQ(warnings.size(), 1U);
+  expect_says(warnings[0], {"W_planning_*", "12 tensors"});
+  const auto expect = [&](const std::string& name, const HostMatrix& matrix, std::int64_t in, std::int64_t out) {
+    EXPECT_EQ(matrix.rows, out) << name;
+    EXPECT_EQ(matrix.cols, in) << name;
+    EXPECT_EQ(values(matrix), transposed(file.at(name).values, in, out)) << name;
+  };
+  const auto& layer = weights.layers[1];
+  expect("block_1.W_fused.kernel", layer.qkvz, 32, 128);
+  expect("block_1.W_g_h.kernel", layer.gate_h, 32, 32);
+  expect("block_1.W_gamma_1.kernel", layer.gamma_in, 32, 8);
+  expect("block_1.W_gamma_context_2.kernel", layer.context_up, 8, 32);
+  expect("block_1.attn.out_proj.kernel", layer.attended, 32, 32);
+  expect("block_1.ffn_dense2.kernel", layer.ffn_out, 128, 32);
+  EXPECT_EQ(values(weights.embedding), file.at("shared_embed.embedding").values);
+  const std::vector<float>& scale = file.at("block_1.norm_recurrence.scale").values;
+  EXPECT_TRUE(std::equal(scale.begin(), scale.end(), layer.norm_recurrence.data()));
+}
+
+TEST(JaxWeights, FourProjectionsAreAsGoodAsOne) {
+  const Edited fused;
+  Edited split;
+  for (int layer = 0; layer < 3; ++layer) {
+    const std::string prefix = "block_" + std::to_string(layer) + ".W_";
+    const test::EditableTensor kernel = split.checkpoint.at(prefix + "fused.kernel");
+    const test::EditableTensor bias = split.checkpoint.at(prefix + "fused.bias");
+    for (std::size_t part = 0; part < 4; ++part) {
+      const std::string name = prefix + "qkvz"[part];
+      split.checkpoint.add_zeros(name + ".kernel", {32, 32});
+      split.checkpoint.add_zeros(name + ".bias", {32});
+      for (std::size_t c = 0; c < 32; ++c) {
+        for (std::size_t r = 0; r < 32; ++r) {
+          split.checkpoint.at(name + ".kernel").set(r * 32 + c, kernel.at(r * 128 + part * 32 + c));
+        }
+        split.checkpoint.at(name + ".bias").set(c, bias.at(part * 32 + c));
+      }
+    }
+    split.checkpoint.erase(prefix + "fused.kernel");
+    split.checkpoint.erase(prefix + "fused.bias");
+  }
+  const jax::HostWeights one = fused.load(), four = split.load();
+  for (std::size_t layer = 0; layer < 3; ++layer) {
+    EXPECT_EQ(values(one.layers[layer].qkvz), values(four.layers[layer].qkvz));
+    EXPECT_TRUE(std::equal(one.layers[layer].qkvz_bias.data(), one.layers[layer].qkvz_bias.data() + 128,
+                           four.layers[layer].qkvz_bias.data()));
+  }
+  EXPECT_EQ(one.parameters, four.parameters);
+}
+
+TEST(JaxWeights, TypesThatDisagreeAreWidened) {
+  Edited folder;
+  test::EditableTensor& tensor = folder.checkpoint.at("block_0.W_g_z.kernel");
+  const std::vector<float> before = values(folder.load().layers[0].gate_z);
+  std::string narrow;
+  for (std::size_t i = 0; i < 32 * 32; ++i) {
+    const std::uint16_t bits = kernels::from_float<kernels::BFloat16>(tensor.at(i)).bits;
+    narrow.append(reinterpret_cast<const char*>(&bits), 2);
+  }
+  tensor.bytes = narrow;
+  tensor.dtype = "BF16";
+  const jax::HostWeights weights = folder.load();
+  const HostMatrix& matrix = weights.layers[0].gate_z;
+  EXPECT_EQ(matrix.format, kernels::DType::kBF16);
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    std::uint16_t bits = 0;
+    std::memcpy(&bits, matrix.bytes.data() + 2 * i, 2);
+    EXPECT_EQ(bits, kernels::from_float<kernels::BFloat16>(before[i]).bits) << i;
+  }
+  EXPECT_EQ(jax::common_dtype(weights), kernels::DType::kF32);
+}
+
+TEST(JaxWeights, EveryMismatchIsRefusedByName) {
+  {
+    Edited folder;
+    folder.checkpoint.erase("block_1.norm_recurrence.scale");
+    expect_says(folder.refusal(), {"block_1.norm_recurrence.scale", "missing", "norm", "not supported"});
+  }
+  {
+    Edited folder;
+    folder.checkpoint.erase("block_2.W_fused.kernel");
+    expect_says(folder.refusal(), {"block_2.W_fused.kernel", "missing"});
+  }
+  {
+    Edited folder;
+    folder.checkpoint.at("block_0.ffn_dense1.kernel").shape = {128, 32};
+    expect_says(folder.refusal(), {"block_0.ffn_dense1.kernel", "[128, 32]", "[32, 128]"});
+  }
+  {
+    Edited folder;
+    folder.checkpoint.add_zeros("block_0.moe_ffn.expert_w1", {8, 32, 128});
+    expect_says(folder.refusal(), {"block_0.moe_ffn.expert_w1", "unexpected", "mixture of experts"});
+  }
+  {
+    Edited folder;
+    folder.checkpoint.add_zeros("block_3.norm1.scale", {32});
+    expect_says(folder.refusal(), {"block_3.norm1.scale", "unexpected", "num_layers 3"});
+  }
+  {
+    Edited folder;
+    folder.checkpoint.at("block_0.W_g_h.kernel").set(37, std::nanf(""));
+    expect_says(folder.refusal(), {"block_0.W_g_h.kernel", "element 37", "NaN"});
+  }
+}
+
+TEST(JaxModel, OptionsOverruleTheFolderAndItsFingerprintKnowsTheBankAlone) {
+  const auto load = [](const VariantOptions& variant) { return load_model(fixture(), variant, {}); };
+  const auto plain = load({});
+  EXPECT_EQ(plain->info().architecture, "mmrec-jax");
+  EXPECT_EQ(plain->info().variant.calls, Calls::kPrompt);
+  EXPECT_EQ(plain->info().variant.bank, true);
+  EXPECT_EQ(plain->state().parts.front().name, "bank");
+  const auto stepwise = load({.calls = Calls::kStepwise});
+  EXPECT_EQ(stepwise->info().variant.calls, Calls::kStepwise);
+  EXPECT_EQ(stepwise->info().fingerprint, plain->info().fingerprint);
+  const auto without = load({.bank = false});
+  EXPECT_NE(without->info().fingerprint, plain->info().fingerprint);
+  EXPECT_EQ(without->state().parts.front().name, "h");
+  const std::string message = error_of<std::invalid_argument>([&] { load({.expert = Expert::kText}); });
+  expect_says(message, {"expert", "mmrec-jax"});
+  const std::string other = error_of<std::invalid_argument>(
+      [&] { load_model(fs::path(MMREC_FIXTURES) / "upstream/mdi", {.bank = false}, {}); });
+  expect_says(other, {"bank", "mmrec"});
+}
+
+TEST(JaxModel, ASyntheticOneLoads) {
+  const SyntheticModel made = synthetic_model("mmrec-jax", {.dim = 64, .layers = 2, .vocab = 100, .ffn = 256});
+  const TempFolder folder;
+  write_synthetic_folder(folder.path(), made.config, made.tensors, kernels::DType::kBF16, 3);
+  const auto model = load_model(folder.path(), {}, {});
+  EXPECT_EQ(model->info().num_layers, 2);
+  EXPECT_GT(product_counts(folder.path()).per_token, 2 * 15 * 64 * 64);
+  expect_says(error_of<std::invalid_argument>(
+                  [] { synthetic_model("mmrec-jax", {.dim = 64, .layers = 2, .vocab = 100, .ffn = 128}); }),
+              {"ffn", "128", "256"});
+}
+
+}  // namespace
+}  // namespace mmrec::models

@@ -1,0 +1,85 @@
+// mmrec-jax on the CPU against the public code: by calls, blocks and every row too; and what is equal to the bit.
+#include "tests/models/jax_parity.h"
+#include "kernels/cpu/cpu.h"
+#include "models/mmrec/forward.h"
+#include "models/mmrec_jax/net.h"
+
+namespace mmrec::models {
+namespace {
+
+INSTANTIATE_TEST_SUITE_P(Cpu, JaxParity, testing::Values(JaxParityCase{"fp32", jax::make_cpu_executor}),
+                         jax_parity_name);
+
+class JaxOnCpu : public JaxParity {};
+INSTANTIATE_TEST_SUITE_P(Cpu, JaxOnCpu, testing::Values(JaxParityCase{"fp32", jax::make_cpu_executor}),
+                         jax_parity_name);
+
+TEST_P(JaxOnCpu, EveryRowAndEveryBlockOfACall) {
+  const std::int64_t count = length("input_ids");
+  jax::Config cut = config();
+  const std::int64_t layers = cut.num_layers;
+  const jax::HostWeights weights = jax::load_weights(Checkpoint::open(folder()), cut);
+  const std::vector<int> ids = slice("input_ids", 0, count);
+  for (cut.num_layers = 1; cut.num_layers <= layers; ++cut.num_layers) {
+    jax::ModelView<kernels::Host> view = jax::view_of(weights);
+    view.layers.resize(static_cast<std::size_t>(cut.num_layers));
+    kernels::Cpu cpu(1);
+    jax::Net<kernels::Cpu, float> net(cut, view, cpu, {.tokens = 256, .tile = 128, .rows = 1024});
+    net.reserve(kBatch, false);
+    kernels::HostBuffer<std::byte> slots(kBatch * net.slot_bytes());
+    const Batch batch{.slot = slots.data(), .sequences = kBatch, .tokens = count, .ends = true};
+    PrefillStats stats;
+    net.run(ids.data(), {&batch, 1}, kBatch * count, false, false, {}, stats);
+    const std::string name = "block" + std::to_string(cut.num_layers - 1) + ".output";
+    const std::vector<float>& want = reference_.at(name).values;
+    for (std::size_t i = 0; i < want.size(); ++i) {
+      ASSERT_LE(std::abs(net.x(kBatch * count).data[i] - want[i]), 5e-4F) << name << ", entry " << i;
+    }
+    if (cut.num_layers < layers) continue;
+    std::vector<float> logits(static_cast<std::size_t>(kBatch * count * vocab_));
+    const kernels::Linear<kernels::Host> head{
+        .x = net.norm(kBatch * count), .weight = net.head(), .y = {logits.data(), kBatch * count, vocab_}};
+    kernels::linear(cpu, {&head, 1});
+    const std::vector<float>& of_call = reference_.at("logits").values;
+    for (std::size_t i = 0; i < of_call.size(); ++i) ASSERT_LE(std::abs(logits[i] - of_call[i]), 3e-4F) << i;
+  }
+}
+
+TEST_P(JaxOnCpu, NeighboursAndThreadsChangeNoBit) {
+  for (const bool bank : {true, false}) {
+    const auto made = executor(Calls::kPrompt, bank);
+    std::vector<float> first;
+    for (const int threads : {1, 3}) {
+      ExecutionOptions options;
+      options.threads = threads;
+      Slots slots(made, 3, options);
+      std::vector<int> tokens;
+      std::vector<models::Run> runs;
+      const std::int64_t lengths[] = {300, 7, 129};  // with whole tiles and without, and longer than a call
+      for (int i = 0; i < 3; ++i) {
+        runs.push_back({slots[i], 0, std::ssize(tokens), lengths[i]});
+        for (std::int64_t t = 0; t < lengths[i]; ++t) tokens.push_back(static_cast<int>((t * 37 + i * 11) % vocab_));
+      }
+      made->run({.tokens = tokens, .runs = runs}, options);
+      std::vector<float> together(3 * static_cast<std::size_t>(vocab_));
+      made->logits(slots.first(), 3, together);
+      if (first.empty()) first = together;
+      EXPECT_EQ(together, first) << threads;
+      for (std::size_t i = 0; i < 3; ++i) {
+        Slots alone(made, 1, options);
+        const std::span<const int> own = std::span(tokens).subspan(static_cast<std::size_t>(runs[i].first_row),
+                                                                   static_cast<std::size_t>(runs[i].rows));
+        const models::Run run{alone.first(), 0, 0, runs[i].rows};
+        made->run({.tokens = own, .runs = {&run, 1}}, options);
+        std::vector<float> logits(static_cast<std::size_t>(vocab_));
+        made->logits(alone.first(), 1, logits);
+        EXPECT_TRUE(
+            std::equal(logits.begin(), logits.end(), together.begin() + static_cast<std::ptrdiff_t>(i) * vocab_))
+            << "run " << i << (bank ? "" : ", no bank");
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace mmrec::models
