@@ -129,10 +129,8 @@ int run(PplOptions options) {
                  }});
   const GracefulScope graceful;
   PerplexityAccumulator sums;
-  ScorerOptions scorer{.batch = options.batch,
-                       .session = options.run.session,
-                       .whole_calls = options.whole_calls,
-                       .on_progress = {}};
+  ScorerOptions scorer{
+      .batch = options.batch, .session = options.run.session, .whole_calls = options.whole_calls, .on_progress = {}};
   Scored scored;
   try {
     scored = score_corpus(loaded.models, scorer, options.windows, corpus, progress, sums,
