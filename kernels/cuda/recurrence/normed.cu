@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kThreads) normed_rows_kernel(const __grid_cons
   double sum = 0.0;
 #pragma unroll
   for (const double one : of_warp) sum += one;
-  const float scale = norm_factor_inside(sum / static_cast<double>(dim));
+  const float scale = norm_factor(sum / static_cast<double>(dim), inside_root());
   for (std::int64_t c = threadIdx.x; c < dim; c += kThreads) {
     const float h = within_limit(__ldg(op.norm + c) * part(c) * scale);
     op.h.row(row)[c] = h;
@@ -177,7 +177,7 @@ class Gang {
     if (warp < count_) {
       float sum = 0.0F;
       for (int i = thread_ % 32; i < p_.plan.blocks; i += 32) sum += __ldcg(squares(t, warp) + i);
-      scales_[warp] = norm_factor_inside(static_cast<double>(warp_sum(sum)) / static_cast<double>(dim_));
+      scales_[warp] = norm_factor(static_cast<double>(warp_sum(sum)) / static_cast<double>(dim_), inside_root());
     }
     __syncthreads();
     for (int column = 0; column < count_; ++column) {
