@@ -21,7 +21,8 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kTile = 16;  // rows of the bank between two rescalings
+constexpr int kTile = 16;                 // rows of the bank between two rescalings
+constexpr std::int64_t kMostSplits = 32;  // of a bank, whatever the number of rows: a row's bits do not depend on it
 constexpr std::int64_t kLeastProductRows = 16;
 constexpr std::int64_t kMostRuns = 32;  // of a launch that knows them by number
 constexpr std::int64_t kMostGrid = 65535;
@@ -144,10 +145,8 @@ void by_splits(Cuda& cuda, const BankAttention<Device, A>& op, std::int64_t most
   const std::size_t shared = (2 * static_cast<std::size_t>(dim) + kTile) * sizeof(float);
   if (shared > cuda.shared_memory_per_block())
     throw std::length_error("bank_attention: a row does not fit shared memory");
-  constexpr std::int64_t kBlocksPerProcessor = 4;
   const std::int64_t rows = std::min(longest, kLeastProductRows);
-  const std::int64_t wanted = ceil_div(kBlocksPerProcessor * cuda.processors(), op.runs.count * rows);
-  const std::int64_t splits = std::clamp<std::int64_t>(wanted, 1, ceil_div(op.slots, kTile));
+  const std::int64_t splits = std::clamp<std::int64_t>(ceil_div(op.slots, kTile), 1, kMostSplits);
   const std::int64_t bytes = rows * splits * (dim + 2) * static_cast<std::int64_t>(sizeof(float));
   const std::int64_t runs =
       std::min({op.runs.count, kMostGrid, static_cast<std::int64_t>(Cuda::kScratchBytes) / bytes});
