@@ -185,6 +185,12 @@ std::int64_t prefill(Session& session, std::span<const int> ids, PrefixCache* ca
 std::optional<PrefixCache> prefix_cache(const Arguments& arguments, const ModelInfo& info, const Tokenizer& tokenizer) {
   const auto folder = arguments.text("prefix-cache");
   if (!folder) return std::nullopt;
+  if (info.variant.bank.value_or(false) && info.variant.calls != Calls::kStepwise) {
+    throw UsageError(
+        "--prefix-cache: not where a prompt is a call of the model, because its parts would be others (expected "
+        "--calls "
+        "stepwise)");
+  }
   const std::int64_t megabytes = arguments.integer("prefix-cache-mb", 1024, 1, std::int64_t{1} << 24);
   return PrefixCache(*folder, static_cast<std::uint64_t>(megabytes) << 20, info, tokenizer);
 }

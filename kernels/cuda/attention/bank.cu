@@ -1,4 +1,4 @@
-// Attention of one head to banks of past states, and writing to them (kernels/bank.h).
+// Attention of one head to banks of past states (kernels/bank.h).
 //
 // A row of its own, kSplit: a block has a part of the bank's written rows for one row of q, tile by tile, with the
 // (max, sum) monoid and the weighted values; a second kernel merges the parts and counts the unwritten rows. Bytes: the
@@ -7,8 +7,6 @@
 // Many rows, kProducts: scores = q Bankᵀ and P Bank are products as any other, so `linear` has them, of several runs a
 // launch. A kernel before rounds a run's bank to A, as it lies and transposed; one between them makes P of the scores.
 // Bytes of a run beside the products': 4 + 4 sizes of A per element of the bank, 4 + 2 sizes of A per score.
-//
-// bank_write: a thread owns 4 channels of a row; each read and written once.
 #include "kernels/cuda/attention/bank.h"
 
 #include <array>
@@ -23,7 +21,8 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kTile = 16;  // rows of the bank between two rescalings
+constexpr int kTile = 16;                 // rows of the bank between two rescalings
+constexpr std::int64_t kMostSplits = 32;  // of a bank, whatever the number of rows: a row's bits do not depend on it
 constexpr std::int64_t kLeastProductRows = 16;
 constexpr std::int64_t kMostRuns = 32;  // of a launch that knows them by number
 constexpr std::int64_t kMostGrid = 65535;
@@ -146,10 +145,8 @@ void by_splits(Cuda& cuda, const BankAttention<Device, A>& op, std::int64_t most
   const std::size_t shared = (2 * static_cast<std::size_t>(dim) + kTile) * sizeof(float);
   if (shared > cuda.shared_memory_per_block())
     throw std::length_error("bank_attention: a row does not fit shared memory");
-  constexpr std::int64_t kBlocksPerProcessor = 4;
   const std::int64_t rows = std::min(longest, kLeastProductRows);
-  const std::int64_t wanted = ceil_div(kBlocksPerProcessor * cuda.processors(), op.runs.count * rows);
-  const std::int64_t splits = std::clamp<std::int64_t>(wanted, 1, ceil_div(op.slots, kTile));
+  const std::int64_t splits = std::clamp<std::int64_t>(ceil_div(op.slots, kTile), 1, kMostSplits);
   const std::int64_t bytes = rows * splits * (dim + 2) * static_cast<std::int64_t>(sizeof(float));
   const std::int64_t runs =
       std::min({op.runs.count, kMostGrid, static_cast<std::int64_t>(Cuda::kScratchBytes) / bytes});
@@ -330,37 +327,7 @@ void by_products(Cuda& cuda, const BankAttention<Device, A>& op, std::int64_t fe
   }
 }
 
-// --- Writing --------------------------------------------------------------------------------------------------------
-
-/// A block a row of a run.
-__global__ void __launch_bounds__(kThreads) bank_write_kernel(const __grid_constant__ BankWrite<Device> op) {
-  const BankRun run = op.runs.list[blockIdx.x];
-  const std::int64_t dim = op.h.cols;
-  const std::int64_t used = run.used_before(op.layer, op.slots);
-  for (std::int64_t i = blockIdx.y; i < run.rows; i += gridDim.y) {
-    const std::int64_t slot = used + i < op.slots ? used + i : used + i - op.slots;
-    for (std::int64_t c = threadIdx.x; c < dim; c += kThreads) {
-      run.bank[slot * dim + c] = __ldcg(op.h.row(run.first + i) + c);
-    }
-  }
-}
-
-__global__ void __launch_bounds__(kThreads) space_runs_kernel(const __grid_constant__ SpacedRuns<Device> op) {
-  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= op.count) return;
-  BankRun run = op.first;
-  run.first += static_cast<std::int32_t>(i) * run.rows;
-  if (run.state != nullptr) run.state = bytes_further(run.state, i * op.apart);
-  if (run.bank != nullptr) run.bank = bytes_further(run.bank, i * op.apart);
-  op.list[i] = run;
-}
-
 }  // namespace
-
-void space_runs(Cuda& cuda, const SpacedRuns<Device>& op) {
-  const dim3 grid(static_cast<unsigned>(ceil_div(op.count, kThreads)));
-  launch(cuda.stream(), {.grid = grid, .block = dim3(kThreads)}, space_runs_kernel, op);
-}
 
 template <class A>
 void bank_attention_by(Cuda& cuda, BankWay way, const BankAttention<Device, A>& op) {
@@ -381,13 +348,6 @@ std::size_t bank_scratch_bytes(const Cuda& /*cuda*/, std::int64_t runs, std::int
                                std::int64_t dim, std::size_t element) {
   if (rows < kLeastProductRows) return 0;
   return ProductPlace(rows, slots, dim, element).bytes * static_cast<std::size_t>(std::min(runs, kMostRuns));
-}
-
-void bank_write(Cuda& cuda, const BankWrite<Device>& op) {
-  if (op.runs.count == 0 || op.runs.most_rows == 0) return;
-  const dim3 grid(static_cast<unsigned>(op.runs.count),
-                  static_cast<unsigned>(std::min<std::int64_t>(op.runs.most_rows, kMostGrid)));
-  launch(cuda.stream(), {.grid = grid, .block = dim3(kThreads)}, bank_write_kernel, op);
 }
 
 #define MMREC_INSTANTIATE(A)                                                        \

@@ -50,18 +50,19 @@ __device__ inline float within_limit(float x) {
 /// x + h + 0.1 v, to which the memory's c is added.
 __device__ inline float residual_sum(float x, float h, float v) { return __fmaf_rn(0.1F, v, x + h); }
 
-/// rmsnorm's factor 1 / (√mean + 1e-6), of a mean of squares. Where the sum of squares is fp64 and x finite, it is
-/// right for every x: the root is fp32, which the mean may overflow.
-__device__ inline float norm_factor(double mean) {
+/// What an rmsnorm adds to the mean of squares and to its root: one of them is 1e-6, the other 0.
+struct NormBias {
+  double inside = 0.0;
+  float beside = 1e-6F;
+};
+MMREC_HOST_DEVICE constexpr NormBias inside_root() { return {1e-6, 0.0F}; }
+
+/// rmsnorm's factor 1 / (√mean + 1e-6), of a mean of squares, or with the bias inside the root. Where the sum of
+/// squares is fp64 and x finite, it is right for every x: the root is fp32, which the mean may overflow.
+__device__ inline float norm_factor(double mean, NormBias bias = {}) {
   const bool large = mean > 1e38;
-  const float root = sqrtf(static_cast<float>(large ? mean * 0x1p-128 : mean)) * (large ? 0x1p64F : 1.0F);
-  return 1.0F / (root + 1e-6F);
-}
-/// The factor 1 / √(mean + 1e-6), which has the epsilon inside the root.
-__device__ inline float norm_factor_inside(double mean) {
-  const bool large = mean > 1e38;
-  const float root = sqrtf(static_cast<float>(large ? mean * 0x1p-128 : mean + 1e-6)) * (large ? 0x1p64F : 1.0F);
-  return 1.0F / root;
+  const float root = sqrtf(static_cast<float>(large ? mean * 0x1p-128 : mean + bias.inside)) * (large ? 0x1p64F : 1.0F);
+  return 1.0F / (root + bias.beside);
 }
 /// The same of an fp32 mean by one instruction for the root, where a chain of dependent instructions waits for it. A
 /// sum of squares that overflows gives 0, so ‖x‖₂ must stay below 1.8e19; docs/numerics.md says where that holds.

@@ -7,8 +7,8 @@
 // channels, whose rows of W stay in shared memory as far as they fit; the rest is read from L2 for every token. As many
 // gangs as there is room for work side by side, each with as many blocks as its rows of W ask for or more. A token has
 // one exchange: p and the blocks' sums of its squares go to L2, all of the gang meet, and everyone norms all of p for
-// its next products, so nothing is exchanged twice. Buffers alternate: who writes p of token t has met all that have
-// read p of t − 2.
+// its next products, so nothing is exchanged twice. Buffers alternate from meeting
+// to meeting: who writes p for one has met all that have read what was written two before.
 //
 // The order of every sum follows from D and the number of blocks alone.
 #include <algorithm>
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kThreads) normed_rows_kernel(const __grid_cons
   double sum = 0.0;
 #pragma unroll
   for (const double one : of_warp) sum += one;
-  const float scale = norm_factor_inside(sum / static_cast<double>(dim));
+  const float scale = norm_factor(sum / static_cast<double>(dim), inside_root());
   for (std::int64_t c = threadIdx.x; c < dim; c += kThreads) {
     const float h = within_limit(__ldg(op.norm + c) * part(c) * scale);
     op.h.row(row)[c] = h;
@@ -123,7 +123,7 @@ class Gang {
       for (int c = 0; c < count_; ++c) longest = max(longest, runs_[c].rows);
       for (int t = 0; t <= longest; ++t) {
         if (t == 0) begin();
-        if (t > 0) settle(t - 1);
+        if (t > 0) settle(t - 1, meetings - 1);
         __syncthreads();
         if (t == longest) break;
         const bool multiplies = t > 0 || op_.carries;
@@ -131,7 +131,7 @@ class Gang {
           multiply();
           __syncthreads();
         }
-        advance(t, multiplies);
+        advance(t, meetings, multiplies);
         meet(++meetings);
       }
     }
@@ -139,12 +139,13 @@ class Gang {
   }
 
  private:
-  __device__ float* parts(int t, int column) const {
-    return exchange_ + (std::int64_t{t & 1} * p_.plan.columns + column) * dim_;
+  /// What is written for a meeting: p of a run, and the blocks' sums of its squares.
+  __device__ float* parts(std::uint32_t meeting, int column) const {
+    return exchange_ + (std::int64_t{meeting & 1} * p_.plan.columns + column) * dim_;
   }
-  __device__ float* squares(int t, int column) const {
+  __device__ float* squares(std::uint32_t meeting, int column) const {
     return exchange_ + std::int64_t{2} * p_.plan.columns * dim_ +
-           (std::int64_t{t & 1} * p_.plan.columns + column) * p_.plan.blocks;
+           (std::int64_t{meeting & 1} * p_.plan.columns + column) * p_.plan.blocks;
   }
   __device__ A* vector(int column) const { return reinterpret_cast<A*>(vectors_ + column * p_.plan.row_bytes); }
   __device__ bool owns(int channel) const { return channel >= first_ && channel < first_ + channels_; }
@@ -172,19 +173,19 @@ class Gang {
   }
 
   /// h of token t, of which all have p.
-  __device__ void settle(int t) const {
+  __device__ void settle(int t, std::uint32_t meeting) const {
     const int warp = thread_ / 32;
     if (warp < count_) {
       float sum = 0.0F;
-      for (int i = thread_ % 32; i < p_.plan.blocks; i += 32) sum += __ldcg(squares(t, warp) + i);
-      scales_[warp] = norm_factor_inside(static_cast<double>(warp_sum(sum)) / static_cast<double>(dim_));
+      for (int i = thread_ % 32; i < p_.plan.blocks; i += 32) sum += __ldcg(squares(meeting, warp) + i);
+      scales_[warp] = norm_factor(static_cast<double>(warp_sum(sum)) / static_cast<double>(dim_), inside_root());
     }
     __syncthreads();
     for (int column = 0; column < count_; ++column) {
       const BankRun& run = runs_[column];
       if (t >= run.rows) continue;
       const float scale = scales_[column];
-      const float* const p = parts(t, column);
+      const float* const p = parts(meeting, column);
       for (int c = thread_; c < dim_; c += kThreads) {
         const float h = within_limit(__ldg(op_.norm + c) * __ldcg(p + c) * scale);
         vector(column)[c] = narrow<A>(h);
@@ -241,7 +242,7 @@ class Gang {
   }
 
   /// p of the block's channels at token t: a warp has a run.
-  __device__ void advance(int t, bool multiplied) const {
+  __device__ void advance(int t, std::uint32_t meeting, bool multiplied) const {
     const int column = thread_ / 32;
     if (column >= count_ || t >= runs_[column].rows) return;
     const std::int64_t row = runs_[column].first + t;
@@ -252,11 +253,11 @@ class Gang {
       if (multiplied) gate = total(sums_, i, column, count_) + gate;
       const float p = normed_step(gate, read(op_.z.row(row) + c), __ldcg(op_.gamma.row(row) + c),
                                   own_h_[column * p_.plan.channels + i]);
-      __stcg(parts(t, column) + c, p);
+      __stcg(parts(meeting, column) + c, p);
       sum = __fmaf_rn(p, p, sum);
     }
     sum = warp_sum(sum);
-    if (thread_ % 32 == 0) __stcg(squares(t, column) + member_, sum);
+    if (thread_ % 32 == 0) __stcg(squares(meeting, column) + member_, sum);
   }
 
   /// Returns when all blocks of the gang have come here so often.

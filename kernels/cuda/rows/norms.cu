@@ -271,7 +271,7 @@ __device__ inline double block_sum(double value) {
 template <int kHeld, class Source, class A>
 __global__ void __launch_bounds__(kMostNormThreads)
     norm_rows_kernel(const __grid_constant__ Source source, double inverse_cols, const float* weight,
-                     MatrixView<A, Device> y, NormEpsilon epsilon) {
+                     MatrixView<A, Device> y, NormBias bias) {
   using Group = RowGroup<Source::kVectors>;
   ptx::allow_successor();
   const auto group = [&](std::int64_t number) { return Group{blockIdx.x, number, y.cols}; };
@@ -303,8 +303,7 @@ __global__ void __launch_bounds__(kMostNormThreads)
     squares = add_squares(value, squares);
   }
 
-  const double mean = block_sum(squares) * inverse_cols;
-  const float inverse = epsilon == NormEpsilon::kInsideRoot ? norm_factor_inside(mean) : norm_factor(mean);
+  const float inverse = norm_factor(block_sum(squares) * inverse_cols, bias);
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
 #pragma unroll
@@ -324,15 +323,14 @@ __global__ void __launch_bounds__(kMostNormThreads)
 
 /// Normalises y.rows rows of the source.
 template <int kHeld, class Source, class A>
-void norm_rows(Cuda& cuda, const Source& source, const float* weight, MatrixView<A, Device> y,
-               NormEpsilon epsilon = NormEpsilon::kBesideRoot) {
+void norm_rows(Cuda& cuda, const Source& source, const float* weight, MatrixView<A, Device> y, NormBias bias = {}) {
   const std::int64_t groups = ceil_div(y.cols, kGroup);
   const std::int64_t threads = std::min<std::int64_t>(ceil_div(ceil_div(groups, kHeld), 32) * 32, kMostNormThreads);
   if (threads == 0) return;
   dim3 grid(static_cast<unsigned>(y.rows));
   if constexpr (kHasAsides<Source>) grid.y += source.asides();
   launch(cuda.stream(), overlapping(cuda, grid, dim3(static_cast<unsigned>(threads))),
-         norm_rows_kernel<kHeld, Source, A>, source, 1.0 / static_cast<double>(y.cols), weight, y, epsilon);
+         norm_rows_kernel<kHeld, Source, A>, source, 1.0 / static_cast<double>(y.cols), weight, y, bias);
 }
 
 template <class A>
@@ -347,8 +345,9 @@ template <class A>
 void rmsnorm(Cuda& cuda, MatrixView<const float, Device> x, const float* weight, MatrixView<A, Device> y,
              NormEpsilon epsilon) {
   const bool vectors = takes_vectors(x) && takes_vectors(y) && takes_vectors(weight, 0);
-  vectors ? norm_rows<kHeldOfRows>(cuda, MatrixRows<true>{x}, weight, y, epsilon)
-          : norm_rows<kHeldOfRows>(cuda, MatrixRows<false>{x}, weight, y, epsilon);
+  const NormBias bias = epsilon == NormEpsilon::kInsideRoot ? inside_root() : NormBias{};
+  vectors ? norm_rows<kHeldOfRows>(cuda, MatrixRows<true>{x}, weight, y, bias)
+          : norm_rows<kHeldOfRows>(cuda, MatrixRows<false>{x}, weight, y, bias);
 }
 
 template <class A>
