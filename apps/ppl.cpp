@@ -16,6 +16,7 @@
 #include "apps/corpus.h"
 #include "apps/model_folder.h"
 #include "apps/output.h"
+#include "apps/pairs.h"
 #include "apps/ppl_options.h"
 #include "apps/ppl_report.h"
 #include "apps/ppl_score.h"
@@ -51,7 +52,7 @@ Loaded load(const PplOptions& options) {
 
 /// What stands before each text: lm-evaluation-harness takes BOS, or else EOS, whatever the tokenizer does by itself.
 std::optional<int> prefix_of(const PplOptions& options, const std::optional<Tokenizer>& tokenizer) {
-  if (options.windows.mode != Mode::kRolling || !tokenizer) return std::nullopt;
+  if ((options.windows.mode != Mode::kRolling && !options.pairs()) || !tokenizer) return std::nullopt;
   if (tokenizer->bos_id() >= 0) return tokenizer->bos_id();
   if (tokenizer->eos_id() >= 0) return tokenizer->eos_id();
   throw RejectedFile(
@@ -73,7 +74,7 @@ std::optional<std::string_view> scored_calls(const ModelInfo& info, bool whole) 
 }
 
 RunIdentity identity_of(const PplOptions& options, const Loaded& loaded, std::string_view bos) {
-  RunIdentity identity = {{"mode", name_of(options.windows.mode)}};
+  RunIdentity identity = {{"mode", options.pairs() ? "pairs" : name_of(options.windows.mode)}};
   if (options.windows.mode != Mode::kFull) identity["window"] = options.windows.window;
   if (options.windows.mode == Mode::kStrided) identity["stride"] = options.windows.stride;
   if (const auto calls = scored_calls(loaded.info, options.whole_calls)) identity["calls"] = *calls;
@@ -85,7 +86,10 @@ RunIdentity identity_of(const PplOptions& options, const Loaded& loaded, std::st
   return identity;
 }
 
-Json details_of(const PplOptions& options, const Loaded& loaded, const Scored& scored, double rate) {
+/// What only the summary holds: what the run was made with, and what it cost.
+Json details_of(const PplOptions& options, const Loaded& loaded, const PrefillStats& prefill, Json timings) {
+  timings["load_s"] = loaded.seconds;
+  timings["peak_memory_bytes"] = peak_memory_bytes();
   return {{"model", with_device({{"folder", options.folder.string()},
                                  {"parameters", loaded.info.parameters},
                                  {"fingerprint", hex(loaded.info.fingerprint)}},
@@ -93,15 +97,81 @@ Json details_of(const PplOptions& options, const Loaded& loaded, const Scored& s
           {"prefill",
            {{"mode", prefill_names()[static_cast<std::size_t>(options.run.session.prefill)]},
             {"sweep_tol", sweep_tolerance_json(options.run.session)},
-            {"sweeps_per_token", scored.prefill.sweeps_per_token()},
-            {"fallbacks", scored.prefill.fallbacks}}},
+            {"sweeps_per_token", prefill.sweeps_per_token()},
+            {"fallbacks", prefill.fallbacks}}},
           {"batch", options.batch == 0 ? Json(nullptr) : Json(options.batch)},
-          {"timings",
-           {{"load_s", loaded.seconds},
-            {"read_s", scored.read_seconds},
-            {"score_s", scored.seconds},
-            {"tokens_per_s", rate},
-            {"peak_memory_bytes", peak_memory_bytes()}}}};
+          {"timings", std::move(timings)}};
+}
+
+Corpus corpus_of(const PplOptions& options, const Loaded& loaded, std::optional<int> prefix, Progress& progress) {
+  return Corpus({.files = options.files,
+                 .split = options.split,
+                 .field = options.field,
+                 .tokenizer = loaded.tokenizer ? &*loaded.tokenizer : nullptr,
+                 .prefix = prefix,
+                 .vocab_size = loaded.info.vocab_size,
+                 .on_warning = [&progress](std::string_view text) {
+                   progress.clear();
+                   warn(text);
+                 }});
+}
+
+/// Calls `work`; what it has written before it throws is not lost.
+template <class Work>
+auto keeping(Output& out, const PplOptions& options, Work&& work) {
+  try {
+    return work();
+  } catch (...) {
+    if (!options.output) out.flush();
+    throw;
+  }
+}
+
+int run_pairs(const PplOptions& options, const Loaded& loaded, std::optional<int> prefix, const RunIdentity& identity,
+              Output& out) {
+  Records records(out, options.format, "pairs", true);
+  Progress progress(Progress::Elsewhere::kLines, !options.quiet);
+  Corpus corpus = corpus_of(options, loaded, prefix, progress);
+  std::int64_t consumed = 0;
+  ScorerOptions scorer{.batch = options.batch, .session = options.run.session, .whole_calls = false, .on_progress = {}};
+  scorer.on_progress = [&](std::int64_t tokens, double) {
+    progress.update(consumed += tokens, corpus.expected_tokens());
+    return interrupt_exit_code() == 0;
+  };
+  const GracefulScope graceful;
+  const auto start = Clock::now();
+  const PairsDone done = keeping(out, options, [&] {
+    return score_pairs(loaded.models, *loaded.tokenizer, scorer, corpus,
+                       [&](const Document& pair, const PairScore& score) {
+                         Json record = {{"pair", pair.index},
+                                        {"name", pair.name},
+                                        {"loglikelihood", score.loglikelihood},
+                                        {"is_greedy", score.is_greedy},
+                                        {"tokens", pair.ids.size() - pair.context},
+                                        {"context_tokens", pair.context}};
+                         record.update(identity);
+                         records.add(record);
+                       });
+  });
+  progress.clear();
+  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  if (done.interrupted) {
+    if (!options.output) out.flush();
+    log_line(fmt::format("interrupted after {} pairs", done.pairs));
+    return interrupt_exit_code();
+  }
+  Json summary = {{"schema", "mmrec-ppl-pairs/1"},       {"count", done.pairs},   {"tokens", done.tokens},
+                  {"loglikelihood", done.loglikelihood}, {"greedy", done.greedy}, {"empty_pairs", done.empty}};
+  add_identity(summary, identity);
+  summary.update(details_of(options, loaded, done.prefill, {{"score_s", seconds}, {"decoded_pairs", done.decoded}}));
+  records.finish(summary);
+  out.commit();
+  if (!options.quiet) {
+    log_line(fmt::format("load {:.3f} s | {} | {} pairs in {:.2f} s, {:.1f} pairs/s | peak {:.1f} MB", loaded.seconds,
+                         place_of(loaded.info), done.pairs, seconds, static_cast<double>(done.pairs) / seconds,
+                         static_cast<double>(peak_memory_bytes()) * 1e-6));
+  }
+  return kOk;
 }
 
 int run(PplOptions options) {
@@ -109,36 +179,24 @@ int run(PplOptions options) {
   const auto out = options.output ? std::make_unique<Output>(*options.output) : std::make_unique<Output>();
   const Loaded loaded = load(options);
   const std::optional<int> prefix = prefix_of(options, loaded.tokenizer);
-  const std::string_view bos = bos_of(loaded.tokenizer, prefix);
+  const std::string_view bos = bos_of(loaded.tokenizer, options.pairs() ? std::nullopt : prefix);
   options.windows.repeats_first = options.windows.mode == Mode::kLlama && bos != "none";
   SummaryContext context{.has_text = options.split != Split::kIds,
                          .scores_all = options.windows.scores_all(),
                          .identity = identity_of(options, loaded, bos)};
+  if (options.pairs()) return run_pairs(options, loaded, prefix, context.identity, *out);
   Report report(*out, options.format, options.detail, context.identity);
 
   Progress progress(Progress::Elsewhere::kLines, !options.quiet);
-  Corpus corpus({.files = options.files,
-                 .split = options.split,
-                 .field = options.field,
-                 .tokenizer = loaded.tokenizer ? &*loaded.tokenizer : nullptr,
-                 .prefix = prefix,
-                 .vocab_size = loaded.info.vocab_size,
-                 .on_warning = [&](std::string_view text) {
-                   progress.clear();
-                   warn(text);
-                 }});
+  Corpus corpus = corpus_of(options, loaded, prefix, progress);
   const GracefulScope graceful;
   PerplexityAccumulator sums;
-  ScorerOptions scorer{
+  const ScorerOptions scorer{
       .batch = options.batch, .session = options.run.session, .whole_calls = options.whole_calls, .on_progress = {}};
-  Scored scored;
-  try {
-    scored = score_corpus(loaded.models, scorer, options.windows, corpus, progress, sums,
-                          [&](const ScoredDocument& document) { report.add(document); });
-  } catch (...) {
-    if (!options.output) out->flush();  // what came before is done
-    throw;
-  }
+  const Scored scored = keeping(*out, options, [&] {
+    return score_corpus(loaded.models, scorer, options.windows, corpus, progress, sums,
+                        [&](const ScoredDocument& document) { report.add(document); });
+  });
   progress.clear();
   const double rate = scored.seconds > 0.0 ? static_cast<double>(scored.tokens_done) / scored.seconds : 0.0;
   if (scored.interrupted) {
@@ -149,7 +207,8 @@ int run(PplOptions options) {
   }
 
   context.empty_docs = scored.empty_docs;
-  context.details = details_of(options, loaded, scored, rate);
+  context.details = details_of(options, loaded, scored.prefill,
+                               {{"read_s", scored.read_seconds}, {"score_s", scored.seconds}, {"tokens_per_s", rate}});
   report.finish(summary_json(scored.summary, context));
   out->commit();
   if (scored.summary.tokens == 0) log_line("0 scored tokens: there is no perplexity");

@@ -23,6 +23,9 @@ constexpr auto kOptions = std::to_array<Option>({
      "a document is: file, line, blank (up to a blank line) or jsonl (of *.jsonl the default)",
      true},
     {{"field"}, "NAME", "what of a JSON line is the text (text)"},
+    {{"pairs", 0, false},
+     "",
+     "log p and is_greedy of the continuation in lines {\"context\": ..., \"continuation\": ...}"},
     {{"mode"}, "M", "full, rolling, strided or llama: windows as other programs have", true},
     {{"window"}, "N", "tokens of a window", false},
     {{"stride"}, "N", "from window to window of --mode strided (half a window)", false},
@@ -65,8 +68,12 @@ void read_input(const Arguments& arguments, PplOptions& options) {
   options.files = input_files(arguments);
   refuse_together(arguments, "ids", "split-by");
   refuse_together(arguments, "ids", "field");
+  for (const std::string_view other : {"ids", "split-by", "field", "mode", "per-token", "per-doc"}) {
+    refuse_together(arguments, "pairs", other);
+  }
   if (arguments.has("split-by")) options.split = static_cast<Split>(arguments.choice("split-by", kSplits));
   if (arguments.has("ids")) options.split = Split::kIds;
+  if (arguments.has("pairs")) options.split = Split::kPairs;
   options.field = arguments.text("field").value_or("text");
 }
 
@@ -98,9 +105,10 @@ void read_report(const Arguments& arguments, PplOptions& options) {
                                               : ReportDetail::kSummary;
   options.output = arguments.text("output");
   options.quiet = arguments.has("quiet");
+  if (arguments.has("pairs")) options.detail = ReportDetail::kDocuments;
   if (options.detail == ReportDetail::kSummary) return;
   if (!arguments.has("format")) options.format = ReportFormat::kJsonl;
-  if (options.format == ReportFormat::kText) {
+  if (options.format == ReportFormat::kText && !arguments.has("pairs")) {
     throw UsageError(fmt::format("--{}: not with --format text (expected json, jsonl or csv)",
                                  arguments.has("per-token") ? "per-token" : "per-doc"));
   }

@@ -23,6 +23,7 @@ struct PplOptions {
   std::vector<std::string> files;
   std::optional<Split> split;
   std::string field = "text";
+  bool pairs() const { return split == Split::kPairs; }
   WindowOptions windows;
   ReportFormat format = ReportFormat::kText;
   ReportDetail detail = ReportDetail::kSummary;

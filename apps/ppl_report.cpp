@@ -60,6 +60,12 @@ std::string tokens_members(const ScoredDocument& scored) {
 std::string dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 Json real_or_null(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 
+void add_identity(Json& summary, const RunIdentity& identity) {
+  for (const auto& [key, value] : identity.items()) {
+    summary[key == "model" || key == "tokenizer" ? key + "_fingerprint" : key] = value;
+  }
+}
+
 Json summary_json(const PerplexitySummary& summary, const SummaryContext& context) {
   const double none = std::numeric_limits<double>::quiet_NaN();
   const bool of_text = context.has_text && context.scores_all;
@@ -75,9 +81,7 @@ Json summary_json(const PerplexitySummary& summary, const SummaryContext& contex
                {"word_ppl", real_or_null(of_text ? summary.word_ppl : none)},
                {"byte_ppl", real_or_null(of_text ? summary.byte_ppl : none)},
                {"empty_docs", context.empty_docs}};
-  for (const auto& [key, value] : context.identity.items()) {
-    json[key == "model" || key == "tokenizer" ? key + "_fingerprint" : key] = value;
-  }
+  add_identity(json, context.identity);
   for (const auto& [key, value] : context.details.items()) json[key] = value;
   return json;
 }
