@@ -90,10 +90,11 @@ std::string summary_text(const Json& summary) {
   std::string text;
   for (const auto& [key, value] : summary.items()) {
     if (value.is_structured() || key == "schema" || key == "batch") continue;
-    const std::string shown = value.is_number_float() ? fmt::format("{:.6f}", value.get<double>())
-                              : value.is_null()       ? "n/a"
-                              : value.is_string()     ? value.get<std::string>()
-                                                      : value.dump();
+    std::string shown = value.is_null() ? "n/a" : value.is_string() ? value.get<std::string>() : value.dump();
+    if (value.is_number_float()) {
+      const auto number = value.get<double>();
+      shown = number != 0.0 && std::abs(number) < 1e-3 ? fmt::format("{:.6g}", number) : fmt::format("{:.6f}", number);
+    }
     constexpr std::string_view kIdentity = "_fingerprint";
     const std::string_view name =
         key.ends_with(kIdentity) ? std::string_view(key).substr(0, key.size() - kIdentity.size()) : key;
