@@ -11,6 +11,7 @@
 #include <limits>
 #include <new>
 #include <system_error>
+#include <vector>
 
 // The library's own splitting at commas is never wanted, and its regular expressions recurse once per character.
 #define CXXOPTS_VECTOR_DELIMITER '\0'
@@ -43,6 +44,48 @@ bool means_no_memory(const std::error_code& code) {
 
 std::string join(std::span<const std::string_view> words, std::string_view separator) {
   return fmt::format("{}", fmt::join(words, separator));
+}
+
+/// How many characters have to be inserted, removed, replaced or swapped with their neighbour to make one of the other.
+std::size_t distance(std::string_view a, std::string_view b) {
+  std::vector<std::vector<std::size_t>> of(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
+  for (std::size_t i = 0; i <= a.size(); ++i) {
+    for (std::size_t j = 0; j <= b.size(); ++j) {
+      if (i == 0 || j == 0) {
+        of[i][j] = i + j;
+        continue;
+      }
+      of[i][j] = std::min({of[i - 1][j] + 1, of[i][j - 1] + 1, of[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0U : 1U)});
+      const bool swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
+      if (swapped) of[i][j] = std::min(of[i][j], of[i - 2][j - 2] + 1);
+    }
+  }
+  return of[a.size()][b.size()];
+}
+
+/// The option that the first unknown one of a command line was meant to be; empty where none is near.
+std::string nearest_option(std::span<const Flag> flags, int argc, const char* const* argv) {
+  constexpr std::size_t kLongest = 40;
+  for (int i = 1; i < argc; ++i) {
+    std::string_view word = argv[i];
+    if (word == "--") break;
+    if (!word.starts_with("--")) continue;
+    word.remove_prefix(2);
+    word = word.substr(0, word.find('='));
+    const auto is_it = [&](const Flag& flag) { return flag.name == word; };
+    if (word.size() > kLongest || std::any_of(flags.begin(), flags.end(), is_it)) continue;
+    const auto nearer = [&](const Flag& a, const Flag& b) { return distance(word, a.name) < distance(word, b.name); };
+    const auto nearest = std::min_element(flags.begin(), flags.end(), nearer);
+    const std::size_t most = std::max<std::size_t>(1, word.size() / 3);
+    if (nearest != flags.end() && distance(word, nearest->name) <= most) return std::string(nearest->name);
+    if (word.size() >= 3) {
+      const auto begins = [&](const Flag& flag) { return flag.name.starts_with(word); };
+      const auto longer = std::find_if(flags.begin(), flags.end(), begins);
+      if (longer != flags.end()) return std::string(longer->name);
+    }
+    return {};
+  }
+  return {};
 }
 
 [[noreturn]] void refuse(std::string_view option, std::string_view found, std::string_view expected) {
@@ -163,7 +206,9 @@ Arguments::Arguments(std::span<const Flag> flags, bool positionals, int argc, co
     for (const auto& argument : result.arguments()) given_.push_back({argument.key(), argument.value()});
     positionals_ = result.unmatched();
   } catch (const cxxopts::exceptions::no_such_option& error) {
-    throw UsageError(fmt::format("unknown option ({})", error.what()));
+    const std::string near = nearest_option(flags, argc, argv);
+    throw UsageError(fmt::format("unknown option ({}{})", error.what(),
+                                 near.empty() ? std::string() : fmt::format("; did you mean --{}", near)));
   } catch (const cxxopts::exceptions::exception& error) {
     throw UsageError(error.what());
   }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "apps/cli.h"
+#include "apps/pairs.h"
 #include "apps/signals.h"
 #include "mmrec/scorer.h"
 
@@ -127,6 +128,15 @@ std::optional<Document> Corpus::next_part(Split split) {
       if (is_wanted) encode(document, text);
     } else if (is_wanted && split == Split::kIds) {
       document.ids = parse_ids(*line, document.name, options_.vocab_size);
+    } else if (is_wanted && split == Split::kPairs) {
+      const Json object = parse_object(*line, document.name);
+      encode_pair(*options_.tokenizer, options_.prefix, string_field(object, "context", document.name),
+                  string_field(object, "continuation", document.name), document);
+      if (document.context == 0) {
+        throw RejectedFile(fmt::format(
+            "{}: field 'context' (found no tokens, expected some, as the tokenizer has neither BOS nor EOS)",
+            document.name));
+      }
     } else if (is_wanted) {
       encode(document, split == Split::kJsonl
                            ? string_field(parse_object(*line, document.name), options_.field, document.name)

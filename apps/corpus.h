@@ -23,6 +23,7 @@ struct Document {
   std::int64_t index = 0;     // among all documents of the input, from 0
   std::string name = {};      // FILE, or FILE:LINE of its first line
   std::vector<int> ids = {};  // the first is context only
+  std::size_t context = 1;    // so many ids are context only
   std::int64_t bytes = -1;
   std::int64_t words = -1;
 };
@@ -33,7 +34,8 @@ enum class Split : std::uint8_t {
   kLine,   // a line
   kBlank,  // lines up to a blank one
   kJsonl,  // a string in the JSON object of a line
-  kIds     // a line of token ids
+  kIds,    // a line of token ids
+  kPairs   // a line's JSON object of "context" and "continuation"
 };
 
 struct CorpusOptions {
@@ -41,7 +43,8 @@ struct CorpusOptions {
   std::optional<Split> split;            // none: kJsonl of files that are named .jsonl, kFile of others
   std::string field = "text";            // of JSON objects
   const Tokenizer* tokenizer = nullptr;  // needed but for ids; must live on
-  std::optional<int> prefix;             // stands before each text, instead of what the tokenizer puts there
+  std::optional<int> prefix;  // stands before each text, instead of what the tokenizer puts there; of a pair, for a
+                              // context without tokens
   std::int64_t vocab_size = 0;
   std::function<void(std::string_view)> on_warning = {};
   /// Whether a document is wanted; others are counted, and neither tokenized nor, where they are files, read. None: all

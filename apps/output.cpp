@@ -43,6 +43,13 @@ Output::Output(const std::filesystem::path& path) : target_(path) {
   open_temporary();
 }
 
+Output::Output(const std::filesystem::path& path, std::uint64_t keep) : target_(path) {
+  fd_ = open(target_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+  if (fd_ < 0) fail(errno);
+  const auto end = static_cast<off_t>(keep);
+  if (ftruncate(fd_, end) != 0 || lseek(fd_, end, SEEK_SET) != end) fail(errno);
+}
+
 void Output::open_temporary() {
   struct stat existing = {};
   const bool replaces = stat(target_.c_str(), &existing) == 0;
@@ -53,7 +60,7 @@ void Output::open_temporary() {
     temporary_.clear();
     fail(errno);
   }
-  set_interrupt_cleanup(temporary_.c_str());
+  add_interrupt_cleanup(temporary_.c_str());
   // As a plain open() would have left it, not private as mkostemp makes it.
   (void)fchmod(fd_, replaces ? existing.st_mode & 07777 : 0666 & ~current_umask());
 }
@@ -62,7 +69,7 @@ Output::~Output() {
   if (fd_ > STDERR_FILENO) (void)close(fd_);
   if (!temporary_.empty()) {
     (void)unlink(temporary_.c_str());
-    set_interrupt_cleanup(nullptr);
+    drop_interrupt_cleanup(temporary_.c_str());
   }
 }
 
@@ -97,12 +104,12 @@ void Output::flush() {
 
 void Output::commit() {
   flush();
-  if (!temporary_.empty() && fsync(fd_) != 0) fail(errno);
+  if (!temporary_.empty() && fsync(fd_) != 0) fail(errno);  // before a name is given to it
   if (close(std::exchange(fd_, -1)) != 0 && errno != EINTR) fail(errno);
   if (temporary_.empty()) return;
   if (rename(temporary_.c_str(), target_.c_str()) != 0) fail(errno);
+  drop_interrupt_cleanup(temporary_.c_str());
   temporary_.clear();
-  set_interrupt_cleanup(nullptr);
 }
 
 bool Output::is_terminal() const { return isatty(fd_) == 1; }

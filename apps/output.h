@@ -1,9 +1,10 @@
 // Where results go: stdout, or a file that appears whole or not at all.
 //
 // Must stay true: every write, flush and close is checked; a file named by -o is written beside its target and renamed
-// over it only when complete, and removed on every other way out.
+// over it only when complete, and removed on every other way out, unless it is one to go on with.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <stdexcept>
 #include <string>
@@ -31,6 +32,9 @@ class Output {
   /// A temporary file beside `path`, renamed to it by commit(). A target that is no regular file (a pipe, a device) is
   /// written to directly. Throws OutputError.
   explicit Output(const std::filesystem::path& path);
+  /// Goes on with the file at `path` behind its first `keep` bytes, made if there is none: what is written stays,
+  /// however the program ends. Throws OutputError.
+  Output(const std::filesystem::path& path, std::uint64_t keep);
   ~Output();
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;

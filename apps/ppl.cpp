@@ -4,6 +4,8 @@
 
 #include <chrono>
 #include <cmath>
+#include <filesystem>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -16,7 +18,12 @@
 #include "apps/corpus.h"
 #include "apps/model_folder.h"
 #include "apps/output.h"
+#include "apps/pairs.h"
+#include "apps/ppl_compare.h"
+#include "apps/ppl_html.h"
+#include "apps/ppl_merge.h"
 #include "apps/ppl_options.h"
+#include "apps/ppl_plot.h"
 #include "apps/ppl_report.h"
 #include "apps/ppl_score.h"
 #include "apps/progress.h"
@@ -51,7 +58,7 @@ Loaded load(const PplOptions& options) {
 
 /// What stands before each text: lm-evaluation-harness takes BOS, or else EOS, whatever the tokenizer does by itself.
 std::optional<int> prefix_of(const PplOptions& options, const std::optional<Tokenizer>& tokenizer) {
-  if (options.windows.mode != Mode::kRolling || !tokenizer) return std::nullopt;
+  if ((options.windows.mode != Mode::kRolling && !options.pairs()) || !tokenizer) return std::nullopt;
   if (tokenizer->bos_id() >= 0) return tokenizer->bos_id();
   if (tokenizer->eos_id() >= 0) return tokenizer->eos_id();
   throw RejectedFile(
@@ -73,7 +80,7 @@ std::optional<std::string_view> scored_calls(const ModelInfo& info, bool whole) 
 }
 
 RunIdentity identity_of(const PplOptions& options, const Loaded& loaded, std::string_view bos) {
-  RunIdentity identity = {{"mode", name_of(options.windows.mode)}};
+  RunIdentity identity = {{"mode", options.pairs() ? "pairs" : name_of(options.windows.mode)}};
   if (options.windows.mode != Mode::kFull) identity["window"] = options.windows.window;
   if (options.windows.mode == Mode::kStrided) identity["stride"] = options.windows.stride;
   if (const auto calls = scored_calls(loaded.info, options.whole_calls)) identity["calls"] = *calls;
@@ -85,7 +92,10 @@ RunIdentity identity_of(const PplOptions& options, const Loaded& loaded, std::st
   return identity;
 }
 
-Json details_of(const PplOptions& options, const Loaded& loaded, const Scored& scored, double rate) {
+/// What only the summary holds: what the run was made with, and what it cost.
+Json details_of(const PplOptions& options, const Loaded& loaded, const PrefillStats& prefill, Json timings) {
+  timings["load_s"] = loaded.seconds;
+  timings["peak_memory_bytes"] = peak_memory_bytes();
   return {{"model", with_device({{"folder", options.folder.string()},
                                  {"parameters", loaded.info.parameters},
                                  {"fingerprint", hex(loaded.info.fingerprint)}},
@@ -93,64 +103,218 @@ Json details_of(const PplOptions& options, const Loaded& loaded, const Scored& s
           {"prefill",
            {{"mode", prefill_names()[static_cast<std::size_t>(options.run.session.prefill)]},
             {"sweep_tol", sweep_tolerance_json(options.run.session)},
-            {"sweeps_per_token", scored.prefill.sweeps_per_token()},
-            {"fallbacks", scored.prefill.fallbacks}}},
+            {"sweeps_per_token", prefill.sweeps_per_token()},
+            {"fallbacks", prefill.fallbacks}}},
           {"batch", options.batch == 0 ? Json(nullptr) : Json(options.batch)},
-          {"timings",
-           {{"load_s", loaded.seconds},
-            {"read_s", scored.read_seconds},
-            {"score_s", scored.seconds},
-            {"tokens_per_s", rate},
-            {"peak_memory_bytes", peak_memory_bytes()}}}};
+          {"timings", std::move(timings)}};
 }
 
-int run(PplOptions options) {
-  // Made before the work, so that a place that cannot be written to costs no time.
-  const auto out = options.output ? std::make_unique<Output>(*options.output) : std::make_unique<Output>();
-  const Loaded loaded = load(options);
-  const std::optional<int> prefix = prefix_of(options, loaded.tokenizer);
-  const std::string_view bos = bos_of(loaded.tokenizer, prefix);
-  options.windows.repeats_first = options.windows.mode == Mode::kLlama && bos != "none";
-  SummaryContext context{.has_text = options.split != Split::kIds,
-                         .scores_all = options.windows.scores_all(),
-                         .identity = identity_of(options, loaded, bos)};
-  Report report(*out, options.format, options.detail, context.identity);
+using IsWanted = std::function<bool(std::int64_t index, const std::string& name)>;
 
-  Progress progress(Progress::Elsewhere::kLines, !options.quiet);
-  Corpus corpus({.files = options.files,
+IsWanted in_shard(const PplOptions& options) {
+  if (options.shards == 1) return nullptr;
+  return [shard = options.shard, shards = options.shards](std::int64_t index, const std::string&) {
+    return index % shards == shard;
+  };
+}
+
+Corpus corpus_of(const PplOptions& options, const Loaded& loaded, std::optional<int> prefix, Progress& progress,
+                 IsWanted is_wanted) {
+  return Corpus({.files = options.files,
                  .split = options.split,
                  .field = options.field,
                  .tokenizer = loaded.tokenizer ? &*loaded.tokenizer : nullptr,
                  .prefix = prefix,
                  .vocab_size = loaded.info.vocab_size,
-                 .on_warning = [&](std::string_view text) {
-                   progress.clear();
-                   warn(text);
-                 }});
-  const GracefulScope graceful;
-  PerplexityAccumulator sums;
-  ScorerOptions scorer{
-      .batch = options.batch, .session = options.run.session, .whole_calls = options.whole_calls, .on_progress = {}};
-  Scored scored;
+                 .on_warning =
+                     [&progress](std::string_view text) {
+                       progress.clear();
+                       warn(text);
+                     },
+                 .is_wanted = std::move(is_wanted)});
+}
+
+/// What an interrupted run has done, taken for granted as the corpus comes by it.
+class Done {
+ public:
+  Done(Resumed resumed, IsWanted is_wanted, PerplexityAccumulator& sums)
+      : resumed_(std::move(resumed)), is_wanted_(std::move(is_wanted)), sums_(sums) {}
+
+  bool is_left(std::int64_t index, const std::string& name) {
+    if (is_wanted_ && !is_wanted_(index, name)) return false;
+    if (next_ == resumed_.records.size()) return true;
+    const DocumentRecord& record = resumed_.records[next_++];
+    if (record.index != index || record.name != name) {
+      throw RejectedFile(fmt::format("--resume: record {} is of another document (found {} '{}', expected {} '{}')",
+                                     next_, record.index, printable(record.name), index, printable(name)));
+    }
+    if (!add_record(record, sums_)) ++empty_;
+    return false;
+  }
+  void finish() const {
+    if (next_ == resumed_.records.size()) return;
+    throw RejectedFile(
+        fmt::format("--resume: more records than documents (found {}, expected {})", resumed_.records.size(), next_));
+  }
+  std::int64_t empty() const { return empty_; }
+
+ private:
+  Resumed resumed_;
+  IsWanted is_wanted_;
+  PerplexityAccumulator& sums_;
+  std::size_t next_ = 0;
+  std::int64_t empty_ = 0;
+};
+
+/// What is made of documents besides the report.
+struct Extras {
+  Extras(const PplOptions& options, const Loaded& loaded, const RunIdentity& identity) {
+    if (options.compare) comparison.emplace(*options.compare);
+    if (options.html) html = std::make_unique<HtmlReport>(*options.html, loaded.tokenizer, identity);
+    if (options.plot) {
+      plot = std::make_unique<LossPlot>();
+      plot_file = std::make_unique<Output>(std::filesystem::path(*options.plot));
+    }
+  }
+  void add(const ScoredDocument& scored) {
+    if (comparison) comparison->add(scored);
+    if (html) html->add(scored);
+    if (plot) plot->add(scored);
+  }
+  void finish(const Json& summary) {
+    if (html) html->finish(summary);
+    if (!plot) return;
+    plot_file->write(plot->svg(fmt::format("ppl {} ({} tokens, mode {})", dump(summary["ppl"]), dump(summary["tokens"]),
+                                           summary["mode"].get<std::string>())));
+    plot_file->commit();
+  }
+
+  std::optional<Comparison> comparison;
+  std::unique_ptr<HtmlReport> html;
+  std::unique_ptr<LossPlot> plot;
+  std::unique_ptr<Output> plot_file;
+};
+
+/// Calls `work`; what it has written before it throws is not lost.
+template <class Work>
+auto keeping(Output& out, const PplOptions& options, Work&& work) {
   try {
-    scored = score_corpus(loaded.models, scorer, options.windows, corpus, progress, sums,
-                          [&](const ScoredDocument& document) { report.add(document); });
+    return work();
   } catch (...) {
-    if (!options.output) out->flush();  // what came before is done
+    if (!options.output || options.resume) out.flush();
     throw;
   }
+}
+
+int run_pairs(const PplOptions& options, const Loaded& loaded, std::optional<int> prefix, const RunIdentity& identity,
+              Output& out) {
+  const VariantOptions& variant = loaded.info.variant;
+  if (variant.calls.value_or(Calls::kStepwise) != Calls::kStepwise && variant.bank.value_or(true)) {
+    throw UsageError("--pairs: this model cuts calls otherwise than scores do. Try: --calls stepwise");
+  }
+  Records records(out, options.format, "pairs", true);
+  Progress progress(Progress::Elsewhere::kLines, !options.quiet);
+  Corpus corpus = corpus_of(options, loaded, prefix, progress, in_shard(options));
+  std::int64_t consumed = 0;
+  ScorerOptions scorer{.batch = options.batch, .session = options.run.session, .whole_calls = false, .on_progress = {}};
+  scorer.on_progress = [&](std::int64_t tokens, double) {
+    progress.update(consumed += tokens, corpus.expected_tokens());
+    return interrupt_exit_code() == 0;
+  };
+  const GracefulScope graceful;
+  const auto start = Clock::now();
+  const PairsDone done = keeping(out, options, [&] {
+    return score_pairs(loaded.models, *loaded.tokenizer, scorer, corpus,
+                       [&](const Document& pair, const PairScore& score) {
+                         Json record = {{"pair", pair.index},
+                                        {"name", pair.name},
+                                        {"loglikelihood", score.loglikelihood},
+                                        {"is_greedy", score.is_greedy},
+                                        {"tokens", pair.ids.size() - pair.context},
+                                        {"context_tokens", pair.context}};
+                         record.update(identity);
+                         records.add(record);
+                       });
+  });
+  progress.clear();
+  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  if (done.interrupted) {
+    if (!options.output) out.flush();
+    log_line(fmt::format("interrupted after {} pairs", done.pairs));
+    return interrupt_exit_code();
+  }
+  Json summary = {{"schema", "mmrec-ppl-pairs/1"},       {"count", done.pairs},   {"tokens", done.tokens},
+                  {"loglikelihood", done.loglikelihood}, {"greedy", done.greedy}, {"empty_pairs", done.empty}};
+  add_identity(summary, identity);
+  summary.update(details_of(options, loaded, done.prefill, {{"score_s", seconds}, {"decoded_pairs", done.decoded}}));
+  records.finish(summary);
+  out.commit();
+  if (!options.quiet) {
+    log_line(fmt::format("load {:.3f} s | {} | {} pairs in {:.2f} s, {:.1f} pairs/s | peak {:.1f} MB", loaded.seconds,
+                         place_of(loaded.info), done.pairs, seconds, static_cast<double>(done.pairs) / seconds,
+                         static_cast<double>(peak_memory_bytes()) * 1e-6));
+  }
+  return kOk;
+}
+
+int run(PplOptions options) {
+  // Made before the work, so that a place that cannot be written to costs no time.
+  std::unique_ptr<Output> out;
+  if (!options.resume) out = options.output ? std::make_unique<Output>(*options.output) : std::make_unique<Output>();
+  const Loaded loaded = load(options);
+  const std::optional<int> prefix = prefix_of(options, loaded.tokenizer);
+  const std::string_view bos = bos_of(loaded.tokenizer, options.pairs() ? std::nullopt : prefix);
+  options.windows.repeats_first = options.windows.mode == Mode::kLlama && bos != "none";
+  SummaryContext context{.has_text = options.split != Split::kIds,
+                         .scores_all = options.windows.scores_all(),
+                         .identity = identity_of(options, loaded, bos)};
+  if (options.pairs()) return run_pairs(options, loaded, prefix, context.identity, *out);
+
+  PerplexityAccumulator sums;
+  Resumed resumed;
+  if (options.resume) {
+    resumed = read_resumed(*options.output, context.identity);
+    out = std::make_unique<Output>(*options.output, resumed.bytes);
+  }
+  Done before(std::move(resumed), in_shard(options), sums);
+  Report report(*out, options.format, options.detail, context.identity);
+  Extras extras(options, loaded, context.identity);
+  Progress progress(Progress::Elsewhere::kLines, !options.quiet);
+  Corpus corpus = corpus_of(options, loaded, prefix, progress,
+                            [&](std::int64_t index, const std::string& name) { return before.is_left(index, name); });
+  const GracefulScope graceful;
+  const ScorerOptions scorer{
+      .batch = options.batch, .session = options.run.session, .whole_calls = options.whole_calls, .on_progress = {}};
+  const Scored scored = keeping(*out, options, [&] {
+    return score_corpus(loaded.models, scorer, options.windows, corpus, progress, sums,
+                        [&](const ScoredDocument& document) {
+                          report.add(document);
+                          extras.add(document);
+                          if (options.resume) out->flush();
+                        });
+  });
   progress.clear();
   const double rate = scored.seconds > 0.0 ? static_cast<double>(scored.tokens_done) / scored.seconds : 0.0;
   if (scored.interrupted) {
-    if (!options.output) out->flush();
+    if (!options.output || options.resume) out->flush();
     log_line(fmt::format("interrupted after {} tokens{}, ppl so far {:.6g}", scored.tokens_done,
                          corpus.is_at_end() ? fmt::format(" of {}", corpus.tokens()) : "", scored.running.ppl()));
     return interrupt_exit_code();
   }
 
-  context.empty_docs = scored.empty_docs;
-  context.details = details_of(options, loaded, scored, rate);
-  report.finish(summary_json(scored.summary, context));
+  before.finish();
+  context.empty_docs = scored.empty_docs + before.empty();
+  context.details = details_of(options, loaded, scored.prefill,
+                               {{"read_s", scored.read_seconds}, {"score_s", scored.seconds}, {"tokens_per_s", rate}});
+  if (options.shards > 1) context.details["shard"] = fmt::format("{}/{}", options.shard + 1, options.shards);
+  if (extras.comparison) {
+    const Json differences = extras.comparison->finish();
+    context.details.update(differences);
+    log_line(fmt::format("{}: {}", *options.compare, dump(differences)));
+  }
+  const Json summary = summary_json(scored.summary, context);
+  report.finish(summary);
+  extras.finish(summary);
   out->commit();
   if (scored.summary.tokens == 0) log_line("0 scored tokens: there is no perplexity");
   if (options.quiet) return kOk;
@@ -162,6 +326,7 @@ int run(PplOptions options) {
 }
 
 int ppl_main(int argc, char** argv) {
+  if (argc > 1 && std::string_view(argv[1]) == "merge") return merge_main(argc - 1, argv + 1);
   const std::vector<Flag> flags = flags_of(ppl_option_table());
   const Arguments arguments(flags, true, argc, argv);
   if (print_help_or_version(arguments, ppl_help(false), ppl_help(true), kProgram)) return kOk;

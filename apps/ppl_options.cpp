@@ -16,13 +16,17 @@ Perplexity of documents, "-" is stdin. Results are on stdout, timings on stderr.
 )";
 
 constexpr auto kOptions = std::to_array<Option>({
-    {{"model", 'm'}, "DIR", "model folder (default: the bundled model)", true},
+    {{"model", 'm'}, "DIR", "model folder, or DIR before all FILEs (the bundled model)", true},
+    {{"file", 'f', true, true}, "FILE", "a document, as FILE alone; may be repeated"},
     {{"ids", 0, false}, "", "each line is a document of JSON token ids, the first is context only", true},
     {{"split-by"},
      "S",
      "a document is: file, line, blank (up to a blank line) or jsonl (of *.jsonl the default)",
      true},
     {{"field"}, "NAME", "what of a JSON line is the text (text)"},
+    {{"pairs", 0, false},
+     "",
+     "log p and is_greedy of the continuation in lines {\"context\": ..., \"continuation\": ...}"},
     {{"mode"}, "M", "full, rolling, strided or llama: windows as other programs have", true},
     {{"window"}, "N", "tokens of a window", false},
     {{"stride"}, "N", "from window to window of --mode strided (half a window)", false},
@@ -30,6 +34,11 @@ constexpr auto kOptions = std::to_array<Option>({
     {{"per-token", 0, false}, "", "each token's log-prob, as jsonl, csv or json", true},
     {{"per-doc", 0, false}, "", "each document's figures, likewise"},
     {{"output", 'o'}, "FILE", "write the result there, whole or not at all", true},
+    {{"compare"}, "FILE", "differences from the log-probs that --per-token wrote there as jsonl"},
+    {{"plot"}, "FILE", "an SVG of loss against position and of documents by loss"},
+    {{"html"}, "FILE", "the text with each token coloured by its surprise", true},
+    {{"resume", 0, false}, "", "go on where a run with the same -o FILE.jsonl ended"},
+    {{"shard"}, "I/N", "every Nth document from the Ith (from 1); mmrec-ppl merge FILE... adds up", true},
     {{"quiet", 'q', false}, "", "no progress and no timings"},
     {{"batch"}, "N", "documents scored together at most (as many as suit the device and its memory)"},
     {{"device"}, "D", "auto, cpu, cuda, cuda:N (GPU N, from 0) or cuda:all", true},
@@ -50,11 +59,21 @@ constexpr std::array<std::string_view, 4> kModes = {"full", "rolling", "strided"
 constexpr std::array<std::string_view, 4> kFormats = {"text", "json", "jsonl", "csv"};
 constexpr std::array<std::string_view, 4> kSplits = {"file", "line", "blank", "jsonl"};
 
-std::vector<std::string> input_files(const Arguments& arguments) {
-  const auto& files = arguments.positionals();
-  if (files.empty()) throw UsageError("no documents (expected FILE..., or - for stdin)");
-  if (std::count(files.begin(), files.end(), "-") > 1) throw UsageError("-: given more than once");
-  return files;
+/// Sets folder and files: a folder that holds a model may be the first argument, in place of -m.
+void read_files(const Arguments& arguments, PplOptions& options) {
+  options.files = arguments.list("file");
+  std::span<const std::string> rest = arguments.positionals();
+  std::error_code ignored;
+  if (!rest.empty() && std::filesystem::is_regular_file(std::filesystem::path(rest.front()) / "config.json", ignored)) {
+    if (arguments.has("model")) {
+      throw UsageError(fmt::format("--model: not with a model folder as the first argument ('{}')", rest.front()));
+    }
+    options.folder = rest.front();
+    rest = rest.subspan(1);
+  }
+  options.files.insert(options.files.end(), rest.begin(), rest.end());
+  if (options.files.empty()) throw UsageError("no documents (expected FILE..., or - for stdin)");
+  if (std::count(options.files.begin(), options.files.end(), "-") > 1) throw UsageError("-: given more than once");
 }
 
 void refuse_together(const Arguments& arguments, std::string_view one, std::string_view other) {
@@ -62,11 +81,16 @@ void refuse_together(const Arguments& arguments, std::string_view one, std::stri
 }
 
 void read_input(const Arguments& arguments, PplOptions& options) {
-  options.files = input_files(arguments);
+  read_files(arguments, options);
   refuse_together(arguments, "ids", "split-by");
   refuse_together(arguments, "ids", "field");
+  for (const std::string_view other :
+       {"ids", "split-by", "field", "mode", "per-token", "per-doc", "compare", "plot", "html", "leaky"}) {
+    refuse_together(arguments, "pairs", other);
+  }
   if (arguments.has("split-by")) options.split = static_cast<Split>(arguments.choice("split-by", kSplits));
   if (arguments.has("ids")) options.split = Split::kIds;
+  if (arguments.has("pairs")) options.split = Split::kPairs;
   options.field = arguments.text("field").value_or("text");
 }
 
@@ -98,9 +122,10 @@ void read_report(const Arguments& arguments, PplOptions& options) {
                                               : ReportDetail::kSummary;
   options.output = arguments.text("output");
   options.quiet = arguments.has("quiet");
+  if (arguments.has("pairs")) options.detail = ReportDetail::kDocuments;
   if (options.detail == ReportDetail::kSummary) return;
   if (!arguments.has("format")) options.format = ReportFormat::kJsonl;
-  if (options.format == ReportFormat::kText) {
+  if (options.format == ReportFormat::kText && !arguments.has("pairs")) {
     throw UsageError(fmt::format("--{}: not with --format text (expected json, jsonl or csv)",
                                  arguments.has("per-token") ? "per-token" : "per-doc"));
   }
@@ -121,6 +146,29 @@ bool scores_whole_calls(const Arguments& arguments, const RunOptions& run) {
   return whole;
 }
 
+void read_parts(const Arguments& arguments, PplOptions& options) {
+  if (const auto shard = arguments.text("shard")) {
+    const std::size_t slash = std::min(shard->find('/'), shard->size());
+    const auto number = parse_integer(std::string_view(*shard).substr(0, slash));
+    const auto of = parse_integer(std::string_view(*shard).substr(std::min(slash + 1, shard->size())));
+    if (!number || !of || *number < 1 || *of < *number) {
+      throw UsageError(
+          fmt::format("--shard: not a valid value (found '{}', expected I/N with 1 <= I <= N)", printable(*shard)));
+    }
+    options.shard = *number - 1;
+    options.shards = *of;
+  }
+  options.compare = arguments.text("compare");
+  options.plot = arguments.text("plot");
+  options.html = arguments.text("html");
+  options.resume = arguments.has("resume");
+  for (const std::string_view other : {"compare", "plot", "html"}) refuse_together(arguments, "resume", other);
+  const bool has_records = options.format == ReportFormat::kJsonl && options.detail != ReportDetail::kTokens;
+  if (options.resume && (!has_records || !options.output || options.pairs())) {
+    throw UsageError("--resume: only with -o FILE and a line of JSON a document (--format jsonl)");
+  }
+}
+
 }  // namespace
 
 std::span<const Option> ppl_option_table() { return kOptions; }
@@ -135,7 +183,8 @@ PplOptions ppl_options(const Arguments& arguments) {
   read_report(arguments, options);
   read_windows(arguments, options);
   read_input(arguments, options);
-  options.folder = model_folder(arguments);
+  read_parts(arguments, options);
+  if (options.folder.empty()) options.folder = model_folder(arguments);
   return options;
 }
 

@@ -23,10 +23,17 @@ struct PplOptions {
   std::vector<std::string> files;
   std::optional<Split> split;
   std::string field = "text";
+  bool pairs() const { return split == Split::kPairs; }
   WindowOptions windows;
   ReportFormat format = ReportFormat::kText;
   ReportDetail detail = ReportDetail::kSummary;
   std::optional<std::string> output;
+  std::optional<std::string> compare;
+  std::optional<std::string> plot;
+  std::optional<std::string> html;
+  bool resume = false;
+  std::int64_t shard = 0;  // of `shards`: every document of which the number leaves this remainder
+  std::int64_t shards = 1;
   bool quiet = false;
   bool whole_calls = false;  // of mmrec-jax: log-probs may be given later tokens
 };

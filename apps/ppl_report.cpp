@@ -60,6 +60,12 @@ std::string tokens_members(const ScoredDocument& scored) {
 std::string dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 Json real_or_null(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 
+void add_identity(Json& summary, const RunIdentity& identity) {
+  for (const auto& [key, value] : identity.items()) {
+    summary[key == "model" || key == "tokenizer" ? key + "_fingerprint" : key] = value;
+  }
+}
+
 Json summary_json(const PerplexitySummary& summary, const SummaryContext& context) {
   const double none = std::numeric_limits<double>::quiet_NaN();
   const bool of_text = context.has_text && context.scores_all;
@@ -75,9 +81,7 @@ Json summary_json(const PerplexitySummary& summary, const SummaryContext& contex
                {"word_ppl", real_or_null(of_text ? summary.word_ppl : none)},
                {"byte_ppl", real_or_null(of_text ? summary.byte_ppl : none)},
                {"empty_docs", context.empty_docs}};
-  for (const auto& [key, value] : context.identity.items()) {
-    json[key == "model" || key == "tokenizer" ? key + "_fingerprint" : key] = value;
-  }
+  add_identity(json, context.identity);
   for (const auto& [key, value] : context.details.items()) json[key] = value;
   return json;
 }
@@ -86,10 +90,11 @@ std::string summary_text(const Json& summary) {
   std::string text;
   for (const auto& [key, value] : summary.items()) {
     if (value.is_structured() || key == "schema" || key == "batch") continue;
-    const std::string shown = value.is_number_float() ? fmt::format("{:.6f}", value.get<double>())
-                              : value.is_null()       ? "n/a"
-                              : value.is_string()     ? value.get<std::string>()
-                                                      : value.dump();
+    std::string shown = value.is_null() ? "n/a" : value.is_string() ? value.get<std::string>() : value.dump();
+    if (value.is_number_float()) {
+      const auto number = value.get<double>();
+      shown = number != 0.0 && std::abs(number) < 1e-3 ? fmt::format("{:.6g}", number) : fmt::format("{:.6f}", number);
+    }
     constexpr std::string_view kIdentity = "_fingerprint";
     const std::string_view name =
         key.ends_with(kIdentity) ? std::string_view(key).substr(0, key.size() - kIdentity.size()) : key;

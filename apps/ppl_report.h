@@ -29,6 +29,9 @@ struct SummaryContext {
   nlohmann::ordered_json details = nlohmann::ordered_json::object();  // what else: model, prefill, timings
 };
 
+/// Adds an identity to a summary, where fingerprints are named such: its "model" says more.
+void add_identity(nlohmann::ordered_json& summary, const RunIdentity& identity);
+
 /// The summary object, schema "mmrec-ppl/1". A measure without a value is null.
 nlohmann::ordered_json summary_json(const PerplexitySummary& summary, const SummaryContext& context);
 /// The same for people: a line per figure.

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <csignal>
 #include <cstdio>
@@ -13,13 +14,15 @@ namespace {
 // Everything the handler touches: lock-free atomics and a message made beforehand.
 std::atomic<int> pending{0};
 std::atomic<bool> graceful{false};
-std::atomic<const char*> cleanup{nullptr};
+std::array<std::atomic<const char*>, 8> cleanup{};
 char message[128];
 std::size_t message_size = 0;
 
 extern "C" void on_interrupt(int signal) {
   if (graceful.load() && pending.exchange(signal) == 0) return;
-  if (const char* path = cleanup.load()) (void)unlink(path);
+  for (const auto& file : cleanup) {
+    if (const char* path = file.load()) (void)unlink(path);
+  }
   (void)!write(STDERR_FILENO, message, message_size);
   _exit(128 + signal);
 }
@@ -50,6 +53,17 @@ int interrupt_exit_code() {
 GracefulScope::GracefulScope() { graceful.store(true); }
 GracefulScope::~GracefulScope() { graceful.store(false); }
 
-void set_interrupt_cleanup(const char* path) { cleanup.store(path); }
+void add_interrupt_cleanup(const char* path) {
+  for (auto& file : cleanup) {
+    const char* none = nullptr;
+    if (file.compare_exchange_strong(none, path)) return;
+  }
+}
+void drop_interrupt_cleanup(const char* path) {
+  for (auto& file : cleanup) {
+    const char* expected = path;
+    if (file.compare_exchange_strong(expected, nullptr)) return;
+  }
+}
 
 }  // namespace mmrec::apps

@@ -23,7 +23,9 @@ class GracefulScope {
   GracefulScope& operator=(const GracefulScope&) = delete;
 };
 
-/// A temporary file that the handler removes where it ends the program; null for none. `path` must stay valid.
-void set_interrupt_cleanup(const char* path);
+/// A temporary file, one of up to eight, that the handler removes where it ends the program. `path` must stay valid
+/// until it is dropped.
+void add_interrupt_cleanup(const char* path);
+void drop_interrupt_cleanup(const char* path);
 
 }  // namespace mmrec::apps

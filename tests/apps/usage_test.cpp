@@ -137,6 +137,16 @@ TEST(Usage, PplRefuses) {
   }
 }
 
+TEST(Usage, AnUnknownOptionNamesTheNearest) {
+  const std::vector<std::pair<Words, std::string>> lines = {{{kPpl, "--fromat", "json", "-"}, "did you mean --format)"},
+                                                            {{kPpl, "--per-tokens", "-"}, "--per-token)"},
+                                                            {{kPpl, "--split=line", "-"}, "did you mean --split-by)"},
+                                                            {{kGenerate, "--promt=x"}, "did you mean --prompt)"},
+                                                            {{kBench, "--lenghts", "1"}, "did you mean --lengths)"}};
+  for (const auto& [arguments, says] : lines) expect_refused(run(arguments), 2, {says}, joined(arguments));
+  EXPECT_EQ(run({kPpl, "--zzz", "-"}).err.find("did you mean"), std::string::npos);
+}
+
 TEST(Usage, BenchRefuses) {
   const std::vector<BadLine> lines = {
       {{"--lengths", "1,"}, "--lengths"},
