@@ -66,6 +66,7 @@ Json run_json(const BenchRun& run) {
   for (const BenchRow& row : run.rows) rows.push_back(row_json(run, row));
   Json json = {{"machine", machine_json(run)},
                {"model", with_device({{"folder", run.folder.string()},
+                                      {"architecture", run.info.architecture},
                                       {"parameters", run.info.parameters},
                                       {"model_dim", run.info.model_dim},
                                       {"layers", run.info.num_layers},

@@ -122,6 +122,7 @@ ProductCounts product_counts(const std::filesystem::path& folder, const VariantO
 
 std::vector<std::string_view> architecture_names() {
   std::vector<std::string_view> names;
+  names.reserve(kArchitectures.size());
   for (const Architecture& architecture : kArchitectures) names.push_back(architecture.name);
   return names;
 }

@@ -50,7 +50,7 @@ class CpuExecutor final : public ExecutorBase<CpuExecutor<Lane>, kernels::Cpu> {
   class Lease {
    public:
     Lease(CpuExecutor& executor, std::unique_ptr<Lane> lane) : executor_(executor), lane_(std::move(lane)) {}
-    Lease(Lease&&) = default;
+    Lease(Lease&&) noexcept = default;
     Lease& operator=(Lease&&) = delete;
     ~Lease() {
       if (lane_ != nullptr) executor_.give_back(std::move(lane_));

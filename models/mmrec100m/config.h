@@ -1,6 +1,7 @@
 // Hyper-parameters of an MMRec100M model, read from config.json and validated once.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -24,9 +25,9 @@ struct Config100m {
   TextIds ids;
 
   /// How many experts run.
-  int stacks() const { return expert == Expert::kBoth ? 2 : 1; }
+  std::size_t stacks() const { return expert == Expert::kBoth ? 2 : 1; }
   /// The first expert that runs: 0 text, 1 code.
-  int first() const { return expert == Expert::kCode ? 1 : 0; }
+  std::size_t first() const { return expert == Expert::kCode ? 1 : 0; }
   /// What MM-Rec's code takes an expert for: a model of its own whose only segment never ends and which has no memory.
   Config stack() const;
 

@@ -23,17 +23,17 @@ class Sides<kernels::Cpu> {
     halves_[1] = std::make_unique<kernels::Cpu>(main.threads() / 2);
   }
 
-  kernels::Cpu& of(int side) {
-    const auto& half = halves_[static_cast<std::size_t>(side)];
+  kernels::Cpu& of(std::size_t side) {
+    const auto& half = halves_[side];
     return half == nullptr ? main_ : *half;
   }
   template <class Run>
   void run(bool /*waits*/, const Run& run) {
     if (halves_[0] == nullptr) {
-      run(0);
-      run(1);
+      run(std::size_t{0});
+      run(std::size_t{1});
     } else {
-      companion_.run([&] { run(0); }, [&] { run(1); });
+      companion_.run([&] { run(std::size_t{0}); }, [&] { run(std::size_t{1}); });
     }
   }
 

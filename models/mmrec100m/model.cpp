@@ -80,7 +80,7 @@ ProductCounts products_of_mmrec100m(const ModelSource& source) {
   const std::int64_t dim = config.expert_dim;
   ProductCounts counts = products_of_blocks(config.stack());
   const std::int64_t of_q = config.num_layers * dim * dim;  // which nothing is attended to for
-  counts.per_token = config.stacks() * (counts.per_token - of_q) + 4 * dim * dim;
+  counts.per_token = static_cast<std::int64_t>(config.stacks()) * (counts.per_token - of_q) + 4 * dim * dim;
   counts.head = config.vocab_size * 2 * dim;
   return counts;
 }

@@ -42,11 +42,10 @@ class Net100m {
         sides_(sides),
         plan_(plan),
         layout_(config) {
-    for (int i = 0; i < config.stacks(); ++i) {
+    for (std::size_t i = 0; i < config.stacks(); ++i) {
       Backend& own = config.stacks() == 2 ? sides.of(i) : backend;
-      stacks_[static_cast<std::size_t>(i)] =
-          std::make_unique<Stack<Backend, A>>(stack_config_, stack_view(view_, config.first() + i), own, plan_,
-                                              layout_.stacks[static_cast<std::size_t>(i)]);
+      stacks_[i] = std::make_unique<Stack<Backend, A>>(stack_config_, stack_view(view_, config.first() + i), own, plan_,
+                                                       layout_.stacks[i]);
     }
   }
   Net100m(const Net100m&) = delete;
@@ -109,12 +108,11 @@ class Net100m {
   bool step_at_once(const int* tokens, const Batch& b, Matrix<float> logits) {
     if constexpr (WholeStep<Backend, A>::kBackendHasIt) {
       std::array<WholeStep<Backend, A>*, 2> steps = {};
-      for (int i = 0; i < config_.stacks(); ++i) {
-        auto& stack = *stacks_[static_cast<std::size_t>(i)];
-        auto*& step = steps[static_cast<std::size_t>(i)];
-        step = stack.whole_step(backend_, tokens, b, config_.stacks());
-        if (step == nullptr) return false;
-        step->op().x = stack.work().x(b.sequences).data;
+      for (std::size_t i = 0; i < config_.stacks(); ++i) {
+        Stack<Backend, A>& stack = *stacks_[i];
+        steps[i] = stack.whole_step(backend_, tokens, b, static_cast<std::int64_t>(config_.stacks()));
+        if (steps[i] == nullptr) return false;
+        steps[i]->op().x = stack.work().x(b.sequences).data;
       }
       steps[0]->run_with(steps[1], backend_);
       ragged_ = true;
@@ -152,12 +150,12 @@ class Net100m {
   template <class Run>
   void run_stacks(bool waits, const Run& run) {
     if (config_.stacks() == 1) return run(std::size_t{0});
-    sides_.run(waits, [&](int side) { run(static_cast<std::size_t>(side)); });
+    sides_.run(waits, run);
   }
   /// Where the normed rows of stack i go: its expert's half of the fusion's input.
   Matrix<A> half(std::size_t i, std::int64_t rows) {
     const std::int64_t dim = config_.expert_dim;
-    return {joined_.data() + (config_.first() + static_cast<std::int64_t>(i)) * dim, rows, dim, 2 * dim};
+    return {joined_.data() + static_cast<std::int64_t>(config_.first() + i) * dim, rows, dim, 2 * dim};
   }
   Matrix<A> fuse(std::int64_t rows) {
     const std::int64_t dim = 2 * config_.expert_dim;

@@ -21,9 +21,9 @@ struct SlotLayout100m {
 
  private:
   SlotLayout100m(const Config100m& config, const Config& stack, SlotPlaces places)
-      : stacks{SlotLayout(stack, places), SlotLayout(stack, places)} {
-    logits = places.place(static_cast<std::size_t>(config.vocab_size) * sizeof(float));
-    bytes = places.bytes();
+      : stacks{SlotLayout(stack, places), SlotLayout(stack, places)},
+        logits(places.place(static_cast<std::size_t>(config.vocab_size) * sizeof(float))),
+        bytes(places.bytes()) {
     for (SlotLayout& of_stack : stacks) of_stack.bytes = bytes;
   }
 };
@@ -34,14 +34,13 @@ inline StateLayout state_layout(const Config100m& config) {
   const SlotLayout100m slot(config);
   StateLayout layout{.numbers = {{"num_layers", config.num_layers},
                                  {"expert_dim", config.expert_dim},
-                                 {"experts", config.stacks()},
+                                 {"experts", static_cast<std::int64_t>(config.stacks())},
                                  {"vocab_size", config.vocab_size}},
                      .parts = {},
                      .slot_bytes = slot.bytes};
   constexpr std::array<std::string_view, 2> kNames = {"text.h", "code.h"};
-  for (int i = 0; i < config.stacks(); ++i) {
-    layout.parts.push_back({kNames[static_cast<std::size_t>(config.first() + i)], kF32, config.num_layers,
-                            config.expert_dim, slot.stacks[static_cast<std::size_t>(i)].h});
+  for (std::size_t i = 0; i < config.stacks(); ++i) {
+    layout.parts.push_back({kNames[config.first() + i], kF32, config.num_layers, config.expert_dim, slot.stacks[i].h});
   }
   layout.parts.push_back({"logits", kF32, 1, config.vocab_size, slot.logits, false});
   return layout;

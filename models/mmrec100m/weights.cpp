@@ -58,9 +58,8 @@ HostWeights100m load_weights(const Checkpoint& checkpoint, const Config100m& con
                 warn);
   const Sizes sizes = sizes_of(config.stack());
   HostWeights100m weights;
-  for (int i = 0; i < config.stacks(); ++i) {
-    weights.experts[static_cast<std::size_t>(config.first() + i)].layers.resize(
-        static_cast<std::size_t>(config.num_layers));
+  for (std::size_t i = 0; i < config.stacks(); ++i) {
+    weights.experts[config.first() + i].layers.resize(static_cast<std::size_t>(config.num_layers));
   }
   WeightReader reader(checkpoint, options);
   std::string prefix;

@@ -72,8 +72,8 @@ View100m<kernels::Host> view_of(const HostWeights100m& weights);
 
 /// An expert as a stack of MM-Rec's takes it: without a head.
 template <class Space>
-ModelView<Space> stack_view(const View100m<Space>& view, int expert) {
-  const auto& fields = view.experts[static_cast<std::size_t>(expert)];
+ModelView<Space> stack_view(const View100m<Space>& view, std::size_t expert) {
+  const auto& fields = view.experts[expert];
   return {.embedding = view.embedding, .head = {}, .norm = fields.norm, .layers = fields.layers};
 }
 

@@ -19,7 +19,7 @@ class Sides<kernels::Cuda> {
  public:
   explicit Sides(kernels::Cuda& main) : main_(main) {}
 
-  kernels::Cuda& of(int side) {
+  kernels::Cuda& of(std::size_t side) {
     if (side == 0) return main_;
     if (!second_) second_.emplace(main_.device());
     return *second_;
@@ -29,14 +29,14 @@ class Sides<kernels::Cuda> {
     kernels::Cuda& second = of(1);
     second.follow(main_);
     if (waits) {
-      companion_.run([&] { run(0); },
+      companion_.run([&] { run(std::size_t{0}); },
                      [&] {
                        second.make_current();
-                       run(1);
+                       run(std::size_t{1});
                      });
     } else {
-      run(0);
-      run(1);
+      run(std::size_t{0});
+      run(std::size_t{1});
     }
     main_.follow(second);
   }

@@ -263,6 +263,23 @@ TEST_F(StreamTest, CapturedWorkRunsWhenTheGraphIsLaunched) {
   ASSERT_EQ(cudaGraphExecDestroy(executable), cudaSuccess);
 }
 
+TEST_F(StreamTest, AStreamOfAnotherBackendJoinsWithWhatItHasJoined) {
+  Cuda other;
+  cudaGraph_t graph = nullptr;
+  for (const bool joins : {true, false}) {
+    begin();
+    other.follow(cuda());
+    add(other.stream(), 1);
+    other.fork();
+    add(other.side_stream(), 10);
+    if (joins) other.join();
+    cuda().follow(other);
+    EXPECT_EQ(cudaStreamEndCapture(cuda().stream(), &graph), joins ? cudaSuccess : cudaErrorStreamCaptureUnjoined);
+    if (joins) cudaGraphDestroy(graph);
+    cudaGetLastError();
+  }
+}
+
 TEST_F(StreamTest, WhatMayNotBeCapturedFails) {
   cudaGraph_t graph = nullptr;
   begin();

@@ -58,6 +58,12 @@ struct CUstream_st {
   std::shared_ptr<Capture> capture;
   std::size_t recorded = 0;  // captured operations
   std::size_t joined = 0;    // how many of them the origin has waited for
+  struct Wait {
+    std::size_t at = 0;  // number of this stream's operation that waited
+    CUstream_st* stream = nullptr;
+    std::size_t captured = 0;  // of that stream's operations
+  };
+  std::vector<Wait> waits = {};  // for streams of the capture
 };
 struct CUevent_st {
   int device = mmrec::cuda_emulation::current_device();
@@ -119,6 +125,15 @@ cudaError_t create(cudaStream_t* stream, unsigned flags) {
   return cudaSuccess;
 }
 
+/// The origin has waited for so many of the stream's operations, and so for what these have waited for.
+void join(CUstream_st& stream, std::size_t captured) {
+  if (captured <= stream.joined) return;
+  stream.joined = captured;
+  for (const CUstream_st::Wait& wait : stream.waits) {
+    if (wait.at <= captured) join(*wait.stream, wait.captured);
+  }
+}
+
 /// Waiting for a stream or event that is captured invalidates the capture.
 cudaError_t refuse(Capture& capture) {
   capture.invalidated = true;
@@ -157,13 +172,17 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     if (stream->capture == nullptr) {
       stream->capture = capture;
       stream->recorded = stream->joined = 0;
+      stream->waits.clear();
       capture->streams.push_back(stream);
     }
     if (stream->capture != capture) return set_error(cudaErrorStreamCaptureUnsupported);
     if (stream == capture->origin) {
-      event->captured_stream->joined = event->captured;
+      join(*event->captured_stream, event->captured);
     } else {
       ++stream->recorded;  // there is something now that the origin must wait for
+      if (event->captured_stream != capture->origin) {
+        stream->waits.push_back({stream->recorded, event->captured_stream, event->captured});
+      }
     }
     return cudaSuccess;
   }
