@@ -166,12 +166,18 @@ void Report::add(const ScoredDocument& scored) {
 
 void Report::add_tokens(const ScoredDocument& scored) {
   const bool csv = format_ == ReportFormat::kCsv;
-  if (std::exchange(is_first_, false) && csv) out_.write("doc,pos,id,logprob\n");
+  // Scores of another cut are other scores: the only part of the identity that stands beside each.
+  const auto calls = identity_.find("calls");
+  const std::string cut = calls == identity_.end() ? std::string() : calls->get<std::string>();
+  const std::string tail = cut.empty() ? cut : csv ? "," + cut : fmt::format(",\"calls\":\"{}\"", cut);
+  if (std::exchange(is_first_, false) && csv) {
+    out_.write(fmt::format("doc,pos,id,logprob{}\n", cut.empty() ? "" : ",calls"));
+  }
   scored.for_each_token([&](std::size_t position, int id, float logprob) {
     const std::int64_t doc = scored.document.index;
-    out_.write(
-        csv ? fmt::format("{},{},{},{:.9g}\n", doc, position, id, logprob)
-            : fmt::format("{{\"doc\":{},\"pos\":{},\"id\":{},\"logprob\":{:.9g}}}\n", doc, position, id, logprob));
+    out_.write(csv ? fmt::format("{},{},{},{:.9g}{}\n", doc, position, id, logprob, tail)
+                   : fmt::format("{{\"doc\":{},\"pos\":{},\"id\":{},\"logprob\":{:.9g}{}}}\n", doc, position, id,
+                                 logprob, tail));
   });
 }
 

@@ -52,8 +52,8 @@ std::vector<LawsCase> cases(Precision precision) {
   if (kEmulated) {
     return {on_cuda(precision == Precision::kF16 ? "upstream/hem" : "oracle/restart", precision),
             on_cuda("upstream/mmrec100m", precision),
-            precision == Precision::kF16 ? jax_on_cuda(precision, {.bank = false})
-                                         : jax_on_cuda(precision, {.calls = Calls::kStepwise})};
+            precision == Precision::kBF16 ? jax_on_cuda(precision, {.calls = Calls::kStepwise})
+                                          : jax_on_cuda(precision, {.bank = false})};
   }
   all = {jax_on_cuda(precision, {.bank = false}), jax_on_cuda(precision, {.calls = Calls::kStepwise})};
   std::vector<const char*> folders = {"upstream/hem", "upstream/mmrec100m", "oracle/tiles", "mmrec-12m"};
