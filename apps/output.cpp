@@ -43,7 +43,7 @@ Output::Output(const std::filesystem::path& path) : target_(path) {
   open_temporary();
 }
 
-Output::Output(const std::filesystem::path& path, std::uint64_t keep) : target_(path) {
+Output::Output(std::filesystem::path path, std::uint64_t keep) : target_(std::move(path)) {
   fd_ = open(target_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
   if (fd_ < 0) fail(errno);
   const auto end = static_cast<off_t>(keep);

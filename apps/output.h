@@ -34,7 +34,7 @@ class Output {
   explicit Output(const std::filesystem::path& path);
   /// Goes on with the file at `path` behind its first `keep` bytes, made if there is none: what is written stays,
   /// however the program ends. Throws OutputError.
-  Output(const std::filesystem::path& path, std::uint64_t keep);
+  Output(std::filesystem::path path, std::uint64_t keep);
   ~Output();
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;

@@ -171,7 +171,8 @@ PairsDone score_pairs(const std::vector<Model>& models, const Tokenizer& tokeniz
       done.greedy += score.is_greedy && tokens > 0 ? 1 : 0;
       done.empty += tokens == 0 ? 1 : 0;
       done.loglikelihood += score.loglikelihood;
-      if (tokens == 0) warn(fmt::format("{}: 0 scored tokens", pair.name));
+      constexpr std::int64_t kMostWarnings = 10;
+      if (tokens == 0 && done.empty <= kMostWarnings) warn(fmt::format("{}: 0 scored tokens", pair.name));
       on_pair(pair, score);
     }
   }

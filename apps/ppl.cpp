@@ -181,7 +181,7 @@ struct Extras {
     if (html) html->add(scored);
     if (plot) plot->add(scored);
   }
-  void finish(const Json& summary) {
+  void finish(const Json& summary) const {
     if (html) html->finish(summary);
     if (!plot) return;
     plot_file->write(plot->svg(fmt::format("ppl {} ({} tokens, mode {})", dump(summary["ppl"]), dump(summary["tokens"]),

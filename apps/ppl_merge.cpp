@@ -71,6 +71,7 @@ class RecordReader {
   const std::string& where_;
 };
 
+// NOLINTNEXTLINE(bugprone-exception-escape): of an implicit move; JSON's does not throw
 struct Merged {
   std::vector<DocumentRecord> records;
   RunIdentity identity;

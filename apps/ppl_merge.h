@@ -18,6 +18,7 @@
 namespace mmrec::apps {
 
 /// A line of mmrec-ppl --format jsonl.
+// NOLINTNEXTLINE(bugprone-exception-escape): of an implicit move; JSON's does not throw
 struct DocumentRecord {
   std::int64_t index = 0;
   std::string name;
