@@ -10,8 +10,8 @@ namespace {
 
 template <class A>
 constexpr double kBound = std::is_same_v<A, float>     ? 1e-5
-                          : std::is_same_v<A, Float16> ? 4e-3
-                                                       : 3e-2;
+                          : std::is_same_v<A, Float16> ? 1e-2  // a token's rounding goes on through
+                                                       : 6e-2;  // hundreds
 
 class CudaNormedRecurrenceTest : public CudaTest {
  protected:
