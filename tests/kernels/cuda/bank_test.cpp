@@ -8,10 +8,11 @@
 namespace mmrec::kernels::test {
 namespace {
 
+// Scores of ten carry the rounding of their operands into an exponent.
 template <class A>
 constexpr double kBound = std::is_same_v<A, float>     ? 1e-5
-                          : std::is_same_v<A, Float16> ? 8e-3  // scores of ten carry a rounding of
-                                                       : 6e-2;  // their operands into the exponent
+                          : std::is_same_v<A, Float16> ? 8e-3
+                                                       : 6e-2;
 
 class CudaBankTest : public CudaTest {
  protected:

@@ -8,10 +8,11 @@
 namespace mmrec::kernels::test {
 namespace {
 
+// A token's rounding goes on through hundreds.
 template <class A>
 constexpr double kBound = std::is_same_v<A, float>     ? 1e-5
-                          : std::is_same_v<A, Float16> ? 1e-2  // a token's rounding goes on through
-                                                       : 6e-2;  // hundreds
+                          : std::is_same_v<A, Float16> ? 1e-2
+                                                       : 6e-2;
 
 class CudaNormedRecurrenceTest : public CudaTest {
  protected:
