@@ -63,10 +63,19 @@ auto rejecting(const std::filesystem::path& folder, Load&& load) {
                                                          "tokenizer.tiktoken (found {})",
                                                          folder.string())
                                            : std::string()));
-  } catch (const std::invalid_argument& error) {  // an option that this model has not
-    throw UsageError(error.what());
   } catch (const std::runtime_error& error) {
     throw RejectedFile(error.what());
+  }
+}
+
+/// The same of a model, whose architecture may not have an option that the command line chose.
+template <class Load>
+auto loading(const std::filesystem::path& folder, const RunOptions& options, Load&& load) {
+  try {
+    return rejecting(folder, std::forward<Load>(load));
+  } catch (const std::invalid_argument& error) {
+    if (options.variant == VariantOptions{}) throw;
+    throw UsageError(error.what());
   }
 }
 
@@ -185,12 +194,12 @@ nlohmann::ordered_json with_device(nlohmann::ordered_json description, const Mod
 }
 
 Model load_model(const std::filesystem::path& folder, const RunOptions& options) {
-  return rejecting(folder, [&] { return Model::load(folder, load_options(options)); });
+  return loading(folder, options, [&] { return Model::load(folder, load_options(options)); });
 }
 
 std::vector<Model> load_models(const std::filesystem::path& folder, const RunOptions& options) {
   if (!options.all_gpus) return {load_model(folder, options)};
-  return rejecting(folder, [&] { return Model::load_on_gpus(folder, load_options(options)); });
+  return loading(folder, options, [&] { return Model::load_on_gpus(folder, load_options(options)); });
 }
 
 ModelInfo info_of(std::span<const Model> models) {
