@@ -46,7 +46,7 @@ class Net {
   /// a token's log-prob is given those before it alone.
   Schedule schedule(const Work& work) const {
     const bool scores = !work.logprobs.empty();
-    return Schedule(!scores ? calls_ : work.whole_calls ? whole_ : single_, kNoSegment, work.runs);
+    return {!scores ? calls_ : work.whole_calls ? whole_ : single_, kNoSegment, work.runs};
   }
 
   bool reserve(std::int64_t sequences, bool /*sweeps*/) {

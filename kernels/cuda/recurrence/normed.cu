@@ -98,16 +98,16 @@ class Gang {
         member_(static_cast<int>(blockIdx.x) % params.plan.blocks),
         dim_(static_cast<int>(params.op.z.cols)),
         first_(static_cast<int>(std::int64_t{dim_} * member_ / params.plan.blocks)),
-        channels_(static_cast<int>(std::int64_t{dim_} * (member_ + 1) / params.plan.blocks) - first_) {
+        channels_(static_cast<int>(std::int64_t{dim_} * (member_ + 1) / params.plan.blocks) - first_),
+        sums_(reinterpret_cast<float*>(shared_)),
+        met_(params.flags + std::int64_t{gang_} * kFlagsOfGang) {
     const GangPlan& plan = params.plan;
-    sums_ = reinterpret_cast<float*>(shared_);
     own_h_ = reinterpret_cast<float*>(shared_ + plan.sums_bytes);
     scales_ = own_h_ + plan.columns * plan.channels;
     vectors_ = shared_ + plan.sums_bytes + (plan.columns * plan.channels + kTileColumns + 3) / 4 * 16;
     weights_ = vectors_ + plan.columns * plan.row_bytes;
     const std::int64_t floats = std::int64_t{2} * plan.columns * (dim_ + plan.blocks);
     exchange_ = params.exchange + gang_ * floats;
-    met_ = params.flags + std::int64_t{gang_} * kFlagsOfGang;
   }
 
   __device__ void run() {
