@@ -1,0 +1,67 @@
+// mmrec-jax at a width whose recurrence goes by clusters and whose calls are long enough for attention by products: a
+// device's logits against the CPU's, of prompts together, steps behind them and the model without a bank.
+#include "models/cuda_device.h"
+#include "models/mmrec_jax/executors.h"
+#include "models/mmrec_jax/weights.h"
+#include "models/weights/synthetic.h"
+#include "tests/models/lockstep.h"
+#include "tests/support/model_folder.h"
+
+namespace mmrec::models {
+namespace {
+
+constexpr std::int64_t kVocab = 96;
+
+class JaxWide : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string reason = cuda_unusable_reason(); !reason.empty()) GTEST_SKIP() << reason;
+    config_.vocab_size = kVocab;
+    config_.model_dim = 256;
+    config_.num_layers = 2;
+    config_.num_heads = 4;
+    config_.long_mem_len = 40;
+    write_synthetic_folder(folder_.path(), jax::to_json(config_), jax::tensor_specs(config_, true),
+                           kernels::DType::kBF16, 5);
+    weights_ = std::make_shared<const jax::HostWeights>(jax::load_weights(Checkpoint::open(folder_.path()), config_));
+  }
+
+  /// Logits [2, V] behind a prompt, behind another and behind a step.
+  std::vector<float> logits(const std::shared_ptr<Executor>& executor) const {
+    Lockstep sequences(executor, kVocab, 2);
+    std::vector<float> all;
+    for (const std::size_t count : {std::size_t{20}, std::size_t{17}, std::size_t{1}}) {
+      std::vector<int> tokens;
+      for (std::size_t i = 0; i < 2 * count; ++i) tokens.push_back(static_cast<int>((i * 31 + 7 * count) % kVocab));
+      const std::span<const float> got = count == 1 ? sequences.step(tokens) : sequences.prefill(tokens);
+      all.insert(all.end(), got.begin(), got.end());
+    }
+    return all;
+  }
+
+  void expect_agreement(Precision precision, float bound) {
+    for (const bool bank : {true, false}) {
+      config_.bank = bank;
+      const std::vector<float> want = logits(jax::make_cpu_executor(config_, weights_));
+      const std::vector<float> got =
+          logits(jax::make_cuda_executor(config_, jax::upload_weights(*weights_, precision)));
+      float largest = 0.0F;
+      for (const float x : want) largest = std::max(largest, std::abs(x));
+      ASSERT_EQ(got.size(), want.size());
+      for (std::size_t i = 0; i < want.size(); ++i) {
+        ASSERT_LE(std::abs(got[i] - want[i]), bound * largest) << "entry " << i << (bank ? "" : ", no bank");
+      }
+    }
+  }
+
+  test::TempFolder folder_;
+  jax::Config config_;
+  std::shared_ptr<const jax::HostWeights> weights_;
+};
+
+TEST_F(JaxWide, Float32) { expect_agreement(Precision::kF32, 1e-4F); }
+TEST_F(JaxWide, BFloat16) { expect_agreement(Precision::kBF16, 0.06F); }
+TEST_F(JaxWide, Float16) { expect_agreement(Precision::kF16, 0.01F); }
+
+}  // namespace
+}  // namespace mmrec::models
