@@ -16,9 +16,9 @@ Json count_or_null(std::int64_t count, bool known) { return known ? Json(count) 
 std::string csv_field(const Json& value) {
   if (value.is_null()) return {};
   if (!value.is_string()) return value.dump();
-  const std::string text = dump(value).size() == value.get_ref<const std::string&>().size() + 2
-                               ? value.get<std::string>()
-                               : Json::parse(dump(value)).get<std::string>();  // what is no UTF-8 was replaced
+  std::string text = dump(value).size() == value.get_ref<const std::string&>().size() + 2
+                         ? value.get<std::string>()
+                         : Json::parse(dump(value)).get<std::string>();  // what is no UTF-8 was replaced
   if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
   std::string quoted = "\"";
   for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);

@@ -10,6 +10,7 @@
 #include <iterator>
 #include <map>
 #include <optional>
+#include <ranges>
 #include <stdexcept>
 #include <string_view>
 #include <system_error>
@@ -116,17 +117,17 @@ std::int64_t PrefixCache::restore(Session& session, std::span<const int> ids) {
     for (; hashed < count; ++hashed) hash.add(ids[static_cast<std::size_t>(hashed)]);
     value = hash.value();
   }
-  for (auto at = hashes.rbegin(); at != hashes.rend(); ++at) {
-    const std::filesystem::path path = folder_ / name_of(at->first, at->second);
+  for (const auto& [count, value] : std::views::reverse(hashes)) {
+    const std::filesystem::path path = folder_ / name_of(count, value);
     std::error_code fault;
     if (!std::filesystem::exists(path, fault)) continue;
     try {
       const SavedSequence saved = read_state_file(path);
-      if (!is_suffix(saved.recent, ids.first(static_cast<std::size_t>(at->first)))) continue;
+      if (!is_suffix(saved.recent, ids.first(static_cast<std::size_t>(count)))) continue;
       restore_sequence(session, saved, &tokenizer_);
-      if (session.position() != at->first) throw std::runtime_error("found another number of tokens than its name's");
+      if (session.position() != count) throw std::runtime_error("found another number of tokens than its name's");
       std::filesystem::last_write_time(path, std::filesystem::file_time_type::clock::now(), fault);
-      return at->first;
+      return count;
     } catch (const std::runtime_error& error) {
       session.reset();
       std::filesystem::remove(path, fault);

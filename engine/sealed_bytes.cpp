@@ -1,5 +1,7 @@
 #include "engine/sealed_bytes.h"
 
+#include <utility>
+
 #include "models/files/checksum.h"
 
 namespace mmrec::engine {
@@ -24,9 +26,9 @@ std::vector<std::byte> SealedWriter::finish() {
   return std::move(out_);
 }
 
-SealedReader::SealedReader(std::span<const std::byte> bytes, const SealedFormat& format, const std::string& name,
+SealedReader::SealedReader(std::span<const std::byte> bytes, const SealedFormat& format, std::string name,
                            std::size_t least_bytes)
-    : name_(name), bytes_(bytes) {
+    : name_(std::move(name)), bytes_(bytes) {
   if (bytes.size() < least_bytes) fail(fmt::format("found {} bytes, expected at least {}", bytes.size(), least_bytes));
   if (std::memcmp(bytes.data(), format.magic.data(), format.magic.size()) != 0) {
     fail(fmt::format("not a {} (its first 8 bytes are not \"{}\\n\")", format.what, format.magic.substr(0, 7)));

@@ -82,7 +82,7 @@ class SealedReader {
   /// What it is, then whether it is whole: throws std::runtime_error saying what was found and expected of the first of
   /// these that fails. `name` stands for the bytes in messages. `least_bytes` are those with both ends that
   /// the caller will ask for unchecked.
-  SealedReader(std::span<const std::byte> bytes, const SealedFormat& format, const std::string& name,
+  SealedReader(std::span<const std::byte> bytes, const SealedFormat& format, std::string name,
                std::size_t least_bytes = kSealBeginBytes + kSealEndBytes);
 
   /// Between both ends, and not yet read. What follows must ask for no more.
