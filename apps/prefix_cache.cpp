@@ -10,7 +10,6 @@
 #include <iterator>
 #include <map>
 #include <optional>
-#include <ranges>
 #include <stdexcept>
 #include <string_view>
 #include <system_error>
@@ -117,7 +116,9 @@ std::int64_t PrefixCache::restore(Session& session, std::span<const int> ids) {
     for (; hashed < count; ++hashed) hash.add(ids[static_cast<std::size_t>(hashed)]);
     value = hash.value();
   }
-  for (const auto& [count, value] : std::views::reverse(hashes)) {
+  std::vector<std::pair<std::int64_t, std::uint64_t>> longest_first(hashes.begin(), hashes.end());
+  std::reverse(longest_first.begin(), longest_first.end());
+  for (const auto& [count, value] : longest_first) {
     const std::filesystem::path path = folder_ / name_of(count, value);
     std::error_code fault;
     if (!std::filesystem::exists(path, fault)) continue;
