@@ -318,10 +318,12 @@ int run(PplOptions options) {
   out->commit();
   if (scored.summary.tokens == 0) log_line("0 scored tokens: there is no perplexity");
   if (options.quiet) return kOk;
-  log_line(fmt::format(
-      "load {:.3f} s | {} | {} tokens in {:.2f} s, {:.1f} tok/s, {:.2f} sweeps/token | ppl {:.6g} | peak {:.1f} MB",
-      loaded.seconds, place_of(loaded.info), scored.summary.tokens, scored.seconds, rate,
-      scored.prefill.sweeps_per_token(), scored.summary.ppl, static_cast<double>(peak_memory_bytes()) * 1e-6));
+  const std::string sweeps = scored.prefill.token_sweeps == 0
+                                 ? std::string()
+                                 : fmt::format(", {:.2f} sweeps/token", scored.prefill.sweeps_per_token());
+  log_line(fmt::format("load {:.3f} s | {} | {} tokens in {:.2f} s, {:.1f} tok/s{} | ppl {:.6g} | peak {:.1f} MB",
+                       loaded.seconds, place_of(loaded.info), scored.summary.tokens, scored.seconds, rate, sweeps,
+                       scored.summary.ppl, static_cast<double>(peak_memory_bytes()) * 1e-6));
   return kOk;
 }
 
