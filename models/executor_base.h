@@ -20,6 +20,17 @@
 
 namespace mmrec::models {
 
+/// What lanes are made of: a configuration with its weights, which are shared. Its state_layout() is looked up beside
+/// the configuration; gpu() is of weights on a device.
+template <class Config, class Weights>
+struct BoundModel {
+  Config config;
+  std::shared_ptr<const Weights> weights;
+  StateLayout state() const { return state_layout(config); }
+  std::int64_t vocab() const { return config.vocab_size; }
+  int gpu() const { return weights->gpu(); }
+};
+
 /// `Derived` has lane(options, sequences): something that holds a lane for as long as it lives, with memory for calls
 /// of so many sequences, and points to it: its `backend`, and the `forward` of an architecture, of which complete_state
 /// and logits are called; and any_lane(), for work on the state alone.

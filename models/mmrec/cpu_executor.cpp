@@ -10,11 +10,7 @@
 namespace mmrec::models {
 namespace {
 
-struct CpuModel {
-  Config config;
-  std::shared_ptr<const HostWeights> weights;
-  StateLayout state() const { return state_layout(config); }
-};
+using CpuModel = BoundModel<Config, HostWeights>;
 
 struct CpuLane {
   using Model = CpuModel;

@@ -45,11 +45,7 @@ class Sides<kernels::Cpu> {
 
 namespace {
 
-struct CpuModel {
-  Config100m config;
-  std::shared_ptr<const HostWeights100m> weights;
-  StateLayout state() const { return state_layout(config); }
-};
+using CpuModel = BoundModel<Config100m, HostWeights100m>;
 
 struct CpuLane {
   using Model = CpuModel;

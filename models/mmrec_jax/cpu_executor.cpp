@@ -13,11 +13,7 @@ namespace {
 
 constexpr Plan kPlan{.tokens = kCpuPlan.tokens, .tile = kernels::kRowTile, .rows = kCpuPlan.rows};
 
-struct CpuModel {
-  Config config;
-  std::shared_ptr<const HostWeights> weights;
-  StateLayout state() const { return state_layout(config); }
-};
+using CpuModel = BoundModel<Config, HostWeights>;
 
 struct CpuLane {
   using Model = CpuModel;

@@ -4,7 +4,6 @@
 #include <memory>
 #include <utility>
 
-#include "models/files/elements.h"
 #include "models/mmrec/cuda/weights.h"
 #include "models/mmrec/executors.h"
 #include "models/mmrec/net.h"
@@ -12,13 +11,7 @@
 namespace mmrec::models {
 namespace {
 
-struct CudaModel {
-  Config config;
-  std::shared_ptr<const CudaWeights> weights;
-  StateLayout state() const { return state_layout(config); }
-  std::int64_t vocab() const { return config.vocab_size; }
-  int gpu() const { return weights->gpu(); }
-};
+using CudaModel = BoundModel<Config, CudaWeights>;
 
 template <class A>
 struct CudaLane {
@@ -41,11 +34,7 @@ std::uint64_t device_bytes(const CudaWeights& weights) { return weights.bytes();
 Precision precision_of(const CudaWeights& weights) { return precision_of(weights.type()); }
 
 std::shared_ptr<Executor> make_cuda_executor(const Config& config, std::shared_ptr<const CudaWeights> weights) {
-  std::shared_ptr<Executor> executor;
-  with_element_type(weights->type(), [&](auto zero) {
-    executor = std::make_shared<CudaExecutor<CudaLane<decltype(zero)>>>(CudaModel{config, std::move(weights)});
-  });
-  return executor;
+  return cuda_executor_of<CudaLane>(config, std::move(weights));
 }
 
 }  // namespace mmrec::models

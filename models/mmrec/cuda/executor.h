@@ -23,6 +23,7 @@
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/runtime/graph.h"
 #include "models/executor_base.h"
+#include "models/files/elements.h"
 #include "models/mmrec/cuda/draw_rules.h"
 #include "models/mmrec/cuda/ops.h"
 #include "models/mmrec/forward.h"
@@ -320,5 +321,15 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Lane>, kernels::Cuda
   std::set<StepKey> seen_;
   std::map<StepKey, kernels::Graph> graphs_;
 };
+
+/// The executor of a model's lane for the type of its matrices.
+template <template <class A> class Lane, class Config, class Weights>
+std::shared_ptr<Executor> cuda_executor_of(const Config& config, std::shared_ptr<const Weights> weights) {
+  std::shared_ptr<Executor> executor;
+  with_element_type(weights->type(), [&](auto zero) {
+    executor = std::make_shared<CudaExecutor<Lane<decltype(zero)>>>(BoundModel<Config, Weights>{config, weights});
+  });
+  return executor;
+}
 
 }  // namespace mmrec::models

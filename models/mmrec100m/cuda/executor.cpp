@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "models/cuda/upload.h"
-#include "models/files/elements.h"
 #include "models/mmrec/cuda/ops.h"
 #include "models/mmrec100m/companion.h"
 #include "models/mmrec100m/executors.h"
@@ -58,13 +57,7 @@ class CudaWeights100m : public DeviceWeights<View100m<kernels::Device>> {
 
 namespace {
 
-struct CudaModel {
-  Config100m config;
-  std::shared_ptr<const CudaWeights100m> weights;
-  StateLayout state() const { return state_layout(config); }
-  std::int64_t vocab() const { return config.vocab_size; }
-  int gpu() const { return weights->gpu(); }
-};
+using CudaModel = BoundModel<Config100m, CudaWeights100m>;
 
 template <class A>
 struct CudaLane {
@@ -90,11 +83,7 @@ std::uint64_t device_bytes(const CudaWeights100m& weights) { return weights.byte
 Precision precision_of(const CudaWeights100m& weights) { return precision_of(weights.type()); }
 
 std::shared_ptr<Executor> make_cuda_executor(const Config100m& config, std::shared_ptr<const CudaWeights100m> weights) {
-  std::shared_ptr<Executor> executor;
-  with_element_type(weights->type(), [&](auto zero) {
-    executor = std::make_shared<CudaExecutor<CudaLane<decltype(zero)>>>(CudaModel{config, std::move(weights)});
-  });
-  return executor;
+  return cuda_executor_of<CudaLane>(config, std::move(weights));
 }
 
 }  // namespace mmrec::models

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "models/cuda/upload.h"
-#include "models/files/elements.h"
 #include "models/mmrec_jax/executors.h"
 #include "models/mmrec_jax/net.h"
 #include "models/mmrec_jax/state.h"
@@ -32,13 +31,7 @@ Plan plan_of(const Config& config) {
   return {.tokens = 4096, .tile = 1, .rows = std::clamp<std::int64_t>(kElements / config.model_dim, 4096, 32768)};
 }
 
-struct CudaModel {
-  Config config;
-  std::shared_ptr<const CudaWeights> weights;
-  StateLayout state() const { return state_layout(config); }
-  std::int64_t vocab() const { return config.vocab_size; }
-  int gpu() const { return weights->gpu(); }
-};
+using CudaModel = BoundModel<Config, CudaWeights>;
 
 template <class A>
 struct CudaLane {
@@ -60,11 +53,7 @@ std::uint64_t device_bytes(const CudaWeights& weights) { return weights.bytes();
 Precision precision_of(const CudaWeights& weights) { return models::precision_of(weights.type()); }
 
 std::shared_ptr<Executor> make_cuda_executor(const Config& config, std::shared_ptr<const CudaWeights> weights) {
-  std::shared_ptr<Executor> executor;
-  with_element_type(weights->type(), [&](auto zero) {
-    executor = std::make_shared<CudaExecutor<CudaLane<decltype(zero)>>>(CudaModel{config, std::move(weights)});
-  });
-  return executor;
+  return cuda_executor_of<CudaLane>(config, std::move(weights));
 }
 
 }  // namespace mmrec::models::jax
