@@ -23,6 +23,7 @@
 #include "apps/output.h"
 #include "apps/signals.h"
 #include "mmrec/errors.h"
+#include "mmrec/version.h"
 
 namespace mmrec::apps {
 namespace {
@@ -168,7 +169,9 @@ bool print_help_or_version(const Arguments& arguments, std::string_view help, st
 bool print_help_or_version(const Arguments& arguments, std::string_view help, std::string_view program) {
   if (!arguments.has("help") && !arguments.has("version")) return false;
   Output out;
-  out.write(arguments.has("help") ? std::string(help) : fmt::format("{} {}\n", program, MMREC_VERSION));
+  out.write(arguments.has("help")
+                ? std::string(help)
+                : fmt::format("{} {} ({})\n", program, mmrec::version(), fmt::join(mmrec::backends(), ", ")));
   out.commit();
   return true;
 }

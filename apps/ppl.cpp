@@ -30,6 +30,7 @@
 #include "apps/signals.h"
 #include "mmrec/scorer.h"
 #include "mmrec/tokenizer.h"
+#include "mmrec/version.h"
 
 namespace mmrec::apps {
 namespace {
@@ -87,7 +88,7 @@ RunIdentity identity_of(const PplOptions& options, const Loaded& loaded, std::st
   identity["bos"] = bos;
   identity["model"] = hex(loaded.info.fingerprint);
   identity["tokenizer"] = loaded.tokenizer ? Json(hex(loaded.tokenizer->fingerprint())) : Json(nullptr);
-  identity["version"] = MMREC_VERSION;
+  identity["version"] = mmrec::version();
   identity["device"] = place_of(loaded.info);
   return identity;
 }

@@ -1,31 +1,65 @@
-# `cmake --install`: the library, its headers and CMake package, the programs and the bundled model.
+# `cmake --install`: the library, its headers, CMake package and pkg-config file, the programs and the bundled model.
 #
 # The package is relocatable: it names imported targets and paths relative to itself only. The find modules travel with
 # it because the packages they look for ship no usable CMake configuration of their own.
+#
+# Components: `tools` (programs, model), `runtime` (the shared library), `dev` (what compiling against it needs). Where
+# only the archive is installed, `cmake --install BUILD --component shared` adds the shared library to it.
 set(mmrec_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/mmrec)
-
-install(TARGETS mmrec EXPORT mmrec-targets FILE_SET HEADERS)
-install(EXPORT mmrec-targets NAMESPACE mmrec:: DESTINATION ${mmrec_package_dir})
-
-get_target_property(mmrec_type mmrec TYPE)
-set(MMREC_IS_STATIC OFF)
-if(mmrec_type STREQUAL "STATIC_LIBRARY")
-  set(MMREC_IS_STATIC ON)
-endif()
+set(mmrec_pc_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 set(MMREC_INSTALL_MODELDIR ${CMAKE_INSTALL_DATADIR}/mmrec)
-configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/mmrec-config.cmake.in
-  ${CMAKE_CURRENT_BINARY_DIR}/mmrec-config.cmake
+
+# mmrec.pc that leads from its own folder to the prefix. Whose library is an archive alone gets all that this calls
+# without asking for --static.
+file(RELATIVE_PATH mmrec_pc_prefix /prefix/${mmrec_pc_dir} /prefix)
+set(mmrec_pc_requires "openblas, sentencepiece, fmt")
+if(PCRE2_FOUND)
+  string(APPEND mmrec_pc_requires ", libpcre2-8")
+endif()
+set(mmrec_pc_libs "-pthread")
+if(MMREC_HAS_CUDA)
+  string(APPEND mmrec_pc_libs " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt")
+endif()
+set(mmrec_pc_private "")
+set(mmrec_pc_own_libs " ${mmrec_pc_libs}")
+configure_file(${CMAKE_CURRENT_LIST_DIR}/mmrec.pc.in ${PROJECT_BINARY_DIR}/pkgconfig/static/mmrec.pc @ONLY)
+set(mmrec_pc_private .private)
+set(mmrec_pc_own_libs "")
+configure_file(${CMAKE_CURRENT_LIST_DIR}/mmrec.pc.in ${PROJECT_BINARY_DIR}/pkgconfig/shared/mmrec.pc @ONLY)
+
+if(TARGET mmrec_shared)
+  set(runtime COMPONENT runtime)
+  set(development COMPONENT dev)
+  if(NOT BUILD_SHARED_LIBS AND NOT MMREC_INSTALL_SHARED)
+    set(runtime COMPONENT shared EXCLUDE_FROM_ALL)
+    set(development ${runtime})
+  endif()
+  list(GET development 1 namelink)
+  install(TARGETS mmrec_shared EXPORT mmrec-shared-targets
+    LIBRARY ${runtime} NAMELINK_COMPONENT ${namelink} FILE_SET HEADERS ${development})
+  install(EXPORT mmrec-shared-targets NAMESPACE mmrec:: DESTINATION ${mmrec_package_dir} ${development})
+  install(FILES ${PROJECT_BINARY_DIR}/pkgconfig/shared/mmrec.pc DESTINATION ${mmrec_pc_dir} ${development})
+endif()
+if(NOT BUILD_SHARED_LIBS)
+  install(TARGETS mmrec_static EXPORT mmrec-static-targets ARCHIVE COMPONENT dev FILE_SET HEADERS COMPONENT dev)
+  install(EXPORT mmrec-static-targets NAMESPACE mmrec:: DESTINATION ${mmrec_package_dir} COMPONENT dev)
+  if(NOT MMREC_INSTALL_SHARED)
+    install(FILES ${PROJECT_BINARY_DIR}/pkgconfig/static/mmrec.pc DESTINATION ${mmrec_pc_dir} COMPONENT dev)
+  endif()
+endif()
+
+configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/mmrec-config.cmake.in ${PROJECT_BINARY_DIR}/mmrec-config.cmake
   INSTALL_DESTINATION ${mmrec_package_dir} PATH_VARS MMREC_INSTALL_MODELDIR)
-write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/mmrec-config-version.cmake COMPATIBILITY SameMinorVersion)
-install(FILES ${CMAKE_CURRENT_BINARY_DIR}/mmrec-config.cmake ${CMAKE_CURRENT_BINARY_DIR}/mmrec-config-version.cmake
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/mmrec-config-version.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/mmrec-config.cmake ${PROJECT_BINARY_DIR}/mmrec-config-version.cmake
               ${CMAKE_CURRENT_LIST_DIR}/FindOpenBLAS.cmake ${CMAKE_CURRENT_LIST_DIR}/FindPCRE2.cmake
               ${CMAKE_CURRENT_LIST_DIR}/FindSentencePiece.cmake
-        DESTINATION ${mmrec_package_dir})
+        DESTINATION ${mmrec_package_dir} COMPONENT dev)
 
 foreach(program IN ITEMS mmrec-generate mmrec-ppl mmrec-bench)
   if(TARGET ${program})
-    install(TARGETS ${program})
+    install(TARGETS ${program} RUNTIME COMPONENT tools)
   endif()
 endforeach()
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/weights/mmrec-12m DESTINATION ${MMREC_INSTALL_MODELDIR})
-install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/weights/mmrec-12m DESTINATION ${MMREC_INSTALL_MODELDIR} COMPONENT tools)
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT tools)

@@ -84,9 +84,10 @@ def includes(path):
 def public_header(include):
     """(layer, path) of "mmrec/x.h": the layer whose include folder has it, the engine's if none has."""
     for layer in LAYERS:
-        path = ROOT / layer / "include" / include
-        if path.is_file():
-            return layer, path
+        for suffix in ["", ".in"]:  # .in: made from it when the project is configured
+            path = ROOT / layer / "include" / (include + suffix)
+            if path.is_file():
+                return layer, path
     return "engine", ROOT / "engine/include" / include
 
 
@@ -167,7 +168,7 @@ class LayeringTest(unittest.TestCase):
                         self.assertTrue(there.is_file())
 
     def test_public_headers_have_one_home(self):
-        names = [p.name for layer in LAYERS for p in (ROOT / layer / "include").rglob("*.h")]
+        names = [p.name for layer in LAYERS for p in (ROOT / layer / "include").rglob("*.h*")]
         self.assertEqual(sorted(names), sorted(set(names)))
 
     def test_apps_reach_the_engine_through_its_public_headers(self):
@@ -179,7 +180,7 @@ class LayeringTest(unittest.TestCase):
                         self.assertFalse(name.startswith(("models/", "kernels/")))
 
     def test_public_headers_need_only_the_standard_library(self):
-        headers = sorted(p for layer in LAYERS for p in (ROOT / layer / "include/mmrec").rglob("*.h"))
+        headers = sorted(p for layer in LAYERS for p in (ROOT / layer / "include/mmrec").rglob("*.h*"))
         self.assertGreater(len(headers), 0)
         for path in headers:
             for kind, name in includes(path):

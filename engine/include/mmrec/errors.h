@@ -5,16 +5,18 @@
 
 #include <stdexcept>
 
+#include "mmrec/export.h"
+
 namespace mmrec {
 
 /// A NaN or an infinity where a finite number must be; the message names the step.
-class NumericError : public std::runtime_error {
+class MMREC_EXPORT NumericError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
 /// The device that was asked for cannot be used; the message names the reason.
-class DeviceUnavailable : public std::runtime_error {
+class MMREC_EXPORT DeviceUnavailable : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };

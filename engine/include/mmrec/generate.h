@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "mmrec/export.h"
 #include "mmrec/sampler.h"
 #include "mmrec/session.h"
 #include "mmrec/tokenizer.h"
@@ -17,7 +18,7 @@ namespace mmrec {
 /// kError is a Generator's alone: generate() throws.
 enum class FinishReason : std::uint8_t { kLength, kEndOfSequence, kStopString, kCancelled, kError };
 /// "length", "eos", "stop", "cancelled", "error".
-std::string_view to_string(FinishReason reason);
+MMREC_EXPORT std::string_view to_string(FinishReason reason);
 
 struct GenerateOptions {
   SamplerOptions sampler = {};          ///< ids the tokenizer does not know are never drawn, whatever vocab_limit says
@@ -65,6 +66,6 @@ struct GenerateResult {
 /// logits are: only with a repetition penalty does each bring all logits back from a GPU.
 ///
 /// Throws std::invalid_argument before anything is drawn, NumericError, and what the callbacks throw.
-GenerateResult generate(Session& session, const Tokenizer& tokenizer, const GenerateOptions& options = {});
+MMREC_EXPORT GenerateResult generate(Session& session, const Tokenizer& tokenizer, const GenerateOptions& options = {});
 
 }  // namespace mmrec

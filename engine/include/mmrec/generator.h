@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "mmrec/export.h"
 #include "mmrec/generate.h"
 #include "mmrec/model.h"
 
@@ -54,7 +55,7 @@ struct GeneratorRequest {
 /// (std::logic_error), nor destroy or move the generator. What a callback throws cancels its request like an answer of
 /// false; run_once() completes the round for all others and throws it then, the first if there are several. It can be
 /// called again.
-class Generator {
+class MMREC_EXPORT Generator {
  public:
   using RequestId = std::uint64_t;
 
@@ -93,7 +94,7 @@ class Generator {
   PrefillStats prefill_stats() const;
 
  private:
-  struct Impl;
+  struct MMREC_NO_EXPORT Impl;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -29,6 +29,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "mmrec/export.h"
+
 namespace mmrec {
 
 namespace engine {
@@ -40,7 +42,7 @@ enum class ElementType : std::uint8_t { kF32, kF16, kBF16 };
 enum class IndexType : std::uint8_t { kInt32, kInt64 };
 
 /// Where kernels run, with the scratch they share. Movable. One thread at a time; contexts are independent.
-class KernelContext {
+class MMREC_EXPORT KernelContext {
  public:
   /// `threads` of the CPU; 0: all the processors this process may use, >= 0. Throws std::bad_alloc.
   static KernelContext cpu(int threads = 0);
@@ -63,7 +65,7 @@ class KernelContext {
 
  private:
   friend class engine::KernelBackend;
-  explicit KernelContext(std::unique_ptr<engine::KernelBackend> backend);
+  MMREC_NO_EXPORT explicit KernelContext(std::unique_ptr<engine::KernelBackend> backend);
   std::unique_ptr<engine::KernelBackend> backend_;
 };
 
@@ -99,7 +101,7 @@ struct ExpProductScan {
   const float* carry_in = nullptr;
   float* carry_out = nullptr;
 };
-void exp_product_scan(KernelContext& context, const ExpProductScan& op);
+MMREC_EXPORT void exp_product_scan(KernelContext& context, const ExpProductScan& op);
 
 /// The running log-sum-exp: y_t = log Σ_{i ≤ t} exp(x_i), by lse(a, b) = max(a, b) + log1p(exp(−|a − b|)). The carry is
 /// y, its identity −∞.
@@ -113,7 +115,7 @@ struct LogSumExpScan {
   const float* carry_in = nullptr;
   float* carry_out = nullptr;
 };
-void logsumexp_scan(KernelContext& context, const LogSumExpScan& op);
+MMREC_EXPORT void logsumexp_scan(KernelContext& context, const LogSumExpScan& op);
 
 /// The decayed recurrence h_t = exp(log_a_t) h_{t−1} + b_t, as the scan of (log-decay, value) pairs
 /// (ℓ₁, B₁) ∘ (ℓ₂, B₂) = (ℓ₁ + ℓ₂, e^{ℓ₂} B₁ + B₂). log_a may have either sign (a > 1 grows) and may be −∞ (a = 0
@@ -131,7 +133,7 @@ struct DecayScan {
   const float* carry_in = nullptr;
   float* carry_out = nullptr;
 };
-void decay_scan(KernelContext& context, const DecayScan& op);
+MMREC_EXPORT void decay_scan(KernelContext& context, const DecayScan& op);
 
 /// log p = logits[target] − logsumexp(logits) for each row, in one pass: logits [rows, vocab], targets [rows], logprobs
 /// [rows] of fp32. Finite for any finite logits; −∞ masks an entry; a row of −∞ alone, or with a NaN, gives NaN.
@@ -149,7 +151,7 @@ struct TokenLogprobs {
   float* logprobs = nullptr;
   bool check_targets = true;  ///< the CPU checks them always: it costs nothing there
 };
-void token_logprobs(KernelContext& context, const TokenLogprobs& op);
+MMREC_EXPORT void token_logprobs(KernelContext& context, const TokenLogprobs& op);
 
 /// Its derivative for training: d_logits = grad ⊙ (δ(target) − softmax(logits)), [rows, vocab] of the logits' type;
 /// grad [rows] of fp32. Targets as above.
@@ -165,6 +167,6 @@ struct TokenLogprobsBackward {
   void* d_logits = nullptr;       ///< may be logits
   std::int64_t d_row_stride = 0;  ///< 0: vocab
 };
-void token_logprobs_backward(KernelContext& context, const TokenLogprobsBackward& op);
+MMREC_EXPORT void token_logprobs_backward(KernelContext& context, const TokenLogprobsBackward& op);
 
 }  // namespace mmrec

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "mmrec/export.h"
 #include "mmrec/model_info.h"
 #include "mmrec/precision.h"
 #include "mmrec/session.h"
@@ -31,7 +32,7 @@ struct LoadOptions {
 
 /// An MM-Rec model. Immutable after load and cheap to copy: copies share the weights. Thread-safe: any number of
 /// threads may call const members and use sessions of their own.
-class Model {
+class MMREC_EXPORT Model {
  public:
   /// Loads a model folder: config.json and model.safetensors, or shards with model.safetensors.index.json. On a GPU the
   /// weights stay in its memory alone. Blocks until they are there.
@@ -55,8 +56,8 @@ class Model {
 
  private:
   friend struct engine::Access;
-  struct Impl;
-  explicit Model(std::shared_ptr<const Impl> impl);
+  struct MMREC_NO_EXPORT Impl;
+  MMREC_NO_EXPORT explicit Model(std::shared_ptr<const Impl> impl);
   std::shared_ptr<const Impl> impl_;
 };
 

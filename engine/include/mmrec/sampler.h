@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "mmrec/export.h"
 #include "mmrec/sampler_options.h"
 
 namespace mmrec {
@@ -18,7 +19,7 @@ struct Sample {
 /// Draws tokens. Deterministic: the draw is a counter-based random number (Philox4x32-10) keyed by seed, sequence and
 /// step, so equal logits, options and step give the same token whatever was drawn before. The surviving tokens share
 /// [0, 1) in order of their ids. Not thread-safe; one per thread.
-class Sampler {
+class MMREC_EXPORT Sampler {
  public:
   /// Throws std::invalid_argument naming the option, found and expected.
   explicit Sampler(const SamplerOptions& options = {});
@@ -33,13 +34,13 @@ class Sampler {
                 std::uint64_t sequence = 0);
 
  private:
-  struct Candidate {
+  struct MMREC_NO_EXPORT Candidate {
     float logit;
     int token;
   };
 
-  void penalise(std::span<const int> recent);
-  int draw(double uniform);
+  MMREC_NO_EXPORT void penalise(std::span<const int> recent);
+  MMREC_NO_EXPORT int draw(double uniform);
 
   SamplerOptions options_;
   std::vector<Candidate> candidates_;  // scratch: what may be drawn

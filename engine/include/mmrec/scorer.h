@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "mmrec/export.h"
 #include "mmrec/model.h"
 
 namespace mmrec {
@@ -38,7 +39,7 @@ struct DocumentScore {
 ///
 /// On several devices documents are scored in groups as devices become free, each by a thread of its own. Scores and
 /// their order do not depend on how many there are: what is scored together does not, unless memory falls short.
-class Scorer {
+class MMREC_EXPORT Scorer {
  public:
   explicit Scorer(Model model, ScorerOptions options = {});
   /// On all devices of `models`, which are one model, as from Model::load_on_gpus. Throws std::invalid_argument where
@@ -87,7 +88,7 @@ struct PerplexitySummary {
 };
 
 /// len(re.split(r"\s+", text)) with Python's Unicode white space.
-std::int64_t count_words(std::string_view text);
+MMREC_EXPORT std::int64_t count_words(std::string_view text);
 
 /// What corpus measures need of a document's log-probs.
 struct DocumentSums {
@@ -95,11 +96,11 @@ struct DocumentSums {
   double nll = 0.0;
   double nll_m2 = 0.0;  ///< Σ (−logprob − mean)², summed in order (Welford)
 };
-DocumentSums sums_of(const DocumentScore& score);
+MMREC_EXPORT DocumentSums sums_of(const DocumentScore& score);
 
 /// Accumulates documents in order; measures without a denominator (no tokens, no bytes) are NaN. Nothing but sums of
 /// documents enters, so that those of parts of a corpus, added in the corpus' order, give its summary to the bit.
-class PerplexityAccumulator {
+class MMREC_EXPORT PerplexityAccumulator {
  public:
   void add(const DocumentScore& score, std::int64_t bytes, std::int64_t words) { add(sums_of(score), bytes, words); }
   void add(const DocumentSums& sums, std::int64_t bytes, std::int64_t words);

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "mmrec/export.h"
 #include "mmrec/prefill.h"
 #include "mmrec/sampler.h"
 
@@ -54,7 +55,7 @@ struct CallOptions {
 /// Errors. A call that throws std::invalid_argument has changed nothing. After std::bad_alloc or std::system_error
 /// (CUDA fails; on a GPU it may be a later call that says so) from a call that consumes tokens, the state is undefined
 /// until reset() or restore().
-class Session {
+class MMREC_EXPORT Session {
  public:
   Session(Session&&) noexcept;
   Session& operator=(Session&&) noexcept;
@@ -122,8 +123,8 @@ class Session {
 
  private:
   friend struct engine::Access;
-  struct Impl;
-  explicit Session(std::unique_ptr<Impl> impl);
+  struct MMREC_NO_EXPORT Impl;
+  MMREC_NO_EXPORT explicit Session(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
 

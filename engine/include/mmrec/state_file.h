@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "mmrec/export.h"
 #include "mmrec/sampler.h"
 #include "mmrec/session.h"
 #include "mmrec/tokenizer.h"
@@ -23,24 +24,24 @@ struct SavedSequence {
 };
 
 /// Of a session of batch 1. Throws std::invalid_argument for another batch, and what Session::save throws.
-SavedSequence save_sequence(const Session& session, const SamplerOptions& sampler = {},
-                            const Tokenizer* tokenizer = nullptr);
+MMREC_EXPORT SavedSequence save_sequence(const Session& session, const SamplerOptions& sampler = {},
+                                         const Tokenizer* tokenizer = nullptr);
 /// Puts a session of batch 1 where the sequence was; position() and recent_tokens() are those then. Throws
 /// std::runtime_error saying what was found and expected where the state is not of the session's model, or `tokenizer`
 /// is given and is not the one it was saved with; the session is then unchanged.
-void restore_sequence(Session& session, const SavedSequence& saved, const Tokenizer* tokenizer = nullptr);
+MMREC_EXPORT void restore_sequence(Session& session, const SavedSequence& saved, const Tokenizer* tokenizer = nullptr);
 
 /// The bytes of a state file: versioned and checksummed (docs/file-formats.md). They can betray the text: treat them
 /// like it.
-std::vector<std::byte> encode_sequence(const SavedSequence& saved);
+MMREC_EXPORT std::vector<std::byte> encode_sequence(const SavedSequence& saved);
 /// Throws std::runtime_error beginning with `name` and saying what was found and expected for bytes that are no state
 /// file, damaged, or hold a value out of its range.
-SavedSequence decode_sequence(std::span<const std::byte> bytes, const std::string& name = "state file");
+MMREC_EXPORT SavedSequence decode_sequence(std::span<const std::byte> bytes, const std::string& name = "state file");
 
 /// Writes a state file, which only its owner can read: beside `path` first, put in its place when the disk has all of
 /// it. Throws std::system_error and std::runtime_error naming `path`; a file that was there is then as it was.
-void write_state_file(const std::filesystem::path& path, const SavedSequence& saved);
+MMREC_EXPORT void write_state_file(const std::filesystem::path& path, const SavedSequence& saved);
 /// Throws as decode_sequence, and std::system_error where the file cannot be read.
-SavedSequence read_state_file(const std::filesystem::path& path);
+MMREC_EXPORT SavedSequence read_state_file(const std::filesystem::path& path);
 
 }  // namespace mmrec

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "mmrec/export.h"
+
 namespace mmrec {
 
 namespace engine {
@@ -16,7 +18,7 @@ class TokenizerModel;
 }
 
 /// A sentencepiece model or a tiktoken rank file. Immutable and thread-safe; copies share it.
-class Tokenizer {
+class MMREC_EXPORT Tokenizer {
  public:
   /// Loads tokenizer.model or tokenizer.tiktoken of a model folder (or the file itself: a rank file if its name ends in
   /// .tiktoken), with tokenizer_config.json beside it if there is one. The file is validated before sentencepiece sees
@@ -63,13 +65,13 @@ class Tokenizer {
 
  private:
   friend class StreamDecoder;
-  explicit Tokenizer(std::shared_ptr<const engine::TokenizerModel> model);
+  MMREC_NO_EXPORT explicit Tokenizer(std::shared_ptr<const engine::TokenizerModel> model);
   std::shared_ptr<const engine::TokenizerModel> model_;
 };
 
 /// Decodes a stream of tokens into text, emitting complete UTF-8 characters only: what was emitted never changes. All
 /// that push() and finish() return, joined, is Tokenizer::decode of the tokens.
-class StreamDecoder {
+class MMREC_EXPORT StreamDecoder {
  public:
   /// `at_start`: the stream begins the text, so the first word's leading space is dropped. False after a prompt.
   explicit StreamDecoder(Tokenizer tokenizer, bool at_start = true);
