@@ -99,7 +99,8 @@ std::optional<double> parse_real(std::string_view text);
 /// The double nearest to the shortest decimal that gives `x` back: 0.8F becomes 0.8, not 0.800000011920929.
 double shortest(float x);
 
-/// Writes `help` for --help, "<program> <version> (<backends>)" for --version, to stdout; false where neither was given.
+/// Writes `help` for --help, "<program> <version> (<backends>)" for --version, to stdout; false where neither was
+/// given.
 bool print_help_or_version(const Arguments& arguments, std::string_view help, std::string_view program);
 /// The same of a program that has a second page, for --help-all.
 bool print_help_or_version(const Arguments& arguments, std::string_view help, std::string_view all,
