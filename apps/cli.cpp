@@ -67,22 +67,26 @@ std::size_t distance(std::string_view a, std::string_view b) {
 /// The option that the first unknown one of a command line was meant to be; empty where none is near.
 std::string nearest_option(std::span<const Flag> flags, int argc, const char* const* argv) {
   constexpr std::size_t kLongest = 40;
+  std::vector<std::string_view> names;
+  for (const Flag& flag : flags) names.push_back(flag.name);
+  for (const Flag& flag : flags) {
+    for (const std::string_view name : split_names(flag.alias)) names.push_back(name);
+  }
   for (int i = 1; i < argc; ++i) {
     std::string_view word = argv[i];
     if (word == "--") break;
     if (!word.starts_with("--")) continue;
     word.remove_prefix(2);
     word = word.substr(0, word.find('='));
-    const auto is_it = [&](const Flag& flag) { return flag.name == word; };
-    if (word.size() > kLongest || std::any_of(flags.begin(), flags.end(), is_it)) continue;
-    const auto nearer = [&](const Flag& a, const Flag& b) { return distance(word, a.name) < distance(word, b.name); };
-    const auto nearest = std::min_element(flags.begin(), flags.end(), nearer);
+    if (word.size() > kLongest || std::find(names.begin(), names.end(), word) != names.end()) continue;
+    const auto nearer = [&](std::string_view a, std::string_view b) { return distance(word, a) < distance(word, b); };
+    const auto nearest = std::min_element(names.begin(), names.end(), nearer);
     const std::size_t most = std::max<std::size_t>(1, word.size() / 3);
-    if (nearest != flags.end() && distance(word, nearest->name) <= most) return std::string(nearest->name);
+    if (nearest != names.end() && distance(word, *nearest) <= most) return std::string(*nearest);
     if (word.size() >= 3) {
-      const auto begins = [&](const Flag& flag) { return flag.name.starts_with(word); };
-      const auto longer = std::find_if(flags.begin(), flags.end(), begins);
-      if (longer != flags.end()) return std::string(longer->name);
+      const auto begins = [&](std::string_view name) { return name.starts_with(word); };
+      const auto longer = std::find_if(names.begin(), names.end(), begins);
+      if (longer != names.end()) return std::string(*longer);
     }
     return {};
   }
@@ -194,19 +198,39 @@ std::optional<double> parse_real(std::string_view text) {
 
 double shortest(float x) { return parse_real(fmt::format("{}", x)).value_or(static_cast<double>(x)); }
 
+std::vector<std::string_view> split_names(std::string_view names) {
+  std::vector<std::string_view> words;
+  while (!names.empty()) {
+    const std::size_t end = std::min(names.find(' '), names.size());
+    if (end > 0) words.push_back(names.substr(0, end));
+    names.remove_prefix(std::min(end + 1, names.size()));
+  }
+  return words;
+}
+
 Arguments::Arguments(std::span<const Flag> flags, bool positionals, int argc, const char* const* argv) {
   cxxopts::Options options(program_name);
   auto add = options.add_options();
   for (const Flag& flag : flags) {
-    std::string names(flag.name);
-    if (flag.short_name != 0) names = fmt::format("{},{}", flag.short_name, flag.name);
     const auto value = cxxopts::value<std::string>();
     if (!flag.takes_value) value->implicit_value("true");
-    add(names, "", value);
+    add(flag.short_name != 0 ? fmt::format("{},{}", flag.short_name, flag.name) : std::string(flag.name), "", value);
+    for (const std::string_view name : split_names(flag.alias)) {
+      const auto its_value = cxxopts::value<std::string>();
+      if (!flag.takes_value) its_value->implicit_value("true");
+      add(std::string(name), "", its_value);
+    }
   }
+  const auto name_of = [&](const std::string& given) {
+    for (const Flag& flag : flags) {
+      const auto others = split_names(flag.alias);
+      if (std::find(others.begin(), others.end(), given) != others.end()) return std::string(flag.name);
+    }
+    return given;
+  };
   try {
     const cxxopts::ParseResult result = options.parse(argc, argv);
-    for (const auto& argument : result.arguments()) given_.push_back({argument.key(), argument.value()});
+    for (const auto& argument : result.arguments()) given_.push_back({name_of(argument.key()), argument.value()});
     positionals_ = result.unmatched();
   } catch (const cxxopts::exceptions::no_such_option& error) {
     const std::string near = nearest_option(flags, argc, argv);

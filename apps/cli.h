@@ -50,19 +50,23 @@ void log_line(std::string_view text);
 void warn(std::string_view text);
 
 /// One option. `short_name` 0: none. A flag without a value is on or off; an option that is not repeatable is refused
-/// when it is given twice.
+/// when it is given twice. `alias`: other long names for it, as other programs have, separated by spaces.
 struct Flag {
   std::string_view name;
   char short_name = 0;
   bool takes_value = true;
   bool repeatable = false;
+  std::string_view alias = {};
 };
+
+/// The words of `names`, which spaces separate.
+std::vector<std::string_view> split_names(std::string_view names);
 
 /// A parsed command line; values are kept as the strings they came as.
 class Arguments {
  public:
-  /// Throws UsageError for an unknown, repeated or valueless option, and for a positional argument unless
-  /// `positionals`.
+  /// An option is known by its name, whichever of its names was given. Throws UsageError for an unknown, repeated or
+  /// valueless option, and for a positional argument unless `positionals`.
   Arguments(std::span<const Flag> flags, bool positionals, int argc, const char* const* argv);
 
   bool has(std::string_view name) const;

@@ -183,6 +183,29 @@ std::string place_of(const ModelInfo& info) {
   return info.device == Device::kCuda ? fmt::format("{}, {}", device, to_string(info.precision)) : device;
 }
 
+void log_loaded(const std::filesystem::path& folder, const RunOptions& options, const ModelInfo& info,
+                const Tokenizer* tokenizer) {
+  log_line(fmt::format("model {}: {}, {} layers of {}, vocabulary {}, {:.1f} M parameters, {:.1f} MB, fingerprint {}",
+                       folder.string(), info.architecture, info.num_layers, info.model_dim, info.vocab_size,
+                       static_cast<double>(info.parameters) * 1e-6, static_cast<double>(info.weight_bytes) * 1e-6,
+                       hex(info.fingerprint)));
+  if (tokenizer != nullptr) {
+    log_line(fmt::format("tokenizer {}: {} pieces, BOS {}, EOS {}, fingerprint {}", Tokenizer::file_of(folder).string(),
+                         tokenizer->vocab_size(), tokenizer->bos_id(), tokenizer->eos_id(),
+                         hex(tokenizer->fingerprint())));
+  }
+  const bool on_gpu = info.device == Device::kCuda;
+  const std::string device = options.device != Device::kAuto ? "as --device says"
+                             : on_gpu                        ? "a usable GPU was found"
+                                                             : "no usable GPU, or a build without CUDA";
+  const std::string precision = options.precision != Precision::kAuto ? "as --precision says"
+                                : on_gpu                              ? "the type of the stored weights"
+                                                                      : "all that the CPU computes in";
+  const int threads = options.session.threads > 0 ? options.session.threads : usable_processors();
+  log_line(fmt::format("device {} ({}), precision {} ({}){}", device_text(info), device, to_string(info.precision),
+                       precision, on_gpu ? "" : fmt::format(", {} threads", threads)));
+}
+
 nlohmann::ordered_json with_device(nlohmann::ordered_json description, const ModelInfo& info) {
   description["device"] = device_text(info);
   description["precision"] = to_string(info.precision);

@@ -44,6 +44,11 @@ std::string device_text(const ModelInfo& info);
 /// Where and how the model runs: "cpu", or "cuda (NVIDIA H200), bf16".
 std::string place_of(const ModelInfo& info);
 
+/// Lines of -v on stderr: the model and where it runs, with the reason for each choice that `options` left open, and
+/// the tokenizer where there is one.
+void log_loaded(const std::filesystem::path& folder, const RunOptions& options, const ModelInfo& info,
+                const Tokenizer* tokenizer);
+
 /// How the model's calls are cut: "stepwise", "prompt" or "whole", or "one" where there is no bank; none for models
 /// without calls.
 std::optional<std::string_view> calls_of(const ModelInfo& info);

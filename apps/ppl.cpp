@@ -54,6 +54,9 @@ Loaded load(const PplOptions& options) {
   loaded.info = info_of(loaded.models);
   if (options.split != Split::kIds) loaded.tokenizer = load_tokenizer(options.folder, loaded.info);
   loaded.seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  if (options.verbose) {
+    log_loaded(options.folder, options.run, loaded.info, loaded.tokenizer ? &*loaded.tokenizer : nullptr);
+  }
   return loaded;
 }
 

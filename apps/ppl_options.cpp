@@ -33,20 +33,21 @@ constexpr auto kOptions = std::to_array<Option>({
     {{"format"}, "F", "text, json (one object), jsonl or csv (a line a document)", true},
     {{"per-token", 0, false}, "", "each token's log-prob, as jsonl, csv or json", true},
     {{"per-doc", 0, false}, "", "each document's figures, likewise"},
-    {{"output", 'o'}, "FILE", "write the result there, whole or not at all", true},
+    {{"output", 'o'}, "FILE", "write the result there, whole or not at all; - is stdout", true},
     {{"compare"}, "FILE", "differences from the log-probs that --per-token wrote there as jsonl"},
     {{"plot"}, "FILE", "an SVG of loss against position and of documents by loss"},
     {{"html"}, "FILE", "the text with each token coloured by its surprise", true},
     {{"resume", 0, false}, "", "go on where a run with the same -o FILE.jsonl ended"},
     {{"shard"}, "I/N", "every Nth document from the Ith (from 1); mmrec-ppl merge FILE... adds up", true},
     {{"quiet", 'q', false}, "", "no progress and no timings"},
+    {{"verbose", 'v', false}, "", "say what was loaded, where it runs and why"},
     {{"batch"}, "N", "documents scored together at most (as many as suit the device and its memory)"},
     {{"device"}, "D", "auto, cpu, cuda, cuda:N (GPU N, from 0) or cuda:all", true},
     {{"precision"}, "P", "auto, fp32, bf16 or fp16"},
     {{"expert"}, "E", "of mmrec100m: both, text or code (as config.json says)"},
     {{"prefill"}, "M", "auto, sweeps or steps"},
     {{"sweep-tol"}, "X", "tolerance of sweeps (auto)"},
-    {{"threads"}, "N", "threads of the CPU (0: all)"},
+    {{"threads", 't'}, "N", "threads of the CPU (0: all)"},
     {{"calls"}, "C", "of mmrec-jax: stepwise (the default), or whole, which sees later tokens and needs --leaky"},
     {{"leaky", 0, false}, "", "with --calls whole: what comes out is no perplexity"},
     {{"bank"}, "B", "of mmrec-jax: true or false, whether it writes a memory bank (as config.json says)"},
@@ -121,7 +122,10 @@ void read_report(const Arguments& arguments, PplOptions& options) {
                    : arguments.has("per-doc") ? ReportDetail::kDocuments
                                               : ReportDetail::kSummary;
   options.output = arguments.text("output");
+  if (options.output == "-") options.output.reset();
+  refuse_together(arguments, "quiet", "verbose");
   options.quiet = arguments.has("quiet");
+  options.verbose = arguments.has("verbose");
   if (arguments.has("pairs")) options.detail = ReportDetail::kDocuments;
   if (options.detail == ReportDetail::kSummary) return;
   if (!arguments.has("format")) options.format = ReportFormat::kJsonl;

@@ -35,6 +35,7 @@ struct PplOptions {
   std::int64_t shard = 0;  // of `shards`: every document of which the number leaves this remainder
   std::int64_t shards = 1;
   bool quiet = false;
+  bool verbose = false;
   bool whole_calls = false;  // of mmrec-jax: log-probs may be given later tokens
 };
 

@@ -124,23 +124,33 @@ GenerationDefaults load_generation_defaults(const std::filesystem::path& folder)
   return defaults;
 }
 
-SamplerOptions sampler_options(const Arguments& arguments, SamplerOptions defaults, std::optional<std::uint64_t> seed) {
-  const auto real = [&](std::string_view name, const Range& range, float& to) {
-    to = arguments.real(name, range.min, range.max, range.above_min).value_or(to);
-  };
-  real("temp", kTemperature, defaults.temperature);
-  defaults.top_k = static_cast<int>(arguments.integer("top-k", defaults.top_k, 0, kMaxInt));
-  real("top-p", kTopP, defaults.top_p);
-  real("min-p", kMinP, defaults.min_p);
-  real("repetition-penalty", kRepetitionPenalty, defaults.repetition_penalty);
-  if (const auto given = arguments.unsigned64("seed")) seed = given;
-  if (seed) {
-    defaults.seed = *seed;
-  } else {
-    std::random_device device;
-    defaults.seed = ((std::uint64_t{device()} << 32) | device()) & ((std::uint64_t{1} << 53) - 1);
-  }
+SamplerOptions SamplerChoices::over(SamplerOptions defaults) const {
+  defaults.temperature = temperature.value_or(defaults.temperature);
+  defaults.top_k = top_k.value_or(defaults.top_k);
+  defaults.top_p = top_p.value_or(defaults.top_p);
+  defaults.min_p = min_p.value_or(defaults.min_p);
+  defaults.repetition_penalty = repetition_penalty.value_or(defaults.repetition_penalty);
+  defaults.seed = seed.value_or(defaults.seed);
   return defaults;
+}
+
+SamplerChoices sampler_choices(const Arguments& arguments) {
+  const auto real = [&](std::string_view name, const Range& range) {
+    return arguments.real(name, range.min, range.max, range.above_min);
+  };
+  SamplerChoices choices;
+  choices.temperature = real("temp", kTemperature);
+  if (arguments.has("top-k")) choices.top_k = static_cast<int>(arguments.integer("top-k", 0, 0, kMaxInt));
+  choices.top_p = real("top-p", kTopP);
+  choices.min_p = real("min-p", kMinP);
+  choices.repetition_penalty = real("repetition-penalty", kRepetitionPenalty);
+  choices.seed = arguments.unsigned64("seed");
+  return choices;
+}
+
+std::uint64_t random_seed() {
+  std::random_device device;
+  return ((std::uint64_t{device()} << 32) | device()) & ((std::uint64_t{1} << 53) - 1);
 }
 
 }  // namespace mmrec::apps

@@ -20,9 +20,23 @@ struct GenerationDefaults {
 /// Reads folder/generation_config.json if there is one. Throws RejectedFile naming file, key, found and expected.
 GenerationDefaults load_generation_defaults(const std::filesystem::path& folder);
 
-/// `defaults` with --temp, --top-k, --top-p, --min-p, --repetition-penalty and --seed over them. Without --seed it is
-/// `seed`, or random and below 2^53, so that every JSON reader keeps it.
-SamplerOptions sampler_options(const Arguments& arguments, SamplerOptions defaults,
-                               std::optional<std::uint64_t> seed = std::nullopt);
+/// What is asked for of a sampler; what is unset stays as it was.
+struct SamplerChoices {
+  std::optional<float> temperature;
+  std::optional<int> top_k;
+  std::optional<float> top_p;
+  std::optional<float> min_p;
+  std::optional<float> repetition_penalty;
+  std::optional<std::uint64_t> seed;
+
+  /// `defaults` with these over them.
+  SamplerOptions over(SamplerOptions defaults) const;
+};
+
+/// What --temp, --top-k, --top-p, --min-p, --repetition-penalty and --seed say. Throws UsageError.
+SamplerChoices sampler_choices(const Arguments& arguments);
+
+/// Below 2^53, so that every JSON reader keeps it.
+std::uint64_t random_seed();
 
 }  // namespace mmrec::apps

@@ -39,6 +39,61 @@ TEST(Generate, JsonHoldsWhatItPromises) {
   EXPECT_GT(json["timings"]["peak_memory_bytes"].get<double>(), 1e5);
 }
 
+TEST(Generate, OptionsHaveTheNamesOfOtherPrograms) {
+  const Json reference = generate_json(words(kShort, {"--seed", "5", "--temp", "0.7", "--threads", "2"}));
+  for (const char* tokens : {"-n", "--tokens", "--n-predict", "--predict", "--max-tokens"}) {
+    const Json json = generate_json({"-p", "Alice was", tokens, "24", "-s", "5", "--temperature", "0.7", "-t", "2"});
+    EXPECT_EQ(json["tokens"], reference["tokens"]) << tokens;
+    EXPECT_EQ(json["sampling"], reference["sampling"]);
+  }
+  EXPECT_EQ(generate_json({"-p", "x", "-n", "1", "--repeat-penalty=1.5"})["sampling"]["repetition_penalty"], 1.5);
+}
+
+TEST(Generate, TheModelFolderMayStandAlone) {
+  const Json reference = generate_json(words(kShort, {"--seed", "5"}));
+  for (const Words& line : {Words{kGenerate, kTiny, "-p", "Alice was"}, Words{kGenerate, "-p", "Alice was", kTiny}}) {
+    const Json json = json_of(run(words(line, {"--device", "cpu", "-n", "24", "--seed", "5", "--json"})));
+    EXPECT_EQ(json["tokens"], reference["tokens"]);
+    EXPECT_EQ(json["model"]["folder"], kTiny);
+  }
+}
+
+TEST(Generate, QuietSaysNothingAndVerboseSaysWhy) {
+  const Outcome plain = generate(words(kShort, {"--seed", "5"}));
+  const Outcome quiet = generate(words(kShort, {"--seed", "5", "-q"}));
+  EXPECT_EQ(quiet.out, plain.out);
+  EXPECT_EQ(quiet.err, "");
+  const Outcome verbose = generate(words(kShort, {"--seed", "5", "-v", "-t", "3"}));
+  EXPECT_EQ(verbose.out, plain.out);
+  for (const char* part :
+       {"model " MMREC_FIXTURES "/tiny: mmrec, ", "tokenizer " MMREC_FIXTURES "/tiny/tokenizer.model: ",
+        "device cpu (as --device says), precision fp32 (all that the CPU computes in), 3 threads"}) {
+    EXPECT_NE(verbose.err.find(part), std::string::npos) << verbose.err << "does not say " << part;
+  }
+  const Outcome ppl = run(ppl_on_tiny({"-v", "-t", "3", "-"}), "Alice was");
+  EXPECT_NE(ppl.err.find("precision fp32 (all that the CPU computes in), 3 threads"), std::string::npos) << ppl.err;
+}
+
+TEST(Generate, AnOutputFileHoldsTheText) {
+  const TempFolder folder;
+  const Outcome plain = generate(words(kShort, {"--seed", "5"}));
+  const Outcome filed = generate(words(kShort, {"--seed", "5", "-o", folder / "text"}));
+  EXPECT_EQ(filed.code, 0) << filed.err;
+  EXPECT_EQ(filed.out, "");
+  EXPECT_EQ(read_file(folder / "text"), plain.out);
+  EXPECT_EQ(generate(words(kShort, {"--seed", "5", "-o", "-"})).out, plain.out);
+  EXPECT_EQ(run(ppl_on_tiny({"-o", "-", "-"}), "Alice was").out, run(ppl_on_tiny({"-"}), "Alice was").out);
+  expect_refused(generate(words(kShort, {"-o", "/nonexistent/text"})), 5, {"/nonexistent/text: cannot write"});
+}
+
+TEST(Generate, EscapesAreResolvedOnlyWhereThatIsAskedFor) {
+  const Words options = {"-n", "1", "--json", "--echo"};
+  const std::string written = R"(a\n\t\\ \"\'\x41\r\e)";
+  EXPECT_EQ(json_of(generate(words({"-p", written}, options)))["prompt"], written);
+  EXPECT_EQ(json_of(generate(words({"-e", "-p", written}, options)))["prompt"], "a\n\t\\ \"'A\r\x1b");
+  EXPECT_EQ(json_of(generate(words({"-e", "-p", "a\\\nb"}, options)))["prompt"], "ab") << "a line is continued";
+}
+
 TEST(Generate, GreedyAndSeededRunsRepeat) {
   for (const Words& options : {Words{"--temp", "0"}, Words{"--seed", "11"}}) {
     const Json first = generate_json(words(kShort, options));

@@ -27,14 +27,19 @@ TEST(Help, FitsOneScreenAndBeginsWithExamples) {
 }
 
 TEST(Help, AllOfItBeginsLikeTheFirstPageAndNamesMore) {
-  const std::string first = run({kPpl, "--help"}).out;
-  const std::string all = run({kPpl, "--help-all"}).out;
-  EXPECT_EQ(all.substr(0, all.find("  -m")), first.substr(0, first.find("  -m")));
-  std::istringstream lines(all);
-  for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80U) << line;
-  for (const char* option : {"--field", "--window", "--stride", "--per-doc", "--prefill", "--sweep-tol", "--quiet"}) {
-    EXPECT_EQ(first.find(option + std::string(" ")), std::string::npos) << option;
-    EXPECT_NE(all.find(option), std::string::npos) << option;
+  const std::vector<std::pair<std::string, Words>> programs = {
+      {kPpl, {"--field", "--window", "--stride", "--per-doc", "--prefill", "--sweep-tol", "--quiet", "--verbose"}},
+      {kGenerate, {"--escape", "--prefill", "--sweep-tol", "--prefix-cache-mb", "--n-predict", "--temperature"}}};
+  for (const auto& [program, options] : programs) {
+    const std::string first = run({program, "--help"}).out;
+    const std::string all = run({program, "--help-all"}).out;
+    EXPECT_EQ(all.substr(0, all.find("  -m")), first.substr(0, first.find("  -m")));
+    std::istringstream lines(all);
+    for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80U) << line;
+    for (const std::string& option : options) {
+      EXPECT_EQ(first.find(option + " "), std::string::npos) << option;
+      EXPECT_NE(all.find(option), std::string::npos) << option;
+    }
   }
 }
 
@@ -115,6 +120,14 @@ TEST(Usage, GenerateRefusesWhatItDoesNotKnow) {
       {{"-p", "x", "--stop", "\xff"}, "--stop"},
       {{"-p", "x", "--json=no"}, "--json"},
       {{"-p", "x", "-m", ""}, "--model"},
+      {{kTiny, "-m", kTiny, "-p", "x"}, "--model: not with a model folder beside it"},
+      {{kTiny, kTiny, "-p", "x"}, "unexpected argument"},
+      {{"Once upon a time"}, "a prompt goes after -p"},
+      {{"-p", "x", "-q", "-v"}, "--quiet: not with --verbose"},
+      {{"-p", "x", "-n", "1", "--n-predict", "2"}, "--tokens: given 2 times"},
+      {{"-e", "-p", "a\\q"}, "--prompt: unknown escape (found '\\q'"},
+      {{"-e", "-p", "a\\"}, "--prompt: unknown escape"},
+      {{"-e", "-p", "x", "--stop", "\\x4"}, "--stop: unknown escape"},
   };
   for (const BadLine& line : lines) {
     expect_refused(run(words({kGenerate}, line.arguments)), 2, {line.says}, joined(line.arguments));
@@ -140,11 +153,13 @@ TEST(Usage, PplRefuses) {
 }
 
 TEST(Usage, AnUnknownOptionNamesTheNearest) {
-  const std::vector<std::pair<Words, std::string>> lines = {{{kPpl, "--fromat", "json", "-"}, "did you mean --format)"},
-                                                            {{kPpl, "--per-tokens", "-"}, "--per-token)"},
-                                                            {{kPpl, "--split=line", "-"}, "did you mean --split-by)"},
-                                                            {{kGenerate, "--promt=x"}, "did you mean --prompt)"},
-                                                            {{kBench, "--lenghts", "1"}, "did you mean --lengths)"}};
+  const std::vector<std::pair<Words, std::string>> lines = {
+      {{kPpl, "--fromat", "json", "-"}, "did you mean --format)"},
+      {{kPpl, "--per-tokens", "-"}, "--per-token)"},
+      {{kPpl, "--split=line", "-"}, "did you mean --split-by)"},
+      {{kGenerate, "--promt=x"}, "did you mean --prompt)"},
+      {{kGenerate, "--tempreature", "1"}, "did you mean --temperature)"},
+      {{kBench, "--lenghts", "1"}, "did you mean --lengths)"}};
   for (const auto& [arguments, says] : lines) expect_refused(run(arguments), 2, {says}, joined(arguments));
   EXPECT_EQ(run({kPpl, "--zzz", "-"}).err.find("did you mean"), std::string::npos);
 }

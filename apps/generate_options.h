@@ -1,0 +1,50 @@
+// The command line of mmrec-generate.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "apps/cli.h"
+#include "apps/model_folder.h"
+#include "apps/option_table.h"
+#include "apps/sampling.h"
+
+namespace mmrec::apps {
+
+/// What the command line says, checked as far as that needs no file.
+struct GenerateCommand {
+  RunOptions run;
+  std::filesystem::path folder;
+  std::optional<std::string> prompt;  // its escapes resolved
+  std::optional<std::string> file;    // "-": stdin
+  std::int64_t max_tokens = 256;
+  SamplerChoices sampler;
+  std::vector<std::string> stop;
+  std::optional<std::string> output;  // none: stdout
+  std::optional<std::string> state_in;
+  std::optional<std::string> state_out;
+  std::optional<std::string> prefix_cache;
+  std::int64_t prefix_cache_mb = 1024;
+  bool echo = false;
+  bool json = false;
+  bool lines = false;
+  bool quiet = false;
+  bool verbose = false;
+};
+
+std::span<const Option> generate_option_table();
+/// The page of --help, or of --help-all.
+std::string generate_help(bool all);
+
+/// Throws UsageError, RejectedFile where the bundled model is missing.
+GenerateCommand generate_command(const Arguments& arguments);
+
+/// `text` with \n, \r, \t, \e, \\, \", \', \xHH and a backslash before the end of a line (which takes both away)
+/// replaced by what they stand for. Throws UsageError naming `option` for any other.
+std::string unescaped(std::string_view text, std::string_view option);
+
+}  // namespace mmrec::apps
