@@ -1,5 +1,6 @@
-# Installs the build to a prefix, moves the prefix, builds tests/consumer against it and runs the README's program and the
-# examples, by CMake and by pkg-config: once with the archive, as it is installed by default, once with the shared library.
+# Installs the build to a prefix, moves the prefix, builds tests/consumer and the project of docs/embedding.md against it,
+# by CMake and by pkg-config, and checks what the programs print: once with the archive, as it is installed by default,
+# once with the shared library.
 # Variables: SOURCE_DIR, BUILD_DIR, WORK_DIR, CONFIG, GENERATOR, CXX, CXX_FLAGS.
 function(run)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
@@ -28,22 +29,105 @@ function(expect_relocatable prefix)
   endforeach()
 endfunction()
 
-# The README's program, compiled by what pkg-config says and nothing else.
-function(compile_by_pkg_config kind prefix)
-  find_program(PKG_CONFIG pkg-config REQUIRED)
+# The block of `language` in docs/embedding.md, written to `file`.
+function(write_block language file)
+  file(READ ${SOURCE_DIR}/docs/embedding.md text)
+  if(NOT text MATCHES "\n```${language}\n(([^`]|`[^`])*)\n```\n")
+    message(FATAL_ERROR "docs/embedding.md has no block of ${language}")
+  endif()
+  file(WRITE ${file} "${CMAKE_MATCH_1}\n")
+endfunction()
+
+# Fails unless `text` matches.
+function(expect what text pattern)
+  if(NOT text MATCHES "${pattern}")
+    message(FATAL_ERROR "${what} printed '${text}', expected ${pattern}")
+  endif()
+endfunction()
+
+# The program of docs/embedding.md, by its CMake project and by its command line with pkg-config.
+function(embed kind prefix model)
+  set(app ${WORK_DIR}/embed-${kind})
+  write_block(cmake ${app}/CMakeLists.txt)
+  write_block(cpp ${app}/app.cpp)
+  write_block(sh ${app}/command.sh)
+  run(${CMAKE_COMMAND} -S ${app} -B ${app}/build -G ${GENERATOR} -D CMAKE_BUILD_TYPE=${CONFIG}
+      -D CMAKE_CXX_COMPILER=${CXX} "-DCMAKE_CXX_FLAGS=${CXX_FLAGS}" -D CMAKE_PREFIX_PATH=${prefix})
+  run(${CMAKE_COMMAND} --build ${app}/build --config ${CONFIG})
+  run(${app}/build/app ${model} Once)
+  set(text "${output}")
+  expect("docs/embedding.md's program" "${text}" "^mmrec [0-9.]+\n.*[a-z]")
+
   file(GLOB_RECURSE pc ${prefix}/*/mmrec.pc)
-  get_filename_component(folder ${pc} DIRECTORY)
-  set(environment PKG_CONFIG_PATH=${folder})
-  run(${CMAKE_COMMAND} -E env ${environment} ${PKG_CONFIG} --cflags --libs mmrec)
-  string(STRIP "${output}" pkg_flags)
-  separate_arguments(flags UNIX_COMMAND "${CXX_FLAGS} ${pkg_flags}")
-  run(${CXX} -std=c++20 ${WORK_DIR}/${kind}/readme.cpp -o ${WORK_DIR}/${kind}/by_pkg_config ${flags})
-  run(${CMAKE_COMMAND} -E env ${environment} ${PKG_CONFIG} --variable=modeldir mmrec)
-  string(STRIP "${output}" model_dir)
-  get_filename_component(libraries ${folder} DIRECTORY)
-  run(${CMAKE_COMMAND} -E env LD_LIBRARY_PATH=${libraries} ${WORK_DIR}/${kind}/by_pkg_config ${model_dir}/mmrec-12m)
-  if(NOT output STREQUAL readme_text)
-    message(FATAL_ERROR "compiled by pkg-config (${kind}) the README's program printed: ${output}")
+  get_filename_component(pc ${pc} DIRECTORY)
+  get_filename_component(libraries ${pc} DIRECTORY)
+  set(environment PKG_CONFIG_PATH=${pc} LD_LIBRARY_PATH=${libraries})
+  file(READ ${app}/command.sh command)
+  string(REGEX REPLACE "^c\\+\\+" "${CXX} ${CXX_FLAGS}" command "${command}")
+  file(WRITE ${app}/command.sh "${command}")
+  run(${CMAKE_COMMAND} -E env ${environment} ${CMAKE_COMMAND} -E chdir ${app} sh -e command.sh)
+  run(${CMAKE_COMMAND} -E env ${environment} ${app}/app ${model} Once)
+  if(NOT output STREQUAL text)
+    message(FATAL_ERROR "compiled with pkg-config (${kind}) it printed '${output}', by CMake '${text}'")
+  endif()
+  run(${CMAKE_COMMAND} -E env ${environment} pkg-config --variable=modeldir mmrec)
+  string(STRIP "${output}" output)
+  if(NOT EXISTS ${output}/mmrec-12m/config.json)
+    message(FATAL_ERROR "mmrec.pc says that models are in ${output}")
+  endif()
+  run(ldd ${app}/app)
+  string(REGEX MATCH "libmmrec\\.so\\.[0-9]+\\.[0-9]+ => [^\n]*" library "${output}")
+  if(kind STREQUAL "shared" AND NOT library)
+    message(FATAL_ERROR "pkg-config did not link the shared library:\n${output}")
+  endif()
+
+  # What goes wrong is told apart.
+  execute_process(COMMAND ${app}/build/app RESULT_VARIABLE usage ERROR_QUIET)
+  execute_process(COMMAND ${app}/build/app ${WORK_DIR}/nowhere Once RESULT_VARIABLE missing ERROR_QUIET)
+  if(NOT usage EQUAL 2 OR NOT missing EQUAL 3)
+    message(FATAL_ERROR "docs/embedding.md's program: exit codes ${usage} and ${missing}, expected 2 and 3")
+  endif()
+endfunction()
+
+# What the examples print, against what the installed programs say of the same.
+function(run_examples programs prefix model)
+  set(prompt "The history of the city begins")
+  execute_process(COMMAND ${programs}/generate ${model} ${prompt} OUTPUT_VARIABLE text ERROR_VARIABLE log
+                  COMMAND_ERROR_IS_FATAL ANY)
+  expect(generate.cpp "${log}" "^[0-9]+ tokens, ended by (length|eos)\n$")
+  execute_process(COMMAND ${prefix}/bin/mmrec-generate --device cpu --prompt ${prompt} --tokens 32 --seed 1 --temp 0.7
+                          --top-k 40 --top-p 0.95 --min-p 0.05 --repetition-penalty 1
+                  OUTPUT_VARIABLE same ERROR_QUIET COMMAND_ERROR_IS_FATAL ANY)
+  string(STRIP "${text}" text)
+  string(STRIP "${same}" same)
+  if(NOT text STREQUAL same)
+    message(FATAL_ERROR "generate.cpp printed '${text}', mmrec-generate '${same}'")
+  endif()
+
+  file(WRITE ${WORK_DIR}/lines.txt "The river runs to the sea.\nIn 1914 the war began, and the town was taken.\nA king\n")
+  execute_process(COMMAND ${programs}/score_documents ${model} INPUT_FILE ${WORK_DIR}/lines.txt OUTPUT_VARIABLE scores
+                  COMMAND_ERROR_IS_FATAL ANY)
+  expect(score_documents.cpp "${scores}" "^1\t[0-9]+\t[0-9.]+\n2\t[^\n]+\n3\t[^\n]+\ntokens [0-9]+, ppl ([0-9.]+), bits")
+  string(REGEX REPLACE ".*, ppl ([0-9.]+), .*" "\\1" ppl "${scores}")
+  run(${prefix}/bin/mmrec-ppl --device cpu --split-by line -q ${WORK_DIR}/lines.txt)
+  expect(mmrec-ppl "${output}" "\nppl +${ppl}\n")
+
+  run(${programs}/branch ${model} "The king was" "born in" "killed by")
+  expect(branch.cpp "${output}" "^The king was born in.*\nThe king was killed by.*\nstate: [0-9]+ bytes, position [0-9]+\nbranches equal")
+
+  run(${programs}/server_loop ${model} "The river" "In 1914" "A king" "The moon")
+  expect(server_loop.cpp "${output}" "refused: [^\n]*-1[^\n]*expected")
+  expect(server_loop.cpp "${output}" "The river.*In 1914.*A king.*The moon")
+  set(first "${output}")
+  run(${programs}/server_loop ${model} "The river" "In 1914" "A king" "The moon")
+  if(NOT output STREQUAL first)
+    message(FATAL_ERROR "server_loop.cpp printed '${first}', and '${output}' the next time")
+  endif()
+
+  run(${programs}/kernels)
+  expect(kernels.cpp "${output}" "expected 0\\.99997.*log p = -1\\.440190")
+  if(EXISTS ${programs}/kernels_cuda)
+    run(${programs}/kernels_cuda)  # without a GPU it says so and succeeds
   endif()
 endfunction()
 
@@ -59,17 +143,13 @@ function(consume kind prefix)
     message(FATAL_ERROR "the bundled model is not in ${model_dir}")
   endif()
   run(${WORK_DIR}/${kind}/readme ${model_dir}/mmrec-12m)
-  set(readme_text "${output}")
   string(STRIP "${output}" output)
   if(output STREQUAL "")
     message(FATAL_ERROR "the README's program printed nothing")
   endif()
   message(STATUS "the README's program (${kind}) printed: ${output}")
-  run(${WORK_DIR}/${kind}/kernels)
-  if(EXISTS ${WORK_DIR}/${kind}/kernels_cuda)
-    run(${WORK_DIR}/${kind}/kernels_cuda)  # without a GPU it says so and succeeds
-  endif()
-  compile_by_pkg_config(${kind} ${prefix})
+  run_examples(${WORK_DIR}/${kind} ${prefix} ${model_dir}/mmrec-12m)
+  embed(${kind} ${prefix} ${model_dir}/mmrec-12m)
 endfunction()
 
 file(REMOVE_RECURSE ${WORK_DIR})
@@ -88,9 +168,5 @@ run(${CMAKE_COMMAND} --install ${BUILD_DIR} --config ${CONFIG} --prefix ${WORK_D
 file(RENAME ${WORK_DIR}/moved ${WORK_DIR}/again)
 expect_relocatable(${WORK_DIR}/again)
 consume(shared ${WORK_DIR}/again -D MMREC_COMPONENTS=shared)
-foreach(program IN ITEMS readme by_pkg_config)
-  run(ldd ${WORK_DIR}/shared/${program})
-  if(NOT output MATCHES "libmmrec\\.so\\.[0-9]+\\.[0-9]+ ")
-    message(FATAL_ERROR "${program} was not linked with the shared library:\n${output}")
-  endif()
-endforeach()
+run(ldd ${WORK_DIR}/shared/readme)
+expect("ldd of the README's program" "${output}" "libmmrec\\.so\\.[0-9]+\\.[0-9]+ ")
