@@ -2,6 +2,7 @@
 // cost.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -16,6 +17,7 @@
 #include "apps/generate_lines.h"
 #include "apps/generate_options.h"
 #include "apps/generate_prompt.h"
+#include "apps/generate_records.h"
 #include "apps/generate_report.h"
 #include "apps/input.h"
 #include "apps/model_folder.h"
@@ -45,6 +47,18 @@ struct Setting {
   GenerateOptions options;
 };
 
+RecordDetail detail_of(const GenerateCommand& command) {
+  return {.prompt = command.echo, .tokens = command.json || command.top_logprobs > 0};
+}
+
+/// Throws where a request failed.
+int exit_code_of(const RecordsDone& done) {
+  if (done.failed > 0) {
+    throw NumericError(fmt::format("{} of {} prompts failed, {}", done.failed, done.records, done.first_failed));
+  }
+  return interrupt_exit_code();
+}
+
 /// --lines: as many prompts as there are lines, on as many GPUs as were asked for.
 int lines_main(Setting setting, Output& out) {
   const GenerateCommand& command = setting.command;
@@ -63,6 +77,7 @@ int lines_main(Setting setting, Output& out) {
     restore_state(*start, setting.begun->saved, tokenizer, setting.begun->file);
   }
   Generator generator(models, tokenizer, {.session = command.run.session});
+  RecordQueue queue(generator, tokenizer, out);
   const double load_seconds = watch.lap();
 
   const GracefulScope graceful;
@@ -71,21 +86,40 @@ int lines_main(Setting setting, Output& out) {
   lines_options.name = input_name(file);
   lines_options.start = start;
   lines_options.encode = [&](std::string_view text) { return encode_prompt(tokenizer, info, text, start != nullptr); };
-  lines_options.with_tokens = command.json;
-  lines_options.with_prompt = command.echo;
-  const LinesDone done = generate_lines(generator, lines, lines_options, out);
+  lines_options.detail = detail_of(command);
+  lines_options.num_samples = command.num_samples;
+  lines_options.branch = [&](GeneratorRequest request) {
+    return samples_of(std::move(request), command.num_samples, models.front(), command.run.session);
+  };
+  generate_lines(queue, lines, lines_options);
+  const RecordsDone& done = queue.done();
   const double seconds = watch.lap();
   out.commit();
   if (!command.quiet) {
-    log_line(fmt::format(
-        "load {:.3f} s | {} | {} prompts, {} tokens in {:.2f} s, {:.1f} tok/s | peak {:.1f} MB | seed {}", load_seconds,
-        place_of(info), done.prompts, done.tokens, seconds, Timings::rate(static_cast<double>(done.tokens), seconds),
-        static_cast<double>(peak_memory_bytes()) * 1e-6, options.sampler.seed));
+    log_line(fmt::format("load {:.3f} s | {} | {} {}, {} tokens in {:.2f} s, {:.1f} tok/s | peak {:.1f} MB | {}",
+                         load_seconds, place_of(info), done.records, command.num_samples > 1 ? "samples" : "prompts",
+                         done.tokens, seconds, Timings::rate(static_cast<double>(done.tokens), seconds),
+                         static_cast<double>(peak_memory_bytes()) * 1e-6, sampling_text(options.sampler)));
   }
-  if (done.failed > 0) {
-    throw NumericError(fmt::format("{} of {} prompts failed, {}", done.failed, done.prompts, done.first_failure));
+  return exit_code_of(done);
+}
+
+/// --num-samples of one prompt that `session` has consumed: a record each.
+RecordsDone draw_samples(const GenerateCommand& command, const Model& model, const Tokenizer& tokenizer,
+                         Session session, GenerateOptions options, const Json& head, Output& out) {
+  Generator generator(model, tokenizer, {.slots = std::min(command.num_samples, 64), .session = command.run.session});
+  RecordQueue queue(generator, tokenizer, out);
+  GeneratorRequest request{.options = std::move(options), .start = std::make_shared<const Session>(std::move(session))};
+  int sample = 0;
+  for (GeneratorRequest& one : samples_of(std::move(request), command.num_samples, model, command.run.session)) {
+    Json record = {{"sample", sample}, {"seed", one.options.sampler.seed}};
+    record.update(head);
+    queue.submit(std::move(record), std::move(one), detail_of(command), fmt::format("sample {}", sample++));
+    while (!queue.has_room()) queue.run_once();
   }
-  return interrupt_exit_code();
+  while (queue.run_once()) {
+  }
+  return queue.done();
 }
 
 /// One prompt.
@@ -120,6 +154,20 @@ int prompt_main(Setting setting, Output& out) {
   timings.prefill_tokens = session.position() - began_at - timings.cached_tokens;
   timings.prefill = session.prefill_stats();
 
+  const std::int64_t prompt_end = began_at + timings.cached_tokens + timings.prefill_tokens;
+  options.cancelled = [] { return interrupt_exit_code() != 0; };
+  if (command.num_samples > 1) {
+    Json head = Json::object();
+    if (command.echo) head["prompt"] = prompt.text;
+    if (detail_of(command).tokens) head["prompt_tokens"] = ids;
+    const RecordsDone done = draw_samples(command, model, tokenizer, std::move(session), options, head, out);
+    timings.decode_seconds = watch.lap();
+    timings.decode_tokens = done.tokens;
+    out.commit();
+    if (!command.quiet) log_line(timings.line(options.sampler, fmt::format("{} samples", done.records)));
+    return exit_code_of(done);
+  }
+
   bool line_open = false;
   std::optional<BackgroundWriter> writer;
   if (!command.json) {
@@ -130,7 +178,6 @@ int prompt_main(Setting setting, Output& out) {
       return true;
     };
   }
-  options.cancelled = [] { return interrupt_exit_code() != 0; };
   GenerateResult result;
   if (session.position() - began_at == std::ssize(ids)) {
     result = generate(session, tokenizer, options);
@@ -140,12 +187,12 @@ int prompt_main(Setting setting, Output& out) {
   if (writer) writer->finish();
   timings.decode_seconds = watch.lap();
   timings.decode_tokens = static_cast<std::int64_t>(result.tokens.size());
-  const std::int64_t prompt_end = began_at + timings.cached_tokens + timings.prefill_tokens;
   timings.decode_bytes = decoded_bytes(model.info(), prompt_end, session.position() - prompt_end);
   if (command.state_out) save_state(*command.state_out, session, result, options.sampler, tokenizer);
 
   if (command.json) {
-    Json json = result_json(result, options.sampler, ids, model.info(), command.folder, tokenizer, timings);
+    Json json = result_json(result, options.sampler, ids, model.info(), command.folder, tokenizer, timings,
+                            command.top_logprobs > 0);
     if (command.echo) json["prompt"] = prompt.text;
     json["state"] = {{"began_at", began_at}, {"position", session.position()}};
     out.write(json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
@@ -153,7 +200,7 @@ int prompt_main(Setting setting, Output& out) {
     out.write("\n");
   }
   out.commit();
-  if (!command.quiet) log_line(timings.line(options.sampler.seed, result.finish_reason));
+  if (!command.quiet) log_line(timings.line(options.sampler, to_string(result.finish_reason)));
   return interrupt_exit_code();
 }
 
@@ -178,6 +225,7 @@ int generate_main(int argc, char** argv) {
   GenerateOptions& options = setting.options;
   options.max_tokens = command.max_tokens;
   options.stop = command.stop;
+  options.top_logprobs = command.top_logprobs;
   options.sampler = setting.begun ? setting.begun->saved.sampler : setting.defaults.sampler;
   if (!setting.begun) options.sampler.seed = random_seed();
   options.sampler = command.sampler.over(options.sampler);

@@ -36,6 +36,8 @@ constexpr auto kOptions = std::to_array<Option>({
      "make tokens of the last 64 less likely (1.0: do not)"},
     {{"seed", 's'}, "N", "random seed (default: random, always reported)", true},
     {{"stop", 0, true, true}, "S", "end before this text; may be repeated", true},
+    {{"num-samples"}, "N", "continuations: a line of JSON each, of seeds rising by 1", true},
+    {{"logprobs"}, "K", "in JSON, tokens with log-probs, and of each draw the K likeliest"},
     {{"echo", 0, false}, "", "print the prompt first"},
     {{"json", 0, false}, "", "one JSON object, no text", true},
     {{"lines", 0, false}, "", "each line is a prompt: a line of JSON for each, in order", true},
@@ -116,6 +118,12 @@ void read_files(const Arguments& arguments, GenerateCommand& command) {
     throw UsageError("--lines: not with -p (expected -f FILE or piped stdin)");
   }
   refuse_together(arguments, "state-out", "lines", " (each line has a state of its own)");
+  if (command.state_out && command.num_samples > 1) {
+    throw UsageError("--state-out: not with --num-samples (each sample has a state of its own)");
+  }
+  if (arguments.has("logprobs") && !command.json && !command.lines && command.num_samples == 1) {
+    throw UsageError("--logprobs: only in JSON (expected --json, --lines or --num-samples)");
+  }
   refuse_together(arguments, "prefix-cache", "state-in");
   refuse_together(arguments, "prefix-cache", "lines");
   if (arguments.has("prefix-cache-mb") && !command.prefix_cache) {
@@ -167,6 +175,8 @@ GenerateCommand generate_command(const Arguments& arguments) {
   command.max_tokens = arguments.integer("tokens", 256, -1, std::int64_t{1} << 40);
   command.sampler = sampler_choices(arguments);
   command.stop = stop_strings(arguments);
+  command.num_samples = static_cast<int>(arguments.integer("num-samples", 1, 1, 65536));
+  command.top_logprobs = static_cast<int>(arguments.integer("logprobs", 0, 0, 1000));
   command.echo = arguments.has("echo");
   command.json = arguments.has("json");
   command.lines = arguments.has("lines");

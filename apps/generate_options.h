@@ -24,6 +24,8 @@ struct GenerateCommand {
   std::int64_t max_tokens = 256;
   SamplerChoices sampler;
   std::vector<std::string> stop;
+  int num_samples = 1;
+  int top_logprobs = 0;
   std::optional<std::string> output;  // none: stdout
   std::optional<std::string> state_in;
   std::optional<std::string> state_out;

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "mmrec/generate.h"
 #include "mmrec/model.h"
@@ -31,13 +32,16 @@ struct Timings {
 
   nlohmann::ordered_json json() const;
   /// One line. What there was none of, a prompt, sweeps or draws, is not mentioned.
-  std::string line(std::uint64_t seed, FinishReason reason) const;
+  std::string line(const SamplerOptions& sampler, std::string_view ending) const;
 };
 
-/// The object of --json, schema "mmrec-generate/1".
+/// How tokens were drawn: the chain, and the seed where one was used.
+std::string sampling_text(const SamplerOptions& sampler);
+
+/// The object of --json, schema "mmrec-generate/1"; `with_tops`: and the likeliest tokens of each draw.
 nlohmann::ordered_json result_json(const GenerateResult& result, const SamplerOptions& sampler,
                                    std::span<const int> prompt, const ModelInfo& info,
                                    const std::filesystem::path& folder, const Tokenizer& tokenizer,
-                                   const Timings& timings);
+                                   const Timings& timings, bool with_tops);
 
 }  // namespace mmrec::apps

@@ -148,6 +148,20 @@ SamplerChoices sampler_choices(const Arguments& arguments) {
   return choices;
 }
 
+std::string chain_text(const SamplerOptions& options) {
+  std::string chain;
+  if (options.repetition_penalty != 1.0F && options.repetition_window > 0) {
+    chain =
+        fmt::format("repetition penalty {} of the last {} > ", options.repetition_penalty, options.repetition_window);
+  }
+  if (options.temperature == 0.0F) return chain + "greedy";
+  chain += fmt::format("temp {}", options.temperature);
+  if (options.top_k > 0) chain += fmt::format(" > top-k {}", options.top_k);
+  if (options.top_p < 1.0F) chain += fmt::format(" > top-p {}", options.top_p);
+  if (options.min_p > 0.0F) chain += fmt::format(" > min-p {}", options.min_p);
+  return chain;
+}
+
 std::uint64_t random_seed() {
   std::random_device device;
   return ((std::uint64_t{device()} << 32) | device()) & ((std::uint64_t{1} << 53) - 1);

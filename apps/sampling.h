@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "apps/cli.h"
@@ -35,6 +36,9 @@ struct SamplerChoices {
 
 /// What --temp, --top-k, --top-p, --min-p, --repetition-penalty and --seed say. Throws UsageError.
 SamplerChoices sampler_choices(const Arguments& arguments);
+
+/// The chain as the sampler applies it, without filters that keep everything: "temp 0.8 > top-k 40 > top-p 0.95".
+std::string chain_text(const SamplerOptions& options);
 
 /// Below 2^53, so that every JSON reader keeps it.
 std::uint64_t random_seed();

@@ -8,12 +8,17 @@
 #include <limits>
 #include <stdexcept>
 
+#include "engine/likeliest.h"
+
 namespace mmrec::engine {
 namespace {
 
 GenerateOptions checked(GenerateOptions options, int known_tokens, std::int64_t vocab) {
   if (options.max_tokens < -1) {
     throw std::invalid_argument(fmt::format("max_tokens: found {}, expected >= -1", options.max_tokens));
+  }
+  if (options.top_logprobs < 0) {
+    throw std::invalid_argument(fmt::format("top_logprobs: found {}, expected >= 0", options.top_logprobs));
   }
   check_ids(options.context, vocab, "context");
   check_ids(options.eos_token_ids, vocab, "end-of-sequence");
@@ -73,11 +78,18 @@ bool Continuation::ends_with(int token) const {
   return is_eos(token) || std::ssize(result_.tokens) + 1 == options_.max_tokens;
 }
 
-void Continuation::take(const Sample& drawn) {
+void Continuation::append_likeliest(std::span<const float> logits, std::vector<Sample>& to) const {
+  if (options_.top_logprobs == 0) return;
+  engine::append_likeliest(logits, static_cast<std::size_t>(options_.sampler.vocab_limit),
+                           static_cast<std::size_t>(options_.top_logprobs), to);
+}
+
+void Continuation::take(const Sample& drawn, std::span<const Sample> likeliest) {
   if (cancelled_) return end(FinishReason::kCancelled);
   if (is_eos(drawn.token)) return end(FinishReason::kEndOfSequence);
   result_.tokens.push_back(drawn.token);
   if (options_.logprobs) result_.logprobs.push_back(drawn.logprob);
+  result_.top_logprobs.insert(result_.top_logprobs.end(), likeliest.begin(), likeliest.end());
   recent_.push_back(drawn.token);
   const bool wants_text =
       !options_.on_token || options_.on_token(drawn.token, options_.logprobs ? drawn.logprob : 0.0F);

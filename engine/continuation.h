@@ -26,8 +26,10 @@ class Continuation {
   bool goes_on();
   /// Whether it ends with this token, whatever its text says; cancel() aside, which may come meanwhile.
   bool ends_with(int token) const;
-  /// What was drawn, once. Requires: !is_over().
-  void take(const Sample& drawn);
+  /// What was drawn, once, and what append_likeliest() makes of the logits it was drawn from. Requires: !is_over().
+  void take(const Sample& drawn, std::span<const Sample> likeliest = {});
+  /// Appends the likeliest tokens of `logits` [vocab] that are wanted.
+  void append_likeliest(std::span<const float> logits, std::vector<Sample>& to) const;
   /// No more tokens: the next of goes_on() and take() ends it as options.cancelled would.
   void cancel() { cancelled_ = true; }
   /// Ends it with FinishReason::kError; text that is held back is dropped.

@@ -6,6 +6,7 @@
 #include <limits>
 #include <stdexcept>
 #include <utility>
+#include <vector>
 
 #include "engine/continuation.h"
 #include "engine/token_drawer.h"
@@ -38,8 +39,15 @@ GenerateResult generate(Session& session, const Tokenizer& tokenizer, const Gene
   const SamplerOptions& chain = text.options().sampler;
   const std::int64_t most = options.max_tokens < 0 ? std::numeric_limits<std::int64_t>::max() : options.max_tokens;
   const std::size_t window = std::min(before.size(), static_cast<std::size_t>(chain.repetition_window));
-  engine::TokenDrawer drawer(session, chain, before.last(window), options.sequence, most, options.logprobs);
-  while (text.goes_on()) text.take(drawer.next());
+  engine::TokenDrawer drawer(session, chain, before.last(window), options.sequence, most, options.logprobs,
+                             options.top_logprobs > 0);
+  std::vector<Sample> likeliest;
+  while (text.goes_on()) {
+    const Sample drawn = drawer.next();
+    likeliest.clear();
+    if (options.top_logprobs > 0) text.append_likeliest(session.logits(), likeliest);
+    text.take(drawn, likeliest);
+  }
   drawer.finish();
   return std::move(text.result());
 }

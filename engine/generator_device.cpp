@@ -93,6 +93,7 @@ void GeneratorDevice::compute() noexcept {
     prefill(those([](const RunningRequest& r) { return !r.prompt.empty(); }));
     const std::vector<std::size_t> drawing = those([](const RunningRequest&) { return true; });
     draw(drawing);
+    find_likeliest(drawing);
     if (executor().steps_by_itself()) step_ahead(drawing);
     return true;
   });
@@ -104,7 +105,7 @@ void GeneratorDevice::take(CallbackFault& fault, PrefillStats& stats) {
   for (const std::size_t i : those([](const RunningRequest&) { return true; })) {
     Continuation& text = running_[i]->text;
     if (is_whole_) {
-      alone(text, [&] { text.take(drawn_[i]); });
+      alone(text, [&] { text.take(drawn_[i], likeliest_[i]); });
     } else {
       text.fail("the round did not come to its end");
     }
@@ -147,6 +148,20 @@ void GeneratorDevice::draw(std::span<const std::size_t> drawing) {
     const bool can_draw = draw_on_executor(drawing);
     draw_on_host(drawing, can_draw);
   });
+}
+
+void GeneratorDevice::find_likeliest(std::span<const std::size_t> drawing) {
+  likeliest_.resize(running_.size());
+  for (const std::size_t i : drawing) {
+    likeliest_[i].clear();
+    const Continuation& text = running_[i]->text;
+    if (text.is_over() || text.options().top_logprobs == 0) continue;
+    attempt({&i, 1}, [&] {
+      logits_.resize(std::max(logits_.size(), vocab_));
+      executor().logits(slot(i), 1, std::span(logits_).first(vocab_));
+      text.append_likeliest(std::span(logits_).first(vocab_), likeliest_[i]);
+    });
+  }
 }
 
 // The step of those whose sequences go on unless their texts end them.

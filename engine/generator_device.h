@@ -53,6 +53,8 @@ class GeneratorDevice {
   void draw(std::span<const std::size_t> drawing);
   void step_ahead(std::span<const std::size_t> drawing);
   bool draw_on_executor(std::span<const std::size_t> drawing);
+  /// What the texts of these want to know of the logits they are drawn from.
+  void find_likeliest(std::span<const std::size_t> drawing);
   void draw_on_host(std::span<const std::size_t> drawing, bool can_draw);
 
   /// A call of the executor: if it fails, those in it have no state that is known.
@@ -73,8 +75,9 @@ class GeneratorDevice {
   models::Slots slots_;
   std::vector<std::unique_ptr<RunningRequest>> running_;  // [slots]
   std::size_t vocab_;
-  std::vector<Sample> drawn_;  // [slots], in this round
-  bool is_whole_ = true;       // this round came to its end
+  std::vector<Sample> drawn_;                   // [slots], in this round
+  std::vector<std::vector<Sample>> likeliest_;  // [slots], likewise
+  bool is_whole_ = true;                        // this round came to its end
   CallbackFault fault_;
   PrefillStats stats_;  // of this round
 

@@ -8,7 +8,7 @@
 namespace mmrec::engine {
 
 TokenDrawer::TokenDrawer(Session& session, const SamplerOptions& options, std::span<const int> recent,
-                         std::uint64_t sequence, std::int64_t most, bool logprobs)
+                         std::uint64_t sequence, std::int64_t most, bool logprobs, bool keeps_logits)
     : session_(session),
       sampler_(options),
       recent_(recent.begin(), recent.end()),
@@ -16,7 +16,7 @@ TokenDrawer::TokenDrawer(Session& session, const SamplerOptions& options, std::s
       first_step_(static_cast<std::uint64_t>(session.position())),
       most_(most),
       logprobs_(logprobs) {
-  if (most < 2) return;
+  if (most < 2 || keeps_logits) return;
   const Access::SessionImpl& impl = Access::impl(session);
   try {
     stream_ = impl.executor().draw_ahead({impl.slots.first(), options, sequence, first_step_, recent}, impl.position,

@@ -19,10 +19,10 @@ namespace mmrec::engine {
 
 class TokenDrawer {
  public:
-  /// At most `most` tokens will be drawn; `recent` are those that count for the repetition penalty. Requires: a batch
-  /// of 1, position >= 1.
+  /// At most `most` tokens will be drawn; `recent` are those that count for the repetition penalty. `keeps_logits`: the
+  /// session's logits are those of the last draw until the next. Requires: a batch of 1, position >= 1.
   TokenDrawer(Session& session, const SamplerOptions& options, std::span<const int> recent, std::uint64_t sequence,
-              std::int64_t most, bool logprobs);
+              std::int64_t most, bool logprobs, bool keeps_logits = false);
   TokenDrawer(const TokenDrawer&) = delete;
   TokenDrawer& operator=(const TokenDrawer&) = delete;
   /// Ends as finish() does; what fails then shows in the session's next call.

@@ -2,9 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <stdexcept>
+#include <utility>
+#include <vector>
 
 #include "mmrec/errors.h"
 #include "mmrec/model.h"
@@ -192,6 +195,56 @@ TEST(Generate, TokensComeAsTheyAreDrawn) {
   tokens.clear(), logprobs.clear(), text.clear();
   play({kThe, kEos}, o);
   EXPECT_EQ(logprobs, std::vector<float>{0.0F});
+}
+
+TEST(Generate, TheLikeliestTokensOfEachDraw) {
+  // The model knows more ids than the tokenizer; every fourth logit ties with its neighbour.
+  const int vocab = tokenizer().vocab_size() + 30;
+  const auto logit = [](double summary, std::int64_t position, int token) {
+    return static_cast<float>(std::sin(summary + static_cast<double>(position) + token / 4) * 3.0);
+  };
+  const Model model = toy_model(nullptr, toy_config(vocab), logit);
+  for (const int wanted : {1, 5, vocab + 100}) {
+    Session session = model.new_session();
+    session.prefill(std::vector{1, kThe});
+    GenerateOptions o;
+    o.max_tokens = 12;
+    o.sampler.temperature = 3.0F;
+    o.sampler.repetition_penalty = 1.3F;  // none of this is in a log-prob
+    o.top_logprobs = wanted;
+    const GenerateResult r = generate(session, tokenizer(), o);
+    ASSERT_EQ(r.tokens.size(), 12U);
+    const auto row = static_cast<std::size_t>(std::min(wanted, tokenizer().vocab_size()));
+    ASSERT_EQ(r.top_logprobs.size(), r.tokens.size() * row);
+    Session again = model.new_session();
+    again.prefill(std::vector{1, kThe});
+    for (std::size_t i = 0; i < r.tokens.size(); ++i) {
+      const std::span<const float> logits = again.logits();
+      long double sum = 0.0L;
+      for (const float x : logits) sum += std::exp(static_cast<long double>(x));
+      std::vector<std::pair<float, int>> order;
+      for (int t = 0; t < tokenizer().vocab_size(); ++t) order.emplace_back(-logits[static_cast<std::size_t>(t)], t);
+      std::sort(order.begin(), order.end());
+      for (std::size_t k = 0; k < row; ++k) {
+        const Sample& found = r.top_logprobs[i * row + k];
+        EXPECT_EQ(found.token, order[k].second) << i << " " << k;
+        EXPECT_NEAR(found.logprob, static_cast<double>(-order[k].first - std::log(sum)), 1e-6);
+        if (found.token == r.tokens[i]) {
+          EXPECT_NEAR(found.logprob, r.logprobs[i], 1e-6);
+        }
+      }
+      again.step(std::span(&r.tokens[i], 1));
+    }
+    // Nothing else is other for it.
+    Session plain = model.new_session();
+    plain.prefill(std::vector{1, kThe});
+    o.top_logprobs = 0;
+    const GenerateResult without = generate(plain, tokenizer(), o);
+    EXPECT_EQ(without.tokens, r.tokens);
+    EXPECT_TRUE(without.top_logprobs.empty());
+    o.top_logprobs = -1;
+    EXPECT_THROW(generate(plain, tokenizer(), o), std::invalid_argument);
+  }
 }
 
 TEST(Generate, IdsTheTokenizerDoesNotKnowAreNeverDrawn) {

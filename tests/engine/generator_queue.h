@@ -79,6 +79,7 @@ inline Wish random_wish(std::mt19937& rng) {
   if (below(3) == 0) o.sampler.repetition_penalty = 1.5F;
   if (below(3) == 0) o.sampler.repetition_window = below(300);
   o.logprobs = below(2) == 0;
+  if (below(4) == 0) o.top_logprobs = below(400);
   if (below(2) == 0) o.stop = {"the", "0"};
   for (int n = below(2) == 0 ? 8 : 0; n > 0; --n) o.stop.emplace_back(1, static_cast<char>(below(128)));
   for (int n = below(3) == 0 ? 20 : 0; n > 0; --n) o.eos_token_ids.push_back(below(263));
@@ -100,6 +101,11 @@ inline void expect_same(const GenerateResult& found, const GenerateResult& expec
   EXPECT_EQ(found.text, expected.text) << what;
   EXPECT_EQ(found.tokens, expected.tokens) << what;
   EXPECT_EQ(found.logprobs, expected.logprobs) << what;
+  ASSERT_EQ(found.top_logprobs.size(), expected.top_logprobs.size()) << what;
+  for (std::size_t i = 0; i < found.top_logprobs.size(); ++i) {
+    EXPECT_EQ(found.top_logprobs[i].token, expected.top_logprobs[i].token) << what;
+    EXPECT_EQ(found.top_logprobs[i].logprob, expected.top_logprobs[i].logprob) << what;
+  }
   EXPECT_EQ(to_string(found.finish_reason), to_string(expected.finish_reason)) << what;
   EXPECT_EQ(found.error, expected.error) << what;
 }

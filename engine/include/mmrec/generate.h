@@ -27,6 +27,9 @@ struct GenerateOptions {
   std::vector<std::string> stop = {};   ///< the text ends before the first of these to be complete; UTF-8, not empty
   std::vector<int> eos_token_ids = {};  ///< tokens that end the sequence; not part of the text
   bool logprobs = true;                 ///< whether log-probs are wanted
+  /// How many of the likeliest tokens are wanted of each draw, with their log-probs; >= 0. Brings all logits back from
+  /// a GPU for each token.
+  int top_logprobs = 0;
   /// The tokens that the session has consumed, or the last of them, oldest first: for one that cannot know them,
   /// because it was restored, or that no longer knows as many as repetition_window counts. Empty:
   /// Session::recent_tokens().
@@ -45,6 +48,9 @@ struct GenerateResult {
   std::string text;             ///< what on_text received
   std::vector<int> tokens;      ///< drawn tokens, end-of-sequence excluded; may reach past `text` at a stop string
   std::vector<float> logprobs;  ///< of each of `tokens`, under the model's own distribution; empty if not wanted
+  /// Of each of `tokens` the likeliest at its place, K of them one after another, likeliest first: [tokens, K], K the
+  /// least of options.top_logprobs and the ids that the tokenizer knows. Log-probs are as above.
+  std::vector<Sample> top_logprobs;
   FinishReason finish_reason = FinishReason::kLength;
   std::string error = {};  ///< of kError: what went wrong
 };

@@ -1,0 +1,142 @@
+// mmrec-generate --num-samples, --logprobs and the chain that it names, on a tiny model of random weights.
+#include <cmath>
+
+#include "tests/apps/programs.h"
+#include "tests/support/model_folder.h"
+
+namespace mmrec::test {
+namespace {
+
+const Words kAlice = {"-p", "Alice was beginning", "-n", "20", "--seed", "18446744073709551613"};
+
+std::vector<Json> samples(const Words& more) { return jsonl_of(run(generate_on_tiny(words(kAlice, more)))); }
+
+TEST(Samples, EachIsWhatItsSeedGivesAlone) {
+  const auto all = samples({"--num-samples", "7", "--json", "--stop", "e", "--echo"});
+  ASSERT_EQ(all.size(), 7U);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    EXPECT_EQ(all[i]["sample"], i);
+    const auto seed = all[i]["seed"].get<std::uint64_t>();
+    EXPECT_EQ(seed, 18446744073709551613U + i) << "which wraps";
+    const Json alone = json_of(run(generate_on_tiny(
+        {"-p", "Alice was beginning", "-n", "20", "--stop", "e", "--json", "--echo", "--seed", std::to_string(seed)})));
+    for (const char* key : {"prompt", "prompt_tokens", "text", "tokens", "logprobs", "finish_reason"}) {
+      EXPECT_EQ(all[i][key], alone[key]) << i << " " << key;
+    }
+  }
+  EXPECT_EQ(samples({"--num-samples", "3", "--json", "--stop", "e", "--echo"}),
+            std::vector<Json>(all.begin(), all.begin() + 3));
+  EXPECT_EQ(samples({"--num-samples", "2"})[0].size(), 4U) << "sample, seed, text and finish_reason";
+}
+
+TEST(Samples, ManyComeInTheirOrderAndShareOnePrefill) {
+  const Outcome outcome = run(generate_on_tiny(words(kAlice, {"--num-samples", "300", "--tokens=3"})));
+  EXPECT_EQ(outcome.code, 2) << "-n is given twice";
+  const Outcome good =
+      run(generate_on_tiny({"-p", "Alice was beginning", "-n", "3", "-s", "1", "--num-samples", "300"}));
+  const auto all = jsonl_of(good);
+  ASSERT_EQ(all.size(), 300U);
+  for (std::size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i]["sample"], i);
+  EXPECT_NE(good.err.find(" | 300 samples\n"), std::string::npos) << good.err;
+  EXPECT_NE(good.err.find("prefill 8 tokens"), std::string::npos) << good.err;
+}
+
+TEST(Samples, GoOnFromAStateAndOfEveryLine) {
+  const TempFolder folder;
+  EXPECT_EQ(run(generate_on_tiny(words(kAlice, {"--state-out", folder / "state"}))).code, 0);
+  const Words from = {"--state-in", folder / "state", "-n", "9", "--json"};
+  const auto branches = jsonl_of(run(generate_on_tiny(words(from, {"--num-samples", "3", "-s", "4"}))));
+  ASSERT_EQ(branches.size(), 3U);
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(branches[i]["tokens"],
+              json_of(run(generate_on_tiny(words(from, {"-s", std::to_string(4 + i)}))))["tokens"]);
+  }
+  const Words lines = {"--lines", "-n", "9", "--json"};
+  const std::string input = "Alice was\nThe river\n";
+  const auto all = jsonl_of(run(generate_on_tiny(words(lines, {"--num-samples", "2", "-s", "4"})), input));
+  ASSERT_EQ(all.size(), 4U);
+  for (std::size_t sample : {0, 1}) {
+    const auto alone = jsonl_of(run(generate_on_tiny(words(lines, {"-s", std::to_string(4 + sample)})), input));
+    for (std::size_t line : {0, 1}) {
+      const Json& found = all[2 * line + sample];
+      EXPECT_EQ(found["line"], line + 1);
+      EXPECT_EQ(found["sample"], sample);
+      EXPECT_EQ(found["tokens"], alone[line]["tokens"]);
+      EXPECT_EQ(found["prompt_tokens"], alone[line]["prompt_tokens"]);
+    }
+  }
+}
+
+TEST(Samples, RefuseWhatDoesNotGoTogether) {
+  const std::vector<std::pair<Words, std::string>> lines = {
+      {{"--num-samples", "0"}, "--num-samples"},
+      {{"--num-samples", "2", "--state-out", "x"}, "--state-out: not with --num-samples"},
+      {{"--logprobs", "3"}, "--logprobs: only in JSON"},
+      {{"--logprobs", "-1", "--json"}, "--logprobs"},
+  };
+  for (const auto& [arguments, says] : lines)
+    expect_refused(run(generate_on_tiny(words(kAlice, arguments))), 2, {says});
+}
+
+// The reference is what mmrec-ppl says of the sequence that ends in the token.
+TEST(Logprobs, OfTheLikeliestTokensAreThoseOfScoring) {
+  const Json json = json_of(run(generate_on_tiny({"-p", "Alice was", "-n", "6", "--seed", "2", "--temp", "2", "--json",
+                                                  "--logprobs", "4", "--repetition-penalty", "1.5"})));
+  const auto tops = json["top_logprobs"];
+  ASSERT_EQ(tops.size(), 6U);
+  std::string input;
+  std::vector<int> ids = json["prompt_tokens"];
+  for (std::size_t i = 0; i < tops.size(); ++i) {
+    ASSERT_EQ(tops[i].size(), 4U);
+    for (const Json& top : tops[i]) {
+      std::vector<int> line = ids;
+      line.push_back(top["token"]);
+      input += Json(line).dump() + "\n";
+    }
+    ids.push_back(json["tokens"][i]);
+  }
+  const auto scored = jsonl_of(run(ppl_on_tiny({"--ids", "--per-token", "-"}), input));
+  const std::size_t prompt = json["prompt_tokens"].size();
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < tops.size(); ++i) {
+    double before = 0.0;
+    for (std::size_t k = 0; k < 4; ++k) {
+      at += prompt + i - 1;  // the tokens before it
+      const Json& top = tops[i][k];
+      const auto logprob = top["logprob"].get<double>();
+      EXPECT_EQ(scored[at]["id"], top["token"]);
+      EXPECT_NEAR(logprob, scored[at]["logprob"].get<double>(), 2e-5) << i << " " << k;
+      EXPECT_TRUE(k == 0 || logprob <= before) << "likeliest first";
+      EXPECT_TRUE(top["piece"].is_string());
+      if (top["token"] == json["tokens"][i]) {
+        EXPECT_NEAR(logprob, json["logprobs"][i].get<double>(), 1e-5);
+      }
+      before = logprob;
+      ++at;
+    }
+  }
+  // Records say the same.
+  const auto lines = jsonl_of(run(generate_on_tiny({"--lines", "-n", "6", "--seed", "2", "--temp", "2", "--logprobs",
+                                                    "4", "--repetition-penalty", "1.5"}),
+                                  "Alice was"));
+  EXPECT_EQ(lines[0]["top_logprobs"], tops);
+  EXPECT_EQ(lines[0]["logprobs"], json["logprobs"]);
+}
+
+TEST(Chain, IsNamedInTheOrderOfTheSampler) {
+  const std::vector<std::pair<Words, std::string>> chains = {
+      {{"--temp", "0.8", "--top-k", "40", "--top-p", "0.95", "--min-p", "0.05", "--repetition-penalty", "1.1"},
+       "repetition penalty 1.1 of the last 64 > temp 0.8 > top-k 40 > top-p 0.95 > min-p 0.05"},
+      {{"--temp", "1", "--top-k", "0", "--top-p", "1", "--min-p", "0", "--repetition-penalty", "1"}, "temp 1"},
+      {{"--temp", "0", "--repetition-penalty", "1"}, "greedy"},
+  };
+  for (const auto& [options, chain] : chains) {
+    const Outcome outcome = run(generate_on_tiny(words({"-p", "x", "-n", "2", "-s", "7", "--json"}, options)));
+    EXPECT_EQ(json_of(outcome)["sampling"]["chain"], chain);
+    const std::string in_line = chain == "greedy" ? " | greedy | " : " | " + chain + ", seed 7 | ";
+    EXPECT_NE(outcome.err.find(in_line), std::string::npos) << outcome.err;
+  }
+}
+
+}  // namespace
+}  // namespace mmrec::test
