@@ -15,11 +15,18 @@
 
 namespace mmrec {
 
-/// kError is a Generator's alone: generate() throws.
-enum class FinishReason : std::uint8_t { kLength, kEndOfSequence, kStopString, kCancelled, kError };
+/// Why a text ended.
+enum class FinishReason : std::uint8_t {
+  kLength,         ///< max_tokens were drawn
+  kEndOfSequence,  ///< one of eos_token_ids was drawn
+  kStopString,     ///< one of `stop` was complete
+  kCancelled,      ///< a callback said so
+  kError,          ///< something went wrong: a Generator's alone, generate() throws
+};
 /// "length", "eos", "stop", "cancelled", "error".
 MMREC_EXPORT std::string_view to_string(FinishReason reason);
 
+/// What to generate, and who watches.
 struct GenerateOptions {
   SamplerOptions sampler = {};          ///< ids the tokenizer does not know are never drawn, whatever vocab_limit says
   std::uint64_t sequence = 0;           ///< keys the random numbers beside the seed: one for each of several samples
@@ -44,6 +51,7 @@ struct GenerateOptions {
   std::function<bool(int token, float logprob)> on_token = {};
 };
 
+/// What was generated, and why it ended.
 struct GenerateResult {
   std::string text;             ///< what on_text received
   std::vector<int> tokens;      ///< drawn tokens, end-of-sequence excluded; may reach past `text` at a stop string
@@ -51,8 +59,8 @@ struct GenerateResult {
   /// Of each of `tokens` the likeliest at its place, K of them one after another, likeliest first: [tokens, K], K the
   /// least of options.top_logprobs and the ids that the tokenizer knows. Log-probs are as above.
   std::vector<Sample> top_logprobs;
-  FinishReason finish_reason = FinishReason::kLength;
-  std::string error = {};  ///< of kError: what went wrong
+  FinishReason finish_reason = FinishReason::kLength;  ///< why it ended
+  std::string error = {};                              ///< of kError: what went wrong
 };
 
 /// Continues the sequence of `session` (batch 1, position >= 1) from where it stands. The session remembers what that

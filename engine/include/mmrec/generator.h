@@ -13,13 +13,14 @@
 
 namespace mmrec {
 
+/// What a Generator has room for.
 struct GeneratorOptions {
   /// Sequences that run at once at most, on each device; 0: as many as suit it and the memory it has free, at most 64.
   /// 0..65536.
   int slots = 0;
   /// What the states of these sequences may take of a device's memory; 0: no limit. There must be room for one.
   std::uint64_t memory_bytes = 0;
-  SessionOptions session = {};
+  SessionOptions session = {};  ///< of the sequences
 };
 
 /// What to continue, and how.
@@ -57,6 +58,7 @@ struct GeneratorRequest {
 /// called again.
 class MMREC_EXPORT Generator {
  public:
+  /// Of a request: from 1 on, in the order of submit().
   using RequestId = std::uint64_t;
 
   /// Throws std::invalid_argument for an option out of range, std::bad_alloc, std::system_error where CUDA fails.
@@ -64,7 +66,9 @@ class MMREC_EXPORT Generator {
   /// On all devices of `models`, which are one model, as from Model::load_on_gpus. Throws std::invalid_argument where
   /// there is none, or where they differ in fingerprint, device or precision, and as above.
   Generator(std::vector<Model> models, Tokenizer tokenizer, const GeneratorOptions& options = {});
+  /// Requests, waiting and running, go along. Not from a callback.
   Generator(Generator&&) noexcept;
+  /// Drops the requests it had.
   Generator& operator=(Generator&&) noexcept;
   /// Requests that are not finished are dropped; nothing is called. Waits for what several devices have under way.
   ~Generator();

@@ -38,8 +38,16 @@ class KernelBackend;  // what a context runs on; not part of the contract
 }
 
 /// What operands consist of. fp16 and bf16 are 16-bit words in the machine's byte order.
-enum class ElementType : std::uint8_t { kF32, kF16, kBF16 };
-enum class IndexType : std::uint8_t { kInt32, kInt64 };
+enum class ElementType : std::uint8_t {
+  kF32,   ///< float
+  kF16,   ///< IEEE half precision
+  kBF16,  ///< bfloat16
+};
+/// What targets consist of.
+enum class IndexType : std::uint8_t {
+  kInt32,  ///< std::int32_t
+  kInt64,  ///< std::int64_t
+};
 
 /// Where kernels run, with the scratch they share. Movable. One thread at a time; contexts are independent.
 class MMREC_EXPORT KernelContext {
@@ -53,10 +61,13 @@ class MMREC_EXPORT KernelContext {
   /// context, and no other context may use it.
   static KernelContext cuda(int device, void* stream);
 
+  /// The context moved from may only be assigned to or destroyed.
   KernelContext(KernelContext&&) noexcept;
+  /// Gives up the stream or threads it had.
   KernelContext& operator=(KernelContext&&) noexcept;
   ~KernelContext();
 
+  /// Whether pointers lead into a GPU's memory.
   bool is_cuda() const;
   /// The cudaStream_t that work is enqueued on; null on the CPU.
   void* stream() const;
@@ -69,17 +80,19 @@ class MMREC_EXPORT KernelContext {
   std::unique_ptr<engine::KernelBackend> backend_;
 };
 
+/// Of all sequence operands of an op: [batch, heads, time, dim], each >= 0.
 struct SequenceShape {
-  std::int64_t batch = 1;
-  std::int64_t heads = 1;
-  std::int64_t time = 0;
-  std::int64_t dim = 0;
+  std::int64_t batch = 1;  ///< sequences
+  std::int64_t heads = 1;  ///< of each
+  std::int64_t time = 0;   ///< steps that are scanned
+  std::int64_t dim = 0;    ///< channels, contiguous
 };
 
+/// Of one operand, in elements, >= 0; all zero: contiguous.
 struct SequenceStrides {
-  std::int64_t batch = 0;
-  std::int64_t head = 0;
-  std::int64_t time = 0;
+  std::int64_t batch = 0;  ///< from sequence to sequence
+  std::int64_t head = 0;   ///< from head to head
+  std::int64_t time = 0;   ///< from step to step
 };
 
 // The scans run over time; each (batch, head, channel) is a sequence by itself. carry_in and carry_out are contiguous
@@ -90,31 +103,33 @@ struct SequenceStrides {
 ///   L_t = Σ_{i ≤ t} clamp(log(γ_i + 1e-8), −50, 0),   y_t = exp(L_t)
 /// The carry is L, its identity 0. log_y, if not null, receives L.
 struct ExpProductScan {
-  SequenceShape shape;
+  SequenceShape shape;                   ///< of the operands
   ElementType type = ElementType::kF32;  ///< of gamma and y
-  const void* gamma = nullptr;
-  SequenceStrides gamma_strides = {};
-  void* y = nullptr;  ///< may be gamma
-  SequenceStrides y_strides = {};
-  float* log_y = nullptr;
-  SequenceStrides log_y_strides = {};
-  const float* carry_in = nullptr;
-  float* carry_out = nullptr;
+  const void* gamma = nullptr;           ///< gates
+  SequenceStrides gamma_strides = {};    ///< of gamma
+  void* y = nullptr;                     ///< may be gamma
+  SequenceStrides y_strides = {};        ///< of y
+  float* log_y = nullptr;                ///< fp32, or null
+  SequenceStrides log_y_strides = {};    ///< of log_y
+  const float* carry_in = nullptr;       ///< [batch, heads, dim], or null: the identity
+  float* carry_out = nullptr;            ///< [batch, heads, dim], or null
 };
+/// Enqueues or runs the scan. Throws as said at the top of this header.
 MMREC_EXPORT void exp_product_scan(KernelContext& context, const ExpProductScan& op);
 
 /// The running log-sum-exp: y_t = log Σ_{i ≤ t} exp(x_i), by lse(a, b) = max(a, b) + log1p(exp(−|a − b|)). The carry is
 /// y, its identity −∞.
 struct LogSumExpScan {
-  SequenceShape shape;
+  SequenceShape shape;                   ///< of the operands
   ElementType type = ElementType::kF32;  ///< of x and y
-  const void* x = nullptr;
-  SequenceStrides x_strides = {};
-  void* y = nullptr;  ///< may be x
-  SequenceStrides y_strides = {};
-  const float* carry_in = nullptr;
-  float* carry_out = nullptr;
+  const void* x = nullptr;               ///< what is summed
+  SequenceStrides x_strides = {};        ///< of x
+  void* y = nullptr;                     ///< may be x
+  SequenceStrides y_strides = {};        ///< of y
+  const float* carry_in = nullptr;       ///< [batch, heads, dim], or null: the identity
+  float* carry_out = nullptr;            ///< [batch, heads, dim], or null
 };
+/// Enqueues or runs the scan. Throws as said at the top of this header.
 MMREC_EXPORT void logsumexp_scan(KernelContext& context, const LogSumExpScan& op);
 
 /// The decayed recurrence h_t = exp(log_a_t) h_{t−1} + b_t, as the scan of (log-decay, value) pairs
@@ -122,17 +137,18 @@ MMREC_EXPORT void logsumexp_scan(KernelContext& context, const LogSumExpScan& op
 /// forgets); b may have either sign. Decays stay relative to the block they cover, so length costs no digits. The carry
 /// is h, its identity 0.
 struct DecayScan {
-  SequenceShape shape;
+  SequenceShape shape;                   ///< of the operands
   ElementType type = ElementType::kF32;  ///< of log_a, b and h
-  const void* log_a = nullptr;
-  SequenceStrides log_a_strides = {};
-  const void* b = nullptr;
-  SequenceStrides b_strides = {};
-  void* h = nullptr;  ///< may be b
-  SequenceStrides h_strides = {};
-  const float* carry_in = nullptr;
-  float* carry_out = nullptr;
+  const void* log_a = nullptr;           ///< log-decays
+  SequenceStrides log_a_strides = {};    ///< of log_a
+  const void* b = nullptr;               ///< values
+  SequenceStrides b_strides = {};        ///< of b
+  void* h = nullptr;                     ///< may be b
+  SequenceStrides h_strides = {};        ///< of h
+  const float* carry_in = nullptr;       ///< [batch, heads, dim], or null: the identity
+  float* carry_out = nullptr;            ///< [batch, heads, dim], or null
 };
+/// Enqueues or runs the scan. Throws as said at the top of this header.
 MMREC_EXPORT void decay_scan(KernelContext& context, const DecayScan& op);
 
 /// log p = logits[target] − logsumexp(logits) for each row, in one pass: logits [rows, vocab], targets [rows], logprobs
@@ -141,32 +157,34 @@ MMREC_EXPORT void decay_scan(KernelContext& context, const DecayScan& op);
 /// A target outside [0, vocab) is std::invalid_argument naming row and value, and nothing is written. To know, a call
 /// on a GPU waits for the stream. Without check_targets it does not: such a row's log-prob is NaN there.
 struct TokenLogprobs {
-  std::int64_t rows = 0;
-  std::int64_t vocab = 0;
-  ElementType type = ElementType::kF32;
-  const void* logits = nullptr;
-  std::int64_t row_stride = 0;  ///< elements between rows; 0: vocab
-  IndexType target_type = IndexType::kInt32;
-  const void* targets = nullptr;
-  float* logprobs = nullptr;
-  bool check_targets = true;  ///< the CPU checks them always: it costs nothing there
+  std::int64_t rows = 0;                      ///< >= 0
+  std::int64_t vocab = 0;                     ///< columns
+  ElementType type = ElementType::kF32;       ///< of logits
+  const void* logits = nullptr;               ///< [rows, vocab]
+  std::int64_t row_stride = 0;                ///< elements between rows; 0: vocab
+  IndexType target_type = IndexType::kInt32;  ///< of targets
+  const void* targets = nullptr;              ///< [rows]
+  float* logprobs = nullptr;                  ///< [rows]
+  bool check_targets = true;                  ///< the CPU checks them always: it costs nothing there
 };
+/// Enqueues or computes log-probs. Throws as said at the top of this header.
 MMREC_EXPORT void token_logprobs(KernelContext& context, const TokenLogprobs& op);
 
 /// Its derivative for training: d_logits = grad ⊙ (δ(target) − softmax(logits)), [rows, vocab] of the logits' type;
 /// grad [rows] of fp32. Targets as above.
 struct TokenLogprobsBackward {
-  std::int64_t rows = 0;
-  std::int64_t vocab = 0;
-  ElementType type = ElementType::kF32;  ///< of logits and d_logits
-  const void* logits = nullptr;
-  std::int64_t row_stride = 0;  ///< of logits; 0: vocab
-  IndexType target_type = IndexType::kInt32;
-  const void* targets = nullptr;
-  const float* grad = nullptr;
-  void* d_logits = nullptr;       ///< may be logits
-  std::int64_t d_row_stride = 0;  ///< 0: vocab
+  std::int64_t rows = 0;                      ///< >= 0
+  std::int64_t vocab = 0;                     ///< columns
+  ElementType type = ElementType::kF32;       ///< of logits and d_logits
+  const void* logits = nullptr;               ///< [rows, vocab]
+  std::int64_t row_stride = 0;                ///< of logits; 0: vocab
+  IndexType target_type = IndexType::kInt32;  ///< of targets
+  const void* targets = nullptr;              ///< [rows]
+  const float* grad = nullptr;                ///< [rows], by the log-probs
+  void* d_logits = nullptr;                   ///< may be logits
+  std::int64_t d_row_stride = 0;              ///< 0: vocab
 };
+/// Enqueues or computes the derivative. Throws as said at the top of this header.
 MMREC_EXPORT void token_logprobs_backward(KernelContext& context, const TokenLogprobsBackward& op);
 
 }  // namespace mmrec

@@ -18,9 +18,10 @@
 
 namespace mmrec {
 
+/// How a model is loaded.
 struct LoadOptions {
-  Device device = Device::kAuto;
-  int gpu = 0;  ///< which GPU, counted from 0 as CUDA shows them; >= 0. No meaning on the CPU
+  Device device = Device::kAuto;  ///< where it is to run
+  int gpu = 0;                    ///< which GPU, counted from 0 as CUDA shows them; >= 0. No meaning on the CPU
   Precision precision = Precision::kAuto;  ///< kF16 and kBF16 are for a GPU alone
   int threads = 0;               ///< threads that read the weights; 0: all the processors this process may use. >= 0
   bool allow_nonfinite = false;  ///< accept NaN and infinite weights
@@ -48,6 +49,7 @@ class MMREC_EXPORT Model {
   static std::vector<Model> load_on_gpus(const std::filesystem::path& folder, const LoadOptions& options = {},
                                          std::span<const int> gpus = {});
 
+  /// What it is and where it runs; lives as long as this handle or a copy of it.
   const ModelInfo& info() const;
 
   /// A session of `batch` sequences at position 0, 1 <= batch <= 65536; it keeps the weights alive. Throws

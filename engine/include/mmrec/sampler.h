@@ -12,7 +12,7 @@ namespace mmrec {
 
 /// A drawn token, whoever drew it: Sampler::sample or Session::draw.
 struct Sample {
-  int token = -1;
+  int token = -1;        ///< in [0, vocab)
   float logprob = 0.0F;  ///< log-softmax of the raw logits at `token`: before the chain, over the whole vocabulary
 };
 
@@ -24,6 +24,7 @@ class MMREC_EXPORT Sampler {
   /// Throws std::invalid_argument naming the option, found and expected.
   explicit Sampler(const SamplerOptions& options = {});
 
+  /// As given.
   const SamplerOptions& options() const { return options_; }
 
   /// logits [vocab]; `recent` are the tokens so far, oldest first (only the last repetition_window count); `step` and

@@ -11,11 +11,12 @@
 
 namespace mmrec {
 
+/// How a Scorer computes, and how it is watched.
 struct ScorerOptions {
   /// Documents scored together at most, each with a state of its own; 0: as many as suit the device and the memory it
   /// has free, up to some 260,000 tokens; fewer where memory does not suffice. 0..65536.
   int batch = 0;
-  SessionOptions session;
+  SessionOptions session;  ///< of the sessions that score
   /// Of an mmrec-jax model with a memory bank: score by calls as long as the bank (Calls::kWhole), in which log-probs
   /// are given later tokens too, rather than token by token. For reference data: what comes out is no perplexity.
   bool whole_calls = false;
@@ -31,7 +32,7 @@ struct ScorerOptions {
 struct DocumentScore {
   std::vector<float> logprobs;  ///< of tokens 1..T-1 given all before, fewer where cancelled; empty for T < 2
   double nll = 0.0;             ///< −Σ logprobs, summed in order in fp64
-  bool complete = false;
+  bool complete = false;        ///< whether all of its tokens were scored
 };
 
 /// Scores whole documents exactly, each token once: a recurrent model needs no window. Not thread-safe; callbacks are
@@ -41,6 +42,7 @@ struct DocumentScore {
 /// their order do not depend on how many there are: what is scored together does not, unless memory falls short.
 class MMREC_EXPORT Scorer {
  public:
+  /// On the model's device. Throws std::invalid_argument for a batch out of range.
   explicit Scorer(Model model, ScorerOptions options = {});
   /// On all devices of `models`, which are one model, as from Model::load_on_gpus. Throws std::invalid_argument where
   /// there is none, or where they differ in fingerprint, device or precision, and as above.
@@ -63,8 +65,10 @@ class MMREC_EXPORT Scorer {
   bool score_stream(
       const std::function<bool(std::vector<int>& ids)>& next,
       const std::function<bool(std::size_t document, std::vector<int>& ids, DocumentScore& score)>& on_score);
+  /// Tokens that score_stream() reads ahead at most.
   static constexpr std::size_t kReadAheadTokens = std::size_t{1} << 20;
 
+  /// What prefilling has cost so far.
   PrefillStats prefill_stats() const { return stats_; }
 
  private:
@@ -75,16 +79,16 @@ class MMREC_EXPORT Scorer {
 
 /// Corpus measures as lm-evaluation-harness defines them: sums over documents, natural logarithm.
 struct PerplexitySummary {
-  std::int64_t docs = 0;
-  std::int64_t tokens = 0;  ///< scored tokens
-  double nll = 0.0;
-  double ppl = 0.0;         ///< exp(nll / tokens)
-  double ppl_stderr = 0.0;  ///< standard error of ppl from the spread of per-token log-probs (delta method)
-  std::int64_t bytes = 0;   ///< of the original input
-  std::int64_t words = 0;   ///< fields of re.split(r"\s+", document)
-  double bits_per_byte = 0.0;
-  double word_ppl = 0.0;
-  double byte_ppl = 0.0;
+  std::int64_t docs = 0;       ///< documents, those without a token to score among them
+  std::int64_t tokens = 0;     ///< scored tokens
+  double nll = 0.0;            ///< summed negative log-likelihood, in nats
+  double ppl = 0.0;            ///< exp(nll / tokens)
+  double ppl_stderr = 0.0;     ///< standard error of ppl from the spread of per-token log-probs (delta method)
+  std::int64_t bytes = 0;      ///< of the original input
+  std::int64_t words = 0;      ///< fields of re.split(r"\s+", document)
+  double bits_per_byte = 0.0;  ///< nll / bytes / ln 2
+  double word_ppl = 0.0;       ///< exp(nll / words)
+  double byte_ppl = 0.0;       ///< exp(nll / bytes)
 };
 
 /// len(re.split(r"\s+", text)) with Python's Unicode white space.
@@ -92,18 +96,22 @@ MMREC_EXPORT std::int64_t count_words(std::string_view text);
 
 /// What corpus measures need of a document's log-probs.
 struct DocumentSums {
-  std::int64_t tokens = 0;
-  double nll = 0.0;
-  double nll_m2 = 0.0;  ///< Σ (−logprob − mean)², summed in order (Welford)
+  std::int64_t tokens = 0;  ///< scored tokens
+  double nll = 0.0;         ///< −Σ logprobs, in nats
+  double nll_m2 = 0.0;      ///< Σ (−logprob − mean)², summed in order (Welford)
 };
+/// Of log-probs in their order.
 MMREC_EXPORT DocumentSums sums_of(const DocumentScore& score);
 
 /// Accumulates documents in order; measures without a denominator (no tokens, no bytes) are NaN. Nothing but sums of
 /// documents enters, so that those of parts of a corpus, added in the corpus' order, give its summary to the bit.
 class MMREC_EXPORT PerplexityAccumulator {
  public:
+  /// Adds a document of so many bytes and words; they may be 0 where nobody knows them.
   void add(const DocumentScore& score, std::int64_t bytes, std::int64_t words) { add(sums_of(score), bytes, words); }
+  /// The same, for who has the sums alone.
   void add(const DocumentSums& sums, std::int64_t bytes, std::int64_t words);
+  /// The measures of all that was added.
   PerplexitySummary summary() const;
 
  private:

@@ -18,10 +18,11 @@ namespace engine {
 struct Access;  // builds sessions and models on executors of its own; not part of the contract
 }
 
+/// How a session computes.
 struct SessionOptions {
-  int threads =
-      0;  ///< 0: all the processors this process may use; results do not depend on it. More than 256 count as 256
-  PrefillMode prefill = PrefillMode::kAuto;
+  /// 0: all the processors this process may use; results do not depend on it. More than 256 count as 256.
+  int threads = 0;
+  PrefillMode prefill = PrefillMode::kAuto;  ///< how the recurrence of a prompt is computed
   float sweep_tolerance = 0.0F;  ///< bound on the last sweep's change, relative to that time's largest |h|; >= 0,
                                  ///< finite. 0: 1e-5 where products are fp32, 1e-3 where they are 16-bit
   int max_sweeps = 64;           ///< per window, before exact steps finish it; >= 1
@@ -57,11 +58,15 @@ struct CallOptions {
 /// until reset() or restore().
 class MMREC_EXPORT Session {
  public:
+  /// The session moved from may only be assigned to or destroyed.
   Session(Session&&) noexcept;
+  /// Gives up the state it had.
   Session& operator=(Session&&) noexcept;
   ~Session();
 
+  /// Sequences in lock-step, >= 1.
   int batch() const;
+  /// The model's: ids and columns of logits.
   std::int64_t vocab_size() const;
   /// Tokens consumed per sequence.
   std::int64_t position() const;

@@ -14,9 +14,10 @@ struct SamplerOptions {
   float min_p = 0.05F;              ///< drop tokens below min_p × the largest probability; [0, 1]; 0: none
   float repetition_penalty = 1.0F;  ///< finite, > 0; divides positive and multiplies negative logits of recent tokens
   int repetition_window = 64;       ///< how many of the last tokens count as recent; >= 0
-  int vocab_limit = 0;  ///< > 0: ids from here on are never drawn (a tokenizer smaller than the model); 0: all
-  std::uint64_t seed = 0;
+  int vocab_limit = 0;     ///< > 0: ids from here on are never drawn (a tokenizer smaller than the model); 0: all
+  std::uint64_t seed = 0;  ///< keys the random numbers; any value
 
+  /// Member by member.
   bool operator==(const SamplerOptions&) const = default;
 };
 

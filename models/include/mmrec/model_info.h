@@ -19,16 +19,16 @@ enum class Device : std::uint8_t {
 
 /// What a loaded model is.
 struct ModelInfo {
-  std::string architecture;  ///< model_type of config.json
-  std::int64_t vocab_size = 0;
-  std::int64_t model_dim = 0;
-  std::int64_t num_layers = 0;
-  std::int64_t num_heads = 0;
-  std::int64_t ffn_dim = 0;
-  std::int64_t memory_segment = 0;  ///< 0: there is no memory of segments
-  std::int64_t memory_slots = 0;
-  VariantOptions variant;  ///< those that the architecture has, as the model runs
-  std::uint64_t parameters = 0;
+  std::string architecture;           ///< model_type of config.json
+  std::int64_t vocab_size = 0;        ///< V: ids are 0..V-1
+  std::int64_t model_dim = 0;         ///< D: of the hidden state
+  std::int64_t num_layers = 0;        ///< blocks
+  std::int64_t num_heads = 0;         ///< of attention
+  std::int64_t ffn_dim = 0;           ///< width of the feed-forward network
+  std::int64_t memory_segment = 0;    ///< tokens of a segment; 0: there is no memory of segments
+  std::int64_t memory_slots = 0;      ///< segments that are remembered
+  VariantOptions variant;             ///< those that the architecture has, as the model runs
+  std::uint64_t parameters = 0;       ///< numbers in the weights
   std::uint64_t weight_bytes = 0;     ///< resident bytes of the weights, in the memory of the device they run on
   std::uint64_t bytes_per_token = 0;  ///< weight bytes that one decoded token reads
   std::uint64_t memory_bytes = 0;     ///< those it reads besides once attention has several memory slots to choose from

@@ -11,8 +11,8 @@ namespace mmrec {
 enum class Precision : std::uint8_t {
   kAuto,  ///< the type of the stored matrices where all agree on a 16-bit one, else fp32
   kF32,   ///< true fp32, no TF32
-  kF16,
-  kBF16,
+  kF16,   ///< IEEE half precision
+  kBF16,  ///< bfloat16
 };
 
 /// "auto", "fp32", "fp16", "bf16".

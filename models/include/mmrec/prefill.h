@@ -20,9 +20,11 @@ struct PrefillStats {
   std::int64_t windows = 0;       ///< windows swept, one layer each
   std::int64_t fallbacks = 0;     ///< windows that did not converge and were finished by steps
 
+  /// token_sweeps / layer_tokens; 0 where nothing was swept.
   double sweeps_per_token() const {
     return layer_tokens == 0 ? 0.0 : static_cast<double>(token_sweeps) / static_cast<double>(layer_tokens);
   }
+  /// Adds what another prefill has cost.
   PrefillStats& operator+=(const PrefillStats& other) {
     layer_tokens += other.layer_tokens;
     token_sweeps += other.token_sweeps;

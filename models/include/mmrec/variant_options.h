@@ -8,7 +8,7 @@ namespace mmrec {
 
 /// Which of the two experts of an mmrec100m model run.
 enum class Expert : std::uint8_t {
-  kBoth,
+  kBoth,  ///< fused, as the model was trained
   kText,  ///< the code expert's half of the fusion's input is zeros
   kCode,  ///< the text expert's
 };
@@ -27,6 +27,7 @@ struct VariantOptions {
   std::optional<Calls> calls = {};    ///< mmrec-jax
   std::optional<bool> bank = {};      ///< mmrec-jax: whether a memory bank is written
 
+  /// Member by member.
   bool operator==(const VariantOptions&) const = default;
 };
 
