@@ -15,7 +15,7 @@ namespace mmrec::kernels {
 /// A run of one sequence: rows [first, first + rows) of a call.
 struct BankRun {
   float* state = nullptr;  // h before the run and behind it, [D] a layer; null: the run begins at 0 and leaves nothing
-  float* bank = nullptr;   // [S, D]; null: the run has none
+  float* bank = nullptr;   // [S, D], 16-byte aligned; null: the run has none
   std::int32_t first = 0;
   std::int32_t rows = 0;
   std::int32_t used = 0;  // rows of the bank that are written when the call begins
@@ -41,14 +41,14 @@ struct BankRuns {
 ///   h_t = clamp(norm ⊙ p_t / √(mean(p_t²) + 1e-6), ±100)
 /// z, zm, gamma, h [n, D]; gate_weight W [D, D], gate_bias b [D]. W multiplies h_rounded: h rounded to A, the same
 /// memory as h for A = float. A run's state lies layer * D floats behind what the list says. Where runs have no state
-/// (all or none have one) nothing is multiplied at their first tokens. Squares are summed in fp64 or, on a device, in
-/// fp32 by a fixed order. A run's bits do not depend on the others, nor, where they have states, on how tokens are cut
-/// into calls.
+/// (all or none have one) nothing is multiplied at their first tokens, and where no run has a second one γ is not read.
+/// Squares are summed in fp64 or, on a device, in fp32 by a fixed order. A run's bits do not depend on the others, nor,
+/// where they have states, on how tokens are cut into calls.
 template <class Space, class A = float>
 struct NormedRecurrence {
   MatrixView<const A, Space> z;
   MatrixView<const float, Space> zm;
-  MatrixView<const float, Space> gamma;
+  MatrixView<const float, Space> gamma;  // may be empty where nothing has an h_{t-1} but 0
   MatrixView<float, Space> h;
   MatrixView<A, Space> h_rounded;
   WeightView<Space> gate_weight;

@@ -72,7 +72,7 @@ class Group {
                                        .bias = op_.gate_bias == nullptr ? nullptr : op_.gate_bias + c,
                                        .zm = op_.zm.row(row) + c,
                                        .z = op_.z.row(row) + c,
-                                       .gamma = op_.gamma.row(row) + c,
+                                       .gamma = has_product ? op_.gamma.row(row) + c : nullptr,
                                        .h = has_product ? h[static_cast<std::size_t>(i)] + c : nullptr,
                                        .p = p,
                                        .channels = channels});

@@ -40,19 +40,22 @@ class Block {
   void run(const Layer& w, std::int64_t layer, std::int64_t rows) {
     norm(rows, w.norm1);
     linear<A>({{.x = work_.u(rows), .weight = w.qkvz, .bias = w.qkvz_bias, .y = work_.qkvz(rows)}});
-    decay(w, rows);
+    // Calls of one token begin at h = 0, which is all that γ would multiply.
+    const bool decays = !work_.config.bank || work_.runs().most_rows > 1;
+    if (decays) decay(w, rows);
     linear<float>({{.x = work_.part(rows, 3), .weight = w.gate_z, .bias = w.gate_z_bias, .y = work_.zm(rows)}});
-    kernels::normed_recurrence(work_.backend, kernels::NormedRecurrence<Space, A>{.z = work_.part(rows, 3),
-                                                                                  .zm = work_.zm(rows),
-                                                                                  .gamma = work_.gamma(rows),
-                                                                                  .h = work_.h(rows),
-                                                                                  .h_rounded = work_.h_rounded(rows),
-                                                                                  .gate_weight = w.gate_h,
-                                                                                  .gate_bias = w.gate_h_bias,
-                                                                                  .norm = w.norm_recurrence,
-                                                                                  .runs = work_.runs(),
-                                                                                  .carries = !work_.config.bank,
-                                                                                  .layer = layer});
+    kernels::normed_recurrence(
+        work_.backend, kernels::NormedRecurrence<Space, A>{.z = work_.part(rows, 3),
+                                                           .zm = work_.zm(rows),
+                                                           .gamma = decays ? work_.gamma(rows) : Matrix<float>(),
+                                                           .h = work_.h(rows),
+                                                           .h_rounded = work_.h_rounded(rows),
+                                                           .gate_weight = w.gate_h,
+                                                           .gate_bias = w.gate_h_bias,
+                                                           .norm = w.norm_recurrence,
+                                                           .runs = work_.runs(),
+                                                           .carries = !work_.config.bank,
+                                                           .layer = layer});
     if (work_.config.bank) attend(w, layer, rows);
     add_residual(rows);
     if (work_.config.bank) {

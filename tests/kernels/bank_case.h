@@ -42,9 +42,12 @@ struct NormedCase {
   std::vector<double> bias, norm;    // [dim]
   std::vector<double> state;         // [runs, dim]
 
-  /// h [total, dim], zeros in gaps, and the states behind the runs. `round` is what the product sees of h.
+  /// h [total, dim], zeros in gaps, and the states behind the runs. `round` is what the product sees of h. Each token
+  /// goes on from the one before or, where `seen` is given, from that one's row there: roundings of 16 bits grow from
+  /// token to token, so of hundreds only each by itself is comparable.
   template <class Round>
-  std::vector<double> reference(std::vector<double>& state_after, const Round& round) const {
+  std::vector<double> reference(std::vector<double>& state_after, const Round& round,
+                                const std::vector<double>& seen = {}) const {
     std::vector<double> h(z.size(), 0.0);
     state_after = state;
     const auto d = static_cast<std::size_t>(dim);
@@ -65,6 +68,9 @@ struct NormedCase {
         }
         const double root = std::sqrt(squares / static_cast<double>(dim) + 1e-6);
         for (std::size_t c = 0; c < d; ++c) before[c] = h[row + c] = std::clamp(norm[c] * p[c] / root, -100.0, 100.0);
+        if (!seen.empty() && t + 1 < runs[r].rows) {
+          std::copy_n(seen.begin() + static_cast<std::ptrdiff_t>(row), d, before.begin());
+        }
       }
       if (carries && runs[r].rows > 0)
         std::copy(before.begin(), before.end(), state_after.begin() + static_cast<std::ptrdiff_t>(r * d));

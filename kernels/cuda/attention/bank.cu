@@ -2,7 +2,7 @@
 //
 // A row of its own, kSplit: a block has a part of the bank's written rows for one row of q, tile by tile, with the
 // (max, sum) monoid and the weighted values; a second kernel merges the parts and counts the unwritten rows. Bytes: the
-// bank once from memory and once from L2.
+// bank once, of odd widths once more from L2.
 //
 // Many rows, kProducts: scores = q Bankᵀ and P Bank are products as any other, so `linear` has them, of several runs a
 // launch. A kernel before rounds a run's bank to A, as it lies and transposed; one between them makes P of the scores.
@@ -44,8 +44,11 @@ __device__ inline float* part_of(const SplitParams<A>& p, std::int64_t run, std:
   return p.parts + ((run * gridDim.z + row) * p.splits + split) * (p.op.q.cols + 2);
 }
 
+/// Any width.
 template <class A>
 __global__ void __launch_bounds__(kThreads) bank_split_kernel(const __grid_constant__ SplitParams<A> p) {
+  ptx::allow_successor();
+  ptx::wait_for_predecessor();
   auto* const shared = ptx::shared_memory<float>();
   float* const q = shared;                      // [D]
   float* const values = shared + p.op.q.cols;   // [D]
@@ -107,29 +110,132 @@ __global__ void __launch_bounds__(kThreads) bank_split_kernel(const __grid_const
   }
 }
 
-/// A block a row of q.
-template <class A>
-__global__ void __launch_bounds__(kThreads) bank_merge_kernel(const __grid_constant__ SplitParams<A> p) {
+/// Widths that are multiples of 4, up to kHeldDim kGroups: a thread has 4 kGroups channels, of which it holds a tile's
+/// rows, so that the bank is read once.
+constexpr std::int64_t kHeldDim = std::int64_t{kGroup} * kThreads;
+constexpr int kMostGroups = 4;
+template <class A, int kGroups>
+__global__ void __launch_bounds__(kThreads) bank_split_held_kernel(const __grid_constant__ SplitParams<A> p) {
+  constexpr int kRows = kTile / kGroups;
+  __shared__ float of_warp[2][kWarps][kRows];
+  ptx::allow_successor();
+  ptx::wait_for_predecessor();
   const BankRun run = p.op.runs.list[p.first_run + blockIdx.y];
   const std::int64_t row = p.first_row + blockIdx.z;
   if (row >= run.rows || run.rows > p.most_rows) return;
   const std::int64_t dim = p.op.q.cols;
+  const int used = static_cast<int>(run.used_before(p.op.layer, p.op.slots));
+  const int split = static_cast<int>(blockIdx.x);
+  const int begin = static_cast<int>(std::int64_t{used} * split / p.splits);
+  const int end = static_cast<int>(std::int64_t{used} * (split + 1) / p.splits);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int warp = thread / 32;
+  float q[kGroups][kGroup];
+  float values[kGroups][kGroup] = {};
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    load_group<true>(p.op.q.row(run.first + row), thread + g * kThreads, dim, q[g]);
+#pragma unroll
+    for (float& value : q[g]) value *= p.op.scale;
+  }
+  float most = -INFINITY;
+  float sum = 0.0F;
+  for (int first = begin, buffer = 0; first < end; first += kRows, buffer ^= 1) {
+    const int count = min(kRows, end - first);
+    float held[kRows][kGroups][kGroup];
+#pragma unroll
+    for (int j = 0; j < kRows; ++j) {
+      const float* const slot = run.bank + (first + min(j, count - 1)) * dim;
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) load_group<true>(slot, thread + g * kThreads, dim, held[j][g]);
+    }
+    float dots[kRows];
+#pragma unroll
+    for (int j = 0; j < kRows; ++j) {
+      dots[j] = 0.0F;
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) {
+#pragma unroll
+        for (int i = 0; i < kGroup; ++i) dots[j] = __fmaf_rn(q[g][i], held[j][g][i], dots[j]);
+      }
+    }
+    const float dot = warp_sums(dots);
+    if (thread % (32 / kRows) == 0) of_warp[buffer][warp][thread % 32 * kRows / 32] = dot;
+    __syncthreads();  // the other buffer is written next, when all have come from reading it
+    float scores[kRows];
+    float top = most;
+#pragma unroll
+    for (int j = 0; j < kRows; ++j) {
+      scores[j] = 0.0F;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) scores[j] += of_warp[buffer][w][j];
+      if (j < count) top = fmaxf(top, scores[j]);
+    }
+    const float kept = most == -INFINITY ? 0.0F : fast_exp(most - top);
+    sum *= kept;
+#pragma unroll
+    for (auto& group : values) {
+#pragma unroll
+      for (float& value : group) value *= kept;
+    }
+#pragma unroll
+    for (int j = 0; j < kRows; ++j) {
+      const float weight = j < count ? fast_exp(scores[j] - top) : 0.0F;
+      sum += weight;
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) {
+#pragma unroll
+        for (int i = 0; i < kGroup; ++i) values[g][i] = __fmaf_rn(weight, held[j][g][i], values[g][i]);
+      }
+    }
+    most = top;
+  }
+  float* const part = part_of(p, blockIdx.y, blockIdx.z, split);
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) store_group<false>(part, thread + g * kThreads, dim, values[g]);
+  if (thread == 0) {
+    part[dim] = sum;
+    part[dim + 1] = most;
+  }
+}
+
+/// A thread has a channel of a row of q.
+template <class A>
+__global__ void __launch_bounds__(kThreads) bank_merge_kernel(const __grid_constant__ SplitParams<A> p) {
+  ptx::allow_successor();
+  ptx::wait_for_predecessor();
+  const BankRun run = p.op.runs.list[p.first_run + blockIdx.y];
+  const std::int64_t row = p.first_row + blockIdx.z;
+  const std::int64_t dim = p.op.q.cols;
+  const std::int64_t c = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (row >= run.rows || run.rows > p.most_rows || c >= dim) return;
   const auto zeros = static_cast<float>(p.op.slots - run.used_before(p.op.layer, p.op.slots));
   float most = zeros > 0.0F ? 0.0F : -INFINITY;
-  for (int i = 0; i < p.splits; ++i) most = fmaxf(most, part_of(p, blockIdx.y, blockIdx.z, i)[dim + 1]);
+  for (int i = 0; i < p.splits; ++i) most = fmaxf(most, __ldcg(part_of(p, blockIdx.y, blockIdx.z, i) + dim + 1));
   float sum = zeros > 0.0F ? zeros * fast_exp(-most) : 0.0F;
+  float value = 0.0F;
+#pragma unroll 8
   for (int i = 0; i < p.splits; ++i) {
     const float* const part = part_of(p, blockIdx.y, blockIdx.z, i);
-    sum = __fmaf_rn(part[dim], fast_exp(part[dim + 1] - most), sum);
+    const float factor = fast_exp(__ldcg(part + dim + 1) - most);
+    sum = __fmaf_rn(__ldcg(part + dim), factor, sum);
+    value = __fmaf_rn(__ldcg(part + c), factor, value);
   }
-  for (std::int64_t c = threadIdx.x; c < dim; c += kThreads) {
-    float value = 0.0F;
-    for (int i = 0; i < p.splits; ++i) {
-      const float* const part = part_of(p, blockIdx.y, blockIdx.z, i);
-      value = __fmaf_rn(part[c], fast_exp(part[dim + 1] - most), value);
-    }
-    p.op.out.row(run.first + row)[c] = narrow<A>(value / sum);
+  p.op.out.row(run.first + row)[c] = narrow<A>(value / sum);
+}
+
+/// The kernel for the op's width and alignment; null: any does.
+template <class A>
+auto held_kernel(const BankAttention<Device, A>& op) {
+  using Kernel = void (*)(SplitParams<A>);
+  const std::int64_t dim = op.q.cols;
+  const auto element = static_cast<std::int64_t>(sizeof(A));
+  if (dim % kGroup != 0 || dim > kMostGroups * kHeldDim || !takes_16_bytes(op.q.data, op.q.stride * element)) {
+    return Kernel{nullptr};
   }
+  if (dim <= kHeldDim) return Kernel{bank_split_held_kernel<A, 1>};
+  if (dim <= 2 * kHeldDim) return Kernel{bank_split_held_kernel<A, 2>};
+  return Kernel{bank_split_held_kernel<A, kMostGroups>};
 }
 
 /// All rows of runs with at most so many.
@@ -143,7 +249,8 @@ void by_splits(Cuda& cuda, const BankAttention<Device, A>& op, std::int64_t most
   if (longest == 0) return;
   const std::int64_t dim = op.q.cols;
   const std::size_t shared = (2 * static_cast<std::size_t>(dim) + kTile) * sizeof(float);
-  if (shared > cuda.shared_memory_per_block())
+  const auto held = held_kernel(op);
+  if (held == nullptr && shared > cuda.shared_memory_per_block())
     throw std::length_error("bank_attention: a row does not fit shared memory");
   const std::int64_t rows = std::min(longest, kLeastProductRows);
   const std::int64_t splits = std::clamp<std::int64_t>(ceil_div(op.slots, kTile), 1, kMostSplits);
@@ -161,11 +268,15 @@ void by_splits(Cuda& cuda, const BankAttention<Device, A>& op, std::int64_t most
                              .most_rows = most_rows};
       const auto across = static_cast<unsigned>(std::min(runs, op.runs.count - first_run));
       const auto down = static_cast<unsigned>(std::min(rows, longest - first_row));
-      launch(
-          cuda.stream(),
-          {.grid = dim3(static_cast<unsigned>(splits), across, down), .block = dim3(kThreads), .shared_bytes = shared},
-          bank_split_kernel<A>, p);
-      launch(cuda.stream(), {.grid = dim3(1, across, down), .block = dim3(kThreads)}, bank_merge_kernel<A>, p);
+      LaunchConfig splitting = overlapping(cuda, dim3(static_cast<unsigned>(splits), across, down), dim3(kThreads));
+      if (held != nullptr) {
+        launch(cuda.stream(), splitting, held, p);
+      } else {
+        splitting.shared_bytes = shared;
+        launch(cuda.stream(), splitting, bank_split_kernel<A>, p);
+      }
+      const dim3 merging(static_cast<unsigned>(ceil_div(dim, kThreads)), across, down);
+      launch(cuda.stream(), overlapping(cuda, merging, dim3(kThreads)), bank_merge_kernel<A>, p);
     }
   }
 }

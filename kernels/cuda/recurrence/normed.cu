@@ -175,7 +175,7 @@ class Gang {
   /// h of token t, of which all have p.
   __device__ void settle(int t, std::uint32_t meeting) const {
     const int warp = thread_ / 32;
-    if (warp < count_) {
+    if (warp < count_ && t < runs_[warp].rows) {
       float sum = 0.0F;
       for (int i = thread_ % 32; i < p_.plan.blocks; i += 32) sum += __ldcg(squares(meeting, warp) + i);
       scales_[warp] = norm_factor(static_cast<double>(warp_sum(sum)) / static_cast<double>(dim_), inside_root());

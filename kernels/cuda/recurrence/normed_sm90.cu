@@ -41,7 +41,8 @@ struct Layout {
   static constexpr int kSumsPitch = kChannels + 4;  // banks: 8 per column pair
   static constexpr int kSquaresAt = 2 * kVectorBytes;
   static constexpr int kSumsAt = kSquaresAt + 2 * kNormedColumns * kSquares * 8;
-  static constexpr int kBarriersAt = kSumsAt + kParts * kNormedColumns * kSumsPitch * 4;
+  static constexpr int kSumsBytes = kParts * kNormedColumns * kSumsPitch * 4;
+  static constexpr int kBarriersAt = kSumsAt + 2 * kSumsBytes;
   static constexpr int kBytes = kBarriersAt + 16;
   static_assert(kBarriersAt % 8 == 0);
 };
@@ -109,7 +110,7 @@ class ClusterRecurrence {
         __syncthreads();
       }
       if (!has_run) continue;  // its warps have nothing that anyone waits for
-      const float gate = (multiplies && owns ? scale * total() : 0.0F) + (operands.zm + bias);
+      const float gate = (multiplies && owns ? scale * total(before) : 0.0F) + (operands.zm + bias);
       p = normed_step(gate, operands.z, operands.gamma, h);
       send(t & 1, norm * p, owns ? p * p : 0.0F);
       operands = fetch(owns, run, channel, t + 1);
@@ -131,8 +132,10 @@ class ClusterRecurrence {
   __device__ float* squares(int buffer, int column) const {
     return reinterpret_cast<float*>(shared_ + Place::kSquaresAt) + (buffer * kNormedColumns + column) * kSquares * 2;
   }
-  __device__ float* sums(int part, int column) const {
-    return reinterpret_cast<float*>(shared_ + Place::kSumsAt) + (part * kNormedColumns + column) * Place::kSumsPitch;
+  /// Of the products with a buffer's vectors: those of the token before may still be read.
+  __device__ float* sums(int buffer, int part, int column) const {
+    return reinterpret_cast<float*>(shared_ + Place::kSumsAt + buffer * Place::kSumsBytes) +
+           (part * kNormedColumns + column) * Place::kSumsPitch;
   }
   __device__ static float scale_of(float squares) {
     return 1.0F / sqrtf(__fmaf_rn(squares, 1.0F / static_cast<float>(Place::kDim), 1e-6F));
@@ -215,7 +218,7 @@ class ClusterRecurrence {
     for (int i = 0; i < kTiles; ++i) {
       if (tile(i) >= kUnits) continue;
       for_each_value(kTileRows, kTileColumns, [&](int v, int row, int column) {
-        sums(warp_ / 2, column)[tile(i) * kTileRows + row] = tiles[i].chains[0][v] + tiles[i].chains[1][v];
+        sums(buffer, warp_ / 2, column)[tile(i) * kTileRows + row] = tiles[i].chains[0][v] + tiles[i].chains[1][v];
       });
     }
   }
@@ -238,10 +241,10 @@ class ClusterRecurrence {
   }
 
   /// The product of this thread's channel and column.
-  __device__ float total() const {
+  __device__ float total(int buffer) const {
     float part[kParts];
 #pragma unroll
-    for (int i = 0; i < kParts; ++i) part[i] = sums(i, column_)[channel_];
+    for (int i = 0; i < kParts; ++i) part[i] = sums(buffer, i, column_)[channel_];
     return ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
   }
 

@@ -12,6 +12,8 @@ constexpr std::int64_t kMostGrid = 65535;
 
 /// A block a row of a run.
 __global__ void __launch_bounds__(kThreads) bank_write_kernel(const __grid_constant__ BankWrite<Device> op) {
+  ptx::allow_successor();
+  ptx::wait_for_predecessor();
   const BankRun run = op.runs.list[blockIdx.x];
   const std::int64_t dim = op.h.cols;
   const std::int64_t used = run.used_before(op.layer, op.slots);
@@ -44,7 +46,7 @@ void bank_write(Cuda& cuda, const BankWrite<Device>& op) {
   if (op.runs.count == 0 || op.runs.most_rows == 0) return;
   const dim3 grid(static_cast<unsigned>(op.runs.count),
                   static_cast<unsigned>(std::min<std::int64_t>(op.runs.most_rows, kMostGrid)));
-  launch(cuda.stream(), {.grid = grid, .block = dim3(kThreads)}, bank_write_kernel, op);
+  launch(cuda.stream(), overlapping(cuda, grid, dim3(kThreads)), bank_write_kernel, op);
 }
 
 }  // namespace mmrec::kernels

@@ -82,6 +82,9 @@ TEST_F(CudaBankTest, AttentionMatchesFloat64) {
   check_all<BFloat16>({{1, 20, 2}}, 64, 40);
   check_all<Float16>({{3, 16}}, 40, 17);
   check<BFloat16>(BankWay::kAuto, {std::vector<std::int32_t>(9, 16)}, 32, 20, 5, 0);  // more than go together
+  check<float>(BankWay::kSplit, {{1, 2}}, 1028, 20, 18, 0);  // more channels than threads hold in one group
+  check<BFloat16>(BankWay::kSplit, {{1}}, 2056, 12, 12, 0);
+  check<Float16>(BankWay::kSplit, {{2}}, 4104, 5, 5, 0);  // more than they hold at all
   if (small_sizes()) return;
   check_all<float>({{1, 100, 33}}, 1024, 512);
   check_all<BFloat16>({{300, 1, 512}}, 1024, 512);
