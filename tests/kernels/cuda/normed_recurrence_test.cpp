@@ -158,7 +158,8 @@ TEST_F(CudaNormedRecurrenceTest, ClustersHoldTheGates) {
   check_ways<BFloat16>({way}, {{4}}, 256);
   check_ways<Float16>({way}, {{3, 5, 0, 1}, 1}, 512);
   check<BFloat16>(way, {{1, 1, 4, 2, 3, 3, 1, 1, 2}}, 256, true);
-  if (kEmulated) return;
+  for (const std::int64_t dim : {768, 1024}) check<BFloat16>(way, {{3, 2}}, dim, true);
+  if (kEmulated || small_sizes()) return;
   for (const std::int64_t dim : {256, 512, 768, 1024}) {
     check_ways<BFloat16>({way}, {{200}}, dim);
     check_ways<Float16>({way}, {{65, 64, 50, 50, 9, 7, 3, 1, 300, 299, 20}}, dim);
