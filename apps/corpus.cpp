@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "apps/cli.h"
+#include "apps/json_text.h"
 #include "apps/pairs.h"
 #include "apps/signals.h"
 #include "mmrec/scorer.h"
@@ -29,22 +30,6 @@ std::string keys_of(const Json& object) {
 }
 
 }  // namespace
-
-Json parse_object(std::string_view line, const std::string& where) {
-  const auto refuse = [&](const std::string& found) {
-    throw RejectedFile(fmt::format("{}: not a JSON object (found {}, expected an object on a line)", where, found));
-  };
-  try {
-    Json object = Json::parse(line);
-    if (!object.is_object()) refuse(printable(line.substr(0, 40)));
-    return object;
-  } catch (const Json::parse_error& error) {
-    const std::size_t at = error.byte == 0 ? 0 : error.byte - 1;
-    refuse(at >= line.size() ? "the end of the line"
-                             : fmt::format("'{}' at byte {}", printable(line.substr(at, 20)), error.byte));
-  }
-  return {};
-}
 
 std::string string_field(const Json& object, const std::string& field, const std::string& where) {
   const auto value = object.find(field);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "apps/input.h"
+#include "apps/json_text.h"
 #include "mmrec/tokenizer.h"
 
 namespace mmrec::apps {
@@ -86,9 +87,6 @@ class Corpus {
   std::optional<std::uint64_t> all_bytes_ = 0;
 };
 
-/// The JSON object `line`; `where` stands for it. Throws RejectedFile naming that, found and expected, as does the
-/// next.
-nlohmann::ordered_json parse_object(std::string_view line, const std::string& where);
 /// The string `field` of one.
 std::string string_field(const nlohmann::ordered_json& object, const std::string& field, const std::string& where);
 

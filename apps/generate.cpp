@@ -14,6 +14,7 @@
 
 #include "apps/background_writer.h"
 #include "apps/cli.h"
+#include "apps/generate_jsonl.h"
 #include "apps/generate_lines.h"
 #include "apps/generate_options.h"
 #include "apps/generate_prompt.h"
@@ -51,19 +52,23 @@ RecordDetail detail_of(const GenerateCommand& command) {
   return {.prompt = command.echo, .tokens = command.json || command.top_logprobs > 0};
 }
 
-/// Throws where a request failed.
+/// Throws where a request failed, or was none.
 int exit_code_of(const RecordsDone& done) {
+  if (interrupt_exit_code() != 0) return interrupt_exit_code();
   if (done.failed > 0) {
     throw NumericError(fmt::format("{} of {} prompts failed, {}", done.failed, done.records, done.first_failed));
   }
-  return interrupt_exit_code();
+  if (done.refused > 0) {
+    throw RejectedFile(fmt::format("{} of {} lines refused, {}", done.refused, done.records, done.first_refused));
+  }
+  return kOk;
 }
 
-/// --lines: as many prompts as there are lines, on as many GPUs as were asked for.
-int lines_main(Setting setting, Output& out) {
+/// --lines and --jsonl: as many prompts as there are lines, on as many GPUs as were asked for.
+int many_main(Setting setting, Output& out) {
   const GenerateCommand& command = setting.command;
   GenerateOptions& options = setting.options;
-  const std::string file = prompt_file(command);
+  const std::string file = command.jsonl ? *command.jsonl : prompt_file(command);
   LineReader lines(file);
   Stopwatch watch;
   const std::vector<Model> models = load_models(command.folder, command.run);
@@ -77,28 +82,41 @@ int lines_main(Setting setting, Output& out) {
     restore_state(*start, setting.begun->saved, tokenizer, setting.begun->file);
   }
   Generator generator(models, tokenizer, {.session = command.run.session});
-  RecordQueue queue(generator, tokenizer, out);
+  RecordQueue queue(generator, tokenizer, out, command.as_completed);
   const double load_seconds = watch.lap();
 
   const GracefulScope graceful;
-  LineOptions lines_options;
-  lines_options.generate = options;
-  lines_options.name = input_name(file);
-  lines_options.start = start;
-  lines_options.encode = [&](std::string_view text) { return encode_prompt(tokenizer, info, text, start != nullptr); };
-  lines_options.detail = detail_of(command);
-  lines_options.num_samples = command.num_samples;
-  lines_options.branch = [&](GeneratorRequest request) {
-    return samples_of(std::move(request), command.num_samples, models.front(), command.run.session);
-  };
-  generate_lines(queue, lines, lines_options);
+  if (command.jsonl) {
+    generate_jsonl(queue, lines, models.front(), tokenizer,
+                   {.generate = options,
+                    .num_samples = command.num_samples,
+                    .detail = detail_of(command),
+                    .name = input_name(file),
+                    .start = start,
+                    .session = command.run.session});
+  } else {
+    const auto goes_on = start != nullptr;
+    generate_lines(queue, lines,
+                   {.generate = options,
+                    .name = input_name(file),
+                    .encode = [&](std::string_view text) { return encode_prompt(tokenizer, info, text, goes_on); },
+                    .start = start,
+                    .num_samples = command.num_samples,
+                    .branch =
+                        [&](GeneratorRequest request) {
+                          return samples_of(std::move(request), command.num_samples, models.front(),
+                                            command.run.session);
+                        },
+                    .detail = detail_of(command)});
+  }
   const RecordsDone& done = queue.done();
   const double seconds = watch.lap();
   out.commit();
   if (!command.quiet) {
     log_line(fmt::format("load {:.3f} s | {} | {} {}, {} tokens in {:.2f} s, {:.1f} tok/s | peak {:.1f} MB | {}",
-                         load_seconds, place_of(info), done.records, command.num_samples > 1 ? "samples" : "prompts",
-                         done.tokens, seconds, Timings::rate(static_cast<double>(done.tokens), seconds),
+                         load_seconds, place_of(info), done.records,
+                         command.jsonl || command.num_samples > 1 ? "records" : "prompts", done.tokens, seconds,
+                         Timings::rate(static_cast<double>(done.tokens), seconds),
                          static_cast<double>(peak_memory_bytes()) * 1e-6, sampling_text(options.sampler)));
   }
   return exit_code_of(done);
@@ -229,7 +247,7 @@ int generate_main(int argc, char** argv) {
   options.sampler = setting.begun ? setting.begun->saved.sampler : setting.defaults.sampler;
   if (!setting.begun) options.sampler.seed = random_seed();
   options.sampler = command.sampler.over(options.sampler);
-  return command.lines ? lines_main(std::move(setting), *out) : prompt_main(std::move(setting), *out);
+  return command.lines || command.jsonl ? many_main(std::move(setting), *out) : prompt_main(std::move(setting), *out);
 }
 
 }  // namespace

@@ -28,9 +28,9 @@ constexpr auto kOptions = std::to_array<Option>({
      "most tokens to draw (256); -1: until an end or a stop",
      true},
     {{"temp", 0, true, false, "temperature"}, "X", "temperature (0.8); 0: greedy, the likeliest token", true},
-    {{"top-k"}, "N", "keep the N likeliest tokens (40); 0: all", true},
-    {{"top-p"}, "X", "keep the smallest set of probability X (0.95); 1: all", true},
-    {{"min-p"}, "X", "drop tokens below X times the likeliest (0.05); 0: none", true},
+    {{"top-k"}, "N", "keep the N likeliest tokens (40); 0: all. --top-p, --min-p", true},
+    {{"top-p"}, "X", "keep the smallest set of probability X (0.95); 1: all"},
+    {{"min-p"}, "X", "drop tokens below X times the likeliest (0.05); 0: none"},
     {{"repetition-penalty", 0, true, false, "repeat-penalty"},
      "X",
      "make tokens of the last 64 less likely (1.0: do not)"},
@@ -41,6 +41,8 @@ constexpr auto kOptions = std::to_array<Option>({
     {{"echo", 0, false}, "", "print the prompt first"},
     {{"json", 0, false}, "", "one JSON object, no text", true},
     {{"lines", 0, false}, "", "each line is a prompt: a line of JSON for each, in order", true},
+    {{"jsonl"}, "FILE", "each line is {\"prompt\": ..., \"n\": ..., ...}: a record for each", true},
+    {{"as-completed", 0, false}, "", "records of --jsonl and --lines as they are ready, not in order"},
     {{"output", 'o'}, "FILE", "write there, whole or not at all; - is stdout", true},
     {{"state-out"}, "FILE", "save the state at the end", true},
     {{"state-in"}, "FILE", "go on where that was saved", true},
@@ -117,15 +119,21 @@ void read_files(const Arguments& arguments, GenerateCommand& command) {
   if (arguments.has("lines") && command.prompt) {
     throw UsageError("--lines: not with -p (expected -f FILE or piped stdin)");
   }
-  refuse_together(arguments, "state-out", "lines", " (each line has a state of its own)");
+  for (const std::string_view many : {"lines", "jsonl"}) {
+    refuse_together(arguments, "state-out", many, " (each line has a state of its own)");
+    refuse_together(arguments, "prefix-cache", many);
+  }
+  for (const std::string_view other : {"prompt", "file", "lines"}) refuse_together(arguments, "jsonl", other);
+  if (arguments.has("as-completed") && !arguments.has("lines") && !arguments.has("jsonl")) {
+    throw UsageError("--as-completed: only with --jsonl or --lines");
+  }
   if (command.state_out && command.num_samples > 1) {
     throw UsageError("--state-out: not with --num-samples (each sample has a state of its own)");
   }
-  if (arguments.has("logprobs") && !command.json && !command.lines && command.num_samples == 1) {
-    throw UsageError("--logprobs: only in JSON (expected --json, --lines or --num-samples)");
+  if (arguments.has("logprobs") && !command.json && !command.lines && !command.jsonl && command.num_samples == 1) {
+    throw UsageError("--logprobs: only in JSON (expected --json, --lines, --jsonl or --num-samples)");
   }
   refuse_together(arguments, "prefix-cache", "state-in");
-  refuse_together(arguments, "prefix-cache", "lines");
   if (arguments.has("prefix-cache-mb") && !command.prefix_cache) {
     throw UsageError("--prefix-cache-mb: without --prefix-cache DIR");
   }
@@ -180,6 +188,8 @@ GenerateCommand generate_command(const Arguments& arguments) {
   command.echo = arguments.has("echo");
   command.json = arguments.has("json");
   command.lines = arguments.has("lines");
+  command.jsonl = arguments.text("jsonl");
+  command.as_completed = arguments.has("as-completed");
   refuse_together(arguments, "quiet", "verbose");
   command.quiet = arguments.has("quiet");
   command.verbose = arguments.has("verbose");

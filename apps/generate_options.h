@@ -34,6 +34,8 @@ struct GenerateCommand {
   bool echo = false;
   bool json = false;
   bool lines = false;
+  std::optional<std::string> jsonl;  // "-": stdin
+  bool as_completed = false;
   bool quiet = false;
   bool verbose = false;
 };

@@ -9,13 +9,16 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <system_error>
+
+#include "apps/json_text.h"
 
 namespace mmrec::apps {
 namespace {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 
 constexpr std::uintmax_t kMaxConfigBytes = std::uintmax_t{1} << 20;
 constexpr std::int64_t kMaxInt = std::numeric_limits<int>::max();
@@ -35,20 +38,39 @@ constexpr Range kRepetitionPenalty = {0.0F, 1000.0F, true};
 
 class ConfigReader {
  public:
-  ConfigReader(const Json& json, std::string file) : json_(json), file_(std::move(file)) {}
+  /// `where`, in messages, stands before a key.
+  ConfigReader(const Json& json, std::string where) : json_(json), where_(std::move(where)) {}
 
-  void real(const char* key, const Range& range, float& to) const {
+  std::optional<float> real(const char* key, const Range& range) const {
     const Json* value = find(key);
-    if (value == nullptr) return;
+    if (value == nullptr) return std::nullopt;
     if (!value->is_number() || !range.holds(value->get<double>())) {
       refuse(key, *value,
              fmt::format("a number {} {} and at most {}", range.above_min ? "above" : "from", range.min, range.max));
     }
-    to = static_cast<float>(value->get<double>());
+    return static_cast<float>(value->get<double>());
   }
 
-  void integer(const char* key, std::int64_t max, int& to) const {
-    if (const Json* value = find(key)) to = checked(key, *value, max);
+  std::optional<int> integer(const char* key, std::int64_t max) const {
+    const Json* value = find(key);
+    return value != nullptr ? std::optional(checked(key, *value, max)) : std::nullopt;
+  }
+
+  std::optional<std::uint64_t> unsigned64(const char* key) const {
+    const Json* value = find(key);
+    if (value == nullptr) return std::nullopt;
+    if (!value->is_number_unsigned()) refuse(key, *value, "a whole number from 0 to 18446744073709551615");
+    return value->get<std::uint64_t>();
+  }
+
+  /// All but the seed.
+  SamplerChoices choices() const {
+    return {.temperature = real("temperature", kTemperature),
+            .top_k = integer("top_k", kMaxInt),
+            .top_p = real("top_p", kTopP),
+            .min_p = real("min_p", kMinP),
+            .repetition_penalty = real("repetition_penalty", kRepetitionPenalty),
+            .seed = {}};
   }
 
   bool boolean(const char* key, bool fallback) const {
@@ -80,12 +102,12 @@ class ConfigReader {
   }
 
   [[noreturn]] void refuse(const char* key, const Json& value, const std::string& expected) const {
-    const std::string found = value.dump(-1, ' ', true, Json::error_handler_t::replace).substr(0, 60);
-    throw RejectedFile(fmt::format("{}: {}: not a valid value (found {}, expected {})", file_, key, found, expected));
+    throw RejectedFile(
+        fmt::format("{}{}: not a valid value (found {}, expected {})", where_, key, brief(value), expected));
   }
 
   const Json& json_;
-  std::string file_;
+  std::string where_;
 };
 
 }  // namespace
@@ -106,22 +128,25 @@ GenerationDefaults load_generation_defaults(const std::filesystem::path& folder)
   if (!in) throw RejectedFile(file + ": cannot read");
   Json json;
   try {
-    json = Json::parse(text);
-  } catch (const Json::exception& fault) {
-    throw RejectedFile(fmt::format("{}: not JSON ({})", file, fault.what()));
+    json = parse_json(text);
+  } catch (const std::runtime_error& fault) {
+    throw RejectedFile(fmt::format("{}: not JSON (found {})", file, fault.what()));
   }
   if (!json.is_object()) throw RejectedFile(fmt::format("{}: found {}, expected an object", file, json.type_name()));
 
-  const ConfigReader reader(json, file);
+  const ConfigReader reader(json, file + ": ");
   SamplerOptions& sampler = defaults.sampler;
-  reader.real("temperature", kTemperature, sampler.temperature);
-  reader.integer("top_k", kMaxInt, sampler.top_k);
-  reader.real("top_p", kTopP, sampler.top_p);
-  reader.real("min_p", kMinP, sampler.min_p);
-  reader.real("repetition_penalty", kRepetitionPenalty, sampler.repetition_penalty);
+  sampler = reader.choices().over(sampler);
   if (!reader.boolean("do_sample", true)) sampler.temperature = 0.0F;
   defaults.eos_token_ids = reader.ids("eos_token_id");
   return defaults;
+}
+
+SamplerChoices sampler_choices(const Json& object) {
+  const ConfigReader reader(object, "");
+  SamplerChoices choices = reader.choices();
+  choices.seed = reader.unsigned64("seed");
+  return choices;
 }
 
 SamplerOptions SamplerChoices::over(SamplerOptions defaults) const {

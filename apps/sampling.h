@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -36,6 +37,10 @@ struct SamplerChoices {
 
 /// What --temp, --top-k, --top-p, --min-p, --repetition-penalty and --seed say. Throws UsageError.
 SamplerChoices sampler_choices(const Arguments& arguments);
+
+/// What `object` says under the names of generation_config.json, and `seed`. Throws RejectedFile naming key, found and
+/// expected.
+SamplerChoices sampler_choices(const nlohmann::ordered_json& object);
 
 /// The chain as the sampler applies it, without filters that keep everything: "temp 0.8 > top-k 40 > top-p 0.95".
 std::string chain_text(const SamplerOptions& options);

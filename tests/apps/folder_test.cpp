@@ -146,16 +146,18 @@ TEST_F(Folder, TokenizerAndEmbeddingOfDifferentSizes) {
 }
 
 TEST_F(Folder, GenerationConfigFaults) {
-  for (const auto& [text, says] :
-       std::vector<std::pair<std::string, std::string>>{{"{", "not JSON"},
-                                                        {"[]", "expected an object"},
-                                                        {R"({"temperature": -1})", "temperature"},
-                                                        {R"({"temperature": "hot"})", "temperature"},
-                                                        {R"({"top_k": 1.5})", "top_k"},
-                                                        {R"({"top_k": 18446744073709551616})", "top_k"},
-                                                        {R"({"top_p": 0})", "top_p"},
-                                                        {R"({"do_sample": 1})", "do_sample"},
-                                                        {R"({"eos_token_id": [-1]})", "eos_token_id"}}) {
+  for (const auto& [text, says] : std::vector<std::pair<std::string, std::string>>{
+           {"{", "not JSON"},
+           {"[]", "expected an object"},
+           {std::string(500'000, '['), "64 levels"},
+           {R"({"top_k": )" + std::string(200'000, '[') + std::string(200'000, ']') + "}", "64 levels"},
+           {R"({"temperature": -1})", "temperature"},
+           {R"({"temperature": "hot"})", "temperature"},
+           {R"({"top_k": 1.5})", "top_k"},
+           {R"({"top_k": 18446744073709551616})", "top_k"},
+           {R"({"top_p": 0})", "top_p"},
+           {R"({"do_sample": 1})", "do_sample"},
+           {R"({"eos_token_id": [-1]})", "eos_token_id"}}) {
     write_file(copy_ / "generation_config.json", text);
     expect_refused(generate(), 3, {"generation_config.json", says}, text);
   }

@@ -1,0 +1,176 @@
+#include "apps/generate_jsonl.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <stdexcept>
+#include <utility>
+
+#include "apps/cli.h"
+#include "apps/generate_prompt.h"
+#include "apps/json_text.h"
+
+namespace mmrec::apps {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr auto kKeys =
+    std::to_array<std::string_view>({"prompt", "id", "n", "max_tokens", "temperature", "top_k", "top_p", "min_p",
+                                     "repetition_penalty", "seed", "stop", "logprobs", "num_samples"});
+
+/// A line that is an object, whose keys have values of the right kind or are refused.
+class RequestReader {
+ public:
+  RequestReader(const Json& object, const JsonlOptions& defaults, const Model& model, const Tokenizer& tokenizer)
+      : object_(object), defaults_(defaults), model_(model), tokenizer_(tokenizer) {
+    for (const auto& [key, value] : object.items()) {
+      if (std::find(kKeys.begin(), kKeys.end(), key) == kKeys.end()) {
+        throw RejectedFile(fmt::format("unknown key '{}' (expected {})", printable(key), fmt::join(kKeys, ", ")));
+      }
+    }
+    if (has("n") && has("max_tokens")) throw RejectedFile("n: not with max_tokens, which is the same");
+  }
+
+  GeneratorRequest request(std::uint64_t seed) {
+    GeneratorRequest request{.prompt = prompt(), .options = defaults_.generate, .start = defaults_.start};
+    GenerateOptions& options = request.options;
+    options.sampler.seed = seed;
+    options.sampler = sampler_choices(object_).over(options.sampler);
+    options.max_tokens = integer(has("n") ? "n" : "max_tokens", options.max_tokens, -1, std::int64_t{1} << 40);
+    if (has("stop")) options.stop = stop();
+    if (has("logprobs")) options.top_logprobs = static_cast<int>(logprobs());
+    return request;
+  }
+  int num_samples() { return static_cast<int>(integer("num_samples", defaults_.num_samples, 1, 65536)); }
+  RecordDetail detail() const {
+    RecordDetail detail = defaults_.detail;
+    if (has("logprobs")) detail.tokens = object_["logprobs"] != false;
+    return detail;
+  }
+
+ private:
+  bool has(const char* key) const { return object_.contains(key) && !object_[key].is_null(); }
+
+  [[noreturn]] void refuse(std::string_view key, const Json& found, std::string_view expected) const {
+    throw RejectedFile(fmt::format("{}: not a valid value (found {}, expected {})", key, brief(found), expected));
+  }
+
+  std::int64_t integer(const char* key, std::int64_t fallback, std::int64_t min, std::int64_t max) const {
+    if (!has(key)) return fallback;
+    const Json& value = object_[key];
+    const bool fits = value.is_number_integer() &&
+                      (!value.is_number_unsigned() || value.get<std::uint64_t>() <= static_cast<std::uint64_t>(max)) &&
+                      value.get<std::int64_t>() >= min;
+    if (!fits) refuse(key, value, fmt::format("a whole number from {} to {}", min, max));
+    return value.get<std::int64_t>();
+  }
+
+  std::int64_t logprobs() const {
+    const Json& value = object_["logprobs"];
+    return value.is_boolean() ? 0 : integer("logprobs", 0, 0, 1000);
+  }
+
+  std::vector<std::string> stop() const {
+    const Json& value = object_["stop"];
+    const Json all = value.is_string() ? Json::array({value}) : value;
+    const auto is_text = [](const Json& text) {
+      return text.is_string() && !text.get_ref<const std::string&>().empty();
+    };
+    if (!all.is_array() || !std::all_of(all.begin(), all.end(), is_text)) {
+      refuse("stop", value, "a string of at least one character, or an array of such");
+    }
+    return all.get<std::vector<std::string>>();
+  }
+
+  /// A text, or the ids of one; none where there is a state to go on from.
+  std::vector<int> prompt() const {
+    const bool goes_on = defaults_.start != nullptr;
+    if (!has("prompt")) {
+      if (goes_on) return {};
+      throw RejectedFile("no prompt (expected \"prompt\": a string or an array of token ids)");
+    }
+    const Json& value = object_["prompt"];
+    if (value.is_string()) {
+      try {
+        return encode_prompt(tokenizer_, model_.info(), value.get_ref<const std::string&>(), goes_on);
+      } catch (const std::runtime_error& error) {  // it is empty, or beyond what the tokenizer can match
+        throw RejectedFile(error.what());
+      }
+    }
+    const std::int64_t vocab = model_.info().vocab_size;
+    const auto is_id = [&](const Json& id) {
+      return id.is_number_unsigned() && id.get<std::uint64_t>() < static_cast<std::uint64_t>(vocab);
+    };
+    if (!value.is_array() || (value.empty() && !goes_on) || !std::all_of(value.begin(), value.end(), is_id)) {
+      refuse("prompt", value, fmt::format("a string, or an array of token ids from 0 to {}", vocab - 1));
+    }
+    return value.get<std::vector<int>>();
+  }
+
+  const Json& object_;
+  const JsonlOptions& defaults_;
+  const Model& model_;
+  const Tokenizer& tokenizer_;
+};
+
+/// Below 2^53, and other ones for all lines of all runs (the finaliser of splitmix64).
+std::uint64_t seed_of(std::uint64_t run, std::int64_t line) {
+  std::uint64_t x = run + static_cast<std::uint64_t>(line) * 0x9e3779b97f4a7c15U;
+  x = (x ^ (x >> 30U)) * 0xbf58476d1ce4e5b9U;
+  x = (x ^ (x >> 27U)) * 0x94d049bb133111ebU;
+  return (x ^ (x >> 31U)) >> 11U;
+}
+
+void submit_line(RecordQueue& queue, std::string_view line, std::int64_t number, const Model& model,
+                 const Tokenizer& tokenizer, const JsonlOptions& options) {
+  const std::string name = fmt::format("{}:{}", options.name, number);
+  Json head = Json::object();
+  try {
+    const Json object = parse_object(line, "");
+    if (object.contains("id")) head["id"] = object["id"];
+    head["line"] = number;
+    RequestReader reader(object, options, model, tokenizer);
+    GeneratorRequest request = reader.request(seed_of(options.generate.sampler.seed, number));
+    const int count = reader.num_samples();
+    const RecordDetail detail = reader.detail();
+    Json record = head;
+    if (detail.prompt && object.contains("prompt")) record["prompt"] = object["prompt"];
+    if (detail.tokens) record["prompt_tokens"] = request.prompt;
+    int sample = 0;
+    for (GeneratorRequest& one : samples_of(std::move(request), count, model, options.session)) {
+      if (count > 1) record["sample"] = sample++;
+      record["seed"] = one.options.sampler.seed;
+      queue.submit(record, std::move(one), detail, name);
+    }
+  } catch (const RejectedFile& error) {
+    head["line"] = number;
+    queue.refuse(std::move(head), error.what(), name);
+  } catch (const std::invalid_argument& error) {
+    queue.refuse(std::move(head), error.what(), name);
+  }
+}
+
+bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r\v\f") == std::string_view::npos; }
+
+}  // namespace
+
+void generate_jsonl(RecordQueue& queue, LineReader& lines, const Model& model, const Tokenizer& tokenizer,
+                    const JsonlOptions& options) {
+  bool is_at_end = false;
+  bool has_work = false;
+  while (!is_at_end || has_work) {
+    while (!is_at_end && queue.has_room() && (!has_work || !lines.would_wait())) {
+      const auto line = lines.next();
+      is_at_end = !line;
+      if (!line) break;
+      if (is_blank(*line)) continue;
+      submit_line(queue, *line, lines.lines(), model, tokenizer, options);
+      has_work = true;
+    }
+    has_work = queue.run_once();
+  }
+}
+
+}  // namespace mmrec::apps

@@ -1,0 +1,36 @@
+// --jsonl: many prompts, each an object on a line with options of its own.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "apps/generate_records.h"
+#include "apps/input.h"
+#include "apps/sampling.h"
+#include "mmrec/generator.h"
+#include "mmrec/model.h"
+#include "mmrec/tokenizer.h"
+
+namespace mmrec::apps {
+
+/// What stands for whatever a line leaves out.
+struct JsonlOptions {
+  GenerateOptions generate;
+  int num_samples = 1;
+  RecordDetail detail;
+  std::string name;                           // of the file, for messages
+  std::shared_ptr<const Session> start = {};  // what each goes on from, if not from nothing
+  SessionOptions session = {};
+};
+
+/// One record for each line but blank ones, or for each sample of it: a line that is no request has one that says why.
+/// Draws are those of mmrec-generate for the record's prompt, options and seed alone; a line without a seed has one
+/// that follows from the run's and its number. Prompts are read while there is room for them. An interrupt ends the
+/// reading and all that runs. Throws what reading and writing throw, and where the device fails.
+void generate_jsonl(RecordQueue& queue, LineReader& lines, const Model& model, const Tokenizer& tokenizer,
+                    const JsonlOptions& options);
+
+}  // namespace mmrec::apps

@@ -1,0 +1,214 @@
+// mmrec-generate --jsonl: prompts with options of their own, on a tiny model of random weights.
+#include <chrono>
+#include <csignal>
+#include <map>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include "tests/apps/programs.h"
+#include "tests/support/model_folder.h"
+
+namespace mmrec::test {
+namespace {
+
+Outcome jsonl(const Words& more, std::string input) {
+  return run(generate_on_tiny(words({"--jsonl", "-"}, more)), std::move(input));
+}
+
+/// The records, whatever the exit code.
+std::vector<Json> records_of(const Outcome& outcome) {
+  std::vector<Json> records;
+  std::istringstream lines(outcome.out);
+  for (std::string line; std::getline(lines, line);) records.push_back(Json::parse(line));
+  return records;
+}
+
+TEST(Jsonl, EachLineIsWhatItsOptionsGiveAlone) {
+  const std::vector<std::pair<std::string, Words>> lines = {
+      {R"({"prompt":"Alice was","n":12,"seed":3,"id":"first"})", {"-p", "Alice was", "-n", "12", "-s", "3"}},
+      {R"({"prompt":"The river","max_tokens":9,"temperature":0,"seed":0,"id":2})",
+       {"-p", "The river", "-n", "9", "--temp", "0", "-s", "0"}},
+      {R"({"prompt":"x","top_k":3,"top_p":0.5,"min_p":0.01,"repetition_penalty":1.5,"seed":18446744073709551615})",
+       {"-p", "x", "-n", "7", "--top-k", "3", "--top-p", "0.5", "--min-p", "0.01", "--repetition-penalty", "1.5", "-s",
+        "18446744073709551615"}},
+      {R"({"prompt":"x","stop":["e","a"],"n":40,"seed":1,"id":null})",
+       {"-p", "x", "--stop", "e", "--stop", "a", "-n", "40", "-s", "1"}},
+      {R"({"prompt":"x","stop":"e","n":40,"seed":1,"id":{"of":[1]}})",
+       {"-p", "x", "--stop", "e", "-n", "40", "-s", "1"}},
+      {R"({"prompt":"","n":3,"seed":5,"logprobs":2})", {"-p", "", "-n", "3", "-s", "5", "--logprobs", "2"}},
+  };
+  std::string input;
+  for (const auto& [line, options] : lines) input += line + "\r\n\n";
+  const auto records = jsonl_of(jsonl({"--json", "-n", "7"}, input));
+  ASSERT_EQ(records.size(), lines.size());
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    const Json alone = json_of(run(generate_on_tiny(words({"--json"}, lines[i].second))));
+    for (const char* key : {"text", "tokens", "logprobs", "finish_reason", "prompt_tokens", "seed"}) {
+      EXPECT_EQ(records[i][key], alone[key]) << lines[i].first << " " << key;
+    }
+    EXPECT_EQ(records[i]["line"], 2 * i + 1);
+    const Json given = Json::parse(lines[i].first);
+    EXPECT_EQ(records[i].contains("id"), given.contains("id"));
+    EXPECT_EQ(records[i].value("id", Json()), given.value("id", Json()));
+    EXPECT_EQ(records[i].value("top_logprobs", Json()), alone.value("top_logprobs", Json()));
+  }
+}
+
+TEST(Jsonl, WhatALineLeavesOutIsTheCommandLines) {
+  const std::string input = "{\"prompt\":\"Alice was\"}\n{\"prompt\":\"Alice was\"}\n";
+  const auto records = jsonl_of(jsonl({"-n", "9", "--temp", "1.5", "--num-samples", "2", "-s", "8", "--json"}, input));
+  ASSERT_EQ(records.size(), 4U);
+  std::set<std::uint64_t> seeds;
+  for (const Json& record : records) {
+    const auto seed = record["seed"].get<std::uint64_t>();
+    seeds.insert(seed);
+    const Json alone = json_of(
+        run(generate_on_tiny({"-p", "Alice was", "-n", "9", "--temp", "1.5", "-s", std::to_string(seed), "--json"})));
+    EXPECT_EQ(record["tokens"], alone["tokens"]);
+  }
+  EXPECT_EQ(seeds.size(), 4U);
+  EXPECT_EQ(records[0]["sample"], 0);
+  EXPECT_EQ(records[3]["sample"], 1);
+  EXPECT_EQ(records[3]["line"], 2);
+  EXPECT_EQ(jsonl_of(jsonl({"-n", "9", "--temp", "1.5", "--num-samples", "2", "-s", "8", "--json"}, input)), records);
+  // Ids are a prompt too.
+  const Json ids = records[0]["prompt_tokens"];
+  const Json by_ids = {{"prompt", ids}, {"seed", records[0]["seed"]}, {"logprobs", true}};
+  EXPECT_EQ(jsonl_of(jsonl({"-n", "9", "--temp", "1.5"}, by_ids.dump()))[0]["tokens"], records[0]["tokens"]);
+}
+
+TEST(Jsonl, ABadLineHasARecordAndTheRunGoesOn) {
+  const std::vector<std::pair<std::string, std::string>> bad = {
+      {"not json", "not a JSON object (found"},
+      {"[\"x\"]", "not a JSON object (found [\"x\"]"},
+      {"{\"prompt\":\"x\"", "found the end of the line"},
+      {"{\"prompt\":\"\xff\"}", "not a JSON object"},
+      {"{}", "no prompt"},
+      {R"({"prompt":null})", "no prompt"},
+      {R"({"prompt":5})", "prompt: not a valid value (found 5, expected a string, or an array of token ids"},
+      {R"({"prompt":[]})", "prompt: not a valid value"},
+      {R"({"prompt":[-1]})", "prompt: not a valid value"},
+      {R"({"prompt":[1,99999999999999999999]})", "prompt: not a valid value"},
+      {R"({"prompt":[1.5]})", "prompt: not a valid value"},
+      {R"({"prompt":"x","sed":1})", "unknown key 'sed' (expected prompt, id, n, "},
+      {R"({"prompt":"x","n":-2})", "n: not a valid value (found -2"},
+      {R"({"prompt":"x","n":18446744073709551615})", "n: not a valid value"},
+      {R"({"prompt":"x","n":1.0})", "n: not a valid value"},
+      {R"({"prompt":"x","n":1,"max_tokens":1})", "n: not with max_tokens"},
+      {R"({"prompt":"x","temperature":-1})", "temperature: not a valid value (found -1"},
+      {R"({"prompt":"x","temperature":"hot"})", "temperature: not a valid value"},
+      {R"({"prompt":"x","top_p":0})", "top_p: not a valid value"},
+      {R"({"prompt":"x","top_k":-1})", "top_k: not a valid value"},
+      {R"({"prompt":"x","seed":-1})", "seed: not a valid value"},
+      {R"({"prompt":"x","seed":18446744073709551616})", "seed: not a valid value"},
+      {R"({"prompt":"x","stop":""})", "stop: not a valid value"},
+      {R"({"prompt":"x","stop":[1]})", "stop: not a valid value"},
+      {R"({"prompt":"x","logprobs":-1})", "logprobs: not a valid value"},
+      {R"({"prompt":"x","logprobs":100000})", "logprobs: not a valid value"},
+      {R"({"prompt":"x","num_samples":0})", "num_samples: not a valid value"},
+      {R"({"prompt":"x","temperature":1e999})", ""},
+      {std::string(200'000, '['), "more than 64 levels deep"},
+      {R"({"prompt":"x","id":)" + std::string(100'000, '[') + std::string(100'000, ']') + "}", "64 levels"},
+  };
+  std::string input;
+  for (const auto& [line, says] : bad) input += line + "\n" + R"({"id":"good","prompt":"Alice","n":2,"seed":1})" + "\n";
+  const Outcome outcome = jsonl({}, input);
+  EXPECT_EQ(outcome.code, 3);
+  const auto records = records_of(outcome);
+  ASSERT_EQ(records.size(), 2 * bad.size());
+  for (std::size_t i = 0; i < bad.size(); ++i) {
+    EXPECT_EQ(records[2 * i]["line"], 2 * i + 1);
+    EXPECT_NE(records[2 * i].value("error", "").find(bad[i].second), std::string::npos) << records[2 * i];
+    EXPECT_FALSE(records[2 * i].contains("text"));
+    EXPECT_EQ(records[2 * i + 1]["text"], records[1]["text"]) << "the good one behind it";
+  }
+  EXPECT_NE(outcome.err.find("30 of 60 lines refused, stdin:1: not a JSON object"), std::string::npos) << outcome.err;
+  const Outcome named = jsonl({}, R"({"id":[7],"prompt":"x","top_k":"all"})");
+  EXPECT_EQ(records_of(named)[0]["id"], Json::array({7})) << "an error says whose it is";
+}
+
+TEST(Jsonl, RecordsComeInOrderOrAsTheyAreReady) {
+  std::string input;
+  for (int i = 0; i < 500; ++i) {
+    input += Json({{"id", i}, {"prompt", "Alice"}, {"n", i % 17}, {"seed", i}}).dump() + "\n";
+  }
+  const auto ordered = jsonl_of(jsonl({}, input));
+  ASSERT_EQ(ordered.size(), 500U);
+  for (std::size_t i = 0; i < 500; ++i) EXPECT_EQ(ordered[i]["id"], i);
+  const auto ready = jsonl_of(jsonl({"--as-completed"}, input));
+  ASSERT_EQ(ready.size(), 500U);
+  std::map<int, Json> by_id;
+  bool is_ordered = true;
+  for (std::size_t i = 0; i < 500; ++i) {
+    is_ordered = is_ordered && ready[i]["id"] == i;
+    by_id[ready[i]["id"].get<int>()] = ready[i];
+  }
+  EXPECT_FALSE(is_ordered);
+  for (std::size_t i = 0; i < 500; ++i) EXPECT_EQ(by_id[static_cast<int>(i)], ordered[i]);
+}
+
+double peak_megabytes(const Outcome& outcome) {
+  const std::size_t at = outcome.err.find("| peak ");
+  return at == std::string::npos ? -1.0 : std::stod(outcome.err.substr(at + 7));
+}
+
+TEST(Jsonl, MemoryDoesNotGrowWithTheNumberOfLines) {
+  const std::string line = R"({"prompt":"Alice was beginning to get very tired","n":1,"seed":1,"logprobs":20})"
+                           "\n";
+  std::string few, many;
+  for (int i = 0; i < 300; ++i) few += line;
+  for (int i = 0; i < 6000; ++i) many += line;
+  const double small = peak_megabytes(jsonl({}, few));
+  const Outcome outcome = jsonl({}, many);
+  EXPECT_GT(small, 0.0);
+  EXPECT_LT(peak_megabytes(outcome), small + 6.0) << outcome.out.size() << " bytes came out";
+}
+
+TEST(Jsonl, AnInterruptLeavesWholeRecords) {
+  const TempFolder folder;
+  std::string input;
+  for (int i = 0; i < 100; ++i)
+    input += R"({"prompt":"Alice was","n":-1,"temperature":0})"
+             "\n";
+  write_file(folder / "in.jsonl", R"({"prompt":"Alice was","n":1})"
+                                  "\n" +
+                                      input);
+  Command command;
+  command.arguments = generate_on_tiny({"--jsonl", folder / "in.jsonl"});
+  Process process(command);
+  EXPECT_TRUE(process.read_stdout(10));
+  process.send(SIGINT);
+  const Outcome outcome = process.wait();
+  EXPECT_EQ(outcome.code, 130);
+  const auto records = records_of(outcome);
+  ASSERT_GT(records.size(), 1U);
+  EXPECT_EQ(records[0]["finish_reason"], "length");
+  for (std::size_t i = 1; i < records.size(); ++i) EXPECT_EQ(records[i]["finish_reason"], "cancelled");
+}
+
+TEST(Jsonl, GoesOnFromAState) {
+  const TempFolder folder;
+  EXPECT_EQ(run(generate_on_tiny({"-p", "Alice was", "-n", "5", "-s", "1", "--state-out", folder / "state"})).code, 0);
+  const Words from = {"--state-in", folder / "state", "-n", "6", "--json"};
+  const auto records = jsonl_of(
+      run(generate_on_tiny(words(from, {"--jsonl", "-"})), "{\"seed\":4}\n{\"seed\":4,\"prompt\":\" river\"}\n"));
+  ASSERT_EQ(records.size(), 2U);
+  EXPECT_EQ(records[0]["tokens"], json_of(run(generate_on_tiny(words(from, {"-s", "4"}))))["tokens"]);
+  EXPECT_EQ(records[1]["tokens"], json_of(run(generate_on_tiny(words(from, {"-s", "4", "-p", " river"}))))["tokens"]);
+}
+
+TEST(Jsonl, RefusesWhatDoesNotGoTogether) {
+  const std::vector<std::pair<Words, std::string>> lines = {
+      {{"--jsonl", "-", "-p", "x"}, "--jsonl: not with --prompt"},
+      {{"--jsonl", "-", "-f", "-"}, "--jsonl: not with --file"},
+      {{"--jsonl", "-", "--lines"}, "--jsonl: not with --lines"},
+      {{"--jsonl", "-", "--state-out", "x"}, "--state-out: not with --jsonl"},
+      {{"-p", "x", "--as-completed"}, "--as-completed: only with --jsonl or --lines"},
+  };
+  for (const auto& [arguments, says] : lines) expect_refused(run(generate_on_tiny(arguments)), 2, {says});
+  expect_refused(run(generate_on_tiny({"--jsonl", "/nonexistent/in"})), 1, {"/nonexistent/in: cannot read"});
+}
+
+}  // namespace
+}  // namespace mmrec::test
