@@ -16,6 +16,7 @@
 #include <system_error>
 #include <vector>
 
+#include "apps/bench_options.h"
 #include "apps/bench_report.h"
 #include "apps/bench_run.h"
 #include "apps/cli.h"
@@ -31,60 +32,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kProgram = "mmrec-bench";
-
-constexpr std::string_view kHelp = R"(mmrec-bench
-mmrec-bench -m DIR --lengths 128,2048 --batches 1,8 --json > bench.json
-mmrec-bench --synthetic 1024,12,32000 --device cuda --compare cpu
-
-Measures load time, peak memory, prefill and decode, and the shares of the
-device's bandwidth and matrix-product peak, measured in the same run.
-  -m, --model DIR        model folder (default: the bundled model)
-      --synthetic D,L,V[,F]  random bf16 model: width, layers, vocabulary, FFN;
-      --arch NAME        its model_type (mmrec); --expert E: both, text or code
-      --keep DIR         write it there, or use the one that is there already
-      --lengths N,...    tokens per prefill (128,512,2048; GPU: 4096,32768)
-      --batches N,...    sequences per prefill (1,4; GPU: 1)
-      --decode-batches N,...  and per decode (the same; GPU: 1,2,4,8,64)
-      --decode N         tokens per decode run (64; GPU: 256)
-      --documents N      score N of 32 to 96 tokens, and one as long (64; 4096)
-      --requests N       continue N prompts of 8 to 512 tokens (8; GPU: 2000),
-      --slots N          so many at once, and as many in lock-step (4; GPU: 64)
-      --repeat N         runs of each (CPU: 3, the best; GPU: 5, the median)
-      --compare cpu      measure the CPU first, for comparison
-  -o, --output FILE      write the result there; --json: JSON, not a table
-      --device D         auto, cpu, cuda, cuda:N; --precision P: auto, fp32, ...
-      --prefill M        auto, sweeps or steps; --sweep-tol X: tolerance (auto)
-      --calls C          mmrec-jax: stepwise, prompt, whole; --bank true, false
-  -h, --help             this page; --version; --threads N: of the CPU (0: all)
-)";
-
-constexpr std::array kFlags = {
-    Flag{"model", 'm'},
-    Flag{"synthetic"},
-    Flag{"arch"},
-    Flag{"keep"},
-    Flag{"lengths"},
-    Flag{"batches"},
-    Flag{"decode-batches"},
-    Flag{"decode"},
-    Flag{"documents"},
-    Flag{"requests"},
-    Flag{"slots"},
-    Flag{"repeat"},
-    Flag{"compare"},
-    Flag{"json", 0, false},
-    Flag{"output", 'o'},
-    Flag{"device"},
-    Flag{"precision"},
-    Flag{"threads"},
-    Flag{"prefill"},
-    Flag{"sweep-tol"},
-    Flag{"expert"},
-    Flag{"calls"},
-    Flag{"bank"},
-    Flag{"help", 'h', false},
-    Flag{"version", 0, false},
-};
 
 /// A folder under the system's temporary one that goes away with its owner.
 class TemporaryFolder {
@@ -194,8 +141,8 @@ std::vector<BenchRun> run_all(const std::filesystem::path& folder, const RunOpti
 }
 
 int bench_main(int argc, char** argv) {
-  const Arguments arguments(kFlags, false, argc, argv);
-  if (print_help_or_version(arguments, kHelp, kProgram)) return kOk;
+  const Arguments arguments(flags_of(bench_option_table()), false, argc, argv);
+  if (print_help_or_version(arguments, bench_help(false), bench_help(true), kProgram)) return kOk;
   const RunOptions options = run_options(arguments);
   if (options.all_gpus) throw UsageError("--device cuda:all: one device is measured (expected cuda or cuda:N)");
   const BenchPlan plan = plan_of(arguments, options);

@@ -13,9 +13,10 @@ namespace mmrec::apps {
 /// An option and its help.
 struct Option {
   Flag flag;
-  std::string_view value = {};  // what stands for its value
-  std::string_view help = {};   // empty: another option's line speaks of it
-  bool is_common = false;       // on the page of --help
+  std::string_view value = {};    // what stands for its value
+  std::string_view help = {};     // empty: another option's line speaks of it
+  bool is_common = false;         // on the page of --help
+  std::string_view choices = {};  // the words that its value may be, separated by spaces, where these are few
 };
 
 std::vector<Flag> flags_of(std::span<const Option> options);

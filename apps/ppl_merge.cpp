@@ -13,23 +13,12 @@
 #include "apps/cli.h"
 #include "apps/corpus.h"
 #include "apps/input.h"
+#include "apps/ppl_options.h"
 
 namespace mmrec::apps {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-constexpr std::string_view kHelp = R"(mmrec-ppl merge part-1.jsonl part-2.jsonl part-3.jsonl
-mmrec-ppl merge --format json -o result.json *.jsonl
-
-Adds up what runs with --format jsonl, such as those of --shard, say of their
-documents: the figures of one run over all of them, to the last digit.
-      --format F       text or json
-  -o, --output FILE    write the result there, whole or not at all
-  -h, --help           this page; --version
-)";
-constexpr std::array kFlags = {Flag{"format"}, Flag{"output", 'o'}, Flag{"help", 'h', false},
-                               Flag{"version", 0, false}};
 
 constexpr std::string_view kAfterMeasures = "words";  // the key before the identity's
 
@@ -147,8 +136,8 @@ bool add_record(const DocumentRecord& record, PerplexityAccumulator& sums) {
 }
 
 int merge_main(int argc, const char* const* argv) {
-  const Arguments arguments(kFlags, true, argc, argv);
-  if (print_help_or_version(arguments, kHelp, "mmrec-ppl")) return kOk;
+  const Arguments arguments(flags_of(merge_option_table()), true, argc, argv);
+  if (print_help_or_version(arguments, merge_help(), "mmrec-ppl")) return kOk;
   constexpr std::array<std::string_view, 2> kFormats = {"text", "json"};
   const auto format = static_cast<ReportFormat>(arguments.choice("format", kFormats));
   if (arguments.positionals().empty()) throw UsageError("nothing to merge (expected FILE...)");

@@ -22,15 +22,20 @@ constexpr auto kOptions = std::to_array<Option>({
     {{"split-by"},
      "S",
      "a document is: file, line, blank (up to a blank line) or jsonl (of *.jsonl the default)",
-     true},
+     true,
+     "file line blank jsonl"},
     {{"field"}, "NAME", "what of a JSON line is the text (text)"},
     {{"pairs", 0, false},
      "",
      "log p and is_greedy of the continuation in lines {\"context\": ..., \"continuation\": ...}"},
-    {{"mode"}, "M", "full, rolling, strided or llama: windows as other programs have", true},
+    {{"mode"},
+     "M",
+     "full, rolling, strided or llama: windows as other programs have",
+     true,
+     "full rolling strided llama"},
     {{"window"}, "N", "tokens of a window", false},
     {{"stride"}, "N", "from window to window of --mode strided (half a window)", false},
-    {{"format"}, "F", "text, json (one object), jsonl or csv (a line a document)", true},
+    {{"format"}, "F", "text, json (one object), jsonl or csv (a line a document)", true, "text json jsonl csv"},
     {{"per-token", 0, false}, "", "each token's log-prob, as jsonl, csv or json", true},
     {{"per-doc", 0, false}, "", "each document's figures, likewise"},
     {{"output", 'o'}, "FILE", "write the result there, whole or not at all; - is stdout", true},
@@ -42,17 +47,38 @@ constexpr auto kOptions = std::to_array<Option>({
     {{"quiet", 'q', false}, "", "no progress and no timings"},
     {{"verbose", 'v', false}, "", "say what was loaded, where it runs and why"},
     {{"batch"}, "N", "documents scored together at most (as many as suit the device and its memory)"},
-    {{"device"}, "D", "auto, cpu, cuda, cuda:N (GPU N, from 0) or cuda:all", true},
-    {{"precision"}, "P", "auto, fp32, bf16 or fp16"},
-    {{"expert"}, "E", "of mmrec100m: both, text or code (as config.json says)"},
-    {{"prefill"}, "M", "auto, sweeps or steps"},
+    {{"device"}, "D", "auto, cpu, cuda, cuda:N (GPU N, from 0) or cuda:all", true, "auto cpu cuda cuda:all"},
+    {{"precision"}, "P", "auto, fp32, bf16 or fp16", false, "auto fp32 bf16 fp16"},
+    {{"expert"}, "E", "of mmrec100m: both, text or code (as config.json says)", false, "both text code"},
+    {{"prefill"}, "M", "auto, sweeps or steps", false, "auto sweeps steps"},
     {{"sweep-tol"}, "X", "tolerance of sweeps (auto)"},
     {{"threads", 't'}, "N", "threads of the CPU (0: all)"},
-    {{"calls"}, "C", "of mmrec-jax: stepwise (the default), or whole, which sees later tokens and needs --leaky"},
+    {{"calls"},
+     "C",
+     "of mmrec-jax: stepwise (the default), or whole, which sees later tokens and needs --leaky",
+     false,
+     "stepwise whole"},
     {{"leaky", 0, false}, "", "with --calls whole: what comes out is no perplexity"},
-    {{"bank"}, "B", "of mmrec-jax: true or false, whether it writes a memory bank (as config.json says)"},
+    {{"bank"},
+     "B",
+     "of mmrec-jax: true or false, whether it writes a memory bank (as config.json says)",
+     false,
+     "true false"},
     {{"help", 'h', false}, "", "the common options; --help-all: all of them; --version", true},
     {{"help-all", 0, false}},
+    {{"version", 0, false}},
+});
+
+constexpr std::string_view kMergeHead = R"(mmrec-ppl merge part-1.jsonl part-2.jsonl part-3.jsonl
+mmrec-ppl merge --format json -o result.json *.jsonl
+
+Adds up what runs with --format jsonl, such as those of --shard, say of their
+documents: the figures of one run over all of them, to the last digit.
+)";
+constexpr auto kMergeOptions = std::to_array<Option>({
+    {{"format"}, "F", "text or json", true, "text json"},
+    {{"output", 'o'}, "FILE", "write the result there, whole or not at all", true},
+    {{"help", 'h', false}, "", "this page; --version", true},
     {{"version", 0, false}},
 });
 
@@ -174,6 +200,9 @@ void read_parts(const Arguments& arguments, PplOptions& options) {
 }
 
 }  // namespace
+
+std::span<const Option> merge_option_table() { return kMergeOptions; }
+std::string merge_help() { return help_page(kMergeHead, kMergeOptions, true); }
 
 std::span<const Option> ppl_option_table() { return kOptions; }
 std::string ppl_help(bool all) { return help_page(kHead, kOptions, all); }

@@ -40,6 +40,9 @@ struct PplOptions {
 };
 
 std::span<const Option> ppl_option_table();
+/// Those of `mmrec-ppl merge`, and its page.
+std::span<const Option> merge_option_table();
+std::string merge_help();
 /// The page of --help, or of --help-all.
 std::string ppl_help(bool all);
 
