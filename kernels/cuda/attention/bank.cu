@@ -199,29 +199,37 @@ __global__ void __launch_bounds__(kThreads) bank_split_held_kernel(const __grid_
   }
 }
 
-/// A thread has a channel of a row of q.
+/// A thread has a channel of a row of q. All that a thread reads is asked for at once: a lane has a part's sum of
+/// weights and largest score, which are few, and the values follow in a loop without branches.
 template <class A>
 __global__ void __launch_bounds__(kThreads) bank_merge_kernel(const __grid_constant__ SplitParams<A> p) {
+  static_assert(kMostSplits == 32);
   ptx::allow_successor();
   ptx::wait_for_predecessor();
   const BankRun run = p.op.runs.list[p.first_run + blockIdx.y];
   const std::int64_t row = p.first_row + blockIdx.z;
   const std::int64_t dim = p.op.q.cols;
+  if (row >= run.rows || run.rows > p.most_rows) return;
   const std::int64_t c = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (row >= run.rows || run.rows > p.most_rows || c >= dim) return;
-  const auto zeros = static_cast<float>(p.op.slots - run.used_before(p.op.layer, p.op.slots));
-  float most = zeros > 0.0F ? 0.0F : -INFINITY;
-  for (int i = 0; i < p.splits; ++i) most = fmaxf(most, __ldcg(part_of(p, blockIdx.y, blockIdx.z, i) + dim + 1));
-  float sum = zeros > 0.0F ? zeros * fast_exp(-most) : 0.0F;
-  float value = 0.0F;
-#pragma unroll 8
-  for (int i = 0; i < p.splits; ++i) {
-    const float* const part = part_of(p, blockIdx.y, blockIdx.z, i);
-    const float factor = fast_exp(__ldcg(part + dim + 1) - most);
-    sum = __fmaf_rn(__ldcg(part + dim), factor, sum);
-    value = __fmaf_rn(__ldcg(part + c), factor, value);
+  const float* const parts = part_of(p, blockIdx.y, blockIdx.z, 0);
+  const std::int64_t pitch = dim + 2;
+  float values[kMostSplits];
+#pragma unroll
+  for (int i = 0; i < kMostSplits; ++i) {
+    values[i] = i < p.splits && c < dim ? __ldcg(parts + i * pitch + c) : 0.0F;
   }
-  p.op.out.row(run.first + row)[c] = narrow<A>(value / sum);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const bool has_part = lane < p.splits;
+  const float own_most = has_part ? __ldcg(parts + lane * pitch + dim + 1) : -INFINITY;
+  const float own_sum = has_part ? __ldcg(parts + lane * pitch + dim) : 0.0F;
+  const auto zeros = static_cast<float>(p.op.slots - run.used_before(p.op.layer, p.op.slots));
+  const float most = fmaxf(warp_max(own_most), zeros > 0.0F ? 0.0F : -INFINITY);
+  const float factor = has_part ? fast_exp(own_most - most) : 0.0F;
+  const float sum = warp_sum(own_sum * factor) + (zeros > 0.0F ? zeros * fast_exp(-most) : 0.0F);
+  float value = 0.0F;
+#pragma unroll
+  for (int i = 0; i < kMostSplits; ++i) value = __fmaf_rn(values[i], __shfl_sync(0xffffffffU, factor, i), value);
+  if (c < dim) p.op.out.row(run.first + row)[c] = narrow<A>(value / sum);
 }
 
 /// The kernel for the op's width and alignment; null: any does.

@@ -45,8 +45,17 @@ __global__ void __launch_bounds__(kThreads) normed_rows_kernel(const __grid_cons
     const float bias = op.gate_bias == nullptr ? 0.0F : __ldg(op.gate_bias + c);
     return normed_step(__ldcg(op.zm.row(row) + c) + bias, read(op.z.row(row) + c), 0.0F, 0.0F);
   };
+  constexpr int kHeld = 4;  // of a thread's channels, p of which is kept; of those behind it is made twice
+  float held[kHeld];
   double squares = 0.0;
-  for (std::int64_t c = threadIdx.x; c < dim; c += kThreads) {
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const std::int64_t c = std::int64_t{i} * kThreads + threadIdx.x;
+    held[i] = c < dim ? part(c) : 0.0F;
+  }
+#pragma unroll
+  for (const float one : held) squares = fma(static_cast<double>(one), static_cast<double>(one), squares);
+  for (std::int64_t c = std::int64_t{kHeld} * kThreads + threadIdx.x; c < dim; c += kThreads) {
     const auto p = static_cast<double>(part(c));
     squares = fma(p, p, squares);
   }
@@ -57,11 +66,17 @@ __global__ void __launch_bounds__(kThreads) normed_rows_kernel(const __grid_cons
 #pragma unroll
   for (const double one : of_warp) sum += one;
   const float scale = norm_factor(sum / static_cast<double>(dim), inside_root());
-  for (std::int64_t c = threadIdx.x; c < dim; c += kThreads) {
-    const float h = within_limit(__ldg(op.norm + c) * part(c) * scale);
+  const auto put = [&](std::int64_t c, float p) {
+    const float h = within_limit(__ldg(op.norm + c) * p * scale);
     op.h.row(row)[c] = h;
     if constexpr (sizeof(A) == 2) op.h_rounded.row(row)[c] = narrow<A>(h);
+  };
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const std::int64_t c = std::int64_t{i} * kThreads + threadIdx.x;
+    if (c < dim) put(c, held[i]);
   }
+  for (std::int64_t c = std::int64_t{kHeld} * kThreads + threadIdx.x; c < dim; c += kThreads) put(c, part(c));
 }
 
 /// How the runs are shared out.

@@ -144,7 +144,7 @@ TEST_F(CudaNormedRecurrenceTest, GangsTakeManyRuns) {
 }
 
 TEST_F(CudaNormedRecurrenceTest, FirstTokensAreNormedRowByRow) {
-  for (const std::int64_t dim : {1, 48, 700}) {
+  for (const std::int64_t dim : {1, 48, 700, 1100}) {
     check<float>(NormedWay::kRows, {{1, 0, 1, 1}, 1}, dim, false);
     check<BFloat16>(NormedWay::kRows, {{1, 1}}, dim, false);
   }
