@@ -125,10 +125,12 @@ std::filesystem::path model_folder(const Arguments& arguments) {
   const std::filesystem::path installed = beside_program();
   const std::filesystem::path built = MMREC_SOURCE_MODEL;
   for (const auto& folder : {installed, built}) {
-    if (is_model_folder(folder)) return folder;
+    if (!folder.empty() && is_model_folder(folder)) return folder;
   }
-  throw RejectedFile(fmt::format("the bundled model is missing (looked for {} and {}). Try: -m DIR", installed.string(),
-                                 built.string()));
+  const std::string beside =
+      installed.empty() ? "it beside the program, whose place /proc does not tell" : installed.string();
+  throw RejectedFile(fmt::format("the bundled model is missing (looked for {}{}{}). Try: -m DIR", beside,
+                                 built.empty() ? "" : " and ", built.string()));
 }
 
 RunOptions run_options(const Arguments& arguments) {
