@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "tests/apps/programs.h"
+#include "tests/support/model_folder.h"
 #include "tests/support/safetensors_reader.h"
 
 namespace mmrec::test {
@@ -72,6 +73,50 @@ TEST(Jax, ItsOptionsAreRefusedForOtherModels) {
     expect_refused(run(ppl_on_tiny(words({"--ids", "-"}, option)), "[1, 2]\n"), 2, {option[0].substr(2), "mmrec"});
     expect_refused(run(generate_on_tiny(words({"-p", "x"}, option))), 2, {option[0].substr(2), "mmrec"});
   }
+}
+
+// What has been kept of a prompt would be a call of its own, and the rest another.
+TEST(Jax, PromptsThatAreCallsHaveNoPrefixCache) {
+  const TempFolder temp;
+  const std::string folder = (temp / "model").string();
+  const auto vocab = Json::parse(read_file(kTiny + "/config.json"))["vocab_size"].get<int>();
+  ASSERT_EQ(run({kBench,
+                 "--arch",
+                 "mmrec-jax",
+                 "--synthetic",
+                 "64,1," + std::to_string(vocab),
+                 "--keep",
+                 folder,
+                 "--device",
+                 "cpu",
+                 "--lengths",
+                 "4",
+                 "--batches",
+                 "1",
+                 "--decode",
+                 "1",
+                 "--documents",
+                 "1",
+                 "--requests",
+                 "1",
+                 "--repeat",
+                 "1"})
+                .code,
+            0);
+  std::filesystem::copy_file(kTiny + "/tokenizer.model", folder + "/tokenizer.model");
+  const Words command = {kGenerate,
+                         "-m",
+                         folder,
+                         "--device",
+                         "cpu",
+                         "-p",
+                         "Alice",
+                         "-n",
+                         "1",
+                         "--prefix-cache",
+                         (temp / "cache").string()};
+  expect_refused(run(command), 2, {"--prefix-cache", "call"});
+  EXPECT_EQ(run(words(command, {"--calls", "stepwise"})).code, 0);
 }
 
 TEST(Jax, BenchMeasuresAMadeUpModel) {

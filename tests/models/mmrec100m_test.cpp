@@ -6,12 +6,17 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cpu/cpu.h"
 #include "models/architecture.h"
+#include "models/mmrec/cpu_executor.h"
+#include "models/mmrec/stack.h"
 #include "models/mmrec100m/config.h"
+#include "models/mmrec100m/state.h"
 #include "models/mmrec100m/weights.h"
 #include "models/weights/synthetic.h"
 #include "tests/models/lockstep.h"
 #include "tests/support/model_folder.h"
+#include "tests/support/safetensors_reader.h"
 
 namespace mmrec::models {
 namespace {
@@ -172,6 +177,45 @@ TEST_F(Folder100m, TheStateIsHOfBothExperts) {
   const std::vector<int> next = {7, 8};
   const auto a = one.step(next), b = other.step(next);
   EXPECT_EQ(std::vector<float>(a.begin(), a.end()), std::vector<float>(b.begin(), b.end()));
+}
+
+// --- The public code's blocks
+
+TEST(Parity100m, EveryBlockOfBothExperts) {
+  const std::filesystem::path folder = std::filesystem::path(MMREC_FIXTURES) / "upstream" / "mmrec100m";
+  const test::SafetensorsReader reference(folder / "reference.safetensors");
+  const test::ReferenceTensor& ids = reference.at("input_ids");
+  const std::int64_t batch = ids.dim(0), count = ids.dim(1);
+  const std::vector<int> tokens(ids.integers.begin(), ids.integers.end());
+  const Config100m config = parse_config_100m(test::read_file(folder / "config.json"), "config.json");
+  const HostWeights100m weights = load_weights(Checkpoint::open(folder), config);
+  const SlotLayout100m layout(config);
+  kernels::Cpu cpu(1);
+  int compared = 0;
+  for (std::size_t expert = 0; expert < 2; ++expert) {
+    for (const bool sweeps : {false, true}) {
+      for (std::int64_t layers = 1; layers <= config.num_layers; ++layers) {
+        Config cut = config.stack();
+        cut.num_layers = layers;
+        ModelView<kernels::Host> view = stack_view(view_of(weights), expert);
+        view.layers.resize(static_cast<std::size_t>(layers));
+        Stack<kernels::Cpu, float> stack(cut, view, cpu, kCpuPlan, layout.stacks[expert]);
+        stack.work().reserve(batch, sweeps);
+        kernels::HostBuffer<std::byte> slots(static_cast<std::size_t>(batch) * layout.bytes);
+        const Batch all{.slot = slots.data(), .sequences = batch, .tokens = count, .ends = true};
+        PrefillStats stats;
+        stack.run(tokens.data(), {&all, 1}, batch * count, false, {.sweeps = sweeps, .tolerance = 1e-6F}, {}, stats);
+        const std::string name =
+            std::string(expert == 0 ? "text" : "code") + ".block" + std::to_string(layers - 1) + ".output";
+        const std::vector<float>& want = reference.at(name).values;
+        ASSERT_EQ(std::ssize(want), batch * count * config.expert_dim);
+        const float* const got = stack.work().x(batch * count).data;
+        for (std::size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(got[i], want[i], 5e-5F) << name << ", entry " << i;
+        ++compared;
+      }
+    }
+  }
+  EXPECT_EQ(compared, 4 * config.num_layers);
 }
 
 }  // namespace
