@@ -188,8 +188,10 @@ struct Extras {
   void finish(const Json& summary) const {
     if (html) html->finish(summary);
     if (!plot) return;
-    plot_file->write(plot->svg(fmt::format("ppl {} ({} tokens, mode {})", dump(summary["ppl"]), dump(summary["tokens"]),
-                                           summary["mode"].get<std::string>())));
+    plot_file->write(
+        plot->svg(fmt::format("ppl {} ({} tokens, mode {})",
+                              summary["ppl"].is_number() ? fmt::format("{:.6g}", summary["ppl"].get<double>()) : "n/a",
+                              dump(summary["tokens"]), summary["mode"].get<std::string>())));
     plot_file->commit();
   }
 

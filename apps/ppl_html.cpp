@@ -16,7 +16,7 @@ constexpr std::string_view kHead = R"(<!DOCTYPE html>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <title>mmrec-ppl</title>
 <style>
-body { font-family: sans-serif; margin: 2em auto; max-width: 60em; line-height: 1.6; }
+body { font-family: sans-serif; margin: 2em auto; padding: 0 1.5em; max-width: 60em; line-height: 1.6; }
 p, pre { white-space: pre-wrap; overflow-wrap: anywhere; }
 i { font-style: normal; border-radius: 2px; }
 .x { color: #888; }
