@@ -160,7 +160,38 @@ file(COPY ${SOURCE_DIR}/tests/consumer/CMakeLists.txt ${SOURCE_DIR}/README.md ${
 run(${CMAKE_COMMAND} --install ${BUILD_DIR} --config ${CONFIG} --prefix ${WORK_DIR}/first)
 file(RENAME ${WORK_DIR}/first ${WORK_DIR}/moved)
 expect_relocatable(${WORK_DIR}/moved)
+foreach(file IN ITEMS man/man1/mmrec-ppl.1 bash-completion/completions/mmrec-ppl zsh/site-functions/_mmrec-ppl
+                      fish/vendor_completions.d/mmrec-ppl.fish mmrec/schemas/mmrec-ppl.schema.json)
+  if(NOT EXISTS ${WORK_DIR}/moved/share/${file})
+    message(FATAL_ERROR "share/${file} was not installed")
+  endif()
+endforeach()
 consume(static ${WORK_DIR}/moved)
+
+# Asked for a library that is not there, find_package says so.
+execute_process(COMMAND ${CMAKE_COMMAND} -S ${WORK_DIR}/project -B ${WORK_DIR}/none -G ${GENERATOR}
+  -D CMAKE_CXX_COMPILER=${CXX} -D CMAKE_PREFIX_PATH=${WORK_DIR}/moved -D MMREC_COMPONENTS=shared
+  RESULT_VARIABLE status OUTPUT_QUIET ERROR_VARIABLE errors)
+if(status EQUAL 0)
+  message(FATAL_ERROR "find_package(mmrec COMPONENTS shared) found a shared library that was not installed")
+endif()
+expect("find_package(mmrec COMPONENTS shared)" "${errors}" "The shared library of mmrec")
+
+# As a part of another project: the library alone.
+file(WRITE ${WORK_DIR}/part/CMakeLists.txt "cmake_minimum_required(VERSION 3.25)
+project(whole LANGUAGES CXX)
+add_subdirectory(${SOURCE_DIR} mmrec)
+file(WRITE \${CMAKE_CURRENT_BINARY_DIR}/app.cpp \"int main() {}\")
+add_executable(app \${CMAKE_CURRENT_BINARY_DIR}/app.cpp)
+target_link_libraries(app PRIVATE mmrec::mmrec)
+foreach(target IN ITEMS mmrec-generate mmrec_shared test_engine)
+  if(TARGET \${target})
+    message(FATAL_ERROR \"\${target} is a target of a project that has mmrec as a part\")
+  endif()
+endforeach()
+")
+run(${CMAKE_COMMAND} -S ${WORK_DIR}/part -B ${WORK_DIR}/part/build -G ${GENERATOR} -D CMAKE_CXX_COMPILER=${CXX}
+    -D MMREC_CUDA=OFF)
 run(${WORK_DIR}/moved/bin/mmrec-generate --prompt Once --tokens 4 --seed 1)
 
 if(CXX_FLAGS MATCHES "-fsanitize")

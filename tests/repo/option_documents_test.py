@@ -12,6 +12,7 @@ import sys
 import tempfile
 import unittest
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHARE = pathlib.Path(sys.argv[1])
 PROGRAMS = {pathlib.Path(p).name: p for p in sys.argv[2:]}
 SUBCOMMANDS = {"mmrec-ppl": ["merge"]}
@@ -66,6 +67,17 @@ class OptionDocumentsTest(unittest.TestCase):
                 self.assertEqual(made.stderr, "", program)
                 self.assertEqual(made.returncode, 0)
                 self.assertIn(program, made.stdout)
+
+    def test_exit_codes_are_those_of_the_programs_and_the_documents(self):
+        header = (ROOT / "apps/cli.h").read_text(encoding="utf-8")
+        codes = set(re.findall(r"^  k\w+ = (\d+)", header, re.MULTILINE)) | {"143"}
+        for document in ["docs/programs.md", "docs/embedding.md"]:
+            text = (ROOT / document).read_text(encoding="utf-8")
+            for code in codes:
+                self.assertRegex(text, rf"(?<!\d){code}(?!\d)", document)
+        for program, page in pages("man"):
+            section = page.read_text(encoding="utf-8").split(".SH EXIT STATUS\n")[1].split(".SH ")[0]
+            self.assertEqual(set(re.findall(r"\d+", " ".join(re.findall(r"\.TP\n(.*)\n", section)))), codes, program)
 
     def bash_answers(self, program, *words):
         """What bash offers for the last of `words`."""
