@@ -57,6 +57,19 @@ def anchors(text):
 
 
 class DocumentsTest(unittest.TestCase):
+    def test_every_row_of_the_comparison_names_tests_that_are_there(self):
+        tests = set()
+        for file in FILES:
+            if file.suffix in {".cpp", ".h"} and "tests" in file.parts:
+                tests |= {f"{suite}.{name}" for suite, name in re.findall(r"^TEST(?:_F|_P)?\((\w+), (\w+)\)", text_of(file), re.MULTILINE)}
+        rows = [line for line in text_of(ROOT / "docs" / "comparison.md").splitlines() if line.startswith("| ") and not line.startswith("| |")]
+        self.assertGreater(len(rows), 40)
+        for row in rows:
+            named = re.findall(r"`(\w+\.\w+)`", row.rstrip("| ").rsplit(" | ", 1)[1])
+            self.assertTrue(named, f"no test: {row}")
+            for test in named:
+                self.assertIn(test, tests, row)
+
     def test_the_documents_are_there(self):
         names = {str(d.relative_to(ROOT)) for d in DOCUMENTS}
         for name in ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/numerics.md",
