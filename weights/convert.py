@@ -25,6 +25,7 @@ from conversion import flax, mmrec, mmrec100m, mmrec_jax, pytorch  # noqa: E402
 from conversion.common import CannotWrite, Rejected, one_line  # noqa: E402
 from conversion.dtypes import WEIGHT_DTYPES  # noqa: E402
 from conversion.folder import write_folder  # noqa: E402
+from conversion.tokenizer import read_tokenizer  # noqa: E402
 
 MAX_CONFIG_BYTES = 1 << 20
 
@@ -68,7 +69,8 @@ def parse_arguments(arguments):
                         help="PyTorch: a state dict, or a dictionary with model_state_dict; Flax: a training state, or its "
                              "parameters alone")
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="must not exist, or be empty")
-    parser.add_argument("--tokenizer", metavar="FILE", help="sentencepiece model to copy to tokenizer.model")
+    parser.add_argument("--tokenizer", metavar="FILE", help="a sentencepiece model or, with tokenizer_config.json beside it unless it is cl100k_base's, a rank "
+                             "file of tiktoken")
     parser.add_argument("--config", metavar="FILE", help="JSON with what the checkpoint does not tell")
     parser.add_argument("--num-heads", metavar="N", type=int, help="attention heads, where the checkpoint does not say")
     parser.add_argument("--expert", choices=mmrec100m.EXPERTS, help="mmrec100m: the expert to run; default: both")
@@ -114,10 +116,9 @@ def finish(options, source, config, selected, others):
         shown = one_line(", ".join(others[:3])) + (", ..." if len(others) > 3 else "")
         print(f"convert.py: note: {len(others)} tensors that inference does not use are left out ({shown})",
               file=sys.stderr)
-    tokenizer = None
+    tokenizer = {}
     if options.tokenizer:
-        with open(options.tokenizer, "rb") as file:
-            tokenizer = file.read()
+        tokenizer = read_tokenizer(options.tokenizer, config["vocab_size"])
     else:
         print("convert.py: note: without --tokenizer the folder has none", file=sys.stderr)
     dtype = None if options.dtype == "keep" else options.dtype.upper()

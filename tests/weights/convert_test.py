@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """weights/convert.py: it converts what PyTorch saves, runs nothing that a checkpoint brings along, and leaves no half folder."""
+import base64
 import json
 import os
 import pickle
@@ -13,12 +14,24 @@ import zipfile
 
 sys.dont_write_bytecode = True
 
-from checkpoints import SCRIPT, UPSTREAM, ConvertCase, Raw, call, name, op, read_safetensors, state_and_storages  # noqa: E402
+from checkpoints import CONFIG, SCRIPT, UPSTREAM, ConvertCase, Raw, call, name, op, read_safetensors, state_and_storages  # noqa: E402
 from checkpoints import tensor, tiny_model  # noqa: E402
 
-from conversion import dtypes  # noqa: E402
+from conversion import dtypes, tokenizer  # noqa: E402
 from conversion.common import Rejected  # noqa: E402
 from conversion.pytorch import LEGACY_MAGIC  # noqa: E402
+
+
+VOCAB = CONFIG["vocab_size"]
+
+
+def sentencepiece(pieces):
+    """A ModelProto of so many pieces without a score, and what a trainer says of itself."""
+    return b"".join(b"\x0a\x04\x0a\x02%02x" % (i % 256) for i in range(pieces)) + b"\x12\x02\x18\x01"
+
+
+def ranks(count):
+    return b"".join(b"%s %d\n" % (base64.b64encode(i.to_bytes(3, "big")), i) for i in range(count))
 
 
 class FixturesTest(ConvertCase):
@@ -146,10 +159,39 @@ class LayoutsTest(ConvertCase):
         self.assertEqual(index["metadata"]["total_size"], sum(len(t[2]) for t in together.values()))
 
     def test_tokenizer_is_copied(self):
-        (self.folder / "t").write_bytes(b"\x00tokens")
+        tokens = sentencepiece(VOCAB)
+        (self.folder / "t").write_bytes(tokens)
         self.convert(self.save_model(), "--tokenizer", self.folder / "t")
-        self.assertEqual((self.out / "tokenizer.model").read_bytes(), b"\x00tokens")
+        self.assertEqual((self.out / "tokenizer.model").read_bytes(), tokens)
         self.assertEqual(sorted(os.listdir(self.out)), ["config.json", "model.safetensors", "tokenizer.model"])
+
+    def test_tokenizers_of_other_models_are_refused(self):
+        path = self.save_model()
+        for data, part in ((sentencepiece(VOCAB + 1), f"found {VOCAB + 1} tokens, expected at most the {VOCAB} rows"),
+                           (ranks(VOCAB + 1), f"found {VOCAB + 1} tokens"), (b"\x00tokens", "neither a sentencepiece model"),
+                           (sentencepiece(VOCAB)[:-1], "neither"), (b"", "neither"), (b"YQ== one\n", "neither"),
+                           (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", "neither"),
+                           (ranks(VOCAB), "tokenizer_config.json with their pattern")):
+            with self.subTest(part=part):
+                (self.folder / "t").write_bytes(data)
+                self.assert_refused(path, 3, part, arguments=["--tokenizer", self.folder / "t"])
+
+    def test_a_rank_file_brings_its_configuration_along(self):
+        (self.folder / "t.tiktoken").write_bytes(ranks(VOCAB))
+        (self.folder / "tokenizer_config.json").write_text('{"pattern": "."}')
+        self.convert(self.save_model(), "--tokenizer", self.folder / "t.tiktoken")
+        self.assertEqual((self.out / "tokenizer.tiktoken").read_bytes(), ranks(VOCAB))
+        self.assertEqual(json.loads((self.out / "tokenizer_config.json").read_text()), {"pattern": "."})
+
+    def test_that_of_cl100k_base_is_known(self):
+        file = self.folder / "cl100k_base.tiktoken"
+        file.write_bytes(ranks(100256))
+        files = tokenizer.read_tokenizer(str(file), 100260)
+        self.assertEqual(sorted(files), ["tokenizer.tiktoken", "tokenizer_config.json"])
+        config = json.loads(files["tokenizer_config.json"])
+        self.assertEqual(config["special_tokens"], {"<|endoftext|>": 100257, "<|fim_prefix|>": 100258, "<|fim_middle|>": 100259})
+        documented = (SCRIPT.parents[1] / "docs/file-formats.md").read_text().split("```json\n")[1].split("```")[0]
+        self.assertEqual(config["pattern"], json.loads(documented)["pattern"])
 
     def test_an_empty_folder_is_taken(self):
         self.out.mkdir()

@@ -56,6 +56,7 @@ def sync(file):
 
 
 def write_folder(folder, config, selected, dtype, source, tokenizer, max_bytes):
+    """`tokenizer` has the bytes of its files by name."""
     folder = os.path.abspath(folder)
     if os.path.lexists(folder) and (not os.path.isdir(folder) or os.listdir(folder)):
         raise CannotWrite(f"{folder}: exists and is not an empty folder")
@@ -80,9 +81,9 @@ def write_folder(folder, config, selected, dtype, source, tokenizer, max_bytes):
             index = {"metadata": {"total_size": total}, "weight_map": weight_map}
             write_text(os.path.join(temporary, "model.safetensors.index.json"), json.dumps(index, indent=2) + "\n")
         write_text(os.path.join(temporary, "config.json"), json.dumps(config, indent=2) + "\n")
-        if tokenizer is not None:
-            with open(os.path.join(temporary, "tokenizer.model"), "wb") as file:
-                file.write(tokenizer)
+        for name, data in tokenizer.items():
+            with open(os.path.join(temporary, name), "wb") as file:
+                file.write(data)
                 sync(file)
         mask = os.umask(0)
         os.umask(mask)
