@@ -14,6 +14,7 @@
 
 #include "apps/background_writer.h"
 #include "apps/cli.h"
+#include "apps/generate_interactive.h"
 #include "apps/generate_jsonl.h"
 #include "apps/generate_lines.h"
 #include "apps/generate_options.h"
@@ -145,7 +146,8 @@ int prompt_main(Setting setting, Output& out) {
   const GenerateCommand& command = setting.command;
   GenerateOptions& options = setting.options;
   options.logprobs = command.json;
-  const Prompt prompt = read_prompt(command);
+  const bool has_prompt = !command.interactive || command.prompt || command.file;
+  const Prompt prompt = has_prompt ? read_prompt(command) : Prompt();
 
   Stopwatch watch;
   Timings timings;
@@ -158,8 +160,13 @@ int prompt_main(Setting setting, Output& out) {
   Session session = model.new_session(1, command.run.session);
   if (setting.begun) restore_state(session, setting.begun->saved, tokenizer, setting.begun->file);
   const std::int64_t began_at = session.position();
-  const std::vector<int> ids = encode_prompt(tokenizer, model.info(), prompt.text, began_at > 0);
   options.eos_token_ids = end_of_sequence(model.info(), setting.defaults, tokenizer);
+  if (command.interactive) {
+    if (!command.quiet) log_line(fmt::format("load {:.3f} s | {}", timings.load_seconds, timings.place));
+    return interact({command, model, tokenizer, out}, std::move(session), options,
+                    has_prompt ? std::optional(prompt.text) : std::nullopt);
+  }
+  const std::vector<int> ids = encode_prompt(tokenizer, model.info(), prompt.text, began_at > 0);
   if (command.echo && !command.json) {
     out.write(prompt.text);
     out.flush();

@@ -27,8 +27,8 @@ constexpr auto kOptions = std::to_array<Option>({
      "N",
      "most tokens to draw (256); -1: until an end or a stop",
      true},
-    {{"temp", 0, true, false, "temperature"}, "X", "temperature (0.8); 0: greedy, the likeliest token", true},
-    {{"top-k"}, "N", "keep the N likeliest tokens (40); 0: all. --top-p, --min-p", true},
+    {{"temp", 0, true, false, "temperature"}, "X", "temperature (0.8); 0: greedy. --top-k, --top-p, --min-p", true},
+    {{"top-k"}, "N", "keep the N likeliest tokens (40); 0: all"},
     {{"top-p"}, "X", "keep the smallest set of probability X (0.95); 1: all"},
     {{"min-p"}, "X", "drop tokens below X times the likeliest (0.05); 0: none"},
     {{"repetition-penalty", 0, true, false, "repeat-penalty"},
@@ -43,6 +43,7 @@ constexpr auto kOptions = std::to_array<Option>({
     {{"lines", 0, false}, "", "each line is a prompt: a line of JSON for each, in order", true},
     {{"jsonl"}, "FILE", "each line is {\"prompt\": ..., \"n\": ..., ...}: a record for each", true},
     {{"as-completed", 0, false}, "", "records of --jsonl and --lines as they are ready, not in order"},
+    {{"interactive", 'i', false}, "", "take turns: lines of stdin are continued; /help there", true},
     {{"output", 'o'}, "FILE", "write there, whole or not at all; - is stdout", true},
     {{"state-out"}, "FILE", "save the state at the end", true},
     {{"state-in"}, "FILE", "go on where that was saved", true},
@@ -92,18 +93,6 @@ std::optional<std::string> unescaped_option(const Arguments& arguments, std::str
   return unescaped(*text, name);
 }
 
-std::vector<std::string> stop_strings(const Arguments& arguments) {
-  auto stop = arguments.list("stop");
-  for (std::string& text : stop) {
-    if (arguments.has("escape")) text = unescaped(text, "stop");
-    if (text.empty() || count_invalid_utf8(text) > 0) {
-      throw UsageError(fmt::format("--stop: not a valid value (found '{}', expected UTF-8 of at least one character)",
-                                   printable(text)));
-    }
-  }
-  return stop;
-}
-
 void refuse_together(const Arguments& arguments, std::string_view one, std::string_view other,
                      std::string_view why = {}) {
   if (!arguments.has(one) || !arguments.has(other)) return;
@@ -128,6 +117,12 @@ void read_files(const Arguments& arguments, GenerateCommand& command) {
     refuse_together(arguments, "prefix-cache", many);
   }
   for (const std::string_view other : {"prompt", "file", "lines"}) refuse_together(arguments, "jsonl", other);
+  for (const std::string_view other : {"json", "lines", "jsonl", "num-samples", "logprobs", "prefix-cache", "output"}) {
+    refuse_together(arguments, "interactive", other);
+  }
+  command.interactive = arguments.has("interactive");
+  if (command.interactive && command.file == "-")
+    throw UsageError("--interactive: not with -f -, as stdin has the turns");
   if (arguments.has("as-completed") && !arguments.has("lines") && !arguments.has("jsonl")) {
     throw UsageError("--as-completed: only with --jsonl or --lines");
   }
@@ -179,6 +174,18 @@ std::string unescaped(std::string_view text, std::string_view option) {
     }
   }
   return result;
+}
+
+std::vector<std::string> stop_strings(const Arguments& arguments) {
+  auto stop = arguments.list("stop");
+  for (std::string& text : stop) {
+    if (arguments.has("escape")) text = unescaped(text, "stop");
+    if (text.empty() || count_invalid_utf8(text) > 0) {
+      throw UsageError(fmt::format("--stop: not a valid value (found '{}', expected UTF-8 of at least one character)",
+                                   printable(text)));
+    }
+  }
+  return stop;
 }
 
 GenerateCommand generate_command(const Arguments& arguments) {

@@ -36,6 +36,7 @@ struct GenerateCommand {
   bool lines = false;
   std::optional<std::string> jsonl;  // "-": stdin
   bool as_completed = false;
+  bool interactive = false;
   bool quiet = false;
   bool verbose = false;
 };
@@ -46,6 +47,9 @@ std::string generate_help(bool all);
 
 /// Throws UsageError, RejectedFile where the bundled model is missing.
 GenerateCommand generate_command(const Arguments& arguments);
+
+/// What --stop says. Throws UsageError.
+std::vector<std::string> stop_strings(const Arguments& arguments);
 
 /// `text` with \n, \r, \t, \e, \\, \", \', \xHH and a backslash before the end of a line (which takes both away)
 /// replaced by what they stand for. Throws UsageError naming `option` for any other.

@@ -33,8 +33,8 @@ std::string sampling_text(const SamplerOptions& sampler) {
   return sampler.temperature == 0.0F ? chain : fmt::format("{}, seed {}", chain, sampler.seed);
 }
 
-std::string Timings::line(const SamplerOptions& sampler, std::string_view ending) const {
-  std::string line = fmt::format("load {:.3f} s | {}", load_seconds, place);
+std::string Timings::rates() const {
+  std::string line;
   if (cached_tokens > 0) line += fmt::format(" | {} tokens from the prefix cache", cached_tokens);
   if (prefill_tokens > 0) {
     line += fmt::format(" | prefill {} tokens, {:.1f} tok/s", prefill_tokens, prefill_rate());
@@ -46,8 +46,17 @@ std::string Timings::line(const SamplerOptions& sampler, std::string_view ending
     line += fmt::format(" | decode {} tokens, {:.1f} tok/s, {:.2f} GB/s", decode_tokens, decode_rate(),
                         gigabytes_per_second());
   }
-  return line + fmt::format(" | peak {:.1f} MB | {} | {}", static_cast<double>(peak_memory_bytes()) * 1e-6,
-                            sampling_text(sampler), ending);
+  return line;
+}
+
+std::string Timings::line(const SamplerOptions& sampler, std::string_view ending) const {
+  return fmt::format("load {:.3f} s | {}{} | peak {:.1f} MB | {} | {}", load_seconds, place, rates(),
+                     static_cast<double>(peak_memory_bytes()) * 1e-6, sampling_text(sampler), ending);
+}
+
+std::string Timings::turn_line(const SamplerOptions& sampler, std::string_view ending) const {
+  std::string line = rates() + fmt::format(" | {} | {}", sampling_text(sampler), ending);
+  return line.substr(3);  // " | "
 }
 
 Json result_json(const GenerateResult& result, const SamplerOptions& sampler, std::span<const int> prompt,

@@ -31,8 +31,12 @@ struct Timings {
   double gigabytes_per_second() const { return rate(static_cast<double>(decode_bytes) * 1e-9, decode_seconds); }
 
   nlohmann::ordered_json json() const;
+  /// What prefill and decoding cost, each behind " | ".
+  std::string rates() const;
   /// One line. What there was none of, a prompt, sweeps or draws, is not mentioned.
   std::string line(const SamplerOptions& sampler, std::string_view ending) const;
+  /// The same of one turn among many: without what is that of the program.
+  std::string turn_line(const SamplerOptions& sampler, std::string_view ending) const;
 };
 
 /// How tokens were drawn: the chain, and the seed where one was used.

@@ -50,6 +50,8 @@ int interrupt_exit_code() {
   return signal == 0 ? 0 : 128 + signal;
 }
 
+void forget_interrupt() { pending.store(0); }
+
 GracefulScope::GracefulScope() { graceful.store(true); }
 GracefulScope::~GracefulScope() { graceful.store(false); }
 

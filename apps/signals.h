@@ -15,6 +15,9 @@ void handle_interrupts(std::string_view program);
 /// 128 + the signal that asked for the end; 0 if none did.
 int interrupt_exit_code();
 
+/// As if none had: the first interrupt of a GracefulScope has been answered.
+void forget_interrupt();
+
 class GracefulScope {
  public:
   GracefulScope();

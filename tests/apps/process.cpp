@@ -74,7 +74,7 @@ Process::Process(const Command& command) : input_(command.input.value_or("")) {
   if (command.terminal) {
     const auto [master, name] = open_terminal(command.terminal_columns);
     err_ = master;
-    posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, name.c_str(), O_RDWR | O_NOCTTY, 0);
+    posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, name.c_str(), O_RDWR, 0);  // and so its terminal
     posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, name.c_str(), O_RDWR | O_NOCTTY, 0);
   } else {
     const Pipe err;
@@ -105,7 +105,8 @@ Process::Process(const Command& command) : input_(command.input.value_or("")) {
   sigemptyset(&defaults);
   for (const int signal : {SIGINT, SIGTERM, SIGPIPE}) sigaddset(&defaults, signal);
   posix_spawnattr_setsigdefault(&attributes, &defaults);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
+  posix_spawnattr_setflags(&attributes,
+                           static_cast<short>(POSIX_SPAWN_SETSIGDEF | (command.terminal ? POSIX_SPAWN_SETSID : 0)));
 
   std::vector<char*> arguments;
   for (const std::string& argument : command.arguments) arguments.push_back(const_cast<char*>(argument.c_str()));
@@ -158,6 +159,10 @@ bool Process::read_stderr(std::string_view text) {
   const auto deadline = Clock::now() + kWatchdog;
   while (outcome_.err.find(text) == std::string::npos && err_ >= 0 && Clock::now() < deadline) pump(true, 100);
   return outcome_.err.find(text) != std::string::npos;
+}
+
+void Process::type(std::string_view keys) const {
+  check(write(err_, keys.data(), keys.size()) == static_cast<ssize_t>(keys.size()), "write");
 }
 
 void Process::close_stdout() { close_descriptor(out_); }

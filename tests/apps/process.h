@@ -12,7 +12,7 @@ namespace mmrec::test {
 struct Command {
   std::vector<std::string> arguments;  // [0] is the program
   std::optional<std::string> input;    // piped into stdin; none: /dev/null
-  bool terminal = false;               // stdin and stderr are a terminal, stdout stays a pipe
+  bool terminal = false;               // stdin and stderr are its terminal, stdout stays a pipe
   int terminal_columns = 80;
   std::string stdout_path;  // a file to open for stdout instead of a pipe
 };
@@ -37,6 +37,10 @@ class Process {
   bool read_stdout(std::size_t bytes);
   /// Reads stderr until it holds `text` or ends; false if it ended before.
   bool read_stderr(std::string_view text);
+  /// Forgets what has come on stderr so far.
+  void clear_stderr() { outcome_.err.clear(); }
+  /// Keys on the terminal; "\x03" is Ctrl-C.
+  void type(std::string_view keys) const;
   void close_stdout();
   void send(int signal) const;
   bool running() const;
