@@ -75,7 +75,7 @@ TEST(Interrupt, FinishesTheTokenAndSaysWhatItCost) {
     process.send(signal);
     const Outcome outcome = process.wait();
     EXPECT_EQ(outcome.code, code);
-    EXPECT_NE(outcome.err.find("seed "), std::string::npos) << outcome.err;
+    EXPECT_NE(outcome.err.find("greedy"), std::string::npos) << outcome.err;
     EXPECT_NE(outcome.err.find("cancelled"), std::string::npos) << outcome.err;
     EXPECT_FALSE(Json(outcome.out).dump().empty());  // throws for what is no UTF-8
   }
