@@ -1,3 +1,4 @@
+// Of builds without libedit.
 #include <unistd.h>
 
 #include "apps/input.h"
