@@ -11,7 +11,18 @@ set(MMREC_INSTALL_MODELDIR ${CMAKE_INSTALL_DATADIR}/mmrec)
 
 # mmrec.pc, which leads from its own folder to the prefix. Where only the archive is installed, --libs has all that it
 # calls without --static. Where the shared library is, nothing else need be: its headers know no other package.
-file(RELATIVE_PATH mmrec_pc_prefix /prefix/${mmrec_pc_dir} /prefix)
+# Folders that are absolute (some distributions' are) stand there as they are.
+if(IS_ABSOLUTE ${mmrec_pc_dir})
+  set(mmrec_pc_prefix ${CMAKE_INSTALL_PREFIX})
+else()
+  file(RELATIVE_PATH to_prefix /prefix/${mmrec_pc_dir} /prefix)
+  string(REGEX REPLACE "/$" "" to_prefix "${to_prefix}")
+  set(mmrec_pc_prefix "\${pcfiledir}/${to_prefix}")
+endif()
+foreach(folder IN ITEMS LIBDIR INCLUDEDIR)
+  cmake_path(APPEND mmrec_pc_${folder} "\${prefix}" ${CMAKE_INSTALL_${folder}})
+endforeach()
+cmake_path(APPEND mmrec_pc_MODELDIR "\${prefix}" ${MMREC_INSTALL_MODELDIR})
 set(calls -pthread)
 if(MMREC_HAS_CUDA)
   list(APPEND calls -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt)
