@@ -16,6 +16,7 @@
 
 #include "apps/cli.h"
 #include "apps/corpus.h"
+#include "apps/distributions.h"
 #include "apps/model_folder.h"
 #include "apps/output.h"
 #include "apps/pairs.h"
@@ -173,7 +174,19 @@ class Done {
 /// What is made of documents besides the report.
 struct Extras {
   Extras(const PplOptions& options, const Loaded& loaded, const RunIdentity& identity) {
-    if (options.compare) comparison.emplace(*options.compare);
+    const DistributionSource source{.model = loaded.info.fingerprint,
+                                    .tokenizer = loaded.tokenizer ? loaded.tokenizer->fingerprint() : 0,
+                                    .vocab_size = loaded.info.vocab_size};
+    if (options.compare && DistributionComparison::is_one(*options.compare)) {
+      if (options.windows.mode != Mode::kFull || options.whole_calls) {
+        throw UsageError("--compare: distributions are those of --mode full");
+      }
+      divergence.emplace(*options.compare, source);
+    } else if (options.compare) {
+      comparison.emplace(*options.compare);
+    }
+    if (options.save_logprobs) saved = std::make_unique<DistributionWriter>(*options.save_logprobs, source);
+    if (divergence || saved) distributions.emplace(loaded.models.front(), options.run.session);
     if (options.html) html = std::make_unique<HtmlReport>(*options.html, loaded.tokenizer, identity);
     if (options.plot) {
       plot = std::make_unique<LossPlot>();
@@ -182,10 +195,23 @@ struct Extras {
   }
   void add(const ScoredDocument& scored) {
     if (comparison) comparison->add(scored);
+    if (distributions) {
+      distributions->of(scored, [&](std::size_t position, int id, std::span<const float> logprobs) {
+        if (divergence) divergence->add(scored.document.index, position, id, logprobs);
+        if (saved) saved->add(scored.document.index, position, id, logprobs);
+      });
+    }
     if (html) html->add(scored);
     if (plot) plot->add(scored);
   }
+  /// Of --compare.
+  std::optional<Json> differences() {
+    if (comparison) return comparison->finish();
+    if (divergence) return divergence->finish();
+    return std::nullopt;
+  }
   void finish(const Json& summary) const {
+    if (saved) saved->commit();
     if (html) html->finish(summary);
     if (!plot) return;
     plot_file->write(
@@ -196,6 +222,9 @@ struct Extras {
   }
 
   std::optional<Comparison> comparison;
+  std::optional<DistributionComparison> divergence;
+  std::unique_ptr<DistributionWriter> saved;
+  std::optional<Distributions> distributions;
   std::unique_ptr<HtmlReport> html;
   std::unique_ptr<LossPlot> plot;
   std::unique_ptr<Output> plot_file;
@@ -313,10 +342,9 @@ int run(PplOptions options) {
   context.details = details_of(options, loaded, scored.prefill,
                                {{"read_s", scored.read_seconds}, {"score_s", scored.seconds}, {"tokens_per_s", rate}});
   if (options.shards > 1) context.details["shard"] = fmt::format("{}/{}", options.shard + 1, options.shards);
-  if (extras.comparison) {
-    const Json differences = extras.comparison->finish();
-    context.details.update(differences);
-    log_line(fmt::format("{}: {}", *options.compare, dump(differences)));
+  if (const auto differences = extras.differences()) {
+    context.details.update(*differences);
+    log_line(fmt::format("{}: {}", *options.compare, dump(*differences)));
   }
   const Json summary = summary_json(scored.summary, context);
   report.finish(summary);

@@ -39,7 +39,8 @@ constexpr auto kOptions = std::to_array<Option>({
     {{"per-token", 0, false}, "", "each token's log-prob, as jsonl, csv or json", true},
     {{"per-doc", 0, false}, "", "each document's figures, likewise"},
     {{"output", 'o'}, "FILE", "write the result there, whole or not at all; - is stdout", true},
-    {{"compare"}, "FILE", "differences from the log-probs that --per-token wrote there as jsonl"},
+    {{"compare"}, "FILE", "differences from log-probs that --per-token (jsonl) or --save-logprobs wrote there"},
+    {{"save-logprobs"}, "FILE", "log-probs of the whole vocabulary for each token, to --compare: 4 bytes each"},
     {{"plot"}, "FILE", "an SVG of loss against position and of documents by loss"},
     {{"html"}, "FILE", "the text with each token coloured by its surprise", true},
     {{"resume", 0, false}, "", "go on where a run with the same -o FILE.jsonl ended"},
@@ -111,8 +112,8 @@ void read_input(const Arguments& arguments, PplOptions& options) {
   read_files(arguments, options);
   refuse_together(arguments, "ids", "split-by");
   refuse_together(arguments, "ids", "field");
-  for (const std::string_view other :
-       {"ids", "split-by", "field", "mode", "per-token", "per-doc", "compare", "plot", "html", "leaky"}) {
+  for (const std::string_view other : {"ids", "split-by", "field", "mode", "per-token", "per-doc", "compare",
+                                       "save-logprobs", "plot", "html", "leaky"}) {
     refuse_together(arguments, "pairs", other);
   }
   if (arguments.has("split-by")) options.split = static_cast<Split>(arguments.choice("split-by", kSplits));
@@ -189,10 +190,16 @@ void read_parts(const Arguments& arguments, PplOptions& options) {
     options.shards = *of;
   }
   options.compare = arguments.text("compare");
+  options.save_logprobs = arguments.text("save-logprobs");
   options.plot = arguments.text("plot");
   options.html = arguments.text("html");
   options.resume = arguments.has("resume");
-  for (const std::string_view other : {"compare", "plot", "html"}) refuse_together(arguments, "resume", other);
+  for (const std::string_view other : {"compare", "save-logprobs", "plot", "html"})
+    refuse_together(arguments, "resume", other);
+  if (options.save_logprobs && (options.windows.mode != Mode::kFull || arguments.has("leaky"))) {
+    throw UsageError(fmt::format("--save-logprobs: not with {} (expected each token given all before it)",
+                                 arguments.has("leaky") ? "--leaky" : "--mode"));
+  }
   const bool has_records = options.format == ReportFormat::kJsonl && options.detail != ReportDetail::kTokens;
   if (options.resume && (!has_records || !options.output || options.pairs())) {
     throw UsageError("--resume: only with -o FILE and a line of JSON a document (--format jsonl)");

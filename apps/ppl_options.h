@@ -29,6 +29,7 @@ struct PplOptions {
   ReportDetail detail = ReportDetail::kSummary;
   std::optional<std::string> output;
   std::optional<std::string> compare;
+  std::optional<std::string> save_logprobs;
   std::optional<std::string> plot;
   std::optional<std::string> html;
   bool resume = false;
