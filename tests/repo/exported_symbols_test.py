@@ -9,6 +9,7 @@ import subprocess
 import sys
 import unittest
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIST = pathlib.Path(__file__).resolve().with_name("exported_symbols.txt")
 NM, READELF, SHARED, ARCHIVE = sys.argv[1:5]
 HEAD = """# What libmmrec.so exports, demangled and sorted (exported_symbols_test.py compares; --update writes it anew).
@@ -58,6 +59,16 @@ class ExportedSymbolsTest(unittest.TestCase):
                     plain = plain.removeprefix(prefix)
                 self.assertRegex(plain, r"^mmrec::\w+(::|\(|$)")
                 self.assertNotRegex(plain, r"^mmrec::(engine|models|kernels|apps)::|::Impl::")
+
+    def test_what_headers_declare_is_marked(self):
+        """Classes with members to link, and functions that are not inline: unmarked they do not link with the library."""
+        headers = [h for layer in ["engine", "models", "kernels"] for h in (ROOT / layer / "include/mmrec").glob("*.h*")]
+        self.assertGreater(len(headers), 10)
+        for header in headers:
+            for number, line in enumerate(header.read_text(encoding="utf-8").splitlines(), 1):
+                with self.subTest(header=header.name, line=number):
+                    self.assertNotRegex(line, r"^class (?!MMREC_EXPORT)\w+( final)?( :.*)? \{")
+                    self.assertNotRegex(line, r"^(?=\w)(?!MMREC_EXPORT|constexpr |inline |template)[\w:<>*&, ]+ \*?&?\w+\(")
 
     def test_the_archive_hides_what_is_internal_too(self):
         """So that a shared library of somebody else, linked with the archive, does not show it."""
