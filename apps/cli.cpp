@@ -299,7 +299,8 @@ std::optional<float> Arguments::real(std::string_view name, float min, float max
   const auto found = text(name);
   if (!found) return std::nullopt;
   const auto value = parse_real(*found);
-  const bool inside = value && std::isfinite(*value) && *value <= max && (above_min ? *value > min : *value >= min);
+  const bool inside =
+      value && std::isfinite(*value) && *value <= max && (above_min ? static_cast<float>(*value) > min : *value >= min);
   if (!inside) {
     refuse(name, *found, fmt::format("a number {} {} and at most {}", above_min ? "above" : "from", min, max));
   }

@@ -43,6 +43,12 @@ std::vector<int> encode_prompt(const Tokenizer& tokenizer, const ModelInfo& info
 std::vector<int> end_of_sequence(const ModelInfo& info, const GenerationDefaults& defaults,
                                  const Tokenizer& tokenizer) {
   if (!info.eos_token_ids.empty()) return info.eos_token_ids;
+  for (const int id : defaults.eos_token_ids) {
+    if (id < info.vocab_size) continue;
+    throw RejectedFile(
+        fmt::format("{}: eos_token_id: not a valid value (found {}, expected ids below the vocab_size {})",
+                    defaults.file, id, info.vocab_size));
+  }
   if (!defaults.eos_token_ids.empty()) return defaults.eos_token_ids;
   if (tokenizer.eos_id() >= 0) return {tokenizer.eos_id()};
   return {};

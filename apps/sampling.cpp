@@ -4,16 +4,17 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <system_error>
 
 #include "apps/json_text.h"
+#include "models/files/file.h"
+#include "models/files/json.h"
 
 namespace mmrec::apps {
 namespace {
@@ -29,7 +30,10 @@ struct Range {
   float max = 0.0F;
   bool above_min = false;
 
-  bool holds(double x) const { return std::isfinite(x) && x <= max && (above_min ? x > min : x >= min); }
+  /// Of the float that it becomes: one may be too small for it.
+  bool holds(double x) const {
+    return std::isfinite(x) && x <= max && (above_min ? static_cast<float>(x) > min : x >= min);
+  }
 };
 constexpr Range kTemperature = {0.0F, 1000.0F};
 constexpr Range kTopP = {0.0F, 1.0F, true};
@@ -117,28 +121,29 @@ GenerationDefaults load_generation_defaults(const std::filesystem::path& folder)
   const std::filesystem::path path = folder / "generation_config.json";
   std::error_code error;
   const auto status = std::filesystem::status(path, error);
-  if (!std::filesystem::exists(status)) return defaults;
+  if (status.type() == std::filesystem::file_type::not_found) return defaults;
   const std::string file = path.string();
-  if (!std::filesystem::is_regular_file(status)) throw RejectedFile(file + ": not a regular file");
-  if (std::filesystem::file_size(path, error) > kMaxConfigBytes || error) {
-    throw RejectedFile(fmt::format("{}: too large (expected at most {} bytes)", file, kMaxConfigBytes));
-  }
-  std::ifstream in(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-  if (!in) throw RejectedFile(file + ": cannot read");
   Json json;
   try {
+    const std::string text = models::read_text(path, kMaxConfigBytes);
+    models::require_json_object(text, file);
+    models::JsonReader(text, file);  // refuses what the parser would let pass
     json = parse_json(text);
-  } catch (const std::runtime_error& fault) {
-    throw RejectedFile(fmt::format("{}: not JSON (found {})", file, fault.what()));
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::system_error& fault) {
+    throw RejectedFile(fmt::format("{}: cannot read: {}", file, fault.code().message()));
+  } catch (const std::exception& fault) {
+    const std::string_view what = fault.what();
+    throw RejectedFile(what.starts_with(file) ? std::string(what) : fmt::format("{}: {}", file, what));
   }
-  if (!json.is_object()) throw RejectedFile(fmt::format("{}: found {}, expected an object", file, json.type_name()));
 
   const ConfigReader reader(json, file + ": ");
   SamplerOptions& sampler = defaults.sampler;
   sampler = reader.choices().over(sampler);
   if (!reader.boolean("do_sample", true)) sampler.temperature = 0.0F;
   defaults.eos_token_ids = reader.ids("eos_token_id");
+  defaults.file = file;
   return defaults;
 }
 

@@ -17,9 +17,11 @@ namespace mmrec::apps {
 struct GenerationDefaults {
   SamplerOptions sampler;
   std::vector<int> eos_token_ids;  // empty: not given
+  std::string file;                // where they stand
 };
 
-/// Reads folder/generation_config.json if there is one. Throws RejectedFile naming file, key, found and expected.
+/// Reads folder/generation_config.json, strict JSON of at most 1 MiB, if there is one. Throws RejectedFile naming file,
+/// key, found and expected.
 GenerationDefaults load_generation_defaults(const std::filesystem::path& folder);
 
 /// What is asked for of a sampler; what is unset stays as it was.

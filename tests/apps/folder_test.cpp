@@ -147,19 +147,27 @@ TEST_F(Folder, TokenizerAndEmbeddingOfDifferentSizes) {
 
 TEST_F(Folder, GenerationConfigFaults) {
   for (const auto& [text, says] : std::vector<std::pair<std::string, std::string>>{
-           {"{", "not JSON"},
-           {"[]", "expected an object"},
-           {std::string(500'000, '['), "64 levels"},
-           {R"({"top_k": )" + std::string(200'000, '[') + std::string(200'000, ']') + "}", "64 levels"},
+           {"{", "invalid JSON"},
+           {"[]", "expected a JSON object"},
+           {std::string(500'000, '['), "expected a JSON object"},
+           {R"({"top_k": )" + std::string(200'000, '[') + std::string(200'000, ']') + "}", "limit 64"},
            {R"({"temperature": -1})", "temperature"},
            {R"({"temperature": "hot"})", "temperature"},
            {R"({"top_k": 1.5})", "top_k"},
            {R"({"top_k": 18446744073709551616})", "top_k"},
            {R"({"top_p": 0})", "top_p"},
            {R"({"do_sample": 1})", "do_sample"},
-           {R"({"eos_token_id": [-1]})", "eos_token_id"}}) {
+           {R"({"eos_token_id": [-1]})", "eos_token_id"},
+           {R"({"eos_token_id": 1000000})", "eos_token_id"},
+           {R"({"top_p": 1e-50})", "top_p"},
+           {R"({"top_k": 1, "top_k": 2})", "duplicate"},
+           {"\xEF\xBB\xBF{}", "expected a JSON object"},
+           {std::string("{\0}", 3), "generation_config.json"},
+           {"", "empty"},
+           {"version https://git-lfs.github.com/spec/v1", "Git LFS pointer"},
+           {std::string(1'100'000, ' ') + "{}", "too large"}}) {
     write_file(copy_ / "generation_config.json", text);
-    expect_refused(generate(), 3, {"generation_config.json", says}, text);
+    expect_refused(generate(), 3, {"generation_config.json", says}, text.substr(0, 60));
   }
 }
 
