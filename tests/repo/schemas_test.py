@@ -136,20 +136,21 @@ class SchemasTest(unittest.TestCase):
             pathlib.Path(folder, "pairs").write_text('{"context": "The king", "continuation": " was"}\n', encoding="utf-8")
 
             def out(*arguments):
-                return run(*ppl, *arguments, cwd=folder)
+                model = () if "-m" in arguments else ("-m", TINY)
+                return run(*ppl, *model, *arguments, cwd=folder)
 
             records = lines(out("--split-by", "line", "--format", "jsonl", "text"))
             pathlib.Path(folder, "part").write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
             tokens = out("--split-by", "line", "--per-token", "text")
             pathlib.Path(folder, "tokens").write_text(tokens, encoding="utf-8")
-            records += lines(out("-m", TINY, "--ids", "--format", "jsonl", "ids")) + lines(tokens)
+            records += lines(out("--ids", "--format", "jsonl", "ids")) + lines(tokens)
             records += lines(out("-m", JAX, "--ids", "--per-token", "ids")) + lines(out("-m", JAX, "--ids", "--per-doc", "ids"))
             records += lines(out("--mode", "strided", "--window", "8", "--format", "jsonl", "text"))
             records += lines(out("--pairs", "pairs"))
             self.expect_valid("mmrec-ppl-record", records)
-            summaries = [out("--format", "json", "text"), out("--format", "json", "--per-doc", "text"),
+            summaries = [run(*ppl, "--format", "json", "text", cwd=folder), out("--format", "json", "--per-doc", "text"),
                          out("--format", "json", "--per-token", "--mode", "rolling", "--window", "8", "text"),
-                         out("-m", TINY, "--ids", "--format", "json", "ids"), out("-m", JAX, "--ids", "--format", "json", "ids"),
+                         out("--ids", "--format", "json", "ids"), out("-m", JAX, "--ids", "--format", "json", "ids"),
                          out("--split-by", "line", "--format", "json", "--compare", "tokens", "text"),
                          out("--split-by", "line", "--format", "json", "--shard", "1/2", "text"),
                          run(PPL, "merge", "--format", "json", "part", cwd=folder)]
