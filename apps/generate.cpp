@@ -221,7 +221,7 @@ int prompt_main(Setting setting, Output& out) {
     if (command.echo) json["prompt"] = prompt.text;
     json["state"] = {{"began_at", began_at}, {"position", session.position()}};
     out.write(json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
-  } else if (line_open && out.is_terminal()) {
+  } else if (line_open && (out.is_terminal() || (out.shares_stderr() && !command.quiet))) {
     out.write("\n");
   }
   out.commit();

@@ -238,7 +238,7 @@ class Conversation {
     if (!result.tokens.empty() && result.finish_reason != FinishReason::kEndOfSequence) {
       session_.step(std::span(&result.tokens.back(), 1));
     }
-    if (line_open && of_.out.is_terminal()) {
+    if (line_open && (of_.out.is_terminal() || (of_.out.shares_stderr() && !of_.command.quiet))) {
       of_.out.write("\n");
       of_.out.flush();
     }

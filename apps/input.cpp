@@ -113,7 +113,9 @@ class IdLineReader {
 
 std::string input_name(const std::string& path) { return path == "-" ? "stdin" : path; }
 
-InputFile::InputFile(std::string path) : path_(std::move(path)), fd_(open_input(path_)) {}
+InputFile::InputFile(std::string path, bool announces) : path_(std::move(path)), fd_(open_input(path_)) {
+  if (announces && isatty(fd_) == 1) log_line("reading from the terminal (Ctrl-D ends the input)");
+}
 InputFile::~InputFile() {
   if (fd_ > STDERR_FILENO) (void)close(fd_);
 }

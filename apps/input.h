@@ -20,7 +20,8 @@ inline constexpr std::size_t kMaxInputBytes = std::size_t{1} << 31;
 class InputFile {
  public:
   /// Throws std::runtime_error naming `path`, as does all that reads.
-  explicit InputFile(std::string path);
+  /// One that is a terminal is said to be waited for, once, unless it is not to be announced.
+  explicit InputFile(std::string path, bool announces = true);
   ~InputFile();
   InputFile(const InputFile&) = delete;
   InputFile& operator=(const InputFile&) = delete;
@@ -46,7 +47,7 @@ std::string read_input(const std::string& path);
 /// The lines of a file one by one, in memory for the longest.
 class LineReader {
  public:
-  explicit LineReader(std::string path) : file_(std::move(path)) {}
+  explicit LineReader(std::string path, bool announces = true) : file_(std::move(path), announces) {}
 
   /// Without the line's end, until the next call; none at the end of the file, and after an interrupt.
   std::optional<std::string_view> next();

@@ -105,8 +105,8 @@ struct LineEditor::Impl {
   EditLine* edit = nullptr;  // null: lines as they come
   HistoryW* history = nullptr;
   std::wstring prompt;
-  InputFile keys{"-"};
-  LineReader lines{"-"};
+  InputFile keys{"-", false};
+  LineReader lines{"-", false};
 };
 
 LineEditor::LineEditor() : impl_(std::make_unique<Impl>()) {}

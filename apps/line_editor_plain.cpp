@@ -7,7 +7,7 @@
 namespace mmrec::apps {
 
 struct LineEditor::Impl {
-  LineReader lines{"-"};
+  LineReader lines{"-", false};
 };
 
 LineEditor::LineEditor() : impl_(std::make_unique<Impl>()) {}

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <fstream>
+#include <initializer_list>
 #include <limits>
 #include <map>
 #include <new>
@@ -39,6 +40,29 @@ bool is_model_folder(const std::filesystem::path& folder) {
   return !folder.empty() && std::filesystem::exists(folder / "config.json", error);
 }
 
+/// A file in a folder's place: what it is, and what to do with it. Throws RejectedFile.
+void expect_folder(const std::filesystem::path& path) {
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(path, ignored)) return;
+  const std::string ending = path.extension().string();
+  const auto is_one_of = [&](std::initializer_list<std::string_view> endings) {
+    return std::find(endings.begin(), endings.end(), ending) != endings.end();
+  };
+  const auto refuse = [&](std::string_view what, const std::string& advice) {
+    throw RejectedFile(fmt::format("{}: {} (expected a model folder). Try: {}", path.string(), what, advice));
+  };
+  if (is_one_of({".pt", ".pth", ".bin", ".ckpt", ".msgpack"})) {
+    refuse("a checkpoint",
+           fmt::format("weights/convert.py {} -o FOLDER --tokenizer FILE, and -m FOLDER", path.string()));
+  }
+  if (ending == ".gguf") {
+    refuse("a GGUF file, which is not read",
+           "weights/convert.py with the checkpoint that it was made of (MM-Rec models alone run here)");
+  }
+  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+  refuse("a file", fmt::format("-m {}", folder.string()));
+}
+
 // What the library says about a file, with the exit code that goes with it. What is wrong with a GPU is none of the
 // file's.
 template <class Load>
@@ -71,6 +95,7 @@ auto rejecting(const std::filesystem::path& folder, Load&& load) {
 /// The same of a model, whose architecture may not have an option that the command line chose.
 template <class Load>
 auto loading(const std::filesystem::path& folder, const RunOptions& options, Load&& load) {
+  expect_folder(folder);
   try {
     return rejecting(folder, std::forward<Load>(load));
   } catch (const std::invalid_argument& error) {
@@ -245,6 +270,14 @@ ModelInfo info_of(std::span<const Model> models) {
 }
 
 Tokenizer load_tokenizer(const std::filesystem::path& folder, const ModelInfo& info) {
+  std::error_code ignored;
+  const auto tokenizer_file = rejecting(folder, [&] { return Tokenizer::file_of(folder); });
+  if (!std::filesystem::exists(tokenizer_file, ignored)) {
+    throw RejectedFile(
+        fmt::format("{}: the tokenizer is missing. Try: weights/convert.py --tokenizer FILE when the folder is made, "
+                    "or mmrec-ppl --ids, which needs none",
+                    tokenizer_file.string()));
+  }
   Tokenizer tokenizer = rejecting(folder, [&] { return Tokenizer::load(folder); });
   const std::int64_t pieces = tokenizer.vocab_size();
   const std::string file = Tokenizer::file_of(folder).string();

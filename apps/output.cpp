@@ -112,6 +112,13 @@ void Output::commit() {
   temporary_.clear();
 }
 
+bool Output::shares_stderr() const {
+  struct stat mine = {};
+  struct stat other = {};
+  if (fstat(fd_, &mine) != 0 || fstat(STDERR_FILENO, &other) != 0) return false;
+  return mine.st_dev == other.st_dev && mine.st_ino == other.st_ino;
+}
+
 bool Output::is_terminal() const { return isatty(fd_) == 1; }
 
 }  // namespace mmrec::apps

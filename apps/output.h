@@ -46,6 +46,8 @@ class Output {
   void commit();
 
   bool is_terminal() const;
+  /// Whether what is written goes where stderr goes: a terminal, a pipe, a file.
+  bool shares_stderr() const;
 
  private:
   [[noreturn]] void fail(int error) const;

@@ -34,23 +34,28 @@ double share_of(std::int64_t done, std::int64_t total) {
 
 }  // namespace
 
-std::string progress_facts(std::int64_t done, std::int64_t total, double seconds,
-                           std::optional<PerplexityEstimate> ppl) {
+std::string progress_facts(std::int64_t done, std::int64_t total, double seconds, std::optional<PerplexityEstimate> ppl,
+                           int width) {
   const double rate = seconds > 0.0 ? static_cast<double>(done) / seconds : 0.0;
   const double left = rate > 0.0 ? static_cast<double>(total - done) / rate : -1.0;
-  std::string estimate;
+  std::string speed = fmt::format(" {:.0f} tok/s", rate);
+  std::string estimate, error;
   if (ppl && std::isfinite(ppl->ppl)) estimate = fmt::format(" ppl {:.4g}", ppl->ppl);
-  if (!estimate.empty() && std::isfinite(ppl->standard_error)) {
-    estimate += fmt::format(" +/- {:.2g}", ppl->standard_error);
+  if (!estimate.empty() && std::isfinite(ppl->standard_error)) error = fmt::format(" +/- {:.2g}", ppl->standard_error);
+  const std::string share = fmt::format("{:3.0f}%", std::floor(share_of(done, total) * 100.0));
+  const std::string end = fmt::format(" ETA {}", clock_text(left));
+  // What is least missed goes first where there is no room.
+  for (std::string* part : {&error, &speed, &estimate}) {
+    if (static_cast<int>(share.size() + speed.size() + estimate.size() + error.size() + end.size()) <= width) break;
+    part->clear();
   }
-  return fmt::format("{:3.0f}% {:.0f} tok/s{} ETA {}", std::floor(share_of(done, total) * 100.0), rate, estimate,
-                     clock_text(left));
+  return share + speed + estimate + error + end;
 }
 
 std::string progress_line(std::int64_t done, std::int64_t total, double seconds, std::optional<PerplexityEstimate> ppl,
                           int width) {
   const double share = share_of(done, total);
-  const std::string facts = progress_facts(done, total, seconds, ppl);
+  const std::string facts = progress_facts(done, total, seconds, ppl, width);
   const int room = width - static_cast<int>(facts.size()) - 3;  // "[" "] "
   std::string line;
   if (room >= 5) {

@@ -43,8 +43,8 @@ class Progress {
 /// The line itself, at most `width` columns; apart from the terminal so that it can be tested.
 std::string progress_line(std::int64_t done, std::int64_t total, double seconds, std::optional<PerplexityEstimate> ppl,
                           int width);
-/// The same without the bar.
-std::string progress_facts(std::int64_t done, std::int64_t total, double seconds,
-                           std::optional<PerplexityEstimate> ppl);
+/// The same without the bar: as much of it as `width` columns hold.
+std::string progress_facts(std::int64_t done, std::int64_t total, double seconds, std::optional<PerplexityEstimate> ppl,
+                           int width = 1000);
 
 }  // namespace mmrec::apps

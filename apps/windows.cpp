@@ -10,7 +10,7 @@ namespace mmrec::apps {
 
 Windows::Windows(const WindowOptions& options, std::size_t tokens, const std::string& name)
     : options_(options), tokens_(tokens) {
-  if (options.mode == Mode::kLlama && tokens < 2 * static_cast<std::size_t>(options.window)) {
+  if (options.mode == Mode::kLlama && tokens > 1 && tokens < 2 * static_cast<std::size_t>(options.window)) {
     throw RejectedFile(fmt::format(
         "{}: too short for --mode llama --window {} (found {} tokens, expected at least {}). Try: a smaller "
         "--window, or --mode full",

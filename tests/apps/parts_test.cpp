@@ -47,6 +47,10 @@ TEST(Progress, LineFitsAnyWidth) {
   constexpr apps::PerplexityEstimate kPpl = {12.345, 0.25};
   for (int width = 0; width < 120; ++width) {
     EXPECT_LE(apps::progress_line(512, 1024, 2.0, kPpl, width).size(), static_cast<std::size_t>(width));
+    if (width >= 29) {
+      EXPECT_NE(apps::progress_line(512, 1024, 2.0, kPpl, width).find(" ETA 00:02"), std::string::npos) << width;
+      EXPECT_NE(apps::progress_line(512, 1024, 2.0, kPpl, width).find(" ppl 1"), std::string::npos) << width;
+    }
   }
   const std::string line = apps::progress_line(512, 1024, 2.0, kPpl, 100);
   EXPECT_NE(line.find(" 50% 256 tok/s ppl 12.35 +/- 0.25 ETA 00:02"), std::string::npos) << line;
