@@ -163,7 +163,7 @@ int bench_main(int argc, char** argv) {
     given = model_folder(arguments);
   }
   const auto out =
-      arguments.has("output") ? std::make_unique<Output>(*arguments.text("output")) : std::make_unique<Output>();
+      arguments.has("output") ? std::make_unique<Output>(*arguments.file("output")) : std::make_unique<Output>();
 
   std::vector<BenchRun> runs;
   const GracefulScope graceful;

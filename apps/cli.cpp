@@ -295,6 +295,12 @@ std::optional<std::uint64_t> Arguments::unsigned64(std::string_view name) const 
   return value;
 }
 
+std::optional<std::string> Arguments::file(std::string_view name) const {
+  auto found = text(name);
+  if (found && found->empty()) refuse(name, *found, "the name of a file");
+  return found;
+}
+
 std::optional<float> Arguments::real(std::string_view name, float min, float max, bool above_min) const {
   const auto found = text(name);
   if (!found) return std::nullopt;

@@ -23,7 +23,7 @@ enum ExitCode : int {
   kOutOfMemory = 4,
   kOutputFault = 5,    // the result could not be written
   kNumericFault = 6,   // NaN or infinity where a number must be
-  kInterrupted = 130,  // SIGINT; SIGTERM gives 143
+  kInterrupted = 130,  // SIGINT; SIGTERM gives 143, SIGHUP 129
   kStdoutClosed = 141  // nobody reads stdout any more; quiet
 };
 
@@ -72,6 +72,8 @@ class Arguments {
   bool has(std::string_view name) const;
   /// The value of an option that is given once; none if it was not given.
   std::optional<std::string> text(std::string_view name) const;
+  /// The same of a file or folder, whose name is not empty.
+  std::optional<std::string> file(std::string_view name) const;
   std::vector<std::string> list(std::string_view name) const;
   const std::vector<std::string>& positionals() const { return positionals_; }
 

@@ -122,8 +122,8 @@ the result could not be written
 6
 NaN or infinity where a number must be
 .TP
-130, 143
-interrupted by SIGINT, by SIGTERM
+129, 130, 143
+interrupted by SIGHUP, by SIGINT, by SIGTERM
 .TP
 141
 nobody reads standard output any more

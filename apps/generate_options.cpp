@@ -101,12 +101,12 @@ void refuse_together(const Arguments& arguments, std::string_view one, std::stri
 
 void read_files(const Arguments& arguments, GenerateCommand& command) {
   command.prompt = unescaped_option(arguments, "prompt");
-  command.file = arguments.text("file");
-  command.output = arguments.text("output");
+  command.file = arguments.file("file");
+  command.output = arguments.file("output");
   if (command.output == "-") command.output.reset();
-  command.state_in = arguments.text("state-in");
-  command.state_out = arguments.text("state-out");
-  command.prefix_cache = arguments.text("prefix-cache");
+  command.state_in = arguments.file("state-in");
+  command.state_out = arguments.file("state-out");
+  command.prefix_cache = arguments.file("prefix-cache");
   command.prefix_cache_mb = arguments.integer("prefix-cache-mb", 1024, 1, std::int64_t{1} << 24);
   if (command.prompt && command.file) throw UsageError("-p and -f: found both, expected one prompt");
   if (arguments.has("lines") && command.prompt) {
@@ -199,7 +199,7 @@ GenerateCommand generate_command(const Arguments& arguments) {
   command.echo = arguments.has("echo");
   command.json = arguments.has("json");
   command.lines = arguments.has("lines");
-  command.jsonl = arguments.text("jsonl");
+  command.jsonl = arguments.file("jsonl");
   command.as_completed = arguments.has("as-completed");
   refuse_together(arguments, "quiet", "verbose");
   command.quiet = arguments.has("quiet");

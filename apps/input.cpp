@@ -69,7 +69,8 @@ class IdLineReader {
       }
     }
     expect(']');
-    if (next() != '\0') refuse("the end of the line");
+    next();
+    if (!rest_.empty()) refuse("the end of the line");
     return ids;
   }
 

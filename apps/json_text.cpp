@@ -34,6 +34,10 @@ bool is_too_deep(std::string_view text) {
 }  // namespace
 
 Json parse_json(std::string_view text) {
+  // The library takes it for the end of the text.
+  if (const auto nul = text.find('\0'); nul != text.npos) {
+    throw std::runtime_error(fmt::format("'\\x00' at byte {}", nul + 1));
+  }
   if (is_too_deep(text)) throw std::runtime_error(fmt::format("a value more than {} levels deep", kDeepestJson));
   try {
     return Json::parse(text);

@@ -143,7 +143,7 @@ void read_device(const Arguments& arguments, RunOptions& options) {
 }  // namespace
 
 std::filesystem::path model_folder(const Arguments& arguments) {
-  if (const auto given = arguments.text("model")) {
+  if (const auto given = arguments.file("model")) {
     if (given->empty()) throw UsageError("--model: not a valid value (found '', expected a folder)");
     return *given;
   }

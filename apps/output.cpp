@@ -17,6 +17,7 @@ namespace mmrec::apps {
 namespace {
 
 constexpr std::size_t kBufferBytes = std::size_t{1} << 16;
+constexpr int kMostLinks = 40;  // as the kernel follows
 
 std::string reason(int error) { return std::generic_category().message(error); }
 
@@ -32,7 +33,11 @@ Output::Output() : fd_(STDOUT_FILENO) {}
 
 Output::Output(const std::filesystem::path& path) : target_(path) {
   std::error_code ignored;
-  if (const auto real = std::filesystem::canonical(path, ignored); !ignored) target_ = real;  // keep a symbolic link
+  // A symbolic link stays one, also where what it points to is still to be made.
+  for (int links = 0; std::filesystem::is_symlink(target_, ignored); ++links) {
+    if (links == kMostLinks) fail(ELOOP);
+    target_ = target_.parent_path() / std::filesystem::read_symlink(target_, ignored);
+  }
   const auto status = std::filesystem::status(target_, ignored);
   if (std::filesystem::is_directory(status)) fail(EISDIR);
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {

@@ -142,7 +142,7 @@ int merge_main(int argc, const char* const* argv) {
   const auto format = static_cast<ReportFormat>(arguments.choice("format", kFormats));
   if (arguments.positionals().empty()) throw UsageError("nothing to merge (expected FILE...)");
   const auto out =
-      arguments.has("output") ? std::make_unique<Output>(*arguments.text("output")) : std::make_unique<Output>();
+      arguments.has("output") ? std::make_unique<Output>(*arguments.file("output")) : std::make_unique<Output>();
 
   Merged merged;
   for (const std::string& file : arguments.positionals()) read_records(file, merged);

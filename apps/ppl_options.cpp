@@ -148,7 +148,7 @@ void read_report(const Arguments& arguments, PplOptions& options) {
   options.detail = arguments.has("per-token") ? ReportDetail::kTokens
                    : arguments.has("per-doc") ? ReportDetail::kDocuments
                                               : ReportDetail::kSummary;
-  options.output = arguments.text("output");
+  options.output = arguments.file("output");
   if (options.output == "-") options.output.reset();
   refuse_together(arguments, "quiet", "verbose");
   options.quiet = arguments.has("quiet");
@@ -189,10 +189,10 @@ void read_parts(const Arguments& arguments, PplOptions& options) {
     options.shard = *number - 1;
     options.shards = *of;
   }
-  options.compare = arguments.text("compare");
-  options.save_logprobs = arguments.text("save-logprobs");
-  options.plot = arguments.text("plot");
-  options.html = arguments.text("html");
+  options.compare = arguments.file("compare");
+  options.save_logprobs = arguments.file("save-logprobs");
+  options.plot = arguments.file("plot");
+  options.html = arguments.file("html");
   options.resume = arguments.has("resume");
   for (const std::string_view other : {"compare", "save-logprobs", "plot", "html"})
     refuse_together(arguments, "resume", other);

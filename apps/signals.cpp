@@ -33,7 +33,9 @@ void handle_interrupts(std::string_view program) {
   const int n =
       std::snprintf(message, sizeof message, "%.*s: interrupted\n", static_cast<int>(program.size()), program.data());
   message_size = n < 0 ? 0 : std::min(static_cast<std::size_t>(n), sizeof message - 1);
-  for (const int signal : {SIGINT, SIGTERM}) {
+  // A write beyond the limit of a file's size then fails as one to a full disk does.
+  (void)std::signal(SIGXFSZ, SIG_IGN);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     struct sigaction old = {};
     sigaction(signal, nullptr, &old);
     if (old.sa_handler == SIG_IGN) continue;

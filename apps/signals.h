@@ -1,4 +1,4 @@
-// Interrupts: SIGINT (Ctrl-C) and SIGTERM.
+// Interrupts: SIGINT (Ctrl-C), SIGTERM and SIGHUP. SIGXFSZ is ignored, so that a write says what is wrong.
 //
 // Outside a GracefulScope an interrupt ends the program at once with 128 + the signal's number, which is right while a
 // model loads or a prompt is read: nothing has been produced. Inside, the first interrupt only sets a flag, so that the

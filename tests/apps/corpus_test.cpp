@@ -49,6 +49,11 @@ TEST(Corpus, TakesAFieldOfJsonLines) {
   EXPECT_EQ(documents({"--split-by", "line", folder / "a.jsonl"}, "").size(), 2U) << "unless told otherwise";
 }
 
+TEST(Corpus, WhatFollowsANulInALineIsNotDropped) {
+  const std::string line("{\"text\": \"Alice\"}\0 was\n", 25);
+  expect_refused(run(ppl_on_tiny({"--split-by", "jsonl", "-"}), line), 3, {"stdin:1", "'\\x00' at byte 18"});
+}
+
 TEST(Corpus, MalformedLinesAreRefusedByTheirNumber) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"{\"text\":\"a\"}\n{\"text\":3}\n", "stdin:2: field 'text' (found number, expected a string)"},

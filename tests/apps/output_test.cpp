@@ -154,22 +154,24 @@ TEST(Interrupt, PplDoesNotWaitForItsInput) {
 }
 
 TEST(Interrupt, PplLeavesNoFileBehind) {
-  const TempFolder folder;
-  std::string line = "[1";
-  for (int i = 0; i < 2'000'000; ++i) line += ",7";
-  write_file(folder / "ids.jsonl", line + "]\n");
-  std::filesystem::create_directory(folder / "out");
-  write_file(folder / "out/result.json", "old");
-  Process process(command_of(ppl_on_tiny(
-      {"--ids", "--format", "json", "-o", folder / "out/result.json", "--prefill", "steps", folder / "ids.jsonl"})));
-  wait_for([&] { return files_in(folder / "out") == 2; });
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
-  process.send(SIGINT);
-  const Outcome outcome = process.wait();
-  EXPECT_EQ(outcome.code, 130);
-  EXPECT_NE(outcome.err.find("interrupted"), std::string::npos) << outcome.err;
-  EXPECT_EQ(files_in(folder / "out"), 1U);
-  EXPECT_EQ(read_file(folder / "out/result.json"), "old");
+  for (const auto& [signal, code] : {std::pair{SIGINT, 130}, {SIGTERM, 143}, {SIGHUP, 129}}) {
+    const TempFolder folder;
+    std::string line = "[1";
+    for (int i = 0; i < 2'000'000; ++i) line += ",7";
+    write_file(folder / "ids.jsonl", line + "]\n");
+    std::filesystem::create_directory(folder / "out");
+    write_file(folder / "out/result.json", "old");
+    Process process(command_of(ppl_on_tiny(
+        {"--ids", "--format", "json", "-o", folder / "out/result.json", "--prefill", "steps", folder / "ids.jsonl"})));
+    wait_for([&] { return files_in(folder / "out") == 2; });
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    process.send(signal);
+    const Outcome outcome = process.wait();
+    EXPECT_EQ(outcome.code, code);
+    EXPECT_NE(outcome.err.find("interrupted"), std::string::npos) << outcome.err;
+    EXPECT_EQ(files_in(folder / "out"), 1U);
+    EXPECT_EQ(read_file(folder / "out/result.json"), "old");
+  }
 }
 
 TEST(OutputFile, IsTheSameBytesAsStdout) {
@@ -207,9 +209,38 @@ TEST(OutputFile, ASymbolicLinkStaysOne) {
 
 TEST(OutputFile, APlaceThatCannotBeWrittenToIsExitFive) {
   const TempFolder folder;
-  for (const std::string& place : {folder.path().string(), (folder / "missing/result.json").string(), std::string()}) {
+  for (const std::string& place : {folder.path().string(), (folder / "missing/result.json").string()}) {
     expect_refused(run(ppl_on_tiny({"--ids", "-o", place, "-"}), "[1,2]\n"), 5, {"cannot write"}, place);
   }
+  expect_refused(run(ppl_on_tiny({"--ids", "-o", "", "-"}), "[1,2]\n"), 2, {"--output", "name of a file"});
+  std::filesystem::create_symlink("around", folder / "round");
+  std::filesystem::create_symlink("round", folder / "around");
+  expect_refused(run(ppl_on_tiny({"--ids", "-o", folder / "round", "-"}), "[1,2]\n"), 5, {"cannot write"});
+  EXPECT_EQ(files_in(folder.path()), 2U);
+}
+
+TEST(OutputFile, ALinkToWhatIsNotThereYetMakesIt) {
+  const TempFolder folder;
+  std::filesystem::create_directory(folder / "there");
+  std::filesystem::create_symlink("there/new.json", folder / "link.json");
+  EXPECT_EQ(run(ppl_on_tiny({"--ids", "--format", "json", "-o", folder / "link.json", "-"}), "[1,2]\n").code, 0);
+  EXPECT_TRUE(std::filesystem::is_symlink(folder / "link.json"));
+  EXPECT_EQ(Json::parse(read_file(folder / "there/new.json"))["tokens"], 1);
+}
+
+TEST(OutputFile, ALimitOfItsSizeIsExitFiveAndLeavesNothing) {
+  const TempFolder folder;
+  std::string ids = "[1";
+  for (int i = 0; i < 2000; ++i) ids += ",7";
+  write_file(folder / "ids.jsonl", ids + "]\n");
+  std::filesystem::create_directory(folder / "out");
+  std::string command = "ulimit -f 8; exec";
+  for (const std::string& word :
+       ppl_on_tiny({"--ids", "--per-token", "-o", folder / "out/result.jsonl", folder / "ids.jsonl"})) {
+    command += " '" + word + "'";
+  }
+  expect_refused(run({"/bin/sh", "-c", command}), 5, {"result.jsonl", "File too large"});
+  EXPECT_EQ(files_in(folder / "out"), 0U);
 }
 
 }  // namespace

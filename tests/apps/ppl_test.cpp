@@ -209,6 +209,7 @@ TEST(Ppl, MalformedIdsAreRefusedByLineAndIndex) {
       {"[99999999999999999999]\n", "index 0"},
       {"{\"a\":1}\n", "expected '['"},
       {std::string("[1\0]\n", 5), "index 0"},
+      {std::string("[1,2]\0[3]\n", 10), "expected the end of the line"},
       {"[18446744073709551617]\n", "index 0"},
       {"[null]\n", "'null'"},
       {"[+1]\n", "'+1'"},
