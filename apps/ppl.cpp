@@ -29,6 +29,7 @@
 #include "apps/ppl_score.h"
 #include "apps/progress.h"
 #include "apps/signals.h"
+#include "mmrec/errors.h"
 #include "mmrec/scorer.h"
 #include "mmrec/tokenizer.h"
 #include "mmrec/version.h"
@@ -338,6 +339,11 @@ int run(PplOptions options) {
   }
 
   before.finish();
+  if (scored.summary.tokens > 0 && !std::isfinite(scored.summary.ppl)) {
+    throw NumericError(fmt::format("the perplexity of {} tokens is not finite (found a mean of {:.6g} nats)",
+                                   scored.summary.tokens,
+                                   scored.summary.nll / static_cast<double>(scored.summary.tokens)));
+  }
   context.empty_docs = scored.empty_docs + before.empty();
   context.details = details_of(options, loaded, scored.prefill,
                                {{"read_s", scored.read_seconds}, {"score_s", scored.seconds}, {"tokens_per_s", rate}});

@@ -118,6 +118,16 @@ TEST_F(Folder, ANumericFaultIsExitSix) {
   expect_refused(ppl(), 6, {"stdin", "token 1"});
 }
 
+// Log-probs that fp32 holds, and no perplexity that a double does.
+TEST_F(Folder, APerplexityBeyondAllNumbersIsExitSix) {
+  EditableCheckpoint checkpoint(copy_ / "model.safetensors");
+  const std::uint16_t large = 0x4d00;  // 1.3e8
+  std::string& bytes = checkpoint.at("norm.weight").bytes;
+  for (std::size_t i = 0; i + 2 <= bytes.size(); i += 2) std::memcpy(bytes.data() + i, &large, 2);
+  checkpoint.write(copy_ / "model.safetensors");
+  expect_refused(ppl(), 6, {"perplexity", "not finite"});
+}
+
 // Rows beyond the tokenizer are masked, and the user is told; a tokenizer beyond the rows cannot work.
 TEST_F(Folder, TokenizerAndEmbeddingOfDifferentSizes) {
   const auto with_rows = [&](std::int64_t rows) {
