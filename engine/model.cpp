@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <future>
+#include <new>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -114,7 +115,15 @@ Model Model::load(const std::filesystem::path& folder, const LoadOptions& option
   check(options);
   const bool cuda = takes_cuda(options);
   const std::unique_ptr<models::LoadedModel> model = loaded(folder, options);
-  if (cuda) return on_cuda(*model, options.precision, options.gpu);  // and the host's copy goes
+  if (cuda) {
+    try {
+      return on_cuda(*model, options.precision, options.gpu);  // and the host's copy goes
+    } catch (const std::bad_alloc& fault) {
+      // Nobody insisted on the GPU.
+      if (options.device == Device::kCuda || is_half(options.precision)) throw;
+      if (options.on_warning) options.on_warning(fmt::format("{}: running on the CPU", fault.what()));
+    }
+  }
   return engine::Access::model(model->info(), model->state(), model->on_cpu());
 }
 

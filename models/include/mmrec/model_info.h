@@ -12,7 +12,7 @@ namespace mmrec {
 
 /// Where a model runs.
 enum class Device : std::uint8_t {
-  kAuto,  ///< a usable GPU, else the CPU
+  kAuto,  ///< a usable GPU with room for the weights, else the CPU
   kCpu,   ///< touches no GPU: makes no CUDA context, loads no CUDA library
   kCuda,  ///< a GPU, or DeviceUnavailable
 };

@@ -423,5 +423,21 @@ TEST_F(CudaEngine, OutOfMemorySaysWhatWasNeededAndTheProcessGoesOn) {
   EXPECT_EQ(session.save(), state);
 }
 
+TEST_F(CudaEngine, AutoTakesTheCpuWhereTheWeightsDoNotFit) {
+  if (kEmulated) GTEST_SKIP() << "the host's memory is not the device's";
+  constexpr std::size_t kLeft = std::size_t{8} << 20;
+  const std::size_t free = models::cuda_device_info().free_bytes;
+  const kernels::DeviceBuffer<std::byte> rest(free > kLeft ? free - kLeft : 0);
+  std::vector<std::string> warnings;
+  const LoadOptions options{.device = Device::kAuto,
+                            .on_warning = [&](std::string_view line) { warnings.emplace_back(line); }};
+  const Model model = Model::load(folder_of("mmrec-12m"), options);
+  EXPECT_EQ(model.info().device, Device::kCpu);
+  ASSERT_EQ(warnings.size(), 1U);
+  EXPECT_NE(warnings[0].find("free "), std::string::npos) << warnings[0];
+  EXPECT_NE(warnings[0].find("running on the CPU"), std::string::npos) << warnings[0];
+  EXPECT_THROW((void)Model::load(folder_of("mmrec-12m"), {.device = Device::kCuda}), std::bad_alloc);
+}
+
 }  // namespace
 }  // namespace mmrec
