@@ -3,7 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <fstream>
+#include <set>
 #include <stdexcept>
+#include <system_error>
+#include <vector>
 
 #include "apps/cli.h"
 
@@ -34,13 +38,23 @@ bool is_too_deep(std::string_view text) {
 }  // namespace
 
 Json parse_json(std::string_view text) {
+  if (text.starts_with("\xEF\xBB\xBF")) throw std::runtime_error("a byte order mark");
   // The library takes it for the end of the text.
   if (const auto nul = text.find('\0'); nul != text.npos) {
     throw std::runtime_error(fmt::format("'\\x00' at byte {}", nul + 1));
   }
   if (is_too_deep(text)) throw std::runtime_error(fmt::format("a value more than {} levels deep", kDeepestJson));
+  std::vector<std::set<std::string>> keys;  // of the objects around
+  const auto check = [&](int, Json::parse_event_t event, Json& parsed) {
+    if (event == Json::parse_event_t::object_start) keys.emplace_back();
+    if (event == Json::parse_event_t::object_end) keys.pop_back();
+    if (event == Json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second) {
+      throw std::runtime_error(fmt::format("duplicate key '{}'", printable(parsed.get<std::string>().substr(0, 60))));
+    }
+    return true;
+  };
   try {
-    return Json::parse(text);
+    return Json::parse(text, check);
   } catch (const Json::parse_error& error) {
     const std::size_t at = error.byte == 0 ? 0 : error.byte - 1;
     throw std::runtime_error(at >= text.size()
@@ -49,6 +63,30 @@ Json parse_json(std::string_view text) {
   } catch (const Json::out_of_range&) {
     throw std::runtime_error("a number out of range");
   }
+}
+
+std::optional<Json> read_json_file(const std::filesystem::path& path, std::uintmax_t most) {
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  if (status.type() == std::filesystem::file_type::not_found) return std::nullopt;
+  const auto refuse = [&](const std::string& what) { throw RejectedFile(fmt::format("{}: {}", path.string(), what)); };
+  if (!std::filesystem::is_regular_file(status)) refuse("not a regular file");
+  const std::uintmax_t size = std::filesystem::file_size(path, error);
+  if (error) refuse(fmt::format("cannot read ({})", error.message()));
+  if (size > most) refuse(fmt::format("too large (found {} bytes, expected at most {})", size, most));
+  if (size == 0) refuse("empty (expected a JSON object)");
+  std::ifstream in(path, std::ios::binary);
+  std::string text(static_cast<std::size_t>(size), '\0');
+  if (!in.read(text.data(), static_cast<std::streamsize>(size))) refuse("cannot read");
+  if (text.starts_with("version https://git-lfs")) refuse("looks like a Git LFS pointer (try: git lfs pull)");
+  Json json;
+  try {
+    json = parse_json(text);
+  } catch (const std::runtime_error& fault) {
+    refuse(fmt::format("not JSON as it should be (found {})", fault.what()));
+  }
+  if (!json.is_object()) refuse(fmt::format("found {}, expected a JSON object", json.type_name()));
+  return json;
 }
 
 Json parse_object(std::string_view line, const std::string& where) {

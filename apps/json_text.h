@@ -1,7 +1,10 @@
 // JSON from outside.
 #pragma once
 
+#include <cstdint>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -10,9 +13,13 @@ namespace mmrec::apps {
 /// Deeper values are refused: the library recurses once a level when it prints one.
 inline constexpr int kDeepestJson = 64;
 
-/// Throws std::runtime_error saying what was found where: "the end of the text", "'x' at byte 7", "a value more than 64
-/// levels deep".
+/// Refuses what the library would let pass, too: duplicate keys, a byte order mark, depth. Throws std::runtime_error
+/// saying what was found where: "the end of the text", "'x' at byte 7", "duplicate key 'id'".
 nlohmann::ordered_json parse_json(std::string_view text);
+
+/// The object in a file of at most `most` bytes; none where there is no such file. Throws RejectedFile naming file,
+/// found and expected.
+std::optional<nlohmann::ordered_json> read_json_file(const std::filesystem::path& path, std::uintmax_t most);
 
 /// An object on a line, which `where` stands for. Throws RejectedFile naming that, found and expected.
 nlohmann::ordered_json parse_object(std::string_view line, const std::string& where);

@@ -7,14 +7,9 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
-#include <stdexcept>
 #include <string>
-#include <string_view>
-#include <system_error>
 
 #include "apps/json_text.h"
-#include "models/files/file.h"
-#include "models/files/json.h"
 
 namespace mmrec::apps {
 namespace {
@@ -119,25 +114,10 @@ class ConfigReader {
 GenerationDefaults load_generation_defaults(const std::filesystem::path& folder) {
   GenerationDefaults defaults;
   const std::filesystem::path path = folder / "generation_config.json";
-  std::error_code error;
-  const auto status = std::filesystem::status(path, error);
-  if (status.type() == std::filesystem::file_type::not_found) return defaults;
+  const std::optional<Json> found = read_json_file(path, kMaxConfigBytes);
+  if (!found) return defaults;
+  const Json& json = *found;
   const std::string file = path.string();
-  Json json;
-  try {
-    const std::string text = models::read_text(path, kMaxConfigBytes);
-    models::require_json_object(text, file);
-    models::JsonReader(text, file);  // refuses what the parser would let pass
-    json = parse_json(text);
-  } catch (const std::bad_alloc&) {
-    throw;
-  } catch (const std::system_error& fault) {
-    throw RejectedFile(fmt::format("{}: cannot read: {}", file, fault.code().message()));
-  } catch (const std::exception& fault) {
-    const std::string_view what = fault.what();
-    throw RejectedFile(what.starts_with(file) ? std::string(what) : fmt::format("{}: {}", file, what));
-  }
-
   const ConfigReader reader(json, file + ": ");
   SamplerOptions& sampler = defaults.sampler;
   sampler = reader.choices().over(sampler);

@@ -108,6 +108,8 @@ TEST(Jsonl, ABadLineHasARecordAndTheRunGoesOn) {
       {R"({"prompt":"x","logprobs":100000})", "logprobs: not a valid value"},
       {R"({"prompt":"x","num_samples":0})", "num_samples: not a valid value"},
       {R"({"prompt":"x","temperature":1e999})", ""},
+      {R"({"prompt":"x","n":1,"n":2})", "duplicate key 'n'"},
+      {"\xEF\xBB\xBF{\"prompt\":\"x\"}", "a byte order mark"},
       {std::string(200'000, '['), "more than 64 levels deep"},
       {R"({"prompt":"x","id":)" + std::string(100'000, '[') + std::string(100'000, ']') + "}", "64 levels"},
   };
@@ -123,7 +125,7 @@ TEST(Jsonl, ABadLineHasARecordAndTheRunGoesOn) {
     EXPECT_FALSE(records[2 * i].contains("text"));
     EXPECT_EQ(records[2 * i + 1]["text"], records[1]["text"]) << "the good one behind it";
   }
-  EXPECT_NE(outcome.err.find("30 of 60 lines refused, stdin:1: not a JSON object"), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("32 of 64 lines refused, stdin:1: not a JSON object"), std::string::npos) << outcome.err;
   const Outcome named = jsonl({}, R"({"id":[7],"prompt":"x","top_k":"all"})");
   EXPECT_EQ(records_of(named)[0]["id"], Json::array({7})) << "an error says whose it is";
 }
