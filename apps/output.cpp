@@ -31,7 +31,7 @@ mode_t current_umask() {
 
 Output::Output() : fd_(STDOUT_FILENO) {}
 
-Output::Output(const std::filesystem::path& path) : target_(path) {
+Output::Output(std::filesystem::path path) : target_(std::move(path)) {
   std::error_code ignored;
   // A symbolic link stays one, also where what it points to is still to be made.
   for (int links = 0; std::filesystem::is_symlink(target_, ignored); ++links) {

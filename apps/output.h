@@ -31,7 +31,7 @@ class Output {
   Output();
   /// A temporary file beside `path`, renamed to it by commit(). A target that is no regular file (a pipe, a device) is
   /// written to directly. Throws OutputError.
-  explicit Output(const std::filesystem::path& path);
+  explicit Output(std::filesystem::path path);
   /// Goes on with the file at `path` behind its first `keep` bytes, made if there is none: what is written stays,
   /// however the program ends. Throws OutputError.
   Output(std::filesystem::path path, std::uint64_t keep);

@@ -51,6 +51,7 @@ class Lockstep {
   std::vector<Run> runs_of(std::span<const int> tokens) const {
     const auto count = static_cast<std::int64_t>(tokens.size()) / slots_.count();
     std::vector<Run> runs;
+    runs.reserve(static_cast<std::size_t>(slots_.count()));
     for (int b = 0; b < slots_.count(); ++b) runs.push_back({slots_[b], position_, b * count, count});
     return runs;
   }

@@ -429,14 +429,14 @@ TEST_F(CudaEngine, AutoTakesTheCpuWhereTheWeightsDoNotFit) {
   const std::size_t free = models::cuda_device_info().free_bytes;
   const kernels::DeviceBuffer<std::byte> rest(free > kLeft ? free - kLeft : 0);
   std::vector<std::string> warnings;
-  const LoadOptions options{.device = Device::kAuto,
-                            .on_warning = [&](std::string_view line) { warnings.emplace_back(line); }};
+  LoadOptions options;
+  options.on_warning = [&](std::string_view line) { warnings.emplace_back(line); };
   const Model model = Model::load(folder_of("mmrec-12m"), options);
   EXPECT_EQ(model.info().device, Device::kCpu);
   ASSERT_EQ(warnings.size(), 1U);
   EXPECT_NE(warnings[0].find("free "), std::string::npos) << warnings[0];
   EXPECT_NE(warnings[0].find("running on the CPU"), std::string::npos) << warnings[0];
-  EXPECT_THROW((void)Model::load(folder_of("mmrec-12m"), {.device = Device::kCuda}), std::bad_alloc);
+  EXPECT_THROW((void)load("mmrec-12m", Device::kCuda), std::bad_alloc);
 }
 
 }  // namespace
