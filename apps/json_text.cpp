@@ -40,7 +40,7 @@ bool is_too_deep(std::string_view text) {
 Json parse_json(std::string_view text) {
   if (text.starts_with("\xEF\xBB\xBF")) throw std::runtime_error("a byte order mark");
   // The library takes it for the end of the text.
-  if (const auto nul = text.find('\0'); nul != text.npos) {
+  if (const auto nul = text.find('\0'); nul != std::string_view::npos) {
     throw std::runtime_error(fmt::format("'\\x00' at byte {}", nul + 1));
   }
   if (is_too_deep(text)) throw std::runtime_error(fmt::format("a value more than {} levels deep", kDeepestJson));
