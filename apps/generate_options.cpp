@@ -88,7 +88,7 @@ std::filesystem::path folder_of(const Arguments& arguments) {
 }
 
 std::optional<std::string> unescaped_option(const Arguments& arguments, std::string_view name) {
-  const auto text = arguments.text(name);
+  auto text = arguments.text(name);
   if (!text || !arguments.has("escape")) return text;
   return unescaped(*text, name);
 }

@@ -55,7 +55,7 @@ class RecordQueue {
   const RecordsDone& done() const { return done_; }
 
  private:
-  void finish(std::int64_t number, nlohmann::ordered_json record);
+  void finish(std::int64_t number, const nlohmann::ordered_json& record);
   void write();
 
   Generator& generator_;

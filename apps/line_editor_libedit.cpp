@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <stdexcept>
+#include <type_traits>
 
 #include "apps/input.h"
 #include "apps/line_editor.h"
@@ -24,7 +24,7 @@ std::wstring widened(std::string_view text) {  // of ASCII
 std::string as_utf8(std::wstring_view text) {
   std::string bytes;
   for (const wchar_t wide : text) {
-    const auto c = static_cast<std::uint32_t>(wide);
+    const auto c = static_cast<std::uint32_t>(static_cast<std::make_unsigned_t<wchar_t>>(wide));
     const auto put = [&](std::uint32_t byte) { bytes += static_cast<char>(static_cast<unsigned char>(byte)); };
     if (c < 0x80U) {
       put(c);

@@ -55,9 +55,9 @@ TEST(Samples, GoOnFromAStateAndOfEveryLine) {
   const std::string input = "Alice was\nThe river\n";
   const auto all = jsonl_of(run(generate_on_tiny(words(lines, {"--num-samples", "2", "-s", "4"})), input));
   ASSERT_EQ(all.size(), 4U);
-  for (std::size_t sample : {0, 1}) {
+  for (const std::size_t sample : {0U, 1U}) {
     const auto alone = jsonl_of(run(generate_on_tiny(words(lines, {"-s", std::to_string(4 + sample)})), input));
-    for (std::size_t line : {0, 1}) {
+    for (const std::size_t line : {0U, 1U}) {
       const Json& found = all[2 * line + sample];
       EXPECT_EQ(found["line"], line + 1);
       EXPECT_EQ(found["sample"], sample);
@@ -82,7 +82,7 @@ TEST(Samples, RefuseWhatDoesNotGoTogether) {
 TEST(Logprobs, OfTheLikeliestTokensAreThoseOfScoring) {
   const Json json = json_of(run(generate_on_tiny({"-p", "Alice was", "-n", "6", "--seed", "2", "--temp", "2", "--json",
                                                   "--logprobs", "4", "--repetition-penalty", "1.5"})));
-  const auto tops = json["top_logprobs"];
+  const Json& tops = json["top_logprobs"];
   ASSERT_EQ(tops.size(), 6U);
   std::string input;
   std::vector<int> ids = json["prompt_tokens"];

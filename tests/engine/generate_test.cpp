@@ -201,7 +201,7 @@ TEST(Generate, TheLikeliestTokensOfEachDraw) {
   // The model knows more ids than the tokenizer; every fourth logit ties with its neighbour.
   const int vocab = tokenizer().vocab_size() + 30;
   const auto logit = [](double summary, std::int64_t position, int token) {
-    return static_cast<float>(std::sin(summary + static_cast<double>(position) + token / 4) * 3.0);
+    return static_cast<float>(std::sin(summary + static_cast<double>(position) + std::floor(token / 4.0)) * 3.0);
   };
   const Model model = toy_model(nullptr, toy_config(vocab), logit);
   for (const int wanted : {1, 5, vocab + 100}) {
@@ -223,6 +223,7 @@ TEST(Generate, TheLikeliestTokensOfEachDraw) {
       long double sum = 0.0L;
       for (const float x : logits) sum += std::exp(static_cast<long double>(x));
       std::vector<std::pair<float, int>> order;
+      order.reserve(logits.size());
       for (int t = 0; t < tokenizer().vocab_size(); ++t) order.emplace_back(-logits[static_cast<std::size_t>(t)], t);
       std::sort(order.begin(), order.end());
       for (std::size_t k = 0; k < row; ++k) {
