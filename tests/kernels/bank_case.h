@@ -43,8 +43,8 @@ struct NormedCase {
   std::vector<double> state;         // [runs, dim]
 
   /// h [total, dim], zeros in gaps, and the states behind the runs. `round` is what the product sees of h. Each token
-  /// goes on from the one before or, where `seen` is given, from that one's row there: roundings of 16 bits grow from
-  /// token to token, so of hundreds only each by itself is comparable.
+  /// goes on from the one before or, where `seen` is given, from that one's row there: roundings grow from token to
+  /// token, so of hundreds only each by itself is comparable.
   template <class Round>
   std::vector<double> reference(std::vector<double>& state_after, const Round& round,
                                 const std::vector<double>& seen = {}) const {

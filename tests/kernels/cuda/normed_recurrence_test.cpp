@@ -91,7 +91,7 @@ class CudaNormedRecurrenceTest : public CudaTest {
     const std::vector<float> h = problem.h.download();
     const std::vector<double> expected = problem.exact.reference(
         state, [](double x) { return static_cast<double>(to_float(from_float<A>(static_cast<float>(x)))); },
-        sizeof(A) == 2 ? std::vector<double>(h.begin(), h.end()) : std::vector<double>());
+        std::vector<double>(h.begin(), h.end()));
     const std::vector<A> rounded = problem.h_rounded.download();
     const auto d = static_cast<std::size_t>(dim);
     for (const BankRun& run : problem.runs) {
