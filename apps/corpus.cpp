@@ -8,6 +8,7 @@
 #include "apps/cli.h"
 #include "apps/json_text.h"
 #include "apps/pairs.h"
+#include "apps/progress.h"
 #include "apps/signals.h"
 #include "mmrec/scorer.h"
 
@@ -60,7 +61,7 @@ std::optional<Document> Corpus::next() {
   while (!is_at_end()) {
     const Split split = split_of(options_.files[at_]);
     std::optional<Document> document = split == Split::kFile ? next_file() : next_part(split);
-    if (document) {
+    if (document && interrupt_exit_code() == 0) {  // else it may have been cut short
       tokens_ += std::max<std::int64_t>(std::ssize(document->ids) - 1, 0);
       return document;
     }
@@ -142,7 +143,9 @@ void Corpus::encode(Document& document, std::string_view text) const {
   }
   document.bytes = std::ssize(text);
   document.words = count_words(text);
-  document.ids = options_.tokenizer->encode(text, !options_.prefix);
+  document.ids = options_.tokenizer->encode(text, !options_.prefix, [&](std::size_t bytes) {
+    return text.size() < kLongText || !options_.on_encoding || options_.on_encoding(bytes, text.size());
+  });
   if (options_.prefix) document.ids.insert(document.ids.begin(), *options_.prefix);
 }
 

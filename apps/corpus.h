@@ -48,6 +48,8 @@ struct CorpusOptions {
                               // context without tokens
   std::int64_t vocab_size = 0;
   std::function<void(std::string_view)> on_warning = {};
+  /// Told of a long text's bytes that have been tokenized; where it returns false there are no more documents.
+  std::function<bool(std::size_t bytes, std::size_t all)> on_encoding = {};
   /// Whether a document is wanted; others are counted, and neither tokenized nor, where they are files, read. None: all
   /// are.
   std::function<bool(std::int64_t index, const std::string& name)> is_wanted = {};

@@ -166,7 +166,7 @@ int prompt_main(Setting setting, Output& out) {
     return interact({command, model, tokenizer, out}, std::move(session), options,
                     has_prompt ? std::optional(prompt.text) : std::nullopt);
   }
-  const std::vector<int> ids = encode_prompt(tokenizer, model.info(), prompt.text, began_at > 0);
+  const std::vector<int> ids = encode_prompt(tokenizer, model.info(), prompt.text, began_at > 0, !command.quiet);
   if (command.echo && !command.json) {
     out.write(prompt.text);
     out.flush();

@@ -36,7 +36,8 @@ std::string prompt_file(const GenerateCommand& command);
 
 /// A prompt's ids, begun as the tokenizer says; a prompt without any id starts from BOS. One that goes on from a state
 /// begins nothing.
-std::vector<int> encode_prompt(const Tokenizer& tokenizer, const ModelInfo& info, std::string_view text, bool goes_on);
+std::vector<int> encode_prompt(const Tokenizer& tokenizer, const ModelInfo& info, std::string_view text, bool goes_on,
+                               bool shows_progress = false);
 
 /// What ends a sequence: what config.json says, else generation_config.json, else the tokenizer.
 std::vector<int> end_of_sequence(const ModelInfo& info, const GenerationDefaults& defaults, const Tokenizer& tokenizer);

@@ -137,6 +137,17 @@ Corpus corpus_of(const PplOptions& options, const Loaded& loaded, std::optional<
                        progress.clear();
                        warn(text);
                      },
+                 .on_encoding =
+                     [&progress, reading = std::make_shared<std::optional<Progress>>(), quiet = options.quiet](
+                         std::size_t bytes, std::size_t all) {
+                       if (!*reading) {
+                         progress.clear();
+                         reading->emplace(Progress::Elsewhere::kLines, !quiet, ProgressUnit::kBytes);
+                       }
+                       (*reading)->update(static_cast<std::int64_t>(bytes), static_cast<std::int64_t>(all));
+                       if (bytes >= all) reading->reset();
+                       return interrupt_exit_code() == 0;
+                     },
                  .is_wanted = std::move(is_wanted)});
 }
 

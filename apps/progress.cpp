@@ -35,10 +35,11 @@ double share_of(std::int64_t done, std::int64_t total) {
 }  // namespace
 
 std::string progress_facts(std::int64_t done, std::int64_t total, double seconds, std::optional<PerplexityEstimate> ppl,
-                           int width) {
+                           int width, ProgressUnit unit) {
   const double rate = seconds > 0.0 ? static_cast<double>(done) / seconds : 0.0;
   const double left = rate > 0.0 ? static_cast<double>(total - done) / rate : -1.0;
-  std::string speed = fmt::format(" {:.0f} tok/s", rate);
+  std::string speed =
+      unit == ProgressUnit::kTokens ? fmt::format(" {:.0f} tok/s", rate) : fmt::format(" {:.1f} MB/s", rate * 1e-6);
   std::string estimate, error;
   if (ppl && std::isfinite(ppl->ppl)) estimate = fmt::format(" ppl {:.4g}", ppl->ppl);
   if (!estimate.empty() && std::isfinite(ppl->standard_error)) error = fmt::format(" +/- {:.2g}", ppl->standard_error);
@@ -53,9 +54,9 @@ std::string progress_facts(std::int64_t done, std::int64_t total, double seconds
 }
 
 std::string progress_line(std::int64_t done, std::int64_t total, double seconds, std::optional<PerplexityEstimate> ppl,
-                          int width) {
+                          int width, ProgressUnit unit) {
   const double share = share_of(done, total);
-  const std::string facts = progress_facts(done, total, seconds, ppl, width);
+  const std::string facts = progress_facts(done, total, seconds, ppl, width, unit);
   const int room = width - static_cast<int>(facts.size()) - 3;  // "[" "] "
   std::string line;
   if (room >= 5) {
@@ -69,8 +70,9 @@ std::string progress_line(std::int64_t done, std::int64_t total, double seconds,
   return line;
 }
 
-Progress::Progress(Elsewhere elsewhere, bool enabled)
-    : draws_(enabled && isatty(STDERR_FILENO) == 1),
+Progress::Progress(Elsewhere elsewhere, bool enabled, ProgressUnit unit)
+    : unit_(unit),
+      draws_(enabled && isatty(STDERR_FILENO) == 1),
       writes_lines_(enabled && !draws_ && elsewhere == Elsewhere::kLines),
       start_(Clock::now()),
       last_(start_) {}
@@ -83,7 +85,7 @@ void Progress::update(std::int64_t done, std::int64_t total, std::optional<Perpl
   if (writes_lines_) {
     if (now - last_ < std::chrono::seconds(10)) return;
     last_ = now;
-    log_line(progress_facts(done, total, std::chrono::duration<double>(now - start_).count(), ppl));
+    log_line(progress_facts(done, total, std::chrono::duration<double>(now - start_).count(), ppl, 1000, unit_));
     return;
   }
   if (drawn_ && now - last_ < std::chrono::milliseconds(200)) return;
@@ -91,7 +93,7 @@ void Progress::update(std::int64_t done, std::int64_t total, std::optional<Perpl
   drawn_ = true;
   const double seconds = std::chrono::duration<double>(now - start_).count();
   // One column stays free: a full last column makes some terminals wrap, and every redraw would then scroll.
-  put("\r" + progress_line(done, total, seconds, ppl, terminal_width() - 1) + "\x1b[K");
+  put("\r" + progress_line(done, total, seconds, ppl, terminal_width() - 1, unit_) + "\x1b[K");
 }
 
 void Progress::clear() {

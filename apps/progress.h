@@ -2,11 +2,18 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
 
 namespace mmrec::apps {
+
+/// Bytes of a text whose tokenizing takes long enough to be shown.
+inline constexpr std::size_t kLongText = std::size_t{1} << 20;
+
+/// What is counted.
+enum class ProgressUnit : std::uint8_t { kTokens, kBytes };
 
 /// Perplexity so far; its standard error where that is known, else NaN.
 struct PerplexityEstimate {
@@ -21,18 +28,20 @@ class Progress {
   enum class Elsewhere : std::uint8_t { kNothing, kLines };
   /// What it does where stderr is no terminal: kLines is a line every ten seconds. Not `enabled`, it does nothing
   /// anywhere.
-  explicit Progress(Elsewhere elsewhere = Elsewhere::kNothing, bool enabled = true);
+  explicit Progress(Elsewhere elsewhere = Elsewhere::kNothing, bool enabled = true,
+                    ProgressUnit unit = ProgressUnit::kTokens);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// `done` of `total` tokens so far, of perplexity `ppl` where that is known. A total of 0 is not known.
+  /// `done` of `total` so far, of perplexity `ppl` where that is known. A total of 0 is not known.
   void update(std::int64_t done, std::int64_t total, std::optional<PerplexityEstimate> ppl = std::nullopt);
   /// Wipes the line, so that other text may follow.
   void clear();
 
  private:
   using Clock = std::chrono::steady_clock;
+  ProgressUnit unit_;
   bool draws_;
   bool writes_lines_;
   bool drawn_ = false;
@@ -42,9 +51,9 @@ class Progress {
 
 /// The line itself, at most `width` columns; apart from the terminal so that it can be tested.
 std::string progress_line(std::int64_t done, std::int64_t total, double seconds, std::optional<PerplexityEstimate> ppl,
-                          int width);
+                          int width, ProgressUnit unit = ProgressUnit::kTokens);
 /// The same without the bar: as much of it as `width` columns hold.
 std::string progress_facts(std::int64_t done, std::int64_t total, double seconds, std::optional<PerplexityEstimate> ppl,
-                           int width = 1000);
+                           int width = 1000, ProgressUnit unit = ProgressUnit::kTokens);
 
 }  // namespace mmrec::apps

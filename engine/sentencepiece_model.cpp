@@ -21,7 +21,6 @@ namespace {
 
 using sentencepiece::SentencePieceProcessor;
 
-constexpr std::size_t kChunkBytes = std::size_t{64} << 10;
 constexpr std::string_view kSpaceSymbol = "\xE2\x96\x81";  // ▁
 
 std::unique_ptr<SentencePieceProcessor> load_processor(const SentencePieceFile& file, bool add_dummy_prefix,
@@ -85,14 +84,16 @@ class SentencePieceModel final : public TokenizerModel {
     if (drops_first_space) prefixed_ = load_processor(file, true, name);
   }
 
-  void encode(std::string_view text, std::vector<int>& ids) const override {
+  void encode(std::string_view text, std::vector<int>& ids, const OnProgress& on_progress) const override {
     const std::size_t first = ids.size();
+    const std::size_t all = text.size();
     std::optional<char> before;
     while (!text.empty()) {
       const std::size_t length = chunk_length(text);
       encode_chunk(text.substr(0, length), before, first, ids);
       before = text[length - 1];
       text.remove_prefix(length);
+      if (on_progress && !on_progress(all - text.size())) return;
     }
   }
 

@@ -31,13 +31,28 @@ class TiktokenModel final : public TokenizerModel {
     }
   }
 
-  void encode(std::string_view text, std::vector<int>& ids) const override {
+  void encode(std::string_view text, std::vector<int>& ids, const OnProgress& on_progress) const override {
+    const std::size_t all = text.size();
     std::string valid;
     if (!is_valid_utf8(text)) {
       valid = replace_invalid_utf8(text);
       text = valid;
     }
-    pattern_.split(text, [&](std::string_view piece) { pairs_.encode(piece, ids); });
+    struct Ended {};
+    std::size_t done = 0;
+    std::size_t told = 0;
+    try {
+      pattern_.split(text, [&](std::string_view piece) {
+        pairs_.encode(piece, ids);
+        done += piece.size();
+        if (!on_progress || done - told < kChunkBytes) return;
+        told = done;
+        if (!on_progress(std::min(done, all))) throw Ended();  // replacements are longer than what they stand for
+      });
+    } catch (const Ended&) {
+      return;
+    }
+    if (on_progress && told != done) (void)on_progress(all);
   }
 
  private:

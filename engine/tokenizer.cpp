@@ -75,10 +75,13 @@ int Tokenizer::unk_id() const { return model_->unk_id; }
 bool Tokenizer::adds_bos() const { return model_->adds_bos; }
 std::uint64_t Tokenizer::fingerprint() const { return model_->fingerprint; }
 
-std::vector<int> Tokenizer::encode(std::string_view text, bool add_bos) const {
+std::vector<int> Tokenizer::encode(std::string_view text, bool add_bos) const { return encode(text, add_bos, nullptr); }
+
+std::vector<int> Tokenizer::encode(std::string_view text, bool add_bos,
+                                   const std::function<bool(std::size_t)>& on_progress) const {
   std::vector<int> ids;
   if (add_bos && adds_bos()) ids.push_back(bos_id());
-  model_->encode(text, ids);
+  model_->encode(text, ids, on_progress);
   return ids;
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -37,8 +38,11 @@ class TokenizerModel {
   TokenizerModel& operator=(const TokenizerModel&) = delete;
   virtual ~TokenizerModel() = default;
 
-  /// Appends the ids of `text`, without BOS. Invalid UTF-8 is as if replaced by U+FFFD.
-  virtual void encode(std::string_view text, std::vector<int>& ids) const = 0;
+  /// Appends the ids of `text`, without BOS. Invalid UTF-8 is as if replaced by U+FFFD. `on_progress`, if it is any,
+  /// is told the bytes that are done every kChunkBytes or so and returns whether to go on.
+  using OnProgress = std::function<bool(std::size_t bytes)>;
+  static constexpr std::size_t kChunkBytes = std::size_t{64} << 10;
+  virtual void encode(std::string_view text, std::vector<int>& ids, const OnProgress& on_progress) const = 0;
 
   /// Throws std::out_of_range for an id that is none.
   const Token& at(int token) const;

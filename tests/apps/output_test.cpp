@@ -89,7 +89,7 @@ TEST(Interrupt, ALongPromptShowsProgressAndEndsAfterAChunk) {
   Command command = command_of(generate_on_tiny({"-f", folder / "prompt.txt", "--prefill", "steps"}));
   command.terminal = true;
   Process process(command);
-  ASSERT_TRUE(process.read_stderr(" ETA "));
+  ASSERT_TRUE(process.read_stderr("tok/s"));
   process.send(SIGINT);
   const Outcome outcome = process.wait();
   EXPECT_EQ(outcome.code, 130);
@@ -126,6 +126,24 @@ TEST(Interrupt, TheSecondOneEndsTheProgramAtOnce) {
   const Outcome outcome = process.wait(false);
   EXPECT_EQ(outcome.code, 130);
   EXPECT_EQ(outcome.err, "mmrec-generate: interrupted\n");
+}
+
+TEST(Interrupt, ALongTextShowsThatItIsTokenizedAndEndsAfterAChunk) {
+  const TempFolder folder;
+  std::string text;
+  while (text.size() < std::size_t{24} << 20)
+    text += "Alice was beginning to get very tired of sitting by her sister.\n";
+  write_file(folder / "book.txt", text);
+  for (const Words& arguments : {ppl_on_tiny({folder / "book.txt"}), generate_on_tiny({"-f", folder / "book.txt"})}) {
+    Command command = command_of(arguments);
+    command.terminal = true;
+    Process process(command);
+    ASSERT_TRUE(process.read_stderr("MB/s")) << arguments[0];
+    process.type("\x03");
+    const Outcome outcome = process.wait();
+    EXPECT_EQ(outcome.code, 130) << outcome.err;
+    EXPECT_EQ(outcome.out, "");
+  }
 }
 
 TEST(Interrupt, WhileStdinIsReadItEndsTheProgramAtOnce) {

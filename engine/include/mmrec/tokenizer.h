@@ -1,8 +1,10 @@
 // Text to token ids and back. Optional: an embedder may bring its own tokens.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -53,6 +55,10 @@ class MMREC_EXPORT Tokenizer {
   /// a byte of its own, of white space where pieces hold it at their beginning only. (In a unigram model
   /// sentencepiece's fp32 score of the whole text so far can tip a near tie late in a long text; chunks keep it small.)
   std::vector<int> encode(std::string_view text, bool add_bos = true) const;
+  /// The same of a long text: calls on_progress every 64 KiB or so, with the bytes of `text` that are done. Where it
+  /// returns false the ids so far are returned; what it throws passes through.
+  std::vector<int> encode(std::string_view text, bool add_bos,
+                          const std::function<bool(std::size_t bytes)>& on_progress) const;
 
   /// Text of `tokens`: control tokens vanish, tokens of bytes are gathered, bytes that are no UTF-8 become U+FFFD, the
   /// unknown token becomes the file's surface for it (" ⁇ "). The space that encode() puts before the text's first word
