@@ -372,9 +372,10 @@ int run(PplOptions options) {
   const std::string sweeps = scored.prefill.token_sweeps == 0
                                  ? std::string()
                                  : fmt::format(", {:.2f} sweeps/token", scored.prefill.sweeps_per_token());
-  log_line(fmt::format("load {:.3f} s | {} | {} tokens in {:.2f} s, {:.1f} tok/s{} | ppl {:.6g} | peak {:.1f} MB",
-                       loaded.seconds, place_of(loaded.info), scored.summary.tokens, scored.seconds, rate, sweeps,
-                       scored.summary.ppl, static_cast<double>(peak_memory_bytes()) * 1e-6));
+  const std::string ppl = scored.summary.tokens == 0 ? std::string() : fmt::format(" | ppl {:.6g}", scored.summary.ppl);
+  log_line(fmt::format("load {:.3f} s | {} | {} tokens in {:.2f} s, {:.1f} tok/s{}{} | peak {:.1f} MB", loaded.seconds,
+                       place_of(loaded.info), scored.summary.tokens, scored.seconds, rate, sweeps, ppl,
+                       static_cast<double>(peak_memory_bytes()) * 1e-6));
   return kOk;
 }
 

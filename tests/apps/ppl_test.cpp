@@ -186,6 +186,7 @@ TEST(Ppl, NothingToScoreIsNullNotAnError) {
       EXPECT_TRUE(json[key].is_null()) << key;
     }
     EXPECT_NE(outcome.err.find("0 scored tokens"), std::string::npos) << outcome.err;
+    EXPECT_EQ(outcome.err.find("nan"), std::string::npos) << outcome.err;
   }
   EXPECT_EQ(json_of(ppl({"--format", "json", "--per-token", "--ids", "-"}, ""))["documents"], Json::array());
 }
