@@ -50,7 +50,8 @@ TEST(Corpus, TakesAFieldOfJsonLines) {
 }
 
 TEST(Corpus, WhatFollowsANulInALineIsNotDropped) {
-  const std::string line("{\"text\": \"Alice\"}\0 was\n", 25);
+  using namespace std::string_literals;
+  const std::string line = "{\"text\": \"Alice\"}\0 was\n"s;
   expect_refused(run(ppl_on_tiny({"--split-by", "jsonl", "-"}), line), 3, {"stdin:1", "'\\x00' at byte 18"});
 }
 
