@@ -158,19 +158,9 @@ bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r\v\f"
 
 void generate_jsonl(RecordQueue& queue, LineReader& lines, const Model& model, const Tokenizer& tokenizer,
                     const JsonlOptions& options) {
-  bool is_at_end = false;
-  bool has_work = false;
-  while (!is_at_end || has_work) {
-    while (!is_at_end && queue.has_room() && (!has_work || !lines.would_wait())) {
-      const auto line = lines.next();
-      is_at_end = !line;
-      if (!line) break;
-      if (is_blank(*line)) continue;
-      submit_line(queue, *line, lines.lines(), model, tokenizer, options);
-      has_work = true;
-    }
-    has_work = queue.run_once();
-  }
+  run_lines(queue, lines, [&](std::string_view line) {
+    if (!is_blank(line)) submit_line(queue, line, lines.lines(), model, tokenizer, options);
+  });
 }
 
 }  // namespace mmrec::apps

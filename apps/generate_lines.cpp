@@ -33,18 +33,7 @@ void submit_line(RecordQueue& queue, std::string_view text, std::int64_t number,
 }  // namespace
 
 void generate_lines(RecordQueue& queue, LineReader& lines, const LineOptions& options) {
-  bool is_at_end = false;
-  bool has_work = false;
-  while (!is_at_end || has_work) {
-    while (!is_at_end && queue.has_room() && (!has_work || !lines.would_wait())) {
-      const auto line = lines.next();
-      is_at_end = !line;
-      if (!line) break;
-      submit_line(queue, *line, lines.lines(), options);
-      has_work = true;
-    }
-    has_work = queue.run_once();
-  }
+  run_lines(queue, lines, [&](std::string_view line) { submit_line(queue, line, lines.lines(), options); });
 }
 
 }  // namespace mmrec::apps

@@ -109,4 +109,19 @@ std::vector<GeneratorRequest> samples_of(GeneratorRequest request, int count, co
   return samples;
 }
 
+void run_lines(RecordQueue& queue, LineReader& lines, const std::function<void(std::string_view)>& submit) {
+  bool is_at_end = false;
+  bool has_work = false;
+  while (!is_at_end || has_work) {
+    while (!is_at_end && queue.has_room() && (!has_work || !lines.would_wait())) {
+      const auto line = lines.next();
+      is_at_end = !line;
+      if (!line) break;
+      submit(*line);
+      has_work = true;
+    }
+    has_work = queue.run_once();
+  }
+}
+
 }  // namespace mmrec::apps

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -12,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "apps/input.h"
 #include "apps/output.h"
 #include "mmrec/generator.h"
 #include "mmrec/model.h"
@@ -67,6 +69,10 @@ class RecordQueue {
   std::map<std::int64_t, std::string> finished_;  // and not written
   RecordsDone done_;
 };
+
+/// `submit`s the lines while there is room, and runs the queue until all is done: what runs does not wait for a line
+/// that is slow to come.
+void run_lines(RecordQueue& queue, LineReader& lines, const std::function<void(std::string_view line)>& submit);
 
 /// Branches a sequence: `request` becomes `count` requests that go on from one prefill of its prompt, each with a seed
 /// of its own, that of sample i being i above the request's. An interrupt ends the prefill, and what follows it.

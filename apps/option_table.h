@@ -19,6 +19,25 @@ struct Option {
   std::string_view choices = {};  // the words that its value may be, separated by spaces, where these are few
 };
 
+// What every program that runs a model has; run_options() of model_folder.h reads it.
+inline constexpr Option kPrecisionOption = {
+    {"precision"}, "P", "auto, fp32, bf16 or fp16", false, "auto fp32 bf16 fp16"};
+inline constexpr Option kThreadsOption = {{"threads", 't'}, "N", "threads of the CPU (0: all)"};
+inline constexpr Option kExpertOption = {
+    {"expert"}, "E", "of mmrec100m: both, text or code (as config.json says)", false, "both text code"};
+inline constexpr Option kPrefillOption = {{"prefill"}, "M", "auto, sweeps or steps", false, "auto sweeps steps"};
+inline constexpr Option kSweepTolOption = {{"sweep-tol"}, "X", "tolerance of sweeps (auto)"};
+inline constexpr Option kBankOption = {
+    {"bank"},
+    "B",
+    "of mmrec-jax: true or false, whether it writes a memory bank (as config.json says)",
+    false,
+    "true false"};
+inline constexpr Option kHelpOption = {
+    {"help", 'h', false}, "", "the common options; --help-all: all of them; --version", true};
+inline constexpr Option kHelpAllOption = {{"help-all", 0, false}};
+inline constexpr Option kVersionOption = {{"version", 0, false}};
+
 std::vector<Flag> flags_of(std::span<const Option> options);
 
 /// `head`, then a line or more of each option, at most 80 columns: the common ones, or all.
