@@ -234,10 +234,7 @@ class Conversation {
     timings.decode_seconds = watch.lap();
     timings.decode_tokens = std::ssize(result.tokens);
     timings.decode_bytes = decoded_bytes(of_.model.info(), began_at, session_.position() - began_at);
-    // The last token drawn is part of the text that goes on.
-    if (!result.tokens.empty() && result.finish_reason != FinishReason::kEndOfSequence) {
-      session_.step(std::span(&result.tokens.back(), 1));
-    }
+    consume_last(session_, result);
     if (line_open && (of_.out.is_terminal() || (of_.out.shares_stderr() && !of_.command.quiet))) {
       of_.out.write("\n");
       of_.out.flush();

@@ -152,8 +152,6 @@ void submit_line(RecordQueue& queue, std::string_view line, std::int64_t number,
   }
 }
 
-bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r\v\f") == std::string_view::npos; }
-
 }  // namespace
 
 void generate_jsonl(RecordQueue& queue, LineReader& lines, const Model& model, const Tokenizer& tokenizer,

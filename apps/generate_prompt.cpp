@@ -96,11 +96,15 @@ std::optional<Begun> begun_sequence(const GenerateCommand& command) {
   return Begun{*command.state_in, read_state(*command.state_in)};
 }
 
-void save_state(const std::string& file, Session& session, const GenerateResult& result, const SamplerOptions& sampler,
-                const Tokenizer& tokenizer) {
+void consume_last(Session& session, const GenerateResult& result) {
   if (!result.tokens.empty() && result.finish_reason != FinishReason::kEndOfSequence) {
     session.step(std::span(&result.tokens.back(), 1));
   }
+}
+
+void save_state(const std::string& file, Session& session, const GenerateResult& result, const SamplerOptions& sampler,
+                const Tokenizer& tokenizer) {
+  consume_last(session, result);
   write_state(file, save_sequence(session, sampler, &tokenizer));
   if (result.finish_reason == FinishReason::kStopString) {
     warn(fmt::format("{}: the state goes on to the end of the last token drawn, the text ends before the stop string",

@@ -58,7 +58,10 @@ struct Begun {
 /// Throws RejectedFile.
 std::optional<Begun> begun_sequence(const GenerateCommand& command);
 
-/// --state-out: the state after all that was drawn, whose last token the session has not consumed.
+/// Consumes the last token drawn, which generate() has not: so that a text goes on behind it.
+void consume_last(Session& session, const GenerateResult& result);
+
+/// --state-out: the state after all that was drawn.
 void save_state(const std::string& file, Session& session, const GenerateResult& result, const SamplerOptions& sampler,
                 const Tokenizer& tokenizer);
 

@@ -198,6 +198,8 @@ std::string_view LineReader::take(std::size_t size, std::size_t ending) {
   return line;
 }
 
+bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r\v\f") == std::string_view::npos; }
+
 std::int64_t count_invalid_utf8(std::string_view text) {
   std::int64_t runs = 0;
   bool inside = false;

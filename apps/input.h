@@ -44,6 +44,9 @@ std::optional<std::uint64_t> input_size(const std::string& path);
 /// The whole of `path`, or of stdin for "-".
 std::string read_input(const std::string& path);
 
+/// Whether a line holds nothing but white space.
+bool is_blank(std::string_view line);
+
 /// The lines of a file one by one, in memory for the longest.
 class LineReader {
  public:
