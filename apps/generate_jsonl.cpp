@@ -23,8 +23,8 @@ constexpr auto kKeys =
 /// A line that is an object, whose keys have values of the right kind or are refused.
 class RequestReader {
  public:
-  RequestReader(const Json& object, const JsonlOptions& defaults, const Model& model, const Tokenizer& tokenizer)
-      : object_(object), defaults_(defaults), model_(model), tokenizer_(tokenizer) {
+  RequestReader(const Json& object, const JsonlOptions& defaults, const ModelInfo& info, const Tokenizer& tokenizer)
+      : object_(object), defaults_(defaults), info_(info), tokenizer_(tokenizer) {
     for (const auto& [key, value] : object.items()) {
       if (std::find(kKeys.begin(), kKeys.end(), key) == kKeys.end()) {
         throw RejectedFile(fmt::format("unknown key '{}' (expected {})", printable(key), fmt::join(kKeys, ", ")));
@@ -94,12 +94,12 @@ class RequestReader {
     const Json& value = object_["prompt"];
     if (value.is_string()) {
       try {
-        return encode_prompt(tokenizer_, model_.info(), value.get_ref<const std::string&>(), goes_on);
+        return encode_prompt(tokenizer_, info_, value.get_ref<const std::string&>(), goes_on);
       } catch (const std::runtime_error& error) {  // it is empty, or beyond what the tokenizer can match
         throw RejectedFile(error.what());
       }
     }
-    const std::int64_t vocab = model_.info().vocab_size;
+    const std::int64_t vocab = info_.vocab_size;
     const auto is_id = [&](const Json& id) {
       return id.is_number_unsigned() && id.get<std::uint64_t>() < static_cast<std::uint64_t>(vocab);
     };
@@ -111,7 +111,7 @@ class RequestReader {
 
   const Json& object_;
   const JsonlOptions& defaults_;
-  const Model& model_;
+  const ModelInfo& info_;
   const Tokenizer& tokenizer_;
 };
 
@@ -131,10 +131,8 @@ void submit_line(RecordQueue& queue, std::string_view line, std::int64_t number,
     const Json object = parse_object(line, "");
     if (object.contains("id")) head["id"] = object["id"];
     head["line"] = number;
-    RequestReader reader(object, options, model, tokenizer);
-    GeneratorRequest request = reader.request(seed_of(options.generate.sampler.seed, number));
-    const int count = reader.num_samples();
-    const RecordDetail detail = reader.detail();
+    auto [request, count, detail] =
+        read_request(object, options, model.info(), tokenizer, seed_of(options.generate.sampler.seed, number));
     Json record = head;
     if (detail.prompt && object.contains("prompt")) record["prompt"] = object["prompt"];
     if (detail.tokens) record["prompt_tokens"] = request.prompt;
@@ -153,6 +151,13 @@ void submit_line(RecordQueue& queue, std::string_view line, std::int64_t number,
 }
 
 }  // namespace
+
+LineRequest read_request(const Json& object, const JsonlOptions& options, const ModelInfo& info,
+                         const Tokenizer& tokenizer, std::uint64_t seed) {
+  RequestReader reader(object, options, info, tokenizer);
+  LineRequest line{.request = reader.request(seed), .num_samples = reader.num_samples(), .detail = reader.detail()};
+  return line;
+}
 
 void generate_jsonl(RecordQueue& queue, LineReader& lines, const Model& model, const Tokenizer& tokenizer,
                     const JsonlOptions& options) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,6 +26,18 @@ struct JsonlOptions {
   std::shared_ptr<const Session> start = {};  // what each goes on from, if not from nothing
   SessionOptions session = {};
 };
+
+/// What a line asks for.
+struct LineRequest {
+  GeneratorRequest request;
+  int num_samples = 1;
+  RecordDetail detail;
+};
+
+/// Of a line that is `object`; `seed` is its seed where it has none. Throws RejectedFile naming key, found and
+/// expected.
+LineRequest read_request(const nlohmann::ordered_json& object, const JsonlOptions& options, const ModelInfo& info,
+                         const Tokenizer& tokenizer, std::uint64_t seed);
 
 /// One record for each line but blank ones, or for each sample of it: a line that is no request has one that says why.
 /// Draws are those of mmrec-generate for the record's prompt, options and seed alone; a line without a seed has one

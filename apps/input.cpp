@@ -91,8 +91,8 @@ class IdLineReader {
     std::int64_t value = -1;
     const auto [stop, error] = std::from_chars(token.data(), token.data() + token.size(), value);
     const bool whole = error == std::errc{} && stop == token.data() + token.size();
-    const bool leading_zero = token.size() > 1 && token.front() == '0';
-    if (!whole || leading_zero || value < 0 || value >= vocab_size_) {
+    const bool leading_zero = token.size() > 1 && (token.front() == '0' || token.front() == '-');  // -0, too
+    if (!whole || leading_zero || value >= vocab_size_) {
       throw RejectedFile(fmt::format("{}: index {}: no token id of this model (found '{}', expected 0 to {})", where_,
                                      index, printable(token.substr(0, 40)), vocab_size_ - 1));
     }

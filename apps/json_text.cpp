@@ -65,19 +65,9 @@ Json parse_json(std::string_view text) {
   }
 }
 
-std::optional<Json> read_json_file(const std::filesystem::path& path, std::uintmax_t most) {
-  std::error_code error;
-  const auto status = std::filesystem::status(path, error);
-  if (status.type() == std::filesystem::file_type::not_found) return std::nullopt;
-  const auto refuse = [&](const std::string& what) { throw RejectedFile(fmt::format("{}: {}", path.string(), what)); };
-  if (!std::filesystem::is_regular_file(status)) refuse("not a regular file");
-  const std::uintmax_t size = std::filesystem::file_size(path, error);
-  if (error) refuse(fmt::format("cannot read ({})", error.message()));
-  if (size > most) refuse(fmt::format("too large (found {} bytes, expected at most {})", size, most));
-  if (size == 0) refuse("empty (expected a JSON object)");
-  std::ifstream in(path, std::ios::binary);
-  std::string text(static_cast<std::size_t>(size), '\0');
-  if (!in.read(text.data(), static_cast<std::streamsize>(size))) refuse("cannot read");
+Json parse_json_file(std::string_view text, const std::string& name) {
+  const auto refuse = [&](const std::string& what) { throw RejectedFile(fmt::format("{}: {}", name, what)); };
+  if (text.empty()) refuse("empty (expected a JSON object)");
   if (text.starts_with("version https://git-lfs")) refuse("looks like a Git LFS pointer (try: git lfs pull)");
   Json json;
   try {
@@ -87,6 +77,21 @@ std::optional<Json> read_json_file(const std::filesystem::path& path, std::uintm
   }
   if (!json.is_object()) refuse(fmt::format("found {}, expected a JSON object", json.type_name()));
   return json;
+}
+
+std::optional<Json> read_json_file(const std::filesystem::path& path, std::uintmax_t most) {
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  if (status.type() == std::filesystem::file_type::not_found) return std::nullopt;
+  const auto refuse = [&](const std::string& what) { throw RejectedFile(fmt::format("{}: {}", path.string(), what)); };
+  if (!std::filesystem::is_regular_file(status)) refuse("not a regular file");
+  const std::uintmax_t size = std::filesystem::file_size(path, error);
+  if (error) refuse(fmt::format("cannot read ({})", error.message()));
+  if (size > most) refuse(fmt::format("too large (found {} bytes, expected at most {})", size, most));
+  std::ifstream in(path, std::ios::binary);
+  std::string text(static_cast<std::size_t>(size), '\0');
+  if (!in.read(text.data(), static_cast<std::streamsize>(size))) refuse("cannot read");
+  return parse_json_file(text, path.string());
 }
 
 Json parse_object(std::string_view line, const std::string& where) {

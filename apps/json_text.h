@@ -17,6 +17,10 @@ inline constexpr int kDeepestJson = 64;
 /// saying what was found where: "the end of the text", "'x' at byte 7", "duplicate key 'id'".
 nlohmann::ordered_json parse_json(std::string_view text);
 
+/// The object that the text of a file holds; `name` stands for the file. Throws RejectedFile naming that, found and
+/// expected.
+nlohmann::ordered_json parse_json_file(std::string_view text, const std::string& name);
+
 /// The object in a file of at most `most` bytes; none where there is no such file. Throws RejectedFile naming file,
 /// found and expected.
 std::optional<nlohmann::ordered_json> read_json_file(const std::filesystem::path& path, std::uintmax_t most);

@@ -109,15 +109,8 @@ class ConfigReader {
   std::string where_;
 };
 
-}  // namespace
-
-GenerationDefaults load_generation_defaults(const std::filesystem::path& folder) {
+GenerationDefaults defaults_of(const Json& json, const std::string& file) {
   GenerationDefaults defaults;
-  const std::filesystem::path path = folder / "generation_config.json";
-  const std::optional<Json> found = read_json_file(path, kMaxConfigBytes);
-  if (!found) return defaults;
-  const Json& json = *found;
-  const std::string file = path.string();
   const ConfigReader reader(json, file + ": ");
   SamplerOptions& sampler = defaults.sampler;
   sampler = reader.choices().over(sampler);
@@ -125,6 +118,18 @@ GenerationDefaults load_generation_defaults(const std::filesystem::path& folder)
   defaults.eos_token_ids = reader.ids("eos_token_id");
   defaults.file = file;
   return defaults;
+}
+
+}  // namespace
+
+GenerationDefaults load_generation_defaults(const std::filesystem::path& folder) {
+  const std::filesystem::path path = folder / "generation_config.json";
+  const std::optional<Json> found = read_json_file(path, kMaxConfigBytes);
+  return found ? defaults_of(*found, path.string()) : GenerationDefaults();
+}
+
+GenerationDefaults parse_generation_defaults(std::string_view text, const std::string& file) {
+  return defaults_of(parse_json_file(text, file), file);
 }
 
 SamplerChoices sampler_choices(const Json& object) {

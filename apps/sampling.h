@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "apps/cli.h"
@@ -23,6 +24,9 @@ struct GenerationDefaults {
 /// Reads folder/generation_config.json, strict JSON of at most 1 MiB, if there is one. Throws RejectedFile naming file,
 /// key, found and expected.
 GenerationDefaults load_generation_defaults(const std::filesystem::path& folder);
+
+/// The same of the text of one; `file` stands for it.
+GenerationDefaults parse_generation_defaults(std::string_view text, const std::string& file);
 
 /// What is asked for of a sampler; what is unset stays as it was.
 struct SamplerChoices {

@@ -1,0 +1,111 @@
+// Any words on a program's command line are refused as wrong usage, or make a command whose numbers lie where they
+// should. The first byte of the input chooses the program; the words follow, a zero byte between two.
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "apps/bench_options.h"
+#include "apps/cli.h"
+#include "apps/generate_options.h"
+#include "apps/model_folder.h"
+#include "apps/ppl_options.h"
+#include "mmrec/sampler.h"
+#include "tests/fuzz/harness.h"
+
+namespace {
+
+namespace apps = mmrec::apps;
+using mmrec::fuzz::require;
+
+constexpr std::size_t kMostWords = 64;
+
+void check_run(const apps::RunOptions& run) {
+  require(run.gpu >= 0 && run.session.threads >= 0);
+  require(std::isfinite(run.session.sweep_tolerance) && run.session.sweep_tolerance >= 0.0F);
+}
+
+void generate(const apps::Arguments& arguments) {
+  const apps::GenerateCommand command = apps::generate_command(arguments);
+  check_run(command.run);
+  const mmrec::Sampler takes(command.sampler.over({}));
+  require(command.max_tokens >= -1 && command.num_samples >= 1 && command.prefix_cache_mb >= 1);
+  require(!(command.prompt && command.file) && !(command.quiet && command.verbose));
+  for (const std::string& stop : command.stop) require(!stop.empty());
+}
+
+void ppl(const apps::Arguments& arguments) {
+  const apps::PplOptions options = apps::ppl_options(arguments);
+  check_run(options.run);
+  require(!options.files.empty() && options.batch >= 0);
+  require(options.shard >= 0 && options.shard < options.shards);
+  const apps::WindowOptions& windows = options.windows;
+  require((windows.mode == apps::Mode::kFull) == (windows.window == 0));
+  if (windows.mode == apps::Mode::kStrided) require(windows.stride >= 1 && windows.stride <= windows.window);
+}
+
+/// Every option by each of the ways there are to read one.
+void read_all(const apps::Arguments& arguments, std::span<const apps::Option> options) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  for (const apps::Option& option : options) {
+    const std::string_view name = option.flag.name;
+    const auto reads = [](const auto& read) {
+      try {
+        read();
+      } catch (const apps::UsageError& error) {
+        mmrec::fuzz::require_line(error.what());
+      }
+    };
+    reads([&] { require(arguments.integer(name, 5, 1, kMost) >= 1); });
+    reads([&] { require(!arguments.integers(name, {7}, -3, 9).empty()); });
+    reads([&] { require(arguments.real(name, 0.0F, 1.0F, true).value_or(0.5F) > 0.0F); });
+    reads([&] { require(arguments.unsigned64(name).has_value() == arguments.has(name)); });
+    reads([&] { require(arguments.file(name).value_or("x") != ""); });
+    reads([&] {
+      const std::vector<std::string_view> words = apps::split_names(option.choices);
+      if (!words.empty()) require(arguments.choice(name, words) < words.size());
+    });
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  if (size == 0) return 0;
+  std::vector<std::string> words = {"program"};
+  std::string_view rest = mmrec::fuzz::text_of(data + 1, size - 1);
+  while (!rest.empty() && words.size() < kMostWords) {
+    const std::string_view word = rest.substr(0, rest.find('\0'));
+    words.emplace_back(word);
+    rest.remove_prefix(std::min(word.size() + 1, rest.size()));
+  }
+  std::vector<const char*> argv;
+  for (const std::string& word : words) argv.push_back(word.c_str());
+  const int argc = static_cast<int>(argv.size());
+  argv.push_back(nullptr);
+
+  const auto parsed = [&](std::span<const apps::Option> options, bool positionals) {
+    return apps::Arguments(apps::flags_of(options), positionals, argc, argv.data());
+  };
+  try {
+    switch (data[0] % 4) {
+      case 0:
+        return generate(parsed(apps::generate_option_table(), true)), 0;
+      case 1:
+        return ppl(parsed(apps::ppl_option_table(), true)), 0;
+      case 2:
+        return read_all(parsed(apps::merge_option_table(), true), apps::merge_option_table()), 0;
+      default:
+        const apps::Arguments arguments = parsed(apps::bench_option_table(), false);
+        read_all(arguments, apps::bench_option_table());
+        check_run(apps::run_options(arguments));
+    }
+  } catch (const apps::UsageError& error) {
+    mmrec::fuzz::require_line(apps::printable(error.what()));
+  } catch (const apps::RejectedFile&) {  // there is no bundled model
+  }
+  return 0;
+}
