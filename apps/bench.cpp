@@ -1,6 +1,5 @@
 // mmrec-bench: prefill and decode rates of a model, and what share they are of what this machine can do.
 #include <fmt/format.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -33,6 +32,23 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kProgram = "mmrec-bench";
 
+/// While it lives, an interrupt that ends the program at once removes a folder's model, and the folder if that was all.
+class RemovedAtInterrupt {
+ public:
+  explicit RemovedAtInterrupt(const std::filesystem::path& folder)
+      : names_{(folder / "model.safetensors").string(), (folder / "config.json").string(), folder.string()} {
+    for (const std::string& name : names_) add_interrupt_cleanup(name.c_str());
+  }
+  ~RemovedAtInterrupt() {
+    for (const std::string& name : names_) drop_interrupt_cleanup(name.c_str());
+  }
+  RemovedAtInterrupt(const RemovedAtInterrupt&) = delete;
+  RemovedAtInterrupt& operator=(const RemovedAtInterrupt&) = delete;
+
+ private:
+  std::array<std::string, 3> names_;
+};
+
 /// A folder under the system's temporary one that goes away with its owner.
 class TemporaryFolder {
  public:
@@ -40,6 +56,7 @@ class TemporaryFolder {
     std::string name = (std::filesystem::temp_directory_path() / "mmrec-bench-XXXXXX").string();
     if (mkdtemp(name.data()) == nullptr) throw OutputError(name + ": cannot make a temporary folder");
     path_ = name;
+    removed_.emplace(path_);
   }
   ~TemporaryFolder() {
     std::error_code ignored;
@@ -51,6 +68,7 @@ class TemporaryFolder {
 
  private:
   std::filesystem::path path_;
+  std::optional<RemovedAtInterrupt> removed_;
 };
 
 models::SyntheticModel synthetic_model(const Arguments& arguments) {
@@ -68,29 +86,30 @@ models::SyntheticModel synthetic_model(const Arguments& arguments) {
       {.dim = sizes[0], .layers = sizes[1], .vocab = sizes[2], .ffn = sizes.size() == 4 ? sizes[3] : 4 * sizes[0]});
 }
 
-// In a child process, so that the writer's memory does not count towards this one's peak.
 void write_synthetic(const std::filesystem::path& folder, const models::SyntheticModel& model) {
-  const pid_t child = fork();
-  if (child < 0) throw std::system_error(errno, std::generic_category(), "fork");
-  if (child == 0) {
-    try {
-      models::write_synthetic_folder(folder, model.config, model.tensors, kernels::DType::kBF16, 0);
-    } catch (const std::exception& error) {
-      log_line(error.what());
-      _exit(1);
-    }
-    _exit(0);
+  try {
+    models::write_synthetic_folder(folder, model.config, model.tensors, kernels::DType::kBF16, 0, check_interrupt);
+  } catch (const std::system_error& error) {
+    throw OutputError(error.what());
   }
-  int status = 0;
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-  check_interrupt();
-  if (status != 0) throw OutputError(fmt::format("{}: cannot write the synthetic model", folder.string()));
 }
 
 /// The model of --keep: written unless it is there. It appears whole or not at all: config.json comes last.
 void keep_synthetic(const std::filesystem::path& folder, const models::SyntheticModel& model) {
-  if (!std::filesystem::exists(folder / "config.json")) return write_synthetic(folder, model);
+  if (!std::filesystem::exists(folder / "config.json")) {
+    if (std::filesystem::exists(folder / "model.safetensors")) {
+      throw RejectedFile(folder.string() + ": holds a model.safetensors without a config.json. Try: another --keep");
+    }
+    const bool is_new = !std::filesystem::exists(folder);
+    const RemovedAtInterrupt removed(folder);
+    try {
+      return write_synthetic(folder, model);
+    } catch (...) {
+      std::error_code ignored;
+      if (is_new) std::filesystem::remove(folder, ignored);
+      throw;
+    }
+  }
   std::ifstream file(folder / "config.json");
   if (std::string(std::istreambuf_iterator<char>(file), {}) == model.config) return;
   throw RejectedFile(

@@ -151,9 +151,12 @@ int run_program(std::string_view program, const std::function<int()>& body) {
     return fail(kNumericFault, error.what());
   } catch (const std::bad_alloc& error) {
     const std::string_view what = error.what();
-    return fail(kOutOfMemory, what.starts_with("std::")  // the host's: it has no more to say
-                                  ? "out of memory. Try: a smaller --batch, or a machine with more memory"
-                                  : fmt::format("{}. Try: a smaller --batch, --precision bf16 or --device cpu", what));
+    return fail(kOutOfMemory,
+                what.starts_with("std::")  // the host's: it has no more to say
+                    ? "out of memory. Try: a smaller --batch, or a machine with more memory"
+                    : what.find("GPU") == what.npos
+                          ? fmt::format("{}. Try: a smaller --batch, or a machine with more memory", what)
+                          : fmt::format("{}. Try: a smaller --batch, --precision bf16 or --device cpu", what));
   } catch (const std::system_error& error) {
     return fail(means_no_memory(error.code()) ? kOutOfMemory : kRuntimeFault, error.what());
   } catch (const std::exception& error) {

@@ -23,6 +23,9 @@ extern "C" void on_interrupt(int signal) {
   for (const auto& file : cleanup) {
     if (const char* path = file.load()) (void)unlink(path);
   }
+  for (const auto& folder : cleanup) {
+    if (const char* path = folder.load()) (void)rmdir(path);
+  }
   (void)!write(STDERR_FILENO, message, message_size);
   _exit(128 + signal);
 }

@@ -26,8 +26,8 @@ class GracefulScope {
   GracefulScope& operator=(const GracefulScope&) = delete;
 };
 
-/// A temporary file, one of up to eight, that the handler removes where it ends the program. `path` must stay valid
-/// until it is dropped.
+/// A temporary file, or a folder that holds no others, one of up to eight that the handler removes where it ends the
+/// program. `path` must stay valid until it is dropped.
 void add_interrupt_cleanup(const char* path);
 void drop_interrupt_cleanup(const char* path);
 

@@ -71,7 +71,7 @@ void GeneratorDevice::put_in_place(std::size_t index) {
     } else if (request.start) {
       const models::Slots& from = Access::slots(*request.start);
       if (from.executor() == slots_.executor()) {
-        executor().copy(from.first(), to, 1);
+        executor().copy(from.first(), to, 1, request.position);
       } else {
         executor().load(to, from.executor()->save(from.first(), 1, request.position));
       }

@@ -94,7 +94,7 @@ PrefillStats Session::prefill_stats() const { return impl_->stats; }
 Session Session::clone() const {
   auto copy = std::make_unique<Impl>(models::Slots(impl_->slots.executor(), batch(), impl_->options), impl_->shape,
                                      impl_->vocab_size, impl_->options);
-  impl_->executor().copy(impl_->slots.first(), copy->slots.first(), batch());
+  impl_->executor().copy(impl_->slots.first(), copy->slots.first(), batch(), impl_->position);
   copy->position = impl_->position;
   copy->recent = impl_->recent;
   copy->stats = impl_->stats;

@@ -36,8 +36,7 @@ Counts counts_of(const StateShape& shape, std::int64_t position) {
   Counts counts;
   CheckedSize total = least_bytes(shape.layout);
   for (const models::StatePart& part : shape.layout.parts) {
-    const bool is_there = part.at_position_0 || position > 0;
-    const CheckedSize elements = is_there ? size(part.rows) * size(shape.batch) * size(part.cols) : CheckedSize(0);
+    const CheckedSize elements = size(part.rows) * size(shape.batch) * size(part.cols_at(position));
     total += elements * part.element_bytes();
     counts.elements.push_back(elements.overflowed() ? 0 : elements.value());
   }

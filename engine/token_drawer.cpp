@@ -23,7 +23,7 @@ TokenDrawer::TokenDrawer(Session& session, const SamplerOptions& options, std::s
                                          logprobs);
     if (stream_ == nullptr) return;
     copy_ = models::Slots(impl.slots.executor(), 1, impl.options);
-    impl.executor().copy(impl.slots.first(), copy_.first(), 1);
+    impl.executor().copy(impl.slots.first(), copy_.first(), 1, impl.position);
   } catch (const std::bad_alloc&) {  // no room for a copy: token by token
     stream_.reset();
   }
@@ -81,7 +81,7 @@ void TokenDrawer::enqueue() {
   Access::SessionImpl& impl = Access::impl(session_);
   impl.has_logits = false;
   if (const std::int64_t consumed = enqueued_ - 1; consumed - copied_at_ >= kInterval) {
-    impl.executor().copy(impl.slots.first(), copy_.first(), 1);
+    impl.executor().copy(impl.slots.first(), copy_.first(), 1, static_cast<std::int64_t>(first_step_) + consumed);
     copied_at_ = consumed;
   }
   stream_->enqueue();
@@ -91,7 +91,7 @@ void TokenDrawer::enqueue() {
 void TokenDrawer::return_to(std::int64_t consumed) {
   Access::SessionImpl& impl = Access::impl(session_);
   stream_.reset();
-  impl.executor().copy(copy_.first(), impl.slots.first(), 1);
+  impl.executor().copy(copy_.first(), impl.slots.first(), 1, static_cast<std::int64_t>(first_step_) + copied_at_);
   const int* const drawn = recent_.data() + recent_.size() - drawn_;
   for (std::int64_t i = copied_at_; i < consumed; ++i) {
     const models::Run run{impl.slots.first(), static_cast<std::int64_t>(first_step_) + i, 0, 1};

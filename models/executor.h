@@ -103,7 +103,8 @@ class Executor {
   virtual void release(Slot first) noexcept = 0;
   /// Back to position 0.
   virtual void clear(Slot first, int count) = 0;
-  virtual void copy(Slot from, Slot to, int count) = 0;
+  /// `position` is where the sequences are that are copied.
+  virtual void copy(Slot from, Slot to, int count, std::int64_t position) = 0;
   /// State of `count` sequences at `position` in host memory, and back; shapes are those of the configuration.
   virtual HostState save(Slot first, int count, std::int64_t position) = 0;
   virtual void load(Slot first, const HostState& state) = 0;

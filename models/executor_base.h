@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/cpu/cpu.h"
 #include "models/executor.h"
 #include "models/host_state.h"
 #include "models/state_pool.h"
@@ -45,27 +46,43 @@ class ExecutorBase : public Executor {
     const auto lane = derived().lane(options, count);
     const std::lock_guard lock(pool_mutex_);
     const Slot first = pool_.acquire(count);
-    lane->backend.zero(first, bytes_of(count));
+    zero(lane->backend, first, count);
     return first;
   }
-  void clear(Slot first, int count) override { derived().any_lane()->backend.zero(first, bytes_of(count)); }
-  void copy(Slot from, Slot to, int count) override { derived().any_lane()->backend.copy(from, to, bytes_of(count)); }
+  void clear(Slot first, int count) override { zero(derived().any_lane()->backend, first, count); }
+  void copy(Slot from, Slot to, int count, std::int64_t position) override {
+    const auto lane = derived().any_lane();
+    for_each_used(state_, count, position, [&](const StridedBytes& used) {
+      lane->backend.copy(from + used.offset, to + used.offset, used.stride, used.bytes, used.count);
+    });
+  }
 
   HostState save(Slot first, int count, std::int64_t position) override {
-    std::vector<std::byte> bytes(bytes_of(count));
-    derived().any_lane()->backend.download(first, bytes.data(), bytes.size());
+    HostImage image(bytes_of(count), kernels::Uninitialized{});
+    const auto lane = derived().any_lane();
     HostState state = zero_state(state_, count, position);
+    for_each_used(state_, count, position, [&](const StridedBytes& used) {
+      lane->backend.download(first + used.offset, image.data() + used.offset, used.stride, used.bytes, used.count);
+    });
     for_each_piece(state, state_,
-                   [&](void* piece, std::size_t at, std::size_t size) { std::memcpy(piece, bytes.data() + at, size); });
+                   [&](void* piece, std::size_t at, std::size_t size) { std::memcpy(piece, image.data() + at, size); });
     return state;
   }
   void load(Slot first, const HostState& state) override {
-    std::vector<std::byte> bytes(bytes_of(static_cast<int>(state.batch)));
+    const auto count = static_cast<int>(state.batch);
+    HostImage image(bytes_of(count), kernels::Uninitialized{});
+    for_each_used(state_, count, state.position, [&](const StridedBytes& used) {
+      for (std::size_t i = 0; i < used.count; ++i) {
+        std::memset(image.data() + used.offset + i * used.stride, 0, used.bytes);
+      }
+    });
     for_each_piece(state, state_, [&](const void* piece, std::size_t at, std::size_t size) {
-      std::memcpy(bytes.data() + at, piece, size);
+      std::memcpy(image.data() + at, piece, size);
     });
     const auto lane = derived().any_lane();
-    lane->backend.upload(bytes.data(), first, bytes.size());
+    for_each_used(state_, count, state.position, [&](const StridedBytes& used) {
+      lane->backend.upload(image.data() + used.offset, first + used.offset, used.stride, used.bytes, used.count);
+    });
     lane->forward.complete_state(first, state.batch, state.position);
   }
 
@@ -75,6 +92,13 @@ class ExecutorBase : public Executor {
   }
 
  protected:
+  using HostImage = kernels::HostBuffer<std::byte>;  // of slots: what is not used of it costs nothing
+
+  void zero(Backend& backend, Slot first, int count) {
+    for_each_used(state_, count, 0, [&](const StridedBytes& used) {
+      backend.zero(first + used.offset, used.stride, used.bytes, used.count);
+    });
+  }
   Derived& derived() { return static_cast<Derived&>(*this); }
   std::size_t bytes_of(int count) const { return state_.slot_bytes * static_cast<std::size_t>(count); }
 

@@ -14,7 +14,20 @@
 
 namespace mmrec::models {
 
-/// One tensor of the state: [rows, cols] in the slot of a sequence, [rows, B, cols] in a saved state.
+/// How much of a row is in use follows from the position: equal pieces, filled one after another from the first one on,
+/// all of them in the end. Nobody reads a piece before it is filled.
+struct Filling {
+  std::int64_t pieces = 1;   // of a row
+  std::int64_t tokens = 0;   // after which the next are filled; 0: all are in use from the beginning
+  std::int64_t at_once = 1;  // so many of them
+
+  std::int64_t filled(std::int64_t position) const {
+    if (tokens == 0) return pieces;
+    return std::min(pieces, std::min(pieces, position / tokens) * at_once);
+  }
+};
+
+/// One tensor of the state: [rows, cols] in the slot of a sequence; [rows, B, the filled of cols] in a saved state.
 struct StatePart {
   enum class Type : std::uint8_t { kF32, kF64 };
 
@@ -24,8 +37,15 @@ struct StatePart {
   std::int64_t cols = 0;
   std::size_t offset = 0;     // of its bytes in a slot
   bool at_position_0 = true;  // else it is empty there: what the first token leaves
+  Filling filling = {};       // its pieces divide cols
 
   std::size_t element_bytes() const { return type == Type::kF32 ? sizeof(float) : sizeof(double); }
+  std::size_t row_bytes() const { return static_cast<std::size_t>(cols) * element_bytes(); }
+  /// Columns in use.
+  std::int64_t cols_at(std::int64_t position) const {
+    if (!at_position_0 && position == 0) return 0;
+    return filling.tokens == 0 ? cols : cols / filling.pieces * filling.filled(position);
+  }
 };
 
 /// The state of one sequence. Slots that lie side by side are slot_bytes apart.
@@ -38,6 +58,14 @@ struct StateLayout {
   std::vector<Number> numbers;
   std::vector<StatePart> parts;  // in the order of a saved state
   std::size_t slot_bytes = 0;
+
+  /// The parts in the order in which they lie in a slot.
+  std::vector<const StatePart*> in_order() const {
+    std::vector<const StatePart*> order;
+    for (const StatePart& part : parts) order.push_back(&part);
+    std::sort(order.begin(), order.end(), [](const StatePart* a, const StatePart* b) { return a->offset < b->offset; });
+    return order;
+  }
 };
 
 /// A copy of the state in host memory, the same for every backend. Sequences run in lock-step at one position, from
@@ -86,14 +114,13 @@ class SlotPlaces {
   std::size_t bytes_ = 0;
 };
 
-/// A state of zeros with the layout's shapes.
+/// A state of zeros with the shapes that the layout has at a position.
 inline HostState zero_state(const StateLayout& layout, std::int64_t batch, std::int64_t position) {
   HostState state;
   state.batch = batch;
   state.position = position;
   for (const StatePart& part : layout.parts) {
-    const bool is_there = part.at_position_0 || position > 0;
-    const auto count = static_cast<std::size_t>(is_there ? part.rows * batch * part.cols : 0);
+    const auto count = static_cast<std::size_t>(part.rows * batch * part.cols_at(position));
     if (part.type == StatePart::Type::kF32) {
       state.parts.push_back({part.name, std::vector<float>(count)});
     } else {
@@ -110,17 +137,52 @@ void for_each_piece(State& state, const StateLayout& layout, Visit visit) {
   const auto batch = static_cast<std::size_t>(state.batch);
   for (std::size_t i = 0; i < layout.parts.size(); ++i) {
     const StatePart& part = layout.parts[i];
-    const auto rows = static_cast<std::size_t>(part.rows), cols = static_cast<std::size_t>(part.cols);
+    const auto rows = static_cast<std::size_t>(part.rows);
+    const auto cols = static_cast<std::size_t>(part.cols_at(state.position));
     const std::size_t bytes = cols * part.element_bytes();
     std::visit(
         [&](auto& values) {
           if (values.empty()) return;
           for (std::size_t row = 0; row < rows * batch; ++row) {
-            visit(values.data() + row * cols, row % batch * layout.slot_bytes + part.offset + row / batch * bytes,
-                  bytes);
+            visit(values.data() + row * cols,
+                  row % batch * layout.slot_bytes + part.offset + row / batch * part.row_bytes(), bytes);
           }
         },
         state.parts[i].values);
+  }
+}
+
+/// Equal pieces of memory at equal distances.
+struct StridedBytes {
+  std::size_t offset = 0;
+  std::size_t bytes = 0;   // of a piece
+  std::size_t stride = 0;  // from one piece's first byte to the next one's
+  std::size_t count = 0;
+};
+
+/// visit(StridedBytes) for what is in use of `count` slots side by side at a position: all but what no token has
+/// filled.
+template <class Visit>
+void for_each_used(const StateLayout& layout, std::int64_t count, std::int64_t position, Visit visit) {
+  const auto slots = static_cast<std::size_t>(count);
+  std::size_t begin = 0;  // of what is in use, whole, in every slot
+  const auto whole = [&](std::size_t end) {
+    if (end > begin) visit(StridedBytes{begin, end - begin, layout.slot_bytes, slots});
+  };
+  for (const StatePart* part : layout.in_order()) {
+    if (part->filling.filled(position) == part->filling.pieces) continue;
+    const auto rows = static_cast<std::size_t>(part->rows);
+    whole(part->offset);
+    begin = part->offset + rows * part->row_bytes();
+    const std::size_t bytes = static_cast<std::size_t>(part->cols_at(position)) * part->element_bytes();
+    for (std::size_t slot = 0; bytes != 0 && slot < slots; ++slot) {
+      visit(StridedBytes{slot * layout.slot_bytes + part->offset, bytes, part->row_bytes(), rows});
+    }
+  }
+  if (begin == 0) {
+    visit(StridedBytes{0, slots * layout.slot_bytes, 0, 1});
+  } else {
+    whole(layout.slot_bytes);
   }
 }
 

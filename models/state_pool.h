@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -32,10 +33,10 @@ class StatePool {
     blocks_.reserve(blocks_.size() + 1);
     Buffer memory;
     try {
-      memory = Buffer(bytes);
+      memory = Backend::template uninitialized<std::byte>(bytes, kWhat);
     } catch (const std::bad_alloc&) {
       drop_free(0);
-      memory = Buffer(bytes);
+      memory = Backend::template uninitialized<std::byte>(bytes, kWhat);
     }
     blocks_.push_back({std::move(memory), count, true});
     return blocks_.back().memory.data();
@@ -59,6 +60,7 @@ class StatePool {
 
  private:
   using Buffer = typename Backend::template Buffer<std::byte>;
+  static constexpr std::string_view kWhat = "not enough memory for the state of sequences";
   struct Block {
     Buffer memory;
     int count = 0;

@@ -15,6 +15,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/bank.h"
+#include "kernels/cpu/host_memory.h"
 #include "kernels/cpu/thread_pool.h"
 
 namespace mmrec::kernels {
@@ -68,6 +69,13 @@ class Cpu {
   Buffer<T> allocate(std::size_t count) {
     return Buffer<T>(count);
   }
+  /// Memory that costs nothing until it is written. Throws std::bad_alloc, of blocks that are large with needed and
+  /// available bytes and what for.
+  template <class T>
+  static Buffer<T> uninitialized(std::size_t count, std::string_view what) {
+    if (count * sizeof(T) > kLarge) check_available(count * sizeof(T), what);
+    return Buffer<T>(count, Uninitialized{});
+  }
   /// Host to backend and back; `count` elements. On the CPU both are plain copies.
   template <class T>
   void upload(const T* from, T* to, std::size_t count) {
@@ -86,8 +94,23 @@ class Cpu {
   }
   void zero(void* to, std::size_t bytes) { std::memset(to, 0, bytes); }
   void copy(const void* from, void* to, std::size_t bytes) { std::memcpy(to, from, bytes); }
+  /// Of `count` pieces of `bytes` each, `stride` apart on both sides.
+  void upload(const std::byte* from, std::byte* to, std::size_t stride, std::size_t bytes, std::size_t count) {
+    copy(from, to, stride, bytes, count);
+  }
+  void download(const std::byte* from, std::byte* to, std::size_t stride, std::size_t bytes, std::size_t count) {
+    copy(from, to, stride, bytes, count);
+  }
+  void zero(std::byte* to, std::size_t stride, std::size_t bytes, std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) zero(to + i * stride, bytes);
+  }
+  void copy(const std::byte* from, std::byte* to, std::size_t stride, std::size_t bytes, std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) copy(from + i * stride, to + i * stride, bytes);
+  }
 
  private:
+  static constexpr std::size_t kLarge = std::size_t{64} << 20;  // smaller blocks are not worth the question
+
   ThreadPool pool_;
   HostBuffer<float> scratch_;
 };

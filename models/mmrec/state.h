@@ -13,18 +13,18 @@ namespace mmrec::models {
 /// index is (position / memory_segment) mod memory_slots, and min(position / memory_segment, memory_slots) slots are
 /// filled: both follow from the position.
 struct SlotLayout {
+  std::size_t logits = 0;           // [V] fp32: of the next token
   std::size_t h = 0;                // [L, D] fp32: the recurrent state
-  std::size_t memory = 0;           // [L, M, D] fp32: a ring of segment means
   std::size_t segment_sum = 0;      // [L, D] fp64: sum of block outputs over the running segment
   std::size_t segment_context = 0;  // [L, D] fp32: c while exactly one slot of memory is filled; follows from memory
-  std::size_t logits = 0;           // [V] fp32: of the next token
+  std::size_t memory = 0;           // [L, M, D] fp32: a ring of segment means, those filled so far
   std::size_t bytes = 0;            // of a slot
 
   /// Of a whole model.
   explicit SlotLayout(const Config& config) {
     SlotPlaces places;
-    place_blocks(config, places);
     logits = places.place(static_cast<std::size_t>(config.vocab_size) * sizeof(float));
+    place_blocks(config, places);
     bytes = places.bytes();
   }
   /// Of a stack of blocks that shares its slot with others: the next of `places`. Who has placed everything sets
@@ -36,9 +36,10 @@ struct SlotLayout {
     const auto layers = static_cast<std::size_t>(config.num_layers);
     const auto dim = static_cast<std::size_t>(config.model_dim);
     h = places.place(layers * dim * sizeof(float));
-    memory = places.place(layers * static_cast<std::size_t>(config.memory_slots) * dim * sizeof(float));
     segment_sum = places.place(layers * dim * sizeof(double));
     segment_context = places.place(layers * dim * sizeof(float));
+    // Last: what is in use lies together while little of it is filled.
+    memory = places.place(layers * static_cast<std::size_t>(config.memory_slots) * dim * sizeof(float));
   }
 };
 
@@ -52,7 +53,8 @@ inline StateLayout state_layout(const Config& config, const SlotLayout& slot) {
                       {"memory_segment", config.memory_segment},
                       {"vocab_size", config.vocab_size}},
           .parts = {{"h", kF32, layers, dim, slot.h},
-                    {"memory", kF32, layers, config.memory_slots * dim, slot.memory},
+                    {"memory", kF32, layers, config.memory_slots * dim, slot.memory, true,
+                     Filling{.pieces = config.memory_slots, .tokens = config.memory_segment}},
                     {"segment_sum", kF64, layers, dim, slot.segment_sum},
                     {"logits", kF32, 1, config.vocab_size, slot.logits, false}},
           .slot_bytes = slot.bytes};

@@ -8,7 +8,6 @@
 
 #include <fmt/format.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -22,6 +21,7 @@
 #include <thread>
 #include <utility>
 
+#include "kernels/cpu/host_memory.h"
 #include "models/files/checksum.h"
 #include "models/files/elements.h"
 #include "models/files/text.h"
@@ -37,31 +37,9 @@ constexpr std::size_t kItemBytes = std::size_t{8} << 20;     // what one thread 
 constexpr std::size_t kBlockBytes = std::size_t{256} << 10;  // read, then scanned while it is in the cache
 constexpr int kMaxThreads = 16;
 
-/// The weights need more memory than the machine has.
-class OutOfMemory : public std::bad_alloc {
- public:
-  explicit OutOfMemory(std::string message) : message_(std::make_shared<std::string>(std::move(message))) {}
-  const char* what() const noexcept override { return message_->c_str(); }
-
- private:
-  std::shared_ptr<std::string> message_;  // shared: copying an exception must not throw
-};
-
-std::uint64_t physical_memory() {
-  const long pages = ::sysconf(_SC_PHYS_PAGES);
-  const long page_size = ::sysconf(_SC_PAGESIZE);
-  if (pages <= 0 || page_size <= 0) return ~std::uint64_t{0};
-  return static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(page_size);
-}
-
-/// The system would promise the memory and kill the process when it is touched: say no before that.
 void check_memory(const Checkpoint& checkpoint, CheckedSize bytes) {
-  const std::uint64_t available = physical_memory();
-  if (!bytes.at_most(available)) {
-    throw OutOfMemory(fmt::format("{}: not enough memory for the weights (they need {} bytes, the machine has {})",
-                                  checkpoint.path().string(), bytes.overflowed() ? ~std::uint64_t{0} : bytes.value(),
-                                  available));
-  }
+  kernels::check_available(bytes.overflowed() ? ~std::uint64_t{0} : bytes.value(),
+                           checkpoint.path().string() + ": not enough memory for the weights");
 }
 
 /// Asks for huge pages: a fraction of the page faults while the weights are read, and of the TLB misses whenever a
@@ -290,10 +268,10 @@ std::vector<Slice> slices_of(const Field& field, const std::string& prefix, cons
 void WeightReader::read() { read(targets_); }
 
 void WeightReader::read(std::span<const Target> targets) {
-  CheckedSize bytes = bytes_;
+  CheckedSize bytes = 0;
   for (const Target& target : targets) bytes += target.bytes();
   check_memory(checkpoint_, bytes);
-  bytes_ = bytes;
+  bytes_ += bytes;
   std::vector<Slice> items;
   for (const Target& target : targets) allocate(target, items);
   ItemReader(checkpoint_, options_).read(items);

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cmath>
 #include <fstream>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -25,10 +26,16 @@ namespace {
 namespace fs = std::filesystem;
 using kernels::DType;
 
-/// A file being written. Throws std::system_error with errno; one that was not closed is incomplete.
+/// A file being written. Throws std::system_error with errno; one that was not closed goes away.
 class Output {
  public:
   explicit Output(fs::path path) : path_(std::move(path)), file_(path_, std::ios::binary) { check(); }
+  ~Output() {
+    std::error_code ignored;
+    if (!closed_) fs::remove(path_, ignored);
+  }
+  Output(const Output&) = delete;
+  Output& operator=(const Output&) = delete;
   void write(std::string_view bytes) {
     file_.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
     check();
@@ -36,6 +43,7 @@ class Output {
   void close() {
     file_.close();
     check();
+    closed_ = true;
   }
 
  private:
@@ -45,6 +53,7 @@ class Output {
 
   fs::path path_;
   std::ofstream file_;
+  bool closed_ = false;
 };
 
 std::uint64_t elements_of(const TensorSpec& tensor) { return checked_product(tensor.shape).value(); }
@@ -85,11 +94,25 @@ std::pair<float, float> range_of(const TensorSpec& tensor, std::int64_t in) {
   return {-bound, bound};
 }
 
-void fill(Output& file, std::uint64_t elements, std::uint64_t key, std::pair<float, float> range, DType dtype) {
+void check_room(const fs::path& folder, std::span<const TensorSpec> tensors, DType dtype) {
+  CheckedSize bytes = 0;
+  for (const TensorSpec& tensor : tensors) bytes += checked_product(tensor.shape) * kernels::size_of(dtype);
+  std::error_code unknown;
+  const fs::space_info space = fs::space(folder, unknown);
+  if (unknown || bytes.at_most(space.available)) return;
+  throw std::system_error(
+      ENOSPC, std::generic_category(),
+      fmt::format("{}: the model needs {} bytes, the file system has {}", folder.string(),
+                  bytes.overflowed() ? "more than 2^64" : std::to_string(bytes.value()), space.available));
+}
+
+void fill(Output& file, std::uint64_t elements, std::uint64_t key, std::pair<float, float> range, DType dtype,
+          const std::function<void()>& between_blocks) {
   constexpr std::uint64_t kBlock = std::uint64_t{1} << 16;
   with_element_type(dtype, [&](auto zero) {
     std::vector<decltype(zero)> block;
     for (std::uint64_t begin = 0; begin < elements; begin += block.size()) {
+      if (between_blocks) between_blocks();
       block.resize(std::min(elements - begin, kBlock));
       for (std::size_t i = 0; i < block.size(); ++i) {
         block[i] = kernels::from_float<decltype(zero)>(uniform(key, begin + i, range.first, range.second));
@@ -102,8 +125,9 @@ void fill(Output& file, std::uint64_t elements, std::uint64_t key, std::pair<flo
 }  // namespace
 
 void write_synthetic_folder(const fs::path& folder, std::string_view config, std::span<const TensorSpec> tensors,
-                            DType dtype, std::uint64_t seed) {
+                            DType dtype, std::uint64_t seed, const std::function<void()>& between_blocks) {
   fs::create_directories(folder);
+  check_room(folder, tensors, dtype);
   Output file(folder / "model.safetensors");
   file.write(header_of(tensors, dtype));
   std::int64_t in = 1;  // of the weight last met: a bias follows its weight
@@ -112,7 +136,7 @@ void write_synthetic_folder(const fs::path& folder, std::string_view config, std
     Crc64 key;
     key.update(seed);
     key.update(tensor.name);
-    fill(file, elements_of(tensor), key.value(), range_of(tensor, in), dtype);
+    fill(file, elements_of(tensor), key.value(), range_of(tensor, in), dtype, between_blocks);
   }
   file.close();
   Output text(folder / "config.json");

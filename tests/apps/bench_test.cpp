@@ -120,6 +120,41 @@ TEST(Bench, AnInterruptRemovesTheSyntheticModel) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
+// A model that takes minutes to write: the first interrupt ends it too, and nothing stays, kept or not.
+TEST(Bench, AnInterruptEndsTheWritingOfAModel) {
+  for (const bool keeps : {false, true}) {
+    for (const bool twice : {false, true}) {
+      const TempFolder folder;
+      Command command;
+      command.arguments = {"/usr/bin/env", "TMPDIR=" + folder.path().string(), kBench, "--synthetic", "2048,64,32000"};
+      if (keeps) command.arguments.insert(command.arguments.end(), {"--keep", folder / "kept"});
+      Process process(command);
+      while (process.running() && std::filesystem::is_empty(folder.path())) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+      process.send(SIGINT);
+      if (twice) process.send(SIGINT);
+      EXPECT_EQ(process.wait().code, 130);
+      EXPECT_TRUE(std::filesystem::is_empty(folder.path())) << keeps << twice;
+    }
+  }
+}
+
+TEST(Bench, AModelThatTheDiskCannotHoldIsNotBegun) {
+  const TempFolder folder;
+  const Outcome outcome = run({kBench, "--synthetic", "1048576,1024,32000", "--keep", folder / "kept"});
+  expect_refused(outcome, 5, {folder.path().native(), "the model needs ", " bytes, the file system has "});
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+TEST(Bench, KeepOverwritesNoModel) {
+  const TempFolder folder;
+  write_file(folder / "model.safetensors", "mine");
+  const Outcome outcome = run({kBench, "--synthetic", "64,1,100", "--keep", folder.path()});
+  expect_refused(outcome, 3, {"holds a model.safetensors without a config.json"});
+  EXPECT_EQ(read_file(folder / "model.safetensors"), "mine");
+}
+
 // 18 D² elements a layer (F = 4 D), without the memory's two projections 16 D².
 TEST(BenchWork, CountsTheProductsOfAPrefill) {
   models::Config config;

@@ -231,7 +231,52 @@ TEST(Memory, TooLittleIsExitFour) {
   const Outcome outcome = run({"/bin/sh", "-c", R"(ulimit -v 400000; exec "$0" "$@")", kPpl, "--device", "cpu", "-m",
                                folder.path(), "--ids", "--threads", "1", "-"},
                               "[1,2]\n");
-  expect_refused(outcome, 4, {"out of memory"});
+  expect_refused(outcome, 4, {"not enough memory for the weights", "needed 5120", "available"});
+}
+
+/// tiny with a memory of so many slots.
+void write_with_slots(const TempFolder& folder, std::int64_t slots) {
+  for (const char* name : {"model.safetensors", "tokenizer.model"}) {
+    std::filesystem::copy_file(kTiny + "/" + name, folder / name);
+  }
+  Json json = Json::parse(read_file(kTiny + "/config.json"));
+  json["memory_slots"] = slots;
+  write_file(folder / "config.json", json.dump());
+}
+
+TEST(Memory, SlotsThatNoSegmentHasFilledCostNothing) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer counts what is asked for";
+#endif
+  const TempFolder few, many;
+  write_with_slots(few, 64);
+  write_with_slots(many, 1 << 21);  // half a gigabyte
+  Words outputs;
+  std::vector<long> peaks;
+  for (const TempFolder* folder : {&few, &many}) {
+    const std::string state = *folder / "state";
+    const Json json = json_of(run({kGenerate, "--device", "cpu", "-m", folder->path(), "-p", "one two", "-n", "4",
+                                   "--seed", "1", "--json", "--state-out", state}));
+    outputs.push_back(json["tokens"].dump());
+    peaks.push_back(json["timings"]["peak_memory_bytes"].get<long>());
+    EXPECT_LT(std::filesystem::file_size(state), 1 << 16);
+  }
+  EXPECT_EQ(outputs[0], outputs[1]);
+  EXPECT_LT(peaks[1], 2 * peaks[0]);
+}
+
+TEST(Memory, AStateThatDoesNotFitIsRefused) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer's shadow memory does not fit under the limit";
+#endif
+  const TempFolder folder;
+  write_with_slots(folder, 1 << 24);  // four gigabytes
+  for (const Words& program : {Words{kGenerate, "-p", "one two", "-n", "4"}, Words{kPpl, "-"}}) {
+    const Outcome outcome = run(words({"/bin/sh", "-c", R"(ulimit -v 2000000; exec "$0" "$@")"},
+                                      words(program, {"--device", "cpu", "-m", folder.path(), "--threads", "2"})),
+                                "one two");
+    expect_refused(outcome, 4, {"not enough memory for the state", "needed 4294", "available"});
+  }
 }
 
 }  // namespace

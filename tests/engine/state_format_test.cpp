@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <utility>
 #include <variant>
 
 #include "models/files/checksum.h"
@@ -82,7 +83,7 @@ TEST(StateFormat, RoundTripsToTheBit) {
 TEST(StateFormat, LayoutIsFixed) {
   const std::vector<std::byte> bytes = encode_state(example(), kShape);
   EXPECT_EQ(bytes.size(), 88U + 24 * 4 + 48 * 4 + 24 * 8 + 15 * 4 + 8);
-  EXPECT_EQ(std::memcmp(bytes.data(), "mmrecST\n\x04\x03\x02\x01\x01\0\0\0", 16), 0);
+  EXPECT_EQ(std::memcmp(bytes.data(), "mmrecST\n\x04\x03\x02\x01\x02\0\0\0", 16), 0);
   const auto u64 = [&](std::size_t at) {
     std::uint64_t value = 0;
     for (std::size_t i = 0; i < 8; ++i) value |= std::to_integer<std::uint64_t>(bytes[at + i]) << (8 * i);
@@ -93,6 +94,13 @@ TEST(StateFormat, LayoutIsFixed) {
   const std::uint64_t expected[] = {2, 3, 4, 2, 100, 5, 250};
   for (std::size_t i = 0; i < 7; ++i) EXPECT_EQ(u64(32 + 8 * i), expected[i]);
   EXPECT_EQ(u64(bytes.size() - 8), models::crc64(std::span(bytes).first(bytes.size() - 8)));
+}
+
+TEST(StateFormat, HoldsNoSlotThatNoSegmentHasFilled) {
+  for (const auto& [position, filled] : {std::pair{1, 0}, {99, 0}, {100, 1}, {199, 1}, {200, 2}, {1000, 2}}) {
+    const auto floats = static_cast<std::size_t>(24 + 24 * filled + 15);
+    EXPECT_EQ(encode_state(example(position), kShape).size(), 88 + floats * 4 + 24 * 8 + 8) << position;
+  }
 }
 
 TEST(StateFormat, EveryFlippedBitIsRefused) {
@@ -122,7 +130,7 @@ TEST(StateFormat, SaysWhatIsWrong) {
   EXPECT_EQ(refusal(other), "saved state: not a saved state (its first 8 bytes are not \"mmrecST\\n\")");
   EXPECT_EQ(refusal(with(bytes, 8, 0x04030201, 4)),
             "saved state: found byte order mark 0x04030201, expected 0x01020304");
-  EXPECT_EQ(refusal(with(bytes, 12, 2, 4)), "saved state: found version 2, expected 1");
+  EXPECT_EQ(refusal(with(bytes, 12, 1, 4)), "saved state: found version 1, expected 2");
   EXPECT_EQ(refusal(std::span(bytes).first(300)),
             "saved state: found 300 bytes, expected " + std::to_string(bytes.size()) + " as its header says");
   EXPECT_EQ(refusal(with(bytes, 24, 1, 8)),
@@ -157,7 +165,8 @@ TEST(StateFormat, HugeShapesAllocateNothing) {
   EXPECT_EQ(refusal(claim, huge), "saved state: the shapes of this session exceed the address space");
   huge = kShape;
   huge.layout = models::state_layout(config_of(2, 4, std::int64_t{1} << 40));
-  EXPECT_NE(refusal(with(bytes, 56, std::uint64_t{1} << 40, 8), huge).find("found size"), std::string::npos);
+  const auto long_ago = with(bytes, 80, std::uint64_t{1} << 60, 8);  // all slots are filled
+  EXPECT_NE(refusal(with(long_ago, 56, std::uint64_t{1} << 40, 8), huge).find("found size"), std::string::npos);
 }
 
 TEST(StateFormat, EncodingRefusesAStateOfOtherShapes) {

@@ -80,7 +80,8 @@ class ToyExecutor final : public models::Executor {
   int sequences_of_a_call() override { return 3; }
   void release(models::Slot first) noexcept override { delete[] & at(first); }
   void clear(models::Slot first, int count) override { zero(first, count); }
-  void copy(models::Slot from, models::Slot to, int count) override {
+  void copy(models::Slot from, models::Slot to, int count, std::int64_t position) override {
+    for (int b = 0; b < count; ++b) checked(from, b, position);
     if (log_) ++log_->copies;
     std::copy_n(&at(from), count, &at(to));
   }
@@ -93,7 +94,7 @@ class ToyExecutor final : public models::Executor {
       for (int b = 0; b < count; ++b) {
         const State& state = checked(first, b, position);
         append(all.get("h"), state.h, layer);
-        append(all.get("memory"), state.memory, layer);
+        append(all.get("memory"), state.memory, layer, filled(position));
         append(all.get<double>("segment_sum"), state.segment_sum, layer);
       }
     }
@@ -110,6 +111,7 @@ class ToyExecutor final : public models::Executor {
       for (std::size_t layer = 0; layer < layers(); ++layer) {
         take(state.h, all.get("h"), layer, b, batch);
         take(state.memory, all.get("memory"), layer, b, batch);
+        state.memory.resize(state.memory.size() + memory_floats() - filled(all.position));
         take(state.segment_sum, all.get<double>("segment_sum"), layer, b, batch);
       }
       const std::vector<float>& logits = all.get("logits");
@@ -234,6 +236,12 @@ class ToyExecutor final : public models::Executor {
     if (state.position != position) throw std::logic_error("the caller is mistaken about a sequence's position");
     return state;
   }
+  /// Floats of one layer's memory; and those that segments have filled.
+  std::size_t memory_floats() const { return static_cast<std::size_t>(config_.memory_slots * config_.model_dim); }
+  std::size_t filled(std::int64_t position) const {
+    return static_cast<std::size_t>(std::min(config_.memory_slots, position / config_.memory_segment) *
+                                    config_.model_dim);
+  }
   std::size_t layers() const { return static_cast<std::size_t>(config_.num_layers); }
 
   void record(std::span<const models::Run> runs) {
@@ -257,10 +265,10 @@ class ToyExecutor final : public models::Executor {
     to.insert(to.end(), from.begin(), from.end());
   }
   template <class T>
-  void append(std::vector<T>& to, const std::vector<T>& from, std::size_t layer) const {
-    const auto per = static_cast<std::ptrdiff_t>(from.size() / layers());
-    const auto begin = from.begin() + static_cast<std::ptrdiff_t>(layer) * per;
-    to.insert(to.end(), begin, begin + per);
+  void append(std::vector<T>& to, const std::vector<T>& from, std::size_t layer, std::size_t most = SIZE_MAX) const {
+    const std::size_t per = from.size() / layers();
+    const auto begin = from.begin() + static_cast<std::ptrdiff_t>(layer * per);
+    to.insert(to.end(), begin, begin + static_cast<std::ptrdiff_t>(std::min(per, most)));
   }
   template <class T>
   void take(std::vector<T>& to, const std::vector<T>& from, std::size_t layer, std::size_t b, std::size_t batch) const {

@@ -231,6 +231,39 @@ void Cuda::copy_rows_out(const void* from, std::size_t pitch, void* to, std::siz
   check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
 }
 
+namespace {
+
+void copy_pieces(const std::byte* from, std::byte* to, std::size_t stride, std::size_t bytes, std::size_t count,
+                 cudaMemcpyKind kind, cudaStream_t stream) {
+  if (bytes == 0 || count == 0) return;
+  check_cuda(cudaMemcpy2DAsync(to, stride, from, stride, bytes, count, kind, stream), "cudaMemcpy2DAsync");
+}
+
+}  // namespace
+
+void Cuda::upload(const std::byte* from, std::byte* to, std::size_t stride, std::size_t bytes, std::size_t count) {
+  if (count == 1) return copy_in(from, to, bytes);
+  copy_pieces(from, to, stride, bytes, count, cudaMemcpyHostToDevice, stream());
+}
+
+void Cuda::download(const std::byte* from, std::byte* to, std::size_t stride, std::size_t bytes,
+                    std::size_t count) const {
+  if (count == 1) return copy_out(from, to, bytes);
+  copy_pieces(from, to, stride, bytes, count, cudaMemcpyDeviceToHost, stream());
+  check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+}
+
+void Cuda::zero(std::byte* to, std::size_t stride, std::size_t bytes, std::size_t count) {
+  if (count == 1) return zero(to, bytes);
+  if (bytes == 0 || count == 0) return;
+  check_cuda(cudaMemset2DAsync(to, stride, 0, bytes, count, stream()), "cudaMemset2DAsync");
+}
+
+void Cuda::copy(const std::byte* from, std::byte* to, std::size_t stride, std::size_t bytes, std::size_t count) {
+  if (count == 1) return copy(from, to, bytes);
+  copy_pieces(from, to, stride, bytes, count, cudaMemcpyDeviceToDevice, stream());
+}
+
 bool Cuda::is_idle() const {
   const cudaError_t code = cudaStreamQuery(stream());
   if (code != cudaErrorNotReady) check_cuda(code, "cudaStreamQuery");

@@ -157,6 +157,11 @@ class Cuda {
     zero(buffer.data(), count * sizeof(T));
     return buffer;
   }
+  /// Of the current device. Throws OutOfDeviceMemory, which says what is missing by itself.
+  template <class T>
+  static Buffer<T> uninitialized(std::size_t count, std::string_view /*what*/) {
+    return Buffer<T>(count);
+  }
   /// Host to device. The source may be reused at once: pageable memory is staged before this returns.
   template <class T>
   void upload(const T* from, T* to, std::size_t count) {
@@ -176,6 +181,11 @@ class Cuda {
   void zero(void* to, std::size_t bytes);
   /// Within the device's memory.
   void copy(const void* from, void* to, std::size_t bytes);
+  /// Of `count` pieces of `bytes` each, `stride` apart on both sides.
+  void upload(const std::byte* from, std::byte* to, std::size_t stride, std::size_t bytes, std::size_t count);
+  void download(const std::byte* from, std::byte* to, std::size_t stride, std::size_t bytes, std::size_t count) const;
+  void zero(std::byte* to, std::size_t stride, std::size_t bytes, std::size_t count);
+  void copy(const std::byte* from, std::byte* to, std::size_t stride, std::size_t bytes, std::size_t count);
   void synchronize();
   /// Whether all that was enqueued is done. Throws as synchronize() would.
   bool is_idle() const;

@@ -216,7 +216,7 @@ TEST_P(PackedRunsTest, BranchesOfAClonedStateAreAsContinued) {
   std::vector<int> tokens;
   std::vector<models::Run> runs;
   for (int i = 0; i < 3; ++i) {
-    executor_->copy(trunk.first(), branches[i], 1);
+    executor_->copy(trunk.first(), branches[i], 1, 30);
     const std::int64_t rows = 10 + 15 * i;
     runs.push_back({branches[i], 30, std::ssize(tokens), rows});
     tokens.insert(tokens.end(), s.tokens.begin() + 30, s.tokens.begin() + 30 + rows);
@@ -258,7 +258,7 @@ TEST_P(PackedRunsTest, SequencesThatComeAndGoStepAsAlone) {
       const Sequence& s = all[next];
       executor_->clear(alone[slot], 1);
       begin(alone[slot], s);
-      executor_->copy(alone[slot], slots[slot], 1);
+      executor_->copy(alone[slot], slots[slot], 1, s.start);
       live.push_back({slot, next++, s.start});
     }
     std::vector<int> tokens;

@@ -119,7 +119,7 @@ TEST_P(CudaSegments, ManySequencesStepAsEachAlone) {
   const std::span<const int> tokens = std::span(tokens_).first(static_cast<std::size_t>(first + steps));
   alone.prefill(tokens.first(static_cast<std::size_t>(first)));
   other.prefill(tokens.first(static_cast<std::size_t>(first) - 5));
-  for (int b = 0; b < kMany; ++b) executor->copy(alone.slots()[0], many.slots()[b], 1);
+  for (int b = 0; b < kMany; ++b) executor->copy(alone.slots()[0], many.slots()[b], 1, first);
   for (std::int64_t t = first; t < first + steps; ++t) {
     std::vector<int> each(kMany, tokens[static_cast<std::size_t>(t)]);
     std::vector<models::Run> runs;
