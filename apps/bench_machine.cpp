@@ -1,6 +1,6 @@
 #include "apps/bench_machine.h"
 
-#include <cblas.h>
+#include <oneapi/dnnl/dnnl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "apps/processors.h"
+#include "kernels/cpu/one_thread.h"
 
 namespace mmrec::apps {
 namespace {
@@ -111,16 +112,31 @@ double sgemm_rate(int threads) {
   std::vector<float> a(kElements, 0.5F);
   std::vector<float> b(kElements, 0.25F);
   std::vector<float> c(kElements);
-  const int before = openblas_get_num_threads();
-  openblas_set_num_threads(threads);
   double best = std::numeric_limits<double>::max();
-  for (int run = 0; run <= kProducts; ++run) {
-    const auto start = Clock::now();
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, kProductSize, kProductSize, kProductSize, 1.0F, a.data(),
-                kProductSize, b.data(), kProductSize, 0.0F, c.data(), kProductSize);
-    if (run > 0) best = std::min(best, seconds_since(start));  // the first one starts threads
-  }
-  openblas_set_num_threads(before);
+  std::atomic<bool> failed{false};
+  Clock::time_point start;
+  std::barrier together(threads);
+  const auto work = [&](int thread) {
+    const kernels::OneThread alone;
+    const std::int64_t first = std::int64_t{kProductSize} * thread / threads;
+    const std::int64_t rows = std::int64_t{kProductSize} * (thread + 1) / threads - first;
+    for (int run = 0; run <= kProducts; ++run) {
+      together.arrive_and_wait();
+      if (thread == 0) start = Clock::now();
+      together.arrive_and_wait();
+      if (dnnl_sgemm('N', 'T', rows, kProductSize, kProductSize, 1.0F, a.data() + first * kProductSize, kProductSize,
+                     b.data(), kProductSize, 0.0F, c.data() + first * kProductSize, kProductSize) != dnnl_success) {
+        failed = true;
+      }
+      together.arrive_and_wait();
+      if (thread == 0 && run > 0) best = std::min(best, seconds_since(start));  // the first one makes code
+    }
+  };
+  std::vector<std::jthread> team;
+  for (int thread = 1; thread < threads; ++thread) team.emplace_back(work, thread);
+  work(0);
+  team.clear();
+  if (failed) throw std::bad_alloc();
   constexpr double kSize = kProductSize;
   return 2.0 * kSize * kSize * kSize / best;
 }

@@ -5,7 +5,7 @@ namespace mmrec::apps {
 
 struct MachinePeaks {
   double read_bytes_per_second = 0.0;  // all processors summing a buffer far beyond the last cache level
-  double sgemm_flops = 0.0;            // OpenBLAS, 2048^3 fp32, its own threads, one per processor
+  double sgemm_flops = 0.0;            // oneDNN, 2048^3 fp32, rows over a thread per processor
 };
 
 /// Takes a few seconds and up to 2 GiB; the best of several runs. Throws std::bad_alloc, std::system_error.

@@ -5,7 +5,7 @@
 // log-probs, a plain sgemm of the same product for log-probs from hidden states. Operands are random, lie far beyond
 // the last-level cache unless the shape is small, and are backed by huge pages where the system grants them. Times are
 // medians.
-#include <cblas.h>
+#include <oneapi/dnnl/dnnl.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/one_thread.h"
 
 namespace {
 
@@ -292,10 +293,9 @@ class Bench {
     // The bound: the whole product by the matrix library, an fp32 head, logits written, vocabulary over the threads.
     const Bound gemm{"sgemm", flops, [&] {
                        cpu_.pool().parallel_for(vocab, 64, [&](std::int64_t begin, std::int64_t end, int) {
-                         cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, static_cast<int>(n),
-                                     static_cast<int>(end - begin), static_cast<int>(dim), 1.0F, hidden.as<float>(),
-                                     static_cast<int>(dim), wide.as<float>() + begin * dim, static_cast<int>(dim), 0.0F,
-                                     logits.as<float>() + begin, static_cast<int>(vocab));
+                         const OneThread alone;
+                         (void)dnnl_sgemm('N', 'T', n, end - begin, dim, 1.0F, hidden.as<float>(), dim,
+                                          wide.as<float>() + begin * dim, dim, 0.0F, logits.as<float>() + begin, vocab);
                        });
                      }};
     measure(name, shape, flops, "GFLOP/s", gemm, [&] {

@@ -57,7 +57,7 @@ This package has the shared library that programs are linked with.")
 
 set(CPACK_DEBIAN_DEV_PACKAGE_NAME libmmrec-dev)
 set(CPACK_DEBIAN_DEV_PACKAGE_SECTION libdevel)
-set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "libmmrec${abi} (= ${revision}), libopenblas-dev, libsentencepiece-dev, libpcre2-dev, libfmt-dev")
+set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "libmmrec${abi} (= ${revision}), libdnnl-dev, libsentencepiece-dev, libpcre2-dev, libfmt-dev")
 set(CPACK_DEBIAN_DEV_PACKAGE_SUGGESTS "mmrec, cmake, pkg-config")
 set(CPACK_COMPONENT_DEV_DESCRIPTION "inference engine for the MM-Rec language model - development files
 ${about}

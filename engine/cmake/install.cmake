@@ -28,8 +28,8 @@ if(MMREC_HAS_CUDA)
   list(APPEND calls -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt)
 endif()
 list(JOIN calls " " calls)
-set(requires openblas sentencepiece fmt)
-set(links -lopenblas -lsentencepiece -lfmt)
+set(requires sentencepiece fmt)
+set(links -ldnnl -lsentencepiece -lfmt)
 if(PCRE2_FOUND)
   list(APPEND requires libpcre2-8)
   list(APPEND links -lpcre2-8)
@@ -70,7 +70,7 @@ configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/mmrec-config.cmake.in ${
   INSTALL_DESTINATION ${mmrec_package_dir} PATH_VARS MMREC_INSTALL_MODELDIR)
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/mmrec-config-version.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/mmrec-config.cmake ${PROJECT_BINARY_DIR}/mmrec-config-version.cmake
-              ${CMAKE_CURRENT_LIST_DIR}/FindOpenBLAS.cmake ${CMAKE_CURRENT_LIST_DIR}/FindPCRE2.cmake
+              ${CMAKE_CURRENT_LIST_DIR}/FindOneDNN.cmake ${CMAKE_CURRENT_LIST_DIR}/FindPCRE2.cmake
               ${CMAKE_CURRENT_LIST_DIR}/FindSentencePiece.cmake
         DESTINATION ${mmrec_package_dir} COMPONENT dev)
 

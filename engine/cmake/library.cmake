@@ -31,7 +31,7 @@ function(mmrec_library kind)
   target_compile_features(mmrec_${kind} PUBLIC cxx_std_20)
   target_sources(mmrec_${kind} PUBLIC FILE_SET HEADERS FILES ${mmrec_public_headers}
     BASE_DIRS engine/include models/include kernels/include ${PROJECT_BINARY_DIR}/include)
-  target_link_libraries(mmrec_${kind} PRIVATE OpenBLAS::OpenBLAS SentencePiece::SentencePiece ${mmrec_pcre2} fmt::fmt
+  target_link_libraries(mmrec_${kind} PRIVATE OneDNN::OneDNN SentencePiece::SentencePiece ${mmrec_pcre2} fmt::fmt
     Threads::Threads)
   if(MMREC_HAS_CUDA)
     target_sources(mmrec_${kind} PRIVATE $<TARGET_OBJECTS:mmrec_models_cuda> $<TARGET_OBJECTS:mmrec_kernels_cuda>

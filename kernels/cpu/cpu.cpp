@@ -1,8 +1,6 @@
 // The CPU backend's construction, and the choice of vector kernels.
 #include "kernels/cpu/cpu.h"
 
-#include <cblas.h>
-
 #include <algorithm>
 
 #include "kernels/cpu/simd.h"
@@ -47,10 +45,7 @@ std::string_view cpu_instruction_set() { return simd().name; }
 
 Cpu::Cpu(int threads)
     : pool_(std::clamp(threads > 0 ? threads : ThreadPool::available_processors(), 1, kMaxThreads)),
-      scratch_(static_cast<std::size_t>(pool_.threads()) * kScratchFloats) {
-  // A setting of the whole process. Our own threads call the library side by side, each for a product of its own, so
-  // that its way of sharing one product between threads cannot change a bit.
-  openblas_set_num_threads(1);
-}
+      scratch_(static_cast<std::size_t>(pool_.threads()) * kScratchFloats),
+      row_tiles_(pool_.threads()) {}
 
 }  // namespace mmrec::kernels

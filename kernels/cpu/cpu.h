@@ -1,7 +1,7 @@
 // The CPU backend: threads, scratch and every op of kernels/backend.h.
 //
 // All but the products of whole row tiles are vectorised for AVX-512, AVX2 and plain C++ (simd.h) and picked once per
-// process by the processor's features. Whole row tiles go through OpenBLAS in fixed shapes, every other row through one
+// process by the processor's features. Whole row tiles go through oneDNN in fixed shapes, every other row through one
 // kernel (matvec.inl) whose bits depend on neither its neighbours nor the threads.
 #pragma once
 
@@ -16,6 +16,7 @@
 #include "kernels/backend.h"
 #include "kernels/bank.h"
 #include "kernels/cpu/host_memory.h"
+#include "kernels/cpu/row_tile.h"
 #include "kernels/cpu/thread_pool.h"
 
 namespace mmrec::kernels {
@@ -55,14 +56,14 @@ class Cpu {
   template <class T>
   using Buffer = HostBuffer<T>;
 
-  /// threads <= 0 takes all the processors this process may run on; at most 256. Sets OpenBLAS to one thread of its own
-  /// per call, for the whole process. Throws std::bad_alloc.
+  /// threads <= 0 takes all the processors this process may run on; at most 256. Throws std::bad_alloc.
   explicit Cpu(int threads = 0);
 
   int threads() const { return pool_.threads(); }
   ThreadPool& pool() { return pool_; }
   /// Scratch of one thread (0 <= thread < threads()), kScratchFloats long, 64-byte aligned.
   float* scratch(int thread) { return scratch_.data() + static_cast<std::size_t>(thread) * kScratchFloats; }
+  RowTileProducts& row_tiles() { return row_tiles_; }
   static constexpr std::size_t kScratchFloats = std::size_t{384} * 1024;
 
   template <class T>
@@ -113,6 +114,7 @@ class Cpu {
 
   ThreadPool pool_;
   HostBuffer<float> scratch_;
+  RowTileProducts row_tiles_;
 };
 
 /// "avx512", "avx2" or "scalar": the vector code this process uses.

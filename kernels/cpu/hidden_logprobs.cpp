@@ -3,7 +3,7 @@
 // Rows are taken in chunks, whole row tiles first, the vocabulary in stripes of whole panels. A task is one chunk and
 // one stripe: panel after panel, the product leaves [chunk, panel] logits in the thread's scratch, each row's (max,
 // sum) is merged into the stripe's and the target's logit is picked out. The stripes of a row are merged from left to
-// right at the end. As in `linear`, a whole row tile's product goes through OpenBLAS, the other rows' through the
+// right at the end. As in `linear`, a whole row tile's product goes through oneDNN, the other rows' through the
 // matrix-vector kernel.
 //
 // What must stay true: chunks, panels and stripes follow from the shapes alone, so a log-prob's bits do not depend on
@@ -56,6 +56,7 @@ void hidden_logprobs(Cpu& cpu, const HiddenLogprobs<Host>& op) {
   const std::int64_t stripe_panels = std::max(kStripePanels, (panels + kMostStripes - 1) / kMostStripes);
   const std::int64_t stripes = (panels + stripe_panels - 1) / stripe_panels;
   const std::int64_t chunks = (n + kRowTile - 1) / kRowTile;
+  if (tiles && n >= kRowTile) cpu.row_tiles().prepare(op.hidden.stride, dim, vocab, panel_height);
   const auto dtype = static_cast<std::size_t>(op.head.format.code);
   const SimdKernels& kernels = simd();
   const auto partials_of = [&](std::int64_t slot) {
@@ -63,15 +64,15 @@ void hidden_logprobs(Cpu& cpu, const HiddenLogprobs<Host>& op) {
   };
 
   // One stripe for the rows first..first + rows; partials[r * stripes + stripe] receives row r's part.
-  const auto compute = [&](std::int64_t first, std::int64_t rows, std::int64_t stripe, MaxSum64* partials,
-                           float* logits) {
+  const auto compute = [&](std::int64_t first, std::int64_t rows, std::int64_t stripe, MaxSum64* partials, int thread) {
+    float* logits = cpu.scratch(thread);
     for (std::int64_t r = 0; r < rows; ++r) new (partials + r * stripes + stripe) MaxSum64();
     const std::int64_t end = std::min((stripe + 1) * stripe_panels * panel_height, vocab);
     for (std::int64_t v = stripe * stripe_panels * panel_height; v < end; v += panel_height) {
       const std::int64_t width = std::min(panel_height, end - v);
       const WeightView<Host> panel = op.head.middle_rows(v, width);
       if (tiles && rows == kRowTile) {
-        row_tile_product(op.hidden.row(first), op.hidden.stride, panel, logits + kTileFloats, logits, width);
+        cpu.row_tiles().multiply(thread, op.hidden.row(first), op.hidden.stride, panel, logits + kTileFloats, logits);
       } else {
         kernels.matvec.matvec[dtype](op.hidden.row(first), op.hidden.stride, rows, panel.data, dim, width, logits,
                                      width);
@@ -101,9 +102,10 @@ void hidden_logprobs(Cpu& cpu, const HiddenLogprobs<Host>& op) {
         if (task >= count * stripes) return;
         const std::int64_t slot = task / stripes;
         const std::int64_t row = (first + slot) * kRowTile;
-        compute(row, std::min(kRowTile, n - row), task % stripes, partials_of(slot), cpu.scratch(thread));
+        compute(row, std::min(kRowTile, n - row), task % stripes, partials_of(slot), thread);
       }
     });
+    cpu.row_tiles().check();
     for (std::int64_t slot = 0; slot < count; ++slot) {
       const std::int64_t row = (first + slot) * kRowTile;
       for (std::int64_t r = row; r < std::min(row + kRowTile, n); ++r) {

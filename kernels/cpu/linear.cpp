@@ -1,7 +1,7 @@
 // y = act(x W^T + bias) + residual_scale * residual, for several independent
 // jobs in one parallel region.
 //
-// A job's rows fall into whole row tiles, whose products go through OpenBLAS in
+// A job's rows fall into whole row tiles, whose products go through oneDNN in
 // fixed shapes (row_tile.h), and the rest, whose products are the matrix-vector
 // kernel's (matvec.inl). Either way the bias, activation and residual follow
 // while the products are still in cache.
@@ -86,19 +86,19 @@ void for_each_part(std::span<const Linear<Host>> jobs, Visit&& visit) {
 }
 
 /// Outputs first..last of one chunk of rows.
-void compute(const Part& part, std::int64_t chunk, std::int64_t first, std::int64_t last, float* scratch) {
+void compute(Cpu& cpu, const Part& part, std::int64_t chunk, std::int64_t first, std::int64_t last, int thread) {
   const Linear<Host>& job = *part.job;
   const MatvecKernels& kernels = simd().matvec;
   const auto matvec = kernels.matvec[static_cast<std::size_t>(job.weight.format.code)];
   const auto epilogue = kernels.epilogue[static_cast<std::size_t>(job.activation)];
   const std::int64_t t0 = part.first + chunk * part.chunk;
   const std::int64_t rows = std::min(part.chunk, part.first + part.rows - t0);
-  float* products = scratch;
+  float* products = cpu.scratch(thread);
   for (std::int64_t o = first; o < last; o += part.panel) {
     const std::int64_t outputs = std::min(part.panel, last - o);
     const WeightView<Host> panel = job.weight.middle_rows(o, outputs);
     if (part.tiled) {
-      row_tile_product(job.x.row(t0), job.x.stride, panel, scratch + kProductFloats, products, outputs);
+      cpu.row_tiles().multiply(thread, job.x.row(t0), job.x.stride, panel, products + kProductFloats, products);
     } else {
       matvec(job.x.row(t0), job.x.stride, rows, panel.data, panel.cols, outputs, products, outputs);
     }
@@ -111,12 +111,12 @@ void compute(const Part& part, std::int64_t chunk, std::int64_t first, std::int6
 }
 
 /// Units begin..end (counted over chunks) of one part.
-void compute_units(const Part& part, std::int64_t begin, std::int64_t end, float* scratch) {
+void compute_units(Cpu& cpu, const Part& part, std::int64_t begin, std::int64_t end, int thread) {
   while (begin < end) {
     const std::int64_t chunk = begin / part.units;
     const std::int64_t unit = begin % part.units;
     const std::int64_t count = std::min(part.units - unit, end - begin);
-    compute(part, chunk, unit * part.unit, std::min((unit + count) * part.unit, part.job->weight.rows), scratch);
+    compute(cpu, part, chunk, unit * part.unit, std::min((unit + count) * part.unit, part.job->weight.rows), thread);
     begin += count;
   }
 }
@@ -130,12 +130,18 @@ void linear(Cpu& cpu, std::span<const Linear<Host>> jobs) {
   constexpr std::int64_t kPieceCost = std::int64_t{512} * 1024;
   constexpr std::int64_t kPiecesPerThread = 16;
   std::int64_t cost = 0;
-  for_each_part(jobs, [&](const Part& part) { cost += part.total() * part.cost; });
+  for_each_part(jobs, [&](const Part& part) {
+    cost += part.total() * part.cost;
+    if (part.tiled) {
+      const Linear<Host>& job = *part.job;
+      cpu.row_tiles().prepare(job.x.stride, job.weight.cols, job.weight.rows, part.panel);
+    }
+  });
   if (cost == 0) return;
   const std::int64_t team = std::clamp<std::int64_t>(cost / kLeastCost, 1, cpu.threads());
   const std::int64_t pieces = std::clamp(cost / kPieceCost, team, team * kPiecesPerThread);
 
-  const auto compute_piece = [&](std::int64_t piece, float* scratch) {
+  const auto compute_piece = [&](std::int64_t piece, int thread) {
     // A unit belongs to the piece in which its first multiply-add lies.
     std::int64_t begin = piece * (cost / pieces) + std::min(piece, cost % pieces);
     std::int64_t end = (piece + 1) * (cost / pieces) + std::min(piece + 1, cost % pieces);
@@ -145,7 +151,7 @@ void linear(Cpu& cpu, std::span<const Linear<Host>> jobs) {
         return std::clamp<std::int64_t>((at + part.cost - 1) / part.cost, 0, part.total());
       };
       if (end > 0 && begin < part_cost) {
-        compute_units(part, unit_at(std::max<std::int64_t>(begin, 0)), unit_at(end), scratch);
+        compute_units(cpu, part, unit_at(std::max<std::int64_t>(begin, 0)), unit_at(end), thread);
       }
       begin -= part_cost;
       end -= part_cost;
@@ -153,17 +159,18 @@ void linear(Cpu& cpu, std::span<const Linear<Host>> jobs) {
   };
 
   if (team == 1) {
-    for (std::int64_t piece = 0; piece < pieces; ++piece) compute_piece(piece, cpu.scratch(0));
-    return;
+    for (std::int64_t piece = 0; piece < pieces; ++piece) compute_piece(piece, 0);
+    return cpu.row_tiles().check();
   }
   std::atomic<std::int64_t> next{0};
   cpu.pool().run_sharing([&](int thread) {
     for (;;) {
       const std::int64_t piece = next.fetch_add(1, std::memory_order_relaxed);
       if (piece >= pieces) return;
-      compute_piece(piece, cpu.scratch(thread));
+      compute_piece(piece, thread);
     }
   });
+  cpu.row_tiles().check();
 }
 
 }  // namespace mmrec::kernels

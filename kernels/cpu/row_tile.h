@@ -1,15 +1,18 @@
 // Products of one whole row tile with a panel of a weight matrix, through
-// OpenBLAS.
+// oneDNN.
 //
 // What must stay true: every call of the library has the shape [kRowTile, in] x
 // [panel, in]^T with a panel height that follows from `in` alone (the last
-// panel of a matrix is as much lower as the matrix demands), on one thread of
-// the library. So a row's bits depend on its place in the tile and on the
-// weights, not on how work is shared.
+// panel of a matrix is as much lower as the matrix demands), on the calling
+// thread alone. So a row's bits depend on its place in the tile and on the
+// weights, not on how work is shared. The library makes code for a shape when
+// it first meets it, which can fail for want of memory: prepare() does that
+// before threads begin to work, and products in them never throw.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 
 #include "kernels/backend.h"
 
@@ -27,9 +30,28 @@ constexpr std::int64_t panel_rows(std::int64_t in) {
   return std::min(kPanelFloats / std::max<std::int64_t>(in, 1) / kLeastPanelRows * kLeastPanelRows, kMostPanelRows);
 }
 
-/// y[t][o] = x[t] . panel[o] for t < kRowTile. `widened` holds kPanelFloats
-/// floats; fp32 weights are used in place.
-void row_tile_product(const float* x, std::int64_t x_stride, const WeightView<Host>& panel, float* widened, float* y,
-                      std::int64_t y_stride);
+/// The library's code for the shapes met so far, and its scratch for each of a
+/// backend's threads.
+class RowTileProducts {
+ public:
+  explicit RowTileProducts(int threads);
+  ~RowTileProducts();
+
+  /// Makes ready products of rows `x_stride` apart with all panels of `panel` rows of a matrix [out, in]. Before the
+  /// region of threads that multiplies. Throws std::bad_alloc, std::runtime_error where the library cannot do it.
+  void prepare(std::int64_t x_stride, std::int64_t in, std::int64_t out, std::int64_t panel);
+
+  /// y[t][o] = x[t] . panel[o] for t < kRowTile; y [kRowTile, panel.rows]. `widened` holds kPanelFloats floats; fp32
+  /// weights are used in place. Prepared; by several threads at once, each with its own number.
+  void multiply(int thread, const float* x, std::int64_t x_stride, const WeightView<Host>& panel, float* widened,
+                float* y) noexcept;
+
+  /// After the region: throws std::bad_alloc if a product since the last check was not computed.
+  void check();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
 
 }  // namespace mmrec::kernels

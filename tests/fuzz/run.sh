@@ -18,7 +18,7 @@ shift 4
 [ $# -gt 0 ] || set -- $(ls "$folder/corpus")
 mkdir -p "$out"/{corpus,log,findings,merged}
 [ ! -d "$folder/lib" ] || export LD_LIBRARY_PATH=$folder/lib
-export OPENBLAS_NUM_THREADS=1 ASAN_OPTIONS=allocator_may_return_null=1:symbolize=0
+export OMP_NUM_THREADS=1 ASAN_OPTIONS=allocator_may_return_null=1:symbolize=0
 
 # Slow ones have one turn where others have two; one turn in four is of the build that sees more.
 slow=" command_line folder tokenizer_ranks tokenizer_text "

@@ -1,0 +1,38 @@
+# Finds oneDNN 2.6 or newer: target OneDNN::OneDNN. Its own package asks for the development packages of OpenCL too, which
+# nothing here needs, so header and library are looked up directly. Every product is one thread's: OpenMP can be told so
+# for a thread alone, other ways of sharing work cannot.
+find_path(OneDNN_INCLUDE_DIR oneapi/dnnl/dnnl.hpp)
+find_library(OneDNN_LIBRARY dnnl)
+unset(OneDNN_REASON)
+if(OneDNN_INCLUDE_DIR)
+  set(OneDNN_headers ${OneDNN_INCLUDE_DIR}/oneapi/dnnl)
+  set(OneDNN_VERSION 0)
+  foreach(part IN ITEMS MAJOR MINOR PATCH)
+    foreach(header IN ITEMS dnnl_version.h dnnl_config.h)
+      if(EXISTS ${OneDNN_headers}/${header})
+        file(STRINGS ${OneDNN_headers}/${header} OneDNN_found REGEX "define DNNL_VERSION_${part} +[0-9]+")
+        if(OneDNN_found MATCHES "([0-9]+) *$")
+          set(OneDNN_number_${part} ${CMAKE_MATCH_1})
+        endif()
+      endif()
+    endforeach()
+  endforeach()
+  set(OneDNN_VERSION ${OneDNN_number_MAJOR}.${OneDNN_number_MINOR}.${OneDNN_number_PATCH})
+  file(STRINGS ${OneDNN_headers}/dnnl_config.h OneDNN_runtime REGEX "define DNNL_CPU_RUNTIME DNNL_RUNTIME_")
+  if(NOT OneDNN_runtime MATCHES "DNNL_RUNTIME_(OMP|SEQ)")
+    set(OneDNN_REASON "a build that shares work by OpenMP (as Debian's and Ubuntu's libdnnl-dev do) or not at all is needed")
+    set(OneDNN_INCLUDE_DIR OneDNN_INCLUDE_DIR-NOTFOUND)
+  endif()
+else()
+  set(OneDNN_REASON "on Debian and Ubuntu the package is libdnnl-dev")
+endif()
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(OneDNN REQUIRED_VARS OneDNN_LIBRARY OneDNN_INCLUDE_DIR VERSION_VAR OneDNN_VERSION
+  REASON_FAILURE_MESSAGE "${OneDNN_REASON}")
+if(OneDNN_FOUND AND NOT TARGET OneDNN::OneDNN)
+  add_library(OneDNN::OneDNN UNKNOWN IMPORTED)
+  set_target_properties(OneDNN::OneDNN PROPERTIES
+    IMPORTED_LOCATION "${OneDNN_LIBRARY}" INTERFACE_INCLUDE_DIRECTORIES "${OneDNN_INCLUDE_DIR}"
+    INTERFACE_LINK_LIBRARIES "${CMAKE_DL_LIBS}")
+endif()
+mark_as_advanced(OneDNN_INCLUDE_DIR OneDNN_LIBRARY)

@@ -1,0 +1,34 @@
+// Little address space: each run works or says that it cannot, at once, whatever the matrix library needs.
+#include <string>
+
+#include "tests/apps/programs.h"
+#include "tests/support/model_folder.h"
+
+namespace mmrec::test {
+namespace {
+
+TEST(Memory, AnyLimitOfAddressSpaceEndsARunWithAResultOrAReason) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer's shadow memory does not fit under the limit";
+#endif
+  const TempFolder folder;
+  std::string text;
+  while (text.size() < 700) text += "the small river runs past the old mill and never looks back ";
+  write_file(folder / "text", text);
+  bool worked = false;
+  for (const char* threads : {"1", "2", "8"}) {
+    for (int megabytes = 60; megabytes <= 620; megabytes += megabytes < 260 ? 10 : 60) {
+      const std::string limit = "ulimit -v " + std::to_string(megabytes * 1000) + "; exec \"$0\" \"$@\"";
+      const Outcome outcome = run({"/bin/sh", "-c", limit, kPpl, "-m", MMREC_WEIGHTS "/mmrec-12m", folder / "text",
+                                   "--device", "cpu", "--threads", threads});
+      EXPECT_EQ(outcome.signal, 0) << megabytes << " MB, " << threads << " threads\n" << outcome.err;
+      EXPECT_TRUE(outcome.code == 0 || outcome.code == 4) << megabytes << " MB, code " << outcome.code << outcome.err;
+      EXPECT_NE(outcome.err, "") << megabytes;
+      worked = worked || outcome.code == 0;
+    }
+  }
+  EXPECT_TRUE(worked);
+}
+
+}  // namespace
+}  // namespace mmrec::test
