@@ -54,8 +54,7 @@ class WireReader {
         if (length > rest_.size()) fail(fmt::format("field {} of {} bytes, {} are left", id, length, rest_.size()));
         field.bytes = rest_.substr(0, length);
         rest_.remove_prefix(length);
-        break;
-      }
+      } break;
       case Wire::kFixed32:
         field.number = fixed(4);
         break;
@@ -184,8 +183,7 @@ class Parser {
           const std::uint64_t type = in.varint(field);
           if (type < 1 || type > 4) fail(fmt::format("found model_type {}, expected 1..4", type));
           file_.model_type = static_cast<int>(type);
-          break;
-        }
+        } break;
         case 24:
           if (in.boolean(field)) fail("treat_whitespace_as_suffix is set, expected white space to begin words");
           break;

@@ -76,7 +76,7 @@ File open_shard(const fs::path& folder, const std::string& name, const fs::path&
   std::string hint;
   std::error_code error;
   std::size_t seen = 0;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end && seen < 1000; it.increment(error), ++seen) {
+  for (fs::directory_iterator it(folder, error), end; it != end && seen < 1000; it.increment(error), ++seen) {
     const fs::path extension = it->path().extension();
     if (extension == ".pt" || extension == ".pth" || extension == ".bin") {
       hint = fmt::format("; convert {} with weights/convert.py", quote(it->path().filename().string()));

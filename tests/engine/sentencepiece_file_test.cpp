@@ -259,6 +259,40 @@ TEST(Charsmap, RefusesReplacementsThatAreLongOrBeginInsideACharacter) {
   EXPECT_NE(charsmap_refusal(builder.build()).find("begins inside a character"), std::string::npos);
 }
 
+TEST(SentencePieceFile, LimitsOfNumbersAndTexts) {
+  const auto says = [](const std::string& message, std::string_view part) {
+    EXPECT_NE(message.find(part), std::string::npos) << message;
+  };
+  says(refusal(ProtoBuilder().varint(std::uint64_t{1} << 29, 1).str()),
+       "field number 536870912, expected 1..536870911");
+  TokenizerBuilder builder = good();
+  builder.extra_trainer.bytes(44, std::string(1025, 'x'));
+  says(refusal(builder), "field 44 is");
+  builder = good();
+  builder.extra_trainer.bytes(44, std::string_view("a\0b", 3));
+  says(refusal(builder), "expected UTF-8 without NUL of at most 1024 bytes");
+  std::string many;
+  for (std::size_t i = 0; i <= std::size_t{1} << 20; ++i) many += {'\x0a', '\0'};
+  says(refusal(many), "more than 1048576 pieces");
+}
+
+TEST(SentencePieceFile, AnOrdinaryPieceIsNoBos) {
+  TokenizerBuilder builder = good();
+  builder.pieces[1].type = 1;
+  const SentencePieceFile file = parse_sentencepiece(builder.build(), "t.model");
+  EXPECT_EQ(file.bos_id, -1);
+  EXPECT_EQ(file.eos_id, 2);
+}
+
+TEST(SentencePieceFile, WritingKeepsHowWhiteSpaceIsWritten) {
+  for (const std::uint64_t escapes : {0, 1}) {
+    TokenizerBuilder builder = good();
+    builder.extra_normalizer.varint(5, escapes);
+    const SentencePieceFile file = parse_sentencepiece(builder.build(), "t.model");
+    EXPECT_EQ(parse_sentencepiece(serialize(file, true), "again").escape_whitespaces, escapes == 1);
+  }
+}
+
 // sentencepiece keeps 32 matches of a lookup on its stack and reads as many as there were.
 TEST(Charsmap, RefusesMoreRulesThatBeginOneAnotherThanTheLibraryKeeps) {
   Rules rules;

@@ -169,6 +169,32 @@ TEST_F(StateFile, WhatDoesNotBelongIsNamed) {
   EXPECT_NE(refusal([&] { read_state_file(folder_ / "none"); }).find("none"), std::string::npos);
 }
 
+TEST_F(StateFile, IsOfOneSequence) {
+  Session two = model_.new_session(2);
+  const auto says = [](const auto& action) {
+    try {
+      action();
+    } catch (const std::invalid_argument& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_EQ(says([&] { save_sequence(two); }), "save_sequence: found a batch of 2, expected 1");
+  const SavedSequence saved = save_sequence(after("x"));
+  EXPECT_EQ(saved.tokenizer_fingerprint, 0U);
+  EXPECT_EQ(says([&] { restore_sequence(two, saved); }), "restore_sequence: found a batch of 2, expected 1");
+  Session session = model_.new_session();
+  restore_sequence(session, saved, &tokenizer_);  // it knows token ids alone: any tokenizer will do
+  EXPECT_EQ(session.save(), saved.state);
+}
+
+TEST_F(StateFile, NoMemoryIsTakenForAFileOfAnySize) {
+  test::write_file(folder_ / "huge", "mmrecSQ\n");
+  std::filesystem::resize_file(folder_ / "huge", (std::uintmax_t{1} << 41) + 1);  // no disk either: it has holes
+  EXPECT_NE(refusal([&] { read_state_file(folder_ / "huge"); }).find("found 2199023255553 bytes, expected 88 to"),
+            std::string::npos);
+}
+
 TEST_F(StateFile, WhatCannotBeWrittenLeavesWhatWasThere) {
   const SavedSequence saved = save_sequence(after("Alice"), {}, &tokenizer_);
   write_state_file(folder_ / "state", saved);

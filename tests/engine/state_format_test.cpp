@@ -173,6 +173,18 @@ TEST(StateFormat, EncodingRefusesAStateOfOtherShapes) {
   models::HostState state = example();
   state.get("logits").pop_back();
   EXPECT_THROW(encode_state(state, kShape), std::logic_error);
+  state = example();
+  ++state.batch;
+  EXPECT_THROW(encode_state(state, kShape), std::logic_error);
+  state = example();
+  state.parts.pop_back();
+  EXPECT_THROW(encode_state(state, kShape), std::logic_error);
+  state = example();
+  const std::vector<double> wide(state.get("h").begin(), state.get("h").end());
+  for (models::HostState::Part& part : state.parts) {
+    if (part.name == "h") part.values = wide;
+  }
+  EXPECT_THROW(encode_state(state, kShape), std::logic_error);
 }
 
 }  // namespace

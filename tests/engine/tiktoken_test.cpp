@@ -275,7 +275,7 @@ TEST(Tiktoken, MalformedRankFiles) {
   for (const char* rank : {"-1", "+257", "1048576", "99999999999999999999999", "257 ", " 257", "0x101", "257.0"}) {
     says(good + "YWM= " + rank + "\n", {"line 258", "rank", rank, "0..1048575"});
   }
-  for (const char* token : {"YWM", "YW=M", "Y===", "====", "YWN=", "YR==", "Y-M=", "YW\xC3\xA9", "YWM=YWM="}) {
+  for (const char* token : {"YWM", "YW=M", "Y===", "====", "YWN=", "YR==", "Y-M=", "Y{M=", "YW\xC3\xA9", "YWM=YWM="}) {
     says(good + token + " 257\n", {"line 258", "expected base64"});
   }
   says(good + "YWM= 256\n", {"line 258", "rank 256 again"});
@@ -314,11 +314,15 @@ TEST(Tiktoken, MalformedConfigs) {
   expect_says(special({{"<s>", 1 << 20}}), {file, "id 1048576", "0..1048575"});
   expect_says(special({{"<s>", 1.0}}), {file, "special_tokens"});
   expect_says(special(Json::array()), {file, "special_tokens"});
+  Json many = Json::object();
+  for (int id = 0; id <= 1 << 16; ++id) many["<" + std::to_string(id) + ">"] = 300 + id;
+  expect_says(special(many), {file, "found more than 65536 tokens"});
   const auto added = [](const Json& tokens) {
     return config_refusal(config_of(".", {{"special_tokens", {{"<s>", 257}}}, {"added_tokens_decoder", tokens}}));
   };
   expect_says(added({{"258", "<s>"}}), {file, "found ids 258 and 257", "one id"});
   expect_says(added({{"257x", "<t>"}}), {file, "\"257x\"", "expected an id"});
+  expect_says(added({{"x", "<t>"}}), {file, "\"x\"", "expected an id"});
   expect_says(added({{"258", {{"special", true}}}}), {file, "content"});
   expect_says(config_refusal(config_of(".", {{"eos_token", "<e>"}})), {file, "eos_token", "\"<e>\""});
   expect_says(config_refusal(config_of(".", {{"add_bos_token", true}})), {file, "add_bos_token", "no BOS"});

@@ -270,9 +270,9 @@ TEST(Tokenizer, ConfigNamesTheTokens) {
             std::string::npos);
   EXPECT_NE(refusal(builder, R"({"bos_token": null, "add_bos_token": true})").find("there is no BOS"),
             std::string::npos);
-  for (const char* bad :
-       {"{", "[]", "not json", R"({"add_bos_token": 1})", R"({"bos_token": 5})", R"({"bos_token": {}})",
-        R"({"add_bos_token": true, "add_bos_token": true})", R"({"bos_token": ""}x)"}) {
+  for (const char* bad : {"{", "[]", "not json", R"({"add_bos_token": 1})", R"({"bos_token": 5})",
+                          R"({"bos_token": {}})", R"({"bos_token": {"content": ""}})",
+                          R"({"add_bos_token": true, "add_bos_token": true})", R"({"bos_token": ""}x)"}) {
     EXPECT_NE(refusal(builder, bad).find("tokenizer_config.json"), std::string::npos) << bad;
   }
   // Beside the file, in a folder.

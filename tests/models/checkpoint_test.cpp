@@ -431,5 +431,36 @@ TEST(CheckpointCost, IndexThatNamesTheMostTensorsIsComparedFast) {
   expect_cheap_refusal(folder.path());
 }
 
+TEST(Checkpoint, TwoShardsOfTooManyTensorsTogether) {
+  const TempFolder folder;
+  for (const char* shard : {"1", "2"}) {
+    std::string header = "{";
+    for (std::size_t i = 0; i <= kMaxTensors / 2; ++i) {
+      header += (i > 0 ? ",\"" : "\"") + std::string(shard) + "." + std::to_string(i) +
+                R"(":{"dtype":"F32","shape":[0],"data_offsets":[0,0]})";
+    }
+    write_file(folder / (std::string(shard) + ".safetensors"), safetensors_bytes(header + "}"));
+  }
+  write_file(folder / "model.safetensors.index.json",
+             R"({"weight_map":{"1.0":"1.safetensors","2.0":"2.safetensors"}})");
+  expect_says(refusal_of(folder), {"2.safetensors", "checkpoint of more than 100000 tensors"});
+}
+
+TEST(Checkpoint, AFolderThatCannotBeLookedIntoIsASystemError) {
+  const fs::path folder = fs::path("/tmp") / std::string(300, 'x');
+  expect_says(error_of<std::system_error>([&] { Checkpoint::open(folder); }), {"cannot read the folder"});
+}
+
+TEST(Checkpoint, AFolderOfManyOtherFilesIsLookedThroughInPart) {
+  const TempFolder folder;
+  for (int i = 0; i < 1001; ++i) write_file(folder / (std::to_string(i) + ".txt"), "");
+  expect_says(refusal_of(folder), {"no model.safetensors and no model.safetensors.index.json"});
+  for (const char* name : {"a.pt", "b.pth", "c.bin"}) {
+    const TempFolder checkpoint;
+    write_file(checkpoint / name, "");
+    expect_says(refusal_of(checkpoint), {"convert \"", name, "weights/convert.py"});
+  }
+}
+
 }  // namespace
 }  // namespace mmrec::models

@@ -203,5 +203,11 @@ TEST(Json, MessagesQuoteWhatTheyFind) {
   EXPECT_EQ(printable(""), "\"\"");
 }
 
+TEST(Json, BehindTheLastValueThereIsNothing) {
+  JsonReader reader("[1]", "x.json");
+  reader.skip();
+  expect_says(error_of([&] { reader.integer(); }), {"x.json", "found \"\", expected an integer"});
+}
+
 }  // namespace
 }  // namespace mmrec::models

@@ -10,6 +10,7 @@
 #include "models/files/checked.h"
 #include "models/files/checkpoint.h"
 #include "models/files/checksum.h"
+#include "models/files/elements.h"
 #include "models/mmrec/weights.h"
 #include "tests/support/model_folder.h"
 
@@ -126,6 +127,7 @@ TEST(CheckedSize, RemembersOverflow) {
   EXPECT_TRUE((big + big).overflowed());
   EXPECT_TRUE((big * 2).overflowed());
   EXPECT_TRUE((big * 2 * 0).overflowed());
+  EXPECT_TRUE((CheckedSize(0) * (big * 2)).overflowed());
   EXPECT_FALSE((big * 1 + 0).overflowed());
   EXPECT_FALSE((big + big).at_most(~std::uint64_t{0}));
   EXPECT_TRUE(CheckedSize(5).at_most(5));
@@ -133,6 +135,21 @@ TEST(CheckedSize, RemembersOverflow) {
   EXPECT_EQ((CheckedSize(6) * 7 + 1).value(), 43U);
   EXPECT_TRUE(checked_product(std::vector<std::int64_t>{-1, 2}).overflowed());
   EXPECT_EQ(checked_product(std::vector<std::int64_t>{}).value(), 1U);
+}
+
+TEST(Checksum, TablesOfTheCompilerAreThoseOfTheProgram) {
+  EXPECT_EQ(detail::make_crc64_tables(), detail::kCrc64Tables);
+}
+
+// A value that is no enumerator, as damaged memory could hold.
+TEST(Checkpoint, WhatIsNoElementTypeHasNeitherNameNorNumbers) {
+  const auto none = static_cast<DType>(99);
+  const std::byte zeros[4] = {};
+  EXPECT_EQ(name_in_file(none), "");
+  EXPECT_EQ(first_nonfinite(zeros, 1, none), -1);
+  bool called = false;
+  with_element_type(none, [&](auto) { called = true; });
+  EXPECT_FALSE(called);
 }
 
 }  // namespace
