@@ -2,12 +2,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "engine/utf8.h"
 #include "mmrec/tokenizer.h"
+#include "tests/support/rank_file_builder.h"
 #include "tests/support/tokenizer_builder.h"
 
 namespace {
@@ -18,7 +20,7 @@ void require(bool holds) {
   if (!holds) std::abort();
 }
 
-/// One that keeps text as it is and one that normalises it.
+/// One that keeps text as it is, one that normalises it, and one of ranks, where they are read.
 const std::vector<Tokenizer>& tokenizers() {
   static const std::vector<Tokenizer> list = [] {
     const std::string space = "\xE2\x96\x81";
@@ -32,7 +34,13 @@ const std::vector<Tokenizer>& tokenizers() {
     normalising.charsmap =
         mmrec::test::CharsmapBuilder(mmrec::test::Rules{{"\n", " "}, {"\xC3\xA9", "e"}, {"ab", "b"}, {"abc", ""}})
             .build();
-    return std::vector{Tokenizer::from_bytes(faithful.build()), Tokenizer::from_bytes(normalising.build())};
+    std::vector all{Tokenizer::from_bytes(faithful.build()), Tokenizer::from_bytes(normalising.build())};
+    try {
+      const std::string ranks = mmrec::test::rank_file(mmrec::test::bytes_and({"th", "the", " the", "ab", "\xC3\xA9"}));
+      all.push_back(Tokenizer::from_bytes(ranks, R"({"pattern": " ?[a-z]+|\\s+|."})", "tokenizer.tiktoken"));
+    } catch (const std::runtime_error&) {  // a build without PCRE2
+    }
+    return all;
   }();
   return list;
 }
