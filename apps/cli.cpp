@@ -4,10 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <csignal>
+#include <cstdlib>
 #include <limits>
 #include <new>
 #include <system_error>
@@ -98,41 +100,34 @@ std::string nearest_option(std::span<const Flag> flags, int argc, const char* co
       fmt::format("--{}: not a valid value (found '{}', expected {})", option, printable(found), expected));
 }
 
-}  // namespace
+// Memory for when there is no more: messages take some, and so do the destructors of nlohmann's JSON values, which end
+// the process where they get none. A small request that fails first is served from it too.
+std::atomic<void*> kept_back = nullptr;
 
-std::string printable(std::string_view text) {
-  constexpr std::size_t kLongest = 2000;
-  std::string line;
-  for (const char c : text.substr(0, kLongest)) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7f) {
-      line += c == '\n' ? " " : fmt::format("\\x{:02x}", byte);
-    } else {
-      line += c;
-    }
-  }
-  if (text.size() > kLongest) line += "…";
-  return line;
+void release_kept_back() {
+  void* const memory = kept_back.exchange(nullptr);
+  if (memory == nullptr) throw std::bad_alloc();
+  std::free(memory);
 }
 
-void log_line(std::string_view text) {
-  const std::string line = fmt::format("{}: {}\n", program_name, printable(text));
-  // Nowhere to report a failure of this one to.
-  for (std::size_t done = 0; done < line.size();) {
-    const ssize_t n = ::write(STDERR_FILENO, line.data() + done, line.size() - done);
+void keep_memory_back() {
+  constexpr std::size_t kBytes = std::size_t{512} << 10;
+  kept_back = std::malloc(kBytes);
+  std::set_new_handler(release_kept_back);
+}
+
+/// Nowhere to report a failure of this one to.
+void write_to_stderr(std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t n = ::write(STDERR_FILENO, text.data(), text.size());
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) return;
-    done += static_cast<std::size_t>(n);
+    text.remove_prefix(static_cast<std::size_t>(n));
   }
 }
 
-void warn(std::string_view text) { log_line(fmt::format("warning: {}", text)); }
-
-int run_program(std::string_view program, const std::function<int()>& body) {
-  program_name = program;
-  occupy_standard_descriptors();
-  std::signal(SIGPIPE, SIG_IGN);
-  handle_interrupts(program);
+/// What the body returns, or the exit code of what it throws, which is said.
+int run_and_report(std::string_view program, const std::function<int()>& body) {
   const auto fail = [](ExitCode code, std::string_view text) {
     log_line(text);
     return static_cast<int>(code);
@@ -161,6 +156,42 @@ int run_program(std::string_view program, const std::function<int()>& body) {
     return fail(means_no_memory(error.code()) ? kOutOfMemory : kRuntimeFault, error.what());
   } catch (const std::exception& error) {
     return fail(kRuntimeFault, error.what());
+  }
+}
+
+}  // namespace
+
+std::string printable(std::string_view text) {
+  constexpr std::size_t kLongest = 2000;
+  std::string line;
+  for (const char c : text.substr(0, kLongest)) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f) {
+      line += c == '\n' ? " " : fmt::format("\\x{:02x}", byte);
+    } else {
+      line += c;
+    }
+  }
+  if (text.size() > kLongest) line += "…";
+  return line;
+}
+
+void log_line(std::string_view text) { write_to_stderr(fmt::format("{}: {}\n", program_name, printable(text))); }
+
+void warn(std::string_view text) { log_line(fmt::format("warning: {}", text)); }
+
+int run_program(std::string_view program, const std::function<int()>& body) {
+  program_name = program;
+  try {
+    keep_memory_back();
+    occupy_standard_descriptors();
+    std::signal(SIGPIPE, SIG_IGN);
+    handle_interrupts(program);
+    return run_and_report(program, body);
+  } catch (const std::bad_alloc&) {  // not even for the message
+    write_to_stderr(program_name);
+    write_to_stderr(": out of memory\n");
+    return kOutOfMemory;
   }
 }
 

@@ -30,7 +30,8 @@ struct stat status_of(int fd) {
 }
 
 int open_input(const std::string& path) {
-  const int fd = path == "-" ? STDIN_FILENO : open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  int fd = STDIN_FILENO;
+  while (path != "-" && (fd = open(path.c_str(), O_RDONLY | O_CLOEXEC)) < 0 && errno == EINTR) continue;
   if (fd < 0) unreadable(path, errno);
   return fd;
 }

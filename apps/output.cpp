@@ -41,26 +41,33 @@ Output::Output(std::filesystem::path path) : target_(std::move(path)) {
   const auto status = std::filesystem::status(target_, ignored);
   if (std::filesystem::is_directory(status)) fail(EISDIR);
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
-    fd_ = open(target_.c_str(), O_WRONLY | O_CLOEXEC);
-    if (fd_ < 0) fail(errno);
+    open_target(O_WRONLY);
     return;
   }
   open_temporary();
 }
 
 Output::Output(std::filesystem::path path, std::uint64_t keep) : target_(std::move(path)) {
-  fd_ = open(target_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-  if (fd_ < 0) fail(errno);
+  open_target(O_WRONLY | O_CREAT);
   const auto end = static_cast<off_t>(keep);
   if (ftruncate(fd_, end) != 0 || lseek(fd_, end, SEEK_SET) != end) fail(errno);
+}
+
+void Output::open_target(int flags) {
+  do {
+    fd_ = open(target_.c_str(), flags | O_CLOEXEC, 0666);
+  } while (fd_ < 0 && errno == EINTR);
+  if (fd_ < 0) fail(errno);
 }
 
 void Output::open_temporary() {
   struct stat existing = {};
   const bool replaces = stat(target_.c_str(), &existing) == 0;
   if (replaces && access(target_.c_str(), W_OK) != 0) fail(errno);
-  temporary_ = target_.string() + ".XXXXXX";
-  fd_ = mkostemp(temporary_.data(), O_CLOEXEC);
+  do {
+    temporary_ = target_.string() + ".XXXXXX";
+    fd_ = mkostemp(temporary_.data(), O_CLOEXEC);
+  } while (fd_ < 0 && errno == EINTR);
   if (fd_ < 0) {
     temporary_.clear();
     fail(errno);
@@ -109,7 +116,9 @@ void Output::flush() {
 
 void Output::commit() {
   flush();
-  if (!temporary_.empty() && fsync(fd_) != 0) fail(errno);  // before a name is given to it
+  while (!temporary_.empty() && fsync(fd_) != 0) {  // before a name is given to it
+    if (errno != EINTR) fail(errno);
+  }
   if (close(std::exchange(fd_, -1)) != 0 && errno != EINTR) fail(errno);
   if (temporary_.empty()) return;
   if (rename(temporary_.c_str(), target_.c_str()) != 0) fail(errno);

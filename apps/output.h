@@ -51,6 +51,7 @@ class Output {
 
  private:
   [[noreturn]] void fail(int error) const;
+  void open_target(int flags);
   void open_temporary();
 
   int fd_ = -1;

@@ -12,6 +12,8 @@
 #include <system_error>
 #include <utility>
 
+#include "models/files/interrupted.h"
+
 namespace mmrec::models {
 namespace {
 
@@ -30,11 +32,11 @@ const char* kind_of(mode_t mode) {
 
 File File::open(const std::filesystem::path& path) {
   // O_NONBLOCK: opening a FIFO that nobody writes to must not hang. It means nothing for regular files.
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-  if (fd < 0) fail_errno(path, "cannot open");
-  File file(path, fd, 0);
+  File file(path, -1, 0);  // owns the descriptor as soon as there is one
+  file.fd_ = uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); });
+  if (file.fd_ < 0) fail_errno(path, "cannot open");
   struct stat status {};
-  if (::fstat(fd, &status) != 0) fail_errno(path, "cannot read its status");
+  if (::fstat(file.fd_, &status) != 0) fail_errno(path, "cannot read its status");
   if (!S_ISREG(status.st_mode)) {
     throw std::runtime_error(
         fmt::format("{}: found {}, expected a regular file", path.string(), kind_of(status.st_mode)));
@@ -60,8 +62,7 @@ File::~File() {
 void File::read(std::uint64_t offset, std::span<std::byte> to) const {
   while (!to.empty()) {
     const std::size_t count = std::min<std::size_t>(to.size(), std::size_t{1} << 30);
-    const ::ssize_t n = ::pread(fd_, to.data(), count, static_cast<::off_t>(offset));
-    if (n < 0 && errno == EINTR) continue;
+    const ::ssize_t n = uninterrupted([&] { return ::pread(fd_, to.data(), count, static_cast<::off_t>(offset)); });
     if (n < 0) fail_errno(path_, "cannot read");
     if (n == 0) {
       throw std::runtime_error(

@@ -12,6 +12,8 @@
 #include <system_error>
 #include <utility>
 
+#include "models/files/interrupted.h"
+
 namespace mmrec::models {
 namespace {
 
@@ -32,7 +34,7 @@ class Replacement {
     }
     folder_ = target_.parent_path();
     if (folder_.empty()) folder_ = ".";
-    fd_ = ::open(folder_.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, kPrivate);
+    fd_ = uninterrupted([&] { return ::open(folder_.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, kPrivate); });
     if (fd_ < 0) make_named();
   }
   ~Replacement() {
@@ -44,12 +46,11 @@ class Replacement {
 
   void write(std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
-      const ssize_t n = ::write(fd_, bytes.data(), bytes.size());
-      if (n < 0 && errno == EINTR) continue;
+      const ssize_t n = uninterrupted([&] { return ::write(fd_, bytes.data(), bytes.size()); });
       if (n < 0) fail("cannot write");
       bytes = bytes.subspan(static_cast<std::size_t>(n));
     }
-    if (::fsync(fd_) != 0) fail("cannot write to the disk");
+    if (uninterrupted([&] { return ::fsync(fd_); }) != 0) fail("cannot write to the disk");
   }
 
   void commit() {
@@ -57,9 +58,10 @@ class Replacement {
     if (::close(std::exchange(fd_, -1)) != 0 && errno != EINTR) fail("cannot write");
     if (::rename(name_.c_str(), target_.c_str()) != 0) fail("cannot replace");
     name_.clear();
-    const int folder = ::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    const int folder = uninterrupted([&] { return ::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
     if (folder < 0) fail("cannot open its folder");
-    const bool is_written = ::fsync(folder) == 0 || errno == EINVAL || errno == EROFS;  // some file systems cannot
+    const bool is_written = uninterrupted([&] { return ::fsync(folder); }) == 0 || errno == EINVAL ||
+                            errno == EROFS;  // some file systems cannot
     const int error = errno;
     ::close(folder);
     errno = error;
@@ -69,8 +71,11 @@ class Replacement {
  private:
   /// Where the file system has no files without a name.
   void make_named() {
-    std::string name = target_.string() + ".XXXXXX";
-    fd_ = ::mkostemp(name.data(), O_CLOEXEC);  // mode 0600
+    std::string name;
+    fd_ = uninterrupted([&] {
+      name = target_.string() + ".XXXXXX";
+      return ::mkostemp(name.data(), O_CLOEXEC);  // mode 0600
+    });
     if (fd_ < 0) fail("cannot create a file beside it");
     name_ = std::move(name);
   }
@@ -78,9 +83,9 @@ class Replacement {
   void give_name() {
     const std::string self = fmt::format("/proc/self/fd/{}", fd_);
     for (int attempt = 0; attempt < 100; ++attempt) {
-      const std::string name = fmt::format("{}.{}-{}", target_.string(), ::getpid(), attempt);
+      std::string name = fmt::format("{}.{}-{}", target_.string(), ::getpid(), attempt);
       if (::linkat(AT_FDCWD, self.c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) == 0) {
-        name_ = name;
+        name_ = std::move(name);  // takes no memory
         return;
       }
       if (errno != EEXIST) break;

@@ -1,0 +1,213 @@
+// A run that loads, tokenises, prefills, draws, steps, scores, saves and restores is done again and again with one more
+// of its allocations, threads or calls on files failing each time. Whatever fails, the run ends with a documented
+// exception or with the right results; nothing leaks, files are the old or the new ones, and the next run goes well.
+//
+// At most some hundred faults of a kind are tried, spread over all of them; MMREC_FAULTS=all tries each.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <new>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "mmrec/generate.h"
+#include "mmrec/model.h"
+#include "mmrec/scorer.h"
+#include "mmrec/state_file.h"
+#include "mmrec/tokenizer.h"
+#include "tests/faults/faults.h"
+
+namespace mmrec {
+namespace {
+
+using faults::Kind;
+
+struct Results {
+  std::vector<int> drawn;
+  std::vector<float> logprobs;
+  std::string text;
+  std::vector<std::byte> state;
+  bool operator==(const Results&) const = default;
+};
+
+struct Folder {
+  const char* name;
+  friend void PrintTo(const Folder& folder, std::ostream* out) { *out << folder.name; }
+};
+
+std::string contents(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+std::int64_t descriptors() {
+  const std::filesystem::directory_iterator all("/proc/self/fd");
+  return std::distance(begin(all), end(all));
+}
+
+std::string open_files() {
+  std::string names;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    names += std::filesystem::read_symlink(entry.path(), ignored).string() + " ";
+  }
+  return names;
+}
+
+class Faults : public testing::TestWithParam<Folder> {
+ protected:
+  Faults() {
+    std::string name = (std::filesystem::temp_directory_path() / "mmrec-faults-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
+    own_ = name;
+    state_ = own_ / "state";
+  }
+  ~Faults() override {
+    std::error_code ignored;
+    std::filesystem::remove_all(own_, ignored);
+  }
+
+  /// What is tried. Two threads, so that some are started.
+  Results run() const {
+    const std::filesystem::path fixtures = MMREC_FIXTURES;
+    LoadOptions how;
+    how.device = Device::kCpu;
+    how.threads = 2;
+    const Model model = Model::load(fixtures / GetParam().name, how);
+    Results results;
+    Session session = model.new_session(1, {.threads = 2});
+    std::vector<int> tokens(20);
+    for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int>(7 * i % 64);
+    session.prefill(tokens);
+    Sample sample;
+    for (std::uint64_t step = 0; step < 3; ++step) {
+      session.draw({.seed = 5}, step, 0, {&sample, 1});
+      results.drawn.push_back(sample.token);
+      session.step({&sample.token, 1});
+    }
+    if (std::string_view(GetParam().name) == "tiny") {
+      const Tokenizer tokenizer = Tokenizer::load(fixtures / GetParam().name);
+      const std::vector<int> ids = tokenizer.encode("hello 🚀 world");
+      session.prefill(ids);
+      results.text = tokenizer.decode(ids) + generate(session, tokenizer, {.max_tokens = 3}).text;
+    }
+    ScorerOptions scoring;
+    scoring.session.threads = 2;
+    Scorer scorer(model, scoring);
+    for (const DocumentScore& score : scorer.score(std::vector<std::vector<int>>{tokens, {1, 2, 3}})) {
+      results.logprobs.insert(results.logprobs.end(), score.logprobs.begin(), score.logprobs.end());
+    }
+    write_state_file(state_, save_sequence(session, {.seed = 5}));
+    Session other = model.new_session(1, {.threads = 1});
+    restore_sequence(other, read_state_file(state_));
+    results.state = other.clone().save();
+    return results;
+  }
+
+  /// The error of a run under a plan, if it ended so; checks what must be true of any.
+  void try_fault(const faults::Plan& plan, const Results& expected) {
+    SCOPED_TRACE(testing::Message() << GetParam().name << ": kind " << static_cast<int>(plan.kind) << ", call "
+                                    << plan.nth << (plan.failures > 1 ? " and all after it" : ""));
+    const std::int64_t before = descriptors();
+    std::optional<Results> results;
+    std::string error;
+    faults::begin(plan);
+    try {
+      results = run();
+    } catch (const std::bad_alloc&) {
+      error = plan.kind == Kind::kAllocation ? "" : "bad_alloc";
+    } catch (const std::system_error& fault) {
+      const int code = fault.code().value();
+      const bool right = plan.kind == Kind::kThread       ? code == EAGAIN
+                         : plan.kind == Kind::kAllocation ? code == ENOMEM
+                                                          : code == plan.error && plan.kind == Kind::kIo;
+      if (!right) error = std::string("system_error: ") + fault.what();
+    } catch (const std::exception& fault) {
+      if (plan.kind != Kind::kIo) error = std::string("another exception: ") + fault.what();
+    }
+    faults::end();
+    EXPECT_EQ(error, "");
+    if (results) {
+      EXPECT_TRUE(*results == expected) << "other results";
+    }
+    EXPECT_EQ(descriptors(), before) << "files that were left open: " << open_files();
+    const std::string now = contents(state_);
+    EXPECT_TRUE(now == old_state_ || now == new_state_) << "a damaged file";
+    for (const auto& entry : std::filesystem::directory_iterator(own_)) {
+      EXPECT_EQ(entry.path(), state_) << "a file that was left behind";
+    }
+  }
+  std::int64_t blocks_after(const faults::Plan& plan, const Results& expected) {
+    try_fault(plan, expected);
+    return faults::live_blocks();
+  }
+
+  void try_all(Kind kind, bool forever, std::int64_t most, int error = EIO) {
+    const Results expected = run();
+    new_state_ = contents(state_);
+    old_state_ = "what was there before";
+    run();
+    faults::begin({kind});
+    run();
+    const std::int64_t calls = faults::end();
+    ASSERT_GT(calls, 0);
+    const char* wish = std::getenv("MMREC_FAULTS");
+    if (wish != nullptr && std::string_view(wish) == "all") most = calls;
+    const std::int64_t stride = std::max<std::int64_t>(1, calls / most);
+    std::int64_t tried = 0;
+    std::int64_t struck = 0;
+    std::int64_t blocks = 0;
+    for (std::int64_t nth = 1; nth <= calls && !HasFailure(); nth += stride, ++tried) {
+      std::ofstream(state_) << old_state_;
+      const faults::Plan plan{kind, nth, forever ? calls : 1, error};
+      const std::int64_t now = blocks_after(plan, expected);
+      struck += faults::has_struck() ? 1 : 0;
+      // Caches may grow once; a leak grows every time.
+      if (tried > 0 && now > blocks) {
+        const std::int64_t second = blocks_after(plan, expected);
+        const std::int64_t third = blocks_after(plan, expected);
+        EXPECT_FALSE(now < second && second < third) << "call " << nth << " leaks";
+        blocks = third;
+      } else {
+        blocks = now;
+      }
+      if (tried % 8 == 0) {
+        EXPECT_TRUE(run() == expected) << "after call " << nth << " failed";
+      }
+    }
+    EXPECT_TRUE(run() == expected);
+    std::cout << "  " << struck << " of " << calls << " calls failed in turn\n";
+  }
+
+  std::filesystem::path own_, state_;
+  std::string old_state_, new_state_;
+};
+
+TEST_P(Faults, EveryAllocation) { try_all(Kind::kAllocation, false, 150); }
+TEST_P(Faults, EveryAllocationAndAllAfterIt) { try_all(Kind::kAllocation, true, 40); }
+TEST_P(Faults, EveryThread) { try_all(Kind::kThread, false, 40); }
+TEST_P(Faults, EveryThreadAndAllAfterIt) { try_all(Kind::kThread, true, 40); }
+TEST_P(Faults, EveryCallOnAFile) { try_all(Kind::kIo, false, 60); }
+TEST_P(Faults, AFullDisk) { try_all(Kind::kIo, false, 60, ENOSPC); }
+TEST_P(Faults, NoMoreDescriptors) { try_all(Kind::kIo, true, 60, EMFILE); }
+TEST_P(Faults, ShortReadsAndWritesGoOn) { try_all(Kind::kShort, false, 60); }
+TEST_P(Faults, InterruptedCallsGoOn) { try_all(Kind::kInterrupt, false, 60); }
+
+INSTANTIATE_TEST_SUITE_P(Host, Faults,
+                         testing::Values(Folder{"tiny"}, Folder{"upstream/mmrec100m"}, Folder{"upstream/jax"}),
+                         [](const auto& info) {
+                           const std::string name = info.param.name;
+                           return name.substr(name.find('/') + 1);
+                         });
+
+}  // namespace
+}  // namespace mmrec

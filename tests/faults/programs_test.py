@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""Faults, one at a time, in the programs: the n-th allocation, thread or call on a file fails, or is cut short.
+
+Whatever fails, but for destructors of nlohmann's JSON values, a program ends with a documented exit code and at most a line on stderr that says why, or with the right
+results; files are the old or the new ones, whole, and nothing else is left behind. MMREC_FAULTS=all tries every fault.
+
+Usage: programs_test.py FAULTS_LIBRARY MMREC_GENERATE MMREC_PPL MODEL_FOLDER
+"""
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+LIBRARY, GENERATE, PPL, MODEL = sys.argv[1:5]
+MOST = None if os.environ.get("MMREC_FAULTS") == "all" else 12
+# Of each kind the exit codes that docs/programs.md allows: 1 a prompt that cannot be read, 3 a file of the model's or a
+# state, 4 memory and threads, 5 what is written.
+CODES = {"alloc": {0, 4}, "thread": {0, 4}, "short": {0}, "eintr": {0},
+         "eio": {0, 1, 3, 5}, "enospc": {0, 1, 3, 5}, "emfile": {0, 1, 3, 5}, "eacces": {0, 1, 3, 5}}
+OLD = b"what was there before"
+
+
+class ProgramsTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        (self.folder / "prompt").write_text("hello world, hello world\n" * 3)
+
+    def path(self, name):
+        return str(self.folder / name)
+
+    def run_with(self, fault, arguments, count=None):
+        environment = {**os.environ, "LD_PRELOAD": LIBRARY, "MMREC_FAULT": fault}
+        if count:
+            environment["MMREC_FAULT_COUNT"] = count
+        return subprocess.run(arguments, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+
+    def struck_json(self, fault, arguments):
+        """Whether the fault is in the destructor of a JSON value: nlohmann's takes memory there and ends the process."""
+        environment = {**os.environ, "LD_PRELOAD": LIBRARY, "MMREC_FAULT": fault, "MMREC_FAULT_TRACE": "1"}
+        done = subprocess.run(arguments, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+        places = re.findall(rf"^{re.escape(arguments[0])}\(\+(0x[0-9a-f]+)\)", done.stderr.decode(), re.MULTILINE)
+        named = subprocess.run(["addr2line", "-Cf", "-e", arguments[0], *places[:6]], capture_output=True, text=True)
+        return "nlohmann" in named.stdout
+
+    def sweep(self, arguments, written, same=lambda a, b: a == b):
+        """`written`: files that the program writes; all are there before."""
+        made = {"prompt", *written}
+
+        def prepare():
+            for name in written:
+                (self.folder / name).write_bytes(OLD)
+
+        prepare()
+        expected = self.run_with("none:0", arguments)
+        self.assertEqual(expected.returncode, 0, expected.stderr)
+        new = {name: (self.folder / name).read_bytes() for name in written}
+        tried = ended = 0
+        for kind, codes in CODES.items():
+            # A program keeps some memory back for the first time that there is none.
+            for failures in {"alloc": (1, 2), "thread": (1, 99), "emfile": (1, 99)}.get(kind, (1,)):
+                prepare()
+                self.run_with(f"{kind}:0", arguments, self.path("count"))
+                calls = int((self.folder / "count").read_text())
+                (self.folder / "count").unlink()
+                stride = 1 if MOST is None else max(1, calls // MOST)
+                for nth in range(1, calls + 1, stride):
+                    prepare()
+                    fault = f"{kind}:{nth}:{failures}"
+                    done = self.run_with(fault, arguments)
+                    tried += 1
+                    what = f"{fault}: {done}"
+                    if done.returncode == -signal.SIGABRT and kind == "alloc" and self.struck_json(fault, arguments):
+                        ended += 1
+                        continue
+                    self.assertIn(done.returncode, codes, what)
+                    self.assertLessEqual(done.stderr.count(b"\n"), 2 if done.returncode == 0 else 1, what)
+                    if done.returncode == 0:
+                        self.assertTrue(same(done.stdout, expected.stdout), what)
+                    else:
+                        self.assertNotEqual(done.stderr, b"", what)
+                    for name in written:
+                        found = (self.folder / name).read_bytes()
+                        self.assertTrue(found == OLD and done.returncode != 0 or same(found, new[name]), f"{what}: {name}")
+                    self.assertLessEqual({path.name for path in self.folder.iterdir()}, made, what)
+        print(f"{pathlib.Path(arguments[0]).name}: {tried} faults, {ended} in destructors of JSON values", file=sys.stderr)
+
+    def test_generate(self):
+        self.sweep([GENERATE, "-m", MODEL, "--device", "cpu", "-t", "2", "-q", "-f", self.path("prompt"), "-n", "4", "-s", "1",
+                    "-o", self.path("out"), "--state-out", self.path("state")], ["out", "state"])
+
+    def test_ppl(self):
+        def same(a, b):
+            return a == b or a[:1] == b[:1] == b"{" and measures(a) == measures(b)
+
+        def measures(text):
+            return {key: value for key, value in json.loads(text).items() if isinstance(value, (int, float))
+                    and "second" not in key and "time" not in key}
+
+        self.sweep([PPL, "-m", MODEL, "--device", "cpu", "-t", "2", "-q", "--format", "csv", "-o", self.path("out"),
+                    "--save-logprobs", self.path("logprobs"), self.path("prompt")], ["out", "logprobs"], same)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
