@@ -56,7 +56,7 @@ void hidden_logprobs(Cpu& cpu, const HiddenLogprobs<Host>& op) {
   const std::int64_t stripe_panels = std::max(kStripePanels, (panels + kMostStripes - 1) / kMostStripes);
   const std::int64_t stripes = (panels + stripe_panels - 1) / stripe_panels;
   const std::int64_t chunks = (n + kRowTile - 1) / kRowTile;
-  if (tiles && n >= kRowTile) cpu.row_tiles().prepare(op.hidden.stride, dim, vocab, panel_height);
+  if (tiles && n >= kRowTile) cpu.row_tiles().prepare(op.hidden.stride, op.head, panel_height);
   const auto dtype = static_cast<std::size_t>(op.head.format.code);
   const SimdKernels& kernels = simd();
   const auto partials_of = [&](std::int64_t slot) {

@@ -134,7 +134,7 @@ void linear(Cpu& cpu, std::span<const Linear<Host>> jobs) {
     cost += part.total() * part.cost;
     if (part.tiled) {
       const Linear<Host>& job = *part.job;
-      cpu.row_tiles().prepare(job.x.stride, job.weight.cols, job.weight.rows, part.panel);
+      cpu.row_tiles().prepare(job.x.stride, job.weight, part.panel);
     }
   });
   if (cost == 0) return;

@@ -2,13 +2,17 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <atomic>
+#include <bit>
 #include <map>
 #include <new>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/one_thread.h"
@@ -42,12 +46,35 @@ dnnl::matmul::primitive_desc describe(const dnnl::engine& engine, const dnnl::me
 #endif
 }
 
-/// One shape's code.
+/// The parts of a number, each what bf16 holds of what those before have left: together all 24 bits of it.
+constexpr std::int64_t kParts = 3;
+
+/// parts[p][t] = part p of x[t]. Only where there are matrix instructions, so AVX-512 is there too.
+[[gnu::target("avx512f,avx512bw,avx512vl,avx512dq")]] void split(const float* x, std::int64_t x_stride, std::int64_t in,
+                                                                 std::uint16_t* parts) {
+  for (std::int64_t t = 0; t < kRowTile; ++t, x += x_stride) {
+    std::uint16_t* const part0 = parts + t * in;
+    std::uint16_t* const part1 = part0 + kRowTile * in;
+    std::uint16_t* const part2 = part1 + kRowTile * in;
+    for (std::int64_t i = 0; i < in; ++i) {
+      // Cut off, not rounded, so that no part overflows and every difference is exact; the last has 8 bits left.
+      const auto whole = std::bit_cast<std::uint32_t>(x[i]);
+      const float rest = x[i] - std::bit_cast<float>(whole & 0xFFFF0000U);
+      const auto middle = std::bit_cast<std::uint32_t>(rest);
+      const float last = rest - std::bit_cast<float>(middle & 0xFFFF0000U);
+      part0[i] = static_cast<std::uint16_t>(whole >> 16);
+      part1[i] = static_cast<std::uint16_t>(middle >> 16);
+      part2[i] = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(last) >> 16);
+    }
+  }
+}
+
+/// One shape's code: rows of fp32 by fp32 weights, or all parts of a tile's rows by bf16 weights.
 struct Product {
-  Product(const dnnl::engine& engine, std::int64_t x_stride, std::int64_t in, std::int64_t out)
-      : x({kRowTile, in}, Type::f32, dnnl::memory::dims{x_stride, 1}),
-        weight({in, out}, Type::f32, dnnl::memory::dims{1, in}),
-        y({kRowTile, out}, Type::f32, dnnl::memory::dims{out, 1}) {
+  Product(const dnnl::engine& engine, bool split, std::int64_t x_stride, std::int64_t in, std::int64_t out)
+      : x({split ? kParts * kRowTile : kRowTile, in}, split ? Type::bf16 : Type::f32, dnnl::memory::dims{x_stride, 1}),
+        weight({in, out}, split ? Type::bf16 : Type::f32, dnnl::memory::dims{1, in}),
+        y({split ? kParts * kRowTile : kRowTile, out}, Type::f32, dnnl::memory::dims{out, 1}) {
     const dnnl::matmul::primitive_desc description = describe(engine, x, weight, y);
     scratch = description.scratchpad_desc();
     code = dnnl::matmul(description);
@@ -75,9 +102,16 @@ struct Product {
 }  // namespace
 
 struct RowTileProducts::Impl {
-  using Shape = std::tuple<std::int64_t, std::int64_t, std::int64_t>;  // x_stride, in, out
+  using Shape = std::tuple<bool, std::int64_t, std::int64_t, std::int64_t>;  // split, x_stride, in, out
 
-  explicit Impl(int count) : threads(static_cast<std::size_t>(count)) {}
+  /// A thread's operands in parts, and what they are the parts of: of one region's, whose operands stay as they are.
+  struct Parts {
+    const float* x = nullptr;
+    std::int64_t stride = 0, in = 0;
+    std::uint64_t region = 0;
+  };
+
+  explicit Impl(int count) : threads(static_cast<std::size_t>(count)), parts(threads) {}
 
   void prepare(const Shape& shape) {
     if (products.contains(shape)) return;
@@ -86,21 +120,50 @@ struct RowTileProducts::Impl {
       engine = dnnl::engine(dnnl::engine::kind::cpu, 0);
       stream = dnnl::stream(engine);
     }
-    const auto [x_stride, in, out] = shape;
-    Product product(engine, x_stride, in, out);
+    const auto [split, x_stride, in, out] = shape;
+    Product product(engine, split, x_stride, in, out);
     const std::size_t wanted = (product.scratch.get_size() + kLine - 1) / kLine * kLine;
     if (wanted > scratch_bytes) {
       scratch = HostBuffer<std::byte>(wanted * threads, Uninitialized{});
       scratch_bytes = wanted;
     }
     // Once on zeros: some code is made by the first product only.
-    const HostBuffer<float> operands(static_cast<std::size_t>((kRowTile - 1) * x_stride + in + in * out));
-    HostBuffer<float> y(static_cast<std::size_t>(kRowTile * out));
-    const float* const x = operands.data();
-    if (!product.run(engine, stream, x, x + (kRowTile - 1) * x_stride + in, scratch.data(), y.data())) {
-      throw std::bad_alloc();
-    }
+    const HostBuffer<std::byte> x(product.x.get_size()), weight(product.weight.get_size());
+    HostBuffer<float> y(product.y.get_size() / sizeof(float));
+    if (!product.run(engine, stream, x.data(), weight.data(), scratch.data(), y.data())) throw std::bad_alloc();
     products.emplace(shape, std::move(product));
+    if (split) {
+      const auto held = static_cast<std::size_t>(kParts * kRowTile * in) * sizeof(std::uint16_t);
+      if (held > part_bytes || y.size() > sum_floats) {
+        part_bytes = std::max(part_bytes, (held + kLine - 1) / kLine * kLine);
+        sum_floats = std::max(sum_floats, y.size());
+        part_memory = HostBuffer<std::byte>(part_bytes * threads, Uninitialized{});
+        sums = HostBuffer<float>(sum_floats * threads, Uninitialized{});
+      }
+    }
+  }
+
+  /// Products of a panel of bf16 weights are summed as wide as those of fp32, and faster.
+  bool splits(DType format) const {
+    constexpr auto kMatrices = static_cast<unsigned>(dnnl_cpu_isa_avx512_core_amx);  // bits, of what it has besides too
+    static const bool has_tiles = (static_cast<unsigned>(dnnl_get_effective_cpu_isa()) & kMatrices) == kMatrices;
+    return has_tiles && format == DType::kBF16;
+  }
+
+  /// y = the sum of the parts' products, of the smallest first.
+  bool run_split(std::size_t thread, const float* x, std::int64_t x_stride, const WeightView<Host>& panel, float* y) {
+    const Product& product = products.at({true, panel.cols, panel.cols, panel.rows});
+    auto* const pieces = reinterpret_cast<std::uint16_t*>(part_memory.data() + thread * part_bytes);
+    Parts& there = parts[thread];
+    if (there.region != region || there.x != x || there.stride != x_stride || there.in != panel.cols) {
+      split(x, x_stride, panel.cols, pieces);
+      there = {x, x_stride, panel.cols, region};
+    }
+    float* const sum = sums.data() + thread * sum_floats;
+    if (!product.run(engine, stream, pieces, panel.data, scratch.data() + thread * scratch_bytes, sum)) return false;
+    const std::int64_t count = kRowTile * panel.rows;
+    for (std::int64_t i = 0; i < count; ++i) y[i] = (sum[2 * count + i] + sum[count + i]) + sum[i];
+    return true;
   }
 
   static constexpr std::size_t kLine = 4096;
@@ -111,17 +174,26 @@ struct RowTileProducts::Impl {
   std::map<Shape, Product> products;
   HostBuffer<std::byte> scratch;  // scratch_bytes for each thread
   std::size_t scratch_bytes = 0;
+  std::uint64_t region = 0;           // of threads, counted
+  std::vector<Parts> parts;           // of each thread
+  HostBuffer<std::byte> part_memory;  // part_bytes for each thread
+  HostBuffer<float> sums;             // sum_floats for each thread
+  std::size_t part_bytes = 0, sum_floats = 0;
   std::atomic<bool> failed{false};
 };
 
 RowTileProducts::RowTileProducts(int threads) : impl_(std::make_unique<Impl>(threads)) {}
 RowTileProducts::~RowTileProducts() = default;
 
-void RowTileProducts::prepare(std::int64_t x_stride, std::int64_t in, std::int64_t out, std::int64_t panel) {
+void RowTileProducts::prepare(std::int64_t x_stride, const WeightView<Host>& weight, std::int64_t panel) {
   const OneThread alone;
+  const std::int64_t in = weight.cols, out = weight.rows;
+  const bool split = impl_->splits(weight.format.code);
+  if (split) x_stride = in;
+  impl_->region += 1;
   try {
-    if (out >= panel) impl_->prepare({x_stride, in, panel});
-    if (out % panel != 0) impl_->prepare({x_stride, in, out % panel});
+    if (out >= panel) impl_->prepare({split, x_stride, in, panel});
+    if (out % panel != 0) impl_->prepare({split, x_stride, in, out % panel});
   } catch (const dnnl::error& error) {
     if (error.status == dnnl_out_of_memory || error.status == dnnl_runtime_error) throw std::bad_alloc();
     throw std::runtime_error(std::string("oneDNN: ") + error.what());
@@ -131,19 +203,24 @@ void RowTileProducts::prepare(std::int64_t x_stride, std::int64_t in, std::int64
 void RowTileProducts::multiply(int thread, const float* x, std::int64_t x_stride, const WeightView<Host>& panel,
                                float* widened, float* y) noexcept {
   const OneThread alone;
-  const void* weights = panel.data;
-  if (panel.format != DType::kF32) {
-    simd().matvec.widen[static_cast<std::size_t>(panel.format.code)](panel.data, widened, panel.rows * panel.cols);
-    weights = widened;
-  }
+  Impl& all = *impl_;
   try {
-    Impl& all = *impl_;
-    const Product& product = all.products.at({x_stride, panel.cols, panel.rows});
+    if (all.splits(panel.format.code)) {
+      if (all.run_split(static_cast<std::size_t>(thread), x, x_stride, panel, y)) return;
+      all.failed.store(true, std::memory_order_relaxed);
+      return;
+    }
+    const void* weights = panel.data;
+    if (panel.format != DType::kF32) {
+      simd().matvec.widen[static_cast<std::size_t>(panel.format.code)](panel.data, widened, panel.rows * panel.cols);
+      weights = widened;
+    }
+    const Product& product = all.products.at({false, x_stride, panel.cols, panel.rows});
     std::byte* const scratch = all.scratch.data() + static_cast<std::size_t>(thread) * all.scratch_bytes;
     if (product.run(all.engine, all.stream, x, weights, scratch, y)) return;
   } catch (...) {  // no memory for what describes the operands
   }
-  impl_->failed.store(true, std::memory_order_relaxed);
+  all.failed.store(true, std::memory_order_relaxed);
 }
 
 void RowTileProducts::check() {

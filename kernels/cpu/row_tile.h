@@ -8,6 +8,11 @@
 // weights, not on how work is shared. The library makes code for a shape when
 // it first meets it, which can fail for want of memory: prepare() does that
 // before threads begin to work, and products in them never throw.
+//
+// fp32 weights are multiplied as they are, fp16 widened. So is bf16, unless
+// the processor has instructions for matrices of bf16: there each x is the sum
+// of three bf16 numbers, whose products are exact and are summed in fp32, for
+// which half the time is enough.
 #pragma once
 
 #include <algorithm>
@@ -37,9 +42,10 @@ class RowTileProducts {
   explicit RowTileProducts(int threads);
   ~RowTileProducts();
 
-  /// Makes ready products of rows `x_stride` apart with all panels of `panel` rows of a matrix [out, in]. Before the
-  /// region of threads that multiplies. Throws std::bad_alloc, std::runtime_error where the library cannot do it.
-  void prepare(std::int64_t x_stride, std::int64_t in, std::int64_t out, std::int64_t panel);
+  /// Makes ready products of rows `x_stride` apart with all panels of `panel` rows of `weight`. Before each region of
+  /// threads that multiplies, in which operands stay as they are. Throws std::bad_alloc, std::runtime_error where the
+  /// library cannot do it.
+  void prepare(std::int64_t x_stride, const WeightView<Host>& weight, std::int64_t panel);
 
   /// y[t][o] = x[t] . panel[o] for t < kRowTile; y [kRowTile, panel.rows]. `widened` holds kPanelFloats floats; fp32
   /// weights are used in place. Prepared; by several threads at once, each with its own number.

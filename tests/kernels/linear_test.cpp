@@ -1,5 +1,8 @@
 // linear: against float64 at awkward sizes and in every stored type; the same bits for any threads, rows and jobs; and
 // the product kernel of every instruction set.
+#include <cmath>
+#include <limits>
+
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd.h"
 #include "test_util.h"
@@ -83,6 +86,43 @@ TEST(LinearTest, MatchesFloat64WithBiasActivationAndResidual) {
               << s.n << " x " << s.in << " -> " << s.out << " " << name_of(dtype) << " entry " << i;
         }
       }
+    }
+  }
+}
+
+TEST(LinearTest, TilesOfAnyMagnitudeAreAsWideAsFp32) {
+  Cpu cpu(2);
+  const std::int64_t n = kRowTile, in = 96, out = 40;
+  for (const DType dtype : kAllDTypes) {
+    const Weights w = random_weights(out, in, dtype, 7);
+    for (const float scale : {1e37F, 1.0F, 1e-20F, 1e-30F}) {
+      std::vector<float> x = random_floats(n * in, 11);
+      for (std::size_t i = 0; i < x.size(); ++i) x[i] *= i % 3 == 0 ? scale : scale * 1e-4F;
+      std::vector<float> y = poisoned(n * out);
+      const Linear<Host> job = job_of(x, w, y, n);
+      linear(cpu, {&job, 1});
+      const Products expected = reference(x, w, n);
+      for (std::size_t i = 0; i < y.size(); ++i) {
+        // Parts of x below the least normal number of fp32 may be taken for 0.
+        ASSERT_NEAR(y[i], expected.value[i], 1e-6 * expected.size[i] + 1e-36) << scale << " at " << i;
+      }
+    }
+  }
+}
+
+TEST(LinearTest, WhatIsNotFiniteStaysSo) {
+  Cpu cpu(1);
+  const std::int64_t n = kRowTile, in = 64, out = 24;
+  for (const DType dtype : kAllDTypes) {
+    const Weights w = random_weights(out, in, dtype, 8);
+    std::vector<float> x = random_floats(n * in, 12);
+    x[5] = std::numeric_limits<float>::quiet_NaN();
+    x[static_cast<std::size_t>(in + 1)] = std::numeric_limits<float>::infinity();
+    std::vector<float> y = poisoned(n * out);
+    const Linear<Host> job = job_of(x, w, y, n);
+    linear(cpu, {&job, 1});
+    for (std::int64_t i = 0; i < n * out; ++i) {
+      ASSERT_EQ(std::isfinite(y[static_cast<std::size_t>(i)]), i >= 2 * out) << i;
     }
   }
 }
