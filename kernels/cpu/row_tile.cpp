@@ -80,23 +80,35 @@ struct Product {
     code = dnnl::matmul(description);
   }
 
+  /// The library's words for where operands lie. Made beforehand, because the library does not bear it that there is no
+  /// memory for them; one for each thread, which sets the addresses.
+  struct Operands {
+    Operands(const Product& product, const dnnl::engine& engine)
+        : x(product.x, engine, DNNL_MEMORY_NONE),
+          weight(product.weight, engine, DNNL_MEMORY_NONE),
+          y(product.y, engine, DNNL_MEMORY_NONE),
+          scratch(product.scratch, engine, DNNL_MEMORY_NONE) {}
+    dnnl::memory x, weight, y, scratch;
+  };
+
   /// The product of operands at these addresses; false where memory ran out.
-  bool run(const dnnl::engine& engine, const dnnl::stream& stream, const void* from, const void* weights, void* room,
+  bool run(Operands& at, const dnnl::stream& stream, const void* from, const void* weights, void* room,
            float* to) const {
-    // The library's memory objects point to what they only read as they do to what they write.
-    const dnnl::memory in(x, engine, const_cast<void*>(from));
-    const dnnl::memory matrix(weight, engine, const_cast<void*>(weights));
-    const dnnl::memory out(y, engine, to);
-    const dnnl::memory scratchpad(scratch, engine, room);
-    const dnnl_exec_arg_t arguments[] = {{DNNL_ARG_SRC, in.get()},
-                                         {DNNL_ARG_WEIGHTS, matrix.get()},
-                                         {DNNL_ARG_DST, out.get()},
-                                         {DNNL_ARG_SCRATCHPAD, scratchpad.get()}};
+    // What is only read is pointed to as what is written.
+    at.x.set_data_handle(const_cast<void*>(from));
+    at.weight.set_data_handle(const_cast<void*>(weights));
+    at.y.set_data_handle(to);
+    at.scratch.set_data_handle(room);
+    const dnnl_exec_arg_t arguments[] = {{DNNL_ARG_SRC, at.x.get()},
+                                         {DNNL_ARG_WEIGHTS, at.weight.get()},
+                                         {DNNL_ARG_DST, at.y.get()},
+                                         {DNNL_ARG_SCRATCHPAD, at.scratch.get()}};
     return dnnl_primitive_execute(code.get(), stream.get(), 4, arguments) == dnnl_success;
   }
 
   dnnl::memory::desc x, weight, y, scratch;
   dnnl::matmul code;
+  std::vector<Operands> operands;  // of each thread
 };
 
 }  // namespace
@@ -127,20 +139,27 @@ struct RowTileProducts::Impl {
       scratch = HostBuffer<std::byte>(wanted * threads, Uninitialized{});
       scratch_bytes = wanted;
     }
+    product.operands.reserve(threads);
+    for (std::size_t i = 0; i < threads; ++i) product.operands.emplace_back(product, engine);
     // Once on zeros: some code is made by the first product only.
     const HostBuffer<std::byte> x(product.x.get_size()), weight(product.weight.get_size());
     HostBuffer<float> y(product.y.get_size() / sizeof(float));
-    if (!product.run(engine, stream, x.data(), weight.data(), scratch.data(), y.data())) throw std::bad_alloc();
-    products.emplace(shape, std::move(product));
+    if (!product.run(product.operands[0], stream, x.data(), weight.data(), scratch.data(), y.data())) {
+      throw std::bad_alloc();
+    }
     if (split) {
       const auto held = static_cast<std::size_t>(kParts * kRowTile * in) * sizeof(std::uint16_t);
-      if (held > part_bytes || y.size() > sum_floats) {
-        part_bytes = std::max(part_bytes, (held + kLine - 1) / kLine * kLine);
-        sum_floats = std::max(sum_floats, y.size());
-        part_memory = HostBuffer<std::byte>(part_bytes * threads, Uninitialized{});
-        sums = HostBuffer<float>(sum_floats * threads, Uninitialized{});
+      if (held > part_bytes) {
+        const std::size_t bytes = (held + kLine - 1) / kLine * kLine;
+        part_memory = HostBuffer<std::byte>(bytes * threads, Uninitialized{});
+        part_bytes = bytes;
+      }
+      if (y.size() > sum_floats) {
+        sums = HostBuffer<float>(y.size() * threads, Uninitialized{});
+        sum_floats = y.size();
       }
     }
+    products.emplace(shape, std::move(product));
   }
 
   /// Products of a panel of bf16 weights are summed as wide as those of fp32, and faster.
@@ -152,7 +171,7 @@ struct RowTileProducts::Impl {
 
   /// y = the sum of the parts' products, of the smallest first.
   bool run_split(std::size_t thread, const float* x, std::int64_t x_stride, const WeightView<Host>& panel, float* y) {
-    const Product& product = products.at({true, panel.cols, panel.cols, panel.rows});
+    Product& product = products.at({true, panel.cols, panel.cols, panel.rows});
     auto* const pieces = reinterpret_cast<std::uint16_t*>(part_memory.data() + thread * part_bytes);
     Parts& there = parts[thread];
     if (there.region != region || there.x != x || there.stride != x_stride || there.in != panel.cols) {
@@ -160,7 +179,9 @@ struct RowTileProducts::Impl {
       there = {x, x_stride, panel.cols, region};
     }
     float* const sum = sums.data() + thread * sum_floats;
-    if (!product.run(engine, stream, pieces, panel.data, scratch.data() + thread * scratch_bytes, sum)) return false;
+    if (!product.run(product.operands[thread], stream, pieces, panel.data, scratch.data() + thread * scratch_bytes,
+                     sum))
+      return false;
     const std::int64_t count = kRowTile * panel.rows;
     for (std::int64_t i = 0; i < count; ++i) y[i] = (sum[2 * count + i] + sum[count + i]) + sum[i];
     return true;
@@ -215,10 +236,10 @@ void RowTileProducts::multiply(int thread, const float* x, std::int64_t x_stride
       simd().matvec.widen[static_cast<std::size_t>(panel.format.code)](panel.data, widened, panel.rows * panel.cols);
       weights = widened;
     }
-    const Product& product = all.products.at({false, x_stride, panel.cols, panel.rows});
+    Product& product = all.products.at({false, x_stride, panel.cols, panel.rows});
     std::byte* const scratch = all.scratch.data() + static_cast<std::size_t>(thread) * all.scratch_bytes;
-    if (product.run(all.engine, all.stream, x, weights, scratch, y)) return;
-  } catch (...) {  // no memory for what describes the operands
+    if (product.run(product.operands[static_cast<std::size_t>(thread)], all.stream, x, weights, scratch, y)) return;
+  } catch (...) {  // no memory for the call's own list of operands
   }
   all.failed.store(true, std::memory_order_relaxed);
 }
