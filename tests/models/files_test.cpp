@@ -50,6 +50,7 @@ Function* real(const char* name) {
 
 }  // namespace
 
+// NOLINTBEGIN(readability-inconsistent-declaration-parameter-name): the system's are reserved
 extern "C" {
 
 int fstat(int fd, struct stat* status) {
@@ -98,6 +99,7 @@ int open(const char* path, int flags, ...) {
   return fails("open") ? -1 : next(path, flags, mode);
 }
 }
+// NOLINTEND(readability-inconsistent-declaration-parameter-name)
 
 namespace mmrec::models {
 namespace {
