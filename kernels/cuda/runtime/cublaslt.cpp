@@ -4,11 +4,14 @@
 #include <dlfcn.h>
 
 #include <map>
+#include <new>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <tuple>
 
 #include "kernels/cuda/runtime/cuda.h"
+#include "kernels/cuda/runtime/launch.cuh"
 
 namespace mmrec::kernels {
 namespace {
@@ -59,7 +62,10 @@ const Functions& library() {
 
 void check(cublasStatus_t status, const char* call) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
-  throw std::runtime_error(std::string(call) + ": cuBLAS status " + std::to_string(static_cast<int>(status)));
+  if (status == CUBLAS_STATUS_ALLOC_FAILED) throw std::bad_alloc();
+  check_cuda(cudaPeekAtLastError(), call);  // which says more, if it is CUDA that failed
+  throw std::system_error(cudaErrorUnknown, cuda_category(),
+                          std::string(call) + ": cuBLAS status " + std::to_string(static_cast<int>(status)));
 }
 
 cudaDataType_t data_type(DType type) {

@@ -3,7 +3,10 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstring>
+#include <mutex>
+#include <optional>
 
 #include "kernels/cuda/runtime/cublaslt.h"
 #include "kernels/cuda/runtime/launch.cuh"
@@ -14,11 +17,88 @@ namespace {
 /// The oldest device that the kernels are compiled for.
 constexpr int kLeastComputeCapability = 80;
 
+/// Errors after which a context does nothing any more: only a new process has another.
+bool destroys_context(cudaError_t code) {
+  switch (code) {
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorAssert:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+      return true;
+    default:
+      return false;
+  }
+}
+
 class CudaCategory final : public std::error_category {
  public:
   const char* name() const noexcept override { return "cuda"; }
   std::string message(int code) const override { return cudaGetErrorString(static_cast<cudaError_t>(code)); }
+  std::error_condition default_error_condition(int code) const noexcept override {
+    if (destroys_context(static_cast<cudaError_t>(code))) return std::errc::no_such_device;
+    if (code == static_cast<int>(cudaErrorMemoryAllocation)) return std::errc::not_enough_memory;
+    return {code, *this};
+  }
 };
+
+/// The devices whose context an error has destroyed, of the process as contexts are.
+class LostDevices {
+ public:
+  struct Loss {
+    cudaError_t code = cudaSuccess;
+    std::string reason;  // "call: message"
+  };
+  /// Keeps the first of a device's.
+  void add(int device, cudaError_t code, const char* call) {
+    const std::lock_guard lock(mutex_);
+    const auto [at, is_first] = losses_.try_emplace(device);
+    if (!is_first) return;
+    at->second = {code, std::string(call) + ": " + cudaGetErrorString(code)};
+    any_.store(true, std::memory_order_release);
+  }
+  std::optional<Loss> find(int device) const {
+    if (!any_.load(std::memory_order_acquire)) return std::nullopt;
+    const std::lock_guard lock(mutex_);
+    const auto at = losses_.find(device);
+    return at == losses_.end() ? std::nullopt : std::optional(at->second);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<int, Loss> losses_;
+  std::atomic<bool> any_{false};
+};
+
+LostDevices& lost_devices() {
+  static auto* const devices = new LostDevices;  // outlives objects that go when the process ends
+  return *devices;
+}
+
+std::string why_lost(int device, const LostDevices::Loss& loss) {
+  return "GPU " + std::to_string(device) + " cannot be used since an earlier error (" + loss.reason +
+         "); start the process again";
+}
+
+/// Throws where the device is lost, whatever a call on it says.
+void check_not_lost(int device) {
+  if (const auto loss = lost_devices().find(device)) {
+    throw std::system_error(std::error_code(static_cast<int>(loss->code), cuda_category()), why_lost(device, *loss));
+  }
+}
+
+/// The calling thread's device; a lost one does not answer, and the first is as likely as any.
+int current_device() {
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) cudaGetLastError();
+  return device;
+}
 
 int attribute(cudaDeviceAttr which, int device) {
   int value = 0;
@@ -44,6 +124,9 @@ OutOfDeviceMemory::OutOfDeviceMemory(std::size_t needed, std::size_t free)
 void check_cuda(cudaError_t code, const char* call) {
   if (code == cudaSuccess) return;
   cudaGetLastError();  // an error that can be recovered from must not show again at the next launch
+  const int device = current_device();
+  check_not_lost(device);
+  if (destroys_context(code)) lost_devices().add(device, code, call);
   throw std::system_error(static_cast<int>(code), cuda_category(), call);
 }
 
@@ -55,11 +138,16 @@ int cuda_device_count() {
 }
 
 std::string cuda_unusable_reason(int device) {
-  int count = 0;
-  const cudaError_t code = cudaGetDeviceCount(&count);
-  if (code != cudaSuccess) {
+  const auto failed = [&](cudaError_t code, const char* call) {
     cudaGetLastError();
-    return cudaGetErrorString(code);
+    if (destroys_context(code)) lost_devices().add(device, code, call);
+    const auto loss = lost_devices().find(device);
+    return loss ? why_lost(device, *loss) : std::string(cudaGetErrorString(code));
+  };
+  if (const auto loss = lost_devices().find(device)) return why_lost(device, *loss);
+  int count = 0;
+  if (const cudaError_t code = cudaGetDeviceCount(&count); code != cudaSuccess) {
+    return failed(code, "cudaGetDeviceCount");
   }
   if (count == 0) return "no CUDA device";
   if (device < 0 || device >= count) {
@@ -67,8 +155,9 @@ std::string cuda_unusable_reason(int device) {
   }
   int major = 0;
   int minor = 0;
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  cudaError_t code = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (code == cudaSuccess) code = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  if (code != cudaSuccess) return failed(code, "cudaDeviceGetAttribute");
   if (10 * major + minor < kLeastComputeCapability) {
     return "the device has compute capability " + std::to_string(major) + "." + std::to_string(minor) +
            ", expected 8.0 or newer";
@@ -83,7 +172,10 @@ DeviceMemory device_memory(int device) {
   return memory;
 }
 
-void make_current(int device) { check_cuda(cudaSetDevice(device), "cudaSetDevice"); }
+void make_current(int device) {
+  check_not_lost(device);
+  check_cuda(cudaSetDevice(device), "cudaSetDevice");
+}
 
 std::string device_name(int device) {
   cudaDeviceProp properties{};
@@ -96,6 +188,7 @@ void* device_allocate(std::size_t bytes) {
   const cudaError_t code = cudaMalloc(&data, bytes);
   if (code == cudaErrorMemoryAllocation) {
     cudaGetLastError();
+    check_not_lost(current_device());
     std::size_t free = 0;
     std::size_t total = 0;
     if (cudaMemGetInfo(&free, &total) != cudaSuccess) cudaGetLastError();
@@ -155,13 +248,13 @@ CublasLt& Cuda::blas() {
 }
 
 int Cuda::remember(const void* kernel, std::size_t shared_bytes, const std::function<int()>& ask) const {
-  const auto [known, is_new] = answers_.try_emplace({kernel, shared_bytes}, 0);
-  if (is_new) known->second = ask();
-  return known->second;
+  const auto known = answers_.find({kernel, shared_bytes});
+  if (known != answers_.end()) return known->second;
+  return answers_.emplace(std::pair(kernel, shared_bytes), ask()).first->second;
 }
 
 // The current device belongs to the thread, and a session may move between threads.
-void Cuda::make_current() const { check_cuda(cudaSetDevice(device_), "cudaSetDevice"); }
+void Cuda::make_current() const { kernels::make_current(device_); }
 
 Cuda::~Cuda() {
   if (cudaSetDevice(device_) == cudaSuccess && streams_ != nullptr) cudaStreamSynchronize(streams_->main);
@@ -172,7 +265,7 @@ Cuda::Streams::Streams(int device) : Streams(device, nullptr) {
   owns_main = true;  // NOLINT(cppcoreguidelines-prefer-member-initializer): only once there is one
 }
 
-Cuda::Streams::Streams(int device, CUstream_st* adopted) : main(adopted) {
+Cuda::Streams::Streams(int device, CUstream_st* adopted) : Streams(adopted) {
   check_cuda(cudaSetDevice(device), "cudaSetDevice");
   check_cuda(cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
   check_cuda(cudaEventCreateWithFlags(&fork, cudaEventDisableTiming), "cudaEventCreateWithFlags");

@@ -5,7 +5,9 @@
 // them once. This header needs no CUDA header, so that models/ can include it.
 //
 // Errors: a failing CUDA call throws std::system_error of cuda_category() with the call's name; memory that does not
-// suffice throws OutOfDeviceMemory. After an error that destroys the context every later call throws.
+// suffice throws OutOfDeviceMemory. An error that destroys the context, in an illegal access or by memory that cannot
+// be corrected, loses the device to the process: its code is std::errc::no_such_device, every later call throws the
+// same code and names that first error, and cuda_unusable_reason() does. What gives something back stays silent.
 #pragma once
 
 #include <cstddef>
@@ -197,7 +199,8 @@ class Cuda {
 
   struct Streams {
     explicit Streams(int device);
-    Streams(int device, CUstream_st* adopted);  // null: the default stream
+    Streams(int device, CUstream_st* adopted);                 // null: the default stream
+    explicit Streams(CUstream_st* adopted) : main(adopted) {}  // so that what a constructor has made goes if it fails
     Streams(const Streams&) = delete;
     Streams& operator=(const Streams&) = delete;
     ~Streams();

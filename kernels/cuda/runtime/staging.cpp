@@ -6,8 +6,7 @@
 
 namespace mmrec::kernels {
 
-Staging::Staging() {
-  // Memory first: what may well fail leaves nothing behind.
+Staging::Staging() : Staging(nullptr) {
   for (Block& block : blocks_) block.memory = PinnedBuffer<std::byte>(kBlockBytes);
   check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
   for (Block& block : blocks_) {

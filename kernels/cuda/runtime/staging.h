@@ -29,6 +29,7 @@ class Staging {
   void finish();
 
  private:
+  explicit Staging(std::nullptr_t) {}  // so that what the other constructor has made goes if it fails
   struct Block {
     PinnedBuffer<std::byte> memory;
     CUevent_st* sent = nullptr;

@@ -5,7 +5,9 @@
 #include <stdexcept>
 #include <vector>
 
+#include "faults.h"
 #include "kernels/cuda/runtime/cuda.h"
+#include "kernels/cuda/runtime/launch.cuh"
 #include "sanitizer.h"
 #include "streams.h"
 
@@ -80,13 +82,14 @@ void multiply(const Matmul& job) {
 
 struct CublasLt::Impl {};
 
-CublasLt::CublasLt() = default;
+CublasLt::CublasLt() { check_cuda(cuda_emulation::next_fault(), "cublasLtCreate"); }
 CublasLt::~CublasLt() = default;
 
 void CublasLt::run(const Matmul& job, CUstream_st* stream, void* workspace) {
   if (job.in != job.out && job.out != DType::kF32) throw std::runtime_error("matmul: out must be of type in or kF32");
   if (workspace == nullptr) throw std::runtime_error("matmul: no workspace");
   if (job.m == 0 || job.n == 0) throw std::runtime_error("matmul: the library takes no empty product");
+  check_cuda(cuda_emulation::next_fault(), "cublasLtMatmul");
   cuda_emulation::enqueue(stream, [job] { multiply(job); });
 }
 

@@ -11,6 +11,7 @@
 #include <new>
 #include <utility>
 
+#include "faults.h"
 #include "streams.h"
 
 namespace mmrec::cuda_emulation {
@@ -53,6 +54,7 @@ std::size_t device_bytes() {
 
 cudaError_t allocate(void** data, std::size_t bytes, bool on_device) {
   *data = nullptr;
+  MMREC_FAULT_POINT();
   if (capture_forbids_device_calls()) return set_error(cudaErrorStreamCaptureUnsupported);
   if (bytes == 0) return cudaSuccess;
   DeviceState& state = device_state();
@@ -63,6 +65,7 @@ cudaError_t allocate(void** data, std::size_t bytes, bool on_device) {
   std::memset(*data, 0xff, bytes);  // NaN in every floating-point type
   state.allocations[static_cast<std::byte*>(*data)] = {bytes, on_device};
   if (on_device) state.allocated += bytes;
+  count_object(1);
   return cudaSuccess;
 }
 
@@ -78,7 +81,8 @@ cudaError_t release(void* data, bool on_device) {
   if (on_device) state.allocated -= found->second.bytes;
   state.allocations.erase(found);
   ::operator delete(data, kAlignment);
-  return cudaSuccess;
+  count_object(-1);
+  return lasting_fault();
 }
 
 /// Memory of the host that is not page-locked.
@@ -110,6 +114,7 @@ cudaError_t set_error(cudaError_t code) {
 }
 
 cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, std::function<void()> body) {
+  MMREC_FAULT_POINT();
   Grid grid;
   grid.grid = config.gridDim;
   grid.block = config.blockDim;
@@ -174,6 +179,10 @@ const char* cudaGetErrorName(cudaError_t code) {
       return "cudaErrorSymbolNotFound";
     case cudaErrorNotReady:
       return "cudaErrorNotReady";
+    case cudaErrorECCUncorrectable:
+      return "cudaErrorECCUncorrectable";
+    case cudaErrorLaunchFailure:
+      return "cudaErrorLaunchFailure";
     case cudaErrorIllegalAddress:
       return "cudaErrorIllegalAddress";
     case cudaErrorCooperativeLaunchTooLarge:
@@ -186,6 +195,8 @@ const char* cudaGetErrorName(cudaError_t code) {
       return "cudaErrorStreamCaptureUnjoined";
     case cudaErrorUnknown:
       return "cudaErrorUnknown";
+    default:
+      break;
   }
   return "unrecognized error code";
 }
@@ -204,6 +215,7 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceCount(int* count) {
+  MMREC_FAULT_POINT();
   *count = devices();
   return cudaSuccess;
 }
@@ -212,12 +224,14 @@ cudaError_t cudaGetDevice(int* device) {
   return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) {
+  MMREC_FAULT_POINT();
   if (device < 0 || device >= devices()) return set_error(cudaErrorInvalidDevice);
   device_of_this_thread = device;
   return cudaSuccess;
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  MMREC_FAULT_POINT();
   if (device < 0 || device >= devices()) return set_error(cudaErrorInvalidDevice);
   *properties = {};
   std::strcpy(properties->name, "emulated device");
@@ -301,6 +315,7 @@ cudaError_t cudaMallocHost(void** data, std::size_t bytes) { return allocate(dat
 cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned) { return allocate(data, bytes, false); }
 cudaError_t cudaFreeHost(void* data) { return release(data, false); }
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
+  MMREC_FAULT_POINT();
   DeviceState& state = device_state();
   const std::lock_guard lock(state.mutex);
   *total = device_bytes();
@@ -316,6 +331,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
 }
 cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
                               std::size_t width, std::size_t height, cudaMemcpyKind, cudaStream_t stream) {
+  MMREC_FAULT_POINT();
   if (width > to_pitch || width > from_pitch) return set_error(cudaErrorInvalidValue);
   if (width == 0 || height == 0) return cudaSuccess;
   const bool captured = is_capturing(stream);
@@ -338,6 +354,7 @@ cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t
 }
 cudaError_t cudaMemset2DAsync(void* to, std::size_t pitch, int value, std::size_t width, std::size_t height,
                               cudaStream_t stream) {
+  MMREC_FAULT_POINT();
   if (width > pitch) return set_error(cudaErrorInvalidValue);
   if (width == 0 || height == 0) return cudaSuccess;
   enqueue(stream, [=] {
@@ -351,6 +368,7 @@ cudaError_t cudaMemset2DAsync(void* to, std::size_t pitch, int value, std::size_
 // --- Kernels ---------------------------------------------------------------------------------------------------------
 
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
+  MMREC_FAULT_POINT();
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
   if (value < 0 || static_cast<std::size_t>(value) > kLargestShared) return set_error(cudaErrorInvalidValue);
   DeviceState& state = device_state();

@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "faults.h"
+
 namespace {
 
 using Work = std::function<void()>;
@@ -118,7 +120,9 @@ void finish_all() {
 namespace {
 
 cudaError_t create(cudaStream_t* stream, unsigned flags) {
+  MMREC_FAULT_POINT();
   *stream = new CUstream_st;
+  count_object(1);
   (*stream)->queue->blocking = (flags & cudaStreamNonBlocking) == 0;
   const std::lock_guard lock(queues_mutex);
   queues().push_back((*stream)->queue);
@@ -153,21 +157,25 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   const std::lock_guard lock(queues_mutex);
   std::erase(queues(), stream->queue);
   delete stream;
-  return cudaSuccess;
+  count_object(-1);
+  return lasting_fault();
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (is_capturing(stream)) return refuse(*stream->capture);
   finish(stream);
+  MMREC_FAULT_POINT();
   return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) { return cudaStreamSynchronize(stream); }
 cudaError_t cudaDeviceSynchronize() {
   if (capture_forbids_device_calls()) return set_error(cudaErrorStreamCaptureUnsupported);
   finish_all();
+  MMREC_FAULT_POINT();
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  MMREC_FAULT_POINT();
   if (const std::shared_ptr<Capture> capture = event->capture.lock()) {
     if (stream->capture == nullptr) {
       stream->capture = capture;
@@ -192,15 +200,19 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 }
 
 cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  MMREC_FAULT_POINT();
   *event = new CUevent_st;
+  count_object(1);
   return cudaSuccess;
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return cudaEventCreate(event); }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   delete event;
-  return cudaSuccess;
+  count_object(-1);
+  return lasting_fault();
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  MMREC_FAULT_POINT();
   if (device_of(stream) != event->device) return set_error(cudaErrorInvalidDevice);
   event->capture.reset();
   event->queue.reset();
@@ -223,6 +235,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   if (const std::shared_ptr<Capture> capture = event->capture.lock()) return refuse(*capture);
   const std::lock_guard lock(queues_mutex);
   if (event->queue != nullptr) event->queue->run_until(event->end);
+  MMREC_FAULT_POINT();
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) { return cudaEventSynchronize(event); }
@@ -235,6 +248,7 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEven
 }
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
+  MMREC_FAULT_POINT();
   if (stream == nullptr || is_capturing(stream)) return set_error(cudaErrorInvalidValue);
   stream->capture = std::make_shared<Capture>();
   stream->capture->origin = stream;
@@ -255,7 +269,9 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   }
   if (capture->invalidated) return set_error(cudaErrorStreamCaptureInvalidated);
   if (!joined) return set_error(cudaErrorStreamCaptureUnjoined);
+  MMREC_FAULT_POINT();  // the capture has ended all the same
   *graph = new CUgraph_st{std::move(capture->nodes)};
+  count_object(1);
   return cudaSuccess;
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
@@ -265,19 +281,24 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
   return cudaSuccess;
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
+  MMREC_FAULT_POINT();
   *executable = new CUgraphExec_st{graph->nodes};
+  count_object(1);
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
+  MMREC_FAULT_POINT();
   if (device_of(stream) != current_device()) return set_error(cudaErrorInvalidDevice);
   for (const Work& node : executable->nodes) enqueue(stream, node);
   return cudaSuccess;
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
+  if (executable != nullptr) count_object(-1);
   delete executable;
-  return cudaSuccess;
+  return lasting_fault();
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  if (graph != nullptr) count_object(-1);
   delete graph;
-  return cudaSuccess;
+  return lasting_fault();
 }

@@ -1,0 +1,208 @@
+// Faults of the device, one at a time: a run that loads, prefills, steps, draws, scores and saves is done again and
+// again with one more of its calls to the CUDA runtime failing. It ends with a documented exception, gives back all
+// that it has taken of the device, and leaves other sessions of the model and the process as they were. After an error
+// that destroys the context every call names it, and nothing is left either.
+//
+// Some calls of each kind of fault are tried, spread over all of them; MMREC_FAULTS=all tries each.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <new>
+#include <ostream>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+#include "faults.h"
+#include "mmrec/errors.h"
+#include "mmrec/model.h"
+#include "mmrec/scorer.h"
+
+namespace mmrec {
+namespace {
+
+using cuda_emulation::begin_faults;
+using cuda_emulation::end_faults;
+using cuda_emulation::live_objects;
+
+struct Case {
+  const char* folder;
+  Precision precision;
+  friend void PrintTo(const Case& c, std::ostream* out) { *out << c.folder; }
+};
+
+struct Results {
+  std::vector<int> drawn;
+  std::vector<float> logprobs;
+  std::vector<std::byte> state;
+  bool operator==(const Results&) const = default;
+};
+
+std::vector<int> some_tokens() { return {1, 7, 14, 21, 28, 35, 42, 49, 56, 63, 6, 13, 20, 27, 34, 41, 48, 55}; }
+
+void use(Session& session, Results& results) {
+  session.prefill(some_tokens());
+  Sample sample;
+  for (std::uint64_t step = 0; step < 4; ++step) {  // by ops, recorded, replayed
+    session.draw({.seed = 3}, step, 0, {&sample, 1});
+    results.drawn.push_back(sample.token);
+    session.step({&sample.token, 1});
+  }
+  std::vector<float> logprobs(some_tokens().size());
+  session.score(some_tokens(), logprobs);
+  results.logprobs.insert(results.logprobs.end(), logprobs.begin(), logprobs.end());
+  results.state = session.clone().save();
+}
+
+class CudaFaults : public testing::TestWithParam<Case> {
+ protected:
+  static Model load() {
+    LoadOptions options;
+    options.device = Device::kCuda;
+    options.precision = GetParam().precision;
+    options.threads = 1;
+    return Model::load(std::filesystem::path(MMREC_FIXTURES) / GetParam().folder, options);
+  }
+  static Results run() {
+    const Model model = load();
+    Session session = model.new_session();
+    Results results;
+    use(session, results);
+    return results;
+  }
+  static std::int64_t stride(std::int64_t calls, std::int64_t most) {
+    const char* wish = std::getenv("MMREC_FAULTS");
+    return wish != nullptr && std::string_view(wish) == "all" ? 1 : std::max<std::int64_t>(1, calls / most);
+  }
+
+  /// What is wrong with how a run ended; "" where it is as documented.
+  template <class Run>
+  static std::string fault_of(cudaError_t code, const Run& attempt) {
+    try {
+      attempt();
+      return "";  // a call whose failure is no matter
+    } catch (const std::bad_alloc&) {
+      return code == cudaErrorMemoryAllocation ? "" : "bad_alloc";
+    } catch (const DeviceUnavailable&) {
+      return "";
+    } catch (const std::system_error& error) {
+      if (std::string_view(error.code().category().name()) != "cuda") return error.what();
+      return error.code().value() == code ? "" : std::string("another code: ") + error.what();
+    } catch (const std::exception& error) {
+      return std::string("another exception: ") + error.what();
+    }
+  }
+
+  void try_runs(cudaError_t code, std::int64_t most) {
+    const Results expected = run();
+    const std::int64_t before = live_objects();
+    begin_faults(0);
+    run();
+    const std::int64_t calls = end_faults();
+    ASSERT_GT(calls, 50);
+    const std::int64_t apart = stride(calls, most);
+    std::int64_t tried = 0;
+    for (std::int64_t nth = 1; nth <= calls && !HasFailure(); nth += apart, ++tried) {
+      SCOPED_TRACE(testing::Message() << "call " << nth << " of " << calls << " fails with " << cudaGetErrorName(code));
+      begin_faults(nth, code);
+      const std::string fault = fault_of(code, [&] { EXPECT_TRUE(run() == expected) << "other results"; });
+      end_faults();
+      EXPECT_EQ(fault, "");
+      EXPECT_EQ(live_objects(), before) << "a leak of the device's";
+    }
+    EXPECT_TRUE(run() == expected);
+    std::cout << "  " << tried << " of " << calls << " calls failed in turn\n";
+  }
+};
+
+TEST_P(CudaFaults, EveryCall) { try_runs(cudaErrorUnknown, 20); }
+TEST_P(CudaFaults, EveryCallForWantOfMemory) { try_runs(cudaErrorMemoryAllocation, 12); }
+
+TEST_P(CudaFaults, OtherSessionsGoOn) {
+  const Model model = load();
+  Results expected;
+  Session other = model.new_session();
+  use(other, expected);
+  const auto attempt = [&] {
+    Session session = model.new_session();
+    Results results;
+    use(session, results);
+    EXPECT_TRUE(results == expected) << "other results";
+  };
+  begin_faults(0);
+  attempt();
+  const std::int64_t calls = end_faults();
+  for (std::int64_t nth = 1; nth <= calls && !HasFailure(); nth += stride(calls, 6)) {
+    SCOPED_TRACE(testing::Message() << "call " << nth << " of " << calls << " fails");
+    begin_faults(nth);
+    const std::string fault = fault_of(cudaErrorUnknown, attempt);
+    end_faults();
+    EXPECT_EQ(fault, "");
+    other.reset();
+    Results results;
+    use(other, results);
+    EXPECT_TRUE(results == expected) << "another session's results";
+  }
+}
+
+/// In a process of its own each, as a lost device stays lost.
+TEST_P(CudaFaults, ALostDeviceIsNamedByEveryLaterCall) {
+  GTEST_FLAG_SET(death_test_style, "fast");
+  begin_faults(0);
+  run();
+  const std::int64_t calls = end_faults();
+  const auto lose = [](std::int64_t nth) {
+    const std::int64_t before = live_objects();
+    begin_faults(nth, cudaErrorIllegalAddress);
+    const auto is_lost = [](const auto& call) {
+      try {
+        call();
+      } catch (const DeviceUnavailable& error) {
+        return std::string_view(error.what()).find("cannot be used since an earlier error") != std::string_view::npos;
+      } catch (const std::system_error& error) {
+        return error.code() == std::errc::no_such_device &&
+               std::string_view(error.what()).find("cannot be used since an earlier error") != std::string_view::npos;
+      } catch (const std::exception& error) {
+        std::cerr << error.what() << "\n";
+      }
+      return false;
+    };
+    bool failed = false, lost = true;
+    try {
+      const Model model = load();
+      Session session = model.new_session();
+      try {
+        Results results;
+        use(session, results);
+      } catch (const std::system_error& error) {
+        failed = error.code() == std::errc::no_such_device;
+        lost = is_lost([&] { session.prefill(some_tokens()); }) && is_lost([&] { model.new_session(); });
+      }
+    } catch (const std::exception&) {
+      failed = true;
+    }
+    // The first may have been about a question that has no bearing on the device.
+    const bool ok = !failed || (lost && is_lost([] { load(); }) && live_objects() == before);
+    std::cerr << (ok ? "as documented" : "not named, or a leak") << "\n";
+    std::_Exit(ok ? 0 : 1);
+  };
+  for (std::int64_t nth = 1; nth <= calls && !HasFailure(); nth += stride(calls, 12)) {
+    EXPECT_EXIT(lose(nth), testing::ExitedWithCode(0), "as documented") << "call " << nth << " of " << calls;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Emulated, CudaFaults,
+                         testing::Values(Case{"tiny", Precision::kF32}, Case{"upstream/mmrec100m", Precision::kBF16},
+                                         Case{"upstream/jax", Precision::kF32}),
+                         [](const auto& info) {
+                           const std::string name = info.param.folder;
+                           return name.substr(name.find('/') + 1);
+                         });
+
+}  // namespace
+}  // namespace mmrec

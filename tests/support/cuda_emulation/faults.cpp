@@ -1,0 +1,42 @@
+#include "faults.h"
+
+#include <atomic>
+
+namespace mmrec::cuda_emulation {
+namespace {
+
+std::atomic<bool> counts{false};
+std::atomic<std::int64_t> at{0}, calls{0}, objects{0};
+std::atomic<cudaError_t> with{cudaSuccess}, lasting{cudaSuccess};
+
+bool destroys_context(cudaError_t code) {
+  return code == cudaErrorECCUncorrectable || code == cudaErrorIllegalAddress || code == cudaErrorLaunchFailure;
+}
+
+}  // namespace
+
+void begin_faults(std::int64_t nth, cudaError_t code) {
+  at = nth;
+  with = code;
+  calls = 0;
+  lasting = cudaSuccess;
+  counts = true;
+}
+std::int64_t end_faults() {
+  counts = false;
+  lasting = cudaSuccess;
+  return calls;
+}
+cudaError_t next_fault() {
+  if (!counts.load(std::memory_order_relaxed)) return cudaSuccess;
+  if (lasting.load() != cudaSuccess) return lasting.load();
+  if (calls.fetch_add(1) + 1 != at.load()) return cudaSuccess;
+  if (destroys_context(with)) lasting = with.load();
+  return with;
+}
+cudaError_t lasting_fault() { return set_error(lasting.load()); }
+
+std::int64_t live_objects() { return objects; }
+void count_object(std::int64_t made) { objects += made; }
+
+}  // namespace mmrec::cuda_emulation
