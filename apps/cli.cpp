@@ -10,6 +10,7 @@
 #include <cmath>
 #include <csignal>
 #include <cstdlib>
+#include <exception>
 #include <limits>
 #include <new>
 #include <system_error>
@@ -101,7 +102,7 @@ std::string nearest_option(std::span<const Flag> flags, int argc, const char* co
 }
 
 // Memory for when there is no more: messages take some, and so do the destructors of nlohmann's JSON values, which end
-// the process where they get none. A small request that fails first is served from it too.
+// the process where they get none (end_for_want_of_memory). A small request that fails first is served from it too.
 std::atomic<void*> kept_back = nullptr;
 
 void release_kept_back() {
@@ -124,6 +125,22 @@ void write_to_stderr(std::string_view text) {
     if (n <= 0) return;
     text.remove_prefix(static_cast<std::size_t>(n));
   }
+}
+
+/// What std::terminate does. A destructor that finds no memory, of a JSON value or of sentencepiece's, cannot throw:
+/// the program ends here then, as it would have one call later.
+[[noreturn]] void end_for_want_of_memory() {
+  try {
+    if (const std::exception_ptr error = std::current_exception()) std::rethrow_exception(error);
+  } catch (const std::bad_alloc&) {
+    clean_up_at_once();
+    write_to_stderr(program_name);
+    write_to_stderr(": out of memory\n");
+    ::_exit(kOutOfMemory);
+  } catch (...) {  // a fault of the program's own
+    std::abort();
+  }
+  std::abort();
 }
 
 /// What the body returns, or the exit code of what it throws, which is said.
@@ -183,6 +200,7 @@ void warn(std::string_view text) { log_line(fmt::format("warning: {}", text)); }
 int run_program(std::string_view program, const std::function<int()>& body) {
   program_name = program;
   try {
+    std::set_terminate(end_for_want_of_memory);
     keep_memory_back();
     occupy_standard_descriptors();
     std::signal(SIGPIPE, SIG_IGN);

@@ -124,6 +124,23 @@ void Output::commit() {
   if (rename(temporary_.c_str(), target_.c_str()) != 0) fail(errno);
   drop_interrupt_cleanup(temporary_.c_str());
   temporary_.clear();
+  sync_folder();
+}
+
+/// The new name survives a loss of power too. A folder that may be written but not read is left to the system.
+void Output::sync_folder() const {
+  std::filesystem::path folder = target_.parent_path();
+  if (folder.empty()) folder = ".";
+  const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return;
+  int error = 0;
+  while (fsync(fd) != 0) {
+    error = errno;
+    if (error != EINTR) break;
+    error = 0;
+  }
+  (void)close(fd);
+  if (error != 0 && error != EINVAL && error != EROFS) fail(error);  // some file systems cannot
 }
 
 bool Output::shares_stderr() const {

@@ -53,6 +53,7 @@ class Output {
   [[noreturn]] void fail(int error) const;
   void open_target(int flags);
   void open_temporary();
+  void sync_folder() const;
 
   int fd_ = -1;
   std::filesystem::path target_;  // for messages; empty for stdout

@@ -97,9 +97,9 @@ std::vector<PrefixCache::Entry> PrefixCache::entries() const {
   std::vector<Entry> entries;
   std::error_code fault;
   for (std::filesystem::directory_iterator at(folder_, fault), end; !fault && at != end; at.increment(fault)) {
-    std::error_code gone;
-    Entry entry{at->path(), at->file_size(gone), at->last_write_time(gone)};
-    if (!gone && is_ours(entry.path.filename().string())) entries.push_back(std::move(entry));
+    std::error_code no_size, no_time;  // gone, or not to be asked now
+    Entry entry{at->path(), at->file_size(no_size), at->last_write_time(no_time)};
+    if (!no_size && !no_time && is_ours(entry.path.filename().string())) entries.push_back(std::move(entry));
   }
   return entries;
 }
@@ -129,6 +129,9 @@ std::int64_t PrefixCache::restore(Session& session, std::span<const int> ids) {
       if (session.position() != count) throw std::runtime_error("found another number of tokens than its name's");
       std::filesystem::last_write_time(path, std::filesystem::file_time_type::clock::now(), fault);
       return count;
+    } catch (const std::system_error& error) {  // the system's fault, and none of the file's
+      session.reset();
+      warn(fmt::format("{}: not used ({})", path.string(), error.what()));
     } catch (const std::runtime_error& error) {
       session.reset();
       std::filesystem::remove(path, fault);

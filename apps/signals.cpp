@@ -20,12 +20,7 @@ std::size_t message_size = 0;
 
 extern "C" void on_interrupt(int signal) {
   if (graceful.load() && pending.exchange(signal) == 0) return;
-  for (const auto& file : cleanup) {
-    if (const char* path = file.load()) (void)unlink(path);
-  }
-  for (const auto& folder : cleanup) {
-    if (const char* path = folder.load()) (void)rmdir(path);
-  }
+  clean_up_at_once();
   (void)!write(STDERR_FILENO, message, message_size);
   _exit(128 + signal);
 }
@@ -59,6 +54,15 @@ void forget_interrupt() { pending.store(0); }
 
 GracefulScope::GracefulScope() { graceful.store(true); }
 GracefulScope::~GracefulScope() { graceful.store(false); }
+
+void clean_up_at_once() {
+  for (const auto& file : cleanup) {
+    if (const char* path = file.load()) (void)unlink(path);
+  }
+  for (const auto& folder : cleanup) {
+    if (const char* path = folder.load()) (void)rmdir(path);
+  }
+}
 
 void add_interrupt_cleanup(const char* path) {
   for (auto& file : cleanup) {

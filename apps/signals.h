@@ -30,5 +30,7 @@ class GracefulScope {
 /// program. `path` must stay valid until it is dropped.
 void add_interrupt_cleanup(const char* path);
 void drop_interrupt_cleanup(const char* path);
+/// Removes them all, for an end that runs no destructors. Takes no memory; a signal handler may call it.
+void clean_up_at_once();
 
 }  // namespace mmrec::apps
