@@ -108,12 +108,12 @@ std::atomic<void*> kept_back = nullptr;
 void release_kept_back() {
   void* const memory = kept_back.exchange(nullptr);
   if (memory == nullptr) throw std::bad_alloc();
-  std::free(memory);
+  std::free(memory);  // NOLINT(cppcoreguidelines-no-malloc): operator new is who asks
 }
 
 void keep_memory_back() {
   constexpr std::size_t kBytes = std::size_t{512} << 10;
-  kept_back = std::malloc(kBytes);
+  kept_back = std::malloc(kBytes);  // NOLINT(cppcoreguidelines-no-malloc)
   std::set_new_handler(release_kept_back);
 }
 
@@ -166,7 +166,7 @@ int run_and_report(std::string_view program, const std::function<int()>& body) {
     return fail(kOutOfMemory,
                 what.starts_with("std::")  // the host's: it has no more to say
                     ? "out of memory. Try: a smaller --batch, or a machine with more memory"
-                    : what.find("GPU") == what.npos
+                    : what.find("GPU") == std::string_view::npos
                           ? fmt::format("{}. Try: a smaller --batch, or a machine with more memory", what)
                           : fmt::format("{}. Try: a smaller --batch, --precision bf16 or --device cpu", what));
   } catch (const std::system_error& error) {

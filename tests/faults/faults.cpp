@@ -18,6 +18,7 @@
 #include <cstring>
 #include <string_view>
 
+// NOLINTBEGIN: names and parameters are the C library's, and macros repeat what differs by name alone
 extern "C" {
 void* __libc_malloc(std::size_t bytes);
 void* __libc_calloc(std::size_t count, std::size_t bytes);
@@ -281,3 +282,4 @@ int mkostemp(char* name, int flags) {
 }
 
 }  // extern "C"
+// NOLINTEND
