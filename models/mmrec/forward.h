@@ -34,12 +34,14 @@ class Forward {
   bool reserve(std::int64_t sequences, bool sweeps) {
     const bool grows = net_.reserve(sequences, sweeps);
     const auto rows = static_cast<std::size_t>(net_.rows());
-    if (!grows && tokens_.size() == rows) return false;
+    if (!grows && has_tokens_) return false;
+    has_tokens_ = false;
     tokens_ = {}, logprobs_ = {};
     tokens_ = backend_.template allocate<int>(rows);
     logprobs_ = backend_.template allocate<float>(rows);
     tokens_host_.resize(rows);
     logprobs_host_.resize(rows);
+    has_tokens_ = true;
     return true;
   }
 
@@ -328,6 +330,7 @@ class Forward {
   typename Backend::template Buffer<float> logits_;  // where slots lie unevenly
   std::vector<int> tokens_host_;
   std::vector<float> logprobs_host_;
+  bool has_tokens_ = false;  // and all of these are as long as a chunk
 };
 
 }  // namespace mmrec::models

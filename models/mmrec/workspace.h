@@ -55,7 +55,7 @@ class Workspace {
   /// Memory for chunks of as many rows of so many sequences as the plan has, and for sweeps if there will be any; false
   /// if it was there already. Where it throws, the next call begins anew.
   bool reserve(std::int64_t sequences, bool sweeps) {
-    if (sweeps && gate_.size() == 0) {
+    if (sweeps && change_.size() == 0) {  // the last of the two
       gate_ = backend.template allocate<float>(static_cast<std::size_t>(2 * plan.window * dim()));
       change_ = backend.template allocate<float>(static_cast<std::size_t>(2 * plan.window));
     }

@@ -61,12 +61,14 @@ class Net100m {
   bool reserve(std::int64_t sequences, bool sweeps) {
     bool grows = false;
     for_each_stack([&](auto& stack) { grows = stack.work().reserve(sequences, sweeps) || grows; });
-    if (!grows && joined_.size() != 0) return false;
+    if (!grows && is_reserved_) return false;
+    is_reserved_ = false;
     const auto count = static_cast<std::size_t>(rows() * 2 * config_.expert_dim);
     joined_ = {}, fused_ = {}, hidden_ = {};
     joined_ = backend_.template allocate<A>(count);  // zeros, which the half of an expert that does not run stays
     fused_ = backend_.template allocate<float>(count);
     if constexpr (kRounds) hidden_ = backend_.template allocate<A>(count);
+    is_reserved_ = true;
     return true;
   }
   std::int64_t rows() const { return stacks_[0]->work().rows(); }
@@ -181,6 +183,7 @@ class Net100m {
   const SlotLayout100m layout_;
   std::array<std::unique_ptr<Stack<Backend, A>>, 2> stacks_;  // the second is null where one expert runs
   bool ragged_ = false;
+  bool is_reserved_ = false;
   typename Backend::template Buffer<A> joined_, hidden_;  // [rows, 2E]
   typename Backend::template Buffer<float> fused_;        // [rows, 2E]; in fp32 its norm takes its place
 };

@@ -2,8 +2,8 @@
 // with errno for the operating system's and a category of its own for CUDA's, std::runtime_error for a malformed file,
 // std::bad_alloc for memory (where it is a GPU's, what() names needed and free bytes), and these.
 //
-// A code equal to std::errc::no_such_device: the GPU is lost to this process, after an illegal access or an error of its
-// memory. Every later call on it throws such a code and names that first error; a new process may find it well.
+// A code equal to std::errc::no_such_device: the GPU is lost to this process, after an illegal access or an error of
+// its memory. Every later call on it throws such a code and names that first error; a new process may find it well.
 #pragma once
 
 #include <stdexcept>

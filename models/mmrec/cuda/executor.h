@@ -301,7 +301,11 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Lane>, kernels::Cuda
     recordable = recordable && std::get<1>(std::get<2>(key)) < 0;
     constexpr std::size_t kMostGraphs = 256;
     if (graphs_.size() >= kMostGraphs || seen_.size() >= 4 * kMostGraphs) graphs_.clear(), seen_.clear();
-    if (!recordable || seen_.insert(key).second) return lane.forward.step(runs);
+    if (!recordable || !seen_.contains(key)) {
+      lane.forward.step(runs);
+      if (recordable) seen_.insert(key);  // once it has gone well: what it allocates, a recording must not
+      return;
+    }
     auto graph = graphs_.find(key);
     if (graph == graphs_.end()) {
       graph = graphs_.emplace(key, kernels::Graph(lane.backend, [&] { lane.forward.step(runs); })).first;

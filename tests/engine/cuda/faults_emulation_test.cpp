@@ -150,6 +150,37 @@ TEST_P(CudaFaults, OtherSessionsGoOn) {
   }
 }
 
+// What a model takes when it is first used is taken anew where that has failed half way.
+TEST_P(CudaFaults, TheModelGoesOn) {
+  Results expected;
+  begin_faults(0);
+  {
+    const Model model = load();
+    begin_faults(0);
+    Session session = model.new_session();
+    use(session, expected);
+  }
+  const std::int64_t calls = end_faults();
+  // The first ones allocate; a step's are behind them.
+  constexpr std::int64_t kFirst = 20;
+  for (std::int64_t nth = 1; nth <= calls && !HasFailure(); nth += nth < kFirst ? 1 : stride(calls, 3)) {
+    SCOPED_TRACE(testing::Message() << "call " << nth << " of " << calls << " fails");
+    const Model model = load();
+    begin_faults(nth);
+    const std::string fault = fault_of(cudaErrorUnknown, [&] {
+      Session session = model.new_session();
+      Results results;
+      use(session, results);
+    });
+    end_faults();
+    EXPECT_EQ(fault, "");
+    Session session = model.new_session();
+    Results results;
+    use(session, results);
+    EXPECT_TRUE(results == expected) << "other results";
+  }
+}
+
 /// In a process of its own each, as a lost device stays lost.
 TEST_P(CudaFaults, ALostDeviceIsNamedByEveryLaterCall) {
   GTEST_FLAG_SET(death_test_style, "fast");
