@@ -72,7 +72,7 @@ class DocumentsTest(unittest.TestCase):
 
     def test_the_documents_are_there(self):
         names = {str(d.relative_to(ROOT)) for d in DOCUMENTS}
-        for name in ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/numerics.md",
+        for name in ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/architecture.md", "docs/numerics.md",
                      "docs/performance.md", "docs/robustness.md"]:
             self.assertIn(name, names)
 
