@@ -162,9 +162,8 @@ RunOptions run_options(const Arguments& arguments) {
   RunOptions options;
   read_device(arguments, options);
   options.precision = static_cast<Precision>(arguments.choice("precision", kPrecisionNames));
-  if (options.device == Device::kCpu && options.precision != Precision::kAuto && options.precision != Precision::kF32) {
-    throw UsageError(
-        fmt::format("--precision {}: not with --device cpu, which computes in fp32", *arguments.text("precision")));
+  if (options.device == Device::kCpu && options.precision == Precision::kF16) {
+    throw UsageError("--precision fp16: not with --device cpu, which computes in fp32 or bf16");
   }
   const std::size_t expert = arguments.choice("expert", kExpertNames);
   if (arguments.has("expert")) options.variant.expert = static_cast<Expert>(expert);
@@ -207,7 +206,8 @@ std::string device_text(const ModelInfo& info) {
 
 std::string place_of(const ModelInfo& info) {
   const std::string device = device_text(info);
-  return info.device == Device::kCuda ? fmt::format("{}, {}", device, to_string(info.precision)) : device;
+  const bool names = info.device == Device::kCuda || info.precision != Precision::kF32;
+  return names ? fmt::format("{}, {}", device, to_string(info.precision)) : device;
 }
 
 void log_loaded(const std::filesystem::path& folder, const RunOptions& options, const ModelInfo& info,
@@ -227,7 +227,7 @@ void log_loaded(const std::filesystem::path& folder, const RunOptions& options, 
                                                              : "no usable GPU, or a build without CUDA";
   const std::string precision = options.precision != Precision::kAuto ? "as --precision says"
                                 : on_gpu                              ? "the type of the stored weights"
-                                                                      : "all that the CPU computes in";
+                                                                      : "what the CPU computes in";
   const int threads = options.session.threads > 0 ? options.session.threads : usable_processors();
   log_line(fmt::format("device {} ({}), precision {} ({}){}", device_text(info), device, to_string(info.precision),
                        precision, on_gpu ? "" : fmt::format(", {} threads", threads)));

@@ -26,14 +26,13 @@ struct Model::Impl {
 
 namespace {
 
-bool is_half(Precision precision) { return precision == Precision::kF16 || precision == Precision::kBF16; }
-
 void check(const LoadOptions& options) {
   if (options.device != Device::kAuto && options.device != Device::kCpu && options.device != Device::kCuda) {
     throw std::invalid_argument(
         fmt::format("load option device: found {}, expected a Device", static_cast<int>(options.device)));
   }
-  if (options.precision != Precision::kAuto && options.precision != Precision::kF32 && !is_half(options.precision)) {
+  if (options.precision != Precision::kAuto && options.precision != Precision::kF32 &&
+      options.precision != Precision::kF16 && options.precision != Precision::kBF16) {
     throw std::invalid_argument(
         fmt::format("load option precision: found {}, expected a Precision", static_cast<int>(options.precision)));
   }
@@ -56,9 +55,10 @@ bool takes_cuda(const LoadOptions& options) {
     if (options.device == Device::kCuda) throw DeviceUnavailable(unusable(reason));
     reason = unusable(reason);
   }
-  if (is_half(options.precision)) {
-    throw std::invalid_argument(fmt::format("load option precision: found {} on the CPU, expected auto or fp32{}{}",
-                                            to_string(options.precision), reason.empty() ? "" : ": ", reason));
+  if (options.precision == Precision::kF16) {
+    throw std::invalid_argument(
+        fmt::format("load option precision: found {} on the CPU, expected auto, fp32 or bf16{}{}",
+                    to_string(options.precision), reason.empty() ? "" : ": ", reason));
   }
   // Where a GPU could have been expected: a build without CUDA says nothing.
   if (!reason.empty() && engine::built_with_cuda() && options.on_warning) {
@@ -120,10 +120,11 @@ Model Model::load(const std::filesystem::path& folder, const LoadOptions& option
       return on_cuda(*model, options.precision, options.gpu);  // and the host's copy goes
     } catch (const std::bad_alloc& fault) {
       // Nobody insisted on the GPU.
-      if (options.device == Device::kCuda || is_half(options.precision)) throw;
+      if (options.device == Device::kCuda || options.precision == Precision::kF16) throw;
       if (options.on_warning) options.on_warning(fmt::format("{}: running on the CPU", fault.what()));
     }
   }
+  if (options.precision == Precision::kBF16) model->round_to_bf16();
   return engine::Access::model(model->info(), model->state(), model->on_cpu());
 }
 

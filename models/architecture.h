@@ -19,7 +19,7 @@
 
 namespace mmrec::models {
 
-/// A model whose weights are in host memory, to be run on a processor or copied to GPUs. Immutable.
+/// A model whose weights are in host memory, to be run on a processor or copied to GPUs.
 class LoadedModel {
  public:
   /// A model with its weights on a GPU.
@@ -39,6 +39,9 @@ class LoadedModel {
   virtual StateLayout state() const = 0;
   /// The executor keeps the weights alive.
   virtual std::shared_ptr<Executor> on_cpu() const = 0;
+  /// Rounds all matrices to bf16, and products on the CPU are in bf16 from now on; before anything runs. Throws
+  /// std::bad_alloc.
+  virtual void round_to_bf16() = 0;
   /// Copies the weights; see upload_weights() of models/mmrec/executors.h for precisions and what is thrown.
   OnDevice on_cuda(Precision precision, int gpu) const;
 

@@ -43,9 +43,10 @@ const SimdKernels& simd() {
 
 std::string_view cpu_instruction_set() { return simd().name; }
 
-Cpu::Cpu(int threads)
+Cpu::Cpu(int threads, bool rounds_inputs)
     : pool_(std::clamp(threads > 0 ? threads : ThreadPool::available_processors(), 1, kMaxThreads)),
+      rounds_inputs_(rounds_inputs),
       scratch_(static_cast<std::size_t>(pool_.threads()) * kScratchFloats),
-      row_tiles_(pool_.threads()) {}
+      row_tiles_(pool_.threads(), rounds_inputs) {}
 
 }  // namespace mmrec::kernels

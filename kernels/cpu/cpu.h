@@ -57,9 +57,12 @@ class Cpu {
   using Buffer = HostBuffer<T>;
 
   /// threads <= 0 takes all the processors this process may run on; at most 256. Throws std::bad_alloc.
-  explicit Cpu(int threads = 0);
+  /// rounds_inputs: products of whole row tiles with bf16 weights round x to bf16 where there are instructions for that
+  /// (RowTileProducts).
+  explicit Cpu(int threads = 0, bool rounds_inputs = false);
 
   int threads() const { return pool_.threads(); }
+  bool rounds_inputs() const { return rounds_inputs_; }
   ThreadPool& pool() { return pool_; }
   /// Scratch of one thread (0 <= thread < threads()), kScratchFloats long, 64-byte aligned.
   float* scratch(int thread) { return scratch_.data() + static_cast<std::size_t>(thread) * kScratchFloats; }
@@ -113,6 +116,7 @@ class Cpu {
   static constexpr std::size_t kLarge = std::size_t{64} << 20;  // smaller blocks are not worth the question
 
   ThreadPool pool_;
+  bool rounds_inputs_;
   HostBuffer<float> scratch_;
   RowTileProducts row_tiles_;
 };

@@ -69,12 +69,21 @@ constexpr std::int64_t kParts = 3;
   }
 }
 
-/// One shape's code: rows of fp32 by fp32 weights, or all parts of a tile's rows by bf16 weights.
+/// to[t] = x[t] in bf16, to nearest even. Where there are matrix instructions, likewise.
+[[gnu::target("avx512f,avx512bw,avx512vl,avx512dq")]] void round_rows(const float* x, std::int64_t x_stride,
+                                                                      std::int64_t in, std::uint16_t* to) {
+  for (std::int64_t t = 0; t < kRowTile; ++t, x += x_stride, to += in) {
+    for (std::int64_t i = 0; i < in; ++i) to[i] = from_float<BFloat16>(x[i]).bits;
+  }
+}
+
+/// One shape's code: rows of fp32 by fp32 weights, or so many parts of a tile's rows by bf16 weights.
 struct Product {
-  Product(const dnnl::engine& engine, bool split, std::int64_t x_stride, std::int64_t in, std::int64_t out)
-      : x({split ? kParts * kRowTile : kRowTile, in}, split ? Type::bf16 : Type::f32, dnnl::memory::dims{x_stride, 1}),
+  Product(const dnnl::engine& engine, bool split, std::int64_t count, std::int64_t x_stride, std::int64_t in,
+          std::int64_t out)
+      : x({split ? count * kRowTile : kRowTile, in}, split ? Type::bf16 : Type::f32, dnnl::memory::dims{x_stride, 1}),
         weight({in, out}, split ? Type::bf16 : Type::f32, dnnl::memory::dims{1, in}),
-        y({split ? kParts * kRowTile : kRowTile, out}, Type::f32, dnnl::memory::dims{out, 1}) {
+        y({split ? count * kRowTile : kRowTile, out}, Type::f32, dnnl::memory::dims{out, 1}) {
     const dnnl::matmul::primitive_desc description = describe(engine, x, weight, y);
     scratch = description.scratchpad_desc();
     code = dnnl::matmul(description);
@@ -123,7 +132,8 @@ struct RowTileProducts::Impl {
     std::uint64_t region = 0;
   };
 
-  explicit Impl(int count) : threads(static_cast<std::size_t>(count)), parts(threads) {}
+  Impl(int count, bool rounds)
+      : threads(static_cast<std::size_t>(count)), part_count(rounds ? 1 : kParts), parts(threads) {}
 
   void prepare(const Shape& shape) {
     if (products.contains(shape)) return;
@@ -133,7 +143,7 @@ struct RowTileProducts::Impl {
       stream = dnnl::stream(engine);
     }
     const auto [split, x_stride, in, out] = shape;
-    Product product(engine, split, x_stride, in, out);
+    Product product(engine, split, part_count, x_stride, in, out);
     const std::size_t wanted = (product.scratch.get_size() + kLine - 1) / kLine * kLine;
     if (wanted > scratch_bytes) {
       scratch = HostBuffer<std::byte>(wanted * threads, Uninitialized{});
@@ -148,13 +158,13 @@ struct RowTileProducts::Impl {
       throw std::bad_alloc();
     }
     if (split) {
-      const auto held = static_cast<std::size_t>(kParts * kRowTile * in) * sizeof(std::uint16_t);
+      const auto held = static_cast<std::size_t>(part_count * kRowTile * in) * sizeof(std::uint16_t);
       if (held > part_bytes) {
         const std::size_t bytes = (held + kLine - 1) / kLine * kLine;
         part_memory = HostBuffer<std::byte>(bytes * threads, Uninitialized{});
         part_bytes = bytes;
       }
-      if (y.size() > sum_floats) {
+      if (part_count > 1 && y.size() > sum_floats) {
         sums = HostBuffer<float>(y.size() * threads, Uninitialized{});
         sum_floats = y.size();
       }
@@ -162,7 +172,7 @@ struct RowTileProducts::Impl {
     products.emplace(shape, std::move(product));
   }
 
-  /// Products of a panel of bf16 weights are summed as wide as those of fp32, and faster.
+  /// Products of a panel of bf16 weights are summed as wide as those of fp32, and faster: of x in parts, or rounded.
   bool splits(DType format) const {
     constexpr auto kMatrices = static_cast<unsigned>(dnnl_cpu_isa_avx512_core_amx);  // bits, of what it has besides too
     static const bool has_tiles = (static_cast<unsigned>(dnnl_get_effective_cpu_isa()) & kMatrices) == kMatrices;
@@ -175,13 +185,17 @@ struct RowTileProducts::Impl {
     auto* const pieces = reinterpret_cast<std::uint16_t*>(part_memory.data() + thread * part_bytes);
     Parts& there = parts[thread];
     if (there.region != region || there.x != x || there.stride != x_stride || there.in != panel.cols) {
-      split(x, x_stride, panel.cols, pieces);
+      if (part_count == 1) {
+        round_rows(x, x_stride, panel.cols, pieces);
+      } else {
+        split(x, x_stride, panel.cols, pieces);
+      }
       there = {x, x_stride, panel.cols, region};
     }
+    std::byte* const room = scratch.data() + thread * scratch_bytes;
+    if (part_count == 1) return product.run(product.operands[thread], stream, pieces, panel.data, room, y);
     float* const sum = sums.data() + thread * sum_floats;
-    if (!product.run(product.operands[thread], stream, pieces, panel.data, scratch.data() + thread * scratch_bytes,
-                     sum))
-      return false;
+    if (!product.run(product.operands[thread], stream, pieces, panel.data, room, sum)) return false;
     const std::int64_t count = kRowTile * panel.rows;
     for (std::int64_t i = 0; i < count; ++i) y[i] = (sum[2 * count + i] + sum[count + i]) + sum[i];
     return true;
@@ -190,7 +204,8 @@ struct RowTileProducts::Impl {
   static constexpr std::size_t kLine = 4096;
 
   std::size_t threads;
-  dnnl::engine engine;  // made by the first product: most steps need none
+  std::int64_t part_count;  // of x: kParts, or 1 where it is rounded
+  dnnl::engine engine;      // made by the first product: most steps need none
   dnnl::stream stream;
   std::map<Shape, Product> products;
   HostBuffer<std::byte> scratch;  // scratch_bytes for each thread
@@ -203,7 +218,8 @@ struct RowTileProducts::Impl {
   std::atomic<bool> failed{false};
 };
 
-RowTileProducts::RowTileProducts(int threads) : impl_(std::make_unique<Impl>(threads)) {}
+RowTileProducts::RowTileProducts(int threads, bool rounds_inputs)
+    : impl_(std::make_unique<Impl>(threads, rounds_inputs)) {}
 RowTileProducts::~RowTileProducts() = default;
 
 void RowTileProducts::prepare(std::int64_t x_stride, const WeightView<Host>& weight, std::int64_t panel) {

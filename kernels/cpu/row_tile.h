@@ -12,7 +12,7 @@
 // fp32 weights are multiplied as they are, fp16 widened. So is bf16, unless
 // the processor has instructions for matrices of bf16: there each x is the sum
 // of three bf16 numbers, whose products are exact and are summed in fp32, for
-// which half the time is enough.
+// which half the time is enough. Or, where that is asked for, x is rounded to one.
 #pragma once
 
 #include <algorithm>
@@ -39,7 +39,8 @@ constexpr std::int64_t panel_rows(std::int64_t in) {
 /// backend's threads.
 class RowTileProducts {
  public:
-  explicit RowTileProducts(int threads);
+  /// With `rounds_inputs`, matrix instructions for bf16 weights take x rounded to bf16, one part in place of three.
+  RowTileProducts(int threads, bool rounds_inputs);
   ~RowTileProducts();
 
   /// Makes ready products of rows `x_stride` apart with all panels of `panel` rows of `weight`. Before each region of

@@ -16,7 +16,7 @@ class LoadedMmrec final : public LoadedModel {
  public:
   explicit LoadedMmrec(const ModelSource& source)
       : config_(parse_config(source.config, source.config_name, source.warn)),
-        weights_(std::make_shared<const HostWeights>(
+        weights_(std::make_shared<HostWeights>(
             load_weights(Checkpoint::open(source.folder), config_, source.weights, source.warn))) {
     info_.architecture = "mmrec";
     info_.vocab_size = config_.vocab_size;
@@ -37,6 +37,14 @@ class LoadedMmrec final : public LoadedModel {
 
   StateLayout state() const override { return state_layout(config_); }
   std::shared_ptr<Executor> on_cpu() const override { return make_cpu_executor(config_, weights_); }
+
+  void round_to_bf16() override {
+    visit_model([&](const Field& /*field*/, auto& w) { weights_->bytes -= models::round_to_bf16(w); }, *weights_);
+    weights_->rounds_inputs = true;
+    info_.precision = Precision::kBF16;
+    info_.weight_bytes = weights_->bytes;
+    count_bytes(info_, std::nullopt);
+  }
 
  protected:
   std::shared_ptr<Executor> copy_to_cuda(Precision precision, int gpu, ModelInfo& info) const override {
@@ -61,7 +69,7 @@ class LoadedMmrec final : public LoadedModel {
   }
 
   Config config_;
-  std::shared_ptr<const HostWeights> weights_;
+  std::shared_ptr<HostWeights> weights_;
 };
 
 }  // namespace

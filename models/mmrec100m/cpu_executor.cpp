@@ -19,8 +19,8 @@ class Sides<kernels::Cpu> {
  public:
   explicit Sides(kernels::Cpu& main) : main_(main) {
     if (main.threads() < 2) return;
-    halves_[0] = std::make_unique<kernels::Cpu>((main.threads() + 1) / 2);
-    halves_[1] = std::make_unique<kernels::Cpu>(main.threads() / 2);
+    halves_[0] = std::make_unique<kernels::Cpu>((main.threads() + 1) / 2, main.rounds_inputs());
+    halves_[1] = std::make_unique<kernels::Cpu>(main.threads() / 2, main.rounds_inputs());
   }
 
   kernels::Cpu& of(std::size_t side) {
@@ -51,7 +51,7 @@ struct CpuLane {
   using Model = CpuModel;
   CpuLane(const CpuModel& model, int wanted_threads)
       : threads(wanted_threads),
-        backend(threads),
+        backend(threads, model.weights->rounds_inputs),
         sides(backend),
         forward(model.config, view_of(*model.weights), backend, sides, kCpuPlan) {}
   int threads;

@@ -22,7 +22,7 @@ class LoadedMmrec100m final : public LoadedModel {
  public:
   explicit LoadedMmrec100m(const ModelSource& source)
       : config_(config_of(source)),
-        weights_(std::make_shared<const HostWeights100m>(
+        weights_(std::make_shared<HostWeights100m>(
             load_weights(Checkpoint::open(source.folder), config_, source.weights, source.warn))) {
     info_.architecture = "mmrec100m";
     info_.vocab_size = config_.vocab_size;
@@ -42,6 +42,14 @@ class LoadedMmrec100m final : public LoadedModel {
 
   StateLayout state() const override { return state_layout(config_); }
   std::shared_ptr<Executor> on_cpu() const override { return make_cpu_executor(config_, weights_); }
+
+  void round_to_bf16() override {
+    visit_100m([&](const Field& /*field*/, auto& w) { weights_->bytes -= models::round_to_bf16(w); }, *weights_);
+    weights_->rounds_inputs = true;
+    info_.precision = Precision::kBF16;
+    info_.weight_bytes = weights_->bytes;
+    count_bytes(info_, std::nullopt);
+  }
 
  protected:
   std::shared_ptr<Executor> copy_to_cuda(Precision precision, int gpu, ModelInfo& info) const override {
@@ -66,7 +74,7 @@ class LoadedMmrec100m final : public LoadedModel {
   }
 
   Config100m config_;
-  std::shared_ptr<const HostWeights100m> weights_;
+  std::shared_ptr<HostWeights100m> weights_;
 };
 
 }  // namespace

@@ -18,7 +18,9 @@ using CpuModel = BoundModel<Config, HostWeights>;
 struct CpuLane {
   using Model = CpuModel;
   CpuLane(const CpuModel& model, int wanted_threads)
-      : threads(wanted_threads), backend(threads), forward(model.config, view_of(*model.weights), backend, kPlan) {}
+      : threads(wanted_threads),
+        backend(threads, model.weights->rounds_inputs),
+        forward(model.config, view_of(*model.weights), backend, kPlan) {}
   int threads;
   kernels::Cpu backend;
   Forward<Net<kernels::Cpu, float>> forward;

@@ -26,7 +26,7 @@ class LoadedMmrecJax final : public LoadedModel {
  public:
   explicit LoadedMmrecJax(const ModelSource& source)
       : config_(config_of(source)),
-        weights_(std::make_shared<const jax::HostWeights>(
+        weights_(std::make_shared<jax::HostWeights>(
             jax::load_weights(Checkpoint::open(source.folder), config_, source.weights, source.warn))) {
     info_.architecture = "mmrec-jax";
     info_.vocab_size = config_.vocab_size;
@@ -48,6 +48,14 @@ class LoadedMmrecJax final : public LoadedModel {
 
   StateLayout state() const override { return jax::state_layout(config_); }
   std::shared_ptr<Executor> on_cpu() const override { return jax::make_cpu_executor(config_, weights_); }
+
+  void round_to_bf16() override {
+    jax::visit_model([&](const Field& /*field*/, auto& w) { weights_->bytes -= models::round_to_bf16(w); }, *weights_);
+    weights_->rounds_inputs = true;
+    info_.precision = Precision::kBF16;
+    info_.weight_bytes = weights_->bytes;
+    info_.bytes_per_token = bytes_per_token(std::nullopt);
+  }
 
  protected:
   std::shared_ptr<Executor> copy_to_cuda(Precision precision, int gpu, ModelInfo& info) const override {
@@ -77,7 +85,7 @@ class LoadedMmrecJax final : public LoadedModel {
   }
 
   jax::Config config_;
-  std::shared_ptr<const jax::HostWeights> weights_;
+  std::shared_ptr<jax::HostWeights> weights_;
 };
 
 }  // namespace

@@ -299,4 +299,24 @@ WeightTotals WeightReader::totals(std::string_view identity) const {
   return totals;
 }
 
+std::uint64_t round_to_bf16(HostMatrix& matrix) {
+  if (matrix.rows == 0 || matrix.format.code == DType::kBF16) return 0;
+  const auto count = static_cast<std::size_t>(matrix.rows * matrix.cols);
+  kernels::HostBuffer<std::byte> bytes(count * sizeof(kernels::BFloat16), Uninitialized{});
+  advise_huge_pages(bytes.data(), bytes.size());
+  auto* const to = reinterpret_cast<kernels::BFloat16*>(bytes.data());
+  const auto round = [&](const auto* from) {
+    for (std::size_t i = 0; i < count; ++i) to[i] = kernels::from_float<kernels::BFloat16>(kernels::to_float(from[i]));
+  };
+  if (matrix.format.code == DType::kF32) {
+    round(reinterpret_cast<const float*>(matrix.bytes.data()));
+  } else {
+    round(reinterpret_cast<const kernels::Float16*>(matrix.bytes.data()));
+  }
+  const std::uint64_t saved = matrix.bytes.size() - bytes.size();
+  matrix.bytes = std::move(bytes);
+  matrix.format = DType::kBF16;
+  return saved;
+}
+
 }  // namespace mmrec::models

@@ -42,6 +42,7 @@ struct WeightTotals {
   std::uint64_t bytes = 0;        // resident size of all fields
   std::uint64_t parameters = 0;   // elements of the tensors bound (tied head counted once)
   std::uint64_t fingerprint = 0;  // identity of configuration, tensor names, shapes and sampled bytes
+  bool rounds_inputs = false;     // products on the CPU take their inputs in bf16, as kernels::Cpu says
 };
 
 /// The type of matrices that a precision asks for, fp32 where it asks for none; and the precision of products with
@@ -68,6 +69,10 @@ inline std::uint64_t bytes_of(const HostVector& vector, std::optional<kernels::D
 inline std::uint64_t bytes_of(const HostMatrix& matrix, std::optional<kernels::DType> type) {
   return kernels::bytes_of(type.value_or(matrix.format.code), matrix.rows, matrix.cols);
 }
+
+/// A matrix's elements as bf16, rounded to nearest even; vectors stay. Returns the bytes saved. Throws std::bad_alloc.
+std::uint64_t round_to_bf16(HostMatrix& matrix);
+inline std::uint64_t round_to_bf16(HostVector& /*vector*/) { return 0; }
 
 struct WeightOptions {
   bool allow_nonfinite = false;  // load NaN and infinite weights instead of refusing them

@@ -43,13 +43,16 @@ TEST(Devices, AutoTakesTheCpuThenAndSaysSoOnceAtMost) {
   }
 }
 
-TEST(Devices, SixteenBitsNeedAGpu) {
-  expect_refused(run_without_gpu({kGenerate, "-m", kTiny, "-p", "x", "--precision", "bf16"}), 1,
-                 {"found bf16 on the CPU", "no usable CUDA device ("});
+TEST(Devices, HalfPrecisionNeedsAGpu) {
+  expect_refused(run_without_gpu({kGenerate, "-m", kTiny, "-p", "x", "--precision", "fp16"}), 1,
+                 {"found fp16 on the CPU", "no usable CUDA device ("});
   const Json json =
       json_of(run({kGenerate, "-m", kTiny, "-p", "x", "-n", "1", "--device", "cpu", "--precision", "fp32", "--json"}));
   EXPECT_EQ(json["model"]["precision"], "fp32");
   EXPECT_EQ(json["model"]["device_bytes"], 0);
+  const Json rounded =
+      json_of(run_without_gpu({kGenerate, "-m", kTiny, "-p", "x", "-n", "1", "--precision", "bf16", "--json"}));
+  EXPECT_EQ(rounded["model"]["precision"], "bf16");
 }
 
 TEST(Devices, OnTheCpuNoCudaLibraryIsLoaded) {

@@ -67,11 +67,11 @@ TEST(Generate, QuietSaysNothingAndVerboseSaysWhy) {
   EXPECT_EQ(verbose.out, plain.out);
   for (const char* part :
        {"model " MMREC_FIXTURES "/tiny: mmrec, ", "tokenizer " MMREC_FIXTURES "/tiny/tokenizer.model: ",
-        "device cpu (as --device says), precision fp32 (all that the CPU computes in), 3 threads"}) {
+        "device cpu (as --device says), precision fp32 (what the CPU computes in), 3 threads"}) {
     EXPECT_NE(verbose.err.find(part), std::string::npos) << verbose.err << "does not say " << part;
   }
   const Outcome ppl = run(ppl_on_tiny({"-v", "-t", "3", "-"}), "Alice was");
-  EXPECT_NE(ppl.err.find("precision fp32 (all that the CPU computes in), 3 threads"), std::string::npos) << ppl.err;
+  EXPECT_NE(ppl.err.find("precision fp32 (what the CPU computes in), 3 threads"), std::string::npos) << ppl.err;
 }
 
 TEST(Generate, AnOutputFileHoldsTheText) {

@@ -99,7 +99,7 @@ TEST(Usage, GenerateRefusesBadNumbers) {
       {{"--device", "cpu:all"}, "'cpu:all'"},
       {{"--device", "cuda:all", "--device", "cuda:0"}, "--device: given 2 times"},
       {{"--precision", "fp8"}, "auto or fp32 or fp16 or bf16"},
-      {{"--device", "cpu", "--precision", "bf16"}, "--precision bf16: not with --device cpu"},
+      {{"--device", "cpu", "--precision", "fp16"}, "--precision fp16: not with --device cpu"},
   };
   for (const BadLine& line : lines) {
     const Outcome outcome = run(generate_on_tiny(words({"-p", "x"}, line.arguments)));

@@ -14,6 +14,18 @@ INSTANTIATE_TEST_SUITE_P(Models, Laws,
                                          LawsCase{"mmrec-12m"}),
                          laws_name);
 
+LawsCase in_bf16(const char* folder, VariantOptions variant = {}) {
+  LawsCase c{.folder = folder, .precision = Precision::kBF16, .variant = variant};
+  c.split_bound = c.sweep_bound = 0.06F;
+  c.sweep_tolerance = 0.0F;
+  return c;
+}
+INSTANTIATE_TEST_SUITE_P(BF16, Laws,
+                         testing::Values(in_bf16("oracle/tiles"), in_bf16("oracle/restart"), in_bf16("upstream/hem"),
+                                         in_bf16("upstream/mmrec100m"), in_bf16("upstream/jax", {.bank = false}),
+                                         in_bf16("mmrec-12m")),
+                         laws_name);
+
 SessionOptions options(PrefillMode mode) {
   SessionOptions o;
   o.prefill = mode;

@@ -93,13 +93,20 @@ TEST(LoadedModel, ThatMustRunOnAGpuSaysWhyItCannot) {
     Model::load(fixture("mdi"), options);
     FAIL();
   } catch (const std::invalid_argument& error) {
-    EXPECT_EQ(
-        std::string(error.what()),
-        "load option precision: found fp16 on the CPU, expected auto or fp32: no usable CUDA device (" + reason + ")");
+    EXPECT_EQ(std::string(error.what()),
+              "load option precision: found fp16 on the CPU, expected auto, fp32 or bf16: no usable CUDA device (" +
+                  reason + ")");
   }
   EXPECT_TRUE(warnings.empty());
   options.precision = Precision::kF32;
-  EXPECT_EQ(Model::load(fixture("mdi"), options).info().precision, Precision::kF32);
+  const ModelInfo wide = Model::load(fixture("mdi"), options).info();
+  EXPECT_EQ(wide.precision, Precision::kF32);
+  options.precision = Precision::kBF16;
+  const ModelInfo rounded = Model::load(fixture("mdi"), options).info();
+  EXPECT_EQ(rounded.precision, Precision::kBF16);
+  EXPECT_EQ(rounded.fingerprint, wide.fingerprint);
+  EXPECT_LT(rounded.weight_bytes, wide.weight_bytes);
+  EXPECT_LT(rounded.bytes_per_token, wide.bytes_per_token);
 }
 
 TEST(LoadedModel, AGpuHasANumber) {

@@ -110,6 +110,35 @@ TEST(LinearTest, TilesOfAnyMagnitudeAreAsWideAsFp32) {
   }
 }
 
+TEST(LinearTest, TilesMayRoundTheirInputs) {
+  const std::int64_t in = 96, out = 168;
+  for (const DType dtype : kAllDTypes) {
+    const Weights w = random_weights(out, in, dtype, 7);
+    const std::vector<float> x = random_floats((kRowTile + 3) * in, 11);
+    const auto run = [&](int threads, std::int64_t n, bool rounds) {
+      Cpu cpu(threads, rounds);
+      std::vector<float> y = poisoned(n * out);
+      const Linear<Host> job = job_of(x, w, y, n);
+      linear(cpu, {&job, 1});
+      return y;
+    };
+    std::vector<float> rounded = x;
+    for (float& v : rounded) v = to_float(from_float<BFloat16>(v));
+    const std::vector<float> y = run(1, kRowTile + 3, true), exact = run(1, kRowTile + 3, false);
+    EXPECT_TRUE(same_bits(run(2, kRowTile + 3, true), y));
+    const auto within = [&](const std::vector<float>& inputs) {
+      const Products expected = reference(inputs, w, kRowTile);
+      for (std::size_t i = 0; i < expected.value.size(); ++i) {
+        if (std::abs(y[i] - expected.value[i]) > 1e-6 * expected.size[i]) return false;
+      }
+      return true;
+    };
+    // Without matrix instructions, and with other weights, nothing is rounded.
+    EXPECT_TRUE((dtype == DType::kBF16 && within(rounded)) || same_bits(y, exact)) << name_of(dtype);
+    for (std::size_t i = static_cast<std::size_t>(kRowTile * out); i < y.size(); ++i) EXPECT_EQ(y[i], exact[i]) << i;
+  }
+}
+
 TEST(LinearTest, WhatIsNotFiniteStaysSo) {
   Cpu cpu(1);
   const std::int64_t n = kRowTile, in = 64, out = 24;

@@ -40,6 +40,7 @@ struct ParityCase {
   bool relative = false;       // bounds are multiples of the fixture's largest |logit|
   bool may_fall_back = false;  // rounding may keep a window of sweeps from settling
   float sweep_tolerance = 1e-6F;
+  void (*prepare)(LoadedModel& model) = nullptr;  // before it is made
 
   friend void PrintTo(const ParityCase& c, std::ostream* out) { *out << c.fixture; }
 };
@@ -82,6 +83,7 @@ struct ParityFixture {
   ParityFixture(const ParityCase& parity_case, const std::filesystem::path& folder) : c(parity_case) {
     const std::unique_ptr<LoadedModel> model = load_model(folder, c.variant, {});
     vocab = model->info().vocab_size;
+    if (c.prepare != nullptr) c.prepare(*model);
     executor = c.make(*model);
     const test::SafetensorsReader reference(folder / "reference.safetensors");
     const auto& ids = reference.at("input_ids");

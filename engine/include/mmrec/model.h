@@ -22,7 +22,7 @@ namespace mmrec {
 struct LoadOptions {
   Device device = Device::kAuto;  ///< where it is to run
   int gpu = 0;                    ///< which GPU, counted from 0 as CUDA shows them; >= 0. No meaning on the CPU
-  Precision precision = Precision::kAuto;  ///< kF16 and kBF16 are for a GPU alone
+  Precision precision = Precision::kAuto;  ///< kF16 is for a GPU alone
   int threads = 0;               ///< threads that read the weights; 0: all the processors this process may use. >= 0
   bool allow_nonfinite = false;  ///< accept NaN and infinite weights
   VariantOptions variant;        ///< in place of what config.json says of them
@@ -40,7 +40,7 @@ class MMREC_EXPORT Model {
   /// Throws std::runtime_error naming file, field, found and expected for a malformed folder, std::system_error where a
   /// file cannot be read or CUDA fails, DeviceUnavailable for kCuda where GPU number `gpu` is not there (naming it and
   /// how many there are) or not usable (before any file is read), std::bad_alloc, and std::invalid_argument for options
-  /// out of range, a negative GPU, a 16-bit precision on the CPU and an option of another architecture's among them.
+  /// out of range, a negative GPU, kF16 on the CPU and an option of another architecture's among them.
   static Model load(const std::filesystem::path& folder, const LoadOptions& options = {});
   /// The same on several GPUs of this machine, for a Scorer or a Generator to use together: one model for each of
   /// `gpus`, in their order; for none given, one for each that can be used, and a warning for each that cannot. The
