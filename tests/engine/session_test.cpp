@@ -463,9 +463,9 @@ TEST(Model, LoadRefusesBadOptionsAndMissingFolders) {
   o.precision = static_cast<Precision>(77);
   EXPECT_EQ(refusal([&] { Model::load("/nonexistent", o); }), "load option precision: found 77, expected a Precision");
   o.device = Device::kCpu;
-  o.precision = Precision::kBF16;
+  o.precision = Precision::kF16;
   EXPECT_EQ(refusal([&] { Model::load("/nonexistent", o); }),
-            "load option precision: found bf16 on the CPU, expected auto or fp32");
+            "load option precision: found fp16 on the CPU, expected auto, fp32 or bf16");
   o = {};
   o.gpu = -1;
   EXPECT_EQ(refusal([&] { Model::load("/nonexistent", o); }), "load option gpu: found -1, expected >= 0");
