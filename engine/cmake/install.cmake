@@ -37,7 +37,7 @@ endif()
 list(JOIN requires " " requires)
 list(JOIN links " " links)
 set(mmrec_pc_dependencies "Requires: ${requires}")
-set(mmrec_pc_libs " ${calls}")
+set(mmrec_pc_libs " -ldnnl ${calls}")  # its package has no .pc file
 configure_file(${CMAKE_CURRENT_LIST_DIR}/mmrec.pc.in ${PROJECT_BINARY_DIR}/pkgconfig/static/mmrec.pc @ONLY)
 set(mmrec_pc_dependencies "Libs.private: ${links} ${calls}")
 set(mmrec_pc_libs "")
