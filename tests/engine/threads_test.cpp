@@ -1,14 +1,25 @@
-// One model, eight threads: each makes, clones, runs, saves, restores and drops sessions as it pleases, scores and
-// generates, and gets what it gets alone. Run under ThreadSanitizer too.
+// One model, eight threads: each makes, clones, runs, saves, restores and drops sessions as it pleases, scores,
+// generates, cancels and is refused, and gets what it gets alone. Run under ThreadSanitizer too.
+// MMREC_SOAK_SECONDS=3600 goes on for so long and holds memory and descriptors to what they were after a tenth of it;
+// MMREC_SOAK_DEVICE=cuda: on a GPU.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <iterator>
 #include <optional>
 #include <random>
+#include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -39,8 +50,8 @@ struct Expected {
 /// What a thread does in a round, by its number; true if all is as expected.
 class Work {
  public:
-  explicit Work(const std::filesystem::path& folder)
-      : model_(Model::load(folder)), tokenizer_(Tokenizer::load(folder)) {
+  Work(const std::filesystem::path& folder, const LoadOptions& options)
+      : model_(Model::load(folder, options)), tokenizer_(Tokenizer::load(folder)) {
     Session session = model_.new_session();
     session.prefill(some_tokens(30));
     expected_.state = session.save();
@@ -69,6 +80,29 @@ class Work {
     session.restore(expected_.state);
     return session.save() == expected_.state && is_right(session);
   }
+  /// Damaged states, tokens that are none, a prefill that is cancelled; and the session goes on.
+  bool refused() const {
+    Session session = model_.new_session();
+    int refusals = 0;
+    std::vector<std::byte> damaged = expected_.state;
+    damaged[damaged.size() / 2] ^= std::byte{1};
+    try {
+      session.restore(damaged);
+    } catch (const std::runtime_error&) {
+      ++refusals;
+    }
+    try {
+      session.prefill(std::vector<int>{1, -7});
+    } catch (const std::invalid_argument&) {
+      ++refusals;
+    }
+    CallOptions cancelled;
+    cancelled.on_progress = [](std::int64_t, std::int64_t) { return false; };
+    session.prefill(some_tokens(300), cancelled);
+    session.reset();
+    session.prefill(some_tokens(30));
+    return refusals == 2 && is_right(session);
+  }
   bool scored() const { return score() == expected_.nll; }
   bool generated() const { return generate_text() == expected_.text; }
 
@@ -76,7 +110,7 @@ class Work {
   bool is_right(Session& session) const {
     session.prefill(some_tokens(7));
     const auto logits = session.logits();
-    return std::vector<float>(logits.begin(), logits.end()) == expected_.logits;
+    return std::equal(logits.begin(), logits.end(), expected_.logits.begin(), expected_.logits.end());
   }
   double score() const {
     Scorer scorer(model_);
@@ -104,17 +138,41 @@ class Work {
   Expected expected_;
 };
 
+struct Held {
+  long kilobytes = 0;  // resident
+  long descriptors = 0;
+
+  static Held now() {
+    Held held;
+    std::ifstream pages("/proc/self/statm");
+    pages >> held.kilobytes >> held.kilobytes;
+    held.kilobytes *= ::sysconf(_SC_PAGESIZE) / 1024;
+    held.descriptors = std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+    return held;
+  }
+};
+
 TEST(Threads, OneModelServesEight) {
-  const Work work(std::filesystem::path(MMREC_FIXTURES) / "tiny");
+  using Clock = std::chrono::steady_clock;
+  const char* wished = std::getenv("MMREC_SOAK_SECONDS");
+  const char* device = std::getenv("MMREC_SOAK_DEVICE");
+  const auto length = std::chrono::seconds(wished != nullptr ? std::atoi(wished) : 0);
+  LoadOptions options;
+  options.device = device != nullptr && std::string_view(device) == "cuda" ? Device::kCuda : Device::kCpu;
+  options.precision = Precision::kF32;
+  const Work work(std::filesystem::path(MMREC_FIXTURES) / "tiny", options);
+  const Clock::time_point begin = Clock::now();
   std::atomic<int> wrong{0};
+  std::atomic<long> rounds{0};
+  Held warm;
   {
     std::vector<std::jthread> threads;
     for (int t = 0; t < kThreads; ++t) {
       threads.emplace_back([&, t] {
         std::mt19937 random(static_cast<unsigned>(t));
-        for (int round = 0; round < kRounds; ++round) {
+        for (int round = 0; round < kRounds || Clock::now() - begin < length; ++round, ++rounds) {
           bool right = false;
-          switch (random() % 5) {
+          switch (random() % 6) {
             case 0:
               right = work.session();
               break;
@@ -127,6 +185,9 @@ TEST(Threads, OneModelServesEight) {
             case 3:
               right = work.scored();
               break;
+            case 4:
+              right = work.refused();
+              break;
             default:
               right = work.generated();
           }
@@ -134,8 +195,18 @@ TEST(Threads, OneModelServesEight) {
         }
       });
     }
+    if (length.count() > 0) {
+      std::this_thread::sleep_for(length / 10);
+      warm = Held::now();
+    }
   }
   EXPECT_EQ(wrong, 0);
+  if (length.count() == 0) return;
+  const Held end = Held::now();
+  std::cout << "  " << rounds << " rounds; " << warm.kilobytes << " KiB after a tenth of the time, " << end.kilobytes
+            << " at the end; descriptors " << warm.descriptors << ", " << end.descriptors << "\n";
+  EXPECT_LE(end.kilobytes, warm.kilobytes * 11 / 10);
+  EXPECT_LE(end.descriptors, warm.descriptors);
 }
 
 }  // namespace
