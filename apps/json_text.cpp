@@ -88,7 +88,9 @@ std::optional<Json> read_json_file(const std::filesystem::path& path, std::uintm
   const std::uintmax_t size = std::filesystem::file_size(path, error);
   if (error) refuse(fmt::format("cannot read ({})", error.message()));
   if (size > most) refuse(fmt::format("too large (found {} bytes, expected at most {})", size, most));
-  std::ifstream in(path, std::ios::binary);
+  std::ifstream in;
+  in.rdbuf()->pubsetbuf(nullptr, 0);  // want of memory for a buffer would look like a file that cannot be read
+  in.open(path, std::ios::binary);
   std::string text(static_cast<std::size_t>(size), '\0');
   if (!in.read(text.data(), static_cast<std::streamsize>(size))) refuse("cannot read");
   return parse_json_file(text, path.string());
