@@ -97,6 +97,15 @@ Function* next(const char* name) {
   return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
 }
 
+Plan planned;  // of a program, for when it comes to its main()
+int (*main_of_program)(int, char**, char**) = nullptr;
+
+/// What libraries do before main() is not the program's: CUDA's registers kernels there, and bears no fault.
+int main_with_plan(int count, char** arguments, char** environment) {
+  if (planned.kind != Kind::kNone) begin(planned);
+  return main_of_program(count, arguments, environment);
+}
+
 /// The plan of MMREC_FAULT, and its count to the file that MMREC_FAULT_COUNT names.
 struct FromEnvironment {
   FromEnvironment() {
@@ -118,8 +127,8 @@ struct FromEnvironment {
     for (const auto& known : kKinds) {
       if (known.name == all.substr(0, colon)) {
         const std::size_t second = all.find(':', colon + 1);
-        begin({known.kind, std::atoll(text + colon + 1),
-               second == std::string_view::npos ? 1 : std::atoll(text + second + 1), known.error});
+        planned = {known.kind, std::atoll(text + colon + 1),
+                   second == std::string_view::npos ? 1 : std::atoll(text + second + 1), known.error};
       }
     }
   }
@@ -157,6 +166,14 @@ std::int64_t live_blocks() { return blocks; }
 using namespace mmrec::faults;
 
 // --- Memory ----------------------------------------------------------------------------------------------------------
+extern "C" int __libc_start_main(int (*main)(int, char**, char**), int count, char** arguments, void (*init)(),
+                                 void (*fini)(), void (*loader_fini)(), void* stack_end) {
+  using namespace mmrec::faults;
+  main_of_program = main;
+  return next<decltype(__libc_start_main)>("__libc_start_main")(main_with_plan, count, arguments, init, fini,
+                                                                loader_fini, stack_end);
+}
+
 extern "C" {
 
 void* malloc(std::size_t bytes) { return no_memory() ? nullptr : counted(__libc_malloc(bytes)); }
