@@ -5,7 +5,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -14,6 +13,7 @@
 #include <optional>
 #include <random>
 #include <stdexcept>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -119,46 +119,90 @@ TEST(Interference, AFolderThatChangesWhileItIsLoaded) {
   LoadOptions on_cpu;
   on_cpu.device = Device::kCpu;
   const std::vector<float> expected = logits_after(Model::load(kTiny, on_cpu), 9);
-  const std::string weights = test::read_file(kTiny / "model.safetensors");
-  std::atomic<bool> stop{false};
-  std::jthread changes([&] {
+  std::jthread changes([&](const std::stop_token& stop) {
     std::mt19937 random(3);
-    const fs::path path = folder / "model.safetensors";
+    const auto wait = [&](unsigned most) { std::this_thread::sleep_for(std::chrono::microseconds(random() % most)); };
     std::error_code ignored;
-    while (!stop) {
-      std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
-      switch (random() % 4) {
-        case 0:  // shrinks in place
-          fs::resize_file(path, random() % weights.size(), ignored);
-          break;
-        case 1:  // vanishes
-          fs::remove(path, ignored);
-          break;
-        case 2:  // comes back from the beginning on
-          test::write_file(path, weights);
-          break;
-        default:  // is replaced at once
-          test::write_file(folder / "new", weights);
-          fs::rename(folder / "new", path, ignored);
+    while (!stop.stop_requested()) {
+      const char* name = random() % 4 == 0 ? "config.json" : "model.safetensors";
+      const std::string whole = test::read_file(kTiny / name);
+      const fs::path path = folder / name;
+      if (random() % 2 == 0) {
+        fs::resize_file(path, random() % whole.size(), ignored);  // shrinks in place
+      } else {
+        fs::remove(path, ignored);
       }
+      wait(300);
+      if (random() % 2 == 0) {
+        test::write_file(path, whole);  // comes back from the beginning on
+      } else {
+        test::write_file(folder / "new", whole);
+        fs::rename(folder / "new", path, ignored);
+      }
+      wait(5000);  // a load takes about 1 ms
     }
   });
-  const int loads = tries_all() ? 10000 : 1000;
+  const int wanted = tries_all() ? 2000 : 100;  // models found; a refusal takes much less time than a load
   int loaded = 0;
-  for (int i = 0; i < loads; ++i) {
+  int refused = 0;
+  while (loaded < wanted && refused < 1000 * wanted) {
     try {
       const Model model = Model::load(folder.path(), on_cpu);
       ++loaded;
       ASSERT_EQ(logits_after(model, 9), expected);
     } catch (const std::runtime_error& error) {  // system errors too
+      ++refused;
       const std::string_view what = error.what();
       ASSERT_NE(what.find(folder.path().native()), std::string_view::npos) << what;
       ASSERT_EQ(what.find('\n'), std::string_view::npos) << what;
     }
   }
-  stop = true;
+  changes.request_stop();
   changes.join();
-  std::cout << "  " << loaded << " of " << loads << " loads found a model\n";
+  std::cout << "  " << loaded << " loads found a model, " << refused << " were refused\n";
+  EXPECT_EQ(loaded, wanted);
+  EXPECT_GT(refused, 0);
+}
+
+// Weights that are renamed over others while a folder is loaded: a load has all of one or all of the other.
+TEST(Interference, ReplacedWeightsAreOneOrTheOther) {
+  namespace fs = std::filesystem;
+  const test::TempFolder folder;
+  fs::copy_file(kTiny / "config.json", folder / "config.json");
+  const fs::path path = folder / "model.safetensors";
+  LoadOptions on_cpu;
+  on_cpu.device = Device::kCpu;
+  test::EditableCheckpoint checkpoint(kTiny / "model.safetensors");
+  std::vector<std::vector<float>> expected;
+  std::vector<std::string> contents;
+  for (const float factor : {1.0F, -0.5F}) {  // of every tensor, so that any mixture would give other numbers
+    for (test::EditableTensor& tensor : checkpoint.tensors) {
+      for (std::size_t i = 0; i < tensor.bytes.size() / sizeof(float); ++i) tensor.set(i, tensor.at(i) * factor);
+    }
+    checkpoint.write(path);
+    contents.push_back(test::read_file(path));
+    expected.push_back(logits_after(Model::load(folder.path(), on_cpu), 9));
+  }
+  ASSERT_NE(expected[0], expected[1]);
+  std::jthread changes([&](const std::stop_token& stop) {
+    for (std::size_t i = 0; !stop.stop_requested(); ++i) {
+      test::write_file(folder / "new", contents[i % 2]);
+      fs::rename(folder / "new", path);
+    }
+  });
+  int seen[2] = {0, 0};
+  for (int i = 0, loads = tries_all() ? 10000 : 500; i < loads; ++i) {
+    std::vector<float> got;
+    EXPECT_NO_THROW(got = logits_after(Model::load(folder.path(), on_cpu), 9)) << "load " << i;
+    const bool is_second = got == expected[1];
+    if (!is_second && got != expected[0]) ADD_FAILURE() << "load " << i << " has other numbers";
+    ++seen[is_second ? 1 : 0];
+  }
+  changes.request_stop();
+  changes.join();
+  std::cout << "  " << seen[0] << " loads of one, " << seen[1] << " of the other\n";
+  EXPECT_GT(seen[0], 0);
+  EXPECT_GT(seen[1], 0);
 }
 
 }  // namespace

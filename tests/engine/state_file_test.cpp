@@ -8,6 +8,7 @@
 
 #include <csignal>
 #include <cstring>
+#include <fstream>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -122,6 +123,46 @@ TEST_F(StateFile, EveryTruncationAndEveryFlippedBitIsRefused) {
   std::vector<std::byte> longer = bytes;
   longer.push_back({});
   EXPECT_NE(refusal([&] { decode_sequence(longer); }), "no error");
+}
+
+// Of the whole file, through the system: a line that names it, and the session as it was. Within the state that it
+// holds every bit again, with the file's own checksum made good, so that it is the session that must refuse.
+TEST_F(StateFile, NoDamageOfTheFileReachesASession) {
+  const std::filesystem::path path = folder_ / "state";
+  const SavedSequence saved = save_sequence(after("Alice"), warm(), &tokenizer_);
+  const std::vector<std::byte> bytes = encode_sequence(saved);
+  Session session = after("was");
+  const std::vector<std::byte> before = session.save();
+  test::write_file(path, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  const auto is_refused = [&] {
+    const std::string reason = refusal([&] { restore_sequence(session, read_state_file(path), &tokenizer_); });
+    return reason.starts_with(path.string()) && reason.find('\n') == std::string::npos && session.save() == before;
+  };
+  std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+  const auto write_byte = [&](std::size_t at, std::byte value) {
+    file.seekp(static_cast<std::streamoff>(at)).put(static_cast<char>(value)).flush();
+  };
+  for (std::size_t bit = 0; bit < 8 * bytes.size(); ++bit) {
+    write_byte(bit / 8, bytes[bit / 8] ^ (std::byte{1} << (bit % 8)));
+    ASSERT_TRUE(is_refused()) << "bit " << bit;
+    write_byte(bit / 8, bytes[bit / 8]);
+  }
+  ASSERT_TRUE(file.good());
+  EXPECT_EQ(encode_sequence(read_state_file(path)), bytes);
+  for (std::size_t size = bytes.size(); size-- > 0;) {
+    std::filesystem::resize_file(path, size);
+    ASSERT_TRUE(is_refused()) << "cut to " << size;
+  }
+  SavedSequence inner = saved;
+  for (std::size_t bit = 0; bit < 8 * inner.state.size(); ++bit) {
+    inner.state[bit / 8] ^= std::byte{1} << (bit % 8);
+    const SavedSequence sealed_again = decode_sequence(encode_sequence(inner));
+    const std::string reason = refusal([&] { restore_sequence(session, sealed_again, &tokenizer_); });
+    ASSERT_TRUE(reason.starts_with("saved state: ") && session.save() == before) << "bit " << bit << ": " << reason;
+    inner.state[bit / 8] = saved.state[bit / 8];
+  }
+  restore_sequence(session, saved, &tokenizer_);
+  EXPECT_EQ(session.save(), saved.state);
 }
 
 // With the checksum made good, so that what lies behind it is reached: refused, or restored to a session, or refused
