@@ -1,5 +1,6 @@
 // Runs a fuzz harness over a corpus without libFuzzer: every file as it is, every file cut short, and a fixed number of
-// mutations drawn from a fixed seed, so that each run of the tests sees the same inputs. Usage: replay FOLDER
+// mutations drawn from a fixed seed, so that each run of the tests sees the same inputs. Archives are not unpacked.
+// Usage: replay FOLDER...
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -54,13 +55,15 @@ Bytes mutated(Bytes input, std::mt19937& random) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) {
-    std::fprintf(stderr, "usage: %s FOLDER\n", argv[0]);
+  if (argc < 2) {
+    std::fprintf(stderr, "usage: %s FOLDER...\n", argv[0]);
     return 2;
   }
   std::vector<std::filesystem::path> files;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(argv[1])) {
-    if (entry.is_regular_file()) files.push_back(entry.path());
+  for (int i = 1; i < argc; ++i) {
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(argv[i])) {
+      if (entry.is_regular_file() && entry.path().extension() != ".gz") files.push_back(entry.path());
+    }
   }
   std::sort(files.begin(), files.end());
   std::mt19937 random(1);

@@ -11,6 +11,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/cuda/runtime/cuda.h"
@@ -78,13 +79,16 @@ class CudaTest : public ::testing::Test {
   std::unique_ptr<Cuda> cuda_;
 };
 
-/// Different in every process, printed so that a failure can be repeated with MMREC_TEST_SEED.
+/// The same in every process unless MMREC_TEST_SEED says otherwise: a number, or "random", which is printed so that a
+/// failure can be repeated.
 inline std::uint64_t test_seed() {
   static const std::uint64_t seed = [] {
     const char* given = std::getenv("MMREC_TEST_SEED");
-    const std::uint64_t s = given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
-    std::printf("MMREC_TEST_SEED=%llu\n", static_cast<unsigned long long>(s));
-    return s;
+    if (given == nullptr) return std::uint64_t{1};
+    if (std::string_view(given) != "random") return std::uint64_t{std::strtoull(given, nullptr, 10)};
+    const std::uint64_t drawn = std::random_device{}();
+    std::printf("MMREC_TEST_SEED=%llu\n", static_cast<unsigned long long>(drawn));
+    return drawn;
   }();
   return seed;
 }
