@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <string_view>
 #include <system_error>
 
@@ -98,6 +99,7 @@ bool DistributionComparison::is_one(const std::string& path) {
 
 DistributionComparison::DistributionComparison(std::string path, const DistributionSource& source)
     : path_(std::move(path)), in_(path_, std::ios::binary), saved_(static_cast<std::size_t>(source.vocab_size)) {
+  if (!in_ && errno == ENOMEM) throw std::bad_alloc();
   if (!in_) throw RejectedFile(fmt::format("{}: cannot open: {}", path_, std::generic_category().message(errno)));
   Header header;
   read(&header, sizeof header, "a header");

@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
 #include <set>
 #include <stdexcept>
 #include <system_error>
 #include <vector>
 
 #include "apps/cli.h"
+#include "apps/input.h"
 
 namespace mmrec::apps {
 namespace {
@@ -84,15 +84,17 @@ std::optional<Json> read_json_file(const std::filesystem::path& path, std::uintm
   const auto status = std::filesystem::status(path, error);
   if (status.type() == std::filesystem::file_type::not_found) return std::nullopt;
   const auto refuse = [&](const std::string& what) { throw RejectedFile(fmt::format("{}: {}", path.string(), what)); };
+  if (error) refuse(fmt::format("cannot read ({})", error.message()));
   if (!std::filesystem::is_regular_file(status)) refuse("not a regular file");
   const std::uintmax_t size = std::filesystem::file_size(path, error);
   if (error) refuse(fmt::format("cannot read ({})", error.message()));
   if (size > most) refuse(fmt::format("too large (found {} bytes, expected at most {})", size, most));
-  std::ifstream in;
-  in.rdbuf()->pubsetbuf(nullptr, 0);  // want of memory for a buffer would look like a file that cannot be read
-  in.open(path, std::ios::binary);
-  std::string text(static_cast<std::size_t>(size), '\0');
-  if (!in.read(text.data(), static_cast<std::streamsize>(size))) refuse("cannot read");
+  std::string text;
+  try {
+    text = read_input(path.string());  // no stream: its want of memory would look like a file that cannot be read
+  } catch (const std::runtime_error& fault) {
+    throw RejectedFile(fault.what());
+  }
   return parse_json_file(text, path.string());
 }
 

@@ -270,9 +270,9 @@ ModelInfo info_of(std::span<const Model> models) {
 }
 
 Tokenizer load_tokenizer(const std::filesystem::path& folder, const ModelInfo& info) {
-  std::error_code ignored;
+  std::error_code unknown;  // then opening it says why
   const auto tokenizer_file = rejecting(folder, [&] { return Tokenizer::file_of(folder); });
-  if (!std::filesystem::exists(tokenizer_file, ignored)) {
+  if (!std::filesystem::exists(tokenizer_file, unknown) && !unknown) {
     throw RejectedFile(
         fmt::format("{}: the tokenizer is missing. Try: weights/convert.py --tokenizer FILE when the folder is made, "
                     "or mmrec-ppl --ids, which needs none",

@@ -59,6 +59,7 @@ class Replacement {
     if (::rename(name_.c_str(), target_.c_str()) != 0) fail("cannot replace");
     name_.clear();
     const int folder = uninterrupted([&] { return ::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
+    if (folder < 0 && errno == EACCES) return;  // one that may be written but not read is left to the system
     if (folder < 0) fail("cannot open its folder");
     const bool is_written = uninterrupted([&] { return ::fsync(folder); }) == 0 || errno == EINVAL ||
                             errno == EROFS;  // some file systems cannot

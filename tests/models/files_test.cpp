@@ -256,6 +256,10 @@ TEST(Files, AFolderThatCannotBeSyncedIsSaidAfterTheFileIsInPlace) {
   EXPECT_EQ(code_while({"open", EMFILE, 1, 1}, "cannot open its folder", replace), std::errc::too_many_files_open);
   EXPECT_EQ(code_while({"fsync", EIO, 1, 1}, "cannot write its folder to the disk", replace), std::errc::io_error);
   EXPECT_EQ(read_file(path), "new");
+  fault = {"open", EACCES, 1, 1};  // a folder that may be written but not read
+  replace_file(path, bytes("newer"));
+  EXPECT_EQ(fault.times, 0);
+  EXPECT_EQ(read_file(path), "newer");
 }
 
 TEST(Files, ReplacingGoesThroughALinkAndByABareName) {
