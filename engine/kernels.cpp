@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <limits>
 #include <stdexcept>
 #include <utility>
@@ -58,10 +59,15 @@ void check_sequence(const char* op, const char* operand, const void* data, const
   struct Axis {
     std::int64_t stride, count;
   };
-  std::array<Axis, 3> axes{{{strides.batch, s.batch}, {strides.head, s.heads}, {strides.time, s.time}}};
-  std::int64_t last = s.dim - 1;  // offset of the operand's last element
+  for (const std::int64_t stride : {strides.batch, strides.head}) {
+    if (stride < 0) refuse(op, operand, fmt::format("found a stride of {}, expected >= 0", stride));
+  }
+  if (strides.time == std::numeric_limits<std::int64_t>::min()) {
+    refuse(op, operand, "reaches beyond what 64 bits can address");
+  }
+  std::array<Axis, 3> axes{{{strides.batch, s.batch}, {strides.head, s.heads}, {std::abs(strides.time), s.time}}};
+  std::int64_t last = s.dim - 1;  // offset of the operand's last element in memory from its first
   for (const Axis& axis : axes) {
-    if (axis.stride < 0) refuse(op, operand, fmt::format("found a stride of {}, expected >= 0", axis.stride));
     const std::int64_t extent = times(op, operand, axis.stride, axis.count - 1);
     if (__builtin_add_overflow(last, extent, &last)) refuse(op, operand, "reaches beyond what 64 bits can address");
   }

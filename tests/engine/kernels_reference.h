@@ -78,13 +78,24 @@ inline void expect_close(const std::vector<float>& got, const std::vector<double
 struct KernelCase {
   ElementType type;
   SequenceShape shape;
-  bool heads_inside;  // [batch, time, heads, dim] instead of [batch, heads, time, dim]
+  bool heads_inside;       // [batch, time, heads, dim] instead of [batch, heads, time, dim]
+  bool backwards = false;  // the first step lies last
 
   std::size_t elements() const { return static_cast<std::size_t>(shape.batch * shape.heads * shape.time * shape.dim); }
   std::size_t channels() const { return static_cast<std::size_t>(shape.batch * shape.heads * shape.dim); }
   SequenceStrides strides() const {
-    if (!heads_inside) return {};
-    return {.batch = shape.time * shape.heads * shape.dim, .head = shape.dim, .time = shape.heads * shape.dim};
+    if (!heads_inside && !backwards) return {};
+    const std::int64_t time = heads_inside ? shape.heads * shape.dim : shape.dim;
+    return {.batch = shape.time * shape.heads * shape.dim,
+            .head = heads_inside ? shape.dim : shape.time * shape.dim,
+            .time = backwards ? -time : time};
+  }
+  /// The address of the first step of what lies at `data`.
+  template <class T>
+  T* begin(T* data, std::size_t element_size) const {
+    const std::int64_t last = backwards ? (shape.time - 1) * -strides().time : 0;
+    auto* const bytes = static_cast<std::uint8_t*>(static_cast<void*>(data));
+    return static_cast<T*>(static_cast<void*>(bytes + last * static_cast<std::int64_t>(element_size)));
   }
   /// Index of (channel over [batch, heads, dim], time).
   std::size_t at(std::size_t channel, std::int64_t t) const {
@@ -92,6 +103,7 @@ struct KernelCase {
     const std::int64_t d = c % shape.dim;
     const std::int64_t h = c / shape.dim % shape.heads;
     const std::int64_t b = c / shape.dim / shape.heads;
+    if (backwards) t = shape.time - 1 - t;
     const std::int64_t row =
         heads_inside ? (b * shape.time + t) * shape.heads + h : (b * shape.heads + h) * shape.time + t;
     return static_cast<std::size_t>(row * shape.dim + d);
@@ -159,11 +171,11 @@ inline void check_scans(KernelContext& context, Arena& arena, const KernelCase& 
   auto* const log_y = static_cast<float*>(arena.poisoned(n * sizeof(float)));
   exp_product_scan(context, {.shape = c.shape,
                              .type = c.type,
-                             .gamma = gamma,
+                             .gamma = c.begin(gamma, size),
                              .gamma_strides = c.strides(),
-                             .y = out,
+                             .y = c.begin(out, size),
                              .y_strides = c.strides(),
-                             .log_y = log_y,
+                             .log_y = c.begin(log_y, sizeof(float)),
                              .log_y_strides = c.strides(),
                              .carry_in = carry_in,
                              .carry_out = carry_out});
@@ -179,9 +191,9 @@ inline void check_scans(KernelContext& context, Arena& arena, const KernelCase& 
   const auto [x, x_values] = input(-3.0, 3.0, 2);
   logsumexp_scan(context, {.shape = c.shape,
                            .type = c.type,
-                           .x = x,
+                           .x = c.begin(x, size),
                            .x_strides = c.strides(),
-                           .y = out,
+                           .y = c.begin(out, size),
                            .y_strides = c.strides(),
                            .carry_in = carry_in,
                            .carry_out = carry_out});
@@ -195,11 +207,11 @@ inline void check_scans(KernelContext& context, Arena& arena, const KernelCase& 
   const auto [b, b_values] = input(-1.0, 1.0, 5);
   decay_scan(context, {.shape = c.shape,
                        .type = c.type,
-                       .log_a = log_a,
+                       .log_a = c.begin(log_a, size),
                        .log_a_strides = c.strides(),
-                       .b = b,
+                       .b = c.begin(b, size),
                        .b_strides = c.strides(),
-                       .h = out,
+                       .h = c.begin(out, size),
                        .h_strides = c.strides(),
                        .carry_in = carry_in,
                        .carry_out = carry_out});

@@ -35,8 +35,10 @@ TEST(Kernels, ScansAgreeWithTheirEquations) {
     for (const SequenceShape shape :
          {SequenceShape{1, 1, 1, 1}, SequenceShape{2, 1, 300, 7}, SequenceShape{1, 3, 33, 48}}) {
       for (const bool heads_inside : {false, true}) {
-        test::HostArena arena;
-        test::check_scans(context, arena, KernelCase{type, shape, heads_inside});
+        for (const bool backwards : {false, true}) {
+          test::HostArena arena;
+          test::check_scans(context, arena, KernelCase{type, shape, heads_inside, backwards});
+        }
       }
     }
   }
@@ -110,8 +112,12 @@ TEST(Kernels, WhatIsWrongIsNamed) {
             "logsumexp_scan: shape: has more elements than 64 bits can count");
   EXPECT_EQ(scan([](auto& op) { op.type = static_cast<ElementType>(9); }),
             "logsumexp_scan: type: found 9, expected an ElementType");
-  EXPECT_EQ(scan([](auto& op) { op.x_strides = {.batch = 32, .time = -8}; }),
-            "logsumexp_scan: x: found a stride of -8, expected >= 0");
+  EXPECT_EQ(scan([](auto& op) { op.x_strides = {.batch = -32, .time = 8}; }),
+            "logsumexp_scan: x: found a stride of -32, expected >= 0");
+  EXPECT_EQ(scan([](auto& op) { op.x_strides = {.batch = 32, .time = std::numeric_limits<std::int64_t>::min()}; }),
+            "logsumexp_scan: x: reaches beyond what 64 bits can address");
+  EXPECT_EQ(scan([](auto& op) { op.y_strides = {.batch = 32, .time = -7}; }),
+            "logsumexp_scan: y: found a stride of 7, with which elements overlap");
   EXPECT_EQ(scan([](auto& op) { op.y_strides = {.batch = 32, .time = 7}; }),
             "logsumexp_scan: y: found a stride of 7, with which elements overlap");
   EXPECT_EQ(scan([](auto& op) { op.y_strides = {.batch = 8, .time = 8}; }),

@@ -9,9 +9,10 @@
 //
 // Layout. A sequence operand is [batch, heads, time, dim] with dim contiguous: element (b, h, t, d) lies
 // b * batch_stride + h * head_stride + t * time_stride + d elements behind the pointer. Strides are elements, >= 0, and
-// all zero for contiguous memory. So [batch, time, heads, dim] is heads > 1 with head_stride = dim, time_stride =
-// heads * dim. Addresses need the alignment of their elements alone; where rows and pointers are multiples of 16 bytes
-// a GPU is faster.
+// all zero for contiguous memory. That of time may be negative: with the pointer at the last step a scan runs backwards
+// (on a GPU without the copy engine, so slower than forwards). So [batch, time, heads, dim] is heads > 1 with
+// head_stride = dim, time_stride = heads * dim. Addresses need the alignment of their elements alone; where rows and
+// pointers are multiples of 16 bytes a GPU is faster.
 //
 // Time. On the CPU a call returns when its work is done. On a GPU it enqueues its work on the context's stream and
 // returns; what it reads and writes must stay until the stream has passed it. Only checking targets waits: see
@@ -88,11 +89,11 @@ struct SequenceShape {
   std::int64_t dim = 0;    ///< channels, contiguous
 };
 
-/// Of one operand, in elements, >= 0; all zero: contiguous.
+/// Of one operand, in elements; all zero: contiguous.
 struct SequenceStrides {
-  std::int64_t batch = 0;  ///< from sequence to sequence
-  std::int64_t head = 0;   ///< from head to head
-  std::int64_t time = 0;   ///< from step to step
+  std::int64_t batch = 0;  ///< from sequence to sequence, >= 0
+  std::int64_t head = 0;   ///< from head to head, >= 0
+  std::int64_t time = 0;   ///< from step to step, of either sign
 };
 
 // The scans run over time; each (batch, head, channel) is a sequence by itself. carry_in and carry_out are contiguous

@@ -53,8 +53,10 @@ TEST_F(CudaKernels, ScansAgreeWithTheirEquations) {
     for (const SequenceShape shape :
          {SequenceShape{1, 1, 1, 1}, SequenceShape{2, 1, 300, 7}, SequenceShape{1, 3, 33, 48}}) {
       for (const bool heads_inside : {false, true}) {
-        DeviceArena arena(context);
-        test::check_scans(context, arena, {type, shape, heads_inside});
+        for (const bool backwards : {false, true}) {
+          DeviceArena arena(context);
+          test::check_scans(context, arena, {type, shape, heads_inside, backwards});
+        }
       }
     }
   }
