@@ -26,6 +26,7 @@
 #include "apps/output.h"
 #include "apps/prefix_cache.h"
 #include "apps/sampling.h"
+#include "apps/sandbox.h"
 #include "apps/saved_state.h"
 #include "apps/signals.h"
 #include "mmrec/errors.h"
@@ -72,7 +73,9 @@ int many_main(Setting setting, Output& out) {
   const std::string file = command.jsonl ? *command.jsonl : prompt_file(command);
   LineReader lines(file);
   Stopwatch watch;
+  const Sandbox sandbox(command.sandbox, files_of(command));
   const std::vector<Model> models = load_models(command.folder, command.run);
+  sandbox.loaded();
   const ModelInfo info = info_of(models);
   const Tokenizer tokenizer = load_tokenizer(command.folder, info);
   if (command.verbose) log_loaded(command.folder, command.run, info, &tokenizer);
@@ -151,7 +154,9 @@ int prompt_main(Setting setting, Output& out) {
 
   Stopwatch watch;
   Timings timings;
+  const Sandbox sandbox(command.sandbox, files_of(command));
   const Model model = load_model(command.folder, command.run);  // of all GPUs the first: a sequence runs on one
+  sandbox.loaded();
   const Tokenizer tokenizer = load_tokenizer(command.folder, model.info());
   if (command.verbose) log_loaded(command.folder, command.run, model.info(), &tokenizer);
   timings.load_seconds = watch.lap();

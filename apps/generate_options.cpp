@@ -54,6 +54,7 @@ constexpr auto kOptions = std::to_array<Option>({
     kThreadsOption,
     {{"quiet", 'q', false}, "", "no progress and no timings", true},
     {{"verbose", 'v', false}, "", "say what was loaded, where it runs and why"},
+    kSandboxOption,
     kExpertOption,
     kPrefillOption,
     kSweepTolOption,
@@ -200,9 +201,24 @@ GenerateCommand generate_command(const Arguments& arguments) {
   refuse_together(arguments, "quiet", "verbose");
   command.quiet = arguments.has("quiet");
   command.verbose = arguments.has("verbose");
+  command.sandbox = arguments.has("sandbox");
   read_files(arguments, command);
   command.folder = folder_of(arguments);
   return command;
+}
+
+SandboxFiles files_of(const GenerateCommand& command) {
+  SandboxFiles files;
+  files.gpu = may_use_gpu(command.run);
+  files.readable.push_back(command.folder);
+  for (const auto& file : {command.file, command.jsonl, command.state_in}) {
+    if (file) files.readable.emplace_back(*file);
+  }
+  for (const auto& file : {command.output, command.state_out}) {
+    if (file) files.outputs.emplace_back(*file);
+  }
+  if (command.prefix_cache) files.folders.emplace_back(*command.prefix_cache);
+  return files;
 }
 
 }  // namespace mmrec::apps

@@ -12,6 +12,7 @@
 #include "apps/model_folder.h"
 #include "apps/option_table.h"
 #include "apps/sampling.h"
+#include "apps/sandbox.h"
 
 namespace mmrec::apps {
 
@@ -39,6 +40,7 @@ struct GenerateCommand {
   bool interactive = false;
   bool quiet = false;
   bool verbose = false;
+  bool sandbox = false;
 };
 
 std::span<const Option> generate_option_table();
@@ -47,6 +49,9 @@ std::string generate_help(bool all);
 
 /// Throws UsageError, RejectedFile where the bundled model is missing.
 GenerateCommand generate_command(const Arguments& arguments);
+
+/// What it opens by name when the command line is read.
+SandboxFiles files_of(const GenerateCommand& command);
 
 /// What --stop says. Throws UsageError.
 std::vector<std::string> stop_strings(const Arguments& arguments);

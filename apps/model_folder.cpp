@@ -15,6 +15,7 @@
 
 #include "apps/processors.h"
 #include "mmrec/errors.h"
+#include "mmrec/version.h"
 
 namespace mmrec::apps {
 namespace {
@@ -181,6 +182,11 @@ RunOptions run_options(const Arguments& arguments) {
   const std::size_t bank = arguments.choice("bank", kNoAndYes);
   if (arguments.has("bank")) options.variant.bank = bank == 1;
   return options;
+}
+
+bool may_use_gpu(const RunOptions& options) {
+  const auto built = backends();
+  return options.device != Device::kCpu && std::find(built.begin(), built.end(), "cuda") != built.end();
 }
 
 std::optional<std::string_view> calls_of(const ModelInfo& info) {

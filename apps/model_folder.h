@@ -31,6 +31,9 @@ struct RunOptions {
 };
 RunOptions run_options(const Arguments& arguments);
 
+/// Whether a model may be loaded onto a GPU: asked for, or left open in a build that can.
+bool may_use_gpu(const RunOptions& options);
+
 /// The names --prefill takes, in the order of PrefillMode.
 std::span<const std::string_view> prefill_names();
 

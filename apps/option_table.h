@@ -33,6 +33,8 @@ inline constexpr Option kBankOption = {
     "of mmrec-jax: true or false, whether it writes a memory bank (as config.json says)",
     false,
     "true false"};
+inline constexpr Option kSandboxOption = {
+    {"sandbox", 0, false}, "", "no network, no other programs, no files but those of this command"};
 inline constexpr Option kHelpOption = {
     {"help", 'h', false}, "", "the common options; --help-all: all of them; --version", true};
 inline constexpr Option kHelpAllOption = {{"help-all", 0, false}};

@@ -28,6 +28,7 @@
 #include "apps/ppl_report.h"
 #include "apps/ppl_score.h"
 #include "apps/progress.h"
+#include "apps/sandbox.h"
 #include "apps/signals.h"
 #include "mmrec/errors.h"
 #include "mmrec/scorer.h"
@@ -52,7 +53,9 @@ struct Loaded {
 
 Loaded load(const PplOptions& options) {
   const auto start = Clock::now();
+  const Sandbox sandbox(options.sandbox, files_of(options));
   Loaded loaded{.models = load_models(options.folder, options.run), .info = {}, .tokenizer = {}};
+  sandbox.loaded();
   loaded.info = info_of(loaded.models);
   if (options.split != Split::kIds) loaded.tokenizer = load_tokenizer(options.folder, loaded.info);
   loaded.seconds = std::chrono::duration<double>(Clock::now() - start).count();

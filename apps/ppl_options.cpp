@@ -47,6 +47,7 @@ constexpr auto kOptions = std::to_array<Option>({
     {{"shard"}, "I/N", "every Nth document from the Ith (from 1); mmrec-ppl merge FILE... adds up", true},
     {{"quiet", 'q', false}, "", "no progress and no timings"},
     {{"verbose", 'v', false}, "", "say what was loaded, where it runs and why"},
+    kSandboxOption,
     {{"batch"}, "N", "documents scored together at most (as many as suit the device and its memory)"},
     {{"device"}, "D", "auto, cpu, cuda, cuda:N (GPU N, from 0) or cuda:all", true, "auto cpu cuda cuda:all"},
     kPrecisionOption,
@@ -149,6 +150,7 @@ void read_report(const Arguments& arguments, PplOptions& options) {
   refuse_together(arguments, "quiet", "verbose");
   options.quiet = arguments.has("quiet");
   options.verbose = arguments.has("verbose");
+  options.sandbox = arguments.has("sandbox");
   if (arguments.has("pairs")) options.detail = ReportDetail::kDocuments;
   if (options.detail == ReportDetail::kSummary) return;
   if (!arguments.has("format")) options.format = ReportFormat::kJsonl;
@@ -222,6 +224,19 @@ PplOptions ppl_options(const Arguments& arguments) {
   read_parts(arguments, options);
   if (options.folder.empty()) options.folder = model_folder(arguments);
   return options;
+}
+
+SandboxFiles files_of(const PplOptions& options) {
+  SandboxFiles files;
+  files.gpu = may_use_gpu(options.run);
+  files.readable.assign(options.files.begin(), options.files.end());
+  files.readable.push_back(options.folder);
+  if (options.compare) files.readable.emplace_back(*options.compare);
+  if (options.resume) files.readable.emplace_back(*options.output);
+  for (const auto& file : {options.output, options.save_logprobs, options.plot, options.html}) {
+    if (file) files.outputs.emplace_back(*file);
+  }
+  return files;
 }
 
 }  // namespace mmrec::apps

@@ -11,6 +11,7 @@
 #include "apps/model_folder.h"
 #include "apps/option_table.h"
 #include "apps/ppl_report.h"
+#include "apps/sandbox.h"
 #include "apps/windows.h"
 
 namespace mmrec::apps {
@@ -37,6 +38,7 @@ struct PplOptions {
   std::int64_t shards = 1;
   bool quiet = false;
   bool verbose = false;
+  bool sandbox = false;
   bool whole_calls = false;  // of mmrec-jax: log-probs may be given later tokens
 };
 
@@ -49,6 +51,9 @@ std::string ppl_help(bool all);
 
 /// Throws UsageError, RejectedFile where the bundled model is missing.
 PplOptions ppl_options(const Arguments& arguments);
+
+/// What it opens by name when the command line is read.
+SandboxFiles files_of(const PplOptions& options);
 
 /// The name that --mode takes.
 std::string_view name_of(Mode mode);

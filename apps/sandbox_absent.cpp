@@ -1,0 +1,18 @@
+// --sandbox where the system has neither Landlock nor seccomp, or not these headers.
+#include <stdexcept>
+
+#include "apps/sandbox.h"
+
+namespace mmrec::apps {
+
+void restrict_files(const SandboxFiles&) {
+  throw std::runtime_error("--sandbox: not in this build. Needed: Linux on x86-64 or AArch64, with linux/landlock.h");
+}
+void restrict_calls() { restrict_files({}); }
+
+Sandbox::Sandbox(bool wanted, const SandboxFiles& files) {
+  if (wanted) restrict_files(files);
+}
+void Sandbox::loaded() const {}
+
+}  // namespace mmrec::apps
