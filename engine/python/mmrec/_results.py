@@ -1,0 +1,114 @@
+"""What calls return, as dataclasses that can be pickled, and how a model comes back from a pickle."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import TYPE_CHECKING, Any, Optional
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from . import _mmrec
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelInfo:
+    """What a loaded model is, and where it runs."""
+
+    architecture: str  #: model_type of config.json
+    vocab_size: int  #: V: ids are 0..V-1
+    model_dim: int  #: D: of the hidden state
+    num_layers: int  #: blocks
+    num_heads: int  #: of attention
+    ffn_dim: int  #: width of the feed-forward network
+    memory_segment: int  #: tokens of a segment; 0: there is no memory of segments
+    memory_slots: int  #: segments that are remembered
+    expert: Optional[str]  #: of mmrec100m "both", "text" or "code", else None
+    calls: Optional[str]  #: of mmrec-jax "stepwise", "prompt" or "whole", else None
+    bank: Optional[bool]  #: of mmrec-jax whether a memory bank is written, else None
+    parameters: int  #: numbers in the weights
+    weight_bytes: int  #: resident bytes of the weights
+    bytes_per_token: int  #: weight bytes that one decoded token reads
+    memory_bytes: int  #: those it reads besides once attention has several memory slots to choose from
+    fingerprint: int  #: identity of configuration and weights, as saved states carry it
+    bos_token_id: int  #: from config.json; -1: not given there
+    eos_token_ids: tuple[int, ...]  #: from config.json; empty: not given there
+    device: str  #: "cpu" or "cuda"
+    gpu: int  #: the GPU's number; -1 on the CPU
+    device_name: str  #: "NVIDIA H200"; "cpu" on the CPU
+    precision: str  #: what products are computed in: "fp32", "fp16" or "bf16"
+
+
+@dataclasses.dataclass(frozen=True)
+class PrefillStats:
+    """What prefilling has cost."""
+
+    layer_tokens: int  #: tokens × layers × sequences that were swept
+    token_sweeps: int  #: sum over these of the sweeps each took part in
+    windows: int  #: windows swept, one layer each
+    fallbacks: int  #: windows that did not converge and were finished by steps
+
+    @property
+    def sweeps_per_token(self) -> float:
+        """token_sweeps / layer_tokens; 0 where nothing was swept."""
+        return self.token_sweeps / self.layer_tokens if self.layer_tokens else 0.0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GenerateResult:
+    """What was generated, and why it ended."""
+
+    text: str  #: what on_text received
+    tokens: npt.NDArray[np.int32]  #: [T] drawn, end of sequence excluded; may reach past `text` at a stop string
+    logprobs: npt.NDArray[np.float32]  #: [T] under the model's own distribution, in nats; [0] if not wanted
+    top_tokens: Optional[npt.NDArray[np.int32]]  #: [T, K] the likeliest at each place, likeliest first; None: not wanted
+    top_logprobs: Optional[npt.NDArray[np.float32]]  #: [T, K] their log-probs
+    finish_reason: str  #: "length", "eos", "stop", "cancelled" or "error"
+    error: str  #: of "error": what went wrong
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DocumentScore:
+    """Log-probs of one document."""
+
+    logprobs: npt.NDArray[np.float32]  #: of tokens 1..T-1 given all before, in nats; empty for T < 2
+    nll: float  #: their negated sum, in order in float64
+    complete: bool  #: whether all of its tokens were scored
+
+
+@dataclasses.dataclass(frozen=True)
+class PerplexitySummary:
+    """Measures of a corpus as lm-evaluation-harness defines them; NaN without a denominator."""
+
+    docs: int  #: documents, those without a token to score among them
+    tokens: int  #: scored tokens
+    nll: float  #: summed negative log-likelihood, in nats
+    ppl: float  #: exp(nll / tokens)
+    ppl_stderr: float  #: standard error of ppl from the spread of per-token log-probs
+    bytes: int  #: of the original input
+    words: int  #: fields of re.split(r"\\s+", document)
+    bits_per_byte: float  #: nll / bytes / ln 2
+    word_ppl: float  #: exp(nll / words)
+    byte_ppl: float  #: exp(nll / bytes)
+
+
+def load_model_again(path: pathlib.Path, options: dict[str, Any], fingerprint: int) -> _mmrec.Model:
+    """A pickled Model. Raises ModelError where the folder holds another one now."""
+    from . import _mmrec
+
+    model = _mmrec.Model.load(path, **options)
+    if model.info.fingerprint != fingerprint:
+        raise _mmrec.ModelError(f"{path}: found another model than the one that was pickled")
+    return model
+
+
+def load_tokenizer_again(path: pathlib.Path, fingerprint: int) -> _mmrec.Tokenizer:
+    """A pickled Tokenizer. Raises ModelError where the file is another one now."""
+    from . import _mmrec
+
+    tokenizer = _mmrec.Tokenizer.load(path)
+    if tokenizer.fingerprint != fingerprint:
+        raise _mmrec.ModelError(f"{path}: found another tokenizer than the one that was pickled")
+    return tokenizer

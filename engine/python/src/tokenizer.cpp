@@ -1,0 +1,103 @@
+// mmrec.Tokenizer and mmrec.StreamDecoder.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include "engine/python/src/binding.h"
+
+namespace mmrec::python {
+namespace {
+
+PyTokenizer load(const nb::object& path) {
+  const std::filesystem::path file = path.is_none() ? bundled_model() : path_of(path);
+  const nb::gil_scoped_release release;
+  return {Tokenizer::load(file), file};
+}
+
+nb::object encode(const PyTokenizer& self, nb::handle value, bool add_bos) {
+  const std::string_view text = text_of(value, "text");
+  std::vector<int> ids;
+  {
+    const nb::gil_scoped_release release;
+    ids = self.tokenizer.encode(text, add_bos, [watch = SignalWatch()](std::size_t) mutable {
+      watch.check();
+      return true;
+    });
+  }
+  const std::size_t count = ids.size();
+  return array_of(std::move(ids), {count});
+}
+
+nb::str decode(const PyTokenizer& self, nb::handle value) {
+  const std::vector<int> ids = row_of(value, "tokens");
+  std::string text;
+  {
+    const nb::gil_scoped_release release;
+    text = self.tokenizer.decode(ids);
+  }
+  return nb::str(text.data(), text.size());
+}
+
+nb::bytes piece_bytes(const PyTokenizer& self, int token) {
+  const std::string piece = self.tokenizer.piece(token);
+  return nb::bytes(piece.data(), piece.size());
+}
+
+}  // namespace
+
+void bind_tokenizer(nb::module_& m) {
+  nb::class_<PyTokenizer> type(m, "Tokenizer",
+                               "A sentencepiece model or a tiktoken rank file. Immutable; threads may share it.\n\n"
+                               "Pickled by path.");
+  type.def_static(
+      "load", load, nb::arg("path") = nb::none(),
+      "Loads tokenizer.model or tokenizer.tiktoken of a model folder, or the file itself, with\n"
+      "tokenizer_config.json beside it if there is one. None: the bundled model's. Raises ModelError naming\n"
+      "file, found and expected, and OSError.");
+  type.def("encode", encode, nb::arg("text"), nb::arg("add_bos") = true,
+           "Ids of `text` (str, or bytes of UTF-8), int32 [T]. BOS is first if add_bos and adds_bos. Invalid UTF-8\n"
+           "becomes U+FFFD; special tokens are never recognised in the text.");
+  type.def(
+      "decode", decode, nb::arg("tokens"),
+      "Text of ids [T]. Control tokens vanish; bytes that are no UTF-8 become U+FFFD. Raises IndexError for an id\n"
+      "outside [0, vocab_size).");
+  type.def(
+      "piece",
+      [](const PyTokenizer& self, int token) { return piece_bytes(self, token).attr("decode")("utf-8", "replace"); },
+      nb::arg("token"), "The piece of one id as stored ('▁the'); bytes that are no UTF-8 become U+FFFD. IndexError.");
+  type.def("piece_bytes", piece_bytes, nb::arg("token"), "The same as bytes, of a rank file exactly.");
+  const auto property = [&type](const char* name, auto get, const char* doc) {
+    type.def_prop_ro(
+        name, [get](const PyTokenizer& self) { return (self.tokenizer.*get)(); }, doc);
+  };
+  property("vocab_size", &Tokenizer::vocab_size, "The highest id plus one.");
+  property("bos_id", &Tokenizer::bos_id, "-1: none.");
+  property("eos_id", &Tokenizer::eos_id, "-1: none.");
+  property("unk_id", &Tokenizer::unk_id, "-1: none.");
+  property("adds_bos", &Tokenizer::adds_bos, "Whether documents begin with BOS.");
+  property("fingerprint", &Tokenizer::fingerprint, "Identity of the file's bytes.");
+  type.def_prop_ro(
+      "path", [](const PyTokenizer& self) { return python_path(self.path); }, "What it was loaded from.");
+  type.def("__repr__", [](const PyTokenizer& self) {
+    return "<mmrec.Tokenizer of " + std::to_string(self.tokenizer.vocab_size()) + " ids>";
+  });
+  type.def("__reduce__", [](const PyTokenizer& self) -> nb::object {
+    return nb::make_tuple(nb::module_::import_("mmrec._results").attr("load_tokenizer_again"),
+                          nb::make_tuple(python_path(self.path), self.tokenizer.fingerprint()));
+  });
+
+  nb::class_<StreamDecoder> decoder(
+      m, "StreamDecoder", "Decodes tokens one by one into complete characters: all pieces joined are decode() of all.");
+  decoder.def(
+      "__init__",
+      [](StreamDecoder* self, const PyTokenizer& tokenizer, bool at_start) {
+        new (self) StreamDecoder(tokenizer.tokenizer, at_start);
+      },
+      nb::arg("tokenizer"), nb::arg("at_start") = true,
+      "at_start: the stream begins the text, so the first word's leading space goes. False after a prompt.");
+  decoder.def("push", &StreamDecoder::push, nb::arg("token"),
+              "Text that `token` completes, often none. IndexError for a bad id.");
+  decoder.def("finish", &StreamDecoder::finish, "The end: an incomplete character becomes U+FFFD.");
+  refuse_pickling(decoder, "a StreamDecoder is not pickled");
+}
+
+}  // namespace mmrec::python

@@ -1,0 +1,164 @@
+// Python's values as the engine's and back: tokens, arrays, texts, paths, callbacks.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <limits>
+
+#include "engine/python/src/binding.h"
+
+namespace mmrec::python {
+namespace {
+
+constexpr long kMaxId = std::numeric_limits<int>::max();
+constexpr long kMinId = std::numeric_limits<int>::min();
+
+[[noreturn]] void refuse_type(const char* what, const char* found) {
+  throw nb::type_error((std::string(what) + ": found " + found + ", expected integers").c_str());
+}
+
+[[noreturn]] void refuse_range(const char* what) {
+  throw nb::value_error((std::string(what) + ": found an integer that is no token id (beyond 32 bits)").c_str());
+}
+
+/// Ids of a list of ints; false where it holds anything else.
+bool append_list(nb::handle value, std::vector<int>& ids, const char* what) {
+  if (!nb::isinstance<nb::list>(value)) return false;
+  const nb::list list = nb::borrow<nb::list>(value);
+  const std::size_t size = list.size();
+  ids.reserve(size);
+  for (std::size_t i = 0; i < size; ++i) {
+    const nb::object item = list[i];
+    if (!PyLong_CheckExact(item.ptr())) return false;
+    int overflow = 0;
+    const long id = PyLong_AsLongAndOverflow(item.ptr(), &overflow);
+    if (overflow != 0 || id < kMinId || id > kMaxId) refuse_range(what);
+    ids.push_back(static_cast<int>(id));
+  }
+  return true;
+}
+
+template <class T>
+nb::object owned_array(std::vector<T> values, const std::vector<std::size_t>& shape) {
+  auto kept = std::make_unique<std::vector<T>>(std::move(values));
+  T* data = kept->data();
+  static T nothing{};
+  const nb::capsule owner(kept.get(), [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  kept.release();
+  return nb::cast(nb::ndarray<nb::numpy, T>(data != nullptr ? data : &nothing, shape.size(), shape.data(), owner));
+}
+
+}  // namespace
+
+Busy::Busy(std::atomic<bool>& flag, const char* what) : flag_(flag) {
+  if (flag_.exchange(true, std::memory_order_acquire)) {
+    throw std::logic_error(std::string(what) + " is in use, by another thread or by the call that this one is part of");
+  }
+}
+
+void SignalWatch::check() {
+  const auto now = std::chrono::steady_clock::now();
+  if (now < next_) return;
+  next_ = now + std::chrono::milliseconds(50);
+  const nb::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) nb::raise_python_error();
+}
+
+Tokens tokens_of(nb::handle value, const char* what) {
+  Tokens tokens;
+  if (append_list(value, tokens.ids, what)) {
+    tokens.shape = {tokens.ids.size()};
+    return tokens;
+  }
+  tokens.ids.clear();
+  nb::ndarray<const std::int32_t, nb::c_contig, nb::device::cpu> array;
+  if (!nb::try_cast(nb::borrow(value), array, false)) {
+    const nb::module_ numpy = nb::module_::import_("numpy");
+    nb::object made = numpy.attr("asarray")(value);
+    const std::string kind = nb::str(made.attr("dtype").attr("kind")).c_str();
+    const bool empty = nb::cast<std::size_t>(made.attr("size")) == 0;
+    if (kind != "i" && kind != "u" && !(empty && kind == "f")) {
+      refuse_type(what, nb::str(made.attr("dtype").attr("name")).c_str());
+    }
+    if (!empty && nb::cast<std::size_t>(made.attr("dtype").attr("itemsize")) >= sizeof(std::int32_t)) {
+      const nb::object least = made.attr("min")();
+      const nb::object most = made.attr("max")();
+      if (least < nb::int_(kMinId) || most > nb::int_(kMaxId)) refuse_range(what);
+    }
+    made = numpy.attr("ascontiguousarray")(made, "int32").attr("reshape")(made.attr("shape"));
+    array = nb::cast<nb::ndarray<const std::int32_t, nb::c_contig, nb::device::cpu>>(made, false);
+  }
+  for (std::size_t i = 0; i < array.ndim(); ++i) tokens.shape.push_back(array.shape(i));
+  tokens.ids.assign(array.data(), array.data() + array.size());
+  return tokens;
+}
+
+std::vector<int> row_of(nb::handle value, const char* what) {
+  Tokens tokens = tokens_of(value, what);
+  if (tokens.shape.size() != 1) {
+    throw nb::value_error((std::string(what) + ": found " + std::to_string(tokens.shape.size()) +
+                           " dimensions, expected 1: the ids of one sequence")
+                              .c_str());
+  }
+  return std::move(tokens.ids);
+}
+
+nb::object array_of(std::vector<float> values, const std::vector<std::size_t>& shape) {
+  return owned_array(std::move(values), shape);
+}
+
+nb::object array_of(std::vector<int> values, const std::vector<std::size_t>& shape) {
+  return owned_array(std::move(values), shape);
+}
+
+std::string_view text_of(nb::handle value, const char* what) {
+  if (nb::isinstance<nb::str>(value)) {
+    Py_ssize_t size = 0;
+    const char* data = PyUnicode_AsUTF8AndSize(value.ptr(), &size);
+    if (data == nullptr) nb::raise_python_error();
+    return {data, static_cast<std::size_t>(size)};
+  }
+  if (nb::isinstance<nb::bytes>(value)) {
+    const nb::bytes bytes = nb::borrow<nb::bytes>(value);
+    return {bytes.c_str(), bytes.size()};
+  }
+  throw nb::type_error((std::string(what) + ": expected str or bytes").c_str());
+}
+
+std::filesystem::path path_of(nb::handle value) {
+  const nb::object bytes = nb::module_::import_("os").attr("fsencode")(value);
+  const nb::bytes name = nb::borrow<nb::bytes>(bytes);
+  return std::string(name.c_str(), name.size());
+}
+
+nb::object python_path(const std::filesystem::path& path) {
+  const std::string name = path.string();
+  const nb::object text = nb::module_::import_("os").attr("fsdecode")(nb::bytes(name.data(), name.size()));
+  return nb::module_::import_("pathlib").attr("Path")(text);
+}
+
+std::filesystem::path bundled_model() {
+  return path_of(nb::module_::import_("mmrec._bundled").attr("bundled_model")());
+}
+
+bool goes_on(nb::handle answer) { return answer.ptr() != Py_False; }
+
+std::function<bool(std::int64_t, std::int64_t)> watched(nb::object callable) {
+  // The callable goes when the function does, maybe where the GIL is gone.
+  auto kept = std::shared_ptr<nb::object>(new nb::object(std::move(callable)), [](nb::object* object) {
+    const nb::gil_scoped_acquire gil;
+    delete object;
+  });
+  return [kept, watch = SignalWatch()](std::int64_t done, std::int64_t total) mutable {
+    watch.check();
+    if (kept->is_none()) return true;
+    const nb::gil_scoped_acquire gil;
+    return goes_on((*kept)(done, total));
+  };
+}
+
+nb::object python_stats(const PrefillStats& stats) {
+  return nb::module_::import_("mmrec._results")
+      .attr("PrefillStats")(stats.layer_tokens, stats.token_sweeps, stats.windows, stats.fallbacks);
+}
+
+}  // namespace mmrec::python
