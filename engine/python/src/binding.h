@@ -140,6 +140,7 @@ void bind_session(nb::module_& m);
 void bind_tokenizer(nb::module_& m);
 void bind_generator(nb::module_& m);
 void bind_scorer(nb::module_& m);
+void bind_ops(nb::module_& m);
 
 /// Raises TypeError when `name` is pickled, saying what to do instead.
 template <class Class>

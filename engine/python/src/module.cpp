@@ -14,4 +14,5 @@ NB_MODULE(_mmrec, m) {
   mmrec::python::bind_model(m);
   mmrec::python::bind_generator(m);
   mmrec::python::bind_scorer(m);
+  mmrec::python::bind_ops(m);
 }

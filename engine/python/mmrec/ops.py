@@ -1,0 +1,305 @@
+"""The kernels by themselves, on arrays of any library that speaks DLPack: NumPy, PyTorch, JAX, CuPy.
+
+Nothing is copied. Results are arrays of the library that the first argument came from, on its device. On a GPU the work
+is enqueued on that library's current stream (`stream=` names another one) and the call returns; JAX shows no streams, so
+with its arrays a call waits. Operands may have any strides as long as channels, the last axis, lie side by side.
+
+Types are float32, float16 and bfloat16; arithmetic is float32 or wider. Scans take [..., time, dim] of two to four
+dimensions, and each channel is a sequence by itself. `carry` is the state before the first step, float32 [..., dim]; a run
+cut into calls that hand the carry on gives what one call gives, within rounding. `reverse=True` runs from the last step to
+the first. `threads` are the CPU's, 0 for all that the process may use.
+
+Errors: TypeError for what is no array or of another type, ValueError naming argument, found and expected, mmrec.CudaError,
+mmrec.DeviceUnavailable, MemoryError. Nothing is written before an error but a CUDA one. docs/python.md has examples.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Optional, Tuple, Union
+
+import numpy as np
+
+from . import _mmrec
+
+__all__ = ["decay_scan", "exp_product_scan", "logsumexp_scan", "token_logprobs", "token_logprobs_backward"]
+
+# An array, or what scan() of the extension takes for one: (address, shape, strides, type's code, bits, device type,
+# device), codes and device types as DLPack numbers them.
+Array = Any
+
+_EXP_PRODUCT, _LOGSUMEXP, _DECAY = range(3)
+_CPU, _CUDA = 1, 2
+_FLOAT32 = np.dtype(np.float32)
+
+
+class _Numpy:
+    """How arrays of NumPy are described, made, and on which stream."""
+
+    @staticmethod
+    def operand(x: Array) -> Any:
+        if x.dtype.kind != "V":
+            return x
+        # bfloat16 of ml_dtypes, which NumPy itself cannot describe.
+        bits = x.view(np.uint16) if x.dtype.name == "bfloat16" else None
+        if bits is None:
+            return x
+        return bits.ctypes.data, bits.shape, [s // 2 for s in bits.strides], 4, 16, _CPU, 0
+
+    empty = staticmethod(np.empty)
+    float32: Any = _FLOAT32
+
+    @staticmethod
+    def empty_like(x: Array) -> Array:
+        return np.empty(x.shape, x.dtype)
+
+    @staticmethod
+    def empty_floats(x: Array, shape: Tuple[int, ...]) -> Array:
+        return np.empty(shape, _FLOAT32)
+
+    @staticmethod
+    def stream(x: Array) -> int:
+        return 0
+
+    finish = None
+
+
+class _Torch:
+    """PyTorch: its __dlpack__ costs more than a small scan, so before DLPack's table of functions (2.10) tensors are described
+    by hand."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.torch = torch
+        self.types = {
+            torch.float32: (2, 32),
+            torch.float16: (2, 16),
+            torch.bfloat16: (4, 16),
+            torch.int32: (0, 32),
+            torch.int64: (0, 64),
+        }
+        self.devices = {"cpu": _CPU, "cuda": _CUDA}
+        self.is_described = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+
+    def operand(self, x: Array) -> Any:
+        if self.is_described:
+            return x
+        kind = self.types.get(x.dtype)
+        device = x.device
+        if kind is None or device.type not in self.devices:
+            raise TypeError(f"found a tensor of {x.dtype} on {device}, expected float32, float16 or bfloat16 on cpu or cuda")
+        return x.data_ptr(), x.shape, x.stride(), kind[0], kind[1], self.devices[device.type], device.index or 0
+
+    def empty_like(self, x: Array) -> Array:
+        return self.torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+    def empty_floats(self, x: Array, shape: Tuple[int, ...]) -> Array:
+        return self.torch.empty(shape, dtype=self.torch.float32, device=x.device)
+
+    def stream(self, x: Array) -> int:
+        return int(self.torch.cuda.current_stream(x.device).cuda_stream) if x.is_cuda else 0
+
+    finish = None
+
+
+class _Standard:
+    """Any other library, by the array API standard: x.__array_namespace__() makes arrays, x.__dlpack__() describes them."""
+
+    def operand(self, x: Array) -> Any:
+        if hasattr(x, "block_until_ready"):  # JAX: what is still being computed must be there
+            x.block_until_ready()
+        return x
+
+    def empty_like(self, x: Array) -> Array:
+        return x.__array_namespace__().empty(x.shape, dtype=x.dtype, device=x.device)
+
+    def empty_floats(self, x: Array, shape: Tuple[int, ...]) -> Array:
+        space = x.__array_namespace__()
+        return space.empty(shape, dtype=space.float32, device=x.device)
+
+    def stream(self, x: Array) -> int:
+        if type(x).__module__.startswith("cupy"):
+            return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
+        return 0
+
+    def finish(self, x: Array) -> None:
+        """Waits where the library cannot know that its array is being written."""
+        if hasattr(x, "block_until_ready") and x.__dlpack_device__()[0] == _CUDA:
+            _mmrec.synchronize(x.__dlpack_device__()[1], 0)
+
+
+_numpy = _Numpy()
+_standard = _Standard()
+_torch: Optional[_Torch] = None
+
+
+def _library(x: Array) -> Any:
+    if isinstance(x, np.ndarray):
+        return _numpy
+    if type(x).__module__.startswith("torch"):
+        global _torch
+        if _torch is None:
+            _torch = _Torch()
+        return _torch
+    if hasattr(x, "__dlpack__") and hasattr(x, "__array_namespace__"):
+        return _standard
+    raise TypeError(f"found {type(x).__name__}, expected an array that speaks DLPack")
+
+
+def _scan(
+    kind: int,
+    x: Array,
+    b: Optional[Array],
+    carry: Optional[Array],
+    out: Optional[Array],
+    log_out: Optional[Array],
+    return_carry: bool,
+    reverse: bool,
+    stream: Optional[int],
+    threads: int,
+) -> Any:
+    library = _library(x)
+    operand = library.operand
+    if out is None:
+        out = library.empty_like(x)
+    last = None
+    if return_carry:
+        shape = tuple(x.shape)
+        last = library.empty_floats(x, shape[:-2] + shape[-1:])
+    _mmrec.scan(
+        kind,
+        operand(x),
+        None if b is None else operand(b),
+        operand(out),
+        None if log_out is None else operand(log_out),
+        None if carry is None else operand(carry),
+        None if last is None else operand(last),
+        reverse,
+        library.stream(x) if stream is None else stream,
+        threads,
+    )
+    if library.finish is not None:
+        library.finish(out)
+    return out if last is None else (out, last)
+
+
+def decay_scan(
+    log_a: Array,
+    b: Array,
+    *,
+    carry: Optional[Array] = None,
+    out: Optional[Array] = None,
+    return_carry: bool = False,
+    reverse: bool = False,
+    stream: Optional[int] = None,
+    threads: int = 0,
+) -> Union[Array, Tuple[Array, Array]]:
+    """The decayed recurrence h_t = exp(log_a_t) h_{t-1} + b_t, of log-decays `log_a` and values `b` [..., time, dim].
+
+    log_a may have either sign and may be -inf (forget all). The carry is h, 0 where none is given. `out` receives h and may
+    be `b`. Returns h, with return_carry h and the last state, float32 [..., dim].
+    """
+    return _scan(_DECAY, log_a, b, carry, out, None, return_carry, reverse, stream, threads)
+
+
+def exp_product_scan(
+    gamma: Array,
+    *,
+    carry: Optional[Array] = None,
+    out: Optional[Array] = None,
+    log_out: Optional[Array] = None,
+    return_carry: bool = False,
+    reverse: bool = False,
+    stream: Optional[int] = None,
+    threads: int = 0,
+) -> Union[Array, Tuple[Array, Array]]:
+    """The running product of decay gates `gamma` [..., time, dim]: y_t = exp(L_t), L_t = sum of clamp(log(gamma_i + 1e-8), -50, 0)
+    over i <= t.
+
+    The carry is L, 0 where none is given. `out` receives y and may be `gamma`; `log_out`, float32 [..., time, dim], receives
+    L. Returns y, with return_carry y and the last L, float32 [..., dim].
+    """
+    return _scan(_EXP_PRODUCT, gamma, None, carry, out, log_out, return_carry, reverse, stream, threads)
+
+
+def logsumexp_scan(
+    x: Array,
+    *,
+    carry: Optional[Array] = None,
+    out: Optional[Array] = None,
+    return_carry: bool = False,
+    reverse: bool = False,
+    stream: Optional[int] = None,
+    threads: int = 0,
+) -> Union[Array, Tuple[Array, Array]]:
+    """The running log-sum-exp y_t = log of the sum of exp(x_i) over i <= t, of `x` [..., time, dim].
+
+    The carry is y, -inf where none is given. `out` receives y and may be `x`. Returns y, with return_carry y and the last y,
+    float32 [..., dim].
+    """
+    return _scan(_LOGSUMEXP, x, None, carry, out, None, return_carry, reverse, stream, threads)
+
+
+def token_logprobs(
+    logits: Array,
+    targets: Array,
+    *,
+    out: Optional[Array] = None,
+    check_targets: bool = True,
+    stream: Optional[int] = None,
+    threads: int = 0,
+) -> Array:
+    """log p = logits[target] - logsumexp(logits) of each row, in one pass: `logits` [..., vocab], `targets` [...] of int32 or
+    int64.
+
+    Returns log-probs [...] of float32, in `out` where it is given. A row of -inf alone or with a NaN gives NaN. A target outside
+    [0, vocab) is ValueError naming row and value, and nothing is written; on a GPU that check waits for the stream, and
+    without check_targets such a row gives NaN there.
+    """
+    library = _library(logits)
+    operand = library.operand
+    if out is None:
+        out = library.empty_floats(logits, tuple(logits.shape)[:-1])
+    _mmrec.token_logprobs(
+        operand(logits),
+        operand(targets),
+        operand(out),
+        check_targets,
+        library.stream(logits) if stream is None else stream,
+        threads,
+    )
+    if library.finish is not None:
+        library.finish(out)
+    return out
+
+
+def token_logprobs_backward(
+    grad: Array,
+    logits: Array,
+    targets: Array,
+    *,
+    out: Optional[Array] = None,
+    stream: Optional[int] = None,
+    threads: int = 0,
+) -> Array:
+    """The derivative of token_logprobs by its logits: grad * (onehot(target) - softmax(logits)), [..., vocab] of the logits'
+    type, of `grad` [...], float32.
+
+    `out` receives it and may be `logits`. Targets must be in range.
+    """
+    library = _library(logits)
+    operand = library.operand
+    if out is None:
+        out = library.empty_like(logits)
+    _mmrec.token_logprobs_backward(
+        operand(grad),
+        operand(logits),
+        operand(targets),
+        operand(out),
+        library.stream(logits) if stream is None else stream,
+        threads,
+    )
+    if library.finish is not None:
+        library.finish(out)
+    return out

@@ -1,0 +1,157 @@
+// How arrays are described: by DLPack's table of functions, by its capsules (nanobind), or by hand.
+#include "engine/python/src/operand.h"
+
+#include <algorithm>
+#include <map>
+#include <stdexcept>
+
+namespace mmrec::python {
+namespace {
+
+// DLPack 1.2's table of functions, by which a library describes its arrays without making a capsule of Python's: as the
+// specification lays it out. Of the functions only the one that is called has its type.
+struct DlTensor {
+  void* data;
+  std::int32_t device_type, device;
+  std::int32_t dims;
+  nb::dlpack::dtype type;
+  const std::int64_t *shape, *strides;
+  std::uint64_t byte_offset;
+};
+struct DlExchange {
+  std::uint32_t major, minor;
+  const DlExchange* older;
+  void (*allocate)();
+  void (*managed_from_object)();
+  void (*managed_to_object)();
+  int (*tensor_from_object)(PyObject* object, DlTensor* tensor);
+  void (*current_stream)();
+};
+
+/// The table of an array's type; null where there is none. Needs the GIL.
+const DlExchange* exchange_of(nb::handle value) {
+  static auto& known = *new std::map<PyTypeObject*, const DlExchange*>;
+  PyTypeObject* const type = Py_TYPE(value.ptr());
+  if (const auto found = known.find(type); found != known.end()) return found->second;
+  const DlExchange* table = nullptr;
+  const nb::object capsule =
+      nb::getattr(nb::handle(reinterpret_cast<PyObject*>(type)), "__dlpack_c_exchange_api__", nb::none());
+  if (!capsule.is_none()) {
+    table = static_cast<const DlExchange*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+    if (table == nullptr) PyErr_Clear();
+    while (table != nullptr && table->major != 1) table = table->older;
+    if (table != nullptr && table->tensor_from_object == nullptr) table = nullptr;
+  }
+  Py_INCREF(reinterpret_cast<PyObject*>(type));  // so that no other type gets its address
+  known.emplace(type, table);
+  return table;
+}
+
+void check_dims(std::int64_t dims, const char* name) {
+  if (dims > kMostDims) refuse(name, "found " + std::to_string(dims) + " dimensions, expected at most 4");
+}
+
+}  // namespace
+
+void refuse(const char* name, const std::string& what) { throw std::invalid_argument(std::string(name) + ": " + what); }
+
+std::string type_name(const nb::dlpack::dtype& type) {
+  const char* const codes[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
+  return (type.code < 7 ? codes[type.code] : "type ") + std::to_string(type.bits);
+}
+
+Operand operand_of(nb::handle value, const char* name) {
+  Operand operand;
+  if (nb::isinstance<nb::tuple>(value)) {
+    const auto t = nb::borrow<nb::tuple>(value);
+    operand.data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(t[0]));
+    const auto shape = nb::borrow<nb::sequence>(t[1]);
+    const std::size_t dims = nb::len(shape);
+    check_dims(static_cast<std::int64_t>(dims), name);
+    operand.dims = static_cast<int>(dims);
+    for (std::size_t i = 0; i < dims; ++i) operand.shape[i] = nb::cast<std::int64_t>(shape[i]);
+    const auto strides = nb::borrow<nb::sequence>(t[2]);
+    for (std::size_t i = 0; i < dims; ++i) operand.strides[i] = nb::cast<std::int64_t>(strides[i]);
+    operand.type = {nb::cast<std::uint8_t>(t[3]), nb::cast<std::uint8_t>(t[4]), 1};
+    operand.device_type = nb::cast<int>(t[5]);
+    operand.device = nb::cast<int>(t[6]);
+    return operand;
+  }
+  if (const DlExchange* const table = exchange_of(value); table != nullptr) {
+    DlTensor tensor{};
+    if (table->tensor_from_object(value.ptr(), &tensor) != 0) nb::raise_python_error();
+    check_dims(tensor.dims, name);
+    operand.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
+    operand.type = tensor.type;
+    operand.device_type = tensor.device_type;
+    operand.device = tensor.device;
+    operand.dims = tensor.dims;
+    std::copy_n(tensor.shape, tensor.dims, operand.shape.begin());
+    std::copy_n(tensor.strides, tensor.dims, operand.strides.begin());
+    return operand;
+  }
+  if (!nb::try_cast<nb::ndarray<nb::ro>>(value, operand.held)) {
+    throw nb::type_error((std::string(name) + ": expected an array that speaks DLPack, found " +
+                          nb::cast<std::string>(nb::str(value.type().attr("__name__"))))
+                             .c_str());
+  }
+  const auto& array = operand.held;
+  check_dims(static_cast<std::int64_t>(array.ndim()), name);
+  operand.data = const_cast<void*>(static_cast<const void*>(array.data()));
+  operand.type = array.dtype();
+  operand.device_type = array.device_type();
+  operand.device = array.device_id();
+  operand.dims = static_cast<int>(array.ndim());
+  for (std::size_t i = 0; i < array.ndim(); ++i) {
+    operand.shape[i] = static_cast<std::int64_t>(array.shape(i));
+    operand.strides[i] = array.stride(i);
+  }
+  return operand;
+}
+
+ElementType element_type(const Operand& x, const char* name) {
+  using Code = nb::dlpack::dtype_code;
+  if (x.type.lanes == 1) {
+    if (x.type.code == static_cast<std::uint8_t>(Code::Float) && x.type.bits == 32) return ElementType::kF32;
+    if (x.type.code == static_cast<std::uint8_t>(Code::Float) && x.type.bits == 16) return ElementType::kF16;
+    if (x.type.code == static_cast<std::uint8_t>(Code::Bfloat) && x.type.bits == 16) return ElementType::kBF16;
+  }
+  throw nb::type_error(
+      (std::string(name) + ": found " + type_name(x.type) + ", expected float32, float16 or bfloat16").c_str());
+}
+
+void expect_alike(const Operand& x, const char* name, const Operand& first, const char* first_name) {
+  if (x.device_type != first.device_type || x.device != first.device) {
+    refuse(name, "is on another device than " + std::string(first_name));
+  }
+}
+
+std::string shape_name(const Operand& x, int dims) {
+  std::string text = "[";
+  for (int i = 0; i < dims; ++i) {
+    text += (i > 0 ? ", " : "") + std::to_string(x.shape[static_cast<std::size_t>(i)]);
+  }
+  return text + "]";
+}
+
+float* floats_of(const Operand& x, const char* name, const Operand& like, const char* like_name,
+                 const std::vector<std::int64_t>& shape) {
+  expect_alike(x, name, like, like_name);
+  if (element_type(x, name) != ElementType::kF32) {
+    throw nb::type_error((std::string(name) + ": found " + type_name(x.type) + ", expected float32").c_str());
+  }
+  if (x.dims != static_cast<int>(shape.size()) || !std::equal(shape.begin(), shape.end(), x.shape.begin())) {
+    Operand wanted;
+    std::copy(shape.begin(), shape.end(), wanted.shape.begin());
+    refuse(name,
+           "found shape " + shape_name(x, x.dims) + ", expected " + shape_name(wanted, static_cast<int>(shape.size())));
+  }
+  std::int64_t stride = 1;
+  for (auto i = shape.size(); i-- > 0;) {
+    if (shape[i] > 1 && x.strides[i] != stride) refuse(name, "expected contiguous memory");
+    stride *= shape[i];
+  }
+  return static_cast<float*>(x.data);
+}
+
+}  // namespace mmrec::python

@@ -1,0 +1,49 @@
+// An array of any library, as the kernels' operands are made of it: address, type, shape and strides, by DLPack or by a
+// tuple. Nothing is copied.
+#pragma once
+
+#include <nanobind/ndarray.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/python/src/binding.h"
+#include "mmrec/kernels.h"
+
+namespace mmrec::python {
+
+inline constexpr int kMostDims = 4;
+
+/// What is known of an array: where it lies and how.
+struct Operand {
+  void* data = nullptr;
+  nb::dlpack::dtype type{};
+  int device_type = 0;  // as DLPack numbers them: 1 the CPU, 2 CUDA
+  int device = 0;
+  int dims = 0;
+  std::array<std::int64_t, kMostDims> shape{}, strides{};  // in elements
+  nb::ndarray<nb::ro> held;                                // keeps what was imported
+};
+
+/// Throws std::invalid_argument of "name: what".
+[[noreturn]] void refuse(const char* name, const std::string& what);
+
+/// "float32".
+std::string type_name(const nb::dlpack::dtype& type);
+/// "[2, 3]", of the first `dims` dimensions.
+std::string shape_name(const Operand& x, int dims);
+
+/// From a tuple (address, shape, strides, DLPack's type code, bits, device type, device), or any array by DLPack.
+/// Throws TypeError for what is none, std::invalid_argument for more dimensions than kMostDims.
+Operand operand_of(nb::handle value, const char* name);
+/// Throws TypeError for a type that kernels do not take.
+ElementType element_type(const Operand& x, const char* name);
+/// Throws std::invalid_argument where `x` is on another device than `first`.
+void expect_alike(const Operand& x, const char* name, const Operand& first, const char* first_name);
+/// fp32, contiguous, of that shape, on the device of `like`; else throws as those above.
+float* floats_of(const Operand& x, const char* name, const Operand& like, const char* like_name,
+                 const std::vector<std::int64_t>& shape);
+
+}  // namespace mmrec::python

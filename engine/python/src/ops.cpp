@@ -1,0 +1,311 @@
+// The kernels by themselves, for mmrec.ops: arrays become the operands of mmrec/kernels.h.
+#include <unistd.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "engine/python/src/binding.h"
+#include "engine/python/src/operand.h"
+#include "mmrec/kernels.h"
+
+namespace mmrec::python {
+namespace {
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Contexts
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// Contexts that outlive the calls. On the CPU each thread has one; on a GPU each stream, which may be used by one
+/// thread at a time. They are never given up: the interpreter may end after the device's driver has.
+struct StreamContext {
+  std::mutex mutex;
+  KernelContext context;
+};
+
+StreamContext& stream_context(int device, std::uintptr_t stream) {
+  static std::mutex mutex;
+  static auto& contexts = *new std::map<std::pair<int, std::uintptr_t>, std::unique_ptr<StreamContext>>;
+  const std::scoped_lock lock(mutex);
+  auto& found = contexts[{device, stream}];
+  if (!found) {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): that is how streams come from Python
+    found.reset(new StreamContext{{}, KernelContext::cuda(device, reinterpret_cast<void*>(stream))});
+  }
+  return *found;
+}
+
+KernelContext& cpu_context(int threads) {
+  using Contexts = std::map<int, KernelContext>;
+  thread_local auto contexts = std::make_unique<Contexts>();
+  thread_local pid_t process = getpid();
+  if (process != getpid()) {  // a forked child has none of the threads that these wait for
+    (void)contexts.release();
+    contexts = std::make_unique<Contexts>();
+    process = getpid();
+  }
+  const auto found = contexts->find(threads);
+  if (found != contexts->end()) return found->second;
+  return contexts->emplace(threads, KernelContext::cpu(threads)).first->second;
+}
+
+/// Runs `op` where `x` lies, without the GIL.
+template <class Run>
+void run_where(const Operand& x, const char* name, std::uintptr_t stream, int threads, const Run& run) {
+  if (x.device_type == nb::device::cpu::value) {
+    const nb::gil_scoped_release released;
+    run(cpu_context(threads));
+    return;
+  }
+  if (x.device_type != nb::device::cuda::value) {
+    refuse(name, "lies on a device of DLPack's type " + std::to_string(x.device_type) + ", expected the CPU or CUDA");
+  }
+  const nb::gil_scoped_release released;
+  StreamContext& on = stream_context(x.device, stream);
+  const std::scoped_lock lock(on.mutex);
+  run(on.context);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Ops
+// ---------------------------------------------------------------------------------------------------------------------
+
+struct Sequence {
+  SequenceShape shape;
+  SequenceStrides strides;
+  void* data = nullptr;
+};
+
+/// [..., time, dim] of two to four dimensions as [batch, heads, time, dim]; backwards from its last step.
+Sequence sequence_of(const Operand& x, const char* name, std::size_t element_size, bool backwards) {
+  if (x.dims < 2) {
+    refuse(name, "found " + std::to_string(x.dims) + " dimensions, expected [..., time, dim] of 2 to 4");
+  }
+  const auto from_last = [&](int i) { return static_cast<std::size_t>(x.dims - i); };
+  Sequence s;
+  s.shape = {.batch = x.dims == 4   ? x.shape[0]
+                      : x.dims == 3 ? x.shape[0]
+                                    : 1,
+             .heads = x.dims == 4 ? x.shape[1] : 1,
+             .time = x.shape[from_last(2)],
+             .dim = x.shape[from_last(1)]};
+  if (s.shape.dim > 1 && x.strides[from_last(1)] != 1) refuse(name, "expected channels (the last axis) side by side");
+  s.strides = {
+      .batch = x.dims >= 3 ? x.strides[0] : 0, .head = x.dims == 4 ? x.strides[1] : 0, .time = x.strides[from_last(2)]};
+  // The stride of an axis of one entry means nothing; where all are 0 the library would take them for "contiguous".
+  if (s.shape.batch <= 1) s.strides.batch = 0;
+  if (s.shape.heads <= 1) s.strides.head = 0;
+  if (s.shape.time <= 1) s.strides.time = s.shape.dim;
+  s.data = x.data;
+  if (backwards && s.shape.time > 1) {
+    s.data = static_cast<char*>(s.data) + (s.shape.time - 1) * s.strides.time * static_cast<std::int64_t>(element_size);
+    s.strides.time = -s.strides.time;
+  }
+  if (s.strides.batch == 0 && s.strides.head == 0 && s.strides.time == 0) {
+    refuse(name, "found a stride of 0 over time, expected steps of their own");
+  }
+  return s;
+}
+
+enum class Scan : std::uint8_t { kExpProduct, kLogSumExp, kDecay };
+
+/// scan(kind, x, b, out, log_out, carry_in, carry_out, backwards, stream, threads); see mmrec/ops.py.
+void scan(int kind_number, nb::handle x_value, nb::handle b_value, nb::handle out_value, nb::handle log_value,
+          nb::handle in_value, nb::handle carry_value, bool backwards, std::uintptr_t stream, int threads) {
+  const auto kind = static_cast<Scan>(kind_number);
+  const char* const x_name = kind == Scan::kDecay ? "log_a" : kind == Scan::kLogSumExp ? "x" : "gamma";
+  const Operand x = operand_of(x_value, x_name);
+  const ElementType type = element_type(x, x_name);
+  const std::size_t size = type == ElementType::kF32 ? 4 : 2;
+  const Sequence first = sequence_of(x, x_name, size, backwards);
+  const auto like_first = [&](nb::handle value, const char* name, ElementType expected) {
+    const Operand y = operand_of(value, name);
+    expect_alike(y, name, x, x_name);
+    if (element_type(y, name) != expected) {
+      throw nb::type_error(
+          (std::string(name) + ": found " + type_name(y.type) + ", expected the type of " + x_name).c_str());
+    }
+    if (y.dims != x.dims || !std::equal(x.shape.begin(), x.shape.begin() + x.dims, y.shape.begin())) {
+      refuse(name,
+             "found shape " + shape_name(y, y.dims) + ", expected that of " + x_name + ", " + shape_name(x, x.dims));
+    }
+    return std::pair{sequence_of(y, name, expected == ElementType::kF32 ? 4 : 2, backwards), y};
+  };
+  const auto [out, out_operand] = like_first(out_value, "out", type);
+  std::vector<std::int64_t> carry_shape(x.shape.begin(), x.shape.begin() + x.dims);
+  carry_shape.erase(carry_shape.end() - 2);
+  const auto carry = [&](nb::handle value, const char* name) -> float* {
+    if (value.is_none()) return nullptr;
+    return floats_of(operand_of(value, name), name, x, x_name, carry_shape);
+  };
+  const float* const carry_in = carry(in_value, "carry");
+  float* const carry_out = carry(carry_value, "carry_out");
+  const auto run = [&](auto op) {
+    op.shape = first.shape;
+    op.type = type;
+    op.carry_in = carry_in;
+    op.carry_out = carry_out;
+    run_where(x, x_name, stream, threads, [&](KernelContext& context) {
+      if constexpr (std::is_same_v<decltype(op), DecayScan>) {
+        decay_scan(context, op);
+      } else if constexpr (std::is_same_v<decltype(op), LogSumExpScan>) {
+        logsumexp_scan(context, op);
+      } else {
+        exp_product_scan(context, op);
+      }
+    });
+  };
+  if (kind == Scan::kDecay) {
+    const auto [b, b_operand] = like_first(b_value, "b", type);
+    DecayScan op;
+    op.log_a = first.data;
+    op.log_a_strides = first.strides;
+    op.b = b.data;
+    op.b_strides = b.strides;
+    op.h = out.data;
+    op.h_strides = out.strides;
+    run(op);
+  } else if (kind == Scan::kLogSumExp) {
+    LogSumExpScan op;
+    op.x = first.data;
+    op.x_strides = first.strides;
+    op.y = out.data;
+    op.y_strides = out.strides;
+    run(op);
+  } else {
+    ExpProductScan op;
+    op.gamma = first.data;
+    op.gamma_strides = first.strides;
+    op.y = out.data;
+    op.y_strides = out.strides;
+    if (!log_value.is_none()) {
+      const auto [log_y, log_operand] = like_first(log_value, "log_out", ElementType::kF32);
+      op.log_y = static_cast<float*>(log_y.data);
+      op.log_y_strides = log_y.strides;
+      run(op);
+      return;
+    }
+    run(op);
+  }
+}
+
+/// Rows and columns of logits [rows, vocab], of any leading axes that lie evenly.
+struct Rows {
+  std::int64_t rows = 1, vocab = 0, stride = 0;
+};
+Rows rows_of(const Operand& x, const char* name) {
+  if (x.dims < 1) refuse(name, "found a single number, expected [..., vocab]");
+  const auto last = static_cast<std::size_t>(x.dims - 1);
+  Rows r;
+  r.vocab = x.shape[last];
+  if (r.vocab > 1 && x.strides[last] != 1) refuse(name, "expected the vocabulary (the last axis) side by side");
+  r.stride = r.vocab;
+  bool started = false;
+  std::int64_t expected = 0;
+  for (std::size_t i = last; i-- > 0;) {
+    r.rows *= x.shape[i];
+    if (x.shape[i] == 1) continue;
+    if (!started) {
+      r.stride = x.strides[i];
+      started = true;
+    } else if (x.strides[i] != expected) {
+      refuse(name, "expected rows at even distances");
+    }
+    expected = x.strides[i] * x.shape[i];
+  }
+  return r;
+}
+
+std::vector<std::int64_t> leading(const Operand& x) {
+  return {x.shape.begin(), x.shape.begin() + std::max(x.dims - 1, 0)};
+}
+
+IndexType targets_of(const Operand& targets, const Operand& logits) {
+  expect_alike(targets, "targets", logits, "logits");
+  const bool is_int = targets.type.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Int) &&
+                      (targets.type.bits == 32 || targets.type.bits == 64);
+  if (!is_int)
+    throw nb::type_error(("targets: found " + type_name(targets.type) + ", expected int32 or int64").c_str());
+  const auto shape = leading(logits);
+  if (targets.dims != static_cast<int>(shape.size()) ||
+      !std::equal(shape.begin(), shape.end(), targets.shape.begin())) {
+    refuse("targets", "found shape " + shape_name(targets, targets.dims) + ", expected that of the rows, " +
+                          shape_name(logits, logits.dims - 1));
+  }
+  std::int64_t stride = 1;
+  for (auto i = shape.size(); i-- > 0;) {
+    if (shape[i] > 1 && targets.strides[i] != stride) refuse("targets", "expected contiguous memory");
+    stride *= shape[i];
+  }
+  return targets.type.bits == 32 ? IndexType::kInt32 : IndexType::kInt64;
+}
+
+/// token_logprobs(logits, targets, out, check_targets, stream, threads)
+void logprobs(nb::handle logits_value, nb::handle targets_value, nb::handle out_value, bool check_targets,
+              std::uintptr_t stream, int threads) {
+  const Operand logits = operand_of(logits_value, "logits");
+  const Operand targets = operand_of(targets_value, "targets");
+  const Operand out = operand_of(out_value, "out");
+  const Rows rows = rows_of(logits, "logits");
+  TokenLogprobs op{.rows = rows.rows,
+                   .vocab = rows.vocab,
+                   .type = element_type(logits, "logits"),
+                   .logits = logits.data,
+                   .row_stride = rows.stride,
+                   .target_type = targets_of(targets, logits),
+                   .targets = targets.data,
+                   .logprobs = floats_of(out, "out", logits, "logits", leading(logits)),
+                   .check_targets = check_targets};
+  run_where(logits, "logits", stream, threads, [&](KernelContext& context) { token_logprobs(context, op); });
+}
+
+/// token_logprobs_backward(grad, logits, targets, out, stream, threads)
+void logprobs_backward(nb::handle grad_value, nb::handle logits_value, nb::handle targets_value, nb::handle out_value,
+                       std::uintptr_t stream, int threads) {
+  const Operand logits = operand_of(logits_value, "logits");
+  const Operand targets = operand_of(targets_value, "targets");
+  const Operand grad = operand_of(grad_value, "grad");
+  const Operand out = operand_of(out_value, "out");
+  const Rows rows = rows_of(logits, "logits");
+  const Rows out_rows = rows_of(out, "out");
+  expect_alike(out, "out", logits, "logits");
+  if (out.dims != logits.dims || !std::equal(out.shape.begin(), out.shape.begin() + out.dims, logits.shape.begin()) ||
+      element_type(out, "out") != element_type(logits, "logits")) {
+    refuse("out",
+           "found " + type_name(out.type) + " " + shape_name(out, out.dims) + ", expected type and shape of logits");
+  }
+  TokenLogprobsBackward op{.rows = rows.rows,
+                           .vocab = rows.vocab,
+                           .type = element_type(logits, "logits"),
+                           .logits = logits.data,
+                           .row_stride = rows.stride,
+                           .target_type = targets_of(targets, logits),
+                           .targets = targets.data,
+                           .grad = floats_of(grad, "grad", logits, "logits", leading(logits)),
+                           .d_logits = out.data,
+                           .d_row_stride = out_rows.stride};
+  run_where(logits, "logits", stream, threads, [&](KernelContext& context) { token_logprobs_backward(context, op); });
+}
+
+/// Waits for a stream's work.
+void synchronize(int device, std::uintptr_t stream) {
+  const nb::gil_scoped_release released;
+  StreamContext& on = stream_context(device, stream);
+  const std::scoped_lock lock(on.mutex);
+  on.context.synchronize();
+}
+
+}  // namespace
+
+void bind_ops(nb::module_& m) {
+  m.def("scan", &scan, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg().none(), nb::arg().none(),
+        nb::arg().none(), nb::arg(), nb::arg(), nb::arg());
+  m.def("synchronize", &synchronize);
+  m.def("token_logprobs", &logprobs);
+  m.def("token_logprobs_backward", &logprobs_backward);
+}
+
+}  // namespace mmrec::python

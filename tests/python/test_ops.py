@@ -1,0 +1,196 @@
+"""mmrec.ops: the kernels on arrays of NumPy, PyTorch and JAX, against their equations in float64."""
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from mmrec import ops
+
+
+def exp_product(gamma, carry):
+    logs = np.clip(np.log(gamma + 1e-8), -50.0, 0.0)
+    logs[..., 0, :] += carry
+    return np.exp(np.cumsum(logs, axis=-2)), np.sum(logs, axis=-2)
+
+
+def logsumexp(x, carry):
+    y = np.empty_like(x)
+    state = carry
+    for t in range(x.shape[-2]):
+        y[..., t, :] = state = np.logaddexp(state, x[..., t, :])
+    return y, state
+
+
+def decay(log_a, b, carry):
+    h = np.empty_like(b)
+    state = carry
+    for t in range(b.shape[-2]):
+        h[..., t, :] = state = np.exp(log_a[..., t, :]) * state + b[..., t, :]
+    return h, state
+
+
+def logprobs(logits, targets):
+    top = logits.max(-1, keepdims=True)
+    lse = top[..., 0] + np.log(np.exp(logits - top).sum(-1))
+    return np.take_along_axis(logits, targets[..., None], -1)[..., 0] - lse
+
+
+SHAPES = [(1, 1), (7, 5), (2, 33, 16), (2, 3, 65, 8), (3, 1, 300)]
+
+
+def numbers(shape, low, high, seed):
+    return np.random.default_rng(seed).uniform(low, high, shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("dtype,tolerance", [(np.float32, 2e-5), (np.float16, 1e-3)])
+def test_scans_agree_with_their_equations(shape, reverse, dtype, tolerance):
+    carry = numbers(shape[:-2] + shape[-1:], -1.0, 0.0, 1)
+    turned = (lambda x: np.flip(x, -2)) if reverse else (lambda x: x)
+
+    def check(function, reference, *inputs):
+        inputs = [x.astype(dtype) for x in inputs]
+        y, last = function(*inputs, carry=carry, return_carry=True, reverse=reverse)
+        want, want_last = reference(*(turned(x).astype(np.float64) for x in inputs), carry.astype(np.float64))
+        assert y.dtype == dtype and y.shape == shape and last.dtype == np.float32
+        np.testing.assert_allclose(y, turned(want), rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(last, want_last, rtol=2e-5, atol=2e-5)
+
+    check(ops.exp_product_scan, exp_product, numbers(shape, 0.9, 1.0, 2))
+    check(ops.logsumexp_scan, logsumexp, numbers(shape, -3.0, 3.0, 3))
+    check(ops.decay_scan, decay, numbers(shape, -0.5, 0.05, 4), numbers(shape, -1.0, 1.0, 5))
+
+
+def test_log_out_and_out_are_written_to():
+    gamma = numbers((2, 20, 4), 0.8, 1.0, 6)
+    out, log_out = np.empty_like(gamma), np.empty_like(gamma)
+    assert ops.exp_product_scan(gamma, out=out, log_out=log_out) is out
+    np.testing.assert_allclose(np.exp(log_out), out, rtol=1e-5)
+    np.testing.assert_allclose(out, exp_product(gamma.astype(np.float64), 0.0)[0], rtol=2e-5)
+
+
+def test_any_strides_serve_without_a_copy():
+    # [batch, time, heads, dim], seen as [batch, heads, time, dim], and written to likewise.
+    stored = numbers((2, 30, 3, 8), -0.5, 0.0, 7)
+    log_a = stored.transpose(0, 2, 1, 3)
+    b = numbers((2, 3, 90, 8), -1.0, 1.0, 8)[:, :, ::3]
+    place = np.zeros((2, 30, 3, 16), np.float32)
+    h = place.transpose(0, 2, 1, 3)[..., 4:12]
+    assert ops.decay_scan(log_a, b, out=h) is h
+    np.testing.assert_allclose(h, decay(log_a.astype(np.float64), b.astype(np.float64), 0.0)[0], rtol=2e-5, atol=2e-5)
+    assert not place[..., :4].any() and not place[..., 12:].any()
+
+
+def test_a_run_cut_in_two_hands_the_carry_on():
+    log_a, b = numbers((4, 100, 6), -0.3, 0.0, 9), numbers((4, 100, 6), -1.0, 1.0, 10)
+    whole = ops.decay_scan(log_a, b)
+    first, carry = ops.decay_scan(log_a[:, :37], b[:, :37], return_carry=True)
+    second = ops.decay_scan(log_a[:, 37:], b[:, 37:], carry=carry)
+    np.testing.assert_allclose(np.concatenate([first, second], 1), whole, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1,), (5, 7), (2, 3, 1000)])
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+def test_logprobs_and_their_derivative(shape, index):
+    logits = numbers(shape, -8.0, 8.0, 11)
+    targets = np.random.default_rng(12).integers(0, shape[-1], shape[:-1]).astype(index)
+    grad = numbers(shape[:-1], -1.0, 1.0, 13)
+    got = ops.token_logprobs(logits, targets)
+    wide = logits.astype(np.float64)
+    np.testing.assert_allclose(got, logprobs(wide, targets), rtol=1e-5, atol=1e-5)
+    soft = np.exp(wide - wide.max(-1, keepdims=True))
+    soft /= soft.sum(-1, keepdims=True)
+    hot = np.arange(shape[-1]) == targets[..., None]
+    back = ops.token_logprobs_backward(grad, logits, targets)
+    np.testing.assert_allclose(back, grad[..., None] * (hot - soft), rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_wrong_is_named():
+    x, y = np.zeros((4, 8), np.float32), np.zeros((4, 9), np.float32)
+    for error, message, call in [
+        (TypeError, "found list, expected an array that speaks DLPack", lambda: ops.logsumexp_scan([[1.0]])),
+        (TypeError, "found float64, expected float32, float16 or bfloat16", lambda: ops.logsumexp_scan(x.astype(float))),
+        (TypeError, "b: found float16, expected the type of log_a", lambda: ops.decay_scan(x, x.astype(np.float16))),
+        (ValueError, "x: found 1 dimensions", lambda: ops.logsumexp_scan(x[0])),
+        (ValueError, "found 5 dimensions, expected at most 4", lambda: ops.logsumexp_scan(np.zeros((1,) * 5, np.float32))),
+        (ValueError, r"b: found shape \[4, 9\], expected that of log_a, \[4, 8\]", lambda: ops.decay_scan(x, y)),
+        (ValueError, r"carry: found shape \[4\], expected \[8\]", lambda: ops.logsumexp_scan(x, carry=np.zeros(4, np.float32))),
+        (ValueError, "channels", lambda: ops.logsumexp_scan(np.zeros((8, 4), np.float32).T)),
+        (ValueError, "target", lambda: ops.token_logprobs(x, np.array([0, 8, 0, 0]))),
+        (ValueError, r"targets: found shape \[3\], expected that of the rows, \[4\]",
+         lambda: ops.token_logprobs(x, np.zeros(3, int))),
+        (TypeError, "targets: found uint64, expected int32 or int64", lambda: ops.token_logprobs(x, np.zeros(4, np.uint64))),
+        (ValueError, "out", lambda: ops.token_logprobs(x, np.zeros(4, int), out=np.zeros(5, np.float32))),
+    ]:
+        with pytest.raises(error, match=message):
+            call()
+
+
+def test_threads_of_python_compute_at_once():
+    log_a, b = numbers((64, 400, 32), -0.3, 0.0, 14), numbers((64, 400, 32), -1.0, 1.0, 15)
+    want = ops.decay_scan(log_a, b)
+    got = [None] * 4
+
+    def work(i):
+        for _ in range(20):
+            got[i] = ops.decay_scan(log_a, b, threads=1 + i % 2)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for h in got:
+        assert np.array_equal(h, want)
+
+
+def test_a_forked_child_has_threads_of_its_own():
+    log_a, b = numbers((64, 400, 32), -0.3, 0.0, 14), numbers((64, 400, 32), -1.0, 1.0, 15)
+    want = ops.decay_scan(log_a, b, threads=2)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if np.array_equal(ops.decay_scan(log_a, b, threads=2), want) else 1)
+    for _ in range(300):
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            break
+        time.sleep(0.1)
+    else:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        pytest.fail("the child hangs")
+    assert status == 0
+
+
+def test_bfloat16_of_ml_dtypes():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    x = numbers((2, 40, 8), -3.0, 3.0, 16).astype(ml_dtypes.bfloat16)
+    y = ops.logsumexp_scan(x)
+    assert y.dtype == ml_dtypes.bfloat16
+    want = logsumexp(x.astype(np.float64), np.float64(-np.inf))[0]
+    np.testing.assert_allclose(y.astype(np.float64), want, rtol=2.0**-8, atol=2.0**-8)
+
+
+def test_jax_arrays():
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
+    for dtype, tolerance in [(jnp.float32, 2e-5), (jnp.bfloat16, 2.0**-7)]:
+        log_a = jnp.asarray(numbers((2, 50, 8), -0.5, 0.0, 17), dtype)
+        b = jnp.asarray(numbers((2, 50, 8), -1.0, 1.0, 18), dtype)
+        before = np.asarray(b, np.float64)
+        h, last = ops.decay_scan(log_a, b, return_carry=True)
+        assert isinstance(h, jax.Array) and h.dtype == dtype
+        want, want_last = decay(np.asarray(log_a, np.float64), before, 0.0)
+        np.testing.assert_allclose(np.asarray(h, np.float64), want, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(last, want_last, rtol=2e-5, atol=2e-5)
+        assert np.array_equal(np.asarray(b, np.float64), before)
+        # A result has memory of its own, though JAX's arrays are made once and never written to.
+        kept = np.asarray(h, np.float64).copy()
+        other = ops.decay_scan(log_a, b * 2)
+        assert np.array_equal(np.asarray(h, np.float64), kept)
+        assert not np.array_equal(np.asarray(other, np.float64), kept)

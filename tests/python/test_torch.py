@@ -1,0 +1,198 @@
+"""mmrec.torch: the kernels as PyTorch operators. Values and gradients against float64 of PyTorch's own operators, gradients
+also against finite differences; torch.compile and opcheck."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import mmrec.torch as mt  # noqa: E402
+from mmrec import ops  # noqa: E402
+
+DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+
+
+def numbers(shape, low, high, seed, device="cpu", dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.rand(shape, generator=generator) * (high - low) + low).to(device, dtype)
+
+
+def turned(x, reverse):
+    return x.flip(-2) if reverse else x
+
+
+def plain_decay(log_a, b, carry, reverse):
+    log_a, b = turned(log_a, reverse), turned(b, reverse)
+    state, steps = carry, []
+    for t in range(b.shape[-2]):
+        state = torch.exp(log_a[..., t, :]) * state + b[..., t, :]
+        steps.append(state)
+    return turned(torch.stack(steps, -2), reverse), state
+
+
+def plain_exp_product(gamma, carry, reverse):
+    logs = torch.cumsum(torch.clamp(torch.log(turned(gamma, reverse) + 1e-8), -50.0, 0.0), -2) + carry[..., None, :]
+    return turned(torch.exp(logs), reverse), logs[..., -1, :]
+
+
+def plain_logsumexp(x, carry, reverse):
+    x = turned(x, reverse)
+    y = torch.logcumsumexp(torch.cat([carry[..., None, :], x], -2), -2)[..., 1:, :]
+    return turned(y, reverse), y[..., -1, :]
+
+
+CASES = {
+    "decay_scan": (mt.decay_scan, plain_decay, [(-0.5, 0.05), (-1.0, 1.0)]),
+    "exp_product_scan": (mt.exp_product_scan, plain_exp_product, [(0.5, 0.99)]),
+    "logsumexp_scan": (mt.logsumexp_scan, plain_logsumexp, [(-3.0, 3.0)]),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1), (9, 4), (2, 40, 16), (2, 3, 33, 8)])
+def test_values_and_gradients_of_scans(device, name, reverse, shape):
+    ours, plain, ranges = CASES[name]
+    inputs = [numbers(shape, low, high, 10 + i, device).requires_grad_() for i, (low, high) in enumerate(ranges)]
+    carry = numbers(shape[:-2] + shape[-1:], -1.0, 1.0, 3, device).requires_grad_()
+    wide = [x.detach().double().requires_grad_() for x in [*inputs, carry]]
+    y, last = ours(*inputs, carry, reverse=reverse, return_carry=True)
+    want, want_last = plain(*wide, reverse)
+    torch.testing.assert_close(y.double(), want, rtol=3e-5, atol=3e-5)
+    torch.testing.assert_close(last.double(), want_last, rtol=3e-5, atol=3e-5)
+    g, g_last = numbers(shape, -1.0, 1.0, 4, device), numbers(last.shape, -1.0, 1.0, 5, device)
+    got = torch.autograd.grad((y, last), [*inputs, carry], (g, g_last))
+    expected = torch.autograd.grad((want, want_last), wide, (g.double(), g_last.double()))
+    for mine, theirs in zip(got, expected):
+        scale = theirs.abs().max().item() + 1e-6
+        torch.testing.assert_close(mine.double(), theirs, rtol=0, atol=1e-4 * scale)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype,bound", [(torch.float16, 4e-3), (torch.bfloat16, 3e-2)])
+def test_gradients_in_16_bits(device, dtype, bound):
+    log_a = numbers((2, 64, 32), -0.5, 0.0, 1, device, dtype).requires_grad_()
+    b = numbers((2, 64, 32), -1.0, 1.0, 2, device, dtype).requires_grad_()
+    wide = [x.detach().double().requires_grad_() for x in (log_a, b)]
+    h = mt.decay_scan(log_a, b)
+    want = plain_decay(*wide, torch.zeros(2, 32, dtype=torch.double, device=device), False)[0]
+    g = numbers((2, 64, 32), -1.0, 1.0, 3, device, dtype)
+    for mine, theirs in zip(torch.autograd.grad(h, (log_a, b), g), torch.autograd.grad(want, wide, g.double())):
+        assert mine.dtype == dtype
+        torch.testing.assert_close(mine.double(), theirs, rtol=0, atol=bound * theirs.abs().max().item())
+
+
+def test_gradients_against_finite_differences():
+    """Central differences in float64 of the recurrence itself, at single entries."""
+    rng = np.random.default_rng(1)
+    log_a, b, g = rng.uniform(-0.5, 0.1, (3, 12, 4)), rng.uniform(-1, 1, (3, 12, 4)), rng.uniform(-1, 1, (3, 12, 4))
+
+    def loss(log_a, b):
+        h, total = np.zeros((3, 4)), 0.0
+        for t in range(12):
+            h = np.exp(log_a[:, t]) * h + b[:, t]
+            total += (h * g[:, t]).sum()
+        return total
+
+    x = torch.tensor(log_a, dtype=torch.float32, requires_grad=True)
+    y = torch.tensor(b, dtype=torch.float32, requires_grad=True)
+    (mt.decay_scan(x, y) * torch.tensor(g, dtype=torch.float32)).sum().backward()
+    for index in np.ndindex(3, 12, 4):
+        step = np.zeros_like(log_a)
+        step[index] = 1e-5
+        by_log_a = (loss(log_a + step, b) - loss(log_a - step, b)) / 2e-5
+        by_b = (loss(log_a, b + step) - loss(log_a, b - step)) / 2e-5
+        assert abs(x.grad[index].item() - by_log_a) < 2e-5 * max(1.0, abs(by_log_a))
+        assert abs(y.grad[index].item() - by_b) < 2e-5 * max(1.0, abs(by_b))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_logprobs_and_their_gradient(device):
+    logits = numbers((3, 5, 257), -6.0, 6.0, 1, device).requires_grad_()
+    targets = torch.randint(0, 257, (3, 5), generator=torch.Generator().manual_seed(2)).to(device)
+    got = mt.token_logprobs(logits, targets)
+    wide = logits.detach().double().requires_grad_()
+    want = torch.log_softmax(wide, -1).gather(-1, targets[..., None])[..., 0]
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+    g = numbers((3, 5), -1.0, 1.0, 3, device)
+    (mine,) = torch.autograd.grad(got, logits, g)
+    (theirs,) = torch.autograd.grad(want, wide, g.double())
+    torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_strided_tensors():
+    log_a = numbers((2, 30, 3, 8), -0.5, 0.0, 1).transpose(1, 2)
+    b = numbers((2, 30, 3, 8), -1.0, 1.0, 2).transpose(1, 2)
+    torch.testing.assert_close(mt.decay_scan(log_a, b), mt.decay_scan(log_a.contiguous(), b.contiguous()))
+    wide = numbers((2, 3, 8, 30), -1.0, 1.0, 3)
+    torch.testing.assert_close(
+        mt.logsumexp_scan(wide.transpose(2, 3)), mt.logsumexp_scan(wide.transpose(2, 3).contiguous())
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_opcheck(name):
+    _, _, ranges = CASES[name]
+    inputs = [numbers((2, 9, 4), low, high, i).requires_grad_() for i, (low, high) in enumerate(ranges)]
+    for carry in (None, numbers((2, 4), -1.0, 0.0, 9).requires_grad_()):
+        torch.library.opcheck(getattr(torch.ops.mmrec, name).default, (*inputs, carry, False))
+
+
+def test_opcheck_of_logprobs():
+    logits = numbers((4, 33), -3.0, 3.0, 1).requires_grad_()
+    torch.library.opcheck(torch.ops.mmrec.token_logprobs.default, (logits, torch.tensor([0, 32, 5, 7])))
+
+
+def test_compiled_training_step_is_the_eager_one():
+    torch.manual_seed(0)
+    gates, values, head = (torch.nn.Linear(16, n) for n in (24, 24, 50))
+    project = torch.nn.Linear(24, 16)
+    x, targets = torch.randn(2, 40, 16), torch.randint(0, 50, (2, 40))
+
+    def loss():
+        h = mt.decay_scan(torch.nn.functional.logsigmoid(gates(x)), values(x))
+        return -mt.token_logprobs(head(project(h)), targets).mean()
+
+    parameters = [p for module in (gates, values, project, head) for p in module.parameters()]
+    eager = loss()
+    expected = torch.autograd.grad(eager, parameters)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")()
+    torch.testing.assert_close(compiled, eager)
+    for mine, theirs in zip(torch.autograd.grad(compiled, parameters), expected):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_work_goes_to_the_current_stream():
+    log_a, b = numbers((8, 4096, 512), -0.5, 0.0, 1, "cuda"), numbers((8, 4096, 512), -1.0, 1.0, 2, "cuda")
+    want = mt.decay_scan(log_a, b)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        later = b * 2.0
+        got = mt.decay_scan(log_a, later)
+    assert not stream.query()
+    stream.synchronize()
+    torch.testing.assert_close(got, want * 2.0, rtol=1e-5, atol=1e-5)
+
+
+def test_tensors_described_by_hand_are_the_same(monkeypatch):
+    """As with a PyTorch that has no table of functions for DLPack."""
+    log_a, b = numbers((2, 30, 8), -0.5, 0.0, 1), numbers((2, 30, 8), -1.0, 1.0, 2)[:, ::2].repeat(1, 2, 1)
+    want = ops.decay_scan(log_a, b)
+    logits, targets = numbers((3, 9), -1.0, 1.0, 3), torch.tensor([0, 8, 4])
+    want_logprobs = ops.token_logprobs(logits, targets)
+    monkeypatch.setattr(ops._torch, "is_described", False)
+    assert torch.equal(ops.decay_scan(log_a, b), want)
+    assert torch.equal(ops.token_logprobs(logits, targets), want_logprobs)
+    with pytest.raises(TypeError, match="found a tensor of torch.float64 on cpu"):
+        ops.logsumexp_scan(torch.zeros(3, 4, dtype=torch.float64))
+
+
+def test_errors_are_those_of_ops():
+    with pytest.raises(TypeError, match="expected float32, float16 or bfloat16"):
+        mt.logsumexp_scan(torch.zeros(3, 4, dtype=torch.float64))
+    with pytest.raises(ValueError, match="expected that of log_a"):
+        mt.decay_scan(torch.zeros(3, 4), torch.zeros(3, 5))
