@@ -1,0 +1,306 @@
+"""The model `mmrec` of lm-evaluation-harness (docs/harness.md): python -m mmrec.lm_eval run --model mmrec ...
+
+The harness has no plugins: importing this module registers the model, and as a program it is the harness's own command
+line with the model registered. What must stay true: figures are those of mmrec-ppl on the same text, a document is scored
+whole in one pass, and what is scored together does not change what comes out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from typing import Any, Iterable, Optional
+
+import numpy as np
+from lm_eval.api.model import LM
+from lm_eval.api.registry import model_registry
+from lm_eval.utils import simple_parse_args_string
+
+from . import _mmrec
+from ._documents import Ids, encode_pair, encode_rolling, load_models
+from ._generator import Generator
+from ._scorer import Scorer
+
+#: Requests that are scored together at most; bounds memory.
+BLOCK = 1 << 12
+#: Tokens that several continuations of one context must save before the state is branched: below it, packing whole
+#: documents together is faster than scoring the continuations one by one.
+BRANCH_TOKENS = 1 << 10
+#: Tokens that prompts must share before they start from one state.
+SHARED_TOKENS = 32
+_MARGIN = 1e-3  # far above the error of a log-prob
+
+
+class _Pair:
+    """A context and a continuation in tokens, and what was found."""
+
+    def __init__(self, ids: Ids, context: int) -> None:
+        self.ids = ids
+        self.context = context
+        self.loglikelihood = 0.0
+        self.greedy: Optional[bool] = None
+
+    @property
+    def tokens(self) -> Ids:
+        return self.ids[self.context :]
+
+    def take(self, logprobs: np.ndarray, vocab_size: int) -> None:
+        """Takes log-probs of the continuation. A token of more than half of the probability is the likeliest, one of
+        less than its share of the vocabulary is not; else they do not tell."""
+        if not np.isfinite(logprobs).all():
+            raise _mmrec.NumericError("a log-prob of a continuation is not finite")
+        self.loglikelihood = float(np.sum(logprobs, dtype=np.float64))
+        if (logprobs < -math.log(vocab_size) - _MARGIN).any():
+            self.greedy = False
+        elif (logprobs > -math.log(2) + _MARGIN).all():
+            self.greedy = True
+
+
+class MMRecLM(LM):
+    """--model_args path=DIR,device=cuda: `path` or `pretrained` (the bundled model), `device` (auto, cpu, cuda, cuda:N,
+    cuda:all), `precision` or `dtype`, `threads`, `batch` (requests scored together; 0: as many as suit the device),
+    `max_gen_toks` (256) where a task gives none. The harness's batch_size says nothing: requests are always packed."""
+
+    def __init__(
+        self,
+        path: Optional[str] = None,
+        pretrained: Optional[str] = None,
+        device: Optional[str] = None,
+        precision: str = "auto",
+        dtype: Optional[str] = None,
+        threads: int = 0,
+        batch: int = 0,
+        max_gen_toks: int = 256,
+        batch_size: Any = None,
+        max_batch_size: Any = None,
+    ) -> None:
+        super().__init__()
+        folder = path if path is not None else pretrained
+        self._models = load_models(
+            None if folder is None else os.fspath(folder),
+            device or "auto",
+            precision=dtype or precision,
+            threads=int(threads),
+        )
+        self._model = self._models[0]
+        self.tokenizer = _mmrec.Tokenizer.load(folder)
+        self._session_options = {"threads": int(threads)}
+        self._scorer = Scorer(self._models, batch=int(batch), **self._session_options)
+        self._generator: Optional[Generator] = None
+        self.max_gen_toks = int(max_gen_toks)
+        self.batch_size = batch_size
+
+    @classmethod
+    def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: Optional[dict[str, Any]] = None) -> MMRecLM:
+        """model_args come before the harness's options of the same name. Its --device is cuda:0 where none is given."""
+        given = {name: value for name, value in (additional_config or {}).items() if value is not None}
+        if given.get("device") == "cuda:0":
+            given["device"] = "auto"
+        return cls(**{**given, **arg_dict})
+
+    @classmethod
+    def create_from_arg_string(cls, arg_string: str, additional_config: Optional[dict[str, Any]] = None) -> MMRecLM:
+        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
+
+    @property
+    def tokenizer_name(self) -> str:
+        return f"mmrec-{self.tokenizer.fingerprint:016x}"
+
+    def get_model_info(self) -> dict[str, Any]:
+        info = self._model.info
+        return {
+            "model_num_parameters": info.parameters,
+            "model_dtype": info.precision,
+            "model_device": info.device_name,
+            "model_fingerprint": f"{info.fingerprint:016x}",
+            "tokenizer_fingerprint": f"{self.tokenizer.fingerprint:016x}",
+            "mmrec_version": _mmrec.__version__,
+        }
+
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        results: list[tuple[float, bool]] = []
+        for start in range(0, len(requests), BLOCK):
+            block = requests[start : start + BLOCK]
+            pairs = [_Pair(*encode_pair(self.tokenizer, *request.args)) for request in block]
+            self._score(pairs)
+            self._decode([pair for pair in pairs if pair.greedy is None])
+            for request, pair in zip(block, pairs):
+                result = (pair.loglikelihood, bool(pair.greedy))
+                self.cache_hook.add_partial("loglikelihood", request.args, result)
+                results.append(result)
+        return results
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+        """Each document whole, its first token given the prefix token."""
+        results: list[float] = []
+        documents = (encode_rolling(self.tokenizer, request.args[0]) for request in requests)
+        for request, score in zip(requests, self._scorer.score_stream(documents)):
+            if not math.isfinite(score.nll):
+                raise _mmrec.NumericError(f"document {len(results)}: its log-prob is not finite (found {-score.nll})")
+            results.append(-score.nll)
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, -score.nll)
+        return results
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        texts = [""] * len(requests)
+        groups: dict[str, list[int]] = {}
+        for index, request in enumerate(requests):
+            groups.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(index)
+        for indices in groups.values():
+            options = self._generate_options(requests[indices[0]].args[1])
+            prompts = [self._prompt(requests[index].args[0]) for index in indices]
+            for index, text in zip(indices, self._generate(prompts, options)):
+                texts[index] = text
+                self.cache_hook.add_partial("generate_until", requests[index].args, text)
+        return texts
+
+    # Scoring
+
+    def _score(self, pairs: list[_Pair]) -> None:
+        packed: list[_Pair] = []
+        for group in _by_context(pairs):
+            shared = (len(group) - 1) * group[0].context
+            if shared < BRANCH_TOKENS:
+                packed.extend(group)
+            else:
+                self._branch(group)
+        for pair, score in zip(packed, self._scorer.score([pair.ids for pair in packed])):
+            pair.take(score.logprobs[pair.context - 1 :], self._model.info.vocab_size)
+
+    def _branch(self, group: list[_Pair]) -> None:
+        """The context once, and each continuation from a copy of its state."""
+        session = self._model.new_session(**self._session_options)
+        session.prefill(group[0].ids[: group[0].context])
+        for pair in group:
+            logprobs = session.clone().score(pair.tokens) if len(pair.tokens) else np.empty(0, np.float32)
+            pair.take(logprobs, self._model.info.vocab_size)
+
+    def _decode(self, pairs: list[_Pair]) -> None:
+        """Greedy decoding from each context, once for all of its continuations, while it agrees with one of them."""
+        generator = self._generator_of()
+        for group in _by_context(pairs):
+            for pair in group:
+                pair.greedy = True
+            generator.submit(
+                group[0].ids[: group[0].context],
+                temperature=0.0,
+                max_tokens=max(len(pair.tokens) for pair in group),
+                eos_token_ids=(),
+                logprobs=False,
+                on_token=_follower(group),
+                on_finish=_raise_error,
+            )
+        generator.run()
+
+    # Generating
+
+    def _generator_of(self) -> Generator:
+        if self._generator is None:
+            self._generator = Generator(self._models, self.tokenizer, **self._session_options)
+        return self._generator
+
+    def _prompt(self, text: str) -> Ids:
+        ids = self.tokenizer.encode(text)
+        return ids if len(ids) else encode_rolling(self.tokenizer, text)
+
+    def _generate_options(self, given: dict[str, Any]) -> dict[str, Any]:
+        """The harness's gen_kwargs as options of Session.generate. Raises ValueError for one that is unknown."""
+        left = dict(given)
+        until = left.pop("until", None) or []
+        most = self.max_gen_toks
+        for name in ("max_completion_tokens", "max_tokens", "max_new_tokens", "max_gen_toks"):
+            value = left.pop(name, None)
+            most = most if value is None else int(value)
+        temperature = left.pop("temperature", None)
+        sampled = left.pop("do_sample", None)
+        if sampled is None:
+            sampled = bool(temperature)
+        options: dict[str, Any] = {
+            "stop": [stop for stop in ([until] if isinstance(until, str) else until) if stop],
+            "max_tokens": most,
+            "temperature": (1.0 if temperature is None else float(temperature)) if sampled else 0.0,
+            "top_k": 0,
+            "top_p": 1.0,
+            "min_p": 0.0,
+            "logprobs": False,
+        }
+        for name in ("top_k", "top_p", "min_p", "repetition_penalty", "seed"):
+            if name in left:
+                options[name] = left.pop(name)
+        if left:
+            raise ValueError(f"gen_kwargs: found {', '.join(sorted(left))}, which mmrec does not know")
+        return options
+
+    def _generate(self, prompts: list[Ids], options: dict[str, Any]) -> list[str]:
+        generator = self._generator_of()
+        texts = [""] * len(prompts)
+        start = None
+        shared = _shared(prompts)
+        if len(prompts) > 1 and shared >= SHARED_TOKENS:
+            start = self._model.new_session(**self._session_options)
+            start.prefill(prompts[0][:shared])
+
+        def receiver(index: int) -> Any:
+            def receive(result: Any) -> None:
+                _raise_error(result)
+                texts[index] = result.text
+
+            return receive
+
+        for index, prompt in enumerate(prompts):
+            rest = prompt if start is None else prompt[shared:]
+            generator.submit(rest, start=start, on_finish=receiver(index), sequence=index, **options)
+        generator.run()
+        return texts
+
+
+def _by_context(pairs: Iterable[_Pair]) -> list[list[_Pair]]:
+    groups: dict[bytes, list[_Pair]] = {}
+    for pair in pairs:
+        groups.setdefault(pair.ids[: pair.context].tobytes(), []).append(pair)
+    return list(groups.values())
+
+
+def _follower(group: list[_Pair]) -> Any:
+    """on_token: a continuation is greedy while it is the beginning of what is drawn; goes on while one of them may be."""
+    at = 0
+
+    def follow(token: int, _: float) -> bool:
+        nonlocal at
+        more = False
+        for pair in group:
+            if pair.greedy and at < len(pair.tokens):
+                pair.greedy = int(pair.tokens[at]) == token
+                more = more or (bool(pair.greedy) and at + 1 < len(pair.tokens))
+        at += 1
+        return more
+
+    return follow
+
+
+def _raise_error(result: Any) -> None:
+    if result.finish_reason == "error":
+        raise _mmrec.NumericError(result.error)
+
+
+def _shared(prompts: list[Ids]) -> int:
+    """Tokens that all begin with, of each at least one left over."""
+    first, last = min(prompts, key=lambda ids: ids.tolist()), max(prompts, key=lambda ids: ids.tolist())
+    most = min(min(len(prompt) for prompt in prompts) - 1, len(first), len(last))
+    different = np.flatnonzero(first[:most] != last[:most])
+    return int(different[0]) if len(different) else most
+
+
+if "mmrec" not in model_registry:
+    model_registry.register("mmrec", target="mmrec.lm_eval:MMRecLM")
+
+
+def main() -> None:
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()
+
+
+if __name__ == "__main__":
+    main()

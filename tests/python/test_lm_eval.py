@@ -1,0 +1,145 @@
+"""lm-evaluation-harness over local files: figures equal mmrec's own, whatever is shared or packed."""
+
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("lm_eval")
+
+import mmrec  # noqa: E402
+from mmrec import lm_eval as plugin  # noqa: E402
+
+TEXTS = [
+    "Once upon a time there was a little girl who had a red ball.",
+    "The dog ran to the park. It was a sunny day, and the birds sang.",
+    "Tom said hello to the cat.  The cat  said nothing.",
+]
+
+
+class Request:
+    def __init__(self, *args):
+        self.args = args
+
+
+@pytest.fixture(scope="module")
+def model():
+    return plugin.MMRecLM(device="cpu")
+
+
+def expected_pair(context, continuation):
+    """Step by step: (log-likelihood, is it the argmax at each place)."""
+    tokenizer = mmrec.Tokenizer.load()
+    ids, start = plugin.encode_pair(tokenizer, context, continuation)
+    session = mmrec.Model.load(device="cpu").new_session()
+    session.prefill(ids[:start])
+    total, greedy = 0.0, True
+    for token in ids[start:]:
+        logits = session.logits()[0].astype(np.float64)
+        total += logits[token] - logits.max() - math.log(np.exp(logits - logits.max()).sum())
+        greedy = greedy and int(logits.argmax()) == token
+        session.step([token])
+    return total, greedy
+
+
+def test_pairs_are_those_of_single_steps(model):
+    pairs = [(text[:20], text[20:]) for text in TEXTS]
+    pairs += [("Once upon a", word) for word in (" time", " mouse", " time there was", " ")] + [("", "The dog"), ("  ", "a")]
+    pairs += [("Tom and ", "Sue"), ("Once upon a time, there was a little", " girl named")]
+    found = model.loglikelihood([Request(*pair) for pair in pairs])
+    for pair, (loglikelihood, greedy) in zip(pairs, found):
+        total, is_greedy = expected_pair(*pair)
+        assert loglikelihood == pytest.approx(total, rel=1e-5, abs=1e-4), pair
+        assert greedy == is_greedy, pair
+
+
+def test_branching_changes_nothing(model, monkeypatch):
+    context = " ".join(TEXTS)
+    requests = [Request(context, word) for word in (" Then he", " She", " And", "")]
+    packed = model.loglikelihood(requests)
+    monkeypatch.setattr(plugin, "BRANCH_TOKENS", 0)
+    branched = model.loglikelihood(requests)
+    for one, other in zip(packed, branched):
+        assert one[0] == pytest.approx(other[0], abs=1e-4)
+        assert one[1] == other[1]
+
+
+def test_shared_prompts_change_nothing(model, monkeypatch):
+    prompts = [TEXTS[0] + " " + text for text in ("Then", "She was", "They")]
+    requests = [Request(prompt, {"until": ["."], "max_gen_toks": 12}) for prompt in prompts]
+    monkeypatch.setattr(plugin, "SHARED_TOKENS", 1)
+    shared = model.generate_until(requests)
+    monkeypatch.setattr(plugin, "SHARED_TOKENS", 1 << 30)
+    assert shared == model.generate_until(requests)
+    assert all(text and "." not in text for text in shared)
+
+
+def test_unknown_gen_kwargs_are_refused(model):
+    with pytest.raises(ValueError, match="num_beams"):
+        model.generate_until([Request("a", {"num_beams": 2})])
+
+
+def write_task(folder, name, rows, **task):
+    data = folder / f"{name}.json"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = {
+        "task": name,
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(data)}, "cache_dir": str(folder / "cache")},
+        "test_split": "test",
+        **task,
+    }
+    (folder / f"{name}.yaml").write_text(json.dumps(task))  # JSON is YAML
+
+
+def test_the_harness_itself(tmp_path):
+    write_task(
+        tmp_path,
+        "local_ppl",
+        [{"text": text} for text in TEXTS],
+        output_type="loglikelihood_rolling",
+        doc_to_text="",
+        doc_to_target="{{text}}",
+        metric_list=[{"metric": "word_perplexity"}, {"metric": "byte_perplexity"}, {"metric": "bits_per_byte"}],
+    )
+    write_task(
+        tmp_path,
+        "local_choice",
+        [{"q": "Once upon a", "c": [" time", " zebra"], "a": 0}, {"q": "The dog ran to the", "c": [" of", " park"], "a": 1}],
+        output_type="multiple_choice",
+        doc_to_text="{{q}}",
+        doc_to_choice="{{c}}",
+        doc_to_target="{{a}}",
+        target_delimiter="",
+        metric_list=[{"metric": "acc"}, {"metric": "acc_norm"}],
+    )
+    write_task(
+        tmp_path,
+        "local_generate",
+        [{"q": text[:20], "a": "x"} for text in TEXTS],
+        output_type="generate_until",
+        doc_to_text="{{q}}",
+        doc_to_target="{{a}}",
+        generation_kwargs={"until": ["."], "max_gen_toks": 8, "do_sample": False},
+        metric_list=[{"metric": "exact_match"}],
+    )
+    command = [sys.executable, "-m", "mmrec.lm_eval", "run", "--model", "mmrec", "--model_args", "device=cpu,threads=1"]
+    command += ["--tasks", "local_ppl,local_choice,local_generate", "--include_path", str(tmp_path)]
+    command += ["--output_path", str(tmp_path / "out"), "--log_samples"]
+    environment = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
+    done = subprocess.run(command, env={**__import__("os").environ, **environment}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (result,) = [json.loads(path.read_text()) for path in (tmp_path / "out").rglob("results_*.json")]
+    figures = result["results"]
+    tokenizer, sums = mmrec.Tokenizer.load(), mmrec.PerplexityAccumulator()
+    for text, score in zip(TEXTS, mmrec.Scorer(mmrec.Model.load(device="cpu")).score(map(tokenizer.encode, TEXTS))):
+        sums.add(score, len(text.encode()), mmrec.count_words(text))
+    summary = sums.summary()
+    assert figures["local_ppl"]["byte_perplexity,none"] == pytest.approx(summary.byte_ppl, rel=1e-6)
+    assert figures["local_ppl"]["word_perplexity,none"] == pytest.approx(summary.word_ppl, rel=1e-6)
+    assert figures["local_ppl"]["bits_per_byte,none"] == pytest.approx(summary.bits_per_byte, rel=1e-6)
+    assert figures["local_choice"]["acc,none"] == 1.0
+    assert "exact_match,none" in figures["local_generate"]
