@@ -26,6 +26,6 @@ class Scorer(_mmrec.Scorer):
 
         `documents` is read in a thread of the iterator's, up to a million tokens ahead. Where the scorer is cancelled by
         on_progress, the iterator ends with the last document that is complete. Raises what score() raises and what
-        `documents` raises, after the scores of the documents before.
+        `documents` raises, after the scores of what was read ahead before; what was read ahead with it is lost.
         """
-        return iterate(lambda emit: self._run_stream(documents, emit))
+        return iterate(lambda emit: self._run_stream(documents, emit), self._stop_stream)

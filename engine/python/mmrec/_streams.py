@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def iterate(call: Callable[[Callable[[T], bool]], object], ahead: int = 256) -> Iterator[T]:
-    """Yields what `call` hands to its argument, which answers whether to go on. Raises what `call` raises."""
+def iterate(
+    call: Callable[[Callable[[T], bool]], object], stop: Callable[[], None] = lambda: None, ahead: int = 256
+) -> Iterator[T]:
+    """Yields what `call` hands to its argument, which answers whether to go on. Raises what `call` raises. `stop` is
+    called when the reader has gone, for a call that is long between two pieces."""
     pieces: queue.Queue[Any] = queue.Queue(maxsize=ahead)
     closed = threading.Event()
     end = object()
@@ -48,6 +51,7 @@ def iterate(call: Callable[[Callable[[T], bool]], object], ahead: int = 256) -> 
             raise faults[0]
     finally:
         closed.set()
+        stop()
         thread.join()
 
 

@@ -5,6 +5,7 @@
 #include <new>
 #include <string>
 #include <system_error>
+#include <typeinfo>
 
 #include "engine/python/src/binding.h"
 #include "mmrec/errors.h"
@@ -53,6 +54,8 @@ void translate(const std::exception_ptr& thrown, void* payload) {
     } else {
       PyErr_SetString(types.cuda_error, error.what());
     }
+  } catch (const std::bad_cast&) {
+    PyErr_SetString(PyExc_TypeError, "an argument is of a type that this call does not take");
   } catch (const std::range_error&) {
     throw;
   } catch (const std::overflow_error&) {

@@ -33,11 +33,13 @@ class PyGenerator {
     }
     std::atomic<bool>* in_use = nullptr;
     if (!start.is_none()) {
+      if (!nb::isinstance<PySession>(start)) throw nb::type_error("start: expected a Session");
       PySession& session = nb::cast<PySession&>(start);
       in_use = &session.busy;
       request.start = session.session;
     }
     if (!state.is_none()) {
+      if (!nb::isinstance<nb::bytes>(state)) throw nb::type_error("state: expected bytes");
       const nb::bytes bytes = nb::cast<nb::bytes>(state);
       const auto* data = reinterpret_cast<const std::byte*>(bytes.c_str());
       request.state.assign(data, data + bytes.size());
@@ -121,7 +123,10 @@ std::vector<Model> models_of(nb::handle models) {
     result.push_back(nb::cast<const PyModel&>(models).model);
     return result;
   }
-  for (const nb::handle one : nb::iter(models)) result.push_back(nb::cast<const PyModel&>(one).model);
+  for (const nb::handle one : nb::iter(models)) {
+    if (!nb::isinstance<PyModel>(one)) throw nb::type_error("models: expected a Model, or several");
+    result.push_back(nb::cast<const PyModel&>(one).model);
+  }
   if (result.empty()) throw std::invalid_argument("models: found none, expected at least one");
   return result;
 }

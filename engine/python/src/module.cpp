@@ -3,6 +3,7 @@
 #include "mmrec/version.h"
 
 NB_MODULE(_mmrec, m) {
+  nanobind::set_leak_warnings(false);  // objects that live until Python ends, or in cycles with callbacks
   m.doc() = "The engine, as the package mmrec sees it: use that.";
   m.attr("__version__") = nanobind::str(mmrec::version().data(), mmrec::version().size());
   nanobind::list backends;

@@ -12,8 +12,10 @@ namespace {
 struct PyScorer {
   Scorer scorer;
   std::atomic<bool> busy = false;
+  std::shared_ptr<std::atomic<bool>> stopped;  // by a reader of a stream that went away
 
-  PyScorer(std::vector<Model> models, ScorerOptions options) : scorer(std::move(models), std::move(options)) {}
+  PyScorer(std::vector<Model> models, ScorerOptions options, std::shared_ptr<std::atomic<bool>> stop)
+      : scorer(std::move(models), std::move(options)), stopped(std::move(stop)) {}
 };
 
 constexpr const char* kInUse = "this scorer";
@@ -33,13 +35,15 @@ void init(PyScorer* self, nb::handle models, int batch, bool whole_calls, const 
   given.session = take_session_options(options);
   expect_no_more(options, "Scorer");
   const auto callable = on_progress.is_none() ? nullptr : kept(on_progress);
-  given.on_progress = [callable, watch = SignalWatch()](std::int64_t tokens, double nll) mutable {
+  const auto stopped = std::make_shared<std::atomic<bool>>(false);
+  given.on_progress = [callable, stopped, watch = SignalWatch()](std::int64_t tokens, double nll) mutable {
     watch.check();
+    if (*stopped) return false;
     if (!callable) return true;
     const nb::gil_scoped_acquire gil;
     return goes_on((*callable)(tokens, nll));
   };
-  new (self) PyScorer(models_of(models), std::move(given));
+  new (self) PyScorer(models_of(models), std::move(given), stopped);
 }
 
 nb::object python_score(DocumentScore score) {
@@ -50,6 +54,7 @@ nb::object python_score(DocumentScore score) {
 
 nb::list score(PyScorer& self, nb::handle documents) {
   const Busy busy(self.busy, kInUse);
+  *self.stopped = false;
   std::vector<std::vector<int>> ids;
   for (const nb::handle document : nb::iter(documents)) {
     ids.push_back(row_of(document, ("document " + std::to_string(ids.size())).c_str()));
@@ -67,6 +72,7 @@ nb::list score(PyScorer& self, nb::handle documents) {
 /// Documents from an iterator as they are wanted, scores to `on_score` in their order.
 bool run_stream(PyScorer& self, nb::handle documents, const nb::callable& on_score) {
   const Busy busy(self.busy, kInUse);
+  *self.stopped = false;
   const nb::iterator all = nb::iter(documents);
   std::size_t number = 0;
   const auto next = [&](std::vector<int>& ids) {
@@ -116,6 +122,7 @@ void bind_scorer(nb::module_& m) {
            "The first token of each is context only. Raises ValueError naming document and index for an id outside\n"
            "the vocabulary, before anything is scored; MemoryError, CudaError, and what on_progress raises.");
   type.def("_run_stream", run_stream, nb::arg("documents"), nb::arg("on_score"));
+  type.def("_stop_stream", [](PyScorer& self) { *self.stopped = true; });
   type.def_prop_ro(
       "prefill_stats",
       [](PyScorer& self) {

@@ -1,0 +1,106 @@
+"""Errors are the exceptions that Python's users expect, and leave things as they were."""
+import errno
+
+import numpy as np
+import pytest
+
+import mmrec
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught:
+        mmrec.Model.load(tmp_path)
+    assert caught.value.errno == errno.ENOENT and str(tmp_path) in str(caught.value.filename)
+    with pytest.raises(FileNotFoundError):
+        mmrec.Tokenizer.load(tmp_path / "none")
+
+
+def test_malformed_files_and_states(tmp_path, model):
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(mmrec.ModelError, match="config.json"):
+        mmrec.Model.load(tmp_path)
+    session = model.new_session()
+    session.prefill([1, 2])
+    state = bytearray(session.save())
+    state[len(state) // 2] ^= 1
+    with pytest.raises(mmrec.ModelError):
+        session.restore(bytes(state))
+    assert session.position == 2
+
+
+@pytest.mark.parametrize(
+    "tokens, error",
+    [([], ValueError), ([1, 8192], ValueError), ([-1], ValueError), ([2**31], ValueError), ([2**70], ValueError),
+     ([[1, 2], [3, 4]], ValueError), ([1.5], TypeError), ("abc", TypeError), (None, TypeError), ([True], TypeError),
+     ([None], TypeError), (np.array([1 + 2**32]), ValueError), (np.zeros((1, 2, 3), int), ValueError)],
+)
+def test_tokens(model, tokens, error):
+    session = model.new_session()
+    session.prefill([1])
+    with pytest.raises(error):
+        session.prefill(tokens)
+    assert session.position == 1
+
+
+def test_options(model, tokenizer):
+    for call, error in [
+        (lambda: model.new_session(0), ValueError),
+        (lambda: model.new_session(prefill="fast"), ValueError),
+        (lambda: model.new_session(1, tempo=1), TypeError),
+        (lambda: model.new_session(threads="two"), TypeError),
+        (lambda: model.new_session().logits(), ValueError),
+        (lambda: model.new_session().recent_tokens(1), ValueError),
+        (lambda: model.new_session().generate(tokenizer), ValueError),
+        (lambda: mmrec.generate("Once", model, top_p=2), ValueError),
+        (lambda: mmrec.generate("Once", model, top_x=2), TypeError),
+        (lambda: mmrec.generate("Once", model, stop=""), ValueError),
+        (lambda: mmrec.Model.load(device="gpu"), ValueError),
+        (lambda: mmrec.Model.load(device="cuda:"), ValueError),
+        (lambda: mmrec.Model.load(device="cpu", precision="fp8"), ValueError),
+        (lambda: mmrec.Model.load(device="cpu", expert="text"), ValueError),
+        (lambda: mmrec.Scorer([]), ValueError),
+        (lambda: mmrec.Scorer(model, batch=-1), ValueError),
+        (lambda: mmrec.Scorer(model).score([[1, 2], [3, 99999]]), ValueError),
+        (lambda: mmrec.Scorer(model).score(3), TypeError),
+        (lambda: mmrec.Generator(model, tokenizer, slots=-1), ValueError),
+        (lambda: mmrec.Generator(model, tokenizer, slots=1).submit([]), ValueError),
+        (lambda: mmrec.Generator(model, tokenizer, slots=1).submit([1], start=model), TypeError),
+        (lambda: tokenizer.decode([8192]), IndexError),
+        (lambda: tokenizer.piece(-1), IndexError),
+        (lambda: tokenizer.encode(3), TypeError),
+        (lambda: tokenizer.encode("\ud800"), UnicodeEncodeError),
+    ]:
+        with pytest.raises(error):
+            call()
+
+
+def test_what_callbacks_raise_ends_the_call_and_is_raised(model, tokenizer):
+    class Mine(Exception):
+        pass
+
+    def fail(*_):
+        raise Mine
+
+    session = model.new_session()
+    with pytest.raises(Mine):
+        session.prefill([1] * 2000, fail)
+    assert 0 < session.position < 2000
+    with pytest.raises(Mine):
+        session.generate(tokenizer, on_text=fail)
+    with pytest.raises(Mine):
+        mmrec.Scorer(model, on_progress=fail).score([[1, 2, 3]])
+
+    def documents():
+        yield [1, 2, 3]
+        raise Mine
+
+    with pytest.raises(Mine):
+        list(mmrec.Scorer(model).score_stream(documents()))
+
+
+def test_a_missing_device_is_named(model):
+    if "cuda" not in mmrec.backends:
+        with pytest.raises(mmrec.DeviceUnavailable):
+            mmrec.Model.load(device="cuda")
+    assert issubclass(mmrec.DeviceUnavailable, RuntimeError) and issubclass(mmrec.NumericError, ArithmeticError)
+    assert issubclass(mmrec.ModelError, RuntimeError) and issubclass(mmrec.CudaError, RuntimeError)

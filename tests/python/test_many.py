@@ -1,0 +1,122 @@
+"""Many requests and many documents: generators, asyncio, scorers."""
+import asyncio
+
+import numpy as np
+import pytest
+
+import mmrec
+
+PROMPTS = ["Once", "The river", "A king", "In the year", "She", "It was cold", "Why"]
+
+
+@pytest.fixture()
+def generator(model, tokenizer):
+    return mmrec.Generator(model, tokenizer, slots=3)
+
+
+def alone(model, tokenizer, prompt, **options):
+    session = model.new_session()
+    session.prefill(tokenizer.encode(prompt))
+    return session.generate(tokenizer, **options)
+
+
+def test_a_request_gives_what_it_gives_alone(model, tokenizer, generator):
+    results = generator.generate(iter(PROMPTS), max_tokens=9, seed=4, sequence=10)
+    for i, (prompt, result) in enumerate(zip(PROMPTS, results)):
+        expected = alone(model, tokenizer, prompt, max_tokens=9, seed=4, sequence=10 + i)
+        assert result.text == expected.text
+        np.testing.assert_allclose(result.logprobs, expected.logprobs, atol=1e-4)
+    assert generator.waiting == generator.running == 0 and generator.slots == 3
+
+
+def test_results_come_as_they_finish_and_the_rest_can_be_left(generator):
+    seen = [index for index, _ in generator.as_completed(PROMPTS, max_tokens=3)]
+    assert sorted(seen) == list(range(len(PROMPTS)))
+    left = generator.as_completed(PROMPTS, max_tokens=-1, eos_token_ids=[], stop=".")
+    next(left)
+    left.close()
+    assert generator.waiting == generator.running == 0
+
+
+def test_requests_go_on_from_sessions_and_bytes(model, tokenizer, generator):
+    start = model.new_session()
+    start.prefill(tokenizer.encode("Once upon a"))
+    results = {}
+    for name, origin in [("session", {"start": start}), ("bytes", {"state": start.save(), "context": start.recent_tokens()})]:
+        generator.submit(" time", **origin, max_tokens=6, on_finish=lambda r, name=name: results.update({name: r}))
+    generator.run()
+    assert results["session"].text == results["bytes"].text != ""
+    assert start.position == len(tokenizer.encode("Once upon a"))
+
+
+def test_callbacks_may_submit_and_cancel(generator):
+    results = []
+    number = generator.submit("Once", max_tokens=-1, eos_token_ids=[], on_finish=results.append)
+    generator.submit("The", max_tokens=2, on_finish=lambda r: (generator.cancel(number), generator.submit("A", max_tokens=1, on_finish=results.append)))
+    generator.run()
+    assert sorted(r.finish_reason for r in results) == ["cancelled", "length"]
+    assert not generator.cancel(number)
+
+
+def test_what_one_request_does_wrong_ends_that_one_alone(generator):
+    results = []
+
+    def fail(text):
+        raise KeyError("mine")
+
+    generator.submit("Once", max_tokens=5, on_text=fail, on_finish=results.append)
+    generator.submit("The", max_tokens=5, on_finish=results.append)
+    with pytest.raises(KeyError):
+        generator.run()
+    generator.run()
+    assert sorted(r.finish_reason for r in results) == ["cancelled", "length"]
+
+
+def test_coroutines_share_the_batch(model, tokenizer, generator):
+    async def text_of(prompt):
+        return "".join([piece async for piece in generator.stream(prompt, max_tokens=7)])
+
+    async def main():
+        return await asyncio.gather(*map(text_of, PROMPTS))
+
+    for _ in range(2):  # the thread of the rounds ends and begins again
+        assert asyncio.run(main()) == [alone(model, tokenizer, prompt, max_tokens=7).text for prompt in PROMPTS]
+
+
+def test_coroutines_that_stop_or_fail(generator):
+    async def main():
+        with pytest.raises(ValueError):
+            async for _ in generator.stream("Once", top_p=7):
+                pass
+        endless = generator.stream("Once", max_tokens=-1, eos_token_ids=[])
+        await endless.__anext__()
+        await endless.aclose()
+        task = asyncio.create_task(generator.stream("The", max_tokens=-1, eos_token_ids=[]).__anext__())
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return "".join([p async for p in generator.stream("A king", max_tokens=3)])
+
+    assert asyncio.run(asyncio.wait_for(main(), 60)) != ""
+
+
+def test_documents_come_in_order_and_as_they_are_wanted(model):
+    rng = np.random.default_rng(1)
+    documents = [rng.integers(3, 8192, size) for size in [5, 700, 1, 0, 33, 2]]
+    scorer = mmrec.Scorer(model)
+    listed = scorer.score(documents)
+    for a, b, document in zip(listed, scorer.score_stream(iter(documents)), documents):
+        np.testing.assert_array_equal(a.logprobs, b.logprobs)
+        assert a.complete and len(a.logprobs) == max(0, len(document) - 1)
+    left = scorer.score_stream(iter(documents))
+    next(left)
+    left.close()
+    assert len(scorer.score([[1, 2]])) == 1
+
+
+def test_a_cancelled_scorer_hands_over_what_is_complete(model):
+    seen = []
+    scorer = mmrec.Scorer(model, on_progress=lambda tokens, nll: bool(seen.append((tokens, nll))), batch=1)
+    scores = scorer.score([[1] * 2000, [1, 2]])
+    assert seen and not scores[0].complete

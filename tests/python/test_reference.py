@@ -1,0 +1,84 @@
+"""Numbers against references that know nothing of this engine: tensors of the public code, and NumPy in float64."""
+import json
+import subprocess
+
+import numpy as np
+import pytest
+
+import mmrec
+from conftest import FIXTURES, read_safetensors
+
+MODELS = ["hem", "dpg", "mdi", "segments"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_log_probs_and_logits_are_the_public_codes(name):
+    folder = FIXTURES / "upstream" / name
+    reference = read_safetensors(folder / "reference.safetensors")
+    ids = reference["input_ids"]
+    batch, length = ids.shape
+    model = mmrec.Model.load(folder, device="cpu")
+    session = model.new_session(batch, prefill="steps")
+    logprobs = session.score(ids)
+    assert logprobs.dtype == np.float32 and logprobs.shape == ids.shape
+    np.testing.assert_array_equal(logprobs[:, 0], 0)
+    np.testing.assert_allclose(logprobs[:, 1:], reference["logprobs"], atol=2e-4, rtol=0)
+    np.testing.assert_allclose(session.logits(), reference["logits"][:, -1], atol=2e-4, rtol=0)
+    scores = mmrec.Scorer(model, prefill="steps").score(ids)
+    for row, score in zip(reference["logprobs"], scores):
+        np.testing.assert_allclose(score.logprobs, row, atol=2e-4, rtol=0)
+        assert score.complete and score.nll == pytest.approx(-np.sum(score.logprobs, dtype=np.float64), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_score_is_the_log_softmax_of_logits_in_float64(name):
+    folder = FIXTURES / "upstream" / name
+    ids = read_safetensors(folder / "reference.safetensors")["input_ids"][:1]
+    model = mmrec.Model.load(folder, device="cpu")
+    scored = model.new_session(prefill="steps").score(ids)[0]
+    session = model.new_session()
+    for place in range(1, 20):
+        session.step(ids[:, place - 1])
+        logits = session.logits()[0].astype(np.float64)
+        peak = logits.max()
+        log_softmax = logits - peak - np.log(np.exp(logits - peak).sum())
+        assert scored[place] == pytest.approx(log_softmax[ids[0, place]], abs=1e-5)
+
+
+def test_records_are_mmrec_ppls_to_the_bit(model, tokenizer, programs, tmp_path):
+    texts = ["Once upon a time there was a king.", "The river runs north.\nIt is cold.", "x", ""]
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    command = [programs / "mmrec-ppl", "--device", "cpu", "-q", "--per-token", "--format", "jsonl", path]
+    run = subprocess.run(command, check=True, capture_output=True, text=True)
+    records = [json.loads(line) for line in run.stdout.splitlines()]
+    scores = mmrec.Scorer(model).score(tokenizer.encode(text) for text in texts)
+    theirs = [np.asarray(r["logprobs"], np.float32) for r in records if "logprobs" in r]
+    if not theirs:
+        theirs_flat = np.asarray([r["logprob"] for r in records if r.get("logprob") is not None], np.float32)
+        ours = np.concatenate([score.logprobs for score in scores])
+        np.testing.assert_array_equal(ours, theirs_flat)
+    else:
+        for score, other in zip(scores, theirs):
+            np.testing.assert_array_equal(score.logprobs, other[len(other) - len(score.logprobs) :])
+
+
+def test_texts_are_mmrec_generates(model, tokenizer, programs):
+    command = [programs / "mmrec-generate", "--device", "cpu", "-q", "-p", "The old house", "-n", "24", "--temp", "0"]
+    theirs = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    options = {"max_tokens": 24, "temperature": 0, "repetition_penalty": 1.05}  # the latter by generation_config.json
+    assert mmrec.generate("The old house", model, **options) in theirs
+
+
+def test_a_perplexity_is_what_float64_says(model, tokenizer):
+    texts = ["Once upon a time", "there was a  king"]
+    total = mmrec.PerplexityAccumulator()
+    logprobs = []
+    for text, score in zip(texts, mmrec.Scorer(model).score_stream(tokenizer.encode(t) for t in texts)):
+        total.add(score, len(text.encode()), mmrec.count_words(text))
+        logprobs.append(score.logprobs.astype(np.float64))
+    all_of_them = np.concatenate(logprobs)
+    summary = total.summary()
+    assert (summary.docs, summary.tokens, summary.words) == (2, all_of_them.size, 8)
+    assert summary.ppl == pytest.approx(np.exp(-all_of_them.mean()), rel=1e-12)
+    assert summary.word_ppl == pytest.approx(np.exp(-all_of_them.sum() / 8), rel=1e-12)

@@ -1,0 +1,96 @@
+"""Threads and signals: the GIL goes while something computes, one object serves one call, Ctrl-C ends long calls."""
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import mmrec
+
+LONG = (np.arange(60_000) % 8000).astype(np.int32)
+
+
+def test_another_thread_runs_python_while_one_computes(model):
+    session = model.new_session(threads=1)
+    done = threading.Event()
+    thread = threading.Thread(target=lambda: (session.prefill(LONG[:20_000]), done.set()))
+    thread.start()
+    steps = 0
+    while not done.is_set():
+        steps += 1
+        time.sleep(0.001)
+    thread.join()
+    assert steps > 5
+
+
+def test_two_threads_compute_at_once(model):
+    """Each waits within its call until the other is within its own, which it never were if one held the GIL."""
+    inside = [threading.Event(), threading.Event()]
+    met = []
+
+    def work(me):
+        def progress(done, total):
+            inside[me].set()
+            met.append(inside[1 - me].wait(60))
+            return False
+
+        model.new_session(threads=1).prefill(LONG, progress)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert met == [True, True]
+
+
+def test_a_session_and_a_scorer_serve_one_call(model):
+    session = model.new_session()
+    with pytest.raises(RuntimeError, match="in use"):
+        session.prefill(LONG[:2000], lambda *_: session.step([1]))
+    assert session.position < 2000
+    scorer = mmrec.Scorer(model, on_progress=lambda *_: scorer.score([[1, 2]]))
+    with pytest.raises(RuntimeError, match="in use"):
+        scorer.score([LONG[:2000]])
+
+
+def test_threads_share_a_generator(model, tokenizer):
+    generator = mmrec.Generator(model, tokenizer, slots=4)
+    results = {}
+
+    def work(me):
+        results[me] = [r.text for r in generator.generate(["Once", "The"], max_tokens=6)]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results[0] == results[1] == results[2]
+
+
+CALLS = {
+    "prefill": "mmrec.Model.load(device='cpu').new_session(prefill='steps').prefill([5] * 50_000_000)",
+    "score": "mmrec.Scorer(mmrec.Model.load(device='cpu')).score([[5] * 50_000_000])",
+    "stream": "list(mmrec.Scorer(mmrec.Model.load(device='cpu')).score_stream([5] * 1000 for _ in iter(int, 1)))",
+    "generate": "mmrec.generate('Once', max_tokens=-1, eos_token_ids=[])",
+    "many": "mmrec.Generator(mmrec.Model.load(device='cpu'), mmrec.Tokenizer.load(), slots=2)"
+    ".generate(['Once'] * 3, max_tokens=-1, eos_token_ids=[])",
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_ctrl_c_ends_a_long_call(name):
+    code = f"import mmrec\nprint('begun', flush=True)\ntry:\n    {CALLS[name]}\nexcept KeyboardInterrupt:\n    print('interrupted')"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "begun\n"
+        time.sleep(2)
+        os.kill(process.pid, signal.SIGINT)
+        assert process.communicate(timeout=60)[0] == "interrupted\n"
+    finally:
+        process.kill()
