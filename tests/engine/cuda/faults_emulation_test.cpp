@@ -163,7 +163,8 @@ TEST_P(CudaFaults, TheModelGoesOn) {
   const std::int64_t calls = end_faults();
   // The first ones allocate; a step's are behind them.
   constexpr std::int64_t kFirst = 20;
-  for (std::int64_t nth = 1; nth <= calls && !HasFailure(); nth += nth < kFirst ? 1 : stride(calls, 3)) {
+  for (std::int64_t nth = 1; nth <= calls && !HasFailure();
+       nth += nth < kFirst ? stride(kFirst, 10) : stride(calls, 3)) {
     SCOPED_TRACE(testing::Message() << "call " << nth << " of " << calls << " fails");
     const Model model = load();
     begin_faults(nth);
