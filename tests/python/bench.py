@@ -1,0 +1,79 @@
+"""What Python costs beside the programs: see scripts/bench-python."""
+import argparse
+import json
+import os
+import pathlib
+import re
+import subprocess
+import tempfile
+import time
+
+import numpy as np
+
+import mmrec
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def documents(count, tokenizer):
+    """Texts of many lengths, of words of the vocabulary."""
+    rng = np.random.default_rng(1)
+    return [tokenizer.decode(rng.integers(300, 8000, int(size))) for size in rng.integers(20, 400, count)]
+
+
+def program(name, arguments):
+    """The tokens a second that a program reports."""
+    folder = pathlib.Path(os.environ.get("MMREC_PROGRAMS", ROOT / "build/cpu/apps"))
+    run = subprocess.run([folder / name, *arguments], check=True, capture_output=True, text=True)
+    return float(re.search(r"([\d.,]+) tok/s", run.stderr).group(1).replace(",", ""))
+
+
+def scoring(model, tokenizer, texts):
+    """Reads, tokenises, scores and sums, as mmrec-ppl does."""
+    start = time.perf_counter()
+    total = mmrec.PerplexityAccumulator()
+    scorer = mmrec.Scorer(model)
+    for text, score in zip(texts, scorer.score_stream(tokenizer.encode(text) for text in texts)):
+        total.add(score, len(text.encode()), mmrec.count_words(text))
+    return total.summary().tokens / (time.perf_counter() - start)
+
+
+def generating(model, tokenizer, prompts, tokens):
+    start = time.perf_counter()
+    generator = mmrec.Generator(model, tokenizer)
+    results = generator.generate(prompts, max_tokens=tokens, temperature=0.7, seed=1, eos_token_ids=[], logprobs=False)
+    return sum(len(result.tokens) for result in results) / (time.perf_counter() - start)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--documents", type=int, default=200)
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--repeat", type=int, default=3)
+    options = parser.parse_args()
+    model = mmrec.Model.load(device=options.device)
+    tokenizer = mmrec.Tokenizer.load()
+    texts = documents(options.documents, tokenizer)
+    prompts = [" ".join(text.split()[:6]) for text in documents(options.prompts, tokenizer)]
+    rates = {"scoring": ([], []), "generating": ([], [])}
+    with tempfile.TemporaryDirectory() as folder:
+        corpus, lines = pathlib.Path(folder) / "corpus.jsonl", pathlib.Path(folder) / "prompts.txt"
+        corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        lines.write_text("".join(prompt + "\n" for prompt in prompts))
+        common = ["--device", options.device]
+        generate = ["--lines", "-f", lines, "-n", str(options.tokens), "-s", "1", "--temp", "0.7", "--top-p", "0.95",
+                    "--repeat-penalty", "1", "-o", pathlib.Path(folder) / "out.jsonl"]
+        for _ in range(options.repeat):  # in turns, so that what else the machine does concerns both
+            rates["scoring"][0].append(program("mmrec-ppl", [*common, corpus]))
+            rates["scoring"][1].append(scoring(model, tokenizer, texts))
+            rates["generating"][0].append(program("mmrec-generate", [*common, *generate]))
+            rates["generating"][1].append(generating(model, tokenizer, prompts, options.tokens))
+    for name, (theirs, ours) in rates.items():
+        print(f"{name}: program {max(theirs):.0f} tok/s, Python {max(ours):.0f} tok/s, {max(ours) / max(theirs):.1%} "
+              f"(best of {options.repeat}; medians {np.median(theirs):.0f}, {np.median(ours):.0f})")
+
+
+if __name__ == "__main__":
+    main()
