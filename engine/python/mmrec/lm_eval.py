@@ -13,6 +13,7 @@ import os
 from typing import Any, Iterable, Optional
 
 import numpy as np
+import numpy.typing as npt
 from lm_eval.api.model import LM
 from lm_eval.api.registry import model_registry
 from lm_eval.utils import simple_parse_args_string
@@ -45,7 +46,7 @@ class _Pair:
     def tokens(self) -> Ids:
         return self.ids[self.context :]
 
-    def take(self, logprobs: np.ndarray, vocab_size: int) -> None:
+    def take(self, logprobs: npt.NDArray[np.float32], vocab_size: int) -> None:
         """Takes log-probs of the continuation. A token of more than half of the probability is the likeliest, one of
         less than its share of the vocabulary is not; else they do not tell."""
         if not np.isfinite(logprobs).all():
@@ -57,7 +58,7 @@ class _Pair:
             self.greedy = True
 
 
-class MMRecLM(LM):
+class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
     """--model_args path=DIR,device=cuda: `path` or `pretrained` (the bundled model), `device` (auto, cpu, cuda, cuda:N,
     cuda:all), `precision` or `dtype`, `threads`, `batch` (requests scored together; 0: as many as suit the device),
     `max_gen_toks` (256) where a task gives none. The harness's batch_size says nothing: requests are always packed."""
@@ -85,7 +86,7 @@ class MMRecLM(LM):
         )
         self._model = self._models[0]
         self.tokenizer = _mmrec.Tokenizer.load(folder)
-        self._session_options = {"threads": int(threads)}
+        self._session_options: dict[str, Any] = {"threads": int(threads)}
         self._scorer = Scorer(self._models, batch=int(batch), **self._session_options)
         self._generator: Optional[Generator] = None
         self.max_gen_toks = int(max_gen_toks)

@@ -1,0 +1,165 @@
+"""What mmrec.score and mmrec.generate_many share: the command line, resuming, exit codes as docs/programs.md has them."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import os
+import sys
+import time
+from typing import Any, Callable, Optional
+
+from . import _cluster, _mmrec
+from ._bundled import bundled_model
+from ._documents import load_models
+from ._partitions import SPLITS, InputError, Partition, RefusedError, Results, plan
+
+Work = Callable[[Partition], None]
+
+
+def parser_of(program: str, what: str, field: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"python -m {program}", description=what, allow_abbrev=False)
+    parser.add_argument("inputs", nargs="+", metavar="INPUT", help="JSONL, text or Parquet; a folder: what is in it")
+    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="results; a run there is gone on with")
+    parser.add_argument("-m", "--model", metavar="DIR", help="model folder (the bundled model)")
+    parser.add_argument("--split-by", choices=SPLITS, help="how inputs are cut into documents (by their names)")
+    parser.add_argument("--field", default=field, metavar="NAME", help=f"of a JSON line, or column ({field})")
+    parser.add_argument("--partition-mib", type=float, default=64, metavar="N", help="size of partitions (64)")
+    parser.add_argument("--device", default="auto", metavar="D", help="auto, cpu or cuda; without Ray cuda:N, cuda:all")
+    parser.add_argument("--precision", default="auto", metavar="P", help="auto, fp32, fp16 or bf16")
+    parser.add_argument("--batch", type=int, default=0, metavar="N", help="sequences together at most")
+    parser.add_argument("--ray-address", metavar="A", help="a cluster, or auto (one of this machine's own)")
+    parser.add_argument("--no-ray", action="store_true", help="this process alone, as without Ray")
+    parser.add_argument("--cpus-per-worker", type=int, default=0, metavar="N", help="cores of a worker, and its threads")
+    return parser
+
+
+def common_options(args: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "model": str(bundled_model()) if args.model is None else os.path.abspath(args.model),
+        "device": args.device,
+        "precision": args.precision,
+        "batch": args.batch,
+        "field": args.field,
+        "output": os.path.abspath(args.output),
+    }
+
+
+def main(
+    program: str,
+    parser: argparse.ArgumentParser,
+    args: argparse.Namespace,
+    make: Callable[[dict[str, Any]], Work],
+    options: dict[str, Any],
+    report: Callable[[list[dict[str, Any]]], str],
+) -> int:
+    """Runs it all; the exit code. `make` builds the work on a partition from options, in each worker."""
+    if not args.partition_mib * (1 << 20) >= 1:
+        parser.error(f"--partition-mib: found {args.partition_mib}, expected more than 0")
+    if args.batch < 0 or args.cpus_per_worker < 0:
+        parser.error("--batch, --cpus-per-worker: found a negative number")
+    if args.no_ray and args.ray_address is not None:
+        parser.error("--ray-address does not go with --no-ray")
+    try:
+        out = sys.stdout
+        with contextlib.redirect_stdout(sys.stderr):  # Ray prints there what it has to say of workers that died
+            result = _run(args, make, options, report)
+            print(result, file=out)
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except Exception as fault:  # noqa: BLE001: all of them are one line and an exit code
+        code = _exit_code(fault, options["output"])
+        if code is None:
+            raise
+        print(f"{program}: {_line(fault)}", file=sys.stderr)
+        return code
+
+
+def _line(fault: Exception) -> str:
+    if isinstance(fault, OSError) and fault.filename is not None and fault.strerror:
+        return f"{os.fspath(fault.filename)}: {fault.strerror}"
+    return str(fault).splitlines()[0] if str(fault) else type(fault).__name__
+
+
+def _exit_code(fault: Exception, output: str) -> Optional[int]:
+    if isinstance(fault, RefusedError):
+        return 2
+    if isinstance(fault, (InputError, _mmrec.ModelError)):
+        return 3
+    if isinstance(fault, MemoryError):
+        return 4
+    if isinstance(fault, OSError):
+        is_output = str(fault.filename) == output or str(fault.filename).startswith(output + os.sep)
+        return 5 if is_output or fault.filename is None else 3
+    if isinstance(fault, _mmrec.NumericError):
+        return 6
+    if isinstance(fault, ValueError):
+        return 2
+    return 1 if isinstance(fault, (_cluster.ClusterError, RuntimeError)) else None
+
+
+def _run(
+    args: argparse.Namespace,
+    make: Callable[[dict[str, Any]], Work],
+    options: dict[str, Any],
+    report: Callable[[list[dict[str, Any]]], str],
+) -> str:
+    partitions = plan(args.inputs, args.split_by, int(args.partition_mib * (1 << 20)))
+    results = Results(options["output"])
+    results.begin(_identity(args, options))
+    left = [partition for partition in partitions if not results.has(partition)]
+    if len(left) < len(partitions):
+        print(f"mmrec: {len(partitions) - len(left)} of {len(partitions)} partitions are there", file=sys.stderr)
+    ray = None if args.no_ray or not left else _cluster.connect(args.ray_address)
+    if ray is None:
+        _cluster.run_here(lambda: make({**options, "threads": args.cpus_per_worker}), left)
+    else:
+        _run_on_ray(ray, args, make, options, left)
+    return report([results.sums(partition) for partition in partitions])
+
+
+def _run_on_ray(
+    ray: Any,
+    args: argparse.Namespace,
+    make: Callable[[dict[str, Any]], Work],
+    options: dict[str, Any],
+    left: list[Partition],
+) -> None:
+    gpus = args.device.startswith("cuda") or (
+        args.device == "auto" and "cuda" in _mmrec.backends and ray.cluster_resources().get("GPU", 0) >= 1
+    )
+    if args.device not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"--device: found {args.device}, expected auto, cpu or cuda, as Ray hands GPUs out")
+    cpus = args.cpus_per_worker or (1 if gpus else max(1, min(8, _least_cpus(ray))))
+    done, start = 0, time.monotonic()
+
+    def on_done(_: Partition) -> None:
+        nonlocal done
+        done += 1
+        print(f"mmrec: {done} of {len(left)} partitions, {time.monotonic() - start:.0f} s", file=sys.stderr)
+
+    work = {**options, "device": "cuda" if gpus else "cpu", "threads": cpus if not gpus else 0}
+    _cluster.run_on_ray(ray, functools.partial(make, work), left, cpus, 1 if gpus else 0, on_done)
+
+
+def _least_cpus(ray: Any) -> int:
+    return int(min((node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]), default=1))
+
+
+def _identity(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]:
+    """What all partitions of a folder have in common. The device may change, the precision may not."""
+    info = load_models(options["model"], "cpu", on_warning=lambda _: None)[0].info
+    tokenizer = _mmrec.Tokenizer.load(options["model"])
+    inputs = sorted({(p.path, p.size) for p in plan(args.inputs, args.split_by, 1 << 62)})
+    kept = {name: value for name, value in options.items() if name not in ("model", "device", "batch", "output")}
+    return {
+        "model": f"{info.fingerprint:016x}",
+        "tokenizer": f"{tokenizer.fingerprint:016x}",
+        "version": _mmrec.__version__,
+        "inputs": [[path, size, os.stat(path).st_mtime_ns] for path, size in inputs],
+        "split_by": args.split_by,
+        "partition_mib": args.partition_mib,
+        **kept,
+    }

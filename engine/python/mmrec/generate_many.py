@@ -1,0 +1,100 @@
+"""Continues many prompts on one machine or many: python -m mmrec.generate_many INPUT... -o DIR (docs/clusters.md).
+
+What is drawn follows from prompt, options, seed and the prompt's place in its file alone: the byte at which its line
+begins, or its row.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, Iterator, Optional
+
+from . import _mmrec
+from ._batch_program import Work, common_options, main as run, parser_of
+from ._documents import load_models
+from ._generator import Generator
+from ._partitions import Partition, Results, documents
+
+#: Prompts of a partition that are in work or wait for their turn.
+_BLOCK = 1 << 10
+
+
+class _Generate:
+    """The work on a partition: a record for each prompt, in order."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+        models = load_models(
+            options["model"], options["device"], precision=options["precision"], threads=options["threads"]
+        )
+        self._tokenizer = _mmrec.Tokenizer.load(options["model"])
+        self._generator = Generator(models, self._tokenizer, slots=options["batch"], threads=options["threads"])
+        self._results = Results(options["output"])
+
+    def __call__(self, partition: Partition) -> None:
+        sums = {"prompts": 0, "prompt_tokens": 0, "tokens": 0, "errors": 0}
+        self._results.write(partition, self._records(partition, sums), sums)
+
+    def _records(self, partition: Partition, sums: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        block: list[tuple[str, int, str]] = []
+        for document in documents(partition, self._options["field"]):
+            block.append(document)
+            if len(block) == _BLOCK:
+                yield from self._generate(block, sums)
+                block = []
+        yield from self._generate(block, sums)
+
+    def _generate(self, block: list[tuple[str, int, str]], sums: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        found: list[Any] = [None] * len(block)
+        lengths: list[int] = []
+        for index, (_, place, text) in enumerate(block):
+            ids = self._tokenizer.encode(text)
+            lengths.append(len(ids))
+
+            def receive(result: Any, index: int = index) -> None:
+                found[index] = result
+
+            self._generator.submit(ids, on_finish=receive, sequence=place, **self._options["generate"])
+        self._generator.run()
+        for (name, _, _), length, result in zip(block, lengths, found):
+            record = {"name": name, "text": result.text, "finish_reason": result.finish_reason}
+            record["prompt_tokens"] = length
+            record["tokens"] = result.tokens.tolist()
+            if result.error:
+                record["error"] = result.error
+            sums["prompts"] += 1
+            sums["prompt_tokens"] += length
+            sums["tokens"] += len(result.tokens)
+            sums["errors"] += bool(result.error)
+            yield record
+
+
+def _report(parts: list[dict[str, Any]]) -> str:
+    names = ("prompts", "prompt_tokens", "tokens", "errors")
+    return json.dumps({name: sum(part[name] for part in parts) for name in names}, indent=1)
+
+
+def make(options: dict[str, Any]) -> Work:
+    return _Generate(options)
+
+
+def main(arguments: Optional[list[str]] = None) -> int:
+    parser = parser_of("mmrec.generate_many", "Continues many prompts, on one machine or many.", "prompt")
+    parser.add_argument("-n", "--max-tokens", type=int, default=256, metavar="N", help="tokens to draw at most (256)")
+    parser.add_argument("--temperature", type=float, default=0.8, metavar="T", help="0: the likeliest (0.8)")
+    parser.add_argument("--top-k", type=int, default=40, metavar="K", help="(40)")
+    parser.add_argument("--top-p", type=float, default=0.95, metavar="P", help="(0.95)")
+    parser.add_argument("--min-p", type=float, default=0.05, metavar="P", help="(0.05)")
+    parser.add_argument("-s", "--seed", type=int, default=0, metavar="N", help="(0)")
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="may be repeated")
+    args = parser.parse_args(arguments)
+    names = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop")
+    generate = {**{name: getattr(args, name) for name in names}, "logprobs": False}
+    return run("mmrec.generate_many", parser, args, make, {**common_options(args), "generate": generate}, _report)
+
+
+if __name__ == "__main__":
+    from mmrec.generate_many import main as run_main  # workers unpickle what is in the module, not in __main__
+
+    sys.exit(run_main())

@@ -1,0 +1,132 @@
+"""Scores a corpus on one machine or many: python -m mmrec.score INPUT... -o DIR (docs/clusters.md).
+
+A document's figures are those of mmrec-ppl on the same text; its record has the fields of mmrec-ppl's, of which `doc` counts
+within the partition, and `name` is unique.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import Any, Iterator, Optional
+
+import numpy as np
+
+from . import _mmrec
+from ._batch_program import Work, common_options, main as run, parser_of
+from ._documents import load_models
+from ._partitions import Partition, Results, documents
+from ._scorer import Scorer
+
+
+class _Score:
+    """The work on a partition: a record for each document, sums for all."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+        self._models = load_models(
+            options["model"], options["device"], precision=options["precision"], threads=options["threads"]
+        )
+        self._tokenizer = _mmrec.Tokenizer.load(options["model"])
+        self._results = Results(options["output"])
+        self._scorer = Scorer(self._models, batch=options["batch"], threads=options["threads"])
+        info = self._models[0].info
+        self._identity = {
+            "mode": "full",
+            "bos": "added" if self._tokenizer.adds_bos else "none",
+            "model": f"{info.fingerprint:016x}",
+            "tokenizer": f"{self._tokenizer.fingerprint:016x}",
+            "version": _mmrec.__version__,
+            "device": info.device,
+        }
+
+    def __call__(self, partition: Partition) -> None:
+        sums = {"docs": 0, "tokens": 0, "nll": 0.0, "m2": 0.0, "bytes": 0, "words": 0}
+        self._results.write(partition, self._records(partition, sums), sums)
+
+    def _records(self, partition: Partition, sums: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        read: list[tuple[str, str]] = []  # documents whose scores have not come; at most a million tokens
+
+        def encode() -> Iterator[Any]:
+            for name, _, text in documents(partition, self._options["field"]):
+                read.append((name, text))
+                yield self._tokenizer.encode(text)
+
+        for doc, score in enumerate(self._scorer.score_stream(encode())):
+            name, text = read.pop(0)
+            tokens = len(score.logprobs)
+            if not math.isfinite(score.nll):
+                raise _mmrec.NumericError(f"{name}: nll is not finite (found {score.nll})")
+            losses = -score.logprobs.astype(np.float64)
+            mean = score.nll / tokens if tokens else 0.0
+            m2 = float(np.sum((losses - mean) ** 2))
+            record: dict[str, Any] = {
+                "doc": doc,
+                "name": name,
+                "tokens": tokens,
+                "nll": score.nll,
+                "nll_m2": m2,
+                "ppl": _exp(mean) if tokens else None,
+                "bytes": len(text.encode()),
+                "words": _mmrec.count_words(text),
+                **self._identity,
+            }
+            if self._options["logprobs"]:
+                record["logprobs"] = [float(value) for value in score.logprobs]
+            _add(sums, {**record, "docs": 1, "m2": m2})
+            yield record
+
+
+def _add(sums: dict[str, Any], more: dict[str, Any]) -> None:
+    """Adds up; m2, the summed squared deviations from the mean loss, by Chan's formula."""
+    n, k = sums["tokens"], more["tokens"]
+    if n and k:
+        sums["m2"] += (more["nll"] / k - sums["nll"] / n) ** 2 * n * k / (n + k)
+    for name in ("docs", "tokens", "nll", "m2", "bytes", "words"):
+        sums[name] += more[name]
+
+
+def _exp(value: float) -> Optional[float]:
+    return math.exp(value) if value < 700 else None
+
+
+def _report(parts: list[dict[str, Any]]) -> str:
+    total = {"docs": 0, "tokens": 0, "nll": 0.0, "m2": 0.0, "bytes": 0, "words": 0}
+    for part in parts:
+        _add(total, part)
+    n, nll = total["tokens"], total["nll"]
+    ppl = _exp(nll / n) if n else None
+    error = math.sqrt(total["m2"] / (n - 1) / n) if n > 1 else None
+    return json.dumps(
+        {
+            "docs": total["docs"],
+            "tokens": n,
+            "nll": nll,
+            "ppl": ppl,
+            "ppl_stderr": ppl * error if ppl is not None and error is not None else None,
+            "bytes": total["bytes"],
+            "words": total["words"],
+            "bits_per_byte": nll / total["bytes"] / math.log(2) if total["bytes"] else None,
+            "word_ppl": _exp(nll / total["words"]) if total["words"] else None,
+            "byte_ppl": _exp(nll / total["bytes"]) if total["bytes"] else None,
+        },
+        indent=1,
+    )
+
+
+def make(options: dict[str, Any]) -> Work:
+    return _Score(options)
+
+
+def main(arguments: Optional[list[str]] = None) -> int:
+    parser = parser_of("mmrec.score", "Log-probs and perplexity of a corpus, on one machine or many.", "text")
+    parser.add_argument("--logprobs", action="store_true", help="each token's log-prob in the records")
+    args = parser.parse_args(arguments)
+    return run("mmrec.score", parser, args, make, {**common_options(args), "logprobs": args.logprobs}, _report)
+
+
+if __name__ == "__main__":
+    from mmrec.score import main as run_main  # workers unpickle what is in the module, not in __main__
+
+    sys.exit(run_main())

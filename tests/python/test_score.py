@@ -1,0 +1,106 @@
+"""mmrec.score and mmrec.generate_many in one process: every document once, figures of the library, resuming, refusals."""
+
+import json
+import os
+
+import pytest
+
+import mmrec
+from mmrec import _cluster, _partitions, generate_many, score
+
+TEXTS = [f"Once upon a time there were {i} dogs.{' They ran.' * (i % 5)}" for i in range(30)]
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(json.dumps({"text": text, "prompt": text}) + "\n\n" for text in TEXTS))
+    return path
+
+
+def run(module, *arguments):
+    return module.main([*map(str, arguments), "--no-ray", "--device", "cpu"])
+
+
+def records(folder):
+    return [json.loads(line) for part in folder.glob("part-*.jsonl") for line in part.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 65, 66, 1000, 10**6])
+def test_every_line_is_in_one_partition(tmp_path, size):
+    path = tmp_path / "lines.txt"
+    path.write_bytes(b"first\r\n\n" + b"".join(b"line %d\n" % i for i in range(100)) + b"without end")
+    found = [d for part in _partitions.plan([str(path)], "line", size) for d in _partitions.documents(part, "text")]
+    assert [text for _, _, text in found] == ["first", *(f"line {i}" for i in range(100)), "without end"]
+    assert len({name for name, _, _ in found}) == len(found)
+
+
+def test_figures_are_those_of_the_scorer(corpus, tmp_path, capsys):
+    assert run(score, corpus, "-o", tmp_path / "out", "--partition-mib", "0.0005", "--logprobs") == 0
+    found = json.loads(capsys.readouterr().out)
+    tokenizer, sums = mmrec.Tokenizer.load(), mmrec.PerplexityAccumulator()
+    scores = mmrec.Scorer(mmrec.Model.load(device="cpu")).score(tokenizer.encode(text) for text in TEXTS)
+    for text, one in zip(TEXTS, scores):
+        sums.add(one, len(text.encode()), mmrec.count_words(text))
+    summary = sums.summary()
+    for name in ("docs", "tokens", "bytes", "words"):
+        assert found[name] == getattr(summary, name)
+    for name in ("nll", "ppl", "ppl_stderr", "bits_per_byte", "word_ppl", "byte_ppl"):
+        assert found[name] == pytest.approx(getattr(summary, name), rel=1e-6), name
+    written = sorted(records(tmp_path / "out"), key=lambda record: int(record["name"].rsplit("@")[-1]))
+    for one, record in zip(scores, written):
+        assert record["logprobs"] == pytest.approx(one.logprobs.tolist(), abs=1e-5)
+
+
+def test_it_goes_on_and_refuses_another_run(corpus, tmp_path, capsys):
+    arguments = [corpus, "-o", tmp_path / "out", "--partition-mib", "0.0005"]
+    assert run(score, *arguments) == 0
+    before = capsys.readouterr().out
+    parts = sorted((tmp_path / "out").glob("part-*.jsonl"))
+    times = {part: part.stat().st_mtime_ns for part in parts}
+    parts[0].unlink()
+    assert run(score, *arguments) == 0
+    again = capsys.readouterr()
+    assert json.loads(again.out) == json.loads(before)
+    assert f"{len(parts) - 1} of {len(parts)} partitions are there" in again.err
+    assert all(part.stat().st_mtime_ns == times[part] for part in parts[1:])
+    assert run(score, *arguments, "--logprobs") == 2
+    assert "another logprobs" in capsys.readouterr().err
+    os.utime(corpus, ns=(1, 1))
+    assert run(score, *arguments) == 2
+    assert "another inputs" in capsys.readouterr().err
+
+
+def test_faults_are_a_line_and_an_exit_code(corpus, tmp_path, capsys):
+    assert run(score, corpus, "-o", tmp_path / "a", "--field", "body") == 3
+    error = capsys.readouterr().err
+    assert "no field 'body' (found 'text', 'prompt'" in error and error.count("\n") == 1
+    assert run(score, tmp_path / "absent.jsonl", "-o", tmp_path / "b") == 3
+    assert run(score, corpus, "-o", tmp_path / "c", "-m", tmp_path) == 3
+    assert not list(tmp_path.glob("?/part-*")) and not list(tmp_path.glob("?/.*"))
+
+
+def test_parquet(tmp_path, capsys):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    parquet.write_table(pyarrow.table({"text": TEXTS}), tmp_path / "corpus.parquet", row_group_size=7)
+    assert run(score, tmp_path / "corpus.parquet", "-o", tmp_path / "out", "--partition-mib", "0.0001") == 0
+    found = records(tmp_path / "out")
+    assert len(list((tmp_path / "out").glob("part-*.jsonl"))) == 5
+    assert {int(record["name"].rsplit("@")[-1]) for record in found} == set(range(len(TEXTS)))
+
+
+def test_generating_is_the_same_however_it_is_cut(corpus, tmp_path, capsys):
+    for size in ("0.0005", "1"):
+        options = ["-n", "5", "--seed", "3", "--partition-mib", size]
+        assert run(generate_many, corpus, "-o", tmp_path / size, *options) == 0
+    first, second = ({r["name"]: r["text"] for r in records(tmp_path / size)} for size in ("0.0005", "1"))
+    assert len(first) == len(TEXTS) and first == second
+
+
+def test_a_cluster_without_ray_is_refused(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    assert _cluster.connect(None) is None
+    with pytest.raises(_cluster.ClusterError, match="not installed"):
+        _cluster.connect("auto")
