@@ -91,7 +91,12 @@ def test_coroutines_that_stop_or_fail(generator):
         endless = generator.stream("Once", max_tokens=-1, eos_token_ids=[])
         await endless.__anext__()
         await endless.aclose()
-        task = asyncio.create_task(generator.stream("The", max_tokens=-1, eos_token_ids=[]).__anext__())
+
+        async def read_on():
+            async for _ in generator.stream("The", max_tokens=-1, eos_token_ids=[]):
+                pass
+
+        task = asyncio.create_task(read_on())
         await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
