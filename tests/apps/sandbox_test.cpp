@@ -40,7 +40,7 @@ class Sandboxed : public testing::Test {
     if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
     folder_ = name;
   }
-  ~Sandboxed() override {
+  void TearDown() override {
     std::error_code ignored;
     fs::remove_all(folder_, ignored);
   }
