@@ -41,7 +41,7 @@ def scoring(model, tokenizer, texts):
 def generating(model, tokenizer, prompts, tokens):
     start = time.perf_counter()
     generator = mmrec.Generator(model, tokenizer)
-    results = generator.generate(prompts, max_tokens=tokens, temperature=0.7, seed=1, eos_token_ids=[], logprobs=False)
+    results = generator.generate(prompts, max_tokens=tokens, temperature=0.7, top_k=0, top_p=0.95, min_p=0.0, seed=1, logprobs=False)
     return sum(len(result.tokens) for result in results) / (time.perf_counter() - start)
 
 
@@ -63,8 +63,8 @@ def main():
         corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
         lines.write_text("".join(prompt + "\n" for prompt in prompts))
         common = ["--device", options.device]
-        generate = ["--lines", "-f", lines, "-n", str(options.tokens), "-s", "1", "--temp", "0.7", "--top-p", "0.95",
-                    "--repeat-penalty", "1", "-o", pathlib.Path(folder) / "out.jsonl"]
+        generate = ["--lines", "-f", lines, "-n", str(options.tokens), "-s", "1", "--temp", "0.7", "--top-k", "0", "--top-p", "0.95",
+                    "--min-p", "0", "--repeat-penalty", "1", "-o", pathlib.Path(folder) / "out.jsonl"]
         for _ in range(options.repeat):  # in turns, so that what else the machine does concerns both
             rates["scoring"][0].append(program("mmrec-ppl", [*common, corpus]))
             rates["scoring"][1].append(scoring(model, tokenizer, texts))

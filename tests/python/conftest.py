@@ -1,7 +1,7 @@
 """What the tests of the Python package share: fixtures' folders, a reader of safetensors, programs to compare with.
 
-Tests that need what is large (PyTorch, JAX, lm-evaluation-harness, Ray) are skipped where it is missing, or unless
-MMREC_PYTHON_TESTS=all asks for them; the last line counts them.
+Tests that need what is large (PyTorch, JAX, lm-evaluation-harness, Ray) are skipped where it is missing; the last line of
+scripts/test-python counts them.
 """
 import json
 import os

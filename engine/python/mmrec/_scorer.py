@@ -28,4 +28,5 @@ class Scorer(_mmrec.Scorer):
         on_progress, the iterator ends with the last document that is complete. Raises what score() raises and what
         `documents` raises, after the scores of what was read ahead before; what was read ahead with it is lost.
         """
-        return iterate(lambda emit: self._run_stream(documents, emit), self._stop_stream)
+        call = self._new_stream()
+        return iterate(lambda emit: self._run_stream(documents, emit, call), lambda: self._stop_stream(call))

@@ -9,13 +9,20 @@
 namespace mmrec::python {
 namespace {
 
+/// Calls by number, from 1, so that a reader who goes away ends its own, which may not have begun.
+struct Calls {
+  std::atomic<std::uint64_t> last = 0;     // that has a number
+  std::atomic<std::uint64_t> current = 0;  // that is under way
+  std::atomic<std::uint64_t> stopped = 0;  // the last that was to end early
+};
+
 struct PyScorer {
   Scorer scorer;
   std::atomic<bool> busy = false;
-  std::shared_ptr<std::atomic<bool>> stopped;  // by a reader of a stream that went away
+  std::shared_ptr<Calls> calls;
 
-  PyScorer(std::vector<Model> models, ScorerOptions options, std::shared_ptr<std::atomic<bool>> stop)
-      : scorer(std::move(models), std::move(options)), stopped(std::move(stop)) {}
+  PyScorer(std::vector<Model> models, ScorerOptions options, std::shared_ptr<Calls> shared)
+      : scorer(std::move(models), std::move(options)), calls(std::move(shared)) {}
 };
 
 constexpr const char* kInUse = "this scorer";
@@ -35,15 +42,15 @@ void init(PyScorer* self, nb::handle models, int batch, bool whole_calls, const 
   given.session = take_session_options(options);
   expect_no_more(options, "Scorer");
   const auto callable = on_progress.is_none() ? nullptr : kept(on_progress);
-  const auto stopped = std::make_shared<std::atomic<bool>>(false);
-  given.on_progress = [callable, stopped, watch = SignalWatch()](std::int64_t tokens, double nll) mutable {
+  const auto calls = std::make_shared<Calls>();
+  given.on_progress = [callable, calls, watch = SignalWatch()](std::int64_t tokens, double nll) mutable {
     watch.check();
-    if (*stopped) return false;
+    if (calls->stopped == calls->current) return false;
     if (!callable) return true;
     const nb::gil_scoped_acquire gil;
     return goes_on((*callable)(tokens, nll));
   };
-  new (self) PyScorer(models_of(models), std::move(given), stopped);
+  new (self) PyScorer(models_of(models), std::move(given), calls);
 }
 
 nb::object python_score(DocumentScore score) {
@@ -54,7 +61,7 @@ nb::object python_score(DocumentScore score) {
 
 nb::list score(PyScorer& self, nb::handle documents) {
   const Busy busy(self.busy, kInUse);
-  *self.stopped = false;
+  self.calls->current = ++self.calls->last;
   std::vector<std::vector<int>> ids;
   for (const nb::handle document : nb::iter(documents)) {
     ids.push_back(row_of(document, ("document " + std::to_string(ids.size())).c_str()));
@@ -70,9 +77,10 @@ nb::list score(PyScorer& self, nb::handle documents) {
 }
 
 /// Documents from an iterator as they are wanted, scores to `on_score` in their order.
-bool run_stream(PyScorer& self, nb::handle documents, const nb::callable& on_score) {
+bool run_stream(PyScorer& self, nb::handle documents, const nb::callable& on_score, std::uint64_t call) {
   const Busy busy(self.busy, kInUse);
-  *self.stopped = false;
+  self.calls->current = call;
+  if (self.calls->stopped == call) return false;
   const nb::iterator all = nb::iter(documents);
   std::size_t number = 0;
   const auto next = [&](std::vector<int>& ids) {
@@ -121,8 +129,9 @@ void bind_scorer(nb::module_& m) {
            "Scores documents (an iterable of ids [T] each): a list of DocumentScore in their order.\n\n"
            "The first token of each is context only. Raises ValueError naming document and index for an id outside\n"
            "the vocabulary, before anything is scored; MemoryError, CudaError, and what on_progress raises.");
-  type.def("_run_stream", run_stream, nb::arg("documents"), nb::arg("on_score"));
-  type.def("_stop_stream", [](PyScorer& self) { *self.stopped = true; });
+  type.def("_new_stream", [](PyScorer& self) { return ++self.calls->last; });
+  type.def("_run_stream", run_stream, nb::arg("documents"), nb::arg("on_score"), nb::arg("call"));
+  type.def("_stop_stream", [](PyScorer& self, std::uint64_t call) { self.calls->stopped = call; });
   type.def_prop_ro(
       "prefill_stats",
       [](PyScorer& self) {
