@@ -1,8 +1,11 @@
 """Partitions worked off by actors of a Ray cluster, or by this process.
 
-Actors are Ray's own and not a pool of Ray Data's: that one waits for the very actor that a partition was given to, and
-where its node is gone for good it waits for ever. What must stay true: a partition whose worker dies is given to another;
-workers are added while the cluster has room for them; work on a partition can be repeated without harm.
+Actors are Ray's own and not a pool of Ray Data's. That one (2.60) gives a partition back to the very actor that had it: where
+its node is gone for good the partition waits until other workers have nothing more to do and give up their place, and one
+that kills its workers is tried without end.
+
+What must stay true: a partition whose worker dies is given to another; workers are added while the cluster has room for
+them; work on a partition can be repeated without harm.
 """
 
 from __future__ import annotations
