@@ -7,10 +7,12 @@ import re
 import subprocess
 import tempfile
 import time
+import timeit
 
 import numpy as np
 
 import mmrec
+from mmrec import ops
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -45,6 +47,22 @@ def generating(model, tokenizer, prompts, tokens):
     return sum(len(result.tokens) for result in results) / (time.perf_counter() - start)
 
 
+def overhead():
+    """Microseconds of a call of mmrec.ops on arrays of a few numbers, beside a call of the library's own."""
+    arrays = [("NumPy", np.asarray, np.exp)]
+    try:
+        import torch
+
+        arrays.append(("PyTorch", torch.tensor, torch.exp))
+    except ImportError:
+        pass
+    for name, make, theirs in arrays:
+        a, b = make(np.full((4, 16), -0.1, np.float32)), make(np.ones((4, 16), np.float32))
+        calls = {"mmrec.ops.decay_scan": lambda: ops.decay_scan(a, b), "exp": lambda: theirs(a)}
+        times = {what: min(timeit.repeat(call, number=2000, repeat=7)) / 2000 * 1e6 for what, call in calls.items()}
+        print(f"overhead, {name}: " + ", ".join(f"{what} {us:.1f} us" for what, us in times.items()))
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cpu")
@@ -70,6 +88,7 @@ def main():
             rates["scoring"][1].append(scoring(model, tokenizer, texts))
             rates["generating"][0].append(program("mmrec-generate", [*common, *generate]))
             rates["generating"][1].append(generating(model, tokenizer, prompts, options.tokens))
+    overhead()
     for name, (theirs, ours) in rates.items():
         print(f"{name}: program {max(theirs):.0f} tok/s, Python {max(ours):.0f} tok/s, {max(ours) / max(theirs):.1%} "
               f"(best of {options.repeat}; medians {np.median(theirs):.0f}, {np.median(ours):.0f})")
