@@ -38,16 +38,10 @@ class _Numpy:
 
     @staticmethod
     def operand(x: Array) -> Any:
-        if x.dtype.kind != "V":
+        if x.dtype.kind != "V" or x.dtype.name != "bfloat16":
             return x
-        # bfloat16 of ml_dtypes, which NumPy itself cannot describe.
-        bits = x.view(np.uint16) if x.dtype.name == "bfloat16" else None
-        if bits is None:
-            return x
+        bits = x.view(np.uint16)  # bfloat16 of ml_dtypes, which NumPy itself cannot describe
         return bits.ctypes.data, bits.shape, [s // 2 for s in bits.strides], 4, 16, _CPU, 0
-
-    empty = staticmethod(np.empty)
-    float32: Any = _FLOAT32
 
     @staticmethod
     def empty_like(x: Array) -> Array:
