@@ -10,6 +10,7 @@
 
 #include "apps/bench_serve.h"
 #include "apps/bench_work.h"
+#include "apps/folder_names.h"
 #include "apps/signals.h"
 #include "mmrec/scorer.h"
 #include "models/cuda_device.h"
@@ -23,8 +24,8 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 void read_into_page_cache(const std::filesystem::path& folder) {
   std::vector<char> block(std::size_t{1} << 20);
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    std::ifstream file(entry.path(), std::ios::binary);
+  for (const std::string& name : names_in(folder)) {
+    std::ifstream file(folder / name, std::ios::binary);
     while (file.read(block.data(), std::ssize(block))) {
     }
   }

@@ -127,20 +127,26 @@ void write_to_stderr(std::string_view text) {
   }
 }
 
-/// What std::terminate does. A destructor that finds no memory, of a JSON value or of sentencepiece's, cannot throw:
-/// the program ends here then, as it would have one call later.
+/// What std::terminate does. What finds no memory and must not throw, as a destructor of a JSON value or of
+/// sentencepiece's, ends the program here then, as it would have ended one call later.
 [[noreturn]] void end_for_want_of_memory() {
+  // Where what throws was inlined into what must not, GCC cleans up and comes here with an exception that is on its way
+  // still, and that nobody can ask for: it is taken for this one if memory has run out before.
+  bool is_memory = std::uncaught_exceptions() > 0 && kept_back == nullptr;
   try {
-    if (const std::exception_ptr error = std::current_exception()) std::rethrow_exception(error);
+    if (const std::exception_ptr error = std::current_exception()) {
+      is_memory = false;
+      std::rethrow_exception(error);
+    }
   } catch (const std::bad_alloc&) {
-    clean_up_at_once();
-    write_to_stderr(program_name);
-    write_to_stderr(": out of memory\n");
-    ::_exit(kOutOfMemory);
+    is_memory = true;
   } catch (...) {  // a fault of the program's own
-    std::abort();
   }
-  std::abort();
+  if (!is_memory) std::abort();
+  clean_up_at_once();
+  write_to_stderr(program_name);
+  write_to_stderr(": out of memory\n");
+  ::_exit(kOutOfMemory);
 }
 
 /// What the body returns, or the exit code of what it throws, which is said.

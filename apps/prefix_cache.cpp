@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "apps/cli.h"
+#include "apps/folder_names.h"
 #include "apps/model_folder.h"
 #include "apps/output.h"
 #include "mmrec/state_file.h"
@@ -104,11 +105,13 @@ std::string PrefixCache::name_of(std::int64_t count, std::uint64_t hash) const {
 
 std::vector<PrefixCache::Entry> PrefixCache::entries() const {
   std::vector<Entry> entries;
-  std::error_code fault;
-  for (std::filesystem::directory_iterator at(folder_, fault), end; !fault && at != end; at.increment(fault)) {
+  for (const std::string& name : names_in(folder_)) {
+    if (!is_ours(name)) continue;
+    Entry entry{folder_ / name, 0, {}};
     std::error_code no_size, no_time;  // gone, or not to be asked now
-    Entry entry{at->path(), at->file_size(no_size), at->last_write_time(no_time)};
-    if (!no_size && !no_time && is_ours(entry.path.filename().string())) entries.push_back(std::move(entry));
+    entry.bytes = std::filesystem::file_size(entry.path, no_size);
+    entry.used = std::filesystem::last_write_time(entry.path, no_time);
+    if (!no_size && !no_time) entries.push_back(std::move(entry));
   }
   return entries;
 }

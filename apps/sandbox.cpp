@@ -19,11 +19,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
-#include <iterator>
 #include <optional>
 #include <stdexcept>
+#include <string>
 #include <string_view>
 #include <system_error>
+
+#include "apps/folder_names.h"
 
 namespace mmrec::apps {
 namespace {
@@ -69,7 +71,8 @@ class Rules {
   Rules() : version_(::syscall(SYS_landlock_create_ruleset, nullptr, 0, LANDLOCK_CREATE_RULESET_VERSION)) {
     if (version_ < 1) fail("this kernel does not restrict files. Needed: Landlock, in Linux since 5.13", errno);
     handled_ = kAllOfVersion1 | (version_ >= 2 ? kRefer : 0) | (version_ >= 3 ? kTruncate : 0);
-    const landlock_ruleset_attr attributes = {.handled_access_fs = handled_};
+    landlock_ruleset_attr attributes{};  // newer headers have more members
+    attributes.handled_access_fs = handled_;
     rules_.emplace(::syscall(SYS_landlock_create_ruleset, &attributes, sizeof attributes, 0));
     if (rules_->get() < 0) fail("cannot restrict files", errno);
   }
@@ -196,13 +199,13 @@ class Filter {
 
 void restrict_files(const SandboxFiles& files) {
   std::error_code none;
-  const auto threads = std::distance(fs::directory_iterator("/proc/self/task", none), {});
+  const std::size_t threads = names_in("/proc/self/task").size();
   if (threads != 1) throw std::runtime_error(fmt::format("--sandbox: found {} threads, expected one", threads));
   Rules rules;
   for (const fs::path& path : files.readable) {
     if (fs::is_directory(path, none)) {
-      for (const auto& entry : fs::directory_iterator(path, none)) {
-        if (entry.is_regular_file(none)) rules.allow(entry.path(), kReadFile);
+      for (const std::string& name : names_in(path)) {
+        if (fs::is_regular_file(path / name, none)) rules.allow(path / name, kReadFile);
       }
     } else {
       rules.allow(path, kReadFile);

@@ -1,6 +1,7 @@
 // Opening a checkpoint: which files belong to it, their headers, and the agreement between the index and the shards.
 #include "models/files/checkpoint.h"
 
+#include <dirent.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -71,15 +72,22 @@ File open_shard(const fs::path& folder, const std::string& name, const fs::path&
   return File::open(target);
 }
 
-/// Why a folder has no checkpoint, with a hint if it seems to hold one in another format.
+struct CloseFolder {
+  void operator()(DIR* folder) const { (void)::closedir(folder); }
+};
+
+/// Why a folder has no checkpoint, with a hint if it seems to hold one in another format. Not std::filesystem's
+/// iterator: libstdc++ makes paths there where it must not throw, and ends the process if memory runs out.
 [[noreturn]] void fail_no_checkpoint(const fs::path& folder) {
   std::string hint;
-  std::error_code error;
-  std::size_t seen = 0;
-  for (fs::directory_iterator it(folder, error), end; it != end && seen < 1000; it.increment(error), ++seen) {
-    const fs::path extension = it->path().extension();
+  const std::unique_ptr<DIR, CloseFolder> opened(::opendir(folder.c_str()));
+  for (int seen = 0; opened && seen < 1000; ++seen) {
+    const dirent* const entry = ::readdir(opened.get());
+    if (entry == nullptr) break;
+    const fs::path name = entry->d_name;
+    const fs::path extension = name.extension();
     if (extension == ".pt" || extension == ".pth" || extension == ".bin") {
-      hint = fmt::format("; convert {} with weights/convert.py", quote(it->path().filename().string()));
+      hint = fmt::format("; convert {} with weights/convert.py", quote(name.string()));
     }
   }
   fail(folder, fmt::format("no {} and no {}{}", kModelFile, kIndexFile, hint));

@@ -1,6 +1,11 @@
 // Little address space: each run works or says that it cannot, at once, whatever the matrix library needs.
+#include <csignal>
+#include <cstddef>
+#include <cstdlib>
+#include <stdexcept>
 #include <string>
 
+#include "apps/cli.h"
 #include "tests/apps/programs.h"
 #include "tests/support/model_folder.h"
 
@@ -30,6 +35,36 @@ TEST(Memory, AnyLimitOfAddressSpaceEndsARunWithAResultOrAReason) {
   }
   EXPECT_TRUE(worked);
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+volatile std::size_t more_than_there_is = std::size_t{1} << 60;
+char* volatile taken = nullptr;
+
+/// Inlined into a function that must not throw: there GCC cleans up and ends the process with no word of the exception.
+template <class Fault>
+[[gnu::always_inline]] inline int clean_up_after(Fault fault) {
+  const std::string cleaned_up(100, 'x');
+  fault();
+  return static_cast<int>(cleaned_up.size());
+}
+int take_more() noexcept {
+  return clean_up_after([] { taken = new char[more_than_there_is]; });
+}
+int fail() noexcept {
+  return clean_up_after([] { throw std::runtime_error("a fault of the program's own"); });
+}
+
+TEST(Memory, WantOfItWhereNothingCanBeThrownIsExitFour) {
+  GTEST_FLAG_SET(death_test_style, "fast");
+  EXPECT_EXIT(std::_Exit(apps::run_program("mmrec-test", take_more)), testing::ExitedWithCode(4),
+              "^mmrec-test: out of memory\n$");
+}
+
+TEST(Memory, AnotherFaultWhereNothingCanBeThrownIsASignal) {
+  GTEST_FLAG_SET(death_test_style, "fast");
+  EXPECT_EXIT(std::_Exit(apps::run_program("mmrec-test", fail)), testing::KilledBySignal(SIGABRT), "^$");
+}
+#endif
 
 }  // namespace
 }  // namespace mmrec::test

@@ -462,5 +462,20 @@ TEST(Checkpoint, AFolderOfManyOtherFilesIsLookedThroughInPart) {
   }
 }
 
+#if !defined(__SANITIZE_ADDRESS__)  // UndefinedBehaviorSanitizer opens a pipe where exceptions are asked for their type
+TEST(Checkpoint, AFolderThatCannotBeListedIsRefusedWithoutAHint) {
+  const TempFolder folder;
+  write_file(folder / "pytorch_model.bin", "PK");
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none = {.rlim_cur = 0, .rlim_max = before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  const std::string refusal = refusal_of(folder);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  expect_says(refusal, {"no model.safetensors and no model.safetensors.index.json"});
+  EXPECT_EQ(refusal.find("convert"), std::string::npos) << refusal;
+}
+#endif
+
 }  // namespace
 }  // namespace mmrec::models

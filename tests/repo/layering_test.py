@@ -170,6 +170,13 @@ class LayeringTest(unittest.TestCase):
                     with self.subTest(file=str(path.relative_to(ROOT)), include=name):
                         self.assertTrue(there.is_file())
 
+    def test_no_folder_is_listed_by_what_ends_the_process_without_memory(self):
+        """Steps of libstdc++'s directory_iterator allocate where they must not throw."""
+        for layer in LAYERS:
+            for path in sources(layer):
+                with self.subTest(file=str(path.relative_to(ROOT))):
+                    self.assertNotIn("directory_iterator", re.sub("//.*", "", path.read_text(encoding="utf-8")))
+
     def test_public_headers_have_one_home(self):
         names = [p.name for layer in LAYERS for p in (ROOT / layer / "include").rglob("*.h*")]
         self.assertEqual(sorted(names), sorted(set(names)))
