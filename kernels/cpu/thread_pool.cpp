@@ -6,10 +6,12 @@
 // A worker that comes late finds the ticket closed or of a later epoch and stays out.
 #include "kernels/cpu/thread_pool.h"
 
+#include <pthread.h>
 #include <sched.h>
 
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -25,30 +27,60 @@ void relax() {
 #endif
 }
 
+std::atomic<std::uint32_t> fork_count{0};
+[[maybe_unused]] const int kRegistered =
+    pthread_atfork(nullptr, nullptr, [] { fork_count.fetch_add(1, std::memory_order_relaxed); });
+
 }  // namespace
+
+std::uint32_t forks() { return fork_count.load(std::memory_order_relaxed); }
 
 struct ThreadPool::Impl {
   using Word = std::atomic<std::uint32_t>;
   static constexpr std::chrono::microseconds kSpin{50};  // longer than the serial pieces of a decode step
 
-  explicit Impl(int count) : threads(count), oversubscribed(count > available_processors()) {
-    workers.reserve(static_cast<std::size_t>(count - 1));
+  explicit Impl(int count) : threads(count), oversubscribed(count > available_processors()) { start(); }
+  ~Impl() { stop(); }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  void start() {
+    workers = std::make_unique<std::vector<std::thread>>();
+    workers->reserve(static_cast<std::size_t>(threads - 1));
     try {
-      for (int i = 1; i < count; ++i) workers.emplace_back([this, i] { work(i); });
+      for (int i = 1; i < threads; ++i) workers->emplace_back([this, i] { work(i); });
     } catch (...) {
       stop();
       throw;
     }
   }
-  ~Impl() { stop(); }
-  Impl(const Impl&) = delete;
-  Impl& operator=(const Impl&) = delete;
 
   void stop() {
+    if (is_forked()) return leave_to_parent();
     stopping.store(true);
     epoch.fetch_add(1);
     epoch.notify_all();
-    for (std::thread& worker : workers) worker.join();
+    for (std::thread& worker : *workers) worker.join();
+    workers->clear();
+  }
+
+  bool is_forked() const { return made_after != forks(); }
+  /// What is no thread of this process can be neither joined nor let go.
+  void leave_to_parent() { static_cast<void>(workers.release()); }
+  void start_anew() {
+    leave_to_parent();
+    epoch.store(0);
+    ticket.store(kClosed);
+    left.store(0);
+    arrived.store(0);
+    stopping.store(false);
+    made_after = forks();
+    try {
+      start();
+    } catch (...) {
+      --made_after;  // the next region tries again
+      throw;
+    }
   }
 
   /// Returns once word differs from old; what was written before that change is visible then.
@@ -95,6 +127,7 @@ struct ThreadPool::Impl {
   }
 
   void announce(Function body, void* argument) {
+    if (is_forked()) start_anew();
     function = body;
     context = argument;
     left.store(0, std::memory_order_relaxed);
@@ -124,7 +157,8 @@ struct ThreadPool::Impl {
   alignas(64) Word left{0};                                // workers that have left the region
   alignas(64) Word arrived{0};                             // threads in the barrier
   alignas(64) Word phase{0};                               // barriers completed
-  std::vector<std::thread> workers;
+  std::uint32_t made_after = forks();
+  std::unique_ptr<std::vector<std::thread>> workers;
 };
 
 ThreadPool::ThreadPool(int threads) : impl_(std::make_unique<Impl>(threads < 1 ? 1 : threads)) {}

@@ -8,7 +8,14 @@
 
 namespace mmrec::kernels {
 
+/// How often this process has been forked off another one: of its threads none came along but the one that called
+/// fork().
+std::uint32_t forks();
+
 /// A fixed set of threads that run one region at a time. The calling thread takes part as thread 0.
+///
+/// In a process that was forked off while no region ran, the first region starts the threads anew, and then throws
+/// std::system_error if it cannot.
 class ThreadPool {
  public:
   /// `threads` counts the caller; 1 starts no thread. Throws std::system_error if a thread cannot be started.

@@ -2,97 +2,116 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstdint>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <utility>
+
+#include "kernels/cpu/thread_pool.h"
 
 namespace mmrec::models {
 
 class Companion {
  public:
-  Companion() = default;
-  Companion(const Companion&) = delete;
-  Companion& operator=(const Companion&) = delete;
-  ~Companion() {
-    if (!thread_.joinable()) return;
-    {
-      const std::lock_guard lock(mutex_);
-      is_ending_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
-
   /// own() on this thread and other() on the companion's, which begins with the first call. Throws what either has
   /// thrown, when both are done. Without a thread to be had, one after the other.
   template <class Own>
   void run(const Own& own, std::function<void()> other) {
-    begin(std::move(other));
+    if (state_->made_after != kernels::forks()) {  // the thread is the parent's, and may be waiting in what it waits in
+      state_.reset(new State);
+    }
+    state_->begin(std::move(other));
     std::exception_ptr fault;
     try {
       own();
     } catch (...) {
       fault = std::current_exception();
     }
-    const std::exception_ptr others = end();
+    const std::exception_ptr others = state_->end();
     if (fault) std::rethrow_exception(fault);
     if (others) std::rethrow_exception(others);
   }
 
  private:
-  void begin(std::function<void()> work) {
-    {
-      const std::lock_guard lock(mutex_);
-      work_ = std::move(work);
-      fault_ = nullptr;
+  class State {
+   public:
+    State() = default;
+    State(const State&) = delete;
+    State& operator=(const State&) = delete;
+    ~State() {
+      if (!thread_.joinable()) return;
+      {
+        const std::lock_guard lock(mutex_);
+        is_ending_ = true;
+      }
+      changed_.notify_all();
+      thread_.join();
     }
-    if (!thread_.joinable()) {
-      try {
-        thread_ = std::thread([this] { serve(); });
-      } catch (const std::system_error&) {
+    void begin(std::function<void()> work) {
+      {
+        const std::lock_guard lock(mutex_);
+        work_ = std::move(work);
+        fault_ = nullptr;
+      }
+      if (!thread_.joinable()) {
+        try {
+          thread_ = std::thread([this] { serve(); });
+        } catch (const std::system_error&) {
+          do_work();
+        }
+      }
+      changed_.notify_all();
+    }
+    std::exception_ptr end() {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return work_ == nullptr; });
+      return std::exchange(fault_, nullptr);
+    }
+
+    const std::uint32_t made_after = kernels::forks();
+
+   private:
+    void serve() {
+      while (true) {
+        {
+          std::unique_lock lock(mutex_);
+          changed_.wait(lock, [this] { return is_ending_ || work_ != nullptr; });
+          if (work_ == nullptr) return;
+        }
         do_work();
       }
     }
-    changed_.notify_all();
-  }
-  std::exception_ptr end() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return work_ == nullptr; });
-    return std::exchange(fault_, nullptr);
-  }
-  void serve() {
-    while (true) {
-      {
-        std::unique_lock lock(mutex_);
-        changed_.wait(lock, [this] { return is_ending_ || work_ != nullptr; });
-        if (work_ == nullptr) return;
+    void do_work() {
+      std::exception_ptr fault;
+      try {
+        work_();
+      } catch (...) {
+        fault = std::current_exception();
       }
-      do_work();
+      {
+        const std::lock_guard lock(mutex_);
+        work_ = nullptr;
+        fault_ = fault;
+      }
+      changed_.notify_all();
     }
-  }
-  void do_work() {
-    std::exception_ptr fault;
-    try {
-      work_();
-    } catch (...) {
-      fault = std::current_exception();
-    }
-    {
-      const std::lock_guard lock(mutex_);
-      work_ = nullptr;
-      fault_ = fault;
-    }
-    changed_.notify_all();
-  }
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::function<void()> work_;  // null: none
-  std::exception_ptr fault_;
-  bool is_ending_ = false;
-  std::thread thread_;
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::function<void()> work_;  // null: none
+    std::exception_ptr fault_;
+    bool is_ending_ = false;
+    std::thread thread_;
+  };
+  struct Deleter {
+    void operator()(State* state) const {
+      if (state->made_after == kernels::forks()) std::default_delete<State>()(state);
+    }
+  };
+  std::unique_ptr<State, Deleter> state_{new State};
 };
 
 }  // namespace mmrec::models

@@ -2,6 +2,8 @@
 #include "kernels/cpu/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -134,6 +136,43 @@ TEST_P(Pool, MovesAndIsDestroyedIdle) {
   pool.run([&](int) { ++calls; });
   EXPECT_EQ(calls, GetParam() + 1);
 }
+
+#if !defined(__SANITIZE_THREAD__)  // which starts no threads after a fork
+TEST_P(Pool, AForkedProcessHasThreadsOfItsOwn) {
+  ThreadPool used(GetParam());
+  ThreadPool fresh(GetParam());
+  ThreadPool unused(GetParam());
+  std::atomic<int> calls{0};
+  const auto region = [&](ThreadPool& pool) {
+    pool.run([&](int) {
+      ++calls;
+      pool.barrier();
+    });
+  };
+  region(used);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(60);
+    for (int i = 0; i < 3; ++i) region(used);
+    region(fresh);
+    { const ThreadPool dropped(std::move(unused)); }
+    const pid_t grandchild = fork();
+    if (grandchild == 0) {
+      region(used);
+      _exit(calls == 6 * GetParam() ? 0 : 1);
+    }
+    int status = 1;
+    waitpid(grandchild, &status, 0);
+    _exit(calls == 5 * GetParam() && status == 0 ? 0 : 1);
+  }
+  int status = 1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  region(used);
+  EXPECT_EQ(calls, 2 * GetParam());
+}
+#endif
 
 INSTANTIATE_TEST_SUITE_P(Threads, Pool, testing::Values(1, 2, 5, 16));
 

@@ -1,0 +1,70 @@
+// A process that is forked off one which has loaded a model, and computed: it computes the same, with threads of its
+// own.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "mmrec/model.h"
+#include "mmrec/scorer.h"
+
+#if !defined(__SANITIZE_THREAD__)  // which starts no threads after a fork
+
+namespace mmrec {
+namespace {
+
+class Fork : public testing::TestWithParam<std::string> {};
+
+TEST_P(Fork, TheChildComputesWhatTheParentDoes) {
+  LoadOptions options;
+  options.device = Device::kCpu;
+  options.threads = 3;
+  const Model model = Model::load(std::filesystem::path(MMREC_FIXTURES) / GetParam(), options);
+  std::vector<int> tokens(40);
+  for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int>(3 + 5 * i % 90);
+  Session session = model.new_session();
+  session.prefill(tokens);
+  const std::vector<std::byte> state = session.save();
+  const auto go_on = [&] {
+    session.restore(state);
+    session.prefill(tokens);
+    session.step(std::vector{7});
+    const auto logits = session.logits();
+    return std::vector(logits.begin(), logits.end());
+  };
+  const auto score = [&] { return Scorer(model).score(std::vector(5, tokens)).front().nll; };
+  const std::vector<float> expected = go_on();
+  const double nll = score();
+
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(120);
+    bool is_equal = go_on() == expected && score() == nll;
+    session = model.new_session();
+    session.prefill(tokens);
+    is_equal = is_equal && session.save() == state;
+    _exit(is_equal ? 0 : 1);
+  }
+  int status = 1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(go_on(), expected);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Fork, testing::Values("tiny", "upstream/hem", "upstream/mmrec100m", "upstream/jax"),
+                         [](const auto& tested) {
+                           std::string name = tested.param;
+                           std::replace(name.begin(), name.end(), '/', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace mmrec
+
+#endif
