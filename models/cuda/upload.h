@@ -4,8 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <stdexcept>
-#include <string>
 #include <utility>
 
 #include "kernels/cuda/runtime/cuda.h"
@@ -59,11 +57,11 @@ template <class View>
 class DeviceWeights {
  public:
   /// `view` has as many layers as the weights. visit(f, weights...) calls f(Field, members...) for every field; a
-  /// precision of kAuto is `stored`. Throws std::runtime_error where the GPU cannot be used.
+  /// precision of kAuto is `stored`. Throws std::bad_alloc, std::system_error. Requires: cuda_unusable_reason(gpu) was
+  /// "", which is not asked again: a call that fails now names itself.
   template <class Host, class Visit>
   DeviceWeights(const Host& weights, View view, const Visit& visit, kernels::DType stored, Precision precision, int gpu)
       : type_(precision == Precision::kAuto ? stored : type_of(precision)), gpu_(gpu), view_(std::move(view)) {
-    if (const std::string reason = cuda_unusable_reason(gpu); !reason.empty()) throw std::runtime_error(reason);
     kernels::make_current(gpu);
     const auto type_in = [this](const Field& field) { return field.is_matrix() ? type_ : kernels::DType::kF32; };
     DevicePlaces sizes;

@@ -22,8 +22,8 @@ class CudaWeights;
 
 /// Copies `weights` to a GPU through page-locked staging memory, rounding where the precision is narrower than the
 /// stored type; kAuto is the stored matrices' type where all agree on a 16-bit one, fp32 otherwise. Throws
-/// std::bad_alloc whose what() names needed and free bytes, std::system_error, std::runtime_error where
-/// cuda_unusable_reason() says so.
+/// std::bad_alloc whose what() names needed and free bytes, std::system_error. Requires: cuda_unusable_reason(gpu)
+/// was "".
 std::shared_ptr<const CudaWeights> upload_weights(const HostWeights& weights, Precision precision, int gpu = 0);
 /// Resident bytes on the device, and the precision that kAuto became.
 std::uint64_t device_bytes(const CudaWeights& weights);

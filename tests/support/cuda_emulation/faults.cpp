@@ -1,6 +1,7 @@
 #include "faults.h"
 
 #include <atomic>
+#include <cstdlib>
 
 namespace mmrec::cuda_emulation {
 namespace {
@@ -12,6 +13,13 @@ std::atomic<cudaError_t> with{cudaSuccess}, lasting{cudaSuccess};
 bool destroys_context(cudaError_t code) {
   return code == cudaErrorECCUncorrectable || code == cudaErrorIllegalAddress || code == cudaErrorLaunchFailure;
 }
+
+/// A process that its tests cannot reach into says by its environment which call is an illegal access.
+[[maybe_unused]] const bool from_environment = [] {
+  const char* nth = std::getenv("MMREC_CUDA_EMULATION_ILLEGAL_ACCESS");
+  if (nth != nullptr) begin_faults(std::atoll(nth), cudaErrorIllegalAddress);
+  return nth != nullptr;
+}();
 
 }  // namespace
 
