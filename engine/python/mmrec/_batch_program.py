@@ -63,7 +63,7 @@ def main(
         parser.error("--ray-address does not go with --no-ray")
     try:
         out = sys.stdout
-        with contextlib.redirect_stdout(sys.stderr):  # Ray prints there what it has to say of workers that died
+        with contextlib.redirect_stdout(_cluster.BriefOutput()):  # what Ray says of workers that died
             result = _run(args, make, options, report)
             print(result, file=out)
         return 0

@@ -1,19 +1,24 @@
-"""Partitions worked off by actors of a Ray cluster, or by this process.
+"""Partitions worked off by a pool of Ray Data's actors, or by this process.
 
-Actors are Ray's own and not a pool of Ray Data's. That one (2.60) gives a partition back to the very actor that had it: where
-its node is gone for good the partition waits until other workers have nothing more to do and give up their place, and one
-that kills its workers is tried without end.
+Ray restarts a worker that died and gives it its partition again, without end. So a worker says in a ledger what it
+begins, and refuses a partition that has been begun too often: what kills its workers ends the run.
 
-What must stay true: a partition whose worker dies is given to another; workers are added while the cluster has room for
-them; work on a partition can be repeated without harm.
+What must stay true: a partition whose worker dies is begun again, a bounded number of times; workers are added while
+the cluster has room for them; work on a partition can be repeated without harm.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
+import dataclasses
+import io
+import logging
+import os
+import pickle
+import re
 import sys
-import time
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Iterator, Optional
 
 from ._partitions import Partition
 
@@ -29,16 +34,50 @@ def connect(address: Optional[str]) -> Any:
     """Ray, connected to `address`, or to one of its own on this machine; None where it is not installed."""
     try:
         import ray
+        import ray.data
     except ImportError:
         if address is not None:
-            raise ClusterError("--ray-address: Ray is not installed. Try: pip install 'ray[data]'") from None
+            raise ClusterError("--ray-address: Ray Data is not installed. Try: pip install 'ray[data]'") from None
         return None
     if not ray.is_initialized():
+        if address is not None:  # Ray waits long for a cluster that is not there
+            print(f"mmrec: connects to {address}", file=sys.stderr)
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its C++ writes to this process' stderr
         try:
-            ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", include_dashboard=False)
+            with _quiet():  # and says that it has been told so
+                ray.init(
+                    address=address or "local",
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    include_dashboard=False,
+                )
         except (ConnectionError, ValueError, RuntimeError) as fault:
             raise ClusterError(f"--ray-address {address}: {str(fault).splitlines()[0]}") from fault
     return ray
+
+
+class BriefOutput(io.TextIOBase):
+    """In place of stdout: of what Ray prints there of workers and nodes that died, a line each on stderr."""
+
+    def write(self, text: str) -> int:
+        for line in text.splitlines():
+            line = re.sub(r"\x1b\[\d+m", "", line)
+            if line.startswith("(raylet"):  # others are the last ones of its logs
+                print(f"mmrec: ray: {line.partition(') ')[2][:200]}", file=sys.stderr)
+        return len(text)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without a standard error, Python's or of other languages."""
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nothing, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
 
 
 def run_here(make: Callable[[], Callable[[Partition], None]], partitions: list[Partition]) -> None:
@@ -61,78 +100,95 @@ def run_on_ray(
 
     Raises ClusterError for a partition over which workers died again and again, and what the work itself raised.
     """
-    actor_of = ray.remote(num_cpus=cpus, num_gpus=gpus, max_restarts=0)(_Worker)
-    pending = collections.deque(partitions)
-    attempts: collections.Counter[Partition] = collections.Counter()
-    in_work: dict[Any, tuple[Any, Optional[Partition]]] = {}
-    try:
-        while pending or any(partition for _, partition in in_work.values()):
-            while len(in_work) < min(_room(ray, cpus, gpus), len(pending) + _busy(in_work)):
-                actor = actor_of.remote(make)
-                in_work[actor.ready.remote()] = (actor, None)
-            if not in_work:
-                time.sleep(1)
-                continue
-            done, _ = ray.wait(list(in_work), timeout=1)
-            for reference in done:
-                actor, partition = in_work.pop(reference)
-                try:
-                    ray.get(reference)
-                except ray.exceptions.RayTaskError as fault:
-                    raise fault.cause if isinstance(getattr(fault, "cause", None), Exception) else fault from None
-                except ray.exceptions.RayError as fault:
-                    _give_back(partition, pending, attempts, fault)
-                    continue
-                if partition is not None:
-                    on_done(partition)
-                if pending:
-                    following = pending.popleft()
-                    in_work[actor.work.remote(following)] = (actor, following)
-                else:
-                    ray.kill(actor)
-    finally:
-        for actor, _ in in_work.values():
-            ray.kill(actor)
-
-
-def _give_back(
-    partition: Optional[Partition],
-    pending: collections.deque[Partition],
-    attempts: collections.Counter[Partition],
-    fault: Exception,
-) -> None:
-    if partition is None:
+    if not partitions:
         return
-    attempts[partition] += 1
-    reason = (str(fault).splitlines() or ["no reason given"])[0]
-    if attempts[partition] == MOST_ATTEMPTS:
-        raise ClusterError(f"{partition.path}: {MOST_ATTEMPTS} workers died over {partition.name} ({reason})")
-    print(f"mmrec: a worker died ({reason}); {partition.name} is given to another", file=sys.stderr)
-    pending.appendleft(partition)
+    _configure(ray)
+    node = ray.get_runtime_context().get_node_id()
+    here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+    ledger = ray.remote(num_cpus=0, scheduling_strategy=here)(_Ledger).remote()
+    rows = [dataclasses.asdict(partition) for partition in partitions]
+    outcomes = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
+        _Worker,
+        fn_constructor_args=(make, ledger),
+        batch_size=1,
+        batch_format="numpy",
+        compute=ray.data.ActorPoolStrategy(min_size=1, max_size=len(rows), max_tasks_in_flight_per_actor=1),
+        num_cpus=cpus,
+        num_gpus=gpus,
+    )
+    try:
+        # Without prefetching, which would keep each outcome back until the next is there.
+        for batch in outcomes.iter_batches(batch_size=1, batch_format="numpy", prefetch_batches=0):
+            outcome = _row(batch)
+            begun, fault = outcome.pop("begun"), outcome.pop("fault")
+            if fault:
+                raise pickle.loads(fault)
+            partition = Partition(**outcome)
+            if begun > 1:
+                print(f"mmrec: {partition.name} was begun {begun} times: workers died", file=sys.stderr)
+            on_done(partition)
+    except ray.exceptions.RayError as lost:
+        raise ClusterError(f"Ray: {(str(lost).strip() or type(lost).__name__).splitlines()[-1]}") from lost
 
 
-def _busy(in_work: dict[Any, tuple[Any, Optional[Partition]]]) -> int:
-    return sum(1 for _, partition in in_work.values() if partition is not None)
+def _configure(ray: Any) -> None:
+    for handler in list(logging.getLogger("ray.data").handlers):
+        if handler.name == "console":
+            logging.getLogger("ray.data").removeHandler(handler)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    context.execution_no_progress_timeout_s = -1  # one partition may take long
+    # With a task in flight for each worker, no pool is more than busy: it grows while there is room, and never shrinks.
+    context.autoscaling_config.actor_pool_util_upscaling_threshold = 0.01
+    context.autoscaling_config.actor_pool_util_downscaling_threshold = 0.0
 
 
-def _room(ray: Any, cpus: float, gpus: float) -> int:
-    """Workers that the nodes which are alive have room for."""
-    room = 0
-    for node in ray.nodes():
-        if node["Alive"]:
-            has = node["Resources"]
-            room += int(min(has.get("CPU", 0) / cpus, has.get("GPU", 0) / gpus if gpus else float("inf")))
-    return room
+class _Ledger:
+    """How often each partition has been begun."""
+
+    def __init__(self) -> None:
+        self._begun: collections.Counter[str] = collections.Counter()
+
+    def begin(self, name: str) -> int:
+        self._begun[name] += 1
+        return self._begun[name]
 
 
 class _Worker:
     """Holds the model for as long as there are partitions."""
 
-    def __init__(self, make: Callable[[], Callable[[Partition], None]]) -> None:
-        self._work = make()
+    def __init__(self, make: Callable[[], Callable[[Partition], None]], ledger: Any) -> None:
+        self._make = make
+        self._ledger = ledger
+        self._work: Optional[Callable[[Partition], None]] = None
 
-    def ready(self) -> None:
-        """Answers when the model is loaded."""
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        import ray
 
-    def work(self, partition: Partition) -> None:
-        self._work(partition)
+        partition = Partition(**_row(batch))
+        begun, fault = 0, b""
+        try:
+            begun = ray.get(self._ledger.begin.remote(partition.name))
+            if begun > MOST_ATTEMPTS:
+                raise ClusterError(f"{partition.path}: {MOST_ATTEMPTS} workers died over {partition.name}")
+            if self._work is None:  # here, where a model that kills its worker counts too
+                self._work = self._make()
+            self._work(partition)
+        except Exception as raised:  # noqa: BLE001: the driver raises it
+            fault = _packed(raised)
+        return {**batch, "begun": [begun], "fault": [fault]}
+
+
+def _row(batch: dict[str, Any]) -> dict[str, Any]:
+    """Of a batch of one, as Python's types."""
+    return {name: values.tolist()[0] for name, values in batch.items()}
+
+
+def _packed(fault: Exception) -> bytes:
+    try:
+        packed = pickle.dumps(fault)
+        pickle.loads(packed)
+    except Exception:  # noqa: BLE001: what a class does that was not made for it
+        packed = pickle.dumps(RuntimeError(f"{type(fault).__name__}: {fault}"))
+    return packed
