@@ -6,7 +6,9 @@ scripts/test-python counts them.
 import json
 import os
 import pathlib
+import signal
 import struct
+import time
 
 import numpy as np
 import pytest
@@ -29,6 +31,25 @@ def read_safetensors(path):
             begin, end = (8 + size + offset for offset in entry["data_offsets"])
             result[name] = np.frombuffer(data[begin:end], TYPES[entry["dtype"]]).reshape(entry["shape"])
     return result
+
+
+def true_in_a_fork(check):
+    """Whether check() is true in a process that is forked off; fails where it hangs."""
+    child = os.fork()
+    if child == 0:
+        code = 2
+        try:
+            code = 0 if check() else 1
+        finally:
+            os._exit(code)
+    for _ in range(600):
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return status == 0
+        time.sleep(0.1)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    pytest.fail("the child hangs")
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,11 @@
 """mmrec.ops: the kernels on arrays of NumPy, PyTorch and JAX, against their equations in float64."""
 
-import os
-import signal
 import threading
-import time
 
 import numpy as np
 import pytest
 
+from conftest import true_in_a_fork
 from mmrec import ops
 
 
@@ -152,19 +150,7 @@ def test_threads_of_python_compute_at_once():
 def test_a_forked_child_has_threads_of_its_own():
     log_a, b = numbers((64, 400, 32), -0.3, 0.0, 14), numbers((64, 400, 32), -1.0, 1.0, 15)
     want = ops.decay_scan(log_a, b, threads=2)
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if np.array_equal(ops.decay_scan(log_a, b, threads=2), want) else 1)
-    for _ in range(300):
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            break
-        time.sleep(0.1)
-    else:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        pytest.fail("the child hangs")
-    assert status == 0
+    assert true_in_a_fork(lambda: np.array_equal(ops.decay_scan(log_a, b, threads=2), want))
 
 
 def test_bfloat16_of_ml_dtypes():

@@ -34,8 +34,8 @@ def mypy(*arguments):
 
 
 def test_the_package_and_a_users_program_pass_mypy(tmp_path):
-    own = ["_bundled", "_generator", "_results", "_scorer", "_streams", "__init__"]
-    run = mypy("mypy", "--cache-dir", tmp_path / "own", *(ROOT / "engine/python/mmrec" / f"{name}.py" for name in own))
+    own = [path for path in ROOT.glob("engine/python/mmrec/*.py") if path.stem not in ("lm_eval", "torch")]  # of untyped classes
+    run = mypy("mypy", "--ignore-missing-imports", "--cache-dir", tmp_path / "own", *own)
     assert run.returncode == 0, run.stdout + run.stderr
     program = tmp_path / "user.py"
     program.write_text(USER)

@@ -128,6 +128,9 @@ nb::object python_result(GenerateResult result, int top_logprobs);
 /// mmrec.PrefillStats.
 nb::object python_stats(const PrefillStats& stats);
 
+/// An object for a function that may go where the GIL is not held; it takes the GIL to let go of it.
+std::shared_ptr<nb::object> kept(nb::object object);
+
 /// A callable that answers on_progress: asks `callable` where it is not None (None and True go on), and looks for
 /// signals.
 std::function<bool(std::int64_t, std::int64_t)> watched(nb::object callable);

@@ -34,13 +34,13 @@ class PyGenerator {
     std::atomic<bool>* in_use = nullptr;
     if (!start.is_none()) {
       if (!nb::isinstance<PySession>(start)) throw nb::type_error("start: expected a Session");
-      PySession& session = nb::cast<PySession&>(start);
+      auto& session = nb::cast<PySession&>(start);
       in_use = &session.busy;
       request.start = session.session;
     }
     if (!state.is_none()) {
       if (!nb::isinstance<nb::bytes>(state)) throw nb::type_error("state: expected bytes");
-      const nb::bytes bytes = nb::cast<nb::bytes>(state);
+      const auto bytes = nb::cast<nb::bytes>(state);
       const auto* data = reinterpret_cast<const std::byte*>(bytes.c_str());
       request.state.assign(data, data + bytes.size());
     }
@@ -86,11 +86,7 @@ class PyGenerator {
   /// Hands a result to a callable of Python's.
   static std::function<void(GenerateResult)> receiver(const nb::object& on_finish, int top_logprobs) {
     if (on_finish.is_none()) return {};
-    const std::shared_ptr<nb::object> callable(new nb::object(on_finish), [](nb::object* held) {
-      const nb::gil_scoped_acquire gil;
-      delete held;
-    });
-    return [callable, top_logprobs](GenerateResult result) {
+    return [callable = kept(on_finish), top_logprobs](GenerateResult result) {
       const nb::gil_scoped_acquire gil;
       (*callable)(python_result(std::move(result), top_logprobs));
     };

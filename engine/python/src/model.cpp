@@ -78,7 +78,7 @@ std::function<void(std::string_view)> warner(nb::handle on_warning) {
 
 PyModel load(const nb::object& path, nb::kwargs options) {
   const nb::object on_warning = take(options, "on_warning");
-  const nb::dict kept = nb::borrow<nb::dict>(options.attr("copy")());
+  const auto kept = nb::borrow<nb::dict>(options.attr("copy")());
   LoadOptions load = take_load_options(options);
   expect_no_more(options, "load");
   load.on_warning = warner(on_warning);
@@ -92,7 +92,7 @@ PyModel load(const nb::object& path, nb::kwargs options) {
 
 nb::list load_on_gpus(const nb::object& path, const nb::object& gpus, nb::kwargs options) {
   const nb::object on_warning = take(options, "on_warning");
-  const nb::dict kept = nb::borrow<nb::dict>(options.attr("copy")());
+  const auto kept = nb::borrow<nb::dict>(options.attr("copy")());
   LoadOptions load = take_load_options(options);
   expect_no_more(options, "load_on_gpus");
   load.on_warning = warner(on_warning);
@@ -104,7 +104,7 @@ nb::list load_on_gpus(const nb::object& path, const nb::object& gpus, nb::kwargs
   }();
   nb::list result;
   for (Model& model : models) {
-    const nb::dict own = nb::borrow<nb::dict>(kept.attr("copy")());
+    const auto own = nb::borrow<nb::dict>(kept.attr("copy")());
     own["device"] = nb::str(("cuda:" + std::to_string(model.info().gpu)).c_str());
     result.append(nb::cast(PyModel{std::move(model), folder, own}));
   }

@@ -11,12 +11,12 @@ namespace {
 // DLPack 1.2's table of functions, by which a library describes its arrays without making a capsule of Python's: as the
 // specification lays it out. Of the functions only the one that is called has its type.
 struct DlTensor {
-  void* data;
-  std::int32_t device_type, device;
-  std::int32_t dims;
-  nb::dlpack::dtype type;
-  const std::int64_t *shape, *strides;
-  std::uint64_t byte_offset;
+  void* data = nullptr;
+  std::int32_t device_type = 0, device = 0;
+  std::int32_t dims = 0;
+  nb::dlpack::dtype type{};
+  const std::int64_t *shape = nullptr, *strides = nullptr;
+  std::uint64_t byte_offset = 0;
 };
 struct DlExchange {
   std::uint32_t major, minor;
@@ -64,6 +64,7 @@ Operand operand_of(nb::handle value, const char* name) {
   Operand operand;
   if (nb::isinstance<nb::tuple>(value)) {
     const auto t = nb::borrow<nb::tuple>(value);
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): that is how addresses come from Python
     operand.data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(t[0]));
     const auto shape = nb::borrow<nb::sequence>(t[1]);
     const std::size_t dims = nb::len(shape);
@@ -78,7 +79,7 @@ Operand operand_of(nb::handle value, const char* name) {
     return operand;
   }
   if (const DlExchange* const table = exchange_of(value); table != nullptr) {
-    DlTensor tensor{};
+    DlTensor tensor;
     if (table->tensor_from_object(value.ptr(), &tensor) != 0) nb::raise_python_error();
     check_dims(tensor.dims, name);
     operand.data = static_cast<char*>(tensor.data) + tensor.byte_offset;

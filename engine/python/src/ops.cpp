@@ -1,5 +1,4 @@
 // The kernels by themselves, for mmrec.ops: arrays become the operands of mmrec/kernels.h.
-#include <unistd.h>
 
 #include <algorithm>
 #include <map>
@@ -32,7 +31,8 @@ StreamContext& stream_context(int device, std::uintptr_t stream) {
   const std::scoped_lock lock(mutex);
   auto& found = contexts[{device, stream}];
   if (!found) {
-    // NOLINTNEXTLINE(performance-no-int-to-ptr): that is how streams come from Python
+    // An aggregate, which make_unique() does not make. That is how streams come from Python.
+    // NOLINTNEXTLINE(performance-no-int-to-ptr,modernize-make-unique)
     found.reset(new StreamContext{{}, KernelContext::cuda(device, reinterpret_cast<void*>(stream))});
   }
   return *found;
@@ -40,16 +40,10 @@ StreamContext& stream_context(int device, std::uintptr_t stream) {
 
 KernelContext& cpu_context(int threads) {
   using Contexts = std::map<int, KernelContext>;
-  thread_local auto contexts = std::make_unique<Contexts>();
-  thread_local pid_t process = getpid();
-  if (process != getpid()) {  // a forked child has none of the threads that these wait for
-    (void)contexts.release();
-    contexts = std::make_unique<Contexts>();
-    process = getpid();
-  }
-  const auto found = contexts->find(threads);
-  if (found != contexts->end()) return found->second;
-  return contexts->emplace(threads, KernelContext::cpu(threads)).first->second;
+  thread_local Contexts contexts;
+  const auto found = contexts.find(threads);
+  if (found != contexts.end()) return found->second;
+  return contexts.emplace(threads, KernelContext::cpu(threads)).first->second;
 }
 
 /// Runs `op` where `x` lies, without the GIL.
@@ -243,22 +237,30 @@ IndexType targets_of(const Operand& targets, const Operand& logits) {
   return targets.type.bits == 32 ? IndexType::kInt32 : IndexType::kInt64;
 }
 
+/// A TokenLogprobs or TokenLogprobsBackward with its logits and targets.
+template <class Op>
+Op op_on(const Operand& logits, const Operand& targets) {
+  const Rows rows = rows_of(logits, "logits");
+  Op op;
+  op.rows = rows.rows;
+  op.vocab = rows.vocab;
+  op.type = element_type(logits, "logits");
+  op.logits = logits.data;
+  op.row_stride = rows.stride;
+  op.target_type = targets_of(targets, logits);
+  op.targets = targets.data;
+  return op;
+}
+
 /// token_logprobs(logits, targets, out, check_targets, stream, threads)
 void logprobs(nb::handle logits_value, nb::handle targets_value, nb::handle out_value, bool check_targets,
               std::uintptr_t stream, int threads) {
   const Operand logits = operand_of(logits_value, "logits");
   const Operand targets = operand_of(targets_value, "targets");
   const Operand out = operand_of(out_value, "out");
-  const Rows rows = rows_of(logits, "logits");
-  TokenLogprobs op{.rows = rows.rows,
-                   .vocab = rows.vocab,
-                   .type = element_type(logits, "logits"),
-                   .logits = logits.data,
-                   .row_stride = rows.stride,
-                   .target_type = targets_of(targets, logits),
-                   .targets = targets.data,
-                   .logprobs = floats_of(out, "out", logits, "logits", leading(logits)),
-                   .check_targets = check_targets};
+  auto op = op_on<TokenLogprobs>(logits, targets);
+  op.logprobs = floats_of(out, "out", logits, "logits", leading(logits));
+  op.check_targets = check_targets;
   run_where(logits, "logits", stream, threads, [&](KernelContext& context) { token_logprobs(context, op); });
 }
 
@@ -269,24 +271,16 @@ void logprobs_backward(nb::handle grad_value, nb::handle logits_value, nb::handl
   const Operand targets = operand_of(targets_value, "targets");
   const Operand grad = operand_of(grad_value, "grad");
   const Operand out = operand_of(out_value, "out");
-  const Rows rows = rows_of(logits, "logits");
-  const Rows out_rows = rows_of(out, "out");
+  auto op = op_on<TokenLogprobsBackward>(logits, targets);
   expect_alike(out, "out", logits, "logits");
   if (out.dims != logits.dims || !std::equal(out.shape.begin(), out.shape.begin() + out.dims, logits.shape.begin()) ||
       element_type(out, "out") != element_type(logits, "logits")) {
     refuse("out",
            "found " + type_name(out.type) + " " + shape_name(out, out.dims) + ", expected type and shape of logits");
   }
-  TokenLogprobsBackward op{.rows = rows.rows,
-                           .vocab = rows.vocab,
-                           .type = element_type(logits, "logits"),
-                           .logits = logits.data,
-                           .row_stride = rows.stride,
-                           .target_type = targets_of(targets, logits),
-                           .targets = targets.data,
-                           .grad = floats_of(grad, "grad", logits, "logits", leading(logits)),
-                           .d_logits = out.data,
-                           .d_row_stride = out_rows.stride};
+  op.grad = floats_of(grad, "grad", logits, "logits", leading(logits));
+  op.d_logits = out.data;
+  op.d_row_stride = rows_of(out, "out").stride;
   run_where(logits, "logits", stream, threads, [&](KernelContext& context) { token_logprobs_backward(context, op); });
 }
 

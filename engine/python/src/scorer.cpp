@@ -27,13 +27,6 @@ struct PyScorer {
 
 constexpr const char* kInUse = "this scorer";
 
-std::shared_ptr<nb::object> kept(nb::object object) {
-  return {new nb::object(std::move(object)), [](nb::object* held) {
-            const nb::gil_scoped_acquire gil;
-            delete held;
-          }};
-}
-
 void init(PyScorer* self, nb::handle models, int batch, bool whole_calls, const nb::object& on_progress,
           nb::kwargs options) {
   ScorerOptions given;

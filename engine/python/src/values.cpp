@@ -142,17 +142,19 @@ std::filesystem::path bundled_model() {
 
 bool goes_on(nb::handle answer) { return answer.ptr() != Py_False; }
 
+std::shared_ptr<nb::object> kept(nb::object object) {
+  return {new nb::object(std::move(object)), [](nb::object* held) {
+            const nb::gil_scoped_acquire gil;
+            delete held;
+          }};
+}
+
 std::function<bool(std::int64_t, std::int64_t)> watched(nb::object callable) {
-  // The callable goes when the function does, maybe where the GIL is gone.
-  auto kept = std::shared_ptr<nb::object>(new nb::object(std::move(callable)), [](nb::object* object) {
-    const nb::gil_scoped_acquire gil;
-    delete object;
-  });
-  return [kept, watch = SignalWatch()](std::int64_t done, std::int64_t total) mutable {
+  return [callable = kept(std::move(callable)), watch = SignalWatch()](std::int64_t done, std::int64_t total) mutable {
     watch.check();
-    if (kept->is_none()) return true;
+    if (callable->is_none()) return true;
     const nb::gil_scoped_acquire gil;
-    return goes_on((*kept)(done, total));
+    return goes_on((*callable)(done, total));
   };
 }
 
