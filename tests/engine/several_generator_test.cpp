@@ -3,12 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <random>
 #include <set>
 #include <stdexcept>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <utility>
@@ -159,6 +162,63 @@ TEST(SeveralGenerator, WhatOneRequestDoesIsItsOwnMatter) {
     for (int i = 0; i < 9; ++i) queue.submit(wish({1}, -1));
     queue.generator.run_once();
   }
+}
+
+// Requests are cancelled by threads that do nothing else, at any moment of a round.
+TEST(SeveralGenerator, OtherThreadsCancelWhatTheyLike) {
+  constexpr std::size_t kRequests = 24;
+  std::vector<Wish> wishes;
+  std::vector<GenerateResult> expected;
+  for (std::size_t i = 0; i < kRequests; ++i) {
+    wishes.push_back(wish({1, kThe, static_cast<int>(7 + i)}, 40));
+    wishes.back().options.sampler.seed = i;
+    expected.push_back(alone(wishes.back()));
+  }
+  int cancelled = 0;
+  for (unsigned seed = 0; seed < 9; ++seed) {
+    const Devices devices(1 + seed % 3, seed % 2 == 0);
+    Queue queue(devices.models, 2);
+    std::vector<std::atomic<bool>> is_cancelled(kRequests);
+    std::atomic<int> tokens = 0;
+    for (std::size_t i = 0; i < kRequests; ++i) {
+      GeneratorRequest request = queue.request(wishes[i]);
+      request.options.cancelled = [&, i] { return is_cancelled[i].load(); };
+      request.options.on_token = [&](int, float) { return ++tokens > 0; };
+      queue.generator.submit(std::move(request));
+    }
+    {
+      std::vector<std::jthread> others;
+      for (unsigned thread = 0; thread < 2; ++thread) {
+        others.emplace_back([&, thread](const std::stop_token& stop) {
+          std::mt19937 rng(2 * seed + thread);
+          for (int n = 0; n < 6; ++n) {
+            for (const int until = tokens + static_cast<int>(rng() % 60); tokens < until && !stop.stop_requested();) {
+              std::this_thread::sleep_for(std::chrono::microseconds(20));
+            }
+            is_cancelled[rng() % kRequests] = true;
+          }
+        });
+      }
+      queue.generator.run();
+    }
+    ASSERT_EQ(queue.results.size(), kRequests);
+    for (std::size_t i = 0; i < kRequests; ++i) {
+      SCOPED_TRACE("seed " + std::to_string(seed) + " request " + std::to_string(i + 1));
+      const GenerateResult& found = queue.results.at(i + 1);
+      if (found.finish_reason == FinishReason::kCancelled) {  // what it has is what as many tokens give
+        EXPECT_TRUE(is_cancelled[i]);
+        ++cancelled;
+        Wish fewer = wishes[i];
+        fewer.options.max_tokens = std::ssize(found.tokens);
+        GenerateResult same = alone(fewer);
+        same.finish_reason = FinishReason::kCancelled;
+        expect_same(found, same);
+      } else {  // or it was finished before
+        expect_same(found, expected[i]);
+      }
+    }
+  }
+  EXPECT_GT(cancelled, 0);
 }
 
 TEST(SeveralGenerator, ADeviceThatFailsEndsWhatItHadAndNoOthers) {

@@ -5,9 +5,11 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <random>
 #include <stdexcept>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <utility>
@@ -171,6 +173,51 @@ TEST(SeveralScorer, WhatAStreamsOwnerDoesEndsItAsOnOneDevice) {
         }
       }
     }
+  }
+}
+
+// Small enough for threads that are held up at every turn (tests/chaos): groups of all sizes, two blocks of a stream,
+// and calls that another thread ends at any moment.
+TEST(SeveralScorer, AnotherThreadEndsACall) {
+  std::mt19937 rng(4);
+  const Documents documents = random_documents(rng, 17'000);
+  const std::vector<DocumentScore> expected = Scorer(toy_model()).score(documents);
+  for (unsigned trial = 0; trial < 9; ++trial) {
+    const Devices devices(1 + trial % 3);
+    std::atomic<bool> is_cancelled = false;
+    std::atomic<std::int64_t> tokens = 0;
+    ScorerOptions options;
+    options.batch = 64 << (trial % 2);
+    options.on_progress = [&](std::int64_t done, double) {
+      tokens += done;
+      return !is_cancelled;
+    };
+    Scorer scorer(devices.models, options);
+    std::vector<DocumentScore> found;
+    bool is_whole = false;
+    std::size_t given = 0;
+    {
+      // The first calls are left alone.
+      const std::int64_t until =
+          trial < 3 ? std::numeric_limits<std::int64_t>::max() : static_cast<std::int64_t>(rng() % 150'000);
+      const std::jthread other([&, until](const std::stop_token& stop) {
+        while (tokens < until && !stop.stop_requested()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+        if (!stop.stop_requested()) is_cancelled = true;
+      });
+      is_whole = scorer.score_stream(
+          [&](std::vector<int>& ids) {
+            if (given == documents.size()) return false;
+            ids = documents[given++];
+            return true;
+          },
+          [&](std::size_t document, std::vector<int>&, DocumentScore& score) {
+            EXPECT_EQ(document, found.size());
+            found.push_back(std::move(score));
+            return true;
+          });
+    }
+    expect_begins(found, expected);
+    EXPECT_TRUE(is_whole ? found.size() == documents.size() : is_cancelled.load());
   }
 }
 
