@@ -20,14 +20,13 @@ mkdir -p "$out"/{corpus,log,findings,merged}
 [ ! -d "$folder/lib" ] || export LD_LIBRARY_PATH=$folder/lib
 export OMP_NUM_THREADS=1 ASAN_OPTIONS=allocator_may_return_null=1:symbolize=0
 
-# Slow ones have one turn where others have two; one turn in four is of the build that sees more.
+# Slow ones have one turn where others have two; one turn in four, of slow ones in two, is of the build that sees more.
 slow=" command_line folder tokenizer_ranks tokenizer_text "
 turns=()
-builds=(fast asan fast fast)
+builds=(fast fast asan fast)
 for round in 0 1 2 3; do
-  at=$round
   for subject in "$@"; do
-    build=${builds[at++ % 4]}
+    build=${builds[round]}
     [ -x "$folder/$build/fuzz_$subject" ] || { [ "$build" = fast ] && build=asan || build=fast; }
     [ -x "$folder/$build/fuzz_$subject" ] || continue
     [[ $slow == *" $subject "* && $((round % 2)) = 1 ]] || turns+=("$build $subject")
