@@ -47,8 +47,10 @@ work() {  # NUMBER: one process's turns
   local at=$1 end=$((SECONDS + seconds)) left
   while left=$((end - SECONDS)); [ "$left" -gt 0 ]; do
     read -r build subject <<< "${turns[at % ${#turns[@]}]}"
-    local log=$out/log/$subject.$build.$at
-    fuzzer "$build" "$subject" -seed=$((at + RANDOM * 65536 + 1)) -max_total_time=$((left < slice ? left : slice)) \
+    local log=$out/log/$subject.$build.$at quick=()
+    # The fast build asks which edges are reached, not how often, and draws inputs evenly: a third more executions.
+    [ "$build" = asan ] || quick=(-use_counters=0 -entropic=0)
+    fuzzer "$build" "$subject" "${quick[@]}" -seed=$((at + RANDOM * 65536 + 1)) -max_total_time=$((left < slice ? left : slice)) \
       "$out/corpus/$subject" "$folder/corpus/$subject" > "$log" 2>&1 || cp "$log" "$out/findings/$subject.$build.$at.log"
     at=$((at + jobs))
   done
