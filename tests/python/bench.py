@@ -56,6 +56,12 @@ def overhead():
         arrays.append(("PyTorch", torch.tensor, torch.exp))
     except ImportError:
         pass
+    try:
+        import jax
+
+        arrays.append(("JAX", jax.numpy.asarray, jax.numpy.exp))
+    except ImportError:
+        pass
     for name, make, theirs in arrays:
         a, b = make(np.full((4, 16), -0.1, np.float32)), make(np.ones((4, 16), np.float32))
         calls = {"mmrec.ops.decay_scan": lambda: ops.decay_scan(a, b), "exp": lambda: theirs(a)}

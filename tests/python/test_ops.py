@@ -1,5 +1,8 @@
 """mmrec.ops: the kernels on arrays of NumPy, PyTorch and JAX, against their equations in float64."""
 
+import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -180,3 +183,32 @@ def test_jax_arrays():
         other = ops.decay_scan(log_a, b * 2)
         assert np.array_equal(np.asarray(h, np.float64), kept)
         assert not np.array_equal(np.asarray(other, np.float64), kept)
+
+
+def test_jax_arrays_that_are_not_taken():
+    jax = pytest.importorskip("jax")
+    x = jax.numpy.full((4, 16), -0.1, "float32")
+    with pytest.raises(TypeError, match="tracer"):
+        jax.jit(lambda x: ops.decay_scan(x, x))(x)
+    with pytest.raises(TypeError, match="tracer"):
+        jax.jit(lambda b: ops.decay_scan(x, b, out=x))(x)
+    layout = pytest.importorskip("jax.experimental.layout")
+    if hasattr(layout, "Format"):
+        transposed = jax.device_put(x, layout.Format(layout.Layout((1, 0)), x.sharding))
+        with pytest.raises(ValueError, match="side by side"):
+            ops.decay_scan(transposed, x)
+    code = """
+import jax, numpy as np
+from mmrec import ops
+mesh = jax.sharding.Mesh(np.array(jax.devices()), ("one",))
+on_both = jax.device_put(np.ones((4, 16), np.float32), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "one")))
+try:
+    ops.decay_scan(on_both, on_both)
+except ValueError as fault:
+    print(fault)
+on_second = jax.device_put(np.ones((4, 16), np.float32), jax.devices()[1])
+print(ops.decay_scan(on_second, on_second).device.id)
+"""
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.stdout == "found an array on 2 devices, expected one device\n1\n", done.stderr

@@ -2,6 +2,9 @@
 
 import json
 import os
+import random
+import socket
+import time
 
 import pytest
 
@@ -33,6 +36,34 @@ def test_every_line_is_in_one_partition(tmp_path, size):
     found = [d for part in _partitions.plan([str(path)], "line", size) for d in _partitions.documents(part, "text")]
     assert [text for _, _, text in found] == ["first", *(f"line {i}" for i in range(100)), "without end"]
     assert len({name for name, _, _ in found}) == len(found)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 10, 50, 10**6])
+def test_every_paragraph_is_in_one_partition(tmp_path, size):
+    path = tmp_path / "paragraphs.txt"
+    random.seed(1)
+    lines = [random.choice([b"", b" \t", b"\r", b"one", b" two\r", b"3", b"four five"]) for _ in range(200)]
+    path.write_bytes(b"\n".join(lines))
+    found = [d for part in _partitions.plan([str(path)], "blank", size) for d in _partitions.documents(part, "text")]
+    expected, current = [], []
+    for line in [*lines, b""]:
+        if line.strip():
+            current.append(line.rstrip(b"\r").decode())
+        elif current:
+            expected.append("\n".join(current))
+            current = []
+    assert [text for _, _, text in found] == expected
+    for name, at, text in found:
+        assert name == f"{path}@{at}" and path.read_bytes()[at:].startswith(text.split("\n")[0].encode())
+
+
+def test_a_blank_line_may_be_long(tmp_path):
+    path = tmp_path / "paragraphs.txt"
+    for before, count in ((b"one\n", 2), (b"one", 1), (b"", 1)):
+        path.write_bytes(before + b" " * 200_000 + b"\nlast")
+        parts = _partitions.plan([str(path)], "blank", len(before) + 150_000)
+        assert len(parts) == 2
+        assert len([d for part in parts for d in _partitions.documents(part, "text")]) == count
 
 
 def test_figures_are_those_of_the_scorer(corpus, tmp_path, capsys):
@@ -104,3 +135,14 @@ def test_a_cluster_without_ray_is_refused(monkeypatch):
     assert _cluster.connect(None) is None
     with pytest.raises(_cluster.ClusterError, match="not installed"):
         _cluster.connect("auto")
+
+
+def test_a_cluster_that_is_not_there_is_named_at_once(corpus, tmp_path, capsys):
+    pytest.importorskip("ray.data")
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        start = time.monotonic()
+        assert score.main([str(corpus), "-o", str(tmp_path / "out"), "--device", "cpu", "--ray-address", address]) == 1
+    assert f"--ray-address {address}: " in capsys.readouterr().err
+    assert time.monotonic() - start < 60

@@ -17,6 +17,7 @@ import logging
 import os
 import pickle
 import re
+import socket
 import sys
 from typing import Any, Callable, Iterator, Optional
 
@@ -42,6 +43,7 @@ def connect(address: Optional[str]) -> Any:
     if not ray.is_initialized():
         if address is not None:  # Ray waits long for a cluster that is not there
             print(f"mmrec: connects to {address}", file=sys.stderr)
+            _expect_listener(address)
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its C++ writes to this process' stderr
         try:
             with _quiet():  # and says that it has been told so
@@ -54,6 +56,17 @@ def connect(address: Optional[str]) -> Any:
         except (ConnectionError, ValueError, RuntimeError) as fault:
             raise ClusterError(f"--ray-address {address}: {str(fault).splitlines()[0]}") from fault
     return ray
+
+
+def _expect_listener(address: str) -> None:
+    """Raises ClusterError where nothing listens: Ray itself asks for many minutes."""
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    if not colon or not port.isdigit():
+        return  # auto, or what Ray refuses
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except (OSError, OverflowError) as fault:
+        raise ClusterError(f"--ray-address {address}: {fault}") from fault
 
 
 class BriefOutput(io.TextIOBase):

@@ -12,9 +12,10 @@ import hashlib
 import json
 import os
 import pathlib
-from typing import Any, Iterator, Optional
+from typing import Any, BinaryIO, Iterator, Optional
 
-SPLITS = ("file", "line", "jsonl", "parquet")
+SPLITS = ("file", "line", "blank", "jsonl", "parquet")
+_BLANKS = b" \t\r\v\f"
 
 
 class InputError(Exception):
@@ -27,7 +28,7 @@ class RefusedError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Partition:
-    """Bytes [begin, end) of `path` (lines that begin there), or of Parquet the row groups [begin, end)."""
+    """Bytes [begin, end) of `path` (lines or paragraphs that begin there), or of Parquet the row groups [begin, end)."""
 
     path: str
     size: int
@@ -97,6 +98,9 @@ def documents(partition: Partition, field: str) -> Iterator[tuple[str, int, str]
     elif partition.split == "file":
         with open(path, "rb") as file:
             yield path, 0, file.read().decode("utf-8", "replace")
+    elif partition.split == "blank":
+        for at, text in _paragraphs(partition):
+            yield f"{path}@{at}", at, text.decode("utf-8", "replace")
     else:
         for at, line in _lines(partition):
             name = f"{path}@{at}"
@@ -117,6 +121,47 @@ def _lines(partition: Partition) -> Iterator[tuple[int, bytes]]:
             if line.strip():
                 yield at, line.removesuffix(b"\n").removesuffix(b"\r")
             at += len(line)
+
+
+def _paragraphs(partition: Partition) -> Iterator[tuple[int, bytes]]:
+    """Lines up to a blank one, of which the first begins in the partition."""
+    with open(partition.path, "rb") as file:
+        at = partition.begin
+        if at > 0:
+            file.seek(at - 1)
+            at += len(file.readline()) - 1
+        begin = at
+        lines: list[bytes] = []
+        is_of_another = not _is_after_blank(file, at)
+        file.seek(at)
+        while lines or at < partition.end:
+            line = file.readline()
+            if line.strip(b"\n" + _BLANKS):
+                if not lines:
+                    begin = at
+                if not is_of_another:
+                    lines.append(line.removesuffix(b"\n").removesuffix(b"\r"))
+            else:
+                if lines:
+                    yield begin, b"\n".join(lines)
+                    lines = []
+                if not line:
+                    return
+                is_of_another = False
+            at += len(line)
+
+
+def _is_after_blank(file: BinaryIO, at: int) -> bool:
+    """Whether the line before the one that begins at `at` is blank; there is none at 0."""
+    at -= 1  # where that line's end is
+    while at > 0:
+        begin = max(0, at - 65536)
+        file.seek(begin)
+        rest = file.read(at - begin).rstrip(_BLANKS)
+        if rest:
+            return rest.endswith(b"\n")
+        at = begin
+    return True
 
 
 def _field(line: bytes, field: str, name: str) -> str:

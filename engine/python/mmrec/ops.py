@@ -15,6 +15,7 @@ mmrec.DeviceUnavailable, MemoryError. Nothing is written before an error but a C
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any, Optional, Tuple, Union
 
@@ -100,9 +101,8 @@ class _Torch:
 class _Standard:
     """Any other library, by the array API standard: x.__array_namespace__() makes arrays, x.__dlpack__() describes them."""
 
-    def operand(self, x: Array) -> Any:
-        if hasattr(x, "block_until_ready"):  # JAX: what is still being computed must be there
-            x.block_until_ready()
+    @staticmethod
+    def operand(x: Array) -> Any:
         return x
 
     def empty_like(self, x: Array) -> Array:
@@ -117,15 +117,82 @@ class _Standard:
             return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
         return 0
 
+    finish = None
+
+
+@functools.lru_cache(maxsize=256)
+def _row_major(shape: Tuple[int, ...]) -> Tuple[int, ...]:
+    """Strides, in elements, of an array whose last axis moves fastest."""
+    strides = [1] * len(shape)
+    for axis in reversed(range(len(shape) - 1)):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    return tuple(strides)
+
+
+class _Jax:
+    """JAX, whose empty() takes twenty times as long as a compiled function that makes the array, and whose __dlpack__ costs more
+    than a small scan."""
+
+    def __init__(self) -> None:
+        import jax
+
+        names = {"float32": (2, 32), "float16": (2, 16), "bfloat16": (4, 16), "int32": (0, 32), "int64": (0, 64)}
+        self.types = {jax.numpy.dtype(name): kind for name, kind in names.items()}
+        self.tracer = jax.core.Tracer
+
+        @functools.lru_cache(maxsize=256)
+        def device_of(sharding: Any) -> Tuple[int, int]:
+            """As DLPack numbers devices: its type, and which one."""
+            if len(sharding.device_set) != 1:
+                raise ValueError(f"found an array on {len(sharding.device_set)} devices, expected one device")
+            there: Any = jax.numpy.empty(0, device=next(iter(sharding.device_set)))
+            kind, number = there.__dlpack_device__()
+            return int(kind), int(number)
+
+        @functools.lru_cache(maxsize=256)
+        def maker(shape: Tuple[int, ...], dtype: Any, sharding: Any) -> Any:
+            return jax.jit(lambda: jax.numpy.empty(shape, dtype), out_shardings=sharding)
+
+        self.device_of, self.maker = device_of, maker
+
+    def operand(self, x: Array) -> Any:
+        self.expect_array(x)
+        x.block_until_ready()  # what is still being computed must be there
+        kind = self.types.get(x.dtype)
+        layout = getattr(getattr(x, "format", None), "layout", None)  # JAX before 0.7 has none
+        shape = x.shape
+        if kind is None or layout is None or layout.major_to_minor != tuple(range(len(shape))):
+            return x
+        return x.unsafe_buffer_pointer(), shape, _row_major(shape), *kind, *self.device_of(x.sharding)
+
+    def expect_array(self, x: Array) -> None:
+        if isinstance(x, self.tracer):
+            raise TypeError("found a tracer, expected an array: mmrec.ops cannot be called within jax.jit and the like")
+        self.device_of(x.sharding)
+
+    def empty_like(self, x: Array) -> Array:
+        self.expect_array(x)
+        return self.maker(x.shape, x.dtype, x.sharding)()
+
+    def empty_floats(self, x: Array, shape: Tuple[int, ...]) -> Array:
+        self.expect_array(x)
+        return self.maker(shape, _FLOAT32, x.sharding)()
+
+    @staticmethod
+    def stream(x: Array) -> int:
+        return 0
+
     def finish(self, x: Array) -> None:
-        """Waits where the library cannot know that its array is being written."""
-        if hasattr(x, "block_until_ready") and x.__dlpack_device__()[0] == _CUDA:
-            _mmrec.synchronize(x.__dlpack_device__()[1], 0)
+        """JAX cannot know that its array is being written."""
+        device_type, device = self.device_of(x.sharding)
+        if device_type == _CUDA:
+            _mmrec.synchronize(device, 0)
 
 
 _numpy = _Numpy()
 _standard = _Standard()
 _torch: Optional[_Torch] = None
+_jax: Optional[_Jax] = None
 
 
 def _library(x: Array) -> Any:
@@ -136,6 +203,11 @@ def _library(x: Array) -> Any:
         if _torch is None:
             _torch = _Torch()
         return _torch
+    if type(x).__module__.startswith("jax"):
+        global _jax
+        if _jax is None:
+            _jax = _Jax()
+        return _jax
     if hasattr(x, "__dlpack__") and hasattr(x, "__array_namespace__"):
         return _standard
     raise TypeError(f"found {type(x).__name__}, expected an array that speaks DLPack")
