@@ -8,6 +8,7 @@
 #include "apps/cli.h"
 #include "apps/json_text.h"
 #include "apps/pairs.h"
+#include "apps/processors.h"
 #include "apps/progress.h"
 #include "apps/signals.h"
 #include "mmrec/scorer.h"
@@ -28,6 +29,8 @@ std::string keys_of(const Json& object) {
   return keys.empty() ? "no field" : printable(keys.substr(0, 100));
 }
 
+std::int64_t scored_tokens(const Document& document) { return std::max<std::int64_t>(std::ssize(document.ids) - 1, 0); }
+
 }  // namespace
 
 std::string string_field(const Json& object, const std::string& field, const std::string& where) {
@@ -43,7 +46,8 @@ std::string string_field(const Json& object, const std::string& field, const std
   return value->get<std::string>();
 }
 
-Corpus::Corpus(CorpusOptions options) : options_(std::move(options)) {
+Corpus::Corpus(CorpusOptions options)
+    : options_(std::move(options)), threads_(options_.threads > 0 ? options_.threads : usable_processors()) {
   for (const std::string& file : options_.files) {
     const auto size = input_size(file);
     all_bytes_ = size && all_bytes_ ? std::optional(*all_bytes_ + *size) : std::nullopt;
@@ -56,16 +60,58 @@ Split Corpus::split_of(const std::string& file) const {
 }
 
 std::optional<Document> Corpus::next() {
-  while (!is_at_end()) {
-    const Split split = split_of(options_.files[at_]);
-    std::optional<Document> document = split == Split::kFile ? next_file() : next_part(split);
-    if (document && interrupt_exit_code() == 0) {  // else it may have been cut short
-      tokens_ += std::max<std::int64_t>(std::ssize(document->ids) - 1, 0);
-      return document;
-    }
-    if (interrupt_exit_code() != 0) return std::nullopt;
+  if (ready_.empty() && !fault_) fill();
+  if (interrupt_exit_code() != 0) return std::nullopt;
+  if (ready_.empty()) {
+    if (fault_) std::rethrow_exception(std::exchange(fault_, nullptr));
+    return std::nullopt;
   }
-  return std::nullopt;
+  Read next = std::move(ready_.front());
+  ready_.pop_front();
+  if (next.invalid > 0) {
+    options_.on_warning(
+        fmt::format("{}: {} places are no UTF-8 and are read as U+FFFD", next.document.name, next.invalid));
+  }
+  tokens_ += scored_tokens(next.document);
+  return std::move(next.document);
+}
+
+void Corpus::fill() {
+  constexpr std::size_t kBytesOfAThread = std::size_t{256} << 10;  // a tenth of a second
+  constexpr std::size_t kMostDocuments = std::size_t{1} << 12;
+  const std::size_t most = kBytesOfAThread * static_cast<std::size_t>(threads_);
+  std::vector<Read> documents;
+  try {
+    for (std::size_t bytes = 0; bytes < most && documents.size() < kMostDocuments && !is_read();) {
+      std::optional<Read> document = read();
+      if (interrupt_exit_code() != 0) return;  // it may have been cut short
+      if (!document) continue;
+      bytes += document->text.size() + document->document.ids.size() * sizeof(int);
+      documents.push_back(std::move(*document));
+      if (documents.back().text.size() >= kLongText) break;
+    }
+  } catch (...) {
+    fault_ = std::current_exception();
+  }
+  std::size_t done = 0;
+  try {
+    tokenize(documents);
+    done = documents.size();
+  } catch (...) {  // whose fault was it?
+    for (; done < documents.size(); ++done) {
+      try {
+        tokenize(std::span(documents).subspan(done, 1));
+      } catch (...) {
+        fault_ = std::current_exception();
+        break;
+      }
+    }
+  }
+  for (std::size_t i = 0; i < done; ++i) {
+    read_tokens_ += scored_tokens(documents[i].document);
+    documents[i].text = {};
+    ready_.push_back(std::move(documents[i]));
+  }
 }
 
 bool Corpus::is_next_wanted(const std::string& name) {
@@ -73,20 +119,19 @@ bool Corpus::is_next_wanted(const std::string& name) {
   return !options_.is_wanted || options_.is_wanted(index, name);
 }
 
-std::optional<Document> Corpus::next_file() {
+std::optional<Corpus::Read> Corpus::read() {
+  const Split split = split_of(options_.files[at_]);
+  return split == Split::kFile ? read_file() : read_part(split);
+}
+
+std::optional<Corpus::Read> Corpus::read_file() {
   const std::string& file = options_.files[at_];
-  Document document{.index = index_, .name = input_name(file)};
-  if (!is_next_wanted(document.name)) {
-    bytes_ += input_size(file).value_or(0);
-    ++at_;
-    return std::nullopt;
-  }
-  const std::string text = read_input(file);
-  if (interrupt_exit_code() != 0) return std::nullopt;
-  encode(document, text);
-  bytes_ += text.size();
+  Read read{.document = {.index = index_, .name = input_name(file)}};
+  const bool is_wanted = is_next_wanted(read.document.name);
+  if (is_wanted) read.text = read_input(file);
+  bytes_ += is_wanted ? read.text.size() : input_size(file).value_or(0);
   ++at_;
-  return document;
+  return is_wanted ? std::optional(std::move(read)) : std::nullopt;
 }
 
 std::optional<std::string_view> Corpus::next_line() {
@@ -97,36 +142,31 @@ std::optional<std::string_view> Corpus::next_line() {
   }
 }
 
-std::optional<Document> Corpus::next_part(Split split) {
+std::optional<Corpus::Read> Corpus::read_part(Split split) {
   const std::string& file = options_.files[at_];
   if (!lines_) lines_.emplace(file);
   while (const auto line = next_line()) {
-    Document document{.index = index_, .name = fmt::format("{}:{}", input_name(file), lines_->lines())};
-    const bool is_wanted = is_next_wanted(document.name);
+    Read read{.document = {.index = index_, .name = fmt::format("{}:{}", input_name(file), lines_->lines())}};
+    const std::string& name = read.document.name;
+    const bool is_wanted = is_next_wanted(name);
     if (split == Split::kBlank) {
-      std::string text(*line);
+      read.text = *line;
       for (auto more = lines_->next(); more && !is_blank(*more); more = lines_->next()) {
-        if (is_wanted) text.append("\n").append(without_return(*more));
+        if (is_wanted) read.text.append("\n").append(without_return(*more));
       }
-      if (interrupt_exit_code() != 0) return std::nullopt;
-      if (is_wanted) encode(document, text);
     } else if (is_wanted && split == Split::kIds) {
-      document.ids = parse_ids(*line, document.name, options_.vocab_size);
+      read.document.ids = parse_ids(*line, name, options_.vocab_size);
     } else if (is_wanted && split == Split::kPairs) {
-      const Json object = parse_object(*line, document.name);
-      encode_pair(*options_.tokenizer, options_.prefix, string_field(object, "context", document.name),
-                  string_field(object, "continuation", document.name), document);
-      if (document.context == 0) {
-        throw RejectedFile(fmt::format(
-            "{}: field 'context' (found no tokens, expected some, as the tokenizer has neither BOS nor EOS)",
-            document.name));
-      }
+      const Json object = parse_object(*line, name);
+      const auto [context, continuation] =
+          split_pair(string_field(object, "context", name), string_field(object, "continuation", name));
+      read.context = context.size();
+      read.text = context + continuation;
     } else if (is_wanted) {
-      encode(document, split == Split::kJsonl
-                           ? string_field(parse_object(*line, document.name), options_.field, document.name)
-                           : std::string(*line));
+      read.text =
+          split == Split::kJsonl ? string_field(parse_object(*line, name), options_.field, name) : std::string(*line);
     }
-    if (is_wanted) return document;
+    if (is_wanted) return read;
   }
   if (interrupt_exit_code() != 0) return std::nullopt;
   bytes_ += lines_->bytes();
@@ -135,24 +175,55 @@ std::optional<Document> Corpus::next_part(Split split) {
   return std::nullopt;
 }
 
-void Corpus::encode(Document& document, std::string_view text) const {
-  if (const auto runs = count_invalid_utf8(text); runs > 0) {
-    options_.on_warning(fmt::format("{}: {} places are no UTF-8 and are read as U+FFFD", document.name, runs));
+void Corpus::tokenize(std::span<Read> documents) const {
+  if (options_.split == Split::kIds) return;
+  const auto is_told_of = [&](const Read& read) {  // on_encoding is
+    return !read.context && read.text.size() >= kLongText;
+  };
+  std::vector<std::string_view> texts;
+  for (const Read& read : documents) {
+    if (is_told_of(read)) continue;
+    if (read.context) texts.push_back(std::string_view(read.text).substr(0, *read.context));
+    texts.emplace_back(read.text);
   }
-  document.bytes = std::ssize(text);
-  document.words = count_words(text);
-  document.ids = options_.tokenizer->encode(text, !options_.prefix, [&](std::size_t bytes) {
-    return text.size() < kLongText || !options_.on_encoding || options_.on_encoding(bytes, text.size());
-  });
+  const bool adds_bos = !options_.prefix && options_.split != Split::kPairs;
+  std::vector<std::vector<int>> ids = options_.tokenizer->encode_batch(texts, adds_bos, threads_);
+  auto next = ids.begin();
+  for (Read& read : documents) {
+    if (read.context) {
+      const std::vector<int>& context = *next++;
+      join_pair(*options_.tokenizer, options_.prefix, context, *next++, read.document);
+      if (read.document.context > 0) continue;
+      throw RejectedFile(
+          fmt::format("{}: field 'context' (found no tokens, expected some, as the tokenizer has neither BOS nor EOS)",
+                      read.document.name));
+    }
+    put(read, is_told_of(read) ? tokens_of_long(read.text) : std::move(*next++));
+  }
+}
+
+std::vector<int> Corpus::tokens_of_long(std::string_view text) const {
+  const auto on_progress = [&](std::size_t bytes) {
+    return !options_.on_encoding || options_.on_encoding(bytes, text.size());
+  };
+  return options_.tokenizer->encode(text, !options_.prefix, on_progress, threads_);
+}
+
+void Corpus::put(Read& read, std::vector<int> ids) const {
+  Document& document = read.document;
+  read.invalid = count_invalid_utf8(read.text);
+  document.bytes = std::ssize(read.text);
+  document.words = count_words(read.text);
+  document.ids = std::move(ids);
   if (options_.prefix) document.ids.insert(document.ids.begin(), *options_.prefix);
 }
 
 std::int64_t Corpus::expected_tokens() const {
-  if (is_at_end()) return tokens_;
+  if (is_read()) return read_tokens_;
   const std::uint64_t done = bytes_ + (lines_ ? lines_->bytes() : 0);
   if (!all_bytes_ || done == 0) return 0;
   const auto all = static_cast<double>(std::max(*all_bytes_, done));
-  return static_cast<std::int64_t>(static_cast<double>(tokens_) * all / static_cast<double>(done));
+  return static_cast<std::int64_t>(static_cast<double>(read_tokens_) * all / static_cast<double>(done));
 }
 
 }  // namespace mmrec::apps

@@ -1,14 +1,20 @@
 // The documents that mmrec-ppl scores, read as they are needed: files, parts of files, or lines of token ids.
 //
-// Must stay true: memory is that of the longest document, whatever the size of a file that is split. Blank lines are no
-// documents, however a file is split. What is malformed is one error that names FILE:LINE, found and expected.
+// Documents are read some hundred KB ahead for each processor, and tokenized by all of them.
+//
+// Must stay true: memory is that of the longest document and of these, whatever the size of a file that is split. Blank
+// lines are no documents, however a file is split. What is malformed is one error that names FILE:LINE, found and
+// expected, and comes when all documents before it have.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <exception>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -44,6 +50,7 @@ struct CorpusOptions {
   std::optional<Split> split;            // none: kJsonl of files that are named .jsonl, kFile of others
   std::string field = "text";            // of JSON objects
   const Tokenizer* tokenizer = nullptr;  // needed but for ids; must live on
+  int threads = 0;                       // of the CPU that tokenize; 0: all
   std::optional<int> prefix;  // stands before each text, instead of what the tokenizer puts there; of a pair, for a
                               // context without tokens
   std::int64_t vocab_size = 0;
@@ -66,26 +73,46 @@ class Corpus {
 
   /// Tokens after the first of each document so far.
   std::int64_t tokens() const { return tokens_; }
-  bool is_at_end() const { return at_ == options_.files.size(); }
+  bool is_at_end() const { return is_read() && ready_.empty(); }
   /// Those of all documents: known at the end; before it judged by the bytes that are left, 0 where a pipe does not
   /// say.
   std::int64_t expected_tokens() const;
 
  private:
+  /// A document whose text has no tokens yet.
+  struct Read {
+    Document document = {};
+    std::string text = {};                    // of a pair, both texts
+    std::optional<std::size_t> context = {};  // of a pair, how many bytes of these are the first text's
+    std::int64_t invalid = 0;                 // runs of bytes that are no UTF-8
+  };
+
+  bool is_read() const { return at_ == options_.files.size(); }
   Split split_of(const std::string& file) const;
-  std::optional<Document> next_file();
-  std::optional<Document> next_part(Split split);
+  /// The next document of the file at hand; none at its end, and after an interrupt.
+  std::optional<Read> read();
+  std::optional<Read> read_file();
+  std::optional<Read> read_part(Split split);
   /// The next line that is not blank, without a carriage return at its end.
   std::optional<std::string_view> next_line();
   bool is_next_wanted(const std::string& name);
-  void encode(Document& document, std::string_view text) const;
+  /// Reads some documents and tokenizes them.
+  void fill();
+  void tokenize(std::span<Read> documents) const;
+  std::vector<int> tokens_of_long(std::string_view text) const;
+  /// Makes a document of a text and its ids.
+  void put(Read& read, std::vector<int> ids) const;
 
   CorpusOptions options_;
+  int threads_;
   std::size_t at_ = 0;               // the file that is read
   std::optional<LineReader> lines_;  // of it
   std::int64_t index_ = 0;           // of the next document
+  std::deque<Read> ready_;           // with tokens
+  std::exception_ptr fault_;         // for after these
   std::int64_t tokens_ = 0;
-  std::uint64_t bytes_ = 0;  // of the files before it
+  std::int64_t read_tokens_ = 0;  // and those of what is ready
+  std::uint64_t bytes_ = 0;       // of the files before it
   std::optional<std::uint64_t> all_bytes_ = 0;
 };
 

@@ -120,17 +120,17 @@ std::pair<std::string, std::string> split_pair(std::string_view context, std::st
   return {std::string(kept), std::string(context.substr(kept.size())).append(continuation)};
 }
 
-void encode_pair(const Tokenizer& tokenizer, std::optional<int> prefix, std::string_view context,
-                 std::string_view continuation, Document& document) {
-  const auto [before, after] = split_pair(context, continuation);
-  if (!before.empty()) document.ids = tokenizer.encode(before);
-  const std::size_t skipped = document.ids.size();
-  if (document.ids.empty() && prefix) document.ids = {*prefix};
-  document.context = document.ids.size();
+void join_pair(const Tokenizer& tokenizer, std::optional<int> prefix, std::span<const int> context,
+               std::span<const int> both, Document& document) {
+  std::vector<int>& ids = document.ids;
+  ids.clear();
   // Without a context the two share nothing, not even what the tokenizer puts first.
-  const std::vector<int> whole = tokenizer.encode(before + after, !before.empty());
-  document.ids.insert(document.ids.end(), whole.begin() + static_cast<std::ptrdiff_t>(std::min(skipped, whole.size())),
-                      whole.end());
+  if (!context.empty() && tokenizer.adds_bos()) ids.push_back(tokenizer.bos_id());
+  ids.insert(ids.end(), context.begin(), context.end());
+  if (ids.empty() && prefix) ids.push_back(*prefix);
+  document.context = ids.size();
+  const auto continuation = both.subspan(std::min(context.size(), both.size()));
+  ids.insert(ids.end(), continuation.begin(), continuation.end());
 }
 
 PairsDone score_pairs(const std::vector<Model>& models, const Tokenizer& tokenizer, const ScorerOptions& options,

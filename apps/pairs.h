@@ -25,10 +25,11 @@ struct PairScore {
 /// The texts that are encoded: white space at the end of the context (Python's str.rstrip) begins the continuation.
 std::pair<std::string, std::string> split_pair(std::string_view context, std::string_view continuation);
 
-/// Both texts in tokens: encoded together, less as many tokens as the context alone has, after those of the context. A
-/// context without tokens is `prefix`; without one either, document.context is 0. Sets ids and context of `document`.
-void encode_pair(const Tokenizer& tokenizer, std::optional<int> prefix, std::string_view context,
-                 std::string_view continuation, Document& document);
+/// Both texts in tokens, of which `context` and `both` are those of the first and of both together, without BOS: the
+/// latter, less as many tokens as the context alone has, after those of the context. A context without tokens is
+/// `prefix`; without one either, document.context is 0. Sets ids and context of `document`.
+void join_pair(const Tokenizer& tokenizer, std::optional<int> prefix, std::span<const int> context,
+               std::span<const int> both, Document& document);
 
 struct PairsDone {
   std::int64_t pairs = 0;

@@ -133,6 +133,7 @@ Corpus corpus_of(const PplOptions& options, const Loaded& loaded, std::optional<
                  .split = options.split,
                  .field = options.field,
                  .tokenizer = loaded.tokenizer ? &*loaded.tokenizer : nullptr,
+                 .threads = options.run.session.threads,
                  .prefix = prefix,
                  .vocab_size = loaded.info.vocab_size,
                  .on_warning =

@@ -52,7 +52,6 @@ class CorpusScoring {
                                                 return true;
                                               });
     done_.seconds = seconds_between(start, Clock::now());
-    if (models.size() == 1) done_.seconds -= done_.read_seconds;  // several are at work meanwhile
     done_.interrupted = !is_whole || interrupt_exit_code() != 0;
     if (fault_ && !done_.interrupted) std::rethrow_exception(fault_);
     done_.summary = sums_.summary();

@@ -56,8 +56,8 @@ struct Scored {
   PrefillStats prefill;
   bool interrupted = false;
   std::int64_t tokens_done = 0;  // that the model was given, also of what was interrupted
-  double seconds = 0.0;          // without those in which the only device had nothing to score
-  double read_seconds = 0.0;     // for documents to be read and tokenized
+  double seconds = 0.0;          // from the first document's reading to the last one's score
+  double read_seconds = 0.0;     // in which documents were read and tokenized; a GPU scores others meanwhile
   RunningPerplexity running;
 };
 

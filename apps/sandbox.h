@@ -15,7 +15,7 @@ struct SandboxFiles {
   std::vector<std::filesystem::path> readable;  // files, and folders whose files are meant; links are followed
   std::vector<std::filesystem::path> outputs;   // files that are replaced: their folders may be read and written
   std::vector<std::filesystem::path> folders;   // may be read and written, are made if need be
-  bool gpu = false;                             // a driver is at work: all may be read, and devices written
+  bool gpu = false;  // a driver is at work: all may be read, devices and what /proc has of own threads written
 };
 
 /// Landlock, for this thread and those that it starts: no other file is opened, made, removed or renamed, and none is

@@ -2,7 +2,8 @@
 //
 // Documents are read a block at a time. Those of a block are taken in order of length, so that those of a group are
 // alike, and a group is one call of an executor: one run for each document, in a slot of its own. How a call is cut and
-// computed is the executor's matter. Devices take groups as they become free, each in a thread of its own.
+// computed is the executor's matter. Devices take groups as they become free, each in a thread of its own, while the
+// caller's reads more blocks, up to a bound.
 //
 // What must stay true: which documents make a group does not depend on how many devices there are; callbacks are called
 // in the caller's thread; documents are handed over in their order.
@@ -19,6 +20,7 @@
 #include <mutex>
 #include <new>
 #include <stdexcept>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -85,8 +87,13 @@ struct Group {
 /// One call of a scorer.
 class Scoring {
  public:
-  Scoring(std::span<const Model> models, const ScorerOptions& options, PrefillStats& stats)
-      : options_(options), execution_(engine::execution_options(options.session)), stats_(stats) {
+  /// `streams`: documents are still to be made while others are scored. A GPU then has a thread of its own, so that it
+  /// does not wait for them; a CPU has no more than all of its threads to give.
+  Scoring(std::span<const Model> models, const ScorerOptions& options, PrefillStats& stats, bool streams)
+      : options_(options),
+        execution_(engine::execution_options(options.session)),
+        stats_(stats),
+        is_alone_(models.size() == 1 && !(streams && models.front().info().device == Device::kCuda)) {
     for (const Model& model : models) {
       Worker& worker = workers_.emplace_back();
       worker.executor = engine::Access::executor(model);
@@ -102,9 +109,7 @@ class Scoring {
   /// last one unfinished where the call was cancelled, and returns whether to go on. False if it was cancelled.
   template <class Read, class Deliver>
   bool run(const Read& read, const Deliver& deliver) {
-    if (!is_alone()) {
-      for (Worker& worker : workers_) threads_.emplace_back([this, &worker] { work(worker); });
-    }
+    if (!is_alone_) start();
     const std::size_t most_blocks = 2 * workers_.size() + 1;
     std::exception_ptr read_fault;  // thrown when what came before is scored
     engine::CallbackFault fault;
@@ -123,7 +128,7 @@ class Scoring {
         lock.unlock();
         if (!deliver(*block)) return false;
         lock.lock();
-      } else if (is_reading_ && groups_.size() < workers_.size() && blocks_.size() < most_blocks) {
+      } else if (is_reading_ && (is_alone_ ? groups_.empty() : blocks_.size() < most_blocks)) {
         lock.unlock();
         std::unique_ptr<Block> block;
         try {
@@ -133,7 +138,7 @@ class Scoring {
         }
         lock.lock();
         add(std::move(block));
-      } else if (is_alone()) {
+      } else if (is_alone_) {
         take(workers_.front(), lock);
       } else {
         changed_.wait(lock);
@@ -158,9 +163,14 @@ class Scoring {
     std::size_t most = std::numeric_limits<std::size_t>::max();  // for more slots there is no memory
   };
 
-  /// One device needs no thread besides the caller's.
-  bool is_alone() const { return workers_.size() == 1; }
-
+  void start() {
+    try {
+      for (Worker& worker : workers_) threads_.emplace_back([this, &worker] { work(worker); });
+    } catch (const std::system_error&) {  // no thread to be had: one device can do with the caller's
+      is_alone_ = threads_.empty() && workers_.size() == 1;
+      if (!is_alone_) throw;
+    }
+  }
   void end() noexcept {
     {
       const std::lock_guard lock(mutex_);
@@ -250,7 +260,7 @@ class Scoring {
         go_on = fault.guard([&] { return !options_.on_progress || packed.report(rows_done, tell); }) && !is_over();
         return go_on;
       };
-      if (options_.on_progress || !is_alone()) work.progress = report;
+      if (options_.on_progress || !is_alone_) work.progress = report;
       const models::Done done = worker.executor->run(work, execution_);
       packed.finish(done.rows, group.block->scores);
       if (go_on) report(done.rows);
@@ -277,7 +287,7 @@ class Scoring {
   }
 
   bool progressed(std::int64_t tokens, double nll) {
-    if (is_alone()) return options_.on_progress(tokens, nll);
+    if (is_alone_) return options_.on_progress(tokens, nll);
     const std::lock_guard lock(mutex_);
     told_tokens_ += tokens;
     told_nll_ += nll;
@@ -292,6 +302,7 @@ class Scoring {
   const ScorerOptions& options_;
   models::ExecutionOptions execution_;
   PrefillStats& stats_;
+  bool is_alone_;                                                         // scores in the caller's thread
   std::size_t most_documents_ = std::numeric_limits<std::size_t>::max();  // of a group
   std::deque<Worker> workers_;
   std::vector<std::thread> threads_;
@@ -326,7 +337,7 @@ std::vector<DocumentScore> Scorer::score(std::span<const std::vector<int>> docum
   for (std::size_t d = 0; d < documents.size(); ++d) check_ids(documents[d], d, models_.front().info().vocab_size);
   std::vector<DocumentScore> scores;
   bool is_read = false;
-  Scoring(models_, options_, stats_)
+  Scoring(models_, options_, stats_, false)
       .run([&] { return std::exchange(is_read, true) ? nullptr : make_block(documents); },
            [&](Block& block) {
              scores = std::move(block.scores);
@@ -362,7 +373,7 @@ bool Scorer::score_stream(
     }
     return true;
   };
-  return Scoring(models_, options_, stats_).run(read, deliver);
+  return Scoring(models_, options_, stats_, true).run(read, deliver);
 }
 
 }  // namespace mmrec

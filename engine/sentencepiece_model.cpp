@@ -14,6 +14,7 @@
 #include "engine/tokenizer_config.h"
 #include "engine/tokenizer_model.h"
 #include "engine/utf8.h"
+#include "kernels/cpu/parallel_items.h"
 #include "models/files/checksum.h"
 
 namespace mmrec::engine {
@@ -84,20 +85,42 @@ class SentencePieceModel final : public TokenizerModel {
     if (drops_first_space) prefixed_ = load_processor(file, true, name);
   }
 
-  void encode(std::string_view text, std::vector<int>& ids, const OnProgress& on_progress) const override {
+  void encode(std::string_view text, std::vector<int>& ids, const OnProgress& on_progress, int threads) const override {
     const std::size_t first = ids.size();
     const std::size_t all = text.size();
     std::optional<char> before;
+    const std::size_t at_once = threads == 1 ? 1 : 4 * static_cast<std::size_t>(threads);  // evens out uneven ones
+    std::vector<Chunk> chunks;
     while (!text.empty()) {
-      const std::size_t length = chunk_length(text);
-      encode_chunk(text.substr(0, length), before, first, ids);
-      before = text[length - 1];
-      text.remove_prefix(length);
+      chunks.clear();
+      while (chunks.size() < at_once && !text.empty()) {
+        const std::size_t length = chunk_length(text);
+        const bool goes_on = ids.size() > first || !chunks.empty();
+        chunks.push_back({.text = text.substr(0, length), .before = before, .goes_on = goes_on, .ids = {}});
+        before = text[length - 1];
+        text.remove_prefix(length);
+      }
+      kernels::parallel_items(chunks.size(), threads, [&](std::size_t i) { encode_chunk(chunks[i]); });
+      for (Chunk& chunk : chunks) {
+        if (chunk.goes_on && ids.size() == first) {  // those before it had no token
+          chunk.goes_on = false;
+          encode_chunk(chunk);
+        }
+        append(chunk, ids);
+      }
       if (on_progress && !on_progress(all - text.size())) return;
     }
   }
 
  private:
+  /// A part of a text, and what becomes of it.
+  struct Chunk {
+    std::string_view text;
+    std::optional<char> before;  // the byte before it
+    bool goes_on = false;        // the text so far has tokens
+    std::vector<int> ids;
+  };
+
   bool space_at(std::string_view text, std::size_t i) const { return is_space_[static_cast<unsigned char>(text[i])]; }
 
   /// Bytes of the next chunk of `text`, which is not empty.
@@ -117,25 +140,24 @@ class SentencePieceModel final : public TokenizerModel {
     return kChunkBytes;  // no UTF-8 here
   }
 
-  /// Appends the ids of one chunk. `ids` from `first` on are those of the text so far, `before` is the byte before it.
-  void encode_chunk(std::string_view chunk, std::optional<char> before, std::size_t first,
-                    std::vector<int>& ids) const {
+  void encode_chunk(Chunk& chunk) const {
     const SentencePieceProcessor* processor = add_dummy_prefix_ ? prefixed_.get() : plain_.get();
-    if (ids.size() > first) {
-      // The text goes on. Where white space is squeezed, the library trims it from both ends of a chunk; the dummy
-      // prefix then stands for the white space at the cut.
-      const bool cut_at_space = is_space_[static_cast<unsigned char>(before.value_or('x'))] || space_at(chunk, 0);
+    if (chunk.goes_on) {
+      // Where white space is squeezed, the library trims it from both ends of a chunk; the dummy prefix then stands for
+      // the white space at the cut.
+      const bool cut_at_space =
+          is_space_[static_cast<unsigned char>(chunk.before.value_or('x'))] || space_at(chunk.text, 0);
       processor = remove_extra_whitespaces_ && cut_at_space ? prefixed_.get() : plain_.get();
     }
     std::string valid;
-    if (!is_valid_utf8(chunk)) {
-      valid = replace_invalid_utf8(chunk);
-      chunk = valid;
+    std::string_view text = chunk.text;
+    if (!is_valid_utf8(text)) {
+      valid = replace_invalid_utf8(text);
+      text = valid;
     }
-    std::vector<int> found;
     std::string fault;
     try {
-      const auto status = processor->Encode({chunk.data(), chunk.size()}, &found);
+      const auto status = processor->Encode({text.data(), text.size()}, &chunk.ids);
       if (!status.ok()) fault = status.ToString();
     } catch (const std::bad_alloc&) {
       throw;
@@ -143,12 +165,15 @@ class SentencePieceModel final : public TokenizerModel {
       fault = error.what();
     }
     if (!fault.empty()) throw std::runtime_error(fmt::format("sentencepiece cannot encode the text: {}", fault));
-    auto begin = found.begin();
+    for (const int id : chunk.ids) at(id);
+  }
+
+  void append(const Chunk& chunk, std::vector<int>& ids) const {
+    auto begin = chunk.ids.begin();
     // Without byte fallback the library makes one unknown token of a run of unknown characters.
-    const bool joins_unknown = ids.size() > first && ids.back() == unk_id && !found.empty() && found.front() == unk_id;
+    const bool joins_unknown = chunk.goes_on && ids.back() == unk_id && !chunk.ids.empty() && *begin == unk_id;
     if (!byte_fallback_ && joins_unknown) ++begin;
-    for (auto id = begin; id != found.end(); ++id) at(*id);
-    ids.insert(ids.end(), begin, found.end());
+    ids.insert(ids.end(), begin, chunk.ids.end());
   }
 
   bool byte_fallback_, add_dummy_prefix_, remove_extra_whitespaces_;

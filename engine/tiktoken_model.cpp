@@ -31,7 +31,9 @@ class TiktokenModel final : public TokenizerModel {
     }
   }
 
-  void encode(std::string_view text, std::vector<int>& ids, const OnProgress& on_progress) const override {
+  // In one thread: a pattern may look any way ahead, so no place is known to be a cut.
+  void encode(std::string_view text, std::vector<int>& ids, const OnProgress& on_progress,
+              int /*threads*/) const override {
     const std::size_t all = text.size();
     std::string valid;
     if (!is_valid_utf8(text)) {

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <stdexcept>
 #include <system_error>
@@ -11,6 +12,8 @@
 #include "engine/tokenizer_config.h"
 #include "engine/tokenizer_model.h"
 #include "engine/utf8.h"
+#include "kernels/cpu/parallel_items.h"
+#include "kernels/cpu/thread_pool.h"
 #include "models/files/file.h"
 
 namespace mmrec {
@@ -18,6 +21,12 @@ namespace {
 
 std::filesystem::path config_beside(const std::filesystem::path& model) {
   return model.parent_path() / "tokenizer_config.json";
+}
+
+int checked_threads(int threads) {
+  constexpr int kMostThreads = 256;
+  if (threads < 0) throw std::invalid_argument(fmt::format("threads: found {}, expected >= 0", threads));
+  return std::min(threads > 0 ? threads : kernels::ThreadPool::available_processors(), kMostThreads);
 }
 
 }  // namespace
@@ -78,10 +87,25 @@ std::uint64_t Tokenizer::fingerprint() const { return model_->fingerprint; }
 std::vector<int> Tokenizer::encode(std::string_view text, bool add_bos) const { return encode(text, add_bos, nullptr); }
 
 std::vector<int> Tokenizer::encode(std::string_view text, bool add_bos,
-                                   const std::function<bool(std::size_t)>& on_progress) const {
+                                   const std::function<bool(std::size_t)>& on_progress, int threads) const {
   std::vector<int> ids;
   if (add_bos && adds_bos()) ids.push_back(bos_id());
-  model_->encode(text, ids, on_progress);
+  model_->encode(text, ids, on_progress, checked_threads(threads));
+  return ids;
+}
+
+std::vector<std::vector<int>> Tokenizer::encode_batch(std::span<const std::string_view> texts, bool add_bos,
+                                                      int threads) const {
+  // A text of many chunks is shared out by itself, so that no thread is left with it at the end.
+  constexpr std::size_t kLong = 16 * engine::TokenizerModel::kChunkBytes;
+  const int most = checked_threads(threads);
+  std::vector<std::vector<int>> ids(texts.size());
+  kernels::parallel_items(texts.size(), most, [&](std::size_t i) {
+    if (texts[i].size() < kLong) ids[i] = encode(texts[i], add_bos);
+  });
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    if (texts[i].size() >= kLong) ids[i] = encode(texts[i], add_bos, nullptr, most);
+  }
   return ids;
 }
 

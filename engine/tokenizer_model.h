@@ -39,10 +39,12 @@ class TokenizerModel {
   virtual ~TokenizerModel() = default;
 
   /// Appends the ids of `text`, without BOS. Invalid UTF-8 is as if replaced by U+FFFD. `on_progress`, if it is any,
-  /// is told the bytes that are done every kChunkBytes or so and returns whether to go on.
+  /// is told the bytes that are done every kChunkBytes or so, of several threads every few for each of them, in the
+  /// caller's thread, and returns whether to go on. The ids do not depend on `threads`, which is at least 1.
   using OnProgress = std::function<bool(std::size_t bytes)>;
   static constexpr std::size_t kChunkBytes = std::size_t{64} << 10;
-  virtual void encode(std::string_view text, std::vector<int>& ids, const OnProgress& on_progress) const = 0;
+  virtual void encode(std::string_view text, std::vector<int>& ids, const OnProgress& on_progress,
+                      int threads) const = 0;
 
   /// Throws std::out_of_range for an id that is none.
   const Token& at(int token) const;

@@ -13,7 +13,6 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
-#include <exception>
 #include <memory>
 #include <new>
 #include <stdexcept>
@@ -22,6 +21,7 @@
 #include <utility>
 
 #include "kernels/cpu/host_memory.h"
+#include "kernels/cpu/parallel_items.h"
 #include "models/files/checksum.h"
 #include "models/files/elements.h"
 #include "models/files/text.h"
@@ -102,37 +102,6 @@ void transpose(const std::byte* from, std::size_t row_bytes, std::size_t rows, s
   }
 }
 
-/// Runs work(i) for i in [0, count) on up to `threads` threads, claimed in rising order. If some throw, the exception
-/// of the least i is rethrown: items below a failed one have been claimed already and are finished.
-template <class Work>
-void parallel_items(std::size_t count, int threads, const Work& work) {
-  std::atomic<std::size_t> next{0};
-  std::atomic<bool> failed{false};
-  std::vector<std::exception_ptr> failures(count);
-  const auto run = [&] {
-    for (std::size_t i = 0; !failed && (i = next++) < count;) {
-      try {
-        work(i);
-      } catch (...) {
-        failures[i] = std::current_exception();
-        failed = true;
-      }
-    }
-  };
-  {
-    std::vector<std::jthread> others;
-    const int wanted = static_cast<int>(std::min<std::size_t>(static_cast<std::size_t>(threads), count));
-    try {
-      for (int i = 1; i < wanted; ++i) others.emplace_back(run);
-    } catch (const std::system_error&) {  // no more threads to be had: those there are do the work
-    }
-    run();
-  }
-  for (const std::exception_ptr& failure : failures) {
-    if (failure) std::rethrow_exception(failure);
-  }
-}
-
 class ItemReader {
  public:
   ItemReader(const Checkpoint& checkpoint, const WeightOptions& options) : checkpoint_(checkpoint), options_(options) {
@@ -141,14 +110,14 @@ class ItemReader {
   }
 
   void read(const std::vector<Slice>& items) const {
-    parallel_items(items.size(), threads_, [&](std::size_t i) { read(items[i]); });
+    kernels::parallel_items(items.size(), threads_, [&](std::size_t i) { read(items[i]); });
   }
 
   /// True if the tensor of `slice` holds exactly `bytes`.
   bool equals(const Slice& slice, const kernels::HostBuffer<std::byte>& bytes) const {
     if (slice.tensor->bytes() != bytes.size()) return false;
     std::atomic<bool> same{true};
-    parallel_items((bytes.size() + kBlockBytes - 1) / kBlockBytes, threads_, [&](std::size_t i) {
+    kernels::parallel_items((bytes.size() + kBlockBytes - 1) / kBlockBytes, threads_, [&](std::size_t i) {
       if (!same) return;
       const std::size_t at = i * kBlockBytes;
       const std::size_t count = std::min(kBlockBytes, bytes.size() - at);

@@ -38,14 +38,16 @@ Documents random_documents(std::mt19937& rng, std::size_t count) {
   return documents;
 }
 
-/// Devices with logs of their own.
+/// Devices with logs of their own. One that is said to be a GPU has a thread of its own where documents come one by
+/// one.
 struct Devices {
-  explicit Devices(std::size_t count, const ToyExecutor::Logits& logits = {}) {
+  explicit Devices(std::size_t count, const ToyExecutor::Logits& logits = {}, Device device = Device::kCpu) {
     for (std::size_t i = 0; i < count; ++i) {
       logs.push_back(std::make_shared<ToyLog>());
-      models.push_back(toy_model(logs.back(), toy_config(), logits));
+      models.push_back(toy_model(logs.back(), toy_config(), logits, device));
     }
   }
+  static Devices gpu() { return Devices(1, {}, Device::kCuda); }
   /// The calls of all of them, in no order of theirs.
   std::vector<std::vector<std::int64_t>> calls() const {
     std::vector<std::vector<std::int64_t>> all;
@@ -128,14 +130,14 @@ TEST(SeveralScorer, ScoresAndGroupsAreThoseOfOneDevice) {
     const Devices one(1);
     const Streamed expected = stream(one.models, documents, batch);
     EXPECT_EQ(expected.end, "all");
-    for (const std::size_t count : {2U, 3U}) {
-      const Devices several(count);
+    for (const Devices& several : {Devices::gpu(), Devices(2), Devices(3)}) {
       const Streamed found = stream(several.models, documents, batch);
       EXPECT_EQ(found.end, "all");
       EXPECT_EQ(found.tokens, expected.tokens);
       ASSERT_EQ(found.scores.size(), documents.size());
       expect_begins(found.scores, expected.scores);
       EXPECT_TRUE(several.calls() == one.calls());
+      if (several.models.size() == 1) continue;
 
       ScorerOptions options;
       options.batch = batch;
@@ -160,8 +162,8 @@ TEST(SeveralScorer, WhatAStreamsOwnerDoesEndsItAsOnOneDevice) {
       const std::size_t at = is_progress ? 1 + rng() % 50 : rng() % documents.size();
       const Streamed expected = stream(Devices(1).models, documents, 64, fault, at);
       EXPECT_NE(expected.end, "all");
-      for (const std::size_t count : {2U, 3U}) {
-        const Streamed found = stream(Devices(count).models, documents, 64, fault, at);
+      for (const Devices& several : {Devices::gpu(), Devices(2), Devices(3)}) {
+        const Streamed found = stream(several.models, documents, 64, fault, at);
         expect_begins(found.scores, all);
         // Progress of several is told together, and who is at work goes on for a while: how much is done then may
         // differ, and nothing else does.
@@ -248,35 +250,42 @@ TEST(SeveralScorer, ADeviceThatFailsEndsTheCall) {
   EXPECT_THROW(Scorer(short_of_memory.models, two).score(documents), std::bad_alloc);
 }
 
-// One device stands still until nobody else can do anything more: others have scored all that may be read ahead of it.
+// A device stands still until nobody else can do anything more: others have scored all that may be read ahead of it,
+// and of a GPU alone documents are read meanwhile.
 TEST(SeveralScorer, ASlowDeviceHoldsNobodyUpAndMemoryIsBounded) {
   constexpr std::size_t kBlock = 1U << 14;  // documents read ahead at most, when they are short
   constexpr std::size_t kBlocks = 12;
-  std::atomic<std::size_t> given = 0;
-  std::atomic<std::size_t> received = 0;
-  std::atomic<bool> is_stuck = false;
-  std::atomic<bool> was_stuck_alone = false;
-  const auto logits = [&](double, std::int64_t, int) {
-    // The first group: nothing can be handed over until it is done, and then no more than 5 blocks are read.
-    if (!is_stuck.exchange(true)) {
-      const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-      while (given < 5 * kBlock && std::chrono::steady_clock::now() < end) std::this_thread::yield();
-      was_stuck_alone = given == 5 * kBlock && received == 0;
-    }
-    return 0.0F;
+  struct Case {
+    std::size_t count;
+    Device device;
+    std::size_t most;  // that are read while the first group is at work, and not handed over
   };
-  Scorer scorer(Devices(2, logits).models);
-  EXPECT_TRUE(scorer.score_stream(
-      [&](std::vector<int>& ids) {
-        if (given == kBlocks * kBlock) return false;
-        EXPECT_LE(given - received, 5 * kBlock);
-        ids = {1, 2};
-        ++given;
-        return true;
-      },
-      [&](std::size_t, auto&, auto&) { return ++received > 0; }));
-  EXPECT_TRUE(was_stuck_alone);
-  EXPECT_EQ(received, kBlocks * kBlock);
+  for (const Case& one : {Case{2, Device::kCpu, 5 * kBlock}, Case{1, Device::kCuda, 3 * kBlock}}) {
+    std::atomic<std::size_t> given = 0;
+    std::atomic<std::size_t> received = 0;
+    std::atomic<bool> is_stuck = false;
+    std::atomic<bool> was_stuck_alone = false;
+    const auto logits = [&](double, std::int64_t, int) {
+      if (!is_stuck.exchange(true)) {  // the first group: nothing can be handed over until it is done
+        const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+        while (given < one.most && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+        was_stuck_alone = given == one.most && received == 0;
+      }
+      return 0.0F;
+    };
+    Scorer scorer(Devices(one.count, logits, one.device).models);
+    EXPECT_TRUE(scorer.score_stream(
+        [&](std::vector<int>& ids) {
+          if (given == kBlocks * kBlock) return false;
+          EXPECT_LE(given - received, one.most);
+          ids = {1, 2};
+          ++given;
+          return true;
+        },
+        [&](std::size_t, auto&, auto&) { return ++received > 0; }));
+    EXPECT_TRUE(was_stuck_alone) << one.count;
+    EXPECT_EQ(received, kBlocks * kBlock);
+  }
 }
 
 TEST(SeveralScorer, TakesOneModelOnly) {

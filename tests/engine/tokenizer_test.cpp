@@ -177,6 +177,13 @@ TEST(Tokenizer, IdsOutOfRangeAreRefused) {
   }
 }
 
+/// Ids of a long text, which do not depend on how many threads share it.
+std::vector<int> shared_out(const Tokenizer& t, const std::string& text) {
+  std::vector<int> ids = t.encode(text, false);
+  for (const int threads : {2, 7}) EXPECT_EQ(t.encode(text, false, nullptr, threads), ids) << threads << " threads";
+  return ids;
+}
+
 TEST(Tokenizer, LongTextsGiveTheIdsOfTheUncutText) {
   const std::vector<std::string> parts = {
       "the ", "a", " ab", "\n", "\n\n", "  ", "\xC3\xA9", "the the a b.", "\xF0\x9F\x9A\x80", "\t"};
@@ -187,7 +194,7 @@ TEST(Tokenizer, LongTextsGiveTheIdsOfTheUncutText) {
       builder.add_dummy_prefix = dummy_prefix;
       for (const unsigned seed : {1U, 2U}) {
         const std::string text = mixed_text(300000, seed, parts);
-        const std::vector<int> ids = made(builder).encode(text, false);
+        const std::vector<int> ids = shared_out(made(builder), text);
         EXPECT_EQ(ids, uncut(builder.build(), text)) << "model type " << model_type << " prefix " << dummy_prefix;
         EXPECT_EQ(made(builder).decode(ids), text);
       }
@@ -203,7 +210,7 @@ TEST(Tokenizer, LongTextsOfTheBundledTokenizer) {
                                        "\xC3\xBC"
                                        "ber ",
                                        "\xF0\x9F\x9A\x80", "\t", " \n "});
-  const std::vector<int> ids = t.encode(text, false);
+  const std::vector<int> ids = shared_out(t, text);
   EXPECT_EQ(ids, uncut(model, text));
   EXPECT_EQ(t.decode(ids), text);
 }
@@ -222,11 +229,12 @@ TEST(Tokenizer, LongTextsWhereWhiteSpaceIsSqueezed) {
       const std::string model = builder.build();
       for (const std::string& text :
            {mixed_text(300000, 4, {"the ", "a", " ab", "\n", "\n\n", "    ", "\xC3\xA9", "\t"}),
-            mixed_text(300000, 5, {"the", "a", "b", "\n"}),  // no spaces
+            mixed_text(300000, 5, {"the", "a", "b", "\n"}),                                               // no spaces
+            std::string(600000, ' ') + "the" + std::string(200000, ' ') + "a" + std::string(70000, ' '),  // late begin
             std::string(200000, ' ') + "the" + std::string(200000, ' ') + "b" + std::string(70000, ' '),
             "a" + std::string(65536, ' ') + "b" + std::string(131072, '\n') + "the a",
             std::string(65535, 'a') + " b" + std::string(65534, 'a') + " " + std::string(100, 'b')}) {
-        EXPECT_EQ(t.encode(text, false), uncut(model, text)) << maps_line_ends << dummy_prefix << text.size();
+        EXPECT_EQ(shared_out(t, text), uncut(model, text)) << maps_line_ends << dummy_prefix << text.size();
       }
     }
   }
@@ -237,11 +245,11 @@ TEST(Tokenizer, LongLinesAreCutBetweenCharacters) {
   builder.model_type = 2;
   std::string text = "a";  // odd, so that the characters of four bytes straddle the limit
   for (int i = 0; i < 50000; ++i) text += "\xF0\x9F\x9A\x80";
-  EXPECT_EQ(made(builder).encode(text, false), uncut(builder.build(), text));
+  EXPECT_EQ(shared_out(made(builder), text), uncut(builder.build(), text));
   const std::string garbage = std::string(200000, '\x80') + std::string(100000, '\xF0');
   std::string replaced;
   for (int i = 0; i < 300000; ++i) replaced += kFffd;
-  EXPECT_EQ(made(builder).encode(garbage, false), made(builder).encode(replaced, false));
+  EXPECT_EQ(shared_out(made(builder), garbage), made(builder).encode(replaced, false));
 }
 
 TEST(Tokenizer, RunsOfUnknownCharactersStayOneTokenAcrossCuts) {
@@ -251,8 +259,52 @@ TEST(Tokenizer, RunsOfUnknownCharactersStayOneTokenAcrossCuts) {
   std::string text = "a ";
   for (int i = 0; i < 100000; ++i) text += "\xC3\xA9";
   text += "a";
-  EXPECT_EQ(made(builder).encode(text, false), uncut(builder.build(), text));
+  EXPECT_EQ(shared_out(made(builder), text), uncut(builder.build(), text));
   EXPECT_LT(made(builder).encode(text, false).size(), 8U);
+}
+
+TEST(Tokenizer, ABatchHasTheIdsOfEachText) {
+  const Tokenizer t = bundled();
+  std::vector<std::string> texts = {"", "a", mixed_text(1'200'000, 3, {"The fox ", "jumps", "\n", "\xC3\xBC"}), "\xFF",
+                                    " "};
+  for (unsigned i = 0; i < 300; ++i) texts.push_back(mixed_text(i, i, {"one ", "two", "\n"}));
+  const std::vector<std::string_view> views(texts.begin(), texts.end());
+  for (const int threads : {0, 1, 3, 1000}) {
+    for (const bool add_bos : {true, false}) {
+      const auto found = t.encode_batch(views, add_bos, threads);
+      ASSERT_EQ(found.size(), texts.size());
+      for (std::size_t i = 0; i < texts.size(); ++i) EXPECT_EQ(found[i], t.encode(texts[i], add_bos)) << i;
+    }
+  }
+  EXPECT_TRUE(t.encode_batch({}).empty());
+  EXPECT_THROW(t.encode_batch(views, true, -1), std::invalid_argument);
+  EXPECT_THROW(t.encode("a", true, nullptr, -1), std::invalid_argument);
+}
+
+TEST(Tokenizer, ProgressOfSeveralThreadsIsToldInOrder) {
+  const Tokenizer t = bundled();
+  const std::string text = mixed_text(3'000'000, 5, {"The fox ", "jumps", "\n"});
+  const std::thread::id here = std::this_thread::get_id();
+  std::vector<std::size_t> told;
+  const auto ids = t.encode(
+      text, true,
+      [&](std::size_t bytes) {
+        EXPECT_EQ(std::this_thread::get_id(), here);
+        told.push_back(bytes);
+        return true;
+      },
+      2);
+  EXPECT_EQ(ids, t.encode(text));
+  EXPECT_GT(told.size(), 3U);
+  EXPECT_TRUE(std::is_sorted(told.begin(), told.end()));
+  EXPECT_EQ(told.back(), text.size());
+  const auto some = t.encode(
+      text, true, [](std::size_t) { return false; }, 2);
+  EXPECT_LT(some.size(), ids.size());
+  EXPECT_TRUE(std::equal(some.begin(), some.end(), ids.begin()));
+  EXPECT_THROW(t.encode(
+                   text, true, [](std::size_t) -> bool { throw std::out_of_range("enough"); }, 2),
+               std::out_of_range);
 }
 
 TEST(Tokenizer, ConfigNamesTheTokens) {

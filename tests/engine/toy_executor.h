@@ -339,8 +339,9 @@ inline Session toy_session(int batch = 1, const models::Config& config = toy_con
 }
 
 inline Model toy_model(std::shared_ptr<ToyLog> log = nullptr, const models::Config& config = toy_config(),
-                       ToyExecutor::Logits logits = {}) {
+                       ToyExecutor::Logits logits = {}, Device device = Device::kCpu) {
   ModelInfo info;
+  info.device = device;
   info.vocab_size = config.vocab_size;
   info.fingerprint = kToyFingerprint;
   return engine::Access::model(info, models::state_layout(config),

@@ -39,8 +39,10 @@ void read_text(std::string_view line) {
 void read_pair(std::string_view line) {
   const nlohmann::ordered_json object = apps::parse_object(line, "input:1");
   apps::Document document;
-  apps::encode_pair(tokenizer(), 1, apps::string_field(object, "context", "input:1"),
-                    apps::string_field(object, "continuation", "input:1"), document);
+  const auto [context, continuation] = apps::split_pair(apps::string_field(object, "context", "input:1"),
+                                                        apps::string_field(object, "continuation", "input:1"));
+  apps::join_pair(tokenizer(), 1, tokenizer().encode(context, false), tokenizer().encode(context + continuation, false),
+                  document);
   require(document.context >= 1 && document.context <= document.ids.size());
   for (const int id : document.ids) require(id >= 0 && id < tokenizer().vocab_size());
 }

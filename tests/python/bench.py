@@ -35,7 +35,7 @@ def scoring(model, tokenizer, texts):
     start = time.perf_counter()
     total = mmrec.PerplexityAccumulator()
     scorer = mmrec.Scorer(model)
-    for text, score in zip(texts, scorer.score_stream(tokenizer.encode(text) for text in texts)):
+    for text, score in zip(texts, scorer.score_stream(tokenizer.encode_stream(texts))):
         total.add(score, len(text.encode()), mmrec.count_words(text))
     return total.summary().tokens / (time.perf_counter() - start)
 

@@ -33,7 +33,7 @@ def model():
 def expected_pair(context, continuation):
     """Step by step: (log-likelihood, is it the argmax at each place)."""
     tokenizer = mmrec.Tokenizer.load()
-    ids, start = plugin.encode_pair(tokenizer, context, continuation)
+    (ids, start), = plugin.encode_pairs(tokenizer, [(context, continuation)])
     session = mmrec.Model.load(device="cpu").new_session()
     session.prefill(ids[:start])
     total, greedy = 0.0, True

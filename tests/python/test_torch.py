@@ -170,7 +170,9 @@ def test_work_goes_to_the_current_stream():
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)
+        mt.decay_scan(log_a, b * 2.0)  # memory of the stream's is taken by its first call, which may wait
+        stream.synchronize()
+        torch.cuda._sleep(500_000_000)
         later = b * 2.0
         got = mt.decay_scan(log_a, later)
     assert not stream.query()

@@ -23,8 +23,8 @@ struct ScorerOptions {
   /// Called between chunks and after the last one of each batch, with the tokens scored since the last call and their
   /// summed negative log-likelihood (natural log). Returning false cancels: the next chunk is the last, and score()
   /// then returns what is finished. A chunk is what CallOptions (session.h) says, of all documents scored together.
-  /// Several devices do not wait for the answer, so a chunk more of each may follow. Must not use sessions of the
-  /// model.
+  /// Several devices, and a GPU that score_stream() uses, do not wait for the answer, so a chunk more of each may
+  /// follow. Must not use sessions of the model.
   std::function<bool(std::int64_t tokens, double nll)> on_progress;
 };
 
@@ -38,8 +38,9 @@ struct DocumentScore {
 /// Scores whole documents exactly, each token once: a recurrent model needs no window. Not thread-safe; callbacks are
 /// called in the thread that calls.
 ///
-/// On several devices documents are scored in groups as devices become free, each by a thread of its own. Scores and
-/// their order do not depend on how many there are: what is scored together does not, unless memory falls short.
+/// On several devices documents are scored in groups as devices become free, each by a thread of its own, as is a GPU of
+/// which the documents come one by one. Scores and their order do not depend on how many there are: what is scored
+/// together does not, unless memory falls short.
 class MMREC_EXPORT Scorer {
  public:
   /// On the model's device. Throws std::invalid_argument for a batch out of range.
@@ -58,7 +59,8 @@ class MMREC_EXPORT Scorer {
   /// corpus: next() fills in the next document's ids and returns whether there was one; on_score() receives the number
   /// of a document, from 0, its ids and its score, in the order in which they came, and returns whether to go on.
   /// Documents are read ahead, up to kReadAheadTokens and a document, so that what is scored together is alike; for
-  /// each of several devices twice as much, and a document that takes long holds nobody up before that.
+  /// each GPU and each of several devices twice as much besides, so that none waits for documents and one that takes
+  /// long holds nobody up before that.
   /// Cancelled by on_score() or on_progress it returns false, and documents that are not complete are not handed over.
   /// Throws as score() does, an id's error naming the document's number; that and what next() throws when all that was
   /// read ahead before is scored and handed over, and nothing that was read ahead with it is.

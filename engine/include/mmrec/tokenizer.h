@@ -56,9 +56,15 @@ class MMREC_EXPORT Tokenizer {
   /// sentencepiece's fp32 score of the whole text so far can tip a near tie late in a long text; chunks keep it small.)
   std::vector<int> encode(std::string_view text, bool add_bos = true) const;
   /// The same of a long text: calls on_progress every 64 KiB or so, with the bytes of `text` that are done. Where it
-  /// returns false the ids so far are returned; what it throws passes through.
+  /// returns false the ids so far are returned; what it throws passes through. `threads` of the CPU (0: all the
+  /// processors this process may use) share sentencepiece's chunks, and then it is called every few of these for each
+  /// thread. Throws std::invalid_argument for `threads` < 0.
   std::vector<int> encode(std::string_view text, bool add_bos,
-                          const std::function<bool(std::size_t bytes)>& on_progress) const;
+                          const std::function<bool(std::size_t bytes)>& on_progress, int threads = 1) const;
+  /// The ids of each of many texts, as encode() gives them, by `threads` of the CPU as above. Throws what encode()
+  /// throws of the first text that fails.
+  std::vector<std::vector<int>> encode_batch(std::span<const std::string_view> texts, bool add_bos = true,
+                                             int threads = 0) const;
 
   /// Text of `tokens`: control tokens vanish, tokens of bytes are gathered, bytes that are no UTF-8 become U+FFFD, the
   /// unknown token becomes the file's surface for it (" ⁇ "). The space that encode() puts before the text's first word

@@ -6,7 +6,7 @@ apps/corpus.cpp).
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Callable, Iterable, Iterator, Optional, Sequence, TypeVar, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,10 @@ import numpy.typing as npt
 from . import _mmrec
 
 Ids = npt.NDArray[np.int32]
+T = TypeVar("T")
+
+_MOST_CHARACTERS = 1 << 22
+_MOST_TEXTS = 1 << 12
 
 
 def load_models(path: Optional[str], device: str = "auto", **options: Any) -> list[_mmrec.Model]:
@@ -34,27 +38,58 @@ def prefix_token(tokenizer: _mmrec.Tokenizer) -> Optional[int]:
     return int(tokenizer.eos_id) if tokenizer.eos_id >= 0 else None
 
 
-def encode_rolling(tokenizer: _mmrec.Tokenizer, text: str) -> Ids:
-    """A whole document after the prefix token, as `mmrec-ppl --mode rolling`; without one its first token is context."""
+def blocks_of(texts: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """Lists of what is tokenized together: as much as keeps many processors busy, and no more."""
+    block: list[T] = []
+    size = 0
+    for text in texts:
+        block.append(text)
+        size += size_of(text)
+        if size >= _MOST_CHARACTERS or len(block) >= _MOST_TEXTS:
+            yield block
+            block, size = [], 0
+    if block:
+        yield block
+
+
+def encode_stream(
+    tokenizer: _mmrec.Tokenizer, texts: Iterable[Union[str, bytes]], add_bos: bool = True, threads: int = 0
+) -> Iterator[Ids]:
+    """Tokenizer.encode_stream."""
+    for block in blocks_of(texts, len):
+        yield from tokenizer.encode_batch(block, add_bos, threads)
+
+
+def encode_rolling(tokenizer: _mmrec.Tokenizer, texts: Sequence[str], threads: int = 0) -> list[Ids]:
+    """Whole documents after the prefix token, as `mmrec-ppl --mode rolling`; without one their first token is context."""
     prefix = prefix_token(tokenizer)
+    ids = tokenizer.encode_batch(texts, False, threads)
     if prefix is None:
-        return tokenizer.encode(text, add_bos=False)
-    return np.concatenate([np.asarray([prefix], np.int32), tokenizer.encode(text, add_bos=False)])
+        return ids
+    before = np.asarray([prefix], np.int32)
+    return [np.concatenate([before, one]) for one in ids]
 
 
-def encode_pair(tokenizer: _mmrec.Tokenizer, context: str, continuation: str) -> tuple[Ids, int]:
-    """Tokens of both texts and how many are of the context, as `mmrec-ppl --pairs`.
+def encode_pairs(
+    tokenizer: _mmrec.Tokenizer, pairs: Sequence[tuple[str, str]], threads: int = 0
+) -> list[tuple[Ids, int]]:
+    """Tokens of both texts of each pair and how many are of the first, the context, as `mmrec-ppl --pairs`.
 
     Both are encoded together and cut where the context alone ends; white space at its end begins the continuation. A
     context without tokens is the prefix token. Raises ValueError where there is none.
     """
-    kept = context.rstrip()
-    ids = tokenizer.encode(kept) if kept else np.empty(0, np.int32)
-    skipped = len(ids)
-    if skipped == 0:
-        prefix = prefix_token(tokenizer)
-        if prefix is None:
+    texts = [text for context, continuation in pairs for text in (context.rstrip(), context + continuation)]
+    ids = tokenizer.encode_batch(texts, False, threads)
+    first = np.asarray([tokenizer.bos_id] if tokenizer.adds_bos else [], np.int32)
+    prefix = prefix_token(tokenizer)
+    found = []
+    for context, both in zip(ids[::2], ids[1::2]):
+        # Without a context the two share nothing, not even what the tokenizer puts first.
+        if len(context):
+            before = np.concatenate([first, context])
+        elif prefix is not None:
+            before = np.asarray([prefix], np.int32)
+        else:
             raise ValueError("context: found no tokens, expected some, as the tokenizer has neither BOS nor EOS")
-        ids = np.asarray([prefix], np.int32)
-    whole = tokenizer.encode(context + continuation, add_bos=bool(kept))
-    return np.concatenate([ids, whole[skipped:]]), len(ids)
+        found.append((np.concatenate([before, both[len(context) :]]), len(before)))
+    return found

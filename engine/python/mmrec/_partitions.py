@@ -107,13 +107,18 @@ def documents(partition: Partition, field: str) -> Iterator[tuple[str, int, str]
             yield name, at, _field(line, field, name) if partition.split == "jsonl" else line.decode("utf-8", "replace")
 
 
+def _seek_line(file: BinaryIO, at: int) -> int:
+    """Where the first line is that begins at `at` or later; reading goes on there."""
+    if at > 0:
+        file.seek(at - 1)
+        at += len(file.readline()) - 1  # one that began before; of one that ends just there, its end alone
+    return at
+
+
 def _lines(partition: Partition) -> Iterator[tuple[int, bytes]]:
     """Lines that begin in the partition and are not blank, without their ends."""
     with open(partition.path, "rb") as file:
-        at = partition.begin
-        if at > 0:
-            file.seek(at - 1)
-            at += len(file.readline()) - 1  # one that began before; of one that ends just there, its end alone
+        at = _seek_line(file, partition.begin)
         while at < partition.end:
             line = file.readline()
             if not line:
@@ -126,11 +131,7 @@ def _lines(partition: Partition) -> Iterator[tuple[int, bytes]]:
 def _paragraphs(partition: Partition) -> Iterator[tuple[int, bytes]]:
     """Lines up to a blank one, of which the first begins in the partition."""
     with open(partition.path, "rb") as file:
-        at = partition.begin
-        if at > 0:
-            file.seek(at - 1)
-            at += len(file.readline()) - 1
-        begin = at
+        begin = at = _seek_line(file, partition.begin)
         lines: list[bytes] = []
         is_of_another = not _is_after_blank(file, at)
         file.seek(at)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Iterable, Iterator
+import contextlib
+from typing import TYPE_CHECKING, Callable, Generator, Iterable, Iterator
 
 from . import _mmrec
 from ._results import DocumentScore
@@ -29,4 +30,14 @@ class Scorer(_mmrec.Scorer):
         `documents` raises, after the scores of what was read ahead before; what was read ahead with it is lost.
         """
         call = self._new_stream()
-        return iterate(lambda emit: self._run_stream(documents, emit, call), lambda: self._stop_stream(call))
+
+        def run(emit: Callable[[list[DocumentScore]], bool]) -> object:
+            return self._run_stream(documents, emit, call)
+
+        return _each(iterate(run, lambda: self._stop_stream(call), ahead=8))
+
+
+def _each(blocks: Generator[list[DocumentScore], None, None]) -> Iterator[DocumentScore]:
+    with contextlib.closing(blocks):
+        for block in blocks:
+            yield from block

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from typing import TYPE_CHECKING, Any, Callable, Iterator, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Generator, Iterator, TypeVar
 
 if TYPE_CHECKING:
     from . import _mmrec
@@ -18,34 +18,36 @@ T = TypeVar("T")
 
 def iterate(
     call: Callable[[Callable[[T], bool]], object], stop: Callable[[], None] = lambda: None, ahead: int = 256
-) -> Iterator[T]:
+) -> Generator[T, None, None]:
     """Yields what `call` hands to its argument, which answers whether to go on. Raises what `call` raises. `stop` is
     called when the reader has gone, for a call that is long between two pieces."""
-    pieces: queue.Queue[Any] = queue.Queue(maxsize=ahead)
+    pieces: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    has_room = threading.Event()
     closed = threading.Event()
     end = object()
     faults: list[BaseException] = []
 
     def emit(piece: object) -> bool:
-        while not closed.is_set():
-            try:
-                pieces.put(piece, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
+        while pieces.qsize() >= ahead and not closed.is_set():
+            has_room.clear()
+            if pieces.qsize() >= ahead:  # else the reader has looked before
+                has_room.wait(timeout=0.1)
+        pieces.put(piece)
+        return not closed.is_set()
 
     def work() -> None:
         try:
             call(emit)
         except BaseException as fault:  # handed to the reader
             faults.append(fault)
-        emit(end)
+        pieces.put(end)
 
     thread = threading.Thread(target=work, name="mmrec stream", daemon=True)
     thread.start()
     try:
         while (piece := pieces.get()) is not end:
+            if not has_room.is_set() and pieces.qsize() <= ahead // 2:
+                has_room.set()
             yield piece
         if faults:
             raise faults[0]

@@ -48,8 +48,8 @@ class _Generate:
     def _generate(self, block: list[tuple[str, int, str]], sums: dict[str, Any]) -> Iterator[dict[str, Any]]:
         found: list[Any] = [None] * len(block)
         lengths: list[int] = []
-        for index, (_, place, text) in enumerate(block):
-            ids = self._tokenizer.encode(text)
+        prompts = self._tokenizer.encode_batch((text for _, _, text in block), threads=self._options["threads"])
+        for index, ((_, place, _), ids) in enumerate(zip(block, prompts)):
             lengths.append(len(ids))
 
             def receive(result: Any, index: int = index) -> None:

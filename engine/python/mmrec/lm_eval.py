@@ -19,7 +19,7 @@ from lm_eval.api.registry import model_registry
 from lm_eval.utils import simple_parse_args_string
 
 from . import _mmrec
-from ._documents import Ids, encode_pair, encode_rolling, load_models
+from ._documents import Ids, blocks_of, encode_pairs, encode_rolling, load_models
 from ._generator import Generator
 from ._scorer import Scorer
 
@@ -86,7 +86,8 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
         )
         self._model = self._models[0]
         self.tokenizer = _mmrec.Tokenizer.load(folder)
-        self._session_options: dict[str, Any] = {"threads": int(threads)}
+        self._threads = int(threads)
+        self._session_options: dict[str, Any] = {"threads": self._threads}
         self._scorer = Scorer(self._models, batch=int(batch), **self._session_options)
         self._generator: Optional[Generator] = None
         self.max_gen_toks = int(max_gen_toks)
@@ -123,7 +124,8 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
         results: list[tuple[float, bool]] = []
         for start in range(0, len(requests), BLOCK):
             block = requests[start : start + BLOCK]
-            pairs = [_Pair(*encode_pair(self.tokenizer, *request.args)) for request in block]
+            texts = [request.args for request in block]
+            pairs = [_Pair(*encoded) for encoded in encode_pairs(self.tokenizer, texts, self._threads)]
             self._score(pairs)
             self._decode([pair for pair in pairs if pair.greedy is None])
             for request, pair in zip(block, pairs):
@@ -135,12 +137,13 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """Each document whole, its first token given the prefix token."""
         results: list[float] = []
-        documents = (encode_rolling(self.tokenizer, request.args[0]) for request in requests)
-        for request, score in zip(requests, self._scorer.score_stream(documents)):
-            if not math.isfinite(score.nll):
-                raise _mmrec.NumericError(f"document {len(results)}: its log-prob is not finite (found {-score.nll})")
-            results.append(-score.nll)
-            self.cache_hook.add_partial("loglikelihood_rolling", request.args, -score.nll)
+        for block in blocks_of(requests, lambda request: len(request.args[0])):
+            ids = encode_rolling(self.tokenizer, [request.args[0] for request in block], self._threads)
+            for request, score in zip(block, self._scorer.score(ids)):
+                if not math.isfinite(score.nll):
+                    raise _mmrec.NumericError(f"document {len(results)}: its log-prob is not finite (found {-score.nll})")
+                results.append(-score.nll)
+                self.cache_hook.add_partial("loglikelihood_rolling", request.args, -score.nll)
         return results
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
@@ -150,7 +153,7 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
             groups.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(index)
         for indices in groups.values():
             options = self._generate_options(requests[indices[0]].args[1])
-            prompts = [self._prompt(requests[index].args[0]) for index in indices]
+            prompts = self._prompts([requests[index].args[0] for index in indices])
             for index, text in zip(indices, self._generate(prompts, options)):
                 texts[index] = text
                 self.cache_hook.add_partial("generate_until", requests[index].args, text)
@@ -201,9 +204,9 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
             self._generator = Generator(self._models, self.tokenizer, **self._session_options)
         return self._generator
 
-    def _prompt(self, text: str) -> Ids:
-        ids = self.tokenizer.encode(text)
-        return ids if len(ids) else encode_rolling(self.tokenizer, text)
+    def _prompts(self, texts: list[str]) -> list[Ids]:
+        found = self.tokenizer.encode_batch(texts, threads=self._threads)
+        return [ids if len(ids) else encode_rolling(self.tokenizer, [text])[0] for ids, text in zip(found, texts)]
 
     def _generate_options(self, given: dict[str, Any]) -> dict[str, Any]:
         """The harness's gen_kwargs as options of Session.generate. Raises ValueError for one that is unknown."""

@@ -78,7 +78,7 @@ class _Torch:
         self.is_described = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 
     def operand(self, x: Array) -> Any:
-        if self.is_described:
+        if self.is_described or not isinstance(x, self.torch.Tensor):
             return x
         kind = self.types.get(x.dtype)
         device = x.device
@@ -112,10 +112,35 @@ class _Standard:
         space = x.__array_namespace__()
         return space.empty(shape, dtype=space.float32, device=x.device)
 
-    def stream(self, x: Array) -> int:
-        if type(x).__module__.startswith("cupy"):
-            return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
+    @staticmethod
+    def stream(x: Array) -> int:
         return 0
+
+    finish = None
+
+
+class _CuPy:
+    """CuPy, whose arrays do not tell their namespace and are made on the current device."""
+
+    @staticmethod
+    def operand(x: Array) -> Any:
+        return x
+
+    def empty_like(self, x: Array) -> Array:
+        return self._empty(x, x.shape, x.dtype)
+
+    def empty_floats(self, x: Array, shape: Tuple[int, ...]) -> Array:
+        return self._empty(x, shape, _FLOAT32)
+
+    @staticmethod
+    def _empty(x: Array, shape: Tuple[int, ...], dtype: Any) -> Array:
+        with x.device:
+            return sys.modules["cupy"].empty(shape, dtype)
+
+    @staticmethod
+    def stream(x: Array) -> int:
+        with x.device:
+            return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
 
     finish = None
 
@@ -156,19 +181,21 @@ class _Jax:
         self.device_of, self.maker = device_of, maker
 
     def operand(self, x: Array) -> Any:
+        if not type(x).__module__.startswith("jax"):
+            return x
         self.expect_array(x)
+        device = self.device_of(x.sharding)
         x.block_until_ready()  # what is still being computed must be there
         kind = self.types.get(x.dtype)
         layout = getattr(getattr(x, "format", None), "layout", None)  # JAX before 0.7 has none
         shape = x.shape
         if kind is None or layout is None or layout.major_to_minor != tuple(range(len(shape))):
             return x
-        return x.unsafe_buffer_pointer(), shape, _row_major(shape), *kind, *self.device_of(x.sharding)
+        return x.unsafe_buffer_pointer(), shape, _row_major(shape), *kind, *device
 
     def expect_array(self, x: Array) -> None:
         if isinstance(x, self.tracer):
             raise TypeError("found a tracer, expected an array: mmrec.ops cannot be called within jax.jit and the like")
-        self.device_of(x.sharding)
 
     def empty_like(self, x: Array) -> Array:
         self.expect_array(x)
@@ -191,6 +218,7 @@ class _Jax:
 
 _numpy = _Numpy()
 _standard = _Standard()
+_cupy = _CuPy()
 _torch: Optional[_Torch] = None
 _jax: Optional[_Jax] = None
 
@@ -208,6 +236,8 @@ def _library(x: Array) -> Any:
         if _jax is None:
             _jax = _Jax()
         return _jax
+    if type(x).__module__.startswith("cupy"):
+        return _cupy
     if hasattr(x, "__dlpack__") and hasattr(x, "__array_namespace__"):
         return _standard
     raise TypeError(f"found {type(x).__name__}, expected an array that speaks DLPack")

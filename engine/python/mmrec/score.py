@@ -6,6 +6,7 @@ within the partition, and `name` is unique.
 
 from __future__ import annotations
 
+import collections
 import json
 import math
 import sys
@@ -46,15 +47,16 @@ class _Score:
         self._results.write(partition, self._records(partition, sums), sums)
 
     def _records(self, partition: Partition, sums: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        read: list[tuple[str, str]] = []  # documents whose scores have not come; at most a million tokens
+        read: collections.deque[tuple[str, int, int]] = collections.deque()  # documents whose scores have not come
 
-        def encode() -> Iterator[Any]:
+        def texts() -> Iterator[str]:
             for name, _, text in documents(partition, self._options["field"]):
-                read.append((name, text))
-                yield self._tokenizer.encode(text)
+                read.append((name, len(text.encode()), _mmrec.count_words(text)))
+                yield text
 
-        for doc, score in enumerate(self._scorer.score_stream(encode())):
-            name, text = read.pop(0)
+        ids = self._tokenizer.encode_stream(texts(), threads=self._options["threads"])
+        for doc, score in enumerate(self._scorer.score_stream(ids)):
+            name, size, words = read.popleft()
             tokens = len(score.logprobs)
             if not math.isfinite(score.nll):
                 raise _mmrec.NumericError(f"{name}: nll is not finite (found {score.nll})")
@@ -68,8 +70,8 @@ class _Score:
                 "nll": score.nll,
                 "nll_m2": m2,
                 "ppl": _exp(mean) if tokens else None,
-                "bytes": len(text.encode()),
-                "words": _mmrec.count_words(text),
+                "bytes": size,
+                "words": words,
                 **self._identity,
             }
             if self._options["logprobs"]:

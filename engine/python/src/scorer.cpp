@@ -1,8 +1,7 @@
 // mmrec.Scorer and the measures of a corpus.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
-
-#include <cstring>
 
 #include "engine/python/src/binding.h"
 
@@ -46,11 +45,17 @@ void init(PyScorer* self, nb::handle models, int batch, bool whole_calls, const 
   new (self) PyScorer(models_of(models), std::move(given), calls);
 }
 
-nb::object python_score(DocumentScore score) {
-  const std::size_t count = score.logprobs.size();
-  return nb::module_::import_("mmrec._results")
-      .attr("DocumentScore")(array_of(std::move(score.logprobs), {count}), score.nll, score.complete);
-}
+/// Makes Python's scores of the engine's.
+class PythonScores {
+ public:
+  nb::object of(DocumentScore score) const {
+    const std::size_t count = score.logprobs.size();
+    return type_(array_of(std::move(score.logprobs), {count}), score.nll, score.complete);
+  }
+
+ private:
+  nb::object type_ = nb::module_::import_("mmrec._results").attr("DocumentScore");
+};
 
 nb::list score(PyScorer& self, nb::handle documents) {
   const Busy busy(self.busy, kInUse);
@@ -64,19 +69,34 @@ nb::list score(PyScorer& self, nb::handle documents) {
     const nb::gil_scoped_release release;
     scores = self.scorer.score(ids);
   }
+  const PythonScores python;
   nb::list result;
-  for (DocumentScore& one : scores) result.append(python_score(std::move(one)));
+  for (DocumentScore& one : scores) result.append(python.of(std::move(one)));
   return result;
 }
 
-/// Documents from an iterator as they are wanted, scores to `on_score` in their order.
-bool run_stream(PyScorer& self, nb::handle documents, const nb::callable& on_score, std::uint64_t call) {
+/// Documents from an iterator as they are wanted; lists of scores to `on_scores`, in their order. A score at a time
+/// would hand the GIL from thread to thread for each.
+bool run_stream(PyScorer& self, nb::handle documents, const nb::callable& on_scores, std::uint64_t call) {
+  constexpr std::size_t kTogether = 64;
   const Busy busy(self.busy, kInUse);
   self.calls->current = call;
   if (self.calls->stopped == call) return false;
   const nb::iterator all = nb::iter(documents);
+  const PythonScores python;
   std::size_t number = 0;
+  std::vector<DocumentScore> ready;
+  bool is_wanted = true;
+  const auto hand_over = [&] {
+    if (ready.empty()) return is_wanted;
+    const nb::gil_scoped_acquire gil;
+    nb::list scores;
+    for (DocumentScore& one : ready) scores.append(python.of(std::move(one)));
+    ready.clear();
+    return is_wanted = goes_on(on_scores(scores));
+  };
   const auto next = [&](std::vector<int>& ids) {
+    if (!hand_over()) return false;
     const nb::gil_scoped_acquire gil;
     const nb::object document = nb::steal(PyIter_Next(all.ptr()));
     if (!document.is_valid()) {
@@ -87,20 +107,31 @@ bool run_stream(PyScorer& self, nb::handle documents, const nb::callable& on_sco
     return true;
   };
   const auto take = [&](std::size_t, std::vector<int>&, DocumentScore& one) {
-    const nb::gil_scoped_acquire gil;
-    return goes_on(on_score(python_score(std::move(one))));
+    ready.push_back(std::move(one));
+    return ready.size() < kTogether || hand_over();
   };
   const nb::gil_scoped_release release;
-  return self.scorer.score_stream(next, take);
+  bool is_whole = false;
+  try {
+    is_whole = self.scorer.score_stream(next, take);
+  } catch (...) {
+    (void)hand_over();
+    throw;
+  }
+  return hand_over() && is_whole;
 }
 
 /// What corpus measures need of a DocumentScore of Python's.
 DocumentSums sums(nb::handle score) {
+  using Logprobs = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+  nb::object given = score.attr("logprobs");
+  Logprobs logprobs;
+  if (!nb::try_cast(given, logprobs, false)) {
+    given = nb::module_::import_("numpy").attr("ascontiguousarray")(given, "float32").attr("ravel")();
+    logprobs = nb::cast<Logprobs>(given, false);
+  }
   DocumentScore result;
-  nb::object logprobs = nb::module_::import_("numpy").attr("asarray")(score.attr("logprobs"), "float32");
-  const nb::bytes bytes = nb::borrow<nb::bytes>(logprobs.attr("tobytes")());
-  result.logprobs.resize(bytes.size() / sizeof(float));
-  std::memcpy(result.logprobs.data(), bytes.c_str(), result.logprobs.size() * sizeof(float));
+  result.logprobs.assign(logprobs.data(), logprobs.data() + logprobs.size());
   result.nll = nb::cast<double>(score.attr("nll"));
   return sums_of(result);
 }
@@ -123,7 +154,7 @@ void bind_scorer(nb::module_& m) {
            "The first token of each is context only. Raises ValueError naming document and index for an id outside\n"
            "the vocabulary, before anything is scored; MemoryError, CudaError, and what on_progress raises.");
   type.def("_new_stream", [](PyScorer& self) { return ++self.calls->last; });
-  type.def("_run_stream", run_stream, nb::arg("documents"), nb::arg("on_score"), nb::arg("call"));
+  type.def("_run_stream", run_stream, nb::arg("documents"), nb::arg("on_scores"), nb::arg("call"));
   type.def("_stop_stream", [](PyScorer& self, std::uint64_t call) { self.calls->stopped = call; });
   type.def_prop_ro(
       "prefill_stats",

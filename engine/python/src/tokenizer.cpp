@@ -27,6 +27,33 @@ nb::object encode(const PyTokenizer& self, nb::handle value, bool add_bos) {
   return array_of(std::move(ids), {count});
 }
 
+nb::list encode_batch(const PyTokenizer& self, nb::handle texts, bool add_bos, int threads) {
+  if (nb::isinstance<nb::str>(texts) || nb::isinstance<nb::bytes>(texts)) {
+    throw nb::type_error("texts: found one text, expected an iterable of texts");
+  }
+  constexpr std::size_t kBytesOfATurn = std::size_t{4} << 20;  // then it looks for signals
+  const nb::list all(nb::borrow(texts));
+  std::vector<std::string_view> views;
+  for (const nb::handle text : all) {
+    views.push_back(text_of(text, ("text " + std::to_string(views.size())).c_str()));
+  }
+  nb::list result;
+  for (std::size_t begin = 0, end = 0; begin < views.size(); begin = end) {
+    for (std::size_t bytes = 0; end < views.size() && bytes < kBytesOfATurn; ++end) bytes += views[end].size();
+    std::vector<std::vector<int>> ids;
+    {
+      const nb::gil_scoped_release release;
+      ids = self.tokenizer.encode_batch(std::span(views).subspan(begin, end - begin), add_bos, threads);
+    }
+    for (std::vector<int>& one : ids) {
+      const std::size_t count = one.size();
+      result.append(array_of(std::move(one), {count}));
+    }
+    if (PyErr_CheckSignals() != 0) nb::raise_python_error();
+  }
+  return result;
+}
+
 nb::str decode(const PyTokenizer& self, nb::handle value) {
   const std::vector<int> ids = row_of(value, "tokens");
   std::string text;
@@ -56,6 +83,18 @@ void bind_tokenizer(nb::module_& m) {
   type.def("encode", encode, nb::arg("text"), nb::arg("add_bos") = true,
            "Ids of `text` (str, or bytes of UTF-8), int32 [T]. BOS is first if add_bos and adds_bos. Invalid UTF-8\n"
            "becomes U+FFFD; special tokens are never recognised in the text.");
+  type.def(
+      "encode_batch", encode_batch, nb::arg("texts"), nb::arg("add_bos") = true, nb::arg("threads") = 0,
+      "A list of the ids of each of `texts` (an iterable of str or bytes), as encode() gives them, by `threads` of\n"
+      "the CPU (0: all the processors this process may use). Raises ValueError for `threads` < 0.");
+  type.def(
+      "encode_stream",
+      [](nb::handle self, nb::handle texts, bool add_bos, int threads) {
+        return nb::module_::import_("mmrec._documents").attr("encode_stream")(self, texts, add_bos, threads);
+      },
+      nb::arg("texts"), nb::arg("add_bos") = true, nb::arg("threads") = 0,
+      "The same as an iterator, for Scorer.score_stream: texts are read as they are wanted, up to some four million\n"
+      "characters ahead.");
   type.def(
       "decode", decode, nb::arg("tokens"),
       "Text of ids [T]. Control tokens vanish; bytes that are no UTF-8 become U+FFFD. Raises IndexError for an id\n"
