@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <stdexcept>
 #include <utility>
 
 #include "apps/cli.h"
@@ -101,10 +102,16 @@ void Corpus::fill() {
     for (; done < documents.size(); ++done) {
       try {
         tokenize(std::span(documents).subspan(done, 1));
+        continue;
+      } catch (const RejectedFile&) {  // names it
+        fault_ = std::current_exception();
+      } catch (const std::runtime_error& error) {
+        fault_ = std::make_exception_ptr(
+            std::runtime_error(fmt::format("{}: {}", documents[done].document.name, error.what())));
       } catch (...) {
         fault_ = std::current_exception();
-        break;
       }
+      break;
     }
   }
   for (std::size_t i = 0; i < done; ++i) {

@@ -97,6 +97,21 @@ TEST_F(Folder, ARankFileInPlaceOfSentencepiece) {
   expect_rejected({"tokenizer.model and tokenizer.tiktoken"});
 }
 
+TEST_F(Folder, ATextThatCannotBeCutIsNamedAfterTheScoresOfThoseBeforeIt) {
+  if (!MMREC_READS_RANK_FILES) GTEST_SKIP() << "built without PCRE2";
+  std::filesystem::remove(copy_ / "tokenizer.model");
+  write_file(copy_ / "tokenizer.tiktoken", rank_file(bytes_and({})));
+  write_file(copy_ / "tokenizer_config.json", R"({"pattern": "(?:x+x+)+y|."})");
+  const Words arguments = {kPpl, "-m", copy_.path(), "--split-by", "line", "--format", "csv", "--threads", "2", "-"};
+  const std::string good = "one\ntwo\n";
+  const Outcome outcome = run(arguments, good + std::string(60, 'x') + "\nthree\n");
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_NE(outcome.err.find("mmrec-ppl: stdin:3: the tokenizer's pattern cannot cut the text at byte 0"),
+            std::string::npos)
+      << outcome.err;
+  EXPECT_EQ(outcome.out, run(arguments, good).out);
+}
+
 TEST_F(Folder, NonFiniteWeights) {
   EditableCheckpoint checkpoint(copy_ / "model.safetensors");
   const std::uint16_t nan = 0x7fc0;

@@ -68,6 +68,10 @@ def test_options(model, tokenizer):
         (lambda: tokenizer.decode([8192]), IndexError),
         (lambda: tokenizer.piece(-1), IndexError),
         (lambda: tokenizer.encode(3), TypeError),
+        (lambda: tokenizer.encode_batch("text"), TypeError),
+        (lambda: tokenizer.encode_batch(["text", 3]), TypeError),
+        (lambda: tokenizer.encode_batch(["text"], threads=-1), ValueError),
+        (lambda: list(tokenizer.encode_stream([None])), TypeError),
         (lambda: tokenizer.encode("\ud800"), UnicodeEncodeError),
     ]:
         with pytest.raises(error):

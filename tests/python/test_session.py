@@ -112,6 +112,22 @@ def test_a_tokenizer_goes_both_ways(tokenizer):
     assert tokenizer.piece(1).encode() == tokenizer.piece_bytes(1)
 
 
+def test_many_texts_are_encoded_as_each_is(tokenizer):
+    texts = ["Once upon a time", b"there was", "", "ein Märchen 😀 " * 50_000, "a dog"] + [f"{i} dogs" for i in range(5000)]
+    for options in ({}, {"add_bos": False}, {"threads": 1}, {"threads": 3}):
+        add_bos = options.get("add_bos", True)
+        for found in (tokenizer.encode_batch(texts, **options), list(tokenizer.encode_stream(iter(texts), **options))):
+            assert len(found) == len(texts)
+            for text, ids in zip(texts, found):
+                assert ids.dtype == np.int32
+                np.testing.assert_array_equal(ids, tokenizer.encode(text, add_bos))
+    assert tokenizer.encode_batch([]) == [] and list(tokenizer.encode_stream([])) == []
+    read = []
+    stream = tokenizer.encode_stream(read.append(i) or str(i) for i in range(100_000))
+    next(stream)
+    assert len(read) < 10_000
+
+
 def test_the_bundled_model_travels_along():
     assert (mmrec.bundled_model() / "config.json").is_file()
     assert mmrec.generate("Once", max_tokens=5) == mmrec.generate("Once", max_tokens=5) != ""

@@ -46,16 +46,25 @@ class _Pair:
     def tokens(self) -> Ids:
         return self.ids[self.context :]
 
-    def take(self, logprobs: npt.NDArray[np.float32], vocab_size: int) -> None:
-        """Takes log-probs of the continuation. A token of more than half of the probability is the likeliest, one of
-        less than its share of the vocabulary is not; else they do not tell."""
-        if not np.isfinite(logprobs).all():
-            raise _mmrec.NumericError("a log-prob of a continuation is not finite")
-        self.loglikelihood = float(np.sum(logprobs, dtype=np.float64))
-        if (logprobs < -math.log(vocab_size) - _MARGIN).any():
-            self.greedy = False
-        elif (logprobs > -math.log(2) + _MARGIN).all():
-            self.greedy = True
+
+def _take(pairs: list[_Pair], logprobs: list[npt.NDArray[np.float32]], vocab_size: int) -> None:
+    """Gives pairs the log-probs of their continuations. A token of more than half of the probability is the likeliest, one of
+    less than its share of the vocabulary is not; else they do not tell."""
+    for pair in pairs:
+        pair.loglikelihood, pair.greedy = 0.0, True
+    some = [(pair, values) for pair, values in zip(pairs, logprobs) if len(values)]
+    if not some:
+        return
+    values = np.concatenate([values for _, values in some])
+    if not np.isfinite(values).all():
+        raise _mmrec.NumericError("a log-prob of a continuation is not finite")
+    begins = np.cumsum([0] + [len(values) for _, values in some[:-1]])
+    sums = np.add.reduceat(values.astype(np.float64), begins).tolist()
+    least = np.minimum.reduceat(values, begins)
+    is_greedy, is_not = least > -math.log(2) + _MARGIN, least < -math.log(vocab_size) - _MARGIN
+    for (pair, _), total, yes, no in zip(some, sums, is_greedy.tolist(), is_not.tolist()):
+        pair.loglikelihood = total
+        pair.greedy = True if yes else False if no else None
 
 
 class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
@@ -169,16 +178,17 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
                 packed.extend(group)
             else:
                 self._branch(group)
-        for pair, score in zip(packed, self._scorer.score([pair.ids for pair in packed])):
-            pair.take(score.logprobs[pair.context - 1 :], self._model.info.vocab_size)
+        scores = self._scorer.score([pair.ids for pair in packed])
+        logprobs = [score.logprobs[pair.context - 1 :] for pair, score in zip(packed, scores)]
+        _take(packed, logprobs, self._model.info.vocab_size)
 
     def _branch(self, group: list[_Pair]) -> None:
         """The context once, and each continuation from a copy of its state."""
         session = self._model.new_session(**self._session_options)
         session.prefill(group[0].ids[: group[0].context])
-        for pair in group:
-            logprobs = session.clone().score(pair.tokens) if len(pair.tokens) else np.empty(0, np.float32)
-            pair.take(logprobs, self._model.info.vocab_size)
+        none = np.empty(0, np.float32)
+        logprobs = [session.clone().score(pair.tokens) if len(pair.tokens) else none for pair in group]
+        _take(group, logprobs, self._model.info.vocab_size)
 
     def _decode(self, pairs: list[_Pair]) -> None:
         """Greedy decoding from each context, once for all of its continuations, while it agrees with one of them."""
