@@ -146,7 +146,7 @@ class Filter {
     when(BPF_JEQ, SYS_clone3, kUnknown);  // its flags are out of a filter's sight; clone() is tried next
     of_call(SYS_clone, 0, {{BPF_JSET, kNewNamespaces, kDenied}, {BPF_JSET, CLONE_THREAD, SECCOMP_RET_ALLOW}}, kDenied);
     of_call(SYS_ioctl, 1, {{BPF_JEQ, TIOCSTI, kDenied}, {BPF_JEQ, 0x541C /* TIOCLINUX */, kDenied}}, SECCOMP_RET_ALLOW);
-    for (const std::uint32_t call : {SYS_kill, SYS_tgkill}) {
+    for (const auto call : std::initializer_list<std::uint32_t>{SYS_kill, SYS_tgkill}) {
       of_call(call, 0, {{BPF_JEQ, static_cast<std::uint32_t>(::getpid()), SECCOMP_RET_ALLOW}}, kDenied);
     }
     of_call(SYS_prlimit64, 0, {{BPF_JEQ, 0, SECCOMP_RET_ALLOW}}, kDenied);

@@ -38,8 +38,8 @@ struct DocumentScore {
 /// Scores whole documents exactly, each token once: a recurrent model needs no window. Not thread-safe; callbacks are
 /// called in the thread that calls.
 ///
-/// On several devices documents are scored in groups as devices become free, each by a thread of its own, as is a GPU of
-/// which the documents come one by one. Scores and their order do not depend on how many there are: what is scored
+/// On several devices documents are scored in groups as devices become free, each by a thread of its own, as is a GPU
+/// of which the documents come one by one. Scores and their order do not depend on how many there are: what is scored
 /// together does not, unless memory falls short.
 class MMREC_EXPORT Scorer {
  public:
