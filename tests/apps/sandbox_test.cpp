@@ -171,16 +171,15 @@ int leaks(const fs::path& folder) {
   return count;
 }
 
-TEST_F(Sandboxed, WhatIsNotNeededIsRefusedInEveryThread) {
-  write("outside", "untouched");
-  write("in", "read");
-  fs::create_directory(file("out"));
+/// What `work` returns in a process of its own.
+template <class Work>
+void expect_none_in_a_child(const Work& work) {
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
     int count = 99;
     try {
-      count = leaks(folder_);
+      count = work();
     } catch (const std::exception& error) {
       (void)!::dprintf(STDERR_FILENO, "%s\n", error.what());
     }
@@ -190,6 +189,35 @@ TEST_F(Sandboxed, WhatIsNotNeededIsRefusedInEveryThread) {
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);
   EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+TEST_F(Sandboxed, ADriverReadsAllAndNamesItsThreads) {
+  write("outside", "untouched");
+  expect_none_in_a_child([&] {
+    apps::SandboxFiles files;
+    files.gpu = true;
+    apps::restrict_files(files);
+    int failed = 0;
+    std::thread([&] {  // as the driver does
+      const std::string comm = "/proc/self/task/" + std::to_string(::gettid()) + "/comm";
+      const int fd = ::open(comm.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
+      failed += fd >= 0 && ::write(fd, "driver", 6) == 6 ? 0 : 1;
+    })
+        .join();
+    failed += ::open(file("outside").c_str(), O_RDONLY) >= 0 ? 0 : 2;
+    failed += ::open(file("outside").c_str(), O_WRONLY) >= 0 ? 4 : 0;
+    failed += ::open("/proc/self/coredump_filter", O_WRONLY) >= 0 ? 8 : 0;
+    failed += ::open(file("other").c_str(), O_WRONLY | O_CREAT, 0600) >= 0 ? 16 : 0;
+    return failed;
+  });
+  EXPECT_EQ(read("outside"), "untouched");
+}
+
+TEST_F(Sandboxed, WhatIsNotNeededIsRefusedInEveryThread) {
+  write("outside", "untouched");
+  write("in", "read");
+  fs::create_directory(file("out"));
+  expect_none_in_a_child([&] { return leaks(folder_); });
   EXPECT_EQ(read("outside"), "untouched");
   EXPECT_FALSE(fs::exists(file("other")));
 }
