@@ -228,8 +228,8 @@ void restrict_files(const SandboxFiles& files) {
   if (files.gpu) {
     rules.allow("/", kReadAll);
     rules.allow("/dev", kReadAll | kWriteFile);
-    rules.allow("/proc/self/task",
-                kReadAll | kWriteFile);  // the driver does not start where it cannot name its threads
+    // The driver does not start where it cannot name its threads.
+    rules.allow("/proc/self/task", kReadAll | kWriteFile);
   }
   give_up_privileges();
   rules.enforce();
