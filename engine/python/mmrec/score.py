@@ -12,8 +12,6 @@ import math
 import sys
 from typing import Any, Iterator, Optional
 
-import numpy as np
-
 from . import _mmrec
 from ._batch_program import Work, common_options, main as run, parser_of
 from ._documents import load_models
@@ -57,19 +55,16 @@ class _Score:
         ids = self._tokenizer.encode_stream(texts(), threads=self._options["threads"])
         for doc, score in enumerate(self._scorer.score_stream(ids)):
             name, size, words = read.popleft()
-            tokens = len(score.logprobs)
-            if not math.isfinite(score.nll):
-                raise _mmrec.NumericError(f"{name}: nll is not finite (found {score.nll})")
-            losses = -score.logprobs.astype(np.float64)
-            mean = score.nll / tokens if tokens else 0.0
-            m2 = float(np.sum((losses - mean) ** 2))
+            tokens, nll, m2 = _mmrec.document_sums(score)
+            if not math.isfinite(nll):
+                raise _mmrec.NumericError(f"{name}: nll is not finite (found {nll})")
             record: dict[str, Any] = {
                 "doc": doc,
                 "name": name,
                 "tokens": tokens,
-                "nll": score.nll,
+                "nll": nll,
                 "nll_m2": m2,
-                "ppl": _exp(mean) if tokens else None,
+                "ppl": _exp(nll / tokens) if tokens else None,
                 "bytes": size,
                 "words": words,
                 **self._identity,

@@ -179,6 +179,15 @@ void bind_scorer(nb::module_& m) {
   accumulator.def("summary", summary, "A PerplexitySummary; measures without a denominator are NaN.");
   refuse_pickling(accumulator, "a PerplexityAccumulator is not pickled");
   m.def(
+      "document_sums",
+      [](nb::handle score) {
+        const DocumentSums found = sums(score);
+        return nb::make_tuple(found.tokens, found.nll, found.nll_m2);
+      },
+      nb::arg("score"),
+      "What a corpus' measures need of a DocumentScore: its tokens, their summed loss, and the summed squares of its\n"
+      "deviations from the mean.");
+  m.def(
       "count_words", [](nb::handle text) { return count_words(text_of(text, "text")); }, nb::arg("text"),
       "len(re.split(r'\\s+', text)).");
 }
