@@ -16,6 +16,7 @@ from . import _mmrec
 Ids = npt.NDArray[np.int32]
 T = TypeVar("T")
 
+# Of texts that are tokenized together: a second's work of a processor or two.
 _MOST_CHARACTERS = 1 << 22
 _MOST_TEXTS = 1 << 12
 

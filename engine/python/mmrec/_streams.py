@@ -53,6 +53,7 @@ def iterate(
             raise faults[0]
     finally:
         closed.set()
+        has_room.set()
         stop()
         thread.join()
 
