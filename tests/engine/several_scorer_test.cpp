@@ -254,7 +254,7 @@ TEST(SeveralScorer, ADeviceThatFailsEndsTheCall) {
 // and of a GPU alone documents are read meanwhile.
 TEST(SeveralScorer, ASlowDeviceHoldsNobodyUpAndMemoryIsBounded) {
   constexpr std::size_t kBlock = 1U << 14;  // documents read ahead at most, when they are short
-  constexpr std::size_t kBlocks = 12;
+  constexpr std::size_t kBlocks = 8;
   struct Case {
     std::size_t count;
     Device device;

@@ -180,7 +180,7 @@ TEST(Tokenizer, IdsOutOfRangeAreRefused) {
 /// Ids of a long text, which do not depend on how many threads share it.
 std::vector<int> shared_out(const Tokenizer& t, const std::string& text) {
   std::vector<int> ids = t.encode(text, false);
-  for (const int threads : {2, 7}) EXPECT_EQ(t.encode(text, false, nullptr, threads), ids) << threads << " threads";
+  EXPECT_EQ(t.encode(text, false, nullptr, 2), ids);
   return ids;
 }
 
@@ -257,7 +257,7 @@ TEST(Tokenizer, RunsOfUnknownCharactersStayOneTokenAcrossCuts) {
   builder.words({kSpace, "a"});
   builder.model_type = 2;
   std::string text = "a ";
-  for (int i = 0; i < 100000; ++i) text += "\xC3\xA9";
+  for (int i = 0; i < 70000; ++i) text += "\xC3\xA9";
   text += "a";
   EXPECT_EQ(shared_out(made(builder), text), uncut(builder.build(), text));
   EXPECT_LT(made(builder).encode(text, false).size(), 8U);
@@ -265,17 +265,19 @@ TEST(Tokenizer, RunsOfUnknownCharactersStayOneTokenAcrossCuts) {
 
 TEST(Tokenizer, ABatchHasTheIdsOfEachText) {
   const Tokenizer t = bundled();
-  std::vector<std::string> texts = {"", "a", mixed_text(1'200'000, 3, {"The fox ", "jumps", "\n", "\xC3\xBC"}), "\xFF",
+  std::vector<std::string> texts = {"", "a", mixed_text(1'050'000, 3, {"The fox ", "jumps", "\n", "\xC3\xBC"}), "\xFF",
                                     " "};
   for (unsigned i = 0; i < 300; ++i) texts.push_back(mixed_text(i, i, {"one ", "two", "\n"}));
   const std::vector<std::string_view> views(texts.begin(), texts.end());
-  for (const int threads : {0, 1, 3, 1000}) {
+  for (const int threads : {0, 3}) {
     for (const bool add_bos : {true, false}) {
       const auto found = t.encode_batch(views, add_bos, threads);
       ASSERT_EQ(found.size(), texts.size());
       for (std::size_t i = 0; i < texts.size(); ++i) EXPECT_EQ(found[i], t.encode(texts[i], add_bos)) << i;
     }
   }
+  EXPECT_EQ(t.encode_batch(std::span(views).subspan(3), true, 1000),
+            t.encode_batch(std::span(views).subspan(3), true, 1));
   EXPECT_TRUE(t.encode_batch({}).empty());
   EXPECT_THROW(t.encode_batch(views, true, -1), std::invalid_argument);
   EXPECT_THROW(t.encode("a", true, nullptr, -1), std::invalid_argument);
@@ -283,7 +285,7 @@ TEST(Tokenizer, ABatchHasTheIdsOfEachText) {
 
 TEST(Tokenizer, ProgressOfSeveralThreadsIsToldInOrder) {
   const Tokenizer t = bundled();
-  const std::string text = mixed_text(3'000'000, 5, {"The fox ", "jumps", "\n"});
+  const std::string text = mixed_text(1'200'000, 5, {"The fox ", "jumps", "\n"});
   const std::thread::id here = std::this_thread::get_id();
   std::vector<std::size_t> told;
   const auto ids = t.encode(
@@ -295,7 +297,7 @@ TEST(Tokenizer, ProgressOfSeveralThreadsIsToldInOrder) {
       },
       2);
   EXPECT_EQ(ids, t.encode(text));
-  EXPECT_GT(told.size(), 3U);
+  EXPECT_GT(told.size(), 1U);
   EXPECT_TRUE(std::is_sorted(told.begin(), told.end()));
   EXPECT_EQ(told.back(), text.size());
   const auto some = t.encode(
