@@ -104,6 +104,7 @@ int many_main(Setting setting, Output& out) {
                    {.generate = options,
                     .name = input_name(file),
                     .encode = [&](std::string_view text) { return encode_prompt(tokenizer, info, text, goes_on); },
+                    .threads = command.run.session.threads,
                     .start = start,
                     .num_samples = command.num_samples,
                     .branch =
@@ -171,7 +172,8 @@ int prompt_main(Setting setting, Output& out) {
     return interact({command, model, tokenizer, out}, std::move(session), options,
                     has_prompt ? std::optional(prompt.text) : std::nullopt);
   }
-  const std::vector<int> ids = encode_prompt(tokenizer, model.info(), prompt.text, began_at > 0, !command.quiet);
+  const std::vector<int> ids =
+      encode_prompt(tokenizer, model.info(), prompt.text, began_at > 0, !command.quiet, command.run.session.threads);
   if (command.echo && !command.json) {
     out.write(prompt.text);
     out.flush();

@@ -123,31 +123,39 @@ std::uint64_t seed_of(std::uint64_t run, std::int64_t line) {
   return (x ^ (x >> 31U)) >> 11U;
 }
 
-void submit_line(RecordQueue& queue, std::string_view line, std::int64_t number, const Model& model,
-                 const Tokenizer& tokenizer, const JsonlOptions& options) {
+Submission prepare_line(RecordQueue& queue, std::string_view line, std::int64_t number, const Model& model,
+                        const Tokenizer& tokenizer, const JsonlOptions& options) {
   const std::string name = fmt::format("{}:{}", options.name, number);
   Json head = Json::object();
+  std::string refused;
   try {
     const Json object = parse_object(line, "");
     if (object.contains("id")) head["id"] = object["id"];
     head["line"] = number;
-    auto [request, count, detail] =
+    LineRequest asked =
         read_request(object, options, model.info(), tokenizer, seed_of(options.generate.sampler.seed, number));
     Json record = head;
-    if (detail.prompt && object.contains("prompt")) record["prompt"] = object["prompt"];
-    if (detail.tokens) record["prompt_tokens"] = request.prompt;
-    int sample = 0;
-    for (GeneratorRequest& one : samples_of(std::move(request), count, model, options.session)) {
-      if (count > 1) record["sample"] = sample++;
-      record["seed"] = one.options.sampler.seed;
-      queue.submit(record, std::move(one), detail, name);
-    }
+    if (asked.detail.prompt && object.contains("prompt")) record["prompt"] = object["prompt"];
+    if (asked.detail.tokens) record["prompt_tokens"] = asked.request.prompt;
+    return [&queue, &model, &options, name, head, record = std::move(record), asked = std::move(asked)]() mutable {
+      try {
+        int sample = 0;
+        for (GeneratorRequest& one : samples_of(std::move(asked.request), asked.num_samples, model, options.session)) {
+          if (asked.num_samples > 1) record["sample"] = sample++;
+          record["seed"] = one.options.sampler.seed;
+          queue.submit(record, std::move(one), asked.detail, name);
+        }
+      } catch (const std::invalid_argument& error) {
+        queue.refuse(std::move(head), error.what(), name);
+      }
+    };
   } catch (const RejectedFile& error) {
-    head["line"] = number;
-    queue.refuse(std::move(head), error.what(), name);
+    refused = error.what();
   } catch (const std::invalid_argument& error) {
-    queue.refuse(std::move(head), error.what(), name);
+    refused = error.what();
   }
+  head["line"] = number;
+  return [&queue, head = std::move(head), refused, name] { queue.refuse(head, refused, name); };
 }
 
 }  // namespace
@@ -161,8 +169,9 @@ LineRequest read_request(const Json& object, const JsonlOptions& options, const 
 
 void generate_jsonl(RecordQueue& queue, LineReader& lines, const Model& model, const Tokenizer& tokenizer,
                     const JsonlOptions& options) {
-  run_lines(queue, lines, [&](std::string_view line) {
-    if (!is_blank(line)) submit_line(queue, line, lines.lines(), model, tokenizer, options);
+  run_lines(queue, lines, options.session.threads, [&](std::string_view line, std::int64_t number) -> Submission {
+    if (is_blank(line)) return nullptr;
+    return prepare_line(queue, line, number, model, tokenizer, options);
   });
 }
 

@@ -16,7 +16,8 @@ namespace mmrec::apps {
 struct LineOptions {
   GenerateOptions generate;  // of each; line n draws with the random numbers of sequence n - 1
   std::string name;          // of the file, for messages
-  std::function<std::vector<int>(std::string_view text)> encode;  // a prompt's ids
+  std::function<std::vector<int>(std::string_view text)> encode;  // a prompt's ids, from several threads at once
+  int threads = 0;                                                // that do; 0: as many as there are processors
   std::shared_ptr<const Session> start = {};                      // what each goes on from, if not from nothing
   int num_samples = 1;
   /// The requests for the samples of one.

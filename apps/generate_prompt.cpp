@@ -33,12 +33,13 @@ Prompt read_prompt(const GenerateCommand& command) {
 }
 
 std::vector<int> encode_prompt(const Tokenizer& tokenizer, const ModelInfo& info, std::string_view text, bool goes_on,
-                               bool shows_progress) {
+                               bool shows_progress, int threads) {
   Progress progress(Progress::Elsewhere::kLines, shows_progress && text.size() >= kLongText, ProgressUnit::kBytes);
-  std::vector<int> ids = tokenizer.encode(text, !goes_on, [&](std::size_t bytes) {
+  const auto on_progress = [&](std::size_t bytes) {
     progress.update(static_cast<std::int64_t>(bytes), std::ssize(text));
     return true;
-  });
+  };
+  std::vector<int> ids = tokenizer.encode(text, !goes_on, on_progress, threads);
   if (!ids.empty() || goes_on) return ids;
   const int bos = tokenizer.bos_id() >= 0 ? tokenizer.bos_id() : info.bos_token_id;
   if (bos < 0) throw UsageError("the prompt is empty and the model has no BOS to start from");

@@ -35,9 +35,9 @@ Prompt read_prompt(const GenerateCommand& command);
 std::string prompt_file(const GenerateCommand& command);
 
 /// A prompt's ids, begun as the tokenizer says; a prompt without any id starts from BOS. One that goes on from a state
-/// begins nothing.
+/// begins nothing. `threads` share a long one (0: all the processors this process may use).
 std::vector<int> encode_prompt(const Tokenizer& tokenizer, const ModelInfo& info, std::string_view text, bool goes_on,
-                               bool shows_progress = false);
+                               bool shows_progress = false, int threads = 1);
 
 /// What ends a sequence: what config.json says, else generation_config.json, else the tokenizer.
 std::vector<int> end_of_sequence(const ModelInfo& info, const GenerationDefaults& defaults, const Tokenizer& tokenizer);

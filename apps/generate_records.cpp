@@ -2,10 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <deque>
+#include <exception>
 #include <utility>
 
 #include "apps/cli.h"
+#include "apps/processors.h"
 #include "apps/signals.h"
+#include "kernels/cpu/parallel_items.h"
 
 namespace mmrec::apps {
 
@@ -109,15 +113,42 @@ std::vector<GeneratorRequest> samples_of(GeneratorRequest request, int count, co
   return samples;
 }
 
-void run_lines(RecordQueue& queue, LineReader& lines, const std::function<void(std::string_view)>& submit) {
+void run_lines(RecordQueue& queue, LineReader& lines, int threads,
+               const std::function<Submission(std::string_view, std::int64_t)>& prepare) {
+  constexpr std::size_t kMostBytes = std::size_t{4} << 20;  // that are tokenized together
+  struct Line {
+    std::string text;
+    std::int64_t number = 0;
+  };
+  std::deque<Submission> ready;
   bool is_at_end = false;
   bool has_work = false;
-  while (!is_at_end || has_work) {
-    while (!is_at_end && queue.has_room() && (!has_work || !lines.would_wait())) {
+  const auto read = [&] {
+    std::vector<Line> some;
+    const auto most = static_cast<std::size_t>(queue.room());
+    for (std::size_t bytes = 0; some.size() < most && bytes < kMostBytes;) {
+      if ((has_work || !some.empty()) && lines.would_wait()) break;
       const auto line = lines.next();
       is_at_end = !line;
-      if (!line) break;
-      submit(*line);
+      if (is_at_end) break;
+      bytes += line->size();
+      some.push_back({std::string(*line), lines.lines()});
+    }
+    ready.resize(some.size());
+    kernels::parallel_items(some.size(), threads > 0 ? threads : usable_processors(), [&](std::size_t i) {
+      try {
+        ready[i] = prepare(some[i].text, some[i].number);
+      } catch (...) {
+        ready[i] = [fault = std::current_exception()] { std::rethrow_exception(fault); };
+      }
+    });
+  };
+  while (!is_at_end || !ready.empty() || has_work) {
+    while (queue.has_room()) {
+      if (ready.empty() && !is_at_end) read();
+      if (ready.empty()) break;
+      if (ready.front()) ready.front()();
+      ready.pop_front();
       has_work = true;
     }
     has_work = queue.run_once();

@@ -45,8 +45,9 @@ class RecordQueue {
  public:
   RecordQueue(Generator& generator, Tokenizer tokenizer, Output& out, bool as_completed = false);
 
-  /// Whether another may be asked for: results wait for those before them, and as many requests wait to begin.
-  bool has_room() const { return asked_ - done_.records < most_; }
+  /// How many may be asked for: results wait for those before them, and as many requests wait to begin.
+  std::int64_t room() const { return most_ - (asked_ - done_.records); }
+  bool has_room() const { return room() > 0; }
   /// `head` begins the record; `name` stands for the request in messages. An interrupt ends it. Throws what
   /// Generator::submit throws; then there is no record.
   void submit(nlohmann::ordered_json head, GeneratorRequest request, RecordDetail detail, std::string name);
@@ -70,9 +71,14 @@ class RecordQueue {
   RecordsDone done_;
 };
 
-/// `submit`s the lines while there is room, and runs the queue until all is done: what runs does not wait for a line
-/// that is slow to come.
-void run_lines(RecordQueue& queue, LineReader& lines, const std::function<void(std::string_view line)>& submit);
+/// What asks for the records of a line; none where it has none.
+using Submission = std::function<void()>;
+
+/// Runs the queue until all lines are done. Lines are read while there is room for them, and what runs does not wait
+/// for one that is slow to come. `prepare`, which tokenizes, is called by up to `threads` threads at once (0: all the
+/// processors this process may use); what it returns, or throws, is called, or thrown, in the order of lines.
+void run_lines(RecordQueue& queue, LineReader& lines, int threads,
+               const std::function<Submission(std::string_view line, std::int64_t number)>& prepare);
 
 /// Branches a sequence: `request` becomes `count` requests that go on from one prefill of its prompt, each with a seed
 /// of its own, that of sample i being i above the request's. An interrupt ends the prefill, and what follows it.
