@@ -81,9 +81,10 @@ def main():
     tokenizer = mmrec.Tokenizer.load()
     texts = documents(options.documents, tokenizer)
     prompts = [" ".join(text.split()[:6]) for text in documents(options.prompts, tokenizer)]
-    rates = {"scoring": ([], []), "generating": ([], [])}
+    rates, of_ids = {"scoring": ([], []), "generating": ([], [])}, []
     with tempfile.TemporaryDirectory() as folder:
-        corpus, lines = pathlib.Path(folder) / "corpus.jsonl", pathlib.Path(folder) / "prompts.txt"
+        corpus, ids, lines = (pathlib.Path(folder) / name for name in ("corpus.jsonl", "ids.jsonl", "prompts.txt"))
+        ids.write_text("".join(json.dumps(one.tolist()) + "\n" for one in tokenizer.encode_batch(texts)))
         corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
         lines.write_text("".join(prompt + "\n" for prompt in prompts))
         common = ["--device", options.device]
@@ -91,10 +92,13 @@ def main():
                     "--min-p", "0", "--repeat-penalty", "1", "-o", pathlib.Path(folder) / "out.jsonl"]
         for _ in range(options.repeat):  # in turns, so that what else the machine does concerns both
             rates["scoring"][0].append(program("mmrec-ppl", [*common, corpus]))
+            of_ids.append(program("mmrec-ppl", [*common, "--ids", ids]))
             rates["scoring"][1].append(scoring(model, tokenizer, texts))
             rates["generating"][0].append(program("mmrec-generate", [*common, *generate]))
             rates["generating"][1].append(generating(model, tokenizer, prompts, options.tokens))
     overhead()
+    text = max(rates["scoring"][0])
+    print(f"mmrec-ppl: text {text:.0f} tok/s, the same as ids {max(of_ids):.0f}: {text / max(of_ids):.1%}")
     for name, (theirs, ours) in rates.items():
         print(f"{name}: program {max(theirs):.0f} tok/s, Python {max(ours):.0f} tok/s, {max(ours) / max(theirs):.1%} "
               f"(best of {options.repeat}; medians {np.median(theirs):.0f}, {np.median(ours):.0f})")
