@@ -2,14 +2,17 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <atomic>
 #include <deque>
 #include <exception>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 #include "apps/cli.h"
 #include "apps/processors.h"
 #include "apps/signals.h"
-#include "kernels/cpu/parallel_items.h"
 
 namespace mmrec::apps {
 
@@ -113,6 +116,22 @@ std::vector<GeneratorRequest> samples_of(GeneratorRequest request, int count, co
   return samples;
 }
 
+namespace {
+
+/// Calls work(), which does not throw, on as many threads, of which the caller's is one; on fewer where the system has
+/// no more.
+template <class Work>
+void on_threads(int count, const Work& work) {
+  std::vector<std::jthread> others;
+  try {
+    while (std::ssize(others) < count - 1) others.emplace_back(work);
+  } catch (const std::system_error&) {  // those there are do the work
+  }
+  work();
+}
+
+}  // namespace
+
 void run_lines(RecordQueue& queue, LineReader& lines, int threads,
                const std::function<Submission(std::string_view, std::int64_t)>& prepare) {
   constexpr std::size_t kMostBytes = std::size_t{4} << 20;  // that are tokenized together
@@ -120,6 +139,7 @@ void run_lines(RecordQueue& queue, LineReader& lines, int threads,
     std::string text;
     std::int64_t number = 0;
   };
+  const int most_threads = threads > 0 ? threads : usable_processors();
   std::deque<Submission> ready;
   bool is_at_end = false;
   bool has_work = false;
@@ -135,11 +155,14 @@ void run_lines(RecordQueue& queue, LineReader& lines, int threads,
       some.push_back({std::string(*line), lines.lines()});
     }
     ready.resize(some.size());
-    kernels::parallel_items(some.size(), threads > 0 ? threads : usable_processors(), [&](std::size_t i) {
-      try {
-        ready[i] = prepare(some[i].text, some[i].number);
-      } catch (...) {
-        ready[i] = [fault = std::current_exception()] { std::rethrow_exception(fault); };
+    std::atomic<std::size_t> next = 0;
+    on_threads(std::min(most_threads, static_cast<int>(some.size())), [&] {
+      for (std::size_t i = 0; (i = next++) < some.size();) {
+        try {
+          ready[i] = prepare(some[i].text, some[i].number);
+        } catch (...) {
+          ready[i] = [fault = std::current_exception()] { std::rethrow_exception(fault); };
+        }
       }
     });
   };
