@@ -94,31 +94,35 @@ void Corpus::fill() {
   } catch (...) {
     fault_ = std::current_exception();
   }
-  std::size_t done = 0;
-  try {
-    tokenize(documents);
-    done = documents.size();
-  } catch (...) {  // whose fault was it?
-    for (; done < documents.size(); ++done) {
-      try {
-        tokenize(std::span(documents).subspan(done, 1));
-        continue;
-      } catch (const RejectedFile&) {  // names it
-        fault_ = std::current_exception();
-      } catch (const std::runtime_error& error) {
-        fault_ = std::make_exception_ptr(
-            std::runtime_error(fmt::format("{}: {}", documents[done].document.name, error.what())));
-      } catch (...) {
-        fault_ = std::current_exception();
-      }
-      break;
-    }
-  }
+  const std::size_t done = tokenize_until_fault(documents);
   for (std::size_t i = 0; i < done; ++i) {
     read_tokens_ += scored_tokens(documents[i].document);
     documents[i].text = {};
     ready_.push_back(std::move(documents[i]));
   }
+}
+
+std::size_t Corpus::tokenize_until_fault(std::span<Read> documents) {
+  try {
+    tokenize(documents);
+    return documents.size();
+  } catch (...) {  // whose fault it was shows below
+  }
+  for (std::size_t i = 0; i < documents.size(); ++i) {
+    try {
+      tokenize(documents.subspan(i, 1));
+      continue;
+    } catch (const RejectedFile&) {  // names it
+      fault_ = std::current_exception();
+    } catch (const std::runtime_error& error) {
+      fault_ =
+          std::make_exception_ptr(std::runtime_error(fmt::format("{}: {}", documents[i].document.name, error.what())));
+    } catch (...) {
+      fault_ = std::current_exception();
+    }
+    return i;
+  }
+  return documents.size();
 }
 
 bool Corpus::is_next_wanted(const std::string& name) {

@@ -99,6 +99,8 @@ class Corpus {
   /// Reads some documents and tokenizes them.
   void fill();
   void tokenize(std::span<Read> documents) const;
+  /// How many it tokenized before the first that cannot be, which becomes `fault_`.
+  std::size_t tokenize_until_fault(std::span<Read> documents);
   std::vector<int> tokens_of_long(std::string_view text) const;
   /// Makes a document of a text and its ids.
   void put(Read& read, std::vector<int> ids) const;

@@ -119,12 +119,8 @@ class _Standard:
     finish = None
 
 
-class _CuPy:
+class _CuPy(_Standard):
     """CuPy, whose arrays do not tell their namespace and are made on the current device."""
-
-    @staticmethod
-    def operand(x: Array) -> Any:
-        return x
 
     def empty_like(self, x: Array) -> Array:
         return self._empty(x, x.shape, x.dtype)
@@ -141,8 +137,6 @@ class _CuPy:
     def stream(x: Array) -> int:
         with x.device:
             return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
-
-    finish = None
 
 
 @functools.lru_cache(maxsize=256)
