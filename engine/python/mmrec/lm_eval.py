@@ -25,9 +25,9 @@ from ._scorer import Scorer
 
 #: Requests that are scored together at most; bounds memory.
 BLOCK = 1 << 12
-#: Tokens that several continuations of one context must save before the state is branched: below it, packing whole
-#: documents together is faster than scoring the continuations one by one.
-BRANCH_TOKENS = 1 << 10
+#: Tokens of context that each of several continuations must save before the state is branched, by device: below it,
+#: packing whole documents together is faster than scoring the continuations one by one.
+BRANCH_TOKENS = {"cpu": 12, "cuda": 2048}
 #: Tokens that prompts must share before they start from one state.
 SHARED_TOKENS = 32
 _MARGIN = 1e-3  # far above the error of a log-prob
@@ -173,8 +173,9 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
     def _score(self, pairs: list[_Pair]) -> None:
         packed: list[_Pair] = []
         for group in _by_context(pairs):
-            shared = (len(group) - 1) * group[0].context
-            if shared < BRANCH_TOKENS:
+            saved = (len(group) - 1) * group[0].context // len(group)
+            # Packed, all devices share the work.
+            if saved < BRANCH_TOKENS[self._model.info.device] * len(self._models):
                 packed.extend(group)
             else:
                 self._branch(group)
