@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -24,9 +25,9 @@ DOCUMENTS = 160
 TEXT = "Once upon a time there were {} dogs. They ran to the park and played with a red ball. " * 4
 
 
-def run(module, *arguments):
+def run(module, *arguments, environment=None):
     command = [sys.executable, "-m", f"mmrec.{module}", *map(str, arguments), "--device", "cpu"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 def finish(process):
@@ -206,3 +207,34 @@ def test_faults_of_the_input_are_a_line_and_an_exit_code(tmp_path):
     process = run("score", corpus(tmp_path, 3), "-o", tmp_path / "out", "--field", "body")
     out, errors = process.communicate(timeout=400)
     assert process.returncode == 3 and out == "" and "no field 'body'" in errors and errors.count("\n") == 1
+
+
+def test_a_cluster_that_asks_for_tokens(tmp_path):
+    """A token in the home folder and the mode in the environment are all that it takes; without, a line says so."""
+    environment = {**os.environ, "HOME": str(tmp_path), "RAY_AUTH_MODE": "token"}
+    command = [sys.executable, "-m", "ray.scripts.scripts"]
+    subprocess.run([*command, "get-auth-token", "--generate"], env=environment, check=True, capture_output=True)
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    options = ["--head", f"--port={port}", "--node-ip-address=127.0.0.1", "--num-cpus=1", "--include-dashboard=false", "--block"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([*command, "start", *options], env=environment, **quiet) as head:
+        try:
+            lines = corpus(tmp_path, 2)
+            score = ["score", lines, "-o", tmp_path / "out", "--ray-address", f"127.0.0.1:{port}"]
+            wait_for(lambda: listens(port))
+            without = {name: value for name, value in environment.items() if name != "RAY_AUTH_MODE"}
+            refused = run(*score, environment=without)
+            _, errors = refused.communicate(timeout=200)
+            assert refused.returncode == 1
+            assert re.search(rf"^mmrec.score: --ray-address 127.0.0.1:{port}: .*RAY_AUTH_MODE=token$", errors, re.MULTILINE)
+            out, _ = finish(run(*score, environment=environment))
+            assert json.loads(out)["docs"] == 2
+        finally:
+            head.terminate()
+
+
+def listens(port):
+    with socket.socket() as found:
+        return found.connect_ex(("127.0.0.1", port)) == 0

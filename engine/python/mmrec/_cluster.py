@@ -54,7 +54,9 @@ def connect(address: Optional[str]) -> Any:
                     include_dashboard=False,
                 )
         except (ConnectionError, ValueError, RuntimeError) as fault:
-            raise ClusterError(f"--ray-address {address}: {str(fault).splitlines()[0]}") from fault
+            # Ray says nothing of tokens here, and a cluster asks for them by default where one had been made.
+            hint = "" if "RAY_AUTH_MODE" in os.environ else ". If it asks for a token: RAY_AUTH_MODE=token"
+            raise ClusterError(f"--ray-address {address}: {str(fault).splitlines()[0]}{hint}") from fault
     return ray
 
 
