@@ -213,7 +213,8 @@ TEST(Threads, OneModelServesEight) {
   if (length.count() == 0) return;
   const Held end = Held::now();
   std::cout << "  " << rounds << " rounds, " << without_memory << " without memory; " << warm.kilobytes
-            << " KiB after a tenth of the time, " << end.kilobytes << " at the end; descriptors " << warm.descriptors << ", " << end.descriptors << "\n";
+            << " KiB after a tenth of the time, " << end.kilobytes << " at the end; descriptors " << warm.descriptors
+            << ", " << end.descriptors << "\n";
   EXPECT_LE(end.kilobytes, warm.kilobytes * 11 / 10);
   EXPECT_LE(end.descriptors, warm.descriptors);
 }
