@@ -54,9 +54,11 @@ def connect(address: Optional[str]) -> Any:
                     include_dashboard=False,
                 )
         except (ConnectionError, ValueError, RuntimeError) as fault:
-            # Ray says nothing of tokens here, and a cluster asks for them by default where one had been made.
-            hint = "" if "RAY_AUTH_MODE" in os.environ else ". If it asks for a token: RAY_AUTH_MODE=token"
-            raise ClusterError(f"--ray-address {address}: {str(fault).splitlines()[0]}{hint}") from fault
+            what = str(fault).splitlines()[0]
+            # It does not say that the cluster asks for a token, as it does by itself where one had been made before.
+            if what.startswith("Failed to connect") and "RAY_AUTH_MODE" not in os.environ:
+                what += ". If it asks for a token: RAY_AUTH_MODE=token"
+            raise ClusterError(f"--ray-address {address}: {what}") from fault
     return ray
 
 
