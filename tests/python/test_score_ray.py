@@ -65,6 +65,18 @@ def workers():
     return [pid for pid in (int(line.split()[0]) for line in lines if "_Worker)" in line) if is_ours(pid)]
 
 
+def writers(out):
+    """Those of the workers that are amid a partition: they have its file open."""
+
+    def has_open(pid):
+        try:
+            return any(os.readlink(each.path).startswith(str(out)) for each in os.scandir(f"/proc/{pid}/fd"))
+        except OSError:
+            return False
+
+    return [pid for pid in workers() if has_open(pid)]
+
+
 def wait_for(condition, seconds=200):
     end = time.monotonic() + seconds
     while not condition():
@@ -130,8 +142,8 @@ def test_a_worker_and_a_node_are_killed(tmp_path, cluster):
     nodes.wait_for_nodes()
     out = tmp_path / "cluster"
     both = run("score", lines, "-o", out, "--ray-address", nodes.address, "--cpus-per-worker", 1, *options)
-    wait_for(lambda: len(list(out.glob("part-*.jsonl"))) >= 2 and workers())
-    os.kill(workers()[0], signal.SIGKILL)
+    wait_for(lambda: len(list(out.glob("part-*.jsonl"))) >= 2 and writers(out))
+    os.kill(writers(out)[0], signal.SIGKILL)
     done = len(list(out.glob("part-*.jsonl")))
     wait_for(lambda: len(list(out.glob("part-*.jsonl"))) >= done + 1 or both.poll() is not None)
     assert both.poll() is None, "over before the node was killed: the corpus is too small"
