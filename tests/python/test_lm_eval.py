@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 
@@ -83,6 +84,68 @@ def test_unknown_gen_kwargs_are_refused(model):
         model.generate_until([Request("a", {"num_beams": 2})])
 
 
+def test_options_without_effect_are_understood(model):
+    plain = model.generate_until([Request("Once upon", {"max_gen_toks": 5})])
+    without = {"num_beams": 1, "use_cache": True, "early_stopping": False, "pad_token_id": 0, "no_repeat_ngram_size": 0}
+    assert model.generate_until([Request("Once upon", {"max_gen_toks": 5, **without})]) == plain
+
+
+def test_model_args_of_other_models_are_understood():
+    found = plugin.MMRecLM.create_from_arg_string("device=cpu,dtype=float32,trust_remote_code=True,max_length=16")
+    assert found.max_length == 16 and found.get_model_info()["model_dtype"] == "fp32"
+    assert plugin.MMRecLM(device="cpu", dtype="torch.bfloat16").get_model_info()["model_dtype"] == "bf16"
+    with pytest.raises(plugin.RefusedOptionError, match="found peft, expected"):
+        plugin.MMRecLM.create_from_arg_string("device=cpu,peft=x")
+
+
+def test_add_bos_token_decides_what_begins_a_context(model):
+    tokenizer = mmrec.Tokenizer.load()
+    for add_bos in (True, False):
+        (ids, context), = plugin.encode_pairs(tokenizer, [("Once upon", " a time")], add_bos=add_bos)
+        assert (int(ids[0]) == tokenizer.bos_id) == add_bos
+    assert [len(plugin.MMRecLM(device="cpu", add_bos_token=b)._prompts(["Once upon a"])[0]) for b in (True, False)] == [
+        len(tokenizer.encode("Once upon a", add_bos=False)) + extra for extra in (1, 0)
+    ]
+
+
+def test_max_length_keeps_what_hugging_face_keeps(model):
+    cut = plugin.MMRecLM(device="cpu", max_length=8)
+    tokenizer, session = mmrec.Tokenizer.load(), mmrec.Model.load(device="cpu").new_session()
+    ids = np.concatenate([[tokenizer.bos_id], tokenizer.encode(" ".join(TEXTS), add_bos=False)]).astype(np.int32)
+    expected = 0.0  # each token once, in windows of eight of which the last is full
+    for done in range(0, len(ids) - 1, 8):
+        end = min(done + 8, len(ids) - 1)
+        session.reset()
+        session.prefill(ids[max(0, end - 8) : done + 1])
+        expected += float(np.sum(session.score(ids[done + 1 : end + 1]), dtype=np.float64))
+    (found,) = cut.loglikelihood_rolling([Request(" ".join(TEXTS))])
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert found < model.loglikelihood_rolling([Request(" ".join(TEXTS))])[0]
+    # The end of a context is what counts.
+    (ids, context), = plugin.encode_pairs(tokenizer, [(TEXTS[0], " She")])
+    session.reset()
+    session.prefill(ids[-9:context])
+    (pair,) = cut.loglikelihood([Request(TEXTS[0], " She")])
+    assert pair[0] == pytest.approx(float(session.score(ids[context:]).sum()), rel=1e-5)
+    long = Request("x" + TEXTS[0], {"max_gen_toks": 5})
+    assert cut.generate_until([long]) == cut.generate_until([Request(TEXTS[0], {"max_gen_toks": 5})])
+    with pytest.raises(plugin.RefusedOptionError, match="max_length: found 8, expected more than max_gen_toks"):
+        cut.generate_until([Request("a", {"max_gen_toks": 8})])
+    with pytest.raises(plugin.RefusedOptionError, match="max_length: found 8, expected at least"):
+        cut.loglikelihood([Request("a", TEXTS[1])])
+
+
+def test_the_harness_seed_decides_what_is_drawn(model):
+    request = [Request(TEXTS[0], {"do_sample": True, "temperature": 1.0, "max_gen_toks": 20})]
+
+    def drawn(seed):
+        np.random.seed(seed)  # as simple_evaluate does
+        return model.generate_until(request), model.generate_until(request)
+
+    assert drawn(1) == drawn(1) != drawn(2)
+    assert drawn(1)[0] != drawn(1)[1]
+
+
 def write_task(folder, name, rows, **task):
     data = folder / f"{name}.json"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -129,9 +192,12 @@ def test_the_harness_itself(tmp_path):
     )
     command = [sys.executable, "-m", "mmrec.lm_eval", "run", "--model", "mmrec", "--model_args", "device=cpu,threads=1"]
     command += ["--tasks", "local_ppl,local_choice,local_generate", "--include_path", str(tmp_path)]
+    environment = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf"), **os.environ}
+    refused = subprocess.run([*command, "--apply_chat_template"], env=environment, capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "Traceback" not in refused.stderr and "mmrec.lm_eval: --apply_chat_template: the models" in refused.stderr
     command += ["--output_path", str(tmp_path / "out"), "--log_samples"]
-    environment = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
-    done = subprocess.run(command, env={**__import__("os").environ, **environment}, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     (result,) = [json.loads(path.read_text()) for path in (tmp_path / "out").rglob("results_*.json")]
     figures = result["results"]

@@ -1,5 +1,6 @@
 """mmrec.score and mmrec.generate_many in one process: every document once, figures of the library, resuming, refusals."""
 
+import importlib
 import json
 import os
 import random
@@ -34,8 +35,8 @@ def test_every_line_is_in_one_partition(tmp_path, size):
     path = tmp_path / "lines.txt"
     path.write_bytes(b"first\r\n\n" + b"".join(b"line %d\n" % i for i in range(100)) + b"without end")
     found = [d for part in _partitions.plan([str(path)], "line", size) for d in _partitions.documents(part, "text")]
-    assert [text for _, _, text in found] == ["first", *(f"line {i}" for i in range(100)), "without end"]
-    assert len({name for name, _, _ in found}) == len(found)
+    assert [one.text for one in found] == ["first", *(f"line {i}" for i in range(100)), "without end"]
+    assert len({one.name for one in found}) == len(found)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 10, 50, 10**6])
@@ -52,9 +53,10 @@ def test_every_paragraph_is_in_one_partition(tmp_path, size):
         elif current:
             expected.append("\n".join(current))
             current = []
-    assert [text for _, _, text in found] == expected
-    for name, at, text in found:
-        assert name == f"{path}@{at}" and path.read_bytes()[at:].startswith(text.split("\n")[0].encode())
+    assert [one.text for one in found] == expected
+    for one in found:
+        assert one.name == f"{path}@{one.place}"
+        assert path.read_bytes()[one.place :].startswith(one.text.split("\n")[0].encode())
 
 
 def test_a_blank_line_may_be_long(tmp_path):
@@ -105,7 +107,7 @@ def test_it_goes_on_and_refuses_another_run(corpus, tmp_path, capsys):
 def test_faults_are_a_line_and_an_exit_code(corpus, tmp_path, capsys):
     assert run(score, corpus, "-o", tmp_path / "a", "--field", "body") == 3
     error = capsys.readouterr().err
-    assert "no field 'body' (found 'text', 'prompt'" in error and error.count("\n") == 1
+    assert "found 'text', 'prompt', expected a field 'body'" in error and error.count("\n") == 1
     assert run(score, tmp_path / "absent.jsonl", "-o", tmp_path / "b") == 3
     assert run(score, corpus, "-o", tmp_path / "c", "-m", tmp_path) == 3
     assert not list(tmp_path.glob("?/part-*")) and not list(tmp_path.glob("?/.*"))
@@ -120,6 +122,78 @@ def test_parquet(tmp_path, capsys):
     found = records(tmp_path / "out")
     assert len(list((tmp_path / "out").glob("part-*.jsonl"))) == 5
     assert {int(record["name"].rsplit("@")[-1]) for record in found} == set(range(len(TEXTS)))
+
+
+def test_figures_do_not_depend_on_the_format(tmp_path, capsys):
+    """Empty and blank texts are documents in each of them, and each row's id is kept."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    rows = [{"id": 2**63 - 1 - i, "text": text} for i, text in enumerate(["", " \n", *TEXTS[:5], "\t"])]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "corpus.parquet")
+    reports = []
+    for name in ("corpus.jsonl", "corpus.parquet"):
+        assert run(score, tmp_path / name, "-o", tmp_path / f"{name}.out") == 0
+        reports.append(capsys.readouterr().out)
+        assert [record["id"] for record in records(tmp_path / f"{name}.out")] == [row["id"] for row in rows]
+    assert reports[0] == reports[1] and json.loads(reports[0])["docs"] == len(rows)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2", ".zst"])
+@pytest.mark.parametrize("split", ["jsonl", "line", "blank", "file"])
+def test_compressed_text_is_read_as_the_text(tmp_path, suffix, split):
+    plain = tmp_path / "corpus.jsonl"
+    plain.write_text("".join(json.dumps({"text": text}) + "\n" * (1 + i % 3) for i, text in enumerate(TEXTS)))
+    packed = tmp_path / f"corpus.jsonl{suffix}"
+    if suffix == ".zst":
+        pyarrow = pytest.importorskip("pyarrow")
+        packed.write_bytes(pyarrow.compress(plain.read_bytes(), "zstd", asbytes=True))
+    else:
+        module = importlib.import_module({".gz": "gzip", ".xz": "lzma", ".bz2": "bz2"}[suffix])
+        packed.write_bytes(module.compress(plain.read_bytes()))
+
+    def texts(path):
+        parts = _partitions.plan([str(path)], None if split == "jsonl" else split, 100)
+        return [one.text for part in parts for one in _partitions.documents(part, "text")]
+
+    assert texts(packed) == texts(plain) and texts(plain)
+    packed.write_bytes(packed.read_bytes()[:-20])
+    with pytest.raises(_partitions.InputError, match="cannot be decompressed"):
+        texts(packed)
+
+
+@pytest.mark.parametrize("module", [score, generate_many])
+def test_a_bad_row_does_what_the_run_says(module, tmp_path, capsys):
+    rows = ['{"text": "One"}', "{", '{"id": [1], "text": ""}', '{"id": "c", "text": 3}', '{"text": "\\ud800"}', '{"text": "Two"}', "1"]
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("\n".join(rows))
+    options = ["--field", "text", *(["-n", "3"] if module is generate_many else [])]
+    assert run(module, path, "-o", tmp_path / "stop", *options) == 3
+    assert f"{path}@16: no JSON" in capsys.readouterr().err
+    assert run(module, path, "-o", tmp_path / "skip", *options, "--on-error", "skip") == 0
+    found = capsys.readouterr()
+    assert "5 rows were refused" in found.err and json.loads(found.out)["refused"] == 5
+    assert [record["name"] for record in records(tmp_path / "skip")] == [f"{path}@0", f"{path}@{len(chr(10).join(rows[:5])) + 1}"]
+    assert run(module, path, "-o", tmp_path / "record", *options, "--on-error", "record") == 0
+    assert ["error" in record for record in records(tmp_path / "record")] == [False, True, True, True, True, False, True]
+    assert records(tmp_path / "record")[3]["id"] == "c"
+    kept = [record for record in records(tmp_path / "record") if "error" not in record]
+    assert kept == records(tmp_path / "skip")
+
+
+def test_one_process_says_how_far_it_is(corpus, tmp_path, capsys):
+    assert run(score, corpus, "-o", tmp_path / "out", "--partition-mib", "0.0005") == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if "partitions," in line]
+    assert len(lines) == len(list((tmp_path / "out").glob("part-*.jsonl"))) > 1
+
+
+def test_a_file_name_may_be_no_text(tmp_path, capsys):
+    path = os.fsencode(tmp_path) + b"/\xff.txt"
+    with open(path, "wb") as file:
+        file.write(b"One")
+    assert run(score, os.fsdecode(path), "-o", tmp_path / "out") == 0
+    assert records(tmp_path / "out")[0]["name"] == os.fsdecode(path)
 
 
 def test_generating_is_the_same_however_it_is_cut(corpus, tmp_path, capsys):

@@ -8,12 +8,12 @@ import functools
 import os
 import sys
 import time
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Iterable, Iterator, Optional
 
 from . import _cluster, _mmrec
 from ._bundled import bundled_model
 from ._documents import load_models
-from ._partitions import SPLITS, InputError, Partition, RefusedError, Results, plan
+from ._partitions import SPLITS, Document, InputError, Partition, RefusedError, Results, plan
 
 Work = Callable[[Partition], None]
 
@@ -25,6 +25,10 @@ def parser_of(program: str, what: str, field: str) -> argparse.ArgumentParser:
     parser.add_argument("-m", "--model", metavar="DIR", help="model folder (the bundled model)")
     parser.add_argument("--split-by", choices=SPLITS, help="how inputs are cut into documents (by their names)")
     parser.add_argument("--field", default=field, metavar="NAME", help=f"of a JSON line, or column ({field})")
+    parser.add_argument(
+        "--on-error", choices=("stop", "skip", "record"), default="stop", help="what a bad row does: ends the run (default), "
+        "is left out, or has a record with its error"
+    )
     parser.add_argument("--partition-mib", type=float, default=64, metavar="N", help="size of partitions (64)")
     parser.add_argument("--device", default="auto", metavar="D", help="auto, cpu or cuda; without Ray cuda:N, cuda:all")
     parser.add_argument("--precision", default="auto", metavar="P", help="auto, fp32, fp16 or bf16")
@@ -42,8 +46,23 @@ def common_options(args: argparse.Namespace) -> dict[str, Any]:
         "precision": args.precision,
         "batch": args.batch,
         "field": args.field,
+        "on_error": args.on_error,
         "output": os.path.abspath(args.output),
     }
+
+
+def accepted(documents: Iterable[Document], on_error: str) -> Iterator[Document]:
+    """`documents`, with those that have an error unless they end the run. Raises InputError."""
+    for document in documents:
+        if document.error is not None and on_error == "stop":
+            raise InputError(document.error)
+        yield document
+
+
+def error_records(document: Document, on_error: str) -> Iterator[dict[str, Any]]:
+    """What is written of a document that has an error."""
+    if on_error == "record":
+        yield {**document.head, "error": document.error}
 
 
 def main(
@@ -113,11 +132,21 @@ def _run(
     if len(left) < len(partitions):
         print(f"mmrec: {len(partitions) - len(left)} of {len(partitions)} partitions are there", file=sys.stderr)
     ray = None if args.no_ray or not left else _cluster.connect(args.ray_address)
+    done, start = 0, time.monotonic()
+
+    def on_done(_: Partition) -> None:
+        nonlocal done
+        done += 1
+        print(f"mmrec: {done} of {len(left)} partitions, {time.monotonic() - start:.0f} s", file=sys.stderr)
+
     if ray is None:
-        _cluster.run_here(lambda: make({**options, "threads": args.cpus_per_worker}), left)
+        _cluster.run_here(lambda: make({**options, "threads": args.cpus_per_worker}), left, on_done)
     else:
-        _run_on_ray(ray, args, make, options, left)
-    return report([results.sums(partition) for partition in partitions])
+        _run_on_ray(ray, args, make, options, left, on_done)
+    sums = [results.sums(partition) for partition in partitions]
+    if refused := sum(part["refused"] for part in sums):
+        print(f"mmrec: {refused} rows were refused", file=sys.stderr)
+    return report(sums)
 
 
 def _run_on_ray(
@@ -126,6 +155,7 @@ def _run_on_ray(
     make: Callable[[dict[str, Any]], Work],
     options: dict[str, Any],
     left: list[Partition],
+    on_done: Callable[[Partition], None],
 ) -> None:
     gpus = args.device.startswith("cuda") or (
         args.device == "auto" and "cuda" in _mmrec.backends and ray.cluster_resources().get("GPU", 0) >= 1
@@ -133,13 +163,6 @@ def _run_on_ray(
     if args.device not in ("auto", "cpu", "cuda"):
         raise ValueError(f"--device: found {args.device}, expected auto, cpu or cuda, as Ray hands GPUs out")
     cpus = args.cpus_per_worker or (1 if gpus else max(1, min(8, _least_cpus(ray))))
-    done, start = 0, time.monotonic()
-
-    def on_done(_: Partition) -> None:
-        nonlocal done
-        done += 1
-        print(f"mmrec: {done} of {len(left)} partitions, {time.monotonic() - start:.0f} s", file=sys.stderr)
-
     work = {**options, "device": "cuda" if gpus else "cpu", "threads": cpus if not gpus else 0}
     _cluster.run_on_ray(ray, functools.partial(make, work), left, cpus, 1 if gpus else 0, on_done)
 

@@ -97,12 +97,17 @@ def _quiet() -> Iterator[None]:
         os.close(nothing)
 
 
-def run_here(make: Callable[[], Callable[[Partition], None]], partitions: list[Partition]) -> None:
+def run_here(
+    make: Callable[[], Callable[[Partition], None]],
+    partitions: list[Partition],
+    on_done: Callable[[Partition], None],
+) -> None:
     """All of them in this process."""
     if partitions:
         work = make()
         for partition in partitions:
             work(partition)
+            on_done(partition)
 
 
 def run_on_ray(

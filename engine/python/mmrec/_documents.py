@@ -61,6 +61,14 @@ def encode_stream(
         yield from tokenizer.encode_batch(block, add_bos, threads)
 
 
+def rolling_windows(ids: Ids, most: int) -> Iterator[tuple[Ids, int]]:
+    """(tokens, how many of the last are scored) of each window of `mmrec-ppl --mode rolling --window most`."""
+    last = len(ids) - 1
+    for done in range(0, last, most):
+        end = min(done + most, last)
+        yield ids[max(0, end - most) : end + 1], end - done
+
+
 def encode_rolling(tokenizer: _mmrec.Tokenizer, texts: Sequence[str], threads: int = 0) -> list[Ids]:
     """Whole documents after the prefix token, as `mmrec-ppl --mode rolling`; without one their first token is context."""
     prefix = prefix_token(tokenizer)
@@ -72,16 +80,17 @@ def encode_rolling(tokenizer: _mmrec.Tokenizer, texts: Sequence[str], threads: i
 
 
 def encode_pairs(
-    tokenizer: _mmrec.Tokenizer, pairs: Sequence[tuple[str, str]], threads: int = 0
+    tokenizer: _mmrec.Tokenizer, pairs: Sequence[tuple[str, str]], threads: int = 0, add_bos: Optional[bool] = None
 ) -> list[tuple[Ids, int]]:
     """Tokens of both texts of each pair and how many are of the first, the context, as `mmrec-ppl --pairs`.
 
     Both are encoded together and cut where the context alone ends; white space at its end begins the continuation. A
-    context without tokens is the prefix token. Raises ValueError where there is none.
+    context without tokens is the prefix token. Raises ValueError where there is none. `add_bos`: whether BOS comes
+    before a context (None: as the tokenizer does).
     """
     texts = [text for context, continuation in pairs for text in (context.rstrip(), context + continuation)]
     ids = tokenizer.encode_batch(texts, False, threads)
-    first = np.asarray([tokenizer.bos_id] if tokenizer.adds_bos else [], np.int32)
+    first = np.asarray([tokenizer.bos_id] if (tokenizer.adds_bos if add_bos is None else add_bos) else [], np.int32)
     prefix = prefix_token(tokenizer)
     found = []
     for context, both in zip(ids[::2], ids[1::2]):

@@ -9,13 +9,23 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib
+import io
 import json
+import lzma
+import math
 import os
 import pathlib
-from typing import Any, BinaryIO, Iterator, Optional
+import zlib
+from typing import Any, BinaryIO, Iterator, Optional, Union, cast
 
 SPLITS = ("file", "line", "blank", "jsonl", "parquet")
 _BLANKS = b" \t\r\v\f"
+_MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\0": "lzma", b"BZh": "bz2"}
+_COMPRESSED_SUFFIXES = (".gz", ".zst", ".xz", ".bz2")
+
+
+_ENDLESS = 1 << 62  # of text whose size is not known
 
 
 class InputError(Exception):
@@ -27,8 +37,27 @@ class RefusedError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
+class Document:
+    """A document of an input, or why there is none."""
+
+    name: str  #: FILE, FILE@BYTE or, of Parquet, FILE@ROW; bytes count after decompression
+    place: int  #: the byte or row
+    text: str  #: empty if there is an error
+    id: Union[str, int, float, None] = None  #: the row's own `id`
+    error: Optional[str] = None  #: what is wrong with the row, in one line that names it
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """What begins the document's record."""
+        return {"name": self.name} if self.id is None else {"name": self.name, "id": self.id}
+
+
+@dataclasses.dataclass(frozen=True)
 class Partition:
-    """Bytes [begin, end) of `path` (lines or paragraphs that begin there), or of Parquet the row groups [begin, end)."""
+    """Bytes [begin, end) of `path` (lines or paragraphs that begin there), or of Parquet the row groups [begin, end).
+
+    A compressed file is one partition, because it cannot be entered in the middle.
+    """
 
     path: str
     size: int
@@ -39,7 +68,7 @@ class Partition:
     @property
     def name(self) -> str:
         key = f"{self.path}\n{self.size}\n{self.split}\n{self.begin}\n{self.end}"
-        return f"part-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+        return f"part-{hashlib.sha256(os.fsencode(key)).hexdigest()[:16]}"
 
 
 def plan(inputs: list[str], split: Optional[str], partition_bytes: int) -> list[Partition]:
@@ -47,11 +76,14 @@ def plan(inputs: list[str], split: Optional[str], partition_bytes: int) -> list[
     result: list[Partition] = []
     for path in _files(inputs):
         size = os.stat(path).st_size
-        how = split or {".jsonl": "jsonl", ".parquet": "parquet"}.get(pathlib.Path(path).suffix, "file")
+        names = [suffix for suffix in pathlib.Path(path).suffixes if suffix not in _COMPRESSED_SUFFIXES]
+        how = split or {".jsonl": "jsonl", ".parquet": "parquet"}.get(names[-1] if names else "", "file")
         if how == "parquet":
             result.extend(_row_groups(path, size, partition_bytes))
         elif how == "file":
             result.append(Partition(path, size, how, 0, size))
+        elif _compression(path):
+            result.append(Partition(path, size, how, 0, _ENDLESS))
         else:
             for begin in range(0, size, partition_bytes):
                 result.append(Partition(path, size, how, begin, min(begin + partition_bytes, size)))
@@ -90,21 +122,50 @@ def _row_groups(path: str, size: int, partition_bytes: int) -> Iterator[Partitio
             begin, taken = group + 1, 0
 
 
-def documents(partition: Partition, field: str) -> Iterator[tuple[str, int, str]]:
-    """(name, place, text) of each document: the name is FILE, FILE@BYTE or, of Parquet, FILE@ROW. Raises InputError."""
+def _compression(path: str) -> Optional[str]:
+    """The module that reads the file, by its first bytes; None: it is not compressed."""
+    with open(path, "rb") as file:
+        begin = file.read(6)
+    return next((module for magic, module in _MAGIC.items() if begin.startswith(magic)), None)
+
+
+def _open(path: str) -> BinaryIO:
+    module = _compression(path)
+    if module is None:
+        return open(path, "rb")
+    if module != "zstd":
+        return cast(BinaryIO, importlib.import_module(module).open(path, "rb"))
+    try:
+        import pyarrow
+    except ImportError as fault:
+        raise InputError(f"{path}: is compressed with zstd, which needs pyarrow. Try: pip install pyarrow") from fault
+    return io.BufferedReader(pyarrow.input_stream(path, compression="zstd"))
+
+
+def documents(partition: Partition, field: str) -> Iterator[Document]:
+    """Each document of the partition, empty ones among them. Blank lines are none. Raises InputError, OSError."""
     path = partition.path
     if partition.split == "parquet":
         yield from _parquet_documents(partition, field)
-    elif partition.split == "file":
-        with open(path, "rb") as file:
-            yield path, 0, file.read().decode("utf-8", "replace")
-    elif partition.split == "blank":
-        for at, text in _paragraphs(partition):
-            yield f"{path}@{at}", at, text.decode("utf-8", "replace")
-    else:
-        for at, line in _lines(partition):
-            name = f"{path}@{at}"
-            yield name, at, _field(line, field, name) if partition.split == "jsonl" else line.decode("utf-8", "replace")
+        return
+    try:
+        with _open(path) as file:
+            if partition.split == "file":
+                yield Document(path, 0, file.read().decode("utf-8", "replace"))
+            elif partition.split == "blank":
+                for at, text in _paragraphs(file, partition):
+                    yield Document(f"{path}@{at}", at, text.decode("utf-8", "replace"))
+            else:
+                for at, line in _lines(file, partition):
+                    name = f"{path}@{at}"
+                    if partition.split == "jsonl":
+                        yield _from_json(line, field, name, at)
+                    else:
+                        yield Document(name, at, line.decode("utf-8", "replace"))
+    except (EOFError, OSError, zlib.error, lzma.LZMAError) as fault:
+        if isinstance(fault, OSError) and fault.errno is not None:
+            raise
+        raise InputError(f"{path}: cannot be decompressed ({str(fault).splitlines()[0]})") from fault
 
 
 def _seek_line(file: BinaryIO, at: int) -> int:
@@ -115,81 +176,95 @@ def _seek_line(file: BinaryIO, at: int) -> int:
     return at
 
 
-def _lines(partition: Partition) -> Iterator[tuple[int, bytes]]:
+def _lines(file: BinaryIO, partition: Partition) -> Iterator[tuple[int, bytes]]:
     """Lines that begin in the partition and are not blank, without their ends."""
-    with open(partition.path, "rb") as file:
-        at = _seek_line(file, partition.begin)
-        while at < partition.end:
-            line = file.readline()
+    at = _seek_line(file, partition.begin)
+    while at < partition.end:
+        line = file.readline()
+        if not line:
+            return
+        if line.strip():
+            yield at, line.removesuffix(b"\n").removesuffix(b"\r")
+        at += len(line)
+
+
+def _paragraphs(file: BinaryIO, partition: Partition) -> Iterator[tuple[int, bytes]]:
+    """Lines up to a blank one, of which the first begins in the partition."""
+    begin = at = _seek_line(file, partition.begin)
+    lines: list[bytes] = []
+    is_of_another = not _is_after_blank(file, at)
+    while lines or at < partition.end:
+        line = file.readline()
+        if line.strip(b"\n" + _BLANKS):
+            if not lines:
+                begin = at
+            if not is_of_another:
+                lines.append(line.removesuffix(b"\n").removesuffix(b"\r"))
+        else:
+            if lines:
+                yield begin, b"\n".join(lines)
+                lines = []
             if not line:
                 return
-            if line.strip():
-                yield at, line.removesuffix(b"\n").removesuffix(b"\r")
-            at += len(line)
+            is_of_another = False
+        at += len(line)
 
 
-def _paragraphs(partition: Partition) -> Iterator[tuple[int, bytes]]:
-    """Lines up to a blank one, of which the first begins in the partition."""
-    with open(partition.path, "rb") as file:
-        begin = at = _seek_line(file, partition.begin)
-        lines: list[bytes] = []
-        is_of_another = not _is_after_blank(file, at)
-        file.seek(at)
-        while lines or at < partition.end:
-            line = file.readline()
-            if line.strip(b"\n" + _BLANKS):
-                if not lines:
-                    begin = at
-                if not is_of_another:
-                    lines.append(line.removesuffix(b"\n").removesuffix(b"\r"))
-            else:
-                if lines:
-                    yield begin, b"\n".join(lines)
-                    lines = []
-                if not line:
-                    return
-                is_of_another = False
-            at += len(line)
-
-
-def _is_after_blank(file: BinaryIO, at: int) -> bool:
-    """Whether the line before the one that begins at `at` is blank; there is none at 0."""
-    at -= 1  # where that line's end is
+def _is_after_blank(file: BinaryIO, line: int) -> bool:
+    """Whether the line before the one that begins at `line` is blank; there is none at 0. Reading goes on at `line`."""
+    at = line - 1  # where the end of the line before is
     while at > 0:
         begin = max(0, at - 65536)
         file.seek(begin)
         rest = file.read(at - begin).rstrip(_BLANKS)
         if rest:
+            file.seek(line)
             return rest.endswith(b"\n")
         at = begin
+    if line > 0:
+        file.seek(line)
     return True
 
 
-def _field(line: bytes, field: str, name: str) -> str:
+def _from_json(line: bytes, field: str, name: str, place: int) -> Document:
     try:
-        record = json.loads(line)
-    except ValueError as fault:
-        raise InputError(f"{name}: no JSON ({fault})") from fault
-    if not isinstance(record, dict) or field not in record:
-        found = ", ".join(f"'{key}'" for key in record)[:100] if isinstance(record, dict) else type(record).__name__
-        raise InputError(f"{name}: no field '{field}' (found {found or 'no field'}, expected '{field}')")
-    if not isinstance(record[field], str):
-        raise InputError(f"{name}: field '{field}' (found {type(record[field]).__name__}, expected a string)")
-    return str(record[field])
+        row = json.loads(line)
+    except (ValueError, RecursionError) as fault:
+        return Document(name, place, "", error=f"{name}: no JSON ({fault})")
+    if not isinstance(row, dict) or field not in row:
+        found = ", ".join(f"'{key}'" for key in row)[:100] if isinstance(row, dict) else type(row).__name__
+        return Document(name, place, "", error=f"{name}: found {found or 'no field'}, expected a field '{field}'")
+    return _from_row(row.get("id"), row[field], field, name, place)
 
 
-def _parquet_documents(partition: Partition, field: str) -> Iterator[tuple[str, int, str]]:
+def _from_row(key: Any, text: Any, field: str, name: str, place: int) -> Document:
+    if not isinstance(key, (str, int, float, type(None))) or (isinstance(key, float) and not math.isfinite(key)):
+        return Document(name, place, "", error=f"{name}: field 'id' (found {key!r:.40}, expected a string or a number)")
+    if isinstance(text, str) and _is_unicode(text):
+        return Document(name, place, text, key)
+    found = "half of a surrogate pair" if isinstance(text, str) else type(text).__name__
+    return Document(name, place, "", key, f"{name}: field '{field}' (found {found}, expected a string)")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _parquet_documents(partition: Partition, field: str) -> Iterator[Document]:
     file = _parquet(partition.path)
-    if field not in file.schema_arrow.names:
-        raise InputError(f"{partition.path}: no column '{field}' (found {', '.join(file.schema_arrow.names)[:100]})")
+    names = file.schema_arrow.names
+    if field not in names:
+        raise InputError(f"{partition.path}: no column '{field}' (found {', '.join(names)[:100]})")
     row = sum(file.metadata.row_group(group).num_rows for group in range(partition.begin))
     groups = list(range(partition.begin, partition.end))
-    for batch in file.iter_batches(batch_size=1024, row_groups=groups, columns=[field]):
-        for text in batch.column(0).to_pylist():
-            if not isinstance(text, str):
-                raise InputError(f"{partition.path}@{row}: field '{field}' (found {type(text).__name__}, expected a string)")
-            if text.strip():
-                yield f"{partition.path}@{row}", row, text
+    columns = [field, "id"] if "id" in names else [field]
+    for batch in file.iter_batches(batch_size=1024, row_groups=groups, columns=columns):
+        for values in batch.to_pylist():
+            yield _from_row(values.get("id"), values[field], field, f"{partition.path}@{row}", row)
             row += 1
 
 
@@ -228,7 +303,8 @@ class Results:
         target = self.folder / f"{partition.name}.jsonl"
         temporary = _temporary(target)
         try:
-            with open(temporary, "w", encoding="utf-8") as file:
+            # A name that is no UTF-8 is written as JSON escapes.
+            with open(temporary, "w", encoding="utf-8", errors="backslashreplace") as file:
                 for record in records:
                     file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
                 file.flush()

@@ -11,13 +11,14 @@ import sys
 from typing import Any, Iterator, Optional
 
 from . import _mmrec
-from ._batch_program import Work, common_options, main as run, parser_of
+from ._batch_program import Work, accepted, common_options, error_records, main as run, parser_of
 from ._documents import load_models
 from ._generator import Generator
-from ._partitions import Partition, Results, documents
+from ._partitions import Document, Partition, Results, documents
 
 #: Prompts of a partition that are in work or wait for their turn.
 _BLOCK = 1 << 10
+_SUMS = ("prompts", "refused", "prompt_tokens", "tokens", "errors")
 
 
 class _Generate:
@@ -33,32 +34,38 @@ class _Generate:
         self._results = Results(options["output"])
 
     def __call__(self, partition: Partition) -> None:
-        sums = {"prompts": 0, "prompt_tokens": 0, "tokens": 0, "errors": 0}
+        sums = dict.fromkeys(_SUMS, 0)
         self._results.write(partition, self._records(partition, sums), sums)
 
     def _records(self, partition: Partition, sums: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        block: list[tuple[str, int, str]] = []
-        for document in documents(partition, self._options["field"]):
+        block: list[Document] = []
+        for document in accepted(documents(partition, self._options["field"]), self._options["on_error"]):
             block.append(document)
             if len(block) == _BLOCK:
                 yield from self._generate(block, sums)
                 block = []
         yield from self._generate(block, sums)
 
-    def _generate(self, block: list[tuple[str, int, str]], sums: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _generate(self, block: list[Document], sums: dict[str, Any]) -> Iterator[dict[str, Any]]:
         found: list[Any] = [None] * len(block)
         lengths: list[int] = []
-        prompts = self._tokenizer.encode_batch((text for _, _, text in block), threads=self._options["threads"])
-        for index, ((_, place, _), ids) in enumerate(zip(block, prompts)):
+        prompts = self._tokenizer.encode_batch((one.text for one in block), threads=self._options["threads"])
+        for index, (document, ids) in enumerate(zip(block, prompts)):
             lengths.append(len(ids))
+            if document.error is not None:
+                continue
 
             def receive(result: Any, index: int = index) -> None:
                 found[index] = result
 
-            self._generator.submit(ids, on_finish=receive, sequence=place, **self._options["generate"])
+            self._generator.submit(ids, on_finish=receive, sequence=document.place, **self._options["generate"])
         self._generator.run()
-        for (name, _, _), length, result in zip(block, lengths, found):
-            record = {"name": name, "text": result.text, "finish_reason": result.finish_reason}
+        for document, length, result in zip(block, lengths, found):
+            if document.error is not None:
+                sums["refused"] += 1
+                yield from error_records(document, self._options["on_error"])
+                continue
+            record = {**document.head, "text": result.text, "finish_reason": result.finish_reason}
             record["prompt_tokens"] = length
             record["tokens"] = result.tokens.tolist()
             if result.error:
@@ -71,8 +78,7 @@ class _Generate:
 
 
 def _report(parts: list[dict[str, Any]]) -> str:
-    names = ("prompts", "prompt_tokens", "tokens", "errors")
-    return json.dumps({name: sum(part[name] for part in parts) for name in names}, indent=1)
+    return json.dumps({name: sum(part[name] for part in parts) for name in _SUMS}, indent=1)
 
 
 def make(options: dict[str, Any]) -> Work:

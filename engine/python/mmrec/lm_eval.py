@@ -7,9 +7,11 @@ whole in one pass, and what is scored together does not change what comes out.
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
+import sys
 from typing import Any, Iterable, Optional
 
 import numpy as np
@@ -19,7 +21,7 @@ from lm_eval.api.registry import model_registry
 from lm_eval.utils import simple_parse_args_string
 
 from . import _mmrec
-from ._documents import Ids, blocks_of, encode_pairs, encode_rolling, load_models
+from ._documents import Ids, blocks_of, encode_pairs, encode_rolling, load_models, rolling_windows
 from ._generator import Generator
 from ._scorer import Scorer
 
@@ -31,6 +33,23 @@ BRANCH_TOKENS = {"cpu": 12, "cuda": 2048}
 #: Tokens that prompts must share before they start from one state.
 SHARED_TOKENS = 32
 _MARGIN = 1e-3  # far above the error of a log-prob
+#: PyTorch's names of precisions.
+_DTYPES = {"float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
+#: Options of Hugging Face's generate() that this value, or any (None), leaves without effect.
+_WITHOUT_EFFECT: dict[str, Any] = {
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "early_stopping": False,
+    "length_penalty": 1,
+    "no_repeat_ngram_size": 0,
+    "typical_p": 1,
+    "use_cache": None,
+    "pad_token_id": None,
+}
+
+
+class RefusedOptionError(ValueError):
+    """An option of the harness that these models cannot follow, in one line."""
 
 
 class _Pair:
@@ -70,7 +89,9 @@ def _take(pairs: list[_Pair], logprobs: list[npt.NDArray[np.float32]], vocab_siz
 class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
     """--model_args path=DIR,device=cuda: `path` or `pretrained` (the bundled model), `device` (auto, cpu, cuda, cuda:N,
     cuda:all), `precision` or `dtype`, `threads`, `batch` (requests scored together; 0: as many as suit the device),
-    `max_gen_toks` (256) where a task gives none. The harness's batch_size says nothing: requests are always packed."""
+    `max_gen_toks` (256) where a task gives none, `max_length` (tokens that a request keeps; none: all), `add_bos_token`
+    (the tokenizer's way). batch_size and trust_remote_code say nothing: requests are always packed, and a model folder
+    holds no code."""
 
     def __init__(
         self,
@@ -82,15 +103,21 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
         threads: int = 0,
         batch: int = 0,
         max_gen_toks: int = 256,
+        max_length: Optional[int] = None,
+        add_bos_token: Optional[bool] = None,
+        trust_remote_code: Any = None,
         batch_size: Any = None,
         max_batch_size: Any = None,
     ) -> None:
         super().__init__()
         folder = path if path is not None else pretrained
+        if dtype is not None:
+            name = str(dtype).removeprefix("torch.")
+            precision = _DTYPES.get(name, name)
         self._models = load_models(
             None if folder is None else os.fspath(folder),
             device or "auto",
-            precision=dtype or precision,
+            precision=precision,
             threads=int(threads),
         )
         self._model = self._models[0]
@@ -100,11 +127,20 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
         self._scorer = Scorer(self._models, batch=int(batch), **self._session_options)
         self._generator: Optional[Generator] = None
         self.max_gen_toks = int(max_gen_toks)
+        self.max_length = None if max_length is None else int(max_length)
+        if self.max_length is not None and self.max_length < 1:
+            raise RefusedOptionError(f"max_length: found {max_length}, expected at least 1")
+        self._add_bos = self.tokenizer.adds_bos if add_bos_token is None else bool(add_bos_token)
+        if self._add_bos and self.tokenizer.bos_id < 0:
+            raise RefusedOptionError("add_bos_token: the tokenizer has no BOS")
         self.batch_size = batch_size
 
     @classmethod
     def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: Optional[dict[str, Any]] = None) -> MMRecLM:
         """model_args come before the harness's options of the same name. Its --device is cuda:0 where none is given."""
+        known = list(inspect.signature(cls).parameters)
+        if unknown := sorted(arg_dict.keys() - set(known)):
+            raise RefusedOptionError(f"model_args: found {', '.join(unknown)}, expected some of {', '.join(known)}")
         given = {name: value for name, value in (additional_config or {}).items() if value is not None}
         if given.get("device") == "cuda:0":
             given["device"] = "auto"
@@ -129,12 +165,21 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
             "mmrec_version": _mmrec.__version__,
         }
 
+    def chat_template(self, chat_template: Any = False) -> Optional[str]:
+        if chat_template:
+            raise RefusedOptionError("--apply_chat_template: the models have no chat template")
+        return None
+
+    def apply_chat_template(self, chat_history: Any, add_generation_prompt: bool = True) -> str:
+        raise RefusedOptionError("--apply_chat_template: the models have no chat template")
+
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         results: list[tuple[float, bool]] = []
         for start in range(0, len(requests), BLOCK):
             block = requests[start : start + BLOCK]
             texts = [request.args for request in block]
-            pairs = [_Pair(*encoded) for encoded in encode_pairs(self.tokenizer, texts, self._threads)]
+            encoded = encode_pairs(self.tokenizer, texts, self._threads, self._add_bos)
+            pairs = [self._cut(*tokens) for tokens in encoded]
             self._score(pairs)
             self._decode([pair for pair in pairs if pair.greedy is None])
             for request, pair in zip(block, pairs):
@@ -144,15 +189,19 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
         return results
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """Each document whole, its first token given the prefix token."""
+        """Each document whole, its first token given the prefix token; in windows of `max_length` tokens if it is given."""
         results: list[float] = []
         for block in blocks_of(requests, lambda request: len(request.args[0])):
-            ids = encode_rolling(self.tokenizer, [request.args[0] for request in block], self._threads)
-            for request, score in zip(block, self._scorer.score(ids)):
-                if not math.isfinite(score.nll):
-                    raise _mmrec.NumericError(f"document {len(results)}: its log-prob is not finite (found {-score.nll})")
-                results.append(-score.nll)
-                self.cache_hook.add_partial("loglikelihood_rolling", request.args, -score.nll)
+            documents = encode_rolling(self.tokenizer, [request.args[0] for request in block], self._threads)
+            windows = [list(rolling_windows(ids, self.max_length or max(1, len(ids)))) for ids in documents]
+            scores = iter(self._scorer.score([ids for document in windows for ids, _ in document]))
+            for request, document in zip(block, windows):
+                values = [next(scores).logprobs[-scored:] for _, scored in document]
+                total = float(sum(one.astype(np.float64).sum() for one in values))
+                if not math.isfinite(total):
+                    raise _mmrec.NumericError(f"document {len(results)}: its log-prob is not finite (found {total})")
+                results.append(total)
+                self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
         return results
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
@@ -160,15 +209,30 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
         groups: dict[str, list[int]] = {}
         for index, request in enumerate(requests):
             groups.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(index)
+        seed = int(np.random.randint(0, 1 << 62, dtype=np.int64))  # follows from the harness's --seed
         for indices in groups.values():
-            options = self._generate_options(requests[indices[0]].args[1])
+            options = {"seed": seed, **self._generate_options(requests[indices[0]].args[1])}
             prompts = self._prompts([requests[index].args[0] for index in indices])
+            if self.max_length is not None:
+                kept = self.max_length - options["max_tokens"]
+                if kept < 1:
+                    raise RefusedOptionError(f"max_length: found {self.max_length}, expected more than max_gen_toks")
+                prompts = [prompt[-kept:] for prompt in prompts]
             for index, text in zip(indices, self._generate(prompts, options)):
                 texts[index] = text
                 self.cache_hook.add_partial("generate_until", requests[index].args, text)
         return texts
 
     # Scoring
+
+    def _cut(self, ids: Ids, context: int) -> _Pair:
+        """What `max_length` leaves of a pair: as Hugging Face's models, the end of the context."""
+        surplus = 0 if self.max_length is None else max(0, len(ids) - self.max_length - 1)
+        if surplus >= context:
+            raise RefusedOptionError(
+                f"max_length: found {self.max_length}, expected at least the {len(ids) - context} tokens of a continuation"
+            )
+        return _Pair(ids[surplus:], context - surplus)
 
     def _score(self, pairs: list[_Pair]) -> None:
         packed: list[_Pair] = []
@@ -216,12 +280,18 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
         return self._generator
 
     def _prompts(self, texts: list[str]) -> list[Ids]:
-        found = self.tokenizer.encode_batch(texts, threads=self._threads)
+        found = self.tokenizer.encode_batch(texts, False, self._threads)
+        if self._add_bos:
+            first = np.asarray([self.tokenizer.bos_id], np.int32)
+            return [np.concatenate([first, ids]) for ids in found]
         return [ids if len(ids) else encode_rolling(self.tokenizer, [text])[0] for ids, text in zip(found, texts)]
 
     def _generate_options(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The harness's gen_kwargs as options of Session.generate. Raises ValueError for one that is unknown."""
+        """The harness's gen_kwargs as options of Session.generate. Raises RefusedOptionError for one that is unknown."""
         left = dict(given)
+        for name, neutral in _WITHOUT_EFFECT.items():
+            if name in left and (neutral is None or left[name] is None or left[name] == neutral):
+                del left[name]
         until = left.pop("until", None) or []
         most = self.max_gen_toks
         for name in ("max_completion_tokens", "max_tokens", "max_new_tokens", "max_gen_toks"):
@@ -244,7 +314,8 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
             if name in left:
                 options[name] = left.pop(name)
         if left:
-            raise ValueError(f"gen_kwargs: found {', '.join(sorted(left))}, which mmrec does not know")
+            found = ", ".join(f"{name}={value}" for name, value in sorted(left.items()))
+            raise RefusedOptionError(f"gen_kwargs: found {found}, which mmrec does not know")
         return options
 
     def _generate(self, prompts: list[Ids], options: dict[str, Any]) -> list[str]:
@@ -314,8 +385,14 @@ if "mmrec" not in model_registry:
 def main() -> None:
     from lm_eval.__main__ import cli_evaluate
 
-    cli_evaluate()
+    try:
+        cli_evaluate()
+    except (RefusedOptionError, _mmrec.ModelError, _mmrec.NumericError) as fault:
+        print(f"mmrec.lm_eval: {fault}", file=sys.stderr)
+        sys.exit(2 if isinstance(fault, RefusedOptionError) else 6 if isinstance(fault, _mmrec.NumericError) else 3)
 
 
 if __name__ == "__main__":
-    main()
+    from mmrec.lm_eval import main as run_main  # whose errors are those that the registered model raises
+
+    run_main()

@@ -13,10 +13,13 @@ import sys
 from typing import Any, Iterator, Optional
 
 from . import _mmrec
-from ._batch_program import Work, common_options, main as run, parser_of
+from ._batch_program import Work, accepted, common_options, error_records, main as run, parser_of
 from ._documents import load_models
-from ._partitions import Partition, Results, documents
+from ._partitions import Document, Partition, Results, documents
 from ._scorer import Scorer
+
+#: Sums over no documents.
+_NONE: dict[str, Any] = {"docs": 0, "refused": 0, "tokens": 0, "nll": 0.0, "m2": 0.0, "bytes": 0, "words": 0}
 
 
 class _Score:
@@ -41,38 +44,47 @@ class _Score:
         }
 
     def __call__(self, partition: Partition) -> None:
-        sums = {"docs": 0, "tokens": 0, "nll": 0.0, "m2": 0.0, "bytes": 0, "words": 0}
+        sums = dict(_NONE)
         self._results.write(partition, self._records(partition, sums), sums)
 
     def _records(self, partition: Partition, sums: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        read: collections.deque[tuple[str, int, int]] = collections.deque()  # documents whose scores have not come
+        # Documents whose scores have not come, and rows that are refused between them.
+        read: collections.deque[Document] = collections.deque()
 
         def texts() -> Iterator[str]:
-            for name, _, text in documents(partition, self._options["field"]):
-                read.append((name, len(text.encode()), _mmrec.count_words(text)))
-                yield text
+            for document in accepted(documents(partition, self._options["field"]), self._options["on_error"]):
+                read.append(document)
+                if document.error is None:
+                    yield document.text
+
+        def refused() -> Iterator[dict[str, Any]]:
+            while read and read[0].error is not None:
+                sums["refused"] += 1
+                yield from error_records(read.popleft(), self._options["on_error"])
 
         ids = self._tokenizer.encode_stream(texts(), threads=self._options["threads"])
         for doc, score in enumerate(self._scorer.score_stream(ids)):
-            name, size, words = read.popleft()
+            yield from refused()
+            document = read.popleft()
             tokens, nll, m2 = _mmrec.document_sums(score)
             if not math.isfinite(nll):
-                raise _mmrec.NumericError(f"{name}: nll is not finite (found {nll})")
+                raise _mmrec.NumericError(f"{document.name}: nll is not finite (found {nll})")
             record: dict[str, Any] = {
                 "doc": doc,
-                "name": name,
+                **document.head,
                 "tokens": tokens,
                 "nll": nll,
                 "nll_m2": m2,
                 "ppl": _exp(nll / tokens) if tokens else None,
-                "bytes": size,
-                "words": words,
+                "bytes": len(document.text.encode()),
+                "words": _mmrec.count_words(document.text),
                 **self._identity,
             }
             if self._options["logprobs"]:
                 record["logprobs"] = [float(value) for value in score.logprobs]
-            _add(sums, {**record, "docs": 1, "m2": m2})
+            _add(sums, {**record, "docs": 1, "m2": m2, "refused": 0})
             yield record
+        yield from refused()
 
 
 def _add(sums: dict[str, Any], more: dict[str, Any]) -> None:
@@ -80,7 +92,7 @@ def _add(sums: dict[str, Any], more: dict[str, Any]) -> None:
     n, k = sums["tokens"], more["tokens"]
     if n and k:
         sums["m2"] += (more["nll"] / k - sums["nll"] / n) ** 2 * n * k / (n + k)
-    for name in ("docs", "tokens", "nll", "m2", "bytes", "words"):
+    for name in _NONE:
         sums[name] += more[name]
 
 
@@ -89,7 +101,7 @@ def _exp(value: float) -> Optional[float]:
 
 
 def _report(parts: list[dict[str, Any]]) -> str:
-    total = {"docs": 0, "tokens": 0, "nll": 0.0, "m2": 0.0, "bytes": 0, "words": 0}
+    total = dict(_NONE)
     for part in parts:
         _add(total, part)
     n, nll = total["tokens"], total["nll"]
@@ -98,6 +110,7 @@ def _report(parts: list[dict[str, Any]]) -> str:
     return json.dumps(
         {
             "docs": total["docs"],
+            "refused": total["refused"],
             "tokens": n,
             "nll": nll,
             "ppl": ppl,
