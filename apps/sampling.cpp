@@ -10,6 +10,7 @@
 #include <string>
 
 #include "apps/json_text.h"
+#include "models/files/model_files.h"
 
 namespace mmrec::apps {
 namespace {
@@ -123,7 +124,7 @@ GenerationDefaults defaults_of(const Json& json, const std::string& file) {
 }  // namespace
 
 GenerationDefaults load_generation_defaults(const std::filesystem::path& folder) {
-  const std::filesystem::path path = folder / "generation_config.json";
+  const std::filesystem::path path = folder / models::kGenerationConfigFile;
   const std::optional<Json> found = read_json_file(path, kMaxConfigBytes);
   return found ? defaults_of(*found, path.string()) : GenerationDefaults();
 }

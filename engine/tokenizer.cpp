@@ -15,12 +15,13 @@
 #include "kernels/cpu/parallel_items.h"
 #include "kernels/cpu/thread_pool.h"
 #include "models/files/file.h"
+#include "models/files/model_files.h"
 
 namespace mmrec {
 namespace {
 
 std::filesystem::path config_beside(const std::filesystem::path& model) {
-  return model.parent_path() / "tokenizer_config.json";
+  return model.parent_path() / models::kTokenizerConfigFile;
 }
 
 int checked_threads(int threads) {
@@ -48,8 +49,8 @@ int engine::TokenizerModel::find(std::string_view piece) const {
 Tokenizer::Tokenizer(std::shared_ptr<const engine::TokenizerModel> model) : model_(std::move(model)) {}
 
 std::filesystem::path Tokenizer::file_of(const std::filesystem::path& folder) {
-  auto sentencepiece = folder / "tokenizer.model";
-  auto tiktoken = folder / "tokenizer.tiktoken";
+  auto sentencepiece = folder / models::kSentencePieceFile;
+  auto tiktoken = folder / models::kTiktokenFile;
   std::error_code ignored;  // a path that cannot be examined fails when it is opened
   if (!std::filesystem::exists(tiktoken, ignored)) return sentencepiece;
   if (std::filesystem::exists(sentencepiece, ignored)) {

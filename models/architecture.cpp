@@ -10,6 +10,7 @@
 #include "models/cuda_device.h"
 #include "models/files/file.h"
 #include "models/files/json.h"
+#include "models/files/model_files.h"
 #include "models/files/text.h"
 #include "models/mmrec/model.h"
 #include "models/mmrec100m/model.h"
@@ -85,7 +86,7 @@ void check_options(const VariantOptions& given, const Architecture& architecture
 
 ModelSource source_of(const std::filesystem::path& folder, const VariantOptions& variant, const WeightOptions& weights,
                       const WarningSink& warn) {
-  const std::filesystem::path config = folder / "config.json";
+  const std::filesystem::path config = folder / kConfigFile;
   return {.folder = folder,
           .config = read_text(config, kMaxConfigBytes),
           .config_name = config.string(),

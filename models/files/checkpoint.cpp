@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "models/files/checked.h"
+#include "models/files/model_files.h"
 #include "models/files/text.h"
 
 namespace mmrec::models {
@@ -19,8 +20,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kModelFile[] = "model.safetensors";
-constexpr char kIndexFile[] = "model.safetensors.index.json";
 constexpr std::uint64_t kLengthBytes = 8;
 constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 constexpr std::uint64_t kMaxIndexBytes = std::uint64_t{64} << 20;
@@ -56,20 +55,14 @@ std::vector<TensorInfo> read_header(const File& file, std::uint64_t& data_begin)
   return parse_safetensors_header({json.get(), header_bytes}, file.size() - data_begin, file.path().string());
 }
 
-/// Opens a shard that an index names. A link must not lead out of the folder: then a checkpoint from elsewhere could
-/// make the engine read any file.
+/// Opens a shard that an index names.
 File open_shard(const fs::path& folder, const std::string& name, const fs::path& index_path) {
-  const fs::path path = folder / name;
-  std::error_code error;
-  const fs::path target = fs::canonical(path, error);
-  if (error == std::errc::no_such_file_or_directory) {
+  try {
+    return File::open(resolve_model_file(folder, name));
+  } catch (const std::system_error& error) {
+    if (error.code() != std::errc::no_such_file_or_directory) throw;
     fail(index_path, fmt::format("names the shard {}, which is missing", quote(name)));
   }
-  if (error) throw std::system_error(error, path.string() + ": cannot resolve");
-  if (target.parent_path() != fs::canonical(folder)) {
-    fail(path, "shard is a link out of the model folder (expected a file in the folder)");
-  }
-  return File::open(target);
 }
 
 struct CloseFolder {

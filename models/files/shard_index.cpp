@@ -8,6 +8,7 @@
 #include "models/files/checkpoint.h"
 #include "models/files/file.h"
 #include "models/files/json.h"
+#include "models/files/model_files.h"
 #include "models/files/text.h"
 
 namespace mmrec::models {
@@ -18,7 +19,7 @@ constexpr std::size_t kMaxShardNameBytes = 255;
 
 /// True for the name of a file in the folder itself.
 bool is_shard_name(std::string_view name) {
-  return name.size() <= kMaxShardNameBytes && name.ends_with(".safetensors") &&
+  return name.size() <= kMaxShardNameBytes && name.ends_with(kShardEnding) &&
          name.find('/') == std::string_view::npos && name.find('\\') == std::string_view::npos &&
          name.find('\0') == std::string_view::npos;
 }

@@ -221,6 +221,21 @@ TEST(Checkpoint, LinksInsideTheFolderAndToTheFolderWork) {
   EXPECT_EQ(Checkpoint::open(other / "link").tensors().size(), 3U);
 }
 
+TEST(Checkpoint, LinksToTheBlobsOfItsCacheWork) {
+  const Shards shards;
+  const TempFolder cache;
+  const fs::path revision = cache / "snapshots/0123";
+  fs::create_directories(revision);
+  fs::copy(shards.path(), cache / "blobs");
+  for (const auto& blob : fs::directory_iterator(cache / "blobs")) {
+    fs::create_symlink("../../blobs" / blob.path().filename(), revision / blob.path().filename());
+  }
+  EXPECT_EQ(Checkpoint::open(revision).tensors().size(), 3U);
+  fs::rename(cache / "snapshots", cache / "revisions");  // no cache that is known
+  const std::string refusal = error_of([&] { Checkpoint::open(cache / "revisions/0123"); });
+  expect_says(refusal, {"1.safetensors", "link out of the model folder"});
+}
+
 TEST(Checkpoint, SameTensorInTwoShards) {
   const Shards folder;
   write_file(folder / "2.safetensors",
