@@ -130,8 +130,7 @@ Submission prepare_line(RecordQueue& queue, std::string_view line, std::int64_t 
   std::string refused;
   try {
     const Json object = parse_object(line, "");
-    // As it is written: a number may have more digits than this program could give back.
-    if (object.contains("id")) head["id"] = member_text(line, "id");
+    if (object.contains("id")) head["id"] = object["id"];
     head["line"] = number;
     LineRequest asked =
         read_request(object, options, model.info(), tokenizer, seed_of(options.generate.sampler.seed, number));

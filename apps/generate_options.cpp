@@ -210,12 +210,15 @@ GenerateCommand generate_command(const Arguments& arguments) {
 SandboxFiles files_of(const GenerateCommand& command) {
   SandboxFiles files;
   files.gpu = may_use_gpu(command.run);
-  files.readable.push_back(command.folder);
+  files.model = command.folder;
   for (const auto& file : {command.file, command.jsonl, command.state_in}) {
     if (file) files.readable.emplace_back(*file);
   }
   for (const auto& file : {command.output, command.state_out}) {
     if (file) files.outputs.emplace_back(*file);
+  }
+  if (command.interactive && command.state_out) {  // for /load
+    files.folders.push_back(std::filesystem::absolute(*command.state_out).parent_path());
   }
   if (command.prefix_cache) files.folders.emplace_back(*command.prefix_cache);
   return files;

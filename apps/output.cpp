@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdlib>
+#include <optional>
 #include <system_error>
 #include <utility>
 
@@ -17,15 +17,19 @@ namespace mmrec::apps {
 namespace {
 
 constexpr std::size_t kBufferBytes = std::size_t{1} << 16;
-constexpr int kMostLinks = 40;  // as the kernel follows
+constexpr int kMostLinks = 40;      // as the kernel follows
+constexpr int kMostAttempts = 100;  // names of temporary files
+
+/// A new file with this mode, whatever the umask says, or with that of a plain open(). Not by fchmod() afterwards:
+/// --sandbox refuses it, since it could reach files that are only read.
+int create(const std::string& path, std::optional<mode_t> mode) {
+  const mode_t mask = mode ? umask(0) : 0;
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode.value_or(0666));
+  if (mode) umask(mask);  // leaves errno
+  return fd;
+}
 
 std::string reason(int error) { return std::generic_category().message(error); }
-
-mode_t current_umask() {
-  const mode_t mask = umask(0);
-  umask(mask);
-  return mask;
-}
 
 }  // namespace
 
@@ -47,8 +51,10 @@ Output::Output(std::filesystem::path path) : target_(std::move(path)) {
   open_temporary();
 }
 
-Output::Output(std::filesystem::path path, std::uint64_t keep) : target_(std::move(path)), keep_(keep) {
+Output::Output(std::filesystem::path path, std::uint64_t keep) : target_(std::move(path)) {
   open_target(O_WRONLY | O_CREAT);
+  const auto end = static_cast<off_t>(keep);
+  if (ftruncate(fd_, end) != 0 || lseek(fd_, end, SEEK_SET) != end) fail(errno);
 }
 
 void Output::open_target(int flags) {
@@ -62,17 +68,17 @@ void Output::open_temporary() {
   struct stat existing = {};
   const bool replaces = stat(target_.c_str(), &existing) == 0;
   if (replaces && access(target_.c_str(), W_OK) != 0) fail(errno);
-  do {
-    temporary_ = target_.string() + ".XXXXXX";
-    fd_ = mkostemp(temporary_.data(), O_CLOEXEC);
-  } while (fd_ < 0 && errno == EINTR);
+  for (int attempt = 0; attempt < kMostAttempts && fd_ < 0; ++attempt) {
+    temporary_ = fmt::format("{}.{}-{}", target_.string(), getpid(), attempt);
+    fd_ = create(temporary_, replaces ? std::optional<mode_t>(existing.st_mode & 0777) : std::nullopt);
+    if (fd_ < 0 && errno != EINTR && errno != EEXIST) break;
+  }
   if (fd_ < 0) {
+    const int error = errno;
     temporary_.clear();
-    fail(errno);
+    fail(error);
   }
   add_interrupt_cleanup(temporary_.c_str());
-  // As a plain open() would have left it, not private as mkostemp makes it.
-  (void)fchmod(fd_, replaces ? existing.st_mode & 07777 : 0666 & ~current_umask());
 }
 
 Output::~Output() {
@@ -96,11 +102,6 @@ void Output::write(std::string_view text) {
 
 void Output::flush() {
   std::string_view rest = buffer_;
-  if (keep_ && !rest.empty()) {
-    const auto end = static_cast<off_t>(*keep_);
-    if (ftruncate(fd_, end) != 0 || lseek(fd_, end, SEEK_SET) != end) fail(errno);
-    keep_.reset();
-  }
   while (!rest.empty()) {
     const ssize_t n = ::write(fd_, rest.data(), rest.size());
     if (n >= 0) {

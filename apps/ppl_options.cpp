@@ -230,7 +230,7 @@ SandboxFiles files_of(const PplOptions& options) {
   SandboxFiles files;
   files.gpu = may_use_gpu(options.run);
   files.readable.assign(options.files.begin(), options.files.end());
-  files.readable.push_back(options.folder);
+  files.model = options.folder;
   if (options.compare) files.readable.emplace_back(*options.compare);
   if (options.resume) files.readable.emplace_back(*options.output);
   for (const auto& file : {options.output, options.save_logprobs, options.plot, options.html}) {

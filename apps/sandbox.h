@@ -1,8 +1,8 @@
 // --sandbox: takes from the running program what it does not need to read its inputs, to compute and to write its
 // outputs.
 //
-// Must stay true: what is promised here the kernel refuses from then on, in this process and for good, or the call that
-// was to bring it about throws. There is no half of it.
+// Must stay true: the kernel refuses what is promised here from then on, in this process and for good. A restriction or
+// a rule that cannot be made throws: the program never goes on with less.
 #pragma once
 
 #include <filesystem>
@@ -12,20 +12,25 @@ namespace mmrec::apps {
 
 /// What a program still has to open by its name.
 struct SandboxFiles {
-  std::vector<std::filesystem::path> readable;  // files, and folders whose files are meant; links are followed
-  std::vector<std::filesystem::path> outputs;   // files that are replaced: their folders may be read and written
-  std::vector<std::filesystem::path> folders;   // may be read and written, are made if need be
-  bool gpu = false;  // a driver is at work: all may be read, devices and what /proc has of own threads written
+  std::filesystem::path model;                  // a model folder: its own files of known names are read
+  std::vector<std::filesystem::path> readable;  // files; links are followed
+  std::vector<std::filesystem::path> outputs;   // files that are replaced: files of their folders may be written
+  std::vector<std::filesystem::path> folders;   // files in them may be read and written; made if need be
+  bool gpu = false;  // a driver is at work: all but devices and other processes may be read, and GPUs written
 };
 
-/// Landlock, for this thread and those that it starts: no other file is opened, made, removed or renamed, and none is
-/// executed. Throws std::runtime_error where the kernel has none or there are other threads.
+/// Closes what the program inherited beside the standard descriptors and the files named, and drops all capabilities.
+/// Then Landlock, for this thread and those that it starts: no other file is opened, made, removed or renamed, and none
+/// is executed; signals and abstract sockets stay inside. Throws std::runtime_error where the kernel has no Landlock,
+/// where there are other threads, or where a file that is there cannot be named to it; OutputError where an output
+/// could not be written.
 void restrict_files(const SandboxFiles& files);
 
-/// A seccomp filter, for all threads: calls that neither computing nor files take fail (EPERM), such as those for
-/// sockets, processes, memory and limits of other programs, mounts, keys, tracing, io_uring, another user, and typing
-/// into the terminal. Throws std::runtime_error where the kernel has none.
-void restrict_calls();
+/// A seccomp filter, for all threads: calls that neither computing nor files take fail with EPERM. Those are sockets,
+/// processes, signals, priorities and limits of others, modes, owners, times and attributes of files, mounts, keys,
+/// tracing, io_uring, another user, and typing into the terminal. `gpu`: a driver's ioctls are allowed. Throws
+/// std::runtime_error where the kernel has no filters.
+void restrict_calls(bool gpu = false);
 
 /// Both, around the loading of a model.
 class Sandbox {
