@@ -13,6 +13,7 @@
 #include "apps/progress.h"
 #include "apps/signals.h"
 #include "mmrec/scorer.h"
+#include "models/files/checksum.h"
 
 namespace mmrec::apps {
 namespace {
@@ -125,9 +126,17 @@ std::size_t Corpus::tokenize_until_fault(std::span<Read> documents) {
   return documents.size();
 }
 
-bool Corpus::is_next_wanted(const std::string& name) {
+bool Corpus::is_next_wanted() {
   const std::int64_t index = index_++;
-  return !options_.is_wanted || options_.is_wanted(index, name);
+  return !options_.is_wanted || options_.is_wanted(index);
+}
+
+bool Corpus::is_left(Read& read) const {
+  Document& document = read.document;
+  document.hash =
+      models::crc64(read.text.empty() ? std::as_bytes(std::span(document.ids)) : std::as_bytes(std::span(read.text)));
+  // An interrupt may have cut the text short. fill() drops it.
+  return interrupt_exit_code() != 0 || !options_.is_left || options_.is_left(document);
 }
 
 std::optional<Corpus::Read> Corpus::read() {
@@ -138,11 +147,11 @@ std::optional<Corpus::Read> Corpus::read() {
 std::optional<Corpus::Read> Corpus::read_file() {
   const std::string& file = options_.files[at_];
   Read read{.document = {.index = index_, .name = input_name(file)}};
-  const bool is_wanted = is_next_wanted(read.document.name);
+  const bool is_wanted = is_next_wanted();
   if (is_wanted) read.text = read_input(file);
   bytes_ += is_wanted ? read.text.size() : input_size(file).value_or(0);
   ++at_;
-  return is_wanted ? std::optional(std::move(read)) : std::nullopt;
+  return is_wanted && is_left(read) ? std::optional(std::move(read)) : std::nullopt;
 }
 
 std::optional<std::string_view> Corpus::next_line() {
@@ -159,7 +168,7 @@ std::optional<Corpus::Read> Corpus::read_part(Split split) {
   while (const auto line = next_line()) {
     Read read{.document = {.index = index_, .name = fmt::format("{}:{}", input_name(file), lines_->lines())}};
     const std::string& name = read.document.name;
-    const bool is_wanted = is_next_wanted(name);
+    const bool is_wanted = is_next_wanted();
     if (split == Split::kBlank) {
       read.text = *line;
       for (auto more = lines_->next(); more && !is_blank(*more); more = lines_->next()) {
@@ -177,7 +186,7 @@ std::optional<Corpus::Read> Corpus::read_part(Split split) {
       read.text =
           split == Split::kJsonl ? string_field(parse_object(*line, name), options_.field, name) : std::string(*line);
     }
-    if (is_wanted) return read;
+    if (is_wanted && is_left(read)) return read;
   }
   if (interrupt_exit_code() != 0) return std::nullopt;
   bytes_ += lines_->bytes();

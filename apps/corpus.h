@@ -29,6 +29,7 @@ namespace mmrec::apps {
 struct Document {
   std::int64_t index = 0;     // among all documents of the input, from 0
   std::string name = {};      // FILE, or FILE:LINE of its first line
+  std::uint64_t hash = 0;     // CRC-64 of the text, or of the token ids where the input was these
   std::vector<int> ids = {};  // the first is context only
   std::size_t context = 1;    // so many ids are context only
   std::int64_t bytes = -1;
@@ -59,7 +60,10 @@ struct CorpusOptions {
   std::function<bool(std::size_t bytes, std::size_t all)> on_encoding = {};
   /// Whether a document is wanted; others are counted, and neither tokenized nor, where they are files, read. None: all
   /// are.
-  std::function<bool(std::int64_t index, const std::string& name)> is_wanted = {};
+  std::function<bool(std::int64_t index)> is_wanted = {};
+  /// Whether a wanted document is left to score; others are read but not tokenized. The document has its index, name
+  /// and hash. None: all are.
+  std::function<bool(const Document& document)> is_left = {};
 };
 
 class Corpus {
@@ -74,7 +78,9 @@ class Corpus {
   /// Tokens after the first of each document so far.
   std::int64_t tokens() const { return tokens_; }
   bool is_at_end() const { return is_read() && ready_.empty(); }
-  /// Those of all documents: known at the end; before it judged by the bytes that are left, 0 where a pipe does not
+  /// Documents so far, wanted or not.
+  std::int64_t documents() const { return index_; }
+  /// Tokens of all documents: known at the end; before it judged by the bytes that are left, 0 where a pipe does not
   /// say.
   std::int64_t expected_tokens() const;
 
@@ -95,7 +101,9 @@ class Corpus {
   std::optional<Read> read_part(Split split);
   /// The next line that is not blank, without a carriage return at its end.
   std::optional<std::string_view> next_line();
-  bool is_next_wanted(const std::string& name);
+  bool is_next_wanted();
+  /// Sets the hash of a document that was read; whether the document is to be scored.
+  bool is_left(Read& read) const;
   /// Reads some documents and tokenizes them.
   void fill();
   void tokenize(std::span<Read> documents) const;

@@ -147,6 +147,7 @@ void DistributionComparison::add(std::int64_t document, std::size_t position, in
   same_top_ += top_of(saved_) == top_of(logprobs) ? 1 : 0;
   const auto at = static_cast<std::size_t>(id);
   const double difference = static_cast<double>(logprobs[at]) - static_cast<double>(saved_[at]);
+  if (!std::isfinite(difference)) refuse(fmt::format("{} at {}", saved_[at], name_of(record)), "a finite log-prob");
   sum_ += difference;
   absolute_ += std::abs(difference);
   most_ = std::max(most_, std::abs(difference));

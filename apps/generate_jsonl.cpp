@@ -130,7 +130,8 @@ Submission prepare_line(RecordQueue& queue, std::string_view line, std::int64_t 
   std::string refused;
   try {
     const Json object = parse_object(line, "");
-    if (object.contains("id")) head["id"] = object["id"];
+    // As it is written: a number may have more digits than this program could give back.
+    if (object.contains("id")) head["id"] = member_text(line, "id");
     head["line"] = number;
     LineRequest asked =
         read_request(object, options, model.info(), tokenizer, seed_of(options.generate.sampler.seed, number));

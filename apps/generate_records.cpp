@@ -66,7 +66,7 @@ void RecordQueue::submit(Json head, GeneratorRequest request, RecordDetail detai
       if (done_.failed++ == 0) done_.first_failed = fmt::format("{}: {}", name, result.error);
     }
     done_.tokens += std::ssize(result.tokens);
-    finish(number, record);
+    finish(number, std::move(record));
   };
   generator_.submit(std::move(request));
   ++asked_;
@@ -75,11 +75,16 @@ void RecordQueue::submit(Json head, GeneratorRequest request, RecordDetail detai
 void RecordQueue::refuse(Json head, std::string_view error, std::string_view name) {
   head["error"] = error;
   if (done_.refused++ == 0) done_.first_refused = fmt::format("{}: {}", name, error);
-  finish(asked_++, head);
+  finish(asked_++, std::move(head));
 }
 
-void RecordQueue::finish(std::int64_t number, const Json& record) {
-  finished_.emplace(number, record.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+void RecordQueue::finish(std::int64_t number, Json record) {
+  std::string id;
+  if (record.contains("id")) {
+    id = fmt::format("\"id\":{},", record["id"].get<std::string>());
+    record.erase("id");
+  }
+  finished_.emplace(number, record.dump(-1, ' ', false, Json::error_handler_t::replace).insert(1, id) + "\n");
 }
 
 bool RecordQueue::run_once() {

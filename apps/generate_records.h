@@ -48,8 +48,8 @@ class RecordQueue {
   /// How many may be asked for: results wait for those before them, and as many requests wait to begin.
   std::int64_t room() const { return most_ - (asked_ - done_.records); }
   bool has_room() const { return room() > 0; }
-  /// `head` begins the record; `name` stands for the request in messages. An interrupt ends it. Throws what
-  /// Generator::submit throws; then there is no record.
+  /// `head` begins the record, its "id" being the text of a JSON value; `name` stands for the request in messages. An
+  /// interrupt ends it. Throws what Generator::submit throws; then there is no record.
   void submit(nlohmann::ordered_json head, GeneratorRequest request, RecordDetail detail, std::string name);
   /// A record that says why there was no request.
   void refuse(nlohmann::ordered_json head, std::string_view error, std::string_view name);
@@ -58,7 +58,7 @@ class RecordQueue {
   const RecordsDone& done() const { return done_; }
 
  private:
-  void finish(std::int64_t number, const nlohmann::ordered_json& record);
+  void finish(std::int64_t number, nlohmann::ordered_json record);
   void write();
 
   Generator& generator_;

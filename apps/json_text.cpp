@@ -6,6 +6,7 @@
 #include <set>
 #include <stdexcept>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "apps/cli.h"
@@ -111,6 +112,31 @@ Json parse_object(std::string_view line, const std::string& where) {
   }
   if (!object.is_object()) refuse(printable(line.substr(0, 40)));
   return object;
+}
+
+std::string_view member_text(std::string_view line, std::string_view key) {
+  constexpr std::string_view kSpace = " \t\r";
+  std::string_view found;
+  std::size_t begin = 0;  // of a key, or of a value
+  bool is_wanted = false;
+  int depth = 0;
+  bool in_string = false;
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    const char c = line[i];
+    const std::string_view before = line.substr(begin, i - begin);
+    if (c == '"') in_string = !in_string;
+    if (in_string) {
+      if (c == '\\') ++i;
+      continue;
+    }
+    if (depth == 1 && c == ':') is_wanted = Json::parse(before) == key;
+    if (depth == 1 && (c == ',' || c == '}') && std::exchange(is_wanted, false)) found = before;
+    if ((depth == 0 && c == '{') || (depth == 1 && (c == ':' || c == ','))) begin = i + 1;
+    if (c == '{' || c == '[') ++depth;
+    if (c == '}' || c == ']') --depth;
+  }
+  found.remove_prefix(std::min(found.find_first_not_of(kSpace), found.size()));
+  return found.substr(0, found.find_last_not_of(kSpace) + 1);
 }
 
 std::string brief(const Json& value) { return value.dump(-1, ' ', true, Json::error_handler_t::replace).substr(0, 60); }

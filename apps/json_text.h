@@ -28,6 +28,9 @@ std::optional<nlohmann::ordered_json> read_json_file(const std::filesystem::path
 /// An object on a line, which `where` stands for. Throws RejectedFile naming that, found and expected.
 nlohmann::ordered_json parse_object(std::string_view line, const std::string& where);
 
+/// The text of the value of `key`, one of the keys of the object that parse_object() has made of `line`.
+std::string_view member_text(std::string_view line, std::string_view key);
+
 /// `value` as text fit for a message.
 std::string brief(const nlohmann::ordered_json& value);
 

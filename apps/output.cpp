@@ -51,10 +51,8 @@ Output::Output(std::filesystem::path path) : target_(std::move(path)) {
   open_temporary();
 }
 
-Output::Output(std::filesystem::path path, std::uint64_t keep) : target_(std::move(path)) {
+Output::Output(std::filesystem::path path, std::uint64_t keep) : target_(std::move(path)), keep_(keep) {
   open_target(O_WRONLY | O_CREAT);
-  const auto end = static_cast<off_t>(keep);
-  if (ftruncate(fd_, end) != 0 || lseek(fd_, end, SEEK_SET) != end) fail(errno);
 }
 
 void Output::open_target(int flags) {
@@ -102,6 +100,11 @@ void Output::write(std::string_view text) {
 
 void Output::flush() {
   std::string_view rest = buffer_;
+  if (keep_ && !rest.empty()) {
+    const auto end = static_cast<off_t>(*keep_);
+    if (ftruncate(fd_, end) != 0 || lseek(fd_, end, SEEK_SET) != end) fail(errno);
+    keep_.reset();
+  }
   while (!rest.empty()) {
     const ssize_t n = ::write(fd_, rest.data(), rest.size());
     if (n >= 0) {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -33,7 +34,7 @@ class Output {
   /// written to directly. Throws OutputError.
   explicit Output(std::filesystem::path path);
   /// Goes on with the file at `path` behind its first `keep` bytes, made if there is none: what is written stays,
-  /// however the program ends. Throws OutputError.
+  /// however the program ends. What stands behind these bytes is cut off by the first write. Throws OutputError.
   Output(std::filesystem::path path, std::uint64_t keep);
   ~Output();
   Output(const Output&) = delete;
@@ -59,6 +60,7 @@ class Output {
   std::filesystem::path target_;  // for messages; empty for stdout
   std::string temporary_;         // empty where the target is written to directly
   std::string buffer_;
+  std::optional<std::uint64_t> keep_;  // until the first write
 };
 
 }  // namespace mmrec::apps

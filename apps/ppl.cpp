@@ -94,6 +94,10 @@ RunIdentity identity_of(const PplOptions& options, const Loaded& loaded, std::st
   if (options.windows.mode == Mode::kStrided) identity["stride"] = options.windows.stride;
   if (const auto calls = scored_calls(loaded.info, options.whole_calls)) identity["calls"] = *calls;
   identity["bos"] = bos;
+  identity["prefill_mode"] = prefill_names()[static_cast<std::size_t>(options.run.session.prefill)];
+  identity["sweep_tol"] = sweep_tolerance_json(options.run.session);
+  identity["max_sweeps"] = options.run.session.max_sweeps;
+  identity["precision"] = to_string(loaded.info.precision);
   identity["model"] = hex(loaded.info.fingerprint);
   identity["tokenizer"] = loaded.tokenizer ? Json(hex(loaded.tokenizer->fingerprint())) : Json(nullptr);
   identity["version"] = mmrec::version();
@@ -118,17 +122,13 @@ Json details_of(const PplOptions& options, const Loaded& loaded, const PrefillSt
           {"timings", std::move(timings)}};
 }
 
-using IsWanted = std::function<bool(std::int64_t index, const std::string& name)>;
-
-IsWanted in_shard(const PplOptions& options) {
+std::function<bool(std::int64_t index)> in_shard(const PplOptions& options) {
   if (options.shards == 1) return nullptr;
-  return [shard = options.shard, shards = options.shards](std::int64_t index, const std::string&) {
-    return index % shards == shard;
-  };
+  return [shard = options.shard, shards = options.shards](std::int64_t index) { return index % shards == shard; };
 }
 
 Corpus corpus_of(const PplOptions& options, const Loaded& loaded, std::optional<int> prefix, Progress& progress,
-                 IsWanted is_wanted) {
+                 std::function<bool(const Document& document)> is_left = nullptr) {
   return Corpus({.files = options.files,
                  .split = options.split,
                  .field = options.field,
@@ -152,36 +152,59 @@ Corpus corpus_of(const PplOptions& options, const Loaded& loaded, std::optional<
                        if (bytes >= all) reading->reset();
                        return interrupt_exit_code() == 0;
                      },
-                 .is_wanted = std::move(is_wanted)});
+                 .is_wanted = in_shard(options),
+                 .is_left = std::move(is_left)});
 }
 
 /// What an interrupted run has done, taken for granted as the corpus comes by it.
 class Done {
  public:
-  Done(Resumed resumed, IsWanted is_wanted, PerplexityAccumulator& sums)
-      : resumed_(std::move(resumed)), is_wanted_(std::move(is_wanted)), sums_(sums) {}
+  Done(Resumed resumed, std::string file, PerplexityAccumulator& sums)
+      : resumed_(std::move(resumed)), file_(std::move(file)), sums_(sums) {}
 
-  bool is_left(std::int64_t index, const std::string& name) {
-    if (is_wanted_ && !is_wanted_(index, name)) return false;
-    if (next_ == resumed_.records.size()) return true;
+  bool is_left(const Document& document) {
+    if (next_ == resumed_.records.size()) {
+      check_tail(record_head(document));
+      return true;
+    }
     const DocumentRecord& record = resumed_.records[next_++];
-    if (record.index != index || record.name != name) {
-      throw RejectedFile(fmt::format("--resume: record {} is of another document (found {} '{}', expected {} '{}')",
-                                     next_, record.index, printable(record.name), index, printable(name)));
+    // As a record has the name: what is no UTF-8 was replaced.
+    const auto id = [](std::int64_t index, const std::string& name, std::string_view hash) {
+      return fmt::format("document {} {}, hash {}", index, printable(dump(name)), hash);
+    };
+    const std::string found = id(record.index, record.name, record.hash);
+    const std::string expected = id(document.index, document.name, hex(document.hash));
+    if (found != expected) {
+      throw RejectedFile(fmt::format("{}:{}: --resume: a record of another document (found {}, expected {})", file_,
+                                     next_, found, expected));
     }
     if (!add_record(record, sums_)) ++empty_;
     return false;
   }
-  void finish() const {
-    if (next_ == resumed_.records.size()) return;
-    throw RejectedFile(
-        fmt::format("--resume: more records than documents (found {}, expected {})", resumed_.records.size(), next_));
+  void finish() {
+    if (next_ < resumed_.records.size()) {
+      throw RejectedFile(fmt::format("{}: --resume: more records than documents (found {}, expected {})", file_,
+                                     resumed_.records.size(), next_));
+    }
+    if (!resumed_.tail.empty()) refuse_tail("the end of the file");
   }
   std::int64_t empty() const { return empty_; }
 
  private:
+  /// What a killed run has left of a record is dropped; anything else is not ours to drop.
+  void check_tail(std::string_view head) {
+    const std::string_view tail = resumed_.tail;
+    if (!tail.starts_with(head) && !head.starts_with(tail)) refuse_tail(head);
+    resumed_.tail.clear();
+  }
+  [[noreturn]] void refuse_tail(std::string_view expected) const {
+    throw RejectedFile(
+        fmt::format("{}:{}: --resume: not the beginning of this run's next record (found {}, expected {})", file_,
+                    next_ + 1, printable(resumed_.tail.substr(0, 80)), printable(expected)));
+  }
+
   Resumed resumed_;
-  IsWanted is_wanted_;
+  std::string file_;
   PerplexityAccumulator& sums_;
   std::size_t next_ = 0;
   std::int64_t empty_ = 0;
@@ -246,12 +269,13 @@ struct Extras {
   std::unique_ptr<Output> plot_file;
 };
 
-/// Calls `work`; what it has written before it throws is not lost.
-template <class Work>
-auto keeping(Output& out, const PplOptions& options, Work&& work) {
+/// Calls `work`; what it has written before it throws is not lost. `stop` ends what is begun.
+template <class Work, class Stop>
+auto keeping(Output& out, const PplOptions& options, Work&& work, Stop&& stop) {
   try {
     return work();
   } catch (...) {
+    stop();
     if (!options.output || options.resume) out.flush();
     throw;
   }
@@ -265,7 +289,7 @@ int run_pairs(const PplOptions& options, const Loaded& loaded, std::optional<int
   }
   Records records(out, options.format, "pairs", true);
   Progress progress(Progress::Elsewhere::kLines, !options.quiet);
-  Corpus corpus = corpus_of(options, loaded, prefix, progress, in_shard(options));
+  Corpus corpus = corpus_of(options, loaded, prefix, progress);
   std::int64_t consumed = 0;
   ScorerOptions scorer{.batch = options.batch, .session = options.run.session, .whole_calls = false, .on_progress = {}};
   scorer.on_progress = [&](std::int64_t tokens, double) {
@@ -274,19 +298,22 @@ int run_pairs(const PplOptions& options, const Loaded& loaded, std::optional<int
   };
   const GracefulScope graceful;
   const auto start = Clock::now();
-  const PairsDone done = keeping(out, options, [&] {
-    return score_pairs(loaded.models, *loaded.tokenizer, scorer, corpus,
-                       [&](const Document& pair, const PairScore& score) {
-                         Json record = {{"pair", pair.index},
-                                        {"name", pair.name},
-                                        {"loglikelihood", score.loglikelihood},
-                                        {"is_greedy", score.is_greedy},
-                                        {"tokens", pair.ids.size() - pair.context},
-                                        {"context_tokens", pair.context}};
-                         record.update(identity);
-                         records.add(record);
-                       });
-  });
+  const PairsDone done = keeping(
+      out, options,
+      [&] {
+        return score_pairs(loaded.models, *loaded.tokenizer, scorer, corpus,
+                           [&](const Document& pair, const PairScore& score) {
+                             Json record = {{"pair", pair.index},
+                                            {"name", pair.name},
+                                            {"loglikelihood", score.loglikelihood},
+                                            {"is_greedy", score.is_greedy},
+                                            {"tokens", pair.ids.size() - pair.context},
+                                            {"context_tokens", pair.context}};
+                             record.update(identity);
+                             records.add(record);
+                           });
+      },
+      [] {});
   progress.clear();
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
   if (done.interrupted) {
@@ -323,30 +350,36 @@ int run(PplOptions options) {
 
   PerplexityAccumulator sums;
   Resumed resumed;
+  std::optional<std::int64_t> unended;
   if (options.resume) {
     resumed = read_resumed(*options.output, context.identity);
-    out = std::make_unique<Output>(*options.output, resumed.bytes);
+    out = std::make_unique<Output>(*options.output, resumed.keep);
+    if (!resumed.records.empty()) unended = resumed.records.back().index;
   }
-  Done before(std::move(resumed), in_shard(options), sums);
-  Report report(*out, options.format, options.detail, context.identity);
+  Done before(std::move(resumed), options.output.value_or(""), sums);
+  Report report(*out, options.format, options.detail, context.identity, unended);
   Extras extras(options, loaded, context.identity);
   Progress progress(Progress::Elsewhere::kLines, !options.quiet);
-  Corpus corpus = corpus_of(options, loaded, prefix, progress,
-                            [&](std::int64_t index, const std::string& name) { return before.is_left(index, name); });
+  Corpus corpus =
+      corpus_of(options, loaded, prefix, progress, [&](const Document& document) { return before.is_left(document); });
   const GracefulScope graceful;
   const ScorerOptions scorer{
       .batch = options.batch, .session = options.run.session, .whole_calls = options.whole_calls, .on_progress = {}};
-  const Scored scored = keeping(*out, options, [&] {
-    return score_corpus(loaded.models, scorer, options.windows, corpus, progress, sums,
-                        [&](const ScoredDocument& document) {
-                          report.add(document);
-                          extras.add(document);
-                          if (options.resume) out->flush();
-                        });
-  });
+  const Scored scored = keeping(
+      *out, options,
+      [&] {
+        return score_corpus(loaded.models, scorer, options.windows, corpus, progress, sums,
+                            [&](const ScoredDocument& document) {
+                              report.add(document);
+                              extras.add(document);
+                              if (options.resume) out->flush();
+                            });
+      },
+      [&] { report.stop(); });
   progress.clear();
   const double rate = scored.seconds > 0.0 ? static_cast<double>(scored.tokens_done) / scored.seconds : 0.0;
   if (scored.interrupted) {
+    report.stop();
     if (!options.output || options.resume) out->flush();
     log_line(fmt::format("interrupted after {} tokens{}, ppl so far {:.6g}", scored.tokens_done,
                          corpus.is_at_end() ? fmt::format(" of {}", corpus.tokens()) : "", scored.running.ppl()));
@@ -354,11 +387,7 @@ int run(PplOptions options) {
   }
 
   before.finish();
-  if (scored.summary.tokens > 0 && !std::isfinite(scored.summary.ppl)) {
-    throw NumericError(fmt::format("the perplexity of {} tokens is not finite (found a mean of {:.6g} nats)",
-                                   scored.summary.tokens,
-                                   scored.summary.nll / static_cast<double>(scored.summary.tokens)));
-  }
+  require_finite(scored.summary);
   context.empty_docs = scored.empty_docs + before.empty();
   context.details = details_of(options, loaded, scored.prefill,
                                {{"read_s", scored.read_seconds}, {"score_s", scored.seconds}, {"tokens_per_s", rate}});
@@ -368,7 +397,7 @@ int run(PplOptions options) {
     log_line(fmt::format("{}: {}", *options.compare, dump(*differences)));
   }
   const Json summary = summary_json(scored.summary, context);
-  report.finish(summary);
+  report.finish(summary, corpus.documents());
   extras.finish(summary);
   out->commit();
   if (scored.summary.tokens == 0) log_line("0 scored tokens: there is no perplexity");

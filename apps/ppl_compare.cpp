@@ -32,8 +32,12 @@ void Comparison::add(const ScoredDocument& scored) {
       throw RejectedFile(fmt::format("{}: another token (found document {}, position {}, id {}, expected {})", where,
                                      dump(saved["doc"]), dump(saved["pos"]), dump(saved["id"]), expected));
     }
+    const auto other = field("logprob").get<double>();
+    if (!(std::abs(other) <= static_cast<double>(std::numeric_limits<float>::max()))) {
+      throw RejectedFile(fmt::format("{}: field 'logprob' (found {}, expected a float)", where, other));
+    }
     // As floats: what was saved gives the float back, so that equal ones differ by nothing.
-    const double difference = static_cast<double>(logprob) - static_cast<double>(field("logprob").get<float>());
+    const double difference = static_cast<double>(logprob) - static_cast<double>(static_cast<float>(other));
     ++tokens_;
     sum_ += difference;
     absolute_ += std::abs(difference);

@@ -6,6 +6,9 @@
 #include <limits>
 #include <utility>
 
+#include "apps/model_folder.h"
+#include "mmrec/errors.h"
+
 namespace mmrec::apps {
 namespace {
 
@@ -25,18 +28,27 @@ std::string csv_field(const Json& value) {
   return quoted + "\"";
 }
 
+Json known_of(const Document& document) {
+  return {{"doc", document.index}, {"name", document.name}, {"hash", hex(document.hash)}};
+}
+
+std::string without_brace(const Json& object) {
+  std::string text = dump(object);
+  text.pop_back();
+  return text;
+}
+
 Json document_json(const ScoredDocument& scored, const RunIdentity& identity) {
   const Document& document = scored.document;
   const DocumentSums sums = sums_of(scored.score);
   const bool has_text = document.bytes >= 0;
-  Json json = {{"doc", document.index},
-               {"name", document.name},
-               {"tokens", sums.tokens},
+  Json json = known_of(document);
+  json.update({{"tokens", sums.tokens},
                {"nll", sums.nll},
                {"nll_m2", sums.nll_m2},
                {"ppl", sums.tokens > 0 ? real_or_null(std::exp(sums.nll / static_cast<double>(sums.tokens))) : Json()},
                {"bytes", count_or_null(document.bytes, has_text)},
-               {"words", count_or_null(document.words, has_text)}};
+               {"words", count_or_null(document.words, has_text)}});
   json.update(identity);
   return json;
 }
@@ -58,6 +70,14 @@ std::string tokens_members(const ScoredDocument& scored) {
 }  // namespace
 
 std::string dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+std::string record_head(const Document& document) { return without_brace(known_of(document)) + ",\"tokens\":"; }
+
+void require_finite(const PerplexitySummary& summary) {
+  if (summary.tokens == 0 || std::isfinite(summary.ppl)) return;
+  throw NumericError(fmt::format("the perplexity of {} tokens is not finite (found a mean of {:.6g} nats)",
+                                 summary.tokens, summary.nll / static_cast<double>(summary.tokens)));
+}
+
 Json real_or_null(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 
 void add_identity(Json& summary, const RunIdentity& identity) {
@@ -126,9 +146,7 @@ void Records::add(const Json& record, std::string_view tail) {
     return;
   }
   begin_entry();
-  std::string object = dump(record);
-  object.pop_back();
-  out_.write(object);
+  out_.write(without_brace(record));
   out_.write(tail);
   out_.write(format_ == ReportFormat::kJson ? "}" : "}\n");
 }
@@ -147,17 +165,39 @@ void Records::finish(const Json& summary) {
   out_.write("\n");
 }
 
-Report::Report(Output& out, ReportFormat format, ReportDetail detail, RunIdentity identity)
+Report::Report(Output& out, ReportFormat format, ReportDetail detail, RunIdentity identity,
+               std::optional<std::int64_t> unended)
     : out_(out),
       format_(format),
       detail_(detail),
       identity_(std::move(identity)),
-      records_(out, format, "documents", detail != ReportDetail::kSummary) {}
+      records_(out, format, "documents", detail != ReportDetail::kSummary),
+      unended_(unended) {}
+
+void Report::end_line(bool is_last) {
+  if (!std::exchange(unended_, std::nullopt)) return;
+  out_.write(is_last ? kLastEnding : kEnding);
+  out_.write("\n");
+}
+
+void Report::stop() {
+  if (!is_first_) end_line(false);
+}
+
+void Report::finish(const Json& summary, std::int64_t documents) {
+  end_line(unended_ == documents - 1);
+  records_.finish(summary);
+}
 
 void Report::add(const ScoredDocument& scored) {
   const bool has_lines = format_ == ReportFormat::kJsonl || format_ == ReportFormat::kCsv;
   if (detail_ == ReportDetail::kTokens && has_lines) {
     add_tokens(scored);
+  } else if (format_ == ReportFormat::kJsonl) {
+    end_line(false);
+    out_.write(without_brace(document_json(scored, identity_)));
+    unended_ = scored.document.index;
+    is_first_ = false;
   } else if (has_lines || detail_ != ReportDetail::kSummary) {
     records_.add(document_json(scored, identity_),
                  detail_ == ReportDetail::kTokens ? tokens_members(scored) : std::string());

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -15,8 +16,9 @@
 
 namespace mmrec::apps {
 
-/// How figures came about, a JSON object of "mode" (with "window" and "stride" where it has them), "bos", "model" and
-/// "tokenizer" (fingerprints), "version" and "device". Figures are comparable where all but the device agree.
+/// How figures came about, a JSON object of "mode" (with "window" and "stride" where it has them), "bos", the options
+/// and the precision of the computation, "model" and "tokenizer" (fingerprints), "version" and "device". Figures are
+/// comparable where all but the device agree. docs/schemas/mmrec-ppl-record.schema.json has the members.
 using RunIdentity = nlohmann::ordered_json;
 
 /// What a summary holds besides the measures.
@@ -42,6 +44,8 @@ enum class ReportDetail : std::uint8_t { kSummary, kDocuments, kTokens };
 
 /// JSON on one line; what is no UTF-8 becomes U+FFFD.
 std::string dump(const nlohmann::ordered_json& json);
+/// Throws NumericError unless there is a finite perplexity, or no token at all.
+void require_finite(const PerplexitySummary& summary);
 /// Null where a number is not finite.
 nlohmann::ordered_json real_or_null(double value);
 
@@ -68,20 +72,34 @@ class Records {
   bool is_first_ = true;
 };
 
-/// Writes one report of documents.
+/// What ends the line of a record, and of the one of a corpus' last document.
+inline constexpr std::string_view kEnding = "}";
+inline constexpr std::string_view kLastEnding = ",\"last\":true}";
+
+/// The beginning of a document's record: what is known of it before it is scored.
+std::string record_head(const Document& document);
+
+/// Writes one report of documents. A line of JSONL gets its end when it shows whether the document is the last of the
+/// corpus: that one has "last": true, by which `mmrec-ppl merge` knows that it has all documents.
 ///   text           the summary, a line per measure
 ///   json           the summary object; its `documents` hold a record each, of kTokens with ids and log-probs
 ///   jsonl, csv     one line per document, or of kTokens per scored token; no summary
 class Report {
  public:
-  Report(Output& out, ReportFormat format, ReportDetail detail, RunIdentity identity);
+  /// `unended`: the document whose line a run before has left without an end.
+  Report(Output& out, ReportFormat format, ReportDetail detail, RunIdentity identity,
+         std::optional<std::int64_t> unended = {});
 
   /// The next document and its score.
   void add(const ScoredDocument& scored);
-  void finish(const nlohmann::ordered_json& summary) { records_.finish(summary); }
+  /// After the last document of a corpus of `documents`.
+  void finish(const nlohmann::ordered_json& summary, std::int64_t documents);
+  /// Instead of finish(), where the run ends before the corpus does. Leaves what a run before has written as it is.
+  void stop();
 
  private:
   void add_tokens(const ScoredDocument& scored);
+  void end_line(bool is_last);
 
   Output& out_;
   ReportFormat format_;
@@ -89,6 +107,7 @@ class Report {
   RunIdentity identity_;
   Records records_;
   bool is_first_ = true;
+  std::optional<std::int64_t> unended_;
 };
 
 }  // namespace mmrec::apps

@@ -121,8 +121,9 @@ TEST(Corpus, CsvIsQuoted) {
   write_file(name, "one two");
   const Outcome outcome = run(ppl_on_tiny({"--format", "csv", name}));
   EXPECT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_EQ(
-      outcome.out.find("doc,name,tokens,nll,nll_m2,ppl,bytes,words,mode,bos,model,tokenizer,version,device\n0,\""), 0U)
+  EXPECT_EQ(outcome.out.find("doc,name,hash,tokens,nll,nll_m2,ppl,bytes,words,mode,bos,prefill_mode,sweep_tol,max_"
+                             "sweeps,precision,model,tokenizer,version,device\n0,\""),
+            0U)
       << outcome.out;
   EXPECT_NE(outcome.out.find("/a \"\"b\"\", c.txt\","), std::string::npos) << outcome.out;
   EXPECT_EQ(std::count(outcome.out.begin(), outcome.out.end(), '\n'), 2);

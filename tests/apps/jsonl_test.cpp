@@ -55,6 +55,42 @@ TEST(Jsonl, EachLineIsWhatItsOptionsGiveAlone) {
   }
 }
 
+TEST(Jsonl, AnIdComesBackAsItIsWritten) {
+  const Words ids = {"100000000000000000001",
+                     "100000000000000000002",
+                     "-0",
+                     "1.50",
+                     "1e3",
+                     "0.1000000000000000055",
+                     "null",
+                     R"("\u00e9 \"}, \\")",
+                     R"({ "id" : [1, {"id": "x"}], "b":-0.0 })",
+                     "[]",
+                     "18446744073709551616"};
+  std::string input;
+  for (const std::string& id : ids) input += R"({"prompt":"x", "id" : )" + id + "}\n";
+  input += R"({"\u0069d":-0 ,"prompt":"x"})"
+           "\n"
+           R"({"id":-0,"prompt":5})"
+           "\n"
+           R"({"id":1e400,"prompt":"x"})"
+           "\n";
+  const Outcome outcome = jsonl({"-n", "1"}, input);
+  EXPECT_EQ(outcome.code, 3);
+  std::istringstream lines(outcome.out);
+  std::string line;
+  for (const std::string& id : ids) {
+    std::getline(lines, line);
+    EXPECT_EQ(line.find("{\"id\":" + id + ",\"line\":"), 0U) << line;
+    EXPECT_EQ(Json::parse(line)["finish_reason"], "length");
+  }
+  for (const char* begin : {R"({"id":-0,"line":12,"seed":)", R"({"id":-0,"line":13,"error":"prompt:)",
+                            R"({"line":14,"error":"not a JSON object (found a number out of range)"}) {
+    std::getline(lines, line);
+    EXPECT_EQ(line.find(begin), 0U) << line;
+  }
+}
+
 TEST(Jsonl, WhatALineLeavesOutIsTheCommandLines) {
   const std::string input = "{\"prompt\":\"Alice was\"}\n{\"prompt\":\"Alice was\"}\n";
   const auto records = jsonl_of(jsonl({"-n", "9", "--temp", "1.5", "--num-samples", "2", "-s", "8", "--json"}, input));

@@ -65,10 +65,91 @@ TEST_F(Parts, MergingRefusesWhatIsNoWholeCorpus) {
   expect_refused(merge({files[0], other}), 3, {other + ":1: a record of another run", "rolling"});
   std::string line = read_file(files[0]);
   write_file(other, line.replace(line.find("\"nll\":"), 6, "\"nil\":"));
-  expect_refused(merge({other}), 3, {other + ":1: not the record of a document (found no 'nll'"});
+  expect_refused(merge({other}), 3, {other + ":1: not the record of a document", "(found no 'nll'"});
   for (const char* shard : {"0/2", "3/2", "1", "1/", "a/2", "-1/2", "1/2/3"}) {
     expect_refused(ppl({"--shard", shard}), 2, {"--shard", "1 <= I <= N"}, shard);
   }
+}
+
+TEST_F(Parts, MergingProvesThatNoDocumentIsMissing) {
+  const Words files = shards(3);
+  EXPECT_EQ(merge(files).code, 0);
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    Words others = files;
+    others.erase(others.begin() + static_cast<std::ptrdiff_t>(i));
+    expect_refused(merge(others), 3, {"is missing"}, files[i]);
+    const std::string whole = read_file(files[i]);
+    write_file(files[i], whole.substr(0, whole.rfind('\n', whole.size() - 2) + 1));
+    expect_refused(merge(files), 3, {"is missing"}, files[i]);
+    write_file(files[i], whole);
+  }
+  EXPECT_EQ(ppl({"--format", "jsonl", "-o", files[0]}).code, 0);
+  const std::string whole = read_file(files[0]);
+  write_file(files[0], whole + R"({"doc":31)" + whole.substr(whole.find(",\"name\"")));
+  expect_refused(merge({files[0]}), 3, {"document 1 is there twice"});
+  write_file(files[0], "");
+  expect_refused(merge({files[0]}), 3, {"found 0 documents"});
+}
+
+TEST_F(Parts, MergingRefusesARecordThatNoRunWrites) {
+  const std::string part = folder_ / "part.jsonl";
+  write_file(file_, "{\"text\":\"one two\"}\n");
+  EXPECT_EQ(ppl({"--format", "jsonl", "-o", part}).code, 0);
+  const Json record = Json::parse(read_file(part));
+  const std::vector<std::pair<std::string, Json>> changes = {{"mode", 5},
+                                                             {"mode", "full\nppl 1.0"},
+                                                             {"mode", "\x1b[2J"},
+                                                             {"mode", "strided"},
+                                                             {"window", 4},
+                                                             {"bos", "some"},
+                                                             {"calls", "prompt"},
+                                                             {"prefill_mode", nullptr},
+                                                             {"sweep_tol", 0},
+                                                             {"max_sweeps", -1},
+                                                             {"precision", "fp8"},
+                                                             {"version", "1\n2"},
+                                                             {"device", "\x1b]0;title\x07"},
+                                                             {"device", std::string(201, 'x')},
+                                                             {"model", "0123"},
+                                                             {"tokenizer", 1},
+                                                             {"hash", nullptr},
+                                                             {"name", 1},
+                                                             {"doc", -1},
+                                                             {"tokens", 9223372036854775807},
+                                                             {"tokens", 9007199254740993},
+                                                             {"tokens", 1.0},
+                                                             {"nll", "1"},
+                                                             {"nll", 1e300},
+                                                             {"nll_m2", -1},
+                                                             {"nll_m2", 1e300},
+                                                             {"ppl", "1"},
+                                                             {"bytes", -1},
+                                                             {"words", 1.5},
+                                                             {"last", false},
+                                                             {"docs", 7},
+                                                             {"schema", "mine"},
+                                                             {"\x1b[2J", 1}};
+  for (const auto& [key, value] : changes) {
+    Json changed = record;
+    changed[key] = value;
+    write_file(part, changed.dump() + "\n");
+    const Outcome outcome = merge({part});
+    expect_refused(outcome, 3, {part + ":1: field '"}, key + " " + value.dump());
+    EXPECT_EQ(outcome.err.find('\x1b'), std::string::npos) << key;
+  }
+  for (const char* key : {"tokens", "bytes", "words"}) {
+    Json first = record;
+    first.erase("last");
+    first[key] = std::int64_t{1} << 53;
+    Json second = record;
+    second["doc"] = 1;
+    write_file(part, first.dump() + "\n" + second.dump() + "\n");
+    expect_refused(merge({part}), 3, {part + ":2: tokens, bytes or words add up to too many"}, key);
+  }
+  Json far = record;
+  far["nll"] = 1e30;
+  write_file(part, far.dump() + "\n");
+  expect_refused(merge({part}), 6, {"not finite"});
 }
 
 TEST_F(Parts, ARunGoesOnWhereItEnded) {
@@ -78,7 +159,9 @@ TEST_F(Parts, ARunGoesOnWhereItEnded) {
   EXPECT_EQ(first.code, 0) << first.err;
   const std::string whole = read_file(out);
   const Json summary = json_of(ppl({"--format", "json"}));
-  for (const std::size_t kept : {std::size_t{0}, std::size_t{1}, whole.size() / 3, whole.size() - 1, whole.size()}) {
+  const std::size_t line = whole.find('\n');  // cut around the end of a line, too
+  for (const std::size_t kept : {std::size_t{0}, std::size_t{1}, line - 2, line - 1, line, line + 1, whole.size() / 3,
+                                 whole.size() - 3, whole.size() - 1, whole.size()}) {
     write_file(out, whole.substr(0, kept));
     const Outcome again = ppl(options);
     EXPECT_EQ(again.code, 0) << again.err;
@@ -96,6 +179,76 @@ TEST_F(Parts, ARunGoesOnWhereItEnded) {
                            Words{"--resume", "-o", out, "--per-token"}}) {
     expect_refused(ppl(bad), 2, {"--resume: only with -o FILE"});
   }
+}
+
+TEST_F(Parts, ARunGoesOnWithACorpusThatHasGrown) {
+  const std::string out = folder_ / "out.jsonl";
+  const Words options = {"--format", "jsonl", "-o", out};
+  EXPECT_EQ(ppl(options).code, 0);
+  write_file(file_, corpus() + "{\"text\":\"and more\"}\n");
+  EXPECT_EQ(ppl(words(options, {"--resume"})).code, 0);
+  const std::string grown = read_file(out);
+  EXPECT_EQ(ppl(options).code, 0);
+  EXPECT_EQ(grown, read_file(out));
+}
+
+TEST_F(Parts, ARunGoesOnWithADocumentWhoseNameIsNoUtf8) {
+  const std::string odd = folder_ / "\xff.txt";
+  write_file(odd, "one two");
+  const Words options = ppl_on_tiny({odd, "--format", "jsonl", "--resume", "-o", folder_ / "out.jsonl"});
+  EXPECT_EQ(run(options).code, 0);
+  EXPECT_EQ(run(options).code, 0);
+}
+
+TEST_F(Parts, ARunGoesOnOnlyWithItsOwnOptionsAndDocuments) {
+  const std::string out = folder_ / "out.jsonl";
+  const std::string text = "{\"text\":\"one two\",\"more\":\"three\"}\n";
+  write_file(file_, text + text);
+  const Words options = {"--format", "jsonl", "--resume", "-o", out};
+  EXPECT_EQ(ppl(options).code, 0);
+  const std::string whole = read_file(out);
+  const auto expect_kept = [&](const Words& more, std::string_view says) {
+    expect_refused(ppl(words(options, more)), 3, {out, says}, joined(more));
+    EXPECT_EQ(read_file(out), whole) << joined(more);
+  };
+  expect_kept({"--sweep-tol", "0.5"}, "another run: sweep_tol (found \"auto\", expected 0.5)");
+  expect_kept({"--prefill", "steps"}, "another run: prefill_mode");
+  expect_kept({"--precision", "bf16"}, "another run: precision");
+  expect_kept({"--field", "more"}, ":1: --resume: a record of another document");
+  write_file(file_, text + "{\"text\":\"one too\"}\n");
+  expect_kept({}, ":2: --resume: a record of another document");
+  std::string older = whole;
+  older.erase(older.find("\"hash\""), sizeof("\"hash\":\"0123456789abcdef\",") - 1);
+  write_file(out, older);
+  expect_refused(ppl(options), 3, {out + ":1: ", "older mmrec-ppl (found no 'hash'"});
+  EXPECT_EQ(read_file(out), older);
+}
+
+TEST_F(Parts, GoingOnLeavesFilesOfOthersAsTheyAre) {
+  const std::string out = folder_ / "notes.txt";
+  const Words options = {"--format", "jsonl", "--resume", "-o", out};
+  EXPECT_EQ(ppl(options).code, 0);
+  const std::string whole = read_file(out);
+  const std::string line = whole.substr(0, whole.find('\n'));
+  const auto expect_kept = [&](const std::string& held, const Words& command) {
+    write_file(out, held);
+    const Outcome outcome = run(command);
+    EXPECT_NE(outcome.code, 0) << held << joined(command);
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_EQ(read_file(out), held) << joined(command);
+  };
+  const Words own = ppl_on_tiny(words({file_}, options));
+  for (const std::string& foreign :
+       {std::string("hello"), std::string("hello\n"), std::string("{}"), std::string("{\"doc\":1,"),
+        "x" + line.substr(0, 40), line + "\nhello", whole + "h", whole + line, line + "}\n"}) {
+    expect_kept(foreign, own);
+  }
+  // What a killed run has left may go, but not before the next one has proved possible.
+  const std::string cut = line.substr(0, line.size() / 2);
+  write_file(folder_ / "bad.jsonl", "oops\n");
+  expect_kept(cut, ppl_on_tiny(words({folder_ / "none.jsonl"}, options)));
+  expect_kept(cut, ppl_on_tiny(words({folder_ / "bad.jsonl"}, options)));
+  expect_kept(cut, with_device({kPpl, "-m", folder_ / "none"}, words({file_}, options)));
 }
 
 TEST_F(Parts, AFaultKeepsWhatIsDoneForTheNextRun) {
@@ -137,6 +290,8 @@ TEST_F(Parts, ComparesWithSavedLogProbs) {
   };
   write_file(saved, changed.substr(0, changed.rfind('\n', changed.size() - 2) + 1));
   expect_rejected(":" + std::to_string(number - 1) + ": too few tokens (found the end, expected document 30");
+  write_file(saved, std::string(changed).replace(changed.find("\"logprob\":"), 11, "\"logprob\":-1e39,\"x\":"));
+  expect_rejected(":1: field 'logprob' (found -1e+39");
   write_file(saved, changed + changed);
   expect_rejected(":" + std::to_string(number + 1) + ": too many tokens");
   write_file(saved, changed.replace(changed.find("\"pos\":1"), 7, "\"pos\":2"));

@@ -50,6 +50,7 @@ void read_pair(std::string_view line) {
 void read_record(std::string_view line) {
   const apps::DocumentRecord record = apps::parse_record(line, "input:1");
   require(record.index >= 0 && record.sums.tokens >= 0 && record.bytes >= -1 && record.words >= -1);
+  for (const auto& [key, value] : record.identity.items()) require(key.size() <= 20 && value.dump().size() <= 420);
   apps::check_comparable(record.identity, record.identity, "input:1");
   mmrec::PerplexityAccumulator sums;
   require(apps::add_record(record, sums) == (record.sums.tokens > 0));

@@ -40,7 +40,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   mmrec::ModelInfo info;
   info.vocab_size = kVocabSize;
   try {
-    const nlohmann::ordered_json object = apps::parse_object(mmrec::fuzz::text_of(data + 1, size - 1), "");
+    const std::string_view text = mmrec::fuzz::text_of(data + 1, size - 1);
+    const nlohmann::ordered_json object = apps::parse_object(text, "");
+    for (const auto& [key, value] : object.items()) {
+      require(nlohmann::ordered_json::parse(apps::member_text(text, key)) == value);
+    }
     const apps::LineRequest line = apps::read_request(object, options, info, tokenizer(), 7);
     const mmrec::GenerateOptions& asked = line.request.options;
     require(line.num_samples >= 1 && line.num_samples <= 65536);

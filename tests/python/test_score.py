@@ -140,6 +140,19 @@ def test_figures_do_not_depend_on_the_format(tmp_path, capsys):
     assert reports[0] == reports[1] and json.loads(reports[0])["docs"] == len(rows)
 
 
+def test_an_id_comes_back_as_it_is_written_or_is_refused(tmp_path):
+    def read(key):
+        (tmp_path / "corpus.jsonl").write_text(f'{{"id": {key}, "text": "a"}}\n')
+        (part,) = _partitions.plan([str(tmp_path / "corpus.jsonl")], None, 100)
+        return next(_partitions.documents(part, "text"))
+
+    for key in ["100000000000000000001", "-7", "0.25", "-0.0", '"1e400"', "1e+16"]:
+        assert json.dumps(read(key).head["id"]) == key
+    for key in ["-0", "1.50", "1e400", "-1e400", "0.1000000000000000055", "NaN"]:
+        found = read(key)
+        assert found.error is not None and "id" not in found.head, key
+
+
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2", ".zst"])
 @pytest.mark.parametrize("split", ["jsonl", "line", "blank", "file"])
 def test_compressed_text_is_read_as_the_text(tmp_path, suffix, split):

@@ -226,9 +226,21 @@ def _is_after_blank(file: BinaryIO, line: int) -> bool:
     return True
 
 
+class _Rounded(float):
+    """A number that a record cannot have as it is written."""
+
+
+def _real(text: str) -> float:
+    return float(text) if repr(float(text)) == text else _Rounded(text)
+
+
+def _whole(text: str) -> Union[int, float]:
+    return int(text) if text != "-0" else _Rounded(text)
+
+
 def _from_json(line: bytes, field: str, name: str, place: int) -> Document:
     try:
-        row = json.loads(line)
+        row = json.loads(line, parse_float=_real, parse_int=_whole)
     except (ValueError, RecursionError) as fault:
         return Document(name, place, "", error=f"{name}: no JSON ({fault})")
     if not isinstance(row, dict) or field not in row:
@@ -238,6 +250,8 @@ def _from_json(line: bytes, field: str, name: str, place: int) -> Document:
 
 
 def _from_row(key: Any, text: Any, field: str, name: str, place: int) -> Document:
+    if isinstance(key, _Rounded):
+        return Document(name, place, "", error=f"{name}: field 'id' (found {key!r}, expected a number as Python writes it)")
     if not isinstance(key, (str, int, float, type(None))) or (isinstance(key, float) and not math.isfinite(key)):
         return Document(name, place, "", error=f"{name}: field 'id' (found {key!r:.40}, expected a string or a number)")
     if isinstance(text, str) and _is_unicode(text):
