@@ -274,6 +274,8 @@ template <class Work, class Stop>
 auto keeping(Output& out, const PplOptions& options, Work&& work, Stop&& stop) {
   try {
     return work();
+  } catch (const OutputError&) {
+    throw;  // more would stand behind a gap
   } catch (...) {
     stop();
     if (!options.output || options.resume) out.flush();

@@ -96,6 +96,24 @@ class ProgramsTest(unittest.TestCase):
         self.sweep([PPL, "-m", MODEL, "--device", "cpu", "-t", "2", "-q", "--format", "csv", "-o", self.path("out"),
                     "--save-logprobs", self.path("logprobs"), self.path("prompt")], ["out", "logprobs"], same)
 
+    def test_ppl_goes_on_after_a_fault(self):
+        """Whatever failed, the next run with --resume completes the file."""
+        out = self.folder / "out"
+        arguments = [PPL, "-m", MODEL, "--device", "cpu", "-t", "1", "-q", "--split-by", "line", "--format", "jsonl", "--resume",
+                     "-o", str(out), self.path("prompt")]
+        self.assertEqual(self.run_with("none:0", arguments).returncode, 0)
+        whole = out.read_bytes()
+        for kind in ("enospc", "alloc"):
+            out.unlink()
+            self.run_with(f"{kind}:0", arguments, self.path("count"))
+            calls = int((self.folder / "count").read_text())
+            for nth in sorted({*range(1, calls + 1, max(1, calls // 8)), *range(max(1, calls - 8), calls + 1)}):
+                out.unlink(missing_ok=True)
+                done = self.run_with(f"{kind}:{nth}", arguments)
+                again = self.run_with("none:0", arguments)
+                self.assertEqual(again.returncode, 0, f"{kind}:{nth}: {done} {again}")
+                self.assertEqual(out.read_bytes(), whole, f"{kind}:{nth}: {done}")
+
     def test_prefix_cache(self):
         """A state that cannot be read just now is not lost, and what it is for comes out all the same."""
         arguments = [GENERATE, "-m", MODEL, "--device", "cpu", "-t", "2", "-q", "-f", self.path("prompt"), "-n", "4", "-s", "1",

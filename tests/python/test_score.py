@@ -140,6 +140,17 @@ def test_figures_do_not_depend_on_the_format(tmp_path, capsys):
     assert reports[0] == reports[1] and json.loads(reports[0])["docs"] == len(rows)
 
 
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"tokens": "1"}', '{"tokens": NaN}', '{"\\u001b[2J": "x"}'])
+def test_results_that_no_run_writes_are_refused_in_a_line(tmp_path, text):
+    results = _partitions.Results(str(tmp_path))
+    part = _partitions.Partition("corpus", 1, "line", 0, 1)
+    for file, read in [("run.json", lambda: results.begin({})), (f"{part.name}.sums.json", lambda: results.sums(part))]:
+        (tmp_path / file).write_text(text)
+        with pytest.raises(_partitions.RefusedError) as fault:
+            read()
+        assert file in str(fault.value) and str(fault.value).isprintable()
+
+
 def test_an_id_comes_back_as_it_is_written_or_is_refused(tmp_path):
     def read(key):
         (tmp_path / "corpus.jsonl").write_text(f'{{"id": {key}, "text": "a"}}\n')

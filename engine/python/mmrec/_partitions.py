@@ -293,24 +293,28 @@ class Results:
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / "run.json"
         try:
-            before = json.loads(file.read_text())
+            before = _read(file)
         except FileNotFoundError:
             if any(self.folder.glob("part-*.jsonl")):
                 raise RefusedError(f"{self.folder}: found results without a run.json, expected an empty folder") from None
             _write(file, json.dumps(run, indent=1) + "\n")
             return
-        except ValueError as fault:
-            raise RefusedError(f"{file}: no JSON ({fault})") from fault
         for key in sorted({*before, *run}):
             if before.get(key) != run.get(key):
                 found, wanted = json.dumps(run.get(key))[:80], json.dumps(before.get(key))[:80]
-                raise RefusedError(f"{file}: another {key} (found {found}, expected {wanted}). Try: another -o DIR")
+                raise RefusedError(f"{file}: another {ascii(key)[1:-1]:.40} (found {found}, expected {wanted}). Try: another -o DIR")
 
     def has(self, partition: Partition) -> bool:
         return (self.folder / f"{partition.name}.jsonl").exists()
 
     def sums(self, partition: Partition) -> dict[str, Any]:
-        return dict(json.loads((self.folder / f"{partition.name}.sums.json").read_text()))
+        """Raises RefusedError, OSError."""
+        file = self.folder / f"{partition.name}.sums.json"
+        sums = _read(file)
+        for key, value in sums.items():
+            if not isinstance(value, (int, float)) or not -1e300 < value < 1e300:
+                raise RefusedError(f"{file}: {ascii(key)[1:-1]:.40} (found {json.dumps(value):.40}, expected a number)")
+        return sums
 
     def write(self, partition: Partition, records: Iterator[dict[str, Any]], sums: dict[str, Any]) -> None:
         """Writes `records`, while which `sums` is added up. Sums first, so that they are there when the partition is."""
@@ -327,6 +331,16 @@ class Results:
             os.replace(temporary, target)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _read(file: pathlib.Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text())
+    except ValueError as fault:
+        raise RefusedError(f"{file}: no JSON ({fault})") from fault
+    if not isinstance(found, dict):
+        raise RefusedError(f"{file}: found {type(found).__name__}, expected an object")
+    return found
 
 
 def _temporary(target: pathlib.Path) -> pathlib.Path:
