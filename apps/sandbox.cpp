@@ -186,6 +186,7 @@ void allow_gpu(Rules& rules) {
 constexpr int kFirstNewCall = 424;  // from here on libraries take ENOSYS for an older kernel
 constexpr int kLastNewCall = 511;
 constexpr std::uint32_t kNewNamespaces = 0x7E020000;
+constexpr std::uint32_t kTiocLinux = 0x541C;  // TIOCLINUX
 
 // What computing, threads, open files and a GPU's driver at work take. What changes a file's mode, owner, times or
 // attributes is not among them: Landlock knows nothing of these.
@@ -216,6 +217,21 @@ constexpr int kAllowed[] = {
 };
 // clang-format on
 
+// A GPU's driver makes threads, sockets and child processes while it starts. It neither connects to others nor changes
+// files.
+// clang-format off
+constexpr int kRefusedAtStart[] = {
+    SYS_connect, SYS_sendto, SYS_execve, SYS_execveat, SYS_ptrace, SYS_process_vm_readv, SYS_process_vm_writev, SYS_kcmp,
+    SYS_bpf, SYS_perf_event_open, SYS_userfaultfd, SYS_keyctl, SYS_add_key, SYS_request_key, SYS_unshare, SYS_setns,
+    SYS_fchmod, SYS_fchmodat, SYS_fchown, SYS_fchownat, SYS_utimensat, SYS_truncate, SYS_setxattr, SYS_lsetxattr,
+    SYS_fsetxattr, SYS_removexattr, SYS_lremovexattr, SYS_fremovexattr, SYS_setpriority, SYS_ioprio_set,
+    425 /* io_uring_setup */, 452 /* fchmodat2 */, 463 /* setxattrat */, 466 /* removexattrat */, 469 /* file_setattr */,
+#if defined(__x86_64__)  // older names of the above
+    SYS_chmod, SYS_chown, SYS_lchown, SYS_utime, SYS_utimes, SYS_futimesat,
+#endif
+};
+// clang-format on
+
 /// Of a terminal: what it is, how wide, and the modes in which lines are edited. The last four are TCGETS2 to TCSETSF2,
 /// as newer versions of glibc have them.
 constexpr std::uint32_t kTerminalIoctls[] = {TCGETS,   TCSETS,     TCSETSW,    TCSETSF,    TIOCGWINSZ,
@@ -226,16 +242,19 @@ scmp_arg_cmp has(unsigned argument, std::uint32_t value, std::uint32_t mask = 0x
   return {.arg = argument, .op = SCMP_CMP_MASKED_EQ, .datum_a = mask, .datum_b = value};
 }
 
-/// Refuses what no rule allows.
+constexpr std::uint32_t kRefuse = SCMP_ACT_ERRNO(EPERM);
+
 class Filter {
  public:
-  Filter() : context_(::seccomp_init(SCMP_ACT_ERRNO(EPERM)), ::seccomp_release) {
+  /// `otherwise`: what happens to a call that no rule is of.
+  explicit Filter(std::uint32_t otherwise) : context_(::seccomp_init(otherwise), ::seccomp_release) {
     if (context_ == nullptr) throw std::bad_alloc();
     set(SCMP_FLTATR_ACT_BADARCH, SCMP_ACT_KILL_PROCESS);
     set(SCMP_FLTATR_CTL_TSYNC, 1);
     set(SCMP_FLTATR_CTL_OPTIMIZE, 2);  // a tree, not a list
   }
   void allow(int call, std::initializer_list<scmp_arg_cmp> conditions = {}) { add(SCMP_ACT_ALLOW, call, conditions); }
+  void refuse(int call, std::initializer_list<scmp_arg_cmp> conditions = {}) { add(kRefuse, call, conditions); }
   void hide(int call) { add(SCMP_ACT_ERRNO(ENOSYS), call, {}); }
   void enforce() const {
     const int fault = ::seccomp_load(context_.get());
@@ -312,8 +331,18 @@ void restrict_files(const SandboxFiles& files) {
   rules.enforce();
 }
 
+void restrict_start() {
+  Filter filter(SCMP_ACT_ALLOW);
+  for (const int call : kRefusedAtStart) filter.refuse(call);
+  for (const int command : {F_SETOWN, F_SETOWN_EX, F_SETSIG}) {
+    filter.refuse(SYS_fcntl, {has(1, static_cast<std::uint32_t>(command))});
+  }
+  for (const std::uint32_t command : {std::uint32_t{TIOCSTI}, kTiocLinux}) filter.refuse(SYS_ioctl, {has(1, command)});
+  filter.enforce();
+}
+
 void restrict_calls(bool gpu) {
-  Filter filter;
+  Filter filter(kRefuse);
   for (const int call : kAllowed) filter.allow(call);
   for (int call = kFirstNewCall; call <= kLastNewCall; ++call) {
     if (std::find(std::begin(kAllowed), std::end(kAllowed), call) == std::end(kAllowed)) filter.hide(call);
@@ -338,7 +367,11 @@ void restrict_calls(bool gpu) {
 Sandbox::Sandbox(bool wanted, const SandboxFiles& files) : is_to_come_(wanted && files.gpu) {
   if (!wanted) return;
   restrict_files(files);
-  if (!files.gpu) restrict_calls();
+  if (files.gpu) {
+    restrict_start();
+  } else {
+    restrict_calls();
+  }
 }
 
 void Sandbox::loaded() const {

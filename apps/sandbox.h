@@ -26,6 +26,11 @@ struct SandboxFiles {
 /// could not be written.
 void restrict_files(const SandboxFiles& files);
 
+/// A seccomp filter for the start of a GPU's driver: calls that reach others, and that it does not take, fail with
+/// EPERM. Those are connecting to sockets, tracing, programs, keys, and modes, owners, times and attributes of files.
+/// Throws as restrict_calls() does.
+void restrict_start();
+
 /// A seccomp filter, for all threads: calls that neither computing nor files take fail with EPERM. Those are sockets,
 /// processes, signals, priorities and limits of others, modes, owners, times and attributes of files, mounts, keys,
 /// tracing, io_uring, another user, and typing into the terminal. `gpu`: a driver's ioctls are allowed. Throws
@@ -35,8 +40,8 @@ void restrict_calls(bool gpu = false);
 /// Both, around the loading of a model.
 class Sandbox {
  public:
-  /// Before it. Does nothing unless `wanted`. With a GPU calls are restricted by loaded(): the driver needs more of
-  /// them while it starts.
+  /// Before it. Does nothing unless `wanted`. With a GPU restrict_calls() is left to loaded(): the driver needs more
+  /// calls while it starts.
   Sandbox(bool wanted, const SandboxFiles& files);
   void loaded() const;
 

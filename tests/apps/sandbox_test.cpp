@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -311,8 +312,16 @@ TEST_F(Sandboxed, ADriverReadsAllButProcessesAndNamesItsThreads) {
       tally.refused("TCP", ::connect(fd, reinterpret_cast<const sockaddr*>(&port), sizeof port), EACCES);
     }
     if (landlock_version() >= 6) tally.refused("a signal to the parent", ::kill(::getppid(), 0));
-    apps::restrict_calls(true);
+    apps::restrict_start();
     int number = 0;
+    const sockaddr_un local = {.sun_family = AF_UNIX, .sun_path = "/run/none"};
+    const int own = ::socket(AF_UNIX, SOCK_SEQPACKET, 0);
+    tally.allowed("a socket of its own", own >= 0 && ::bind(own, reinterpret_cast<const sockaddr*>(&local), 2) == 0);
+    tally.refused("a socket of others", ::connect(own, reinterpret_cast<const sockaddr*>(&local), sizeof local));
+    tally.refused("fchmod", ::fchmod(-1, 0));
+    tally.refused("F_SETOWN", ::fcntl(read, F_SETOWN, ::getppid()));
+    tally.refused("TIOCSTI", ::ioctl(read, TIOCSTI, &number));
+    apps::restrict_calls(true);
     tally.refused("a driver's ioctl at a file", ::ioctl(read, 0xC00846C8UL, &number), ENOTTY);
     tally.refused("FS_IOC_SETFLAGS", ::ioctl(read, kSetFlags, &number));
     tally.refused("TIOCSTI", ::ioctl(read, TIOCSTI, &number));
