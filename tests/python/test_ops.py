@@ -132,6 +132,122 @@ def test_what_is_wrong_is_named():
             call()
 
 
+def test_read_only_memory_is_not_written_to(tmp_path):
+    x = numbers((3, 4), -1.0, 0.0, 1)
+    locked = np.zeros_like(x)
+    locked.flags.writeable = False
+    np.zeros_like(x).tofile(tmp_path / "x")
+    mapped = np.memmap(tmp_path / "x", np.float32, "r", shape=x.shape)
+    view = memoryview(bytes(x.nbytes)).cast("B").cast("f", x.shape)
+    targets, rows = np.zeros(3, int), np.zeros(3, np.float32)
+    rows.flags.writeable = False
+    calls = [
+        ("log_out", lambda: ops.exp_product_scan(x, log_out=locked)),
+        ("out", lambda: ops.token_logprobs(x, targets, out=rows)),
+        ("out", lambda: ops.token_logprobs_backward(rows, x, targets, out=locked)),
+    ]
+    calls += [("out", lambda out=out: ops.logsumexp_scan(x, out=out)) for out in (locked, mapped, view, bytes(x.nbytes))]
+    for name, call in calls:
+        with pytest.raises(ValueError, match=f"^{name}: is read-only"):
+            call()
+    assert not locked.any() and not rows.any()
+    locked_x = x.copy()
+    locked_x.flags.writeable = False
+    assert np.array_equal(ops.logsumexp_scan(locked_x), ops.logsumexp_scan(x))  # reading it is fine
+
+
+def test_what_is_written_shares_no_memory_with_what_is_read():
+    store = numbers((2, 40, 16), -0.5, 0.0, 1)
+    a, b = store[..., :8].copy(), store[..., 8:].copy()
+    targets, logits = np.zeros(40, np.int32), store[0]
+    flat = store.reshape(-1)
+    for message, call in [
+        ("out: shares memory with b", lambda s: ops.decay_scan(a[:, 1:], s[:, 1:, :8], out=s[:, :-1, :8])),
+        ("out: shares memory with b", lambda s: ops.decay_scan(a, s[..., :8], out=s[..., 4:12])),
+        ("out: shares memory with b", lambda s: ops.decay_scan(a, s[:, :, :8], out=s[:, ::-1, :8])),
+        ("out: shares memory with log_a", lambda s: ops.decay_scan(s[..., :8], b, out=s[..., :8])),
+        ("out: shares memory with x", lambda s: ops.logsumexp_scan(s[:, 1:], out=s[:, :-1])),
+        ("out: shares memory with gamma", lambda s: ops.exp_product_scan(s[:1], out=s.reshape(-1)[3:643].reshape(1, 40, 16))),
+        ("log_out: shares memory with gamma", lambda s: ops.exp_product_scan(s, log_out=s)),
+        ("log_out: shares memory with out", lambda s: ops.exp_product_scan(a, out=s[..., :8], log_out=s[..., :8])),
+        ("out: shares memory with carry", lambda s: ops.logsumexp_scan(a[0], carry=s[0, 0, :8], out=s[0, :, :8])),
+        ("out: shares memory with logits", lambda s: ops.token_logprobs(s[0], targets, out=s.reshape(-1)[:40])),
+        ("out: shares memory with targets", lambda s: ops.token_logprobs(logits, targets, out=targets.view(np.float32))),
+        ("out: shares memory with grad", lambda s: ops.token_logprobs_backward(s.reshape(-1)[:40], logits, targets, out=s[0])),
+        ("out: shares memory with logits",
+         lambda s: ops.token_logprobs_backward(flat[:39].copy(), s[0, 1:], targets[1:], out=s[0, :-1])),
+    ]:
+        mine = store.copy()
+        with pytest.raises(ValueError, match=message):
+            call(mine)
+        assert np.array_equal(mine, store) and not targets.any(), message
+    # The same array is fine, and so are channels beside one another.
+    mine, want = store.copy(), ops.decay_scan(a, b, reverse=True)
+    assert np.array_equal(ops.decay_scan(mine[..., :8], mine[..., 8:], out=mine[..., 8:], reverse=True), want)
+    assert np.array_equal(mine[..., :8], a)
+    want = ops.token_logprobs_backward(flat[:40].copy(), logits, targets)
+    assert np.array_equal(ops.token_logprobs_backward(flat[:40].copy(), logits, targets, out=logits), want)
+
+
+def test_memory_that_kernels_would_misread_is_refused():
+    x, targets = numbers((3, 4), -1.0, 1.0, 1), np.zeros(3, int)
+    one, grad = np.zeros((1, 4), np.float32), np.zeros(3, np.float32)
+    piled = np.lib.stride_tricks.as_strided(x.copy(), (3, 4), (0, 4))
+    for error, message, call in [
+        (ValueError, "logits: found a stride of 0", lambda: ops.token_logprobs(np.broadcast_to(one, (3, 4)), targets)),
+        (ValueError, "logits: .*row stride", lambda: ops.token_logprobs(x[::-1], targets)),
+        (ValueError, "out: found a stride of 0", lambda: ops.logsumexp_scan(x, out=piled)),
+        (TypeError, "x: found >f4 of the other byte order", lambda: ops.logsumexp_scan(x.astype(">f4"))),
+        (TypeError, "targets: found >i4 of the other byte order", lambda: ops.token_logprobs(x, targets.astype(">i4"))),
+        (TypeError, "x: found a masked array", lambda: ops.logsumexp_scan(np.ma.masked_array(x, x > 0))),
+        (TypeError, "targets: .*found list", lambda: ops.token_logprobs(x, [0, 1, 2])),
+        (TypeError, "b: .*found tuple", lambda: ops.decay_scan(x, (x.ctypes.data, (3, 4), (4, 1), 2, 32, 1, 0, False))),
+        (TypeError, "targets: found float64", lambda: ops.token_logprobs(x, np.full(3, np.nan))),
+        (ValueError, "target -1 of row 1 lies outside", lambda: ops.token_logprobs_backward(grad, x, np.array([0, -1, 0]))),
+    ]:
+        with pytest.raises(error, match=message):
+            call()
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 3), (2, 0, 3), (2, 5, 0), (0, 0, 0), (0, 2, 5, 3)])
+def test_empty_arrays_of_any_axis(shape):
+    x, carry = np.zeros(shape, np.float32), np.ones(shape[:-2] + shape[-1:], np.float32)
+    for call, inputs in ((ops.decay_scan, (x, x)), (ops.logsumexp_scan, (x,)), (ops.exp_product_scan, (x,))):
+        y, last = call(*inputs, carry=carry, return_carry=True)
+        assert y.shape == shape and np.array_equal(last, carry)
+    if shape[-1] > 0:
+        targets = np.zeros(shape[:-1], int)
+        assert ops.token_logprobs(x, targets).shape == shape[:-1]
+        assert ops.token_logprobs_backward(np.zeros(shape[:-1], np.float32), x, targets).shape == shape
+
+
+def test_arrays_of_several_libraries_serve_together():
+    torch = pytest.importorskip("torch")
+    log_a, b = numbers((4, 8), -0.5, 0.0, 1), numbers((4, 8), -1.0, 1.0, 2)
+    want = ops.decay_scan(log_a, b)
+    assert np.array_equal(ops.decay_scan(log_a, torch.tensor(b)), want)
+    assert np.array_equal(ops.decay_scan(torch.tensor(log_a), b).numpy(), want)
+    targets = torch.zeros(4, dtype=torch.int32)
+    assert np.array_equal(ops.token_logprobs(b, targets), ops.token_logprobs(b, targets.numpy()))
+
+
+def test_tensors_of_which_values_or_gradients_would_be_lost_are_refused():
+    torch = pytest.importorskip("torch")
+    x = torch.rand(3, 4)
+    for error, message, call in [
+        (ValueError, "x: requires a gradient", lambda: ops.logsumexp_scan(x.clone().requires_grad_())),
+        (ValueError, "out: requires a gradient", lambda: ops.logsumexp_scan(x, out=x.clone().requires_grad_())),
+        (ValueError, "x: .*negated", lambda: ops.logsumexp_scan(torch._neg_view(x))),
+        (TypeError, "x: ", lambda: ops.logsumexp_scan(x.to_sparse())),
+        (ValueError, "x: requires a gradient", lambda: torch.func.grad(lambda x: ops.logsumexp_scan(x).sum())(x)),
+        (TypeError, "x: ", lambda: torch.vmap(ops.logsumexp_scan)(x[None])),
+    ]:
+        with pytest.raises(error, match=message):
+            call()
+    with torch.no_grad():
+        ops.logsumexp_scan(x.clone().requires_grad_())
+
+
 def test_threads_of_python_compute_at_once():
     log_a, b = numbers((64, 400, 32), -0.3, 0.0, 14), numbers((64, 400, 32), -1.0, 1.0, 15)
     want = ops.decay_scan(log_a, b)
@@ -163,6 +279,9 @@ def test_bfloat16_of_ml_dtypes():
     assert y.dtype == ml_dtypes.bfloat16
     want = logsumexp(x.astype(np.float64), np.float64(-np.inf))[0]
     np.testing.assert_allclose(y.astype(np.float64), want, rtol=2.0**-8, atol=2.0**-8)
+    x.flags.writeable = False
+    with pytest.raises(ValueError, match="out: is read-only"):
+        ops.logsumexp_scan(x, out=x)
 
 
 def test_jax_arrays():
@@ -188,10 +307,12 @@ def test_jax_arrays():
 def test_jax_arrays_that_are_not_taken():
     jax = pytest.importorskip("jax")
     x = jax.numpy.full((4, 16), -0.1, "float32")
+    with pytest.raises(ValueError, match="out: is read-only"):
+        ops.logsumexp_scan(np.zeros((4, 16), np.float32), out=x)
     with pytest.raises(TypeError, match="tracer"):
         jax.jit(lambda x: ops.decay_scan(x, x))(x)
     with pytest.raises(TypeError, match="tracer"):
-        jax.jit(lambda b: ops.decay_scan(x, b, out=x))(x)
+        jax.jit(lambda b: ops.decay_scan(x, b))(x)
     layout = pytest.importorskip("jax.experimental.layout")
     if hasattr(layout, "Format"):
         transposed = jax.device_put(x, layout.Format(layout.Layout((1, 0)), x.sharding))
@@ -211,4 +332,4 @@ print(ops.decay_scan(on_second, on_second).device.id)
 """
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.stdout == "found an array on 2 devices, expected one device\n1\n", done.stderr
+    assert done.stdout == "log_a: found an array on 2 devices, expected one device\n1\n", done.stderr

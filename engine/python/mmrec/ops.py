@@ -3,6 +3,7 @@
 Nothing is copied. Results are arrays of the library that the first argument came from, on its device. On a GPU the work
 is enqueued on that library's current stream (`stream=` names another one) and the call returns; JAX shows no streams, so
 with its arrays a call waits. Operands may have any strides as long as channels, the last axis, lie side by side.
+`out` must be writable and share no memory with inputs, except that it may be exactly the one that a function names.
 
 Types are float32, float16 and bfloat16; arithmetic is float32 or wider. Scans take [..., time, dim] of two to four
 dimensions, and each channel is a sequence by itself. `carry` is the state before the first step, float32 [..., dim]; a run
@@ -26,7 +27,7 @@ from . import _mmrec
 __all__ = ["decay_scan", "exp_product_scan", "logsumexp_scan", "token_logprobs", "token_logprobs_backward"]
 
 # An array, or what scan() of the extension takes for one: (address, shape, strides, type's code, bits, device type,
-# device), codes and device types as DLPack numbers them.
+# device, whether it is read-only), codes and device types as DLPack numbers them.
 Array = Any
 
 _EXP_PRODUCT, _LOGSUMEXP, _DECAY = range(3)
@@ -39,10 +40,16 @@ class _Numpy:
 
     @staticmethod
     def operand(x: Array) -> Any:
+        if type(x) is np.ndarray and x.dtype.isbuiltin == 1:  # of this machine's byte order
+            return x
+        if isinstance(x, np.ma.MaskedArray):
+            raise TypeError("found a masked array, of which kernels would see the masked entries, expected a plain one")
+        if not x.dtype.isnative:
+            raise TypeError(f"found {x.dtype.str} of the other byte order, expected this machine's")
         if x.dtype.kind != "V" or x.dtype.name != "bfloat16":
             return x
         bits = x.view(np.uint16)  # bfloat16 of ml_dtypes, which NumPy itself cannot describe
-        return bits.ctypes.data, bits.shape, [s // 2 for s in bits.strides], 4, 16, _CPU, 0
+        return bits.ctypes.data, bits.shape, [s // 2 for s in bits.strides], 4, 16, _CPU, 0, not bits.flags.writeable
 
     @staticmethod
     def empty_like(x: Array) -> Array:
@@ -78,13 +85,17 @@ class _Torch:
         self.is_described = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 
     def operand(self, x: Array) -> Any:
-        if self.is_described or not isinstance(x, self.torch.Tensor):
+        if x.requires_grad and self.torch.is_grad_enabled():
+            raise ValueError("requires a gradient, which mmrec.ops does not record: use mmrec.torch, detach() or torch.no_grad()")
+        if x.is_neg():
+            raise ValueError("found a tensor that is negated when it is read, expected resolve_neg() of it")
+        if self.is_described:
             return x
         kind = self.types.get(x.dtype)
         device = x.device
         if kind is None or device.type not in self.devices:
             raise TypeError(f"found a tensor of {x.dtype} on {device}, expected float32, float16 or bfloat16 on cpu or cuda")
-        return x.data_ptr(), x.shape, x.stride(), kind[0], kind[1], self.devices[device.type], device.index or 0
+        return x.data_ptr(), x.shape, x.stride(), kind[0], kind[1], self.devices[device.type], device.index or 0, False
 
     def empty_like(self, x: Array) -> Array:
         return self.torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -175,8 +186,6 @@ class _Jax:
         self.device_of, self.maker = device_of, maker
 
     def operand(self, x: Array) -> Any:
-        if not type(x).__module__.startswith("jax"):
-            return x
         self.expect_array(x)
         device = self.device_of(x.sharding)
         x.block_until_ready()  # what is still being computed must be there
@@ -185,7 +194,7 @@ class _Jax:
         shape = x.shape
         if kind is None or layout is None or layout.major_to_minor != tuple(range(len(shape))):
             return x
-        return x.unsafe_buffer_pointer(), shape, _row_major(shape), *kind, *device
+        return x.unsafe_buffer_pointer(), shape, _row_major(shape), *kind, *device, False
 
     def expect_array(self, x: Array) -> None:
         if isinstance(x, self.tracer):
@@ -218,9 +227,11 @@ _jax: Optional[_Jax] = None
 
 
 def _library(x: Array) -> Any:
+    """The library that `x` is of; None where it is none that can make arrays."""
     if isinstance(x, np.ndarray):
         return _numpy
-    if type(x).__module__.startswith("torch"):
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
         global _torch
         if _torch is None:
             _torch = _Torch()
@@ -232,9 +243,34 @@ def _library(x: Array) -> Any:
         return _jax
     if type(x).__module__.startswith("cupy"):
         return _cupy
-    if hasattr(x, "__dlpack__") and hasattr(x, "__array_namespace__"):
-        return _standard
-    raise TypeError(f"found {type(x).__name__}, expected an array that speaks DLPack")
+    return _standard if hasattr(x, "__dlpack__") and hasattr(x, "__array_namespace__") else None
+
+
+def _first(x: Array, name: str) -> Any:
+    """The library of the first argument, which makes the results."""
+    library = _library(x)
+    if library is None:
+        raise TypeError(f"{name}: found {type(x).__name__}, expected an array that speaks DLPack")
+    return library
+
+
+def _operand(x: Array, name: str) -> Any:
+    """What the extension takes for the array `x`, which it looks at itself where the library is not known."""
+    library = _library(x)
+    if library is None and isinstance(x, tuple):
+        raise TypeError(f"{name}: found tuple, expected an array that speaks DLPack")
+    try:
+        return x if library is None else library.operand(x)
+    except (TypeError, ValueError) as fault:
+        raise type(fault)(f"{name}: {fault}") from None
+
+
+def _written(x: Array, name: str) -> Any:
+    """The same of an array of the caller's that is written to."""
+    library = _library(x)
+    if library is not None and library is _jax:
+        raise ValueError(f"{name}: is read-only, as all arrays of JAX are")
+    return _operand(x, name)
 
 
 def _scan(
@@ -249,22 +285,25 @@ def _scan(
     stream: Optional[int],
     threads: int,
 ) -> Any:
-    library = _library(x)
-    operand = library.operand
+    x_name = ("gamma", "x", "log_a")[kind]
+    library = _first(x, x_name)
+    first = _operand(x, x_name)
+    target = None if out is None else _written(out, "out")
     if out is None:
         out = library.empty_like(x)
+        target = library.operand(out)
     last = None
     if return_carry:
         shape = tuple(x.shape)
         last = library.empty_floats(x, shape[:-2] + shape[-1:])
     _mmrec.scan(
         kind,
-        operand(x),
-        None if b is None else operand(b),
-        operand(out),
-        None if log_out is None else operand(log_out),
-        None if carry is None else operand(carry),
-        None if last is None else operand(last),
+        first,
+        None if b is None else _operand(b, "b"),
+        target,
+        None if log_out is None else _written(log_out, "log_out"),
+        None if carry is None else _operand(carry, "carry"),
+        None if last is None else library.operand(last),
         reverse,
         library.stream(x) if stream is None else stream,
         threads,
@@ -347,14 +386,16 @@ def token_logprobs(
     [0, vocab) is ValueError naming row and value, and nothing is written; on a GPU that check waits for the stream, and
     without check_targets such a row gives NaN there.
     """
-    library = _library(logits)
-    operand = library.operand
+    library = _first(logits, "logits")
+    first = _operand(logits, "logits")
+    target = None if out is None else _written(out, "out")
     if out is None:
         out = library.empty_floats(logits, tuple(logits.shape)[:-1])
+        target = library.operand(out)
     _mmrec.token_logprobs(
-        operand(logits),
-        operand(targets),
-        operand(out),
+        first,
+        _operand(targets, "targets"),
+        target,
         check_targets,
         library.stream(logits) if stream is None else stream,
         threads,
@@ -378,15 +419,17 @@ def token_logprobs_backward(
 
     `out` receives it and may be `logits`. Targets must be in range.
     """
-    library = _library(logits)
-    operand = library.operand
+    library = _first(logits, "logits")
+    first = _operand(logits, "logits")
+    target = None if out is None else _written(out, "out")
     if out is None:
         out = library.empty_like(logits)
+        target = library.operand(out)
     _mmrec.token_logprobs_backward(
-        operand(grad),
-        operand(logits),
-        operand(targets),
-        operand(out),
+        _operand(grad, "grad"),
+        first,
+        _operand(targets, "targets"),
+        target,
         library.stream(logits) if stream is None else stream,
         threads,
     )

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <stdexcept>
 
 namespace mmrec::python {
@@ -51,6 +52,38 @@ void check_dims(std::int64_t dims, const char* name) {
   if (dims > kMostDims) refuse(name, "found " + std::to_string(dims) + " dimensions, expected at most 4");
 }
 
+[[noreturn]] void refuse_read_only(const char* name) {
+  refuse(name, "is read-only, expected an array that may be written to");
+}
+
+/// The bytes of an operand that is not empty: rows of `row` bytes at multiples of `pitch` from `begin`, all before
+/// `end`.
+struct Bytes {
+  std::int64_t begin = 0, end = 0, row = 0, pitch = 0;
+};
+Bytes bytes_of(const Operand& x) {
+  const std::int64_t size = x.type.bits / 8;
+  Bytes bytes;
+  bytes.begin = bytes.end = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(x.data));
+  bytes.row = size * (x.dims > 0 ? x.shape[static_cast<std::size_t>(x.dims - 1)] : 1);
+  for (std::size_t i = 0; i + 1 < static_cast<std::size_t>(x.dims); ++i) {
+    if (x.shape[i] == 1) continue;
+    const std::int64_t stride = x.strides[i] * size;
+    (stride < 0 ? bytes.begin : bytes.end) += stride * (x.shape[i] - 1);
+    bytes.pitch = std::gcd(bytes.pitch, stride);
+  }
+  bytes.end += bytes.row;
+  return bytes;
+}
+
+bool is_same(const Operand& a, const Operand& b) {
+  if (a.data != b.data || a.type != b.type || a.dims != b.dims) return false;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(a.dims); ++i) {
+    if (a.shape[i] != b.shape[i] || (a.shape[i] > 1 && a.strides[i] != b.strides[i])) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 void refuse(const char* name, const std::string& what) { throw std::invalid_argument(std::string(name) + ": " + what); }
@@ -60,7 +93,7 @@ std::string type_name(const nb::dlpack::dtype& type) {
   return (type.code < 7 ? codes[type.code] : "type ") + std::to_string(type.bits);
 }
 
-Operand operand_of(nb::handle value, const char* name) {
+Operand operand_of(nb::handle value, const char* name, Access access) {
   Operand operand;
   if (nb::isinstance<nb::tuple>(value)) {
     const auto t = nb::borrow<nb::tuple>(value);
@@ -76,11 +109,16 @@ Operand operand_of(nb::handle value, const char* name) {
     operand.type = {nb::cast<std::uint8_t>(t[3]), nb::cast<std::uint8_t>(t[4]), 1};
     operand.device_type = nb::cast<int>(t[5]);
     operand.device = nb::cast<int>(t[6]);
+    if (access == Access::kWrite && nb::cast<bool>(t[7])) refuse_read_only(name);
     return operand;
   }
   if (const DlExchange* const table = exchange_of(value); table != nullptr) {
     DlTensor tensor;
-    if (table->tensor_from_object(value.ptr(), &tensor) != 0) nb::raise_python_error();
+    if (table->tensor_from_object(value.ptr(), &tensor) != 0) {
+      nb::python_error cause;
+      nb::raise_from(cause, PyExc_TypeError,
+                     "%s: expected a dense array in memory, found one that DLPack cannot describe", name);
+    }
     check_dims(tensor.dims, name);
     operand.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
     operand.type = tensor.type;
@@ -91,9 +129,14 @@ Operand operand_of(nb::handle value, const char* name) {
     std::copy_n(tensor.strides, tensor.dims, operand.strides.begin());
     return operand;
   }
-  if (!nb::try_cast<nb::ndarray<nb::ro>>(value, operand.held)) {
+  nb::ndarray<> writable;
+  if (access == Access::kWrite && nb::try_cast(value, writable)) {
+    operand.held = nb::ndarray<nb::ro>(writable);
+  } else if (nb::try_cast(value, operand.held)) {
+    if (access == Access::kWrite) refuse_read_only(name);
+  } else {
     throw nb::type_error((std::string(name) + ": expected an array that speaks DLPack, found " +
-                          nb::cast<std::string>(nb::str(value.type().attr("__name__"))))
+                          nb::str(value.type().attr("__name__")).c_str())
                              .c_str());
   }
   const auto& array = operand.held;
@@ -127,6 +170,32 @@ void expect_alike(const Operand& x, const char* name, const Operand& first, cons
   }
 }
 
+bool is_empty(const Operand& x) {
+  return std::find(x.shape.begin(), x.shape.begin() + x.dims, 0) != x.shape.begin() + x.dims;
+}
+
+void expect_contiguous(const Operand& x, const char* name) {
+  if (is_empty(x)) return;
+  std::int64_t stride = 1;
+  for (auto i = static_cast<std::size_t>(x.dims); i-- > 0;) {
+    if (x.shape[i] > 1 && x.strides[i] != stride) refuse(name, "expected contiguous memory");
+    stride *= x.shape[i];
+  }
+}
+
+void expect_apart(const Operand& out, const char* name, const Operand& in, const char* in_name, bool may_be_in) {
+  if (is_empty(out) || is_empty(in) || (may_be_in && is_same(out, in))) return;
+  const Bytes a = bytes_of(out), b = bytes_of(in);
+  if (a.end <= b.begin || b.end <= a.begin) return;
+  if (const std::int64_t pitch = std::gcd(a.pitch, b.pitch); pitch > 0) {
+    // Rows begin at multiples of the pitch: two that interleave leave room for one another within it.
+    const std::int64_t apart = ((b.begin - a.begin) % pitch + pitch) % pitch;
+    if (a.row <= apart && apart + b.row <= pitch) return;
+  }
+  refuse(name, std::string("shares memory with ") + in_name + ", expected memory of its own" +
+                   (may_be_in ? std::string(" or exactly that of ") + in_name : ""));
+}
+
 std::string shape_name(const Operand& x, int dims) {
   std::string text = "[";
   for (int i = 0; i < dims; ++i) {
@@ -147,11 +216,7 @@ float* floats_of(const Operand& x, const char* name, const Operand& like, const 
     refuse(name,
            "found shape " + shape_name(x, x.dims) + ", expected " + shape_name(wanted, static_cast<int>(shape.size())));
   }
-  std::int64_t stride = 1;
-  for (auto i = shape.size(); i-- > 0;) {
-    if (shape[i] > 1 && x.strides[i] != stride) refuse(name, "expected contiguous memory");
-    stride *= shape[i];
-  }
+  expect_contiguous(x, name);
   return static_cast<float*>(x.data);
 }
 

@@ -86,6 +86,8 @@ Sequence sequence_of(const Operand& x, const char* name, std::size_t element_siz
              .heads = x.dims == 4 ? x.shape[1] : 1,
              .time = x.shape[from_last(2)],
              .dim = x.shape[from_last(1)]};
+  s.data = x.data;
+  if (is_empty(x)) return s;
   if (s.shape.dim > 1 && x.strides[from_last(1)] != 1) refuse(name, "expected channels (the last axis) side by side");
   s.strides = {
       .batch = x.dims >= 3 ? x.strides[0] : 0, .head = x.dims == 4 ? x.strides[1] : 0, .time = x.strides[from_last(2)]};
@@ -93,7 +95,6 @@ Sequence sequence_of(const Operand& x, const char* name, std::size_t element_siz
   if (s.shape.batch <= 1) s.strides.batch = 0;
   if (s.shape.heads <= 1) s.strides.head = 0;
   if (s.shape.time <= 1) s.strides.time = s.shape.dim;
-  s.data = x.data;
   if (backwards && s.shape.time > 1) {
     s.data = static_cast<char*>(s.data) + (s.shape.time - 1) * s.strides.time * static_cast<std::int64_t>(element_size);
     s.strides.time = -s.strides.time;
@@ -115,8 +116,8 @@ void scan(int kind_number, nb::handle x_value, nb::handle b_value, nb::handle ou
   const ElementType type = element_type(x, x_name);
   const std::size_t size = type == ElementType::kF32 ? 4 : 2;
   const Sequence first = sequence_of(x, x_name, size, backwards);
-  const auto like_first = [&](nb::handle value, const char* name, ElementType expected) {
-    const Operand y = operand_of(value, name);
+  const auto like_first = [&](nb::handle value, const char* name, ElementType expected, Access access) {
+    const Operand y = operand_of(value, name, access);
     expect_alike(y, name, x, x_name);
     if (element_type(y, name) != expected) {
       throw nb::type_error(
@@ -128,15 +129,20 @@ void scan(int kind_number, nb::handle x_value, nb::handle b_value, nb::handle ou
     }
     return std::pair{sequence_of(y, name, expected == ElementType::kF32 ? 4 : 2, backwards), y};
   };
-  const auto [out, out_operand] = like_first(out_value, "out", type);
+  const auto [out, out_operand] = like_first(out_value, "out", type, Access::kWrite);
   std::vector<std::int64_t> carry_shape(x.shape.begin(), x.shape.begin() + x.dims);
   carry_shape.erase(carry_shape.end() - 2);
-  const auto carry = [&](nb::handle value, const char* name) -> float* {
-    if (value.is_none()) return nullptr;
-    return floats_of(operand_of(value, name), name, x, x_name, carry_shape);
-  };
-  const float* const carry_in = carry(in_value, "carry");
-  float* const carry_out = carry(carry_value, "carry_out");
+  expect_apart(out_operand, "out", x, x_name, kind != Scan::kDecay);
+  Operand carry;
+  const float* carry_in = nullptr;
+  if (!in_value.is_none()) {
+    carry = operand_of(in_value, "carry");
+    carry_in = floats_of(carry, "carry", x, x_name, carry_shape);
+    expect_apart(out_operand, "out", carry, "carry", false);
+  }
+  float* const carry_out =  // made by mmrec/ops.py
+      carry_value.is_none() ? nullptr
+                            : floats_of(operand_of(carry_value, "carry_out"), "carry_out", x, x_name, carry_shape);
   const auto run = [&](auto op) {
     op.shape = first.shape;
     op.type = type;
@@ -153,7 +159,8 @@ void scan(int kind_number, nb::handle x_value, nb::handle b_value, nb::handle ou
     });
   };
   if (kind == Scan::kDecay) {
-    const auto [b, b_operand] = like_first(b_value, "b", type);
+    const auto [b, b_operand] = like_first(b_value, "b", type, Access::kRead);
+    expect_apart(out_operand, "out", b_operand, "b", true);
     DecayScan op;
     op.log_a = first.data;
     op.log_a_strides = first.strides;
@@ -176,7 +183,10 @@ void scan(int kind_number, nb::handle x_value, nb::handle b_value, nb::handle ou
     op.y = out.data;
     op.y_strides = out.strides;
     if (!log_value.is_none()) {
-      const auto [log_y, log_operand] = like_first(log_value, "log_out", ElementType::kF32);
+      const auto [log_y, log_operand] = like_first(log_value, "log_out", ElementType::kF32, Access::kWrite);
+      expect_apart(log_operand, "log_out", x, x_name, false);
+      expect_apart(log_operand, "log_out", out_operand, "out", false);
+      if (carry_in != nullptr) expect_apart(log_operand, "log_out", carry, "carry", false);
       op.log_y = static_cast<float*>(log_y.data);
       op.log_y_strides = log_y.strides;
       run(op);
@@ -195,12 +205,16 @@ Rows rows_of(const Operand& x, const char* name) {
   const auto last = static_cast<std::size_t>(x.dims - 1);
   Rows r;
   r.vocab = x.shape[last];
-  if (r.vocab > 1 && x.strides[last] != 1) refuse(name, "expected the vocabulary (the last axis) side by side");
   r.stride = r.vocab;
+  for (std::size_t i = 0; i < last; ++i) {
+    // A product that does not fit belongs to no memory: `x` is empty, or refused below.
+    (void)__builtin_mul_overflow(r.rows, x.shape[i], &r.rows);
+  }
+  if (is_empty(x)) return r;
+  if (r.vocab > 1 && x.strides[last] != 1) refuse(name, "expected the vocabulary (the last axis) side by side");
   bool started = false;
   std::int64_t expected = 0;
   for (std::size_t i = last; i-- > 0;) {
-    r.rows *= x.shape[i];
     if (x.shape[i] == 1) continue;
     if (!started) {
       r.stride = x.strides[i];
@@ -208,6 +222,7 @@ Rows rows_of(const Operand& x, const char* name) {
     } else if (x.strides[i] != expected) {
       refuse(name, "expected rows at even distances");
     }
+    if (r.stride == 0) refuse(name, "found a stride of 0 between rows, expected rows of their own");
     expected = x.strides[i] * x.shape[i];
   }
   return r;
@@ -229,11 +244,7 @@ IndexType targets_of(const Operand& targets, const Operand& logits) {
     refuse("targets", "found shape " + shape_name(targets, targets.dims) + ", expected that of the rows, " +
                           shape_name(logits, logits.dims - 1));
   }
-  std::int64_t stride = 1;
-  for (auto i = shape.size(); i-- > 0;) {
-    if (shape[i] > 1 && targets.strides[i] != stride) refuse("targets", "expected contiguous memory");
-    stride *= shape[i];
-  }
+  expect_contiguous(targets, "targets");
   return targets.type.bits == 32 ? IndexType::kInt32 : IndexType::kInt64;
 }
 
@@ -257,9 +268,11 @@ void logprobs(nb::handle logits_value, nb::handle targets_value, nb::handle out_
               std::uintptr_t stream, int threads) {
   const Operand logits = operand_of(logits_value, "logits");
   const Operand targets = operand_of(targets_value, "targets");
-  const Operand out = operand_of(out_value, "out");
+  const Operand out = operand_of(out_value, "out", Access::kWrite);
   auto op = op_on<TokenLogprobs>(logits, targets);
   op.logprobs = floats_of(out, "out", logits, "logits", leading(logits));
+  expect_apart(out, "out", logits, "logits", false);
+  expect_apart(out, "out", targets, "targets", false);
   op.check_targets = check_targets;
   run_where(logits, "logits", stream, threads, [&](KernelContext& context) { token_logprobs(context, op); });
 }
@@ -270,7 +283,7 @@ void logprobs_backward(nb::handle grad_value, nb::handle logits_value, nb::handl
   const Operand logits = operand_of(logits_value, "logits");
   const Operand targets = operand_of(targets_value, "targets");
   const Operand grad = operand_of(grad_value, "grad");
-  const Operand out = operand_of(out_value, "out");
+  const Operand out = operand_of(out_value, "out", Access::kWrite);
   auto op = op_on<TokenLogprobsBackward>(logits, targets);
   expect_alike(out, "out", logits, "logits");
   if (out.dims != logits.dims || !std::equal(out.shape.begin(), out.shape.begin() + out.dims, logits.shape.begin()) ||
@@ -281,6 +294,9 @@ void logprobs_backward(nb::handle grad_value, nb::handle logits_value, nb::handl
   op.grad = floats_of(grad, "grad", logits, "logits", leading(logits));
   op.d_logits = out.data;
   op.d_row_stride = rows_of(out, "out").stride;
+  expect_apart(out, "out", logits, "logits", true);
+  expect_apart(out, "out", targets, "targets", false);
+  expect_apart(out, "out", grad, "grad", false);
   run_where(logits, "logits", stream, threads, [&](KernelContext& context) { token_logprobs_backward(context, op); });
 }
 
