@@ -36,9 +36,11 @@ def plain_exp_product(gamma, carry, reverse):
 
 
 def plain_logsumexp(x, carry, reverse):
-    x = turned(x, reverse)
-    y = torch.logcumsumexp(torch.cat([carry[..., None, :], x], -2), -2)[..., 1:, :]
-    return turned(y, reverse), y[..., -1, :]
+    state, steps = carry, []
+    for row in turned(x, reverse).unbind(-2):
+        state = torch.logaddexp(state, row)
+        steps.append(state)
+    return turned(torch.stack(steps, -2), reverse), state
 
 
 CASES = {
@@ -107,6 +109,135 @@ def test_gradients_against_finite_differences():
         assert abs(y.grad[index].item() - by_b) < 2e-5 * max(1.0, abs(by_b))
 
 
+def plain_logprobs(logits, targets):
+    return torch.log_softmax(logits, -1).gather(-1, targets[..., None])[..., 0]
+
+
+def cases_of_derivatives():
+    """Functions of a few tensors, plain ones, and inputs; each gives a tuple."""
+    for name, (ours, plain, ranges) in CASES.items():
+        for reverse in (False, True):
+            inputs = [numbers((2, 5, 3), low, high, 10 + i) for i, (low, high) in enumerate(ranges)]
+            yield pytest.param(
+                lambda *x, ours=ours, reverse=reverse: ours(*x, reverse=reverse, return_carry=True),
+                lambda *x, plain=plain, reverse=reverse: plain(*x, reverse),
+                [*inputs, numbers((2, 3), -1.0, 1.0, 3)],
+                id=f"{name}-{reverse}",
+            )
+    targets = torch.tensor([1, 8, 0, 3])
+    yield pytest.param(
+        lambda x: (mt.token_logprobs(x, targets),),
+        lambda x: (plain_logprobs(x, targets),),
+        [numbers((4, 9), -3.0, 3.0, 1)],
+        id="token_logprobs",
+    )
+
+
+@pytest.mark.parametrize("ours,plain,inputs", list(cases_of_derivatives()))
+def test_derivatives_of_any_order_and_mode(ours, plain, inputs):
+    every = tuple(range(len(inputs)))
+
+    def loss(function):
+        def weights(y):
+            return torch.linspace(0.1, 1.0, y.numel(), dtype=y.dtype).view(y.shape)
+
+        return lambda *x: sum((y**3 * weights(y)).sum() for y in function(*x))
+
+    def thrice(function, x):
+        """Gradients of first to third order, each of the squares of the one before."""
+        x, found, value = [one.clone().requires_grad_() for one in x], [], None
+        for _ in range(3):
+            value = loss(function)(*x) if value is None else sum((g * g).sum() for g in found[-len(x) :])
+            found += torch.autograd.grad(value, x, create_graph=True)
+        return found
+
+    def forward(function, x):
+        """Tangents by each input alone, and of the gradient."""
+        found = []
+        for i in every:
+            with torch.autograd.forward_ad.dual_level():
+                duals = [torch.autograd.forward_ad.make_dual(one, torch.cos(one)) if j == i else one for j, one in enumerate(x)]
+                found += [torch.autograd.forward_ad.unpack_dual(y).tangent for y in function(*duals)]
+        with torch.autograd.forward_ad.dual_level():
+            duals = [torch.autograd.forward_ad.make_dual(one.clone().requires_grad_(), torch.cos(one)) for one in x]
+            for gradient in torch.autograd.grad(loss(function)(*duals), duals):
+                found.append(torch.autograd.forward_ad.unpack_dual(gradient).tangent)
+        return found
+
+    func = torch.func
+    for what in (
+        thrice,
+        forward,
+        lambda f, x: func.grad(loss(f), every)(*x),
+        lambda f, x: [h for row in func.hessian(loss(f), every)(*x) for h in row],
+        lambda f, x: [h for row in func.jacrev(func.jacfwd(loss(f), every), every)(*x) for h in row],
+        lambda f, x: func.vmap(func.grad(lambda *y: sum((z * z).sum() for z in f(*y)), every))(*x) if len(x) > 1 else (),
+    ):
+        got, want = what(ours, inputs), what(plain, [x.double() for x in inputs])
+        assert len(got) == len(want)
+        for mine, theirs in zip(got, want):
+            torch.testing.assert_close(mine.double(), theirs, rtol=0, atol=1e-5 * (theirs.abs().max().item() + 1e-3))
+
+
+@pytest.mark.filterwarnings("error")
+def test_vmap_is_the_call_on_more_axes():
+    log_a, b = numbers((2, 3, 2, 9, 4), -0.5, 0.0, 1), numbers((2, 3, 2, 9, 4), -1.0, 1.0, 2)
+    want = mt.decay_scan(log_a, b)
+    assert torch.equal(want[1, 2], mt.decay_scan(log_a[1, 2], b[1, 2]))
+    assert torch.equal(torch.vmap(torch.vmap(mt.decay_scan))(log_a, b), want)
+    one_decay = torch.vmap(mt.decay_scan, (None, 1), 1)(log_a[0, 0, 0], b[0, 0].transpose(0, 1))
+    assert torch.equal(one_decay[:, 1], mt.decay_scan(log_a[0, 0, 0], b[0, 0, 1]))
+    logits, targets = numbers((2, 3, 9), -1.0, 1.0, 3), torch.tensor([1, 2, 8])
+    assert torch.equal(torch.vmap(mt.token_logprobs, (0, None))(logits, targets)[1], mt.token_logprobs(logits[1], targets))
+    with pytest.raises(ValueError, match="found 1 dimensions"):
+        torch.vmap(mt.logsumexp_scan)(log_a[0, 0, 0])
+    with pytest.raises(NotImplementedError, match="call mmrec.torch.logsumexp_scan"):
+        torch.func.grad(lambda x: torch.ops.mmrec.logsumexp_scan(x, None, False)[0].sum())(log_a[0, 0])
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 3), (2, 0, 3), (2, 5, 0), (0, 2, 5, 3)])
+def test_gradients_of_empty_tensors(shape):
+    for create_graph in (False, True):
+        for ours, _, ranges in CASES.values():
+            inputs = [torch.zeros(s, requires_grad=True) for s in [shape] * len(ranges) + [shape[:-2] + shape[-1:]]]
+            outputs = ours(*inputs, return_carry=True)
+            for x, g in zip(inputs, torch.autograd.grad(outputs, inputs, outputs, create_graph=create_graph)):
+                assert g.shape == x.shape
+        logits = torch.zeros(shape, requires_grad=True)
+        if logits.shape[-1] > 0:
+            y = mt.token_logprobs(logits, torch.zeros(shape[:-1], dtype=torch.long))
+            assert torch.autograd.grad(y, logits, y, create_graph=create_graph)[0].shape == shape
+
+
+def test_shapes_and_types_are_those_of_a_sum():
+    decay, b = torch.full((3,), -0.1, requires_grad=True), numbers((2, 5, 3), -1.0, 1.0, 1)
+    h = mt.decay_scan(decay, b, torch.tensor(2.0))
+    assert torch.equal(h, mt.decay_scan(decay.expand(2, 5, 3).contiguous(), b, torch.full((2, 3), 2.0)))
+    assert torch.autograd.grad(h.sum(), decay)[0].shape == (3,)
+    layer, x = torch.nn.Linear(3, 3), numbers((2, 5, 3), -1.0, 1.0, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        values = layer(x)
+        h = mt.decay_scan(decay, values)
+        assert values.dtype == torch.bfloat16 and h.dtype == torch.float32
+        mt.decay_scan(layer(x), values).float().sum().backward()
+    assert torch.equal(h, mt.decay_scan(decay, values.float())) and layer.weight.grad.abs().sum() > 0
+
+
+def test_ignored_targets_are_those_of_cross_entropy():
+    logits = numbers((2, 3, 9), -3.0, 3.0, 1).requires_grad_()
+    for index in (-100, 4):
+        targets = torch.tensor([[1, index, 0], [index, 8, 8]])
+        for dtype in (torch.int32, torch.int64):
+            got = -mt.token_logprobs(logits, targets.to(dtype), ignore_index=index)
+            want = torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none", ignore_index=index)
+            torch.testing.assert_close(got, want)
+            for mine, theirs in zip(torch.autograd.grad(got.sum(), logits), torch.autograd.grad(want.sum(), logits)):
+                torch.testing.assert_close(mine, theirs)
+    for wrong in (-1, 9):
+        with pytest.raises(ValueError, match=f"target {wrong} of row 0 lies outside"):
+            mt.token_logprobs(logits[0], torch.tensor([wrong, 0, 0]))
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_logprobs_and_their_gradient(device):
     logits = numbers((3, 5, 257), -6.0, 6.0, 1, device).requires_grad_()
@@ -129,6 +260,11 @@ def test_strided_tensors():
     torch.testing.assert_close(
         mt.logsumexp_scan(wide.transpose(2, 3)), mt.logsumexp_scan(wide.transpose(2, 3).contiguous())
     )
+    one = numbers((1, 9), -1.0, 1.0, 4)
+    for x in (one.expand(5, 9), one.expand(2, 5, 9), torch._neg_view(one.expand(5, 9)), wide[0].transpose(0, 1)[..., ::2]):
+        targets = torch.full(x.shape[:-1], 3)
+        for call in (mt.logsumexp_scan, lambda x, targets=targets: mt.token_logprobs(x, targets)):
+            assert torch.equal(call(x), call(x.resolve_neg().contiguous()))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -141,7 +277,7 @@ def test_opcheck(name):
 
 def test_opcheck_of_logprobs():
     logits = numbers((4, 33), -3.0, 3.0, 1).requires_grad_()
-    torch.library.opcheck(torch.ops.mmrec.token_logprobs.default, (logits, torch.tensor([0, 32, 5, 7])))
+    torch.library.opcheck(torch.ops.mmrec.token_logprobs.default, (logits, torch.tensor([0, 32, 5, 7]), -100))
 
 
 def test_compiled_training_step_is_the_eager_one():

@@ -1,21 +1,24 @@
-"""The kernels as PyTorch operators, with gradients: torch.compile and torch.library.opcheck know them as torch.ops.mmrec.*.
+"""The kernels as PyTorch operators, with derivatives: torch.compile and torch.library.opcheck know them as torch.ops.mmrec.*.
 
     from mmrec.torch import decay_scan, token_logprobs
     h = decay_scan(log_a, b)                 # [..., time, dim]
     loss = -token_logprobs(logits, targets).mean()
 
-Tensors are on the CPU or on a GPU, where work is enqueued on the current stream; float32, float16 and bfloat16. Shapes,
-types and errors are those of mmrec.ops. Gradients of the scans are scans themselves, run from the last step to the first:
-of h_t = a_t h_{t-1} + b_t the adjoint is lambda_t = g_t + a_{t+1} lambda_{t+1}, with db = lambda and
-d log_a_t = lambda_t a_t h_{t-1}.
+Tensors are on the CPU or on a GPU, where work is enqueued on the current stream; float32, float16 and bfloat16. Errors are
+those of mmrec.ops. The gradient of a scan is a scan from the last step to the first: for h_t = a_t h_{t-1} + b_t the adjoint is
+lambda_t = g_t + a_{t+1} lambda_{t+1}, with db = lambda and d log_a_t = lambda_t a_t h_{t-1}. One fused operator computes
+it. Where the gradient itself must be differentiable (create_graph, forward mode, torch.func) it is composed of the operators
+below instead, so derivatives of any order and of both modes exist. torch.func needs the functions of this module:
+torch.ops.mmrec.* refuse its transforms.
 """
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple, Union
+from typing import Any, Dict, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import ops
 
@@ -31,15 +34,15 @@ for _schema in (
     "logsumexp_scan(Tensor x, Tensor? carry, bool reverse) -> (Tensor, Tensor)",
     "logsumexp_scan_backward(Tensor grad, Tensor grad_last, Tensor x, Tensor y, Tensor? carry, bool reverse)"
     " -> (Tensor, Tensor)",
-    "token_logprobs(Tensor logits, Tensor targets) -> Tensor",
-    "token_logprobs_backward(Tensor grad, Tensor logits, Tensor targets) -> Tensor",
+    "token_logprobs(Tensor logits, Tensor targets, int ignore_index) -> Tensor",
+    "token_logprobs_backward(Tensor grad, Tensor logits, Tensor targets, int ignore_index) -> Tensor",
 ):
     _library.define(_schema, tags=(torch.Tag.needs_fixed_stride_order,))
 
 
-def _channels_last(x: Tensor) -> Tensor:
-    """x with its last axis side by side: as it is, where it is."""
-    return x if x.shape[-1] <= 1 or x.stride(-1) == 1 else x.contiguous()
+def _readable(x: Tensor) -> Tensor:
+    """x with channels side by side and steps apart: as it is, where it is."""
+    return x if x.dim() < 2 or (x.stride(-1) == 1 and x.stride(-2) > 0) else x.contiguous()
 
 
 def _floats(x: Optional[Tensor]) -> Optional[Tensor]:
@@ -60,9 +63,7 @@ def _fresh(x: Tensor) -> Tensor:
 
 
 def _decay_scan(log_a: Tensor, b: Tensor, carry: Optional[Tensor], reverse: bool) -> Tuple[Tensor, Tensor]:
-    return ops.decay_scan(
-        _channels_last(log_a), _channels_last(b), carry=_floats(carry), return_carry=True, reverse=reverse
-    )
+    return ops.decay_scan(_readable(log_a), _readable(b), carry=_floats(carry), return_carry=True, reverse=reverse)
 
 
 def _adjoint(log_a: Tensor, grad: Tensor, grad_last: Tensor, reverse: bool) -> Tensor:
@@ -80,8 +81,8 @@ def _adjoint(log_a: Tensor, grad: Tensor, grad_last: Tensor, reverse: bool) -> T
         if reverse:
             before, after = after, before
         ops.decay_scan(
-            _channels_last(log_a[..., after, :]),
-            _channels_last(grad[..., before, :]),
+            _readable(log_a[..., after, :]),
+            _readable(grad[..., before, :]),
             carry=state.contiguous(),
             out=adjoint[..., before, :],
             reverse=not reverse,
@@ -97,7 +98,7 @@ def _decay_scan_backward(
     if time == 0:
         return _fresh(log_a), adjoint, grad_last.clone()
     # What a step's state owes to the one before: lambda_t a_t, to be multiplied by h_{t-1}.
-    d_log_a = torch.exp(log_a).mul_(adjoint).contiguous()
+    d_log_a = torch.exp(log_a, out=_fresh(log_a)).mul_(adjoint)  # autocast leaves exp(out=) alone
     begin = time - 1 if reverse else 0
     d_carry = torch.exp(log_a.select(-2, begin).float()) * adjoint.select(-2, begin).float()
     if time > 1:
@@ -114,7 +115,7 @@ def _decay_scan_backward(
 
 
 def _exp_product_scan(gamma: Tensor, carry: Optional[Tensor], reverse: bool) -> Tuple[Tensor, Tensor]:
-    return ops.exp_product_scan(_channels_last(gamma), carry=_floats(carry), return_carry=True, reverse=reverse)
+    return ops.exp_product_scan(_readable(gamma), carry=_floats(carry), return_carry=True, reverse=reverse)
 
 
 def _exp_product_scan_backward(
@@ -130,7 +131,7 @@ def _exp_product_scan_backward(
 
 
 def _logsumexp_scan(x: Tensor, carry: Optional[Tensor], reverse: bool) -> Tuple[Tensor, Tensor]:
-    return ops.logsumexp_scan(_channels_last(x), carry=_floats(carry), return_carry=True, reverse=reverse)
+    return ops.logsumexp_scan(_readable(x), carry=_floats(carry), return_carry=True, reverse=reverse)
 
 
 def _logsumexp_scan_backward(
@@ -158,13 +159,27 @@ def _logsumexp_scan_backward(
     return d_x, (torch.zeros_like(first) if carry is None else first).contiguous()
 
 
-def _token_logprobs(logits: Tensor, targets: Tensor) -> Tensor:
+def _rows(logits: Tensor, targets: Tensor, ignore_index: int) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
+    """Logits whose rows lie at even distances, targets of which those to be ignored are 0, and which those are; None: none."""
+    if logits.dim() > 2:
+        logits = logits.flatten(0, -2).view(logits.shape)
+    ignored = targets == ignore_index
+    if not ignored.is_cuda and not ignored.any():
+        return _readable(logits), targets.contiguous(), None
+    return _readable(logits), targets.masked_fill(ignored, 0).contiguous(), ignored
+
+
+def _token_logprobs(logits: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
+    logits, targets, ignored = _rows(logits, targets, ignore_index)
     # PyTorch's own losses do not wait for the GPU to look at targets, either.
-    return ops.token_logprobs(_channels_last(logits), targets.contiguous(), check_targets=not logits.is_cuda)
+    logprobs = ops.token_logprobs(logits, targets, check_targets=not logits.is_cuda)
+    return logprobs if ignored is None else logprobs.masked_fill_(ignored, 0.0)
 
 
-def _token_logprobs_backward(grad: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
-    return ops.token_logprobs_backward(grad.float().contiguous(), _channels_last(logits), targets.contiguous())
+def _token_logprobs_backward(grad: Tensor, logits: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
+    logits, targets, ignored = _rows(logits, targets, ignore_index)
+    grad = grad.float() if ignored is None else grad.float().masked_fill(ignored, 0.0)
+    return ops.token_logprobs_backward(grad.contiguous(), logits, targets)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -197,60 +212,211 @@ _register(
     lambda grad, grad_last, x, y, carry, reverse: (_fresh(x), _carry_of(x)),
 )
 _register(
-    "token_logprobs", _token_logprobs, lambda logits, targets: logits.new_empty(logits.shape[:-1], dtype=torch.float32)
+    "token_logprobs",
+    _token_logprobs,
+    lambda logits, targets, ignore_index: logits.new_empty(logits.shape[:-1], dtype=torch.float32),
 )
-_register("token_logprobs_backward", _token_logprobs_backward, lambda grad, logits, targets: _fresh(logits))
+_register(
+    "token_logprobs_backward",
+    _token_logprobs_backward,
+    lambda grad, logits, targets, ignore_index: _fresh(logits),
+)
 
 
-def _decay_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    log_a, _, carry, ctx.reverse = inputs
-    ctx.save_for_backward(log_a, output[0], carry)
+# ---------------------------------------------------------------------------------------------------------------------
+# Derivatives composed of the operators, so that they have derivatives themselves. Arithmetic is float32.
+# ---------------------------------------------------------------------------------------------------------------------
 
 
-def _decay_gradient(ctx: Any, grad: Tensor, grad_last: Tensor) -> Any:
-    log_a, h, carry = ctx.saved_tensors
-    d_log_a, d_b, d_carry = torch.ops.mmrec.decay_scan_backward(grad, grad_last, log_a, h, carry, ctx.reverse)
-    return d_log_a, d_b, None if carry is None else d_carry.to(carry.dtype), None
+def _start(x: Tensor, carry: Optional[Tensor], identity: float) -> Tensor:
+    return x.new_full(x.shape[:-2] + x.shape[-1:], identity, dtype=torch.float32) if carry is None else carry.float()
 
 
-def _exp_product_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    gamma, carry, ctx.reverse = inputs
-    ctx.carry_type = None if carry is None else carry.dtype
-    ctx.save_for_backward(gamma, output[0])
+def _previous(x: Tensor, first: Tensor, reverse: bool) -> Tensor:
+    """Of each step what x is one step earlier; `first` of the first step."""
+    if x.shape[-2] == 0:
+        return x
+    first = first.unsqueeze(-2)
+    return torch.cat((x[..., 1:, :], first), -2) if reverse else torch.cat((first, x[..., :-1, :]), -2)
 
 
-def _exp_product_gradient(ctx: Any, grad: Tensor, grad_last: Tensor) -> Any:
-    gamma, y = ctx.saved_tensors
-    d_gamma, d_carry = torch.ops.mmrec.exp_product_scan_backward(grad, grad_last, gamma, y, ctx.reverse)
-    return d_gamma, None if ctx.carry_type is None else d_carry.to(ctx.carry_type), None
+def _pull_back(decays: Tensor, grad: Tensor, grad_last: Tensor, reverse: bool) -> Tuple[Tensor, Tensor]:
+    """lambda of the recurrence with log-decays `decays`, and the gradient by its carry."""
+    after = _previous(decays, torch.zeros_like(grad_last), not reverse)
+    adjoint, begin = _apply("decay_scan", after, grad, grad_last, not reverse)
+    if decays.shape[-2] > 0:
+        begin = begin * decays.select(-2, -1 if reverse else 0).exp()
+    return adjoint, begin
 
 
-def _logsumexp_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    x, carry, ctx.reverse = inputs
-    ctx.save_for_backward(x, output[0], carry)
+def _decay_slope(log_a: Tensor, carry: Optional[Tensor], h: Tensor, reverse: bool) -> Tensor:
+    """The derivative of a step's state by its log_a."""
+    return log_a.exp() * _previous(h.float(), _start(h, carry, 0.0), reverse)
 
 
-def _logsumexp_gradient(ctx: Any, grad: Tensor, grad_last: Tensor) -> Any:
-    x, y, carry = ctx.saved_tensors
-    d_x, d_carry = torch.ops.mmrec.logsumexp_scan_backward(grad, grad_last, x, y, carry, ctx.reverse)
-    return d_x, None if carry is None else d_carry.to(carry.dtype), None
+def _decay_vjp(grad: Tensor, grad_last: Tensor, log_a: Tensor, h: Tensor, carry: Optional[Tensor], reverse: bool) -> Any:
+    log_a = log_a.float()
+    adjoint, d_carry = _pull_back(log_a, grad.float(), grad_last, reverse)
+    return adjoint * _decay_slope(log_a, carry, h, reverse), adjoint, d_carry
 
 
-def _logprobs_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.save_for_backward(*inputs)
+def _decay_jvp(d_log_a: Any, d_b: Any, d_carry: Any, log_a: Tensor, h: Tensor, carry: Any, reverse: bool) -> Any:
+    log_a = log_a.float()
+    value = torch.zeros_like(log_a) if d_b is None else d_b.float()
+    if d_log_a is not None:
+        value = value + _decay_slope(log_a, carry, h, reverse) * d_log_a
+    return _apply("decay_scan", log_a, value, d_carry, reverse)
 
 
-def _logprobs_gradient(ctx: Any, grad: Tensor) -> Any:
-    return torch.ops.mmrec.token_logprobs_backward(grad, *ctx.saved_tensors), None
+def _exp_product_slope(gamma: Tensor) -> Tensor:
+    """The derivative of a step's logarithm by its gamma: 0 where that is clamped."""
+    shifted = gamma.float() + 1e-8
+    inside = (shifted <= 1.0) & (shifted >= 1.9287498479639178e-22)  # exp(-50)
+    return inside / torch.where(inside, shifted, 1.0)
 
 
-for _name, _gradient, _setup in (
-    ("decay_scan", _decay_gradient, _decay_setup),
-    ("exp_product_scan", _exp_product_gradient, _exp_product_setup),
-    ("logsumexp_scan", _logsumexp_gradient, _logsumexp_setup),
-    ("token_logprobs", _logprobs_gradient, _logprobs_setup),
-):
-    torch.library.register_autograd(f"mmrec::{_name}", _gradient, setup_context=_setup, lib=_library)
+def _exp_product_vjp(grad: Tensor, grad_last: Tensor, gamma: Tensor, y: Tensor, reverse: bool) -> Any:
+    # y = exp(L), and L is a sum: a recurrence without decay.
+    along, d_carry = _pull_back(torch.zeros_like(y, dtype=torch.float32), grad.float() * y.float(), grad_last, reverse)
+    return along * _exp_product_slope(gamma), d_carry
+
+
+def _exp_product_jvp(d_gamma: Any, d_carry: Any, gamma: Tensor, y: Tensor, reverse: bool) -> Any:
+    still = torch.zeros_like(y, dtype=torch.float32)
+    along = still if d_gamma is None else d_gamma * _exp_product_slope(gamma)
+    d_log, d_last = _apply("decay_scan", still, along, d_carry, reverse)
+    return y.float() * d_log, d_last
+
+
+def _logsumexp_slopes(x: Tensor, y: Tensor, carry: Optional[Tensor], reverse: bool) -> Tuple[Tensor, Tensor]:
+    """The derivative of y_t by y_{t-1}, as a logarithm, and by x_t. Where y is -inf nothing has come yet."""
+    values = y.float()
+    there = values > -torch.inf
+    previous = _previous(values, _start(y, carry, -torch.inf), reverse)
+    return torch.where(there, previous - values, 0.0), torch.where(there, x.float() - values, -torch.inf).exp()
+
+
+def _logsumexp_vjp(grad: Tensor, grad_last: Tensor, x: Tensor, y: Tensor, carry: Optional[Tensor], reverse: bool) -> Any:
+    decays, slope = _logsumexp_slopes(x, y, carry, reverse)
+    adjoint, d_carry = _pull_back(decays, grad.float(), grad_last, reverse)
+    return adjoint * slope, d_carry
+
+
+def _logsumexp_jvp(d_x: Any, d_carry: Any, x: Tensor, y: Tensor, carry: Optional[Tensor], reverse: bool) -> Any:
+    decays, slope = _logsumexp_slopes(x, y, carry, reverse)
+    return _apply("decay_scan", decays, torch.zeros_like(slope) if d_x is None else slope * d_x, d_carry, reverse)
+
+
+def _logprobs_vjp(grad: Tensor, logits: Tensor, targets: Tensor, ignore_index: int) -> Any:
+    ignored = targets == ignore_index
+    grad = grad.masked_fill(ignored, 0.0).unsqueeze(-1)
+    hot = targets.masked_fill(ignored, 0).long().unsqueeze(-1)
+    return (-grad * logits.softmax(-1, dtype=torch.float32)).scatter_add(-1, hot, grad)
+
+
+def _logprobs_jvp(d_logits: Any, _: None, logits: Tensor, targets: Tensor, ignore_index: int) -> Any:
+    ignored = targets == ignore_index
+    hot = targets.masked_fill(ignored, 0).long().unsqueeze(-1)
+    d_logits = d_logits.float()
+    mean = (d_logits * logits.softmax(-1, dtype=torch.float32)).sum(-1)
+    return (d_logits.gather(-1, hot).squeeze(-1) - mean).masked_fill(ignored, 0.0)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What PyTorch is told of derivatives
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _has_tangent(x: Optional[Tensor]) -> bool:
+    return x is not None and forward_ad.unpack_dual(x).tangent is not None
+
+
+_functions: Dict[str, Any] = {}
+
+
+def _apply(name: str, *args: Any) -> Any:
+    """Calls an operator on tensors of any number of axes, of which operators take four."""
+    call = getattr(torch.ops.mmrec, name) if torch.compiler.is_compiling() else _functions[name]
+    more = args[0].dim() - 4
+    if more <= 0:
+        return call(*args)
+    lead = args[0].shape[: more + 1]
+    for x in args:
+        if isinstance(x, Tensor) and x.shape[: more + 1] != lead:
+            raise ValueError(f"found shape {list(x.shape)}, expected it to begin with {list(lead)}")
+    found = call(*(x.flatten(0, more) if isinstance(x, Tensor) else x for x in args))
+    return tuple(y.unflatten(0, lead) for y in found) if isinstance(found, tuple) else found.unflatten(0, lead)
+
+
+def _differentiable(name: str, keep: Any, vjp: Any, jvp: Any) -> None:
+    """Gives the operator its derivatives. `keep` picks what they need of inputs and output; `vjp` and `jvp` take gradients or
+    tangents, that, and the operator's last argument."""
+    op = getattr(torch.ops.mmrec, name).default
+    fused = getattr(torch.ops.mmrec, name + "_backward").default
+
+    def below(*args: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*args)
+
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        *tensors, ctx.option = inputs
+        ctx.types = [x.dtype if x is not None and x.is_floating_point() else None for x in tensors]
+        ctx.type = output[0].dtype if isinstance(output, tuple) else output.dtype
+        kept = keep(*tensors, output)
+        ctx.save_for_backward(*kept)
+        ctx.save_for_forward(*kept)
+
+    def forward(ctx: Any, *args: Any) -> Any:
+        output = below(*args)
+        setup_context(ctx, args, output)
+        return output
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        inputs = (*grads, *ctx.saved_tensors)
+        is_plain = not torch.is_grad_enabled() and not any(map(_has_tangent, inputs))
+        found = (fused if is_plain else vjp)(*inputs, ctx.option)
+        if isinstance(found, Tensor):
+            found = (found, None)  # targets have none
+        return (*(None if t is None else g.to(t) for g, t in zip(found, ctx.types)), None)
+
+    def forward_mode(ctx: Any, *tangents: Any) -> Any:
+        found = jvp(*tangents[:-1], *ctx.saved_tensors, ctx.option)
+        return (found[0].to(ctx.type), found[1]) if isinstance(found, tuple) else found
+
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        batched = [
+            x if not isinstance(x, Tensor) else x.expand(info.batch_size, *x.shape) if d is None else x.movedim(d, 0)
+            for x, d in zip(args, in_dims)
+        ]
+        found = _apply(name, *batched)
+        return found, (0, 0) if isinstance(found, tuple) else 0
+
+    def function(**methods: Any) -> Any:
+        methods = {"backward": backward, "jvp": forward_mode, **methods}
+        return type(name, (torch.autograd.Function,), {key: staticmethod(value) for key, value in methods.items()})
+
+    # What torch.func needs costs more than a small scan.
+    plain, transformed = function(forward=forward), function(forward=below, setup_context=setup_context, vmap=vmap)
+
+    def call(*args: Any) -> Any:
+        tensors = [x for x in args if isinstance(x, Tensor)]
+        if (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)) or any(map(_has_tangent, tensors)):
+            return plain.apply(*args)
+        return below(*args)
+
+    def kernel(*args: Any) -> Any:
+        if torch._C._are_functorch_transforms_active():
+            raise NotImplementedError(f"torch.ops.mmrec.{name} within torch.func or vmap: call mmrec.torch.{name}")
+        return call(*args)
+
+    _library.impl(name, kernel, "Autograd")
+    _functions[name] = lambda *args: (transformed.apply if torch._C._are_functorch_transforms_active() else call)(*args)
+
+
+_differentiable("decay_scan", lambda log_a, b, carry, y: (log_a, y[0], carry), _decay_vjp, _decay_jvp)
+_differentiable("exp_product_scan", lambda x, carry, y: (x, y[0]), _exp_product_vjp, _exp_product_jvp)
+_differentiable("logsumexp_scan", lambda x, carry, y: (x, y[0], carry), _logsumexp_vjp, _logsumexp_jvp)
+_differentiable("token_logprobs", lambda logits, targets, y: (logits, targets), _logprobs_vjp, _logprobs_jvp)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -260,30 +426,49 @@ for _name, _gradient, _setup in (
 Scanned = Union[Tensor, Tuple[Tensor, Tensor]]
 
 
+def _can_expand(shape: Any, other: Any) -> bool:
+    return all(m == n or 1 in (m, n) for m, n in zip(reversed(shape), reversed(other)))
+
+
+def _scan(name: str, inputs: Tuple[Tensor, ...], carry: Optional[Tensor], reverse: bool, return_carry: bool) -> Scanned:
+    x = inputs[0]
+    if x.dim() < 2:
+        raise ValueError(f"found {x.dim()} dimensions, expected [..., time, dim]")
+    shape = x.shape[:-2] + x.shape[-1:]
+    if carry is not None and carry.dim() <= len(shape) and carry.shape != shape and _can_expand(carry.shape, shape):
+        carry = carry.expand(shape)
+    y, last = _apply(name, *inputs, carry, reverse)
+    return (y, last) if return_carry else y
+
+
 def decay_scan(
     log_a: Tensor, b: Tensor, carry: Optional[Tensor] = None, *, reverse: bool = False, return_carry: bool = False
 ) -> Scanned:
-    """mmrec.ops.decay_scan with gradients by log_a, b and carry; h, with return_carry h and the last state in float32."""
-    h, last = torch.ops.mmrec.decay_scan(log_a, b, carry, reverse)
-    return (h, last) if return_carry else h
+    """mmrec.ops.decay_scan with derivatives by log_a, b and carry; h, with return_carry h and the last state in float32. Shapes are
+    broadcast and types promoted as by log_a + b."""
+    if log_a.shape != b.shape and _can_expand(log_a.shape, b.shape):
+        log_a, b = torch.broadcast_tensors(log_a, b)
+    if log_a.dtype != b.dtype:
+        dtype = torch.promote_types(log_a.dtype, b.dtype)
+        log_a, b = log_a.to(dtype), b.to(dtype)
+    return _scan("decay_scan", (log_a, b), carry, reverse, return_carry)
 
 
 def exp_product_scan(
     gamma: Tensor, carry: Optional[Tensor] = None, *, reverse: bool = False, return_carry: bool = False
 ) -> Scanned:
-    """mmrec.ops.exp_product_scan with gradients by gamma, which are 0 where the logarithm is clamped, and carry."""
-    y, last = torch.ops.mmrec.exp_product_scan(gamma, carry, reverse)
-    return (y, last) if return_carry else y
+    """mmrec.ops.exp_product_scan with derivatives by gamma, which are 0 where the logarithm is clamped, and carry."""
+    return _scan("exp_product_scan", (gamma,), carry, reverse, return_carry)
 
 
 def logsumexp_scan(
     x: Tensor, carry: Optional[Tensor] = None, *, reverse: bool = False, return_carry: bool = False
 ) -> Scanned:
-    """mmrec.ops.logsumexp_scan with gradients by x and carry."""
-    y, last = torch.ops.mmrec.logsumexp_scan(x, carry, reverse)
-    return (y, last) if return_carry else y
+    """mmrec.ops.logsumexp_scan with derivatives by x and carry."""
+    return _scan("logsumexp_scan", (x,), carry, reverse, return_carry)
 
 
-def token_logprobs(logits: Tensor, targets: Tensor) -> Tensor:
-    """mmrec.ops.token_logprobs with the gradient by the logits. On a GPU a target out of range gives NaN and nobody waits."""
-    return torch.ops.mmrec.token_logprobs(logits, targets)
+def token_logprobs(logits: Tensor, targets: Tensor, *, ignore_index: int = -100) -> Tensor:
+    """mmrec.ops.token_logprobs with derivatives by the logits. Rows whose target is `ignore_index` give 0, as in cross_entropy(). On
+    a GPU another target out of range gives NaN and nobody waits."""
+    return _apply("token_logprobs", logits, targets, ignore_index)
