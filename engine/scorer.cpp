@@ -1,12 +1,12 @@
 // Scoring documents together, on one device or several.
 //
-// Documents are read a block at a time. Those of a block are taken in order of length, so that those of a group are
-// alike, and a group is one call of an executor: one run for each document, in a slot of its own. How a call is cut and
-// computed is the executor's matter. Devices take groups as they become free, each in a thread of its own, while the
-// caller's reads more blocks, up to a bound.
+// Documents are read a block at a time. Those of a block are sorted by length, so that those of a group are alike, and
+// a group is one call of an executor: one run for each document, in a slot of its own. How a call is cut and computed
+// is the executor's matter. Devices take groups as they become free, each in a thread of its own, while the caller's
+// reads more blocks, up to a bound. The group with the block's first document comes first, and so on.
 //
 // What must stay true: which documents make a group does not depend on how many devices there are; callbacks are called
-// in the caller's thread; documents are handed over in their order.
+// in the caller's thread; documents are handed over in their order, each when it and all before it are scored.
 #include "mmrec/scorer.h"
 
 #include <fmt/format.h>
@@ -15,6 +15,7 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -37,6 +38,9 @@ using engine::Documents;
 /// the last one, which is not full, costs little. Groups of a block are about as large, so that devices finish
 /// together.
 constexpr std::size_t kGroupTokens = std::size_t{1} << 18;
+
+/// Full groups of a block at most. More would make groups a little more alike, and the first scores come later.
+constexpr std::size_t kGroupsOfABlock = 8;
 
 void check_ids(const std::vector<int>& ids, std::size_t document, std::int64_t vocab) {
   for (std::size_t i = 0; i < ids.size(); ++i) {
@@ -65,7 +69,15 @@ struct Block {
   std::size_t first = 0;  // the number of the first
   std::vector<DocumentScore> scores;
   std::vector<std::size_t> order;
-  std::size_t groups_left = 0;
+  std::vector<bool> is_done;  // of each document, once its group is
+  std::size_t done = 0;       // documents that are done, as are all before them
+  std::size_t delivered = 0;  // documents
+
+  /// Called when the group is scored.
+  void finish(std::span<const std::size_t> members) {
+    for (const std::size_t d : members) is_done[d] = true;
+    while (done < is_done.size() && is_done[done]) ++done;
+  }
 };
 
 /// Of documents that live as long.
@@ -74,7 +86,11 @@ std::unique_ptr<Block> make_block(Documents documents, std::size_t first = 0) {
   block->documents = documents;
   block->first = first;
   block->scores.resize(documents.size());
-  for (std::size_t d = 0; d < documents.size(); ++d) block->scores[d].complete = documents[d].size() < 2;
+  block->is_done.resize(documents.size());
+  for (std::size_t d = 0; d < documents.size(); ++d) {
+    block->scores[d].complete = block->is_done[d] = documents[d].size() < 2;
+  }
+  block->finish({});
   block->order = by_length(documents);
   return block;
 }
@@ -105,8 +121,15 @@ class Scoring {
   Scoring& operator=(const Scoring&) = delete;
   ~Scoring() { end(); }
 
-  /// read() makes a block of the next documents, null where there are none; deliver() receives blocks in order, the
-  /// last one unfinished where the call was cancelled, and returns whether to go on. False if it was cancelled.
+  /// Documents of a block at most.
+  std::size_t most_documents_of_a_block() const {
+    constexpr std::size_t kMost = 1U << 14;
+    return std::min(most_documents_, kMost / kGroupsOfABlock) * kGroupsOfABlock;
+  }
+
+  /// read() makes a block of the next documents, null where there are none. deliver(block, begin, end) receives
+  /// documents in order as they are done, where the call was cancelled also those that are not, and returns whether to
+  /// go on. False if it was cancelled.
   template <class Read, class Deliver>
   bool run(const Read& read, const Deliver& deliver) {
     if (!is_alone_) start();
@@ -122,12 +145,14 @@ class Scoring {
         const bool go_on = fault.guard([&] { return options_.on_progress(tokens, nll); });
         lock.lock();
         is_over_ = is_over_ || !go_on;
-      } else if (!blocks_.empty() && blocks_.front()->groups_left == 0) {
-        const std::unique_ptr<Block> block = std::move(blocks_.front());
-        blocks_.pop_front();
+      } else if (!blocks_.empty() && blocks_.front()->delivered < blocks_.front()->done) {
+        Block& block = *blocks_.front();
+        const std::size_t begin = std::exchange(block.delivered, block.done);
+        const std::size_t end = block.delivered;
         lock.unlock();
-        if (!deliver(*block)) return false;
+        if (!deliver(block, begin, end)) return false;
         lock.lock();
+        if (end == block.documents.size()) blocks_.pop_front();
       } else if (is_reading_ && (is_alone_ ? groups_.empty() : blocks_.size() < most_blocks)) {
         lock.unlock();
         std::unique_ptr<Block> block;
@@ -150,7 +175,8 @@ class Scoring {
     if (fault_) std::rethrow_exception(fault_);
     fault.rethrow();
     if (read_fault && !is_cancelled) std::rethrow_exception(read_fault);
-    for (; !blocks_.empty() && deliver(*blocks_.front()); blocks_.pop_front()) {
+    for (const std::unique_ptr<Block>& block : blocks_) {
+      if (!deliver(*block, block->delivered, block->documents.size())) break;
     }
     return !is_cancelled;
   }
@@ -185,11 +211,14 @@ class Scoring {
   void add(std::unique_ptr<Block> block) {
     is_reading_ = block != nullptr;
     if (is_reading_) {
-      for (std::size_t begin = 0; begin < block->order.size(); ++block->groups_left) {
-        const std::size_t size = group_size(*block, begin);
-        groups_.push_back({block.get(), std::span(block->order).subspan(begin, size)});
-        begin += size;
+      std::vector<std::pair<std::size_t, Group>> groups;  // by their first document
+      for (std::size_t begin = 0; begin < block->order.size();) {
+        const std::span<const std::size_t> members = std::span(block->order).subspan(begin, group_size(*block, begin));
+        groups.emplace_back(*std::min_element(members.begin(), members.end()), Group{block.get(), members});
+        begin += members.size();
       }
+      std::sort(groups.begin(), groups.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+      for (const auto& [first, group] : groups) groups_.push_back(group);
       blocks_.push_back(std::move(block));
     }
     has_work_.notify_all();
@@ -235,7 +264,7 @@ class Scoring {
     const bool go_on = score(worker, group);
     lock.lock();
     if (go_on) {
-      --group.block->groups_left;
+      group.block->finish(group.members);
     } else {
       is_over_ = true;
     }
@@ -334,13 +363,15 @@ Scorer::Scorer(std::vector<Model> models, ScorerOptions options)
 }
 
 std::vector<DocumentScore> Scorer::score(std::span<const std::vector<int>> documents) {
+  if (documents.empty()) return {};
   for (std::size_t d = 0; d < documents.size(); ++d) check_ids(documents[d], d, models_.front().info().vocab_size);
   std::vector<DocumentScore> scores;
   bool is_read = false;
   Scoring(models_, options_, stats_, false)
       .run([&] { return std::exchange(is_read, true) ? nullptr : make_block(documents); },
-           [&](Block& block) {
-             scores = std::move(block.scores);
+           [&](Block& block, std::size_t begin, std::size_t end) {
+             std::move(block.scores.begin() + static_cast<std::ptrdiff_t>(begin),
+                       block.scores.begin() + static_cast<std::ptrdiff_t>(end), std::back_inserter(scores));
              return true;
            });
   return scores;
@@ -349,13 +380,14 @@ std::vector<DocumentScore> Scorer::score(std::span<const std::vector<int>> docum
 bool Scorer::score_stream(
     const std::function<bool(std::vector<int>& ids)>& next,
     const std::function<bool(std::size_t document, std::vector<int>& ids, DocumentScore& score)>& on_score) {
-  constexpr std::size_t kMostDocuments = 1U << 14;
+  Scoring scoring(models_, options_, stats_, true);
+  const std::size_t most_documents = scoring.most_documents_of_a_block();
   std::size_t first = 0;
   const auto read = [&]() -> std::unique_ptr<Block> {
     std::vector<std::vector<int>> documents;
     std::size_t tokens = 0;
     std::vector<int> ids;
-    while (tokens < kReadAheadTokens && documents.size() < kMostDocuments && next(ids)) {
+    while (tokens < kReadAheadTokens && documents.size() < most_documents && next(ids)) {
       check_ids(ids, first + documents.size(), models_.front().info().vocab_size);
       tokens += ids.size();
       documents.push_back(std::move(ids));
@@ -367,13 +399,13 @@ bool Scorer::score_stream(
     first += block->owned.size();
     return block;
   };
-  const auto deliver = [&](Block& block) {
-    for (std::size_t d = 0; d < block.owned.size(); ++d) {
+  const auto deliver = [&](Block& block, std::size_t begin, std::size_t end) {
+    for (std::size_t d = begin; d < end; ++d) {
       if (!block.scores[d].complete || !on_score(block.first + d, block.owned[d], block.scores[d])) return false;
     }
     return true;
   };
-  return Scoring(models_, options_, stats_, true).run(read, deliver);
+  return scoring.run(read, deliver);
 }
 
 }  // namespace mmrec

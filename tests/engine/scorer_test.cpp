@@ -73,7 +73,7 @@ TEST(Scorer, AGroupIsOneCallOfDocumentsAsTheyAre) {
 TEST(Scorer, TakesWhatTheExecutorLikesWhereNoLimitIsGiven) {
   const auto log = std::make_shared<ToyLog>();
   Scorer(toy_model(log)).score(random_documents({5, 6, 7, 8}));
-  EXPECT_EQ(log->calls, (std::vector<std::vector<std::int64_t>>{{8, 7, 6}, {5}}));
+  EXPECT_EQ(log->calls, (std::vector<std::vector<std::int64_t>>{{5}, {8, 7, 6}})) << "the first document's group first";
 }
 
 TEST(Scorer, TakesFewerWhereMemoryIsShortUnlessItWasTold) {
@@ -112,6 +112,25 @@ TEST(Scorer, AStreamIsScoredAsItsDocumentsAreAndInTheirOrder) {
       }));
   EXPECT_EQ(received, documents.size());
   EXPECT_LT(most, documents.size());
+}
+
+TEST(Scorer, AScoreComesBeforeTheNextGroupIsScored) {
+  const auto log = std::make_shared<ToyLog>();
+  std::size_t given = 0;
+  std::vector<std::size_t> calls;  // before each score
+  EXPECT_TRUE(Scorer(toy_model(log), batch_of(2))
+                  .score_stream(
+                      [&](std::vector<int>& ids) {
+                        ids.assign(given == 2 || given == 3 ? 9 : 4, 1);  // the longest in between
+                        return given++ < 40;
+                      },
+                      [&](std::size_t document, auto&, auto&) {
+                        calls.push_back(log->calls.size());
+                        EXPECT_LE(given, (document / 16 + 1) * 16) << "reads eight groups ahead";
+                        return true;
+                      }));
+  ASSERT_EQ(calls.size(), 40U);
+  for (std::size_t d = 0; d < calls.size(); ++d) EXPECT_EQ(calls[d], d / 2 + 1) << d;
 }
 
 TEST(Scorer, AStreamEndsWhereItsReaderHasEnough) {

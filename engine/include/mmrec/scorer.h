@@ -58,9 +58,10 @@ class MMREC_EXPORT Scorer {
   /// The same of documents that come one by one and go as they are scored, so that memory does not grow with the
   /// corpus: next() fills in the next document's ids and returns whether there was one; on_score() receives the number
   /// of a document, from 0, its ids and its score, in the order in which they came, and returns whether to go on.
-  /// Documents are read ahead, up to kReadAheadTokens and a document, so that what is scored together is alike; for
-  /// each GPU and each of several devices twice as much besides, so that none waits for documents and one that takes
-  /// long holds nobody up before that.
+  /// A document is handed over as soon as it and all before it are scored. Documents are read ahead, so that what is
+  /// scored together is alike: kReadAheadTokens and a document at most, and eight times what is scored together (on a
+  /// CPU 8 x 32 documents). For each GPU and each of several devices twice as much is read besides, so that none waits
+  /// for documents and one that takes long holds nobody up before that.
   /// Cancelled by on_score() or on_progress it returns false, and documents that are not complete are not handed over.
   /// Throws as score() does, an id's error naming the document's number; that and what next() throws when all that was
   /// read ahead before is scored and handed over, and nothing that was read ahead with it is.
