@@ -43,8 +43,42 @@ def test_tokens(model, tokens, error):
 
 
 def test_options(model, tokenizer):
+    generator, scorer, session = mmrec.Generator(model, tokenizer, slots=1), mmrec.Scorer(model), model.new_session()
+    session.prefill([1])
     for call, error in [
         (lambda: model.new_session(0), ValueError),
+        (lambda: model.new_session(True), TypeError),
+        (lambda: model.new_session(2**40), ValueError),
+        (lambda: model.new_session(threads=True), TypeError),
+        (lambda: model.new_session(sweep_tolerance=True), TypeError),
+        (lambda: mmrec.Model.load(device="cpu", threads=True), TypeError),
+        (lambda: mmrec.Model.load(device="cpu", allow_nonfinite=1), TypeError),
+        (lambda: mmrec.Model.load(device="cpu", bank=1), TypeError),
+        (lambda: session.generate(tokenizer, max_tokens=True), TypeError),
+        (lambda: session.generate(tokenizer, max_tokens=3.0), TypeError),
+        (lambda: session.generate(tokenizer, temperature=False), TypeError),
+        (lambda: session.generate(tokenizer, logprobs=1), TypeError),
+        (lambda: session.generate(tokenizer, top_k=2**31), ValueError),
+        (lambda: session.draw(True), TypeError),
+        (lambda: session.draw(-1), ValueError),
+        (lambda: session.recent_tokens(False), TypeError),
+        (lambda: session.restore("state"), TypeError),
+        (lambda: session.restore(memoryview(b"state" * 8)[::2]), TypeError),
+        (lambda: session.restore(3), TypeError),
+        (lambda: generator.generate("Once"), TypeError),
+        (lambda: generator.generate(b"Once"), TypeError),
+        (lambda: generator.as_completed("Once"), TypeError),
+        (lambda: generator.submit("Once", state="state"), TypeError),
+        (lambda: generator.cancel(True), TypeError),
+        (lambda: mmrec.Generator(model, tokenizer, slots=True), TypeError),
+        (lambda: mmrec.Generator(model, tokenizer, memory_bytes=-1), ValueError),
+        (lambda: mmrec.Scorer(model, batch=True), TypeError),
+        (lambda: scorer.score("Once"), TypeError),
+        (lambda: scorer.score_stream("Once"), TypeError),
+        (lambda: tokenizer.encode_stream("Once"), TypeError),
+        (lambda: tokenizer.encode_batch(["Once"], threads=True), TypeError),
+        (lambda: tokenizer.piece(True), TypeError),
+        (lambda: mmrec.StreamDecoder(tokenizer).push(True), TypeError),
         (lambda: model.new_session(prefill="fast"), ValueError),
         (lambda: model.new_session(1, tempo=1), TypeError),
         (lambda: model.new_session(threads="two"), TypeError),
@@ -108,3 +142,9 @@ def test_a_missing_device_is_named(model):
             mmrec.Model.load(device="cuda")
     assert issubclass(mmrec.DeviceUnavailable, RuntimeError) and issubclass(mmrec.NumericError, ArithmeticError)
     assert issubclass(mmrec.ModelError, RuntimeError) and issubclass(mmrec.CudaError, RuntimeError)
+
+
+def test_a_number_out_of_range_is_told_the_range(model):
+    with pytest.raises(ValueError, match=r"seed: found -1, expected 0\.\.18446744073709551615"):
+        mmrec.generate("Once", model, seed=-1)
+    assert mmrec.generate("Once", model, max_tokens=np.int64(2), seed=2**64 - 1) != ""

@@ -1,5 +1,8 @@
 """Many requests and many documents: generators, asyncio, scorers."""
 import asyncio
+import gc
+import time
+import weakref
 
 import numpy as np
 import pytest
@@ -104,6 +107,80 @@ def test_coroutines_that_stop_or_fail(generator):
         return "".join([p async for p in generator.stream("A king", max_tokens=3)])
 
     assert asyncio.run(asyncio.wait_for(main(), 60)) != ""
+
+
+@pytest.mark.parametrize("name", ["on_text", "on_token", "on_finish"])
+@pytest.mark.parametrize("fault", [KeyError, SystemExit])
+def test_what_a_coroutines_callback_raises_comes_to_it_and_to_no_other(generator, name, fault):
+    def fail(*_):
+        raise fault("mine")
+
+    async def faulty(call):
+        with pytest.raises(fault, match="mine"):
+            await call(max_tokens=5, **{name: fail})
+
+    async def read(**options):
+        return "".join([piece async for piece in generator.stream("Once", **options)])
+
+    async def complete(**options):
+        return (await generator.complete("Once", **options)).text
+
+    async def main():
+        return (await asyncio.gather(faulty(read), faulty(complete), read(max_tokens=9), complete(max_tokens=9)))[2:]
+
+    texts = asyncio.run(main())
+    assert texts[0] == texts[1] != ""
+
+
+def test_a_coroutine_has_the_whole_result(model, tokenizer, generator):
+    seen = []
+    options = {"max_tokens": 7, "top_logprobs": 2, "on_text": seen.append}
+    result = asyncio.run(generator.complete("Once", **options, on_finish=seen.append))
+    assert result.text == alone(model, tokenizer, "Once", max_tokens=7).text == "".join(seen[:-1])
+    assert result is seen[-1] and result.finish_reason == "length" and result.top_tokens.shape == (7, 2)
+    stopped = asyncio.run(generator.complete("Once", on_finish=lambda result: False, on_token=lambda *_: False))
+    assert stopped.finish_reason == "cancelled"
+    with pytest.raises(ValueError, match="top_p"):
+        asyncio.run(generator.complete("Once", top_p=7))
+
+
+def test_what_refers_to_itself_by_a_callback_goes(model, tokenizer):
+    def generator_of_a_request():
+        generator = mmrec.Generator(model, tokenizer, slots=1)
+        generator.submit("Once", on_text=lambda _: generator, on_token=lambda *_: generator, on_finish=lambda _: generator)
+        return generator
+
+    def generator_of_a_stream():
+        generator = mmrec.Generator(model, tokenizer, slots=1)
+        generator.me = generator
+        asyncio.run(generator.complete("Once", max_tokens=2, on_finish=lambda _: generator))
+        return generator
+
+    def scorer():
+        made = []
+        made.append(mmrec.Scorer(model, on_progress=lambda *_: made))
+        return made[0]
+
+    for make in (generator_of_a_request, generator_of_a_stream, scorer):
+        gone = [weakref.ref(make()) for _ in range(3)]
+        for _ in range(50):  # the thread of the rounds lets go a little later
+            gc.collect()
+            if not any(one() for one in gone):
+                break
+            time.sleep(0.05)
+        assert not any(one() for one in gone), make.__name__
+    kept = generator_of_a_request()
+    gc.collect()
+    kept.run()  # what is in use is not collected
+
+
+def test_scores_come_as_they_are_made(model):
+    documents = [[5] * 40] * 300
+    scored = []
+    scores = mmrec.Scorer(model, threads=1, on_progress=lambda tokens, nll: scored.append(tokens)).score_stream(iter(documents))
+    next(scores)
+    assert sum(scored) < 39 * 200
+    assert len(list(scores)) == 299
 
 
 def test_documents_come_in_order_and_as_they_are_wanted(model):

@@ -44,8 +44,9 @@ def test_state_goes_on_to_the_bit(model, tokenizer):
     session = model.new_session()
     session.prefill(IDS)
     state, branch = session.save(), session.clone()
-    other = model.new_session()
-    other.restore(state, IDS)
+    for kind in (bytearray, memoryview, lambda data: np.frombuffer(data, np.uint8)):
+        other = model.new_session()
+        other.restore(kind(state), IDS)
     texts = [s.generate(tokenizer, max_tokens=12, repetition_penalty=1.2, seed=3) for s in (session, other, branch)]
     assert texts[0].text == texts[1].text == texts[2].text
     np.testing.assert_array_equal(texts[0].logprobs, texts[1].logprobs)

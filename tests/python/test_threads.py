@@ -1,4 +1,5 @@
 """Threads and signals: the GIL goes while something computes, one object serves one call, Ctrl-C ends long calls."""
+import asyncio
 import os
 import signal
 import subprocess
@@ -121,3 +122,96 @@ def test_ctrl_c_ends_a_long_call(name):
         assert process.communicate(timeout=60)[0] == "interrupted\n"
     finally:
         process.kill()
+
+
+PRELUDE = """
+import asyncio, signal, sys, threading, time
+import mmrec
+signal.signal(signal.SIGINT, signal.default_int_handler)
+model, tokenizer = mmrec.Model.load(device="cpu", threads=1), mmrec.Tokenizer.load()
+generator = mmrec.Generator(model, tokenizer, slots=2, threads=1)
+scorer = mmrec.Scorer(model, threads=1)
+session = model.new_session(threads=1)
+session.prefill([1, 2])
+endless = {"max_tokens": -1, "eos_token_ids": []}
+documents = ([5] * 100 for _ in iter(int, 1))
+
+async def read(at_piece=lambda: None, **options):
+    async for _ in generator.stream("Once", **options):
+        at_piece()
+
+async def leave():
+    async for _ in generator.stream("Once", **endless):
+        break
+
+def begin(call):
+    begun = threading.Event()
+    threading.Thread(target=call, args=(lambda *_: begun.set(),), daemon=True).start()
+    begun.wait()
+
+def again_and_again(tell):
+    while True:
+        session.step([3])
+        tokenizer.encode("Once " * 100)
+        tell()
+"""
+ENDS = {  # code -> exit status
+    "asyncio.run(read(max_tokens=4))": 0,
+    "asyncio.run(generator.complete('Once', max_tokens=4))": 0,
+    "asyncio.run(leave())": 0,
+    "asyncio.run(asyncio.wait_for(read(**endless), 0.1))": 1,
+    "asyncio.run(read(lambda: 1 // 0, **endless))": 1,
+    "asyncio.run(read(lambda: signal.raise_signal(signal.SIGINT), **endless))": -signal.SIGINT,
+    "asyncio.run(read(on_text=lambda text: sys.exit(3), **endless))": 3,
+    "asyncio.new_event_loop().run_until_complete(generator.stream('Once', **endless).__anext__())": 0,
+    "loop, stream = asyncio.new_event_loop(), generator.stream('Once', **endless); loop.run_until_complete(stream.__anext__())": 0,
+    "stream = session.stream(tokenizer, **endless); next(stream)": 0,
+    "scores = scorer.score_stream(documents); next(scores)": 0,
+    "scores = scorer.score_stream(documents); next(scores); sys.exit(3)": 3,
+    "begin(lambda tell: session.generate(tokenizer, on_text=tell, **endless))": 0,
+    "begin(lambda tell: session.generate(tokenizer, on_text=lambda _: (tell(), time.sleep(0.01)), **endless))": 0,
+    "begin(lambda tell: generator.generate(['Once'] * 5, on_token=tell, **endless))": 0,
+    "begin(lambda tell: model.new_session().prefill([5] * 10_000_000, tell))": 0,
+    "begin(again_and_again)": 0,
+}
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_the_interpreter_ends_as_it_should_whatever_is_under_way(part):
+    runs = [
+        (code, status, subprocess.Popen([sys.executable, "-c", PRELUDE + code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        for code, status in list(ENDS.items())[part::3]
+    ]
+    for code, status, process in runs:
+        try:
+            errors = process.communicate(timeout=60)[1]
+        finally:
+            process.kill()
+        assert process.returncode == status, code + "\n" + errors
+        assert "Fatal" not in errors and "terminate" not in errors and "ending" not in errors, code + "\n" + errors
+
+
+def test_a_generator_serves_a_forked_process_unless_it_was_in_use(model, tokenizer):
+    generator = mmrec.Generator(model, tokenizer, slots=2)
+
+    async def complete():
+        return (await generator.complete("Once", max_tokens=4)).text
+
+    text = asyncio.run(complete())
+    while any(thread.name == "mmrec rounds" for thread in threading.enumerate()):
+        time.sleep(0.001)
+    assert true_in_a_fork(lambda: asyncio.run(complete()) == text)
+
+    def is_refused():
+        with pytest.raises(RuntimeError, match="forked"):
+            asyncio.run(complete())
+        return True
+
+    in_round, go_on = threading.Event(), threading.Event()
+    wait = {"on_text": lambda _: (in_round.set(), go_on.wait()), "max_tokens": 2}
+    thread = threading.Thread(target=lambda: generator.generate(["Once"], **wait))
+    thread.start()
+    in_round.wait()
+    assert true_in_a_fork(is_refused)
+    go_on.set()
+    thread.join()

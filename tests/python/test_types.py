@@ -1,4 +1,5 @@
 """The stubs say what is there: mypy takes the package and its users' code, stubtest compares the extension with its stub."""
+import inspect
 import pathlib
 import subprocess
 import sys
@@ -12,8 +13,14 @@ pytest.importorskip("mypy")
 
 USER = """
 import asyncio
+from typing import TYPE_CHECKING
+
 import numpy as np
+
 import mmrec
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 model: mmrec.Model = mmrec.Model.load(device="cpu")
 tokenizer = mmrec.Tokenizer.load()
@@ -24,8 +31,33 @@ result: mmrec.GenerateResult = session.generate(tokenizer, max_tokens=3)
 texts: list[str] = [r.text for r in mmrec.Generator(model, tokenizer).generate(["a", [1, 2]])]
 total: float = sum(s.nll for s in mmrec.Scorer(model).score_stream([[1, 2]]))
 
+session.restore(bytearray(session.save()))
+mmrec.ops.logsumexp_scan(np.zeros((1, 2, 3), np.float32))
+
+def greedy(prompt: str, **options: "Unpack[mmrec.GenerateOptions]") -> str:
+    options["temperature"] = 0
+    return mmrec.generate(prompt, **options)
+
 async def main(generator: mmrec.Generator) -> str:
-    return "".join([piece async for piece in generator.stream("Once")])
+    whole: mmrec.GenerateResult = await generator.complete("Once", max_tokens=3, start=session)
+    return whole.text + "".join([piece async for piece in generator.stream("Once", stop=["a"])])
+"""
+REFUSED = """
+session.prefill()
+mmrec.Model.load(devise="cpu")
+mmrec.Model.load_on_gpus(precision="fp8")
+model.new_session(thread=1)
+session.draw(0, top_kk=1)
+session.generate(tokenizer, max_token=3)
+session.stream(tokenizer, temperature="hot")
+mmrec.generate("Once", max_token=3)
+mmrec.Scorer(model, sweeps=3)
+mmrec.Generator(model, tokenizer, sweeps=3)
+mmrec.Generator(model, tokenizer).generate(["a"], max_token=3)
+mmrec.Generator(model, tokenizer).as_completed(["a"], on_finish=print)
+mmrec.Generator(model, tokenizer).submit("a", max_token=3)
+mmrec.Generator(model, tokenizer).stream("a", max_token=3)
+mmrec.Generator(model, tokenizer).complete("a", max_token=3)
 """
 
 
@@ -41,8 +73,11 @@ def test_the_package_and_a_users_program_pass_mypy(tmp_path):
     program.write_text(USER)
     run = mypy("mypy", "--cache-dir", tmp_path, "--strict", program)
     assert run.returncode == 0, run.stdout + run.stderr
-    program.write_text(USER + "\nsession.prefill()\n")
-    assert mypy("mypy", "--cache-dir", tmp_path, "--strict", program).returncode == 1
+    program.write_text(USER + REFUSED)
+    found = mypy("mypy", "--cache-dir", tmp_path, "--strict", program).stdout
+    first = USER.count("\n") + 2
+    for line, text in enumerate(REFUSED.strip().splitlines(), first):
+        assert f"user.py:{line}: error" in found, text
 
 
 def test_every_name_of_the_extension_is_in_its_stub():
@@ -58,3 +93,37 @@ def test_every_name_of_the_extension_is_in_its_stub():
             for member in vars(value):
                 if not member.startswith("__"):
                     assert f"def {member}(" in body, f"{name}.{member}"
+
+
+@pytest.mark.parametrize(
+    "call, option",
+    [(mmrec.Model.load, "precision"), (mmrec.Model.load_on_gpus, "allow_nonfinite"), (mmrec.Model.new_session, "max_sweeps"),
+     (mmrec.Session.draw, "top_p"), (mmrec.Session.generate, "stop"), (mmrec.Session.stream, "on_token"),
+     (mmrec.generate, "max_tokens"), (mmrec.Scorer, "prefill"), (mmrec.Generator, "prefill"), (mmrec.Generator.submit, "state"),
+     (mmrec.Generator.submit, "seed"), (mmrec.Generator.generate, "seed"), (mmrec.Generator.as_completed, "seed"),
+     (mmrec.Generator.stream, "seed"), (mmrec.Generator.complete, "start")],
+)
+def test_signatures_name_the_options(call, option):
+    parameters = inspect.signature(call).parameters.values()
+    assert option in [p.name for p in parameters] and all(p.kind is not p.VAR_KEYWORD for p in parameters)
+    assert call.__doc__.strip()
+
+
+def test_the_defaults_that_signatures_show_are_the_engines(tokenizer):
+    def shown_by(call):
+        return {p.name: p.default for p in inspect.signature(call).parameters.values() if p.kind is p.KEYWORD_ONLY}
+
+    def result(load, session_options, options):
+        session = mmrec.Model.load(**{**load, "device": "cpu"}).new_session(**session_options)
+        session.prefill(tokenizer.encode("Once"))
+        return session.generate(tokenizer, **options)
+
+    own = result({}, {}, {})
+    shown = result(*map(shown_by, (mmrec.Model.load, mmrec.Model.new_session, mmrec.Session.generate)))
+    assert shown.text == own.text and len(shown.tokens) == len(own.tokens) and shown.finish_reason == own.finish_reason
+    assert shown.logprobs.tolist() == own.logprobs.tolist()
+
+
+def test_the_package_has_its_ops_and_imports_them_late():
+    code = "import sys, mmrec; assert 'mmrec.ops' not in sys.modules and 'ops' in dir(mmrec); mmrec.ops.decay_scan"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,8 +11,10 @@ natural logarithms in float32. Calls that compute let the GIL go. docs/python.md
 from __future__ import annotations
 
 import functools
-from typing import Any, Optional
+import importlib
+from typing import TYPE_CHECKING, Any, Optional
 
+from . import _methods as _methods  # gives the extension's classes methods
 from ._bundled import bundled_model
 from ._generator import Generator
 from ._mmrec import (
@@ -29,15 +31,23 @@ from ._mmrec import (
     backends,
     count_words,
 )
+from ._options import GenerateOptions, LoadOptions, SamplerOptions, SessionOptions, shows
 from ._results import DocumentScore, GenerateResult, ModelInfo, PerplexitySummary, PrefillStats
 from ._scorer import Scorer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from . import ops as ops
 
 __all__ = [
     "CudaError",
     "DeviceUnavailable",
     "DocumentScore",
+    "GenerateOptions",
     "GenerateResult",
     "Generator",
+    "LoadOptions",
     "Model",
     "ModelError",
     "ModelInfo",
@@ -45,8 +55,10 @@ __all__ = [
     "PerplexityAccumulator",
     "PerplexitySummary",
     "PrefillStats",
+    "SamplerOptions",
     "Scorer",
     "Session",
+    "SessionOptions",
     "StreamDecoder",
     "Tokenizer",
     "__version__",
@@ -54,7 +66,18 @@ __all__ = [
     "bundled_model",
     "count_words",
     "generate",
+    "ops",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ops":  # imported when it is used first
+        return importlib.import_module("mmrec.ops")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 @functools.lru_cache(maxsize=1)
@@ -62,7 +85,13 @@ def _bundled() -> tuple[Model, Tokenizer]:
     return Model.load(), Tokenizer.load()
 
 
-def generate(prompt: str, model: Optional[Model] = None, tokenizer: Optional[Tokenizer] = None, **options: Any) -> str:
+@shows(GenerateOptions)
+def generate(
+    prompt: str,
+    model: Optional[Model] = None,
+    tokenizer: Optional[Tokenizer] = None,
+    **options: Unpack[GenerateOptions],
+) -> str:
     """The text that follows `prompt`, by the bundled model (loaded once) or another.
 
     Options are Session.generate's; the same ones give the same text. Without `tokenizer` it is that of the model's

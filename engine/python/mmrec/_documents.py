@@ -57,6 +57,14 @@ def encode_stream(
     tokenizer: _mmrec.Tokenizer, texts: Iterable[Union[str, bytes]], add_bos: bool = True, threads: int = 0
 ) -> Iterator[Ids]:
     """Tokenizer.encode_stream."""
+    if isinstance(texts, (str, bytes)):
+        raise TypeError("texts: found one text, expected an iterable of texts")
+    return _encode_blocks(tokenizer, texts, add_bos, threads)
+
+
+def _encode_blocks(
+    tokenizer: _mmrec.Tokenizer, texts: Iterable[Union[str, bytes]], add_bos: bool, threads: int
+) -> Iterator[Ids]:
     for block in blocks_of(texts, len):
         yield from tokenizer.encode_batch(block, add_bos, threads)
 

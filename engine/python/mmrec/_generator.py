@@ -5,41 +5,88 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import sys
 import threading
 from typing import TYPE_CHECKING, Any, AsyncIterator, Callable, Iterable, Iterator, Optional, Union
 
 from . import _mmrec
+from ._options import GenerateOptions, SessionOptions, shows
 from ._results import GenerateResult
+from ._streams import start_thread
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    from typing_extensions import Buffer, Unpack
 
     Prompt = Union[str, npt.ArrayLike]
+    OnFinish = Optional[Callable[[GenerateResult], object]]
 
 
 class Generator(_mmrec.Generator):
     """Runs many requests together, one token of each at a time; they join and leave a batch that keeps running.
 
-    Generator(models, tokenizer, *, slots=0, memory_bytes=0, **session options): `models` is a Model, or several of one
-    model on several GPUs; `slots` sequences run at once at most on each (0: as many as suit it, at most 64), whose states
-    take at most memory_bytes (0: no limit). A request's result is that of Session.generate() on a session of its own.
-    Threads may share a generator: a call waits for the round that another one runs. Raises ValueError for an option out of
-    range, MemoryError, CudaError.
+    `models` is a Model, or several of one model on several GPUs. At most `slots` sequences run at once on each (0: as many
+    as suit it, at most 64). Their states take at most memory_bytes (0: no limit). A request's result is that of
+    Session.generate() on a session of its own. Threads may share a generator: a call waits for the round that another one
+    runs. Raises ValueError for an option out of range, MemoryError, CudaError.
     """
 
-    def generate(self, prompts: Iterable[Prompt], **options: Any) -> list[GenerateResult]:
+    @shows(SessionOptions)
+    def __init__(
+        self,
+        models: Union[_mmrec.Model, Iterable[_mmrec.Model]],
+        tokenizer: _mmrec.Tokenizer,
+        *,
+        slots: int = 0,
+        memory_bytes: int = 0,
+        **options: Unpack[SessionOptions],
+    ) -> None:
+        super().__init__(models, tokenizer, slots=slots, memory_bytes=memory_bytes, **options)
+        self._rounds = _Rounds()
+
+    @shows(GenerateOptions)
+    def submit(
+        self,
+        prompt: Prompt,
+        *,
+        start: Optional[_mmrec.Session] = None,
+        state: Optional[Buffer] = None,
+        on_finish: OnFinish = None,
+        **options: Unpack[GenerateOptions],
+    ) -> int:
+        """Queues a request and returns its number, from 1 on.
+
+        prompt: a str, encoded as Tokenizer.encode does (with BOS unless it goes on from a state), or ids [T]. start: a
+        Session of batch 1 to go on from a copy of, which must stand there until the request runs; or state: the bytes of
+        Session.save(). on_finish receives the GenerateResult. Options are Session.generate's. Raises ValueError naming the
+        field, and ModelError for a state; then nothing has changed.
+        """
+        return super().submit(prompt, start=start, state=state, on_finish=on_finish, **options)
+
+    @shows(GenerateOptions)
+    def generate(self, prompts: Iterable[Prompt], **options: Unpack[GenerateOptions]) -> list[GenerateResult]:
         """Continues all prompts (str or ids each); results in their order.
 
         Options are Session.generate's, for all. Prompt i has the random numbers of `sequence` + i, so that equal prompts
-        do not give equal texts. A request that goes wrong by itself has finish_reason "error". Raises ValueError before
-        the prompt that is wrong is begun.
+        do not give equal texts. A request that goes wrong by itself has finish_reason "error". Raises TypeError for a single
+        str, and ValueError before the prompt that is wrong is begun.
         """
         results = dict(self.as_completed(prompts, **options))
         return [results[index] for index in sorted(results)]
 
-    def as_completed(self, prompts: Iterable[Prompt], **options: Any) -> Iterator[tuple[int, GenerateResult]]:
+    @shows(GenerateOptions)
+    def as_completed(
+        self, prompts: Iterable[Prompt], **options: Unpack[GenerateOptions]
+    ) -> Iterator[tuple[int, GenerateResult]]:
         """The same as an iterator of (index, result) as they finish. `prompts` is read as there is room. What has not
         finished when the iterator is closed is cancelled."""
+        if isinstance(prompts, (str, bytes)):
+            raise TypeError("prompts: found one text, expected an iterable of prompts")
+        return self._as_completed(prompts, options)
+
+    def _as_completed(
+        self, prompts: Iterable[Prompt], options: GenerateOptions
+    ) -> Iterator[tuple[int, GenerateResult]]:
         sequence = options.pop("sequence", 0)
         done: collections.deque[tuple[int, GenerateResult]] = collections.deque()
         open_requests: dict[int, int] = {}
@@ -59,10 +106,9 @@ class Generator(_mmrec.Generator):
                 while more and len(open_requests) < most:
                     for index, prompt in numbered:
                         open_requests[index] = 0
+                        options["sequence"] = sequence + index
                         try:
-                            open_requests[index] = self.submit(
-                                prompt, on_finish=receiver(index), sequence=sequence + index, **options
-                            )
+                            open_requests[index] = self.submit(prompt, on_finish=receiver(index), **options)
                         except BaseException:
                             del open_requests[index]
                             raise
@@ -79,126 +125,154 @@ class Generator(_mmrec.Generator):
             while open_requests:
                 self.run_once()
 
-    async def stream(self, prompt: Prompt, **options: Any) -> AsyncIterator[str]:
+    @shows(GenerateOptions)
+    async def stream(
+        self,
+        prompt: Prompt,
+        *,
+        start: Optional[_mmrec.Session] = None,
+        state: Optional[Buffer] = None,
+        on_finish: OnFinish = None,
+        **options: Unpack[GenerateOptions],
+    ) -> AsyncIterator[str]:
         """Pieces of the text of one request: `async for text in generator.stream(prompt, max_tokens=64)`.
 
         Any number of coroutines, of any event loops, share the batch; rounds run in a thread that ends when there is
-        nothing left to do. Options are submit()'s. A coroutine that is cancelled, or stops reading, cancels its request.
+        nothing left to do. Arguments are submit()'s. A coroutine that is cancelled, or stops reading, cancels its request.
         Raises what submit() and the request's callbacks raise, and RuntimeError where the request ended with an error.
         """
-        loop = asyncio.get_running_loop()
-        pieces: asyncio.Queue[Union[str, GenerateResult, BaseException]] = asyncio.Queue()
-        on_text = options.pop("on_text", None)
-        on_finish = options.pop("on_finish", None)
-        gone = threading.Event()
-
-        def post(item: Union[str, GenerateResult, BaseException]) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reads any more
-                loop.call_soon_threadsafe(pieces.put_nowait, item)
-
-        def take_text(text: str) -> bool:
-            post(text)
-            return not gone.is_set() and (on_text is None or on_text(text) is not False)
-
-        def take_result(result: GenerateResult) -> None:
-            post(result)
-            if on_finish is not None:
-                on_finish(result)
-
-        def submit() -> Optional[int]:
-            try:
-                return self.submit(prompt, on_text=take_text, on_finish=take_result, **options)
-            except BaseException as fault:
-                post(fault)
-                return None
-
-        request = self._rounds().add(submit, post)
+        request = _Request(on_finish, options, wants_text=True)
+        self._rounds.add(self, request, {"prompt": prompt, "start": start, "state": state, **options})
         try:
-            while True:
-                item = await pieces.get()
-                if isinstance(item, str):
-                    yield item
-                elif isinstance(item, BaseException):
-                    raise item
-                elif item.finish_reason == "error":
-                    raise RuntimeError(item.error)
-                else:
-                    return
+            while isinstance(item := await request.next(), str):
+                yield item
         finally:
-            gone.set()
-            request.cancel()
+            request.cancelled = True
 
-    _made = threading.Lock()
-
-    def _rounds(self) -> _Rounds:
-        with Generator._made:
-            rounds: Optional[_Rounds] = self.__dict__.get("_rounds_of")
-            if rounds is None:
-                rounds = self.__dict__["_rounds_of"] = _Rounds()
-            rounds.generator = self
-            return rounds
+    @shows(GenerateOptions)
+    async def complete(
+        self,
+        prompt: Prompt,
+        *,
+        start: Optional[_mmrec.Session] = None,
+        state: Optional[Buffer] = None,
+        on_finish: OnFinish = None,
+        **options: Unpack[GenerateOptions],
+    ) -> GenerateResult:
+        """The whole result of one request: `result = await generator.complete(prompt, max_tokens=64)`. Otherwise like
+        stream()."""
+        request = _Request(on_finish, options, wants_text=False)
+        self._rounds.add(self, request, {"prompt": prompt, "start": start, "state": state, **options})
+        try:
+            result = await request.next()
+            assert not isinstance(result, str)
+            return result
+        finally:
+            request.cancelled = True
 
 
 class _Request:
-    """A request of a stream on its way to the generator and in it."""
+    """A request of a coroutine. The thread of the rounds posts what the coroutine reads: pieces, then the result; or what a
+    callback raised."""
 
-    def __init__(self, submit: Callable[[], Optional[int]], post: Callable[[BaseException], None]) -> None:
-        self.submit = submit
-        self.post = post
-        self.number: Optional[int] = None
-        self.cancelled = False
+    def __init__(self, on_finish: OnFinish, options: GenerateOptions, wants_text: bool) -> None:
+        """Replaces the callbacks among `options`."""
+        self.cancelled = False  # the thread of the rounds sees it before its next round
+        self.number = 0
+        self._on_finish = on_finish
+        self._loop = asyncio.get_running_loop()
+        self._items: asyncio.Queue[Union[str, GenerateResult, BaseException]] = asyncio.Queue()
+        on_text, on_token = options.get("on_text"), options.get("on_token")
+        if wants_text:
+            options["on_text"] = self._guarded(self.post, on_text)
+        elif on_text is not None:
+            options["on_text"] = self._guarded(on_text)
+        if on_token is not None:
+            options["on_token"] = self._guarded(on_token)
 
-    def cancel(self) -> None:
-        """From any thread; the thread of the rounds sees it before its next round."""
-        self.cancelled = True
+    async def next(self) -> Union[str, GenerateResult]:
+        item = await self._items.get()
+        if isinstance(item, BaseException):
+            raise item
+        if not isinstance(item, str) and item.finish_reason == "error":
+            raise RuntimeError(item.error)
+        return item
+
+    def post(self, item: Union[str, GenerateResult, BaseException]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reads any more
+            self._loop.call_soon_threadsafe(self._items.put_nowait, item)
+
+    def finish(self, result: GenerateResult) -> None:
+        """on_finish of the request."""
+        try:
+            if self._on_finish is not None:
+                self._on_finish(result)
+            self.post(result)
+        except BaseException as fault:
+            self.post(fault)
+
+    def _guarded(self, *callbacks: Optional[Callable[..., object]]) -> Callable[..., bool]:
+        """Calls all of `callbacks`, until one returns False or raises; that is posted. Returns whether to go on."""
+
+        def call(*arguments: Any) -> bool:
+            try:
+                return not self.cancelled and all(c is None or c(*arguments) is not False for c in callbacks)
+            except BaseException as fault:
+                self.post(fault)
+                return False
+
+        return call
 
 
 class _Rounds:
-    """The thread that runs rounds while streams are open. It alone submits and cancels, so no event loop ever waits for a
+    """The thread that runs rounds while coroutines wait. It alone submits and cancels, so no event loop ever waits for a
     round."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.inbox: list[_Request] = []
-        self.thread: Optional[threading.Thread] = None
-        self.generator: Optional[Generator] = None
+        self._lock = threading.Lock()
+        self._inbox: list[tuple[_Request, dict[str, Any]]] = []
+        self._thread: Optional[threading.Thread] = None
+        self._is_over = False
 
-    def add(self, submit: Callable[[], Optional[int]], post: Callable[[Any], None]) -> _Request:
-        request = _Request(submit, post)
-        with self.lock:
-            self.inbox.append(request)
-            if self.thread is None:
-                self.thread = threading.Thread(target=self.work, name="mmrec rounds", daemon=True)
-                self.thread.start()
-        return request
+    def add(self, generator: Generator, request: _Request, arguments: dict[str, Any]) -> None:
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():  # a process that was forked off has none
+                self._thread = start_thread(lambda: self._work(generator), self._end, "mmrec rounds")
+            self._inbox.append((request, arguments))
 
-    def work(self) -> None:
+    def _end(self) -> None:
+        self._is_over = True
+
+    def _work(self, generator: Generator) -> None:
         running: list[_Request] = []
-        generator = self.generator
-        assert generator is not None
         more = False
         while True:
-            with self.lock:
-                arrived, self.inbox = self.inbox, []
-                if not arrived and not more:
-                    self.thread = None
-                    self.generator = None  # no cycle that keeps the generator
+            with self._lock:
+                arrived, self._inbox = self._inbox, []
+                if self._is_over or (not arrived and not more):
+                    self._thread = None
                     return
-            for request in arrived:
-                if not request.cancelled:
-                    request.number = request.submit()
-                    if request.number is not None:
-                        running.append(request)
+            for request, arguments in arrived:
+                if request.cancelled:
+                    continue
+                try:
+                    request.number = generator.submit(on_finish=request.finish, **arguments)
+                    running.append(request)
+                except BaseException as fault:
+                    request.post(fault)
             for request in [r for r in running if r.cancelled]:
-                assert request.number is not None
                 generator.cancel(request.number)
                 running.remove(request)
+            if not running and not more:
+                continue
             try:
                 more = generator.run_once()
-            except BaseException as fault:  # a callback's, or a device's: requests it concerns have ended
+            except BaseException as fault:  # of a device, or of a callback of somebody else's request
                 more = generator.running + generator.waiting > 0
-                for request in running:
-                    if not more:
+                if not more:
+                    for request in running:
                         request.post(fault)
+                if not self._is_over:
+                    threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
             if not more:
                 running.clear()

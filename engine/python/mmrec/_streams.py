@@ -1,19 +1,65 @@
-"""Calls that hand over what they make piece by piece, turned into iterators.
+"""The threads of the package, and calls that hand over what they make piece by piece, turned into iterators.
 
 The call runs in a thread of its own and waits when its reader falls behind. When the reader stops early (the iterator is
 closed or dropped) the call is told to end, and has ended when the iterator has.
+
+What must stay true: no thread is inside the extension when the interpreter ends. Python would end such a thread in the
+midst of C++, which aborts the process.
 """
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 from typing import TYPE_CHECKING, Any, Callable, Generator, Iterator, TypeVar
 
+from . import _mmrec
+
 if TYPE_CHECKING:
-    from . import _mmrec
+    from typing_extensions import Unpack
+
+    from ._options import GenerateOptions
 
 T = TypeVar("T")
+
+_MOST_SECONDS = 10.0  # that the end of the interpreter waits for calls
+_running: dict[threading.Thread, Callable[[], None]] = {}  # threads of the package, and what tells each to end
+_has_ended = False
+
+
+def start_thread(work: Callable[[], None], stop: Callable[[], None], name: str) -> threading.Thread:
+    """Starts a thread. When the interpreter ends, stop() is called and the thread is waited for. Raises RuntimeError where
+    there is no thread to be had."""
+    if _has_ended:
+        raise RuntimeError("the interpreter is ending")
+
+    def run() -> None:
+        try:
+            work()
+        finally:
+            _running.pop(thread, None)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    _running[thread] = stop
+    try:
+        thread.start()
+    except BaseException:
+        del _running[thread]
+        raise
+    return thread
+
+
+@atexit.register
+def _end() -> None:
+    global _has_ended
+    _has_ended = True
+    left = dict(_running)
+    for stop in left.values():
+        stop()
+    _mmrec._end_calls(_MOST_SECONDS)
+    for thread in left:
+        thread.join(1)
 
 
 def iterate(
@@ -42,8 +88,12 @@ def iterate(
             faults.append(fault)
         pieces.put(end)
 
-    thread = threading.Thread(target=work, name="mmrec stream", daemon=True)
-    thread.start()
+    def leave() -> None:
+        closed.set()
+        has_room.set()
+        stop()
+
+    thread = start_thread(work, leave, "mmrec stream")
     try:
         while (piece := pieces.get()) is not end:
             if not has_room.is_set() and pieces.qsize() <= ahead // 2:
@@ -52,13 +102,13 @@ def iterate(
         if faults:
             raise faults[0]
     finally:
-        closed.set()
-        has_room.set()
-        stop()
+        leave()
         thread.join()
 
 
-def session_stream(session: _mmrec.Session, tokenizer: _mmrec.Tokenizer, **options: Any) -> Iterator[str]:
+def session_stream(
+    session: _mmrec.Session, tokenizer: _mmrec.Tokenizer, **options: Unpack[GenerateOptions]
+) -> Iterator[str]:
     """Session.stream."""
     on_text = options.pop("on_text", None)
 
@@ -66,6 +116,7 @@ def session_stream(session: _mmrec.Session, tokenizer: _mmrec.Tokenizer, **optio
         def piece(text: str) -> bool:
             return emit(text) and (on_text is None or on_text(text) is not False)
 
-        return session.generate(tokenizer, on_text=piece, **options)
+        options["on_text"] = piece
+        return session.generate(tokenizer, **options)
 
     return iterate(call)

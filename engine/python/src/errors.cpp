@@ -43,6 +43,8 @@ void translate(const std::exception_ptr& thrown, void* payload) {
     std::rethrow_exception(thrown);
   } catch (const nb::builtin_exception&) {
     throw;
+  } catch (const InterpreterEnds& end) {
+    PyErr_SetString(PyExc_SystemExit, end.what());
   } catch (const NumericError& error) {
     PyErr_SetString(types.numeric_error, error.what());
   } catch (const DeviceUnavailable& error) {

@@ -5,6 +5,7 @@
 // runs, without the GIL. Callbacks run within a round, in its thread, and may submit and cancel.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <unistd.h>
 
 #include "engine/python/src/binding.h"
 
@@ -13,6 +14,8 @@ namespace {
 
 class PyGenerator {
  public:
+  Callables callables;  // of requests that are not finished
+
   PyGenerator(std::vector<Model> models, Tokenizer tokenizer, const GeneratorOptions& options)
       : eos_(models.front().info().eos_token_ids),
         tokenizer_(tokenizer),
@@ -21,7 +24,7 @@ class PyGenerator {
   std::uint64_t submit(nb::handle prompt, const nb::object& start, const nb::object& state, const nb::object& on_finish,
                        nb::kwargs options) {
     GeneratorRequest request;
-    auto given = take_generate_options(options);
+    auto given = take_generate_options(options, callables);
     expect_no_more(options, "submit");
     default_eos(*given, eos_, tokenizer_);
     const bool begun = !start.is_none() || !state.is_none();
@@ -38,15 +41,11 @@ class PyGenerator {
       in_use = &session.busy;
       request.start = session.session;
     }
-    if (!state.is_none()) {
-      if (!nb::isinstance<nb::bytes>(state)) throw nb::type_error("state: expected bytes");
-      const auto bytes = nb::cast<nb::bytes>(state);
-      const auto* data = reinterpret_cast<const std::byte*>(bytes.c_str());
-      request.state.assign(data, data + bytes.size());
-    }
+    if (!state.is_none()) request.state = bytes_of(state, "state");
     request.options = given->options;
     request.on_finish = receiver(on_finish, given->options.top_logprobs);
-    const nb::gil_scoped_release release;
+    adopt();
+    const NoGil released;
     if (text) request.prompt = tokenizer_.encode(*text, !begun);
     const std::lock_guard lock(mutex_);
     std::optional<Busy> busy;
@@ -54,60 +53,71 @@ class PyGenerator {
     return generator_.submit(std::move(request));
   }
 
-  bool cancel(std::uint64_t id) {
-    const nb::gil_scoped_release release;
-    const std::lock_guard lock(mutex_);
-    return generator_.cancel(id);
-  }
-
-  bool run_once() {
-    const nb::gil_scoped_release release;
-    const std::lock_guard lock(mutex_);
-    watch_.check();
-    return generator_.run_once();
-  }
-
-  void run() {
-    const nb::gil_scoped_release release;
-    const std::lock_guard lock(mutex_);
-    do {
-      watch_.check();
-    } while (generator_.run_once());
-  }
-
+  /// ask(generator) with the lock and without the GIL.
   template <class Ask>
   auto ask(Ask&& ask) {
-    const nb::gil_scoped_release release;
+    adopt();
+    const NoGil released;
     const std::lock_guard lock(mutex_);
     return ask(generator_);
   }
 
+  bool cancel(nb::handle number) {
+    const auto id = integer_of<std::uint64_t>(number, "id");
+    return ask([id](Generator& generator) { return generator.cancel(id); });
+  }
+
+  bool run_once() {
+    return ask([this](Generator& generator) {
+      watch_.check();
+      return generator.run_once();
+    });
+  }
+
+  void run() {
+    ask([this](Generator& generator) {
+      do {
+        watch_.check();
+      } while (generator.run_once());
+    });
+  }
+
  private:
   /// Hands a result to a callable of Python's.
-  static std::function<void(GenerateResult)> receiver(const nb::object& on_finish, int top_logprobs) {
+  std::function<void(GenerateResult)> receiver(const nb::object& on_finish, int top_logprobs) {
     if (on_finish.is_none()) return {};
-    return [callable = kept(on_finish), top_logprobs](GenerateResult result) {
-      const nb::gil_scoped_acquire gil;
+    return [callable = callables.keep(on_finish), top_logprobs](GenerateResult result) {
+      const Gil gil;
       (*callable)(python_result(std::move(result), top_logprobs));
     };
+  }
+
+  /// Throws std::logic_error in a process that was forked off in the midst of a round, whose thread is gone with the
+  /// lock. Requires: the GIL.
+  void adopt() {
+    if (process_ == getpid()) return;
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock) throw std::logic_error("this generator was in use when the process was forked; make another one here");
+    process_ = getpid();
   }
 
   std::vector<int> eos_;
   Tokenizer tokenizer_;
   Generator generator_;
   std::recursive_mutex mutex_;  // callbacks of a round call in again
+  pid_t process_ = getpid();
   SignalWatch watch_;
 };
 
-void init(PyGenerator* self, nb::handle models, const PyTokenizer& tokenizer, int slots, std::uint64_t memory_bytes,
+void init(PyGenerator* self, nb::handle models, const PyTokenizer& tokenizer, nb::handle slots, nb::handle memory_bytes,
           nb::kwargs options) {
   GeneratorOptions given;
-  given.slots = slots;
-  given.memory_bytes = memory_bytes;
+  given.slots = integer_of<int>(slots, "slots");
+  given.memory_bytes = integer_of<std::uint64_t>(memory_bytes, "memory_bytes");
   given.session = take_session_options(options);
   expect_no_more(options, "Generator");
   std::vector<Model> all = models_of(models);
-  const nb::gil_scoped_release release;
+  const NoGil released;
   new (self) PyGenerator(std::move(all), tokenizer.tokenizer, given);
 }
 
@@ -128,23 +138,25 @@ std::vector<Model> models_of(nb::handle models) {
 }
 
 void bind_generator(nb::module_& m) {
-  nb::class_<PyGenerator> type(m, "Generator", "See mmrec.Generator.");
-  type.def("__init__", init, nb::arg("models"), nb::arg("tokenizer"), nb::kw_only(), nb::arg("slots") = 0,
-           nb::arg("memory_bytes") = 0, nb::arg("options"));
-  type.def("submit", &PyGenerator::submit, nb::arg("prompt"), nb::kw_only(), nb::arg("start") = nb::none(),
-           nb::arg("state") = nb::none(), nb::arg("on_finish") = nb::none(), nb::arg("options"),
+  nb::class_<PyGenerator> type(m, "Generator", nb::type_slots(collected<PyGenerator>()), "See mmrec.Generator.");
+  type.def("__init__", init, nb::call_guard<Call>(), nb::arg("models"), nb::arg("tokenizer"), nb::kw_only(),
+           nb::arg("slots") = 0, nb::arg("memory_bytes") = 0, nb::arg("options"));
+  type.def("submit", &PyGenerator::submit, nb::call_guard<Call>(), nb::arg("prompt"), nb::kw_only(),
+           nb::arg("start") = nb::none(), nb::arg("state") = nb::none(), nb::arg("on_finish") = nb::none(),
+           nb::arg("options"),
            "Queues a request and returns its number, from 1 on.\n\n"
            "prompt: a str, encoded as Tokenizer.encode does (with BOS unless it goes on from a state), or ids [T].\n"
            "start: a Session of batch 1 to go on from a copy of, which must stand there until the request runs; or\n"
            "state: bytes of Session.save(). on_finish receives the GenerateResult. Options are Session.generate's.\n"
            "Raises ValueError naming the field, and ModelError for a state; then nothing has changed.");
-  type.def("cancel", &PyGenerator::cancel, nb::arg("id"),
+  type.def("cancel", &PyGenerator::cancel, nb::call_guard<Call>(), nb::arg("id"),
            "Draws no more tokens for a request, which finishes as 'cancelled'. False where there is none of that id.");
   type.def(
-      "run_once", &PyGenerator::run_once,
+      "run_once", &PyGenerator::run_once, nb::call_guard<Call>(),
       "One round: requests join while there is room, and the next token of each is drawn. Returns whether anything\n"
       "is left to do. Raises, when the round is done, what a callback raised, which cancels its request.");
-  type.def("run", &PyGenerator::run, "Rounds until all requests are finished. Raises what run_once() raises.");
+  type.def("run", &PyGenerator::run, nb::call_guard<Call>(),
+           "Rounds until all requests are finished. Raises what run_once() raises.");
   const auto property = [&type](const char* name, auto get, const char* doc) {
     type.def_prop_ro(
         name, [get](PyGenerator& self) { return self.ask([get](const Generator& g) { return (g.*get)(); }); }, doc);

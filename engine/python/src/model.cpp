@@ -47,26 +47,27 @@ LoadOptions take_load_options(nb::dict& options) {
   if (const nb::object given = take(options, "precision"); given.is_valid()) {
     load.precision = static_cast<Precision>(choice(given, "precision", kPrecisions));
   }
-  if (const nb::object given = take(options, "threads"); given.is_valid()) load.threads = nb::cast<int>(given);
-  if (const nb::object given = take(options, "allow_nonfinite"); given.is_valid()) {
-    load.allow_nonfinite = nb::cast<bool>(given);
-  }
+  take_into(options, "threads", load.threads);
+  take_into(options, "allow_nonfinite", load.allow_nonfinite);
   if (const nb::object given = take(options, "expert"); given.is_valid() && !given.is_none()) {
     load.variant.expert = static_cast<Expert>(choice(given, "expert", kExperts));
   }
   if (const nb::object given = take(options, "calls"); given.is_valid() && !given.is_none()) {
     load.variant.calls = static_cast<Calls>(choice(given, "calls", kCalls));
   }
-  if (const nb::object given = take(options, "bank"); given.is_valid() && !given.is_none()) {
-    load.variant.bank = nb::cast<bool>(given);
+  bool bank = false;
+  if (options.contains("bank") && !nb::object(options["bank"]).is_none()) {
+    take_into(options, "bank", bank);
+    load.variant.bank = bank;
   }
+  take(options, "bank");  // of None
   return load;
 }
 
 /// Calls on_warning, or warnings.warn where it is None. Used while the caller's frame holds a reference to it.
 std::function<void(std::string_view)> warner(nb::handle on_warning) {
   return [on_warning](std::string_view text) {
-    const nb::gil_scoped_acquire gil;
+    const Gil gil;
     const nb::str line(text.data(), text.size());
     if (on_warning.is_valid() && !on_warning.is_none()) {
       on_warning(line);
@@ -84,7 +85,7 @@ PyModel load(const nb::object& path, nb::kwargs options) {
   load.on_warning = warner(on_warning);
   const std::filesystem::path folder = path.is_none() ? bundled_model() : path_of(path);
   auto model = [&] {
-    const nb::gil_scoped_release release;
+    const NoGil released;
     return Model::load(folder, load);
   }();
   return {std::move(model), folder, kept};
@@ -99,7 +100,7 @@ nb::list load_on_gpus(const nb::object& path, const nb::object& gpus, nb::kwargs
   const std::filesystem::path folder = path.is_none() ? bundled_model() : path_of(path);
   const std::vector<int> numbers = gpus.is_none() ? std::vector<int>() : row_of(gpus, "gpus");
   auto models = [&] {
-    const nb::gil_scoped_release release;
+    const NoGil released;
     return Model::load_on_gpus(folder, load, numbers);
   }();
   nb::list result;
@@ -147,13 +148,14 @@ nb::object info(const PyModel& self) {
   return nb::module_::import_("mmrec._results").attr("ModelInfo")(**fields);
 }
 
-PySession* new_session(const PyModel& self, int batch, nb::kwargs options) {
+PySession* new_session(const PyModel& self, nb::handle batch, nb::kwargs options) {
+  const int sequences = integer_of<int>(batch, "batch");
   const SessionOptions given = take_session_options(options);
   expect_no_more(options, "new_session");
   std::shared_ptr<Session> session;
   {
-    const nb::gil_scoped_release release;
-    session = std::make_shared<Session>(self.model.new_session(batch, given));
+    const NoGil released;
+    session = std::make_shared<Session>(self.model.new_session(sequences, given));
   }
   return new PySession(std::move(session), self.model.info().eos_token_ids);
 }
@@ -172,7 +174,7 @@ void bind_model(nb::module_& m) {
       "Pickled by path and options: another process loads the files again, and raises ModelError\n"
       "where they are not the same model any more.");
   type.def_static(
-      "load", load, nb::arg("path") = nb::none(), nb::arg("options"),
+      "load", load, nb::call_guard<Call>(), nb::arg("path") = nb::none(), nb::arg("options"),
       "Loads a model folder: config.json and model.safetensors, or its shards. None: the bundled model.\n\n"
       "Options: device='auto' ('cpu', 'cuda', 'cuda:N'; 'cpu' loads no CUDA library), precision='auto' ('fp32', "
       "'fp16',\n"
@@ -181,11 +183,11 @@ void bind_model(nb::module_& m) {
       "calls='stepwise'|'prompt'|'whole', bank=bool. Raises ModelError naming file, field, found and expected, "
       "OSError\n"
       "where a file cannot be read, DeviceUnavailable, CudaError, MemoryError, and ValueError for options.");
-  type.def_static("load_on_gpus", load_on_gpus, nb::arg("path") = nb::none(), nb::arg("gpus") = nb::none(),
-                  nb::arg("options"),
+  type.def_static("load_on_gpus", load_on_gpus, nb::call_guard<Call>(), nb::arg("path") = nb::none(),
+                  nb::arg("gpus") = nb::none(), nb::arg("options"),
                   "The same on several GPUs, for a Scorer or Generator to use together: a list of a model for each of\n"
                   "`gpus` (numbers), or for each that can be used. Files are read once.");
-  type.def("new_session", new_session, nb::arg("batch") = 1, nb::arg("options"),
+  type.def("new_session", new_session, nb::call_guard<Call>(), nb::arg("batch") = 1, nb::arg("options"),
            "A session of `batch` sequences at position 0, 1..65536.\n\n"
            "Options: threads=0 (0: all processors), prefill='auto' ('sweeps', 'steps'), sweep_tolerance=0.0,\n"
            "max_sweeps=64. Raises ValueError for one out of range, MemoryError, CudaError.");

@@ -9,6 +9,7 @@ NB_MODULE(_mmrec, m) {
   nanobind::list backends;
   for (const std::string_view name : mmrec::backends()) backends.append(nanobind::str(name.data(), name.size()));
   m.attr("backends") = nanobind::tuple(backends);
+  mmrec::python::bind_ending(m);
   mmrec::python::bind_errors(m);
   mmrec::python::bind_tokenizer(m);
   mmrec::python::bind_session(m);

@@ -50,14 +50,14 @@ KernelContext& cpu_context(int threads) {
 template <class Run>
 void run_where(const Operand& x, const char* name, std::uintptr_t stream, int threads, const Run& run) {
   if (x.device_type == nb::device::cpu::value) {
-    const nb::gil_scoped_release released;
+    const NoGil released;
     run(cpu_context(threads));
     return;
   }
   if (x.device_type != nb::device::cuda::value) {
     refuse(name, "lies on a device of DLPack's type " + std::to_string(x.device_type) + ", expected the CPU or CUDA");
   }
-  const nb::gil_scoped_release released;
+  const NoGil released;
   StreamContext& on = stream_context(x.device, stream);
   const std::scoped_lock lock(on.mutex);
   run(on.context);
@@ -302,7 +302,7 @@ void logprobs_backward(nb::handle grad_value, nb::handle logits_value, nb::handl
 
 /// Waits for a stream's work.
 void synchronize(int device, std::uintptr_t stream) {
-  const nb::gil_scoped_release released;
+  const NoGil released;
   StreamContext& on = stream_context(device, stream);
   const std::scoped_lock lock(on.mutex);
   on.context.synchronize();
@@ -312,10 +312,10 @@ void synchronize(int device, std::uintptr_t stream) {
 
 void bind_ops(nb::module_& m) {
   m.def("scan", &scan, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg().none(), nb::arg().none(),
-        nb::arg().none(), nb::arg(), nb::arg(), nb::arg());
-  m.def("synchronize", &synchronize);
-  m.def("token_logprobs", &logprobs);
-  m.def("token_logprobs_backward", &logprobs_backward);
+        nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::call_guard<Call>());
+  m.def("synchronize", &synchronize, nb::call_guard<Call>());
+  m.def("token_logprobs", &logprobs, nb::call_guard<Call>());
+  m.def("token_logprobs_backward", &logprobs_backward, nb::call_guard<Call>());
 }
 
 }  // namespace mmrec::python

@@ -1,38 +1,21 @@
 // Keyword arguments as options: of sessions, of the sampler, of generating. Callbacks among them take the GIL.
 #include <nanobind/nanobind.h>
 
+#include <type_traits>
+
 #include "engine/python/src/binding.h"
 
 namespace mmrec::python {
 namespace {
 
-/// Sets `value` to the entry of that name, if there is one. TypeError for a value of another type, naming it.
-template <class T>
-void take_into(nb::dict& options, const char* name, T& value) {
-  const nb::object given = take(options, name);
-  if (!given.is_valid()) return;
-  if (!nb::try_cast(given, value)) {
-    const std::string found = nb::repr(given).c_str();
-    throw nb::type_error((std::string(name) + ": not a valid value (found " + found + ")").c_str());
-  }
-}
-
-/// What is deleted with the GIL held, wherever the last of its owners goes.
-std::shared_ptr<nb::object> kept(nb::object object) {
-  return {new nb::object(std::move(object)), [](nb::object* held) {
-            const nb::gil_scoped_acquire gil;
-            delete held;
-          }};
-}
-
 /// The callable of that name; null where it is absent or None.
-std::shared_ptr<nb::object> take_callable(nb::dict& options, const char* name) {
+std::shared_ptr<nb::object> take_callable(nb::dict& options, const char* name, Callables& callables) {
   nb::object given = take(options, name);
   if (!given.is_valid() || given.is_none()) return nullptr;
   if (PyCallable_Check(given.ptr()) == 0) {
     throw nb::type_error((std::string(name) + ": expected a callable or None").c_str());
   }
-  return kept(std::move(given));
+  return callables.keep(std::move(given));
 }
 
 }  // namespace
@@ -44,6 +27,22 @@ nb::object take(nb::dict& options, const char* name) {
   nb::del(options[key]);
   return value;
 }
+
+template <class T>
+void take_into(nb::dict& options, const char* name, T& value) {
+  const nb::object given = take(options, name);
+  if (!given.is_valid()) return;
+  if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
+    value = integer_of<T>(given, name);
+  } else if ((std::is_floating_point_v<T> && PyBool_Check(given.ptr())) || !nb::try_cast(given, value)) {
+    const std::string found = nb::repr(given).c_str();
+    throw nb::type_error((std::string(name) + ": found " + found + ", expected " +
+                          (std::is_same_v<T, bool> ? "True or False" : "a number"))
+                             .c_str());
+  }
+}
+template void take_into(nb::dict&, const char*, int&);
+template void take_into(nb::dict&, const char*, bool&);
 
 SessionOptions take_session_options(nb::dict& options) {
   SessionOptions result;
@@ -85,7 +84,7 @@ void expect_no_more(const nb::dict& options, const char* call) {
   }
 }
 
-std::unique_ptr<PyGenerateOptions> take_generate_options(nb::dict& options) {
+std::unique_ptr<PyGenerateOptions> take_generate_options(nb::dict& options, Callables& callables) {
   auto result = std::make_unique<PyGenerateOptions>();
   GenerateOptions& to = result->options;
   to.sampler = take_sampler_options(options);
@@ -107,15 +106,15 @@ std::unique_ptr<PyGenerateOptions> take_generate_options(nb::dict& options) {
     result->context = row_of(context, "context");
     to.context = result->context;
   }
-  if (const auto on_text = take_callable(options, "on_text")) {
+  if (const auto on_text = take_callable(options, "on_text", callables)) {
     to.on_text = [on_text](std::string_view text) {
-      const nb::gil_scoped_acquire gil;
+      const Gil gil;
       return goes_on((*on_text)(nb::str(text.data(), text.size())));
     };
   }
-  if (const auto on_token = take_callable(options, "on_token")) {
+  if (const auto on_token = take_callable(options, "on_token", callables)) {
     to.on_token = [on_token](int token, float logprob) {
-      const nb::gil_scoped_acquire gil;
+      const Gil gil;
       return goes_on((*on_token)(token, logprob));
     };
   }

@@ -13,36 +13,40 @@ struct Calls {
   std::atomic<std::uint64_t> last = 0;     // that has a number
   std::atomic<std::uint64_t> current = 0;  // that is under way
   std::atomic<std::uint64_t> stopped = 0;  // the last that was to end early
+  std::function<bool()> hand_over;         // of a stream under way: the scores that are ready; whether to go on
 };
 
 struct PyScorer {
   Scorer scorer;
   std::atomic<bool> busy = false;
   std::shared_ptr<Calls> calls;
+  Callables callables;
 
-  PyScorer(std::vector<Model> models, ScorerOptions options, std::shared_ptr<Calls> shared)
-      : scorer(std::move(models), std::move(options)), calls(std::move(shared)) {}
+  PyScorer(std::vector<Model> models, ScorerOptions options, std::shared_ptr<Calls> shared, Callables kept)
+      : scorer(std::move(models), std::move(options)), calls(std::move(shared)), callables(std::move(kept)) {}
 };
 
 constexpr const char* kInUse = "this scorer";
 
-void init(PyScorer* self, nb::handle models, int batch, bool whole_calls, const nb::object& on_progress,
+void init(PyScorer* self, nb::handle models, nb::handle batch, bool whole_calls, const nb::object& on_progress,
           nb::kwargs options) {
   ScorerOptions given;
-  given.batch = batch;
+  given.batch = integer_of<int>(batch, "batch");
   given.whole_calls = whole_calls;
   given.session = take_session_options(options);
   expect_no_more(options, "Scorer");
-  const auto callable = on_progress.is_none() ? nullptr : kept(on_progress);
+  Callables callables;
+  const auto callable = on_progress.is_none() ? nullptr : callables.keep(on_progress);
   const auto calls = std::make_shared<Calls>();
   given.on_progress = [callable, calls, watch = SignalWatch()](std::int64_t tokens, double nll) mutable {
     watch.check();
     if (calls->stopped == calls->current) return false;
+    if (calls->hand_over && !calls->hand_over()) return false;
     if (!callable) return true;
-    const nb::gil_scoped_acquire gil;
+    const Gil gil;
     return goes_on((*callable)(tokens, nll));
   };
-  new (self) PyScorer(models_of(models), std::move(given), calls);
+  new (self) PyScorer(models_of(models), std::move(given), calls, std::move(callables));
 }
 
 /// Makes Python's scores of the engine's.
@@ -66,7 +70,7 @@ nb::list score(PyScorer& self, nb::handle documents) {
   }
   std::vector<DocumentScore> scores;
   {
-    const nb::gil_scoped_release release;
+    const NoGil released;
     scores = self.scorer.score(ids);
   }
   const PythonScores python;
@@ -75,8 +79,8 @@ nb::list score(PyScorer& self, nb::handle documents) {
   return result;
 }
 
-/// Documents from an iterator as they are wanted; lists of scores to `on_scores`, in their order. A score at a time
-/// would hand the GIL from thread to thread for each.
+/// Documents from an iterator as they are wanted; lists of scores to `on_scores`, in their order, before the next chunk
+/// is scored or the next document read. A score at a time would hand the GIL from thread to thread for each.
 bool run_stream(PyScorer& self, nb::handle documents, const nb::callable& on_scores, std::uint64_t call) {
   constexpr std::size_t kTogether = 64;
   const Busy busy(self.busy, kInUse);
@@ -89,7 +93,7 @@ bool run_stream(PyScorer& self, nb::handle documents, const nb::callable& on_sco
   bool is_wanted = true;
   const auto hand_over = [&] {
     if (ready.empty()) return is_wanted;
-    const nb::gil_scoped_acquire gil;
+    const Gil gil;
     nb::list scores;
     for (DocumentScore& one : ready) scores.append(python.of(std::move(one)));
     ready.clear();
@@ -97,7 +101,7 @@ bool run_stream(PyScorer& self, nb::handle documents, const nb::callable& on_sco
   };
   const auto next = [&](std::vector<int>& ids) {
     if (!hand_over()) return false;
-    const nb::gil_scoped_acquire gil;
+    const Gil gil;
     const nb::object document = nb::steal(PyIter_Next(all.ptr()));
     if (!document.is_valid()) {
       if (PyErr_Occurred() != nullptr) nb::raise_python_error();
@@ -110,7 +114,13 @@ bool run_stream(PyScorer& self, nb::handle documents, const nb::callable& on_sco
     ready.push_back(std::move(one));
     return ready.size() < kTogether || hand_over();
   };
-  const nb::gil_scoped_release release;
+  struct Handing {  // while the stream is under way
+    Calls& calls;
+    ~Handing() { calls.hand_over = nullptr; }
+  };
+  const Handing handing{*self.calls};
+  self.calls->hand_over = hand_over;
+  const NoGil released;
   bool is_whole = false;
   try {
     is_whole = self.scorer.score_stream(next, take);
@@ -146,15 +156,16 @@ nb::object summary(const PerplexityAccumulator& self) {
 }  // namespace
 
 void bind_scorer(nb::module_& m) {
-  nb::class_<PyScorer> type(m, "Scorer", "See mmrec.Scorer.");
-  type.def("__init__", init, nb::arg("models"), nb::kw_only(), nb::arg("batch") = 0, nb::arg("whole_calls") = false,
-           nb::arg("on_progress") = nb::none(), nb::arg("options"));
-  type.def("score", score, nb::arg("documents"),
+  nb::class_<PyScorer> type(m, "Scorer", nb::type_slots(collected<PyScorer>()), "See mmrec.Scorer.");
+  type.def("__init__", init, nb::call_guard<Call>(), nb::arg("models"), nb::kw_only(), nb::arg("batch") = 0,
+           nb::arg("whole_calls") = false, nb::arg("on_progress") = nb::none(), nb::arg("options"));
+  type.def("score", score, nb::call_guard<Call>(), nb::arg("documents"),
            "Scores documents (an iterable of ids [T] each): a list of DocumentScore in their order.\n\n"
            "The first token of each is context only. Raises ValueError naming document and index for an id outside\n"
            "the vocabulary, before anything is scored; MemoryError, CudaError, and what on_progress raises.");
   type.def("_new_stream", [](PyScorer& self) { return ++self.calls->last; });
-  type.def("_run_stream", run_stream, nb::arg("documents"), nb::arg("on_scores"), nb::arg("call"));
+  type.def("_run_stream", run_stream, nb::call_guard<Call>(), nb::arg("documents"), nb::arg("on_scores"),
+           nb::arg("call"));
   type.def("_stop_stream", [](PyScorer& self, std::uint64_t call) { self.calls->stopped = call; });
   type.def_prop_ro(
       "prefill_stats",
@@ -171,8 +182,8 @@ void bind_scorer(nb::module_& m) {
   accumulator.def(nb::init<>());
   accumulator.def(
       "add",
-      [](PerplexityAccumulator& self, nb::handle one, std::int64_t bytes, std::int64_t words) {
-        self.add(sums(one), bytes, words);
+      [](PerplexityAccumulator& self, nb::handle one, nb::handle bytes, nb::handle words) {
+        self.add(sums(one), integer_of<std::int64_t>(bytes, "bytes"), integer_of<std::int64_t>(words, "words"));
       },
       nb::arg("score"), nb::arg("bytes"), nb::arg("words"),
       "Adds a DocumentScore of a document of so many UTF-8 bytes and words; 0 where nobody knows them.");

@@ -35,14 +35,14 @@ void prefill(PySession& self, nb::handle value, nb::object on_progress) {
   const Busy busy(self.busy, kInUse);
   const Tokens tokens = tokens_for(*self.session, value, false);
   const CallOptions options{watched(std::move(on_progress))};
-  const nb::gil_scoped_release release;
+  const NoGil released;
   self.session->prefill(tokens.ids, options);
 }
 
 void step(PySession& self, nb::handle value) {
   const Busy busy(self.busy, kInUse);
   const Tokens tokens = tokens_for(*self.session, value, true);
-  const nb::gil_scoped_release release;
+  const NoGil released;
   self.session->step(tokens.ids);
 }
 
@@ -52,7 +52,7 @@ nb::object score(PySession& self, nb::handle value, nb::object on_progress) {
   const CallOptions options{watched(std::move(on_progress))};
   std::vector<float> logprobs(tokens.ids.size());
   {
-    const nb::gil_scoped_release release;
+    const NoGil released;
     self.session->score(tokens.ids, logprobs, options);
   }
   return array_of(std::move(logprobs), tokens.shape);
@@ -62,7 +62,7 @@ nb::object logits(PySession& self) {
   const Busy busy(self.busy, kInUse);
   std::vector<float> copy;
   {
-    const nb::gil_scoped_release release;
+    const NoGil released;
     const std::span<const float> all = self.session->logits();
     copy.assign(all.begin(), all.end());
   }
@@ -71,14 +71,16 @@ nb::object logits(PySession& self) {
                                     static_cast<std::size_t>(self.session->vocab_size())});
 }
 
-nb::object draw(PySession& self, std::uint64_t at, std::uint64_t first_sequence, bool logprobs, nb::kwargs options) {
+nb::object draw(PySession& self, nb::handle step, nb::handle first_sequence, bool logprobs, nb::kwargs options) {
   const Busy busy(self.busy, kInUse);
+  const auto at = integer_of<std::uint64_t>(step, "step");
+  const auto first = integer_of<std::uint64_t>(first_sequence, "first_sequence");
   const SamplerOptions sampler = take_sampler_options(options);
   expect_no_more(options, "draw");
   std::vector<Sample> samples(static_cast<std::size_t>(self.session->batch()));
   {
-    const nb::gil_scoped_release release;
-    self.session->draw(sampler, at, first_sequence, samples, logprobs);
+    const NoGil released;
+    self.session->draw(sampler, at, first, samples, logprobs);
   }
   std::vector<int> tokens;
   std::vector<float> values;
@@ -93,17 +95,17 @@ nb::bytes save(PySession& self) {
   const Busy busy(self.busy, kInUse);
   std::vector<std::byte> state;
   {
-    const nb::gil_scoped_release release;
+    const NoGil released;
     state = self.session->save();
   }
   return nb::bytes(reinterpret_cast<const char*>(state.data()), state.size());
 }
 
-void restore(PySession& self, const nb::bytes& state, nb::handle recent) {
+void restore(PySession& self, nb::handle state, nb::handle recent) {
   const Busy busy(self.busy, kInUse);
   const std::vector<int> ids = recent.is_none() ? std::vector<int>() : tokens_of(recent, "recent").ids;
-  const std::span bytes(reinterpret_cast<const std::byte*>(state.c_str()), state.size());
-  const nb::gil_scoped_release release;
+  const std::vector<std::byte> bytes = bytes_of(state, "state");
+  const NoGil released;
   self.session->restore(bytes, ids);
 }
 
@@ -111,21 +113,22 @@ PySession* clone(PySession& self) {
   const Busy busy(self.busy, kInUse);
   std::shared_ptr<Session> copy;
   {
-    const nb::gil_scoped_release release;
+    const NoGil released;
     copy = std::make_shared<Session>(self.session->clone());
   }
   return new PySession(std::move(copy), self.eos_token_ids);
 }
 
-nb::object recent_tokens(PySession& self, int sequence) {
+nb::object recent_tokens(PySession& self, nb::handle sequence) {
   const Busy busy(self.busy, kInUse);
-  const std::span<const int> recent = self.session->recent_tokens(sequence);
+  const std::span<const int> recent = self.session->recent_tokens(integer_of<int>(sequence, "sequence"));
   return array_of(std::vector<int>(recent.begin(), recent.end()), {recent.size()});
 }
 
 nb::object generate_text(PySession& self, const PyTokenizer& tokenizer, nb::kwargs options) {
   const Busy busy(self.busy, kInUse);
-  const auto given = take_generate_options(options);
+  Callables callables;
+  const auto given = take_generate_options(options, callables);
   expect_no_more(options, "generate");
   default_eos(*given, self.eos_token_ids, tokenizer.tokenizer);
   given->options.cancelled = [watch = SignalWatch()]() mutable {
@@ -134,7 +137,7 @@ nb::object generate_text(PySession& self, const PyTokenizer& tokenizer, nb::kwar
   };
   GenerateResult result;
   {
-    const nb::gil_scoped_release release;
+    const NoGil released;
     result = generate(*self.session, tokenizer.tokenizer, given->options);
   }
   return python_result(std::move(result), given->options.top_logprobs);
@@ -150,25 +153,26 @@ void bind_session(nb::module_& m) {
       "let\n"
       "the GIL go. A call that raises ValueError has changed nothing; after MemoryError or CudaError the state is\n"
       "undefined until reset() or restore(). Not to be pickled: save() gives the state as bytes.");
-  type.def("prefill", prefill, nb::arg("tokens"), nb::arg("on_progress") = nb::none(),
+  type.def("prefill", prefill, nb::call_guard<Call>(), nb::arg("tokens"), nb::arg("on_progress") = nb::none(),
            "Consumes `tokens`, [T] for a batch of 1, or [batch, T]; T >= 1.\n\n"
            "on_progress(done, total) is asked between chunks; False ends the call there, at position(). Ctrl-C does\n"
            "likewise. Raises ValueError for an id outside [0, vocab_size), naming it and its index, and for a shape.");
-  type.def("step", step, nb::arg("tokens"), "Consumes one token of each sequence, [batch]; otherwise like prefill.");
+  type.def("step", step, nb::call_guard<Call>(), nb::arg("tokens"),
+           "Consumes one token of each sequence, [batch]; otherwise like prefill.");
   type.def(
-      "score", score, nb::arg("tokens"), nb::arg("on_progress") = nb::none(),
+      "score", score, nb::call_guard<Call>(), nb::arg("tokens"), nb::arg("on_progress") = nb::none(),
       "Consumes `tokens` like prefill and returns log p of each given all before it (nats), float32 of their\n"
       "shape. The first token of all has nothing before it: 0. Where on_progress ended the call, entries of tokens\n"
       "that were not consumed are unspecified.");
-  type.def("logits", logits,
+  type.def("logits", logits, nb::call_guard<Call>(),
            "Logits of the next token, float32 [batch, vocab_size], a copy. ValueError at position 0.");
-  type.def("draw", draw, nb::arg("step"), nb::arg("first_sequence") = 0, nb::kw_only(), nb::arg("logprobs") = true,
-           nb::arg("sampler"),
+  type.def("draw", draw, nb::call_guard<Call>(), nb::arg("step"), nb::arg("first_sequence") = 0, nb::kw_only(),
+           nb::arg("logprobs") = true, nb::arg("sampler"),
            "Draws the next token of each sequence: (tokens int32 [batch], log-probs float32 [batch]).\n\n"
            "Options are those of generate() that concern the sampler; sequence b has the random number of (seed,\n"
            "first_sequence + b, step). Consumes nothing: step() does. Without logprobs these are 0. Raises ValueError\n"
            "at position 0, for an option out of range and for a repetition penalty; NumericError for NaN logits.");
-  type.def("clone", clone, "An independent copy, state and all; weights are shared.");
+  type.def("clone", clone, nb::call_guard<Call>(), "An independent copy, state and all; weights are shared.");
   type.def(
       "reset",
       [](PySession& self) {
@@ -176,18 +180,19 @@ void bind_session(nb::module_& m) {
         self.session->reset();
       },
       "Back to position 0.");
-  type.def("save", save,
+  type.def("save", save, nb::call_guard<Call>(),
            "The state as bytes, for restore() of a session of the same model and batch. They can betray the text:\n"
            "treat them like it.");
   type.def(
-      "restore", restore, nb::arg("state"), nb::arg("recent") = nb::none(),
-      "Replaces the state by a saved one. `recent`, [n] or [batch, n], are the last tokens before it, which the\n"
+      "restore", restore, nb::call_guard<Call>(), nb::arg("state"), nb::arg("recent") = nb::none(),
+      "Replaces the state by a saved one: bytes, or a buffer of them. `recent`, [n] or [batch, n], are the last tokens "
+      "before it, which the\n"
       "repetition penalty and half a character need. Raises ModelError, the session unchanged, for bytes that are\n"
       "damaged or of another model, version or batch; ValueError for `recent`.");
-  type.def("recent_tokens", recent_tokens, nb::arg("sequence") = 0,
+  type.def("recent_tokens", recent_tokens, nb::call_guard<Call>(), nb::arg("sequence") = 0,
            "The last tokens that `sequence` has consumed, oldest first, int32, at most 256.");
   type.def(
-      "generate", generate_text, nb::arg("tokenizer"), nb::arg("options"),
+      "generate", generate_text, nb::call_guard<Call>(), nb::arg("tokenizer"), nb::arg("options"),
       "Continues the sequence (batch 1, position >= 1) and returns a GenerateResult.\n\n"
       "Options: max_tokens=256 (-1: no end), temperature=0.8 (0: greedy), top_k=40, top_p=0.95, min_p=0.05,\n"
       "repetition_penalty=1.0, repetition_window=64, vocab_limit=0, seed=0, sequence=0, stop=() (str or several),\n"
@@ -195,14 +200,6 @@ void bind_session(nb::module_& m) {
       "tokens before, for a session that was restored), on_text(piece), on_token(id, logprob); False of these two\n"
       "cancels. The same seed, sequence and position draw the same token. All tokens but the last have been\n"
       "consumed then. Raises ValueError before anything is drawn, NumericError, and what the callbacks raise.");
-  type.def(
-      "stream",
-      [](nb::handle self, nb::handle tokenizer, const nb::kwargs& options) {
-        return nb::module_::import_("mmrec._streams").attr("session_stream")(self, tokenizer, **options);
-      },
-      nb::arg("tokenizer"), nb::arg("options"),
-      "generate() as an iterator of pieces of the text, which are drawn in a thread of the iterator's while it is\n"
-      "asked for them. The session is in use until it ends or is closed.");
   type.def_prop_ro(
       "batch", [](const PySession& self) { return self.session->batch(); }, "Sequences in lock-step.");
   type.def_prop_ro(

@@ -9,7 +9,7 @@ namespace {
 
 PyTokenizer load(const nb::object& path) {
   const std::filesystem::path file = path.is_none() ? bundled_model() : path_of(path);
-  const nb::gil_scoped_release release;
+  const NoGil released;
   return {Tokenizer::load(file), file};
 }
 
@@ -17,7 +17,7 @@ nb::object encode(const PyTokenizer& self, nb::handle value, bool add_bos) {
   const std::string_view text = text_of(value, "text");
   std::vector<int> ids;
   {
-    const nb::gil_scoped_release release;
+    const NoGil released;
     ids = self.tokenizer.encode(text, add_bos, [watch = SignalWatch()](std::size_t) mutable {
       watch.check();
       return true;
@@ -27,7 +27,8 @@ nb::object encode(const PyTokenizer& self, nb::handle value, bool add_bos) {
   return array_of(std::move(ids), {count});
 }
 
-nb::list encode_batch(const PyTokenizer& self, nb::handle texts, bool add_bos, int threads) {
+nb::list encode_batch(const PyTokenizer& self, nb::handle texts, bool add_bos, nb::handle threads) {
+  const int count = integer_of<int>(threads, "threads");
   if (nb::isinstance<nb::str>(texts) || nb::isinstance<nb::bytes>(texts)) {
     throw nb::type_error("texts: found one text, expected an iterable of texts");
   }
@@ -42,12 +43,12 @@ nb::list encode_batch(const PyTokenizer& self, nb::handle texts, bool add_bos, i
     for (std::size_t bytes = 0; end < views.size() && bytes < kBytesOfATurn; ++end) bytes += views[end].size();
     std::vector<std::vector<int>> ids;
     {
-      const nb::gil_scoped_release release;
-      ids = self.tokenizer.encode_batch(std::span(views).subspan(begin, end - begin), add_bos, threads);
+      const NoGil released;
+      ids = self.tokenizer.encode_batch(std::span(views).subspan(begin, end - begin), add_bos, count);
     }
     for (std::vector<int>& one : ids) {
-      const std::size_t count = one.size();
-      result.append(array_of(std::move(one), {count}));
+      const std::size_t size = one.size();
+      result.append(array_of(std::move(one), {size}));
     }
     if (PyErr_CheckSignals() != 0) nb::raise_python_error();
   }
@@ -58,14 +59,14 @@ nb::str decode(const PyTokenizer& self, nb::handle value) {
   const std::vector<int> ids = row_of(value, "tokens");
   std::string text;
   {
-    const nb::gil_scoped_release release;
+    const NoGil released;
     text = self.tokenizer.decode(ids);
   }
   return nb::str(text.data(), text.size());
 }
 
-nb::bytes piece_bytes(const PyTokenizer& self, int token) {
-  const std::string piece = self.tokenizer.piece(token);
+nb::bytes piece_bytes(const PyTokenizer& self, nb::handle token) {
+  const std::string piece = self.tokenizer.piece(integer_of<int>(token, "token"));
   return nb::bytes(piece.data(), piece.size());
 }
 
@@ -76,32 +77,35 @@ void bind_tokenizer(nb::module_& m) {
                                "A sentencepiece model or a tiktoken rank file. Immutable; threads may share it.\n\n"
                                "Pickled by path.");
   type.def_static(
-      "load", load, nb::arg("path") = nb::none(),
+      "load", load, nb::call_guard<Call>(), nb::arg("path") = nb::none(),
       "Loads tokenizer.model or tokenizer.tiktoken of a model folder, or the file itself, with\n"
       "tokenizer_config.json beside it if there is one. None: the bundled model's. Raises ModelError naming\n"
       "file, found and expected, and OSError.");
-  type.def("encode", encode, nb::arg("text"), nb::arg("add_bos") = true,
+  type.def("encode", encode, nb::call_guard<Call>(), nb::arg("text"), nb::arg("add_bos") = true,
            "Ids of `text` (str, or bytes of UTF-8), int32 [T]. BOS is first if add_bos and adds_bos. Invalid UTF-8\n"
            "becomes U+FFFD; special tokens are never recognised in the text.");
   type.def(
-      "encode_batch", encode_batch, nb::arg("texts"), nb::arg("add_bos") = true, nb::arg("threads") = 0,
+      "encode_batch", encode_batch, nb::call_guard<Call>(), nb::arg("texts"), nb::arg("add_bos") = true,
+      nb::arg("threads") = 0,
       "A list of the ids of each of `texts` (an iterable of str or bytes), as encode() gives them, by `threads` of\n"
       "the CPU (0: all the processors this process may use). Raises ValueError for `threads` < 0.");
   type.def(
       "encode_stream",
-      [](nb::handle self, nb::handle texts, bool add_bos, int threads) {
+      [](nb::handle self, nb::handle texts, bool add_bos, nb::handle threads) {
         return nb::module_::import_("mmrec._documents").attr("encode_stream")(self, texts, add_bos, threads);
       },
       nb::arg("texts"), nb::arg("add_bos") = true, nb::arg("threads") = 0,
       "The same as an iterator, for Scorer.score_stream: texts are read as they are wanted, up to some four million\n"
       "characters ahead.");
   type.def(
-      "decode", decode, nb::arg("tokens"),
+      "decode", decode, nb::call_guard<Call>(), nb::arg("tokens"),
       "Text of ids [T]. Control tokens vanish; bytes that are no UTF-8 become U+FFFD. Raises IndexError for an id\n"
       "outside [0, vocab_size).");
   type.def(
       "piece",
-      [](const PyTokenizer& self, int token) { return piece_bytes(self, token).attr("decode")("utf-8", "replace"); },
+      [](const PyTokenizer& self, nb::handle token) {
+        return piece_bytes(self, token).attr("decode")("utf-8", "replace");
+      },
       nb::arg("token"), "The piece of one id as stored ('▁the'); bytes that are no UTF-8 become U+FFFD. IndexError.");
   type.def("piece_bytes", piece_bytes, nb::arg("token"), "The same as bytes, of a rank file exactly.");
   const auto property = [&type](const char* name, auto get, const char* doc) {
@@ -133,8 +137,9 @@ void bind_tokenizer(nb::module_& m) {
       },
       nb::arg("tokenizer"), nb::arg("at_start") = true,
       "at_start: the stream begins the text, so the first word's leading space goes. False after a prompt.");
-  decoder.def("push", &StreamDecoder::push, nb::arg("token"),
-              "Text that `token` completes, often none. IndexError for a bad id.");
+  decoder.def(
+      "push", [](StreamDecoder& self, nb::handle token) { return self.push(integer_of<int>(token, "token")); },
+      nb::arg("token"), "Text that `token` completes, often none. IndexError for a bad id.");
   decoder.def("finish", &StreamDecoder::finish, "The end: an incomplete character becomes U+FFFD.");
   refuse_pickling(decoder, "a StreamDecoder is not pickled");
 }

@@ -55,14 +55,6 @@ Busy::Busy(std::atomic<bool>& flag, const char* what) : flag_(flag) {
   }
 }
 
-void SignalWatch::check() {
-  const auto now = std::chrono::steady_clock::now();
-  if (now < next_) return;
-  next_ = now + std::chrono::milliseconds(50);
-  const nb::gil_scoped_acquire gil;
-  if (PyErr_CheckSignals() != 0) nb::raise_python_error();
-}
-
 Tokens tokens_of(nb::handle value, const char* what) {
   Tokens tokens;
   if (append_list(value, tokens.ids, what)) {
@@ -110,6 +102,39 @@ nb::object array_of(std::vector<int> values, const std::vector<std::size_t>& sha
   return owned_array(std::move(values), shape);
 }
 
+template <class T>
+T integer_of(nb::handle value, const char* what) {
+  if (PyBool_Check(value.ptr()) || PyIndex_Check(value.ptr()) == 0) {
+    throw nb::type_error((std::string(what) + ": found " + nb::repr(value).c_str() + ", expected an integer").c_str());
+  }
+  const nb::object integer = nb::steal(PyNumber_Index(value.ptr()));
+  if (!integer.is_valid()) nb::raise_python_error();
+  T result{};
+  if (!nb::try_cast(integer, result)) {
+    using Limits = std::numeric_limits<T>;
+    throw nb::value_error((std::string(what) + ": found " + nb::repr(integer).c_str() + ", expected " +
+                           std::to_string(Limits::min()) + ".." + std::to_string(Limits::max()))
+                              .c_str());
+  }
+  return result;
+}
+template int integer_of(nb::handle, const char*);
+template std::int64_t integer_of(nb::handle, const char*);
+template std::uint64_t integer_of(nb::handle, const char*);
+
+std::vector<std::byte> bytes_of(nb::handle value, const char* what) {
+  Py_buffer view;
+  if (PyObject_CheckBuffer(value.ptr()) == 0 || PyObject_GetBuffer(value.ptr(), &view, PyBUF_SIMPLE) != 0) {
+    PyErr_Clear();
+    throw nb::type_error((std::string(what) + ": expected bytes, or a buffer of bytes side by side (found " +
+                          nb::repr(value.type()).c_str() + ")")
+                             .c_str());
+  }
+  const auto* data = static_cast<const std::byte*>(view.buf);
+  const std::unique_ptr<Py_buffer, decltype(&PyBuffer_Release)> held(&view, PyBuffer_Release);
+  return {data, data + view.len};
+}
+
 std::string_view text_of(nb::handle value, const char* what) {
   if (nb::isinstance<nb::str>(value)) {
     Py_ssize_t size = 0;
@@ -142,18 +167,12 @@ std::filesystem::path bundled_model() {
 
 bool goes_on(nb::handle answer) { return answer.ptr() != Py_False; }
 
-std::shared_ptr<nb::object> kept(nb::object object) {
-  return {new nb::object(std::move(object)), [](nb::object* held) {
-            const nb::gil_scoped_acquire gil;
-            delete held;
-          }};
-}
-
 std::function<bool(std::int64_t, std::int64_t)> watched(nb::object callable) {
-  return [callable = kept(std::move(callable)), watch = SignalWatch()](std::int64_t done, std::int64_t total) mutable {
+  return [callable = Callables().keep(std::move(callable)), watch = SignalWatch()](std::int64_t done,
+                                                                                   std::int64_t total) mutable {
     watch.check();
     if (callable->is_none()) return true;
-    const nb::gil_scoped_acquire gil;
+    const Gil gil;
     return goes_on((*callable)(done, total));
   };
 }

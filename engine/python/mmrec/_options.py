@@ -1,0 +1,115 @@
+"""The options that calls take by name: their types, their defaults, and the signatures that help() shows.
+
+What must stay true: the names and defaults are those of the engine (engine/python/src/options.cpp and model.cpp).
+"""
+
+import inspect
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Literal, Optional, Sequence, TypedDict, TypeVar, Union
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class LoadOptions(TypedDict, total=False):
+    """Options of Model.load()."""
+
+    device: str
+    precision: Literal["auto", "fp32", "fp16", "bf16"]
+    threads: int
+    allow_nonfinite: bool
+    on_warning: Optional[Callable[[str], object]]
+    expert: Optional[Literal["both", "text", "code"]]
+    calls: Optional[Literal["stepwise", "prompt", "whole"]]
+    bank: Optional[bool]
+
+
+class SessionOptions(TypedDict, total=False):
+    """Options of Model.new_session(), Generator and Scorer."""
+
+    threads: int
+    prefill: Literal["auto", "sweeps", "steps"]
+    sweep_tolerance: float
+    max_sweeps: int
+
+
+class SamplerOptions(TypedDict, total=False):
+    """Options of Session.draw()."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    repetition_window: int
+    vocab_limit: int
+    seed: int
+
+
+class GenerateOptions(SamplerOptions, total=False):
+    """Options of Session.generate() and of a Generator's requests."""
+
+    sequence: int
+    max_tokens: int
+    stop: Union[str, Sequence[str], None]
+    eos_token_ids: Optional[Iterable[int]]
+    logprobs: bool
+    top_logprobs: int
+    context: "Optional[npt.ArrayLike]"
+    on_text: Optional[Callable[[str], object]]
+    on_token: Optional[Callable[[int, float], object]]
+
+
+#: Of every option; threads are those of the call.
+DEFAULTS = {
+    "device": "auto",
+    "precision": "auto",
+    "threads": 0,
+    "allow_nonfinite": False,
+    "on_warning": None,
+    "expert": None,
+    "calls": None,
+    "bank": None,
+    "prefill": "auto",
+    "sweep_tolerance": 0.0,
+    "max_sweeps": 64,
+    "temperature": 0.8,
+    "top_k": 40,
+    "top_p": 0.95,
+    "min_p": 0.05,
+    "repetition_penalty": 1.0,
+    "repetition_window": 64,
+    "vocab_limit": 0,
+    "seed": 0,
+    "sequence": 0,
+    "max_tokens": 256,
+    "stop": (),
+    "eos_token_ids": None,
+    "logprobs": True,
+    "top_logprobs": 0,
+    "context": None,
+    "on_text": None,
+    "on_token": None,
+}
+
+
+def shows(options: Any) -> Callable[[F], F]:
+    """Decorates a function of **options: its signature names each of `options`, one of the types above."""
+
+    def decorate(function: F) -> F:
+        signature = inspect.signature(function)
+        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        named = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=DEFAULTS[name],
+                annotation=getattr(type_, "__forward_arg__", type_),
+            )
+            for name, type_ in options.__annotations__.items()
+        ]
+        function.__signature__ = signature.replace(parameters=own + named)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
