@@ -39,6 +39,7 @@ dnnl::matmul::primitive_desc describe(const dnnl::engine& engine, const dnnl::me
                                       const dnnl::memory::desc& weight, const dnnl::memory::desc& y) {
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  attributes.set_fpmath_mode(dnnl::fpmath_mode::strict);  // the default is the process's
 #if DNNL_VERSION_MAJOR >= 3
   return {engine, x, weight, y, attributes};
 #else

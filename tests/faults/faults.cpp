@@ -165,6 +165,26 @@ std::int64_t live_blocks() { return blocks; }
 
 using namespace mmrec::faults;
 
+// --- Environment -----------------------------------------------------------------------------------------------------
+
+/// Adds a name to the file that MMREC_FAULT_READS names: libraries ask before this one is set up.
+static void note_read(const char* name) {
+  const char* path = next<char*(const char*)>("getenv")("MMREC_FAULT_READS");
+  const int fd = path == nullptr ? -1 : ::open(path, O_WRONLY | O_CREAT | O_APPEND, 0600);
+  if (fd < 0) return;
+  (void)(::write(fd, name, std::strlen(name)) + ::write(fd, "\n", 1));
+  ::close(fd);
+}
+#define MMREC_ENVIRONMENT(name)                                    \
+  extern "C" char* name(const char* variable) noexcept {           \
+    static auto* const original = next<char*(const char*)>(#name); \
+    note_read(variable);                                           \
+    return original(variable);                                     \
+  }
+MMREC_ENVIRONMENT(getenv)
+MMREC_ENVIRONMENT(secure_getenv)
+#undef MMREC_ENVIRONMENT
+
 // --- Memory ----------------------------------------------------------------------------------------------------------
 extern "C" int __libc_start_main(int (*main)(int, char**, char**), int count, char** arguments, void (*init)(),
                                  void (*fini)(), void (*loader_fini)(), void* stack_end) {

@@ -1,7 +1,8 @@
 // Faults, one at a time: a shared library that stands between a program and the C library and lets the n-th call of a
 // kind fail. A test links it; a program gets it by LD_PRELOAD and says what fails in the environment variable
 // MMREC_FAULT, as KIND:N or KIND:N:FAILURES (faults.cpp); with
-// MMREC_FAULT_TRACE set, stderr shows where the first was.
+// MMREC_FAULT_TRACE set, stderr shows where the first was. MMREC_FAULT_READS=FILE lists there which variables of the
+// environment the program and its libraries look up.
 #pragma once
 
 #include <cstdint>

@@ -70,6 +70,17 @@ class ExportedSymbolsTest(unittest.TestCase):
                     self.assertNotRegex(line, r"^class (?!MMREC_EXPORT)\w+( final)?( :.*)? \{")
                     self.assertNotRegex(line, r"^(?=\w)(?!MMREC_EXPORT|constexpr |inline |template)[\w:<>*&, ]+ \*?&?\w+\(")
 
+    def test_the_library_calls_nothing_that_reads_the_environment_prints_or_ends_the_process(self):
+        symbols = subprocess.run([NM, SHARED], check=True, capture_output=True, text=True).stdout
+        if "__asan" in symbols or "__tsan" in symbols or "cudaMalloc" in symbols:
+            self.skipTest("a sanitizer's calls, or those of the CUDA runtime, are the library's too")
+        called = {line.split()[-1].split("@")[0] for line in symbols.splitlines() if line.split()[-2] == "U"}
+        self.assertIn("malloc" if "malloc" in called else "_Znwm", called)
+        self.assertEqual(called & {"getenv", "secure_getenv", "environ", "__environ", "setenv", "putenv", "printf", "puts", "putchar",
+                                   "fprintf", "fputs", "fwrite", "perror", "__printf_chk", "__fprintf_chk", "stdout", "stderr", "exit",
+                                   "_exit", "quick_exit", "abort", "setlocale", "uselocale", "signal", "sigaction", "atexit", "_ZSt4cout",
+                                   "_ZSt4cerr", "_ZSt4clog"}, set())
+
     def test_the_archive_hides_what_is_internal_too(self):
         """So that a shared library of somebody else, linked with the archive, does not show it."""
         visible = visible_in_archive()

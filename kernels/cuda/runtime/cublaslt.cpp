@@ -17,6 +17,7 @@ namespace mmrec::kernels {
 namespace {
 
 #define MMREC_CUBLASLT_FUNCTIONS(X)       \
+  X(cublasLtLoggerForceDisable)           \
   X(cublasLtCreate)                       \
   X(cublasLtDestroy)                      \
   X(cublasLtMatmulDescCreate)             \
@@ -52,6 +53,7 @@ Functions open_library() {
   if (f.name == nullptr) throw std::runtime_error("cuBLAS: no function " #name);
   MMREC_CUBLASLT_FUNCTIONS(MMREC_RESOLVE)
 #undef MMREC_RESOLVE
+  f.cublasLtLoggerForceDisable();  // which environment variables would turn on
   return f;
 }
 
