@@ -5,6 +5,7 @@
 #include <fstream>
 #include <iterator>
 #include <span>
+#include <system_error>
 #include <tuple>
 #include <utility>
 
@@ -262,19 +263,29 @@ BenchRun run_bench(const std::filesystem::path& folder, const RunOptions& option
   run.options = options;
   run.folder = folder;
   run.products = models::product_counts(folder, options.variant);
-  const bool gpu = takes_gpu(options);
+  const bool wants_gpu = takes_gpu(options);
   // The processors' peaks come from a child process here, which leaves this one's peak memory alone.
-  if (!gpu) run.machine = measure_machine_apart();
+  if (!wants_gpu) run.machine = measure_machine_apart();
   read_into_page_cache(folder);
   check_interrupt();
 
-  const bool usable = gpu && models::cuda_unusable_reason(options.gpu).empty();  // loading says why not
-  const std::uint64_t free_before = usable ? models::cuda_device_info(options.gpu).free_bytes : 0;
+  std::uint64_t free_before = 0;
+  if (wants_gpu && models::cuda_unusable_reason(options.gpu).empty()) {
+    try {
+      free_before = models::cuda_device_info(options.gpu).free_bytes;
+    } catch (const std::system_error&) {  // loading says why, or takes the CPU
+    }
+  }
   const auto start = Clock::now();
   const Model model = load_model(folder, options);
   run.load_seconds = seconds_since(start);
   run.info = model.info();
-  if (gpu) run.device = measure_device(run.info.precision, options.gpu);
+  const bool gpu = run.on_gpu();
+  if (gpu) {
+    run.device = measure_device(run.info.precision, options.gpu);
+  } else if (wants_gpu) {
+    run.machine = measure_machine_apart();
+  }
   Bench bench(plan, model, free_before, run);
 
   std::vector<std::int64_t> batches = plan.batches;

@@ -5,9 +5,12 @@
 
 #include <algorithm>
 #include <future>
+#include <mutex>
 #include <new>
 #include <optional>
+#include <set>
 #include <stdexcept>
+#include <system_error>
 #include <utility>
 
 #include "engine/access.h"
@@ -46,9 +49,9 @@ void check(const LoadOptions& options) {
 
 std::string unusable(const std::string& reason) { return fmt::format("no usable CUDA device ({})", reason); }
 
-/// Whether the model runs on the GPU, decided before any file is read. kCpu never asks for one.
-bool takes_cuda(const LoadOptions& options) {
-  std::string reason;
+/// Whether the model runs on the GPU, decided before any file is read; if not, and one was looked for, `reason` says
+/// why. kCpu never asks for one.
+bool takes_cuda(const LoadOptions& options, std::string& reason) {
   if (options.device != Device::kCpu) {
     reason = models::cuda_unusable_reason(options.gpu);
     if (reason.empty()) return true;
@@ -60,11 +63,23 @@ bool takes_cuda(const LoadOptions& options) {
         fmt::format("load option precision: found {} on the CPU, expected auto, fp32 or bf16{}{}",
                     to_string(options.precision), reason.empty() ? "" : ": ", reason));
   }
-  // Where a GPU could have been expected: a build without CUDA says nothing.
-  if (!reason.empty() && engine::built_with_cuda() && options.on_warning) {
-    options.on_warning(fmt::format("{}: running on the CPU", reason));
-  }
   return false;
+}
+
+void warn_of_cpu(const LoadOptions& options, std::string_view reason) {
+  if (options.on_warning) options.on_warning(fmt::format("{}: running on the CPU", reason));
+}
+
+/// The same where no GPU was found: once in a process, as it stays so. A build without CUDA says nothing.
+void warn_of_no_gpu(const LoadOptions& options, const std::string& reason) {
+  if (reason.empty() || !engine::built_with_cuda() || !options.on_warning) return;
+  static std::mutex mutex;
+  static auto* const told = new std::set<std::string>;  // outlives threads that load when the process ends
+  {
+    const std::lock_guard lock(mutex);
+    if (!told->insert(reason).second) return;
+  }
+  warn_of_cpu(options, reason);
 }
 
 /// Those of `gpus` if there are any, else all that can be used; decided before any file is read.
@@ -113,15 +128,20 @@ Model::Model(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
 
 Model Model::load(const std::filesystem::path& folder, const LoadOptions& options) {
   check(options);
-  const bool cuda = takes_cuda(options);
+  std::string no_gpu;
+  const bool cuda = takes_cuda(options, no_gpu);
   const std::unique_ptr<models::LoadedModel> model = loaded(folder, options);
+  warn_of_no_gpu(options, no_gpu);  // a file that is refused is the only news then
   if (cuda) {
+    const bool insists = options.device == Device::kCuda || options.precision == Precision::kF16;
     try {
       return on_cuda(*model, options.precision, options.gpu);  // and the host's copy goes
     } catch (const std::bad_alloc& fault) {
-      // Nobody insisted on the GPU.
-      if (options.device == Device::kCuda || options.precision == Precision::kF16) throw;
-      if (options.on_warning) options.on_warning(fmt::format("{}: running on the CPU", fault.what()));
+      if (insists) throw;
+      warn_of_cpu(options, fault.what());
+    } catch (const std::system_error& fault) {  // no context, or a device that fails
+      if (insists) throw;
+      warn_of_cpu(options, fault.what());
     }
   }
   if (options.precision == Precision::kBF16) model->round_to_bf16();

@@ -27,7 +27,7 @@ struct LoadOptions {
   bool allow_nonfinite = false;  ///< accept NaN and infinite weights
   VariantOptions variant;        ///< in place of what config.json says of them
   /// Receives one line for each thing worth knowing that is not an error: an unknown configuration key, or why a build
-  /// for GPUs takes the CPU under kAuto.
+  /// for GPUs takes the CPU under kAuto. That there is no usable GPU is told once in a process.
   std::function<void(std::string_view)> on_warning;
 };
 

@@ -167,14 +167,16 @@ std::string cuda_unusable_reason(int device) {
 
 DeviceMemory device_memory(int device) {
   DeviceMemory memory;
-  check_cuda(cudaSetDevice(device), "cudaSetDevice");
+  make_current(device);
   check_cuda(cudaMemGetInfo(&memory.free, &memory.total), "cudaMemGetInfo");
   return memory;
 }
 
 void make_current(int device) {
   check_not_lost(device);
-  check_cuda(cudaSetDevice(device), "cudaSetDevice");
+  if (const cudaError_t code = cudaSetDevice(device); code != cudaSuccess) {
+    check_cuda(code, ("GPU " + std::to_string(device) + " gives no context (cudaSetDevice)").c_str());
+  }
 }
 
 std::string device_name(int device) {
@@ -223,7 +225,7 @@ Cuda::Cuda(int device, CUstream_st* stream) : Cuda(device, std::make_unique<Stre
 
 Cuda::Cuda(int device, std::unique_ptr<Streams> streams)
     : device_(device), compute_capability_(compute_capability_of(device)), streams_(std::move(streams)) {
-  check_cuda(cudaSetDevice(device), "cudaSetDevice");
+  kernels::make_current(device);
   cudaDeviceProp properties{};
   check_cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
   name_ = properties.name;
@@ -266,7 +268,7 @@ Cuda::Streams::Streams(int device) : Streams(device, nullptr) {
 }
 
 Cuda::Streams::Streams(int device, CUstream_st* adopted) : Streams(adopted) {
-  check_cuda(cudaSetDevice(device), "cudaSetDevice");
+  kernels::make_current(device);
   check_cuda(cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
   check_cuda(cudaEventCreateWithFlags(&fork, cudaEventDisableTiming), "cudaEventCreateWithFlags");
   check_cuda(cudaEventCreateWithFlags(&join, cudaEventDisableTiming), "cudaEventCreateWithFlags");

@@ -124,6 +124,45 @@ class CudaFaults : public testing::TestWithParam<Case> {
 TEST_P(CudaFaults, EveryCall) { try_runs(cudaErrorUnknown, 20); }
 TEST_P(CudaFaults, EveryCallForWantOfMemory) { try_runs(cudaErrorMemoryAllocation, 12); }
 
+TEST_P(CudaFaults, AutoTakesTheCpuWhateverFailsAsAModelIsLoaded) {
+  const auto load_auto = [](std::vector<std::string>& warnings, Device device) {
+    LoadOptions options;
+    options.device = device;
+    options.on_warning = [&](std::string_view line) {  // but for those of a configuration
+      if (line.find("running on the CPU") != std::string_view::npos) warnings.emplace_back(line);
+    };
+    return Model::load(std::filesystem::path(MMREC_FIXTURES) / GetParam().folder, options).info().device;
+  };
+  std::vector<std::string> warnings;
+  begin_faults(0);
+  EXPECT_EQ(load_auto(warnings, Device::kAuto), Device::kCuda);
+  const std::int64_t calls = end_faults();
+  EXPECT_TRUE(warnings.empty());
+  bool had_no_context = false;
+  for (const cudaError_t code : {cudaErrorMemoryAllocation, cudaErrorUnknown}) {
+    for (std::int64_t nth = 1; nth <= calls; nth += nth < 16 ? 1 : stride(calls, 8)) {
+      SCOPED_TRACE(testing::Message() << "call " << nth << " of " << calls << " fails with " << cudaGetErrorName(code));
+      warnings.clear();
+      begin_faults(nth, code);
+      EXPECT_NO_THROW({
+        if (load_auto(warnings, Device::kAuto) == Device::kCuda) EXPECT_TRUE(warnings.empty());
+      });
+      end_faults();
+      EXPECT_LE(warnings.size(), 1U);
+      if (warnings.empty() || warnings[0].find("no context") == std::string::npos) continue;
+      had_no_context = true;
+      EXPECT_EQ(warnings[0], std::string("GPU 0 gives no context (cudaSetDevice): ") + cudaGetErrorString(code) +
+                                 ": running on the CPU");
+      begin_faults(nth, code);
+      const std::string fault = fault_of(code, [&] { (void)load_auto(warnings, Device::kCuda); });
+      EXPECT_EQ(fault, "");
+      end_faults();
+      EXPECT_EQ(warnings.size(), 1U) << "who insists is told by the error alone";
+    }
+  }
+  EXPECT_TRUE(had_no_context);
+}
+
 TEST_P(CudaFaults, OtherSessionsGoOn) {
   const Model model = load();
   Results expected;
