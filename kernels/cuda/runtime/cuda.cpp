@@ -4,10 +4,13 @@
 #include <cuda_runtime.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <optional>
+#include <sstream>
 
+#include "kernels/cuda/runtime/architectures.h"
 #include "kernels/cuda/runtime/cublaslt.h"
 #include "kernels/cuda/runtime/launch.cuh"
 
@@ -137,6 +140,17 @@ int cuda_device_count() {
   return 0;
 }
 
+bool has_code_for(std::string_view architectures, int compute_capability) {
+  std::istringstream names{std::string(architectures)};
+  for (std::string name; names >> name;) {
+    const int code = std::atoi(name.c_str());
+    if (code == 0) return true;  // "all", "native"
+    if (code > compute_capability) continue;
+    if (!name.ends_with("-real") || code / 10 == compute_capability / 10) return true;
+  }
+  return false;
+}
+
 std::string cuda_unusable_reason(int device) {
   const auto failed = [&](cudaError_t code, const char* call) {
     cudaGetLastError();
@@ -161,6 +175,10 @@ std::string cuda_unusable_reason(int device) {
   if (10 * major + minor < kLeastComputeCapability) {
     return "the device has compute capability " + std::to_string(major) + "." + std::to_string(minor) +
            ", expected 8.0 or newer";
+  }
+  if (!has_code_for(MMREC_CUDA_CODE, 10 * major + minor)) {
+    return "the device has compute capability " + std::to_string(major) + "." + std::to_string(minor) +
+           ", this build has code for " MMREC_CUDA_CODE;
   }
   return {};
 }

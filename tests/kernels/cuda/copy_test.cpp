@@ -1,5 +1,6 @@
 // copy_rows and fill_zero: exact, rounded to nearest even where the destination is narrower, and nothing beyond the
 // rows.
+#include "kernels/cuda/runtime/architectures.h"
 #include "tests/kernels/cuda/dense_testing.h"
 
 namespace mmrec::kernels::test {
@@ -26,6 +27,18 @@ class CudaCopyTest : public CudaTest {
     }
   }
 };
+
+TEST(CudaArchitectures, CodeRunsWhereCudaSaysSo) {
+  for (const char* runs : {"80-real", "80-virtual", "80", "75-virtual 90", "90-real 86-real 80-real", "all"}) {
+    EXPECT_TRUE(has_code_for(runs, 80)) << runs;
+  }
+  for (const char* cannot : {"", "90", "90-real", "86-real 89-real", "75-real"}) {
+    EXPECT_FALSE(has_code_for(cannot, 80)) << cannot;
+  }
+  EXPECT_TRUE(has_code_for("80-real", 86));
+  EXPECT_TRUE(has_code_for("90-virtual", 120));
+  EXPECT_FALSE(has_code_for("80-real 90-real", 120));
+}
 
 TEST_F(CudaCopyTest, RoundsToNearestEven) {
   check<float>();
