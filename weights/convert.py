@@ -6,7 +6,7 @@
     convert.py CHECKPOINT.msgpack --config RUN.json -o FOLDER [--bank true|false] [--calls stepwise|prompt|whole] [...]
 
 A name that ends in .msgpack is a checkpoint of Flax, any other one of PyTorch; which of the models is in it the
-tensors tell. Needs Python 3.9 and the folder conversion beside it, nothing else. What must stay true:
+tensors tell. Needs Python 3.9, the folder conversion beside it and docs/schemas, nothing else. What must stay true:
   * Nothing in the checkpoint is ever executed, and nothing is made of it but names, numbers and arrays.
   * The folder appears whole or not at all.
 Exit codes: 0 done, 2 usage, 3 input rejected, 4 out of memory, 5 cannot write. An error is one line on stderr.
@@ -22,12 +22,14 @@ sys.dont_write_bytecode = True  # the source tree stays as it is
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # which `python3 -I` leaves out
 
 from conversion import flax, mmrec, mmrec100m, mmrec_jax, pytorch  # noqa: E402
-from conversion.common import CannotWrite, Rejected, one_line  # noqa: E402
+from conversion.common import CannotWrite, Rejected, one_line, read_file  # noqa: E402
 from conversion.dtypes import WEIGHT_DTYPES  # noqa: E402
 from conversion.folder import write_folder  # noqa: E402
+from conversion.schema import check_config  # noqa: E402
 from conversion.tokenizer import read_tokenizer  # noqa: E402
 
 MAX_CONFIG_BYTES = 1 << 20
+MAX_SHARING = 2
 
 
 def read_json(path):
@@ -36,11 +38,8 @@ def read_json(path):
             raise ValueError("duplicate key")
         return dict(pairs)
 
-    if os.stat(path).st_size > MAX_CONFIG_BYTES:
-        raise Rejected(f"{path}: file is too large")
     try:
-        with open(path, encoding="utf-8") as file:
-            value = json.load(file, object_pairs_hook=no_duplicates)
+        value = json.loads(read_file(path, MAX_CONFIG_BYTES).decode(), object_pairs_hook=no_duplicates)
     except (ValueError, RecursionError) as error:
         raise Rejected(f"{path}: not JSON ({one_line(error)})") from None
     if not isinstance(value, dict):
@@ -112,6 +111,11 @@ def convert_flax(options, given):
 
 def finish(options, source, config, selected, others):
     """Writes the folder; `source` has the tensors' bytes."""
+    check_config(config)
+    stored = sum(t.elements * t.dtype[1] for t in selected.values())
+    if stored > MAX_SHARING * source.size:
+        raise Rejected(f"found tensors of {stored} bytes in a file of {source.size}: they share their storages; expected at most "
+                       f"{MAX_SHARING} times the file, as tied embeddings make")
     if others:
         shown = one_line(", ".join(others[:3])) + (", ..." if len(others) > 3 else "")
         print(f"convert.py: note: {len(others)} tensors that inference does not use are left out ({shown})",

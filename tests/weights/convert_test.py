@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """weights/convert.py: it converts what PyTorch saves, runs nothing that a checkpoint brings along, and leaves no half folder."""
 import base64
+import collections
 import json
 import os
 import pickle
@@ -11,6 +12,7 @@ import sys
 import time
 import unittest
 import zipfile
+from unittest import mock
 
 sys.dont_write_bytecode = True
 
@@ -19,7 +21,7 @@ from checkpoints import tensor, tiny_model  # noqa: E402
 
 from conversion import dtypes, tokenizer  # noqa: E402
 from conversion.common import Rejected  # noqa: E402
-from conversion.pytorch import LEGACY_MAGIC  # noqa: E402
+from conversion.pytorch import LEGACY_MAGIC, Archive  # noqa: E402
 
 
 VOCAB = CONFIG["vocab_size"]
@@ -294,6 +296,39 @@ class MaliciousTest(ConvertCase):
         self.assert_refused(self.save(doubling), 3)
         self.assertLess(time.monotonic() - start, 60)
 
+    def test_integers_whose_hashes_meet_are_refused_at_once(self):
+        meet = ((1 << 61) - 1) * 4  # all have the hash 0
+        numbers = b"".join(op(meet * i) + b"N" for i in range(1, 30_000))
+        start = time.process_time()
+        code, error = self.convert_here(self.save(b"\x80\x02}(" + numbers + b"u."))
+        self.assertEqual(code, 3)
+        self.assertIn("no number of a parameter", error)
+        self.assertLess(time.process_time() - start, 3)
+
+    def test_a_storage_that_many_tensors_share_is_not_written_for_each(self):
+        model = tiny_model(num_layers=4, ffn_dim=5000)
+        most = max(len(values) for _, values in model.values())
+        state = {k: tensor("0", shape, elements=most) for k, (shape, _) in model.items()}
+        code, error = self.convert_here(self.save(state, {"0": bytes(4 * most)}), "--num-heads", 1)
+        self.assertEqual((code, "share their storages" in error), (3, True), error)
+
+    def test_a_storage_is_read_once(self):
+        model, at, reads = tiny_model(num_layers=3), 0, collections.Counter()
+        state = {}
+        for i, (tensor_name, (shape, values)) in enumerate(model.items()):
+            state[tensor_name] = tensor(str(i % 2), shape, elements=8000, offset=at)
+            at += len(values)
+        path = self.save(state, {"0": bytes(32000), "1": bytes(32000)})
+        read = Archive.read
+
+        def counted(archive, name, limit):
+            reads[name] += 1
+            return read(archive, name, limit)
+
+        with mock.patch.object(Archive, "read", counted):
+            self.assertEqual(self.convert_here(path, "--num-heads", 1)[0], 0)
+        self.assertEqual((reads["data/0"], reads["data/1"]), (1, 1))
+
     def test_tensors_that_reach_outside_their_storage(self):
         good, storages = state_and_storages(tiny_model())
         for bad in (tensor("0", (6, 8), offset=1), tensor("0", (6, 8), stride=(9, 1)), tensor("0", (6, 8), elements=47),
@@ -390,6 +425,38 @@ class RefusalsTest(ConvertCase):
             file.write_text(text)
             self.assert_refused(path, 3, part, arguments=["--config", file])
         self.assert_refused(path, 3, "none.json", arguments=["--config", self.folder / "none.json"])
+
+    def test_values_that_the_programs_refuse_are_refused(self):
+        file, path = self.folder / "c.json", self.save_model(wrap=lambda state: state)
+        for text in ('"mdi_mix":NaN', '"mdi_mix":-1', '"mdi_mix":1e999', '"mdi_mix":"0.1"', '"mdi_mix":true', '"memory_slots":-1',
+                     '"memory_slots":1.0', '"memory_slots":16777217', '"memory_segment":0', '"memory_segment":null',
+                     '"carry_state":1', '"max_seq_len":Infinity', '"bos_token_id":6', '"bos_token_id":-1', '"eos_token_id":[1,6]',
+                     '"eos_token_id":[1,null]', '"eos_token_id":{}', '"dpg_rank":0', '"mem_dim":-1', '"use_sparse":0'):
+            file.write_text('{"num_heads":1,' + text + "}")
+            with self.subTest(config=text):
+                code, error = self.convert_here(path, "--config", file)
+                self.assertEqual(code, 3, error)
+                self.assertIn(text.split('"')[1] + ": found ", error)
+            own = json.loads("{" + text + "}")
+            if not any(isinstance(value, dict) for value in own.values()):  # and where the checkpoint brings it along
+                inside = self.save_model(wrap=lambda state: {"model_state_dict": state, "config": {"num_heads": 1, **own}})
+                code, error = self.convert_here(inside)
+                self.assertIn("note: " if code == 0 else text.split('"')[1] + ": found ", error)
+                self.save_model(wrap=lambda state: state)
+        file.write_text('{"num_heads":1,"no_such_key":NaN}')
+        self.convert(path, "--config", file)
+        self.assertNotIn("no_such_key", (self.out / "config.json").read_text())
+
+    def test_devices_and_pipes_are_not_read(self):
+        os.mkfifo(self.folder / "pipe")
+        for option in ("--config", "--tokenizer"):
+            for path in ("/dev/zero", self.folder / "pipe", self.folder):
+                code, error = self.convert_here(self.save_model(), option, path)
+                self.assertEqual((code, "not a regular file" in error), (3, True), error)
+        os.truncate(self.save_model().rename(self.folder / "large"), 65 << 20)
+        for option in ("--config", "--tokenizer"):
+            code, error = self.convert_here(self.save_model(), option, self.folder / "large")
+            self.assertEqual((code, "file is too large" in error), (3, True), error)
 
     def test_inputs_that_are_not_there(self):
         self.assert_refused(self.folder / "none.pt", 3, "none.pt", "no such file")

@@ -1,5 +1,8 @@
 """What all parts of the converter share: its two errors, limits, and how texts of files reach the terminal."""
 
+import os
+import stat
+
 MAX_RANK = 8
 
 
@@ -9,6 +12,17 @@ class Rejected(Exception):
 
 class CannotWrite(Exception):
     """The output cannot be written."""
+
+
+def read_file(path, most):
+    """The bytes of a regular file. A device or a pipe may have no end, and is not opened."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise Rejected(f"{one_line(path)}: not a regular file")
+    with open(path, "rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise Rejected(f"{one_line(path)}: file is too large (expected at most {most} bytes)")
+    return data
 
 
 def one_line(error):

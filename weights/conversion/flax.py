@@ -235,6 +235,10 @@ class Checkpoint:
                 where = reader.entries("params")
         reader.collect(at, "params", 0, self.tensors)
 
+    @staticmethod
+    def storage_of(tensor):
+        return tensor
+
     def tensor(self, tensor):
         """A tensor's elements in row-major order."""
         try:

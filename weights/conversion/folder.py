@@ -29,6 +29,10 @@ def shards_of(selected, dtype, max_bytes):
 def write_shard(path, names, selected, dtype, source):
     """Writes one safetensors file; returns the bytes of its tensors."""
     header, end = {"__metadata__": {"format": "pt"}}, 0
+    storages = {}  # those that share one lie together, so that each is read once
+    for name in names:
+        storages.setdefault(source.storage_of(selected[name]), len(storages))
+    names = sorted(names, key=lambda name: storages[source.storage_of(selected[name])])
     for name in names:
         kind = dtype or selected[name].dtype[0]
         begin, end = end, end + selected[name].elements * WEIGHT_DTYPES[kind]

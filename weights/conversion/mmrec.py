@@ -1,6 +1,8 @@
 """The model `mmrec`: PyTorch's MMRecModel. Sizes and variants follow from the tensors' shapes, all but num_heads."""
-from .common import Rejected
-from .tensors import check_heads, is_plain, layer_count, select_tensors, shape_of
+import sys
+
+from .common import Rejected, one_line
+from .tensors import check_heads, expect, is_plain, layer_count, select_tensors, shape_of
 
 CONFIG_KEYS = ("config", "model_config")
 # Keys of config.json that a checkpoint's own configuration may bring along.
@@ -27,6 +29,10 @@ def choose_config(inferred, root, given, num_heads):
     own = next((root[key] for key in CONFIG_KEYS if isinstance(root, dict) and isinstance(root.get(key), dict)), {})
     own = {key: value for key, value in own.items() if key in KNOWN_CONFIG and is_plain(value)}
     options = {} if num_heads is None else {"num_heads": num_heads}
+    unknown = sorted(set(given) - KNOWN_CONFIG - {"model_type"})
+    if unknown:
+        print(f"convert.py: note: --config: unknown keys are left out ({one_line(', '.join(unknown[:5]))})", file=sys.stderr)
+    given = {key: value for key, value in given.items() if key not in unknown}
     for source, values in (("the checkpoint's configuration", own), ("--config", given), ("--num-heads", options)):
         for key, value in values.items():
             if value is None and key in ("ffn_dim", "mem_dim", "bos_token_id", "eos_token_id"):
@@ -44,6 +50,9 @@ def choose_config(inferred, root, given, num_heads):
         raise Rejected(f"mem_dim: found {config['mem_dim']!r}, expected model_dim {config['model_dim']}")
     if config["model_type"] != "mmrec":
         raise Rejected(f"model_type: found {config['model_type']!r}, expected 'mmrec'")
+    expect(config, "max_seq_len", is_plain, "a number")
+    if not config["use_dpg"] and config["model_dim"] % 4:
+        raise Rejected(f"embedding.weight: found {config['model_dim']} columns, expected a multiple of 4")
     return config
 
 

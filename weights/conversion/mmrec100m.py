@@ -5,7 +5,7 @@ from the tensors alone. num_heads is without effect there, because the memory is
 """
 from .common import Rejected
 from .mmrec import block_specs, linear
-from .tensors import (TOKEN_IDS, check_heads, expect, given_settings, is_within, layer_count, refuse_unknown, select_tensors,
+from .tensors import (TOKEN_IDS, check_heads, expect, given_settings, is_plain, layer_count, refuse_unknown, select_tensors,
                       shape_of)
 
 MODEL_TYPE = "mmrec100m"
@@ -33,15 +33,13 @@ def choose_config(inferred, root, given, options):
     settings = {}
     for source in (root.get(key) for key in CONFIG_KEYS):
         if isinstance(source, dict):
-            settings.update((key, source[key]) for key in OWN_SETTINGS if source.get(key) is not None)
+            settings.update((key, source[key]) for key in OWN_SETTINGS if source.get(key) is not None and is_plain(source[key]))
     settings.update(given_settings(given, MODEL_TYPE, inferred))
     if options.num_heads is not None:
         settings["num_heads"] = options.num_heads
     if options.expert is not None:
         settings["expert"] = options.expert
     expect(settings, "fusion_method", lambda value: value == "concatenate", "'concatenate'")
-    expect(settings, "expert", lambda value: value in EXPERTS, "both, text or code")
-    expect(settings, "mdi_mix", lambda value: is_within(value, 0, 10), "0 to 10")
     heads = settings.get("num_heads", 1)
     check_heads(heads, "expert_dim", inferred["expert_dim"])
     return {"model_type": MODEL_TYPE, **inferred, "num_heads": heads,

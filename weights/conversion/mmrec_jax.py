@@ -8,7 +8,6 @@ from .tensors import (TOKEN_IDS, check_heads, expect, given_settings, layer_coun
 
 MODEL_TYPE = "mmrec-jax"
 CALLS = ("stepwise", "prompt", "whole")
-MAX_BANK = 1 << 24
 
 
 def infer_config(tensors):
@@ -31,9 +30,6 @@ def choose_config(inferred, given, options):
                        "--config FILE.json, or --num-heads N")
     check_heads(settings["num_heads"], "model_dim", inferred["model_dim"])
     expect(settings, "use_moe", lambda value: value is False, "false: the mixture of experts is not supported")
-    expect(settings, "long_mem_len", lambda value: type(value) is int and 1 <= value <= MAX_BANK, f"1 to {MAX_BANK}")
-    expect(settings, "bank", lambda value: type(value) is bool, "true or false")
-    expect(settings, "calls", lambda value: value in CALLS, "stepwise, prompt or whole")
     return {"model_type": MODEL_TYPE, **inferred, "num_heads": settings["num_heads"],
             "long_mem_len": settings.get("long_mem_len", 512), "bank": settings.get("bank", True),
             "calls": settings.get("calls", "prompt"), **{key: settings[key] for key in TOKEN_IDS if key in settings}}

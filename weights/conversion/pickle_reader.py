@@ -15,6 +15,7 @@ STORAGES = {
     "DoubleStorage": ("F64", 8), "LongStorage": ("I64", 8), "IntStorage": ("I32", 4), "ShortStorage": ("I16", 2),
     "CharStorage": ("I8", 1), "ByteStorage": ("U8", 1), "BoolStorage": ("BOOL", 1),
 }
+MAX_KEY = 1 << 53
 # Names that only the pickles of quantised models need.
 QUANTISED = re.compile(r"torch(\._utils\._rebuild_qtensor|\.(Q[A-Z]\w*Storage|qu?int\d+\w*|per_(tensor|channel)_\w+)"
                        r"|\.(ao\.)?(nn\.)?quanti\w+\..*)")
@@ -88,6 +89,9 @@ REBUILDERS = {
 
 
 def checked_key(key):
+    """Python finds integers in a dictionary by their remainder, so larger ones can be made to meet, each with all others."""
+    if isinstance(key, int) and abs(key) > MAX_KEY:
+        raise Rejected(f"a dictionary has a key that is no number of a parameter (expected at most {MAX_KEY})")
     if isinstance(key, (str, int, float, type(None))):
         return key
     raise Rejected("a dictionary has a key that is neither text nor a number")

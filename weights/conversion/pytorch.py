@@ -1,5 +1,4 @@
 """Checkpoints of PyTorch (torch.save since 1.6): a zip archive with a pickle and the bytes of each storage."""
-import array
 import os
 import re
 import struct
@@ -55,9 +54,13 @@ class Archive:
     def read_if_there(self, name, limit):
         return self.read(name, limit) if self.root + name in self.entries else None
 
-    def storage(self, storage):
-        """The bytes of a storage; the last one is kept, because tensors may share it."""
-        key = (storage.key, storage.dtype)
+    @staticmethod
+    def storage_of(tensor):
+        return tensor.storage.key, tensor.storage.dtype
+
+    def storage(self, tensor):
+        """The bytes of its storage; the last one is kept, because tensors may share it."""
+        storage, key = tensor.storage, self.storage_of(tensor)
         if self.cached[0] != key:
             name = "data/" + storage.key
             if self.root + name not in self.entries:
@@ -72,15 +75,13 @@ class Archive:
     def tensor(self, tensor):
         """A tensor's elements in row-major order."""
         size = tensor.dtype[1]
-        data = self.storage(tensor.storage)
+        data = self.storage(tensor)
         if is_contiguous(tensor):
             return data[tensor.offset * size:(tensor.offset + tensor.elements) * size]
-        elements = array.array({2: "H", 4: "I"}[size])
-        whole = len(data) // size * size
-        elements.frombytes(data[:whole])
-        out = array.array(elements.typecode)
+        elements = memoryview(data)[:len(data) // size * size].cast({2: "H", 4: "I"}[size])
+        out = bytearray()
         gather(elements, tensor.offset, tensor.shape, tensor.stride, out)
-        return out.tobytes()
+        return bytes(out)
 
 
 def is_contiguous(tensor):
@@ -94,13 +95,13 @@ def is_contiguous(tensor):
 
 def gather(elements, offset, shape, stride, out):
     if not shape:
-        out.append(elements[offset])
+        out += elements[offset:offset + 1].tobytes()
     elif len(shape) == 1:
         step = stride[0]
         if step == 0:
-            out.extend([elements[offset]] * shape[0])
-        elif shape[0]:
-            out.extend(elements[offset:offset + (shape[0] - 1) * step + 1:step])
+            out += elements[offset:offset + 1].tobytes() * shape[0]
+        else:
+            out += elements[offset:offset + (shape[0] - 1) * step + 1:step].tobytes()
     else:
         for i in range(shape[0]):
             gather(elements, offset + i * stride[0], shape[1:], stride[1:], out)

@@ -56,10 +56,6 @@ def is_plain(value):
         isinstance(value, list) and all(type(item) is int for item in value))
 
 
-def is_within(value, low, high):
-    return type(value) in (int, float) and low <= value <= high
-
-
 def are_token_ids(value, vocab_size):
     ids = value if isinstance(value, list) else [value]
     return bool(ids) and all(type(token) is int and 0 <= token < vocab_size for token in ids)

@@ -8,7 +8,11 @@ import binascii
 import json
 import os
 
-from .common import Rejected, one_line
+from .common import Rejected, one_line, read_file
+
+MAX_BYTES = 64 << 20  # of the tokenizer, as the engine has it
+MAX_CONFIG_BYTES = 16 << 20
+MAX_RANK_DIGITS = 9
 
 # tiktoken's cl100k_base, which MM-Rec's own scripts train with. Its rank file says neither.
 CL100K_RANKS = 100256
@@ -63,7 +67,7 @@ def highest_rank(data):
         parts = line.split()
         try:
             base64.b64decode(parts[0], validate=True)
-            rank = int(parts[1])
+            rank = int(parts[1][:MAX_RANK_DIGITS + 1])
         except (IndexError, ValueError, binascii.Error):
             return None
         if len(parts) != 2 or rank < 0:
@@ -79,8 +83,7 @@ def refuse_more(path, tokens, vocab_size):
 
 def read_tokenizer(path, vocab_size):
     """The files that make it the folder's: bytes by name. Raises Rejected, OSError."""
-    with open(path, "rb") as file:
-        data = file.read()
+    data = read_file(path, MAX_BYTES)
     pieces = count_pieces(data)
     if pieces is not None:
         refuse_more(path, pieces, vocab_size)
@@ -90,9 +93,8 @@ def read_tokenizer(path, vocab_size):
         raise Rejected(f"{one_line(path)}: found neither a sentencepiece model nor a rank file of tiktoken")
     refuse_more(path, rank + 1, vocab_size)
     beside = os.path.join(os.path.dirname(path) or ".", "tokenizer_config.json")
-    if os.path.isfile(beside):
-        with open(beside, "rb") as file:
-            config = file.read()
+    if os.path.lexists(beside):
+        config = read_file(beside, MAX_CONFIG_BYTES)
     elif rank + 1 == CL100K_RANKS:
         special = {text: number for text, number in CL100K_SPECIAL.items() if number < vocab_size}
         config = (json.dumps({"pattern": CL100K_PATTERN, "special_tokens": special}, indent=2) + "\n").encode()
