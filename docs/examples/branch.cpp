@@ -8,7 +8,10 @@
 #include <iostream>
 
 int main(int argc, char** argv) {
-  if (argc < 4) return 2;
+  if (argc < 4) {
+    std::cerr << "usage: branch FOLDER PROMPT ENDING...\n";
+    return 2;
+  }
   const auto model = mmrec::Model::load(argv[1]);
   const auto tokenizer = mmrec::Tokenizer::load(argv[1]);
   const auto prompt = tokenizer.encode(argv[2]);

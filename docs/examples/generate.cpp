@@ -5,7 +5,10 @@
 #include <iostream>
 
 int main(int argc, char** argv) {
-  if (argc != 3) return 2;
+  if (argc != 3) {
+    std::cerr << "usage: generate FOLDER PROMPT\n";
+    return 2;
+  }
   const auto model = mmrec::Model::load(argv[1]);
   const auto tokenizer = mmrec::Tokenizer::load(argv[1]);
   auto session = model.new_session();

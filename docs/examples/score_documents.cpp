@@ -21,7 +21,10 @@ struct Size {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) return 2;
+  if (argc != 2) {
+    std::cerr << "usage: score_documents FOLDER < LINES\n";
+    return 2;
+  }
   const auto tokenizer = mmrec::Tokenizer::load(argv[1]);
   mmrec::Scorer scorer(mmrec::Model::load(argv[1]));
 

@@ -89,7 +89,10 @@ class Server {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 3) return 2;
+  if (argc < 3) {
+    std::cerr << "usage: server_loop FOLDER PROMPT...\n";
+    return 2;
+  }
   const auto model = mmrec::Model::load(argv[1]);
   const auto tokenizer = mmrec::Tokenizer::load(argv[1]);
   const std::vector<std::string> prompts(argv + 2, argv + argc);

@@ -7,7 +7,7 @@
 # only the archive is installed, `cmake --install BUILD --component shared` adds the shared library to it.
 set(mmrec_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/mmrec)
 set(mmrec_pc_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
-set(MMREC_INSTALL_MODELDIR ${CMAKE_INSTALL_DATADIR}/mmrec)
+set(MMREC_INSTALL_MODELDIR ${CMAKE_INSTALL_DATADIR}/mmrec/mmrec-12m)
 
 # mmrec.pc, which leads from its own folder to the prefix. Where only the archive is installed, --libs has all that it
 # calls without --static. Where the shared library is, nothing else need be: its headers know no other package.
@@ -85,6 +85,6 @@ if(TARGET mmrec_documents)
     install(DIRECTORY ${PROJECT_BINARY_DIR}/share/${shell} DESTINATION ${CMAKE_INSTALL_DATADIR} COMPONENT tools)
   endforeach()
 endif()
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/weights/mmrec-12m DESTINATION ${MMREC_INSTALL_MODELDIR} COMPONENT tools)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/weights/mmrec-12m/ DESTINATION ${MMREC_INSTALL_MODELDIR} COMPONENT tools)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs/schemas DESTINATION ${CMAKE_INSTALL_DATADIR}/mmrec COMPONENT tools)
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT tools)
