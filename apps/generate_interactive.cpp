@@ -149,7 +149,17 @@ class Conversation {
 
   void set(const std::string& rest) {
     if (!rest.empty()) {
-      std::string key = rest.substr(0, rest.find('='));
+      // K=V, or K V, or K = V.
+      const std::size_t key_end = std::min(rest.find_first_of("= "), rest.size());
+      std::string_view value = std::string_view(rest).substr(key_end);
+      const auto skip_spaces = [&] { value.remove_prefix(std::min(value.find_first_not_of(' '), value.size())); };
+      if (value.starts_with(' ')) {
+        skip_spaces();
+        if (value.starts_with('=')) value.remove_prefix(1), skip_spaces();
+      } else if (!value.empty()) {
+        value.remove_prefix(1);
+      }
+      std::string key = rest.substr(0, key_end);
       std::replace(key.begin(), key.end(), '_', '-');
       std::vector<Flag> flags;
       for (const Option& option : generate_option_table()) {
@@ -157,8 +167,7 @@ class Conversation {
           flags.push_back(option.flag);
         }
       }
-      const std::size_t value = std::min(rest.find('='), rest.size());
-      const std::string argument = fmt::format("--{}{}", key, rest.substr(value));
+      const std::string argument = fmt::format("--{}{}{}", key, key_end == rest.size() ? "" : "=", value);
       const std::array<const char*, 2> arguments = {"mmrec-generate", argument.c_str()};
       const Arguments given(flags, false, static_cast<int>(arguments.size()), arguments.data());
       options_.sampler = sampler_choices(given).over(options_.sampler);

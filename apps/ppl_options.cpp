@@ -33,7 +33,7 @@ constexpr auto kOptions = std::to_array<Option>({
      "full, rolling, strided or llama: windows as other programs have",
      true,
      "full rolling strided llama"},
-    {{"window"}, "N", "tokens of a window", false},
+    {{"window"}, "N", "tokens of a window (512 for --mode llama)", false},
     {{"stride"}, "N", "from window to window of --mode strided (half a window)", false},
     {{"format"}, "F", "text, json (one object), jsonl or csv (a line a document)", true, "text json jsonl csv"},
     {{"per-token", 0, false}, "", "each token's log-prob, as jsonl, csv or json", true},
@@ -123,11 +123,13 @@ void read_windows(const Arguments& arguments, PplOptions& options) {
   WindowOptions& windows = options.windows;
   windows.mode = static_cast<Mode>(arguments.choice("mode", kModes));
   constexpr std::int64_t kMost = std::int64_t{1} << 30;
+  constexpr std::int64_t kLlamaWindow = 512;  // llama-perplexity's own
   // Half a chunk of llama-perplexity is context, and a window of one token scores nothing of a strided document.
   const std::int64_t least = windows.mode == Mode::kRolling ? 1 : windows.mode == Mode::kStrided ? 2 : 4;
-  windows.window = arguments.integer("window", 0, least, kMost);
+  const bool llama = windows.mode == Mode::kLlama;
+  windows.window = arguments.integer("window", llama ? kLlamaWindow : 0, least, kMost);
   const bool has_windows = windows.mode != Mode::kFull;
-  if (arguments.has("window") != has_windows) {
+  if (arguments.has("window") != has_windows && !llama) {
     throw UsageError(has_windows
                          ? fmt::format("--mode {}: needs --window N", kModes[static_cast<std::size_t>(windows.mode)])
                          : "--window: not with --mode full, which has none");

@@ -74,9 +74,10 @@ TEST(Interactive, SettingsHoldFromTheNextTurnOn) {
   std::string expected = chain.turn("Alice was");
   expected += chain.turn(" and", {"--temp", "0", "-n", "4", "-q"});
   expected += chain.turn(" or", {"--temp", "2", "--top-k", "3", "-s", "5", "--stop", "e", "-n", "4", "-q"});
-  EXPECT_EQ(talk("Alice was\n/set temperature=0\n/set n-predict=4\n and\n/set temp=2\n/set top_k=3\n/set seed=5\n/set "
-                 "stop=e\n or\n"),
-            expected);
+  EXPECT_EQ(
+      talk("Alice was\n/set temperature=0\n/set n-predict=4\n and\n/set temp 2\n/set top_k = 3\n/set seed  5\n/set "
+           "stop=e\n or\n"),
+      expected);
   const Outcome bad = run(generate_on_tiny(words({"-i"}, kSettings)),
                           "/set temp=hot\n/set device=cpu\n/set temp\n/set\n/what\n/save\n/load /nonexistent/x\n"
                           "/save /nonexistent/x\nAlice was\n");

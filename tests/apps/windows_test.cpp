@@ -141,6 +141,8 @@ TEST(Windows, AWindowAsLongAsTheDocumentIsTheFullMode) {
 }
 
 TEST(Windows, LlamaIsRefusedBelowTwoChunks) {
+  expect_refused(run(ppl_on_tiny({"--ids", "--mode", "llama", "-"}), "[1,2,3]\n"), 3,
+                 {"stdin:1: too short for --mode llama --window 512 (found 3 tokens, expected at least 1024)"});
   expect_refused(run(ppl_on_tiny({"--ids", "--mode", "llama", "--window", "4", "-"}), "[1,2,3,4,5,6,7]\n"), 3,
                  {"stdin:1: too short for --mode llama --window 4 (found 7 tokens, expected at least 8)"});
   const Json json = json_of(
