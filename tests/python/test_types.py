@@ -61,6 +61,24 @@ mmrec.Generator(model, tokenizer).complete("a", max_token=3)
 """
 
 
+TORCH = """
+class Tensor:
+    def mean(self) -> Tensor: ...
+    def __neg__(self) -> Tensor: ...
+    def backward(self) -> None: ...
+"""
+TORCH_USER = """
+from torch import Tensor
+
+from mmrec.torch import decay_scan, exp_product_scan, logsumexp_scan, token_logprobs
+
+def loss(gates: Tensor, values: Tensor, targets: Tensor) -> Tensor:
+    h, last = decay_scan(gates, values, return_carry=True)
+    y: Tensor = logsumexp_scan(exp_product_scan(decay_scan(gates, values, last)))
+    return -token_logprobs(y, targets).mean()
+"""
+
+
 def mypy(*arguments):
     return subprocess.run([sys.executable, "-m", *arguments], capture_output=True, text=True, cwd=ROOT)
 
@@ -78,6 +96,13 @@ def test_the_package_and_a_users_program_pass_mypy(tmp_path):
     first = USER.count("\n") + 2
     for line, text in enumerate(REFUSED.strip().splitlines(), first):
         assert f"user.py:{line}: error" in found, text
+
+
+def test_a_program_that_uses_the_operators_of_pytorch_passes_mypy(tmp_path):
+    (tmp_path / "torch.pyi").write_text(TORCH)  # in the place of a large package
+    (tmp_path / "user.py").write_text(TORCH_USER)
+    run = subprocess.run([sys.executable, "-m", "mypy", "--strict", "user.py"], capture_output=True, text=True, cwd=tmp_path)
+    assert run.returncode == 0, run.stdout + run.stderr
 
 
 def test_every_name_of_the_extension_is_in_its_stub():

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any, Optional, Tuple, Union
+from typing import Any, Optional, Tuple
 
 import numpy as np
 
@@ -323,7 +323,7 @@ def decay_scan(
     reverse: bool = False,
     stream: Optional[int] = None,
     threads: int = 0,
-) -> Union[Array, Tuple[Array, Array]]:
+) -> Any:
     """The decayed recurrence h_t = exp(log_a_t) h_{t-1} + b_t, of log-decays `log_a` and values `b` [..., time, dim].
 
     log_a may have either sign and may be -inf (forget all). The carry is h, 0 where none is given. `out` receives h and may
@@ -342,7 +342,7 @@ def exp_product_scan(
     reverse: bool = False,
     stream: Optional[int] = None,
     threads: int = 0,
-) -> Union[Array, Tuple[Array, Array]]:
+) -> Any:
     """The running product of decay gates `gamma` [..., time, dim]: y_t = exp(L_t), L_t = sum of clamp(log(gamma_i + 1e-8), -50, 0)
     over i <= t.
 
@@ -361,7 +361,7 @@ def logsumexp_scan(
     reverse: bool = False,
     stream: Optional[int] = None,
     threads: int = 0,
-) -> Union[Array, Tuple[Array, Array]]:
+) -> Any:
     """The running log-sum-exp y_t = log of the sum of exp(x_i) over i <= t, of `x` [..., time, dim].
 
     The carry is y, -inf where none is given. `out` receives y and may be `x`. Returns y, with return_carry y and the last y,

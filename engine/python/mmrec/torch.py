@@ -14,7 +14,7 @@ torch.ops.mmrec.* refuse its transforms.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Tuple, Union
+from typing import Any, Dict, Literal, Optional, Tuple, Union, overload
 
 import torch
 from torch import Tensor
@@ -441,6 +441,14 @@ def _scan(name: str, inputs: Tuple[Tensor, ...], carry: Optional[Tensor], revers
     return (y, last) if return_carry else y
 
 
+@overload
+def decay_scan(
+    log_a: Tensor, b: Tensor, carry: Optional[Tensor] = None, *, reverse: bool = False, return_carry: Literal[False] = False
+) -> Tensor: ...
+@overload
+def decay_scan(
+    log_a: Tensor, b: Tensor, carry: Optional[Tensor] = None, *, reverse: bool = False, return_carry: Literal[True]
+) -> Tuple[Tensor, Tensor]: ...
 def decay_scan(
     log_a: Tensor, b: Tensor, carry: Optional[Tensor] = None, *, reverse: bool = False, return_carry: bool = False
 ) -> Scanned:
@@ -454,6 +462,14 @@ def decay_scan(
     return _scan("decay_scan", (log_a, b), carry, reverse, return_carry)
 
 
+@overload
+def exp_product_scan(
+    gamma: Tensor, carry: Optional[Tensor] = None, *, reverse: bool = False, return_carry: Literal[False] = False
+) -> Tensor: ...
+@overload
+def exp_product_scan(
+    gamma: Tensor, carry: Optional[Tensor] = None, *, reverse: bool = False, return_carry: Literal[True]
+) -> Tuple[Tensor, Tensor]: ...
 def exp_product_scan(
     gamma: Tensor, carry: Optional[Tensor] = None, *, reverse: bool = False, return_carry: bool = False
 ) -> Scanned:
@@ -461,6 +477,14 @@ def exp_product_scan(
     return _scan("exp_product_scan", (gamma,), carry, reverse, return_carry)
 
 
+@overload
+def logsumexp_scan(
+    x: Tensor, carry: Optional[Tensor] = None, *, reverse: bool = False, return_carry: Literal[False] = False
+) -> Tensor: ...
+@overload
+def logsumexp_scan(
+    x: Tensor, carry: Optional[Tensor] = None, *, reverse: bool = False, return_carry: Literal[True]
+) -> Tuple[Tensor, Tensor]: ...
 def logsumexp_scan(
     x: Tensor, carry: Optional[Tensor] = None, *, reverse: bool = False, return_carry: bool = False
 ) -> Scanned:
