@@ -246,6 +246,13 @@ def test_tensors_of_which_values_or_gradients_would_be_lost_are_refused():
             call()
     with torch.no_grad():
         ops.logsumexp_scan(x.clone().requires_grad_())
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(ValueError, match="x: requires a gradient"):
+        ops.logsumexp_scan(torch.autograd.forward_ad.make_dual(x, x))
+    saved = x.clone()
+    product = saved * x.clone().requires_grad_()
+    ops.logsumexp_scan(x, out=saved)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
 
 
 def test_threads_of_python_compute_at_once():

@@ -74,6 +74,7 @@ class _Torch:
         import torch
 
         self.torch = torch
+        self.unpack_dual = torch.autograd.forward_ad.unpack_dual
         self.types = {
             torch.float32: (2, 32),
             torch.float16: (2, 16),
@@ -85,7 +86,7 @@ class _Torch:
         self.is_described = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 
     def operand(self, x: Array) -> Any:
-        if x.requires_grad and self.torch.is_grad_enabled():
+        if self.torch.is_grad_enabled() and (x.requires_grad or self.unpack_dual(x).tangent is not None):
             raise ValueError("requires a gradient, which mmrec.ops does not record: use mmrec.torch, detach() or torch.no_grad()")
         if x.is_neg():
             raise ValueError("found a tensor that is negated when it is read, expected resolve_neg() of it")
@@ -270,7 +271,10 @@ def _written(x: Array, name: str) -> Any:
     library = _library(x)
     if library is not None and library is _jax:
         raise ValueError(f"{name}: is read-only, as all arrays of JAX are")
-    return _operand(x, name)
+    operand = _operand(x, name)
+    if library is not None and library is _torch and not x.is_inference():
+        library.torch.autograd.graph.increment_version(x)  # for a graph that has saved it
+    return operand
 
 
 def _scan(
