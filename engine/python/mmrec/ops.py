@@ -74,7 +74,7 @@ class _Torch:
         import torch
 
         self.torch = torch
-        self.unpack_dual = torch.autograd.forward_ad.unpack_dual
+        self.unpack_dual: Any = torch.autograd.forward_ad.unpack_dual
         self.types = {
             torch.float32: (2, 32),
             torch.float16: (2, 16),
@@ -272,8 +272,8 @@ def _written(x: Array, name: str) -> Any:
     if library is not None and library is _jax:
         raise ValueError(f"{name}: is read-only, as all arrays of JAX are")
     operand = _operand(x, name)
-    if library is not None and library is _torch and not x.is_inference():
-        library.torch.autograd.graph.increment_version(x)  # for a graph that has saved it
+    if _torch is not None and library is _torch and not x.is_inference():
+        _torch.torch.autograd.graph.increment_version(x)  # for a graph that has saved it
     return operand
 
 
