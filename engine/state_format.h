@@ -20,7 +20,7 @@ struct StateShape {
   models::StateLayout layout;
 };
 
-inline constexpr std::uint32_t kStateVersion = 2;
+inline constexpr std::uint32_t kStateVersion = 3;  // 2: a fingerprint of samples of the weights
 
 /// Throws std::logic_error if `state` has not the shapes of `shape`.
 std::vector<std::byte> encode_state(const models::HostState& state, const StateShape& shape);

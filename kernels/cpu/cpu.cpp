@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "kernels/cpu/bytes.h"
 #include "kernels/cpu/simd.h"
 
 namespace mmrec::kernels {
@@ -40,6 +41,13 @@ const SimdKernels& simd() {
   static const SimdKernels& best = *supported_simd_kernels().front();
   return best;
 }
+
+bool all_finite(std::span<const std::byte> numbers, DType dtype) {
+  const auto count = static_cast<std::int64_t>(numbers.size() / size_of(dtype));
+  return simd().bytes.all_finite[static_cast<std::size_t>(dtype)](numbers.data(), count);
+}
+
+std::uint64_t hash_bytes(std::span<const std::byte> bytes) { return simd().bytes.hash(bytes.data(), bytes.size()); }
 
 std::string_view cpu_instruction_set() { return simd().name; }
 

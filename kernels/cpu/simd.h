@@ -162,6 +162,12 @@ struct LogprobKernels {
   void (*scaled_exp[3])(const void* x, std::int64_t count, float max, float scale, void* y);
 };
 
+/// bytes.inl, all_finite indexed by DType.
+struct ByteKernels {
+  bool (*all_finite[3])(const void* numbers, std::int64_t count);
+  std::uint64_t (*hash)(const void* bytes, std::size_t count);
+};
+
 struct SimdKernels {
   const char* name;  // "avx512", "avx2" or "scalar"
   int lanes;         // fp32 lanes of one vector
@@ -172,6 +178,7 @@ struct SimdKernels {
   AttentionKernels attention;
   ScanKernels scan;
   LogprobKernels logprobs;
+  ByteKernels bytes;
 };
 
 extern const SimdKernels kAvx512Kernels;

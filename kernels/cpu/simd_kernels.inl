@@ -2,6 +2,7 @@
 #include "kernels/cpu/simd_math.inl"
 // Above: the vocabulary. Below: one file per section of the table.
 #include "kernels/cpu/attention.inl"
+#include "kernels/cpu/bytes.inl"
 #include "kernels/cpu/logprobs.inl"
 #include "kernels/cpu/matvec.inl"
 #include "kernels/cpu/pointwise.inl"
@@ -20,7 +21,8 @@ constexpr SimdKernels make_kernels(const char* name) {
           kRecurrenceKernels,
           kAttentionKernels,
           kScanKernels,
-          kLogprobKernels};
+          kLogprobKernels,
+          kByteKernels};
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "kernels/cpu/bytes.h"
 #include "models/files/elements.h"
 
 namespace mmrec::models {
@@ -36,7 +37,7 @@ void send(const Numbers& from, DType type, std::byte* to, kernels::Staging& stag
     const std::byte* source = from.data + first * from_size;
     std::byte* block = staging.block();
     convert(source, count, from.dtype, block, type);
-    if (type != from.dtype && first_nonfinite(block, count, type) >= 0)
+    if (type != from.dtype && !kernels::all_finite({block, count * size}, type))
       check_fits(source, from.dtype, block, type, count);
     staging.send(to + first * size, count * size);
   }

@@ -15,17 +15,10 @@ namespace mmrec::models {
 /// Index of the first NaN or infinity among `count` numbers of one type, or -1. Bits: the largest exponent means one.
 template <class Bits, Bits kExponent>
 std::int64_t first_nonfinite(const std::byte* from, std::size_t count) {
-  constexpr std::size_t kStride = 1024;
-  for (std::size_t begin = 0; begin < count; begin += kStride) {
-    const std::size_t n = std::min(kStride, count - begin);
-    Bits bits[kStride];
-    std::memcpy(bits, from + begin * sizeof(Bits), n * sizeof(Bits));
-    Bits any = 0;
-    for (std::size_t i = 0; i < n; ++i) any = static_cast<Bits>(any | ((bits[i] & kExponent) == kExponent));
-    if (any == 0) continue;
-    for (std::size_t i = 0; i < n; ++i) {
-      if ((bits[i] & kExponent) == kExponent) return static_cast<std::int64_t>(begin + i);
-    }
+  for (std::size_t i = 0; i < count; ++i) {
+    Bits bits = 0;
+    std::memcpy(&bits, from + i * sizeof(Bits), sizeof bits);
+    if ((bits & kExponent) == kExponent) return static_cast<std::int64_t>(i);
   }
   return -1;
 }

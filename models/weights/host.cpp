@@ -1,9 +1,8 @@
 // Loading weights in three passes: check and bind every tensor, allocate everything, then read in parallel.
 //
-// A tensor's bytes go from the page cache straight into their place and are scanned for NaN and infinities while they
-// are still in the processor's cache; only parts that must be widened, cut by columns or transposed pass through a
-// small buffer.
-// Which error is reported does not depend on the number of threads.
+// A tensor's bytes go from the page cache straight into their place. They are scanned for NaN and infinities and hashed
+// for the fingerprint while they are still in the processor's cache; only parts that must be widened, cut by columns or
+// transposed pass through a small buffer. Which error is reported does not depend on the number of threads.
 #include "models/weights/host.h"
 
 #include <fmt/format.h>
@@ -20,6 +19,7 @@
 #include <thread>
 #include <utility>
 
+#include "kernels/cpu/bytes.h"
 #include "kernels/cpu/host_memory.h"
 #include "kernels/cpu/parallel_items.h"
 #include "models/files/checksum.h"
@@ -37,6 +37,20 @@ constexpr std::size_t kItemBytes = std::size_t{8} << 20;     // what one thread 
 constexpr std::size_t kBlockBytes = std::size_t{256} << 10;  // read, then scanned while it is in the cache
 constexpr int kMaxThreads = 16;
 
+/// As many rows as fit in `bytes`, a multiple of `unit`.
+std::int64_t rows_within(std::size_t bytes, const Slice& slice, std::int64_t unit) {
+  const std::uint64_t fit = bytes / slice.row_bytes() / static_cast<std::uint64_t>(unit);
+  return unit * static_cast<std::int64_t>(std::max<std::uint64_t>(1, fit));
+}
+std::int64_t block_rows(const Slice& slice) { return rows_within(kBlockBytes, slice, slice.piece_rows()); }
+
+std::size_t pieces_of(const Slice& slice) {
+  return static_cast<std::size_t>((slice.rows + slice.piece_rows() - 1) / slice.piece_rows());
+}
+
+/// Whether the fingerprint takes the rows of a slice. Slices of other columns read the same rows again.
+bool is_hashed(const Slice& slice) { return slice.col == 0; }
+
 void check_memory(const Checkpoint& checkpoint, CheckedSize bytes) {
   kernels::check_available(bytes.overflowed() ? ~std::uint64_t{0} : bytes.value(),
                            checkpoint.path().string() + ": not enough memory for the weights");
@@ -53,7 +67,7 @@ void advise_huge_pages(std::byte* begin, std::size_t bytes) {
 }
 
 /// Allocates a target and appends its slices, cut to what one thread reads in one go.
-void allocate(const Target& target, std::vector<Slice>& items) {
+void allocate(Target& target, std::vector<Slice>& items) {
   const DType dtype = target.dtype();
   std::byte* to = nullptr;
   if (target.matrix != nullptr) {
@@ -69,16 +83,22 @@ void allocate(const Target& target, std::vector<Slice>& items) {
     *target.vector = HostVector(target.elements(), Uninitialized{});
     to = reinterpret_cast<std::byte*>(target.vector->data());
   }
+  std::size_t pieces = 0;
+  for (const Slice& slice : target.slices) pieces += is_hashed(slice) ? pieces_of(slice) : 0;
+  target.hashes.resize(pieces);
+  std::uint64_t* hashes = target.hashes.data();
   for (Slice slice : target.slices) {
     const std::int64_t begin = slice.row;
     const std::int64_t end = slice.row + slice.rows;
     const std::size_t bytes = slice.elements() * size_of(dtype);
-    const auto most = static_cast<std::int64_t>(std::max<std::size_t>(1, kItemBytes / slice.row_bytes()));
+    const std::int64_t most = rows_within(kItemBytes, slice, block_rows(slice));
     slice.to_stride = slice.rows;
     for (slice.dtype = dtype; slice.row < end; slice.row += slice.rows) {
       slice.rows = std::min(most, end - slice.row);
       const std::int64_t apart = slice.transposed ? 1 : slice.cols;
       slice.to = to + static_cast<std::size_t>((slice.row - begin) * apart) * size_of(dtype);
+      slice.hashes = is_hashed(slice) ? hashes : nullptr;
+      if (is_hashed(slice)) hashes += pieces_of(slice);
       items.push_back(slice);
     }
     to += bytes;
@@ -135,16 +155,22 @@ class ItemReader {
     const bool in_place = slice.cols == slice.row_elements && slice.dtype == tensor.dtype && !slice.transposed;
     const std::size_t row_bytes = slice.row_bytes();
     const std::size_t row_to_bytes = static_cast<std::size_t>(slice.cols) * size_of(slice.dtype);
-    const std::size_t most = std::clamp<std::size_t>(kBlockBytes / row_bytes, 1, static_cast<std::size_t>(slice.rows));
+    const auto most = static_cast<std::size_t>(std::min(block_rows(slice), slice.rows));
+    const std::size_t piece_bytes = static_cast<std::size_t>(slice.piece_rows()) * row_bytes;
     kernels::HostBuffer<std::byte> block(in_place ? 0 : most * row_bytes, Uninitialized{});
     std::vector<std::byte> widened(slice.transposed ? most * row_to_bytes : 0);
     std::byte* to = slice.to;
+    std::uint64_t* hashes = slice.hashes;
     for (std::size_t row = 0; row < static_cast<std::size_t>(slice.rows); row += most) {
       const std::size_t rows = std::min(most, static_cast<std::size_t>(slice.rows) - row);
       const std::size_t first = (static_cast<std::size_t>(slice.row) + row) * row_bytes;
       const std::span<std::byte> bytes(in_place ? to : block.data(), rows * row_bytes);
       checkpoint_.read(tensor, first, bytes);
-      check_finite(tensor, first, bytes);
+      for (std::size_t at = 0; at < bytes.size(); at += piece_bytes) {
+        const auto piece = bytes.subspan(at, std::min(piece_bytes, bytes.size() - at));
+        check_finite(tensor, first + at, piece);
+        if (hashes != nullptr) *hashes++ = kernels::hash_bytes(piece);
+      }
       const std::byte* from = block.data() + static_cast<std::size_t>(slice.col) * size_of(tensor.dtype);
       std::byte* const in_order = slice.transposed ? widened.data() : to;
       for (std::size_t r = 0; !in_place && r < rows; ++r) {
@@ -163,10 +189,9 @@ class ItemReader {
   }
 
   void check_finite(const TensorInfo& tensor, std::size_t first_byte, std::span<const std::byte> bytes) const {
-    if (options_.allow_nonfinite) return;
+    if (options_.allow_nonfinite || kernels::all_finite(bytes, tensor.dtype)) return;
     const std::size_t size = size_of(tensor.dtype);
     const std::int64_t i = first_nonfinite(bytes.data(), bytes.size() / size, tensor.dtype);
-    if (i < 0) return;
     const float value = element(bytes.data(), static_cast<std::size_t>(i), tensor.dtype);
     throw std::runtime_error(fmt::format("{}: {}: element {} is {} (expected finite weights)",
                                          checkpoint_.path_of(tensor).string(), printable(tensor.name),
@@ -178,33 +203,6 @@ class ItemReader {
   const WeightOptions& options_;
   int threads_ = 1;
 };
-
-/// The whole of small slices; of large ones the first and last 4 KiB and 16 samples between.
-void hash_slice(const Checkpoint& checkpoint, const Slice& slice, Crc64& crc) {
-  constexpr std::uint64_t kEnds = 4096;
-  constexpr std::uint64_t kSamples = 16;
-  constexpr std::uint64_t kSampleBytes = 256;
-  const std::uint64_t first = static_cast<std::uint64_t>(slice.row) * slice.row_bytes();
-  const std::uint64_t bytes = static_cast<std::uint64_t>(slice.rows) * slice.row_bytes();
-  std::byte block[kEnds];
-  const auto hash = [&](std::uint64_t at, std::uint64_t count) {
-    checkpoint.read(*slice.tensor, first + at, {block, count});
-    crc.update(std::span<const std::byte>(block, count));
-  };
-  crc.update(slice.tensor->name);
-  crc.update(static_cast<std::uint64_t>(slice.tensor->dtype));
-  crc.update(static_cast<std::uint64_t>(slice.row));
-  crc.update(static_cast<std::uint64_t>(slice.rows));
-  crc.update(static_cast<std::uint64_t>(slice.row_elements));
-  if (bytes <= 2 * kEnds + kSamples * kSampleBytes) {
-    for (std::uint64_t at = 0; at < bytes; at += kEnds) hash(at, std::min(kEnds, bytes - at));
-    return;
-  }
-  hash(0, kEnds);
-  const std::uint64_t step = (bytes - 2 * kEnds) / kSamples;
-  for (std::uint64_t i = 0; i < kSamples; ++i) hash(kEnds + i * step, kSampleBytes);
-  hash(bytes - kEnds, kEnds);
-}
 
 }  // namespace
 
@@ -236,13 +234,13 @@ std::vector<Slice> slices_of(const Field& field, const std::string& prefix, cons
 
 void WeightReader::read() { read(targets_); }
 
-void WeightReader::read(std::span<const Target> targets) {
+void WeightReader::read(std::span<Target> targets) {
   CheckedSize bytes = 0;
   for (const Target& target : targets) bytes += target.bytes();
   check_memory(checkpoint_, bytes);
   bytes_ += bytes;
   std::vector<Slice> items;
-  for (const Target& target : targets) allocate(target, items);
+  for (Target& target : targets) allocate(target, items);
   ItemReader(checkpoint_, options_).read(items);
 }
 
@@ -262,7 +260,14 @@ WeightTotals WeightReader::totals(std::string_view identity) const {
   crc.update(identity);
   for (const Target& target : targets_) {
     totals.parameters += target.elements();
-    for (const Slice& slice : target.slices) hash_slice(checkpoint_, slice, crc);
+    for (const Slice& slice : target.slices) {
+      crc.update(slice.tensor->name);
+      crc.update(static_cast<std::uint64_t>(slice.tensor->dtype));
+      for (const std::int64_t size : {slice.row, slice.rows, slice.row_elements}) {
+        crc.update(static_cast<std::uint64_t>(size));
+      }
+    }
+    for (const std::uint64_t hash : target.hashes) crc.update(hash);
   }
   totals.fingerprint = crc.value();
   return totals;

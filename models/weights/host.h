@@ -41,7 +41,7 @@ inline const float* view(const HostVector& vector) { return vector.data(); }
 struct WeightTotals {
   std::uint64_t bytes = 0;        // resident size of all fields
   std::uint64_t parameters = 0;   // elements of the tensors bound (tied head counted once)
-  std::uint64_t fingerprint = 0;  // identity of configuration, tensor names, shapes and sampled bytes
+  std::uint64_t fingerprint = 0;  // identity of configuration, tensor names, shapes and bytes
   bool rounds_inputs = false;     // products on the CPU take their inputs in bf16, as kernels::Cpu says
 };
 
@@ -92,10 +92,16 @@ struct Slice {
   bool transposed = false;
   std::int64_t to_stride = 0;
   std::byte* to = nullptr;
+  std::uint64_t* hashes = nullptr;  // one for each piece of rows that is read
   kernels::DType dtype = kernels::DType::kF32;
 
   std::uint64_t elements() const { return static_cast<std::uint64_t>(rows * cols); }
   std::uint64_t row_bytes() const { return static_cast<std::uint64_t>(row_elements) * kernels::size_of(tensor->dtype); }
+  /// Rows that are checked and hashed together. The fingerprint depends on this number.
+  std::int64_t piece_rows() const {
+    constexpr std::uint64_t kPieceBytes = 16384;  // fits the first-level cache
+    return static_cast<std::int64_t>(std::max<std::uint64_t>(1, kPieceBytes / row_bytes()));
+  }
 };
 
 /// A field to be filled with slices one below the other.
@@ -103,6 +109,7 @@ struct Target {
   HostMatrix* matrix = nullptr;  // exactly one of the two
   HostVector* vector = nullptr;
   std::vector<Slice> slices;
+  std::vector<std::uint64_t> hashes = {};  // of all bytes, in the order of the slices, once they were read
 
   Target(HostMatrix& to, std::vector<Slice> from) : matrix(&to), slices(std::move(from)) {}
   Target(HostVector& to, std::vector<Slice> from) : vector(&to), slices(std::move(from)) {}
@@ -148,7 +155,7 @@ class WeightReader {
   WeightTotals totals(std::string_view identity) const;
 
  private:
-  void read(std::span<const Target> targets);
+  void read(std::span<Target> targets);
 
   const Checkpoint& checkpoint_;
   const WeightOptions& options_;

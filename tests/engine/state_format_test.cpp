@@ -83,7 +83,7 @@ TEST(StateFormat, RoundTripsToTheBit) {
 TEST(StateFormat, LayoutIsFixed) {
   const std::vector<std::byte> bytes = encode_state(example(), kShape);
   EXPECT_EQ(bytes.size(), 88U + 24 * 4 + 48 * 4 + 24 * 8 + 15 * 4 + 8);
-  EXPECT_EQ(std::memcmp(bytes.data(), "mmrecST\n\x04\x03\x02\x01\x02\0\0\0", 16), 0);
+  EXPECT_EQ(std::memcmp(bytes.data(), "mmrecST\n\x04\x03\x02\x01\x03\0\0\0", 16), 0);
   const auto u64 = [&](std::size_t at) {
     std::uint64_t value = 0;
     for (std::size_t i = 0; i < 8; ++i) value |= std::to_integer<std::uint64_t>(bytes[at + i]) << (8 * i);
@@ -130,7 +130,8 @@ TEST(StateFormat, SaysWhatIsWrong) {
   EXPECT_EQ(refusal(other), "saved state: not a saved state (its first 8 bytes are not \"mmrecST\\n\")");
   EXPECT_EQ(refusal(with(bytes, 8, 0x04030201, 4)),
             "saved state: found byte order mark 0x04030201, expected 0x01020304");
-  EXPECT_EQ(refusal(with(bytes, 12, 1, 4)), "saved state: found version 1, expected 2");
+  EXPECT_EQ(refusal(with(bytes, 12, 1, 4)),
+            "saved state: of an earlier version of mmrec: found format 1, expected 3. Make it again with this version");
   EXPECT_EQ(refusal(std::span(bytes).first(300)),
             "saved state: found 300 bytes, expected " + std::to_string(bytes.size()) + " as its header says");
   EXPECT_EQ(refusal(with(bytes, 24, 1, 8)),

@@ -20,6 +20,7 @@ THIRD_PARTY = {
     "fmt/": {"models", "engine", "apps"},
     "sentencepiece": {"engine"},
     "pcre2.h": {"engine"},
+    "xxhash.h": {"kernels"},
     "cxxopts.hpp": {"apps"},
     "seccomp.h": {"apps"},
     "nanobind/": {"engine"},  # engine/python alone
