@@ -29,6 +29,7 @@
 #include "apps/sandbox.h"
 #include "apps/saved_state.h"
 #include "apps/signals.h"
+#include "mmrec/computed_with.h"
 #include "mmrec/errors.h"
 #include "mmrec/generate.h"
 #include "mmrec/generator.h"
@@ -83,7 +84,8 @@ int many_main(Setting setting, Output& out) {
   std::shared_ptr<Session> start;
   if (setting.begun) {
     start = std::make_shared<Session>(models.front().new_session(1, command.run.session));
-    restore_state(*start, setting.begun->saved, tokenizer, setting.begun->file);
+    restore_state(*start, setting.begun->saved, tokenizer, setting.begun->file,
+                  computed_with(info, command.run.session));
   }
   Generator generator(models, tokenizer, {.session = command.run.session});
   RecordQueue queue(generator, tokenizer, out, command.as_completed);
@@ -164,12 +166,13 @@ int prompt_main(Setting setting, Output& out) {
   timings.place = place_of(model.info());
 
   Session session = model.new_session(1, command.run.session);
-  if (setting.begun) restore_state(session, setting.begun->saved, tokenizer, setting.begun->file);
+  std::string with = computed_with(model.info(), command.run.session);
+  if (setting.begun) with = restore_state(session, setting.begun->saved, tokenizer, setting.begun->file, with);
   const std::int64_t began_at = session.position();
   options.eos_token_ids = end_of_sequence(model.info(), setting.defaults, tokenizer);
   if (command.interactive) {
     if (!command.quiet) log_line(fmt::format("load {:.3f} s | {}", timings.load_seconds, timings.place));
-    return interact({command, model, tokenizer, out}, std::move(session), options,
+    return interact({command, model, tokenizer, out, with}, std::move(session), options,
                     has_prompt ? std::optional(prompt.text) : std::nullopt);
   }
   const std::vector<int> ids =
@@ -220,7 +223,7 @@ int prompt_main(Setting setting, Output& out) {
   timings.decode_seconds = watch.lap();
   timings.decode_tokens = static_cast<std::int64_t>(result.tokens.size());
   timings.decode_bytes = decoded_bytes(model.info(), prompt_end, session.position() - prompt_end);
-  if (command.state_out) save_state(*command.state_out, session, result, options.sampler, tokenizer);
+  if (command.state_out) save_state(*command.state_out, session, result, options.sampler, tokenizer, with);
 
   if (command.json) {
     Json json = result_json(result, options.sampler, ids, model.info(), command.folder, tokenizer, timings,

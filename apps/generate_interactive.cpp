@@ -19,6 +19,7 @@
 #include "apps/line_editor.h"
 #include "apps/saved_state.h"
 #include "apps/signals.h"
+#include "mmrec/computed_with.h"
 #include "mmrec/errors.h"
 
 namespace mmrec::apps {
@@ -46,7 +47,7 @@ void say(std::string_view text) { (void)!write(STDERR_FILENO, text.data(), text.
 class Conversation {
  public:
   Conversation(const Interaction& of, Session session, GenerateOptions options)
-      : of_(of), session_(std::move(session)), options_(std::move(options)) {
+      : of_(of), session_(std::move(session)), with_(of.computed_with), options_(std::move(options)) {
     options_.cancelled = [] { return interrupt_exit_code() != 0; };
   }
 
@@ -68,7 +69,8 @@ class Conversation {
 
  private:
   struct Turn {
-    Session before;  // moved from once it is undone
+    Session before;    // moved from once it is undone
+    std::string with;  // what the state was computed with
     std::string text;
     bool is_turn = true;  // or something else that changed the state
   };
@@ -115,6 +117,7 @@ class Conversation {
     } else if (word == "/reset") {
       remember("", false);
       session_.reset();
+      with_ = this_run();
     } else {
       throw UsageError(fmt::format("unknown command '{}' (/help lists them)", printable(word)));
     }
@@ -128,7 +131,7 @@ class Conversation {
 
   void remember(std::string_view text, bool is_turn) {
     if (turns_.size() == kMostUndone) turns_.pop_front();
-    turns_.push_back({session_.clone(), std::string(text), is_turn});
+    turns_.push_back({session_.clone(), with_, std::string(text), is_turn});
   }
 
   /// What is undone.
@@ -137,6 +140,7 @@ class Conversation {
     std::optional<Turn> last(std::move(turns_.back()));
     turns_.pop_back();
     session_ = std::move(last->before);
+    with_ = last->with;
     log_line(fmt::format("at position {}", session_.position()));
     return last;
   }
@@ -144,6 +148,7 @@ class Conversation {
   /// One that came to nothing.
   void forget_turn() {
     session_ = std::move(turns_.back().before);
+    with_ = std::move(turns_.back().with);
     turns_.pop_back();
   }
 
@@ -177,8 +182,10 @@ class Conversation {
     log_line(fmt::format("{}, at most {} tokens", sampling_text(options_.sampler), options_.max_tokens));
   }
 
+  std::string this_run() const { return computed_with(of_.model.info(), of_.command.run.session); }
+
   void save(const std::string& file) {
-    write_state(file, save_sequence(session_, options_.sampler, &of_.tokenizer));
+    write_state(file, session_, options_.sampler, of_.tokenizer, with_);
     log_line(fmt::format("{}: saved at position {}", file, session_.position()));
   }
 
@@ -186,7 +193,7 @@ class Conversation {
     const SavedSequence saved = read_state(file);
     remember("", false);
     try {
-      restore_state(session_, saved, of_.tokenizer, file);
+      with_ = restore_state(session_, saved, of_.tokenizer, file, this_run());
     } catch (...) {
       turns_.pop_back();
       throw;
@@ -253,6 +260,7 @@ class Conversation {
 
   Interaction of_;
   Session session_;
+  std::string with_;  // what the state was computed with
   GenerateOptions options_;
   std::deque<Turn> turns_;
 };

@@ -20,6 +20,7 @@ struct Interaction {
   const Model& model;
   const Tokenizer& tokenizer;
   Output& out;
+  std::string computed_with;  // what the session was
 };
 
 /// Takes turns from where `session` stands, a first one of `prompt` if there is one (or if there is a state and -p is

@@ -68,7 +68,8 @@ std::optional<PrefixCache> prefix_cache(const GenerateCommand& command, const Mo
         "--prefix-cache: not where a prompt is a call of the model, because its parts would be others (expected "
         "--calls stepwise)");
   }
-  return PrefixCache(*command.prefix_cache, static_cast<std::uint64_t>(command.prefix_cache_mb) << 20, info, tokenizer);
+  return PrefixCache(*command.prefix_cache, static_cast<std::uint64_t>(command.prefix_cache_mb) << 20, info,
+                     command.run.session, tokenizer);
 }
 
 std::int64_t prefill(Session& session, std::span<const int> ids, PrefixCache* cache, bool quiet) {
@@ -104,9 +105,9 @@ void consume_last(Session& session, const GenerateResult& result) {
 }
 
 void save_state(const std::string& file, Session& session, const GenerateResult& result, const SamplerOptions& sampler,
-                const Tokenizer& tokenizer) {
+                const Tokenizer& tokenizer, const std::string& with) {
   consume_last(session, result);
-  write_state(file, save_sequence(session, sampler, &tokenizer));
+  write_state(file, session, sampler, tokenizer, with);
   if (result.finish_reason == FinishReason::kStopString) {
     warn(fmt::format("{}: the state goes on to the end of the last token drawn, the text ends before the stop string",
                      file));

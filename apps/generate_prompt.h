@@ -61,9 +61,9 @@ std::optional<Begun> begun_sequence(const GenerateCommand& command);
 /// Consumes the last token drawn, which generate() has not: so that a text goes on behind it.
 void consume_last(Session& session, const GenerateResult& result);
 
-/// --state-out: the state after all that was drawn.
+/// --state-out: the state after all that was drawn; `with` is what it was computed with.
 void save_state(const std::string& file, Session& session, const GenerateResult& result, const SamplerOptions& sampler,
-                const Tokenizer& tokenizer);
+                const Tokenizer& tokenizer, const std::string& with);
 
 class Stopwatch {
  public:

@@ -21,6 +21,7 @@
 #include "apps/folder_names.h"
 #include "apps/model_folder.h"
 #include "apps/output.h"
+#include "mmrec/computed_with.h"
 #include "mmrec/state_file.h"
 
 namespace mmrec::apps {
@@ -29,18 +30,23 @@ namespace {
 constexpr std::string_view kEnding = ".prefix";
 constexpr std::int64_t kFirstCheckpoint = 256;  // less is consumed in no time
 
-/// FNV-1a over ids, one after another; a state's recent tokens are compared besides.
-class IdHash {
+/// FNV-1a over what a state was computed with and over ids, one after another. It finds files quickly; what a file
+/// holds decides whether it is used.
+class NameHash {
  public:
+  explicit NameHash(std::string_view computed_with) {
+    for (const char c : computed_with) add_byte(static_cast<unsigned char>(c));
+  }
   void add(int id) {
-    for (int byte = 0; byte < 4; ++byte) {
-      hash_ ^= static_cast<std::uint64_t>(static_cast<std::uint32_t>(id) >> (8 * byte)) & 0xFFU;
-      hash_ *= 0x100000001B3U;
-    }
+    for (int byte = 0; byte < 4; ++byte) add_byte(static_cast<std::uint32_t>(id) >> (8 * byte));
   }
   std::uint64_t value() const { return hash_; }
 
  private:
+  void add_byte(std::uint32_t byte) {
+    hash_ ^= byte & 0xFFU;
+    hash_ *= 0x100000001B3U;
+  }
   std::uint64_t hash_ = 0xCBF29CE484222325U;
 };
 
@@ -78,10 +84,6 @@ bool is_ours(std::string_view name) {
   return fields.size() == 6 && is_hex(fields[0]) && is_hex(fields[1]) && is_hex(fields[5]);
 }
 
-bool is_suffix(std::span<const int> recent, std::span<const int> ids) {
-  return recent.size() <= ids.size() && std::equal(recent.begin(), recent.end(), ids.end() - std::ssize(recent));
-}
-
 /// Gives a file of the cache the time of now. Not by utimensat(): --sandbox refuses it, since it reaches any file.
 void touch(const std::filesystem::path& path) {
   const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
@@ -94,11 +96,12 @@ void touch(const std::filesystem::path& path) {
 }  // namespace
 
 PrefixCache::PrefixCache(std::filesystem::path folder, std::uint64_t most_bytes, const ModelInfo& model,
-                         const Tokenizer& tokenizer)
+                         const SessionOptions& options, const Tokenizer& tokenizer)
     : folder_(std::move(folder)),
       most_bytes_(most_bytes),
       identity_(fmt::format("{}-{}-{}-{}-", hex(model.fingerprint), hex(tokenizer.fingerprint()),
                             model.device == Device::kCpu ? "cpu" : "cuda", to_string(model.precision))),
+      computed_with_(computed_with(model, options)),
       tokenizer_(tokenizer) {
   if (mkdir(folder_.c_str(), 0700) != 0 && errno != EEXIST) {
     throw OutputError(
@@ -133,7 +136,7 @@ std::int64_t PrefixCache::restore(Session& session, std::span<const int> ids) {
     const auto count = count_in(entry.path.filename().string(), identity_);
     if (count && *count <= std::ssize(ids)) hashes.emplace(*count, 0);
   }
-  IdHash hash;
+  NameHash hash(computed_with_);
   std::int64_t hashed = 0;
   for (auto& [count, value] : hashes) {
     for (; hashed < count; ++hashed) hash.add(ids[static_cast<std::size_t>(hashed)]);
@@ -147,7 +150,9 @@ std::int64_t PrefixCache::restore(Session& session, std::span<const int> ids) {
     if (!std::filesystem::exists(path, fault)) continue;
     try {
       const SavedSequence saved = read_state_file(path);
-      if (!is_suffix(saved.recent, ids.first(static_cast<std::size_t>(count)))) continue;
+      const auto beginning = ids.first(static_cast<std::size_t>(count));
+      const bool is_of_it = std::equal(saved.tokens.begin(), saved.tokens.end(), beginning.begin(), beginning.end());
+      if (!is_of_it || saved.computed_with != computed_with_) continue;  // two of one name
       restore_sequence(session, saved, &tokenizer_);
       if (session.position() != count) throw std::runtime_error("found another number of tokens than its name's");
       touch(path);
@@ -174,11 +179,14 @@ std::vector<std::int64_t> PrefixCache::checkpoints(std::int64_t from, std::int64
 }
 
 void PrefixCache::store(const Session& session, std::span<const int> ids) {
-  IdHash hash;
+  NameHash hash(computed_with_);
   for (const int id : ids) hash.add(id);
   const std::filesystem::path path = folder_ / name_of(std::ssize(ids), hash.value());
   try {
-    write_state_file(path, save_sequence(session, {}, &tokenizer_));
+    SavedSequence saved = save_sequence(session, {}, &tokenizer_);
+    saved.computed_with = computed_with_;
+    saved.tokens.assign(ids.begin(), ids.end());
+    write_state_file(path, saved);
   } catch (const std::runtime_error& error) {
     warn(fmt::format("the state is not kept: {}", error.what()));
   }

@@ -1,8 +1,9 @@
 // --prefix-cache: states of prompts and of their beginnings, in files of a folder, so that a prompt begins where a
 // prompt before it has been.
 //
-// What must stay true: a state is used for exactly the tokens, model, tokenizer, device and precision that it was made
-// with, so a run with the cache is one whose prompt was consumed in parts; a file that is damaged costs time only.
+// What must stay true: a state is used only for the model, the tokenizer, all the tokens and all else that decides its
+// bits (mmrec/computed_with.h). So a run with the cache is one whose prompt was consumed in parts. A damaged file costs
+// time only.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "mmrec/model.h"
+#include "mmrec/session.h"
 #include "mmrec/tokenizer.h"
 
 namespace mmrec::apps {
@@ -21,7 +23,7 @@ class PrefixCache {
   /// In `folder`, which is made if need be, private to its owner; its files are kept below `most_bytes` in all by
   /// removing those that have not been used for longest. Throws OutputError where the folder cannot be made.
   PrefixCache(std::filesystem::path folder, std::uint64_t most_bytes, const ModelInfo& model,
-              const Tokenizer& tokenizer);
+              const SessionOptions& options, const Tokenizer& tokenizer);
 
   /// Puts `session` behind the longest beginning of `ids` that there is a state of, and returns its length; 0: there is
   /// none. A file that cannot be used is reported, removed and passed over.
@@ -48,6 +50,7 @@ class PrefixCache {
   std::filesystem::path folder_;
   std::uint64_t most_bytes_;
   std::string identity_;  // begins the names of what may be used
+  std::string computed_with_;
   const Tokenizer& tokenizer_;
 };
 

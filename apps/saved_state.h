@@ -10,12 +10,15 @@ namespace mmrec::apps {
 /// Throws RejectedFile naming the file where it cannot be read or is none.
 SavedSequence read_state(const std::string& path);
 
-/// Puts `session` where the sequence was. Throws RejectedFile naming `path` where the state is not of this model or
-/// tokenizer.
-void restore_state(Session& session, const SavedSequence& saved, const Tokenizer& tokenizer, const std::string& path);
+/// Puts `session`, which goes on with `with` (computed_with()), where the sequence was. Returns what a state that is
+/// saved later was computed with; warns where that is not one and the same. Throws RejectedFile naming `path` where the
+/// state is not of this model or tokenizer.
+std::string restore_state(Session& session, const SavedSequence& saved, const Tokenizer& tokenizer,
+                          const std::string& path, const std::string& with);
 
 /// Throws OutputError naming the file; one that was there is then as it was.
-void write_state(const std::string& path, const SavedSequence& saved);
+void write_state(const std::string& path, const Session& session, const SamplerOptions& sampler,
+                 const Tokenizer& tokenizer, const std::string& with);
 
 /// Throws OutputError where a state could not be written to `path` for reasons that show before any work is done.
 void check_state_path(const std::string& path);

@@ -2,8 +2,9 @@
 //
 //  24  u64  tokenizer fingerprint     56  i32  top_k, repetition_window, vocab_limit
 //  32  u64  seed                      68  u32  recent tokens, n
-//  40  f32  temperature, top_p,       72  u64  bytes of the state
-//           min_p, repetition_penalty  80  i32  recent tokens [n]; the state, sealed itself
+//  40  f32  temperature, top_p,       72  u64  bytes of the state; all tokens, m; bytes of computed_with
+//           min_p, repetition_penalty  96  i32  recent tokens [n]; all tokens [m]; computed_with; the state, sealed
+//           itself
 #include "mmrec/state_file.h"
 
 #include <fmt/format.h>
@@ -12,6 +13,7 @@
 #include <stdexcept>
 
 #include "engine/sealed_bytes.h"
+#include "models/files/checked.h"
 #include "models/files/file.h"
 #include "models/files/replace_file.h"
 
@@ -21,8 +23,9 @@ namespace {
 using engine::kSealBeginBytes;
 using engine::kSealEndBytes;
 
-constexpr engine::SealedFormat kFormat = {.magic = "mmrecSQ\n", .version = 1, .what = "state file"};
-constexpr std::size_t kFixedBytes = 56;  // between the beginning and the recent tokens
+constexpr engine::SealedFormat kFormat = {.magic = "mmrecSQ\n", .version = 2, .what = "state file"};
+constexpr std::size_t kFixedBytes = 72;    // between the beginning and the recent tokens
+constexpr std::uint64_t kMostText = 4096;  // of computed_with
 constexpr std::size_t kLeastBytes = kSealBeginBytes + kFixedBytes + kSealEndBytes;
 
 }  // namespace
@@ -56,15 +59,20 @@ void restore_sequence(Session& session, const SavedSequence& saved, const Tokeni
 }
 
 std::vector<std::byte> encode_sequence(const SavedSequence& saved) {
-  engine::SealedWriter out(kFormat, kLeastBytes + 4 * saved.recent.size() + saved.state.size());
+  engine::SealedWriter out(kFormat, kLeastBytes + 4 * (saved.recent.size() + saved.tokens.size()) +
+                                        saved.computed_with.size() + saved.state.size());
   const SamplerOptions& s = saved.sampler;
   out.put(saved.tokenizer_fingerprint);
   out.put(s.seed);
   for (const float x : {s.temperature, s.top_p, s.min_p, s.repetition_penalty}) out.put(x);
   for (const int n : {s.top_k, s.repetition_window, s.vocab_limit}) out.put(static_cast<std::int32_t>(n));
   out.put(static_cast<std::uint32_t>(saved.recent.size()));
-  out.put(static_cast<std::uint64_t>(saved.state.size()));
+  for (const std::size_t size : {saved.state.size(), saved.tokens.size(), saved.computed_with.size()}) {
+    out.put(static_cast<std::uint64_t>(size));
+  }
   out.put(saved.recent);
+  out.put(saved.tokens);
+  out.put(std::as_bytes(std::span(saved.computed_with)));
   out.put(saved.state);
   return out.finish();
 }
@@ -84,15 +92,23 @@ SavedSequence decode_sequence(std::span<const std::byte> bytes, const std::strin
   }
   const auto recent = in.get<std::uint32_t>();
   const auto state = in.get<std::uint64_t>();
+  const auto tokens = in.get<std::uint64_t>();
+  const auto text = in.get<std::uint64_t>();
   if (recent > Session::kRecentTokens) {
     in.fail(fmt::format("found {} recent tokens, expected at most {}", recent, Session::kRecentTokens));
   }
-  const std::uint64_t tokens_bytes = 4 * std::uint64_t{recent};
-  if (tokens_bytes > in.left() || in.left() - tokens_bytes != state) {
-    in.fail(fmt::format("found {} bytes of {} recent tokens and the state, expected {} of the state alone", in.left(),
-                        recent, state));
+  if (text > kMostText) in.fail(fmt::format("found {} bytes of computed_with, expected at most {}", text, kMostText));
+  models::CheckedSize bytes_after = models::CheckedSize(tokens) * 4;
+  bytes_after += 4 * std::uint64_t{recent} + text;
+  bytes_after += state;
+  if (bytes_after.overflowed() || bytes_after.value() != in.left()) {
+    in.fail(fmt::format("found {} bytes, expected those of {} + {} tokens, {} of computed_with and {} of the state",
+                        in.left(), recent, tokens, text, state));
   }
   saved.recent = in.get<int>(recent, "recent");
+  saved.tokens = in.get<int>(tokens, "tokens");
+  const auto with = in.get_bytes(text);
+  saved.computed_with.assign(reinterpret_cast<const char*>(with.data()), with.size());
   const auto rest = in.get_bytes(state);
   saved.state.assign(rest.begin(), rest.end());
   return saved;

@@ -14,6 +14,7 @@ set(mmrec_public_headers
   engine/include/mmrec/sampler.h
   engine/include/mmrec/scorer.h
   engine/include/mmrec/session.h
+  engine/include/mmrec/computed_with.h
   engine/include/mmrec/state_file.h
   engine/include/mmrec/tokenizer.h
   ${PROJECT_BINARY_DIR}/include/mmrec/version.h

@@ -1,6 +1,9 @@
 #include "kernels/cpu/row_tile.h"
 
 #include <sys/mman.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -15,6 +18,7 @@
 #include <vector>
 
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/matrix_library.h"
 #include "kernels/cpu/one_thread.h"
 #include "kernels/cpu/simd.h"
 
@@ -263,6 +267,19 @@ void RowTileProducts::multiply(int thread, const float* x, std::int64_t x_stride
 
 void RowTileProducts::check() {
   if (impl_->failed.exchange(false, std::memory_order_relaxed)) throw std::bad_alloc();
+}
+
+std::string matrix_library() {
+  const dnnl_version_t& version = *dnnl_version();
+  unsigned int kind = 0;
+#if defined(__x86_64__)
+  constexpr unsigned int kWithoutStepping = 0x0fff3ff0;
+  unsigned int unused[3] = {};
+  if (__get_cpuid(1, &kind, &unused[0], &unused[1], &unused[2]) != 0) kind &= kWithoutStepping;
+#endif
+  return "oneDNN " + std::to_string(version.major) + "." + std::to_string(version.minor) + "." +
+         std::to_string(version.patch) + ", instructions " + std::to_string(dnnl_get_effective_cpu_isa()) +
+         ", processor " + std::to_string(kind);
 }
 
 }  // namespace mmrec::kernels

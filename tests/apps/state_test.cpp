@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <sstream>
 
 #include "tests/apps/programs.h"
 #include "tests/support/model_folder.h"
@@ -151,6 +152,59 @@ TEST_F(Cache, WhatPromptsHaveInCommonIsFoundAtHalfOfItOrMore) {
   EXPECT_GE(with["timings"]["cached_tokens"].get<std::int64_t>(), all / 2 - 5);
   EXPECT_EQ(with["tokens"], generate_json({"-p", many(100, " another"), "-n", "6", "--temp", "0"})["tokens"]);
   EXPECT_EQ(generate({"-p", "was Alice"})["timings"]["cached_tokens"], 0) << "other tokens";
+}
+
+TEST_F(Cache, IsUsedOnlyByRunsThatComputeAlike) {
+  const std::string prompt = many(40, "");
+  const std::vector<Words> ways = {{"--prefill", "sweeps", "--sweep-tol", "1"},
+                                   {"--prefill", "sweeps"},
+                                   {"--prefill", "steps"},
+                                   {"--precision", "bf16"},
+                                   {}};
+  for (const Words& way : ways) {
+    const Json first = generate(words(way, {"-p", prompt}));
+    EXPECT_EQ(first["timings"]["cached_tokens"], 0) << ::testing::PrintToString(way);
+    const Json again = generate(words(way, {"-p", prompt, "--threads", "1"}));
+    EXPECT_EQ(again["timings"]["cached_tokens"], first["prompt_tokens"].size()) << ::testing::PrintToString(way);
+    EXPECT_EQ(again["tokens"], first["tokens"]) << ::testing::PrintToString(way);
+  }
+}
+
+// What a file holds decides, not its name: as if the hashes of two prompts were one.
+TEST_F(Cache, TwoPromptsOfOneNameDoNotShare) {
+  const auto longest = [&] {
+    std::pair<int, std::filesystem::path> most;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_ / "cache")) {
+      std::istringstream fields(entry.path().filename());
+      std::string field;
+      for (int i = 0; i < 5; ++i) std::getline(fields, field, '-');
+      most = std::max(most, {std::stoi(field), entry.path()});
+    }
+    return most.second;
+  };
+  const Json other = generate({"-p", "x" + many(40, "")});
+  const std::string state = read_file(longest());
+  std::filesystem::remove_all(folder_ / "cache");
+  const Json expected = generate({"-p", "y" + many(40, "")});
+  ASSERT_EQ(other["prompt_tokens"].size(), expected["prompt_tokens"].size());
+  ASSERT_GT(expected["prompt_tokens"].size(), 300U) << "more than a state's recent tokens";
+  write_file(longest(), state);
+  const Json found = generate({"-p", "y" + many(40, "")});
+  EXPECT_LT(found["timings"]["cached_tokens"], expected["prompt_tokens"].size());
+  EXPECT_EQ(found["tokens"], expected["tokens"]);
+}
+
+TEST_F(State, AStateThatWasComputedOtherwiseIsUsedAndSaid) {
+  generate_json({"-p", "Alice was", "-n", "2", "--prefill", "steps", "--state-out", file("a")});
+  const auto warning = [&](const Words& more) {
+    return run(generate_on_tiny(words(more, {"--state-in", file("a"), "-p", " not", "-n", "1", "-q"}))).err;
+  };
+  EXPECT_EQ(warning({"--prefill", "steps", "--threads", "1"}), "");
+  const std::string said = warning({"--prefill", "sweeps", "--sweep-tol", "0.5", "--state-out", file("a")});
+  for (const std::string_view part : {"computed with prefill=steps", "this run: prefill=sweeps; sweep-tol=0.5"}) {
+    EXPECT_NE(said.find(part), std::string::npos) << said;
+  }
+  EXPECT_NE(warning({"--prefill", "steps"}).find("settings that changed on the way"), std::string::npos);
 }
 
 TEST_F(Cache, WhatIsDamagedIsRemovedAndPassedOver) {

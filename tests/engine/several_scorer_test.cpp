@@ -303,6 +303,11 @@ TEST(SeveralScorer, TakesOneModelOnly) {
                  "model 1: found fingerprint 0000000000000005 on the CPU in fp32, expected model 0's fingerprint "
                  "1122334455667788 on the CPU in fp32");
   }
+  ModelInfo calls = toy_model().info();
+  calls.variant.calls = Calls::kWhole;
+  const Model otherwise =
+      engine::Access::model(calls, models::state_layout(toy_config()), std::make_shared<ToyExecutor>(toy_config()));
+  EXPECT_THROW(Scorer(std::vector{toy_model(), otherwise}), std::invalid_argument);
 }
 
 }  // namespace

@@ -207,6 +207,10 @@ TEST_F(StateFile, WhatDoesNotBelongIsNamed) {
   test::write_file(folder_ / "short", "mmrecSQ\n");
   EXPECT_NE(refusal([&] { read_state_file(folder_ / "short"); }).find("found 8 bytes"), std::string::npos);
   EXPECT_NE(refusal([&] { read_state_file(folder_.path()); }).find("a folder"), std::string::npos);
+  std::vector<std::byte> earlier = encode_sequence(saved);
+  earlier[12] = std::byte{1};
+  EXPECT_EQ(refusal([&] { decode_sequence(earlier); }),
+            "state file: of an earlier version of mmrec: found format 1, expected 2. Make it again with this version");
   EXPECT_NE(refusal([&] { read_state_file(folder_ / "none"); }).find("none"), std::string::npos);
 }
 
@@ -232,7 +236,7 @@ TEST_F(StateFile, IsOfOneSequence) {
 TEST_F(StateFile, NoMemoryIsTakenForAFileOfAnySize) {
   test::write_file(folder_ / "huge", "mmrecSQ\n");
   std::filesystem::resize_file(folder_ / "huge", (std::uintmax_t{1} << 41) + 1);  // no disk either: it has holes
-  EXPECT_NE(refusal([&] { read_state_file(folder_ / "huge"); }).find("found 2199023255553 bytes, expected 88 to"),
+  EXPECT_NE(refusal([&] { read_state_file(folder_ / "huge"); }).find("found 2199023255553 bytes, expected 104 to"),
             std::string::npos);
 }
 

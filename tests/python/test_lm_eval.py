@@ -3,6 +3,8 @@
 import json
 import math
 import os
+import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -77,6 +79,14 @@ def test_shared_prompts_change_nothing(model, monkeypatch):
     monkeypatch.setattr(plugin, "SHARED_TOKENS", 1 << 30)
     assert shared == model.generate_until(requests)
     assert all(text and "." not in text for text in shared)
+
+
+def test_a_jax_model_is_loaded_so_that_prompts_can_be_cut(tmp_path):
+    fixtures = pathlib.Path(__file__).parents[1] / "fixtures"
+    for file in ("upstream/jax/config.json", "upstream/jax/model.safetensors", "tiny/tokenizer.model"):
+        shutil.copy(fixtures / file, tmp_path)
+    assert mmrec.Model.load(tmp_path, device="cpu").info.calls == "prompt"
+    assert plugin.MMRecLM(path=str(tmp_path), device="cpu")._model.info.calls == "stepwise"
 
 
 def test_unknown_gen_kwargs_are_refused(model):

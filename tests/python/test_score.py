@@ -104,6 +104,16 @@ def test_it_goes_on_and_refuses_another_run(corpus, tmp_path, capsys):
     assert "another inputs" in capsys.readouterr().err
 
 
+def test_partitions_of_two_precisions_do_not_mix(corpus, tmp_path):
+    assert run(score, corpus, "-o", tmp_path / "out") == 0
+    results = _partitions.Results(tmp_path / "out")
+    results.agree("precision", "fp32")
+    for _ in range(2):
+        with pytest.raises(_partitions.RefusedError, match="another precision .found bf16, expected fp32"):
+            results.agree("precision", "bf16")
+    results.agree("precision", "fp32")
+
+
 def test_faults_are_a_line_and_an_exit_code(corpus, tmp_path, capsys):
     assert run(score, corpus, "-o", tmp_path / "a", "--field", "body") == 3
     error = capsys.readouterr().err

@@ -57,7 +57,7 @@ class ExportedSymbolsTest(unittest.TestCase):
                 plain = name
                 for prefix in ["typeinfo for ", "typeinfo name for ", "vtable for "]:
                     plain = plain.removeprefix(prefix)
-                self.assertRegex(plain, r"^mmrec::\w+(::|\(|$)")
+                self.assertRegex(plain, r"^mmrec::\w+(\[abi:cxx11\])?(::|\(|$)")
                 self.assertNotRegex(plain, r"^mmrec::(engine|models|kernels|apps)::|::Impl::")
 
     def test_what_headers_declare_is_marked(self):

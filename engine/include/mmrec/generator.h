@@ -64,7 +64,7 @@ class MMREC_EXPORT Generator {
   /// Throws std::invalid_argument for an option out of range, std::bad_alloc, std::system_error where CUDA fails.
   Generator(const Model& model, Tokenizer tokenizer, const GeneratorOptions& options = {});
   /// On all devices of `models`, which are one model, as from Model::load_on_gpus. Throws std::invalid_argument where
-  /// there is none, or where they differ in fingerprint, device or precision, and as above.
+  /// there is none, or where they differ in fingerprint, device, precision or calls, and as above.
   Generator(std::vector<Model> models, Tokenizer tokenizer, const GeneratorOptions& options = {});
   /// Requests, waiting and running, go along. Not from a callback.
   Generator(Generator&&) noexcept;

@@ -46,7 +46,7 @@ class MMREC_EXPORT Scorer {
   /// On the model's device. Throws std::invalid_argument for a batch out of range.
   explicit Scorer(Model model, ScorerOptions options = {});
   /// On all devices of `models`, which are one model, as from Model::load_on_gpus. Throws std::invalid_argument where
-  /// there is none, or where they differ in fingerprint, device or precision, and as above.
+  /// there is none, or where they differ in fingerprint, device, precision or calls, and as above.
   explicit Scorer(std::vector<Model> models, ScorerOptions options = {});
 
   /// Documents as token ids, of any lengths; the first token of each is context only. Results in the order given; a

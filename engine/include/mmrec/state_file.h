@@ -21,9 +21,12 @@ struct SavedSequence {
   std::vector<int> recent;       ///< its last tokens, oldest first: what repetition penalties and half a character need
   SamplerOptions sampler;        ///< that its tokens were drawn with
   std::uint64_t tokenizer_fingerprint = 0;  ///< 0: it knows token ids alone
+  std::string computed_with = {};           ///< what computed_with() said where the state was made; empty: not known
+  std::vector<int> tokens = {};             ///< all that the state has consumed; empty: not known
 };
 
-/// Of a session of batch 1. Throws std::invalid_argument for another batch, and what Session::save throws.
+/// Of a session of batch 1; `computed_with` and `tokens` are left empty. Throws std::invalid_argument for another
+/// batch, and what Session::save throws.
 MMREC_EXPORT SavedSequence save_sequence(const Session& session, const SamplerOptions& sampler = {},
                                          const Tokenizer* tokenizer = nullptr);
 /// Puts a session of batch 1 where the sequence was; position() and recent_tokens() are those then. Throws

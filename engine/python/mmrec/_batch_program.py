@@ -172,7 +172,8 @@ def _least_cpus(ray: Any) -> int:
 
 
 def _identity(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]:
-    """What all partitions of a folder have in common. The device may change, the precision may not."""
+    """What all partitions of a folder have in common. The device may change, the precision may not:
+    workers hold that where "auto" may mean several."""
     info = load_models(options["model"], "cpu", on_warning=lambda _: None)[0].info
     tokenizer = _mmrec.Tokenizer.load(options["model"])
     inputs = sorted({(p.path, p.size) for p in plan(args.inputs, args.split_by, 1 << 62)})

@@ -283,7 +283,7 @@ def _parquet_documents(partition: Partition, field: str) -> Iterator[Document]:
 
 
 class Results:
-    """A folder of results: PARTITION.jsonl, PARTITION.sums.json and run.json."""
+    """A folder of results: PARTITION.jsonl, PARTITION.sums.json, run.json and what agree() leaves."""
 
     def __init__(self, folder: str) -> None:
         self.folder = pathlib.Path(folder)
@@ -303,6 +303,18 @@ class Results:
             if before.get(key) != run.get(key):
                 found, wanted = json.dumps(run.get(key))[:80], json.dumps(before.get(key))[:80]
                 raise RefusedError(f"{file}: another {ascii(key)[1:-1]:.40} (found {found}, expected {wanted}). Try: another -o DIR")
+
+    def agree(self, name: str, value: str) -> None:
+        """Holds that `name` is the same for all partitions: an empty file tells it. Raises RefusedError, OSError."""
+        own = self.folder / f"{name}-{value}"
+        new = not own.exists()
+        for _ in range(2):  # another worker may have begun with another value meanwhile
+            if others := sorted(file.name for file in self.folder.glob(f"{name}-*") if file != own):
+                if new:
+                    own.unlink(missing_ok=True)
+                found = others[0].removeprefix(f"{name}-")
+                raise RefusedError(f"{self.folder}: another {name} (found {value}, expected {found}). Try: --{name} {found}")
+            own.touch()
 
     def has(self, partition: Partition) -> bool:
         return (self.folder / f"{partition.name}.jsonl").exists()

@@ -32,6 +32,7 @@ class _Generate:
         self._tokenizer = _mmrec.Tokenizer.load(options["model"])
         self._generator = Generator(models, self._tokenizer, slots=options["batch"], threads=options["threads"])
         self._results = Results(options["output"])
+        self._results.agree("precision", models[0].info.precision)
 
     def __call__(self, partition: Partition) -> None:
         sums = dict.fromkeys(_SUMS, 0)

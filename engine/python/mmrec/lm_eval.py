@@ -7,6 +7,7 @@ whole in one pass, and what is scored together does not change what comes out.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import math
@@ -114,12 +115,19 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
         if dtype is not None:
             name = str(dtype).removeprefix("torch.")
             precision = _DTYPES.get(name, name)
-        self._models = load_models(
+        load = functools.partial(
+            load_models,
             None if folder is None else os.fspath(folder),
             device or "auto",
             precision=precision,
             threads=int(threads),
         )
+        self._models = load()
+        info = self._models[0].info
+        if info.bank and info.calls != "stepwise":
+            # Where a prompt is one call, what it has in common with others could not be computed once for all of them.
+            del self._models
+            self._models = load(calls="stepwise")
         self._model = self._models[0]
         self.tokenizer = _mmrec.Tokenizer.load(folder)
         self._threads = int(threads)

@@ -34,6 +34,7 @@ class _Score:
         self._results = Results(options["output"])
         self._scorer = Scorer(self._models, batch=options["batch"], threads=options["threads"])
         info = self._models[0].info
+        self._results.agree("precision", info.precision)
         self._identity = {
             "mode": "full",
             "bos": "added" if self._tokenizer.adds_bos else "none",

@@ -1,0 +1,39 @@
+// The one place that lists what decides bits.
+#include "mmrec/computed_with.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cstddef>
+#include <string_view>
+
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/matrix_library.h"
+#include "mmrec/version.h"
+
+namespace mmrec {
+
+std::string computed_with(const ModelInfo& info, const SessionOptions& options) {
+  constexpr std::array<std::string_view, 3> kPrefill = {"auto", "sweeps", "steps"};
+  constexpr std::array<std::string_view, 3> kCalls = {"stepwise", "prompt", "whole"};
+  std::string text = fmt::format("mmrec={}; compiler={}; ", version(), __VERSION__);
+  if (info.device == Device::kCuda) {
+    text += fmt::format("device={}; ", info.device_name);
+  } else {
+    text += fmt::format("device=cpu; instructions={}; products={}; ", kernels::cpu_instruction_set(),
+                        kernels::matrix_library());
+  }
+  text += fmt::format("precision={}; prefill={}", to_string(info.precision),
+                      kPrefill[static_cast<std::size_t>(options.prefill)]);
+  if (options.prefill != PrefillMode::kSteps) {
+    text +=
+        options.sweep_tolerance == 0.0F ? "; sweep-tol=auto" : fmt::format("; sweep-tol={}", options.sweep_tolerance);
+    text += fmt::format("; max-sweeps={}", options.max_sweeps);
+  }
+  if (info.variant.calls && info.variant.bank.value_or(true)) {
+    text += fmt::format("; calls={}", kCalls[static_cast<std::size_t>(*info.variant.calls)]);
+  }
+  return text;
+}
+
+}  // namespace mmrec
