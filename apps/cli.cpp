@@ -27,6 +27,7 @@
 #include "apps/signals.h"
 #include "mmrec/errors.h"
 #include "mmrec/version.h"
+#include "models/files/utf8.h"
 
 namespace mmrec::apps {
 namespace {
@@ -127,6 +128,12 @@ void write_to_stderr(std::string_view text) {
   }
 }
 
+/// Drives a terminal, or changes the order or the lines of the text around it.
+bool is_control(char32_t code) {
+  return code < 0x20 || (code >= 0x7f && code < 0xa0) || (code >= 0x2028 && code <= 0x202e) ||
+         (code >= 0x2066 && code <= 0x2069);
+}
+
 /// What std::terminate does. What finds no memory and must not throw, as a destructor of a JSON value or of
 /// sentencepiece's, ends the program here then, as it would have ended one call later.
 [[noreturn]] void end_for_want_of_memory() {
@@ -187,15 +194,19 @@ int run_and_report(std::string_view program, const std::function<int()>& body) {
 std::string printable(std::string_view text) {
   constexpr std::size_t kLongest = 2000;
   std::string line;
-  for (const char c : text.substr(0, kLongest)) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7f) {
-      line += c == '\n' ? " " : fmt::format("\\x{:02x}", byte);
+  for (std::string_view rest = text; !rest.empty();) {
+    const models::Utf8Unit unit = models::first_unit(rest);
+    const std::string_view bytes = rest.substr(0, unit.length);
+    if (text.size() - rest.size() + bytes.size() > kLongest) return line + "…";
+    if (bytes == "\n") {
+      line += ' ';
+    } else if (unit.valid && !is_control(unit.code)) {
+      line += bytes;
     } else {
-      line += c;
+      for (const char byte : bytes) line += fmt::format("\\x{:02x}", static_cast<unsigned char>(byte));
     }
+    rest.remove_prefix(unit.length);
   }
-  if (text.size() > kLongest) line += "…";
   return line;
 }
 

@@ -112,7 +112,8 @@ bool print_help_or_version(const Arguments& arguments, std::string_view help, st
 bool print_help_or_version(const Arguments& arguments, std::string_view help, std::string_view all,
                            std::string_view program);
 
-/// `text` with control characters written as \xNN and cut to a length fit for a message.
+/// `text` in one line fit for a message: bytes of control characters and bytes that are no UTF-8 as \xNN, long text
+/// cut.
 std::string printable(std::string_view text);
 
 }  // namespace mmrec::apps

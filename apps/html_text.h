@@ -4,13 +4,15 @@
 #include <string>
 #include <string_view>
 
+#include "models/files/utf8.h"
+
 namespace mmrec::apps {
 
 /// `text` with the characters that mean something to a parser written as entities, also for attributes in double
-/// quotes. Control characters that XML knows nothing of become U+FFFD.
+/// quotes. Control characters that XML knows nothing of, and bytes that are no UTF-8, become U+FFFD.
 inline std::string html_text(std::string_view text) {
   std::string escaped;
-  for (const char c : text) {
+  for (const char c : models::replace_invalid_utf8(text)) {
     switch (c) {
       case '&':
         escaped += "&amp;";
@@ -29,7 +31,7 @@ inline std::string html_text(std::string_view text) {
         break;
       default:
         if (static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t' && c != '\r') {
-          escaped += "\xEF\xBF\xBD";
+          escaped += models::kReplacement;
         } else {
           escaped += c;
         }

@@ -14,6 +14,7 @@
 
 #include "apps/cli.h"
 #include "apps/signals.h"
+#include "models/files/utf8.h"
 
 namespace mmrec::apps {
 namespace {
@@ -34,23 +35,6 @@ int open_input(const std::string& path) {
   while (path != "-" && (fd = open(path.c_str(), O_RDONLY | O_CLOEXEC)) < 0 && errno == EINTR) continue;
   if (fd < 0) unreadable(path, errno);
   return fd;
-}
-
-// Length of the UTF-8 character at the front of `text`, 0 if there is none. Overlong forms, surrogates and values
-// beyond U+10FFFF are none.
-std::size_t utf8_length(std::string_view text) {
-  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char lead = byte(0);
-  if (lead < 0x80) return 1;
-  const std::size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
-  if (lead < 0xc2 || lead > 0xf4 || text.size() < length) return 0;
-  for (std::size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-  }
-  const unsigned char second = byte(1);
-  const bool excluded = (lead == 0xe0 && second < 0xa0) || (lead == 0xed && second >= 0xa0) ||
-                        (lead == 0xf0 && second < 0x90) || (lead == 0xf4 && second >= 0x90);
-  return excluded ? 0 : length;
 }
 
 // Strict reader of one line "[1, 2, 3]".
@@ -205,10 +189,10 @@ std::int64_t count_invalid_utf8(std::string_view text) {
   std::int64_t runs = 0;
   bool inside = false;
   while (!text.empty()) {
-    const std::size_t length = utf8_length(text);
-    if (length == 0 && !inside) ++runs;
-    inside = length == 0;
-    text.remove_prefix(std::max<std::size_t>(length, 1));
+    const models::Utf8Unit unit = models::first_unit(text);
+    if (!unit.valid && !inside) ++runs;
+    inside = !unit.valid;
+    text.remove_prefix(unit.length);
   }
   return runs;
 }

@@ -11,7 +11,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "engine/utf8.h"
+#include "models/files/utf8.h"
 
 namespace mmrec::engine {
 namespace {
@@ -101,7 +101,7 @@ class Walk {
     if (value >= replacements_.size()) {
       fail(fmt::format("replacement at {}, expected less than {}", value, replacements_.size()));
     }
-    if (is_continuation(replacements_[value]))
+    if (models::is_continuation(replacements_[value]))
       fail(fmt::format("the replacement at {} begins inside a character", value));
     if (replacements_.substr(value, kMaxReplacementBytes + 1).find('\0') == std::string_view::npos) {
       fail(fmt::format("the replacement at {} is longer than {} bytes", value, kMaxReplacementBytes));
@@ -142,7 +142,7 @@ void check_charsmap(std::string_view blob, const std::string& name) {
   }
   const auto [trie, replacements] = split(blob);
   if (replacements.back() != '\0') fail("the replacements do not end with NUL");
-  if (!is_valid_utf8(replacements)) fail("the replacements are not valid UTF-8");
+  if (!models::is_valid_utf8(replacements)) fail("the replacements are not valid UTF-8");
   Walk(trie, replacements, name).run();
 }
 

@@ -3,8 +3,8 @@
 #include <limits>
 #include <numbers>
 
-#include "engine/utf8.h"
 #include "mmrec/scorer.h"
+#include "models/files/utf8.h"
 
 namespace mmrec {
 namespace {
@@ -25,7 +25,7 @@ std::int64_t count_words(std::string_view text) {
   std::int64_t words = 1;  // re.split gives one field more than there are runs of white space, empty ones included
   bool in_space = false;
   while (!text.empty()) {
-    const engine::Utf8Unit unit = engine::first_unit(text);
+    const models::Utf8Unit unit = models::first_unit(text);
     const bool is_space = is_python_space(unit.code);
     if (is_space && !in_space) ++words;
     in_space = is_space;

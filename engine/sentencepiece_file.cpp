@@ -12,8 +12,8 @@
 
 #include "engine/charsmap.h"
 #include "engine/tokenizer_bytes.h"
-#include "engine/utf8.h"
 #include "models/files/text.h"
+#include "models/files/utf8.h"
 
 namespace mmrec::engine {
 namespace {
@@ -72,7 +72,7 @@ class WireReader {
   }
   std::string text(const Field& field) const {
     const std::string_view value = bytes(field);
-    if (value.size() > kMaxTokenBytes || !is_valid_utf8(value) || value.find('\0') != std::string_view::npos) {
+    if (value.size() > kMaxTokenBytes || !models::is_valid_utf8(value) || value.find('\0') != std::string_view::npos) {
       fail(fmt::format("field {} is {}, expected UTF-8 without NUL of at most {} bytes", field.id, quote(value),
                        kMaxTokenBytes));
     }
@@ -237,7 +237,7 @@ class Parser {
     for (std::size_t i = 0; i < file_.pieces.size(); ++i) {
       const Piece& piece = file_.pieces[i];
       if (piece.text.empty()) fail(i, "found an empty piece");
-      if (piece.text.find('\0') != std::string::npos || !is_valid_utf8(piece.text)) {
+      if (piece.text.find('\0') != std::string::npos || !models::is_valid_utf8(piece.text)) {
         fail(i, fmt::format("found {}, expected UTF-8 without NUL", quote(piece.text)));
       }
       if (!std::isfinite(piece.score)) fail(i, fmt::format("found score {}, expected a finite number", piece.score));

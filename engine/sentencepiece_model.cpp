@@ -13,9 +13,9 @@
 #include "engine/sentencepiece_file.h"
 #include "engine/tokenizer_config.h"
 #include "engine/tokenizer_model.h"
-#include "engine/utf8.h"
 #include "kernels/cpu/parallel_items.h"
 #include "models/files/checksum.h"
+#include "models/files/utf8.h"
 
 namespace mmrec::engine {
 namespace {
@@ -135,7 +135,7 @@ class SentencePieceModel final : public TokenizerModel {
       if (space_at(text, i) && !space_at(text, i - 1)) return i;
     }
     for (std::size_t i = kChunkBytes; i > kChunkBytes - 4; --i) {
-      if (!is_continuation(text[i])) return i;
+      if (!models::is_continuation(text[i])) return i;
     }
     return kChunkBytes;  // no UTF-8 here
   }
@@ -151,8 +151,8 @@ class SentencePieceModel final : public TokenizerModel {
     }
     std::string valid;
     std::string_view text = chunk.text;
-    if (!is_valid_utf8(text)) {
-      valid = replace_invalid_utf8(text);
+    if (!models::is_valid_utf8(text)) {
+      valid = models::replace_invalid_utf8(text);
       text = valid;
     }
     std::string fault;

@@ -12,9 +12,9 @@
 #include "engine/split_pattern.h"
 #include "engine/tokenizer_config.h"
 #include "engine/tokenizer_model.h"
-#include "engine/utf8.h"
 #include "models/files/checksum.h"
 #include "models/files/text.h"
+#include "models/files/utf8.h"
 
 namespace mmrec::engine {
 namespace {
@@ -36,8 +36,8 @@ class TiktokenModel final : public TokenizerModel {
               int /*threads*/) const override {
     const std::size_t all = text.size();
     std::string valid;
-    if (!is_valid_utf8(text)) {
-      valid = replace_invalid_utf8(text);
+    if (!models::is_valid_utf8(text)) {
+      valid = models::replace_invalid_utf8(text);
       text = valid;
     }
     struct Ended {};

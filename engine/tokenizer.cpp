@@ -11,11 +11,11 @@
 
 #include "engine/tokenizer_config.h"
 #include "engine/tokenizer_model.h"
-#include "engine/utf8.h"
 #include "kernels/cpu/parallel_items.h"
 #include "kernels/cpu/thread_pool.h"
 #include "models/files/file.h"
 #include "models/files/model_files.h"
+#include "models/files/utf8.h"
 
 namespace mmrec {
 namespace {
@@ -136,16 +136,16 @@ std::string StreamDecoder::push(int token) {
   pending_ += found.text;
   std::string out;
   while (!pending_.empty()) {
-    const engine::Utf8Unit unit = engine::first_unit(pending_);
+    const models::Utf8Unit unit = models::first_unit(pending_);
     if (unit.incomplete) break;
-    out.append(unit.valid ? std::string_view(pending_).substr(0, unit.length) : engine::kReplacement);
+    out.append(unit.valid ? std::string_view(pending_).substr(0, unit.length) : models::kReplacement);
     pending_.erase(0, unit.length);
   }
   return out;
 }
 
 std::string StreamDecoder::finish() {
-  std::string out = engine::replace_invalid_utf8(pending_);
+  std::string out = models::replace_invalid_utf8(pending_);
   pending_.clear();
   return out;
 }

@@ -7,10 +7,10 @@
 #include <stdexcept>
 #include <unordered_map>
 
-#include "engine/utf8.h"
 #include "models/files/file.h"
 #include "models/files/json.h"
 #include "models/files/text.h"
+#include "models/files/utf8.h"
 
 namespace mmrec::engine {
 namespace {

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "apps/cli.h"
+#include "apps/html_text.h"
 #include "apps/input.h"
 #include "apps/progress.h"
 #include "tests/apps/programs.h"
@@ -62,7 +63,22 @@ TEST(Progress, LineFitsAnyWidth) {
   EXPECT_NE(without.find(" 50% 256 tok/s ETA 00:02"), std::string::npos) << without;
 }
 
-TEST(Messages, ControlCharactersAreSpelledOut) { EXPECT_EQ(apps::printable("a\x1b[1m\nb"), "a\\x1b[1m b"); }
+TEST(Messages, ControlCharactersAreSpelledOut) {
+  for (const auto& [text, shown] : std::vector<std::pair<std::string, std::string>>{
+           {"a\x1b[1m\nb", "a\\x1b[1m b"},
+           {"\x7f\xc2\x80\xc2\x9b", "\\x7f\\xc2\\x80\\xc2\\x9b"},  // U+0080 and U+009B, which is ESC [
+           {"\x9b\xff", "\\x9b\\xff"},                             // no UTF-8
+           {"\xe2\x80\xae", "\\xe2\\x80\\xae"},                    // turns the text around
+           {"\xc2\xa0 \xc3\xa9 \xf0\x9f\x9a\x80", "\xc2\xa0 \xc3\xa9 \xf0\x9f\x9a\x80"}}) {  // text
+    EXPECT_EQ(apps::printable(text), shown);
+  }
+  EXPECT_EQ(apps::printable(std::string(1999, 'x') + "\xc3\xa9"), std::string(1999, 'x') + "…")
+      << "cut between characters";
+}
+
+TEST(Messages, HtmlIsUtf8WhateverTheTextIs) {
+  EXPECT_EQ(apps::html_text("<\xff\x1b\xc3\xa9>"), "&lt;\xEF\xBF\xBD\xEF\xBF\xBD\xc3\xa9&gt;");
+}
 
 }  // namespace
 }  // namespace mmrec::test

@@ -6,8 +6,8 @@
 #include <random>
 
 #include "engine/byte_pairs.h"
-#include "engine/utf8.h"
 #include "mmrec/tokenizer.h"
+#include "models/files/utf8.h"
 #include "tests/support/host_threads.h"
 #include "tests/support/model_folder.h"
 #include "tests/support/rank_file_builder.h"
@@ -76,7 +76,7 @@ std::string streamed(const Tokenizer& tokenizer, const std::vector<int>& ids) {
   std::string text;
   for (const int id : ids) {
     const std::string part = decoder.push(id);
-    EXPECT_TRUE(engine::is_valid_utf8(part));
+    EXPECT_TRUE(models::is_valid_utf8(part));
     text += part;
   }
   return text + decoder.finish();
@@ -150,7 +150,7 @@ TEST(Tiktoken, AnyBytesComeBack) {
         }
       }
     }
-    const std::string valid = engine::replace_invalid_utf8(text);
+    const std::string valid = models::replace_invalid_utf8(text);
     if (!any) {
       ASSERT_EQ(valid, text);
     }

@@ -9,7 +9,7 @@
 #include <random>
 #include <system_error>
 
-#include "engine/utf8.h"
+#include "models/files/utf8.h"
 #include "tests/support/host_threads.h"
 #include "tests/support/model_folder.h"
 #include "tests/support/tokenizer_builder.h"
@@ -120,7 +120,7 @@ TEST(Tokenizer, AStreamJoinsToTheDecodedText) {
     std::string joined;
     for (const int id : tokens) {
       const std::string part = decoder.push(id);
-      ASSERT_TRUE(engine::is_valid_utf8(part));  // complete characters only
+      ASSERT_TRUE(models::is_valid_utf8(part));  // complete characters only
       joined += part;
     }
     joined += decoder.finish();

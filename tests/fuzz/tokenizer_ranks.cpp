@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/utf8.h"
 #include "mmrec/tokenizer.h"
+#include "models/files/utf8.h"
 #include "tests/support/rank_file_builder.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -30,7 +30,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       for (const int id : ids) {
         if (id < 0 || id >= tokenizer.vocab_size()) std::abort();
       }
-      if (tokenizer.decode(ids) != mmrec::engine::replace_invalid_utf8(text)) std::abort();
+      if (tokenizer.decode(ids) != mmrec::models::replace_invalid_utf8(text)) std::abort();
     }
   } catch (const std::runtime_error&) {
   }

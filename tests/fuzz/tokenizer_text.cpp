@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/utf8.h"
 #include "mmrec/tokenizer.h"
+#include "models/files/utf8.h"
 #include "tests/support/rank_file_builder.h"
 #include "tests/support/tokenizer_builder.h"
 
@@ -52,7 +52,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   for (const Tokenizer& tokenizer : tokenizers()) {
     const std::vector<int> ids = tokenizer.encode(text);
     for (const int id : ids) require(id >= 0 && id < tokenizer.vocab_size());
-    require(mmrec::engine::is_valid_utf8(tokenizer.decode(ids)));
+    require(mmrec::models::is_valid_utf8(tokenizer.decode(ids)));
 
     std::vector<int> any;
     for (std::size_t i = 0; i + 1 < size; i += 2) any.push_back((data[i] + 256 * data[i + 1]) % tokenizer.vocab_size());
@@ -60,14 +60,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     std::string joined;
     for (const int id : any) {
       const std::string part = decoder.push(id);
-      require(mmrec::engine::is_valid_utf8(part));
+      require(mmrec::models::is_valid_utf8(part));
       joined += part;
     }
     joined += decoder.finish();
     require(joined == tokenizer.decode(any));
   }
   // The first keeps everything but the symbol that stands for a space.
-  std::string expected = mmrec::engine::replace_invalid_utf8(text);
+  std::string expected = mmrec::models::replace_invalid_utf8(text);
   const std::string_view symbol = "\xE2\x96\x81";
   for (std::size_t at = 0; (at = expected.find(symbol, at)) != std::string::npos;)
     expected.replace(at, symbol.size(), " ");

@@ -1,4 +1,4 @@
-// UTF-8 as the engine reads it: strict (no overlong forms, no surrogates, nothing above U+10FFFF), and never an error:
+// UTF-8 as it is read here: strict (no overlong forms, no surrogates, nothing above U+10FFFF), and never an error:
 // bytes that are no UTF-8 become U+FFFD, one for each maximal ill-formed part, as Unicode recommends and as Python's
 // errors="replace" does.
 #pragma once
@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace mmrec::engine {
+namespace mmrec::models {
 
 /// U+FFFD, what stands for bytes that are no UTF-8.
 inline constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
@@ -30,4 +30,4 @@ std::string replace_invalid_utf8(std::string_view text);
 /// True for the bytes 10xxxxxx, which begin no character.
 constexpr bool is_continuation(char c) { return (static_cast<unsigned char>(c) & 0xC0U) == 0x80U; }
 
-}  // namespace mmrec::engine
+}  // namespace mmrec::models

@@ -1,8 +1,8 @@
-#include "engine/utf8.h"
+#include "models/files/utf8.h"
 
 #include <gtest/gtest.h>
 
-namespace mmrec::engine {
+namespace mmrec::models {
 namespace {
 
 TEST(Utf8, AcceptsExactlyTheWellFormedSequences) {
@@ -60,4 +60,4 @@ TEST(Utf8, ReplacesEachMaximalIllFormedPartAsPythonDoes) {
 }
 
 }  // namespace
-}  // namespace mmrec::engine
+}  // namespace mmrec::models

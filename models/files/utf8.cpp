@@ -1,7 +1,7 @@
 // The well-formed sequences of Unicode's table 3-7.
-#include "engine/utf8.h"
+#include "models/files/utf8.h"
 
-namespace mmrec::engine {
+namespace mmrec::models {
 
 Utf8Unit first_unit(std::string_view text) {
   if (text.empty()) return {};
@@ -60,4 +60,4 @@ std::string replace_invalid_utf8(std::string_view text) {
   return out;
 }
 
-}  // namespace mmrec::engine
+}  // namespace mmrec::models
