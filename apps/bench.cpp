@@ -20,6 +20,7 @@
 #include "apps/bench_run.h"
 #include "apps/cli.h"
 #include "apps/model_folder.h"
+#include "apps/named_files.h"
 #include "apps/output.h"
 #include "apps/signals.h"
 #include "models/architecture.h"
@@ -181,6 +182,9 @@ int bench_main(int argc, char** argv) {
   } else {
     given = model_folder(arguments);
   }
+  std::vector<NamedFile> files = named_files(arguments, bench_option_table());
+  files.push_back({{}, given, Names::kInput});
+  refuse_lost_files(files);
   const auto out =
       arguments.has("output") ? std::make_unique<Output>(*arguments.file("output")) : std::make_unique<Output>();
 

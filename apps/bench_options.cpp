@@ -14,10 +14,10 @@ device's bandwidth and matrix-product peak, measured in the same run.
 )";
 
 constexpr auto kOptions = std::to_array<Option>({
-    {{"model", 'm'}, "DIR", "model folder (the bundled model)", true},
+    {{"model", 'm'}, "DIR", "model folder (the bundled model)", true, "", Names::kInput},
     {{"synthetic"}, "D,L,V[,F]", "random bf16 model: width, layers, vocabulary, FFN", true},
     {{"arch"}, "NAME", "of --synthetic: its model_type (mmrec)", false, "mmrec mmrec100m mmrec-jax"},
-    {{"keep"}, "DIR", "of --synthetic: write it there, or use the one that is there already"},
+    {{"keep"}, "DIR", "of --synthetic: write it there, or use the one that is there already", false, "", Names::kInput},
     {{"lengths"}, "N,...", "tokens per prefill (128,512,2048; GPU: 4096,32768)", true},
     {{"batches"}, "N,...", "sequences per prefill (1,4; GPU: 1)", true},
     {{"decode-batches"}, "N,...", "and per decode (the same; GPU: 1,2,4,8,64)", true},
@@ -28,7 +28,7 @@ constexpr auto kOptions = std::to_array<Option>({
     {{"repeat"}, "N", "runs of each (CPU: 3, the best; GPU: 5, the median)", true},
     {{"compare"}, "cpu", "measure the CPU first, for comparison", true, "cpu"},
     {{"json", 0, false}, "", "JSON, not a table", true},
-    {{"output", 'o'}, "FILE", "write the result there, whole or not at all", true},
+    {{"output", 'o'}, "FILE", "write the result there, whole or not at all", true, "", Names::kOutput},
     {{"device"}, "D", "auto, cpu, cuda or cuda:N (GPU N, from 0)", true, "auto cpu cuda"},
     kPrecisionOption,
     kThreadsOption,
@@ -41,6 +41,7 @@ constexpr auto kOptions = std::to_array<Option>({
     kHelpAllOption,
     kVersionOption,
 });
+static_assert(names_are_complete(kOptions));
 
 }  // namespace
 

@@ -25,7 +25,9 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 void read_into_page_cache(const std::filesystem::path& folder) {
   std::vector<char> block(std::size_t{1} << 20);
+  std::error_code none;
   for (const std::string& name : names_in(folder)) {
+    if (!std::filesystem::is_regular_file(folder / name, none)) continue;
     std::ifstream file(folder / name, std::ios::binary);
     while (file.read(block.data(), std::ssize(block))) {
     }
@@ -262,7 +264,7 @@ BenchRun run_bench(const std::filesystem::path& folder, const RunOptions& option
   BenchRun run;
   run.options = options;
   run.folder = folder;
-  run.products = models::product_counts(folder, options.variant);
+  read_folder(folder, options, [&] { run.products = models::product_counts(folder, options.variant); });
   const bool wants_gpu = takes_gpu(options);
   // The processors' peaks come from a child process here, which leaves this one's peak memory alone.
   if (!wants_gpu) run.machine = measure_machine_apart();

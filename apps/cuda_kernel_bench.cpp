@@ -11,11 +11,11 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <exception>
-#include <fstream>
+#include <filesystem>
 #include <functional>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -24,6 +24,8 @@
 #include <vector>
 
 #include "apps/bench_kernels.h"
+#include "apps/cli.h"
+#include "apps/output.h"
 #include "kernels/cuda/gemm/choose.h"
 #include "kernels/cuda/logprobs/choose.h"
 #include "kernels/cuda/recurrence/sweep.h"
@@ -109,7 +111,7 @@ class Bench {
     sampling();
   }
   void print() const;
-  void write_json() const;
+  void write_json(Output& out) const;
 
  private:
   // --- Bounds --------------------------------------------------------------------------------------------------------
@@ -771,10 +773,12 @@ void Bench::print() const {
                         r.microseconds, r.rate, r.unit, 100.0 * r.rate / r.bound_rate, r.bound, r.bound_rate,
                         r.note.empty() ? "" : "; ", r.note);
   }
-  std::fputs(text.c_str(), stdout);
+  Output out;
+  out.write(text);
+  out.commit();
 }
 
-void Bench::write_json() const {
+void Bench::write_json(Output& out) const {
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (const Row& r : rows_) {
     rows.push_back({{"name", r.name},
@@ -788,9 +792,8 @@ void Bench::write_json() const {
                     {"note", r.note}});
   }
   const nlohmann::ordered_json json = {{"schema", "mmrec-cuda-bench/1"}, {"device", cuda_.name()}, {"rows", rows}};
-  std::ofstream file(options_.json);
-  file << json.dump(1) << '\n';
-  if (!file.flush()) throw std::runtime_error(options_.json + ": cannot write");
+  out.write(json.dump(1) + "\n");
+  out.commit();
 }
 
 /// A positive integer, whole.
@@ -805,8 +808,10 @@ int bench_main(int argc, char** argv) {
     const std::string_view argument = argv[i];
     const std::string_view value = i + 1 < argc ? argv[i + 1] : "";
     if (argument == "-h" || argument == "--help") {
-      std::fputs(kHelp, stdout);
-      return 0;
+      Output out;
+      out.write(kHelp);
+      out.commit();
+      return kOk;
     }
     if (argument == "--quick") {
       options.quick = true;
@@ -819,26 +824,24 @@ int bench_main(int argc, char** argv) {
     } else if (argument == "--repetitions" && parse(value, options.repetitions)) {
       ++i;
     } else {
-      std::fprintf(stderr, "mmrec-cuda-bench: cannot use '%s'\n%s", argv[i], kHelp);
-      return 2;
+      throw UsageError(fmt::format("cannot use '{}'", argument));
     }
   }
-  try {
-    if (const std::string reason = cuda_unusable_reason(); !reason.empty()) {
-      throw std::runtime_error("no usable CUDA device (" + reason + ")");
-    }
-    Bench bench(options);
-    bench.run();
-    bench.print();
-    if (!options.json.empty()) bench.write_json();
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "mmrec-cuda-bench: %s\n", error.what());
-    return 1;
+  std::optional<Output> json;
+  if (!options.json.empty()) json.emplace(std::filesystem::path(options.json));
+  if (const std::string reason = cuda_unusable_reason(); !reason.empty()) {
+    throw std::runtime_error("no usable CUDA device (" + reason + ")");
   }
-  return 0;
+  Bench bench(options);
+  bench.run();
+  bench.print();
+  if (json) bench.write_json(*json);
+  return kOk;
 }
 
 }  // namespace
 }  // namespace mmrec::apps
 
-int main(int argc, char** argv) { return mmrec::apps::bench_main(argc, argv); }
+int main(int argc, char** argv) {
+  return mmrec::apps::run_program("mmrec-cuda-bench", [&] { return mmrec::apps::bench_main(argc, argv); });
+}

@@ -72,8 +72,7 @@ std::span<const float> Distributions::log_softmax() {
   return logprobs_;
 }
 
-DistributionWriter::DistributionWriter(const std::string& path, const DistributionSource& source)
-    : out_(std::filesystem::path(path)) {
+DistributionWriter::DistributionWriter(Output& out, const DistributionSource& source) : out_(out) {
   const Header header{.vocab_size = static_cast<std::uint32_t>(source.vocab_size),
                       .model = source.model,
                       .tokenizer = source.tokenizer};

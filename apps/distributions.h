@@ -56,12 +56,12 @@ class Distributions {
 class DistributionWriter {
  public:
   /// Throws OutputError, as all below.
-  DistributionWriter(const std::string& path, const DistributionSource& source);
+  DistributionWriter(Output& out, const DistributionSource& source);
   void add(std::int64_t document, std::size_t position, int id, std::span<const float> logprobs);
   void commit();
 
  private:
-  Output out_;
+  Output& out_;
   std::uint64_t count_ = 0;
 };
 

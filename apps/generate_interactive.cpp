@@ -185,6 +185,7 @@ class Conversation {
   std::string this_run() const { return computed_with(of_.model.info(), of_.command.run.session); }
 
   void save(const std::string& file) {
+    refuse_lost_inputs(of_.command.named, {"state-out", file, Names::kOutput});
     write_state(file, session_, options_.sampler, of_.tokenizer, with_);
     log_line(fmt::format("{}: saved at position {}", file, session_.position()));
   }

@@ -19,9 +19,9 @@ Continues a prompt: text on stdout, timings and the seed on stderr.
 )";
 
 constexpr auto kOptions = std::to_array<Option>({
-    {{"model", 'm'}, "DIR", "model folder, or DIR alone (the bundled model)", true},
+    {{"model", 'm'}, "DIR", "model folder, or DIR alone (the bundled model)", true, "", Names::kInput},
     {{"prompt", 'p'}, "TEXT", "the prompt; else what is piped into stdin", true},
-    {{"file", 'f'}, "FILE", "the prompt is in FILE; - is stdin", true},
+    {{"file", 'f'}, "FILE", "the prompt is in FILE; - is stdin", true, "", Names::kInput},
     {{"escape", 'e', false}, "", "resolve \\n, \\t, \\\\, \\\" and \\xHH in -p and --stop"},
     {{"tokens", 'n', true, false, "predict n-predict max-tokens"},
      "N",
@@ -41,13 +41,13 @@ constexpr auto kOptions = std::to_array<Option>({
     {{"echo", 0, false}, "", "print the prompt first"},
     {{"json", 0, false}, "", "one JSON object, no text", true},
     {{"lines", 0, false}, "", "each line is a prompt: a line of JSON for each, in order", true},
-    {{"jsonl"}, "FILE", "each line is {\"prompt\": ..., \"n\": ..., ...}: a record for each", true},
+    {{"jsonl"}, "FILE", "each line is {\"prompt\": ..., \"n\": ..., ...}: a record for each", true, "", Names::kInput},
     {{"as-completed", 0, false}, "", "records of --jsonl and --lines as they are ready, not in order"},
     {{"interactive", 'i', false}, "", "take turns: lines of stdin are continued; /help there", true},
-    {{"output", 'o'}, "FILE", "write there, whole or not at all; - is stdout", true},
-    {{"state-out"}, "FILE", "save the state at the end", true},
-    {{"state-in"}, "FILE", "go on where that was saved", true},
-    {{"prefix-cache"}, "DIR", "keep states of prompts there, begin with the longest"},
+    {{"output", 'o'}, "FILE", "write there, whole or not at all; - is stdout", true, "", Names::kOutput},
+    {{"state-out"}, "FILE", "save the state at the end", true, "", Names::kOutput},
+    {{"state-in"}, "FILE", "go on where that was saved", true, "", Names::kInput},
+    {{"prefix-cache"}, "DIR", "keep states of prompts there, begin with the longest", false, "", Names::kFolder},
     {{"prefix-cache-mb"}, "N", "what they may take (1024 MiB): the oldest go"},
     {{"device"}, "D", "auto, cpu, cuda, cuda:N (from 0); cuda:all with --lines", true, "auto cpu cuda cuda:all"},
     kPrecisionOption,
@@ -64,6 +64,7 @@ constexpr auto kOptions = std::to_array<Option>({
     kHelpAllOption,
     kVersionOption,
 });
+static_assert(names_are_complete(kOptions));
 constexpr std::string_view kFoot = "Sampling defaults come from the folder's generation_config.json if it has one.\n";
 
 /// A folder, or a file in its place, may stand alone instead of after -m.
@@ -204,23 +205,18 @@ GenerateCommand generate_command(const Arguments& arguments) {
   command.sandbox = arguments.has("sandbox");
   read_files(arguments, command);
   command.folder = folder_of(arguments);
+  command.named = named_files(arguments, kOptions);
+  command.named.push_back({{}, command.folder, Names::kInput});
+  if (!command.prompt && !command.file && !command.jsonl) command.named.push_back({{}, "-", Names::kInput});
+  refuse_lost_files(command.named);
   return command;
 }
 
 SandboxFiles files_of(const GenerateCommand& command) {
-  SandboxFiles files;
-  files.gpu = may_use_gpu(command.run);
-  files.model = command.folder;
-  for (const auto& file : {command.file, command.jsonl, command.state_in}) {
-    if (file) files.readable.emplace_back(*file);
-  }
-  for (const auto& file : {command.output, command.state_out}) {
-    if (file) files.outputs.emplace_back(*file);
-  }
+  SandboxFiles files = sandbox_files(command.named, command.folder, may_use_gpu(command.run));
   if (command.interactive && command.state_out) {  // for /load
     files.folders.push_back(std::filesystem::absolute(*command.state_out).parent_path());
   }
-  if (command.prefix_cache) files.folders.emplace_back(*command.prefix_cache);
   return files;
 }
 

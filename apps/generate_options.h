@@ -10,9 +10,9 @@
 
 #include "apps/cli.h"
 #include "apps/model_folder.h"
+#include "apps/named_files.h"
 #include "apps/option_table.h"
 #include "apps/sampling.h"
-#include "apps/sandbox.h"
 
 namespace mmrec::apps {
 
@@ -41,6 +41,7 @@ struct GenerateCommand {
   bool quiet = false;
   bool verbose = false;
   bool sandbox = false;
+  std::vector<NamedFile> named;
 };
 
 std::span<const Option> generate_option_table();

@@ -348,6 +348,13 @@ void Bench::print() const {
   }
 }
 
+/// The exit code once all is printed.
+int written() {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return 0;
+  std::perror("mmrec-kernel-bench: stdout: cannot write");
+  return 5;
+}
+
 /// A positive integer, whole.
 bool parse(std::string_view text, int& value) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -363,7 +370,7 @@ int main(int argc, char** argv) {
     const std::string_view next = i + 1 < argc ? argv[i + 1] : "";
     if (arg == "-h" || arg == "--help") {
       std::fputs(kHelp, stdout);
-      return 0;
+      return written();
     }
     if (arg == "--json") {
       options.json = true;
@@ -387,5 +394,5 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "mmrec-kernel-bench: %s\n", e.what());
     return 1;
   }
-  return 0;
+  return written();
 }

@@ -249,6 +249,10 @@ nlohmann::ordered_json with_device(nlohmann::ordered_json description, const Mod
   return description;
 }
 
+void read_folder(const std::filesystem::path& folder, const RunOptions& options, const std::function<void()>& read) {
+  loading(folder, options, read);
+}
+
 Model load_model(const std::filesystem::path& folder, const RunOptions& options) {
   return loading(folder, options, [&] { return Model::load(folder, load_options(options)); });
 }

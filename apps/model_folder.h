@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
@@ -58,6 +59,9 @@ std::optional<std::string_view> calls_of(const ModelInfo& info);
 
 /// `description` of a model with what it runs on: device, precision and GPU bytes; and with the variant that runs.
 nlohmann::ordered_json with_device(nlohmann::ordered_json description, const ModelInfo& info);
+
+/// Calls `read`, which reads files of a model folder: every fault of a file becomes RejectedFile.
+void read_folder(const std::filesystem::path& folder, const RunOptions& options, const std::function<void()>& read);
 
 /// Model::load of options.gpu; warnings go to stderr, every fault of a file becomes RejectedFile.
 Model load_model(const std::filesystem::path& folder, const RunOptions& options);

@@ -10,6 +10,14 @@
 
 namespace mmrec::apps {
 
+/// What an option's value names.
+enum class Names {
+  kNothing,
+  kInput,   // a file to read, or a model folder
+  kOutput,  // a file to write
+  kFolder,  // a folder to read from and write to
+};
+
 /// An option and its help.
 struct Option {
   Flag flag;
@@ -17,7 +25,16 @@ struct Option {
   std::string_view help = {};     // empty: another option's line speaks of it
   bool is_common = false;         // on the page of --help
   std::string_view choices = {};  // the words that its value may be, separated by spaces, where these are few
+  Names names = Names::kNothing;
 };
+
+/// Whether each option with a FILE or a DIR says what it names.
+constexpr bool names_are_complete(std::span<const Option> options) {
+  for (const Option& option : options) {
+    if ((option.value == "FILE" || option.value == "DIR") != (option.names != Names::kNothing)) return false;
+  }
+  return true;
+}
 
 // What every program that runs a model has; run_options() of model_folder.h reads it.
 inline constexpr Option kPrecisionOption = {

@@ -17,43 +17,43 @@ namespace mmrec::apps {
 namespace {
 
 constexpr std::size_t kBufferBytes = std::size_t{1} << 16;
-constexpr int kMostLinks = 40;      // as the kernel follows
-constexpr int kMostAttempts = 100;  // names of temporary files
-
-/// A new file with this mode, whatever the umask says, or with that of a plain open(). Not by fchmod() afterwards:
-/// --sandbox refuses it, since it could reach files that are only read.
-int create(const std::string& path, std::optional<mode_t> mode) {
-  const mode_t mask = mode ? umask(0) : 0;
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode.value_or(0666));
-  if (mode) umask(mask);  // leaves errno
-  return fd;
-}
 
 std::string reason(int error) { return std::generic_category().message(error); }
+
+/// Whether `fd` may be written to and is the file of `status`.
+bool writes_to(int fd, const struct stat& status) {
+  struct stat own = {};
+  return fstat(fd, &own) == 0 && own.st_dev == status.st_dev && own.st_ino == status.st_ino &&
+         (fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDONLY;
+}
 
 }  // namespace
 
 Output::Output() : fd_(STDOUT_FILENO) {}
 
 Output::Output(std::filesystem::path path) : target_(std::move(path)) {
-  std::error_code ignored;
-  // A symbolic link stays one, also where what it points to is still to be made.
-  for (int links = 0; std::filesystem::is_symlink(target_, ignored); ++links) {
-    if (links == kMostLinks) fail(ELOOP);
-    target_ = target_.parent_path() / std::filesystem::read_symlink(target_, ignored);
-  }
-  const auto status = std::filesystem::status(target_, ignored);
-  if (std::filesystem::is_directory(status)) fail(EISDIR);
-  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+  struct stat given = {};
+  const bool exists = stat(target_.c_str(), &given) == 0;
+  const bool is_stdout = target_ == "-" || (exists && writes_to(STDOUT_FILENO, given));
+  if (is_stdout || (exists && writes_to(STDERR_FILENO, given))) {
+    if (is_stdout) target_.clear();
+    fd_ = fcntl(is_stdout ? STDOUT_FILENO : STDERR_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    if (fd_ < 0) fail(errno);
+  } else if (exists && !S_ISREG(given.st_mode)) {
     open_target(O_WRONLY);
-    return;
+  } else {
+    try {
+      replacement_.emplace(target_, models::Replacement::Mode::kUsual);
+    } catch (const std::system_error& error) {
+      fail(error.code().value());
+    }
+    fd_ = replacement_->descriptor();
+    temporary_ = replacement_->temporary();
+    add_interrupt_cleanup(temporary_.c_str());
   }
-  open_temporary();
 }
 
-Output::Output(std::filesystem::path path, std::uint64_t keep) : target_(std::move(path)), keep_(keep) {
-  open_target(O_WRONLY | O_CREAT);
-}
+Output::Output(std::filesystem::path path, GoesOn) : target_(std::move(path)) { open_target(O_WRONLY | O_CREAT); }
 
 void Output::open_target(int flags) {
   do {
@@ -62,29 +62,11 @@ void Output::open_target(int flags) {
   if (fd_ < 0) fail(errno);
 }
 
-void Output::open_temporary() {
-  struct stat existing = {};
-  const bool replaces = stat(target_.c_str(), &existing) == 0;
-  if (replaces && access(target_.c_str(), W_OK) != 0) fail(errno);
-  for (int attempt = 0; attempt < kMostAttempts && fd_ < 0; ++attempt) {
-    temporary_ = fmt::format("{}.{}-{}", target_.string(), getpid(), attempt);
-    fd_ = create(temporary_, replaces ? std::optional<mode_t>(existing.st_mode & 0777) : std::nullopt);
-    if (fd_ < 0 && errno != EINTR && errno != EEXIST) break;
-  }
-  if (fd_ < 0) {
-    const int error = errno;
-    temporary_.clear();
-    fail(error);
-  }
-  add_interrupt_cleanup(temporary_.c_str());
-}
-
 Output::~Output() {
-  if (fd_ > STDERR_FILENO) (void)close(fd_);
-  if (!temporary_.empty()) {
-    (void)unlink(temporary_.c_str());
-    drop_interrupt_cleanup(temporary_.c_str());
-  }
+  if (fd_ > STDERR_FILENO && !replacement_) (void)close(fd_);
+  if (temporary_.empty()) return;
+  replacement_.reset();
+  drop_interrupt_cleanup(temporary_.c_str());
 }
 
 void Output::fail(int error) const {
@@ -123,31 +105,16 @@ void Output::flush() {
 
 void Output::commit() {
   flush();
-  while (!temporary_.empty() && fsync(fd_) != 0) {  // before a name is given to it
-    if (errno != EINTR) fail(errno);
+  const int fd = std::exchange(fd_, -1);
+  if (!replacement_) {
+    if (close(fd) != 0 && errno != EINTR) fail(errno);
+    return;
   }
-  if (close(std::exchange(fd_, -1)) != 0 && errno != EINTR) fail(errno);
-  if (temporary_.empty()) return;
-  if (rename(temporary_.c_str(), target_.c_str()) != 0) fail(errno);
-  drop_interrupt_cleanup(temporary_.c_str());
-  temporary_.clear();
-  sync_folder();
-}
-
-/// The new name survives a loss of power too. A folder that may be written but not read is left to the system.
-void Output::sync_folder() const {
-  std::filesystem::path folder = target_.parent_path();
-  if (folder.empty()) folder = ".";
-  const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return;
-  int error = 0;
-  while (fsync(fd) != 0) {
-    error = errno;
-    if (error != EINTR) break;
-    error = 0;
+  try {
+    replacement_->commit();
+  } catch (const std::system_error& error) {
+    fail(error.code().value());
   }
-  (void)close(fd);
-  if (error != 0 && error != EINVAL && error != EROFS) fail(error);  // some file systems cannot
 }
 
 bool Output::shares_stderr() const {

@@ -11,6 +11,8 @@
 #include <string>
 #include <string_view>
 
+#include "models/files/replace_file.h"
+
 namespace mmrec::apps {
 
 /// Exit 5: the result could not be written.
@@ -30,12 +32,15 @@ class Output {
  public:
   /// Standard output.
   Output();
-  /// A temporary file beside `path`, renamed to it by commit(). A target that is no regular file (a pipe, a device) is
-  /// written to directly. Throws OutputError.
+  /// A temporary file beside `path`, renamed to it by commit(). What is no regular file (a pipe, a device) is opened
+  /// and written to directly; "-" and another name of stdout are stdout. Throws OutputError.
   explicit Output(std::filesystem::path path);
-  /// Goes on with the file at `path` behind its first `keep` bytes, made if there is none: what is written stays,
-  /// however the program ends. What stands behind these bytes is cut off by the first write. Throws OutputError.
-  Output(std::filesystem::path path, std::uint64_t keep);
+  /// Goes on with the file at `path`, made if there is none: what is written stays, however the program ends. Throws
+  /// OutputError.
+  struct GoesOn {};
+  Output(std::filesystem::path path, GoesOn);
+  /// Of such a file: the first write cuts off what stands behind the first `bytes`, and goes on there.
+  void keep(std::uint64_t bytes) { keep_ = bytes; }
   ~Output();
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
@@ -53,12 +58,11 @@ class Output {
  private:
   [[noreturn]] void fail(int error) const;
   void open_target(int flags);
-  void open_temporary();
-  void sync_folder() const;
 
-  int fd_ = -1;
-  std::filesystem::path target_;  // for messages; empty for stdout
-  std::string temporary_;         // empty where the target is written to directly
+  int fd_ = -1;                                     // of replacement_, if there is one
+  std::filesystem::path target_;                    // for messages; empty for stdout
+  std::optional<models::Replacement> replacement_;  // none where the target is written to directly
+  std::string temporary_;                           // its name, for the interrupt handler
   std::string buffer_;
   std::optional<std::uint64_t> keep_;  // until the first write
 };

@@ -210,9 +210,24 @@ class Done {
   std::int64_t empty_ = 0;
 };
 
+/// Opened before the work, so that a place that cannot be written to costs no time.
+struct Outputs {
+  explicit Outputs(const PplOptions& options) {
+    const auto open = [](const std::optional<std::string>& path) {
+      return path ? std::make_unique<Output>(std::filesystem::path(*path)) : nullptr;
+    };
+    result = options.resume ? std::make_unique<Output>(*options.output, Output::GoesOn{}) : open(options.output);
+    if (!result) result = std::make_unique<Output>();
+    logprobs = open(options.save_logprobs);
+    html = open(options.html);
+    plot = open(options.plot);
+  }
+  std::unique_ptr<Output> result, logprobs, html, plot;
+};
+
 /// What is made of documents besides the report.
 struct Extras {
-  Extras(const PplOptions& options, const Loaded& loaded, const RunIdentity& identity) {
+  Extras(const PplOptions& options, const Loaded& loaded, const RunIdentity& identity, const Outputs& outputs) {
     const DistributionSource source{.model = loaded.info.fingerprint,
                                     .tokenizer = loaded.tokenizer ? loaded.tokenizer->fingerprint() : 0,
                                     .vocab_size = loaded.info.vocab_size};
@@ -224,13 +239,11 @@ struct Extras {
     } else if (options.compare) {
       comparison.emplace(*options.compare);
     }
-    if (options.save_logprobs) saved = std::make_unique<DistributionWriter>(*options.save_logprobs, source);
+    if (outputs.logprobs) saved.emplace(*outputs.logprobs, source);
     if (divergence || saved) distributions.emplace(loaded.models.front(), options.run.session);
-    if (options.html) html = std::make_unique<HtmlReport>(*options.html, loaded.tokenizer, identity);
-    if (options.plot) {
-      plot = std::make_unique<LossPlot>();
-      plot_file = std::make_unique<Output>(std::filesystem::path(*options.plot));
-    }
+    if (outputs.html) html.emplace(*outputs.html, loaded.tokenizer, identity);
+    if (outputs.plot) plot = std::make_unique<LossPlot>();
+    plot_file = outputs.plot.get();
   }
   void add(const ScoredDocument& scored) {
     if (comparison) comparison->add(scored);
@@ -249,7 +262,7 @@ struct Extras {
     if (divergence) return divergence->finish();
     return std::nullopt;
   }
-  void finish(const Json& summary) const {
+  void finish(const Json& summary) {
     if (saved) saved->commit();
     if (html) html->finish(summary);
     if (!plot) return;
@@ -262,11 +275,11 @@ struct Extras {
 
   std::optional<Comparison> comparison;
   std::optional<DistributionComparison> divergence;
-  std::unique_ptr<DistributionWriter> saved;
+  std::optional<DistributionWriter> saved;
   std::optional<Distributions> distributions;
-  std::unique_ptr<HtmlReport> html;
+  std::optional<HtmlReport> html;
   std::unique_ptr<LossPlot> plot;
-  std::unique_ptr<Output> plot_file;
+  Output* plot_file = nullptr;
 };
 
 /// Calls `work`; what it has written before it throws is not lost. `stop` ends what is begun.
@@ -338,9 +351,8 @@ int run_pairs(const PplOptions& options, const Loaded& loaded, std::optional<int
 }
 
 int run(PplOptions options) {
-  // Made before the work, so that a place that cannot be written to costs no time.
-  std::unique_ptr<Output> out;
-  if (!options.resume) out = options.output ? std::make_unique<Output>(*options.output) : std::make_unique<Output>();
+  const Outputs outputs(options);
+  Output& out = *outputs.result;
   const Loaded loaded = load(options);
   const std::optional<int> prefix = prefix_of(options, loaded.tokenizer);
   const std::string_view bos = bos_of(loaded.tokenizer, options.pairs() ? std::nullopt : prefix);
@@ -348,19 +360,19 @@ int run(PplOptions options) {
   SummaryContext context{.has_text = options.split != Split::kIds,
                          .scores_all = options.windows.scores_all(),
                          .identity = identity_of(options, loaded, bos)};
-  if (options.pairs()) return run_pairs(options, loaded, prefix, context.identity, *out);
+  if (options.pairs()) return run_pairs(options, loaded, prefix, context.identity, out);
 
   PerplexityAccumulator sums;
   Resumed resumed;
   std::optional<std::int64_t> unended;
   if (options.resume) {
     resumed = read_resumed(*options.output, context.identity);
-    out = std::make_unique<Output>(*options.output, resumed.keep);
+    out.keep(resumed.keep);
     if (!resumed.records.empty()) unended = resumed.records.back().index;
   }
   Done before(std::move(resumed), options.output.value_or(""), sums);
-  Report report(*out, options.format, options.detail, context.identity, unended);
-  Extras extras(options, loaded, context.identity);
+  Report report(out, options.format, options.detail, context.identity, unended);
+  Extras extras(options, loaded, context.identity, outputs);
   Progress progress(Progress::Elsewhere::kLines, !options.quiet);
   Corpus corpus =
       corpus_of(options, loaded, prefix, progress, [&](const Document& document) { return before.is_left(document); });
@@ -368,13 +380,13 @@ int run(PplOptions options) {
   const ScorerOptions scorer{
       .batch = options.batch, .session = options.run.session, .whole_calls = options.whole_calls, .on_progress = {}};
   const Scored scored = keeping(
-      *out, options,
+      out, options,
       [&] {
         return score_corpus(loaded.models, scorer, options.windows, corpus, progress, sums,
                             [&](const ScoredDocument& document) {
                               report.add(document);
                               extras.add(document);
-                              if (options.resume) out->flush();
+                              if (options.resume) out.flush();
                             });
       },
       [&] { report.stop(); });
@@ -382,7 +394,7 @@ int run(PplOptions options) {
   const double rate = scored.seconds > 0.0 ? static_cast<double>(scored.tokens_done) / scored.seconds : 0.0;
   if (scored.interrupted) {
     report.stop();
-    if (!options.output || options.resume) out->flush();
+    if (!options.output || options.resume) out.flush();
     log_line(fmt::format("interrupted after {} tokens{}, ppl so far {:.6g}", scored.tokens_done,
                          corpus.is_at_end() ? fmt::format(" of {}", corpus.tokens()) : "", scored.running.ppl()));
     return interrupt_exit_code();
@@ -401,7 +413,7 @@ int run(PplOptions options) {
   const Json summary = summary_json(scored.summary, context);
   report.finish(summary, corpus.documents());
   extras.finish(summary);
-  out->commit();
+  out.commit();
   if (scored.summary.tokens == 0) log_line("0 scored tokens: there is no perplexity");
   if (options.quiet) return kOk;
   const std::string sweeps = scored.prefill.token_sweeps == 0

@@ -32,8 +32,8 @@ int colour_of(float logprob) {
 
 }  // namespace
 
-HtmlReport::HtmlReport(const std::string& path, std::optional<Tokenizer> tokenizer, const RunIdentity& identity)
-    : out_(std::filesystem::path(path)), tokenizer_(std::move(tokenizer)) {
+HtmlReport::HtmlReport(Output& out, std::optional<Tokenizer> tokenizer, const RunIdentity& identity)
+    : out_(out), tokenizer_(std::move(tokenizer)) {
   out_.write(kHead);
   for (int c = 0; c < kColours; ++c) {
     out_.write(fmt::format(".s{} {{ background: rgba(220, 40, 20, {:.2f}); }}\n", c, 0.85 * c / (kColours - 1)));

@@ -14,7 +14,7 @@ namespace mmrec::apps {
 /// Written as documents come, a hundred bytes or so a token. Without a tokenizer it shows ids.
 class HtmlReport {
  public:
-  HtmlReport(const std::string& path, std::optional<Tokenizer> tokenizer, const RunIdentity& identity);
+  HtmlReport(Output& out, std::optional<Tokenizer> tokenizer, const RunIdentity& identity);
 
   void add(const ScoredDocument& scored);
   /// Ends the file and puts it in its place.
@@ -23,7 +23,7 @@ class HtmlReport {
  private:
   std::string text_of(StreamDecoder* decoder, int id) const;
 
-  Output out_;
+  Output& out_;
   std::optional<Tokenizer> tokenizer_;
 };
 

@@ -226,6 +226,7 @@ int merge_main(int argc, const char* const* argv) {
   constexpr std::array<std::string_view, 2> kFormats = {"text", "json"};
   const auto format = static_cast<ReportFormat>(arguments.choice("format", kFormats));
   if (arguments.positionals().empty()) throw UsageError("nothing to merge (expected FILE...)");
+  refuse_lost_files(named_files(arguments, merge_option_table()));
   const auto out =
       arguments.has("output") ? std::make_unique<Output>(*arguments.file("output")) : std::make_unique<Output>();
 

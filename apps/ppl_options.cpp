@@ -16,8 +16,8 @@ Perplexity of documents, "-" is stdin. Results are on stdout, timings on stderr.
 )";
 
 constexpr auto kOptions = std::to_array<Option>({
-    {{"model", 'm'}, "DIR", "model folder, or DIR before all FILEs (the bundled model)", true},
-    {{"file", 'f', true, true}, "FILE", "a document, as FILE alone; may be repeated"},
+    {{"model", 'm'}, "DIR", "model folder, or DIR before all FILEs (the bundled model)", true, "", Names::kInput},
+    {{"file", 'f', true, true}, "FILE", "a document, as FILE alone; may be repeated", false, "", Names::kInput},
     {{"ids", 0, false}, "", "each line is a document of JSON token ids, the first is context only", true},
     {{"split-by"},
      "S",
@@ -38,11 +38,21 @@ constexpr auto kOptions = std::to_array<Option>({
     {{"format"}, "F", "text, json (one object), jsonl or csv (a line a document)", true, "text json jsonl csv"},
     {{"per-token", 0, false}, "", "each token's log-prob, as jsonl, csv or json", true},
     {{"per-doc", 0, false}, "", "each document's figures, likewise"},
-    {{"output", 'o'}, "FILE", "write the result there, whole or not at all; - is stdout", true},
-    {{"compare"}, "FILE", "differences from log-probs that --per-token (jsonl) or --save-logprobs wrote there"},
-    {{"save-logprobs"}, "FILE", "log-probs of the whole vocabulary for each token, to --compare: 4 bytes each"},
-    {{"plot"}, "FILE", "an SVG of loss against position and of documents by loss"},
-    {{"html"}, "FILE", "the text with each token coloured by its surprise", true},
+    {{"output", 'o'}, "FILE", "write the result there, whole or not at all; - is stdout", true, "", Names::kOutput},
+    {{"compare"},
+     "FILE",
+     "differences from log-probs that --per-token (jsonl) or --save-logprobs wrote there",
+     false,
+     "",
+     Names::kInput},
+    {{"save-logprobs"},
+     "FILE",
+     "log-probs of the whole vocabulary for each token, to --compare: 4 bytes each",
+     false,
+     "",
+     Names::kOutput},
+    {{"plot"}, "FILE", "an SVG of loss against position and of documents by loss", false, "", Names::kOutput},
+    {{"html"}, "FILE", "the text with each token coloured by its surprise", true, "", Names::kOutput},
     {{"resume", 0, false}, "", "go on where a run with the same -o FILE.jsonl ended"},
     {{"shard"}, "I/N", "every Nth document from the Ith (from 1); mmrec-ppl merge FILE... adds up", true},
     {{"quiet", 'q', false}, "", "no progress and no timings"},
@@ -66,6 +76,7 @@ constexpr auto kOptions = std::to_array<Option>({
     kHelpAllOption,
     kVersionOption,
 });
+static_assert(names_are_complete(kOptions));
 
 constexpr std::string_view kMergeHead = R"(mmrec-ppl merge part-1.jsonl part-2.jsonl part-3.jsonl
 mmrec-ppl merge --format json -o result.json *.jsonl
@@ -75,10 +86,11 @@ documents: the figures of one run over all of them, to the last digit.
 )";
 constexpr auto kMergeOptions = std::to_array<Option>({
     {{"format"}, "F", "text or json", true, "text json"},
-    {{"output", 'o'}, "FILE", "write the result there, whole or not at all", true},
+    {{"output", 'o'}, "FILE", "write the result there, whole or not at all", true, "", Names::kOutput},
     {{"help", 'h', false}, "", "this page; --version", true},
     {{"version", 0, false}},
 });
+static_assert(names_are_complete(kMergeOptions));
 
 constexpr std::array<std::string_view, 4> kModes = {"full", "rolling", "strided", "llama"};
 constexpr std::array<std::string_view, 4> kFormats = {"text", "json", "jsonl", "csv"};
@@ -225,19 +237,15 @@ PplOptions ppl_options(const Arguments& arguments) {
   read_input(arguments, options);
   read_parts(arguments, options);
   if (options.folder.empty()) options.folder = model_folder(arguments);
+  options.named = named_files(arguments, kOptions);
+  options.named.push_back({{}, options.folder, Names::kInput});
+  refuse_lost_files(options.named);
   return options;
 }
 
 SandboxFiles files_of(const PplOptions& options) {
-  SandboxFiles files;
-  files.gpu = may_use_gpu(options.run);
-  files.readable.assign(options.files.begin(), options.files.end());
-  files.model = options.folder;
-  if (options.compare) files.readable.emplace_back(*options.compare);
+  SandboxFiles files = sandbox_files(options.named, options.folder, may_use_gpu(options.run));
   if (options.resume) files.readable.emplace_back(*options.output);
-  for (const auto& file : {options.output, options.save_logprobs, options.plot, options.html}) {
-    if (file) files.outputs.emplace_back(*file);
-  }
   return files;
 }
 

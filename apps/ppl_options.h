@@ -9,9 +9,9 @@
 #include "apps/cli.h"
 #include "apps/corpus.h"
 #include "apps/model_folder.h"
+#include "apps/named_files.h"
 #include "apps/option_table.h"
 #include "apps/ppl_report.h"
-#include "apps/sandbox.h"
 #include "apps/windows.h"
 
 namespace mmrec::apps {
@@ -39,6 +39,7 @@ struct PplOptions {
   bool quiet = false;
   bool verbose = false;
   bool sandbox = false;
+  std::vector<NamedFile> named;
   bool whole_calls = false;  // of mmrec-jax: log-probs may be given later tokens
 };
 

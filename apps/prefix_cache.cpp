@@ -60,22 +60,16 @@ std::optional<std::int64_t> count_in(std::string_view name, std::string_view ide
   return count;
 }
 
-/// Whether a file is one of these, of whatever model, or what a writer of one that was killed left, which has a word
-/// more behind the name: nothing else in the folder is ever touched.
+/// Whether a file is one of these, of whatever model, or what a killed writer of one left (see Replacement): nothing
+/// else in the folder is ever touched.
 bool is_ours(std::string_view name) {
-  const std::size_t ending = name.find(kEnding);
-  if (ending == std::string_view::npos) return false;
-  const std::string_view rest = name.substr(ending + kEnding.size());
-  const auto is_of_a_word = [](char c) {
-    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-';
-  };
-  const bool is_left =
-      rest.size() > 1 && rest.front() == '.' && std::all_of(rest.begin() + 1, rest.end(), is_of_a_word);
-  if (!rest.empty() && !is_left) return false;
-  name = name.substr(0, ending);
   const auto is_hex = [](std::string_view field) {
     return field.size() == 16 && field.find_first_not_of("0123456789abcdef") == std::string_view::npos;
   };
+  constexpr std::string_view kLeft = ".mmrec-";
+  if (name.starts_with(kLeft)) return is_hex(name.substr(kLeft.size()));
+  if (!name.ends_with(kEnding)) return false;
+  name.remove_suffix(kEnding.size());
   std::vector<std::string_view> fields;
   for (std::size_t end = 0; end != std::string_view::npos; name.remove_prefix(std::min(end + 1, name.size()))) {
     end = name.find('-');

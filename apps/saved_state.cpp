@@ -1,11 +1,8 @@
 #include "apps/saved_state.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <filesystem>
 #include <stdexcept>
 #include <string_view>
 #include <system_error>
@@ -13,6 +10,7 @@
 
 #include "apps/cli.h"
 #include "apps/output.h"
+#include "models/files/replace_file.h"
 
 namespace mmrec::apps {
 namespace {
@@ -73,15 +71,11 @@ void write_state(const std::string& path, const Session& session, const SamplerO
 }
 
 void check_state_path(const std::string& path) {
-  const auto refuse = [&](int error) {
-    throw OutputError(fmt::format("{}: cannot write ({})", path, std::generic_category().message(error)));
-  };
-  std::error_code ignored;
-  if (path.empty()) refuse(ENOENT);
-  if (std::filesystem::is_directory(path, ignored)) refuse(EISDIR);
-  std::filesystem::path folder = std::filesystem::path(path).parent_path();
-  if (folder.empty()) folder = ".";
-  if (access(folder.c_str(), W_OK | X_OK) != 0) refuse(errno);
+  try {
+    const models::Replacement possible(path, models::Replacement::Mode::kPrivate);
+  } catch (const std::runtime_error& error) {
+    throw OutputError(error.what());
+  }
 }
 
 }  // namespace mmrec::apps

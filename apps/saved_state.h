@@ -20,7 +20,7 @@ std::string restore_state(Session& session, const SavedSequence& saved, const To
 void write_state(const std::string& path, const Session& session, const SamplerOptions& sampler,
                  const Tokenizer& tokenizer, const std::string& with);
 
-/// Throws OutputError where a state could not be written to `path` for reasons that show before any work is done.
+/// Throws OutputError unless a state can be written to `path`.
 void check_state_path(const std::string& path);
 
 }  // namespace mmrec::apps

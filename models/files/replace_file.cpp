@@ -2,112 +2,94 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdlib>
+#include <climits>
+#include <cstdint>
 #include <stdexcept>
-#include <string>
 #include <system_error>
 #include <utility>
 
 #include "models/files/interrupted.h"
 
 namespace mmrec::models {
-namespace {
 
-constexpr mode_t kPrivate = 0600;
+std::filesystem::path followed(std::filesystem::path path) {
+  constexpr int kMostLinks = 40;  // as the kernel follows
+  std::error_code none;
+  for (int links = 0; links < kMostLinks && std::filesystem::is_symlink(path, none); ++links) {
+    path = path.parent_path() / std::filesystem::read_symlink(path, none);
+  }
+  return path;
+}
 
-class Replacement {
- public:
-  explicit Replacement(const std::filesystem::path& path) : path_(path), target_(path) {
-    std::error_code ignored;
-    if (std::filesystem::is_symlink(path, ignored)) {
-      const auto real = std::filesystem::weakly_canonical(path, ignored);
-      if (!ignored) target_ = real;
-    }
-    const auto status = std::filesystem::status(target_, ignored);
-    if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
-      throw std::runtime_error(
-          fmt::format("{}: found something else, expected a regular file to replace or none", path.string()));
-    }
-    folder_ = target_.parent_path();
-    if (folder_.empty()) folder_ = ".";
-    fd_ = uninterrupted([&] { return ::open(folder_.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, kPrivate); });
-    if (fd_ < 0) make_named();
+Replacement::Replacement(const std::filesystem::path& path, Mode mode) : path_(path) {
+  struct stat there {};
+  const bool replaces = ::stat(path.c_str(), &there) == 0;
+  if (!replaces && errno != ENOENT) fail("cannot write", errno);
+  if (replaces && S_ISDIR(there.st_mode)) fail("cannot write", EISDIR);
+  if (replaces && !S_ISREG(there.st_mode)) {
+    throw std::runtime_error(
+        fmt::format("{}: found something else, expected a regular file to replace or none", path.string()));
   }
-  ~Replacement() {
-    if (fd_ >= 0) ::close(fd_);
-    if (!name_.empty()) ::unlink(name_.c_str());
-  }
-  Replacement(const Replacement&) = delete;
-  Replacement& operator=(const Replacement&) = delete;
+  if (replaces && ::access(path.c_str(), W_OK) != 0) fail("cannot write", errno);
+  target_ = followed(path);
+  if (!target_.has_filename()) fail("cannot write", ENOENT);
+  folder_ = target_.has_parent_path() ? target_.parent_path() : ".";
+  std::uint64_t random = 0;
+  if (::getrandom(&random, sizeof random, 0) < 0) fail("cannot create a file beside it", errno);
+  temporary_ = folder_ / fmt::format(".mmrec-{:016x}", random);
+  if (temporary_.size() >= PATH_MAX) fail("cannot create a file beside it", ENAMETOOLONG);
 
-  void write(std::span<const std::byte> bytes) {
-    while (!bytes.empty()) {
-      const ssize_t n = uninterrupted([&] { return ::write(fd_, bytes.data(), bytes.size()); });
-      if (n < 0) fail("cannot write");
-      bytes = bytes.subspan(static_cast<std::size_t>(n));
-    }
-    if (uninterrupted([&] { return ::fsync(fd_); }) != 0) fail("cannot write to the disk");
-  }
+  const auto open = [&](const std::string& name, int flags) {
+    const ::mode_t bits = mode == Mode::kPrivate ? 0600 : 0666;
+    return uninterrupted([&] { return ::open(name.c_str(), flags | O_WRONLY | O_CLOEXEC, bits); });
+  };
+  fd_ = open(folder_, O_TMPFILE);
+  if (fd_ < 0) fd_ = open(temporary_, O_CREAT | O_EXCL), has_name_ = fd_ >= 0;
+  if (fd_ < 0) fail("cannot create a file beside it", errno);
+  if (replaces && mode == Mode::kUsual) (void)::fchmod(fd_, there.st_mode & 07777);
+}
 
-  void commit() {
-    if (name_.empty()) give_name();
-    if (::close(std::exchange(fd_, -1)) != 0 && errno != EINTR) fail("cannot write");
-    if (::rename(name_.c_str(), target_.c_str()) != 0) fail("cannot replace");
-    name_.clear();
-    const int folder = uninterrupted([&] { return ::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
-    if (folder < 0 && errno == EACCES) return;  // one that may be written but not read is left to the system
-    if (folder < 0) fail("cannot open its folder");
-    const bool is_written = uninterrupted([&] { return ::fsync(folder); }) == 0 || errno == EINVAL ||
-                            errno == EROFS;  // some file systems cannot
-    const int error = errno;
-    ::close(folder);
-    errno = error;
-    if (!is_written) fail("cannot write its folder to the disk");
-  }
+Replacement::~Replacement() {
+  if (fd_ >= 0) ::close(fd_);
+  if (has_name_) ::unlink(temporary_.c_str());
+}
 
- private:
-  /// Where the file system has no files without a name.
-  void make_named() {
-    std::string name;
-    fd_ = uninterrupted([&] {
-      name = target_.string() + ".XXXXXX";
-      return ::mkostemp(name.data(), O_CLOEXEC);  // mode 0600
-    });
-    if (fd_ < 0) fail("cannot create a file beside it");
-    name_ = std::move(name);
-  }
-  /// A link cannot replace a file: it gets a name beside the target first.
-  void give_name() {
+void Replacement::commit() {
+  if (uninterrupted([&] { return ::fsync(fd_); }) != 0) fail("cannot write to the disk", errno);
+  if (!has_name_) {  // a link cannot replace a file: it gets a name beside the target first
     const std::string self = fmt::format("/proc/self/fd/{}", fd_);
-    for (int attempt = 0; attempt < 100; ++attempt) {
-      std::string name = fmt::format("{}.{}-{}", target_.string(), ::getpid(), attempt);
-      if (::linkat(AT_FDCWD, self.c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) == 0) {
-        name_ = std::move(name);  // takes no memory
-        return;
-      }
-      if (errno != EEXIST) break;
-    }
-    fail("cannot create a file beside it");
+    has_name_ = ::linkat(AT_FDCWD, self.c_str(), AT_FDCWD, temporary_.c_str(), AT_SYMLINK_FOLLOW) == 0;
+    if (!has_name_) fail("cannot create a file beside it", errno);
   }
-  [[noreturn]] void fail(const char* what) const {
-    const int error = errno;
-    throw std::system_error(error, std::generic_category(), fmt::format("{}: {}", path_.string(), what));
-  }
+  if (::close(std::exchange(fd_, -1)) != 0 && errno != EINTR) fail("cannot write", errno);
+  if (::rename(temporary_.c_str(), target_.c_str()) != 0) fail("cannot replace", errno);
+  has_name_ = false;
+  const int folder = uninterrupted([&] { return ::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
+  if (folder < 0 && errno == EACCES) return;  // one that may be written but not read is left to the system
+  if (folder < 0) fail("cannot open its folder", errno);
+  const bool is_written = uninterrupted([&] { return ::fsync(folder); }) == 0 || errno == EINVAL ||
+                          errno == EROFS;  // some file systems cannot
+  const int error = errno;
+  ::close(folder);
+  if (!is_written) fail("cannot write its folder to the disk", error);
+}
 
-  std::filesystem::path path_, target_, folder_;
-  int fd_ = -1;
-  std::string name_;  // of what is not in place yet
-};
-
-}  // namespace
+void Replacement::fail(const char* what, int error) const {
+  throw std::system_error(error, std::generic_category(), fmt::format("{}: {}", path_.string(), what));
+}
 
 void replace_file(const std::filesystem::path& path, std::span<const std::byte> bytes) {
-  Replacement replacement(path);
-  replacement.write(bytes);
+  Replacement replacement(path, Replacement::Mode::kPrivate);
+  while (!bytes.empty()) {
+    const ssize_t n = uninterrupted([&] { return ::write(replacement.descriptor(), bytes.data(), bytes.size()); });
+    if (n < 0) throw std::system_error(errno, std::generic_category(), path.string() + ": cannot write");
+    bytes = bytes.subspan(static_cast<std::size_t>(n));
+  }
   replacement.commit();
 }
 

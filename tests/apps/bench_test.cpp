@@ -54,6 +54,10 @@ TEST(Bench, ReportsRatesAndSharesOfASyntheticModel) {
   EXPECT_FALSE(std::filesystem::exists(json["model"]["folder"].get<std::string>()));
 }
 
+TEST(Bench, AFolderWithoutAModelIsExitThree) {
+  expect_refused(run({kBench, "--device", "cpu", "-m", "no such"}), 3, {"no such", "Try: -m"});
+}
+
 TEST(Bench, PrintsATable) {
   const Outcome outcome = run(
       {kBench, "--device", "cpu", "-m", kTiny, "--lengths", "32", "--batches", "1", "--decode", "4", "--repeat", "1"});

@@ -174,21 +174,18 @@ TEST(Interrupt, PplDoesNotWaitForItsInput) {
 TEST(Interrupt, PplLeavesNoFileBehind) {
   for (const auto& [signal, code] : {std::pair{SIGINT, 130}, {SIGTERM, 143}, {SIGHUP, 129}}) {
     const TempFolder folder;
-    std::string line = "[1";
-    for (int i = 0; i < 2'000'000; ++i) line += ",7";
-    write_file(folder / "ids.jsonl", line + "]\n");
+    ASSERT_EQ(mkfifo((folder / "fifo").c_str(), 0600), 0);
     std::filesystem::create_directory(folder / "out");
     write_file(folder / "out/result.json", "old");
-    Process process(command_of(ppl_on_tiny(
-        {"--ids", "--format", "json", "-o", folder / "out/result.json", "--prefill", "steps", folder / "ids.jsonl"})));
-    wait_for([&] { return files_in(folder / "out") == 2; });
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    Process process(command_of(ppl_on_tiny({"--ids", "-o", folder / "out/result.json", folder / "fifo"})));
+    const int writer = open((folder / "fifo").c_str(), O_WRONLY | O_CLOEXEC);  // returns once the program has opened it
     process.send(signal);
     const Outcome outcome = process.wait();
     EXPECT_EQ(outcome.code, code);
     EXPECT_NE(outcome.err.find("interrupted"), std::string::npos) << outcome.err;
     EXPECT_EQ(files_in(folder / "out"), 1U);
     EXPECT_EQ(read_file(folder / "out/result.json"), "old");
+    (void)close(writer);
   }
 }
 

@@ -230,10 +230,11 @@ TEST_F(Cache, TheOldestGoWhereThereIsNoRoomAndNothingElseDoes) {
   name[3] = name[3] == '0' ? '1' : '0';
   write_file(folder_ / "cache" / name, std::string(2 << 20, 'x'));
   std::filesystem::last_write_time(folder_ / "cache" / name, first.last_write_time() - std::chrono::hours(1));
-  const std::string left = name + ".123-0";  // by a writer that was killed
+  const std::string left = ".mmrec-0123456789abcdef";  // by a writer that was killed
   write_file(folder_ / "cache" / left, std::string(2 << 20, 'x'));
   std::filesystem::last_write_time(folder_ / "cache" / left, first.last_write_time() - std::chrono::hours(3));
-  const std::vector<std::string> others = {"mine.state", "a-b-c-d-5-e.prefix", "notes.prefix", name + ".my_notes"};
+  const std::vector<std::string> others = {"mine.state", "a-b-c-d-5-e.prefix", "notes.prefix", name + ".my_notes",
+                                           ".mmrec-notes"};
   for (const std::string& other : others) {
     write_file(folder_ / "cache" / other, std::string(2 << 20, 'x'));
     std::filesystem::last_write_time(folder_ / "cache" / other, first.last_write_time() - std::chrono::hours(2));
@@ -243,7 +244,7 @@ TEST_F(Cache, TheOldestGoWhereThereIsNoRoomAndNothingElseDoes) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "cache" / left));
   EXPECT_TRUE(std::filesystem::exists(first.path()));
   for (const std::string& other : others) EXPECT_TRUE(std::filesystem::exists(folder_ / "cache" / other)) << other;
-  EXPECT_EQ(states(), 6);
+  EXPECT_EQ(states(), 7);
 }
 
 TEST_F(Cache, WhatCannotBeIsSaid) {
