@@ -40,7 +40,7 @@ Replacement::Replacement(const std::filesystem::path& path, Mode mode) : path_(p
   if (!target_.has_filename()) fail("cannot write", ENOENT);
   folder_ = target_.has_parent_path() ? target_.parent_path() : ".";
   std::uint64_t random = 0;
-  if (::getrandom(&random, sizeof random, 0) < 0) fail("cannot create a file beside it", errno);
+  (void)!::getrandom(&random, sizeof random, 0);  // a name that is taken is refused below
   temporary_ = folder_ / fmt::format(".mmrec-{:016x}", random);
   if (temporary_.size() >= PATH_MAX) fail("cannot create a file beside it", ENAMETOOLONG);
 

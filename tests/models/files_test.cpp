@@ -11,6 +11,7 @@
 
 #include <array>
 #include <cerrno>
+#include <climits>
 #include <csignal>
 #include <cstdarg>
 #include <cstring>
@@ -77,6 +78,10 @@ int close(int fd) {
   const int result = next(fd);
   if (is_failure) errno = error;
   return is_failure ? -1 : result;
+}
+int access(const char* path, int mode) {
+  static auto* const next = real<int(const char*, int)>("access");
+  return fails("access") ? -1 : next(path, mode);
 }
 int linkat(int from_fd, const char* from, int to_fd, const char* to, int flags) {
   static auto* const next = real<int(int, const char*, int, const char*, int)>("linkat");
@@ -225,6 +230,16 @@ TEST(Files, ReplacingThatFailsLeavesTheFileAsItWas) {
   const TempFolder other;
   EXPECT_EQ(code_while({}, "cannot create a file beside it", [&] { replace_file(other / "no/file", bytes("x")); }),
             std::errc::no_such_file_or_directory);
+  EXPECT_EQ(code_while({"access", EACCES, 1}, "cannot write", replace), std::errc::permission_denied);
+  std::string far = folder.path().string();  // whose name beside it is too long
+  while (far.size() < PATH_MAX - 20) far += "/.";
+  for (const auto& [place, code] :
+       std::vector<std::pair<std::string, std::errc>>{{"", std::errc::no_such_file_or_directory},
+                                                      {folder.path(), std::errc::is_a_directory},
+                                                      {folder / std::string(256, 'x'), std::errc::filename_too_long},
+                                                      {far + "/x", std::errc::filename_too_long}}) {
+    EXPECT_EQ(code_while({}, "cannot", [&, to = place] { replace_file(to, bytes("x")); }), code);
+  }
   EXPECT_EQ(read_file(path), "old");
   EXPECT_EQ(files_in(folder.path()), 1U);
 }
