@@ -6,12 +6,15 @@
 #include <array>
 #include <fstream>
 #include <initializer_list>
+#include <latch>
 #include <limits>
 #include <map>
 #include <new>
 #include <sstream>
 #include <stdexcept>
 #include <system_error>
+#include <thread>
+#include <vector>
 
 #include "apps/processors.h"
 #include "mmrec/errors.h"
@@ -114,6 +117,25 @@ LoadOptions load_options(const RunOptions& options) {
   load.threads = options.session.threads;
   load.on_warning = [](std::string_view text) { warn(text); };
   return load;
+}
+
+/// Warns where the system cannot start as many threads as are wanted: the library goes on with fewer.
+void check_threads(const RunOptions& options) {
+  const int wanted = options.session.threads > 0 ? options.session.threads : usable_processors();
+  std::latch done(1);
+  std::vector<std::jthread> others;
+  std::string fault;
+  try {
+    others.reserve(static_cast<std::size_t>(wanted));
+    while (std::ssize(others) < wanted - 1) others.emplace_back([&] { done.wait(); });
+  } catch (const std::exception& error) {
+    fault = error.what();
+  }
+  done.count_down();
+  const auto started = others.size() + 1;
+  if (fault.empty()) return;
+  warn(fmt::format("--threads {}: cannot start thread {} ({}); {} used", wanted, started + 1, fault,
+                   started == 1 ? "one is" : fmt::format("{} are", started)));
 }
 
 /// Sets the device: a name, or "cuda:" and the GPU's number or "all".
@@ -254,7 +276,9 @@ void read_folder(const std::filesystem::path& folder, const RunOptions& options,
 }
 
 Model load_model(const std::filesystem::path& folder, const RunOptions& options) {
-  return loading(folder, options, [&] { return Model::load(folder, load_options(options)); });
+  Model model = loading(folder, options, [&] { return Model::load(folder, load_options(options)); });
+  if (model.info().device == Device::kCpu) check_threads(options);
+  return model;
 }
 
 std::vector<Model> load_models(const std::filesystem::path& folder, const RunOptions& options) {

@@ -12,6 +12,7 @@
 #include <map>
 #include <mutex>
 #include <stdexcept>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -137,12 +138,17 @@ struct Generator::Impl {
   // --- Devices. A single one computes in the caller's thread.
 
   void start(Worker& worker) {
-    if (workers.size() == 1) {
+    if (workers.size() > 1 && !worker.thread.joinable()) {
+      try {
+        worker.thread = std::thread([this, &worker] { work(worker); });
+      } catch (const std::system_error&) {  // no more threads to be had: the caller's computes
+      }
+    }
+    if (!worker.thread.joinable()) {
       worker.device.compute();
       set(worker, Round::kDone);
       return;
     }
-    if (!worker.thread.joinable()) worker.thread = std::thread([this, &worker] { work(worker); });
     set(worker, Round::kComputing);
     has_work.notify_all();
   }

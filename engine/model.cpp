@@ -158,7 +158,9 @@ std::vector<Model> Model::load_on_gpus(const std::filesystem::path& folder, cons
   std::vector<std::future<Model>> uploads;
   uploads.reserve(chosen.size());
   for (const int gpu : chosen) {
-    uploads.push_back(std::async(std::launch::async, [&, gpu] { return on_cuda(*model, options.precision, gpu); }));
+    // Where no thread can be started, get() runs it in this one.
+    uploads.push_back(std::async(std::launch::async | std::launch::deferred,
+                                 [&, gpu] { return on_cuda(*model, options.precision, gpu); }));
   }
   std::vector<Model> models;
   models.reserve(chosen.size());

@@ -192,9 +192,8 @@ class Scoring {
   void start() {
     try {
       for (Worker& worker : workers_) threads_.emplace_back([this, &worker] { work(worker); });
-    } catch (const std::system_error&) {  // no thread to be had: one device can do with the caller's
-      is_alone_ = threads_.empty() && workers_.size() == 1;
-      if (!is_alone_) throw;
+    } catch (const std::system_error&) {  // no more threads to be had: those there are do the work
+      if (threads_.empty()) is_alone_ = true;
     }
   }
   void end() noexcept {

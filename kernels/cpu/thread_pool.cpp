@@ -10,8 +10,11 @@
 #include <sched.h>
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <memory>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -39,16 +42,21 @@ struct ThreadPool::Impl {
   using Word = std::atomic<std::uint32_t>;
   static constexpr std::chrono::microseconds kSpin{50};  // longer than the serial pieces of a decode step
 
-  explicit Impl(int count) : threads(count), oversubscribed(count > available_processors()) { start(); }
+  explicit Impl(int count) : threads(count), oversubscribed(count > available_processors()) {
+    start();
+    threads = 1 + static_cast<int>(workers->size());
+  }
   ~Impl() { stop(); }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
+  /// Starts as many workers as the system has threads for.
   void start() {
     workers = std::make_unique<std::vector<std::thread>>();
     workers->reserve(static_cast<std::size_t>(threads - 1));
     try {
       for (int i = 1; i < threads; ++i) workers->emplace_back([this, i] { work(i); });
+    } catch (const std::system_error&) {
     } catch (...) {
       stop();
       throw;
@@ -77,6 +85,12 @@ struct ThreadPool::Impl {
     made_after = forks();
     try {
       start();
+      const std::size_t started = workers->size();
+      if (started + 1 == static_cast<std::size_t>(threads)) return;
+      stop();
+      throw std::system_error(EAGAIN, std::generic_category(),
+                              "cannot start thread " + std::to_string(started + 1) + " of " +
+                                  std::to_string(threads - 1) + " after a fork");
     } catch (...) {
       --made_after;  // the next region tries again
       throw;
@@ -147,7 +161,7 @@ struct ThreadPool::Impl {
 
   static constexpr std::uint64_t kClosed = std::uint64_t{1} << 31;
 
-  const int threads;
+  int threads;  // fixed once the pool is made
   const bool oversubscribed;
   Function function = nullptr;
   void* context = nullptr;

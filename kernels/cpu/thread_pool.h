@@ -18,7 +18,8 @@ std::uint32_t forks();
 /// std::system_error if it cannot.
 class ThreadPool {
  public:
-  /// `threads` counts the caller; 1 starts no thread. Throws std::system_error if a thread cannot be started.
+  /// `threads` counts the caller; 1 starts no thread. Has fewer threads where the system cannot start as many. Throws
+  /// std::bad_alloc.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(ThreadPool&&) noexcept;

@@ -127,9 +127,7 @@ class Faults : public testing::TestWithParam<Folder> {
       error = plan.kind == Kind::kAllocation ? "" : "bad_alloc";
     } catch (const std::system_error& fault) {
       const int code = fault.code().value();
-      const bool right = plan.kind == Kind::kThread       ? code == EAGAIN
-                         : plan.kind == Kind::kAllocation ? code == ENOMEM
-                                                          : code == plan.error && plan.kind == Kind::kIo;
+      const bool right = plan.kind == Kind::kAllocation ? code == ENOMEM : code == plan.error && plan.kind == Kind::kIo;
       if (!right) error = std::string("system_error: ") + fault.what();
     } catch (const std::exception& fault) {
       if (plan.kind != Kind::kIo) error = std::string("another exception: ") + fault.what();
