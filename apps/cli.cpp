@@ -210,6 +210,8 @@ std::string printable(std::string_view text) {
   return line;
 }
 
+const std::string& running_program() { return program_name; }
+
 void log_line(std::string_view text) { write_to_stderr(fmt::format("{}: {}\n", program_name, printable(text))); }
 
 void warn(std::string_view text) { log_line(fmt::format("warning: {}", text)); }

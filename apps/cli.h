@@ -43,6 +43,9 @@ class RejectedFile : public std::runtime_error {
 /// keeps descriptors 0 to 2 from being reused, and makes an interrupt end the program (see signals.h).
 int run_program(std::string_view program, const std::function<int()>& body);
 
+/// The name of the program that runs.
+const std::string& running_program();
+
 /// One line on stderr: "<program>: <text>". Control characters are escaped, so a hostile file name or header cannot
 /// drive the terminal.
 void log_line(std::string_view text);

@@ -148,7 +148,7 @@ std::optional<Corpus::Read> Corpus::read_file() {
   const std::string& file = options_.files[at_];
   Read read{.document = {.index = index_, .name = input_name(file)}};
   const bool is_wanted = is_next_wanted();
-  if (is_wanted) read.text = read_input(file);
+  if (is_wanted) read.text = read_input(file, options_.most_bytes);
   bytes_ += is_wanted ? read.text.size() : input_size(file).value_or(0);
   ++at_;
   return is_wanted && is_left(read) ? std::optional(std::move(read)) : std::nullopt;
@@ -164,7 +164,7 @@ std::optional<std::string_view> Corpus::next_line() {
 
 std::optional<Corpus::Read> Corpus::read_part(Split split) {
   const std::string& file = options_.files[at_];
-  if (!lines_) lines_.emplace(file);
+  if (!lines_) lines_.emplace(file, true, options_.most_bytes);
   while (const auto line = next_line()) {
     Read read{.document = {.index = index_, .name = fmt::format("{}:{}", input_name(file), lines_->lines())}};
     const std::string& name = read.document.name;
@@ -172,7 +172,9 @@ std::optional<Corpus::Read> Corpus::read_part(Split split) {
     if (split == Split::kBlank) {
       read.text = *line;
       for (auto more = lines_->next(); more && !is_blank(*more); more = lines_->next()) {
-        if (is_wanted) read.text.append("\n").append(without_return(*more));
+        if (!is_wanted) continue;
+        read.text.append("\n").append(without_return(*more));
+        if (read.text.size() > options_.most_bytes) throw TooLong(name, read.text.size(), options_.most_bytes);
       }
     } else if (is_wanted && split == Split::kIds) {
       read.document.ids = parse_ids(*line, name, options_.vocab_size);

@@ -55,6 +55,7 @@ struct CorpusOptions {
   std::optional<int> prefix;  // stands before each text, instead of what the tokenizer puts there; of a pair, for a
                               // context without tokens
   std::int64_t vocab_size = 0;
+  std::size_t most_bytes = kMaxInputBytes;  // of a document's text, and of a line
   std::function<void(std::string_view)> on_warning = {};
   /// Told of a long text's bytes that have been tokenized; where it returns false there are no more documents.
   std::function<bool(std::size_t bytes, std::size_t all)> on_encoding = {};

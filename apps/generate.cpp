@@ -58,6 +58,7 @@ RecordDetail detail_of(const GenerateCommand& command) {
 /// Throws where a request failed, or was none.
 int exit_code_of(const RecordsDone& done) {
   if (interrupt_exit_code() != 0) return interrupt_exit_code();
+  if (done.starved) std::rethrow_exception(done.starved);
   if (done.failed > 0) {
     throw NumericError(fmt::format("{} of {} prompts failed, {}", done.failed, done.records, done.first_failed));
   }
@@ -72,7 +73,7 @@ int many_main(Setting setting, Output& out) {
   const GenerateCommand& command = setting.command;
   GenerateOptions& options = setting.options;
   const std::string file = command.jsonl ? *command.jsonl : prompt_file(command);
-  LineReader lines(file);
+  LineReader lines(file, true, command.max_line_bytes);
   Stopwatch watch;
   const Sandbox sandbox(command.sandbox, files_of(command));
   const std::vector<Model> models = load_models(command.folder, command.run);
@@ -97,6 +98,7 @@ int many_main(Setting setting, Output& out) {
                    {.generate = options,
                     .num_samples = command.num_samples,
                     .detail = detail_of(command),
+                    .limits = {.tokens = command.max_line_tokens, .extra_bytes = command.max_line_extra_bytes},
                     .name = input_name(file),
                     .start = start,
                     .session = command.run.session});
@@ -109,11 +111,8 @@ int many_main(Setting setting, Output& out) {
                     .threads = command.run.session.threads,
                     .start = start,
                     .num_samples = command.num_samples,
-                    .branch =
-                        [&](GeneratorRequest request) {
-                          return samples_of(std::move(request), command.num_samples, models.front(),
-                                            command.run.session);
-                        },
+                    .model = &models.front(),
+                    .session = command.run.session,
                     .detail = detail_of(command)});
   }
   const RecordsDone& done = queue.done();
@@ -135,11 +134,15 @@ RecordsDone draw_samples(const GenerateCommand& command, const Model& model, con
   Generator generator(model, tokenizer, {.slots = std::min(command.num_samples, 64), .session = command.run.session});
   RecordQueue queue(generator, tokenizer, out);
   GeneratorRequest request{.options = std::move(options), .start = std::make_shared<const Session>(std::move(session))};
-  int sample = 0;
-  for (GeneratorRequest& one : samples_of(std::move(request), command.num_samples, model, command.run.session)) {
-    Json record = {{"sample", sample}, {"seed", one.options.sampler.seed}};
-    record.update(head);
-    queue.submit(std::move(record), std::move(one), detail_of(command), fmt::format("sample {}", sample++));
+  Samples samples(std::move(request), command.num_samples, model, command.run.session);
+  while (samples.has_next()) {
+    const int sample = samples.index();
+    GeneratorRequest one = samples.next();
+    auto begins =
+        std::make_shared<const RecordHead>(Json{{"sample", sample}, {"seed", one.options.sampler.seed}}, head);
+    const std::size_t bytes = begins->text.size() + samples.bytes();
+    queue.submit(std::move(begins), Json::object(), std::move(one), detail_of(command),
+                 fmt::format("sample {}", sample), bytes);
     while (!queue.has_room()) queue.run_once();
   }
   while (queue.run_once()) {

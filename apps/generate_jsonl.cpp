@@ -20,6 +20,12 @@ constexpr auto kKeys =
     std::to_array<std::string_view>({"prompt", "id", "n", "max_tokens", "temperature", "top_k", "top_p", "min_p",
                                      "repetition_penalty", "seed", "stop", "logprobs", "num_samples"});
 
+void check_extra(std::string_view key, std::size_t bytes, const LineLimits& limits) {
+  if (bytes <= limits.extra_bytes) return;
+  throw RejectedFile(fmt::format("{}: too long (found {} bytes, expected at most {}, as --max-line-extra-kb says)", key,
+                                 bytes, limits.extra_bytes));
+}
+
 /// A line that is an object, whose keys have values of the right kind or are refused.
 class RequestReader {
  public:
@@ -27,7 +33,8 @@ class RequestReader {
       : object_(object), defaults_(defaults), info_(info), tokenizer_(tokenizer) {
     for (const auto& [key, value] : object.items()) {
       if (std::find(kKeys.begin(), kKeys.end(), key) == kKeys.end()) {
-        throw RejectedFile(fmt::format("unknown key '{}' (expected {})", printable(key), fmt::join(kKeys, ", ")));
+        throw RejectedFile(
+            fmt::format("unknown key '{}' (expected {})", printable(key.substr(0, 60)), fmt::join(kKeys, ", ")));
       }
     }
     if (has("n") && has("max_tokens")) throw RejectedFile("n: not with max_tokens, which is the same");
@@ -41,9 +48,10 @@ class RequestReader {
     options.max_tokens = integer(has("n") ? "n" : "max_tokens", options.max_tokens, -1, std::int64_t{1} << 40);
     if (has("stop")) options.stop = stop();
     if (has("logprobs")) options.top_logprobs = static_cast<int>(logprobs());
+    limit_tokens(request);
     return request;
   }
-  int num_samples() { return static_cast<int>(integer("num_samples", defaults_.num_samples, 1, 65536)); }
+  int num_samples() const { return static_cast<int>(integer("num_samples", defaults_.num_samples, 1, 65536)); }
   RecordDetail detail() const {
     RecordDetail detail = defaults_.detail;
     if (has("logprobs")) detail.tokens = object_["logprobs"] != false;
@@ -67,6 +75,24 @@ class RequestReader {
     return value.get<std::int64_t>();
   }
 
+  /// No more than LineLimits::tokens; max_tokens of -1 becomes as many as there may be.
+  void limit_tokens(GeneratorRequest& request) const {
+    if (!has("n") && !has("max_tokens") && !has("num_samples") && !has("logprobs")) return;
+    const RecordDetail told = detail();
+    const std::int64_t samples = num_samples();
+    const std::int64_t prompt = told.prompt || told.tokens ? std::ssize(request.prompt) : 0;
+    const std::int64_t each = 1 + request.options.top_logprobs;
+    const std::int64_t room = defaults_.limits.tokens / samples - prompt;
+    const std::int64_t most = room < 0 ? -1 : room / each;
+    std::int64_t& tokens = request.options.max_tokens;
+    if (tokens < 0 && most > 0) tokens = most;
+    if (tokens >= 0 && tokens <= most) return;
+    throw RejectedFile(fmt::format(
+        "too many tokens (found num_samples {} x (max_tokens {} x (1 + logprobs {}) + {} of the prompt in the "
+        "record), expected at most {}, as --max-line-tokens says)",
+        samples, tokens, each - 1, prompt, defaults_.limits.tokens));
+  }
+
   std::int64_t logprobs() const {
     const Json& value = object_["logprobs"];
     return value.is_boolean() ? 0 : integer("logprobs", 0, 0, 1000);
@@ -81,7 +107,11 @@ class RequestReader {
     if (!all.is_array() || !std::all_of(all.begin(), all.end(), is_text)) {
       refuse("stop", value, "a string of at least one character, or an array of such");
     }
-    return all.get<std::vector<std::string>>();
+    std::vector<std::string> stops = all.get<std::vector<std::string>>();
+    std::size_t bytes = 0;
+    for (const std::string& text : stops) bytes += text.size();
+    check_extra("stop", bytes, defaults_.limits);
+    return stops;
   }
 
   /// A text, or the ids of one; none where there is a state to go on from.
@@ -126,37 +156,33 @@ std::uint64_t seed_of(std::uint64_t run, std::int64_t line) {
 Submission prepare_line(RecordQueue& queue, std::string_view line, std::int64_t number, const Model& model,
                         const Tokenizer& tokenizer, const JsonlOptions& options) {
   const std::string name = fmt::format("{}:{}", options.name, number);
-  Json head = Json::object();
+  Json head = {{"line", number}};
   std::string refused;
   try {
     const Json object = parse_object(line, "");
-    // As it is written: a number may have more digits than this program could give back.
-    if (object.contains("id")) head["id"] = member_text(line, "id");
-    head["line"] = number;
+    if (object.contains("id")) {
+      // As it is written: a number may have more digits than this program could give back.
+      std::string id(member_text(line, "id"));
+      check_extra("id", id.size(), options.limits);
+      head = {{"id", std::move(id)}, {"line", number}};
+    }
     LineRequest asked =
         read_request(object, options, model.info(), tokenizer, seed_of(options.generate.sampler.seed, number));
-    Json record = head;
-    if (asked.detail.prompt && object.contains("prompt")) record["prompt"] = object["prompt"];
-    if (asked.detail.tokens) record["prompt_tokens"] = asked.request.prompt;
-    return [&queue, &model, &options, name, head, record = std::move(record), asked = std::move(asked)]() mutable {
-      try {
-        int sample = 0;
-        for (GeneratorRequest& one : samples_of(std::move(asked.request), asked.num_samples, model, options.session)) {
-          if (asked.num_samples > 1) record["sample"] = sample++;
-          record["seed"] = one.options.sampler.seed;
-          queue.submit(record, std::move(one), asked.detail, name);
-        }
-      } catch (const std::invalid_argument& error) {
-        queue.refuse(std::move(head), error.what(), name);
-      }
-    };
+    Json more = Json::object();
+    if (asked.detail.prompt && object.contains("prompt")) more["prompt"] = object["prompt"];
+    if (asked.detail.tokens) more["prompt_tokens"] = asked.request.prompt;
+    return submission(queue, RecordHead(std::move(head), more),
+                      Samples(std::move(asked.request), asked.num_samples, model, options.session), asked.detail, true,
+                      name);
   } catch (const RejectedFile& error) {
     refused = error.what();
   } catch (const std::invalid_argument& error) {
     refused = error.what();
   }
-  head["line"] = number;
-  return [&queue, head = std::move(head), refused, name] { queue.refuse(head, refused, name); };
+  return [&queue, head = std::move(head), refused, name] {
+    queue.refuse(head, refused, name);
+    return false;
+  };
 }
 
 }  // namespace

@@ -17,11 +17,20 @@
 
 namespace mmrec::apps {
 
+/// What a line may ask for.
+struct LineLimits {
+  /// Of its records together: num_samples * (max_tokens * (1 + logprobs) + tokens of the prompt, where records have
+  /// it). Lines that leave all of this to the command line are not asked.
+  std::int64_t tokens = std::int64_t{1} << 22;
+  std::size_t extra_bytes = std::size_t{16} << 10;  // of its id; of its stop strings together
+};
+
 /// What stands for whatever a line leaves out.
 struct JsonlOptions {
   GenerateOptions generate;
   int num_samples = 1;
   RecordDetail detail;
+  LineLimits limits = {};
   std::string name;                           // of the file, for messages
   std::shared_ptr<const Session> start = {};  // what each goes on from, if not from nothing
   SessionOptions session = {};

@@ -15,18 +15,20 @@ Submission prepare_line(RecordQueue& queue, std::string_view text, std::int64_t 
   if (text.ends_with('\r')) text.remove_suffix(1);
   GeneratorRequest request{.prompt = options.encode(text), .options = options.generate, .start = options.start};
   request.options.sequence = static_cast<std::uint64_t>(number - 1);
-  Json head = {{"line", number}};
-  if (options.detail.prompt) head["prompt"] = text;
-  if (options.detail.tokens) head["prompt_tokens"] = request.prompt;
-  return [&queue, &options, name = fmt::format("{}:{}", options.name, number), head = std::move(head),
-          request = std::move(request), runs = count_invalid_utf8(text)]() mutable {
-    if (runs > 0) warn(fmt::format("{}: {} places are no UTF-8 and are read as U+FFFD", name, runs));
-    int sample = 0;
-    for (GeneratorRequest& one : options.branch(std::move(request))) {
-      if (options.num_samples > 1) head["sample"] = sample++;
-      if (options.num_samples > 1) head["seed"] = one.options.sampler.seed;
-      queue.submit(head, std::move(one), options.detail, name);
+  Json more = Json::object();
+  if (options.detail.prompt) more["prompt"] = text;
+  if (options.detail.tokens) more["prompt_tokens"] = request.prompt;
+  const std::string name = fmt::format("{}:{}", options.name, number);
+  Samples samples(std::move(request), options.num_samples, *options.model, options.session);
+  Submission submit =
+      submission(queue, RecordHead({{"line", number}}, more), std::move(samples), options.detail, false, name);
+  const std::int64_t runs = count_invalid_utf8(text);
+  if (runs == 0) return submit;
+  return [submit = std::move(submit), name, runs, is_new = true]() mutable {
+    if (std::exchange(is_new, false)) {
+      warn(fmt::format("{}: {} places are no UTF-8 and are read as U+FFFD", name, runs));
     }
+    return submit();
   };
 }
 

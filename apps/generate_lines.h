@@ -20,8 +20,8 @@ struct LineOptions {
   int threads = 0;                                                // that do; 0: as many as there are processors
   std::shared_ptr<const Session> start = {};                      // what each goes on from, if not from nothing
   int num_samples = 1;
-  /// The requests for the samples of one.
-  std::function<std::vector<GeneratorRequest>(GeneratorRequest)> branch = {};
+  const Model* model = nullptr;  // of samples; must live on
+  SessionOptions session = {};   // likewise
   RecordDetail detail;
 };
 

@@ -43,6 +43,9 @@ constexpr auto kOptions = std::to_array<Option>({
     {{"lines", 0, false}, "", "each line is a prompt: a line of JSON for each, in order", true},
     {{"jsonl"}, "FILE", "each line is {\"prompt\": ..., \"n\": ..., ...}: a record for each", true, "", Names::kInput},
     {{"as-completed", 0, false}, "", "records of --jsonl and --lines as they are ready, not in order"},
+    {{"max-line-mb"}, "N", "longest line of --jsonl and --lines (16 MiB)"},
+    {{"max-line-tokens"}, "N", "most tokens a line of --jsonl may ask for, its samples together (4194304)"},
+    {{"max-line-extra-kb"}, "N", "longest id of such a line, and stop strings together (16 KiB)"},
     {{"interactive", 'i', false}, "", "take turns: lines of stdin are continued; /help there", true},
     {{"output", 'o'}, "FILE", "write there, whole or not at all; - is stdout", true, "", Names::kOutput},
     {{"state-out"}, "FILE", "save the state at the end", true, "", Names::kOutput},
@@ -124,6 +127,14 @@ void read_files(const Arguments& arguments, GenerateCommand& command) {
   if (arguments.has("as-completed") && !arguments.has("lines") && !arguments.has("jsonl")) {
     throw UsageError("--as-completed: only with --jsonl or --lines");
   }
+  const bool has_lines = arguments.has("lines") || arguments.has("jsonl");
+  for (const std::string_view limit : {"max-line-mb", "max-line-tokens", "max-line-extra-kb"}) {
+    if (arguments.has(limit) && !has_lines) throw UsageError(fmt::format("--{}: only with --jsonl or --lines", limit));
+  }
+  command.max_line_bytes = static_cast<std::size_t>(arguments.integer("max-line-mb", 16, 1, 2048)) << 20;
+  command.max_line_tokens = arguments.integer("max-line-tokens", std::int64_t{1} << 22, 1, std::int64_t{1} << 50);
+  command.max_line_extra_bytes =
+      static_cast<std::size_t>(arguments.integer("max-line-extra-kb", 16, 0, std::int64_t{1} << 20)) << 10;
   if (command.state_out && command.num_samples > 1) {
     throw UsageError("--state-out: not with --num-samples (each sample has a state of its own)");
   }

@@ -1,6 +1,7 @@
 // The command line of mmrec-generate.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -36,6 +37,9 @@ struct GenerateCommand {
   bool json = false;
   bool lines = false;
   std::optional<std::string> jsonl;  // "-": stdin
+  std::size_t max_line_bytes = 0;
+  std::int64_t max_line_tokens = 0;
+  std::size_t max_line_extra_bytes = 0;
   bool as_completed = false;
   bool interactive = false;
   bool quiet = false;

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <charconv>
 #include <system_error>
@@ -35,6 +36,30 @@ int open_input(const std::string& path) {
   while (path != "-" && (fd = open(path.c_str(), O_RDONLY | O_CLOEXEC)) < 0 && errno == EINTR) continue;
   if (fd < 0) unreadable(path, errno);
   return fd;
+}
+
+struct Compression {
+  std::string_view magic;  // the first bytes; '?' is any byte
+  std::string_view name;
+  std::string_view reader;  // prints what is in FILE, or in stdin
+};
+constexpr auto kCompressions = std::to_array<Compression>({
+    {"\x1f\x8b\x08", "gzip", "zcat"},
+    {"\x28\xb5\x2f\xfd", "zstd", "zstdcat"},
+    {{"\xfd"
+      "7zXZ\0",
+      6},
+     "xz",
+     "xzcat"},
+    {"BZh?1AY&SY", "bzip2", "bzcat"},
+    {"\x04\x22\x4d\x18", "lz4", "lz4cat"},
+    {"PK\x03\x04", "zip", "funzip"},
+});
+constexpr std::size_t kLongestMagic = 10;
+
+bool begins_with(std::string_view text, std::string_view magic) {
+  return text.size() >= magic.size() &&
+         std::equal(magic.begin(), magic.end(), text.begin(), [](char m, char c) { return m == '?' || m == c; });
 }
 
 // Strict reader of one line "[1, 2, 3]".
@@ -97,6 +122,10 @@ class IdLineReader {
 
 }  // namespace
 
+std::string TooLong::reason_of(std::uint64_t found, std::uint64_t most, bool is_whole) {
+  return fmt::format("too long (found {}{} bytes, expected at most {})", is_whole ? "" : "at least ", found, most);
+}
+
 std::string input_name(const std::string& path) { return path == "-" ? "stdin" : path; }
 
 InputFile::InputFile(std::string path, bool announces) : path_(std::move(path)), fd_(open_input(path_)) {
@@ -114,8 +143,22 @@ std::size_t InputFile::read(std::span<char> to) {
     const int ready = poll(&wait, 1, 200);
     if (ready == 0 || (ready < 0 && errno == EINTR)) continue;
     const ssize_t n = ::read(fd_, to.data(), to.size());
-    if (n >= 0) return static_cast<std::size_t>(n);
+    if (n >= 0) {
+      if (head_.size() < kLongestMagic) refuse_compressed({to.data(), static_cast<std::size_t>(n)});
+      return static_cast<std::size_t>(n);
+    }
     if (errno != EINTR) unreadable(path_, errno);
+  }
+}
+
+void InputFile::refuse_compressed(std::string_view more) {
+  head_ += more.substr(0, kLongestMagic - head_.size());
+  for (const Compression& compression : kCompressions) {
+    if (!begins_with(head_, compression.magic)) continue;
+    const std::string source =
+        path_ == "-" ? fmt::format("... | {}", compression.reader) : fmt::format("{} {}", compression.reader, path_);
+    throw RejectedFile(fmt::format("{}: is compressed with {} (expected text). Try: {} | {} ... -", input_name(path_),
+                                   compression.name, source, running_program()));
   }
 }
 
@@ -136,12 +179,13 @@ std::optional<std::uint64_t> input_size(const std::string& path) {
   return static_cast<std::uint64_t>(status.st_size);
 }
 
-std::string read_input(const std::string& path) {
+std::string read_input(const std::string& path, std::size_t most) {
   InputFile file(path);
   const struct stat status = status_of(file.descriptor());
   std::string text;
   if (S_ISREG(status.st_mode)) {
-    if (static_cast<std::uint64_t>(status.st_size) > kMaxInputBytes) unreadable(path, EFBIG);
+    const auto size = static_cast<std::uint64_t>(status.st_size);
+    if (size > most) throw TooLong(input_name(path), size, most, true);
     text.reserve(static_cast<std::size_t>(status.st_size) + 1);
   }
   constexpr std::size_t kChunk = std::size_t{1} << 16;
@@ -151,7 +195,7 @@ std::string read_input(const std::string& path) {
     const std::size_t n = file.read(std::span(text).subspan(filled));
     text.resize(filled + n);
     if (n == 0) return text;
-    if (text.size() > kMaxInputBytes) unreadable(path, EFBIG);
+    if (text.size() > most) throw TooLong(input_name(path), text.size(), most);
     if (text.size() == text.capacity()) text.reserve(text.size() + std::max(kChunk, text.size() / 2));
   }
 }
@@ -162,9 +206,22 @@ std::optional<std::string_view> LineReader::next() {
   for (;;) {
     const std::string_view rest = std::string_view(buffer_).substr(begin_);
     const std::size_t end = rest.find('\n', scanned);
-    if (end != std::string_view::npos) return take(end, 1);
+    if (end != std::string_view::npos) {
+      const bool is_rest = std::exchange(skips_, false);
+      if (!is_rest && end <= most_) return take(end, 1);
+      take(end, 1);
+      if (!is_rest) throw TooLong(place(), end, most_, true);
+      --lines_;  // it was counted when it was refused
+      scanned = 0;
+      continue;
+    }
     scanned = rest.size();
-    if (scanned > kMaxInputBytes) unreadable(file_.path(), EFBIG);
+    if (skips_ || scanned > most_) {
+      take(scanned, 0);
+      if (!std::exchange(skips_, true)) throw TooLong(place(), scanned, most_);
+      --lines_;
+      scanned = 0;
+    }
     buffer_.erase(0, std::exchange(begin_, 0));
     buffer_.resize(scanned + kChunk);
     const std::size_t n = file_.read(std::span(buffer_).subspan(scanned));
@@ -174,6 +231,8 @@ std::optional<std::string_view> LineReader::next() {
     return take(scanned, 0);
   }
 }
+
+std::string LineReader::place() const { return fmt::format("{}:{}", input_name(file_.path()), lines_); }
 
 std::string_view LineReader::take(std::size_t size, std::size_t ending) {
   const std::string_view line = std::string_view(buffer_).substr(begin_, size);

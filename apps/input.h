@@ -11,12 +11,30 @@
 #include <utility>
 #include <vector>
 
+#include "apps/cli.h"
+
 namespace mmrec::apps {
 
-/// Largest text or line accepted. A text this long is some 500 million tokens.
+/// Largest text or line accepted unless a reader is told otherwise. A text this long is some 500 million tokens.
 inline constexpr std::size_t kMaxInputBytes = std::size_t{1} << 31;
 
-/// A file that is open for reading, or stdin for "-".
+/// A text or a line has more bytes than are accepted.
+class TooLong : public RejectedFile {
+ public:
+  /// `where`: FILE or FILE:LINE. `is_whole`: so many were found, else at least so many.
+  TooLong(const std::string& where, std::uint64_t found, std::uint64_t most, bool is_whole = false)
+      : TooLong(where, reason_of(found, most, is_whole)) {}
+  /// The message without the place.
+  const std::string& reason() const { return reason_; }
+
+ private:
+  TooLong(const std::string& where, std::string reason)
+      : RejectedFile(where + ": " + reason), reason_(std::move(reason)) {}
+  static std::string reason_of(std::uint64_t found, std::uint64_t most, bool is_whole);
+  std::string reason_;
+};
+
+/// A file that is open for reading, or stdin for "-". Throws RejectedFile for one that is compressed.
 class InputFile {
  public:
   /// Throws std::runtime_error naming `path`, as does all that reads.
@@ -34,15 +52,18 @@ class InputFile {
   int descriptor() const { return fd_; }
 
  private:
+  void refuse_compressed(std::string_view more);
+
   std::string path_;
   int fd_;
+  std::string head_;  // the first bytes read
 };
 
 /// Bytes of `path`, without opening it; none where it is a pipe or a device. Throws where it cannot be read.
 std::optional<std::uint64_t> input_size(const std::string& path);
 
-/// The whole of `path`, or of stdin for "-".
-std::string read_input(const std::string& path);
+/// The whole of `path`, or of stdin for "-". Throws TooLong for more than `most` bytes.
+std::string read_input(const std::string& path, std::size_t most = kMaxInputBytes);
 
 /// Whether a line holds nothing but white space.
 bool is_blank(std::string_view line);
@@ -50,12 +71,15 @@ bool is_blank(std::string_view line);
 /// The lines of a file one by one, in memory for the longest.
 class LineReader {
  public:
-  explicit LineReader(std::string path, bool announces = true) : file_(std::move(path), announces) {}
+  explicit LineReader(std::string path, bool announces = true, std::size_t most = kMaxInputBytes)
+      : file_(std::move(path), announces), most_(most) {}
 
-  /// Without the line's end, until the next call; none at the end of the file, and after an interrupt.
+  /// Without the line's end, until the next call; none at the end of the file, and after an interrupt. Throws TooLong
+  /// for a line of more than `most` bytes; the next call goes on behind that line.
   std::optional<std::string_view> next();
   /// Whether next() has to wait for a pipe to say more.
   bool would_wait() const { return buffer_.find('\n', begin_) == std::string::npos && !file_.has_bytes(); }
+  std::string place() const;                      ///< FILE:LINE of the last line
   std::int64_t lines() const { return lines_; }   ///< so far
   std::uint64_t bytes() const { return bytes_; }  ///< of these
 
@@ -63,6 +87,8 @@ class LineReader {
   std::string_view take(std::size_t size, std::size_t ending);
 
   InputFile file_;
+  std::size_t most_;
+  bool skips_ = false;  // the rest of a line that is too long
   std::string buffer_;
   std::size_t begin_ = 0;  // of the next line
   std::int64_t lines_ = 0;

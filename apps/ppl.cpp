@@ -136,6 +136,7 @@ Corpus corpus_of(const PplOptions& options, const Loaded& loaded, std::optional<
                  .threads = options.run.session.threads,
                  .prefix = prefix,
                  .vocab_size = loaded.info.vocab_size,
+                 .most_bytes = options.most_bytes,
                  .on_warning =
                      [&progress](std::string_view text) {
                        progress.clear();

@@ -25,6 +25,7 @@ constexpr auto kOptions = std::to_array<Option>({
      true,
      "file line blank jsonl"},
     {{"field"}, "NAME", "what of a JSON line is the text (text)"},
+    {{"max-text-mb"}, "N", "longest document and line that are taken (2048 MiB)"},
     {{"pairs", 0, false},
      "",
      "log p and is_greedy of the continuation in lines {\"context\": ..., \"continuation\": ...}"},
@@ -129,6 +130,7 @@ void read_input(const Arguments& arguments, PplOptions& options) {
   if (arguments.has("ids")) options.split = Split::kIds;
   if (arguments.has("pairs")) options.split = Split::kPairs;
   options.field = arguments.text("field").value_or("text");
+  options.most_bytes = static_cast<std::size_t>(arguments.integer("max-text-mb", 2048, 1, std::int64_t{1} << 20)) << 20;
 }
 
 void read_windows(const Arguments& arguments, PplOptions& options) {

@@ -24,6 +24,7 @@ struct PplOptions {
   std::vector<std::string> files;
   std::optional<Split> split;
   std::string field = "text";
+  std::size_t most_bytes = kMaxInputBytes;  // of a text
   bool pairs() const { return split == Split::kPairs; }
   WindowOptions windows;
   ReportFormat format = ReportFormat::kText;

@@ -46,6 +46,7 @@ Continuation::Continuation(const Tokenizer& tokenizer, std::int64_t vocab, const
       decoder_(tokenizer, static_cast<std::int64_t>(before.size()) >= position),
       stops_(options_.stop),
       first_step_(static_cast<std::uint64_t>(position)) {
+  options_.stop = {};  // the matcher has them
   for (const int token : before) {
     if (token < tokenizer.vocab_size()) decoder_.push(token);
   }

@@ -17,8 +17,8 @@ import unittest
 LIBRARY, GENERATE, PPL, MODEL = sys.argv[1:5]
 MOST = None if os.environ.get("MMREC_FAULTS") == "all" else 12
 # Of each kind the exit codes that docs/programs.md allows: 1 a prompt that cannot be read, 3 a file of the model's or a
-# state, 4 memory and threads, 5 what is written.
-CODES = {"alloc": {0, 4}, "thread": {0, 4}, "short": {0}, "eintr": {0},
+# state, 4 memory, 5 what is written.
+CODES = {"alloc": {0, 4}, "thread": {0}, "short": {0}, "eintr": {0},
          "eio": {0, 1, 3, 5}, "enospc": {0, 1, 3, 5}, "emfile": {0, 1, 3, 5}, "eacces": {0, 1, 3, 5}}
 FOREVER = 1_000_000_000  # failures, one after another
 # A program keeps some memory back for the first time that there is none; where there is none for a while, then, or ever
@@ -141,6 +141,25 @@ class ProgramsTest(unittest.TestCase):
                     self.assertTrue(done.returncode != 0 or done.stdout == expected.stdout, what)
                     self.assertEqual(kept(), before, what)
         print(f"prefix cache: {tried} faults", file=sys.stderr)
+
+    def test_a_line_without_memory_is_a_record(self):
+        lines = [json.dumps({"id": i, "prompt": "hello world", "n": 2, "seed": i, "num_samples": 2}) for i in range(3)]
+        (self.folder / "prompt").write_text("\n".join(lines))
+        arguments = [GENERATE, "-m", MODEL, "--device", "cpu", "-t", "1", "-q", "--jsonl", self.path("prompt")]
+        expected = self.run_with("alloc:0", arguments, self.path("count")).stdout.splitlines()
+        calls = int((self.folder / "count").read_text())
+        self.assertEqual(len(expected), 6)
+        starved = 0
+        for nth in range(calls // 2, calls, 1 if MOST is None else max(1, calls // 100)):
+            done = self.run_with(f"alloc:{nth}:2", arguments)  # the first is served from memory that is kept back
+            what = f"alloc:{nth}:2: {done}"
+            self.assertIn(done.returncode, {0, 3, 4}, what)
+            if done.returncode != 3:
+                continue
+            for line in set(done.stdout.splitlines()) - set(expected):
+                self.assertEqual(json.loads(line)["error"], "out of memory", what)
+                starved += 1
+        self.assertGreater(starved, 0)
 
 
 if __name__ == "__main__":
