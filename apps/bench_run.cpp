@@ -14,7 +14,7 @@
 #include "apps/folder_names.h"
 #include "apps/signals.h"
 #include "mmrec/scorer.h"
-#include "models/cuda_device.h"
+#include "models/runtime/cuda_device.h"
 
 namespace mmrec::apps {
 namespace {

@@ -8,8 +8,8 @@
 
 #include "mmrec/model.h"
 #include "mmrec/session.h"
-#include "models/executor.h"
-#include "models/host_state.h"
+#include "models/runtime/executor.h"
+#include "models/runtime/host_state.h"
 
 namespace mmrec::engine {
 

@@ -12,7 +12,7 @@
 #include "engine/generator_request.h"
 #include "mmrec/generator.h"
 #include "mmrec/model.h"
-#include "models/executor.h"
+#include "models/runtime/executor.h"
 
 namespace mmrec::engine {
 

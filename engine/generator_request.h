@@ -13,7 +13,7 @@
 #include "engine/continuation.h"
 #include "engine/state_format.h"
 #include "mmrec/generator.h"
-#include "models/executor.h"
+#include "models/runtime/executor.h"
 
 namespace mmrec::engine {
 

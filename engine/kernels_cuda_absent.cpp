@@ -1,7 +1,7 @@
 // A build without CUDA: what asks for a GPU is told so.
 #include "engine/kernel_backend.h"
 #include "mmrec/errors.h"
-#include "models/cuda_device.h"
+#include "models/runtime/cuda_device.h"
 
 namespace mmrec::engine {
 

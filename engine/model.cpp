@@ -18,7 +18,7 @@
 #include "engine/kernel_backend.h"
 #include "mmrec/errors.h"
 #include "models/architecture.h"
-#include "models/cuda_device.h"
+#include "models/runtime/cuda_device.h"
 
 namespace mmrec {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "mmrec/scorer.h"
-#include "models/executor.h"
+#include "models/runtime/executor.h"
 
 namespace mmrec::engine {
 

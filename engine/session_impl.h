@@ -15,7 +15,7 @@
 #include "engine/recent_tokens.h"
 #include "engine/state_format.h"
 #include "mmrec/session.h"
-#include "models/executor.h"
+#include "models/runtime/executor.h"
 
 namespace mmrec {
 

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "models/host_state.h"
+#include "models/runtime/host_state.h"
 
 namespace mmrec::engine {
 

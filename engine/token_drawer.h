@@ -13,7 +13,7 @@
 #include "engine/access.h"
 #include "mmrec/sampler.h"
 #include "mmrec/session.h"
-#include "models/executor.h"
+#include "models/runtime/executor.h"
 
 namespace mmrec::engine {
 

@@ -3,7 +3,7 @@
 // A backend is a struct (`Cpu`, and `Cuda` beside it) that owns memory, threads or a stream, and library handles; its
 // ops are free functions overloaded on that struct, declared in `kernels/<backend>/<backend>.h`. The arguments are the
 // structs of this header, so both backends implement one list; a missing op fails to compile where
-// `models/mmrec/forward.h` is instantiated.
+// `models/runtime/forward.h` is instantiated.
 //
 // Rules that hold for every op unless its comment says otherwise:
 //  * All arithmetic is fp32 or wider; weights are widened exactly from their stored type. State, residual stream and

@@ -7,7 +7,6 @@
 #include <stdexcept>
 #include <string_view>
 
-#include "models/cuda_device.h"
 #include "models/files/file.h"
 #include "models/files/json.h"
 #include "models/files/model_files.h"
@@ -15,6 +14,7 @@
 #include "models/mmrec/model.h"
 #include "models/mmrec100m/model.h"
 #include "models/mmrec_jax/model.h"
+#include "models/runtime/cuda_device.h"
 
 namespace mmrec::models {
 namespace {

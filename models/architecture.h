@@ -12,9 +12,9 @@
 #include "mmrec/model_info.h"
 #include "mmrec/precision.h"
 #include "mmrec/variant_options.h"
-#include "models/executor.h"
 #include "models/files/warning_sink.h"
-#include "models/host_state.h"
+#include "models/runtime/executor.h"
+#include "models/runtime/host_state.h"
 #include "models/weights/host.h"
 
 namespace mmrec::models {

@@ -18,21 +18,14 @@
 #include <vector>
 
 #include "kernels/backend.h"
-#include "models/executor.h"
 #include "models/mmrec/packed.h"
 #include "models/mmrec/segment_memory.h"
 #include "models/mmrec/token_rows.h"
 #include "models/mmrec/weights.h"
 #include "models/mmrec/workspace.h"
+#include "models/runtime/executor.h"
 
 namespace mmrec::models {
-
-/// How the recurrence of a chunk goes; resolved: neither kAuto nor a tolerance of 0.
-struct RecurrenceOptions {
-  bool sweeps = false;
-  float tolerance = 0.0F;
-  int max_sweeps = 64;
-};
 
 template <class Backend, class A>
 class Block {

@@ -1,11 +1,11 @@
 // MM-Rec's executor on the CPU.
-#include "models/mmrec/cpu_executor.h"
+#include "models/runtime/cpu_executor.h"
 
 #include <utility>
 
 #include "models/mmrec/executors.h"
-#include "models/mmrec/forward.h"
 #include "models/mmrec/net.h"
+#include "models/runtime/forward.h"
 
 namespace mmrec::models {
 namespace {

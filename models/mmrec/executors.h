@@ -6,10 +6,10 @@
 #include <memory>
 
 #include "mmrec/precision.h"
-#include "models/cuda_device.h"
-#include "models/executor.h"
 #include "models/mmrec/config.h"
 #include "models/mmrec/weights.h"
+#include "models/runtime/cuda_device.h"
+#include "models/runtime/executor.h"
 
 namespace mmrec::models {
 

@@ -8,13 +8,13 @@
 #include <tuple>
 #include <utility>
 
-#include "models/executor.h"
 #include "models/mmrec/block.h"
 #include "models/mmrec/config.h"
-#include "models/mmrec/schedule.h"
 #include "models/mmrec/weights.h"
 #include "models/mmrec/whole_step.h"
 #include "models/mmrec/workspace.h"
+#include "models/runtime/executor.h"
+#include "models/runtime/schedule.h"
 
 namespace mmrec::models {
 

@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "models/host_state.h"
 #include "models/mmrec/config.h"
+#include "models/runtime/host_state.h"
 
 namespace mmrec::models {
 

@@ -14,8 +14,8 @@
 #include "kernels/backend.h"
 #include "kernels/cpu/cpu.h"  // ops are called by their qualified names, which some backend must have declared
 #include "models/mmrec/config.h"
-#include "models/mmrec/schedule.h"
 #include "models/mmrec/state.h"
+#include "models/runtime/schedule.h"
 
 namespace mmrec::models {
 

@@ -1,14 +1,14 @@
 // MMRec100M's executor on the CPU.
-#include "models/mmrec/cpu_executor.h"
+#include "models/runtime/cpu_executor.h"
 
 #include <algorithm>
 #include <memory>
 #include <utility>
 
-#include "models/mmrec/forward.h"
 #include "models/mmrec100m/companion.h"
 #include "models/mmrec100m/executors.h"
 #include "models/mmrec100m/net.h"
+#include "models/runtime/forward.h"
 
 namespace mmrec::models {
 

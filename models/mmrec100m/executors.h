@@ -5,9 +5,9 @@
 #include <memory>
 
 #include "mmrec/precision.h"
-#include "models/executor.h"
 #include "models/mmrec100m/config.h"
 #include "models/mmrec100m/weights.h"
+#include "models/runtime/executor.h"
 
 namespace mmrec::models {
 

@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "models/host_state.h"
 #include "models/mmrec/state.h"
 #include "models/mmrec100m/config.h"
+#include "models/runtime/host_state.h"
 
 namespace mmrec::models {
 

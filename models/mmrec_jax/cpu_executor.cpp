@@ -1,12 +1,12 @@
 // mmrec-jax's executor on the CPU.
-#include "models/mmrec/cpu_executor.h"
+#include "models/runtime/cpu_executor.h"
 
 #include <utility>
 
-#include "models/mmrec/forward.h"
 #include "models/mmrec_jax/executors.h"
 #include "models/mmrec_jax/net.h"
 #include "models/mmrec_jax/state.h"
+#include "models/runtime/forward.h"
 
 namespace mmrec::models::jax {
 namespace {

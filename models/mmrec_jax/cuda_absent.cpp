@@ -1,8 +1,8 @@
 // The twin of cuda/executor.cpp in a build without CUDA.
 #include <stdexcept>
 
-#include "models/cuda_device.h"
 #include "models/mmrec_jax/executors.h"
+#include "models/runtime/cuda_device.h"
 
 namespace mmrec::models::jax {
 

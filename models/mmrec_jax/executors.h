@@ -5,9 +5,9 @@
 #include <memory>
 
 #include "mmrec/precision.h"
-#include "models/executor.h"
 #include "models/mmrec_jax/config.h"
 #include "models/mmrec_jax/weights.h"
+#include "models/runtime/executor.h"
 
 namespace mmrec::models::jax {
 

@@ -1,5 +1,5 @@
-// mmrec-jax between tokens and what the head multiplies, for the forward pass of models/mmrec/forward.h; and how a call
-// is cut into calls of the model.
+// mmrec-jax between tokens and what the head multiplies, for the forward pass of models/runtime/forward.h; and how a
+// call is cut into calls of the model.
 #pragma once
 
 #include <algorithm>
@@ -10,12 +10,11 @@
 #include <tuple>
 #include <utility>
 
-#include "models/executor.h"
-#include "models/mmrec/block.h"
-#include "models/mmrec/schedule.h"
 #include "models/mmrec_jax/block.h"
 #include "models/mmrec_jax/weights.h"
 #include "models/mmrec_jax/workspace.h"
+#include "models/runtime/executor.h"
+#include "models/runtime/schedule.h"
 
 namespace mmrec::models::jax {
 

@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "models/host_state.h"
 #include "models/mmrec_jax/config.h"
+#include "models/runtime/host_state.h"
 
 namespace mmrec::models::jax {
 

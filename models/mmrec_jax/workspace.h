@@ -11,11 +11,11 @@
 
 #include "kernels/bank.h"
 #include "kernels/cpu/cpu.h"  // ops are called by their qualified names, which some backend must have declared
-#include "models/executor.h"
-#include "models/mmrec/schedule.h"
-#include "models/mmrec/tables.h"
 #include "models/mmrec_jax/config.h"
 #include "models/mmrec_jax/state.h"
+#include "models/runtime/executor.h"
+#include "models/runtime/schedule.h"
+#include "models/runtime/tables.h"
 
 namespace mmrec::models::jax {
 

@@ -16,9 +16,9 @@
 #include "engine/access.h"
 #include "mmrec/errors.h"
 #include "mmrec/sampler.h"
-#include "models/executor.h"
 #include "models/mmrec/config.h"
 #include "models/mmrec/state.h"
+#include "models/runtime/executor.h"
 
 namespace mmrec::test {
 

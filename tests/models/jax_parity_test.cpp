@@ -1,8 +1,8 @@
 // mmrec-jax on the CPU against the public code: by calls, blocks and every row too; and what is equal to the bit.
 #include "tests/models/jax_parity.h"
 #include "kernels/cpu/cpu.h"
-#include "models/mmrec/forward.h"
 #include "models/mmrec_jax/net.h"
+#include "models/runtime/forward.h"
 
 namespace mmrec::models {
 namespace {

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "models/executor.h"
+#include "models/runtime/executor.h"
 
 namespace mmrec::models {
 

@@ -8,11 +8,11 @@
 
 #include "kernels/cpu/cpu.h"
 #include "models/architecture.h"
-#include "models/mmrec/cpu_executor.h"
 #include "models/mmrec/stack.h"
 #include "models/mmrec100m/config.h"
 #include "models/mmrec100m/state.h"
 #include "models/mmrec100m/weights.h"
+#include "models/runtime/cpu_executor.h"
 #include "models/weights/synthetic.h"
 #include "tests/models/lockstep.h"
 #include "tests/support/model_folder.h"

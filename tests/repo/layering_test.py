@@ -36,6 +36,8 @@ KEPT_APART = [
     (r"kernels/cuda/", r"kernels/cpu/", None),
     (r"models/files/", r"models/(?!files/)", None),  # files of any model
     (r"models/weights/", r"models/(?!files/|weights/)", None),  # weights of any architecture
+    (r"models/runtime/", r"models/(?!files/|weights/|runtime/)", None),  # what runs any architecture
+    (r"models/mmrec_jax/", r"models/mmrec/", None),
     (r"models/", r"(kernels|models(/\w+)?)/cuda/", r"models/(\w+/)?cuda/"),
     (r"models/mmrec/cuda/decode/", r"models/mmrec/cuda/segments/", None),
     (r"models/mmrec/cuda/segments/", r"models/mmrec/cuda/decode/", None),
@@ -146,11 +148,11 @@ class LayeringTest(unittest.TestCase):
         self.assertTrue(kept_apart("kernels/cpu/a.cpp", "kernels/cuda/element.cuh"))
         self.assertTrue(kept_apart("kernels/tensor.h", "kernels/cpu/cpu.h"))
         self.assertTrue(kept_apart("models/files/json.h", "models/mmrec/config.h"))
-        self.assertTrue(kept_apart("models/files/json.h", "models/executor.h"))
+        self.assertTrue(kept_apart("models/files/json.h", "models/runtime/executor.h"))
         self.assertFalse(kept_apart("models/files/json.h", "models/files/text.h"))
         for include in ["kernels/cuda/runtime/cuda.h", "models/mmrec/cuda/ops.h"]:
             self.assertTrue(kept_apart("models/mmrec/weights.h", include))
-            self.assertTrue(kept_apart("models/executor.h", include))
+            self.assertTrue(kept_apart("models/runtime/executor.h", include))
             self.assertFalse(kept_apart("models/mmrec/cuda/decode/a.cu", include))
         self.assertTrue(kept_apart("engine/model.cpp", "models/mmrec/cuda/weights.h"))
         self.assertFalse(kept_apart("engine/model.cpp", "models/mmrec/executors.h"))

@@ -1,7 +1,7 @@
 // The CUDA backend: a device, its stream, library handles, scratch and every op of kernels/backend.h.
 //
 // Ops are enqueued on the backend's stream and return at once; `download` and `synchronize` wait. Weights, whatever
-// their stored type was, are of the activation type A when they reach an op: models/cuda/upload.cpp converts
+// their stored type was, are of the activation type A when they reach an op: models/runtime/cuda/upload.cpp converts
 // them once. This header needs no CUDA header, so that models/ can include it.
 //
 // Errors: a failing CUDA call throws std::system_error of cuda_category() with the call's name; memory that does not

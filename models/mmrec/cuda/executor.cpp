@@ -1,9 +1,11 @@
 // MM-Rec's executor on a GPU.
-#include "models/mmrec/cuda/executor.h"
+#include "models/runtime/cuda/executor.h"
 
 #include <memory>
 #include <utility>
 
+#include "models/mmrec/cuda/chunk_plan.h"
+#include "models/mmrec/cuda/ops.h"
 #include "models/mmrec/cuda/weights.h"
 #include "models/mmrec/executors.h"
 #include "models/mmrec/net.h"

@@ -1,9 +1,9 @@
 // MM-Rec's weights in device memory.
 #pragma once
 
-#include "models/cuda/upload.h"
 #include "models/mmrec/executors.h"
 #include "models/mmrec/weights.h"
+#include "models/runtime/cuda/upload.h"
 
 namespace mmrec::models {
 

@@ -1,14 +1,15 @@
 // MMRec100M's executor on a GPU.
-#include "models/mmrec/cuda/executor.h"
+#include "models/runtime/cuda/executor.h"
 
 #include <memory>
 #include <utility>
 
-#include "models/cuda/upload.h"
+#include "models/mmrec/cuda/chunk_plan.h"
 #include "models/mmrec/cuda/ops.h"
 #include "models/mmrec100m/companion.h"
 #include "models/mmrec100m/executors.h"
 #include "models/mmrec100m/net.h"
+#include "models/runtime/cuda/upload.h"
 
 namespace mmrec::models {
 

@@ -1,15 +1,15 @@
 // mmrec-jax's weights and its executor on a GPU.
-#include "models/mmrec/cuda/executor.h"
+#include "models/runtime/cuda/executor.h"
 
 #include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <utility>
 
-#include "models/cuda/upload.h"
 #include "models/mmrec_jax/executors.h"
 #include "models/mmrec_jax/net.h"
 #include "models/mmrec_jax/state.h"
+#include "models/runtime/cuda/upload.h"
 
 namespace mmrec::models::jax {
 

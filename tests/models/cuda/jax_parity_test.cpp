@@ -1,7 +1,7 @@
 // mmrec-jax on a device against the public code, in fp32 within the CPU's bounds, in 16 bits within bounds of their
 // own.
 #include "tests/models/jax_parity.h"
-#include "models/cuda_device.h"
+#include "models/runtime/cuda_device.h"
 
 namespace mmrec::models {
 namespace {

@@ -1,8 +1,8 @@
 // mmrec-jax at a width whose recurrence goes by clusters and whose calls are long enough for attention by products: a
 // device's logits against the CPU's, of prompts together, steps behind them and the model without a bank.
-#include "models/cuda_device.h"
 #include "models/mmrec_jax/executors.h"
 #include "models/mmrec_jax/weights.h"
+#include "models/runtime/cuda_device.h"
 #include "models/weights/synthetic.h"
 #include "tests/models/lockstep.h"
 #include "tests/support/model_folder.h"

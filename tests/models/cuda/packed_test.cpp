@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "models/architecture.h"
-#include "models/cuda_device.h"
 #include "models/mmrec/synthetic.h"
+#include "models/runtime/cuda_device.h"
 #include "models/weights/synthetic.h"
 #include "tests/kernels/cuda/cuda_testing.h"
 #include "tests/support/model_folder.h"

@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/backend.h"
 #include "kernels/packed_runs.h"
-#include "models/executor.h"
-#include "models/mmrec/block.h"
-#include "models/mmrec/schedule.h"
-#include "models/mmrec/tables.h"
+#include "models/runtime/executor.h"
+#include "models/runtime/schedule.h"
+#include "models/runtime/tables.h"
 
 namespace mmrec::models {
 
@@ -70,7 +70,7 @@ class Forward {
       }
       load_tokens(std::span(tokens_host_).first(static_cast<std::size_t>(rows)));
       collect_batches(chunk, net_.slot_bytes(), schedule.packs(), batches_);
-      const bool packs = schedule.packs() && Block<Backend, A>::kPacks && batches_.size() > 1 && options.sweeps;
+      const bool packs = schedule.packs() && kListsRows && batches_.size() > 1 && options.sweeps;
       const bool is_normed = net_.run(tokens(), batches_, rows, packs, ragged_, options, done.stats);
       if (!work.logprobs.empty()) score_chunk(work, chunk, rows);
       if (!work.wants_logits) continue;
@@ -173,6 +173,10 @@ class Forward {
     }
   }
   using Job = kernels::Linear<Space, A, float>;
+  /// Whether the backend takes lists of rows, as packed runs need them.
+  static constexpr bool kListsRows = requires(Backend & backend, const kernels::CopyListed<Space, A>& op) {
+    copy_listed(backend, op);
+  };
 
   bool comes_before(const Run& a, const Run& b) const {
     return !net_.comes_last(a.position) && net_.comes_last(b.position);
@@ -207,7 +211,7 @@ class Forward {
     std::size_t products = 1;
     for (std::size_t i = 2; i < slots_.size(); ++i)
       products += slots_[i] - slots_[i - 1] != slots_[i - 1] - slots_[i - 2];
-    if constexpr (Block<Backend, A>::kPacks) {
+    if constexpr (kListsRows) {
       if (products > kMostProducts) return copy_logits(hidden);
     }
     for (std::span<const Slot> left = slots_; !left.empty();) {

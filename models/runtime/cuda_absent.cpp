@@ -1,7 +1,7 @@
 // The twin of cuda/device.cpp in a build without CUDA.
 #include <stdexcept>
 
-#include "models/cuda_device.h"
+#include "models/runtime/cuda_device.h"
 
 namespace mmrec::models {
 

@@ -16,7 +16,7 @@
 
 #include "mmrec/prefill.h"
 #include "mmrec/sampler_options.h"
-#include "models/host_state.h"
+#include "models/runtime/host_state.h"
 
 namespace mmrec::models {
 
@@ -37,6 +37,13 @@ struct ExecutionOptions {
   int threads = 0;  // of a processor; <= 0: all. No meaning on a device
   PrefillMode prefill = PrefillMode::kAuto;
   float sweep_tolerance = 0.0F;  // 0: the backend's own for its precision
+  int max_sweeps = 64;
+};
+
+/// How a backend resolved them for a call: neither kAuto nor a tolerance of 0.
+struct RecurrenceOptions {
+  bool sweeps = false;
+  float tolerance = 0.0F;
   int max_sweeps = 64;
 };
 

@@ -8,7 +8,7 @@
 
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/runtime/staging.h"
-#include "models/cuda_device.h"
+#include "models/runtime/cuda_device.h"
 #include "models/weights/host.h"
 
 namespace mmrec::models {

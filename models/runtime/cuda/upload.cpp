@@ -1,6 +1,6 @@
 // The copy of a model's weights to a device: sizes first, then one allocation, then everything through two page-locked
 // blocks, so that one is filled and rounded while the other is on its way.
-#include "models/cuda/upload.h"
+#include "models/runtime/cuda/upload.h"
 
 #include <algorithm>
 #include <cmath>

@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "models/executor.h"
+#include "models/runtime/executor.h"
 
 namespace mmrec::models {
 

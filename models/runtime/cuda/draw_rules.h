@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "kernels/cuda/runtime/cuda.h"
-#include "models/executor.h"
+#include "models/runtime/executor.h"
 
 namespace mmrec::models {
 

@@ -12,9 +12,8 @@
 #include <vector>
 
 #include "kernels/cpu/cpu.h"
-#include "models/executor_base.h"
-#include "models/mmrec/block.h"
-#include "models/mmrec/schedule.h"
+#include "models/runtime/executor_base.h"
+#include "models/runtime/schedule.h"
 
 namespace mmrec::models {
 

@@ -1,6 +1,6 @@
 // GPUs as a model's loader sees them, in a build with CUDA.
 #include "kernels/cuda/runtime/cuda.h"
-#include "models/cuda_device.h"
+#include "models/runtime/cuda_device.h"
 
 namespace mmrec::models {
 

@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "kernels/cpu/cpu.h"
-#include "models/executor.h"
-#include "models/host_state.h"
-#include "models/state_pool.h"
+#include "models/runtime/executor.h"
+#include "models/runtime/host_state.h"
+#include "models/runtime/state_pool.h"
 
 namespace mmrec::models {
 

@@ -1,0 +1,29 @@
+// How MM-Rec's work is cut into chunks on a GPU.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+#include "models/mmrec/config.h"
+#include "models/runtime/schedule.h"
+
+namespace mmrec::models {
+
+/// Rows enough to fill the device in every product. A window is a tile of a sweep, of 128 times and 128 channels, for
+/// every multiprocessor, so that what its sweeps go over again and again stays in L2; two tiles where products take
+/// most of a sweep. Cut to a power of 2: whole windows fill a chunk.
+inline ChunkPlan cuda_plan(const Config& config, int processors) {
+  constexpr std::int64_t kTokens = 4096;
+  const std::int64_t tiles = (config.model_dim <= 1024 ? 1 : 2) * std::int64_t{processors};
+  const std::int64_t fits = std::int64_t{128} * 128 * tiles / config.model_dim;
+  const auto window = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(fits)));
+  return {.tokens = kTokens,
+          .tile = 1,
+          .rows = 8192,
+          .window = std::clamp<std::int64_t>(window, 256, kTokens),
+          .spans_segments = config.carry_state,
+          .packs = true};
+}
+
+}  // namespace mmrec::models
