@@ -11,9 +11,9 @@
 #include "models/files/json.h"
 #include "models/files/model_files.h"
 #include "models/files/text.h"
-#include "models/mmrec/model.h"
-#include "models/mmrec100m/model.h"
-#include "models/mmrec_jax/model.h"
+#include "models/mmrec/mmrec.h"
+#include "models/mmrec100m/mmrec100m.h"
+#include "models/mmrec_jax/mmrec_jax.h"
 #include "models/runtime/cuda_device.h"
 
 namespace mmrec::models {
@@ -26,22 +26,22 @@ struct Architecture {
   std::unique_ptr<LoadedModel> (*load)(const ModelSource& source);
   ProductCounts (*products)(const ModelSource& source);
   SyntheticModel (*synthetic)(const SyntheticSizes& sizes);
-  bool has_expert = false, has_calls = false, has_bank = false;  // VariantOptions that it has
+  bool has_expert, has_calls, has_bank;  // VariantOptions that it has
 };
-constexpr std::array kArchitectures = {
-    Architecture{.name = "mmrec", .load = load_mmrec, .products = products_of_mmrec, .synthetic = synthetic_mmrec},
-    Architecture{.name = "mmrec100m",
-                 .load = load_mmrec100m,
-                 .products = products_of_mmrec100m,
-                 .synthetic = synthetic_mmrec100m,
-                 .has_expert = true},
-    Architecture{.name = "mmrec-jax",
-                 .load = load_mmrec_jax,
-                 .products = products_of_mmrec_jax,
-                 .synthetic = synthetic_mmrec_jax,
-                 .has_calls = true,
-                 .has_bank = true},
-};
+template <class Arch>
+constexpr Architecture entry(bool has_expert, bool has_calls, bool has_bank) {
+  return {.name = Arch::kName,
+          .load = [](const ModelSource& source) -> std::unique_ptr<LoadedModel> {
+            return std::make_unique<ModelOf<Arch>>(source);
+          },
+          .products = [](const ModelSource& source) { return Arch::products(Arch::config_of(source)); },
+          .synthetic = Arch::synthetic,
+          .has_expert = has_expert,
+          .has_calls = has_calls,
+          .has_bank = has_bank};
+}
+constexpr std::array kArchitectures = {entry<Mmrec>(false, false, false), entry<Mmrec100m>(true, false, false),
+                                       entry<jax::MmrecJax>(false, true, true)};
 
 std::string names() {
   std::string all;

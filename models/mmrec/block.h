@@ -18,10 +18,10 @@
 #include <vector>
 
 #include "kernels/backend.h"
+#include "models/mmrec/mmrec.h"
 #include "models/mmrec/packed.h"
 #include "models/mmrec/segment_memory.h"
 #include "models/mmrec/token_rows.h"
-#include "models/mmrec/weights.h"
 #include "models/mmrec/workspace.h"
 #include "models/runtime/executor.h"
 

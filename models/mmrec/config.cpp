@@ -5,7 +5,6 @@
 
 #include <array>
 
-#include "models/config_reader.h"
 #include "models/files/checked.h"
 #include "models/files/file.h"
 #include "models/files/json.h"
@@ -44,8 +43,7 @@ class Parser {
 
   Config parse() {
     reader_.read_members("mmrec", kIgnoredKeys, [this](std::string_view key) { return member(key); });
-    config_.bos_token_id = reader_.ids().bos;
-    config_.eos_token_ids = reader_.ids().eos;
+    config_.ids = reader_.ids();
     finish();
     return config_;
   }
@@ -131,7 +129,7 @@ Config parse_config(std::string_view text, const std::string& name, const Warnin
 std::string to_json(const Config& config) {
   std::string json = "{\n  \"model_type\": \"mmrec\"";
   for_each_key(config, [&](const char* key, const auto& value) { json += fmt::format(",\n  \"{}\": {}", key, value); });
-  json += to_json(TextIds{config.bos_token_id, config.eos_token_ids});
+  json += to_json(config.ids);
   return json + "\n}\n";
 }
 

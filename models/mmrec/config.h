@@ -3,11 +3,10 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
 
+#include "models/config_reader.h"
 #include "models/files/warning_sink.h"
 
 namespace mmrec::models {
@@ -30,8 +29,9 @@ struct Config {
   std::int64_t memory_segment = 8192;  // C
   std::int64_t memory_slots = 1;       // M
   bool carry_state = true;             // h crosses segment boundaries
-  std::optional<int> bos_token_id;     // absent: the tokenizer's
-  std::vector<int> eos_token_ids;      // empty: the tokenizer's
+  TextIds ids;
+
+  using Arch = struct Mmrec;
 
   std::int64_t head_dim() const { return model_dim / num_heads; }
   std::int64_t gate_hidden_dim() const { return model_dim / 4; }  // G

@@ -16,7 +16,7 @@
 
 #include "kernels/backend.h"
 #include "models/mmrec/finish_segments.h"
-#include "models/mmrec/weights.h"
+#include "models/mmrec/mmrec.h"
 #include "models/mmrec/workspace.h"
 
 namespace mmrec::models {

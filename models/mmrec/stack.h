@@ -10,7 +10,7 @@
 
 #include "models/mmrec/block.h"
 #include "models/mmrec/config.h"
-#include "models/mmrec/weights.h"
+#include "models/mmrec/mmrec.h"
 #include "models/mmrec/whole_step.h"
 #include "models/mmrec/workspace.h"
 #include "models/runtime/executor.h"

@@ -8,8 +8,8 @@
 #include <span>
 
 #include "kernels/packed_runs.h"
+#include "models/mmrec/mmrec.h"
 #include "models/mmrec/segment_memory.h"
-#include "models/mmrec/weights.h"
 #include "models/mmrec/workspace.h"
 #include "models/runtime/schedule.h"
 #include "models/runtime/tables.h"

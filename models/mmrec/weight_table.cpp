@@ -39,12 +39,13 @@ void add_block_specs(const std::string& prefix, const Sizes& sizes, std::int64_t
   with_mdi.low_rank = false;
   for (std::int64_t layer = 0; layer < layers; ++layer) {
     const std::ptrdiff_t first = std::ssize(specs);
+    const std::string of_block = prefix + "blocks." + std::to_string(layer) + ".";
     // Norms first: every variant has them, so that a missing one means fewer blocks and nothing else.
     for (const bool norms : {true, false}) {
-      visit_layer([&](const Field& field) {
-        if ((field.kind == Kind::kNorm) != norms) return;
-        add_specs(field, prefix + "blocks." + std::to_string(layer) + ".", sizes, with_mdi, specs, first);
-      });
+      const auto add = [&](const Field& field) {
+        if ((field.kind == Kind::kNorm) == norms) add_specs(field, sizes, with_mdi, specs, first);
+      };
+      visit_layer(at_prefix(add, of_block));
     }
   }
 }
@@ -52,7 +53,7 @@ void add_block_specs(const std::string& prefix, const Sizes& sizes, std::int64_t
 std::vector<TensorSpec> tensor_specs(const Config& config) {
   const Sizes sizes = sizes_of(config);
   std::vector<TensorSpec> specs;
-  const auto add = [&](const Field& field) { add_specs(field, "", sizes, sizes, specs, std::ssize(specs)); };
+  const auto add = [&](const Field& field) { add_specs(field, sizes, sizes, specs, std::ssize(specs)); };
   add({Kind::kTable, table::kEmbedding});
   add_block_specs("", sizes, config.num_layers, specs);
   add({Kind::kNorm, table::kNorm});
@@ -65,12 +66,10 @@ bool is_training_only(std::string_view name) {
   return name.find("blocks.") != std::string_view::npos && name.find(".mdi.W_planning_") != std::string_view::npos;
 }
 
-void check_tensors(const Checkpoint& checkpoint, const Config& config, const WarningSink& warn) {
-  check_tensors(checkpoint, tensor_specs(config),
-                {.is_training_only = [](auto name) { return name.starts_with("blocks.") && is_training_only(name); },
-                 .training_names = kTrainingNames,
-                 .hint = [&](auto name) { return hint(config, name); }},
-                warn);
+TensorRules tensor_rules(const Config& config) {
+  return {.is_training_only = [](auto name) { return name.starts_with("blocks.") && is_training_only(name); },
+          .training_names = kTrainingNames,
+          .hint = [config](auto name) { return hint(config, name); }};
 }
 
 }  // namespace mmrec::models

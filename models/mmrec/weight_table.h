@@ -90,14 +90,23 @@ constexpr void visit_layer(const Visit& visit, Layers&... w) {
   visit(Field{kNorm, table::kNorm2}, w.norm2...);
 }
 
-/// The same for a model; the instances have as many layers as the first.
+/// Of all blocks, whose tensors are named `prefix`blocks.N.; the instances have as many layers as the first.
+template <class Visit, class Model, class... Models>
+void visit_blocks(const Visit& visit, std::string_view prefix, Model& first, Models&... others) {
+  for (std::size_t i = 0; i < first.layers.size(); ++i) {
+    const std::string of_block = std::string(prefix) + "blocks." + std::to_string(i) + ".";
+    visit_layer(at_prefix(visit, of_block), first.layers[i], others.layers[i]...);
+  }
+}
+
+/// The same for a model.
 template <class Visit, class Model, class... Models>
 void visit_model(const Visit& visit, Model& first, Models&... others) {
   using enum Field::Kind;
   visit(Field{kTable, table::kEmbedding}, first.embedding, others.embedding...);
   visit(Field{kTable, table::kHead}, first.head, others.head...);
+  visit_blocks(visit, "", first, others...);
   visit(Field{kNorm, table::kNorm}, first.norm, others.norm...);
-  for (std::size_t i = 0; i < first.layers.size(); ++i) visit_layer(visit, first.layers[i], others.layers[i]...);
 }
 
 inline Sizes sizes_of(const Config& c) {
@@ -115,7 +124,7 @@ std::vector<TensorSpec> tensor_specs(const Config& config);
 inline constexpr std::string_view kTrainingNames = "mdi.W_planning_*";
 bool is_training_only(std::string_view name);
 
-/// Compares all of a checkpoint's tensors with these; see models/weights/fields.h.
-void check_tensors(const Checkpoint& checkpoint, const Config& config, const WarningSink& warn);
+/// What is said of a tensor that is missing or unexpected.
+TensorRules tensor_rules(const Config& config);
 
 }  // namespace mmrec::models

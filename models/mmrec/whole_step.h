@@ -8,7 +8,7 @@
 
 #include "models/mmrec/config.h"
 #include "models/mmrec/decode_step.h"
-#include "models/mmrec/weights.h"
+#include "models/mmrec/mmrec.h"
 
 namespace mmrec::models {
 

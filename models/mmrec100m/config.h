@@ -24,6 +24,8 @@ struct Config100m {
   Expert expert = Expert::kBoth;
   TextIds ids;
 
+  using Arch = struct Mmrec100m;
+
   /// How many experts run.
   std::size_t stacks() const { return expert == Expert::kBoth ? 2 : 1; }
   /// The first expert that runs: 0 text, 1 code.

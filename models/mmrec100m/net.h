@@ -17,9 +17,9 @@
 
 #include "models/mmrec/stack.h"
 #include "models/mmrec100m/config.h"
+#include "models/mmrec100m/mmrec100m.h"
 #include "models/mmrec100m/sides.h"
 #include "models/mmrec100m/state.h"
-#include "models/mmrec100m/weights.h"
 
 namespace mmrec::models {
 
@@ -33,17 +33,16 @@ class Net100m {
   template <class T>
   using Matrix = kernels::MatrixView<T, Space>;
 
-  Net100m(const Config100m& config, const View100m<Space>& view, Backend& backend, Sides<Backend>& sides,
-          const ChunkPlan& plan)
+  Net100m(const Config100m& config, const View100m<Space>& view, Backend& backend, const ChunkPlan& plan)
       : config_(config),
         stack_config_(config.stack()),
         view_(view),
         backend_(backend),
-        sides_(sides),
+        sides_(backend),
         plan_(plan),
         layout_(config) {
     for (std::size_t i = 0; i < config.stacks(); ++i) {
-      Backend& own = config.stacks() == 2 ? sides.of(i) : backend;
+      Backend& own = config.stacks() == 2 ? sides_.of(i) : backend;
       stacks_[i] = std::make_unique<Stack<Backend, A>>(stack_config_, stack_view(view_, config.first() + i), own, plan_,
                                                        layout_.stacks[i]);
     }
@@ -178,7 +177,7 @@ class Net100m {
   const Config stack_config_;
   const View100m<Space> view_;
   Backend& backend_;
-  Sides<Backend>& sides_;
+  Sides<Backend> sides_;
   const ChunkPlan plan_;
   const SlotLayout100m layout_;
   std::array<std::unique_ptr<Stack<Backend, A>>, 2> stacks_;  // the second is null where one expert runs

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "kernels/backend.h"
-#include "models/mmrec_jax/weights.h"
+#include "models/mmrec_jax/mmrec_jax.h"
 #include "models/mmrec_jax/workspace.h"
 
 namespace mmrec::models::jax {

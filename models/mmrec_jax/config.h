@@ -24,6 +24,8 @@ struct Config {
   Calls calls = Calls::kPrompt;     // without meaning where there is no bank
   TextIds ids;
 
+  using Arch = struct MmrecJax;
+
   std::int64_t gate_hidden_dim() const { return model_dim / 4; }  // G
   std::int64_t ffn_dim() const { return 4 * model_dim; }          // F
 

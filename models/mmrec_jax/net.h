@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "models/mmrec_jax/block.h"
-#include "models/mmrec_jax/weights.h"
+#include "models/mmrec_jax/mmrec_jax.h"
 #include "models/mmrec_jax/workspace.h"
 #include "models/runtime/executor.h"
 #include "models/runtime/schedule.h"

@@ -104,12 +104,17 @@ constexpr void visit_layer(const Visit& visit, Layers&... w) {
 inline constexpr Field kEmbeddingField{Field::Kind::kTable, table::kEmbedding, false, kFlaxTable};
 inline constexpr Field kNormField{Field::Kind::kNorm, table::kNorm, false, kFlaxScale};
 
+inline std::string block_prefix(std::size_t layer) { return "block_" + std::to_string(layer) + "."; }
+
 /// The same for a model; the instances have as many layers as the first.
 template <class Visit, class Model, class... Models>
 void visit_model(const Visit& visit, Model& first, Models&... others) {
   visit(kEmbeddingField, first.embedding, others.embedding...);
+  for (std::size_t i = 0; i < first.layers.size(); ++i) {
+    const std::string prefix = block_prefix(i);
+    jax::visit_layer(at_prefix(visit, prefix), first.layers[i], others.layers[i]...);
+  }
   visit(kNormField, first.norm, others.norm...);
-  for (std::size_t i = 0; i < first.layers.size(); ++i) jax::visit_layer(visit, first.layers[i], others.layers[i]...);
 }
 
 /// fused: the four projections of u are one tensor.

@@ -13,6 +13,8 @@
 
 #include "kernels/cpu/cpu.h"
 #include "models/runtime/executor_base.h"
+#include "models/runtime/forward.h"
+#include "models/runtime/model.h"
 #include "models/runtime/schedule.h"
 
 namespace mmrec::models {
@@ -123,5 +125,25 @@ class CpuExecutor final : public ExecutorBase<CpuExecutor<Lane>, kernels::Cpu> {
   const Model model_;
   std::vector<std::unique_ptr<Lane>> idle_;  // guarded by pool_mutex_
 };
+
+/// A model on the CPU for one call at a time.
+template <class Arch>
+struct CpuLane {
+  using Model = BoundModel<typename Arch::Config, WeightsOf<Arch>>;
+  CpuLane(const Model& model, int wanted_threads)
+      : threads(wanted_threads),
+        backend(threads, model.weights->rounds_inputs),
+        forward(model.config, view_of(*model.weights), backend, chunk_plan(model.config, backend)) {}
+  int threads;
+  kernels::Cpu backend;
+  Forward<typename Arch::template Net<kernels::Cpu, float>> forward;
+};
+
+template <class Config>
+std::shared_ptr<Executor> make_cpu_executor(const Config& config,
+                                            std::shared_ptr<const WeightsOf<typename Config::Arch>> weights) {
+  using Lane = CpuLane<typename Config::Arch>;
+  return std::make_shared<CpuExecutor<Lane>>(typename Lane::Model{config, std::move(weights)});
+}
 
 }  // namespace mmrec::models

@@ -27,13 +27,13 @@ bool has_shape_of(const TensorInfo& tensor, const TensorSpec& spec) {
 
 }  // namespace
 
-void add_specs(const Field& field, const std::string& prefix, const Sizes& sizes, const Sizes& may_have,
-               std::vector<TensorSpec>& specs, std::ptrdiff_t first) {
+void add_specs(const Field& field, const Sizes& sizes, const Sizes& may_have, std::vector<TensorSpec>& specs,
+               std::ptrdiff_t first) {
   if (field.kind == Field::Kind::kBias) return;  // declared with their weights
   for (const TensorPart& part : field.parts) {
     const bool used = part.used_by(sizes);
     if (!used && !part.used_by(may_have)) continue;
-    const std::string name = prefix + std::string(part.name);
+    const std::string name = std::string(field.prefix) + std::string(part.name);
     const std::string weight = name + std::string(field.storage.suffix);
     const auto same = [&](const TensorSpec& other) { return other.name == weight; };
     if (std::any_of(specs.begin() + first, specs.end(), same)) continue;

@@ -65,6 +65,7 @@ struct Field {
   std::span<const TensorPart> parts;  // from top to bottom; the field is empty in a model that uses none of them
   bool of_memory = false;             // of the attention over memory slots: idle while there are none
   Storage storage = kTorch;
+  std::string_view prefix = {};  // of its tensors' names: "blocks.3."
 
   constexpr bool is_matrix() const { return kind == Kind::kLinear || kind == Kind::kTable; }
 };
@@ -88,10 +89,19 @@ struct TensorSpec {
   bool may_have_more_rows = false;  // W_fused: shape[0] is the least; rows beyond are unused
 };
 
-/// Appends the tensors of a field to those of the block at `prefix`, which are those from `first` on; each once, and a
-/// bias behind its weight. `may_have` is a model whose tensors may be there too, unused.
-void add_specs(const Field& field, const std::string& prefix, const Sizes& sizes, const Sizes& may_have,
-               std::vector<TensorSpec>& specs, std::ptrdiff_t first);
+/// visit, for the fields of the block whose tensors' names begin with `prefix`, which must outlive it.
+template <class Visit>
+constexpr auto at_prefix(const Visit& visit, std::string_view prefix) {
+  return [&visit, prefix](Field field, auto&... members) {
+    field.prefix = prefix;
+    visit(field, members...);
+  };
+}
+
+/// Appends the tensors of a field to those of its block, which are those from `first` on; each once, and a bias behind
+/// its weight. `may_have` is a model whose tensors may be there too, unused.
+void add_specs(const Field& field, const Sizes& sizes, const Sizes& may_have, std::vector<TensorSpec>& specs,
+               std::ptrdiff_t first);
 
 /// What check_tensors says beyond shapes.
 struct TensorRules {

@@ -206,14 +206,14 @@ class ItemReader {
 
 }  // namespace
 
-std::vector<Slice> slices_of(const Field& field, const std::string& prefix, const Checkpoint& checkpoint,
-                             const Sizes& sizes) {
+std::vector<Slice> slices_of(const Field& field, const Checkpoint& checkpoint, const Sizes& sizes) {
   const bool is_bias = field.kind == Field::Kind::kBias;
   std::vector<Slice> slices;
   for (const TensorPart& part : field.parts) {
     if (!part.used_by(sizes) || (is_bias && part.col.of(sizes) != 0)) continue;
     const std::string_view suffix = is_bias ? ".bias" : field.storage.suffix;
-    const TensorInfo* tensor = checkpoint.find(prefix + std::string(part.name) + std::string(suffix));
+    const TensorInfo* tensor =
+        checkpoint.find(std::string(field.prefix) + std::string(part.name) + std::string(suffix));
     if (tensor == nullptr) continue;
     Slice slice{.tensor = tensor, .row = part.row.of(sizes), .rows = part.rows.of(sizes)};
     if (field.is_matrix()) {
@@ -245,7 +245,7 @@ void WeightReader::read(std::span<Target> targets) {
 }
 
 void WeightReader::read_unless_equal(const Field& field, const Sizes& sizes, HostMatrix& to, const HostMatrix& other) {
-  Target target(to, slices_of(field, "", checkpoint_, sizes));
+  Target target(to, slices_of(field, checkpoint_, sizes));
   if (target.slices.empty()) return;
   const bool equal = other.format.code == target.dtype() &&
                      ItemReader(checkpoint_, options_).equals(target.slices.front(), other.bytes);

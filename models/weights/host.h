@@ -128,10 +128,9 @@ struct Target {
   CheckedSize bytes() const { return CheckedSize(elements()) * kernels::size_of(dtype()); }
 };
 
-/// What fills a field of the block at `prefix`; nothing where the model has no such field, or the checkpoint none of an
-/// optional one. All tensors have been checked.
-std::vector<Slice> slices_of(const Field& field, const std::string& prefix, const Checkpoint& checkpoint,
-                             const Sizes& sizes);
+/// What fills a field; nothing where the model has no such field, or the checkpoint none of an optional one. All
+/// tensors have been checked.
+std::vector<Slice> slices_of(const Field& field, const Checkpoint& checkpoint, const Sizes& sizes);
 
 /// Fills targets from a checkpoint whose tensors have been checked: all memory first, then bytes, in parallel.
 class WeightReader {
@@ -139,10 +138,10 @@ class WeightReader {
   WeightReader(const Checkpoint& checkpoint, const WeightOptions& options)
       : checkpoint_(checkpoint), options_(options) {}
 
-  /// A field of the block at `prefix`, if the model has it.
+  /// A field, if the model has it.
   template <class To>
-  void add(const Field& field, const std::string& prefix, const Sizes& sizes, To& to) {
-    std::vector<Slice> slices = slices_of(field, prefix, checkpoint_, sizes);
+  void add(const Field& field, const Sizes& sizes, To& to) {
+    std::vector<Slice> slices = slices_of(field, checkpoint_, sizes);
     if (!slices.empty()) targets_.emplace_back(to, std::move(slices));
   }
   /// Reads what was added. Throws std::runtime_error naming file and tensor for a number that is not finite,

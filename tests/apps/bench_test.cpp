@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "apps/bench_work.h"
-#include "models/mmrec/model.h"
+#include "models/mmrec/mmrec.h"
 #include "tests/apps/programs.h"
 #include "tests/support/model_folder.h"
 

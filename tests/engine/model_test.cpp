@@ -13,7 +13,7 @@
 #include "mmrec/errors.h"
 #include "mmrec/generate.h"
 #include "mmrec/scorer.h"
-#include "models/mmrec/executors.h"
+#include "models/runtime/cuda_device.h"
 #include "tests/support/host_threads.h"
 
 namespace mmrec {

@@ -32,7 +32,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   require(config.model_dim % config.num_heads == 0);
   require(config.use_dpg || config.model_dim % 4 == 0);
   require(config.mdi_mix >= 0.0F && config.mdi_mix <= 10.0F);
-  for (const int id : config.eos_token_ids) require(id >= 0 && id < config.vocab_size);
+  for (const int id : config.ids.eos) require(id >= 0 && id < config.vocab_size);
   require(mmrec::models::parse_config(to_json(config), "again") == config);
   return 0;
 }

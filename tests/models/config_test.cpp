@@ -50,8 +50,8 @@ TEST(Config, DefaultsAreThoseOfTheDocument) {
   EXPECT_EQ(config.memory_segment, 8192);
   EXPECT_EQ(config.memory_slots, 1);
   EXPECT_TRUE(config.carry_state);
-  EXPECT_FALSE(config.bos_token_id.has_value());
-  EXPECT_TRUE(config.eos_token_ids.empty());
+  EXPECT_FALSE(config.ids.bos.has_value());
+  EXPECT_TRUE(config.ids.eos.empty());
   EXPECT_EQ(config.head_dim(), 16);
   EXPECT_EQ(config.gate_hidden_dim(), 16);
   EXPECT_TRUE(warnings.empty());
@@ -69,15 +69,15 @@ TEST(Config, ReadsEveryKey) {
   EXPECT_EQ(config.memory_segment, 24);
   EXPECT_EQ(config.memory_slots, 3);
   EXPECT_FALSE(config.carry_state);
-  EXPECT_EQ(config.bos_token_id, 1);
-  EXPECT_EQ(config.eos_token_ids, (std::vector<int>{2, 3}));
+  EXPECT_EQ(config.ids.bos, 1);
+  EXPECT_EQ(config.ids.eos, (std::vector<int>{2, 3}));
 }
 
 TEST(Config, EosMayBeOneIdOrAListAndNullMeansAbsent) {
-  EXPECT_EQ(parse(R"("eos_token_id":7)").eos_token_ids, (std::vector<int>{7}));
-  EXPECT_TRUE(parse(R"("eos_token_id":[])").eos_token_ids.empty());
-  EXPECT_TRUE(parse(R"("eos_token_id":null)").eos_token_ids.empty());
-  EXPECT_FALSE(parse(R"("bos_token_id":null)").bos_token_id.has_value());
+  EXPECT_EQ(parse(R"("eos_token_id":7)").ids.eos, (std::vector<int>{7}));
+  EXPECT_TRUE(parse(R"("eos_token_id":[])").ids.eos.empty());
+  EXPECT_TRUE(parse(R"("eos_token_id":null)").ids.eos.empty());
+  EXPECT_FALSE(parse(R"("bos_token_id":null)").ids.bos.has_value());
   EXPECT_EQ(parse(R"("ffn_dim":null,"mem_dim":null)").ffn_dim, 256);
 }
 

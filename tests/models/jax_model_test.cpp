@@ -1,6 +1,7 @@
 // mmrec-jax's folders: what config.json may say, tensors in either of their two forms and transposed, and every
 // refusal.
-#include "models/mmrec_jax/model.h"
+#include "models/architecture.h"
+#include "models/mmrec_jax/mmrec_jax.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +10,6 @@
 
 #include "models/mmrec_jax/config.h"
 #include "models/mmrec_jax/state.h"
-#include "models/mmrec_jax/weights.h"
 #include "models/weights/synthetic.h"
 #include "tests/support/model_folder.h"
 
@@ -83,8 +83,8 @@ struct Edited : TempFolder {
   void config(std::string_view text) const { test::write_file(*this / "config.json", text); }
   jax::HostWeights load(const WarningSink& warn = {}) const {
     checkpoint.write(*this / "model.safetensors");
-    return jax::load_weights(Checkpoint::open(path()),
-                             jax::parse_config(test::read_file(*this / "config.json"), "config.json"), {}, warn);
+    return load_weights(Checkpoint::open(path()),
+                        jax::parse_config(test::read_file(*this / "config.json"), "config.json"), {}, warn);
   }
   std::string refusal() const {
     return error_of([&] { load(); });
@@ -179,7 +179,7 @@ TEST(JaxWeights, TypesThatDisagreeAreWidened) {
     std::memcpy(&bits, matrix.bytes.data() + 2 * i, 2);
     EXPECT_EQ(bits, kernels::from_float<kernels::BFloat16>(before[i]).bits) << i;
   }
-  EXPECT_EQ(jax::common_dtype(weights), kernels::DType::kF32);
+  EXPECT_EQ(common_dtype(weights), kernels::DType::kF32);
 }
 
 TEST(JaxWeights, EveryMismatchIsRefusedByName) {

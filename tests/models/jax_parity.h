@@ -15,8 +15,7 @@
 
 #include "models/files/checkpoint.h"
 #include "models/files/file.h"
-#include "models/mmrec_jax/executors.h"
-#include "models/mmrec_jax/weights.h"
+#include "models/mmrec_jax/mmrec_jax.h"
 #include "tests/models/lockstep.h"
 #include "tests/support/safetensors_reader.h"
 
@@ -52,8 +51,8 @@ class JaxParity : public testing::TestWithParam<JaxParityCase> {
     jax::Config chosen = config();
     chosen.calls = calls;
     chosen.bank = bank;
-    return GetParam().make(
-        chosen, std::make_shared<const jax::HostWeights>(jax::load_weights(Checkpoint::open(folder()), chosen)));
+    return GetParam().make(chosen,
+                           std::make_shared<const jax::HostWeights>(load_weights(Checkpoint::open(folder()), chosen)));
   }
   std::unique_ptr<Lockstep> sequences(const std::shared_ptr<Executor>& executor, int batch = kBatch) const {
     ExecutionOptions options;

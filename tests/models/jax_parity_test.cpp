@@ -7,21 +7,21 @@
 namespace mmrec::models {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(Cpu, JaxParity, testing::Values(JaxParityCase{"fp32", jax::make_cpu_executor}),
+INSTANTIATE_TEST_SUITE_P(Cpu, JaxParity, testing::Values(JaxParityCase{"fp32", make_cpu_executor<jax::Config>}),
                          jax_parity_name);
 
 class JaxOnCpu : public JaxParity {};
-INSTANTIATE_TEST_SUITE_P(Cpu, JaxOnCpu, testing::Values(JaxParityCase{"fp32", jax::make_cpu_executor}),
+INSTANTIATE_TEST_SUITE_P(Cpu, JaxOnCpu, testing::Values(JaxParityCase{"fp32", make_cpu_executor<jax::Config>}),
                          jax_parity_name);
 
 TEST_P(JaxOnCpu, EveryRowAndEveryBlockOfACall) {
   const std::int64_t count = length("input_ids");
   jax::Config cut = config();
   const std::int64_t layers = cut.num_layers;
-  const jax::HostWeights weights = jax::load_weights(Checkpoint::open(folder()), cut);
+  const jax::HostWeights weights = load_weights(Checkpoint::open(folder()), cut);
   const std::vector<int> ids = slice("input_ids", 0, count);
   for (cut.num_layers = 1; cut.num_layers <= layers; ++cut.num_layers) {
-    jax::ModelView<kernels::Host> view = jax::view_of(weights);
+    jax::ModelView<kernels::Host> view = view_of(weights);
     view.layers.resize(static_cast<std::size_t>(cut.num_layers));
     kernels::Cpu cpu(1);
     jax::Net<kernels::Cpu, float> net(cut, view, cpu, {.tokens = 256, .tile = 128, .rows = 1024});

@@ -11,7 +11,7 @@
 #include "models/files/checkpoint.h"
 #include "models/files/checksum.h"
 #include "models/files/elements.h"
-#include "models/mmrec/weights.h"
+#include "models/mmrec/mmrec.h"
 #include "tests/support/model_folder.h"
 
 namespace mmrec::models {

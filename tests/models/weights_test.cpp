@@ -1,6 +1,6 @@
 // Binding and reading weights: layout, every mismatch with the configuration, non-finite values, identity. Longer than
 // other files: a case for each refusal.
-#include "models/mmrec/weights.h"
+#include "models/mmrec/mmrec.h"
 
 #include <gtest/gtest.h>
 
@@ -466,8 +466,8 @@ TEST(Weights, FingerprintIgnoresShardingAndTokenIds) {
   const TempFolder many;
   Config config = load_config(fixture("segments") / "config.json");
   write_synthetic_model(one.path(), config, DType::kF32, 3);
-  config.bos_token_id = 1;
-  config.eos_token_ids = {2};
+  config.ids.bos = 1;
+  config.ids.eos = {2};
   test::write_file(many / "config.json", to_json(config));
   write_shards(one.path(), many.path());
   EXPECT_EQ(load(one.path()).fingerprint, load(many.path()).fingerprint);

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstdint>
 
+#include "kernels/cuda/runtime/cuda.h"
 #include "models/mmrec/config.h"
 #include "models/runtime/schedule.h"
 
@@ -13,9 +14,9 @@ namespace mmrec::models {
 /// Rows enough to fill the device in every product. A window is a tile of a sweep, of 128 times and 128 channels, for
 /// every multiprocessor, so that what its sweeps go over again and again stays in L2; two tiles where products take
 /// most of a sweep. Cut to a power of 2: whole windows fill a chunk.
-inline ChunkPlan cuda_plan(const Config& config, int processors) {
+inline ChunkPlan chunk_plan(const Config& config, const kernels::Cuda& cuda) {
   constexpr std::int64_t kTokens = 4096;
-  const std::int64_t tiles = (config.model_dim <= 1024 ? 1 : 2) * std::int64_t{processors};
+  const std::int64_t tiles = (config.model_dim <= 1024 ? 1 : 2) * std::int64_t{cuda.processors()};
   const std::int64_t fits = std::int64_t{128} * 128 * tiles / config.model_dim;
   const auto window = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(fits)));
   return {.tokens = kTokens,

@@ -24,6 +24,8 @@
 #include "kernels/cuda/runtime/graph.h"
 #include "models/files/elements.h"
 #include "models/runtime/cuda/draw_rules.h"
+#include "models/runtime/cuda/upload.h"
+#include "models/runtime/cuda_model.h"
 #include "models/runtime/executor_base.h"
 #include "models/runtime/forward.h"
 
@@ -309,12 +311,36 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Lane>, kernels::Cuda
   std::map<StepKey, kernels::Graph> graphs_;
 };
 
-/// The executor of a model's lane for the type of its matrices.
-template <template <class A> class Lane, class Config, class Weights>
-std::shared_ptr<Executor> cuda_executor_of(const Config& config, std::shared_ptr<const Weights> weights) {
+/// A model on a GPU for one call at a time.
+template <class Arch, class A>
+struct CudaLane {
+  using Model = BoundModel<typename Arch::Config, DeviceWeights<Arch>>;
+  using Element = A;
+  using Forward = models::Forward<typename Arch::template Net<kernels::Cuda, A>>;
+  explicit CudaLane(const Model& model)
+      : backend(model.gpu()),
+        forward(model.config, model.weights->view(), backend, chunk_plan(model.config, backend)) {}
+  kernels::Cuda backend;
+  Forward forward;
+};
+
+template <class Arch>
+CudaModel<Arch>::CudaModel(const WeightsOf<Arch>& weights, Precision precision, int gpu)
+    : weights_(std::make_shared<const DeviceWeights<Arch>>(weights, precision, gpu)) {}
+template <class Arch>
+std::uint64_t CudaModel<Arch>::bytes() const {
+  return weights_->bytes();
+}
+template <class Arch>
+Precision CudaModel<Arch>::precision() const {
+  return precision_of(weights_->type());
+}
+template <class Arch>
+std::shared_ptr<Executor> CudaModel<Arch>::executor(const typename Arch::Config& config) const {
   std::shared_ptr<Executor> executor;
-  with_element_type(weights->type(), [&](auto zero) {
-    executor = std::make_shared<CudaExecutor<Lane<decltype(zero)>>>(BoundModel<Config, Weights>{config, weights});
+  with_element_type(weights_->type(), [&](auto zero) {
+    using Lane = CudaLane<Arch, decltype(zero)>;
+    executor = std::make_shared<CudaExecutor<Lane>>(typename Lane::Model{config, weights_});
   });
   return executor;
 }

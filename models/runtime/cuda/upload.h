@@ -1,4 +1,4 @@
-// The copy of a model's weights to a device, for any architecture's table of fields: sizes first, then one allocation,
+// The copy of a model's weights to a device, by its architecture's table of fields: sizes first, then one allocation,
 // then everything through two page-locked blocks, so that one is filled and rounded while the other is on its way.
 #pragma once
 
@@ -9,7 +9,7 @@
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/runtime/staging.h"
 #include "models/runtime/cuda_device.h"
-#include "models/weights/host.h"
+#include "models/weights/model_weights.h"
 
 namespace mmrec::models {
 
@@ -51,24 +51,24 @@ class DevicePlaces {
   std::size_t end_ = 0;
 };
 
-/// Weights in a device's memory: all matrices in one type, vectors in fp32, in one allocation. `View` is an
-/// architecture's fields as views. Immutable; shared between executors.
-template <class View>
+/// Weights in a device's memory: all matrices in one type, vectors in fp32, in one allocation. Immutable; shared
+/// between executors.
+template <class Arch>
 class DeviceWeights {
  public:
-  /// `view` has as many layers as the weights. visit(f, weights...) calls f(Field, members...) for every field; a
-  /// precision of kAuto is `stored`. Throws std::bad_alloc, std::system_error. Requires: cuda_unusable_reason(gpu) was
-  /// "", which is not asked again: a call that fails now names itself.
-  template <class Host, class Visit>
-  DeviceWeights(const Host& weights, View view, const Visit& visit, kernels::DType stored, Precision precision, int gpu)
-      : type_(precision == Precision::kAuto ? stored : type_of(precision)), gpu_(gpu), view_(std::move(view)) {
+  using View = ViewOf<Arch, kernels::Device>;
+
+  /// See CudaModel. A call that fails names itself.
+  DeviceWeights(const WeightsOf<Arch>& weights, Precision precision, int gpu)
+      : type_(precision == Precision::kAuto ? common_dtype(weights) : type_of(precision)), gpu_(gpu) {
+    Arch::match_layers(weights, view_);
     kernels::make_current(gpu);
     const auto type_in = [this](const Field& field) { return field.is_matrix() ? type_ : kernels::DType::kF32; };
     DevicePlaces sizes;
     const auto count = [&](const Field& field, const auto& from) {
       sizes.add(numbers_of(from).count * kernels::size_of(type_in(field)));
     };
-    visit(count, weights);
+    Arch::visit(count, weights);
     memory_ = kernels::DeviceBuffer<std::byte>(sizes.bytes());
     DevicePlaces places;
     kernels::Staging staging;
@@ -79,8 +79,9 @@ class DeviceWeights {
       send(numbers, type, data, staging);
       set_view(numbers.count == 0 ? nullptr : data, type, from, to);
     };
-    visit(fill, weights, view_);
+    Arch::visit(fill, weights, view_);
     staging.finish();
+    Arch::complete(view_);
   }
 
   const View& view() const { return view_; }
@@ -88,7 +89,7 @@ class DeviceWeights {
   int gpu() const { return gpu_; }
   std::uint64_t bytes() const { return memory_.size(); }
 
- protected:
+ private:
   kernels::DType type_;
   int gpu_;
   kernels::DeviceBuffer<std::byte> memory_;

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "models/mmrec/executors.h"
+#include "models/runtime/cuda_device.h"
 
 namespace mmrec {
 namespace {

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "models/mmrec/executors.h"
+#include "models/runtime/cuda_device.h"
 #include "tests/kernels/cuda/cuda_testing.h"
 
 namespace mmrec {

@@ -11,7 +11,7 @@
 #include "kernels/cuda/runtime/cuda.h"
 #include "mmrec/errors.h"
 #include "mmrec/generate.h"
-#include "models/mmrec/executors.h"
+#include "models/runtime/cuda_device.h"
 #include "tests/kernels/cuda/cuda_testing.h"
 #include "tests/support/model_folder.h"
 #include "tests/support/safetensors_reader.h"

@@ -12,7 +12,7 @@
 
 #include "mmrec/generator.h"
 #include "mmrec/scorer.h"
-#include "models/mmrec/executors.h"
+#include "models/runtime/cuda_device.h"
 #include "tests/kernels/cuda/cuda_testing.h"
 
 namespace mmrec {

@@ -1,7 +1,6 @@
 // mmrec-jax at a width whose recurrence goes by clusters and whose calls are long enough for attention by products: a
 // device's logits against the CPU's, of prompts together, steps behind them and the model without a bank.
-#include "models/mmrec_jax/executors.h"
-#include "models/mmrec_jax/weights.h"
+#include "models/mmrec_jax/mmrec_jax.h"
 #include "models/runtime/cuda_device.h"
 #include "models/weights/synthetic.h"
 #include "tests/models/lockstep.h"
@@ -23,7 +22,7 @@ class JaxWide : public testing::Test {
     config_.long_mem_len = 40;
     write_synthetic_folder(folder_.path(), jax::to_json(config_), jax::tensor_specs(config_, true),
                            kernels::DType::kBF16, 5);
-    weights_ = std::make_shared<const jax::HostWeights>(jax::load_weights(Checkpoint::open(folder_.path()), config_));
+    weights_ = std::make_shared<const jax::HostWeights>(load_weights(Checkpoint::open(folder_.path()), config_));
   }
 
   /// Logits [2, V] behind a prompt, behind another and behind a step.
@@ -42,9 +41,8 @@ class JaxWide : public testing::Test {
   void expect_agreement(Precision precision, float bound) {
     for (const bool bank : {true, false}) {
       config_.bank = bank;
-      const std::vector<float> want = logits(jax::make_cpu_executor(config_, weights_));
-      const std::vector<float> got =
-          logits(jax::make_cuda_executor(config_, jax::upload_weights(*weights_, precision)));
+      const std::vector<float> want = logits(make_cpu_executor<jax::Config>(config_, weights_));
+      const std::vector<float> got = logits(CudaModel(*weights_, precision).executor(config_));
       float largest = 0.0F;
       for (const float x : want) largest = std::max(largest, std::abs(x));
       ASSERT_EQ(got.size(), want.size());

@@ -7,8 +7,7 @@
 #include <iterator>
 #include <string_view>
 
-#include "models/mmrec/executors.h"
-#include "models/mmrec/weights.h"
+#include "models/mmrec/mmrec.h"
 #include "tests/kernels/cuda/cuda_testing.h"
 
 namespace mmrec::models {
@@ -66,9 +65,9 @@ TEST(CudaWeights, KAutoTakesTheStoredTypeWhereAllAgree) {
     const std::filesystem::path folder = std::filesystem::path(MMREC_FIXTURES) / name;
     const Config config = load_config(folder / "config.json");
     const auto host = weights_of(folder, config);
-    const auto device = upload_weights(*host, Precision::kAuto);
-    EXPECT_EQ(precision_of(*device), expected) << name;
-    EXPECT_GE(device_bytes(*device), host->parameters * (expected == Precision::kF32 ? 4U : 2U)) << name;
+    const CudaModel<Mmrec> device(*host, Precision::kAuto);
+    EXPECT_EQ(device.precision(), expected) << name;
+    EXPECT_GE(device.bytes(), host->parameters * (expected == Precision::kF32 ? 4U : 2U)) << name;
   }
 }
 

@@ -4,15 +4,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <ostream>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "models/files/checkpoint.h"
-#include "models/mmrec/executors.h"
+#include "models/mmrec/mmrec.h"
 #include "models/mmrec/synthetic.h"
-#include "models/mmrec/weights.h"
 #include "tests/kernels/cuda/cuda_testing.h"
 #include "tests/models/lockstep.h"
 #include "tests/support/model_folder.h"
@@ -49,13 +49,13 @@ class CudaSegments : public testing::TestWithParam<SegmentsCase> {
     write_synthetic_model(folder_.path(), GetParam().config, kernels::DType::kF16, 7);
     config_ = load_config(folder_ / "config.json");
     const auto host = std::make_shared<const HostWeights>(load_weights(Checkpoint::open(folder_.path()), config_));
-    weights_ = upload_weights(*host, Precision::kF16);
+    model_.emplace(*host, Precision::kF16);
     std::mt19937 engine(11);
     for (int& token : tokens_) token = static_cast<int>(engine() % static_cast<unsigned>(config_.vocab_size));
   }
 
   std::unique_ptr<Lockstep> make() const {
-    return std::make_unique<Lockstep>(make_cuda_executor(config_, weights_), config_.vocab_size, kBatch);
+    return std::make_unique<Lockstep>(model_->executor(config_), config_.vocab_size, kBatch);
   }
   /// Tokens [first, first + count) of both sequences.
   std::vector<int> some(std::int64_t first, std::int64_t count) const {
@@ -70,7 +70,7 @@ class CudaSegments : public testing::TestWithParam<SegmentsCase> {
   static constexpr std::int64_t kTokens = 142;
   mmrec::test::TempFolder folder_;
   Config config_;
-  std::shared_ptr<const CudaWeights> weights_;
+  std::optional<CudaModel<Mmrec>> model_;
   std::vector<int> tokens_ = std::vector<int>(kBatch * kTokens);
 };
 
@@ -112,7 +112,7 @@ TEST_P(CudaSegments, ManySequencesStepAsEachAlone) {
   constexpr std::int64_t kSteps = 30;
   const std::int64_t steps = kernels::test::few_cases() ? 3 : kernels::test::kEmulated ? 8 : kSteps;
   const std::int64_t first = 24 * 2 - steps / 2;  // a segment ends half way
-  const auto executor = make_cuda_executor(config_, weights_);
+  const auto executor = model_->executor(config_);
   Lockstep alone(executor, config_.vocab_size, 1);
   Lockstep many(executor, config_.vocab_size, kMany);
   Lockstep other(executor, config_.vocab_size, 1);

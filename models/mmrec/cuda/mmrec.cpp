@@ -1,0 +1,12 @@
+// MM-Rec on a GPU.
+#include "models/mmrec/mmrec.h"
+#include "models/mmrec/cuda/chunk_plan.h"
+#include "models/mmrec/cuda/ops.h"
+#include "models/mmrec/net.h"
+#include "models/runtime/cuda/executor.h"
+
+namespace mmrec::models {
+
+template class CudaModel<Mmrec>;
+
+}  // namespace mmrec::models

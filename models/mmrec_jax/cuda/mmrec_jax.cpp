@@ -1,0 +1,21 @@
+// mmrec-jax on a GPU.
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/cuda/runtime/cuda.h"  // before the net, whose calls of ops are qualified
+#include "models/mmrec_jax/mmrec_jax.h"
+#include "models/mmrec_jax/net.h"
+#include "models/runtime/cuda/executor.h"
+
+namespace mmrec::models::jax {
+
+/// Rows of 64 prompts of 512 tokens where D = 1,024, so that their recurrences go side by side: 8 clusters of 16
+/// multiprocessors; fewer where activations are wider.
+static Plan chunk_plan(const Config& config, const kernels::Cuda& /*cuda*/) {
+  constexpr std::int64_t kElements = std::int64_t{32} << 20;
+  return {.tokens = 4096, .tile = 1, .rows = std::clamp<std::int64_t>(kElements / config.model_dim, 4096, 32768)};
+}
+
+}  // namespace mmrec::models::jax
+
+template class mmrec::models::CudaModel<mmrec::models::jax::MmrecJax>;

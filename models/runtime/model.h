@@ -1,0 +1,157 @@
+// Models that have been loaded, once for all architectures. An architecture is a struct of types and static functions,
+// `Arch`:
+//
+//   kName                         its model_type
+//   Config                        has Arch, vocab_size, num_layers, ids, to_json() and state_layout() beside it
+//   Fields<Matrix, Vector>        its weights; visit(f, fields...) calls f(Field, members...) for every one of them
+//   sizes, tensors, rules         what a checkpoint must hold (models/weights/fields.h)
+//   identity(config)              the configuration without what changes no saved state
+//   Net<Backend, A>               its equations, for models/runtime/forward.h
+//   config_of(source)             reads config.json and the options of a variant
+//   describe(config, info)        sets sizes and variant
+//   count_bytes(config, weights, type, info)   sets bytes_per_token and memory_bytes for matrices of `type`, or their
+//   own products(config), synthetic(sizes)         for benchmarks and tests
+//
+// and chunk_plan(config, backend) beside Config says how work is cut into chunks. TableDefaults has the rest.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "mmrec/model_info.h"
+#include "mmrec/precision.h"
+#include "mmrec/variant_options.h"
+#include "models/files/checkpoint.h"
+#include "models/files/warning_sink.h"
+#include "models/runtime/cuda_model.h"
+#include "models/runtime/executor.h"
+#include "models/runtime/host_state.h"
+#include "models/weights/model_weights.h"
+
+namespace mmrec::models {
+
+/// A model whose weights are in host memory, to be run on a processor or copied to GPUs.
+class LoadedModel {
+ public:
+  /// A model with its weights on a GPU.
+  struct OnDevice {
+    ModelInfo info;
+    std::shared_ptr<Executor> executor;
+  };
+
+  LoadedModel() = default;
+  LoadedModel(const LoadedModel&) = delete;
+  LoadedModel& operator=(const LoadedModel&) = delete;
+  virtual ~LoadedModel() = default;
+
+  /// As it runs on the CPU.
+  const ModelInfo& info() const { return info_; }
+  /// Of one sequence, on any backend.
+  virtual StateLayout state() const = 0;
+  /// The executor keeps the weights alive.
+  virtual std::shared_ptr<Executor> on_cpu() const = 0;
+  /// Rounds all matrices to bf16, and products on the CPU are in bf16 from now on; before anything runs. Throws
+  /// std::bad_alloc.
+  virtual void round_to_bf16() = 0;
+  /// Copies the weights; see CudaModel for precisions and what is thrown.
+  OnDevice on_cuda(Precision precision, int gpu) const;
+
+ protected:
+  /// Sets what the device decides in `info`: precision, weight_bytes, bytes_per_token and memory_bytes.
+  virtual std::shared_ptr<Executor> copy_to_cuda(Precision precision, int gpu, ModelInfo& info) const = 0;
+
+  ModelInfo info_;
+};
+
+/// The matrix products of a forward pass, in elements of weights that are multiplied, for benchmarks.
+struct ProductCounts {
+  std::int64_t per_token = 0;  // without the head
+  std::int64_t head = 0;       // for each row of logits
+  std::int64_t per_sweep = 0;  // of one layer, for each token of a sweep beyond the first
+  std::int64_t of_memory = 0;  // besides, for each token from memory_from on
+  std::int64_t memory_from = 0;
+};
+
+/// What a made-up model is: its width, layers, vocabulary and FFN. An architecture makes of them what it likes.
+struct SyntheticSizes {
+  std::int64_t dim = 0;  // a multiple of 64
+  std::int64_t layers = 0;
+  std::int64_t vocab = 0;
+  std::int64_t ffn = 0;
+};
+struct SyntheticModel {
+  std::string config;  // the text of config.json
+  std::vector<TensorSpec> tensors;
+};
+
+/// What the loader of an architecture is given: the folder, and its config.json's text.
+struct ModelSource {
+  std::filesystem::path folder;
+  std::string config;       // the text of config.json
+  std::string config_name;  // stands for the file in messages
+  VariantOptions variant;
+  WeightOptions weights;
+  WarningSink warn;
+};
+
+/// The executor on the CPU. Calls of several threads run side by side, each on threads and activations of its own,
+/// which are kept for later calls while any slot is in use.
+template <class Config>
+std::shared_ptr<Executor> make_cpu_executor(const Config& config,
+                                            std::shared_ptr<const WeightsOf<typename Config::Arch>> weights);
+
+/// A model of this architecture.
+template <class Arch>
+class ModelOf final : public LoadedModel {
+ public:
+  explicit ModelOf(const ModelSource& source)
+      : config_(Arch::config_of(source)),
+        weights_(std::make_shared<WeightsOf<Arch>>(
+            load_weights(Checkpoint::open(source.folder), config_, source.weights, source.warn))) {
+    info_.architecture = Arch::kName;
+    info_.vocab_size = config_.vocab_size;
+    info_.num_layers = config_.num_layers;
+    info_.num_heads = config_.num_heads;
+    Arch::describe(config_, info_);
+    info_.parameters = weights_->parameters;
+    info_.weight_bytes = weights_->bytes;
+    Arch::count_bytes(config_, *weights_, std::nullopt, info_);
+    info_.fingerprint = weights_->fingerprint;
+    info_.bos_token_id = config_.ids.bos.value_or(-1);
+    info_.eos_token_ids = config_.ids.eos;
+    info_.device_name = "cpu";
+  }
+
+  StateLayout state() const override { return state_layout(config_); }
+  std::shared_ptr<Executor> on_cpu() const override {
+    return make_cpu_executor<typename Arch::Config>(config_, weights_);
+  }
+
+  void round_to_bf16() override {
+    Arch::visit([&](const Field& /*field*/, auto& w) { weights_->bytes -= models::round_to_bf16(w); }, *weights_);
+    weights_->rounds_inputs = true;
+    info_.precision = Precision::kBF16;
+    info_.weight_bytes = weights_->bytes;
+    Arch::count_bytes(config_, *weights_, std::nullopt, info_);
+  }
+
+ protected:
+  std::shared_ptr<Executor> copy_to_cuda(Precision precision, int gpu, ModelInfo& info) const override {
+    const CudaModel<Arch> model(*weights_, precision, gpu);
+    info.precision = model.precision();
+    info.weight_bytes = model.bytes();
+    Arch::count_bytes(config_, *weights_, type_of(info.precision), info);
+    return model.executor(config_);
+  }
+
+ private:
+  typename Arch::Config config_;
+  std::shared_ptr<WeightsOf<Arch>> weights_;
+};
+
+}  // namespace mmrec::models
