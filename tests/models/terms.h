@@ -1,0 +1,219 @@
+// Every term of a model's equations, changed in turn: every path must follow the reference.
+//
+// The reference is the CPU's steps of one sequence, by composed ops. A term is a tensor, or a number of the
+// configuration. A path that computes other equations than the reference, yesterday's for example, differs from it in
+// the term that it misses. So that nothing can hide, every term must move the reference by far more than the bound.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "models/architecture.h"
+#include "models/mmrec/synthetic.h"
+#include "models/weights/synthetic.h"
+#include "tests/support/model_folder.h"
+
+namespace mmrec::models {
+
+inline constexpr std::int64_t kTermVocab = 50;
+
+/// A model of two layers, what stands in its config.json, and tensors that its equations do not use.
+struct TermsModel {
+  const char* name;
+  const char* architecture;
+  std::vector<std::pair<std::string, std::string>> config = {};  // replacements: in the text, by
+  std::vector<std::string_view> unused = {};                     // parts of names
+  friend void PrintTo(const TermsModel& model, std::ostream* out) { *out << model.name; }
+};
+
+inline std::vector<TermsModel> terms_models() {
+  const std::vector<std::string_view> without_memory = {".W_q.", "multi_mem_attention.W_q"};
+  return {{"mmrec", "mmrec", {}, {"mdi.W_planning"}},
+          {"one_slot", "mmrec", {{R"("memory_slots": 3)", R"("memory_slots": 1)"}}, without_memory},
+          {"restarting", "mmrec", {{"\"carry_state\": true", "\"carry_state\": false"}}},
+          {"dpg",
+           "mmrec",
+           {{R"("use_dpg": false)", R"("use_dpg": true)"}, {R"("dpg_rank": 128)", R"("dpg_rank": 16)"}},
+           {".W_k.", "mdi.W_gamma", "mdi.W_context"}},
+          {"mmrec100m", "mmrec100m", {}, {".W_q.", "multi_mem_attention.W_q", "multi_mem_attention.W_o.weight"}},
+          {"jax", "mmrec-jax", {{"\"calls\": \"prompt\"", "\"calls\": \"stepwise\""}}, {"W_g_h", "W_gamma"}},
+          {"jax_without_bank", "mmrec-jax", {{"\"bank\": true", "\"bank\": false"}}, {"attn."}}};
+}
+
+/// Logits behind the tokens of one sequence, by one of the ways that an executor may take.
+struct TermPath {
+  std::string name;
+  std::function<std::vector<float>(const std::shared_ptr<Executor>&, std::span<const int>)> logits;
+};
+
+inline std::vector<int> term_tokens(int sequence, std::int64_t count) {
+  std::vector<int> tokens(static_cast<std::size_t>(count));
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    tokens[i] = static_cast<int>((i * i * 7 + i * 3 + static_cast<std::size_t>(sequence) * 13 + 1) % kTermVocab);
+  }
+  return tokens;
+}
+inline std::vector<float> logits_of(Executor& executor, Slot slot) {
+  std::vector<float> logits(static_cast<std::size_t>(kTermVocab));
+  executor.logits(slot, 1, logits);
+  return logits;
+}
+
+/// A token at a time, beside `others` sequences; these are at positions of their own if they are `apart`.
+inline TermPath steps(int others, bool apart = false) {
+  const auto logits = [=](const std::shared_ptr<Executor>& executor, std::span<const int> tokens) {
+    const ExecutionOptions options{.threads = 1, .prefill = PrefillMode::kSteps};
+    const Slots slots(executor, 1 + others, options);
+    std::vector<std::int64_t> positions(static_cast<std::size_t>(1 + others));
+    for (int s = 1; apart && s <= others; ++s) {
+      const std::vector<int> before = term_tokens(s, s);
+      const Run run{slots[s], 0, 0, s};
+      executor->run({.tokens = before, .runs = {&run, 1}}, options);
+      positions[static_cast<std::size_t>(s)] = s;
+    }
+    for (const int token : tokens) {
+      std::vector<int> row(positions.size(), 3);
+      row[0] = token;
+      std::vector<Run> runs;
+      for (int s = 0; s <= others; ++s) runs.push_back({slots[s], positions[static_cast<std::size_t>(s)]++, s, 1});
+      executor->step(row, runs, options);
+    }
+    return logits_of(*executor, slots[0]);
+  };
+  return {"steps beside " + std::to_string(others) + (apart ? " at other positions" : ""), logits};
+}
+
+/// All tokens in one call, beside runs of `others` sequences of other lengths.
+inline TermPath prefill(PrefillMode mode, int others = 0) {
+  const bool sweeps = mode == PrefillMode::kSweeps;
+  const auto logits = [=](const std::shared_ptr<Executor>& executor, std::span<const int> tokens) {
+    const ExecutionOptions options{.threads = 2, .prefill = mode, .sweep_tolerance = sweeps ? 1e-7F : 0.0F};
+    const Slots slots(executor, 1 + others, options);
+    std::vector<int> all(tokens.begin(), tokens.end());
+    std::vector<Run> runs = {{slots[0], 0, 0, std::ssize(tokens)}};
+    for (int s = 1; s <= others; ++s) {
+      const std::vector<int> more = term_tokens(s, 5 * s);
+      runs.push_back({slots[s], 0, std::ssize(all), std::ssize(more)});
+      all.insert(all.end(), more.begin(), more.end());
+    }
+    executor->run({.tokens = all, .runs = runs}, options);
+    return logits_of(*executor, slots[0]);
+  };
+  return {(sweeps ? "sweeps beside " : "a chunk beside ") + std::to_string(others), logits};
+}
+
+/// Makes executors of a model in which a term was changed.
+class Terms : public testing::TestWithParam<TermsModel> {
+ protected:
+  using Make = std::shared_ptr<Executor> (*)(const LoadedModel&);
+
+  void SetUp() override {
+    const TermsModel& model = GetParam();
+    Config mmrec;  // three segments end within the tokens
+    mmrec.vocab_size = kTermVocab;
+    mmrec.model_dim = 64;
+    mmrec.num_layers = 2;
+    mmrec.num_heads = 2;
+    mmrec.ffn_dim = 128;
+    mmrec.memory_segment = 12;
+    mmrec.memory_slots = 3;
+    const bool is_mmrec = std::string_view(model.architecture) == "mmrec";
+    const std::int64_t ffn = std::string_view(model.architecture) == "mmrec-jax" ? 256 : 128;
+    config_ =
+        is_mmrec
+            ? to_json(mmrec)
+            : synthetic_model(model.architecture, {.dim = 64, .layers = 2, .vocab = kTermVocab, .ffn = ffn}).config;
+    for (const auto& [from, to] : model.config) replace(config_, from, to);
+    const test::TempFolder folder;
+    if (is_mmrec) {
+      write_synthetic_model(folder.path(), parse_config(config_, "config.json"), kernels::DType::kF32, 7);
+    } else {
+      const SyntheticModel made =
+          synthetic_model(model.architecture, {.dim = 64, .layers = 2, .vocab = kTermVocab, .ffn = ffn});
+      write_synthetic_folder(folder.path(), config_, made.tensors, kernels::DType::kF32, 7);
+    }
+    checkpoint_ = std::make_unique<test::EditableCheckpoint>(folder / "model.safetensors");
+  }
+
+  /// Every term: the name of a tensor of the first layer or of none, or a number of config.json.
+  std::vector<std::string> terms() const {
+    std::vector<std::string> all;
+    for (const test::EditableTensor& tensor : checkpoint_->tensors) {
+      const auto has = [&](std::string_view part) { return tensor.name.find(part) != std::string::npos; };
+      const std::vector<std::string_view>& unused = GetParam().unused;
+      if (!has("blocks.1.") && !has("block_1.") && std::none_of(unused.begin(), unused.end(), has)) {
+        all.push_back(tensor.name);
+      }
+    }
+    if (config_.find("mdi_mix") != std::string::npos) all.emplace_back("mdi_mix");
+    return all;
+  }
+
+  /// The model with one term changed; "" leaves it as it is.
+  std::unique_ptr<LoadedModel> with(const std::string& term) {
+    const test::TempFolder folder;
+    std::string config = config_;
+    test::EditableCheckpoint changed = *checkpoint_;
+    if (term == "mdi_mix") {
+      replace(config, "\"mdi_mix\": 0.1", "\"mdi_mix\": 0.9");
+    } else if (!term.empty()) {
+      test::EditableTensor& tensor = changed.at(term);
+      for (std::size_t i = 0; i < tensor.bytes.size() / sizeof(float); ++i) {
+        tensor.set(i, tensor.at(i) * (i % 3 == 0 ? -1.5F : 1.5F) + (i % 2 == 0 ? 0.4F : -0.2F));
+      }
+    }
+    changed.write(folder / "model.safetensors");
+    test::write_file(folder / "config.json", config);
+    return load_model(folder.path(), {}, {});
+  }
+
+  /// Of every term, each path's logits against the reference's.
+  void expect_all_follow(Make make, const std::vector<TermPath>& paths, std::int64_t count, double bound) {
+    const std::vector<int> tokens = term_tokens(0, count);
+    const auto reference = [&](const LoadedModel& model) { return steps(0).logits(model.on_cpu(), tokens); };
+    const std::vector<float> before = reference(*with(""));
+    for (const std::string& term : terms()) {
+      SCOPED_TRACE(term);
+      const std::unique_ptr<LoadedModel> model = with(term);
+      const std::vector<float> want = reference(*model);
+      EXPECT_GT(share(before, want), 4 * bound) << "the term moves too little to be missed";
+      const std::shared_ptr<Executor> executor = make(*model);
+      for (const TermPath& path : paths) EXPECT_LE(share(path.logits(executor, tokens), want), bound) << path.name;
+    }
+  }
+
+ private:
+  static void replace(std::string& text, const std::string& from, const std::string& to) {
+    const std::size_t at = text.find(from);
+    if (at == std::string::npos) throw std::logic_error(from + " is not in " + text);
+    text.replace(at, from.size(), to);
+  }
+  /// The largest difference, as a share of the largest logit.
+  static double share(std::span<const float> got, std::span<const float> want) {
+    double largest = 0.0, difference = 0.0;
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      largest = std::max(largest, std::abs(static_cast<double>(want[i])));
+      difference = std::max(difference, std::abs(static_cast<double>(got[i]) - static_cast<double>(want[i])));
+    }
+    return difference / largest;
+  }
+
+  std::string config_;
+  std::unique_ptr<test::EditableCheckpoint> checkpoint_;
+};
+
+inline std::string terms_name(const testing::TestParamInfo<TermsModel>& info) { return info.param.name; }
+
+}  // namespace mmrec::models
