@@ -3,7 +3,7 @@
 
 #include <array>
 
-#include "engine/kernel_backend.h"
+#include "engine/kernels/kernel_backend.h"
 
 namespace mmrec {
 

@@ -15,7 +15,8 @@
 //  * Outputs do not alias inputs. Where aliasing is allowed the comment says "may alias".
 //  * Same inputs, shapes and device: same bits, whatever the number of threads and whatever else shares the batch.
 //    Reductions have a fixed order and no atomics.
-//  * Shapes and addresses are the caller's responsibility (models/ validated them once, engine/kernels.cpp those of the
+//  * Shapes and addresses are the caller's responsibility (models/ validated them once, engine/kernels/kernels.cpp
+//  those of the
 //    public kernels); ops assert in debug builds only. std::invalid_argument is thrown for what only the op can tell: a
 //    target outside of the vocabulary, sizes beyond what a backend counts.
 //

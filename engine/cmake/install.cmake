@@ -74,7 +74,7 @@ install(FILES ${PROJECT_BINARY_DIR}/mmrec-config.cmake ${PROJECT_BINARY_DIR}/mmr
               ${CMAKE_CURRENT_LIST_DIR}/FindSentencePiece.cmake
         DESTINATION ${mmrec_package_dir} COMPONENT dev)
 
-foreach(program IN ITEMS mmrec-generate mmrec-ppl mmrec-bench)
+foreach(program IN LISTS MMREC_PROGRAMS)
   if(TARGET ${program})
     install(TARGETS ${program} RUNTIME COMPONENT tools)
   endif()

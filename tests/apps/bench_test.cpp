@@ -3,7 +3,7 @@
 #include <csignal>
 #include <thread>
 
-#include "apps/bench_work.h"
+#include "apps/bench/work.h"
 #include "models/mmrec/mmrec.h"
 #include "tests/apps/programs.h"
 #include "tests/support/model_folder.h"

@@ -7,8 +7,8 @@
 #include <random>
 #include <set>
 
-#include "apps/generate_options.h"
-#include "apps/ppl_options.h"
+#include "apps/generate/options.h"
+#include "apps/ppl/options.h"
 #include "mmrec/state_file.h"
 #include "tests/apps/programs.h"
 #include "tests/support/model_folder.h"

@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "apps/cli.h"
+#include "apps/common/cli.h"
 #include "tests/apps/programs.h"
 #include "tests/support/model_folder.h"
 

@@ -9,9 +9,9 @@
 #include <set>
 #include <span>
 
-#include "apps/bench_options.h"
-#include "apps/generate_options.h"
-#include "apps/ppl_options.h"
+#include "apps/bench/options.h"
+#include "apps/generate/options.h"
+#include "apps/ppl/options.h"
 #include "tests/apps/programs.h"
 #include "tests/support/model_folder.h"
 

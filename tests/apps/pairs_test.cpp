@@ -1,5 +1,5 @@
 // mmrec-ppl --pairs, against a session that is stepped through every continuation.
-#include "apps/pairs.h"
+#include "apps/ppl/pairs.h"
 
 #include <cmath>
 

@@ -1,10 +1,10 @@
 // The parts of the programs that can be tested without running one.
 #include <cmath>
 
-#include "apps/cli.h"
-#include "apps/html_text.h"
-#include "apps/input.h"
-#include "apps/progress.h"
+#include "apps/common/cli.h"
+#include "apps/common/input.h"
+#include "apps/common/progress.h"
+#include "apps/ppl/html_text.h"
 #include "tests/apps/programs.h"
 
 namespace mmrec::test {

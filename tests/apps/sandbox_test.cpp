@@ -29,7 +29,7 @@
 #include <thread>
 #include <utility>
 
-#include "apps/sandbox.h"
+#include "apps/common/sandbox.h"
 #include "tests/apps/programs.h"
 
 namespace mmrec::test {

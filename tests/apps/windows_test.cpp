@@ -1,11 +1,11 @@
 // The windows of --mode: against tests/reference/make_windows.py, which states the public rules in Python, and scored,
 // against sessions that are given one window each.
-#include "apps/windows.h"
+#include "apps/ppl/windows.h"
 
 #include <array>
 #include <cmath>
 
-#include "apps/cli.h"
+#include "apps/common/cli.h"
 #include "mmrec/model.h"
 #include "tests/apps/programs.h"
 #include "tests/support/model_folder.h"

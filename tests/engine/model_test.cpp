@@ -9,7 +9,7 @@
 #include <system_error>
 #include <vector>
 
-#include "engine/kernel_backend.h"
+#include "engine/kernels/kernel_backend.h"
 #include "mmrec/errors.h"
 #include "mmrec/generate.h"
 #include "mmrec/scorer.h"

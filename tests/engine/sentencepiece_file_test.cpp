@@ -1,4 +1,4 @@
-#include "engine/sentencepiece_file.h"
+#include "engine/tokenizer/sentencepiece_file.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <limits>
 #include <stdexcept>
 
-#include "engine/charsmap.h"
+#include "engine/tokenizer/charsmap.h"
 #include "tests/support/model_folder.h"
 #include "tests/support/tokenizer_builder.h"
 

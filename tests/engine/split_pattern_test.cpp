@@ -1,4 +1,4 @@
-#include "engine/split_pattern.h"
+#include "engine/tokenizer/split_pattern.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "engine/state_format.h"
+#include "engine/session/state_format.h"
 
 #include <gtest/gtest.h>
 

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
-#include "engine/byte_pairs.h"
+#include "engine/tokenizer/byte_pairs.h"
 #include "mmrec/tokenizer.h"
 #include "models/files/utf8.h"
 #include "tests/support/host_threads.h"

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/access.h"
+#include "engine/session/access.h"
 #include "mmrec/errors.h"
 #include "mmrec/sampler.h"
 #include "models/mmrec/config.h"

@@ -8,11 +8,11 @@
 #include <string_view>
 #include <vector>
 
-#include "apps/bench_options.h"
-#include "apps/cli.h"
-#include "apps/generate_options.h"
-#include "apps/model_folder.h"
-#include "apps/ppl_options.h"
+#include "apps/bench/options.h"
+#include "apps/common/cli.h"
+#include "apps/common/model_folder.h"
+#include "apps/generate/options.h"
+#include "apps/ppl/options.h"
 #include "mmrec/sampler.h"
 #include "tests/fuzz/harness.h"
 

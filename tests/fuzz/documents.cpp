@@ -6,11 +6,11 @@
 #include <string>
 #include <string_view>
 
-#include "apps/cli.h"
-#include "apps/corpus.h"
-#include "apps/json_text.h"
-#include "apps/pairs.h"
-#include "apps/ppl_merge.h"
+#include "apps/common/cli.h"
+#include "apps/common/json_text.h"
+#include "apps/ppl/corpus.h"
+#include "apps/ppl/merge.h"
+#include "apps/ppl/pairs.h"
 #include "mmrec/tokenizer.h"
 #include "tests/fuzz/harness.h"
 #include "tests/support/tokenizer_builder.h"

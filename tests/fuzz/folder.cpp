@@ -18,7 +18,7 @@
 #include <system_error>
 #include <vector>
 
-#include "engine/access.h"
+#include "engine/session/access.h"
 #include "mmrec/errors.h"
 #include "mmrec/generate.h"
 #include "mmrec/model.h"

@@ -2,8 +2,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "apps/cli.h"
-#include "apps/sampling.h"
+#include "apps/common/cli.h"
+#include "apps/generate/sampling.h"
 #include "mmrec/sampler.h"
 #include "tests/fuzz/harness.h"
 

@@ -39,7 +39,8 @@ inline std::vector<std::string_view> parts_of(std::string_view input, std::size_
   return parts;
 }
 
-/// Sealed bytes (engine/sealed_bytes.h) with their size and checksum made good, so that what lies behind is reached.
+/// Sealed bytes (engine/session/sealed_bytes.h) with their size and checksum made good, so that what lies behind is
+/// reached.
 inline std::vector<std::byte> sealed(std::span<const std::byte> input) {
   constexpr std::size_t kSizeAt = 16, kLeast = 32, kNumber = 8;
   std::vector<std::byte> bytes(input.begin(), input.end());

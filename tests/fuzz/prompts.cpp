@@ -6,9 +6,9 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
-#include "apps/cli.h"
-#include "apps/generate_jsonl.h"
-#include "apps/json_text.h"
+#include "apps/common/cli.h"
+#include "apps/common/json_text.h"
+#include "apps/generate/jsonl.h"
 #include "mmrec/sampler.h"
 #include "tests/engine/toy_executor.h"
 #include "tests/fuzz/harness.h"

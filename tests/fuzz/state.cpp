@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "engine/state_format.h"
+#include "engine/session/state_format.h"
 #include "models/files/checksum.h"
 #include "models/mmrec/state.h"
 

@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "apps/cli.h"
-#include "apps/input.h"
+#include "apps/common/cli.h"
+#include "apps/common/input.h"
 #include "tests/fuzz/harness.h"
 
 namespace {

@@ -69,7 +69,7 @@ class OptionDocumentsTest(unittest.TestCase):
                 self.assertIn(program, made.stdout)
 
     def test_exit_codes_are_those_of_the_programs_and_the_documents(self):
-        header = (ROOT / "apps/cli.h").read_text(encoding="utf-8")
+        header = (ROOT / "apps/common/cli.h").read_text(encoding="utf-8")
         codes = set(re.findall(r"^  k\w+ = (\d+)", header, re.MULTILINE)) | {"129", "143"}
         for document in ["docs/programs.md", "docs/embedding.md"]:
             text = (ROOT / document).read_text(encoding="utf-8")

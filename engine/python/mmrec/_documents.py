@@ -1,7 +1,7 @@
 """Documents as mmrec-ppl takes them: how a text becomes tokens, and how options become models.
 
-What must stay true: equal text gives equal tokens, and so equal figures, here and in the programs (apps/pairs.cpp,
-apps/corpus.cpp).
+What must stay true: equal text gives equal tokens, and so equal figures, here and in the programs (apps/ppl/pairs.cpp,
+apps/ppl/corpus.cpp).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "engine/split_pattern.h"
+#include "engine/tokenizer/split_pattern.h"
 
 namespace mmrec::engine {
 namespace {

@@ -1,0 +1,179 @@
+#include "apps/bench/machine.h"
+
+#include <oneapi/dnnl/dnnl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <barrier>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <new>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "apps/common/processors.h"
+#include "kernels/cpu/one_thread.h"
+
+namespace mmrec::apps {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+constexpr int kReadPasses = 6;
+constexpr int kProducts = 4;
+constexpr int kProductSize = 2048;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// Several independent sums, so that loads and not additions set the pace; widened for the processor at hand below.
+[[gnu::always_inline]] inline std::uint64_t sum_words(const std::uint64_t* words, std::size_t count) {
+  constexpr std::size_t kLanes = 32;
+  std::uint64_t lanes[kLanes] = {};
+  for (std::size_t i = 0; i + kLanes <= count; i += kLanes) {
+    for (std::size_t lane = 0; lane < kLanes; ++lane) lanes[lane] += words[i + lane];
+  }
+  std::uint64_t sum = 0;
+  for (const std::uint64_t lane : lanes) sum += lane;
+  return sum;
+}
+
+std::uint64_t sum_plain(const std::uint64_t* words, std::size_t count) { return sum_words(words, count); }
+
+#if defined(__x86_64__)
+[[gnu::target("avx2"), gnu::optimize("O3")]] std::uint64_t sum_avx2(const std::uint64_t* words, std::size_t count) {
+  return sum_words(words, count);
+}
+[[gnu::target("avx512f,prefer-vector-width=512"), gnu::optimize("O3")]] std::uint64_t sum_avx512(
+    const std::uint64_t* words, std::size_t count) {
+  return sum_words(words, count);
+}
+#endif
+
+using Sum = std::uint64_t (*)(const std::uint64_t*, std::size_t);
+
+Sum widest_sum() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f")) return sum_avx512;
+  if (__builtin_cpu_supports("avx2")) return sum_avx2;
+#endif
+  return sum_plain;
+}
+
+std::size_t buffer_bytes() {
+  const long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
+  const std::size_t wanted = cache > 0 ? 4 * static_cast<std::size_t>(cache) : 0;
+  return std::clamp(wanted, 512 * kMiB, 2048 * kMiB);
+}
+
+struct Free {
+  void operator()(void* p) const { std::free(p); }  // NOLINT(cppcoreguidelines-no-malloc): untouched pages
+};
+
+double read_bandwidth(int threads) {
+  const std::size_t share = buffer_bytes() / static_cast<std::size_t>(threads) / 4096 * 4096;
+  const std::size_t words = share / sizeof(std::uint64_t);
+  const std::unique_ptr<void, Free> buffer(std::aligned_alloc(4096, share * static_cast<std::size_t>(threads)));
+  if (!buffer) throw std::bad_alloc();
+  auto* const all = static_cast<std::uint64_t*>(buffer.get());
+  const Sum sum = widest_sum();
+  std::atomic<std::uint64_t> sink{0};  // keeps the sums from being optimised away
+  double best = std::numeric_limits<double>::max();
+  Clock::time_point start;
+  std::barrier together(threads);
+  const auto work = [&](int thread) {
+    std::uint64_t* mine = all + static_cast<std::size_t>(thread) * words;
+    std::fill_n(mine, words, std::uint64_t{1});  // touched first by the thread that reads it
+    for (int pass = 0; pass < kReadPasses; ++pass) {
+      together.arrive_and_wait();
+      if (thread == 0) start = Clock::now();
+      together.arrive_and_wait();
+      sink += sum(mine, words);
+      together.arrive_and_wait();
+      if (thread == 0) best = std::min(best, seconds_since(start));
+    }
+  };
+  std::vector<std::jthread> team;
+  for (int thread = 1; thread < threads; ++thread) team.emplace_back(work, thread);
+  work(0);
+  team.clear();
+  return static_cast<double>(share * static_cast<std::size_t>(threads)) / best;
+}
+
+double sgemm_rate(int threads) {
+  constexpr std::size_t kElements = std::size_t{kProductSize} * kProductSize;
+  std::vector<float> a(kElements, 0.5F);
+  std::vector<float> b(kElements, 0.25F);
+  std::vector<float> c(kElements);
+  double best = std::numeric_limits<double>::max();
+  std::atomic<bool> failed{false};
+  Clock::time_point start;
+  std::barrier together(threads);
+  const auto work = [&](int thread) {
+    const kernels::OneThread alone;
+    const std::int64_t first = std::int64_t{kProductSize} * thread / threads;
+    const std::int64_t rows = std::int64_t{kProductSize} * (thread + 1) / threads - first;
+    for (int run = 0; run <= kProducts; ++run) {
+      together.arrive_and_wait();
+      if (thread == 0) start = Clock::now();
+      together.arrive_and_wait();
+      if (dnnl_sgemm('N', 'T', rows, kProductSize, kProductSize, 1.0F, a.data() + first * kProductSize, kProductSize,
+                     b.data(), kProductSize, 0.0F, c.data() + first * kProductSize, kProductSize) != dnnl_success) {
+        failed = true;
+      }
+      together.arrive_and_wait();
+      if (thread == 0 && run > 0) best = std::min(best, seconds_since(start));  // the first one makes code
+    }
+  };
+  std::vector<std::jthread> team;
+  for (int thread = 1; thread < threads; ++thread) team.emplace_back(work, thread);
+  work(0);
+  team.clear();
+  if (failed) throw std::bad_alloc();
+  constexpr double kSize = kProductSize;
+  return 2.0 * kSize * kSize * kSize / best;
+}
+
+}  // namespace
+
+MachinePeaks measure_machine() {
+  const int threads = usable_processors();
+  return {read_bandwidth(threads), sgemm_rate(threads)};
+}
+
+MachinePeaks measure_machine_apart() {
+  int ends[2];
+  if (pipe(ends) != 0) throw std::system_error(errno, std::generic_category(), "pipe");
+  const pid_t child = fork();
+  if (child < 0) throw std::system_error(errno, std::generic_category(), "fork");
+  if (child == 0) {
+    try {
+      const MachinePeaks peaks = measure_machine();
+      _exit(write(ends[1], &peaks, sizeof peaks) == ssize_t{sizeof peaks} ? 0 : 1);
+    } catch (const std::exception&) {
+      _exit(1);
+    }
+  }
+  (void)close(ends[1]);
+  MachinePeaks peaks;
+  ssize_t n = 0;
+  do n = read(ends[0], &peaks, sizeof peaks);
+  while (n < 0 && errno == EINTR);
+  (void)close(ends[0]);
+  (void)waitpid(child, nullptr, 0);
+  if (n != ssize_t{sizeof peaks}) throw std::bad_alloc();  // the one thing the measurement can run out of
+  return peaks;
+}
+
+MachinePeaks best_of(const MachinePeaks& a, const MachinePeaks& b) {
+  return {std::max(a.read_bytes_per_second, b.read_bytes_per_second), std::max(a.sgemm_flops, b.sgemm_flops)};
+}
+
+}  // namespace mmrec::apps

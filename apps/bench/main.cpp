@@ -1,0 +1,220 @@
+// mmrec-bench: prefill and decode rates of a model, and what share they are of what this machine can do.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "apps/bench/options.h"
+#include "apps/bench/report.h"
+#include "apps/bench/run.h"
+#include "apps/common/cli.h"
+#include "apps/common/model_folder.h"
+#include "apps/common/named_files.h"
+#include "apps/common/output.h"
+#include "apps/common/signals.h"
+#include "models/architecture.h"
+#include "models/weights/synthetic.h"
+
+namespace mmrec::apps {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::string_view kProgram = "mmrec-bench";
+
+/// While it lives, an interrupt that ends the program at once removes a folder's model, and the folder if that was all.
+class RemovedAtInterrupt {
+ public:
+  explicit RemovedAtInterrupt(const std::filesystem::path& folder)
+      : names_{(folder / "model.safetensors").string(), (folder / "config.json").string(), folder.string()} {
+    for (const std::string& name : names_) add_interrupt_cleanup(name.c_str());
+  }
+  ~RemovedAtInterrupt() {
+    for (const std::string& name : names_) drop_interrupt_cleanup(name.c_str());
+  }
+  RemovedAtInterrupt(const RemovedAtInterrupt&) = delete;
+  RemovedAtInterrupt& operator=(const RemovedAtInterrupt&) = delete;
+
+ private:
+  std::array<std::string, 3> names_;
+};
+
+/// A folder under the system's temporary one that goes away with its owner.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "mmrec-bench-XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr) throw OutputError(name + ": cannot make a temporary folder");
+    path_ = name;
+    removed_.emplace(path_);
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+  std::optional<RemovedAtInterrupt> removed_;
+};
+
+models::SyntheticModel synthetic_model(const Arguments& arguments) {
+  const auto sizes = arguments.integers("synthetic", {}, 1, std::int64_t{1} << 24);
+  if (sizes.size() < 3 || sizes.size() > 4 || sizes[0] % 64 != 0) {
+    throw UsageError(
+        fmt::format("--synthetic: not a valid value (found '{}', expected D,L,V or D,L,V,F with D a multiple "
+                    "of 64)",
+                    arguments.text("synthetic").value_or("")));
+  }
+  const std::vector<std::string_view> names = models::architecture_names();
+  const std::size_t name = arguments.choice("arch", names);
+  return models::synthetic_model(
+      names[name],
+      {.dim = sizes[0], .layers = sizes[1], .vocab = sizes[2], .ffn = sizes.size() == 4 ? sizes[3] : 4 * sizes[0]});
+}
+
+void write_synthetic(const std::filesystem::path& folder, const models::SyntheticModel& model) {
+  try {
+    models::write_synthetic_folder(folder, model.config, model.tensors, kernels::DType::kBF16, 0, check_interrupt);
+  } catch (const std::system_error& error) {
+    throw OutputError(error.what());
+  }
+}
+
+/// The model of --keep: written unless it is there. It appears whole or not at all: config.json comes last.
+void keep_synthetic(const std::filesystem::path& folder, const models::SyntheticModel& model) {
+  if (!std::filesystem::exists(folder / "config.json")) {
+    if (std::filesystem::exists(folder / "model.safetensors")) {
+      throw RejectedFile(folder.string() + ": holds a model.safetensors without a config.json. Try: another --keep");
+    }
+    const bool is_new = !std::filesystem::exists(folder);
+    const RemovedAtInterrupt removed(folder);
+    try {
+      return write_synthetic(folder, model);
+    } catch (...) {
+      std::error_code ignored;
+      if (is_new) std::filesystem::remove(folder, ignored);
+      throw;
+    }
+  }
+  std::ifstream file(folder / "config.json");
+  if (std::string(std::istreambuf_iterator<char>(file), {}) == model.config) return;
+  throw RejectedFile(
+      fmt::format("{}: holds another model than --synthetic asks for. Try: another --keep", folder.string()));
+}
+
+constexpr std::int64_t kDocumentsOnCpu = 64;
+constexpr std::int64_t kRequestsOnCpu = 8;
+constexpr std::int64_t kSlotsOnCpu = 4;
+constexpr std::int64_t kDrawnOnCpu = 64;
+
+/// The command line's plan, with defaults that take a GPU or the processors seconds.
+BenchPlan plan_of(const Arguments& arguments, const RunOptions& run) {
+  const bool gpu = takes_gpu(run);
+  constexpr std::int64_t kMostBatch = 1024;
+  BenchPlan plan;
+  using List = std::vector<std::int64_t>;
+  plan.lengths =
+      arguments.integers("lengths", gpu ? List{4096, 32768} : List{128, 512, 2048}, 1, std::int64_t{1} << 24);
+  plan.batches = arguments.integers("batches", gpu ? List{1} : List{1, 4}, 1, kMostBatch);
+  plan.decode_batches = arguments.integers("decode-batches", gpu ? List{1, 2, 4, 8, 64} : plan.batches, 1, kMostBatch);
+  plan.decode = arguments.integer("decode", gpu ? 256 : 64, 1, 1'000'000);
+  plan.documents = arguments.integer("documents", gpu ? 4096 : kDocumentsOnCpu, 0, 1'000'000);
+  plan.requests = arguments.integer("requests", gpu ? 2000 : kRequestsOnCpu, 0, 1'000'000);
+  plan.slots = arguments.integer("slots", gpu ? 64 : kSlotsOnCpu, 1, kMostBatch);
+  plan.most_drawn = gpu ? 512 : kDrawnOnCpu;
+  plan.repeat = arguments.integer("repeat", gpu ? 5 : 3, 1, 1000);
+  return plan;
+}
+
+/// The runs that were asked for, the one to compare with first: it shall see no thread and no memory of the other's.
+std::vector<BenchRun> run_all(const std::filesystem::path& folder, const RunOptions& options, const BenchPlan& plan,
+                              bool compare_cpu) {
+  std::vector<BenchRun> runs;
+  if (compare_cpu) {
+    RunOptions on_cpu = options;
+    on_cpu.device = Device::kCpu;
+    on_cpu.precision = Precision::kAuto;
+    BenchPlan shorter = plan;
+    shorter.documents = std::min(plan.documents, kDocumentsOnCpu);
+    shorter.requests = std::min(plan.requests, kRequestsOnCpu);
+    shorter.slots = std::min(plan.slots, kSlotsOnCpu);
+    shorter.most_drawn = kDrawnOnCpu;
+    runs.push_back(run_bench(folder, on_cpu, shorter));
+  }
+  runs.push_back(run_bench(folder, options, plan));
+  return runs;
+}
+
+int bench_main(int argc, char** argv) {
+  const Arguments arguments(flags_of(bench_option_table()), false, argc, argv);
+  if (print_help_or_version(arguments, bench_help(false), bench_help(true), kProgram)) return kOk;
+  const RunOptions options = run_options(arguments);
+  if (options.all_gpus) throw UsageError("--device cuda:all: one device is measured (expected cuda or cuda:N)");
+  const BenchPlan plan = plan_of(arguments, options);
+  constexpr std::array<std::string_view, 1> kComparable = {"cpu"};
+  (void)arguments.choice("compare", kComparable);
+  const bool compare = arguments.has("compare");
+  if (arguments.has("model") && arguments.has("synthetic")) throw UsageError("--model and --synthetic: found both");
+  for (const char* flag : {"keep", "arch"}) {
+    if (arguments.has(flag) && !arguments.has("synthetic")) {
+      throw UsageError(fmt::format("--{}: only with --synthetic", flag));
+    }
+  }
+  std::optional<models::SyntheticModel> synthetic;
+  std::filesystem::path given;
+  if (arguments.has("synthetic")) {
+    synthetic = synthetic_model(arguments);
+  } else {
+    given = model_folder(arguments);
+  }
+  std::vector<NamedFile> files = named_files(arguments, bench_option_table());
+  files.push_back({{}, given, Names::kInput});
+  refuse_lost_files(files);
+  const auto out =
+      arguments.has("output") ? std::make_unique<Output>(*arguments.file("output")) : std::make_unique<Output>();
+
+  std::vector<BenchRun> runs;
+  const GracefulScope graceful;
+  try {
+    if (arguments.has("keep")) {
+      const std::filesystem::path folder = *arguments.text("keep");
+      keep_synthetic(folder, *synthetic);
+      runs = run_all(folder, options, plan, compare);
+    } else if (synthetic) {
+      const TemporaryFolder folder;
+      write_synthetic(folder.path(), *synthetic);
+      runs = run_all(folder.path(), options, plan, compare);
+    } else {
+      runs = run_all(given, options, plan, compare);
+    }
+  } catch (const Interrupted&) {
+    log_line("interrupted");
+    return interrupt_exit_code();
+  }
+  out->write(arguments.has("json") ? bench_json(runs).dump(2, ' ', false, Json::error_handler_t::replace) + "\n"
+                                   : bench_table(runs));
+  out->commit();
+  return kOk;
+}
+
+}  // namespace
+}  // namespace mmrec::apps
+
+int main(int argc, char** argv) {
+  return mmrec::apps::run_program("mmrec-bench", [&] { return mmrec::apps::bench_main(argc, argv); });
+}

@@ -1,0 +1,102 @@
+// A model's prefill and decode on one device, measured beside what that device can do.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "apps/bench/device.h"
+#include "apps/bench/machine.h"
+#include "apps/common/model_folder.h"
+#include "mmrec/model.h"
+#include "models/architecture.h"
+
+namespace mmrec::apps {
+
+/// Ends the program from between two measurements, so that temporary folders are removed.
+struct Interrupted {};
+void check_interrupt();
+
+/// What to measure.
+struct BenchPlan {
+  std::vector<std::int64_t> lengths;         // tokens of a prefill
+  std::vector<std::int64_t> batches;         // sequences prefilled in lock-step
+  std::vector<std::int64_t> decode_batches;  // sequences decoded in lock-step
+  std::int64_t decode = 0;                   // tokens of a decode run
+  std::int64_t documents = 0;                // scored together; 0: no scoring
+  std::int64_t requests = 0;                 // served; 0: none
+  std::int64_t slots = 0;                    // that they share
+  std::int64_t most_drawn = 0;               // tokens of a request
+  std::int64_t repeat = 0;                   // runs of each; on the CPU the best counts, on a GPU the median
+};
+
+/// prefill   logits after a prompt, fetched
+/// decode    given tokens, one after another; logits fetched after the last
+/// generate  tokens drawn where the logits are (greedily), each before the next is computed
+/// lockstep  the same by the default chain of samplers: as many sequences as there are slots, as many tokens as
+/// requests
+///           draw on average
+/// serve     requests of different lengths through a Generator, prompts and all; tokens are those drawn
+/// score     log-probs of documents of kLeastDocument to kMostDocument tokens, `batch` of them with `tokens` on
+/// average,
+///           or of one with as many as all
+enum class Phase : std::uint8_t { kPrefill, kDecode, kGenerate, kLockstep, kServe, kScore };
+inline constexpr std::int64_t kLeastDocument = 32;
+inline constexpr std::int64_t kMostDocument = 96;
+std::string_view to_string(Phase phase);
+
+struct BenchRow {
+  Phase phase = Phase::kPrefill;
+  std::int64_t batch = 0;
+  std::int64_t tokens = 0;  // per sequence: of the prompt, or decoded; served: on average
+  std::int64_t slots = 0;   // served: sequences at once
+  double seconds = 0.0;
+  double prefill_seconds = 0.0;  // in lock-step: of the prompts before it, all at once
+  double flops = 0.0;            // prefill, score: products done
+  double bytes = 0.0;            // decode, generate: weights read
+  double sweeps_per_token = 0.0;
+  std::int64_t fallbacks = 0;
+  std::uint64_t device_memory = 0;  // GPU bytes in use during it, beyond those in use before the model came
+  std::uint64_t host_memory = 0;    // peak resident bytes of the process so far
+
+  /// Whether products limit it, not the reading of weights.
+  bool multiplies() const { return phase == Phase::kPrefill || phase == Phase::kScore; }
+  /// Whether there is a number of bytes read or products done to go by.
+  bool has_work() const { return phase != Phase::kServe; }
+  double tokens_per_second() const { return static_cast<double>(batch * tokens) / seconds; }
+  /// Of one sequence's token, or of one step of all sequences.
+  double microseconds_per_token_and_layer(std::int64_t layers) const {
+    const std::int64_t done = multiplies() || slots > 0 ? batch * tokens : tokens;
+    return seconds * 1e6 / static_cast<double>(done * layers) * static_cast<double>(std::max<std::int64_t>(slots, 1));
+  }
+};
+
+struct BenchRun {
+  RunOptions options;
+  std::filesystem::path folder;
+  ModelInfo info;
+  models::ProductCounts products;
+  double load_seconds = 0.0;
+  std::uint64_t peak_memory = 0;  // host bytes, after the smallest batch
+  std::vector<BenchRow> rows;
+  MachinePeaks machine;  // on the CPU
+  DevicePeaks device;    // on a GPU
+
+  bool on_gpu() const { return info.device == Device::kCuda; }
+  /// Prefill is a share of this rate of products, decode of this rate of bytes.
+  double peak_flops() const { return on_gpu() ? device.product_flops : machine.sgemm_flops; }
+  double peak_bytes() const { return on_gpu() ? device.copy_bytes_per_second : machine.read_bytes_per_second; }
+  /// What the weights should need at most beside themselves.
+  std::uint64_t memory_limit() const { return info.weight_bytes + info.weight_bytes * 15 / 100 + 50'000'000; }
+};
+
+/// Whether a model will run on a GPU, decided as Model::load does.
+bool takes_gpu(const RunOptions& options);
+
+/// Loads the model of `folder` and measures it; the device's peaks before and after, so that another program at work
+/// during either does not count. Throws Interrupted, and what loading and running throw.
+BenchRun run_bench(const std::filesystem::path& folder, const RunOptions& options, const BenchPlan& plan);
+
+}  // namespace mmrec::apps

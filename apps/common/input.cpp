@@ -1,0 +1,263 @@
+#include "apps/common/input.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <system_error>
+#include <utility>
+
+#include "apps/common/cli.h"
+#include "apps/common/signals.h"
+#include "models/files/utf8.h"
+
+namespace mmrec::apps {
+namespace {
+
+[[noreturn]] void unreadable(const std::string& path, int error) {
+  throw std::runtime_error(
+      fmt::format("{}: cannot read ({})", input_name(path), std::generic_category().message(error)));
+}
+
+struct stat status_of(int fd) {
+  struct stat status = {};
+  if (fstat(fd, &status) != 0) status.st_mode = 0;
+  return status;
+}
+
+int open_input(const std::string& path) {
+  int fd = STDIN_FILENO;
+  while (path != "-" && (fd = open(path.c_str(), O_RDONLY | O_CLOEXEC)) < 0 && errno == EINTR) continue;
+  if (fd < 0) unreadable(path, errno);
+  return fd;
+}
+
+struct Compression {
+  std::string_view magic;  // the first bytes; '?' is any byte
+  std::string_view name;
+  std::string_view reader;  // prints what is in FILE, or in stdin
+};
+constexpr auto kCompressions = std::to_array<Compression>({
+    {"\x1f\x8b\x08", "gzip", "zcat"},
+    {"\x28\xb5\x2f\xfd", "zstd", "zstdcat"},
+    {{"\xfd"
+      "7zXZ\0",
+      6},
+     "xz",
+     "xzcat"},
+    {"BZh?1AY&SY", "bzip2", "bzcat"},
+    {"\x04\x22\x4d\x18", "lz4", "lz4cat"},
+    {"PK\x03\x04", "zip", "funzip"},
+});
+constexpr std::size_t kLongestMagic = 10;
+
+bool begins_with(std::string_view text, std::string_view magic) {
+  return text.size() >= magic.size() &&
+         std::equal(magic.begin(), magic.end(), text.begin(), [](char m, char c) { return m == '?' || m == c; });
+}
+
+// Strict reader of one line "[1, 2, 3]".
+class IdLineReader {
+ public:
+  IdLineReader(std::string_view line, std::string where, std::int64_t vocab_size)
+      : rest_(line), where_(std::move(where)), vocab_size_(vocab_size) {}
+
+  std::vector<int> read() {
+    std::vector<int> ids;
+    expect('[');
+    if (next() != ']') {
+      ids.push_back(number(ids.size()));
+      while (next() == ',') {
+        rest_.remove_prefix(1);
+        ids.push_back(number(ids.size()));
+      }
+    }
+    expect(']');
+    next();
+    if (!rest_.empty()) refuse("the end of the line");
+    return ids;
+  }
+
+ private:
+  // The next character that is not white space; NUL at the end.
+  char next() {
+    rest_.remove_prefix(std::min(rest_.find_first_not_of(" \t\r"), rest_.size()));
+    return rest_.empty() ? '\0' : rest_.front();
+  }
+  void expect(char c) {
+    if (next() != c) refuse(fmt::format("'{}'", c));
+    rest_.remove_prefix(1);
+  }
+  int number(std::size_t index) {
+    next();
+    const std::size_t length = std::min(rest_.find_first_of(" \t\r,]"), rest_.size());
+    const std::string_view token = rest_.substr(0, length);
+    std::int64_t value = -1;
+    const auto [stop, error] = std::from_chars(token.data(), token.data() + token.size(), value);
+    const bool whole = error == std::errc{} && stop == token.data() + token.size();
+    const bool leading_zero = token.size() > 1 && (token.front() == '0' || token.front() == '-');  // -0, too
+    if (!whole || leading_zero || value >= vocab_size_) {
+      throw RejectedFile(fmt::format("{}: index {}: no token id of this model (found '{}', expected 0 to {})", where_,
+                                     index, printable(token.substr(0, 40)), vocab_size_ - 1));
+    }
+    rest_.remove_prefix(length);
+    return static_cast<int>(value);
+  }
+  [[noreturn]] void refuse(const std::string& expected) {
+    const std::string found = next() == '\0' ? "the end of the line" : fmt::format("'{}'", rest_.substr(0, 20));
+    throw RejectedFile(
+        fmt::format("{}: not a JSON array of token ids (found {}, expected {})", where_, printable(found), expected));
+  }
+
+  std::string_view rest_;
+  std::string where_;
+  std::int64_t vocab_size_;
+};
+
+}  // namespace
+
+std::string TooLong::reason_of(std::uint64_t found, std::uint64_t most, bool is_whole) {
+  return fmt::format("too long (found {}{} bytes, expected at most {})", is_whole ? "" : "at least ", found, most);
+}
+
+std::string input_name(const std::string& path) { return path == "-" ? "stdin" : path; }
+
+InputFile::InputFile(std::string path, bool announces) : path_(std::move(path)), fd_(open_input(path_)) {
+  if (announces && isatty(fd_) == 1) log_line("reading from the terminal (Ctrl-D ends the input)");
+}
+InputFile::~InputFile() {
+  if (fd_ > STDERR_FILENO) (void)close(fd_);
+}
+
+std::size_t InputFile::read(std::span<char> to) {
+  for (;;) {
+    if (interrupt_exit_code() != 0) return 0;
+    // An interrupt must not have to wait for a pipe.
+    pollfd wait = {fd_, POLLIN, 0};
+    const int ready = poll(&wait, 1, 200);
+    if (ready == 0 || (ready < 0 && errno == EINTR)) continue;
+    const ssize_t n = ::read(fd_, to.data(), to.size());
+    if (n >= 0) {
+      if (head_.size() < kLongestMagic) refuse_compressed({to.data(), static_cast<std::size_t>(n)});
+      return static_cast<std::size_t>(n);
+    }
+    if (errno != EINTR) unreadable(path_, errno);
+  }
+}
+
+void InputFile::refuse_compressed(std::string_view more) {
+  head_ += more.substr(0, kLongestMagic - head_.size());
+  for (const Compression& compression : kCompressions) {
+    if (!begins_with(head_, compression.magic)) continue;
+    const std::string source =
+        path_ == "-" ? fmt::format("... | {}", compression.reader) : fmt::format("{} {}", compression.reader, path_);
+    throw RejectedFile(fmt::format("{}: is compressed with {} (expected text). Try: {} | {} ... -", input_name(path_),
+                                   compression.name, source, running_program()));
+  }
+}
+
+bool InputFile::has_bytes() const {
+  pollfd wait = {fd_, POLLIN, 0};
+  return poll(&wait, 1, 0) > 0;
+}
+
+std::optional<std::uint64_t> input_size(const std::string& path) {
+  struct stat status = {};
+  if (path == "-") {
+    status = status_of(STDIN_FILENO);
+  } else if (stat(path.c_str(), &status) != 0 || access(path.c_str(), R_OK) != 0) {
+    unreadable(path, errno);
+  }
+  if (S_ISDIR(status.st_mode)) unreadable(path, EISDIR);
+  if (!S_ISREG(status.st_mode)) return std::nullopt;
+  return static_cast<std::uint64_t>(status.st_size);
+}
+
+std::string read_input(const std::string& path, std::size_t most) {
+  InputFile file(path);
+  const struct stat status = status_of(file.descriptor());
+  std::string text;
+  if (S_ISREG(status.st_mode)) {
+    const auto size = static_cast<std::uint64_t>(status.st_size);
+    if (size > most) throw TooLong(input_name(path), size, most, true);
+    text.reserve(static_cast<std::size_t>(status.st_size) + 1);
+  }
+  constexpr std::size_t kChunk = std::size_t{1} << 16;
+  for (;;) {
+    const std::size_t filled = text.size();
+    text.resize(filled + std::min(kChunk, std::max<std::size_t>(text.capacity() - filled, 1)));
+    const std::size_t n = file.read(std::span(text).subspan(filled));
+    text.resize(filled + n);
+    if (n == 0) return text;
+    if (text.size() > most) throw TooLong(input_name(path), text.size(), most);
+    if (text.size() == text.capacity()) text.reserve(text.size() + std::max(kChunk, text.size() / 2));
+  }
+}
+
+std::optional<std::string_view> LineReader::next() {
+  constexpr std::size_t kChunk = std::size_t{1} << 16;
+  std::size_t scanned = 0;
+  for (;;) {
+    const std::string_view rest = std::string_view(buffer_).substr(begin_);
+    const std::size_t end = rest.find('\n', scanned);
+    if (end != std::string_view::npos) {
+      const bool is_rest = std::exchange(skips_, false);
+      if (!is_rest && end <= most_) return take(end, 1);
+      take(end, 1);
+      if (!is_rest) throw TooLong(place(), end, most_, true);
+      --lines_;  // it was counted when it was refused
+      scanned = 0;
+      continue;
+    }
+    scanned = rest.size();
+    if (skips_ || scanned > most_) {
+      take(scanned, 0);
+      if (!std::exchange(skips_, true)) throw TooLong(place(), scanned, most_);
+      --lines_;
+      scanned = 0;
+    }
+    buffer_.erase(0, std::exchange(begin_, 0));
+    buffer_.resize(scanned + kChunk);
+    const std::size_t n = file_.read(std::span(buffer_).subspan(scanned));
+    buffer_.resize(scanned + n);
+    if (n > 0) continue;
+    if (scanned == 0 || interrupt_exit_code() != 0) return std::nullopt;
+    return take(scanned, 0);
+  }
+}
+
+std::string LineReader::place() const { return fmt::format("{}:{}", input_name(file_.path()), lines_); }
+
+std::string_view LineReader::take(std::size_t size, std::size_t ending) {
+  const std::string_view line = std::string_view(buffer_).substr(begin_, size);
+  begin_ += size + ending;
+  bytes_ += size + ending;
+  ++lines_;
+  return line;
+}
+
+bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r\v\f") == std::string_view::npos; }
+
+std::int64_t count_invalid_utf8(std::string_view text) {
+  std::int64_t runs = 0;
+  bool inside = false;
+  while (!text.empty()) {
+    const models::Utf8Unit unit = models::first_unit(text);
+    if (!unit.valid && !inside) ++runs;
+    inside = !unit.valid;
+    text.remove_prefix(unit.length);
+  }
+  return runs;
+}
+
+std::vector<int> parse_ids(std::string_view line, const std::string& where, std::int64_t vocab_size) {
+  return IdLineReader(line, where, vocab_size).read();
+}
+
+}  // namespace mmrec::apps

@@ -1,0 +1,355 @@
+#include "apps/common/model_folder.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <initializer_list>
+#include <latch>
+#include <limits>
+#include <map>
+#include <new>
+#include <sstream>
+#include <stdexcept>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "apps/common/processors.h"
+#include "mmrec/errors.h"
+#include "mmrec/version.h"
+
+namespace mmrec::apps {
+namespace {
+
+constexpr std::array<std::string_view, 3> kPrefillNames = {"auto", "sweeps", "steps"};
+constexpr std::array<std::string_view, 3> kExpertNames = {"both", "text", "code"};        // in the order of Expert
+constexpr std::array<std::string_view, 3> kCallsNames = {"stepwise", "prompt", "whole"};  // in the order of Calls
+// In the order of Device and of Precision.
+constexpr std::array<std::string_view, 3> kDeviceNames = {"auto", "cpu", "cuda"};
+constexpr std::string_view kNumberedGpu = "cuda:";
+constexpr std::string_view kAllGpus = "cuda:all";
+constexpr std::array<std::string_view, 4> kPrecisionNames = {"auto", "fp32", "fp16", "bf16"};
+
+std::filesystem::path beside_program() {
+  std::error_code error;
+  const auto program = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error) return {};
+  return (program.parent_path() / MMREC_INSTALLED_MODEL).lexically_normal();
+}
+
+bool is_model_folder(const std::filesystem::path& folder) {
+  std::error_code error;
+  return !folder.empty() && std::filesystem::exists(folder / "config.json", error);
+}
+
+/// A file in a folder's place: what it is, and what to do with it. Throws RejectedFile.
+void expect_folder(const std::filesystem::path& path) {
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(path, ignored)) return;
+  const std::string ending = path.extension().string();
+  const auto is_one_of = [&](std::initializer_list<std::string_view> endings) {
+    return std::find(endings.begin(), endings.end(), ending) != endings.end();
+  };
+  const auto refuse = [&](std::string_view what, const std::string& advice) {
+    throw RejectedFile(fmt::format("{}: {} (expected a model folder). Try: {}", path.string(), what, advice));
+  };
+  if (is_one_of({".pt", ".pth", ".bin", ".ckpt", ".msgpack"})) {
+    refuse("a checkpoint",
+           fmt::format("weights/convert.py {} -o FOLDER --tokenizer FILE, and -m FOLDER", path.string()));
+  }
+  if (ending == ".gguf") {
+    refuse("a GGUF file, which is not read",
+           "weights/convert.py with the checkpoint that it was made of (MM-Rec models alone run here)");
+  }
+  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+  refuse("a file", fmt::format("-m {}", folder.string()));
+}
+
+// What the library says about a file, with the exit code that goes with it. What is wrong with a GPU is none of the
+// file's.
+template <class Load>
+auto rejecting(const std::filesystem::path& folder, Load&& load) {
+  try {
+    return load();
+  } catch (const DeviceUnavailable&) {
+    throw;
+  } catch (const NumericError& error) {
+    throw RejectedFile(error.what());
+  } catch (const std::system_error& error) {
+    const bool of_the_system =
+        error.code().category() == std::generic_category() || error.code().category() == std::system_category();
+    if (!of_the_system) throw;
+    const bool memory =
+        error.code() == std::errc::not_enough_memory || error.code() == std::errc::resource_unavailable_try_again;
+    if (memory) throw std::bad_alloc();
+    const bool missing = error.code() == std::errc::no_such_file_or_directory;
+    throw RejectedFile(fmt::format("{}{}", error.what(),
+                                   missing ? fmt::format(". Try: -m with a folder that holds config.json, "
+                                                         "model.safetensors and tokenizer.model or "
+                                                         "tokenizer.tiktoken (found {})",
+                                                         folder.string())
+                                           : std::string()));
+  } catch (const std::runtime_error& error) {
+    throw RejectedFile(error.what());
+  }
+}
+
+/// The same of a model, whose architecture may not have an option that the command line chose.
+template <class Load>
+auto loading(const std::filesystem::path& folder, const RunOptions& options, Load&& load) {
+  expect_folder(folder);
+  try {
+    return rejecting(folder, std::forward<Load>(load));
+  } catch (const std::invalid_argument& error) {
+    if (options.variant == VariantOptions{}) throw;
+    throw UsageError(error.what());
+  }
+}
+
+LoadOptions load_options(const RunOptions& options) {
+  LoadOptions load;
+  load.device = options.device;
+  load.gpu = options.gpu;
+  load.precision = options.precision;
+  load.variant = options.variant;
+  load.threads = options.session.threads;
+  load.on_warning = [](std::string_view text) { warn(text); };
+  return load;
+}
+
+/// Warns where the system cannot start as many threads as are wanted: the library goes on with fewer.
+void check_threads(const RunOptions& options) {
+  const int wanted = options.session.threads > 0 ? options.session.threads : usable_processors();
+  std::latch done(1);
+  std::vector<std::jthread> others;
+  std::string fault;
+  try {
+    others.reserve(static_cast<std::size_t>(wanted));
+    while (std::ssize(others) < wanted - 1) others.emplace_back([&] { done.wait(); });
+  } catch (const std::exception& error) {
+    fault = error.what();
+  }
+  done.count_down();
+  const auto started = others.size() + 1;
+  if (fault.empty()) return;
+  warn(fmt::format("--threads {}: cannot start thread {} ({}); {} used", wanted, started + 1, fault,
+                   started == 1 ? "one is" : fmt::format("{} are", started)));
+}
+
+/// Sets the device: a name, or "cuda:" and the GPU's number or "all".
+void read_device(const Arguments& arguments, RunOptions& options) {
+  const std::string given = arguments.text("device").value_or("auto");
+  if (given == kAllGpus) {
+    options.device = Device::kCuda;
+    options.all_gpus = true;
+    return;
+  }
+  if (given.starts_with(kNumberedGpu)) {
+    const auto number = parse_integer(std::string_view(given).substr(kNumberedGpu.size()));
+    if (number && *number >= 0 && *number <= std::numeric_limits<int>::max()) {
+      options.device = Device::kCuda;
+      options.gpu = static_cast<int>(*number);
+      return;
+    }
+  }
+  const auto name = std::find(kDeviceNames.begin(), kDeviceNames.end(), given);
+  if (name == kDeviceNames.end()) {
+    throw UsageError(
+        fmt::format("--device: not a valid value (found '{}', expected auto or cpu or cuda or cuda:N or cuda:all)",
+                    printable(given)));
+  }
+  options.device = static_cast<Device>(name - kDeviceNames.begin());
+}
+
+}  // namespace
+
+std::filesystem::path model_folder(const Arguments& arguments) {
+  if (const auto given = arguments.file("model")) {
+    if (given->empty()) throw UsageError("--model: not a valid value (found '', expected a folder)");
+    return *given;
+  }
+  const std::filesystem::path installed = beside_program();
+  const std::filesystem::path built = MMREC_SOURCE_MODEL;
+  for (const auto& folder : {installed, built}) {
+    if (!folder.empty() && is_model_folder(folder)) return folder;
+  }
+  const std::string beside =
+      installed.empty() ? "it beside the program, whose place /proc does not tell" : installed.string();
+  throw RejectedFile(fmt::format("the bundled model is missing (looked for {}{}{}). Try: -m DIR", beside,
+                                 built.empty() ? "" : " and ", built.string()));
+}
+
+RunOptions run_options(const Arguments& arguments) {
+  RunOptions options;
+  read_device(arguments, options);
+  options.precision = static_cast<Precision>(arguments.choice("precision", kPrecisionNames));
+  if (options.device == Device::kCpu && options.precision == Precision::kF16) {
+    throw UsageError("--precision fp16: not with --device cpu, which computes in fp32 or bf16");
+  }
+  const std::size_t expert = arguments.choice("expert", kExpertNames);
+  if (arguments.has("expert")) options.variant.expert = static_cast<Expert>(expert);
+  // Far more threads than processors would spend the time waiting for one another.
+  const std::int64_t most = std::int64_t{4} * usable_processors();
+  const std::int64_t threads = arguments.integer("threads", 0, 0, 1'000'000);
+  if (threads > most) warn(fmt::format("--threads {}: {} are used", threads, most));
+  options.session.threads = static_cast<int>(std::min(threads, most));
+  options.session.prefill = static_cast<PrefillMode>(arguments.choice("prefill", kPrefillNames));
+  options.session.sweep_tolerance =
+      arguments.real("sweep-tol", 0.0F, 1.0F, true).value_or(options.session.sweep_tolerance);
+  const std::size_t calls = arguments.choice("calls", kCallsNames);
+  if (arguments.has("calls")) options.variant.calls = static_cast<Calls>(calls);
+  constexpr std::array<std::string_view, 2> kNoAndYes = {"false", "true"};
+  const std::size_t bank = arguments.choice("bank", kNoAndYes);
+  if (arguments.has("bank")) options.variant.bank = bank == 1;
+  return options;
+}
+
+bool may_use_gpu(const RunOptions& options) {
+  const auto built = backends();
+  return options.device != Device::kCpu && std::find(built.begin(), built.end(), "cuda") != built.end();
+}
+
+std::optional<std::string_view> calls_of(const ModelInfo& info) {
+  if (!info.variant.calls) return std::nullopt;
+  if (!info.variant.bank.value_or(true)) return "one";
+  return kCallsNames[static_cast<std::size_t>(*info.variant.calls)];
+}
+
+std::span<const std::string_view> prefill_names() { return kPrefillNames; }
+
+nlohmann::ordered_json sweep_tolerance_json(const SessionOptions& options) {
+  if (options.sweep_tolerance == 0.0F) return "auto";
+  return shortest(options.sweep_tolerance);
+}
+
+std::string device_text(const ModelInfo& info) {
+  if (info.device != Device::kCuda) return info.device_name;
+  const std::string gpu = info.gpu == 0  ? "cuda"
+                          : info.gpu > 0 ? fmt::format("{}{}", kNumberedGpu, info.gpu)
+                                         : std::string(kAllGpus);
+  return fmt::format("{} ({})", gpu, info.device_name);
+}
+
+std::string place_of(const ModelInfo& info) {
+  const std::string device = device_text(info);
+  const bool names = info.device == Device::kCuda || info.precision != Precision::kF32;
+  return names ? fmt::format("{}, {}", device, to_string(info.precision)) : device;
+}
+
+void log_loaded(const std::filesystem::path& folder, const RunOptions& options, const ModelInfo& info,
+                const Tokenizer* tokenizer) {
+  log_line(fmt::format("model {}: {}, {} layers of {}, vocabulary {}, {:.1f} M parameters, {:.1f} MB, fingerprint {}",
+                       folder.string(), info.architecture, info.num_layers, info.model_dim, info.vocab_size,
+                       static_cast<double>(info.parameters) * 1e-6, static_cast<double>(info.weight_bytes) * 1e-6,
+                       hex(info.fingerprint)));
+  if (tokenizer != nullptr) {
+    log_line(fmt::format("tokenizer {}: {} pieces, BOS {}, EOS {}, fingerprint {}", Tokenizer::file_of(folder).string(),
+                         tokenizer->vocab_size(), tokenizer->bos_id(), tokenizer->eos_id(),
+                         hex(tokenizer->fingerprint())));
+  }
+  const bool on_gpu = info.device == Device::kCuda;
+  const std::string device = options.device != Device::kAuto ? "as --device says"
+                             : on_gpu                        ? "a usable GPU was found"
+                                                             : "no usable GPU, or a build without CUDA";
+  const std::string precision = options.precision != Precision::kAuto ? "as --precision says"
+                                : on_gpu                              ? "the type of the stored weights"
+                                                                      : "what the CPU computes in";
+  const int threads = options.session.threads > 0 ? options.session.threads : usable_processors();
+  log_line(fmt::format("device {} ({}), precision {} ({}){}", device_text(info), device, to_string(info.precision),
+                       precision, on_gpu ? "" : fmt::format(", {} threads", threads)));
+}
+
+nlohmann::ordered_json with_device(nlohmann::ordered_json description, const ModelInfo& info) {
+  description["device"] = device_text(info);
+  description["precision"] = to_string(info.precision);
+  if (info.variant.expert) description["expert"] = kExpertNames[static_cast<std::size_t>(*info.variant.expert)];
+  description["device_bytes"] = info.device == Device::kCuda ? info.weight_bytes : 0;
+  if (info.variant.bank) description["bank"] = *info.variant.bank;
+  if (const auto calls = calls_of(info)) description["calls"] = *calls;
+  return description;
+}
+
+void read_folder(const std::filesystem::path& folder, const RunOptions& options, const std::function<void()>& read) {
+  loading(folder, options, read);
+}
+
+Model load_model(const std::filesystem::path& folder, const RunOptions& options) {
+  Model model = loading(folder, options, [&] { return Model::load(folder, load_options(options)); });
+  if (model.info().device == Device::kCpu) check_threads(options);
+  return model;
+}
+
+std::vector<Model> load_models(const std::filesystem::path& folder, const RunOptions& options) {
+  if (!options.all_gpus) return {load_model(folder, options)};
+  return loading(folder, options, [&] { return Model::load_on_gpus(folder, load_options(options)); });
+}
+
+ModelInfo info_of(std::span<const Model> models) {
+  ModelInfo all = models.front().info();
+  if (models.size() == 1) return all;
+  all.gpu = -1;
+  all.weight_bytes = 0;
+  all.device_name.clear();
+  std::map<std::string, int> names;
+  for (const Model& model : models) {
+    all.weight_bytes += model.info().weight_bytes;
+    ++names[model.info().device_name];
+  }
+  for (const auto& [name, count] : names) {
+    all.device_name += fmt::format("{}{} x {}", all.device_name.empty() ? "" : ", ", count, name);
+  }
+  return all;
+}
+
+Tokenizer load_tokenizer(const std::filesystem::path& folder, const ModelInfo& info) {
+  std::error_code unknown;  // then opening it says why
+  const auto tokenizer_file = rejecting(folder, [&] { return Tokenizer::file_of(folder); });
+  if (!std::filesystem::exists(tokenizer_file, unknown) && !unknown) {
+    throw RejectedFile(
+        fmt::format("{}: the tokenizer is missing. Try: weights/convert.py --tokenizer FILE when the folder is made, "
+                    "or mmrec-ppl --ids, which needs none",
+                    tokenizer_file.string()));
+  }
+  Tokenizer tokenizer = rejecting(folder, [&] { return Tokenizer::load(folder); });
+  const std::int64_t pieces = tokenizer.vocab_size();
+  const std::string file = Tokenizer::file_of(folder).string();
+  if (pieces > info.vocab_size) {
+    throw RejectedFile(
+        fmt::format("{}: the tokenizer has more pieces than the model has embeddings (found {}, expected "
+                    "at most {}). Try: the tokenizer that came with this model",
+                    file, pieces, info.vocab_size));
+  }
+  if (pieces < info.vocab_size) {
+    warn(fmt::format("{}: {} pieces for {} embeddings; ids from {} on are never drawn", file, pieces, info.vocab_size,
+                     pieces));
+  }
+  return tokenizer;
+}
+
+std::uint64_t decoded_bytes(const ModelInfo& info, std::int64_t first, std::int64_t steps) {
+  const std::int64_t several_slots = 2 * info.memory_segment;
+  const std::int64_t with_memory =
+      info.memory_slots < 2 ? 0 : std::clamp<std::int64_t>(first + steps - several_slots, 0, steps);
+  return static_cast<std::uint64_t>(steps) * info.bytes_per_token +
+         static_cast<std::uint64_t>(with_memory) * info.memory_bytes;
+}
+
+std::uint64_t peak_memory_bytes() {
+  // Not getrusage: its maximum is inherited from the program that called exec.
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.rfind("VmHWM:", 0) == 0) {
+      std::istringstream fields(line.substr(6));
+      std::uint64_t kilobytes = 0;
+      fields >> kilobytes;
+      return kilobytes * 1024;
+    }
+  }
+  return 0;
+}
+
+std::string hex(std::uint64_t identity) { return fmt::format("{:016x}", identity); }
+
+}  // namespace mmrec::apps

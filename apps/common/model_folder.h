@@ -1,0 +1,86 @@
+// Finding and loading a model folder with its tokenizer, and saying why where that fails.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "apps/common/cli.h"
+#include "mmrec/model.h"
+#include "mmrec/tokenizer.h"
+
+namespace mmrec::apps {
+
+/// The folder named by -m, else the bundled model: beside the installed program, else where the program was built.
+/// Throws RejectedFile naming both places.
+std::filesystem::path model_folder(const Arguments& arguments);
+
+/// What --device, --precision, --threads, --prefill, --sweep-tol, --expert, --calls and --bank say.
+struct RunOptions {
+  Device device = Device::kAuto;
+  int gpu = 0;
+  bool all_gpus = false;  // instead of one
+  Precision precision = Precision::kAuto;
+  VariantOptions variant;  // --expert, --calls and --bank; unset: as config.json says
+  SessionOptions session;
+};
+RunOptions run_options(const Arguments& arguments);
+
+/// Whether a model may be loaded onto a GPU: asked for, or left open in a build that can.
+bool may_use_gpu(const RunOptions& options);
+
+/// The names --prefill takes, in the order of PrefillMode.
+std::span<const std::string_view> prefill_names();
+
+/// What --sweep-tol says, or "auto"; for JSON.
+nlohmann::ordered_json sweep_tolerance_json(const SessionOptions& options);
+
+/// What the model runs on: "cpu", "cuda (NVIDIA H200)", for any GPU but the first "cuda:1 (NVIDIA H200)", and for
+/// several "cuda:all (2 x NVIDIA H200)".
+std::string device_text(const ModelInfo& info);
+
+/// Where and how the model runs: "cpu", or "cuda (NVIDIA H200), bf16".
+std::string place_of(const ModelInfo& info);
+
+/// Lines of -v on stderr: the model and where it runs, with the reason for each choice that `options` left open, and
+/// the tokenizer where there is one.
+void log_loaded(const std::filesystem::path& folder, const RunOptions& options, const ModelInfo& info,
+                const Tokenizer* tokenizer);
+
+/// How the model's calls are cut: "stepwise", "prompt" or "whole", or "one" where there is no bank; none for models
+/// without calls.
+std::optional<std::string_view> calls_of(const ModelInfo& info);
+
+/// `description` of a model with what it runs on: device, precision and GPU bytes; and with the variant that runs.
+nlohmann::ordered_json with_device(nlohmann::ordered_json description, const ModelInfo& info);
+
+/// Calls `read`, which reads files of a model folder: every fault of a file becomes RejectedFile.
+void read_folder(const std::filesystem::path& folder, const RunOptions& options, const std::function<void()>& read);
+
+/// Model::load of options.gpu; warnings go to stderr, every fault of a file becomes RejectedFile.
+Model load_model(const std::filesystem::path& folder, const RunOptions& options);
+/// One, or with --device cuda:all one for each GPU.
+std::vector<Model> load_models(const std::filesystem::path& folder, const RunOptions& options);
+/// What models of load_models() are together: the first one's facts, with the devices and weight bytes of all.
+ModelInfo info_of(std::span<const Model> models);
+
+/// Tokenizer::load with the checks that need the model: more pieces than the model has rows are refused, fewer
+/// reported.
+Tokenizer load_tokenizer(const std::filesystem::path& folder, const ModelInfo& info);
+
+/// Weight bytes that decoding `steps` tokens from position `first` reads.
+std::uint64_t decoded_bytes(const ModelInfo& info, std::int64_t first, std::int64_t steps);
+
+/// Peak resident bytes of this process; 0 where the system does not say.
+std::uint64_t peak_memory_bytes();
+
+/// A 64-bit identity as 16 hexadecimal digits.
+std::string hex(std::uint64_t identity);
+
+}  // namespace mmrec::apps

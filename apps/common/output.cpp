@@ -1,0 +1,129 @@
+#include "apps/common/output.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "apps/common/signals.h"
+
+namespace mmrec::apps {
+namespace {
+
+constexpr std::size_t kBufferBytes = std::size_t{1} << 16;
+
+std::string reason(int error) { return std::generic_category().message(error); }
+
+/// Whether `fd` may be written to and is the file of `status`.
+bool writes_to(int fd, const struct stat& status) {
+  struct stat own = {};
+  return fstat(fd, &own) == 0 && own.st_dev == status.st_dev && own.st_ino == status.st_ino &&
+         (fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDONLY;
+}
+
+}  // namespace
+
+Output::Output() : fd_(STDOUT_FILENO) {}
+
+Output::Output(std::filesystem::path path) : target_(std::move(path)) {
+  struct stat given = {};
+  const bool exists = stat(target_.c_str(), &given) == 0;
+  const bool is_stdout = target_ == "-" || (exists && writes_to(STDOUT_FILENO, given));
+  if (is_stdout || (exists && writes_to(STDERR_FILENO, given))) {
+    if (is_stdout) target_.clear();
+    fd_ = fcntl(is_stdout ? STDOUT_FILENO : STDERR_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    if (fd_ < 0) fail(errno);
+  } else if (exists && !S_ISREG(given.st_mode)) {
+    open_target(O_WRONLY);
+  } else {
+    try {
+      replacement_.emplace(target_, models::Replacement::Mode::kUsual);
+    } catch (const std::system_error& error) {
+      fail(error.code().value());
+    }
+    fd_ = replacement_->descriptor();
+    temporary_ = replacement_->temporary();
+    add_interrupt_cleanup(temporary_.c_str());
+  }
+}
+
+Output::Output(std::filesystem::path path, GoesOn) : target_(std::move(path)) { open_target(O_WRONLY | O_CREAT); }
+
+void Output::open_target(int flags) {
+  do {
+    fd_ = open(target_.c_str(), flags | O_CLOEXEC, 0666);
+  } while (fd_ < 0 && errno == EINTR);
+  if (fd_ < 0) fail(errno);
+}
+
+Output::~Output() {
+  if (fd_ > STDERR_FILENO && !replacement_) (void)close(fd_);
+  if (temporary_.empty()) return;
+  replacement_.reset();
+  drop_interrupt_cleanup(temporary_.c_str());
+}
+
+void Output::fail(int error) const {
+  if (target_.empty() && error == EPIPE) throw StdoutClosed();
+  const std::string name = target_.empty() ? "stdout" : target_.string();
+  throw OutputError(fmt::format("{}: cannot write ({})", name, reason(error)));
+}
+
+void Output::write(std::string_view text) {
+  buffer_ += text;
+  if (buffer_.size() >= kBufferBytes) flush();
+}
+
+void Output::flush() {
+  std::string_view rest = buffer_;
+  if (keep_ && !rest.empty()) {
+    const auto end = static_cast<off_t>(*keep_);
+    if (ftruncate(fd_, end) != 0 || lseek(fd_, end, SEEK_SET) != end) fail(errno);
+    keep_.reset();
+  }
+  while (!rest.empty()) {
+    const ssize_t n = ::write(fd_, rest.data(), rest.size());
+    if (n >= 0) {
+      rest.remove_prefix(static_cast<std::size_t>(n));
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      pollfd wait = {fd_, POLLOUT, 0};  // someone made the pipe non-blocking
+      (void)poll(&wait, 1, -1);
+    } else if (errno != EINTR) {
+      const int error = errno;
+      buffer_.clear();
+      fail(error);
+    }
+  }
+  buffer_.clear();
+}
+
+void Output::commit() {
+  flush();
+  const int fd = std::exchange(fd_, -1);
+  if (!replacement_) {
+    if (close(fd) != 0 && errno != EINTR) fail(errno);
+    return;
+  }
+  try {
+    replacement_->commit();
+  } catch (const std::system_error& error) {
+    fail(error.code().value());
+  }
+}
+
+bool Output::shares_stderr() const {
+  struct stat mine = {};
+  struct stat other = {};
+  if (fstat(fd_, &mine) != 0 || fstat(STDERR_FILENO, &other) != 0) return false;
+  return mine.st_dev == other.st_dev && mine.st_ino == other.st_ino;
+}
+
+bool Output::is_terminal() const { return isatty(fd_) == 1; }
+
+}  // namespace mmrec::apps

@@ -1,0 +1,20 @@
+// --sandbox where the system has neither Landlock nor seccomp, or the build found no headers or library for them.
+#include <stdexcept>
+
+#include "apps/common/sandbox.h"
+
+namespace mmrec::apps {
+
+void restrict_files(const SandboxFiles&) {
+  throw std::runtime_error(
+      "--sandbox: not in this build. Needed: Linux on x86-64 or AArch64, with linux/landlock.h and libseccomp");
+}
+void restrict_start() { restrict_files({}); }
+void restrict_calls(bool) { restrict_files({}); }
+
+Sandbox::Sandbox(bool wanted, const SandboxFiles& files) {
+  if (wanted) restrict_files(files);
+}
+void Sandbox::loaded() const {}
+
+}  // namespace mmrec::apps

@@ -1,0 +1,134 @@
+// What must stay true: stdout is never written to; an interrupt ends the waiting for a key, whatever the library does
+// with system calls that are interrupted.
+#include <histedit.h>
+#include <unistd.h>
+
+#include <clocale>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <type_traits>
+
+#include "apps/common/input.h"
+#include "apps/generate/line_editor.h"
+
+namespace mmrec::apps {
+namespace {
+
+constexpr int kMostRemembered = 1000;
+
+std::wstring widened(std::string_view text) {  // of ASCII
+  return {text.begin(), text.end()};
+}
+
+std::string as_utf8(std::wstring_view text) {
+  std::string bytes;
+  for (const wchar_t wide : text) {
+    const auto c = static_cast<std::uint32_t>(static_cast<std::make_unsigned_t<wchar_t>>(wide));
+    const auto put = [&](std::uint32_t byte) { bytes += static_cast<char>(static_cast<unsigned char>(byte)); };
+    if (c < 0x80U) {
+      put(c);
+    } else if (c < 0x800U) {
+      put(0xC0U | (c >> 6U));
+      put(0x80U | (c & 0x3FU));
+    } else if (c < 0x10000U) {
+      put(0xE0U | (c >> 12U));
+      put(0x80U | ((c >> 6U) & 0x3FU));
+      put(0x80U | (c & 0x3FU));
+    } else {
+      put(0xF0U | (c >> 18U));
+      put(0x80U | ((c >> 12U) & 0x3FU));
+      put(0x80U | ((c >> 6U) & 0x3FU));
+      put(0x80U | (c & 0x3FU));
+    }
+  }
+  return bytes;
+}
+
+bool can_edit() {
+  const char* terminal = std::getenv("TERM");
+  return isatty(STDIN_FILENO) == 1 && terminal != nullptr && *terminal != '\0' && std::strcmp(terminal, "dumb") != 0;
+}
+
+}  // namespace
+
+struct LineEditor::Impl {
+  Impl() {
+    if (!can_edit()) return;
+    (void)std::setlocale(LC_CTYPE, "C.UTF-8");  // widths of characters; numbers are read without regard to it
+    edit = el_init("mmrec-generate", stdin, stderr, stderr);
+    if (edit == nullptr) return;
+    history = history_winit();
+    HistEventW event;
+    if (history != nullptr) history_w(history, &event, H_SETSIZE, kMostRemembered);
+    el_wset(edit, EL_CLIENTDATA, this);
+    el_wset(edit, EL_PROMPT, &Impl::prompt_of);
+    el_wset(edit, EL_EDITOR, L"emacs");
+    el_wset(edit, EL_SIGNAL, 0);
+    el_wset(edit, EL_GETCFN, &Impl::read_character);
+    if (history != nullptr) el_wset(edit, EL_HIST, history_w, history);
+    el_wset(edit, EL_BIND, L"^R", L"em-inc-search-prev", nullptr);
+  }
+  ~Impl() {
+    if (history != nullptr) history_wend(history);
+    if (edit != nullptr) el_end(edit);
+  }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  static Impl& of(EditLine* edit) {
+    void* self = nullptr;
+    el_wget(edit, EL_CLIENTDATA, &self);
+    return *static_cast<Impl*>(self);
+  }
+  static wchar_t* prompt_of(EditLine* edit) { return of(edit).prompt.data(); }
+
+  /// A character of UTF-8; 0 at the end and after an interrupt.
+  static int read_character(EditLine* edit, wchar_t* to) {
+    InputFile& keys = of(edit).keys;
+    char byte = 0;
+    do {  // NUL is what becomes of an end of input that was typed while no line was edited
+      if (keys.read({&byte, 1}) == 0) return 0;
+    } while (byte == '\0');
+    const auto first = static_cast<unsigned char>(byte);
+    const int more = first < 0xC0U ? 0 : first < 0xE0U ? 1 : first < 0xF0U ? 2 : 3;
+    auto value = static_cast<std::uint32_t>(more == 0 ? first : first & (0x3FU >> static_cast<unsigned>(more)));
+    for (int i = 0; i < more; ++i) {
+      if (keys.read({&byte, 1}) == 0) return 0;
+      value = (value << 6U) | (static_cast<unsigned char>(byte) & 0x3FU);
+    }
+    const bool is_character = value <= 0x10FFFFU && (more > 0 || first < 0x80U);
+    *to = static_cast<wchar_t>(is_character ? value : 0xFFFDU);
+    return 1;
+  }
+
+  EditLine* edit = nullptr;  // null: lines as they come
+  HistoryW* history = nullptr;
+  std::wstring prompt;
+  InputFile keys{"-", false};
+  LineReader lines{"-", false};
+};
+
+LineEditor::LineEditor() : impl_(std::make_unique<Impl>()) {}
+LineEditor::~LineEditor() = default;
+
+std::optional<std::string> LineEditor::next(std::string_view prompt) {
+  if (impl_->edit == nullptr) {
+    if (isatty(STDIN_FILENO) == 1) (void)!write(STDERR_FILENO, prompt.data(), prompt.size());
+    const auto line = impl_->lines.next();
+    return line ? std::optional<std::string>(*line) : std::nullopt;
+  }
+  impl_->prompt = widened(prompt);
+  int count = 0;
+  const wchar_t* line = el_wgets(impl_->edit, &count);
+  if (line == nullptr || count <= 0) return std::nullopt;
+  std::wstring_view text(line, static_cast<std::size_t>(count));
+  if (text.ends_with(L'\n')) text.remove_suffix(1);
+  HistEventW event;
+  if (impl_->history != nullptr && !text.empty()) {
+    history_w(impl_->history, &event, H_ENTER, std::wstring(text).c_str());
+  }
+  return as_utf8(text);
+}
+
+}  // namespace mmrec::apps

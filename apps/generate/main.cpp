@@ -1,0 +1,278 @@
+// mmrec-generate: continues a prompt. stdout carries the text alone, as it is drawn; one line on stderr says what it
+// cost.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "apps/common/background_writer.h"
+#include "apps/common/cli.h"
+#include "apps/common/input.h"
+#include "apps/common/model_folder.h"
+#include "apps/common/output.h"
+#include "apps/common/sandbox.h"
+#include "apps/common/signals.h"
+#include "apps/generate/interactive.h"
+#include "apps/generate/jsonl.h"
+#include "apps/generate/lines.h"
+#include "apps/generate/options.h"
+#include "apps/generate/prefix_cache.h"
+#include "apps/generate/prompt.h"
+#include "apps/generate/records.h"
+#include "apps/generate/report.h"
+#include "apps/generate/sampling.h"
+#include "apps/generate/saved_state.h"
+#include "mmrec/computed_with.h"
+#include "mmrec/errors.h"
+#include "mmrec/generate.h"
+#include "mmrec/generator.h"
+#include "mmrec/model.h"
+#include "mmrec/tokenizer.h"
+
+namespace mmrec::apps {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::string_view kProgram = "mmrec-generate";
+
+/// What is known before a model is loaded.
+struct Setting {
+  GenerateCommand command;
+  GenerationDefaults defaults;
+  std::optional<Begun> begun;
+  GenerateOptions options;
+};
+
+RecordDetail detail_of(const GenerateCommand& command) {
+  return {.prompt = command.echo, .tokens = command.json || command.top_logprobs > 0};
+}
+
+/// Throws where a request failed, or was none.
+int exit_code_of(const RecordsDone& done) {
+  if (interrupt_exit_code() != 0) return interrupt_exit_code();
+  if (done.starved) std::rethrow_exception(done.starved);
+  if (done.failed > 0) {
+    throw NumericError(fmt::format("{} of {} prompts failed, {}", done.failed, done.records, done.first_failed));
+  }
+  if (done.refused > 0) {
+    throw RejectedFile(fmt::format("{} of {} lines refused, {}", done.refused, done.records, done.first_refused));
+  }
+  return kOk;
+}
+
+/// --lines and --jsonl: as many prompts as there are lines, on as many GPUs as were asked for.
+int many_main(Setting setting, Output& out) {
+  const GenerateCommand& command = setting.command;
+  GenerateOptions& options = setting.options;
+  const std::string file = command.jsonl ? *command.jsonl : prompt_file(command);
+  LineReader lines(file, true, command.max_line_bytes);
+  Stopwatch watch;
+  const Sandbox sandbox(command.sandbox, files_of(command));
+  const std::vector<Model> models = load_models(command.folder, command.run);
+  sandbox.loaded();
+  const ModelInfo info = info_of(models);
+  const Tokenizer tokenizer = load_tokenizer(command.folder, info);
+  if (command.verbose) log_loaded(command.folder, command.run, info, &tokenizer);
+  options.eos_token_ids = end_of_sequence(info, setting.defaults, tokenizer);
+  std::shared_ptr<Session> start;
+  if (setting.begun) {
+    start = std::make_shared<Session>(models.front().new_session(1, command.run.session));
+    restore_state(*start, setting.begun->saved, tokenizer, setting.begun->file,
+                  computed_with(info, command.run.session));
+  }
+  Generator generator(models, tokenizer, {.session = command.run.session});
+  RecordQueue queue(generator, tokenizer, out, command.as_completed);
+  const double load_seconds = watch.lap();
+
+  const GracefulScope graceful;
+  if (command.jsonl) {
+    generate_jsonl(queue, lines, models.front(), tokenizer,
+                   {.generate = options,
+                    .num_samples = command.num_samples,
+                    .detail = detail_of(command),
+                    .limits = {.tokens = command.max_line_tokens, .extra_bytes = command.max_line_extra_bytes},
+                    .name = input_name(file),
+                    .start = start,
+                    .session = command.run.session});
+  } else {
+    const auto goes_on = start != nullptr;
+    generate_lines(queue, lines,
+                   {.generate = options,
+                    .name = input_name(file),
+                    .encode = [&](std::string_view text) { return encode_prompt(tokenizer, info, text, goes_on); },
+                    .threads = command.run.session.threads,
+                    .start = start,
+                    .num_samples = command.num_samples,
+                    .model = &models.front(),
+                    .session = command.run.session,
+                    .detail = detail_of(command)});
+  }
+  const RecordsDone& done = queue.done();
+  const double seconds = watch.lap();
+  out.commit();
+  if (!command.quiet) {
+    log_line(fmt::format("load {:.3f} s | {} | {} {}, {} tokens in {:.2f} s, {:.1f} tok/s | peak {:.1f} MB | {}",
+                         load_seconds, place_of(info), done.records,
+                         command.jsonl || command.num_samples > 1 ? "records" : "prompts", done.tokens, seconds,
+                         Timings::rate(static_cast<double>(done.tokens), seconds),
+                         static_cast<double>(peak_memory_bytes()) * 1e-6, sampling_text(options.sampler)));
+  }
+  return exit_code_of(done);
+}
+
+/// --num-samples of one prompt that `session` has consumed: a record each.
+RecordsDone draw_samples(const GenerateCommand& command, const Model& model, const Tokenizer& tokenizer,
+                         Session session, GenerateOptions options, const Json& head, Output& out) {
+  Generator generator(model, tokenizer, {.slots = std::min(command.num_samples, 64), .session = command.run.session});
+  RecordQueue queue(generator, tokenizer, out);
+  GeneratorRequest request{.options = std::move(options), .start = std::make_shared<const Session>(std::move(session))};
+  Samples samples(std::move(request), command.num_samples, model, command.run.session);
+  while (samples.has_next()) {
+    const int sample = samples.index();
+    GeneratorRequest one = samples.next();
+    auto begins =
+        std::make_shared<const RecordHead>(Json{{"sample", sample}, {"seed", one.options.sampler.seed}}, head);
+    const std::size_t bytes = begins->text.size() + samples.bytes();
+    queue.submit(std::move(begins), Json::object(), std::move(one), detail_of(command),
+                 fmt::format("sample {}", sample), bytes);
+    while (!queue.has_room()) queue.run_once();
+  }
+  while (queue.run_once()) {
+  }
+  return queue.done();
+}
+
+/// One prompt.
+int prompt_main(Setting setting, Output& out) {
+  const GenerateCommand& command = setting.command;
+  GenerateOptions& options = setting.options;
+  options.logprobs = command.json;
+  const bool has_prompt = !command.interactive || command.prompt || command.file;
+  const Prompt prompt = has_prompt ? read_prompt(command) : Prompt();
+
+  Stopwatch watch;
+  Timings timings;
+  const Sandbox sandbox(command.sandbox, files_of(command));
+  const Model model = load_model(command.folder, command.run);  // of all GPUs the first: a sequence runs on one
+  sandbox.loaded();
+  const Tokenizer tokenizer = load_tokenizer(command.folder, model.info());
+  if (command.verbose) log_loaded(command.folder, command.run, model.info(), &tokenizer);
+  timings.load_seconds = watch.lap();
+  timings.place = place_of(model.info());
+
+  Session session = model.new_session(1, command.run.session);
+  std::string with = computed_with(model.info(), command.run.session);
+  if (setting.begun) with = restore_state(session, setting.begun->saved, tokenizer, setting.begun->file, with);
+  const std::int64_t began_at = session.position();
+  options.eos_token_ids = end_of_sequence(model.info(), setting.defaults, tokenizer);
+  if (command.interactive) {
+    if (!command.quiet) log_line(fmt::format("load {:.3f} s | {}", timings.load_seconds, timings.place));
+    return interact({command, model, tokenizer, out, with}, std::move(session), options,
+                    has_prompt ? std::optional(prompt.text) : std::nullopt);
+  }
+  const std::vector<int> ids =
+      encode_prompt(tokenizer, model.info(), prompt.text, began_at > 0, !command.quiet, command.run.session.threads);
+  if (command.echo && !command.json) {
+    out.write(prompt.text);
+    out.flush();
+  }
+  std::optional<PrefixCache> cache = prefix_cache(command, model.info(), tokenizer);
+  const GracefulScope graceful;
+  watch.lap();
+  timings.cached_tokens = prefill(session, ids, cache ? &*cache : nullptr, command.quiet);
+  timings.prefill_seconds = watch.lap();
+  timings.prefill_tokens = session.position() - began_at - timings.cached_tokens;
+  timings.prefill = session.prefill_stats();
+
+  const std::int64_t prompt_end = began_at + timings.cached_tokens + timings.prefill_tokens;
+  options.cancelled = [] { return interrupt_exit_code() != 0; };
+  if (command.num_samples > 1) {
+    Json head = Json::object();
+    if (command.echo) head["prompt"] = prompt.text;
+    if (detail_of(command).tokens) head["prompt_tokens"] = ids;
+    const RecordsDone done = draw_samples(command, model, tokenizer, std::move(session), options, head, out);
+    timings.decode_seconds = watch.lap();
+    timings.decode_tokens = done.tokens;
+    out.commit();
+    if (!command.quiet) log_line(timings.line(options.sampler, fmt::format("{} samples", done.records)));
+    return exit_code_of(done);
+  }
+
+  bool line_open = false;
+  std::optional<BackgroundWriter> writer;
+  if (!command.json) {
+    writer.emplace(out);
+    options.on_text = [&](std::string_view text) {
+      writer->write(text);
+      if (!text.empty()) line_open = text.back() != '\n';
+      return true;
+    };
+  }
+  GenerateResult result;
+  if (session.position() - began_at == std::ssize(ids)) {
+    result = generate(session, tokenizer, options);
+  } else {  // interrupted
+    result.finish_reason = FinishReason::kCancelled;
+  }
+  if (writer) writer->finish();
+  timings.decode_seconds = watch.lap();
+  timings.decode_tokens = static_cast<std::int64_t>(result.tokens.size());
+  timings.decode_bytes = decoded_bytes(model.info(), prompt_end, session.position() - prompt_end);
+  if (command.state_out) save_state(*command.state_out, session, result, options.sampler, tokenizer, with);
+
+  if (command.json) {
+    Json json = result_json(result, options.sampler, ids, model.info(), command.folder, tokenizer, timings,
+                            command.top_logprobs > 0);
+    if (command.echo) json["prompt"] = prompt.text;
+    json["state"] = {{"began_at", began_at}, {"position", session.position()}};
+    out.write(json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+  } else if (line_open && (out.is_terminal() || (out.shares_stderr() && !command.quiet))) {
+    out.write("\n");
+  }
+  out.commit();
+  if (!command.quiet) log_line(timings.line(options.sampler, to_string(result.finish_reason)));
+  return interrupt_exit_code();
+}
+
+int generate_main(int argc, char** argv) {
+  const std::vector<Flag> flags = flags_of(generate_option_table());
+  const Arguments arguments(flags, true, argc, argv);
+  if (print_help_or_version(arguments, generate_help(false), generate_help(true), kProgram)) return kOk;
+
+  // Everything that can be wrong with the command line, before anything is loaded.
+  Setting setting;
+  setting.command = generate_command(arguments);
+  const GenerateCommand& command = setting.command;
+  setting.defaults = load_generation_defaults(command.folder);
+  std::optional<Output> out;
+  if (command.output) {
+    out.emplace(*command.output);
+  } else {
+    out.emplace();
+  }
+  if (command.state_out) check_state_path(*command.state_out);
+  setting.begun = begun_sequence(command);
+  GenerateOptions& options = setting.options;
+  options.max_tokens = command.max_tokens;
+  options.stop = command.stop;
+  options.top_logprobs = command.top_logprobs;
+  options.sampler = setting.begun ? setting.begun->saved.sampler : setting.defaults.sampler;
+  if (!setting.begun) options.sampler.seed = random_seed();
+  options.sampler = command.sampler.over(options.sampler);
+  return command.lines || command.jsonl ? many_main(std::move(setting), *out) : prompt_main(std::move(setting), *out);
+}
+
+}  // namespace
+}  // namespace mmrec::apps
+
+int main(int argc, char** argv) {
+  return mmrec::apps::run_program("mmrec-generate", [&] { return mmrec::apps::generate_main(argc, argv); });
+}

@@ -1,0 +1,234 @@
+#include "apps/generate/options.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <charconv>
+#include <system_error>
+
+#include "apps/common/input.h"
+
+namespace mmrec::apps {
+namespace {
+
+constexpr std::string_view kHead = R"(mmrec-generate -p "The old house" -n 64
+mmrec-generate -m DIR -f prompt.txt --temp 0 --json > answer.json
+echo "Once upon a time" | mmrec-generate --seed 7 --stop "The end"
+
+Continues a prompt: text on stdout, timings and the seed on stderr.
+)";
+
+constexpr auto kOptions = std::to_array<Option>({
+    {{"model", 'm'}, "DIR", "model folder, or DIR alone (the bundled model)", true, "", Names::kInput},
+    {{"prompt", 'p'}, "TEXT", "the prompt; else what is piped into stdin", true},
+    {{"file", 'f'}, "FILE", "the prompt is in FILE; - is stdin", true, "", Names::kInput},
+    {{"escape", 'e', false}, "", "resolve \\n, \\t, \\\\, \\\" and \\xHH in -p and --stop"},
+    {{"tokens", 'n', true, false, "predict n-predict max-tokens"},
+     "N",
+     "most tokens to draw (256); -1: until an end or a stop",
+     true},
+    {{"temp", 0, true, false, "temperature"}, "X", "temperature (0.8); 0: greedy. --top-k, --top-p, --min-p", true},
+    {{"top-k"}, "N", "keep the N likeliest tokens (40); 0: all"},
+    {{"top-p"}, "X", "keep the smallest set of probability X (0.95); 1: all"},
+    {{"min-p"}, "X", "drop tokens below X times the likeliest (0.05); 0: none"},
+    {{"repetition-penalty", 0, true, false, "repeat-penalty"},
+     "X",
+     "make tokens of the last 64 less likely (1.0: do not)"},
+    {{"seed", 's'}, "N", "random seed (default: random, always reported)", true},
+    {{"stop", 0, true, true}, "S", "end before this text; may be repeated", true},
+    {{"num-samples"}, "N", "continuations: a line of JSON each, of seeds rising by 1", true},
+    {{"logprobs"}, "K", "in JSON, tokens with log-probs, and of each draw the K likeliest"},
+    {{"echo", 0, false}, "", "print the prompt first"},
+    {{"json", 0, false}, "", "one JSON object, no text", true},
+    {{"lines", 0, false}, "", "each line is a prompt: a line of JSON for each, in order", true},
+    {{"jsonl"}, "FILE", "each line is {\"prompt\": ..., \"n\": ..., ...}: a record for each", true, "", Names::kInput},
+    {{"as-completed", 0, false}, "", "records of --jsonl and --lines as they are ready, not in order"},
+    {{"max-line-mb"}, "N", "longest line of --jsonl and --lines (16 MiB)"},
+    {{"max-line-tokens"}, "N", "most tokens a line of --jsonl may ask for, its samples together (4194304)"},
+    {{"max-line-extra-kb"}, "N", "longest id of such a line, and stop strings together (16 KiB)"},
+    {{"interactive", 'i', false}, "", "take turns: lines of stdin are continued; /help there", true},
+    {{"output", 'o'}, "FILE", "write there, whole or not at all; - is stdout", true, "", Names::kOutput},
+    {{"state-out"}, "FILE", "save the state at the end", true, "", Names::kOutput},
+    {{"state-in"}, "FILE", "go on where that was saved", true, "", Names::kInput},
+    {{"prefix-cache"}, "DIR", "keep states of prompts there, begin with the longest", false, "", Names::kFolder},
+    {{"prefix-cache-mb"}, "N", "what they may take (1024 MiB): the oldest go"},
+    {{"device"}, "D", "auto, cpu, cuda, cuda:N (from 0); cuda:all with --lines", true, "auto cpu cuda cuda:all"},
+    kPrecisionOption,
+    kThreadsOption,
+    {{"quiet", 'q', false}, "", "no progress and no timings", true},
+    {{"verbose", 'v', false}, "", "say what was loaded, where it runs and why"},
+    kSandboxOption,
+    kExpertOption,
+    kPrefillOption,
+    kSweepTolOption,
+    {{"calls"}, "C", "of mmrec-jax: prompt (the default), stepwise or whole", false, "prompt stepwise whole"},
+    kBankOption,
+    kHelpOption,
+    kHelpAllOption,
+    kVersionOption,
+});
+static_assert(names_are_complete(kOptions));
+constexpr std::string_view kFoot = "Sampling defaults come from the folder's generation_config.json if it has one.\n";
+
+/// A folder, or a file in its place, may stand alone instead of after -m.
+std::filesystem::path folder_of(const Arguments& arguments) {
+  const std::vector<std::string>& alone = arguments.positionals();
+  if (alone.empty()) return model_folder(arguments);
+  std::error_code ignored;
+  const bool is_there = std::filesystem::exists(alone.front(), ignored);
+  if (alone.size() > 1 || !is_there) {
+    throw UsageError(
+        fmt::format("unexpected argument '{}' (expected options and at most a model folder; a prompt goes "
+                    "after -p)",
+                    printable(alone[is_there ? 1 : 0])));
+  }
+  if (arguments.has("model")) {
+    throw UsageError(fmt::format("--model: not with a model folder beside it ('{}')", printable(alone.front())));
+  }
+  return alone.front();
+}
+
+std::optional<std::string> unescaped_option(const Arguments& arguments, std::string_view name) {
+  auto text = arguments.text(name);
+  if (!text || !arguments.has("escape")) return text;
+  return unescaped(*text, name);
+}
+
+void refuse_together(const Arguments& arguments, std::string_view one, std::string_view other,
+                     std::string_view why = {}) {
+  if (!arguments.has(one) || !arguments.has(other)) return;
+  throw UsageError(fmt::format("--{}: not with --{}{}", one, other, why));
+}
+
+void read_files(const Arguments& arguments, GenerateCommand& command) {
+  command.prompt = unescaped_option(arguments, "prompt");
+  command.file = arguments.file("file");
+  command.output = arguments.file("output");
+  if (command.output == "-") command.output.reset();
+  command.state_in = arguments.file("state-in");
+  command.state_out = arguments.file("state-out");
+  command.prefix_cache = arguments.file("prefix-cache");
+  command.prefix_cache_mb = arguments.integer("prefix-cache-mb", 1024, 1, std::int64_t{1} << 24);
+  if (command.prompt && command.file) throw UsageError("-p and -f: found both, expected one prompt");
+  if (arguments.has("lines") && command.prompt) {
+    throw UsageError("--lines: not with -p (expected -f FILE or piped stdin)");
+  }
+  for (const std::string_view many : {"lines", "jsonl"}) {
+    refuse_together(arguments, "state-out", many, " (each line has a state of its own)");
+    refuse_together(arguments, "prefix-cache", many);
+  }
+  for (const std::string_view other : {"prompt", "file", "lines"}) refuse_together(arguments, "jsonl", other);
+  for (const std::string_view other : {"json", "lines", "jsonl", "num-samples", "logprobs", "prefix-cache", "output"}) {
+    refuse_together(arguments, "interactive", other);
+  }
+  command.interactive = arguments.has("interactive");
+  if (command.interactive && command.file == "-")
+    throw UsageError("--interactive: not with -f -, as stdin has the turns");
+  if (arguments.has("as-completed") && !arguments.has("lines") && !arguments.has("jsonl")) {
+    throw UsageError("--as-completed: only with --jsonl or --lines");
+  }
+  const bool has_lines = arguments.has("lines") || arguments.has("jsonl");
+  for (const std::string_view limit : {"max-line-mb", "max-line-tokens", "max-line-extra-kb"}) {
+    if (arguments.has(limit) && !has_lines) throw UsageError(fmt::format("--{}: only with --jsonl or --lines", limit));
+  }
+  command.max_line_bytes = static_cast<std::size_t>(arguments.integer("max-line-mb", 16, 1, 2048)) << 20;
+  command.max_line_tokens = arguments.integer("max-line-tokens", std::int64_t{1} << 22, 1, std::int64_t{1} << 50);
+  command.max_line_extra_bytes =
+      static_cast<std::size_t>(arguments.integer("max-line-extra-kb", 16, 0, std::int64_t{1} << 20)) << 10;
+  if (command.state_out && command.num_samples > 1) {
+    throw UsageError("--state-out: not with --num-samples (each sample has a state of its own)");
+  }
+  if (arguments.has("logprobs") && !command.json && !command.lines && !command.jsonl && command.num_samples == 1) {
+    throw UsageError("--logprobs: only in JSON (expected --json, --lines, --jsonl or --num-samples)");
+  }
+  refuse_together(arguments, "prefix-cache", "state-in");
+  if (arguments.has("prefix-cache-mb") && !command.prefix_cache) {
+    throw UsageError("--prefix-cache-mb: without --prefix-cache DIR");
+  }
+}
+
+int hex_digit(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+  return -1;
+}
+
+}  // namespace
+
+std::span<const Option> generate_option_table() { return kOptions; }
+std::string generate_help(bool all) { return help_page(kHead, kOptions, all) + (all ? std::string(kFoot) : ""); }
+
+std::string unescaped(std::string_view text, std::string_view option) {
+  constexpr std::string_view kLetters = "nrte\\\"'\n";
+  constexpr std::array<std::string_view, 8> kMeanings = {"\n", "\r", "\t", "\x1b", "\\", "\"", "'", ""};
+  std::string result;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != '\\') {
+      result += text[i];
+      continue;
+    }
+    const char letter = i + 1 < text.size() ? text[i + 1] : '\0';
+    const std::size_t known = kLetters.find(letter);
+    if (known != std::string_view::npos && letter != '\0') {
+      result += kMeanings[known];
+      ++i;
+    } else if (letter == 'x' && i + 3 < text.size() && hex_digit(text[i + 2]) >= 0 && hex_digit(text[i + 3]) >= 0) {
+      result += static_cast<char>(hex_digit(text[i + 2]) * 16 + hex_digit(text[i + 3]));
+      i += 3;
+    } else {
+      throw UsageError(
+          fmt::format("--{}: unknown escape (found '{}', expected \\n, \\r, \\t, \\e, \\\\, \\\", \\' or \\xHH)",
+                      option, printable(text.substr(i, 4))));
+    }
+  }
+  return result;
+}
+
+std::vector<std::string> stop_strings(const Arguments& arguments) {
+  auto stop = arguments.list("stop");
+  for (std::string& text : stop) {
+    if (arguments.has("escape")) text = unescaped(text, "stop");
+    if (text.empty() || count_invalid_utf8(text) > 0) {
+      throw UsageError(fmt::format("--stop: not a valid value (found '{}', expected UTF-8 of at least one character)",
+                                   printable(text)));
+    }
+  }
+  return stop;
+}
+
+GenerateCommand generate_command(const Arguments& arguments) {
+  GenerateCommand command;
+  command.run = run_options(arguments);
+  command.max_tokens = arguments.integer("tokens", 256, -1, std::int64_t{1} << 40);
+  command.sampler = sampler_choices(arguments);
+  command.stop = stop_strings(arguments);
+  command.num_samples = static_cast<int>(arguments.integer("num-samples", 1, 1, 65536));
+  command.top_logprobs = static_cast<int>(arguments.integer("logprobs", 0, 0, 1000));
+  command.echo = arguments.has("echo");
+  command.json = arguments.has("json");
+  command.lines = arguments.has("lines");
+  command.jsonl = arguments.file("jsonl");
+  command.as_completed = arguments.has("as-completed");
+  refuse_together(arguments, "quiet", "verbose");
+  command.quiet = arguments.has("quiet");
+  command.verbose = arguments.has("verbose");
+  command.sandbox = arguments.has("sandbox");
+  read_files(arguments, command);
+  command.folder = folder_of(arguments);
+  command.named = named_files(arguments, kOptions);
+  command.named.push_back({{}, command.folder, Names::kInput});
+  if (!command.prompt && !command.file && !command.jsonl) command.named.push_back({{}, "-", Names::kInput});
+  refuse_lost_files(command.named);
+  return command;
+}
+
+SandboxFiles files_of(const GenerateCommand& command) {
+  SandboxFiles files = sandbox_files(command.named, command.folder, may_use_gpu(command.run));
+  if (command.interactive && command.state_out) {  // for /load
+    files.folders.push_back(std::filesystem::absolute(*command.state_out).parent_path());
+  }
+  return files;
+}
+
+}  // namespace mmrec::apps

@@ -1,0 +1,68 @@
+// The command line of mmrec-generate.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "apps/common/cli.h"
+#include "apps/common/model_folder.h"
+#include "apps/common/named_files.h"
+#include "apps/common/option_table.h"
+#include "apps/generate/sampling.h"
+
+namespace mmrec::apps {
+
+/// What the command line says, checked as far as that needs no file.
+struct GenerateCommand {
+  RunOptions run;
+  std::filesystem::path folder;
+  std::optional<std::string> prompt;  // its escapes resolved
+  std::optional<std::string> file;    // "-": stdin
+  std::int64_t max_tokens = 256;
+  SamplerChoices sampler;
+  std::vector<std::string> stop;
+  int num_samples = 1;
+  int top_logprobs = 0;
+  std::optional<std::string> output;  // none: stdout
+  std::optional<std::string> state_in;
+  std::optional<std::string> state_out;
+  std::optional<std::string> prefix_cache;
+  std::int64_t prefix_cache_mb = 1024;
+  bool echo = false;
+  bool json = false;
+  bool lines = false;
+  std::optional<std::string> jsonl;  // "-": stdin
+  std::size_t max_line_bytes = 0;
+  std::int64_t max_line_tokens = 0;
+  std::size_t max_line_extra_bytes = 0;
+  bool as_completed = false;
+  bool interactive = false;
+  bool quiet = false;
+  bool verbose = false;
+  bool sandbox = false;
+  std::vector<NamedFile> named;
+};
+
+std::span<const Option> generate_option_table();
+/// The page of --help, or of --help-all.
+std::string generate_help(bool all);
+
+/// Throws UsageError, RejectedFile where the bundled model is missing.
+GenerateCommand generate_command(const Arguments& arguments);
+
+/// What it opens by name when the command line is read.
+SandboxFiles files_of(const GenerateCommand& command);
+
+/// What --stop says. Throws UsageError.
+std::vector<std::string> stop_strings(const Arguments& arguments);
+
+/// `text` with \n, \r, \t, \e, \\, \", \', \xHH and a backslash before the end of a line (which takes both away)
+/// replaced by what they stand for. Throws UsageError naming `option` for any other.
+std::string unescaped(std::string_view text, std::string_view option);
+
+}  // namespace mmrec::apps

@@ -1,0 +1,80 @@
+// What stands before the first drawn token of mmrec-generate, and behind the last: where a prompt comes from, its ids,
+// their prefill, and the state that is saved.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "apps/generate/options.h"
+#include "apps/generate/prefix_cache.h"
+#include "apps/generate/sampling.h"
+#include "mmrec/generate.h"
+#include "mmrec/model.h"
+#include "mmrec/state_file.h"
+#include "mmrec/tokenizer.h"
+
+namespace mmrec::apps {
+
+/// A text and what stands for it in messages.
+struct Prompt {
+  std::string text;
+  std::string source;
+};
+
+/// None is needed after a state, and stdin then not looked at unless it is asked for. Throws UsageError where there is
+/// none, std::runtime_error where it cannot be read.
+Prompt read_prompt(const GenerateCommand& command);
+
+/// The file that prompts come from: -f, else piped stdin. Throws UsageError where stdin is a terminal.
+std::string prompt_file(const GenerateCommand& command);
+
+/// A prompt's ids, begun as the tokenizer says; a prompt without any id starts from BOS. One that goes on from a state
+/// begins nothing. `threads` share a long one (0: all the processors this process may use).
+std::vector<int> encode_prompt(const Tokenizer& tokenizer, const ModelInfo& info, std::string_view text, bool goes_on,
+                               bool shows_progress = false, int threads = 1);
+
+/// What ends a sequence: what config.json says, else generation_config.json, else the tokenizer.
+std::vector<int> end_of_sequence(const ModelInfo& info, const GenerationDefaults& defaults, const Tokenizer& tokenizer);
+
+/// --prefix-cache; none where it is not asked for. Throws UsageError for a model whose prompts cannot be cut.
+std::optional<PrefixCache> prefix_cache(const GenerateCommand& command, const ModelInfo& info,
+                                        const Tokenizer& tokenizer);
+
+/// Consumes the prompt, with a progress bar where it takes more than one chunk, unless `quiet`; an interrupt ends it
+/// after a chunk. Returns how many tokens the cache had.
+std::int64_t prefill(Session& session, std::span<const int> ids, PrefixCache* cache, bool quiet);
+
+/// --state-in.
+struct Begun {
+  std::string file;
+  SavedSequence saved;
+};
+/// Throws RejectedFile.
+std::optional<Begun> begun_sequence(const GenerateCommand& command);
+
+/// Consumes the last token drawn, which generate() has not: so that a text goes on behind it.
+void consume_last(Session& session, const GenerateResult& result);
+
+/// --state-out: the state after all that was drawn; `with` is what it was computed with.
+void save_state(const std::string& file, Session& session, const GenerateResult& result, const SamplerOptions& sampler,
+                const Tokenizer& tokenizer, const std::string& with);
+
+class Stopwatch {
+ public:
+  /// Seconds since the last lap.
+  double lap() {
+    const auto now = std::chrono::steady_clock::now();
+    return std::chrono::duration<double>(now - std::exchange(last_, now)).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace mmrec::apps

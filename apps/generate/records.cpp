@@ -1,0 +1,308 @@
+#include "apps/generate/records.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <exception>
+#include <new>
+#include <stdexcept>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "apps/common/cli.h"
+#include "apps/common/processors.h"
+#include "apps/common/signals.h"
+
+namespace mmrec::apps {
+
+using Json = nlohmann::ordered_json;
+
+Json logprobs_json(const GenerateResult& result) {
+  Json logprobs = Json::array();
+  for (const float logprob : result.logprobs) logprobs.push_back(shortest(logprob));
+  return logprobs;
+}
+
+namespace {
+
+constexpr std::string_view kNoMemory = "out of memory";
+
+/// The likeliest tokens of draw i.
+Json likeliest_json(const GenerateResult& result, std::size_t i, const Tokenizer& tokenizer) {
+  Json likeliest = Json::array();
+  const std::size_t row = result.top_logprobs.size() / result.tokens.size();
+  for (std::size_t k = i * row; k < (i + 1) * row; ++k) {
+    const Sample& sample = result.top_logprobs[k];
+    likeliest.push_back(
+        {{"token", sample.token}, {"piece", tokenizer.piece(sample.token)}, {"logprob", shortest(sample.logprob)}});
+  }
+  return likeliest;
+}
+
+std::string dumped(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+
+/// The text of an object, whose "id" is the text of a JSON value.
+std::string text_of(Json object) {
+  std::string id;
+  if (object.contains("id")) {
+    id = fmt::format("\"id\":{},", object["id"].get<std::string>());
+    object.erase("id");
+  }
+  return dumped(object).insert(1, id);
+}
+
+/// Appends the fields of `more` to an object that has no end yet.
+void append_fields(std::string& object, const Json& more) {
+  if (more.empty()) return;
+  if (object.size() > 1) object += ',';
+  const std::string text = dumped(more);
+  object.append(text, 1, text.size() - 2);
+}
+
+}  // namespace
+
+Json top_logprobs_json(const GenerateResult& result, const Tokenizer& tokenizer) {
+  Json all = Json::array();
+  for (std::size_t i = 0; i < result.tokens.size(); ++i) all.push_back(likeliest_json(result, i, tokenizer));
+  return all;
+}
+
+RecordHead::RecordHead(Json its_id, const Json& more) : id(std::move(its_id)), text(text_of(id)) {
+  text.pop_back();
+  append_fields(text, more);
+}
+
+RecordQueue::RecordQueue(Generator& generator, Tokenizer tokenizer, Output& out, bool as_completed)
+    : generator_(generator),
+      tokenizer_(std::move(tokenizer)),
+      out_(out),
+      as_completed_(as_completed),
+      most_(4 * static_cast<std::int64_t>(generator.slots())) {}
+
+struct RecordQueue::Asked {
+  std::shared_ptr<const RecordHead> head;
+  Json more;
+  RecordDetail detail;
+  bool with_tops = false;
+  std::string name;
+  std::int64_t number = 0;
+  std::size_t bytes = 0;
+};
+
+void RecordQueue::submit(std::shared_ptr<const RecordHead> head, Json more, GeneratorRequest request,
+                         RecordDetail detail, std::string name, std::size_t bytes) {
+  request.options.logprobs = detail.tokens;
+  request.options.cancelled = [] { return interrupt_exit_code() != 0; };
+  auto asked = std::make_shared<Asked>(Asked{.head = std::move(head),
+                                             .more = std::move(more),
+                                             .detail = detail,
+                                             .with_tops = request.options.top_logprobs > 0,
+                                             .name = std::move(name),
+                                             .number = asked_,
+                                             .bytes = bytes});
+  request.on_finish = [this, asked = std::move(asked)](const GenerateResult& result) {
+    bytes_ -= asked->bytes;
+    std::string record;
+    try {
+      if (result.error == std::bad_alloc().what()) throw std::bad_alloc();
+      record = record_of(*asked, result);
+    } catch (const std::bad_alloc&) {
+      Json id = asked->head->id;
+      id.update(asked->more);
+      return finish(asked->number, refusal(std::move(id), kNoMemory, asked->name));
+    }
+    if (result.finish_reason == FinishReason::kError && done_.failed++ == 0) {
+      done_.first_failed = fmt::format("{}: {}", asked->name, result.error);
+    }
+    done_.tokens += std::ssize(result.tokens);
+    finish(asked->number, std::move(record));
+  };
+  generator_.submit(std::move(request));
+  ++asked_;
+  bytes_ += bytes;
+}
+
+std::string RecordQueue::record_of(const Asked& asked, const GenerateResult& result) const {
+  std::string record = asked.head->text;
+  append_fields(record, asked.more);
+  append_fields(record, {{"text", result.text}, {"finish_reason", to_string(result.finish_reason)}});
+  if (asked.detail.tokens) append_fields(record, {{"tokens", result.tokens}, {"logprobs", logprobs_json(result)}});
+  if (asked.with_tops) {  // row by row: as one value they would take ten times their text
+    record += ",\"top_logprobs\":[";
+    for (std::size_t i = 0; i < result.tokens.size(); ++i) {
+      if (i > 0) record += ',';
+      record += dumped(likeliest_json(result, i, tokenizer_));
+    }
+    record += ']';
+  }
+  if (result.finish_reason == FinishReason::kError) append_fields(record, {{"error", result.error}});
+  return record + "}\n";
+}
+
+std::string RecordQueue::refusal(Json id, std::string_view error, std::string_view name) {
+  if (done_.refused++ == 0) done_.first_refused = fmt::format("{}: {}", name, error);
+  id["error"] = error;
+  return text_of(std::move(id)) + "\n";
+}
+
+void RecordQueue::refuse(Json id, std::string_view error, std::string_view name) {
+  finish(asked_++, refusal(std::move(id), error, name));
+}
+
+void RecordQueue::finish(std::int64_t number, std::string record) {
+  bytes_ += record.size();
+  finished_.emplace(number, std::move(record));
+}
+
+bool RecordQueue::run_once() {
+  const std::int64_t failed = done_.failed + done_.refused;
+  bool has_work = true;
+  try {
+    has_work = generator_.run_once();
+  } catch (const std::bad_alloc&) {  // the requests in the call that failed have records that say so
+    if (done_.failed + done_.refused == failed) throw;
+    if (!done_.starved) done_.starved = std::current_exception();
+    has_work = generator_.running() + generator_.waiting() > 0;
+  }
+  write();
+  return has_work;
+}
+
+void RecordQueue::write() {
+  bool has_written = false;
+  for (auto first = finished_.begin(); first != finished_.end(); first = finished_.erase(first)) {
+    if (!as_completed_ && first->first != done_.records) break;
+    out_.write(first->second);
+    bytes_ -= first->second.size();
+    ++done_.records;
+    has_written = true;
+  }
+  if (has_written) out_.flush();
+}
+
+std::size_t Samples::bytes() const {
+  std::size_t bytes = request_.prompt.size() * sizeof(int);
+  // The matcher of a stop string takes several times its text.
+  for (const std::string& stop : request_.options.stop) bytes += 128 + 6 * stop.size();
+  return bytes;
+}
+
+GeneratorRequest Samples::next() {
+  const auto index = static_cast<std::uint64_t>(next_++);
+  if (count_ == 1) return std::move(request_);
+  if (!request_.prompt.empty()) {
+    const auto session =
+        std::make_shared<Session>(request_.start ? request_.start->clone() : model_->new_session(1, options_));
+    session->prefill(request_.prompt, {.on_progress = [](auto, auto) { return interrupt_exit_code() == 0; }});
+    request_.prompt = {};
+    request_.start = session;
+  }
+  GeneratorRequest sample = request_;
+  sample.options.sampler.seed += index;
+  return sample;
+}
+
+Submission submission(RecordQueue& queue, RecordHead head, Samples samples, RecordDetail detail, bool has_seed,
+                      std::string name) {
+  return [&queue, head = std::make_shared<const RecordHead>(std::move(head)), samples = std::move(samples), detail,
+          has_seed, name = std::move(name)]() mutable {
+    try {
+      const std::size_t bytes = samples.bytes() + (samples.index() == 0 ? head->text.size() : 0);
+      Json more = Json::object();
+      if (samples.are_several()) more["sample"] = samples.index();
+      GeneratorRequest request = samples.next();
+      if (has_seed || samples.are_several()) more["seed"] = request.options.sampler.seed;
+      queue.submit(head, std::move(more), std::move(request), detail, name, bytes);
+      return samples.has_next();
+    } catch (const std::invalid_argument& error) {
+      queue.refuse(head->id, error.what(), name);
+    } catch (const std::bad_alloc&) {
+      queue.refuse(head->id, kNoMemory, name);
+    }
+    return false;
+  };
+}
+
+namespace {
+
+/// Calls work(), which does not throw, on as many threads, of which the caller's is one; on fewer where the system has
+/// no more.
+template <class Work>
+void on_threads(int count, const Work& work) {
+  std::vector<std::jthread> others;
+  try {
+    while (std::ssize(others) < count - 1) others.emplace_back(work);
+  } catch (const std::system_error&) {  // those there are do the work
+  }
+  work();
+}
+
+}  // namespace
+
+void run_lines(RecordQueue& queue, LineReader& lines, int threads,
+               const std::function<Submission(std::string_view, std::int64_t)>& prepare) {
+  constexpr std::size_t kMostBytes = std::size_t{4} << 20;  // that are tokenized together
+  struct Line {
+    std::string text;
+    std::int64_t number = 0;
+    std::string place = {};
+    std::string fault = {};
+  };
+  const int most_threads = threads > 0 ? threads : usable_processors();
+  std::deque<Submission> ready;
+  bool is_at_end = false;
+  bool has_work = false;
+  const auto read = [&] {
+    std::vector<Line> some;
+    const auto most = static_cast<std::size_t>(queue.room());
+    for (std::size_t bytes = 0; some.size() < most && bytes < kMostBytes;) {
+      if ((has_work || !some.empty()) && lines.would_wait()) break;
+      try {
+        const auto line = lines.next();
+        is_at_end = !line;
+        if (is_at_end) break;
+        bytes += line->size();
+        some.push_back({std::string(*line), lines.lines(), lines.place()});
+      } catch (const TooLong& error) {
+        some.push_back({{}, lines.lines(), lines.place(), error.reason()});
+      }
+    }
+    ready.resize(some.size());
+    const auto refusing = [&queue](const Line& line, std::string_view error) -> Submission {
+      return [&queue, number = line.number, place = line.place, error = std::string(error)] {
+        queue.refuse({{"line", number}}, error, place);
+        return false;
+      };
+    };
+    std::atomic<std::size_t> next = 0;
+    on_threads(std::min(most_threads, static_cast<int>(some.size())), [&] {
+      for (std::size_t i = 0; (i = next++) < some.size();) {
+        if (!some[i].fault.empty()) {
+          ready[i] = refusing(some[i], some[i].fault);
+          continue;
+        }
+        try {
+          ready[i] = prepare(some[i].text, some[i].number);
+        } catch (const std::bad_alloc&) {
+          ready[i] = refusing(some[i], kNoMemory);
+        } catch (...) {
+          ready[i] = [fault = std::current_exception()]() -> bool { std::rethrow_exception(fault); };
+        }
+      }
+    });
+  };
+  while (!is_at_end || !ready.empty() || has_work) {
+    while (queue.has_room()) {
+      if (ready.empty() && !is_at_end) read();
+      if (ready.empty()) break;
+      if (!ready.front() || !ready.front()()) ready.pop_front();
+      has_work = true;
+    }
+    has_work = queue.run_once();
+  }
+}
+
+}  // namespace mmrec::apps

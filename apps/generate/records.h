@@ -1,0 +1,132 @@
+// Many continuations at once, each a record: a line of JSON. They are drawn together and printed in the order in which
+// they were asked for, or as they are completed.
+//
+// Must stay true: memory does not grow with the number of records, of a line's samples among them; every record that is
+// printed is whole.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "apps/common/input.h"
+#include "apps/common/output.h"
+#include "mmrec/generator.h"
+#include "mmrec/model.h"
+#include "mmrec/tokenizer.h"
+
+namespace mmrec::apps {
+
+/// What a record tells of a text besides the text.
+struct RecordDetail {
+  bool prompt = false;
+  bool tokens = false;  // ids and log-probs, those of the prompt too
+};
+
+struct RecordsDone {
+  std::int64_t records = 0;  // written
+  std::int64_t tokens = 0;   // drawn
+  std::int64_t refused = 0;  // were no requests, or memory ran out for them
+  std::int64_t failed = 0;   // went wrong while they ran
+  std::string first_refused = {};
+  std::string first_failed = {};
+  std::exception_ptr starved = {};  // of the first call of the device that found no memory
+};
+
+/// How a record begins. The records of a line's samples share it.
+struct RecordHead {
+  /// `id`: what says whose the record is, its "id" being the text of a JSON value; `more`: the rest.
+  explicit RecordHead(nlohmann::ordered_json id, const nlohmann::ordered_json& more = {});
+  nlohmann::ordered_json id;
+  std::string text;  // an object without its end
+};
+
+/// The likeliest tokens of each draw: for each an array of {"token", "piece", "logprob"}.
+nlohmann::ordered_json top_logprobs_json(const GenerateResult& result, const Tokenizer& tokenizer);
+/// Log-probs with no more digits than they have.
+nlohmann::ordered_json logprobs_json(const GenerateResult& result);
+
+class RecordQueue {
+ public:
+  RecordQueue(Generator& generator, Tokenizer tokenizer, Output& out, bool as_completed = false);
+
+  /// How many may be asked for: results wait for those before them, and as many requests wait to begin. None while
+  /// these take more than kMostBytes.
+  std::int64_t room() const { return bytes_ < kMostBytes ? most_ - (asked_ - done_.records) : 0; }
+  bool has_room() const { return room() > 0; }
+  /// The record is `head`, `more` and the result; `name` stands for the request in messages. `bytes`: what the request
+  /// and its head take. An interrupt ends it. Throws what Generator::submit throws; then there is no record.
+  void submit(std::shared_ptr<const RecordHead> head, nlohmann::ordered_json more, GeneratorRequest request,
+              RecordDetail detail, std::string name, std::size_t bytes);
+  /// A record that says why there was no request, or no result. `id` says whose it is.
+  void refuse(nlohmann::ordered_json id, std::string_view error, std::string_view name);
+  /// A round of the generator, after which what can be written is written. Returns whether anything is left to do.
+  bool run_once();
+  const RecordsDone& done() const { return done_; }
+
+ private:
+  struct Asked;
+  static constexpr std::size_t kMostBytes = std::size_t{64} << 20;
+
+  std::string record_of(const Asked& asked, const GenerateResult& result) const;
+  std::string refusal(nlohmann::ordered_json id, std::string_view error, std::string_view name);
+  void finish(std::int64_t number, std::string record);
+  void write();
+
+  Generator& generator_;
+  Tokenizer tokenizer_;
+  Output& out_;
+  bool as_completed_;
+  std::int64_t most_;
+  std::int64_t asked_ = 0;
+  std::size_t bytes_ = 0;                         // that requests and finished records take
+  std::map<std::int64_t, std::string> finished_;  // and not written
+  RecordsDone done_;
+};
+
+/// Asks for the next record of a line and returns whether the line has more; null where it has none.
+using Submission = std::function<bool()>;
+
+/// Runs the queue until all lines are done. Lines are read, and records asked for, while there is room for them, and
+/// what runs does not wait for one that is slow to come. `prepare`, which tokenizes, is called by up to `threads`
+/// threads at once (0: all the processors this process may use); what it returns, or throws, is called, or thrown, in
+/// the order of lines. A line that is too long, or for which memory runs out, has a record that says so.
+void run_lines(RecordQueue& queue, LineReader& lines, int threads,
+               const std::function<Submission(std::string_view line, std::int64_t number)>& prepare);
+
+/// The samples of a request, made one by one: all go on from one prefill of its prompt, each with a seed of its own,
+/// that of sample i being i above the request's. An interrupt ends the prefill, and what follows it.
+class Samples {
+ public:
+  /// `model` must live on.
+  Samples(GeneratorRequest request, int count, const Model& model, SessionOptions options)
+      : request_(std::move(request)), count_(count), model_(&model), options_(options) {}
+
+  bool are_several() const { return count_ > 1; }
+  bool has_next() const { return next_ < count_; }
+  int index() const { return next_; }  // of the next
+  /// What the first takes beside its session; the others share most of it.
+  std::size_t bytes() const;
+  GeneratorRequest next();
+
+ private:
+  GeneratorRequest request_;
+  int count_;
+  const Model* model_;
+  SessionOptions options_;
+  int next_ = 0;
+};
+
+/// Asks for a record of each sample. `has_seed`: the seed is told of a single one, too. A request that the generator
+/// refuses, or for which memory runs out, has one record that says why.
+Submission submission(RecordQueue& queue, RecordHead head, Samples samples, RecordDetail detail, bool has_seed,
+                      std::string name);
+
+}  // namespace mmrec::apps

@@ -1,0 +1,133 @@
+// The documents that mmrec-ppl scores, read as they are needed: files, parts of files, or lines of token ids.
+//
+// Documents are read some hundred KB ahead for each processor, and tokenized by all of them.
+//
+// Must stay true: memory is that of the longest document and of these, whatever the size of a file that is split. Blank
+// lines are no documents, however a file is split. What is malformed is one error that names FILE:LINE, found and
+// expected, and comes when all documents before it have.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "apps/common/input.h"
+#include "apps/common/json_text.h"
+#include "mmrec/tokenizer.h"
+
+namespace mmrec::apps {
+
+/// One document to score. bytes and words are those of the document's text; -1 where the input was token ids.
+struct Document {
+  std::int64_t index = 0;     // among all documents of the input, from 0
+  std::string name = {};      // FILE, or FILE:LINE of its first line
+  std::uint64_t hash = 0;     // CRC-64 of the text, or of the token ids where the input was these
+  std::vector<int> ids = {};  // the first is context only
+  std::size_t context = 1;    // so many ids are context only
+  std::int64_t bytes = -1;
+  std::int64_t words = -1;
+};
+
+/// What of a file is a document.
+enum class Split : std::uint8_t {
+  kFile,   // all of it
+  kLine,   // a line
+  kBlank,  // lines up to a blank one
+  kJsonl,  // a string in the JSON object of a line
+  kIds,    // a line of token ids
+  kPairs   // a line's JSON object of "context" and "continuation"
+};
+
+struct CorpusOptions {
+  std::vector<std::string> files;        // in their order, "-" for stdin
+  std::optional<Split> split;            // none: kJsonl of files that are named .jsonl, kFile of others
+  std::string field = "text";            // of JSON objects
+  const Tokenizer* tokenizer = nullptr;  // needed but for ids; must live on
+  int threads = 0;                       // of the CPU that tokenize; 0: all
+  std::optional<int> prefix;  // stands before each text, instead of what the tokenizer puts there; of a pair, for a
+                              // context without tokens
+  std::int64_t vocab_size = 0;
+  std::size_t most_bytes = kMaxInputBytes;  // of a document's text, and of a line
+  std::function<void(std::string_view)> on_warning = {};
+  /// Told of a long text's bytes that have been tokenized; where it returns false there are no more documents.
+  std::function<bool(std::size_t bytes, std::size_t all)> on_encoding = {};
+  /// Whether a document is wanted; others are counted, and neither tokenized nor, where they are files, read. None: all
+  /// are.
+  std::function<bool(std::int64_t index)> is_wanted = {};
+  /// Whether a wanted document is left to score; others are read but not tokenized. The document has its index, name
+  /// and hash. None: all are.
+  std::function<bool(const Document& document)> is_left = {};
+};
+
+class Corpus {
+ public:
+  /// Throws for a file that cannot be read, as far as that shows before it is opened.
+  explicit Corpus(CorpusOptions options);
+
+  /// The next document that is wanted; none at the end, and after an interrupt. Throws std::runtime_error naming the
+  /// file, RejectedFile naming line, found and expected too.
+  std::optional<Document> next();
+
+  /// Tokens after the first of each document so far.
+  std::int64_t tokens() const { return tokens_; }
+  bool is_at_end() const { return is_read() && ready_.empty(); }
+  /// Documents so far, wanted or not.
+  std::int64_t documents() const { return index_; }
+  /// Tokens of all documents: known at the end; before it judged by the bytes that are left, 0 where a pipe does not
+  /// say.
+  std::int64_t expected_tokens() const;
+
+ private:
+  /// A document whose text has no tokens yet.
+  struct Read {
+    Document document = {};
+    std::string text = {};                    // of a pair, both texts
+    std::optional<std::size_t> context = {};  // of a pair, how many bytes of these are the first text's
+    std::int64_t invalid = 0;                 // runs of bytes that are no UTF-8
+  };
+
+  bool is_read() const { return at_ == options_.files.size(); }
+  Split split_of(const std::string& file) const;
+  /// The next document of the file at hand; none at its end, and after an interrupt.
+  std::optional<Read> read();
+  std::optional<Read> read_file();
+  std::optional<Read> read_part(Split split);
+  /// The next line that is not blank, without a carriage return at its end.
+  std::optional<std::string_view> next_line();
+  bool is_next_wanted();
+  /// Sets the hash of a document that was read; whether the document is to be scored.
+  bool is_left(Read& read) const;
+  /// Reads some documents and tokenizes them.
+  void fill();
+  void tokenize(std::span<Read> documents) const;
+  /// How many it tokenized before the first that cannot be, which becomes `fault_`.
+  std::size_t tokenize_until_fault(std::span<Read> documents);
+  std::vector<int> tokens_of_long(std::string_view text) const;
+  /// Makes a document of a text and its ids.
+  void put(Read& read, std::vector<int> ids) const;
+
+  CorpusOptions options_;
+  int threads_;
+  std::size_t at_ = 0;               // the file that is read
+  std::optional<LineReader> lines_;  // of it
+  std::int64_t index_ = 0;           // of the next document
+  std::deque<Read> ready_;           // with tokens
+  std::exception_ptr fault_;         // for after these
+  std::int64_t tokens_ = 0;
+  std::int64_t read_tokens_ = 0;  // and those of what is ready
+  std::uint64_t bytes_ = 0;       // of the files before it
+  std::optional<std::uint64_t> all_bytes_ = 0;
+};
+
+/// The string `field` of one.
+std::string string_field(const nlohmann::ordered_json& object, const std::string& field, const std::string& where);
+
+}  // namespace mmrec::apps

@@ -1,0 +1,190 @@
+#include "apps/ppl/score.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <exception>
+#include <optional>
+#include <utility>
+
+#include "apps/common/cli.h"
+#include "apps/common/signals.h"
+#include "mmrec/errors.h"
+
+namespace mmrec::apps {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_between(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+/// A document of which windows are being scored.
+struct InWork {
+  ScoredDocument scored;
+  Windows to_cut;
+  Windows to_join;
+  std::size_t left;  // windows without a score
+};
+
+class CorpusScoring {
+ public:
+  CorpusScoring(const WindowOptions& windows, Corpus& corpus, Progress& progress, PerplexityAccumulator& sums,
+                const std::function<void(const ScoredDocument&)>& on_document)
+      : windows_(windows), corpus_(corpus), progress_(progress), sums_(sums), on_document_(on_document) {}
+
+  Scored run(const std::vector<Model>& models, ScorerOptions options) {
+    options.on_progress = [&](std::int64_t tokens, double nll) {
+      done_.tokens_done += tokens;
+      if (windows_.mode == Mode::kFull) done_.running.add(tokens, nll);
+      progress_.update(done_.tokens_done, expected_tokens(),
+                       PerplexityEstimate{done_.running.ppl(), done_.running.standard_error()});
+      return interrupt_exit_code() == 0;
+    };
+    Scorer scorer(models, options);
+    const auto start = Clock::now();
+    const bool is_whole = scorer.score_stream([&](std::vector<int>& ids) { return next(ids); },
+                                              [&](std::size_t, std::vector<int>& ids, DocumentScore& score) {
+                                                join(ids, score);
+                                                return true;
+                                              });
+    done_.seconds = seconds_between(start, Clock::now());
+    done_.interrupted = !is_whole || interrupt_exit_code() != 0;
+    if (fault_ && !done_.interrupted) std::rethrow_exception(fault_);
+    done_.summary = sums_.summary();
+    done_.prefill = scorer.prefill_stats();
+    return done_;
+  }
+
+ private:
+  /// The next window.
+  bool next(std::vector<int>& ids) {
+    const auto start = Clock::now();
+    bool has_next = false;
+    try {
+      has_next = cut(ids);
+    } catch (...) {
+      fault_ = std::current_exception();  // when what came before is done
+    }
+    done_.read_seconds += seconds_between(start, Clock::now());
+    return has_next;
+  }
+
+  bool cut(std::vector<int>& ids) {
+    if (fault_) return false;
+    std::optional<Window> window;
+    if (!in_work_.empty()) window = in_work_.back().to_cut.next();
+    if (!window) {
+      std::optional<Document> document = corpus_.next();
+      if (!document) return false;
+      const Windows windows(windows_, document->ids.size(), document->name);
+      evaluated_ += windows.evaluated();
+      in_work_.push_back({{.document = std::move(*document)}, windows, windows, windows.count()});
+      window = in_work_.back().to_cut.next();
+    }
+    std::vector<int>& all = in_work_.back().scored.document.ids;
+    // The only window takes the ids with it, so that a long document is held once.
+    ids = windows_.mode == Mode::kFull ? std::exchange(all, {}) : ids_of(*window, all, windows_);
+    return true;
+  }
+
+  void join(std::vector<int>& ids, DocumentScore& score) {
+    InWork& work = in_work_.front();
+    const Window window = *work.to_join.next();
+    DocumentScore& joined = work.scored.score;
+    if (windows_.mode == Mode::kFull) {
+      work.scored.document.ids = std::move(ids);
+      joined = std::move(score);
+    } else {
+      const auto begin = score.logprobs.end() - static_cast<std::ptrdiff_t>(window.scored);
+      joined.logprobs.insert(joined.logprobs.end(), begin, score.logprobs.end());
+      double nll = 0.0;
+      for (auto at = begin; at != score.logprobs.end(); ++at) nll -= static_cast<double>(*at);
+      joined.nll += nll;
+      done_.running.add(std::ssize(score.logprobs) - (begin - score.logprobs.begin()), nll);
+    }
+    std::vector<Span>& spans = work.scored.spans;
+    const std::size_t first = window.end - window.scored;
+    if (!spans.empty() && spans.back().first + spans.back().count == first) {
+      spans.back().count += window.scored;
+    } else if (window.scored > 0) {
+      spans.push_back({first, window.scored});
+    }
+    if (--work.left > 0) return;
+    finish(work.scored);
+    in_work_.pop_front();
+  }
+
+  void finish(const ScoredDocument& scored) {
+    const Document& document = scored.document;
+    scored.for_each_token([&](std::size_t position, int, float logprob) {
+      if (!std::isfinite(logprob)) {
+        throw NumericError(
+            fmt::format("{}: log-prob of token {} is not finite (found {})", document.name, position, logprob));
+      }
+    });
+    const bool is_empty = scored.score.logprobs.empty();
+    if (is_empty) report_empty(document);
+    // A document without a scored token is counted and otherwise left out: its bytes would dilute bits per byte.
+    sums_.add(scored.score, is_empty ? 0 : std::max<std::int64_t>(document.bytes, 0),
+              is_empty ? 0 : std::max<std::int64_t>(document.words, 0));
+    on_document_(scored);
+  }
+
+  // One line each for the first few; the summary counts them all.
+  void report_empty(const Document& document) {
+    constexpr std::int64_t kMost = 10;
+    const std::int64_t count = ++done_.empty_docs;
+    progress_.clear();
+    if (count <= kMost) warn(fmt::format("{}: 0 scored tokens", document.name));
+    if (count == kMost) warn("further documents with 0 scored tokens are counted only");
+  }
+
+  /// Tokens that the model will have been given: windows may overlap.
+  std::int64_t expected_tokens() const {
+    if (corpus_.tokens() == 0) return 0;
+    return static_cast<std::int64_t>(static_cast<double>(corpus_.expected_tokens()) * static_cast<double>(evaluated_) /
+                                     static_cast<double>(corpus_.tokens()));
+  }
+
+  const WindowOptions& windows_;
+  Corpus& corpus_;
+  Progress& progress_;
+  PerplexityAccumulator& sums_;
+  const std::function<void(const ScoredDocument&)>& on_document_;
+  std::deque<InWork> in_work_;  // in order
+  std::int64_t evaluated_ = 0;
+  std::exception_ptr fault_;
+  Scored done_;
+};
+
+}  // namespace
+
+void RunningPerplexity::add(std::int64_t tokens, double nll) {
+  if (tokens == 0) return;
+  const auto n = static_cast<double>(tokens);
+  ++parts_;
+  tokens_ += n;
+  nll_ += nll;
+  squares_ += nll * nll;
+  products_ += n * nll;
+  token_squares_ += n * n;
+}
+
+double RunningPerplexity::standard_error() const {
+  if (parts_ < 2) return std::numeric_limits<double>::quiet_NaN();
+  const double mean = nll_ / tokens_;
+  const double square = squares_ - 2.0 * mean * products_ + mean * mean * token_squares_;
+  return ppl() * std::sqrt(std::max(square, 0.0) * parts_ / (parts_ - 1.0)) / tokens_;
+}
+
+Scored score_corpus(const std::vector<Model>& models, ScorerOptions options, const WindowOptions& windows,
+                    Corpus& corpus, Progress& progress, PerplexityAccumulator& sums,
+                    const std::function<void(const ScoredDocument&)>& on_document) {
+  return CorpusScoring(windows, corpus, progress, sums, on_document).run(models, std::move(options));
+}
+
+}  // namespace mmrec::apps

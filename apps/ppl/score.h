@@ -1,0 +1,71 @@
+// Documents of a corpus through a scorer: cut into windows, scored, and put together again in their order.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <vector>
+
+#include "apps/common/progress.h"
+#include "apps/ppl/corpus.h"
+#include "apps/ppl/windows.h"
+#include "mmrec/scorer.h"
+
+namespace mmrec::apps {
+
+/// Positions [first, first + count) of a document.
+struct Span {
+  std::size_t first = 0;
+  std::size_t count = 0;
+};
+
+/// A document with the log-probs of the tokens that count, of rising positions.
+struct ScoredDocument {
+  Document document = {};
+  DocumentScore score = {};
+  std::vector<Span> spans = {};  // the positions of these tokens
+
+  /// visit(position, id, logprob) of each of them.
+  template <class Visit>
+  void for_each_token(Visit&& visit) const {
+    std::size_t i = 0;
+    for (const Span& span : spans) {
+      for (std::size_t p = span.first; p < span.first + span.count; ++p, ++i) {
+        visit(p, document.ids[p], score.logprobs[i]);
+      }
+    }
+  }
+};
+
+/// Perplexity so far and its standard error, judged by how much parts of a corpus differ (a ratio estimate over parts).
+class RunningPerplexity {
+ public:
+  void add(std::int64_t tokens, double nll);
+  double ppl() const { return std::exp(nll_ / tokens_); }
+  /// NaN before the second part.
+  double standard_error() const;
+
+ private:
+  double parts_ = 0, tokens_ = 0, nll_ = 0, squares_ = 0, products_ = 0, token_squares_ = 0;
+};
+
+struct Scored {
+  PerplexitySummary summary;
+  std::int64_t empty_docs = 0;
+  PrefillStats prefill;
+  bool interrupted = false;
+  std::int64_t tokens_done = 0;  // that the model was given, also of what was interrupted
+  double seconds = 0.0;          // from the first document's reading to the last one's score
+  double read_seconds = 0.0;     // in which documents were read and tokenized; a GPU scores others meanwhile
+  RunningPerplexity running;
+};
+
+/// Scores what `corpus` has and adds it to `sums`; on_document receives each document in order. What comes before a
+/// document that cannot be read or is malformed is scored and handed over, then that is thrown. Throws NumericError for
+/// a log-prob that is not finite.
+Scored score_corpus(const std::vector<Model>& models, ScorerOptions options, const WindowOptions& windows,
+                    Corpus& corpus, Progress& progress, PerplexityAccumulator& sums,
+                    const std::function<void(const ScoredDocument&)>& on_document);
+
+}  // namespace mmrec::apps

@@ -1,0 +1,133 @@
+// What must stay true: results are a function of the draws and of what the callbacks answer, so whoever draws the same
+// gets the same.
+#include "engine/generate/continuation.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+
+#include "engine/generate/likeliest.h"
+
+namespace mmrec::engine {
+namespace {
+
+GenerateOptions checked(GenerateOptions options, int known_tokens, std::int64_t vocab) {
+  if (options.max_tokens < -1) {
+    throw std::invalid_argument(fmt::format("max_tokens: found {}, expected >= -1", options.max_tokens));
+  }
+  if (options.top_logprobs < 0) {
+    throw std::invalid_argument(fmt::format("top_logprobs: found {}, expected >= 0", options.top_logprobs));
+  }
+  check_ids(options.context, vocab, "context");
+  check_ids(options.eos_token_ids, vocab, "end-of-sequence");
+  const Sampler as_given(options.sampler);  // checks them
+  options.context = {};
+  int& limit = options.sampler.vocab_limit;
+  if (limit == 0 || limit > known_tokens) limit = known_tokens;
+  return options;
+}
+
+}  // namespace
+
+void check_ids(std::span<const int> ids, std::int64_t vocab, const char* what) {
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] >= vocab) {
+      throw std::invalid_argument(fmt::format("{} token {} has id {}, expected 0..{}", what, i, ids[i], vocab - 1));
+    }
+  }
+}
+
+Continuation::Continuation(const Tokenizer& tokenizer, std::int64_t vocab, const GenerateOptions& options,
+                           std::span<const int> before, std::int64_t position)
+    : options_(checked(options, tokenizer.vocab_size(), vocab)),
+      sampler_(options_.sampler),
+      decoder_(tokenizer, static_cast<std::int64_t>(before.size()) >= position),
+      stops_(options_.stop),
+      first_step_(static_cast<std::uint64_t>(position)) {
+  options_.stop = {};  // the matcher has them
+  for (const int token : before) {
+    if (token < tokenizer.vocab_size()) decoder_.push(token);
+  }
+  // Only the end of what came before can count as recent.
+  const auto window = static_cast<std::size_t>(options_.sampler.repetition_window);
+  const std::span<const int> recent = before.last(std::min(before.size(), window));
+  recent_.assign(recent.begin(), recent.end());
+}
+
+bool Continuation::goes_on() {
+  if (over_) return false;
+  if (options_.max_tokens == 0) {  // take() sees to any other length
+    end(FinishReason::kLength);
+  } else if (cancelled_ || (options_.cancelled && options_.cancelled())) {
+    end(FinishReason::kCancelled);
+  }
+  return !over_;
+}
+
+Sample Continuation::sample(std::span<const float> logits) {
+  return sampler_.sample(logits, recent_, step(), options_.sequence);
+}
+
+bool Continuation::is_eos(int token) const {
+  const std::vector<int>& eos = options_.eos_token_ids;
+  return std::find(eos.begin(), eos.end(), token) != eos.end();
+}
+
+bool Continuation::ends_with(int token) const {
+  return is_eos(token) || std::ssize(result_.tokens) + 1 == options_.max_tokens;
+}
+
+void Continuation::append_likeliest(std::span<const float> logits, std::vector<Sample>& to) const {
+  if (options_.top_logprobs == 0) return;
+  engine::append_likeliest(logits, static_cast<std::size_t>(options_.sampler.vocab_limit),
+                           static_cast<std::size_t>(options_.top_logprobs), to);
+}
+
+void Continuation::take(const Sample& drawn, std::span<const Sample> likeliest) {
+  if (cancelled_) return end(FinishReason::kCancelled);
+  if (is_eos(drawn.token)) return end(FinishReason::kEndOfSequence);
+  result_.tokens.push_back(drawn.token);
+  if (options_.logprobs) result_.logprobs.push_back(drawn.logprob);
+  result_.top_logprobs.insert(result_.top_logprobs.end(), likeliest.begin(), likeliest.end());
+  recent_.push_back(drawn.token);
+  const bool wants_text =
+      !options_.on_token || options_.on_token(drawn.token, options_.logprobs ? drawn.logprob : 0.0F);
+  if (!wants_text || !deliver(stops_.push(decoder_.push(drawn.token))) || stops_.stopped()) {
+    over_ = true;
+    result_.finish_reason = stops_.stopped() ? FinishReason::kStopString : FinishReason::kCancelled;
+  } else if (std::ssize(result_.tokens) == options_.max_tokens) {
+    end(FinishReason::kLength);
+  } else if (cancelled_) {  // by one of these callbacks
+    end(FinishReason::kCancelled);
+  }
+}
+
+void Continuation::fail(const std::string& error) {
+  over_ = true;
+  result_.finish_reason = FinishReason::kError;
+  result_.error = error;
+}
+
+/// The text's end comes out, in which a stop string may yet appear.
+void Continuation::end(FinishReason reason) {
+  over_ = true;
+  result_.finish_reason = reason;
+  std::string rest = stops_.push(decoder_.finish());
+  rest += stops_.finish();
+  if (!deliver(rest)) {
+    result_.finish_reason = FinishReason::kCancelled;
+  } else if (stops_.stopped()) {
+    result_.finish_reason = FinishReason::kStopString;
+  }
+}
+
+/// False once the receiver has enough.
+bool Continuation::deliver(const std::string& text) {
+  if (text.empty()) return true;
+  result_.text += text;
+  return !options_.on_text || options_.on_text(text);
+}
+
+}  // namespace mmrec::engine

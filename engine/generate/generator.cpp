@@ -1,0 +1,259 @@
+// Continuous batching: rounds of one packed prefill of those who join, one step of all others and one draw. Each of
+// several devices has rounds of its own, which it computes in a thread of its own.
+//
+// What must stay true: callbacks are called in the caller's thread, outside the executor and after the states of a
+// round have been asked for; what one request does, be it a NaN or an exception, changes no other. While a device
+// computes a round, the caller's thread leaves its requests alone but for cancel().
+#include "mmrec/generator.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "engine/generate/generator_device.h"
+#include "engine/generate/generator_request.h"
+#include "engine/session/access.h"
+
+namespace mmrec {
+namespace {
+
+using Request = engine::RunningRequest;
+
+constexpr std::size_t kParties = 8;  // of those who fill a device's slots: who joins together
+constexpr int kMostHeld = 32;        // rounds that a slot stays free for others
+
+enum class Round : std::uint8_t { kNone, kComputing, kDone };
+
+/// A device, and the thread that computes its rounds where there are several.
+struct Worker {
+  Worker(const Model& model, const GeneratorOptions& options) : device(model, options) {}
+  engine::GeneratorDevice device;
+  int held = 0;  // rounds in which a free slot waited for others
+  Round round = Round::kNone;
+  std::thread thread;
+};
+
+}  // namespace
+
+struct Generator::Impl {
+  Impl(std::vector<Model> its_models, Tokenizer its_tokenizer, const GeneratorOptions& options)
+      : models(std::move(its_models)), tokenizer(std::move(its_tokenizer)) {
+    engine::check_replicas(models);
+    const Model& first = models.front();
+    shape = {first.info().fingerprint, 1, engine::Access::layout(first)};
+    for (const Model& model : models) workers.emplace_back(model, options);
+  }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+  ~Impl() {
+    {
+      const std::lock_guard lock(mutex);
+      is_ending = true;
+    }
+    has_work.notify_all();
+    for (Worker& worker : workers) {
+      if (worker.thread.joinable()) worker.thread.join();
+    }
+  }
+
+  std::size_t running() const {
+    std::size_t count = 0;
+    for (const Worker& worker : workers) count += worker.device.count();
+    return count;
+  }
+
+  void finish(std::unique_ptr<Request> request) {
+    if (!request->on_finish) return;
+    fault.guard([&] { return request->on_finish(std::move(request->text.result())), true; });
+  }
+
+  // --- A round
+
+  void round() {
+    const RequestId end = next_id;  // what callbacks submit waits
+    for (std::size_t n = dropped.size(); n > 0; --n) {
+      dropped.front()->text.goes_on();  // which ends it
+      std::unique_ptr<Request> request = std::move(dropped.front());
+      dropped.pop_front();
+      finish(std::move(request));
+    }
+    for (Worker& worker : workers) {
+      if (round_of(worker) != Round::kNone) continue;
+      for (std::unique_ptr<Request>& request : worker.device.running()) {
+        if (request) ask(request);
+      }
+      admit(worker, end);
+      if (worker.device.count() > 0) start(worker);
+    }
+    wait_for_one();
+    for (Worker& worker : workers) {
+      if (round_of(worker) == Round::kDone) complete(worker);
+    }
+  }
+
+  /// Whether it goes on: else it finishes here.
+  void ask(std::unique_ptr<Request>& request) {
+    if (!request->text.goes_on()) finish(std::move(request));
+  }
+
+  /// Requests take the lowest free slots, so that those in use lie close together, and no device more than its share.
+  /// While more wait than there is room for, some are let in together: the prompts of several take hardly longer than
+  /// one, and nobody steps meanwhile.
+  void admit(Worker& worker, RequestId end) {
+    engine::GeneratorDevice& device = worker.device;
+    const std::size_t slots = device.running().size();
+    const std::size_t free = slots - device.count();
+    const std::size_t together = std::max<std::size_t>(slots / kParties, 1);
+    const bool is_enough = free == slots || free >= std::min(together, waiting.size());
+    if (free > 0 && !is_enough && worker.held++ < kMostHeld) return;
+    if (free > 0) worker.held = 0;
+    const std::size_t share = (running() + waiting.size() + workers.size() - 1) / workers.size();
+    std::size_t count = device.count();
+    for (std::size_t i = 0; i < device.running().size() && count < share; ++i) {
+      std::unique_ptr<Request>& place = device.running()[i];
+      while (!place && !waiting.empty() && waiting.begin()->first < end) {
+        place = std::move(waiting.extract(waiting.begin()).mapped());
+        ask(place);
+        if (!place) continue;
+        device.put_in_place(i);
+        ++count;
+      }
+    }
+  }
+
+  void complete(Worker& worker) {
+    set(worker, Round::kNone);
+    worker.device.take(fault, stats);
+    for (std::unique_ptr<Request>& request : worker.device.running()) {
+      if (request && request->text.is_over()) finish(std::move(request));
+    }
+  }
+
+  // --- Devices. A single one computes in the caller's thread.
+
+  void start(Worker& worker) {
+    if (workers.size() > 1 && !worker.thread.joinable()) {
+      try {
+        worker.thread = std::thread([this, &worker] { work(worker); });
+      } catch (const std::system_error&) {  // no more threads to be had: the caller's computes
+      }
+    }
+    if (!worker.thread.joinable()) {
+      worker.device.compute();
+      set(worker, Round::kDone);
+      return;
+    }
+    set(worker, Round::kComputing);
+    has_work.notify_all();
+  }
+
+  void work(Worker& worker) {
+    std::unique_lock lock(mutex);
+    for (;;) {
+      has_work.wait(lock, [&] { return is_ending || worker.round == Round::kComputing; });
+      if (is_ending) return;
+      lock.unlock();
+      worker.device.compute();
+      lock.lock();
+      worker.round = Round::kDone;
+      is_done.notify_one();
+    }
+  }
+
+  /// Returns when a round is done, if there is one.
+  void wait_for_one() {
+    const auto any = [&](Round round) {
+      return std::any_of(workers.begin(), workers.end(), [&](const Worker& w) { return w.round == round; });
+    };
+    std::unique_lock lock(mutex);
+    is_done.wait(lock, [&] { return any(Round::kDone) || !any(Round::kComputing); });
+  }
+  Round round_of(const Worker& worker) {
+    const std::lock_guard lock(mutex);
+    return worker.round;
+  }
+  void set(Worker& worker, Round round) {
+    const std::lock_guard lock(mutex);
+    worker.round = round;
+  }
+
+  std::vector<Model> models;
+  Tokenizer tokenizer;
+  engine::StateShape shape;                               // of one sequence
+  std::map<RequestId, std::unique_ptr<Request>> waiting;  // in order
+  std::deque<std::unique_ptr<Request>> dropped;           // cancelled while they waited
+  RequestId next_id = 1;
+  bool is_in_round = false;
+  engine::CallbackFault fault;
+  PrefillStats stats;
+
+  std::mutex mutex;  // guards the rounds' states
+  std::condition_variable has_work, is_done;
+  bool is_ending = false;
+  std::deque<Worker> workers;
+};
+
+Generator::Generator(const Model& model, Tokenizer tokenizer, const GeneratorOptions& options)
+    : Generator(std::vector{model}, std::move(tokenizer), options) {}
+Generator::Generator(std::vector<Model> models, Tokenizer tokenizer, const GeneratorOptions& options)
+    : impl_(std::make_unique<Impl>(std::move(models), std::move(tokenizer), options)) {}
+Generator::Generator(Generator&&) noexcept = default;
+Generator& Generator::operator=(Generator&&) noexcept = default;
+Generator::~Generator() = default;
+
+Generator::RequestId Generator::submit(GeneratorRequest request) {
+  const RequestId id = impl_->next_id;
+  impl_->waiting.emplace(
+      id, engine::checked_request(std::move(request), id, impl_->tokenizer, impl_->shape, impl_->models, impl_->fault));
+  ++impl_->next_id;
+  return id;
+}
+
+bool Generator::cancel(RequestId id) {
+  if (const auto found = impl_->waiting.find(id); found != impl_->waiting.end()) {
+    found->second->text.cancel();
+    impl_->dropped.push_back(std::move(found->second));
+    impl_->waiting.erase(found);
+    return true;
+  }
+  for (const Worker& worker : impl_->workers) {
+    for (const std::unique_ptr<Request>& request : worker.device.running()) {
+      if (!request || request->id != id) continue;
+      request->text.cancel();
+      return true;
+    }
+  }
+  return false;
+}
+
+bool Generator::run_once() {
+  if (impl_->is_in_round) throw std::logic_error("run_once: called by a callback of a round");
+  impl_->is_in_round = true;
+  impl_->fault = {};
+  impl_->fault.guard([&] { return impl_->round(), true; });
+  impl_->is_in_round = false;
+  impl_->fault.rethrow();
+  return running() > 0 || waiting() > 0;
+}
+
+void Generator::run() {
+  while (run_once()) {
+  }
+}
+
+int Generator::slots() const {
+  int count = 0;
+  for (const Worker& worker : impl_->workers) count += static_cast<int>(worker.device.running().size());
+  return count;
+}
+std::size_t Generator::waiting() const { return impl_->waiting.size() + impl_->dropped.size(); }
+std::size_t Generator::running() const { return impl_->running(); }
+PrefillStats Generator::prefill_stats() const { return impl_->stats; }
+
+}  // namespace mmrec

@@ -1,0 +1,93 @@
+// A device of a generator: its slots, the requests in them, and what their rounds compute.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine/generate/generator_request.h"
+#include "engine/session/callback.h"
+#include "mmrec/generator.h"
+#include "mmrec/model.h"
+#include "models/runtime/executor.h"
+
+namespace mmrec::engine {
+
+class GeneratorDevice {
+ public:
+  GeneratorDevice(const Model& model, const GeneratorOptions& options);
+
+  /// By slot, null where it is free.
+  std::vector<std::unique_ptr<RunningRequest>>& running() { return running_; }
+  const std::vector<std::unique_ptr<RunningRequest>>& running() const { return running_; }
+  std::size_t count() const;
+
+  /// Puts what a request that has joined starts from into its slot.
+  void put_in_place(std::size_t index);
+  /// The next token of each sequence: one step of those who have a token that is not consumed, one prefill of those who
+  /// have a prompt, one draw. An executor that steps by itself goes on with these tokens while the host looks at their
+  /// texts: whose text ends there has taken a step too many, which nobody sees. Calls no callback; may run in another
+  /// thread, while its requests are left alone.
+  void compute() noexcept;
+  /// What becomes of these tokens; faults of the device go to `fault`.
+  void take(CallbackFault& fault, PrefillStats& stats);
+
+ private:
+  /// Slots whose sequences go on and are such.
+  template <class Is>
+  std::vector<std::size_t> those(Is is) const {
+    std::vector<std::size_t> found;
+    for (std::size_t i = 0; i < running_.size(); ++i) {
+      if (running_[i] && !running_[i]->text.is_over() && is(*running_[i])) found.push_back(i);
+    }
+    return found;
+  }
+
+  /// token_of(slot): what its sequence consumes.
+  template <class TokenOf>
+  void step(std::span<const std::size_t> going, TokenOf token_of);
+  void prefill(std::span<const std::size_t> joining);
+  void draw(std::span<const std::size_t> drawing);
+  void step_ahead(std::span<const std::size_t> drawing);
+  bool draw_on_executor(std::span<const std::size_t> drawing);
+  /// What the texts of these want to know of the logits they are drawn from.
+  void find_likeliest(std::span<const std::size_t> drawing);
+  void draw_on_host(std::span<const std::size_t> drawing, bool can_draw);
+
+  /// A call of the executor: if it fails, those in it have no state that is known.
+  template <class Call>
+  void attempt(std::span<const std::size_t> of, Call call) {
+    try {
+      call();
+    } catch (const std::exception& error) {
+      fault_.keep();
+      for (const std::size_t i : of) running_[i]->text.fail(error.what());
+    }
+  }
+
+  models::Executor& executor() const { return *slots_.executor(); }
+  models::Slot slot(std::size_t index) const { return slots_[static_cast<int>(index)]; }
+
+  models::ExecutionOptions execution_;
+  models::Slots slots_;
+  std::vector<std::unique_ptr<RunningRequest>> running_;  // [slots]
+  std::size_t vocab_;
+  std::vector<Sample> drawn_;                   // [slots], in this round
+  std::vector<std::vector<Sample>> likeliest_;  // [slots], likewise
+  bool is_whole_ = true;                        // this round came to its end
+  CallbackFault fault_;
+  PrefillStats stats_;  // of this round
+
+  // Scratch of a round.
+  std::vector<int> tokens_;
+  std::vector<models::Run> runs_;
+  std::vector<models::Draw> draws_;
+  std::vector<int> drawn_tokens_;      // of draws_
+  std::vector<float> drawn_logprobs_;  // of draws_, or empty
+  std::vector<float> logits_;          // of slots side by side, [n, V]
+};
+
+}  // namespace mmrec::engine

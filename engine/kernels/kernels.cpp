@@ -1,0 +1,182 @@
+// The public kernels: arguments are checked here once for every backend.
+#include "mmrec/kernels.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <limits>
+#include <stdexcept>
+#include <utility>
+
+#include "engine/kernels/kernel_backend.h"
+#include "kernels/cpu/cpu.h"
+
+namespace mmrec {
+namespace {
+
+constexpr int kMaxThreads = 256;
+
+[[noreturn]] void refuse(const char* op, const char* operand, const std::string& what) {
+  throw std::invalid_argument(fmt::format("{}: {}: {}", op, operand, what));
+}
+
+void check_size(const char* op, const char* name, std::int64_t size) {
+  if (size < 0) refuse(op, name, fmt::format("found {}, expected >= 0", size));
+}
+
+void check_pointer(const char* op, const char* operand, const void* data) {
+  if (data == nullptr) refuse(op, operand, "found null, expected an address");
+}
+
+void check_type(const char* op, ElementType type) {
+  if (type != ElementType::kF32 && type != ElementType::kF16 && type != ElementType::kBF16) {
+    refuse(op, "type", fmt::format("found {}, expected an ElementType", static_cast<int>(type)));
+  }
+}
+
+/// The product of two counts >= 0, or nothing that fits.
+std::int64_t times(const char* op, const char* operand, std::int64_t a, std::int64_t b) {
+  std::int64_t product = 0;
+  if (__builtin_mul_overflow(a, b, &product)) refuse(op, operand, "has more elements than 64 bits can count");
+  return product;
+}
+
+/// Elements of the shape; it fits.
+std::int64_t check_shape(const char* op, const SequenceShape& s) {
+  check_size(op, "shape.batch", s.batch);
+  check_size(op, "shape.heads", s.heads);
+  check_size(op, "shape.time", s.time);
+  check_size(op, "shape.dim", s.dim);
+  return times(op, "shape", times(op, "shape", s.batch, s.heads), times(op, "shape", s.time, s.dim));
+}
+
+/// An operand that is read, or one that is written: then no two of its elements may be one.
+void check_sequence(const char* op, const char* operand, const void* data, const SequenceShape& s,
+                    const SequenceStrides& strides, bool written) {
+  check_pointer(op, operand, data);
+  struct Axis {
+    std::int64_t stride, count;
+  };
+  for (const std::int64_t stride : {strides.batch, strides.head}) {
+    if (stride < 0) refuse(op, operand, fmt::format("found a stride of {}, expected >= 0", stride));
+  }
+  if (strides.time == std::numeric_limits<std::int64_t>::min()) {
+    refuse(op, operand, "reaches beyond what 64 bits can address");
+  }
+  std::array<Axis, 3> axes{{{strides.batch, s.batch}, {strides.head, s.heads}, {std::abs(strides.time), s.time}}};
+  std::int64_t last = s.dim - 1;  // offset of the operand's last element in memory from its first
+  for (const Axis& axis : axes) {
+    const std::int64_t extent = times(op, operand, axis.stride, axis.count - 1);
+    if (__builtin_add_overflow(last, extent, &last)) refuse(op, operand, "reaches beyond what 64 bits can address");
+  }
+  if (strides.batch == 0 && strides.head == 0 && strides.time == 0) return;
+  if (!written) return;
+  std::sort(axes.begin(), axes.end(), [](const Axis& a, const Axis& b) { return a.stride < b.stride; });
+  std::int64_t within = s.dim;  // elements that the axes so far span
+  for (const Axis& axis : axes) {
+    if (axis.count == 1) continue;
+    if (axis.stride < within)
+      refuse(op, operand, fmt::format("found a stride of {}, with which elements overlap", axis.stride));
+    within = axis.stride * (axis.count - 1) + within;
+  }
+}
+
+/// Rows of `cols` elements.
+void check_rows(const char* op, const char* operand, const void* data, std::int64_t rows, std::int64_t cols,
+                std::int64_t stride) {
+  check_pointer(op, operand, data);
+  if (stride != 0 && stride < cols) {
+    refuse(op, operand, fmt::format("found a row stride of {}, expected at least {}", stride, cols));
+  }
+  (void)times(op, operand, rows, stride == 0 ? cols : stride);
+}
+
+template <class Op>
+void check_logprobs(const char* name, const Op& op) {
+  check_type(name, op.type);
+  check_size(name, "rows", op.rows);
+  check_size(name, "vocab", op.vocab);
+  if (op.target_type != IndexType::kInt32 && op.target_type != IndexType::kInt64) {
+    refuse(name, "target_type", fmt::format("found {}, expected an IndexType", static_cast<int>(op.target_type)));
+  }
+  if (op.rows == 0) return;
+  check_rows(name, "logits", op.logits, op.rows, op.vocab, op.row_stride);
+  check_pointer(name, "targets", op.targets);
+}
+
+std::unique_ptr<engine::KernelBackend> on_cpu(int threads) {
+  if (threads < 0) {
+    throw std::invalid_argument(fmt::format("kernel context: threads: found {}, expected >= 0", threads));
+  }
+  return std::make_unique<engine::KernelsOn<kernels::Cpu>>(std::min(threads, kMaxThreads));
+}
+
+}  // namespace
+
+KernelContext::KernelContext(std::unique_ptr<engine::KernelBackend> backend) : backend_(std::move(backend)) {}
+KernelContext::KernelContext(KernelContext&&) noexcept = default;
+KernelContext& KernelContext::operator=(KernelContext&&) noexcept = default;
+KernelContext::~KernelContext() = default;
+
+KernelContext KernelContext::cpu(int threads) { return KernelContext(on_cpu(threads)); }
+KernelContext KernelContext::cuda(int device) { return KernelContext(engine::make_cuda_kernels(device, nullptr)); }
+KernelContext KernelContext::cuda(int device, void* stream) {
+  return KernelContext(engine::make_cuda_kernels(device, &stream));
+}
+
+bool KernelContext::is_cuda() const { return backend_->is_cuda(); }
+void* KernelContext::stream() const { return backend_->stream(); }
+void KernelContext::synchronize() { backend_->synchronize(); }
+
+void exp_product_scan(KernelContext& context, const ExpProductScan& op) {
+  constexpr const char* kName = "exp_product_scan";
+  check_type(kName, op.type);
+  if (check_shape(kName, op.shape) > 0) {
+    check_sequence(kName, "gamma", op.gamma, op.shape, op.gamma_strides, false);
+    check_sequence(kName, "y", op.y, op.shape, op.y_strides, true);
+    if (op.log_y != nullptr) check_sequence(kName, "log_y", op.log_y, op.shape, op.log_y_strides, true);
+  }
+  engine::KernelBackend::of(context).run(op);
+}
+
+void logsumexp_scan(KernelContext& context, const LogSumExpScan& op) {
+  constexpr const char* kName = "logsumexp_scan";
+  check_type(kName, op.type);
+  if (check_shape(kName, op.shape) > 0) {
+    check_sequence(kName, "x", op.x, op.shape, op.x_strides, false);
+    check_sequence(kName, "y", op.y, op.shape, op.y_strides, true);
+  }
+  engine::KernelBackend::of(context).run(op);
+}
+
+void decay_scan(KernelContext& context, const DecayScan& op) {
+  constexpr const char* kName = "decay_scan";
+  check_type(kName, op.type);
+  if (check_shape(kName, op.shape) > 0) {
+    check_sequence(kName, "log_a", op.log_a, op.shape, op.log_a_strides, false);
+    check_sequence(kName, "b", op.b, op.shape, op.b_strides, false);
+    check_sequence(kName, "h", op.h, op.shape, op.h_strides, true);
+  }
+  engine::KernelBackend::of(context).run(op);
+}
+
+void token_logprobs(KernelContext& context, const TokenLogprobs& op) {
+  constexpr const char* kName = "token_logprobs";
+  check_logprobs(kName, op);
+  if (op.rows == 0) return;
+  check_pointer(kName, "logprobs", op.logprobs);
+  engine::KernelBackend::of(context).run(op);
+}
+
+void token_logprobs_backward(KernelContext& context, const TokenLogprobsBackward& op) {
+  constexpr const char* kName = "token_logprobs_backward";
+  check_logprobs(kName, op);
+  if (op.rows == 0) return;
+  check_pointer(kName, "grad", op.grad);
+  check_rows(kName, "d_logits", op.d_logits, op.rows, op.vocab, op.d_row_stride);
+  engine::KernelBackend::of(context).run(op);
+}
+
+}  // namespace mmrec

@@ -1,0 +1,410 @@
+// Scoring documents together, on one device or several.
+//
+// Documents are read a block at a time. Those of a block are sorted by length, so that those of a group are alike, and
+// a group is one call of an executor: one run for each document, in a slot of its own. How a call is cut and computed
+// is the executor's matter. Devices take groups as they become free, each in a thread of its own, while the caller's
+// reads more blocks, up to a bound. The group with the block's first document comes first, and so on.
+//
+// What must stay true: which documents make a group does not depend on how many devices there are; callbacks are called
+// in the caller's thread; documents are handed over in their order, each when it and all before it are scored.
+#include "mmrec/scorer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <iterator>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <stdexcept>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "engine/score/packed_documents.h"
+#include "engine/session/access.h"
+#include "engine/session/callback.h"
+
+namespace mmrec {
+namespace {
+
+using engine::Documents;
+
+/// Tokens of a group at most where nobody has said how many documents it takes: some thirty chunks of a GPU, so that
+/// the last one, which is not full, costs little. Groups of a block are about as large, so that devices finish
+/// together.
+constexpr std::size_t kGroupTokens = std::size_t{1} << 18;
+
+/// Full groups of a block at most. More would make groups a little more alike, and the first scores come later.
+constexpr std::size_t kGroupsOfABlock = 8;
+
+void check_ids(const std::vector<int>& ids, std::size_t document, std::int64_t vocab) {
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] >= vocab) {
+      throw std::invalid_argument(
+          fmt::format("document {}: token {} has id {}, expected 0..{}", document, i, ids[i], vocab - 1));
+    }
+  }
+}
+
+/// Those with a token to score, by falling length, then position.
+std::vector<std::size_t> by_length(Documents documents) {
+  std::vector<std::size_t> order;
+  for (std::size_t i = 0; i < documents.size(); ++i) {
+    if (documents[i].size() >= 2) order.push_back(i);
+  }
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return documents[a].size() > documents[b].size(); });
+  return order;
+}
+
+/// Documents that follow one another, and their scores.
+struct Block {
+  std::vector<std::vector<int>> owned;  // a stream's
+  Documents documents;
+  std::size_t first = 0;  // the number of the first
+  std::vector<DocumentScore> scores;
+  std::vector<std::size_t> order;
+  std::vector<bool> is_done;  // of each document, once its group is
+  std::size_t done = 0;       // documents that are done, as are all before them
+  std::size_t delivered = 0;  // documents
+
+  /// Called when the group is scored.
+  void finish(std::span<const std::size_t> members) {
+    for (const std::size_t d : members) is_done[d] = true;
+    while (done < is_done.size() && is_done[done]) ++done;
+  }
+};
+
+/// Of documents that live as long.
+std::unique_ptr<Block> make_block(Documents documents, std::size_t first = 0) {
+  auto block = std::make_unique<Block>();
+  block->documents = documents;
+  block->first = first;
+  block->scores.resize(documents.size());
+  block->is_done.resize(documents.size());
+  for (std::size_t d = 0; d < documents.size(); ++d) {
+    block->scores[d].complete = block->is_done[d] = documents[d].size() < 2;
+  }
+  block->finish({});
+  block->order = by_length(documents);
+  return block;
+}
+
+struct Group {
+  Block* block = nullptr;
+  std::span<const std::size_t> members;
+};
+
+/// One call of a scorer.
+class Scoring {
+ public:
+  /// `streams`: documents are still to be made while others are scored. A GPU then has a thread of its own, so that it
+  /// does not wait for them; a CPU has no more than all of its threads to give.
+  Scoring(std::span<const Model> models, const ScorerOptions& options, PrefillStats& stats, bool streams)
+      : options_(options),
+        execution_(engine::execution_options(options.session)),
+        stats_(stats),
+        is_alone_(models.size() == 1 && !(streams && models.front().info().device == Device::kCuda)) {
+    for (const Model& model : models) {
+      Worker& worker = workers_.emplace_back();
+      worker.executor = engine::Access::executor(model);
+      const int likes = options.batch != 0 ? options.batch : worker.executor->sequences_of_a_call();
+      most_documents_ = std::min(most_documents_, static_cast<std::size_t>(likes));
+    }
+  }
+  Scoring(const Scoring&) = delete;
+  Scoring& operator=(const Scoring&) = delete;
+  ~Scoring() { end(); }
+
+  /// Documents of a block at most.
+  std::size_t most_documents_of_a_block() const {
+    constexpr std::size_t kMost = 1U << 14;
+    return std::min(most_documents_, kMost / kGroupsOfABlock) * kGroupsOfABlock;
+  }
+
+  /// read() makes a block of the next documents, null where there are none. deliver(block, begin, end) receives
+  /// documents in order as they are done, where the call was cancelled also those that are not, and returns whether to
+  /// go on. False if it was cancelled.
+  template <class Read, class Deliver>
+  bool run(const Read& read, const Deliver& deliver) {
+    if (!is_alone_) start();
+    const std::size_t most_blocks = 2 * workers_.size() + 1;
+    std::exception_ptr read_fault;  // thrown when what came before is scored
+    engine::CallbackFault fault;
+    std::unique_lock lock(mutex_);
+    while (!is_over_ && (is_reading_ || !blocks_.empty())) {
+      if (told_tokens_ > 0) {
+        const std::int64_t tokens = std::exchange(told_tokens_, 0);
+        const double nll = std::exchange(told_nll_, 0.0);
+        lock.unlock();
+        const bool go_on = fault.guard([&] { return options_.on_progress(tokens, nll); });
+        lock.lock();
+        is_over_ = is_over_ || !go_on;
+      } else if (!blocks_.empty() && blocks_.front()->delivered < blocks_.front()->done) {
+        Block& block = *blocks_.front();
+        const std::size_t begin = std::exchange(block.delivered, block.done);
+        const std::size_t end = block.delivered;
+        lock.unlock();
+        if (!deliver(block, begin, end)) return false;
+        lock.lock();
+        if (end == block.documents.size()) blocks_.pop_front();
+      } else if (is_reading_ && (is_alone_ ? groups_.empty() : blocks_.size() < most_blocks)) {
+        lock.unlock();
+        std::unique_ptr<Block> block;
+        try {
+          block = read();
+        } catch (...) {
+          read_fault = std::current_exception();
+        }
+        lock.lock();
+        add(std::move(block));
+      } else if (is_alone_) {
+        take(workers_.front(), lock);
+      } else {
+        changed_.wait(lock);
+      }
+    }
+    const bool is_cancelled = is_over_;
+    lock.unlock();
+    end();
+    if (fault_) std::rethrow_exception(fault_);
+    fault.rethrow();
+    if (read_fault && !is_cancelled) std::rethrow_exception(read_fault);
+    for (const std::unique_ptr<Block>& block : blocks_) {
+      if (!deliver(*block, block->delivered, block->documents.size())) break;
+    }
+    return !is_cancelled;
+  }
+
+ private:
+  struct Worker {
+    std::shared_ptr<models::Executor> executor;
+    models::Slots slots;
+    bool has_used_slots = false;
+    std::size_t most = std::numeric_limits<std::size_t>::max();  // for more slots there is no memory
+  };
+
+  void start() {
+    try {
+      for (Worker& worker : workers_) threads_.emplace_back([this, &worker] { work(worker); });
+    } catch (const std::system_error&) {  // no more threads to be had: those there are do the work
+      if (threads_.empty()) is_alone_ = true;
+    }
+  }
+  void end() noexcept {
+    {
+      const std::lock_guard lock(mutex_);
+      is_over_ = true;
+    }
+    has_work_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+  }
+
+  /// Cuts a block into groups; null ends the reading. Requires: the lock.
+  void add(std::unique_ptr<Block> block) {
+    is_reading_ = block != nullptr;
+    if (is_reading_) {
+      std::vector<std::pair<std::size_t, Group>> groups;  // by their first document
+      for (std::size_t begin = 0; begin < block->order.size();) {
+        const std::span<const std::size_t> members = std::span(block->order).subspan(begin, group_size(*block, begin));
+        groups.emplace_back(*std::min_element(members.begin(), members.end()), Group{block.get(), members});
+        begin += members.size();
+      }
+      std::sort(groups.begin(), groups.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+      for (const auto& [first, group] : groups) groups_.push_back(group);
+      blocks_.push_back(std::move(block));
+    }
+    has_work_.notify_all();
+  }
+  std::size_t group_size(const Block& block, std::size_t begin) const {
+    const std::size_t most = std::min(block.order.size() - begin, most_documents_);
+    if (options_.batch != 0) return most;
+    const auto tokens_of = [&](std::size_t i) { return block.documents[block.order[i]].size(); };
+    std::size_t left = 0;
+    for (std::size_t i = begin; i < block.order.size(); ++i) left += tokens_of(i);
+    const std::size_t groups = (left + kGroupTokens - 1) / kGroupTokens;
+    const std::size_t share = (left + groups - 1) / groups;
+    std::size_t tokens = 0;
+    for (std::size_t size = 0; size < most; ++size) {
+      tokens += tokens_of(begin + size);
+      if (size > 0 && tokens > share) return size;
+    }
+    return most;
+  }
+
+  void work(Worker& worker) {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      has_work_.wait(lock, [&] { return is_over_ || !is_reading_ || !groups_.empty(); });
+      if (is_over_ || groups_.empty()) return;
+      try {
+        take(worker, lock);
+      } catch (...) {
+        lock.lock();
+        if (!fault_) fault_ = std::current_exception();
+        is_over_ = true;
+      }
+      changed_.notify_one();
+    }
+  }
+
+  /// Scores the next group. Requires: the lock, which is held again unless it throws.
+  void take(Worker& worker, std::unique_lock<std::mutex>& lock) {
+    const Group group = groups_.front();
+    groups_.pop_front();
+    lock.unlock();
+    changed_.notify_one();
+    const bool go_on = score(worker, group);
+    lock.lock();
+    if (go_on) {
+      group.block->finish(group.members);
+    } else {
+      is_over_ = true;
+    }
+  }
+
+  /// Whether to go on: if not, some of the group may be missing.
+  bool score(Worker& worker, const Group& group) {
+    make_room(worker, group.members.size());
+    const auto room = static_cast<std::size_t>(worker.slots.count());
+    bool go_on = true;
+    for (std::size_t begin = 0; begin < group.members.size() && go_on; begin += room) {
+      const auto members = group.members.subspan(begin, std::min(room, group.members.size() - begin));
+      if (std::exchange(worker.has_used_slots, true)) {
+        worker.executor->clear(worker.slots.first(), static_cast<int>(members.size()));
+      }
+      engine::PackedDocuments packed(group.block->documents, members, worker.slots);
+      models::Work work = packed.work();
+      work.whole_calls = options_.whole_calls;
+      engine::CallbackFault fault;
+      const auto report = [&](std::span<const std::int64_t> rows_done) {
+        const auto tell = [&](std::int64_t tokens, double nll) { return progressed(tokens, nll); };
+        go_on = fault.guard([&] { return !options_.on_progress || packed.report(rows_done, tell); }) && !is_over();
+        return go_on;
+      };
+      if (options_.on_progress || !is_alone_) work.progress = report;
+      const models::Done done = worker.executor->run(work, execution_);
+      packed.finish(done.rows, group.block->scores);
+      if (go_on) report(done.rows);
+      fault.rethrow();
+      const std::lock_guard lock(mutex_);
+      stats_ += done.stats;
+    }
+    return go_on;
+  }
+
+  /// Slots for so many documents, or fewer where memory does not suffice and nobody has said how many.
+  void make_room(Worker& worker, std::size_t documents) {
+    if (static_cast<std::size_t>(worker.slots.count()) >= std::min(documents, worker.most)) return;
+    worker.slots = {};
+    worker.has_used_slots = false;
+    for (std::size_t count = std::min(documents, worker.most);; count = (count + 1) / 2, worker.most = count) {
+      try {
+        worker.slots = models::Slots(worker.executor, static_cast<int>(count), execution_);
+        return;
+      } catch (const std::bad_alloc&) {
+        if (options_.batch != 0 || count == 1) throw;
+      }
+    }
+  }
+
+  bool progressed(std::int64_t tokens, double nll) {
+    if (is_alone_) return options_.on_progress(tokens, nll);
+    const std::lock_guard lock(mutex_);
+    told_tokens_ += tokens;
+    told_nll_ += nll;
+    changed_.notify_one();
+    return true;
+  }
+  bool is_over() {
+    const std::lock_guard lock(mutex_);
+    return is_over_;
+  }
+
+  const ScorerOptions& options_;
+  models::ExecutionOptions execution_;
+  PrefillStats& stats_;
+  bool is_alone_;                                                         // scores in the caller's thread
+  std::size_t most_documents_ = std::numeric_limits<std::size_t>::max();  // of a group
+  std::deque<Worker> workers_;
+  std::vector<std::thread> threads_;
+
+  std::mutex mutex_;                            // guards all that follows
+  std::condition_variable changed_, has_work_;  // for the caller's thread, for the workers
+  std::deque<std::unique_ptr<Block>> blocks_;   // not handed over, in order
+  std::deque<Group> groups_;                    // of these, those that nobody has taken
+  bool is_reading_ = true, is_over_ = false;    // over: cancelled or failed
+  std::int64_t told_tokens_ = 0;                // for on_progress
+  double told_nll_ = 0.0;
+  std::exception_ptr fault_;
+};
+
+}  // namespace
+
+Scorer::Scorer(Model model, ScorerOptions options) : Scorer(std::vector{std::move(model)}, std::move(options)) {}
+
+Scorer::Scorer(std::vector<Model> models, ScorerOptions options)
+    : models_(std::move(models)), options_(std::move(options)) {
+  engine::check_replicas(models_);
+  if (options_.batch != 0) engine::check_batch(options_.batch);
+  engine::check_options(options_.session);
+  const ModelInfo& info = models_.front().info();
+  if (options_.whole_calls && !info.variant.bank.value_or(false)) {
+    throw std::invalid_argument(
+        fmt::format("scorer option whole_calls: found true, but this model ({}) has no bank", info.architecture));
+  }
+}
+
+std::vector<DocumentScore> Scorer::score(std::span<const std::vector<int>> documents) {
+  if (documents.empty()) return {};
+  for (std::size_t d = 0; d < documents.size(); ++d) check_ids(documents[d], d, models_.front().info().vocab_size);
+  std::vector<DocumentScore> scores;
+  bool is_read = false;
+  Scoring(models_, options_, stats_, false)
+      .run([&] { return std::exchange(is_read, true) ? nullptr : make_block(documents); },
+           [&](Block& block, std::size_t begin, std::size_t end) {
+             std::move(block.scores.begin() + static_cast<std::ptrdiff_t>(begin),
+                       block.scores.begin() + static_cast<std::ptrdiff_t>(end), std::back_inserter(scores));
+             return true;
+           });
+  return scores;
+}
+
+bool Scorer::score_stream(
+    const std::function<bool(std::vector<int>& ids)>& next,
+    const std::function<bool(std::size_t document, std::vector<int>& ids, DocumentScore& score)>& on_score) {
+  Scoring scoring(models_, options_, stats_, true);
+  const std::size_t most_documents = scoring.most_documents_of_a_block();
+  std::size_t first = 0;
+  const auto read = [&]() -> std::unique_ptr<Block> {
+    std::vector<std::vector<int>> documents;
+    std::size_t tokens = 0;
+    std::vector<int> ids;
+    while (tokens < kReadAheadTokens && documents.size() < most_documents && next(ids)) {
+      check_ids(ids, first + documents.size(), models_.front().info().vocab_size);
+      tokens += ids.size();
+      documents.push_back(std::move(ids));
+      ids = {};
+    }
+    if (documents.empty()) return nullptr;
+    std::unique_ptr<Block> block = make_block(documents, first);
+    block->owned = std::move(documents);  // which moves none of them
+    first += block->owned.size();
+    return block;
+  };
+  const auto deliver = [&](Block& block, std::size_t begin, std::size_t end) {
+    for (std::size_t d = begin; d < end; ++d) {
+      if (!block.scores[d].complete || !on_score(block.first + d, block.owned[d], block.scores[d])) return false;
+    }
+    return true;
+  };
+  return scoring.run(read, deliver);
+}
+
+}  // namespace mmrec

@@ -1,0 +1,40 @@
+// The way into Model and Session from below: both are made of an executor, whoever makes that. Model::load uses it with
+// the backends' executors, tests with toys; scorer and generator hand their work to a model's. Not installed.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "mmrec/model.h"
+#include "mmrec/session.h"
+#include "models/runtime/executor.h"
+#include "models/runtime/host_state.h"
+
+namespace mmrec::engine {
+
+struct Access {
+  /// A session of `batch` sequences in slots of `executor`, whose states have `layout`; `fingerprint` is the identity
+  /// that saved states carry.
+  static Session session(std::shared_ptr<models::Executor> executor, models::StateLayout layout,
+                         std::int64_t vocab_size, std::uint64_t fingerprint, int batch,
+                         const models::ExecutionOptions& options);
+  using SessionImpl = Session::Impl;  // engine/session/session_impl.h
+  static SessionImpl& impl(Session& session);
+  /// `executor` keeps the weights alive.
+  static Model model(ModelInfo info, models::StateLayout layout, std::shared_ptr<models::Executor> executor);
+  static const std::shared_ptr<models::Executor>& executor(const Model& model);
+  static const models::StateLayout& layout(const Model& model);
+  static const models::Slots& slots(const Session& session);
+};
+
+/// Throw std::invalid_argument naming the option, found and expected.
+void check_batch(int batch);
+void check_options(const SessionOptions& options);
+/// At least one, and all of them one model.
+void check_replicas(std::span<const Model> models);
+
+/// The executor's words for the session's options. Requires: check_options(options) passed.
+models::ExecutionOptions execution_options(const SessionOptions& options);
+
+}  // namespace mmrec::engine

@@ -1,0 +1,208 @@
+// Model: what it is, and an executor with the weights on the device they live on.
+#include "mmrec/model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <future>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <set>
+#include <stdexcept>
+#include <system_error>
+#include <utility>
+
+#include "engine/kernels/kernel_backend.h"
+#include "engine/session/access.h"
+#include "mmrec/errors.h"
+#include "models/architecture.h"
+#include "models/runtime/cuda_device.h"
+
+namespace mmrec {
+
+struct Model::Impl {
+  ModelInfo info;
+  models::StateLayout layout;  // of one sequence's state
+  std::shared_ptr<models::Executor> executor;
+};
+
+namespace {
+
+void check(const LoadOptions& options) {
+  if (options.device != Device::kAuto && options.device != Device::kCpu && options.device != Device::kCuda) {
+    throw std::invalid_argument(
+        fmt::format("load option device: found {}, expected a Device", static_cast<int>(options.device)));
+  }
+  if (options.precision != Precision::kAuto && options.precision != Precision::kF32 &&
+      options.precision != Precision::kF16 && options.precision != Precision::kBF16) {
+    throw std::invalid_argument(
+        fmt::format("load option precision: found {}, expected a Precision", static_cast<int>(options.precision)));
+  }
+  if (options.gpu < 0) {
+    throw std::invalid_argument(fmt::format("load option gpu: found {}, expected >= 0", options.gpu));
+  }
+  if (options.threads < 0) {
+    throw std::invalid_argument(fmt::format("load option threads: found {}, expected >= 0", options.threads));
+  }
+}
+
+std::string unusable(const std::string& reason) { return fmt::format("no usable CUDA device ({})", reason); }
+
+/// Whether the model runs on the GPU, decided before any file is read; if not, and one was looked for, `reason` says
+/// why. kCpu never asks for one.
+bool takes_cuda(const LoadOptions& options, std::string& reason) {
+  if (options.device != Device::kCpu) {
+    reason = models::cuda_unusable_reason(options.gpu);
+    if (reason.empty()) return true;
+    if (options.device == Device::kCuda) throw DeviceUnavailable(unusable(reason));
+    reason = unusable(reason);
+  }
+  if (options.precision == Precision::kF16) {
+    throw std::invalid_argument(
+        fmt::format("load option precision: found {} on the CPU, expected auto, fp32 or bf16{}{}",
+                    to_string(options.precision), reason.empty() ? "" : ": ", reason));
+  }
+  return false;
+}
+
+void warn_of_cpu(const LoadOptions& options, std::string_view reason) {
+  if (options.on_warning) options.on_warning(fmt::format("{}: running on the CPU", reason));
+}
+
+/// The same where no GPU was found: once in a process, as it stays so. A build without CUDA says nothing.
+void warn_of_no_gpu(const LoadOptions& options, const std::string& reason) {
+  if (reason.empty() || !engine::built_with_cuda() || !options.on_warning) return;
+  static std::mutex mutex;
+  static auto* const told = new std::set<std::string>;  // outlives threads that load when the process ends
+  {
+    const std::lock_guard lock(mutex);
+    if (!told->insert(reason).second) return;
+  }
+  warn_of_cpu(options, reason);
+}
+
+/// Those of `gpus` if there are any, else all that can be used; decided before any file is read.
+std::vector<int> chosen_gpus(std::span<const int> gpus, const LoadOptions& options) {
+  for (auto gpu = gpus.begin(); gpu != gpus.end(); ++gpu) {
+    if (*gpu < 0) throw std::invalid_argument(fmt::format("gpus: found {}, expected >= 0", *gpu));
+    if (std::find(gpus.begin(), gpu, *gpu) != gpu) {
+      throw std::invalid_argument(fmt::format("gpus: found {} twice, expected each GPU once", *gpu));
+    }
+  }
+  for (const int gpu : gpus) {
+    if (const std::string reason = models::cuda_unusable_reason(gpu); !reason.empty())
+      throw DeviceUnavailable(unusable(reason));
+  }
+  if (!gpus.empty()) return {gpus.begin(), gpus.end()};
+  std::vector<int> chosen;
+  std::vector<std::string> left_out;
+  for (int gpu = 0; gpu < models::cuda_device_count(); ++gpu) {
+    if (const std::string reason = models::cuda_unusable_reason(gpu); reason.empty()) {
+      chosen.push_back(gpu);
+    } else {
+      left_out.push_back(fmt::format("GPU {} is not used ({})", gpu, reason));
+    }
+  }
+  if (chosen.empty()) throw DeviceUnavailable(unusable(models::cuda_unusable_reason()));
+  for (const std::string& warning : left_out) {
+    if (options.on_warning) options.on_warning(warning);
+  }
+  return chosen;
+}
+
+std::unique_ptr<models::LoadedModel> loaded(const std::filesystem::path& folder, const LoadOptions& options) {
+  return models::load_model(folder, options.variant,
+                            {.allow_nonfinite = options.allow_nonfinite, .threads = options.threads},
+                            options.on_warning);
+}
+
+Model on_cuda(const models::LoadedModel& model, Precision precision, int gpu) {
+  models::LoadedModel::OnDevice there = model.on_cuda(precision, gpu);
+  return engine::Access::model(std::move(there.info), model.state(), std::move(there.executor));
+}
+
+}  // namespace
+
+Model::Model(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+
+Model Model::load(const std::filesystem::path& folder, const LoadOptions& options) {
+  check(options);
+  std::string no_gpu;
+  const bool cuda = takes_cuda(options, no_gpu);
+  const std::unique_ptr<models::LoadedModel> model = loaded(folder, options);
+  warn_of_no_gpu(options, no_gpu);  // a file that is refused is the only news then
+  if (cuda) {
+    const bool insists = options.device == Device::kCuda || options.precision == Precision::kF16;
+    try {
+      return on_cuda(*model, options.precision, options.gpu);  // and the host's copy goes
+    } catch (const std::bad_alloc& fault) {
+      if (insists) throw;
+      warn_of_cpu(options, fault.what());
+    } catch (const std::system_error& fault) {  // no context, or a device that fails
+      if (insists) throw;
+      warn_of_cpu(options, fault.what());
+    }
+  }
+  if (options.precision == Precision::kBF16) model->round_to_bf16();
+  return engine::Access::model(model->info(), model->state(), model->on_cpu());
+}
+
+std::vector<Model> Model::load_on_gpus(const std::filesystem::path& folder, const LoadOptions& options,
+                                       std::span<const int> gpus) {
+  check(options);
+  if (options.device == Device::kCpu) throw std::invalid_argument("load option device: found kCpu, expected a GPU");
+  const std::vector<int> chosen = chosen_gpus(gpus, options);
+  const std::unique_ptr<models::LoadedModel> model = loaded(folder, options);
+  std::vector<std::future<Model>> uploads;
+  uploads.reserve(chosen.size());
+  for (const int gpu : chosen) {
+    // Where no thread can be started, get() runs it in this one.
+    uploads.push_back(std::async(std::launch::async | std::launch::deferred,
+                                 [&, gpu] { return on_cuda(*model, options.precision, gpu); }));
+  }
+  std::vector<Model> models;
+  models.reserve(chosen.size());
+  for (std::future<Model>& upload : uploads) models.push_back(upload.get());
+  return models;
+}
+
+const ModelInfo& Model::info() const { return impl_->info; }
+
+Session Model::new_session(int batch, const SessionOptions& options) const {
+  engine::check_batch(batch);
+  engine::check_options(options);
+  return engine::Access::session(impl_->executor, impl_->layout, impl_->info.vocab_size, impl_->info.fingerprint, batch,
+                                 engine::execution_options(options));
+}
+
+namespace engine {
+
+Model Access::model(ModelInfo info, models::StateLayout layout, std::shared_ptr<models::Executor> executor) {
+  return Model(
+      std::make_shared<const Model::Impl>(Model::Impl{std::move(info), std::move(layout), std::move(executor)}));
+}
+
+const std::shared_ptr<models::Executor>& Access::executor(const Model& model) { return model.impl_->executor; }
+const models::StateLayout& Access::layout(const Model& model) { return model.impl_->layout; }
+
+void check_replicas(std::span<const Model> models) {
+  if (models.empty()) throw std::invalid_argument("models: found none, expected at least one");
+  const auto of = [](const Model& model) {
+    const ModelInfo& info = model.info();
+    constexpr std::array<std::string_view, 3> kCalls = {"stepwise", "prompt", "whole"};
+    return fmt::format(
+        "fingerprint {:016x} on {} in {}{}", info.fingerprint, info.device == Device::kCuda ? "a GPU" : "the CPU",
+        to_string(info.precision),
+        info.variant.calls ? fmt::format(", calls {}", kCalls[static_cast<std::size_t>(*info.variant.calls)]) : "");
+  };
+  for (std::size_t i = 1; i < models.size(); ++i) {
+    if (of(models[i]) == of(models[0])) continue;
+    throw std::invalid_argument(
+        fmt::format("model {}: found {}, expected model 0's {}", i, of(models[i]), of(models[0])));
+  }
+}
+
+}  // namespace engine
+}  // namespace mmrec

@@ -1,0 +1,130 @@
+// What a session is made of: slots of an executor, and what the host knows of the sequences in them.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "engine/generate/recent_tokens.h"
+#include "engine/session/callback.h"
+#include "engine/session/state_format.h"
+#include "mmrec/session.h"
+#include "models/runtime/executor.h"
+
+namespace mmrec {
+
+struct Session::Impl {
+  Impl(models::Slots own_slots, engine::StateShape its_shape, std::int64_t its_vocab_size,
+       const models::ExecutionOptions& its_options)
+      : slots(std::move(own_slots)),
+        shape(std::move(its_shape)),
+        vocab_size(its_vocab_size),
+        options(its_options),
+        recent(slots.count(), kRecentTokens),
+        runs(static_cast<std::size_t>(slots.count())),
+        drawn(runs.size()) {}
+
+  models::Slots slots;
+  engine::StateShape shape;
+  std::int64_t vocab_size;
+  models::ExecutionOptions options;
+  std::int64_t position = 0;
+  engine::RecentTokens recent;
+  PrefillStats stats = {};
+  std::vector<float> logits = {};       // [B, V] once fetched
+  bool has_logits = false;              // they are those of `position`
+  std::optional<Sampler> sampler = {};  // of the last draw, for its scratch
+  std::vector<models::Draw> draws = {};
+  std::vector<models::Run> runs;  // [B], scratch
+  std::vector<int> drawn;         // [B], scratch
+  std::vector<float> drawn_logprobs = {};
+
+  models::Executor& executor() const { return *slots.executor(); }
+  std::size_t batch() const { return runs.size(); }
+
+  /// One run of `rows` tokens for every sequence.
+  std::span<const models::Run> runs_of(std::int64_t rows) {
+    for (std::size_t b = 0; b < runs.size(); ++b) {
+      runs[b] = {slots[static_cast<int>(b)], position, static_cast<std::int64_t>(b) * rows, rows};
+    }
+    return runs;
+  }
+
+  /// Tokens [batch, T], and log-probs [batch, T] unless empty.
+  void consume(std::span<const int> tokens, std::span<float> logprobs, const CallOptions& call) {
+    const auto total = static_cast<std::int64_t>(tokens.size() / batch());
+    models::Work work{tokens, runs_of(total), logprobs};
+    engine::CallbackFault fault;
+    if (call.on_progress) {
+      work.progress = [&](std::span<const std::int64_t> rows_done) {
+        const std::int64_t done = *std::min_element(rows_done.begin(), rows_done.end());
+        if (done == 0 || done == total) return true;
+        return fault.guard([&] { return call.on_progress(done, total); });
+      };
+    }
+    has_logits = false;
+    const models::Done result = executor().run(work, options);
+    stats += result.stats;
+    const std::int64_t done = *std::max_element(result.rows.begin(), result.rows.end());
+    // A call that was ended leaves its sequences at one position: those that lag behind catch up.
+    for (std::size_t b = 0; b < batch(); ++b) {
+      const std::int64_t has = result.rows[b];
+      if (has == done) continue;
+      const std::size_t first = b * static_cast<std::size_t>(total) + static_cast<std::size_t>(has);
+      const auto rest = static_cast<std::size_t>(done - has);
+      const models::Run run{slots[static_cast<int>(b)], position + has, 0, done - has};
+      stats +=
+          executor()
+              .run(
+                  {tokens.subspan(first, rest), {&run, 1}, logprobs.empty() ? logprobs : logprobs.subspan(first, rest)},
+                  options)
+              .stats;
+    }
+    recent.push(tokens, static_cast<std::size_t>(total), static_cast<std::size_t>(done));
+    position += done;
+    fault.rethrow();
+  }
+
+  std::span<const float> fetched_logits() {
+    if (position == 0) return {};
+    if (!has_logits) {
+      logits.resize(batch() * static_cast<std::size_t>(vocab_size));
+      executor().logits(slots.first(), slots.count(), logits);
+      has_logits = true;
+    }
+    return logits;
+  }
+  std::span<const float> logits_of(std::size_t sequence) {
+    const auto vocab = static_cast<std::size_t>(vocab_size);
+    return fetched_logits().subspan(sequence * vocab, vocab);
+  }
+
+  Sampler& sampler_for(const SamplerOptions& wanted) {
+    if (!sampler || sampler->options() != wanted) sampler = Sampler(wanted);
+    return *sampler;
+  }
+
+  void check_one_each(std::size_t count, const char* what) const {
+    if (count == batch()) return;
+    throw std::invalid_argument(fmt::format("found {} {}, expected one per sequence: {}", count, what, batch()));
+  }
+  void check_tokens(std::span<const int> tokens) const {
+    if (tokens.empty() || tokens.size() % batch() != 0) {
+      throw std::invalid_argument(
+          fmt::format("found {} tokens, expected a positive multiple of the batch of {}", tokens.size(), batch()));
+    }
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      if (tokens[i] < 0 || tokens[i] >= vocab_size) {
+        throw std::invalid_argument(fmt::format("token {} has id {}, expected 0..{}", i, tokens[i], vocab_size - 1));
+      }
+    }
+  }
+};
+
+}  // namespace mmrec

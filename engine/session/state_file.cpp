@@ -1,0 +1,140 @@
+// Layout, between the ends of sealed_bytes.h:
+//
+//  24  u64  tokenizer fingerprint     56  i32  top_k, repetition_window, vocab_limit
+//  32  u64  seed                      68  u32  recent tokens, n
+//  40  f32  temperature, top_p,       72  u64  bytes of the state; all tokens, m; bytes of computed_with
+//           min_p, repetition_penalty  96  i32  recent tokens [n]; all tokens [m]; computed_with; the state, sealed
+//           itself
+#include "mmrec/state_file.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <stdexcept>
+
+#include "engine/session/sealed_bytes.h"
+#include "models/files/checked.h"
+#include "models/files/file.h"
+#include "models/files/replace_file.h"
+
+namespace mmrec {
+namespace {
+
+using engine::kSealBeginBytes;
+using engine::kSealEndBytes;
+
+constexpr engine::SealedFormat kFormat = {.magic = "mmrecSQ\n", .version = 2, .what = "state file"};
+constexpr std::size_t kFixedBytes = 72;    // between the beginning and the recent tokens
+constexpr std::uint64_t kMostText = 4096;  // of computed_with
+constexpr std::size_t kLeastBytes = kSealBeginBytes + kFixedBytes + kSealEndBytes;
+
+}  // namespace
+
+SavedSequence save_sequence(const Session& session, const SamplerOptions& sampler, const Tokenizer* tokenizer) {
+  if (session.batch() != 1) {
+    throw std::invalid_argument(fmt::format("save_sequence: found a batch of {}, expected 1", session.batch()));
+  }
+  const std::span<const int> recent = session.recent_tokens();
+  return {.state = session.save(),
+          .recent = {recent.begin(), recent.end()},
+          .sampler = sampler,
+          .tokenizer_fingerprint = tokenizer != nullptr ? tokenizer->fingerprint() : 0};
+}
+
+void restore_sequence(Session& session, const SavedSequence& saved, const Tokenizer* tokenizer) {
+  if (session.batch() != 1) {
+    throw std::invalid_argument(fmt::format("restore_sequence: found a batch of {}, expected 1", session.batch()));
+  }
+  if (tokenizer != nullptr && saved.tokenizer_fingerprint != 0 &&
+      saved.tokenizer_fingerprint != tokenizer->fingerprint()) {
+    throw std::runtime_error(
+        fmt::format("saved state: of another tokenizer: found fingerprint {:#018x}, expected {:#018x}",
+                    saved.tokenizer_fingerprint, tokenizer->fingerprint()));
+  }
+  try {
+    session.restore(saved.state, saved.recent);
+  } catch (const std::invalid_argument& error) {  // of its recent tokens
+    throw std::runtime_error(fmt::format("saved state: {}", error.what()));
+  }
+}
+
+std::vector<std::byte> encode_sequence(const SavedSequence& saved) {
+  engine::SealedWriter out(kFormat, kLeastBytes + 4 * (saved.recent.size() + saved.tokens.size()) +
+                                        saved.computed_with.size() + saved.state.size());
+  const SamplerOptions& s = saved.sampler;
+  out.put(saved.tokenizer_fingerprint);
+  out.put(s.seed);
+  for (const float x : {s.temperature, s.top_p, s.min_p, s.repetition_penalty}) out.put(x);
+  for (const int n : {s.top_k, s.repetition_window, s.vocab_limit}) out.put(static_cast<std::int32_t>(n));
+  out.put(static_cast<std::uint32_t>(saved.recent.size()));
+  for (const std::size_t size : {saved.state.size(), saved.tokens.size(), saved.computed_with.size()}) {
+    out.put(static_cast<std::uint64_t>(size));
+  }
+  out.put(saved.recent);
+  out.put(saved.tokens);
+  out.put(std::as_bytes(std::span(saved.computed_with)));
+  out.put(saved.state);
+  return out.finish();
+}
+
+SavedSequence decode_sequence(std::span<const std::byte> bytes, const std::string& name) {
+  engine::SealedReader in(bytes, kFormat, name, kLeastBytes);
+  SavedSequence saved;
+  SamplerOptions& s = saved.sampler;
+  saved.tokenizer_fingerprint = in.get<std::uint64_t>();
+  s.seed = in.get<std::uint64_t>();
+  for (float* x : {&s.temperature, &s.top_p, &s.min_p, &s.repetition_penalty}) *x = in.get<float>();
+  for (int* n : {&s.top_k, &s.repetition_window, &s.vocab_limit}) *n = in.get<std::int32_t>();
+  try {
+    const Sampler checked(s);
+  } catch (const std::invalid_argument& error) {
+    in.fail(error.what());
+  }
+  const auto recent = in.get<std::uint32_t>();
+  const auto state = in.get<std::uint64_t>();
+  const auto tokens = in.get<std::uint64_t>();
+  const auto text = in.get<std::uint64_t>();
+  if (recent > Session::kRecentTokens) {
+    in.fail(fmt::format("found {} recent tokens, expected at most {}", recent, Session::kRecentTokens));
+  }
+  if (text > kMostText) in.fail(fmt::format("found {} bytes of computed_with, expected at most {}", text, kMostText));
+  models::CheckedSize bytes_after = models::CheckedSize(tokens) * 4;
+  bytes_after += 4 * std::uint64_t{recent} + text;
+  bytes_after += state;
+  if (bytes_after.overflowed() || bytes_after.value() != in.left()) {
+    in.fail(fmt::format("found {} bytes, expected those of {} + {} tokens, {} of computed_with and {} of the state",
+                        in.left(), recent, tokens, text, state));
+  }
+  saved.recent = in.get<int>(recent, "recent");
+  saved.tokens = in.get<int>(tokens, "tokens");
+  const auto with = in.get_bytes(text);
+  saved.computed_with.assign(reinterpret_cast<const char*>(with.data()), with.size());
+  const auto rest = in.get_bytes(state);
+  saved.state.assign(rest.begin(), rest.end());
+  return saved;
+}
+
+void write_state_file(const std::filesystem::path& path, const SavedSequence& saved) {
+  models::replace_file(path, encode_sequence(saved));
+}
+
+SavedSequence read_state_file(const std::filesystem::path& path) {
+  const models::File file = models::File::open(path);
+  constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 41;  // twice what a model's state may take
+  if (file.size() < kLeastBytes || file.size() > kMostBytes) {
+    throw std::runtime_error(
+        fmt::format("{}: found {} bytes, expected {} to {}", path.string(), file.size(), kLeastBytes, kMostBytes));
+  }
+  // What it is before memory is taken for all of it.
+  std::byte start[8];
+  file.read(0, start);
+  if (std::memcmp(start, kFormat.magic.data(), sizeof start) != 0) {
+    throw std::runtime_error(
+        fmt::format("{}: not a state file (its first 8 bytes are not \"mmrecSQ\\n\")", path.string()));
+  }
+  std::vector<std::byte> bytes(file.size());
+  file.read(0, bytes);
+  return decode_sequence(bytes, path.string());
+}
+
+}  // namespace mmrec

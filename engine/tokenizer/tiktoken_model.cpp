@@ -1,0 +1,126 @@
+// The model of a tokenizer.tiktoken: the pattern of tokenizer_config.json cuts text into pieces, whose bytes are joined
+// by rank. Special tokens have ids of their own and never come of text.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <unordered_map>
+#include <utility>
+
+#include "engine/tokenizer/byte_pairs.h"
+#include "engine/tokenizer/rank_file.h"
+#include "engine/tokenizer/split_pattern.h"
+#include "engine/tokenizer/tokenizer_config.h"
+#include "engine/tokenizer/tokenizer_model.h"
+#include "models/files/checksum.h"
+#include "models/files/text.h"
+#include "models/files/utf8.h"
+
+namespace mmrec::engine {
+namespace {
+
+constexpr std::string_view kEndOfText = "<|endoftext|>";
+
+class TiktokenModel final : public TokenizerModel {
+ public:
+  TiktokenModel(const std::vector<std::string>& ranks, SplitPattern pattern)
+      : pattern_(std::move(pattern)), pairs_(ranks) {
+    tokens.reserve(ranks.size());
+    for (const std::string& rank : ranks) {
+      tokens.push_back({rank, rank, rank.empty() ? Token::Kind::kControl : Token::Kind::kBytes});
+    }
+  }
+
+  // In one thread: a pattern may look any way ahead, so no place is known to be a cut.
+  void encode(std::string_view text, std::vector<int>& ids, const OnProgress& on_progress,
+              int /*threads*/) const override {
+    const std::size_t all = text.size();
+    std::string valid;
+    if (!models::is_valid_utf8(text)) {
+      valid = models::replace_invalid_utf8(text);
+      text = valid;
+    }
+    struct Ended {};
+    std::size_t done = 0;
+    std::size_t told = 0;
+    try {
+      pattern_.split(text, [&](std::string_view piece) {
+        pairs_.encode(piece, ids);
+        done += piece.size();
+        if (!on_progress || done - told < kChunkBytes) return;
+        told = done;
+        if (!on_progress(std::min(done, all))) throw Ended();  // replacements are longer than what they stand for
+      });
+    } catch (const Ended&) {
+      return;
+    }
+    if (on_progress && told != done) (void)on_progress(all);
+  }
+
+ private:
+  SplitPattern pattern_;
+  BytePairs pairs_;
+};
+
+/// Adds the special tokens, each at an id and of a text that no other token has. Ids beyond the ranks may be unused.
+void add_special_tokens(const SplitConfig& config, const std::string& name, const std::string& config_name,
+                        TokenizerModel& model) {
+  const std::size_t ranks = model.tokens.size();
+  if (!config.special_tokens.empty()) {
+    model.tokens.resize(std::max(ranks, static_cast<std::size_t>(config.special_tokens.rbegin()->first) + 1));
+  }
+  std::unordered_map<std::string_view, std::size_t> ids;
+  for (std::size_t id = 0; id < ranks; ++id) {
+    if (!model.tokens[id].piece.empty()) ids.emplace(model.tokens[id].piece, id);
+  }
+  for (const auto& [id, text] : config.special_tokens) {
+    Token& token = model.tokens[static_cast<std::size_t>(id)];
+    if (!token.piece.empty()) {
+      throw std::runtime_error(
+          fmt::format("{}: found special token {} of id {}, expected another id: it is a rank of {}", config_name,
+                      models::quote(text), id, name));
+    }
+    if (const auto same = ids.find(text); same != ids.end()) {
+      throw std::runtime_error(
+          fmt::format("{}: found special token {} of id {}, expected another text: it is that of rank {} of {}",
+                      config_name, models::quote(text), id, same->second, name));
+    }
+    token.piece = text;
+  }
+  for (std::size_t id = 0; id < ranks; ++id) {
+    if (model.tokens[id].piece.empty()) {
+      throw std::runtime_error(
+          fmt::format("{}: found no token of rank {}, expected ranks 0..{} each once", name, id, ranks - 1));
+    }
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<TokenizerModel> load_tiktoken(std::string_view ranks, const std::string& name, std::string_view config,
+                                              const std::string& config_name) {
+  const std::vector<std::string> tokens = parse_ranks(ranks, name);
+  if (config.empty()) {
+    throw std::runtime_error(fmt::format("{}: found no such file, expected the \"pattern\" of {}", config_name, name));
+  }
+  const SplitConfig split = parse_split_config(config, config_name);
+  if (!split.pattern) {
+    throw std::runtime_error(fmt::format("{}: found no \"pattern\", expected that of {}", config_name, name));
+  }
+  auto model = std::make_unique<TiktokenModel>(tokens, SplitPattern(*split.pattern, config_name));
+  add_special_tokens(split, name, config_name, *model);
+  model->eos_id = model->find(kEndOfText);
+  apply(parse_tokenizer_config(config, config_name), config_name, name, *model);
+
+  models::Crc64 identity;
+  identity.update(ranks);
+  identity.update(*split.pattern);
+  for (const auto& [id, text] : split.special_tokens) {
+    identity.update(static_cast<std::uint64_t>(id));
+    identity.update(text);
+  }
+  model->fingerprint = identity.value();
+  return model;
+}
+
+}  // namespace mmrec::engine

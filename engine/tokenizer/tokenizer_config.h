@@ -1,0 +1,39 @@
+// tokenizer_config.json beside a tokenizer's file.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "engine/tokenizer/tokenizer_model.h"
+
+namespace mmrec::engine {
+
+inline constexpr std::size_t kMaxTokenizerConfigBytes = std::size_t{16} << 20;
+inline constexpr std::size_t kMaxPatternBytes = 4096;
+inline constexpr std::size_t kMaxSpecialTokens = std::size_t{1} << 16;
+
+/// What it says for any format; a token it does not mention is the tokenizer's own, one that is null is none.
+struct TokenizerConfig {
+  std::optional<bool> add_bos;
+  std::optional<std::string> bos, eos;  // empty: null
+};
+
+/// What it says for a rank file alone.
+struct SplitConfig {
+  std::optional<std::string> pattern;
+  std::map<int, std::string> special_tokens;  // by id; the texts differ
+};
+
+/// Both throw std::runtime_error beginning with `name`.
+TokenizerConfig parse_tokenizer_config(std::string_view text, const std::string& name);
+SplitConfig parse_split_config(std::string_view text, const std::string& name);
+
+/// Sets BOS, EOS and adds_bos of a model whose own are set. `name` is the model's file. Throws std::runtime_error for a
+/// token that the model lacks.
+void apply(const TokenizerConfig& config, const std::string& config_name, const std::string& name,
+           TokenizerModel& model);
+
+}  // namespace mmrec::engine
