@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "apps/cli.h"
+#include "apps/common/cli.h"
 
 namespace mmrec::apps {
 
