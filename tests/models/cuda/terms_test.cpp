@@ -6,7 +6,16 @@
 namespace mmrec::models {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(Cuda, Terms, testing::ValuesIn(terms_models()), terms_name);
+std::vector<TermsModel> models() {
+  std::vector<TermsModel> all = terms_models();
+  if (!kernels::test::small_sizes()) return all;
+  std::erase_if(all, [](const TermsModel& model) {
+    const std::string_view name = model.name;
+    return name != "mmrec" && name != "dpg" && name != "mmrec100m";
+  });
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Cuda, Terms, testing::ValuesIn(models()), terms_name);
 
 TEST_P(Terms, EveryPathFollowsTheReference) {
   if (const std::string reason = cuda_unusable_reason(); !reason.empty()) GTEST_SKIP() << reason;
