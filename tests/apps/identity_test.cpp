@@ -55,6 +55,9 @@ const std::vector<Classified> kOfGenerate = {
     {"lines", kForm},
     {"jsonl", kForm},
     {"as-completed", kForm},
+    {"max-line-mb", kForm},
+    {"max-line-tokens", kForm},
+    {"max-line-extra-kb", kForm},
     {"interactive", kForm},
     {"output", kForm},
     {"state-out", kForm},
@@ -97,6 +100,7 @@ const std::vector<Classified> kOfPpl = {
     {"html", kForm},
     {"resume", kForm},
     {"shard", kTokens},
+    {"max-text-mb", kNothing, {"--max-text-mb 3"}},
     {"quiet", kNothing, {"--quiet"}},
     {"verbose", kNothing},
     {"sandbox", kNothing},
@@ -144,11 +148,12 @@ struct Folders {
       tokenizer.words({"\u2581once", "\u2581upon", "\u2581a", "\u2581time"});
       write_file(to / "tokenizer.model", tokenizer.build());
     }
-    std::fstream weights(folder / "other/model.safetensors", std::ios::in | std::ios::out | std::ios::binary);
-    weights.seekg(-4, std::ios::end);
-    const char flipped = static_cast<char>(weights.get() ^ 0x01);
-    weights.seekp(-4, std::ios::end);
-    weights.put(flipped);
+    const std::filesystem::path weights = folder / "other/model.safetensors";
+    EditableCheckpoint checkpoint(weights);
+    for (EditableTensor& tensor : checkpoint.tensors) {
+      if (tensor.name.find("embed") != std::string::npos) tensor.bytes[0] ^= 0x01;  // a tensor of every variant
+    }
+    checkpoint.write(weights);
   }
 };
 

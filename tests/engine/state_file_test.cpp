@@ -255,7 +255,8 @@ TEST_F(StateFile, WhatCannotBeWrittenLeavesWhatWasThere) {
   EXPECT_NE(reason.find("state: cannot write"), std::string::npos) << reason;
   EXPECT_EQ(test::read_file(folder_ / "state"), before);
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_.path()), {}), 1);
-  EXPECT_NE(refusal([&] { write_state_file(folder_.path(), saved); }).find("regular file"), std::string::npos);
+  EXPECT_NE(refusal([&] { write_state_file(folder_.path(), saved); }).find("cannot write: Is a directory"),
+            std::string::npos);
   EXPECT_NE(refusal([&] { write_state_file(folder_ / "no/such", saved); }).find("no/such"), std::string::npos);
 }
 
