@@ -1,7 +1,7 @@
 # Debian packages of an installed build, by `cpack -G DEB`; scripts/package configures, builds and checks them.
 #
 #   mmrec          the programs, manual pages, completions, schemas and the bundled model
-#   libmmrec0.1    the shared library; the name has its soname, as Debian's policy has it
+#   libmmrec0.2    the shared library; the name has its soname, as Debian's policy has it
 #   libmmrec-dev   headers, the archive, CMake package and pkg-config file, examples
 #
 # Dependencies on libraries are those that dpkg-shlibdeps finds. What the policy wants besides (copyright, changelogs,
