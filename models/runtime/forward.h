@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/backend.h"
+#include "kernels/cpu/cpu.h"  // ops are called by their qualified names, which some backend must have declared
 #include "kernels/packed_runs.h"
 #include "models/runtime/executor.h"
 #include "models/runtime/schedule.h"
