@@ -11,7 +11,7 @@
 #include "apps/common/processors.h"
 #include "apps/common/progress.h"
 #include "apps/common/signals.h"
-#include "apps/ppl/pairs.h"
+#include "mmrec/evaluation.h"
 #include "mmrec/scorer.h"
 #include "models/files/checksum.h"
 
@@ -180,10 +180,9 @@ std::optional<Corpus::Read> Corpus::read_part(Split split) {
       read.document.ids = parse_ids(*line, name, options_.vocab_size);
     } else if (is_wanted && split == Split::kPairs) {
       const Json object = parse_object(*line, name);
-      const auto [context, continuation] =
-          split_pair(string_field(object, "context", name), string_field(object, "continuation", name));
-      read.context = context.size();
-      read.text = context + continuation;
+      read.text = string_field(object, "context", name);
+      read.context = read.text.size();
+      read.text += string_field(object, "continuation", name);
     } else if (is_wanted) {
       read.text =
           split == Split::kJsonl ? string_field(parse_object(*line, name), options_.field, name) : std::string(*line);
@@ -199,36 +198,31 @@ std::optional<Corpus::Read> Corpus::read_part(Split split) {
 
 void Corpus::tokenize(std::span<Read> documents) const {
   if (options_.split == Split::kIds) return;
-  const auto is_told_of = [&](const Read& read) {  // on_encoding is
-    return !read.context && read.text.size() >= kLongText;
-  };
+  if (options_.split == Split::kPairs) {
+    std::vector<TextPair> pairs;
+    for (const Read& read : documents) pairs.push_back({read.text, read.context});
+    std::vector<PairTokens> tokens = encode_pairs(*options_.tokenizer, pairs, {.threads = threads_});
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      documents[i].document.ids = std::move(tokens[i].ids);
+      documents[i].document.context = tokens[i].context;
+    }
+    return;
+  }
+  const auto is_long = [](const Read& read) { return read.text.size() >= kLongText; };  // on_encoding is told of it
   std::vector<std::string_view> texts;
   for (const Read& read : documents) {
-    if (is_told_of(read)) continue;
-    if (read.context) texts.push_back(std::string_view(read.text).substr(0, *read.context));
-    texts.emplace_back(read.text);
+    if (!is_long(read)) texts.emplace_back(read.text);
   }
-  const bool adds_bos = !options_.prefix && options_.split != Split::kPairs;
-  std::vector<std::vector<int>> ids = options_.tokenizer->encode_batch(texts, adds_bos, threads_);
+  std::vector<std::vector<int>> ids = options_.tokenizer->encode_batch(texts, !options_.has_prefix, threads_);
   auto next = ids.begin();
-  for (Read& read : documents) {
-    if (read.context) {
-      const std::vector<int>& context = *next++;
-      join_pair(*options_.tokenizer, options_.prefix, context, *next++, read.document);
-      if (read.document.context > 0) continue;
-      throw RejectedFile(
-          fmt::format("{}: field 'context' (found no tokens, expected some, as the tokenizer has neither BOS nor EOS)",
-                      read.document.name));
-    }
-    put(read, is_told_of(read) ? tokens_of_long(read.text) : std::move(*next++));
-  }
+  for (Read& read : documents) put(read, is_long(read) ? tokens_of_long(read.text) : std::move(*next++));
 }
 
 std::vector<int> Corpus::tokens_of_long(std::string_view text) const {
   const auto on_progress = [&](std::size_t bytes) {
     return !options_.on_encoding || options_.on_encoding(bytes, text.size());
   };
-  return options_.tokenizer->encode(text, !options_.prefix, on_progress, threads_);
+  return options_.tokenizer->encode(text, !options_.has_prefix, on_progress, threads_);
 }
 
 void Corpus::put(Read& read, std::vector<int> ids) const {
@@ -236,8 +230,7 @@ void Corpus::put(Read& read, std::vector<int> ids) const {
   read.invalid = count_invalid_utf8(read.text);
   document.bytes = std::ssize(read.text);
   document.words = count_words(read.text);
-  document.ids = std::move(ids);
-  if (options_.prefix) document.ids.insert(document.ids.begin(), *options_.prefix);
+  document.ids = options_.has_prefix ? with_prefix(*options_.tokenizer, std::move(ids)) : std::move(ids);
 }
 
 std::int64_t Corpus::expected_tokens() const {

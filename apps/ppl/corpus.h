@@ -52,8 +52,7 @@ struct CorpusOptions {
   std::string field = "text";            // of JSON objects
   const Tokenizer* tokenizer = nullptr;  // needed but for ids; must live on
   int threads = 0;                       // of the CPU that tokenize; 0: all
-  std::optional<int> prefix;  // stands before each text, instead of what the tokenizer puts there; of a pair, for a
-                              // context without tokens
+  bool has_prefix = false;  // prefix_token() stands before each text, instead of what the tokenizer puts there
   std::int64_t vocab_size = 0;
   std::size_t most_bytes = kMaxInputBytes;  // of a document's text, and of a line
   std::function<void(std::string_view)> on_warning = {};
@@ -89,9 +88,9 @@ class Corpus {
   /// A document whose text has no tokens yet.
   struct Read {
     Document document = {};
-    std::string text = {};                    // of a pair, both texts
-    std::optional<std::size_t> context = {};  // of a pair, how many bytes of these are the first text's
-    std::int64_t invalid = 0;                 // runs of bytes that are no UTF-8
+    std::string text = {};     // of a pair, both texts
+    std::size_t context = 0;   // of a pair, how many bytes of these are the first text's
+    std::int64_t invalid = 0;  // runs of bytes that are no UTF-8
   };
 
   bool is_read() const { return at_ == options_.files.size(); }

@@ -31,6 +31,7 @@
 #include "apps/ppl/report.h"
 #include "apps/ppl/score.h"
 #include "mmrec/errors.h"
+#include "mmrec/evaluation.h"
 #include "mmrec/scorer.h"
 #include "mmrec/tokenizer.h"
 #include "mmrec/version.h"
@@ -65,11 +66,10 @@ Loaded load(const PplOptions& options) {
   return loaded;
 }
 
-/// What stands before each text: lm-evaluation-harness takes BOS, or else EOS, whatever the tokenizer does by itself.
+/// The prefix token of a mode that needs one.
 std::optional<int> prefix_of(const PplOptions& options, const std::optional<Tokenizer>& tokenizer) {
-  if ((options.windows.mode != Mode::kRolling && !options.pairs()) || !tokenizer) return std::nullopt;
-  if (tokenizer->bos_id() >= 0) return tokenizer->bos_id();
-  if (tokenizer->eos_id() >= 0) return tokenizer->eos_id();
+  if ((options.windows.mode != WindowMode::kRolling && !options.pairs()) || !tokenizer) return std::nullopt;
+  if (const auto prefix = prefix_token(*tokenizer)) return prefix;
   throw RejectedFile(
       fmt::format("{}: --mode rolling puts a token before the first (found neither BOS nor EOS). Try: --mode full",
                   Tokenizer::file_of(options.folder).string()));
@@ -89,9 +89,9 @@ std::optional<std::string_view> scored_calls(const ModelInfo& info, bool whole) 
 }
 
 RunIdentity identity_of(const PplOptions& options, const Loaded& loaded, std::string_view bos) {
-  RunIdentity identity = {{"mode", options.pairs() ? "pairs" : name_of(options.windows.mode)}};
-  if (options.windows.mode != Mode::kFull) identity["window"] = options.windows.window;
-  if (options.windows.mode == Mode::kStrided) identity["stride"] = options.windows.stride;
+  RunIdentity identity = {{"mode", options.pairs() ? "pairs" : to_string(options.windows.mode)}};
+  if (options.windows.mode != WindowMode::kFull) identity["window"] = options.windows.window;
+  if (options.windows.mode == WindowMode::kStrided) identity["stride"] = options.windows.stride;
   if (const auto calls = scored_calls(loaded.info, options.whole_calls)) identity["calls"] = *calls;
   identity["bos"] = bos;
   identity["prefill_mode"] = prefill_names()[static_cast<std::size_t>(options.run.session.prefill)];
@@ -134,7 +134,7 @@ Corpus corpus_of(const PplOptions& options, const Loaded& loaded, std::optional<
                  .field = options.field,
                  .tokenizer = loaded.tokenizer ? &*loaded.tokenizer : nullptr,
                  .threads = options.run.session.threads,
-                 .prefix = prefix,
+                 .has_prefix = prefix && !options.pairs(),
                  .vocab_size = loaded.info.vocab_size,
                  .most_bytes = options.most_bytes,
                  .on_warning =
@@ -233,7 +233,7 @@ struct Extras {
                                     .tokenizer = loaded.tokenizer ? loaded.tokenizer->fingerprint() : 0,
                                     .vocab_size = loaded.info.vocab_size};
     if (options.compare && DistributionComparison::is_one(*options.compare)) {
-      if (options.windows.mode != Mode::kFull || options.whole_calls) {
+      if (options.windows.mode != WindowMode::kFull || options.whole_calls) {
         throw UsageError("--compare: distributions are those of --mode full");
       }
       divergence.emplace(*options.compare, source);
@@ -322,7 +322,7 @@ int run_pairs(const PplOptions& options, const Loaded& loaded, std::optional<int
                              Json record = {{"pair", pair.index},
                                             {"name", pair.name},
                                             {"loglikelihood", score.loglikelihood},
-                                            {"is_greedy", score.is_greedy},
+                                            {"is_greedy", *score.is_greedy},
                                             {"tokens", pair.ids.size() - pair.context},
                                             {"context_tokens", pair.context}};
                              record.update(identity);
@@ -357,7 +357,7 @@ int run(PplOptions options) {
   const Loaded loaded = load(options);
   const std::optional<int> prefix = prefix_of(options, loaded.tokenizer);
   const std::string_view bos = bos_of(loaded.tokenizer, options.pairs() ? std::nullopt : prefix);
-  options.windows.repeats_first = options.windows.mode == Mode::kLlama && bos != "none";
+  options.windows.repeats_first = options.windows.mode == WindowMode::kLlama && bos != "none";
   SummaryContext context{.has_text = options.split != Split::kIds,
                          .scores_all = options.windows.scores_all(),
                          .identity = identity_of(options, loaded, bos)};

@@ -187,8 +187,8 @@ DocumentRecord parse_record(std::string_view line, const std::string& where) {
   if (!(record.sums.nll_m2 >= 0.0 && record.sums.nll_m2 <= tokens * kMost * kMost)) {
     refuse(where, "nll_m2", object, "a sum of squares over the tokens");
   }
-  const bool has_window = object["mode"] != name_of(Mode::kFull);
-  const bool has_stride = object["mode"] == name_of(Mode::kStrided);
+  const bool has_window = object["mode"] != to_string(WindowMode::kFull);
+  const bool has_stride = object["mode"] == to_string(WindowMode::kStrided);
   if (object.contains("window") != has_window) refuse(where, "window", object, has_window ? kCount : "none");
   if (object.contains("stride") != has_stride) refuse(where, "stride", object, has_stride ? kCount : "none");
   return record;
@@ -243,9 +243,11 @@ int merge_main(int argc, const char* const* argv) {
   }
   context.identity = merged.identity;
   context.identity["device"] = fmt::format("{}", fmt::join(merged.devices, ", "));
-  const Json& mode = context.identity["mode"];
-  context.scores_all =
-      mode != "llama" && (mode != "strided" || context.identity["stride"] < context.identity["window"]);
+  const auto number = [&](const char* key) { return context.identity.value(key, std::int64_t{0}); };
+  context.scores_all = WindowOptions{.mode = window_mode(context.identity["mode"].get<std::string>()),
+                                     .window = number("window"),
+                                     .stride = number("stride")}
+                           .scores_all();
   require_finite(sums.summary());
   Records(*out, format, "documents", false).finish(summary_json(sums.summary(), context));
   out->commit();

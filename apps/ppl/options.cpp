@@ -93,7 +93,6 @@ constexpr auto kMergeOptions = std::to_array<Option>({
 });
 static_assert(names_are_complete(kMergeOptions));
 
-constexpr std::array<std::string_view, 4> kModes = {"full", "rolling", "strided", "llama"};
 constexpr std::array<std::string_view, 4> kFormats = {"text", "json", "jsonl", "csv"};
 constexpr std::array<std::string_view, 4> kSplits = {"file", "line", "blank", "jsonl"};
 
@@ -135,20 +134,18 @@ void read_input(const Arguments& arguments, PplOptions& options) {
 
 void read_windows(const Arguments& arguments, PplOptions& options) {
   WindowOptions& windows = options.windows;
-  windows.mode = static_cast<Mode>(arguments.choice("mode", kModes));
+  windows.mode = static_cast<WindowMode>(arguments.choice("mode", kWindowModeNames));
   constexpr std::int64_t kMost = std::int64_t{1} << 30;
   constexpr std::int64_t kLlamaWindow = 512;  // llama-perplexity's own
-  // Half a chunk of llama-perplexity is context, and a window of one token scores nothing of a strided document.
-  const std::int64_t least = windows.mode == Mode::kRolling ? 1 : windows.mode == Mode::kStrided ? 2 : 4;
-  const bool llama = windows.mode == Mode::kLlama;
-  windows.window = arguments.integer("window", llama ? kLlamaWindow : 0, least, kMost);
-  const bool has_windows = windows.mode != Mode::kFull;
+  const bool llama = windows.mode == WindowMode::kLlama;
+  windows.window = arguments.integer("window", llama ? kLlamaWindow : 0,
+                                     std::max<std::int64_t>(WindowOptions::least_window(windows.mode), 1), kMost);
+  const bool has_windows = windows.mode != WindowMode::kFull;
   if (arguments.has("window") != has_windows && !llama) {
-    throw UsageError(has_windows
-                         ? fmt::format("--mode {}: needs --window N", kModes[static_cast<std::size_t>(windows.mode)])
-                         : "--window: not with --mode full, which has none");
+    throw UsageError(has_windows ? fmt::format("--mode {}: needs --window N", to_string(windows.mode))
+                                 : "--window: not with --mode full, which has none");
   }
-  if (windows.mode == Mode::kStrided) {
+  if (windows.mode == WindowMode::kStrided) {
     windows.stride = arguments.integer("stride", windows.window / 2, 1, windows.window);
   } else if (arguments.has("stride")) {
     throw UsageError("--stride: only with --mode strided");
@@ -210,7 +207,7 @@ void read_parts(const Arguments& arguments, PplOptions& options) {
   options.resume = arguments.has("resume");
   for (const std::string_view other : {"compare", "save-logprobs", "plot", "html"})
     refuse_together(arguments, "resume", other);
-  if (options.save_logprobs && (options.windows.mode != Mode::kFull || arguments.has("leaky"))) {
+  if (options.save_logprobs && (options.windows.mode != WindowMode::kFull || arguments.has("leaky"))) {
     throw UsageError(fmt::format("--save-logprobs: not with {} (expected each token given all before it)",
                                  arguments.has("leaky") ? "--leaky" : "--mode"));
   }
@@ -227,7 +224,6 @@ std::string merge_help() { return help_page(kMergeHead, kMergeOptions, true); }
 
 std::span<const Option> ppl_option_table() { return kOptions; }
 std::string ppl_help(bool all) { return help_page(kHead, kOptions, all); }
-std::string_view name_of(Mode mode) { return kModes[static_cast<std::size_t>(mode)]; }
 
 PplOptions ppl_options(const Arguments& arguments) {
   PplOptions options;

@@ -12,7 +12,7 @@
 #include "apps/common/option_table.h"
 #include "apps/ppl/corpus.h"
 #include "apps/ppl/report.h"
-#include "apps/ppl/windows.h"
+#include "mmrec/evaluation.h"
 
 namespace mmrec::apps {
 
@@ -56,8 +56,5 @@ PplOptions ppl_options(const Arguments& arguments);
 
 /// What it opens by name when the command line is read.
 SandboxFiles files_of(const PplOptions& options);
-
-/// The name that --mode takes.
-std::string_view name_of(Mode mode);
 
 }  // namespace mmrec::apps

@@ -3,10 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <exception>
-#include <numbers>
 #include <optional>
 #include <span>
 
@@ -17,32 +14,6 @@
 
 namespace mmrec::apps {
 namespace {
-
-/// Bytes of the white space that `text` ends with, one character; 0 if it ends with none.
-std::size_t trailing_space(std::string_view text) {
-  // Beyond ASCII str.isspace() is true of these alone.
-  constexpr std::array<std::string_view, 19> kSpaces = {
-      "\u0085", "\u00a0", "\u1680", "\u2000", "\u2001", "\u2002", "\u2003", "\u2004", "\u2005", "\u2006",
-      "\u2007", "\u2008", "\u2009", "\u200a", "\u2028", "\u2029", "\u202f", "\u205f", "\u3000"};
-  if (text.empty()) return 0;
-  const char last = text.back();
-  if ((last >= '\t' && last <= '\r') || (last >= '\x1c' && last <= ' ')) return 1;
-  for (const std::string_view space : kSpaces) {
-    if (text.ends_with(space)) return space.size();
-  }
-  return 0;
-}
-
-/// What log-probs alone tell of whether a continuation is greedy. A token of more than half of the probability is the
-/// likeliest, one of less than its share of the vocabulary is not.
-std::optional<bool> greedy_by_logprobs(std::span<const float> logprobs, std::int64_t vocab_size) {
-  constexpr float kMargin = 1e-3F;  // far above the error of a log-prob
-  const float least = -std::log(static_cast<float>(vocab_size)) - kMargin;
-  const float surely = -std::numbers::ln2_v<float> + kMargin;
-  if (std::any_of(logprobs.begin(), logprobs.end(), [&](float p) { return p < least; })) return false;
-  if (std::all_of(logprobs.begin(), logprobs.end(), [&](float p) { return p > surely; })) return true;
-  return std::nullopt;
-}
 
 /// Pairs that are scored together.
 class Block {
@@ -62,17 +33,12 @@ class Block {
     std::vector<std::size_t> open;
     for (std::size_t i = 0; i < pairs_.size(); ++i) {
       const auto logprobs = std::span(found_[i].logprobs).subspan(pairs_[i].context - 1);
-      double sum = 0.0;
-      for (std::size_t t = 0; t < logprobs.size(); ++t) {
-        if (!std::isfinite(logprobs[t])) {
-          throw NumericError(fmt::format("{}: log-prob of token {} of the continuation is not finite (found {})",
-                                         pairs_[i].name, t, logprobs[t]));
-        }
-        sum += static_cast<double>(logprobs[t]);
+      try {
+        scores_[i] = score_pair(logprobs, vocab_size);
+      } catch (const NumericError& error) {
+        throw NumericError(fmt::format("{}: {}", pairs_[i].name, error.what()));
       }
-      const auto greedy = greedy_by_logprobs(logprobs, vocab_size);
-      scores_[i] = {sum, greedy.value_or(true)};
-      if (!greedy) open.push_back(i);
+      if (!scores_[i].is_greedy) open.push_back(i);
     }
     return open;
   }
@@ -83,6 +49,7 @@ class Block {
     for (const std::size_t i : open) {
       const Document& pair = pairs_[i];
       PairScore& score = scores_[i];
+      score.is_greedy = true;
       GeneratorRequest request;
       request.prompt.assign(pair.ids.begin(), pair.ids.begin() + static_cast<std::ptrdiff_t>(pair.context));
       request.options.sampler.temperature = 0.0F;
@@ -91,7 +58,7 @@ class Block {
       request.options.cancelled = [] { return interrupt_exit_code() != 0; };
       request.options.on_token = [&pair, &score, at = pair.context](int token, float) mutable {
         score.is_greedy = token == pair.ids[at++];
-        return score.is_greedy;
+        return *score.is_greedy;
       };
       request.on_finish = [&pair](const GenerateResult& result) {
         if (result.finish_reason == FinishReason::kError) {
@@ -113,25 +80,6 @@ class Block {
 };
 
 }  // namespace
-
-std::pair<std::string, std::string> split_pair(std::string_view context, std::string_view continuation) {
-  std::string_view kept = context;
-  while (const std::size_t size = trailing_space(kept)) kept.remove_suffix(size);
-  return {std::string(kept), std::string(context.substr(kept.size())).append(continuation)};
-}
-
-void join_pair(const Tokenizer& tokenizer, std::optional<int> prefix, std::span<const int> context,
-               std::span<const int> both, Document& document) {
-  std::vector<int>& ids = document.ids;
-  ids.clear();
-  // Without a context the two share nothing, not even what the tokenizer puts first.
-  if (!context.empty() && tokenizer.adds_bos()) ids.push_back(tokenizer.bos_id());
-  ids.insert(ids.end(), context.begin(), context.end());
-  if (ids.empty() && prefix) ids.push_back(*prefix);
-  document.context = ids.size();
-  const auto continuation = both.subspan(std::min(context.size(), both.size()));
-  ids.insert(ids.end(), continuation.begin(), continuation.end());
-}
 
 PairsDone score_pairs(const std::vector<Model>& models, const Tokenizer& tokenizer, const ScorerOptions& options,
                       Corpus& corpus, const std::function<void(const Document&, const PairScore&)>& on_pair) {
@@ -168,7 +116,7 @@ PairsDone score_pairs(const std::vector<Model>& models, const Tokenizer& tokeniz
       const std::int64_t tokens = std::ssize(pair.ids) - static_cast<std::int64_t>(pair.context);
       ++done.pairs;
       done.tokens += tokens;
-      done.greedy += score.is_greedy && tokens > 0 ? 1 : 0;
+      done.greedy += *score.is_greedy && tokens > 0 ? 1 : 0;
       done.empty += tokens == 0 ? 1 : 0;
       done.loglikelihood += score.loglikelihood;
       constexpr std::int64_t kMostWarnings = 10;

@@ -46,7 +46,7 @@ Json document_json(const ScoredDocument& scored, const RunIdentity& identity) {
   json.update({{"tokens", sums.tokens},
                {"nll", sums.nll},
                {"nll_m2", sums.nll_m2},
-               {"ppl", sums.tokens > 0 ? real_or_null(std::exp(sums.nll / static_cast<double>(sums.tokens))) : Json()},
+               {"ppl", real_or_null(sums.ppl())},
                {"bytes", count_or_null(document.bytes, has_text)},
                {"words", count_or_null(document.words, has_text)}});
   json.update(identity);

@@ -6,7 +6,6 @@
 #include <chrono>
 #include <deque>
 #include <exception>
-#include <optional>
 #include <utility>
 
 #include "apps/common/cli.h"
@@ -25,9 +24,9 @@ double seconds_between(Clock::time_point from, Clock::time_point to) {
 /// A document of which windows are being scored.
 struct InWork {
   ScoredDocument scored;
-  Windows to_cut;
-  Windows to_join;
-  std::size_t left;  // windows without a score
+  Windows windows;
+  std::size_t cut = 0;     // windows that the scorer was given
+  std::size_t joined = 0;  // windows that have a score
 };
 
 class CorpusScoring {
@@ -39,7 +38,7 @@ class CorpusScoring {
   Scored run(const std::vector<Model>& models, ScorerOptions options) {
     options.on_progress = [&](std::int64_t tokens, double nll) {
       done_.tokens_done += tokens;
-      if (windows_.mode == Mode::kFull) done_.running.add(tokens, nll);
+      if (windows_.mode == WindowMode::kFull) done_.running.add(tokens, nll);
       progress_.update(done_.tokens_done, expected_tokens(),
                        PerplexityEstimate{done_.running.ppl(), done_.running.standard_error()});
       return interrupt_exit_code() == 0;
@@ -75,27 +74,35 @@ class CorpusScoring {
 
   bool cut(std::vector<int>& ids) {
     if (fault_) return false;
-    std::optional<Window> window;
-    if (!in_work_.empty()) window = in_work_.back().to_cut.next();
-    if (!window) {
+    if (in_work_.empty() || in_work_.back().cut == in_work_.back().windows.size()) {
       std::optional<Document> document = corpus_.next();
       if (!document) return false;
-      const Windows windows(windows_, document->ids.size(), document->name);
-      evaluated_ += windows.evaluated();
-      in_work_.push_back({{.document = std::move(*document)}, windows, windows, windows.count()});
-      window = in_work_.back().to_cut.next();
+      const std::size_t tokens = document->ids.size();
+      if (tokens > 1 && tokens < windows_.least_tokens()) {
+        throw RejectedFile(fmt::format(
+            "{}: too short for --mode {} --window {} (found {} tokens, expected at least {}). Try: a smaller "
+            "--window, or --mode full",
+            document->name, to_string(windows_.mode), windows_.window, tokens, windows_.least_tokens()));
+      }
+      in_work_.push_back({{.document = std::move(*document)}, Windows(windows_, tokens)});
+      const Windows& windows = in_work_.back().windows;
+      for (std::size_t i = 0; i < windows.size(); ++i) {
+        evaluated_ += static_cast<std::int64_t>(std::max<std::size_t>(windows[i].end - windows[i].begin, 1)) - 1;
+      }
     }
-    std::vector<int>& all = in_work_.back().scored.document.ids;
+    InWork& work = in_work_.back();
+    std::vector<int>& all = work.scored.document.ids;
     // The only window takes the ids with it, so that a long document is held once.
-    ids = windows_.mode == Mode::kFull ? std::exchange(all, {}) : ids_of(*window, all, windows_);
+    ids = windows_.mode == WindowMode::kFull ? std::exchange(all, {}) : work.windows.ids(work.cut, all);
+    ++work.cut;
     return true;
   }
 
   void join(std::vector<int>& ids, DocumentScore& score) {
     InWork& work = in_work_.front();
-    const Window window = *work.to_join.next();
+    const Window window = work.windows[work.joined++];
     DocumentScore& joined = work.scored.score;
-    if (windows_.mode == Mode::kFull) {
+    if (windows_.mode == WindowMode::kFull) {
       work.scored.document.ids = std::move(ids);
       joined = std::move(score);
     } else {
@@ -113,7 +120,7 @@ class CorpusScoring {
     } else if (window.scored > 0) {
       spans.push_back({first, window.scored});
     }
-    if (--work.left > 0) return;
+    if (work.joined < work.windows.size()) return;
     finish(work.scored);
     in_work_.pop_front();
   }

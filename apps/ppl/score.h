@@ -9,7 +9,7 @@
 
 #include "apps/common/progress.h"
 #include "apps/ppl/corpus.h"
-#include "apps/ppl/windows.h"
+#include "mmrec/evaluation.h"
 #include "mmrec/scorer.h"
 
 namespace mmrec::apps {

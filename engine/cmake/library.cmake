@@ -6,6 +6,7 @@
 # its dependencies and templates would add.
 set(mmrec_public_headers
   engine/include/mmrec/errors.h
+  engine/include/mmrec/evaluation.h
   engine/include/mmrec/export.h
   engine/include/mmrec/generate.h
   engine/include/mmrec/generator.h

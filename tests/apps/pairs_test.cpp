@@ -3,6 +3,8 @@
 
 #include <cmath>
 
+#include "mmrec/errors.h"
+#include "mmrec/evaluation.h"
 #include "mmrec/model.h"
 #include "mmrec/session.h"
 #include "tests/apps/programs.h"
@@ -18,14 +20,47 @@ Outcome pairs(const Words& more, std::string input) {
   return run(ppl_on_tiny(words({"--pairs"}, more)), std::move(input));
 }
 
-TEST(Pairs, WhiteSpaceMovesToTheContinuation) {
-  using Texts = std::pair<std::string, std::string>;
-  EXPECT_EQ(apps::split_pair("The cat ", "sat"), (Texts{"The cat", " sat"}));
-  EXPECT_EQ(apps::split_pair("The cat", " sat"), (Texts{"The cat", " sat"}));
-  EXPECT_EQ(apps::split_pair("a\xc2\xa0\t\xe3\x80\x80\x1f\n", "b"), (Texts{"a", "\xc2\xa0\t\xe3\x80\x80\x1f\nb"}));
-  EXPECT_EQ(apps::split_pair("  ", "b"), (Texts{"", "  b"}));
-  EXPECT_EQ(apps::split_pair("", ""), (Texts{"", ""}));
-  EXPECT_EQ(apps::split_pair("a\xe2\x80\x8b", "b"), (Texts{"a\xe2\x80\x8b", "b"})) << "a zero-width space is none";
+TEST(Pairs, WhiteSpaceAtTheEndOfAContextBeginsTheContinuation) {
+  const Tokenizer tokenizer = Tokenizer::load(kTiny);
+  const std::pair<std::string, std::string> cases[] = {{"The cat ", "The cat"},
+                                                       {"The cat", "The cat"},
+                                                       {"a\xc2\xa0\t\xe3\x80\x80\x1f\n", "a"},
+                                                       {"  ", ""},
+                                                       {"", ""},
+                                                       {"a\xe2\x80\x8b", "a\xe2\x80\x8b"},  // is no space
+                                                       {"a\xff\x85", "a\xff\x85"},
+                                                       {"\xe2\x80 \xe2\x80", "\xe2\x80 \xe2\x80"}};
+  for (const auto& [context, kept] : cases) {
+    const TextPair pair{context + "sat", context.size()};
+    const PairTokens tokens = encode_pairs(tokenizer, std::span(&pair, 1)).front();
+    auto expected = kept.empty() ? std::vector{*prefix_token(tokenizer)} : tokenizer.encode(kept);
+    EXPECT_EQ(tokens.context, expected.size()) << context;
+    EXPECT_TRUE(std::equal(expected.begin(), expected.end(), tokens.ids.begin())) << context;
+  }
+}
+
+TEST(Pairs, KeepTheEndOfALongContext) {
+  const Tokenizer tokenizer = Tokenizer::load(kTiny);
+  const TextPair pair{"The cat sat", 7};
+  const PairTokens whole = encode_pairs(tokenizer, std::span(&pair, 1)).front();
+  const auto continuation = static_cast<std::int64_t>(whole.ids.size() - whole.context);
+  const PairTokens cut = encode_pairs(tokenizer, std::span(&pair, 1), {.max_length = continuation}).front();
+  EXPECT_EQ(cut.context, 1U);
+  EXPECT_EQ(cut.ids, std::vector<int>(whole.ids.end() - continuation - 1, whole.ids.end()));
+  EXPECT_EQ(encode_pairs(tokenizer, std::span(&pair, 1), {.max_length = 1000}).front().ids, whole.ids);
+  ASSERT_GT(continuation, 1);
+  EXPECT_THROW(encode_pairs(tokenizer, std::span(&pair, 1), {.max_length = continuation - 1}), std::invalid_argument);
+}
+
+TEST(Pairs, LogProbsTellWhetherAContinuationIsGreedy) {
+  const std::pair<std::vector<float>, std::optional<bool>> cases[] = {{{}, true},
+                                                                      {{-0.1F, -0.6F}, true},
+                                                                      {{-0.1F, -0.7F}, std::nullopt},
+                                                                      {{-1.0F, -8.0F}, false},
+                                                                      {{-8.0F, -1.0F}, false}};
+  for (const auto& [logprobs, greedy] : cases) EXPECT_EQ(score_pair(logprobs, 1000).is_greedy, greedy);
+  EXPECT_EQ(score_pair(std::vector{-1.5F, -0.25F}, 1000).loglikelihood, -1.75);
+  EXPECT_THROW(score_pair(std::vector{-1.0F, NAN}, 1000), NumericError);
 }
 
 /// What the model itself chooses after `context`.

@@ -58,6 +58,24 @@ TEST(Perplexity, AgreesWithPython) {
   EXPECT_DOUBLE_EQ(s.byte_ppl, 1.2062302494209807);
 }
 
+TEST(Perplexity, PartsOfACorpusAddUp) {
+  const std::vector<float> logprobs = {-1.5F, -0.25F, -3.0F, -2.0F, -0.75F, -0.5F};
+  PerplexityAccumulator all, sums;
+  for (std::size_t i = 0; i < 3; ++i) {
+    PerplexityAccumulator part;
+    for (std::size_t d = 0; d < i; ++d) {
+      const auto one = document({logprobs[i + d], logprobs[2 * i]});
+      all.add(one, 10, 2);
+      part.add(one, 10, 2);
+    }
+    const PerplexitySummary s = part.summary();
+    sums.add({s.tokens, s.nll, s.nll_m2}, s.bytes, s.words, s.docs);
+  }
+  EXPECT_EQ(sums.summary().docs, 3);
+  EXPECT_EQ(sums.summary().byte_ppl, all.summary().byte_ppl);
+  EXPECT_DOUBLE_EQ(sums.summary().ppl_stderr, all.summary().ppl_stderr);
+}
+
 TEST(Perplexity, WithoutADenominatorItIsNaN) {
   PerplexityAccumulator sums;
   PerplexitySummary s = sums.summary();

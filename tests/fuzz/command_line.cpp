@@ -42,9 +42,9 @@ void ppl(const apps::Arguments& arguments) {
   check_run(options.run);
   require(!options.files.empty() && options.batch >= 0);
   require(options.shard >= 0 && options.shard < options.shards);
-  const apps::WindowOptions& windows = options.windows;
-  require((windows.mode == apps::Mode::kFull) == (windows.window == 0));
-  if (windows.mode == apps::Mode::kStrided) require(windows.stride >= 1 && windows.stride <= windows.window);
+  const mmrec::WindowOptions& windows = options.windows;
+  require((windows.mode == mmrec::WindowMode::kFull) == (windows.window == 0));
+  if (windows.mode == mmrec::WindowMode::kStrided) require(windows.stride >= 1 && windows.stride <= windows.window);
 }
 
 /// Every option by each of the ways there are to read one.

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -10,7 +11,7 @@
 #include "apps/common/json_text.h"
 #include "apps/ppl/corpus.h"
 #include "apps/ppl/merge.h"
-#include "apps/ppl/pairs.h"
+#include "mmrec/evaluation.h"
 #include "mmrec/tokenizer.h"
 #include "tests/fuzz/harness.h"
 #include "tests/support/tokenizer_builder.h"
@@ -38,13 +39,12 @@ void read_text(std::string_view line) {
 
 void read_pair(std::string_view line) {
   const nlohmann::ordered_json object = apps::parse_object(line, "input:1");
-  apps::Document document;
-  const auto [context, continuation] = apps::split_pair(apps::string_field(object, "context", "input:1"),
-                                                        apps::string_field(object, "continuation", "input:1"));
-  apps::join_pair(tokenizer(), 1, tokenizer().encode(context, false), tokenizer().encode(context + continuation, false),
-                  document);
-  require(document.context >= 1 && document.context <= document.ids.size());
-  for (const int id : document.ids) require(id >= 0 && id < tokenizer().vocab_size());
+  const std::string context = apps::string_field(object, "context", "input:1");
+  const std::string both = context + apps::string_field(object, "continuation", "input:1");
+  const mmrec::TextPair pair{both, context.size()};
+  const mmrec::PairTokens tokens = mmrec::encode_pairs(tokenizer(), std::span(&pair, 1), {.threads = 1}).front();
+  require(tokens.context >= 1 && tokens.context <= tokens.ids.size());
+  for (const int id : tokens.ids) require(id >= 0 && id < tokenizer().vocab_size());
 }
 
 void read_record(std::string_view line) {

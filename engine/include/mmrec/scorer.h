@@ -92,6 +92,7 @@ struct PerplexitySummary {
   double bits_per_byte = 0.0;  ///< nll / bytes / ln 2
   double word_ppl = 0.0;       ///< exp(nll / words)
   double byte_ppl = 0.0;       ///< exp(nll / bytes)
+  double nll_m2 = 0.0;         ///< Σ (−logprob − mean)²: with it and the sums above parts of a corpus add up
 };
 
 /// len(re.split(r"\s+", text)) with Python's Unicode white space.
@@ -102,6 +103,8 @@ struct DocumentSums {
   std::int64_t tokens = 0;  ///< scored tokens
   double nll = 0.0;         ///< −Σ logprobs, in nats
   double nll_m2 = 0.0;      ///< Σ (−logprob − mean)², summed in order (Welford)
+  /// exp(nll / tokens); NaN without tokens.
+  MMREC_EXPORT double ppl() const;
 };
 /// Of log-probs in their order.
 MMREC_EXPORT DocumentSums sums_of(const DocumentScore& score);
@@ -112,15 +115,14 @@ class MMREC_EXPORT PerplexityAccumulator {
  public:
   /// Adds a document of so many bytes and words; they may be 0 where nobody knows them.
   void add(const DocumentScore& score, std::int64_t bytes, std::int64_t words) { add(sums_of(score), bytes, words); }
-  /// The same, for who has the sums alone.
-  void add(const DocumentSums& sums, std::int64_t bytes, std::int64_t words);
+  /// The same from sums: of one document, or of `docs` documents that were added up elsewhere (Chan's formula).
+  void add(const DocumentSums& sums, std::int64_t bytes, std::int64_t words, std::int64_t docs = 1);
   /// The measures of all that was added.
   PerplexitySummary summary() const;
 
  private:
   PerplexitySummary sums_;
-  double mean_ = 0.0;  // of −logprob so far, and the sum of squared deviations from it (Chan)
-  double square_ = 0.0;
+  double mean_ = 0.0;  // of −logprob so far
 };
 
 }  // namespace mmrec

@@ -3,17 +3,12 @@
 #include <limits>
 #include <numbers>
 
+#include "engine/eval/python_space.h"
 #include "mmrec/scorer.h"
 #include "models/files/utf8.h"
 
 namespace mmrec {
 namespace {
-
-/// \s of Python's re for str: what str.isspace() is true of.
-constexpr bool is_python_space(char32_t c) {
-  return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
-}
 
 double ratio(double numerator, std::int64_t denominator) {
   return denominator == 0 ? std::numeric_limits<double>::quiet_NaN() : numerator / static_cast<double>(denominator);
@@ -26,13 +21,15 @@ std::int64_t count_words(std::string_view text) {
   bool in_space = false;
   while (!text.empty()) {
     const models::Utf8Unit unit = models::first_unit(text);
-    const bool is_space = is_python_space(unit.code);
+    const bool is_space = engine::is_python_space(unit.code);
     if (is_space && !in_space) ++words;
     in_space = is_space;
     text.remove_prefix(unit.length);
   }
   return words;
 }
+
+double DocumentSums::ppl() const { return std::exp(ratio(nll, tokens)); }
 
 DocumentSums sums_of(const DocumentScore& score) {
   DocumentSums sums{.nll = score.nll};
@@ -47,8 +44,8 @@ DocumentSums sums_of(const DocumentScore& score) {
   return sums;
 }
 
-void PerplexityAccumulator::add(const DocumentSums& sums, std::int64_t bytes, std::int64_t words) {
-  ++sums_.docs;
+void PerplexityAccumulator::add(const DocumentSums& sums, std::int64_t bytes, std::int64_t words, std::int64_t docs) {
+  sums_.docs += docs;
   sums_.bytes += bytes;
   sums_.words += words;
   sums_.nll += sums.nll;
@@ -59,7 +56,7 @@ void PerplexityAccumulator::add(const DocumentSums& sums, std::int64_t bytes, st
   const double share = tokens / static_cast<double>(sums_.tokens);
   const double delta = sums.nll / tokens - mean_;
   mean_ += delta * share;
-  square_ += sums.nll_m2 + delta * delta * before * share;
+  sums_.nll_m2 += sums.nll_m2 + delta * delta * before * share;
 }
 
 PerplexitySummary PerplexityAccumulator::summary() const {
@@ -67,7 +64,7 @@ PerplexitySummary PerplexityAccumulator::summary() const {
   s.ppl = std::exp(ratio(s.nll, s.tokens));
   // d exp(m) = exp(m) dm, and the standard error of the mean m is sqrt(variance / tokens).
   s.ppl_stderr = s.tokens < 2 ? std::numeric_limits<double>::quiet_NaN()
-                              : s.ppl * std::sqrt(ratio(ratio(square_, s.tokens - 1), s.tokens));
+                              : s.ppl * std::sqrt(ratio(ratio(s.nll_m2, s.tokens - 1), s.tokens));
   s.bits_per_byte = ratio(s.nll, s.bytes) / std::numbers::ln2;
   s.word_ppl = std::exp(ratio(s.nll, s.words));
   s.byte_ppl = std::exp(ratio(s.nll, s.bytes));
