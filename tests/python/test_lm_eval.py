@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("lm_eval")
 
 import mmrec  # noqa: E402
-from mmrec import lm_eval as plugin  # noqa: E402
+from mmrec import _mmrec, lm_eval as plugin  # noqa: E402
 
 TEXTS = [
     "Once upon a time there was a little girl who had a red ball.",
@@ -36,7 +36,7 @@ def model():
 def expected_pair(context, continuation):
     """Step by step: (log-likelihood, is it the argmax at each place)."""
     tokenizer = mmrec.Tokenizer.load()
-    (ids, start), = plugin.encode_pairs(tokenizer, [(context, continuation)])
+    (ids, start), = _mmrec.encode_pairs(tokenizer, [(context, continuation)])
     session = mmrec.Model.load(device="cpu").new_session()
     session.prefill(ids[:start])
     total, greedy = 0.0, True
@@ -111,7 +111,7 @@ def test_model_args_of_other_models_are_understood():
 def test_add_bos_token_decides_what_begins_a_context(model):
     tokenizer = mmrec.Tokenizer.load()
     for add_bos in (True, False):
-        (ids, context), = plugin.encode_pairs(tokenizer, [("Once upon", " a time")], add_bos=add_bos)
+        (ids, context), = _mmrec.encode_pairs(tokenizer, [("Once upon", " a time")], add_bos=add_bos)
         assert (int(ids[0]) == tokenizer.bos_id) == add_bos
     assert [len(plugin.MMRecLM(device="cpu", add_bos_token=b)._prompts(["Once upon a"])[0]) for b in (True, False)] == [
         len(tokenizer.encode("Once upon a", add_bos=False)) + extra for extra in (1, 0)
@@ -132,7 +132,7 @@ def test_max_length_keeps_what_hugging_face_keeps(model):
     assert found == pytest.approx(expected, rel=1e-5)
     assert found < model.loglikelihood_rolling([Request(" ".join(TEXTS))])[0]
     # The end of a context is what counts.
-    (ids, context), = plugin.encode_pairs(tokenizer, [(TEXTS[0], " She")])
+    (ids, context), = _mmrec.encode_pairs(tokenizer, [(TEXTS[0], " She")])
     session.reset()
     session.prefill(ids[-9:context])
     (pair,) = cut.loglikelihood([Request(TEXTS[0], " She")])

@@ -92,6 +92,7 @@ class PerplexitySummary:
     bits_per_byte: float  #: nll / bytes / ln 2
     word_ppl: float  #: exp(nll / words)
     byte_ppl: float  #: exp(nll / bytes)
+    nll_m2: float  #: summed squares of the deviations of tokens' losses from their mean
 
 
 def load_model_again(path: pathlib.Path, options: dict[str, Any], fingerprint: int) -> _mmrec.Model:

@@ -22,7 +22,7 @@ from lm_eval.api.registry import model_registry
 from lm_eval.utils import simple_parse_args_string
 
 from . import _mmrec
-from ._documents import Ids, blocks_of, encode_pairs, encode_rolling, load_models, rolling_windows
+from ._documents import Ids, blocks_of, load_models
 from ._generator import Generator
 from ._scorer import Scorer
 
@@ -33,7 +33,6 @@ BLOCK = 1 << 12
 BRANCH_TOKENS = {"cpu": 12, "cuda": 2048}
 #: Tokens that prompts must share before they start from one state.
 SHARED_TOKENS = 32
-_MARGIN = 1e-3  # far above the error of a log-prob
 #: PyTorch's names of precisions.
 _DTYPES = {"float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
 #: Options of Hugging Face's generate() that this value, or any (None), leaves without effect.
@@ -68,23 +67,9 @@ class _Pair:
 
 
 def _take(pairs: list[_Pair], logprobs: list[npt.NDArray[np.float32]], vocab_size: int) -> None:
-    """Gives pairs the log-probs of their continuations. A token of more than half of the probability is the likeliest, one of
-    less than its share of the vocabulary is not; else they do not tell."""
-    for pair in pairs:
-        pair.loglikelihood, pair.greedy = 0.0, True
-    some = [(pair, values) for pair, values in zip(pairs, logprobs) if len(values)]
-    if not some:
-        return
-    values = np.concatenate([values for _, values in some])
-    if not np.isfinite(values).all():
-        raise _mmrec.NumericError("a log-prob of a continuation is not finite")
-    begins = np.cumsum([0] + [len(values) for _, values in some[:-1]])
-    sums = np.add.reduceat(values.astype(np.float64), begins).tolist()
-    least = np.minimum.reduceat(values, begins)
-    is_greedy, is_not = least > -math.log(2) + _MARGIN, least < -math.log(vocab_size) - _MARGIN
-    for (pair, _), total, yes, no in zip(some, sums, is_greedy.tolist(), is_not.tolist()):
-        pair.loglikelihood = total
-        pair.greedy = True if yes else False if no else None
+    """Gives pairs the log-probs of their continuations."""
+    for pair, values in zip(pairs, logprobs):
+        pair.loglikelihood, pair.greedy = _mmrec.score_pair(values, vocab_size)
 
 
 class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
@@ -186,8 +171,11 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
         for start in range(0, len(requests), BLOCK):
             block = requests[start : start + BLOCK]
             texts = [request.args for request in block]
-            encoded = encode_pairs(self.tokenizer, texts, self._threads, self._add_bos)
-            pairs = [self._cut(*tokens) for tokens in encoded]
+            try:
+                encoded = _mmrec.encode_pairs(self.tokenizer, texts, self._add_bos, self.max_length or 0, self._threads)
+            except ValueError as fault:
+                raise RefusedOptionError(str(fault)) from fault
+            pairs = [_Pair(*tokens) for tokens in encoded]
             self._score(pairs)
             self._decode([pair for pair in pairs if pair.greedy is None])
             for request, pair in zip(block, pairs):
@@ -199,12 +187,13 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """Each document whole, its first token given the prefix token; in windows of `max_length` tokens if it is given."""
         results: list[float] = []
+        mode = "full" if self.max_length is None else "rolling"
         for block in blocks_of(requests, lambda request: len(request.args[0])):
-            documents = encode_rolling(self.tokenizer, [request.args[0] for request in block], self._threads)
-            windows = [list(rolling_windows(ids, self.max_length or max(1, len(ids)))) for ids in documents]
+            documents = _mmrec.encode_rolling(self.tokenizer, [request.args[0] for request in block], self._threads)
+            windows = [_mmrec.windows(ids, mode, self.max_length or 0) for ids in documents]
             scores = iter(self._scorer.score([ids for document in windows for ids, _ in document]))
             for request, document in zip(block, windows):
-                values = [next(scores).logprobs[-scored:] for _, scored in document]
+                values = [next(scores).logprobs[len(ids) - 1 - scored :] for ids, scored in document]
                 total = float(sum(one.astype(np.float64).sum() for one in values))
                 if not math.isfinite(total):
                     raise _mmrec.NumericError(f"document {len(results)}: its log-prob is not finite (found {total})")
@@ -232,15 +221,6 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
         return texts
 
     # Scoring
-
-    def _cut(self, ids: Ids, context: int) -> _Pair:
-        """What `max_length` leaves of a pair: as Hugging Face's models, the end of the context."""
-        surplus = 0 if self.max_length is None else max(0, len(ids) - self.max_length - 1)
-        if surplus >= context:
-            raise RefusedOptionError(
-                f"max_length: found {self.max_length}, expected at least the {len(ids) - context} tokens of a continuation"
-            )
-        return _Pair(ids[surplus:], context - surplus)
 
     def _score(self, pairs: list[_Pair]) -> None:
         packed: list[_Pair] = []
@@ -292,7 +272,7 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
         if self._add_bos:
             first = np.asarray([self.tokenizer.bos_id], np.int32)
             return [np.concatenate([first, ids]) for ids in found]
-        return [ids if len(ids) else encode_rolling(self.tokenizer, [text])[0] for ids, text in zip(found, texts)]
+        return [ids if len(ids) else _mmrec.encode_rolling(self.tokenizer, [text])[0] for ids, text in zip(found, texts)]
 
     def _generate_options(self, given: dict[str, Any]) -> dict[str, Any]:
         """The harness's gen_kwargs as options of Session.generate. Raises RefusedOptionError for one that is unknown."""

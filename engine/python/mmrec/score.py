@@ -18,8 +18,8 @@ from ._documents import load_models
 from ._partitions import Document, Partition, Results, documents
 from ._scorer import Scorer
 
-#: Sums over no documents.
-_NONE: dict[str, Any] = {"docs": 0, "refused": 0, "tokens": 0, "nll": 0.0, "m2": 0.0, "bytes": 0, "words": 0}
+#: What a partition's measures are made of: PerplexityAccumulator.add_sums.
+_SUMS = ("docs", "tokens", "nll", "nll_m2", "bytes", "words")
 
 
 class _Score:
@@ -45,10 +45,11 @@ class _Score:
         }
 
     def __call__(self, partition: Partition) -> None:
-        sums = dict(_NONE)
+        sums: dict[str, Any] = {"refused": 0}
         self._results.write(partition, self._records(partition, sums), sums)
 
     def _records(self, partition: Partition, sums: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        accumulator = _mmrec.PerplexityAccumulator()
         # Documents whose scores have not come, and rows that are refused between them.
         read: collections.deque[Document] = collections.deque()
 
@@ -67,7 +68,7 @@ class _Score:
         for doc, score in enumerate(self._scorer.score_stream(ids)):
             yield from refused()
             document = read.popleft()
-            tokens, nll, m2 = _mmrec.document_sums(score)
+            tokens, nll, m2, ppl = _mmrec.document_sums(score)
             if not math.isfinite(nll):
                 raise _mmrec.NumericError(f"{document.name}: nll is not finite (found {nll})")
             record: dict[str, Any] = {
@@ -76,51 +77,37 @@ class _Score:
                 "tokens": tokens,
                 "nll": nll,
                 "nll_m2": m2,
-                "ppl": _exp(nll / tokens) if tokens else None,
+                "ppl": _number(ppl),
                 "bytes": len(document.text.encode()),
                 "words": _mmrec.count_words(document.text),
                 **self._identity,
             }
             if self._options["logprobs"]:
                 record["logprobs"] = [float(value) for value in score.logprobs]
-            _add(sums, {**record, "docs": 1, "m2": m2, "refused": 0})
+            accumulator.add(score, record["bytes"], record["words"])
             yield record
         yield from refused()
+        total = accumulator.summary()
+        sums.update({name: getattr(total, name) for name in _SUMS})
 
 
-def _add(sums: dict[str, Any], more: dict[str, Any]) -> None:
-    """Adds up; m2, the summed squared deviations from the mean loss, by Chan's formula."""
-    n, k = sums["tokens"], more["tokens"]
-    if n and k:
-        sums["m2"] += (more["nll"] / k - sums["nll"] / n) ** 2 * n * k / (n + k)
-    for name in _NONE:
-        sums[name] += more[name]
-
-
-def _exp(value: float) -> Optional[float]:
-    return math.exp(value) if value < 700 else None
+def _number(value: float) -> Optional[float]:
+    return value if math.isfinite(value) else None
 
 
 def _report(parts: list[dict[str, Any]]) -> str:
-    total = dict(_NONE)
+    sums = _mmrec.PerplexityAccumulator()
     for part in parts:
-        _add(total, part)
-    n, nll = total["tokens"], total["nll"]
-    ppl = _exp(nll / n) if n else None
-    error = math.sqrt(total["m2"] / (n - 1) / n) if n > 1 else None
+        sums.add_sums(*(part[name] for name in _SUMS))
+    total = sums.summary()
     return json.dumps(
         {
-            "docs": total["docs"],
-            "refused": total["refused"],
-            "tokens": n,
-            "nll": nll,
-            "ppl": ppl,
-            "ppl_stderr": ppl * error if ppl is not None and error is not None else None,
-            "bytes": total["bytes"],
-            "words": total["words"],
-            "bits_per_byte": nll / total["bytes"] / math.log(2) if total["bytes"] else None,
-            "word_ppl": _exp(nll / total["words"]) if total["words"] else None,
-            "byte_ppl": _exp(nll / total["bytes"]) if total["bytes"] else None,
+            "docs": total.docs,
+            "refused": sum(part["refused"] for part in parts),
+            **{name: getattr(total, name) for name in ("tokens", "nll")},
+            **{name: _number(getattr(total, name)) for name in ("ppl", "ppl_stderr")},
+            **{name: getattr(total, name) for name in ("bytes", "words")},
+            **{name: _number(getattr(total, name)) for name in ("bits_per_byte", "word_ppl", "byte_ppl")},
         },
         indent=1,
     )

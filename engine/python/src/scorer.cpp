@@ -1,9 +1,12 @@
 // mmrec.Scorer and the measures of a corpus.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 
 #include "engine/python/src/binding.h"
+#include "mmrec/evaluation.h"
 
 namespace mmrec::python {
 namespace {
@@ -131,17 +134,19 @@ bool run_stream(PyScorer& self, nb::handle documents, const nb::callable& on_sco
   return hand_over() && is_whole;
 }
 
-/// What corpus measures need of a DocumentScore of Python's.
-DocumentSums sums(nb::handle score) {
+std::vector<float> logprobs_of(nb::object given) {
   using Logprobs = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-  nb::object given = score.attr("logprobs");
   Logprobs logprobs;
   if (!nb::try_cast(given, logprobs, false)) {
     given = nb::module_::import_("numpy").attr("ascontiguousarray")(given, "float32").attr("ravel")();
     logprobs = nb::cast<Logprobs>(given, false);
   }
-  DocumentScore result;
-  result.logprobs.assign(logprobs.data(), logprobs.data() + logprobs.size());
+  return {logprobs.data(), logprobs.data() + logprobs.size()};
+}
+
+/// What corpus measures need of a DocumentScore of Python's.
+DocumentSums sums(nb::handle score) {
+  DocumentScore result{.logprobs = logprobs_of(score.attr("logprobs"))};
   result.nll = nb::cast<double>(score.attr("nll"));
   return sums_of(result);
 }
@@ -150,7 +155,23 @@ nb::object summary(const PerplexityAccumulator& self) {
   const PerplexitySummary s = self.summary();
   return nb::module_::import_("mmrec._results")
       .attr("PerplexitySummary")(s.docs, s.tokens, s.nll, s.ppl, s.ppl_stderr, s.bytes, s.words, s.bits_per_byte,
-                                 s.word_ppl, s.byte_ppl);
+                                 s.word_ppl, s.byte_ppl, s.nll_m2);
+}
+
+nb::list windows_of(nb::handle ids, std::string_view mode, nb::handle window, nb::handle stride, bool repeats_first) {
+  const std::vector<int> all = row_of(ids, "ids");
+  const Windows windows({.mode = window_mode(mode),
+                         .window = integer_of<std::int64_t>(window, "window"),
+                         .stride = integer_of<std::int64_t>(stride, "stride"),
+                         .repeats_first = repeats_first},
+                        all.size());
+  nb::list result;
+  for (std::size_t i = 0; i < windows.size(); ++i) {
+    std::vector<int> given = windows.ids(i, all);
+    const std::size_t size = given.size();
+    result.append(nb::make_tuple(array_of(std::move(given), {size}), windows[i].scored));
+  }
+  return result;
 }
 
 }  // namespace
@@ -187,17 +208,41 @@ void bind_scorer(nb::module_& m) {
       },
       nb::arg("score"), nb::arg("bytes"), nb::arg("words"),
       "Adds a DocumentScore of a document of so many UTF-8 bytes and words; 0 where nobody knows them.");
+  accumulator.def(
+      "add_sums",
+      [](PerplexityAccumulator& self, nb::handle docs, nb::handle tokens, double nll, double nll_m2, nb::handle bytes,
+         nb::handle words) {
+        self.add({integer_of<std::int64_t>(tokens, "tokens"), nll, nll_m2}, integer_of<std::int64_t>(bytes, "bytes"),
+                 integer_of<std::int64_t>(words, "words"), integer_of<std::int64_t>(docs, "docs"));
+      },
+      nb::arg("docs"), nb::arg("tokens"), nb::arg("nll"), nb::arg("nll_m2"), nb::arg("bytes"), nb::arg("words"),
+      "Adds the documents of another accumulator, from the fields of its summary().");
   accumulator.def("summary", summary, "A PerplexitySummary; measures without a denominator are NaN.");
   refuse_pickling(accumulator, "a PerplexityAccumulator is not pickled");
   m.def(
       "document_sums",
       [](nb::handle score) {
         const DocumentSums found = sums(score);
-        return nb::make_tuple(found.tokens, found.nll, found.nll_m2);
+        return nb::make_tuple(found.tokens, found.nll, found.nll_m2, found.ppl());
       },
       nb::arg("score"),
-      "What a corpus' measures need of a DocumentScore: its tokens, their summed loss, and the summed squares of its\n"
-      "deviations from the mean.");
+      "What a corpus' measures need of a DocumentScore: its tokens, their summed loss, the summed squares of its\n"
+      "deviations from the mean, and its perplexity (NaN without tokens).");
+  m.def("windows", windows_of, nb::arg("ids"), nb::arg("mode") = "full", nb::arg("window") = 0, nb::arg("stride") = 0,
+        nb::arg("repeats_first") = false,
+        "A list of (ids [N], how many of the last are scored) of each window of a document [T], as `mmrec-ppl --mode`\n"
+        "cuts it. Raises ValueError for numbers out of range, and for a document that is too short for \"llama\".");
+  m.def(
+      "score_pair",
+      [](nb::object logprobs, nb::handle vocab_size) {
+        const PairScore score =
+            score_pair(logprobs_of(std::move(logprobs)), integer_of<std::int64_t>(vocab_size, "vocab_size"));
+        return nb::make_tuple(score.loglikelihood, nb::cast(score.is_greedy));
+      },
+      nb::arg("logprobs"), nb::arg("vocab_size"),
+      "(log-likelihood, whether each token is the likeliest) of a continuation's log-probs [T]; None where these do "
+      "not\n"
+      "tell. Raises NumericError.");
   m.def(
       "count_words", [](nb::handle text) { return count_words(text_of(text, "text")); }, nb::arg("text"),
       "len(re.split(r'\\s+', text)).");
