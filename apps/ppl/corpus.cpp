@@ -201,7 +201,8 @@ void Corpus::tokenize(std::span<Read> documents) const {
   if (options_.split == Split::kPairs) {
     std::vector<TextPair> pairs;
     for (const Read& read : documents) pairs.push_back({read.text, read.context});
-    std::vector<PairTokens> tokens = encode_pairs(*options_.tokenizer, pairs, {.threads = threads_});
+    std::vector<PairTokens> tokens =
+        encode_pairs(*options_.tokenizer, pairs, options_.tokenizer->adds_bos(), 0, threads_);
     for (std::size_t i = 0; i < tokens.size(); ++i) {
       documents[i].document.ids = std::move(tokens[i].ids);
       documents[i].document.context = tokens[i].context;

@@ -127,14 +127,14 @@ std::function<bool(std::int64_t index)> in_shard(const PplOptions& options) {
   return [shard = options.shard, shards = options.shards](std::int64_t index) { return index % shards == shard; };
 }
 
-Corpus corpus_of(const PplOptions& options, const Loaded& loaded, std::optional<int> prefix, Progress& progress,
+Corpus corpus_of(const PplOptions& options, const Loaded& loaded, bool has_prefix, Progress& progress,
                  std::function<bool(const Document& document)> is_left = nullptr) {
   return Corpus({.files = options.files,
                  .split = options.split,
                  .field = options.field,
                  .tokenizer = loaded.tokenizer ? &*loaded.tokenizer : nullptr,
                  .threads = options.run.session.threads,
-                 .has_prefix = prefix && !options.pairs(),
+                 .has_prefix = has_prefix,
                  .vocab_size = loaded.info.vocab_size,
                  .most_bytes = options.most_bytes,
                  .on_warning =
@@ -297,15 +297,14 @@ auto keeping(Output& out, const PplOptions& options, Work&& work, Stop&& stop) {
   }
 }
 
-int run_pairs(const PplOptions& options, const Loaded& loaded, std::optional<int> prefix, const RunIdentity& identity,
-              Output& out) {
+int run_pairs(const PplOptions& options, const Loaded& loaded, const RunIdentity& identity, Output& out) {
   const VariantOptions& variant = loaded.info.variant;
   if (variant.calls.value_or(Calls::kStepwise) != Calls::kStepwise && variant.bank.value_or(true)) {
     throw UsageError("--pairs: this model cuts calls otherwise than scores do. Try: --calls stepwise");
   }
   Records records(out, options.format, "pairs", true);
   Progress progress(Progress::Elsewhere::kLines, !options.quiet);
-  Corpus corpus = corpus_of(options, loaded, prefix, progress);
+  Corpus corpus = corpus_of(options, loaded, false, progress);
   std::int64_t consumed = 0;
   ScorerOptions scorer{.batch = options.batch, .session = options.run.session, .whole_calls = false, .on_progress = {}};
   scorer.on_progress = [&](std::int64_t tokens, double) {
@@ -361,7 +360,7 @@ int run(PplOptions options) {
   SummaryContext context{.has_text = options.split != Split::kIds,
                          .scores_all = options.windows.scores_all(),
                          .identity = identity_of(options, loaded, bos)};
-  if (options.pairs()) return run_pairs(options, loaded, prefix, context.identity, out);
+  if (options.pairs()) return run_pairs(options, loaded, context.identity, out);
 
   PerplexityAccumulator sums;
   Resumed resumed;
@@ -375,8 +374,8 @@ int run(PplOptions options) {
   Report report(out, options.format, options.detail, context.identity, unended);
   Extras extras(options, loaded, context.identity, outputs);
   Progress progress(Progress::Elsewhere::kLines, !options.quiet);
-  Corpus corpus =
-      corpus_of(options, loaded, prefix, progress, [&](const Document& document) { return before.is_left(document); });
+  Corpus corpus = corpus_of(options, loaded, prefix.has_value(), progress,
+                            [&](const Document& document) { return before.is_left(document); });
   const GracefulScope graceful;
   const ScorerOptions scorer{
       .batch = options.batch, .session = options.run.session, .whole_calls = options.whole_calls, .on_progress = {}};

@@ -6,7 +6,6 @@
 #include <numbers>
 #include <stdexcept>
 
-#include "engine/eval/python_space.h"
 #include "mmrec/errors.h"
 #include "mmrec/evaluation.h"
 #include "models/files/utf8.h"
@@ -20,7 +19,7 @@ std::string_view without_trailing_space(std::string_view text) {
     std::size_t last = text.size() - 1;
     while (last > 0 && models::is_continuation(text[last])) --last;
     const models::Utf8Unit unit = models::first_unit(text.substr(last));
-    if (unit.length != text.size() - last || !engine::is_python_space(unit.code)) break;
+    if (unit.length != text.size() - last || !models::is_python_space(unit.code)) break;
     text.remove_suffix(unit.length);
   }
   return text;
@@ -38,20 +37,18 @@ std::vector<int> with_prefix(const Tokenizer& tokenizer, std::vector<int> ids) {
   return ids;
 }
 
-std::vector<PairTokens> encode_pairs(const Tokenizer& tokenizer, std::span<const TextPair> pairs,
-                                     const PairOptions& options) {
-  if (options.add_bos == true && tokenizer.bos_id() < 0)
-    throw std::invalid_argument("add_bos: the tokenizer has no BOS");
-  if (options.max_length < 0) {
-    throw std::invalid_argument(fmt::format("max_length: found {}, expected at least 0", options.max_length));
+std::vector<PairTokens> encode_pairs(const Tokenizer& tokenizer, std::span<const TextPair> pairs, bool add_bos,
+                                     std::int64_t max_length, int threads) {
+  if (add_bos && tokenizer.bos_id() < 0) throw std::invalid_argument("add_bos: the tokenizer has no BOS");
+  if (max_length < 0) {
+    throw std::invalid_argument(fmt::format("max_length: found {}, expected at least 0", max_length));
   }
   std::vector<std::string_view> texts;
   for (const TextPair& pair : pairs) {
     texts.push_back(without_trailing_space(pair.text.substr(0, pair.context)));
     texts.push_back(pair.text);
   }
-  const auto ids = tokenizer.encode_batch(texts, false, options.threads);
-  const bool adds_bos = options.add_bos.value_or(tokenizer.adds_bos());
+  const auto ids = tokenizer.encode_batch(texts, false, threads);
   std::vector<PairTokens> found;
   for (std::size_t i = 0; i < ids.size(); i += 2) {
     const std::vector<int>& context = ids[i];
@@ -59,17 +56,17 @@ std::vector<PairTokens> encode_pairs(const Tokenizer& tokenizer, std::span<const
     std::vector<int> joined = context;
     // Without a context the two share nothing, not even what the tokenizer puts first.
     if (context.empty()) joined = with_prefix(tokenizer, {});
-    if (!context.empty() && adds_bos) joined.insert(joined.begin(), tokenizer.bos_id());
+    if (!context.empty() && add_bos) joined.insert(joined.begin(), tokenizer.bos_id());
     const std::size_t length = joined.size();
     if (length == 0) {
       throw std::invalid_argument("context: found no tokens, expected some, as the tokenizer has neither BOS nor EOS");
     }
     joined.insert(joined.end(), both.begin() + std::min(std::ssize(context), std::ssize(both)), both.end());
-    const auto kept = static_cast<std::size_t>(options.max_length) + 1;
-    const std::size_t cut = options.max_length == 0 ? 0 : joined.size() - std::min(joined.size(), kept);
+    const auto kept = static_cast<std::size_t>(max_length) + 1;
+    const std::size_t cut = max_length == 0 ? 0 : joined.size() - std::min(joined.size(), kept);
     if (cut >= length) {
       throw std::invalid_argument(fmt::format("max_length: found {}, expected at least the {} tokens of a continuation",
-                                              options.max_length, joined.size() - length));
+                                              max_length, joined.size() - length));
     }
     joined.erase(joined.begin(), joined.begin() + static_cast<std::ptrdiff_t>(cut));
     found.push_back({std::move(joined), length - cut});

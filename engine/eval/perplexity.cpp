@@ -3,7 +3,6 @@
 #include <limits>
 #include <numbers>
 
-#include "engine/eval/python_space.h"
 #include "mmrec/scorer.h"
 #include "models/files/utf8.h"
 
@@ -21,7 +20,7 @@ std::int64_t count_words(std::string_view text) {
   bool in_space = false;
   while (!text.empty()) {
     const models::Utf8Unit unit = models::first_unit(text);
-    const bool is_space = engine::is_python_space(unit.code);
+    const bool is_space = models::is_python_space(unit.code);
     if (is_space && !in_space) ++words;
     in_space = is_space;
     text.remove_prefix(unit.length);

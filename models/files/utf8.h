@@ -27,6 +27,12 @@ bool is_valid_utf8(std::string_view text);
 /// `text` with every ill-formed part replaced by U+FFFD.
 std::string replace_invalid_utf8(std::string_view text);
 
+/// White space as Python's str.isspace() and \s of its re have it.
+constexpr bool is_python_space(char32_t c) {
+  return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+}
+
 /// True for the bytes 10xxxxxx, which begin no character.
 constexpr bool is_continuation(char c) { return (static_cast<unsigned char>(c) & 0xC0U) == 0x80U; }
 

@@ -20,36 +20,40 @@ Outcome pairs(const Words& more, std::string input) {
   return run(ppl_on_tiny(words({"--pairs"}, more)), std::move(input));
 }
 
+PairTokens encoded(const std::string& context, const std::string& continuation, std::int64_t max_length = 0) {
+  static const Tokenizer tokenizer = Tokenizer::load(kTiny);
+  const std::string text = context + continuation;
+  const TextPair pair{text, context.size()};
+  return encode_pairs(tokenizer, std::span(&pair, 1), true, max_length).front();
+}
+
 TEST(Pairs, WhiteSpaceAtTheEndOfAContextBeginsTheContinuation) {
   const Tokenizer tokenizer = Tokenizer::load(kTiny);
-  const std::pair<std::string, std::string> cases[] = {{"The cat ", "The cat"},
-                                                       {"The cat", "The cat"},
-                                                       {"a\xc2\xa0\t\xe3\x80\x80\x1f\n", "a"},
-                                                       {"  ", ""},
-                                                       {"", ""},
-                                                       {"a\xe2\x80\x8b", "a\xe2\x80\x8b"},  // is no space
-                                                       {"a\xff\x85", "a\xff\x85"},
-                                                       {"\xe2\x80 \xe2\x80", "\xe2\x80 \xe2\x80"}};
+  const std::pair<std::string, std::string> cases[] = {
+      {"The cat ", "The cat"},
+      {"The cat", "The cat"},
+      {"a\xc2\xa0\t\xe3\x80\x80\x1f\n", "a"},
+      {"  ", ""},
+      {"", ""},
+      {"a\xe2\x80\x8b", "a\xe2\x80\x8b"},  // a zero-width space is none
+      {"a\xff\x85", "a\xff\x85"},
+      {"\xe2\x80 \xe2\x80", "\xe2\x80 \xe2\x80"}};
   for (const auto& [context, kept] : cases) {
-    const TextPair pair{context + "sat", context.size()};
-    const PairTokens tokens = encode_pairs(tokenizer, std::span(&pair, 1)).front();
-    auto expected = kept.empty() ? std::vector{*prefix_token(tokenizer)} : tokenizer.encode(kept);
-    EXPECT_EQ(tokens.context, expected.size()) << context;
-    EXPECT_TRUE(std::equal(expected.begin(), expected.end(), tokens.ids.begin())) << context;
+    const PairTokens tokens = encoded(context, "sat");
+    const auto expected = kept.empty() ? std::vector{*prefix_token(tokenizer)} : tokenizer.encode(kept);
+    EXPECT_EQ(std::vector<int>(tokens.ids.begin(), tokens.ids.begin() + std::ptrdiff_t(tokens.context)), expected)
+        << context;
   }
 }
 
 TEST(Pairs, KeepTheEndOfALongContext) {
-  const Tokenizer tokenizer = Tokenizer::load(kTiny);
-  const TextPair pair{"The cat sat", 7};
-  const PairTokens whole = encode_pairs(tokenizer, std::span(&pair, 1)).front();
-  const auto continuation = static_cast<std::int64_t>(whole.ids.size() - whole.context);
-  const PairTokens cut = encode_pairs(tokenizer, std::span(&pair, 1), {.max_length = continuation}).front();
+  const PairTokens whole = encoded("The cat", " sat");
+  const auto continuation = std::ssize(whole.ids) - std::ptrdiff_t(whole.context);
+  const PairTokens cut = encoded("The cat", " sat", continuation);
   EXPECT_EQ(cut.context, 1U);
   EXPECT_EQ(cut.ids, std::vector<int>(whole.ids.end() - continuation - 1, whole.ids.end()));
-  EXPECT_EQ(encode_pairs(tokenizer, std::span(&pair, 1), {.max_length = 1000}).front().ids, whole.ids);
-  ASSERT_GT(continuation, 1);
-  EXPECT_THROW(encode_pairs(tokenizer, std::span(&pair, 1), {.max_length = continuation - 1}), std::invalid_argument);
+  EXPECT_EQ(encoded("The cat", " sat", 1000).ids, whole.ids);
+  EXPECT_THROW(encoded("The cat", " sat", continuation - 1), std::invalid_argument);
 }
 
 TEST(Pairs, LogProbsTellWhetherAContinuationIsGreedy) {

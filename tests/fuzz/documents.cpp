@@ -42,7 +42,7 @@ void read_pair(std::string_view line) {
   const std::string context = apps::string_field(object, "context", "input:1");
   const std::string both = context + apps::string_field(object, "continuation", "input:1");
   const mmrec::TextPair pair{both, context.size()};
-  const mmrec::PairTokens tokens = mmrec::encode_pairs(tokenizer(), std::span(&pair, 1), {.threads = 1}).front();
+  const mmrec::PairTokens tokens = mmrec::encode_pairs(tokenizer(), std::span(&pair, 1), true, 0, 1).front();
   require(tokens.context >= 1 && tokens.context <= tokens.ids.size());
   for (const int id : tokens.ids) require(id >= 0 && id < tokenizer().vocab_size());
 }

@@ -36,7 +36,7 @@ def model():
 def expected_pair(context, continuation):
     """Step by step: (log-likelihood, is it the argmax at each place)."""
     tokenizer = mmrec.Tokenizer.load()
-    (ids, start), = _mmrec.encode_pairs(tokenizer, [(context, continuation)])
+    (ids, start), = _mmrec.encode_pairs(tokenizer, [(context, continuation)], True)
     session = mmrec.Model.load(device="cpu").new_session()
     session.prefill(ids[:start])
     total, greedy = 0.0, True
@@ -57,6 +57,22 @@ def test_pairs_are_those_of_single_steps(model):
         total, is_greedy = expected_pair(*pair)
         assert loglikelihood == pytest.approx(total, rel=1e-5, abs=1e-4), pair
         assert greedy == is_greedy, pair
+
+
+def test_figures_are_those_of_mmrec_ppl_to_the_bit(model, programs, monkeypatch):
+    monkeypatch.setitem(plugin.BRANCH_TOKENS, "cpu", 1 << 30)
+    pairs = [(text[:cut], text[cut:]) for text in TEXTS for cut in (0, 9, 20, 21, len(text))]
+
+    def records(lines, *options):
+        command = [programs / "mmrec-ppl", "--device", "cpu", "-q", "--format", "jsonl", *options, "-"]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        return [json.loads(line) for line in subprocess.run(command, input=text, check=True, capture_output=True, text=True).stdout.splitlines()]
+
+    expected = records([{"context": one, "continuation": other} for one, other in pairs], "--pairs")
+    assert model.loglikelihood([Request(*pair) for pair in pairs]) == [(one["loglikelihood"], one["is_greedy"]) for one in expected]
+    for length, options in (None, ("--split-by", "jsonl")), (8, ("--split-by", "jsonl", "--mode", "rolling", "--window", "8")):
+        found = plugin.MMRecLM(device="cpu", max_length=length).loglikelihood_rolling([Request(text) for text in TEXTS])
+        assert found == [-one["nll"] for one in records([{"text": text} for text in TEXTS], *options)]
 
 
 def test_branching_changes_nothing(model, monkeypatch):
@@ -132,7 +148,7 @@ def test_max_length_keeps_what_hugging_face_keeps(model):
     assert found == pytest.approx(expected, rel=1e-5)
     assert found < model.loglikelihood_rolling([Request(" ".join(TEXTS))])[0]
     # The end of a context is what counts.
-    (ids, context), = _mmrec.encode_pairs(tokenizer, [(TEXTS[0], " She")])
+    (ids, context), = _mmrec.encode_pairs(tokenizer, [(TEXTS[0], " She")], True)
     session.reset()
     session.prefill(ids[-9:context])
     (pair,) = cut.loglikelihood([Request(TEXTS[0], " She")])

@@ -37,19 +37,14 @@ struct PairTokens {
   std::vector<int> ids;     ///< [T]
   std::size_t context = 0;  ///< tokens of the context, at least 1; the others are the continuation
 };
-/// How encode_pairs() works.
-struct PairOptions {
-  std::optional<bool> add_bos = {};  ///< whether BOS comes before a context; none: as the tokenizer does
-  std::int64_t max_length = 0;       ///< the last max_length + 1 tokens of a pair are kept; 0: all of them
-  int threads = 0;                   ///< of the CPU; 0: all the processors this process may use
-};
 /// Pairs in tokens, as lm-evaluation-harness' loglikelihood defines them. Both texts are encoded together; the
 /// continuation is what follows as many tokens as the context alone has. White space at the end of the context
-/// (Python's str.rstrip) belongs to the continuation. A context without tokens is the prefix token. Throws
-/// std::invalid_argument where there is no prefix token, for `add_bos` without BOS, and for a continuation of more than
-/// max_length tokens; and what Tokenizer::encode_batch throws.
+/// (Python's str.rstrip) belongs to the continuation. BOS comes before a context if `add_bos`; a context without tokens
+/// is the prefix token. The last max_length + 1 tokens of a pair are kept (0: all). `threads` of the CPU (0: all) share
+/// the work. Throws std::invalid_argument where there is no prefix token, for `add_bos` without BOS, and for a
+/// continuation of more than max_length tokens; and what Tokenizer::encode_batch throws.
 MMREC_EXPORT std::vector<PairTokens> encode_pairs(const Tokenizer& tokenizer, std::span<const TextPair> pairs,
-                                                  const PairOptions& options = {});
+                                                  bool add_bos, std::int64_t max_length = 0, int threads = 0);
 
 /// What log-probs say of a continuation.
 struct PairScore {

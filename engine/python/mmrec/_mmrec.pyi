@@ -156,12 +156,12 @@ def encode_rolling(
 def encode_pairs(
     tokenizer: Tokenizer,
     pairs: Iterable[tuple[Union[str, bytes], Union[str, bytes]]],
-    add_bos: Optional[bool] = None,
+    add_bos: bool,
     max_length: int = 0,
     threads: int = 0,
 ) -> list[tuple[npt.NDArray[np.int32], int]]: ...
 def windows(
-    ids: npt.ArrayLike, mode: str = "full", window: int = 0, stride: int = 0, repeats_first: bool = False
+    ids: npt.ArrayLike, mode: str = "full", window: int = 0, stride: int = 0
 ) -> list[tuple[npt.NDArray[np.int32], int]]: ...
 def score_pair(logprobs: npt.ArrayLike, vocab_size: int) -> tuple[float, Optional[bool]]: ...
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-import math
 import os
 import sys
 from typing import Any, Iterable, Optional
@@ -193,10 +192,10 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
             windows = [_mmrec.windows(ids, mode, self.max_length or 0) for ids in documents]
             scores = iter(self._scorer.score([ids for document in windows for ids, _ in document]))
             for request, document in zip(block, windows):
-                values = [next(scores).logprobs[len(ids) - 1 - scored :] for ids, scored in document]
-                total = float(sum(one.astype(np.float64).sum() for one in values))
-                if not math.isfinite(total):
-                    raise _mmrec.NumericError(f"document {len(results)}: its log-prob is not finite (found {total})")
+                total = 0.0
+                for ids, scored in document:
+                    values = next(scores).logprobs[len(ids) - 1 - scored :]
+                    total += _mmrec.score_pair(values, self._model.info.vocab_size)[0]
                 results.append(total)
                 self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
         return results

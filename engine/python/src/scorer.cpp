@@ -158,12 +158,11 @@ nb::object summary(const PerplexityAccumulator& self) {
                                  s.word_ppl, s.byte_ppl, s.nll_m2);
 }
 
-nb::list windows_of(nb::handle ids, std::string_view mode, nb::handle window, nb::handle stride, bool repeats_first) {
+nb::list windows_of(nb::handle ids, std::string_view mode, nb::handle window, nb::handle stride) {
   const std::vector<int> all = row_of(ids, "ids");
   const Windows windows({.mode = window_mode(mode),
                          .window = integer_of<std::int64_t>(window, "window"),
-                         .stride = integer_of<std::int64_t>(stride, "stride"),
-                         .repeats_first = repeats_first},
+                         .stride = integer_of<std::int64_t>(stride, "stride")},
                         all.size());
   nb::list result;
   for (std::size_t i = 0; i < windows.size(); ++i) {
@@ -229,7 +228,6 @@ void bind_scorer(nb::module_& m) {
       "What a corpus' measures need of a DocumentScore: its tokens, their summed loss, the summed squares of its\n"
       "deviations from the mean, and its perplexity (NaN without tokens).");
   m.def("windows", windows_of, nb::arg("ids"), nb::arg("mode") = "full", nb::arg("window") = 0, nb::arg("stride") = 0,
-        nb::arg("repeats_first") = false,
         "A list of (ids [N], how many of the last are scored) of each window of a document [T], as `mmrec-ppl --mode`\n"
         "cuts it. Raises ValueError for numbers out of range, and for a document that is too short for \"llama\".");
   m.def(

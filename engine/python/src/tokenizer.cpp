@@ -1,5 +1,6 @@
 // mmrec.Tokenizer and mmrec.StreamDecoder.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
 #include <deque>
@@ -34,74 +35,57 @@ nb::object encode(const PyTokenizer& self, nb::handle value, bool add_bos) {
   return ids_of(std::move(ids));
 }
 
-/// The processor's part of encoding: calls encode(begin, end) for texts of a few MB together, without the GIL, and
-/// looks for signals after each call. `bytes` are the sizes of the texts.
-template <class Encode>
-auto in_turns(std::span<const std::size_t> bytes, Encode&& encode) {
-  constexpr std::size_t kBytesOfATurn = std::size_t{4} << 20;
-  decltype(encode(0, 0)) all;
-  for (std::size_t begin = 0, end = 0; begin < bytes.size(); begin = end) {
-    for (std::size_t size = 0; end < bytes.size() && size < kBytesOfATurn; ++end) size += bytes[end];
-    {
-      const NoGil released;
-      for (auto& one : encode(begin, end)) all.push_back(std::move(one));
-    }
-    if (PyErr_CheckSignals() != 0) nb::raise_python_error();
-  }
-  return all;
-}
-
-nb::list encode_texts(const Tokenizer& tokenizer, nb::handle texts, bool add_bos, bool has_prefix, nb::handle threads) {
+nb::list encode_texts(const PyTokenizer& self, nb::handle texts, bool add_bos, bool has_prefix, nb::handle threads) {
   const int count = integer_of<int>(threads, "threads");
   if (nb::isinstance<nb::str>(texts) || nb::isinstance<nb::bytes>(texts)) {
     throw nb::type_error("texts: found one text, expected an iterable of texts");
   }
+  constexpr std::size_t kBytesOfATurn = std::size_t{4} << 20;  // then it looks for signals
   const nb::list all(nb::borrow(texts));
   std::vector<std::string_view> views;
-  std::vector<std::size_t> bytes;
   for (const nb::handle text : all) {
     views.push_back(text_of(text, ("text " + std::to_string(views.size())).c_str()));
-    bytes.push_back(views.back().size());
   }
   nb::list result;
-  for (std::vector<int>&ids : in_turns(bytes, [&](std::size_t begin, std::size_t end) {
-         return tokenizer.encode_batch(std::span(views).subspan(begin, end - begin), add_bos, count);
-       })) {
-    result.append(ids_of(has_prefix ? with_prefix(tokenizer, std::move(ids)) : std::move(ids)));
+  for (std::size_t begin = 0, end = 0; begin < views.size(); begin = end) {
+    for (std::size_t bytes = 0; end < views.size() && bytes < kBytesOfATurn; ++end) bytes += views[end].size();
+    std::vector<std::vector<int>> ids;
+    {
+      const NoGil released;
+      ids = self.tokenizer.encode_batch(std::span(views).subspan(begin, end - begin), add_bos, count);
+    }
+    for (std::vector<int>& one : ids) {
+      result.append(ids_of(has_prefix ? with_prefix(self.tokenizer, std::move(one)) : std::move(one)));
+    }
+    if (PyErr_CheckSignals() != 0) nb::raise_python_error();
   }
   return result;
 }
 
 nb::list encode_batch(const PyTokenizer& self, nb::handle texts, bool add_bos, nb::handle threads) {
-  return encode_texts(self.tokenizer, texts, add_bos, false, threads);
+  return encode_texts(self, texts, add_bos, false, threads);
 }
 
 nb::list encode_rolling(const PyTokenizer& self, nb::handle texts, nb::handle threads) {
-  return encode_texts(self.tokenizer, texts, false, true, threads);
+  return encode_texts(self, texts, false, true, threads);
 }
 
-nb::list pairs_of(const PyTokenizer& self, nb::handle pairs, nb::handle add_bos, nb::handle max_length,
-                  nb::handle threads) {
-  PairOptions options{.max_length = integer_of<std::int64_t>(max_length, "max_length"),
-                      .threads = integer_of<int>(threads, "threads")};
-  if (!add_bos.is_none()) options.add_bos = nb::cast<bool>(add_bos);
+nb::list pairs_of(const PyTokenizer& self, nb::handle pairs, bool add_bos, std::int64_t max_length, int threads) {
   std::deque<std::string> texts;
-  std::vector<TextPair> all;
-  std::vector<std::size_t> bytes;
+  std::vector<TextPair> views;
   for (const nb::handle pair : nb::iter(pairs)) {
-    const nb::object context = pair[0];
-    const nb::object continuation = pair[1];
+    const auto [context, continuation] = nb::cast<std::pair<nb::object, nb::object>>(pair);
     std::string& text = texts.emplace_back(text_of(context, "context"));
     const std::size_t size = text.size();
-    all.push_back({text.append(text_of(continuation, "continuation")), size});
-    bytes.push_back(texts.back().size());
+    views.push_back({text.append(text_of(continuation, "continuation")), size});
+  }
+  std::vector<PairTokens> tokens;
+  {
+    const NoGil released;
+    tokens = encode_pairs(self.tokenizer, views, add_bos, max_length, threads);
   }
   nb::list result;
-  for (PairTokens& one : in_turns(bytes, [&](std::size_t begin, std::size_t end) {
-         return encode_pairs(self.tokenizer, std::span(all).subspan(begin, end - begin), options);
-       })) {
-    result.append(nb::make_tuple(ids_of(std::move(one.ids)), one.context));
-  }
+  for (PairTokens& one : tokens) result.append(nb::make_tuple(ids_of(std::move(one.ids)), one.context));
   return result;
 }
 
@@ -183,10 +167,10 @@ void bind_tokenizer(nb::module_& m) {
       nb::arg("threads") = 0,
       "A list of the ids of each of `texts` after the prefix token (BOS, or else EOS), as `mmrec-ppl --mode rolling`\n"
       "takes documents.");
-  m.def("encode_pairs", pairs_of, nb::call_guard<Call>(), nb::arg("tokenizer"), nb::arg("pairs"),
-        nb::arg("add_bos") = nb::none(), nb::arg("max_length") = 0, nb::arg("threads") = 0,
+  m.def("encode_pairs", pairs_of, nb::call_guard<Call>(), nb::arg("tokenizer"), nb::arg("pairs"), nb::arg("add_bos"),
+        nb::arg("max_length") = 0, nb::arg("threads") = 0,
         "A list of (ids [T], tokens of the context) of each of `pairs` (an iterable of context and continuation), as\n"
-        "`mmrec-ppl --pairs` takes them. add_bos: whether BOS comes before a context (None: as the tokenizer does).\n"
+        "`mmrec-ppl --pairs` takes them. add_bos: whether BOS comes before a context.\n"
         "The last max_length + 1 tokens are kept (0: all). Raises ValueError for a context without tokens where the\n"
         "tokenizer has neither BOS nor EOS, and for a continuation of more than max_length tokens.");
 
