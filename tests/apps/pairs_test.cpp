@@ -27,7 +27,7 @@ PairTokens encoded(const std::string& context, const std::string& continuation, 
   return encode_pairs(tokenizer, std::span(&pair, 1), true, max_length).front();
 }
 
-TEST(Pairs, WhiteSpaceAtTheEndOfAContextBeginsTheContinuation) {
+TEST(Pairs, WhiteSpaceMovesToTheContinuation) {
   const Tokenizer tokenizer = Tokenizer::load(kTiny);
   const std::pair<std::string, std::string> cases[] = {
       {"The cat ", "The cat"},

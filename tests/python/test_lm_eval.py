@@ -61,7 +61,8 @@ def test_pairs_are_those_of_single_steps(model):
 
 def test_figures_are_those_of_mmrec_ppl_to_the_bit(model, programs, monkeypatch):
     monkeypatch.setitem(plugin.BRANCH_TOKENS, "cpu", 1 << 30)
-    pairs = [(text[:cut], text[cut:]) for text in TEXTS for cut in (0, 9, 20, 21, len(text))]
+    texts = [*TEXTS, " ".join(TEXTS * 5)]
+    pairs = [(text[:cut], text[cut:]) for text in texts for cut in (0, 9, 20, 21, len(text))]
 
     def records(lines, *options):
         command = [programs / "mmrec-ppl", "--device", "cpu", "-q", "--format", "jsonl", *options, "-"]
@@ -71,8 +72,8 @@ def test_figures_are_those_of_mmrec_ppl_to_the_bit(model, programs, monkeypatch)
     expected = records([{"context": one, "continuation": other} for one, other in pairs], "--pairs")
     assert model.loglikelihood([Request(*pair) for pair in pairs]) == [(one["loglikelihood"], one["is_greedy"]) for one in expected]
     for length, options in (None, ("--split-by", "jsonl")), (8, ("--split-by", "jsonl", "--mode", "rolling", "--window", "8")):
-        found = plugin.MMRecLM(device="cpu", max_length=length).loglikelihood_rolling([Request(text) for text in TEXTS])
-        assert found == [-one["nll"] for one in records([{"text": text} for text in TEXTS], *options)]
+        found = plugin.MMRecLM(device="cpu", max_length=length).loglikelihood_rolling([Request(text) for text in texts])
+        assert found == [-one["nll"] for one in records([{"text": text} for text in texts], *options)]
 
 
 def test_branching_changes_nothing(model, monkeypatch):
