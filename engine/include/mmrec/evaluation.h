@@ -90,11 +90,11 @@ struct WindowOptions {
   bool scores_all() const { return mode != WindowMode::kLlama && (mode != WindowMode::kStrided || stride < window); }
 };
 
-/// Tokens [begin, end) of a document; the last `scored` of them are scored.
+/// A run of a document's tokens.
 struct Window {
-  std::size_t begin = 0;
-  std::size_t end = 0;
-  std::size_t scored = 0;
+  std::size_t begin = 0;   ///< the first token
+  std::size_t end = 0;     ///< behind the last token
+  std::size_t scored = 0;  ///< so many tokens before `end` are scored
 };
 
 /// The windows of a document, in order: at least one, which may score nothing.
@@ -104,7 +104,7 @@ class MMREC_EXPORT Windows {
   /// than one token but fewer than least_tokens().
   Windows(const WindowOptions& options, std::size_t tokens);
 
-  std::size_t size() const { return size_; }
+  std::size_t size() const { return size_; }  ///< number of windows
   /// Window i < size().
   Window operator[](std::size_t i) const;
   /// What a model is given of window i of the document `ids` [tokens].
