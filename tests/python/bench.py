@@ -1,4 +1,5 @@
 """What Python costs beside the programs: see scripts/bench-python."""
+
 import argparse
 import json
 import os
@@ -43,7 +44,9 @@ def scoring(model, tokenizer, texts):
 def generating(model, tokenizer, prompts, tokens):
     start = time.perf_counter()
     generator = mmrec.Generator(model, tokenizer)
-    results = generator.generate(prompts, max_tokens=tokens, temperature=0.7, top_k=0, top_p=0.95, min_p=0.0, seed=1, logprobs=False)
+    results = generator.generate(
+        prompts, max_tokens=tokens, temperature=0.7, top_k=0, top_p=0.95, min_p=0.0, seed=1, logprobs=False
+    )
     return sum(len(result.tokens) for result in results) / (time.perf_counter() - start)
 
 
@@ -88,8 +91,27 @@ def main():
         corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
         lines.write_text("".join(prompt + "\n" for prompt in prompts))
         common = ["--device", options.device]
-        generate = ["--lines", "-f", lines, "-n", str(options.tokens), "-s", "1", "--temp", "0.7", "--top-k", "0", "--top-p", "0.95",
-                    "--min-p", "0", "--repeat-penalty", "1", "-o", pathlib.Path(folder) / "out.jsonl"]
+        generate = [
+            "--lines",
+            "-f",
+            lines,
+            "-n",
+            str(options.tokens),
+            "-s",
+            "1",
+            "--temp",
+            "0.7",
+            "--top-k",
+            "0",
+            "--top-p",
+            "0.95",
+            "--min-p",
+            "0",
+            "--repeat-penalty",
+            "1",
+            "-o",
+            pathlib.Path(folder) / "out.jsonl",
+        ]
         for _ in range(options.repeat):  # in turns, so that what else the machine does concerns both
             rates["scoring"][0].append(program("mmrec-ppl", [*common, corpus]))
             of_ids.append(program("mmrec-ppl", [*common, "--ids", ids]))
@@ -100,8 +122,10 @@ def main():
     text = max(rates["scoring"][0])
     print(f"mmrec-ppl: text {text:.0f} tok/s, the same as ids {max(of_ids):.0f}: {text / max(of_ids):.1%}")
     for name, (theirs, ours) in rates.items():
-        print(f"{name}: program {max(theirs):.0f} tok/s, Python {max(ours):.0f} tok/s, {max(ours) / max(theirs):.1%} "
-              f"(best of {options.repeat}; medians {np.median(theirs):.0f}, {np.median(ours):.0f})")
+        print(
+            f"{name}: program {max(theirs):.0f} tok/s, Python {max(ours):.0f} tok/s, {max(ours) / max(theirs):.1%} "
+            f"(best of {options.repeat}; medians {np.median(theirs):.0f}, {np.median(ours):.0f})"
+        )
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 Tests that need what is large (PyTorch, JAX, lm-evaluation-harness, Ray) are skipped where it is missing; the last line of
 scripts/test-python counts them.
 """
+
 import json
 import os
 import pathlib

@@ -31,7 +31,12 @@ def gpu_name():
 GPU = gpu_name()
 IS_EMULATED = GPU == "emulated device"
 PATH = FIXTURES / "tiny" if IS_EMULATED else None
-TEXTS = ["Once upon a time", "The dog ran to the park. " * (4 if IS_EMULATED else 40), "a", "They were happy. " * (8 if IS_EMULATED else 200)]
+TEXTS = [
+    "Once upon a time",
+    "The dog ran to the park. " * (4 if IS_EMULATED else 40),
+    "a",
+    "They were happy. " * (8 if IS_EMULATED else 200),
+]
 needs_gpu = pytest.mark.skipif(GPU is None, reason="no GPU")
 
 
@@ -203,7 +208,9 @@ def _arrays(library):
     if library == "torch":
         return (lambda x: module.from_numpy(x).cuda()), (lambda x: x.cpu().numpy())
     if library == "jax":
-        return (module.numpy.asarray, np.asarray) if module.default_backend() == "gpu" else pytest.skip("JAX has no GPU")
+        return (
+            (module.numpy.asarray, np.asarray) if module.default_backend() == "gpu" else pytest.skip("JAX has no GPU")
+        )
     return module.asarray, module.asnumpy
 
 

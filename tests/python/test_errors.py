@@ -1,4 +1,5 @@
 """Errors are the exceptions that Python's users expect, and leave things as they were."""
+
 import errno
 
 import numpy as np
@@ -30,9 +31,21 @@ def test_malformed_files_and_states(tmp_path, model):
 
 @pytest.mark.parametrize(
     "tokens, error",
-    [([], ValueError), ([1, 8192], ValueError), ([-1], ValueError), ([2**31], ValueError), ([2**70], ValueError),
-     ([[1, 2], [3, 4]], ValueError), ([1.5], TypeError), ("abc", TypeError), (None, TypeError), ([True], TypeError),
-     ([None], TypeError), (np.array([1 + 2**32]), ValueError), (np.zeros((1, 2, 3), int), ValueError)],
+    [
+        ([], ValueError),
+        ([1, 8192], ValueError),
+        ([-1], ValueError),
+        ([2**31], ValueError),
+        ([2**70], ValueError),
+        ([[1, 2], [3, 4]], ValueError),
+        ([1.5], TypeError),
+        ("abc", TypeError),
+        (None, TypeError),
+        ([True], TypeError),
+        ([None], TypeError),
+        (np.array([1 + 2**32]), ValueError),
+        (np.zeros((1, 2, 3), int), ValueError),
+    ],
 )
 def test_tokens(model, tokens, error):
     session = model.new_session()

@@ -36,7 +36,7 @@ def model():
 def expected_pair(context, continuation):
     """Step by step: (log-likelihood, is it the argmax at each place)."""
     tokenizer = mmrec.Tokenizer.load()
-    (ids, start), = _mmrec.encode_pairs(tokenizer, [(context, continuation)], True)
+    ((ids, start),) = _mmrec.encode_pairs(tokenizer, [(context, continuation)], True)
     session = mmrec.Model.load(device="cpu").new_session()
     session.prefill(ids[:start])
     total, greedy = 0.0, True
@@ -50,7 +50,10 @@ def expected_pair(context, continuation):
 
 def test_pairs_are_those_of_single_steps(model):
     pairs = [(text[:20], text[20:]) for text in TEXTS]
-    pairs += [("Once upon a", word) for word in (" time", " mouse", " time there was", " ")] + [("", "The dog"), ("  ", "a")]
+    pairs += [("Once upon a", word) for word in (" time", " mouse", " time there was", " ")] + [
+        ("", "The dog"),
+        ("  ", "a"),
+    ]
     pairs += [("Tom and ", "Sue"), ("Once upon a time, there was a little", " girl named")]
     found = model.loglikelihood([Request(*pair) for pair in pairs])
     for pair, (loglikelihood, greedy) in zip(pairs, found):
@@ -67,11 +70,21 @@ def test_figures_are_those_of_mmrec_ppl_to_the_bit(model, programs, monkeypatch)
     def records(lines, *options):
         command = [programs / "mmrec-ppl", "--device", "cpu", "-q", "--format", "jsonl", *options, "-"]
         text = "".join(json.dumps(line) + "\n" for line in lines)
-        return [json.loads(line) for line in subprocess.run(command, input=text, check=True, capture_output=True, text=True).stdout.splitlines()]
+        return [
+            json.loads(line)
+            for line in subprocess.run(
+                command, input=text, check=True, capture_output=True, text=True
+            ).stdout.splitlines()
+        ]
 
     expected = records([{"context": one, "continuation": other} for one, other in pairs], "--pairs")
-    assert model.loglikelihood([Request(*pair) for pair in pairs]) == [(one["loglikelihood"], one["is_greedy"]) for one in expected]
-    for length, options in (None, ("--split-by", "jsonl")), (8, ("--split-by", "jsonl", "--mode", "rolling", "--window", "8")):
+    assert model.loglikelihood([Request(*pair) for pair in pairs]) == [
+        (one["loglikelihood"], one["is_greedy"]) for one in expected
+    ]
+    for length, options in (
+        (None, ("--split-by", "jsonl")),
+        (8, ("--split-by", "jsonl", "--mode", "rolling", "--window", "8")),
+    ):
         found = plugin.MMRecLM(device="cpu", max_length=length).loglikelihood_rolling([Request(text) for text in texts])
         assert found == [-one["nll"] for one in records([{"text": text} for text in texts], *options)]
 
@@ -128,7 +141,7 @@ def test_model_args_of_other_models_are_understood():
 def test_add_bos_token_decides_what_begins_a_context(model):
     tokenizer = mmrec.Tokenizer.load()
     for add_bos in (True, False):
-        (ids, context), = _mmrec.encode_pairs(tokenizer, [("Once upon", " a time")], add_bos=add_bos)
+        ((ids, context),) = _mmrec.encode_pairs(tokenizer, [("Once upon", " a time")], add_bos=add_bos)
         assert (int(ids[0]) == tokenizer.bos_id) == add_bos
     assert [len(plugin.MMRecLM(device="cpu", add_bos_token=b)._prompts(["Once upon a"])[0]) for b in (True, False)] == [
         len(tokenizer.encode("Once upon a", add_bos=False)) + extra for extra in (1, 0)
@@ -149,7 +162,7 @@ def test_max_length_keeps_what_hugging_face_keeps(model):
     assert found == pytest.approx(expected, rel=1e-5)
     assert found < model.loglikelihood_rolling([Request(" ".join(TEXTS))])[0]
     # The end of a context is what counts.
-    (ids, context), = _mmrec.encode_pairs(tokenizer, [(TEXTS[0], " She")], True)
+    ((ids, context),) = _mmrec.encode_pairs(tokenizer, [(TEXTS[0], " She")], True)
     session.reset()
     session.prefill(ids[-9:context])
     (pair,) = cut.loglikelihood([Request(TEXTS[0], " She")])
@@ -199,7 +212,10 @@ def test_the_harness_itself(tmp_path):
     write_task(
         tmp_path,
         "local_choice",
-        [{"q": "Once upon a", "c": [" time", " zebra"], "a": 0}, {"q": "The dog ran to the", "c": [" of", " park"], "a": 1}],
+        [
+            {"q": "Once upon a", "c": [" time", " zebra"], "a": 0},
+            {"q": "The dog ran to the", "c": [" of", " park"], "a": 1},
+        ],
         output_type="multiple_choice",
         doc_to_text="{{q}}",
         doc_to_choice="{{c}}",

@@ -1,4 +1,5 @@
 """Many requests and many documents: generators, asyncio, scorers."""
+
 import asyncio
 import gc
 import time
@@ -45,7 +46,10 @@ def test_requests_go_on_from_sessions_and_bytes(model, tokenizer, generator):
     start = model.new_session()
     start.prefill(tokenizer.encode("Once upon a"))
     results = {}
-    for name, origin in [("session", {"start": start}), ("bytes", {"state": start.save(), "context": start.recent_tokens()})]:
+    for name, origin in [
+        ("session", {"start": start}),
+        ("bytes", {"state": start.save(), "context": start.recent_tokens()}),
+    ]:
         generator.submit(" time", **origin, max_tokens=6, on_finish=lambda r, name=name: results.update({name: r}))
     generator.run()
     assert results["session"].text == results["bytes"].text != ""
@@ -55,7 +59,11 @@ def test_requests_go_on_from_sessions_and_bytes(model, tokenizer, generator):
 def test_callbacks_may_submit_and_cancel(generator):
     results = []
     number = generator.submit("Once", max_tokens=-1, eos_token_ids=[], on_finish=results.append)
-    generator.submit("The", max_tokens=2, on_finish=lambda r: (generator.cancel(number), generator.submit("A", max_tokens=1, on_finish=results.append)))
+    generator.submit(
+        "The",
+        max_tokens=2,
+        on_finish=lambda r: (generator.cancel(number), generator.submit("A", max_tokens=1, on_finish=results.append)),
+    )
     generator.run()
     assert sorted(r.finish_reason for r in results) == ["cancelled", "length"]
     assert not generator.cancel(number)
@@ -147,7 +155,9 @@ def test_a_coroutine_has_the_whole_result(model, tokenizer, generator):
 def test_what_refers_to_itself_by_a_callback_goes(model, tokenizer):
     def generator_of_a_request():
         generator = mmrec.Generator(model, tokenizer, slots=1)
-        generator.submit("Once", on_text=lambda _: generator, on_token=lambda *_: generator, on_finish=lambda _: generator)
+        generator.submit(
+            "Once", on_text=lambda _: generator, on_token=lambda *_: generator, on_finish=lambda _: generator
+        )
         return generator
 
     def generator_of_a_stream():
@@ -177,7 +187,9 @@ def test_what_refers_to_itself_by_a_callback_goes(model, tokenizer):
 def test_scores_come_as_they_are_made(model):
     documents = [[5] * 40] * 300
     scored = []
-    scores = mmrec.Scorer(model, threads=1, on_progress=lambda tokens, nll: scored.append(tokens)).score_stream(iter(documents))
+    scores = mmrec.Scorer(model, threads=1, on_progress=lambda tokens, nll: scored.append(tokens)).score_stream(
+        iter(documents)
+    )
     next(scores)
     assert sum(scored) < 39 * 200
     assert len(list(scores)) == 299

@@ -115,17 +115,36 @@ def test_what_is_wrong_is_named():
     x, y = np.zeros((4, 8), np.float32), np.zeros((4, 9), np.float32)
     for error, message, call in [
         (TypeError, "found list, expected an array that speaks DLPack", lambda: ops.logsumexp_scan([[1.0]])),
-        (TypeError, "found float64, expected float32, float16 or bfloat16", lambda: ops.logsumexp_scan(x.astype(float))),
+        (
+            TypeError,
+            "found float64, expected float32, float16 or bfloat16",
+            lambda: ops.logsumexp_scan(x.astype(float)),
+        ),
         (TypeError, "b: found float16, expected the type of log_a", lambda: ops.decay_scan(x, x.astype(np.float16))),
         (ValueError, "x: found 1 dimensions", lambda: ops.logsumexp_scan(x[0])),
-        (ValueError, "found 5 dimensions, expected at most 4", lambda: ops.logsumexp_scan(np.zeros((1,) * 5, np.float32))),
+        (
+            ValueError,
+            "found 5 dimensions, expected at most 4",
+            lambda: ops.logsumexp_scan(np.zeros((1,) * 5, np.float32)),
+        ),
         (ValueError, r"b: found shape \[4, 9\], expected that of log_a, \[4, 8\]", lambda: ops.decay_scan(x, y)),
-        (ValueError, r"carry: found shape \[4\], expected \[8\]", lambda: ops.logsumexp_scan(x, carry=np.zeros(4, np.float32))),
+        (
+            ValueError,
+            r"carry: found shape \[4\], expected \[8\]",
+            lambda: ops.logsumexp_scan(x, carry=np.zeros(4, np.float32)),
+        ),
         (ValueError, "channels", lambda: ops.logsumexp_scan(np.zeros((8, 4), np.float32).T)),
         (ValueError, "target", lambda: ops.token_logprobs(x, np.array([0, 8, 0, 0]))),
-        (ValueError, r"targets: found shape \[3\], expected that of the rows, \[4\]",
-         lambda: ops.token_logprobs(x, np.zeros(3, int))),
-        (TypeError, "targets: found uint64, expected int32 or int64", lambda: ops.token_logprobs(x, np.zeros(4, np.uint64))),
+        (
+            ValueError,
+            r"targets: found shape \[3\], expected that of the rows, \[4\]",
+            lambda: ops.token_logprobs(x, np.zeros(3, int)),
+        ),
+        (
+            TypeError,
+            "targets: found uint64, expected int32 or int64",
+            lambda: ops.token_logprobs(x, np.zeros(4, np.uint64)),
+        ),
         (ValueError, "out", lambda: ops.token_logprobs(x, np.zeros(4, int), out=np.zeros(5, np.float32))),
     ]:
         with pytest.raises(error, match=message):
@@ -146,7 +165,9 @@ def test_read_only_memory_is_not_written_to(tmp_path):
         ("out", lambda: ops.token_logprobs(x, targets, out=rows)),
         ("out", lambda: ops.token_logprobs_backward(rows, x, targets, out=locked)),
     ]
-    calls += [("out", lambda out=out: ops.logsumexp_scan(x, out=out)) for out in (locked, mapped, view, bytes(x.nbytes))]
+    calls += [
+        ("out", lambda out=out: ops.logsumexp_scan(x, out=out)) for out in (locked, mapped, view, bytes(x.nbytes))
+    ]
     for name, call in calls:
         with pytest.raises(ValueError, match=f"^{name}: is read-only"):
             call()
@@ -167,15 +188,26 @@ def test_what_is_written_shares_no_memory_with_what_is_read():
         ("out: shares memory with b", lambda s: ops.decay_scan(a, s[:, :, :8], out=s[:, ::-1, :8])),
         ("out: shares memory with log_a", lambda s: ops.decay_scan(s[..., :8], b, out=s[..., :8])),
         ("out: shares memory with x", lambda s: ops.logsumexp_scan(s[:, 1:], out=s[:, :-1])),
-        ("out: shares memory with gamma", lambda s: ops.exp_product_scan(s[:1], out=s.reshape(-1)[3:643].reshape(1, 40, 16))),
+        (
+            "out: shares memory with gamma",
+            lambda s: ops.exp_product_scan(s[:1], out=s.reshape(-1)[3:643].reshape(1, 40, 16)),
+        ),
         ("log_out: shares memory with gamma", lambda s: ops.exp_product_scan(s, log_out=s)),
         ("log_out: shares memory with out", lambda s: ops.exp_product_scan(a, out=s[..., :8], log_out=s[..., :8])),
         ("out: shares memory with carry", lambda s: ops.logsumexp_scan(a[0], carry=s[0, 0, :8], out=s[0, :, :8])),
         ("out: shares memory with logits", lambda s: ops.token_logprobs(s[0], targets, out=s.reshape(-1)[:40])),
-        ("out: shares memory with targets", lambda s: ops.token_logprobs(logits, targets, out=targets.view(np.float32))),
-        ("out: shares memory with grad", lambda s: ops.token_logprobs_backward(s.reshape(-1)[:40], logits, targets, out=s[0])),
-        ("out: shares memory with logits",
-         lambda s: ops.token_logprobs_backward(flat[:39].copy(), s[0, 1:], targets[1:], out=s[0, :-1])),
+        (
+            "out: shares memory with targets",
+            lambda s: ops.token_logprobs(logits, targets, out=targets.view(np.float32)),
+        ),
+        (
+            "out: shares memory with grad",
+            lambda s: ops.token_logprobs_backward(s.reshape(-1)[:40], logits, targets, out=s[0]),
+        ),
+        (
+            "out: shares memory with logits",
+            lambda s: ops.token_logprobs_backward(flat[:39].copy(), s[0, 1:], targets[1:], out=s[0, :-1]),
+        ),
     ]:
         mine = store.copy()
         with pytest.raises(ValueError, match=message):
@@ -203,7 +235,11 @@ def test_memory_that_kernels_would_misread_is_refused():
         (TypeError, "targets: .*found list", lambda: ops.token_logprobs(x, [0, 1, 2])),
         (TypeError, "b: .*found tuple", lambda: ops.decay_scan(x, (x.ctypes.data, (3, 4), (4, 1), 2, 32, 1, 0, False))),
         (TypeError, "targets: found float64", lambda: ops.token_logprobs(x, np.full(3, np.nan))),
-        (ValueError, "target -1 of row 1 lies outside", lambda: ops.token_logprobs_backward(grad, x, np.array([0, -1, 0]))),
+        (
+            ValueError,
+            "target -1 of row 1 lies outside",
+            lambda: ops.token_logprobs_backward(grad, x, np.array([0, -1, 0])),
+        ),
     ]:
         with pytest.raises(error, match=message):
             call()

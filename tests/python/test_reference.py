@@ -1,4 +1,5 @@
 """Numbers against references that know nothing of this engine: tensors of the public code, and NumPy in float64."""
+
 import json
 import subprocess
 

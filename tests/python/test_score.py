@@ -199,7 +199,15 @@ def test_compressed_text_is_read_as_the_text(tmp_path, suffix, split):
 
 @pytest.mark.parametrize("module", [score, generate_many])
 def test_a_bad_row_does_what_the_run_says(module, tmp_path, capsys):
-    rows = ['{"text": "One"}', "{", '{"id": [1], "text": ""}', '{"id": "c", "text": 3}', '{"text": "\\ud800"}', '{"text": "Two"}', "1"]
+    rows = [
+        '{"text": "One"}',
+        "{",
+        '{"id": [1], "text": ""}',
+        '{"id": "c", "text": 3}',
+        '{"text": "\\ud800"}',
+        '{"text": "Two"}',
+        "1",
+    ]
     path = tmp_path / "corpus.jsonl"
     path.write_text("\n".join(rows))
     options = ["--field", "text", *(["-n", "3"] if module is generate_many else [])]
@@ -208,9 +216,20 @@ def test_a_bad_row_does_what_the_run_says(module, tmp_path, capsys):
     assert run(module, path, "-o", tmp_path / "skip", *options, "--on-error", "skip") == 0
     found = capsys.readouterr()
     assert "5 rows were refused" in found.err and json.loads(found.out)["refused"] == 5
-    assert [record["name"] for record in records(tmp_path / "skip")] == [f"{path}@0", f"{path}@{len(chr(10).join(rows[:5])) + 1}"]
+    assert [record["name"] for record in records(tmp_path / "skip")] == [
+        f"{path}@0",
+        f"{path}@{len(chr(10).join(rows[:5])) + 1}",
+    ]
     assert run(module, path, "-o", tmp_path / "record", *options, "--on-error", "record") == 0
-    assert ["error" in record for record in records(tmp_path / "record")] == [False, True, True, True, True, False, True]
+    assert ["error" in record for record in records(tmp_path / "record")] == [
+        False,
+        True,
+        True,
+        True,
+        True,
+        False,
+        True,
+    ]
     assert records(tmp_path / "record")[3]["id"] == "c"
     kept = [record for record in records(tmp_path / "record") if "error" not in record]
     assert kept == records(tmp_path / "skip")

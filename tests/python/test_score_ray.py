@@ -229,7 +229,14 @@ def test_a_cluster_that_asks_for_tokens(tmp_path):
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    options = ["--head", f"--port={port}", "--node-ip-address=127.0.0.1", "--num-cpus=1", "--include-dashboard=false", "--block"]
+    options = [
+        "--head",
+        f"--port={port}",
+        "--node-ip-address=127.0.0.1",
+        "--num-cpus=1",
+        "--include-dashboard=false",
+        "--block",
+    ]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with subprocess.Popen([*command, "start", *options], env=environment, **quiet) as head:
         try:
@@ -240,7 +247,9 @@ def test_a_cluster_that_asks_for_tokens(tmp_path):
             refused = run(*score, environment=without)
             _, errors = refused.communicate(timeout=200)
             assert refused.returncode == 1
-            assert re.search(rf"^mmrec.score: --ray-address 127.0.0.1:{port}: .*RAY_AUTH_MODE=token$", errors, re.MULTILINE)
+            assert re.search(
+                rf"^mmrec.score: --ray-address 127.0.0.1:{port}: .*RAY_AUTH_MODE=token$", errors, re.MULTILINE
+            )
             out, _ = finish(run(*score, environment=environment))
             assert json.loads(out)["docs"] == 2
         finally:

@@ -1,4 +1,5 @@
 """Sessions and models: shapes, state, options, pickling."""
+
 import pickle
 
 import numpy as np
@@ -11,7 +12,15 @@ IDS = [1, 5571, 1169, 262, 660]
 
 def test_tokens_come_in_every_kind_of_integers(model):
     expected = None
-    for ids in [IDS, tuple(IDS), np.array(IDS), np.array(IDS, np.int32), np.array(IDS, np.uint16), [IDS], np.array(IDS * 2)[:5]]:
+    for ids in [
+        IDS,
+        tuple(IDS),
+        np.array(IDS),
+        np.array(IDS, np.int32),
+        np.array(IDS, np.uint16),
+        [IDS],
+        np.array(IDS * 2)[:5],
+    ]:
         session = model.new_session()
         session.prefill(ids)
         assert session.position == 5
@@ -72,8 +81,9 @@ def test_generating_reports_what_was_asked_for(model, tokenizer):
         return session
 
     seen, pieces = [], []
-    result = begun().generate(tokenizer, max_tokens=8, top_logprobs=3, on_text=pieces.append,
-                              on_token=lambda *token: seen.append(token))
+    result = begun().generate(
+        tokenizer, max_tokens=8, top_logprobs=3, on_text=pieces.append, on_token=lambda *token: seen.append(token)
+    )
     assert result.finish_reason == "length" and result.error == "" and "".join(pieces) == result.text
     assert [t for t, _ in seen] == result.tokens.tolist() and result.top_tokens.shape == (8, 3)
     assert (np.diff(result.top_logprobs, axis=1) <= 0).all()
@@ -114,7 +124,9 @@ def test_a_tokenizer_goes_both_ways(tokenizer):
 
 
 def test_many_texts_are_encoded_as_each_is(tokenizer):
-    texts = ["Once upon a time", b"there was", "", "ein Märchen 😀 " * 50_000, "a dog"] + [f"{i} dogs" for i in range(5000)]
+    texts = ["Once upon a time", b"there was", "", "ein Märchen 😀 " * 50_000, "a dog"] + [
+        f"{i} dogs" for i in range(5000)
+    ]
     for options in ({}, {"add_bos": False}, {"threads": 1}, {"threads": 3}):
         add_bos = options.get("add_bos", True)
         for found in (tokenizer.encode_batch(texts, **options), list(tokenizer.encode_stream(iter(texts), **options))):

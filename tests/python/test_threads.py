@@ -1,4 +1,5 @@
 """Threads and signals: the GIL goes while something computes, one object serves one call, Ctrl-C ends long calls."""
+
 import asyncio
 import os
 import signal
@@ -179,7 +180,13 @@ ENDS = {  # code -> exit status
 @pytest.mark.parametrize("part", range(3))
 def test_the_interpreter_ends_as_it_should_whatever_is_under_way(part):
     runs = [
-        (code, status, subprocess.Popen([sys.executable, "-c", PRELUDE + code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        (
+            code,
+            status,
+            subprocess.Popen(
+                [sys.executable, "-c", PRELUDE + code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            ),
+        )
         for code, status in list(ENDS.items())[part::3]
     ]
     for code, status, process in runs:

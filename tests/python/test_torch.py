@@ -156,7 +156,10 @@ def test_derivatives_of_any_order_and_mode(ours, plain, inputs):
         found = []
         for i in every:
             with torch.autograd.forward_ad.dual_level():
-                duals = [torch.autograd.forward_ad.make_dual(one, torch.cos(one)) if j == i else one for j, one in enumerate(x)]
+                duals = [
+                    torch.autograd.forward_ad.make_dual(one, torch.cos(one)) if j == i else one
+                    for j, one in enumerate(x)
+                ]
                 found += [torch.autograd.forward_ad.unpack_dual(y).tangent for y in function(*duals)]
         with torch.autograd.forward_ad.dual_level():
             duals = [torch.autograd.forward_ad.make_dual(one.clone().requires_grad_(), torch.cos(one)) for one in x]
@@ -171,7 +174,9 @@ def test_derivatives_of_any_order_and_mode(ours, plain, inputs):
         lambda f, x: func.grad(loss(f), every)(*x),
         lambda f, x: [h for row in func.hessian(loss(f), every)(*x) for h in row],
         lambda f, x: [h for row in func.jacrev(func.jacfwd(loss(f), every), every)(*x) for h in row],
-        lambda f, x: func.vmap(func.grad(lambda *y: sum((z * z).sum() for z in f(*y)), every))(*x) if len(x) > 1 else (),
+        lambda f, x: (
+            func.vmap(func.grad(lambda *y: sum((z * z).sum() for z in f(*y)), every))(*x) if len(x) > 1 else ()
+        ),
     ):
         got, want = what(ours, inputs), what(plain, [x.double() for x in inputs])
         assert len(got) == len(want)
@@ -188,7 +193,9 @@ def test_vmap_is_the_call_on_more_axes():
     one_decay = torch.vmap(mt.decay_scan, (None, 1), 1)(log_a[0, 0, 0], b[0, 0].transpose(0, 1))
     assert torch.equal(one_decay[:, 1], mt.decay_scan(log_a[0, 0, 0], b[0, 0, 1]))
     logits, targets = numbers((2, 3, 9), -1.0, 1.0, 3), torch.tensor([1, 2, 8])
-    assert torch.equal(torch.vmap(mt.token_logprobs, (0, None))(logits, targets)[1], mt.token_logprobs(logits[1], targets))
+    assert torch.equal(
+        torch.vmap(mt.token_logprobs, (0, None))(logits, targets)[1], mt.token_logprobs(logits[1], targets)
+    )
     with pytest.raises(ValueError, match="found 1 dimensions"):
         torch.vmap(mt.logsumexp_scan)(log_a[0, 0, 0])
     with pytest.raises(NotImplementedError, match="call mmrec.torch.logsumexp_scan"):
@@ -229,7 +236,9 @@ def test_ignored_targets_are_those_of_cross_entropy():
         targets = torch.tensor([[1, index, 0], [index, 8, 8]])
         for dtype in (torch.int32, torch.int64):
             got = -mt.token_logprobs(logits, targets.to(dtype), ignore_index=index)
-            want = torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none", ignore_index=index)
+            want = torch.nn.functional.cross_entropy(
+                logits.transpose(1, 2), targets, reduction="none", ignore_index=index
+            )
             torch.testing.assert_close(got, want)
             for mine, theirs in zip(torch.autograd.grad(got.sum(), logits), torch.autograd.grad(want.sum(), logits)):
                 torch.testing.assert_close(mine, theirs)
@@ -261,7 +270,12 @@ def test_strided_tensors():
         mt.logsumexp_scan(wide.transpose(2, 3)), mt.logsumexp_scan(wide.transpose(2, 3).contiguous())
     )
     one = numbers((1, 9), -1.0, 1.0, 4)
-    for x in (one.expand(5, 9), one.expand(2, 5, 9), torch._neg_view(one.expand(5, 9)), wide[0].transpose(0, 1)[..., ::2]):
+    for x in (
+        one.expand(5, 9),
+        one.expand(2, 5, 9),
+        torch._neg_view(one.expand(5, 9)),
+        wide[0].transpose(0, 1)[..., ::2],
+    ):
         targets = torch.full(x.shape[:-1], 3)
         for call in (mt.logsumexp_scan, lambda x, targets=targets: mt.token_logprobs(x, targets)):
             assert torch.equal(call(x), call(x.resolve_neg().contiguous()))

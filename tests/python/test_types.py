@@ -1,4 +1,5 @@
 """The stubs say what is there: mypy takes the package and its users' code, stubtest compares the extension with its stub."""
+
 import inspect
 import pathlib
 import subprocess
@@ -84,7 +85,9 @@ def mypy(*arguments):
 
 
 def test_the_package_and_a_users_program_pass_mypy(tmp_path):
-    own = [path for path in ROOT.glob("engine/python/mmrec/*.py") if path.stem not in ("lm_eval", "torch")]  # of untyped classes
+    own = [
+        path for path in ROOT.glob("engine/python/mmrec/*.py") if path.stem not in ("lm_eval", "torch")
+    ]  # of untyped classes
     run = mypy("mypy", "--ignore-missing-imports", "--cache-dir", tmp_path / "own", *own)
     assert run.returncode == 0, run.stdout + run.stderr
     program = tmp_path / "user.py"
@@ -101,7 +104,9 @@ def test_the_package_and_a_users_program_pass_mypy(tmp_path):
 def test_a_program_that_uses_the_operators_of_pytorch_passes_mypy(tmp_path):
     (tmp_path / "torch.pyi").write_text(TORCH)  # in the place of a large package
     (tmp_path / "user.py").write_text(TORCH_USER)
-    run = subprocess.run([sys.executable, "-m", "mypy", "--strict", "user.py"], capture_output=True, text=True, cwd=tmp_path)
+    run = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "user.py"], capture_output=True, text=True, cwd=tmp_path
+    )
     assert run.returncode == 0, run.stdout + run.stderr
 
 
@@ -122,11 +127,23 @@ def test_every_name_of_the_extension_is_in_its_stub():
 
 @pytest.mark.parametrize(
     "call, option",
-    [(mmrec.Model.load, "precision"), (mmrec.Model.load_on_gpus, "allow_nonfinite"), (mmrec.Model.new_session, "max_sweeps"),
-     (mmrec.Session.draw, "top_p"), (mmrec.Session.generate, "stop"), (mmrec.Session.stream, "on_token"),
-     (mmrec.generate, "max_tokens"), (mmrec.Scorer, "prefill"), (mmrec.Generator, "prefill"), (mmrec.Generator.submit, "state"),
-     (mmrec.Generator.submit, "seed"), (mmrec.Generator.generate, "seed"), (mmrec.Generator.as_completed, "seed"),
-     (mmrec.Generator.stream, "seed"), (mmrec.Generator.complete, "start")],
+    [
+        (mmrec.Model.load, "precision"),
+        (mmrec.Model.load_on_gpus, "allow_nonfinite"),
+        (mmrec.Model.new_session, "max_sweeps"),
+        (mmrec.Session.draw, "top_p"),
+        (mmrec.Session.generate, "stop"),
+        (mmrec.Session.stream, "on_token"),
+        (mmrec.generate, "max_tokens"),
+        (mmrec.Scorer, "prefill"),
+        (mmrec.Generator, "prefill"),
+        (mmrec.Generator.submit, "state"),
+        (mmrec.Generator.submit, "seed"),
+        (mmrec.Generator.generate, "seed"),
+        (mmrec.Generator.as_completed, "seed"),
+        (mmrec.Generator.stream, "seed"),
+        (mmrec.Generator.complete, "start"),
+    ],
 )
 def test_signatures_name_the_options(call, option):
     parameters = inspect.signature(call).parameters.values()

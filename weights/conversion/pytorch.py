@@ -1,6 +1,5 @@
 """Checkpoints of PyTorch (torch.save since 1.6): a zip archive with a pickle and the bytes of each storage."""
 import os
-import re
 import struct
 import zipfile
 

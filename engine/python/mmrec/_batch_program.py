@@ -26,8 +26,10 @@ def parser_of(program: str, what: str, field: str) -> argparse.ArgumentParser:
     parser.add_argument("--split-by", choices=SPLITS, help="how inputs are cut into documents (by their names)")
     parser.add_argument("--field", default=field, metavar="NAME", help=f"of a JSON line, or column ({field})")
     parser.add_argument(
-        "--on-error", choices=("stop", "skip", "record"), default="stop", help="what a bad row does: ends the run (default), "
-        "is left out, or has a record with its error"
+        "--on-error",
+        choices=("stop", "skip", "record"),
+        default="stop",
+        help="what a bad row does: ends the run (default), is left out, or has a record with its error",
     )
     parser.add_argument("--partition-mib", type=float, default=64, metavar="N", help="size of partitions (64)")
     parser.add_argument("--device", default="auto", metavar="D", help="auto, cpu or cuda; without Ray cuda:N, cuda:all")
@@ -35,7 +37,9 @@ def parser_of(program: str, what: str, field: str) -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=int, default=0, metavar="N", help="sequences together at most")
     parser.add_argument("--ray-address", metavar="A", help="a cluster, or auto (one of this machine's own)")
     parser.add_argument("--no-ray", action="store_true", help="this process alone, as without Ray")
-    parser.add_argument("--cpus-per-worker", type=int, default=0, metavar="N", help="cores of a worker, and its threads")
+    parser.add_argument(
+        "--cpus-per-worker", type=int, default=0, metavar="N", help="cores of a worker, and its threads"
+    )
     return parser
 
 
@@ -88,7 +92,7 @@ def main(
         return 0
     except KeyboardInterrupt:
         return 130
-    except Exception as fault:  # noqa: BLE001: all of them are one line and an exit code
+    except Exception as fault:  # noqa: BLE001 all of them are one line and an exit code
         code = _exit_code(fault, options["output"])
         if code is None:
             raise

@@ -197,7 +197,7 @@ class _Worker:
             if self._work is None:  # here, where a model that kills its worker counts too
                 self._work = self._make()
             self._work(partition)
-        except Exception as raised:  # noqa: BLE001: the driver raises it
+        except Exception as raised:  # noqa: BLE001 the driver raises it
             fault = _packed(raised)
         return {**batch, "begun": [begun], "fault": [fault]}
 
@@ -211,6 +211,6 @@ def _packed(fault: Exception) -> bytes:
     try:
         packed = pickle.dumps(fault)
         pickle.loads(packed)
-    except Exception:  # noqa: BLE001: what a class does that was not made for it
+    except Exception:  # noqa: BLE001 what a class does that was not made for it
         packed = pickle.dumps(RuntimeError(f"{type(fault).__name__}: {fault}"))
     return packed

@@ -251,7 +251,9 @@ def _from_json(line: bytes, field: str, name: str, place: int) -> Document:
 
 def _from_row(key: Any, text: Any, field: str, name: str, place: int) -> Document:
     if isinstance(key, _Rounded):
-        return Document(name, place, "", error=f"{name}: field 'id' (found {key!r}, expected a number as Python writes it)")
+        return Document(
+            name, place, "", error=f"{name}: field 'id' (found {key!r}, expected a number as Python writes it)"
+        )
     if not isinstance(key, (str, int, float, type(None))) or (isinstance(key, float) and not math.isfinite(key)):
         return Document(name, place, "", error=f"{name}: field 'id' (found {key!r:.40}, expected a string or a number)")
     if isinstance(text, str) and _is_unicode(text):
@@ -296,13 +298,17 @@ class Results:
             before = _read(file)
         except FileNotFoundError:
             if any(self.folder.glob("part-*.jsonl")):
-                raise RefusedError(f"{self.folder}: found results without a run.json, expected an empty folder") from None
+                raise RefusedError(
+                    f"{self.folder}: found results without a run.json, expected an empty folder"
+                ) from None
             _write(file, json.dumps(run, indent=1) + "\n")
             return
         for key in sorted({*before, *run}):
             if before.get(key) != run.get(key):
                 found, wanted = json.dumps(run.get(key))[:80], json.dumps(before.get(key))[:80]
-                raise RefusedError(f"{file}: another {ascii(key)[1:-1]:.40} (found {found}, expected {wanted}). Try: another -o DIR")
+                raise RefusedError(
+                    f"{file}: another {ascii(key)[1:-1]:.40} (found {found}, expected {wanted}). Try: another -o DIR"
+                )
 
     def agree(self, name: str, value: str) -> None:
         """Holds that `name` is the same for all partitions: an empty file tells it. Raises RefusedError, OSError."""
@@ -313,7 +319,9 @@ class Results:
                 if new:
                     own.unlink(missing_ok=True)
                 found = others[0].removeprefix(f"{name}-")
-                raise RefusedError(f"{self.folder}: another {name} (found {value}, expected {found}). Try: --{name} {found}")
+                raise RefusedError(
+                    f"{self.folder}: another {name} (found {value}, expected {found}). Try: --{name} {found}"
+                )
             own.touch()
 
     def has(self, partition: Partition) -> bool:

@@ -63,7 +63,9 @@ class GenerateResult:
     text: str  #: what on_text received
     tokens: npt.NDArray[np.int32]  #: [T] drawn, end of sequence excluded; may reach past `text` at a stop string
     logprobs: npt.NDArray[np.float32]  #: [T] under the model's own distribution, in nats; [0] if not wanted
-    top_tokens: Optional[npt.NDArray[np.int32]]  #: [T, K] the likeliest at each place, likeliest first; None: not wanted
+    top_tokens: Optional[
+        npt.NDArray[np.int32]
+    ]  #: [T, K] the likeliest at each place, likeliest first; None: not wanted
     top_logprobs: Optional[npt.NDArray[np.float32]]  #: [T, K] their log-probs
     finish_reason: str  #: "length", "eos", "stop", "cancelled" or "error"
     error: str  #: of "error": what went wrong

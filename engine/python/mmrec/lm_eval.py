@@ -128,7 +128,9 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
         self.batch_size = batch_size
 
     @classmethod
-    def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: Optional[dict[str, Any]] = None) -> MMRecLM:
+    def create_from_arg_obj(
+        cls, arg_dict: dict[str, Any], additional_config: Optional[dict[str, Any]] = None
+    ) -> MMRecLM:
         """model_args come before the harness's options of the same name. Its --device is cuda:0 where none is given."""
         known = list(inspect.signature(cls).parameters)
         if unknown := sorted(arg_dict.keys() - set(known)):
@@ -271,7 +273,9 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
         if self._add_bos:
             first = np.asarray([self.tokenizer.bos_id], np.int32)
             return [np.concatenate([first, ids]) for ids in found]
-        return [ids if len(ids) else _mmrec.encode_rolling(self.tokenizer, [text])[0] for ids, text in zip(found, texts)]
+        return [
+            ids if len(ids) else _mmrec.encode_rolling(self.tokenizer, [text])[0] for ids, text in zip(found, texts)
+        ]
 
     def _generate_options(self, given: dict[str, Any]) -> dict[str, Any]:
         """The harness's gen_kwargs as options of Session.generate. Raises RefusedOptionError for one that is unknown."""

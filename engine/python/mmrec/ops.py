@@ -87,7 +87,9 @@ class _Torch:
 
     def operand(self, x: Array) -> Any:
         if self.torch.is_grad_enabled() and (x.requires_grad or self.unpack_dual(x).tangent is not None):
-            raise ValueError("requires a gradient, which mmrec.ops does not record: use mmrec.torch, detach() or torch.no_grad()")
+            raise ValueError(
+                "requires a gradient, which mmrec.ops does not record: use mmrec.torch, detach() or torch.no_grad()"
+            )
         if x.is_neg():
             raise ValueError("found a tensor that is negated when it is read, expected resolve_neg() of it")
         if self.is_described:
@@ -95,7 +97,9 @@ class _Torch:
         kind = self.types.get(x.dtype)
         device = x.device
         if kind is None or device.type not in self.devices:
-            raise TypeError(f"found a tensor of {x.dtype} on {device}, expected float32, float16 or bfloat16 on cpu or cuda")
+            raise TypeError(
+                f"found a tensor of {x.dtype} on {device}, expected float32, float16 or bfloat16 on cpu or cuda"
+            )
         return x.data_ptr(), x.shape, x.stride(), kind[0], kind[1], self.devices[device.type], device.index or 0, False
 
     def empty_like(self, x: Array) -> Array:

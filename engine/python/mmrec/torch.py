@@ -254,7 +254,9 @@ def _decay_slope(log_a: Tensor, carry: Optional[Tensor], h: Tensor, reverse: boo
     return log_a.exp() * _previous(h.float(), _start(h, carry, 0.0), reverse)
 
 
-def _decay_vjp(grad: Tensor, grad_last: Tensor, log_a: Tensor, h: Tensor, carry: Optional[Tensor], reverse: bool) -> Any:
+def _decay_vjp(
+    grad: Tensor, grad_last: Tensor, log_a: Tensor, h: Tensor, carry: Optional[Tensor], reverse: bool
+) -> Any:
     log_a = log_a.float()
     adjoint, d_carry = _pull_back(log_a, grad.float(), grad_last, reverse)
     return adjoint * _decay_slope(log_a, carry, h, reverse), adjoint, d_carry
@@ -296,7 +298,9 @@ def _logsumexp_slopes(x: Tensor, y: Tensor, carry: Optional[Tensor], reverse: bo
     return torch.where(there, previous - values, 0.0), torch.where(there, x.float() - values, -torch.inf).exp()
 
 
-def _logsumexp_vjp(grad: Tensor, grad_last: Tensor, x: Tensor, y: Tensor, carry: Optional[Tensor], reverse: bool) -> Any:
+def _logsumexp_vjp(
+    grad: Tensor, grad_last: Tensor, x: Tensor, y: Tensor, carry: Optional[Tensor], reverse: bool
+) -> Any:
     decays, slope = _logsumexp_slopes(x, y, carry, reverse)
     adjoint, d_carry = _pull_back(decays, grad.float(), grad_last, reverse)
     return adjoint * slope, d_carry
@@ -443,7 +447,12 @@ def _scan(name: str, inputs: Tuple[Tensor, ...], carry: Optional[Tensor], revers
 
 @overload
 def decay_scan(
-    log_a: Tensor, b: Tensor, carry: Optional[Tensor] = None, *, reverse: bool = False, return_carry: Literal[False] = False
+    log_a: Tensor,
+    b: Tensor,
+    carry: Optional[Tensor] = None,
+    *,
+    reverse: bool = False,
+    return_carry: Literal[False] = False,
 ) -> Tensor: ...
 @overload
 def decay_scan(
