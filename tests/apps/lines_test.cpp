@@ -71,7 +71,7 @@ TEST(Lines, AResultDoesNotWaitForTheNextPrompt) {
   const TempFolder folder;
   ASSERT_EQ(mkfifo((folder / "fifo").c_str(), 0600), 0);
   Command command;
-  command.arguments = generate_on_tiny({"--lines", "-n", "5", "-f", folder / "fifo"});
+  command.arguments = generate_on_tiny({"--lines", "-n", "5", "-s", "1", "-f", folder / "fifo"});
   Process process(command);
   const int writer = open((folder / "fifo").c_str(), O_WRONLY | O_CLOEXEC);  // returns once the program has opened it
   ASSERT_EQ(write(writer, "Alice\nwas", 9), 9);
