@@ -40,8 +40,7 @@ RecurrenceOptions resolve_on_cuda(const ExecutionOptions& options) {
   const float tolerance = std::is_same_v<A, float> ? kFloatTolerance : kHalfTolerance;
   return {.sweeps = options.prefill != PrefillMode::kSteps,
           .tolerance = options.sweep_tolerance == 0.0F ? tolerance : options.sweep_tolerance,
-          .max_sweeps = options.max_sweeps,
-          .path = options.path};
+          .max_sweeps = options.max_sweeps};
 }
 
 /// `Lane` is made of its `Model`, and has a `backend` and a `forward`, whose operands are of Element. A model has
@@ -116,8 +115,7 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Lane>, kernels::Cuda
     }
     if (!forward.are_in_order(runs)) {
       drawn_for_.clear();
-      forward.step(tokens, runs);
-      return;
+      return forward.step(tokens, runs);
     }
     const bool are_there = std::equal(runs.begin(), runs.end(), drawn_for_.begin(), drawn_for_.end(),
                                       [](const Run& run, Slot slot) { return run.slot == slot; }) &&
