@@ -53,15 +53,20 @@ std::vector<PairTokens> encode_pairs(const Tokenizer& tokenizer, std::span<const
   for (std::size_t i = 0; i < ids.size(); i += 2) {
     const std::vector<int>& context = ids[i];
     const std::vector<int>& both = ids[i + 1];
-    std::vector<int> joined = context;
-    // Without a context the two share nothing, not even what the tokenizer puts first.
-    if (context.empty()) joined = with_prefix(tokenizer, {});
-    if (!context.empty() && add_bos) joined.insert(joined.begin(), tokenizer.bos_id());
+    std::vector<int> joined;
+    joined.reserve(both.size() + 1);
+    if (context.empty()) {
+      // Without a context the two share nothing, not even what the tokenizer puts first.
+      if (const auto prefix = prefix_token(tokenizer)) joined.push_back(*prefix);
+    } else {
+      if (add_bos) joined.push_back(tokenizer.bos_id());
+      joined.insert(joined.end(), context.begin(), context.end());
+    }
     const std::size_t length = joined.size();
     if (length == 0) {
       throw std::invalid_argument("context: found no tokens, expected some, as the tokenizer has neither BOS nor EOS");
     }
-    joined.insert(joined.end(), both.begin() + std::min(std::ssize(context), std::ssize(both)), both.end());
+    for (std::size_t t = context.size(); t < both.size(); ++t) joined.push_back(both[t]);
     const auto kept = static_cast<std::size_t>(max_length) + 1;
     const std::size_t cut = max_length == 0 ? 0 : joined.size() - std::min(joined.size(), kept);
     if (cut >= length) {
