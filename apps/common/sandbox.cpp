@@ -110,7 +110,7 @@ class Rules {
     rules_.emplace(::syscall(SYS_landlock_create_ruleset, &attributes, sizeof attributes, 0));
     if (rules_->get() < 0) fail("cannot restrict files", errno);
   }
-  /// What is not there needs no rule. A folder without the right to list it is none of the program's inputs.
+  /// A path that does not exist needs no rule. A folder is an input only if it may be listed.
   void allow(const fs::path& path, std::uint64_t access, int flags = 0) {
     const Descriptor fd(::open(path.c_str(), O_PATH | O_CLOEXEC | flags));
     if (fd.get() < 0 && (errno == ENOENT || errno == ENOTDIR)) return;
@@ -349,7 +349,7 @@ void restrict_calls(bool gpu) {
   }
   // Threads. clone3() is hidden, since a filter cannot see its flags: clone() is tried next.
   filter.allow(SYS_clone, {has(0, CLONE_THREAD, kNewNamespaces | CLONE_THREAD)});
-  // Of this process or thread alone.
+  // These calls may name this process or thread only.
   const auto self = static_cast<std::uint32_t>(::getpid());
   for (const int call : {SYS_kill, SYS_tgkill}) filter.allow(call, {has(0, self)});
   for (const int call : {SYS_prlimit64, SYS_sched_setaffinity, SYS_sched_setparam, SYS_sched_setscheduler}) {

@@ -10,7 +10,7 @@
 
 namespace mmrec::apps {
 
-/// What a program still has to open by its name.
+/// The files that a program still has to open by name.
 struct SandboxFiles {
   std::filesystem::path model;                  // a model folder: its own files of known names are read
   std::vector<std::filesystem::path> readable;  // files; links are followed

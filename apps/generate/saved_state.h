@@ -7,7 +7,7 @@
 
 namespace mmrec::apps {
 
-/// Throws RejectedFile naming the file where it cannot be read or is none.
+/// Throws RejectedFile, which names the file, if the file cannot be read or holds no state.
 SavedSequence read_state(const std::string& path);
 
 /// Puts `session`, which goes on with `with` (computed_with()), where the sequence was. Returns what a state that is

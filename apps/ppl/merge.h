@@ -45,7 +45,7 @@ bool add_record(const DocumentRecord& record, PerplexityAccumulator& sums);
 /// the exit code.
 int merge_main(int argc, const char* const* argv);
 
-/// What a run that was ended has left of its output.
+/// The output that an interrupted run left.
 struct Resumed {
   std::vector<DocumentRecord> records;  // without identities
   std::uint64_t keep = 0;               // bytes up to the end of the last record's line, which is written anew
