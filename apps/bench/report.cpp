@@ -74,7 +74,7 @@ Json run_json(const BenchRun& run) {
                                       {"bytes_per_token", run.info.bytes_per_token},
                                       {"memory_bytes", run.info.memory_bytes}},
                                      run.info)},
-               {"prefill_mode", prefill_names()[static_cast<std::size_t>(run.options.session.prefill)]},
+               {"prefill_mode", kPrefillModeNames[static_cast<std::size_t>(run.options.session.prefill)]},
                {"sweep_tol", sweep_tolerance_json(run.options.session)},
                {"threads", run.options.session.threads},
                {"load_s", run.load_seconds},

@@ -23,9 +23,6 @@
 namespace mmrec::apps {
 namespace {
 
-constexpr std::array<std::string_view, 3> kPrefillNames = {"auto", "sweeps", "steps"};
-constexpr std::array<std::string_view, 3> kExpertNames = {"both", "text", "code"};        // in the order of Expert
-constexpr std::array<std::string_view, 3> kCallsNames = {"stepwise", "prompt", "whole"};  // in the order of Calls
 // In the order of Device and of Precision.
 constexpr std::array<std::string_view, 3> kDeviceNames = {"auto", "cpu", "cuda"};
 constexpr std::string_view kNumberedGpu = "cuda:";
@@ -195,7 +192,7 @@ RunOptions run_options(const Arguments& arguments) {
   const std::int64_t threads = arguments.integer("threads", 0, 0, 1'000'000);
   if (threads > most) warn(fmt::format("--threads {}: {} are used", threads, most));
   options.session.threads = static_cast<int>(std::min(threads, most));
-  options.session.prefill = static_cast<PrefillMode>(arguments.choice("prefill", kPrefillNames));
+  options.session.prefill = static_cast<PrefillMode>(arguments.choice("prefill", kPrefillModeNames));
   options.session.sweep_tolerance =
       arguments.real("sweep-tol", 0.0F, 1.0F, true).value_or(options.session.sweep_tolerance);
   const std::size_t calls = arguments.choice("calls", kCallsNames);
@@ -216,8 +213,6 @@ std::optional<std::string_view> calls_of(const ModelInfo& info) {
   if (!info.variant.bank.value_or(true)) return "one";
   return kCallsNames[static_cast<std::size_t>(*info.variant.calls)];
 }
-
-std::span<const std::string_view> prefill_names() { return kPrefillNames; }
 
 nlohmann::ordered_json sweep_tolerance_json(const SessionOptions& options) {
   if (options.sweep_tolerance == 0.0F) return "auto";
@@ -351,5 +346,8 @@ std::uint64_t peak_memory_bytes() {
 }
 
 std::string hex(std::uint64_t identity) { return fmt::format("{:016x}", identity); }
+bool is_hex(std::string_view text) {
+  return text.size() == 16 && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
 
 }  // namespace mmrec::apps

@@ -35,9 +35,6 @@ RunOptions run_options(const Arguments& arguments);
 /// Whether a model may be loaded onto a GPU: asked for, or left open in a build that can.
 bool may_use_gpu(const RunOptions& options);
 
-/// The names --prefill takes, in the order of PrefillMode.
-std::span<const std::string_view> prefill_names();
-
 /// What --sweep-tol says, or "auto"; for JSON.
 nlohmann::ordered_json sweep_tolerance_json(const SessionOptions& options);
 
@@ -82,5 +79,7 @@ std::uint64_t peak_memory_bytes();
 
 /// A 64-bit identity as 16 hexadecimal digits.
 std::string hex(std::uint64_t identity);
+/// Whether `text` is what hex() writes.
+bool is_hex(std::string_view text);
 
 }  // namespace mmrec::apps

@@ -63,9 +63,6 @@ std::optional<std::int64_t> count_in(std::string_view name, std::string_view ide
 /// Whether a file is one of these, of whatever model, or what a killed writer of one left (see Replacement): nothing
 /// else in the folder is ever touched.
 bool is_ours(std::string_view name) {
-  const auto is_hex = [](std::string_view field) {
-    return field.size() == 16 && field.find_first_not_of("0123456789abcdef") == std::string_view::npos;
-  };
   constexpr std::string_view kLeft = ".mmrec-";
   if (name.starts_with(kLeft)) return is_hex(name.substr(kLeft.size()));
   if (!name.ends_with(kEnding)) return false;

@@ -94,7 +94,7 @@ RunIdentity identity_of(const PplOptions& options, const Loaded& loaded, std::st
   if (options.windows.mode == WindowMode::kStrided) identity["stride"] = options.windows.stride;
   if (const auto calls = scored_calls(loaded.info, options.whole_calls)) identity["calls"] = *calls;
   identity["bos"] = bos;
-  identity["prefill_mode"] = prefill_names()[static_cast<std::size_t>(options.run.session.prefill)];
+  identity["prefill_mode"] = kPrefillModeNames[static_cast<std::size_t>(options.run.session.prefill)];
   identity["sweep_tol"] = sweep_tolerance_json(options.run.session);
   identity["max_sweeps"] = options.run.session.max_sweeps;
   identity["precision"] = to_string(loaded.info.precision);
@@ -114,7 +114,7 @@ Json details_of(const PplOptions& options, const Loaded& loaded, const PrefillSt
                                  {"fingerprint", hex(loaded.info.fingerprint)}},
                                 loaded.info)},
           {"prefill",
-           {{"mode", prefill_names()[static_cast<std::size_t>(options.run.session.prefill)]},
+           {{"mode", kPrefillModeNames[static_cast<std::size_t>(options.run.session.prefill)]},
             {"sweep_tol", sweep_tolerance_json(options.run.session)},
             {"sweeps_per_token", prefill.sweeps_per_token()},
             {"fallbacks", prefill.fallbacks}}},
@@ -192,7 +192,7 @@ class Done {
   std::int64_t empty() const { return empty_; }
 
  private:
-  /// What a killed run has left of a record is dropped; anything else is not ours to drop.
+  /// Drops the beginning of a record that a killed run left. Refuses any other text.
   void check_tail(std::string_view head) {
     const std::string_view tail = resumed_.tail;
     if (!tail.starts_with(head) && !head.starts_with(tail)) refuse_tail(head);

@@ -14,6 +14,7 @@
 
 #include "apps/common/cli.h"
 #include "apps/common/input.h"
+#include "apps/common/model_folder.h"
 #include "apps/ppl/corpus.h"
 #include "apps/ppl/options.h"
 
@@ -41,10 +42,7 @@ bool is_count_or_null(const Json& value) { return value.is_null() || is_count(va
 bool is_tokens_of_window(const Json& value) { return is_count(value) && value >= 1; }
 bool is_tolerance(const Json& value) { return value == "auto" || (value.is_number_float() && value > 0.0); }
 bool is_true(const Json& value) { return value.is_boolean() && value.get<bool>(); }
-bool is_hash(const Json& value) {
-  return value.is_string() && value.get_ref<const std::string&>().size() == 16 &&
-         value.get_ref<const std::string&>().find_first_not_of("0123456789abcdef") == std::string::npos;
-}
+bool is_hash(const Json& value) { return value.is_string() && is_hex(value.get_ref<const std::string&>()); }
 bool is_hash_or_null(const Json& value) { return value.is_null() || is_hash(value); }
 /// Text that a summary can print.
 bool is_words(const Json& value) {

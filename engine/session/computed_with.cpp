@@ -3,9 +3,7 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <cstddef>
-#include <string_view>
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/matrix_library.h"
@@ -14,8 +12,6 @@
 namespace mmrec {
 
 std::string computed_with(const ModelInfo& info, const SessionOptions& options) {
-  constexpr std::array<std::string_view, 3> kPrefill = {"auto", "sweeps", "steps"};
-  constexpr std::array<std::string_view, 3> kCalls = {"stepwise", "prompt", "whole"};
   std::string text = fmt::format("mmrec={}; compiler={}; ", version(), __VERSION__);
   if (info.device == Device::kCuda) {
     text += fmt::format("device={}; ", info.device_name);
@@ -24,14 +20,14 @@ std::string computed_with(const ModelInfo& info, const SessionOptions& options) 
                         kernels::matrix_library());
   }
   text += fmt::format("precision={}; prefill={}", to_string(info.precision),
-                      kPrefill[static_cast<std::size_t>(options.prefill)]);
+                      kPrefillModeNames[static_cast<std::size_t>(options.prefill)]);
   if (options.prefill != PrefillMode::kSteps) {
     text +=
         options.sweep_tolerance == 0.0F ? "; sweep-tol=auto" : fmt::format("; sweep-tol={}", options.sweep_tolerance);
     text += fmt::format("; max-sweeps={}", options.max_sweeps);
   }
   if (info.variant.calls && info.variant.bank.value_or(true)) {
-    text += fmt::format("; calls={}", kCalls[static_cast<std::size_t>(*info.variant.calls)]);
+    text += fmt::format("; calls={}", kCallsNames[static_cast<std::size_t>(*info.variant.calls)]);
   }
   return text;
 }

@@ -191,11 +191,11 @@ void check_replicas(std::span<const Model> models) {
   if (models.empty()) throw std::invalid_argument("models: found none, expected at least one");
   const auto of = [](const Model& model) {
     const ModelInfo& info = model.info();
-    constexpr std::array<std::string_view, 3> kCalls = {"stepwise", "prompt", "whole"};
-    return fmt::format(
-        "fingerprint {:016x} on {} in {}{}", info.fingerprint, info.device == Device::kCuda ? "a GPU" : "the CPU",
-        to_string(info.precision),
-        info.variant.calls ? fmt::format(", calls {}", kCalls[static_cast<std::size_t>(*info.variant.calls)]) : "");
+    return fmt::format("fingerprint {:016x} on {} in {}{}", info.fingerprint,
+                       info.device == Device::kCuda ? "a GPU" : "the CPU", to_string(info.precision),
+                       info.variant.calls
+                           ? fmt::format(", calls {}", kCallsNames[static_cast<std::size_t>(*info.variant.calls)])
+                           : "");
   };
   for (std::size_t i = 1; i < models.size(); ++i) {
     if (of(models[i]) == of(models[0])) continue;

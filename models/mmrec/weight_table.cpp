@@ -11,12 +11,8 @@ namespace {
 
 using Kind = Field::Kind;
 
-constexpr std::size_t fields_visited() {
-  std::size_t count = 0;
-  visit_layer([&](const Field& /*field*/) { ++count; });
-  return count;
-}
-static_assert(fields_visited() == sizeof(LayerFields<char, char>), "visit_layer reaches every field");
+static_assert(fields_visited([](const auto& visit) { visit_layer(visit); }) == sizeof(LayerFields<char, char>),
+              "visit_layer reaches every field");
 
 /// The setting a missing or unexpected name may be owed to.
 std::string hint(const Config& config, std::string_view name) {

@@ -12,16 +12,13 @@
 namespace mmrec::models {
 namespace {
 
-/// In the order of Expert.
-constexpr std::array<std::string_view, 3> kExperts = {"both", "text", "code"};
-
 /// mem_dim is the trainers' own here, whatever the width: the memory is always empty.
 constexpr std::array<std::string_view, 4> kIgnoredKeys = {"max_seq_len", "num_memories", "dropout", "mem_dim"};
 
 void read_expert(JsonReader& json, Expert& to) {
   const std::string found = json.string();
-  for (std::size_t i = 0; i < kExperts.size(); ++i) {
-    if (kExperts[i] != found) continue;
+  for (std::size_t i = 0; i < kExpertNames.size(); ++i) {
+    if (kExpertNames[i] != found) continue;
     to = static_cast<Expert>(i);
     return;
   }
@@ -98,7 +95,7 @@ std::string to_json(const Config100m& c) {
              "{},\n"
              "  \"num_heads\": {},\n  \"ffn_dim\": {},\n  \"mdi_mix\": {},\n  \"expert\": \"{}\"",
              c.vocab_size, c.expert_dim, c.num_layers, c.num_heads, c.ffn_dim, c.mdi_mix,
-             kExperts[static_cast<std::size_t>(c.expert)]) +
+             kExpertNames[static_cast<std::size_t>(c.expert)]) +
          to_json(c.ids) + "\n}\n";
 }
 

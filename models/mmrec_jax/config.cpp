@@ -3,8 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
-#include <utility>
 
 #include "models/files/checked.h"
 #include "models/files/file.h"
@@ -17,9 +17,6 @@ namespace {
 /// Keys of the public configurations that its equations do not use.
 constexpr std::array<std::string_view, 8> kIgnoredKeys = {"ffn_dim",  "max_length", "max_seq_len", "short_mem_len",
                                                           "use_uboo", "lambda_p",   "lambda_P",    "dropout"};
-
-constexpr std::array<std::pair<std::string_view, Calls>, 3> kCalls = {
-    {{"stepwise", Calls::kStepwise}, {"prompt", Calls::kPrompt}, {"whole", Calls::kWhole}}};
 
 /// f(key, member) for every size, in the order of to_json.
 template <class AnyConfig, class F>
@@ -68,9 +65,9 @@ class Parser {
 
   void calls() {
     const std::string found = reader_.json().string();
-    for (const auto& [name, value] : kCalls) {
-      if (name != found) continue;
-      config_.calls = value;
+    const auto name = std::find(kCallsNames.begin(), kCallsNames.end(), found);
+    if (name != kCallsNames.end()) {
+      config_.calls = static_cast<Calls>(name - kCallsNames.begin());
       return;
     }
     reader_.json().fail(fmt::format(R"(found {}, expected "stepwise", "prompt" or "whole")", quote(found)));
@@ -119,9 +116,7 @@ std::string to_json(const Config& config) {
   for_each_size(config,
                 [&](const char* key, const auto& value) { json += fmt::format(",\n  \"{}\": {}", key, value); });
   json += fmt::format(",\n  \"bank\": {}", config.bank);
-  for (const auto& [name, value] : kCalls) {
-    if (value == config.calls) json += fmt::format(",\n  \"calls\": {}", quote(name));
-  }
+  json += fmt::format(",\n  \"calls\": {}", quote(kCallsNames[static_cast<std::size_t>(config.calls)]));
   json += to_json(config.ids);
   return json + "\n}\n";
 }

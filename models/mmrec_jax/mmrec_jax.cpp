@@ -31,12 +31,8 @@ template std::shared_ptr<Executor> make_cpu_executor(const jax::Config& config,
 namespace mmrec::models::jax {
 namespace {
 
-constexpr std::size_t fields_visited() {
-  std::size_t count = 0;
-  visit_layer([&](const Field& /*field*/) { ++count; });
-  return count;
-}
-static_assert(fields_visited() == sizeof(LayerFields<char, char>), "visit_layer reaches every field");
+static_assert(fields_visited([](const auto& visit) { visit_layer(visit); }) == sizeof(LayerFields<char, char>),
+              "visit_layer reaches every field");
 
 /// What a missing or unexpected name may be owed to.
 std::string hint(const Config& config, std::string_view name) {

@@ -70,6 +70,14 @@ struct Field {
   constexpr bool is_matrix() const { return kind == Kind::kLinear || kind == Kind::kTable; }
 };
 
+/// How many fields `visit` visits: the size of a struct whose fields are chars, if it reaches every one of them.
+template <class Visit>
+constexpr std::size_t fields_visited(const Visit& visit) {
+  std::size_t count = 0;
+  visit([&](const Field& /*field*/) { ++count; });
+  return count;
+}
+
 namespace table {
 
 inline constexpr Extent kV{.v = 1}, kD{.d = 1}, kF{.f = 1}, kG{.g = 1}, kR{.r = 1}, kNone{};

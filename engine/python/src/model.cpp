@@ -9,8 +9,6 @@
 namespace mmrec::python {
 namespace {
 
-constexpr std::array<std::string_view, 3> kExperts = {"both", "text", "code"};             // in the order of Expert
-constexpr std::array<std::string_view, 3> kCalls = {"stepwise", "prompt", "whole"};        // in the order of Calls
 constexpr std::array<std::string_view, 4> kPrecisions = {"auto", "fp32", "fp16", "bf16"};  // in the order of Precision
 
 /// The place of a name among `names`. Throws std::invalid_argument naming them.
@@ -50,10 +48,10 @@ LoadOptions take_load_options(nb::dict& options) {
   take_into(options, "threads", load.threads);
   take_into(options, "allow_nonfinite", load.allow_nonfinite);
   if (const nb::object given = take(options, "expert"); given.is_valid() && !given.is_none()) {
-    load.variant.expert = static_cast<Expert>(choice(given, "expert", kExperts));
+    load.variant.expert = static_cast<Expert>(choice(given, "expert", kExpertNames));
   }
   if (const nb::object given = take(options, "calls"); given.is_valid() && !given.is_none()) {
-    load.variant.calls = static_cast<Calls>(choice(given, "calls", kCalls));
+    load.variant.calls = static_cast<Calls>(choice(given, "calls", kCallsNames));
   }
   bool bank = false;
   if (options.contains("bank") && !nb::object(options["bank"]).is_none()) {
@@ -128,8 +126,8 @@ nb::object info(const PyModel& self) {
     const std::string_view text = names[static_cast<std::size_t>(*option)];
     return nb::str(text.data(), text.size());
   };
-  fields["expert"] = name(kExperts, info.variant.expert);
-  fields["calls"] = name(kCalls, info.variant.calls);
+  fields["expert"] = name(kExpertNames, info.variant.expert);
+  fields["calls"] = name(kCallsNames, info.variant.calls);
   fields["bank"] = info.variant.bank ? nb::object(nb::bool_(*info.variant.bank)) : nb::object(nb::none());
   fields["parameters"] = info.parameters;
   fields["weight_bytes"] = info.weight_bytes;

@@ -1,7 +1,9 @@
 // How the recurrence of a prompt is computed, and what that has cost.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <string_view>
 
 namespace mmrec {
 
@@ -12,6 +14,9 @@ enum class PrefillMode : std::uint8_t {
   kSweeps,  ///< gate-frozen sweeps over the parallel scan, until converged
   kSteps,   ///< one token after another
 };
+
+/// Their names, in the order of PrefillMode.
+inline constexpr std::array<std::string_view, 3> kPrefillModeNames = {"auto", "sweeps", "steps"};
 
 /// What prefilling has cost.
 struct PrefillStats {
