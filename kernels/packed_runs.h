@@ -1,6 +1,6 @@
 // Optional ops of a backend over the runs of several sequences at once, which are packed into the rows of a chunk;
-// their states lie anywhere, so lists say where. models/mmrec/packed.h makes these lists. Rules and notation are those
-// of kernels/backend.h.
+// their states lie anywhere, so lists say where. models/mmrec/paths/packed.h makes these lists. Rules and notation are
+// those of kernels/backend.h.
 #pragma once
 
 #include <cstddef>

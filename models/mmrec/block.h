@@ -1,302 +1,97 @@
-// The MM-Rec block, written once, over the rows of a chunk: the model at a glance.
+// The MM-Rec block: what one layer does to the rows of a chunk, in the order of the equations. This is the reference:
+// every path of paths/ must equal it (tests/models/terms.h), and a chunk goes this way where no path may be taken.
 //
 //   u = rmsnorm(x; norm1)
 //   q, v, z, k = W u + b                                        γ = decay gate of (z, k)
 //   h_t = a_t ⊙ h_{t-1} + b_t, gates from z_t and h_{t-1}       (kernels::GateInputs)
-//   y = x + h + c + 0.1 v,  c = attention to the memory of past segments
-//   x = y + W_2 gelu(W_1 rmsnorm(y; norm2) + b_1) + b_2         (segment_memory.h, from y on)
+//   y = x + h + c + 0.1 v,  c = W_o attend(W_q' h + ½ q; memory) + b_o
+//   x = y + W_2 gelu(W_1 rmsnorm(y; norm2) + b_1) + b_2
+//   memory: the mean of x over each past segment
 //
-// Norms, products and the gate see all rows of a chunk; the recurrence and the memory take it batch by batch, or where
-// the backend has it and no sweep is asked for all sequences at once, whatever their lengths. Chunks of one token of
-// many sequences, whose products are one reading of the weights for all of them, go by rows: the recurrence's gates are
-// one more product, and what lies between products is normed where it is computed.
+// Up to γ all rows of the chunk go at once. The recurrence looks at no memory, so it takes all tokens of a batch; what
+// follows looks at the slots that are filled, so it goes piece by piece, and a piece ends with its segment.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
-#include <span>
-#include <vector>
 
 #include "kernels/backend.h"
-#include "models/mmrec/mmrec.h"
-#include "models/mmrec/packed.h"
-#include "models/mmrec/segment_memory.h"
-#include "models/mmrec/token_rows.h"
-#include "models/mmrec/workspace.h"
+#include "models/mmrec/choose_path.h"
+#include "models/mmrec/terms.h"
 #include "models/runtime/executor.h"
+#include "models/runtime/schedule.h"
 
 namespace mmrec::models {
 
 template <class Backend, class A>
 class Block {
  public:
-  using Work = Workspace<Backend, A>;
-  using Space = typename Work::Space;
-  using Layer = LayerView<Space>;
-  using Job = typename Work::template Job<float>;
-  template <class T>
-  using Matrix = typename Work::template Matrix<T>;
+  using Terms = BlockTerms<Backend, A>;
+  using Work = typename Terms::Work;
+  using Space = typename Terms::Space;
+  using Layer = typename Terms::Layer;
 
-  Block(const ModelView<Space>& model, Work& work)
-      : model_(model), work_(work), memory_(work), packed_(work), token_rows_(work) {}
+  explicit Block(Terms& its_terms) : terms(its_terms) {}
 
-  /// Whether the runs of a chunk can go all at once.
-  static constexpr bool kPacks = PackedChunk<Backend, A>::kBackendHasIt;
+  Terms& terms;
 
-  /// Tokens in, the last block's x out: all rows of the batches, which are packed runs if it says so. True if `normed`
-  /// is rmsnorm(x; norm) besides.
-  bool run(const int* tokens, std::span<const Batch> batches, std::int64_t rows, bool packed,
-           const RecurrenceOptions& options, Matrix<A> normed, PrefillStats& stats) {
-    if (!packed && goes_by_rows(batches)) {
-      run_rows(tokens, batches, normed);
-      return true;
-    }
-    if constexpr (kPacks) {
-      if (packed) packed_.begin(batches, rows);
-    }
-    kernels::embed(work_.backend, model_.embedding, tokens, work_.x(rows));
-    for (std::int64_t layer = 0; layer < work_.config.num_layers; ++layer) {
-      const Layer& w = model_.layers[static_cast<std::size_t>(layer)];
-      kernels::rmsnorm(work_.backend, Matrix<const float>(work_.x(rows)), w.norm1, work_.u(rows));
-      project(w, rows);
-      hide(w, rows);
-      kernels::linear(work_.backend, decay_jobs(w, rows));
-      kernels::decay_gate(work_.backend,
-                          {.a = work_.gamma(rows), .c = context_decay(rows), .gamma = work_.gamma(rows)});
-      if (packed) {
-        finish_packed(w, layer, rows, options, stats);
-        continue;
-      }
-      if (kRecursTogether && !options.sweeps && !work_.plan.spans_segments && batches.size() > 1) {
-        finish_together(w, layer, batches, rows);
-        continue;
-      }
-      for (const Batch& b : batches) {
-        recur(w, layer, b, options, stats);
-        memory_.finish(w, layer, b);
-        // Last, because the device waits for the host when sweeps end: first comes what it can work on.
-        end_recurrence(layer, b);
-      }
-    }
-    return false;
-  }
+  void begin(const Chunk& chunk) { terms.embed(chunk); }
 
-  SegmentMemory<Backend, A>& memory() { return memory_; }
-  /// Of the chunk that run() had last, if it was packed.
-  PackedChunk<Backend, A>& packed() { return packed_; }
-
- private:
-  // --- From u to what the recurrence takes
-
-  // Without q where there is no memory to attend to.
-  void project(const Layer& w, std::int64_t rows) {
-    const std::int64_t first = work_.config.memory_slots == 0 ? work_.dim() : 0, count = work_.qvzk_width() - first;
-    work_.template linear<A>({.x = work_.u(rows),
-                              .weight = w.qvzk.middle_rows(first, count),
-                              .bias = w.qvzk_bias + first,
-                              .y = work_.qvzk(rows).middle_cols(first, count)});
+  void layer(std::int64_t number, const Chunk& chunk, Done& done) {
+    layer(number, chunk, done, [&](const Batch& b) { finish(number, b); });
   }
-  Matrix<const A> part(std::int64_t rows, std::int64_t number) {  // q, v, z, k
-    return work_.qvzk(rows).middle_cols(number * work_.dim(), work_.dim());
-  }
-  // W_mz z + b_m and the decay networks' hidden layers.
-  void hide(const Layer& w, std::int64_t rows) {
-    using Hidden = typename Work::template Job<A>;
-    const auto activation = work_.config.use_dpg ? kernels::Activation::kRelu : kernels::Activation::kGelu;
-    const Hidden jobs[] = {{.x = part(rows, 2),
-                            .weight = w.gate_z,
-                            .bias = w.gate_z_bias,
-                            .y = work_.gate_z(rows),
-                            .ragged = work_.ragged},
-                           {.x = part(rows, 2),
-                            .weight = w.gamma_in,
-                            .bias = w.gamma_in_bias,
-                            .y = work_.gate_hidden(rows, 0),
-                            .activation = activation,
-                            .ragged = work_.ragged},
-                           {.x = part(rows, 3),
-                            .weight = w.context_in,
-                            .bias = w.context_in_bias,
-                            .y = work_.gate_hidden(rows, 1),
-                            .activation = activation,
-                            .ragged = work_.ragged}};
-    kernels::linear(work_.backend, std::span<const Hidden>(jobs).first(static_cast<std::size_t>(1 + work_.networks())));
-  }
-  // The decay networks' outputs, γ's two factors before their logistic functions.
-  std::span<const Job> decay_jobs(const Layer& w, std::int64_t rows) {
-    jobs_[1] = {.x = work_.gate_hidden(rows, 0),
-                .weight = w.gamma_up,
-                .bias = w.gamma_up_bias,
-                .y = work_.gamma(rows),
-                .ragged = work_.ragged};
-    jobs_[2] = {.x = work_.gate_hidden(rows, 1),
-                .weight = w.context_up,
-                .bias = w.context_up_bias,
-                .y = work_.context(rows),
-                .ragged = work_.ragged};
-    return std::span<const Job>(jobs_).subspan(1, static_cast<std::size_t>(work_.networks()));
-  }
-  Matrix<const float> context_decay(std::int64_t rows) {
-    return work_.config.use_dpg ? Matrix<const float>() : Matrix<const float>(work_.context(rows));
-  }
-
-  // --- The recurrence: rows 1.. of the batch's h, from the layer's state
-
-  void recur(const Layer& w, std::int64_t layer, const Batch& b, const RecurrenceOptions& options,
-             PrefillStats& stats) {
-    begin_recurrence(layer, b);
-    const kernels::GateInputs<Space, A> in = gate_inputs(b);
-    if (!options.sweeps || b.tokens < kMinSweepTokens) {
-      return kernels::gated_recurrence(
-          work_.backend, kernels::GatedRecurrence<Space, A>{.in = in, .gate_weight = w.gate, .gate_bias = w.gate_bias});
-    }
-    add(stats, b.rows(), kernels::gated_sweeps(work_.backend, sweeps_of(w, in, options)));
-  }
-  // The carry.
-  void begin_recurrence(std::int64_t layer, const Batch& b) {
-    const Matrix<float> state = work_.state(b, layer);
-    if (work_.restarts(b.position)) kernels::fill_zero(work_.backend, state);
-    kernels::copy_rows(work_.backend, Matrix<const float>(state), Work::row_of(work_.h(b), 0));
-    if constexpr (Work::kRounds) {
-      kernels::copy_rows(work_.backend, Matrix<const float>(state), Work::row_of(work_.h_rounded(b), 0));
-    }
-  }
-  void end_recurrence(std::int64_t layer, const Batch& b) {
-    kernels::copy_rows(work_.backend, Matrix<const float>(Work::row_of(work_.h(b), b.tokens)), work_.state(b, layer));
-  }
-  kernels::GateInputs<Space, A> gate_inputs(const Batch& b) {
-    return {.z = work_.z(b),
-            .zm = work_.gate_z(b),
-            .gamma = work_.gamma(b),
-            .h = work_.h(b),
-            .h_rounded = work_.h_rounded(b),
-            .mdi_mix = work_.config.mdi_mix};
-  }
-  kernels::GatedSweeps<Space, A> sweeps_of(const Layer& w, const kernels::GateInputs<Space, A>& in,
-                                           const RecurrenceOptions& options) {
-    return {.in = in,
-            .gate_weight = w.gate,
-            .gate_bias = w.gate_bias,
-            .tolerance = options.tolerance,
-            .max_sweeps = options.max_sweeps,
-            .gate = work_.gate_scratch(),
-            .change = work_.change_scratch()};
-  }
-  static void add(PrefillStats& stats, std::int64_t rows, const kernels::SweepCounts& counts) {
-    stats += {rows, counts.token_sweeps, counts.windows, counts.fallbacks};
-  }
-
-  // --- All batches of a chunk at once, by exact steps
-
-  static constexpr bool kRecursTogether = requires(Backend & backend, const kernels::GatedRecurrences<Space, A>& op) {
-    gated_recurrences(backend, op);
-  };
-  void finish_together(const Layer& w, std::int64_t layer, std::span<const Batch> batches, std::int64_t rows) {
-    if constexpr (kRecursTogether) {
-      inputs_.clear();
-      for (const Batch& b : batches) {
-        begin_recurrence(layer, b);
-        inputs_.push_back(gate_inputs(b));
-      }
-      gated_recurrences(work_.backend, kernels::GatedRecurrences<Space, A>{
-                                           .in = inputs_, .gate_weight = w.gate, .gate_bias = w.gate_bias});
-      memory_.finish_together(w, layer, batches, rows);
-      for (const Batch& b : batches) end_recurrence(layer, b);
+  /// With another finish().
+  template <class Finish>
+  void layer(std::int64_t layer, const Chunk& chunk, Done& done, const Finish& finish) {
+    inputs(layer, chunk);
+    for (const Batch& b : chunk.batches) {
+      recur(layer, b, chunk.options, done);
+      finish(b);
+      // Last, because the device waits for the host when sweeps end: first comes what it can work on.
+      terms.carry_out(layer, b);
     }
   }
 
-  // --- All runs of a chunk at once, packed
+  // The parts of a layer, for paths that replace others.
 
-  void finish_packed(const Layer& w, std::int64_t layer, std::int64_t rows, const RecurrenceOptions& options,
-                     PrefillStats& stats) {
-    if constexpr (kPacks) {
-      const Batch all{.sequences = 1, .tokens = rows};
-      add(stats, rows, packed_.recur(sweeps_of(w, gate_inputs(all), options), layer));
-      packed_.finish(w, layer, memory_);
+  /// From x to what the recurrence takes: z, gates of z, γ; and v and q.
+  void inputs(std::int64_t layer, const Chunk& chunk) {
+    const Layer& w = terms.layer(layer);
+    terms.norm(w, chunk.rows);
+    terms.project(w, chunk.rows);
+    terms.hide(w, chunk.rows);
+    terms.decay(w, chunk.rows);
+  }
+
+  /// h, token by token or by sweeps, which equal that within the tolerance.
+  void recur(std::int64_t layer, const Batch& b, const RecurrenceOptions& options, Done& done) {
+    const Layer& w = terms.layer(layer);
+    terms.carry_in(layer, b);
+    if (takes_sweeps(b, options)) {
+      count(done, b.rows(), kernels::gated_sweeps(terms.work.backend, terms.sweeps(w, b, options)));
+    } else {
+      kernels::gated_recurrence(terms.work.backend,
+                                kernels::GatedRecurrence<Space, A>{
+                                    .in = terms.gate_inputs(b), .gate_weight = w.gate, .gate_bias = w.gate_bias});
     }
   }
 
-  // --- One token of each of many sequences
-
-  static constexpr bool kHasRows = TokenRows<Backend, A>::kBackendHasIt;
-  bool goes_by_rows(std::span<const Batch> batches) const {
-    if constexpr (kHasRows) {
-      // Sequences apart have no other way that takes them all at once.
-      constexpr std::int64_t kManyRows = 9;
-      std::int64_t rows = 0;
-      for (const Batch& b : batches) {
-        if (b.tokens != 1 || b.first_row != rows) return false;  // a gap before it: its chunk was laid out to be packed
-        rows += b.sequences;
-      }
-      return token_rows_pay(work_.backend, batches.size() == 1 ? rows : kManyRows, work_.dim());
-    }
-    return false;
-  }
-
-  void run_rows(const int* tokens, std::span<const Batch> batches, Matrix<A> normed) {
-    if constexpr (kHasRows) {
-      for (const Batch& b : batches) work_.restart(b);
-      token_rows_.begin(batches);
-      const Batch& b = token_rows_.all();
-      const std::int64_t rows = b.rows();
-      const std::int64_t layers = work_.config.num_layers;
-      const auto next_state = [&](std::int64_t layer) -> kernels::RoundState<Space, A> {
-        if (layer == layers) return {};
-        return {token_rows_.state(layer), Work::row_of(work_.h_rounded(b), 0)};
-      };
-      embed_norm(work_.backend, kernels::EmbedNorm<Space, A>{.table = model_.embedding,
-                                                             .tokens = tokens,
-                                                             .x = work_.x(rows),
-                                                             .norm = model_.layers.front().norm1,
-                                                             .u = work_.u(rows),
-                                                             .next = next_state(0)});
-      for (std::int64_t layer = 0; layer < layers; ++layer) {
-        const Layer& w = model_.layers[static_cast<std::size_t>(layer)];
-        project(w, rows);
-        hide(w, rows);
-        // The gates' product depends on nothing of this step: it goes beside small ones whose latency would leave
-        // memory idle.
-        decay_jobs(w, rows);
-        jobs_[0] = {.x = Work::row_of(work_.h_rounded(b), 0), .weight = w.gate, .y = work_.state_gates(b)};
-        kernels::linear(work_.backend,
-                        std::span<const Job>(jobs_).first(static_cast<std::size_t>(1 + work_.networks())));
-        advance_norm(work_.backend, kernels::AdvanceNorm<Space, A>{.z = part(rows, 2),
-                                                                   .v = part(rows, 1),
-                                                                   .zm = work_.gate_z(rows),
-                                                                   .gates = work_.state_gates(b),
-                                                                   .gate_bias = w.gate_bias,
-                                                                   .decay = work_.gamma(rows),
-                                                                   .context_decay = context_decay(rows),
-                                                                   .mdi_mix = work_.config.mdi_mix,
-                                                                   .h = token_rows_.state(layer),
-                                                                   .h_rounded = Work::row_of(work_.h_rounded(b), 1),
-                                                                   .x = work_.x(rows),
-                                                                   .c = token_rows_.context(layer),
-                                                                   .c_bias = token_rows_.context_bias(w),
-                                                                   .norm = w.norm2,
-                                                                   .u = work_.u(rows)});
-        if (token_rows_.attending().sequences > 0) token_rows_.attend(w, layer, memory_);
-        memory_.feed_forward(w, b, {0, 1});
-        const bool last = layer + 1 == layers;
-        sum_norm(work_.backend,
-                 kernels::SumNorm<Space, A>{
-                     .x = work_.x(rows),
-                     .sum = token_rows_.segment_sum(layer),
-                     .norm = last ? model_.norm : model_.layers[static_cast<std::size_t>(layer) + 1].norm1,
-                     .u = last ? normed : work_.u(rows),
-                     .next = next_state(layer + 1)});
-        for (const Batch& part : batches) memory_.close(w, layer, part, part.position + 1);
-      }
+  /// From h to the block's output in x.
+  void finish(std::int64_t layer, const Batch& b) {
+    const Layer& w = terms.layer(layer);
+    terms.prepare_attention(w, b, terms.attending(b));
+    const std::int64_t segment = terms.work.config.memory_segment;
+    for (Piece piece; piece.first < b.tokens; piece.first += piece.tokens) {
+      piece.tokens = std::min(b.tokens - piece.first, segment - (b.position + piece.first) % segment);
+      terms.mix(w, layer, b, piece);
+      terms.feed_forward(w, b, piece);
+      terms.remember(w, layer, b, piece);
     }
   }
 
-  const ModelView<Space>& model_;
-  Work& work_;
-  SegmentMemory<Backend, A> memory_;
-  PackedChunk<Backend, A> packed_;
-  TokenRows<Backend, A> token_rows_;
-  std::vector<kernels::GateInputs<Space, A>> inputs_;  // of the batches of a chunk that recur together
-  Job jobs_[3];                                        // the gates', and the decay networks' last layers
+  static void count(Done& done, std::int64_t rows, const kernels::SweepCounts& counts) {
+    done.stats += {rows, counts.token_sweeps, counts.windows, counts.fallbacks};
+  }
 };
 
 }  // namespace mmrec::models

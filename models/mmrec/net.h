@@ -20,7 +20,7 @@ class Net {
   using Matrix = kernels::MatrixView<T, Space>;
 
   Net(const Config& config, ModelView<Space> model, Backend& backend, const ChunkPlan& plan)
-      : Net(config, std::move(model), backend, plan, SlotLayout(config)) {}
+      : config_(config), stack_(config, std::move(model), backend, plan, SlotLayout(config)) {}
 
   Backend& backend() { return stack_.backend(); }
   const ChunkPlan& plan() const { return stack_.work().plan; }
@@ -33,12 +33,20 @@ class Net {
   bool reserve(std::int64_t sequences, bool sweeps) { return stack_.work().reserve(sequences, sweeps); }
   std::int64_t rows() const { return stack_.work().rows(); }
 
-  /// A chunk, from tokens in the backend's memory. True if each batch's rows are single tokens that have been normed:
-  /// then hidden() has them.
-  bool run(const int* tokens, std::span<const Batch> batches, std::int64_t rows, bool packed, bool ragged,
-           const RecurrenceOptions& options, PrefillStats& stats) {
-    stack_.work().ragged = ragged;
-    return stack_.run(tokens, batches, rows, packed, options, hidden(rows), stats);
+  /// A chunk, and the path that it took. By kRows hidden() has its rows, normed; by kWholeStep the logits are in the
+  /// slots; by kPacked norm_packed() has the rows that end.
+  Path run(const Chunk& chunk, Done& done) {
+    const Path path = stack_.choose(chunk, backend());
+    if (path == Path::kWholeStep) {
+      const Batch& b = chunk.batches.front();
+      auto& whole = stack_.whole_step(chunk, backend());
+      whole.op().logits = logits(b.slot, b.sequences).data;
+      whole.run(backend());
+      stack_.end_whole_step(chunk);
+    } else {
+      stack_.run(path, chunk, hidden(chunk.rows), done);
+    }
+    return path;
   }
   /// What the head multiplies, of rows of the chunk: normed by run(), or by what follows.
   Matrix<A> hidden(std::int64_t rows) { return stack_.work().u(rows); }
@@ -59,16 +67,6 @@ class Net {
     return hidden(count);
   }
 
-  /// All of a step by few ops, logits and all, for backends and models that have it; false if there is no such way.
-  bool step_at_once(const int* tokens, const Batch& b, Matrix<float> logits) {
-    auto* const whole = stack_.whole_step(backend(), tokens, b);
-    if (whole == nullptr) return false;
-    whole->op().logits = logits.data;
-    whole->run(stack_.backend());
-    stack_.close(b);
-    return true;
-  }
-
   using StepKey = typename Stack<Backend, A>::StepKey;
   StepKey step_key(std::int64_t position) const { return stack_.step_key(position); }
   /// Whether sequences at a position come last in a step of many.
@@ -82,9 +80,6 @@ class Net {
   }
 
  private:
-  Net(const Config& config, ModelView<Space> model, Backend& backend, const ChunkPlan& plan, const SlotLayout& slot)
-      : config_(config), stack_(config, std::move(model), backend, plan, slot) {}
-
   const Config& config_;
   Stack<Backend, A> stack_;
 };

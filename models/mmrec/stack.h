@@ -1,5 +1,5 @@
-// A stack of MM-Rec blocks on one backend: chunks and steps from tokens to the last block's x, and that normed. What
-// becomes of it is the net's (net.h).
+// A stack of MM-Rec blocks on one backend: chunks and steps from tokens to the last block's x, and that normed, by the
+// path that choose_path() names. What becomes of it is the net's (net.h).
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,13 @@
 #include <utility>
 
 #include "models/mmrec/block.h"
-#include "models/mmrec/config.h"
-#include "models/mmrec/mmrec.h"
-#include "models/mmrec/whole_step.h"
-#include "models/mmrec/workspace.h"
+#include "models/mmrec/choose_path.h"
+#include "models/mmrec/paths/packed.h"
+#include "models/mmrec/paths/rows.h"
+#include "models/mmrec/paths/segments.h"
+#include "models/mmrec/paths/together.h"
+#include "models/mmrec/paths/whole_step.h"
+#include "models/mmrec/terms.h"
 #include "models/runtime/executor.h"
 #include "models/runtime/schedule.h"
 
@@ -32,7 +35,12 @@ class Stack {
         model_(std::move(model)),
         backend_(backend),
         work_(config, backend, plan, slot),
-        block_(model_, work_) {}
+        terms_(model_, work_),
+        block_(terms_),
+        together_(block_),
+        segments_(block_),
+        packed_(block_, segments_),
+        rows_(terms_) {}
   Stack(const Stack&) = delete;
   Stack& operator=(const Stack&) = delete;
 
@@ -41,11 +49,33 @@ class Stack {
   const Work& work() const { return work_; }
   const ModelView<Space>& model() const { return model_; }
 
-  /// A chunk; see Block::run. True if `normed`, [rows, D], is what norm_by() would make of it.
-  bool run(const int* tokens, std::span<const Batch> batches, std::int64_t rows, bool packed,
-           const RecurrenceOptions& options, Matrix<A> normed, PrefillStats& stats) {
-    return block_.run(tokens, batches, rows, packed, options, normed, stats);
+  /// `by` and `stacks` are those of whole_step().
+  Path choose(const Chunk& chunk, Backend& by, std::int64_t stacks = 1) {
+    const auto whole_step_fits = [&](const Batch& b) { return whole_step_of(b.sequences, by, stacks).available(); };
+    const auto segments_fit = [&](const auto& b) { return segments_.fits(b); };  // asked if the backend has the op
+    return choose_path<Backend, A>(backend_, config_.model_dim, work_.plan, chunk, whole_step_fits, segments_fit);
   }
+
+  /// A chunk by any path but kWholeStep. By kRows `normed`, [rows, D], receives what norm_by() would make of it.
+  void run(Path path, const Chunk& chunk, Matrix<A> normed, Done& done) {
+    work_.ragged = chunk.ragged;
+    using Has = PathOps<Backend, A>;
+    if (path == Path::kTogether) return go<Has::kTogether>(together_, chunk, done);
+    if (path == Path::kPacked) return go<Has::kPacked>(packed_, chunk, done);
+    if (path == Path::kRows) return go<Has::kRows>(rows_, chunk, done, normed);
+    if (path == Path::kSegments) return go<Has::kSegments>(segments_, chunk, done);
+    go<true>(block_, chunk, done);
+  }
+  /// A step by Path::kWholeStep, begun: to be given op()'s result, run by the backend `by`, alone or with another
+  /// stack's, and ended. `stacks`: how many run side by side.
+  WholeStep<Backend, A>& whole_step(const Chunk& chunk, Backend& by, std::int64_t stacks = 1) {
+    work_.ragged = chunk.ragged;
+    WholeStep<Backend, A>& whole = whole_step_of(chunk.batches.front().sequences, by, stacks);
+    whole.begin(terms_, chunk.tokens, chunk.batches.front());
+    return whole;
+  }
+  void end_whole_step(const Chunk& chunk) { WholeStep<Backend, A>::end(terms_, chunk.batches.front()); }
+
   // rmsnorm(x; norm), by a backend that comes after this one's work, of
   /// all rows of the chunk,
   void norm_by(Backend& backend, std::int64_t rows, Matrix<A> to) { norm(backend, work_.x(rows), to); }
@@ -55,40 +85,14 @@ class Stack {
   }
   /// the last rows of the packed runs that end in the chunk; they are as many as `to` has.
   void norm_packed_by(Backend& backend, Matrix<A> to) {
-    if constexpr (Block<Backend, A>::kPacks) norm(backend, block_.packed().last_rows(backend), to);
-  }
-
-  /// All of a step by one op, for backends and models that have it, which is set but for what this sets: state and
-  /// tokens. Null where there is none. To be run by the backend `by`, alone or with another stack's,
-  /// and followed by close().
-  WholeStep<Backend, A>* whole_step(Backend& by, const int* tokens, const Batch& b, std::int64_t stacks = 1) {
-    auto at = whole_steps_.find(b.sequences);
-    if (at == whole_steps_.end()) {
-      at = whole_steps_.try_emplace(b.sequences, config_, model_, by, b.sequences, stacks).first;
-    }
-    WholeStep<Backend, A>& whole = at->second;
-    if (!whole.available()) return nullptr;
-    work_.restart(b);
-    auto& op = whole.op();
-    op.tokens = tokens + b.first_row;
-    op.h = work_.state(b, 0).data;
-    op.memory = work_.memory(b, 0, 0).data;
-    op.slots = work_.filled_slots(b.position);
-    op.context = work_.segment_context(b, 0).data;
-    op.segment_sum = work_.segment_sum(b, 0).data;
-    op.slot_bytes = static_cast<std::int64_t>(work_.slot.bytes);
-    return &whole;
-  }
-  /// The segment that a step ends, if it does.
-  void close(const Batch& b) {
-    for_each_layer([&](const auto& w, std::int64_t layer) { block_.memory().close(w, layer, b, b.position + 1); });
+    if constexpr (PathOps<Backend, A>::kPacked) norm(backend, packed_.last_rows(backend), to);
   }
 
   /// What follows from a state that has just been put into slots.
   void complete_state(Slot first, std::int64_t count, std::int64_t position) {
     const Batch all{.slot = first, .position = position, .sequences = count, .tokens = 1};
     const std::int64_t end = position / config_.memory_segment * config_.memory_segment;
-    for_each_layer([&](const auto& w, std::int64_t layer) { block_.memory().set_context(w, layer, all, end); });
+    for (std::int64_t i = 0; i < config_.num_layers; ++i) terms_.set_context(terms_.layer(i), i, all, end);
   }
 
   /// Everything but slots and tokens that decides which ops a step at a position consists of: slots of memory that are
@@ -102,18 +106,27 @@ class Stack {
 
  private:
   void norm(Backend& backend, Matrix<const float> x, Matrix<A> to) { kernels::rmsnorm(backend, x, model_.norm, to); }
-  template <class Visit>
-  void for_each_layer(const Visit& visit) {
-    for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
-      visit(model_.layers[static_cast<std::size_t>(layer)], layer);
+  template <bool backend_has_it, class Taken, class... Rest>
+  void go(Taken& path, const Chunk& chunk, Done& done, const Rest&... rest) {
+    if constexpr (backend_has_it) {
+      path.begin(chunk, rest...);
+      for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) path.layer(layer, chunk, done);
     }
+  }
+  WholeStep<Backend, A>& whole_step_of(std::int64_t sequences, Backend& by, std::int64_t stacks) {
+    return whole_steps_.try_emplace(sequences, terms_, by, sequences, stacks).first->second;
   }
 
   const Config& config_;
   ModelView<Space> model_;
   Backend& backend_;
   Work work_;
+  BlockTerms<Backend, A> terms_;
   Block<Backend, A> block_;
+  Together<Backend, A> together_;
+  Segments<Backend, A> segments_;
+  Packed<Backend, A> packed_;
+  Rows<Backend, A> rows_;
   std::map<std::int64_t, WholeStep<Backend, A>> whole_steps_;  // by their number of sequences
 };
 

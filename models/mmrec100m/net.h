@@ -72,19 +72,20 @@ class Net100m {
   }
   std::int64_t rows() const { return stacks_[0]->work().rows(); }
 
-  bool run(const int* tokens, std::span<const Batch> batches, std::int64_t rows, bool packed, bool ragged,
-           const RecurrenceOptions& options, PrefillStats& stats) {
-    ragged_ = ragged;
-    std::array<PrefillStats, 2> of_stack;
-    std::array<bool, 2> normed = {};
-    run_stacks(options.sweeps, [&](std::size_t i) {
-      stacks_[i]->work().ragged = ragged;
-      normed[i] = stacks_[i]->run(tokens, batches, rows, packed, options, half(i, rows), of_stack[i]);
-    });
-    stats += of_stack[0];
-    stats += of_stack[1];
-    if (normed[0]) fuse(rows);
-    return normed[0];  // as the other one: they have the same shapes
+  Path run(const Chunk& chunk, Done& done) {
+    ragged_ = chunk.ragged;
+    const auto stacks = static_cast<std::int64_t>(config_.stacks());
+    const Path path = stacks_[0]->choose(chunk, backend_, stacks);  // of both: they have the same shapes
+    if (path == Path::kWholeStep) {
+      step_whole(chunk, stacks);
+      return path;
+    }
+    std::array<Done, 2> of_stack;
+    run_stacks(chunk.options.sweeps,
+               [&](std::size_t i) { stacks_[i]->run(path, chunk, half(i, chunk.rows), of_stack[i]); });
+    for (const Done& one : of_stack) done.stats += one.stats;
+    if (path == Path::kRows) fuse(chunk.rows);
+    return path;
   }
   Matrix<A> hidden(std::int64_t rows) {
     if constexpr (kRounds) {
@@ -104,24 +105,6 @@ class Net100m {
   Matrix<A> norm_packed(std::int64_t count) {
     for_each_half([&](auto& stack, std::size_t i) { stack.norm_packed_by(backend_, half(i, count)); });
     return fuse(count);
-  }
-
-  bool step_at_once(const int* tokens, const Batch& b, Matrix<float> logits) {
-    if constexpr (WholeStep<Backend, A>::kBackendHasIt) {
-      std::array<WholeStep<Backend, A>*, 2> steps = {};
-      for (std::size_t i = 0; i < config_.stacks(); ++i) {
-        Stack<Backend, A>& stack = *stacks_[i];
-        steps[i] = stack.whole_step(backend_, tokens, b, static_cast<std::int64_t>(config_.stacks()));
-        if (steps[i] == nullptr) return false;
-        steps[i]->op().x = stack.work().x(b.sequences).data;
-      }
-      steps[0]->run_with(steps[1], backend_);
-      ragged_ = true;
-      const Batch last{.sequences = b.sequences, .tokens = 1};
-      predict(norm_last(last), logits);
-      return true;
-    }
-    return false;
   }
 
   using StepKey = typename Stack<Backend, A>::StepKey;
@@ -165,6 +148,16 @@ class Net100m {
         {.x = Matrix<A>{joined_.data(), rows, dim}, .weight = view_.fusion, .bias = view_.fusion_bias, .y = f});
     kernels::rmsnorm(backend_, Matrix<const float>(f), view_.norm, hidden(rows));
     return hidden(rows);
+  }
+  void step_whole(const Chunk& chunk, std::int64_t stacks) {
+    const Batch& b = chunk.batches.front();
+    std::array<WholeStep<Backend, A>*, 2> steps = {};
+    for (std::size_t i = 0; i < config_.stacks(); ++i) {
+      steps[i] = &stacks_[i]->whole_step(chunk, backend_, stacks);
+      steps[i]->op().x = stacks_[i]->work().x(b.sequences).data;
+    }
+    steps[0]->run(backend_, steps[1]);
+    predict(norm_last({.sequences = b.sequences, .tokens = 1}), logits(b.slot, b.sequences));
   }
   void predict(Matrix<A> from, Matrix<float> logits) { linear<float>({.x = from, .weight = view_.head, .y = logits}); }
   template <class Y>

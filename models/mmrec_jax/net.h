@@ -53,17 +53,16 @@ class Net {
   }
   std::int64_t rows() const { return work_.rows(); }
 
-  /// See models/mmrec/net.h.
-  bool run(const int* tokens, std::span<const Batch> batches, std::int64_t rows, bool /*packed*/, bool /*ragged*/,
-           const RecurrenceOptions& /*options*/, PrefillStats& /*stats*/) {
-    work_.begin(batches);
-    kernels::embed(work_.backend, model_.embedding, tokens, work_.x(rows));
+  /// As models/mmrec/net.h has it. Single tokens are normed, and all else goes in order.
+  Path run(const Chunk& chunk, Done& /*done*/) {
+    work_.begin(chunk.batches);
+    kernels::embed(work_.backend, model_.embedding, chunk.tokens, work_.x(chunk.rows));
     for (std::size_t layer = 0; layer < model_.layers.size(); ++layer) {
-      block_.run(model_.layers[layer], static_cast<std::int64_t>(layer), rows);
+      block_.run(model_.layers[layer], static_cast<std::int64_t>(layer), chunk.rows);
     }
-    const bool are_single = work_.runs().most_rows == 1;
-    if (are_single) norm(rows);
-    return are_single;
+    if (work_.runs().most_rows != 1) return Path::kReference;
+    norm(chunk.rows);
+    return Path::kRows;
   }
   /// The last block's output.
   Matrix<float> x(std::int64_t rows) { return work_.x(rows); }
@@ -82,8 +81,6 @@ class Net {
   Matrix<A> norm_packed(std::int64_t count) { return hidden(count); }
   /// Rows of the chunk that products take together.
   std::span<const Piece> pieces() const { return work_.pieces(); }
-
-  bool step_at_once(const int* /*tokens*/, const Batch& /*b*/, Matrix<float> /*logits*/) { return false; }
 
   /// Rows of the bank that are written; and -1 where these no more change, or there is none.
   using StepKey = std::tuple<std::int64_t, std::int64_t, bool>;

@@ -149,10 +149,10 @@ class Workspace {
         return;
       }
       tables_.clear();
-      const std::size_t at = tables_.template place<kernels::BankRun>(host_.size());
-      std::copy(host_.begin(), host_.end(), tables_.template host<kernels::BankRun>(at));
+      const auto at = tables_.template place<kernels::BankRun>(host_.size());
+      std::copy(host_.begin(), host_.end(), tables_.host(at));
       tables_.send();
-      runs_.list = tables_.template device<kernels::BankRun>(at);
+      runs_.list = tables_.device(at);
     }
   }
   const kernels::BankRuns<Space>& runs() const { return runs_; }

@@ -32,7 +32,8 @@ inline constexpr float kCpuTolerance = 1e-5F;
 inline RecurrenceOptions resolve_on_cpu(const ExecutionOptions& options) {
   return {.sweeps = options.prefill == PrefillMode::kSweeps,
           .tolerance = options.sweep_tolerance == 0.0F ? kCpuTolerance : options.sweep_tolerance,
-          .max_sweeps = options.max_sweeps};
+          .max_sweeps = options.max_sweeps,
+          .path = options.path};
 }
 
 /// `Lane` is made of its `Model` and a number of threads, and has these as they were asked for (threads), a `backend`

@@ -32,12 +32,16 @@ struct Run {
   std::int64_t rows = 0;
 };
 
+/// The ways that a chunk may go through a net; all compute the same equations (models/mmrec/choose_path.h).
+enum class Path : std::uint8_t { kAny, kReference, kTogether, kPacked, kRows, kSegments, kWholeStep };
+
 /// How a call computes, besides what it computes.
 struct ExecutionOptions {
   int threads = 0;  // of a processor; <= 0: all. No meaning on a device
   PrefillMode prefill = PrefillMode::kAuto;
   float sweep_tolerance = 0.0F;  // 0: the backend's own for its precision
   int max_sweeps = 64;
+  Path path = Path::kAny;  // for tests: run() takes this path where it may be taken, else the reference
 };
 
 /// How a backend resolved them for a call: neither kAuto nor a tolerance of 0.
@@ -45,6 +49,8 @@ struct RecurrenceOptions {
   bool sweeps = false;
   float tolerance = 0.0F;
   int max_sweeps = 64;
+  Path path = Path::kAny;
+  bool may_take(Path which) const { return path == Path::kAny || path == which; }
 };
 
 /// Asked between the chunks of a call, with how many rows of each run are done; false makes the next chunk the last.
@@ -92,6 +98,9 @@ class TokenStream {
 struct Done {
   std::vector<std::int64_t> rows;  // of each run
   PrefillStats stats;
+  unsigned paths = 0;  // bits: those that its chunks have taken
+  void add(Path path) { paths |= 1U << static_cast<unsigned>(path); }
+  bool has_taken(Path path) const { return (paths >> static_cast<unsigned>(path) & 1U) != 0; }
 };
 
 /// Thread-safe: calls of several threads take turns where they must.

@@ -52,7 +52,7 @@ class Forward {
     Done done;
     if (!work.logprobs.empty()) score_first(work);
     if (are_single_tokens(work.runs)) {  // the bits of a step; there is nothing left to score
-      step(work.tokens, work.runs);
+      done.add(step(work.tokens, work.runs, options.path));
       done.rows.assign(work.runs.size(), 1);
       return done;
     }
@@ -71,14 +71,20 @@ class Forward {
       }
       load_tokens(std::span(tokens_host_).first(static_cast<std::size_t>(rows)));
       collect_batches(chunk, net_.slot_bytes(), schedule.packs(), batches_);
-      const bool packs = schedule.packs() && kListsRows && batches_.size() > 1 && options.sweeps;
-      const bool is_normed = net_.run(tokens(), batches_, rows, packs, ragged_, options, done.stats);
+      const Path path = net_.run({.tokens = tokens(),
+                                  .batches = batches_,
+                                  .rows = rows,
+                                  .packed = schedule.packs(),
+                                  .ragged = ragged_,
+                                  .options = options},
+                                 done);
+      done.add(path);
       if (!work.logprobs.empty()) score_chunk(work, chunk, rows);
       if (!work.wants_logits) continue;
-      if (packs) {
+      if (path == Path::kPacked) {
         packed_logits();
       } else {
-        next_logits(is_normed && work.logprobs.empty());
+        next_logits(path == Path::kRows && work.logprobs.empty());
       }
     }
     done.rows = schedule.rows_done();
@@ -101,7 +107,7 @@ class Forward {
   /// negative where such a step is rare.
   using StepKey = typename Net::StepKey;
   StepKey step_key(std::int64_t position) const { return net_.step_key(position); }
-  void step(std::span<const Run> runs) {
+  Path step(std::span<const Run> runs, Path forced = Path::kAny) {
     chunk_.clear();
     for (const Run& run : runs) {
       const auto row = static_cast<std::int64_t>(chunk_.size());
@@ -109,27 +115,32 @@ class Forward {
     }
     collect_batches(chunk_, net_.slot_bytes(), false, batches_);
     ragged_ = true;
-    if (batches_.size() == 1) {
-      const Batch& b = batches_.front();
-      if (net_.step_at_once(tokens(), b, logits(b.slot, b.sequences))) return;
+    const Chunk chunk{.tokens = tokens(),
+                      .batches = batches_,
+                      .rows = static_cast<std::int64_t>(runs.size()),
+                      .ragged = true,
+                      .is_step = true,
+                      .options = {.path = forced}};
+    Done none;
+    const Path path = net_.run(chunk, none);
+    if (path == Path::kRows && batches_.size() > 1) {
+      slots_.clear();
+      for (const Run& run : runs) slots_.push_back(run.slot);
+      logits_to_slots(net_.hidden(chunk.rows));
+    } else if (path != Path::kWholeStep) {
+      next_logits(path == Path::kRows);
     }
-    PrefillStats none;
-    const auto rows = static_cast<std::int64_t>(runs.size());
-    const bool is_normed = net_.run(tokens(), batches_, rows, false, ragged_, {}, none);
-    if (!is_normed || batches_.size() == 1) return next_logits(is_normed);
-    slots_.clear();
-    for (const Run& run : runs) slots_.push_back(run.slot);
-    logits_to_slots(net_.hidden(rows));
+    return path;
   }
   /// Whether the sequences stand as a step takes them all at once: those last that attend to two slots or more.
   bool are_in_order(std::span<const Run> runs) const {
     return std::is_sorted(runs.begin(), runs.end(), [&](const Run& a, const Run& b) { return comes_before(a, b); });
   }
   /// The step of tokens on the host, in any order.
-  void step(std::span<const int> tokens, std::span<const Run> runs) {
+  Path step(std::span<const int> tokens, std::span<const Run> runs, Path forced = Path::kAny) {
     if (are_in_order(runs)) {
       load_tokens(tokens);
-      return step(runs);
+      return step(runs, forced);
     }
     std::vector<std::size_t> order(runs.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
@@ -142,7 +153,7 @@ class Forward {
       their_tokens.push_back(tokens[i]);
     }
     load_tokens(their_tokens);
-    step(ordered);
+    return step(ordered, forced);
   }
 
   /// [count, V] of slots side by side, in the backend's memory.
@@ -252,16 +263,15 @@ class Forward {
   }
   void copy_between(Matrix<float> rows, std::span<const Slot> slots, bool to_slots) {
     tables_.clear();
-    const std::size_t list = tables_.template place<kernels::RowCopy<A>>(slots.size());
+    const auto list = tables_.template place<kernels::RowCopy<A>>(slots.size());
     for (std::size_t i = 0; i < slots.size(); ++i) {
       auto* const row = reinterpret_cast<std::byte*>(rows.row(static_cast<std::int64_t>(i)));
       auto* const of_slot = reinterpret_cast<std::byte*>(logits(slots[i], 1).data);
-      tables_.template host<kernels::RowCopy<A>>(list)[i] = {to_slots ? row : of_slot, to_slots ? of_slot : row};
+      tables_.host(list)[i] = {to_slots ? row : of_slot, to_slots ? of_slot : row};
     }
     tables_.send();
-    copy_listed(backend_, kernels::CopyListed<Space, A>{.rows = tables_.template device<kernels::RowCopy<A>>(list),
-                                                        .count = rows.rows,
-                                                        .cols = net_.vocab()});
+    copy_listed(backend_,
+                kernels::CopyListed<Space, A>{.rows = tables_.device(list), .count = rows.rows, .cols = net_.vocab()});
   }
 
   // The first token of a run is predicted by the logits that the call before left.

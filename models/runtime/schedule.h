@@ -42,7 +42,7 @@ inline std::int64_t next_chunk(const ChunkPlan& plan, std::int64_t position, std
   return whole_tiles == 0 ? available : std::min(whole_tiles, plan.tokens - offset % plan.tokens);
 }
 
-/// The same where runs are packed and go segment by segment, so that their parts are simple (packed.h).
+/// The same where runs are packed and go segment by segment, so that their parts are simple (mmrec/paths/packed.h).
 inline std::int64_t next_simple_chunk(const ChunkPlan& plan, std::int64_t position, std::int64_t remaining,
                                       std::int64_t segment) {
   return std::min({remaining, segment - position % segment, plan.tokens});
@@ -190,6 +190,17 @@ struct Batch {
   std::int64_t tokens = 0;  // of each
   bool ends = false;        // the call's runs end here
   std::int64_t rows() const { return sequences * tokens; }
+};
+
+/// Batches that go through a net together.
+struct Chunk {
+  const int* tokens = nullptr;  // [rows], in the backend's memory
+  std::span<const Batch> batches = {};
+  std::int64_t rows = 0;  // gaps too
+  bool packed = false;    // there is a row between two runs
+  bool ragged = false;    // the rows form no whole tiles
+  bool is_step = false;   // one token of each sequence, whose logits are wanted and nothing else
+  RecurrenceOptions options;
 };
 
 /// The chunk's runs as batches, as few as there can be; each by itself where they are `packed`.

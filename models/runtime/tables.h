@@ -6,29 +6,35 @@
 
 namespace mmrec::models {
 
+/// Where a list lies among the others.
+template <class T>
+struct Placed {
+  std::size_t at = 0;
+};
+
 template <class Backend>
 class Tables {
  public:
   explicit Tables(Backend& backend) : backend_(backend) {}
 
   void clear() { bytes_.clear(); }
-  /// Room for `count` elements, zeros until they are set; its place.
+  /// Room for `count` elements, zeros until they are set.
   template <class T>
-  std::size_t place(std::size_t count) {
+  Placed<T> place(std::size_t count) {
     constexpr std::size_t kAlign = 16;
     const std::size_t at = bytes_.size();
     bytes_.resize(at + (count * sizeof(T) + kAlign - 1) / kAlign * kAlign);
-    return at;
+    return {at};
   }
   /// Until the next place().
   template <class T>
-  T* host(std::size_t at) {
-    return reinterpret_cast<T*>(bytes_.data() + at);
+  T* host(Placed<T> list) {
+    return reinterpret_cast<T*>(bytes_.data() + list.at);
   }
   /// Until the next send().
   template <class T>
-  T* device(std::size_t at) {
-    return reinterpret_cast<T*>(memory_.data() + at);
+  T* device(Placed<T> list) {
+    return reinterpret_cast<T*>(memory_.data() + list.at);
   }
   void send() {
     if (memory_.size() < bytes_.size()) {

@@ -28,8 +28,8 @@ TEST_P(JaxOnCpu, EveryRowAndEveryBlockOfACall) {
     net.reserve(kBatch, false);
     kernels::HostBuffer<std::byte> slots(kBatch * net.slot_bytes());
     const Batch batch{.slot = slots.data(), .sequences = kBatch, .tokens = count, .ends = true};
-    PrefillStats stats;
-    net.run(ids.data(), {&batch, 1}, kBatch * count, false, false, {}, stats);
+    Done done;
+    net.run({.tokens = ids.data(), .batches = {&batch, 1}, .rows = kBatch * count, .options = {}}, done);
     const std::string name = "block" + std::to_string(cut.num_layers - 1) + ".output";
     const std::vector<float>& want = reference_.at(name).values;
     for (std::size_t i = 0; i < want.size(); ++i) {

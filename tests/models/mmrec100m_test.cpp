@@ -203,8 +203,12 @@ TEST(Parity100m, EveryBlockOfBothExperts) {
         stack.work().reserve(batch, sweeps);
         kernels::HostBuffer<std::byte> slots(static_cast<std::size_t>(batch) * layout.bytes);
         const Batch all{.slot = slots.data(), .sequences = batch, .tokens = count, .ends = true};
-        PrefillStats stats;
-        stack.run(tokens.data(), {&all, 1}, batch * count, false, {.sweeps = sweeps, .tolerance = 1e-6F}, {}, stats);
+        Done done;
+        const Chunk chunk{.tokens = tokens.data(),
+                          .batches = {&all, 1},
+                          .rows = batch * count,
+                          .options = {.sweeps = sweeps, .tolerance = 1e-6F}};
+        stack.run(stack.choose(chunk, cpu), chunk, {}, done);
         const std::string name =
             std::string(expert == 0 ? "text" : "code") + ".block" + std::to_string(layers - 1) + ".output";
         const std::vector<float>& want = reference.at(name).values;

@@ -38,6 +38,8 @@ KEPT_APART = [
     (r"models/weights/", r"models/(?!files/|weights/)", None),  # weights of any architecture
     (r"models/runtime/", r"models/(?!files/|weights/|runtime/)", None),  # what runs any architecture
     (r"models/mmrec_jax/", r"models/mmrec/", None),
+    (r"models/mmrec/paths/", r"models/mmrec/(stack|net)\.h", None),  # a path knows nobody who drives it
+    (r"models/mmrec/", r"models/mmrec/paths/", r"models/mmrec/(paths/|stack\.h)"),  # nor does the reference know a path
     (r"models/", r"(kernels|models(/\w+)?)/cuda/", r"models/(\w+/)?cuda/"),
     (r"models/mmrec/cuda/decode/", r"models/mmrec/cuda/segments/", None),
     (r"models/mmrec/cuda/segments/", r"models/mmrec/cuda/decode/", None),
@@ -154,6 +156,9 @@ class LayeringTest(unittest.TestCase):
             self.assertTrue(kept_apart("models/mmrec/weights.h", include))
             self.assertTrue(kept_apart("models/runtime/executor.h", include))
             self.assertFalse(kept_apart("models/mmrec/cuda/decode/a.cu", include))
+        self.assertTrue(kept_apart("models/mmrec/block.h", "models/mmrec/paths/rows.h"))
+        self.assertTrue(kept_apart("models/mmrec/paths/rows.h", "models/mmrec/stack.h"))
+        self.assertFalse(kept_apart("models/mmrec/paths/rows.h", "models/mmrec/block.h"))
         self.assertTrue(kept_apart("engine/session/model.cpp", "models/mmrec/cuda/weights.h"))
         self.assertFalse(kept_apart("engine/session/model.cpp", "models/mmrec/executors.h"))
         self.assertTrue(points_up("kernels/cuda/runtime/a.h", "kernels/cuda/isa/ptx.cuh"))

@@ -40,7 +40,8 @@ RecurrenceOptions resolve_on_cuda(const ExecutionOptions& options) {
   const float tolerance = std::is_same_v<A, float> ? kFloatTolerance : kHalfTolerance;
   return {.sweeps = options.prefill != PrefillMode::kSteps,
           .tolerance = options.sweep_tolerance == 0.0F ? tolerance : options.sweep_tolerance,
-          .max_sweeps = options.max_sweeps};
+          .max_sweeps = options.max_sweeps,
+          .path = options.path};
 }
 
 /// `Lane` is made of its `Model`, and has a `backend` and a `forward`, whose operands are of Element. A model has
@@ -115,7 +116,8 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Lane>, kernels::Cuda
     }
     if (!forward.are_in_order(runs)) {
       drawn_for_.clear();
-      return forward.step(tokens, runs);
+      forward.step(tokens, runs);
+      return;
     }
     const bool are_there = std::equal(runs.begin(), runs.end(), drawn_for_.begin(), drawn_for_.end(),
                                       [](const Run& run, Slot slot) { return run.slot == slot; }) &&

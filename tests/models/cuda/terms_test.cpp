@@ -6,22 +6,15 @@
 namespace mmrec::models {
 namespace {
 
-std::vector<TermsModel> models() {
-  std::vector<TermsModel> all = terms_models();
-  if (!kernels::test::small_sizes()) return all;
-  std::erase_if(all, [](const TermsModel& model) {
-    const std::string_view name = model.name;
-    return name != "mmrec" && name != "dpg" && name != "mmrec100m";
-  });
-  return all;
-}
-INSTANTIATE_TEST_SUITE_P(Cuda, Terms, testing::ValuesIn(models()), terms_name);
+INSTANTIATE_TEST_SUITE_P(Cuda, Terms, testing::ValuesIn(terms_models()), terms_name);
 
 TEST_P(Terms, EveryPathFollowsTheReference) {
   if (const std::string reason = cuda_unusable_reason(); !reason.empty()) GTEST_SKIP() << reason;
   expect_all_follow(
       [](const LoadedModel& model) { return model.on_cuda(Precision::kF16, 0).executor; },
-      {steps(0), steps(3), steps(11), steps(11, true), prefill(PrefillMode::kSweeps), prefill(PrefillMode::kSweeps, 3)},
+      {steps(0), steps(3, false, Path::kWholeStep), steps(11, false, Path::kRows), steps(11, true, Path::kRows),
+       prefill(PrefillMode::kSweeps, 0, Path::kSegments), prefill(PrefillMode::kSweeps, 3, Path::kPacked),
+       prefill(PrefillMode::kSweeps, 3, Path::kReference)},
       kernels::test::small_sizes() ? 26 : 42, 0.008, kernels::test::small_sizes() ? 9 : 1);
 }
 

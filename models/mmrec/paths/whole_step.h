@@ -1,14 +1,16 @@
-// One token of a whole model as one op (models/mmrec/decode_step.h), for backends and models that have it: the model's
-// weights as the op wants them, and the memory it works in.
+// One token of a whole model as one op (models/mmrec/decode_step.h), on backends that have it. Taken by steps of a few
+// sequences side by side at one position, of models that the op takes. Faster, because all weights are streamed by one
+// launch.
+//
+// This holds the model's weights as the op wants them, and the memory it works in.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
-#include "models/mmrec/config.h"
-#include "models/mmrec/decode_step.h"
-#include "models/mmrec/mmrec.h"
+#include "models/mmrec/choose_path.h"
+#include "models/mmrec/terms.h"
 
 namespace mmrec::models {
 
@@ -17,11 +19,13 @@ class WholeStep {
  public:
   using Space = typename Backend::Space;
   using Op = kernels::DecodeStep<Space, A>;
+  using Terms = BlockTerms<Backend, A>;
 
   /// A model without a head leaves x instead of logits. `stacks`: how many such ops run side by side.
-  WholeStep(const Config& config, const ModelView<Space>& model, Backend& backend, std::int64_t batch,
-            [[maybe_unused]] std::int64_t stacks = 1) {
-    if constexpr (kBackendHasIt) {
+  WholeStep(const Terms& terms, Backend& backend, std::int64_t batch, [[maybe_unused]] std::int64_t stacks) {
+    if constexpr (PathOps<Backend, A>::kWholeStep) {
+      const Config& config = terms.work.config;
+      const ModelView<Space>& model = terms.model;
       const kernels::DecodeShape shape = {.batch = batch,
                                           .dim = config.model_dim,
                                           .layers = config.num_layers,
@@ -37,7 +41,10 @@ class WholeStep {
       exchange_ = backend.template allocate<std::byte>(decode_exchange_bytes(backend, shape, sizeof(A)));
       decode_exchange_clear(backend, shape, sizeof(A), exchange_.data());
       std::vector<Layer> layers;
-      for (const LayerView<Space>& w : model.layers) layers.push_back(layer_of(w));
+      for (const LayerView<Space>& w : model.layers) {
+        visit_layer([](const Field& /*field*/, const auto& from, auto& to) { to = pointer(from); }, w,
+                    layers.emplace_back());
+      }
       layers_ = backend.template allocate<Layer>(layers.size());
       backend.upload(layers.data(), layers_.data(), layers.size());
       op_ = {.shape = shape,
@@ -51,31 +58,37 @@ class WholeStep {
   }
 
   bool available() const { return available_; }
-  /// What changes between steps is the caller's to say: tokens, logits, and where the sequences' state lies.
-  Op& op() { return op_; }
-  /// Requires: available().
-  void run(Backend& backend) {
-    if constexpr (kBackendHasIt) decode_step(backend, op_);
-  }
-  /// Side by side with another one of the same shapes, or alone if that is null. Requires: both available().
-  void run_with(WholeStep* other, Backend& backend) {
-    if (other == nullptr) return run(backend);
-    if constexpr (kBackendHasIt) decode_steps(backend, op_, other->op_);
-  }
 
-  // Unqualified, so that names are looked for where the backend is, and only if it has them.
-  static constexpr bool kBackendHasIt = requires(Backend & backend, const Op& op) { decode_step(backend, op); };
+  /// Makes the op ready but for what receives its result. Requires here and below: available().
+  void begin(Terms& terms, const int* tokens, const Batch& b) {
+    auto& work = terms.work;
+    work.restart(b);
+    op_.tokens = tokens + b.first_row;
+    op_.h = work.state(b, 0).data;
+    op_.memory = work.memory(b, 0, 0).data;
+    op_.slots = work.filled_slots(b.position);
+    op_.context = work.segment_context(b, 0).data;
+    op_.segment_sum = work.segment_sum(b, 0).data;
+    op_.slot_bytes = static_cast<std::int64_t>(work.slot.bytes);
+  }
+  /// Receive the result: logits, or x of a model without a head.
+  Op& op() { return op_; }
+  /// Side by side with another one of the same shapes, or alone if that is null.
+  void run(Backend& backend, WholeStep* other = nullptr) {
+    if constexpr (PathOps<Backend, A>::kWholeStep) {
+      other == nullptr ? decode_step(backend, op_) : decode_steps(backend, op_, other->op_);
+    }
+  }
+  /// The segment that the step ends, if it does.
+  static void end(Terms& terms, const Batch& b) {
+    for (std::int64_t i = 0; i < terms.work.config.num_layers; ++i) terms.close(terms.layer(i), i, b, b.position + 1);
+  }
 
  private:
   using Layer = kernels::DecodeLayer<Space, A>;
 
   static const A* pointer(const kernels::WeightView<Space>& weight) { return weight.template as<A>(); }
   static const float* pointer(const float* vector) { return vector; }
-  static Layer layer_of(const LayerView<Space>& view) {
-    Layer layer;
-    visit_layer([](const Field& /*field*/, const auto& from, auto& to) { to = pointer(from); }, view, layer);
-    return layer;
-  }
 
   bool available_ = false;
   Op op_;

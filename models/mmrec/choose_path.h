@@ -1,0 +1,96 @@
+// Which path a chunk takes: one function decides. Paths compute what block.h computes, faster. Figures are of
+// docs/performance.md.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+
+#include "kernels/backend.h"
+#include "kernels/packed_runs.h"
+#include "models/mmrec/decode_step.h"
+#include "models/mmrec/finish_segments.h"
+#include "models/runtime/executor.h"
+#include "models/runtime/schedule.h"
+
+namespace mmrec::models {
+
+/// Which paths a backend has the ops for, with operands of A. Ops are named without `kernels::`, so that only those are
+/// found that were declared for this backend.
+template <class Backend, class A>
+class PathOps {
+  static Backend& on();
+  template <template <class, class> class Op>
+  static const Op<typename Backend::Space, A>& op();
+  static constexpr bool kRounds = !std::is_same_v<A, float>;
+
+ public:
+  static constexpr bool kTogether = requires { gated_recurrences(on(), op<kernels::GatedRecurrences>()); };
+  static constexpr bool kPacked = requires { packed_sweeps(on(), op<kernels::PackedSweeps>()); };
+  static constexpr bool kRows = kRounds && requires { advance_norm(on(), op<kernels::AdvanceNorm>()); };
+  static constexpr bool kSegments = kRounds && requires { finish_segments(on(), op<kernels::FinishSegments>()); };
+  static constexpr bool kWholeStep = requires { decode_step(on(), op<kernels::DecodeStep>()); };
+};
+
+/// Shorter runs take exact steps, as many as they have tokens: a sweep would cost as much as all of them.
+inline constexpr std::int64_t kMinSweepTokens = 16;
+inline bool takes_sweeps(const Batch& b, const RecurrenceOptions& options) {
+  return options.sweeps && b.tokens >= kMinSweepTokens;
+}
+/// Whether a batch may go by paths/segments.h; the kernel's own limits come on top.
+inline bool takes_segments(const Batch& b, const RecurrenceOptions& options) {
+  return options.may_take(Path::kSegments) && b.tokens >= kMinSweepTokens;
+}
+
+/// `whole_step_fits` and `segments_fit` say whether the kernels take the model's shape with a batch; they are asked
+/// last, because they make or look at more than the others.
+template <class Backend, class A, class WholeStepFits, class SegmentsFit>
+Path choose_path(const Backend& backend, std::int64_t dim, const ChunkPlan& plan, const Chunk& chunk,
+                 const WholeStepFits& whole_step_fits, const SegmentsFit& segments_fit) {
+  using Has = PathOps<Backend, A>;
+  const RecurrenceOptions& options = chunk.options;
+  const std::span<const Batch> batches = chunk.batches;
+  const bool has_several = batches.size() > 1;
+
+  // A step of up to 8 sequences at one position reads every weight once and waits at every stage: by one kernel the
+  // bundled model makes 18,590 tokens/s, and 2048 × 16 reads at 93 % of a copy.
+  if (Has::kWholeStep && options.may_take(Path::kWholeStep) && chunk.is_step && !has_several &&
+      whole_step_fits(batches.front())) {
+    return Path::kWholeStep;
+  }
+  // Short runs one by one pay for their launches and for the wait at the end of their sweeps. Packed, documents of 32
+  // to 96 tokens are scored at 160 % of the rate of one long document (bundled model).
+  if (Has::kPacked && options.may_take(Path::kPacked) && chunk.packed && has_several && options.sweeps) {
+    return Path::kPacked;
+  }
+  // Tokens of many sequences share one reading of all weights, the recurrence's gates included: 64 sequences of
+  // 2048 × 16 make 35 times the tokens/s of one. Sequences apart have no other path that takes them all at once, so
+  // they count as many. A row behind a gap was laid out to be packed.
+  if constexpr (Has::kRows) {
+    if (options.may_take(Path::kRows)) {
+      constexpr std::int64_t kManyRows = 9;
+      std::int64_t rows = 0;
+      const bool are_tokens = std::all_of(batches.begin(), batches.end(), [&](const Batch& b) {
+        const bool follows = b.tokens == 1 && b.first_row == rows;
+        rows += b.sequences;
+        return follows;
+      });
+      if (are_tokens && token_rows_pay(backend, has_several ? kManyRows : rows, dim)) return Path::kRows;
+    }
+  }
+  // Runs that take exact steps share each reading of the gates: documents of 32 to 96 tokens are scored at 137 % of the
+  // rate of one long document (bundled model, two cores).
+  if (Has::kTogether && options.may_take(Path::kTogether) && !options.sweeps && !plan.spans_segments && has_several) {
+    return Path::kTogether;
+  }
+  // Pieces of a run go one after another, and each would wait for its launches. By one kernel the bundled model's
+  // prefill makes 2,120,000 tokens/s.
+  if constexpr (Has::kSegments) {
+    const auto fits = [&](const Batch& b) { return takes_segments(b, options) && segments_fit(b); };
+    if (std::any_of(batches.begin(), batches.end(), fits)) return Path::kSegments;
+  }
+  return Path::kReference;
+}
+
+}  // namespace mmrec::models

@@ -1,0 +1,210 @@
+// All runs of a chunk at once, where they are packed with a row between two and swept, on backends that have the ops
+// (kernels::PackedRuns). Taken where a chunk was laid out so, has several runs, and sweeps are asked for. Faster,
+// because many short runs pay for the launches and the wait of one long run.
+//
+// Runs within one memory segment are simple: after the recurrence their rows go on together. They stand first in the
+// chunk, and those last among them that attend to two slots or more. What is left, a few long runs, goes on run by run.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/packed_runs.h"
+#include "models/mmrec/block.h"
+#include "models/mmrec/paths/segments.h"
+#include "models/runtime/tables.h"
+
+namespace mmrec::models {
+
+template <class Backend, class A>
+class Packed {
+ public:
+  using Work = Workspace<Backend, A>;
+  using Space = typename Work::Space;
+  using Layer = LayerView<Space>;
+  template <class T>
+  using Matrix = typename Work::template Matrix<T>;
+
+  Packed(Block<Backend, A>& block, Segments<Backend, A>& segments)
+      : block_(block), segments_(segments), terms_(block.terms), work_(terms_.work), tables_(work_.backend) {}
+
+  void begin(const Chunk& chunk) {
+    lay_out(chunk.batches, chunk.rows);
+    block_.begin(chunk);
+  }
+
+  void layer(std::int64_t layer, const Chunk& chunk, Done& done) {
+    block_.inputs(layer, chunk);
+    recur(layer, chunk, done);
+    finish_simple(layer);
+    for (const Batch& b : batches_.subspan(simple_.size())) segments_.finish(layer, b, chunk.options);
+  }
+
+  /// x of the last rows of the runs that end in this chunk, in order of the runs, by a backend that comes after this
+  /// one's work; overwrites context().
+  Matrix<float> last_rows(Backend& backend) {
+    copy(backend, last_rows_, ends_, 0, 0);
+    return work_.context(static_cast<std::int64_t>(ends_));
+  }
+
+ private:
+  // What the ops need to know of the runs, a batch each, in the backend's memory.
+  void lay_out(std::span<const Batch> batches, std::int64_t rows) {
+    batches_ = batches;
+    first_.clear(), end_.clear();
+    for (const Batch& b : batches) {
+      first_.push_back(static_cast<std::int32_t>(b.first_row));
+      end_.push_back(static_cast<std::int32_t>(b.first_row + b.tokens));
+    }
+    const auto simple = std::find_if_not(batches.begin(), batches.end(), [&](const Batch& b) {
+      return b.position % work_.config.memory_segment + b.tokens <= work_.config.memory_segment;
+    });
+    simple_ = batches.first(static_cast<std::size_t>(simple - batches.begin()));
+    simple_rows_ = simple_.empty() ? 0 : simple_.back().first_row + simple_.back().tokens;
+    const auto attending = std::find_if(simple_.begin(), simple_.end(),
+                                        [&](const Batch& b) { return work_.filled_slots(b.position) > 1; });
+    attending_ = simple_.subspan(static_cast<std::size_t>(attending - simple_.begin()));
+    calm_rows_ = attending_.empty() ? simple_rows_ : attending_.front().first_row;
+
+    tables_.clear();
+    const std::size_t count = batches.size();
+    const auto of_row = tables_.template place<std::int32_t>(static_cast<std::size_t>(rows));
+    const auto end = tables_.template place<std::int32_t>(count);
+    const auto settled = tables_.template place<std::int32_t>(count);
+    const auto moving = tables_.template place<std::uint32_t>(count);
+    const auto context = tables_.template place<const std::byte*>(count);
+    firsts_ = tables_.template place<std::int32_t>(count);
+    loads_ = tables_.template place<kernels::RowCopy<A>>(count);
+    stores_ = tables_.template place<kernels::RowCopy<A>>(count);
+    last_rows_ = tables_.template place<kernels::RowCopy<A>>(count);
+    sums_ = tables_.template place<kernels::SummedRun>(count);
+    attending_runs_ = tables_.template place<kernels::AttendingRun>(attending_.size());
+
+    std::fill_n(tables_.host(of_row), rows, -1);
+    std::copy(end_.begin(), end_.end(), tables_.host(end));
+    std::copy(first_.begin(), first_.end(), tables_.host(firsts_));
+    ends_ = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      const Batch& b = batches[i];
+      const auto first = static_cast<std::int32_t>(b.first_row), length = static_cast<std::int32_t>(b.tokens);
+      std::fill_n(tables_.host(of_row) + first, length, static_cast<std::int32_t>(i));
+      const std::int64_t slots = work_.filled_slots(b.position), after = b.position + b.tokens;
+      tables_.host(context)[i] = slots == 0 ? nullptr : b.slot + work_.slot.segment_context;
+      const auto h = work_.h(b);
+      tables_.host(loads_)[i] = {work_.restarts(b.position) ? nullptr : b.slot + work_.slot.h, bytes(h.data),
+                                 Work::kRounds ? work_.h_rounded(b).data : nullptr};
+      tables_.host(stores_)[i] = {bytes(h.at(0, 0, b.tokens)), b.slot + work_.slot.h};
+      if (b.ends) {
+        float* const row = work_.context(1).row(0) + static_cast<std::int64_t>(ends_) * work_.dim();
+        tables_.host(last_rows_)[ends_++] = {bytes(work_.x(b).at(0, 0, b.tokens - 1)), bytes(row)};
+      }
+      const bool closes = after % work_.config.memory_segment == 0;
+      tables_.host(sums_)[i] = {work_.template in_slot<double>(b.slot, work_.slot.segment_sum),
+                                work_.template in_slot<float>(b.slot, work_.slot.memory), first, length,
+                                closes ? static_cast<std::int32_t>(work_.ring_slot(after)) : -1};
+    }
+    most_rows_ = most_slots_ = most_summed_ = 0;
+    for (const Batch& b : simple_) most_summed_ = std::max(most_summed_, b.tokens);
+    for (std::size_t i = 0; i < attending_.size(); ++i) {
+      const Batch& b = attending_[i];
+      const std::int64_t slots = work_.filled_slots(b.position);
+      tables_.host(attending_runs_)[i] = {work_.memory(b, 0, 0).data, static_cast<std::int32_t>(slots),
+                                          static_cast<std::int32_t>(b.first_row), static_cast<std::int32_t>(b.tokens)};
+      most_rows_ = std::max(most_rows_, b.tokens);
+      most_slots_ = std::max(most_slots_, slots);
+    }
+    tables_.send();
+    runs_ = {.of_row = tables_.device(of_row),
+             .end = tables_.device(end),
+             .settled = tables_.device(settled),
+             .moving = tables_.device(moving),
+             .first_on_host = first_,
+             .end_on_host = end_};
+    context_ = tables_.device(context);
+  }
+
+  // Rows 1.. of every run's h, from the layer's state, and back.
+  void recur(std::int64_t layer, const Chunk& chunk, Done& done) {
+    const std::int64_t offset = layer * work_.dim() * static_cast<std::int64_t>(sizeof(float));
+    copy(work_.backend, loads_, batches_.size(), offset, 0);
+    work_.backend.copy(tables_.device(firsts_), runs_.settled, first_.size() * sizeof(std::int32_t));
+    const Batch all{.sequences = 1, .tokens = chunk.rows};
+    block_.count(done, chunk.rows,
+                 packed_sweeps(work_.backend, kernels::PackedSweeps<Space, A>{
+                                                  terms_.sweeps(terms_.layer(layer), all, chunk.options), runs_}));
+    copy(work_.backend, stores_, batches_.size(), 0, offset);
+  }
+
+  // From h to the block's output in x, of simple runs.
+  void finish_simple(std::int64_t layer) {
+    if (simple_.empty()) return;
+    const Layer& w = terms_.layer(layer);
+    const std::int64_t rows = calm_rows_;
+    if (rows != 0) {
+      packed_residual_norm(work_.backend,
+                           kernels::PackedResidualNorm<Space, A>{
+                               .x = work_.x(rows),
+                               .h = Matrix<const float>(work_.h(simple_.front()).at(0, 0, 1), rows, work_.dim()),
+                               .v = terms_.v(rows),
+                               .of_row = runs_.of_row,
+                               .context = context_,
+                               .offset = layer * work_.dim() * static_cast<std::int64_t>(sizeof(float)),
+                               .bias = w.memory_out_bias,
+                               .norm = w.norm2,
+                               .u = work_.u(rows)});
+    }
+    const Batch all{.slot = simple_.front().slot, .sequences = 1, .tokens = simple_rows_};
+    if (!attending_.empty()) {
+      const Piece piece{calm_rows_, simple_rows_ - calm_rows_};
+      terms_.prepare_attention(w, all, piece);
+      terms_.attend_listed(w, layer, all, piece, tables_.device(attending_runs_), std::ssize(attending_), most_rows_,
+                           most_slots_);
+    }
+    terms_.feed_forward(w, all, {0, simple_rows_});
+    packed_segment_sum(work_.backend,
+                       kernels::PackedSegmentSum<Space>{.x = work_.x(simple_rows_),
+                                                        .runs = tables_.device(sums_),
+                                                        .count = static_cast<std::int64_t>(simple_.size()),
+                                                        .most_rows = most_summed_,
+                                                        .layer = layer,
+                                                        .memory_slots = work_.config.memory_slots,
+                                                        .segment = work_.config.memory_segment});
+    for (const Batch& b : simple_) {
+      const std::int64_t after = b.position + b.tokens;
+      if (after % work_.config.memory_segment == 0) terms_.set_context(w, layer, b, after);
+    }
+  }
+
+  static std::byte* bytes(float* row) { return reinterpret_cast<std::byte*>(row); }
+  void copy(Backend& backend, Placed<kernels::RowCopy<A>> list, std::size_t count, std::int64_t from_offset,
+            std::int64_t to_offset) {
+    copy_listed(backend, kernels::CopyListed<Space, A>{.rows = tables_.device(list),
+                                                       .count = static_cast<std::int64_t>(count),
+                                                       .cols = work_.dim(),
+                                                       .from_offset = from_offset,
+                                                       .to_offset = to_offset});
+  }
+
+  Block<Backend, A>& block_;
+  Segments<Backend, A>& segments_;
+  BlockTerms<Backend, A>& terms_;
+  Work& work_;
+  std::span<const Batch> batches_, simple_, attending_;
+  std::int64_t simple_rows_ = 0, calm_rows_ = 0;  // calm: of simple runs that do not attend
+  std::int64_t most_summed_ = 0;                  // rows of a simple run
+  std::int64_t most_rows_ = 0, most_slots_ = 0;   // of those that attend
+  std::vector<std::int32_t> first_, end_;         // rows of each run
+  std::size_t ends_ = 0;                          // runs that end here
+  Tables<Backend> tables_;
+  Placed<std::int32_t> firsts_;
+  Placed<kernels::RowCopy<A>> loads_, stores_, last_rows_;
+  Placed<kernels::SummedRun> sums_;
+  Placed<kernels::AttendingRun> attending_runs_;
+  kernels::PackedRuns<Space> runs_;
+  const std::byte* const* context_ = nullptr;
+};
+
+}  // namespace mmrec::models

@@ -1,0 +1,246 @@
+// The terms of the block's equations, each written once. block.h puts them in order; the paths of paths/ call those
+// that they do not compute by ops of their own.
+//
+// A term takes all rows of a chunk, or the tokens of a batch, or a piece of these that ends with its memory segment.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kernels/backend.h"
+#include "kernels/packed_runs.h"
+#include "models/mmrec/mmrec.h"
+#include "models/mmrec/workspace.h"
+#include "models/runtime/executor.h"
+#include "models/runtime/schedule.h"
+
+namespace mmrec::models {
+
+template <class Backend, class A>
+class BlockTerms {
+ public:
+  using Work = Workspace<Backend, A>;
+  using Space = typename Work::Space;
+  using Layer = LayerView<Space>;
+  using Job = typename Work::template Job<float>;
+  template <class T>
+  using Matrix = typename Work::template Matrix<T>;
+  template <class T>
+  using Sequence = typename Work::template Sequence<T>;
+
+  BlockTerms(const ModelView<Space>& its_model, Work& its_work) : model(its_model), work(its_work) {}
+
+  const ModelView<Space>& model;
+  Work& work;
+
+  const Layer& layer(std::int64_t number) const { return model.layers[static_cast<std::size_t>(number)]; }
+
+  // --- From x to what the recurrence takes, for all rows of a chunk
+
+  /// x = embedding[token].
+  void embed(const Chunk& chunk) { kernels::embed(work.backend, model.embedding, chunk.tokens, work.x(chunk.rows)); }
+  /// u = rmsnorm(x; norm1).
+  void norm(const Layer& w, std::int64_t rows) {
+    kernels::rmsnorm(work.backend, Matrix<const float>(work.x(rows)), w.norm1, work.u(rows));
+  }
+  /// q, v, z, k = W u + b; without q where there is no memory to attend to.
+  void project(const Layer& w, std::int64_t rows) {
+    const std::int64_t first = work.config.memory_slots == 0 ? work.dim() : 0, count = work.qvzk_width() - first;
+    work.template linear<A>({.x = work.u(rows),
+                             .weight = w.qvzk.middle_rows(first, count),
+                             .bias = w.qvzk_bias + first,
+                             .y = work.qvzk(rows).middle_cols(first, count)});
+  }
+  Matrix<const A> v(std::int64_t rows) { return work.qvzk(rows).middle_cols(work.dim(), work.dim()); }
+  Matrix<const A> z(std::int64_t rows) { return work.qvzk(rows).middle_cols(2 * work.dim(), work.dim()); }
+  Matrix<const A> k(std::int64_t rows) { return work.qvzk(rows).middle_cols(3 * work.dim(), work.dim()); }
+  /// W_mz z + b_m, and the hidden layers of the decay networks.
+  void hide(const Layer& w, std::int64_t rows) {
+    const auto activation = work.config.use_dpg ? kernels::Activation::kRelu : kernels::Activation::kGelu;
+    const typename Work::template Job<A> jobs[] = {
+        job(z(rows), w.gate_z, w.gate_z_bias, work.gate_z(rows)),
+        job(z(rows), w.gamma_in, w.gamma_in_bias, work.gate_hidden(rows, 0), activation),
+        job(k(rows), w.context_in, w.context_in_bias, work.gate_hidden(rows, 1), activation)};
+    kernels::linear(work.backend, std::span(jobs).first(static_cast<std::size_t>(1 + work.networks())));
+  }
+  /// Last layers of the decay networks: the two factors of γ before their logistic functions. `beside`, if it has a y,
+  /// is a product of the same time.
+  void decay_factors(const Layer& w, std::int64_t rows, const Job& beside = {}) {
+    const Job jobs[] = {beside, job(work.gate_hidden(rows, 0), w.gamma_up, w.gamma_up_bias, work.gamma(rows)),
+                        job(work.gate_hidden(rows, 1), w.context_up, w.context_up_bias, work.context(rows))};
+    const std::size_t first = beside.y.data == nullptr ? 1 : 0;
+    kernels::linear(work.backend, std::span(jobs).subspan(first, std::size_t(1 + work.networks()) - first));
+  }
+  Matrix<const float> context_decay(std::int64_t rows) {
+    return work.config.use_dpg ? Matrix<const float>() : Matrix<const float>(work.context(rows));
+  }
+  /// γ.
+  void decay(const Layer& w, std::int64_t rows) {
+    decay_factors(w, rows);
+    kernels::decay_gate(work.backend, {.a = work.gamma(rows), .c = context_decay(rows), .gamma = work.gamma(rows)});
+  }
+
+  // --- The recurrence: rows 1.. of a batch's h
+
+  /// Row 0, from the layer's state.
+  void carry_in(std::int64_t layer, const Batch& b) {
+    const Matrix<float> state = work.state(b, layer);
+    if (work.restarts(b.position)) kernels::fill_zero(work.backend, state);
+    kernels::copy_rows(work.backend, Matrix<const float>(state), Work::row_of(work.h(b), 0));
+    if constexpr (Work::kRounds) {
+      kernels::copy_rows(work.backend, Matrix<const float>(state), Work::row_of(work.h_rounded(b), 0));
+    }
+  }
+  /// The last row, to the layer's state.
+  void carry_out(std::int64_t layer, const Batch& b) {
+    kernels::copy_rows(work.backend, Matrix<const float>(Work::row_of(work.h(b), b.tokens)), work.state(b, layer));
+  }
+  kernels::GateInputs<Space, A> gate_inputs(const Batch& b) {
+    return {.z = work.z(b),
+            .zm = work.gate_z(b),
+            .gamma = work.gamma(b),
+            .h = work.h(b),
+            .h_rounded = work.h_rounded(b),
+            .mdi_mix = work.config.mdi_mix};
+  }
+  kernels::GatedSweeps<Space, A> sweeps(const Layer& w, const Batch& b, const RecurrenceOptions& options) {
+    return {.in = gate_inputs(b),
+            .gate_weight = w.gate,
+            .gate_bias = w.gate_bias,
+            .tolerance = options.tolerance,
+            .max_sweeps = options.max_sweeps,
+            .gate = work.gate_scratch(),
+            .change = work.change_scratch()};
+  }
+
+  // --- From h to y
+
+  /// The batch's tokens that attend to two slots or more.
+  Piece attending(const Batch& b) const {
+    if (work.config.memory_slots < 2) return {b.tokens, 0};
+    const std::int64_t first = std::clamp<std::int64_t>(2 * work.config.memory_segment - b.position, 0, b.tokens);
+    return {first, b.tokens - first};
+  }
+  /// Queries of a piece: W_q' h + ½ q.
+  void query(const Layer& w, const Batch& b, const Piece& piece) {
+    if (piece.tokens == 0) return;
+    work.template linear<A>(
+        Work::times(work.h_rounded(b), piece.first + 1, piece.tokens), Work::times(work.attended(b), piece),
+        {.weight = w.memory_q, .bias = w.memory_q_bias, .residual_scale = 0.5F}, Work::times(work.q(b), piece));
+  }
+  /// What attention needs and no memory decides, for tokens that will attend: their queries, and x = x + h + 0.1 v.
+  void prepare_attention(const Layer& w, const Batch& b, const Piece& piece) {
+    if (piece.tokens == 0) return;
+    query(w, b, piece);
+    kernels::block_residual(work.backend, residual(b, piece));
+  }
+  /// x += W_o attend(queries; memory) + b_o, where two slots or more are filled.
+  void attend(const Layer& w, std::int64_t layer, const Batch& b, const Piece& piece) {
+    const Sequence<A> query = Work::times(work.attended(b), piece);
+    const Matrix<float> memory = work.memory(b, layer, 0);
+    Sequence<const float> rings(memory.data, b.sequences, work.filled_slots(b.position + piece.first), work.dim());
+    rings.batch_stride = memory.stride;
+    kernels::memory_attention(
+        work.backend,
+        kernels::MemoryAttention<Space, A>{.q = query, .slots = rings, .heads = work.config.num_heads, .out = query});
+    add_attended(w, b, piece);
+  }
+  /// x += W_o attended + b_o.
+  void add_attended(const Layer& w, const Batch& b, const Piece& piece) {
+    const Sequence<float> x = Work::times(work.x(b), piece);
+    work.template linear<float>(Work::times(work.attended(b), piece), x,
+                                {.weight = w.memory_out, .bias = w.memory_out_bias}, x);
+  }
+  /// The same and u = rmsnorm(x; norm2), for rows of runs whose memories lie anywhere: a list of `count` runs, with at
+  /// most so many rows and slots each.
+  void attend_listed(const Layer& w, std::int64_t layer, const Batch& b, const Piece& piece,
+                     const kernels::AttendingRun* runs, std::int64_t count, std::int64_t rows, std::int64_t slots) {
+    const Matrix<A> query = Work::matrix(work.attended(b));
+    packed_attention(work.backend,
+                     kernels::PackedAttention<Space, A>{.q = query,
+                                                        .out = query,
+                                                        .heads = work.config.num_heads,
+                                                        .runs = runs,
+                                                        .count = count,
+                                                        .offset = layer * work.config.memory_slots * work.dim(),
+                                                        .most_rows = rows,
+                                                        .most_slots = slots});
+    add_attended(w, b, piece);
+    work.normalise(Work::times(work.x(b), piece), w.norm2, Work::times(work.u(b), piece));
+  }
+  /// c where at most one slot is filled: [D] for all sequences (stride 0), or a row for each.
+  Matrix<const float> context(const Layer& w, std::int64_t layer, const Batch& b, std::int64_t position) const {
+    if (work.filled_slots(position) != 0) return work.segment_context(b, layer);
+    return {w.memory_out_bias, b.sequences, work.dim(), 0};
+  }
+  /// x = x + h + c + 0.1 v and u = rmsnorm(x; norm2). Requires: prepare_attention().
+  void mix(const Layer& w, std::int64_t layer, const Batch& b, const Piece& piece) {
+    const Sequence<float> x = Work::times(work.x(b), piece);
+    const Sequence<A> u = Work::times(work.u(b), piece);
+    if (work.filled_slots(b.position + piece.first) > 1) {
+      attend(w, layer, b, piece);
+      return work.normalise(x, w.norm2, u);
+    }
+    kernels::BlockResidual<Space, A> op = residual(b, piece);
+    const Matrix<const float> c = context(w, layer, b, b.position + piece.first);
+    op.bias = c.data, op.bias_stride = c.stride;
+    if constexpr (requires { block_residual_norm(work.backend, op, w.norm2, Work::matrix(u)); }) {
+      if (Work::is_matrix(u)) return block_residual_norm(work.backend, op, w.norm2, Work::matrix(u));
+    }
+    kernels::block_residual(work.backend, op);
+    work.normalise(x, w.norm2, u);
+  }
+
+  // --- From y to x, and the memory
+
+  /// x += W_2 gelu(W_1 u + b_1) + b_2.
+  void feed_forward(const Layer& w, const Batch& b, const Piece& piece) {
+    const Sequence<float> x = Work::times(work.x(b), piece);
+    const Sequence<A> ffn = Work::times(work.ffn(b), piece);
+    work.template linear<A>(Work::times(work.u(b), piece), ffn,
+                            {.weight = w.ffn_in, .bias = w.ffn_in_bias, .activation = kernels::Activation::kGelu});
+    work.template linear<float>(ffn, x, {.weight = w.ffn_out, .bias = w.ffn_out_bias}, x);
+  }
+  /// The running segment's sum takes a piece's x; where the segment ends with it, it becomes a slot.
+  void remember(const Layer& w, std::int64_t layer, const Batch& b, const Piece& piece) {
+    kernels::segment_sum(work.backend, {.x = Work::times(work.x(b), piece), .sum = work.segment_sum(b, layer)});
+    close(w, layer, b, b.position + piece.first + piece.tokens);
+  }
+  /// Position `end` has been reached: the segment that ends there, if one does, becomes a slot.
+  void close(const Layer& w, std::int64_t layer, const Batch& b, std::int64_t end) {
+    if (end % work.config.memory_segment != 0) return;
+    kernels::segment_close(work.backend, work.segment_sum(b, layer), work.config.memory_segment,
+                           work.memory(b, layer, work.ring_slot(end)));
+    set_context(w, layer, b, end);
+  }
+  /// c of the segment that begins at `end`, or in which it lies, where just one slot is filled: W_o slot + b_o, since
+  /// attend() is that slot then, whatever the query. Row by row, so that its bits depend on nothing but the slot. Works
+  /// in the attention's queries.
+  void set_context(const Layer& w, std::int64_t layer, const Batch& b, std::int64_t end) {
+    if (work.filled_slots(end) != 1) return;
+    const Matrix<float> slots = work.memory(b, layer, work.ring_slot(end));
+    const Matrix<float> contexts = work.segment_context(b, layer);
+    const Matrix<A> rounded = Work::row_of(work.attended(b), 0).middle_rows(0, 1);
+    for (std::int64_t s = 0; s < b.sequences; ++s) {
+      kernels::copy_rows(work.backend, Matrix<const float>(slots.middle_rows(s, 1)), rounded);
+      work.template linear<float>(
+          {.x = rounded, .weight = w.memory_out, .bias = w.memory_out_bias, .y = contexts.middle_rows(s, 1)});
+    }
+  }
+
+ private:
+  template <class Y>
+  typename Work::template Job<Y> job(Matrix<const A> x, const kernels::WeightView<Space>& weight, const float* bias,
+                                     Matrix<Y> y, kernels::Activation activation = kernels::Activation::kNone) {
+    return {.x = x, .weight = weight, .bias = bias, .y = y, .activation = activation, .ragged = work.ragged};
+  }
+  kernels::BlockResidual<Space, A> residual(const Batch& b, const Piece& piece) {
+    const Sequence<float> x = Work::times(work.x(b), piece);
+    return {
+        .x = x, .h = Work::times(work.h(b), piece.first + 1, piece.tokens), .v = Work::times(work.v(b), piece), .y = x};
+  }
+};
+
+}  // namespace mmrec::models

@@ -1,0 +1,75 @@
+// Which path a chunk takes, on a backend that has the ops of all of them.
+#include "models/mmrec/choose_path.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "kernels/cpu/cpu.h"
+
+namespace mmrec::models {
+namespace {
+
+/// Declares every optional op; none is called.
+struct HasAll {
+  using Space = kernels::Device;
+};
+using A = kernels::Float16;
+[[maybe_unused]] void gated_recurrences(HasAll&, const kernels::GatedRecurrences<kernels::Device, A>&) {}
+[[maybe_unused]] void packed_sweeps(HasAll&, const kernels::PackedSweeps<kernels::Device, A>&) {}
+[[maybe_unused]] void advance_norm(HasAll&, const kernels::AdvanceNorm<kernels::Device, A>&) {}
+[[maybe_unused]] void finish_segments(HasAll&, const kernels::FinishSegments<kernels::Device, A>&) {}
+[[maybe_unused]] void decode_step(HasAll&, const kernels::DecodeStep<kernels::Device, A>&) {}
+bool token_rows_pay(const HasAll&, std::int64_t rows, std::int64_t /*dim*/) { return rows > 8; }
+
+struct Chosen {
+  const char* what;
+  std::vector<Batch> batches;
+  Chunk chunk;
+  Path path;
+  Path without = Path::kReference;  // where the kernels do not take the model
+};
+Batch batch(std::int64_t first_row, std::int64_t sequences, std::int64_t tokens) {
+  return {.first_row = first_row, .sequences = sequences, .tokens = tokens};
+}
+
+TEST(ChoosePath, TakesTheFastestThatMayBeTaken) {
+  const Chunk step{.is_step = true, .options = {}}, exact{.options = {}}, sweeps{.options = {.sweeps = true}};
+  const Chunk packed{.packed = true, .options = {.sweeps = true}}, gaps{.packed = true, .options = {}};
+  const Chosen cases[] = {
+      {"a step of few side by side", {batch(0, 3, 1)}, step, Path::kWholeStep},
+      {"a step of many side by side", {batch(0, 64, 1)}, step, Path::kWholeStep, Path::kRows},
+      {"a step of few apart", {batch(0, 1, 1), batch(1, 1, 1)}, step, Path::kRows, Path::kRows},
+      {"a chunk of a token of each", {batch(0, 9, 1)}, sweeps, Path::kRows, Path::kRows},
+      {"few tokens side by side", {batch(0, 8, 1)}, exact, Path::kReference},
+      {"tokens with a gap between", {batch(0, 1, 1), batch(2, 1, 1)}, gaps, Path::kTogether, Path::kTogether},
+      {"packed runs", {batch(0, 1, 40), batch(41, 1, 7)}, packed, Path::kPacked, Path::kPacked},
+      {"one packed run", {batch(0, 1, 40)}, packed, Path::kSegments},
+      {"runs by exact steps", {batch(0, 1, 40), batch(40, 1, 7)}, exact, Path::kTogether, Path::kTogether},
+      {"runs by sweeps, not packed", {batch(0, 1, 40), batch(40, 1, 7)}, sweeps, Path::kSegments},
+      {"a run of 16 tokens", {batch(0, 2, 16)}, sweeps, Path::kSegments},
+      {"a run of 15 tokens", {batch(0, 2, 15)}, sweeps, Path::kReference}};
+  for (const Chosen& c : cases) {
+    for (const bool fits : {true, false}) {
+      const auto choose = [&](Path forced) {
+        Chunk chunk = c.chunk;
+        chunk.batches = c.batches, chunk.options.path = forced;
+        const auto fit = [&](const Batch& /*b*/) { return fits; };
+        return choose_path<HasAll, A>({}, 64, {}, chunk, fit, fit);
+      };
+      const Path want = fits ? c.path : c.without;
+      EXPECT_EQ(choose(Path::kAny), want) << c.what << ", fits: " << fits;
+      EXPECT_EQ(choose(want), want) << c.what << ", forced";
+      EXPECT_EQ(choose(Path::kReference), Path::kReference) << c.what << ", forced to the reference";
+    }
+  }
+}
+
+TEST(ChoosePath, KeepsToWhatTheBackendHas) {
+  using OnCpu = PathOps<kernels::Cpu, float>;
+  EXPECT_TRUE(OnCpu::kTogether);
+  EXPECT_FALSE(OnCpu::kPacked || OnCpu::kRows || OnCpu::kSegments || OnCpu::kWholeStep);
+}
+
+}  // namespace
+}  // namespace mmrec::models
