@@ -4,26 +4,9 @@
 # always: the benches measure what the shared library does not show, and a program runs without being told where a
 # library is. What the shared library shows is what the headers mark (mmrec/export.h); the version script keeps in what
 # its dependencies and templates would add.
-set(mmrec_public_headers
-  engine/include/mmrec/errors.h
-  engine/include/mmrec/evaluation.h
-  engine/include/mmrec/export.h
-  engine/include/mmrec/generate.h
-  engine/include/mmrec/generator.h
-  engine/include/mmrec/kernels.h
-  engine/include/mmrec/model.h
-  engine/include/mmrec/sampler.h
-  engine/include/mmrec/scorer.h
-  engine/include/mmrec/session.h
-  engine/include/mmrec/computed_with.h
-  engine/include/mmrec/state_file.h
-  engine/include/mmrec/tokenizer.h
-  ${PROJECT_BINARY_DIR}/include/mmrec/version.h
-  models/include/mmrec/model_info.h
-  models/include/mmrec/precision.h
-  models/include/mmrec/prefill.h
-  models/include/mmrec/variant_options.h
-  kernels/include/mmrec/sampler_options.h)
+file(GLOB mmrec_public_headers CONFIGURE_DEPENDS
+  engine/include/mmrec/*.h models/include/mmrec/*.h kernels/include/mmrec/*.h)
+list(APPEND mmrec_public_headers ${PROJECT_BINARY_DIR}/include/mmrec/version.h)
 
 # mmrec_static or mmrec_shared; an installed package calls them mmrec::static and mmrec::shared.
 function(mmrec_library kind)
