@@ -1,12 +1,8 @@
-// Any words on a program's command line are refused as wrong usage, or make a command whose numbers lie where they
-// should. The first byte of the input chooses the program; the words follow, a zero byte between two.
+// Any words on a program's command line are refused as wrong usage, or make a command with all numbers in their ranges.
+// The first byte of the input chooses the program. The words follow, with a zero byte between two.
+#include <algorithm>
 #include <cmath>
-#include <cstddef>
-#include <cstdint>
 #include <limits>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "apps/bench/options.h"
 #include "apps/common/cli.h"
@@ -73,14 +69,14 @@ void read_all(const apps::Arguments& arguments, std::span<const apps::Option> op
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  if (size == 0) return 0;
+MMREC_FUZZ(command_line) {
+  if (input.empty()) return;
+  const int program = mmrec::fuzz::take_byte(input) % 4;
   std::vector<std::string> words = {"program"};
-  std::string_view rest = mmrec::fuzz::text_of(data + 1, size - 1);
-  while (!rest.empty() && words.size() < kMostWords) {
-    const std::string_view word = rest.substr(0, rest.find('\0'));
+  while (!input.empty() && words.size() < kMostWords) {
+    const std::string_view word = input.substr(0, input.find('\0'));
     words.emplace_back(word);
-    rest.remove_prefix(std::min(word.size() + 1, rest.size()));
+    input.remove_prefix(std::min(word.size() + 1, input.size()));
   }
   std::vector<const char*> argv;
   for (const std::string& word : words) argv.push_back(word.c_str());
@@ -91,13 +87,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     return apps::Arguments(apps::flags_of(options), positionals, argc, argv.data());
   };
   try {
-    switch (data[0] % 4) {
+    switch (program) {
       case 0:
-        return generate(parsed(apps::generate_option_table(), true)), 0;
+        return generate(parsed(apps::generate_option_table(), true));
       case 1:
-        return ppl(parsed(apps::ppl_option_table(), true)), 0;
+        return ppl(parsed(apps::ppl_option_table(), true));
       case 2:
-        return read_all(parsed(apps::merge_option_table(), true), apps::merge_option_table()), 0;
+        return read_all(parsed(apps::merge_option_table(), true), apps::merge_option_table());
       default:
         const apps::Arguments arguments = parsed(apps::bench_option_table(), false);
         read_all(arguments, apps::bench_option_table());
@@ -107,5 +103,4 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     mmrec::fuzz::require_line(apps::printable(error.what()));
   } catch (const apps::RejectedFile&) {  // there is no bundled model
   }
-  return 0;
 }

@@ -5,18 +5,10 @@
 // are made here: numbers near zero with the fourth part over the first of them. With an index the same file has two
 // names.
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <map>
 #include <new>
-#include <stdexcept>
-#include <string>
-#include <string_view>
 #include <system_error>
-#include <vector>
 
 #include "engine/session/access.h"
 #include "mmrec/errors.h"
@@ -133,9 +125,9 @@ void run(const fs::path& folder) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+MMREC_FUZZ(folder) {
   static Folder folder;
-  const auto parts = mmrec::fuzz::parts_of(mmrec::fuzz::text_of(data, size), 5);
+  const auto parts = mmrec::fuzz::parts_of(input, 5);
   const std::string weights = safetensors(parts[1], parts[3]);
   folder.put("config.json", parts[0]);
   folder.put("model.safetensors", parts[2].empty() ? weights : std::string());
@@ -153,5 +145,4 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   } catch (const std::runtime_error& error) {
     mmrec::fuzz::require_line(error.what());
   }
-  return 0;
 }

@@ -1,11 +1,15 @@
-// What harnesses share. A promise that does not hold ends the process, which is what a fuzzer and the tests see.
+// What harnesses share. A broken promise ends the process, which the fuzzer and the tests see.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <optional>
 #include <span>
+#include <stdexcept>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -13,12 +17,24 @@
 
 namespace mmrec::fuzz {
 
-inline void require(bool holds) {
-  if (!holds) std::abort();
+using Harness = void (*)(std::string_view input);
+
+/// The harnesses of this program, by their subjects.
+inline std::map<std::string, Harness>& harnesses() {
+  static std::map<std::string, Harness> all;
+  return all;
 }
 
-inline std::string_view text_of(const std::uint8_t* data, std::size_t size) {
-  return {reinterpret_cast<const char*>(data), size};
+/// MMREC_FUZZ(subject) { ... } defines and registers the harness of a subject; its body sees the bytes `input`.
+/// CMake finds the subjects by this macro at the beginning of a line.
+#define MMREC_FUZZ(subject)                                              \
+  static void fuzz_##subject(std::string_view input);                    \
+  [[maybe_unused]] static const bool fuzz_##subject##_is_there =         \
+      mmrec::fuzz::harnesses().emplace(#subject, fuzz_##subject).second; \
+  static void fuzz_##subject(std::string_view input)
+
+inline void require(bool holds) {
+  if (!holds) std::abort();
 }
 
 /// A message of ours is one line.
@@ -26,7 +42,25 @@ inline void require_line(std::string_view message) {
   require(!message.empty() && message.find('\n') == std::string_view::npos);
 }
 
-/// The input cut at zero bytes into `count` parts: the last one has the rest, those that are missing are empty.
+/// What `read` returns, or nothing if it refuses the input by one line.
+template <class Error = std::runtime_error, class Read>
+auto accepted(const Read& read) -> std::optional<decltype(read())> {
+  try {
+    return read();
+  } catch (const Error& error) {
+    require_line(error.what());
+    return std::nullopt;
+  }
+}
+
+/// Takes the first byte of the input, which chooses what the rest is.
+inline std::uint8_t take_byte(std::string_view& input) {
+  const auto byte = static_cast<std::uint8_t>(input.front());
+  input.remove_prefix(1);
+  return byte;
+}
+
+/// The input cut at zero bytes into `count` parts: the last one has the rest, missing ones are empty.
 inline std::vector<std::string_view> parts_of(std::string_view input, std::size_t count) {
   std::vector<std::string_view> parts(count);
   for (std::size_t i = 0; i + 1 < count; ++i) {
@@ -39,8 +73,7 @@ inline std::vector<std::string_view> parts_of(std::string_view input, std::size_
   return parts;
 }
 
-/// Sealed bytes (engine/session/sealed_bytes.h) with their size and checksum made good, so that what lies behind is
-/// reached.
+/// Sealed bytes (engine/session/sealed_bytes.h) with correct size and checksum, so that the reader gets past them.
 inline std::vector<std::byte> sealed(std::span<const std::byte> input) {
   constexpr std::size_t kSizeAt = 16, kLeast = 32, kNumber = 8;
   std::vector<std::byte> bytes(input.begin(), input.end());

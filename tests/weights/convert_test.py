@@ -70,6 +70,7 @@ class FixturesTest(ConvertCase):
         self.assertEqual(json.loads((self.out / "config.json").read_text())["num_heads"], 4)
 
     def test_format_from_before_1_6_is_refused_with_the_remedy(self):
+        """The fixture is the beginning of a file of torch.save: all its pickles and the first numbers."""
         self.assert_refused(UPSTREAM / "mdi/checkpoint_legacy.pt", 3, "before 1.6", "torch.save(torch.load(")
 
     def test_number_of_heads_is_asked_for(self):
