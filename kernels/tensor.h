@@ -30,6 +30,9 @@ enum class DType : std::uint8_t { kF32, kF16, kBF16 };
 /// Bytes of one element.
 constexpr std::size_t size_of(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
 
+/// X(T) for every storage type: explicit instantiations.
+#define MMREC_FOR_EACH_TYPE(X) X(float) X(Float16) X(BFloat16)
+
 /// bfloat16: the upper half of an IEEE binary32.
 struct BFloat16 {
   std::uint16_t bits;

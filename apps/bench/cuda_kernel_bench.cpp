@@ -26,13 +26,12 @@
 #include "apps/bench/kernels.h"
 #include "apps/common/cli.h"
 #include "apps/common/output.h"
-#include "kernels/cuda/gemm/choose.h"
-#include "kernels/cuda/logprobs/choose.h"
-#include "kernels/cuda/recurrence/sweep.h"
+#include "kernels/cuda/gemm/algo.h"
+#include "kernels/cuda/logprobs/algo.h"
+#include "kernels/cuda/recurrence/algo.h"
 #include "kernels/cuda/runtime/cublaslt.h"
 #include "kernels/cuda/runtime/cuda.h"
-#include "kernels/cuda/runtime/graph.h"
-#include "kernels/cuda/scan/choose.h"
+#include "kernels/cuda/scan/algo.h"
 
 namespace mmrec::apps {
 namespace {
@@ -61,10 +60,10 @@ constexpr const char* kTypeName = std::is_same_v<T, float>     ? "fp32"
                                   : std::is_same_v<T, Float16> ? "fp16"
                                                                : "bf16";
 
-constexpr std::pair<ScanWay, const char*> kScanWays[] = {{ScanWay::kLoad, "load"},
-                                                         {ScanWay::kStaged, "staged"},
-                                                         {ScanWay::kColumns, "columns"},
-                                                         {ScanWay::kGroups, "groups"}};
+constexpr std::pair<ScanAlgo, const char*> kScanAlgos[] = {{ScanAlgo::kLoad, "load"},
+                                                           {ScanAlgo::kStaged, "staged"},
+                                                           {ScanAlgo::kColumns, "columns"},
+                                                           {ScanAlgo::kGroups, "groups"}};
 
 /// What one second holds at best: bytes or floating-point operations of `work`.
 struct Bound {
@@ -289,28 +288,31 @@ class Bench {
       const auto to = [&](std::int64_t i) {
         return SequenceView<T, Device>(h.data() + i % n * count, batch, time, dim);
       };
-      ways_of(fmt::format("decay_scan {}", kTypeName<T>), shape, 3.0 * bytes,
-              [&](std::int64_t i) { return DecayScan<T, Device>{.log_a = in(log_a, i), .b = in(b, i), .h = to(i)}; });
-      ways_of(fmt::format("exp_product_scan {}", kTypeName<T>), shape, 2.0 * bytes,
-              [&](std::int64_t i) { return ExpProductScan<T, Device>{.gamma = in(gamma, i), .y = to(i)}; });
-      ways_of(fmt::format("logsumexp_scan {}", kTypeName<T>), shape, 2.0 * bytes,
-              [&](std::int64_t i) { return LogSumExpScan<T, Device>{.x = in(b, i), .y = to(i)}; });
+      algos_of(fmt::format("decay_scan {}", kTypeName<T>), shape, 3.0 * bytes, [&](std::int64_t i, auto... algo) {
+        return decay_scan(cuda_, DecayScan<T, Device>{.log_a = in(log_a, i), .b = in(b, i), .h = to(i)}, algo...);
+      });
+      algos_of(fmt::format("exp_product_scan {}", kTypeName<T>), shape, 2.0 * bytes, [&](std::int64_t i, auto... algo) {
+        return exp_product_scan(cuda_, ExpProductScan<T, Device>{.gamma = in(gamma, i), .y = to(i)}, algo...);
+      });
+      algos_of(fmt::format("logsumexp_scan {}", kTypeName<T>), shape, 2.0 * bytes, [&](std::int64_t i, auto... algo) {
+        return logsumexp_scan(cuda_, LogSumExpScan<T, Device>{.x = in(b, i), .y = to(i)}, algo...);
+      });
     }
   }
 
-  /// Every way that takes op(i).
-  template <class Op>
-  void ways_of(const std::string& scan, const std::string& shape, double bytes, const Op& op) {
-    const ScanWay chosen = scan_by(cuda_, op(0));
-    for (const auto& [way, name] : kScanWays) {
+  /// Every algorithm that takes the operands of run(i, algo).
+  template <class Run>
+  void algos_of(const std::string& scan, const std::string& shape, double bytes, const Run& run) {
+    const ScanAlgo chosen = run(0);
+    for (const auto& [algo, name] : kScanAlgos) {
       try {
-        scan_by(cuda_, op(0), way);
+        run(0, algo);
       } catch (const std::invalid_argument&) {
         continue;  // not for this shape
       }
       measure(
-          fmt::format("{} by {}", scan, name), shape, bytes, copy(),
-          [&](std::int64_t i) { scan_by(cuda_, op(i), way); }, way == chosen ? "chosen" : "");
+          fmt::format("{} by {}", scan, name), shape, bytes, copy(), [&](std::int64_t i) { run(i, algo); },
+          algo == chosen ? "chosen" : "");
     }
   }
 
@@ -386,11 +388,11 @@ class Bench {
       row.note = fmt::format("{:.3f} x the product alone", row.bound_rate / row.rate);
     };
     time(names[0], [&](std::int64_t) { hidden_logprobs(cuda_, op); });
-    time(names[1], [&](std::int64_t) { hidden_logprobs_by(cuda_, HiddenLogprobsWay::kByTiles, op); });
+    time(names[1], [&](std::int64_t) { hidden_logprobs(cuda_, op, HiddenLogprobsAlgo::kByTiles); });
     if (gemm_sm90_supported(cuda_, op.hidden, op.head)) {
       time(names[2], [&](std::int64_t) {
-        linear_by(cuda_, LinearWay::kManyRows,
-                  Linear<Device, BFloat16>{.x = op.hidden, .weight = op.head, .y = {result_.data(), n, vocab}});
+        linear(cuda_, Linear<Device, BFloat16>{.x = op.hidden, .weight = op.head, .y = {result_.data(), n, vocab}},
+               LinearAlgo::kManyRows);
       });
     }
   }
@@ -490,8 +492,7 @@ class Bench {
       }
       if (wanted("gemm_sm90 layer bf16") && gemm_sm90_supported(cuda_, job.x, job.weight)) {
         measure("gemm_sm90 layer bf16", shape, flops, product(), [&](std::int64_t) {
-          linear_by(cuda_, LinearWay::kManyRows,
-                    Linear<Device, BFloat16>{.x = job.x, .weight = job.weight, .y = job.y});
+          linear(cuda_, Linear<Device, BFloat16>{.x = job.x, .weight = job.weight, .y = job.y}, LinearAlgo::kManyRows);
         });
       }
     }
@@ -511,17 +512,17 @@ class Bench {
       const Linear<Device, BFloat16> job{
           .x = {x.data(), rows, in}, .weight = {w.data(), DType::kBF16, out, in}, .y = {y.data(), rows, out}};
       const bool sm90 = gemm_sm90_supported(cuda_, job.x, job.weight);
-      const auto time = [&](LinearWay way, const char* name, bool takes) {
+      const auto time = [&](LinearAlgo way, const char* name, bool takes) {
         if (!takes) return;
         const std::string shape = fmt::format("{} x {} x {} by {}", rows, out, in, name);
         measure(
-            kName, shape, static_cast<double>(w.size_bytes()), read(),
-            [&](std::int64_t) { linear_by(cuda_, way, job); }, choose_linear(cuda_, job) == way ? "own" : "");
+            kName, shape, static_cast<double>(w.size_bytes()), read(), [&](std::int64_t) { linear(cuda_, job, way); },
+            choose_linear(cuda_, job) == way ? "own" : "");
       };
-      time(LinearWay::kMatvec, "matvec", rows <= kTileColumns);
-      time(LinearWay::kFewRows, "few_rows", sm90 && rows <= kFewRows);
-      time(LinearWay::kManyRows, "many_rows", sm90);
-      time(LinearWay::kLibrary, "library", true);
+      time(LinearAlgo::kMatvec, "matvec", rows <= kTileColumns);
+      time(LinearAlgo::kFewRows, "few_rows", sm90 && rows <= kFewRows);
+      time(LinearAlgo::kManyRows, "many_rows", sm90);
+      time(LinearAlgo::kLibrary, "library", true);
     }
   }
 
@@ -599,13 +600,13 @@ class Bench {
                                         .gate_bias = w.bias.data(),
                                         .change = change.data(),
                                         .magnitude = change.data() + time};
-      const SweepWay chosen = choose_sweep(cuda_, sweep);
-      if (wanted("gated_sweep_sm90 " + type) && chosen != SweepWay::kProductAndScan) {
-        for (const SweepWay way : {SweepWay::kNarrowTiles, SweepWay::kWideTiles}) {
+      const SweepAlgo chosen = choose_sweep(cuda_, sweep);
+      if (wanted("gated_sweep_sm90 " + type) && chosen != SweepAlgo::kProductAndScan) {
+        for (const SweepAlgo way : {SweepAlgo::kNarrowTiles, SweepAlgo::kWideTiles}) {
           measure(
               "gated_sweep_sm90 " + type, shape, gate_flops * static_cast<double>(time), product(),
               [&](std::int64_t) { gated_sweep_sm90(cuda_, sweep, way); },
-              fmt::format("{} tiles{}", way == SweepWay::kNarrowTiles ? "narrow" : "wide",
+              fmt::format("{} tiles{}", way == SweepAlgo::kNarrowTiles ? "narrow" : "wide",
                           way == chosen ? ", chosen" : ""));
         }
       }

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "kernels/backend.h"
+#include "kernels/ops.h"
 #include "kernels/tensor.h"
 #include "mmrec/kernels.h"
 
@@ -27,7 +27,7 @@ class KernelBackend {
   static KernelBackend& of(KernelContext& context) { return *context.backend_; }
 };
 
-/// The ops of kernels/backend.h on any backend: arguments without types become views with types. An op is found by its
+/// The ops of kernels/ops.h on any backend: arguments without types become views with types. An op is found by its
 /// arguments, so the backend need only be declared where this is used.
 template <class Backend>
 class KernelsOn : public KernelBackend {

@@ -1,4 +1,4 @@
-// The CPU backend: threads, scratch and every op of kernels/backend.h.
+// The CPU backend: threads, scratch and every op of kernels/ops.h.
 //
 // All but the products of whole row tiles are vectorised for AVX-512, AVX2 and plain C++ (simd.h) and picked once per
 // process by the processor's features. Whole row tiles go through oneDNN in fixed shapes, every other row through one
@@ -13,11 +13,10 @@
 #include <span>
 #include <string_view>
 
-#include "kernels/backend.h"
-#include "kernels/bank.h"
 #include "kernels/cpu/host_memory.h"
 #include "kernels/cpu/row_tile.h"
 #include "kernels/cpu/thread_pool.h"
+#include "kernels/ops.h"
 
 namespace mmrec::kernels {
 

@@ -49,8 +49,9 @@ void hidden_logprobs(Cpu& cpu, const HiddenLogprobs<Host>& op) {
   check_targets(op);
   const std::int64_t n = op.hidden.rows, dim = op.hidden.cols, vocab = op.head.rows;
   if (n == 0 || vocab == 0) return;
-  // A head too wide for any panel leaves all rows to the matrix-vector kernel. The stripes do not ask what is ragged.
-  const bool tiles = !op.ragged && panel_rows(dim) != 0;
+  // A head too wide for any panel leaves all rows to the matrix-vector kernel. The stripes do not depend on
+  // force_row_kernel.
+  const bool tiles = !op.force_row_kernel && panel_rows(dim) != 0;
   const std::int64_t panel_height = panel_rows(dim) != 0 ? std::min(kMostPanel, panel_rows(dim)) : kMostPanel;
   const std::int64_t panels = (vocab + panel_height - 1) / panel_height;
   const std::int64_t stripe_panels = std::max(kStripePanels, (panels + kMostStripes - 1) / kMostStripes);

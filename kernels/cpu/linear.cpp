@@ -52,7 +52,7 @@ struct Part {
             unit,     unit * job.weight.cols * kRowTile};
   }
 
-  static Part ragged(const Linear<Host>& job, std::int64_t first) {
+  static Part row_kernel(const Linear<Host>& job, std::int64_t first) {
     const std::int64_t rows = job.x.rows - first;
     const std::int64_t in = std::max<std::int64_t>(job.weight.cols, 1);
     const std::int64_t most = std::clamp<std::int64_t>(kTokensBytes / (in * 4) / kUnit * kUnit, kUnit, 10 * kUnit);
@@ -78,10 +78,10 @@ template <class Visit>
 void for_each_part(std::span<const Linear<Host>> jobs, Visit&& visit) {
   for (const Linear<Host>& job : jobs) {
     if (job.weight.rows == 0) continue;
-    const bool tiles = !job.ragged && job.weight.cols != 0 && panel_rows(job.weight.cols) != 0;
+    const bool tiles = !job.force_row_kernel && job.weight.cols != 0 && panel_rows(job.weight.cols) != 0;
     const std::int64_t whole = tiles ? job.x.rows / kRowTile * kRowTile : 0;
     if (whole != 0) visit(Part::tiles(job, whole));
-    if (whole != job.x.rows) visit(Part::ragged(job, whole));
+    if (whole != job.x.rows) visit(Part::row_kernel(job, whole));
   }
 }
 

@@ -19,7 +19,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "kernels/backend.h"
+#include "kernels/ops.h"
 
 namespace mmrec::kernels {
 

@@ -14,7 +14,7 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/backend.h"
+#include "kernels/ops.h"
 #include "kernels/tensor.h"
 
 namespace mmrec::kernels {

@@ -15,7 +15,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/backend.h"
+#include "kernels/ops.h"
 #include "models/mmrec/choose_path.h"
 #include "models/mmrec/terms.h"
 #include "models/runtime/executor.h"

@@ -7,8 +7,7 @@
 #include <span>
 #include <type_traits>
 
-#include "kernels/backend.h"
-#include "kernels/packed_runs.h"
+#include "kernels/ops.h"
 #include "models/mmrec/decode_step.h"
 #include "models/mmrec/finish_segments.h"
 #include "models/runtime/executor.h"

@@ -9,8 +9,7 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/backend.h"
-#include "kernels/packed_runs.h"
+#include "kernels/ops.h"
 #include "models/mmrec/mmrec.h"
 #include "models/mmrec/workspace.h"
 #include "models/runtime/executor.h"
@@ -234,7 +233,7 @@ class BlockTerms {
   template <class Y>
   typename Work::template Job<Y> job(Matrix<const A> x, const kernels::WeightView<Space>& weight, const float* bias,
                                      Matrix<Y> y, kernels::Activation activation = kernels::Activation::kNone) {
-    return {.x = x, .weight = weight, .bias = bias, .y = y, .activation = activation, .ragged = work.ragged};
+    return {.x = x, .weight = weight, .bias = bias, .y = y, .activation = activation, .force_row_kernel = work.ragged};
   }
   kernels::BlockResidual<Space, A> residual(const Batch& b, const Piece& piece) {
     const Sequence<float> x = Work::times(work.x(b), piece);

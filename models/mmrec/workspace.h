@@ -11,8 +11,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "kernels/backend.h"
 #include "kernels/cpu/cpu.h"  // ops are called by their qualified names, which some backend must have declared
+#include "kernels/ops.h"
 #include "models/mmrec/config.h"
 #include "models/mmrec/state.h"
 #include "models/runtime/schedule.h"
@@ -213,7 +213,7 @@ class Workspace {
   /// A product over rows of the chunk at hand. Who has several at once says himself that they are ragged.
   template <class Y>
   void linear(Job<Y> job) {
-    job.ragged = ragged;
+    job.force_row_kernel = ragged;
     kernels::linear(backend, std::span<const Job<Y>>(&job, 1));
   }
   /// y = act(x Wᵀ + bias) + scale * residual over all rows: one product, or one per sequence where the rows of two
@@ -223,7 +223,7 @@ class Workspace {
     const auto apply = [&](const auto& rows_of) {
       job.x = rows_of(x), job.y = rows_of(y);
       if (residual.data != nullptr) job.residual = rows_of(residual);
-      job.ragged = ragged;
+      job.force_row_kernel = ragged;
       return job;
     };
     if (is_matrix(x) && is_matrix(y) && is_matrix(residual)) {

@@ -162,7 +162,7 @@ class Net100m {
   void predict(Matrix<A> from, Matrix<float> logits) { linear<float>({.x = from, .weight = view_.head, .y = logits}); }
   template <class Y>
   void linear(kernels::Linear<Space, A, Y> job) {
-    job.ragged = ragged_;
+    job.force_row_kernel = ragged_;
     kernels::linear(backend_, std::span<const kernels::Linear<Space, A, Y>>(&job, 1));
   }
 

@@ -17,7 +17,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/backend.h"
+#include "kernels/ops.h"
 #include "models/mmrec_jax/mmrec_jax.h"
 #include "models/mmrec_jax/workspace.h"
 
@@ -151,7 +151,7 @@ class Block {
         job.x = job.x.middle_rows(piece.first, piece.rows);
         job.y = job.y.middle_rows(piece.first, piece.rows);
         if (job.residual.data != nullptr) job.residual = job.residual.middle_rows(piece.first, piece.rows);
-        job.ragged = piece.ragged;
+        job.force_row_kernel = piece.ragged;
         all.push_back(job);
       }
     }

@@ -9,8 +9,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "kernels/bank.h"
 #include "kernels/cpu/cpu.h"  // ops are called by their qualified names, which some backend must have declared
+#include "kernels/ops.h"
 #include "models/mmrec_jax/config.h"
 #include "models/mmrec_jax/state.h"
 #include "models/runtime/executor.h"

@@ -9,9 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/backend.h"
 #include "kernels/cpu/cpu.h"  // ops are called by their qualified names, which some backend must have declared
-#include "kernels/packed_runs.h"
+#include "kernels/ops.h"
 #include "models/runtime/executor.h"
 #include "models/runtime/schedule.h"
 #include "models/runtime/tables.h"
@@ -213,7 +212,7 @@ class Forward {
   }
 
   void predict(Matrix<A> hidden, Matrix<float> logits) {
-    const Job job{.x = hidden, .weight = net_.head(), .y = logits, .ragged = ragged_};
+    const Job job{.x = hidden, .weight = net_.head(), .y = logits, .force_row_kernel = ragged_};
     kernels::linear(backend_, std::span<const Job>(&job, 1));
   }
 
@@ -320,7 +319,7 @@ class Forward {
                                                                            .head = net_.head(),
                                                                            .targets = tokens_.data() + first,
                                                                            .logprobs = logprobs_.data() + first,
-                                                                           .ragged = ragged});
+                                                                           .force_row_kernel = ragged});
     };
     if constexpr (requires(Net & net) { net.pieces(); }) {  // whose whole tiles begin with runs
       for (const auto& piece : net_.pieces()) score_rows(piece.first, piece.rows, piece.ragged);

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/bank.h"
+#include "kernels/ops.h"
 #include "tests/kernels/test_util.h"
 
 namespace mmrec::kernels::test {

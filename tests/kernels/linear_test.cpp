@@ -200,7 +200,7 @@ TEST(LinearTest, BitsDependOnNeitherThreadsNorCutsOutsideTiles) {
         Linear<Host> job = job_of(x, w, y, n);
         job.bias = bias.data();
         job.activation = Activation::kGelu;
-        job.ragged = ragged;
+        job.force_row_kernel = ragged;
         for (std::int64_t first = 0; first < n; first += count) {
           Linear<Host> part = job;
           part.x = job.x.middle_rows(first, std::min(count, n - first));

@@ -1,4 +1,4 @@
-// Attention of one head to banks of past states (kernels/bank.h).
+// Attention of one head to banks of past states (kernels/ops.h).
 //
 // A row of its own, kSplit: a block has a part of the bank's written rows for one row of q, tile by tile, with the
 // (max, sum) monoid and the weighted values; a second kernel merges the parts and counts the unwritten rows. Bytes: the
@@ -7,7 +7,7 @@
 // Many rows, kProducts: scores = q Bankᵀ and P Bank are products as any other, so `linear` has them, of several runs a
 // launch. A kernel before rounds a run's bank to A, as it lies and transposed; one between them makes P of the scores.
 // Bytes of a run beside the products': 4 + 4 sizes of A per element of the bank, 4 + 2 sizes of A per score.
-#include "kernels/cuda/attention/bank.h"
+#include "kernels/cuda/attention/algo.h"
 
 #include <array>
 #include <stdexcept>
@@ -449,18 +449,13 @@ void by_products(Cuda& cuda, const BankAttention<Device, A>& op, std::int64_t fe
 }  // namespace
 
 template <class A>
-void bank_attention_by(Cuda& cuda, BankWay way, const BankAttention<Device, A>& op) {
+void bank_attention(Cuda& cuda, const BankAttention<Device, A>& op, BankAlgo algo) {
   if (op.runs.count == 0 || op.q.cols == 0) return;
-  const std::int64_t few = way == BankWay::kSplit      ? op.runs.most_rows
-                           : way == BankWay::kProducts ? 0
-                                                       : kLeastProductRows - 1;
+  const std::int64_t few = algo == BankAlgo::kSplit      ? op.runs.most_rows
+                           : algo == BankAlgo::kProducts ? 0
+                                                         : kLeastProductRows - 1;
   if (few > 0) by_splits(cuda, op, few);
   if (op.runs.most_rows > few) by_products(cuda, op, few);
-}
-
-template <class A>
-void bank_attention(Cuda& cuda, const BankAttention<Device, A>& op) {
-  bank_attention_by(cuda, BankWay::kAuto, op);
 }
 
 std::size_t bank_scratch_bytes(const Cuda& /*cuda*/, std::int64_t runs, std::int64_t rows, std::int64_t slots,
@@ -469,12 +464,7 @@ std::size_t bank_scratch_bytes(const Cuda& /*cuda*/, std::int64_t runs, std::int
   return ProductPlace(rows, slots, dim, element).bytes * static_cast<std::size_t>(std::min(runs, kMostRuns));
 }
 
-#define MMREC_INSTANTIATE(A)                                                        \
-  template void bank_attention_by(Cuda&, BankWay, const BankAttention<Device, A>&); \
-  template void bank_attention(Cuda&, const BankAttention<Device, A>&);
-MMREC_INSTANTIATE(float)
-MMREC_INSTANTIATE(BFloat16)
-MMREC_INSTANTIATE(Float16)
-#undef MMREC_INSTANTIATE
+#define MMREC_INSTANTIATE(A) template void bank_attention(Cuda&, const BankAttention<Device, A>&, BankAlgo);
+MMREC_FOR_EACH_TYPE(MMREC_INSTANTIATE)
 
 }  // namespace mmrec::kernels

@@ -19,7 +19,7 @@
 #include <bit>
 #include <cmath>
 
-#include "kernels/cuda/attention/choose.h"
+#include "kernels/cuda/attention/algo.h"
 #include "kernels/cuda/attention/softmax.cuh"
 #include "kernels/cuda/rows/rows.cuh"
 #include "kernels/cuda/warp.cuh"
@@ -346,11 +346,11 @@ __global__ void __launch_bounds__(kThreads) attend_any(const __grid_constant__ A
 
 /// kValues channels a lane, of `lanes`.
 template <int kValues, class A>
-void attend(const Cuda& cuda, AttentionWay way, Attention<A> given, int lanes) {
+void attend(const Cuda& cuda, AttentionAlgo algo, Attention<A> given, int lanes) {
   const MemoryAttention<Device, A>& op = given.op;
   const int width = lanes * kValues;
   given.spread = {lanes, width, std::max(kChunkFloats / width, kBatch), kTileFloats / width};
-  if (way == AttentionWay::kTile) {
+  if (algo == AttentionAlgo::kTile) {
     const std::int64_t tokens = kThreads / lanes * (kValues <= 16 ? 2 : 1);
     const dim3 grid(static_cast<unsigned>(op.q.batch * ceil_div(op.q.time, tokens)), static_cast<unsigned>(op.heads));
     return launch(cuda.stream(), overlapping(cuda, grid, dim3(kThreads)), attend_tile<A, kValues>, given);
@@ -364,48 +364,43 @@ void attend(const Cuda& cuda, AttentionWay way, Attention<A> given, int lanes) {
 }  // namespace
 
 template <class A>
-AttentionWay choose_attention(const MemoryAttention<Device, A>& op) {
+AttentionAlgo choose_attention(const MemoryAttention<Device, A>& op) {
   const std::int64_t d = op.q.dim / op.heads;
   if (d > kMostWidth || d % kGroup != 0 || !takes_vectors(op.q) || !takes_vectors(op.slots) || !takes_vectors(op.out)) {
-    return AttentionWay::kAny;
+    return AttentionAlgo::kAny;
   }
-  return op.q.time >= kManyTokens ? AttentionWay::kTile : AttentionWay::kSplit;
+  return op.q.time >= kManyTokens ? AttentionAlgo::kTile : AttentionAlgo::kSplit;
 }
 
 namespace {
 
 template <class A>
-void attend_by(Cuda& cuda, AttentionWay way, const MemoryAttention<Device, A>& op, const AttendingRun* runs,
+void attend_by(Cuda& cuda, AttentionAlgo algo, const MemoryAttention<Device, A>& op, const AttendingRun* runs,
                std::int64_t offset) {
   const std::int64_t rows = op.q.batch * op.q.time;
   if (rows == 0) return;
-  if (way == AttentionWay::kAuto) way = choose_attention(op);
+  if (algo == AttentionAlgo::kAuto) algo = choose_attention(op);
   const auto d = static_cast<int>(op.q.dim / op.heads);
   const auto scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(d)));
   const Attention<A> given{op, runs, offset, d, scale, {}};
-  if (way == AttentionWay::kAny) {
+  if (algo == AttentionAlgo::kAny) {
     const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(op.heads));
     LaunchConfig config = overlapping(cuda, grid, dim3(kThreads));
     config.shared_bytes = static_cast<std::size_t>(d) * sizeof(float);
     return launch(cuda.stream(), config, attend_any<A>, given);
   }
-  if (d <= 16) return attend<4>(cuda, way, given, 4);
-  if (d <= 32) return attend<8>(cuda, way, given, 4);
+  if (d <= 16) return attend<4>(cuda, algo, given, 4);
+  if (d <= 32) return attend<8>(cuda, algo, given, 4);
   if (d <= 512)
-    return attend<16>(cuda, way, given, std::max(static_cast<int>(std::bit_ceil(static_cast<unsigned>(d))) / 16, 4));
-  attend<32>(cuda, way, given, 32);
+    return attend<16>(cuda, algo, given, std::max(static_cast<int>(std::bit_ceil(static_cast<unsigned>(d))) / 16, 4));
+  attend<32>(cuda, algo, given, 32);
 }
 
 }  // namespace
 
 template <class A>
-void memory_attention_by(Cuda& cuda, AttentionWay way, const MemoryAttention<Device, A>& op) {
-  attend_by(cuda, way, op, nullptr, 0);
-}
-
-template <class A>
-void memory_attention(Cuda& cuda, const MemoryAttention<Device, A>& op) {
-  memory_attention_by(cuda, AttentionWay::kAuto, op);
+void memory_attention(Cuda& cuda, const MemoryAttention<Device, A>& op, AttentionAlgo algo) {
+  attend_by(cuda, algo, op, nullptr, 0);
 }
 
 template <class A>
@@ -417,17 +412,13 @@ void packed_attention(Cuda& cuda, const PackedAttention<Device, A>& op) {
                                  .out = {op.out.data, op.count, op.most_rows, op.out.cols}};
   all.q.time_stride = op.q.stride;
   all.out.time_stride = op.out.stride;
-  attend_by(cuda, AttentionWay::kAuto, all, op.runs, op.offset);
+  attend_by(cuda, AttentionAlgo::kAuto, all, op.runs, op.offset);
 }
 
-#define MMREC_INSTANTIATE(A)                                                                 \
-  template AttentionWay choose_attention(const MemoryAttention<Device, A>&);                 \
-  template void memory_attention_by(Cuda&, AttentionWay, const MemoryAttention<Device, A>&); \
-  template void memory_attention(Cuda&, const MemoryAttention<Device, A>&);                  \
+#define MMREC_INSTANTIATE(A)                                                               \
+  template AttentionAlgo choose_attention(const MemoryAttention<Device, A>&);              \
+  template void memory_attention(Cuda&, const MemoryAttention<Device, A>&, AttentionAlgo); \
   template void packed_attention(Cuda&, const PackedAttention<Device, A>&);
-MMREC_INSTANTIATE(float)
-MMREC_INSTANTIATE(BFloat16)
-MMREC_INSTANTIATE(Float16)
-#undef MMREC_INSTANTIATE
+MMREC_FOR_EACH_TYPE(MMREC_INSTANTIATE)
 
 }  // namespace mmrec::kernels

@@ -21,8 +21,8 @@
 // the row, the weights and the epilogue's operands alone.
 #include <algorithm>
 
+#include "kernels/cuda/gemm/algo.h"
 #include "kernels/cuda/gemm/operands.cuh"
-#include "kernels/cuda/gemm/ways.h"
 #include "kernels/cuda/rows/rows.cuh"
 
 namespace mmrec::kernels {

@@ -1,4 +1,4 @@
-// y = act(x Wᵀ + bias) + residual_scale residual by the ways of choose.h: matvec.cu, few_rows_sm90.cu,
+// y = act(x Wᵀ + bias) + residual_scale residual by the algorithms of algo.h: matvec.cu, few_rows_sm90.cu,
 // many_rows_sm90.cu, and here cuBLASLt.
 //
 // The library. Where no activation follows, the library's product of fp32 results is the whole job: it adds bias and
@@ -14,7 +14,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "kernels/cuda/gemm/ways.h"
+#include "kernels/cuda/gemm/algo.h"
 #include "kernels/cuda/rows/rows.cuh"
 #include "kernels/cuda/runtime/cublaslt.h"
 
@@ -121,27 +121,28 @@ void by_library(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
 }
 
 template <class A, class Y>
-void run(Cuda& cuda, LinearWay way, std::span<const Linear<Device, A, Y>> jobs) {
-  if (way == LinearWay::kMatvec) return matvec(cuda, jobs);
+void run(Cuda& cuda, LinearAlgo algo, std::span<const Linear<Device, A, Y>> jobs) {
+  if (algo == LinearAlgo::kMatvec) return matvec(cuda, jobs);
   if constexpr (sizeof(A) == 2) {
-    if (way == LinearWay::kFewRows) return linear_few_rows_sm90(cuda, jobs);
-    if (way == LinearWay::kManyRows) return linear_many_rows_sm90(cuda, jobs);
+    if (algo == LinearAlgo::kFewRows) return linear_few_rows_sm90(cuda, jobs);
+    if (algo == LinearAlgo::kManyRows) return linear_many_rows_sm90(cuda, jobs);
   }
-  if (way != LinearWay::kLibrary) throw std::invalid_argument("linear: no such way for fp32");
+  if (algo != LinearAlgo::kLibrary) throw std::invalid_argument("linear: no such algorithm for fp32");
   by_library(cuda, jobs);
 }
 
 }  // namespace
 
 template <class A, class Y>
-void linear_by(Cuda& cuda, LinearWay way, std::span<const Linear<Device, A, Y>> jobs) {
-  for (const LinearWay each : {LinearWay::kMatvec, LinearWay::kFewRows, LinearWay::kManyRows, LinearWay::kLibrary}) {
-    if (way != LinearWay::kAuto && way != each) continue;
+void linear(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, LinearAlgo algo) {
+  for (const LinearAlgo each :
+       {LinearAlgo::kMatvec, LinearAlgo::kFewRows, LinearAlgo::kManyRows, LinearAlgo::kLibrary}) {
+    if (algo != LinearAlgo::kAuto && algo != each) continue;
     std::array<Linear<Device, A, Y>, std::max(kMostMatvecJobs, kMostGemmJobs)> batch;
-    const std::size_t most = each == LinearWay::kMatvec ? kMostMatvecJobs : kMostGemmJobs;
+    const std::size_t most = each == LinearAlgo::kMatvec ? kMostMatvecJobs : kMostGemmJobs;
     std::size_t count = 0;
     for (const Linear<Device, A, Y>& job : jobs) {
-      if (job.x.rows == 0 || job.weight.rows == 0 || (way == LinearWay::kAuto && choose_linear(cuda, job) != each)) {
+      if (job.x.rows == 0 || job.weight.rows == 0 || (algo == LinearAlgo::kAuto && choose_linear(cuda, job) != each)) {
         continue;
       }
       batch[count++] = job;
@@ -151,20 +152,10 @@ void linear_by(Cuda& cuda, LinearWay way, std::span<const Linear<Device, A, Y>> 
   }
 }
 
-template <class A, class Y>
-void linear(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
-  linear_by(cuda, LinearWay::kAuto, jobs);
-}
-
-template void linear(Cuda&, std::span<const Linear<Device, float, float>>);
-template void linear_by(Cuda&, LinearWay, std::span<const Linear<Device, float, float>>);
-template void linear(Cuda&, std::span<const Linear<Device, BFloat16, BFloat16>>);
-template void linear_by(Cuda&, LinearWay, std::span<const Linear<Device, BFloat16, BFloat16>>);
-template void linear(Cuda&, std::span<const Linear<Device, BFloat16, float>>);
-template void linear_by(Cuda&, LinearWay, std::span<const Linear<Device, BFloat16, float>>);
-template void linear(Cuda&, std::span<const Linear<Device, Float16, Float16>>);
-template void linear_by(Cuda&, LinearWay, std::span<const Linear<Device, Float16, Float16>>);
-template void linear(Cuda&, std::span<const Linear<Device, Float16, float>>);
-template void linear_by(Cuda&, LinearWay, std::span<const Linear<Device, Float16, float>>);
+template void linear(Cuda&, std::span<const Linear<Device, float, float>>, LinearAlgo);
+template void linear(Cuda&, std::span<const Linear<Device, BFloat16, BFloat16>>, LinearAlgo);
+template void linear(Cuda&, std::span<const Linear<Device, BFloat16, float>>, LinearAlgo);
+template void linear(Cuda&, std::span<const Linear<Device, Float16, Float16>>, LinearAlgo);
+template void linear(Cuda&, std::span<const Linear<Device, Float16, float>>, LinearAlgo);
 
 }  // namespace mmrec::kernels

@@ -17,9 +17,9 @@
 #include <limits>
 #include <type_traits>
 
+#include "kernels/cuda/gemm/algo.h"
 #include "kernels/cuda/gemm/operands.cuh"
 #include "kernels/cuda/gemm/sm90/launch.cuh"
-#include "kernels/cuda/gemm/ways.h"
 #include "kernels/cuda/rows/rows.cuh"
 
 namespace mmrec::kernels {

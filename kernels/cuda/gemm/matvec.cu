@@ -19,8 +19,8 @@
 #include <bit>
 #include <type_traits>
 
+#include "kernels/cuda/gemm/algo.h"
 #include "kernels/cuda/gemm/operands.cuh"
-#include "kernels/cuda/gemm/ways.h"
 #include "kernels/cuda/rows/rows.cuh"
 
 namespace mmrec::kernels {

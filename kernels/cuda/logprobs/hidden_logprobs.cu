@@ -18,8 +18,8 @@
 #include <limits>
 #include <stdexcept>
 
-#include "kernels/cuda/gemm/choose.h"
-#include "kernels/cuda/logprobs/choose.h"
+#include "kernels/cuda/gemm/algo.h"
+#include "kernels/cuda/logprobs/algo.h"
 #include "kernels/cuda/logprobs/hidden_logprobs.cuh"
 #include "kernels/cuda/rows/rows.cuh"
 
@@ -126,7 +126,7 @@ void by_tiles(Cuda& cuda, const HiddenLogprobs<Device, A>& op) {
         const MatrixView<float, Device> logits(buffer, count, words, ceil_div(words, 4) * 4);
         const Linear<Device, A, float> product{
             .x = op.hidden.middle_rows(begin + r, count), .weight = op.head.middle_rows(v, words), .y = logits};
-        linear_by(cuda, few_rows ? LinearWay::kMatvec : LinearWay::kLibrary, product);
+        linear(cuda, product, few_rows ? LinearAlgo::kMatvec : LinearAlgo::kLibrary);
         // The product after this one takes the buffer that the reduction before this one reads.
         if (tiles++ > 0) cuda.join();
         cuda.fork();
@@ -149,36 +149,27 @@ void merge_parts(Cuda& cuda, const LogprobRows& rows, std::int64_t count) {
 }
 
 template <class A>
-HiddenLogprobsWay choose_hidden_logprobs(const Cuda& cuda, const HiddenLogprobs<Device, A>& op) {
+HiddenLogprobsAlgo choose_hidden_logprobs(const Cuda& cuda, const HiddenLogprobs<Device, A>& op) {
   if constexpr (sizeof(A) == 2) {
-    if (gemm_sm90_supported(cuda, op.hidden, op.head)) return HiddenLogprobsWay::kInRegisters;
+    if (gemm_sm90_supported(cuda, op.hidden, op.head)) return HiddenLogprobsAlgo::kInRegisters;
   }
-  return HiddenLogprobsWay::kByTiles;
+  return HiddenLogprobsAlgo::kByTiles;
 }
 
 template <class A>
-void hidden_logprobs_by(Cuda& cuda, HiddenLogprobsWay way, const HiddenLogprobs<Device, A>& op) {
+void hidden_logprobs(Cuda& cuda, const HiddenLogprobs<Device, A>& op, HiddenLogprobsAlgo algo) {
   if (op.hidden.rows == 0 || op.head.rows == 0) return;
-  if (way == HiddenLogprobsWay::kAuto) way = choose_hidden_logprobs(cuda, op);
+  if (algo == HiddenLogprobsAlgo::kAuto) algo = choose_hidden_logprobs(cuda, op);
   if constexpr (sizeof(A) == 2) {
-    if (way == HiddenLogprobsWay::kInRegisters) return hidden_logprobs_sm90(cuda, op);
+    if (algo == HiddenLogprobsAlgo::kInRegisters) return hidden_logprobs_sm90(cuda, op);
   }
-  if (way != HiddenLogprobsWay::kByTiles) throw std::invalid_argument("hidden_logprobs: no such way for fp32");
+  if (algo != HiddenLogprobsAlgo::kByTiles) throw std::invalid_argument("hidden_logprobs: no such algorithm for fp32");
   by_tiles(cuda, op);
 }
 
-template <class A>
-void hidden_logprobs(Cuda& cuda, const HiddenLogprobs<Device, A>& op) {
-  hidden_logprobs_by(cuda, HiddenLogprobsWay::kAuto, op);
-}
-
-#define MMREC_INSTANTIATE(A)                                                                        \
-  template HiddenLogprobsWay choose_hidden_logprobs(const Cuda&, const HiddenLogprobs<Device, A>&); \
-  template void hidden_logprobs_by(Cuda&, HiddenLogprobsWay, const HiddenLogprobs<Device, A>&);     \
-  template void hidden_logprobs(Cuda&, const HiddenLogprobs<Device, A>&);
-MMREC_INSTANTIATE(float)
-MMREC_INSTANTIATE(Float16)
-MMREC_INSTANTIATE(BFloat16)
-#undef MMREC_INSTANTIATE
+#define MMREC_INSTANTIATE(A)                                                                         \
+  template HiddenLogprobsAlgo choose_hidden_logprobs(const Cuda&, const HiddenLogprobs<Device, A>&); \
+  template void hidden_logprobs(Cuda&, const HiddenLogprobs<Device, A>&, HiddenLogprobsAlgo);
+MMREC_FOR_EACH_TYPE(MMREC_INSTANTIATE)
 
 }  // namespace mmrec::kernels

@@ -1,4 +1,4 @@
-// What both ways of hidden_logprobs (choose.h) leave of the logits, and how log-probs are made of it.
+// What both algorithms of hidden_logprobs (algo.h) leave of the logits, and how log-probs are made of it.
 #pragma once
 
 #include "kernels/cuda/logprobs/max_sum.cuh"
@@ -18,7 +18,7 @@ struct LogprobRows {
 /// logprobs[r] −= log Σ over `count` parts. A target beyond the vocabulary gives NaN.
 void merge_parts(Cuda& cuda, const LogprobRows& rows, std::int64_t count);
 
-/// HiddenLogprobsWay::kInRegisters, of rows and a vocabulary that are not empty.
+/// HiddenLogprobsAlgo::kInRegisters, of rows and a vocabulary that are not empty.
 template <class A>
 void hidden_logprobs_sm90(Cuda& cuda, const HiddenLogprobs<Device, A>& op);
 

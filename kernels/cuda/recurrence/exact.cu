@@ -15,7 +15,7 @@
 //
 // Sequences come in groups of 8, the columns of a tile. The order of every sum follows from D alone: bits do not depend
 // on the batch, on the number of blocks or on how tokens are cut into calls.
-// Many sequences' single tokens have a better way, kernels/cuda/rows/norms.cu: here their groups go through the
+// Many sequences' single tokens have a faster op, kernels/cuda/rows/norms.cu: here their groups go through the
 // weights one after the other.
 #include <cuda_runtime.h>
 
@@ -319,8 +319,7 @@ void gated_recurrence(Cuda& cuda, const GatedRecurrence<Device, A>& op) {
   launch(cuda.stream(), config, aligned ? recurrence_kernel<A, true> : recurrence_kernel<A, false>, params);
 }
 
-template void gated_recurrence(Cuda&, const GatedRecurrence<Device, float>&);
-template void gated_recurrence(Cuda&, const GatedRecurrence<Device, BFloat16>&);
-template void gated_recurrence(Cuda&, const GatedRecurrence<Device, Float16>&);
+#define MMREC_INSTANTIATE(A) template void gated_recurrence(Cuda&, const GatedRecurrence<Device, A>&);
+MMREC_FOR_EACH_TYPE(MMREC_INSTANTIATE)
 
 }  // namespace mmrec::kernels

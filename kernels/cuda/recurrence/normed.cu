@@ -1,4 +1,4 @@
-// The recurrence that is normed at every token (kernels/bank.h has its equations), by any operands and on any device:
+// The recurrence that is normed at every token (kernels/ops.h has its equations), by any operands and on any device:
 //   p = (1 − m + γ) ⊙ h₋₁ + m ⊙ z,  m = σ(zm + W h₋₁ + b),  h = clamp(s ⊙ p / √(mean p² + 1e-6), ±100)
 //
 // First tokens without a state, kRows: a block norms a row; 4 bytes an element of zm and h, 2 sizes of A.
@@ -15,8 +15,8 @@
 #include <stdexcept>
 
 #include "kernels/cuda/gemm/tile_product.cuh"
+#include "kernels/cuda/recurrence/algo.h"
 #include "kernels/cuda/recurrence/equations.cuh"
-#include "kernels/cuda/recurrence/normed.h"
 #include "kernels/cuda/rows/rows.cuh"
 #include "kernels/cuda/warp.cuh"
 
@@ -371,41 +371,32 @@ void by_gangs(Cuda& cuda, const NormedRecurrence<Device, A>& op) {
 }  // namespace
 
 template <class A>
-NormedWay choose_normed(const Cuda& cuda, const NormedRecurrence<Device, A>& op) {
-  if (!op.carries && op.runs.most_rows <= 1) return NormedWay::kRows;
+NormedAlgo choose_normed(const Cuda& cuda, const NormedRecurrence<Device, A>& op) {
+  if (!op.carries && op.runs.most_rows <= 1) return NormedAlgo::kRows;
   if constexpr (sizeof(A) == 2) {
-    if (normed_cluster_supported(cuda, op)) return NormedWay::kCluster;
+    if (normed_cluster_supported(cuda, op)) return NormedAlgo::kCluster;
   }
-  return NormedWay::kGang;
+  return NormedAlgo::kGang;
 }
 
 template <class A>
-void normed_recurrence_by(Cuda& cuda, NormedWay way, const NormedRecurrence<Device, A>& op) {
+void normed_recurrence(Cuda& cuda, const NormedRecurrence<Device, A>& op, NormedAlgo algo) {
   if (op.runs.count == 0 || op.runs.most_rows == 0 || op.z.cols == 0) return;
-  if (way == NormedWay::kAuto) way = choose_normed(cuda, op);
-  if (way == NormedWay::kGang) return by_gangs(cuda, op);
+  if (algo == NormedAlgo::kAuto) algo = choose_normed(cuda, op);
+  if (algo == NormedAlgo::kGang) return by_gangs(cuda, op);
   if constexpr (sizeof(A) == 2) {
-    if (way == NormedWay::kCluster) return normed_by_clusters(cuda, op);
+    if (algo == NormedAlgo::kCluster) return normed_by_clusters(cuda, op);
   }
-  if (way != NormedWay::kRows || op.carries || op.runs.most_rows > 1) {
-    throw std::invalid_argument("normed_recurrence: this way does not take the op");
+  if (algo != NormedAlgo::kRows || op.carries || op.runs.most_rows > 1) {
+    throw std::invalid_argument("normed_recurrence: this algorithm does not take the op");
   }
   launch(cuda.stream(), overlapping(cuda, dim3(static_cast<unsigned>(op.runs.count)), dim3(kThreads)),
          normed_rows_kernel<A>, op);
 }
 
-template <class A>
-void normed_recurrence(Cuda& cuda, const NormedRecurrence<Device, A>& op) {
-  normed_recurrence_by(cuda, NormedWay::kAuto, op);
-}
-
-#define MMREC_INSTANTIATE(A)                                                                \
-  template NormedWay choose_normed(const Cuda&, const NormedRecurrence<Device, A>&);        \
-  template void normed_recurrence_by(Cuda&, NormedWay, const NormedRecurrence<Device, A>&); \
-  template void normed_recurrence(Cuda&, const NormedRecurrence<Device, A>&);
-MMREC_INSTANTIATE(float)
-MMREC_INSTANTIATE(BFloat16)
-MMREC_INSTANTIATE(Float16)
-#undef MMREC_INSTANTIATE
+#define MMREC_INSTANTIATE(A)                                                          \
+  template NormedAlgo choose_normed(const Cuda&, const NormedRecurrence<Device, A>&); \
+  template void normed_recurrence(Cuda&, const NormedRecurrence<Device, A>&, NormedAlgo);
+MMREC_FOR_EACH_TYPE(MMREC_INSTANTIATE)
 
 }  // namespace mmrec::kernels

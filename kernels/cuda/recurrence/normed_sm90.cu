@@ -1,4 +1,4 @@
-// The recurrence that is normed at every token, by clusters of 16 blocks (kernels/bank.h has its equations):
+// The recurrence that is normed at every token, by clusters of 16 blocks (kernels/ops.h has its equations):
 //   p = (1 − m + γ) ⊙ h₋₁ + m ⊙ z,  m = σ(zm + W h₋₁ + b),  h = clamp(s ⊙ p / √(mean p² + 1e-6), ±100)
 //
 // A cluster has 8 runs, the columns of the tensor core's tile; runs beyond go to other clusters. A block owns D / 16
@@ -15,8 +15,8 @@
 // Bytes of a token: z, zm, γ and h once, asked for a token ahead; through the cluster 2 D a block and run. Chain of a
 // token: the barrier, operands from shared memory, 4 products of the tensor core, the warps' sums, the gate, the sends.
 #include "kernels/cuda/gemm/tile_product.cuh"
+#include "kernels/cuda/recurrence/algo.h"
 #include "kernels/cuda/recurrence/equations.cuh"
-#include "kernels/cuda/recurrence/normed.h"
 #include "kernels/cuda/rows/rows.cuh"
 #include "kernels/cuda/warp.cuh"
 
@@ -37,11 +37,11 @@ struct Layout {
   static constexpr int kDim = kUnit * kUnits;
   static constexpr int kChannels = 16 * kUnits;
   static constexpr int kRowBytes = padded_row(kDim * 2);
-  static constexpr int kVectorBytes = kNormedColumns * kRowBytes;
+  static constexpr int kVectorBytes = kTileColumns * kRowBytes;
   static constexpr int kSumsPitch = kChannels + 4;  // banks: 8 per column pair
   static constexpr int kSquaresAt = 2 * kVectorBytes;
-  static constexpr int kSumsAt = kSquaresAt + 2 * kNormedColumns * kSquares * 8;
-  static constexpr int kSumsBytes = kParts * kNormedColumns * kSumsPitch * 4;
+  static constexpr int kSumsAt = kSquaresAt + 2 * kTileColumns * kSquares * 8;
+  static constexpr int kSumsBytes = kParts * kTileColumns * kSumsPitch * 4;
   static constexpr int kBarriersAt = kSumsAt + 2 * kSumsBytes;
   static constexpr int kBytes = kBarriersAt + 16;
   static_assert(kBarriersAt % 8 == 0);
@@ -65,8 +65,8 @@ class ClusterRecurrence {
   __device__ void run() {
     hold_weights();
     ptx::wait_for_predecessor();
-    const std::int64_t first = std::int64_t{blockIdx.x / kBlocks} * kNormedColumns;
-    const auto columns = static_cast<int>(min(std::int64_t{kNormedColumns}, op_.runs.count - first));
+    const std::int64_t first = std::int64_t{blockIdx.x / kBlocks} * kTileColumns;
+    const auto columns = static_cast<int>(min(std::int64_t{kTileColumns}, op_.runs.count - first));
     int longest = 0;
     for (int c = 0; c < columns; ++c) longest = max(longest, op_.runs.list[first + c].rows);
     if (longest == 0) return;  // the same for all blocks
@@ -130,12 +130,12 @@ class ClusterRecurrence {
   }
   /// Pairs of floats, the first of which is a sum.
   __device__ float* squares(int buffer, int column) const {
-    return reinterpret_cast<float*>(shared_ + Place::kSquaresAt) + (buffer * kNormedColumns + column) * kSquares * 2;
+    return reinterpret_cast<float*>(shared_ + Place::kSquaresAt) + (buffer * kTileColumns + column) * kSquares * 2;
   }
   /// Of the products with a buffer's vectors: those of the token before may still be read.
   __device__ float* sums(int buffer, int part, int column) const {
     return reinterpret_cast<float*>(shared_ + Place::kSumsAt + buffer * Place::kSumsBytes) +
-           (part * kNormedColumns + column) * Place::kSumsPitch;
+           (part * kTileColumns + column) * Place::kSumsPitch;
   }
   __device__ static float scale_of(float squares) {
     return 1.0F / sqrtf(__fmaf_rn(squares, 1.0F / static_cast<float>(Place::kDim), 1e-6F));
@@ -269,7 +269,7 @@ class ClusterRecurrence {
     }
     const float sum = warp_sum(square);
     if (lane_ < kBlocks) {
-      const int at = Place::kSquaresAt + ((buffer * kNormedColumns + column_) * kSquares + rank_ * 2 + warp_ % 2) * 8;
+      const int at = Place::kSquaresAt + ((buffer * kTileColumns + column_) * kSquares + rank_ * 2 + warp_ % 2) * 8;
       ptx::store_async(there + at, make_uint2(__float_as_uint(sum), 0), arrival);
     }
   }
@@ -292,7 +292,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 template <class A, class Use>
 auto with_kernel(const NormedRecurrence<Device, A>& op, const Use& use) {
   const auto of = [&]<int kUnits>() {
-    const LaunchConfig config{.grid = dim3(static_cast<unsigned>(ceil_div(op.runs.count, kNormedColumns)) * kBlocks),
+    const LaunchConfig config{.grid = dim3(static_cast<unsigned>(ceil_div(op.runs.count, kTileColumns)) * kBlocks),
                               .block = dim3(kThreads),
                               .shared_bytes = Layout<kUnits>::kBytes,
                               .cluster = kBlocks,

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "kernels/cuda/recurrence/sweep.h"
+#include "kernels/cuda/recurrence/algo.h"
 #include "kernels/cuda/runtime/launch.cuh"
 
 namespace mmrec::kernels {

@@ -13,7 +13,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/cuda/recurrence/sweep.h"
+#include "kernels/cuda/recurrence/algo.h"
 #include "kernels/cuda/recurrence/tile.cuh"
 #include "kernels/cuda/rows/rows.cuh"
 
@@ -118,9 +118,6 @@ void gated_scan_first(Cuda& cuda, const GatedScan<Device, A>& op, const float* g
 #define MMREC_INSTANTIATE(A)                                                                                  \
   template void gated_scan_raising(Cuda&, const GatedScan<Device, A>&, const float* bias, const GatedCheck&); \
   template void gated_scan_first(Cuda&, const GatedScan<Device, A>&, const float*, const GatedRuns&);
-MMREC_INSTANTIATE(float)
-MMREC_INSTANTIATE(BFloat16)
-MMREC_INSTANTIATE(Float16)
-#undef MMREC_INSTANTIATE
+MMREC_FOR_EACH_TYPE(MMREC_INSTANTIATE)
 
 }  // namespace mmrec::kernels

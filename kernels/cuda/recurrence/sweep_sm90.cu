@@ -21,7 +21,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/gemm/sm90/launch.cuh"
-#include "kernels/cuda/recurrence/sweep.h"
+#include "kernels/cuda/recurrence/algo.h"
 #include "kernels/cuda/recurrence/tile.cuh"
 #include "kernels/cuda/rows/rows.cuh"
 
@@ -241,9 +241,9 @@ void launch_sweep(Cuda& cuda, const GatedSweep<Device, A>& op, const GatedCheck&
 }  // namespace
 
 template <class A>
-SweepWay choose_sweep(const Cuda& cuda, const GatedSweep<Device, A>& op) {
+SweepAlgo choose_sweep(const Cuda& cuda, const GatedSweep<Device, A>& op) {
   if constexpr (sizeof(A) == 4) {
-    return SweepWay::kProductAndScan;
+    return SweepAlgo::kProductAndScan;
   } else {
     const std::int64_t batch = op.in.z.batch;
     const std::int64_t dim = op.in.z.dim;
@@ -254,17 +254,17 @@ SweepWay choose_sweep(const Cuda& cuda, const GatedSweep<Device, A>& op) {
                             takes_16_bytes(op.in.zm) && takes_16_bytes(op.in.gamma) && takes_16_bytes(op.in.h) &&
                             takes_16_bytes(op.h_rounded_next) &&
                             reinterpret_cast<std::uintptr_t>(op.gate_bias) % 8 == 0;
-    if (!one_kernel) return SweepWay::kProductAndScan;
+    if (!one_kernel) return SweepAlgo::kProductAndScan;
     const GatedFlags wide = sweep_flags<WideSweepTile>(batch, times, dim);
     const bool one_wave = 2 * batch * wide.time_tiles * wide.channel_tiles <= cuda.processors();
-    return one_wave ? SweepWay::kNarrowTiles : SweepWay::kWideTiles;
+    return one_wave ? SweepAlgo::kNarrowTiles : SweepAlgo::kWideTiles;
   }
 }
 
 template <class A>
-void gated_sweep_sm90(Cuda& cuda, const GatedSweep<Device, A>& op, SweepWay way, const GatedCheck& check,
+void gated_sweep_sm90(Cuda& cuda, const GatedSweep<Device, A>& op, SweepAlgo algo, const GatedCheck& check,
                       const SequenceView<A, Device>& settled) {
-  const bool narrow = way == SweepWay::kNarrowTiles;
+  const bool narrow = algo == SweepAlgo::kNarrowTiles;
   if (check.runs.of_row != nullptr) {
     const auto launch = narrow ? &launch_sweep<NarrowSweepTile, true, A> : &launch_sweep<WideSweepTile, true, A>;
     launch(cuda, op, check, settled);
@@ -274,12 +274,12 @@ void gated_sweep_sm90(Cuda& cuda, const GatedSweep<Device, A>& op, SweepWay way,
   }
 }
 
-template SweepWay choose_sweep(const Cuda&, const GatedSweep<Device, float>&);
-template SweepWay choose_sweep(const Cuda&, const GatedSweep<Device, BFloat16>&);
-template SweepWay choose_sweep(const Cuda&, const GatedSweep<Device, Float16>&);
-template void gated_sweep_sm90(Cuda&, const GatedSweep<Device, BFloat16>&, SweepWay, const GatedCheck&,
+template SweepAlgo choose_sweep(const Cuda&, const GatedSweep<Device, float>&);
+template SweepAlgo choose_sweep(const Cuda&, const GatedSweep<Device, BFloat16>&);
+template SweepAlgo choose_sweep(const Cuda&, const GatedSweep<Device, Float16>&);
+template void gated_sweep_sm90(Cuda&, const GatedSweep<Device, BFloat16>&, SweepAlgo, const GatedCheck&,
                                const SequenceView<BFloat16, Device>&);
-template void gated_sweep_sm90(Cuda&, const GatedSweep<Device, Float16>&, SweepWay, const GatedCheck&,
+template void gated_sweep_sm90(Cuda&, const GatedSweep<Device, Float16>&, SweepAlgo, const GatedCheck&,
                                const SequenceView<Float16, Device>&);
 
 }  // namespace mmrec::kernels

@@ -26,7 +26,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "kernels/cuda/recurrence/sweep.h"
+#include "kernels/cuda/recurrence/algo.h"
 #include "kernels/cuda/rows/rows.cuh"
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/runtime/launch.cuh"
@@ -83,7 +83,7 @@ GatedRuns runs_between(const PackedRuns<Device>& runs, std::int64_t begin, std::
 template <class A>
 class Window {
  public:
-  Window(Cuda& cuda, const GatedSweeps<Device, A>& op, const GateInputs<Device, A>& in, std::optional<SweepWay> asked,
+  Window(Cuda& cuda, const GatedSweeps<Device, A>& op, const GateInputs<Device, A>& in, std::optional<SweepAlgo> asked,
          const GatedRuns& runs)
       : cuda_(cuda),
         op_(op),
@@ -94,9 +94,9 @@ class Window {
         magnitude_(op.change + op.gate.rows),
         // Where one kernel does it all, the gates' memory is free. The word comes after it and its row for the carry.
         other_rounded_(reinterpret_cast<A*>(op.gate.data), 1, times_ + 1, in.z.dim),
-        way_(asked.value_or(choose_sweep(cuda, one_sweep(0, 0)))),
-        one_kernel_(way_ != SweepWay::kProductAndScan) {
-    if (one_kernel_ && asked && choose_sweep(cuda, one_sweep(0, 0)) == SweepWay::kProductAndScan) {
+        algo_(asked.value_or(choose_sweep(cuda, one_sweep(0, 0)))),
+        one_kernel_(algo_ != SweepAlgo::kProductAndScan) {
+    if (one_kernel_ && asked && choose_sweep(cuda, one_sweep(0, 0)) == SweepAlgo::kProductAndScan) {
       throw std::invalid_argument("gated_sweeps: one kernel is not for these operands");
     }
   }
@@ -169,7 +169,7 @@ class Window {
   void sweep(std::int64_t first, int index) {
     if constexpr (!std::is_same_v<A, float>) {
       if (one_kernel_)
-        return gated_sweep_sm90(cuda_, one_sweep(first, index), way_, check(first, index), in_.h_rounded);
+        return gated_sweep_sm90(cuda_, one_sweep(first, index), algo_, check(first, index), in_.h_rounded);
     }
     const std::int64_t dim = in_.z.dim;
     SequenceView<float, Device> gate(op_.gate.data, 1, times_, 2 * dim);
@@ -212,19 +212,19 @@ class Window {
   float* const change_;
   float* const magnitude_;
   const SequenceView<A, Device> other_rounded_;  // where every other sweep by one kernel leaves h rounded
-  const SweepWay way_;
+  const SweepAlgo algo_;
   const bool one_kernel_;
 };
 
 }  // namespace
 
 template <class A>
-SweepCounts gated_sweeps_by(Cuda& cuda, const GatedSweeps<Device, A>& op, std::optional<SweepWay> way) {
+SweepCounts gated_sweeps(Cuda& cuda, const GatedSweeps<Device, A>& op, std::optional<SweepAlgo> algo) {
   SweepCounts counts;
   for (std::int64_t b = 0; b < op.in.z.batch; ++b) {
     for (std::int64_t first = 0; first < op.in.z.time; first += op.gate.rows) {
       const std::int64_t times = std::min(op.gate.rows, op.in.z.time - first);
-      Window<A> window(cuda, op, op.in.slice(b, first, times), way, {});
+      Window<A> window(cuda, op, op.in.slice(b, first, times), algo, {});
       if (!window.run(counts)) window.finish_exactly(window.settled(), times);
     }
   }
@@ -232,14 +232,14 @@ SweepCounts gated_sweeps_by(Cuda& cuda, const GatedSweeps<Device, A>& op, std::o
 }
 
 template <class A>
-SweepCounts packed_sweeps_by(Cuda& cuda, const PackedSweeps<Device, A>& op, std::optional<SweepWay> way) {
+SweepCounts packed_sweeps(Cuda& cuda, const PackedSweeps<Device, A>& op, std::optional<SweepAlgo> algo) {
   SweepCounts counts;
   const std::int64_t rows = op.sweeps.in.z.time;
   std::vector<std::int32_t> settled;
   for (std::int64_t first = 0; first < rows; first += op.sweeps.gate.rows) {
     const std::int64_t end = std::min(first + op.sweeps.gate.rows, rows);
     const GatedRuns runs = runs_between(op.runs, first, end);
-    Window<A> window(cuda, op.sweeps, op.sweeps.in.slice(0, first, end - first), way, runs);
+    Window<A> window(cuda, op.sweeps, op.sweeps.in.slice(0, first, end - first), algo, runs);
     if (window.run(counts)) continue;
     settled.resize(op.runs.end_on_host.size());
     cuda.download(op.runs.settled, settled.data(), settled.size());
@@ -255,23 +255,9 @@ SweepCounts packed_sweeps_by(Cuda& cuda, const PackedSweeps<Device, A>& op, std:
   return counts;
 }
 
-template <class A>
-SweepCounts gated_sweeps(Cuda& cuda, const GatedSweeps<Device, A>& op) {
-  return gated_sweeps_by(cuda, op, {});
-}
-template <class A>
-SweepCounts packed_sweeps(Cuda& cuda, const PackedSweeps<Device, A>& op) {
-  return packed_sweeps_by(cuda, op, {});
-}
-
-#define MMREC_INSTANTIATE(A)                                                                             \
-  template SweepCounts gated_sweeps_by(Cuda&, const GatedSweeps<Device, A>&, std::optional<SweepWay>);   \
-  template SweepCounts gated_sweeps(Cuda&, const GatedSweeps<Device, A>&);                               \
-  template SweepCounts packed_sweeps_by(Cuda&, const PackedSweeps<Device, A>&, std::optional<SweepWay>); \
-  template SweepCounts packed_sweeps(Cuda&, const PackedSweeps<Device, A>&);
-MMREC_INSTANTIATE(float)
-MMREC_INSTANTIATE(BFloat16)
-MMREC_INSTANTIATE(Float16)
-#undef MMREC_INSTANTIATE
+#define MMREC_INSTANTIATE(A)                                                                         \
+  template SweepCounts gated_sweeps(Cuda&, const GatedSweeps<Device, A>&, std::optional<SweepAlgo>); \
+  template SweepCounts packed_sweeps(Cuda&, const PackedSweeps<Device, A>&, std::optional<SweepAlgo>);
+MMREC_FOR_EACH_TYPE(MMREC_INSTANTIATE)
 
 }  // namespace mmrec::kernels

@@ -1,4 +1,4 @@
-// What is written to banks of past states, and lists of runs made on the device (kernels/bank.h). Rows of a bank are
+// What is written to banks of past states, and lists of runs made on the device (kernels/ops.h). Rows of a bank are
 // read and written once.
 #include <algorithm>
 

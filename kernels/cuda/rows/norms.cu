@@ -6,7 +6,7 @@
 // before, so it is on its way before that one ends. Squares are summed in fp64, in an order that follows from D alone:
 // within a thread, over the lanes of a warp, over warps in order.
 //
-// The optional ops of kernels/backend.h norm rows of one token each where they are computed; a step of many sequences
+// The optional ops of kernels/ops.h norm rows of one token each where they are computed; a step of many sequences
 // goes through three of them a layer, between products. Beside the norms other blocks do what depends on them for its
 // place in time alone: they round the state that the next products read, and add to the segments' sums.
 //
@@ -397,9 +397,7 @@ bool token_rows_pay(const Cuda& cuda, std::int64_t sequences, std::int64_t dim) 
   template void block_residual(Cuda&, const BlockResidual<Device, A>&);                                            \
   template void packed_residual_norm(Cuda&, const PackedResidualNorm<Device, A>&);                                 \
   template void block_residual_norm(Cuda&, const BlockResidual<Device, A>&, const float*, MatrixView<A, Device>);
-MMREC_INSTANTIATE(float)
-MMREC_INSTANTIATE(BFloat16)
-MMREC_INSTANTIATE(Float16)
+MMREC_FOR_EACH_TYPE(MMREC_INSTANTIATE)
 #undef MMREC_INSTANTIATE
 #define MMREC_INSTANTIATE(A)                                        \
   template void embed_norm(Cuda&, const EmbedNorm<Device, A>&);     \
@@ -407,6 +405,5 @@ MMREC_INSTANTIATE(Float16)
   template void sum_norm(Cuda&, const SumNorm<Device, A>&);
 MMREC_INSTANTIATE(BFloat16)
 MMREC_INSTANTIATE(Float16)
-#undef MMREC_INSTANTIATE
 
 }  // namespace mmrec::kernels

@@ -1,4 +1,4 @@
-// Device, streams, memory and errors.
+// Device, streams, memory, graphs, staged copies and errors.
 #include "kernels/cuda/runtime/cuda.h"
 
 #include <cuda_runtime.h>
@@ -10,7 +10,6 @@
 #include <optional>
 #include <sstream>
 
-#include "kernels/cuda/runtime/architectures.h"
 #include "kernels/cuda/runtime/cublaslt.h"
 #include "kernels/cuda/runtime/launch.cuh"
 
@@ -315,66 +314,23 @@ void Cuda::follow(Cuda& other) {
   check_cuda(cudaStreamWaitEvent(stream(), other.streams_->followed, 0), "cudaStreamWaitEvent");
 }
 
-void Cuda::zero(void* to, std::size_t bytes) {
-  if (bytes != 0) check_cuda(cudaMemsetAsync(to, 0, bytes, stream()), "cudaMemsetAsync");
-}
-
-void Cuda::copy(const void* from, void* to, std::size_t bytes) {
-  if (bytes != 0) {
-    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream()), "cudaMemcpyAsync");
+void Cuda::transfer(const void* from, void* to, std::size_t bytes, std::size_t count, std::size_t from_stride,
+                    std::size_t to_stride, Direction direction) const {
+  const cudaMemcpyKind kind = direction == Direction::kIn    ? cudaMemcpyHostToDevice
+                              : direction == Direction::kOut ? cudaMemcpyDeviceToHost
+                                                             : cudaMemcpyDeviceToDevice;
+  if (bytes != 0 && count == 1) {
+    check_cuda(cudaMemcpyAsync(to, from, bytes, kind, stream()), "cudaMemcpyAsync");
+  } else if (bytes != 0 && count != 0) {
+    check_cuda(cudaMemcpy2DAsync(to, to_stride, from, from_stride, bytes, count, kind, stream()), "cudaMemcpy2DAsync");
   }
-}
-
-void Cuda::copy_in(const void* from, void* to, std::size_t bytes) {
-  if (bytes != 0) {
-    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream()), "cudaMemcpyAsync");
-  }
-}
-
-void Cuda::copy_out(const void* from, void* to, std::size_t bytes) const {
-  if (bytes != 0) {
-    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream()), "cudaMemcpyAsync");
-  }
-  check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
-}
-
-void Cuda::copy_rows_out(const void* from, std::size_t pitch, void* to, std::size_t row_bytes, std::size_t rows) const {
-  check_cuda(cudaMemcpy2DAsync(to, row_bytes, from, pitch, row_bytes, rows, cudaMemcpyDeviceToHost, stream()),
-             "cudaMemcpy2DAsync");
-  check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
-}
-
-namespace {
-
-void copy_pieces(const std::byte* from, std::byte* to, std::size_t stride, std::size_t bytes, std::size_t count,
-                 cudaMemcpyKind kind, cudaStream_t stream) {
-  if (bytes == 0 || count == 0) return;
-  check_cuda(cudaMemcpy2DAsync(to, stride, from, stride, bytes, count, kind, stream), "cudaMemcpy2DAsync");
-}
-
-}  // namespace
-
-void Cuda::upload(const std::byte* from, std::byte* to, std::size_t stride, std::size_t bytes, std::size_t count) {
-  if (count == 1) return copy_in(from, to, bytes);
-  copy_pieces(from, to, stride, bytes, count, cudaMemcpyHostToDevice, stream());
-}
-
-void Cuda::download(const std::byte* from, std::byte* to, std::size_t stride, std::size_t bytes,
-                    std::size_t count) const {
-  if (count == 1) return copy_out(from, to, bytes);
-  copy_pieces(from, to, stride, bytes, count, cudaMemcpyDeviceToHost, stream());
-  check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+  if (direction == Direction::kOut) check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
 }
 
 void Cuda::zero(std::byte* to, std::size_t stride, std::size_t bytes, std::size_t count) {
-  if (count == 1) return zero(to, bytes);
   if (bytes == 0 || count == 0) return;
+  if (count == 1) return check_cuda(cudaMemsetAsync(to, 0, bytes, stream()), "cudaMemsetAsync");
   check_cuda(cudaMemset2DAsync(to, stride, 0, bytes, count, stream()), "cudaMemset2DAsync");
-}
-
-void Cuda::copy(const std::byte* from, std::byte* to, std::size_t stride, std::size_t bytes, std::size_t count) {
-  if (count == 1) return copy(from, to, bytes);
-  copy_pieces(from, to, stride, bytes, count, cudaMemcpyDeviceToDevice, stream());
 }
 
 bool Cuda::is_idle() const {
@@ -384,5 +340,60 @@ bool Cuda::is_idle() const {
 }
 
 void Cuda::synchronize() { check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize"); }
+
+Graph::Graph(Cuda& cuda, const std::function<void()>& ops) {
+  check_cuda(cudaStreamBeginCapture(cuda.stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+  cudaGraph_t graph = nullptr;
+  try {
+    ops();
+  } catch (...) {
+    if (cudaStreamEndCapture(cuda.stream(), &graph) == cudaSuccess) cudaGraphDestroy(graph);
+    cudaGetLastError();
+    throw;
+  }
+  check_cuda(cudaStreamEndCapture(cuda.stream(), &graph), "cudaStreamEndCapture");
+  CUgraphExec_st* executable = nullptr;
+  const cudaError_t code = cudaGraphInstantiate(&executable, graph, 0);
+  cudaGraphDestroy(graph);
+  check_cuda(code, "cudaGraphInstantiate");
+  executable_.reset(executable);
+}
+
+void Graph::Destroy::operator()(CUgraphExec_st* executable) const { cudaGraphExecDestroy(executable); }
+
+void Graph::launch(Cuda& cuda) const {
+  check_cuda(cudaGraphLaunch(executable_.get(), cuda.stream()), "cudaGraphLaunch");
+}
+
+Staging::Staging() : Staging(nullptr) {
+  for (Block& block : blocks_) block.memory = PinnedBuffer<std::byte>(kBlockBytes);
+  check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+  for (Block& block : blocks_) {
+    check_cuda(cudaEventCreateWithFlags(&block.sent, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+  }
+}
+
+Staging::~Staging() {
+  if (stream_ != nullptr) cudaStreamSynchronize(stream_);  // the blocks must not go while a copy reads them
+  for (Block& block : blocks_) {
+    if (block.sent != nullptr) cudaEventDestroy(block.sent);
+  }
+  if (stream_ != nullptr) cudaStreamDestroy(stream_);
+}
+
+std::byte* Staging::block() {
+  Block& block = blocks_[current_];
+  check_cuda(cudaEventSynchronize(block.sent), "cudaEventSynchronize");
+  return block.memory.data();
+}
+
+void Staging::send(void* to, std::size_t bytes) {
+  Block& block = blocks_[current_];
+  check_cuda(cudaMemcpyAsync(to, block.memory.data(), bytes, cudaMemcpyHostToDevice, stream_), "cudaMemcpyAsync");
+  check_cuda(cudaEventRecord(block.sent, stream_), "cudaEventRecord");
+  current_ = 1 - current_;
+}
+
+void Staging::finish() { check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
 
 }  // namespace mmrec::kernels

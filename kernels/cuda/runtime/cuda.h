@@ -1,30 +1,34 @@
-// The CUDA backend: a device, its stream, library handles, scratch and every op of kernels/backend.h.
+// The CUDA backend: a device, its stream, library handles, scratch and every op of kernels/ops.h; recorded graphs, and
+// staged copies to the device.
 //
-// Ops are enqueued on the backend's stream and return at once; `download` and `synchronize` wait. Weights, whatever
-// their stored type was, are of the activation type A when they reach an op: models/runtime/cuda/upload.cpp converts
-// them once. This header needs no CUDA header, so that models/ can include it.
+// Ops are enqueued on the backend's stream and return at once; `download` and `synchronize` wait. Weights have the
+// activation type A when they reach an op, whatever their stored type: models/runtime/cuda/upload.cpp converts them
+// once. This header needs no CUDA header, so models/ can include it.
 //
-// Errors: a failing CUDA call throws std::system_error of cuda_category() with the call's name; memory that does not
-// suffice throws OutOfDeviceMemory. An error that destroys the context, in an illegal access or by memory that cannot
-// be corrected, loses the device to the process: its code is std::errc::no_such_device, every later call throws the
-// same code and names that first error, and cuda_unusable_reason() does. What gives something back stays silent.
+// Errors: a failing CUDA call throws std::system_error of cuda_category() with the call's name. OutOfDeviceMemory means
+// that memory does not suffice. An error that destroys the context (an illegal access, uncorrectable memory) loses the
+// device to the process. Its code is std::errc::no_such_device; every later call throws the same code and names that
+// first error, and so does cuda_unusable_reason(). Functions that release something never throw.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <new>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
-#include "kernels/bank.h"
-#include "kernels/packed_runs.h"
+#include "kernels/ops.h"
 
 struct CUevent_st;
+struct CUgraphExec_st;
 struct CUstream_st;
 
 namespace mmrec::kernels {
@@ -49,6 +53,10 @@ int cuda_device_count();
 /// Why this CUDA device cannot be used (no driver, no such device, too old), or "" if it can. Creates no context where
 /// it says no. Never throws.
 std::string cuda_unusable_reason(int device = 0);
+
+/// Whether code for these architectures, as CMake names them ("80-real 90"), runs on a device: machine code within a
+/// generation, from its own revision on, and PTX on every newer device.
+bool has_code_for(std::string_view architectures, int compute_capability);
 
 /// Bytes of a device's memory. Creates a context and makes the device current.
 struct DeviceMemory {
@@ -167,35 +175,45 @@ class Cuda {
   /// Host to device. The source may be reused at once: pageable memory is staged before this returns.
   template <class T>
   void upload(const T* from, T* to, std::size_t count) {
-    copy_in(from, to, count * sizeof(T));
+    transfer(from, to, count * sizeof(T), 1, count * sizeof(T), count * sizeof(T), Direction::kIn);
   }
   /// Device to host; waits until it has arrived.
   template <class T>
   void download(const T* from, T* to, std::size_t count) const {
-    copy_out(from, to, count * sizeof(T));
+    transfer(from, to, count * sizeof(T), 1, count * sizeof(T), count * sizeof(T), Direction::kOut);
   }
   /// The same of a matrix whose rows lie apart, to [rows, cols].
   template <class T>
   void download_rows(MatrixView<T, Device> from, T* to) const {
-    copy_rows_out(from.data, static_cast<std::size_t>(from.stride) * sizeof(T), to,
-                  static_cast<std::size_t>(from.cols) * sizeof(T), static_cast<std::size_t>(from.rows));
+    const std::size_t bytes = static_cast<std::size_t>(from.cols) * sizeof(T);
+    transfer(from.data, to, bytes, static_cast<std::size_t>(from.rows),
+             static_cast<std::size_t>(from.stride) * sizeof(T), bytes, Direction::kOut);
   }
-  void zero(void* to, std::size_t bytes);
+  void zero(void* to, std::size_t bytes) { zero(static_cast<std::byte*>(to), bytes, bytes, 1); }
   /// Within the device's memory.
-  void copy(const void* from, void* to, std::size_t bytes);
+  void copy(const void* from, void* to, std::size_t bytes) {
+    transfer(from, to, bytes, 1, bytes, bytes, Direction::kWithin);
+  }
   /// Of `count` pieces of `bytes` each, `stride` apart on both sides.
-  void upload(const std::byte* from, std::byte* to, std::size_t stride, std::size_t bytes, std::size_t count);
-  void download(const std::byte* from, std::byte* to, std::size_t stride, std::size_t bytes, std::size_t count) const;
+  void upload(const std::byte* from, std::byte* to, std::size_t stride, std::size_t bytes, std::size_t count) {
+    transfer(from, to, bytes, count, stride, stride, Direction::kIn);
+  }
+  void download(const std::byte* from, std::byte* to, std::size_t stride, std::size_t bytes, std::size_t count) const {
+    transfer(from, to, bytes, count, stride, stride, Direction::kOut);
+  }
+  void copy(const std::byte* from, std::byte* to, std::size_t stride, std::size_t bytes, std::size_t count) {
+    transfer(from, to, bytes, count, stride, stride, Direction::kWithin);
+  }
   void zero(std::byte* to, std::size_t stride, std::size_t bytes, std::size_t count);
-  void copy(const std::byte* from, std::byte* to, std::size_t stride, std::size_t bytes, std::size_t count);
   void synchronize();
   /// Whether all that was enqueued is done. Throws as synchronize() would.
   bool is_idle() const;
 
  private:
-  void copy_in(const void* from, void* to, std::size_t bytes);
-  void copy_out(const void* from, void* to, std::size_t bytes) const;
-  void copy_rows_out(const void* from, std::size_t pitch, void* to, std::size_t row_bytes, std::size_t rows) const;
+  enum class Direction : std::uint8_t { kIn, kOut, kWithin };
+  /// `count` pieces of `bytes`, so many bytes apart on either side. To the host it waits.
+  void transfer(const void* from, void* to, std::size_t bytes, std::size_t count, std::size_t from_stride,
+                std::size_t to_stride, Direction direction) const;
 
   struct Streams {
     explicit Streams(int device);
@@ -230,23 +248,84 @@ class Cuda {
   std::unique_ptr<Streams> streams_;
 };
 
-// The ops. A is float, BFloat16 or Float16; weights are of type A.
+/// A recorded sequence of ops that one call replays with the same arguments. The buffers that it reads and writes must
+/// outlive it. Move-only.
+class Graph {
+ public:
+  Graph() = default;
+  /// Records without running. `ops` may call ops alone: no allocation, upload, download or synchronisation. Each op
+  /// must have run before: a kernel's first launch may load its code, which cannot be recorded. Throws
+  /// std::system_error and whatever `ops` throws.
+  Graph(Cuda& cuda, const std::function<void()>& ops);
 
-/// x[r] = table[tokens[r]], widened. tokens [n] in [0, table.rows).
+  void launch(Cuda& cuda) const;
+
+ private:
+  struct Destroy {
+    void operator()(CUgraphExec_st* executable) const;
+  };
+  std::unique_ptr<CUgraphExec_st, Destroy> executable_;
+};
+
+/// Large copies from ordinary host memory to the device through two page-locked blocks in turn: the caller fills
+/// block() while the other is on its way. Copies run on a stream of their own. Throws std::bad_alloc,
+/// std::system_error.
+class Staging {
+ public:
+  static constexpr std::size_t kBlockBytes = std::size_t{16} << 20;
+
+  Staging();
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
+  ~Staging();
+
+  /// kBlockBytes that may be overwritten now; waits until their last copy has left.
+  std::byte* block();
+  /// Copies the first `bytes` of block() to device memory; the next block() is the other one.
+  void send(void* to, std::size_t bytes);
+  /// Waits until everything has arrived.
+  void finish();
+
+ private:
+  explicit Staging(std::nullptr_t) {}  // so that what the other constructor has made goes if it fails
+  struct Block {
+    PinnedBuffer<std::byte> memory;
+    CUevent_st* sent = nullptr;
+  };
+  std::array<Block, 2> blocks_;
+  std::size_t current_ = 0;
+  CUstream_st* stream_ = nullptr;
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The ops of kernels/ops.h. A is float, BFloat16 or Float16; weights are of type A. Where an op has several algorithms,
+// the room's algo.h says which is chosen; tests and benches pass one to force it. An algorithm that does not take the
+// operands throws std::invalid_argument.
+// ---------------------------------------------------------------------------------------------------------------------
+
+enum class LinearAlgo : std::uint8_t;
+enum class AttentionAlgo : std::uint8_t;
+enum class BankAlgo : std::uint8_t;
+enum class HiddenLogprobsAlgo : std::uint8_t;
+enum class NormedAlgo : std::uint8_t;
+enum class SweepAlgo : std::uint8_t;
+enum class ScanAlgo : std::uint8_t;
+
 void embed(Cuda& cuda, const WeightView<Device>& table, const int* tokens, MatrixView<float, Device> x);
-/// y = weight ⊙ x / (‖x‖₂/√D + 1e-6) per row, or as `epsilon` says, rounded to A; y may alias x where A is float.
-/// weight [D].
 template <class A>
 void rmsnorm(Cuda& cuda, MatrixView<const float, Device> x, const float* weight, MatrixView<A, Device> y,
              NormEpsilon epsilon = NormEpsilon::kBesideRoot);
-/// to = from, row by row, rounded to the type of `to`; equal shapes.
 template <class A>
 void copy_rows(Cuda& cuda, MatrixView<const float, Device> from, MatrixView<A, Device> to);
 void fill_zero(Cuda& cuda, MatrixView<float, Device> to);
-/// Jobs of one call are independent. There are three classes of row numbers: up to kTileColumns, kFewRows, more. What
-/// a row gives does not depend on how many rows of its class there are.
+/// There are three classes of row numbers: up to kTileColumns, kFewRows, more. A row's result does not depend on how
+/// many rows of its class there are.
 template <class A, class Y>
-void linear(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs);
+void linear(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, LinearAlgo algo = {});
+template <class A, class Y>
+void linear(Cuda& cuda, const Linear<Device, A, Y>& job, LinearAlgo algo = {}) {
+  linear(cuda, std::span<const Linear<Device, A, Y>>(&job, 1), algo);
+}
 /// Rows of x, or sequences, that one reading of the weights serves: the columns of a tensor core's tile.
 inline constexpr int kTileColumns = 8;
 inline constexpr std::int64_t kFewRows = 128;
@@ -254,20 +333,20 @@ void decay_gate(Cuda& cuda, const DecayGate<Device>& op);
 template <class A>
 void gated_recurrence(Cuda& cuda, const GatedRecurrence<Device, A>& op);
 template <class A>
-SweepCounts gated_sweeps(Cuda& cuda, const GatedSweeps<Device, A>& op);
+SweepCounts gated_sweeps(Cuda& cuda, const GatedSweeps<Device, A>& op, std::optional<SweepAlgo> algo = {});
 /// Squares are summed in fp32 where tokens follow each other: |p|² / D must stay below 3e38.
 template <class A>
-void normed_recurrence(Cuda& cuda, const NormedRecurrence<Device, A>& op);
+void normed_recurrence(Cuda& cuda, const NormedRecurrence<Device, A>& op, NormedAlgo algo = {});
 template <class A>
-void bank_attention(Cuda& cuda, const BankAttention<Device, A>& op);
-/// Scratch of bank_attention that takes all runs of a call at once; less makes more launches of it.
+void bank_attention(Cuda& cuda, const BankAttention<Device, A>& op, BankAlgo algo = {});
+/// Scratch with which bank_attention takes all runs of a call at once; with less it makes more launches.
 std::size_t bank_scratch_bytes(const Cuda& cuda, std::int64_t runs, std::int64_t rows, std::int64_t slots,
                                std::int64_t dim, std::size_t element);
 void bank_write(Cuda& cuda, const BankWrite<Device>& op);
 void space_runs(Cuda& cuda, const SpacedRuns<Device>& op);
-/// Optional ops over packed runs. Windows of up to 31 * kGatedSweepStep rows.
+/// Windows of up to 31 * kGatedSweepStep rows.
 template <class A>
-SweepCounts packed_sweeps(Cuda& cuda, const PackedSweeps<Device, A>& op);
+SweepCounts packed_sweeps(Cuda& cuda, const PackedSweeps<Device, A>& op, std::optional<SweepAlgo> algo = {});
 template <class A>
 void copy_listed(Cuda& cuda, const CopyListed<Device, A>& op);
 template <class A>
@@ -276,7 +355,7 @@ void packed_segment_sum(Cuda& cuda, const PackedSegmentSum<Device>& op);
 template <class A>
 void packed_attention(Cuda& cuda, const PackedAttention<Device, A>& op);
 template <class A>
-void memory_attention(Cuda& cuda, const MemoryAttention<Device, A>& op);
+void memory_attention(Cuda& cuda, const MemoryAttention<Device, A>& op, AttentionAlgo algo = {});
 template <class A>
 void block_residual(Cuda& cuda, const BlockResidual<Device, A>& op);
 /// The same, and u = rmsnorm of y's rows, [B T, D]: the bits of the two ops.
@@ -285,7 +364,7 @@ void block_residual_norm(Cuda& cuda, const BlockResidual<Device, A>& op, const f
 /// Whether steps of so many sequences go faster by rows: their products take all of them in one reading of the weights,
 /// which is worth it from 9 sequences on (57 us a layer where D = 2048 with 16, 62 with 8 by one kernel).
 bool token_rows_pay(const Cuda& cuda, std::int64_t sequences, std::int64_t dim);
-/// The optional ops of rows of one token each: A of 16 bits, D a multiple of 4, views aligned to 4 channels.
+// Rows of one token each: A of 16 bits, D a multiple of 4, views aligned to 4 channels.
 template <class A>
 void embed_norm(Cuda& cuda, const EmbedNorm<Device, A>& op);
 template <class A>
@@ -293,17 +372,17 @@ void advance_norm(Cuda& cuda, const AdvanceNorm<Device, A>& op);
 template <class A>
 void sum_norm(Cuda& cuda, const SumNorm<Device, A>& op);
 void segment_sum(Cuda& cuda, const SegmentSum<Device>& op);
-/// slot[b] = sum[b] / segment for every sequence, then sum = 0. sum, slot [B, D].
 void segment_close(Cuda& cuda, MatrixView<double, Device> sum, std::int64_t segment, MatrixView<float, Device> slot);
+/// By `blocks` for a row: 1, or on a device of compute capability 9.0 also 2, 4 or 8; 0: choose_sample_blocks says.
+void sample_tokens(Cuda& cuda, const SampleTokens<Device>& op, int blocks = 0);
 
-void sample_tokens(Cuda& cuda, const SampleTokens<Device>& op);
-
+// Scans return the algorithm that they took.
 template <class T>
-void exp_product_scan(Cuda& cuda, const ExpProductScan<T, Device>& op);
+ScanAlgo exp_product_scan(Cuda& cuda, const ExpProductScan<T, Device>& op, std::optional<ScanAlgo> algo = {});
 template <class T>
-void logsumexp_scan(Cuda& cuda, const LogSumExpScan<T, Device>& op);
+ScanAlgo logsumexp_scan(Cuda& cuda, const LogSumExpScan<T, Device>& op, std::optional<ScanAlgo> algo = {});
 template <class T>
-void decay_scan(Cuda& cuda, const DecayScan<T, Device>& op);
+ScanAlgo decay_scan(Cuda& cuda, const DecayScan<T, Device>& op, std::optional<ScanAlgo> algo = {});
 template <class T, class Index>
 void token_logprobs(Cuda& cuda, const TokenLogprobs<T, Index, Device>& op);
 /// The same without a look at the targets first, which waits: a target outside of the vocabulary gives NaN. Arguments
@@ -312,8 +391,8 @@ template <class T, class Index>
 void token_logprobs_unchecked(Cuda& cuda, const TokenLogprobs<T, Index, Device>& op);
 template <class T, class Index>
 void token_logprobs_backward(Cuda& cuda, const TokenLogprobsBackward<T, Index, Device>& op);
-/// Targets are not looked at before: all must be below head.rows.
+/// Targets are not checked: one beyond the vocabulary gives NaN.
 template <class A>
-void hidden_logprobs(Cuda& cuda, const HiddenLogprobs<Device, A>& op);
+void hidden_logprobs(Cuda& cuda, const HiddenLogprobs<Device, A>& op, HiddenLogprobsAlgo algo = {});
 
 }  // namespace mmrec::kernels

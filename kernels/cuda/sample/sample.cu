@@ -4,8 +4,8 @@
 // memory, and a wide one is shared by the blocks of a cluster (slice.cuh), which read it at several times the rate of
 // one multiprocessor. First comes the largest logit, and whether there are faults; greedy choice ends there. A top-k of
 // up to 128 is drawn among the few candidates that it leaves (few.cuh); everything else, and what has too many equal
-// logits for that, by histograms of the whole row (chain.cuh). All ways draw the same token. Bytes: 4 V, read once if a
-// block holds its part, some 45,000 ids on an H200, else once for every look at it.
+// logits for that, by histograms of the whole row (chain.cuh). All of them draw the same token. Bytes: 4 V, read once
+// if a block holds its part, some 45,000 ids on an H200, else once for every look at it.
 //
 // Deterministic, with atomics: weights are integers (order.cuh), so sums do not depend on their order.
 //
@@ -18,8 +18,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "kernels/cuda/sample/algo.h"
 #include "kernels/cuda/sample/kernel.cuh"
-#include "kernels/cuda/sample/ways.h"
 
 namespace mmrec::kernels {
 
@@ -32,17 +32,14 @@ int choose_sample_blocks(const Cuda& cuda, const SampleTokens<Device>& op) {
   return static_cast<int>(std::min({wanted, at_once, std::uint64_t{kMostSampleBlocks}}));
 }
 
-void sample_tokens_by(Cuda& cuda, int blocks, const SampleTokens<Device>& op) {
+void sample_tokens(Cuda& cuda, const SampleTokens<Device>& op, int blocks) {
   if (op.logits.cols < 1 || op.logits.cols > kMostSampleWords) {
     throw std::invalid_argument("sample_tokens: found rows of " + std::to_string(op.logits.cols) +
                                 " logits, expected 1 to " + std::to_string(kMostSampleWords));
   }
+  if (blocks == 0) blocks = choose_sample_blocks(cuda, op);
   if (blocks > 1) return sample_tokens_by_clusters(cuda, blocks, op);
   sampling::launch_sample<false>(cuda, 1, op);
-}
-
-void sample_tokens(Cuda& cuda, const SampleTokens<Device>& op) {
-  sample_tokens_by(cuda, choose_sample_blocks(cuda, op), op);
 }
 
 }  // namespace mmrec::kernels

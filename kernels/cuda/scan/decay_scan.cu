@@ -125,9 +125,10 @@ struct DecayOp : NumberCarry {
 }  // namespace
 
 template <class T>
-ScanWay scan_by(Cuda& cuda, const DecayScan<T, Device>& op, std::optional<ScanWay> way) {
-  return run_scan(cuda, DecayOp<T>{{op.carry_in, op.carry_out}, {op.log_a, op.b}, op.h}, way);
+ScanAlgo decay_scan(Cuda& cuda, const DecayScan<T, Device>& op, std::optional<ScanAlgo> algo) {
+  return run_scan(cuda, DecayOp<T>{{op.carry_in, op.carry_out}, {op.log_a, op.b}, op.h}, algo);
 }
-MMREC_SCAN(DecayScan, decay_scan)
+#define MMREC_INSTANTIATE(T) template ScanAlgo decay_scan(Cuda&, const DecayScan<T, Device>&, std::optional<ScanAlgo>);
+MMREC_FOR_EACH_TYPE(MMREC_INSTANTIATE)
 
 }  // namespace mmrec::kernels

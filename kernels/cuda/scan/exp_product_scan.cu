@@ -156,9 +156,11 @@ struct ExpProductOp : NumberCarry {
 }  // namespace
 
 template <class T>
-ScanWay scan_by(Cuda& cuda, const ExpProductScan<T, Device>& op, std::optional<ScanWay> way) {
-  return run_scan(cuda, ExpProductOp<T>{{op.carry_in, op.carry_out}, {op.gamma}, op.y, op.log_y}, way);
+ScanAlgo exp_product_scan(Cuda& cuda, const ExpProductScan<T, Device>& op, std::optional<ScanAlgo> algo) {
+  return run_scan(cuda, ExpProductOp<T>{{op.carry_in, op.carry_out}, {op.gamma}, op.y, op.log_y}, algo);
 }
-MMREC_SCAN(ExpProductScan, exp_product_scan)
+#define MMREC_INSTANTIATE(T) \
+  template ScanAlgo exp_product_scan(Cuda&, const ExpProductScan<T, Device>&, std::optional<ScanAlgo>);
+MMREC_FOR_EACH_TYPE(MMREC_INSTANTIATE)
 
 }  // namespace mmrec::kernels

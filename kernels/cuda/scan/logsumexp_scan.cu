@@ -186,9 +186,11 @@ struct LogSumExpOp {
 }  // namespace
 
 template <class T>
-ScanWay scan_by(Cuda& cuda, const LogSumExpScan<T, Device>& op, std::optional<ScanWay> way) {
-  return run_scan(cuda, LogSumExpOp<T>{{op.x}, op.y, op.carry_in, op.carry_out}, way);
+ScanAlgo logsumexp_scan(Cuda& cuda, const LogSumExpScan<T, Device>& op, std::optional<ScanAlgo> algo) {
+  return run_scan(cuda, LogSumExpOp<T>{{op.x}, op.y, op.carry_in, op.carry_out}, algo);
 }
-MMREC_SCAN(LogSumExpScan, logsumexp_scan)
+#define MMREC_INSTANTIATE(T) \
+  template ScanAlgo logsumexp_scan(Cuda&, const LogSumExpScan<T, Device>&, std::optional<ScanAlgo>);
+MMREC_FOR_EACH_TYPE(MMREC_INSTANTIATE)
 
 }  // namespace mmrec::kernels

@@ -18,12 +18,12 @@
 //
 // Bytes in flight. On devices that have it (sm_90) the copy engine brings the inputs of a tile into shared memory, a
 // box of an input by one instruction, ahead of time: up to 192 KiB a multiprocessor, 25 MB in all, where a memory of
-// 4 TB/s and 1.5 us needs 6 MB. choose_scan says which way a scan goes: what was computed of the inputs waits in
+// 4 TB/s and 1.5 us needs 6 MB. choose_scan chooses the algorithm: what was computed of the inputs waits in
 // registers, in two or three blocks a multiprocessor, and as soon as a tile is in registers its place in shared memory
 // is given to one of the tiles to come (block.cuh); or the inputs wait in shared memory and are read twice, in one
 // block (ring.cuh); or a column belongs to a block or to a group of them, which carry its state along instead of
 // looking back (columns.cuh). Where there is no copy engine, or operands do not suit it, all times of a thread are
-// loaded into registers at once. All ways compute the same bits.
+// loaded into registers at once. All algorithms compute the same bits.
 //
 // Tiles are drawn from a counter, all columns of a chunk of time before the next chunk, so a tile waits for tiles only
 // that are being worked on or done.
@@ -45,8 +45,8 @@
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/runtime/launch.cuh"
 #include "kernels/cuda/runtime/tensor_map.h"
+#include "kernels/cuda/scan/algo.h"
 #include "kernels/cuda/scan/block.cuh"
-#include "kernels/cuda/scan/choose.h"
 #include "kernels/cuda/scan/columns.cuh"
 #include "kernels/cuda/scan/ring.cuh"
 
@@ -271,27 +271,27 @@ inline constexpr int kGroupHalves = kVec == 1 ? 2 : 1;
 
 /// One function decides.
 template <class Op, int kVec>
-ScanWay choose_scan(const Cuda& cuda, const ScanPlan& plan, bool engine) {
+ScanAlgo choose_scan(const Cuda& cuda, const ScanPlan& plan, bool engine) {
   // Where words or the copy engine cannot be used, and operands of up to 64 bytes across.
-  if (!engine) return ScanWay::kLoad;
+  if (!engine) return ScanAlgo::kLoad;
   // Where much is computed of the inputs, that is not done twice: there are no columns.
   if constexpr (Op::kReadsTwice) {
     // Columns, where they keep nearly all multiprocessors at work. H200: a block alone reaches 94 % of a copy's rate,
     // groups 90 to 93 %.
     constexpr double kLeastShare = 0.85;
-    if (cut_columns<Op, kVec, 1>(cuda, plan, 1).share >= kLeastShare) return ScanWay::kColumns;
+    if (cut_columns<Op, kVec, 1>(cuda, plan, 1).share >= kLeastShare) return ScanAlgo::kColumns;
     if (cut_columns<Op, kVec, kGroupHalves<kVec>>(cuda, plan, kMostColumnGroup).share >= kLeastShare) {
-      return ScanWay::kGroups;
+      return ScanAlgo::kGroups;
     }
   }
   // Of inputs that are read twice 7 to 26 % faster than threads that load, where columns leave multiprocessors idle.
-  return ScanWay::kStaged;
+  return ScanAlgo::kStaged;
 }
 
-/// Enqueues the scan by the way that is asked for, or chosen; returns it. Throws std::invalid_argument where it cannot
-/// go that way.
+/// Enqueues the scan by the algorithm that is asked for, or chosen, and returns it. Throws std::invalid_argument where
+/// the operands or the device do not allow it.
 template <class Op>
-ScanWay run_scan(Cuda& cuda, Op op, std::optional<ScanWay> asked) {
+ScanAlgo run_scan(Cuda& cuda, Op op, std::optional<ScanAlgo> asked) {
   constexpr int kVec = sizeof(std::uint32_t) / sizeof(typename Op::Element);
   join_heads(op);
   const auto& shape = op.in[0];
@@ -300,40 +300,27 @@ ScanWay run_scan(Cuda& cuda, Op op, std::optional<ScanWay> asked) {
   const ScanPlan plan = scan_plan(op, words ? kVec : 1);
   bool engine = words && cuda.compute_capability() >= 90 && plan.lanes == 32;
   for (const auto& in : op.in) engine = engine && has_tensor_map(scan_stack(in));
-  const ScanWay way = asked.value_or(choose_scan<Op, kVec>(cuda, plan, engine));
-  if (plan.sequences * shape.dim == 0) return way;
+  const ScanAlgo algo = asked.value_or(choose_scan<Op, kVec>(cuda, plan, engine));
+  if (plan.sequences * shape.dim == 0) return algo;
 
-  if (way == ScanWay::kLoad) {
+  if (algo == ScanAlgo::kLoad) {
     words ? launch_scan<Op, kVec, false>(cuda, op, plan) : launch_scan<Op, 1, false>(cuda, op, plan);
-    return way;
+    return algo;
   }
-  if (!engine || (!Op::kReadsTwice && way != ScanWay::kStaged)) {
-    throw std::invalid_argument("scan: this way is not for these operands");
+  if (!engine || (!Op::kReadsTwice && algo != ScanAlgo::kStaged)) {
+    throw std::invalid_argument("scan: this algorithm is not for these operands");
   }
-  if (way == ScanWay::kStaged) {
+  if (algo == ScanAlgo::kStaged) {
     launch_scan<Op, kVec, true>(cuda, op, plan);
   } else if constexpr (Op::kReadsTwice) {
-    if (way == ScanWay::kColumns) {
+    if (algo == ScanAlgo::kColumns) {
       launch_columns<Op, kVec, 1>(cuda, op, cut_columns<Op, kVec, 1>(cuda, plan, 1));
     } else {
       constexpr int kHalves = kGroupHalves<kVec>;
       launch_columns<Op, kVec, kHalves>(cuda, op, cut_columns<Op, kVec, kHalves>(cuda, plan, kMostColumnGroup));
     }
   }
-  return way;
+  return algo;
 }
-
-/// The op `name` on Scan<T>, by the chosen way, and scan_by for all types of elements.
-#define MMREC_SCAN(Scan, name)                       \
-  template <class T>                                 \
-  void name(Cuda& cuda, const Scan<T, Device>& op) { \
-    scan_by(cuda, op);                               \
-  }                                                  \
-  MMREC_INSTANTIATE_SCAN(Scan, name, float)          \
-  MMREC_INSTANTIATE_SCAN(Scan, name, Float16)        \
-  MMREC_INSTANTIATE_SCAN(Scan, name, BFloat16)
-#define MMREC_INSTANTIATE_SCAN(Scan, name, T)                                      \
-  template ScanWay scan_by(Cuda&, const Scan<T, Device>&, std::optional<ScanWay>); \
-  template void name(Cuda&, const Scan<T, Device>&);
 
 }  // namespace mmrec::kernels

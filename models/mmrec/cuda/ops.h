@@ -1,4 +1,4 @@
-// Ops of the CUDA backend that know the model: what models/mmrec/paths/ call beside the list of kernels/backend.h.
+// Ops of the CUDA backend that know the model: what models/mmrec/paths/ call beside the list of kernels/ops.h.
 #pragma once
 
 #include <cstddef>

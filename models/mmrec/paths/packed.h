@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/packed_runs.h"
+#include "kernels/ops.h"
 #include "models/mmrec/block.h"
 #include "models/mmrec/paths/segments.h"
 #include "models/runtime/tables.h"

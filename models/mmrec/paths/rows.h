@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/packed_runs.h"
+#include "kernels/ops.h"
 #include "models/mmrec/block.h"
 #include "models/runtime/tables.h"
 

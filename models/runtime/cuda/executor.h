@@ -21,7 +21,6 @@
 #include <vector>
 
 #include "kernels/cuda/runtime/cuda.h"
-#include "kernels/cuda/runtime/graph.h"
 #include "models/files/elements.h"
 #include "models/runtime/cuda/draw_rules.h"
 #include "models/runtime/cuda/upload.h"

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "kernels/cuda/runtime/cuda.h"
-#include "kernels/cuda/runtime/staging.h"
 #include "models/runtime/cuda_device.h"
 #include "models/weights/model_weights.h"
 

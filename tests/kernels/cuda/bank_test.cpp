@@ -1,6 +1,6 @@
 // Attention to banks, each way, against float64, and writing to them: every type, any number of written rows, runs of
 // any lengths.
-#include "kernels/cuda/attention/bank.h"
+#include "kernels/cuda/attention/algo.h"
 
 #include "tests/kernels/bank_case.h"
 #include "tests/kernels/cuda/dense_testing.h"
@@ -17,7 +17,7 @@ constexpr double kBound = std::is_same_v<A, float>     ? 1e-5
 class CudaBankTest : public CudaTest {
  protected:
   template <class A>
-  void check(BankWay way, const RunShapes& shapes, std::int64_t dim, std::int64_t slots, std::int32_t used,
+  void check(BankAlgo way, const RunShapes& shapes, std::int64_t dim, std::int64_t slots, std::int32_t used,
              std::int64_t layer, std::int64_t together = 3) {
     SCOPED_TRACE(testing::Message() << "way " << static_cast<int>(way) << ", width " << dim << ", " << slots
                                     << " slots, " << used << " used, layer " << layer);
@@ -34,15 +34,16 @@ class CudaBankTest : public CudaTest {
     const std::size_t scratch_bytes =
         bank_scratch_bytes(cuda(), together, std::max<std::int64_t>(shapes.longest(), 16), slots, dim, sizeof(A));
     DeviceBuffer<std::byte> scratch = poisoned<std::byte>(scratch_bytes);
-    bank_attention_by(cuda(), way,
-                      BankAttention<Device, A>{.q = q.view(),
-                                               .out = out.view(),
-                                               .scale = scale,
-                                               .runs = {list.data(), runs.data(), std::ssize(runs), shapes.longest()},
-                                               .slots = slots,
-                                               .layer = layer,
-                                               .scratch = scratch.data(),
-                                               .scratch_bytes = scratch_bytes});
+    bank_attention(cuda(),
+                   BankAttention<Device, A>{.q = q.view(),
+                                            .out = out.view(),
+                                            .scale = scale,
+                                            .runs = {list.data(), runs.data(), std::ssize(runs), shapes.longest()},
+                                            .slots = slots,
+                                            .layer = layer,
+                                            .scratch = scratch.data(),
+                                            .scratch_bytes = scratch_bytes},
+                   way);
     const std::vector<A> got = out.download();
     const std::vector<double> wide_q = widened(q.values());
     const std::vector<double> wide_bank = widened(bank.values());
@@ -67,7 +68,7 @@ class CudaBankTest : public CudaTest {
 
   template <class A>
   void check_all(const RunShapes& shapes, std::int64_t dim, std::int64_t slots) {
-    for (const BankWay way : {BankWay::kSplit, BankWay::kProducts, BankWay::kAuto}) {
+    for (const BankAlgo way : {BankAlgo::kSplit, BankAlgo::kProducts, BankAlgo::kAuto}) {
       for (const std::int32_t used : {0, 1, static_cast<std::int32_t>(slots) - 1, static_cast<std::int32_t>(slots)}) {
         check<A>(way, shapes, dim, slots, used, 0);
       }
@@ -81,10 +82,10 @@ TEST_F(CudaBankTest, AttentionMatchesFloat64) {
   check_all<float>({{17, 1, 0, 3}}, 48, 33);
   check_all<BFloat16>({{1, 20, 2}}, 64, 40);
   check_all<Float16>({{3, 16}}, 40, 17);
-  check<BFloat16>(BankWay::kAuto, {std::vector<std::int32_t>(9, 16)}, 32, 20, 5, 0);  // more than go together
-  check<float>(BankWay::kSplit, {{1, 2}}, 1028, 20, 18, 0);  // more channels than threads hold in one group
-  check<BFloat16>(BankWay::kSplit, {{1}}, 2056, 12, 12, 0);
-  check<Float16>(BankWay::kSplit, {{2}}, 4104, 5, 5, 0);  // more than they hold at all
+  check<BFloat16>(BankAlgo::kAuto, {std::vector<std::int32_t>(9, 16)}, 32, 20, 5, 0);  // more than go together
+  check<float>(BankAlgo::kSplit, {{1, 2}}, 1028, 20, 18, 0);  // more channels than threads hold in one group
+  check<BFloat16>(BankAlgo::kSplit, {{1}}, 2056, 12, 12, 0);
+  check<Float16>(BankAlgo::kSplit, {{2}}, 4104, 5, 5, 0);  // more than they hold at all
   if (small_sizes()) return;
   check_all<float>({{1, 100, 33}}, 1024, 512);
   check_all<BFloat16>({{300, 1, 512}}, 1024, 512);

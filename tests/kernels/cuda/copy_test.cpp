@@ -1,6 +1,6 @@
 // copy_rows and fill_zero: exact, rounded to nearest even where the destination is narrower, and nothing beyond the
 // rows.
-#include "kernels/cuda/runtime/architectures.h"
+#include "kernels/cuda/runtime/cuda.h"
 #include "tests/kernels/cuda/dense_testing.h"
 
 namespace mmrec::kernels::test {

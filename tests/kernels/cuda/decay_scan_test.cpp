@@ -1,7 +1,7 @@
 // The decayed recurrence on the device against a float64 loop over time.
 #include <stdexcept>
 
-#include "kernels/cuda/scan/choose.h"
+#include "kernels/cuda/scan/algo.h"
 #include "tests/kernels/cuda/cuda_scan_testing.h"
 
 namespace mmrec::kernels::test {
@@ -63,19 +63,19 @@ template <class T>
 struct Result {
   ScanOperand<T> h;
   std::vector<float> carry_out;
-  ScanWay way = {};
+  ScanAlgo way = {};
 };
 
 template <class T>
 class DecayScanCuda : public CudaScanTest {
  protected:
-  Result<T> run(const Case<T>& c, std::optional<ScanWay> way = {}) {
+  Result<T> run(const Case<T>& c, std::optional<ScanAlgo> way = {}) {
     Result<T> r{ScanOperand<T>(c.b.layout()), {}, {}};
     auto log_a = this->to_device(c.log_a.data), b = this->to_device(c.b.data), h = this->to_device(r.h.data);
     auto carry_in = this->to_device(c.carry_in);
     auto carry_out = this->template poisoned<float>(static_cast<std::size_t>(c.b.layout().channels()));
     const DecayScan<T, Device> op{c.log_a.on(log_a), c.b.on(b), r.h.on(h), carry_in.data(), carry_out.data()};
-    r.way = scan_by(this->cuda(), op, way);
+    r.way = decay_scan(this->cuda(), op, way);
     r.h.data = this->to_host(h);
     r.carry_out = this->to_host(carry_out);
     return r;
@@ -87,9 +87,9 @@ TYPED_TEST_SUITE(DecayScanCuda, Types);
 TYPED_TEST(DecayScanCuda, EveryWayGivesTheSameBits) {
   if (this->cuda().compute_capability() < 90) GTEST_SKIP() << "there is one way";
   const auto c = random_case<TypeParam>({.batch = 2, .time = 700, .dim = 520}, 7);
-  const auto expected = this->run(c, ScanWay::kLoad);
+  const auto expected = this->run(c, ScanAlgo::kLoad);
   EXPECT_TRUE(error(c, expected.h, expected.carry_out).below(1e-5));
-  for (const ScanWay way : {ScanWay::kStaged, ScanWay::kColumns, ScanWay::kGroups}) {
+  for (const ScanAlgo way : {ScanAlgo::kStaged, ScanAlgo::kColumns, ScanAlgo::kGroups}) {
     const auto r = this->run(c, way);
     EXPECT_EQ(r.way, way);
     EXPECT_TRUE(same_bits(r.h.data, expected.h.data)) << "way " << static_cast<int>(way);
@@ -102,12 +102,12 @@ TYPED_TEST(DecayScanCuda, TheWayFollowsFromTheOperands) {
   constexpr std::int64_t kVec = 4 / sizeof(TypeParam);
   const auto way = [&](const ScanLayout& layout) { return this->run(random_case<TypeParam>(layout, 8)).way; };
   const std::int64_t column_each = this->cuda().processors() * 32 * kVec;
-  EXPECT_EQ(way({.time = 256, .dim = 3 * column_each}), ScanWay::kColumns);
-  EXPECT_EQ(way({.time = 300, .dim = 160 * kVec}), ScanWay::kStaged);
-  EXPECT_EQ(way({.time = 300, .dim = 8}), ScanWay::kLoad);
-  EXPECT_EQ(way({.time = 300, .dim = 160 * kVec, .offset = 1}), ScanWay::kLoad);
+  EXPECT_EQ(way({.time = 256, .dim = 3 * column_each}), ScanAlgo::kColumns);
+  EXPECT_EQ(way({.time = 300, .dim = 160 * kVec}), ScanAlgo::kStaged);
+  EXPECT_EQ(way({.time = 300, .dim = 8}), ScanAlgo::kLoad);
+  EXPECT_EQ(way({.time = 300, .dim = 160 * kVec, .offset = 1}), ScanAlgo::kLoad);
   const auto narrow = random_case<TypeParam>({.time = 300, .dim = 8}, 9);
-  EXPECT_THROW(this->run(narrow, ScanWay::kColumns), std::invalid_argument);
+  EXPECT_THROW(this->run(narrow, ScanAlgo::kColumns), std::invalid_argument);
 }
 
 TYPED_TEST(DecayScanCuda, MatchesFloat64AtEverySize) {
@@ -179,7 +179,7 @@ TYPED_TEST(DecayScanCuda, RepeatsToTheBitAloneAndInABatch) {
 // four and more, in whole rounds and not, with halves and without, and columns that follow each other. Which way a
 // shape goes depends on how many multiprocessors there are, so each goes every way.
 TYPED_TEST(DecayScanCuda, ColumnsOfOneBlockAndOfGroups) {
-  using enum ScanWay;
+  using enum ScanAlgo;
   for (ScanLayout layout :
        {ScanLayout{.time = 65, .dim = 520}, ScanLayout{.time = 128, .dim = 328}, ScanLayout{.time = 385, .dim = 168},
         ScanLayout{.time = 512, .dim = 328}, ScanLayout{.time = 800, .dim = 328},
@@ -196,7 +196,7 @@ TYPED_TEST(DecayScanCuda, ColumnsOfOneBlockAndOfGroups) {
     EXPECT_TRUE(this->flags_are_zero());
     // Rows of up to 512 bytes hand on in another way, which columns have not.
     const bool has_columns = this->cuda().compute_capability() >= 90 && layout.dim * sizeof(TypeParam) > 512;
-    for (const ScanWay way : {kColumns, kGroups}) {
+    for (const ScanAlgo way : {kColumns, kGroups}) {
       if (way == r.way || !has_columns) continue;
       const auto by = this->run(c, way);
       EXPECT_EQ(by.way, way);

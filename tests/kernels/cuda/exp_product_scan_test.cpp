@@ -2,7 +2,7 @@
 #include <optional>
 #include <stdexcept>
 
-#include "kernels/cuda/scan/choose.h"
+#include "kernels/cuda/scan/algo.h"
 #include "tests/kernels/cuda/cuda_scan_testing.h"
 
 namespace mmrec::kernels::test {
@@ -34,7 +34,7 @@ struct Result {
   ScanOperand<T> y;
   ScanOperand<float> log_y;
   std::vector<float> carry_out;
-  ScanWay way = {};
+  ScanAlgo way = {};
 };
 
 struct Errors {
@@ -67,7 +67,7 @@ Errors errors(const Case<T>& c, const Result<T>& r) {
 template <class T>
 class ExpProductScanCuda : public CudaScanTest {
  protected:
-  Result<T> run(const Case<T>& c, bool logs = true, std::optional<ScanWay> way = {}) {
+  Result<T> run(const Case<T>& c, bool logs = true, std::optional<ScanAlgo> way = {}) {
     Result<T> r{ScanOperand<T>(c.gamma.layout()), ScanOperand<float>(c.gamma.layout()), {}, {}};
     auto gamma = this->to_device(c.gamma.data), y = this->to_device(r.y.data);
     auto log_y = this->to_device(r.log_y.data);
@@ -75,7 +75,7 @@ class ExpProductScanCuda : public CudaScanTest {
     auto carry_out = this->template poisoned<float>(c.carry_in.size());
     ExpProductScan<T, Device> op{c.gamma.on(gamma), r.y.on(y), {}, carry_in.data(), carry_out.data()};
     if (logs) op.log_y = r.log_y.on(log_y);
-    r.way = scan_by(this->cuda(), op, way);
+    r.way = exp_product_scan(this->cuda(), op, way);
     r.y.data = this->to_host(y);
     r.log_y.data = this->to_host(log_y);
     r.carry_out = this->to_host(carry_out);
@@ -89,13 +89,13 @@ TYPED_TEST(ExpProductScanCuda, EveryWayGivesTheSameBitsAndIsTakenByItsShapes) {
   const bool engine = this->cuda().compute_capability() >= 90;
   const auto way = [&](const ScanLayout& layout) { return this->run(random_case<TypeParam>(layout, 8)).way; };
   constexpr std::int64_t kDim = 160 * 4 / sizeof(TypeParam);
-  EXPECT_EQ(way({.time = 300, .dim = kDim}), engine ? ScanWay::kStaged : ScanWay::kLoad);
-  EXPECT_EQ(way({.time = 300, .dim = kDim, .offset = 1}), ScanWay::kLoad);
-  EXPECT_EQ(way({.time = 300, .dim = 8}), ScanWay::kLoad);
+  EXPECT_EQ(way({.time = 300, .dim = kDim}), engine ? ScanAlgo::kStaged : ScanAlgo::kLoad);
+  EXPECT_EQ(way({.time = 300, .dim = kDim, .offset = 1}), ScanAlgo::kLoad);
+  EXPECT_EQ(way({.time = 300, .dim = 8}), ScanAlgo::kLoad);
   const auto c = random_case<TypeParam>({.batch = 2, .time = 700, .dim = kDim}, 7);
-  const auto loaded = this->run(c, true, ScanWay::kLoad);
+  const auto loaded = this->run(c, true, ScanAlgo::kLoad);
   EXPECT_TRUE(same_bits(loaded.y.data, this->run(c).y.data));
-  EXPECT_THROW(this->run(c, true, ScanWay::kColumns), std::invalid_argument);
+  EXPECT_THROW(this->run(c, true, ScanAlgo::kColumns), std::invalid_argument);
 }
 
 TYPED_TEST(ExpProductScanCuda, MatchesFloat64AtEverySize) {

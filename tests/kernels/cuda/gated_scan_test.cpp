@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/cuda/recurrence/sweep.h"
+#include "kernels/cuda/recurrence/algo.h"
 #include "tests/kernels/cuda/gated_testing.h"
 
 namespace mmrec::kernels {

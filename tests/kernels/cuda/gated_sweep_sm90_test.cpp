@@ -1,6 +1,6 @@
 // One gate-frozen sweep on the tensor cores of sm_90a against fp64: the gates from the iterate on entry, then the
 // recurrence token after token. What the op reports of its own result must match it to the bit.
-#include "kernels/cuda/recurrence/sweep.h"
+#include "kernels/cuda/recurrence/algo.h"
 
 #include <algorithm>
 #include <type_traits>
@@ -60,7 +60,7 @@ class GatedSweepSm90 : public test::CudaTest {
 
   template <class A>
   Result<A> run(const Case<A>& c, GatedCheck check = {}, bool rounds_settled = false,
-                std::optional<SweepWay> way = {}) {
+                std::optional<SweepAlgo> way = {}) {
     const auto [batch, time, dim, first] = c.size;
     const auto wide = to_device(c.wide);
     const auto zm = to_device(c.zm);
@@ -94,8 +94,8 @@ class GatedSweepSm90 : public test::CudaTest {
     op.first = first;
     op.change = change.data();
     op.magnitude = magnitude.data();
-    const SweepWay chosen = choose_sweep(cuda(), op);
-    EXPECT_NE(chosen, SweepWay::kProductAndScan);
+    const SweepAlgo chosen = choose_sweep(cuda(), op);
+    EXPECT_NE(chosen, SweepAlgo::kProductAndScan);
     check.change = op.change;
     check.magnitude = op.magnitude;
     check.times = static_cast<int>(time);
@@ -355,8 +355,8 @@ TEST_F(GatedSweepSm90, FixedPoint) {
 
 TEST_F(GatedSweepSm90, NarrowAndWideTilesGiveTheSameBits) {
   const Case<BFloat16> c({2, 150, 200, 0});
-  const auto narrow = run(c, {}, false, SweepWay::kNarrowTiles);
-  const auto wide = run(c, {}, false, SweepWay::kWideTiles);
+  const auto narrow = run(c, {}, false, SweepAlgo::kNarrowTiles);
+  const auto wide = run(c, {}, false, SweepAlgo::kWideTiles);
   check(c, wide);
   EXPECT_EQ(narrow.h, wide.h);
   // Times before the first are NaN, untouched.
@@ -378,7 +378,7 @@ TEST_F(GatedSweepSm90, WhatItDoesNotTake) {
     op.h_rounded_next = {halves, 1, time + 1, dim};
     op.gate_weight = {halves, DType::kBF16, 2 * dim, dim};
     op.first = first;
-    return choose_sweep(cuda(), op) != SweepWay::kProductAndScan;
+    return choose_sweep(cuda(), op) != SweepAlgo::kProductAndScan;
   };
   EXPECT_TRUE(supported(16, 64, 0, 0));
   EXPECT_TRUE(supported(16, 64, 8, 15));

@@ -27,15 +27,15 @@ class GatedSweepsTest : public test::GatedTest {
     auto gate = poisoned<float>(static_cast<std::size_t>(options.window * 2 * c.size.dim));
     auto change = poisoned<float>(static_cast<std::size_t>(2 * options.window));
     const SweepCounts counts =
-        gated_sweeps_by(cuda(),
-                        GatedSweeps<Device, A>{.in = on.inputs(),
-                                               .gate_weight = on.gate_weight(),
-                                               .gate_bias = on.gate_bias(),
-                                               .tolerance = options.tolerance,
-                                               .max_sweeps = options.max_sweeps,
-                                               .gate = {gate.data(), options.window, 2 * c.size.dim},
-                                               .change = change.data()},
-                        options.way);
+        gated_sweeps(cuda(),
+                     GatedSweeps<Device, A>{.in = on.inputs(),
+                                            .gate_weight = on.gate_weight(),
+                                            .gate_bias = on.gate_bias(),
+                                            .tolerance = options.tolerance,
+                                            .max_sweeps = options.max_sweeps,
+                                            .gate = {gate.data(), options.window, 2 * c.size.dim},
+                                            .change = change.data()},
+                     options.way);
     return {to_host(on.h), rounded_of(on), counts};
   }
 
@@ -67,11 +67,11 @@ TEST_F(GatedSweepsTest, ConvergesToTheRecurrenceInFp32) {
 
 TEST_F(GatedSweepsTest, EveryWayConvergesAndOnesThatCannotBeGoneThrow) {
   const GatedCase<BFloat16> c({1, 100, 64});
-  std::vector<SweepWay> ways = {SweepWay::kProductAndScan};
-  if (cuda().compute_capability() == 90) ways.insert(ways.end(), {SweepWay::kNarrowTiles, SweepWay::kWideTiles});
-  for (const SweepWay way : ways) check(c, run(c, {.tolerance = 1e-4F, .way = way}), 1e-2);
-  EXPECT_THROW(run(GatedCase<BFloat16>({1, 20, 7}), {.way = SweepWay::kNarrowTiles}), std::invalid_argument);
-  EXPECT_THROW(run(GatedCase<float>({1, 20, 64}), {.way = SweepWay::kWideTiles}), std::invalid_argument);
+  std::vector<SweepAlgo> ways = {SweepAlgo::kProductAndScan};
+  if (cuda().compute_capability() == 90) ways.insert(ways.end(), {SweepAlgo::kNarrowTiles, SweepAlgo::kWideTiles});
+  for (const SweepAlgo way : ways) check(c, run(c, {.tolerance = 1e-4F, .way = way}), 1e-2);
+  EXPECT_THROW(run(GatedCase<BFloat16>({1, 20, 7}), {.way = SweepAlgo::kNarrowTiles}), std::invalid_argument);
+  EXPECT_THROW(run(GatedCase<float>({1, 20, 64}), {.way = SweepAlgo::kWideTiles}), std::invalid_argument);
 }
 
 // Lanes take channels in pairs.

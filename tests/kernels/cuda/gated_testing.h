@@ -10,7 +10,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "kernels/cuda/recurrence/sweep.h"
+#include "kernels/cuda/recurrence/algo.h"
 #include "tests/kernels/cuda/cuda_testing.h"
 
 namespace mmrec::kernels::test {
@@ -172,7 +172,7 @@ struct SweepOptions {
   std::int64_t window = 64;
   float tolerance = 1e-6F;
   int max_sweeps = 64;
-  std::optional<SweepWay> way = {};
+  std::optional<SweepAlgo> way = {};
 };
 template <class A>
 struct SweepResult {

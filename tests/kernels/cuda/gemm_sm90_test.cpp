@@ -1,5 +1,5 @@
 // The matrix product that the fused ops of sm_90a are built on, stored as it is, against fp64.
-#include "kernels/cuda/gemm/ways.h"
+#include "kernels/cuda/gemm/algo.h"
 
 #include <algorithm>
 #include <string>
@@ -129,10 +129,11 @@ TEST_F(GemmSm90, SameBitsAgain) {
   std::vector<float> first;
   for (int run = 0; run < 3; ++run) {
     auto y = poisoned<float>(kRows * kColumns);
-    linear_by(cuda(), LinearWay::kManyRows,
-              Linear<Device, BFloat16, float>{.x = {x.data(), kRows, kDepth},
-                                              .weight = {w.data(), DType::kBF16, kColumns, kDepth},
-                                              .y = {y.data(), kRows, kColumns}});
+    linear(cuda(),
+           Linear<Device, BFloat16, float>{.x = {x.data(), kRows, kDepth},
+                                           .weight = {w.data(), DType::kBF16, kColumns, kDepth},
+                                           .y = {y.data(), kRows, kColumns}},
+           LinearAlgo::kManyRows);
     if (run == 0) first = to_host(y);
     EXPECT_EQ(to_host(y), first);
   }

@@ -1,5 +1,5 @@
 // Graph: what a replay does, what recording refuses, and that a failed recording leaves the stream usable.
-#include "kernels/cuda/runtime/graph.h"
+#include "kernels/cuda/runtime/cuda.h"
 
 #include <stdexcept>
 #include <utility>

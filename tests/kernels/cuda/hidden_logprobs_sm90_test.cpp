@@ -1,7 +1,7 @@
 // Log-probs from hidden states on the tensor cores of sm_90a, against fp64.
 #include <algorithm>
 
-#include "kernels/cuda/logprobs/choose.h"
+#include "kernels/cuda/logprobs/algo.h"
 #include "tests/kernels/cuda/cuda_testing.h"
 #include "tests/kernels/logprob_testing.h"
 
@@ -47,8 +47,8 @@ class HiddenLogprobsSm90 : public test::CudaTest {
         .head = {head_device.data(), std::is_same_v<A, BFloat16> ? DType::kBF16 : DType::kF16, p.vocab, p.dim},
         .targets = targets_device.data(),
         .logprobs = logprobs.data()};
-    EXPECT_EQ(choose_hidden_logprobs(cuda(), op), HiddenLogprobsWay::kInRegisters);
-    hidden_logprobs_by(cuda(), HiddenLogprobsWay::kInRegisters, op);
+    EXPECT_EQ(choose_hidden_logprobs(cuda(), op), HiddenLogprobsAlgo::kInRegisters);
+    hidden_logprobs(cuda(), op, HiddenLogprobsAlgo::kInRegisters);
     const auto got = to_host(logprobs);
 
     double worst = 0.0;
@@ -99,12 +99,13 @@ TEST_F(HiddenLogprobsSm90, NotANumber) {
   const auto head = to_device(random_normal<BFloat16>(kVocab * kDim, 0.0, 0.1));
   const auto targets = to_device(std::vector<int>(kRows, 7));
   auto logprobs = poisoned<float>(kRows);
-  hidden_logprobs_by(
-      cuda(), HiddenLogprobsWay::kInRegisters,
+  hidden_logprobs(
+      cuda(),
       HiddenLogprobs<Device, BFloat16>{.hidden = MatrixView<const BFloat16, Device>(hidden_device.data(), kRows, kDim),
                                        .head = {head.data(), DType::kBF16, kVocab, kDim},
                                        .targets = targets.data(),
-                                       .logprobs = logprobs.data()});
+                                       .logprobs = logprobs.data()},
+      HiddenLogprobsAlgo::kInRegisters);
   const auto got = to_host(logprobs);
   EXPECT_TRUE(std::isfinite(got[0]));
   EXPECT_TRUE(std::isnan(got[1]));

@@ -8,8 +8,8 @@
 #include <type_traits>
 
 #include "kernels/cpu/cpu.h"
-#include "kernels/cuda/logprobs/choose.h"
-#include "kernels/cuda/runtime/graph.h"
+#include "kernels/cuda/logprobs/algo.h"
+#include "kernels/cuda/runtime/cuda.h"
 #include "tests/kernels/cuda/cuda_testing.h"
 #include "tests/kernels/logprob_testing.h"
 
@@ -40,7 +40,7 @@ struct Problem {
 class HiddenLogprobsCuda : public CudaTest {
  protected:
   template <class A>
-  std::vector<float> run(HiddenLogprobsWay way, const Problem<A>& problem) {
+  std::vector<float> run(HiddenLogprobsAlgo way, const Problem<A>& problem) {
     const auto hidden = to_device(problem.hidden);
     const auto head = to_device(problem.head);
     const auto targets = to_device(problem.targets);
@@ -48,11 +48,12 @@ class HiddenLogprobsCuda : public CudaTest {
     // NaN in the buffers that products leave logits in: nothing may be read of them that no product wrote.
     const std::vector<std::uint8_t> ones(Cuda::kScratchBytes, 0xff);
     cuda().upload(ones.data(), static_cast<std::uint8_t*>(cuda().scratch()), ones.size());
-    hidden_logprobs_by(cuda(), way,
-                       HiddenLogprobs<Device, A>{.hidden = {hidden.data(), problem.n, problem.dim, problem.stride},
-                                                 .head = {head.data(), kDTypeOf<A>, problem.vocab, problem.dim},
-                                                 .targets = targets.data(),
-                                                 .logprobs = out.data()});
+    hidden_logprobs(cuda(),
+                    HiddenLogprobs<Device, A>{.hidden = {hidden.data(), problem.n, problem.dim, problem.stride},
+                                              .head = {head.data(), kDTypeOf<A>, problem.vocab, problem.dim},
+                                              .targets = targets.data(),
+                                              .logprobs = out.data()},
+                    way);
     return to_host(out);
   }
 };
@@ -60,7 +61,7 @@ class HiddenLogprobsCuda : public CudaTest {
 template <class A>
 class HiddenLogprobsCudaTyped : public HiddenLogprobsCuda {
  protected:
-  static constexpr HiddenLogprobsWay kWays[] = {HiddenLogprobsWay::kByTiles, HiddenLogprobsWay::kAuto};
+  static constexpr HiddenLogprobsAlgo kWays[] = {HiddenLogprobsAlgo::kByTiles, HiddenLogprobsAlgo::kAuto};
 };
 using Activations = ::testing::Types<float, Float16, BFloat16>;
 TYPED_TEST_SUITE(HiddenLogprobsCudaTyped, Activations);
@@ -87,7 +88,7 @@ TYPED_TEST(HiddenLogprobsCudaTyped, MatchesFloat64) {
     for (std::int64_t r = 0; r < s.n - 1; r += step) rows.push_back(r);
     rows.push_back(s.n - 1);
     const std::vector<double> expected = problem.expected(rows);
-    for (const HiddenLogprobsWay way : this->kWays) {
+    for (const HiddenLogprobsAlgo way : this->kWays) {
       const std::vector<float> out = this->run(way, problem);
       for (std::size_t i = 0; i < rows.size(); ++i) {
         ASSERT_NEAR(static_cast<double>(out[static_cast<std::size_t>(rows[i])]), expected[i],
@@ -106,7 +107,7 @@ TEST_F(HiddenLogprobsCuda, AgreesWithTheCpu) {
                                             .head = {problem.head.data(), DType::kF32, problem.vocab, problem.dim},
                                             .targets = problem.targets.data(),
                                             .logprobs = expected.data()});
-  const std::vector<float> out = run<float>(HiddenLogprobsWay::kAuto, problem);
+  const std::vector<float> out = run<float>(HiddenLogprobsAlgo::kAuto, problem);
   for (std::size_t r = 0; r < out.size(); ++r) ASSERT_NEAR(out[r], expected[r], 2e-5F) << r;
 }
 
@@ -128,7 +129,7 @@ TYPED_TEST(HiddenLogprobsCudaTyped, TheTargetMayLieAnywhere) {
       for (std::int64_t r = 0; r < n; ++r) {
         problem.targets[static_cast<std::size_t>(r)] = static_cast<int>(r % 2 == 0 ? peak : (peak + r) % kVocab);
       }
-      for (const HiddenLogprobsWay way : this->kWays) {
+      for (const HiddenLogprobsAlgo way : this->kWays) {
         const auto out = this->run(way, problem);
         for (std::size_t r = 0; r < out.size(); ++r) ASSERT_EQ(out[r], r % 2 == 0 ? 0.0F : -80.0F) << peak << " " << r;
       }
@@ -139,7 +140,7 @@ TYPED_TEST(HiddenLogprobsCudaTyped, TheTargetMayLieAnywhere) {
 TYPED_TEST(HiddenLogprobsCudaTyped, RowsWithoutATargetAreLeftAlone) {
   for (const std::int64_t n : {5, 77}) {
     Problem<TypeParam> problem(n, 16, 2100);
-    for (const HiddenLogprobsWay way : this->kWays) {
+    for (const HiddenLogprobsAlgo way : this->kWays) {
       const std::vector<float> all = this->run(way, problem);
       Problem<TypeParam> some = problem;
       for (std::size_t r = 0; r < some.targets.size(); r += 3) some.targets[r] = -1 - static_cast<int>(r);
@@ -156,7 +157,7 @@ TYPED_TEST(HiddenLogprobsCudaTyped, ATargetBeyondTheVocabularyGivesNan) {
     Problem<TypeParam> problem(n, 16, 2100);
     problem.targets[2] = 2100;
     problem.targets[4] = std::numeric_limits<int>::max();
-    const auto out = this->run(HiddenLogprobsWay::kByTiles, problem);
+    const auto out = this->run(HiddenLogprobsAlgo::kByTiles, problem);
     for (std::size_t r = 0; r < out.size(); ++r) ASSERT_EQ(std::isnan(out[r]), r == 2 || r == 4) << r;
   }
 }
@@ -171,7 +172,7 @@ TEST_F(HiddenLogprobsCuda, RowsAreTakenInPasses) {
   for (const std::int64_t r : looked_at)
     targets[static_cast<std::size_t>(r)] = problem.targets[static_cast<std::size_t>(r)];
   problem.targets = targets;
-  auto out = run<BFloat16>(HiddenLogprobsWay::kByTiles, problem);
+  auto out = run<BFloat16>(HiddenLogprobsAlgo::kByTiles, problem);
   for (std::size_t i = 0; i < looked_at.size(); ++i) {
     float& got = out[static_cast<std::size_t>(looked_at[i])];
     ASSERT_NEAR(static_cast<double>(got), expected[i], 2e-5) << looked_at[i];
@@ -186,14 +187,14 @@ TYPED_TEST(HiddenLogprobsCudaTyped, IsReplayedByAGraph) {
   const auto head = this->to_device(after.head);
   auto hidden = this->to_device(before.hidden);
   const auto targets = this->to_device(after.targets);
-  for (const HiddenLogprobsWay way : this->kWays) {
+  for (const HiddenLogprobsAlgo way : this->kWays) {
     auto out = this->template poisoned<float>(70);
     const HiddenLogprobs<Device, TypeParam> op{.hidden = {hidden.data(), 70, 16},
                                                .head = {head.data(), kDTypeOf<TypeParam>, 9000, 16},
                                                .targets = targets.data(),
                                                .logprobs = out.data()};
-    hidden_logprobs_by(this->cuda(), way, op);
-    const Graph graph(this->cuda(), [&] { hidden_logprobs_by(this->cuda(), way, op); });
+    hidden_logprobs(this->cuda(), op, way);
+    const Graph graph(this->cuda(), [&] { hidden_logprobs(this->cuda(), op, way); });
     this->cuda().upload(after.hidden.data(), hidden.data(), after.hidden.size());
     graph.launch(this->cuda());
     EXPECT_EQ(this->to_host(out), this->run(way, after));

@@ -7,8 +7,8 @@
 #include <set>
 #include <type_traits>
 
-#include "kernels/cuda/gemm/choose.h"
-#include "kernels/cuda/runtime/graph.h"
+#include "kernels/cuda/gemm/algo.h"
+#include "kernels/cuda/runtime/cuda.h"
 #include "tests/kernels/cuda/dense_testing.h"
 
 namespace mmrec::kernels::test {
@@ -133,29 +133,29 @@ class CudaLinearTest : public CudaTest {
   }
 
   /// That the cases so far have gone these ways and no others; where sm_90's are not to be had, by the library instead.
-  void expect_ways(std::set<LinearWay> ways) {
+  void expect_ways(std::set<LinearAlgo> ways) {
     if (cuda().compute_capability() != 90 && ways.erase(kFew) + ways.erase(kMany) != 0) ways.insert(kLibrary);
     EXPECT_EQ(ways_, ways);
   }
-  static constexpr LinearWay kMatvec = LinearWay::kMatvec, kFew = LinearWay::kFewRows, kMany = LinearWay::kManyRows,
-                             kLibrary = LinearWay::kLibrary;
+  static constexpr LinearAlgo kMatvec = LinearAlgo::kMatvec, kFew = LinearAlgo::kFewRows, kMany = LinearAlgo::kManyRows,
+                              kLibrary = LinearAlgo::kLibrary;
 
   /// One case, and that linear goes this way.
   template <class A, class Y>
-  void check_way(LinearWay way, const Case& c) {
+  void check_way(LinearAlgo way, const Case& c) {
     SCOPED_TRACE(c);
     Problem<A, Y> problem(cuda(), c, 1);
     EXPECT_EQ(choose_linear(cuda(), problem.job()), way);
-    linear_by(cuda(), way, problem.job());
+    linear(cuda(), problem.job(), way);
     problem.expect_correct();
   }
   /// A way by which linear does not go.
   template <class A, class Y>
-  void check_forced(LinearWay way, const Case& c) {
+  void check_forced(LinearAlgo way, const Case& c) {
     SCOPED_TRACE(c);
     Problem<A, Y> problem(cuda(), c, 1);
     EXPECT_NE(choose_linear(cuda(), problem.job()), way);
-    linear_by(cuda(), way, problem.job());
+    linear(cuda(), problem.job(), way);
     problem.expect_correct();
   }
 
@@ -182,20 +182,20 @@ class CudaLinearTest : public CudaTest {
   }
 
  private:
-  std::set<LinearWay> ways_;
+  std::set<LinearAlgo> ways_;
 };
 
 TEST_F(CudaLinearTest, EveryWayIsTakenByItsShapes) {
   const bool sm90 = cuda().compute_capability() == 90;
   for (const std::int64_t rows : {1, 8, 9, 128, 129}) {
     const Case c{rows, 72, 136, Activation::kGelu, true};
-    const LinearWay own = rows <= 8          ? LinearWay::kMatvec
-                          : !sm90            ? LinearWay::kLibrary
-                          : rows <= kFewRows ? LinearWay::kFewRows
-                                             : LinearWay::kManyRows;
+    const LinearAlgo own = rows <= 8          ? LinearAlgo::kMatvec
+                           : !sm90            ? LinearAlgo::kLibrary
+                           : rows <= kFewRows ? LinearAlgo::kFewRows
+                                              : LinearAlgo::kManyRows;
     check_way<BFloat16, BFloat16>(own, c);
     check_way<Float16, float>(own, c);
-    const LinearWay any = rows <= 8 ? LinearWay::kMatvec : LinearWay::kLibrary;
+    const LinearAlgo any = rows <= 8 ? LinearAlgo::kMatvec : LinearAlgo::kLibrary;
     check_way<float, float>(any, c);
     Case unaligned = c;
     unaligned.layout = kUnaligned;
@@ -208,15 +208,15 @@ TEST_F(CudaLinearTest, EveryWayCanBeForced) {
   const Case few{8, 72, 136, Activation::kGelu, true, Residual::kApart, 0.5F};
   Case more = few;
   more.rows = 70;
-  check_forced<float, float>(LinearWay::kLibrary, few);
-  check_forced<BFloat16, BFloat16>(LinearWay::kLibrary, few);
+  check_forced<float, float>(LinearAlgo::kLibrary, few);
+  check_forced<BFloat16, BFloat16>(LinearAlgo::kLibrary, few);
   if (cuda().compute_capability() != 90) return;
-  check_forced<BFloat16, BFloat16>(LinearWay::kFewRows, few);
-  check_forced<BFloat16, float>(LinearWay::kManyRows, few);
-  check_forced<BFloat16, BFloat16>(LinearWay::kManyRows, more);
-  check_forced<Float16, Float16>(LinearWay::kLibrary, more);
+  check_forced<BFloat16, BFloat16>(LinearAlgo::kFewRows, few);
+  check_forced<BFloat16, float>(LinearAlgo::kManyRows, few);
+  check_forced<BFloat16, BFloat16>(LinearAlgo::kManyRows, more);
+  check_forced<Float16, Float16>(LinearAlgo::kLibrary, more);
   const Linear<Device> nothing{.x = {nullptr, 1, 8}, .weight = {nullptr, DType::kF32, 8, 8}};
-  EXPECT_THROW(linear_by(cuda(), LinearWay::kFewRows, nothing), std::invalid_argument);
+  EXPECT_THROW(linear(cuda(), nothing, LinearAlgo::kFewRows), std::invalid_argument);
 }
 
 TEST_F(CudaLinearTest, FewRowsOfAnySize) {
@@ -349,7 +349,7 @@ TEST_F(CudaLinearTest, LargeShapes) {
   expect_ways({kMatvec, kFew, kMany, kLibrary});
   // Products of the library that take more scratch than there is: in chunks of rows.
   Problem<BFloat16, BFloat16> chunks(cuda(), {1500, 16384, 32, Activation::kGelu, true}, 1);
-  linear_by(cuda(), kLibrary, chunks.job());
+  linear(cuda(), chunks.job(), kLibrary);
   chunks.expect_correct();
 }
 

@@ -2,7 +2,7 @@
 #include <optional>
 #include <stdexcept>
 
-#include "kernels/cuda/scan/choose.h"
+#include "kernels/cuda/scan/algo.h"
 #include "tests/kernels/cuda/cuda_scan_testing.h"
 
 namespace mmrec::kernels::test {
@@ -30,7 +30,7 @@ template <class T>
 struct Result {
   ScanOperand<T> y;
   std::vector<float> carry_out;
-  ScanWay way = {};
+  ScanAlgo way = {};
 };
 
 /// Relative to max(1, |y|): y crosses zero, where the sum of exponentials is 1.
@@ -70,13 +70,13 @@ WorstScanError error(const Case<T>& c, const Result<T>& r) {
 template <class T>
 class LogSumExpScanCuda : public CudaScanTest {
  protected:
-  Result<T> run(const Case<T>& c, std::optional<ScanWay> way = {}) {
+  Result<T> run(const Case<T>& c, std::optional<ScanAlgo> way = {}) {
     Result<T> r{ScanOperand<T>(c.x.layout()), {}, {}};
     auto x = this->to_device(c.x.data), y = this->to_device(r.y.data);
     auto carry_in = this->to_device(c.carry_in);
     auto carry_out = this->template poisoned<float>(static_cast<std::size_t>(c.x.layout().channels()));
     const LogSumExpScan<T, Device> op{c.x.on(x), r.y.on(y), carry_in.data(), carry_out.data()};
-    r.way = scan_by(this->cuda(), op, way);
+    r.way = logsumexp_scan(this->cuda(), op, way);
     r.y.data = this->to_host(y);
     r.carry_out = this->to_host(carry_out);
     return r;
@@ -89,13 +89,13 @@ TYPED_TEST(LogSumExpScanCuda, EveryWayGivesTheSameBitsAndIsTakenByItsShapes) {
   const bool engine = this->cuda().compute_capability() >= 90;
   const auto way = [&](const ScanLayout& layout) { return this->run(random_case<TypeParam>(layout, 8)).way; };
   constexpr std::int64_t kDim = 160 * 4 / sizeof(TypeParam);
-  EXPECT_EQ(way({.time = 300, .dim = kDim}), engine ? ScanWay::kStaged : ScanWay::kLoad);
-  EXPECT_EQ(way({.time = 300, .dim = kDim, .offset = 1}), ScanWay::kLoad);
-  EXPECT_EQ(way({.time = 300, .dim = 8}), ScanWay::kLoad);
+  EXPECT_EQ(way({.time = 300, .dim = kDim}), engine ? ScanAlgo::kStaged : ScanAlgo::kLoad);
+  EXPECT_EQ(way({.time = 300, .dim = kDim, .offset = 1}), ScanAlgo::kLoad);
+  EXPECT_EQ(way({.time = 300, .dim = 8}), ScanAlgo::kLoad);
   const auto c = random_case<TypeParam>({.batch = 2, .time = 700, .dim = kDim}, 7);
-  const auto loaded = this->run(c, ScanWay::kLoad);
+  const auto loaded = this->run(c, ScanAlgo::kLoad);
   EXPECT_TRUE(same_bits(loaded.y.data, this->run(c).y.data));
-  EXPECT_THROW(this->run(c, ScanWay::kColumns), std::invalid_argument);
+  EXPECT_THROW(this->run(c, ScanAlgo::kColumns), std::invalid_argument);
 }
 
 TYPED_TEST(LogSumExpScanCuda, MatchesFloat64AtEverySize) {

@@ -1,6 +1,6 @@
 // memory_attention against fp64 softmax attention: any head size, few and many tokens and slots, large scores, in
 // place, rows of wider matrices; a row's bits do not depend on how many rows there are.
-#include "kernels/cuda/attention/choose.h"
+#include "kernels/cuda/attention/algo.h"
 #include "tests/kernels/cuda/dense_testing.h"
 
 namespace mmrec::kernels::test {
@@ -140,11 +140,11 @@ TEST_F(CudaMemoryAttentionTest, EveryWayIsTakenByItsShapes) {
     Operands<float> in = operands<float>(c);
     return choose_attention(job(c, in, in.q.view(), in.q.view(), c.time));
   };
-  EXPECT_EQ(way_of({2, 15, 2, 64, 5}), AttentionWay::kSplit);
-  EXPECT_EQ(way_of({1, 16, 2, 64, 5}), AttentionWay::kTile);
-  EXPECT_EQ(way_of({1, 16, 1, 1024, 5}), AttentionWay::kTile);
-  EXPECT_EQ(way_of({1, 16, 1, 1028, 5}), AttentionWay::kAny);
-  EXPECT_EQ(way_of({1, 16, 2, 33, 5}), AttentionWay::kAny);
+  EXPECT_EQ(way_of({2, 15, 2, 64, 5}), AttentionAlgo::kSplit);
+  EXPECT_EQ(way_of({1, 16, 2, 64, 5}), AttentionAlgo::kTile);
+  EXPECT_EQ(way_of({1, 16, 1, 1024, 5}), AttentionAlgo::kTile);
+  EXPECT_EQ(way_of({1, 16, 1, 1028, 5}), AttentionAlgo::kAny);
+  EXPECT_EQ(way_of({1, 16, 2, 33, 5}), AttentionAlgo::kAny);
 }
 
 // By tiles and by groups of lanes with the same bits, whatever the number of tokens.
@@ -156,12 +156,12 @@ TEST_F(CudaMemoryAttentionTest, EveryWayCanBeForced) {
     DeviceMatrix<float> out(cuda(), c.batch * c.time, c.dim(), c.layout);
     const std::vector<double> want = reference(c, in);
     std::vector<float> of_tiles;
-    for (const AttentionWay way : {AttentionWay::kTile, AttentionWay::kSplit, AttentionWay::kAny}) {
-      memory_attention_by(cuda(), way, job(c, in, in.q.view(), out.view(), c.time));
+    for (const AttentionAlgo way : {AttentionAlgo::kTile, AttentionAlgo::kSplit, AttentionAlgo::kAny}) {
+      memory_attention(cuda(), job(c, in, in.q.view(), out.view(), c.time), way);
       const std::vector<float> got = out.download();
       for (std::size_t i = 0; i < got.size(); ++i) ASSERT_TRUE(rounds_to(got[i], want[i], c.tolerance)) << i;
-      if (way == AttentionWay::kTile) of_tiles = got;
-      EXPECT_TRUE(way == AttentionWay::kAny || same_bits(got, of_tiles));
+      if (way == AttentionAlgo::kTile) of_tiles = got;
+      EXPECT_TRUE(way == AttentionAlgo::kAny || same_bits(got, of_tiles));
     }
   }
 }

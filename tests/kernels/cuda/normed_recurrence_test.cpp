@@ -1,6 +1,6 @@
 // The recurrence that is normed at every token, each way, against float64: every type, runs of any lengths with and
 // without states, widths that fill no tile, and the limit of the state.
-#include "kernels/cuda/recurrence/normed.h"
+#include "kernels/cuda/recurrence/algo.h"
 
 #include "tests/kernels/bank_case.h"
 #include "tests/kernels/cuda/dense_testing.h"
@@ -80,13 +80,13 @@ class CudaNormedRecurrenceTest : public CudaTest {
   };
 
   template <class A>
-  void check(NormedWay way, const RunShapes& shapes, std::int64_t dim, bool carries, double norm_size = 1.0,
+  void check(NormedAlgo way, const RunShapes& shapes, std::int64_t dim, bool carries, double norm_size = 1.0,
              double bound = kBound<A>) {
     SCOPED_TRACE(testing::Message() << "way " << static_cast<int>(way) << ", " << shapes.rows.size()
                                     << " runs of up to " << shapes.longest() << ", width " << dim
                                     << (carries ? ", states" : ""));
     Problem<A> problem(cuda(), shapes, dim, carries, norm_size);
-    normed_recurrence_by(cuda(), way, problem.op(cuda(), 3));
+    normed_recurrence(cuda(), problem.op(cuda(), 3), way);
     std::vector<double> state;
     const std::vector<float> h = problem.h.download();
     const std::vector<double> expected = problem.exact.reference(
@@ -115,9 +115,9 @@ class CudaNormedRecurrenceTest : public CudaTest {
   }
 
   template <class A>
-  void check_ways(const std::vector<NormedWay>& ways, const RunShapes& shapes, std::int64_t dim,
+  void check_ways(const std::vector<NormedAlgo>& ways, const RunShapes& shapes, std::int64_t dim,
                   double norm_size = 1.0) {
-    for (const NormedWay way : ways) {
+    for (const NormedAlgo way : ways) {
       for (const bool carries : {false, true}) check<A>(way, shapes, dim, carries, norm_size);
     }
   }
@@ -125,36 +125,36 @@ class CudaNormedRecurrenceTest : public CudaTest {
 
 TEST_F(CudaNormedRecurrenceTest, GangsTakeAnyWidth) {
   for (const std::int64_t dim : {1, 7, 48, 100, 200}) {
-    check_ways<float>({NormedWay::kGang}, {{3, 5}, 1}, dim);
-    check_ways<BFloat16>({NormedWay::kGang}, {{4}}, dim);
-    check_ways<Float16>({NormedWay::kGang}, {{2, 0, 3}}, dim);
+    check_ways<float>({NormedAlgo::kGang}, {{3, 5}, 1}, dim);
+    check_ways<BFloat16>({NormedAlgo::kGang}, {{4}}, dim);
+    check_ways<Float16>({NormedAlgo::kGang}, {{2, 0, 3}}, dim);
   }
   if (!small_sizes()) {
-    check_ways<float>({NormedWay::kGang}, {{100, 7}}, 1024);
-    check_ways<float>({NormedWay::kGang}, {{9}}, 3000);
-    check_ways<BFloat16>({NormedWay::kGang}, {{9, 9}}, 4096);
+    check_ways<float>({NormedAlgo::kGang}, {{100, 7}}, 1024);
+    check_ways<float>({NormedAlgo::kGang}, {{9}}, 3000);
+    check_ways<BFloat16>({NormedAlgo::kGang}, {{9, 9}}, 4096);
   }
 }
 
 TEST_F(CudaNormedRecurrenceTest, GangsTakeManyRuns) {
   RunShapes shapes;
   for (std::int32_t i = 0; i < 21; ++i) shapes.rows.push_back(5 - i / 5);
-  check_ways<float>({NormedWay::kGang}, shapes, 64);
-  check_ways<BFloat16>({NormedWay::kGang}, shapes, 64);
+  check_ways<float>({NormedAlgo::kGang}, shapes, 64);
+  check_ways<BFloat16>({NormedAlgo::kGang}, shapes, 64);
 }
 
 TEST_F(CudaNormedRecurrenceTest, FirstTokensAreNormedRowByRow) {
   for (const std::int64_t dim : {1, 48, 700, 1100}) {
-    check<float>(NormedWay::kRows, {{1, 0, 1, 1}, 1}, dim, false);
-    check<BFloat16>(NormedWay::kRows, {{1, 1}}, dim, false);
+    check<float>(NormedAlgo::kRows, {{1, 0, 1, 1}, 1}, dim, false);
+    check<BFloat16>(NormedAlgo::kRows, {{1, 1}}, dim, false);
   }
 }
 
 TEST_F(CudaNormedRecurrenceTest, ClustersHoldTheGates) {
   Problem<BFloat16> problem(cuda(), {{2}}, 256, false, 1.0);
   if (!normed_cluster_supported(cuda(), problem.op(cuda(), 0))) GTEST_SKIP() << "no cluster of 16 blocks here";
-  EXPECT_EQ(choose_normed(cuda(), problem.op(cuda(), 0)), NormedWay::kCluster);
-  const NormedWay way = NormedWay::kCluster;
+  EXPECT_EQ(choose_normed(cuda(), problem.op(cuda(), 0)), NormedAlgo::kCluster);
+  const NormedAlgo way = NormedAlgo::kCluster;
   check_ways<BFloat16>({way}, {{4}}, 256);
   check_ways<Float16>({way}, {{3, 5, 0, 1}, 1}, 512);
   check<BFloat16>(way, {{1, 1, 4, 2, 3, 3, 1, 1, 2}}, 256, true);
@@ -169,10 +169,10 @@ TEST_F(CudaNormedRecurrenceTest, ClustersHoldTheGates) {
 
 TEST_F(CudaNormedRecurrenceTest, TheStateStaysWithinItsLimit) {
   for (const double size : {4.0, 30.0}) {
-    check<float>(NormedWay::kGang, {{4, 2}}, 64, true, size);
+    check<float>(NormedAlgo::kGang, {{4, 2}}, 64, true, size);
     Problem<Float16> problem(cuda(), {{2}}, 256, false, 1.0);
     if (normed_cluster_supported(cuda(), problem.op(cuda(), 0))) {
-      check<Float16>(NormedWay::kCluster, {{5, 3}}, 256, true, size, 1e-2);  // gates feel each other's roundings more
+      check<Float16>(NormedAlgo::kCluster, {{5, 3}}, 256, true, size, 1e-2);  // gates feel each other's roundings more
     }
   }
 }
@@ -182,9 +182,9 @@ TEST_F(CudaNormedRecurrenceTest, NanStaysInItsRun) {
   const auto op = problem.op(cuda(), 0);
   const float nan = NAN;
   cuda().upload(&nan, problem.zm.view().row(1) + 5, 1);
-  for (const NormedWay way : {NormedWay::kGang, NormedWay::kCluster}) {
-    if (way == NormedWay::kCluster && !normed_cluster_supported(cuda(), op)) continue;
-    normed_recurrence_by(cuda(), way, op);
+  for (const NormedAlgo way : {NormedAlgo::kGang, NormedAlgo::kCluster}) {
+    if (way == NormedAlgo::kCluster && !normed_cluster_supported(cuda(), op)) continue;
+    normed_recurrence(cuda(), op, way);
     const std::vector<float> h = problem.h.download();
     for (std::size_t i = 0; i < h.size(); ++i) EXPECT_EQ(std::isnan(h[i]), i / 256 >= 1 && i / 256 < 4) << i;
   }

@@ -66,21 +66,21 @@ class PackedSweepsTest : public test::GatedTest {
     auto settled = to_device(p.first);
     auto moving = to_device(std::vector<std::uint32_t>(p.first.size(), 0));
     const SweepCounts counts =
-        packed_sweeps_by(cuda(),
-                         PackedSweeps<Device, A>{.sweeps = {.in = on.inputs(),
-                                                            .gate_weight = on.gate_weight(),
-                                                            .gate_bias = on.gate_bias(),
-                                                            .tolerance = options.tolerance,
-                                                            .max_sweeps = options.max_sweeps,
-                                                            .gate = {gate.data(), options.window, 2 * dim},
-                                                            .change = change.data()},
-                                                 .runs = {.of_row = of_row.data(),
-                                                          .end = end.data(),
-                                                          .settled = settled.data(),
-                                                          .moving = moving.data(),
-                                                          .first_on_host = p.first,
-                                                          .end_on_host = p.end}},
-                         options.way);
+        packed_sweeps(cuda(),
+                      PackedSweeps<Device, A>{.sweeps = {.in = on.inputs(),
+                                                         .gate_weight = on.gate_weight(),
+                                                         .gate_bias = on.gate_bias(),
+                                                         .tolerance = options.tolerance,
+                                                         .max_sweeps = options.max_sweeps,
+                                                         .gate = {gate.data(), options.window, 2 * dim},
+                                                         .change = change.data()},
+                                              .runs = {.of_row = of_row.data(),
+                                                       .end = end.data(),
+                                                       .settled = settled.data(),
+                                                       .moving = moving.data(),
+                                                       .first_on_host = p.first,
+                                                       .end_on_host = p.end}},
+                      options.way);
     EXPECT_EQ(to_host(settled), p.end);
     EXPECT_EQ(to_host(moving), std::vector<std::uint32_t>(p.first.size(), 0));
     return {to_host(on.h), this->rounded_of(on), counts};
@@ -101,9 +101,9 @@ class PackedSweepsTest : public test::GatedTest {
     }
   }
 
-  std::vector<SweepWay> ways() {
-    if (cuda().compute_capability() != 90) return {SweepWay::kProductAndScan};
-    return {SweepWay::kProductAndScan, SweepWay::kNarrowTiles, SweepWay::kWideTiles};
+  std::vector<SweepAlgo> ways() {
+    if (cuda().compute_capability() != 90) return {SweepAlgo::kProductAndScan};
+    return {SweepAlgo::kProductAndScan, SweepAlgo::kNarrowTiles, SweepAlgo::kWideTiles};
   }
 };
 
@@ -132,7 +132,7 @@ TEST_F(PackedSweepsTest, EveryRunConvergesToItsRecurrenceInFp32) {
 TEST_F(PackedSweepsTest, EveryRunConvergesToItsRecurrenceIn16Bits) {
   const auto check_type = [&]<class A>(A, double bound) {
     const PackedCase<A> p(lengths(), 40);
-    for (const SweepWay way : ways()) {
+    for (const SweepAlgo way : ways()) {
       SCOPED_TRACE(static_cast<int>(way));
       check(p, run(p, {.tolerance = 1e-4F, .way = way}), bound);
       check(p, run(p, {.window = 600, .tolerance = 1e-4F, .way = way}), bound);
@@ -148,7 +148,7 @@ TEST_F(PackedSweepsTest, EveryRunConvergesToItsRecurrenceIn16Bits) {
 TEST_F(PackedSweepsTest, ReachesTheFixedPointOfLongWindows) {
   if (test::few_cases()) GTEST_SKIP() << "many launches";
   const PackedCase<Float16> p({40, 300, 7, 500, 64, 64, 260, 90, 25}, 16);
-  for (const SweepWay way : ways()) {
+  for (const SweepAlgo way : ways()) {
     SCOPED_TRACE(static_cast<int>(way));
     const Options options{.window = 1400, .tolerance = 0.0F, .max_sweeps = 2000, .way = way};
     const Result<Float16> got = run(p, options);
@@ -180,7 +180,7 @@ TEST_F(PackedSweepsTest, FallsBackToExactStepsRunByRun) {
 // How many sweeps a run takes is its own matter: with the same place in its tile, it has the same bits beside others,
 // even beside one that breaks.
 TEST_F(PackedSweepsTest, ARunsBitsDependNeitherOnOthersConvergenceNorOnTheirNan) {
-  const auto check_type = [&]<class A>(A, SweepWay way) {
+  const auto check_type = [&]<class A>(A, SweepAlgo way) {
     PackedCase<A> p({30, 50, 40, 20}, 32);
     const Options options{.window = 256, .tolerance = 1e-3F, .max_sweeps = 20, .way = way};
     const Result<A> clean = run(p, options);
@@ -209,9 +209,9 @@ TEST_F(PackedSweepsTest, ARunsBitsDependNeitherOnOthersConvergenceNorOnTheirNan)
     EXPECT_TRUE(std::isnan(lost.h[static_cast<std::size_t>(p.end[1] * 32 + 5)]));
     EXPECT_TRUE(std::isnan(lost.h[static_cast<std::size_t>(p.end[2] * 32 + 3)]));
   };
-  check_type(float{}, SweepWay::kProductAndScan);
-  for (const SweepWay way : ways()) {
-    if (test::few_cases() && way == SweepWay::kProductAndScan) continue;
+  check_type(float{}, SweepAlgo::kProductAndScan);
+  for (const SweepAlgo way : ways()) {
+    if (test::few_cases() && way == SweepAlgo::kProductAndScan) continue;
     check_type(BFloat16{}, way);
   }
 }

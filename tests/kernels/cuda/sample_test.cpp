@@ -7,8 +7,8 @@
 #include <set>
 #include <stdexcept>
 
-#include "kernels/cuda/runtime/graph.h"
-#include "kernels/cuda/sample/ways.h"
+#include "kernels/cuda/runtime/cuda.h"
+#include "kernels/cuda/sample/algo.h"
 #include "kernels/philox.h"
 #include "mmrec/errors.h"
 #include "mmrec/sampler.h"
@@ -20,7 +20,7 @@ namespace {
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-/// The chain as kernels/backend.h words it. `is_close` says that a cumulative sum lies so near to the number it is
+/// The chain as kernels/ops.h words it. `is_close` says that a cumulative sum lies so near to the number it is
 /// compared with that the precision of fp32 weights may decide.
 struct Reference {
   int token = -1;
@@ -318,8 +318,8 @@ TEST_F(SampleCuda, RowsSharedByBlocksOfAClusterDrawTheSame) {
         std::vector<int> drawn;
         auto tokens = poisoned<int>(static_cast<std::size_t>(rows));
         for (int step = 0; step < 2; ++step) {  // the second sees what the first has drawn
-          sample_tokens_by(cuda(), blocks,
-                           {.logits = {x.data(), rows, words, words}, .rules = r.data(), .tokens = tokens.data()});
+          sample_tokens(cuda(), {.logits = {x.data(), rows, words, words}, .rules = r.data(), .tokens = tokens.data()},
+                        blocks);
           const std::vector<int> some = to_host(tokens);
           drawn.insert(drawn.end(), some.begin(), some.end());
         }

@@ -1,5 +1,5 @@
 // Staging: more blocks than there are, of any size, arrive whole and in their places; nothing else is written.
-#include "kernels/cuda/runtime/staging.h"
+#include "kernels/cuda/runtime/cuda.h"
 
 #include <cstring>
 

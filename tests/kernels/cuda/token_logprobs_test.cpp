@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include "kernels/cpu/cpu.h"
-#include "kernels/cuda/runtime/graph.h"
+#include "kernels/cuda/runtime/cuda.h"
 #include "tests/kernels/cuda/cuda_testing.h"
 #include "tests/kernels/logprob_testing.h"
 

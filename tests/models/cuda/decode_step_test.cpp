@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/cuda/runtime/graph.h"
+#include "kernels/cuda/runtime/cuda.h"
 #include "models/mmrec/cuda/ops.h"
 #include "tests/models/cuda/decode_testing.h"
 

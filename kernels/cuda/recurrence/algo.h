@@ -1,34 +1,48 @@
-// One gate-frozen sweep of a window (GatedSweep): the ways it can go, and what its end reports.
+// The algorithms of the recurrences and the functions that choose: of a gate-frozen sweep, and of the recurrence that
+// is normed at every token. Then what kernels of a sweep report at its end.
 #pragma once
 
 #include <cstdint>
-#include <optional>
 
 #include "kernels/cuda/runtime/cuda.h"
 
 namespace mmrec::kernels {
 
-enum class SweepWay : std::uint8_t {
+enum class NormedAlgo : std::uint8_t {
+  kAuto,
+  /// First tokens without a state: nothing is multiplied, a block norms a row.
+  kRows,
+  /// A cluster's 16 blocks hold the gate matrix in registers. They exchange a token's state through their shared
+  /// memory, 8 runs at a time; other runs go to other clusters (normed_sm90.cu).
+  kCluster,
+  /// Any operands: blocks that hold the matrix in shared memory as far as it fits and exchange through L2.
+  kGang,
+};
+
+template <class A>
+NormedAlgo choose_normed(const Cuda& cuda, const NormedRecurrence<Device, A>& op);
+
+/// Whether kCluster takes the op: A of 16 bits, compute capability 9.0 and a cluster of 16 blocks, D a multiple of 256
+/// up to 1,024, 16-byte aligned weights.
+template <class A>
+bool normed_cluster_supported(const Cuda& cuda, const NormedRecurrence<Device, A>& op);
+template <class A>
+void normed_by_clusters(Cuda& cuda, const NormedRecurrence<Device, A>& op);
+
+enum class SweepAlgo : std::uint8_t {
   kProductAndScan,  // wherever D is even: the gates' product, then the scan
   kNarrowTiles,     // one kernel (sm_90), by tiles of 64 channels
   kWideTiles,       // the same, of 128
 };
 
-/// The way of a sweep. One kernel wherever it can be: compute capability 9.0 (every build has code for it), 16 bits, D
-/// a multiple of 8, rows of all views and gate_weight 16-byte aligned, gate_bias null or 8-byte aligned, times first..T
-/// not empty, and few enough tiles that their words have room in Cuda::flags(): batch x ⌈(T − first) / 128⌉ x D up to
-/// about 500,000. The [T, 2D] matrix of gates, 16 bytes written and read for an element of [T, D], does not exist then,
-/// and the host need not wait for every sweep. Narrow tiles while they all run at once, in one wave; wide ones read
-/// operands less often. Looks at sizes and addresses alone.
+/// The algorithm of a sweep; it looks at sizes and addresses alone. One kernel wherever it can be: compute capability
+/// 9.0 (every build has code for it), 16 bits, D a multiple of 8, rows of all views and gate_weight 16-byte aligned,
+/// gate_bias null or 8-byte aligned, times first..T not empty, and few enough tiles that their words have room in
+/// Cuda::flags(): batch x ⌈(T − first) / 128⌉ x D up to about 500,000. Then the [T, 2D] matrix of gates, 16 bytes
+/// written and read for an element of [T, D], does not exist, and the host need not wait for every sweep. Narrow tiles
+/// while they all run at once, in one wave; wide ones read operands less often.
 template <class A>
-SweepWay choose_sweep(const Cuda& cuda, const GatedSweep<Device, A>& op);
-
-/// gated_sweeps, every sweep by `way` instead of the one that choose_sweep takes. Throws std::invalid_argument where
-/// that is one kernel, which the op does not suit.
-template <class A>
-SweepCounts gated_sweeps_by(Cuda& cuda, const GatedSweeps<Device, A>& op, std::optional<SweepWay> way);
-template <class A>
-SweepCounts packed_sweeps_by(Cuda& cuda, const PackedSweeps<Device, A>& op, std::optional<SweepWay> way);
+SweepAlgo choose_sweep(const Cuda& cuda, const GatedSweep<Device, A>& op);
 
 /// Times of a window that a sweep leaves out together.
 inline constexpr int kGatedSweepStep = 256;
@@ -74,8 +88,8 @@ void gated_scan_raising(Cuda& cuda, const GatedScan<Device, A>& op, const float*
 template <class A>
 void gated_scan_first(Cuda& cuda, const GatedScan<Device, A>& op, const float* gate_bias, const GatedRuns& runs = {});
 
-/// The sweep by one kernel, which neither waits nor allocates and can be captured; by the tiles of `way`; choose_sweep
-/// must have taken one of these. Its product is summed in fp32, in an order that depends on D alone, so the bits of a
+/// The sweep by one kernel, which neither waits nor allocates and can be captured; by the tiles of `algo`, which
+/// choose_sweep must have chosen. Its product is summed in fp32, in an order that depends on D alone, so the bits of a
 /// time's gates do not depend on `first`. Checks at its end what has settled, if check.report is not null; check.first
 /// is op.first. If it does not begin a window it leaves out what the work before this on the stream has left in
 /// *check.settled: times before it in whole steps of kGatedSweepStep from op.first on, and everything where it is
@@ -85,7 +99,7 @@ void gated_scan_first(Cuda& cuda, const GatedScan<Device, A>& op, const float* g
 /// Of packed runs, check.first being 0, it leaves out the steps whose bit in *check.settled is clear, and rounds their
 /// states into h_rounded_next.
 template <class A>
-void gated_sweep_sm90(Cuda& cuda, const GatedSweep<Device, A>& op, SweepWay way, const GatedCheck& check = {},
+void gated_sweep_sm90(Cuda& cuda, const GatedSweep<Device, A>& op, SweepAlgo algo, const GatedCheck& check = {},
                       const SequenceView<A, Device>& settled = {});
 
 }  // namespace mmrec::kernels

@@ -1,0 +1,63 @@
+// The algorithms of `linear`, the function that chooses among them, and each for the jobs of one launch. Tests and
+// benches ask which algorithm a shape must take, and force each on shapes that it would not get.
+#pragma once
+
+#include <span>
+
+#include "kernels/cuda/runtime/cuda.h"
+
+namespace mmrec::kernels {
+
+/// Shares are of an NVIDIA H200's (docs/performance.md). Within an algorithm a row's bits depend on the row, the
+/// weights and the epilogue's operands alone; by the library also on the number of rows.
+enum class LinearAlgo : std::uint8_t {
+  kAuto,
+  /// Up to kTileColumns rows, any operands: weights streamed once, the next product's while this one ends.
+  kMatvec,
+  /// Up to kFewRows rows, for sm_90a: weights streamed once, by tiles that few rows fill. A step of 64 sequences reads
+  /// its weights at 2.5 TB/s, 58 % of a copy; by kManyRows most of a tile's rows would be empty.
+  kFewRows,
+  /// Any number of rows, for sm_90a: with them prefill runs at 40 % (D = 1,024) to 68 % (D = 4,096) of the device's
+  /// best product rate. The epilogue works on the sums in registers, where the library needs a second pass for gelu.
+  kManyRows,
+  /// Any operands, by cuBLASLt: fp32, other devices, unaligned operands.
+  kLibrary,
+};
+
+/// Whether the tensor cores' warpgroup products can read the operands: compute capability 9.0, columns a multiple of 8,
+/// x and W 16-byte aligned, x's stride a multiple of 8. A is BFloat16 or Float16.
+template <class A>
+bool gemm_sm90_supported(const Cuda& cuda, MatrixView<const A, Device> x, const WeightView<Device>& weight);
+
+/// The algorithm of a job with rows and outputs.
+template <class A, class Y>
+LinearAlgo choose_linear(const Cuda& cuda, const Linear<Device, A, Y>& job) {
+  if (job.x.rows <= kTileColumns) return LinearAlgo::kMatvec;
+  if constexpr (sizeof(A) == 2) {
+    if (gemm_sm90_supported(cuda, job.x, job.weight)) {
+      return job.x.rows <= kFewRows ? LinearAlgo::kFewRows : LinearAlgo::kManyRows;
+    }
+  }
+  return LinearAlgo::kLibrary;
+}
+
+/// The tiles of kManyRows, 128 rows by 256, 128 or 64 outputs.
+enum class GemmTile : std::uint8_t { kAuto, kWide, kSquare, kSlim };
+
+/// The tiles that end first on this device, of jobs that share a launch.
+template <class A, class Y>
+GemmTile choose_tile(const Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs);
+
+// Each algorithm, for jobs with rows and outputs.
+inline constexpr std::size_t kMostMatvecJobs = 8;
+inline constexpr std::size_t kMostGemmJobs = 4;
+/// Bits do not depend on how many rows or jobs there are, nor on alignment.
+template <class A, class Y>
+void matvec(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs);
+/// Where gemm_sm90_supported(cuda, job.x, job.weight) holds, like the next one.
+template <class A, class Y>
+void linear_few_rows_sm90(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs);
+template <class A, class Y>
+void linear_many_rows_sm90(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, GemmTile tile = GemmTile::kAuto);
+
+}  // namespace mmrec::kernels
