@@ -29,19 +29,21 @@ struct Architecture {
   bool has_expert, has_calls, has_bank;  // VariantOptions that it has
 };
 template <class Arch>
-constexpr Architecture entry(bool has_expert, bool has_calls, bool has_bank) {
-  return {.name = Arch::kName,
+constexpr Architecture entry() {
+  using Config = typename Arch::Config;
+  return {.name = Config::kModelType,
           .load = [](const ModelSource& source) -> std::unique_ptr<LoadedModel> {
             return std::make_unique<ModelOf<Arch>>(source);
           },
-          .products = [](const ModelSource& source) { return Arch::products(Arch::config_of(source)); },
-          .synthetic = Arch::synthetic,
-          .has_expert = has_expert,
-          .has_calls = has_calls,
-          .has_bank = has_bank};
+          .products = [](const ModelSource& source) { return Arch::products(config_of<Config>(source)); },
+          .synthetic = [](const SyntheticSizes& sizes) { return synthetic_of(Arch::synthetic(sizes)); },
+          .has_expert = requires(Config c){c.expert;
 }
-constexpr std::array kArchitectures = {entry<Mmrec>(false, false, false), entry<Mmrec100m>(true, false, false),
-                                       entry<jax::MmrecJax>(false, true, true)};
+, .has_calls = requires(Config c) { c.calls; }
+, .has_bank = requires(Config c) { c.bank; }
+};  // namespace
+}  // namespace mmrec::models
+constexpr std::array kArchitectures = {entry<Mmrec>(), entry<Mmrec100m>(), entry<jax::MmrecJax>()};
 
 std::string names() {
   std::string all;

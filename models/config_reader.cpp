@@ -3,15 +3,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <stdexcept>
 #include <utility>
 
+#include "models/files/file.h"
 #include "models/files/text.h"
 
 namespace mmrec::models {
 namespace {
 
+constexpr std::int64_t kMaxSize = std::int64_t{1} << 24;
+constexpr std::int64_t kMaxLayers = std::int64_t{1} << 12;
+constexpr float kMaxMdiMix = 10.0F;
 constexpr std::size_t kMaxEosIds = 1024;
 
 /// Keys that common tools add to every config.json.
@@ -25,7 +28,7 @@ bool contains(std::span<const std::string_view> keys, std::string_view key) {
 }  // namespace
 
 ConfigReader::ConfigReader(std::string_view text, std::string name, const WarningSink& warn)
-    : name_(std::move(name)), reader_(text, name_, 1024), warn_(warn) {}
+    : name_(std::move(name)), reader_((require_json_object(text, name_), text), name_, 1024), warn_(warn) {}
 
 bool ConfigReader::is_null() {
   if (reader_.peek() != JsonReader::Kind::kNull) return false;
@@ -34,6 +37,7 @@ bool ConfigReader::is_null() {
 }
 
 void ConfigReader::read(std::string_view key, std::int64_t& to) {
+  if ((key == kFfn || key == "mem_dim") && is_null()) return;
   const std::int64_t limit = key == "num_layers" ? kMaxLayers : kMaxSize;
   to = reader_.integer();
   if (to < 1 || to > limit) reader_.fail(fmt::format("found {}, expected 1 to {}", to, limit));
@@ -46,6 +50,22 @@ void ConfigReader::read(std::string_view /*key*/, float& to) {
   if (!(to >= 0.0F && to <= kMaxMdiMix)) reader_.fail(fmt::format("found {}, expected 0 to {}", to, kMaxMdiMix));
 }
 
+std::size_t ConfigReader::choice(std::span<const std::string_view> names) {
+  const std::string found = reader_.string();
+  const auto name = std::find(names.begin(), names.end(), found);
+  if (name != names.end()) return static_cast<std::size_t>(name - names.begin());
+  std::string expected;
+  for (const std::string_view& known : names) {
+    expected += expected.empty() ? "" : &known == &names.back() ? " or " : ", ";
+    expected += quote(known);
+  }
+  reader_.fail(fmt::format("found {}, expected {}", quote(found), expected));
+}
+
+void ConfigReader::refuse(std::string_view reason) {
+  if (reader_.boolean()) reader_.fail(fmt::format("found true, expected false: {}", reason));
+}
+
 void ConfigReader::check_ids(std::int64_t vocab_size) const {
   const auto check = [&](int id, const char* key) {
     if (id >= vocab_size) {
@@ -54,6 +74,20 @@ void ConfigReader::check_ids(std::int64_t vocab_size) const {
   };
   if (ids_.bos) check(*ids_.bos, "bos_token_id");
   for (const int id : ids_.eos) check(id, "eos_token_id");
+}
+
+void ConfigReader::check_quarter(std::string_view key, std::int64_t width) const {
+  if (width % 4 == 0) return;
+  fail(fmt::format("{0}: found {1}, expected a multiple of 4 (the width of the decay gate is {0} / 4)", key, width));
+}
+
+void ConfigReader::check_totals(CheckedSize weights, CheckedSize state_bytes, std::string_view sizes) const {
+  constexpr std::uint64_t kMaxWeightBytes = std::uint64_t{1} << 48;
+  constexpr std::uint64_t kMaxStateBytes = std::uint64_t{1} << 40;
+  if (!(weights * 4).at_most(kMaxWeightBytes)) fail("these sizes make more than 2^48 bytes of weights");
+  if (!state_bytes.at_most(kMaxStateBytes)) {
+    fail(fmt::format("{} make more than 2^40 bytes of state per sequence", sizes));
+  }
 }
 
 void ConfigReader::require(bool present, std::string_view key) const {
@@ -69,7 +103,7 @@ void ConfigReader::model_type(std::string_view type) {
   if (found != type) reader_.fail(fmt::format("found {}, expected {}", quote(found), quote(type)));
 }
 
-void ConfigReader::other(std::string_view key, std::span<const std::string_view> ignored) {
+void ConfigReader::rest(std::string_view key, std::span<const std::string_view> ignored) {
   if (key == "bos_token_id") {
     if (!is_null()) ids_.bos = token_id();
     return;
@@ -100,7 +134,10 @@ void ConfigReader::eos_token_id() {
   }
 }
 
-std::string to_json(const TextIds& ids) {
+std::string json_of(std::int64_t value) { return std::to_string(value); }
+std::string json_of(bool value) { return value ? "true" : "false"; }
+std::string json_of(float value) { return fmt::format("{}", value); }
+std::string json_of(const TextIds& ids) {
   std::string json;
   if (ids.bos) json += fmt::format(",\n  \"bos_token_id\": {}", *ids.bos);
   if (!ids.eos.empty()) {

@@ -89,7 +89,7 @@ models::SyntheticModel synthetic_model(const Arguments& arguments) {
 
 void write_synthetic(const std::filesystem::path& folder, const models::SyntheticModel& model) {
   try {
-    models::write_synthetic_folder(folder, model.config, model.tensors, kernels::DType::kBF16, 0, check_interrupt);
+    models::write_synthetic_folder(folder, model, kernels::DType::kBF16, 0, check_interrupt);
   } catch (const std::system_error& error) {
     throw OutputError(error.what());
   }

@@ -2,21 +2,22 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <string>
 #include <string_view>
 
 #include "models/config_reader.h"
-#include "models/files/warning_sink.h"
 
 namespace mmrec::models {
 
 /// The constructor arguments of the public class that matter for inference, and this engine's own keys.
-/// Invariants after load: every size positive and at most 2^24 (num_layers at most 2^12), num_heads divides model_dim,
-/// model_dim % 4 == 0 unless use_dpg, mdi_mix in [0, 10], ids within the vocabulary. The weights in fp32 have at most
-/// 2^48 bytes and the state of one sequence at most 2^40, so their sizes fit in 64 bits with room for any batch up to
-/// 2^20.
+/// Invariants after parse(): every size positive and at most 2^24 (num_layers at most 2^12), num_heads divides
+/// model_dim, model_dim % 4 == 0 unless use_dpg, mdi_mix in [0, 10], ids within the vocabulary. The weights in fp32
+/// have at most 2^48 bytes and the state of one sequence at most 2^40, so their sizes fit in 64 bits with room for any
+/// batch up to 2^20.
 struct Config {
+  static constexpr std::string_view kModelType = "mmrec";
+  using Arch = struct Mmrec;
+
   std::int64_t vocab_size = 0;         // V
   std::int64_t model_dim = 0;          // D
   std::int64_t num_layers = 0;         // L
@@ -31,22 +32,28 @@ struct Config {
   bool carry_state = true;             // h crosses segment boundaries
   TextIds ids;
 
-  using Arch = struct Mmrec;
+  template <class Self, class F>
+  static void keys(Self& config, const F& f) {
+    f("vocab_size", config.vocab_size);
+    f("model_dim", config.model_dim);
+    f("num_layers", config.num_layers);
+    f("num_heads", config.num_heads);
+    f("ffn_dim", config.ffn_dim);
+    f("use_hem", config.use_hem);
+    f("use_dpg", config.use_dpg);
+    f("dpg_rank", config.dpg_rank);
+    f("mdi_mix", config.mdi_mix);
+    f("memory_segment", config.memory_segment);
+    f("memory_slots", config.memory_slots);
+    f("carry_state", config.carry_state);
+  }
+  /// From config.json's text; `name` stands for the file. Throws as ConfigReader; unknown keys are reported to `warn`.
+  static Config parse(std::string_view text, const std::string& name, const WarningSink& warn = {});
 
   std::int64_t head_dim() const { return model_dim / num_heads; }
   std::int64_t gate_hidden_dim() const { return model_dim / 4; }  // G
 
   bool operator==(const Config&) const = default;
 };
-
-/// Reads and validates `path` (a config.json). Throws std::runtime_error naming file, key, found and expected; unknown
-/// keys are reported to `warn`.
-Config load_config(const std::filesystem::path& path, const WarningSink& warn = {});
-
-/// The same from text; `name` stands for the file in messages.
-Config parse_config(std::string_view text, const std::string& name, const WarningSink& warn = {});
-
-/// config.json for this configuration; parse_config(to_json(c)) equals c.
-std::string to_json(const Config& config);
 
 }  // namespace mmrec::models

@@ -1,5 +1,5 @@
 // The fields of one block's weights, whatever they are: tensors that own their bytes, views of them in a memory space,
-// or bare pointers for a kernel. models/mmrec/weight_table.h says which tensors of a checkpoint fill each field and
+// or bare pointers for a kernel. models/mmrec/mmrec.h says which tensors of a checkpoint fill each field and
 // goes through the fields of several instances side by side; no other list of them exists.
 #pragma once
 

@@ -1,21 +1,43 @@
 // MM-Rec as an architecture, and its executor on the CPU.
 #include "models/mmrec/mmrec.h"
 
-#include <utility>
+#include <fmt/format.h>
 
 #include "models/mmrec/net.h"
-#include "models/mmrec/synthetic.h"
 #include "models/runtime/cpu_executor.h"
 
 namespace mmrec::models {
 
-static ChunkPlan chunk_plan(const Config& /*config*/, const kernels::Cpu& /*cpu*/) { return kCpuPlan; }
-
-template class ModelOf<Mmrec>;
 template std::shared_ptr<Executor> make_cpu_executor(const Config& config, std::shared_ptr<const HostWeights> weights);
 
-void Mmrec::read_rest(WeightReader& reader, const Sizes& sizes, HostWeights& weights) {
-  reader.read_unless_equal({Field::Kind::kTable, table::kHead}, sizes, weights.head, weights.embedding);
+namespace {
+
+static_assert(fields_visited([](const auto& visit) { visit_layer(visit); }) == sizeof(LayerFields<char, char>),
+              "visit_layer reaches every field");
+
+/// The setting a missing or unexpected name may be owed to.
+std::string hint(const Config& config, std::string_view name) {
+  const auto has = [&](std::string_view part) { return name.find(part) != std::string_view::npos; };
+  if (has("W_fused") || has(".W_k.") || has(".W_v.") || has(".W_z.") || (has(".W_q.") && !has("multi_mem"))) {
+    return fmt::format("; config.json has use_hem {}", config.use_hem);
+  }
+  if (has("W_gamma_") || has("mdi.W_gamma") || has("mdi.W_context")) {
+    return fmt::format("; config.json has use_dpg {}", config.use_dpg);
+  }
+  if (has("blocks.")) return fmt::format("; config.json has num_layers {}", config.num_layers);
+  return {};
+}
+
+}  // namespace
+
+bool is_training_only(std::string_view name) {
+  return name.find("blocks.") != std::string_view::npos && name.find(".mdi.W_planning_") != std::string_view::npos;
+}
+
+TensorRules Mmrec::rules(const Config& config) {
+  return {.is_training_only = [](auto name) { return name.starts_with("blocks.") && is_training_only(name); },
+          .training_names = kTrainingNames,
+          .hint = [config](auto name) { return hint(config, name); }};
 }
 
 void Mmrec::describe(const Config& config, ModelInfo& info) {
@@ -25,17 +47,10 @@ void Mmrec::describe(const Config& config, ModelInfo& info) {
   info.memory_slots = config.memory_slots;
 }
 
-// Every matrix and vector of every layer, the head, one embedding row.
-void Mmrec::count_bytes(const Config& /*config*/, const HostWeights& weights, std::optional<kernels::DType> type,
-                        ModelInfo& info) {
-  const std::uint64_t embedding = bytes_of(weights.embedding, type);
-  info.bytes_per_token = bytes_of(weights.norm, type);
-  info.memory_bytes = 0;
-  info.bytes_per_token += weights.head.rows == 0 ? embedding : bytes_of(weights.head, type);
-  if (weights.embedding.rows > 0) {
-    info.bytes_per_token += embedding / static_cast<std::uint64_t>(weights.embedding.rows);
-  }
-  for (const auto& layer : weights.layers) add_block_bytes(info, layer, type);
+void Mmrec::correct_bytes(const Config& config, std::optional<kernels::DType> type, ModelInfo& info) {
+  if (!type.has_value()) return;
+  info.bytes_per_token -= bytes_of_queries(config, *type);
+  info.memory_bytes += bytes_of_queries(config, *type);
 }
 
 ProductCounts Mmrec::products(const Config& config) {
@@ -44,14 +59,14 @@ ProductCounts Mmrec::products(const Config& config) {
   return counts;
 }
 
-SyntheticModel Mmrec::synthetic(const SyntheticSizes& sizes) {
+Config Mmrec::synthetic(const SyntheticSizes& sizes) {
   Config config;
   config.model_dim = sizes.dim;
   config.num_layers = sizes.layers;
   config.vocab_size = sizes.vocab;
   config.ffn_dim = sizes.ffn;
   config.num_heads = sizes.dim / 64;
-  return {to_json(config), synthetic_tensors(config)};
+  return config;
 }
 
 ProductCounts products_of_blocks(const Config& config) {
@@ -68,16 +83,8 @@ ProductCounts products_of_blocks(const Config& config) {
   return counts;
 }
 
-void add_block_bytes(ModelInfo& info, const LayerFields<HostMatrix, HostVector>& layer,
-                     std::optional<kernels::DType> type) {
-  const auto add = [&](const Field& field, const auto& w) {
-    (field.of_memory && field.is_matrix() ? info.memory_bytes : info.bytes_per_token) += bytes_of(w, type);
-  };
-  visit_layer(add, layer);
-  if (!type.has_value()) return;  // a GPU's step multiplies W_q only where there is something to attend to
-  const std::uint64_t of_q = kernels::bytes_of(*type, layer.qvzk.cols, layer.qvzk.cols);
-  info.bytes_per_token -= of_q;
-  info.memory_bytes += of_q;
+std::uint64_t bytes_of_queries(const Config& config, kernels::DType type) {
+  return kernels::bytes_of(type, config.num_layers * config.model_dim, config.model_dim);
 }
 
 }  // namespace mmrec::models

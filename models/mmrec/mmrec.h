@@ -1,23 +1,129 @@
-// MM-Rec as an architecture (models/runtime/model.h).
+// MM-Rec as an architecture (models/runtime/model.h): the table of its weights, every field with the tensors of the
+// public state dict that fill it, their shapes and its purpose; and what else the runtime asks.
 #pragma once
 
+#include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "kernels/tensor.h"
 #include "models/mmrec/config.h"
+#include "models/mmrec/layer_fields.h"
 #include "models/mmrec/state.h"
-#include "models/mmrec/weight_table.h"
 #include "models/runtime/model.h"
+#include "models/weights/fields.h"
 
 namespace mmrec::models {
+
+/// The fields of a whole model.
+template <class Matrix, class Vector>
+struct ModelFields {
+  Matrix embedding{};  // [V, D]
+  Matrix head{};       // [V, D]
+  Vector norm{};       // [D]
+  std::vector<LayerFields<Matrix, Vector>> layers;
+};
+
+namespace table {
+
+inline constexpr Variants kAll = [](const Sizes& /*sizes*/) { return true; };
+inline constexpr Variants kSplit = [](const Sizes& s) { return !s.fused; };
+inline constexpr Variants kFused = [](const Sizes& s) { return s.fused; };
+inline constexpr Variants kMdi = [](const Sizes& s) { return !s.low_rank; };
+inline constexpr Variants kDpg = [](const Sizes& s) { return s.low_rank; };
+inline constexpr Variants kSplitMdi = [](const Sizes& s) { return !s.fused && !s.low_rank; };
+inline constexpr Variants kFusedMdi = [](const Sizes& s) { return s.fused && !s.low_rank; };
+
+inline constexpr TensorPart kEmbedding[] = {{"embedding", kV, kD}};
+inline constexpr TensorPart kHead[] = {{"lm_head", kV, kD}};
+inline constexpr TensorPart kNorm[] = {{"norm", kD, kNone}};
+
+inline constexpr TensorPart kQvzk[] = {{"W_q", kD, kD, kSplit},
+                                       {"W_v", kD, kD, kSplit},
+                                       {"W_z", kD, kD, kSplit},
+                                       {"W_k", kD, kD, kSplitMdi},
+                                       {"W_fused", 4 * kD, kD, kFused, kNone, kD},  // its rows are q, k, v, z
+                                       {"W_fused", 4 * kD, kD, kFused, 2 * kD, 2 * kD},
+                                       {"W_fused", 4 * kD, kD, kFusedMdi, kD, kD}};
+inline constexpr TensorPart kGate[] = {{"W_g", kD, kD}, {"mdi.W_g", kD, 2 * kD, kAll, kNone, kD, kD, kD}};
+inline constexpr TensorPart kGateZ[] = {{"mdi.W_g", kD, 2 * kD, kAll, kNone, kD, kNone, kD}};
+inline constexpr TensorPart kGammaIn[] = {{"mdi.W_gamma.0", kG, kD, kMdi}, {"W_gamma_down", kR, kD, kDpg}};
+inline constexpr TensorPart kGammaUp[] = {{"mdi.W_gamma.2", kD, kG, kMdi}, {"W_gamma_up", kD, kR, kDpg}};
+inline constexpr TensorPart kContextIn[] = {{"mdi.W_context.0", kG, kD, kMdi}};
+inline constexpr TensorPart kContextUp[] = {{"mdi.W_context.2", kD, kG, kMdi}};
+inline constexpr TensorPart kMemoryQ[] = {{"multi_mem_attention.W_q", kD, kD}};
+inline constexpr TensorPart kMemoryOut[] = {{"multi_mem_attention.W_o", kD, kD}};
+inline constexpr TensorPart kFfnIn[] = {{"ffn.0", kF, kD}};
+inline constexpr TensorPart kFfnOut[] = {{"ffn.3", kD, kF}};
+inline constexpr TensorPart kNorm1[] = {{"norm1", kD, kNone}};
+inline constexpr TensorPart kNorm2[] = {{"norm2", kD, kNone}};
+
+}  // namespace table
+
+/// visit(Field, members...) for every field of a block: the same member of each instance, of which there may be none. A
+/// model's fingerprint is taken in this order.
+template <class Visit, class... Layers>
+constexpr void visit_layer(const Visit& visit, Layers&... w) {
+  using enum Field::Kind;
+  visit(Field{kLinear, table::kQvzk}, w.qvzk...);
+  visit(Field{kBias, table::kQvzk}, w.qvzk_bias...);
+  visit(Field{kLinear, table::kGate}, w.gate...);
+  visit(Field{kLinear, table::kGateZ}, w.gate_z...);
+  visit(Field{kBias, table::kGate}, w.gate_bias...);
+  visit(Field{kBias, table::kGateZ}, w.gate_z_bias...);
+  visit(Field{kLinear, table::kGammaIn}, w.gamma_in...);
+  visit(Field{kBias, table::kGammaIn}, w.gamma_in_bias...);
+  visit(Field{kLinear, table::kGammaUp}, w.gamma_up...);
+  visit(Field{kBias, table::kGammaUp}, w.gamma_up_bias...);
+  visit(Field{kLinear, table::kContextIn}, w.context_in...);
+  visit(Field{kBias, table::kContextIn}, w.context_in_bias...);
+  visit(Field{kLinear, table::kContextUp}, w.context_up...);
+  visit(Field{kBias, table::kContextUp}, w.context_up_bias...);
+  visit(Field{kLinear, table::kMemoryQ, true}, w.memory_q...);
+  visit(Field{kBias, table::kMemoryQ, true}, w.memory_q_bias...);
+  visit(Field{kLinear, table::kMemoryOut, true}, w.memory_out...);
+  visit(Field{kBias, table::kMemoryOut, true}, w.memory_out_bias...);
+  visit(Field{kLinear, table::kFfnIn}, w.ffn_in...);
+  visit(Field{kBias, table::kFfnIn}, w.ffn_in_bias...);
+  visit(Field{kLinear, table::kFfnOut}, w.ffn_out...);
+  visit(Field{kBias, table::kFfnOut}, w.ffn_out_bias...);
+  visit(Field{kNorm, table::kNorm1}, w.norm1...);
+  visit(Field{kNorm, table::kNorm2}, w.norm2...);
+}
+
+/// Of all blocks, whose tensors are named `prefix`blocks.N.; the instances have as many layers as the first.
+template <class Visit, class Model, class... Models>
+void visit_blocks(const Visit& visit, std::string_view prefix, Model& first, Models&... others) {
+  for (std::size_t i = 0; i < first.layers.size(); ++i) {
+    const std::string of_block = std::string(prefix) + "blocks." + std::to_string(i) + ".";
+    visit_layer(at_prefix(visit, of_block), first.layers[i], others.layers[i]...);
+  }
+}
+
+/// The same for a model.
+template <class Visit, class Model, class... Models>
+void visit_model(const Visit& visit, Model& first, Models&... others) {
+  using enum Field::Kind;
+  visit(Field{kTable, table::kEmbedding}, first.embedding, others.embedding...);
+  visit(Field{.kind = kTable, .parts = table::kHead, .optional = true}, first.head, others.head...);
+  visit_blocks(visit, "", first, others...);
+  visit(Field{kNorm, table::kNorm}, first.norm, others.norm...);
+}
+
+inline Sizes sizes_of(const Config& c) {
+  return {c.vocab_size, c.model_dim, c.ffn_dim, c.gate_hidden_dim(), c.dpg_rank, c.use_hem, c.use_dpg};
+}
+
+/// Tensors of blocks that only training uses, which several architectures have.
+inline constexpr std::string_view kTrainingNames = "mdi.W_planning_*";
+bool is_training_only(std::string_view name);
 
 template <class Backend, class A>
 class Net;
 
 struct Mmrec : TableDefaults {
-  static constexpr std::string_view kName = "mmrec";
   using Config = models::Config;
   template <class Matrix, class Vector>
   using Fields = ModelFields<Matrix, Vector>;
@@ -28,29 +134,21 @@ struct Mmrec : TableDefaults {
   static void visit(const Visit& visit, Models&... models) {
     visit_model(visit, models...);
   }
-  static Sizes sizes(const Config& config, const Checkpoint& /*checkpoint*/) { return sizes_of(config); }
-  static std::vector<TensorSpec> tensors(const Config& config, const Sizes& /*sizes*/) { return tensor_specs(config); }
-  static TensorRules rules(const Config& config) { return tensor_rules(config); }
-  // Public checkpoints hold the tied head twice: it is kept only if it differs.
-  static bool is_read(const Field& field) { return field.parts.data() != table::kHead; }
-  static void read_rest(WeightReader& reader, const Sizes& sizes, WeightsOf<Mmrec>& weights);
+  static Sizes sizes(const Config& config, const Checkpoint* /*checkpoint*/) { return sizes_of(config); }
+  static TensorRules rules(const Config& config);
   template <class View>
   static void complete(View& view) {
-    if (view.head.rows == 0) view.head = view.embedding;
+    if (is_tied(view)) view.head = view.embedding;
   }
-  static Config identity(Config config) {
-    config.ids = {};
-    return config;
+  template <class Weights>
+  static bool is_tied(const Weights& weights) {
+    return weights.head.rows == 0;
   }
 
-  static Config config_of(const ModelSource& source) {
-    return parse_config(source.config, source.config_name, source.warn);
-  }
   static void describe(const Config& config, ModelInfo& info);
-  static void count_bytes(const Config& config, const WeightsOf<Mmrec>& weights, std::optional<kernels::DType> type,
-                          ModelInfo& info);
+  static void correct_bytes(const Config& config, std::optional<kernels::DType> type, ModelInfo& info);
   static ProductCounts products(const Config& config);
-  static SyntheticModel synthetic(const SyntheticSizes& sizes);
+  static Config synthetic(const SyntheticSizes& sizes);
 };
 
 /// head.rows == 0 where it is tied to the embedding.
@@ -64,12 +162,7 @@ using LayerView = LayerFields<kernels::WeightView<Space>, const float*>;
 /// the query.
 ProductCounts products_of_blocks(const Config& config);
 
-/// Adds the weight bytes that one decoded token reads of a block: every matrix and vector, the projections of attention
-/// over memory slots by themselves. Matrices are of `type` on the device that decodes, of their stored type where none
-/// is given.
-void add_block_bytes(ModelInfo& info, const LayerFields<HostMatrix, HostVector>& layer,
-                     std::optional<kernels::DType> type);
-
-extern template class ModelOf<Mmrec>;
+/// Bytes of W_q of all blocks. A GPU's step multiplies it only where there is something to attend to.
+std::uint64_t bytes_of_queries(const Config& config, kernels::DType type);
 
 }  // namespace mmrec::models

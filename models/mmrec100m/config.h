@@ -12,9 +12,12 @@
 
 namespace mmrec::models {
 
-/// Two stacks of MM-Rec blocks, the experts, over one embedding, and what joins them. Invariants after parsing: sizes
+/// Two stacks of MM-Rec blocks, the experts, over one embedding, and what joins them. Invariants after parse(): sizes
 /// as in Config, expert_dim a multiple of 4.
 struct Config100m {
+  static constexpr std::string_view kModelType = "mmrec100m";
+  using Arch = struct Mmrec100m;
+
   std::int64_t vocab_size = 0;  // V
   std::int64_t expert_dim = 0;  // E
   std::int64_t num_layers = 0;  // of each expert
@@ -24,22 +27,27 @@ struct Config100m {
   Expert expert = Expert::kBoth;
   TextIds ids;
 
-  using Arch = struct Mmrec100m;
+  template <class Self, class F>
+  static void keys(Self& config, const F& f) {
+    f("vocab_size", config.vocab_size);
+    f("expert_dim", config.expert_dim);
+    f("num_layers", config.num_layers);
+    f("num_heads", config.num_heads);
+    f("ffn_dim", config.ffn_dim);
+    f("mdi_mix", config.mdi_mix);
+    f("expert", config.expert, kExpertNames);
+  }
+  /// As Config::parse.
+  static Config100m parse(std::string_view text, const std::string& name, const WarningSink& warn = {});
 
   /// How many experts run.
   std::size_t stacks() const { return expert == Expert::kBoth ? 2 : 1; }
   /// The first expert that runs: 0 text, 1 code.
   std::size_t first() const { return expert == Expert::kCode ? 1 : 0; }
-  /// What MM-Rec's code takes an expert for: a model of its own whose only segment never ends and which has no memory.
+  /// An expert as a model of MM-Rec: its only segment never ends, and it has no memory.
   Config stack() const;
 
   bool operator==(const Config100m&) const = default;
 };
-
-/// From config.json's text; `name` stands for the file. Throws std::runtime_error naming file, key, found and expected.
-Config100m parse_config_100m(std::string_view text, const std::string& name, const WarningSink& warn = {});
-
-/// config.json for this configuration; parsing it gives it back.
-std::string to_json(const Config100m& config);
 
 }  // namespace mmrec::models

@@ -1,15 +1,16 @@
 // MMRec100M as an architecture (models/runtime/model.h): the table of its weights, which is MM-Rec's for the blocks of
-// an expert, and what else tells it from others.
+// an expert, where the state of a sequence lies in its slot, and what else tells it from others.
 #pragma once
 
 #include <array>
+#include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string_view>
 #include <vector>
 
 #include "models/mmrec/mmrec.h"
 #include "models/mmrec100m/config.h"
-#include "models/mmrec100m/state.h"
 
 namespace mmrec::models {
 
@@ -56,11 +57,45 @@ void visit_100m(const Visit& visit, Model& first, Models&... others) {
   }
 }
 
+/// Offsets and size in bytes.
+struct SlotLayout100m {
+  std::array<SlotLayout, 2> stacks;  // of the experts that run, in their order
+  std::size_t logits = 0;            // [V] fp32
+  std::size_t bytes = 0;
+
+  explicit SlotLayout100m(const Config100m& config) : SlotLayout100m(config, config.stack(), SlotPlaces()) {}
+
+ private:
+  SlotLayout100m(const Config100m& config, const Config& stack, SlotPlaces places)
+      : stacks{SlotLayout(stack, places), SlotLayout(stack, places)},
+        logits(places.place(static_cast<std::size_t>(config.vocab_size) * sizeof(float))),
+        bytes(places.bytes()) {
+    for (SlotLayout& of_stack : stacks) of_stack.bytes = bytes;
+  }
+};
+
+/// What is saved of it: sums and contexts of segments are nothing here.
+inline StateLayout state_layout(const Config100m& config) {
+  using enum StatePart::Type;
+  const SlotLayout100m slot(config);
+  StateLayout layout{.numbers = {{"num_layers", config.num_layers},
+                                 {"expert_dim", config.expert_dim},
+                                 {"experts", static_cast<std::int64_t>(config.stacks())},
+                                 {"vocab_size", config.vocab_size}},
+                     .parts = {},
+                     .slot_bytes = slot.bytes};
+  constexpr std::array<std::string_view, 2> kNames = {"text.h", "code.h"};
+  for (std::size_t i = 0; i < config.stacks(); ++i) {
+    layout.parts.push_back({kNames[config.first() + i], kF32, config.num_layers, config.expert_dim, slot.stacks[i].h});
+  }
+  layout.parts.push_back({"logits", kF32, 1, config.vocab_size, slot.logits, false});
+  return layout;
+}
+
 template <class Backend, class A>
 class Net100m;
 
 struct Mmrec100m : TableDefaults {
-  static constexpr std::string_view kName = "mmrec100m";
   using Config = Config100m;
   template <class Matrix, class Vector>
   using Fields = Fields100m<Matrix, Vector>;
@@ -71,9 +106,7 @@ struct Mmrec100m : TableDefaults {
   static void visit(const Visit& visit, Models&... models) {
     visit_100m(visit, models...);
   }
-  static Sizes sizes(const Config& config, const Checkpoint& /*checkpoint*/) { return sizes_of(config.stack()); }
-  /// Whichever expert runs.
-  static std::vector<TensorSpec> tensors(const Config& config, const Sizes& sizes);
+  static Sizes sizes(const Config& config, const Checkpoint* /*checkpoint*/) { return sizes_of(config.stack()); }
   static TensorRules rules(const Config& config);
   static bool is_read(const Field& field) { return !(field.of_memory && field.is_matrix()); }  // nothing is attended to
   /// Of the experts that run.
@@ -87,20 +120,25 @@ struct Mmrec100m : TableDefaults {
   static void match_layers(const From& from, To& to) {
     for (std::size_t e = 0; e < to.experts.size(); ++e) to.experts[e].layers.resize(from.experts[e].layers.size());
   }
-  /// Heads that attend to nothing change nothing either.
+  template <class Weights>
+  static bool is_tied(const Weights& /*weights*/) {
+    return false;
+  }
+  /// Heads that attend to nothing change nothing.
   static Config identity(Config config) {
-    config.ids = {};
     config.num_heads = 1;
     return config;
   }
+  /// A checkpoint has both experts, whichever runs.
+  static Config whole(Config config) {
+    config.expert = Expert::kBoth;
+    return config;
+  }
 
-  static Config config_of(const ModelSource& source);
   static void describe(const Config& config, ModelInfo& info);
-  static void count_bytes(const Config& config, const WeightsOf<Mmrec100m>& weights, std::optional<kernels::DType> type,
-                          ModelInfo& info);
+  static void correct_bytes(const Config& config, std::optional<kernels::DType> type, ModelInfo& info);
   static ProductCounts products(const Config& config);
-  /// Both experts run.
-  static SyntheticModel synthetic(const SyntheticSizes& sizes);
+  static Config synthetic(const SyntheticSizes& sizes);
 };
 
 using HostWeights100m = WeightsOf<Mmrec100m>;
@@ -113,7 +151,5 @@ ModelView<Space> stack_view(const View100m<Space>& view, std::size_t expert) {
   const auto& fields = view.experts[expert];
   return {.embedding = view.embedding, .head = {}, .norm = fields.norm, .layers = fields.layers};
 }
-
-extern template class ModelOf<Mmrec100m>;
 
 }  // namespace mmrec::models

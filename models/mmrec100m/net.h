@@ -4,7 +4,7 @@
 //   f = W_fusion [X_text ; X_code] + b_fusion;  hidden = rmsnorm(f; final norm)
 //
 // The experts are stacks of MM-Rec's (models/mmrec/stack.h), which know nothing of each other and run side by side
-// (sides.h). Of one that does not run the fusion sees zeros.
+// (models/runtime/sides.h). Of one that does not run the fusion sees zeros.
 #pragma once
 
 #include <algorithm>
@@ -16,10 +16,8 @@
 #include <utility>
 
 #include "models/mmrec/stack.h"
-#include "models/mmrec100m/config.h"
 #include "models/mmrec100m/mmrec100m.h"
-#include "models/mmrec100m/sides.h"
-#include "models/mmrec100m/state.h"
+#include "models/runtime/sides.h"
 
 namespace mmrec::models {
 

@@ -27,7 +27,7 @@ class Net {
   template <class T>
   using Matrix = kernels::MatrixView<T, Space>;
 
-  Net(const Config& config, ModelView<Space> model, Backend& backend, const Plan& plan)
+  Net(const Config& config, ModelView<Space> model, Backend& backend, const ChunkPlan& plan)
       : config_(config),
         model_(std::move(model)),
         work_(config, backend, plan.tile),
@@ -96,7 +96,7 @@ class Net {
  private:
   static constexpr std::int64_t kNoSegment = std::numeric_limits<std::int64_t>::max() / 2;
 
-  static ChunkPlan plan_of(const Config& config, Calls calls, const Plan& plan) {
+  static ChunkPlan plan_of(const Config& config, Calls calls, const ChunkPlan& plan) {
     if (!config.bank) {
       return {.tokens = plan.tokens, .tile = plan.tile, .rows = plan.rows, .spans_segments = true};
     }

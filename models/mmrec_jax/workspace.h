@@ -11,20 +11,12 @@
 
 #include "kernels/cpu/cpu.h"  // ops are called by their qualified names, which some backend must have declared
 #include "kernels/ops.h"
-#include "models/mmrec_jax/config.h"
-#include "models/mmrec_jax/state.h"
+#include "models/mmrec_jax/mmrec_jax.h"
 #include "models/runtime/executor.h"
 #include "models/runtime/schedule.h"
 #include "models/runtime/tables.h"
 
 namespace mmrec::models::jax {
-
-/// How a backend takes chunks.
-struct Plan {
-  std::int64_t tokens = 0;  // of a sequence in one chunk at most, where no bank is written
-  std::int64_t tile = 1;    // whole tiles of a run's rows are multiplied as such; 1: all rows together are
-  std::int64_t rows = 0;    // of all sequences in one chunk at most, unless a call has more
-};
 
 /// Rows that products take together. Ragged: no whole tile.
 struct Piece {

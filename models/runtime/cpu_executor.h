@@ -36,48 +36,46 @@ inline RecurrenceOptions resolve_on_cpu(const ExecutionOptions& options) {
           .path = options.path};
 }
 
-/// `Lane` is made of its `Model` and a number of threads, and has these as they were asked for (threads), a `backend`
-/// and a `forward`. A model has state(), and is copied.
-template <class Lane>
-class CpuExecutor final : public ExecutorBase<CpuExecutor<Lane>, kernels::Cpu> {
+template <class Arch>
+class CpuExecutor final : public ExecutorBase<CpuExecutor<Arch>, kernels::Cpu> {
   using Base = ExecutorBase<CpuExecutor, kernels::Cpu>;
   using Base::pool_, Base::pool_mutex_;
+  using Config = typename Arch::Config;
+  using Weights = WeightsOf<Arch>;
 
  public:
-  using Model = typename Lane::Model;
+  CpuExecutor(Config config, std::shared_ptr<const Weights> weights)
+      : Base(state_layout(config)), config_(std::move(config)), weights_(std::move(weights)) {}
 
-  explicit CpuExecutor(Model model) : Base(model.state()), model_(std::move(model)) {}
-
-  /// A lane of its own for a call.
-  class Lease {
-   public:
-    Lease(CpuExecutor& executor, std::unique_ptr<Lane> lane) : executor_(executor), lane_(std::move(lane)) {}
-    Lease(Lease&&) noexcept = default;
-    Lease& operator=(Lease&&) = delete;
-    ~Lease() {
-      if (lane_ != nullptr) executor_.give_back(std::move(lane_));
-    }
-    Lane* operator->() const { return lane_.get(); }
-
-   private:
-    CpuExecutor& executor_;
-    std::unique_ptr<Lane> lane_;
+  struct Worker {
+    Worker(const Config& config, const Weights& weights, int wanted_threads)
+        : threads(wanted_threads),
+          backend(threads, weights.rounds_inputs),
+          forward(config, view_of(weights), backend, kCpuPlan) {}
+    int threads;  // as they were asked for
+    kernels::Cpu backend;
+    Forward<typename Arch::template Net<kernels::Cpu, float>> forward;
   };
+  struct GiveBack {
+    CpuExecutor* executor;
+    void operator()(Worker* worker) const noexcept { executor->give_back(std::unique_ptr<Worker>(worker)); }
+  };
+  /// A worker of its own for a call.
+  using Lease = std::unique_ptr<Worker, GiveBack>;
 
-  Lease lane(const ExecutionOptions& options, std::int64_t sequences) {
-    std::unique_ptr<Lane> lane =
-        take([&](const Lane& idle) { return idle.threads == options.threads; }, options.threads);
-    lane->forward.reserve(sequences, resolve_on_cpu(options).sweeps);
-    return {*this, std::move(lane)};
+  Lease worker(const ExecutionOptions& options, std::int64_t sequences) {
+    Lease worker = take([&](const Worker& idle) { return idle.threads == options.threads; }, options.threads);
+    worker->forward.reserve(sequences, resolve_on_cpu(options).sweeps);
+    return worker;
   }
-  Lease any_lane() {
-    Lease any(*this, take([](const Lane&) { return true; }, 1));
+  Lease any_worker() {
+    Lease any = take([](const Worker&) { return true; }, 1);
     any->forward.reserve(1, false);
     return any;
   }
 
   void release(Slot first) noexcept override {
-    std::vector<std::unique_ptr<Lane>> unused;  // go without the lock
+    std::vector<std::unique_ptr<Worker>> unused;  // go without the lock
     const std::lock_guard lock(pool_mutex_);
     pool_.release(first);
     if (pool_.is_unused()) unused.swap(idle_);
@@ -92,7 +90,7 @@ class CpuExecutor final : public ExecutorBase<CpuExecutor<Lane>, kernels::Cpu> {
   }
 
   Done run(const Work& work, const ExecutionOptions& options) override {
-    return lane(options, static_cast<std::int64_t>(work.runs.size()))->forward.run(work, resolve_on_cpu(options));
+    return worker(options, static_cast<std::int64_t>(work.runs.size()))->forward.run(work, resolve_on_cpu(options));
   }
   void step(std::span<const int> tokens, std::span<const Run> runs, const ExecutionOptions& options) override {
     ExecutionOptions exact = options;
@@ -101,50 +99,37 @@ class CpuExecutor final : public ExecutorBase<CpuExecutor<Lane>, kernels::Cpu> {
   }
 
  private:
-  /// An idle lane that suits, else a new one.
+  /// An idle worker that suits, else a new one.
   template <class Suits>
-  std::unique_ptr<Lane> take(Suits suits, int threads) {
+  Lease take(Suits suits, int threads) {
     {
       const std::lock_guard lock(pool_mutex_);
-      const auto found = std::find_if(idle_.begin(), idle_.end(), [&](const auto& lane) { return suits(*lane); });
+      const auto found = std::find_if(idle_.begin(), idle_.end(), [&](const auto& worker) { return suits(*worker); });
       if (found != idle_.end()) {
-        std::unique_ptr<Lane> lane = std::move(*found);
+        Lease worker(found->release(), {this});
         idle_.erase(found);
-        return lane;
+        return worker;
       }
     }
-    return std::make_unique<Lane>(model_, threads);
+    return {new Worker(config_, *weights_, threads), {this}};
   }
-  void give_back(std::unique_ptr<Lane> lane) noexcept {
+  void give_back(std::unique_ptr<Worker> worker) noexcept {
     const std::lock_guard lock(pool_mutex_);
     try {
-      idle_.push_back(std::move(lane));
+      idle_.push_back(std::move(worker));
     } catch (const std::bad_alloc&) {  // then it is not kept
     }
   }
 
-  const Model model_;
-  std::vector<std::unique_ptr<Lane>> idle_;  // guarded by pool_mutex_
-};
-
-/// A model on the CPU for one call at a time.
-template <class Arch>
-struct CpuLane {
-  using Model = BoundModel<typename Arch::Config, WeightsOf<Arch>>;
-  CpuLane(const Model& model, int wanted_threads)
-      : threads(wanted_threads),
-        backend(threads, model.weights->rounds_inputs),
-        forward(model.config, view_of(*model.weights), backend, chunk_plan(model.config, backend)) {}
-  int threads;
-  kernels::Cpu backend;
-  Forward<typename Arch::template Net<kernels::Cpu, float>> forward;
+  const Config config_;
+  const std::shared_ptr<const Weights> weights_;
+  std::vector<std::unique_ptr<Worker>> idle_;  // guarded by pool_mutex_
 };
 
 template <class Config>
 std::shared_ptr<Executor> make_cpu_executor(const Config& config,
                                             std::shared_ptr<const WeightsOf<typename Config::Arch>> weights) {
-  using Lane = CpuLane<typename Config::Arch>;
-  return std::make_shared<CpuExecutor<Lane>>(typename Lane::Model{config, std::move(weights)});
+  return std::make_shared<CpuExecutor<typename Config::Arch>>(config, std::move(weights));
 }
 
 }  // namespace mmrec::models

@@ -1,5 +1,5 @@
 // GPUs as a model's loader sees them. Declared in every build; one without CUDA answers why there is none
-// (cuda_absent.cpp).
+// (cuda_stub.cpp).
 #pragma once
 
 #include <cstdint>

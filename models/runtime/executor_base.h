@@ -1,6 +1,6 @@
 // What executors of all backends share: the pool of slots and the state's way in and out.
 //
-// A lane is a backend with its activations, on which one call runs at a time. What they share otherwise, the weights,
+// A worker is a backend with its activations, on which one call runs at a time. What they share otherwise, the weights,
 // is immutable.
 #pragma once
 
@@ -10,31 +10,86 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "kernels/cpu/cpu.h"
 #include "models/runtime/executor.h"
 #include "models/runtime/host_state.h"
-#include "models/runtime/state_pool.h"
 
 namespace mmrec::models {
 
-/// What lanes are made of: a configuration with its weights, which are shared. Its state_layout() is looked up beside
-/// the configuration; gpu() is of weights on a device.
-template <class Config, class Weights>
-struct BoundModel {
-  Config config;
-  std::shared_ptr<const Weights> weights;
-  StateLayout state() const { return state_layout(config); }
-  std::int64_t vocab() const { return config.vocab_size; }
-  int gpu() const { return weights->gpu(); }
+/// Memory for the state of sequences: blocks of slots side by side. Free blocks are kept, so that the next session of
+/// as many sequences costs no allocation and graphs recorded for its slots stay of use; but not large ones, whose
+/// memory others may want. Not thread-safe: the executor's lock guards it.
+template <class Backend>
+class StatePool {
+ public:
+  explicit StatePool(std::size_t slot_bytes) : slot_bytes_(slot_bytes) {}
+
+  /// Uninitialised. Throws std::bad_alloc when even without what is kept memory does not suffice.
+  Slot acquire(int count) {
+    const auto free = std::find_if(blocks_.begin(), blocks_.end(),
+                                   [&](const Block& block) { return !block.used && block.count == count; });
+    if (free != blocks_.end()) {
+      free->used = true;
+      return free->memory.data();
+    }
+    const std::size_t bytes = slot_bytes_ * static_cast<std::size_t>(count);
+    blocks_.reserve(blocks_.size() + 1);
+    Buffer memory;
+    try {
+      memory = Backend::template uninitialized<std::byte>(bytes, kWhat);
+    } catch (const std::bad_alloc&) {
+      drop_free(0);
+      memory = Backend::template uninitialized<std::byte>(bytes, kWhat);
+    }
+    blocks_.push_back({std::move(memory), count, true});
+    return blocks_.back().memory.data();
+  }
+
+  void release(Slot first) noexcept {
+    constexpr std::size_t kKept = 4;                            // blocks: a few sizes in turn
+    constexpr std::size_t kMostBytes = std::size_t{256} << 20;  // of one
+    for (Block& block : blocks_) {
+      if (block.memory.data() == first) block.used = false;
+    }
+    std::erase_if(blocks_, [&](const Block& block) {
+      return !block.used && slot_bytes_ * static_cast<std::size_t>(block.count) > kMostBytes;
+    });
+    drop_free(kKept);
+  }
+
+  bool is_unused() const {
+    return std::none_of(blocks_.begin(), blocks_.end(), [](const Block& block) { return block.used; });
+  }
+
+ private:
+  using Buffer = typename Backend::template Buffer<std::byte>;
+  static constexpr std::string_view kWhat = "not enough memory for the state of sequences";
+  struct Block {
+    Buffer memory;
+    int count = 0;
+    bool used = false;
+  };
+
+  // The oldest first.
+  void drop_free(std::size_t kept) noexcept {
+    auto free = static_cast<std::size_t>(
+        std::count_if(blocks_.begin(), blocks_.end(), [](const Block& block) { return !block.used; }));
+    std::erase_if(blocks_, [&](const Block& block) { return !block.used && free > kept && free-- > kept; });
+  }
+
+  std::size_t slot_bytes_;
+  std::vector<Block> blocks_;
 };
 
-/// `Derived` has lane(options, sequences): something that holds a lane for as long as it lives, with memory for calls
-/// of so many sequences, and points to it: its `backend`, and the `forward` of an architecture, of which complete_state
-/// and logits are called; and any_lane(), for work on the state alone.
+/// `Derived` has worker(options, sequences), which returns a pointer that owns a worker's turn, with memory for calls
+/// of so many sequences; and any_worker(), for work on the state alone. A worker has a `backend` and the `forward` of
+/// an architecture.
 template <class Derived, class Backend>
 class ExecutorBase : public Executor {
  public:
@@ -43,26 +98,26 @@ class ExecutorBase : public Executor {
   std::size_t slot_bytes() const override { return state_.slot_bytes; }
 
   Slot acquire(int count, const ExecutionOptions& options) override {
-    const auto lane = derived().lane(options, count);
+    const auto worker = derived().worker(options, count);
     const std::lock_guard lock(pool_mutex_);
     const Slot first = pool_.acquire(count);
-    zero(lane->backend, first, count);
+    zero(worker->backend, first, count);
     return first;
   }
-  void clear(Slot first, int count) override { zero(derived().any_lane()->backend, first, count); }
+  void clear(Slot first, int count) override { zero(derived().any_worker()->backend, first, count); }
   void copy(Slot from, Slot to, int count, std::int64_t position) override {
-    const auto lane = derived().any_lane();
+    const auto worker = derived().any_worker();
     for_each_used(state_, count, position, [&](const StridedBytes& used) {
-      lane->backend.copy(from + used.offset, to + used.offset, used.stride, used.bytes, used.count);
+      worker->backend.copy(from + used.offset, to + used.offset, used.stride, used.bytes, used.count);
     });
   }
 
   HostState save(Slot first, int count, std::int64_t position) override {
     HostImage image(bytes_of(count), kernels::Uninitialized{});
-    const auto lane = derived().any_lane();
+    const auto worker = derived().any_worker();
     HostState state = zero_state(state_, count, position);
     for_each_used(state_, count, position, [&](const StridedBytes& used) {
-      lane->backend.download(first + used.offset, image.data() + used.offset, used.stride, used.bytes, used.count);
+      worker->backend.download(first + used.offset, image.data() + used.offset, used.stride, used.bytes, used.count);
     });
     for_each_piece(state, state_,
                    [&](void* piece, std::size_t at, std::size_t size) { std::memcpy(piece, image.data() + at, size); });
@@ -79,16 +134,16 @@ class ExecutorBase : public Executor {
     for_each_piece(state, state_, [&](const void* piece, std::size_t at, std::size_t size) {
       std::memcpy(image.data() + at, piece, size);
     });
-    const auto lane = derived().any_lane();
+    const auto worker = derived().any_worker();
     for_each_used(state_, count, state.position, [&](const StridedBytes& used) {
-      lane->backend.upload(image.data() + used.offset, first + used.offset, used.stride, used.bytes, used.count);
+      worker->backend.upload(image.data() + used.offset, first + used.offset, used.stride, used.bytes, used.count);
     });
-    lane->forward.complete_state(first, state.batch, state.position);
+    worker->forward.complete_state(first, state.batch, state.position);
   }
 
   void logits(Slot first, int count, std::span<float> to) override {
-    const auto lane = derived().any_lane();
-    lane->backend.download_rows(lane->forward.logits(first, count), to.data());
+    const auto worker = derived().any_worker();
+    worker->backend.download_rows(worker->forward.logits(first, count), to.data());
   }
 
  protected:

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <numeric>
 #include <span>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,15 @@
 #include "models/runtime/tables.h"
 
 namespace mmrec::models {
+
+/// How a call's runs go through a net.
+enum class CallKind : std::uint8_t {
+  kChunks,        // as the schedule cuts them
+  kStep,          // single tokens that fit one chunk, as they stand
+  kSortedStep,    // the same, sorted first: sequences that attend to two slots or more come last
+  kRepeatedStep,  // of sequences side by side at one position, which mostly take the same step again: worth recording.
+                  // Not a step that closes a memory segment, which comes once per segment
+};
 
 /// One thread at a time. Token ids must lie in [0, vocab_size).
 template <class Net>
@@ -50,8 +60,9 @@ class Forward {
   Done run(const Work& work, const RecurrenceOptions& options) {
     Done done;
     if (!work.logprobs.empty()) score_first(work);
-    if (are_single_tokens(work.runs)) {  // the bits of a step; there is nothing left to score
-      done.add(step(work.tokens, work.runs, options.path));
+    const CallKind kind = choose_call(work.runs);
+    if (kind != CallKind::kChunks) {  // the bits of a step; there is nothing left to score
+      done.add(step(work.tokens, work.runs, kind, options.path));
       done.rows.assign(work.runs.size(), 1);
       return done;
     }
@@ -90,16 +101,26 @@ class Forward {
     return done;
   }
 
-  // One token of every run in two parts, for who records the second and replays it: what step() enqueues for one batch
-  // depends on its slot, its size and step_key() alone.
-
-  /// Whether these are single tokens that fit one chunk.
-  bool are_single_tokens(std::span<const Run> runs) const {
-    return static_cast<std::int64_t>(runs.size()) <= net_.rows() &&
-           std::all_of(runs.begin(), runs.end(), [](const Run& run) { return run.rows == 1; });
+  /// How a call goes: the one place that decides.
+  CallKind choose_call(std::span<const Run> runs) const {
+    const bool are_single_tokens = static_cast<std::int64_t>(runs.size()) <= net_.rows() &&
+                                   std::all_of(runs.begin(), runs.end(), [](const Run& run) { return run.rows == 1; });
+    if (!are_single_tokens) return CallKind::kChunks;
+    const auto in_order = [&](const Run& a, const Run& b) { return comes_before(a, b); };
+    if (!std::is_sorted(runs.begin(), runs.end(), in_order)) return CallKind::kSortedStep;
+    for (std::size_t i = 1; i < runs.size(); ++i) {
+      const bool is_beside =
+          runs[i].position == runs[0].position && runs[i].slot == runs[0].slot + i * net_.slot_bytes();
+      if (!is_beside) return CallKind::kStep;
+    }
+    return std::get<1>(step_key(runs[0].position)) < 0 ? CallKind::kRepeatedStep : CallKind::kStep;
   }
+
+  // One token of every run in two parts, so that the second can be recorded and replayed: the ops that step() enqueues
+  // for one batch depend on its slot, its size and step_key() alone.
+
   void load_tokens(std::span<const int> tokens) { backend_.upload(tokens.data(), tokens_.data(), tokens.size()); }
-  /// Where load_tokens() puts them, for who has them on the device. Other calls write there too.
+  /// Where load_tokens() puts them, for callers that have them on the device. Other calls write there too.
   int* tokens() { return tokens_.data(); }
   float* logprobs() { return logprobs_.data(); }
   /// Everything but slots and tokens that decides which ops a step at a position consists of; its second is not
@@ -131,13 +152,9 @@ class Forward {
     }
     return path;
   }
-  /// Whether the sequences stand as a step takes them all at once: those last that attend to two slots or more.
-  bool are_in_order(std::span<const Run> runs) const {
-    return std::is_sorted(runs.begin(), runs.end(), [&](const Run& a, const Run& b) { return comes_before(a, b); });
-  }
   /// The step of tokens on the host, in any order.
-  Path step(std::span<const int> tokens, std::span<const Run> runs, Path forced = Path::kAny) {
-    if (are_in_order(runs)) {
+  Path step(std::span<const int> tokens, std::span<const Run> runs, CallKind kind, Path forced) {
+    if (kind != CallKind::kSortedStep) {
       load_tokens(tokens);
       return step(runs, forced);
     }

@@ -1,18 +1,20 @@
 // Models that have been loaded, once for all architectures. An architecture is a struct of types and static functions,
 // `Arch`:
 //
-//   kName                         its model_type
-//   Config                        has Arch, vocab_size, num_layers, ids, to_json() and state_layout() beside it
+//   Config                        what ConfigReader says, and Arch, num_layers, num_heads, parse(), state_layout()
+//   beside
+//                                 it
 //   Fields<Matrix, Vector>        its weights; visit(f, fields...) calls f(Field, members...) for every one of them
-//   sizes, tensors, rules         what a checkpoint must hold (models/weights/fields.h)
-//   identity(config)              the configuration without what changes no saved state
+//   sizes, rules, is_tied         what a checkpoint must hold (models/weights/fields.h), and whether the embedding is
+//   the
+//                                 head
 //   Net<Backend, A>               its equations, for models/runtime/forward.h
-//   config_of(source)             reads config.json and the options of a variant
-//   describe(config, info)        sets sizes and variant
-//   count_bytes(config, weights, type, info)   sets bytes_per_token and memory_bytes for matrices of `type`, or their
-//   own products(config), synthetic(sizes)         for benchmarks and tests
+//   describe(config, info)        sets sizes
+//   correct_bytes(config, type, info)   moves what a step with matrices of `type`, or of their own, reads only with a
+//                                 memory
+//   products(config), synthetic(sizes)  for benchmarks and tests
 //
-// and chunk_plan(config, backend) beside Config says how work is cut into chunks. TableDefaults has the rest.
+// and chunk_plan(config, cuda) beside Config says how a GPU's work is cut into chunks. TableDefaults has the rest.
 #pragma once
 
 #include <cstdint>
@@ -21,17 +23,17 @@
 #include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "mmrec/model_info.h"
 #include "mmrec/precision.h"
 #include "mmrec/variant_options.h"
 #include "models/files/checkpoint.h"
 #include "models/files/warning_sink.h"
-#include "models/runtime/cuda_model.h"
+#include "models/runtime/cuda_device.h"
 #include "models/runtime/executor.h"
 #include "models/runtime/host_state.h"
 #include "models/weights/model_weights.h"
+#include "models/weights/synthetic.h"
 
 namespace mmrec::models {
 
@@ -58,7 +60,7 @@ class LoadedModel {
   /// Rounds all matrices to bf16, and products on the CPU are in bf16 from now on; before anything runs. Throws
   /// std::bad_alloc.
   virtual void round_to_bf16() = 0;
-  /// Copies the weights; see CudaModel for precisions and what is thrown.
+  /// Copies the weights; see make_cuda_executor() for precisions and what is thrown.
   OnDevice on_cuda(Precision precision, int gpu) const;
 
  protected:
@@ -84,10 +86,6 @@ struct SyntheticSizes {
   std::int64_t vocab = 0;
   std::int64_t ffn = 0;
 };
-struct SyntheticModel {
-  std::string config;  // the text of config.json
-  std::vector<TensorSpec> tensors;
-};
 
 /// What the loader of an architecture is given: the folder, and its config.json's text.
 struct ModelSource {
@@ -105,22 +103,53 @@ template <class Config>
 std::shared_ptr<Executor> make_cpu_executor(const Config& config,
                                             std::shared_ptr<const WeightsOf<typename Config::Arch>> weights);
 
+/// An executor on a GPU, with its weights there in one precision.
+struct CudaModel {
+  std::shared_ptr<Executor> executor;     // all its sessions share one stream: calls of several threads take turns
+  Precision precision = Precision::kF32;  // what kAuto became
+  std::uint64_t bytes = 0;                // resident on the device
+};
+/// Copies `weights` through page-locked staging memory, rounding where the precision is narrower than the stored type;
+/// kAuto is the stored matrices' type where all agree on a 16-bit one, fp32 otherwise. Throws std::bad_alloc whose
+/// what() names needed and free bytes, std::system_error; std::runtime_error in a build without CUDA
+/// (models/cuda_stub.cpp). Requires: cuda_unusable_reason(gpu) was "".
+template <class Config>
+CudaModel make_cuda_executor(const Config& config, const WeightsOf<typename Config::Arch>& weights, Precision precision,
+                             int gpu = 0);
+
+/// visit(option, member) for each of VariantOptions that an architecture has.
+template <class Options, class Config, class Visit>
+void for_each_option(Options& options, Config& config, const Visit& visit) {
+  if constexpr (requires { config.expert; }) visit(options.expert, config.expert);
+  if constexpr (requires { config.calls; }) visit(options.calls, config.calls);
+  if constexpr (requires { config.bank; }) visit(options.bank, config.bank);
+}
+
+/// The configuration of a folder as the user wants it.
+template <class Config>
+Config config_of(const ModelSource& source) {
+  Config config = Config::parse(source.config, source.config_name, source.warn);
+  for_each_option(source.variant, config, [](const auto& option, auto& to) { to = option.value_or(to); });
+  return config;
+}
+
 /// A model of this architecture.
 template <class Arch>
 class ModelOf final : public LoadedModel {
  public:
   explicit ModelOf(const ModelSource& source)
-      : config_(Arch::config_of(source)),
+      : config_(config_of<Config>(source)),
         weights_(std::make_shared<WeightsOf<Arch>>(
             load_weights(Checkpoint::open(source.folder), config_, source.weights, source.warn))) {
-    info_.architecture = Arch::kName;
+    info_.architecture = Config::kModelType;
     info_.vocab_size = config_.vocab_size;
     info_.num_layers = config_.num_layers;
     info_.num_heads = config_.num_heads;
     Arch::describe(config_, info_);
+    for_each_option(info_.variant, config_, [](auto& option, const auto& is) { option = is; });
     info_.parameters = weights_->parameters;
     info_.weight_bytes = weights_->bytes;
-    Arch::count_bytes(config_, *weights_, std::nullopt, info_);
+    count_bytes(std::nullopt, info_);
     info_.fingerprint = weights_->fingerprint;
     info_.bos_token_id = config_.ids.bos.value_or(-1);
     info_.eos_token_ids = config_.ids.eos;
@@ -128,29 +157,44 @@ class ModelOf final : public LoadedModel {
   }
 
   StateLayout state() const override { return state_layout(config_); }
-  std::shared_ptr<Executor> on_cpu() const override {
-    return make_cpu_executor<typename Arch::Config>(config_, weights_);
-  }
+  std::shared_ptr<Executor> on_cpu() const override { return make_cpu_executor<Config>(config_, weights_); }
 
   void round_to_bf16() override {
     Arch::visit([&](const Field& /*field*/, auto& w) { weights_->bytes -= models::round_to_bf16(w); }, *weights_);
     weights_->rounds_inputs = true;
     info_.precision = Precision::kBF16;
     info_.weight_bytes = weights_->bytes;
-    Arch::count_bytes(config_, *weights_, std::nullopt, info_);
+    count_bytes(std::nullopt, info_);
   }
 
  protected:
   std::shared_ptr<Executor> copy_to_cuda(Precision precision, int gpu, ModelInfo& info) const override {
-    const CudaModel<Arch> model(*weights_, precision, gpu);
-    info.precision = model.precision();
-    info.weight_bytes = model.bytes();
-    Arch::count_bytes(config_, *weights_, type_of(info.precision), info);
-    return model.executor(config_);
+    CudaModel model = make_cuda_executor(config_, *weights_, precision, gpu);
+    info.precision = model.precision;
+    info.weight_bytes = model.bytes;
+    count_bytes(type_of(info.precision), info);
+    return std::move(model.executor);
   }
 
  private:
-  typename Arch::Config config_;
+  using Config = typename Arch::Config;
+
+  // What one decoded token reads: every matrix and vector, of the embedding a row unless it is the head; the
+  // projections of attention over memory slots apart.
+  void count_bytes(std::optional<kernels::DType> type, ModelInfo& info) const {
+    const HostMatrix& embedding = weights_->embedding;
+    info.bytes_per_token = bytes_of(embedding, type) / static_cast<std::uint64_t>(embedding.rows);
+    if (!Arch::is_tied(*weights_)) info.bytes_per_token -= bytes_of(embedding, type);
+    info.memory_bytes = 0;
+    const auto add = [&](const Field& field, const auto& w) {
+      if (!Arch::step_reads(config_, field)) return;
+      (field.of_memory && field.is_matrix() ? info.memory_bytes : info.bytes_per_token) += bytes_of(w, type);
+    };
+    Arch::visit(add, *weights_);
+    Arch::correct_bytes(config_, type, info);
+  }
+
+  Config config_;
   std::shared_ptr<WeightsOf<Arch>> weights_;
 };
 

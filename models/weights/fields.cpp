@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <stdexcept>
 #include <utility>
 
@@ -27,18 +26,22 @@ bool has_shape_of(const TensorInfo& tensor, const TensorSpec& spec) {
 
 }  // namespace
 
-void add_specs(const Field& field, const Sizes& sizes, const Sizes& may_have, std::vector<TensorSpec>& specs,
-               std::ptrdiff_t first) {
+void add_specs(const Field& field, const Sizes& sizes, std::vector<TensorSpec>& specs) {
   if (field.kind == Field::Kind::kBias) return;  // declared with their weights
+  Sizes may_have = sizes;
+  may_have.low_rank = false;
   for (const TensorPart& part : field.parts) {
     const bool used = part.used_by(sizes);
     if (!used && !part.used_by(may_have)) continue;
     const std::string name = std::string(field.prefix) + std::string(part.name);
     const std::string weight = name + std::string(field.storage.suffix);
-    const auto same = [&](const TensorSpec& other) { return other.name == weight; };
-    if (std::any_of(specs.begin() + first, specs.end(), same)) continue;
+    const auto of_block = std::find_if_not(specs.rbegin(), specs.rend(), [&](const TensorSpec& other) {
+      return other.name != weight && other.name.starts_with(field.prefix);
+    });
+    if (of_block != specs.rend() && of_block->name == weight) continue;
     const std::int64_t out = part.out.of(sizes);
-    const TensorSpec::Use use = used ? TensorSpec::Use::kRequired : TensorSpec::Use::kUnused;
+    using enum TensorSpec::Use;
+    const TensorSpec::Use use = !used ? kUnused : field.optional ? kOptional : kRequired;
     const bool may_have_more_rows = part.rows.of(sizes) < out;
     std::vector<std::int64_t> shape = {out};
     if (field.is_matrix()) shape.insert(field.storage.transposed ? shape.begin() : shape.end(), part.in.of(sizes));

@@ -65,6 +65,7 @@ struct Field {
   std::span<const TensorPart> parts;  // from top to bottom; the field is empty in a model that uses none of them
   bool of_memory = false;             // of the attention over memory slots: idle while there are none
   Storage storage = kTorch;
+  bool optional = false;         // a head: absent, or equal to the embedding, where it is tied
   std::string_view prefix = {};  // of its tensors' names: "blocks.3."
 
   constexpr bool is_matrix() const { return kind == Kind::kLinear || kind == Kind::kTable; }
@@ -106,10 +107,9 @@ constexpr auto at_prefix(const Visit& visit, std::string_view prefix) {
   };
 }
 
-/// Appends the tensors of a field to those of its block, which are those from `first` on; each once, and a bias behind
-/// its weight. `may_have` is a model whose tensors may be there too, unused.
-void add_specs(const Field& field, const Sizes& sizes, const Sizes& may_have, std::vector<TensorSpec>& specs,
-               std::ptrdiff_t first);
+/// Appends the tensors of a field, each once in a block, and a bias behind its weight. Fields of a block follow each
+/// other. Tensors of the decay gate that is not low-rank may be in every model, unused.
+void add_specs(const Field& field, const Sizes& sizes, std::vector<TensorSpec>& specs);
 
 /// What check_tensors says beyond shapes.
 struct TensorRules {

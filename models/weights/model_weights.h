@@ -3,12 +3,17 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <type_traits>
+#include <vector>
 
 #include "kernels/tensor.h"
 #include "models/files/checkpoint.h"
 #include "models/files/warning_sink.h"
 #include "models/weights/fields.h"
 #include "models/weights/host.h"
+#include "models/weights/synthetic.h"
 
 namespace mmrec::models {
 
@@ -20,13 +25,10 @@ struct WeightsOf : Arch::template Fields<HostMatrix, HostVector>, WeightTotals {
 template <class Arch, class Space>
 using ViewOf = typename Arch::template Fields<kernels::WeightView<Space>, const float*>;
 
-/// What an architecture's table says where it says nothing else.
+/// What an architecture says of its table where it says nothing else.
 struct TableDefaults {
-  /// Whether load_weights() reads the field.
+  /// Whether load_weights() reads a field that is not optional.
   static bool is_read(const Field& /*field*/) { return true; }
-  /// Reads what is_read() leaves out, where that depends on what was read.
-  template <class Weights>
-  static void read_rest(WeightReader& /*reader*/, const Sizes& /*sizes*/, Weights& /*weights*/) {}
   /// Makes the layers that a configuration has, and as many as other weights have.
   template <class Config, class Weights>
   static void make_layers(const Config& config, Weights& weights) {
@@ -39,6 +41,22 @@ struct TableDefaults {
   /// Sets views of fields that are others of the model.
   template <class View>
   static void complete(View& /*view*/) {}
+  /// The configuration without what changes no saved state, besides ids; and with all that its checkpoint has.
+  template <class Config>
+  static Config identity(const Config& config) {
+    return config;
+  }
+  template <class Config>
+  static Config whole(const Config& config) {
+    return config;
+  }
+  /// Whether one decoded token reads a field; and what else is to be said of the bytes that it reads.
+  template <class Config>
+  static bool step_reads(const Config& /*config*/, const Field& /*field*/) {
+    return true;
+  }
+  template <class... Arguments>
+  static void correct_bytes(const Arguments&... /*arguments*/) {}
 };
 
 /// Views of `weights`, which must outlive them.
@@ -60,6 +78,41 @@ kernels::DType common_dtype(const WeightsOf<Arch>& weights) {
   return all ? type : kernels::DType::kF32;
 }
 
+/// All tensors of a model, in the order of checks. Norms come first: every variant has them, so a missing one means
+/// fewer blocks and nothing else.
+template <class Config>
+std::vector<TensorSpec> tensor_specs(const Config& config, const Checkpoint* checkpoint = nullptr) {
+  using Arch = typename Config::Arch;
+  struct Nothing {};
+  typename Arch::template Fields<Nothing, Nothing> fields;
+  Arch::make_layers(Arch::whole(config), fields);
+  const Sizes sizes = Arch::sizes(config, checkpoint);
+  std::vector<TensorSpec> specs;
+  for (const bool norms : {true, false}) {
+    const auto add = [&](const Field& field, const Nothing& /*field*/) {
+      if ((field.kind == Field::Kind::kNorm) == norms) add_specs(field, sizes, specs);
+    };
+    Arch::visit(add, fields);
+  }
+  return specs;
+}
+
+/// A model's files with random weights; its head is tied if it can be.
+template <class Config>
+SyntheticModel synthetic_of(const Config& config) {
+  SyntheticModel model{to_json(config), tensor_specs(config)};
+  std::erase_if(model.tensors, [](const TensorSpec& spec) { return spec.use != TensorSpec::Use::kRequired; });
+  for (TensorSpec& spec : model.tensors) {
+    if (spec.may_have_more_rows) spec.shape[0] += spec.shape[0] / 2;  // as the public class has them
+  }
+  return model;
+}
+template <class Config>
+void write_synthetic_model(const std::filesystem::path& folder, const Config& config,
+                           kernels::DType dtype = kernels::DType::kF32, std::uint64_t seed = 0) {
+  write_synthetic_folder(folder, synthetic_of(config), dtype, seed);
+}
+
 /// Checks every tensor's presence and shape against the configuration before allocating anything, then reads. Missing,
 /// unexpected (except those that only training uses, which are reported) and mis-shaped tensors and non-finite values
 /// are refused with std::runtime_error naming file, tensor, found and expected. Throws std::bad_alloc if memory does
@@ -68,18 +121,25 @@ template <class Config>
 WeightsOf<typename Config::Arch> load_weights(const Checkpoint& checkpoint, const Config& config,
                                               const WeightOptions& options = {}, const WarningSink& warn = {}) {
   using Arch = typename Config::Arch;
-  const Sizes sizes = Arch::sizes(config, checkpoint);
-  check_tensors(checkpoint, Arch::tensors(config, sizes), Arch::rules(config), warn);
+  check_tensors(checkpoint, tensor_specs(config, &checkpoint), Arch::rules(config), warn);
+  const Sizes sizes = Arch::sizes(config, &checkpoint);
   WeightsOf<Arch> weights;
   Arch::make_layers(config, weights);
   WeightReader reader(checkpoint, options);
   const auto add = [&](const Field& field, auto& to) {
-    if (Arch::is_read(field)) reader.add(field, sizes, to);
+    if (!field.optional && Arch::is_read(field)) reader.add(field, sizes, to);
   };
   Arch::visit(add, weights);
   reader.read();
-  Arch::read_rest(reader, sizes, weights);
-  static_cast<WeightTotals&>(weights) = reader.totals(to_json(Arch::identity(config)));
+  const auto add_optional = [&]<class To>(const Field& field, To& to) {
+    if constexpr (std::is_same_v<To, HostMatrix>) {
+      if (field.optional) reader.read_unless_equal(field, sizes, to, weights.embedding);
+    }
+  };
+  Arch::visit(add_optional, weights);
+  Config identity = Arch::identity(config);
+  identity.ids = {};
+  static_cast<WeightTotals&>(weights) = reader.totals(to_json(identity));
   return weights;
 }
 

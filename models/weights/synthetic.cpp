@@ -7,9 +7,7 @@
 #include <cerrno>
 #include <cmath>
 #include <fstream>
-#include <functional>
 #include <span>
-#include <string>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -124,14 +122,14 @@ void fill(Output& file, std::uint64_t elements, std::uint64_t key, std::pair<flo
 
 }  // namespace
 
-void write_synthetic_folder(const fs::path& folder, std::string_view config, std::span<const TensorSpec> tensors,
-                            DType dtype, std::uint64_t seed, const std::function<void()>& between_blocks) {
+void write_synthetic_folder(const fs::path& folder, const SyntheticModel& model, DType dtype, std::uint64_t seed,
+                            const std::function<void()>& between_blocks) {
   fs::create_directories(folder);
-  check_room(folder, tensors, dtype);
+  check_room(folder, model.tensors, dtype);
   Output file(folder / "model.safetensors");
-  file.write(header_of(tensors, dtype));
+  file.write(header_of(model.tensors, dtype));
   std::int64_t in = 1;  // of the weight last met: a bias follows its weight
-  for (const TensorSpec& tensor : tensors) {
+  for (const TensorSpec& tensor : model.tensors) {
     if (tensor.shape.size() == 2) in = tensor.shape[tensor.name.ends_with(kFlaxKernel.suffix) ? 0 : 1];
     Crc64 key;
     key.update(seed);
@@ -140,7 +138,7 @@ void write_synthetic_folder(const fs::path& folder, std::string_view config, std
   }
   file.close();
   Output text(folder / "config.json");
-  text.write(config);
+  text.write(model.config);
   text.close();
 }
 

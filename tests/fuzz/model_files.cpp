@@ -130,7 +130,7 @@ MMREC_FUZZ(json) {
 
 MMREC_FUZZ(config) {
   check_config(
-      input, std::int64_t{1} << 26, models::parse_config,
+      input, std::int64_t{1} << 26, models::Config::parse,
       [](const models::Config& config) {
         return Sizes{config.vocab_size, config.model_dim, config.num_layers,     config.num_heads,
                      config.ffn_dim,    config.dpg_rank,  config.memory_segment, config.memory_slots};
@@ -143,7 +143,7 @@ MMREC_FUZZ(config) {
 
 MMREC_FUZZ(config_100m) {
   check_config(
-      input, std::int64_t{1} << 26, models::parse_config_100m,
+      input, std::int64_t{1} << 26, models::Config100m::parse,
       [](const models::Config100m& config) {
         return Sizes{config.vocab_size, config.expert_dim, config.num_layers, config.num_heads, config.ffn_dim};
       },
@@ -155,7 +155,7 @@ MMREC_FUZZ(config_100m) {
 
 MMREC_FUZZ(jax_config) {
   check_config(
-      input, std::int64_t{1} << 24, models::jax::parse_config,
+      input, std::int64_t{1} << 24, models::jax::Config::parse,
       [](const models::jax::Config& config) {
         return Sizes{config.vocab_size, config.model_dim, config.num_layers, config.num_heads, config.long_mem_len};
       },

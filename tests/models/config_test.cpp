@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "models/architecture.h"
 #include "tests/support/model_folder.h"
 
 namespace mmrec::models {
@@ -24,7 +25,7 @@ Config parse(const std::string& more, std::vector<std::string>* warnings = nullp
   const WarningSink sink = [&](std::string_view line) {
     if (warnings != nullptr) warnings->emplace_back(line);
   };
-  return parse_config("{" + std::string(kRequired) + (more.empty() ? "" : ",") + more + "}", "config.json", sink);
+  return Config::parse("{" + std::string(kRequired) + (more.empty() ? "" : ",") + more + "}", "config.json", sink);
 }
 
 std::string refusal(const std::string& more) {
@@ -35,7 +36,7 @@ std::string refusal(const std::string& more) {
 std::string refusal_with(const std::string& from, const std::string& to) {
   std::string text = "{" + std::string(kRequired) + "}";
   text.replace(text.find(from), from.size(), to);
-  return error_of([&] { parse_config(text, "config.json"); });
+  return error_of([&] { Config::parse(text, "config.json"); });
 }
 
 TEST(Config, DefaultsAreThoseOfTheDocument) {
@@ -94,7 +95,7 @@ TEST(Config, UnknownKeysWarn) {
   parse(R"("num_experts":{"a":[1]},"tie word":true)", &warnings);
   ASSERT_EQ(warnings.size(), 2U);
   expect_says(warnings[0], {"config.json", "num_experts", "ignored"});
-  EXPECT_NO_THROW(parse_config("{" + std::string(kRequired) + ",\"x\":1}", "config.json"));  // nobody listens
+  EXPECT_NO_THROW(Config::parse("{" + std::string(kRequired) + ",\"x\":1}", "config.json"));  // nobody listens
 }
 
 TEST(Config, ToJsonRoundTrips) {
@@ -103,51 +104,39 @@ TEST(Config, ToJsonRoundTrips) {
         R"("use_hem":true,"eos_token_id":[1,2,255],"carry_state":false,"memory_slots":9)",
         R"("mdi_mix":0.30000001192092896,"memory_segment":1,"ffn_dim":1)"}) {
     const Config config = parse(more);
-    EXPECT_EQ(parse_config(to_json(config), "again"), config) << more;
+    EXPECT_EQ(Config::parse(to_json(config), "again"), config) << more;
   }
 }
 
 TEST(Config, TheFixturesLoadWithoutWarnings) {
   for (const char* name : {"mdi", "dpg", "hem", "segments"}) {
-    const auto path = std::filesystem::path(MMREC_FIXTURES) / "upstream" / name / "config.json";
     std::string warnings;
-    const Config config = load_config(path, [&](std::string_view line) { warnings += line; });
+    const Config config = test::config_of<Config>(std::filesystem::path(MMREC_FIXTURES) / "upstream" / name,
+                                                  [&](std::string_view line) { warnings += line; });
     EXPECT_EQ(config.num_layers, 2) << name;
     EXPECT_EQ(warnings, "") << name;
   }
 }
 
-TEST(Config, MissingFile) {
+TEST(Config, FilesThatCannotBeReadAreRefused) {
   const TempFolder folder;
-  expect_says(error_of<std::system_error>([&] { load_config(folder / "config.json"); }),
-              {"config.json", "No such file"});
-}
-
-TEST(Config, EmptyFile) {
-  const TempFolder folder;
+  const auto load = [&] { load_model(folder.path(), {}, {}); };
+  expect_says(error_of<std::system_error>(load), {"config.json", "No such file"});
   write_file(folder / "config.json", "");
-  expect_says(error_of([&] { load_config(folder / "config.json"); }), {"config.json", "empty"});
-}
-
-TEST(Config, HugeFile) {
-  const TempFolder folder;
-  write_file(folder / "config.json", "");
+  expect_says(error_of(load), {"config.json", "empty"});
   std::filesystem::resize_file(folder / "config.json", std::uintmax_t{1} << 40);
-  expect_says(error_of([&] { load_config(folder / "config.json"); }), {"too large", "1099511627776"});
-}
-
-TEST(Config, FolderAsFile) {
-  const TempFolder folder;
+  expect_says(error_of(load), {"too large", "1099511627776"});
+  std::filesystem::remove(folder / "config.json");
   std::filesystem::create_directory(folder / "config.json");
-  expect_says(error_of([&] { load_config(folder / "config.json"); }), {"found a folder"});
+  expect_says(error_of(load), {"found a folder"});
 }
 
 TEST(Config, NotAnObject) {
   for (const char* text : {"[]", "1", "\"x\"", "null", " ", "x"}) {
-    expect_says(error_of([&] { parse_config(text, "config.json"); }), {"config.json", "expected a JSON object"});
+    expect_says(error_of([&] { Config::parse(text, "config.json"); }), {"config.json", "expected a JSON object"});
   }
-  expect_says(error_of([&] { parse_config("<html></html>", "config.json"); }), {"web page"});
-  expect_says(error_of([&] { parse_config("version https://git-lfs.github.com/spec/v1\n", "config.json"); }), {"LFS"});
+  expect_says(error_of([&] { Config::parse("<html></html>", "config.json"); }), {"web page"});
+  expect_says(error_of([&] { Config::parse("version https://git-lfs.github.com/spec/v1\n", "config.json"); }), {"LFS"});
 }
 
 TEST(Config, MissingKeys) {
@@ -209,7 +198,7 @@ TEST(Config, WidthMustBeAMultipleOfFourUnlessDpg) {
   expect_says(
       refusal_with(R"("model_dim":64,"num_layers":2,"num_heads":4)", R"("model_dim":66,"num_layers":2,"num_heads":2)"),
       {"model_dim", "66", "multiple of 4"});
-  EXPECT_NO_THROW(parse_config(
+  EXPECT_NO_THROW(Config::parse(
       R"({"model_type":"mmrec","vocab_size":8,"model_dim":66,"num_layers":1,"num_heads":2,"use_dpg":true})", "c"));
 }
 
@@ -245,7 +234,7 @@ TEST(Config, DeepNestingOfIgnoredMembers) {
 }
 
 TEST(Config, TextAfterTheObject) {
-  expect_says(error_of([&] { parse_config("{" + std::string(kRequired) + "} x", "config.json"); }), {"end of input"});
+  expect_says(error_of([&] { Config::parse("{" + std::string(kRequired) + "} x", "config.json"); }), {"end of input"});
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ class Fingerprint : public testing::TestWithParam<std::string_view> {
  protected:
   Fingerprint() {
     const SyntheticModel made = synthetic_model(GetParam(), {.dim = 64, .layers = 2, .vocab = 300, .ffn = 256});
-    write_synthetic_folder(folder_.path(), made.config, made.tensors, kernels::DType::kF32, 3);
+    write_synthetic_folder(folder_.path(), made, kernels::DType::kF32, 3);
   }
   test::TempFolder folder_;
 };

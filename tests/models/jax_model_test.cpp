@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "models/mmrec_jax/config.h"
-#include "models/mmrec_jax/state.h"
 #include "models/weights/synthetic.h"
 #include "tests/support/model_folder.h"
 
@@ -28,7 +27,7 @@ jax::Config parse(const std::string& more, std::vector<std::string>* warnings = 
   const WarningSink sink = [&](std::string_view line) {
     if (warnings != nullptr) warnings->emplace_back(line);
   };
-  return jax::parse_config("{" + std::string(kRequired) + (more.empty() ? "" : ",") + more + "}", "config.json", sink);
+  return jax::Config::parse("{" + std::string(kRequired) + (more.empty() ? "" : ",") + more + "}", "config.json", sink);
 }
 std::string refusal(const std::string& more) {
   return error_of([&] { parse(more); });
@@ -44,7 +43,7 @@ TEST(JaxConfig, DefaultsAndRoundTrip) {
   const jax::Config other =
       parse(R"("long_mem_len":40,"bank":false,"calls":"whole","bos_token_id":3,"eos_token_id":[1,2])");
   EXPECT_EQ(other.calls, Calls::kWhole);
-  for (const jax::Config& c : {config, other}) EXPECT_EQ(jax::parse_config(jax::to_json(c), "again"), c);
+  for (const jax::Config& c : {config, other}) EXPECT_EQ(jax::Config::parse(jax::to_json(c), "again"), c);
 }
 
 TEST(JaxConfig, KeysWithoutMeaningAreSilentAndUnknownOnesReported) {
@@ -67,7 +66,7 @@ TEST(JaxConfig, EveryRefusalNamesKeyFoundAndExpected) {
   const auto replaced = [](const std::string& from, const std::string& to) {
     std::string text = "{" + std::string(kRequired) + "}";
     text.replace(text.find(from), from.size(), to);
-    return error_of([&] { jax::parse_config(text, "config.json"); });
+    return error_of([&] { jax::Config::parse(text, "config.json"); });
   };
   expect_says(replaced("\"model_dim\":32", "\"model_dim\":30"), {"model_dim", "30", "multiple of 4"});
   expect_says(replaced("\"num_heads\":2", "\"num_heads\":33"), {"num_heads", "33", "32"});
@@ -84,7 +83,7 @@ struct Edited : TempFolder {
   jax::HostWeights load(const WarningSink& warn = {}) const {
     checkpoint.write(*this / "model.safetensors");
     return load_weights(Checkpoint::open(path()),
-                        jax::parse_config(test::read_file(*this / "config.json"), "config.json"), {}, warn);
+                        jax::Config::parse(test::read_file(*this / "config.json"), "config.json"), {}, warn);
   }
   std::string refusal() const {
     return error_of([&] { load(); });
@@ -238,7 +237,7 @@ TEST(JaxModel, OptionsOverruleTheFolderAndItsFingerprintKnowsTheBankAlone) {
 TEST(JaxModel, ASyntheticOneLoads) {
   const SyntheticModel made = synthetic_model("mmrec-jax", {.dim = 64, .layers = 2, .vocab = 100, .ffn = 256});
   const TempFolder folder;
-  write_synthetic_folder(folder.path(), made.config, made.tensors, kernels::DType::kBF16, 3);
+  write_synthetic_folder(folder.path(), made, kernels::DType::kBF16, 3);
   const auto model = load_model(folder.path(), {}, {});
   EXPECT_EQ(model->info().num_layers, 2);
   EXPECT_GT(product_counts(folder.path()).per_token, 2 * 15 * 64 * 64);

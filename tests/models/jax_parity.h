@@ -45,7 +45,9 @@ class JaxParity : public testing::TestWithParam<JaxParityCase> {
   }
 
   static std::filesystem::path folder() { return std::filesystem::path(MMREC_FIXTURES) / "upstream/jax"; }
-  static jax::Config config() { return jax::parse_config(read_text(folder() / "config.json", 1 << 20), "config.json"); }
+  static jax::Config config() {
+    return jax::Config::parse(read_text(folder() / "config.json", 1 << 20), "config.json");
+  }
 
   std::shared_ptr<Executor> executor(Calls calls, bool bank = true) const {
     jax::Config chosen = config();

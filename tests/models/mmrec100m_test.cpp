@@ -11,7 +11,6 @@
 #include "models/mmrec/stack.h"
 #include "models/mmrec100m/config.h"
 #include "models/mmrec100m/mmrec100m.h"
-#include "models/mmrec100m/state.h"
 #include "models/runtime/cpu_executor.h"
 #include "models/weights/synthetic.h"
 #include "tests/models/lockstep.h"
@@ -31,7 +30,7 @@ Config100m parse(const std::string& more, std::vector<std::string>* warnings = n
   const WarningSink sink = [&](std::string_view line) {
     if (warnings != nullptr) warnings->emplace_back(line);
   };
-  return parse_config_100m("{" + std::string(kRequired) + (more.empty() ? "" : ",") + more + "}", "config.json", sink);
+  return Config100m::parse("{" + std::string(kRequired) + (more.empty() ? "" : ",") + more + "}", "config.json", sink);
 }
 std::string refusal(const std::string& more) {
   return error_of([&] { parse(more); });
@@ -57,7 +56,7 @@ TEST(Config100m, SurvivesARoundTrip) {
   EXPECT_EQ(config.expert, Expert::kCode);
   EXPECT_EQ(config.stacks(), 1);
   EXPECT_EQ(config.first(), 1);
-  EXPECT_EQ(parse_config_100m(to_json(config), "again"), config);
+  EXPECT_EQ(Config100m::parse(to_json(config), "again"), config);
 }
 
 TEST(Config100m, SaysWhatItRefuses) {
@@ -69,14 +68,14 @@ TEST(Config100m, SaysWhatItRefuses) {
   for (const char* key : {"vocab_size", "expert_dim", "num_layers", "model_type"}) {
     std::string text = "{" + std::string(kRequired) + "}";
     text.replace(text.find(key), std::string(key).size(), "other");
-    expect_says(error_of([&] { parse_config_100m(text, "config.json"); }), {key, "missing"});
+    expect_says(error_of([&] { Config100m::parse(text, "config.json"); }), {key, "missing"});
   }
   std::string odd = "{" + std::string(kRequired) + "}";
   odd.replace(odd.find(":32"), 3, ":30");
-  expect_says(error_of([&] { parse_config_100m(odd, "config.json"); }), {"expert_dim", "30", "multiple of 4"});
+  expect_says(error_of([&] { Config100m::parse(odd, "config.json"); }), {"expert_dim", "30", "multiple of 4"});
   std::string huge = odd;
   huge.replace(huge.find(":30"), 3, ":16777216");
-  expect_says(error_of([&] { parse_config_100m(huge, "config.json"); }), {"2^48 bytes of weights"});
+  expect_says(error_of([&] { Config100m::parse(huge, "config.json"); }), {"2^48 bytes of weights"});
 }
 
 // --- Folders
@@ -87,7 +86,7 @@ class Folder100m : public testing::Test {
     return synthetic_model("mmrec100m", {.dim = 64, .layers = 2, .vocab = 50, .ffn = 128});
   }
   void write(const SyntheticModel& model) const {
-    write_synthetic_folder(folder_.path(), model.config, model.tensors, kernels::DType::kF32, 5);
+    write_synthetic_folder(folder_.path(), model, kernels::DType::kF32, 5);
   }
   std::unique_ptr<LoadedModel> load(const VariantOptions& variant = {}, const WarningSink& warn = {}) const {
     return load_model(folder_.path(), variant, {}, warn);
@@ -187,7 +186,7 @@ TEST(Parity100m, EveryBlockOfBothExperts) {
   const test::ReferenceTensor& ids = reference.at("input_ids");
   const std::int64_t batch = ids.dim(0), count = ids.dim(1);
   const std::vector<int> tokens(ids.integers.begin(), ids.integers.end());
-  const Config100m config = parse_config_100m(test::read_file(folder / "config.json"), "config.json");
+  const Config100m config = Config100m::parse(test::read_file(folder / "config.json"), "config.json");
   const HostWeights100m weights = load_weights(Checkpoint::open(folder), config);
   const SlotLayout100m layout(config);
   kernels::Cpu cpu(1);

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "models/architecture.h"
-#include "models/mmrec/synthetic.h"
+#include "models/mmrec/mmrec.h"
 #include "models/weights/synthetic.h"
 #include "tests/support/model_folder.h"
 
@@ -47,7 +47,7 @@ class RunsTest : public testing::TestWithParam<RunsModel> {
     } else {
       const SyntheticModel made =
           synthetic_model(model.architecture, {.dim = 64, .layers = 2, .vocab = 50, .ffn = 128});
-      write_synthetic_folder(folder_.path(), made.config, made.tensors, kernels::DType::kBF16, 7);
+      write_synthetic_folder(folder_.path(), made, kernels::DType::kBF16, 7);
     }
     executor_ = load_model(folder_.path(), {}, {})->on_cpu();
   }

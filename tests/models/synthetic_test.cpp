@@ -1,5 +1,4 @@
 // Synthetic model folders: valid, reproducible, with live gates. And the checksum and the checked sizes they rest on.
-#include "models/mmrec/synthetic.h"
 
 #include <gtest/gtest.h>
 
@@ -33,7 +32,7 @@ Config small_config() {
 }
 
 HostWeights load(const fs::path& folder) {
-  return load_weights(Checkpoint::open(folder), load_config(folder / "config.json"));
+  return load_weights(Checkpoint::open(folder), test::config_of<Config>(folder));
 }
 
 TEST(Synthetic, EveryVariantAndTypeLoads) {
@@ -46,7 +45,7 @@ TEST(Synthetic, EveryVariantAndTypeLoads) {
         config.use_dpg = dpg;
         config.dpg_rank = 5;
         write_synthetic_model(folder.path(), config, dtype, 1);
-        EXPECT_EQ(load_config(folder / "config.json"), config);
+        EXPECT_EQ(test::config_of<Config>(folder.path()), config);
         EXPECT_EQ(load(folder.path()).embedding.format, dtype);
       }
     }

@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "models/architecture.h"
-#include "models/mmrec/synthetic.h"
+#include "models/mmrec/mmrec.h"
 #include "models/weights/synthetic.h"
 #include "tests/support/model_folder.h"
 
@@ -145,11 +145,11 @@ class Terms : public testing::TestWithParam<TermsModel> {
     for (const auto& [from, to] : model.config) replace(config_, from, to);
     const test::TempFolder folder;
     if (is_mmrec) {
-      write_synthetic_model(folder.path(), parse_config(config_, "config.json"), kernels::DType::kF32, 7);
+      write_synthetic_model(folder.path(), Config::parse(config_, "config.json"), kernels::DType::kF32, 7);
     } else {
       const SyntheticModel made =
           synthetic_model(model.architecture, {.dim = 64, .layers = 2, .vocab = kTermVocab, .ffn = ffn});
-      write_synthetic_folder(folder.path(), config_, made.tensors, kernels::DType::kF32, 7);
+      write_synthetic_folder(folder.path(), {config_, made.tensors}, kernels::DType::kF32, 7);
     }
     checkpoint_ = std::make_unique<test::EditableCheckpoint>(folder / "model.safetensors");
   }

@@ -12,8 +12,6 @@
 
 #include "models/files/checkpoint.h"
 #include "models/mmrec/config.h"
-#include "models/mmrec/synthetic.h"
-#include "models/mmrec/weight_table.h"
 #include "tests/support/model_folder.h"
 
 namespace mmrec::models {
@@ -30,7 +28,7 @@ using test::TempFolder;
 fs::path fixture(std::string_view name) { return fs::path(MMREC_FIXTURES) / "upstream" / name; }
 
 HostWeights load(const fs::path& folder, const WeightOptions& options = {}, const WarningSink& warn = {}) {
-  return load_weights(Checkpoint::open(folder), load_config(folder / "config.json"), options, warn);
+  return load_weights(Checkpoint::open(folder), test::config_of<Config>(folder), options, warn);
 }
 
 std::vector<float> values(const HostMatrix& matrix, std::int64_t first_row, std::int64_t rows) {
@@ -146,7 +144,7 @@ void expect_layout(const std::string& name, const HostWeights& weights, const Co
 
 TEST(Weights, FixturesHaveTheDocumentedLayout) {
   for (const std::string name : {"mdi", "dpg", "hem", "segments"}) {
-    const Config config = load_config(fixture(name) / "config.json");
+    const Config config = test::config_of<Config>(fixture(name));
     for (const int threads : {1, 4}) {
       WeightOptions options;
       options.threads = threads;
@@ -183,7 +181,7 @@ TEST(Weights, HeadOfItsOwnIsKept) {
 TEST(Weights, CountsBytesAndParameters) {
   const HostWeights weights = load(fixture("segments"));
   std::uint64_t parameters = 0;
-  for (const TensorSpec& spec : tensor_specs(load_config(fixture("segments") / "config.json"))) {
+  for (const TensorSpec& spec : tensor_specs(test::config_of<Config>(fixture("segments")))) {
     std::uint64_t elements = 1;
     for (const std::int64_t extent : spec.shape) elements *= static_cast<std::uint64_t>(extent);
     if (spec.use == TensorSpec::Use::kRequired) parameters += elements;
@@ -194,7 +192,7 @@ TEST(Weights, CountsBytesAndParameters) {
 
 TEST(Weights, EveryMissingTensorIsNamed) {
   for (const std::string name : {"mdi", "dpg", "hem"}) {
-    const Config config = load_config(fixture(name) / "config.json");
+    const Config config = test::config_of<Config>(fixture(name));
     for (const TensorSpec& spec : tensor_specs(config)) {
       if (spec.use != TensorSpec::Use::kRequired) continue;
       Edited edited(name);
@@ -235,7 +233,7 @@ TEST(Weights, TrainingOnlyTensorsAreIgnoredAndReported) {
 
 TEST(Weights, EveryWrongShapeIsNamed) {
   for (const std::string name : {"mdi", "dpg", "hem"}) {
-    const Config config = load_config(fixture(name) / "config.json");
+    const Config config = test::config_of<Config>(fixture(name));
     for (const TensorSpec& spec : tensor_specs(config)) {
       Edited edited(name);
       auto& tensor = edited.checkpoint.at(spec.name);
@@ -402,7 +400,7 @@ TEST(Weights, FileThatShrinksAfterItsHeaderWasRead) {
   edited.checkpoint.write(edited / "model.safetensors");
   const Checkpoint checkpoint = Checkpoint::open(edited.path());
   fs::resize_file(edited / "model.safetensors", 20'000);
-  const Config config = load_config(edited / "config.json");
+  const Config config = test::config_of<Config>(edited.path());
   expect_says(error_of([&] { load_weights(checkpoint, config); }), {"model.safetensors", "became shorter"});
 }
 
@@ -464,7 +462,7 @@ void write_shards(const fs::path& from, const fs::path& folder) {
 TEST(Weights, FingerprintIgnoresShardingAndTokenIds) {
   const TempFolder one;
   const TempFolder many;
-  Config config = load_config(fixture("segments") / "config.json");
+  Config config = test::config_of<Config>(fixture("segments"));
   write_synthetic_model(one.path(), config, DType::kF32, 3);
   config.ids.bos = 1;
   config.ids.eos = {2};
@@ -476,7 +474,7 @@ TEST(Weights, FingerprintIgnoresShardingAndTokenIds) {
 TEST(Weights, FingerprintSeesEveryParameterThatMatters) {
   const std::uint64_t original = load(fixture("segments")).fingerprint;
   EXPECT_EQ(load(fixture("segments")).fingerprint, original);
-  for (const TensorSpec& spec : tensor_specs(load_config(fixture("segments") / "config.json"))) {
+  for (const TensorSpec& spec : tensor_specs(test::config_of<Config>(fixture("segments")))) {
     Edited edited("segments");
     auto& tensor = edited.checkpoint.at(spec.name);
     tensor.set(0, tensor.at(0) + 0.5F);

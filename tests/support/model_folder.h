@@ -51,6 +51,12 @@ inline std::string read_file(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
+/// The configuration in a model folder.
+template <class Config>
+Config config_of(const std::filesystem::path& folder, const models::WarningSink& warn = {}) {
+  return Config::parse(read_file(folder / "config.json"), (folder / "config.json").string(), warn);
+}
+
 /// Length, header and data of a safetensors file, whatever the header says.
 inline std::string safetensors_bytes(std::string_view header, std::string_view data = {}) {
   std::string bytes(8, '\0');

@@ -7,6 +7,6 @@
 
 namespace mmrec::models {
 
-template class CudaModel<Mmrec>;
+template CudaModel make_cuda_executor(const Config&, const HostWeights&, Precision, int);
 
 }  // namespace mmrec::models

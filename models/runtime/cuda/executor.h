@@ -24,9 +24,9 @@
 #include "models/files/elements.h"
 #include "models/runtime/cuda/draw_rules.h"
 #include "models/runtime/cuda/upload.h"
-#include "models/runtime/cuda_model.h"
 #include "models/runtime/executor_base.h"
 #include "models/runtime/forward.h"
+#include "models/runtime/model.h"
 
 namespace mmrec::models {
 
@@ -43,46 +43,46 @@ RecurrenceOptions resolve_on_cuda(const ExecutionOptions& options) {
           .path = options.path};
 }
 
-/// `Lane` is made of its `Model`, and has a `backend` and a `forward`, whose operands are of Element. A model has
-/// state(), vocab() and gpu(), and is copied.
-template <class Lane>
-class CudaExecutor final : public ExecutorBase<CudaExecutor<Lane>, kernels::Cuda> {
+/// Operands of products are of A.
+template <class Arch, class A>
+class CudaExecutor final : public ExecutorBase<CudaExecutor<Arch, A>, kernels::Cuda> {
   using Base = ExecutorBase<CudaExecutor, kernels::Cuda>;
   using Base::pool_, Base::pool_mutex_;
-  using A = typename Lane::Element;
-  using Forward = typename Lane::Forward;
+  using Config = typename Arch::Config;
+  using Weights = DeviceWeights<Arch>;
+  using Forward = models::Forward<typename Arch::template Net<kernels::Cuda, A>>;
 
  public:
-  using Model = typename Lane::Model;
+  CudaExecutor(Config config, std::shared_ptr<const Weights> weights)
+      : Base(state_layout(config)), config_(std::move(config)), weights_(std::move(weights)) {}
 
-  explicit CudaExecutor(Model model) : Base(model.state()), model_(std::move(model)) {}
-
-  /// The lane, for one thread at a time.
-  class Turn {
-   public:
-    Turn(std::unique_lock<std::mutex> lock, Lane& lane) : lock_(std::move(lock)), lane_(lane) {}
-    Lane* operator->() const { return &lane_; }
-
-   private:
-    std::unique_lock<std::mutex> lock_;
-    Lane& lane_;
+  struct Worker {
+    Worker(const Config& config, const Weights& weights)
+        : backend(weights.gpu()), forward(config, weights.view(), backend, chunk_plan(config, backend)) {}
+    kernels::Cuda backend;
+    Forward forward;
   };
-  Turn lane(const ExecutionOptions& options, std::int64_t sequences) {
+  /// The worker, for one thread at a time.
+  struct Turn {
+    std::unique_lock<std::mutex> lock;
+    Worker* worker;
+    Worker* operator->() const { return worker; }
+  };
+  Turn worker(const ExecutionOptions& options, std::int64_t sequences) {
     return take(std::unique_lock(mutex_), options, sequences);
   }
   Turn take(std::unique_lock<std::mutex> lock, const ExecutionOptions& options, std::int64_t sequences) {
-    if (!lane_) lane_.emplace(model_);
-    lane_->backend.make_current();
-    if (stream_ != nullptr) std::exchange(stream_, nullptr)->keep_token(*lane_);
-    if (lane_->forward.reserve(sequences,
-                               resolve_on_cuda<A>(options).sweeps)) {  // what lay in the old activations is gone
+    if (!worker_) worker_.emplace(config_, *weights_);
+    worker_->backend.make_current();
+    if (stream_ != nullptr) std::exchange(stream_, nullptr)->keep_token(*worker_);
+    if (worker_->forward.reserve(sequences, resolve_on_cuda<A>(options).sweeps)) {  // the old activations are gone
       graphs_.clear();
       seen_.clear();
       drawn_for_.clear();
     }
-    return {std::move(lock), *lane_};
+    return {std::move(lock), &*worker_};
   }
-  Turn any_lane() { return lane({.prefill = PrefillMode::kSteps}, 1); }
+  Turn any_worker() { return worker({.prefill = PrefillMode::kSteps}, 1); }
 
   void release(Slot first) noexcept override {
     const std::lock_guard lock(pool_mutex_);
@@ -92,30 +92,26 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Lane>, kernels::Cuda
   /// Enough that chunks are full for most of the call.
   int sequences_of_a_call() override {
     constexpr std::size_t kMost = 4096;
-    const std::size_t fit = kernels::device_memory(model_.gpu()).free / 8 / this->slot_bytes();
+    const std::size_t fit = kernels::device_memory(weights_->gpu()).free / 8 / this->slot_bytes();
     return static_cast<int>(std::clamp<std::size_t>(fit, 1, kMost));
   }
 
   Done run(const Work& work, const ExecutionOptions& options) override {
-    const Turn turn = lane(options, count_of(work.runs));
+    const Turn turn = worker(options, count_of(work.runs));
     drawn_for_.clear();
     return turn->forward.run(work, resolve_on_cuda<A>(options));
   }
 
   bool steps_by_itself() const override { return true; }
   void step(std::span<const int> tokens, std::span<const Run> runs, const ExecutionOptions& options) override {
-    const Turn turn = lane(options, count_of(runs));
+    const Turn turn = worker(options, count_of(runs));
     Forward& forward = turn->forward;
-    if (!forward.are_single_tokens(runs)) {
+    const CallKind kind = forward.choose_call(runs);
+    if (kind == CallKind::kChunks || kind == CallKind::kSortedStep) {
       drawn_for_.clear();
       RecurrenceOptions exact = resolve_on_cuda<A>(options);
       exact.sweeps = false;
       forward.run({.tokens = tokens, .runs = runs}, exact);
-      return;
-    }
-    if (!forward.are_in_order(runs)) {
-      drawn_for_.clear();
-      forward.step(tokens, runs);
       return;
     }
     const bool are_there = std::equal(runs.begin(), runs.end(), drawn_for_.begin(), drawn_for_.end(),
@@ -123,27 +119,27 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Lane>, kernels::Cuda
                            std::equal(tokens.begin(), tokens.end(), drawn_.data());
     if (!are_there) forward.load_tokens(tokens);
     drawn_for_.clear();
-    enqueue(*lane_, runs);
+    enqueue(*worker_, runs, kind == CallKind::kRepeatedStep);
   }
 
   std::unique_ptr<TokenStream> draw_ahead(const Draw& first, std::int64_t position, bool logprobs) override {
-    if (!can_draw(first, model_.vocab())) return nullptr;
+    if (!can_draw(first, config_.vocab_size)) return nullptr;
     return std::make_unique<Stream>(*this, first, position, logprobs);
   }
 
   /// Through page-locked memory, which takes a part of the time.
   void logits(Slot first, int count, std::span<float> to) override {
-    const Turn turn = any_lane();
+    const Turn turn = any_worker();
     if (logits_.size() < to.size()) logits_ = kernels::PinnedBuffer<float>(to.size());
     turn->backend.download_rows(turn->forward.logits(first, count), logits_.data());
     std::copy_n(logits_.data(), to.size(), to.data());
   }
 
   bool draw(std::span<const Draw> draws, std::span<int> tokens, std::span<float> logprobs) override {
-    const auto can = [&](const Draw& draw) { return can_draw(draw, model_.vocab()); };
+    const auto can = [&](const Draw& draw) { return can_draw(draw, config_.vocab_size); };
     if (!std::all_of(draws.begin(), draws.end(), can)) return false;
     const auto count = static_cast<std::int64_t>(tokens.size());
-    const Turn turn = lane({.prefill = PrefillMode::kSteps}, count);
+    const Turn turn = worker({.prefill = PrefillMode::kSteps}, count);
     kernels::SampleRule* const rules = rules_.for_draws(turn->backend, draws);
     drawn_for_.clear();
     if (drawn_.size() < tokens.size()) drawn_ = kernels::PinnedBuffer<int>(tokens.size());
@@ -151,16 +147,9 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Lane>, kernels::Cuda
     // They stay on the device too: mostly the next step takes just these.
     slots_.clear();
     for (const Draw& draw : draws) slots_.push_back(draw.slot);
-    const kernels::MatrixView<const float, kernels::Device> logits = turn->forward.logits(slots_);
-    int* const on_device = turn->forward.tokens();
-    kernels::sample_tokens(turn->backend,
-                           {.logits = logits, .rules = rules, .tokens = drawn_.data(), .copy = on_device});
-    if (!logprobs.empty()) {
-      kernels::token_logprobs_unchecked(
-          turn->backend, kernels::TokenLogprobs<float, int, kernels::Device>{
-                             .logits = logits, .targets = on_device, .logprobs = turn->forward.logprobs()});
-      turn->backend.download(turn->forward.logprobs(), logprobs.data(), logprobs.size());
-    }
+    sample(*worker_, turn->forward.logits(slots_), rules, drawn_.data(),
+           logprobs.empty() ? nullptr : turn->forward.logprobs());
+    if (!logprobs.empty()) turn->backend.download(turn->forward.logprobs(), logprobs.data(), logprobs.size());
     for (int& token : std::span(drawn_.data(), tokens.size())) await(turn->backend, token, kPending);
     std::copy_n(drawn_.data(), tokens.size(), tokens.data());
     drawn_for_ = slots_;
@@ -176,29 +165,19 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Lane>, kernels::Cuda
    public:
     Stream(CudaExecutor& executor, const Draw& first, std::int64_t position, bool logprobs)
         : executor_(executor), slot_(first.slot), position_(position), logprobs_(logprobs) {
-      const Turn turn = executor_.any_lane();
-      rule_ = kernels::DeviceBuffer<kernels::SampleRule>(1);
+      const Turn turn = executor_.any_worker();
       token_ = kernels::DeviceBuffer<int>(1);
       tokens_ = kernels::PinnedBuffer<int>(kPlaces);
       scores_ = kernels::PinnedBuffer<std::uint32_t>(kPlaces);
-      kernels::SampleRule rule{.options = first.options, .sequence = first.sequence, .step = first.step};
-      const auto window = static_cast<std::size_t>(first.options.repetition_window);
-      if (first.options.repetition_penalty != 1.0F && window > 0) {
-        const std::span<const int> recent = counted_tokens(first);
-        recent_ = turn->backend.template allocate<int>(window);
-        turn->backend.upload(recent.data(), recent_.data(), recent.size());
-        rule.recent = recent_.data();
-        rule.recent_count = recent.size();
-      }
-      turn->backend.upload(&rule, rule_.data(), 1);
+      rule_ = rules_.for_draws(turn->backend, {&first, 1});
     }
     ~Stream() override {
       const std::lock_guard lock(executor_.mutex_);
       if (executor_.stream_ == this) executor_.stream_ = nullptr;
       try {
-        executor_.lane_->backend.make_current();
-        executor_.lane_->backend.synchronize();  // nobody writes to what goes now
-      } catch (const std::exception&) {          // a device that fails writes nothing; the next call says so
+        executor_.worker_->backend.make_current();
+        executor_.worker_->backend.synchronize();  // nobody writes to what goes now
+      } catch (const std::exception&) {            // a device that fails writes nothing; the next call says so
       }
     }
 
@@ -207,34 +186,26 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Lane>, kernels::Cuda
       const bool has_token = executor_.stream_ == this;
       if (has_token) executor_.stream_ = nullptr;  // nobody need keep it
       const Turn turn = executor_.take(std::move(lock), {.prefill = PrefillMode::kSteps}, 1);
-      kernels::Cuda& cuda = turn->backend;
-      int* const on_device = turn->forward.tokens();
       if (enqueued_ > 0) {
-        if (!has_token) cuda.copy(token_.data(), on_device, sizeof(int));
+        if (!has_token) turn->backend.copy(token_.data(), turn->forward.tokens(), sizeof(int));
         const Run run{slot_, position_, 0, 1};
         executor_.drawn_for_.clear();
-        executor_.enqueue(*executor_.lane_, {&run, 1});
+        executor_.enqueue(*executor_.worker_, {&run, 1},
+                          turn->forward.choose_call({&run, 1}) == CallKind::kRepeatedStep);
         ++position_;
       }
       const std::size_t place = enqueued_ % kPlaces;
       tokens_.data()[place] = kPending;
-      const kernels::MatrixView<const float, kernels::Device> logits = turn->forward.logits(slot_, 1);
-      kernels::sample_tokens(
-          cuda, {.logits = logits, .rules = rule_.data(), .tokens = tokens_.data() + place, .copy = on_device});
-      if (logprobs_) {
-        scores_.data()[place] = kNoScore;
-        kernels::token_logprobs_unchecked(
-            cuda,
-            kernels::TokenLogprobs<float, int, kernels::Device>{
-                .logits = logits, .targets = on_device, .logprobs = reinterpret_cast<float*>(scores_.data() + place)});
-      }
+      scores_.data()[place] = kNoScore;
+      sample(*executor_.worker_, turn->forward.logits(slot_, 1), rule_, tokens_.data() + place,
+             logprobs_ ? reinterpret_cast<float*>(scores_.data() + place) : nullptr);
       ++enqueued_;
       executor_.stream_ = this;
     }
 
     std::pair<int, float> fetch() override {
       const std::size_t place = fetched_++ % kPlaces;
-      const kernels::Cuda& cuda = executor_.lane_->backend;
+      const kernels::Cuda& cuda = executor_.worker_->backend;
       await(cuda, tokens_.data()[place], kPending);
       if (!logprobs_) return {tokens_.data()[place], 0.0F};
       await(cuda, scores_.data()[place], kNoScore);
@@ -242,7 +213,7 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Lane>, kernels::Cuda
     }
 
     /// Another call is about to use the place.
-    void keep_token(Lane& lane) { lane.backend.copy(lane.forward.tokens(), token_.data(), sizeof(int)); }
+    void keep_token(Worker& worker) { worker.backend.copy(worker.forward.tokens(), token_.data(), sizeof(int)); }
 
    private:
     static constexpr std::size_t kPlaces = kAhead + 1;
@@ -253,13 +224,25 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Lane>, kernels::Cuda
     std::int64_t position_;
     bool logprobs_;
     std::size_t enqueued_ = 0, fetched_ = 0;
-    kernels::DeviceBuffer<kernels::SampleRule> rule_;
-    kernels::DeviceBuffer<int> token_, recent_;
+    DrawRules rules_;
+    kernels::SampleRule* rule_ = nullptr;
+    kernels::DeviceBuffer<int> token_;
     kernels::PinnedBuffer<int> tokens_;            // written by the device, as these are
     kernels::PinnedBuffer<std::uint32_t> scores_;  // bits of floats
   };
   /// A step of sequences side by side at one position.
   using StepKey = std::tuple<Slot, std::size_t, typename Forward::StepKey>;
+
+  /// Draws a token of each row, to `tokens` and to where a step takes it from, and its log-prob unless that is null.
+  static void sample(Worker& worker, kernels::MatrixView<const float, kernels::Device> logits,
+                     kernels::SampleRule* rules, int* tokens, float* logprobs) {
+    int* const on_device = worker.forward.tokens();
+    kernels::sample_tokens(worker.backend, {.logits = logits, .rules = rules, .tokens = tokens, .copy = on_device});
+    if (logprobs == nullptr) return;
+    kernels::token_logprobs_unchecked(worker.backend,
+                                      kernels::TokenLogprobs<float, int, kernels::Device>{
+                                          .logits = logits, .targets = on_device, .logprobs = logprobs});
+  }
 
   static std::int64_t count_of(std::span<const Run> runs) { return static_cast<std::int64_t>(runs.size()); }
 
@@ -273,35 +256,27 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Lane>, kernels::Cuda
     }
   }
 
-  // The first step of a kind runs op by op, the second is recorded, all later ones are replayed. A step that closes a
-  // memory segment comes once per segment and is never recorded, nor are steps of sequences that do not lie side by
-  // side at one position.
-  void enqueue(Lane& lane, std::span<const Run> runs) {
-    const Run& first = runs.front();
-    bool recordable = true;
-    for (std::size_t i = 1; i < runs.size(); ++i) {
-      recordable =
-          recordable && runs[i].position == first.position && runs[i].slot == first.slot + i * this->slot_bytes();
-    }
-    const StepKey key = {first.slot, runs.size(), lane.forward.step_key(first.position)};
-    recordable = recordable && std::get<1>(std::get<2>(key)) < 0;
+  // The first step of a kind that repeats runs op by op, the second is recorded, all later ones are replayed.
+  void enqueue(Worker& worker, std::span<const Run> runs, bool repeats) {
+    const StepKey key = {runs.front().slot, runs.size(), worker.forward.step_key(runs.front().position)};
     constexpr std::size_t kMostGraphs = 256;
     if (graphs_.size() >= kMostGraphs || seen_.size() >= 4 * kMostGraphs) graphs_.clear(), seen_.clear();
-    if (!recordable || !seen_.contains(key)) {
-      lane.forward.step(runs);
-      if (recordable) seen_.insert(key);  // once it has gone well: what it allocates, a recording must not
+    if (!repeats || !seen_.contains(key)) {
+      worker.forward.step(runs);
+      if (repeats) seen_.insert(key);  // once it has gone well: what it allocates, a recording must not
       return;
     }
     auto graph = graphs_.find(key);
     if (graph == graphs_.end()) {
-      graph = graphs_.emplace(key, kernels::Graph(lane.backend, [&] { lane.forward.step(runs); })).first;
+      graph = graphs_.emplace(key, kernels::Graph(worker.backend, [&] { worker.forward.step(runs); })).first;
     }
-    graph->second.launch(lane.backend);
+    graph->second.launch(worker.backend);
   }
 
-  const Model model_;
+  const Config config_;
+  const std::shared_ptr<const Weights> weights_;
   std::mutex mutex_;  // guards all that follows
-  std::optional<Lane> lane_;
+  std::optional<Worker> worker_;
   DrawRules rules_;
   kernels::PinnedBuffer<float> logits_;
   kernels::PinnedBuffer<int> drawn_;  // written by the device
@@ -312,38 +287,16 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Lane>, kernels::Cuda
   std::map<StepKey, kernels::Graph> graphs_;
 };
 
-/// A model on a GPU for one call at a time.
-template <class Arch, class A>
-struct CudaLane {
-  using Model = BoundModel<typename Arch::Config, DeviceWeights<Arch>>;
-  using Element = A;
-  using Forward = models::Forward<typename Arch::template Net<kernels::Cuda, A>>;
-  explicit CudaLane(const Model& model)
-      : backend(model.gpu()),
-        forward(model.config, model.weights->view(), backend, chunk_plan(model.config, backend)) {}
-  kernels::Cuda backend;
-  Forward forward;
-};
-
-template <class Arch>
-CudaModel<Arch>::CudaModel(const WeightsOf<Arch>& weights, Precision precision, int gpu)
-    : weights_(std::make_shared<const DeviceWeights<Arch>>(weights, precision, gpu)) {}
-template <class Arch>
-std::uint64_t CudaModel<Arch>::bytes() const {
-  return weights_->bytes();
-}
-template <class Arch>
-Precision CudaModel<Arch>::precision() const {
-  return precision_of(weights_->type());
-}
-template <class Arch>
-std::shared_ptr<Executor> CudaModel<Arch>::executor(const typename Arch::Config& config) const {
-  std::shared_ptr<Executor> executor;
-  with_element_type(weights_->type(), [&](auto zero) {
-    using Lane = CudaLane<Arch, decltype(zero)>;
-    executor = std::make_shared<CudaExecutor<Lane>>(typename Lane::Model{config, weights_});
+template <class Config>
+CudaModel make_cuda_executor(const Config& config, const WeightsOf<typename Config::Arch>& weights, Precision precision,
+                             int gpu) {
+  using Arch = typename Config::Arch;
+  const auto on_device = std::make_shared<const DeviceWeights<Arch>>(weights, precision, gpu);
+  CudaModel model{nullptr, precision_of(on_device->type()), on_device->bytes()};
+  with_element_type(on_device->type(), [&](auto zero) {
+    model.executor = std::make_shared<CudaExecutor<Arch, decltype(zero)>>(config, on_device);
   });
-  return executor;
+  return model;
 }
 
 }  // namespace mmrec::models

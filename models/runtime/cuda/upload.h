@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "kernels/cuda/runtime/cuda.h"
-#include "models/runtime/cuda_device.h"
 #include "models/weights/model_weights.h"
 
 namespace mmrec::models {
@@ -57,7 +56,7 @@ class DeviceWeights {
  public:
   using View = ViewOf<Arch, kernels::Device>;
 
-  /// See CudaModel. A call that fails names itself.
+  /// See make_cuda_executor(). A call that fails names itself.
   DeviceWeights(const WeightsOf<Arch>& weights, Precision precision, int gpu)
       : type_(precision == Precision::kAuto ? common_dtype(weights) : type_of(precision)), gpu_(gpu) {
     Arch::match_layers(weights, view_);

@@ -8,7 +8,7 @@ namespace {
 
 template <Precision kPrecision>
 std::shared_ptr<Executor> make(const jax::Config& config, std::shared_ptr<const jax::HostWeights> weights) {
-  return CudaModel(*weights, kPrecision).executor(config);
+  return make_cuda_executor(config, *weights, kPrecision).executor;
 }
 std::string unusable() { return cuda_unusable_reason(); }
 

@@ -20,8 +20,7 @@ class JaxWide : public testing::Test {
     config_.num_layers = 2;
     config_.num_heads = 4;
     config_.long_mem_len = 40;
-    write_synthetic_folder(folder_.path(), jax::to_json(config_), jax::tensor_specs(config_, true),
-                           kernels::DType::kBF16, 5);
+    write_synthetic_model(folder_.path(), config_, kernels::DType::kBF16, 5);
     weights_ = std::make_shared<const jax::HostWeights>(load_weights(Checkpoint::open(folder_.path()), config_));
   }
 
@@ -42,7 +41,7 @@ class JaxWide : public testing::Test {
     for (const bool bank : {true, false}) {
       config_.bank = bank;
       const std::vector<float> want = logits(make_cpu_executor<jax::Config>(config_, weights_));
-      const std::vector<float> got = logits(CudaModel(*weights_, precision).executor(config_));
+      const std::vector<float> got = logits(make_cuda_executor(config_, *weights_, precision).executor);
       float largest = 0.0F;
       for (const float x : want) largest = std::max(largest, std::abs(x));
       ASSERT_EQ(got.size(), want.size());

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "models/architecture.h"
-#include "models/mmrec/synthetic.h"
+#include "models/mmrec/mmrec.h"
 #include "models/runtime/cuda_device.h"
 #include "models/weights/synthetic.h"
 #include "tests/kernels/cuda/cuda_testing.h"
@@ -52,7 +52,7 @@ class PackedRunsTest : public testing::TestWithParam<PackedModel> {
     } else {
       const SyntheticModel made =
           synthetic_model(model.architecture, {.dim = model.dim, .layers = 2, .vocab = kVocab, .ffn = 2 * model.dim});
-      write_synthetic_folder(folder_.path(), made.config, made.tensors, stored, 7);
+      write_synthetic_folder(folder_.path(), made, stored, 7);
     }
     executor_ = load_model(folder_.path(), {}, {})->on_cuda(model.precision, 0).executor;
   }

@@ -9,6 +9,7 @@
 
 #include "models/mmrec/mmrec.h"
 #include "tests/kernels/cuda/cuda_testing.h"
+#include "tests/support/model_folder.h"
 
 namespace mmrec::models {
 namespace {
@@ -53,21 +54,17 @@ INSTANTIATE_TEST_SUITE_P(CudaF32, Parity, testing::ValuesIn(cases<Precision::kF3
 INSTANTIATE_TEST_SUITE_P(CudaBF16, Parity, testing::ValuesIn(cases<Precision::kBF16>(0.06F)), parity_name);
 INSTANTIATE_TEST_SUITE_P(CudaF16, Parity, testing::ValuesIn(cases<Precision::kF16>(0.01F)), parity_name);
 
-std::shared_ptr<const HostWeights> weights_of(const std::filesystem::path& folder, const Config& config) {
-  return std::make_shared<const HostWeights>(load_weights(Checkpoint::open(folder), config));
-}
-
 TEST(CudaWeights, KAutoTakesTheStoredTypeWhereAllAgree) {
   if (!unusable().empty()) GTEST_SKIP() << unusable();
   for (const auto& [name, expected] :
        {std::pair{"oracle/dpg_bf16", Precision::kBF16}, std::pair{"oracle/hem_f16", Precision::kF16},
         std::pair{"oracle/slots", Precision::kF32}}) {
     const std::filesystem::path folder = std::filesystem::path(MMREC_FIXTURES) / name;
-    const Config config = load_config(folder / "config.json");
-    const auto host = weights_of(folder, config);
-    const CudaModel<Mmrec> device(*host, Precision::kAuto);
-    EXPECT_EQ(device.precision(), expected) << name;
-    EXPECT_GE(device.bytes(), host->parameters * (expected == Precision::kF32 ? 4U : 2U)) << name;
+    const Config config = test::config_of<Config>(folder);
+    const HostWeights host = load_weights(Checkpoint::open(folder), config);
+    const CudaModel device = make_cuda_executor(config, host, Precision::kAuto);
+    EXPECT_EQ(device.precision, expected) << name;
+    EXPECT_GE(device.bytes, host.parameters * (expected == Precision::kF32 ? 4U : 2U)) << name;
   }
 }
 

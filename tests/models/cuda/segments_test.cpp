@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 #include <ostream>
 #include <random>
 #include <string>
@@ -12,7 +11,6 @@
 
 #include "models/files/checkpoint.h"
 #include "models/mmrec/mmrec.h"
-#include "models/mmrec/synthetic.h"
 #include "tests/kernels/cuda/cuda_testing.h"
 #include "tests/models/lockstep.h"
 #include "tests/support/model_folder.h"
@@ -47,16 +45,14 @@ class CudaSegments : public testing::TestWithParam<SegmentsCase> {
   void SetUp() override {
     if (const std::string reason = cuda_unusable_reason(); !reason.empty()) GTEST_SKIP() << reason;
     write_synthetic_model(folder_.path(), GetParam().config, kernels::DType::kF16, 7);
-    config_ = load_config(folder_ / "config.json");
-    const auto host = std::make_shared<const HostWeights>(load_weights(Checkpoint::open(folder_.path()), config_));
-    model_.emplace(*host, Precision::kF16);
+    config_ = test::config_of<Config>(folder_.path());
+    const HostWeights host = load_weights(Checkpoint::open(folder_.path()), config_);
+    executor_ = make_cuda_executor(config_, host, Precision::kF16).executor;
     std::mt19937 engine(11);
     for (int& token : tokens_) token = static_cast<int>(engine() % static_cast<unsigned>(config_.vocab_size));
   }
 
-  std::unique_ptr<Lockstep> make() const {
-    return std::make_unique<Lockstep>(model_->executor(config_), config_.vocab_size, kBatch);
-  }
+  std::unique_ptr<Lockstep> make() const { return std::make_unique<Lockstep>(executor_, config_.vocab_size, kBatch); }
   /// Tokens [first, first + count) of both sequences.
   std::vector<int> some(std::int64_t first, std::int64_t count) const {
     std::vector<int> all;
@@ -70,7 +66,7 @@ class CudaSegments : public testing::TestWithParam<SegmentsCase> {
   static constexpr std::int64_t kTokens = 142;
   mmrec::test::TempFolder folder_;
   Config config_;
-  std::optional<CudaModel<Mmrec>> model_;
+  std::shared_ptr<Executor> executor_;
   std::vector<int> tokens_ = std::vector<int>(kBatch * kTokens);
 };
 
@@ -112,7 +108,7 @@ TEST_P(CudaSegments, ManySequencesStepAsEachAlone) {
   constexpr std::int64_t kSteps = 30;
   const std::int64_t steps = kernels::test::few_cases() ? 3 : kernels::test::kEmulated ? 8 : kSteps;
   const std::int64_t first = 24 * 2 - steps / 2;  // a segment ends half way
-  const auto executor = model_->executor(config_);
+  const auto& executor = executor_;
   Lockstep alone(executor, config_.vocab_size, 1);
   Lockstep many(executor, config_.vocab_size, kMany);
   Lockstep other(executor, config_.vocab_size, 1);

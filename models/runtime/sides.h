@@ -1,11 +1,10 @@
 // Two stacks of a model at work side by side on one device: what each has of it. Specialised for a backend.
 //
 // A backend's Sides is made of its main backend and has
-//   of(side)               the backend of a stack: side 0 or 1; the main one may be one of them
-//   run(waits, f)          f(0) and f(1) side by side, each with of(side) alone, after what the main backend has been
-//   asked
-//                          for and before what it is asked for next. waits: whether they make the host wait; else they
-//                          are only enqueued, on a device, and may be recorded. Throws what they throw.
+//   of(side)        the backend of a stack: side 0 or 1; the main one may be one of them
+//   run(waits, f)   f(0) and f(1) side by side, each with of(side) alone, between earlier and later work of the main
+//                   backend. waits: whether f makes the host wait; else it only enqueues, on a device, and may be
+//                   recorded. Throws what they throw.
 #pragma once
 
 #include <array>
@@ -13,7 +12,7 @@
 #include <memory>
 
 #include "kernels/cpu/cpu.h"
-#include "models/mmrec100m/companion.h"
+#include "models/runtime/helper_thread.h"
 
 namespace mmrec::models {
 
@@ -41,14 +40,14 @@ class Sides<kernels::Cpu> {
       run(std::size_t{0});
       run(std::size_t{1});
     } else {
-      companion_.run([&] { run(std::size_t{0}); }, [&] { run(std::size_t{1}); });
+      helper_.run([&] { run(std::size_t{0}); }, [&] { run(std::size_t{1}); });
     }
   }
 
  private:
   kernels::Cpu& main_;
   std::array<std::unique_ptr<kernels::Cpu>, 2> halves_;
-  Companion companion_;
+  HelperThread helper_;
 };
 
 }  // namespace mmrec::models

@@ -1,4 +1,4 @@
-// A thread that does one thing at a time beside the one that owns it.
+// A thread that does one thing at a time beside the thread that owns it.
 #pragma once
 
 #include <condition_variable>
@@ -14,13 +14,13 @@
 
 namespace mmrec::models {
 
-class Companion {
+class HelperThread {
  public:
-  /// own() on this thread and other() on the companion's, which begins with the first call. Throws what either has
-  /// thrown, when both are done. Without a thread to be had, one after the other.
+  /// Runs own() on this thread and other() on the helper, which starts with the first call. Returns when both are done
+  /// and throws what either has thrown. Runs one after the other if the system gives no thread.
   template <class Own>
   void run(const Own& own, std::function<void()> other) {
-    if (state_->made_after != kernels::forks()) {  // the thread is the parent's, and may be waiting in what it waits in
+    if (state_->made_after != kernels::forks()) {  // the thread is the parent process's
       state_.reset(new State);
     }
     state_->begin(std::move(other));
