@@ -1,6 +1,8 @@
 """Errors are the exceptions that Python's users expect, and leave things as they were."""
 
 import errno
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -147,6 +149,23 @@ def test_what_callbacks_raise_ends_the_call_and_is_raised(model, tokenizer):
 
     with pytest.raises(Mine):
         list(mmrec.Scorer(model).score_stream(documents()))
+
+
+def test_a_sub_interpreter_is_refused():
+    """A thread of the engine would take the GIL of the main interpreter, and the sub-interpreter would wait without end."""
+    code = """
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+refused = "try:\\n    import mmrec\\nexcept ImportError as fault:\\n    print(fault, flush=True)"
+interpreters.run_string(interpreters.create(), refused)
+import mmrec
+print(mmrec.generate("Once", max_tokens=1) != "")
+"""
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60)
+    first, _, rest = run.stdout.partition("\n")
+    assert "interpreter" in first and rest == "True\n" and run.returncode == 0, run.stdout + run.stderr
 
 
 def test_a_missing_device_is_named(model):

@@ -336,7 +336,7 @@ def test_tensors_described_by_hand_are_the_same(monkeypatch):
     want = ops.decay_scan(log_a, b)
     logits, targets = numbers((3, 9), -1.0, 1.0, 3), torch.tensor([0, 8, 4])
     want_logprobs = ops.token_logprobs(logits, targets)
-    monkeypatch.setattr(ops._torch, "is_described", False)
+    monkeypatch.setattr(ops._library(b), "is_described", False)
     assert torch.equal(ops.decay_scan(log_a, b), want)
     assert torch.equal(ops.token_logprobs(logits, targets), want_logprobs)
     with pytest.raises(TypeError, match="found a tensor of torch.float64 on cpu"):

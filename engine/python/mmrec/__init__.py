@@ -15,7 +15,6 @@ import importlib
 from typing import TYPE_CHECKING, Any, Optional
 
 from . import _methods as _methods  # gives the extension's classes methods
-from ._bundled import bundled_model
 from ._generator import Generator
 from ._mmrec import (
     CudaError,
@@ -32,7 +31,7 @@ from ._mmrec import (
     count_words,
 )
 from ._options import GenerateOptions, LoadOptions, SamplerOptions, SessionOptions, shows
-from ._results import DocumentScore, GenerateResult, ModelInfo, PerplexitySummary, PrefillStats
+from ._results import DocumentScore, GenerateResult, ModelInfo, PerplexitySummary, PrefillStats, bundled_model
 from ._scorer import Scorer
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What mmrec.score and mmrec.generate_many share: the command line, resuming, exit codes as docs/programs.md has them."""
+"""Shared by mmrec.score and mmrec.generate_many: command line, resuming, and exit codes as in docs/programs.md."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import functools
 import os
 import sys
 import time
-from typing import Any, Callable, Iterable, Iterator, Optional
+from typing import Any, Callable, Iterator, Optional
 
 from . import _cluster, _mmrec
-from ._bundled import bundled_model
 from ._documents import load_models
-from ._partitions import SPLITS, Document, InputError, Partition, RefusedError, Results, plan
+from ._partitions import SPLITS, Document, InputError, Partition, RefusedError, Results, documents, plan
+from ._results import bundled_model
 
-Work = Callable[[Partition], None]
+Report = Callable[[list[dict[str, Any]]], str]
 
 
 def parser_of(program: str, what: str, field: str) -> argparse.ArgumentParser:
@@ -43,51 +43,64 @@ def parser_of(program: str, what: str, field: str) -> argparse.ArgumentParser:
     return parser
 
 
-def common_options(args: argparse.Namespace) -> dict[str, Any]:
-    return {
-        "model": str(bundled_model()) if args.model is None else os.path.abspath(args.model),
-        "device": args.device,
-        "precision": args.precision,
-        "batch": args.batch,
-        "field": args.field,
-        "on_error": args.on_error,
-        "output": os.path.abspath(args.output),
-    }
+class Work:
+    """The work on a partition: records of its documents, in order, and their sums. Each worker makes one from options."""
 
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+        self.models = load_models(
+            options["model"], options["device"], precision=options["precision"], threads=options["threads"]
+        )
+        self.tokenizer = _mmrec.Tokenizer.load(options["model"])
+        self._results = Results(options["output"])
+        self._results.agree("precision", self.models[0].info.precision)
 
-def accepted(documents: Iterable[Document], on_error: str) -> Iterator[Document]:
-    """`documents`, with those that have an error unless they end the run. Raises InputError."""
-    for document in documents:
-        if document.error is not None and on_error == "stop":
-            raise InputError(document.error)
-        yield document
+    def __call__(self, partition: Partition) -> None:
+        sums: dict[str, Any] = {"refused": 0}
+        self._results.write(partition, self.records(partition, sums), sums)
 
+    def records(self, partition: Partition, sums: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Records of the partition's documents. Adds to `sums` meanwhile."""
+        raise NotImplementedError
 
-def error_records(document: Document, on_error: str) -> Iterator[dict[str, Any]]:
-    """What is written of a document that has an error."""
-    if on_error == "record":
-        yield {**document.head, "error": document.error}
+    def documents(self, partition: Partition) -> Iterator[Document]:
+        """The partition's documents, and bad rows unless they end the run. Raises InputError."""
+        for document in documents(partition, self.options["field"]):
+            if document.error is not None and self.options["on_error"] == "stop":
+                raise InputError(document.error)
+            yield document
+
+    def refused(self, document: Document, sums: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The record of a bad row, if there is to be one."""
+        sums["refused"] += 1
+        if self.options["on_error"] == "record":
+            yield {**document.head, "error": document.error}
 
 
 def main(
-    program: str,
     parser: argparse.ArgumentParser,
     args: argparse.Namespace,
-    make: Callable[[dict[str, Any]], Work],
-    options: dict[str, Any],
-    report: Callable[[list[dict[str, Any]]], str],
+    work: Callable[[dict[str, Any]], Work],
+    own_options: dict[str, Any],
+    report: Report,
 ) -> int:
-    """Runs it all; the exit code. `make` builds the work on a partition from options, in each worker."""
+    """Runs the program and returns its exit code. Each worker makes its `work` from options."""
     if not args.partition_mib * (1 << 20) >= 1:
         parser.error(f"--partition-mib: found {args.partition_mib}, expected more than 0")
     if args.batch < 0 or args.cpus_per_worker < 0:
         parser.error("--batch, --cpus-per-worker: found a negative number")
     if args.no_ray and args.ray_address is not None:
         parser.error("--ray-address does not go with --no-ray")
+    options = {
+        "model": str(bundled_model()) if args.model is None else os.path.abspath(args.model),
+        "output": os.path.abspath(args.output),
+        **{name: getattr(args, name) for name in ("device", "precision", "batch", "field", "on_error")},
+        **own_options,
+    }
     try:
         out = sys.stdout
-        with contextlib.redirect_stdout(_cluster.BriefOutput()):  # what Ray says of workers that died
-            result = _run(args, make, options, report)
+        with contextlib.redirect_stdout(_cluster.BriefOutput()):  # Ray's messages about workers that died
+            result = _run(args, work, options, report)
             print(result, file=out)
         return 0
     except KeyboardInterrupt:
@@ -96,7 +109,7 @@ def main(
         code = _exit_code(fault, options["output"])
         if code is None:
             raise
-        print(f"{program}: {_line(fault)}", file=sys.stderr)
+        print(f"{parser.prog.split()[-1]}: {_line(fault)}", file=sys.stderr)
         return code
 
 
@@ -124,10 +137,7 @@ def _exit_code(fault: Exception, output: str) -> Optional[int]:
 
 
 def _run(
-    args: argparse.Namespace,
-    make: Callable[[dict[str, Any]], Work],
-    options: dict[str, Any],
-    report: Callable[[list[dict[str, Any]]], str],
+    args: argparse.Namespace, work: Callable[[dict[str, Any]], Work], options: dict[str, Any], report: Report
 ) -> str:
     partitions = plan(args.inputs, args.split_by, int(args.partition_mib * (1 << 20)))
     results = Results(options["output"])
@@ -144,9 +154,9 @@ def _run(
         print(f"mmrec: {done} of {len(left)} partitions, {time.monotonic() - start:.0f} s", file=sys.stderr)
 
     if ray is None:
-        _cluster.run_here(lambda: make({**options, "threads": args.cpus_per_worker}), left, on_done)
+        _cluster.run_here(functools.partial(work, {**options, "threads": args.cpus_per_worker}), left, on_done)
     else:
-        _run_on_ray(ray, args, make, options, left, on_done)
+        _run_on_ray(ray, args, work, options, left, on_done)
     sums = [results.sums(partition) for partition in partitions]
     if refused := sum(part["refused"] for part in sums):
         print(f"mmrec: {refused} rows were refused", file=sys.stderr)
@@ -156,7 +166,7 @@ def _run(
 def _run_on_ray(
     ray: Any,
     args: argparse.Namespace,
-    make: Callable[[dict[str, Any]], Work],
+    work: Callable[[dict[str, Any]], Work],
     options: dict[str, Any],
     left: list[Partition],
     on_done: Callable[[Partition], None],
@@ -167,8 +177,8 @@ def _run_on_ray(
     if args.device not in ("auto", "cpu", "cuda"):
         raise ValueError(f"--device: found {args.device}, expected auto, cpu or cuda, as Ray hands GPUs out")
     cpus = args.cpus_per_worker or (1 if gpus else max(1, min(8, _least_cpus(ray))))
-    work = {**options, "device": "cuda" if gpus else "cpu", "threads": cpus if not gpus else 0}
-    _cluster.run_on_ray(ray, functools.partial(make, work), left, cpus, 1 if gpus else 0, on_done)
+    make = functools.partial(work, {**options, "device": "cuda" if gpus else "cpu", "threads": 0 if gpus else cpus})
+    _cluster.run_on_ray(ray, make, left, cpus, 1 if gpus else 0, on_done)
 
 
 def _least_cpus(ray: Any) -> int:
@@ -176,8 +186,8 @@ def _least_cpus(ray: Any) -> int:
 
 
 def _identity(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]:
-    """What all partitions of a folder have in common. The device may change, the precision may not:
-    workers hold that where "auto" may mean several."""
+    """The properties that all partitions of a folder share. The device may change, the precision may not. Workers check
+    the precision that "auto" gave."""
     info = load_models(options["model"], "cpu", on_warning=lambda _: None)[0].info
     tokenizer = _mmrec.Tokenizer.load(options["model"])
     inputs = sorted({(p.path, p.size) for p in plan(args.inputs, args.split_by, 1 << 62)})

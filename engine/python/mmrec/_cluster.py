@@ -23,6 +23,8 @@ from typing import Any, Callable, Iterator, Optional
 
 from ._partitions import Partition
 
+Work = Callable[[Partition], None]
+
 #: Workers that may die over one partition before it is taken to be the cause.
 MOST_ATTEMPTS = 5
 
@@ -98,7 +100,7 @@ def _quiet() -> Iterator[None]:
 
 
 def run_here(
-    make: Callable[[], Callable[[Partition], None]],
+    make: Callable[[], Work],
     partitions: list[Partition],
     on_done: Callable[[Partition], None],
 ) -> None:
@@ -112,7 +114,7 @@ def run_here(
 
 def run_on_ray(
     ray: Any,
-    make: Callable[[], Callable[[Partition], None]],
+    make: Callable[[], Work],
     partitions: list[Partition],
     cpus: float,
     gpus: float,
@@ -180,10 +182,10 @@ class _Ledger:
 class _Worker:
     """Holds the model for as long as there are partitions."""
 
-    def __init__(self, make: Callable[[], Callable[[Partition], None]], ledger: Any) -> None:
+    def __init__(self, make: Callable[[], Work], ledger: Any) -> None:
         self._make = make
         self._ledger = ledger
-        self._work: Optional[Callable[[Partition], None]] = None
+        self._work: Optional[Work] = None
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         import ray

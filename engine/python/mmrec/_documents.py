@@ -1,4 +1,4 @@
-"""How texts are tokenized in blocks, and how options become models."""
+"""Tokenizes texts in blocks, and loads models by options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import _mmrec
 Ids = npt.NDArray[np.int32]
 T = TypeVar("T")
 
-# Of texts that are tokenized together: a second's work of a processor or two.
+# Bounds of texts that are tokenized together: a second's work of one or two processors.
 _MOST_CHARACTERS = 1 << 22
 _MOST_TEXTS = 1 << 12
 
@@ -20,16 +20,12 @@ _MOST_TEXTS = 1 << 12
 def load_models(path: Optional[str], device: str = "auto", **options: Any) -> list[_mmrec.Model]:
     """The model of folder `path` (None: the bundled one) on `device`, which may be "cuda:all". Raises as Model.load."""
     if device == "cuda:all":
-        if path is None:
-            from ._bundled import bundled_model
-
-            path = str(bundled_model())
         return list(_mmrec.Model.load_on_gpus(path, **options))
     return [_mmrec.Model.load(path, device=device, **options)]
 
 
 def blocks_of(texts: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """Lists of what is tokenized together: as much as keeps many processors busy, and no more."""
+    """Lists of texts that are tokenized together: enough to keep many processors busy, and no more."""
     block: list[T] = []
     size = 0
     for text in texts:
@@ -48,11 +44,4 @@ def encode_stream(
     """Tokenizer.encode_stream."""
     if isinstance(texts, (str, bytes)):
         raise TypeError("texts: found one text, expected an iterable of texts")
-    return _encode_blocks(tokenizer, texts, add_bos, threads)
-
-
-def _encode_blocks(
-    tokenizer: _mmrec.Tokenizer, texts: Iterable[Union[str, bytes]], add_bos: bool, threads: int
-) -> Iterator[Ids]:
-    for block in blocks_of(texts, len):
-        yield from tokenizer.encode_batch(block, add_bos, threads)
+    return (ids for block in blocks_of(texts, len) for ids in tokenizer.encode_batch(block, add_bos, threads))

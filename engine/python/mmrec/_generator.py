@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import functools
 import sys
 import threading
 from typing import TYPE_CHECKING, Any, AsyncIterator, Callable, Iterable, Iterator, Optional, Union
 
 from . import _mmrec
-from ._options import GenerateOptions, SessionOptions, shows
+from ._options import GenerateOptions, RequestOptions, SessionOptions, shows
 from ._results import GenerateResult
 from ._streams import start_thread
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    from typing_extensions import Buffer, Unpack
+    from typing_extensions import Unpack
 
     Prompt = Union[str, npt.ArrayLike]
-    OnFinish = Optional[Callable[[GenerateResult], object]]
 
 
 class Generator(_mmrec.Generator):
@@ -44,16 +44,8 @@ class Generator(_mmrec.Generator):
         super().__init__(models, tokenizer, slots=slots, memory_bytes=memory_bytes, **options)
         self._rounds = _Rounds()
 
-    @shows(GenerateOptions)
-    def submit(
-        self,
-        prompt: Prompt,
-        *,
-        start: Optional[_mmrec.Session] = None,
-        state: Optional[Buffer] = None,
-        on_finish: OnFinish = None,
-        **options: Unpack[GenerateOptions],
-    ) -> int:
+    @shows(RequestOptions)
+    def submit(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> int:
         """Queues a request and returns its number, from 1 on.
 
         prompt: a str, encoded as Tokenizer.encode does (with BOS unless it goes on from a state), or ids [T]. start: a
@@ -61,7 +53,7 @@ class Generator(_mmrec.Generator):
         Session.save(). on_finish receives the GenerateResult. Options are Session.generate's. Raises ValueError naming the
         field, and ModelError for a state; then nothing has changed.
         """
-        return super().submit(prompt, start=start, state=state, on_finish=on_finish, **options)
+        return super().submit(prompt, **options)
 
     @shows(GenerateOptions)
     def generate(self, prompts: Iterable[Prompt], **options: Unpack[GenerateOptions]) -> list[GenerateResult]:
@@ -88,81 +80,51 @@ class Generator(_mmrec.Generator):
         self, prompts: Iterable[Prompt], options: GenerateOptions
     ) -> Iterator[tuple[int, GenerateResult]]:
         sequence = options.pop("sequence", 0)
-        done: collections.deque[tuple[int, GenerateResult]] = collections.deque()
-        open_requests: dict[int, int] = {}
-
-        def receiver(index: int) -> Callable[[GenerateResult], None]:
-            def receive(result: GenerateResult) -> None:
-                open_requests.pop(index, None)
-                done.append((index, result))
-
-            return receive
-
         numbered = enumerate(prompts)
         more = True
         most = 2 * self.slots  # running, and as many ready to join
+        numbers: dict[int, int] = {}  # of requests whose results are not handed over, by index
+        done: collections.deque[tuple[int, GenerateResult]] = collections.deque()
         try:
-            while more or open_requests:
-                while more and len(open_requests) < most:
-                    for index, prompt in numbered:
-                        open_requests[index] = 0
+            while more or numbers:
+                while more and len(numbers) < most:
+                    index, prompt = next(numbered, (-1, ""))
+                    if more := index >= 0:
                         options["sequence"] = sequence + index
-                        try:
-                            open_requests[index] = self.submit(prompt, on_finish=receiver(index), **options)
-                        except BaseException:
-                            del open_requests[index]
-                            raise
-                        break
-                    else:
-                        more = False
-                if open_requests:
+                        on_finish = functools.partial(lambda index, result: done.append((index, result)), index)
+                        numbers[index] = self.submit(prompt, on_finish=on_finish, **options)
+                if len(done) < len(numbers):
                     self.run_once()
                 while done:
-                    yield done.popleft()
+                    index, result = done.popleft()
+                    del numbers[index]
+                    yield index, result
         finally:
-            for request in list(open_requests.values()):
-                self.cancel(request)
-            while open_requests:
+            for number in numbers.values():
+                self.cancel(number)
+            while len(done) < len(numbers):
                 self.run_once()
 
-    @shows(GenerateOptions)
-    async def stream(
-        self,
-        prompt: Prompt,
-        *,
-        start: Optional[_mmrec.Session] = None,
-        state: Optional[Buffer] = None,
-        on_finish: OnFinish = None,
-        **options: Unpack[GenerateOptions],
-    ) -> AsyncIterator[str]:
+    @shows(RequestOptions)
+    async def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> AsyncIterator[str]:
         """Pieces of the text of one request: `async for text in generator.stream(prompt, max_tokens=64)`.
 
         Any number of coroutines, of any event loops, share the batch; rounds run in a thread that ends when there is
         nothing left to do. Arguments are submit()'s. A coroutine that is cancelled, or stops reading, cancels its request.
         Raises what submit() and the request's callbacks raise, and RuntimeError where the request ended with an error.
         """
-        request = _Request(on_finish, options, wants_text=True)
-        self._rounds.add(self, request, {"prompt": prompt, "start": start, "state": state, **options})
+        request = self._rounds.begin(self, prompt, options, wants_text=True)
         try:
             while isinstance(item := await request.next(), str):
                 yield item
         finally:
             request.cancelled = True
 
-    @shows(GenerateOptions)
-    async def complete(
-        self,
-        prompt: Prompt,
-        *,
-        start: Optional[_mmrec.Session] = None,
-        state: Optional[Buffer] = None,
-        on_finish: OnFinish = None,
-        **options: Unpack[GenerateOptions],
-    ) -> GenerateResult:
+    @shows(RequestOptions)
+    async def complete(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> GenerateResult:
         """The whole result of one request: `result = await generator.complete(prompt, max_tokens=64)`. Otherwise like
         stream()."""
-        request = _Request(on_finish, options, wants_text=False)
-        self._rounds.add(self, request, {"prompt": prompt, "start": start, "state": state, **options})
+        request = self._rounds.begin(self, prompt, options, wants_text=False)
         try:
             result = await request.next()
             assert not isinstance(result, str)
@@ -172,14 +134,14 @@ class Generator(_mmrec.Generator):
 
 
 class _Request:
-    """A request of a coroutine. The thread of the rounds posts what the coroutine reads: pieces, then the result; or what a
-    callback raised."""
+    """A request of a coroutine. The thread of the rounds posts to the coroutine: pieces, then the result; or the exception
+    of a callback."""
 
-    def __init__(self, on_finish: OnFinish, options: GenerateOptions, wants_text: bool) -> None:
+    def __init__(self, options: RequestOptions, wants_text: bool) -> None:
         """Replaces the callbacks among `options`."""
         self.cancelled = False  # the thread of the rounds sees it before its next round
         self.number = 0
-        self._on_finish = on_finish
+        self._on_finish = options.get("on_finish")
         self._loop = asyncio.get_running_loop()
         self._items: asyncio.Queue[Union[str, GenerateResult, BaseException]] = asyncio.Queue()
         on_text, on_token = options.get("on_text"), options.get("on_token")
@@ -189,6 +151,7 @@ class _Request:
             options["on_text"] = self._guarded(on_text)
         if on_token is not None:
             options["on_token"] = self._guarded(on_token)
+        options["on_finish"] = self._finish
 
     async def next(self) -> Union[str, GenerateResult]:
         item = await self._items.get()
@@ -202,8 +165,7 @@ class _Request:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reads any more
             self._loop.call_soon_threadsafe(self._items.put_nowait, item)
 
-    def finish(self, result: GenerateResult) -> None:
-        """on_finish of the request."""
+    def _finish(self, result: GenerateResult) -> None:
         try:
             if self._on_finish is not None:
                 self._on_finish(result)
@@ -212,7 +174,7 @@ class _Request:
             self.post(fault)
 
     def _guarded(self, *callbacks: Optional[Callable[..., object]]) -> Callable[..., bool]:
-        """Calls all of `callbacks`, until one returns False or raises; that is posted. Returns whether to go on."""
+        """Calls all of `callbacks` until one returns False or raises; posts the exception. Returns whether to go on."""
 
         def call(*arguments: Any) -> bool:
             try:
@@ -225,20 +187,21 @@ class _Request:
 
 
 class _Rounds:
-    """The thread that runs rounds while coroutines wait. It alone submits and cancels, so no event loop ever waits for a
-    round."""
+    """The thread that runs rounds while coroutines wait. Only it submits and cancels, so no event loop waits for a round."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._inbox: list[tuple[_Request, dict[str, Any]]] = []
+        self._inbox: list[tuple[_Request, Prompt, RequestOptions]] = []
         self._thread: Optional[threading.Thread] = None
         self._is_over = False
 
-    def add(self, generator: Generator, request: _Request, arguments: dict[str, Any]) -> None:
+    def begin(self, generator: Generator, prompt: Prompt, options: RequestOptions, wants_text: bool) -> _Request:
+        request = _Request(options, wants_text)
         with self._lock:
             if self._thread is None or not self._thread.is_alive():  # a process that was forked off has none
                 self._thread = start_thread(lambda: self._work(generator), self._end, "mmrec rounds")
-            self._inbox.append((request, arguments))
+            self._inbox.append((request, prompt, options))
+        return request
 
     def _end(self) -> None:
         self._is_over = True
@@ -252,11 +215,11 @@ class _Rounds:
                 if self._is_over or (not arrived and not more):
                     self._thread = None
                     return
-            for request, arguments in arrived:
+            for request, prompt, options in arrived:
                 if request.cancelled:
                     continue
                 try:
-                    request.number = generator.submit(on_finish=request.finish, **arguments)
+                    request.number = generator.submit(prompt, **options)
                     running.append(request)
                 except BaseException as fault:
                     request.post(fault)

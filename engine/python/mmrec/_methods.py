@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Optional, T
 
 from ._mmrec import Model, Session, Tokenizer
 from ._options import GenerateOptions, LoadOptions, SamplerOptions, SessionOptions, shows
-from ._streams import session_stream
+from ._streams import iterate
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,6 +70,15 @@ def generate(self: Session, tokenizer: Tokenizer, **options: Unpack[GenerateOpti
 
 @_method(Session, GenerateOptions)
 def stream(self: Session, tokenizer: Tokenizer, **options: Unpack[GenerateOptions]) -> Iterator[str]:
-    """generate() as an iterator of pieces of the text, which are drawn in a thread of the iterator's while it is asked for
-    them. The session is in use until it ends or is closed."""
-    return session_stream(self, tokenizer, **options)
+    """generate() as an iterator of pieces of the text, which a thread of the iterator draws. The session is in use until
+    the iterator ends or is closed."""
+    on_text = options.pop("on_text", None)
+
+    def call(emit: Callable[[str], bool]) -> object:
+        def piece(text: str) -> bool:
+            return emit(text) and (on_text is None or on_text(text) is not False)
+
+        options["on_text"] = piece
+        return _generate(self, tokenizer, **options)
+
+    return iterate(call)

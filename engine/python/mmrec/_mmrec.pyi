@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer, Unpack
 
-from ._options import GenerateOptions, LoadOptions, SamplerOptions, SessionOptions
+from ._options import GenerateOptions, LoadOptions, RequestOptions, SamplerOptions, SessionOptions
 from ._results import DocumentScore, GenerateResult, ModelInfo, PerplexitySummary, PrefillStats
 
 __version__: str
@@ -102,15 +102,7 @@ class Generator:
         memory_bytes: int = 0,
         **options: Unpack[SessionOptions],
     ) -> None: ...
-    def submit(
-        self,
-        prompt: Union[str, npt.ArrayLike],
-        *,
-        start: Optional[Session] = None,
-        state: Optional[Buffer] = None,
-        on_finish: Optional[Callable[[GenerateResult], object]] = None,
-        **options: Unpack[GenerateOptions],
-    ) -> int: ...
+    def submit(self, prompt: Union[str, npt.ArrayLike], **options: Unpack[RequestOptions]) -> int: ...
     def cancel(self, id: int) -> bool: ...
     def run_once(self) -> bool: ...
     def run(self) -> None: ...

@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Literal, Optional, Se
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    from typing_extensions import Buffer
+
+    from . import _mmrec
+    from ._results import GenerateResult
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -48,7 +52,7 @@ class SamplerOptions(TypedDict, total=False):
 
 
 class GenerateOptions(SamplerOptions, total=False):
-    """Options of Session.generate() and of a Generator's requests."""
+    """Options of Session.generate() and of all requests of a Generator."""
 
     sequence: int
     max_tokens: int
@@ -59,6 +63,16 @@ class GenerateOptions(SamplerOptions, total=False):
     context: "Optional[npt.ArrayLike]"
     on_text: Optional[Callable[[str], object]]
     on_token: Optional[Callable[[int, float], object]]
+
+
+class _RequestOptions(TypedDict, total=False):
+    start: "Optional[_mmrec.Session]"
+    state: "Optional[Buffer]"
+    on_finish: "Optional[Callable[[GenerateResult], object]]"
+
+
+class RequestOptions(_RequestOptions, GenerateOptions, total=False):
+    """Options of a Generator's requests."""
 
 
 #: Of every option; threads are those of the call.
@@ -91,6 +105,9 @@ DEFAULTS = {
     "context": None,
     "on_text": None,
     "on_token": None,
+    "start": None,
+    "state": None,
+    "on_finish": None,
 }
 
 

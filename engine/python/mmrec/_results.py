@@ -1,4 +1,4 @@
-"""What calls return, as dataclasses that can be pickled, and how a model comes back from a pickle."""
+"""Results of calls, as dataclasses that can be pickled; the bundled model; how a model comes back from a pickle."""
 
 from __future__ import annotations
 
@@ -95,6 +95,11 @@ class PerplexitySummary:
     word_ppl: float  #: exp(nll / words)
     byte_ppl: float  #: exp(nll / bytes)
     nll_m2: float  #: summed squares of the deviations of tokens' losses from their mean
+
+
+def bundled_model() -> pathlib.Path:
+    """The folder of the model that travels with the package: 12 million parameters, English (weights, tokenizer)."""
+    return pathlib.Path(__file__).resolve().parent / "models" / "mmrec-12m"
 
 
 def load_model_again(path: pathlib.Path, options: dict[str, Any], fingerprint: int) -> _mmrec.Model:

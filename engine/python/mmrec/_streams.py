@@ -1,10 +1,10 @@
-"""The threads of the package, and calls that hand over what they make piece by piece, turned into iterators.
+"""The threads of the package, and iterators over the results of a call that hands them over piece by piece.
 
 The call runs in a thread of its own and waits when its reader falls behind. When the reader stops early (the iterator is
-closed or dropped) the call is told to end, and has ended when the iterator has.
+closed or dropped), the call is told to end. It has ended when the iterator has.
 
-What must stay true: no thread is inside the extension when the interpreter ends. Python would end such a thread in the
-midst of C++, which aborts the process.
+Must stay true: no thread is inside the extension when the interpreter ends. Python would end such a thread in the midst of
+C++, which aborts the process.
 """
 
 from __future__ import annotations
@@ -12,14 +12,9 @@ from __future__ import annotations
 import atexit
 import queue
 import threading
-from typing import TYPE_CHECKING, Any, Callable, Generator, Iterator, TypeVar
+from typing import Any, Callable, Generator, TypeVar
 
 from . import _mmrec
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from ._options import GenerateOptions
 
 T = TypeVar("T")
 
@@ -104,19 +99,3 @@ def iterate(
     finally:
         leave()
         thread.join()
-
-
-def session_stream(
-    session: _mmrec.Session, tokenizer: _mmrec.Tokenizer, **options: Unpack[GenerateOptions]
-) -> Iterator[str]:
-    """Session.stream."""
-    on_text = options.pop("on_text", None)
-
-    def call(emit: Callable[[str], bool]) -> object:
-        def piece(text: str) -> bool:
-            return emit(text) and (on_text is None or on_text(text) is not False)
-
-        options["on_text"] = piece
-        return session.generate(tokenizer, **options)
-
-    return iterate(call)

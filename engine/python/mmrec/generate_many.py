@@ -1,7 +1,7 @@
 """Continues many prompts on one machine or many: python -m mmrec.generate_many INPUT... -o DIR (docs/clusters.md).
 
-What is drawn follows from prompt, options, seed and the prompt's place in its file alone: the byte at which its line
-begins, or its row.
+The text depends only on prompt, options, seed and the prompt's place in its file: the byte at which its line begins, or its
+row.
 """
 
 from __future__ import annotations
@@ -10,37 +10,26 @@ import json
 import sys
 from typing import Any, Iterator, Optional
 
-from . import _mmrec
-from ._batch_program import Work, accepted, common_options, error_records, main as run, parser_of
-from ._documents import load_models
+from ._batch_program import Work, main as run, parser_of
 from ._generator import Generator
-from ._partitions import Document, Partition, Results, documents
+from ._partitions import Document, Partition
 
 #: Prompts of a partition that are in work or wait for their turn.
 _BLOCK = 1 << 10
 _SUMS = ("prompts", "refused", "prompt_tokens", "tokens", "errors")
 
 
-class _Generate:
-    """The work on a partition: a record for each prompt, in order."""
+class _Generate(Work):
+    """A record for each prompt."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self._options = options
-        models = load_models(
-            options["model"], options["device"], precision=options["precision"], threads=options["threads"]
-        )
-        self._tokenizer = _mmrec.Tokenizer.load(options["model"])
-        self._generator = Generator(models, self._tokenizer, slots=options["batch"], threads=options["threads"])
-        self._results = Results(options["output"])
-        self._results.agree("precision", models[0].info.precision)
+        super().__init__(options)
+        self._generator = Generator(self.models, self.tokenizer, slots=options["batch"], threads=options["threads"])
 
-    def __call__(self, partition: Partition) -> None:
-        sums = dict.fromkeys(_SUMS, 0)
-        self._results.write(partition, self._records(partition, sums), sums)
-
-    def _records(self, partition: Partition, sums: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def records(self, partition: Partition, sums: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        sums.update(dict.fromkeys(_SUMS, 0))
         block: list[Document] = []
-        for document in accepted(documents(partition, self._options["field"]), self._options["on_error"]):
+        for document in self.documents(partition):
             block.append(document)
             if len(block) == _BLOCK:
                 yield from self._generate(block, sums)
@@ -50,7 +39,7 @@ class _Generate:
     def _generate(self, block: list[Document], sums: dict[str, Any]) -> Iterator[dict[str, Any]]:
         found: list[Any] = [None] * len(block)
         lengths: list[int] = []
-        prompts = self._tokenizer.encode_batch((one.text for one in block), threads=self._options["threads"])
+        prompts = self.tokenizer.encode_batch((one.text for one in block), threads=self.options["threads"])
         for index, (document, ids) in enumerate(zip(block, prompts)):
             lengths.append(len(ids))
             if document.error is not None:
@@ -59,12 +48,11 @@ class _Generate:
             def receive(result: Any, index: int = index) -> None:
                 found[index] = result
 
-            self._generator.submit(ids, on_finish=receive, sequence=document.place, **self._options["generate"])
+            self._generator.submit(ids, on_finish=receive, sequence=document.place, **self.options["generate"])
         self._generator.run()
         for document, length, result in zip(block, lengths, found):
             if document.error is not None:
-                sums["refused"] += 1
-                yield from error_records(document, self._options["on_error"])
+                yield from self.refused(document, sums)
                 continue
             record = {**document.head, "text": result.text, "finish_reason": result.finish_reason}
             record["prompt_tokens"] = length
@@ -82,10 +70,6 @@ def _report(parts: list[dict[str, Any]]) -> str:
     return json.dumps({name: sum(part[name] for part in parts) for name in _SUMS}, indent=1)
 
 
-def make(options: dict[str, Any]) -> Work:
-    return _Generate(options)
-
-
 def main(arguments: Optional[list[str]] = None) -> int:
     parser = parser_of("mmrec.generate_many", "Continues many prompts, on one machine or many.", "prompt")
     parser.add_argument("-n", "--max-tokens", type=int, default=256, metavar="N", help="tokens to draw at most (256)")
@@ -98,10 +82,10 @@ def main(arguments: Optional[list[str]] = None) -> int:
     args = parser.parse_args(arguments)
     names = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop")
     generate = {**{name: getattr(args, name) for name in names}, "logprobs": False}
-    return run("mmrec.generate_many", parser, args, make, {**common_options(args), "generate": generate}, _report)
+    return run(parser, args, _Generate, {"generate": generate}, _report)
 
 
 if __name__ == "__main__":
-    from mmrec.generate_many import main as run_main  # workers unpickle what is in the module, not in __main__
+    from mmrec.generate_many import main as run_main  # workers unpickle from the module, not from __main__
 
     sys.exit(run_main())

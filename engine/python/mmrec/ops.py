@@ -1,24 +1,24 @@
 """The kernels by themselves, on arrays of any library that speaks DLPack: NumPy, PyTorch, JAX, CuPy.
 
-Nothing is copied. Results are arrays of the library that the first argument came from, on its device. On a GPU the work
-is enqueued on that library's current stream (`stream=` names another one) and the call returns; JAX shows no streams, so
-with its arrays a call waits. Operands may have any strides as long as channels, the last axis, lie side by side.
-`out` must be writable and share no memory with inputs, except that it may be exactly the one that a function names.
+Nothing is copied. Results are arrays of the first argument's library, on its device. On a GPU the call enqueues its work on
+that library's current stream (`stream=` names another one) and returns; JAX shows no streams, so with its arrays a call
+waits. Operands may have any strides if channels, the last axis, lie side by side. `out` must be writable and share no memory
+with inputs, except that it may be exactly the input that a function names.
 
 Types are float32, float16 and bfloat16; arithmetic is float32 or wider. Scans take [..., time, dim] of two to four
 dimensions, and each channel is a sequence by itself. `carry` is the state before the first step, float32 [..., dim]; a run
 cut into calls that hand the carry on gives what one call gives, within rounding. `reverse=True` runs from the last step to
 the first. `threads` are the CPU's, 0 for all that the process may use.
 
-Errors: TypeError for what is no array or of another type, ValueError naming argument, found and expected, mmrec.CudaError,
-mmrec.DeviceUnavailable, MemoryError. Nothing is written before an error but a CUDA one. docs/python.md has examples.
+Errors: TypeError for another type or no array, ValueError naming argument, found and expected, mmrec.CudaError,
+mmrec.DeviceUnavailable, MemoryError. Except for a CUDA error nothing is written before. docs/python.md has examples.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from typing import Any, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
 
@@ -26,20 +26,41 @@ from . import _mmrec
 
 __all__ = ["decay_scan", "exp_product_scan", "logsumexp_scan", "token_logprobs", "token_logprobs_backward"]
 
-# An array, or what scan() of the extension takes for one: (address, shape, strides, type's code, bits, device type,
-# device, whether it is read-only), codes and device types as DLPack numbers them.
+# An array, or its description for the extension: (address, shape, strides, type's code, bits, device type, device, whether it
+# is read-only). Codes and device types are DLPack's numbers.
 Array = Any
 
 _EXP_PRODUCT, _LOGSUMEXP, _DECAY = range(3)
-_CPU, _CUDA = 1, 2
-_FLOAT32 = np.dtype(np.float32)
+_DEVICES = {"cpu": 1, "cuda": 2}
+_TYPES = {"float32": (2, 32), "float16": (2, 16), "bfloat16": (4, 16), "int32": (0, 32), "int64": (0, 64)}
 
 
-class _Numpy:
-    """How arrays of NumPy are described, made, and on which stream."""
+class _Library:
+    """A library by the array API standard: x.__array_namespace__() makes arrays, x.__dlpack__() describes them."""
 
-    @staticmethod
-    def operand(x: Array) -> Any:
+    def operand(self, x: Array) -> Any:
+        """What the extension takes for `x`."""
+        return x
+
+    def written(self, x: Array) -> Any:
+        """The same for an array of the caller's that is written to."""
+        return self.operand(x)
+
+    def empty(self, x: Array, shape: Tuple[int, ...], floats: bool) -> Array:
+        """A new array beside `x`, of its type or of float32."""
+        space = x.__array_namespace__()
+        return space.empty(shape, dtype=space.float32 if floats else x.dtype, device=x.device)
+
+    def stream(self, x: Array) -> int:
+        """The current stream of the device of `x`."""
+        return 0
+
+    def finish(self, x: Array) -> None:
+        """Called when the work that writes `x` is enqueued."""
+
+
+class _Numpy(_Library):
+    def operand(self, x: Array) -> Any:
         if type(x) is np.ndarray and x.dtype.isbuiltin == 1:  # of this machine's byte order
             return x
         if isinstance(x, np.ma.MaskedArray):
@@ -49,25 +70,15 @@ class _Numpy:
         if x.dtype.kind != "V" or x.dtype.name != "bfloat16":
             return x
         bits = x.view(np.uint16)  # bfloat16 of ml_dtypes, which NumPy itself cannot describe
-        return bits.ctypes.data, bits.shape, [s // 2 for s in bits.strides], 4, 16, _CPU, 0, not bits.flags.writeable
+        strides, kind = [s // 2 for s in bits.strides], _TYPES["bfloat16"]
+        return bits.ctypes.data, bits.shape, strides, *kind, _DEVICES["cpu"], 0, not bits.flags.writeable
 
-    @staticmethod
-    def empty_like(x: Array) -> Array:
-        return np.empty(x.shape, x.dtype)
-
-    @staticmethod
-    def empty_floats(x: Array, shape: Tuple[int, ...]) -> Array:
-        return np.empty(shape, _FLOAT32)
-
-    @staticmethod
-    def stream(x: Array) -> int:
-        return 0
-
-    finish = None
+    def empty(self, x: Array, shape: Tuple[int, ...], floats: bool) -> Array:
+        return np.empty(shape, np.float32 if floats else x.dtype)
 
 
-class _Torch:
-    """PyTorch: its __dlpack__ costs more than a small scan, so before DLPack's table of functions (2.10) tensors are described
+class _Torch(_Library):
+    """PyTorch. Its __dlpack__ costs more than a small scan. So before DLPack's table of functions (2.10) tensors are described
     by hand."""
 
     def __init__(self) -> None:
@@ -75,14 +86,7 @@ class _Torch:
 
         self.torch = torch
         self.unpack_dual: Any = torch.autograd.forward_ad.unpack_dual
-        self.types = {
-            torch.float32: (2, 32),
-            torch.float16: (2, 16),
-            torch.bfloat16: (4, 16),
-            torch.int32: (0, 32),
-            torch.int64: (0, 64),
-        }
-        self.devices = {"cpu": _CPU, "cuda": _CUDA}
+        self.types = {getattr(torch, name): kind for name, kind in _TYPES.items()}
         self.is_described = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 
     def operand(self, x: Array) -> Any:
@@ -94,63 +98,36 @@ class _Torch:
             raise ValueError("found a tensor that is negated when it is read, expected resolve_neg() of it")
         if self.is_described:
             return x
-        kind = self.types.get(x.dtype)
-        device = x.device
-        if kind is None or device.type not in self.devices:
+        kind, device = self.types.get(x.dtype), x.device
+        if kind is None or device.type not in _DEVICES:
             raise TypeError(
                 f"found a tensor of {x.dtype} on {device}, expected float32, float16 or bfloat16 on cpu or cuda"
             )
-        return x.data_ptr(), x.shape, x.stride(), kind[0], kind[1], self.devices[device.type], device.index or 0, False
+        return x.data_ptr(), x.shape, x.stride(), *kind, _DEVICES[device.type], device.index or 0, False
 
-    def empty_like(self, x: Array) -> Array:
-        return self.torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    def written(self, x: Array) -> Any:
+        operand = self.operand(x)
+        if not x.is_inference():
+            self.torch.autograd.graph.increment_version(x)  # for a graph that has saved it
+        return operand
 
-    def empty_floats(self, x: Array, shape: Tuple[int, ...]) -> Array:
-        return self.torch.empty(shape, dtype=self.torch.float32, device=x.device)
+    def empty(self, x: Array, shape: Tuple[int, ...], floats: bool) -> Array:
+        if not floats and type(x) is self.torch.Tensor:  # four times as fast as empty()
+            return self.torch.empty_like(x, layout=self.torch.strided, memory_format=self.torch.contiguous_format)
+        return self.torch.empty(shape, dtype=self.torch.float32 if floats else x.dtype, device=x.device)
 
     def stream(self, x: Array) -> int:
         return int(self.torch.cuda.current_stream(x.device).cuda_stream) if x.is_cuda else 0
 
-    finish = None
 
-
-class _Standard:
-    """Any other library, by the array API standard: x.__array_namespace__() makes arrays, x.__dlpack__() describes them."""
-
-    @staticmethod
-    def operand(x: Array) -> Any:
-        return x
-
-    def empty_like(self, x: Array) -> Array:
-        return x.__array_namespace__().empty(x.shape, dtype=x.dtype, device=x.device)
-
-    def empty_floats(self, x: Array, shape: Tuple[int, ...]) -> Array:
-        space = x.__array_namespace__()
-        return space.empty(shape, dtype=space.float32, device=x.device)
-
-    @staticmethod
-    def stream(x: Array) -> int:
-        return 0
-
-    finish = None
-
-
-class _CuPy(_Standard):
+class _CuPy(_Library):
     """CuPy, whose arrays do not tell their namespace and are made on the current device."""
 
-    def empty_like(self, x: Array) -> Array:
-        return self._empty(x, x.shape, x.dtype)
-
-    def empty_floats(self, x: Array, shape: Tuple[int, ...]) -> Array:
-        return self._empty(x, shape, _FLOAT32)
-
-    @staticmethod
-    def _empty(x: Array, shape: Tuple[int, ...], dtype: Any) -> Array:
+    def empty(self, x: Array, shape: Tuple[int, ...], floats: bool) -> Array:
         with x.device:
-            return sys.modules["cupy"].empty(shape, dtype)
+            return sys.modules["cupy"].empty(shape, np.float32 if floats else x.dtype)
 
-    @staticmethod
-    def stream(x: Array) -> int:
+    def stream(self, x: Array) -> int:
         with x.device:
             return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
 
@@ -164,15 +141,14 @@ def _row_major(shape: Tuple[int, ...]) -> Tuple[int, ...]:
     return tuple(strides)
 
 
-class _Jax:
-    """JAX, whose empty() takes twenty times as long as a compiled function that makes the array, and whose __dlpack__ costs more
-    than a small scan."""
+class _Jax(_Library):
+    """JAX. Its empty() takes twenty times as long as a compiled function that makes the array, and its __dlpack__ costs more than
+    a small scan."""
 
     def __init__(self) -> None:
         import jax
 
-        names = {"float32": (2, 32), "float16": (2, 16), "bfloat16": (4, 16), "int32": (0, 32), "int64": (0, 64)}
-        self.types = {jax.numpy.dtype(name): kind for name, kind in names.items()}
+        self.types = {jax.numpy.dtype(name): kind for name, kind in _TYPES.items()}
         self.tracer = jax.core.Tracer
 
         @functools.lru_cache(maxsize=256)
@@ -191,9 +167,10 @@ class _Jax:
         self.device_of, self.maker = device_of, maker
 
     def operand(self, x: Array) -> Any:
-        self.expect_array(x)
+        if isinstance(x, self.tracer):
+            raise TypeError("found a tracer, expected an array: mmrec.ops cannot be called within jax.jit and the like")
         device = self.device_of(x.sharding)
-        x.block_until_ready()  # what is still being computed must be there
+        x.block_until_ready()  # its computation must have ended
         kind = self.types.get(x.dtype)
         layout = getattr(getattr(x, "format", None), "layout", None)  # JAX before 0.7 has none
         shape = x.shape
@@ -201,84 +178,73 @@ class _Jax:
             return x
         return x.unsafe_buffer_pointer(), shape, _row_major(shape), *kind, *device, False
 
-    def expect_array(self, x: Array) -> None:
-        if isinstance(x, self.tracer):
-            raise TypeError("found a tracer, expected an array: mmrec.ops cannot be called within jax.jit and the like")
+    def written(self, x: Array) -> Any:
+        raise ValueError("is read-only, as all arrays of JAX are")
 
-    def empty_like(self, x: Array) -> Array:
-        self.expect_array(x)
-        return self.maker(x.shape, x.dtype, x.sharding)()
-
-    def empty_floats(self, x: Array, shape: Tuple[int, ...]) -> Array:
-        self.expect_array(x)
-        return self.maker(shape, _FLOAT32, x.sharding)()
-
-    @staticmethod
-    def stream(x: Array) -> int:
-        return 0
+    def empty(self, x: Array, shape: Tuple[int, ...], floats: bool) -> Array:
+        return self.maker(shape, np.dtype(np.float32) if floats else x.dtype, x.sharding)()
 
     def finish(self, x: Array) -> None:
         """JAX cannot know that its array is being written."""
         device_type, device = self.device_of(x.sharding)
-        if device_type == _CUDA:
+        if device_type == _DEVICES["cuda"]:
             _mmrec.synchronize(device, 0)
 
 
-_numpy = _Numpy()
-_standard = _Standard()
-_cupy = _CuPy()
-_torch: Optional[_Torch] = None
-_jax: Optional[_Jax] = None
+_libraries: Dict[type, _Library] = {}  # by the type of arrays
 
 
-def _library(x: Array) -> Any:
-    """The library that `x` is of; None where it is none that can make arrays."""
-    if isinstance(x, np.ndarray):
-        return _numpy
+@functools.lru_cache(maxsize=None)
+def _made(library: type) -> _Library:
+    made: _Library = library()
+    return made
+
+
+def _library(x: Array) -> Optional[_Library]:
+    """The library of the array `x`; None if it is none that can make arrays."""
+    kind = type(x)
+    if (known := _libraries.get(kind)) is not None:
+        return known
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor):
-        global _torch
-        if _torch is None:
-            _torch = _Torch()
-        return _torch
-    if type(x).__module__.startswith("jax"):
-        global _jax
-        if _jax is None:
-            _jax = _Jax()
-        return _jax
-    if type(x).__module__.startswith("cupy"):
-        return _cupy
-    return _standard if hasattr(x, "__dlpack__") and hasattr(x, "__array_namespace__") else None
+    if isinstance(x, np.ndarray):
+        library: Any = _Numpy
+    elif torch is not None and isinstance(x, torch.Tensor):
+        library = _Torch
+    elif kind.__module__.startswith("jax"):
+        library = _Jax
+    elif kind.__module__.startswith("cupy"):
+        library = _CuPy
+    elif hasattr(x, "__dlpack__") and hasattr(x, "__array_namespace__"):
+        library = _Library
+    else:
+        return None
+    return _libraries.setdefault(kind, _made(library))
 
 
-def _first(x: Array, name: str) -> Any:
-    """The library of the first argument, which makes the results."""
+def _operand(x: Array, name: str, is_written: bool = False) -> Any:
+    """What the extension takes for the array `x`. It reads arrays of unknown libraries by DLPack."""
     library = _library(x)
     if library is None:
-        raise TypeError(f"{name}: found {type(x).__name__}, expected an array that speaks DLPack")
-    return library
-
-
-def _operand(x: Array, name: str) -> Any:
-    """What the extension takes for the array `x`, which it looks at itself where the library is not known."""
-    library = _library(x)
-    if library is None and isinstance(x, tuple):
-        raise TypeError(f"{name}: found tuple, expected an array that speaks DLPack")
+        if isinstance(x, tuple):
+            raise TypeError(f"{name}: found tuple, expected an array that speaks DLPack")
+        return x
     try:
-        return x if library is None else library.operand(x)
+        return library.written(x) if is_written else library.operand(x)
     except (TypeError, ValueError) as fault:
         raise type(fault)(f"{name}: {fault}") from None
 
 
-def _written(x: Array, name: str) -> Any:
-    """The same of an array of the caller's that is written to."""
+def _begin(x: Array, name: str, out: Optional[Array], row_floats: bool = False) -> Tuple[_Library, Any, Array, Any]:
+    """The library of the first argument `x`, its operand, and `out` with its operand. If `out` is None it is made: like `x`, or a
+    float32 for each row."""
     library = _library(x)
-    if library is not None and library is _jax:
-        raise ValueError(f"{name}: is read-only, as all arrays of JAX are")
-    operand = _operand(x, name)
-    if _torch is not None and library is _torch and not x.is_inference():
-        _torch.torch.autograd.graph.increment_version(x)  # for a graph that has saved it
-    return operand
+    if library is None:
+        raise TypeError(f"{name}: found {type(x).__name__}, expected an array that speaks DLPack")
+    first = _operand(x, name)
+    if out is not None:
+        return library, first, out, _operand(out, "out", True)
+    out = library.empty(x, tuple(x.shape)[:-1] if row_floats else x.shape, row_floats)
+    return library, first, out, library.operand(out)
 
 
 def _scan(
@@ -293,31 +259,21 @@ def _scan(
     stream: Optional[int],
     threads: int,
 ) -> Any:
-    x_name = ("gamma", "x", "log_a")[kind]
-    library = _first(x, x_name)
-    first = _operand(x, x_name)
-    target = None if out is None else _written(out, "out")
-    if out is None:
-        out = library.empty_like(x)
-        target = library.operand(out)
-    last = None
-    if return_carry:
-        shape = tuple(x.shape)
-        last = library.empty_floats(x, shape[:-2] + shape[-1:])
+    library, first, out, target = _begin(x, ("gamma", "x", "log_a")[kind], out)
+    last = library.empty(x, (*x.shape[:-2], *x.shape[-1:]), True) if return_carry else None
     _mmrec.scan(
         kind,
         first,
         None if b is None else _operand(b, "b"),
         target,
-        None if log_out is None else _written(log_out, "log_out"),
+        None if log_out is None else _operand(log_out, "log_out", True),
         None if carry is None else _operand(carry, "carry"),
         None if last is None else library.operand(last),
         reverse,
         library.stream(x) if stream is None else stream,
         threads,
     )
-    if library.finish is not None:
-        library.finish(out)
+    library.finish(out)
     return out if last is None else (out, last)
 
 
@@ -394,22 +350,10 @@ def token_logprobs(
     [0, vocab) is ValueError naming row and value, and nothing is written; on a GPU that check waits for the stream, and
     without check_targets such a row gives NaN there.
     """
-    library = _first(logits, "logits")
-    first = _operand(logits, "logits")
-    target = None if out is None else _written(out, "out")
-    if out is None:
-        out = library.empty_floats(logits, tuple(logits.shape)[:-1])
-        target = library.operand(out)
-    _mmrec.token_logprobs(
-        first,
-        _operand(targets, "targets"),
-        target,
-        check_targets,
-        library.stream(logits) if stream is None else stream,
-        threads,
-    )
-    if library.finish is not None:
-        library.finish(out)
+    library, first, out, target = _begin(logits, "logits", out, row_floats=True)
+    stream = library.stream(logits) if stream is None else stream
+    _mmrec.token_logprobs(first, _operand(targets, "targets"), target, check_targets, stream, threads)
+    library.finish(out)
     return out
 
 
@@ -427,20 +371,9 @@ def token_logprobs_backward(
 
     `out` receives it and may be `logits`. Targets must be in range.
     """
-    library = _first(logits, "logits")
-    first = _operand(logits, "logits")
-    target = None if out is None else _written(out, "out")
-    if out is None:
-        out = library.empty_like(logits)
-        target = library.operand(out)
-    _mmrec.token_logprobs_backward(
-        _operand(grad, "grad"),
-        first,
-        _operand(targets, "targets"),
-        target,
-        library.stream(logits) if stream is None else stream,
-        threads,
-    )
-    if library.finish is not None:
-        library.finish(out)
+    library, first, out, target = _begin(logits, "logits", out)
+    stream = library.stream(logits) if stream is None else stream
+    derivative = _mmrec.token_logprobs_backward
+    derivative(_operand(grad, "grad"), first, _operand(targets, "targets"), target, stream, threads)
+    library.finish(out)
     return out

@@ -1,7 +1,7 @@
 """Scores a corpus on one machine or many: python -m mmrec.score INPUT... -o DIR (docs/clusters.md).
 
-A document's figures are those of mmrec-ppl on the same text; its record has fields of mmrec-ppl's, of which `doc` counts within
-the partition, and `name` is unique. `mmrec-ppl merge` does not take it.
+A document's figures are those of mmrec-ppl on the same text. Its record has the fields of mmrec-ppl: `doc` counts within the
+partition, and `name` is unique. `mmrec-ppl merge` does not take these records.
 """
 
 from __future__ import annotations
@@ -13,58 +13,46 @@ import sys
 from typing import Any, Iterator, Optional
 
 from . import _mmrec
-from ._batch_program import Work, accepted, common_options, error_records, main as run, parser_of
-from ._documents import load_models
-from ._partitions import Document, Partition, Results, documents
+from ._batch_program import Work, main as run, parser_of
+from ._partitions import Document, Partition
 from ._scorer import Scorer
 
-#: What a partition's measures are made of: PerplexityAccumulator.add_sums.
+#: Sums of a partition: the arguments of PerplexityAccumulator.add_sums.
 _SUMS = ("docs", "tokens", "nll", "nll_m2", "bytes", "words")
 
 
-class _Score:
-    """The work on a partition: a record for each document, sums for all."""
+class _Score(Work):
+    """A record for each document."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self._options = options
-        self._models = load_models(
-            options["model"], options["device"], precision=options["precision"], threads=options["threads"]
-        )
-        self._tokenizer = _mmrec.Tokenizer.load(options["model"])
-        self._results = Results(options["output"])
-        self._scorer = Scorer(self._models, batch=options["batch"], threads=options["threads"])
-        info = self._models[0].info
-        self._results.agree("precision", info.precision)
+        super().__init__(options)
+        self._scorer = Scorer(self.models, batch=options["batch"], threads=options["threads"])
+        info = self.models[0].info
         self._identity = {
             "mode": "full",
-            "bos": "added" if self._tokenizer.adds_bos else "none",
+            "bos": "added" if self.tokenizer.adds_bos else "none",
             "model": f"{info.fingerprint:016x}",
-            "tokenizer": f"{self._tokenizer.fingerprint:016x}",
+            "tokenizer": f"{self.tokenizer.fingerprint:016x}",
             "version": _mmrec.__version__,
             "device": info.device,
         }
 
-    def __call__(self, partition: Partition) -> None:
-        sums: dict[str, Any] = {"refused": 0}
-        self._results.write(partition, self._records(partition, sums), sums)
-
-    def _records(self, partition: Partition, sums: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def records(self, partition: Partition, sums: dict[str, Any]) -> Iterator[dict[str, Any]]:
         accumulator = _mmrec.PerplexityAccumulator()
-        # Documents whose scores have not come, and rows that are refused between them.
+        # Documents that wait for their scores, and bad rows between them.
         read: collections.deque[Document] = collections.deque()
 
         def texts() -> Iterator[str]:
-            for document in accepted(documents(partition, self._options["field"]), self._options["on_error"]):
+            for document in self.documents(partition):
                 read.append(document)
                 if document.error is None:
                     yield document.text
 
         def refused() -> Iterator[dict[str, Any]]:
             while read and read[0].error is not None:
-                sums["refused"] += 1
-                yield from error_records(read.popleft(), self._options["on_error"])
+                yield from self.refused(read.popleft(), sums)
 
-        ids = self._tokenizer.encode_stream(texts(), threads=self._options["threads"])
+        ids = self.tokenizer.encode_stream(texts(), threads=self.options["threads"])
         for doc, score in enumerate(self._scorer.score_stream(ids)):
             yield from refused()
             document = read.popleft()
@@ -82,7 +70,7 @@ class _Score:
                 "words": _mmrec.count_words(document.text),
                 **self._identity,
             }
-            if self._options["logprobs"]:
+            if self.options["logprobs"]:
                 record["logprobs"] = [float(value) for value in score.logprobs]
             accumulator.add(score, record["bytes"], record["words"])
             yield record
@@ -113,18 +101,14 @@ def _report(parts: list[dict[str, Any]]) -> str:
     )
 
 
-def make(options: dict[str, Any]) -> Work:
-    return _Score(options)
-
-
 def main(arguments: Optional[list[str]] = None) -> int:
     parser = parser_of("mmrec.score", "Log-probs and perplexity of a corpus, on one machine or many.", "text")
     parser.add_argument("--logprobs", action="store_true", help="each token's log-prob in the records")
     args = parser.parse_args(arguments)
-    return run("mmrec.score", parser, args, make, {**common_options(args), "logprobs": args.logprobs}, _report)
+    return run(parser, args, _Score, {"logprobs": args.logprobs}, _report)
 
 
 if __name__ == "__main__":
-    from mmrec.score import main as run_main  # workers unpickle what is in the module, not in __main__
+    from mmrec.score import main as run_main  # workers unpickle from the module, not from __main__
 
     sys.exit(run_main())

@@ -6,15 +6,15 @@
 
 Tensors are on the CPU or on a GPU, where work is enqueued on the current stream; float32, float16 and bfloat16. Errors are
 those of mmrec.ops. The gradient of a scan is a scan from the last step to the first: for h_t = a_t h_{t-1} + b_t the adjoint is
-lambda_t = g_t + a_{t+1} lambda_{t+1}, with db = lambda and d log_a_t = lambda_t a_t h_{t-1}. One fused operator computes
-it. Where the gradient itself must be differentiable (create_graph, forward mode, torch.func) it is composed of the operators
-below instead, so derivatives of any order and of both modes exist. torch.func needs the functions of this module:
+lambda_t = g_t + a_{t+1} lambda_{t+1}, with db = lambda and d log_a_t = lambda_t a_t h_{t-1}. One fused operator computes the
+gradient. If the gradient itself must be differentiable (create_graph, forward mode, torch.func), it is composed of the
+operators below instead, so derivatives of any order and of both modes exist. torch.func needs the functions of this module:
 torch.ops.mmrec.* refuse its transforms.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, Literal, Optional, Tuple, Union, overload
+from typing import Any, Dict, Iterable, Iterator, Literal, Optional, Tuple, Union, overload
 
 import torch
 from torch import Tensor
@@ -25,19 +25,6 @@ from . import ops
 __all__ = ["decay_scan", "exp_product_scan", "logsumexp_scan", "token_logprobs"]
 
 _library = torch.library.Library("mmrec", "DEF")
-for _schema in (
-    "decay_scan(Tensor log_a, Tensor b, Tensor? carry, bool reverse) -> (Tensor, Tensor)",
-    "decay_scan_backward(Tensor grad, Tensor grad_last, Tensor log_a, Tensor h, Tensor? carry, bool reverse)"
-    " -> (Tensor, Tensor, Tensor)",
-    "exp_product_scan(Tensor gamma, Tensor? carry, bool reverse) -> (Tensor, Tensor)",
-    "exp_product_scan_backward(Tensor grad, Tensor grad_last, Tensor gamma, Tensor y, bool reverse) -> (Tensor, Tensor)",
-    "logsumexp_scan(Tensor x, Tensor? carry, bool reverse) -> (Tensor, Tensor)",
-    "logsumexp_scan_backward(Tensor grad, Tensor grad_last, Tensor x, Tensor y, Tensor? carry, bool reverse)"
-    " -> (Tensor, Tensor)",
-    "token_logprobs(Tensor logits, Tensor targets, int ignore_index) -> Tensor",
-    "token_logprobs_backward(Tensor grad, Tensor logits, Tensor targets, int ignore_index) -> Tensor",
-):
-    _library.define(_schema, tags=(torch.Tag.needs_fixed_stride_order,))
 
 
 def _readable(x: Tensor) -> Tensor:
@@ -57,110 +44,115 @@ def _fresh(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
+def _begin(x: Tensor, reverse: bool) -> int:
+    """The place of the first step."""
+    return x.shape[-2] - 1 if reverse else 0
+
+
+def _neighbours(x: Tensor, reverse: bool) -> Tuple[slice, slice]:
+    """The places of all steps but the last, and of the steps after each."""
+    before, after = slice(0, x.shape[-2] - 1), slice(1, x.shape[-2])
+    return (after, before) if reverse else (before, after)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
-# What runs
+# The operators
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+def _operator(inputs: str, fake: Any, outputs: str = "(Tensor, Tensor)") -> Any:
+    """Decorates what an operator runs. `fake` gives outputs of the right shapes and types."""
+
+    def define(run: Any) -> Any:
+        name = run.__name__[1:]
+        _library.define(f"{name}({inputs}) -> {outputs}", tags=(torch.Tag.needs_fixed_stride_order,))
+        _library.impl(name, run, "CPU")
+        _library.impl(name, run, "CUDA")
+        torch.library.register_fake(f"mmrec::{name}", fake, lib=_library)
+        return run
+
+    return define
+
+
+@_operator("Tensor log_a, Tensor b, Tensor? carry, bool reverse", lambda log_a, b, *_: (_fresh(b), _carry_of(b)))
 def _decay_scan(log_a: Tensor, b: Tensor, carry: Optional[Tensor], reverse: bool) -> Tuple[Tensor, Tensor]:
     return ops.decay_scan(_readable(log_a), _readable(b), carry=_floats(carry), return_carry=True, reverse=reverse)
 
 
-def _adjoint(log_a: Tensor, grad: Tensor, grad_last: Tensor, reverse: bool) -> Tensor:
-    """lambda of the recurrence with log-decays `log_a`, of the type of `grad`: the last step's is a sum, the others' a scan of
-    one step less against the direction, with the decays of the step after."""
-    time = grad.shape[-2]
+def _pull_back_now(decays: Tensor, grad: Tensor, grad_last: Tensor, reverse: bool) -> Tuple[Tensor, Tensor]:
+    """_pull_back() without derivatives, in less memory. lambda has the type of `grad`. For the last step it is a sum; for the
+    others a scan of one step less against the direction, with the decays of the step after."""
     adjoint = _fresh(grad)
-    if time == 0:
-        return adjoint
-    end = 0 if reverse else time - 1
+    if grad.shape[-2] == 0:
+        return adjoint, grad_last.clone()
+    begin, end = _begin(grad, reverse), _begin(grad, not reverse)
     state = grad.select(-2, end).float() + grad_last
     adjoint.select(-2, end).copy_(state)
-    if time > 1:
-        before, after = slice(0, time - 1), slice(1, time)
-        if reverse:
-            before, after = after, before
+    if grad.shape[-2] > 1:
+        before, after = _neighbours(grad, reverse)
         ops.decay_scan(
-            _readable(log_a[..., after, :]),
+            _readable(decays[..., after, :]),
             _readable(grad[..., before, :]),
             carry=state.contiguous(),
             out=adjoint[..., before, :],
             reverse=not reverse,
         )
-    return adjoint
+    return adjoint, decays.select(-2, begin).float().exp() * adjoint.select(-2, begin).float()
 
 
+@_operator(
+    "Tensor grad, Tensor grad_last, Tensor log_a, Tensor h, Tensor? carry, bool reverse",
+    lambda grad, grad_last, log_a, *_: (_fresh(log_a), _fresh(grad), _carry_of(log_a)),
+    "(Tensor, Tensor, Tensor)",
+)
 def _decay_scan_backward(
     grad: Tensor, grad_last: Tensor, log_a: Tensor, h: Tensor, carry: Optional[Tensor], reverse: bool
 ) -> Tuple[Tensor, Tensor, Tensor]:
-    time = log_a.shape[-2]
-    adjoint = _adjoint(log_a, grad, grad_last, reverse)
-    if time == 0:
-        return _fresh(log_a), adjoint, grad_last.clone()
-    # What a step's state owes to the one before: lambda_t a_t, to be multiplied by h_{t-1}.
+    adjoint, d_carry = _pull_back_now(log_a, grad, grad_last, reverse)
+    if log_a.shape[-2] == 0:
+        return _fresh(log_a), adjoint, d_carry
+    # The derivative by the state before: lambda_t a_t, to be multiplied by h_{t-1}.
     d_log_a = torch.exp(log_a, out=_fresh(log_a)).mul_(adjoint)  # autocast leaves exp(out=) alone
-    begin = time - 1 if reverse else 0
-    d_carry = torch.exp(log_a.select(-2, begin).float()) * adjoint.select(-2, begin).float()
-    if time > 1:
-        before, after = slice(0, time - 1), slice(1, time)
-        if reverse:
-            before, after = after, before
-        d_log_a[..., after, :].mul_(h[..., before, :])
-    first = d_log_a.select(-2, begin)
-    if carry is None:
-        first.zero_()
-    else:
-        first.copy_(d_carry * carry.float())
+    before, after = _neighbours(log_a, reverse)
+    d_log_a[..., after, :].mul_(h[..., before, :])
+    d_log_a.select(-2, _begin(log_a, reverse)).copy_(0.0 if carry is None else d_carry * carry.float())
     return d_log_a, adjoint, d_carry
 
 
+@_operator("Tensor gamma, Tensor? carry, bool reverse", lambda gamma, *_: (_fresh(gamma), _carry_of(gamma)))
 def _exp_product_scan(gamma: Tensor, carry: Optional[Tensor], reverse: bool) -> Tuple[Tensor, Tensor]:
     return ops.exp_product_scan(_readable(gamma), carry=_floats(carry), return_carry=True, reverse=reverse)
 
 
+@_operator(
+    "Tensor grad, Tensor grad_last, Tensor gamma, Tensor y, bool reverse",
+    lambda grad, grad_last, gamma, *_: (_fresh(gamma), _carry_of(gamma)),
+)
 def _exp_product_scan_backward(
     grad: Tensor, grad_last: Tensor, gamma: Tensor, y: Tensor, reverse: bool
 ) -> Tuple[Tensor, Tensor]:
-    # y = exp(L), and L is a sum: its gradient is the sum of all later ones, a recurrence without decay.
-    along = _adjoint(torch.zeros_like(y), grad * y, grad_last, reverse).float()
-    time = gamma.shape[-2]
-    d_carry = along.select(-2, time - 1 if reverse else 0) if time > 0 else grad_last.clone()
-    shifted = gamma.float() + 1e-8
-    inside = (shifted <= 1.0) & (shifted >= 1.9287498479639178e-22)  # exp(-50)
-    return (along / shifted * inside).to(gamma.dtype), d_carry.contiguous()
+    d_gamma, d_carry = _exp_product_vjp(grad, grad_last, gamma.float(), y, reverse, _pull_back_now)
+    return d_gamma.to(gamma.dtype), d_carry
 
 
+@_operator("Tensor x, Tensor? carry, bool reverse", lambda x, *_: (_fresh(x), _carry_of(x)))
 def _logsumexp_scan(x: Tensor, carry: Optional[Tensor], reverse: bool) -> Tuple[Tensor, Tensor]:
     return ops.logsumexp_scan(_readable(x), carry=_floats(carry), return_carry=True, reverse=reverse)
 
 
+@_operator(
+    "Tensor grad, Tensor grad_last, Tensor x, Tensor y, Tensor? carry, bool reverse",
+    lambda grad, grad_last, x, *_: (_fresh(x), _carry_of(x)),
+)
 def _logsumexp_scan_backward(
     grad: Tensor, grad_last: Tensor, x: Tensor, y: Tensor, carry: Optional[Tensor], reverse: bool
 ) -> Tuple[Tensor, Tensor]:
-    time = x.shape[-2]
-    if time == 0:
-        return _fresh(x), grad_last.clone()
-    # dx_i = sum of g_t exp(x_i - y_t) over t >= i = exp(x_i - y_i) s_i with s_i = g_i + exp(y_i - y_{i+1}) s_{i+1}: y grows,
-    # so no factor is above 1. Where y is -inf nothing has come yet, and no gradient goes there.
-    values = y.float()
-    previous = torch.full_like(values, -torch.inf)
-    before, after = slice(0, time - 1), slice(1, time)
-    if reverse:
-        before, after = after, before
-    begin = time - 1 if reverse else 0
-    previous[..., after, :] = values[..., before, :]
-    if carry is not None:
-        previous.select(-2, begin).copy_(carry)
-    there = values > -torch.inf
-    decays = torch.where(there, previous - values, torch.zeros_like(values))
-    s = _adjoint(decays, grad.float(), grad_last, reverse)
-    d_x = torch.where(there, torch.exp(x.float() - values) * s, torch.zeros_like(values)).to(x.dtype)
-    first = s.select(-2, begin) * torch.exp(decays.select(-2, begin))
-    return d_x, (torch.zeros_like(first) if carry is None else first).contiguous()
+    d_x, d_carry = _logsumexp_vjp(grad.float(), grad_last, x.float(), y.float(), carry, reverse, _pull_back_now)
+    return d_x.to(x.dtype), d_carry
 
 
 def _rows(logits: Tensor, targets: Tensor, ignore_index: int) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
-    """Logits whose rows lie at even distances, targets of which those to be ignored are 0, and which those are; None: none."""
+    """Logits whose rows lie at even distances; targets, 0 for ignored ones; which targets are ignored, None if there are none."""
     if logits.dim() > 2:
         logits = logits.flatten(0, -2).view(logits.shape)
     ignored = targets == ignore_index
@@ -169,13 +161,21 @@ def _rows(logits: Tensor, targets: Tensor, ignore_index: int) -> Tuple[Tensor, T
     return _readable(logits), targets.masked_fill(ignored, 0).contiguous(), ignored
 
 
+@_operator(
+    "Tensor logits, Tensor targets, int ignore_index",
+    lambda logits, *_: logits.new_empty(logits.shape[:-1], dtype=torch.float32),
+    "Tensor",
+)
 def _token_logprobs(logits: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
     logits, targets, ignored = _rows(logits, targets, ignore_index)
-    # PyTorch's own losses do not wait for the GPU to look at targets, either.
+    # Like PyTorch's own losses this does not wait for the GPU to check targets.
     logprobs = ops.token_logprobs(logits, targets, check_targets=not logits.is_cuda)
     return logprobs if ignored is None else logprobs.masked_fill_(ignored, 0.0)
 
 
+@_operator(
+    "Tensor grad, Tensor logits, Tensor targets, int ignore_index", lambda _, logits, *__: _fresh(logits), "Tensor"
+)
 def _token_logprobs_backward(grad: Tensor, logits: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
     logits, targets, ignored = _rows(logits, targets, ignore_index)
     grad = grad.float() if ignored is None else grad.float().masked_fill(ignored, 0.0)
@@ -183,61 +183,21 @@ def _token_logprobs_backward(grad: Tensor, logits: Tensor, targets: Tensor, igno
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What PyTorch is told: shapes, and gradients
+# Derivatives: `vjp` from outputs to inputs, `jvp` from inputs to outputs. Composed of the operators and of PyTorch's own they
+# have derivatives themselves. Their tensors are float32; fused operators call the same with a pull_back of their own.
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-def _register(name: str, run: Any, fake: Any) -> None:
-    _library.impl(name, run, "CPU")
-    _library.impl(name, run, "CUDA")
-    torch.library.register_fake(f"mmrec::{name}", fake, lib=_library)
-
-
-_register("decay_scan", _decay_scan, lambda log_a, b, carry, reverse: (_fresh(b), _carry_of(b)))
-_register(
-    "decay_scan_backward",
-    _decay_scan_backward,
-    lambda grad, grad_last, log_a, h, carry, reverse: (_fresh(log_a), _fresh(grad), _carry_of(log_a)),
-)
-_register("exp_product_scan", _exp_product_scan, lambda gamma, carry, reverse: (_fresh(gamma), _carry_of(gamma)))
-_register(
-    "exp_product_scan_backward",
-    _exp_product_scan_backward,
-    lambda grad, grad_last, gamma, y, reverse: (_fresh(gamma), _carry_of(gamma)),
-)
-_register("logsumexp_scan", _logsumexp_scan, lambda x, carry, reverse: (_fresh(x), _carry_of(x)))
-_register(
-    "logsumexp_scan_backward",
-    _logsumexp_scan_backward,
-    lambda grad, grad_last, x, y, carry, reverse: (_fresh(x), _carry_of(x)),
-)
-_register(
-    "token_logprobs",
-    _token_logprobs,
-    lambda logits, targets, ignore_index: logits.new_empty(logits.shape[:-1], dtype=torch.float32),
-)
-_register(
-    "token_logprobs_backward",
-    _token_logprobs_backward,
-    lambda grad, logits, targets, ignore_index: _fresh(logits),
-)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Derivatives composed of the operators, so that they have derivatives themselves. Arithmetic is float32.
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def _start(x: Tensor, carry: Optional[Tensor], identity: float) -> Tensor:
-    return x.new_full(x.shape[:-2] + x.shape[-1:], identity, dtype=torch.float32) if carry is None else carry.float()
 
 
 def _previous(x: Tensor, first: Tensor, reverse: bool) -> Tensor:
-    """Of each step what x is one step earlier; `first` of the first step."""
+    """For each step the entry of x one step earlier; `first` for the first step."""
     if x.shape[-2] == 0:
         return x
     first = first.unsqueeze(-2)
     return torch.cat((x[..., 1:, :], first), -2) if reverse else torch.cat((first, x[..., :-1, :]), -2)
+
+
+def _previous_state(y: Tensor, carry: Optional[Tensor], identity: float, reverse: bool) -> Tensor:
+    return _previous(y, y.new_full(y.shape[:-2] + y.shape[-1:], identity) if carry is None else carry, reverse)
 
 
 def _pull_back(decays: Tensor, grad: Tensor, grad_last: Tensor, reverse: bool) -> Tuple[Tensor, Tensor]:
@@ -245,64 +205,70 @@ def _pull_back(decays: Tensor, grad: Tensor, grad_last: Tensor, reverse: bool) -
     after = _previous(decays, torch.zeros_like(grad_last), not reverse)
     adjoint, begin = _apply("decay_scan", after, grad, grad_last, not reverse)
     if decays.shape[-2] > 0:
-        begin = begin * decays.select(-2, -1 if reverse else 0).exp()
+        begin = begin * decays.select(-2, _begin(decays, reverse)).exp()
     return adjoint, begin
 
 
 def _decay_slope(log_a: Tensor, carry: Optional[Tensor], h: Tensor, reverse: bool) -> Tensor:
     """The derivative of a step's state by its log_a."""
-    return log_a.exp() * _previous(h.float(), _start(h, carry, 0.0), reverse)
+    return log_a.exp() * _previous_state(h, carry, 0.0, reverse)
 
 
 def _decay_vjp(
     grad: Tensor, grad_last: Tensor, log_a: Tensor, h: Tensor, carry: Optional[Tensor], reverse: bool
 ) -> Any:
-    log_a = log_a.float()
-    adjoint, d_carry = _pull_back(log_a, grad.float(), grad_last, reverse)
+    adjoint, d_carry = _pull_back(log_a, grad, grad_last, reverse)
     return adjoint * _decay_slope(log_a, carry, h, reverse), adjoint, d_carry
 
 
 def _decay_jvp(d_log_a: Any, d_b: Any, d_carry: Any, log_a: Tensor, h: Tensor, carry: Any, reverse: bool) -> Any:
-    log_a = log_a.float()
-    value = torch.zeros_like(log_a) if d_b is None else d_b.float()
+    value = torch.zeros_like(log_a) if d_b is None else d_b
     if d_log_a is not None:
         value = value + _decay_slope(log_a, carry, h, reverse) * d_log_a
     return _apply("decay_scan", log_a, value, d_carry, reverse)
 
 
-def _exp_product_slope(gamma: Tensor) -> Tensor:
-    """The derivative of a step's logarithm by its gamma: 0 where that is clamped."""
-    shifted = gamma.float() + 1e-8
+def _exp_product_scale(gamma: Tensor) -> Tensor:
+    """One over the derivative of a step's logarithm by its gamma: infinite where the logarithm is clamped."""
+    shifted = gamma + 1e-8
     inside = (shifted <= 1.0) & (shifted >= 1.9287498479639178e-22)  # exp(-50)
-    return inside / torch.where(inside, shifted, 1.0)
+    return torch.where(inside, shifted, torch.inf)
 
 
-def _exp_product_vjp(grad: Tensor, grad_last: Tensor, gamma: Tensor, y: Tensor, reverse: bool) -> Any:
+def _exp_product_vjp(
+    grad: Tensor, grad_last: Tensor, gamma: Tensor, y: Tensor, reverse: bool, pull_back: Any = _pull_back
+) -> Any:
     # y = exp(L), and L is a sum: a recurrence without decay.
-    along, d_carry = _pull_back(torch.zeros_like(y, dtype=torch.float32), grad.float() * y.float(), grad_last, reverse)
-    return along * _exp_product_slope(gamma), d_carry
+    along, d_carry = pull_back(torch.zeros_like(y), grad * y, grad_last, reverse)
+    return along / _exp_product_scale(gamma), d_carry
 
 
 def _exp_product_jvp(d_gamma: Any, d_carry: Any, gamma: Tensor, y: Tensor, reverse: bool) -> Any:
-    still = torch.zeros_like(y, dtype=torch.float32)
-    along = still if d_gamma is None else d_gamma * _exp_product_slope(gamma)
+    still = torch.zeros_like(y)
+    along = still if d_gamma is None else d_gamma / _exp_product_scale(gamma)
     d_log, d_last = _apply("decay_scan", still, along, d_carry, reverse)
-    return y.float() * d_log, d_last
+    return y * d_log, d_last
 
 
 def _logsumexp_slopes(x: Tensor, y: Tensor, carry: Optional[Tensor], reverse: bool) -> Tuple[Tensor, Tensor]:
-    """The derivative of y_t by y_{t-1}, as a logarithm, and by x_t. Where y is -inf nothing has come yet."""
-    values = y.float()
-    there = values > -torch.inf
-    previous = _previous(values, _start(y, carry, -torch.inf), reverse)
-    return torch.where(there, previous - values, 0.0), torch.where(there, x.float() - values, -torch.inf).exp()
+    """The derivative of y_t by y_{t-1}, as a logarithm, and by x_t. y grows, so neither is above 1. Where y is -inf nothing
+    has come yet, and no gradient goes there."""
+    there = y > -torch.inf
+    previous = _previous_state(y, carry, -torch.inf, reverse)
+    return torch.where(there, previous - y, 0.0), torch.where(there, x - y, -torch.inf).exp()
 
 
 def _logsumexp_vjp(
-    grad: Tensor, grad_last: Tensor, x: Tensor, y: Tensor, carry: Optional[Tensor], reverse: bool
+    grad: Tensor,
+    grad_last: Tensor,
+    x: Tensor,
+    y: Tensor,
+    carry: Optional[Tensor],
+    reverse: bool,
+    pull_back: Any = _pull_back,
 ) -> Any:
     decays, slope = _logsumexp_slopes(x, y, carry, reverse)
-    adjoint, d_carry = _pull_back(decays, grad.float(), grad_last, reverse)
+    adjoint, d_carry = pull_back(decays, grad, grad_last, reverse)
     return adjoint * slope, d_carry
 
 
@@ -311,23 +277,26 @@ def _logsumexp_jvp(d_x: Any, d_carry: Any, x: Tensor, y: Tensor, carry: Optional
     return _apply("decay_scan", decays, torch.zeros_like(slope) if d_x is None else slope * d_x, d_carry, reverse)
 
 
-def _logprobs_vjp(grad: Tensor, logits: Tensor, targets: Tensor, ignore_index: int) -> Any:
+def _hot(targets: Tensor, ignore_index: int) -> Tuple[Tensor, Tensor]:
+    """Which targets are ignored, and columns [..., 1] of the targets: 0 for those."""
     ignored = targets == ignore_index
+    return ignored, targets.masked_fill(ignored, 0).long().unsqueeze(-1)
+
+
+def _logprobs_vjp(grad: Tensor, logits: Tensor, targets: Tensor, ignore_index: int) -> Any:
+    ignored, hot = _hot(targets, ignore_index)
     grad = grad.masked_fill(ignored, 0.0).unsqueeze(-1)
-    hot = targets.masked_fill(ignored, 0).long().unsqueeze(-1)
-    return (-grad * logits.softmax(-1, dtype=torch.float32)).scatter_add(-1, hot, grad)
+    return (-grad * logits.softmax(-1)).scatter_add(-1, hot, grad)
 
 
 def _logprobs_jvp(d_logits: Any, _: None, logits: Tensor, targets: Tensor, ignore_index: int) -> Any:
-    ignored = targets == ignore_index
-    hot = targets.masked_fill(ignored, 0).long().unsqueeze(-1)
-    d_logits = d_logits.float()
-    mean = (d_logits * logits.softmax(-1, dtype=torch.float32)).sum(-1)
+    ignored, hot = _hot(targets, ignore_index)
+    mean = (d_logits * logits.softmax(-1)).sum(-1)
     return (d_logits.gather(-1, hot).squeeze(-1) - mean).masked_fill(ignored, 0.0)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What PyTorch is told of derivatives
+# The operators with derivatives
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -335,11 +304,16 @@ def _has_tangent(x: Optional[Tensor]) -> bool:
     return x is not None and forward_ad.unpack_dual(x).tangent is not None
 
 
+def _wide(tensors: Iterable[Any]) -> Iterator[Any]:
+    """Those of floating point as float32."""
+    return (x.float() if x is not None and x.is_floating_point() else x for x in tensors)
+
+
 _functions: Dict[str, Any] = {}
 
 
 def _apply(name: str, *args: Any) -> Any:
-    """Calls an operator on tensors of any number of axes, of which operators take four."""
+    """Calls an operator, which takes at most four axes, on tensors of any number of axes."""
     call = getattr(torch.ops.mmrec, name) if torch.compiler.is_compiling() else _functions[name]
     more = args[0].dim() - 4
     if more <= 0:
@@ -353,8 +327,8 @@ def _apply(name: str, *args: Any) -> Any:
 
 
 def _differentiable(name: str, keep: Any, vjp: Any, jvp: Any) -> None:
-    """Gives the operator its derivatives. `keep` picks what they need of inputs and output; `vjp` and `jvp` take gradients or
-    tangents, that, and the operator's last argument."""
+    """Gives the operator its derivatives. `keep` picks the inputs and outputs that they need; `vjp` and `jvp` take gradients or
+    tangents, the kept tensors, and the operator's last argument."""
     op = getattr(torch.ops.mmrec, name).default
     fused = getattr(torch.ops.mmrec, name + "_backward").default
 
@@ -378,13 +352,13 @@ def _differentiable(name: str, keep: Any, vjp: Any, jvp: Any) -> None:
     def backward(ctx: Any, *grads: Any) -> Any:
         inputs = (*grads, *ctx.saved_tensors)
         is_plain = not torch.is_grad_enabled() and not any(map(_has_tangent, inputs))
-        found = (fused if is_plain else vjp)(*inputs, ctx.option)
+        found = fused(*inputs, ctx.option) if is_plain else vjp(*_wide(inputs), ctx.option)
         if isinstance(found, Tensor):
             found = (found, None)  # targets have none
         return (*(None if t is None else g.to(t) for g, t in zip(found, ctx.types)), None)
 
     def forward_mode(ctx: Any, *tangents: Any) -> Any:
-        found = jvp(*tangents[:-1], *ctx.saved_tensors, ctx.option)
+        found = jvp(*_wide((*tangents[:-1], *ctx.saved_tensors)), ctx.option)
         return (found[0].to(ctx.type), found[1]) if isinstance(found, tuple) else found
 
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
@@ -424,7 +398,7 @@ _differentiable("token_logprobs", lambda logits, targets, y: (logits, targets), 
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What is called
+# The functions
 # ---------------------------------------------------------------------------------------------------------------------
 
 Scanned = Union[Tensor, Tuple[Tensor, Tensor]]

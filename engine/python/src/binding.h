@@ -1,6 +1,6 @@
-// What the files of the extension module share. The module is a thin skin over the public headers: it turns Python's
-// values into theirs and back, lets the GIL go while something is computed, and keeps one object from being used by two
-// threads at once. What needs no C++ is written in Python beside it (engine/python/mmrec).
+// What the files of the extension module share. The module is a thin skin over the public headers. It converts Python's
+// values, releases the GIL while something is computed, and keeps one object from being used by two threads at once.
+// Code that needs no C++ is Python (engine/python/mmrec).
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -34,16 +34,16 @@ namespace mmrec::python {
 
 namespace nb = nanobind;
 
-// When the interpreter ends, no thread may be inside the extension: Python ends a thread that asks for the GIL then, in
-// the midst of C++, which aborts the process. So calls are counted, mmrec/_streams.py waits for their end, and those
-// under way throw as soon as they look (src/ending.cpp).
+// When the interpreter ends, no thread may be inside the extension. Python then ends a thread that asks for the GIL, in
+// the midst of C++, and the process aborts. So calls are counted, and mmrec/_streams.py waits for their end. Calls
+// under way throw at their next check (src/ending.cpp).
 
-/// Thrown in other threads while the interpreter ends. SystemExit in Python, which ends a thread silently.
+/// Thrown in other threads while the interpreter ends. In Python it is SystemExit, which ends a thread silently.
 struct InterpreterEnds : std::exception {
   const char* what() const noexcept override { return "the interpreter is ending"; }
 };
 
-/// A call that may let the GIL go or run Python's code: nb::call_guard<Call>().
+/// A call that may release the GIL or run Python's code: nb::call_guard<Call>().
 class Call {
  public:
   /// Throws InterpreterEnds, as the classes below do, unless in the thread that ends the interpreter.
@@ -53,18 +53,25 @@ class Call {
   ~Call();
 };
 
-/// Lets the GIL go while something is computed.
+/// Releases the GIL while something is computed.
 class NoGil {
  public:
   NoGil() = default;
   NoGil(const NoGil&) = delete;
   NoGil& operator=(const NoGil&) = delete;
-  /// Never returns where the interpreter has ended meanwhile: there is no GIL to be had.
+  /// Never returns if the interpreter has ended meanwhile: there is no GIL any more.
   ~NoGil();
 
  private:
   nb::gil_scoped_release release_;
 };
+
+/// Returns compute(), which runs without the GIL.
+template <class Compute>
+auto without_gil(Compute&& compute) {
+  const NoGil released;
+  return compute();
+}
 
 /// Takes the GIL for a callback. Throws InterpreterEnds.
 class Gil {
@@ -79,10 +86,10 @@ class Gil {
   nb::gil_scoped_acquire acquire_;
 };
 
-/// Keeps an object to one call at a time: what would be a race in C++ is an error in Python.
+/// Allows one call of an object at a time. A race in C++ becomes an error in Python.
 class Busy {
  public:
-  /// Throws std::logic_error naming `what` where a call is under way, of another thread or around this one.
+  /// Throws std::logic_error naming `what` if a call is under way, in another thread or around this one.
   Busy(std::atomic<bool>& flag, const char* what);
   Busy(const Busy&) = delete;
   Busy& operator=(const Busy&) = delete;
@@ -92,53 +99,65 @@ class Busy {
   std::atomic<bool>& flag_;
 };
 
-/// Looks for signals now and then while the GIL is gone, so that Ctrl-C ends a long call.
+/// Checks for signals every 50 ms while the GIL is released, so that Ctrl-C ends a long call.
 class SignalWatch {
  public:
-  /// Throws the Python exception (KeyboardInterrupt) that a signal's handler raised, and InterpreterEnds. Cheap
-  /// when called often.
+  /// Throws the Python exception (KeyboardInterrupt) of a signal's handler, and InterpreterEnds. Cheap if called often.
   void check();
 
  private:
   std::chrono::steady_clock::time_point next_ = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
 };
 
+/// Throws ValueError of "name: what". Needs no GIL.
+[[noreturn]] void refuse(std::string_view name, std::string_view what);
+/// Throws TypeError of "name: what". Needs no GIL.
+[[noreturn]] void refuse_type(std::string_view name, std::string_view what);
+
 /// Token ids and the shape in which they came.
 struct Tokens {
   std::vector<int> ids;
   std::vector<std::size_t> shape;
 };
-/// Of a list of ints or whatever NumPy makes an array of integers of. They are copied, since another thread of Python's
-/// may write to them while the GIL is gone. Throws TypeError, and ValueError for ids beyond 32 bits.
+/// From a list of ints, or anything that NumPy converts to an array of integers. Copies them: another thread of Python
+/// may write to them while the GIL is released. Throws TypeError, and ValueError for ids beyond 32 bits.
 Tokens tokens_of(nb::handle value, const char* what);
-/// The same of one row. Throws ValueError for more dimensions than one.
+/// The same for one row. Throws ValueError for more dimensions than one.
 std::vector<int> row_of(nb::handle value, const char* what);
 
-/// A NumPy array that owns its numbers. Shapes are C-contiguous.
-nb::object array_of(std::vector<float> values, const std::vector<std::size_t>& shape);
-nb::object array_of(std::vector<int> values, const std::vector<std::size_t>& shape);
+/// A C-contiguous NumPy array that owns its numbers, float32 or int32.
+template <class T>
+nb::object array_of(std::vector<T> values, const std::vector<std::size_t>& shape);
+/// The same with one axis.
+template <class T>
+nb::object array_of(std::vector<T> values) {
+  const std::size_t size = values.size();
+  return array_of(std::move(values), {size});
+}
 
-/// An int, or what NumPy has for one; a bool is none. Throws TypeError naming `what`, and ValueError naming the range.
+/// From an int or an integer of NumPy, but not a bool. Throws TypeError naming `what`, and ValueError naming the range.
 template <class T>
 T integer_of(nb::handle value, const char* what);
 
-/// A copy of what a bytes, bytearray, memoryview or array holds side by side. Throws TypeError.
+/// A copy of the contiguous bytes of a bytes, bytearray, memoryview or array. Throws TypeError.
 std::vector<std::byte> bytes_of(nb::handle value, const char* what);
 
-/// UTF-8 of a str, or a bytes' own; it lives as long as `value`. Throws TypeError.
+/// UTF-8 of a str, or the bytes of a bytes; it lives as long as `value`. Throws TypeError.
 std::string_view text_of(nb::handle value, const char* what);
 /// os.fspath of a str, bytes or os.PathLike.
 std::filesystem::path path_of(nb::handle value);
 /// A C++ Python path: pathlib.Path.
 nb::object python_path(const std::filesystem::path& path);
-/// The bundled model's folder, as mmrec.bundled_model() says.
-std::filesystem::path bundled_model();
+/// path_of, or the folder of the bundled model if `value` is None.
+std::filesystem::path model_path(nb::handle value);
+/// A class or function of mmrec/_results.py.
+nb::object result(const char* name);
 
-/// Python objects that functions of the engine hold, which may go where the GIL is not held. The owner shows them to
-/// the garbage collector: a callback may refer to the owner.
+/// Python objects that functions of the engine hold and may drop without the GIL. The owner shows them to the garbage
+/// collector, because a callback may refer to the owner.
 class Callables {
  public:
-  /// For a function; taken out when the last copy of the function goes. Requires: the GIL.
+  /// For a function; released with the last copy of the function. Requires: the GIL.
   std::shared_ptr<nb::object> keep(nb::object object);
   int visit(visitproc visit, void* argument) const;
   void clear();
@@ -167,10 +186,9 @@ const PyType_Slot* collected() {
 struct PyModel {
   Model model;
   std::filesystem::path path;
-  nb::dict options;  // what Model.load was given, without on_warning
+  nb::dict options;  // those of Model.load, without on_warning
 };
 
-/// Python's Session.
 struct PySession {
   std::shared_ptr<Session> session;
   std::vector<int> eos_token_ids;  // its model's
@@ -189,12 +207,16 @@ struct PyTokenizer {
 /// The models of a Model, or of an iterable of them. Throws std::invalid_argument for none.
 std::vector<Model> models_of(nb::handle models);
 
-/// Sets `value` to the entry of that name, if there is one, and removes it. Throws TypeError for another type, and
-/// ValueError for an integer out of range, naming it.
-template <class T>
-void take_into(nb::dict& options, const char* name, T& value);
 /// Takes and removes an entry of `options`.
 nb::object take(nb::dict& options, const char* name);
+/// The same; invalid if the entry is None.
+nb::object take_given(nb::dict& options, const char* name);
+/// Sets `value` to the entry of that name, if there is one, and removes the entry. None leaves a std::optional alone.
+/// Throws TypeError for another type, and ValueError for an integer out of range, naming it.
+template <class T>
+void take_into(nb::dict& options, const char* name, T& value);
+/// Takes one of `names`: its place there. Throws TypeError, and ValueError naming them.
+std::optional<std::size_t> take_choice(nb::dict& options, const char* name, std::span<const std::string_view> names);
 /// Session options by name: threads, prefill, sweep_tolerance, max_sweeps. Those that are taken are removed.
 SessionOptions take_session_options(nb::dict& options);
 /// Sampler options by name, as in mmrec/sampler_options.h, removed likewise.
@@ -205,23 +227,24 @@ void expect_no_more(const nb::dict& options, const char* call);
 /// Options of generating as read from keyword arguments, and the Python callables that they hold.
 struct PyGenerateOptions {
   GenerateOptions options;
-  std::vector<int> context;  // what options.context refers to
-  std::optional<std::vector<int>> eos_token_ids;
+  std::vector<int> context;  // options.context refers to it
 };
-/// Takes all that concerns generating. Callbacks take the GIL when they are called; `callables` keeps them.
-std::unique_ptr<PyGenerateOptions> take_generate_options(nb::dict& options, Callables& callables);
-/// Fills in the end of sequence where none was said: the model's, else the tokenizer's.
-void default_eos(PyGenerateOptions& options, const std::vector<int>& of_model, const Tokenizer& tokenizer);
+/// Takes all options of generating. Callbacks take the GIL when they are called; `callables` keeps them. The default
+/// end of sequence is the model's, else the tokenizer's.
+std::unique_ptr<PyGenerateOptions> take_generate_options(nb::dict& options, Callables& callables,
+                                                         const std::vector<int>& eos_of_model,
+                                                         const Tokenizer& tokenizer);
 /// mmrec.GenerateResult.
 nb::object python_result(GenerateResult result, int top_logprobs);
 /// mmrec.PrefillStats.
 nb::object python_stats(const PrefillStats& stats);
 
-/// A callable that answers on_progress: asks `callable` where it is not None (None and True go on), and looks for
-/// signals.
-std::function<bool(std::int64_t, std::int64_t)> watched(nb::object callable);
-/// Whether a callback's answer lets the work go on: everything but False does.
-bool goes_on(nb::handle answer);
+/// Calls a callback with the GIL. Returns whether its answer lets the work go on: every answer but False does.
+template <class... Args>
+bool ask(const nb::object& callback, Args&&... args) {
+  const Gil gil;
+  return callback(std::forward<Args>(args)...).ptr() != Py_False;
+}
 
 void bind_ending(nb::module_& m);
 void bind_errors(nb::module_& m);

@@ -1,4 +1,4 @@
-// What the engine throws, as the exceptions that Python's users expect.
+// Translates the engine's exceptions to those that users of Python expect.
 #include <nanobind/nanobind.h>
 
 #include <exception>
@@ -58,21 +58,9 @@ void translate(const std::exception_ptr& thrown, void* payload) {
     }
   } catch (const std::bad_cast&) {
     PyErr_SetString(PyExc_TypeError, "an argument is of a type that this call does not take");
-  } catch (const std::range_error&) {
-    throw;
-  } catch (const std::overflow_error&) {
-    throw;
   } catch (const std::runtime_error& error) {
     PyErr_SetString(types.model_error, error.what());
-  } catch (const std::logic_error& error) {
-    // Of these Python tells apart what a value was and where it was; the rest is a call at the wrong time.
-    if (dynamic_cast<const std::invalid_argument*>(&error) != nullptr ||
-        dynamic_cast<const std::out_of_range*>(&error) != nullptr ||
-        dynamic_cast<const std::length_error*>(&error) != nullptr) {
-      throw;
-    }
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
+  }  // nanobind translates the others: std::invalid_argument to ValueError, a plain std::logic_error to RuntimeError
 }
 
 PyObject* add_error(nb::module_& m, const char* name, const char* doc, PyObject* base) {

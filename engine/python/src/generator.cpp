@@ -1,8 +1,7 @@
-// mmrec.Generator's engine: requests in, results out. What iterates and streams is in
-// engine/python/mmrec/_generator.py.
+// mmrec.Generator's engine: requests in, results out. Iterators and streams are in engine/python/mmrec/_generator.py.
 //
-// The C++ generator is for one thread at a time. Here any thread may call: it waits for the round that another one
-// runs, without the GIL. Callbacks run within a round, in its thread, and may submit and cancel.
+// The C++ generator is for one thread at a time. Here any thread may call: it waits without the GIL for the round that
+// another thread runs. Callbacks run within a round, in its thread, and may submit and cancel.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <unistd.h>
@@ -24,9 +23,8 @@ class PyGenerator {
   std::uint64_t submit(nb::handle prompt, const nb::object& start, const nb::object& state, const nb::object& on_finish,
                        nb::kwargs options) {
     GeneratorRequest request;
-    auto given = take_generate_options(options, callables);
+    const auto given = take_generate_options(options, callables, eos_, tokenizer_);
     expect_no_more(options, "submit");
-    default_eos(*given, eos_, tokenizer_);
     const bool begun = !start.is_none() || !state.is_none();
     std::optional<std::string_view> text;
     if (nb::isinstance<nb::str>(prompt)) {
@@ -36,7 +34,7 @@ class PyGenerator {
     }
     std::atomic<bool>* in_use = nullptr;
     if (!start.is_none()) {
-      if (!nb::isinstance<PySession>(start)) throw nb::type_error("start: expected a Session");
+      if (!nb::isinstance<PySession>(start)) refuse_type("start", "expected a Session");
       auto& session = nb::cast<PySession&>(start);
       in_use = &session.busy;
       request.start = session.session;
@@ -53,29 +51,29 @@ class PyGenerator {
     return generator_.submit(std::move(request));
   }
 
-  /// ask(generator) with the lock and without the GIL.
-  template <class Ask>
-  auto ask(Ask&& ask) {
+  /// compute(generator) with the lock and without the GIL.
+  template <class Compute>
+  auto locked(Compute&& compute) {
     adopt();
     const NoGil released;
     const std::lock_guard lock(mutex_);
-    return ask(generator_);
+    return compute(generator_);
   }
 
   bool cancel(nb::handle number) {
     const auto id = integer_of<std::uint64_t>(number, "id");
-    return ask([id](Generator& generator) { return generator.cancel(id); });
+    return locked([id](Generator& generator) { return generator.cancel(id); });
   }
 
   bool run_once() {
-    return ask([this](Generator& generator) {
+    return locked([this](Generator& generator) {
       watch_.check();
       return generator.run_once();
     });
   }
 
   void run() {
-    ask([this](Generator& generator) {
+    locked([this](Generator& generator) {
       do {
         watch_.check();
       } while (generator.run_once());
@@ -92,8 +90,8 @@ class PyGenerator {
     };
   }
 
-  /// Throws std::logic_error in a process that was forked off in the midst of a round, whose thread is gone with the
-  /// lock. Requires: the GIL.
+  /// Throws std::logic_error in a process that was forked during a round: the thread that held the lock is gone.
+  /// Requires: the GIL.
   void adopt() {
     if (process_ == getpid()) return;
     const std::unique_lock lock(mutex_, std::try_to_lock);
@@ -130,10 +128,10 @@ std::vector<Model> models_of(nb::handle models) {
     return result;
   }
   for (const nb::handle one : nb::iter(models)) {
-    if (!nb::isinstance<PyModel>(one)) throw nb::type_error("models: expected a Model, or several");
+    if (!nb::isinstance<PyModel>(one)) refuse_type("models", "expected a Model, or several");
     result.push_back(nb::cast<const PyModel&>(one).model);
   }
-  if (result.empty()) throw std::invalid_argument("models: found none, expected at least one");
+  if (result.empty()) refuse("models", "found none, expected at least one");
   return result;
 }
 
@@ -143,12 +141,7 @@ void bind_generator(nb::module_& m) {
            nb::arg("slots") = 0, nb::arg("memory_bytes") = 0, nb::arg("options"));
   type.def("submit", &PyGenerator::submit, nb::call_guard<Call>(), nb::arg("prompt"), nb::kw_only(),
            nb::arg("start") = nb::none(), nb::arg("state") = nb::none(), nb::arg("on_finish") = nb::none(),
-           nb::arg("options"),
-           "Queues a request and returns its number, from 1 on.\n\n"
-           "prompt: a str, encoded as Tokenizer.encode does (with BOS unless it goes on from a state), or ids [T].\n"
-           "start: a Session of batch 1 to go on from a copy of, which must stand there until the request runs; or\n"
-           "state: bytes of Session.save(). on_finish receives the GenerateResult. Options are Session.generate's.\n"
-           "Raises ValueError naming the field, and ModelError for a state; then nothing has changed.");
+           nb::arg("options"), "See mmrec.Generator.submit.");
   type.def("cancel", &PyGenerator::cancel, nb::call_guard<Call>(), nb::arg("id"),
            "Draws no more tokens for a request, which finishes as 'cancelled'. False where there is none of that id.");
   type.def(
@@ -159,7 +152,7 @@ void bind_generator(nb::module_& m) {
            "Rounds until all requests are finished. Raises what run_once() raises.");
   const auto property = [&type](const char* name, auto get, const char* doc) {
     type.def_prop_ro(
-        name, [get](PyGenerator& self) { return self.ask([get](const Generator& g) { return (g.*get)(); }); }, doc);
+        name, [get](PyGenerator& self) { return self.locked([get](const Generator& g) { return (g.*get)(); }); }, doc);
   };
   property("slots", &Generator::slots, "Sequences that run at once at most, of all devices.");
   property("waiting", &Generator::waiting, "Requests without a slot.");
@@ -167,7 +160,7 @@ void bind_generator(nb::module_& m) {
   type.def_prop_ro(
       "prefill_stats",
       [](PyGenerator& self) {
-        return python_stats(self.ask([](const Generator& generator) { return generator.prefill_stats(); }));
+        return python_stats(self.locked([](const Generator& generator) { return generator.prefill_stats(); }));
       },
       "What prefilling has cost so far: a PrefillStats.");
   refuse_pickling(type, "a Generator is not pickled: its model is, by path");

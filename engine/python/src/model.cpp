@@ -1,6 +1,9 @@
 // mmrec.Model: loading, what it is, sessions.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
 
 #include <array>
 
@@ -11,18 +14,6 @@ namespace {
 
 constexpr std::array<std::string_view, 4> kPrecisions = {"auto", "fp32", "fp16", "bf16"};  // in the order of Precision
 
-/// The place of a name among `names`. Throws std::invalid_argument naming them.
-template <std::size_t N>
-std::size_t choice(nb::handle given, const char* option, const std::array<std::string_view, N>& names) {
-  const std::string_view name = text_of(given, option);
-  std::string expected;
-  for (std::size_t i = 0; i < N; ++i) {
-    if (name == names[i]) return i;
-    expected += (i == 0 ? "" : i + 1 == N ? " or " : ", ") + std::string(names[i]);
-  }
-  throw std::invalid_argument(std::string(option) + ": found '" + std::string(name) + "', expected " + expected);
-}
-
 /// "auto", "cpu", "cuda" or "cuda:N".
 void read_device(nb::handle given, LoadOptions& load) {
   const std::string name(text_of(given, "device"));
@@ -32,134 +23,97 @@ void read_device(nb::handle given, LoadOptions& load) {
   }
   const std::string digits = name.starts_with("cuda:") ? name.substr(5) : "";
   if (digits.empty() || digits.size() > 4 || digits.find_first_not_of("0123456789") != std::string::npos) {
-    throw std::invalid_argument("device: found '" + name + "', expected auto, cpu, cuda or cuda:N");
+    refuse("device", "found '" + name + "', expected auto, cpu, cuda or cuda:N");
   }
   load.device = Device::kCuda;
   load.gpu = std::stoi(digits);
 }
 
-/// The options of Model.load by name. Warnings go to on_warning, or to Python's warnings.
-LoadOptions take_load_options(nb::dict& options) {
-  LoadOptions load;
-  if (const nb::object given = take(options, "device"); given.is_valid()) read_device(given, load);
-  if (const nb::object given = take(options, "precision"); given.is_valid()) {
-    load.precision = static_cast<Precision>(choice(given, "precision", kPrecisions));
-  }
-  take_into(options, "threads", load.threads);
-  take_into(options, "allow_nonfinite", load.allow_nonfinite);
-  if (const nb::object given = take(options, "expert"); given.is_valid() && !given.is_none()) {
-    load.variant.expert = static_cast<Expert>(choice(given, "expert", kExpertNames));
-  }
-  if (const nb::object given = take(options, "calls"); given.is_valid() && !given.is_none()) {
-    load.variant.calls = static_cast<Calls>(choice(given, "calls", kCallsNames));
-  }
-  bool bank = false;
-  if (options.contains("bank") && !nb::object(options["bank"]).is_none()) {
-    take_into(options, "bank", bank);
-    load.variant.bank = bank;
-  }
-  take(options, "bank");  // of None
-  return load;
+/// Takes one of `names` unless it is None.
+template <class T>
+void take_variant(nb::dict& options, const char* name, std::span<const std::string_view> names,
+                  std::optional<T>& value) {
+  const nb::str key(name);
+  if (options.contains(key) && nb::object(options[key]).is_none()) take(options, name);
+  if (const auto at = take_choice(options, name, names)) value = static_cast<T>(*at);
 }
 
-/// Calls on_warning, or warnings.warn where it is None. Used while the caller's frame holds a reference to it.
-std::function<void(std::string_view)> warner(nb::handle on_warning) {
-  return [on_warning](std::string_view text) {
-    const Gil gil;
-    const nb::str line(text.data(), text.size());
-    if (on_warning.is_valid() && !on_warning.is_none()) {
-      on_warning(line);
-    } else if (PyErr_WarnEx(PyExc_UserWarning, line.c_str(), 1) != 0) {
-      nb::raise_python_error();
+/// The arguments of Model.load. Must live as long as `options` are in use.
+struct Loading {
+  nb::object on_warning;  // None or absent: Python's warnings
+  nb::dict kept;          // the other options
+  LoadOptions options;
+  std::filesystem::path folder;
+
+  Loading(const char* call, nb::handle path, nb::dict given)
+      : on_warning(take_given(given, "on_warning")),
+        kept(nb::borrow<nb::dict>(given.attr("copy")())),
+        folder(model_path(path)) {
+    if (const nb::object device = take(given, "device"); device.is_valid()) read_device(device, options);
+    if (const auto precision = take_choice(given, "precision", kPrecisions)) {
+      options.precision = static_cast<Precision>(*precision);
     }
-  };
+    take_into(given, "threads", options.threads);
+    take_into(given, "allow_nonfinite", options.allow_nonfinite);
+    take_variant(given, "expert", kExpertNames, options.variant.expert);
+    take_variant(given, "calls", kCallsNames, options.variant.calls);
+    take_into(given, "bank", options.variant.bank);
+    expect_no_more(given, call);
+    options.on_warning = [this](std::string_view text) {
+      const Gil gil;
+      if (on_warning.is_valid()) {
+        on_warning(text);
+      } else if (PyErr_WarnEx(PyExc_UserWarning, std::string(text).c_str(), 1) != 0) {
+        nb::raise_python_error();
+      }
+    };
+  }
+  Loading(const Loading&) = delete;
+  Loading& operator=(const Loading&) = delete;
+};
+
+PyModel load(nb::handle path, nb::kwargs options) {
+  Loading loading("load", path, std::move(options));
+  Model model = without_gil([&] { return Model::load(loading.folder, loading.options); });
+  return {std::move(model), loading.folder, loading.kept};
 }
 
-PyModel load(const nb::object& path, nb::kwargs options) {
-  const nb::object on_warning = take(options, "on_warning");
-  const auto kept = nb::borrow<nb::dict>(options.attr("copy")());
-  LoadOptions load = take_load_options(options);
-  expect_no_more(options, "load");
-  load.on_warning = warner(on_warning);
-  const std::filesystem::path folder = path.is_none() ? bundled_model() : path_of(path);
-  auto model = [&] {
-    const NoGil released;
-    return Model::load(folder, load);
-  }();
-  return {std::move(model), folder, kept};
-}
-
-nb::list load_on_gpus(const nb::object& path, const nb::object& gpus, nb::kwargs options) {
-  const nb::object on_warning = take(options, "on_warning");
-  const auto kept = nb::borrow<nb::dict>(options.attr("copy")());
-  LoadOptions load = take_load_options(options);
-  expect_no_more(options, "load_on_gpus");
-  load.on_warning = warner(on_warning);
-  const std::filesystem::path folder = path.is_none() ? bundled_model() : path_of(path);
+std::vector<PyModel> load_on_gpus(nb::handle path, nb::handle gpus, nb::kwargs options) {
+  Loading loading("load_on_gpus", path, std::move(options));
   const std::vector<int> numbers = gpus.is_none() ? std::vector<int>() : row_of(gpus, "gpus");
-  auto models = [&] {
-    const NoGil released;
-    return Model::load_on_gpus(folder, load, numbers);
-  }();
-  nb::list result;
-  for (Model& model : models) {
-    const auto own = nb::borrow<nb::dict>(kept.attr("copy")());
-    own["device"] = nb::str(("cuda:" + std::to_string(model.info().gpu)).c_str());
-    result.append(nb::cast(PyModel{std::move(model), folder, own}));
+  std::vector<PyModel> result;
+  for (Model& model : without_gil([&] { return Model::load_on_gpus(loading.folder, loading.options, numbers); })) {
+    const auto own = nb::borrow<nb::dict>(loading.kept.attr("copy")());
+    own["device"] = "cuda:" + std::to_string(model.info().gpu);
+    result.push_back({std::move(model), loading.folder, own});
   }
   return result;
 }
 
 nb::object info(const PyModel& self) {
   const ModelInfo& info = self.model.info();
-  nb::dict fields;
-  fields["architecture"] = info.architecture.c_str();
-  fields["vocab_size"] = info.vocab_size;
-  fields["model_dim"] = info.model_dim;
-  fields["num_layers"] = info.num_layers;
-  fields["num_heads"] = info.num_heads;
-  fields["ffn_dim"] = info.ffn_dim;
-  fields["memory_segment"] = info.memory_segment;
-  fields["memory_slots"] = info.memory_slots;
-  const auto name = [](auto names, auto option) -> nb::object {
-    if (!option) return nb::none();
-    const std::string_view text = names[static_cast<std::size_t>(*option)];
-    return nb::str(text.data(), text.size());
+  const auto name = [](auto names, auto option) {
+    return option ? std::optional(names[static_cast<std::size_t>(*option)]) : std::nullopt;
   };
-  fields["expert"] = name(kExpertNames, info.variant.expert);
-  fields["calls"] = name(kCallsNames, info.variant.calls);
-  fields["bank"] = info.variant.bank ? nb::object(nb::bool_(*info.variant.bank)) : nb::object(nb::none());
-  fields["parameters"] = info.parameters;
-  fields["weight_bytes"] = info.weight_bytes;
-  fields["bytes_per_token"] = info.bytes_per_token;
-  fields["memory_bytes"] = info.memory_bytes;
-  fields["fingerprint"] = info.fingerprint;
-  fields["bos_token_id"] = info.bos_token_id;
-  nb::list eos;
-  for (const int id : info.eos_token_ids) eos.append(id);
-  fields["eos_token_ids"] = nb::tuple(eos);
-  fields["device"] = info.device == Device::kCuda ? "cuda" : "cpu";
-  fields["gpu"] = info.gpu;
-  fields["device_name"] = info.device_name.c_str();
-  const std::string_view precision = to_string(info.precision);
-  fields["precision"] = nb::str(precision.data(), precision.size());
-  return nb::module_::import_("mmrec._results").attr("ModelInfo")(**fields);
+  return result("ModelInfo")(info.architecture, info.vocab_size, info.model_dim, info.num_layers, info.num_heads,
+                             info.ffn_dim, info.memory_segment, info.memory_slots,
+                             name(kExpertNames, info.variant.expert), name(kCallsNames, info.variant.calls),
+                             info.variant.bank, info.parameters, info.weight_bytes, info.bytes_per_token,
+                             info.memory_bytes, info.fingerprint, info.bos_token_id,
+                             nb::tuple(nb::cast(info.eos_token_ids)), info.device == Device::kCuda ? "cuda" : "cpu",
+                             info.gpu, info.device_name, to_string(info.precision));
 }
 
 PySession* new_session(const PyModel& self, nb::handle batch, nb::kwargs options) {
   const int sequences = integer_of<int>(batch, "batch");
   const SessionOptions given = take_session_options(options);
   expect_no_more(options, "new_session");
-  std::shared_ptr<Session> session;
-  {
-    const NoGil released;
-    session = std::make_shared<Session>(self.model.new_session(sequences, given));
-  }
+  auto session = without_gil([&] { return std::make_shared<Session>(self.model.new_session(sequences, given)); });
   return new PySession(std::move(session), self.model.info().eos_token_ids);
 }
 
 nb::object reduce(const PyModel& self) {
-  return nb::make_tuple(nb::module_::import_("mmrec._results").attr("load_model_again"),
+  return nb::make_tuple(result("load_model_again"),
                         nb::make_tuple(python_path(self.path), self.options, self.model.info().fingerprint));
 }
 

@@ -1,16 +1,14 @@
 // How arrays are described: by DLPack's table of functions, by its capsules (nanobind), or by hand.
 #include "engine/python/src/operand.h"
 
-#include <algorithm>
 #include <map>
 #include <numeric>
-#include <stdexcept>
 
 namespace mmrec::python {
 namespace {
 
-// DLPack 1.2's table of functions, by which a library describes its arrays without making a capsule of Python's: as the
-// specification lays it out. Of the functions only the one that is called has its type.
+// DLPack 1.2's table of functions, laid out as in the specification. By it a library describes its arrays without a
+// capsule of Python's. Only the function that is called has its type.
 struct DlTensor {
   void* data = nullptr;
   std::int32_t device_type = 0, device = 0;
@@ -62,11 +60,11 @@ struct Bytes {
   std::int64_t begin = 0, end = 0, row = 0, pitch = 0;
 };
 Bytes bytes_of(const Operand& x) {
-  const std::int64_t size = x.type.bits / 8;
+  const std::int64_t size = x.element_size();
   Bytes bytes;
   bytes.begin = bytes.end = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(x.data));
-  bytes.row = size * (x.dims > 0 ? x.shape[static_cast<std::size_t>(x.dims - 1)] : 1);
-  for (std::size_t i = 0; i + 1 < static_cast<std::size_t>(x.dims); ++i) {
+  bytes.row = size * (x.dims > 0 ? x.sizes().back() : 1);
+  for (std::size_t i = 0; i < x.leading().size(); ++i) {
     if (x.shape[i] == 1) continue;
     const std::int64_t stride = x.strides[i] * size;
     (stride < 0 ? bytes.begin : bytes.end) += stride * (x.shape[i] - 1);
@@ -77,20 +75,24 @@ Bytes bytes_of(const Operand& x) {
 }
 
 bool is_same(const Operand& a, const Operand& b) {
-  if (a.data != b.data || a.type != b.type || a.dims != b.dims) return false;
-  for (std::size_t i = 0; i < static_cast<std::size_t>(a.dims); ++i) {
-    if (a.shape[i] != b.shape[i] || (a.shape[i] > 1 && a.strides[i] != b.strides[i])) return false;
+  if (a.data != b.data || a.type != b.type || !std::ranges::equal(a.sizes(), b.sizes())) return false;
+  for (std::size_t i = 0; i < a.sizes().size(); ++i) {
+    if (a.shape[i] > 1 && a.strides[i] != b.strides[i]) return false;
   }
   return true;
 }
 
 }  // namespace
 
-void refuse(const char* name, const std::string& what) { throw std::invalid_argument(std::string(name) + ": " + what); }
-
 std::string type_name(const nb::dlpack::dtype& type) {
   const char* const codes[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
   return (type.code < 7 ? codes[type.code] : "type ") + std::to_string(type.bits);
+}
+
+std::string shape_name(std::span<const std::int64_t> shape) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < shape.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(shape[i]);
+  return text + "]";
 }
 
 Operand operand_of(nb::handle value, const char* name, Access access) {
@@ -135,9 +137,8 @@ Operand operand_of(nb::handle value, const char* name, Access access) {
   } else if (nb::try_cast(value, operand.held)) {
     if (access == Access::kWrite) refuse_read_only(name);
   } else {
-    throw nb::type_error((std::string(name) + ": expected an array that speaks DLPack, found " +
-                          nb::str(value.type().attr("__name__")).c_str())
-                             .c_str());
+    refuse_type(name, std::string("expected an array that speaks DLPack, found ") +
+                          nb::str(value.type().attr("__name__")).c_str());
   }
   const auto& array = operand.held;
   check_dims(static_cast<std::int64_t>(array.ndim()), name);
@@ -160,8 +161,7 @@ ElementType element_type(const Operand& x, const char* name) {
     if (x.type.code == static_cast<std::uint8_t>(Code::Float) && x.type.bits == 16) return ElementType::kF16;
     if (x.type.code == static_cast<std::uint8_t>(Code::Bfloat) && x.type.bits == 16) return ElementType::kBF16;
   }
-  throw nb::type_error(
-      (std::string(name) + ": found " + type_name(x.type) + ", expected float32, float16 or bfloat16").c_str());
+  refuse_type(name, "found " + type_name(x.type) + ", expected float32, float16 or bfloat16");
 }
 
 void expect_alike(const Operand& x, const char* name, const Operand& first, const char* first_name) {
@@ -170,12 +170,14 @@ void expect_alike(const Operand& x, const char* name, const Operand& first, cons
   }
 }
 
-bool is_empty(const Operand& x) {
-  return std::find(x.shape.begin(), x.shape.begin() + x.dims, 0) != x.shape.begin() + x.dims;
+void expect_shape(const Operand& x, const char* name, std::span<const std::int64_t> shape, const std::string& whose) {
+  if (!std::ranges::equal(x.sizes(), shape)) {
+    refuse(name, "found shape " + shape_name(x.sizes()) + ", expected " + whose + shape_name(shape));
+  }
 }
 
 void expect_contiguous(const Operand& x, const char* name) {
-  if (is_empty(x)) return;
+  if (x.is_empty()) return;
   std::int64_t stride = 1;
   for (auto i = static_cast<std::size_t>(x.dims); i-- > 0;) {
     if (x.shape[i] > 1 && x.strides[i] != stride) refuse(name, "expected contiguous memory");
@@ -184,7 +186,7 @@ void expect_contiguous(const Operand& x, const char* name) {
 }
 
 void expect_apart(const Operand& out, const char* name, const Operand& in, const char* in_name, bool may_be_in) {
-  if (is_empty(out) || is_empty(in) || (may_be_in && is_same(out, in))) return;
+  if (out.is_empty() || in.is_empty() || (may_be_in && is_same(out, in))) return;
   const Bytes a = bytes_of(out), b = bytes_of(in);
   if (a.end <= b.begin || b.end <= a.begin) return;
   if (const std::int64_t pitch = std::gcd(a.pitch, b.pitch); pitch > 0) {
@@ -196,26 +198,13 @@ void expect_apart(const Operand& out, const char* name, const Operand& in, const
                    (may_be_in ? std::string(" or exactly that of ") + in_name : ""));
 }
 
-std::string shape_name(const Operand& x, int dims) {
-  std::string text = "[";
-  for (int i = 0; i < dims; ++i) {
-    text += (i > 0 ? ", " : "") + std::to_string(x.shape[static_cast<std::size_t>(i)]);
-  }
-  return text + "]";
-}
-
 float* floats_of(const Operand& x, const char* name, const Operand& like, const char* like_name,
-                 const std::vector<std::int64_t>& shape) {
+                 std::span<const std::int64_t> shape) {
   expect_alike(x, name, like, like_name);
   if (element_type(x, name) != ElementType::kF32) {
-    throw nb::type_error((std::string(name) + ": found " + type_name(x.type) + ", expected float32").c_str());
+    refuse_type(name, "found " + type_name(x.type) + ", expected float32");
   }
-  if (x.dims != static_cast<int>(shape.size()) || !std::equal(shape.begin(), shape.end(), x.shape.begin())) {
-    Operand wanted;
-    std::copy(shape.begin(), shape.end(), wanted.shape.begin());
-    refuse(name,
-           "found shape " + shape_name(x, x.dims) + ", expected " + shape_name(wanted, static_cast<int>(shape.size())));
-  }
+  expect_shape(x, name, shape);
   expect_contiguous(x, name);
   return static_cast<float*>(x.data);
 }

@@ -1,11 +1,5 @@
 // The kernels by themselves, for mmrec.ops: arrays become the operands of mmrec/kernels.h.
-
-#include <algorithm>
 #include <map>
-#include <memory>
-#include <mutex>
-#include <string>
-#include <utility>
 
 #include "engine/python/src/binding.h"
 #include "engine/python/src/operand.h"
@@ -14,12 +8,8 @@
 namespace mmrec::python {
 namespace {
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Contexts
-// ---------------------------------------------------------------------------------------------------------------------
-
-/// Contexts that outlive the calls. On the CPU each thread has one; on a GPU each stream, which may be used by one
-/// thread at a time. They are never given up: the interpreter may end after the device's driver has.
+/// Contexts that outlive the calls. On the CPU each thread has one; on a GPU each stream, which one thread at a time
+/// may use. They are never freed: the interpreter may end after the device's driver.
 struct StreamContext {
   std::mutex mutex;
   KernelContext context;
@@ -63,10 +53,6 @@ void run_where(const Operand& x, const char* name, std::uintptr_t stream, int th
   run(on.context);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Ops
-// ---------------------------------------------------------------------------------------------------------------------
-
 struct Sequence {
   SequenceShape shape;
   SequenceStrides strides;
@@ -74,29 +60,25 @@ struct Sequence {
 };
 
 /// [..., time, dim] of two to four dimensions as [batch, heads, time, dim]; backwards from its last step.
-Sequence sequence_of(const Operand& x, const char* name, std::size_t element_size, bool backwards) {
+Sequence sequence_of(const Operand& x, const char* name, bool backwards) {
   if (x.dims < 2) {
     refuse(name, "found " + std::to_string(x.dims) + " dimensions, expected [..., time, dim] of 2 to 4");
   }
-  const auto from_last = [&](int i) { return static_cast<std::size_t>(x.dims - i); };
-  Sequence s;
-  s.shape = {.batch = x.dims == 4   ? x.shape[0]
-                      : x.dims == 3 ? x.shape[0]
-                                    : 1,
-             .heads = x.dims == 4 ? x.shape[1] : 1,
-             .time = x.shape[from_last(2)],
-             .dim = x.shape[from_last(1)]};
-  s.data = x.data;
-  if (is_empty(x)) return s;
-  if (s.shape.dim > 1 && x.strides[from_last(1)] != 1) refuse(name, "expected channels (the last axis) side by side");
-  s.strides = {
-      .batch = x.dims >= 3 ? x.strides[0] : 0, .head = x.dims == 4 ? x.strides[1] : 0, .time = x.strides[from_last(2)]};
-  // The stride of an axis of one entry means nothing; where all are 0 the library would take them for "contiguous".
-  if (s.shape.batch <= 1) s.strides.batch = 0;
-  if (s.shape.heads <= 1) s.strides.head = 0;
-  if (s.shape.time <= 1) s.strides.time = s.shape.dim;
+  const auto time = static_cast<std::size_t>(x.dims - 2), dim = time + 1;
+  Sequence s{.shape = {.batch = time > 0 ? x.shape[0] : 1,
+                       .heads = time > 1 ? x.shape[1] : 1,
+                       .time = x.shape[time],
+                       .dim = x.shape[dim]},
+             .strides = {},
+             .data = x.data};
+  if (x.is_empty()) return s;
+  if (s.shape.dim > 1 && x.strides[dim] != 1) refuse(name, "expected channels (the last axis) side by side");
+  // The stride of an axis of one entry means nothing, but the library takes strides that are all 0 for "contiguous".
+  if (s.shape.batch > 1) s.strides.batch = x.strides[0];
+  if (s.shape.heads > 1) s.strides.head = x.strides[1];
+  s.strides.time = s.shape.time > 1 ? x.strides[time] : s.shape.dim;
   if (backwards && s.shape.time > 1) {
-    s.data = static_cast<char*>(s.data) + (s.shape.time - 1) * s.strides.time * static_cast<std::int64_t>(element_size);
+    s.data = static_cast<char*>(s.data) + (s.shape.time - 1) * s.strides.time * x.element_size();
     s.strides.time = -s.strides.time;
   }
   if (s.strides.batch == 0 && s.strides.head == 0 && s.strides.time == 0) {
@@ -114,85 +96,62 @@ void scan(int kind_number, nb::handle x_value, nb::handle b_value, nb::handle ou
   const char* const x_name = kind == Scan::kDecay ? "log_a" : kind == Scan::kLogSumExp ? "x" : "gamma";
   const Operand x = operand_of(x_value, x_name);
   const ElementType type = element_type(x, x_name);
-  const std::size_t size = type == ElementType::kF32 ? 4 : 2;
-  const Sequence first = sequence_of(x, x_name, size, backwards);
+  const Sequence first = sequence_of(x, x_name, backwards);
   const auto like_first = [&](nb::handle value, const char* name, ElementType expected, Access access) {
-    const Operand y = operand_of(value, name, access);
+    Operand y = operand_of(value, name, access);
     expect_alike(y, name, x, x_name);
     if (element_type(y, name) != expected) {
-      throw nb::type_error(
-          (std::string(name) + ": found " + type_name(y.type) + ", expected the type of " + x_name).c_str());
+      refuse_type(name, "found " + type_name(y.type) + ", expected the type of " + x_name);
     }
-    if (y.dims != x.dims || !std::equal(x.shape.begin(), x.shape.begin() + x.dims, y.shape.begin())) {
-      refuse(name,
-             "found shape " + shape_name(y, y.dims) + ", expected that of " + x_name + ", " + shape_name(x, x.dims));
-    }
-    return std::pair{sequence_of(y, name, expected == ElementType::kF32 ? 4 : 2, backwards), y};
+    expect_shape(y, name, x.sizes(), std::string("that of ") + x_name + ", ");
+    const Sequence sequence = sequence_of(y, name, backwards);
+    return std::pair{std::move(y), sequence};
   };
-  const auto [out, out_operand] = like_first(out_value, "out", type, Access::kWrite);
-  std::vector<std::int64_t> carry_shape(x.shape.begin(), x.shape.begin() + x.dims);
+  const auto [out, y] = like_first(out_value, "out", type, Access::kWrite);
+  expect_apart(out, "out", x, x_name, kind != Scan::kDecay);
+  std::vector<std::int64_t> carry_shape(x.sizes().begin(), x.sizes().end());
   carry_shape.erase(carry_shape.end() - 2);
-  expect_apart(out_operand, "out", x, x_name, kind != Scan::kDecay);
   Operand carry;
   const float* carry_in = nullptr;
   if (!in_value.is_none()) {
     carry = operand_of(in_value, "carry");
     carry_in = floats_of(carry, "carry", x, x_name, carry_shape);
-    expect_apart(out_operand, "out", carry, "carry", false);
+    expect_apart(out, "out", carry, "carry", false);
   }
   float* const carry_out =  // made by mmrec/ops.py
       carry_value.is_none() ? nullptr
                             : floats_of(operand_of(carry_value, "carry_out"), "carry_out", x, x_name, carry_shape);
-  const auto run = [&](auto op) {
+  const auto run = [&](auto compute, auto op) {
     op.shape = first.shape;
     op.type = type;
     op.carry_in = carry_in;
     op.carry_out = carry_out;
-    run_where(x, x_name, stream, threads, [&](KernelContext& context) {
-      if constexpr (std::is_same_v<decltype(op), DecayScan>) {
-        decay_scan(context, op);
-      } else if constexpr (std::is_same_v<decltype(op), LogSumExpScan>) {
-        logsumexp_scan(context, op);
-      } else {
-        exp_product_scan(context, op);
-      }
-    });
+    run_where(x, x_name, stream, threads, [&](KernelContext& context) { compute(context, op); });
   };
   if (kind == Scan::kDecay) {
-    const auto [b, b_operand] = like_first(b_value, "b", type, Access::kRead);
-    expect_apart(out_operand, "out", b_operand, "b", true);
-    DecayScan op;
-    op.log_a = first.data;
-    op.log_a_strides = first.strides;
-    op.b = b.data;
-    op.b_strides = b.strides;
-    op.h = out.data;
-    op.h_strides = out.strides;
-    run(op);
+    const auto [b_operand, b] = like_first(b_value, "b", type, Access::kRead);
+    expect_apart(out, "out", b_operand, "b", true);
+    run(&decay_scan, DecayScan{.shape = {},
+                               .log_a = first.data,
+                               .log_a_strides = first.strides,
+                               .b = b.data,
+                               .b_strides = b.strides,
+                               .h = y.data,
+                               .h_strides = y.strides});
   } else if (kind == Scan::kLogSumExp) {
-    LogSumExpScan op;
-    op.x = first.data;
-    op.x_strides = first.strides;
-    op.y = out.data;
-    op.y_strides = out.strides;
-    run(op);
+    run(&logsumexp_scan,
+        LogSumExpScan{.shape = {}, .x = first.data, .x_strides = first.strides, .y = y.data, .y_strides = y.strides});
   } else {
-    ExpProductScan op;
-    op.gamma = first.data;
-    op.gamma_strides = first.strides;
-    op.y = out.data;
-    op.y_strides = out.strides;
-    if (!log_value.is_none()) {
-      const auto [log_y, log_operand] = like_first(log_value, "log_out", ElementType::kF32, Access::kWrite);
-      expect_apart(log_operand, "log_out", x, x_name, false);
-      expect_apart(log_operand, "log_out", out_operand, "out", false);
-      if (carry_in != nullptr) expect_apart(log_operand, "log_out", carry, "carry", false);
-      op.log_y = static_cast<float*>(log_y.data);
-      op.log_y_strides = log_y.strides;
-      run(op);
-      return;
-    }
-    run(op);
+    ExpProductScan op{
+        .shape = {}, .gamma = first.data, .gamma_strides = first.strides, .y = y.data, .y_strides = y.strides};
+    if (log_value.is_none()) return run(&exp_product_scan, op);
+    const auto [log_operand, log_y] = like_first(log_value, "log_out", ElementType::kF32, Access::kWrite);
+    expect_apart(log_operand, "log_out", x, x_name, false);
+    expect_apart(log_operand, "log_out", out, "out", false);
+    if (carry_in != nullptr) expect_apart(log_operand, "log_out", carry, "carry", false);
+    op.log_y = static_cast<float*>(log_y.data);
+    op.log_y_strides = log_y.strides;
+    run(&exp_product_scan, op);
   }
 }
 
@@ -202,48 +161,32 @@ struct Rows {
 };
 Rows rows_of(const Operand& x, const char* name) {
   if (x.dims < 1) refuse(name, "found a single number, expected [..., vocab]");
-  const auto last = static_cast<std::size_t>(x.dims - 1);
-  Rows r;
-  r.vocab = x.shape[last];
-  r.stride = r.vocab;
-  for (std::size_t i = 0; i < last; ++i) {
+  const std::size_t last = x.leading().size();
+  Rows r{.vocab = x.shape[last], .stride = x.shape[last]};
+  for (const std::int64_t size : x.leading()) {
     // A product that does not fit belongs to no memory: `x` is empty, or refused below.
-    (void)__builtin_mul_overflow(r.rows, x.shape[i], &r.rows);
+    (void)__builtin_mul_overflow(r.rows, size, &r.rows);
   }
-  if (is_empty(x)) return r;
+  if (x.is_empty()) return r;
   if (r.vocab > 1 && x.strides[last] != 1) refuse(name, "expected the vocabulary (the last axis) side by side");
-  bool started = false;
-  std::int64_t expected = 0;
+  std::optional<std::int64_t> expected;
   for (std::size_t i = last; i-- > 0;) {
     if (x.shape[i] == 1) continue;
-    if (!started) {
-      r.stride = x.strides[i];
-      started = true;
-    } else if (x.strides[i] != expected) {
-      refuse(name, "expected rows at even distances");
-    }
+    if (!expected) r.stride = x.strides[i];
+    if (x.strides[i] != expected.value_or(r.stride)) refuse(name, "expected rows at even distances");
     if (r.stride == 0) refuse(name, "found a stride of 0 between rows, expected rows of their own");
     expected = x.strides[i] * x.shape[i];
   }
   return r;
 }
 
-std::vector<std::int64_t> leading(const Operand& x) {
-  return {x.shape.begin(), x.shape.begin() + std::max(x.dims - 1, 0)};
-}
-
 IndexType targets_of(const Operand& targets, const Operand& logits) {
   expect_alike(targets, "targets", logits, "logits");
-  const bool is_int = targets.type.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Int) &&
-                      (targets.type.bits == 32 || targets.type.bits == 64);
-  if (!is_int)
-    throw nb::type_error(("targets: found " + type_name(targets.type) + ", expected int32 or int64").c_str());
-  const auto shape = leading(logits);
-  if (targets.dims != static_cast<int>(shape.size()) ||
-      !std::equal(shape.begin(), shape.end(), targets.shape.begin())) {
-    refuse("targets", "found shape " + shape_name(targets, targets.dims) + ", expected that of the rows, " +
-                          shape_name(logits, logits.dims - 1));
+  if (targets.type.code != static_cast<std::uint8_t>(nb::dlpack::dtype_code::Int) ||
+      (targets.type.bits != 32 && targets.type.bits != 64)) {
+    refuse_type("targets", "found " + type_name(targets.type) + ", expected int32 or int64");
   }
+  expect_shape(targets, "targets", logits.leading(), "that of the rows, ");
   expect_contiguous(targets, "targets");
   return targets.type.bits == 32 ? IndexType::kInt32 : IndexType::kInt64;
 }
@@ -270,7 +213,7 @@ void logprobs(nb::handle logits_value, nb::handle targets_value, nb::handle out_
   const Operand targets = operand_of(targets_value, "targets");
   const Operand out = operand_of(out_value, "out", Access::kWrite);
   auto op = op_on<TokenLogprobs>(logits, targets);
-  op.logprobs = floats_of(out, "out", logits, "logits", leading(logits));
+  op.logprobs = floats_of(out, "out", logits, "logits", logits.leading());
   expect_apart(out, "out", logits, "logits", false);
   expect_apart(out, "out", targets, "targets", false);
   op.check_targets = check_targets;
@@ -286,12 +229,11 @@ void logprobs_backward(nb::handle grad_value, nb::handle logits_value, nb::handl
   const Operand out = operand_of(out_value, "out", Access::kWrite);
   auto op = op_on<TokenLogprobsBackward>(logits, targets);
   expect_alike(out, "out", logits, "logits");
-  if (out.dims != logits.dims || !std::equal(out.shape.begin(), out.shape.begin() + out.dims, logits.shape.begin()) ||
-      element_type(out, "out") != element_type(logits, "logits")) {
+  if (!std::ranges::equal(out.sizes(), logits.sizes()) || element_type(out, "out") != op.type) {
     refuse("out",
-           "found " + type_name(out.type) + " " + shape_name(out, out.dims) + ", expected type and shape of logits");
+           "found " + type_name(out.type) + " " + shape_name(out.sizes()) + ", expected type and shape of logits");
   }
-  op.grad = floats_of(grad, "grad", logits, "logits", leading(logits));
+  op.grad = floats_of(grad, "grad", logits, "logits", logits.leading());
   op.d_logits = out.data;
   op.d_row_stride = rows_of(out, "out").stride;
   expect_apart(out, "out", logits, "logits", true);

@@ -1,6 +1,10 @@
 // Keyword arguments as options: of sessions, of the sampler, of generating. Callbacks among them take the GIL.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 
+#include <array>
 #include <type_traits>
 
 #include "engine/python/src/binding.h"
@@ -8,13 +12,13 @@
 namespace mmrec::python {
 namespace {
 
-/// The callable of that name; null where it is absent or None.
+constexpr std::array<std::string_view, 3> kPrefillNames = {"auto", "sweeps", "steps"};  // in the order of PrefillMode
+
+/// The callable of that name; null if it is absent or None.
 std::shared_ptr<nb::object> take_callable(nb::dict& options, const char* name, Callables& callables) {
-  nb::object given = take(options, name);
-  if (!given.is_valid() || given.is_none()) return nullptr;
-  if (PyCallable_Check(given.ptr()) == 0) {
-    throw nb::type_error((std::string(name) + ": expected a callable or None").c_str());
-  }
+  nb::object given = take_given(options, name);
+  if (!given.is_valid()) return nullptr;
+  if (PyCallable_Check(given.ptr()) == 0) refuse_type(name, "expected a callable or None");
   return callables.keep(std::move(given));
 }
 
@@ -28,39 +32,46 @@ nb::object take(nb::dict& options, const char* name) {
   return value;
 }
 
+nb::object take_given(nb::dict& options, const char* name) {
+  nb::object value = take(options, name);
+  return value.is_valid() && value.is_none() ? nb::object() : value;
+}
+
 template <class T>
 void take_into(nb::dict& options, const char* name, T& value) {
+  constexpr bool kIsBool = std::is_same_v<T, bool> || std::is_same_v<T, std::optional<bool>>;
   const nb::object given = take(options, name);
   if (!given.is_valid()) return;
-  if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
+  if constexpr (std::is_integral_v<T> && !kIsBool) {
     value = integer_of<T>(given, name);
   } else if ((std::is_floating_point_v<T> && PyBool_Check(given.ptr())) || !nb::try_cast(given, value)) {
-    const std::string found = nb::repr(given).c_str();
-    throw nb::type_error((std::string(name) + ": found " + found + ", expected " +
-                          (std::is_same_v<T, bool> ? "True or False" : "a number"))
-                             .c_str());
+    refuse_type(name, std::string("found ") + nb::repr(given).c_str() + ", expected " +
+                          (kIsBool ? "True or False" : "a number"));
   }
 }
 template void take_into(nb::dict&, const char*, int&);
 template void take_into(nb::dict&, const char*, bool&);
+template void take_into(nb::dict&, const char*, std::optional<bool>&);
+
+std::optional<std::size_t> take_choice(nb::dict& options, const char* name, std::span<const std::string_view> names) {
+  const nb::object given = take(options, name);
+  if (!given.is_valid()) return std::nullopt;
+  const std::string_view found = text_of(given, name);
+  std::string expected;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (found == names[i]) return i;
+    expected.append(i == 0 ? "" : i + 1 == names.size() ? " or " : ", ").append(names[i]);
+  }
+  refuse(name, "found '" + std::string(found) + "', expected " + expected);
+}
 
 SessionOptions take_session_options(nb::dict& options) {
   SessionOptions result;
   take_into(options, "threads", result.threads);
   take_into(options, "sweep_tolerance", result.sweep_tolerance);
   take_into(options, "max_sweeps", result.max_sweeps);
-  if (const nb::object prefill = take(options, "prefill"); prefill.is_valid()) {
-    const std::string_view name = text_of(prefill, "prefill");
-    if (name == "auto") {
-      result.prefill = PrefillMode::kAuto;
-    } else if (name == "sweeps") {
-      result.prefill = PrefillMode::kSweeps;
-    } else if (name == "steps") {
-      result.prefill = PrefillMode::kSteps;
-    } else {
-      throw std::invalid_argument("prefill: found '" + std::string(name) + "', expected auto, sweeps or steps");
-    }
-  }
+  if (const auto mode = take_choice(options, "prefill", kPrefillNames))
+    result.prefill = static_cast<PrefillMode>(*mode);
   return result;
 }
 
@@ -84,7 +95,9 @@ void expect_no_more(const nb::dict& options, const char* call) {
   }
 }
 
-std::unique_ptr<PyGenerateOptions> take_generate_options(nb::dict& options, Callables& callables) {
+std::unique_ptr<PyGenerateOptions> take_generate_options(nb::dict& options, Callables& callables,
+                                                         const std::vector<int>& eos_of_model,
+                                                         const Tokenizer& tokenizer) {
   auto result = std::make_unique<PyGenerateOptions>();
   GenerateOptions& to = result->options;
   to.sampler = take_sampler_options(options);
@@ -92,43 +105,31 @@ std::unique_ptr<PyGenerateOptions> take_generate_options(nb::dict& options, Call
   take_into(options, "max_tokens", to.max_tokens);
   take_into(options, "logprobs", to.logprobs);
   take_into(options, "top_logprobs", to.top_logprobs);
-  if (const nb::object stop = take(options, "stop"); stop.is_valid() && !stop.is_none()) {
+  if (const nb::object stop = take_given(options, "stop"); stop.is_valid()) {
     if (nb::isinstance<nb::str>(stop)) {
       to.stop.emplace_back(text_of(stop, "stop"));
     } else {
       for (const nb::handle one : stop) to.stop.emplace_back(text_of(one, "stop"));
     }
   }
-  if (const nb::object eos = take(options, "eos_token_ids"); eos.is_valid() && !eos.is_none()) {
-    result->eos_token_ids = row_of(eos, "eos_token_ids");
+  if (const nb::object eos = take_given(options, "eos_token_ids"); eos.is_valid()) {
+    to.eos_token_ids = row_of(eos, "eos_token_ids");
+  } else if (!eos_of_model.empty()) {
+    to.eos_token_ids = eos_of_model;
+  } else if (tokenizer.eos_id() >= 0) {
+    to.eos_token_ids = {tokenizer.eos_id()};
   }
-  if (const nb::object context = take(options, "context"); context.is_valid() && !context.is_none()) {
+  if (const nb::object context = take_given(options, "context"); context.is_valid()) {
     result->context = row_of(context, "context");
     to.context = result->context;
   }
   if (const auto on_text = take_callable(options, "on_text", callables)) {
-    to.on_text = [on_text](std::string_view text) {
-      const Gil gil;
-      return goes_on((*on_text)(nb::str(text.data(), text.size())));
-    };
+    to.on_text = [on_text](std::string_view text) { return ask(*on_text, text); };
   }
   if (const auto on_token = take_callable(options, "on_token", callables)) {
-    to.on_token = [on_token](int token, float logprob) {
-      const Gil gil;
-      return goes_on((*on_token)(token, logprob));
-    };
+    to.on_token = [on_token](int token, float logprob) { return ask(*on_token, token, logprob); };
   }
   return result;
-}
-
-void default_eos(PyGenerateOptions& options, const std::vector<int>& of_model, const Tokenizer& tokenizer) {
-  if (options.eos_token_ids) {
-    options.options.eos_token_ids = *options.eos_token_ids;
-  } else if (!of_model.empty()) {
-    options.options.eos_token_ids = of_model;
-  } else if (tokenizer.eos_id() >= 0) {
-    options.options.eos_token_ids = {tokenizer.eos_id()};
-  }
 }
 
 nb::object python_result(GenerateResult result, int top_logprobs) {
@@ -146,13 +147,9 @@ nb::object python_result(GenerateResult result, int top_logprobs) {
     top_tokens = array_of(std::move(ids), {count, each});
     top_values = array_of(std::move(values), {count, each});
   }
-  const std::size_t logprobs = result.logprobs.size();
-  const std::string_view reason = to_string(result.finish_reason);
-  return nb::module_::import_("mmrec._results")
-      .attr("GenerateResult")(nb::str(result.text.data(), result.text.size()),
-                              array_of(std::move(result.tokens), {count}),
-                              array_of(std::move(result.logprobs), {logprobs}), top_tokens, top_values,
-                              nb::str(reason.data(), reason.size()), nb::str(result.error.c_str()));
+  return python::result("GenerateResult")(result.text, array_of(std::move(result.tokens)),
+                                          array_of(std::move(result.logprobs)), top_tokens, top_values,
+                                          to_string(result.finish_reason), result.error);
 }
 
 }  // namespace mmrec::python

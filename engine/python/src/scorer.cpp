@@ -45,24 +45,18 @@ void init(PyScorer* self, nb::handle models, nb::handle batch, bool whole_calls,
     watch.check();
     if (calls->stopped == calls->current) return false;
     if (calls->hand_over && !calls->hand_over()) return false;
-    if (!callable) return true;
-    const Gil gil;
-    return goes_on((*callable)(tokens, nll));
+    return !callable || ask(*callable, tokens, nll);
   };
   new (self) PyScorer(models_of(models), std::move(given), calls, std::move(callables));
 }
 
-/// Makes Python's scores of the engine's.
-class PythonScores {
- public:
-  nb::object of(DocumentScore score) const {
-    const std::size_t count = score.logprobs.size();
-    return type_(array_of(std::move(score.logprobs), {count}), score.nll, score.complete);
-  }
-
- private:
-  nb::object type_ = nb::module_::import_("mmrec._results").attr("DocumentScore");
-};
+/// A list of Python's scores.
+nb::list python_scores(std::vector<DocumentScore>& scores) {
+  const nb::object type = result("DocumentScore");
+  nb::list list;
+  for (DocumentScore& one : scores) list.append(type(array_of(std::move(one.logprobs)), one.nll, one.complete));
+  return list;
+}
 
 nb::list score(PyScorer& self, nb::handle documents) {
   const Busy busy(self.busy, kInUse);
@@ -71,15 +65,8 @@ nb::list score(PyScorer& self, nb::handle documents) {
   for (const nb::handle document : nb::iter(documents)) {
     ids.push_back(row_of(document, ("document " + std::to_string(ids.size())).c_str()));
   }
-  std::vector<DocumentScore> scores;
-  {
-    const NoGil released;
-    scores = self.scorer.score(ids);
-  }
-  const PythonScores python;
-  nb::list result;
-  for (DocumentScore& one : scores) result.append(python.of(std::move(one)));
-  return result;
+  std::vector<DocumentScore> scores = without_gil([&] { return self.scorer.score(ids); });
+  return python_scores(scores);
 }
 
 /// Documents from an iterator as they are wanted; lists of scores to `on_scores`, in their order, before the next chunk
@@ -90,17 +77,15 @@ bool run_stream(PyScorer& self, nb::handle documents, const nb::callable& on_sco
   self.calls->current = call;
   if (self.calls->stopped == call) return false;
   const nb::iterator all = nb::iter(documents);
-  const PythonScores python;
   std::size_t number = 0;
   std::vector<DocumentScore> ready;
   bool is_wanted = true;
   const auto hand_over = [&] {
     if (ready.empty()) return is_wanted;
     const Gil gil;
-    nb::list scores;
-    for (DocumentScore& one : ready) scores.append(python.of(std::move(one)));
+    const nb::list scores = python_scores(ready);
     ready.clear();
-    return is_wanted = goes_on(on_scores(scores));
+    return is_wanted = ask(on_scores, scores);
   };
   const auto next = [&](std::vector<int>& ids) {
     if (!hand_over()) return false;
@@ -153,9 +138,8 @@ DocumentSums sums(nb::handle score) {
 
 nb::object summary(const PerplexityAccumulator& self) {
   const PerplexitySummary s = self.summary();
-  return nb::module_::import_("mmrec._results")
-      .attr("PerplexitySummary")(s.docs, s.tokens, s.nll, s.ppl, s.ppl_stderr, s.bytes, s.words, s.bits_per_byte,
-                                 s.word_ppl, s.byte_ppl, s.nll_m2);
+  return result("PerplexitySummary")(s.docs, s.tokens, s.nll, s.ppl, s.ppl_stderr, s.bytes, s.words, s.bits_per_byte,
+                                     s.word_ppl, s.byte_ppl, s.nll_m2);
 }
 
 nb::list windows_of(nb::handle ids, std::string_view mode, nb::handle window, nb::handle stride) {
@@ -166,9 +150,7 @@ nb::list windows_of(nb::handle ids, std::string_view mode, nb::handle window, nb
                         all.size());
   nb::list result;
   for (std::size_t i = 0; i < windows.size(); ++i) {
-    std::vector<int> given = windows.ids(i, all);
-    const std::size_t size = given.size();
-    result.append(nb::make_tuple(array_of(std::move(given), {size}), windows[i].scored));
+    result.append(nb::make_tuple(array_of(windows.ids(i, all)), windows[i].scored));
   }
   return result;
 }

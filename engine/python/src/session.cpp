@@ -31,115 +31,103 @@ Tokens tokens_for(const Session& session, nb::handle value, bool step) {
   return tokens;
 }
 
+/// Returns compute(session), which alone uses the session, without the GIL.
+template <class Compute>
+auto exclusively(PySession& self, Compute&& compute) {
+  const Busy busy(self.busy, kInUse);
+  const NoGil released;
+  return compute(*self.session);
+}
+
+/// Options of a call that checks for signals and asks `on_progress` where it is not None. Outlives the call.
+CallOptions watched(nb::object on_progress) {
+  return {[callable = Callables().keep(std::move(on_progress)), watch = SignalWatch()](std::int64_t done,
+                                                                                       std::int64_t total) mutable {
+    watch.check();
+    return callable->is_none() || ask(*callable, done, total);
+  }};
+}
+
 void prefill(PySession& self, nb::handle value, nb::object on_progress) {
   const Busy busy(self.busy, kInUse);
   const Tokens tokens = tokens_for(*self.session, value, false);
-  const CallOptions options{watched(std::move(on_progress))};
-  const NoGil released;
-  self.session->prefill(tokens.ids, options);
+  const CallOptions options = watched(std::move(on_progress));
+  without_gil([&] { self.session->prefill(tokens.ids, options); });
 }
 
 void step(PySession& self, nb::handle value) {
-  const Busy busy(self.busy, kInUse);
   const Tokens tokens = tokens_for(*self.session, value, true);
-  const NoGil released;
-  self.session->step(tokens.ids);
+  exclusively(self, [&](Session& session) { session.step(tokens.ids); });
 }
 
 nb::object score(PySession& self, nb::handle value, nb::object on_progress) {
   const Busy busy(self.busy, kInUse);
   const Tokens tokens = tokens_for(*self.session, value, false);
-  const CallOptions options{watched(std::move(on_progress))};
+  const CallOptions options = watched(std::move(on_progress));
   std::vector<float> logprobs(tokens.ids.size());
-  {
-    const NoGil released;
-    self.session->score(tokens.ids, logprobs, options);
-  }
+  without_gil([&] { self.session->score(tokens.ids, logprobs, options); });
   return array_of(std::move(logprobs), tokens.shape);
 }
 
 nb::object logits(PySession& self) {
-  const Busy busy(self.busy, kInUse);
-  std::vector<float> copy;
-  {
-    const NoGil released;
-    const std::span<const float> all = self.session->logits();
-    copy.assign(all.begin(), all.end());
-  }
-  if (copy.empty()) throw std::invalid_argument("logits: found a session at position 0, expected tokens before it");
-  return array_of(std::move(copy), {static_cast<std::size_t>(self.session->batch()),
-                                    static_cast<std::size_t>(self.session->vocab_size())});
+  std::vector<float> copy = exclusively(self, [](Session& session) {
+    const std::span<const float> all = session.logits();
+    return std::vector<float>(all.begin(), all.end());
+  });
+  if (copy.empty()) refuse("logits", "found a session at position 0, expected tokens before it");
+  const auto batch = static_cast<std::size_t>(self.session->batch());
+  const std::size_t vocab = copy.size() / batch;
+  return array_of(std::move(copy), {batch, vocab});
 }
 
 nb::object draw(PySession& self, nb::handle step, nb::handle first_sequence, bool logprobs, nb::kwargs options) {
-  const Busy busy(self.busy, kInUse);
   const auto at = integer_of<std::uint64_t>(step, "step");
   const auto first = integer_of<std::uint64_t>(first_sequence, "first_sequence");
   const SamplerOptions sampler = take_sampler_options(options);
   expect_no_more(options, "draw");
   std::vector<Sample> samples(static_cast<std::size_t>(self.session->batch()));
-  {
-    const NoGil released;
-    self.session->draw(sampler, at, first, samples, logprobs);
-  }
+  exclusively(self, [&](Session& session) { session.draw(sampler, at, first, samples, logprobs); });
   std::vector<int> tokens;
   std::vector<float> values;
   for (const Sample& sample : samples) {
     tokens.push_back(sample.token);
     values.push_back(sample.logprob);
   }
-  return nb::make_tuple(array_of(std::move(tokens), {samples.size()}), array_of(std::move(values), {samples.size()}));
+  return nb::make_tuple(array_of(std::move(tokens)), array_of(std::move(values)));
 }
 
 nb::bytes save(PySession& self) {
-  const Busy busy(self.busy, kInUse);
-  std::vector<std::byte> state;
-  {
-    const NoGil released;
-    state = self.session->save();
-  }
-  return nb::bytes(reinterpret_cast<const char*>(state.data()), state.size());
+  const std::vector<std::byte> state = exclusively(self, [](Session& session) { return session.save(); });
+  return nb::bytes(state.data(), state.size());
 }
 
 void restore(PySession& self, nb::handle state, nb::handle recent) {
-  const Busy busy(self.busy, kInUse);
   const std::vector<int> ids = recent.is_none() ? std::vector<int>() : tokens_of(recent, "recent").ids;
   const std::vector<std::byte> bytes = bytes_of(state, "state");
-  const NoGil released;
-  self.session->restore(bytes, ids);
+  exclusively(self, [&](Session& session) { session.restore(bytes, ids); });
 }
 
 PySession* clone(PySession& self) {
-  const Busy busy(self.busy, kInUse);
-  std::shared_ptr<Session> copy;
-  {
-    const NoGil released;
-    copy = std::make_shared<Session>(self.session->clone());
-  }
+  auto copy = exclusively(self, [](Session& session) { return std::make_shared<Session>(session.clone()); });
   return new PySession(std::move(copy), self.eos_token_ids);
 }
 
 nb::object recent_tokens(PySession& self, nb::handle sequence) {
   const Busy busy(self.busy, kInUse);
   const std::span<const int> recent = self.session->recent_tokens(integer_of<int>(sequence, "sequence"));
-  return array_of(std::vector<int>(recent.begin(), recent.end()), {recent.size()});
+  return array_of(std::vector<int>(recent.begin(), recent.end()));
 }
 
 nb::object generate_text(PySession& self, const PyTokenizer& tokenizer, nb::kwargs options) {
-  const Busy busy(self.busy, kInUse);
   Callables callables;
-  const auto given = take_generate_options(options, callables);
+  const auto given = take_generate_options(options, callables, self.eos_token_ids, tokenizer.tokenizer);
   expect_no_more(options, "generate");
-  default_eos(*given, self.eos_token_ids, tokenizer.tokenizer);
   given->options.cancelled = [watch = SignalWatch()]() mutable {
     watch.check();
     return false;
   };
-  GenerateResult result;
-  {
-    const NoGil released;
-    result = generate(*self.session, tokenizer.tokenizer, given->options);
-  }
+  GenerateResult result =
+      exclusively(self, [&](Session& session) { return generate(session, tokenizer.tokenizer, given->options); });
   return python_result(std::move(result), given->options.top_logprobs);
 }
 

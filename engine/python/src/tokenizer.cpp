@@ -11,34 +11,25 @@
 namespace mmrec::python {
 namespace {
 
-PyTokenizer load(const nb::object& path) {
-  const std::filesystem::path file = path.is_none() ? bundled_model() : path_of(path);
-  const NoGil released;
-  return {Tokenizer::load(file), file};
-}
-
-nb::object ids_of(std::vector<int> ids) {
-  const std::size_t size = ids.size();
-  return array_of(std::move(ids), {size});
+PyTokenizer load(nb::handle path) {
+  const std::filesystem::path file = model_path(path);
+  return without_gil([&] { return PyTokenizer{Tokenizer::load(file), file}; });
 }
 
 nb::object encode(const PyTokenizer& self, nb::handle value, bool add_bos) {
   const std::string_view text = text_of(value, "text");
-  std::vector<int> ids;
-  {
-    const NoGil released;
-    ids = self.tokenizer.encode(text, add_bos, [watch = SignalWatch()](std::size_t) mutable {
+  return array_of(without_gil([&] {
+    return self.tokenizer.encode(text, add_bos, [watch = SignalWatch()](std::size_t) mutable {
       watch.check();
       return true;
     });
-  }
-  return ids_of(std::move(ids));
+  }));
 }
 
 nb::list encode_texts(const PyTokenizer& self, nb::handle texts, bool add_bos, bool has_prefix, nb::handle threads) {
   const int count = integer_of<int>(threads, "threads");
   if (nb::isinstance<nb::str>(texts) || nb::isinstance<nb::bytes>(texts)) {
-    throw nb::type_error("texts: found one text, expected an iterable of texts");
+    refuse_type("texts", "found one text, expected an iterable of texts");
   }
   constexpr std::size_t kBytesOfATurn = std::size_t{4} << 20;  // then it looks for signals
   const nb::list all(nb::borrow(texts));
@@ -49,25 +40,13 @@ nb::list encode_texts(const PyTokenizer& self, nb::handle texts, bool add_bos, b
   nb::list result;
   for (std::size_t begin = 0, end = 0; begin < views.size(); begin = end) {
     for (std::size_t bytes = 0; end < views.size() && bytes < kBytesOfATurn; ++end) bytes += views[end].size();
-    std::vector<std::vector<int>> ids;
-    {
-      const NoGil released;
-      ids = self.tokenizer.encode_batch(std::span(views).subspan(begin, end - begin), add_bos, count);
-    }
-    for (std::vector<int>& one : ids) {
-      result.append(ids_of(has_prefix ? with_prefix(self.tokenizer, std::move(one)) : std::move(one)));
+    const auto turn = std::span(views).subspan(begin, end - begin);
+    for (std::vector<int>& one : without_gil([&] { return self.tokenizer.encode_batch(turn, add_bos, count); })) {
+      result.append(array_of(has_prefix ? with_prefix(self.tokenizer, std::move(one)) : std::move(one)));
     }
     if (PyErr_CheckSignals() != 0) nb::raise_python_error();
   }
   return result;
-}
-
-nb::list encode_batch(const PyTokenizer& self, nb::handle texts, bool add_bos, nb::handle threads) {
-  return encode_texts(self, texts, add_bos, false, threads);
-}
-
-nb::list encode_rolling(const PyTokenizer& self, nb::handle texts, nb::handle threads) {
-  return encode_texts(self, texts, false, true, threads);
 }
 
 nb::list pairs_of(const PyTokenizer& self, nb::handle pairs, bool add_bos, std::int64_t max_length, int threads) {
@@ -79,24 +58,16 @@ nb::list pairs_of(const PyTokenizer& self, nb::handle pairs, bool add_bos, std::
     const std::size_t size = text.size();
     views.push_back({text.append(text_of(continuation, "continuation")), size});
   }
-  std::vector<PairTokens> tokens;
-  {
-    const NoGil released;
-    tokens = encode_pairs(self.tokenizer, views, add_bos, max_length, threads);
-  }
   nb::list result;
-  for (PairTokens& one : tokens) result.append(nb::make_tuple(ids_of(std::move(one.ids)), one.context));
+  for (PairTokens& one :
+       without_gil([&] { return encode_pairs(self.tokenizer, views, add_bos, max_length, threads); })) {
+    result.append(nb::make_tuple(array_of(std::move(one.ids)), one.context));
+  }
   return result;
 }
 
-nb::str decode(const PyTokenizer& self, nb::handle value) {
-  const std::vector<int> ids = row_of(value, "tokens");
-  std::string text;
-  {
-    const NoGil released;
-    text = self.tokenizer.decode(ids);
-  }
-  return nb::str(text.data(), text.size());
+std::string decode(const PyTokenizer& self, nb::handle value) {
+  return without_gil([&self, ids = row_of(value, "tokens")] { return self.tokenizer.decode(ids); });
 }
 
 nb::bytes piece_bytes(const PyTokenizer& self, nb::handle token) {
@@ -119,8 +90,11 @@ void bind_tokenizer(nb::module_& m) {
            "Ids of `text` (str, or bytes of UTF-8), int32 [T]. BOS is first if add_bos and adds_bos. Invalid UTF-8\n"
            "becomes U+FFFD; special tokens are never recognised in the text.");
   type.def(
-      "encode_batch", encode_batch, nb::call_guard<Call>(), nb::arg("texts"), nb::arg("add_bos") = true,
-      nb::arg("threads") = 0,
+      "encode_batch",
+      [](const PyTokenizer& self, nb::handle texts, bool add_bos, nb::handle threads) {
+        return encode_texts(self, texts, add_bos, false, threads);
+      },
+      nb::call_guard<Call>(), nb::arg("texts"), nb::arg("add_bos") = true, nb::arg("threads") = 0,
       "A list of the ids of each of `texts` (an iterable of str or bytes), as encode() gives them, by `threads` of\n"
       "the CPU (0: all the processors this process may use). Raises ValueError for `threads` < 0.");
   type.def(
@@ -158,13 +132,16 @@ void bind_tokenizer(nb::module_& m) {
     return "<mmrec.Tokenizer of " + std::to_string(self.tokenizer.vocab_size()) + " ids>";
   });
   type.def("__reduce__", [](const PyTokenizer& self) -> nb::object {
-    return nb::make_tuple(nb::module_::import_("mmrec._results").attr("load_tokenizer_again"),
+    return nb::make_tuple(result("load_tokenizer_again"),
                           nb::make_tuple(python_path(self.path), self.tokenizer.fingerprint()));
   });
 
   m.def(
-      "encode_rolling", encode_rolling, nb::call_guard<Call>(), nb::arg("tokenizer"), nb::arg("texts"),
-      nb::arg("threads") = 0,
+      "encode_rolling",
+      [](const PyTokenizer& self, nb::handle texts, nb::handle threads) {
+        return encode_texts(self, texts, false, true, threads);
+      },
+      nb::call_guard<Call>(), nb::arg("tokenizer"), nb::arg("texts"), nb::arg("threads") = 0,
       "A list of the ids of each of `texts` after the prefix token (BOS, or else EOS), as `mmrec-ppl --mode rolling`\n"
       "takes documents.");
   m.def("encode_pairs", pairs_of, nb::call_guard<Call>(), nb::arg("tokenizer"), nb::arg("pairs"), nb::arg("add_bos"),

@@ -1,4 +1,4 @@
-// Python's values as the engine's and back: tokens, arrays, texts, paths, callbacks.
+// Converts Python's values and the engine's: tokens, arrays, texts, paths.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
@@ -6,18 +6,16 @@
 
 #include "engine/python/src/binding.h"
 
+using namespace std::string_literals;
+
 namespace mmrec::python {
 namespace {
 
 constexpr long kMaxId = std::numeric_limits<int>::max();
 constexpr long kMinId = std::numeric_limits<int>::min();
 
-[[noreturn]] void refuse_type(const char* what, const char* found) {
-  throw nb::type_error((std::string(what) + ": found " + found + ", expected integers").c_str());
-}
-
 [[noreturn]] void refuse_range(const char* what) {
-  throw nb::value_error((std::string(what) + ": found an integer that is no token id (beyond 32 bits)").c_str());
+  refuse(what, "found an integer that is no token id (beyond 32 bits)");
 }
 
 /// Ids of a list of ints; false where it holds anything else.
@@ -37,22 +35,20 @@ bool append_list(nb::handle value, std::vector<int>& ids, const char* what) {
   return true;
 }
 
-template <class T>
-nb::object owned_array(std::vector<T> values, const std::vector<std::size_t>& shape) {
-  auto kept = std::make_unique<std::vector<T>>(std::move(values));
-  T* data = kept->data();
-  static T nothing{};
-  const nb::capsule owner(kept.get(), [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-  kept.release();
-  return nb::cast(nb::ndarray<nb::numpy, T>(data != nullptr ? data : &nothing, shape.size(), shape.data(), owner));
-}
-
 }  // namespace
 
 Busy::Busy(std::atomic<bool>& flag, const char* what) : flag_(flag) {
   if (flag_.exchange(true, std::memory_order_acquire)) {
     throw std::logic_error(std::string(what) + " is in use, by another thread or by the call that this one is part of");
   }
+}
+
+void refuse(std::string_view name, std::string_view what) {
+  throw std::invalid_argument(std::string(name).append(": ").append(what));
+}
+
+void refuse_type(std::string_view name, std::string_view what) {
+  throw nb::type_error(std::string(name).append(": ").append(what).c_str());
 }
 
 Tokens tokens_of(nb::handle value, const char* what) {
@@ -69,7 +65,7 @@ Tokens tokens_of(nb::handle value, const char* what) {
     const std::string kind = nb::str(made.attr("dtype").attr("kind")).c_str();
     const bool empty = nb::cast<std::size_t>(made.attr("size")) == 0;
     if (kind != "i" && kind != "u" && !(empty && kind == "f")) {
-      refuse_type(what, nb::str(made.attr("dtype").attr("name")).c_str());
+      refuse_type(what, "found "s + nb::str(made.attr("dtype").attr("name")).c_str() + ", expected integers");
     }
     if (!empty && nb::cast<std::size_t>(made.attr("dtype").attr("itemsize")) >= sizeof(std::int32_t)) {
       const nb::object least = made.attr("min")();
@@ -87,34 +83,35 @@ Tokens tokens_of(nb::handle value, const char* what) {
 std::vector<int> row_of(nb::handle value, const char* what) {
   Tokens tokens = tokens_of(value, what);
   if (tokens.shape.size() != 1) {
-    throw nb::value_error((std::string(what) + ": found " + std::to_string(tokens.shape.size()) +
-                           " dimensions, expected 1: the ids of one sequence")
-                              .c_str());
+    refuse(what, "found " + std::to_string(tokens.shape.size()) + " dimensions, expected 1: the ids of one sequence");
   }
   return std::move(tokens.ids);
 }
 
-nb::object array_of(std::vector<float> values, const std::vector<std::size_t>& shape) {
-  return owned_array(std::move(values), shape);
+template <class T>
+nb::object array_of(std::vector<T> values, const std::vector<std::size_t>& shape) {
+  auto kept = std::make_unique<std::vector<T>>(std::move(values));
+  T* data = kept->data();
+  static T nothing{};
+  const nb::capsule owner(kept.get(), [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  kept.release();
+  return nb::cast(nb::ndarray<nb::numpy, T>(data != nullptr ? data : &nothing, shape.size(), shape.data(), owner));
 }
-
-nb::object array_of(std::vector<int> values, const std::vector<std::size_t>& shape) {
-  return owned_array(std::move(values), shape);
-}
+template nb::object array_of(std::vector<float>, const std::vector<std::size_t>&);
+template nb::object array_of(std::vector<int>, const std::vector<std::size_t>&);
 
 template <class T>
 T integer_of(nb::handle value, const char* what) {
   if (PyBool_Check(value.ptr()) || PyIndex_Check(value.ptr()) == 0) {
-    throw nb::type_error((std::string(what) + ": found " + nb::repr(value).c_str() + ", expected an integer").c_str());
+    refuse_type(what, "found "s + nb::repr(value).c_str() + ", expected an integer");
   }
   const nb::object integer = nb::steal(PyNumber_Index(value.ptr()));
   if (!integer.is_valid()) nb::raise_python_error();
   T result{};
   if (!nb::try_cast(integer, result)) {
     using Limits = std::numeric_limits<T>;
-    throw nb::value_error((std::string(what) + ": found " + nb::repr(integer).c_str() + ", expected " +
-                           std::to_string(Limits::min()) + ".." + std::to_string(Limits::max()))
-                              .c_str());
+    refuse(what, "found "s + nb::repr(integer).c_str() + ", expected " + std::to_string(Limits::min()) + ".." +
+                     std::to_string(Limits::max()));
   }
   return result;
 }
@@ -126,9 +123,8 @@ std::vector<std::byte> bytes_of(nb::handle value, const char* what) {
   Py_buffer view;
   if (PyObject_CheckBuffer(value.ptr()) == 0 || PyObject_GetBuffer(value.ptr(), &view, PyBUF_SIMPLE) != 0) {
     PyErr_Clear();
-    throw nb::type_error((std::string(what) + ": expected bytes, or a buffer of bytes side by side (found " +
-                          nb::repr(value.type()).c_str() + ")")
-                             .c_str());
+    refuse_type(what,
+                "expected bytes, or a buffer of bytes side by side (found "s + nb::repr(value.type()).c_str() + ")");
   }
   const auto* data = static_cast<const std::byte*>(view.buf);
   const std::unique_ptr<Py_buffer, decltype(&PyBuffer_Release)> held(&view, PyBuffer_Release);
@@ -146,7 +142,7 @@ std::string_view text_of(nb::handle value, const char* what) {
     const nb::bytes bytes = nb::borrow<nb::bytes>(value);
     return {bytes.c_str(), bytes.size()};
   }
-  throw nb::type_error((std::string(what) + ": expected str or bytes").c_str());
+  refuse_type(what, "expected str or bytes");
 }
 
 std::filesystem::path path_of(nb::handle value) {
@@ -161,25 +157,14 @@ nb::object python_path(const std::filesystem::path& path) {
   return nb::module_::import_("pathlib").attr("Path")(text);
 }
 
-std::filesystem::path bundled_model() {
-  return path_of(nb::module_::import_("mmrec._bundled").attr("bundled_model")());
+std::filesystem::path model_path(nb::handle value) {
+  return path_of(value.is_none() ? result("bundled_model")() : nb::borrow(value));
 }
 
-bool goes_on(nb::handle answer) { return answer.ptr() != Py_False; }
-
-std::function<bool(std::int64_t, std::int64_t)> watched(nb::object callable) {
-  return [callable = Callables().keep(std::move(callable)), watch = SignalWatch()](std::int64_t done,
-                                                                                   std::int64_t total) mutable {
-    watch.check();
-    if (callable->is_none()) return true;
-    const Gil gil;
-    return goes_on((*callable)(done, total));
-  };
-}
+nb::object result(const char* name) { return nb::module_::import_("mmrec._results").attr(name); }
 
 nb::object python_stats(const PrefillStats& stats) {
-  return nb::module_::import_("mmrec._results")
-      .attr("PrefillStats")(stats.layer_tokens, stats.token_sweeps, stats.windows, stats.fallbacks);
+  return result("PrefillStats")(stats.layer_tokens, stats.token_sweeps, stats.windows, stats.fallbacks);
 }
 
 }  // namespace mmrec::python
