@@ -8,8 +8,7 @@
 #include <type_traits>
 
 #include "kernels/ops.h"
-#include "models/mmrec/decode_step.h"
-#include "models/mmrec/finish_segments.h"
+#include "models/mmrec/fused_ops.h"
 #include "models/runtime/executor.h"
 #include "models/runtime/schedule.h"
 

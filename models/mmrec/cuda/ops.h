@@ -4,8 +4,7 @@
 #include <cstddef>
 
 #include "kernels/cuda/runtime/cuda.h"
-#include "models/mmrec/decode_step.h"
-#include "models/mmrec/finish_segments.h"
+#include "models/mmrec/fused_ops.h"
 
 namespace mmrec::kernels {
 
@@ -20,11 +19,11 @@ void finish_segments(Cuda& cuda, const FinishSegments<Device, A>& op);
 template <class A>
 bool finish_segments_supported(const Cuda& cuda, const FinishSegments<Device, A>& op);
 
-/// A whole decode step (models/mmrec/decode_step.h) by one kernel, where decode_step_supported says so: up to
+/// A whole decode step (models/mmrec/fused_ops.h) by one kernel, where decode_step_supported says so: up to
 /// kTileColumns sequences, devices from compute capability 9.0, D, F and the gate's hidden width whole multiples of 16
 /// bytes, matrices 16-byte aligned, and vectors that fit into shared memory beside the ring of weights. `element` is
 /// the size of A. It can be captured; what changes between steps without a new capture is in device memory: tokens and
-/// state. A sequence's bits depend neither on the batch nor on the way. Throws std::invalid_argument for what is not
+/// state. A sequence's bits depend neither on the batch nor on the algo. Throws std::invalid_argument for what is not
 /// supported.
 template <class A>
 void decode_step(Cuda& cuda, const DecodeStep<Device, A>& op);
@@ -35,9 +34,9 @@ void decode_steps(Cuda& cuda, const DecodeStep<Device, A>& first, const DecodeSt
 bool decode_step_supported(const Cuda& cuda, const DecodeShape& shape, std::size_t element);
 /// Whether this device runs a cluster of as many blocks as a small model's step takes.
 bool holds_decode_cluster(const Cuda& cuda);
-/// The way that decode_step goes; kNone where it is not supported.
+/// What decode_step takes; kNone where it is not supported.
 template <class A>
-DecodeWay decode_way(const Cuda& cuda, const DecodeShape& shape);
+DecodeAlgo decode_algo(const Cuda& cuda, const DecodeShape& shape);
 /// Size of DecodeStep::exchange, and how it is made ready, once.
 std::size_t decode_exchange_bytes(const Cuda& cuda, const DecodeShape& shape, std::size_t element);
 void decode_exchange_clear(Cuda& cuda, const DecodeShape& shape, std::size_t element, void* exchange);

@@ -44,15 +44,15 @@ class DecodeStepTest : public test::CudaTest {
     return tokens;
   }
 
-  /// Three steps by the way that is expected: logits after each, h and the sums after all.
+  /// Three steps by the expected algorithm: logits after each, h and the sums after all.
   template <class A>
   void check(const DecodeShape& shape, std::int64_t slots, double bound) {
-    check<A>(shape, slots, bound, shape.batch == 1 && sizeof(A) == 2 ? DecodeWay::kSingle : DecodeWay::kBatch);
+    check<A>(shape, slots, bound, shape.batch == 1 && sizeof(A) == 2 ? DecodeAlgo::kSingle : DecodeAlgo::kBatch);
   }
   template <class A>
-  void check(const DecodeShape& shape, std::int64_t slots, double bound, DecodeWay way) {
+  void check(const DecodeShape& shape, std::int64_t slots, double bound, DecodeAlgo algo) {
     ASSERT_TRUE(decode_step_supported(cuda(), shape, sizeof(A)));
-    EXPECT_EQ(decode_way<A>(cuda(), shape), way);
+    EXPECT_EQ(decode_algo<A>(cuda(), shape), algo);
     const DecodeModel<A> model(shape);
     DecodeState state = model.random_state(1000);
     DecodeRun<A> run(cuda(), model, state);
@@ -75,15 +75,15 @@ class DecodeStepTest : public test::CudaTest {
     EXPECT_LT(worst, bound) << "segment sums";
   }
 
-  /// One sequence by every way that there is for it, which must be `ways`.
+  /// One sequence by every algorithm that there is for it, which must be `algos`.
   template <class A>
-  void check_ways(DecodeShape shape, std::int64_t slots, std::initializer_list<DecodeWay> ways) {
+  void check_algos(DecodeShape shape, std::int64_t slots, std::initializer_list<DecodeAlgo> algos) {
     std::vector<std::vector<float>> logits, h;
     std::vector<std::vector<double>> sums;
-    for (const DecodeWay way : {DecodeWay::kCluster, DecodeWay::kSingle, DecodeWay::kBatch}) {
-      shape.way = way;
-      const bool expected = std::find(ways.begin(), ways.end(), way) != ways.end();
-      ASSERT_EQ(decode_way<A>(cuda(), shape), expected ? way : DecodeWay::kNone);
+    for (const DecodeAlgo algo : {DecodeAlgo::kCluster, DecodeAlgo::kSingle, DecodeAlgo::kBatch}) {
+      shape.algo = algo;
+      const bool expected = std::find(algos.begin(), algos.end(), algo) != algos.end();
+      ASSERT_EQ(decode_algo<A>(cuda(), shape), expected ? algo : DecodeAlgo::kNone);
       if (!expected) continue;
       const DecodeModel<A> model(shape);
       DecodeRun<A> run(cuda(), model, model.random_state(1000));
@@ -136,7 +136,7 @@ class DecodeStepTest : public test::CudaTest {
     std::vector<std::vector<float>> x, h;  // of each run
   };
   template <class A>
-  Ends end_without_head(const DecodeShape& shape, std::int64_t slots, int runs, DecodeWay way) {
+  Ends end_without_head(const DecodeShape& shape, std::int64_t slots, int runs, DecodeAlgo algo) {
     const DecodeModel<A> model(shape);
     std::vector<std::unique_ptr<DecodeRun<A>>> all;
     std::vector<DeviceBuffer<float>> x;
@@ -146,7 +146,7 @@ class DecodeStepTest : public test::CudaTest {
       DecodeStep<Device, A>& op = all.back()->op();
       op.shape.vocab = 0;
       op.shape.stacks = runs;
-      op.shape.way = way;
+      op.shape.algo = algo;
       op.head = nullptr;
       op.logits = nullptr;
       op.x = x.back().data();
@@ -168,18 +168,18 @@ class DecodeStepTest : public test::CudaTest {
     }
     return ends;
   }
-  /// By every way: what a step without a head leaves makes the logits of one with a head, and steps side by side leave
-  /// what each leaves alone.
+  /// By every algorithm: what a step without a head leaves makes the logits of one with a head, and steps side by side
+  /// leave what each leaves alone.
   template <class A>
-  void check_without_head(const DecodeShape& shape, std::int64_t slots, std::initializer_list<DecodeWay> ways,
+  void check_without_head(const DecodeShape& shape, std::int64_t slots, std::initializer_list<DecodeAlgo> algos,
                           double bound) {
     const DecodeModel<A> model(shape);
     DecodeRun<A> whole(cuda(), model, model.random_state(1000));
     std::vector<float> logits;
     for (unsigned step = 0; step < 2; ++step) logits = whole.step(random_tokens(shape, step), slots);
-    for (const DecodeWay way : ways) {
-      const Ends alone = end_without_head<A>(shape, slots, 1, way);
-      const Ends beside = end_without_head<A>(shape, slots, 2, way);
+    for (const DecodeAlgo algo : algos) {
+      const Ends alone = end_without_head<A>(shape, slots, 1, algo);
+      const Ends beside = end_without_head<A>(shape, slots, 2, algo);
       EXPECT_EQ(alone.h[0], whole.h());
       std::vector<double> want;
       for (std::int64_t b = 0; b < shape.batch; ++b) {
@@ -201,7 +201,7 @@ constexpr double kFp16 = 5e-3;
 TEST_F(DecodeStepTest, WithoutAHeadStepsRunSideBySide) {
   constexpr DecodeShape kSmall = {
       .batch = 1, .dim = 128, .layers = 2, .heads = 2, .ffn = 256, .gate_hidden = 32, .vocab = 64, .memory_slots = 1};
-  using enum DecodeWay;
+  using enum DecodeAlgo;
   check_without_head<BFloat16>(kSmall, 0, {kCluster, kSingle, kBatch}, kBf16);
   if (test::few_cases()) return;
   check_without_head<float>(with_batch(kMdi, 3), 0, {kBatch}, kFp32);
@@ -256,7 +256,7 @@ TEST_F(DecodeStepTest, OddShapesMatchFloat64) {
                    .gate_hidden = 24,
                    .vocab = 33,
                    .memory_slots = 2},
-                  2, kBf16, DecodeWay::kBatch);
+                  2, kBf16, DecodeAlgo::kBatch);
   check<float>(
       {.batch = 2, .dim = 36, .layers = 1, .heads = 1, .ffn = 20, .gate_hidden = 4, .vocab = 2, .memory_slots = 40}, 40,
       kFp32);
@@ -271,7 +271,7 @@ TEST_F(DecodeStepTest, OddShapesMatchFloat64) {
                 .gate_hidden = 40,
                 .vocab = 300,
                 .memory_slots = 1},
-               0, kFp32, DecodeWay::kBatch);
+               0, kFp32, DecodeAlgo::kBatch);
 }
 
 TEST_F(DecodeStepTest, LargeShapesMatchFloat64) {
@@ -323,7 +323,7 @@ TEST_F(DecodeStepTest, BitsOfASequenceDoNotDependOnItsBatch) {
 TEST_F(DecodeStepTest, SmallModelsMatchFloat64AndTheirBatches) {
   const bool holds_cluster = holds_decode_cluster(cuda());
   EXPECT_TRUE(holds_cluster || cuda().compute_capability() > 90);
-  const DecodeWay way = holds_cluster ? DecodeWay::kCluster : DecodeWay::kSingle;
+  const DecodeAlgo algo = holds_cluster ? DecodeAlgo::kCluster : DecodeAlgo::kSingle;
   DecodeShape bundled = {.batch = 1,
                          .dim = 384,
                          .layers = 2,
@@ -333,13 +333,13 @@ TEST_F(DecodeStepTest, SmallModelsMatchFloat64AndTheirBatches) {
                          .vocab = 8209,
                          .memory_slots = 32};
   if (test::small_sizes()) bundled.vocab = 300;
-  check<BFloat16>(bundled, 29, kBf16, way);
+  check<BFloat16>(bundled, 29, kBf16, algo);
   if (test::few_cases()) return;
   // Blocks with one unit of channels and with two; without any of a hidden layer; steps that some warps lack.
   const DecodeShape shape = {
       .batch = 1, .dim = 160, .layers = 3, .heads = 5, .ffn = 96, .gate_hidden = 32, .vocab = 1101, .memory_slots = 20};
   for (const std::int64_t slots : {0, 1, 2, 20}) {
-    check<BFloat16>(shape, slots, kBf16, way);
+    check<BFloat16>(shape, slots, kBf16, algo);
     check_batches<BFloat16>(slots == 0 ? bundled : shape, 2, slots);
   }
   DecodeShape other = shape;
@@ -350,26 +350,26 @@ TEST_F(DecodeStepTest, SmallModelsMatchFloat64AndTheirBatches) {
   other.gate_hidden = 224;
   other.vocab = 5;
   for (const std::int64_t slots : {1, 17}) check_batches<BFloat16>(other, 2, slots);
-  check<BFloat16>(other, 3, kBf16, way);
+  check<BFloat16>(other, 3, kBf16, algo);
 }
 
-TEST_F(DecodeStepTest, EveryWayGivesTheSameBits) {
-  using enum DecodeWay;
+TEST_F(DecodeStepTest, EveryAlgoGivesTheSameBits) {
+  using enum DecodeAlgo;
   const DecodeShape small = {
       .batch = 1, .dim = 160, .layers = 2, .heads = 5, .ffn = 96, .gate_hidden = 32, .vocab = 501, .memory_slots = 20};
   for (const std::int64_t slots : {0, 17}) {
     if (holds_decode_cluster(cuda())) {
-      check_ways<BFloat16>(small, slots, {kCluster, kSingle, kBatch});
+      check_algos<BFloat16>(small, slots, {kCluster, kSingle, kBatch});
     } else {
-      check_ways<BFloat16>(small, slots, {kSingle, kBatch});
+      check_algos<BFloat16>(small, slots, {kSingle, kBatch});
     }
     if (test::few_cases()) return;
-    check_ways<Float16>(kMdi, std::min<std::int64_t>(slots, 3), {kSingle, kBatch});
-    check_ways<float>(kMdi, std::min<std::int64_t>(slots, 3), {kBatch});
+    check_algos<Float16>(kMdi, std::min<std::int64_t>(slots, 3), {kSingle, kBatch});
+    check_algos<float>(kMdi, std::min<std::int64_t>(slots, 3), {kBatch});
   }
   DecodeShape odd = kMdi;  // rows that are not whole steps
   odd.ffn = 104;
-  check_ways<BFloat16>(odd, 1, {kBatch});
+  check_algos<BFloat16>(odd, 1, {kBatch});
 }
 
 TEST_F(DecodeStepTest, ARecordedStepEqualsADirectOne) {

@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "models/mmrec/decode_step.h"
+#include "models/mmrec/fused_ops.h"
 #include "tests/kernels/cuda/cuda_testing.h"
 
 namespace mmrec::kernels::test {

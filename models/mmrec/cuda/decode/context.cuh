@@ -1,4 +1,4 @@
-// What every multiplying warp of a decode step has at hand, whichever way the step goes: its place, what its block
+// What every multiplying warp of a decode step has at hand, whatever the algorithm: its place, what its block
 // owns, and vectors on their way to the product.
 //
 // Ways are composed of members that refer to this context, and to nothing else: it is an object beside the block, and

@@ -1,7 +1,7 @@
-// What becomes of the sums of a stage, once for every way of a step: the equations of a block between its products.
+// What becomes of the sums of a stage, once for every algorithm: the equations of a block between its products.
 //
-// A way says how values cross blocks and what it remembers of a channel where; its functions may be a lane's own work
-// or that of a whole warp:
+// An algorithm says how values cross blocks and what it remembers of a channel where; its functions may be a lane's own
+// work or that of a whole warp:
 //   send<point>(out, y)        rounds y to A for other blocks, if it is meant for them; returns it rounded
 //   send_sum<point>(out, x)    the residual stream, for other blocks
 //   keep_gate, keep_projection, keep_mdi_input, residual    a channel's values for later stages
@@ -19,38 +19,38 @@ struct Channel {
 };
 
 /// Output `out` of a stage, of value y with its bias; other: of the second network in `advance`, where there is one.
-template <Stage kStage, class Way, class Output>
-__device__ __forceinline__ void epilogue(Way& way, int layer, const Output& out, float y, float other) {
+template <Stage kStage, class Algo, class Output>
+__device__ __forceinline__ void epilogue(Algo& algo, int layer, const Output& out, float y, float other) {
   constexpr Point kTo = stage_info(kStage).output;
-  const auto& op = way.op();
+  const auto& op = algo.op();
   if constexpr (kStage == Stage::kGate) {
-    way.keep_gate(out, y, other);
+    algo.keep_gate(out, y, other);
   } else if constexpr (kStage == Stage::kProject) {
-    way.keep_projection(out, way.template send<kTo>(out, y));
+    algo.keep_projection(out, algo.template send<kTo>(out, y));
   } else if constexpr (kStage == Stage::kHide) {
     const float active = op.shape.dpg ? relu(y) : gelu(y);
-    way.keep_mdi_input(out, way.template send<kTo>(out, out.part == 0 ? y : active));
+    algo.keep_mdi_input(out, algo.template send<kTo>(out, out.part == 0 ? y : active));
   } else if constexpr (kStage == Stage::kAdvance) {
-    const Channel in = way.channel(out);
+    const Channel in = algo.channel(out);
     const float gamma = decay_of(y, !op.shape.dpg, other);
     const float h = gated_step(in.state_gate, in.mdi, in.z, gamma, op.mdi_mix)(in.h);
-    const float x = residual_sum(way.residual(out), h, in.v) + in.c;
+    const float x = residual_sum(algo.residual(out), h, in.v) + in.c;
     if (op.slots > 1) {
-      way.template send<kTo>(out, h);
+      algo.template send<kTo>(out, h);
     } else {
-      way.template send_sum<Point::kMixed>(out, x);
+      algo.template send_sum<Point::kMixed>(out, x);
     }
-    way.residual(out) = x;
-    way.store_h(layer, out, h);
+    algo.residual(out) = x;
+    algo.store_h(layer, out, h);
   } else if constexpr (kStage == Stage::kQuery) {
-    way.template send<kTo>(out, __fmaf_rn(0.5F, way.query(out), y));
+    algo.template send<kTo>(out, __fmaf_rn(0.5F, algo.query(out), y));
   } else if constexpr (kStage == Stage::kRecall || kStage == Stage::kNarrow) {
-    const float x = way.residual(out) + y;
-    way.template send_sum<kTo>(out, x);
-    way.residual(out) = x;
-    if constexpr (kStage == Stage::kNarrow) way.store_sum(layer, out, out.sum + static_cast<double>(x));
+    const float x = algo.residual(out) + y;
+    algo.template send_sum<kTo>(out, x);
+    algo.residual(out) = x;
+    if constexpr (kStage == Stage::kNarrow) algo.store_sum(layer, out, out.sum + static_cast<double>(x));
   } else if constexpr (kStage == Stage::kWiden) {
-    way.template send<kTo>(out, gelu(y));
+    algo.template send<kTo>(out, gelu(y));
   } else {
     *static_cast<float*>(out.to) = y;
   }

@@ -1,5 +1,5 @@
 // The vocabulary of a decode step: what blocks own, the products and stages of a layer, and the vectors that blocks
-// hand on. stage_info is the one table of stages; every way of a step follows it.
+// hand on. stage_info is the one table of stages; every algorithm follows it.
 #pragma once
 
 #include <cstdint>

@@ -20,16 +20,14 @@
 //   widen    f   rmsnorm(y)                                                    -> hidden units
 //   narrow   c   hidden units: x = y + ...                                     -> x
 //
-// One sequence, several, and one of a small model, which one cluster of blocks decodes, are ways of their own
-// (choose.h: which, and why): SingleBlock, BatchBlock, ClusterBlock. What they share:
+// There are three algorithms (choose.cuh says when each runs): BatchBlock for several sequences, SingleBlock for one,
+// and ClusterBlock for one sequence of a small model, in one cluster of blocks. What they share:
 //   stages.cuh       the table of stages
 //   plan.cuh         who owns which rows, and where what lies
 //   stream.cuh       the ring of weights, and the warps that fill it
 //   context.cuh      what a warp has at hand
 //   epilogue.cuh     from sums to what other blocks read
-// and what they differ in:
-//   transport        through_l2.cuh with l2_inputs.cuh, or through_cluster.cuh
-//   product          single_product.cuh, batch_product.cuh, cluster_product.cuh
+// and what they differ in: the transport, through_l2.cuh with l2_inputs.cuh or through_cluster.cuh, and the product.
 //
 // Bytes: all weights once, ≈ 16 D² elements a layer for F = 4 D; vectors once per block from L2, ≈ 21 D bytes a layer
 // and sequence in 16 bits.
@@ -50,12 +48,57 @@
 #include "models/mmrec/cuda/decode/batch.cuh"
 #include "models/mmrec/cuda/decode/choose.cuh"
 #include "models/mmrec/cuda/decode/cluster.cuh"
-#include "models/mmrec/cuda/decode/shares.cuh"
 #include "models/mmrec/cuda/decode/single.cuh"
 #include "models/mmrec/cuda/ops.h"
 
 namespace mmrec::kernels {
 namespace {
+
+/// A block's share of every layer, which rows of which matrices are its own: worked out once, by its threads.
+template <class A>
+__device__ void find_shares(const DecodeParams<A>& p, LayerShare* layers) {
+  const DecodeStep<Device, A>& op = p.op;
+  const auto owned = [&](Owned what) { return p.plan.splits[what].mine(); };
+  const auto count = static_cast<int>(op.shape.layers);
+  for (auto layer = static_cast<int>(threadIdx.x); layer <= count; layer += static_cast<int>(blockDim.x)) {
+    LayerShare& share = layers[layer];
+    const auto rows = [&](Product product, const A* weight) {
+      const ProductShape& shape = p.plan.products[product];
+      if (weight == nullptr) return;
+      share.rows[product] =
+          reinterpret_cast<const std::byte*>(weight) + std::int64_t{owned(shape.owned).first} * shape.row_bytes;
+    };
+    if (layer == count) {
+      rows(Product::kHead, op.head);
+      share.norm1 = op.norm;
+      return;
+    }
+    const DecodeLayer<Device, A> w = op.layers[layer];
+    const A* const qvzk = w.qvzk + p.plan.first_part * op.shape.dim * op.shape.dim;
+    const A* const in_order[] = {w.gate,       qvzk,       w.gate_z,     w.gamma_in, w.context_in, w.gamma_up,
+                                 w.context_up, w.memory_q, w.memory_out, w.ffn_in,   w.ffn_out};
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(Product::kHead); ++i) rows(static_cast<Product>(i), in_order[i]);
+    int next = 0;
+    const auto bias = [&](const float* values, Owned what, std::int64_t more = 0) {
+      share.bias[next++] = values == nullptr ? nullptr : values + owned(what).first + more;
+    };
+    bias(w.gate_bias, Owned::kChannels);
+    bias(nullptr, Owned::kChannels);  // of W_mh
+    for (int part = 0; part < 4; ++part) bias(w.qvzk_bias, Owned::kChannels, part * op.shape.dim);
+    bias(w.gate_z_bias, Owned::kChannels);
+    bias(w.gamma_in_bias, Owned::kHidden);
+    bias(w.context_in_bias, Owned::kHidden);
+    bias(w.gamma_up_bias, Owned::kChannels);
+    bias(w.context_up_bias, Owned::kChannels);
+    bias(w.memory_q_bias, Owned::kChannels);
+    bias(w.memory_out_bias, Owned::kChannels);
+    bias(w.ffn_in_bias, Owned::kFfn);
+    bias(w.ffn_out_bias, Owned::kChannels);
+    share.norm1 = w.norm1;
+    share.norm2 = w.norm2;
+  }
+}
 
 /// The last block to come here leaves the exchange as the next step wants it: the other set's turn. By one warp of a
 /// block all of whose threads know whose turn it is now.
@@ -122,13 +165,13 @@ void launch_steps(Cuda& cuda, const DecodeStacks<A, kStacks>& stacks, const Deco
            decode_kernel<Block, A, kStacks>, stacks);
   };
   if constexpr (std::is_same_v<A, BFloat16>) {
-    if (choice.way == DecodeWay::kCluster) {
+    if (choice.algo == DecodeAlgo::kCluster) {
       return launch(cuda.stream(), cluster_config(shared_bytes, kStacks), decode_kernel<ClusterBlock<A>, A, kStacks>,
                     stacks);
     }
   }
   if constexpr (sizeof(A) == 2) {
-    if (choice.way == DecodeWay::kSingle) return launch_blocks.template operator()<SingleBlock<A>>();
+    if (choice.algo == DecodeAlgo::kSingle) return launch_blocks.template operator()<SingleBlock<A>>();
   }
   launch_blocks.template operator()<BatchBlock<A>>();
 }
@@ -136,7 +179,7 @@ void launch_steps(Cuda& cuda, const DecodeStacks<A, kStacks>& stacks, const Deco
 template <class A>
 DecodeChoice choice_for(const Cuda& cuda, const DecodeStep<Device, A>& op) {
   DecodeChoice choice = choose_decode<A>(cuda, op.shape, op.slots > 1);
-  if (choice.way == DecodeWay::kNone) throw std::invalid_argument("decode_step: unsupported shape");
+  if (choice.algo == DecodeAlgo::kNone) throw std::invalid_argument("decode_step: unsupported shape");
   return choice;
 }
 
@@ -148,14 +191,15 @@ bool holds_decode_cluster(const Cuda& cuda) {
 }
 
 bool decode_step_supported(const Cuda& cuda, const DecodeShape& shape, std::size_t element) {
-  // What Float16 has a way for, BFloat16 has too.
-  const DecodeWay way = element == sizeof(float) ? decode_way<float>(cuda, shape) : decode_way<Float16>(cuda, shape);
-  return way != DecodeWay::kNone;
+  // What Float16 has an algorithm for, BFloat16 has too.
+  const DecodeAlgo algo =
+      element == sizeof(float) ? decode_algo<float>(cuda, shape) : decode_algo<Float16>(cuda, shape);
+  return algo != DecodeAlgo::kNone;
 }
 
 template <class A>
-DecodeWay decode_way(const Cuda& cuda, const DecodeShape& shape) {
-  return choose_decode<A>(cuda, shape, true).way;
+DecodeAlgo decode_algo(const Cuda& cuda, const DecodeShape& shape) {
+  return choose_decode<A>(cuda, shape, true).algo;
 }
 
 std::size_t decode_exchange_bytes(const Cuda& /*cuda*/, const DecodeShape& shape, std::size_t element) {
@@ -185,9 +229,9 @@ void decode_steps(Cuda& cuda, const DecodeStep<Device, A>& first, const DecodeSt
   launch_steps<A, 2>(cuda, {{{.op = first, .plan = choice.plan}, {.op = second, .plan = choice.plan}}}, choice);
 }
 
-template DecodeWay decode_way<float>(const Cuda&, const DecodeShape&);
-template DecodeWay decode_way<BFloat16>(const Cuda&, const DecodeShape&);
-template DecodeWay decode_way<Float16>(const Cuda&, const DecodeShape&);
+template DecodeAlgo decode_algo<float>(const Cuda&, const DecodeShape&);
+template DecodeAlgo decode_algo<BFloat16>(const Cuda&, const DecodeShape&);
+template DecodeAlgo decode_algo<Float16>(const Cuda&, const DecodeShape&);
 template void decode_step(Cuda&, const DecodeStep<Device, float>&);
 template void decode_step(Cuda&, const DecodeStep<Device, BFloat16>&);
 template void decode_step(Cuda&, const DecodeStep<Device, Float16>&);

@@ -188,7 +188,7 @@ class ThroughL2 {
   __device__ __forceinline__ float& local(Local what, const L2Output& out) const {
     return local(what, out.row, out.sequence);
   }
-  /// Worked out while the input is on its way. row: of the owned ones.
+  /// Worked out while the input is on its algo. row: of the owned ones.
   template <Stage kStage>
   __device__ __forceinline__ void* destination(int layer, const L2Output& out, int row) const {
     constexpr StageInfo kInfo = stage_info(kStage);

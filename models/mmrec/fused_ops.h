@@ -1,0 +1,89 @@
+// Ops that fuse a model's terms, for backends that have a kernel for them: a whole decode step, and what follows the
+// recurrence over whole memory segments. The equations are those of models/mmrec/block.h; operands of products are
+// rounded to A in the same places.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/tensor.h"
+#include "models/mmrec/layer_fields.h"
+
+namespace mmrec::kernels {
+
+/// The kernels that a step may go through (models/mmrec/cuda/decode/choose.cuh); kNone where there is none.
+enum class DecodeAlgo : std::uint8_t { kAuto, kNone, kCluster, kSingle, kBatch };
+
+struct DecodeShape {
+  std::int64_t batch = 0;               // B
+  std::int64_t dim = 0;                 // D
+  std::int64_t layers = 0;              // L
+  std::int64_t heads = 0;               // of the attention over memory slots
+  std::int64_t ffn = 0;                 // F
+  std::int64_t gate_hidden = 0;         // width of the decay gate's hidden layers: G, or R with dpg
+  std::int64_t vocab = 0;               // V; 0: without a head, x is what comes out
+  std::int64_t memory_slots = 0;        // M
+  bool dpg = false;                     // one decay network instead of two: no k, no context matrices
+  std::int64_t stacks = 1;              // such steps that run side by side, each on its share of the device
+  DecodeAlgo algo = DecodeAlgo::kAuto;  // for tests and benches: this one or none
+};
+
+/// Weights of one block in memory of Space: matrices [out, in] of type A, biases and norms fp32. A bias may be null,
+/// and the context matrices are with dpg.
+template <class Space, class A>
+using DecodeLayer = models::LayerFields<const A*, const float*>;
+
+/// Consumes tokens[b] at a position that the caller counts; the position enters by `slots` alone. Before a step that
+/// begins a segment without carried state the caller sets h to 0; after one that ends a segment it closes it
+/// (segment_close). Everything but the state that is named so, `logits` and `x` is only read.
+template <class Space, class A>
+struct DecodeStep {
+  DecodeShape shape;
+  const DecodeLayer<Space, A>* layers = nullptr;  // [L], in memory of Space
+  const A* embedding = nullptr;                   // [V, D]
+  const A* head = nullptr;                        // [V, D]
+  const float* norm = nullptr;                    // [D]
+  float mdi_mix = 0.1F;
+  const int* tokens = nullptr;  // [B] in [0, V)
+  // Of the first sequence; those of sequence b lie b * slot_bytes bytes further.
+  float* h = nullptr;              // state, [L, D]: h_{t-1} on entry, h_t after
+  const float* memory = nullptr;   // [L, M, D]
+  std::int64_t slots = 0;          // filled: the first `slots` of every ring
+  const float* context = nullptr;  // [L, D]: c where one slot is filled, W_o slot + b_o; else not read
+  double* segment_sum = nullptr;   // state, [L, D]: the block's outputs are added
+  float* logits = nullptr;         // [V]; null without a head
+  float* x = nullptr;              // [B, D]: the last block's output, without a head; else null
+  std::int64_t slot_bytes = 0;     // a multiple of 16
+  void* exchange = nullptr;        // memory of this shape's own, as decode_exchange_clear left it or the last step
+};
+
+/// What follows a block's recurrence, for T tokens from `position` on: piece by piece, a piece ending where a memory
+/// segment does,
+///   y = x + h + 0.1 v + W_o attend(q; the slots filled so far) + b_o
+///   x = y + W_2 gelu(W_1 rmsnorm(y; norm) + b_1) + b_2
+/// and then sum += x over the piece's time, in fp64; at a segment's end slot = sum / segment, into the ring, and sum =
+/// 0. x, h, v, q [B, T, D]; q is looked at where two slots or more are filled. memory [M, D] and sum [D] are the first
+/// sequence's, the next ones' lie slot_bytes further each: the segment that ends before position e fills slot
+/// (e / segment - 1) mod M. attend(), rmsnorm() and gelu() are rounded to A.
+template <class Space, class A = float>
+struct FinishSegments {
+  SequenceView<float, Space> x;
+  SequenceView<const float, Space> h;
+  SequenceView<const A, Space> v;
+  SequenceView<const A, Space> q;
+  std::int64_t position = 0;
+  std::int64_t segment = 1;
+  std::int64_t heads = 1;
+  float* memory = nullptr;
+  std::int64_t memory_slots = 1;  // M
+  double* sum = nullptr;
+  std::int64_t slot_bytes = 0;
+  WeightView<Space> memory_out;  // W_o
+  const float* memory_out_bias = nullptr;
+  const float* norm = nullptr;
+  WeightView<Space> ffn_in;  // W_1
+  const float* ffn_in_bias = nullptr;
+  WeightView<Space> ffn_out;  // W_2
+  const float* ffn_out_bias = nullptr;
+};
+
+}  // namespace mmrec::kernels
