@@ -14,7 +14,6 @@ import functools
 import importlib
 from typing import TYPE_CHECKING, Any, Optional
 
-from . import _methods as _methods  # gives the extension's classes methods
 from ._generator import Generator
 from ._mmrec import (
     CudaError,
@@ -30,9 +29,9 @@ from ._mmrec import (
     backends,
     count_words,
 )
+from ._methods import Scorer
 from ._options import GenerateOptions, LoadOptions, SamplerOptions, SessionOptions, shows
 from ._results import DocumentScore, GenerateResult, ModelInfo, PerplexitySummary, PrefillStats, bundled_model
-from ._scorer import Scorer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -11,7 +11,7 @@ import time
 from typing import Any, Callable, Iterator, Optional
 
 from . import _cluster, _mmrec
-from ._documents import load_models
+from ._methods import load_models
 from ._partitions import SPLITS, Document, InputError, Partition, RefusedError, Results, documents, plan
 from ._results import bundled_model
 

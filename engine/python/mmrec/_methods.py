@@ -1,10 +1,15 @@
-"""Methods of the extension's classes that take options by name: functions of Python, so that help() shows the options."""
+"""The parts of Model, Session, Tokenizer and Scorer that are Python.
+
+Methods that take options by name are functions of Python, so that help() shows the options.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Optional, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Callable, Generator, Iterable, Iterator, Optional, TypeVar, Union
 
+from . import _mmrec
 from ._mmrec import Model, Session, Tokenizer
 from ._options import GenerateOptions, LoadOptions, SamplerOptions, SessionOptions, shows
 from ._streams import iterate
@@ -14,15 +19,16 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from typing_extensions import Unpack
 
-    from ._results import GenerateResult
+    from ._results import DocumentScore, GenerateResult
 
     Path = Union[str, bytes, os.PathLike[str], os.PathLike[bytes]]
 
+T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _method(type_: type, options: Any, is_static: bool = False) -> Callable[[F], F]:
-    """Makes a function a method, in the place of the extension's of that name, whose documentation it keeps."""
+    """Makes a function a method. One without documentation keeps that of the extension's method, which it replaces."""
 
     def decorate(function: F) -> F:
         if function.__doc__ is None:
@@ -82,3 +88,85 @@ def stream(self: Session, tokenizer: Tokenizer, **options: Unpack[GenerateOption
         return _generate(self, tokenizer, **options)
 
     return iterate(call)
+
+
+# Bounds of texts that are tokenized together: a second's work of one or two processors.
+_MOST_CHARACTERS = 1 << 22
+_MOST_TEXTS = 1 << 12
+
+
+def blocks_of(texts: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """Lists of texts that are tokenized together: enough to keep many processors busy, and no more."""
+    block: list[T] = []
+    size = 0
+    for text in texts:
+        block.append(text)
+        size += size_of(text)
+        if size >= _MOST_CHARACTERS or len(block) >= _MOST_TEXTS:
+            yield block
+            block, size = [], 0
+    if block:
+        yield block
+
+
+@_method(Tokenizer, None)
+def encode_stream(
+    self: Tokenizer, texts: Iterable[Union[str, bytes]], add_bos: bool = True, threads: int = 0
+) -> Iterator[npt.NDArray[np.int32]]:
+    """encode_batch() as an iterator, for Scorer.score_stream: texts are read as they are wanted, up to some four million
+    characters ahead."""
+    if isinstance(texts, (str, bytes)):
+        raise TypeError("texts: found one text, expected an iterable of texts")
+    return (ids for block in blocks_of(texts, len) for ids in self.encode_batch(block, add_bos, threads))
+
+
+def load_models(path: Optional[str], device: str = "auto", **options: Any) -> list[Model]:
+    """The model of folder `path` (None: the bundled one) on `device`, which may be "cuda:all". Raises as Model.load."""
+    if device == "cuda:all":
+        return list(Model.load_on_gpus(path, **options))
+    return [Model.load(path, device=device, **options)]
+
+
+class Scorer(_mmrec.Scorer):
+    """Scores whole documents exactly, each token once: a recurrent model needs no window.
+
+    `models` is a Model, or several of one model on several GPUs. At most `batch` documents are scored together (0: as
+    many as suit). on_progress(tokens, nll) is called between chunks with the tokens scored since and their loss; False
+    cancels. The other options are those of Model.new_session(). One call at a time. Raises ValueError for an option out
+    of range.
+    """
+
+    @shows(SessionOptions)
+    def __init__(
+        self,
+        models: Union[_mmrec.Model, Iterable[_mmrec.Model]],
+        *,
+        batch: int = 0,
+        whole_calls: bool = False,
+        on_progress: Optional[Callable[[int, float], object]] = None,
+        **options: Unpack[SessionOptions],
+    ) -> None:
+        super().__init__(models, batch=batch, whole_calls=whole_calls, on_progress=on_progress, **options)
+
+    def score_stream(self, documents: Iterable[npt.ArrayLike]) -> Iterator[DocumentScore]:
+        """Scores of `documents` (ids [T] each), in their order, each as soon as it and those before it are done. Memory
+        does not grow with the corpus.
+
+        A thread of the iterator reads `documents`, up to a million tokens ahead, and on the CPU 256 documents. If
+        on_progress cancels the scorer, the iterator ends with the last document that is complete. Raises what score()
+        raises and what `documents` raises, after the scores of documents that were read ahead before; documents that
+        were read ahead with it are lost.
+        """
+        if isinstance(documents, (str, bytes)):
+            raise TypeError("documents: found one text, expected an iterable of token ids")
+        call = self._new_stream()
+
+        def run(emit: Callable[[list[DocumentScore]], bool]) -> object:
+            return self._run_stream(documents, emit, call)
+
+        def each(blocks: Generator[list[DocumentScore], None, None]) -> Iterator[DocumentScore]:
+            with contextlib.closing(blocks):
+                for block in blocks:
+                    yield from block
+
+        return each(iterate(run, lambda: self._stop_stream(call), ahead=32))

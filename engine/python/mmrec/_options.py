@@ -112,7 +112,7 @@ DEFAULTS = {
 
 
 def shows(options: Any) -> Callable[[F], F]:
-    """Decorates a function of **options: its signature names each of `options`, one of the types above."""
+    """Decorates a function of **options: its signature names each of `options`, one of the types above or None."""
 
     def decorate(function: F) -> F:
         signature = inspect.signature(function)
@@ -124,7 +124,7 @@ def shows(options: Any) -> Callable[[F], F]:
                 default=DEFAULTS[name],
                 annotation=getattr(type_, "__forward_arg__", type_),
             )
-            for name, type_ in options.__annotations__.items()
+            for name, type_ in (options.__annotations__.items() if options else ())
         ]
         function.__signature__ = signature.replace(parameters=own + named)  # type: ignore[attr-defined]
         return function

@@ -21,9 +21,10 @@ from lm_eval.api.registry import model_registry
 from lm_eval.utils import simple_parse_args_string
 
 from . import _mmrec
-from ._documents import Ids, blocks_of, load_models
 from ._generator import Generator
-from ._scorer import Scorer
+from ._methods import Scorer, blocks_of, load_models
+
+Ids = npt.NDArray[np.int32]
 
 #: Requests that are scored together at most; bounds memory.
 BLOCK = 1 << 12
@@ -63,12 +64,6 @@ class _Pair:
     @property
     def tokens(self) -> Ids:
         return self.ids[self.context :]
-
-
-def _take(pairs: list[_Pair], logprobs: list[npt.NDArray[np.float32]], vocab_size: int) -> None:
-    """Gives pairs the log-probs of their continuations."""
-    for pair, values in zip(pairs, logprobs):
-        pair.loglikelihood, pair.greedy = _mmrec.score_pair(values, vocab_size)
 
 
 class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
@@ -232,17 +227,19 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
                 packed.extend(group)
             else:
                 self._branch(group)
-        scores = self._scorer.score([pair.ids for pair in packed])
-        logprobs = [score.logprobs[pair.context - 1 :] for pair, score in zip(packed, scores)]
-        _take(packed, logprobs, self._model.info.vocab_size)
+        for pair, score in zip(packed, self._scorer.score([pair.ids for pair in packed])):
+            self._take(pair, score.logprobs[pair.context - 1 :])
 
     def _branch(self, group: list[_Pair]) -> None:
         """The context once, and each continuation from a copy of its state."""
         session = self._model.new_session(**self._session_options)
         session.prefill(group[0].ids[: group[0].context])
-        none = np.empty(0, np.float32)
-        logprobs = [session.clone().score(pair.tokens) if len(pair.tokens) else none for pair in group]
-        _take(group, logprobs, self._model.info.vocab_size)
+        for pair in group:
+            self._take(pair, session.clone().score(pair.tokens) if len(pair.tokens) else np.empty(0, np.float32))
+
+    def _take(self, pair: _Pair, logprobs: npt.NDArray[np.float32]) -> None:
+        """Gives the pair the log-probs of its continuation."""
+        pair.loglikelihood, pair.greedy = _mmrec.score_pair(logprobs, self._model.info.vocab_size)
 
     def _decode(self, pairs: list[_Pair]) -> None:
         """Greedy decoding from each context, once for all of its continuations, while it agrees with one of them."""
@@ -310,26 +307,15 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
         return options
 
     def _generate(self, prompts: list[Ids], options: dict[str, Any]) -> list[str]:
-        generator = self._generator_of()
-        texts = [""] * len(prompts)
-        start = None
         shared = _shared(prompts)
         if len(prompts) > 1 and shared >= SHARED_TOKENS:
-            start = self._model.new_session(**self._session_options)
-            start.prefill(prompts[0][:shared])
-
-        def receiver(index: int) -> Any:
-            def receive(result: Any) -> None:
-                _raise_error(result)
-                texts[index] = result.text
-
-            return receive
-
-        for index, prompt in enumerate(prompts):
-            rest = prompt if start is None else prompt[shared:]
-            generator.submit(rest, start=start, on_finish=receiver(index), sequence=index, **options)
-        generator.run()
-        return texts
+            options["start"] = self._model.new_session(**self._session_options)
+            options["start"].prefill(prompts[0][:shared])
+            prompts = [prompt[shared:] for prompt in prompts]
+        results = self._generator_of().generate(prompts, **options)
+        for result in results:
+            _raise_error(result)
+        return [result.text for result in results]
 
 
 def _by_context(pairs: Iterable[_Pair]) -> list[list[_Pair]]:

@@ -7,6 +7,7 @@ partition, and `name` is unique. `mmrec-ppl merge` does not take these records.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import json
 import math
 import sys
@@ -14,8 +15,8 @@ from typing import Any, Iterator, Optional
 
 from . import _mmrec
 from ._batch_program import Work, main as run, parser_of
+from ._methods import Scorer
 from ._partitions import Document, Partition
-from ._scorer import Scorer
 
 #: Sums of a partition: the arguments of PerplexityAccumulator.add_sums.
 _SUMS = ("docs", "tokens", "nll", "nll_m2", "bytes", "words")
@@ -80,6 +81,7 @@ class _Score(Work):
 
 
 def _number(value: float) -> Optional[float]:
+    """JSON has neither NaN nor infinities."""
     return value if math.isfinite(value) else None
 
 
@@ -88,17 +90,9 @@ def _report(parts: list[dict[str, Any]]) -> str:
     for part in parts:
         sums.add_sums(*(part[name] for name in _SUMS))
     total = sums.summary()
-    return json.dumps(
-        {
-            "docs": total.docs,
-            "refused": sum(part["refused"] for part in parts),
-            **{name: getattr(total, name) for name in ("tokens", "nll")},
-            **{name: _number(getattr(total, name)) for name in ("ppl", "ppl_stderr")},
-            **{name: getattr(total, name) for name in ("bytes", "words")},
-            **{name: _number(getattr(total, name)) for name in ("bits_per_byte", "word_ppl", "byte_ppl")},
-        },
-        indent=1,
-    )
+    figures = {**dataclasses.asdict(total), "refused": sum(part["refused"] for part in parts)}
+    names = "docs refused tokens nll ppl ppl_stderr bytes words bits_per_byte word_ppl byte_ppl".split()
+    return json.dumps({name: _number(figures[name]) for name in names}, indent=1)
 
 
 def main(arguments: Optional[list[str]] = None) -> int:

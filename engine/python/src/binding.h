@@ -247,7 +247,6 @@ bool ask(const nb::object& callback, Args&&... args) {
 }
 
 void bind_ending(nb::module_& m);
-void bind_errors(nb::module_& m);
 void bind_model(nb::module_& m);
 void bind_session(nb::module_& m);
 void bind_tokenizer(nb::module_& m);

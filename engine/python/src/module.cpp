@@ -1,8 +1,97 @@
-// The extension module mmrec._mmrec: binds everything, in the order of dependence.
+// The extension module mmrec._mmrec: binds everything, in the order of dependence, and translates the engine's
+// exceptions to those that users of Python expect.
+#include <nanobind/nanobind.h>
 #include <nanobind/stl/string_view.h>
 
+#include <exception>
+#include <new>
+#include <string>
+#include <system_error>
+#include <typeinfo>
+
 #include "engine/python/src/binding.h"
+#include "mmrec/errors.h"
 #include "mmrec/version.h"
+
+namespace mmrec::python {
+namespace {
+
+struct Types {
+  PyObject* model_error = nullptr;
+  PyObject* numeric_error = nullptr;
+  PyObject* device_unavailable = nullptr;
+  PyObject* cuda_error = nullptr;
+};
+
+/// OSError or the subclass of it that errno chooses. The engine's messages are "PATH: what: reason".
+void set_os_error(const std::system_error& error) {
+  std::string message = error.what();
+  const std::string reason = ": " + error.code().message();
+  if (message.ends_with(reason)) message.resize(message.size() - reason.size());
+  const std::size_t colon = message.rfind(": ");
+  const std::string path = message.substr(0, colon);
+  const std::string text = colon == std::string::npos ? error.code().message() : message.substr(colon + 2) + reason;
+  // Built by hand: a path need not be UTF-8.
+  PyObject* name = PyUnicode_DecodeFSDefaultAndSize(path.data(), static_cast<Py_ssize_t>(path.size()));
+  if (name == nullptr) return;
+  PyObject* made = PyObject_CallFunction(PyExc_OSError, "isN", error.code().value(), text.c_str(), name);
+  if (made == nullptr) return;
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(made)), made);
+  Py_DECREF(made);
+}
+
+void translate(const std::exception_ptr& thrown, void* payload) {
+  const Types& types = *static_cast<const Types*>(payload);
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const nb::builtin_exception&) {
+    throw;
+  } catch (const InterpreterEnds& end) {
+    PyErr_SetString(PyExc_SystemExit, end.what());
+  } catch (const NumericError& error) {
+    PyErr_SetString(types.numeric_error, error.what());
+  } catch (const DeviceUnavailable& error) {
+    PyErr_SetString(types.device_unavailable, error.what());
+  } catch (const std::system_error& error) {
+    const std::error_category& category = error.code().category();
+    if (category == std::generic_category() || category == std::system_category()) {
+      set_os_error(error);
+    } else {
+      PyErr_SetString(types.cuda_error, error.what());
+    }
+  } catch (const std::bad_cast&) {
+    PyErr_SetString(PyExc_TypeError, "an argument is of a type that this call does not take");
+  } catch (const std::runtime_error& error) {
+    PyErr_SetString(types.model_error, error.what());
+  }  // nanobind translates the others: std::invalid_argument to ValueError, a plain std::logic_error to RuntimeError
+}
+
+PyObject* add_error(nb::module_& m, const char* name, const char* doc, PyObject* base) {
+  const std::string full = std::string("mmrec.") + name;
+  PyObject* type = PyErr_NewExceptionWithDoc(full.c_str(), doc, base, nullptr);
+  if (type == nullptr) nb::raise_python_error();
+  m.attr(name) = nb::handle(type);
+  return type;
+}
+
+void bind_errors(nb::module_& m) {
+  static Types types;  // lives as long as the module, which is never unloaded
+  types.model_error = add_error(m, "ModelError",
+                                "A file or a saved state is malformed, damaged or of another model; the message names "
+                                "file, field, found and expected.",
+                                PyExc_RuntimeError);
+  types.numeric_error =
+      add_error(m, "NumericError", "A NaN or an infinity where a finite number must be; the message names the step.",
+                PyExc_ArithmeticError);
+  types.device_unavailable =
+      add_error(m, "DeviceUnavailable", "The device that was asked for cannot be used; the message names the reason.",
+                PyExc_RuntimeError);
+  types.cuda_error = add_error(m, "CudaError", "A call of CUDA failed.", PyExc_RuntimeError);
+  nb::register_exception_translator(translate, &types);
+}
+
+}  // namespace
+}  // namespace mmrec::python
 
 NB_MODULE(_mmrec, m) {
   // Threads of the engine take the GIL of the main interpreter, for which a sub-interpreter would wait without end.

@@ -98,14 +98,6 @@ void bind_tokenizer(nb::module_& m) {
       "A list of the ids of each of `texts` (an iterable of str or bytes), as encode() gives them, by `threads` of\n"
       "the CPU (0: all the processors this process may use). Raises ValueError for `threads` < 0.");
   type.def(
-      "encode_stream",
-      [](nb::handle self, nb::handle texts, bool add_bos, nb::handle threads) {
-        return nb::module_::import_("mmrec._documents").attr("encode_stream")(self, texts, add_bos, threads);
-      },
-      nb::arg("texts"), nb::arg("add_bos") = true, nb::arg("threads") = 0,
-      "The same as an iterator, for Scorer.score_stream: texts are read as they are wanted, up to some four million\n"
-      "characters ahead.");
-  type.def(
       "decode", decode, nb::call_guard<Call>(), nb::arg("tokens"),
       "Text of ids [T]. Control tokens vanish; bytes that are no UTF-8 become U+FFFD. Raises IndexError for an id\n"
       "outside [0, vocab_size).");
