@@ -1,6 +1,7 @@
 """What Python costs beside the programs: see scripts/bench-python."""
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -53,18 +54,14 @@ def generating(model, tokenizer, prompts, tokens):
 def overhead():
     """Microseconds of a call of mmrec.ops on arrays of a few numbers, beside a call of the library's own."""
     arrays = [("NumPy", np.asarray, np.exp)]
-    try:
+    with contextlib.suppress(ImportError):
         import torch
 
         arrays.append(("PyTorch", torch.tensor, torch.exp))
-    except ImportError:
-        pass
-    try:
+    with contextlib.suppress(ImportError):
         import jax
 
         arrays.append(("JAX", jax.numpy.asarray, jax.numpy.exp))
-    except ImportError:
-        pass
     for name, make, theirs in arrays:
         a, b = make(np.full((4, 16), -0.1, np.float32)), make(np.ones((4, 16), np.float32))
         calls = {"mmrec.ops.decay_scan": lambda: ops.decay_scan(a, b), "exp": lambda: theirs(a)}
@@ -91,27 +88,8 @@ def main():
         corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
         lines.write_text("".join(prompt + "\n" for prompt in prompts))
         common = ["--device", options.device]
-        generate = [
-            "--lines",
-            "-f",
-            lines,
-            "-n",
-            str(options.tokens),
-            "-s",
-            "1",
-            "--temp",
-            "0.7",
-            "--top-k",
-            "0",
-            "--top-p",
-            "0.95",
-            "--min-p",
-            "0",
-            "--repeat-penalty",
-            "1",
-            "-o",
-            pathlib.Path(folder) / "out.jsonl",
-        ]
+        sampling = f"-n {options.tokens} -s 1 --temp 0.7 --top-k 0 --top-p 0.95 --min-p 0 --repeat-penalty 1"
+        generate = ["--lines", "-f", lines, *sampling.split(), "-o", pathlib.Path(folder) / "out.jsonl"]
         for _ in range(options.repeat):  # in turns, so that what else the machine does concerns both
             rates["scoring"][0].append(program("mmrec-ppl", [*common, corpus]))
             of_ids.append(program("mmrec-ppl", [*common, "--ids", ids]))

@@ -1,4 +1,4 @@
-"""What the tests of the Python package share: fixtures' folders, a reader of safetensors, programs to compare with.
+"""Shared by the tests of the Python package: folders of fixtures, a reader of safetensors, references, programs.
 
 Tests that need what is large (PyTorch, JAX, lm-evaluation-harness, Ray) are skipped where it is missing; the last line of
 scripts/test-python counts them.
@@ -9,6 +9,8 @@ import os
 import pathlib
 import signal
 import struct
+import subprocess
+import threading
 import time
 
 import numpy as np
@@ -32,6 +34,82 @@ def read_safetensors(path):
             begin, end = (8 + size + offset for offset in entry["data_offsets"])
             result[name] = np.frombuffer(data[begin:end], TYPES[entry["dtype"]]).reshape(entry["shape"])
     return result
+
+
+def begun(model, ids, **options):
+    """A session that has consumed `ids`."""
+    session = model.new_session(**options)
+    session.prefill(ids)
+    return session
+
+
+def records(folder):
+    """Those of all partitions of a folder of results."""
+    return [json.loads(line) for part in sorted(folder.glob("part-*.jsonl")) for line in part.read_text().splitlines()]
+
+
+def summary_of(model, tokenizer, texts):
+    """The scores of texts, one by one, and the measures of them all."""
+    sums, scores = mmrec.PerplexityAccumulator(), mmrec.Scorer(model).score(map(tokenizer.encode, texts))
+    for text, score in zip(texts, scores):
+        sums.add(score, len(text.encode()), mmrec.count_words(text))
+    return scores, sums.summary()
+
+
+def ppl_records(programs, rows, *options):
+    """What mmrec-ppl writes of rows of JSON, which it reads from a pipe."""
+    command = [programs / "mmrec-ppl", "--device", "cpu", "-q", "--format", "jsonl", *options, "-"]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    run = subprocess.run(command, input=text, check=True, capture_output=True, text=True)
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+def references(xp):
+    """The equations of the scans step by step, by name, for arrays of the library `xp` (NumPy or PyTorch). Each takes its
+    inputs, the carry and `reverse`, and returns all states and the last."""
+
+    def scan(step, output=lambda state: state):
+        def run(*arguments):
+            *inputs, carry, reverse = arguments
+            inputs, states = [xp.flip(x, (-2,)) if reverse else x for x in inputs], []
+            for t in range(inputs[0].shape[-2]):
+                carry = step(carry, *(x[..., t, :] for x in inputs))
+                states.append(output(carry))
+            states = xp.stack(states, -2)
+            return xp.flip(states, (-2,)) if reverse else states, carry
+
+        return run
+
+    return {
+        "decay_scan": scan(lambda h, log_a, b: xp.exp(log_a) * h + b),
+        "exp_product_scan": scan(lambda logs, gamma: logs + xp.clip(xp.log(gamma + 1e-8), -50.0, 0.0), xp.exp),
+        "logsumexp_scan": scan(xp.logaddexp),
+    }
+
+
+def logprobs(logits, targets, grad):
+    """Log-probs of targets by NumPy in float64, and their derivative."""
+    logits = logits.astype(np.float64)
+    soft = np.exp(logits - logits.max(-1, keepdims=True))
+    soft /= soft.sum(-1, keepdims=True)
+    hot = np.arange(logits.shape[-1]) == targets[..., None]
+    return np.log(soft[hot].reshape(targets.shape)), grad[..., None] * (hot - soft)
+
+
+def expect_errors(error, cases, *arguments):
+    """Each of `cases`, a message and a call, raises `error` with that message."""
+    for message, call in cases:
+        with pytest.raises(error, match=message):
+            call(*arguments)
+
+
+def at_once(count, work):
+    """Calls work(0), work(1), ... in threads of their own."""
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def true_in_a_fork(check):

@@ -16,7 +16,7 @@ import pytest
 import mmrec
 from mmrec import ops
 
-from conftest import FIXTURES
+from conftest import FIXTURES, begun, logprobs, records, references
 
 CUDA = 2  # as DLPack numbers devices
 
@@ -82,17 +82,15 @@ def test_logits_and_logprobs_are_those_of_the_cpu(here, there, words):
     ids = [words.encode(text) for text in TEXTS]
     for want, got in zip(*(mmrec.Scorer(model).score(ids) for model in (here, there))):
         np.testing.assert_allclose(got.logprobs, want.logprobs, rtol=1e-4, atol=2e-4)
-    sessions = [model.new_session() for model in (here, there)]
+    sessions = [begun(model, ids[1]) for model in (here, there)]
     for session in sessions:
-        session.prefill(ids[1])
         session.step([5])
     np.testing.assert_allclose(sessions[1].logits(), sessions[0].logits(), rtol=1e-4, atol=5e-4)
 
 
 @needs_gpu
 def test_a_state_moves_between_the_devices(here, there, words):
-    session, moved = here.new_session(), there.new_session()
-    session.prefill(words.encode(TEXTS[1]))
+    session, moved = begun(here, words.encode(TEXTS[1])), there.new_session()
     moved.restore(session.save())
     for one in (session, moved):
         one.prefill(words.encode(" and then"))
@@ -102,11 +100,7 @@ def test_a_state_moves_between_the_devices(here, there, words):
 @needs_gpu
 def test_many_are_generated_as_alone(there, words):
     options = dict(max_tokens=12, temperature=0.0)
-    alone = []
-    for text in TEXTS:
-        session = there.new_session()
-        session.prefill(words.encode(text))
-        alone.append(session.generate(words, **options))
+    alone = [begun(there, words.encode(text)).generate(words, **options) for text in TEXTS]
     generator = mmrec.Generator(there, words, slots=3)
     for got, want in zip(generator.generate(TEXTS, **options), alone):
         assert list(got.tokens) == list(want.tokens)
@@ -136,9 +130,9 @@ def score_corpus(corpus, folder, *options):
     command += ["--precision", "fp32", "--logprobs", "--partition-mib", "0.0005", *options]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    lines = "".join(part.read_text() for part in folder.glob("part-*.jsonl")).splitlines()
-    found = {record["name"]: (record["logprobs"], record["device"]) for record in map(json.loads, lines)}
-    assert len(found) == len(lines)
+    written = records(folder)
+    found = {record["name"]: (record["logprobs"], record["device"]) for record in written}
+    assert len(found) == len(written)
     return found
 
 
@@ -161,9 +155,9 @@ def test_a_corpus_is_scored_by_gpus(tmp_path, on):
     else:
         found = score_corpus(corpus, tmp_path / "gpus", "--device", "cuda:all", "--no-ray")
     assert expected.keys() == found.keys()
-    for name, (logprobs, _) in expected.items():
+    for name, (want, _) in expected.items():
         assert found[name][1] == "cuda"
-        np.testing.assert_allclose(found[name][0], logprobs, rtol=1e-4, atol=2e-4)
+        np.testing.assert_allclose(found[name][0], want, rtol=1e-4, atol=2e-4)
 
 
 class _EmulatedArray:
@@ -221,21 +215,16 @@ def test_kernels_take_arrays_on_a_gpu(library):
     rng = np.random.default_rng(1)
     log_a, b = (rng.uniform(low, high, (3, 217, 40)).astype(np.float32) for low, high in ((-0.5, 0.0), (-1.0, 1.0)))
     h, last = ops.decay_scan(put(log_a), put(b), return_carry=True)
-    want, state = np.empty(b.shape), np.zeros((3, 40))
-    for t in range(b.shape[1]):
-        want[:, t] = state = np.exp(log_a[:, t].astype(np.float64)) * state + b[:, t]
+    want, state = references(np)["decay_scan"](log_a.astype(np.float64), b.astype(np.float64), np.zeros((3, 40)), False)
     np.testing.assert_allclose(get(h), want, rtol=2e-5, atol=2e-5)
     np.testing.assert_allclose(get(last), state, rtol=2e-5, atol=2e-5)
 
     logits, targets = rng.uniform(-8, 8, (33, 1000)).astype(np.float32), rng.integers(0, 1000, 33).astype(np.int32)
-    wide = logits.astype(np.float64)
-    want = wide[np.arange(33), targets] - np.log(np.exp(wide).sum(-1))
-    np.testing.assert_allclose(get(ops.token_logprobs(put(logits), put(targets))), want, rtol=1e-5, atol=1e-5)
     grad = rng.uniform(-1, 1, 33).astype(np.float32)
+    want, want_back = logprobs(logits, targets, grad)
+    np.testing.assert_allclose(get(ops.token_logprobs(put(logits), put(targets))), want, rtol=1e-5, atol=1e-5)
     back = ops.token_logprobs_backward(put(grad), put(logits), put(targets))
-    soft = np.exp(wide) / np.exp(wide).sum(-1, keepdims=True)
-    want = grad[:, None] * ((np.arange(1000) == targets[:, None]) - soft)
-    np.testing.assert_allclose(get(back), want, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(get(back), want_back, rtol=1e-5, atol=1e-6)
     with pytest.raises(ValueError, match="b: is on another device"):
         ops.decay_scan(put(log_a), b)
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import mmrec
+from conftest import begun
 
 
 def test_files_that_cannot_be_read(tmp_path):
@@ -22,8 +23,7 @@ def test_malformed_files_and_states(tmp_path, model):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(mmrec.ModelError, match="config.json"):
         mmrec.Model.load(tmp_path)
-    session = model.new_session()
-    session.prefill([1, 2])
+    session = begun(model, [1, 2])
     state = bytearray(session.save())
     state[len(state) // 2] ^= 1
     with pytest.raises(mmrec.ModelError):
@@ -31,35 +31,31 @@ def test_malformed_files_and_states(tmp_path, model):
     assert session.position == 2
 
 
-@pytest.mark.parametrize(
-    "tokens, error",
-    [
-        ([], ValueError),
-        ([1, 8192], ValueError),
-        ([-1], ValueError),
-        ([2**31], ValueError),
-        ([2**70], ValueError),
-        ([[1, 2], [3, 4]], ValueError),
-        ([1.5], TypeError),
-        ("abc", TypeError),
-        (None, TypeError),
-        ([True], TypeError),
-        ([None], TypeError),
-        (np.array([1 + 2**32]), ValueError),
-        (np.zeros((1, 2, 3), int), ValueError),
+NO_TOKENS = {
+    ValueError: [
+        [],
+        [1, 8192],
+        [-1],
+        [2**31],
+        [2**70],
+        [[1, 2], [3, 4]],
+        np.array([1 + 2**32]),
+        np.zeros((1, 2, 3), int),
     ],
-)
+    TypeError: [[1.5], "abc", None, [True], [None]],
+}
+
+
+@pytest.mark.parametrize("error, tokens", [(error, one) for error, values in NO_TOKENS.items() for one in values])
 def test_tokens(model, tokens, error):
-    session = model.new_session()
-    session.prefill([1])
+    session = begun(model, [1])
     with pytest.raises(error):
         session.prefill(tokens)
     assert session.position == 1
 
 
 def test_options(model, tokenizer):
-    generator, scorer, session = mmrec.Generator(model, tokenizer, slots=1), mmrec.Scorer(model), model.new_session()
-    session.prefill([1])
+    generator, scorer, session = mmrec.Generator(model, tokenizer, slots=1), mmrec.Scorer(model), begun(model, [1])
     for call, error in [
         (lambda: model.new_session(0), ValueError),
         (lambda: model.new_session(True), TypeError),

@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("lm_eval")
 
 import mmrec  # noqa: E402
+from conftest import begun, ppl_records, summary_of  # noqa: E402
 from mmrec import _mmrec, lm_eval as plugin  # noqa: E402
 
 TEXTS = [
@@ -37,8 +38,7 @@ def expected_pair(context, continuation):
     """Step by step: (log-likelihood, is it the argmax at each place)."""
     tokenizer = mmrec.Tokenizer.load()
     ((ids, start),) = _mmrec.encode_pairs(tokenizer, [(context, continuation)], True)
-    session = mmrec.Model.load(device="cpu").new_session()
-    session.prefill(ids[:start])
+    session = begun(mmrec.Model.load(device="cpu"), ids[:start])
     total, greedy = 0.0, True
     for token in ids[start:]:
         logits = session.logits()[0].astype(np.float64)
@@ -67,17 +67,7 @@ def test_figures_are_those_of_mmrec_ppl_to_the_bit(model, programs, monkeypatch)
     texts = [*TEXTS, " ".join(TEXTS * 5)]
     pairs = [(text[:cut], text[cut:]) for text in texts for cut in (0, 9, 20, 21, len(text))]
 
-    def records(lines, *options):
-        command = [programs / "mmrec-ppl", "--device", "cpu", "-q", "--format", "jsonl", *options, "-"]
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        return [
-            json.loads(line)
-            for line in subprocess.run(
-                command, input=text, check=True, capture_output=True, text=True
-            ).stdout.splitlines()
-        ]
-
-    expected = records([{"context": one, "continuation": other} for one, other in pairs], "--pairs")
+    expected = ppl_records(programs, [{"context": one, "continuation": other} for one, other in pairs], "--pairs")
     assert model.loglikelihood([Request(*pair) for pair in pairs]) == [
         (one["loglikelihood"], one["is_greedy"]) for one in expected
     ]
@@ -86,7 +76,7 @@ def test_figures_are_those_of_mmrec_ppl_to_the_bit(model, programs, monkeypatch)
         (8, ("--split-by", "jsonl", "--mode", "rolling", "--window", "8")),
     ):
         found = plugin.MMRecLM(device="cpu", max_length=length).loglikelihood_rolling([Request(text) for text in texts])
-        assert found == [-one["nll"] for one in records([{"text": text} for text in texts], *options)]
+        assert found == [-one["nll"] for one in ppl_records(programs, [{"text": text} for text in texts], *options)]
 
 
 def test_branching_changes_nothing(model, monkeypatch):
@@ -186,7 +176,7 @@ def test_the_harness_seed_decides_what_is_drawn(model):
     assert drawn(1)[0] != drawn(1)[1]
 
 
-def write_task(folder, name, rows, **task):
+def write_task(folder, name, rows, metrics, **task):
     data = folder / f"{name}.json"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     task = {
@@ -194,45 +184,27 @@ def write_task(folder, name, rows, **task):
         "dataset_path": "json",
         "dataset_kwargs": {"data_files": {"test": str(data)}, "cache_dir": str(folder / "cache")},
         "test_split": "test",
+        "metric_list": [{"metric": metric} for metric in metrics],
         **task,
     }
     (folder / f"{name}.yaml").write_text(json.dumps(task))  # JSON is YAML
 
 
 def test_the_harness_itself(tmp_path):
-    write_task(
-        tmp_path,
-        "local_ppl",
-        [{"text": text} for text in TEXTS],
-        output_type="loglikelihood_rolling",
-        doc_to_text="",
-        doc_to_target="{{text}}",
-        metric_list=[{"metric": "word_perplexity"}, {"metric": "byte_perplexity"}, {"metric": "bits_per_byte"}],
-    )
-    write_task(
-        tmp_path,
-        "local_choice",
-        [
-            {"q": "Once upon a", "c": [" time", " zebra"], "a": 0},
-            {"q": "The dog ran to the", "c": [" of", " park"], "a": 1},
-        ],
-        output_type="multiple_choice",
-        doc_to_text="{{q}}",
-        doc_to_choice="{{c}}",
-        doc_to_target="{{a}}",
-        target_delimiter="",
-        metric_list=[{"metric": "acc"}, {"metric": "acc_norm"}],
-    )
-    write_task(
-        tmp_path,
-        "local_generate",
-        [{"q": text[:20], "a": "x"} for text in TEXTS],
-        output_type="generate_until",
-        doc_to_text="{{q}}",
-        doc_to_target="{{a}}",
-        generation_kwargs={"until": ["."], "max_gen_toks": 8, "do_sample": False},
-        metric_list=[{"metric": "exact_match"}],
-    )
+    asked = {"doc_to_text": "{{q}}", "doc_to_target": "{{a}}"}
+    rows = [{"text": text} for text in TEXTS]
+    task = {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{text}}"}
+    write_task(tmp_path, "local_ppl", rows, **task, metrics=["word_perplexity", "byte_perplexity", "bits_per_byte"])
+    rows = [
+        {"q": "Once upon a", "c": [" time", " zebra"], "a": 0},
+        {"q": "The dog ran to the", "c": [" of", " park"], "a": 1},
+    ]
+    task = {"output_type": "multiple_choice", **asked, "doc_to_choice": "{{c}}", "target_delimiter": ""}
+    write_task(tmp_path, "local_choice", rows, **task, metrics=["acc", "acc_norm"])
+    rows = [{"q": text[:20], "a": "x"} for text in TEXTS]
+    task = {"output_type": "generate_until", **asked}
+    task["generation_kwargs"] = {"until": ["."], "max_gen_toks": 8, "do_sample": False}
+    write_task(tmp_path, "local_generate", rows, **task, metrics=["exact_match"])
     command = [sys.executable, "-m", "mmrec.lm_eval", "run", "--model", "mmrec", "--model_args", "device=cpu,threads=1"]
     command += ["--tasks", "local_ppl,local_choice,local_generate", "--include_path", str(tmp_path)]
     environment = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf"), **os.environ}
@@ -244,10 +216,7 @@ def test_the_harness_itself(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     (result,) = [json.loads(path.read_text()) for path in (tmp_path / "out").rglob("results_*.json")]
     figures = result["results"]
-    tokenizer, sums = mmrec.Tokenizer.load(), mmrec.PerplexityAccumulator()
-    for text, score in zip(TEXTS, mmrec.Scorer(mmrec.Model.load(device="cpu")).score(map(tokenizer.encode, TEXTS))):
-        sums.add(score, len(text.encode()), mmrec.count_words(text))
-    summary = sums.summary()
+    _, summary = summary_of(mmrec.Model.load(device="cpu"), mmrec.Tokenizer.load(), TEXTS)
     assert figures["local_ppl"]["byte_perplexity,none"] == pytest.approx(summary.byte_ppl, rel=1e-6)
     assert figures["local_ppl"]["word_perplexity,none"] == pytest.approx(summary.word_ppl, rel=1e-6)
     assert figures["local_ppl"]["bits_per_byte,none"] == pytest.approx(summary.bits_per_byte, rel=1e-6)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import mmrec
+from conftest import begun
 
 PROMPTS = ["Once", "The river", "A king", "In the year", "She", "It was cold", "Why"]
 
@@ -19,9 +20,7 @@ def generator(model, tokenizer):
 
 
 def alone(model, tokenizer, prompt, **options):
-    session = model.new_session()
-    session.prefill(tokenizer.encode(prompt))
-    return session.generate(tokenizer, **options)
+    return begun(model, tokenizer.encode(prompt)).generate(tokenizer, **options)
 
 
 def test_a_request_gives_what_it_gives_alone(model, tokenizer, generator):
@@ -43,8 +42,7 @@ def test_results_come_as_they_finish_and_the_rest_can_be_left(generator):
 
 
 def test_requests_go_on_from_sessions_and_bytes(model, tokenizer, generator):
-    start = model.new_session()
-    start.prefill(tokenizer.encode("Once upon a"))
+    start = begun(model, tokenizer.encode("Once upon a"))
     results = {}
     for name, origin in [
         ("session", {"start": start}),

@@ -1,13 +1,12 @@
 """Numbers against references that know nothing of this engine: tensors of the public code, and NumPy in float64."""
 
-import json
 import subprocess
 
 import numpy as np
 import pytest
 
 import mmrec
-from conftest import FIXTURES, read_safetensors
+from conftest import FIXTURES, ppl_records, read_safetensors, summary_of
 
 MODELS = ["hem", "dpg", "mdi", "segments"]
 
@@ -46,22 +45,12 @@ def test_score_is_the_log_softmax_of_logits_in_float64(name):
         assert scored[place] == pytest.approx(log_softmax[ids[0, place]], abs=1e-5)
 
 
-def test_records_are_mmrec_ppls_to_the_bit(model, tokenizer, programs, tmp_path):
+def test_records_are_mmrec_ppls_to_the_bit(model, tokenizer, programs):
     texts = ["Once upon a time there was a king.", "The river runs north.\nIt is cold.", "x", ""]
-    path = tmp_path / "texts.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    command = [programs / "mmrec-ppl", "--device", "cpu", "-q", "--per-token", "--format", "jsonl", path]
-    run = subprocess.run(command, check=True, capture_output=True, text=True)
-    records = [json.loads(line) for line in run.stdout.splitlines()]
-    scores = mmrec.Scorer(model).score(tokenizer.encode(text) for text in texts)
-    theirs = [np.asarray(r["logprobs"], np.float32) for r in records if "logprobs" in r]
-    if not theirs:
-        theirs_flat = np.asarray([r["logprob"] for r in records if r.get("logprob") is not None], np.float32)
-        ours = np.concatenate([score.logprobs for score in scores])
-        np.testing.assert_array_equal(ours, theirs_flat)
-    else:
-        for score, other in zip(scores, theirs):
-            np.testing.assert_array_equal(score.logprobs, other[len(other) - len(score.logprobs) :])
+    written = ppl_records(programs, [{"text": text} for text in texts], "--split-by", "jsonl", "--per-token")
+    theirs = np.asarray([record["logprob"] for record in written if record.get("logprob") is not None], np.float32)
+    scores, _ = summary_of(model, tokenizer, texts)
+    np.testing.assert_array_equal(np.concatenate([score.logprobs for score in scores]), theirs)
 
 
 def test_texts_are_mmrec_generates(model, tokenizer, programs):
@@ -73,13 +62,8 @@ def test_texts_are_mmrec_generates(model, tokenizer, programs):
 
 def test_a_perplexity_is_what_float64_says(model, tokenizer):
     texts = ["Once upon a time", "there was a  king"]
-    total = mmrec.PerplexityAccumulator()
-    logprobs = []
-    for text, score in zip(texts, mmrec.Scorer(model).score_stream(tokenizer.encode(t) for t in texts)):
-        total.add(score, len(text.encode()), mmrec.count_words(text))
-        logprobs.append(score.logprobs.astype(np.float64))
-    all_of_them = np.concatenate(logprobs)
-    summary = total.summary()
+    scores, summary = summary_of(model, tokenizer, texts)
+    all_of_them = np.concatenate([score.logprobs.astype(np.float64) for score in scores])
     assert (summary.docs, summary.tokens, summary.words) == (2, all_of_them.size, 8)
     assert summary.ppl == pytest.approx(np.exp(-all_of_them.mean()), rel=1e-12)
     assert summary.word_ppl == pytest.approx(np.exp(-all_of_them.sum() / 8), rel=1e-12)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-import mmrec
+from conftest import records, summary_of
 from mmrec import _cluster, _partitions, generate_many, score
 
 TEXTS = [f"Once upon a time there were {i} dogs.{' They ran.' * (i % 5)}" for i in range(30)]
@@ -24,10 +24,6 @@ def corpus(tmp_path):
 
 def run(module, *arguments):
     return module.main([*map(str, arguments), "--no-ray", "--device", "cpu"])
-
-
-def records(folder):
-    return [json.loads(line) for part in folder.glob("part-*.jsonl") for line in part.read_text().splitlines()]
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 65, 66, 1000, 10**6])
@@ -68,14 +64,10 @@ def test_a_blank_line_may_be_long(tmp_path):
         assert len([d for part in parts for d in _partitions.documents(part, "text")]) == count
 
 
-def test_figures_are_those_of_the_scorer(corpus, tmp_path, capsys):
+def test_figures_are_those_of_the_scorer(corpus, model, tokenizer, tmp_path, capsys):
     assert run(score, corpus, "-o", tmp_path / "out", "--partition-mib", "0.0005", "--logprobs") == 0
     found = json.loads(capsys.readouterr().out)
-    tokenizer, sums = mmrec.Tokenizer.load(), mmrec.PerplexityAccumulator()
-    scores = mmrec.Scorer(mmrec.Model.load(device="cpu")).score(tokenizer.encode(text) for text in TEXTS)
-    for text, one in zip(TEXTS, scores):
-        sums.add(one, len(text.encode()), mmrec.count_words(text))
-    summary = sums.summary()
+    scores, summary = summary_of(model, tokenizer, TEXTS)
     for name in ("docs", "tokens", "bytes", "words"):
         assert found[name] == getattr(summary, name)
     for name in ("nll", "ppl", "ppl_stderr", "bits_per_byte", "word_ppl", "byte_ppl"):
@@ -216,20 +208,11 @@ def test_a_bad_row_does_what_the_run_says(module, tmp_path, capsys):
     assert run(module, path, "-o", tmp_path / "skip", *options, "--on-error", "skip") == 0
     found = capsys.readouterr()
     assert "5 rows were refused" in found.err and json.loads(found.out)["refused"] == 5
-    assert [record["name"] for record in records(tmp_path / "skip")] == [
-        f"{path}@0",
-        f"{path}@{len(chr(10).join(rows[:5])) + 1}",
-    ]
+    last = len("\n".join(rows[:5])) + 1
+    assert [record["name"] for record in records(tmp_path / "skip")] == [f"{path}@0", f"{path}@{last}"]
     assert run(module, path, "-o", tmp_path / "record", *options, "--on-error", "record") == 0
-    assert ["error" in record for record in records(tmp_path / "record")] == [
-        False,
-        True,
-        True,
-        True,
-        True,
-        False,
-        True,
-    ]
+    found = ["bad" if "error" in record else "good" for record in records(tmp_path / "record")]
+    assert found == ["good", *4 * ["bad"], "good", "bad"]
     assert records(tmp_path / "record")[3]["id"] == "c"
     kept = [record for record in records(tmp_path / "record") if "error" not in record]
     assert kept == records(tmp_path / "skip")

@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from conftest import records
 from mmrec import _cluster
 from mmrec._partitions import Partition
 
@@ -45,8 +46,8 @@ def corpus(folder, documents):
     return path
 
 
-def records(folder):
-    found = [json.loads(line) for part in sorted(folder.glob("part-*.jsonl")) for line in part.read_text().splitlines()]
+def by_name(folder):
+    found = records(folder)
     assert len({record["name"] for record in found}) == len(found)
     return {record["name"]: record for record in found}
 
@@ -152,7 +153,7 @@ def test_a_worker_and_a_node_are_killed(tmp_path, cluster):
     assert re.search(r"begun \d times: workers died", errors), errors
     assert json.loads(found)["tokens"] == json.loads(summary)["tokens"]
     assert json.loads(found)["nll"] == pytest.approx(json.loads(summary)["nll"], rel=1e-9)
-    ours, theirs = records(out), records(tmp_path / "alone")
+    ours, theirs = by_name(out), by_name(tmp_path / "alone")
     assert len(theirs) == DOCUMENTS and ours.keys() == theirs.keys()
     for name, record in theirs.items():
         assert ours[name]["logprobs"] == pytest.approx(record["logprobs"], abs=1e-6)
@@ -202,7 +203,7 @@ def test_a_ray_of_its_own_gives_what_one_process_gives(tmp_path, module, options
     found = []
     for name, how in (("ray", ["--cpus-per-worker", 1]), ("alone", ["--no-ray"])):
         summary, errors = finish(run(module, lines, "-o", tmp_path / name, "--partition-mib", "0.003", *how, *options))
-        found.append((records(tmp_path / name), json.loads(summary)))
+        found.append((by_name(tmp_path / name), json.loads(summary)))
         parts = len(list((tmp_path / name).glob("part-*.jsonl")))
         assert parts > 1 and errors.count(" partitions, ") == (parts if name == "ray" else 0)
     (ours, sums), (theirs, expected) = found
@@ -229,14 +230,7 @@ def test_a_cluster_that_asks_for_tokens(tmp_path):
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    options = [
-        "--head",
-        f"--port={port}",
-        "--node-ip-address=127.0.0.1",
-        "--num-cpus=1",
-        "--include-dashboard=false",
-        "--block",
-    ]
+    options = f"--head --port={port} --node-ip-address=127.0.0.1 --num-cpus=1 --include-dashboard=false --block".split()
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with subprocess.Popen([*command, "start", *options], env=environment, **quiet) as head:
         try:

@@ -6,23 +6,16 @@ import numpy as np
 import pytest
 
 import mmrec
+from conftest import begun
 
 IDS = [1, 5571, 1169, 262, 660]
 
 
 def test_tokens_come_in_every_kind_of_integers(model):
     expected = None
-    for ids in [
-        IDS,
-        tuple(IDS),
-        np.array(IDS),
-        np.array(IDS, np.int32),
-        np.array(IDS, np.uint16),
-        [IDS],
-        np.array(IDS * 2)[:5],
-    ]:
-        session = model.new_session()
-        session.prefill(ids)
+    arrays = [np.array(IDS, dtype) for dtype in (int, np.int32, np.uint16)]
+    for ids in [IDS, tuple(IDS), *arrays, [IDS], np.array(IDS * 2)[:5]]:
+        session = begun(model, ids)
         assert session.position == 5
         expected = session.logits() if expected is None else expected
         np.testing.assert_array_equal(session.logits(), expected)
@@ -31,16 +24,12 @@ def test_tokens_come_in_every_kind_of_integers(model):
 
 def test_a_strided_array_and_columns_mean_what_numpy_says(model):
     table = np.array([IDS, IDS[::-1]])
-    session = model.new_session(2)
-    session.prefill(np.asfortranarray(table))
-    single = model.new_session()
-    single.prefill(table[1])
+    session, single = begun(model, np.asfortranarray(table), batch=2), begun(model, table[1])
     np.testing.assert_allclose(session.logits()[1], single.logits()[0], atol=1e-4)
 
 
 def test_results_are_the_callers(model):
-    session = model.new_session()
-    session.prefill(IDS)
+    session = begun(model, IDS)
     logits = session.logits()
     kept = logits.copy()
     session.step([5])
@@ -50,8 +39,7 @@ def test_results_are_the_callers(model):
 
 
 def test_state_goes_on_to_the_bit(model, tokenizer):
-    session = model.new_session()
-    session.prefill(IDS)
+    session = begun(model, IDS)
     state, branch = session.save(), session.clone()
     for kind in (bytearray, memoryview, lambda data: np.frombuffer(data, np.uint8)):
         other = model.new_session()
@@ -64,8 +52,7 @@ def test_state_goes_on_to_the_bit(model, tokenizer):
 
 
 def test_drawing_is_a_function_of_seed_and_step(model):
-    session = model.new_session(3)
-    session.prefill([IDS] * 3)
+    session = begun(model, [IDS] * 3, batch=3)
     tokens, logprobs = session.draw(5, seed=9, top_k=0)
     again, _ = session.draw(5, seed=9, top_k=0, logprobs=False)
     assert tokens.dtype == np.int32 and logprobs.dtype == np.float32 and tokens.shape == (3,)
@@ -75,29 +62,26 @@ def test_drawing_is_a_function_of_seed_and_step(model):
 
 
 def test_generating_reports_what_was_asked_for(model, tokenizer):
-    def begun():
-        session = model.new_session()
-        session.prefill(IDS)
-        return session
-
     seen, pieces = [], []
-    result = begun().generate(
+    result = begun(model, IDS).generate(
         tokenizer, max_tokens=8, top_logprobs=3, on_text=pieces.append, on_token=lambda *token: seen.append(token)
     )
     assert result.finish_reason == "length" and result.error == "" and "".join(pieces) == result.text
     assert [t for t, _ in seen] == result.tokens.tolist() and result.top_tokens.shape == (8, 3)
     assert (np.diff(result.top_logprobs, axis=1) <= 0).all()
-    assert "".join(begun().stream(tokenizer, max_tokens=8)) == result.text
+    assert "".join(begun(model, IDS).stream(tokenizer, max_tokens=8)) == result.text
     word = result.text.split()[1]
-    stopped = begun().generate(tokenizer, max_tokens=8, stop=word, logprobs=False)
+    stopped = begun(model, IDS).generate(tokenizer, max_tokens=8, stop=word, logprobs=False)
     assert stopped.finish_reason == "stop" and word not in stopped.text and stopped.logprobs.size == 0
-    assert begun().generate(tokenizer, on_text=lambda text: False).finish_reason == "cancelled"
-    assert begun().generate(tokenizer, max_tokens=3, eos_token_ids=[int(result.tokens[0])]).finish_reason == "eos"
+    assert begun(model, IDS).generate(tokenizer, on_text=lambda text: False).finish_reason == "cancelled"
+    assert (
+        begun(model, IDS).generate(tokenizer, max_tokens=3, eos_token_ids=[int(result.tokens[0])]).finish_reason
+        == "eos"
+    )
 
 
 def test_a_stream_that_is_left_early_frees_its_session(model, tokenizer):
-    session = model.new_session()
-    session.prefill(IDS)
+    session = begun(model, IDS)
     stream = session.stream(tokenizer, max_tokens=-1, eos_token_ids=[])
     next(stream)
     stream.close()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mmrec
-from conftest import true_in_a_fork
+from conftest import at_once, begun, true_in_a_fork
 
 LONG = (np.arange(60_000) % 8000).astype(np.int32)
 
@@ -43,11 +43,7 @@ def test_two_threads_compute_at_once(model):
 
         model.new_session(threads=1).prefill(LONG, progress)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(2, work)
     assert met == [True, True]
 
 
@@ -62,8 +58,7 @@ def test_a_session_and_a_scorer_serve_one_call(model):
 
 
 def test_a_forked_process_computes_the_same(model, tokenizer):
-    session = model.new_session(threads=2)
-    session.prefill(LONG[:300])
+    session = begun(model, LONG[:300], threads=2)
     state, logits = session.save(), session.logits()
     ids = [tokenizer.encode(text) for text in ("Once upon a time", "there was a dog")]
     scores = [score.nll for score in mmrec.Scorer(model).score(ids)]
@@ -90,11 +85,7 @@ def test_threads_share_a_generator(model, tokenizer):
     def work(me):
         results[me] = [r.text for r in generator.generate(["Once", "The"], max_tokens=6)]
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(3, work)
     assert results[0] == results[1] == results[2]
 
 
@@ -179,14 +170,9 @@ ENDS = {  # code -> exit status
 
 @pytest.mark.parametrize("part", range(3))
 def test_the_interpreter_ends_as_it_should_whatever_is_under_way(part):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     runs = [
-        (
-            code,
-            status,
-            subprocess.Popen(
-                [sys.executable, "-c", PRELUDE + code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            ),
-        )
+        (code, status, subprocess.Popen([sys.executable, "-c", PRELUDE + code], **pipes))
         for code, status in list(ENDS.items())[part::3]
     ]
     for code, status, process in runs:

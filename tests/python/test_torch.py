@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import mmrec.torch as mt  # noqa: E402
+from conftest import references  # noqa: E402
 from mmrec import ops  # noqa: E402
 
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
@@ -17,37 +18,9 @@ def numbers(shape, low, high, seed, device="cpu", dtype=torch.float32):
     return (torch.rand(shape, generator=generator) * (high - low) + low).to(device, dtype)
 
 
-def turned(x, reverse):
-    return x.flip(-2) if reverse else x
-
-
-def plain_decay(log_a, b, carry, reverse):
-    log_a, b = turned(log_a, reverse), turned(b, reverse)
-    state, steps = carry, []
-    for t in range(b.shape[-2]):
-        state = torch.exp(log_a[..., t, :]) * state + b[..., t, :]
-        steps.append(state)
-    return turned(torch.stack(steps, -2), reverse), state
-
-
-def plain_exp_product(gamma, carry, reverse):
-    logs = torch.cumsum(torch.clamp(torch.log(turned(gamma, reverse) + 1e-8), -50.0, 0.0), -2) + carry[..., None, :]
-    return turned(torch.exp(logs), reverse), logs[..., -1, :]
-
-
-def plain_logsumexp(x, carry, reverse):
-    state, steps = carry, []
-    for row in turned(x, reverse).unbind(-2):
-        state = torch.logaddexp(state, row)
-        steps.append(state)
-    return turned(torch.stack(steps, -2), reverse), state
-
-
-CASES = {
-    "decay_scan": (mt.decay_scan, plain_decay, [(-0.5, 0.05), (-1.0, 1.0)]),
-    "exp_product_scan": (mt.exp_product_scan, plain_exp_product, [(0.5, 0.99)]),
-    "logsumexp_scan": (mt.logsumexp_scan, plain_logsumexp, [(-3.0, 3.0)]),
-}
+PLAIN = references(torch)
+RANGES = {"decay_scan": [(-0.5, 0.05), (-1.0, 1.0)], "exp_product_scan": [(0.5, 0.99)], "logsumexp_scan": [(-3.0, 3.0)]}
+CASES = {name: (getattr(mt, name), PLAIN[name], ranges) for name, ranges in RANGES.items()}
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -78,7 +51,7 @@ def test_gradients_in_16_bits(device, dtype, bound):
     b = numbers((2, 64, 32), -1.0, 1.0, 2, device, dtype).requires_grad_()
     wide = [x.detach().double().requires_grad_() for x in (log_a, b)]
     h = mt.decay_scan(log_a, b)
-    want = plain_decay(*wide, torch.zeros(2, 32, dtype=torch.double, device=device), False)[0]
+    want = PLAIN["decay_scan"](*wide, torch.zeros(2, 32, dtype=torch.double, device=device), False)[0]
     g = numbers((2, 64, 32), -1.0, 1.0, 3, device, dtype)
     for mine, theirs in zip(torch.autograd.grad(h, (log_a, b), g), torch.autograd.grad(want, wide, g.double())):
         assert mine.dtype == dtype
@@ -91,11 +64,7 @@ def test_gradients_against_finite_differences():
     log_a, b, g = rng.uniform(-0.5, 0.1, (3, 12, 4)), rng.uniform(-1, 1, (3, 12, 4)), rng.uniform(-1, 1, (3, 12, 4))
 
     def loss(log_a, b):
-        h, total = np.zeros((3, 4)), 0.0
-        for t in range(12):
-            h = np.exp(log_a[:, t]) * h + b[:, t]
-            total += (h * g[:, t]).sum()
-        return total
+        return (references(np)["decay_scan"](log_a, b, np.zeros((3, 4)), False)[0] * g).sum()
 
     x = torch.tensor(log_a, dtype=torch.float32, requires_grad=True)
     y = torch.tensor(b, dtype=torch.float32, requires_grad=True)
@@ -253,7 +222,7 @@ def test_logprobs_and_their_gradient(device):
     targets = torch.randint(0, 257, (3, 5), generator=torch.Generator().manual_seed(2)).to(device)
     got = mt.token_logprobs(logits, targets)
     wide = logits.detach().double().requires_grad_()
-    want = torch.log_softmax(wide, -1).gather(-1, targets[..., None])[..., 0]
+    want = plain_logprobs(wide, targets)
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
     g = numbers((3, 5), -1.0, 1.0, 3, device)
     (mine,) = torch.autograd.grad(got, logits, g)
@@ -281,17 +250,16 @@ def test_strided_tensors():
             assert torch.equal(call(x), call(x.resolve_neg().contiguous()))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, "token_logprobs"])
 def test_opcheck(name):
-    _, _, ranges = CASES[name]
+    ranges = RANGES.get(name, [(-3.0, 3.0)])
     inputs = [numbers((2, 9, 4), low, high, i).requires_grad_() for i, (low, high) in enumerate(ranges)]
-    for carry in (None, numbers((2, 4), -1.0, 0.0, 9).requires_grad_()):
-        torch.library.opcheck(getattr(torch.ops.mmrec, name).default, (*inputs, carry, False))
-
-
-def test_opcheck_of_logprobs():
-    logits = numbers((4, 33), -3.0, 3.0, 1).requires_grad_()
-    torch.library.opcheck(torch.ops.mmrec.token_logprobs.default, (logits, torch.tensor([0, 32, 5, 7]), -100))
+    if name == "token_logprobs":
+        calls = [(torch.arange(18).view(2, 9) % 4, -100)]
+    else:
+        calls = [(carry, False) for carry in (None, numbers((2, 4), -1.0, 0.0, 9).requires_grad_())]
+    for call in calls:
+        torch.library.opcheck(getattr(torch.ops.mmrec, name).default, (*inputs, *call))
 
 
 def test_compiled_training_step_is_the_eager_one():
