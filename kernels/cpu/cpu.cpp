@@ -7,7 +7,6 @@
 #include "kernels/cpu/simd.h"
 
 namespace mmrec::kernels {
-
 namespace {
 
 constexpr int kMaxThreads = 256;
@@ -44,7 +43,7 @@ const SimdKernels& simd() {
 
 bool all_finite(std::span<const std::byte> numbers, DType dtype) {
   const auto count = static_cast<std::int64_t>(numbers.size() / size_of(dtype));
-  return simd().bytes.all_finite[static_cast<std::size_t>(dtype)](numbers.data(), count);
+  return simd().bytes.all_finite[dtype](numbers.data(), count);
 }
 
 std::uint64_t hash_bytes(std::span<const std::byte> bytes) { return simd().bytes.hash(bytes.data(), bytes.size()); }

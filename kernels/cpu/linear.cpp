@@ -20,7 +20,6 @@
 #include "kernels/cpu/simd.h"
 
 namespace mmrec::kernels {
-
 namespace {
 
 constexpr std::int64_t kUnit = 24;                               // outputs; a multiple of every register block's height
@@ -89,7 +88,7 @@ void for_each_part(std::span<const Linear<Host>> jobs, Visit&& visit) {
 void compute(Cpu& cpu, const Part& part, std::int64_t chunk, std::int64_t first, std::int64_t last, int thread) {
   const Linear<Host>& job = *part.job;
   const MatvecKernels& kernels = simd().matvec;
-  const auto matvec = kernels.matvec[static_cast<std::size_t>(job.weight.format.code)];
+  const auto matvec = kernels.matvec[job.weight.format.code];
   const auto epilogue = kernels.epilogue[static_cast<std::size_t>(job.activation)];
   const std::int64_t t0 = part.first + chunk * part.chunk;
   const std::int64_t rows = std::min(part.chunk, part.first + part.rows - t0);

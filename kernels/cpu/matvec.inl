@@ -209,12 +209,10 @@ void epilogue(const float* product, const float* bias, const float* residual, fl
   }
 }
 
-constexpr MatvecKernels kMatvecKernels = {
-    {matvec<float>, matvec<Float16>, matvec<BFloat16>},
-    {matvec_rows<float>, matvec_rows<Float16>, matvec_rows<BFloat16>},
-    {widen_run<float>, widen_run<Float16>, widen_run<BFloat16>},
-    {epilogue<identity>, epilogue<gelu>, epilogue<relu>, epilogue<gelu_tanh>},
-};
+constexpr MatvecKernels kMatvecKernels = {MMREC_BY_DTYPE(matvec),
+                                          MMREC_BY_DTYPE(matvec_rows),
+                                          MMREC_BY_DTYPE(widen_run),
+                                          {epilogue<identity>, epilogue<gelu>, epilogue<relu>, epilogue<gelu_tanh>}};
 
 }  // namespace
 }  // namespace mmrec::kernels

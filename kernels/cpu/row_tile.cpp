@@ -23,7 +23,6 @@
 #include "kernels/cpu/simd.h"
 
 namespace mmrec::kernels {
-
 namespace {
 
 /// Throws std::bad_alloc unless the address space has room for so much more. The library writes to code that it got no
@@ -254,7 +253,7 @@ void RowTileProducts::multiply(int thread, const float* x, std::int64_t x_stride
     }
     const void* weights = panel.data;
     if (panel.format != DType::kF32) {
-      simd().matvec.widen[static_cast<std::size_t>(panel.format.code)](panel.data, widened, panel.rows * panel.cols);
+      simd().matvec.widen[panel.format.code](panel.data, widened, panel.rows * panel.cols);
       weights = widened;
     }
     Product& product = all.products.at({false, x_stride, panel.cols, panel.rows});

@@ -304,14 +304,9 @@ MMREC_SCAN_ENTRIES(logsumexp)
 MMREC_SCAN_ENTRIES(decay)
 #undef MMREC_SCAN_ENTRIES
 
-constexpr ScanKernels kScanKernels = {
-    {exp_product_run<float>, exp_product_run<Float16>, exp_product_run<BFloat16>},
-    {exp_product_total<float>, exp_product_total<Float16>, exp_product_total<BFloat16>},
-    {logsumexp_run<float>, logsumexp_run<Float16>, logsumexp_run<BFloat16>},
-    {logsumexp_total<float>, logsumexp_total<Float16>, logsumexp_total<BFloat16>},
-    {decay_run<float>, decay_run<Float16>, decay_run<BFloat16>},
-    {decay_total<float>, decay_total<Float16>, decay_total<BFloat16>},
-};
+constexpr ScanKernels kScanKernels = {MMREC_BY_DTYPE(exp_product_run), MMREC_BY_DTYPE(exp_product_total),
+                                      MMREC_BY_DTYPE(logsumexp_run),   MMREC_BY_DTYPE(logsumexp_total),
+                                      MMREC_BY_DTYPE(decay_run),       MMREC_BY_DTYPE(decay_total)};
 
 }  // namespace
 }  // namespace mmrec::kernels

@@ -6,7 +6,7 @@
 // and calls no inline function of another header; otherwise the linker could keep an AVX-512 copy of a common function
 // for all callers. Tables are constant-initialised for the same reason.
 //
-// A table has one section per .inl file. Within one table results never depend on alignment, on how a caller splits
+// Within one table results never depend on alignment, on how a caller splits
 // rows or columns, or on the number of threads; between tables they differ by rounding.
 #pragma once
 
@@ -19,6 +19,13 @@
 
 namespace mmrec::kernels {
 
+/// A function for every storage type.
+template <class F>
+struct ByDType {
+  F* of[3];
+  constexpr F* operator[](DType type) const { return of[static_cast<std::size_t>(type)]; }
+};
+
 /// simd_math.inl over arrays: y[i] = f(x[i]); y may alias x.
 struct MathKernels {
   void (*exp)(const float* x, float* y, std::int64_t count);
@@ -29,21 +36,23 @@ struct MathKernels {
   void (*gelu_tanh)(const float* x, float* y, std::int64_t count);
 };
 
-/// matvec.inl. Arrays are indexed by DType and by Activation.
+/// matvec.inl.
 struct MatvecKernels {
   /// y[t * y_stride + o] = x[t] . weight[o] for t < n, o < out; weight [out, in], contiguous.
-  void (*matvec[3])(const float* x, std::int64_t x_stride, std::int64_t n, const void* weight, std::int64_t in,
-                    std::int64_t out, float* y, std::int64_t y_stride);
+  ByDType<void(const float* x, std::int64_t x_stride, std::int64_t n, const void* weight, std::int64_t in,
+               std::int64_t out, float* y, std::int64_t y_stride)>
+      matvec;
   /// The same of rows that lie anywhere: x[t] points to row t.
-  void (*matvec_rows[3])(const float* const* x, std::int64_t n, const void* weight, std::int64_t in, std::int64_t out,
-                         float* y, std::int64_t y_stride);
-  void (*widen[3])(const void* from, float* to, std::int64_t count);
+  ByDType<void(const float* const* x, std::int64_t n, const void* weight, std::int64_t in, std::int64_t out, float* y,
+               std::int64_t y_stride)>
+      matvec_rows;
+  ByDType<void(const void* from, float* to, std::int64_t count)> widen;
   /// y = activation(product + bias) + scale * residual; bias and residual may be null, residual or product may be y.
   void (*epilogue[4])(const float* product, const float* bias, const float* residual, float scale, float* y,
                       std::int64_t count);
 };
 
-/// pointwise.inl, over contiguous runs of `count` values.
+/// Over contiguous runs of `count` values.
 struct PointwiseKernels {
   double (*sum_squares)(const float* x, std::int64_t count);
   /// y = weight * (scale * x); y may be x.
@@ -57,7 +66,7 @@ struct PointwiseKernels {
   void (*add_rows)(const float* x, std::int64_t stride, std::int64_t rows, double* sum, std::int64_t count);
 };
 
-/// recurrence.inl: one token, `channels` channels. All pointers are at the first channel.
+/// One token of the gated recurrence, `channels` channels. All pointers are at the first channel.
 struct RecurrenceStep {
   const float* s;     // W_g h_{t-1}
   const float* bias;  // b_g or null
@@ -74,7 +83,7 @@ struct RecurrenceStep {
 /// Channels that one call of recurrence_scan takes: it holds their state.
 inline constexpr std::int64_t kScanChannels = 64;
 
-/// recurrence.inl: a gate-frozen sweep over `times` tokens and up to kScanChannels channels. Pointers are at the first
+/// A gate-frozen sweep over `times` tokens and up to kScanChannels channels. Pointers are at the first
 /// time and channel, h at the carry: row 0 is read, rows 1..times are replaced.
 struct RecurrenceScan {
   const float* s;  // W_g h_{t-1} + b_g of the previous iterate
@@ -95,7 +104,7 @@ struct RecurrenceScan {
   float* magnitude;  // [times], raised to the maximum of |h_new|
 };
 
-/// recurrence.inl: one token of the recurrence that is normed, before its norm. All pointers are at the first channel.
+/// One token of the recurrence that is normed, before its norm. All pointers are at the first channel.
 struct NormedStep {
   const float* product;  // W h_{t-1}, or null for zeros
   const float* bias;     // or null
@@ -115,7 +124,6 @@ struct RecurrenceKernels {
   void (*norm_within)(const float* weight, float scale, float limit, float* x, std::int64_t count);
 };
 
-/// attention.inl
 struct AttentionKernels {
   /// One head of one row: out [d] = softmax(scale * q . slots) . slots, slot j at slots + j * stride, and `zeros` more
   /// slots of zeros. values is scratch [d]; out may be q; count >= 1.
@@ -142,29 +150,29 @@ struct ScanRun {
   bool streaming;  // out is aligned to 64 bytes in every row and will not be read soon
 };
 
-/// scan.inl, indexed by DType. `run` writes outputs; `total` only moves the state, for the first pass over a block.
+/// scan.inl. `run` writes outputs; `total` only moves the state, for the first pass over a block.
 /// Planes: exp product {L}; log-sum-exp {reference, sum} with L = reference + log(sum); decay run {h}, decay total
 /// {h, sum of log_a}.
 struct ScanKernels {
-  void (*exp_product_run[3])(const ScanRun&);
-  void (*exp_product_total[3])(const ScanRun&);
-  void (*logsumexp_run[3])(const ScanRun&);
-  void (*logsumexp_total[3])(const ScanRun&);
-  void (*decay_run[3])(const ScanRun&);
-  void (*decay_total[3])(const ScanRun&);
+  ByDType<void(const ScanRun&)> exp_product_run;
+  ByDType<void(const ScanRun&)> exp_product_total;
+  ByDType<void(const ScanRun&)> logsumexp_run;
+  ByDType<void(const ScanRun&)> logsumexp_total;
+  ByDType<void(const ScanRun&)> decay_run;
+  ByDType<void(const ScanRun&)> decay_total;
 };
 
-/// logprobs.inl, indexed by DType.
+/// Token log-probs.
 struct LogprobKernels {
   /// sum * exp(max) = the sum of exp(x[i]). `max` may lie a little below the true maximum, and is finite.
-  void (*max_sum[3])(const void* x, std::int64_t count, float* max, double* sum);
+  ByDType<void(const void* x, std::int64_t count, float* max, double* sum)> max_sum;
   /// y[i] = scale * exp(x[i] - max); y may alias x.
-  void (*scaled_exp[3])(const void* x, std::int64_t count, float max, float scale, void* y);
+  ByDType<void(const void* x, std::int64_t count, float max, float scale, void* y)> scaled_exp;
 };
 
-/// bytes.inl, all_finite indexed by DType.
+/// Stored numbers as bytes: whether they are finite, and their hash.
 struct ByteKernels {
-  bool (*all_finite[3])(const void* numbers, std::int64_t count);
+  ByDType<bool(const void* numbers, std::int64_t count)> all_finite;
   std::uint64_t (*hash)(const void* bytes, std::size_t count);
 };
 

@@ -19,7 +19,6 @@
 #include <vector>
 
 namespace mmrec::kernels {
-
 namespace {
 
 void relax() {

@@ -40,7 +40,7 @@ TEST(Bytes, OneNumberThatIsNotFiniteIsSeenAnywhereInEveryTable) {
     const auto set = [&](std::size_t i, std::uint32_t bits) { std::memcpy(numbers + i * size, &bits, size); };
     for (std::size_t i = 0; i < kCount; ++i) set(i, largest);
     for (const SimdKernels* table : supported_simd_kernels()) {
-      const auto finite = table->bytes.all_finite[static_cast<std::size_t>(dtype)];
+      const auto finite = table->bytes.all_finite[dtype];
       EXPECT_TRUE(finite(numbers, kCount)) << table->name;
       for (std::size_t i = 0; i < kCount; ++i) {
         set(i, i % 2 == 0 ? infinity : nan);

@@ -288,7 +288,7 @@ TYPED_TEST(DecayScanTyped, EveryInstructionSet) {
       r.channels = dim;
       r.state = state.data();
       r.plane = plane;
-      const std::size_t type = kTypeIndex<TypeParam>;
+      const DType type = kDTypeOf<TypeParam>;
       kernels->scan.decay_run[type](r);
       std::vector<float> out;
       for (std::int64_t i = 0; i < dim; ++i) out.push_back(static_cast<float>(state[static_cast<std::size_t>(i)]));

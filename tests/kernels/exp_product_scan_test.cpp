@@ -260,7 +260,7 @@ TYPED_TEST(ExpProductScanTyped, EveryInstructionSet) {
       r.channels = dim;
       r.state = state.data();
       r.plane = plane;
-      kernels->scan.exp_product_run[kTypeIndex<TypeParam>](r);
+      kernels->scan.exp_product_run[kDTypeOf<TypeParam>](r);
       for (std::int64_t i = 0; i < dim; ++i) {
         result.carry_out.push_back(static_cast<float>(state[static_cast<std::size_t>(i)]));
       }
@@ -270,7 +270,7 @@ TYPED_TEST(ExpProductScanTyped, EveryInstructionSet) {
       r.state = total.data();
       r.out = nullptr;
       r.log_out = nullptr;
-      kernels->scan.exp_product_total[kTypeIndex<TypeParam>](r);
+      kernels->scan.exp_product_total[kDTypeOf<TypeParam>](r);
       for (std::size_t i = 0; i < static_cast<std::size_t>(dim); ++i) {
         EXPECT_NEAR(static_cast<double>(c.carry_in[i]) + total[i], state[i], 1e-12 * std::abs(state[i]));
       }

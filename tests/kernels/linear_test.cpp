@@ -269,7 +269,7 @@ TEST_P(Matvec, MatchesFloat64AndDoesNotDependOnTheBlock) {
         const std::int64_t n = 14;
         const std::vector<float> x = random_floats(n * in, seed);
         const Weights w = random_weights(out, in, dtype, seed + 1000);
-        const auto matvec = GetParam()->matvec.matvec[static_cast<int>(dtype)];
+        const auto matvec = GetParam()->matvec.matvec[dtype];
         const Products p = reference(x, w, n);
         std::vector<float> single = poisoned(n * out);
         for (std::int64_t t = 0; t < n; ++t) {

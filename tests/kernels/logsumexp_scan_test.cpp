@@ -271,14 +271,14 @@ TYPED_TEST(LogSumExpScanTyped, EveryInstructionSet) {
       r.state = state.data();
       r.plane = plane;
       auto total = state;
-      kernels->scan.logsumexp_run[kTypeIndex<TypeParam>](r);
+      kernels->scan.logsumexp_run[kDTypeOf<TypeParam>](r);
       for (std::size_t i = 0; i < static_cast<std::size_t>(dim); ++i) {
         result.carry_out.push_back(static_cast<float>(state[i] + std::log(state[static_cast<std::size_t>(plane) + i])));
       }
       EXPECT_TRUE(error(c, result).below(1e-6)) << kernels->name << " " << dim;
       r.state = total.data();
       r.out = nullptr;
-      kernels->scan.logsumexp_total[kTypeIndex<TypeParam>](r);
+      kernels->scan.logsumexp_total[kDTypeOf<TypeParam>](r);
       for (std::size_t i = 0; i < static_cast<std::size_t>(dim); ++i) {
         EXPECT_EQ(total[i], state[i]);
         EXPECT_EQ(total[static_cast<std::size_t>(plane) + i], state[static_cast<std::size_t>(plane) + i]);

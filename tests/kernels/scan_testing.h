@@ -99,13 +99,6 @@ inline constexpr double kRounding<Float16> = 0x1p-11;
 template <>
 inline constexpr double kRounding<BFloat16> = 0x1p-8;
 
-template <class T>
-inline constexpr std::size_t kTypeIndex = static_cast<std::size_t>(DType::kF32);
-template <>
-inline constexpr std::size_t kTypeIndex<Float16> = static_cast<std::size_t>(DType::kF16);
-template <>
-inline constexpr std::size_t kTypeIndex<BFloat16> = static_cast<std::size_t>(DType::kBF16);
-
 /// Largest |got - expected| / scale with the position kept for the message.
 class WorstError {
  public:

@@ -184,8 +184,8 @@ TEST_P(SimdMath, WideningIsExact) {
   for (const std::int64_t count : {std::int64_t{65536}, std::int64_t{3}}) {
     std::vector<float> half = poisoned(count);
     std::vector<float> brain = poisoned(count);
-    GetParam()->matvec.widen[static_cast<int>(DType::kF16)](bits.data(), half.data(), count);
-    GetParam()->matvec.widen[static_cast<int>(DType::kBF16)](bits.data(), brain.data(), count);
+    GetParam()->matvec.widen[DType::kF16](bits.data(), half.data(), count);
+    GetParam()->matvec.widen[DType::kBF16](bits.data(), brain.data(), count);
     for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
       const float h = to_float(Float16{bits[i]});
       const float b = to_float(BFloat16{bits[i]});

@@ -23,10 +23,6 @@ namespace {
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-template <class T>
-constexpr std::size_t kTypeIndex = static_cast<std::size_t>(
-    std::is_same_v<T, float> ? DType::kF32 : (std::is_same_v<T, Float16> ? DType::kF16 : DType::kBF16));
-
 /// [n, cols] with `padding` NaN elements after every row.
 template <class T>
 struct Logits {
@@ -334,12 +330,12 @@ TYPED_TEST(TokenLogprobsTyped, EveryInstructionSet) {
       const auto logits = random_logits<T>(1, cols, static_cast<unsigned>(cols), 20.0F);
       float max = kNan;
       double sum = std::numeric_limits<double>::quiet_NaN();
-      kernels->logprobs.max_sum[kTypeIndex<T>](logits.row(0), cols, &max, &sum);
+      kernels->logprobs.max_sum[kDTypeOf<T>](logits.row(0), cols, &max, &sum);
       const double expected = reference_log_sum(logits.row(0), cols);
       EXPECT_NEAR(static_cast<double>(max) + std::log(sum), expected, 1e-6 * std::max(1.0, std::abs(expected)))
           << kernels->name << " " << cols;
       Logits<T> y(1, cols, 1);
-      kernels->logprobs.scaled_exp[kTypeIndex<T>](logits.row(0), cols, max, -0.5F, y.row(0));
+      kernels->logprobs.scaled_exp[kDTypeOf<T>](logits.row(0), cols, max, -0.5F, y.row(0));
       for (std::int64_t v = 0; v < cols; ++v) {
         const double e = -0.5 * std::exp(static_cast<double>(to_float(logits.row(0)[v])) - static_cast<double>(max));
         ASSERT_NEAR(static_cast<double>(to_float(y.row(0)[v])), e, std::abs(e) * 0x1p-8 + 0x1p-25) << kernels->name;

@@ -166,7 +166,7 @@ class LayeringTest(unittest.TestCase):
         self.assertFalse(points_up("kernels/cuda/rows/a.cu", "kernels/cuda/recurrence/equations.cuh"))
         self.assertTrue(points_up("kernels/cuda/element.cuh", "kernels/cuda/rows/rows.cuh"))
         self.assertTrue(points_up("kernels/cuda/scan/a.cu", "kernels/cuda/attention/a.cuh"))
-        self.assertFalse(points_up("kernels/cuda/gemm/sm90/a.cu", "kernels/cuda/gemm/b.h"))
+        self.assertFalse(points_up("kernels/cuda/gemm/a.cu", "kernels/cuda/gemm/b.h"))
         self.assertFalse(points_up("models/mmrec/cuda/a.cu", "kernels/cuda/gemm/b.h"))
 
     def test_included_files_exist_under_the_name_used(self):

@@ -13,8 +13,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "kernels/cuda/element.cuh"
 #include "kernels/cuda/rows/rows.cuh"
-#include "kernels/cuda/warp.cuh"
 
 namespace mmrec::kernels {
 namespace {
@@ -63,9 +63,7 @@ __global__ void __launch_bounds__(kThreads) bank_split_kernel(const __grid_const
   const int end = static_cast<int>(std::int64_t{used} * (split + 1) / p.splits);
   const int thread = static_cast<int>(threadIdx.x);
   for (std::int64_t c = thread; c < dim; c += kThreads) {
-    float value[1];
-    load(p.op.q.row(run.first + row) + c, value);
-    q[c] = value[0] * p.op.scale;
+    q[c] = read(p.op.q.row(run.first + row) + c) * p.op.scale;
     values[c] = 0.0F;
   }
   __syncthreads();

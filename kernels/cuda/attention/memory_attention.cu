@@ -21,8 +21,8 @@
 
 #include "kernels/cuda/attention/algo.h"
 #include "kernels/cuda/attention/softmax.cuh"
+#include "kernels/cuda/element.cuh"
 #include "kernels/cuda/rows/rows.cuh"
-#include "kernels/cuda/warp.cuh"
 
 namespace mmrec::kernels {
 namespace {
@@ -313,10 +313,7 @@ __global__ void __launch_bounds__(kThreads) attend_any(const __grid_constant__ A
       const float* slot = s.memory + (first + min(j, count - 1)) * op.slots.time_stride + first_channel;
       float score = 0.0F;
       for (int c = lane; c < given.d; c += 32) {
-        float channel[2][1];
-        load(q + c, channel[0]);
-        load(slot + c, channel[1]);
-        score = __fmaf_rn(channel[0][0] * given.scale, channel[1][0], score);
+        score = __fmaf_rn(read(q + c) * given.scale, read(slot + c), score);
       }
       score = warp_sum(score);
       if (lane == 0) scores[j] = j < count ? score : kNothing;
@@ -331,9 +328,7 @@ __global__ void __launch_bounds__(kThreads) attend_any(const __grid_constant__ A
 #pragma unroll
       for (int j = 0; j < kSlots; ++j) {
         if (j >= count) break;
-        float channel[1];
-        load(s.memory + (first + j) * op.slots.time_stride + first_channel + c, channel);
-        value = __fmaf_rn(weights[j], channel[0], value);
+        value = __fmaf_rn(weights[j], read(s.memory + (first + j) * op.slots.time_stride + first_channel + c), value);
       }
       values[c] = value;
     }

@@ -26,7 +26,6 @@
 #include "kernels/cuda/rows/rows.cuh"
 
 namespace mmrec::kernels {
-
 namespace {
 
 constexpr int kOutputs = 64;     // of a tile
@@ -104,9 +103,7 @@ __device__ inline void load_outputs(const LinearOutput<Y>& out, const T* row, in
   if (row != nullptr && out.vectors && output + 4 <= out.columns) return load(row + output, to);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    float value[1] = {0.0F};
-    if (row != nullptr && output + i < out.columns) load(row + output + i, value);
-    to[i] = value[0];
+    to[i] = row != nullptr && output + i < out.columns ? read(row + output + i) : 0.0F;
   }
 }
 

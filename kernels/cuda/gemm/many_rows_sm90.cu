@@ -1,6 +1,6 @@
 // y = act(x Wᵀ + bias) + residual_scale residual on the tensor cores of sm_90a, for many rows.
 //
-// The products are sm90/mainloop.cuh's; its epilogue works on the sums in registers. A consumer warp owns 16 rows of
+// The products are sm90.cuh's; its epilogue works on the sums in registers. A consumer warp owns 16 rows of
 // the tile. It adds the bias and applies the activation in place, then passes its rows through 4 KB of shared memory of
 // its own, 256 bytes of each row at a time, so that a row meets the residual and is stored in runs of 256 bytes (128
 // where floats pass for a 16-bit y). Sums pass as floats if a residual follows or y is float, else as Y: each result is
@@ -12,18 +12,17 @@
 // Jobs of one call share a launch, their tiles dealt to the same blocks: matrices too small to fill the device do so
 // together. Tiles are 128 x 256, 128 x 128 or 128 x 64, whichever ends first. One block an SM.
 //
-// Bytes moved: x once, W once per group of rows (sm90/schedule.cuh), residual and y once. Deterministic: the order of a
+// Bytes moved: x once, W once per group of rows (sm90.cuh), residual and y once. Deterministic: the order of a
 // sum is that of k, whatever the tile.
 #include <limits>
 #include <type_traits>
 
 #include "kernels/cuda/gemm/algo.h"
 #include "kernels/cuda/gemm/operands.cuh"
-#include "kernels/cuda/gemm/sm90/launch.cuh"
+#include "kernels/cuda/gemm/sm90.cuh"
 #include "kernels/cuda/rows/rows.cuh"
 
 namespace mmrec::kernels {
-
 namespace {
 
 template <class Y, int kColumns>

@@ -54,27 +54,6 @@ struct Jobs {
   int count;
 };
 
-/// The 16 bytes at `from`, of which the first `left` elements exist; zeros for the others. load() takes 16 aligned
-/// bytes.
-template <bool kAligned, class A, class Load>
-__device__ inline uint4 load_piece(const A* from, int left, Load load) {
-  if constexpr (kAligned) {
-    return left > 0 ? load(from) : make_uint4(0, 0, 0, 0);
-  } else {
-    Vector16<A> piece(make_uint4(0, 0, 0, 0));
-#pragma unroll
-    for (int i = 0; i < kPiece<A>; ++i) {
-      if (i >= left) continue;
-      if constexpr (sizeof(A) == 4) {
-        piece.values[i] = __ldcg(from + i);
-      } else {
-        piece.values[i] = A{__ldcg(&from[i].bits)};
-      }
-    }
-    return piece.bits;
-  }
-}
-
 /// The products of a warp's steps, a lane's part of them. kRows is the number of rows, or one above it.
 template <class A, int kRows>
 struct Products {
@@ -160,8 +139,7 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<A>(kRows, kPace
   const A* weight =
       job.weight + std::int64_t{min(first_output + g, out.columns - 1)} * job.in + (first + t * kPiece<A>);
   const auto weight_piece = [&](int ahead) {
-    return load_piece<kAligned>(weight + ahead * kStep<A>, left - ahead * kStep<A>,
-                                [](const A* from) { return ptx::load_streaming(from); });
+    return load_fragment<ReadOnce, kAligned>(weight + ahead * kStep<A>, left - ahead * kStep<A>);
   };
   // 16-bit operands: the lane's row is g. fp32: the lane needs all rows.
   const A* x = job.x + (first + t * kPiece<A>)+(sizeof(A) == 2 ? g : 0) * job.x_stride;
@@ -169,8 +147,8 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<A>(kRows, kPace
   const auto x_pieces = [&](int ahead, uint4(&to)[Sums::kFragments]) {
 #pragma unroll
     for (int r = 0; r < Sums::kFragments; ++r) {
-      to[r] = load_piece<kAligned>(x + r * job.x_stride + ahead * kStep<A>, r < rows ? left - ahead * kStep<A> : 0,
-                                   [](const A* from) { return __ldcg(reinterpret_cast<const uint4*>(from)); });
+      to[r] = load_fragment<PastL1, kAligned>(x + r * job.x_stride + ahead * kStep<A>,
+                                              r < rows ? left - ahead * kStep<A> : 0);
     }
   };
 
@@ -184,8 +162,8 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<A>(kRows, kPace
   const float bias = finishes && out.bias != nullptr ? __ldg(out.bias + output) : 0.0F;
 
   ptx::wait_for_predecessor();
-  float residual[1] = {0.0F};
-  if (finishes && out.residual != nullptr) load(out.residual + row * out.residual_stride + output, residual);
+  float residual = 0.0F;
+  if (finishes && out.residual != nullptr) residual = read(out.residual + row * out.residual_stride + output);
   uint4 fragments[Sums::kAheadX][Sums::kFragments];
 #pragma unroll
   for (int i = 0; i < Sums::kAheadX; ++i) x_pieces(i, fragments[i]);
@@ -213,7 +191,7 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<A>(kRows, kPace
 #pragma unroll
   for (int i = 1; i < kWarps; ++i) sum += partial[i][row][threadIdx.x % kOutputs];
   const float y = activate(sum + bias, out.activation);
-  out.y[row * out.y_stride + output] = narrow<Y>(__fmaf_rn(out.residual_scale, residual[0], y));
+  out.y[row * out.y_stride + output] = narrow<Y>(__fmaf_rn(out.residual_scale, residual, y));
 }
 
 /// A launch of all jobs, for no more than kRows rows.

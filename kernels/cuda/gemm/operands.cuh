@@ -1,12 +1,51 @@
-// What the kernels of linear share: the outputs of a job, and operands as the copy engine sees them.
+// What kernels of products share: the loader of weights and vectors by 16 bytes, the outputs of a job, and operands as
+// the copy engine sees them.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
+#include "kernels/cuda/exchange.cuh"
 #include "kernels/cuda/rows/rows.cuh"
 #include "kernels/cuda/runtime/tensor_map.h"
 
 namespace mmrec::kernels {
+
+/// How load_fragment reads: aligned pieces of 16 bytes, and single elements.
+struct ReadOnly {  // nothing writes it while the kernel runs
+  static __device__ uint4 vector(const void* from) { return __ldg(static_cast<const uint4*>(from)); }
+  template <class A>
+  static __device__ A element(const A* from) {
+    return *from;
+  }
+};
+struct PastL1 {  // a kernel before may have written it
+  static __device__ uint4 vector(const void* from) { return __ldcg(static_cast<const uint4*>(from)); }
+  template <class A>
+  static __device__ A element(const A* from) {
+    return std::bit_cast<A>(__ldcg(reinterpret_cast<const Bits<A>*>(from)));
+  }
+};
+struct ReadOnce : PastL1 {
+  static __device__ uint4 vector(const void* from) { return ptx::load_streaming(from); }
+};
+
+/// A lane's fragment of a row of numbers of type A: 16 bytes from `from`, of which the first `left` elements exist;
+/// zeros for the others. kAligned: `from` is 16-byte aligned, and if an element exists so do all. A weight format that
+/// is not plain numbers is widened here.
+template <class Read, bool kAligned, class A>
+__device__ inline uint4 load_fragment(const A* from, int left) {
+  if constexpr (kAligned) {
+    return left > 0 ? Read::vector(from) : make_uint4(0, 0, 0, 0);
+  } else {
+    Vector16<A> piece(make_uint4(0, 0, 0, 0));
+#pragma unroll
+    for (int i = 0; i < Vector16<A>::kSize; ++i) {
+      if (i < left) piece.values[i] = Read::element(from + i);
+    }
+    return piece.bits;
+  }
+}
 
 /// What becomes of a job's sums: y = act(sum + bias) + residual_scale residual.
 template <class Y>

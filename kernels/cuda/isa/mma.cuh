@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "kernels/cuda/isa/barrier.cuh"
+#include "kernels/cuda/isa/ptx.cuh"
 #include "kernels/tensor.h"
 
 namespace mmrec::kernels::ptx {

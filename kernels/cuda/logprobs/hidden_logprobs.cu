@@ -20,11 +20,10 @@
 
 #include "kernels/cuda/gemm/algo.h"
 #include "kernels/cuda/logprobs/algo.h"
-#include "kernels/cuda/logprobs/hidden_logprobs.cuh"
+#include "kernels/cuda/logprobs/max_sum.cuh"
 #include "kernels/cuda/rows/rows.cuh"
 
 namespace mmrec::kernels {
-
 namespace {
 
 constexpr std::int64_t kTileRows = 1024;

@@ -2,7 +2,7 @@
 //
 //   log p_r = logit_{r, target_r} − log Σ_v exp(logit_{r, v}),  logit = hidden headᵀ, summed in fp32
 //
-// The product is sm90/mainloop.cuh's at 128 x 256; its epilogue reduces a tile's 256 logits of each row to (max, Σ
+// The product is sm90.cuh's at 128 x 256; its epilogue reduces a tile's 256 logits of each row to (max, Σ
 // exp(logit − max)) and picks out the target's logit. A quad of lanes holds a row: 64 logits each, combined by
 // shuffles. One such pair per row and vocabulary tile goes to scratch, [tile][row], and merge_parts combines a row's
 // tiles in their order.
@@ -18,11 +18,10 @@
 #include <cmath>
 
 #include "kernels/cuda/gemm/operands.cuh"
-#include "kernels/cuda/gemm/sm90/launch.cuh"
-#include "kernels/cuda/logprobs/hidden_logprobs.cuh"
+#include "kernels/cuda/gemm/sm90.cuh"
+#include "kernels/cuda/logprobs/max_sum.cuh"
 
 namespace mmrec::kernels {
-
 namespace {
 
 class LogprobEpilogue {

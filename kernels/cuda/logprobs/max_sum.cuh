@@ -19,7 +19,7 @@
 
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/isa/ptx.cuh"
-#include "kernels/cuda/warp.cuh"
+#include "kernels/cuda/runtime/cuda.h"
 #include "kernels/logsumexp.h"
 
 namespace mmrec::kernels {
@@ -165,5 +165,24 @@ struct AlignedRow {
   /// The i-th of the head + tail elements outside of the vectors, as a column.
   __device__ std::int64_t edge(std::int64_t i) const { return i < head ? i : cols - tail + (i - head); }
 };
+
+// --- What both algorithms of hidden_logprobs (algo.h) leave of the logits
+// ----------------------------------------------
+
+/// Some rows of an op. A row whose target is negative is left alone; `logprobs` holds the target's logit meanwhile.
+struct LogprobRows {
+  const int* targets;
+  float* logprobs;
+  PartSum* parts;  // [part of the vocabulary][row]
+  int rows;
+  int vocab;
+};
+
+/// logprobs[r] −= log Σ over `count` parts. A target beyond the vocabulary gives NaN.
+void merge_parts(Cuda& cuda, const LogprobRows& rows, std::int64_t count);
+
+/// HiddenLogprobsAlgo::kInRegisters, of rows and a vocabulary that are not empty.
+template <class A>
+void hidden_logprobs_sm90(Cuda& cuda, const HiddenLogprobs<Device, A>& op);
 
 }  // namespace mmrec::kernels

@@ -34,7 +34,6 @@
 #include "kernels/cuda/runtime/launch.cuh"
 
 namespace mmrec::kernels {
-
 namespace {
 
 constexpr int kPartBatches = 2;

@@ -24,6 +24,7 @@
 #include <cassert>
 
 #include "kernels/cuda/exchange.cuh"
+#include "kernels/cuda/gemm/operands.cuh"
 #include "kernels/cuda/gemm/tile_product.cuh"
 #include "kernels/cuda/recurrence/equations.cuh"
 #include "kernels/cuda/rows/rows.cuh"
@@ -50,30 +51,6 @@ struct Params {
   int resident;    // weight rows of a block in shared memory
   int sums_bytes;  // of shared memory before them
 };
-
-/// An element that a kernel before may have written, or this thread.
-template <class T>
-__device__ inline float read(const T* from) {
-  float value[1];
-  load(from, value);
-  return value[0];
-}
-
-/// The first `left` elements of 16 bytes; zeros for the others.
-template <bool kAligned, class A>
-__device__ inline uint4 load_piece(const A* from, int left) {
-  if (left <= 0) return make_uint4(0, 0, 0, 0);
-  if constexpr (kAligned) {
-    return __ldg(reinterpret_cast<const uint4*>(from));
-  } else {
-    Vector16<A> piece(make_uint4(0, 0, 0, 0));
-#pragma unroll
-    for (int i = 0; i < kPiece<A>; ++i) {
-      if (i < left) piece.values[i] = from[i];
-    }
-    return piece.bits;
-  }
-}
 
 /// What a thread needs for one channel of one token besides the products.
 struct Operands {
@@ -132,7 +109,7 @@ class Recurrence {
     for (int row = 0; row < resident; ++row) {
       auto* to = reinterpret_cast<uint4*>(resident_ + row * padded_row(row_bytes()));
       for (int i = thread(); i < pieces; i += kThreads) {
-        to[i] = load_piece<kAligned>(weight_row(row) + i * kPiece<A>, dim_ - i * kPiece<A>);
+        to[i] = load_fragment<ReadOnly, kAligned>(weight_row(row) + i * kPiece<A>, dim_ - i * kPiece<A>);
       }
     }
     constexpr int kLine = 128;  // bytes
@@ -150,7 +127,7 @@ class Recurrence {
       const std::byte* from = resident_ + row * padded_row(row_bytes()) + element * static_cast<int>(sizeof(A));
       return *reinterpret_cast<const uint4*>(from);
     }
-    return load_piece<kAligned>(weight_row(row) + element, dim_ - element);
+    return load_fragment<ReadOnly, kAligned>(weight_row(row) + element, dim_ - element);
   }
 
   /// h_{t-1} of sequence b as the products see it.

@@ -14,23 +14,17 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "kernels/cuda/element.cuh"
+#include "kernels/cuda/gemm/operands.cuh"
 #include "kernels/cuda/gemm/tile_product.cuh"
 #include "kernels/cuda/recurrence/algo.h"
 #include "kernels/cuda/recurrence/equations.cuh"
 #include "kernels/cuda/rows/rows.cuh"
-#include "kernels/cuda/warp.cuh"
 
 namespace mmrec::kernels {
 namespace {
 
 constexpr int kThreads = 32 * kTileWarps;
-
-template <class T>
-__device__ inline float read(const T* from) {
-  float value[1];
-  load(from, value);
-  return value[0];
-}
 
 template <class A>
 __global__ void __launch_bounds__(kThreads) normed_rows_kernel(const __grid_constant__ NormedRecurrence<Device, A> op) {
@@ -221,13 +215,8 @@ class Gang {
     }
     const int column = byte / static_cast<int>(sizeof(A));
     const A* const from = static_cast<const A*>(op_.gate_weight.data) + std::int64_t{first_ + row} * dim_ + column;
-    if (p_.vectors) return column < dim_ ? __ldg(reinterpret_cast<const uint4*>(from)) : make_uint4(0, 0, 0, 0);
-    Vector16<A> piece(make_uint4(0, 0, 0, 0));
-#pragma unroll
-    for (int i = 0; i < Vector16<A>::kSize; ++i) {
-      if (column + i < dim_) piece.values[i] = from[i];
-    }
-    return piece.bits;
+    return p_.vectors ? load_fragment<ReadOnly, true>(from, dim_ - column)
+                      : load_fragment<ReadOnly, false>(from, dim_ - column);
   }
 
   __device__ void multiply() const {

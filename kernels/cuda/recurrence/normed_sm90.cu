@@ -14,11 +14,11 @@
 //
 // Bytes of a token: z, zm, γ and h once, asked for a token ahead; through the cluster 2 D a block and run. Chain of a
 // token: the barrier, operands from shared memory, 4 products of the tensor core, the warps' sums, the gate, the sends.
+#include "kernels/cuda/element.cuh"
 #include "kernels/cuda/gemm/tile_product.cuh"
 #include "kernels/cuda/recurrence/algo.h"
 #include "kernels/cuda/recurrence/equations.cuh"
 #include "kernels/cuda/rows/rows.cuh"
-#include "kernels/cuda/warp.cuh"
 
 namespace mmrec::kernels {
 namespace {
@@ -184,9 +184,7 @@ class ClusterRecurrence {
   __device__ Operands fetch(bool owns, const BankRun& run, int channel, int t) const {
     Operands operands;
     if (!owns || t >= run.rows) return operands;
-    float value[1];
-    load(op_.z.row(run.first + t) + channel, value);
-    operands.z = value[0];
+    operands.z = read(op_.z.row(run.first + t) + channel);
     operands.zm = __ldcg(op_.zm.row(run.first + t) + channel);
     operands.gamma = __ldcg(op_.gamma.row(run.first + t) + channel);
     return operands;

@@ -5,7 +5,7 @@
 //   a_t = γ_t + μ (1 − g_t + γ_t),  b_t = z_t ⊙ (s_t + μ g_t),  h_t = a_t ⊙ h_{t-1} + b_t      h of this one, fp32
 //
 // A block owns 128 times and 64 or 128 channels; its tile of the weights has those rows of both gates, so that s and g
-// of an element are sums of one thread (sm90/mainloop.cuh). The sums of a warp are 16 whole times; it passes them
+// of an element are sums of one thread (sm90.cuh). The sums of a warp are 16 whole times; it passes them
 // through shared memory, where the ring was, into the layout of the scan (tile.cuh), in which each lane replaces
 // them by its steps. What the scan needs from memory is under way before the first sum is looked at: with 64 channels
 // while the block multiplies, with 128 the inputs of one half, while the rest is brought into L2; it is read when the
@@ -20,13 +20,12 @@
 #include <limits>
 #include <type_traits>
 
-#include "kernels/cuda/gemm/sm90/launch.cuh"
+#include "kernels/cuda/gemm/sm90.cuh"
 #include "kernels/cuda/recurrence/algo.h"
 #include "kernels/cuda/recurrence/tile.cuh"
 #include "kernels/cuda/rows/rows.cuh"
 
 namespace mmrec::kernels {
-
 namespace {
 
 /// 64 channels; two blocks share a tile of weights. (Of clusters of four fewer than 132 blocks fit the device at once.)

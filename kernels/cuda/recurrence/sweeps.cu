@@ -9,8 +9,8 @@
 // library's, which looks at no such number, the host waits for every sweep. How many sweeps there are and what each
 // leaves out follows from the numbers alone, never from time: same inputs, same bits.
 //
-// Packed runs are one sequence to all of this but for what settles (tile.cuh, settle.cuh): the word that a sweep leaves
-// says in which steps of the window something moves.
+// Packed runs are one sequence to all of this but for what settles (tile.cuh, operands.cuh): the word that a sweep
+// leaves says in which steps of the window something moves.
 //
 // Lanes of a sweep take channels in pairs: an odd D, which no model wants to be fast, goes by exact steps.
 #include <cuda_runtime.h>

@@ -14,7 +14,7 @@
 // A published element is two words of 64 bits, each a float and a mark, so no fence stands between data and flag. Tiles
 // are numbered time after time, and a tile waits for lower numbers only. The last of the tiles of the same channels to
 // have read clears their words: Cuda::flags() is left zero. What has settled is found at the end, if that is asked for
-// (settle.cuh).
+// (operands.cuh).
 //
 // Packed runs (kRuns): a time that stays as it is, a gap or what has settled, has the step h ↦ 0 h + its state, so a
 // run begins anew after it whatever stands before, NaN included: a decay of 0, which no other step has, is never
@@ -30,10 +30,8 @@
 #include <limits>
 
 #include "kernels/cuda/element.cuh"
-#include "kernels/cuda/recurrence/channel_pair.cuh"
 #include "kernels/cuda/recurrence/equations.cuh"
 #include "kernels/cuda/recurrence/operands.cuh"
-#include "kernels/cuda/recurrence/settle.cuh"
 
 namespace mmrec::kernels {
 

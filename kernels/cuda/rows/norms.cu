@@ -20,9 +20,9 @@
 // and, if other blocks are to do something beside the norms,
 //   unsigned asides()              how many of them for a row
 //   void aside(number, group)      by such a block for each of the row's groups
+#include "kernels/cuda/element.cuh"
 #include "kernels/cuda/recurrence/equations.cuh"
 #include "kernels/cuda/rows/rows.cuh"
-#include "kernels/cuda/warp.cuh"
 
 namespace mmrec::kernels {
 namespace {

@@ -35,7 +35,16 @@ __device__ inline void load(const T* from, float (&to)[kWidth]) {
   }
 }
 
-/// The reverse, rounded to nearest even. `to` is in global memory. (An assignment of float4 may become four stores.)
+/// One element, widened.
+template <class T>
+__device__ inline float read(const T* from) {
+  float value[1];
+  load(from, value);
+  return value[0];
+}
+
+/// The reverse of load, rounded to nearest even. `to` is in global memory. (An assignment of float4 may become four
+/// stores.)
 template <int kWidth, class T>
 __device__ inline void store(T* to, const float (&from)[kWidth]) {
   static_assert(kWidth == 1 || kWidth == 4);
@@ -64,9 +73,7 @@ __device__ inline void load_group(const T* row, std::int64_t group, std::int64_t
   } else {
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
-      float value[1] = {0.0F};
-      if (col + i < cols) load(row + col + i, value);
-      to[i] = value[0];
+      if (col + i < cols) to[i] = read(row + col + i);
     }
   }
 }

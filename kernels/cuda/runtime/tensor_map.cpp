@@ -9,7 +9,6 @@
 #include "kernels/cuda/runtime/launch.cuh"
 
 namespace mmrec::kernels {
-
 namespace {
 
 constexpr std::int64_t kElementBytes = 2;

@@ -21,7 +21,7 @@
 // 4 TB/s and 1.5 us needs 6 MB. choose_scan chooses the algorithm: what was computed of the inputs waits in
 // registers, in two or three blocks a multiprocessor, and as soon as a tile is in registers its place in shared memory
 // is given to one of the tiles to come (block.cuh); or the inputs wait in shared memory and are read twice, in one
-// block (ring.cuh); or a column belongs to a block or to a group of them, which carry its state along instead of
+// block (ScanRing there); or a column belongs to a block or to a group of them, which carry its state along instead of
 // looking back (columns.cuh). Where there is no copy engine, or operands do not suit it, all times of a thread are
 // loaded into registers at once. All algorithms compute the same bits.
 //
@@ -48,7 +48,6 @@
 #include "kernels/cuda/scan/algo.h"
 #include "kernels/cuda/scan/block.cuh"
 #include "kernels/cuda/scan/columns.cuh"
-#include "kernels/cuda/scan/ring.cuh"
 
 namespace mmrec::kernels {
 

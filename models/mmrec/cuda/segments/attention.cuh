@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "kernels/cuda/attention/softmax.cuh"
-#include "kernels/cuda/warp.cuh"
+#include "kernels/cuda/element.cuh"
 #include "models/mmrec/cuda/segments/exchange.cuh"
 
 namespace mmrec::kernels::segments {

@@ -1,7 +1,7 @@
 // The matrix product y = x Wᵀ of bf16 or fp16 operands for sm_90a, persistent and warp-specialised, as a kernel
 // template over what becomes of the fp32 sums: the EPILOGUE receives them in registers, so y need not exist in memory.
 //
-// Who does what. A block owns a tile of 128 rows of x and kColumns rows of W (tile.cuh). One thread of the last
+// Who does what. A block owns a tile of 128 rows of x and kColumns rows of W. One thread of the last
 // warpgroup, the producer, copies k-blocks of 64 columns of both (tensor memory accelerator, 128-byte swizzle) into a
 // ring of kStages stages; each of the other two warpgroups, the consumers, multiplies its 64 rows by all kColumns
 // (wgmma, both operands from shared memory, sums in registers) and runs the epilogue on them. full[s] opens when stage
@@ -27,13 +27,172 @@
 // `ring` may be overwritten in finish() where each block has one tile and both consumers have met before.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
-#include "kernels/cuda/gemm/sm90/schedule.cuh"
+#include "kernels/cuda/isa/ptx.cuh"
+#include "kernels/cuda/runtime/launch.cuh"
+#include "kernels/cuda/runtime/tensor_map.h"
 
 namespace mmrec::kernels {
+
+// --- Tiles, and where a block keeps their operands -------------------------------------------------------------------
+//
+// A block owns 128 rows of x and kColumns rows of W. A k-block, 64 columns of both, costs the tensor cores 128 kColumns
+// 64 / 2,048 clocks (multiply-adds a clock of an SM) and reads (128 + kColumns) x 128 bytes of L2. The kClusterRows
+// blocks of a cluster, which have the same rows of W, copy a slice of them each and multicast it: at 128 x 256 and two
+// blocks that is 32 KB of L2 in 1,024 clocks.
+//
+// A variant is a struct of constants:
+//   kColumns       64, 128 or 256
+//   kParts         the tile of W is kParts runs of kColumns / kParts rows, at the same rows of each matrix of a stack
+//   kStages        of the ring
+//   kClusterRows   blocks that share a tile of W
+//   kLead          k-blocks that the first consumer starts ahead of the second
+//   kGroup         cluster tiles of rows in a group
+
+/// 128 x 256: the least L2 and shared memory traffic a multiply-add, 80 of 128 bytes a clock of shared memory for the
+/// products and 48 for the copies.
+struct WideTile {
+  static constexpr int kColumns = 256;
+  static constexpr int kParts = 1;
+  static constexpr int kStages = 4;
+  static constexpr int kClusterRows = 2;
+  static constexpr int kLead = 2;
+  static constexpr int kGroup = 8;
+};
+/// The same without clusters, for a single tile of rows.
+struct WideSingleTile : WideTile {
+  static constexpr int kClusterRows = 1;
+};
+/// 128 x 128 and 128 x 64, for products whose wide tiles would leave multiprocessors without any. More bytes of shared
+/// memory a multiply-add than it delivers: 1.1 and 1.7 times the clocks of the tensor cores.
+struct SquareTile : WideSingleTile {
+  static constexpr int kColumns = 128;
+  static constexpr int kStages = 6;
+  static constexpr int kLead = 3;
+};
+struct SlimTile : WideSingleTile {
+  static constexpr int kColumns = 64;
+  static constexpr int kStages = 8;
+  static constexpr int kLead = 3;
+};
+
+template <class Tile>
+struct GemmLayout {
+  static constexpr int kConsumers = 2;  // warpgroups of 64 rows
+  static constexpr int kWarpgroup = 128;
+  static constexpr int kDepth = kBoxColumns;  // of a k-block
+  static constexpr int kRows = 64 * kConsumers;
+  static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
+  static constexpr int kProducerRegisters = 40;
+  static constexpr int kConsumerRegisters = 232;
+
+  static constexpr int kRowBytes = kDepth * 2;
+  static constexpr int kXBytes = kRows * kRowBytes;
+  static constexpr int kStageBytes = kXBytes + Tile::kColumns * kRowBytes;
+  static constexpr int kRingBytes = Tile::kStages * kStageBytes;
+  static constexpr int kAlignment = 1024;  // of the swizzle's pattern
+  static constexpr int kBarrierBytes = 2 * Tile::kStages * 8;
+
+  // The slice of W that one block copies, and the runs of W's rows that a box of the slice takes.
+  static constexpr int kWSlice = Tile::kColumns / Tile::kClusterRows;
+  static constexpr int kPartRows = Tile::kColumns / Tile::kParts;
+  static constexpr int kWBoxRows = std::min(kWSlice, kPartRows);
+  static constexpr int kWBoxParts = kWSlice / kWBoxRows;
+
+  static_assert(kWSlice % 8 == 0 && kWSlice % kWBoxRows == 0 && kPartRows % kWBoxRows == 0 && kWBoxRows <= 256);
+  static_assert(Tile::kLead < Tile::kStages, "the second consumer's start waits in the ring");
+
+  static constexpr std::size_t shared_bytes(int epilogue_bytes) {
+    return static_cast<std::size_t>(kAlignment + kRingBytes + kBarrierBytes + epilogue_bytes);
+  }
+};
+
+// --- The products of one launch, and which tile of them comes when
+// -----------------------------------------------------
+//
+// Tiles are taken in groups of kGroup cluster tiles of rows, through all columns, rows fastest: tiles that run at the
+// same time form a near-square and meet in L2, and x is read from memory once, W once per group. They are dealt to
+// clusters by their number alone.
+
+/// What not to multiply, decided on the device by what the kernel before this one has left in *counter: nothing at all
+/// is done where it has reached `enough`, nor in cluster tiles whose rows, numbered from `first`, all lie below it. For
+/// launches that are not persistent. by_bits: instead, what is done are the cluster tiles of rows whose bit in *counter
+/// is set, and the epilogue skips the others. Null: everything is done.
+struct GemmSkip {
+  const std::uint32_t* counter = nullptr;
+  std::uint32_t enough = 0;
+  int first = 0;
+  bool by_bits = false;
+};
+
+/// Sizes of one product. Tiles are those of clusters.
+struct GemmProblem {
+  int batch = 1;  // matrices of x
+  int k_blocks = 0;
+  int row_tiles = 0;  // of one matrix
+  int column_tiles = 0;
+};
+
+/// Products of one launch, side by side: operand x of job j is x[j], and so on. Cluster tiles are numbered through all
+/// jobs; those of job j end before tile end[j].
+template <int kJobs>
+struct GemmJobs {
+  TensorMap x[kJobs];
+  TensorMap w[kJobs];
+  GemmProblem problem[kJobs];
+  int end[kJobs];
+  int tiles;  // of all
+};
+
+template <class Tile>
+GemmProblem gemm_problem(std::int64_t batch, std::int64_t rows, std::int64_t columns, std::int64_t depth) {
+  using Layout = GemmLayout<Tile>;
+  return {.batch = static_cast<int>(batch),
+          .k_blocks = static_cast<int>(ceil_div(depth, Layout::kDepth)),
+          .row_tiles = static_cast<int>(ceil_div(rows, Layout::kRows * Tile::kClusterRows)),
+          .column_tiles = static_cast<int>(ceil_div(columns, Layout::kPartRows))};
+}
+
+/// This block's place in its cluster.
+template <class Tile>
+__device__ inline int gemm_cluster_rank() {
+  if constexpr (Tile::kClusterRows == 1) return 0;
+  return static_cast<int>(ptx::cluster_rank());
+}
+
+/// Where a block's tile begins. Both may lie beyond the problem where a cluster tile does not fill.
+struct GemmPlace {
+  int batch = 0;
+  int row = 0;
+  int column = 0;  // in each part
+  int job = 0;
+};
+
+/// The tile of block `rank` of the cluster that has cluster tile `index`.
+template <class Tile, int kJobs>
+__device__ inline GemmPlace gemm_place(const GemmJobs<kJobs>& jobs, int index, int rank) {
+  int job = 0;
+  if constexpr (kJobs != 1) {
+    while (index >= jobs.end[job]) ++job;
+    if (job != 0) index -= jobs.end[job - 1];
+  }
+  const GemmProblem& problem = jobs.problem[job];
+  const int group_tiles = Tile::kGroup * problem.column_tiles;
+  const int first = index / group_tiles * Tile::kGroup;
+  const int height = min(Tile::kGroup, problem.batch * problem.row_tiles - first);
+  const int row_tile = first + index % group_tiles % height;
+  const int column_tile = index % group_tiles / height;
+  return {row_tile / problem.row_tiles,
+          (row_tile % problem.row_tiles * Tile::kClusterRows + rank) * GemmLayout<Tile>::kRows,
+          column_tile * GemmLayout<Tile>::kPartRows, job};
+}
+
+// --- The kernel
+// -------------------------------------------------------------------------------------------------------
 
 /// The ring and a position in it, which producer and consumers move alike.
 template <class Tile>
@@ -201,6 +360,44 @@ __global__ void __launch_bounds__(GemmLayout<Tile>::kThreads, 1)
     Epilogue epilogue(parameters, window + Layout::kRingBytes + Layout::kBarrierBytes, window);
     gemm_consume<Tile, T>(ring, epilogue, jobs, warpgroup);
   }
+}
+
+// --- Launches
+// ---------------------------------------------------------------------------------------------------------
+
+/// Adds the product of x, `batch` matrices of `rows` rows, and w, kParts matrices of `columns` rows, as job `job`, the
+/// jobs before which are set.
+template <class Tile, int kJobs>
+void set_gemm_job(GemmJobs<kJobs>& jobs, int job, const MatrixStack& x, const MatrixStack& w) {
+  using Layout = GemmLayout<Tile>;
+  const GemmProblem problem = gemm_problem<Tile>(x.depth, x.rows, w.rows, x.columns);
+  jobs.x[job] = make_tensor_map(x, Layout::kRows);
+  jobs.w[job] = make_tensor_map(w, Layout::kWBoxRows, Layout::kWBoxParts);
+  jobs.problem[job] = problem;
+  jobs.tiles = (job == 0 ? 0 : jobs.end[job - 1]) + problem.batch * problem.row_tiles * problem.column_tiles;
+  jobs.end[job] = jobs.tiles;
+}
+
+/// Launches the products. With `persistent` as many clusters as fit the device take several tiles each; otherwise a
+/// cluster has one tile, in the order of tiles.
+template <class Tile, class T, class Epilogue, int kJobs>
+void launch_gemm_sm90(Cuda& cuda, const GemmJobs<kJobs>& jobs, const typename Epilogue::Parameters& parameters,
+                      bool persistent, GemmSkip skip = {}) {
+  using Layout = GemmLayout<Tile>;
+  const int clusters = persistent ? std::min(jobs.tiles, cuda.processors() / Tile::kClusterRows) : jobs.tiles;
+  const LaunchConfig config = {.grid = dim3(static_cast<unsigned>(clusters * Tile::kClusterRows)),
+                               .block = dim3(Layout::kThreads),
+                               .shared_bytes = Layout::shared_bytes(Epilogue::kSharedBytes),
+                               .cluster = Tile::kClusterRows,
+                               .overlap_predecessor = true};
+  launch(cuda.stream(), config, gemm_sm90_kernel<Tile, T, Epilogue, kJobs>, jobs, skip, parameters);
+}
+template <class Tile, class T, class Epilogue>
+void launch_gemm_sm90(Cuda& cuda, const MatrixStack& x, const MatrixStack& w,
+                      const typename Epilogue::Parameters& parameters, bool persistent, GemmSkip skip = {}) {
+  GemmJobs<1> jobs;
+  set_gemm_job<Tile>(jobs, 0, x, w);
+  launch_gemm_sm90<Tile, T, Epilogue>(cuda, jobs, parameters, persistent, skip);
 }
 
 }  // namespace mmrec::kernels

@@ -1,0 +1,242 @@
+// Token log-probs on the CPU, from logits with their gradient, and straight from hidden states and the head without the
+// logits of the whole vocabulary: log p = logit[target] − logsumexp(row).
+//
+// From logits. A row is cut into fixed tiles of kTile logits. The vector kernel computes a tile's (max, sum), and the
+// monoid merges tiles from left to right in fp64. Threads share rows, or the tiles of one row where rows are few. The
+// arithmetic is the same, so bits do not depend on threads. Bytes moved: the logits once (forward), twice and the
+// gradient once (backward; the second reading of a row of ordinary length comes from the cache).
+//
+// From hidden states. Rows are taken in chunks, whole row tiles first, the vocabulary in stripes of whole panels. A
+// task is one chunk and one stripe: panel after panel, the product leaves [chunk, panel] logits in the thread's
+// scratch, each row's (max, sum) is merged into the stripe's, and the target's logit is picked out. The stripes of a
+// row are merged from left to right at the end. As in `linear`, whole row tiles go through oneDNN, other rows through
+// the matrix-vector kernel. What must stay true: chunks, panels and stripes follow from the shapes alone, so bits do
+// not depend on threads. At most one tile of logits per thread is in memory. Bytes moved: the head once per chunk.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <new>
+#include <stdexcept>
+#include <string>
+
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/row_tile.h"
+#include "kernels/cpu/simd.h"
+#include "kernels/logsumexp.h"
+
+namespace mmrec::kernels {
+namespace {
+
+constexpr std::int64_t kTile = 4096;
+/// Tiles whose results fit into one thread's scratch.
+constexpr std::int64_t kMostTiles = static_cast<std::int64_t>(Cpu::kScratchFloats * sizeof(float) / sizeof(MaxSum64));
+
+/// Throws std::invalid_argument unless all targets are in the vocabulary.
+template <class T, class Index>
+void check_targets(const char* op, const MatrixView<const T, Host>& logits, const Index* targets) {
+  for (std::int64_t r = 0; r < logits.rows; ++r) {
+    if (targets[r] < 0 || static_cast<std::int64_t>(targets[r]) >= logits.cols) {
+      throw std::invalid_argument(std::string(op) + ": target " + std::to_string(targets[r]) + " of row " +
+                                  std::to_string(r) + " lies outside [0, " + std::to_string(logits.cols) + ")");
+    }
+  }
+}
+
+template <class T>
+MaxSum64 max_sum(const T* logits, std::int64_t count) {
+  float max = 0.0F;
+  double sum = 0.0;
+  simd().logprobs.max_sum[kDTypeOf<T>](logits, count, &max, &sum);
+  return {static_cast<double>(max), sum};
+}
+
+template <class T>
+MaxSum64 tile_sum(const T* row, std::int64_t cols, std::int64_t tile) {
+  return max_sum(row + tile * kTile, std::min(kTile, cols - tile * kTile));
+}
+
+/// The whole row on the calling thread.
+template <class T>
+MaxSum64 row_sum(const T* row, std::int64_t cols) {
+  MaxSum64 total;
+  for (std::int64_t t = 0; t * kTile < cols; ++t) total = combine(total, tile_sum(row, cols, t));
+  return total;
+}
+
+/// The whole row on all threads.
+template <class T>
+MaxSum64 shared_row_sum(Cpu& cpu, const T* row, std::int64_t cols) {
+  const std::int64_t tiles = (cols + kTile - 1) / kTile;
+  auto* partial = reinterpret_cast<MaxSum64*>(cpu.scratch(0));
+  MaxSum64 total;
+  for (std::int64_t first = 0; first < tiles; first += kMostTiles) {
+    const std::int64_t count = std::min(kMostTiles, tiles - first);
+    cpu.pool().parallel_for(count, 1, [&](std::int64_t begin, std::int64_t end, int) {
+      for (std::int64_t t = begin; t < end; ++t) new (partial + t) MaxSum64(tile_sum(row, cols, first + t));
+    });
+    for (std::int64_t t = 0; t < count; ++t) total = combine(total, partial[t]);
+  }
+  return total;
+}
+
+/// True where each row keeps the threads busy by itself and there are too few rows to share them out.
+bool split_rows(Cpu& cpu, std::int64_t rows, std::int64_t cols) {
+  return cpu.threads() > 1 && rows < std::int64_t{4} * cpu.threads() && cols >= 4 * kTile;
+}
+
+constexpr std::int64_t kMostPanel = 96;     // vocabulary rows of one tile of logits
+constexpr std::int64_t kStripePanels = 16;  // at least this many panels to a stripe
+constexpr std::int64_t kMostStripes = 64;
+static_assert(kMostPanel <= kMostPanelRows);
+
+// A thread's scratch: a tile of logits, the widened panel, then the stripes' results for one chunk.
+constexpr std::size_t kTileFloats = static_cast<std::size_t>(kRowTile * kMostPanel);
+constexpr std::size_t kPartialFloats = static_cast<std::size_t>(kRowTile * kMostStripes) * sizeof(MaxSum64) / 4;
+static_assert(kTileFloats + static_cast<std::size_t>(kPanelFloats) + kPartialFloats <= Cpu::kScratchFloats);
+
+/// Throws std::invalid_argument unless all targets are in the vocabulary or negative.
+void check_targets(const HiddenLogprobs<Host>& op) {
+  for (std::int64_t r = 0; r < op.hidden.rows; ++r) {
+    if (op.targets[r] >= op.head.rows) {
+      throw std::invalid_argument("hidden_logprobs: target " + std::to_string(op.targets[r]) + " of row " +
+                                  std::to_string(r) + " lies beyond the vocabulary of " + std::to_string(op.head.rows));
+    }
+  }
+}
+
+}  // namespace
+
+template <class T, class Index>
+void token_logprobs(Cpu& cpu, const TokenLogprobs<T, Index, Host>& op) {
+  check_targets("token_logprobs", op.logits, op.targets);
+  const std::int64_t cols = op.logits.cols;
+  if (split_rows(cpu, op.logits.rows, cols)) {
+    for (std::int64_t r = 0; r < op.logits.rows; ++r) {
+      const T* row = op.logits.row(r);
+      op.logprobs[r] = log_probability(to_float(row[op.targets[r]]), shared_row_sum(cpu, row, cols));
+    }
+    return;
+  }
+  cpu.pool().parallel_for(op.logits.rows, 1, [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      const T* row = op.logits.row(r);
+      op.logprobs[r] = log_probability(to_float(row[op.targets[r]]), row_sum(row, cols));
+    }
+  });
+}
+
+template <class T, class Index>
+void token_logprobs_backward(Cpu& cpu, const TokenLogprobsBackward<T, Index, Host>& op) {
+  check_targets("token_logprobs_backward", op.logits, op.targets);
+  const std::int64_t cols = op.logits.cols;
+
+  // d = −g softmax everywhere, tile by tile; the target, read before it may be overwritten, is then set to g (1 − p).
+  struct RowGradient {
+    float max, scale, at_target;
+  };
+  const auto prepare = [&](std::int64_t r, MaxSum64 total) {
+    const float g = op.grad[r];
+    const double scale = -static_cast<double>(g) / total.sum;
+    const auto x = static_cast<double>(to_float(op.logits.row(r)[op.targets[r]]));
+    const double p = std::exp(x - total.max) / total.sum;
+    return RowGradient{static_cast<float>(total.max), static_cast<float>(scale),
+                       static_cast<float>(static_cast<double>(g) * (1.0 - p))};
+  };
+  const auto write = [&](std::int64_t r, std::int64_t begin, std::int64_t end, const RowGradient& row) {
+    simd().logprobs.scaled_exp[kDTypeOf<T>](op.logits.row(r) + begin, end - begin, row.max, row.scale,
+                                            op.d_logits.row(r) + begin);
+  };
+  if (split_rows(cpu, op.logits.rows, cols)) {
+    for (std::int64_t r = 0; r < op.logits.rows; ++r) {
+      const RowGradient row = prepare(r, shared_row_sum(cpu, op.logits.row(r), cols));
+      cpu.pool().parallel_for(cols, kTile,
+                              [&](std::int64_t begin, std::int64_t end, int) { write(r, begin, end, row); });
+      op.d_logits.row(r)[op.targets[r]] = from_float<T>(row.at_target);
+    }
+    return;
+  }
+  cpu.pool().parallel_for(op.logits.rows, 1, [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      const RowGradient row = prepare(r, row_sum(op.logits.row(r), cols));
+      write(r, 0, cols, row);
+      op.d_logits.row(r)[op.targets[r]] = from_float<T>(row.at_target);
+    }
+  });
+}
+
+void hidden_logprobs(Cpu& cpu, const HiddenLogprobs<Host>& op) {
+  check_targets(op);
+  const std::int64_t n = op.hidden.rows, dim = op.hidden.cols, vocab = op.head.rows;
+  if (n == 0 || vocab == 0) return;
+  // A head too wide for any panel leaves all rows to the matrix-vector kernel. The stripes do not depend on
+  // force_row_kernel.
+  const bool tiles = !op.force_row_kernel && panel_rows(dim) != 0;
+  const std::int64_t panel_height = panel_rows(dim) != 0 ? std::min(kMostPanel, panel_rows(dim)) : kMostPanel;
+  const std::int64_t panels = (vocab + panel_height - 1) / panel_height;
+  const std::int64_t stripe_panels = std::max(kStripePanels, (panels + kMostStripes - 1) / kMostStripes);
+  const std::int64_t stripes = (panels + stripe_panels - 1) / stripe_panels;
+  const std::int64_t chunks = (n + kRowTile - 1) / kRowTile;
+  if (tiles && n >= kRowTile) cpu.row_tiles().prepare(op.hidden.stride, op.head, panel_height);
+  const auto matvec = simd().matvec.matvec[op.head.format.code];
+  const auto partials_of = [&](std::int64_t slot) {
+    return reinterpret_cast<MaxSum64*>(cpu.scratch(static_cast<int>(slot)) + kTileFloats + kPanelFloats);
+  };
+
+  // One stripe for the rows first..first + rows; partials[r * stripes + stripe] receives row r's part.
+  const auto compute = [&](std::int64_t first, std::int64_t rows, std::int64_t stripe, MaxSum64* partials, int thread) {
+    float* logits = cpu.scratch(thread);
+    for (std::int64_t r = 0; r < rows; ++r) new (partials + r * stripes + stripe) MaxSum64();
+    const std::int64_t end = std::min((stripe + 1) * stripe_panels * panel_height, vocab);
+    for (std::int64_t v = stripe * stripe_panels * panel_height; v < end; v += panel_height) {
+      const std::int64_t width = std::min(panel_height, end - v);
+      const WeightView<Host> panel = op.head.middle_rows(v, width);
+      if (tiles && rows == kRowTile) {
+        cpu.row_tiles().multiply(thread, op.hidden.row(first), op.hidden.stride, panel, logits + kTileFloats, logits);
+      } else {
+        matvec(op.hidden.row(first), op.hidden.stride, rows, panel.data, dim, width, logits, width);
+      }
+      for (std::int64_t r = 0; r < rows; ++r) {
+        const std::int64_t target = op.targets[first + r];
+        if (target < 0) continue;
+        const float* row = logits + r * width;
+        if (target >= v && target < v + width) op.logprobs[first + r] = row[target - v];
+        MaxSum64& total = partials[r * stripes + stripe];
+        total = combine(total, max_sum(row, width));
+      }
+    }
+  };
+
+  // Rounds of as many chunks as there are threads, whose scratch holds a chunk's partial results each.
+  const std::int64_t round = cpu.threads();
+  for (std::int64_t first = 0; first < chunks; first += round) {
+    const std::int64_t count = std::min(round, chunks - first);
+    std::atomic<std::int64_t> next{0};
+    cpu.pool().run([&](int thread) {
+      for (;;) {
+        const std::int64_t task = next.fetch_add(1, std::memory_order_relaxed);
+        if (task >= count * stripes) return;
+        const std::int64_t slot = task / stripes;
+        const std::int64_t row = (first + slot) * kRowTile;
+        compute(row, std::min(kRowTile, n - row), task % stripes, partials_of(slot), thread);
+      }
+    });
+    cpu.row_tiles().check();
+    for (std::int64_t slot = 0; slot < count; ++slot) {
+      const std::int64_t row = (first + slot) * kRowTile;
+      for (std::int64_t r = row; r < std::min(row + kRowTile, n); ++r) {
+        if (op.targets[r] < 0) continue;
+        MaxSum64 all;
+        for (std::int64_t s = 0; s < stripes; ++s) all = combine(all, partials_of(slot)[(r - row) * stripes + s]);
+        op.logprobs[r] = log_probability(op.logprobs[r], all);
+      }
+    }
+  }
+}
+
+#define MMREC_INSTANTIATE(T, Index)                                         \
+  template void token_logprobs(Cpu&, const TokenLogprobs<T, Index, Host>&); \
+  template void token_logprobs_backward(Cpu&, const TokenLogprobsBackward<T, Index, Host>&);
+#define MMREC_INSTANTIATE_BOTH(T) MMREC_INSTANTIATE(T, std::int32_t) MMREC_INSTANTIATE(T, std::int64_t)
+MMREC_FOR_EACH_TYPE(MMREC_INSTANTIATE_BOTH)
+
+}  // namespace mmrec::kernels
