@@ -29,6 +29,11 @@ struct Supported {
   }
 };
 
+const SimdKernels*& chosen_simd() {
+  static const SimdKernels* table = supported_simd_kernels().front();
+  return table;
+}
+
 }  // namespace
 
 std::span<const SimdKernels* const> supported_simd_kernels() {
@@ -36,10 +41,8 @@ std::span<const SimdKernels* const> supported_simd_kernels() {
   return {supported.tables, supported.count};
 }
 
-const SimdKernels& simd() {
-  static const SimdKernels& best = *supported_simd_kernels().front();
-  return best;
-}
+const SimdKernels& simd() { return *chosen_simd(); }
+void choose_simd(const SimdKernels& table) { chosen_simd() = &table; }
 
 bool all_finite(std::span<const std::byte> numbers, DType dtype) {
   const auto count = static_cast<std::int64_t>(numbers.size() / size_of(dtype));

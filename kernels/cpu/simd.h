@@ -193,8 +193,10 @@ extern const SimdKernels kAvx512Kernels;
 extern const SimdKernels kAvx2Kernels;
 extern const SimdKernels kScalarKernels;
 
-/// The fastest table that this processor runs.
+/// The table that ops use: the fastest that this processor runs, or the one that a test has chosen.
 const SimdKernels& simd();
+/// For tests, which run ops by every table. Not while an op runs.
+void choose_simd(const SimdKernels& table);
 /// Every table that this processor runs, fastest first: tests go through all of them.
 std::span<const SimdKernels* const> supported_simd_kernels();
 

@@ -12,18 +12,6 @@
 
 namespace mmrec::kernels::test {
 
-template <class T>
-T nan_of() {
-  T value;
-  std::memset(&value, 0xff, sizeof(T));
-  return value;
-}
-
-template <class T>
-bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
-}
-
 /// How rows lie in memory: `pad` elements between rows, the first row `offset` elements into the buffer.
 struct Layout {
   std::int64_t pad = 0;
@@ -95,16 +83,6 @@ SequenceView<T, Device> sequences(MatrixView<T, Device> m, std::int64_t batch, s
   s.batch_stride = rows_each * m.stride;
   s.time_stride = m.stride;
   return s;
-}
-
-/// True if `got` is some value within `tolerance` of `want`, rounded to T.
-template <class T>
-bool rounds_to(T got, double want, double tolerance) {
-  const double g = static_cast<double>(to_float(got));
-  if (std::isnan(want) || std::isnan(g)) return std::isnan(want) && std::isnan(g);
-  if constexpr (sizeof(T) == 4) return g == want || std::abs(g - want) <= tolerance;
-  return g >= static_cast<double>(to_float(from_float<T>(static_cast<float>(want - tolerance)))) &&
-         g <= static_cast<double>(to_float(from_float<T>(static_cast<float>(want + tolerance))));
 }
 
 }  // namespace mmrec::kernels::test

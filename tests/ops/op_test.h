@@ -1,0 +1,242 @@
+// Tests of ops that run on every backend. A file of this folder is compiled for the CPU (label kernels) and, with
+// MMREC_TEST_CUDA, for a GPU, emulated and real (labels emulated and gpu). It has one float64 reference, one table of
+// cases and one set of operands for all of them. What is about one backend alone stands under `#if` at its end.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#if defined(MMREC_TEST_CUDA)
+#include "tests/kernels/cuda/cuda_testing.h"
+#else
+#include "kernels/cpu/bytes.h"
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/simd.h"
+#endif
+#include "tests/ops/testing.h"
+
+namespace mmrec::kernels::test {
+
+#if defined(MMREC_TEST_CUDA)
+inline constexpr bool kOnCuda = true;
+using Backend = Cuda;
+#else
+inline constexpr bool kOnCuda = false;
+using Backend = Cpu;
+#endif
+using Space = Backend::Space;
+template <class T>
+using Buffer = Backend::Buffer<T>;
+
+/// True where a real GPU's large sizes are tried.
+inline bool gpu_sizes() { return kOnCuda && !small_sizes(); }
+/// True where `work` is more than this backend's tests take on: by an emulated device, elements or products are few.
+inline bool too_large(std::int64_t work, std::int64_t most = 50'000) { return small_sizes() && work > most; }
+
+/// f(A{}) for every type of activations: the CPU has fp32 alone.
+template <class F>
+void for_activations(const F& f) {
+  f(float{});
+  if constexpr (kOnCuda) {
+    f(BFloat16{});
+    f(Float16{});
+  }
+}
+/// f(A{}, format) for every format of weights and the activations that they multiply: on a GPU both are of one type.
+template <class F>
+void for_weights(const F& f) {
+  if constexpr (kOnCuda) {
+    for_activations([&]<class A>(A) { f(A{}, kDTypeOf<A>); });
+  } else {
+    for (const DType format : kAllDTypes) f(float{}, format);
+  }
+}
+
+/// Hash of all bytes that were downloaded since it was 0.
+inline std::uint64_t& downloaded() {
+  static std::uint64_t hash = 0;
+  return hash;
+}
+template <class T>
+std::vector<T> download(Backend& on, const T* from, std::size_t count) {
+  std::vector<T> host(count);
+  on.download(from, host.data(), count);
+  if constexpr (!kOnCuda) {
+    downloaded() = 31 * downloaded() + hash_bytes(std::as_bytes(std::span(host)));
+  }
+  return host;
+}
+template <class T>
+std::vector<T> download(Backend& on, const Buffer<T>& from) {
+  return download(on, from.data(), from.size());
+}
+template <class T>
+Buffer<T> upload(Backend& on, const std::vector<T>& host) {
+  Buffer<T> buffer(host.size());
+  on.upload(host.data(), buffer.data(), host.size());
+  return buffer;
+}
+/// A buffer of NaN (all bits set): an entry that an op leaves unwritten shows.
+template <class T>
+Buffer<T> unwritten(Backend& on, std::size_t count) {
+  return upload(on, std::vector<T>(count, nan_of<T>()));
+}
+
+class OpTest : public ::testing::Test {
+ protected:
+#if defined(MMREC_TEST_CUDA)
+  void SetUp() override {
+    const std::string reason = cuda_unusable_reason();
+    if (!reason.empty()) GTEST_SKIP() << "no usable CUDA device: " << reason;
+    on_ = std::make_unique<Cuda>();
+  }
+  /// Every op leaves the backend's flags zero. on_ is null where SetUp skipped or threw.
+  void TearDown() override {
+    if (on_ == nullptr) return;
+    const std::vector<std::uint32_t> flags = download(on(), on().flags(), Cuda::kFlagWords);
+    EXPECT_TRUE(std::all_of(flags.begin(), flags.end(), [](std::uint32_t f) { return f == 0; }));
+  }
+  template <class F>
+  void on_every(const F& f) {
+    f(on());
+  }
+#else
+  void SetUp() override { on_ = std::make_unique<Cpu>(2); }
+  /// f(backend) by every instruction set, and by the best one with several numbers of threads. What f downloads has the
+  /// same bits for any number of threads. On a GPU f runs once.
+  template <class F>
+  void on_every(const F& f) {
+    const auto tables = supported_simd_kernels();
+    std::uint64_t first = 0;
+    for (const SimdKernels* table : tables) {
+      choose_simd(*table);
+      for (const int threads : {2, 1, 5}) {
+        if (threads != 2 && table != tables.front()) continue;
+        SCOPED_TRACE(testing::Message() << table->name << ", " << threads << " threads");
+        Cpu cpu(threads);
+        downloaded() = 0;
+        f(cpu);
+        if (threads == 2) first = downloaded();
+        EXPECT_EQ(downloaded(), first) << "other bits than with 2 threads";
+      }
+    }
+    choose_simd(*tables.front());
+  }
+#endif
+  /// A CPU of 2 threads, or the GPU.
+  Backend& on() { return *on_; }
+
+ private:
+  std::unique_ptr<Backend> on_;
+};
+
+/// How rows lie in memory: `pad` elements between rows, the first row `offset` elements into the buffer.
+struct Layout {
+  std::int64_t pad = 0;
+  std::int64_t offset = 0;
+};
+inline constexpr Layout kPacked = {};
+inline constexpr Layout kAlignedGaps = {.pad = 24, .offset = 8};
+inline constexpr Layout kUnaligned = {.pad = 3, .offset = 1};
+inline constexpr Layout kLayouts[] = {kPacked, kAlignedGaps, kUnaligned};
+
+/// [rows, cols] of a backend's buffer; what is not in the matrix is NaN.
+template <class T>
+class Matrix {
+ public:
+  /// NaN throughout.
+  Matrix(Backend& on, std::int64_t rows, std::int64_t cols, Layout layout = kPacked)
+      : Matrix(on, std::vector<T>(static_cast<std::size_t>(rows * cols), nan_of<T>()), rows, cols, layout) {}
+  Matrix(Backend& on, std::vector<T> values, std::int64_t rows, std::int64_t cols, Layout layout = kPacked)
+      : on_(&on),
+        rows_(rows),
+        cols_(cols),
+        layout_(layout),
+        values_(std::move(values)),
+        buffer_(static_cast<std::size_t>(layout.offset + rows * (cols + layout.pad) + 1)) {
+    std::vector<T> all(buffer_.size(), nan_of<T>());
+    for (std::int64_t r = 0; r < rows; ++r) std::copy_n(values_.data() + r * cols, cols, all.data() + at(r));
+    on.upload(all.data(), buffer_.data(), all.size());
+  }
+
+  MatrixView<T, Space> view() { return {buffer_.data() + layout_.offset, rows_, cols_, cols_ + layout_.pad}; }
+  MatrixView<const T, Space> read() { return view(); }
+  T* data() { return view().data; }
+  /// [batch, time, cols] of a matrix whose rows are those of `batch` sequences, from row `first` of each.
+  SequenceView<T, Space> sequences(std::int64_t batch, std::int64_t first, std::int64_t time) {
+    SequenceView<T, Space> s(view().row(first), batch, time, cols_);
+    s.batch_stride = rows_ / batch * view().stride;
+    s.time_stride = view().stride;
+    return s;
+  }
+  /// What it was made of.
+  const std::vector<T>& values() const { return values_; }
+  double operator()(std::int64_t row, std::int64_t col) const {
+    return static_cast<double>(to_float(values_[static_cast<std::size_t>(row * cols_ + col)]));
+  }
+  /// What the backend's memory holds now; a failure if anything around the matrix has changed.
+  std::vector<T> download() const {
+    std::vector<T> all = test::download(*on_, buffer_);
+    std::vector<T> inside;
+    for (std::int64_t r = 0; r < rows_; ++r) {
+      inside.insert(inside.end(), all.data() + at(r), all.data() + at(r) + cols_);
+      std::fill_n(all.data() + at(r), cols_, nan_of<T>());
+    }
+    EXPECT_TRUE(same_bits(all, std::vector<T>(all.size(), nan_of<T>()))) << "written outside of the matrix";
+    return inside;
+  }
+
+ private:
+  std::int64_t at(std::int64_t row) const { return layout_.offset + row * (cols_ + layout_.pad); }
+
+  Backend* on_;
+  std::int64_t rows_, cols_;
+  Layout layout_;
+  std::vector<T> values_;
+  Buffer<T> buffer_;
+};
+
+template <class T>
+Matrix<T> random_matrix(Backend& on, std::int64_t rows, std::int64_t cols, Layout layout, std::uint64_t stream,
+                        double deviation = 1.0) {
+  return {on, random_normal<T>(static_cast<std::size_t>(rows * cols), 0.0, deviation, stream), rows, cols, layout};
+}
+template <class T>
+Matrix<T> uniform_matrix(Backend& on, std::int64_t rows, std::int64_t cols, Layout layout, std::uint64_t stream,
+                         double low = -1.0, double high = 1.0) {
+  return {on, random_uniform<T>(static_cast<std::size_t>(rows * cols), low, high, stream), rows, cols, layout};
+}
+
+/// A weight matrix in its stored type, and its exact values.
+class Weights {
+ public:
+  /// Normal, with this deviation.
+  Weights(Backend& on, std::int64_t rows, std::int64_t cols, DType format, std::uint64_t stream, double deviation = 1.0)
+      : format_(format), rows_(rows), cols_(cols) {
+    const auto store = [&]<class T>(T) {
+      const auto stored = random_normal<T>(static_cast<std::size_t>(rows * cols), 0.0, deviation, stream);
+      values_ = widened(stored);
+      bytes_ = Buffer<std::byte>(stored.size() * sizeof(T));
+      on.upload(reinterpret_cast<const std::byte*>(stored.data()), bytes_.data(), bytes_.size());
+    };
+    if (format == DType::kF32) store(float{});
+    if (format == DType::kF16) store(Float16{});
+    if (format == DType::kBF16) store(BFloat16{});
+  }
+  WeightView<Space> view() const { return {bytes_.data(), format_, rows_, cols_}; }
+  double operator()(std::int64_t row, std::int64_t col) const {
+    return values_[static_cast<std::size_t>(row * cols_ + col)];
+  }
+  const double* row(std::int64_t r) const { return values_.data() + r * cols_; }
+  std::int64_t rows() const { return rows_; }
+  std::int64_t cols() const { return cols_; }
+
+ private:
+  Buffer<std::byte> bytes_;
+  std::vector<double> values_;
+  DType format_;
+  std::int64_t rows_, cols_;
+};
+
+}  // namespace mmrec::kernels::test

@@ -1,0 +1,338 @@
+// Ops that work row by row, against float64: norms, the residual stream, the decay gate, embedding, segment sums.
+#include "tests/ops/op_test.h"
+
+namespace mmrec::kernels::test {
+namespace {
+
+// ---- rmsnorm --------------------------------------------------------------------------------------------------------
+
+std::vector<double> normed(const Matrix<float>& x, const std::vector<float>& weight, NormEpsilon epsilon) {
+  const auto dim = static_cast<std::int64_t>(weight.size());
+  std::vector<double> y;
+  for (std::int64_t r = 0; r < std::ssize(x.values()) / dim; ++r) {
+    double squares = 0.0;
+    for (std::int64_t c = 0; c < dim; ++c) squares += x(r, c) * x(r, c);
+    const double mean = squares / static_cast<double>(dim);
+    const double norm = epsilon == NormEpsilon::kInsideRoot ? std::sqrt(mean + 1e-6) : std::sqrt(mean) + 1e-6;
+    for (std::int64_t c = 0; c < dim; ++c) {
+      y.push_back(static_cast<double>(weight[static_cast<std::size_t>(c)]) * x(r, c) / norm);
+    }
+  }
+  return y;
+}
+
+class RmsnormTest : public OpTest {
+ protected:
+  template <class A>
+  static void check(Backend& on, Matrix<float>& x, std::int64_t rows, std::int64_t dim, Layout layout,
+                    NormEpsilon epsilon = NormEpsilon::kBesideRoot) {
+    const std::vector<float> weight = random_uniform<float>(static_cast<std::size_t>(dim), 0.5, 1.5, 2);
+    const Buffer<float> on_backend = upload(on, weight);
+    Matrix<A> y(on, rows, dim, layout);
+    rmsnorm(on, x.read(), on_backend.data(), y.view(), epsilon);
+    const std::vector<double> want = normed(x, weight, epsilon);
+    EXPECT_TRUE(all_round_to(y.download(), want, [&](std::size_t i) { return 5e-7 * std::abs(want[i]); }))
+        << rows << " x " << dim << ", pad " << layout.pad;
+  }
+};
+
+TEST_F(RmsnormTest, MatchesFloat64InAnyLayout) {
+  on_every([](Backend& on) {
+    for (const std::int64_t dim : {1, 7, 31, 48, 384, 1000, 2048, 4096, 8191, 8192, 9001, 16384}) {
+      for (const std::int64_t rows : {1, 3, 130}) {
+        if (too_large(rows * dim) || (!kOnCuda && rows * dim > 600'000)) continue;
+        for (const Layout layout : kLayouts) {
+          Matrix<float> x = random_matrix<float>(on, rows, dim, layout, 1, 3.0);
+          for_activations([&]<class A>(A) { check<A>(on, x, rows, dim, layout); });
+        }
+      }
+    }
+  });
+}
+
+TEST_F(RmsnormTest, EpsilonCountsWhereTheRowIsSmallAndLargeSquaresDoNotOverflow) {
+  on_every([](Backend& on) {
+    for (const double scale : {0.0, 1e-30, 1e-20, 1e-7, 1e-6, 1e-3, 1e18, 1e30}) {
+      Matrix<float> x = random_matrix<float>(on, 1, 48, kPacked, 3, scale);
+      for (const NormEpsilon epsilon : {NormEpsilon::kBesideRoot, NormEpsilon::kInsideRoot}) {
+        SCOPED_TRACE(scale);
+        check<float>(on, x, 1, 48, kPacked, epsilon);
+      }
+    }
+  });
+}
+
+TEST_F(RmsnormTest, InPlaceAndAloneGiveTheSameBits) {
+  on_every([](Backend& on) {
+    for (const std::int64_t dim : {100, 9001}) {
+      const std::int64_t rows = dim == 100 && !kOnCuda ? 301 : 9;
+      const Buffer<float> weight = upload(on, random_normal<float>(static_cast<std::size_t>(dim), 1.0, 0.1, 4));
+      Matrix<float> x = random_matrix<float>(on, rows, dim, kPacked, 5), y(on, rows, dim), alone(on, rows, dim);
+      rmsnorm(on, x.read(), weight.data(), y.view());
+      for (std::int64_t r = 0; r < rows; ++r) {
+        rmsnorm(on, x.read().middle_rows(r, 1), weight.data(), alone.view().middle_rows(r, 1));
+      }
+      EXPECT_TRUE(same_bits(alone.download(), y.download())) << dim;
+      rmsnorm(on, x.read(), weight.data(), x.view());
+      EXPECT_TRUE(same_bits(x.download(), y.download())) << dim;
+    }
+  });
+}
+
+TEST_F(RmsnormTest, NanStaysInItsRow) {
+  on_every([](Backend& on) {
+    std::vector<float> values = random_normal<float>(3 * 64, 0.0, 1.0, 6);
+    values[64 + 17] = NAN;
+    Matrix<float> x(on, values, 3, 64);
+    const Buffer<float> weight = upload(on, std::vector<float>(64, 1.0F));
+    for_activations([&]<class A>(A) {
+      Matrix<A> y(on, 3, 64);
+      rmsnorm(on, x.read(), weight.data(), y.view());
+      const std::vector<A> got = y.download();
+      for (std::size_t i = 0; i < got.size(); ++i) EXPECT_EQ(std::isnan(to_float(got[i])), i / 64 == 1) << i;
+    });
+  });
+}
+
+// ---- block_residual: y = x + h + 0.1 v + bias -----------------------------------------------------------------------
+
+enum class Bias : std::uint8_t { kNone, kShared, kPerSequence };
+
+class BlockResidualTest : public OpTest {
+ protected:
+  template <class A>
+  static void check(Backend& on, std::int64_t time, std::int64_t dim, Layout layout) {
+    constexpr std::int64_t kBatch = 3;
+    // h has the carry as its row 0; v is a part of wider rows.
+    Matrix<float> h = uniform_matrix<float>(on, kBatch * (time + 1), dim, kPacked, 2);
+    Matrix<A> v = uniform_matrix<A>(on, kBatch * time, dim, layout, 3);
+    Matrix<float> bias = uniform_matrix<float>(on, kBatch, dim, kPacked, 4);
+    for (const Bias kind : {Bias::kNone, Bias::kShared, Bias::kPerSequence}) {
+      Matrix<float> x = uniform_matrix<float>(on, kBatch * time, dim, layout, 1);
+      Matrix<float> y(on, kBatch * time, dim, layout);
+      BlockResidual<Space, A> op{.x = x.sequences(kBatch, 0, time),
+                                 .h = h.sequences(kBatch, 1, time),
+                                 .v = v.sequences(kBatch, 0, time),
+                                 .bias = kind == Bias::kNone ? nullptr : bias.data(),
+                                 .bias_stride = kind == Bias::kPerSequence ? dim : 0,
+                                 .y = y.sequences(kBatch, 0, time)};
+      block_residual(on, op);
+      std::vector<double> expected;
+      for (std::int64_t r = 0; r < kBatch * time; ++r) {
+        const std::int64_t b = r / time;
+        const std::int64_t bias_row = kind == Bias::kPerSequence ? b : 0;
+        for (std::int64_t c = 0; c < dim; ++c) {
+          expected.push_back(x(r, c) + h(r + b + 1, c) + 0.1 * v(r, c) +
+                             (kind == Bias::kNone ? 0.0 : bias(bias_row, c)));
+        }
+      }
+      const std::vector<float> got = y.download();
+      EXPECT_LT(max_error(got, expected), 4e-7) << time << " x " << dim;
+#if defined(MMREC_TEST_CUDA)
+      // With the norm: the bits of the two ops.
+      Matrix<float> norm = random_matrix<float>(on, 1, dim, kPacked, 5);
+      Matrix<A> normed_apart(on, kBatch * time, dim, layout), u(on, kBatch * time, dim, layout);
+      rmsnorm(on, y.read(), norm.data(), normed_apart.view());
+      Matrix<float> again(on, kBatch * time, dim, layout);
+      op.y = again.sequences(kBatch, 0, time);
+      block_residual_norm(on, op, norm.data(), u.view());
+      EXPECT_TRUE(same_bits(again.download(), got));
+      EXPECT_TRUE(same_bits(u.download(), normed_apart.download()));
+#endif
+      op.y = x.sequences(kBatch, 0, time);
+      block_residual(on, op);
+      EXPECT_TRUE(same_bits(x.download(), got)) << "in place";
+    }
+  }
+};
+
+TEST_F(BlockResidualTest, MatchesFloat64WithTheStateOneRowLongerAndEveryBias) {
+  on_every([](Backend& on) {
+    for (const std::int64_t dim : {1, 7, 48, 384, 1000, 4096}) {
+      for (const std::int64_t time : {1, 3, 65}) {
+        if (too_large(time * dim, 8000) || (kOnCuda && dim == 384)) continue;
+        for (const Layout layout : kLayouts) {
+          for_activations([&]<class A>(A) { check<A>(on, time, dim, layout); });
+        }
+      }
+    }
+  });
+}
+
+// ---- decay_gate -----------------------------------------------------------------------------------------------------
+
+class DecayGateTest : public OpTest {
+ protected:
+  static double clamped(double x) { return std::isnan(x) ? x : std::clamp(x, 1e-6, 1.0 - 1e-6); }
+  static void check(Backend& on, std::int64_t rows, std::int64_t dim, Layout layout, bool two, int alias) {
+    Matrix<float> a = uniform_matrix<float>(on, rows, dim, layout, 1, -25.0, 25.0);
+    Matrix<float> c = uniform_matrix<float>(on, rows, dim, kPacked, 2, -25.0, 25.0);
+    Matrix<float> fresh(on, rows, dim, layout);
+    Matrix<float>& gamma = alias == 0 ? fresh : alias == 1 ? a : c;
+    DecayGate<Space> op{.a = a.view(), .gamma = gamma.view()};
+    if (two) op.c = c.view();
+    decay_gate(on, op);
+    std::vector<double> want;
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t i = 0; i < dim; ++i) want.push_back(clamped(sigmoid(a(r, i)) * (two ? sigmoid(c(r, i)) : 1.0)));
+    }
+    // A GPU's eˣ carries the rounding of x log₂e, so small gates lose a little.
+    EXPECT_TRUE(
+        all_round_to(gamma.download(), want,
+                     [&](std::size_t i) { return kOnCuda ? want[i] * (4e-7 - 2e-7 * std::log(want[i])) : 2e-7; }))
+        << rows << " x " << dim << ", alias " << alias;
+  }
+};
+
+TEST_F(DecayGateTest, MatchesFloat64AndMayAlias) {
+  on_every([](Backend& on) {
+    for (const std::int64_t dim : {1, 7, 31, 48, 384, 1000, 4096}) {
+      for (const std::int64_t rows : {1, 5, 130}) {
+        if (too_large(rows * dim, 20000) || (kOnCuda && (dim == 31 || dim == 384))) continue;
+        for (const Layout layout : kLayouts) {
+          for (const int alias : {0, 1, 2}) {
+            check(on, rows, dim, layout, true, alias);
+            if (alias != 2) check(on, rows, dim, layout, false, alias);
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST_F(DecayGateTest, ClampsAtTheEndsAndLetsNanPass) {
+  const std::vector<float> values = {INFINITY, -INFINITY, NAN,  200.0F, -200.0F, 88.5F, -88.5F,
+                                     3e38F,    -3e38F,    0.0F, -13.0F, -14.0F,  15.0F, 100.0F};
+  const auto count = static_cast<std::int64_t>(values.size());
+  on_every([&](Backend& on) {
+    Matrix<float> a(on, values, 1, count), c(on, std::vector<float>(values.size(), 200.0F), 1, count);
+    for (const bool two : {false, true}) {
+      Matrix<float> gamma(on, 1, count);
+      DecayGate<Space> op{.a = a.view(), .gamma = gamma.view()};
+      if (two) op.c = c.view();
+      decay_gate(on, op);
+      const std::vector<float> got = gamma.download();
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        const double tolerance = kOnCuda ? 1e-7 : values[i] == -13.0F ? 1e-11 : 0.0;  // a clamped value is exact
+        const auto want = static_cast<float>(clamped(sigmoid(static_cast<double>(values[i]))));
+        EXPECT_TRUE(rounds_to(got[i], static_cast<double>(want), tolerance)) << values[i];
+      }
+    }
+  });
+}
+
+// ---- embed ----------------------------------------------------------------------------------------------------------
+
+class EmbedTest : public OpTest {};
+
+TEST_F(EmbedTest, WidensTheTokensRowsExactly) {
+  on_every([](Backend& on) {
+    for_weights([&]<class A>(A, DType format) {
+      constexpr std::int64_t kVocab = 37;
+      for (const std::int64_t dim : {1, 7, 31, 48, 1024, 4099}) {
+        const Weights table(on, kVocab, dim, format, 1);
+        for (const std::int64_t n : {1, 3, 130}) {
+          if (too_large(n * dim)) continue;
+          std::vector<int> tokens = random_ids(n, kVocab, 2);
+          tokens.back() = kVocab - 1;
+          const Buffer<int> on_backend = upload(on, tokens);
+          std::vector<float> expected;
+          for (const int token : tokens) {
+            for (std::int64_t c = 0; c < dim; ++c) expected.push_back(static_cast<float>(table(token, c)));
+          }
+          for (const Layout layout : kLayouts) {
+            Matrix<float> x(on, n, dim, layout);
+            embed(on, table.view(), on_backend.data(), x.view());
+            EXPECT_TRUE(same_bits(x.download(), expected)) << n << " x " << dim << ", offset " << layout.offset;
+          }
+        }
+      }
+    });
+  });
+}
+
+TEST_F(EmbedTest, NoTokensWriteNothing) {
+  const Weights table(on(), 3, 8, DType::kF32, 3);
+  Matrix<float> x(on(), 1, 8);
+  embed(on(), table.view(), nullptr, x.view().middle_rows(0, 0));
+  EXPECT_TRUE(same_bits(x.download(), x.values()));
+}
+
+// ---- segment_sum, segment_close -------------------------------------------------------------------------------------
+
+// The CPU adds in the order of time: its sums are exactly those of float64.
+class SegmentTest : public OpTest {
+ protected:
+  static void check(Backend& on, std::int64_t batch, std::int64_t time, std::int64_t dim, Layout layout,
+                    const std::vector<std::int64_t>& cuts) {
+    Matrix<float> x = random_matrix<float>(on, batch * time, dim, layout, 1, 5.0);
+    std::vector<double> expected(static_cast<std::size_t>(batch * dim), 0.0);
+    std::vector<double> bound(expected.size(), kOnCuda ? 1e-30 : 0.0);
+    for (std::int64_t r = 0; r < batch * time; ++r) {
+      for (std::int64_t c = 0; c < dim; ++c) {
+        const auto i = static_cast<std::size_t>(r / time * dim + c);
+        expected[i] += x(r, c);
+        bound[i] += kOnCuda ? 1e-14 * std::abs(x(r, c)) : 0.0;
+      }
+    }
+    for (const std::int64_t cut : cuts) {
+      SCOPED_TRACE(testing::Message() << batch << " x " << time << " x " << dim << ", cut " << cut);
+      const auto run = [&] {
+        Buffer<double> sum = upload(on, std::vector<double>(expected.size(), 0.0));
+        for (std::int64_t t = 0; t < time; t += cut) {
+          segment_sum(on, {.x = x.sequences(batch, t, std::min(cut, time - t)), .sum = {sum.data(), batch, dim}});
+        }
+        return sum;
+      };
+      Buffer<double> sum = run();
+      const std::vector<double> sums = download(on, sum);
+      for (std::size_t i = 0; i < sums.size(); ++i) ASSERT_LE(std::abs(sums[i] - expected[i]), bound[i]);
+      ASSERT_EQ(download(on, run()), sums);
+      Matrix<float> slot(on, batch, dim, {.pad = 5, .offset = 2});
+      segment_close(on, {sum.data(), batch, dim}, time, slot.view());
+      const std::vector<float> got = slot.download();
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        ASSERT_EQ(got[i], static_cast<float>(sums[i] / static_cast<double>(time)));
+      }
+      ASSERT_EQ(download(on, sum), std::vector<double>(expected.size(), 0.0));
+    }
+  }
+};
+
+TEST_F(SegmentTest, IsTheSumHoweverItIsCut) {
+  on_every([](Backend& on) {
+    for (const std::int64_t dim : {1, 7, 31, 33, 48, 100, 384}) {
+      if (kOnCuda && dim == 384) continue;
+      if (few_cases() && dim != 33) {
+        check(on, 3, 257, dim, kPacked, {17, 129});
+      } else {
+        check(on, 3, 257, dim, kPacked, {1, 7, 16, 17, 64, 128, 129, 257});
+      }
+    }
+    check(on, 2, 300, 64, kAlignedGaps, {40, 300});
+    check(on, 2, 300, 64, kUnaligned, {40, 300});
+    if (!gpu_sizes()) return;
+    check(on, 1, 4097, 1024, kPacked, {1, 256, 4097});
+    check(on, 1, 5000, 8, kPacked, {5000});
+    check(on, 2, 1000, 4096, kAlignedGaps, {256, 1000});
+    check(on, 70000, 17, 3, kPacked, {17});
+  });
+}
+
+TEST_F(SegmentTest, ContinuesASum) {
+  on_every([](Backend& on) {
+    const std::vector<double> before = {1e9, -2.5, 1.0 / 3.0};
+    Matrix<float> x = random_matrix<float>(on, 20, 3, kPacked, 2);
+    std::vector<double> expected = before;
+    for (std::int64_t t = 0; t < 20; ++t) {
+      for (std::int64_t c = 0; c < 3; ++c) expected[static_cast<std::size_t>(c)] += x(t, c);
+    }
+    Buffer<double> sum = upload(on, before);
+    segment_sum(on, {.x = x.sequences(1, 0, 20), .sum = {sum.data(), 1, 3}});
+    const std::vector<double> got = download(on, sum);
+    for (std::size_t c = 0; c < 3; ++c) EXPECT_NEAR(got[c], expected[c], 1e-14 * (std::abs(expected[c]) + 20.0)) << c;
+  });
+}
+
+}  // namespace
+}  // namespace mmrec::kernels::test
