@@ -208,22 +208,31 @@ Matrix<T> uniform_matrix(Backend& on, std::int64_t rows, std::int64_t cols, Layo
   return {on, random_uniform<T>(static_cast<std::size_t>(rows * cols), low, high, stream), rows, cols, layout};
 }
 
+/// f(T{}) of the type that a format stores.
+template <class F>
+void with_type(DType format, const F& f) {
+  if (format == DType::kF32) f(float{});
+  if (format == DType::kF16) f(Float16{});
+  if (format == DType::kBF16) f(BFloat16{});
+}
+
 /// A weight matrix in its stored type, and its exact values.
 class Weights {
  public:
-  /// Normal, with this deviation.
-  Weights(Backend& on, std::int64_t rows, std::int64_t cols, DType format, std::uint64_t stream, double deviation = 1.0)
+  Weights(Backend& on, const std::vector<double>& values, std::int64_t rows, std::int64_t cols, DType format)
       : format_(format), rows_(rows), cols_(cols) {
-    const auto store = [&]<class T>(T) {
-      const auto stored = random_normal<T>(static_cast<std::size_t>(rows * cols), 0.0, deviation, stream);
+    with_type(format, [&]<class T>(T) {
+      std::vector<T> stored;
+      for (const double value : values) stored.push_back(from_float<T>(static_cast<float>(value)));
       values_ = widened(stored);
       bytes_ = Buffer<std::byte>(stored.size() * sizeof(T));
       on.upload(reinterpret_cast<const std::byte*>(stored.data()), bytes_.data(), bytes_.size());
-    };
-    if (format == DType::kF32) store(float{});
-    if (format == DType::kF16) store(Float16{});
-    if (format == DType::kBF16) store(BFloat16{});
+    });
   }
+  /// Normal, with this deviation.
+  Weights(Backend& on, std::int64_t rows, std::int64_t cols, DType format, std::uint64_t stream, double deviation = 1.0)
+      : Weights(on, widened(random_normal<float>(static_cast<std::size_t>(rows * cols), 0.0, deviation, stream)), rows,
+                cols, format) {}
   WeightView<Space> view() const { return {bytes_.data(), format_, rows_, cols_}; }
   double operator()(std::int64_t row, std::int64_t col) const {
     return values_[static_cast<std::size_t>(row * cols_ + col)];

@@ -1,14 +1,8 @@
 // One gate-frozen sweep on the tensor cores of sm_90a against fp64: the gates from the iterate on entry, then the
 // recurrence token after token. What the op reports of its own result must match it to the bit.
-#include "kernels/cuda/recurrence/algo.h"
+#include "tests/ops/gated_case.h"
 
-#include <algorithm>
-#include <type_traits>
-
-#include "tests/kernels/cuda/cuda_testing.h"
-#include "tests/kernels/cuda/dense_testing.h"
-
-namespace mmrec::kernels {
+namespace mmrec::kernels::test {
 namespace {
 
 struct Size {
@@ -16,30 +10,19 @@ struct Size {
   std::int64_t first = 0;
 };
 
-double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 std::size_t count(std::int64_t n) { return static_cast<std::size_t>(n); }
 
-/// Operands: z lies in wider rows, as in the model, all else is dense.
+/// Operands, and an iterate.
 template <class A>
-struct Case {
+struct Case : GatedCase<A> {
   explicit Case(const Size& s)
-      : size(s),
-        wide(test::random_normal<A>(count(s.batch * s.time * (s.dim + kPadding)), 0.0, 1.0, 1)),
-        zm(test::random_normal<A>(count(s.batch * s.time * s.dim), 0.0, 1.0, 2)),
-        gamma(test::random_uniform<float>(count(s.batch * s.time * s.dim), 0.02, 0.9, 3)),
-        h(test::random_normal<float>(count(s.batch * (s.time + 1) * s.dim), 0.0, 1.0, 4)),
-        bias(test::random_normal<float>(count(s.dim), 0.0, 1.0, 5)),
-        weight(test::random_normal<A>(count(2 * s.dim * s.dim), 0.0, 1.0 / std::sqrt(static_cast<double>(s.dim)), 6)) {
-    for (const float x : h) rounded.push_back(from_float<A>(x));
-  }
-  static constexpr std::int64_t kPadding = 24;
-  Size size;
-  std::vector<A> wide, zm;
-  std::vector<float> gamma, h;
+      : GatedCase<A>({s.batch, s.time, s.dim}),
+        first(s.first),
+        h(random_normal<float>(this->states(), 0.0, 1.0, 14)),
+        rounded(rounded_to<A>(h)) {}
+  std::int64_t first;
+  std::vector<float> h;
   std::vector<A> rounded;
-  std::vector<float> bias;
-  std::vector<A> weight;
-  float mix = 0.1F;
 };
 
 template <class A>
@@ -50,102 +33,68 @@ struct Result {
   std::vector<A> settled;
 };
 
-class GatedSweepSm90 : public test::CudaTest {
+class GatedSweepSm90 : public OpTest {
  protected:
   void SetUp() override {
-    CudaTest::SetUp();
-    if (!IsSkipped() && cuda().compute_capability() != 90)
-      GTEST_SKIP() << "the device is not of compute capability 9.0";
+    OpTest::SetUp();
+    if (!IsSkipped() && on().compute_capability() != 90) GTEST_SKIP() << "the device is not of compute capability 9.0";
   }
 
   template <class A>
   Result<A> run(const Case<A>& c, GatedCheck check = {}, bool rounds_settled = false,
-                std::optional<SweepAlgo> way = {}) {
-    const auto [batch, time, dim, first] = c.size;
-    const auto wide = to_device(c.wide);
-    const auto zm = to_device(c.zm);
-    const auto gamma = to_device(c.gamma);
-    const auto bias = to_device(c.bias);
-    const auto weight = to_device(c.weight);
-    auto h = to_device(c.h);
-    auto rounded = to_device(c.rounded);
-    auto next = poisoned<A>(c.h.size());
-    auto kept = poisoned<A>(c.h.size());
+                std::optional<SweepAlgo> algo = {}) {
+    const auto [batch, time, dim] = c.size;
+    GatedOn<A> state(on(), c, c.h, c.rounded);
+    auto next = unwritten<A>(on(), c.h.size()), kept = unwritten<A>(on(), c.h.size());
     SequenceView<A, Device> settled;
     if (rounds_settled) settled = {kept.data(), batch, time + 1, dim};
     // What is raised starts at 0 from `first` on; before it nothing is to be touched, though a check looks at it.
     std::vector<float> maxima(count(time), check.report == nullptr ? NAN : 0.0F);
-    std::fill(maxima.begin() + first, maxima.end(), 0.0F);
-    auto change = to_device(maxima);
-    auto magnitude = to_device(maxima);
-
-    GatedSweep<Device, A> op;
-    op.in.z = {wide.data(), batch, time, dim};
-    op.in.z.time_stride = dim + c.kPadding;
-    op.in.z.batch_stride = time * (dim + c.kPadding);
-    op.in.zm = {zm.data(), batch, time, dim};
-    op.in.gamma = {gamma.data(), batch, time, dim};
-    op.in.h = {h.data(), batch, time + 1, dim};
-    op.in.h_rounded = {rounded.data(), batch, time + 1, dim};
-    op.in.mdi_mix = c.mix;
-    op.h_rounded_next = {next.data(), batch, time + 1, dim};
-    op.gate_weight = {weight.data(), std::is_same_v<A, BFloat16> ? DType::kBF16 : DType::kF16, 2 * dim, dim};
-    op.gate_bias = c.bias.empty() ? nullptr : bias.data();
-    op.first = first;
-    op.change = change.data();
-    op.magnitude = magnitude.data();
-    const SweepAlgo chosen = choose_sweep(cuda(), op);
+    std::fill(maxima.begin() + c.first, maxima.end(), 0.0F);
+    auto change = upload(on(), maxima), magnitude = upload(on(), maxima);
+    const GatedSweep<Device, A> op{.in = state.inputs(),
+                                   .h_rounded_next = {next.data(), batch, time + 1, dim},
+                                   .gate_weight = state.gate_weight(),
+                                   .gate_bias = state.gate_bias(),
+                                   .first = c.first,
+                                   .change = change.data(),
+                                   .magnitude = magnitude.data()};
+    const SweepAlgo chosen = choose_sweep(on(), op);
     EXPECT_NE(chosen, SweepAlgo::kProductAndScan);
     check.change = op.change;
     check.magnitude = op.magnitude;
     check.times = static_cast<int>(time);
-    gated_sweep_sm90(cuda(), op, way.value_or(chosen), check, settled);
-    const Result<A> result{to_host(h), to_host(next), to_host(change), to_host(magnitude), to_host(kept)};
-
-    std::vector<std::uint32_t> flags(Cuda::kFlagWords);
-    cuda().download(cuda().flags(), flags.data(), flags.size());
-    EXPECT_EQ(std::count(flags.begin(), flags.end(), 0U), static_cast<std::ptrdiff_t>(flags.size()))
-        << "flags were not left zero";
-    return result;
+    gated_sweep_sm90(on(), op, algo.value_or(chosen), check, settled);
+    return {state.states(), download(on(), next), download(on(), change), download(on(), magnitude),
+            download(on(), kept)};
   }
 
   /// `channels`: how many channels of each sequence are computed in fp64; 0: all.
   template <class A>
   static void check(const Case<A>& c, const Result<A>& got, std::int64_t channels = 0) {
-    const auto [batch, time, dim, first] = c.size;
-    const auto row = [time = time, dim = dim](std::int64_t b, std::int64_t t) { return (b * (time + 1) + t) * dim; };
+    const std::int64_t time = c.size.time, dim = c.size.dim;
     const std::int64_t step = channels == 0 ? 1 : std::max<std::int64_t>(dim / channels, 1);
     const std::int64_t looked_at = (dim + step - 1) / step;
-    const auto mix = static_cast<double>(c.mix);
-    const double worst =
-        test::parallel_max(batch * looked_at, [&, time = time, dim = dim, first = first](std::int64_t n) {
-          const std::int64_t b = n / looked_at, i = n % looked_at * step;
-          double error = 0.0;
-          double h = static_cast<double>(c.h[count(row(b, first) + i)]);
-          for (std::int64_t t = first; t < time; ++t) {
-            double s = c.bias.empty() ? 0.0 : static_cast<double>(c.bias[count(i)]);
-            double g = static_cast<double>(to_float(c.zm[count((b * time + t) * dim + i)]));
-            for (std::int64_t k = 0; k < dim; ++k) {
-              const auto x = static_cast<double>(to_float(c.rounded[count(row(b, t) + k)]));
-              s += x * static_cast<double>(to_float(c.weight[count(i * dim + k)]));
-              g += x * static_cast<double>(to_float(c.weight[count((dim + i) * dim + k)]));
-            }
-            const auto gamma = static_cast<double>(c.gamma[count((b * time + t) * dim + i)]);
-            const auto z = static_cast<double>(to_float(c.wide[count((b * time + t) * (dim + c.kPadding) + i)]));
-            h = (gamma + mix * (1.0 - sigmoid(g) + gamma)) * h + z * (sigmoid(s) + mix * sigmoid(g));
-            const double e = std::abs(static_cast<double>(got.h[count(row(b, t + 1) + i)]) - h) / (1.0 + std::abs(h));
-            error = std::isnan(e) ? INFINITY : std::max(error, e);
-          }
-          return error;
-        });
+    const std::vector<double> seen = widened(c.rounded);
+    const double worst = parallel_max(c.size.batch * looked_at, [&](std::int64_t n) {
+      const std::int64_t b = n / looked_at, i = n % looked_at * step;
+      double error = 0.0;
+      double h = static_cast<double>(c.h[c.state_index(b, c.first, i)]);
+      for (std::int64_t t = c.first; t < time; ++t) {
+        h = c.next(b, t, i, h, seen.data() + c.state_index(b, t, 0));
+        const double e = std::abs(static_cast<double>(got.h[c.state_index(b, t + 1, i)]) - h) / (1.0 + std::abs(h));
+        error = std::isnan(e) ? INFINITY : std::max(error, e);
+      }
+      return error;
+    });
     EXPECT_LT(worst, 1e-5);
 
     for (std::int64_t t = 0; t < time; ++t) {
       float change = 0.0F, magnitude = 0.0F;
-      for (std::int64_t b = 0; b < batch; ++b) {
+      for (std::int64_t b = 0; b < c.size.batch; ++b) {
         for (std::int64_t i = 0; i < dim; ++i) {
-          const std::size_t at = count(row(b, t + 1) + i);
-          if (t < first) {
+          const std::size_t at = c.state_index(b, t + 1, i);
+          if (t < c.first) {
             ASSERT_EQ(got.h[at], c.h[at]) << "a frozen state was touched, time " << t;
             continue;
           }
@@ -154,18 +103,18 @@ class GatedSweepSm90 : public test::CudaTest {
           ASSERT_EQ(got.rounded_next[at].bits, from_float<A>(got.h[at]).bits) << "time " << t << " channel " << i;
         }
       }
-      if (t < first) {
+      if (t < c.first) {
         ASSERT_TRUE(std::isnan(got.change[count(t)]) && std::isnan(got.magnitude[count(t)])) << "time " << t;
       } else {
         ASSERT_EQ(got.change[count(t)], change) << "time " << t;
         ASSERT_EQ(got.magnitude[count(t)], magnitude) << "time " << t;
       }
     }
-    for (std::int64_t b = 0; b < batch; ++b) {
+    for (std::int64_t b = 0; b < c.size.batch; ++b) {
       for (std::int64_t i = 0; i < dim; ++i) {
-        const std::size_t at = count(row(b, first) + i);
+        const std::size_t at = c.state_index(b, c.first, i);
         ASSERT_EQ(got.rounded_next[at].bits, c.rounded[at].bits) << "carry of channel " << i;
-        ASSERT_EQ(got.h[count(row(b, 0) + i)], c.h[count(row(b, 0) + i)]);
+        ASSERT_EQ(got.h[c.state_index(b, 0, i)], c.h[c.state_index(b, 0, i)]);
       }
     }
   }
@@ -205,7 +154,7 @@ TEST_F(GatedSweepSm90, ManyTiles) {
 }
 
 TEST_F(GatedSweepSm90, LargeSizes) {
-  if (test::kEmulated) GTEST_SKIP() << "on a device only";
+  if (kEmulated) GTEST_SKIP() << "on a device only";
   sweep<BFloat16>({1, 1024, 1024}, 16);
   sweep<BFloat16>({1, 1000, 1024, 37}, 16);
   sweep<Float16>({1, 2048, 1032}, 12);  // wide tiles, more than a wave
@@ -222,8 +171,8 @@ TEST_F(GatedSweepSm90, WithoutBiasAndMix) {
 
 TEST_F(GatedSweepSm90, DoesNothingWhereAllIsSettled) {
   const Case<BFloat16> c({1, 150, 64});
-  auto settled = to_device(std::vector<std::uint32_t>{150});
-  std::uint32_t* const report = cuda().report();
+  auto settled = upload(on(), std::vector<std::uint32_t>{150});
+  std::uint32_t* const report = on().report();
   *report = 7;
   const Result<BFloat16> got = run(c, {.begins = false, .settled = settled.data(), .report = report});
   EXPECT_EQ(got.h, c.h);
@@ -235,9 +184,9 @@ TEST_F(GatedSweepSm90, DoesNothingWhereAllIsSettled) {
 TEST_F(GatedSweepSm90, RoundsTheStatesWhereAllIsSettled) {
   const auto check_type = [&]<class A>(A, const Size& size) {
     const Case<A> c(size);
-    const auto [batch, time, dim, first] = c.size;
-    auto settled = to_device(std::vector<std::uint32_t>{static_cast<std::uint32_t>(time)});
-    const GatedCheck done{.begins = false, .settled = settled.data(), .report = cuda().report()};
+    const auto [batch, time, dim] = c.size;
+    auto settled = upload(on(), std::vector<std::uint32_t>{static_cast<std::uint32_t>(time)});
+    const GatedCheck done{.begins = false, .settled = settled.data(), .report = on().report()};
     const Result<A> got = run(c, done, /*rounds_settled=*/true);
     EXPECT_EQ(got.h, c.h);
     for (std::size_t i = 0; i < got.settled.size(); ++i) {
@@ -246,13 +195,13 @@ TEST_F(GatedSweepSm90, RoundsTheStatesWhereAllIsSettled) {
       ASSERT_TRUE(is_carry ? std::isnan(to_float(got.settled[i])) : to_float(got.settled[i]) == want) << i;
     }
     // While anything moves, nobody touches them.
-    auto moving = to_device(std::vector<std::uint32_t>{0});
-    const GatedCheck busy{.begins = false, .settled = moving.data(), .report = cuda().report()};
+    auto moving = upload(on(), std::vector<std::uint32_t>{0});
+    const GatedCheck busy{.begins = false, .settled = moving.data(), .report = on().report()};
     for (const A x : run(c, busy, /*rounds_settled=*/true).settled) ASSERT_TRUE(std::isnan(to_float(x)));
   };
   check_type(BFloat16{}, {2, 150, 72});
   check_type(Float16{}, {1, 1, 8});
-  if (!test::small_sizes()) check_type(BFloat16{}, {1, 2048, 1024});
+  if (!small_sizes()) check_type(BFloat16{}, {1, 2048, 1024});
 }
 
 TEST_F(GatedSweepSm90, ReportsWhatHasSettled) {
@@ -265,8 +214,8 @@ TEST_F(GatedSweepSm90, ReportsWhatHasSettled) {
       for (std::int64_t t = moving; t < c.size.time; ++t)
         moved.h[count((t + 1) * 136 + t % 136)] += 1.0F;  // ... before
       for (const std::uint32_t before : {std::uint32_t{0}, std::uint32_t{47}}) {
-        auto settled = to_device(std::vector<std::uint32_t>{before});
-        std::uint32_t* const report = cuda().report();
+        auto settled = upload(on(), std::vector<std::uint32_t>{before});
+        std::uint32_t* const report = on().report();
         const Result<BFloat16> got = run(moved, {.first = static_cast<int>(first),
                                                  .tolerance = 1e-3F,
                                                  .begins = before == 0,
@@ -275,7 +224,7 @@ TEST_F(GatedSweepSm90, ReportsWhatHasSettled) {
         EXPECT_EQ(got.h, alone.h);
         const auto want = std::max<std::int64_t>(moving, (before == 0 ? first : before) + 1);
         EXPECT_EQ(*report, static_cast<std::uint32_t>(want)) << "from " << first << ", moving from " << moving;
-        EXPECT_EQ(to_host(settled)[0], *report);
+        EXPECT_EQ(download(on(), settled)[0], *report);
         for (std::int64_t t = first; t < c.size.time; ++t)
           EXPECT_EQ(got.change[count(t)], 0.0F) << "for the next sweep";
       }
@@ -290,12 +239,12 @@ TEST_F(GatedSweepSm90, LeavesOutWhatHasSettled) {
     c.h = run(c).h;
     const std::int64_t start = first + 2 * kGatedSweepStep;
     for (std::int64_t t = 0; t < start; ++t) c.h[count(t * kDim + t % kDim)] += 1.0F;  // what it would not leave so
-    auto settled = to_device(std::vector<std::uint32_t>{static_cast<std::uint32_t>(start + 100)});
+    auto settled = upload(on(), std::vector<std::uint32_t>{static_cast<std::uint32_t>(start + 100)});
     const GatedCheck check{.first = static_cast<int>(first),
                            .tolerance = 1e-3F,
                            .begins = false,
                            .settled = settled.data(),
-                           .report = cuda().report()};
+                           .report = on().report()};
     const Result<BFloat16> got = run(c, check);
     for (std::int64_t i = 0; i < (kTime + 1) * kDim; ++i) {
       const std::int64_t row = i / kDim;
@@ -312,7 +261,7 @@ TEST_F(GatedSweepSm90, LeavesOutWhatHasSettled) {
         ASSERT_EQ(next, to_float(want)) << "row " << row;
       }
     }
-    EXPECT_EQ(*cuda().report(), static_cast<std::uint32_t>(kTime));
+    EXPECT_EQ(*on().report(), static_cast<std::uint32_t>(kTime));
   }
 }
 
@@ -360,12 +309,12 @@ TEST_F(GatedSweepSm90, NarrowAndWideTilesGiveTheSameBits) {
   check(c, wide);
   EXPECT_EQ(narrow.h, wide.h);
   // Times before the first are NaN, untouched.
-  EXPECT_TRUE(test::same_bits(narrow.change, wide.change));
-  EXPECT_TRUE(test::same_bits(narrow.magnitude, wide.magnitude));
+  EXPECT_TRUE(same_bits(narrow.change, wide.change));
+  EXPECT_TRUE(same_bits(narrow.magnitude, wide.magnitude));
 }
 
 TEST_F(GatedSweepSm90, WhatItDoesNotTake) {
-  const auto memory = poisoned<float>(1 << 16);
+  const auto memory = unwritten<float>(on(), 1 << 16);
   auto* floats = const_cast<float*>(memory.data());
   auto* halves = reinterpret_cast<BFloat16*>(floats);
   const auto supported = [&](std::int64_t time, std::int64_t dim, std::int64_t offset, std::int64_t first) {
@@ -378,7 +327,7 @@ TEST_F(GatedSweepSm90, WhatItDoesNotTake) {
     op.h_rounded_next = {halves, 1, time + 1, dim};
     op.gate_weight = {halves, DType::kBF16, 2 * dim, dim};
     op.first = first;
-    return choose_sweep(cuda(), op) != SweepAlgo::kProductAndScan;
+    return choose_sweep(on(), op) != SweepAlgo::kProductAndScan;
   };
   EXPECT_TRUE(supported(16, 64, 0, 0));
   EXPECT_TRUE(supported(16, 64, 8, 15));
@@ -389,4 +338,4 @@ TEST_F(GatedSweepSm90, WhatItDoesNotTake) {
 }
 
 }  // namespace
-}  // namespace mmrec::kernels
+}  // namespace mmrec::kernels::test

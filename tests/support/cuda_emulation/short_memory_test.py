@@ -12,7 +12,7 @@ import unittest
 PROGRAM = sys.argv[1]
 MEGABYTE = 1 << 20
 # A backend takes 72 MB, its matrix library 64 MB more.
-SUITES = ["ScanTest/decay_fp32.HeadsStrides*", "ScansTest.LogSumExpOfSpecialValues", "CudaLinearTest.SumsInSlices",
+SUITES = ["ScanTest/decay_fp32.HeadsStrides*", "ScansTest.LogSumExpOfSpecialValues", "LinearTest.SumsInSlices",
           "GatedSweepSm90.OneTile", "CudaGraphTest.*", "CudaF32/Laws.SessionsInTwoThreadsDoNotMeet/*",
           "CudaF32/Laws.CloneDivergesAlone/*", "CudaKernels.WorkGoesToTheCallersStream"]
 

@@ -1,0 +1,577 @@
+// The gated recurrence against float64: exact steps, one gate-frozen sweep, and the loop of sweeps. What they compute,
+// count and report; the same bits for any cut into calls, any batch, any threads and beside any others.
+#include <array>
+#include <stdexcept>
+
+#include "tests/ops/gated_case.h"
+
+namespace mmrec::kernels::test {
+namespace {
+
+// ---- gated_recurrence -----------------------------------------------------------------------------------------------
+
+/// h and what the products saw of it, [B, T + 1, D].
+template <class A>
+struct Result {
+  std::vector<float> h;
+  std::vector<A> rounded;
+};
+
+class GatedRecurrenceTest : public OpTest {
+ protected:
+  /// In calls of these many tokens, again and again to the end.
+  template <class A>
+  static Result<A> run(Backend& on, const GatedCase<A>& c, const std::vector<std::int64_t>& cuts) {
+    GatedOn<A> state(on, c, c.fresh_state());
+    for (std::int64_t t = 0, call = 0; t < c.size.time; ++call) {
+      const std::int64_t n = std::min(cuts[static_cast<std::size_t>(call) % cuts.size()], c.size.time - t);
+      gated_recurrence(
+          on, GatedRecurrence<Space, A>{
+                  .in = state.inputs(t, n), .gate_weight = state.gate_weight(), .gate_bias = state.gate_bias()});
+      t += n;
+    }
+    return {state.states(), state.rounded_states()};
+  }
+  template <class A>
+  static Result<A> run(Backend& on, const GatedCase<A>& c) {
+    return run(on, c, {c.size.time});
+  }
+
+  /// Each time from the h that the op itself left; on a CPU also from the carry.
+  template <class A>
+  static void check(const GatedCase<A>& c, const Result<A>& got) {
+    EXPECT_EQ(first_not_rounded(got.h, got.rounded), got.h.size()) << "h_rounded";
+    EXPECT_LT(one_time_error(c, got.h, got.rounded), 5e-6) << c.size;
+    if (!kOnCuda) {
+      EXPECT_LT(max_error(got.h, c.exact_states()), 1e-5) << c.size << ", " << name_of(c.format);
+    }
+  }
+};
+
+TEST_F(GatedRecurrenceTest, MatchesFloat64) {
+  std::vector<GatedSize> sizes = {{1, 1, 1},  {1, 5, 7},   {3, 2, 48},  {1, 31, 64}, {8, 3, 40},
+                                  {9, 1, 33}, {17, 2, 16}, {2, 4, 100}, {33, 1, 48}, {40, 1, 33}};
+  if (gpu_sizes()) {
+    sizes.insert(sizes.end(), {{1, 257, 1024}, {64, 3, 512}, {1, 9, 2048}, {64, 1, 2048}, {2, 3, 4096}, {1, 5, 1500}});
+  }
+  if (!kOnCuda) {
+    for (const std::int64_t dim : {1, 7, 31, 48, 100, 384}) {
+      for (const std::int64_t batch : {1, 2, 5}) sizes.push_back({batch, dim > 100 ? 4 : 23, dim});
+    }
+  }
+  on_every([&](Backend& on) {
+    for_weights([&]<class A>(A, DType format) {
+      for (const GatedSize& size : sizes) {
+        const GatedCase<A> c(size, 0, format);
+        check(c, run(on, c));
+      }
+    });
+  });
+}
+
+TEST_F(GatedRecurrenceTest, WithoutBiasAndWithoutMix) {
+  on_every([](Backend& on) {
+    for_activations([&]<class A>(A) {
+      GatedCase<A> c({2, 3, 24});
+      c.mix = 0.0F;
+      check(c, run(on, c));
+      c.bias.clear();
+      check(c, run(on, c));
+    });
+  });
+}
+
+TEST_F(GatedRecurrenceTest, BitsDependNeitherOnBatchNorOnCuts) {
+  on_every([](Backend& on) {
+    for_weights([&]<class A>(A, DType format) {
+      for (const std::int64_t dim : {96, 104, 384, 1024}) {
+        if (kOnCuda ? dim != (small_sizes() ? 96 : 1024) : dim == 1024) continue;
+        const GatedCase<A> c({11, gpu_sizes() ? 40 : 10, dim}, 0, format);
+        const Result<A> whole = run(on, c);
+        for (const std::vector<std::int64_t>& cuts :
+             {std::vector<std::int64_t>{1}, {3}, {1, 2, 7}, {4, 6}, {1, 1, 8}}) {
+          EXPECT_TRUE(same_bits(run(on, c, cuts).h, whole.h)) << "calls of " << cuts[0] << ", ...";
+          if (kOnCuda && cuts[0] == 3) break;
+        }
+        for (const std::int64_t b : {0, 5, 10}) {
+          EXPECT_TRUE(same_bits(run(on, c.alone(b)).h, c.sequence(whole.h, b))) << "sequence " << b;
+        }
+      }
+    });
+  });
+}
+
+// A NaN whose bits are all ones looks like an element that was not written. It must neither stop the recurrence nor
+// vanish, and sequences beside it must not notice.
+TEST_F(GatedRecurrenceTest, NanPassesThrough) {
+  on_every([](Backend& on) {
+    for_activations([&]<class A>(A) {
+      GatedCase<A> c({2, 4, 16});
+      const Result<A> clean = run(on, c);
+      c.wide[c.index(1, 1, 0) * 3 + 16 + 5] = nan_of<A>();  // z_5 of sequence 1 at time 1
+      const Result<A> got = run(on, c);
+      for (std::int64_t i = 0; i < 5 * 16; ++i)
+        ASSERT_EQ(got.h[c.state_index(0, 0, i)], clean.h[c.state_index(0, 0, i)]);
+      EXPECT_TRUE(std::isnan(got.h[c.state_index(1, 2, 5)]));
+      EXPECT_FALSE(std::isnan(got.h[c.state_index(1, 2, 4)]));
+      for (std::int64_t i = 0; i < 16; ++i) EXPECT_TRUE(std::isnan(got.h[c.state_index(1, 3, i)]));
+    });
+  });
+}
+
+#if !defined(MMREC_TEST_CUDA)
+
+// Lengths fall, rise and repeat; few sequences share channels, many are shared between threads in groups.
+TEST_F(GatedRecurrenceTest, SequencesOfAnyLengthsGoTogether) {
+  std::uint64_t seed = 900;
+  for (const std::int64_t dim : {7, 48, 200}) {
+    for (const std::int64_t inputs : {1, 2, 5, 13, 30, 61}) {
+      std::vector<GatedCase<float>> cases;
+      std::vector<std::vector<double>> exact;
+      for (std::int64_t i = 0; i < inputs; ++i) {
+        GatedCase<float>& c =
+            cases.emplace_back(GatedSize{1 + i % 3, (i * 7) % 19, dim}, seed += 10, kAllDTypes[inputs % 3]);
+        c.weight = cases.front().weight;
+        c.bias = cases.front().bias;
+        exact.push_back(c.exact_states());
+      }
+      on_every([&](Backend& on) {
+        std::vector<GatedOn<float>> together;
+        std::vector<GateInputs<Host>> in;
+        for (const GatedCase<float>& c : cases) {
+          together.emplace_back(on, c, c.fresh_state());
+          in.push_back(together.back().inputs());
+        }
+        gated_recurrences(on,
+                          {.in = in, .gate_weight = together[0].gate_weight(), .gate_bias = together[0].gate_bias()});
+        for (std::size_t i = 0; i < cases.size(); ++i) {
+          const std::vector<float> alone = run(on, cases[i], {19}).h;
+          EXPECT_LT(max_error(alone, exact[i]), 1e-5);
+          EXPECT_TRUE(same_bits(together[i].states(), alone)) << i << " of " << inputs << ", dim " << dim;
+        }
+      });
+    }
+  }
+}
+
+#endif
+
+// ---- gated_scan -----------------------------------------------------------------------------------------------------
+
+template <class A>
+struct Sweep {
+  std::vector<float> h, change, magnitude;
+  std::vector<A> rounded;
+};
+
+class GatedScanTest : public OpTest {
+ protected:
+  // The largest changes and magnitudes are raised from 0 on a GPU, and written on a CPU.
+  static constexpr float kBefore = kOnCuda ? 0.0F : kNan;
+
+  template <class A>
+  static Sweep<A> run(Backend& on, const GatedCase<A>& c, const std::vector<float>& old, const std::vector<float>& gate,
+                      std::int64_t first) {
+    GatedOn<A> state(on, c, old);
+    const Buffer<float> gates = upload(on, gate);
+    const std::vector<float> before(static_cast<std::size_t>(c.size.time), kBefore);
+    Buffer<float> change = upload(on, before), magnitude = upload(on, before);
+    const GatedScan<Space, A> op{.in = state.inputs(),
+                                 .gate = {gates.data(), c.size.batch, c.size.time, 2 * c.size.dim},
+                                 .first = first,
+                                 .change = change.data(),
+                                 .magnitude = magnitude.data()};
+#if defined(MMREC_TEST_CUDA)
+    gated_scan_raising(on, op, nullptr);
+#else
+    gated_scan(on, op);
+#endif
+    return {state.states(), download(on, change), download(on, magnitude), state.rounded_states()};
+  }
+  template <class A>
+  static std::pair<std::vector<float>, std::vector<float>> random_states_and_gates(const GatedCase<A>& c) {
+    return {random_normal<float>(c.states(), 0.0, 1.0, 20), random_normal<float>(2 * c.size.elements(), 0.0, 2.0, 21)};
+  }
+
+  template <class A>
+  static void check(Backend& on, const GatedSize& size, std::int64_t first) {
+    SCOPED_TRACE(testing::Message() << size << " from " << first);
+    const GatedCase<A> c(size);
+    const auto [old, gate] = random_states_and_gates(c);
+    const Sweep<A> got = run(on, c, old, gate, first);
+    // Channels walk by themselves; each part has the largest change and magnitude of its own, time by time.
+    struct Part {
+      std::vector<double> change, magnitude;
+      double error = 0.0;
+    };
+    const std::int64_t channels = size.batch * size.dim;
+    const std::int64_t most = std::clamp<std::int64_t>(channels / (2 * host_processors()), 1, 64);
+    const auto parts = parallel_map((channels + most - 1) / most, [&, &old = old, &gate = gate](std::int64_t p) {
+      const std::vector<double> zeros(static_cast<std::size_t>(size.time), 0.0);
+      Part part{zeros, zeros};
+      for (std::int64_t n = p * most; n < std::min((p + 1) * most, channels); ++n) {
+        const std::int64_t b = n / size.dim, i = n % size.dim;
+        auto h = static_cast<double>(old[c.state_index(b, first, i)]);
+        for (std::int64_t t = first; t < size.time; ++t) {
+          const std::size_t at = c.index(b, t, 0) * 2 + static_cast<std::size_t>(i);
+          h = c.next(b, t, i, h, static_cast<double>(gate[at]),
+                     static_cast<double>(gate[at + static_cast<std::size_t>(size.dim)]));
+          const std::size_t to = c.state_index(b, t + 1, i);
+          const auto k = static_cast<std::size_t>(t);
+          part.change[k] = std::max(part.change[k], std::abs(h - static_cast<double>(old[to])));
+          part.magnitude[k] = std::max(part.magnitude[k], std::abs(h));
+          const double error = std::abs(static_cast<double>(got.h[to]) - h) / (kOnCuda ? 1.0 + std::abs(h) : 1.0);
+          part.error = std::isnan(error) ? INFINITY : std::max(part.error, error);
+        }
+      }
+      return part;
+    });
+    double error = 0.0;
+    for (const Part& part : parts) error = std::max(error, part.error);
+    EXPECT_LT(error, 5e-6);
+    for (std::int64_t t = 0; t < size.time; ++t) {
+      const auto i = static_cast<std::size_t>(t);
+      double change = 0.0, magnitude = 0.0;
+      for (const Part& part : parts) {
+        change = std::max(change, part.change[i]);
+        magnitude = std::max(magnitude, part.magnitude[i]);
+      }
+      if (t < first) {
+        EXPECT_TRUE(same_bits<float>({got.change[i], got.magnitude[i]}, {kBefore, kBefore})) << "before `first`";
+        continue;
+      }
+      const double bound = 1e-5 * (kOnCuda ? 1.0 + magnitude : 1.0);
+      ASSERT_NEAR(static_cast<double>(got.change[i]), change, bound) << "time " << t;
+      ASSERT_NEAR(static_cast<double>(got.magnitude[i]), magnitude, bound) << "time " << t;
+    }
+    ASSERT_EQ(first_not_rounded(got.h, got.rounded), got.h.size()) << "h_rounded";
+    for (std::int64_t b = 0; b < size.batch; ++b) {
+      const auto begin = static_cast<std::ptrdiff_t>(c.state_index(b, 0, 0));
+      const auto end = static_cast<std::ptrdiff_t>(c.state_index(b, first + 1, 0));
+      EXPECT_TRUE(std::equal(got.h.begin() + begin, got.h.begin() + end, old.begin() + begin)) << "wrote up to `first`";
+    }
+  }
+};
+
+TEST_F(GatedScanTest, OneSweepMatchesFloat64) {
+  std::vector<GatedSize> sizes = {{1, 1, 2},   {1, 2, 6},   {3, 31, 48},  {2, 33, 8},
+                                  {1, 64, 10}, {1, 65, 16}, {1, 1000, 6}, {2, 1024, 2}};
+  sizes.push_back({1, 2070, 4});  // more times than a GPU's block takes at once
+  if (gpu_sizes()) sizes.insert(sizes.end(), {{1, 4097, 48}, {2, 1000, 4096}, {3, 100003, 6}, {1, 1024, 1024}});
+  if (!kOnCuda) sizes.insert(sizes.end(), {{3, 40, 1}, {3, 40, 7}, {3, 40, 64}, {3, 40, 100}, {3, 40, 384}});
+  on_every([&](Backend& on) {
+    for_activations([&]<class A>(A) {
+      for (const GatedSize& size : sizes) {
+        check<A>(on, size, 0);
+        if (size.time > 5) check<A>(on, size, 5);
+        if (size.time > 1) check<A>(on, size, size.time - 1);
+      }
+    });
+  });
+}
+
+// Decays of 2 for 200 times, then of 1/2: products of decays leave the range of fp32, h does not.
+TEST_F(GatedScanTest, DecaysAboveOneDoNotOverflow) {
+  GatedCase<float> c({1, 2000, 4});
+  c.mix = 0.5F;
+  std::fill(c.wide.begin(), c.wide.end(), 0.0F);
+  std::fill(c.zm.begin(), c.zm.end(), 0.0F);
+  const std::vector<float> old(c.states(), 1e-30F);
+  std::vector<float> gate(2 * c.size.elements());
+  for (std::int64_t t = 0; t < c.size.time; ++t) {
+    const bool grows = t % 400 < 200;  // g = 0 and γ = 1, or g = 1 and γ = 1/3
+    for (std::int64_t i = 0; i < 4; ++i) {
+      c.gamma[c.index(0, t, i)] = grows ? 1.0F : 1.0F / 3.0F;
+      gate[c.index(0, t, 0) * 2 + static_cast<std::size_t>(4 + i)] = grows ? -100.0F : 100.0F;
+    }
+  }
+  const Sweep<float> got = run(on(), c, old, gate, 0);
+  double h = static_cast<double>(old[0]);
+  for (std::int64_t t = 0; t < c.size.time; ++t) {
+    h = c.next(0, t, 0, h, 0.0, static_cast<double>(gate[c.index(0, t, 0) * 2 + 4]));
+    ASSERT_NEAR(static_cast<double>(got.h[c.state_index(0, t + 1, 0)]) / h, 1.0, 1e-3) << "time " << t;
+  }
+}
+
+TEST_F(GatedScanTest, NanCountsAsInfinity) {
+  on_every([](Backend& on) {
+    for_activations([&]<class A>(A) {
+      for (const std::int64_t bad : {0, 3, 20, 53}) {
+        GatedCase<A> c({1, 40, 54});
+        const std::vector<float> old(c.states(), 0.5F);
+        const std::vector<float> gate(2 * c.size.elements(), 0.0F);
+        c.gamma[c.index(0, 7, bad)] = kNan;
+        const Sweep<A> got = run(on, c, old, gate, 0);
+        for (std::int64_t t = 0; t < 40; ++t) {
+          const auto i = static_cast<std::size_t>(t);
+          EXPECT_EQ(std::isinf(got.change[i]) && std::isinf(got.magnitude[i]), t >= 7) << t;
+          EXPECT_EQ(std::isnan(got.h[c.state_index(0, t + 1, bad)]), t >= 7) << t;
+          EXPECT_FALSE(std::isnan(got.h[c.state_index(0, t + 1, (bad + 1) % 54)]));
+        }
+      }
+    });
+  });
+}
+
+TEST_F(GatedScanTest, SequencesDoNotDependOnEachOther) {
+  on_every([](Backend& on) {
+    for_activations([&]<class A>(A) {
+      const GatedCase<A> c({3, 100, 20});
+      const auto [old, gate] = random_states_and_gates(c);
+      const Sweep<A> all = run(on, c, old, gate, 0);
+      for (std::int64_t b = 0; b < 3; ++b) {
+        const Sweep<A> alone = run(on, c.alone(b), c.sequence(old, b), c.sequence(gate, b), 0);
+        EXPECT_TRUE(same_bits(alone.h, c.sequence(all.h, b))) << "sequence " << b;
+      }
+    });
+  });
+}
+
+#if !defined(MMREC_TEST_CUDA)
+
+/// Gates from the iterate in h for times first.., then one sweep.
+Sweep<float> product_and_sweep(Backend& on, const GatedCase<float>& c, std::vector<float>& h, std::int64_t first) {
+  GatedOn<float> state(on, c, h);
+  const auto times = static_cast<std::size_t>(c.size.time);
+  Sweep<float> s{{}, poisoned(c.size.time), poisoned(c.size.time), {}};
+  std::vector<float> gate(2 * c.size.elements()), bias = c.bias;
+  bias.resize(2 * c.bias.size(), 0.0F);
+  const GateInputs<Space> in = state.inputs();
+  for (std::int64_t b = 0; b < c.size.batch; ++b) {
+    const Linear<Space> job{.x = {in.h.at(b, 0, first), c.size.time - first, c.size.dim},
+                            .weight = state.gate_weight(),
+                            .bias = bias.data(),
+                            .y = {gate.data() + 2 * c.index(b, first, 0), c.size.time - first, 2 * c.size.dim}};
+    linear(on, {&job, 1});
+  }
+  gated_scan(on, {.in = in,
+                  .gate = {gate.data(), c.size.batch, c.size.time, 2 * c.size.dim},
+                  .first = first,
+                  .change = s.change.data(),
+                  .magnitude = s.magnitude.data()});
+  EXPECT_EQ(s.change.size(), times);
+  h = state.states();
+  return s;
+}
+
+TEST_F(GatedScanTest, ReachesTheExactRecurrenceBitForBit) {
+  on_every([](Backend& on) {
+    for (const std::int64_t dim : {1, 17, 48, 64, 100}) {
+      GatedCase<float> c({2, 63, dim}, 5, DType::kBF16);
+      for (double& weight : c.weight) weight *= 0.5;  // so that some sweeps do
+      GatedOn<float> exact(on, c, c.fresh_state());
+      gated_recurrence(on, {.in = exact.inputs(), .gate_weight = exact.gate_weight(), .gate_bias = exact.gate_bias()});
+      std::vector<float> h = c.fresh_state(0.0F);
+      int sweeps = 0;
+      for (float left = 1.0F; left > 0.0F; ++sweeps) {
+        ASSERT_LE(sweeps, c.size.time);  // after k sweeps at least k tokens are exact
+        const std::vector<float> change = product_and_sweep(on, c, h, 0).change;
+        left = *std::max_element(change.begin(), change.end());
+      }
+      EXPECT_TRUE(same_bits(h, exact.states())) << dim;
+      EXPECT_LT(sweeps, c.size.time);
+    }
+  });
+}
+
+TEST_F(GatedScanTest, BitsDoNotDependOnTheFrozenPrefix) {
+  on_every([](Backend& on) {
+    const GatedCase<float> c({3, 60, 200}, 9);
+    std::vector<float> expected = c.fresh_state(0.0F), h = expected;
+    Sweep<float> last, s;
+    for (int i = 0; i < 3; ++i) last = product_and_sweep(on, c, expected, 0);
+    for (int i = 0; i < 3; ++i) s = product_and_sweep(on, c, h, i);  // after i sweeps the first i tokens stand
+    EXPECT_TRUE(same_bits(h, expected));
+    const auto from_2 = [](const std::vector<float>& x) { return std::vector(x.begin() + 2, x.end()); };
+    EXPECT_TRUE(same_bits(from_2(s.change), from_2(last.change)));
+    EXPECT_TRUE(same_bits(from_2(s.magnitude), from_2(last.magnitude)));
+  });
+}
+
+#endif
+
+// ---- gated_sweeps ---------------------------------------------------------------------------------------------------
+
+class GatedSweepsTest : public OpTest {
+ protected:
+  template <class A>
+  SweepResult<A> run(const GatedCase<A>& c, const SweepOptions& options) {
+    GatedOn<A> state(on(), c, c.fresh_state());
+    Buffer<float> gate = unwritten<float>(on(), static_cast<std::size_t>(options.window * 2 * c.size.dim));
+    Buffer<float> change = unwritten<float>(on(), static_cast<std::size_t>(2 * options.window));
+    const GatedSweeps<Space, A> op{.in = state.inputs(),
+                                   .gate_weight = state.gate_weight(),
+                                   .gate_bias = state.gate_bias(),
+                                   .tolerance = options.tolerance,
+                                   .max_sweeps = options.max_sweeps,
+                                   .gate = {gate.data(), options.window, 2 * c.size.dim},
+                                   .change = change.data()};
+#if defined(MMREC_TEST_CUDA)
+    const SweepCounts counts = gated_sweeps(on(), op, options.algo);
+#else
+    const SweepCounts counts = gated_sweeps(on(), op);
+#endif
+    return {state.states(), state.rounded_states(), counts};
+  }
+
+  template <class A>
+  static void check(const GatedCase<A>& c, const SweepResult<A>& got, double bound = kSweepBound<A>) {
+    EXPECT_LT(one_time_error(c, got.h, got.rounded), bound) << c.size;
+    EXPECT_EQ(first_not_rounded(got.h, got.rounded), got.h.size()) << "h_rounded";
+  }
+
+  /// f(A{}) for every type; where launches are dear for bf16 alone.
+  template <class F>
+  static void for_some_activations(const F& f) {
+    if constexpr (kOnCuda) {
+      if (few_cases()) return f(BFloat16{});
+    }
+    for_activations(f);
+  }
+};
+
+TEST_F(GatedSweepsTest, ConvergesToTheRecurrence) {
+  std::vector<GatedSize> sizes = {{2, 65, 24}};
+  if (!few_cases()) sizes = {{1, 16, 2}, {1, 100, 6}, {3, 65, 24}, {2, 33, 48}, {1, 200, 64}};
+  if (gpu_sizes()) sizes.insert(sizes.end(), {{1, 1000, 1024}, {2, 300, 520}, {1, 150, 4096}});
+  for (const GatedSize& size : sizes) {
+    for_activations([&]<class A>(A) {
+      const GatedCase<A> c(size);
+      const SweepResult<A> got = run(c, {.tolerance = kSweepTolerance<A>});
+      check(c, got);
+      if (sizeof(A) == 2) return;
+      EXPECT_EQ(got.counts.windows, size.batch * ((size.time + 63) / 64));
+      EXPECT_EQ(got.counts.fallbacks, 0);
+      EXPECT_GE(got.counts.token_sweeps, size.batch * size.time);
+    });
+  }
+}
+
+TEST_F(GatedSweepsTest, WindowsOfManyTiles) {
+  std::vector<GatedSize> sizes = {{1, few_cases() ? 150 : 300, 40}};
+  if (!few_cases()) sizes.push_back({2, 560, 24});
+  if (gpu_sizes()) sizes.insert(sizes.end(), {{1, 1000, 384}, {1, 1536, 776}});
+  for (const GatedSize& size : sizes) {
+    for_activations([&]<class A>(A) {
+      if (few_cases() && std::is_same_v<A, Float16>) return;
+      const GatedCase<A> c(size);
+      check(c, run(c, {.window = 2048, .tolerance = kSweepTolerance<A>}));
+    });
+  }
+}
+
+TEST_F(GatedSweepsTest, FallsBackToExactSteps) {
+  for_activations([&]<class A>(A) {
+    const GatedCase<A> c({2, 70, 40});
+    for (const int max_sweeps : {2, 1, 3}) {
+      const SweepResult<A> got = run(c, {.window = 50, .tolerance = 0.0F, .max_sweeps = max_sweeps});
+      check(c, got, 1e-5);
+      EXPECT_EQ(got.counts.windows, 4);
+      EXPECT_EQ(got.counts.fallbacks, 4);
+      EXPECT_LE(got.counts.token_sweeps, max_sweeps * 140);
+      if (few_cases()) break;
+    }
+  });
+}
+
+// A tolerance of 0 ends when no bit changes any more: that is the fixed point itself. In the second window whole tiles
+// settle before the others.
+TEST_F(GatedSweepsTest, ReachesTheFixedPoint) {
+  for_some_activations([&]<class A>(A) {
+    const GatedCase<A> c({1, 60, 32});
+    const SweepResult<A> got = run(c, {.tolerance = 0.0F, .max_sweeps = 200});
+    check(c, got, 5e-6);
+    EXPECT_EQ(got.counts.fallbacks, 0);
+  });
+  using Type = std::conditional_t<kOnCuda, Float16, float>;
+  const GatedCase<Type> c({1, few_cases() ? 100 : 900, 16});
+  const SweepOptions options{.window = 900, .tolerance = 0.0F, .max_sweeps = 1000};
+  const SweepResult<Type> got = run(c, options);
+  check(c, got, 5e-6);
+  EXPECT_EQ(got.counts.fallbacks, 0);
+  if (few_cases()) return;
+  EXPECT_EQ(run(c, options).h, got.h);
+}
+
+TEST_F(GatedSweepsTest, NanIsFinishedByStepsAndLeavesWhatComesBefore) {
+  for_some_activations([&]<class A>(A) {
+    GatedCase<A> c({2, 60, 32});
+    const SweepOptions options{.tolerance = 1e-3F, .max_sweeps = 20};
+    const SweepResult<A> clean = run(c, options);
+    c.gamma[c.index(1, 40, 5)] = kNan;
+    const SweepResult<A> got = run(c, options);
+    EXPECT_EQ(got.counts.fallbacks, 1);
+    for (std::int64_t row = 0; row <= 60; ++row) {
+      for (std::int64_t i = 0; i < 32; ++i) {
+        const auto at = [&](std::int64_t b) { return c.state_index(b, row, i); };
+        ASSERT_EQ(got.h[at(0)], clean.h[at(0)]) << "another sequence";
+        const bool lost = row > 41 || (row == 41 && i == 5);
+        ASSERT_EQ(std::isnan(got.h[at(1)]), lost) << "row " << row << " channel " << i;
+        if (!lost) {
+          ASSERT_NEAR(got.h[at(1)], clean.h[at(1)], 2e-2F) << "row " << row << " channel " << i;
+        }
+      }
+    }
+  });
+}
+
+TEST_F(GatedSweepsTest, BitsDependOnNeitherNeighboursNorTheRun) {
+  for_some_activations([&]<class A>(A) {
+    const std::int64_t batch = few_cases() ? 2 : 3;
+    const GatedCase<A> c({batch, 90, 40});
+    const SweepResult<A> all = run(c, {});
+    if (!few_cases()) {
+      EXPECT_EQ(run(c, {}).h, all.h);
+    }
+    for (std::int64_t b = few_cases() ? 1 : 0; b < batch; ++b) {
+      EXPECT_EQ(run(c.alone(b), {}).h, c.sequence(all.h, b)) << "sequence " << b;
+    }
+  });
+}
+
+TEST_F(GatedSweepsTest, WithoutBiasAndWithoutMix) {
+  for_some_activations([&]<class A>(A) {
+    GatedCase<A> c({2, 40, 24});
+    c.bias.clear();
+    c.mix = 0.0F;
+    check(c, run(c, {.tolerance = 1e-4F}), 1e-2);
+  });
+}
+
+#if defined(MMREC_TEST_CUDA)
+
+// Gates that do not look at h are right before the first product, whose sweep sees that nothing changes.
+TEST_F(GatedSweepsTest, CountsSweeps) {
+  GatedCase<float> c({2, 100, 24});
+  std::fill(c.weight.begin(), c.weight.end(), 0.0);
+  const SweepResult<float> got = run(c, {});
+  check(c, got, 1e-6);
+  EXPECT_EQ(got.counts.windows, 4);
+  EXPECT_EQ(got.counts.fallbacks, 0);
+  EXPECT_EQ(got.counts.token_sweeps, 200);
+}
+
+TEST_F(GatedSweepsTest, EveryAlgoConvergesAndThrowsWhereItCannotTakeTheOp) {
+  const GatedCase<BFloat16> c({1, 100, 64});
+  std::vector<SweepAlgo> algos = {SweepAlgo::kProductAndScan};
+  if (on().compute_capability() == 90) algos.insert(algos.end(), {SweepAlgo::kNarrowTiles, SweepAlgo::kWideTiles});
+  for (const SweepAlgo algo : algos) check(c, run(c, {.tolerance = 1e-4F, .algo = algo}));
+  EXPECT_THROW(run(GatedCase<BFloat16>({1, 20, 7}), {.algo = SweepAlgo::kNarrowTiles}), std::invalid_argument);
+  EXPECT_THROW(run(GatedCase<float>({1, 20, 64}), {.algo = SweepAlgo::kWideTiles}), std::invalid_argument);
+}
+
+// Lanes take channels in pairs.
+TEST_F(GatedSweepsTest, AnOddNumberOfChannelsGoesByExactSteps) {
+  for (const std::int64_t dim : {1, 7}) {
+    const GatedCase<BFloat16> c({2, 70, dim});
+    const SweepResult<BFloat16> got = run(c, {.window = 50});
+    check(c, got, 1e-5);
+    EXPECT_EQ(got.counts.fallbacks, 4);
+    EXPECT_EQ(got.counts.token_sweeps, 0);
+  }
+}
+
+#endif
+
+}  // namespace
+}  // namespace mmrec::kernels::test

@@ -1,0 +1,707 @@
+// linear against fp64 on the operands as stored: any number of rows, which different algorithms take, every type,
+// activation, bias and residual, any alignment, several jobs in a call. A row's bits do not depend on how many rows of
+// its class there are. Longer than other files, because all algorithms of the one op share its cases.
+#include <memory>
+#include <ostream>
+#include <set>
+#include <type_traits>
+
+#include "tests/ops/op_test.h"
+#if defined(MMREC_TEST_CUDA)
+#include "kernels/cuda/gemm/algo.h"
+#endif
+
+namespace mmrec::kernels::test {
+namespace {
+
+enum class Residual : std::uint8_t { kNone, kApart, kInPlace };
+constexpr Activation kActivations[] = {Activation::kNone, Activation::kGelu, Activation::kRelu, Activation::kGeluTanh};
+
+struct Case {
+  std::int64_t rows, out, in;
+  Activation activation = Activation::kNone;
+  bool bias = false;
+  Residual residual = Residual::kNone;
+  float residual_scale = 1.0F;
+  Layout layout = kPacked;
+  std::int64_t y_pad = 0;  // beyond the layout's
+};
+
+std::ostream& operator<<(std::ostream& stream, const Case& c) {
+  return stream << c.rows << " rows, " << c.out << " x " << c.in << ", activation " << static_cast<int>(c.activation)
+                << (c.bias ? ", bias" : "") << ", residual " << static_cast<int>(c.residual) << " by "
+                << c.residual_scale << ", pad " << c.layout.pad;
+}
+
+double activate(Activation activation, double x) {
+  if (activation == Activation::kGelu) return gelu(x);
+  if (activation == Activation::kRelu) return std::max(x, 0.0);
+  if (activation == Activation::kGeluTanh) return gelu_tanh(x);
+  return x;
+}
+
+/// A job with its operands and what it should give.
+template <class A, class Y>
+class Problem {
+ public:
+  Problem(Backend& on, const Case& c, std::uint64_t stream = 1, DType format = kDTypeOf<A>)
+      : case_(c),
+        x_(random_matrix<A>(on, c.rows, c.in, c.layout, 10 * stream)),
+        weight_(on, c.out, c.in, format, 10 * stream + 1, 1.0 / std::sqrt(static_cast<double>(c.in))),
+        bias_(random_matrix<float>(on, 1, c.out, kPacked, 10 * stream + 2)),
+        residual_(random_matrix<Y>(on, c.rows, c.out, c.layout, 10 * stream + 3)),
+        y_(on, c.rows, c.out, {c.layout.pad + c.y_pad, c.layout.offset}) {}
+
+  Linear<Space, A, Y> job() {
+    Linear<Space, A, Y> job{.x = x_.view(),
+                            .weight = weight_.view(),
+                            .y = output().view(),
+                            .activation = case_.activation,
+                            .residual_scale = case_.residual_scale};
+    if (case_.bias) job.bias = bias_.data();
+    if (case_.residual != Residual::kNone) job.residual = residual_.view();
+    return job;
+  }
+  void set_x(Backend& on, std::vector<A> values) { x_ = Matrix<A>(on, std::move(values), case_.rows, case_.in); }
+  const std::vector<A>& x() const { return x_.values(); }
+  std::vector<Y> result() { return output().download(); }
+  /// {what an output should be, the sum of the absolute values of its products, on a GPU and of its bias}
+  std::pair<double, double> expected(std::int64_t r, std::int64_t o) const {
+    double sum = case_.bias ? bias_(0, o) : 0.0, size = kOnCuda ? std::abs(sum) : 0.0;
+    const A* x = x_.values().data() + r * case_.in;
+    const double* weight = weight_.row(o);
+    for (std::int64_t i = 0; i < case_.in; ++i) {
+      const double product = static_cast<double>(to_float(x[i])) * weight[i];
+      sum += product;
+      size += std::abs(product);
+    }
+    double want = activate(case_.activation, sum);
+    if (case_.residual != Residual::kNone) want += static_cast<double>(case_.residual_scale) * residual_(r, o);
+    return {want, size};
+  }
+  /// On all outputs, or on `samples` of them, within tolerance(want, size).
+  template <class Tolerance>
+  void expect_within(const Tolerance& tolerance, std::int64_t samples = 0) {
+    SCOPED_TRACE(case_);
+    const std::vector<Y> got = result();
+    const std::int64_t outputs = case_.rows * case_.out;
+    // In this order a row of the weights meets all rows of x.
+    const auto at = [&](std::int64_t n) {
+      if (samples != 0) {
+        n = static_cast<std::int64_t>(Draws(test_seed(), static_cast<std::uint64_t>(n)).bits() %
+                                      static_cast<std::uint64_t>(outputs));
+      }
+      return std::pair(n % case_.rows, n / case_.rows);
+    };
+    const std::int64_t count = samples == 0 ? outputs : samples;
+    const std::int64_t wrong = first_failure(count, [&](std::int64_t n) {
+      const auto [r, o] = at(n);
+      const auto [want, size] = expected(r, o);
+      return rounds_to(got[static_cast<std::size_t>(r * case_.out + o)], want, tolerance(want, size));
+    });
+    if (wrong == count) return;
+    const auto [r, o] = at(wrong);
+    ADD_FAILURE() << "row " << r << ", output " << o << ": "
+                  << to_float(got[static_cast<std::size_t>(r * case_.out + o)]) << " for " << expected(r, o).first;
+  }
+  void expect_correct() {
+    expect_within([&](double want, double size) {
+      if (!kOnCuda) return 6e-7 * (1.0 + size);
+      // fp32 sums, 1.13 the steepest slope of gelu, and the rounding of what follows.
+      return 1.13e-6 * size + 2e-7 * (1.0 + std::abs(want));
+    });
+  }
+
+ private:
+  Matrix<Y>& output() { return case_.residual == Residual::kInPlace ? residual_ : y_; }
+
+  Case case_;
+  Matrix<A> x_;
+  Weights weight_;
+  Matrix<float> bias_;
+  Matrix<Y> residual_, y_;
+};
+
+template <class A, class Y>
+void run(Backend& on, const std::vector<Linear<Space, A, Y>>& jobs) {
+  linear(on, std::span<const Linear<Space, A, Y>>(jobs));
+}
+
+/// f(A{}, Y{}, format) for all types of x, y and weights that go together.
+template <class F>
+void for_products(const F& f) {
+  for_weights([&]<class A>(A, DType format) {
+    f(A{}, float{}, format);
+    if constexpr (sizeof(A) == 2) f(A{}, A{}, format);
+  });
+}
+
+class LinearTest : public OpTest {
+ protected:
+  /// All cases in one call.
+  template <class A, class Y>
+  void check(Backend& on, const std::vector<Case>& cases, DType format = kDTypeOf<A>) {
+    std::vector<std::unique_ptr<Problem<A, Y>>> problems;
+    std::vector<Linear<Space, A, Y>> jobs;
+    for (const Case& c : cases) {
+      problems.push_back(std::make_unique<Problem<A, Y>>(on, c, problems.size(), format));
+      jobs.push_back(problems.back()->job());
+#if defined(MMREC_TEST_CUDA)
+      if (c.rows != 0 && c.out != 0) algos_.insert(choose_linear(on, jobs.back()));
+#endif
+    }
+    run(on, jobs);
+    for (const auto& problem : problems) problem->expect_correct();
+  }
+  void check_all_types(Backend& on, const std::vector<Case>& cases) {
+    for_products([&]<class A, class Y>(A, Y, DType format) { check<A, Y>(on, cases, format); });
+  }
+
+  /// Every group of `size` rows alone has the bits of the same rows among all.
+  template <class A, class Y>
+  static void expect_rows_alone(Backend& on, const Case& c, std::int64_t size, DType format = kDTypeOf<A>) {
+    SCOPED_TRACE(c);
+    Problem<A, Y> problem(on, c, 1, format);
+    const Linear<Space, A, Y> job = problem.job();
+    run<A, Y>(on, {job});
+    const std::vector<Y> all = problem.result();
+    Matrix<Y> alone(on, c.rows, c.out);
+    for (std::int64_t r = 0; r + size <= c.rows; r += size) {
+      Linear<Space, A, Y> part = job;
+      part.x = job.x.middle_rows(r, size);
+      part.y = alone.view().middle_rows(r, size);
+      if (c.residual != Residual::kNone) part.residual = job.residual.middle_rows(r, size);
+      run<A, Y>(on, {part});
+    }
+    std::vector<Y> got = alone.download();
+    got.resize(static_cast<std::size_t>(c.rows / size * size * c.out));
+    EXPECT_TRUE(same_bits(got, {all.begin(), all.begin() + static_cast<std::ptrdiff_t>(got.size())}))
+        << size << " rows at a time";
+  }
+
+#if defined(MMREC_TEST_CUDA)
+  /// That the cases so far were computed by these algorithms and no others; where those of sm_90 are not to be had, by
+  /// the library instead.
+  void expect_algos(std::set<LinearAlgo> algos) {
+    if (on().compute_capability() != 90 && algos.erase(kFew) + algos.erase(kMany) != 0) algos.insert(kLibrary);
+    EXPECT_EQ(algos_, algos);
+  }
+  static constexpr LinearAlgo kMatvec = LinearAlgo::kMatvec, kFew = LinearAlgo::kFewRows, kMany = LinearAlgo::kManyRows,
+                              kLibrary = LinearAlgo::kLibrary;
+
+  /// One case by an algorithm, which is the one that linear chooses or another.
+  template <class A, class Y>
+  void check_algo(LinearAlgo algo, const Case& c, bool chosen = true) {
+    SCOPED_TRACE(c);
+    Problem<A, Y> problem(on(), c);
+    EXPECT_EQ(choose_linear(on(), problem.job()) == algo, chosen);
+    linear(on(), problem.job(), algo);
+    problem.expect_correct();
+  }
+
+ private:
+  std::set<LinearAlgo> algos_;
+#endif
+};
+
+// ---- any backend ----------------------------------------------------------------------------------------------------
+
+TEST_F(LinearTest, EveryEpilogueInEveryLayout) {
+  struct Shape {
+    std::int64_t rows, out, in;
+  };
+  // Few rows, more, and many: tiles that are whole and tiles that are not.
+  std::vector<Shape> shapes = {{1, 48, 64}, {5, 48, 64}, {33, 48, 64}, {70, 136, 200}, {300, 408, 136}};
+  if (!kOnCuda) shapes = {{1, 48, 64}, {3, 37, 21}, {140, 50, 96}};
+  on_every([&](Backend& on) {
+    int number = 0;
+    for (const Shape& shape : shapes) {
+      for (const Layout layout : kLayouts) {
+        for (const Activation activation : kActivations) {
+          for (const bool bias : {false, true}) {
+            for (const Residual residual : {Residual::kNone, Residual::kApart, Residual::kInPlace}) {
+              for (const float scale : {1.0F, 0.5F}) {
+                if (residual == Residual::kNone && scale != 1.0F) continue;
+                if (few_cases() && ++number % 7 != 0) continue;
+                // Of large shapes some.
+                if (shape.rows > 33 && scale == 1.0F && residual == Residual::kApart) continue;
+                if (shape.rows > 33 && (small_sizes() || !kOnCuda) &&
+                    ((activation == Activation::kGelu) != bias || layout.pad == 24))
+                  continue;
+                const std::vector<Case> cases = {
+                    {shape.rows, shape.out, shape.in, activation, bias, residual, scale, layout}};
+#if defined(MMREC_TEST_CUDA)
+                if (shape.rows > 33 && small_sizes()) {
+                  check<BFloat16, BFloat16>(on, cases);
+                  check<Float16, float>(on, cases);
+                  continue;
+                }
+#endif
+                check_all_types(on, cases);
+              }
+            }
+          }
+        }
+      }
+    }
+  });
+#if defined(MMREC_TEST_CUDA)
+  expect_algos({kMatvec, kFew, kMany, kLibrary});
+#endif
+}
+
+TEST_F(LinearTest, SeveralJobsInOneCall) {
+  on_every([&](Backend& on) {
+    std::vector<Case> cases;
+    for (std::int64_t i = 0; i < 11; ++i) {  // more than one launch takes
+      cases.push_back({1 + i % 8, 5 + 13 * i, 32 + 8 * i, static_cast<Activation>(i % 3), i % 2 == 0});
+    }
+    check_all_types(on, cases);
+    cases.push_back({40, 24, 56, Activation::kGelu, true});
+    cases.push_back({9, 100, 32, Activation::kNone, true, Residual::kInPlace});
+    cases.push_back({20, 33, 40, Activation::kRelu});
+    check_all_types(on, cases);
+    for (std::int64_t i = 0; i < (kOnCuda ? 6 : 2); ++i) {
+      cases.push_back({129 + 100 * i, 24 + 136 * i, 32 + 64 * i, static_cast<Activation>(i % 3), i % 2 == 1});
+    }
+    check_all_types(on, cases);
+  });
+#if defined(MMREC_TEST_CUDA)
+  expect_algos({kMatvec, kFew, kMany, kLibrary});
+#endif
+}
+
+TEST_F(LinearTest, EmptyJobsAreLeftOut) {
+  check_all_types(on(), {{0, 8, 8}, {3, 16, 24}, {2, 0, 8}});
+  run<float, float>(on(), {});
+}
+
+TEST_F(LinearTest, BitsOfFewRowsDoNotDependOnTheirNumber) {
+  on_every([](Backend& on) {
+    for (const std::int64_t in : {1, 7, 31, 40, 257, 1000, 1024, 2304}) {
+      if (kOnCuda && (in < 40 || in == 1000)) continue;
+      for (const std::int64_t size : {1, 2, 3, 4, 5}) {
+        const Case c{8, 29, in, Activation::kGelu, true, Residual::kApart, 0.5F};
+        for_weights([&]<class A>(A, DType format) { expect_rows_alone<A, float>(on, c, size, format); });
+#if defined(MMREC_TEST_CUDA)
+        expect_rows_alone<BFloat16, BFloat16>(on, c, size);
+#endif
+      }
+    }
+  });
+}
+
+TEST_F(LinearTest, BitsDoNotDependOnAlignment) {
+  on_every([](Backend& on) {
+    for_products([&]<class A, class Y>(A, Y, DType format) {
+      for (const std::int64_t in : {64, 1024}) {
+        Problem<A, Y> aligned(on, {3, 20, in, Activation::kNone, true, Residual::kNone, 1.0F, kPacked}, 1, format);
+        Problem<A, Y> shifted(on, {3, 20, in, Activation::kNone, true, Residual::kNone, 1.0F, kUnaligned}, 1, format);
+        for (Problem<A, Y>* problem : {&aligned, &shifted}) run<A, Y>(on, {problem->job()});
+        EXPECT_TRUE(same_bits(aligned.result(), shifted.result())) << in;
+      }
+    });
+  });
+}
+
+// Row 1 of x has a NaN and an infinity: no other row may see them, whatever lanes or tile its products share.
+TEST_F(LinearTest, NonFiniteRowsStayAlone) {
+  on_every([](Backend& on) {
+    for_weights([&]<class A>(A, DType format) {
+      for (const std::int64_t rows : {3, 128}) {
+        if (kOnCuda && rows != 3) continue;
+        Problem<A, float> problem(on, {rows, 20, 64}, 1, format);
+        std::vector<A> x = problem.x();
+        x[64 + 5] = from_float<A>(NAN);
+        x[64 + 50] = from_float<A>(INFINITY);
+        problem.set_x(on, x);
+        run<A, float>(on, {problem.job()});
+        const std::vector<float> got = problem.result();
+        for (std::size_t i = 0; i < got.size(); ++i) EXPECT_EQ(std::isfinite(got[i]), i / 20 != 1) << i;
+      }
+    });
+  });
+}
+
+#if !defined(MMREC_TEST_CUDA)
+// ---- a CPU: whole tiles of kRowTile rows by the library, all other rows by the row kernel ----
+
+TEST_F(LinearTest, MatchesFloat64WithBiasActivationAndResidual) {
+  const auto check_shapes = [&](Backend& on, bool large) {
+    int number = 0;
+    for (Case c :
+         {Case{1, 1, 1},  {2, 3, 7},     {3, 7, 31},     {1, 31, 48},    {7, 48, 384},  {127, 31, 48}, {128, 48, 31},
+          {129, 25, 384}, {300, 31, 48}, {1, 384, 384},  {300, 64, 384}, {5, 31, 1000}, {26, 7, 4096}, {1, 48, 4096},
+          {130, 1, 7},    {49, 1, 1000}, {128, 600, 48}, {14, 29, 16},   {14, 12, 3},   {14, 2, 1}}) {
+      for (const Activation activation : kActivations) {
+        c.activation = activation;
+        c.bias = ++number % 2 == 0;
+        c.residual = number % 5 < 3 ? Residual::kApart : Residual::kNone;
+        c.residual_scale = 0.5F;
+        if ((c.rows * c.out * c.in > 500'000) == large) check_all_types(on, {c});
+      }
+    }
+  };
+  check_shapes(on(), true);
+  on_every([&](Backend& on) { check_shapes(on, false); });
+}
+
+TEST_F(LinearTest, TilesOfAnyMagnitudeAreAsWideAsFp32) {
+  on_every([](Backend& on) {
+    for (const DType format : kAllDTypes) {
+      for (const float scale : {1e37F, 1.0F, 1e-20F, 1e-30F}) {
+        Problem<float, float> problem(on, {kRowTile, 40, 96}, 1, format);
+        std::vector<float> x = random_floats(kRowTile * 96, 11);
+        for (std::size_t i = 0; i < x.size(); ++i) x[i] *= i % 3 == 0 ? scale : scale * 1e-4F;
+        problem.set_x(on, x);
+        run<float, float>(on, {problem.job()});
+        // Parts of x below the least normal number of fp32 may be taken for 0.
+        problem.expect_within([](double, double size) { return 1e-6 * size + 1e-36; });
+      }
+    }
+  });
+}
+
+TEST_F(LinearTest, TilesMayRoundTheirInputs) {
+  const std::int64_t in = 96, out = 168, rows = kRowTile + 3;
+  for (const DType format : kAllDTypes) {
+    const auto result = [&](int threads, bool rounds) {
+      Cpu cpu(threads, rounds);
+      Problem<float, float> problem(cpu, {rows, out, in}, 1, format);
+      run<float, float>(cpu, {problem.job()});
+      return problem.result();
+    };
+    const std::vector<float> y = result(1, true), exact = result(1, false);
+    EXPECT_TRUE(same_bits(result(2, true), y));
+    Problem<float, float> rounded(on(), {rows, out, in}, 1, format);
+    std::vector<float> x = rounded.x();
+    for (float& v : x) v = to_float(from_float<BFloat16>(v));
+    rounded.set_x(on(), x);
+    const bool within = first_failure(kRowTile * out, [&](std::int64_t i) {
+                          const auto [want, size] = rounded.expected(i / out, i % out);
+                          return std::abs(static_cast<double>(y[static_cast<std::size_t>(i)]) - want) <= 1e-6 * size;
+                        }) == kRowTile * out;
+    // Without matrix instructions, and with other weights, nothing is rounded.
+    EXPECT_TRUE((format == DType::kBF16 && within) || same_bits(y, exact)) << name_of(format);
+    for (std::size_t i = static_cast<std::size_t>(kRowTile * out); i < y.size(); ++i) EXPECT_EQ(y[i], exact[i]) << i;
+  }
+}
+
+// Rows in no whole tile have the bits of a row alone; cuts between whole tiles change nothing.
+TEST_F(LinearTest, BitsDependOnNoCutsOutsideTiles) {
+  const std::int64_t n = 300, out = 283;  // two whole tiles and 44 rows
+  on_every([&](Backend& on) {
+    for (const DType format : kAllDTypes) {
+      for (const std::int64_t in : {31, 384, 2000}) {
+        Problem<float, float> problem(on, {n, out, in, Activation::kGelu, true}, 1, format);
+        const auto in_parts_of = [&](std::int64_t count, bool force_row_kernel = false) {
+          Linear<Host> job = problem.job();
+          job.force_row_kernel = force_row_kernel;
+          for (std::int64_t first = 0; first < n; first += count) {
+            Linear<Host> part = job;
+            part.x = job.x.middle_rows(first, std::min(count, n - first));
+            part.y = job.y.middle_rows(first, part.x.rows);
+            linear(on, {&part, 1});
+          }
+          return problem.result();
+        };
+        const std::vector<float> alone = in_parts_of(1), whole = in_parts_of(n);
+        for (const std::int64_t count : {2, 3, 5, 7, 13, 127}) {
+          ASSERT_TRUE(same_bits(in_parts_of(count), alone)) << count << " rows, in " << in;
+        }
+        ASSERT_TRUE(same_bits(in_parts_of(n, true), alone)) << "by the row kernel, in " << in;
+        for (const std::int64_t count : {kRowTile, 2 * kRowTile}) {
+          ASSERT_TRUE(same_bits(in_parts_of(count), whole)) << count << " rows, in " << in;
+        }
+      }
+    }
+  });
+}
+
+TEST_F(LinearTest, JobsTogetherEqualJobsAlone) {
+  on_every([](Backend& on) {
+    for (const std::int64_t n : {1, 4, 129}) {
+      std::vector<std::unique_ptr<Problem<float, float>>> problems;
+      std::vector<std::vector<float>> alone;
+      std::vector<Linear<Host>> jobs;
+      for (const std::int64_t out : {384, 1, 96, 500, 7}) {
+        problems.push_back(std::make_unique<Problem<float, float>>(on, Case{n, out, 384}, 3, kAllDTypes[out % 3]));
+        jobs.push_back(problems.back()->job());
+        linear(on, {&jobs.back(), 1});
+        alone.push_back(problems.back()->result());
+        fill_zero(on, jobs.back().y);
+      }
+      linear(on, jobs);
+      for (std::size_t i = 0; i < jobs.size(); ++i) EXPECT_TRUE(same_bits(problems[i]->result(), alone[i])) << i;
+    }
+  });
+}
+
+#else
+// ---- a GPU: the algorithms ------------------------------------------------------------------------------------------
+
+TEST_F(LinearTest, EveryAlgoIsTakenByItsShapes) {
+  const bool sm90 = on().compute_capability() == 90;
+  for (const std::int64_t rows : {1, 8, 9, 128, 129}) {
+    const Case c{rows, 72, 136, Activation::kGelu, true};
+    const LinearAlgo own = rows <= 8 ? kMatvec : !sm90 ? kLibrary : rows <= kFewRows ? kFew : kMany;
+    check_algo<BFloat16, BFloat16>(own, c);
+    check_algo<Float16, float>(own, c);
+    const LinearAlgo any = rows <= 8 ? kMatvec : kLibrary;
+    check_algo<float, float>(any, c);
+    Case unaligned = c;
+    unaligned.layout = kUnaligned;
+    check_algo<BFloat16, BFloat16>(any, unaligned);
+  }
+}
+
+// By algorithms that others are faster than.
+TEST_F(LinearTest, EveryAlgoCanBeForced) {
+  const Case few{8, 72, 136, Activation::kGelu, true, Residual::kApart, 0.5F};
+  Case more = few;
+  more.rows = 70;
+  check_algo<float, float>(kLibrary, few, false);
+  check_algo<BFloat16, BFloat16>(kLibrary, few, false);
+  if (on().compute_capability() != 90) return;
+  check_algo<BFloat16, BFloat16>(kFew, few, false);
+  check_algo<BFloat16, float>(kMany, few, false);
+  check_algo<BFloat16, BFloat16>(kMany, more, false);
+  check_algo<Float16, Float16>(kLibrary, more, false);
+  const Linear<Device> nothing{.x = {nullptr, 1, 8}, .weight = {nullptr, DType::kF32, 8, 8}};
+  EXPECT_THROW(linear(on(), nothing, kFew), std::invalid_argument);
+}
+
+TEST_F(LinearTest, FewRowsOfAnySize) {
+  for (const std::int64_t rows : {1, 2, 3, 4, 5, 6, 7, 8}) {
+    for (const std::int64_t out : {1, 7, 48, 257}) {
+      for (const std::int64_t in : {1, 7, 48, 257, 1032}) {
+        if (small_sizes() && (rows + out + in) % 3 != 0) continue;
+        check_all_types(on(), {{rows, out, in, Activation::kGelu, true, Residual::kApart, 0.5F}});
+      }
+    }
+  }
+  expect_algos({kMatvec});
+}
+
+TEST_F(LinearTest, ManyRowsOfAnySize) {
+  for (const std::int64_t rows : {9, 31, 128, 300}) {
+    for (const std::int64_t out : {1, 7, 48, 257}) {
+      for (const std::int64_t in : {1, 7, 48, 257}) {
+        if (small_sizes() && rows > 31 && (out != 48 || in != 257)) continue;
+        check_all_types(on(), {{rows, out, in, Activation::kGelu, true, Residual::kApart, 0.5F}});
+        check_all_types(on(), {{rows, out, in, Activation::kNone, true, Residual::kInPlace}});
+      }
+    }
+  }
+  small_sizes() ? expect_algos({kFew, kLibrary}) : expect_algos({kFew, kMany, kLibrary});
+}
+
+TEST_F(LinearTest, ManyWholeTiles) {
+  // Enough of them for the widest tiles, on a device of any size.
+  const std::int64_t rows = kEmulated ? 512 : 2048;
+  const std::int64_t out = kEmulated ? 256 : 1536;
+  check<BFloat16, BFloat16>(on(), {{rows, out, 400, Activation::kGelu, true}});
+  check<BFloat16, BFloat16>(on(), {{rows, out, 400, Activation::kNone, true, Residual::kApart, 0.5F}});
+  check<Float16, Float16>(on(), {{rows - 9, out - 6, 400, Activation::kRelu, true}});
+  check<Float16, float>(on(), {{rows, out, 400, Activation::kGelu, true, Residual::kInPlace}});
+  check<BFloat16, float>(on(), {{rows - 9, out - 6, 400, Activation::kNone, false, Residual::kApart, 0.5F}});
+  expect_algos({kMany});
+}
+
+TEST_F(LinearTest, SharesOfEveryLength) {
+  // `in` on either side of what a warp keeps in flight, and longer.
+  for (const std::int64_t in : {8, 32, 264, 512, 520, 1024, 1056, 2048, 2056, 4096, 4104}) {
+    check_all_types(on(), {{2, 9, in, Activation::kNone, true}});
+    for (const std::int64_t rows : {1, 4, 8}) check<float, float>(on(), {{rows, 9, in}});
+  }
+  expect_algos({kMatvec});
+}
+
+// Rows so few and sums so long that several blocks share a tile's.
+TEST_F(LinearTest, SumsInSlices) {
+  for (const std::int64_t rows : {9, 33, 70}) {
+    for (const std::int64_t in : {520, 1096}) {
+      if (few_cases() && rows != 33) continue;
+      check<BFloat16, BFloat16>(on(), {{rows, 200, in, Activation::kGelu, true}});
+      check<BFloat16, float>(on(), {{rows, 136, in, Activation::kNone, true, Residual::kInPlace}});
+      check<Float16, Float16>(on(), {{rows, 72, in, Activation::kRelu, false, Residual::kApart, 0.5F}});
+    }
+  }
+  expect_algos({kFew});
+}
+
+TEST_F(LinearTest, LargeShapes) {
+  if (small_sizes()) GTEST_SKIP() << "large sizes";
+  for (const std::int64_t rows : {1, 8, 64, 1024}) {
+    check<BFloat16, BFloat16>(on(), {{rows, 4096, 1024, Activation::kGelu, true}});
+    check<BFloat16, float>(on(), {{rows, 1024, 4096, Activation::kNone, true, Residual::kInPlace}});
+    check<float, float>(on(), {{rows, 2048, 512, Activation::kGelu, true, Residual::kApart}});
+  }
+  check<BFloat16, float>(on(), {{2, 128256, 256}});
+  expect_algos({kMatvec, kFew, kMany, kLibrary});
+  // Products of the library that take more scratch than there is: in chunks of rows.
+  Problem<BFloat16, BFloat16> chunks(on(), {1500, 16384, 32, Activation::kGelu, true});
+  linear(on(), chunks.job(), kLibrary);
+  chunks.expect_correct();
+}
+
+TEST_F(LinearTest, BitsOfManyRowsDoNotDependOnTheirNumber) {
+  // Of up to 128 rows, and of more.
+  const auto check_groups = [&](std::int64_t rows, std::int64_t size) {
+    const Case c{rows, 256, 1024, Activation::kGelu, true};
+    expect_rows_alone<float, float>(on(), c, size);
+    expect_rows_alone<BFloat16, BFloat16>(on(), c, size);
+    expect_rows_alone<BFloat16, float>(on(), {rows, 256, 1024, Activation::kNone, true, Residual::kApart}, size);
+  };
+  check_groups(70, 31);
+  if (small_sizes()) return;
+  check_groups(128, 9);
+  check_groups(128, 127);
+  check_groups(300, 129);
+  check_groups(1300, 640);
+}
+
+// Kernels start while those before them drain, jobs of many rows go over two streams, and the vector goes to and fro
+// between buffers: reading early, or from a cache, would show. Enqueued at once and replayed as a graph, the chain has
+// the bits that it has when every call is waited for.
+TEST_F(LinearTest, AChainReadsWhatTheCallBeforeWrote) {
+  constexpr std::int64_t kDim = kEmulated ? 64 : 1024;
+  const int links = small_sizes() ? 3 : 100;
+  const Buffer<float> norm = upload(on(), std::vector<float>(kDim, 1.0F));
+  const Weights up(on(), 2 * kDim, kDim, DType::kBF16, 1, 1.0 / std::sqrt(kDim));
+  const Weights down(on(), kDim, 2 * kDim, DType::kBF16, 2, 1.0 / std::sqrt(kDim));
+  for (const std::int64_t rows : {1, 8, 20}) {
+    Matrix<float> x(on(), rows, kDim);
+    Matrix<BFloat16> u(on(), rows, kDim), hidden(on(), rows, 2 * kDim);
+    const auto link = [&](const auto& pause) {
+      rmsnorm(on(), x.read(), norm.data(), u.view());
+      pause();
+      std::vector<Linear<Device, BFloat16, BFloat16>> halves;
+      for (const std::int64_t half : {0, 1}) {
+        halves.push_back({.x = u.view(),
+                          .weight = up.view().middle_rows(half * kDim, kDim),
+                          .y = hidden.view().middle_cols(half * kDim, kDim),
+                          .activation = half == 0 ? Activation::kGelu : Activation::kNone});
+      }
+      run(on(), halves);
+      pause();
+      run<BFloat16, float>(on(), {{.x = hidden.view(), .weight = down.view(), .y = x.view(), .residual = x.view()}});
+      pause();
+    };
+    const auto restart = [&] {
+      const std::vector<float> values = random_normal<float>(static_cast<std::size_t>(rows * kDim), 0.0, 1.0, 3);
+      on().upload(values.data(), x.data(), values.size());
+    };
+    restart();
+    for (int i = 0; i < links; ++i) link([&] { on().synchronize(); });
+    const std::vector<float> waited = x.download();
+    for (const float value : waited) ASSERT_TRUE(std::isfinite(value));
+    restart();
+    for (int i = 0; i < links; ++i) link([] {});
+    EXPECT_TRUE(same_bits(x.download(), waited)) << rows << " rows, enqueued at once";
+    const Graph graph(on(), [&] {
+      for (int i = 0; i < links; ++i) link([] {});
+    });
+    restart();
+    graph.launch(on());
+    EXPECT_TRUE(same_bits(x.download(), waited)) << rows << " rows, as a graph";
+  }
+}
+
+// ---- the product of sm_90a that fused ops are built on, stored as it is ----
+
+class GemmSm90 : public OpTest {
+ protected:
+  void SetUp() override {
+    OpTest::SetUp();
+    if (!IsSkipped() && on().compute_capability() != 90) GTEST_SKIP() << "the device is not of compute capability 9.0";
+  }
+  /// On all outputs, or on `samples` of them. Sums in fp32 on tensor cores that may truncate: a few units in the last
+  /// place of the largest partial sum.
+  template <class A, class Y>
+  void check(std::int64_t rows, std::int64_t columns, std::int64_t depth, std::int64_t samples = 0,
+             GemmTile tile = GemmTile::kAuto) {
+    Problem<A, Y> problem(on(), {.rows = rows, .out = columns, .in = depth, .layout = {.pad = 8}, .y_pad = 3});
+    const Linear<Device, A, Y> job = problem.job();
+    EXPECT_TRUE(gemm_sm90_supported(on(), job.x, job.weight));
+    linear_many_rows_sm90(on(), std::span(&job, 1), tile);
+    problem.expect_within([](double, double size) { return 2e-6 * size; }, samples);
+  }
+};
+
+TEST_F(GemmSm90, OneTileOfRows) {
+  check<BFloat16, float>(1, 1, 8);
+  check<BFloat16, float>(64, 256, 64);
+  check<BFloat16, float>(128, 257, 72);
+  check<Float16, float>(37, 1500, 200);  // several tiles a block
+}
+
+TEST_F(GemmSm90, ClustersThatShareW) {
+  check<BFloat16, float>(129, 255, 64);  // the second block has one row
+  check<BFloat16, float>(256, 256, 320);
+  check<BFloat16, float>(257, 300, 1000);  // the last block has none
+  check<Float16, float>(200, 700, 456);
+}
+
+TEST_F(GemmSm90, EveryTile) {
+  for (const GemmTile tile : {GemmTile::kWide, GemmTile::kSquare, GemmTile::kSlim}) {
+    SCOPED_TRACE(static_cast<int>(tile));
+    check<BFloat16, float>(1, 1, 8, 0, tile);
+    check<BFloat16, BFloat16>(257, 300, 200, 0, tile);
+    check<Float16, float>(130, 520, 456, 0, tile);
+  }
+}
+
+TEST_F(GemmSm90, TilesFillTheDevice) {
+  const auto tile_of = [&](std::int64_t rows, std::int64_t columns) {
+    const Linear<Device, BFloat16> job{.x = {nullptr, rows, 1024}, .weight = {nullptr, DType::kBF16, columns, 1024}};
+    return choose_tile(on(), std::span(&job, 1));
+  };
+  EXPECT_EQ(tile_of(256 * on().processors(), 1024), GemmTile::kWide);
+  EXPECT_EQ(tile_of(128, 64 * on().processors()), GemmTile::kSlim);
+  EXPECT_EQ(tile_of(128, 128 * on().processors()), GemmTile::kSquare);
+}
+
+TEST_F(GemmSm90, GroupsOfRowTiles) { check<BFloat16, float>(2500, 300, 24); }
+
+TEST_F(GemmSm90, RoundsToTheOperandsType) {
+  check<BFloat16, BFloat16>(130, 270, 128);
+  check<Float16, Float16>(130, 270, 128);
+}
+
+TEST_F(GemmSm90, LargeSizes) {
+  if (small_sizes()) GTEST_SKIP() << "large sizes";
+  constexpr std::int64_t kSamples = 50'000;
+  check<BFloat16, float>(1000, 1024, 4096, kSamples);
+  check<BFloat16, float>(4096, 8192, 1024, kSamples);
+  check<Float16, float>(4097, 32001, 520, kSamples);
+  check<BFloat16, BFloat16>(16384, 2048, 2048, kSamples);
+}
+
+TEST_F(GemmSm90, SameBitsAgain) {
+  Problem<BFloat16, float> problem(on(), {300, 520, 264});
+  linear(on(), problem.job(), LinearAlgo::kManyRows);
+  const std::vector<float> first = problem.result();
+  for (int again = 0; again < 2; ++again) {
+    fill_zero(on(), problem.job().y);
+    linear(on(), problem.job(), LinearAlgo::kManyRows);
+    EXPECT_EQ(problem.result(), first);
+  }
+}
+
+TEST_F(GemmSm90, WhatTheCopyEngineCannotRead) {
+  const auto data = unwritten<BFloat16>(on(), 4096);
+  const auto supported = [&](std::int64_t depth, std::int64_t stride, std::int64_t offset) {
+    return gemm_sm90_supported(on(), MatrixView<const BFloat16, Device>(data.data() + offset, 8, depth, stride),
+                               {data.data(), DType::kBF16, 8, depth});
+  };
+  EXPECT_TRUE(supported(64, 72, 8));
+  EXPECT_FALSE(supported(60, 64, 0));  // W's rows are not multiples of 16 bytes
+  EXPECT_FALSE(supported(64, 68, 0));
+  EXPECT_FALSE(supported(64, 64, 4));
+}
+
+#endif
+
+}  // namespace
+}  // namespace mmrec::kernels::test
