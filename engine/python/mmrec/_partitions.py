@@ -1,8 +1,8 @@
-"""Inputs cut into partitions, and folders of results of which each partition is complete or absent.
+"""Cuts inputs into partitions, and keeps folders of results in which each partition is complete or absent.
 
-What must stay true: every document is in exactly one partition; a partition's file is renamed into place when it is whole,
-after the sums of it; its name follows from the input, its size and the place in it; a folder of results belongs to one
-model, one set of inputs and one set of options, which run.json there says.
+Must stay true: every document is in exactly one partition. A partition's file is renamed into place when it is whole, after
+the file of its sums. Its name follows from the input, its size and the place in it. A folder of results belongs to one model,
+one set of inputs and one set of options, which its run.json lists.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ SPLITS = ("file", "line", "blank", "jsonl", "parquet")
 _BLANKS = b" \t\r\v\f"
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\0": "lzma", b"BZh": "bz2"}
 _COMPRESSED_SUFFIXES = (".gz", ".zst", ".xz", ".bz2")
-
-
-_ENDLESS = 1 << 62  # of text whose size is not known
+_ENDLESS = 1 << 62  # the size of a compressed text, which is not known
 
 
 class InputError(Exception):
@@ -54,10 +52,8 @@ class Document:
 
 @dataclasses.dataclass(frozen=True)
 class Partition:
-    """Bytes [begin, end) of `path` (lines or paragraphs that begin there), or of Parquet the row groups [begin, end).
-
-    A compressed file is one partition, because it cannot be entered in the middle.
-    """
+    """Bytes [begin, end) of `path` (lines or paragraphs that begin there), or row groups [begin, end) of Parquet. A compressed
+    file is one partition, because reading cannot begin in its middle."""
 
     path: str
     size: int
@@ -152,16 +148,12 @@ def documents(partition: Partition, field: str) -> Iterator[Document]:
         with _open(path) as file:
             if partition.split == "file":
                 yield Document(path, 0, file.read().decode("utf-8", "replace"))
-            elif partition.split == "blank":
-                for at, text in _paragraphs(file, partition):
+                return
+            for at, text in (_paragraphs if partition.split == "blank" else _lines)(file, partition):
+                if partition.split == "jsonl":
+                    yield _from_json(text, field, path, at)
+                else:
                     yield Document(f"{path}@{at}", at, text.decode("utf-8", "replace"))
-            else:
-                for at, line in _lines(file, partition):
-                    name = f"{path}@{at}"
-                    if partition.split == "jsonl":
-                        yield _from_json(line, field, name, at)
-                    else:
-                        yield Document(name, at, line.decode("utf-8", "replace"))
     except (EOFError, OSError, zlib.error, lzma.LZMAError) as fault:
         if isinstance(fault, OSError) and fault.errno is not None:
             raise
@@ -238,28 +230,30 @@ def _whole(text: str) -> Union[int, float]:
     return int(text) if text != "-0" else _Rounded(text)
 
 
-def _from_json(line: bytes, field: str, name: str, place: int) -> Document:
+def _bad(path: str, place: int, what: str, key: Any = None) -> Document:
+    return Document(f"{path}@{place}", place, "", key, f"{path}@{place}: {what}")
+
+
+def _from_json(line: bytes, field: str, path: str, place: int) -> Document:
     try:
         row = json.loads(line, parse_float=_real, parse_int=_whole)
     except (ValueError, RecursionError) as fault:
-        return Document(name, place, "", error=f"{name}: no JSON ({fault})")
+        return _bad(path, place, f"no JSON ({fault})")
     if not isinstance(row, dict) or field not in row:
         found = ", ".join(f"'{key}'" for key in row)[:100] if isinstance(row, dict) else type(row).__name__
-        return Document(name, place, "", error=f"{name}: found {found or 'no field'}, expected a field '{field}'")
-    return _from_row(row.get("id"), row[field], field, name, place)
+        return _bad(path, place, f"found {found or 'no field'}, expected a field '{field}'")
+    return _from_row(row.get("id"), row[field], field, path, place)
 
 
-def _from_row(key: Any, text: Any, field: str, name: str, place: int) -> Document:
+def _from_row(key: Any, text: Any, field: str, path: str, place: int) -> Document:
     if isinstance(key, _Rounded):
-        return Document(
-            name, place, "", error=f"{name}: field 'id' (found {key!r}, expected a number as Python writes it)"
-        )
+        return _bad(path, place, f"field 'id' (found {key!r}, expected a number as Python writes it)")
     if not isinstance(key, (str, int, float, type(None))) or (isinstance(key, float) and not math.isfinite(key)):
-        return Document(name, place, "", error=f"{name}: field 'id' (found {key!r:.40}, expected a string or a number)")
+        return _bad(path, place, f"field 'id' (found {key!r:.40}, expected a string or a number)")
     if isinstance(text, str) and _is_unicode(text):
-        return Document(name, place, text, key)
+        return Document(f"{path}@{place}", place, text, key)
     found = "half of a surrogate pair" if isinstance(text, str) else type(text).__name__
-    return Document(name, place, "", key, f"{name}: field '{field}' (found {found}, expected a string)")
+    return _bad(path, place, f"field '{field}' (found {found}, expected a string)", key)
 
 
 def _is_unicode(text: str) -> bool:
@@ -280,7 +274,7 @@ def _parquet_documents(partition: Partition, field: str) -> Iterator[Document]:
     columns = [field, "id"] if "id" in names else [field]
     for batch in file.iter_batches(batch_size=1024, row_groups=groups, columns=columns):
         for values in batch.to_pylist():
-            yield _from_row(values.get("id"), values[field], field, f"{partition.path}@{row}", row)
+            yield _from_row(values.get("id"), values[field], field, partition.path, row)
             row += 1
 
 

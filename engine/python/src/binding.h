@@ -231,9 +231,8 @@ struct PyGenerateOptions {
 };
 /// Takes all options of generating. Callbacks take the GIL when they are called; `callables` keeps them. The default
 /// end of sequence is the model's, else the tokenizer's.
-std::unique_ptr<PyGenerateOptions> take_generate_options(nb::dict& options, Callables& callables,
-                                                         const std::vector<int>& eos_of_model,
-                                                         const Tokenizer& tokenizer);
+PyGenerateOptions take_generate_options(nb::dict& options, Callables& callables, const std::vector<int>& eos_of_model,
+                                        const Tokenizer& tokenizer);
 /// mmrec.GenerateResult.
 nb::object python_result(GenerateResult result, int top_logprobs);
 /// mmrec.PrefillStats.

@@ -40,8 +40,8 @@ class PyGenerator {
       request.start = session.session;
     }
     if (!state.is_none()) request.state = bytes_of(state, "state");
-    request.options = given->options;
-    request.on_finish = receiver(on_finish, given->options.top_logprobs);
+    request.options = given.options;
+    request.on_finish = receiver(on_finish, given.options.top_logprobs);
     adopt();
     const NoGil released;
     if (text) request.prompt = tokenizer_.encode(*text, !begun);

@@ -7,23 +7,15 @@
 namespace mmrec::python {
 namespace {
 
-// DLPack 1.2's table of functions, laid out as in the specification. By it a library describes its arrays without a
-// capsule of Python's. Only the function that is called has its type.
-struct DlTensor {
-  void* data = nullptr;
-  std::int32_t device_type = 0, device = 0;
-  std::int32_t dims = 0;
-  nb::dlpack::dtype type{};
-  const std::int64_t *shape = nullptr, *strides = nullptr;
-  std::uint64_t byte_offset = 0;
-};
+/// DLPack 1.2's table of functions, laid out as in the specification. By it a library describes its arrays without a
+/// capsule of Python's. Only the function that is called has its type.
 struct DlExchange {
   std::uint32_t major, minor;
   const DlExchange* older;
   void (*allocate)();
   void (*managed_from_object)();
   void (*managed_to_object)();
-  int (*tensor_from_object)(PyObject* object, DlTensor* tensor);
+  int (*tensor_from_object)(PyObject* object, nb::dlpack::dltensor* tensor);
   void (*current_stream)();
 };
 
@@ -44,14 +36,6 @@ const DlExchange* exchange_of(nb::handle value) {
   Py_INCREF(reinterpret_cast<PyObject*>(type));  // so that no other type gets its address
   known.emplace(type, table);
   return table;
-}
-
-void check_dims(std::int64_t dims, const char* name) {
-  if (dims > kMostDims) refuse(name, "found " + std::to_string(dims) + " dimensions, expected at most 4");
-}
-
-[[noreturn]] void refuse_read_only(const char* name) {
-  refuse(name, "is read-only, expected an array that may be written to");
 }
 
 /// The bytes of an operand that is not empty: rows of `row` bytes at multiples of `pitch` from `begin`, all before
@@ -97,60 +81,60 @@ std::string shape_name(std::span<const std::int64_t> shape) {
 
 Operand operand_of(nb::handle value, const char* name, Access access) {
   Operand operand;
+  nb::dlpack::dltensor tensor;
+  std::array<std::int64_t, kMostDims> shape{}, strides{};  // of a tuple
+  bool is_read_only = false;
+  const auto expect_dims = [name](std::size_t dims) {
+    if (dims > kMostDims) refuse(name, "found " + std::to_string(dims) + " dimensions, expected at most 4");
+    return static_cast<std::int32_t>(dims);
+  };
   if (nb::isinstance<nb::tuple>(value)) {
     const auto t = nb::borrow<nb::tuple>(value);
+    const auto sizes = nb::borrow<nb::sequence>(t[1]), steps = nb::borrow<nb::sequence>(t[2]);
     // NOLINTNEXTLINE(performance-no-int-to-ptr): that is how addresses come from Python
-    operand.data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(t[0]));
-    const auto shape = nb::borrow<nb::sequence>(t[1]);
-    const std::size_t dims = nb::len(shape);
-    check_dims(static_cast<std::int64_t>(dims), name);
-    operand.dims = static_cast<int>(dims);
-    for (std::size_t i = 0; i < dims; ++i) operand.shape[i] = nb::cast<std::int64_t>(shape[i]);
-    const auto strides = nb::borrow<nb::sequence>(t[2]);
-    for (std::size_t i = 0; i < dims; ++i) operand.strides[i] = nb::cast<std::int64_t>(strides[i]);
-    operand.type = {nb::cast<std::uint8_t>(t[3]), nb::cast<std::uint8_t>(t[4]), 1};
-    operand.device_type = nb::cast<int>(t[5]);
-    operand.device = nb::cast<int>(t[6]);
-    if (access == Access::kWrite && nb::cast<bool>(t[7])) refuse_read_only(name);
-    return operand;
-  }
-  if (const DlExchange* const table = exchange_of(value); table != nullptr) {
-    DlTensor tensor;
+    tensor.data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(t[0]));
+    tensor.ndim = expect_dims(nb::len(sizes));
+    for (std::size_t i = 0; i < static_cast<std::size_t>(tensor.ndim); ++i) {
+      shape[i] = nb::cast<std::int64_t>(sizes[i]);
+      strides[i] = nb::cast<std::int64_t>(steps[i]);
+    }
+    tensor.shape = shape.data();
+    tensor.strides = strides.data();
+    tensor.dtype = {nb::cast<std::uint8_t>(t[3]), nb::cast<std::uint8_t>(t[4]), 1};
+    tensor.device = {nb::cast<int>(t[5]), nb::cast<int>(t[6])};
+    is_read_only = nb::cast<bool>(t[7]);
+  } else if (const DlExchange* const table = exchange_of(value); table != nullptr) {
     if (table->tensor_from_object(value.ptr(), &tensor) != 0) {
       nb::python_error cause;
       nb::raise_from(cause, PyExc_TypeError,
                      "%s: expected a dense array in memory, found one that DLPack cannot describe", name);
     }
-    check_dims(tensor.dims, name);
-    operand.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
-    operand.type = tensor.type;
-    operand.device_type = tensor.device_type;
-    operand.device = tensor.device;
-    operand.dims = tensor.dims;
-    std::copy_n(tensor.shape, tensor.dims, operand.shape.begin());
-    std::copy_n(tensor.strides, tensor.dims, operand.strides.begin());
-    return operand;
-  }
-  nb::ndarray<> writable;
-  if (access == Access::kWrite && nb::try_cast(value, writable)) {
-    operand.held = nb::ndarray<nb::ro>(writable);
-  } else if (nb::try_cast(value, operand.held)) {
-    if (access == Access::kWrite) refuse_read_only(name);
   } else {
-    refuse_type(name, std::string("expected an array that speaks DLPack, found ") +
-                          nb::str(value.type().attr("__name__")).c_str());
+    nb::ndarray<> writable;
+    auto& array = operand.held;
+    if (access == Access::kWrite && nb::try_cast(value, writable)) {
+      array = nb::ndarray<nb::ro>(writable);
+    } else if (nb::try_cast(value, array)) {
+      is_read_only = true;
+    } else {
+      refuse_type(name, std::string("expected an array that speaks DLPack, found ") +
+                            nb::str(value.type().attr("__name__")).c_str());
+    }
+    tensor.data = const_cast<void*>(static_cast<const void*>(array.data()));
+    tensor.device = {array.device_type(), array.device_id()};
+    tensor.ndim = expect_dims(array.ndim());
+    tensor.dtype = array.dtype();
+    tensor.shape = const_cast<std::int64_t*>(array.shape_ptr());
+    tensor.strides = const_cast<std::int64_t*>(array.stride_ptr());
   }
-  const auto& array = operand.held;
-  check_dims(static_cast<std::int64_t>(array.ndim()), name);
-  operand.data = const_cast<void*>(static_cast<const void*>(array.data()));
-  operand.type = array.dtype();
-  operand.device_type = array.device_type();
-  operand.device = array.device_id();
-  operand.dims = static_cast<int>(array.ndim());
-  for (std::size_t i = 0; i < array.ndim(); ++i) {
-    operand.shape[i] = static_cast<std::int64_t>(array.shape(i));
-    operand.strides[i] = array.stride(i);
-  }
+  if (is_read_only && access == Access::kWrite) refuse(name, "is read-only, expected an array that may be written to");
+  operand.dims = expect_dims(static_cast<std::size_t>(tensor.ndim));
+  operand.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
+  operand.type = tensor.dtype;
+  operand.device_type = tensor.device.device_type;
+  operand.device = tensor.device.device_id;
+  std::copy_n(tensor.shape, tensor.ndim, operand.shape.begin());
+  std::copy_n(tensor.strides, tensor.ndim, operand.strides.begin());
   return operand;
 }
 

@@ -95,11 +95,10 @@ void expect_no_more(const nb::dict& options, const char* call) {
   }
 }
 
-std::unique_ptr<PyGenerateOptions> take_generate_options(nb::dict& options, Callables& callables,
-                                                         const std::vector<int>& eos_of_model,
-                                                         const Tokenizer& tokenizer) {
-  auto result = std::make_unique<PyGenerateOptions>();
-  GenerateOptions& to = result->options;
+PyGenerateOptions take_generate_options(nb::dict& options, Callables& callables, const std::vector<int>& eos_of_model,
+                                        const Tokenizer& tokenizer) {
+  PyGenerateOptions result;
+  GenerateOptions& to = result.options;
   to.sampler = take_sampler_options(options);
   take_into(options, "sequence", to.sequence);
   take_into(options, "max_tokens", to.max_tokens);
@@ -120,8 +119,8 @@ std::unique_ptr<PyGenerateOptions> take_generate_options(nb::dict& options, Call
     to.eos_token_ids = {tokenizer.eos_id()};
   }
   if (const nb::object context = take_given(options, "context"); context.is_valid()) {
-    result->context = row_of(context, "context");
-    to.context = result->context;
+    result.context = row_of(context, "context");
+    to.context = result.context;
   }
   if (const auto on_text = take_callable(options, "on_text", callables)) {
     to.on_text = [on_text](std::string_view text) { return ask(*on_text, text); };

@@ -120,15 +120,15 @@ nb::object recent_tokens(PySession& self, nb::handle sequence) {
 
 nb::object generate_text(PySession& self, const PyTokenizer& tokenizer, nb::kwargs options) {
   Callables callables;
-  const auto given = take_generate_options(options, callables, self.eos_token_ids, tokenizer.tokenizer);
+  PyGenerateOptions given = take_generate_options(options, callables, self.eos_token_ids, tokenizer.tokenizer);
   expect_no_more(options, "generate");
-  given->options.cancelled = [watch = SignalWatch()]() mutable {
+  given.options.cancelled = [watch = SignalWatch()]() mutable {
     watch.check();
     return false;
   };
   GenerateResult result =
-      exclusively(self, [&](Session& session) { return generate(session, tokenizer.tokenizer, given->options); });
-  return python_result(std::move(result), given->options.top_logprobs);
+      exclusively(self, [&](Session& session) { return generate(session, tokenizer.tokenizer, given.options); });
+  return python_result(std::move(result), given.options.top_logprobs);
 }
 
 }  // namespace
