@@ -1,10 +1,10 @@
-"""Partitions worked off by a pool of Ray Data's actors, or by this process.
+"""Works on partitions in a pool of Ray Data's actors, or in this process.
 
-Ray restarts a worker that died and gives it its partition again, without end. So a worker says in a ledger what it
-begins, and refuses a partition that has been begun too often: what kills its workers ends the run.
+Ray restarts a worker that died and gives it its partition again, without end. So a worker counts in a ledger how often a
+partition was begun, and refuses one that was begun too often: a partition that kills its workers ends the run.
 
-What must stay true: a partition whose worker dies is begun again, a bounded number of times; workers are added while
-the cluster has room for them; work on a partition can be repeated without harm.
+Must stay true: a partition whose worker dies is begun again, a bounded number of times; workers are added while the cluster
+has room for them; work on a partition can be repeated without harm.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def connect(address: Optional[str]) -> Any:
                 )
         except (ConnectionError, ValueError, RuntimeError) as fault:
             what = str(fault).splitlines()[0]
-            # It does not say that the cluster asks for a token, as it does by itself where one had been made before.
+            # Ray does not say that the cluster asks for a token. It uses a token by itself if one was made before.
             if what.startswith("Failed to connect") and "RAY_AUTH_MODE" not in os.environ:
                 what += ". If it asks for a token: RAY_AUTH_MODE=token"
             raise ClusterError(f"--ray-address {address}: {what}") from fault
@@ -76,19 +76,19 @@ def _expect_listener(address: str) -> None:
 
 
 class BriefOutput(io.TextIOBase):
-    """In place of stdout: of what Ray prints there of workers and nodes that died, a line each on stderr."""
+    """Replaces stdout. Of Ray's messages about workers and nodes that died, it writes a line each to stderr."""
 
     def write(self, text: str) -> int:
         for line in text.splitlines():
             line = re.sub(r"\x1b\[\d+m", "", line)
-            if line.startswith("(raylet"):  # others are the last ones of its logs
+            if line.startswith("(raylet"):  # the other lines are the end of Ray's logs
                 print(f"mmrec: ray: {line.partition(') ')[2][:200]}", file=sys.stderr)
         return len(text)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without a standard error, Python's or of other languages."""
+    """Without a standard error, of Python and of other languages."""
     kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nothing, 2)
@@ -104,7 +104,7 @@ def run_here(
     partitions: list[Partition],
     on_done: Callable[[Partition], None],
 ) -> None:
-    """All of them in this process."""
+    """Works on all partitions in this process."""
     if partitions:
         work = make()
         for partition in partitions:
@@ -120,9 +120,9 @@ def run_on_ray(
     gpus: float,
     on_done: Callable[[Partition], None],
 ) -> None:
-    """All of them by as many workers of `cpus` and `gpus` each as there is room for, now or later.
+    """Works on all partitions, by as many workers of `cpus` and `gpus` each as the cluster has room for, now or later.
 
-    Raises ClusterError for a partition over which workers died again and again, and what the work itself raised.
+    Raises ClusterError for a partition over which workers died again and again, and the exception of the work itself.
     """
     if not partitions:
         return
@@ -141,7 +141,7 @@ def run_on_ray(
         num_gpus=gpus,
     )
     try:
-        # Without prefetching, which would keep each outcome back until the next is there.
+        # No prefetching: it would hold back each outcome until the next is there.
         for batch in outcomes.iter_batches(batch_size=1, batch_format="numpy", prefetch_batches=0):
             outcome = _row(batch)
             begun, fault = outcome.pop("begun"), outcome.pop("fault")
@@ -213,6 +213,6 @@ def _packed(fault: Exception) -> bytes:
     try:
         packed = pickle.dumps(fault)
         pickle.loads(packed)
-    except Exception:  # noqa: BLE001 what a class does that was not made for it
+    except Exception:  # noqa: BLE001 classes that cannot be pickled raise anything
         packed = pickle.dumps(RuntimeError(f"{type(fault).__name__}: {fault}"))
     return packed

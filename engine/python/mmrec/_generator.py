@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 class Generator(_mmrec.Generator):
     """Runs many requests together, one token of each at a time; they join and leave a batch that keeps running.
 
-    `models` is a Model, or several of one model on several GPUs. At most `slots` sequences run at once on each (0: as many
-    as suit it, at most 64). Their states take at most memory_bytes (0: no limit). A request's result is that of
-    Session.generate() on a session of its own. Threads may share a generator: a call waits for the round that another one
-    runs. Raises ValueError for an option out of range, MemoryError, CudaError.
+    `models` is a Model, or several of one model on several GPUs. At most `slots` sequences run at once on each (0: as
+    many as suit it, at most 64). Their states take at most memory_bytes (0: no limit). A request's result is that of
+    Session.generate() on a session of its own. Threads may share a generator: a call waits for the round of another
+    call. Raises ValueError for an option out of range, MemoryError, CudaError.
     """
 
     @shows(SessionOptions)
@@ -48,10 +48,10 @@ class Generator(_mmrec.Generator):
     def submit(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> int:
         """Queues a request and returns its number, from 1 on.
 
-        prompt: a str, encoded as Tokenizer.encode does (with BOS unless it goes on from a state), or ids [T]. start: a
-        Session of batch 1 to go on from a copy of, which must stand there until the request runs; or state: the bytes of
-        Session.save(). on_finish receives the GenerateResult. Options are Session.generate's. Raises ValueError naming the
-        field, and ModelError for a state; then nothing has changed.
+        prompt: a str, encoded as by Tokenizer.encode (with BOS unless it continues a state), or ids [T]. start: a Session
+        of batch 1; the request continues a copy of it, so it must not move until the request runs. Or state: the bytes
+        of Session.save(). on_finish receives the GenerateResult. Options are Session.generate's. Raises ValueError
+        naming the field, and ModelError for a state; then nothing has changed.
         """
         return super().submit(prompt, **options)
 
@@ -60,8 +60,8 @@ class Generator(_mmrec.Generator):
         """Continues all prompts (str or ids each); results in their order.
 
         Options are Session.generate's, for all. Prompt i has the random numbers of `sequence` + i, so that equal prompts
-        do not give equal texts. A request that goes wrong by itself has finish_reason "error". Raises TypeError for a single
-        str, and ValueError before the prompt that is wrong is begun.
+        do not give equal texts. A request that fails on its own has finish_reason "error". Raises TypeError for a single
+        str, and ValueError for a wrong prompt before it is begun.
         """
         results = dict(self.as_completed(prompts, **options))
         return [results[index] for index in sorted(results)]
@@ -70,8 +70,8 @@ class Generator(_mmrec.Generator):
     def as_completed(
         self, prompts: Iterable[Prompt], **options: Unpack[GenerateOptions]
     ) -> Iterator[tuple[int, GenerateResult]]:
-        """The same as an iterator of (index, result) as they finish. `prompts` is read as there is room. What has not
-        finished when the iterator is closed is cancelled."""
+        """The same as an iterator of (index, result) as they finish. `prompts` is read as there is room. Closing the
+        iterator cancels requests that have not finished."""
         if isinstance(prompts, (str, bytes)):
             raise TypeError("prompts: found one text, expected an iterable of prompts")
         return self._as_completed(prompts, options)
@@ -109,9 +109,10 @@ class Generator(_mmrec.Generator):
     async def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> AsyncIterator[str]:
         """Pieces of the text of one request: `async for text in generator.stream(prompt, max_tokens=64)`.
 
-        Any number of coroutines, of any event loops, share the batch; rounds run in a thread that ends when there is
-        nothing left to do. Arguments are submit()'s. A coroutine that is cancelled, or stops reading, cancels its request.
-        Raises what submit() and the request's callbacks raise, and RuntimeError where the request ended with an error.
+        Any number of coroutines, of any event loops, share the batch; rounds run in a thread that ends when nothing is
+        left to do. Arguments are submit()'s. A coroutine that is cancelled, or stops reading, cancels its request.
+        Raises the exceptions of submit() and of the request's callbacks, and RuntimeError if the request ended with an
+        error.
         """
         request = self._rounds.begin(self, prompt, options, wants_text=True)
         try:
@@ -122,8 +123,8 @@ class Generator(_mmrec.Generator):
 
     @shows(RequestOptions)
     async def complete(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> GenerateResult:
-        """The whole result of one request: `result = await generator.complete(prompt, max_tokens=64)`. Otherwise like
-        stream()."""
+        """The whole result of one request: `result = await generator.complete(prompt, max_tokens=64)`. Otherwise it is
+        like stream()."""
         request = self._rounds.begin(self, prompt, options, wants_text=False)
         try:
             result = await request.next()

@@ -36,13 +36,13 @@ class RefusedError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """A document of an input, or why there is none."""
+    """A document of an input, or the error of its row."""
 
     name: str  #: FILE, FILE@BYTE or, of Parquet, FILE@ROW; bytes count after decompression
     place: int  #: the byte or row
     text: str  #: empty if there is an error
     id: Union[str, int, float, None] = None  #: the row's own `id`
-    error: Optional[str] = None  #: what is wrong with the row, in one line that names it
+    error: Optional[str] = None  #: the error of the row, in one line that names the row
 
     @property
     def head(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class Partition:
 
 
 def plan(inputs: list[str], split: Optional[str], partition_bytes: int) -> list[Partition]:
-    """Partitions of about so many bytes. Folders stand for the files in them. Raises InputError, OSError."""
+    """Partitions of about `partition_bytes`. A folder stands for the files in it. Raises InputError, OSError."""
     result: list[Partition] = []
     for path in _files(inputs):
         size = os.stat(path).st_size
@@ -119,7 +119,7 @@ def _row_groups(path: str, size: int, partition_bytes: int) -> Iterator[Partitio
 
 
 def _compression(path: str) -> Optional[str]:
-    """The module that reads the file, by its first bytes; None: it is not compressed."""
+    """The module that reads the file, by its first bytes; None if it is not compressed."""
     with open(path, "rb") as file:
         begin = file.read(6)
     return next((module for magic, module in _MAGIC.items() if begin.startswith(magic)), None)
@@ -139,7 +139,7 @@ def _open(path: str) -> BinaryIO:
 
 
 def documents(partition: Partition, field: str) -> Iterator[Document]:
-    """Each document of the partition, empty ones among them. Blank lines are none. Raises InputError, OSError."""
+    """Each document of the partition, also empty ones. A blank line is no document. Raises InputError, OSError."""
     path = partition.path
     if partition.split == "parquet":
         yield from _parquet_documents(partition, field)
@@ -181,7 +181,7 @@ def _lines(file: BinaryIO, partition: Partition) -> Iterator[tuple[int, bytes]]:
 
 
 def _paragraphs(file: BinaryIO, partition: Partition) -> Iterator[tuple[int, bytes]]:
-    """Lines up to a blank one, of which the first begins in the partition."""
+    """Paragraphs, which end at a blank line, whose first line begins in the partition."""
     begin = at = _seek_line(file, partition.begin)
     lines: list[bytes] = []
     is_of_another = not _is_after_blank(file, at)
@@ -203,7 +203,7 @@ def _paragraphs(file: BinaryIO, partition: Partition) -> Iterator[tuple[int, byt
 
 
 def _is_after_blank(file: BinaryIO, line: int) -> bool:
-    """Whether the line before the one that begins at `line` is blank; there is none at 0. Reading goes on at `line`."""
+    """Whether the line before place `line` is blank, or `line` is 0. Reading goes on at `line`."""
     at = line - 1  # where the end of the line before is
     while at > 0:
         begin = max(0, at - 65536)
@@ -279,7 +279,7 @@ def _parquet_documents(partition: Partition, field: str) -> Iterator[Document]:
 
 
 class Results:
-    """A folder of results: PARTITION.jsonl, PARTITION.sums.json, run.json and what agree() leaves."""
+    """A folder of results: PARTITION.jsonl, PARTITION.sums.json, run.json and the empty files of agree()."""
 
     def __init__(self, folder: str) -> None:
         self.folder = pathlib.Path(folder)
@@ -305,7 +305,7 @@ class Results:
                 )
 
     def agree(self, name: str, value: str) -> None:
-        """Holds that `name` is the same for all partitions: an empty file tells it. Raises RefusedError, OSError."""
+        """Checks by an empty file that `name` is the same for all partitions. Raises RefusedError, OSError."""
         own = self.folder / f"{name}-{value}"
         new = not own.exists()
         for _ in range(2):  # another worker may have begun with another value meanwhile
@@ -331,7 +331,7 @@ class Results:
         return sums
 
     def write(self, partition: Partition, records: Iterator[dict[str, Any]], sums: dict[str, Any]) -> None:
-        """Writes `records`, while which `sums` is added up. Sums first, so that they are there when the partition is."""
+        """Writes `records`, which add up `sums` meanwhile. The file of sums appears before the partition's."""
         target = self.folder / f"{partition.name}.jsonl"
         temporary = _temporary(target)
         try:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class ModelInfo:
-    """What a loaded model is, and where it runs."""
+    """Sizes and identity of a loaded model, and where it runs."""
 
     architecture: str  #: model_type of config.json
     vocab_size: int  #: V: ids are 0..V-1
@@ -38,12 +38,12 @@ class ModelInfo:
     device: str  #: "cpu" or "cuda"
     gpu: int  #: the GPU's number; -1 on the CPU
     device_name: str  #: "NVIDIA H200"; "cpu" on the CPU
-    precision: str  #: what products are computed in: "fp32", "fp16" or "bf16"
+    precision: str  #: of products: "fp32", "fp16" or "bf16"
 
 
 @dataclasses.dataclass(frozen=True)
 class PrefillStats:
-    """What prefilling has cost."""
+    """The cost of prefilling."""
 
     layer_tokens: int  #: tokens × layers × sequences that were swept
     token_sweeps: int  #: sum over these of the sweeps each took part in
@@ -58,9 +58,9 @@ class PrefillStats:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GenerateResult:
-    """What was generated, and why it ended."""
+    """The text of a request, and why it ended."""
 
-    text: str  #: what on_text received
+    text: str  #: as on_text received it
     tokens: npt.NDArray[np.int32]  #: [T] drawn, end of sequence excluded; may reach past `text` at a stop string
     logprobs: npt.NDArray[np.float32]  #: [T] under the model's own distribution, in nats; [0] if not wanted
     top_tokens: Optional[
@@ -68,7 +68,7 @@ class GenerateResult:
     ]  #: [T, K] the likeliest at each place, likeliest first; None: not wanted
     top_logprobs: Optional[npt.NDArray[np.float32]]  #: [T, K] their log-probs
     finish_reason: str  #: "length", "eos", "stop", "cancelled" or "error"
-    error: str  #: of "error": what went wrong
+    error: str  #: the reason of "error"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

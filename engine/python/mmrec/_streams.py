@@ -19,13 +19,13 @@ from . import _mmrec
 T = TypeVar("T")
 
 _MOST_SECONDS = 10.0  # that the end of the interpreter waits for calls
-_running: dict[threading.Thread, Callable[[], None]] = {}  # threads of the package, and what tells each to end
+_running: dict[threading.Thread, Callable[[], None]] = {}  # threads of the package, and how to tell each to end
 _has_ended = False
 
 
 def start_thread(work: Callable[[], None], stop: Callable[[], None], name: str) -> threading.Thread:
-    """Starts a thread. When the interpreter ends, stop() is called and the thread is waited for. Raises RuntimeError where
-    there is no thread to be had."""
+    """Starts a thread. At the end of the interpreter stop() is called, and the interpreter waits for the thread. Raises
+    RuntimeError if no thread can be started."""
     if _has_ended:
         raise RuntimeError("the interpreter is ending")
 
@@ -60,8 +60,8 @@ def _end() -> None:
 def iterate(
     call: Callable[[Callable[[T], bool]], object], stop: Callable[[], None] = lambda: None, ahead: int = 256
 ) -> Generator[T, None, None]:
-    """Yields what `call` hands to its argument, which answers whether to go on. Raises what `call` raises. `stop` is
-    called when the reader has gone, for a call that is long between two pieces."""
+    """Yields the pieces that `call` hands to its argument, which answers whether to go on. Raises what `call` raises. `stop`
+    is called when the reader has gone, because a call may take long between two pieces."""
     pieces: queue.SimpleQueue[Any] = queue.SimpleQueue()
     has_room = threading.Event()
     closed = threading.Event()

@@ -1,8 +1,8 @@
 """The model `mmrec` of lm-evaluation-harness (docs/harness.md): python -m mmrec.lm_eval run --model mmrec ...
 
-The harness has no plugins: importing this module registers the model, and as a program it is the harness's own command
-line with the model registered. What must stay true: figures are those of mmrec-ppl on the same text, a document is scored
-whole in one pass, and what is scored together does not change what comes out.
+The harness has no plugins: importing this module registers the model. As a program it is the harness's own command line
+with the model registered. Must stay true: figures are those of mmrec-ppl on the same text; a document is scored whole in one
+pass; the result of a request does not depend on the requests scored with it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RefusedOptionError(ValueError):
 
 
 class _Pair:
-    """A context and a continuation in tokens, and what was found."""
+    """A context and a continuation in tokens, and its result."""
 
     def __init__(self, ids: Ids, context: int) -> None:
         self.ids = ids
@@ -104,7 +104,7 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
         self._models = load()
         info = self._models[0].info
         if info.bank and info.calls != "stepwise":
-            # Where a prompt is one call, what it has in common with others could not be computed once for all of them.
+            # If a prompt were one call, the beginning that prompts share could not be computed once for all.
             del self._models
             self._models = load(calls="stepwise")
         self._model = self._models[0]
@@ -326,7 +326,7 @@ def _by_context(pairs: Iterable[_Pair]) -> list[list[_Pair]]:
 
 
 def _follower(group: list[_Pair]) -> Any:
-    """on_token: a continuation is greedy while it is the beginning of what is drawn; goes on while one of them may be."""
+    """on_token: a continuation is greedy while its tokens are those drawn. Goes on while one of them may be greedy."""
     at = 0
 
     def follow(token: int, _: float) -> bool:
@@ -348,7 +348,7 @@ def _raise_error(result: Any) -> None:
 
 
 def _shared(prompts: list[Ids]) -> int:
-    """Tokens that all begin with, of each at least one left over."""
+    """The length of the longest common beginning that leaves at least one token of each prompt."""
     first, last = min(prompts, key=lambda ids: ids.tolist()), max(prompts, key=lambda ids: ids.tolist())
     most = min(min(len(prompt) for prompt in prompts) - 1, len(first), len(last))
     different = np.flatnonzero(first[:most] != last[:most])

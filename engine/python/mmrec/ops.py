@@ -6,7 +6,7 @@ waits. Operands may have any strides if channels, the last axis, lie side by sid
 with inputs, except that it may be exactly the input that a function names.
 
 Types are float32, float16 and bfloat16; arithmetic is float32 or wider. Scans take [..., time, dim] of two to four
-dimensions, and each channel is a sequence by itself. `carry` is the state before the first step, float32 [..., dim]; a run
+dimensions, and each channel is a sequence of its own. `carry` is the state before the first step, float32 [..., dim]; a run
 cut into calls that hand the carry on gives what one call gives, within rounding. `reverse=True` runs from the last step to
 the first. `threads` are the CPU's, 0 for all that the process may use.
 
@@ -201,7 +201,7 @@ def _made(library: type) -> _Library:
 
 
 def _library(x: Array) -> Optional[_Library]:
-    """The library of the array `x`; None if it is none that can make arrays."""
+    """The library of the array `x`; None if it cannot make arrays."""
     kind = type(x)
     if (known := _libraries.get(kind)) is not None:
         return known

@@ -221,7 +221,7 @@ std::optional<std::size_t> take_choice(nb::dict& options, const char* name, std:
 SessionOptions take_session_options(nb::dict& options);
 /// Sampler options by name, as in mmrec/sampler_options.h, removed likewise.
 SamplerOptions take_sampler_options(nb::dict& options);
-/// TypeError for what is left, naming `call`.
+/// Throws TypeError, naming `call`, if an option is left.
 void expect_no_more(const nb::dict& options, const char* call);
 
 /// Options of generating as read from keyword arguments, and the Python callables that they hold.
@@ -253,7 +253,7 @@ void bind_generator(nb::module_& m);
 void bind_scorer(nb::module_& m);
 void bind_ops(nb::module_& m);
 
-/// Raises TypeError when `name` is pickled, saying what to do instead.
+/// Makes pickling a TypeError of this message.
 template <class Class>
 void refuse_pickling(Class& type, const char* message) {
   type.def("__reduce__", [message](nb::handle) -> nb::object { throw nb::type_error(message); });

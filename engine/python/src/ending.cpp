@@ -1,4 +1,4 @@
-// The end of the interpreter: no call of another thread may be under way then (binding.h).
+// The end of the interpreter, when no call of another thread may be under way (binding.h).
 #include <nanobind/nanobind.h>
 #include <pthread.h>
 
@@ -12,8 +12,8 @@ namespace {
 struct Ending {
   std::atomic<int> calls = 0;
   std::atomic<bool> has_begun = false;
-  std::atomic<bool> is_over = false;  // nobody waits for calls any more
-  std::thread::id thread;             // that ends the interpreter
+  std::atomic<bool> is_over = false;  // the wait for calls has ended
+  std::thread::id thread;             // the one that ends the interpreter
 };
 
 Ending& ending() {
@@ -27,7 +27,7 @@ void expect_interpreter() {
   if (is_elsewhere(ending().has_begun)) throw InterpreterEnds();
 }
 
-/// Tells calls to end and waits for them, so many seconds at most.
+/// Tells calls to end, and waits for them at most this many seconds.
 void end_calls(double seconds) {
   Ending& end = ending();
   end.thread = std::this_thread::get_id();
@@ -68,7 +68,7 @@ std::shared_ptr<nb::object> Callables::keep(nb::object object) {
   return {&*at, [all = all_, at](nb::object*) {
             if (is_elsewhere(ending().is_over)) return;
             const nb::gil_scoped_acquire gil;
-            const nb::object goes = std::move(*at);  // outlives its place: what goes with it may take out others
+            const nb::object goes = std::move(*at);  // outlives its place: its destructor may erase others
             all->erase(at);
           }};
 }

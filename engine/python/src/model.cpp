@@ -1,4 +1,4 @@
-// mmrec.Model: loading, what it is, sessions.
+// mmrec.Model: loading, its properties, sessions.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>

@@ -19,7 +19,7 @@ struct DlExchange {
   void (*current_stream)();
 };
 
-/// The table of an array's type; null where there is none. Needs the GIL.
+/// The table of an array's type; null if it has none. Needs the GIL.
 const DlExchange* exchange_of(nb::handle value) {
   static auto& known = *new std::map<PyTypeObject*, const DlExchange*>;
   PyTypeObject* const type = Py_TYPE(value.ptr());

@@ -25,7 +25,7 @@ struct Operand {
   int device = 0;
   int dims = 0;
   std::array<std::int64_t, kMostDims> shape{}, strides{};  // in elements
-  nb::ndarray<nb::ro> held;                                // keeps what was imported
+  nb::ndarray<nb::ro> held;                                // keeps imported memory alive
 
   std::span<const std::int64_t> sizes() const { return {shape.data(), static_cast<std::size_t>(dims)}; }
   /// The sizes of all axes but the last; none without axes.
@@ -51,7 +51,7 @@ Operand operand_of(nb::handle value, const char* name, Access access = Access::k
 ElementType element_type(const Operand& x, const char* name);
 /// Throws std::invalid_argument if `x` is on another device than `first`.
 void expect_alike(const Operand& x, const char* name, const Operand& first, const char* first_name);
-/// Throws std::invalid_argument for another shape; `whose` says what has it.
+/// Throws std::invalid_argument for another shape; `whose` begins the expectation, such as "that of x, ".
 void expect_shape(const Operand& x, const char* name, std::span<const std::int64_t> shape,
                   const std::string& whose = "");
 /// Throws std::invalid_argument unless elements lie in row-major order without gaps.

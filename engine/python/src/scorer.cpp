@@ -11,7 +11,7 @@
 namespace mmrec::python {
 namespace {
 
-/// Calls by number, from 1, so that a reader who goes away ends its own, which may not have begun.
+/// Calls by number, from 1. A reader that goes away ends its own call, even one that has not begun.
 struct Calls {
   std::atomic<std::uint64_t> last = 0;     // that has a number
   std::atomic<std::uint64_t> current = 0;  // that is under way
