@@ -1,9 +1,9 @@
-// A scheduler that permutes: a shared library which a test gets by LD_PRELOAD, with MMREC_CHAOS=SEED, and which holds
-// threads up where it pleases the seed. A thread of its own interrupts others by a signal at any instruction, between
-// two atomic operations as well, and calls on mutexes, conditions, futexes and threads are delayed before and after.
+// A shared library that delays threads at random. A test gets it by LD_PRELOAD, with MMREC_CHAOS=SEED. Its own thread
+// interrupts the others by a signal at any instruction, also between two atomic operations. Calls on mutexes,
+// conditions, futexes and threads are delayed before and after.
 //
-// What must stay true: a program that is right does the same with it, slower. A seed draws what is delayed and for how
-// long; the kernel still decides the rest, so that a seed does not repeat a run. Nothing here allocates.
+// A correct program does the same with it, slower. The seed draws the delays. The kernel still decides the rest, so a
+// seed does not repeat a run. Nothing here allocates.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>

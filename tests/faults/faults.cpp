@@ -244,34 +244,37 @@ MMREC_OPEN(open)
 MMREC_OPEN(open64)
 #undef MMREC_OPEN
 
-#define MMREC_TRANSFER(name, pointer)                                              \
-  ssize_t name(int fd, pointer data, std::size_t count) {                          \
-    static auto* const original = next<ssize_t(int, pointer, std::size_t)>(#name); \
-    return fails(fd, true) ? -1 : original(fd, data, shortened(fd, count));        \
+/// A call that gives -1 and errno if it fails.
+#define MMREC_CALL(result, name, parameters, arguments, fd, interruptible) \
+  result name parameters {                                                 \
+    static auto* const original = next<result parameters>(#name);          \
+    return fails(fd, interruptible) ? -1 : original arguments;             \
   }
+#define MMREC_TRANSFER(name, pointer) \
+  MMREC_CALL(ssize_t, name, (int fd, pointer data, std::size_t count), (fd, data, shortened(fd, count)), fd, true)
+#define MMREC_TRANSFER_AT(name, pointer)                                             \
+  MMREC_CALL(ssize_t, name, (int fd, pointer data, std::size_t count, off_t offset), \
+             (fd, data, shortened(fd, count), offset), fd, true)
 MMREC_TRANSFER(read, void*)
 MMREC_TRANSFER(write, const void*)
-#undef MMREC_TRANSFER
-
-#define MMREC_TRANSFER_AT(name, pointer)                                                  \
-  ssize_t name(int fd, pointer data, std::size_t count, off_t offset) {                   \
-    static auto* const original = next<ssize_t(int, pointer, std::size_t, off_t)>(#name); \
-    return fails(fd, true) ? -1 : original(fd, data, shortened(fd, count), offset);       \
-  }
 MMREC_TRANSFER_AT(pread, void*)
 MMREC_TRANSFER_AT(pread64, void*)
 MMREC_TRANSFER_AT(pwrite, const void*)
 MMREC_TRANSFER_AT(pwrite64, const void*)
+MMREC_CALL(int, fsync, (int fd), (fd), fd, true)
+MMREC_CALL(int, fdatasync, (int fd), (fd), fd, true)
+MMREC_CALL(int, ftruncate, (int fd, off_t length) noexcept, (fd, length), fd, true)
+MMREC_CALL(int, fstat, (int fd, struct stat* status) noexcept, (fd, status), -1, false)
+MMREC_CALL(int, stat, (const char* path, struct stat* status) noexcept, (path, status), -1, false)
+MMREC_CALL(int, lstat, (const char* path, struct stat* status) noexcept, (path, status), -1, false)
+MMREC_CALL(int, rename, (const char* from, const char* to) noexcept, (from, to), -1, false)
+MMREC_CALL(int, linkat, (int from_folder, const char* from, int to_folder, const char* to, int flags) noexcept,
+           (from_folder, from, to_folder, to, flags), -1, false)
+MMREC_CALL(int, mkdir, (const char* path, mode_t mode) noexcept, (path, mode), -1, false)
+MMREC_CALL(int, mkostemp, (char* name, int flags), (name, flags), -1, true)
 #undef MMREC_TRANSFER_AT
-
-#define MMREC_ON_DESCRIPTOR(name)                        \
-  int name(int fd) {                                     \
-    static auto* const original = next<int(int)>(#name); \
-    return fails(fd, true) ? -1 : original(fd);          \
-  }
-MMREC_ON_DESCRIPTOR(fsync)
-MMREC_ON_DESCRIPTOR(fdatasync)
-#undef MMREC_ON_DESCRIPTOR
+#undef MMREC_TRANSFER
+#undef MMREC_CALL
 
 int close(int fd) {
   static auto* const original = next<int(int)>("close");
@@ -283,39 +286,9 @@ int close(int fd) {
   return -1;
 }
 
-#define MMREC_STATUS(name, what)                                        \
-  int name(what of, struct stat* status) noexcept {                     \
-    static auto* const original = next<int(what, struct stat*)>(#name); \
-    return fails(-1, false) ? -1 : original(of, status);                \
-  }
-MMREC_STATUS(fstat, int)
-MMREC_STATUS(stat, const char*)
-MMREC_STATUS(lstat, const char*)
-#undef MMREC_STATUS
-
-int ftruncate(int fd, off_t length) noexcept {
-  static auto* const original = next<int(int, off_t)>("ftruncate");
-  return fails(fd, true) ? -1 : original(fd, length);
-}
 int posix_fallocate(int fd, off_t offset, off_t length) {
   static auto* const original = next<int(int, off_t, off_t)>("posix_fallocate");
   return fails(fd, true) ? errno : original(fd, offset, length);
-}
-int rename(const char* from, const char* to) noexcept {
-  static auto* const original = next<int(const char*, const char*)>("rename");
-  return fails(-1, false) ? -1 : original(from, to);
-}
-int linkat(int from_folder, const char* from, int to_folder, const char* to, int flags) noexcept {
-  static auto* const original = next<int(int, const char*, int, const char*, int)>("linkat");
-  return fails(-1, false) ? -1 : original(from_folder, from, to_folder, to, flags);
-}
-int mkdir(const char* path, mode_t mode) noexcept {
-  static auto* const original = next<int(const char*, mode_t)>("mkdir");
-  return fails(-1, false) ? -1 : original(path, mode);
-}
-int mkostemp(char* name, int flags) {
-  static auto* const original = next<int(char*, int)>("mkostemp");
-  return fails(-1, true) ? -1 : original(name, flags);
 }
 
 }  // extern "C"

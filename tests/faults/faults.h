@@ -1,8 +1,9 @@
-// Faults, one at a time: a shared library that stands between a program and the C library and lets the n-th call of a
-// kind fail. A test links it; a program gets it by LD_PRELOAD and says what fails in the environment variable
-// MMREC_FAULT, as KIND:N or KIND:N:FAILURES (faults.cpp); with
-// MMREC_FAULT_TRACE set, stderr shows where the first was. MMREC_FAULT_READS=FILE lists there which variables of the
-// environment the program and its libraries look up.
+// Faults, one at a time: a shared library between a program and the C library, which makes the n-th call of a kind
+// fail. A test links it; a program gets it by LD_PRELOAD. Environment variables:
+//   MMREC_FAULT=KIND:N or KIND:N:FAILURES   the calls that fail (kinds: faults.cpp)
+//   MMREC_FAULT_TRACE=1                     stderr shows where the first one was
+//   MMREC_FAULT_COUNT=FILE                  gets the number of calls of the kind
+//   MMREC_FAULT_READS=FILE                  gets the variables that the program and its libraries look up
 #pragma once
 
 #include <cstdint>
@@ -25,9 +26,9 @@ struct Plan {
   int error = 5;              // EIO
 };
 
-/// From now on calls of the plan's kind are counted, in all threads.
+/// Counts calls of the plan's kind from now on, in all threads.
 void begin(const Plan& plan);
-/// Ends that; calls counted.
+/// Ends the plan. Returns the number of calls.
 std::int64_t end();
 /// Whether a call has failed, or was cut short, since begin().
 bool has_struck();

@@ -8,9 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <iterator>
 #include <new>
@@ -26,6 +24,7 @@
 #include "mmrec/state_file.h"
 #include "mmrec/tokenizer.h"
 #include "tests/faults/faults.h"
+#include "tests/support/model_folder.h"
 
 namespace mmrec {
 namespace {
@@ -45,10 +44,6 @@ struct Folder {
   friend void PrintTo(const Folder& folder, std::ostream* out) { *out << folder.name; }
 };
 
-std::string contents(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
 std::int64_t descriptors() {
   const std::filesystem::directory_iterator all("/proc/self/fd");
   return std::distance(begin(all), end(all));
@@ -65,17 +60,6 @@ std::string open_files() {
 
 class Faults : public testing::TestWithParam<Folder> {
  protected:
-  Faults() {
-    std::string name = (std::filesystem::temp_directory_path() / "mmrec-faults-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-    own_ = name;
-    state_ = own_ / "state";
-  }
-  ~Faults() override {
-    std::error_code ignored;
-    std::filesystem::remove_all(own_, ignored);
-  }
-
   /// What is tried. Two threads, so that some are started.
   Results run() const {
     const std::filesystem::path fixtures = MMREC_FIXTURES;
@@ -138,9 +122,9 @@ class Faults : public testing::TestWithParam<Folder> {
       EXPECT_TRUE(*results == expected) << "other results";
     }
     EXPECT_EQ(descriptors(), before) << "files that were left open: " << open_files();
-    const std::string now = contents(state_);
+    const std::string now = test::read_file(state_);
     EXPECT_TRUE(now == old_state_ || now == new_state_) << "a damaged file";
-    for (const auto& entry : std::filesystem::directory_iterator(own_)) {
+    for (const auto& entry : std::filesystem::directory_iterator(own_.path())) {
       EXPECT_EQ(entry.path(), state_) << "a file that was left behind";
     }
   }
@@ -151,7 +135,7 @@ class Faults : public testing::TestWithParam<Folder> {
 
   void try_all(Kind kind, bool forever, std::int64_t most, int error = EIO) {
     const Results expected = run();
-    new_state_ = contents(state_);
+    new_state_ = test::read_file(state_);
     old_state_ = "what was there before";
     run();
     faults::begin({kind});
@@ -165,7 +149,7 @@ class Faults : public testing::TestWithParam<Folder> {
     std::int64_t struck = 0;
     std::int64_t blocks = 0;
     for (std::int64_t nth = 1; nth <= calls && !HasFailure(); nth += stride, ++tried) {
-      std::ofstream(state_) << old_state_;
+      test::write_file(state_, old_state_);
       const faults::Plan plan{kind, nth, forever ? calls : 1, error};
       const std::int64_t now = blocks_after(plan, expected);
       struck += faults::has_struck() ? 1 : 0;
@@ -186,7 +170,8 @@ class Faults : public testing::TestWithParam<Folder> {
     std::cout << "  " << struck << " of " << calls << " calls failed in turn\n";
   }
 
-  std::filesystem::path own_, state_;
+  test::TempFolder own_;
+  const std::filesystem::path state_ = own_ / "state";
   std::string old_state_, new_state_;
 };
 

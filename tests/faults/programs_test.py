@@ -43,10 +43,31 @@ class ProgramsTest(unittest.TestCase):
             environment["MMREC_FAULT_COUNT"] = count
         return subprocess.run(arguments, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
 
+    def calls_of(self, kind, arguments):
+        self.run_with(f"{kind}:0", arguments, self.path("count"))
+        calls = int((self.folder / "count").read_text())
+        (self.folder / "count").unlink()
+        return calls
+
+    def faults(self, arguments, prepare=lambda: None, runs=RUNS.get, last=()):
+        """Runs with one fault each, of all kinds: (the run, what to say of it). `last`: kinds whose last calls are all tried."""
+        tried = 0
+        for kind, codes in CODES.items():
+            for failures in runs(kind) or (1,):
+                prepare()
+                calls = self.calls_of(kind, arguments)
+                numbers = range(1, calls + 1, 1 if MOST is None else max(1, calls // MOST))
+                for nth in sorted({*numbers, *(range(max(1, calls - 14), calls + 1) if kind in last else ())}):
+                    prepare()
+                    done = self.run_with(f"{kind}:{nth}:{failures}", arguments)
+                    tried += 1
+                    what = f"{kind}:{nth}:{failures}: {done}"
+                    self.assertIn(done.returncode, codes, what)
+                    yield done, what
+        print(f"{pathlib.Path(arguments[0]).name}: {tried} faults", file=sys.stderr)
+
     def sweep(self, arguments, written, same=lambda a, b: a == b):
         """`written`: files that the program writes; all are there before."""
-        made = {"prompt", *written}
-
         def prepare():
             for name in written:
                 (self.folder / name).write_bytes(OLD)
@@ -55,31 +76,16 @@ class ProgramsTest(unittest.TestCase):
         expected = self.run_with("none:0", arguments)
         self.assertEqual(expected.returncode, 0, expected.stderr)
         new = {name: (self.folder / name).read_bytes() for name in written}
-        tried = 0
-        for kind, codes in CODES.items():
-            for failures in RUNS.get(kind, (1,)):
-                prepare()
-                self.run_with(f"{kind}:0", arguments, self.path("count"))
-                calls = int((self.folder / "count").read_text())
-                (self.folder / "count").unlink()
-                stride = 1 if MOST is None else max(1, calls // MOST)
-                for nth in range(1, calls + 1, stride):
-                    prepare()
-                    fault = f"{kind}:{nth}:{failures}"
-                    done = self.run_with(fault, arguments)
-                    tried += 1
-                    what = f"{fault}: {done}"
-                    self.assertIn(done.returncode, codes, what)
-                    self.assertLessEqual(done.stderr.count(b"\n"), 2 if done.returncode == 0 else 1, what)
-                    if done.returncode == 0:
-                        self.assertTrue(same(done.stdout, expected.stdout), what)
-                    else:
-                        self.assertNotEqual(done.stderr, b"", what)
-                    for name in written:
-                        found = (self.folder / name).read_bytes()
-                        self.assertTrue(found == OLD and done.returncode != 0 or same(found, new[name]), f"{what}: {name}")
-                    self.assertLessEqual({path.name for path in self.folder.iterdir()}, made, what)
-        print(f"{pathlib.Path(arguments[0]).name}: {tried} faults", file=sys.stderr)
+        for done, what in self.faults(arguments, prepare):
+            self.assertLessEqual(done.stderr.count(b"\n"), 2 if done.returncode == 0 else 1, what)
+            if done.returncode == 0:
+                self.assertTrue(same(done.stdout, expected.stdout), what)
+            else:
+                self.assertNotEqual(done.stderr, b"", what)
+            for name in written:
+                found = (self.folder / name).read_bytes()
+                self.assertTrue(found == OLD and done.returncode != 0 or same(found, new[name]), f"{what}: {name}")
+            self.assertLessEqual({path.name for path in self.folder.iterdir()}, {"prompt", *written}, what)
 
     def test_generate(self):
         self.sweep([GENERATE, "-m", MODEL, "--device", "cpu", "-t", "2", "-q", "-f", self.path("prompt"), "-n", "4", "-s", "1",
@@ -105,8 +111,7 @@ class ProgramsTest(unittest.TestCase):
         whole = out.read_bytes()
         for kind in ("enospc", "alloc"):
             out.unlink()
-            self.run_with(f"{kind}:0", arguments, self.path("count"))
-            calls = int((self.folder / "count").read_text())
+            calls = self.calls_of(kind, arguments)
             for nth in sorted({*range(1, calls + 1, max(1, calls // 8)), *range(max(1, calls - 8), calls + 1)}):
                 out.unlink(missing_ok=True)
                 done = self.run_with(f"{kind}:{nth}", arguments)
@@ -126,21 +131,10 @@ class ProgramsTest(unittest.TestCase):
 
         before = kept()
         self.assertTrue(before)
-        tried = 0
-        for kind, codes in CODES.items():
-            for failures in RUNS.get(kind, (1,) if kind in ("short", "eintr") else (1, FOREVER)):
-                self.run_with(f"{kind}:0", arguments, self.path("count"))
-                calls = int((self.folder / "count").read_text())
-                stride = 1 if MOST is None else max(1, calls // MOST)
-                last = range(max(1, calls - 14), calls + 1) if kind in ("eio", "emfile") else ()  # the calls on the cache
-                for nth in sorted({*range(1, calls + 1, stride), *last}):
-                    done = self.run_with(f"{kind}:{nth}:{failures}", arguments)
-                    tried += 1
-                    what = f"{kind}:{nth}:{failures}: {done}"
-                    self.assertIn(done.returncode, codes, what)
-                    self.assertTrue(done.returncode != 0 or done.stdout == expected.stdout, what)
-                    self.assertEqual(kept(), before, what)
-        print(f"prefix cache: {tried} faults", file=sys.stderr)
+        runs = lambda kind: RUNS.get(kind, (1,) if kind in ("short", "eintr") else (1, FOREVER))
+        for done, what in self.faults(arguments, runs=runs, last=("eio", "emfile")):  # the last calls are those on the cache
+            self.assertTrue(done.returncode != 0 or done.stdout == expected.stdout, what)
+            self.assertEqual(kept(), before, what)
 
     def test_a_line_without_memory_is_a_record(self):
         lines = [json.dumps({"id": i, "prompt": "hello world", "n": 2, "seed": i, "num_samples": 2}) for i in range(3)]

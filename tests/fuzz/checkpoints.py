@@ -25,7 +25,7 @@ import checkpoints as built  # noqa: E402
 
 MOST_BYTES = 4 << 30   # of address space
 MOST_SECONDS = 5       # of one input
-CORPUS = ROOT / "tests/fuzz/checkpoints"
+MOST_INPUT = 1 << 16   # bytes
 
 
 class Options:
@@ -82,42 +82,7 @@ def seeds(folder):
     model = built.with_values(mmrec_jax.tensor_specs({"vocab_size": 5, "model_dim": 4, "num_layers": 1}))
     arrays = {name: built.array(shape, values) for name, (shape, values) in model.items()}
     inputs.append(b"m" + built.pack({"params": arrays, "step": built.ext(3, built.pack([[], "int32", bytes(4)]))}))
-    if CORPUS.is_dir():
-        inputs += [path.read_bytes() for path in sorted(CORPUS.iterdir())]
     return inputs
-
-
-TOKENS = [bytes([n]) for n in PickleReader.HANDLERS] + [
-    b"ctorch._utils\n_rebuild_tensor_v2\n", b"ccollections\nOrderedDict\n", b"ctorch\nFloatStorage\n", b"(t", b"}(", b"](",
-    b"q\x00", b"h\x00", b"\x94", b"R", b"Q", b"u", b"s", b"e", b"a", b"X\x01\x00\x00\x00a", b"\x8a\x08" + b"\xff" * 8,
-    b"\x8a\xff" + b"\x7f" * 255, b"\xff\xff\xff\xff", b"\x00\x00\x00\x00", b"G\x7f\xf8\x00\x00\x00\x00\x00\x00",
-    b"\xc7\xff\x01", b"\xdd\xff\xff\xff\xff", b"\xdf\x7f\xff\xff\xff", b"PK\x01\x02", b"PK\x05\x06"]
-
-
-def mutated(data, other, rng):
-    data = bytearray(data)
-    for _ in range(rng.choice((1, 1, 2, 3, 8))):
-        at = rng.randrange(len(data) + 1)
-        kind = rng.randrange(7)
-        if kind == 0 and at < len(data):
-            data[at] ^= 1 << rng.randrange(8)
-        elif kind == 1 and at < len(data):
-            data[at] = rng.randrange(256)
-        elif kind == 2:
-            data[at:at] = rng.choice(TOKENS)
-        elif kind == 3:
-            token = rng.choice(TOKENS)
-            data[at:at + len(token)] = token
-        elif kind == 4:
-            del data[at:at + rng.choice((1, 2, 4, 16, 64))]
-        elif kind == 5:
-            begin = rng.randrange(len(data) + 1)
-            data[at:at] = data[begin:begin + rng.choice((4, 16, 64, 256))]
-        else:
-            begin = rng.randrange(len(other) + 1)
-            size = rng.choice((4, 16, 64, 256))
-            data[at:at + size] = other[begin:begin + size]
-    return bytes(data[:1 << 16])
 
 
 def out_of_time(*_):
@@ -144,7 +109,7 @@ def main():
                 data = unchanged.pop()
             else:
                 data = rng.choice(pool)
-                data = data[:1] + mutated(data[1:], rng.choice(pool)[1:], rng)
+                data = data[:1] + built.mutated(data[1:], rng, other=rng.choice(pool)[1:])[:MOST_INPUT]
             signal.setitimer(signal.ITIMER_REAL, MOST_SECONDS)
             try:
                 READERS[data[:1]](data[1:], folder / "input")

@@ -81,13 +81,16 @@ def points_up(path, include):
     return source is not None and target is not None and source[1] != target[1] and source[0] <= target[0]
 
 
-def sources(layer):
-    return sorted(p for p in (ROOT / layer).rglob("*") if p.suffix in SUFFIXES)
+class Source:
+    """A source or header of a layer."""
+
+    def __init__(self, layer, path):
+        self.layer, self.path, self.name = layer, path, str(path.relative_to(ROOT))
+        self.text = path.read_text(encoding="utf-8")
+        self.includes = INCLUDE.findall(self.text)  # (opening delimiter, name)
 
 
-def includes(path):
-    """(kind, name) of each include of a file, kind being the opening delimiter."""
-    return [(kind, name) for kind, name in INCLUDE.findall(path.read_text(encoding="utf-8"))]
+SOURCES = [Source(layer, path) for layer in LAYERS for path in sorted((ROOT / layer).rglob("*")) if path.suffix in SUFFIXES]
 
 
 def public_header(include):
@@ -112,15 +115,14 @@ def upward_includes(layer, text):
 
 
 class LayeringTest(unittest.TestCase):
+    def expect_none(self, wrong):
+        self.assertEqual(sorted(wrong), [])
+
     def test_every_layer_has_sources(self):
-        for layer in LAYERS:
-            self.assertGreater(len(sources(layer)), 0, layer)
+        self.assertEqual({source.layer for source in SOURCES}, set(LAYERS))
 
     def test_includes_point_rightward(self):
-        for layer in LAYERS:
-            for path in sources(layer):
-                with self.subTest(file=str(path.relative_to(ROOT))):
-                    self.assertEqual(upward_includes(layer, path.read_text(encoding="utf-8")), [])
+        self.expect_none((source.name, include) for source in SOURCES for include in upward_includes(source.layer, source.text))
 
     def test_an_upward_include_is_seen(self):
         text = '#include <vector>\n#include "kernels/tensor.h"\n  # include "mmrec/model.h"\n#include "apps/common/cli.h"\n'
@@ -132,14 +134,9 @@ class LayeringTest(unittest.TestCase):
         self.assertEqual(upward_includes("apps", text), [])
 
     def test_rooms_within_a_layer_keep_apart_and_point_one_way(self):
-        for layer in LAYERS:
-            for path in sources(layer):
-                name = str(path.relative_to(ROOT))
-                for kind, include in includes(path):
-                    if kind == '"' or include.startswith("nanobind/"):
-                        with self.subTest(file=name, include=include):
-                            self.assertFalse(kept_apart(name, include), "rooms that know nothing of each other")
-                            self.assertFalse(points_up(name, include), "rooms in the wrong order")
+        self.expect_none((source.name, include) for source in SOURCES for kind, include in source.includes
+                         if (kind == '"' or include.startswith("nanobind/"))
+                         and (kept_apart(source.name, include) or points_up(source.name, include)))
 
     def test_every_folder_of_kernels_cuda_is_a_room(self):
         folders = {f"kernels/cuda/{p.name}/" for p in (ROOT / "kernels/cuda").iterdir() if p.is_dir()}
@@ -170,75 +167,49 @@ class LayeringTest(unittest.TestCase):
         self.assertFalse(points_up("models/mmrec/cuda/a.cu", "kernels/cuda/gemm/b.h"))
 
     def test_included_files_exist_under_the_name_used(self):
-        for layer in LAYERS:
-            for path in sources(layer):
-                for kind, name in includes(path):
-                    if kind != '"':
-                        continue
-                    there = public_header(name)[1] if name.startswith("mmrec/") else ROOT / name
-                    with self.subTest(file=str(path.relative_to(ROOT)), include=name):
-                        self.assertTrue(there.is_file())
+        self.expect_none((source.name, name) for source in SOURCES for kind, name in source.includes if kind == '"'
+                         and not (public_header(name)[1] if name.startswith("mmrec/") else ROOT / name).is_file())
 
     def test_no_folder_is_listed_by_what_ends_the_process_without_memory(self):
         """Steps of libstdc++'s directory_iterator allocate where they must not throw."""
-        for layer in LAYERS:
-            for path in sources(layer):
-                with self.subTest(file=str(path.relative_to(ROOT))):
-                    self.assertNotIn("directory_iterator", re.sub("//.*", "", path.read_text(encoding="utf-8")))
+        self.expect_none(source.name for source in SOURCES if "directory_iterator" in re.sub("//.*", "", source.text))
 
     def test_public_headers_have_one_home(self):
         names = [p.name for layer in LAYERS for p in (ROOT / layer / "include").rglob("*.h*")]
         self.assertEqual(sorted(names), sorted(set(names)))
 
     def test_apps_reach_the_engine_through_its_public_headers(self):
-        for path in sources("apps"):
-            for _, name in includes(path):
-                with self.subTest(file=str(path.relative_to(ROOT)), include=name):
-                    self.assertFalse(name.startswith("engine/"))
-                    if path.parent.name != "bench":  # the benches also measure models made up on the spot, and bare ops
-                        self.assertNotRegex(name, "^(models/(?!files/)|kernels/)")
+        """The benches also measure models made up on the spot, and bare ops."""
+        self.expect_none((source.name, name) for source in SOURCES if source.layer == "apps" for _, name in source.includes
+                         if name.startswith("engine/")
+                         or (source.path.parent.name != "bench" and re.match("(models/(?!files/)|kernels/)", name)))
 
     def test_public_headers_need_only_the_standard_library(self):
         headers = sorted(p for layer in LAYERS for p in (ROOT / layer / "include/mmrec").rglob("*.h*"))
         self.assertGreater(len(headers), 0)
-        for path in headers:
-            for kind, name in includes(path):
-                with self.subTest(file=path.name, include=name):
-                    if kind == "<":
-                        self.assertRegex(name, rf"^{STANDARD.pattern}$")
-                    else:
-                        self.assertTrue(name.startswith("mmrec/"))
+        self.expect_none((path.name, name) for path in headers for kind, name in INCLUDE.findall(path.read_text(encoding="utf-8"))
+                         if not (STANDARD.fullmatch(name) if kind == "<" else name.startswith("mmrec/")))
 
     def test_third_party_headers_stay_in_their_layers(self):
-        for layer in LAYERS:
-            for path in sources(layer):
-                for _, name in includes(path):
-                    for prefix, layers in THIRD_PARTY.items():
-                        if name.startswith(prefix):
-                            with self.subTest(file=str(path.relative_to(ROOT)), include=name):
-                                self.assertIn(layer, layers)
+        self.expect_none((source.name, name) for source in SOURCES for _, name in source.includes
+                         for prefix, layers in THIRD_PARTY.items() if name.startswith(prefix) and source.layer not in layers)
 
     def test_library_code_has_no_hidden_effects(self):
         """The library never aborts, exits, prints, reads the environment or installs a signal handler."""
         forbidden = re.compile(
             r"(?<![\w.:>])(?:std::)?(?:abort|exit|_exit|quick_exit|terminate|getenv|setlocale|signal|sigaction|printf|"
             r"fprintf|puts|putchar)\s*\(|std::(?:cout|cerr|clog)\b|fmt::print\s*\(")
-        for layer in ["engine", "models", "kernels"]:
-            for path in sources(layer):
-                for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-                    code = line.split("//")[0]
-                    with self.subTest(file=str(path.relative_to(ROOT)), line=number):
-                        self.assertNotRegex(code, forbidden)
+        self.expect_none((source.name, number, line) for source in SOURCES if source.layer != "apps"
+                         for number, line in enumerate(source.text.splitlines(), 1) if forbidden.search(line.split("//")[0]))
 
-    def test_headers_are_guarded_and_files_open_with_their_purpose(self):
-        for layer in LAYERS:
-            for path in sources(layer):
-                text = path.read_text(encoding="utf-8")
-                with self.subTest(file=str(path.relative_to(ROOT))):
-                    if not path.with_suffix(".h").is_file() or path.suffix == ".h":  # a header speaks for its source
-                        self.assertTrue(text.startswith("//"), "a file opens with what it does")
-                    if path.suffix in {".h", ".cuh"}:
-                        self.assertIn("\n#pragma once\n", text)
+    def test_headers_are_guarded(self):
+        self.expect_none(source.name for source in SOURCES if source.path.suffix in {".h", ".cuh"}
+                         and "\n#pragma once\n" not in source.text)
+
+    def test_files_open_with_their_purpose(self):
+        """A header speaks for its source."""
+        self.expect_none(source.name for source in SOURCES if not source.text.startswith("//")
+                         and (source.path.suffix == ".h" or not source.path.with_suffix(".h").is_file()))
 
 
 if __name__ == "__main__":

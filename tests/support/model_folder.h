@@ -66,33 +66,15 @@ inline std::string safetensors_bytes(std::string_view header, std::string_view d
 }
 
 /// The tensors of a checkpoint as a test changes them, in the order they are written.
-struct EditableTensor {
-  std::string name;
-  std::string dtype = "F32";
-  std::vector<std::int64_t> shape;
-  std::string bytes;
-
-  float at(std::size_t i) const {
-    float x = 0;
-    std::memcpy(&x, bytes.data() + i * sizeof(float), sizeof(float));
-    return x;
-  }
+struct EditableTensor : RawTensor {
+  float at(std::size_t i) const { return RawTensor::at<float>(i); }
   void set(std::size_t i, float x) { std::memcpy(bytes.data() + i * sizeof(float), &x, sizeof(float)); }
 };
 
 class EditableCheckpoint {
  public:
   explicit EditableCheckpoint(const std::filesystem::path& file) {
-    const std::string bytes = read_file(file);
-    std::uint64_t length = 0;
-    std::memcpy(&length, bytes.data(), 8);
-    const auto header = nlohmann::json::parse(bytes.substr(8, length));
-    for (const auto& [name, entry] : header.items()) {
-      if (name == "__metadata__") continue;
-      const auto begin = entry["data_offsets"][0].get<std::size_t>();
-      const auto end = entry["data_offsets"][1].get<std::size_t>();
-      tensors.push_back({name, entry["dtype"], entry["shape"], bytes.substr(8 + length + begin, end - begin)});
-    }
+    for (RawTensor& tensor : read_safetensors(file)) tensors.push_back({std::move(tensor)});
   }
 
   EditableTensor& at(std::string_view name) {

@@ -17,6 +17,43 @@
 
 namespace mmrec::test {
 
+/// A tensor as it is in a file.
+struct RawTensor {
+  std::string name;
+  std::string dtype = "F32";
+  std::vector<std::int64_t> shape;
+  std::string bytes;
+
+  template <class T>
+  T at(std::size_t i) const {
+    T x{};
+    std::memcpy(&x, bytes.data() + i * sizeof(T), sizeof(T));
+    return x;
+  }
+};
+
+/// All tensors of one file, in the order of their names. Throws std::runtime_error if the file is missing or odd.
+inline std::vector<RawTensor> read_safetensors(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) throw std::runtime_error(path.string() + ": cannot open");
+  const std::string file{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  std::uint64_t header_bytes = 0;
+  if (file.size() < 8) throw std::runtime_error(path.string() + ": too short");
+  std::memcpy(&header_bytes, file.data(), 8);
+  if (header_bytes > file.size() - 8) throw std::runtime_error(path.string() + ": header is too long");
+  const std::string data = file.substr(8 + header_bytes);
+  const auto header = nlohmann::json::parse(file.substr(8, header_bytes));
+  std::vector<RawTensor> tensors;
+  for (const auto& [name, entry] : header.items()) {
+    if (name == "__metadata__") continue;
+    const auto begin = entry.at("data_offsets").at(0).get<std::size_t>();
+    const auto end = entry.at("data_offsets").at(1).get<std::size_t>();
+    if (begin > end || end > data.size()) throw std::runtime_error(path.string() + ": " + name);
+    tensors.push_back({name, entry.at("dtype"), entry.at("shape"), data.substr(begin, end - begin)});
+  }
+  return tensors;
+}
+
 /// One tensor, widened to fp32 (F32, F16, BF16) or as integers (I32, I64). The other vector is empty.
 struct ReferenceTensor {
   std::string dtype;
@@ -27,43 +64,26 @@ struct ReferenceTensor {
   std::int64_t dim(std::size_t i) const { return shape.at(i); }
 };
 
-/// All the tensors of one file, by name. Throws std::runtime_error if the file is missing or odd.
+/// The tensors of one file, by name. Throws as read_safetensors().
 class SafetensorsReader {
  public:
   explicit SafetensorsReader(const std::filesystem::path& path) {
-    std::ifstream in(path, std::ios::binary);
-    if (!in) throw std::runtime_error(path.string() + ": cannot open");
-    const std::vector<char> file{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-    std::uint64_t header_bytes = 0;
-    if (file.size() < 8) throw std::runtime_error(path.string() + ": too short");
-    std::memcpy(&header_bytes, file.data(), 8);
-    if (header_bytes > file.size() - 8) throw std::runtime_error(path.string() + ": header is too long");
-    const char* data = file.data() + 8 + header_bytes;
-    const auto header = nlohmann::json::parse(file.data() + 8, data);
-    for (const auto& [name, entry] : header.items()) {
-      if (name == "__metadata__") continue;
-      const auto begin = entry.at("data_offsets").at(0).get<std::size_t>();
-      const auto end = entry.at("data_offsets").at(1).get<std::size_t>();
-      if (begin > end || end > file.size() - 8 - header_bytes) throw std::runtime_error(path.string() + ": " + name);
-      ReferenceTensor tensor;
-      tensor.dtype = entry.at("dtype").get<std::string>();
-      tensor.shape = entry.at("shape").get<std::vector<std::int64_t>>();
-      const char* from = data + begin;
-      const std::size_t bytes = end - begin;
-      if (tensor.dtype == "F32") {
-        tensor.values = widen<float>(from, bytes);
-      } else if (tensor.dtype == "F16") {
-        tensor.values = widen<kernels::Float16>(from, bytes);
-      } else if (tensor.dtype == "BF16") {
-        tensor.values = widen<kernels::BFloat16>(from, bytes);
-      } else if (tensor.dtype == "I32") {
-        tensor.integers = integers<std::int32_t>(from, bytes);
-      } else if (tensor.dtype == "I64") {
-        tensor.integers = integers<std::int64_t>(from, bytes);
+    for (const RawTensor& raw : read_safetensors(path)) {
+      ReferenceTensor tensor{raw.dtype, raw.shape, {}, {}};
+      if (raw.dtype == "F32") {
+        convert<float>(raw, tensor.values);
+      } else if (raw.dtype == "F16") {
+        convert<kernels::Float16>(raw, tensor.values);
+      } else if (raw.dtype == "BF16") {
+        convert<kernels::BFloat16>(raw, tensor.values);
+      } else if (raw.dtype == "I32") {
+        convert<std::int32_t>(raw, tensor.integers);
+      } else if (raw.dtype == "I64") {
+        convert<std::int64_t>(raw, tensor.integers);
       } else {
-        throw std::runtime_error(path.string() + ": " + name + " is of type " + tensor.dtype);
+        throw std::runtime_error(path.string() + ": " + raw.name + " is of type " + raw.dtype);
       }
-      tensors_.emplace(name, std::move(tensor));
+      tensors_.emplace(raw.name, std::move(tensor));
     }
   }
 
@@ -73,25 +93,16 @@ class SafetensorsReader {
   const std::map<std::string, ReferenceTensor>& tensors() const { return tensors_; }
 
  private:
-  template <class T>
-  static std::vector<float> widen(const char* from, std::size_t bytes) {
-    std::vector<float> to(bytes / sizeof(T));
+  template <class T, class To>
+  static void convert(const RawTensor& raw, std::vector<To>& to) {
+    to.resize(raw.bytes.size() / sizeof(T));
     for (std::size_t i = 0; i < to.size(); ++i) {
-      T x{};
-      std::memcpy(&x, from + i * sizeof(T), sizeof(T));
-      to[i] = kernels::to_float(x);
+      if constexpr (std::is_integral_v<To>) {
+        to[i] = static_cast<To>(raw.at<T>(i));
+      } else {
+        to[i] = kernels::to_float(raw.at<T>(i));
+      }
     }
-    return to;
-  }
-  template <class T>
-  static std::vector<int> integers(const char* from, std::size_t bytes) {
-    std::vector<int> to(bytes / sizeof(T));
-    for (std::size_t i = 0; i < to.size(); ++i) {
-      T x{};
-      std::memcpy(&x, from + i * sizeof(T), sizeof(T));
-      to[i] = static_cast<int>(x);
-    }
-    return to;
   }
 
   std::map<std::string, ReferenceTensor> tensors_;

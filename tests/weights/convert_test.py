@@ -5,6 +5,7 @@ import collections
 import json
 import os
 import pickle
+import shutil
 import signal
 import struct
 import subprocess
@@ -90,9 +91,7 @@ class LayoutsTest(ConvertCase):
                      lambda s: {"model": {"module._orig_mod." + k: v for k, v in s.items()}, "config": {"num_heads": 2}}):
             self.expect_tiny(self.convert(self.save_model(wrap=wrap)))
             self.assertNotIn("unknown", json.loads((self.out / "config.json").read_text()))
-            for file in self.out.iterdir():
-                file.unlink()
-            self.out.rmdir()
+            shutil.rmtree(self.out)
 
     def test_bare_state_dict_of_parameters_with_metadata(self):
         state, storages = state_and_storages(tiny_model())

@@ -14,30 +14,24 @@
 namespace mmrec::kernels {
 namespace {
 
-float load(const void* data, DType type, std::int64_t i) {
+/// f(T{}) for the type of the elements.
+template <class F>
+auto with_type(DType type, const F& f) {
   switch (type) {
     case DType::kF16:
-      return to_float(static_cast<const Float16*>(data)[i]);
+      return f(Float16{});
     case DType::kBF16:
-      return to_float(static_cast<const BFloat16*>(data)[i]);
+      return f(BFloat16{});
     case DType::kF32:
       break;
   }
-  return static_cast<const float*>(data)[i];
+  return f(0.0F);
 }
-
+float load(const void* data, DType type, std::int64_t i) {
+  return with_type(type, [=](auto zero) { return to_float(static_cast<const decltype(zero)*>(data)[i]); });
+}
 void store(void* data, DType type, std::int64_t i, float v) {
-  switch (type) {
-    case DType::kF16:
-      static_cast<Float16*>(data)[i] = from_float<Float16>(v);
-      return;
-    case DType::kBF16:
-      static_cast<BFloat16*>(data)[i] = from_float<BFloat16>(v);
-      return;
-    case DType::kF32:
-      break;
-  }
-  static_cast<float*>(data)[i] = v;
+  with_type(type, [=](auto zero) { static_cast<decltype(zero)*>(data)[i] = from_float<decltype(zero)>(v); });
 }
 
 /// [rows, cols] as contiguous floats; every read is checked here.

@@ -292,8 +292,6 @@ void meet_cluster(const char* where) {
   arrive(*block.cluster_barrier, 0, live_in_cluster(block), where, true);
 }
 
-std::uint32_t live_lanes() { return warp_of(*current_thread).live; }
-
 bool join_lanes(std::uint32_t mask, const char* what, void* operand, Meeting*& meeting) {
   Thread& self = *current_thread;
   Warp& warp = warp_of(self);

@@ -9,9 +9,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <utility>
 #include <vector>
 
-#include "async_groups.h"
 #include "include/vector_types.h"
 
 // The built-in variables: those of the thread that is running.
@@ -26,6 +26,37 @@ struct Block;
 
 /// Ends the process with the message and the running thread's coordinates.
 [[noreturn, gnu::format(printf, 1, 2)]] void fail(const char* format, ...);
+
+/// What one thread has asked for to be done asynchronously, in groups. It is done at the last moment that the
+/// architecture allows, when the thread waits for the group. So a missing wait shows as stale data.
+class AsyncGroups {
+ public:
+  void add(std::function<void()> work) { open_.push_back(std::move(work)); }
+  /// Closes the group of the work added since the last commit; it may be empty.
+  void commit() {
+    groups_.push_back(std::move(open_));
+    open_.clear();
+  }
+  /// Does the work of groups, the oldest first, until at most `pending` groups are left.
+  void wait(std::size_t pending) {
+    while (groups_.size() > pending) {
+      for (const auto& work : groups_.front()) work();
+      groups_.erase(groups_.begin());
+    }
+  }
+  /// Nothing waits to be done.
+  bool idle() const {
+    if (!open_.empty()) return false;
+    for (const auto& group : groups_) {
+      if (!group.empty()) return false;
+    }
+    return true;
+  }
+
+ private:
+  std::vector<std::function<void()>> open_;
+  std::vector<std::vector<std::function<void()>>> groups_;
+};
 
 struct Thread {
   enum class State : std::uint8_t { kReady, kWaiting, kExited };
@@ -112,8 +143,6 @@ void meet_block(unsigned id, const char* where, unsigned threads = 0);
 void arrive_at_block(unsigned id, unsigned threads);
 /// All threads of the cluster.
 void meet_cluster(const char* where);
-
-std::uint32_t live_lanes();
 
 /// Waits for the other lanes of the mask that have not exited; true for one of them, which then acts on all operands
 /// and calls dismiss().

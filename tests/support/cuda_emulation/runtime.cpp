@@ -40,17 +40,15 @@ DeviceState& device_state() {
   return *state;
 }
 
-int from_environment(const char* name, int otherwise) {
+template <class Number = int>
+Number from_environment(const char* name, Number otherwise) {
   const char* text = std::getenv(name);
-  return text != nullptr ? std::atoi(text) : otherwise;
+  return text != nullptr ? static_cast<Number>(std::strtoull(text, nullptr, 10)) : otherwise;
 }
 int compute_capability() { return from_environment("MMREC_CUDA_EMULATION_CAPABILITY", 90); }
 int devices() { return from_environment("MMREC_CUDA_EMULATION_DEVICES", 1); }
 int processors() { return from_environment("MMREC_CUDA_EMULATION_PROCESSORS", 4); }
-std::size_t device_bytes() {
-  const char* text = std::getenv("MMREC_CUDA_EMULATION_MEMORY");
-  return text != nullptr ? std::strtoull(text, nullptr, 10) : std::size_t{8} << 30;
-}
+std::size_t device_bytes() { return from_environment("MMREC_CUDA_EMULATION_MEMORY", std::size_t{8} << 30); }
 
 cudaError_t allocate(void** data, std::size_t bytes, bool on_device) {
   *data = nullptr;
@@ -158,62 +156,17 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, std::fu
 using namespace mmrec::cuda_emulation;
 
 const char* cudaGetErrorName(cudaError_t code) {
-  switch (code) {
-    case cudaSuccess:
-      return "cudaSuccess";
-    case cudaErrorInvalidValue:
-      return "cudaErrorInvalidValue";
-    case cudaErrorMemoryAllocation:
-      return "cudaErrorMemoryAllocation";
-    case cudaErrorInvalidConfiguration:
-      return "cudaErrorInvalidConfiguration";
-    case cudaErrorInsufficientDriver:
-      return "cudaErrorInsufficientDriver";
-    case cudaErrorNoDevice:
-      return "cudaErrorNoDevice";
-    case cudaErrorInvalidDevice:
-      return "cudaErrorInvalidDevice";
-    case cudaErrorNoKernelImageForDevice:
-      return "cudaErrorNoKernelImageForDevice";
-    case cudaErrorSymbolNotFound:
-      return "cudaErrorSymbolNotFound";
-    case cudaErrorNotReady:
-      return "cudaErrorNotReady";
-    case cudaErrorECCUncorrectable:
-      return "cudaErrorECCUncorrectable";
-    case cudaErrorLaunchFailure:
-      return "cudaErrorLaunchFailure";
-    case cudaErrorIllegalAddress:
-      return "cudaErrorIllegalAddress";
-    case cudaErrorCooperativeLaunchTooLarge:
-      return "cudaErrorCooperativeLaunchTooLarge";
-    case cudaErrorStreamCaptureUnsupported:
-      return "cudaErrorStreamCaptureUnsupported";
-    case cudaErrorStreamCaptureInvalidated:
-      return "cudaErrorStreamCaptureInvalidated";
-    case cudaErrorStreamCaptureUnjoined:
-      return "cudaErrorStreamCaptureUnjoined";
-    case cudaErrorUnknown:
-      return "cudaErrorUnknown";
-    default:
-      break;
-  }
+#define MMREC_NAME(name, value) \
+  if (code == name) return #name;
+  MMREC_CUDA_ERRORS(MMREC_NAME)
+#undef MMREC_NAME
   return "unrecognized error code";
 }
 const char* cudaGetErrorString(cudaError_t code) { return cudaGetErrorName(code); }
 cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
-cudaError_t cudaPeekAtLastError() { return last_error; }
 
 // --- Devices ---------------------------------------------------------------------------------------------------------
 
-cudaError_t cudaDriverGetVersion(int* version) {
-  *version = CUDART_VERSION;
-  return cudaSuccess;
-}
-cudaError_t cudaRuntimeGetVersion(int* version) {
-  *version = CUDART_VERSION;
-  return cudaSuccess;
-}
 cudaError_t cudaGetDeviceCount(int* count) {
   MMREC_FAULT_POINT();
   *count = devices();
@@ -254,57 +207,9 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   cudaDeviceProp properties;
   const cudaError_t code = cudaGetDeviceProperties(&properties, device);
-  if (code != cudaSuccess) return code;
-  switch (attribute) {
-    case cudaDevAttrMaxThreadsPerBlock:
-      *value = properties.maxThreadsPerBlock;
-      break;
-    case cudaDevAttrMaxSharedMemoryPerBlock:
-      *value = static_cast<int>(properties.sharedMemPerBlock);
-      break;
-    case cudaDevAttrWarpSize:
-      *value = properties.warpSize;
-      break;
-    case cudaDevAttrClockRate:
-      *value = 1'000'000;
-      break;
-    case cudaDevAttrMultiProcessorCount:
-      *value = properties.multiProcessorCount;
-      break;
-    case cudaDevAttrMemoryClockRate:
-      *value = 1'000'000;
-      break;
-    case cudaDevAttrGlobalMemoryBusWidth:
-      *value = 1024;
-      break;
-    case cudaDevAttrL2CacheSize:
-      *value = properties.l2CacheSize;
-      break;
-    case cudaDevAttrMaxThreadsPerMultiProcessor:
-      *value = properties.maxThreadsPerMultiProcessor;
-      break;
-    case cudaDevAttrComputeCapabilityMajor:
-      *value = properties.major;
-      break;
-    case cudaDevAttrComputeCapabilityMinor:
-      *value = properties.minor;
-      break;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
-      *value = static_cast<int>(properties.sharedMemPerMultiprocessor);
-      break;
-    case cudaDevAttrCooperativeLaunch:
-      *value = properties.cooperativeLaunch;
-      break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      *value = static_cast<int>(properties.sharedMemPerBlockOptin);
-      break;
-    case cudaDevAttrMaxPersistingL2CacheSize:
-      *value = 0;
-      break;
-    default:
-      return set_error(cudaErrorInvalidValue);
-  }
-  return cudaSuccess;
+  if (code == cudaSuccess)
+    *value = attribute == cudaDevAttrComputeCapabilityMajor ? properties.major : properties.minor;
+  return code;
 }
 
 // --- Memory ----------------------------------------------------------------------------------------------------------
@@ -312,7 +217,6 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
 cudaError_t cudaMalloc(void** data, std::size_t bytes) { return allocate(data, bytes, true); }
 cudaError_t cudaFree(void* data) { return release(data, true); }
 cudaError_t cudaMallocHost(void** data, std::size_t bytes) { return allocate(data, bytes, false); }
-cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned) { return allocate(data, bytes, false); }
 cudaError_t cudaFreeHost(void* data) { return release(data, false); }
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   MMREC_FAULT_POINT();
@@ -321,10 +225,6 @@ cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   *total = device_bytes();
   *free = device_bytes() - state.allocated;
   return cudaSuccess;
-}
-cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
-  if (capture_forbids_device_calls()) return set_error(cudaErrorStreamCaptureUnsupported);
-  return cudaMemcpyAsync(to, from, bytes, kind, nullptr);
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   return cudaMemcpy2DAsync(to, bytes, from, bytes, bytes, 1, kind, stream);
@@ -344,10 +244,6 @@ cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, 
   }
   if (!captured && is_pageable(to)) finish(stream);  // the call returns when the data has arrived
   return cudaSuccess;
-}
-cudaError_t cudaMemset(void* to, int value, std::size_t bytes) {
-  if (capture_forbids_device_calls()) return set_error(cudaErrorStreamCaptureUnsupported);
-  return cudaMemsetAsync(to, value, bytes, nullptr);
 }
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t stream) {
   return cudaMemset2DAsync(to, bytes, value, bytes, 1, stream);
@@ -374,14 +270,6 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute
   DeviceState& state = device_state();
   const std::lock_guard lock(state.mutex);
   state.largest_shared[{current_device(), kernel}] = std::max(kDefaultShared, static_cast<std::size_t>(value));
-  return cudaSuccess;
-}
-cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
-  *attributes = {};
-  attributes->maxThreadsPerBlock = 1024;
-  attributes->numRegs = 64;
-  attributes->ptxVersion = attributes->binaryVersion = compute_capability();
-  attributes->maxDynamicSharedSizeBytes = static_cast<int>(kDefaultShared);
   return cudaSuccess;
 }
 /// One block of more than 512 threads or half the shared memory, four of up to 256 and a quarter, else two.

@@ -3,7 +3,6 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -74,14 +73,11 @@ struct CUevent_st {
   std::weak_ptr<Capture> capture;
   CUstream_st* captured_stream = nullptr;
   std::size_t captured = 0;  // of the stream's operations
-  std::shared_ptr<std::chrono::steady_clock::time_point> time;
 };
 struct CUgraph_st {
   std::vector<Work> nodes;
 };
-struct CUgraphExec_st {
-  std::vector<Work> nodes;
-};
+struct CUgraphExec_st : CUgraph_st {};
 
 namespace mmrec::cuda_emulation {
 
@@ -119,10 +115,22 @@ void finish_all() {
 
 namespace {
 
-cudaError_t create(cudaStream_t* stream, unsigned flags) {
+template <class Object>
+cudaError_t make(Object** made, Object value) {
   MMREC_FAULT_POINT();
-  *stream = new CUstream_st;
+  *made = new Object(std::move(value));
   count_object(1);
+  return cudaSuccess;
+}
+template <class Object>
+cudaError_t destroy(Object* object) {
+  if (object != nullptr) count_object(-1);
+  delete object;
+  return lasting_fault();
+}
+
+cudaError_t create(cudaStream_t* stream, unsigned flags) {
+  if (const cudaError_t code = make(stream, CUstream_st{}); code != cudaSuccess) return code;
   (*stream)->queue->blocking = (flags & cudaStreamNonBlocking) == 0;
   const std::lock_guard lock(queues_mutex);
   queues().push_back((*stream)->queue);
@@ -151,14 +159,11 @@ using namespace mmrec::cuda_emulation;
 
 cudaError_t cudaStreamCreate(cudaStream_t* stream) { return create(stream, cudaStreamDefault); }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) { return create(stream, flags); }
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) { return create(stream, flags); }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   finish(stream);
   const std::lock_guard lock(queues_mutex);
   std::erase(queues(), stream->queue);
-  delete stream;
-  count_object(-1);
-  return lasting_fault();
+  return destroy(stream);
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (is_capturing(stream)) return refuse(*stream->capture);
@@ -167,13 +172,6 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) { return cudaStreamSynchronize(stream); }
-cudaError_t cudaDeviceSynchronize() {
-  if (capture_forbids_device_calls()) return set_error(cudaErrorStreamCaptureUnsupported);
-  finish_all();
-  MMREC_FAULT_POINT();
-  return cudaSuccess;
-}
-
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   MMREC_FAULT_POINT();
   if (const std::shared_ptr<Capture> capture = event->capture.lock()) {
@@ -199,18 +197,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   return cudaSuccess;
 }
 
-cudaError_t cudaEventCreate(cudaEvent_t* event) {
-  MMREC_FAULT_POINT();
-  *event = new CUevent_st;
-  count_object(1);
-  return cudaSuccess;
-}
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return cudaEventCreate(event); }
-cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  delete event;
-  count_object(-1);
-  return lasting_fault();
-}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return make(event, CUevent_st{}); }
+cudaError_t cudaEventDestroy(cudaEvent_t event) { return destroy(event); }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   MMREC_FAULT_POINT();
   if (device_of(stream) != event->device) return set_error(cudaErrorInvalidDevice);
@@ -222,9 +210,9 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     event->captured = stream->recorded;
     return cudaSuccess;
   }
-  event->time = std::make_shared<std::chrono::steady_clock::time_point>();
-  enqueue(stream, [time = event->time] { *time = std::chrono::steady_clock::now(); });
-  if (stream != nullptr) {
+  if (stream == nullptr) {
+    enqueue(stream, [] {});  // waits for the other streams
+  } else {
     const std::lock_guard lock(queues_mutex);
     event->queue = stream->queue;
     event->end = stream->queue->end();
@@ -236,14 +224,6 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   const std::lock_guard lock(queues_mutex);
   if (event->queue != nullptr) event->queue->run_until(event->end);
   MMREC_FAULT_POINT();
-  return cudaSuccess;
-}
-cudaError_t cudaEventQuery(cudaEvent_t event) { return cudaEventSynchronize(event); }
-cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
-  if (from->time == nullptr || to->time == nullptr) return set_error(cudaErrorInvalidValue);
-  cudaEventSynchronize(from);
-  cudaEventSynchronize(to);
-  *milliseconds = std::chrono::duration<float, std::milli>(*to->time - *from->time).count();
   return cudaSuccess;
 }
 
@@ -269,22 +249,10 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   }
   if (capture->invalidated) return set_error(cudaErrorStreamCaptureInvalidated);
   if (!joined) return set_error(cudaErrorStreamCaptureUnjoined);
-  MMREC_FAULT_POINT();  // the capture has ended all the same
-  *graph = new CUgraph_st{std::move(capture->nodes)};
-  count_object(1);
-  return cudaSuccess;
-}
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
-  *status = !is_capturing(stream)          ? cudaStreamCaptureStatusNone
-            : stream->capture->invalidated ? cudaStreamCaptureStatusInvalidated
-                                           : cudaStreamCaptureStatusActive;
-  return cudaSuccess;
+  return make(graph, CUgraph_st{std::move(capture->nodes)});
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
-  MMREC_FAULT_POINT();
-  *executable = new CUgraphExec_st{graph->nodes};
-  count_object(1);
-  return cudaSuccess;
+  return make(executable, CUgraphExec_st{*graph});
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   MMREC_FAULT_POINT();
@@ -292,13 +260,5 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   for (const Work& node : executable->nodes) enqueue(stream, node);
   return cudaSuccess;
 }
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
-  if (executable != nullptr) count_object(-1);
-  delete executable;
-  return lasting_fault();
-}
-cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
-  if (graph != nullptr) count_object(-1);
-  delete graph;
-  return lasting_fault();
-}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) { return destroy(executable); }
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return destroy(graph); }

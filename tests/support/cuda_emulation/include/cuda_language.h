@@ -14,7 +14,6 @@
 #define __global__
 #define __device__
 #define __host__
-#define __constant__
 #define __grid_constant__
 #define __shared__ static  // blocks run one after another, so one copy does; ASan sees its end
 #define __forceinline__ inline
@@ -31,12 +30,6 @@ inline void __syncwarp(unsigned mask = 0xffffffffU) {
   int none = 0;
   mmrec::cuda_emulation::meet_lanes(mask, "__syncwarp", none, [](int* const*) {});
 }
-// Fibers run one at a time and memory is sequentially consistent.
-inline void __threadfence_block() {}
-inline void __threadfence() {}
-inline void __threadfence_system() {}
-inline void __nanosleep(unsigned) { mmrec::cuda_emulation::pause("__nanosleep"); }
-[[noreturn]] inline void __trap() { mmrec::cuda_emulation::fail("__trap"); }
 
 // --- Warp collectives ------------------------------------------------------------------------------------------------
 namespace mmrec::cuda_emulation {
@@ -115,8 +108,6 @@ inline int __any_sync(unsigned mask, int predicate) {
 inline int __all_sync(unsigned mask, int predicate) {
   return mmrec::cuda_emulation::vote(mask, predicate == 0, "__all_sync") == 0 ? 1 : 0;
 }
-/// The lanes that have not exited: where lanes diverge the emulation cannot tell who is beside whom.
-inline unsigned __activemask() { return mmrec::cuda_emulation::live_lanes(); }
 
 // --- Atomics: integers only, because sums of floats must have a fixed order ------------------------------------------
 namespace mmrec::cuda_emulation {
@@ -147,18 +138,6 @@ template <class T>
 T atomicOr(T* at, std::type_identity_t<T> v) {
   return mmrec::cuda_emulation::atomically(at, [v](T old) { return old | v; });
 }
-template <class T>
-T atomicAnd(T* at, std::type_identity_t<T> v) {
-  return mmrec::cuda_emulation::atomically(at, [v](T old) { return old & v; });
-}
-template <class T>
-T atomicExch(T* at, std::type_identity_t<T> v) {
-  return mmrec::cuda_emulation::atomically(at, [v](T) { return v; });
-}
-template <class T>
-T atomicCAS(T* at, std::type_identity_t<T> expected, std::type_identity_t<T> v) {
-  return mmrec::cuda_emulation::atomically(at, [=](T old) { return old == expected ? v : old; });
-}
 
 // --- Loads and stores with cache hints -------------------------------------------------------------------------------
 template <class T>
@@ -167,10 +146,6 @@ T __ldg(const T* from) {
 }
 template <class T>
 T __ldcg(const T* from) {
-  return *from;
-}
-template <class T>
-T __ldcs(const T* from) {
   return *from;
 }
 template <class T>
@@ -192,17 +167,13 @@ inline float __fdividef(float a, float b) {
   const float magnitude = std::fabs(b);
   return magnitude > 0x1p126F && !std::isinf(magnitude) ? a * 0.0F : a / b;
 }
-inline float __expf(float x) { return std::exp(x); }
-inline float __logf(float x) { return std::log(x); }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 #if !defined(__GLIBC__) || !__GLIBC_PREREQ(2, 42)
 inline float rsqrtf(float x) { return 1.0F / std::sqrt(x); }
 #endif
 inline int __popc(unsigned x) { return std::popcount(x); }
-inline int __popcll(unsigned long long x) { return std::popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
-inline int __clzll(long long x) { return std::countl_zero(static_cast<unsigned long long>(x)); }
 
 // Both arguments of one type: where CUDA would convert one of them silently, this does not compile.
 template <class T>

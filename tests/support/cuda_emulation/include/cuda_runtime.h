@@ -11,38 +11,40 @@
 
 #define CUDART_VERSION 13000
 
-enum cudaError_t {
-  cudaSuccess = 0,
-  cudaErrorInvalidValue = 1,
-  cudaErrorMemoryAllocation = 2,
-  cudaErrorInvalidConfiguration = 9,
-  cudaErrorInsufficientDriver = 35,
-  cudaErrorNoDevice = 100,
-  cudaErrorInvalidDevice = 101,
-  cudaErrorNoKernelImageForDevice = 209,
-  cudaErrorECCUncorrectable = 214,
-  cudaErrorNvlinkUncorrectable = 220,
-  cudaErrorSymbolNotFound = 500,
-  cudaErrorNotReady = 600,
-  cudaErrorIllegalAddress = 700,
-  cudaErrorLaunchTimeout = 702,
-  cudaErrorAssert = 710,
-  cudaErrorHardwareStackError = 714,
-  cudaErrorIllegalInstruction = 715,
-  cudaErrorMisalignedAddress = 716,
-  cudaErrorInvalidAddressSpace = 717,
-  cudaErrorInvalidPc = 718,
-  cudaErrorLaunchFailure = 719,
-  cudaErrorCooperativeLaunchTooLarge = 720,
-  cudaErrorStreamCaptureUnsupported = 900,
-  cudaErrorStreamCaptureInvalidated = 901,
-  cudaErrorStreamCaptureUnjoined = 904,
-  cudaErrorUnknown = 999,
-};
+/// Every error code and its number.
+#define MMREC_CUDA_ERRORS(X)                 \
+  X(cudaSuccess, 0)                          \
+  X(cudaErrorInvalidValue, 1)                \
+  X(cudaErrorMemoryAllocation, 2)            \
+  X(cudaErrorInvalidConfiguration, 9)        \
+  X(cudaErrorInsufficientDriver, 35)         \
+  X(cudaErrorNoDevice, 100)                  \
+  X(cudaErrorInvalidDevice, 101)             \
+  X(cudaErrorNoKernelImageForDevice, 209)    \
+  X(cudaErrorECCUncorrectable, 214)          \
+  X(cudaErrorNvlinkUncorrectable, 220)       \
+  X(cudaErrorSymbolNotFound, 500)            \
+  X(cudaErrorNotReady, 600)                  \
+  X(cudaErrorIllegalAddress, 700)            \
+  X(cudaErrorLaunchTimeout, 702)             \
+  X(cudaErrorAssert, 710)                    \
+  X(cudaErrorHardwareStackError, 714)        \
+  X(cudaErrorIllegalInstruction, 715)        \
+  X(cudaErrorMisalignedAddress, 716)         \
+  X(cudaErrorInvalidAddressSpace, 717)       \
+  X(cudaErrorInvalidPc, 718)                 \
+  X(cudaErrorLaunchFailure, 719)             \
+  X(cudaErrorCooperativeLaunchTooLarge, 720) \
+  X(cudaErrorStreamCaptureUnsupported, 900)  \
+  X(cudaErrorStreamCaptureInvalidated, 901)  \
+  X(cudaErrorStreamCaptureUnjoined, 904)     \
+  X(cudaErrorUnknown, 999)
+#define MMREC_ENUMERATOR(name, value) name = value,
+enum cudaError_t { MMREC_CUDA_ERRORS(MMREC_ENUMERATOR) };
+#undef MMREC_ENUMERATOR
 const char* cudaGetErrorName(cudaError_t code);
 const char* cudaGetErrorString(cudaError_t code);
 cudaError_t cudaGetLastError();
-cudaError_t cudaPeekAtLastError();
 
 // --- Devices ---------------------------------------------------------------------------------------------------------
 struct cudaDeviceProp {
@@ -61,31 +63,12 @@ struct cudaDeviceProp {
   int l2CacheSize;
   int cooperativeLaunch;
 };
-enum cudaDeviceAttr {
-  cudaDevAttrMaxThreadsPerBlock = 1,
-  cudaDevAttrMaxSharedMemoryPerBlock = 8,
-  cudaDevAttrWarpSize = 10,
-  cudaDevAttrClockRate = 13,
-  cudaDevAttrMultiProcessorCount = 16,
-  cudaDevAttrMemoryClockRate = 36,
-  cudaDevAttrGlobalMemoryBusWidth = 37,
-  cudaDevAttrL2CacheSize = 38,
-  cudaDevAttrMaxThreadsPerMultiProcessor = 39,
-  cudaDevAttrComputeCapabilityMajor = 75,
-  cudaDevAttrComputeCapabilityMinor = 76,
-  cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
-  cudaDevAttrCooperativeLaunch = 95,
-  cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
-  cudaDevAttrMaxPersistingL2CacheSize = 108,
-};
-cudaError_t cudaDriverGetVersion(int* version);
-cudaError_t cudaRuntimeGetVersion(int* version);
+enum cudaDeviceAttr { cudaDevAttrComputeCapabilityMajor = 75, cudaDevAttrComputeCapabilityMinor = 76 };
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
-cudaError_t cudaDeviceSynchronize();
 enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess = 0, cudaDriverEntryPointSymbolNotFound = 1 };
 enum : unsigned long long { cudaEnableDefault = 0 };
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version,
@@ -99,19 +82,14 @@ enum : unsigned { cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisa
 enum : unsigned { cudaEventWaitDefault = 0, cudaEventRecordDefault = 0 };
 cudaError_t cudaStreamCreate(cudaStream_t* stream);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority);
-cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamQuery(cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags = 0);
-cudaError_t cudaEventCreate(cudaEvent_t* event);
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
-cudaError_t cudaEventQuery(cudaEvent_t event);
-cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to);
 
 // --- Memory ----------------------------------------------------------------------------------------------------------
 enum cudaMemcpyKind {
@@ -127,22 +105,18 @@ cudaError_t cudaMalloc(T** data, std::size_t bytes) {
   return cudaMalloc(reinterpret_cast<void**>(data), bytes);
 }
 cudaError_t cudaFree(void* data);
-enum : unsigned { cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2 };
 cudaError_t cudaMallocHost(void** data, std::size_t bytes);
-cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned flags);
 template <class T>
 cudaError_t cudaMallocHost(T** data, std::size_t bytes) {
   return cudaMallocHost(reinterpret_cast<void**>(data), bytes);
 }
 cudaError_t cudaFreeHost(void* data);
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total);
-cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind);
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream = nullptr);
 cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
                               std::size_t width, std::size_t height, cudaMemcpyKind kind,
                               cudaStream_t stream = nullptr);
-cudaError_t cudaMemset(void* to, int value, std::size_t bytes);
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t stream = nullptr);
 cudaError_t cudaMemset2DAsync(void* to, std::size_t pitch, int value, std::size_t width, std::size_t height,
                               cudaStream_t stream = nullptr);
@@ -155,14 +129,8 @@ enum cudaStreamCaptureMode {
   cudaStreamCaptureModeThreadLocal,
   cudaStreamCaptureModeRelaxed
 };
-enum cudaStreamCaptureStatus {
-  cudaStreamCaptureStatusNone,
-  cudaStreamCaptureStatusActive,
-  cudaStreamCaptureStatusInvalidated
-};
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph);
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status);
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long flags = 0);
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable);
@@ -171,27 +139,12 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 // --- Launches --------------------------------------------------------------------------------------------------------
 enum cudaFuncAttribute {
   cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
-  cudaFuncAttributePreferredSharedMemoryCarveout = 9,
   cudaFuncAttributeNonPortableClusterSizeAllowed = 15
 };
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value);
 template <class... Parameters>
 cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribute attribute, int value) {
   return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), attribute, value);
-}
-struct cudaFuncAttributes {
-  std::size_t sharedSizeBytes;
-  std::size_t localSizeBytes;
-  int maxThreadsPerBlock;
-  int numRegs;
-  int ptxVersion;
-  int binaryVersion;
-  int maxDynamicSharedSizeBytes;
-};
-cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel);
-template <class... Parameters>
-cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, void (*kernel)(Parameters...)) {
-  return cudaFuncGetAttributes(attributes, reinterpret_cast<const void*>(kernel));
 }
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel, int threads,
                                                           std::size_t shared_bytes);
@@ -206,12 +159,10 @@ enum cudaLaunchAttributeID {
   cudaLaunchAttributeCooperative = 2,
   cudaLaunchAttributeClusterDimension = 4,
   cudaLaunchAttributeProgrammaticStreamSerialization = 6,
-  cudaLaunchAttributePriority = 8,
 };
 union cudaLaunchAttributeValue {
   int cooperative;
   int programmaticStreamSerializationAllowed;
-  int priority;
   struct {
     unsigned x, y, z;
   } clusterDim;
