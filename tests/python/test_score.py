@@ -26,11 +26,17 @@ def run(module, *arguments):
     return module.main([*map(str, arguments), "--no-ray", "--device", "cpu"])
 
 
+def read(path, split, size=100):
+    """Documents of all partitions of a file."""
+    parts = _partitions.plan([str(path)], split, size)
+    return [document for part in parts for document in _partitions.documents(part, "text")]
+
+
 @pytest.mark.parametrize("size", [1, 7, 64, 65, 66, 1000, 10**6])
 def test_every_line_is_in_one_partition(tmp_path, size):
     path = tmp_path / "lines.txt"
     path.write_bytes(b"first\r\n\n" + b"".join(b"line %d\n" % i for i in range(100)) + b"without end")
-    found = [d for part in _partitions.plan([str(path)], "line", size) for d in _partitions.documents(part, "text")]
+    found = read(path, "line", size)
     assert [one.text for one in found] == ["first", *(f"line {i}" for i in range(100)), "without end"]
     assert len({one.name for one in found}) == len(found)
 
@@ -41,7 +47,7 @@ def test_every_paragraph_is_in_one_partition(tmp_path, size):
     random.seed(1)
     lines = [random.choice([b"", b" \t", b"\r", b"one", b" two\r", b"3", b"four five"]) for _ in range(200)]
     path.write_bytes(b"\n".join(lines))
-    found = [d for part in _partitions.plan([str(path)], "blank", size) for d in _partitions.documents(part, "text")]
+    found = read(path, "blank", size)
     expected, current = [], []
     for line in [*lines, b""]:
         if line.strip():
@@ -59,9 +65,8 @@ def test_a_blank_line_may_be_long(tmp_path):
     path = tmp_path / "paragraphs.txt"
     for before, count in ((b"one\n", 2), (b"one", 1), (b"", 1)):
         path.write_bytes(before + b" " * 200_000 + b"\nlast")
-        parts = _partitions.plan([str(path)], "blank", len(before) + 150_000)
-        assert len(parts) == 2
-        assert len([d for part in parts for d in _partitions.documents(part, "text")]) == count
+        assert len(_partitions.plan([str(path)], "blank", len(before) + 150_000)) == 2
+        assert len(read(path, "blank", len(before) + 150_000)) == count
 
 
 def test_figures_are_those_of_the_scorer(corpus, model, tokenizer, tmp_path, capsys):
@@ -154,15 +159,15 @@ def test_results_that_no_run_writes_are_refused_in_a_line(tmp_path, text):
 
 
 def test_an_id_comes_back_as_it_is_written_or_is_refused(tmp_path):
-    def read(key):
+    def row(key):
         (tmp_path / "corpus.jsonl").write_text(f'{{"id": {key}, "text": "a"}}\n')
-        (part,) = _partitions.plan([str(tmp_path / "corpus.jsonl")], None, 100)
-        return next(_partitions.documents(part, "text"))
+        (found,) = read(tmp_path / "corpus.jsonl", None)
+        return found
 
     for key in ["100000000000000000001", "-7", "0.25", "-0.0", '"1e400"', "1e+16"]:
-        assert json.dumps(read(key).head["id"]) == key
+        assert json.dumps(row(key).head["id"]) == key
     for key in ["-0", "1.50", "1e400", "-1e400", "0.1000000000000000055", "NaN"]:
-        found = read(key)
+        found = row(key)
         assert found.error is not None and "id" not in found.head, key
 
 
@@ -180,8 +185,7 @@ def test_compressed_text_is_read_as_the_text(tmp_path, suffix, split):
         packed.write_bytes(module.compress(plain.read_bytes()))
 
     def texts(path):
-        parts = _partitions.plan([str(path)], None if split == "jsonl" else split, 100)
-        return [one.text for part in parts for one in _partitions.documents(part, "text")]
+        return [one.text for one in read(path, None if split == "jsonl" else split)]
 
     assert texts(packed) == texts(plain) and texts(plain)
     packed.write_bytes(packed.read_bytes()[:-20])

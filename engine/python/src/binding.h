@@ -135,6 +135,9 @@ nb::object array_of(std::vector<T> values) {
   return array_of(std::move(values), {size});
 }
 
+/// Tokens and log-probs of samples, as two arrays of that shape.
+std::pair<nb::object, nb::object> arrays_of(std::span<const Sample> samples, const std::vector<std::size_t>& shape);
+
 /// From an int or an integer of NumPy, but not a bool. Throws TypeError naming `what`, and ValueError naming the range.
 template <class T>
 T integer_of(nb::handle value, const char* what);

@@ -133,21 +133,13 @@ PyGenerateOptions take_generate_options(nb::dict& options, Callables& callables,
 
 nb::object python_result(GenerateResult result, int top_logprobs) {
   const std::size_t count = result.tokens.size();
-  nb::object top_tokens = nb::none();
-  nb::object top_values = nb::none();
+  std::pair<nb::object, nb::object> top{nb::none(), nb::none()};
   if (top_logprobs > 0) {
     const std::size_t each = count == 0 ? 0 : result.top_logprobs.size() / count;
-    std::vector<int> ids;
-    std::vector<float> values;
-    for (const Sample& sample : result.top_logprobs) {
-      ids.push_back(sample.token);
-      values.push_back(sample.logprob);
-    }
-    top_tokens = array_of(std::move(ids), {count, each});
-    top_values = array_of(std::move(values), {count, each});
+    top = arrays_of(result.top_logprobs, {count, each});
   }
   return python::result("GenerateResult")(result.text, array_of(std::move(result.tokens)),
-                                          array_of(std::move(result.logprobs)), top_tokens, top_values,
+                                          array_of(std::move(result.logprobs)), top.first, top.second,
                                           to_string(result.finish_reason), result.error);
 }
 

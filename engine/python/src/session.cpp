@@ -87,13 +87,8 @@ nb::object draw(PySession& self, nb::handle step, nb::handle first_sequence, boo
   expect_no_more(options, "draw");
   std::vector<Sample> samples(static_cast<std::size_t>(self.session->batch()));
   exclusively(self, [&](Session& session) { session.draw(sampler, at, first, samples, logprobs); });
-  std::vector<int> tokens;
-  std::vector<float> values;
-  for (const Sample& sample : samples) {
-    tokens.push_back(sample.token);
-    values.push_back(sample.logprob);
-  }
-  return nb::make_tuple(array_of(std::move(tokens)), array_of(std::move(values)));
+  const auto [tokens, values] = arrays_of(samples, {samples.size()});
+  return nb::make_tuple(tokens, values);
 }
 
 nb::bytes save(PySession& self) {

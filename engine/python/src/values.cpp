@@ -100,6 +100,16 @@ nb::object array_of(std::vector<T> values, const std::vector<std::size_t>& shape
 template nb::object array_of(std::vector<float>, const std::vector<std::size_t>&);
 template nb::object array_of(std::vector<int>, const std::vector<std::size_t>&);
 
+std::pair<nb::object, nb::object> arrays_of(std::span<const Sample> samples, const std::vector<std::size_t>& shape) {
+  std::vector<int> tokens;
+  std::vector<float> logprobs;
+  for (const Sample& sample : samples) {
+    tokens.push_back(sample.token);
+    logprobs.push_back(sample.logprob);
+  }
+  return {array_of(std::move(tokens), shape), array_of(std::move(logprobs), shape)};
+}
+
 template <class T>
 T integer_of(nb::handle value, const char* what) {
   if (PyBool_Check(value.ptr()) || PyIndex_Check(value.ptr()) == 0) {
