@@ -1,5 +1,4 @@
-// mmrec-jax's folders: what config.json may say, tensors in either of their two forms and transposed, and every
-// refusal.
+// mmrec-jax's folders: tensors in either of their two forms and transposed, and every refusal.
 #include "models/architecture.h"
 #include "models/mmrec_jax/mmrec_jax.h"
 
@@ -21,60 +20,6 @@ using test::error_of;
 using test::expect_says;
 using test::TempFolder;
 
-constexpr char kRequired[] = R"("model_type":"mmrec-jax","vocab_size":160,"model_dim":32,"num_layers":3,"num_heads":2)";
-
-jax::Config parse(const std::string& more, std::vector<std::string>* warnings = nullptr) {
-  const WarningSink sink = [&](std::string_view line) {
-    if (warnings != nullptr) warnings->emplace_back(line);
-  };
-  return jax::Config::parse("{" + std::string(kRequired) + (more.empty() ? "" : ",") + more + "}", "config.json", sink);
-}
-std::string refusal(const std::string& more) {
-  return error_of([&] { parse(more); });
-}
-
-TEST(JaxConfig, DefaultsAndRoundTrip) {
-  const jax::Config config = parse("");
-  EXPECT_EQ(config.long_mem_len, 512);
-  EXPECT_TRUE(config.bank);
-  EXPECT_EQ(config.calls, Calls::kPrompt);
-  EXPECT_EQ(config.ffn_dim(), 128);
-  EXPECT_EQ(config.gate_hidden_dim(), 8);
-  const jax::Config other =
-      parse(R"("long_mem_len":40,"bank":false,"calls":"whole","bos_token_id":3,"eos_token_id":[1,2])");
-  EXPECT_EQ(other.calls, Calls::kWhole);
-  for (const jax::Config& c : {config, other}) EXPECT_EQ(jax::Config::parse(jax::to_json(c), "again"), c);
-}
-
-TEST(JaxConfig, KeysWithoutMeaningAreSilentAndUnknownOnesReported) {
-  std::vector<std::string> warnings;
-  parse(R"("ffn_dim":64,"max_length":512,"use_uboo":true,"use_moe":false,"short_mem_len":40,"lambda_p":0.1)",
-        &warnings);
-  EXPECT_EQ(warnings, std::vector<std::string>());
-  parse(R"("use_hem":true)", &warnings);
-  ASSERT_EQ(warnings.size(), 1U);
-  expect_says(warnings[0], {"use_hem", "ignored"});
-}
-
-TEST(JaxConfig, EveryRefusalNamesKeyFoundAndExpected) {
-  expect_says(refusal(R"("use_moe":true)"), {"use_moe", "found true", "expected false", "mixture of experts"});
-  expect_says(refusal(R"("calls":"all")"), {"calls", "\"all\"", "stepwise", "prompt", "whole"});
-  expect_says(refusal(R"("calls":1)"), {"calls"});
-  expect_says(refusal(R"("bank":1)"), {"bank"});
-  expect_says(refusal(R"("long_mem_len":0)"), {"long_mem_len", "0", "1 to"});
-  expect_says(refusal(R"("bos_token_id":160)"), {"bos_token_id", "160"});
-  const auto replaced = [](const std::string& from, const std::string& to) {
-    std::string text = "{" + std::string(kRequired) + "}";
-    text.replace(text.find(from), from.size(), to);
-    return error_of([&] { jax::Config::parse(text, "config.json"); });
-  };
-  expect_says(replaced("\"model_dim\":32", "\"model_dim\":30"), {"model_dim", "30", "multiple of 4"});
-  expect_says(replaced("\"num_heads\":2", "\"num_heads\":33"), {"num_heads", "33", "32"});
-  expect_says(replaced("\"vocab_size\":160,", ""), {"vocab_size", "missing"});
-  expect_says(replaced("\"model_dim\":32", "\"model_dim\":16777216"), {"2^48"});
-  expect_says(replaced("mmrec-jax", "mmrec"), {"model_type"});
-}
-
 fs::path fixture() { return fs::path(MMREC_FIXTURES) / "upstream/jax"; }
 
 struct Edited : TempFolder {
@@ -82,8 +27,7 @@ struct Edited : TempFolder {
   void config(std::string_view text) const { test::write_file(*this / "config.json", text); }
   jax::HostWeights load(const WarningSink& warn = {}) const {
     checkpoint.write(*this / "model.safetensors");
-    return load_weights(Checkpoint::open(path()),
-                        jax::Config::parse(test::read_file(*this / "config.json"), "config.json"), {}, warn);
+    return load_weights(Checkpoint::open(path()), test::config_of<jax::Config>(path()), {}, warn);
   }
   std::string refusal() const {
     return error_of([&] { load(); });
@@ -182,35 +126,30 @@ TEST(JaxWeights, TypesThatDisagreeAreWidened) {
 }
 
 TEST(JaxWeights, EveryMismatchIsRefusedByName) {
-  {
+  struct Mismatch {
+    void (*edit)(EditableCheckpoint& checkpoint);
+    std::initializer_list<std::string_view> says;
+  };
+  const Mismatch mismatches[] = {
+      {[](auto& c) { c.erase("block_1.norm_recurrence.scale"); },
+       {"block_1.norm_recurrence.scale", "missing", "norm", "not supported"}},
+      {[](auto& c) { c.erase("block_2.W_fused.kernel"); }, {"block_2.W_fused.kernel", "missing"}},
+      {[](auto& c) {
+         c.at("block_0.ffn_dense1.kernel").shape = {128, 32};
+       },
+       {"block_0.ffn_dense1.kernel", "[128, 32]", "[32, 128]"}},
+      {[](auto& c) {
+         c.add_zeros("block_0.moe_ffn.expert_w1", {8, 32, 128});
+       },
+       {"block_0.moe_ffn.expert_w1", "unexpected", "mixture of experts"}},
+      {[](auto& c) { c.add_zeros("block_3.norm1.scale", {32}); },
+       {"block_3.norm1.scale", "unexpected", "num_layers 3"}},
+      {[](auto& c) { c.at("block_0.W_g_h.kernel").set(37, std::nanf("")); },
+       {"block_0.W_g_h.kernel", "element 37", "NaN"}}};
+  for (const Mismatch& mismatch : mismatches) {
     Edited folder;
-    folder.checkpoint.erase("block_1.norm_recurrence.scale");
-    expect_says(folder.refusal(), {"block_1.norm_recurrence.scale", "missing", "norm", "not supported"});
-  }
-  {
-    Edited folder;
-    folder.checkpoint.erase("block_2.W_fused.kernel");
-    expect_says(folder.refusal(), {"block_2.W_fused.kernel", "missing"});
-  }
-  {
-    Edited folder;
-    folder.checkpoint.at("block_0.ffn_dense1.kernel").shape = {128, 32};
-    expect_says(folder.refusal(), {"block_0.ffn_dense1.kernel", "[128, 32]", "[32, 128]"});
-  }
-  {
-    Edited folder;
-    folder.checkpoint.add_zeros("block_0.moe_ffn.expert_w1", {8, 32, 128});
-    expect_says(folder.refusal(), {"block_0.moe_ffn.expert_w1", "unexpected", "mixture of experts"});
-  }
-  {
-    Edited folder;
-    folder.checkpoint.add_zeros("block_3.norm1.scale", {32});
-    expect_says(folder.refusal(), {"block_3.norm1.scale", "unexpected", "num_layers 3"});
-  }
-  {
-    Edited folder;
-    folder.checkpoint.at("block_0.W_g_h.kernel").set(37, std::nanf(""));
-    expect_says(folder.refusal(), {"block_0.W_g_h.kernel", "element 37", "NaN"});
+    mismatch.edit(folder.checkpoint);
+    expect_says(folder.refusal(), mismatch.says);
   }
 }
 

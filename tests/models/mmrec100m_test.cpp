@@ -1,4 +1,4 @@
-// What a folder of mmrec100m may hold: its configuration, its tensors, and what is made of them.
+// What a folder of mmrec100m may hold, and what is made of it.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -23,62 +23,6 @@ namespace {
 using test::error_of;
 using test::expect_says;
 using test::TempFolder;
-
-constexpr char kRequired[] = R"("model_type":"mmrec100m","vocab_size":112,"expert_dim":32,"num_layers":2)";
-
-Config100m parse(const std::string& more, std::vector<std::string>* warnings = nullptr) {
-  const WarningSink sink = [&](std::string_view line) {
-    if (warnings != nullptr) warnings->emplace_back(line);
-  };
-  return Config100m::parse("{" + std::string(kRequired) + (more.empty() ? "" : ",") + more + "}", "config.json", sink);
-}
-std::string refusal(const std::string& more) {
-  return error_of([&] { parse(more); });
-}
-
-TEST(Config100m, DefaultsAreThoseOfTheDocument) {
-  std::vector<std::string> warnings;
-  const Config100m config =
-      parse(R"("max_seq_len":1024,"num_memories":1,"dropout":0.1,"mem_dim":256,"ffn_dim":null)", &warnings);
-  EXPECT_EQ(config.ffn_dim, 128);
-  EXPECT_EQ(config.num_heads, 1);
-  EXPECT_EQ(config.mdi_mix, 0.1F);
-  EXPECT_EQ(config.expert, Expert::kBoth);
-  EXPECT_TRUE(warnings.empty());
-  parse(R"("model_dim":32)", &warnings);
-  ASSERT_EQ(warnings.size(), 1U);
-  EXPECT_EQ(warnings[0], "config.json: unknown key \"model_dim\" is ignored");
-}
-
-TEST(Config100m, SurvivesARoundTrip) {
-  const Config100m config = parse(R"("num_heads":2,"ffn_dim":64,"mdi_mix":0.25,"expert":"code","bos_token_id":3,
-                                     "eos_token_id":[1,2],"fusion_method":"concatenate")");
-  EXPECT_EQ(config.expert, Expert::kCode);
-  EXPECT_EQ(config.stacks(), 1);
-  EXPECT_EQ(config.first(), 1);
-  EXPECT_EQ(Config100m::parse(to_json(config), "again"), config);
-}
-
-TEST(Config100m, SaysWhatItRefuses) {
-  expect_says(refusal(R"("expert":"third")"), {"expert", "\"third\"", "\"both\", \"text\" or \"code\""});
-  expect_says(refusal(R"("expert":1)"), {"expert", "string"});
-  expect_says(refusal(R"("fusion_method":"weighted")"), {"fusion_method", "\"weighted\"", "concatenate"});
-  expect_says(refusal(R"("mdi_mix":11)"), {"mdi_mix", "11", "0 to 10"});
-  expect_says(refusal(R"("bos_token_id":112)"), {"bos_token_id", "112", "vocab_size 112"});
-  for (const char* key : {"vocab_size", "expert_dim", "num_layers", "model_type"}) {
-    std::string text = "{" + std::string(kRequired) + "}";
-    text.replace(text.find(key), std::string(key).size(), "other");
-    expect_says(error_of([&] { Config100m::parse(text, "config.json"); }), {key, "missing"});
-  }
-  std::string odd = "{" + std::string(kRequired) + "}";
-  odd.replace(odd.find(":32"), 3, ":30");
-  expect_says(error_of([&] { Config100m::parse(odd, "config.json"); }), {"expert_dim", "30", "multiple of 4"});
-  std::string huge = odd;
-  huge.replace(huge.find(":30"), 3, ":16777216");
-  expect_says(error_of([&] { Config100m::parse(huge, "config.json"); }), {"2^48 bytes of weights"});
-}
-
-// --- Folders
 
 class Folder100m : public testing::Test {
  protected:
@@ -186,7 +130,7 @@ TEST(Parity100m, EveryBlockOfBothExperts) {
   const test::ReferenceTensor& ids = reference.at("input_ids");
   const std::int64_t batch = ids.dim(0), count = ids.dim(1);
   const std::vector<int> tokens(ids.integers.begin(), ids.integers.end());
-  const Config100m config = Config100m::parse(test::read_file(folder / "config.json"), "config.json");
+  const Config100m config = test::config_of<Config100m>(folder);
   const HostWeights100m weights = load_weights(Checkpoint::open(folder), config);
   const SlotLayout100m layout(config);
   kernels::Cpu cpu(1);

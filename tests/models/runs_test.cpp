@@ -5,13 +5,10 @@
 #include <memory>
 #include <ostream>
 #include <random>
-#include <string_view>
 #include <utility>
 #include <vector>
 
-#include "models/architecture.h"
-#include "models/mmrec/mmrec.h"
-#include "models/weights/synthetic.h"
+#include "tests/models/small_models.h"
 #include "tests/support/model_folder.h"
 
 namespace mmrec::models {
@@ -32,23 +29,12 @@ class RunsTest : public testing::TestWithParam<RunsModel> {
  protected:
   void SetUp() override {
     const RunsModel& model = GetParam();
-    Config config;
-    config.vocab_size = kVocab;
-    config.model_dim = 64;
-    config.num_layers = 2;
-    config.num_heads = 2;
-    config.ffn_dim = 128;
+    Config config = small_config();
     config.memory_segment = model.segment;
     config.memory_slots = model.slots;
     config.carry_state = model.carry;
     config.use_dpg = model.dpg;
-    if (std::string_view(model.architecture) == "mmrec") {
-      write_synthetic_model(folder_.path(), config, kernels::DType::kBF16, 7);
-    } else {
-      const SyntheticModel made =
-          synthetic_model(model.architecture, {.dim = 64, .layers = 2, .vocab = 50, .ffn = 128});
-      write_synthetic_folder(folder_.path(), made, kernels::DType::kBF16, 7);
-    }
+    write_small_model(folder_.path(), model.architecture, config, kernels::DType::kBF16);
     executor_ = load_model(folder_.path(), {}, {})->on_cpu();
   }
   static constexpr int kVocab = 50;

@@ -20,9 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "models/architecture.h"
-#include "models/mmrec/mmrec.h"
-#include "models/weights/synthetic.h"
+#include "tests/models/small_models.h"
 #include "tests/support/model_folder.h"
 
 namespace mmrec::models {
@@ -128,29 +126,16 @@ class Terms : public testing::TestWithParam<TermsModel> {
 
   void SetUp() override {
     const TermsModel& model = GetParam();
-    Config mmrec;  // three segments end within the tokens
-    mmrec.vocab_size = kTermVocab;
-    mmrec.model_dim = 64;
-    mmrec.num_layers = 2;
-    mmrec.num_heads = 2;
-    mmrec.ffn_dim = 128;
-    mmrec.memory_segment = 12;
-    mmrec.memory_slots = 3;
-    const bool is_mmrec = std::string_view(model.architecture) == "mmrec";
-    const std::int64_t ffn = std::string_view(model.architecture) == "mmrec-jax" ? 256 : 128;
-    config_ =
-        is_mmrec
-            ? to_json(mmrec)
-            : synthetic_model(model.architecture, {.dim = 64, .layers = 2, .vocab = kTermVocab, .ffn = ffn}).config;
-    for (const auto& [from, to] : model.config) replace(config_, from, to);
-    const test::TempFolder folder;
-    if (is_mmrec) {
-      write_synthetic_model(folder.path(), Config::parse(config_, "config.json"), kernels::DType::kF32, 7);
-    } else {
-      const SyntheticModel made =
-          synthetic_model(model.architecture, {.dim = 64, .layers = 2, .vocab = kTermVocab, .ffn = ffn});
-      write_synthetic_folder(folder.path(), {config_, made.tensors}, kernels::DType::kF32, 7);
+    Config config = small_config();
+    config.memory_segment = 12;  // three segments end within the tokens
+    SyntheticModel made = small_model(model.architecture, config);
+    for (const auto& [from, to] : model.config) replace(made.config, from, to);
+    if (std::string_view(model.architecture) == Config::kModelType) {
+      made = synthetic_of(Config::parse(made.config, "config.json"));
     }
+    const test::TempFolder folder;
+    write_synthetic_folder(folder.path(), made, kernels::DType::kF32, 7);
+    config_ = made.config;
     checkpoint_ = std::make_unique<test::EditableCheckpoint>(folder / "model.safetensors");
   }
 
@@ -206,13 +191,13 @@ class Terms : public testing::TestWithParam<TermsModel> {
       for (const float strength : {1.5F, 3.0F, 6.0F, 12.0F, 24.0F}) {
         model = with(term, strength);
         want = reference(*model);
-        if (share(before, want) > 3 * bound) break;
+        if (largest_share(before, want) > 3 * bound) break;
       }
-      EXPECT_GT(share(before, want), 2 * bound) << "the term moves too little to be missed";
+      EXPECT_GT(largest_share(before, want), 2 * bound) << "the term moves too little to be missed";
       const std::shared_ptr<Executor> executor = make(*model);
       for (const TermPath& path : paths) {
         Done done;
-        EXPECT_LE(share(path.logits(executor, tokens, done), want), bound) << path.name;
+        EXPECT_LE(largest_share(path.logits(executor, tokens, done), want), bound) << path.name;
         EXPECT_TRUE(!has(path.forced) || done.has_taken(path.forced)) << path.name;
       }
     }
@@ -231,16 +216,6 @@ class Terms : public testing::TestWithParam<TermsModel> {
     if (at == std::string::npos) throw std::logic_error(from + " is not in " + text);
     text.replace(at, from.size(), to);
   }
-  /// The largest difference, as a share of the largest logit.
-  static double share(std::span<const float> got, std::span<const float> want) {
-    double largest = 0.0, difference = 0.0;
-    for (std::size_t i = 0; i < got.size(); ++i) {
-      largest = std::max(largest, std::abs(static_cast<double>(want[i])));
-      difference = std::max(difference, std::abs(static_cast<double>(got[i]) - static_cast<double>(want[i])));
-    }
-    return difference / largest;
-  }
-
   std::string config_;
   std::unique_ptr<test::EditableCheckpoint> checkpoint_;
 };

@@ -8,15 +8,11 @@
 #include <numeric>
 #include <random>
 #include <string>
-#include <string_view>
 #include <variant>
 #include <vector>
 
-#include "models/architecture.h"
-#include "models/mmrec/mmrec.h"
-#include "models/runtime/cuda_device.h"
-#include "models/weights/synthetic.h"
 #include "tests/kernels/cuda/cuda_testing.h"
+#include "tests/models/small_models.h"
 #include "tests/support/model_folder.h"
 
 namespace mmrec::models {
@@ -37,23 +33,11 @@ class PackedRunsTest : public testing::TestWithParam<PackedModel> {
   void SetUp() override {
     if (const std::string reason = cuda_unusable_reason(); !reason.empty()) GTEST_SKIP() << reason;
     const PackedModel& model = GetParam();
-    Config config;
-    config.vocab_size = kVocab;
-    config.model_dim = model.dim;
-    config.num_layers = 2;
-    config.num_heads = 2;
-    config.ffn_dim = 2 * model.dim;
-    config.memory_segment = 24;
+    Config config = small_config(model.dim);
     config.memory_slots = model.slots;
     config.carry_state = model.carry;
     const auto stored = model.precision == Precision::kBF16 ? kernels::DType::kBF16 : kernels::DType::kF16;
-    if (std::string_view(model.architecture) == "mmrec") {
-      write_synthetic_model(folder_.path(), config, stored, 7);
-    } else {
-      const SyntheticModel made =
-          synthetic_model(model.architecture, {.dim = model.dim, .layers = 2, .vocab = kVocab, .ffn = 2 * model.dim});
-      write_synthetic_folder(folder_.path(), made, stored, 7);
-    }
+    write_small_model(folder_.path(), model.architecture, config, stored);
     executor_ = load_model(folder_.path(), {}, {})->on_cuda(model.precision, 0).executor;
   }
   static constexpr int kVocab = 50;
@@ -95,14 +79,7 @@ class PackedRunsTest : public testing::TestWithParam<PackedModel> {
   }
 
   static double share(std::span<const float> got, std::span<const float> want) {
-    double most = 1e-3;
-    double difference = 0.0;
-    for (std::size_t i = 0; i < want.size(); ++i) {
-      most = std::max(most, std::abs(static_cast<double>(want[i])));
-      const double d = std::abs(static_cast<double>(got[i]) - static_cast<double>(want[i]));
-      difference = std::isnan(d) ? INFINITY : std::max(difference, d);
-    }
-    return got.size() == want.size() ? difference / most : INFINITY;
+    return largest_share(got, want, 1e-3);
   }
 
   static void expect_near(const HostState& got, const HostState& want) {

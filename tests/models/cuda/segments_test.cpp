@@ -10,28 +10,15 @@
 #include <vector>
 
 #include "models/files/checkpoint.h"
-#include "models/mmrec/mmrec.h"
 #include "tests/kernels/cuda/cuda_testing.h"
 #include "tests/models/lockstep.h"
+#include "tests/models/small_models.h"
 #include "tests/support/model_folder.h"
 
 namespace mmrec::models {
 namespace {
 
 constexpr int kBatch = 2;
-
-template <class T>
-double largest_share(const std::vector<T>& got, const std::vector<T>& want) {
-  if (got.size() != want.size()) return INFINITY;
-  double most = 0.0;
-  double difference = 0.0;
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    const double d = std::abs(static_cast<double>(got[i]) - static_cast<double>(want[i]));
-    most = std::max(most, std::abs(static_cast<double>(want[i])));
-    difference = std::isnan(d) ? INFINITY : std::max(difference, d);
-  }
-  return most == 0.0 ? difference : difference / most;
-}
 
 struct SegmentsCase {
   Config config;
@@ -44,7 +31,7 @@ class CudaSegments : public testing::TestWithParam<SegmentsCase> {
  protected:
   void SetUp() override {
     if (const std::string reason = cuda_unusable_reason(); !reason.empty()) GTEST_SKIP() << reason;
-    write_synthetic_model(folder_.path(), GetParam().config, kernels::DType::kF16, 7);
+    write_small_model(folder_.path(), Config::kModelType, GetParam().config, kernels::DType::kF16);
     config_ = test::config_of<Config>(folder_.path());
     const HostWeights host = load_weights(Checkpoint::open(folder_.path()), config_);
     executor_ = make_cuda_executor(config_, host, Precision::kF16).executor;
@@ -141,13 +128,7 @@ TEST_P(CudaSegments, ManySequencesStepAsEachAlone) {
 }
 
 SegmentsCase case_of(std::int64_t slots, bool carry) {
-  Config config;
-  config.vocab_size = 50;
-  config.model_dim = 64;
-  config.num_layers = 2;
-  config.num_heads = 2;
-  config.ffn_dim = 128;
-  config.memory_segment = 24;
+  Config config = small_config();
   config.memory_slots = slots;
   config.carry_state = carry;
   return {config};
