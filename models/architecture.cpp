@@ -3,18 +3,17 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <stdexcept>
 #include <string_view>
+#include <tuple>
 
+#include "models/architectures.h"
 #include "models/files/file.h"
 #include "models/files/json.h"
 #include "models/files/model_files.h"
 #include "models/files/text.h"
-#include "models/mmrec/mmrec.h"
-#include "models/mmrec100m/mmrec100m.h"
-#include "models/mmrec_jax/mmrec_jax.h"
-#include "models/runtime/cuda_device.h"
 
 namespace mmrec::models {
 namespace {
@@ -43,18 +42,16 @@ constexpr Architecture entry() {
 , .has_bank = requires(Config c) { c.bank; }
 };  // namespace
 }  // namespace mmrec::models
-constexpr std::array kArchitectures = {entry<Mmrec>(), entry<Mmrec100m>(), entry<jax::MmrecJax>()};
+template <class... Arch>
+constexpr auto entries(const std::tuple<Arch...>* /*all*/) {
+  return std::array{entry<Arch>()...};
+}
+constexpr auto kArchitectures = entries(static_cast<const Architectures*>(nullptr));
 
-std::string names() {
-  std::string all;
-  for (const Architecture& architecture : kArchitectures) {
-    all += fmt::format("{}\"{}\"",
-                       all.empty()                               ? ""
-                       : &architecture == &kArchitectures.back() ? " or "
-                                                                 : ", ",
-                       architecture.name);
-  }
-  return all;
+const Architecture* find_architecture(std::string_view name) {
+  const auto found = std::find_if(kArchitectures.begin(), kArchitectures.end(),
+                                  [&](const Architecture& known) { return known.name == name; });
+  return found == kArchitectures.end() ? nullptr : &*found;
 }
 
 const Architecture& architecture_of(const ModelSource& source) {
@@ -67,10 +64,8 @@ const Architecture& architecture_of(const ModelSource& source) {
       continue;
     }
     const std::string type = reader.string();
-    for (const Architecture& architecture : kArchitectures) {
-      if (architecture.name == type) return architecture;
-    }
-    reader.fail(fmt::format("found {}, expected {}", quote(type), names()));
+    if (const Architecture* found = find_architecture(type)) return *found;
+    reader.fail(fmt::format("found {}, expected {}", quote(type), choice_of(architecture_names())));
   }
   throw std::runtime_error(fmt::format("{}: model_type is missing", source.config_name));
 }
@@ -131,10 +126,9 @@ std::vector<std::string_view> architecture_names() {
 }
 
 SyntheticModel synthetic_model(std::string_view architecture, const SyntheticSizes& sizes) {
-  for (const Architecture& known : kArchitectures) {
-    if (known.name == architecture) return known.synthetic(sizes);
-  }
-  throw std::invalid_argument(fmt::format("architecture: found {}, expected {}", quote(architecture), names()));
+  if (const Architecture* found = find_architecture(architecture)) return found->synthetic(sizes);
+  throw std::invalid_argument(
+      fmt::format("architecture: found {}, expected {}", quote(architecture), choice_of(architecture_names())));
 }
 
 }  // namespace mmrec::models

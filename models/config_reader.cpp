@@ -54,12 +54,7 @@ std::size_t ConfigReader::choice(std::span<const std::string_view> names) {
   const std::string found = reader_.string();
   const auto name = std::find(names.begin(), names.end(), found);
   if (name != names.end()) return static_cast<std::size_t>(name - names.begin());
-  std::string expected;
-  for (const std::string_view& known : names) {
-    expected += expected.empty() ? "" : &known == &names.back() ? " or " : ", ";
-    expected += quote(known);
-  }
-  reader_.fail(fmt::format("found {}, expected {}", quote(found), expected));
+  reader_.fail(fmt::format("found {}, expected {}", quote(found), choice_of(names)));
 }
 
 void ConfigReader::refuse(std::string_view reason) {
@@ -132,6 +127,15 @@ void ConfigReader::eos_token_id() {
     ids_.eos.push_back(token_id());
     if (ids_.eos.size() > kMaxEosIds) reader_.fail(fmt::format("more than {} ids", kMaxEosIds));
   }
+}
+
+std::string choice_of(std::span<const std::string_view> names) {
+  std::string all;
+  for (const std::string_view& name : names) {
+    all += all.empty() ? "" : &name == &names.back() ? " or " : ", ";
+    all += quote(name);
+  }
+  return all;
 }
 
 std::string json_of(std::int64_t value) { return std::to_string(value); }

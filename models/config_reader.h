@@ -97,6 +97,9 @@ class ConfigReader {
   TextIds ids_;
 };
 
+/// "a", "b" or "c", each quoted.
+std::string choice_of(std::span<const std::string_view> names);
+
 /// A value as JSON.
 std::string json_of(std::int64_t value);
 std::string json_of(bool value);

@@ -1,10 +1,8 @@
 // What takes the place of everything on a GPU in a build without CUDA.
 #include <stdexcept>
+#include <tuple>
 
-#include "models/mmrec/mmrec.h"
-#include "models/mmrec100m/mmrec100m.h"
-#include "models/mmrec_jax/mmrec_jax.h"
-#include "models/runtime/cuda_device.h"
+#include "models/architectures.h"
 
 namespace mmrec::models {
 
@@ -17,8 +15,10 @@ CudaModel make_cuda_executor(const Config& /*config*/, const WeightsOf<typename 
                              Precision /*precision*/, int gpu) {
   throw std::runtime_error(cuda_unusable_reason(gpu));
 }
-template CudaModel make_cuda_executor(const Config&, const HostWeights&, Precision, int);
-template CudaModel make_cuda_executor(const Config100m&, const HostWeights100m&, Precision, int);
-template CudaModel make_cuda_executor(const jax::Config&, const jax::HostWeights&, Precision, int);
+template <class... Arch>
+constexpr auto stubs(const std::tuple<Arch...>* /*all*/) {
+  return std::tuple(&make_cuda_executor<typename Arch::Config>...);
+}
+[[gnu::used]] constexpr auto kStubs = stubs(static_cast<const Architectures*>(nullptr));  // makes them
 
 }  // namespace mmrec::models

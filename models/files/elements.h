@@ -1,8 +1,9 @@
-// Element types of files and runs of stored numbers: finite or not, and in another type. Simple loops that a compiler
-// vectorises.
+// Element types of files: their names, and runs of stored numbers, in another type or finite. Simple loops that a
+// compiler vectorises.
 #pragma once
 
-#include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -12,40 +13,11 @@
 
 namespace mmrec::models {
 
-/// Index of the first NaN or infinity among `count` numbers of one type, or -1. Bits: the largest exponent means one.
-template <class Bits, Bits kExponent>
-std::int64_t first_nonfinite(const std::byte* from, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) {
-    Bits bits = 0;
-    std::memcpy(&bits, from + i * sizeof(Bits), sizeof bits);
-    if ((bits & kExponent) == kExponent) return static_cast<std::int64_t>(i);
-  }
-  return -1;
-}
-
-inline std::int64_t first_nonfinite(const std::byte* from, std::size_t count, kernels::DType dtype) {
-  switch (dtype) {
-    case kernels::DType::kF32:
-      return first_nonfinite<std::uint32_t, 0x7f800000U>(from, count);
-    case kernels::DType::kF16:
-      return first_nonfinite<std::uint16_t, 0x7c00U>(from, count);
-    case kernels::DType::kBF16:
-      return first_nonfinite<std::uint16_t, 0x7f80U>(from, count);
-  }
-  return -1;
-}
-
-/// The name of a type in safetensors files.
+/// The names of types in safetensors files, in the order of DType.
+inline constexpr std::array<std::string_view, 3> kNamesInFile = {"F32", "F16", "BF16"};
 constexpr std::string_view name_in_file(kernels::DType dtype) {
-  switch (dtype) {
-    case kernels::DType::kF32:
-      return "F32";
-    case kernels::DType::kF16:
-      return "F16";
-    case kernels::DType::kBF16:
-      return "BF16";
-  }
-  return {};
+  const auto i = static_cast<std::size_t>(dtype);
+  return i < kNamesInFile.size() ? kNamesInFile[i] : std::string_view();
 }
 
 /// f(T{}) for the element type T that `dtype` stands for.
@@ -81,6 +53,14 @@ inline float element(const std::byte* from, std::size_t i, kernels::DType dtype)
   float x = 0.0F;
   convert(from + i * kernels::size_of(dtype), 1, dtype, reinterpret_cast<std::byte*>(&x), kernels::DType::kF32);
   return x;
+}
+
+/// Index of the first NaN or infinity among `count` numbers of one type, or -1.
+inline std::int64_t first_nonfinite(const std::byte* from, std::size_t count, kernels::DType dtype) {
+  for (std::size_t i = 0; i < count; ++i) {
+    if (!std::isfinite(element(from, i, dtype))) return static_cast<std::int64_t>(i);
+  }
+  return -1;
 }
 
 }  // namespace mmrec::models

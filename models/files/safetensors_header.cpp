@@ -91,9 +91,8 @@ class HeaderParser {
 
   kernels::DType dtype() {
     const std::string text = reader_.string(64);
-    for (const kernels::DType known : {kernels::DType::kF32, kernels::DType::kF16, kernels::DType::kBF16}) {
-      if (text == name_in_file(known)) return known;
-    }
+    const auto known = std::find(kNamesInFile.begin(), kNamesInFile.end(), text);
+    if (known != kNamesInFile.end()) return static_cast<kernels::DType>(known - kNamesInFile.begin());
     reader_.fail(fmt::format("found {}, expected F32, F16 or BF16", quote(text)));
   }
 

@@ -34,7 +34,7 @@ class Net {
   std::int64_t rows() const { return stack_.work().rows(); }
 
   /// A chunk, and the path that it took. By kRows hidden() has its rows, normed; by kWholeStep the logits are in the
-  /// slots; by kPacked norm_packed() has the rows that end.
+  /// slots; by kPacked norm() has the rows that end.
   Path run(const Chunk& chunk, Done& done) {
     const Path path = stack_.choose(chunk, backend());
     if (path == Path::kWholeStep) {
@@ -50,21 +50,12 @@ class Net {
   }
   /// What the head multiplies, of rows of the chunk: normed by run(), or by what follows.
   Matrix<A> hidden(std::int64_t rows) { return stack_.work().u(rows); }
-  /// Of all rows.
-  Matrix<A> norm(std::int64_t rows) {
-    stack_.norm_by(backend(), rows, hidden(rows));
-    return hidden(rows);
-  }
-  /// Of the last token of each sequence of a batch.
-  Matrix<A> norm_last(const Batch& b) {
-    const Matrix<A> to = hidden(rows()).middle_rows(b.first_row, b.sequences);
-    stack_.norm_last_by(backend(), b, to);
+  Matrix<A> norm(const HeadRows& rows) {
+    const Matrix<A> to = rows.batch == nullptr
+                             ? hidden(rows.count)
+                             : hidden(this->rows()).middle_rows(rows.batch->first_row, rows.batch->sequences);
+    stack_.norm_by(backend(), rows, to);
     return to;
-  }
-  /// Of the last tokens of the packed runs that end in the chunk, `count` of them.
-  Matrix<A> norm_packed(std::int64_t count) {
-    stack_.norm_packed_by(backend(), hidden(count));
-    return hidden(count);
   }
 
   using StepKey = typename Stack<Backend, A>::StepKey;

@@ -76,16 +76,9 @@ class Stack {
   }
   void end_whole_step(const Chunk& chunk) { WholeStep<Backend, A>::end(terms_, chunk.batches.front()); }
 
-  // rmsnorm(x; norm), by a backend that comes after this one's work, of
-  /// all rows of the chunk,
-  void norm_by(Backend& backend, std::int64_t rows, Matrix<A> to) { norm(backend, work_.x(rows), to); }
-  /// the last token of each sequence of a batch,
-  void norm_last_by(Backend& backend, const Batch& b, Matrix<A> to) {
-    norm(backend, Work::row_of(work_.x(b), b.tokens - 1), to);
-  }
-  /// the last rows of the packed runs that end in the chunk; they are as many as `to` has.
-  void norm_packed_by(Backend& backend, Matrix<A> to) {
-    if constexpr (PathOps<Backend, A>::kPacked) norm(backend, packed_.last_rows(backend), to);
+  /// rmsnorm(x; norm) of rows of the chunk, by a backend that comes after this one's work.
+  void norm_by(Backend& backend, const HeadRows& rows, Matrix<A> to) {
+    kernels::rmsnorm(backend, x_of(backend, rows), model_.norm, to);
   }
 
   /// What follows from a state that has just been put into slots.
@@ -105,7 +98,13 @@ class Stack {
   }
 
  private:
-  void norm(Backend& backend, Matrix<const float> x, Matrix<A> to) { kernels::rmsnorm(backend, x, model_.norm, to); }
+  Matrix<const float> x_of(Backend& backend, const HeadRows& rows) {
+    if (rows.batch != nullptr) return Work::row_of(work_.x(*rows.batch), rows.batch->tokens - 1);
+    if constexpr (PathOps<Backend, A>::kPacked) {
+      if (rows.packed) return packed_.last_rows(backend);
+    }
+    return work_.x(rows.count);
+  }
   template <bool backend_has_it, class Taken, class... Rest>
   void go(Taken& path, const Chunk& chunk, Done& done, const Rest&... rest) {
     if constexpr (backend_has_it) {

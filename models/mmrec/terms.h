@@ -46,7 +46,7 @@ class BlockTerms {
   }
   /// q, v, z, k = W u + b; without q where there is no memory to attend to.
   void project(const Layer& w, std::int64_t rows) {
-    const std::int64_t first = work.config.memory_slots == 0 ? work.dim() : 0, count = work.qvzk_width() - first;
+    const std::int64_t first = work.config.memory_slots == 0 ? work.dim() : 0, count = w.qvzk.rows - first;
     work.template linear<A>({.x = work.u(rows),
                              .weight = w.qvzk.middle_rows(first, count),
                              .bias = w.qvzk_bias + first,

@@ -15,6 +15,7 @@
 #include "kernels/ops.h"
 #include "models/mmrec/config.h"
 #include "models/mmrec/state.h"
+#include "models/runtime/activation.h"
 #include "models/runtime/schedule.h"
 
 namespace mmrec::models {
@@ -30,8 +31,6 @@ class Workspace {
  public:
   using Space = typename Backend::Space;
   template <class T>
-  using Buffer = typename Backend::template Buffer<T>;
-  template <class T>
   using Matrix = kernels::MatrixView<T, Space>;
   template <class T>
   using Sequence = kernels::SequenceView<T, Space>;
@@ -43,12 +42,30 @@ class Workspace {
 
   Workspace(const Config& model_config, Backend& model_backend, const ChunkPlan& chunk_plan,
             const SlotLayout& slot_layout)
-      : config(model_config), backend(model_backend), plan(chunk_plan), slot(slot_layout) {}
+      : config(model_config),
+        backend(model_backend),
+        plan(chunk_plan),
+        slot(slot_layout),
+        x(dim()),
+        gamma(dim()),
+        context(dim()),
+        u(dim()),
+        qvzk((config.use_dpg ? 3 : 4) * dim()),
+        gate_z(dim()),
+        ffn(config.ffn_dim),
+        h_(dim()),
+        h_rounded_(dim()),
+        attended_(dim()),
+        gate_hidden_(networks() * gate_width()) {}
 
   const Config& config;
   Backend& backend;
   ChunkPlan plan;
   SlotLayout slot;
+  /// Of a chunk's rows; widths D unless named.
+  Activation<Backend, float> x, gamma, context;
+  Activation<Backend, A> u, qvzk;  // q, v, z and, but for DPG, k
+  Activation<Backend, A> gate_z, ffn;
   /// Whether the rows of the chunk at hand form no whole tiles.
   bool ragged = false;
 
@@ -63,62 +80,38 @@ class Workspace {
     const std::int64_t carries = std::max(std::min(rows, sequences), carries_);
     if (rows == rows_ && carries == carries_) return false;
     rows_ = carries_ = 0;
-    const auto grow = [&]<class T>(Buffer<T>& buffer, std::int64_t count, std::int64_t width) {
-      buffer = Buffer<T>();  // before the larger one comes
-      buffer = backend.template allocate<T>(static_cast<std::size_t>(count * width));
-    };
-    grow(x_, rows, dim()), grow(gamma_, rows, dim()), grow(context_, rows, dim());
-    grow(u_, rows, dim()), grow(qvzk_, rows, qvzk_width()), grow(gate_z_, rows, dim());
-    grow(gate_hidden_, rows, networks() * gate_width()), grow(ffn_, rows, config.ffn_dim);
-    grow(h_, rows + carries, dim());
-    if constexpr (kRounds) grow(attended_, rows, dim()), grow(h_rounded_, rows + carries, dim());
+    for (auto* activation : {&x, &gamma, &context}) activation->reserve(backend, rows);
+    for (auto* activation : {&u, &qvzk, &gate_z, &ffn, &gate_hidden_}) activation->reserve(backend, rows);
+    h_.reserve(backend, rows + carries);
+    if constexpr (kRounds) attended_.reserve(backend, rows), h_rounded_.reserve(backend, rows + carries);
     rows_ = rows, carries_ = carries;
     return true;
   }
   std::int64_t rows() const { return rows_; }
 
-  // --- Activations. Rows are a chunk's, widths D unless named.
+  // --- More activations
 
   std::int64_t dim() const { return config.model_dim; }
-  Matrix<float> x(std::int64_t rows) { return {x_.data(), rows, dim()}; }
-  Matrix<A> u(std::int64_t rows) { return {u_.data(), rows, dim()}; }
-  Matrix<A> qvzk(std::int64_t rows) { return {qvzk_.data(), rows, qvzk_width()}; }  // q, v, z and, but for DPG, k
-  Matrix<A> gate_z(std::int64_t rows) { return {gate_z_.data(), rows, dim()}; }
-  Matrix<float> gamma(std::int64_t rows) { return {gamma_.data(), rows, dim()}; }
-  Matrix<float> context(std::int64_t rows) { return {context_.data(), rows, dim()}; }
   /// Of decay network 0, that of z, or 1, that of k.
   Matrix<A> gate_hidden(std::int64_t rows, int network) {
     const std::int64_t width = gate_width();
-    return {gate_hidden_.data() + network * width, rows, width, networks() * width};
+    return gate_hidden_(rows).middle_cols(network * width, width);
   }
-  Matrix<A> ffn(std::int64_t rows) { return {ffn_.data(), rows, config.ffn_dim}; }
   std::int64_t networks() const { return config.use_dpg ? 1 : 2; }  // of the decay
   std::int64_t gate_width() const { return config.use_dpg ? config.dpg_rank : config.gate_hidden_dim(); }
-  std::int64_t qvzk_width() const { return (config.use_dpg ? 3 : 4) * dim(); }
   /// What sweeps work in, if reserve() was told of them.
   Matrix<float> gate_scratch() { return {gate_.data(), plan.window, 2 * dim()}; }
   float* change_scratch() { return change_.data(); }  // [2 * window]
 
-  // --- The same as sequences [batch.sequences, batch.tokens, D].
-
-  Sequence<float> x(const Batch& b) { return sequence(x_, b, dim()); }
-  Sequence<A> u(const Batch& b) { return sequence(u_, b, dim()); }
-  Sequence<A> q(const Batch& b) { return sequence(qvzk_, b, qvzk_width()); }
-  Sequence<A> v(const Batch& b) { return sequence(qvzk_, b, qvzk_width(), dim()); }
-  Sequence<A> z(const Batch& b) { return sequence(qvzk_, b, qvzk_width(), 2 * dim()); }
-  Sequence<A> gate_z(const Batch& b) { return sequence(gate_z_, b, dim()); }
-  Sequence<float> gamma(const Batch& b) { return sequence(gamma_, b, dim()); }
-  Sequence<A> ffn(const Batch& b) {
-    Sequence<A> s = sequence(ffn_, b, config.ffn_dim);
-    s.dim = config.ffn_dim;
-    return s;
-  }
+  Sequence<A> q(const Batch& b) { return qvzk.columns(b, 0, dim()); }
+  Sequence<A> v(const Batch& b) { return qvzk.columns(b, dim(), dim()); }
+  Sequence<A> z(const Batch& b) { return qvzk.columns(b, 2 * dim(), dim()); }
   /// Queries of the attention, then its output.
   Sequence<A> attended(const Batch& b) {
     if constexpr (kRounds) {
-      return sequence(attended_, b, dim());
+      return attended_(b);
     } else {
-      return sequence(context_, b, dim());
+      return context(b);
     }
   }
   /// h with the row before the first token, the carry: [sequences, tokens + 1, D].
@@ -244,20 +237,14 @@ class Workspace {
 
  private:
   template <class T>
-  Sequence<T> sequence(Buffer<T>& buffer, const Batch& b, std::int64_t width, std::int64_t column = 0) {
-    Sequence<T> s(buffer.data() + b.first_row * width + column, b.sequences, b.tokens, std::min(dim(), width));
-    s.batch_stride = b.tokens * width;
-    s.time_stride = width;
-    return s;
-  }
-  template <class T>
-  Sequence<T> with_carry(Buffer<T>& buffer, const Batch& b) {
-    return {buffer.data() + (b.first_row + b.first_run) * dim(), b.sequences, b.tokens + 1, dim()};
+  Sequence<T> with_carry(Activation<Backend, T>& rows, const Batch& b) {
+    return {rows.data() + (b.first_row + b.first_run) * dim(), b.sequences, b.tokens + 1, dim()};
   }
 
   std::int64_t rows_ = 0, carries_ = 0;  // room in the activations
-  Buffer<float> x_, gamma_, context_, h_, gate_, change_;
-  Buffer<A> u_, qvzk_, gate_z_, gate_hidden_, attended_, h_rounded_, ffn_;
+  Activation<Backend, float> h_;
+  Activation<Backend, A> h_rounded_, attended_, gate_hidden_;
+  typename Backend::template Buffer<float> gate_, change_;
 };
 
 }  // namespace mmrec::models

@@ -57,7 +57,7 @@ class Net100m {
 
   bool reserve(std::int64_t sequences, bool sweeps) {
     bool grows = false;
-    for_each_stack([&](auto& stack) { grows = stack.work().reserve(sequences, sweeps) || grows; });
+    for (std::size_t i = 0; i < config_.stacks(); ++i) grows = stacks_[i]->work().reserve(sequences, sweeps) || grows;
     if (!grows && is_reserved_) return false;
     is_reserved_ = false;
     const auto count = static_cast<std::size_t>(rows() * 2 * config_.expert_dim);
@@ -92,17 +92,9 @@ class Net100m {
       return {fused_.data(), rows, 2 * config_.expert_dim};
     }
   }
-  Matrix<A> norm(std::int64_t rows) {
-    for_each_half([&](auto& stack, std::size_t i) { stack.norm_by(backend_, rows, half(i, rows)); });
-    return fuse(rows);
-  }
-  Matrix<A> norm_last(const Batch& b) {
-    for_each_half([&](auto& stack, std::size_t i) { stack.norm_last_by(backend_, b, half(i, b.sequences)); });
-    return fuse(b.sequences);
-  }
-  Matrix<A> norm_packed(std::int64_t count) {
-    for_each_half([&](auto& stack, std::size_t i) { stack.norm_packed_by(backend_, half(i, count)); });
-    return fuse(count);
+  Matrix<A> norm(const HeadRows& rows) {
+    for (std::size_t i = 0; i < config_.stacks(); ++i) stacks_[i]->norm_by(backend_, rows, half(i, rows.size()));
+    return fuse(rows.size());
   }
 
   using StepKey = typename Stack<Backend, A>::StepKey;
@@ -117,18 +109,6 @@ class Net100m {
  private:
   static constexpr bool kRounds = Workspace<Backend, A>::kRounds;
 
-  template <class Visit>
-  void for_each_stack(const Visit& visit) {
-    for (auto& stack : stacks_) {
-      if (stack != nullptr) visit(*stack);
-    }
-  }
-  template <class Visit>
-  void for_each_half(const Visit& visit) {
-    for (std::size_t i = 0; i < stacks_.size(); ++i) {
-      if (stacks_[i] != nullptr) visit(*stacks_[i], i);
-    }
-  }
   template <class Run>
   void run_stacks(bool waits, const Run& run) {
     if (config_.stacks() == 1) return run(std::size_t{0});
@@ -155,9 +135,9 @@ class Net100m {
       steps[i]->op().x = stacks_[i]->work().x(b.sequences).data;
     }
     steps[0]->run(backend_, steps[1]);
-    predict(norm_last({.sequences = b.sequences, .tokens = 1}), logits(b.slot, b.sequences));
+    const Batch all{.sequences = b.sequences, .tokens = 1};
+    linear<float>({.x = norm({.batch = &all}), .weight = view_.head, .y = logits(b.slot, b.sequences)});
   }
-  void predict(Matrix<A> from, Matrix<float> logits) { linear<float>({.x = from, .weight = view_.head, .y = logits}); }
   template <class Y>
   void linear(kernels::Linear<Space, A, Y> job) {
     job.force_row_kernel = ragged_;

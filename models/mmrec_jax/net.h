@@ -61,24 +61,23 @@ class Net {
       block_.run(model_.layers[layer], static_cast<std::int64_t>(layer), chunk.rows);
     }
     if (work_.runs().most_rows != 1) return Path::kReference;
-    norm(chunk.rows);
+    norm({.count = chunk.rows});
     return Path::kRows;
   }
   /// The last block's output.
   Matrix<float> x(std::int64_t rows) { return work_.x(rows); }
   Matrix<A> hidden(std::int64_t rows) { return work_.u(rows); }
-  Matrix<A> norm(std::int64_t rows) {
-    norm(work_.x(rows), hidden(rows));
-    return hidden(rows);
-  }
-  Matrix<A> norm_last(const Batch& b) {
-    const Matrix<float> all = work_.x(rows());
-    const Matrix<A> to = hidden(rows()).middle_rows(b.first_row, b.sequences);
-    norm({all.row(b.first_row + b.tokens - 1), b.sequences, all.cols, b.tokens * all.stride}, to);
+  Matrix<A> norm(const HeadRows& rows) {  // no runs are packed with gaps
+    Matrix<float> from = work_.x(rows.count);
+    Matrix<A> to = hidden(rows.count);
+    if (const Batch* const b = rows.batch) {
+      const Matrix<float> all = work_.x(this->rows());
+      from = {all.row(b->first_row + b->tokens - 1), b->sequences, all.cols, b->tokens * all.stride};
+      to = hidden(this->rows()).middle_rows(b->first_row, b->sequences);
+    }
+    kernels::rmsnorm(work_.backend, Matrix<const float>(from), model_.norm, to, kernels::NormEpsilon::kInsideRoot);
     return to;
   }
-  /// No runs are packed with gaps.
-  Matrix<A> norm_packed(std::int64_t count) { return hidden(count); }
   /// Rows of the chunk that products take together.
   std::span<const Piece> pieces() const { return work_.pieces(); }
 
@@ -105,10 +104,6 @@ class Net {
             .rows = plan.rows,
             .spans_segments = true,
             .begins_with_run = calls == Calls::kPrompt};
-  }
-
-  void norm(Matrix<const float> x, Matrix<A> to) {
-    kernels::rmsnorm(work_.backend, x, model_.norm, to, kernels::NormEpsilon::kInsideRoot);
   }
 
   const Config& config_;

@@ -12,6 +12,7 @@
 #include "kernels/cpu/cpu.h"  // ops are called by their qualified names, which some backend must have declared
 #include "kernels/ops.h"
 #include "models/mmrec_jax/mmrec_jax.h"
+#include "models/runtime/activation.h"
 #include "models/runtime/executor.h"
 #include "models/runtime/schedule.h"
 #include "models/runtime/tables.h"
@@ -30,8 +31,6 @@ class Workspace {
  public:
   using Space = typename Backend::Space;
   template <class T>
-  using Buffer = typename Backend::template Buffer<T>;
-  template <class T>
   using Matrix = kernels::MatrixView<T, Space>;
   template <class Y>
   using Job = kernels::Linear<Space, A, Y>;
@@ -40,11 +39,31 @@ class Workspace {
   static constexpr bool kRounds = !std::is_same_v<A, float>;
 
   Workspace(const Config& model_config, Backend& model_backend, std::int64_t product_tile)
-      : config(model_config), backend(model_backend), slot(model_config), tile_(product_tile), tables_(model_backend) {}
+      : config(model_config),
+        backend(model_backend),
+        slot(model_config),
+        x(dim()),
+        zm(dim()),
+        gamma(dim()),
+        context(dim()),
+        h(dim()),
+        u(dim()),
+        qkvz(4 * dim()),
+        attended(dim()),
+        ffn(config.ffn_dim()),
+        tile_(product_tile),
+        h_rounded_(dim()),
+        gate_hidden_(2 * config.gate_hidden_dim()),
+        tables_(model_backend) {}
 
   const Config& config;
   Backend& backend;
   SlotLayout slot;
+  /// Of a chunk's rows; widths D unless named.
+  Activation<Backend, float> x, zm, gamma, context, h;
+  Activation<Backend, A> u, qkvz;
+  Activation<Backend, A> attended;  // queries of the attention, then its output
+  Activation<Backend, A> ffn;       // [rows, F]
 
   /// Memory for chunks of so many rows, of calls of up to call_rows tokens; false if it was there already. Where it
   /// throws, the next call begins anew.
@@ -53,20 +72,16 @@ class Workspace {
     rows = std::max(rows, rows_);
     if (rows == rows_ && longest == call_rows_) return false;
     rows_ = 0;
-    const auto grow = [&]<class T>(Buffer<T>& buffer, std::int64_t count, std::int64_t width) {
-      buffer = Buffer<T>();  // before the larger one comes
-      buffer = backend.template allocate<T>(static_cast<std::size_t>(count * width));
-    };
-    grow(x_, rows, dim()), grow(zm_, rows, dim()), grow(gamma_, rows, dim()), grow(context_, rows, dim());
-    grow(u_, rows, dim()), grow(qkvz_, rows, 4 * dim()), grow(attended_, rows, dim());
-    grow(gate_hidden_, rows, 2 * config.gate_hidden_dim()), grow(ffn_, rows, config.ffn_dim()), grow(h_, rows, dim());
-    if constexpr (kRounds) grow(h_rounded_, rows, dim());
+    for (auto* activation : {&x, &zm, &gamma, &context, &h}) activation->reserve(backend, rows);
+    for (auto* activation : {&u, &qkvz, &attended, &ffn, &gate_hidden_}) activation->reserve(backend, rows);
+    if constexpr (kRounds) h_rounded_.reserve(backend, rows);
     if constexpr (kHasLists) {
-      grow(spaced_, rows, 1);
+      spaced_ = {}, scratch_ = {};
+      spaced_ = backend.template allocate<kernels::BankRun>(static_cast<std::size_t>(rows));
       if (config.bank) {
         const auto bytes =
             bank_scratch_bytes(backend, rows / longest + 1, longest, config.long_mem_len, dim(), sizeof(A));
-        grow(scratch_, static_cast<std::int64_t>(bytes), 1);
+        scratch_ = backend.template allocate<std::byte>(bytes);
       }
     }
     rows_ = rows, call_rows_ = longest;
@@ -74,34 +89,22 @@ class Workspace {
   }
   std::int64_t rows() const { return rows_; }
 
-  // --- Activations, [rows, D] unless named.
-
   std::int64_t dim() const { return config.model_dim; }
-  Matrix<float> x(std::int64_t rows) { return {x_.data(), rows, dim()}; }
-  Matrix<A> u(std::int64_t rows) { return {u_.data(), rows, dim()}; }
-  Matrix<A> qkvz(std::int64_t rows) { return {qkvz_.data(), rows, 4 * dim()}; }
   /// Number 0 to 3 of q, k, v, z.
   Matrix<A> part(std::int64_t rows, std::int64_t number) { return qkvz(rows).middle_cols(number * dim(), dim()); }
-  Matrix<float> zm(std::int64_t rows) { return {zm_.data(), rows, dim()}; }
-  Matrix<float> gamma(std::int64_t rows) { return {gamma_.data(), rows, dim()}; }
-  Matrix<float> context(std::int64_t rows) { return {context_.data(), rows, dim()}; }
   /// Of the decay's network of z, 0, or of k, 1: [rows, G].
   Matrix<A> gate_hidden(std::int64_t rows, std::int64_t network) {
     const std::int64_t width = config.gate_hidden_dim();
-    return {gate_hidden_.data() + network * width, rows, width, 2 * width};
+    return gate_hidden_(rows).middle_cols(network * width, width);
   }
-  Matrix<float> h(std::int64_t rows) { return {h_.data(), rows, dim()}; }
   /// The same memory for A = float.
   Matrix<A> h_rounded(std::int64_t rows) {
     if constexpr (kRounds) {
-      return {h_rounded_.data(), rows, dim()};
+      return h_rounded_(rows);
     } else {
       return h(rows);
     }
   }
-  /// Queries of the attention, then its output.
-  Matrix<A> attended(std::int64_t rows) { return {attended_.data(), rows, dim()}; }
-  Matrix<A> ffn(std::int64_t rows) { return {ffn_.data(), rows, config.ffn_dim()}; }  // [rows, F]
   std::byte* scratch() { return scratch_.data(); }
   std::size_t scratch_bytes() const { return scratch_.size(); }
 
@@ -179,10 +182,9 @@ class Workspace {
 
   std::int64_t tile_;
   std::int64_t rows_ = 0, call_rows_ = 0;  // room in the activations, and of a call
-  Buffer<float> x_, zm_, gamma_, context_, h_;
-  Buffer<A> u_, qkvz_, gate_hidden_, h_rounded_, attended_, ffn_;
-  Buffer<kernels::BankRun> spaced_;
-  Buffer<std::byte> scratch_;
+  Activation<Backend, A> h_rounded_, gate_hidden_;
+  typename Backend::template Buffer<kernels::BankRun> spaced_;
+  typename Backend::template Buffer<std::byte> scratch_;
   std::vector<kernels::BankRun> host_;
   std::vector<Piece> pieces_;
   kernels::BankRuns<Space> runs_;

@@ -214,7 +214,7 @@ class Forward {
   void next_logits(bool is_normed) {
     for (const Batch& b : batches_) {
       if (!b.ends) continue;
-      predict(is_normed ? net_.hidden(net_.rows()).middle_rows(b.first_row, b.sequences) : net_.norm_last(b),
+      predict(is_normed ? net_.hidden(net_.rows()).middle_rows(b.first_row, b.sequences) : net_.norm({.batch = &b}),
               logits(b.slot, b.sequences));
     }
   }
@@ -225,7 +225,7 @@ class Forward {
     for (const Batch& b : batches_) {
       if (b.ends) slots_.push_back(b.slot);
     }
-    if (!slots_.empty()) logits_to_slots(net_.norm_packed(std::ssize(slots_)));
+    if (!slots_.empty()) logits_to_slots(net_.norm({.count = std::ssize(slots_), .packed = true}));
   }
 
   void predict(Matrix<A> hidden, Matrix<float> logits) {
@@ -324,7 +324,7 @@ class Forward {
   void score_chunk(const Work& work, std::span<const ChunkRun> chunk, std::int64_t rows) {
     constexpr int kSkip = -1;
     const auto scored = [](const ChunkRun& run) { return run.ends ? run.rows - 1 : run.rows; };
-    const Matrix<A> hidden = net_.norm(rows);
+    const Matrix<A> hidden = net_.norm({.count = rows});
     std::fill_n(tokens_host_.data(), rows, kSkip);
     for (const ChunkRun& run : chunk) {
       int* to = tokens_host_.data() + run.first_row;

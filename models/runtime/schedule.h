@@ -203,6 +203,15 @@ struct Chunk {
   RecurrenceOptions options;
 };
 
+/// Rows of the chunk at hand that the head takes: its first `count`; or of a batch the last token of each sequence; or
+/// the last tokens of the `count` packed runs that end.
+struct HeadRows {
+  std::int64_t count = 0;
+  const Batch* batch = nullptr;
+  bool packed = false;
+  std::int64_t size() const { return batch == nullptr ? count : batch->sequences; }
+};
+
 /// The chunk's runs as batches, as few as there can be; each by itself where they are `packed`.
 inline void collect_batches(std::span<const ChunkRun> chunk, std::size_t slot_bytes, bool packed,
                             std::vector<Batch>& batches) {

@@ -178,9 +178,10 @@ class ItemReader {
                 slice.dtype);
       }
       if (slice.transposed) {
-        const auto turn = size_of(slice.dtype) == 4 ? transpose<std::uint32_t> : transpose<std::uint16_t>;
-        turn(in_order, row_to_bytes, rows, static_cast<std::size_t>(slice.cols), to,
-             static_cast<std::size_t>(slice.to_stride));
+        with_element_type(slice.dtype, [&](auto zero) {
+          transpose<decltype(zero)>(in_order, row_to_bytes, rows, static_cast<std::size_t>(slice.cols), to,
+                                    static_cast<std::size_t>(slice.to_stride));
+        });
         to += rows * size_of(slice.dtype);
       } else {
         to += rows * row_to_bytes;
@@ -278,15 +279,7 @@ std::uint64_t round_to_bf16(HostMatrix& matrix) {
   const auto count = static_cast<std::size_t>(matrix.rows * matrix.cols);
   kernels::HostBuffer<std::byte> bytes(count * sizeof(kernels::BFloat16), Uninitialized{});
   advise_huge_pages(bytes.data(), bytes.size());
-  auto* const to = reinterpret_cast<kernels::BFloat16*>(bytes.data());
-  const auto round = [&](const auto* from) {
-    for (std::size_t i = 0; i < count; ++i) to[i] = kernels::from_float<kernels::BFloat16>(kernels::to_float(from[i]));
-  };
-  if (matrix.format.code == DType::kF32) {
-    round(reinterpret_cast<const float*>(matrix.bytes.data()));
-  } else {
-    round(reinterpret_cast<const kernels::Float16*>(matrix.bytes.data()));
-  }
+  convert(matrix.bytes.data(), count, matrix.format.code, bytes.data(), DType::kBF16);
   const std::uint64_t saved = matrix.bytes.size() - bytes.size();
   matrix.bytes = std::move(bytes);
   matrix.format = DType::kBF16;

@@ -38,7 +38,7 @@ TEST_P(JaxOnCpu, EveryRowAndEveryBlockOfACall) {
     if (cut.num_layers < layers) continue;
     std::vector<float> logits(static_cast<std::size_t>(kBatch * count * vocab_));
     const kernels::Linear<kernels::Host> head{
-        .x = net.norm(kBatch * count), .weight = net.head(), .y = {logits.data(), kBatch * count, vocab_}};
+        .x = net.norm({.count = kBatch * count}), .weight = net.head(), .y = {logits.data(), kBatch * count, vocab_}};
     kernels::linear(cpu, {&head, 1});
     const std::vector<float>& of_call = reference_.at("logits").values;
     for (std::size_t i = 0; i < of_call.size(); ++i) ASSERT_LE(std::abs(logits[i] - of_call[i]), 3e-4F) << i;

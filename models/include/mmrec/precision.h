@@ -17,17 +17,8 @@ enum class Precision : std::uint8_t {
 
 /// "auto", "fp32", "fp16", "bf16".
 constexpr std::string_view to_string(Precision precision) {
-  switch (precision) {
-    case Precision::kAuto:
-      return "auto";
-    case Precision::kF32:
-      return "fp32";
-    case Precision::kF16:
-      return "fp16";
-    case Precision::kBF16:
-      return "bf16";
-  }
-  return "unknown";
+  constexpr std::string_view kNames[] = {"auto", "fp32", "fp16", "bf16"};
+  return precision <= Precision::kBF16 ? kNames[static_cast<int>(precision)] : "unknown";
 }
 
 }  // namespace mmrec

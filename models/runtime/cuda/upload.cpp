@@ -1,5 +1,4 @@
-// The copy of a model's weights to a device: sizes first, then one allocation, then everything through two page-locked
-// blocks, so that one is filled and rounded while the other is on its way.
+// GPUs as a model's loader sees them, and numbers on their way there.
 #include "models/runtime/cuda/upload.h"
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 
 #include "kernels/cpu/bytes.h"
 #include "models/files/elements.h"
+#include "models/runtime/cuda_device.h"
 
 namespace mmrec::models {
 namespace {
@@ -28,6 +28,14 @@ void check_fits(const std::byte* from, DType from_type, const std::byte* to, DTy
 }
 
 }  // namespace
+
+int cuda_device_count() { return kernels::cuda_device_count(); }
+std::string cuda_unusable_reason(int gpu) { return kernels::cuda_unusable_reason(gpu); }
+
+CudaDeviceInfo cuda_device_info(int gpu) {
+  const kernels::DeviceMemory memory = kernels::device_memory(gpu);
+  return {kernels::device_name(gpu), memory.total, memory.free};
+}
 
 void send(const Numbers& from, DType type, std::byte* to, kernels::Staging& staging) {
   const std::size_t from_size = kernels::size_of(from.dtype), size = kernels::size_of(type);
