@@ -65,22 +65,12 @@ class JaxParity : public testing::TestWithParam<JaxParityCase> {
   /// Columns [begin, begin + count) of ids [B, T], of the first `batch` rows.
   std::vector<int> slice(const std::string& name, std::int64_t begin, std::int64_t count, int batch = kBatch) const {
     const test::ReferenceTensor& ids = reference_.at(name);
-    std::vector<int> part;
-    for (std::int64_t b = 0; b < batch; ++b) {
-      const auto first = ids.integers.begin() + static_cast<std::ptrdiff_t>(b * ids.dim(1) + begin);
-      part.insert(part.end(), first, first + static_cast<std::ptrdiff_t>(count));
-    }
-    return part;
+    return columns_of(ids.integers, ids.dim(1), batch, begin, count);
   }
   std::int64_t length(const std::string& name) const { return reference_.at(name).dim(1); }
 
-  static float largest(const std::vector<float>& values) {
-    float most = 0.0F;
-    for (const float x : values) most = std::max(most, std::abs(x));
-    return most;
-  }
   float bound(float of, const std::string& name) const {
-    return of * (GetParam().relative ? largest(reference_.at(name).values) : 1.0F);
+    return of * (GetParam().relative ? largest_of(reference_.at(name).values) : 1.0F);
   }
 
   /// Logits [B, V] against time t of a tensor [B, T, V].
@@ -110,21 +100,9 @@ class JaxParity : public testing::TestWithParam<JaxParityCase> {
       }
     }
   }
-  /// log p of ids [B, T] at times 1.. under logits [B, T', V].
-  std::vector<double> logprobs_of(const std::string& name, const std::vector<int>& ids, std::int64_t count,
-                                  int batch) const {
+  std::vector<double> logprobs_of(const std::string& name, const std::vector<int>& ids, int batch) const {
     const test::ReferenceTensor& logits = reference_.at(name);
-    std::vector<double> all;
-    for (std::int64_t b = 0; b < batch; ++b) {
-      for (std::int64_t t = 0; t + 1 < count; ++t) {
-        const float* row = logits.values.data() + (b * logits.dim(1) + t) * vocab_;
-        double sum = 0.0;
-        const double top = *std::max_element(row, row + vocab_);
-        for (std::int64_t v = 0; v < vocab_; ++v) sum += std::exp(static_cast<double>(row[v]) - top);
-        all.push_back(static_cast<double>(row[ids[static_cast<std::size_t>(b * count + t + 1)]]) - top - std::log(sum));
-      }
-    }
-    return all;
+    return logprobs_under(logits.values, logits.dim(1), vocab_, ids, batch);
   }
   void expect_scores(Lockstep& sequences, const std::vector<int>& ids, int batch, const std::vector<double>& want,
                      float allowed, bool whole_calls = false) const {
@@ -189,7 +167,7 @@ TEST_P(JaxParity, SingleTokensDoNotDependOnTheirSplit) {
 TEST_P(JaxParity, WhatIsScoredGoesTokenByToken) {
   const std::int64_t count = length("logits_stepwise");
   const std::vector<int> ids = slice("input_ids", 0, count);
-  const std::vector<double> want = logprobs_of("logits_stepwise", ids, count, kBatch);
+  const std::vector<double> want = logprobs_of("logits_stepwise", ids, kBatch);
   for (const Calls calls : {Calls::kStepwise, Calls::kPrompt, Calls::kWhole}) {
     const auto scored = sequences(executor(calls));
     expect_scores(*scored, ids, kBatch, want, bound(GetParam().logprob_bound, "logits_stepwise"));
@@ -210,7 +188,7 @@ TEST_P(JaxParity, WithoutABankTheStateRunsOn) {
   }
   const auto scored = sequences(made, 1);
   const std::vector<int> ids = slice("input_ids", 0, count, 1);
-  expect_scores(*scored, ids, 1, logprobs_of("logits_nobank", ids, count, 1),
+  expect_scores(*scored, ids, 1, logprobs_of("logits_nobank", ids, 1),
                 bound(GetParam().logprob_bound, "logits_nobank"));
 }
 

@@ -91,26 +91,15 @@ struct ParityFixture {
     batch = ids.dim(0);
     time = ids.dim(1);
     logits = reference.at(c.logits).values;
-    logprobs = std::string_view(c.logits) == "logits" ? reference.at("logprobs").values : logprobs_of_logits();
-    float scale = 0.0F;
-    for (const float x : logits) scale = std::max(scale, std::abs(x));
-    logit_bound = c.logit_bound * (c.relative ? scale : 1.0F);
-    logprob_bound = c.logprob_bound * (c.relative ? scale : 1.0F);
-  }
-
-  /// Of the tokens that come next, by the reference's logits.
-  std::vector<float> logprobs_of_logits() const {
-    std::vector<float> all;
-    for (std::int64_t b = 0; b < batch; ++b) {
-      for (std::int64_t t = 0; t + 1 < time; ++t) {
-        const float* const row = logits.data() + (b * time + t) * vocab;
-        double sum = 0.0;
-        for (std::int64_t v = 0; v < vocab; ++v) sum += std::exp(static_cast<double>(row[v]));
-        const int next = tokens[static_cast<std::size_t>(b * time + t + 1)];
-        all.push_back(static_cast<float>(static_cast<double>(row[next]) - std::log(sum)));
-      }
+    if (std::string_view(c.logits) == "logits") {
+      logprobs = reference.at("logprobs").values;
+    } else {
+      const std::vector<double> of_logits = logprobs_under(logits, time, vocab, tokens, batch);
+      logprobs.assign(of_logits.begin(), of_logits.end());
     }
-    return all;
+    const float scale = c.relative ? largest_of(logits) : 1.0F;
+    logit_bound = c.logit_bound * scale;
+    logprob_bound = c.logprob_bound * scale;
   }
 
   std::unique_ptr<Lockstep> sequences(PrefillMode mode, int threads = 1, int max_sweeps = 64) const {
@@ -124,12 +113,7 @@ struct ParityFixture {
 
   /// Tokens [begin, begin + count) of every sequence.
   std::vector<int> slice(std::int64_t begin, std::int64_t count) const {
-    std::vector<int> part;
-    for (std::int64_t b = 0; b < batch; ++b) {
-      const auto first = tokens.begin() + static_cast<std::ptrdiff_t>(b * time + begin);
-      part.insert(part.end(), first, first + static_cast<std::ptrdiff_t>(count));
-    }
-    return part;
+    return columns_of(tokens, time, batch, begin, count);
   }
 
   float logit_error(std::span<const float> got, std::int64_t position) const {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "models/files/checkpoint.h"
+#include "models/files/elements.h"
 #include "models/mmrec/config.h"
 #include "tests/support/model_folder.h"
 
@@ -32,19 +33,9 @@ HostWeights load(const fs::path& folder, const WeightOptions& options = {}, cons
 }
 
 std::vector<float> values(const HostMatrix& matrix, std::int64_t first_row, std::int64_t rows) {
-  std::vector<float> out;
-  for (std::int64_t i = first_row * matrix.cols; i < (first_row + rows) * matrix.cols; ++i) {
-    const std::byte* at = matrix.bytes.data() + i * static_cast<std::int64_t>(kernels::size_of(matrix.format.code));
-    if (matrix.format == DType::kF32) {
-      float x = 0;
-      std::memcpy(&x, at, 4);
-      out.push_back(x);
-    } else {
-      std::uint16_t bits = 0;
-      std::memcpy(&bits, at, 2);
-      out.push_back(matrix.format == DType::kF16 ? to_float(kernels::Float16{bits})
-                                                 : to_float(kernels::BFloat16{bits}));
-    }
+  std::vector<float> out(static_cast<std::size_t>(rows * matrix.cols));
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    out[i] = element(matrix.bytes.data(), static_cast<std::size_t>(first_row * matrix.cols) + i, matrix.format.code);
   }
   return out;
 }
@@ -114,29 +105,23 @@ void expect_layout(const std::string& name, const HostWeights& weights, const Co
     EXPECT_EQ(values(w.gate_z), columns(of(p + "mdi.W_g.weight"), 2 * d, 0, d));
     EXPECT_EQ(values(w.gate_bias), of(p + "W_g.bias"));
     EXPECT_EQ(values(w.gate_z_bias), of(p + "mdi.W_g.bias"));
-    const std::string in = config.use_dpg ? "W_gamma_down" : "mdi.W_gamma.0";
-    const std::string up = config.use_dpg ? "W_gamma_up" : "mdi.W_gamma.2";
-    EXPECT_EQ(values(w.gamma_in), of(p + in + ".weight"));
-    EXPECT_EQ(values(w.gamma_in_bias), of(p + in + ".bias"));
-    EXPECT_EQ(values(w.gamma_up), of(p + up + ".weight"));
-    EXPECT_EQ(values(w.gamma_up_bias), of(p + up + ".bias"));
+    const auto expect_dense = [&](const HostMatrix& matrix, const HostVector& bias, const std::string& tensor) {
+      EXPECT_EQ(values(matrix), of(p + tensor + ".weight"));
+      EXPECT_EQ(values(bias), of(p + tensor + ".bias"));
+    };
+    expect_dense(w.gamma_in, w.gamma_in_bias, config.use_dpg ? "W_gamma_down" : "mdi.W_gamma.0");
+    expect_dense(w.gamma_up, w.gamma_up_bias, config.use_dpg ? "W_gamma_up" : "mdi.W_gamma.2");
     if (config.use_dpg) {
       EXPECT_EQ(w.context_in.rows, 0);
       EXPECT_EQ(w.context_up_bias.size(), 0U);
     } else {
-      EXPECT_EQ(values(w.context_in), of(p + "mdi.W_context.0.weight"));
-      EXPECT_EQ(values(w.context_in_bias), of(p + "mdi.W_context.0.bias"));
-      EXPECT_EQ(values(w.context_up), of(p + "mdi.W_context.2.weight"));
-      EXPECT_EQ(values(w.context_up_bias), of(p + "mdi.W_context.2.bias"));
+      expect_dense(w.context_in, w.context_in_bias, "mdi.W_context.0");
+      expect_dense(w.context_up, w.context_up_bias, "mdi.W_context.2");
     }
-    EXPECT_EQ(values(w.memory_q), of(p + "multi_mem_attention.W_q.weight"));
-    EXPECT_EQ(values(w.memory_q_bias), of(p + "multi_mem_attention.W_q.bias"));
-    EXPECT_EQ(values(w.memory_out), of(p + "multi_mem_attention.W_o.weight"));
-    EXPECT_EQ(values(w.memory_out_bias), of(p + "multi_mem_attention.W_o.bias"));
-    EXPECT_EQ(values(w.ffn_in), of(p + "ffn.0.weight"));
-    EXPECT_EQ(values(w.ffn_in_bias), of(p + "ffn.0.bias"));
-    EXPECT_EQ(values(w.ffn_out), of(p + "ffn.3.weight"));
-    EXPECT_EQ(values(w.ffn_out_bias), of(p + "ffn.3.bias"));
+    expect_dense(w.memory_q, w.memory_q_bias, "multi_mem_attention.W_q");
+    expect_dense(w.memory_out, w.memory_out_bias, "multi_mem_attention.W_o");
+    expect_dense(w.ffn_in, w.ffn_in_bias, "ffn.0");
+    expect_dense(w.ffn_out, w.ffn_out_bias, "ffn.3");
     EXPECT_EQ(values(w.norm1), of(p + "norm1.weight"));
     EXPECT_EQ(values(w.norm2), of(p + "norm2.weight"));
   }
@@ -146,9 +131,7 @@ TEST(Weights, FixturesHaveTheDocumentedLayout) {
   for (const std::string name : {"mdi", "dpg", "hem", "segments"}) {
     const Config config = test::config_of<Config>(fixture(name));
     for (const int threads : {1, 4}) {
-      WeightOptions options;
-      options.threads = threads;
-      expect_layout(name, load(fixture(name), options), config);
+      expect_layout(name, load(fixture(name), {.threads = threads}), config);
     }
   }
 }
@@ -346,9 +329,7 @@ TEST(Weights, NonFiniteValuesAreNamed) {
     edited.checkpoint.at(c.tensor).set(c.element, c.value);
     expect_says(edited.refusal(),
                 {c.tensor, "element " + std::to_string(c.element) + " is", std::isnan(c.value) ? "NaN" : "infinite"});
-    WeightOptions allow;
-    allow.allow_nonfinite = true;
-    EXPECT_NO_THROW(edited.load(allow));
+    EXPECT_NO_THROW(edited.load({.allow_nonfinite = true}));
   }
 }
 
@@ -389,9 +370,8 @@ TEST(Weights, TheErrorDoesNotDependOnTheThreads) {
   }
   edited.checkpoint.write(edited / "model.safetensors");
   for (int i = 0; i < 20; ++i) {
-    WeightOptions options;
-    options.threads = 1 + i % 8;
-    expect_says(error_of([&] { load(edited.path(), options); }), {"blocks.0.W_q.weight: element 0 is NaN"});
+    expect_says(error_of([&] { load(edited.path(), {.threads = 1 + i % 8}); }),
+                {"blocks.0.W_q.weight: element 0 is NaN"});
   }
 }
 
