@@ -9,6 +9,6 @@
 
 namespace mmrec::models {
 
-using Architectures = std::tuple<Mmrec, Mmrec100m, jax::MmrecJax>;
+using Architectures = std::tuple<Mmrec, mmrec100m::Mmrec100m, mmrec_jax::MmrecJax>;
 
 }  // namespace mmrec::models

@@ -29,8 +29,6 @@ struct ModelFields {
 namespace table {
 
 inline constexpr Variants kAll = [](const Sizes& /*sizes*/) { return true; };
-inline constexpr Variants kSplit = [](const Sizes& s) { return !s.fused; };
-inline constexpr Variants kFused = [](const Sizes& s) { return s.fused; };
 inline constexpr Variants kMdi = [](const Sizes& s) { return !s.low_rank; };
 inline constexpr Variants kDpg = [](const Sizes& s) { return s.low_rank; };
 inline constexpr Variants kSplitMdi = [](const Sizes& s) { return !s.fused && !s.low_rank; };

@@ -4,12 +4,12 @@
 
 #include "models/files/text.h"
 
-namespace mmrec::models {
+namespace mmrec::models::mmrec100m {
 
-Config Config100m::stack() const {
+models::Config Config::stack() const {
   constexpr std::int64_t kNever = std::int64_t{1} << 56;
   constexpr std::int64_t kHeadDim = 64;
-  Config config;
+  models::Config config;
   config.vocab_size = vocab_size;
   config.model_dim = expert_dim;
   config.num_layers = num_layers;
@@ -21,11 +21,11 @@ Config Config100m::stack() const {
   return config;
 }
 
-Config100m Config100m::parse(std::string_view text, const std::string& name, const WarningSink& warn) {
+Config Config::parse(std::string_view text, const std::string& name, const WarningSink& warn) {
   // mem_dim is the trainers' own here, whatever the width: the memory is always empty.
   constexpr std::array<std::string_view, 4> kIgnored = {"max_seq_len", "num_memories", "dropout", "mem_dim"};
   ConfigReader reader(text, name, warn);
-  Config100m c;
+  Config c;
   reader.read(c, kIgnored, [&](std::string_view key) {
     if (key != "fusion_method") return false;
     if (const std::string method = reader.json().string(); method != "concatenate") {
@@ -45,4 +45,4 @@ Config100m Config100m::parse(std::string_view text, const std::string& name, con
   return c;
 }
 
-}  // namespace mmrec::models
+}  // namespace mmrec::models::mmrec100m

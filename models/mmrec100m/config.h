@@ -10,11 +10,13 @@
 #include "models/config_reader.h"
 #include "models/mmrec/config.h"
 
-namespace mmrec::models {
+namespace mmrec::models::mmrec100m {
+
+using models::to_json;
 
 /// Two stacks of MM-Rec blocks, the experts, over one embedding, and what joins them. Invariants after parse(): sizes
-/// as in Config, expert_dim a multiple of 4.
-struct Config100m {
+/// as in models::Config, expert_dim a multiple of 4.
+struct Config {
   static constexpr std::string_view kModelType = "mmrec100m";
   using Arch = struct Mmrec100m;
 
@@ -37,17 +39,17 @@ struct Config100m {
     f("mdi_mix", config.mdi_mix);
     f("expert", config.expert, kExpertNames);
   }
-  /// As Config::parse.
-  static Config100m parse(std::string_view text, const std::string& name, const WarningSink& warn = {});
+  /// As models::Config::parse.
+  static Config parse(std::string_view text, const std::string& name, const WarningSink& warn = {});
 
   /// How many experts run.
   std::size_t stacks() const { return expert == Expert::kBoth ? 2 : 1; }
   /// The first expert that runs: 0 text, 1 code.
   std::size_t first() const { return expert == Expert::kCode ? 1 : 0; }
   /// An expert as a model of MM-Rec: its only segment never ends, and it has no memory.
-  Config stack() const;
+  models::Config stack() const;
 
-  bool operator==(const Config100m&) const = default;
+  bool operator==(const Config&) const = default;
 };
 
-}  // namespace mmrec::models
+}  // namespace mmrec::models::mmrec100m

@@ -6,14 +6,14 @@
 #include "models/mmrec100m/net.h"
 #include "models/runtime/cpu_executor.h"
 
-namespace mmrec::models {
+template std::shared_ptr<mmrec::models::Executor> mmrec::models::make_cpu_executor(
+    const mmrec100m::Config& config, std::shared_ptr<const mmrec100m::HostWeights> weights);
 
-template std::shared_ptr<Executor> make_cpu_executor(const Config100m& config,
-                                                     std::shared_ptr<const HostWeights100m> weights);
+namespace mmrec::models::mmrec100m {
 
 namespace {
 
-std::string hint(const Config100m& config, std::string_view name) {
+std::string hint(const Config& config, std::string_view name) {
   if (name.find(".blocks.") != std::string_view::npos) {
     return fmt::format("; config.json has num_layers {}", config.num_layers);
   }
@@ -47,8 +47,8 @@ ProductCounts Mmrec100m::products(const Config& config) {
   return counts;
 }
 
-Config100m Mmrec100m::synthetic(const SyntheticSizes& sizes) {
-  Config100m config;
+Config Mmrec100m::synthetic(const SyntheticSizes& sizes) {
+  Config config;
   config.vocab_size = sizes.vocab;
   config.expert_dim = sizes.dim;
   config.num_layers = sizes.layers;
@@ -57,4 +57,4 @@ Config100m Mmrec100m::synthetic(const SyntheticSizes& sizes) {
   return config;
 }
 
-}  // namespace mmrec::models
+}  // namespace mmrec::models::mmrec100m

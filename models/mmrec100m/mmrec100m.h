@@ -12,7 +12,7 @@
 #include "models/mmrec/mmrec.h"
 #include "models/mmrec100m/config.h"
 
-namespace mmrec::models {
+namespace mmrec::models::mmrec100m {
 
 inline constexpr std::array<std::string_view, 2> kExpertPrefixes = {"text_expert.", "code_expert."};
 
@@ -23,7 +23,7 @@ struct ExpertFields {
 };
 
 template <class Matrix, class Vector>
-struct Fields100m {
+struct Fields {
   Matrix embedding{};    // [V, E]
   Matrix fusion{};       // [2E, 2E], on the experts' outputs side by side, text first
   Vector fusion_bias{};  // [2E]
@@ -34,15 +34,16 @@ struct Fields100m {
 
 namespace table {
 
+using namespace models::table;
 inline constexpr TensorPart kFusion[] = {{"fusion.fusion_proj", 2 * kD, 2 * kD}};
 inline constexpr TensorPart kFinalNorm[] = {{"final_norm", 2 * kD, kNone}};
 inline constexpr TensorPart kWideHead[] = {{"lm_head", kV, 2 * kD}};
 
 }  // namespace table
 
-/// visit(Field, members...) for every field, as visit_model; nothing of an expert without layers.
+/// visit(Field, members...) for every field, as models::visit_model; nothing of an expert without layers.
 template <class Visit, class Model, class... Models>
-void visit_100m(const Visit& visit, Model& first, Models&... others) {
+void visit_model(const Visit& visit, Model& first, Models&... others) {
   using enum Field::Kind;
   visit(Field{kTable, table::kEmbedding}, first.embedding, others.embedding...);
   visit(Field{kLinear, table::kFusion}, first.fusion, others.fusion...);
@@ -58,26 +59,26 @@ void visit_100m(const Visit& visit, Model& first, Models&... others) {
 }
 
 /// Offsets and size in bytes.
-struct SlotLayout100m {
-  std::array<SlotLayout, 2> stacks;  // of the experts that run, in their order
-  std::size_t logits = 0;            // [V] fp32
+struct SlotLayout {
+  std::array<models::SlotLayout, 2> stacks;  // of the experts that run, in their order
+  std::size_t logits = 0;                    // [V] fp32
   std::size_t bytes = 0;
 
-  explicit SlotLayout100m(const Config100m& config) : SlotLayout100m(config, config.stack(), SlotPlaces()) {}
+  explicit SlotLayout(const Config& config) : SlotLayout(config, config.stack(), SlotPlaces()) {}
 
  private:
-  SlotLayout100m(const Config100m& config, const Config& stack, SlotPlaces places)
-      : stacks{SlotLayout(stack, places), SlotLayout(stack, places)},
+  SlotLayout(const Config& config, const models::Config& stack, SlotPlaces places)
+      : stacks{models::SlotLayout(stack, places), models::SlotLayout(stack, places)},
         logits(places.place(static_cast<std::size_t>(config.vocab_size) * sizeof(float))),
         bytes(places.bytes()) {
-    for (SlotLayout& of_stack : stacks) of_stack.bytes = bytes;
+    for (models::SlotLayout& of_stack : stacks) of_stack.bytes = bytes;
   }
 };
 
 /// What is saved of it: sums and contexts of segments are nothing here.
-inline StateLayout state_layout(const Config100m& config) {
+inline StateLayout state_layout(const Config& config) {
   using enum StatePart::Type;
-  const SlotLayout100m slot(config);
+  const SlotLayout slot(config);
   StateLayout layout{.numbers = {{"num_layers", config.num_layers},
                                  {"expert_dim", config.expert_dim},
                                  {"experts", static_cast<std::int64_t>(config.stacks())},
@@ -93,18 +94,18 @@ inline StateLayout state_layout(const Config100m& config) {
 }
 
 template <class Backend, class A>
-class Net100m;
+class Net;
 
 struct Mmrec100m : TableDefaults {
-  using Config = Config100m;
+  using Config = mmrec100m::Config;
   template <class Matrix, class Vector>
-  using Fields = Fields100m<Matrix, Vector>;
+  using Fields = mmrec100m::Fields<Matrix, Vector>;
   template <class Backend, class A>
-  using Net = Net100m<Backend, A>;
+  using Net = mmrec100m::Net<Backend, A>;
 
   template <class Visit, class... Models>
   static void visit(const Visit& visit, Models&... models) {
-    visit_100m(visit, models...);
+    mmrec100m::visit_model(visit, models...);
   }
   static Sizes sizes(const Config& config, const Checkpoint* /*checkpoint*/) { return sizes_of(config.stack()); }
   static TensorRules rules(const Config& config);
@@ -141,15 +142,15 @@ struct Mmrec100m : TableDefaults {
   static Config synthetic(const SyntheticSizes& sizes);
 };
 
-using HostWeights100m = WeightsOf<Mmrec100m>;
+using HostWeights = WeightsOf<Mmrec100m>;
 template <class Space>
-using View100m = ViewOf<Mmrec100m, Space>;
+using ModelView = ViewOf<Mmrec100m, Space>;
 
 /// An expert as a stack of MM-Rec's takes it: without a head.
 template <class Space>
-ModelView<Space> stack_view(const View100m<Space>& view, std::size_t expert) {
+models::ModelView<Space> stack_view(const ModelView<Space>& view, std::size_t expert) {
   const auto& fields = view.experts[expert];
   return {.embedding = view.embedding, .head = {}, .norm = fields.norm, .layers = fields.layers};
 }
 
-}  // namespace mmrec::models
+}  // namespace mmrec::models::mmrec100m

@@ -19,11 +19,11 @@
 #include "models/mmrec100m/mmrec100m.h"
 #include "models/runtime/sides.h"
 
-namespace mmrec::models {
+namespace mmrec::models::mmrec100m {
 
 /// As Net of models/mmrec/net.h, for the forward pass there.
 template <class Backend, class A>
-class Net100m {
+class Net {
  public:
   using Device = Backend;
   using Element = A;
@@ -31,7 +31,7 @@ class Net100m {
   template <class T>
   using Matrix = kernels::MatrixView<T, Space>;
 
-  Net100m(const Config100m& config, const View100m<Space>& view, Backend& backend, const ChunkPlan& plan)
+  Net(const Config& config, const ModelView<Space>& view, Backend& backend, const ChunkPlan& plan)
       : config_(config),
         stack_config_(config.stack()),
         view_(view),
@@ -45,8 +45,8 @@ class Net100m {
                                                        layout_.stacks[i]);
     }
   }
-  Net100m(const Net100m&) = delete;
-  Net100m& operator=(const Net100m&) = delete;
+  Net(const Net&) = delete;
+  Net& operator=(const Net&) = delete;
 
   Backend& backend() { return backend_; }
   const ChunkPlan& plan() const { return plan_; }
@@ -144,13 +144,13 @@ class Net100m {
     kernels::linear(backend_, std::span<const kernels::Linear<Space, A, Y>>(&job, 1));
   }
 
-  const Config100m& config_;
-  const Config stack_config_;
-  const View100m<Space> view_;
+  const Config& config_;
+  const models::Config stack_config_;
+  const ModelView<Space> view_;
   Backend& backend_;
   Sides<Backend> sides_;
   const ChunkPlan plan_;
-  const SlotLayout100m layout_;
+  const SlotLayout layout_;
   std::array<std::unique_ptr<Stack<Backend, A>>, 2> stacks_;  // the second is null where one expert runs
   bool ragged_ = false;
   bool is_reserved_ = false;
@@ -158,4 +158,4 @@ class Net100m {
   typename Backend::template Buffer<float> fused_;        // [rows, 2E]; in fp32 its norm takes its place
 };
 
-}  // namespace mmrec::models
+}  // namespace mmrec::models::mmrec100m

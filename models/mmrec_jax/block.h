@@ -21,7 +21,7 @@
 #include "models/mmrec_jax/mmrec_jax.h"
 #include "models/mmrec_jax/workspace.h"
 
-namespace mmrec::models::jax {
+namespace mmrec::models::mmrec_jax {
 
 template <class Backend, class A>
 class Block {
@@ -171,4 +171,4 @@ class Block {
   std::vector<Job<float>> float_jobs_;
 };
 
-}  // namespace mmrec::models::jax
+}  // namespace mmrec::models::mmrec_jax

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-namespace mmrec::models::jax {
+namespace mmrec::models::mmrec_jax {
 
 Config Config::parse(std::string_view text, const std::string& name, const WarningSink& warn) {
   // Keys of the public configurations that its equations do not use.
@@ -29,4 +29,4 @@ Config Config::parse(std::string_view text, const std::string& name, const Warni
   return c;
 }
 
-}  // namespace mmrec::models::jax
+}  // namespace mmrec::models::mmrec_jax

@@ -8,7 +8,7 @@
 #include "mmrec/variant_options.h"
 #include "models/config_reader.h"
 
-namespace mmrec::models::jax {
+namespace mmrec::models::mmrec_jax {
 
 using models::to_json;
 
@@ -47,4 +47,4 @@ struct Config {
   bool operator==(const Config&) const = default;
 };
 
-}  // namespace mmrec::models::jax
+}  // namespace mmrec::models::mmrec_jax

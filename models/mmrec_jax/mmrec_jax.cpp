@@ -9,9 +9,9 @@
 #include "models/runtime/cpu_executor.h"
 
 template std::shared_ptr<mmrec::models::Executor> mmrec::models::make_cpu_executor(
-    const jax::Config& config, std::shared_ptr<const jax::HostWeights> weights);
+    const mmrec_jax::Config& config, std::shared_ptr<const mmrec_jax::HostWeights> weights);
 
-namespace mmrec::models::jax {
+namespace mmrec::models::mmrec_jax {
 namespace {
 
 static_assert(fields_visited([](const auto& visit) { visit_layer(visit); }) == sizeof(LayerFields<char, char>),
@@ -62,4 +62,4 @@ Config MmrecJax::synthetic(const SyntheticSizes& sizes) {
   return config;
 }
 
-}  // namespace mmrec::models::jax
+}  // namespace mmrec::models::mmrec_jax

@@ -16,7 +16,7 @@
 #include "models/runtime/model.h"
 #include "models/weights/fields.h"
 
-namespace mmrec::models::jax {
+namespace mmrec::models::mmrec_jax {
 
 template <class Matrix, class Vector>
 struct LayerFields {
@@ -47,13 +47,7 @@ struct ModelFields {
 
 namespace table {
 
-using models::table::kD;
-using models::table::kF;
-using models::table::kG;
-using models::table::kNone;
-using models::table::kV;
-inline constexpr Variants kFused = [](const Sizes& s) { return s.fused; };
-inline constexpr Variants kSplit = [](const Sizes& s) { return !s.fused; };
+using namespace models::table;
 
 inline constexpr TensorPart kEmbedding[] = {{"shared_embed.embedding", kV, kD}};
 inline constexpr TensorPart kNorm[] = {{"norm_final", kD, kNone}};
@@ -119,7 +113,7 @@ void visit_model(const Visit& visit, Model& first, Models&... others) {
   visit(kEmbeddingField, first.embedding, others.embedding...);
   for (std::size_t i = 0; i < first.layers.size(); ++i) {
     const std::string prefix = block_prefix(i);
-    jax::visit_layer(at_prefix(visit, prefix), first.layers[i], others.layers[i]...);
+    mmrec_jax::visit_layer(at_prefix(visit, prefix), first.layers[i], others.layers[i]...);
   }
   visit(kNormField, first.norm, others.norm...);
 }
@@ -178,15 +172,15 @@ template <class Backend, class A>
 class Net;
 
 struct MmrecJax : TableDefaults {
-  using Config = jax::Config;
+  using Config = mmrec_jax::Config;
   template <class Matrix, class Vector>
   using Fields = ModelFields<Matrix, Vector>;
   template <class Backend, class A>
-  using Net = jax::Net<Backend, A>;
+  using Net = mmrec_jax::Net<Backend, A>;
 
   template <class Visit, class... Models>
   static void visit(const Visit& visit, Models&... models) {
-    jax::visit_model(visit, models...);
+    mmrec_jax::visit_model(visit, models...);
   }
   /// The projections may be one tensor, W_fused, or four.
   static Sizes sizes(const Config& config, const Checkpoint* checkpoint) {
@@ -219,4 +213,4 @@ using ModelView = ViewOf<MmrecJax, Space>;
 template <class Space>
 using LayerView = LayerFields<kernels::WeightView<Space>, const float*>;
 
-}  // namespace mmrec::models::jax
+}  // namespace mmrec::models::mmrec_jax

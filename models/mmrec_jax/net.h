@@ -16,7 +16,7 @@
 #include "models/runtime/executor.h"
 #include "models/runtime/schedule.h"
 
-namespace mmrec::models::jax {
+namespace mmrec::models::mmrec_jax {
 
 template <class Backend, class A>
 class Net {
@@ -113,4 +113,4 @@ class Net {
   ChunkPlan calls_, single_, whole_;
 };
 
-}  // namespace mmrec::models::jax
+}  // namespace mmrec::models::mmrec_jax

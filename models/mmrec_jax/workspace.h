@@ -17,7 +17,7 @@
 #include "models/runtime/schedule.h"
 #include "models/runtime/tables.h"
 
-namespace mmrec::models::jax {
+namespace mmrec::models::mmrec_jax {
 
 /// Rows that products take together. Ragged: no whole tile.
 struct Piece {
@@ -191,4 +191,4 @@ class Workspace {
   Tables<Backend> tables_;
 };
 
-}  // namespace mmrec::models::jax
+}  // namespace mmrec::models::mmrec_jax

@@ -82,6 +82,8 @@ constexpr std::size_t fields_visited(const Visit& visit) {
 namespace table {
 
 inline constexpr Extent kV{.v = 1}, kD{.d = 1}, kF{.f = 1}, kG{.g = 1}, kR{.r = 1}, kNone{};
+inline constexpr Variants kSplit = [](const Sizes& s) { return !s.fused; };
+inline constexpr Variants kFused = [](const Sizes& s) { return s.fused; };
 
 }  // namespace table
 

@@ -143,11 +143,11 @@ MMREC_FUZZ(config) {
 
 MMREC_FUZZ(config_100m) {
   check_config(
-      input, std::int64_t{1} << 26, models::Config100m::parse,
-      [](const models::Config100m& config) {
+      input, std::int64_t{1} << 26, models::mmrec100m::Config::parse,
+      [](const models::mmrec100m::Config& config) {
         return Sizes{config.vocab_size, config.expert_dim, config.num_layers, config.num_heads, config.ffn_dim};
       },
-      [](const models::Config100m& config) {
+      [](const models::mmrec100m::Config& config) {
         return config.expert_dim % 4 == 0 && config.mdi_mix >= 0.0F && config.mdi_mix <= 10.0F &&
                (config.stacks() == 1 || config.stacks() == 2) && config.expert_dim % config.stack().num_heads == 0;
       });
@@ -155,11 +155,11 @@ MMREC_FUZZ(config_100m) {
 
 MMREC_FUZZ(jax_config) {
   check_config(
-      input, std::int64_t{1} << 24, models::jax::Config::parse,
-      [](const models::jax::Config& config) {
+      input, std::int64_t{1} << 24, models::mmrec_jax::Config::parse,
+      [](const models::mmrec_jax::Config& config) {
         return Sizes{config.vocab_size, config.model_dim, config.num_layers, config.num_heads, config.long_mem_len};
       },
-      [](const models::jax::Config& config) {
+      [](const models::mmrec_jax::Config& config) {
         return config.model_dim % 4 == 0 && config.num_heads <= config.model_dim;
       });
 }

@@ -25,10 +25,10 @@ template <class C>
 constexpr std::string_view kRequired =
     R"("model_type":"mmrec","vocab_size":256,"model_dim":64,"num_layers":2,"num_heads":4)";
 template <>
-constexpr std::string_view kRequired<Config100m> =
+constexpr std::string_view kRequired<mmrec100m::Config> =
     R"("model_type":"mmrec100m","vocab_size":112,"expert_dim":32,"num_layers":2)";
 template <>
-constexpr std::string_view kRequired<jax::Config> =
+constexpr std::string_view kRequired<mmrec_jax::Config> =
     R"("model_type":"mmrec-jax","vocab_size":160,"model_dim":32,"num_layers":3,"num_heads":2)";
 
 /// The required keys and `more` of them.
@@ -236,18 +236,19 @@ TEST(Config, VariantsThatAreNotSupportedAndWhatIsNotStrictJson) {
 
 TEST(Config100m, DefaultsAreThoseOfTheDocument) {
   Strings warnings;
-  const auto config =
-      parse<Config100m>(R"("max_seq_len":1024,"num_memories":1,"dropout":0.1,"mem_dim":256,"ffn_dim":null)", &warnings);
+  const auto config = parse<mmrec100m::Config>(
+      R"("max_seq_len":1024,"num_memories":1,"dropout":0.1,"mem_dim":256,"ffn_dim":null)", &warnings);
   EXPECT_EQ(config.ffn_dim, 128);
   EXPECT_EQ(config.num_heads, 1);
   EXPECT_EQ(config.mdi_mix, 0.1F);
   EXPECT_EQ(config.expert, Expert::kBoth);
-  parse<Config100m>(R"("model_dim":32)", &warnings);
+  parse<mmrec100m::Config>(R"("model_dim":32)", &warnings);
   EXPECT_EQ(warnings, (Strings{"config.json: unknown key \"model_dim\" is ignored"}));
 }
 
 TEST(Config100m, SurvivesARoundTrip) {
-  const auto config = parse<Config100m>(R"("num_heads":2,"ffn_dim":64,"mdi_mix":0.25,"expert":"code","bos_token_id":3,
+  const auto config =
+      parse<mmrec100m::Config>(R"("num_heads":2,"ffn_dim":64,"mdi_mix":0.25,"expert":"code","bos_token_id":3,
                                            "eos_token_id":[1,2],"fusion_method":"concatenate")");
   EXPECT_EQ(config.expert, Expert::kCode);
   EXPECT_EQ(config.stacks(), 1);
@@ -256,54 +257,57 @@ TEST(Config100m, SurvivesARoundTrip) {
 }
 
 TEST(Config100m, SaysWhatItRefuses) {
-  expect_refused<Config100m>({{R"("expert":"third")", {"expert", "\"third\"", R"("both", "text" or "code")"}},
-                              {R"("expert":1)", {"expert", "string"}},
-                              {R"("fusion_method":"weighted")", {"fusion_method", "\"weighted\"", "concatenate"}},
-                              {R"("mdi_mix":11)", {"mdi_mix", "11", "0 to 10"}},
-                              {R"("bos_token_id":112)", {"bos_token_id", "112", "vocab_size 112"}}});
+  expect_refused<mmrec100m::Config>(
+      {{R"("expert":"third")", {"expert", "\"third\"", R"("both", "text" or "code")"}},
+       {R"("expert":1)", {"expert", "string"}},
+       {R"("fusion_method":"weighted")", {"fusion_method", "\"weighted\"", "concatenate"}},
+       {R"("mdi_mix":11)", {"mdi_mix", "11", "0 to 10"}},
+       {R"("bos_token_id":112)", {"bos_token_id", "112", "vocab_size 112"}}});
   for (const std::string_view key : {"vocab_size", "expert_dim", "num_layers", "model_type"}) {
-    expect_says(refusal_with<Config100m>(key, "other"), {key, "missing"});
+    expect_says(refusal_with<mmrec100m::Config>(key, "other"), {key, "missing"});
   }
-  expect_refused_with<Config100m>(
+  expect_refused_with<mmrec100m::Config>(
       {{":32", ":30", {"expert_dim", "30", "multiple of 4"}}, {":32", ":16777216", {"2^48 bytes of weights"}}});
 }
 
 TEST(JaxConfig, DefaultsAndRoundTrip) {
-  const auto config = parse<jax::Config>("");
+  const auto config = parse<mmrec_jax::Config>("");
   EXPECT_EQ(config.long_mem_len, 512);
   EXPECT_TRUE(config.bank);
   EXPECT_EQ(config.calls, Calls::kPrompt);
   EXPECT_EQ(config.ffn_dim(), 128);
   EXPECT_EQ(config.gate_hidden_dim(), 8);
   expect_round_trip(config);
-  const auto other =
-      parse<jax::Config>(R"("long_mem_len":40,"bank":false,"calls":"whole","bos_token_id":3,"eos_token_id":[1,2])");
+  const auto other = parse<mmrec_jax::Config>(
+      R"("long_mem_len":40,"bank":false,"calls":"whole","bos_token_id":3,"eos_token_id":[1,2])");
   EXPECT_EQ(other.calls, Calls::kWhole);
   expect_round_trip(other);
 }
 
 TEST(JaxConfig, KeysWithoutMeaningAreSilentAndUnknownOnesReported) {
   Strings warnings;
-  parse<jax::Config>(
+  parse<mmrec_jax::Config>(
       R"("ffn_dim":64,"max_length":512,"use_uboo":true,"use_moe":false,"short_mem_len":40,"lambda_p":0.1)", &warnings);
   EXPECT_EQ(warnings, Strings());
-  parse<jax::Config>(R"("use_hem":true)", &warnings);
+  parse<mmrec_jax::Config>(R"("use_hem":true)", &warnings);
   ASSERT_EQ(warnings.size(), 1U);
   expect_says(warnings[0], {"use_hem", "ignored"});
 }
 
 TEST(JaxConfig, EveryRefusalNamesKeyFoundAndExpected) {
-  expect_refused<jax::Config>({{R"("use_moe":true)", {"use_moe", "found true", "expected false", "mixture of experts"}},
-                               {R"("calls":"all")", {"calls", "\"all\"", "stepwise", "prompt", "whole"}},
-                               {R"("calls":1)", {"calls"}},
-                               {R"("bank":1)", {"bank"}},
-                               {R"("long_mem_len":0)", {"long_mem_len", "0", "1 to"}},
-                               {R"("bos_token_id":160)", {"bos_token_id", "160"}}});
-  expect_refused_with<jax::Config>({{"\"model_dim\":32", "\"model_dim\":30", {"model_dim", "30", "multiple of 4"}},
-                                    {"\"num_heads\":2", "\"num_heads\":33", {"num_heads", "33", "32"}},
-                                    {"\"vocab_size\":160,", "", {"vocab_size", "missing"}},
-                                    {"\"model_dim\":32", "\"model_dim\":16777216", {"2^48"}},
-                                    {"mmrec-jax", "mmrec", {"model_type"}}});
+  expect_refused<mmrec_jax::Config>(
+      {{R"("use_moe":true)", {"use_moe", "found true", "expected false", "mixture of experts"}},
+       {R"("calls":"all")", {"calls", "\"all\"", "stepwise", "prompt", "whole"}},
+       {R"("calls":1)", {"calls"}},
+       {R"("bank":1)", {"bank"}},
+       {R"("long_mem_len":0)", {"long_mem_len", "0", "1 to"}},
+       {R"("bos_token_id":160)", {"bos_token_id", "160"}}});
+  expect_refused_with<mmrec_jax::Config>(
+      {{"\"model_dim\":32", "\"model_dim\":30", {"model_dim", "30", "multiple of 4"}},
+       {"\"num_heads\":2", "\"num_heads\":33", {"num_heads", "33", "32"}},
+       {"\"vocab_size\":160,", "", {"vocab_size", "missing"}},
+       {"\"model_dim\":32", "\"model_dim\":16777216", {"2^48"}},
+       {"mmrec-jax", "mmrec", {"model_type"}}});
 }
 
 }  // namespace

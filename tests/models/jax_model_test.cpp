@@ -25,9 +25,9 @@ fs::path fixture() { return fs::path(MMREC_FIXTURES) / "upstream/jax"; }
 struct Edited : TempFolder {
   Edited() : checkpoint(fixture() / "model.safetensors") { config(test::read_file(fixture() / "config.json")); }
   void config(std::string_view text) const { test::write_file(*this / "config.json", text); }
-  jax::HostWeights load(const WarningSink& warn = {}) const {
+  mmrec_jax::HostWeights load(const WarningSink& warn = {}) const {
     checkpoint.write(*this / "model.safetensors");
-    return load_weights(Checkpoint::open(path()), test::config_of<jax::Config>(path()), {}, warn);
+    return load_weights(Checkpoint::open(path()), test::config_of<mmrec_jax::Config>(path()), {}, warn);
   }
   std::string refusal() const {
     return error_of([&] { load(); });
@@ -53,7 +53,7 @@ TEST(JaxWeights, KernelsAreTransposed) {
   const test::SafetensorsReader file(fixture() / "model.safetensors");
   const Edited folder;
   std::vector<std::string> warnings;
-  const jax::HostWeights weights = folder.load([&](std::string_view line) { warnings.emplace_back(line); });
+  const mmrec_jax::HostWeights weights = folder.load([&](std::string_view line) { warnings.emplace_back(line); });
   ASSERT_EQ(warnings.size(), 1U);
   expect_says(warnings[0], {"W_planning_*", "12 tensors"});
   const auto expect = [&](const std::string& name, const HostMatrix& matrix, std::int64_t in, std::int64_t out) {
@@ -94,7 +94,7 @@ TEST(JaxWeights, FourProjectionsAreAsGoodAsOne) {
     split.checkpoint.erase(prefix + "fused.kernel");
     split.checkpoint.erase(prefix + "fused.bias");
   }
-  const jax::HostWeights one = fused.load(), four = split.load();
+  const mmrec_jax::HostWeights one = fused.load(), four = split.load();
   for (std::size_t layer = 0; layer < 3; ++layer) {
     EXPECT_EQ(values(one.layers[layer].qkvz), values(four.layers[layer].qkvz));
     EXPECT_TRUE(std::equal(one.layers[layer].qkvz_bias.data(), one.layers[layer].qkvz_bias.data() + 128,
@@ -114,7 +114,7 @@ TEST(JaxWeights, TypesThatDisagreeAreWidened) {
   }
   tensor.bytes = narrow;
   tensor.dtype = "BF16";
-  const jax::HostWeights weights = folder.load();
+  const mmrec_jax::HostWeights weights = folder.load();
   const HostMatrix& matrix = weights.layers[0].gate_z;
   EXPECT_EQ(matrix.format, kernels::DType::kBF16);
   for (std::size_t i = 0; i < before.size(); ++i) {

@@ -23,7 +23,7 @@ namespace mmrec::models {
 
 struct JaxParityCase {
   const char* name;
-  std::shared_ptr<Executor> (*make)(const jax::Config&, std::shared_ptr<const jax::HostWeights>);
+  std::shared_ptr<Executor> (*make)(const mmrec_jax::Config&, std::shared_ptr<const mmrec_jax::HostWeights>);
   std::string (*unusable)() = nullptr;  // why it cannot run here; "" if it can
   bool relative = false;                // bounds are multiples of the largest |entry|
   float logit_bound = 3e-4F;
@@ -45,16 +45,16 @@ class JaxParity : public testing::TestWithParam<JaxParityCase> {
   }
 
   static std::filesystem::path folder() { return std::filesystem::path(MMREC_FIXTURES) / "upstream/jax"; }
-  static jax::Config config() {
-    return jax::Config::parse(read_text(folder() / "config.json", 1 << 20), "config.json");
+  static mmrec_jax::Config config() {
+    return mmrec_jax::Config::parse(read_text(folder() / "config.json", 1 << 20), "config.json");
   }
 
   std::shared_ptr<Executor> executor(Calls calls, bool bank = true) const {
-    jax::Config chosen = config();
+    mmrec_jax::Config chosen = config();
     chosen.calls = calls;
     chosen.bank = bank;
-    return GetParam().make(chosen,
-                           std::make_shared<const jax::HostWeights>(load_weights(Checkpoint::open(folder()), chosen)));
+    return GetParam().make(
+        chosen, std::make_shared<const mmrec_jax::HostWeights>(load_weights(Checkpoint::open(folder()), chosen)));
   }
   std::unique_ptr<Lockstep> sequences(const std::shared_ptr<Executor>& executor, int batch = kBatch) const {
     ExecutionOptions options;

@@ -7,24 +7,24 @@
 namespace mmrec::models {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(Cpu, JaxParity, testing::Values(JaxParityCase{"fp32", make_cpu_executor<jax::Config>}),
+INSTANTIATE_TEST_SUITE_P(Cpu, JaxParity, testing::Values(JaxParityCase{"fp32", make_cpu_executor<mmrec_jax::Config>}),
                          jax_parity_name);
 
 class JaxOnCpu : public JaxParity {};
-INSTANTIATE_TEST_SUITE_P(Cpu, JaxOnCpu, testing::Values(JaxParityCase{"fp32", make_cpu_executor<jax::Config>}),
+INSTANTIATE_TEST_SUITE_P(Cpu, JaxOnCpu, testing::Values(JaxParityCase{"fp32", make_cpu_executor<mmrec_jax::Config>}),
                          jax_parity_name);
 
 TEST_P(JaxOnCpu, EveryRowAndEveryBlockOfACall) {
   const std::int64_t count = length("input_ids");
-  jax::Config cut = config();
+  mmrec_jax::Config cut = config();
   const std::int64_t layers = cut.num_layers;
-  const jax::HostWeights weights = load_weights(Checkpoint::open(folder()), cut);
+  const mmrec_jax::HostWeights weights = load_weights(Checkpoint::open(folder()), cut);
   const std::vector<int> ids = slice("input_ids", 0, count);
   for (cut.num_layers = 1; cut.num_layers <= layers; ++cut.num_layers) {
-    jax::ModelView<kernels::Host> view = view_of(weights);
+    mmrec_jax::ModelView<kernels::Host> view = view_of(weights);
     view.layers.resize(static_cast<std::size_t>(cut.num_layers));
     kernels::Cpu cpu(1);
-    jax::Net<kernels::Cpu, float> net(cut, view, cpu, {.tokens = 256, .tile = 128, .rows = 1024});
+    mmrec_jax::Net<kernels::Cpu, float> net(cut, view, cpu, {.tokens = 256, .tile = 128, .rows = 1024});
     net.reserve(kBatch, false);
     kernels::HostBuffer<std::byte> slots(kBatch * net.slot_bytes());
     const Batch batch{.slot = slots.data(), .sequences = kBatch, .tokens = count, .ends = true};

@@ -130,9 +130,9 @@ TEST(Parity100m, EveryBlockOfBothExperts) {
   const test::ReferenceTensor& ids = reference.at("input_ids");
   const std::int64_t batch = ids.dim(0), count = ids.dim(1);
   const std::vector<int> tokens(ids.integers.begin(), ids.integers.end());
-  const Config100m config = test::config_of<Config100m>(folder);
-  const HostWeights100m weights = load_weights(Checkpoint::open(folder), config);
-  const SlotLayout100m layout(config);
+  const mmrec100m::Config config = test::config_of<mmrec100m::Config>(folder);
+  const mmrec100m::HostWeights weights = load_weights(Checkpoint::open(folder), config);
+  const mmrec100m::SlotLayout layout(config);
   kernels::Cpu cpu(1);
   int compared = 0;
   for (std::size_t expert = 0; expert < 2; ++expert) {
@@ -140,7 +140,7 @@ TEST(Parity100m, EveryBlockOfBothExperts) {
       for (std::int64_t layers = 1; layers <= config.num_layers; ++layers) {
         Config cut = config.stack();
         cut.num_layers = layers;
-        ModelView<kernels::Host> view = stack_view(view_of(weights), expert);
+        ModelView<kernels::Host> view = mmrec100m::stack_view(view_of(weights), expert);
         view.layers.resize(static_cast<std::size_t>(layers));
         Stack<kernels::Cpu, float> stack(cut, view, cpu, kCpuPlan, layout.stacks[expert]);
         stack.work().reserve(batch, sweeps);

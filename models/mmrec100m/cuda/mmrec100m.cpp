@@ -5,12 +5,13 @@
 #include "models/runtime/cuda/executor.h"
 #include "models/runtime/cuda/sides.h"
 
-namespace mmrec::models {
+namespace mmrec::models::mmrec100m {
 
-static ChunkPlan chunk_plan(const Config100m& config, const kernels::Cuda& cuda) {
+static ChunkPlan chunk_plan(const Config& config, const kernels::Cuda& cuda) {
   return chunk_plan(config.stack(), cuda);
 }
 
-template CudaModel make_cuda_executor(const Config100m&, const HostWeights100m&, Precision, int);
+}  // namespace mmrec::models::mmrec100m
 
-}  // namespace mmrec::models
+template mmrec::models::CudaModel mmrec::models::make_cuda_executor(const mmrec100m::Config&,
+                                                                    const mmrec100m::HostWeights&, Precision, int);

@@ -7,7 +7,7 @@
 #include "models/mmrec_jax/net.h"
 #include "models/runtime/cuda/executor.h"
 
-namespace mmrec::models::jax {
+namespace mmrec::models::mmrec_jax {
 
 /// Rows of 64 prompts of 512 tokens where D = 1,024, so that their recurrences go side by side: 8 clusters of 16
 /// multiprocessors; fewer where activations are wider.
@@ -16,7 +16,7 @@ static ChunkPlan chunk_plan(const Config& config, const kernels::Cuda& /*cuda*/)
   return {.tokens = 4096, .tile = 1, .rows = std::clamp<std::int64_t>(kElements / config.model_dim, 4096, 32768)};
 }
 
-}  // namespace mmrec::models::jax
+}  // namespace mmrec::models::mmrec_jax
 
-template mmrec::models::CudaModel mmrec::models::make_cuda_executor(const jax::Config&, const jax::HostWeights&,
-                                                                    Precision, int);
+template mmrec::models::CudaModel mmrec::models::make_cuda_executor(const mmrec_jax::Config&,
+                                                                    const mmrec_jax::HostWeights&, Precision, int);

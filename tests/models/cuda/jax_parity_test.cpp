@@ -7,7 +7,7 @@ namespace mmrec::models {
 namespace {
 
 template <Precision kPrecision>
-std::shared_ptr<Executor> make(const jax::Config& config, std::shared_ptr<const jax::HostWeights> weights) {
+std::shared_ptr<Executor> make(const mmrec_jax::Config& config, std::shared_ptr<const mmrec_jax::HostWeights> weights) {
   return make_cuda_executor(config, *weights, kPrecision).executor;
 }
 std::string unusable() { return cuda_unusable_reason(); }

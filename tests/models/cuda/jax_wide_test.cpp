@@ -21,7 +21,7 @@ class JaxWide : public testing::Test {
     config_.num_heads = 4;
     config_.long_mem_len = 40;
     write_synthetic_model(folder_.path(), config_, kernels::DType::kBF16, 5);
-    weights_ = std::make_shared<const jax::HostWeights>(load_weights(Checkpoint::open(folder_.path()), config_));
+    weights_ = std::make_shared<const mmrec_jax::HostWeights>(load_weights(Checkpoint::open(folder_.path()), config_));
   }
 
   /// Logits [2, V] behind a prompt, behind another and behind a step.
@@ -40,7 +40,7 @@ class JaxWide : public testing::Test {
   void expect_agreement(Precision precision, float bound) {
     for (const bool bank : {true, false}) {
       config_.bank = bank;
-      const std::vector<float> want = logits(make_cpu_executor<jax::Config>(config_, weights_));
+      const std::vector<float> want = logits(make_cpu_executor<mmrec_jax::Config>(config_, weights_));
       const std::vector<float> got = logits(make_cuda_executor(config_, *weights_, precision).executor);
       const float largest = largest_of(want);
       ASSERT_EQ(got.size(), want.size());
@@ -51,8 +51,8 @@ class JaxWide : public testing::Test {
   }
 
   test::TempFolder folder_;
-  jax::Config config_;
-  std::shared_ptr<const jax::HostWeights> weights_;
+  mmrec_jax::Config config_;
+  std::shared_ptr<const mmrec_jax::HostWeights> weights_;
 };
 
 TEST_F(JaxWide, Float32) { expect_agreement(Precision::kF32, 1e-4F); }
