@@ -27,8 +27,8 @@ struct SlotLayout {
     place_blocks(config, places);
     bytes = places.bytes();
   }
-  /// Of a stack of blocks that shares its slot with others: the next of `places`. Who has placed everything sets
-  /// `bytes`.
+  /// Of a stack of blocks that shares its slot with others: the next of `places`. The caller sets `bytes` when
+  /// everything is placed.
   SlotLayout(const Config& config, SlotPlaces& places) { place_blocks(config, places); }
 
  private:

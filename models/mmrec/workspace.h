@@ -203,7 +203,7 @@ class Workspace {
 
   // --- Products
 
-  /// A product over rows of the chunk at hand. Who has several at once says himself that they are ragged.
+  /// A product over rows of the chunk at hand. Callers with several at once must set force_row_kernel themselves.
   template <class Y>
   void linear(Job<Y> job) {
     job.force_row_kernel = ragged;

@@ -81,7 +81,7 @@ class Net {
   /// Rows of the chunk that products take together.
   std::span<const Piece> pieces() const { return work_.pieces(); }
 
-  /// Rows of the bank that are written; and -1 where these no more change, or there is none.
+  /// Rows of the bank that are written; and -1 where these change no more, or without a bank.
   using StepKey = std::tuple<std::int64_t, std::int64_t, bool>;
   StepKey step_key(std::int64_t position) const {
     if (!config_.bank) return {0, -1, false};

@@ -1,5 +1,4 @@
-// GPUs as a model's loader sees them. Declared in every build; one without CUDA answers why there is none
-// (cuda_stub.cpp).
+// GPUs as a model's loader sees them. A build without CUDA answers why there are none (cuda_stub.cpp).
 #pragma once
 
 #include <cstdint>

@@ -3,7 +3,7 @@
 //
 // The work of a call is a list of runs: some tokens of one sequence each. An executor owns what computing needs
 // (threads or a stream, scratch, activations, recorded graphs) and a pool of slots, each the state of one sequence.
-// Whoever holds slots knows their sequences' positions.
+// The holder of slots knows their sequences' positions.
 #pragma once
 
 #include <cstddef>
@@ -77,8 +77,8 @@ struct Draw {
   std::span<const int> recent = {};
 };
 
-/// A sequence whose tokens are drawn and consumed one after another without the host between. While there is one nobody
-/// else calls for its slot; it goes before the slot does. One thread at a time.
+/// A decode loop on the device, without host round trips. While it exists, no other call may use its slot, and it must be
+/// destroyed before the slot is released. One thread at a time.
 class TokenStream {
  public:
   TokenStream() = default;

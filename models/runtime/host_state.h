@@ -15,7 +15,7 @@
 namespace mmrec::models {
 
 /// How much of a row is in use follows from the position: equal pieces, filled one after another from the first one on,
-/// all of them in the end. Nobody reads a piece before it is filled.
+/// all of them in the end. No op reads a piece before it is filled.
 struct Filling {
   std::int64_t pieces = 1;   // of a row
   std::int64_t tokens = 0;   // after which the next are filled; 0: all are in use from the beginning

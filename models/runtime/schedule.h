@@ -1,7 +1,7 @@
 // How the work of a call is cut into chunks: runs over packed rows that go through all blocks at once.
 //
-// Inner boundaries of a sequence's chunks lie on a fixed grid of its positions, so how a caller splits its tokens, and
-// who stands beside them, decides at most which rows share a matrix product (docs/numerics.md), never what is computed.
+// Inner boundaries of a sequence's chunks lie on a fixed grid of its positions, so the caller's splits and the
+// other runs decide at most which rows share a matrix product (docs/numerics.md), never what is computed.
 // This is the one place that knows a grid.
 #pragma once
 

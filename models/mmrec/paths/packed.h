@@ -1,6 +1,5 @@
-// All runs of a chunk at once, where they are packed with a row between two and swept, on backends that have the ops
-// (kernels::PackedRuns). Taken where a chunk was laid out so, has several runs, and sweeps are asked for. Faster,
-// because many short runs pay for the launches and the wait of one long run.
+// All runs of a chunk at once, packed with a row between two and swept, on backends that have the ops
+// (kernels::PackedRuns).
 //
 // Runs within one memory segment are simple: after the recurrence their rows go on together. They stand first in the
 // chunk, and those last among them that attend to two slots or more. What is left, a few long runs, goes on run by run.

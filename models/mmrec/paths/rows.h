@@ -1,7 +1,5 @@
 // One token of each of many sequences, row by row, on backends that have the ops (kernels::AdvanceNorm and its
-// neighbours). Taken where every batch is single tokens and there are enough of them, or they stand at positions of
-// their own. Faster, because the recurrence's gates are one more product, one reading of the weights serves all
-// sequences, and what lies between products is normed where it is computed.
+// neighbours): the recurrence's gates are one more product, and what lies between products is normed where it is computed.
 //
 // Sequences stand side by side at one position, or anywhere: then lists say where each row's state lies. Those that
 // attend to two slots or more come last.

@@ -1,6 +1,5 @@
-// What follows the recurrence by one op for all memory segments of a batch (models/mmrec/fused_ops.h), on
-// backends that have it. Taken by batches of kMinSweepTokens tokens and more, of models that the op takes; the others
-// of a chunk go as in block.h. Faster, because a segment's end waits for no launch.
+// What follows the recurrence by one op for all memory segments of a batch (models/mmrec/fused_ops.h), on backends that
+// have it; batches that the op does not take go as in block.h.
 #pragma once
 
 #include <cstdint>

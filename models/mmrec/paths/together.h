@@ -1,6 +1,5 @@
-// All batches of a chunk at once by exact steps, on backends that have the op (kernels::GatedRecurrences). Taken where
-// there are several batches, none by sweeps, and each lies within one memory segment. Faster, because each reading of
-// the recurrence's gates and of the feed-forward network's weights serves all batches.
+// All batches of a chunk at once by exact steps, on backends that have the op (kernels::GatedRecurrences). Each lies
+// within one memory segment.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,4 @@
-// One token of a whole model as one op (models/mmrec/fused_ops.h), on backends that have it. Taken by steps of a few
-// sequences side by side at one position, of models that the op takes. Faster, because all weights are streamed by one
-// launch.
+// One token of a whole model as one op (models/mmrec/fused_ops.h), on backends that have it.
 //
 // This holds the model's weights as the op wants them, and the memory it works in.
 #pragma once

@@ -176,7 +176,7 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Arch, A>, kernels::C
       if (executor_.stream_ == this) executor_.stream_ = nullptr;
       try {
         executor_.worker_->backend.make_current();
-        executor_.worker_->backend.synchronize();  // nobody writes to what goes now
+        executor_.worker_->backend.synchronize();  // no kernel writes to what goes now
       } catch (const std::exception&) {            // a device that fails writes nothing; the next call says so
       }
     }
@@ -184,7 +184,7 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Arch, A>, kernels::C
     void enqueue() override {
       std::unique_lock lock(executor_.mutex_);
       const bool has_token = executor_.stream_ == this;
-      if (has_token) executor_.stream_ = nullptr;  // nobody need keep it
+      if (has_token) executor_.stream_ = nullptr;  // it is used here
       const Turn turn = executor_.take(std::move(lock), {.prefill = PrefillMode::kSteps}, 1);
       if (enqueued_ > 0) {
         if (!has_token) turn->backend.copy(token_.data(), turn->forward.tokens(), sizeof(int));

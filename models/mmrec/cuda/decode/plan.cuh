@@ -1,4 +1,4 @@
-// Where a decode step keeps what and who owns which rows: a block's shared memory, the memory through which blocks
+// Where a decode step keeps its data and which block owns which rows: a block's shared memory, the memory through which blocks
 // exchange vectors, the shapes of products and stages. All of it is worked out on the host, so that a block divides
 // nothing.
 #pragma once
@@ -143,7 +143,7 @@ inline void lay_out_exchange(DecodePlan& plan, const DecodeShape& s, std::int64_
   plan.set_bytes = s.layers * end;
 }
 
-/// Who multiplies what in slots of 16 rows of slot_row_bytes, but for ffn_out's panels.
+/// Which block multiplies which rows, in slots of 16 rows of slot_row_bytes, but for ffn_out's panels.
 inline void divide(DecodePlan& plan, const DecodeShape& s, int element, int blocks, int unit = 1) {
   const std::int64_t totals[] = {s.dim, s.gate_hidden, s.ffn, s.vocab};
   for (int i = 0; i < kCountOf<Owned>; ++i) {

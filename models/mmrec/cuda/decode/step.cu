@@ -23,7 +23,7 @@
 // There are three algorithms (choose.cuh says when each runs): BatchBlock for several sequences, SingleBlock for one,
 // and ClusterBlock for one sequence of a small model, in one cluster of blocks. What they share:
 //   stages.cuh       the table of stages
-//   plan.cuh         who owns which rows, and where what lies
+//   plan.cuh         which block owns which rows, and where data lies
 //   stream.cuh       the ring of weights, and the warps that fill it
 //   context.cuh      what a warp has at hand
 //   epilogue.cuh     from sums to what other blocks read
