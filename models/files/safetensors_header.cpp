@@ -93,7 +93,12 @@ class HeaderParser {
     const std::string text = reader_.string(64);
     const auto known = std::find(kNamesInFile.begin(), kNamesInFile.end(), text);
     if (known != kNamesInFile.end()) return static_cast<kernels::DType>(known - kNamesInFile.begin());
-    reader_.fail(fmt::format("found {}, expected F32, F16 or BF16", quote(text)));
+    std::string expected;
+    for (const std::string_view& name : kNamesInFile) {
+      expected += expected.empty() ? "" : &name == &kNamesInFile.back() ? " or " : ", ";
+      expected += name;
+    }
+    reader_.fail(fmt::format("found {}, expected {}", quote(text), expected));
   }
 
   void shape(std::vector<std::int64_t>& to) {

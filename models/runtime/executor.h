@@ -77,8 +77,8 @@ struct Draw {
   std::span<const int> recent = {};
 };
 
-/// A decode loop on the device, without host round trips. While it exists, no other call may use its slot, and it must be
-/// destroyed before the slot is released. One thread at a time.
+/// A decode loop on the device, without host round trips. While it exists, no other call may use its slot, and it must
+/// be destroyed before the slot is released. One thread at a time.
 class TokenStream {
  public:
   TokenStream() = default;

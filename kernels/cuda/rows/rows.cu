@@ -248,14 +248,10 @@ void embed(Cuda& cuda, const WeightView<Device>& table, const int* tokens, Matri
   const auto from = [&]<class T>(T) {
     copy(cuda, CopyRow<true, T, float>{{static_cast<const T*>(table.data), table.rows, table.cols}, x, tokens});
   };
-  switch (table.format.code) {
-    case DType::kF32:
-      return from(float{});
-    case DType::kF16:
-      return from(Float16{});
-    case DType::kBF16:
-      return from(BFloat16{});
-  }
+#define MMREC_FROM(T) \
+  if (table.format == kDTypeOf<T>) return from(T{});
+  MMREC_FOR_EACH_TYPE(MMREC_FROM)
+#undef MMREC_FROM
 }
 
 void decay_gate(Cuda& cuda, const DecayGate<Device>& op) {

@@ -71,15 +71,7 @@ void check(cublasStatus_t status, const char* call) {
 }
 
 cudaDataType_t data_type(DType type) {
-  switch (type) {
-    case DType::kF16:
-      return CUDA_R_16F;
-    case DType::kBF16:
-      return CUDA_R_16BF;
-    case DType::kF32:
-      break;
-  }
-  return CUDA_R_32F;
+  return type == DType::kF16 ? CUDA_R_16F : type == DType::kBF16 ? CUDA_R_16BF : CUDA_R_32F;
 }
 
 /// An opaque object of the library, created and destroyed by a pair of its functions.

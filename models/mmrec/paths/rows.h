@@ -1,5 +1,6 @@
 // One token of each of many sequences, row by row, on backends that have the ops (kernels::AdvanceNorm and its
-// neighbours): the recurrence's gates are one more product, and what lies between products is normed where it is computed.
+// neighbours): the recurrence's gates are one more product, and what lies between products is normed where it is
+// computed.
 //
 // Sequences stand side by side at one position, or anywhere: then lists say where each row's state lies. Those that
 // attend to two slots or more come last.

@@ -21,7 +21,6 @@
 #include <vector>
 
 #include "kernels/cuda/runtime/cuda.h"
-#include "models/files/elements.h"
 #include "models/runtime/cuda/draw_rules.h"
 #include "models/runtime/cuda/upload.h"
 #include "models/runtime/executor_base.h"
@@ -293,9 +292,14 @@ CudaModel make_cuda_executor(const Config& config, const WeightsOf<typename Conf
   using Arch = typename Config::Arch;
   const auto on_device = std::make_shared<const DeviceWeights<Arch>>(weights, precision, gpu);
   CudaModel model{nullptr, precision_of(on_device->type()), on_device->bytes()};
-  with_element_type(on_device->type(), [&](auto zero) {
-    model.executor = std::make_shared<CudaExecutor<Arch, decltype(zero)>>(config, on_device);
-  });
+  const auto make_for = [&]<class A>() {  // the types that ops are made for
+    if (on_device->type() == kernels::kDTypeOf<A>) {
+      model.executor = std::make_shared<CudaExecutor<Arch, A>>(config, on_device);
+    }
+  };
+  make_for.template operator()<float>();
+  make_for.template operator()<kernels::Float16>();
+  make_for.template operator()<kernels::BFloat16>();
   return model;
 }
 

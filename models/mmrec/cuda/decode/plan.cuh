@@ -1,6 +1,6 @@
-// Where a decode step keeps its data and which block owns which rows: a block's shared memory, the memory through which blocks
-// exchange vectors, the shapes of products and stages. All of it is worked out on the host, so that a block divides
-// nothing.
+// Where a decode step keeps its data and which block owns which rows: a block's shared memory, the memory through which
+// blocks exchange vectors, the shapes of products and stages. All of it is worked out on the host, so that a block
+// divides nothing.
 #pragma once
 
 #include <algorithm>

@@ -11,10 +11,10 @@
 
 namespace mmrec::kernels {
 
-/// Slots and their barriers. `full` completes when a slot's bytes have come: a copying warp arrives for itself. That all
-/// consumer threads have read what they read of a slot, they say by another such barrier, or by a named one, which is
-/// sooner but of which there are 16. Producers and consumers walk the slots in the same order, each with a position of
-/// its own.
+/// Slots and their barriers. `full` completes when a slot's bytes have come: a copying warp arrives for itself. That
+/// all consumer threads have read what they read of a slot, they say by another such barrier, or by a named one, which
+/// is sooner but of which there are 16. Producers and consumers walk the slots in the same order, each with a position
+/// of its own.
 template <bool kNamed>
 class Ring {
  public:

@@ -8,16 +8,16 @@
 //   attend -> attended | W_o -> y | rmsnorm, W_1, gelu -> hidden | W_2 -> x, sums over the tile
 //
 // Words exchanged tell by themselves whether they have been written: before that they are all ones (exchange.cuh), so a
-// reader polls what it needs and nothing else. A team's tiles take kPlaces places in turn. A block that has the second exchange
-// of tile n knows that all have ended tile n - 1; in tile n + 1, while the first exchange is under way, it makes its
-// words of tile n - 1 all ones again, for tile n + 3. Every thread has a fence in every tile, between the second and
-// the third exchange: that of n + 1 and that of n + 2 put the ones before all that is read in tile n + 3.
+// reader polls what it needs and nothing else. A team's tiles take kPlaces places in turn. A block that has the second
+// exchange of tile n knows that all have ended tile n - 1; in tile n + 1, while the first exchange is under way, it
+// makes its words of tile n - 1 all ones again, for tile n + 3. Every thread has a fence in every tile, between the
+// second and the third exchange: that of n + 1 and that of n + 2 put the ones before all that is read in tile n + 3.
 //
 // A tile's fp64 sums over time are all that teams tell each other. They go through Cuda::flags(), zero between ops,
-// where a word that is not zero has been written (a sum of 0 is written as -0); a block that needs a slot waits for the sums of
-// all tiles and adds them up, always in the same order. Words go back to zero when all have read them: two pieces
-// later, or at the end. What does not need that slot is done before: during a tile's last exchange a block attends to
-// all older slots for the team's next tile.
+// where a word that is not zero has been written (a sum of 0 is written as -0); a block that needs a slot waits for the
+// sums of all tiles and adds them up, always in the same order. Words go back to zero when all have read them: two
+// pieces later, or at the end. What does not need that slot is done before: during a tile's last exchange a block
+// attends to all older slots for the team's next tile.
 //
 // Products are 16 rows by tensor core, operands in shared memory in steps of 64 bytes of k (tile_product.cuh's
 // permutation), rows of odd number with the halves of every 128 bytes exchanged, so that 8 lanes meet no bank twice.
