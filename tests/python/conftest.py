@@ -1,7 +1,7 @@
 """Shared by the tests of the Python package: folders of fixtures, a reader of safetensors, references, programs.
 
-Tests that need what is large (PyTorch, JAX, lm-evaluation-harness, Ray) are skipped where it is missing; the last line of
-scripts/test-python counts them.
+Tests that need what is large (PyTorch, JAX, lm-evaluation-harness, Ray) are skipped where it is missing; the last line
+of scripts/test-python counts them.
 """
 
 import json
@@ -65,8 +65,8 @@ def ppl_records(programs, rows, *options):
 
 
 def references(xp):
-    """The equations of the scans step by step, by name, for arrays of the library `xp` (NumPy or PyTorch). Each takes its
-    inputs, the carry and `reverse`, and returns all states and the last."""
+    """The equations of the scans step by step, by name, for arrays of the library `xp` (NumPy or PyTorch). Each takes
+    its inputs, the carry and `reverse`, and returns all states and the last."""
 
     def scan(step, output=lambda state: state):
         def run(*arguments):

@@ -148,7 +148,8 @@ def test_what_callbacks_raise_ends_the_call_and_is_raised(model, tokenizer):
 
 
 def test_a_sub_interpreter_is_refused():
-    """A thread of the engine would take the GIL of the main interpreter, and the sub-interpreter would wait without end."""
+    """A thread of the engine would take the GIL of the main interpreter, and the sub-interpreter would wait without
+    end."""
     code = """
 try:
     import _interpreters as interpreters

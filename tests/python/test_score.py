@@ -1,4 +1,5 @@
-"""mmrec.score and mmrec.generate_many in one process: every document once, figures of the library, resuming, refusals."""
+"""mmrec.score and mmrec.generate_many in one process: every document once, figures of the library, resuming,
+refusals."""
 
 import importlib
 import json

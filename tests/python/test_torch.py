@@ -1,5 +1,5 @@
-"""mmrec.torch: the kernels as PyTorch operators. Values and gradients against float64 of PyTorch's own operators, gradients
-also against finite differences; torch.compile and opcheck."""
+"""mmrec.torch: the kernels as PyTorch operators. Values and gradients against float64 of PyTorch's own operators,
+gradients also against finite differences; torch.compile and opcheck."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
-"""The stubs say what is there: mypy takes the package and its users' code, stubtest compares the extension with its stub."""
+"""The stubs say what is there: mypy takes the package and its users' code, stubtest compares the extension with its
+stub."""
 
 import inspect
 import pathlib

@@ -4,8 +4,8 @@
 >>> print(mmrec.generate("Once"))
 
 Model and Session are the engine's; Tokenizer, Generator (many requests at once, asyncio) and Scorer (log-probs,
-perplexity) build on them. Token ids are anything that NumPy converts to integers; results are int32 arrays. Log-probs are
-natural logarithms in float32. Calls that compute release the GIL. docs/python.md has more.
+perplexity) build on them. Token ids are anything that NumPy converts to integers; results are int32 arrays. Log-probs
+are natural logarithms in float32. Calls that compute release the GIL. docs/python.md has more.
 """
 
 from __future__ import annotations

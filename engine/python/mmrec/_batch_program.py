@@ -44,7 +44,7 @@ def parser_of(program: str, what: str, field: str) -> argparse.ArgumentParser:
 
 
 class Work:
-    """The work on a partition: records of its documents, in order, and their sums. Each worker makes one from options."""
+    """The work on a partition: records of its documents, in order, and their sums. Made from options in each worker."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options

@@ -1,10 +1,10 @@
 """Works on partitions in a pool of Ray Data's actors, or in this process.
 
-Ray restarts a worker that died and gives it its partition again, without end. So a worker counts in a ledger how often a
-partition was begun, and refuses one that was begun too often: a partition that kills its workers ends the run.
+Ray restarts a worker that died and gives it its partition again, without end. So a worker counts in a ledger how often
+a partition was begun, and refuses one that was begun too often: a partition that kills its workers ends the run.
 
-Must stay true: a partition whose worker dies is begun again, a bounded number of times; workers are added while the cluster
-has room for them; work on a partition can be repeated without harm.
+Must stay true: a partition whose worker dies is begun again, a bounded number of times; workers are added while the
+cluster has room for them; work on a partition can be repeated without harm.
 """
 
 from __future__ import annotations

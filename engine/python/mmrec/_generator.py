@@ -48,10 +48,10 @@ class Generator(_mmrec.Generator):
     def submit(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> int:
         """Queues a request and returns its number, from 1 on.
 
-        prompt: a str, encoded as by Tokenizer.encode (with BOS unless it continues a state), or ids [T]. start: a Session
-        of batch 1; the request continues a copy of it, so it must not move until the request runs. Or state: the bytes
-        of Session.save(). on_finish receives the GenerateResult. Options are Session.generate's. Raises ValueError
-        naming the field, and ModelError for a state; then nothing has changed.
+        prompt: a str, encoded as by Tokenizer.encode (with BOS unless it continues a state), or ids [T]. start: a
+        Session of batch 1; the request continues a copy of it, so it must not move until the request runs. Or state:
+        the bytes of Session.save(). on_finish receives the GenerateResult. Options are Session.generate's. Raises
+        ValueError naming the field, and ModelError for a state; then nothing has changed.
         """
         return super().submit(prompt, **options)
 
@@ -59,9 +59,9 @@ class Generator(_mmrec.Generator):
     def generate(self, prompts: Iterable[Prompt], **options: Unpack[GenerateOptions]) -> list[GenerateResult]:
         """Continues all prompts (str or ids each); results in their order.
 
-        Options are Session.generate's, for all. Prompt i has the random numbers of `sequence` + i, so that equal prompts
-        do not give equal texts. A request that fails on its own has finish_reason "error". Raises TypeError for a single
-        str, and ValueError for a wrong prompt before it is begun.
+        Options are Session.generate's, for all. Prompt i has the random numbers of `sequence` + i, so that equal
+        prompts do not give equal texts. A request that fails on its own has finish_reason "error". Raises TypeError for
+        a single str, and ValueError for a wrong prompt before it is begun.
         """
         results = dict(self.as_completed(prompts, **options))
         return [results[index] for index in sorted(results)]
@@ -135,8 +135,8 @@ class Generator(_mmrec.Generator):
 
 
 class _Request:
-    """A request of a coroutine. The thread of the rounds posts to the coroutine: pieces, then the result; or the exception
-    of a callback."""
+    """A request of a coroutine. The thread of the rounds posts to the coroutine: pieces, then the result; or the
+    exception of a callback."""
 
     def __init__(self, options: RequestOptions, wants_text: bool) -> None:
         """Replaces the callbacks among `options`."""
@@ -188,7 +188,7 @@ class _Request:
 
 
 class _Rounds:
-    """The thread that runs rounds while coroutines wait. Only it submits and cancels, so no event loop waits for a round."""
+    """The thread that runs rounds while coroutines wait. It alone submits and cancels, so event loops never wait."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

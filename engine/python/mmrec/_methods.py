@@ -76,8 +76,8 @@ def generate(self: Session, tokenizer: Tokenizer, **options: Unpack[GenerateOpti
 
 @_method(Session, GenerateOptions)
 def stream(self: Session, tokenizer: Tokenizer, **options: Unpack[GenerateOptions]) -> Iterator[str]:
-    """generate() as an iterator of pieces of the text, which a thread of the iterator draws. The session is in use until
-    the iterator ends or is closed."""
+    """generate() as an iterator of pieces of the text, which a thread of the iterator draws. The session is in use
+    until the iterator ends or is closed."""
     on_text = options.pop("on_text", None)
 
     def call(emit: Callable[[str], bool]) -> object:
@@ -113,8 +113,8 @@ def blocks_of(texts: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[
 def encode_stream(
     self: Tokenizer, texts: Iterable[Union[str, bytes]], add_bos: bool = True, threads: int = 0
 ) -> Iterator[npt.NDArray[np.int32]]:
-    """encode_batch() as an iterator, for Scorer.score_stream: texts are read as they are wanted, up to some four million
-    characters ahead."""
+    """encode_batch() as an iterator, for Scorer.score_stream: texts are read as they are wanted, up to some four
+    million characters ahead."""
     if isinstance(texts, (str, bytes)):
         raise TypeError("texts: found one text, expected an iterable of texts")
     return (ids for block in blocks_of(texts, len) for ids in self.encode_batch(block, add_bos, threads))

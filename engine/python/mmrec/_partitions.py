@@ -1,8 +1,8 @@
 """Cuts inputs into partitions, and keeps folders of results in which each partition is complete or absent.
 
-Must stay true: every document is in exactly one partition. A partition's file is renamed into place when it is whole, after
-the file of its sums. Its name follows from the input, its size and the place in it. A folder of results belongs to one model,
-one set of inputs and one set of options, which its run.json lists.
+Must stay true: every document is in exactly one partition. A partition's file is renamed into place when it is whole,
+after the file of its sums. Its name follows from the input, its size and the place in it. A folder of results belongs
+to one model, one set of inputs and one set of options, which its run.json lists.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Document:
 
 @dataclasses.dataclass(frozen=True)
 class Partition:
-    """Bytes [begin, end) of `path` (lines or paragraphs that begin there), or row groups [begin, end) of Parquet. A compressed
-    file is one partition, because reading cannot begin in its middle."""
+    """Bytes [begin, end) of `path` (lines or paragraphs that begin there), or row groups [begin, end) of Parquet. A
+    compressed file is one partition, because reading cannot begin in its middle."""
 
     path: str
     size: int

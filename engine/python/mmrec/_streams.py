@@ -1,10 +1,10 @@
 """The threads of the package, and iterators over the results of a call that hands them over piece by piece.
 
-The call runs in a thread of its own and waits when its reader falls behind. When the reader stops early (the iterator is
-closed or dropped), the call is told to end. It has ended when the iterator has.
+The call runs in a thread of its own and waits when its reader falls behind. When the reader stops early (the iterator
+is closed or dropped), the call is told to end. It has ended when the iterator has.
 
-Must stay true: no thread is inside the extension when the interpreter ends. Python would end such a thread in the midst of
-C++, which aborts the process.
+Must stay true: no thread is inside the extension when the interpreter ends. Python would end such a thread in the midst
+of C++, which aborts the process.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def _end() -> None:
 def iterate(
     call: Callable[[Callable[[T], bool]], object], stop: Callable[[], None] = lambda: None, ahead: int = 256
 ) -> Generator[T, None, None]:
-    """Yields the pieces that `call` hands to its argument, which answers whether to go on. Raises what `call` raises. `stop`
-    is called when the reader has gone, because a call may take long between two pieces."""
+    """Yields the pieces that `call` hands to its argument, which answers whether to go on. Raises what `call` raises.
+    `stop` is called when the reader has gone, because a call may take long between two pieces."""
     pieces: queue.SimpleQueue[Any] = queue.SimpleQueue()
     has_room = threading.Event()
     closed = threading.Event()

@@ -1,7 +1,7 @@
 """Continues many prompts on one machine or many: python -m mmrec.generate_many INPUT... -o DIR (docs/clusters.md).
 
-The text depends only on prompt, options, seed and the prompt's place in its file: the byte at which its line begins, or its
-row.
+The text depends only on prompt, options, seed and the prompt's place in its file: the byte at which its line begins, or
+its row.
 """
 
 from __future__ import annotations

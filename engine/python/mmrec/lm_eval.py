@@ -1,8 +1,8 @@
 """The model `mmrec` of lm-evaluation-harness (docs/harness.md): python -m mmrec.lm_eval run --model mmrec ...
 
 The harness has no plugins: importing this module registers the model. As a program it is the harness's own command line
-with the model registered. Must stay true: figures are those of mmrec-ppl on the same text; a document is scored whole in one
-pass; the result of a request does not depend on the requests scored with it.
+with the model registered. Must stay true: figures are those of mmrec-ppl on the same text; a document is scored whole
+in one pass; the result of a request does not depend on the requests scored with it.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
         return results
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """Each document whole, its first token given the prefix token; in windows of `max_length` tokens if it is given."""
+        """Each document whole, its first token given the prefix token; in windows of `max_length` tokens if given."""
         results: list[float] = []
         mode = "full" if self.max_length is None else "rolling"
         for block in blocks_of(requests, lambda request: len(request.args[0])):
@@ -275,7 +275,7 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
         ]
 
     def _generate_options(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The harness's gen_kwargs as options of Session.generate. Raises RefusedOptionError for one that is unknown."""
+        """The harness's gen_kwargs as options of Session.generate. Raises RefusedOptionError for an unknown one."""
         left = dict(given)
         for name, neutral in _WITHOUT_EFFECT.items():
             if name in left and (neutral is None or left[name] is None or left[name] == neutral):

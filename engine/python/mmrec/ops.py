@@ -1,14 +1,14 @@
 """The kernels by themselves, on arrays of any library that speaks DLPack: NumPy, PyTorch, JAX, CuPy.
 
-Nothing is copied. Results are arrays of the first argument's library, on its device. On a GPU the call enqueues its work on
-that library's current stream (`stream=` names another one) and returns; JAX shows no streams, so with its arrays a call
-waits. Operands may have any strides if channels, the last axis, lie side by side. `out` must be writable and share no memory
-with inputs, except that it may be exactly the input that a function names.
+Nothing is copied. Results are arrays of the first argument's library, on its device. On a GPU the call enqueues its
+work on that library's current stream (`stream=` names another one) and returns; JAX shows no streams, so with its
+arrays a call waits. Operands may have any strides if channels, the last axis, lie side by side. `out` must be writable
+and share no memory with inputs, except that it may be exactly the input that a function names.
 
 Types are float32, float16 and bfloat16; arithmetic is float32 or wider. Scans take [..., time, dim] of two to four
-dimensions, and each channel is a sequence of its own. `carry` is the state before the first step, float32 [..., dim]; a run
-cut into calls that hand the carry on gives what one call gives, within rounding. `reverse=True` runs from the last step to
-the first. `threads` are the CPU's, 0 for all that the process may use.
+dimensions, and each channel is a sequence of its own. `carry` is the state before the first step, float32 [..., dim]; a
+run cut into calls that hand the carry on gives what one call gives, within rounding. `reverse=True` runs from the last
+step to the first. `threads` are the CPU's, 0 for all that the process may use.
 
 Errors: TypeError for another type or no array, ValueError naming argument, found and expected, mmrec.CudaError,
 mmrec.DeviceUnavailable, MemoryError. Except for a CUDA error nothing is written before. docs/python.md has examples.
@@ -26,8 +26,8 @@ from . import _mmrec
 
 __all__ = ["decay_scan", "exp_product_scan", "logsumexp_scan", "token_logprobs", "token_logprobs_backward"]
 
-# An array, or its description for the extension: (address, shape, strides, type's code, bits, device type, device, whether it
-# is read-only). Codes and device types are DLPack's numbers.
+# An array, or its description for the extension: (address, shape, strides, type's code, bits, device type, device,
+# whether it is read-only). Codes and device types are DLPack's numbers.
 Array = Any
 
 _EXP_PRODUCT, _LOGSUMEXP, _DECAY = range(3)
@@ -78,8 +78,8 @@ class _Numpy(_Library):
 
 
 class _Torch(_Library):
-    """PyTorch. Its __dlpack__ costs more than a small scan. So before DLPack's table of functions (2.10) tensors are described
-    by hand."""
+    """PyTorch. Its __dlpack__ costs more than a small scan. So before DLPack's table of functions (2.10) tensors are
+    described by hand."""
 
     def __init__(self) -> None:
         import torch
@@ -142,8 +142,8 @@ def _row_major(shape: Tuple[int, ...]) -> Tuple[int, ...]:
 
 
 class _Jax(_Library):
-    """JAX. Its empty() takes twenty times as long as a compiled function that makes the array, and its __dlpack__ costs more than
-    a small scan."""
+    """JAX. Its empty() takes twenty times as long as a compiled function that makes the array, and its __dlpack__ costs
+    more than a small scan."""
 
     def __init__(self) -> None:
         import jax
@@ -235,8 +235,8 @@ def _operand(x: Array, name: str, is_written: bool = False) -> Any:
 
 
 def _begin(x: Array, name: str, out: Optional[Array], row_floats: bool = False) -> Tuple[_Library, Any, Array, Any]:
-    """The library of the first argument `x`, its operand, and `out` with its operand. If `out` is None it is made: like `x`, or a
-    float32 for each row."""
+    """The library of the first argument `x`, its operand, and `out` with its operand. If `out` is None it is made: like
+    `x`, or a float32 for each row."""
     library = _library(x)
     if library is None:
         raise TypeError(f"{name}: found {type(x).__name__}, expected an array that speaks DLPack")
@@ -290,8 +290,8 @@ def decay_scan(
 ) -> Any:
     """The decayed recurrence h_t = exp(log_a_t) h_{t-1} + b_t, of log-decays `log_a` and values `b` [..., time, dim].
 
-    log_a may have either sign and may be -inf (forget all). The carry is h, 0 where none is given. `out` receives h and may
-    be `b`. Returns h, with return_carry h and the last state, float32 [..., dim].
+    log_a may have either sign and may be -inf (forget all). The carry is h, 0 where none is given. `out` receives h and
+    may be `b`. Returns h, with return_carry h and the last state, float32 [..., dim].
     """
     return _scan(_DECAY, log_a, b, carry, out, None, return_carry, reverse, stream, threads)
 
@@ -307,11 +307,11 @@ def exp_product_scan(
     stream: Optional[int] = None,
     threads: int = 0,
 ) -> Any:
-    """The running product of decay gates `gamma` [..., time, dim]: y_t = exp(L_t), L_t = sum of clamp(log(gamma_i + 1e-8), -50, 0)
-    over i <= t.
+    """The running product of decay gates `gamma` [..., time, dim]: y_t = exp(L_t), L_t = sum of clamp(log(gamma_i +
+    1e-8), -50, 0) over i <= t.
 
-    The carry is L, 0 where none is given. `out` receives y and may be `gamma`; `log_out`, float32 [..., time, dim], receives
-    L. Returns y, with return_carry y and the last L, float32 [..., dim].
+    The carry is L, 0 where none is given. `out` receives y and may be `gamma`; `log_out`, float32 [..., time, dim],
+    receives L. Returns y, with return_carry y and the last L, float32 [..., dim].
     """
     return _scan(_EXP_PRODUCT, gamma, None, carry, out, log_out, return_carry, reverse, stream, threads)
 
@@ -328,8 +328,8 @@ def logsumexp_scan(
 ) -> Any:
     """The running log-sum-exp y_t = log of the sum of exp(x_i) over i <= t, of `x` [..., time, dim].
 
-    The carry is y, -inf where none is given. `out` receives y and may be `x`. Returns y, with return_carry y and the last y,
-    float32 [..., dim].
+    The carry is y, -inf where none is given. `out` receives y and may be `x`. Returns y, with return_carry y and the
+    last y, float32 [..., dim].
     """
     return _scan(_LOGSUMEXP, x, None, carry, out, None, return_carry, reverse, stream, threads)
 
@@ -343,12 +343,12 @@ def token_logprobs(
     stream: Optional[int] = None,
     threads: int = 0,
 ) -> Array:
-    """log p = logits[target] - logsumexp(logits) of each row, in one pass: `logits` [..., vocab], `targets` [...] of int32 or
-    int64.
+    """log p = logits[target] - logsumexp(logits) of each row, in one pass: `logits` [..., vocab], `targets` [...] of
+    int32 or int64.
 
-    Returns log-probs [...] of float32, in `out` where it is given. A row of -inf alone or with a NaN gives NaN. A target outside
-    [0, vocab) is ValueError naming row and value, and nothing is written; on a GPU that check waits for the stream, and
-    without check_targets such a row gives NaN there.
+    Returns log-probs [...] of float32, in `out` where it is given. A row of -inf alone or with a NaN gives NaN. A
+    target outside [0, vocab) is ValueError naming row and value, and nothing is written; on a GPU that check waits for
+    the stream, and without check_targets such a row gives NaN there.
     """
     library, first, out, target = _begin(logits, "logits", out, row_floats=True)
     stream = library.stream(logits) if stream is None else stream
@@ -366,8 +366,8 @@ def token_logprobs_backward(
     stream: Optional[int] = None,
     threads: int = 0,
 ) -> Array:
-    """The derivative of token_logprobs by its logits: grad * (onehot(target) - softmax(logits)), [..., vocab] of the logits'
-    type, of `grad` [...], float32.
+    """The derivative of token_logprobs by its logits: grad * (onehot(target) - softmax(logits)), [..., vocab] of the
+    logits' type, of `grad` [...], float32.
 
     `out` receives it and may be `logits`. Targets must be in range.
     """

@@ -1,7 +1,7 @@
 """Scores a corpus on one machine or many: python -m mmrec.score INPUT... -o DIR (docs/clusters.md).
 
-A document's figures are those of mmrec-ppl on the same text. Its record has the fields of mmrec-ppl: `doc` counts within the
-partition, and `name` is unique. `mmrec-ppl merge` does not take these records.
+A document's figures are those of mmrec-ppl on the same text. Its record has the fields of mmrec-ppl: `doc` counts
+within the partition, and `name` is unique. `mmrec-ppl merge` does not take these records.
 """
 
 from __future__ import annotations

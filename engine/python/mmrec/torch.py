@@ -1,15 +1,16 @@
-"""The kernels as PyTorch operators, with derivatives: torch.compile and torch.library.opcheck know them as torch.ops.mmrec.*.
+"""The kernels as PyTorch operators, with derivatives: torch.compile and torch.library.opcheck know them as
+torch.ops.mmrec.*.
 
     from mmrec.torch import decay_scan, token_logprobs
     h = decay_scan(log_a, b)                 # [..., time, dim]
     loss = -token_logprobs(logits, targets).mean()
 
-Tensors are on the CPU or on a GPU, where work is enqueued on the current stream; float32, float16 and bfloat16. Errors are
-those of mmrec.ops. The gradient of a scan is a scan from the last step to the first: for h_t = a_t h_{t-1} + b_t the adjoint is
-lambda_t = g_t + a_{t+1} lambda_{t+1}, with db = lambda and d log_a_t = lambda_t a_t h_{t-1}. One fused operator computes the
-gradient. If the gradient itself must be differentiable (create_graph, forward mode, torch.func), it is composed of the
-operators below instead, so derivatives of any order and of both modes exist. torch.func needs the functions of this module:
-torch.ops.mmrec.* refuse its transforms.
+Tensors are on the CPU or on a GPU, where work is enqueued on the current stream; float32, float16 and bfloat16. Errors
+are those of mmrec.ops. The gradient of a scan is a scan from the last step to the first: for h_t = a_t h_{t-1} + b_t
+the adjoint is lambda_t = g_t + a_{t+1} lambda_{t+1}, with db = lambda and d log_a_t = lambda_t a_t h_{t-1}. One fused
+operator computes the gradient. If the gradient itself must be differentiable (create_graph, forward mode, torch.func),
+it is composed of the operators below instead, so derivatives of any order and of both modes exist. torch.func needs the
+functions of this module: torch.ops.mmrec.* refuse its transforms.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ def _decay_scan(log_a: Tensor, b: Tensor, carry: Optional[Tensor], reverse: bool
 
 
 def _pull_back_now(decays: Tensor, grad: Tensor, grad_last: Tensor, reverse: bool) -> Tuple[Tensor, Tensor]:
-    """_pull_back() without derivatives, in less memory. lambda has the type of `grad`. For the last step it is a sum; for the
-    others a scan of one step less against the direction, with the decays of the step after."""
+    """_pull_back() without derivatives, in less memory. lambda has the type of `grad`. For the last step it is a sum;
+    for the others a scan of one step less against the direction, with the decays of the step after."""
     adjoint = _fresh(grad)
     if grad.shape[-2] == 0:
         return adjoint, grad_last.clone()
@@ -152,7 +153,8 @@ def _logsumexp_scan_backward(
 
 
 def _rows(logits: Tensor, targets: Tensor, ignore_index: int) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
-    """Logits whose rows lie at even distances; targets, 0 for ignored ones; which targets are ignored, None if there are none."""
+    """Logits whose rows lie at even distances; targets, 0 for ignored ones; which targets are ignored, None if there
+    are none."""
     if logits.dim() > 2:
         logits = logits.flatten(0, -2).view(logits.shape)
     ignored = targets == ignore_index
@@ -183,8 +185,9 @@ def _token_logprobs_backward(grad: Tensor, logits: Tensor, targets: Tensor, igno
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Derivatives: `vjp` from outputs to inputs, `jvp` from inputs to outputs. Composed of the operators and of PyTorch's own they
-# have derivatives themselves. Their tensors are float32; fused operators call the same with a pull_back of their own.
+# Derivatives: `vjp` from outputs to inputs, `jvp` from inputs to outputs. Composed of the operators and of PyTorch's
+# own they have derivatives themselves. Their tensors are float32; fused operators call the same with a pull_back of
+# their own.
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -251,8 +254,8 @@ def _exp_product_jvp(d_gamma: Any, d_carry: Any, gamma: Tensor, y: Tensor, rever
 
 
 def _logsumexp_slopes(x: Tensor, y: Tensor, carry: Optional[Tensor], reverse: bool) -> Tuple[Tensor, Tensor]:
-    """The derivative of y_t by y_{t-1}, as a logarithm, and by x_t. y grows, so neither is above 1. Where y is -inf nothing
-    has come yet, and no gradient goes there."""
+    """The derivative of y_t by y_{t-1}, as a logarithm, and by x_t. y grows, so neither is above 1. Where y is -inf
+    nothing has come yet, and no gradient goes there."""
     there = y > -torch.inf
     previous = _previous_state(y, carry, -torch.inf, reverse)
     return torch.where(there, previous - y, 0.0), torch.where(there, x - y, -torch.inf).exp()
@@ -327,8 +330,8 @@ def _apply(name: str, *args: Any) -> Any:
 
 
 def _differentiable(name: str, keep: Any, vjp: Any, jvp: Any) -> None:
-    """Gives the operator its derivatives. `keep` picks the inputs and outputs that they need; `vjp` and `jvp` take gradients or
-    tangents, the kept tensors, and the operator's last argument."""
+    """Gives the operator its derivatives. `keep` picks the inputs and outputs that they need; `vjp` and `jvp` take
+    gradients or tangents, the kept tensors, and the operator's last argument."""
     op = getattr(torch.ops.mmrec, name).default
     fused = getattr(torch.ops.mmrec, name + "_backward").default
 
@@ -435,8 +438,8 @@ def decay_scan(
 def decay_scan(
     log_a: Tensor, b: Tensor, carry: Optional[Tensor] = None, *, reverse: bool = False, return_carry: bool = False
 ) -> Scanned:
-    """mmrec.ops.decay_scan with derivatives by log_a, b and carry; h, with return_carry h and the last state in float32. Shapes are
-    broadcast and types promoted as by log_a + b."""
+    """mmrec.ops.decay_scan with derivatives by log_a, b and carry; h, with return_carry h and the last state in
+    float32. Shapes are broadcast and types promoted as by log_a + b."""
     if log_a.shape != b.shape and _can_expand(log_a.shape, b.shape):
         log_a, b = torch.broadcast_tensors(log_a, b)
     if log_a.dtype != b.dtype:
@@ -476,6 +479,6 @@ def logsumexp_scan(
 
 
 def token_logprobs(logits: Tensor, targets: Tensor, *, ignore_index: int = -100) -> Tensor:
-    """mmrec.ops.token_logprobs with derivatives by the logits. Rows whose target is `ignore_index` give 0, as in cross_entropy(). On
-    a GPU another target out of range gives NaN and nobody waits."""
+    """mmrec.ops.token_logprobs with derivatives by the logits. Rows whose target is `ignore_index` give 0, as in
+    cross_entropy(). On a GPU another target out of range gives NaN and nobody waits."""
     return _apply("token_logprobs", logits, targets, ignore_index)
