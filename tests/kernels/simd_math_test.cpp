@@ -2,20 +2,17 @@
 #include <algorithm>
 
 #include "kernels/cpu/simd.h"
-#include "test_util.h"
+#include "tests/ops/testing.h"
 
 namespace mmrec::kernels::test {
 namespace {
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 /// Distance in units of the last place of the fp32 nearest to `expected`.
 double ulps(float actual, double expected) {
   const auto nearest = static_cast<float>(expected);
   if (std::isinf(nearest) || std::isnan(nearest)) return actual == nearest ? 0.0 : 1e9;
   if (!std::isfinite(actual)) return 1e9;
-  const float next = std::nextafter(std::abs(nearest), kInf);
+  const float next = std::nextafter(std::abs(nearest), kInfinity);
   const double unit = static_cast<double>(next) - static_cast<double>(std::abs(nearest));
   return std::abs(static_cast<double>(actual) - expected) / unit;
 }
@@ -54,13 +51,14 @@ TEST_P(SimdMath, ExpWithinTwoUlpsEverywhere) {
 }
 
 TEST_P(SimdMath, ExpSpecialValues) {
-  const std::vector<float> y = run_over(GetParam()->math.exp, {-kInf, kInf, kNan, 0.0F, -0.0F, 1000.0F, -1000.0F});
+  const std::vector<float> y =
+      run_over(GetParam()->math.exp, {-kInfinity, kInfinity, kNan, 0.0F, -0.0F, 1000.0F, -1000.0F});
   EXPECT_EQ(y[0], 0.0F);
-  EXPECT_EQ(y[1], kInf);
+  EXPECT_EQ(y[1], kInfinity);
   EXPECT_TRUE(std::isnan(y[2]));
   EXPECT_EQ(y[3], 1.0F);
   EXPECT_EQ(y[4], 1.0F);
-  EXPECT_EQ(y[5], kInf);
+  EXPECT_EQ(y[5], kInfinity);
   EXPECT_EQ(y[6], 0.0F);
 }
 
@@ -76,11 +74,11 @@ TEST_P(SimdMath, LogWithinTwoUlpsInEveryBinade) {
 }
 
 TEST_P(SimdMath, LogSpecialValues) {
-  const std::vector<float> y = run_over(GetParam()->math.log, {0.0F, -0.0F, -1.0F, kInf, -kInf, kNan, 1.0F});
-  EXPECT_EQ(y[0], -kInf);
-  EXPECT_EQ(y[1], -kInf);
+  const std::vector<float> y = run_over(GetParam()->math.log, {0.0F, -0.0F, -1.0F, kInfinity, -kInfinity, kNan, 1.0F});
+  EXPECT_EQ(y[0], -kInfinity);
+  EXPECT_EQ(y[1], -kInfinity);
   EXPECT_TRUE(std::isnan(y[2]));
-  EXPECT_EQ(y[3], kInf);
+  EXPECT_EQ(y[3], kInfinity);
   EXPECT_TRUE(std::isnan(y[4]));
   EXPECT_TRUE(std::isnan(y[5]));
   EXPECT_EQ(y[6], 0.0F);
@@ -99,10 +97,10 @@ TEST_P(SimdMath, Log1pWithinTwoUlpsAlsoNearZero) {
     worst = std::max(worst, ulps(y[i], std::log1p(static_cast<double>(x[i]))));
   }
   EXPECT_LE(worst, 2.0);
-  const std::vector<float> special = run_over(GetParam()->math.log1p, {-1.0F, -2.0F, kInf, kNan, 0.0F, -0.0F});
-  EXPECT_EQ(special[0], -kInf);
+  const std::vector<float> special = run_over(GetParam()->math.log1p, {-1.0F, -2.0F, kInfinity, kNan, 0.0F, -0.0F});
+  EXPECT_EQ(special[0], -kInfinity);
   EXPECT_TRUE(std::isnan(special[1]));
-  EXPECT_EQ(special[2], kInf);
+  EXPECT_EQ(special[2], kInfinity);
   EXPECT_TRUE(std::isnan(special[3]));
   EXPECT_EQ(special[4], 0.0F);
   EXPECT_TRUE(special[5] == 0.0F && std::signbit(special[5]));
@@ -114,7 +112,8 @@ TEST_P(SimdMath, Sigmoid) {
   double worst = 0.0;
   for (std::size_t i = 0; i < x.size(); ++i) worst = std::max(worst, ulps(y[i], sigmoid(static_cast<double>(x[i]))));
   EXPECT_LE(worst, 3.0);
-  const std::vector<float> special = run_over(GetParam()->math.sigmoid, {-kInf, kInf, kNan, -200.0F, 200.0F, 0.0F});
+  const std::vector<float> special =
+      run_over(GetParam()->math.sigmoid, {-kInfinity, kInfinity, kNan, -200.0F, 200.0F, 0.0F});
   EXPECT_EQ(special[0], 0.0F);
   EXPECT_EQ(special[1], 1.0F);
   EXPECT_TRUE(std::isnan(special[2]));

@@ -145,9 +145,12 @@ TEST_F(GatedRecurrenceTest, SequencesOfAnyLengthsGoTogether) {
         gated_recurrences(on,
                           {.in = in, .gate_weight = together[0].gate_weight(), .gate_bias = together[0].gate_bias()});
         for (std::size_t i = 0; i < cases.size(); ++i) {
-          const std::vector<float> alone = run(on, cases[i], {19}).h;
-          EXPECT_LT(max_error(alone, exact[i]), 1e-5);
-          EXPECT_TRUE(same_bits(together[i].states(), alone)) << i << " of " << inputs << ", dim " << dim;
+          const std::vector<float> got = together[i].states();
+          if (on.threads() != 2) continue;  // on_every compares the bits
+          EXPECT_LT(max_error(got, exact[i]), 1e-5);
+          const std::uint64_t bits = downloaded();
+          EXPECT_TRUE(same_bits(got, run(on, cases[i], {19}).h)) << i << " of " << inputs << ", dim " << dim;
+          downloaded() = bits;
         }
       });
     }

@@ -258,6 +258,60 @@ TEST_F(EmbedTest, NoTokensWriteNothing) {
   EXPECT_TRUE(same_bits(x.download(), x.values()));
 }
 
+// ---- copy_rows, fill_zero -------------------------------------------------------------------------------------------
+
+class CopyTest : public OpTest {};
+
+TEST_F(CopyTest, RoundsToNearestEven) {
+  on_every([](Backend& on) {
+    for_activations([&]<class A>(A) {
+      for (const std::int64_t cols : {1, 7, 48, 1000, 4096}) {
+        for (const std::int64_t rows : {1, 3, 130}) {
+          if (too_large(rows * cols, 20000)) continue;
+          for (const Layout from_layout : kLayouts) {
+            for (const Layout to_layout : kLayouts) {
+              Matrix<float> from = random_matrix<float>(on, rows, cols, from_layout, 1, 100.0);
+              Matrix<A> to(on, rows, cols, to_layout);
+              copy_rows(on, from.read(), to.view());
+              std::vector<A> expected;
+              for (const float value : from.values()) expected.push_back(from_float<A>(value));
+              EXPECT_TRUE(same_bits(to.download(), expected)) << rows << " x " << cols;
+            }
+          }
+        }
+      }
+    });
+  });
+}
+
+TEST_F(CopyTest, SpecialValues) {
+  // Ties, the largest value that does not overflow, what overflows, subnormal results, infinities.
+  const std::vector<float> values = {1.00390625F, 1.01171875F, 65519.9F, 65520.0F, 3.4e38F,   -3.4e38F,
+                                     5.9e-8F,     2.98e-8F,    -6.1e-5F, INFINITY, -INFINITY, -0.0F,
+                                     1.00048828F, 1.00146484F, 1.0e-40F, 0.0F};
+  const auto count = static_cast<std::int64_t>(values.size());
+  Matrix<float> from(on(), values, 1, count);
+  for_activations([&]<class A>(A) {
+    Matrix<A> to(on(), 1, count);
+    copy_rows(on(), from.read(), to.view());
+    std::vector<A> expected;
+    for (const float value : values) expected.push_back(from_float<A>(value));
+    EXPECT_TRUE(same_bits(to.download(), expected));
+  });
+}
+
+TEST_F(CopyTest, FillZero) {
+  on_every([](Backend& on) {
+    for (const std::int64_t cols : {1, 7, 48, 1000}) {
+      for (const Layout layout : kLayouts) {
+        Matrix<float> to(on, 5, cols, layout);
+        fill_zero(on, to.view());
+        EXPECT_TRUE(same_bits(to.download(), std::vector<float>(static_cast<std::size_t>(5 * cols), 0.0F)));
+      }
+    }
+  });
+}
+
 // ---- segment_sum, segment_close -------------------------------------------------------------------------------------
 
 // The CPU adds in the order of time: its sums are exactly those of float64.

@@ -1,18 +1,16 @@
 // The ops of rows that are normed where they are computed, against float64: every result of each, the norm and what
 // other blocks do beside it, with and without what is optional.
-#include "tests/kernels/cuda/dense_testing.h"
+#include "tests/ops/op_test.h"
 
 namespace mmrec::kernels::test {
 namespace {
 
-double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
-
 template <class A>
-class FusedNormsTest : public CudaTest {
+class FusedNormsTest : public OpTest {
  protected:
   /// u = rmsnorm(x; norm), of x as the device has it.
-  void expect_normed(const std::vector<float>& x, const DeviceMatrix<float>& norm, const std::vector<A>& u,
-                     std::int64_t rows, std::int64_t dim) {
+  void expect_normed(const std::vector<float>& x, const Matrix<float>& norm, const std::vector<A>& u, std::int64_t rows,
+                     std::int64_t dim) {
     ASSERT_EQ(u.size(), x.size());
     for (std::int64_t r = 0; r < rows; ++r) {
       const auto row = static_cast<std::size_t>(r * dim);
@@ -29,7 +27,7 @@ class FusedNormsTest : public CudaTest {
       }
     }
   }
-  void expect_rounded(const std::vector<A>& got, const DeviceMatrix<float>& want) {
+  void expect_rounded(const std::vector<A>& got, const Matrix<float>& want) {
     ASSERT_EQ(got.size(), want.values().size());
     for (std::size_t i = 0; i < got.size(); ++i) {
       ASSERT_EQ(to_float(got[i]), to_float(from_float<A>(want.values()[i]))) << i;
@@ -50,22 +48,22 @@ TYPED_TEST(FusedNormsTest, EmbedsAndRoundsTheState) {
     for (const std::int64_t dim : this->kDims) {
       if (small_sizes() && rows * dim > 30000) continue;
       SCOPED_TRACE(testing::Message() << rows << " x " << dim);
-      DeviceMatrix<A> table = random_matrix<A>(this->cuda(), kVocab, dim, kPacked, 1);
-      DeviceMatrix<float> norm = random_matrix<float>(this->cuda(), 1, dim, kPacked, 2);
-      DeviceMatrix<float> h = random_matrix<float>(this->cuda(), rows, dim, kAlignedGaps, 3);
-      DeviceMatrix<A> rounded(this->cuda(), rows, dim, kAlignedGaps);
-      DeviceMatrix<float> x(this->cuda(), rows, dim);
-      DeviceMatrix<A> u(this->cuda(), rows, dim);
+      Matrix<A> table = random_matrix<A>(this->on(), kVocab, dim, kPacked, 1);
+      Matrix<float> norm = random_matrix<float>(this->on(), 1, dim, kPacked, 2);
+      Matrix<float> h = random_matrix<float>(this->on(), rows, dim, kAlignedGaps, 3);
+      Matrix<A> rounded(this->on(), rows, dim, kAlignedGaps);
+      Matrix<float> x(this->on(), rows, dim);
+      Matrix<A> u(this->on(), rows, dim);
       std::vector<int> tokens;
       for (std::int64_t r = 0; r < rows; ++r) tokens.push_back(static_cast<int>(r * 11 % kVocab));
-      const DeviceBuffer<int> device_tokens = this->to_device(tokens);
-      EmbedNorm<Device, A> op{.table = {table.view().data, DType{}, kVocab, dim},
+      const DeviceBuffer<int> device_tokens = upload(this->on(), tokens);
+      EmbedNorm<Device, A> op{.table = {table.data(), DType{}, kVocab, dim},
                               .tokens = device_tokens.data(),
                               .x = x.view(),
-                              .norm = norm.view().data,
+                              .norm = norm.data(),
                               .u = u.view(),
                               .next = {h.view(), rounded.view()}};
-      embed_norm(this->cuda(), op);
+      embed_norm(this->on(), op);
       const std::vector<float> got = x.download();
       for (std::int64_t r = 0; r < rows; ++r) {
         for (std::int64_t c = 0; c < dim; ++c) {
@@ -90,30 +88,30 @@ TYPED_TEST(FusedNormsTest, AdvancesTheRecurrenceByAToken) {
         const bool dpg = kind == C::kShared;
         SCOPED_TRACE(testing::Message() << rows << " x " << dim << (dpg ? ", one network" : ""));
         // z, v are parts of wider rows; h lies in slots.
-        DeviceMatrix<A> zv = random_matrix<A>(this->cuda(), rows, 2 * dim, kPacked, stream++);
-        DeviceMatrix<A> zm = random_matrix<A>(this->cuda(), rows, dim, kPacked, stream++);
-        DeviceMatrix<float> gates = random_matrix<float>(this->cuda(), rows, 2 * dim, kPacked, stream++);
-        DeviceMatrix<float> bias = random_matrix<float>(this->cuda(), 1, dim, kPacked, stream++);
-        DeviceMatrix<float> decay = random_matrix<float>(this->cuda(), rows, dim, kPacked, stream++, 6.0);
-        DeviceMatrix<float> other = random_matrix<float>(this->cuda(), rows, dim, kPacked, stream++, 6.0);
-        DeviceMatrix<float> h = random_matrix<float>(this->cuda(), rows, dim, kAlignedGaps, stream++);
-        DeviceMatrix<float> x = random_matrix<float>(this->cuda(), rows, dim, kPacked, stream++);
-        DeviceMatrix<float> c = random_matrix<float>(this->cuda(), rows, dim, kPacked, stream++);
-        DeviceMatrix<float> norm = random_matrix<float>(this->cuda(), 1, dim, kPacked, stream++);
-        DeviceMatrix<A> h_rounded(this->cuda(), rows, dim, kAlignedGaps);
-        DeviceMatrix<A> u(this->cuda(), rows, dim);
+        Matrix<A> zv = random_matrix<A>(this->on(), rows, 2 * dim, kPacked, stream++);
+        Matrix<A> zm = random_matrix<A>(this->on(), rows, dim, kPacked, stream++);
+        Matrix<float> gates = random_matrix<float>(this->on(), rows, 2 * dim, kPacked, stream++);
+        Matrix<float> bias = random_matrix<float>(this->on(), 1, dim, kPacked, stream++);
+        Matrix<float> decay = random_matrix<float>(this->on(), rows, dim, kPacked, stream++, 6.0);
+        Matrix<float> other = random_matrix<float>(this->on(), rows, dim, kPacked, stream++, 6.0);
+        Matrix<float> h = random_matrix<float>(this->on(), rows, dim, kAlignedGaps, stream++);
+        Matrix<float> x = random_matrix<float>(this->on(), rows, dim, kPacked, stream++);
+        Matrix<float> c = random_matrix<float>(this->on(), rows, dim, kPacked, stream++);
+        Matrix<float> norm = random_matrix<float>(this->on(), 1, dim, kPacked, stream++);
+        Matrix<A> h_rounded(this->on(), rows, dim, kAlignedGaps);
+        Matrix<A> u(this->on(), rows, dim);
         constexpr float kMix = 0.1F;
         AdvanceNorm<Device, A> op{.z = zv.view().middle_cols(0, dim),
                                   .v = zv.view().middle_cols(dim, dim),
                                   .zm = zm.view(),
                                   .gates = gates.view(),
-                                  .gate_bias = bias.view().data,
+                                  .gate_bias = bias.data(),
                                   .decay = decay.view(),
                                   .mdi_mix = kMix,
                                   .h = h.view(),
                                   .h_rounded = h_rounded.view(),
                                   .x = x.view(),
-                                  .norm = norm.view().data,
+                                  .norm = norm.data(),
                                   .u = u.view()};
         if (!dpg) op.context_decay = other.view();
         // Rows that lie anywhere: the state backwards behind its list, and c where it is not the same for all.
@@ -123,16 +121,16 @@ TYPED_TEST(FusedNormsTest, AdvancesTheRecurrenceByAToken) {
           states.push_back(h.view().row(r) - dim);
           contexts.push_back(kind == C::kListed && r % 2 == 0 ? c.view().row(r) - dim : nullptr);
         }
-        const DeviceBuffer<float*> state_list = this->to_device(states);
-        const DeviceBuffer<const float*> context_list = this->to_device(contexts);
+        const DeviceBuffer<float*> state_list = upload(this->on(), states);
+        const DeviceBuffer<const float*> context_list = upload(this->on(), contexts);
         if (kind == C::kPerRow) op.c = c.view();
-        if (kind == C::kShared) op.c_bias = c.view().data;
+        if (kind == C::kShared) op.c_bias = c.data();
         if (kind == C::kListed) {
           op.h = {state_list.data(), rows, dim, dim};
           op.c = {context_list.data(), rows, dim, dim};
-          op.c_bias = c.view().data;
+          op.c_bias = c.data();
         }
-        advance_norm(this->cuda(), op);
+        advance_norm(this->on(), op);
         const std::vector<float> got_h = h.download();
         const std::vector<float> got_x = x.download();
         const std::vector<A> got_rounded = h_rounded.download();
@@ -166,25 +164,25 @@ TYPED_TEST(FusedNormsTest, SumsAndRoundsTheNextLayersState) {
       if (small_sizes() && rows * dim > 30000) continue;
       for (const bool has_next : {true, false}) {
         SCOPED_TRACE(testing::Message() << rows << " x " << dim << (has_next ? "" : ", the last layer"));
-        DeviceMatrix<float> x = random_matrix<float>(this->cuda(), rows, dim, kPacked, 1);
-        DeviceMatrix<float> norm = random_matrix<float>(this->cuda(), 1, dim, kPacked, 2);
-        DeviceMatrix<float> h = random_matrix<float>(this->cuda(), rows, dim, kAlignedGaps, 3);
-        DeviceMatrix<A> rounded(this->cuda(), rows, dim, kAlignedGaps);
-        DeviceMatrix<A> u(this->cuda(), rows, dim);
+        Matrix<float> x = random_matrix<float>(this->on(), rows, dim, kPacked, 1);
+        Matrix<float> norm = random_matrix<float>(this->on(), 1, dim, kPacked, 2);
+        Matrix<float> h = random_matrix<float>(this->on(), rows, dim, kAlignedGaps, 3);
+        Matrix<A> rounded(this->on(), rows, dim, kAlignedGaps);
+        Matrix<A> u(this->on(), rows, dim);
         std::vector<double> before(x.values().size());
         for (std::size_t i = 0; i < before.size(); ++i) before[i] = 1e6 / static_cast<double>(i + 1);
-        DeviceBuffer<double> sum = this->to_device(before);
+        DeviceBuffer<double> sum = upload(this->on(), before);
         SumNorm<Device, A> op{.x = x.view(),
                               .sum = MatrixView<double, Device>(sum.data(), rows, dim),
-                              .norm = norm.view().data,
+                              .norm = norm.data(),
                               .u = u.view(),
                               .next = {}};
         std::vector<double*> sums_of_rows;
         for (std::int64_t r = 0; r < rows; ++r) sums_of_rows.push_back(sum.data() + r * dim - 5);
-        const DeviceBuffer<double*> sum_list = this->to_device(sums_of_rows);
+        const DeviceBuffer<double*> sum_list = upload(this->on(), sums_of_rows);
         if (has_next) op.next = {h.view(), rounded.view()}, op.sum = {sum_list.data(), rows, dim, 5};
-        sum_norm(this->cuda(), op);
-        const std::vector<double> sums = this->to_host(sum);
+        sum_norm(this->on(), op);
+        const std::vector<double> sums = download(this->on(), sum);
         for (std::size_t i = 0; i < sums.size(); ++i) {
           ASSERT_EQ(sums[i], before[i] + static_cast<double>(x.values()[i])) << i;
         }

@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "models/mmrec/cuda/ops.h"
-#include "tests/kernels/cuda/dense_testing.h"
+#include "tests/ops/op_test.h"
 
 namespace mmrec::kernels::test {
 namespace {
@@ -163,7 +163,7 @@ class FinishSegmentsTest : public CudaTest {
     for (std::int64_t b = 0; b < s.batch; ++b) {
       std::copy_n(in.x.begin() + b * s.time * s.dim, s.time * s.dim, x.begin() + b * rows_each * s.dim);
     }
-    DeviceMatrix<float> device_x(cuda(), x, s.batch * rows_each, s.dim);
+    Matrix<float> device_x(cuda(), x, s.batch * rows_each, s.dim);
     const DeviceBuffer<float> h = to_device(in.h);
     const DeviceBuffer<A> v = to_device(in.v);
     const DeviceBuffer<A> q = to_device(in.q);
@@ -188,7 +188,7 @@ class FinishSegmentsTest : public CudaTest {
                                            to_device(in.ffn_out_bias)};
     constexpr DType kType = std::is_same_v<A, BFloat16> ? DType::kBF16 : DType::kF16;
     const FinishSegments<Device, A> op = {
-        .x = sequences(device_x.view(), s.batch, rows_each, 0, s.time),
+        .x = device_x.sequences(s.batch, 0, s.time),
         .h = {h.data(), s.batch, s.time, s.dim},
         .v = {v.data(), s.batch, s.time, s.dim},
         .q = {q.data(), s.batch, s.time, s.dim},
