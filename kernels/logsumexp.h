@@ -55,13 +55,6 @@ MMREC_HOST_DEVICE inline float log_probability(float logit, MaxSum64 all) {
   return static_cast<float>(p < kLeast && std::isfinite(p) ? kLeast : p);
 }
 
-/// lse(a, b) = max(a, b) + log1p(exp(-|a - b|)), the operator of the running log-sum-exp.
-MMREC_HOST_DEVICE inline float log_add_exp(float a, float b) {
-  const float m = a > b ? a : b;
-  const float d = a > b ? b - a : a - b;
-  return a == b && std::isinf(a) ? a : m + std::log1p(std::exp(d));
-}
-
 /// A segment of the decayed recurrence h = a h + b: its decay Σ log a, relative to this segment alone, and its value
 /// from h = 0 in max-and-mantissa form (a signed sum). The identity leaves any state as it is.
 struct DecaySegment {

@@ -1,9 +1,8 @@
 // Every op of both backends, each with its equation, shapes, aliasing and determinism.
 //
-// A backend is a struct (`Cpu` or `Cuda`) that owns memory, threads or a stream, and library handles. Its ops are free
-// functions overloaded on that struct. They are declared in kernels/cpu/cpu.h and kernels/cuda/runtime/cuda.h and take
-// the structs of this header. An op that a backend lacks fails to compile where models/runtime/forward.h is
-// instantiated; optional ops are those that callers replace by others where a backend lacks them.
+// A backend is a class (`Cpu` or `Cuda`) that owns memory, threads or a stream, and library handles. Its ops are free
+// functions overloaded on that class. An op that a backend lacks fails to compile where models/runtime/forward.h is
+// instantiated. Optional ops are those that callers replace by others where a backend lacks them.
 //
 // Rules for every op unless its comment says otherwise:
 //  * All arithmetic is fp32 or wider. Weights are widened exactly from their stored type. State, residual stream and
@@ -27,6 +26,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "kernels/tensor.h"
@@ -34,18 +34,39 @@
 
 namespace mmrec::kernels {
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Ops without a struct:
-//   embed(backend, table, tokens, x)              x[r] = table[tokens[r]], widened; tokens [n] in [0, table.rows)
-//   rmsnorm(backend, x, weight, y, NormEpsilon)   per row, rounded to y's type; y may alias x if that is float
-//   copy_rows(backend, from, to)                  to = from, row by row, rounded to the type of `to`; equal shapes
-//   fill_zero(backend, to)
-//   segment_close(backend, sum, segment, slot)    slot[b] = sum[b] / segment, then sum = 0; sum and slot [B, D]
-// ---------------------------------------------------------------------------------------------------------------------
+class Cpu;
+class Cuda;
+// Where an op of a device has several algorithms, the algo.h of its room in kernels/cuda lists them and chooses. Tests
+// and benches pass one to force it. One that does not take the operands throws std::invalid_argument.
+enum class LinearAlgo : std::uint8_t;
+enum class AttentionAlgo : std::uint8_t;
+enum class BankAlgo : std::uint8_t;
+enum class HiddenLogprobsAlgo : std::uint8_t;
+enum class NormedAlgo : std::uint8_t;
+enum class SweepAlgo : std::uint8_t;
+enum class ScanAlgo : std::uint8_t;
+
+/// x[r] = table[tokens[r]], widened. tokens [n] in [0, table.rows).
+void embed(Cpu& cpu, const WeightView<Host>& table, const int* tokens, MatrixView<float, Host> x);
+void embed(Cuda& cuda, const WeightView<Device>& table, const int* tokens, MatrixView<float, Device> x);
 
 /// What keeps rmsnorm finite where a row is 0: y = weight ⊙ x / (√mean + 1e-6), or weight ⊙ x / √(mean + 1e-6), with
 /// the mean of the row's squares.
 enum class NormEpsilon : std::uint8_t { kBesideRoot, kInsideRoot };
+
+/// y = rmsnorm(x) per row, rounded to y's type; y may alias x if that is float. weight [D].
+void rmsnorm(Cpu& cpu, MatrixView<const float, Host> x, const float* weight, MatrixView<float, Host> y,
+             NormEpsilon epsilon = NormEpsilon::kBesideRoot);
+template <class A>
+void rmsnorm(Cuda& cuda, MatrixView<const float, Device> x, const float* weight, MatrixView<A, Device> y,
+             NormEpsilon epsilon = NormEpsilon::kBesideRoot);
+
+/// to = from, row by row, rounded to the type of `to`; equal shapes.
+void copy_rows(Cpu& cpu, MatrixView<const float, Host> from, MatrixView<float, Host> to);
+template <class A>
+void copy_rows(Cuda& cuda, MatrixView<const float, Device> from, MatrixView<A, Device> to);
+void fill_zero(Cpu& cpu, MatrixView<float, Host> to);
+void fill_zero(Cuda& cuda, MatrixView<float, Device> to);
 
 /// Element-wise function that `linear` applies before it adds the residual. Gelu is the exact (erf) one. GeluTanh is
 /// its approximation x σ(2 √(2/π) (x + 0.044715 x³)), which some models were trained with.
@@ -72,6 +93,15 @@ struct Linear {
   float residual_scale = 1.0F;
   bool force_row_kernel = false;
 };
+void linear(Cpu& cpu, std::span<const Linear<Host>> jobs);
+/// On a device there are three classes of row numbers: up to kTileColumns, kFewRows, more. A row's result does not
+/// depend on how many rows of its class there are.
+template <class A, class Y>
+void linear(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, LinearAlgo algo = {});
+template <class A, class Y>
+void linear(Cuda& cuda, const Linear<Device, A, Y>& job, LinearAlgo algo = {}) {
+  linear(cuda, std::span<const Linear<Device, A, Y>>(&job, 1), algo);
+}
 
 /// The decay gate from the pre-activations of its MLPs:
 /// MDI γ = clamp(σ(a) ⊙ σ(c)), DPG (c.data null) γ = clamp(σ(a)), clamped to [1e-6, 1 − 1e-6].
@@ -82,6 +112,8 @@ struct DecayGate {
   MatrixView<const float, Space> c = {};
   MatrixView<float, Space> gamma;
 };
+void decay_gate(Cpu& cpu, const DecayGate<Host>& op);
+void decay_gate(Cuda& cuda, const DecayGate<Device>& op);
 
 /// The operands of the recurrence that do not depend on the previous state, [batch, time, D] each:
 ///   s_t = σ(W_g h_{t-1} + b_g),  g_t = σ(zm_t + W_mh h_{t-1}),  zm_t = W_mz z_t + b_m
@@ -118,6 +150,9 @@ struct GatedRecurrence {
   WeightView<Space> gate_weight;
   const float* gate_bias = nullptr;
 };
+void gated_recurrence(Cpu& cpu, const GatedRecurrence<Host>& op);
+template <class A>
+void gated_recurrence(Cuda& cuda, const GatedRecurrence<Device, A>& op);
 
 /// gated_recurrence of several inputs of any lengths that share the gates. Each gets the bits that it gets alone.
 /// Optional: a backend that has it reads the gates once per time for many sequences instead of once per token.
@@ -127,6 +162,7 @@ struct GatedRecurrences {
   WeightView<Space> gate_weight;
   const float* gate_bias = nullptr;
 };
+void gated_recurrences(Cpu& cpu, const GatedRecurrences<Host>& op);
 
 /// One gate-frozen sweep: the scan of (a, b) replaces h from row `first` on. Its gates were computed from the previous
 /// iterate. gate [B, T, 2D] holds W_g h_{t-1} + b_g in its first D columns and W_mh h_{t-1} in the last D, for times
@@ -140,6 +176,7 @@ struct GatedScan {
   float* change = nullptr;     // [T]
   float* magnitude = nullptr;  // [T]
 };
+void gated_scan(Cpu& cpu, const GatedScan<Host>& op);
 
 /// GatedScan with its product inside. The gates of times first..T are h_rounded gate_weightᵀ, plus gate_bias in the
 /// first half, with h_rounded as it is on entry. They never reach memory. While a part of the sweep reads rows of
@@ -180,6 +217,9 @@ struct GatedSweeps {
   MatrixView<float, Space> gate;
   float* change = nullptr;
 };
+SweepCounts gated_sweeps(Cpu& cpu, const GatedSweeps<Host>& op);
+template <class A>
+SweepCounts gated_sweeps(Cuda& cuda, const GatedSweeps<Device, A>& op, std::optional<SweepAlgo> algo = {});
 
 /// Multi-head softmax attention over memory slots, which are keys and values alike, with scale 1/√(D / heads):
 /// out = softmax(q · slotsᵀ / √d) · slots per head. q, out [B, T, D] (out may alias q); slots [B, slots, D], slots
@@ -191,6 +231,9 @@ struct MemoryAttention {
   std::int64_t heads = 1;
   SequenceView<A, Space> out;
 };
+void memory_attention(Cpu& cpu, const MemoryAttention<Host>& op);
+template <class A>
+void memory_attention(Cuda& cuda, const MemoryAttention<Device, A>& op, AttentionAlgo algo = {});
 
 /// y = x + h + 0.1 v, plus bias where it is not null: [D] for all sequences, or with bias_stride D a row per sequence.
 /// x, h, v, y [B, T, D]; y may alias x.
@@ -203,6 +246,12 @@ struct BlockResidual {
   std::int64_t bias_stride = 0;
   SequenceView<float, Space> y;
 };
+void block_residual(Cpu& cpu, const BlockResidual<Host>& op);
+template <class A>
+void block_residual(Cuda& cuda, const BlockResidual<Device, A>& op);
+/// The same, and u = rmsnorm of y's rows, [B T, D]: the bits of the two ops. Optional.
+template <class A>
+void block_residual_norm(Cuda& cuda, const BlockResidual<Device, A>& op, const float* weight, MatrixView<A, Device> u);
 
 /// sum += x over time, in order of time, in fp64. x [B, T, D]; sum [B, D].
 template <class Space>
@@ -210,10 +259,16 @@ struct SegmentSum {
   SequenceView<const float, Space> x;
   MatrixView<double, Space> sum;
 };
+void segment_sum(Cpu& cpu, const SegmentSum<Host>& op);
+void segment_sum(Cuda& cuda, const SegmentSum<Device>& op);
+/// slot[b] = sum[b] / segment for every sequence, then sum = 0. sum, slot [B, D].
+void segment_close(Cpu& cpu, MatrixView<double, Host> sum, std::int64_t segment, MatrixView<float, Host> slot);
+void segment_close(Cuda& cuda, MatrixView<double, Device> sum, std::int64_t segment, MatrixView<float, Device> slot);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Optional ops: rows of one token each, normed where they are computed. They save launches. Elsewhere
-// models/mmrec/block.h composes them of the ops above. Squares are summed in fp64, in an order of their own.
+// models/mmrec/block.h composes them of the ops above. Squares are summed in fp64, in an order of their own. A has 16
+// bits, D is a multiple of 4, views are aligned to 4 channels.
 // ---------------------------------------------------------------------------------------------------------------------
 
 /// The state of n sequences at their next tokens' recurrence: rounded = h, rounded to A. [n, D] each; null data: none.
@@ -233,6 +288,8 @@ struct EmbedNorm {
   MatrixView<A, Space> u;
   RoundState<Space, A> next;
 };
+template <class A>
+void embed_norm(Cuda& cuda, const EmbedNorm<Device, A>& op);
 
 /// One token of the recurrence, from its products, and the residual stream behind it. With gates [n, 2D] =
 /// ĥ gate_weightᵀ of the rounded state, s = σ(gates + gate_bias), g = σ(zm + gates'), and γ as decay_gate computes it
@@ -256,6 +313,8 @@ struct AdvanceNorm {
   const float* norm = nullptr;
   MatrixView<A, Space> u;
 };
+template <class A>
+void advance_norm(Cuda& cuda, const AdvanceNorm<Device, A>& op);
 
 /// sum += x in fp64, u = rmsnorm(x; norm), and the state's rounding. x, u, sum [n, D].
 template <class Space, class A>
@@ -266,6 +325,8 @@ struct SumNorm {
   MatrixView<A, Space> u;
   RoundState<Space, A> next;
 };
+template <class A>
+void sum_norm(Cuda& cuda, const SumNorm<Device, A>& op);
 
 /// How the next token of one sequence is chosen: by the chain of `options`. The repetition penalty applies to `recent`,
 /// in memory of Space: a ring with a token for each place of its window, of which recent_count have been written so far
@@ -297,6 +358,8 @@ struct SampleTokens {
   int* tokens = nullptr;
   int* copy = nullptr;
 };
+/// By `blocks` for a row: 1, or on a device of compute capability 9.0 also 2, 4 or 8; 0: choose_sample_blocks says.
+void sample_tokens(Cuda& cuda, const SampleTokens<Device>& op, int blocks = 0);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Optional ops over packed runs: runs of several sequences in the rows of one chunk, one after another, with a row
@@ -323,6 +386,9 @@ struct PackedSweeps {
   GatedSweeps<Space, A> sweeps;
   PackedRuns<Space> runs;
 };
+/// Windows of up to 31 * kGatedSweepStep rows.
+template <class A>
+SweepCounts packed_sweeps(Cuda& cuda, const PackedSweeps<Device, A>& op, std::optional<SweepAlgo> algo = {});
 
 /// A row to copy: from is null for zeros, rounded for none.
 template <class A>
@@ -340,6 +406,8 @@ struct CopyListed {
   std::int64_t cols = 0;
   std::int64_t from_offset = 0, to_offset = 0;
 };
+template <class A>
+void copy_listed(Cuda& cuda, const CopyListed<Device, A>& op);
 
 /// x = x + h + 0.1 v + c, u = rmsnorm(x; norm), over the rows of packed runs: x, h, v, u [T, D]. c is the row `offset`
 /// bytes behind the run's context; in gaps, and where the context is null, it is `bias`.
@@ -355,6 +423,8 @@ struct PackedResidualNorm {
   const float* norm = nullptr;
   MatrixView<A, Space> u;
 };
+template <class A>
+void packed_residual_norm(Cuda& cuda, const PackedResidualNorm<Device, A>& op);
 
 /// A run that attends: rows [first, first + rows) to the first `count` of the slots at `slots`, [count, D].
 struct AttendingRun {
@@ -375,6 +445,8 @@ struct PackedAttention {
   std::int64_t offset = 0;
   std::int64_t most_rows = 0, most_slots = 0;
 };
+template <class A>
+void packed_attention(Cuda& cuda, const PackedAttention<Device, A>& op);
 
 /// A run whose outputs are summed: rows [first, first + rows), and where the sum and the memory's ring of its sequence
 /// lie. closes: the slot of the ring that the segment ending with the run fills, or -1.
@@ -398,6 +470,7 @@ struct PackedSegmentSum {
   std::int64_t memory_slots = 1;
   std::int64_t segment = 1;
 };
+void packed_segment_sum(Cuda& cuda, const PackedSegmentSum<Device>& op);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Ops of models that norm the recurrence's state and have a bank of past states as memory (models/mmrec_jax). The rows
@@ -436,7 +509,8 @@ struct BankRuns {
 /// z, zm, gamma, h [n, D]; gate_weight W [D, D], gate_bias b [D]. W multiplies h_rounded: h rounded to A, the same
 /// memory as h for A = float. A run's state lies layer * D floats behind what the list says. Where runs have no state
 /// (all or none have one) nothing is multiplied at their first tokens. γ is not read where no run has a second token.
-/// Squares are summed in fp64, or on a device in fp32 by a fixed order. A run's bits do not depend on the others, nor,
+/// Squares are summed in fp64, or on a device, where tokens follow each other, in fp32 by a fixed order: there |p|² / D
+/// must stay below 3e38. A run's bits do not depend on the others, nor,
 /// where they have states, on how tokens are cut into calls.
 template <class Space, class A = float>
 struct NormedRecurrence {
@@ -452,6 +526,9 @@ struct NormedRecurrence {
   bool carries = false;  // runs have states
   std::int64_t layer = 0;
 };
+void normed_recurrence(Cpu& cpu, const NormedRecurrence<Host>& op);
+template <class A>
+void normed_recurrence(Cuda& cuda, const NormedRecurrence<Device, A>& op, NormedAlgo algo = {});
 
 /// Softmax attention of one head to all S rows of a run's bank, which are keys and values alike:
 ///   out = softmax(scale q · Bankᵀ) · Bank
@@ -468,6 +545,9 @@ struct BankAttention {
   std::byte* scratch = nullptr;
   std::size_t scratch_bytes = 0;
 };
+void bank_attention(Cpu& cpu, const BankAttention<Host>& op);
+template <class A>
+void bank_attention(Cuda& cuda, const BankAttention<Device, A>& op, BankAlgo algo = {});
 
 /// Puts a run's h, [n, D], into its bank. With n rows written, row i goes to row n + i while that is below S, the
 /// others to rows 0, 1, …. Requires: no run has more than S rows.
@@ -478,6 +558,8 @@ struct BankWrite {
   std::int64_t slots = 0;
   std::int64_t layer = 0;
 };
+void bank_write(Cpu& cpu, const BankWrite<Host>& op);
+void bank_write(Cuda& cuda, const BankWrite<Device>& op);
 
 /// Makes a list of runs whose slots lie evenly spaced, in memory of Space. Run i is `first` with i times its rows added
 /// to its first row; its state and bank lie i * apart bytes further. For backends whose lists are not the host's.
@@ -488,13 +570,15 @@ struct SpacedRuns {
   std::int64_t count = 0;
   BankRun* list = nullptr;
 };
+void space_runs(Cuda& cuda, const SpacedRuns<Device>& op);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The public kernels: three scans and token log-probs, usable without a model. T is float, Float16 or BFloat16.
 // Scans run over `time` of [batch, heads, time, dim]; every (batch, head, channel) is one sequence. carry_in and
 // carry_out are [batch, heads, dim] contiguous fp32 and may be null; they may alias each other. y may alias the input
 // of the same type. Blocks of 128 to 1,024 times are scanned in parallel; an up-sweep and a down-sweep combine their
-// totals: O(N) work. A run that is cut into calls with carries gives the same result within rounding.
+// totals: O(N) work. On a device a scan returns the algorithm that it took. A run that is cut into calls with carries
+// gives the same result within rounding.
 // ---------------------------------------------------------------------------------------------------------------------
 
 /// Running product of decay gates through log space: L_t = Σ_{i<=t} log γ_i, y_t = exp(L_t), with
@@ -507,6 +591,10 @@ struct ExpProductScan {
   const float* carry_in = nullptr;
   float* carry_out = nullptr;
 };
+template <class T>
+void exp_product_scan(Cpu& cpu, const ExpProductScan<T, Host>& op);
+template <class T>
+ScanAlgo exp_product_scan(Cuda& cuda, const ExpProductScan<T, Device>& op, std::optional<ScanAlgo> algo = {});
 
 /// Running log-sum-exp: y_t = log Σ_{i<=t} exp(x_i). Carries are log-sums (identity −inf).
 template <class T, class Space>
@@ -516,6 +604,10 @@ struct LogSumExpScan {
   const float* carry_in = nullptr;
   float* carry_out = nullptr;
 };
+template <class T>
+void logsumexp_scan(Cpu& cpu, const LogSumExpScan<T, Host>& op);
+template <class T>
+ScanAlgo logsumexp_scan(Cuda& cuda, const LogSumExpScan<T, Device>& op, std::optional<ScanAlgo> algo = {});
 
 /// Decayed recurrence h_t = exp(log_a_t) h_{t-1} + b_t from log-decays of any sign (a > 1 allowed, −inf is a = 0) and
 /// signed b. Decays stay relative to the block they cover: never a cumulative log-sum over the whole sequence.
@@ -528,6 +620,10 @@ struct DecayScan {
   const float* carry_in = nullptr;
   float* carry_out = nullptr;
 };
+template <class T>
+void decay_scan(Cpu& cpu, const DecayScan<T, Host>& op);
+template <class T>
+ScanAlgo decay_scan(Cuda& cuda, const DecayScan<T, Device>& op, std::optional<ScanAlgo> algo = {});
 
 /// log p = logits[target] − logsumexp(logits). logits [n, V], targets [n] int32 or int64, logprobs [n] fp32.
 /// Finite for any finite logits; -inf masks an entry; a row of -inf alone, or with a NaN, gives NaN. A target outside
@@ -538,6 +634,13 @@ struct TokenLogprobs {
   const Index* targets = nullptr;
   float* logprobs = nullptr;
 };
+template <class T, class Index>
+void token_logprobs(Cpu& cpu, const TokenLogprobs<T, Index, Host>& op);
+template <class T, class Index>
+void token_logprobs(Cuda& cuda, const TokenLogprobs<T, Index, Device>& op);
+/// The same without a look at the targets first, which waits: a target outside of the vocabulary gives NaN.
+template <class T, class Index>
+void token_logprobs_unchecked(Cuda& cuda, const TokenLogprobs<T, Index, Device>& op);
 
 /// Its backward: d_logits = grad ⊙ (δ(target) − softmax(logits)), [n, V] in T. grad [n] fp32. d_logits may alias
 /// logits.
@@ -548,10 +651,15 @@ struct TokenLogprobsBackward {
   const float* grad = nullptr;
   MatrixView<T, Space> d_logits;
 };
+template <class T, class Index>
+void token_logprobs_backward(Cpu& cpu, const TokenLogprobsBackward<T, Index, Host>& op);
+template <class T, class Index>
+void token_logprobs_backward(Cuda& cuda, const TokenLogprobsBackward<T, Index, Device>& op);
 
 /// Log-probs straight from hidden states [n, D] and the head matrix [V, D], vocabulary tile by vocabulary tile merged
 /// by the (max, sum) monoid: logits for the whole vocabulary are never stored. A negative target marks a row to skip
-/// (its log-prob is left as it is); a target >= V throws. force_row_kernel as in Linear.
+/// (its log-prob is left as it is); a target >= V throws, on a device it gives NaN.
+/// force_row_kernel as in Linear.
 template <class Space, class A = float>
 struct HiddenLogprobs {
   MatrixView<const A, Space> hidden;
@@ -560,5 +668,8 @@ struct HiddenLogprobs {
   float* logprobs = nullptr;
   bool force_row_kernel = false;
 };
+void hidden_logprobs(Cpu& cpu, const HiddenLogprobs<Host>& op);
+template <class A>
+void hidden_logprobs(Cuda& cuda, const HiddenLogprobs<Device, A>& op, HiddenLogprobsAlgo algo = {});
 
 }  // namespace mmrec::kernels

@@ -31,7 +31,8 @@ enum class DType : std::uint8_t { kF32, kF16, kBF16 };
 constexpr std::size_t size_of(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
 
 /// X(T) for every storage type: explicit instantiations.
-#define MMREC_FOR_EACH_TYPE(X) X(float) X(Float16) X(BFloat16)
+#define MMREC_FOR_EACH_TYPE(X) X(float) MMREC_FOR_EACH_HALF(X)
+#define MMREC_FOR_EACH_HALF(X) X(Float16) X(BFloat16)
 
 /// bfloat16: the upper half of an IEEE binary32.
 struct BFloat16 {
@@ -106,7 +107,7 @@ MMREC_HOST_DEVICE constexpr Float16 from_float<Float16>(float x) {
   return {static_cast<std::uint16_t>(sign | ((m + (half - 1u) + ((m >> shift) & 1u)) >> shift))};
 }
 
-/// `p`, so many bytes further: the same thing in another slot of a row of equal blocks of memory.
+/// `p` moved by `bytes`: the same member of another slot.
 template <class T>
 MMREC_HOST_DEVICE inline T* bytes_further(T* p, std::int64_t bytes) {
   using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
@@ -209,9 +210,9 @@ struct SequenceView {
   }
 };
 
-/// How a weight matrix is stored: a choice of its own, whatever the type of what it is multiplied by. Today plain
-/// numbers of one type, row by row. One whose inputs share scales would add its code, the inputs of a group and where
-/// the scales lie, here and in the loader of fragments of each family of products.
+/// How a weight matrix is stored, independent of the type of the other operand. Today: plain numbers of one type, row
+/// by row. A format whose inputs share scales adds its code, the inputs of a group and where the scales lie
+/// (docs/architecture.md says where products read it).
 struct WeightFormat {
   DType code = DType::kF32;
 

@@ -6,7 +6,7 @@
 #include <cstddef>
 
 #include "kernels/cpu/cpu.h"
-#include "kernels/cpu/matrix_library.h"
+#include "kernels/cpu/row_tile.h"
 #include "mmrec/version.h"
 
 namespace mmrec {

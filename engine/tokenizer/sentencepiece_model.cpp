@@ -13,7 +13,7 @@
 #include "engine/tokenizer/sentencepiece_file.h"
 #include "engine/tokenizer/tokenizer_config.h"
 #include "engine/tokenizer/tokenizer_model.h"
-#include "kernels/cpu/parallel_items.h"
+#include "kernels/cpu/thread_pool.h"
 #include "models/files/checksum.h"
 #include "models/files/utf8.h"
 

@@ -11,7 +11,6 @@
 
 #include "engine/tokenizer/tokenizer_config.h"
 #include "engine/tokenizer/tokenizer_model.h"
-#include "kernels/cpu/parallel_items.h"
 #include "kernels/cpu/thread_pool.h"
 #include "models/files/file.h"
 #include "models/files/model_files.h"

@@ -1,4 +1,4 @@
-// What loading weights asks of every byte, by the widest instructions of the processor. Results do not depend on them.
+// Checks of every byte of loaded weights, by the widest instructions of the processor. Results do not depend on them.
 #pragma once
 
 #include <cstddef>

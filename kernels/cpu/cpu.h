@@ -1,4 +1,4 @@
-// The CPU backend: threads, scratch and every op of kernels/ops.h.
+// The CPU backend of kernels/ops.h: threads and scratch.
 //
 // All but the products of whole row tiles are vectorised for AVX-512, AVX2 and plain C++ (simd.h) and picked once per
 // process by the processor's features. Whole row tiles go through oneDNN in fixed shapes, every other row through one
@@ -122,40 +122,5 @@ class Cpu {
 
 /// "avx512", "avx2" or "scalar": the vector code this process uses.
 std::string_view cpu_instruction_set();
-
-/// x[r] = table[tokens[r]], widened. tokens [n] in [0, table.rows).
-void embed(Cpu& cpu, const WeightView<Host>& table, const int* tokens, MatrixView<float, Host> x);
-/// y = weight ⊙ x / (‖x‖₂/√D + 1e-6) per row, or as `epsilon` says; y may alias x. weight [D].
-void rmsnorm(Cpu& cpu, MatrixView<const float, Host> x, const float* weight, MatrixView<float, Host> y,
-             NormEpsilon epsilon = NormEpsilon::kBesideRoot);
-/// to = from, row by row; equal shapes.
-void copy_rows(Cpu& cpu, MatrixView<const float, Host> from, MatrixView<float, Host> to);
-void fill_zero(Cpu& cpu, MatrixView<float, Host> to);
-void linear(Cpu& cpu, std::span<const Linear<Host>> jobs);
-void decay_gate(Cpu& cpu, const DecayGate<Host>& op);
-void gated_recurrence(Cpu& cpu, const GatedRecurrence<Host>& op);
-void gated_recurrences(Cpu& cpu, const GatedRecurrences<Host>& op);
-void gated_scan(Cpu& cpu, const GatedScan<Host>& op);
-SweepCounts gated_sweeps(Cpu& cpu, const GatedSweeps<Host>& op);
-void memory_attention(Cpu& cpu, const MemoryAttention<Host>& op);
-void normed_recurrence(Cpu& cpu, const NormedRecurrence<Host>& op);
-void bank_attention(Cpu& cpu, const BankAttention<Host>& op);
-void bank_write(Cpu& cpu, const BankWrite<Host>& op);
-void block_residual(Cpu& cpu, const BlockResidual<Host>& op);
-void segment_sum(Cpu& cpu, const SegmentSum<Host>& op);
-/// slot[b] = sum[b] / segment for every sequence, then sum = 0. sum, slot [B, D].
-void segment_close(Cpu& cpu, MatrixView<double, Host> sum, std::int64_t segment, MatrixView<float, Host> slot);
-
-template <class T>
-void exp_product_scan(Cpu& cpu, const ExpProductScan<T, Host>& op);
-template <class T>
-void logsumexp_scan(Cpu& cpu, const LogSumExpScan<T, Host>& op);
-template <class T>
-void decay_scan(Cpu& cpu, const DecayScan<T, Host>& op);
-template <class T, class Index>
-void token_logprobs(Cpu& cpu, const TokenLogprobs<T, Index, Host>& op);
-template <class T, class Index>
-void token_logprobs_backward(Cpu& cpu, const TokenLogprobsBackward<T, Index, Host>& op);
-void hidden_logprobs(Cpu& cpu, const HiddenLogprobs<Host>& op);
 
 }  // namespace mmrec::kernels

@@ -1,5 +1,5 @@
-// How much host memory there is to take: asked before large blocks are, because the system promises more than it has
-// and kills the process that touches it.
+// How much host memory is available. It is checked before large blocks are allocated, because the system promises more
+// than it has and kills the process that touches it.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +21,11 @@ class OutOfMemory : public std::bad_alloc {
   std::shared_ptr<std::string> message_;  // shared: copying an exception must not throw
 };
 
-/// Bytes that this process can have: what the machine, its control group (version 2) and its limit of address space
-/// each leave, whichever is least. 2^64 - 1 where nothing says.
+/// Bytes that this process can have: the least that the machine, its control group (version 2) and its limit of address
+/// space leave. 2^64 - 1 where there is no limit.
 std::uint64_t available_memory();
 
-/// Throws OutOfMemory, "`what` (needed N bytes, available M)", if `bytes` are more than that.
+/// Throws OutOfMemory, "`what` (needed N bytes, available M)", if `bytes` is more than that.
 void check_available(std::uint64_t bytes, std::string_view what);
 
 }  // namespace mmrec::kernels

@@ -1,17 +1,13 @@
-// y = act(x W^T + bias) + residual_scale * residual, for several independent
-// jobs in one parallel region.
+// y = act(x W^T + bias) + residual_scale * residual, for several independent jobs in one parallel region.
 //
-// A job's rows fall into whole row tiles, whose products go through oneDNN in
-// fixed shapes (row_tile.h), and the rest, whose products are the matrix-vector
-// kernel's (matvec.inl). Either way the bias, activation and residual follow
-// while the products are still in cache.
+// A job's rows fall into whole row tiles and the rest. Products of whole row tiles go through oneDNN in fixed shapes
+// (row_tile.h), the others through the matrix-vector kernel (matvec.inl). In both cases bias, activation and residual
+// follow while the products are still in cache.
 //
-// The work of all jobs is laid out on one line: part after part, in each part
-// one chunk of rows after another, in each chunk its outputs in units. The line
-// is cut into pieces of about equal cost; threads take the next piece until
-// none is left. So a decode step streams each weight matrix in long contiguous
-// runs, and a prefill keeps a chunk of rows and a panel of weights in L2. Units
-// follow from shapes alone, so how the line is cut changes no bit.
+// The work of all jobs is laid out on one line: part after part, in each part one chunk of rows after another, in each
+// chunk its outputs in units. The line is cut into pieces of about equal cost; threads take the next piece until none
+// is left. So a decode step streams each weight matrix in long contiguous runs, and a prefill keeps a chunk of rows and
+// a panel of weights in L2. Units follow from shapes alone, so how the line is cut changes no bit.
 #include <algorithm>
 #include <atomic>
 
@@ -123,8 +119,7 @@ void compute_units(Cpu& cpu, const Part& part, std::int64_t begin, std::int64_t 
 }  // namespace
 
 void linear(Cpu& cpu, std::span<const Linear<Host>> jobs) {
-  // A piece is worth taking if it lasts some ten microseconds; more pieces than
-  // threads even out uneven threads.
+  // A piece is worth taking if it lasts some ten microseconds; more pieces than threads even out uneven threads.
   constexpr std::int64_t kLeastCost = std::int64_t{16} * 1024;  // multiply-adds worth a second thread
   constexpr std::int64_t kPieceCost = std::int64_t{512} * 1024;
   constexpr std::int64_t kPiecesPerThread = 16;

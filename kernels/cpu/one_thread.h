@@ -1,7 +1,7 @@
 // Keeps oneDNN to the thread that calls it, and silent.
 //
-// Our own threads call it side by side, each for a product of its own: its way of sharing one product between threads
-// could change bits, and teams of OpenMP's do not survive a fork.
+// Our own threads call it side by side, each for a product of its own. If the library shared one product between
+// threads, bits could change, and teams of OpenMP's do not survive a fork.
 #pragma once
 
 #include <dlfcn.h>
@@ -9,8 +9,8 @@
 
 namespace mmrec::kernels {
 
-/// oneDNN prints to stdout, writes files and computes otherwise where environment variables say so. A setting made by
-/// its API before the first use keeps it from reading them. These settings are the process's, and are made once.
+/// Environment variables make oneDNN print to stdout, write files and compute differently. A setting made by its API
+/// before the first use keeps it from reading them. These settings belong to the process and are made once.
 inline void ignore_environment_of_onednn() {
   static const bool done = [] {
     dnnl_set_verbose(0);
@@ -23,9 +23,9 @@ inline void ignore_environment_of_onednn() {
   (void)done;
 }
 
-/// While it lives, the calling thread's products are that thread's alone. The library asks OpenMP how many threads
-/// there are, of which each thread has its own setting; it is put back. Which OpenMP is the library's affair, so it is
-/// looked up where the library has brought it; a library that shares nothing among threads brings none.
+/// While it lives, the calling thread computes its products alone. The library asks OpenMP for the number of threads, a
+/// setting of each thread, which is restored at the end. The library brings its own OpenMP, so its functions are looked
+/// up; a library that shares nothing among threads brings none.
 class OneThread {
  public:
   OneThread() {

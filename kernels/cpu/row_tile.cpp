@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "kernels/cpu/cpu.h"
-#include "kernels/cpu/matrix_library.h"
 #include "kernels/cpu/one_thread.h"
 #include "kernels/cpu/simd.h"
 

@@ -1,23 +1,20 @@
-// Products of one whole row tile with a panel of a weight matrix, through
-// oneDNN.
+// Products of one whole row tile with a panel of a weight matrix, through oneDNN.
 //
-// What must stay true: every call of the library has the shape [kRowTile, in] x
-// [panel, in]^T with a panel height that follows from `in` alone (the last
-// panel of a matrix is as much lower as the matrix demands), on the calling
-// thread alone. So a row's bits depend on its place in the tile and on the
-// weights, not on how work is shared. The library makes code for a shape when
-// it first meets it, which can fail for want of memory: prepare() does that
-// before threads begin to work, and products in them never throw.
+// What must stay true: every call of the library has the shape [kRowTile, in] x [panel, in]^T on the calling thread
+// alone. The panel height follows from `in` alone; the last panel of a matrix is as much lower as the matrix demands.
+// So a row's bits depend on its place in the tile and on the weights, not on how work is shared. The library makes code
+// for a shape when it first meets it, which can fail for want of memory: prepare() does that before threads begin to
+// work, and products in them never throw.
 //
-// fp32 weights are multiplied as they are, fp16 widened. So is bf16, unless
-// the processor has instructions for matrices of bf16: there each x is the sum
-// of three bf16 numbers, whose products are exact and are summed in fp32, for
-// which half the time is enough. Or, where that is asked for, x is rounded to one.
+// fp32 weights are multiplied as they are, fp16 widened. So is bf16, unless the processor has matrix instructions for
+// bf16. There each x is the sum of three bf16 numbers, whose products are exact and are summed in fp32, in half the
+// time. Or, where that is asked for, x is rounded to one bf16 number.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "kernels/ops.h"
 
@@ -28,15 +25,17 @@ inline constexpr std::int64_t kPanelFloats = std::int64_t{256} * 1024;
 inline constexpr std::int64_t kMostPanelRows = 128;
 inline constexpr std::int64_t kLeastPanelRows = 16;
 
-/// Weight rows of a panel: as many as fit kPanelFloats, a multiple of
-/// kLeastPanelRows. Wider inputs than kPanelFloats / kLeastPanelRows have no
-/// panel (0): such products stay with the matrix-vector kernel.
+/// Weight rows of a panel: as many as fit kPanelFloats, a multiple of kLeastPanelRows. Wider inputs than kPanelFloats /
+/// kLeastPanelRows have no panel (0): such products stay with the matrix-vector kernel.
 constexpr std::int64_t panel_rows(std::int64_t in) {
   return std::min(kPanelFloats / std::max<std::int64_t>(in, 1) / kLeastPanelRows * kLeastPanelRows, kMostPanelRows);
 }
 
-/// The library's code for the shapes met so far, and its scratch for each of a
-/// backend's threads.
+/// The matrix library: its version, the instructions it uses, and the kind of processor, by which it may choose blocks.
+/// The bits of its products follow from these.
+std::string matrix_library();
+
+/// The library's code for the shapes met so far, and its scratch for each of a backend's threads.
 class RowTileProducts {
  public:
   /// With `rounds_inputs`, matrix instructions for bf16 weights take x rounded to bf16, one part in place of three.

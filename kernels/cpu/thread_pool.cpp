@@ -188,21 +188,14 @@ int ThreadPool::available_processors() {
 
 int ThreadPool::threads() const { return impl_->threads; }
 
-void ThreadPool::run_erased(Function function, void* context) {
+void ThreadPool::run_erased(Function function, void* context, bool sharing) {
   Impl& pool = *impl_;
   if (pool.threads > 1) pool.announce(function, context);
   function(context, 0);
-  if (pool.threads > 1) pool.wait_until_left(static_cast<std::uint32_t>(pool.threads - 1));
-}
-
-void ThreadPool::share_erased(Function function, void* context) {
-  Impl& pool = *impl_;
-  if (pool.threads > 1) pool.announce(function, context);
-  function(context, 0);
-  if (pool.threads > 1) {
-    const std::uint64_t entered = pool.ticket.fetch_or(Impl::kClosed) & (Impl::kClosed - 1);
-    pool.wait_until_left(static_cast<std::uint32_t>(entered));
-  }
+  if (pool.threads == 1) return;
+  const auto all = static_cast<std::uint64_t>(pool.threads - 1);
+  const std::uint64_t entered = sharing ? pool.ticket.fetch_or(Impl::kClosed) & (Impl::kClosed - 1) : all;
+  pool.wait_until_left(static_cast<std::uint32_t>(entered));
 }
 
 void ThreadPool::barrier() {

@@ -1,20 +1,26 @@
-// A small pool for short parallel regions: workers spin briefly between regions, then sleep.
+// A small pool for short parallel regions: workers spin briefly between regions, then sleep. And threads for items of
+// uneven work that may throw, which live as long as the call.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
+#include <system_error>
+#include <thread>
 #include <type_traits>
+#include <vector>
 
 namespace mmrec::kernels {
 
-/// How often this process has been forked off another one: of its threads none came along but the one that called
-/// fork().
+/// How often this process was forked off another one. A fork keeps only the thread that called it.
 std::uint32_t forks();
 
 /// A fixed set of threads that run one region at a time. The calling thread takes part as thread 0.
 ///
-/// In a process that was forked off while no region ran, the first region starts the threads anew, and then throws
+/// In a process that was forked off while no region ran, the first region starts the threads again, and throws
 /// std::system_error if it cannot.
 class ThreadPool {
  public:
@@ -32,8 +38,7 @@ class ThreadPool {
   /// Calls body(thread) once on every thread and returns when all have returned. Not reentrant. body must not throw.
   template <class Body>
   void run(Body&& body) {
-    run_erased([](void* context, int thread) { (*static_cast<std::remove_reference_t<Body>*>(context))(thread); },
-               const_cast<void*>(static_cast<const void*>(&body)));
+    run_any(body, /*sharing=*/false);
   }
 
   /// Calls body(thread) on the calling thread and on every other thread that comes before the caller's own call has
@@ -41,8 +46,7 @@ class ThreadPool {
   /// system does not run, on a busy machine, then delays nobody. No barrier() inside.
   template <class Body>
   void run_sharing(Body&& body) {
-    share_erased([](void* context, int thread) { (*static_cast<std::remove_reference_t<Body>*>(context))(thread); },
-                 const_cast<void*>(static_cast<const void*>(&body)));
+    run_any(body, /*sharing=*/true);
   }
 
   /// Calls body(begin, end, thread) on disjoint contiguous ranges that cover [0, count), cut at multiples of `grain`; a
@@ -73,8 +77,12 @@ class ThreadPool {
 
  private:
   using Function = void (*)(void*, int);
-  void run_erased(Function function, void* context);
-  void share_erased(Function function, void* context);
+  template <class Body>
+  void run_any(Body& body, bool sharing) {
+    run_erased([](void* context, int thread) { (*static_cast<Body*>(context))(thread); },
+               const_cast<void*>(static_cast<const void*>(&body)), sharing);
+  }
+  void run_erased(Function function, void* context, bool sharing);
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
@@ -84,6 +92,38 @@ inline constexpr std::int64_t kElementsPerThread = 8192;
 /// Grain of a parallel_for over rows of `cols` elements.
 constexpr std::int64_t rows_per_thread(std::int64_t cols) {
   return cols >= kElementsPerThread ? 1 : kElementsPerThread / (cols < 1 ? 1 : cols);
+}
+
+/// Runs work(i) for i in [0, count) on up to `threads` threads, of which the caller's is one, claimed in rising order.
+/// If some throw, the exception of the least i is rethrown: items below a failed one have been claimed already and are
+/// finished.
+template <class Work>
+void parallel_items(std::size_t count, int threads, const Work& work) {
+  std::atomic<std::size_t> next{0};
+  std::atomic<bool> failed{false};
+  std::vector<std::exception_ptr> failures(count);
+  const auto run = [&] {
+    for (std::size_t i = 0; !failed && (i = next++) < count;) {
+      try {
+        work(i);
+      } catch (...) {
+        failures[i] = std::current_exception();
+        failed = true;
+      }
+    }
+  };
+  {
+    std::vector<std::jthread> others;
+    const int wanted = static_cast<int>(std::min<std::size_t>(static_cast<std::size_t>(threads), count));
+    try {
+      for (int i = 1; i < wanted; ++i) others.emplace_back(run);
+    } catch (const std::system_error&) {  // no more threads to be had: those there are do the work
+    }
+    run();
+  }
+  for (const std::exception_ptr& failure : failures) {
+    if (failure) std::rethrow_exception(failure);
+  }
 }
 
 }  // namespace mmrec::kernels

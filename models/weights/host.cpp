@@ -21,7 +21,7 @@
 
 #include "kernels/cpu/bytes.h"
 #include "kernels/cpu/host_memory.h"
-#include "kernels/cpu/parallel_items.h"
+#include "kernels/cpu/thread_pool.h"
 #include "models/files/checksum.h"
 #include "models/files/elements.h"
 #include "models/files/text.h"

@@ -1,12 +1,12 @@
-// Attention of one head to banks of past states (kernels/ops.h).
+// Attention of one head to banks of past states, by the two algorithms of algo.h. Long, because both are here.
 //
-// A row of its own, kSplit: a block has a part of the bank's written rows for one row of q, tile by tile, with the
-// (max, sum) monoid and the weighted values; a second kernel merges the parts and counts the unwritten rows. Bytes: the
-// bank once, of odd widths once more from L2.
+// kSplit, few rows: a block takes a part of the bank's written rows for one row of q, tile by tile, with the (max, sum)
+// monoid and the weighted values. A second kernel merges the parts and counts the unwritten rows. Bytes: the bank once;
+// for odd widths once more from L2.
 //
-// Many rows, kProducts: scores = q Bankᵀ and P Bank are products as any other, so `linear` has them, of several runs a
-// launch. A kernel before rounds a run's bank to A, as it lies and transposed; one between them makes P of the scores.
-// Bytes of a run beside the products': 4 + 4 sizes of A per element of the bank, 4 + 2 sizes of A per score.
+// kProducts, many rows: `linear` computes scores = q Bankᵀ and P Bank, for several runs a launch. A kernel before them
+// rounds a run's bank to A, as it lies and transposed. A kernel between them computes P from the scores. Bytes of a run
+// beside the products': 4 + 4 sizes of A per element of the bank, 4 + 2 sizes of A per score.
 #include "kernels/cuda/attention/algo.h"
 
 #include <array>

@@ -48,6 +48,9 @@ enum class GemmTile : std::uint8_t { kAuto, kWide, kSquare, kSlim };
 template <class A, class Y>
 GemmTile choose_tile(const Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs);
 
+/// X(A, Y) for every type of 16-bit operands and of results: explicit instantiations.
+#define MMREC_FOR_EACH_HALF_PRODUCT(X) X(BFloat16, BFloat16) X(BFloat16, float) X(Float16, Float16) X(Float16, float)
+
 // Each algorithm, for jobs with rows and outputs.
 inline constexpr std::size_t kMostMatvecJobs = 8;
 inline constexpr std::size_t kMostGemmJobs = 4;

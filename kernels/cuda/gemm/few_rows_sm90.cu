@@ -347,9 +347,7 @@ void linear_few_rows_sm90(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs
   launch_few_rows<kFewRows>(cuda, jobs);
 }
 
-template void linear_few_rows_sm90(Cuda&, std::span<const Linear<Device, BFloat16, BFloat16>>);
-template void linear_few_rows_sm90(Cuda&, std::span<const Linear<Device, BFloat16, float>>);
-template void linear_few_rows_sm90(Cuda&, std::span<const Linear<Device, Float16, Float16>>);
-template void linear_few_rows_sm90(Cuda&, std::span<const Linear<Device, Float16, float>>);
+#define MMREC_INSTANTIATE(A, Y) template void linear_few_rows_sm90(Cuda&, std::span<const Linear<Device, A, Y>>);
+MMREC_FOR_EACH_HALF_PRODUCT(MMREC_INSTANTIATE)
 
 }  // namespace mmrec::kernels

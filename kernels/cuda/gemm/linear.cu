@@ -152,10 +152,8 @@ void linear(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, LinearAlgo a
   }
 }
 
-template void linear(Cuda&, std::span<const Linear<Device, float, float>>, LinearAlgo);
-template void linear(Cuda&, std::span<const Linear<Device, BFloat16, BFloat16>>, LinearAlgo);
-template void linear(Cuda&, std::span<const Linear<Device, BFloat16, float>>, LinearAlgo);
-template void linear(Cuda&, std::span<const Linear<Device, Float16, Float16>>, LinearAlgo);
-template void linear(Cuda&, std::span<const Linear<Device, Float16, float>>, LinearAlgo);
+#define MMREC_INSTANTIATE(A, Y) template void linear(Cuda&, std::span<const Linear<Device, A, Y>>, LinearAlgo);
+MMREC_INSTANTIATE(float, float)
+MMREC_FOR_EACH_HALF_PRODUCT(MMREC_INSTANTIATE)
 
 }  // namespace mmrec::kernels

@@ -313,15 +313,12 @@ void linear_many_rows_sm90(Cuda& cuda, std::span<const Linear<Device, A, Y>> job
   }
 }
 
-template bool gemm_sm90_supported(const Cuda&, MatrixView<const BFloat16, Device>, const WeightView<Device>&);
-template bool gemm_sm90_supported(const Cuda&, MatrixView<const Float16, Device>, const WeightView<Device>&);
-template GemmTile choose_tile(const Cuda&, std::span<const Linear<Device, BFloat16, BFloat16>>);
-template void linear_many_rows_sm90(Cuda&, std::span<const Linear<Device, BFloat16, BFloat16>>, GemmTile);
-template GemmTile choose_tile(const Cuda&, std::span<const Linear<Device, BFloat16, float>>);
-template void linear_many_rows_sm90(Cuda&, std::span<const Linear<Device, BFloat16, float>>, GemmTile);
-template GemmTile choose_tile(const Cuda&, std::span<const Linear<Device, Float16, Float16>>);
-template void linear_many_rows_sm90(Cuda&, std::span<const Linear<Device, Float16, Float16>>, GemmTile);
-template GemmTile choose_tile(const Cuda&, std::span<const Linear<Device, Float16, float>>);
-template void linear_many_rows_sm90(Cuda&, std::span<const Linear<Device, Float16, float>>, GemmTile);
+#define MMREC_INSTANTIATE(A) \
+  template bool gemm_sm90_supported(const Cuda&, MatrixView<const A, Device>, const WeightView<Device>&);
+MMREC_FOR_EACH_HALF(MMREC_INSTANTIATE)
+#define MMREC_INSTANTIATE_PRODUCT(A, Y)                                              \
+  template GemmTile choose_tile(const Cuda&, std::span<const Linear<Device, A, Y>>); \
+  template void linear_many_rows_sm90(Cuda&, std::span<const Linear<Device, A, Y>>, GemmTile);
+MMREC_FOR_EACH_HALF_PRODUCT(MMREC_INSTANTIATE_PRODUCT)
 
 }  // namespace mmrec::kernels

@@ -230,10 +230,8 @@ void matvec(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
   launch_jobs<8>(cuda, jobs);
 }
 
-template void matvec<float, float>(Cuda&, std::span<const Linear<Device, float, float>>);
-template void matvec<BFloat16, BFloat16>(Cuda&, std::span<const Linear<Device, BFloat16, BFloat16>>);
-template void matvec<BFloat16, float>(Cuda&, std::span<const Linear<Device, BFloat16, float>>);
-template void matvec<Float16, Float16>(Cuda&, std::span<const Linear<Device, Float16, Float16>>);
-template void matvec<Float16, float>(Cuda&, std::span<const Linear<Device, Float16, float>>);
+#define MMREC_INSTANTIATE(A, Y) template void matvec(Cuda&, std::span<const Linear<Device, A, Y>>);
+MMREC_INSTANTIATE(float, float)
+MMREC_FOR_EACH_HALF_PRODUCT(MMREC_INSTANTIATE)
 
 }  // namespace mmrec::kernels

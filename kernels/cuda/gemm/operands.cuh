@@ -5,7 +5,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "kernels/cuda/exchange.cuh"
+#include "kernels/cuda/element.cuh"
 #include "kernels/cuda/rows/rows.cuh"
 #include "kernels/cuda/runtime/tensor_map.h"
 

@@ -1,14 +1,15 @@
-// The matrix product y = x Wᵀ of bf16 or fp16 operands for sm_90a, persistent and warp-specialised, as a kernel
-// template over what becomes of the fp32 sums: the EPILOGUE receives them in registers, so y need not exist in memory.
+// The matrix product y = x Wᵀ of bf16 or fp16 operands for sm_90a, persistent and warp-specialised. It is a kernel
+// template over its EPILOGUE, which receives the fp32 sums in registers, so y need not exist in memory. Long, because
+// tiles, schedule, kernel and launch are one product.
 //
-// Who does what. A block owns a tile of 128 rows of x and kColumns rows of W. One thread of the last
+// Roles. A block owns a tile of 128 rows of x and kColumns rows of W. One thread of the last
 // warpgroup, the producer, copies k-blocks of 64 columns of both (tensor memory accelerator, 128-byte swizzle) into a
 // ring of kStages stages; each of the other two warpgroups, the consumers, multiplies its 64 rows by all kColumns
 // (wgmma, both operands from shared memory, sums in registers) and runs the epilogue on them. full[s] opens when stage
 // s has all its bytes, empty[s] when every consumer that its copies reach has read it. Registers move from the producer
 // to the consumers.
 //
-// What overlaps. The producer runs ahead over tile borders, so the next tile's operands arrive during the epilogue.
+// Overlap. The producer runs ahead over tile borders, so the next tile's operands arrive during the epilogue.
 // Consumers share nothing but the ring. They start kLead k-blocks apart and stay so: while one is in its epilogue the
 // other has the tensor cores to itself and catches up by as many k-blocks, so an epilogue of up to
 // kLead x 64 x kColumns x 64 / 2,048 clocks (2,048: multiply-adds a clock of an SM) costs no time of the tensor cores.

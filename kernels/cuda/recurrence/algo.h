@@ -83,11 +83,6 @@ template <class A>
 void gated_scan_raising(Cuda& cuda, const GatedScan<Device, A>& op, const float* gate_bias,
                         const GatedCheck& check = {});
 
-/// A sweep that needs no product, as the first of a window: its gates see 0 instead of h_{t-1}, the carry included, so
-/// it settles nothing. Neither `gate` nor previous states are read. Sets change and magnitude to 0.
-template <class A>
-void gated_scan_first(Cuda& cuda, const GatedScan<Device, A>& op, const float* gate_bias, const GatedRuns& runs = {});
-
 /// The sweep by one kernel, which neither waits nor allocates and can be captured; by the tiles of `algo`, which
 /// choose_sweep must have chosen. Its product is summed in fp32, in an order that depends on D alone, so the bits of a
 /// time's gates do not depend on `first`. Checks at its end what has settled, if check.report is not null; check.first

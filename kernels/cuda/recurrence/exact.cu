@@ -3,7 +3,7 @@
 //
 // A block owns a run of channels: their rows of both gates and their h. All blocks stay resident for all tokens, and a
 // token's h goes from block to block through h_rounded itself: its rows, which lie side by side, are filled with ones
-// before the kernel, every element is written once, and whoever needs one reads it until it is there (exchange.cuh).
+// before the kernel, every element is written once, and whoever needs one reads it until it is there (element.cuh).
 // There is no barrier of the grid. A warp needs only its own steps of k (tile_product.cuh), and asks for them alone.
 //
 // The gate rows of a block stay in shared memory for all tokens as far as they fit: all of them for D up to 2048 in 16
@@ -23,7 +23,7 @@
 #include <bit>
 #include <cassert>
 
-#include "kernels/cuda/exchange.cuh"
+#include "kernels/cuda/element.cuh"
 #include "kernels/cuda/gemm/operands.cuh"
 #include "kernels/cuda/gemm/tile_product.cuh"
 #include "kernels/cuda/recurrence/equations.cuh"

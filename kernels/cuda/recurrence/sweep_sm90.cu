@@ -274,11 +274,10 @@ void gated_sweep_sm90(Cuda& cuda, const GatedSweep<Device, A>& op, SweepAlgo alg
 }
 
 template SweepAlgo choose_sweep(const Cuda&, const GatedSweep<Device, float>&);
-template SweepAlgo choose_sweep(const Cuda&, const GatedSweep<Device, BFloat16>&);
-template SweepAlgo choose_sweep(const Cuda&, const GatedSweep<Device, Float16>&);
-template void gated_sweep_sm90(Cuda&, const GatedSweep<Device, BFloat16>&, SweepAlgo, const GatedCheck&,
-                               const SequenceView<BFloat16, Device>&);
-template void gated_sweep_sm90(Cuda&, const GatedSweep<Device, Float16>&, SweepAlgo, const GatedCheck&,
-                               const SequenceView<Float16, Device>&);
+#define MMREC_INSTANTIATE(A)                                                                        \
+  template SweepAlgo choose_sweep(const Cuda&, const GatedSweep<Device, A>&);                       \
+  template void gated_sweep_sm90(Cuda&, const GatedSweep<Device, A>&, SweepAlgo, const GatedCheck&, \
+                                 const SequenceView<A, Device>&);
+MMREC_FOR_EACH_HALF(MMREC_INSTANTIATE)
 
 }  // namespace mmrec::kernels

@@ -1,14 +1,14 @@
-// y = weight ⊙ x / (‖x‖₂/√D + 1e-6) per row, rounded to A, where x comes from memory or from a computation; and the
-// residual stream y = x + h + 0.1 v + bias, with the norm of its rows and without.
+// y = weight ⊙ x / (‖x‖₂/√D + 1e-6) per row, rounded to A. x comes from memory or from a computation. And the residual
+// stream y = x + h + 0.1 v + bias, with and without the norm of its rows. Long, because all sources share one kernel.
 //
-// A block owns a row, a thread every blockDim-th group of 4 channels, of which the first kHeld stay in registers
-// between the sum and the product; the rest is read again from L2. The norm's weight does not depend on the kernel
-// before, so it is on its way before that one ends. Squares are summed in fp64, in an order that follows from D alone:
+// A block owns a row; a thread owns every blockDim-th group of 4 channels. The first kHeld groups stay in registers
+// between the sum and the product; the others are read again from L2. The norm's weight does not depend on the previous
+// kernel, so it is loaded before that one ends. Squares are summed in fp64, in an order that follows from D alone:
 // within a thread, over the lanes of a warp, over warps in order.
 //
-// The optional ops of kernels/ops.h norm rows of one token each where they are computed; a step of many sequences
-// goes through three of them a layer, between products. Beside the norms other blocks do what depends on them for its
-// place in time alone: they round the state that the next products read, and add to the segments' sums.
+// The optional ops of kernels/ops.h norm rows of one token each where they are computed. A step of many sequences uses
+// three of them a layer, between products. Beside the norms other blocks do independent work at the same time: they
+// round the state that the next products read, and add to the segments' sums.
 //
 // Bytes per channel: what a source reads and leaves, and the size of A written.
 //
@@ -403,7 +403,6 @@ MMREC_FOR_EACH_TYPE(MMREC_INSTANTIATE)
   template void embed_norm(Cuda&, const EmbedNorm<Device, A>&);     \
   template void advance_norm(Cuda&, const AdvanceNorm<Device, A>&); \
   template void sum_norm(Cuda&, const SumNorm<Device, A>&);
-MMREC_INSTANTIATE(BFloat16)
-MMREC_INSTANTIATE(Float16)
+MMREC_FOR_EACH_HALF(MMREC_INSTANTIATE)
 
 }  // namespace mmrec::kernels

@@ -1,5 +1,5 @@
-// The CUDA backend: a device, its stream, library handles, scratch and every op of kernels/ops.h; recorded graphs, and
-// staged copies to the device.
+// The CUDA backend of kernels/ops.h: a device, its stream, library handles and scratch; recorded graphs, and staged
+// copies to the device.
 //
 // Ops are enqueued on the backend's stream and return at once; `download` and `synchronize` wait. Weights have the
 // activation type A when they reach an op, whatever their stored type: models/runtime/cuda/upload.cpp converts them
@@ -18,8 +18,6 @@
 #include <map>
 #include <memory>
 #include <new>
-#include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -297,102 +295,15 @@ class Staging {
   CUstream_st* stream_ = nullptr;
 };
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The ops of kernels/ops.h. A is float, BFloat16 or Float16; weights are of type A. Where an op has several algorithms,
-// the room's algo.h says which is chosen; tests and benches pass one to force it. An algorithm that does not take the
-// operands throws std::invalid_argument.
-// ---------------------------------------------------------------------------------------------------------------------
-
-enum class LinearAlgo : std::uint8_t;
-enum class AttentionAlgo : std::uint8_t;
-enum class BankAlgo : std::uint8_t;
-enum class HiddenLogprobsAlgo : std::uint8_t;
-enum class NormedAlgo : std::uint8_t;
-enum class SweepAlgo : std::uint8_t;
-enum class ScanAlgo : std::uint8_t;
-
-void embed(Cuda& cuda, const WeightView<Device>& table, const int* tokens, MatrixView<float, Device> x);
-template <class A>
-void rmsnorm(Cuda& cuda, MatrixView<const float, Device> x, const float* weight, MatrixView<A, Device> y,
-             NormEpsilon epsilon = NormEpsilon::kBesideRoot);
-template <class A>
-void copy_rows(Cuda& cuda, MatrixView<const float, Device> from, MatrixView<A, Device> to);
-void fill_zero(Cuda& cuda, MatrixView<float, Device> to);
-/// There are three classes of row numbers: up to kTileColumns, kFewRows, more. A row's result does not depend on how
-/// many rows of its class there are.
-template <class A, class Y>
-void linear(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, LinearAlgo algo = {});
-template <class A, class Y>
-void linear(Cuda& cuda, const Linear<Device, A, Y>& job, LinearAlgo algo = {}) {
-  linear(cuda, std::span<const Linear<Device, A, Y>>(&job, 1), algo);
-}
 /// Rows of x, or sequences, that one reading of the weights serves: the columns of a tensor core's tile.
 inline constexpr int kTileColumns = 8;
+/// Most rows of the middle class of `linear`.
 inline constexpr std::int64_t kFewRows = 128;
-void decay_gate(Cuda& cuda, const DecayGate<Device>& op);
-template <class A>
-void gated_recurrence(Cuda& cuda, const GatedRecurrence<Device, A>& op);
-template <class A>
-SweepCounts gated_sweeps(Cuda& cuda, const GatedSweeps<Device, A>& op, std::optional<SweepAlgo> algo = {});
-/// Squares are summed in fp32 where tokens follow each other: |p|² / D must stay below 3e38.
-template <class A>
-void normed_recurrence(Cuda& cuda, const NormedRecurrence<Device, A>& op, NormedAlgo algo = {});
-template <class A>
-void bank_attention(Cuda& cuda, const BankAttention<Device, A>& op, BankAlgo algo = {});
-/// Scratch with which bank_attention takes all runs of a call at once; with less it makes more launches.
-std::size_t bank_scratch_bytes(const Cuda& cuda, std::int64_t runs, std::int64_t rows, std::int64_t slots,
-                               std::int64_t dim, std::size_t element);
-void bank_write(Cuda& cuda, const BankWrite<Device>& op);
-void space_runs(Cuda& cuda, const SpacedRuns<Device>& op);
-/// Windows of up to 31 * kGatedSweepStep rows.
-template <class A>
-SweepCounts packed_sweeps(Cuda& cuda, const PackedSweeps<Device, A>& op, std::optional<SweepAlgo> algo = {});
-template <class A>
-void copy_listed(Cuda& cuda, const CopyListed<Device, A>& op);
-template <class A>
-void packed_residual_norm(Cuda& cuda, const PackedResidualNorm<Device, A>& op);
-void packed_segment_sum(Cuda& cuda, const PackedSegmentSum<Device>& op);
-template <class A>
-void packed_attention(Cuda& cuda, const PackedAttention<Device, A>& op);
-template <class A>
-void memory_attention(Cuda& cuda, const MemoryAttention<Device, A>& op, AttentionAlgo algo = {});
-template <class A>
-void block_residual(Cuda& cuda, const BlockResidual<Device, A>& op);
-/// The same, and u = rmsnorm of y's rows, [B T, D]: the bits of the two ops.
-template <class A>
-void block_residual_norm(Cuda& cuda, const BlockResidual<Device, A>& op, const float* weight, MatrixView<A, Device> u);
 /// Whether steps of so many sequences go faster by rows: their products take all of them in one reading of the weights,
 /// which is worth it from 9 sequences on (57 us a layer where D = 2048 with 16, 62 with 8 by one kernel).
 bool token_rows_pay(const Cuda& cuda, std::int64_t sequences, std::int64_t dim);
-// Rows of one token each: A of 16 bits, D a multiple of 4, views aligned to 4 channels.
-template <class A>
-void embed_norm(Cuda& cuda, const EmbedNorm<Device, A>& op);
-template <class A>
-void advance_norm(Cuda& cuda, const AdvanceNorm<Device, A>& op);
-template <class A>
-void sum_norm(Cuda& cuda, const SumNorm<Device, A>& op);
-void segment_sum(Cuda& cuda, const SegmentSum<Device>& op);
-void segment_close(Cuda& cuda, MatrixView<double, Device> sum, std::int64_t segment, MatrixView<float, Device> slot);
-/// By `blocks` for a row: 1, or on a device of compute capability 9.0 also 2, 4 or 8; 0: choose_sample_blocks says.
-void sample_tokens(Cuda& cuda, const SampleTokens<Device>& op, int blocks = 0);
-
-// Scans return the algorithm that they took.
-template <class T>
-ScanAlgo exp_product_scan(Cuda& cuda, const ExpProductScan<T, Device>& op, std::optional<ScanAlgo> algo = {});
-template <class T>
-ScanAlgo logsumexp_scan(Cuda& cuda, const LogSumExpScan<T, Device>& op, std::optional<ScanAlgo> algo = {});
-template <class T>
-ScanAlgo decay_scan(Cuda& cuda, const DecayScan<T, Device>& op, std::optional<ScanAlgo> algo = {});
-template <class T, class Index>
-void token_logprobs(Cuda& cuda, const TokenLogprobs<T, Index, Device>& op);
-/// The same without a look at the targets first, which waits: a target outside of the vocabulary gives NaN. Arguments
-/// are the caller's responsibility.
-template <class T, class Index>
-void token_logprobs_unchecked(Cuda& cuda, const TokenLogprobs<T, Index, Device>& op);
-template <class T, class Index>
-void token_logprobs_backward(Cuda& cuda, const TokenLogprobsBackward<T, Index, Device>& op);
-/// Targets are not checked: one beyond the vocabulary gives NaN.
-template <class A>
-void hidden_logprobs(Cuda& cuda, const HiddenLogprobs<Device, A>& op, HiddenLogprobsAlgo algo = {});
+/// Scratch with which bank_attention takes all runs of a call at once; with less it makes more launches.
+std::size_t bank_scratch_bytes(const Cuda& cuda, std::int64_t runs, std::int64_t rows, std::int64_t slots,
+                               std::int64_t dim, std::size_t element);
 
 }  // namespace mmrec::kernels

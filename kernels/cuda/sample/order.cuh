@@ -1,5 +1,5 @@
-// The order of candidates for a draw, and their weights, as integers: what is compared and summed does not depend on
-// the order of the sums, so blocks and threads may share a row in any way.
+// The order of candidates for a draw, and their weights, as integers: sums do not depend on the order of additions, so
+// blocks and threads may share a row in any way.
 //
 // Weights are in units of 2⁻⁴⁴ of the largest; lighter candidates are never drawn. They have the precision of fp32: a
 // host that sums in fp64 draws the same token unless a boundary between tokens lies within some 10⁻⁷ of the number

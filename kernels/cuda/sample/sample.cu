@@ -19,7 +19,7 @@
 #include <string>
 
 #include "kernels/cuda/sample/algo.h"
-#include "kernels/cuda/sample/kernel.cuh"
+#include "kernels/cuda/sample/few.cuh"
 
 namespace mmrec::kernels {
 

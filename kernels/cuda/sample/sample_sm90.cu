@@ -1,6 +1,6 @@
 // Drawing tokens of rows that the blocks of a cluster share (sm_90). See sample.cu.
 #include "kernels/cuda/sample/algo.h"
-#include "kernels/cuda/sample/kernel.cuh"
+#include "kernels/cuda/sample/few.cuh"
 
 namespace mmrec::kernels {
 

@@ -6,7 +6,7 @@
 // channel meet in the block that owns it), and runs of the hidden units and of the head's rows. The copying warp walks
 // the block's rows of all matrices in the order of their use through a ring in shared memory, as far ahead as the ring
 // is deep, across stages and layers: weights do not depend on activations. What crosses blocks are vectors: z and k;
-// the decay networks' hidden units; y; the ffn's hidden units; x. They go through L2 as exchange.cuh describes, every
+// the decay networks' hidden units; y; the ffn's hidden units; x. They go through L2 as element.cuh describes, every
 // element written once per step, into one of two sets that take turns; the other one is filled with ones again
 // meanwhile. So there is no barrier of the grid.
 //

@@ -1,8 +1,8 @@
-// Vectors that go from block to block through L2 (exchange.cuh), and what a block keeps of its own channels in shared
+// Vectors that go from block to block through L2 (element.cuh), and what a block keeps of its own channels in shared
 // memory: of one sequence (single.cuh) or of several (batch.cuh).
 #pragma once
 
-#include "kernels/cuda/exchange.cuh"
+#include "kernels/cuda/element.cuh"
 #include "models/mmrec/cuda/decode/epilogue.cuh"
 
 namespace mmrec::kernels {

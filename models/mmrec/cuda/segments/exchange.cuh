@@ -5,7 +5,7 @@
 
 #include <bit>
 
-#include "kernels/cuda/exchange.cuh"
+#include "kernels/cuda/element.cuh"
 #include "models/mmrec/cuda/segments/tasks.cuh"
 
 namespace mmrec::kernels::segments {

@@ -7,7 +7,7 @@
 // where it is the next product's operand:
 //   attend -> attended | W_o -> y | rmsnorm, W_1, gelu -> hidden | W_2 -> x, sums over the tile
 //
-// Words exchanged tell by themselves whether they have been written: before that they are all ones (exchange.cuh), so a
+// Words exchanged tell by themselves whether they have been written: before that they are all ones (element.cuh), so a
 // reader polls what it needs and nothing else. A team's tiles take kPlaces places in turn. A block that has the second
 // exchange of tile n knows that all have ended tile n - 1; in tile n + 1, while the first exchange is under way, it
 // makes its words of tile n - 1 all ones again, for tile n + 3. Every thread has a fence in every tile, between the
