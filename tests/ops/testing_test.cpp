@@ -1,11 +1,14 @@
-// What the tests of the CUDA backend stand on: loops over host threads, and random numbers that do not depend on them.
+// What the tests of ops stand on: loops over host threads, random numbers that do not depend on them, and checks that
+// see what they are for.
+#include <gtest/gtest-spi.h>
+
 #include <array>
 #include <chrono>
 #include <stdexcept>
 #include <string>
 #include <thread>
 
-#include "tests/kernels/cuda/cuda_testing.h"
+#include "tests/ops/op_test.h"
 
 namespace mmrec::kernels::test {
 namespace {
@@ -88,6 +91,41 @@ TEST(HostThreads, RandomNumbersFollowFromTheSeedAndTheIndex) {
   for (const float x : random_uniform<float>(100'000, 0.0, 10.0)) ++tenths[static_cast<std::size_t>(x) % 10];
   for (const int count : tenths) EXPECT_NEAR(count, 10'000, 600);
 }
+
+#if !defined(MMREC_TEST_CUDA)
+
+class OpTestTest : public OpTest {};
+
+TEST_F(OpTestTest, RunsByEveryInstructionSetAndSeesBitsThatDependOnThreads) {
+  std::vector<std::string> runs;
+  const auto record = [&](Cpu& cpu) {
+    runs.push_back(std::string(cpu_instruction_set()) + " " + std::to_string(cpu.threads()));
+    const HostBuffer<float> same = upload(cpu, std::vector<float>{1.0F});
+    download(cpu, same);
+  };
+  on_every(record);
+  EXPECT_EQ(runs.size(), supported_simd_kernels().size() + 2);
+  for (const SimdKernels* table : supported_simd_kernels()) {
+    EXPECT_EQ(std::count(runs.begin(), runs.end(), std::string(table->name) + " 2"), 1) << table->name;
+  }
+  const auto depends = [&](Cpu& cpu) {
+    const HostBuffer<float> other = upload(cpu, std::vector<float>{cpu.threads() == 5 ? 2.0F : 1.0F});
+    download(cpu, other);
+  };
+  EXPECT_NONFATAL_FAILURE(on_every(depends), "other bits than with 2 threads");
+  EXPECT_EQ(cpu_instruction_set(), supported_simd_kernels().front()->name);
+}
+
+TEST_F(OpTestTest, SeesWhatIsWrittenBesideAMatrixAndWhatIsNotWritten) {
+  Matrix<float> matrix(on(), 3, 5, kUnaligned);
+  EXPECT_FALSE(all_round_to(matrix.download(), std::vector<double>(15, 0.0), [](std::size_t) { return 1.0; }));
+  fill_zero(on(), matrix.view());
+  EXPECT_TRUE(all_round_to(matrix.download(), std::vector<double>(15, 0.0), [](std::size_t) { return 0.0; }));
+  matrix.data()[5] = 0.0F;
+  EXPECT_NONFATAL_FAILURE(matrix.download(), "written outside of the matrix");
+}
+
+#endif
 
 }  // namespace
 }  // namespace mmrec::kernels::test

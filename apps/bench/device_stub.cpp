@@ -1,4 +1,4 @@
-// The twin of bench_device.cpp in a build without CUDA.
+// The stub of device.cpp for a build without CUDA.
 #include <stdexcept>
 
 #include "apps/bench/device.h"
