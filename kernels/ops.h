@@ -331,9 +331,8 @@ void sum_norm(Cuda& cuda, const SumNorm<Device, A>& op);
 /// How the next token of one sequence is chosen: by the chain of `options`. The repetition penalty applies to `recent`,
 /// in memory of Space: a ring with a token for each place of its window, of which recent_count have been written so far
 /// (null: no penalty). Candidates are the finite logits of ids below vocab_limit, ordered by logit, falling, then id.
-/// Temperature 0 takes the first. Otherwise filters act in turn: the top_k first, the fewest that hold a share top_p of
-/// the probability, those with at least min_p times the first one's. The rest share [0, 1) in the order of ids, and the
-/// number of (seed, sequence, step) in kernels/philox.h draws from it.
+/// Temperature 0 takes the first. Otherwise the filters of mmrec/sampler_options.h act in turn. The rest share [0, 1)
+/// in the order of ids, and the number of (seed, sequence, step) in kernels/philox.h draws from it.
 struct SampleRule {
   SamplerOptions options;
   std::uint64_t sequence = 0, step = 0;

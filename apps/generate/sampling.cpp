@@ -8,6 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
+#include <type_traits>
+#include <variant>
 
 #include "apps/common/json_text.h"
 #include "models/files/model_files.h"
@@ -20,67 +22,56 @@ using Json = nlohmann::ordered_json;
 constexpr std::uintmax_t kMaxConfigBytes = std::uintmax_t{1} << 20;
 constexpr std::int64_t kMaxInt = std::numeric_limits<int>::max();
 
-// One range for each setting, wherever it comes from.
-struct Range {
-  float min = 0.0F;
-  float max = 0.0F;
-  bool above_min = false;
-
-  /// Of the float that it becomes: one may be too small for it.
-  bool holds(double x) const {
-    return std::isfinite(x) && x <= max && (above_min ? static_cast<float>(x) > min : x >= min);
-  }
-};
-constexpr Range kTemperature = {0.0F, 1000.0F};
-constexpr Range kTopP = {0.0F, 1.0F, true};
-constexpr Range kMinP = {0.0F, 1.0F};
-constexpr Range kRepetitionPenalty = {0.0F, 1000.0F, true};
+/// The largest value that programs take, where the library has no bound.
+float most(const SamplerOption& option) { return static_cast<float>(std::min(option.max, 1000.0)); }
+bool is_seed(const SamplerOption& option) {
+  return std::holds_alternative<std::uint64_t SamplerOptions::*>(option.member);
+}
 
 class ConfigReader {
  public:
   /// `where`, in messages, stands before a key.
   ConfigReader(const Json& json, std::string where) : json_(json), where_(std::move(where)) {}
 
-  std::optional<float> real(const char* key, const Range& range) const {
-    const Json* value = find(key);
+  std::optional<float> value(const SamplerOption& option, float) const {
+    const Json* value = find(option.name);
     if (value == nullptr) return std::nullopt;
-    if (!value->is_number() || !range.holds(value->get<double>())) {
-      refuse(key, *value,
-             fmt::format("a number {} {} and at most {}", range.above_min ? "above" : "from", range.min, range.max));
+    const double x = value->is_number() ? value->get<double>() : NAN;
+    // Of the float that it becomes: one may be too small for it.
+    const bool reaches_min =
+        option.above_min ? static_cast<double>(static_cast<float>(x)) > option.min : x >= option.min;
+    if (!std::isfinite(x) || !reaches_min || x > static_cast<double>(most(option))) {
+      refuse(
+          option.name, *value,
+          fmt::format("a number {} {} and at most {}", option.above_min ? "above" : "from", option.min, most(option)));
     }
-    return static_cast<float>(value->get<double>());
+    return static_cast<float>(x);
   }
-
-  std::optional<int> integer(const char* key, std::int64_t max) const {
-    const Json* value = find(key);
-    return value != nullptr ? std::optional(checked(key, *value, max)) : std::nullopt;
+  std::optional<int> value(const SamplerOption& option, int) const {
+    const Json* value = find(option.name);
+    return value != nullptr ? std::optional(checked(option.name, *value, kMaxInt)) : std::nullopt;
   }
-
-  std::optional<std::uint64_t> unsigned64(const char* key) const {
-    const Json* value = find(key);
+  std::optional<std::uint64_t> value(const SamplerOption& option, std::uint64_t) const {
+    const Json* value = find(option.name);
     if (value == nullptr) return std::nullopt;
-    if (!value->is_number_unsigned()) refuse(key, *value, "a whole number from 0 to 18446744073709551615");
+    if (!value->is_number_unsigned()) refuse(option.name, *value, "a whole number from 0 to 18446744073709551615");
     return value->get<std::uint64_t>();
   }
 
-  /// All but the seed.
-  SamplerChoices choices() const {
-    return {.temperature = real("temperature", kTemperature),
-            .top_k = integer("top_k", kMaxInt),
-            .top_p = real("top_p", kTopP),
-            .min_p = real("min_p", kMinP),
-            .repetition_penalty = real("repetition_penalty", kRepetitionPenalty),
-            .seed = {}};
+  SamplerChoices choices(bool with_seed) const {
+    return SamplerChoices::of([&]<class T>(const SamplerOption& option, T type) {
+      return with_seed || !is_seed(option) ? value(option, type) : std::optional<T>();
+    });
   }
 
-  bool boolean(const char* key, bool fallback) const {
+  bool boolean(std::string_view key, bool fallback) const {
     const Json* value = find(key);
     if (value == nullptr) return fallback;
     if (!value->is_boolean()) refuse(key, *value, "true or false");
     return value->get<bool>();
   }
 
-  std::vector<int> ids(const char* key) const {
+  std::vector<int> ids(std::string_view key) const {
     std::vector<int> ids;
     const Json* value = find(key);
     if (value == nullptr) return ids;
@@ -90,18 +81,18 @@ class ConfigReader {
   }
 
  private:
-  const Json* find(const char* key) const {
+  const Json* find(std::string_view key) const {
     const auto at = json_.find(key);
     return at == json_.end() || at->is_null() ? nullptr : &*at;
   }
 
-  int checked(const char* key, const Json& value, std::int64_t max) const {
+  int checked(std::string_view key, const Json& value, std::int64_t max) const {
     const bool fits = value.is_number_unsigned() && value.get<std::uint64_t>() <= static_cast<std::uint64_t>(max);
     if (!fits) refuse(key, value, fmt::format("a whole number from 0 to {}", max));
     return static_cast<int>(value.get<std::uint64_t>());
   }
 
-  [[noreturn]] void refuse(const char* key, const Json& value, const std::string& expected) const {
+  [[noreturn]] void refuse(std::string_view key, const Json& value, const std::string& expected) const {
     throw RejectedFile(
         fmt::format("{}{}: not a valid value (found {}, expected {})", where_, key, brief(value), expected));
   }
@@ -114,7 +105,7 @@ GenerationDefaults defaults_of(const Json& json, const std::string& file) {
   GenerationDefaults defaults;
   const ConfigReader reader(json, file + ": ");
   SamplerOptions& sampler = defaults.sampler;
-  sampler = reader.choices().over(sampler);
+  sampler = reader.choices(false).over(sampler);
   if (!reader.boolean("do_sample", true)) sampler.temperature = 0.0F;
   defaults.eos_token_ids = reader.ids("eos_token_id");
   defaults.file = file;
@@ -133,35 +124,41 @@ GenerationDefaults parse_generation_defaults(std::string_view text, const std::s
   return defaults_of(parse_json_file(text, file), file);
 }
 
-SamplerChoices sampler_choices(const Json& object) {
-  const ConfigReader reader(object, "");
-  SamplerChoices choices = reader.choices();
-  choices.seed = reader.unsigned64("seed");
-  return choices;
-}
+SamplerChoices sampler_choices(const Json& object) { return ConfigReader(object, "").choices(true); }
 
 SamplerOptions SamplerChoices::over(SamplerOptions defaults) const {
-  defaults.temperature = temperature.value_or(defaults.temperature);
-  defaults.top_k = top_k.value_or(defaults.top_k);
-  defaults.top_p = top_p.value_or(defaults.top_p);
-  defaults.min_p = min_p.value_or(defaults.min_p);
-  defaults.repetition_penalty = repetition_penalty.value_or(defaults.repetition_penalty);
-  defaults.seed = seed.value_or(defaults.seed);
+  for (std::size_t i = 0; i < kSamplerOptions.size(); ++i) {
+    if (is_set_[i]) std::visit([&](auto at) { defaults.*at = values_.*at; }, kSamplerOptions[i].member);
+  }
   return defaults;
 }
 
 SamplerChoices sampler_choices(const Arguments& arguments) {
-  const auto real = [&](std::string_view name, const Range& range) {
-    return arguments.real(name, range.min, range.max, range.above_min);
-  };
-  SamplerChoices choices;
-  choices.temperature = real("temp", kTemperature);
-  if (arguments.has("top-k")) choices.top_k = static_cast<int>(arguments.integer("top-k", 0, 0, kMaxInt));
-  choices.top_p = real("top-p", kTopP);
-  choices.min_p = real("min-p", kMinP);
-  choices.repetition_penalty = real("repetition-penalty", kRepetitionPenalty);
-  choices.seed = arguments.unsigned64("seed");
-  return choices;
+  return SamplerChoices::of([&]<class T>(const SamplerOption& option, T) -> std::optional<T> {
+    if constexpr (std::is_same_v<T, float>) {
+      return arguments.real(option.flag, static_cast<float>(option.min), most(option), option.above_min);
+    } else if constexpr (std::is_same_v<T, int>) {
+      if (!arguments.has(option.flag)) return std::nullopt;
+      return static_cast<int>(arguments.integer(option.flag, 0, static_cast<int>(option.min), kMaxInt));
+    } else {
+      return arguments.unsigned64(option.flag);
+    }
+  });
+}
+
+Json sampling_json(const SamplerOptions& options) {
+  Json json = Json::object();
+  for (const SamplerOption& option : kSamplerOptions) {
+    if (!option.in_programs() || is_seed(option)) continue;
+    option.visit(options, [&]<class T>(const T& value) {
+      if constexpr (std::is_same_v<T, float>) {
+        json[std::string(option.name)] = shortest(value);
+      } else {
+        json[std::string(option.name)] = value;
+      }
+    });
+  }
+  return json;
 }
 
 std::string chain_text(const SamplerOptions& options) {
@@ -172,9 +169,11 @@ std::string chain_text(const SamplerOptions& options) {
   }
   if (options.temperature == 0.0F) return chain + "greedy";
   chain += fmt::format("temp {}", options.temperature);
-  if (options.top_k > 0) chain += fmt::format(" > top-k {}", options.top_k);
-  if (options.top_p < 1.0F) chain += fmt::format(" > top-p {}", options.top_p);
-  if (options.min_p > 0.0F) chain += fmt::format(" > min-p {}", options.min_p);
+  for (const SamplerOption& option : kSamplerOptions) {
+    option.visit(options, [&](auto value) {
+      if (option.off && static_cast<double>(value) != *option.off) chain += fmt::format(" > {} {}", option.flag, value);
+    });
+  }
   return chain;
 }
 

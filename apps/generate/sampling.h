@@ -1,6 +1,8 @@
 // Sampler settings: the command line before the folder's generation_config.json before what is built in.
 #pragma once
 
+#include <bitset>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -29,24 +31,39 @@ GenerationDefaults load_generation_defaults(const std::filesystem::path& folder)
 GenerationDefaults parse_generation_defaults(std::string_view text, const std::string& file);
 
 /// What is asked for of a sampler; what is unset stays as it was.
-struct SamplerChoices {
-  std::optional<float> temperature;
-  std::optional<int> top_k;
-  std::optional<float> top_p;
-  std::optional<float> min_p;
-  std::optional<float> repetition_penalty;
-  std::optional<std::uint64_t> seed;
-
+class SamplerChoices {
+ public:
+  /// Takes read(option, T{}) of each option that programs have, a std::optional<T> of the member's type.
+  template <class Read>
+  static SamplerChoices of(const Read& read) {
+    SamplerChoices choices;
+    for (std::size_t i = 0; i < kSamplerOptions.size(); ++i) {
+      const SamplerOption& option = kSamplerOptions[i];
+      if (!option.in_programs()) continue;
+      option.visit(choices.values_, [&]<class T>(T& value) {
+        const std::optional<T> found = read(option, T{});
+        choices.is_set_[i] = found.has_value();
+        value = found.value_or(value);
+      });
+    }
+    return choices;
+  }
   /// `defaults` with these over them.
   SamplerOptions over(SamplerOptions defaults) const;
+
+ private:
+  SamplerOptions values_;
+  std::bitset<kSamplerOptions.size()> is_set_;
 };
 
-/// What --temp, --top-k, --top-p, --min-p, --repetition-penalty and --seed say. Throws UsageError.
+/// What the command line says of the options of kSamplerOptions. Throws UsageError.
 SamplerChoices sampler_choices(const Arguments& arguments);
 
-/// What `object` says under the names of generation_config.json, and `seed`. Throws RejectedFile naming key, found and
-/// expected.
+/// What `object` says under their names. Throws RejectedFile naming key, found and expected.
 SamplerChoices sampler_choices(const nlohmann::ordered_json& object);
+
+/// The options but the seed under their names, as numbers.
+nlohmann::ordered_json sampling_json(const SamplerOptions& options);
 
 /// The chain as the sampler applies it, without filters that keep everything: "temp 0.8 > top-k 40 > top-p 0.95".
 std::string chain_text(const SamplerOptions& options);

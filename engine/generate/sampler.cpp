@@ -12,29 +12,34 @@
 #include <cmath>
 #include <limits>
 #include <stdexcept>
+#include <string>
+#include <string_view>
+#include <type_traits>
 
+#include "engine/require.h"
 #include "kernels/philox.h"
 #include "mmrec/errors.h"
 
 namespace mmrec {
 namespace {
 
-[[noreturn]] void refuse(const char* option, double found, const char* expected) {
-  throw std::invalid_argument(fmt::format("sampler option {}: found {}, expected {}", option, found, expected));
+std::string range_text(const SamplerOption& option, bool is_integer) {
+  if (is_integer) return fmt::format("an integer >= {}", option.min);
+  const std::string_view above = option.above_min ? ">" : ">=";
+  if (std::isinf(option.max)) return fmt::format("a finite number {} {}", above, option.min);
+  return fmt::format("a number in {}{}, {}]", option.above_min ? '(' : '[', option.min, option.max);
 }
 
-void check(const SamplerOptions& o) {
-  if (!(o.temperature >= 0.0F) || !std::isfinite(o.temperature)) {
-    refuse("temperature", static_cast<double>(o.temperature), "a finite number >= 0");
+void check(const SamplerOptions& options) {
+  for (const SamplerOption& option : kSamplerOptions) {
+    option.visit(options, [&](auto value) {
+      const auto found = static_cast<double>(value);
+      const bool reaches_min = option.above_min ? found > option.min : found >= option.min;
+      if (reaches_min && found <= option.max && std::isfinite(found)) return;
+      throw std::invalid_argument(fmt::format("sampler option {}: found {}, expected {}", option.name, found,
+                                              range_text(option, std::is_integral_v<decltype(value)>)));
+    });
   }
-  if (o.top_k < 0) refuse("top_k", o.top_k, "an integer >= 0");
-  if (!(o.top_p > 0.0F && o.top_p <= 1.0F)) refuse("top_p", static_cast<double>(o.top_p), "a number in (0, 1]");
-  if (!(o.min_p >= 0.0F && o.min_p <= 1.0F)) refuse("min_p", static_cast<double>(o.min_p), "a number in [0, 1]");
-  if (!(o.repetition_penalty > 0.0F) || !std::isfinite(o.repetition_penalty)) {
-    refuse("repetition_penalty", static_cast<double>(o.repetition_penalty), "a finite number > 0");
-  }
-  if (o.repetition_window < 0) refuse("repetition_window", o.repetition_window, "an integer >= 0");
-  if (o.vocab_limit < 0) refuse("vocab_limit", o.vocab_limit, "an integer >= 0");
 }
 
 /// log Σ exp(logits) as largest + rest, kept apart because their sum would round the rest away where logits are huge.
@@ -86,14 +91,12 @@ Sampler::Sampler(const SamplerOptions& options) : options_(options) { check(opti
 
 Sample Sampler::sample(std::span<const float> logits, std::span<const int> recent, std::uint64_t step,
                        std::uint64_t sequence) {
-  if (logits.empty()) throw std::invalid_argument("sampler: found no logits, expected one per token of the vocabulary");
+  engine::require(!logits.empty(), "sampler: found no logits, expected one per token of the vocabulary");
   const std::size_t window = std::min(recent.size(), static_cast<std::size_t>(options_.repetition_window));
   recent = recent.last(window);
   for (std::size_t i = 0; i < recent.size(); ++i) {
-    if (recent[i] < 0 || static_cast<std::size_t>(recent[i]) >= logits.size()) {
-      throw std::invalid_argument(
-          fmt::format("sampler: recent token {} is {}, expected 0..{}", i, recent[i], logits.size() - 1));
-    }
+    engine::require(recent[i] >= 0 && static_cast<std::size_t>(recent[i]) < logits.size(),
+                    "sampler: recent token {} is {}, expected 0..{}", i, recent[i], logits.size() - 1);
   }
   const LogSumExp normaliser = log_sum_exp(logits, step);
 

@@ -37,9 +37,10 @@ SealedReader::SealedReader(std::span<const std::byte> bytes, const SealedFormat&
   if (const auto order = get<std::uint32_t>(); order != kByteOrder) {
     fail(fmt::format("found byte order mark {:#010x}, expected {:#010x}", order, kByteOrder));
   }
-  if (const auto version = get<std::uint32_t>(); version != format.version) {
+  version_ = get<std::uint32_t>();
+  if (version_ < format.oldest || version_ > format.version) {
     fail(fmt::format("of {} version of mmrec: found format {}, expected {}. Make it again with this version",
-                     version < format.version ? "an earlier" : "a later", version, format.version));
+                     version_ < format.oldest ? "an earlier" : "a later", version_, format.version));
   }
   if (const auto total = get<std::uint64_t>(); total != bytes.size()) {
     fail(fmt::format("found {} bytes, expected {} as its header says", bytes.size(), total));

@@ -26,9 +26,10 @@ namespace mmrec::engine {
 
 /// What bytes of a format begin with, and what messages call them.
 struct SealedFormat {
-  std::string_view magic;  // 8 bytes
-  std::uint32_t version = 0;
-  std::string_view what;  // "saved state"
+  std::string_view magic;          // 8 bytes
+  std::uint32_t version = 0;       // that is written
+  std::string_view what;           // "saved state"
+  std::uint32_t oldest = version;  // that is read
 };
 inline constexpr std::size_t kSealBeginBytes = 24;
 inline constexpr std::size_t kSealEndBytes = 8;
@@ -85,6 +86,7 @@ class SealedReader {
   SealedReader(std::span<const std::byte> bytes, const SealedFormat& format, std::string name,
                std::size_t least_bytes = kSealBeginBytes + kSealEndBytes);
 
+  std::uint32_t version() const { return version_; }
   /// Between both ends, and not yet read. What follows must ask for no more.
   std::size_t left() const { return bytes_.size(); }
   template <class T>
@@ -124,6 +126,7 @@ class SealedReader {
  private:
   std::string name_;
   std::span<const std::byte> bytes_;
+  std::uint32_t version_ = 0;
 };
 
 }  // namespace mmrec::engine

@@ -3,15 +3,19 @@
 //  24  u64  tokenizer fingerprint     56  i32  top_k, repetition_window, vocab_limit
 //  32  u64  seed                      68  u32  recent tokens, n
 //  40  f32  temperature, top_p,       72  u64  bytes of the state; all tokens, m; bytes of computed_with
-//           min_p, repetition_penalty  96  i32  recent tokens [n]; all tokens [m]; computed_with; the state, sealed
-//           itself
+//           min_p, repetition_penalty  96       options of the sampler since version 3
+//                                           i32  recent tokens [n]; all tokens [m]; computed_with; the state, sealed
+//                                                itself
 #include "mmrec/state_file.h"
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <type_traits>
 
+#include "engine/require.h"
 #include "engine/session/sealed_bytes.h"
 #include "models/files/checked.h"
 #include "models/files/file.h"
@@ -23,17 +27,46 @@ namespace {
 using engine::kSealBeginBytes;
 using engine::kSealEndBytes;
 
-constexpr engine::SealedFormat kFormat = {.magic = "mmrecSQ\n", .version = 2, .what = "state file"};
-constexpr std::size_t kFixedBytes = 72;    // between the beginning and the recent tokens
+constexpr std::uint32_t kOldest = 2;
+constexpr std::uint32_t kVersion = std::ranges::max(kSamplerOptions, {}, &SamplerOption::since).since;
+constexpr engine::SealedFormat kFormat = {
+    .magic = "mmrecSQ\n", .version = kVersion, .what = "state file", .oldest = kOldest};
+constexpr std::size_t kFixedBytes = 72;    // of version 2, between the beginning and the recent tokens
 constexpr std::uint64_t kMostText = 4096;  // of computed_with
 constexpr std::size_t kLeastBytes = kSealBeginBytes + kFixedBytes + kSealEndBytes;
+
+/// visit(value) for the sampler's options that came with versions `first` to `last`: first u64, then f32, then i32,
+/// each in the order of kSamplerOptions.
+template <class Options, class Visit>
+void visit_options(std::uint32_t first, std::uint32_t last, Options& options, const Visit& visit) {
+  const auto visit_type = [&]<class T>(T) {
+    for (const SamplerOption& option : kSamplerOptions) {
+      // uncovered: no option is newer than version 2
+      if (option.since < first || option.since > last) continue;
+      option.visit(options, [&](auto& value) {
+        if constexpr (std::is_same_v<std::remove_cvref_t<decltype(value)>, T>) visit(value);
+      });
+    }
+  };
+  visit_type(std::uint64_t{}), visit_type(float{}), visit_type(int{});
+}
+
+/// Those that a file of `version` has beyond version 2.
+template <class Options, class Visit>
+void visit_newer_options(std::uint32_t version, Options& options, const Visit& visit) {
+  visit_options(kOldest + 1, version, options, visit);
+}
+std::size_t newer_bytes(std::uint32_t version) {
+  std::size_t bytes = 0;
+  const SamplerOptions any;
+  visit_newer_options(version, any, [&](auto value) { bytes += sizeof value; });
+  return bytes;
+}
 
 }  // namespace
 
 SavedSequence save_sequence(const Session& session, const SamplerOptions& sampler, const Tokenizer* tokenizer) {
-  if (session.batch() != 1) {
-    throw std::invalid_argument(fmt::format("save_sequence: found a batch of {}, expected 1", session.batch()));
-  }
+  engine::require(session.batch() == 1, "save_sequence: found a batch of {}, expected 1", session.batch());
   const std::span<const int> recent = session.recent_tokens();
   return {.state = session.save(),
           .recent = {recent.begin(), recent.end()},
@@ -42,9 +75,7 @@ SavedSequence save_sequence(const Session& session, const SamplerOptions& sample
 }
 
 void restore_sequence(Session& session, const SavedSequence& saved, const Tokenizer* tokenizer) {
-  if (session.batch() != 1) {
-    throw std::invalid_argument(fmt::format("restore_sequence: found a batch of {}, expected 1", session.batch()));
-  }
+  engine::require(session.batch() == 1, "restore_sequence: found a batch of {}, expected 1", session.batch());
   if (tokenizer != nullptr && saved.tokenizer_fingerprint != 0 &&
       saved.tokenizer_fingerprint != tokenizer->fingerprint()) {
     throw std::runtime_error(
@@ -59,17 +90,17 @@ void restore_sequence(Session& session, const SavedSequence& saved, const Tokeni
 }
 
 std::vector<std::byte> encode_sequence(const SavedSequence& saved) {
-  engine::SealedWriter out(kFormat, kLeastBytes + 4 * (saved.recent.size() + saved.tokens.size()) +
-                                        saved.computed_with.size() + saved.state.size());
-  const SamplerOptions& s = saved.sampler;
+  engine::SealedWriter out(kFormat, kLeastBytes + newer_bytes(kVersion) +
+                                        4 * (saved.recent.size() + saved.tokens.size()) + saved.computed_with.size() +
+                                        saved.state.size());
+  const auto put = [&](auto value) { out.put(value); };
   out.put(saved.tokenizer_fingerprint);
-  out.put(s.seed);
-  for (const float x : {s.temperature, s.top_p, s.min_p, s.repetition_penalty}) out.put(x);
-  for (const int n : {s.top_k, s.repetition_window, s.vocab_limit}) out.put(static_cast<std::int32_t>(n));
+  visit_options(kOldest, kOldest, saved.sampler, put);
   out.put(static_cast<std::uint32_t>(saved.recent.size()));
   for (const std::size_t size : {saved.state.size(), saved.tokens.size(), saved.computed_with.size()}) {
     out.put(static_cast<std::uint64_t>(size));
   }
+  visit_newer_options(kVersion, saved.sampler, put);
   out.put(saved.recent);
   out.put(saved.tokens);
   out.put(std::as_bytes(std::span(saved.computed_with)));
@@ -80,16 +111,9 @@ std::vector<std::byte> encode_sequence(const SavedSequence& saved) {
 SavedSequence decode_sequence(std::span<const std::byte> bytes, const std::string& name) {
   engine::SealedReader in(bytes, kFormat, name, kLeastBytes);
   SavedSequence saved;
-  SamplerOptions& s = saved.sampler;
+  const auto get = [&]<class T>(T& value) { value = in.get<T>(); };
   saved.tokenizer_fingerprint = in.get<std::uint64_t>();
-  s.seed = in.get<std::uint64_t>();
-  for (float* x : {&s.temperature, &s.top_p, &s.min_p, &s.repetition_penalty}) *x = in.get<float>();
-  for (int* n : {&s.top_k, &s.repetition_window, &s.vocab_limit}) *n = in.get<std::int32_t>();
-  try {
-    const Sampler checked(s);
-  } catch (const std::invalid_argument& error) {
-    in.fail(error.what());
-  }
+  visit_options(kOldest, kOldest, saved.sampler, get);
   const auto recent = in.get<std::uint32_t>();
   const auto state = in.get<std::uint64_t>();
   const auto tokens = in.get<std::uint64_t>();
@@ -99,11 +123,17 @@ SavedSequence decode_sequence(std::span<const std::byte> bytes, const std::strin
   }
   if (text > kMostText) in.fail(fmt::format("found {} bytes of computed_with, expected at most {}", text, kMostText));
   models::CheckedSize bytes_after = models::CheckedSize(tokens) * 4;
-  bytes_after += 4 * std::uint64_t{recent} + text;
+  bytes_after += newer_bytes(in.version()) + 4 * std::uint64_t{recent} + text;
   bytes_after += state;
   if (bytes_after.overflowed() || bytes_after.value() != in.left()) {
     in.fail(fmt::format("found {} bytes, expected those of {} + {} tokens, {} of computed_with and {} of the state",
                         in.left(), recent, tokens, text, state));
+  }
+  visit_newer_options(in.version(), saved.sampler, get);
+  try {
+    const Sampler checked(saved.sampler);
+  } catch (const std::invalid_argument& error) {
+    in.fail(error.what());
   }
   saved.recent = in.get<int>(recent, "recent");
   saved.tokens = in.get<int>(tokens, "tokens");

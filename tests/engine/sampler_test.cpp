@@ -4,13 +4,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <set>
 #include <string>
+#include <variant>
 
 #include "kernels/philox.h"
 #include "mmrec/errors.h"
+#include "tests/engine/refusal.h"
 
 namespace mmrec {
 namespace {
@@ -250,20 +254,30 @@ TEST(Sampler, PenaltyAppliesOncePerTokenInsideTheWindow) {
   EXPECT_THROW(Sampler(o).sample(logits, std::vector<int>{-1}, 0), std::invalid_argument);
 }
 
-template <class Error, class F>
-std::string message(F f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
+TEST(Sampler, TheSchemaOfItsOptionsSaysWhatTheTableSays) {
+  std::ifstream file(MMREC_SOURCE_DIR "/docs/schemas/sampler.schema.json");
+  const nlohmann::json schema = nlohmann::json::parse(file);
+  std::set<std::string> expected;
+  for (const SamplerOption& option : kSamplerOptions) {
+    const bool is_integer = std::holds_alternative<int SamplerOptions::*>(option.member);
+    if (!option.in_programs() || option.name == "seed") continue;
+    expected.emplace(option.name);
+    const nlohmann::json& found = schema["properties"][std::string(option.name)];
+    EXPECT_EQ(found["type"], (nlohmann::json{is_integer ? "integer" : "number", "null"})) << option.name;
+    EXPECT_EQ(found[option.above_min ? "exclusiveMinimum" : "minimum"], option.min) << option.name;
+    const double most = is_integer ? std::numeric_limits<int>::max() : 1000.0;  // of programs, if there is no bound
+    EXPECT_EQ(found["maximum"], std::min(option.max, most)) << option.name;
   }
-  return "no error";
+  std::set<std::string> names;
+  for (const auto& [name, value] : schema["properties"].items()) names.insert(name);
+  EXPECT_EQ(names, expected);
+  EXPECT_EQ(schema["$defs"]["all"]["required"].get<std::set<std::string>>(), expected);
 }
 
 TEST(Sampler, NamesTheNumericFaultAndTheStep) {
   Sampler sampler;
   const auto fault = [&](std::vector<float> logits) {
-    return message<NumericError>([&] { sampler.sample(logits, {}, 17); });
+    return test::refusal<NumericError>([&] { sampler.sample(logits, {}, 17); });
   };
   EXPECT_EQ(fault({1.0F, std::nanf("")}), "step 17: logit of token 1 is NaN, expected a finite number or -inf");
   EXPECT_EQ(fault({kInf, 1.0F}), "step 17: logit of token 0 is +inf, expected a finite number or -inf");
@@ -271,7 +285,7 @@ TEST(Sampler, NamesTheNumericFaultAndTheStep) {
   EXPECT_THROW(sampler.sample({}, {}, 0), std::invalid_argument);
   SamplerOptions o;
   o.vocab_limit = 1;
-  EXPECT_EQ(message<NumericError>([&] {
+  EXPECT_EQ(test::refusal<NumericError>([&] {
               Sampler(o).sample(std::vector<float>{-kInf, 0.0F}, {}, 3);
             }),
             "step 3: all 1 logits that may be drawn are -inf");
@@ -284,7 +298,7 @@ TEST(Sampler, RefusesOptionsOutOfRange) {
   const auto refused = [](auto member, auto value) {
     SamplerOptions o;
     o.*member = value;
-    return message<std::invalid_argument>([&] { Sampler sampler(o); });
+    return test::refusal([&] { Sampler sampler(o); });
   };
   const float nan = std::nanf("");
   EXPECT_EQ(refused(&SamplerOptions::temperature, -0.5F),

@@ -6,6 +6,8 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <algorithm>
+#include <array>
 #include <csignal>
 #include <cstring>
 #include <fstream>
@@ -18,6 +20,7 @@
 #include "mmrec/generate.h"
 #include "mmrec/model.h"
 #include "models/files/checksum.h"
+#include "tests/engine/refusal.h"
 #include "tests/support/model_folder.h"
 
 namespace mmrec {
@@ -30,16 +33,6 @@ Model load(const std::string& folder) {
   LoadOptions options;
   options.device = Device::kCpu;
   return Model::load(folder, options);
-}
-
-template <class F>
-std::string refusal(F f) {
-  try {
-    f();
-  } catch (const std::runtime_error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 class StateFile : public testing::Test {
@@ -62,6 +55,9 @@ class StateFile : public testing::Test {
   Model model_;
   Tokenizer tokenizer_;
 };
+
+/// Of state files: the last that brought options of the sampler.
+constexpr std::uint32_t kVersion = std::ranges::max(kSamplerOptions, {}, &SamplerOption::since).since;
 
 SamplerOptions warm() {
   SamplerOptions options;
@@ -110,7 +106,7 @@ TEST_F(StateFile, ItsOwnerAloneCanReadItAndALinkStays) {
 TEST_F(StateFile, EveryTruncationAndEveryFlippedBitIsRefused) {
   const std::vector<std::byte> bytes = encode_sequence(save_sequence(after("Alice"), warm(), &tokenizer_));
   for (std::size_t size = 0; size < bytes.size(); size += size < 600 ? 1 : 97) {
-    EXPECT_NE(refusal([&] { decode_sequence(std::span(bytes).first(size)); }), "no error") << size;
+    EXPECT_NE(test::file_refusal([&] { decode_sequence(std::span(bytes).first(size)); }), "no error") << size;
   }
   std::mt19937 rng(5);
   const std::size_t header = 8 * 600;
@@ -118,11 +114,11 @@ TEST_F(StateFile, EveryTruncationAndEveryFlippedBitIsRefused) {
     const std::size_t bit = flip < header ? flip : rng() % (8 * bytes.size());
     std::vector<std::byte> damaged = bytes;
     damaged[bit / 8] ^= std::byte{1} << (bit % 8);
-    EXPECT_NE(refusal([&] { decode_sequence(damaged); }), "no error") << bit;
+    EXPECT_NE(test::file_refusal([&] { decode_sequence(damaged); }), "no error") << bit;
   }
   std::vector<std::byte> longer = bytes;
   longer.push_back({});
-  EXPECT_NE(refusal([&] { decode_sequence(longer); }), "no error");
+  EXPECT_NE(test::file_refusal([&] { decode_sequence(longer); }), "no error");
 }
 
 // Of the whole file, through the system: a line that names it, and the session as it was. Within the state that it
@@ -135,7 +131,8 @@ TEST_F(StateFile, NoDamageOfTheFileReachesASession) {
   const std::vector<std::byte> before = session.save();
   test::write_file(path, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
   const auto is_refused = [&] {
-    const std::string reason = refusal([&] { restore_sequence(session, read_state_file(path), &tokenizer_); });
+    const std::string reason =
+        test::file_refusal([&] { restore_sequence(session, read_state_file(path), &tokenizer_); });
     return reason.starts_with(path.string()) && reason.find('\n') == std::string::npos && session.save() == before;
   };
   std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
@@ -157,7 +154,7 @@ TEST_F(StateFile, NoDamageOfTheFileReachesASession) {
   for (std::size_t bit = 0; bit < 8 * inner.state.size(); ++bit) {
     inner.state[bit / 8] ^= std::byte{1} << (bit % 8);
     const SavedSequence sealed_again = decode_sequence(encode_sequence(inner));
-    const std::string reason = refusal([&] { restore_sequence(session, sealed_again, &tokenizer_); });
+    const std::string reason = test::file_refusal([&] { restore_sequence(session, sealed_again, &tokenizer_); });
     ASSERT_TRUE(reason.starts_with("saved state: ") && session.save() == before) << "bit " << bit << ": " << reason;
     inner.state[bit / 8] = saved.state[bit / 8];
   }
@@ -180,7 +177,9 @@ TEST_F(StateFile, ForgedBytesCrashNothing) {
     }
     const std::uint64_t crc = models::crc64(std::span(forged).first(forged.size() - 8));
     std::memcpy(forged.data() + forged.size() - 8, &crc, 8);
-    refused += refusal([&] { restore_sequence(session, decode_sequence(forged), &tokenizer_); }) != "no error" ? 1 : 0;
+    refused +=
+        test::file_refusal([&] { restore_sequence(session, decode_sequence(forged), &tokenizer_); }) != "no error" ? 1
+                                                                                                                   : 0;
   }
   EXPECT_GT(refused, 1500);
 }
@@ -191,53 +190,71 @@ TEST_F(StateFile, WhatDoesNotBelongIsNamed) {
   session.prefill(std::vector<int>{5});
   const std::vector<std::byte> before = session.save();
   ++saved.tokenizer_fingerprint;
-  EXPECT_NE(refusal([&] { restore_sequence(session, saved, &tokenizer_); }).find("another tokenizer"),
+  EXPECT_NE(test::file_refusal([&] { restore_sequence(session, saved, &tokenizer_); }).find("another tokenizer"),
             std::string::npos);
-  EXPECT_EQ(refusal([&] { restore_sequence(session, saved); }), "no error");
+  EXPECT_EQ(test::file_refusal([&] { restore_sequence(session, saved); }), "no error");
   session.restore(before);
   const Model other = load(bundled());
   Session of_other = other.new_session();
-  EXPECT_NE(refusal([&] { restore_sequence(of_other, saved); }).find("another model"), std::string::npos);
+  EXPECT_NE(test::file_refusal([&] { restore_sequence(of_other, saved); }).find("another model"), std::string::npos);
   saved.recent = {0, 100'000'000};
-  EXPECT_NE(refusal([&] { restore_sequence(session, saved); }).find("id 100000000"), std::string::npos);
+  EXPECT_NE(test::file_refusal([&] { restore_sequence(session, saved); }).find("id 100000000"), std::string::npos);
   EXPECT_EQ(session.save(), before);
 
   test::write_file(folder_ / "text", std::string(300, 'x'));
-  EXPECT_NE(refusal([&] { read_state_file(folder_ / "text"); }).find("not a state file"), std::string::npos);
+  EXPECT_NE(test::file_refusal([&] { read_state_file(folder_ / "text"); }).find("not a state file"), std::string::npos);
   test::write_file(folder_ / "short", "mmrecSQ\n");
-  EXPECT_NE(refusal([&] { read_state_file(folder_ / "short"); }).find("found 8 bytes"), std::string::npos);
-  EXPECT_NE(refusal([&] { read_state_file(folder_.path()); }).find("a folder"), std::string::npos);
+  EXPECT_NE(test::file_refusal([&] { read_state_file(folder_ / "short"); }).find("found 8 bytes"), std::string::npos);
+  EXPECT_NE(test::file_refusal([&] { read_state_file(folder_.path()); }).find("a folder"), std::string::npos);
   std::vector<std::byte> earlier = encode_sequence(saved);
   earlier[12] = std::byte{1};
-  EXPECT_EQ(refusal([&] { decode_sequence(earlier); }),
-            "state file: of an earlier version of mmrec: found format 1, expected 2. Make it again with this version");
-  EXPECT_NE(refusal([&] { read_state_file(folder_ / "none"); }).find("none"), std::string::npos);
+  EXPECT_EQ(test::file_refusal([&] { decode_sequence(earlier); }),
+            "state file: of an earlier version of mmrec: found format 1, expected " + std::to_string(kVersion) +
+                ". Make it again with this version");
+  EXPECT_NE(test::file_refusal([&] { read_state_file(folder_ / "none"); }).find("none"), std::string::npos);
 }
 
 TEST_F(StateFile, IsOfOneSequence) {
   Session two = model_.new_session(2);
-  const auto says = [](const auto& action) {
-    try {
-      action();
-    } catch (const std::invalid_argument& error) {
-      return std::string(error.what());
-    }
-    return std::string("no error");
-  };
-  EXPECT_EQ(says([&] { save_sequence(two); }), "save_sequence: found a batch of 2, expected 1");
+  EXPECT_EQ(test::refusal([&] { save_sequence(two); }), "save_sequence: found a batch of 2, expected 1");
   const SavedSequence saved = save_sequence(after("x"));
   EXPECT_EQ(saved.tokenizer_fingerprint, 0U);
-  EXPECT_EQ(says([&] { restore_sequence(two, saved); }), "restore_sequence: found a batch of 2, expected 1");
+  EXPECT_EQ(test::refusal([&] { restore_sequence(two, saved); }), "restore_sequence: found a batch of 2, expected 1");
   Session session = model_.new_session();
   restore_sequence(session, saved, &tokenizer_);  // it knows token ids alone: any tokenizer will do
   EXPECT_EQ(session.save(), saved.state);
 }
 
+TEST_F(StateFile, TheSamplersOptionsLieWhereTheDocumentSays) {
+  const SamplerOptions sampler = {.temperature = 1.5F,
+                                  .top_k = 7,
+                                  .top_p = 0.5F,
+                                  .min_p = 0.25F,
+                                  .repetition_penalty = 1.25F,
+                                  .repetition_window = 33,
+                                  .vocab_limit = 44,
+                                  .seed = 0x1122334455667788};
+  const std::vector<std::byte> bytes = encode_sequence(save_sequence(after("Alice"), sampler));
+  std::uint32_t version = 0;
+  std::uint64_t seed = 0;
+  std::array<float, 4> reals{};
+  std::array<std::int32_t, 3> integers{};
+  std::memcpy(&version, bytes.data() + 12, 4);
+  std::memcpy(&seed, bytes.data() + 32, 8);
+  std::memcpy(reals.data(), bytes.data() + 40, 16);
+  std::memcpy(integers.data(), bytes.data() + 56, 12);
+  EXPECT_EQ(version, kVersion);
+  EXPECT_EQ(seed, sampler.seed);
+  EXPECT_EQ(reals, (std::array{1.5F, 0.5F, 0.25F, 1.25F}));
+  EXPECT_EQ(integers, (std::array{7, 33, 44}));
+}
+
 TEST_F(StateFile, NoMemoryIsTakenForAFileOfAnySize) {
   test::write_file(folder_ / "huge", "mmrecSQ\n");
   std::filesystem::resize_file(folder_ / "huge", (std::uintmax_t{1} << 41) + 1);  // no disk either: it has holes
-  EXPECT_NE(refusal([&] { read_state_file(folder_ / "huge"); }).find("found 2199023255553 bytes, expected 104 to"),
-            std::string::npos);
+  EXPECT_NE(
+      test::file_refusal([&] { read_state_file(folder_ / "huge"); }).find("found 2199023255553 bytes, expected 104 to"),
+      std::string::npos);
 }
 
 TEST_F(StateFile, WhatCannotBeWrittenLeavesWhatWasThere) {
@@ -249,15 +266,16 @@ TEST_F(StateFile, WhatCannotBeWrittenLeavesWhatWasThere) {
   const rlimit small = {100, limit.rlim_max};
   const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
-  const std::string reason = refusal([&] { write_state_file(folder_ / "state", saved); });
+  const std::string reason = test::file_refusal([&] { write_state_file(folder_ / "state", saved); });
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
   std::signal(SIGXFSZ, old_handler);
   EXPECT_NE(reason.find("state: cannot write"), std::string::npos) << reason;
   EXPECT_EQ(test::read_file(folder_ / "state"), before);
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_.path()), {}), 1);
-  EXPECT_NE(refusal([&] { write_state_file(folder_.path(), saved); }).find("cannot write: Is a directory"),
+  EXPECT_NE(test::file_refusal([&] { write_state_file(folder_.path(), saved); }).find("cannot write: Is a directory"),
             std::string::npos);
-  EXPECT_NE(refusal([&] { write_state_file(folder_ / "no/such", saved); }).find("no/such"), std::string::npos);
+  EXPECT_NE(test::file_refusal([&] { write_state_file(folder_ / "no/such", saved); }).find("no/such"),
+            std::string::npos);
 }
 
 TEST_F(StateFile, OfManyWritersOneWins) {

@@ -13,6 +13,7 @@ from ._results import DocumentScore, GenerateResult, ModelInfo, PerplexitySummar
 
 __version__: str
 backends: tuple[str, ...]
+sampler_options: tuple[tuple[str, float, Optional[float], Optional[str]], ...]
 
 _Path = Union[str, bytes, os.PathLike[str], os.PathLike[bytes]]
 _Progress = Optional[Callable[[int, int], object]]

@@ -6,11 +6,12 @@ What must stay true: the names and defaults are those of the engine (engine/pyth
 import inspect
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Literal, Optional, Sequence, TypedDict, TypeVar, Union
 
+from . import _mmrec
+
 if TYPE_CHECKING:
     import numpy.typing as npt
     from typing_extensions import Buffer
 
-    from . import _mmrec
     from ._results import GenerateResult
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -88,14 +89,7 @@ DEFAULTS = {
     "prefill": "auto",
     "sweep_tolerance": 0.0,
     "max_sweeps": 64,
-    "temperature": 0.8,
-    "top_k": 40,
-    "top_p": 0.95,
-    "min_p": 0.05,
-    "repetition_penalty": 1.0,
-    "repetition_window": 64,
-    "vocab_limit": 0,
-    "seed": 0,
+    **{name: default for name, default, _, _ in _mmrec.sampler_options},
     "sequence": 0,
     "max_tokens": 256,
     "stop": (),

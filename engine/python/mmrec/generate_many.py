@@ -10,6 +10,7 @@ import json
 import sys
 from typing import Any, Iterator, Optional
 
+from . import _mmrec
 from ._batch_program import Work, main as run, parser_of
 from ._generator import Generator
 from ._partitions import Document, Partition
@@ -73,14 +74,16 @@ def _report(parts: list[dict[str, Any]]) -> str:
 def main(arguments: Optional[list[str]] = None) -> int:
     parser = parser_of("mmrec.generate_many", "Continues many prompts, on one machine or many.", "prompt")
     parser.add_argument("-n", "--max-tokens", type=int, default=256, metavar="N", help="tokens to draw at most (256)")
-    parser.add_argument("--temperature", type=float, default=0.8, metavar="T", help="0: the likeliest (0.8)")
-    parser.add_argument("--top-k", type=int, default=40, metavar="K", help="(40)")
-    parser.add_argument("--top-p", type=float, default=0.95, metavar="P", help="(0.95)")
-    parser.add_argument("--min-p", type=float, default=0.05, metavar="P", help="(0.05)")
-    parser.add_argument("-s", "--seed", type=int, default=0, metavar="N", help="(0)")
+    sampler = [(name, default, text) for name, default, _, text in _mmrec.sampler_options if text is not None]
+    for name, default, text in sampler:
+        flags = ["--" + name.replace("_", "-"), *(["-s"] if name == "seed" else [])]
+        metavar = "N" if isinstance(default, int) else "X"
+        if name == "seed":
+            text = "random seed (0)"
+        parser.add_argument(*flags, dest=name, type=type(default), default=default, metavar=metavar, help=text)
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="may be repeated")
     args = parser.parse_args(arguments)
-    names = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop")
+    names = ("max_tokens", *(name for name, _, _ in sampler), "stop")
     generate = {**{name: getattr(args, name) for name in names}, "logprobs": False}
     return run(parser, args, _Generate, {"generate": generate}, _report)
 

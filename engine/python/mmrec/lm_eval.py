@@ -293,13 +293,11 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
             "stop": [stop for stop in ([until] if isinstance(until, str) else until) if stop],
             "max_tokens": most,
             "temperature": (1.0 if temperature is None else float(temperature)) if sampled else 0.0,
-            "top_k": 0,
-            "top_p": 1.0,
-            "min_p": 0.0,
+            **{name: off for name, _, off, _ in _mmrec.sampler_options if off is not None},
             "logprobs": False,
         }
-        for name in ("top_k", "top_p", "min_p", "repetition_penalty", "seed"):
-            if name in left:
+        for name, _, _, text in _mmrec.sampler_options:
+            if text is not None and name in left:
                 options[name] = left.pop(name)
         if left:
             found = ", ".join(f"{name}={value}" for name, value in sorted(left.items()))

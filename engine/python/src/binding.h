@@ -224,6 +224,9 @@ std::optional<std::size_t> take_choice(nb::dict& options, const char* name, std:
 SessionOptions take_session_options(nb::dict& options);
 /// Sampler options by name, as in mmrec/sampler_options.h, removed likewise.
 SamplerOptions take_sampler_options(nb::dict& options);
+/// What Python code needs of kSamplerOptions: a tuple (name, default, off, help) for each; help is None for an option
+/// that programs do not have.
+nb::object sampler_options();
 /// Throws TypeError, naming `call`, if an option is left.
 void expect_no_more(const nb::dict& options, const char* call);
 

@@ -104,6 +104,7 @@ NB_MODULE(_mmrec, m) {
   nanobind::list backends;
   for (const std::string_view name : mmrec::backends()) backends.append(name);
   m.attr("backends") = nanobind::tuple(backends);
+  m.attr("sampler_options") = mmrec::python::sampler_options();
   mmrec::python::bind_ending(m);
   mmrec::python::bind_errors(m);
   mmrec::python::bind_tokenizer(m);

@@ -5,6 +5,7 @@
 #include <nanobind/stl/string_view.h>
 
 #include <array>
+#include <charconv>
 #include <type_traits>
 
 #include "engine/python/src/binding.h"
@@ -77,15 +78,26 @@ SessionOptions take_session_options(nb::dict& options) {
 
 SamplerOptions take_sampler_options(nb::dict& options) {
   SamplerOptions result;
-  take_into(options, "temperature", result.temperature);
-  take_into(options, "top_k", result.top_k);
-  take_into(options, "top_p", result.top_p);
-  take_into(options, "min_p", result.min_p);
-  take_into(options, "repetition_penalty", result.repetition_penalty);
-  take_into(options, "repetition_window", result.repetition_window);
-  take_into(options, "vocab_limit", result.vocab_limit);
-  take_into(options, "seed", result.seed);
+  for (const SamplerOption& option : kSamplerOptions) {
+    option.visit(result, [&](auto& value) { take_into(options, option.name.data(), value); });
+  }
   return result;
+}
+
+nb::object sampler_options() {
+  const SamplerOptions defaults;
+  nb::list all;
+  for (const SamplerOption& option : kSamplerOptions) {
+    const nb::object value = option.visit(defaults, []<class T>(const T& of) -> nb::object {
+      if constexpr (!std::is_same_v<T, float>) return nb::int_(of);
+      std::array<char, 32> digits{};  // the fewest that give the float back: 0.8, not 0.800000011920929
+      std::to_chars(digits.data(), digits.data() + digits.size() - 1, of);
+      return nb::float_(nb::str(digits.data()));
+    });
+    const nb::object off = option.off ? value.type()(*option.off) : nb::none();
+    all.append(nb::make_tuple(option.name, value, off, option.in_programs() ? nb::cast(option.help) : nb::none()));
+  }
+  return nb::tuple(all);
 }
 
 void expect_no_more(const nb::dict& options, const char* call) {

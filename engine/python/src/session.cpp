@@ -177,8 +177,8 @@ void bind_session(nb::module_& m) {
   type.def(
       "generate", generate_text, nb::call_guard<Call>(), nb::arg("tokenizer"), nb::arg("options"),
       "Continues the sequence (batch 1, position >= 1) and returns a GenerateResult.\n\n"
-      "Options: max_tokens=256 (-1: no end), temperature=0.8 (0: greedy), top_k=40, top_p=0.95, min_p=0.05,\n"
-      "repetition_penalty=1.0, repetition_window=64, vocab_limit=0, seed=0, sequence=0, stop=() (str or several),\n"
+      "Options: those of the sampler, as the signature names them (temperature=0: greedy), max_tokens=256 (-1: no\n"
+      "end), sequence=0, stop=() (str or several),\n"
       "eos_token_ids=None (the model's, else the tokenizer's), logprobs=True, top_logprobs=0, context=None (the\n"
       "tokens before, for a session that was restored), on_text(piece), on_token(id, logprob); False of these two\n"
       "cancels. The same seed, sequence and position draw the same token. All tokens but the last have been\n"

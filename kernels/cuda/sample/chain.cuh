@@ -30,7 +30,7 @@ class Chain {
     if (options.top_p < 1.0F) {
       cut<true>([&](Atomic64 total) { return amount_of_share(options.top_p, total); });
     }
-    if (options.min_p > 0.0F) cut_min_p();
+    if (has_least_weight(options)) cut_least_weight();
     return draw_by_ids();
   }
 
@@ -242,11 +242,11 @@ class Chain {
     in_list_ = true;
   }
 
-  __device__ void cut_min_p() {
+  __device__ void cut_least_weight() {
     const SamplerOptions& options = slice_.rule().options;
-    if (threadIdx.x == 0) s_.log_min_p = log(static_cast<double>(options.min_p));
+    if (threadIdx.x == 0) s_.log_least = log_of_least_weight(options);
     __syncthreads();
-    const std::uint32_t last = last_of_min_p(top_, options.temperature, s_.log_min_p);
+    const std::uint32_t last = last_of_weight(top_, options.temperature, s_.log_least);
     last_ = min(last_, place(octaves(last), Atomic64{last} << kIdBits | kIdMask));
   }
 

@@ -108,7 +108,7 @@ class Few {
   __device__ void prepare() {
     const SampleRule& rule = slice_.rule();
     if (threadIdx.x == 32) s_.drawn = philox_uniform(rule.options.seed, rule.sequence, rule.step);
-    if (threadIdx.x == 64 && rule.options.min_p > 0.0F) s_.log_min_p = log(static_cast<double>(rule.options.min_p));
+    if (threadIdx.x == 64 && has_least_weight(rule.options)) s_.log_least = log_of_least_weight(rule.options);
     if (threadIdx.x == 96) s_.scale = weight_scale(rule.options.temperature);
   }
 
@@ -179,8 +179,8 @@ class Few {
     meet();
 
     is_left = is_left && sum < s_.amount;
-    if (options.min_p > 0.0F) {
-      is_left = is_left && falling_of(key) <= last_of_min_p(top, options.temperature, s_.log_min_p);
+    if (has_least_weight(options)) {
+      is_left = is_left && falling_of(key) <= last_of_weight(top, options.temperature, s_.log_least);
     }
     if (speaks) s_.weights[compare.mine] = is_left ? weight : 0;
     meet();

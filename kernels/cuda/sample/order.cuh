@@ -64,10 +64,14 @@ __device__ inline Atomic64 amount_of_share(float top_p, Atomic64 total) {
 __device__ inline Atomic64 amount_drawn(double drawn, Atomic64 total) {
   return min(static_cast<Atomic64>(drawn * static_cast<double>(total)) + 1, total);
 }
-/// Falling bits of the last logit whose weight e^((x − top) / temperature), in fp64 rounded to nearest, is not below
-/// min_p.
-__device__ inline std::uint32_t last_of_min_p(float top, float temperature, double log_min_p) {
-  const double least = static_cast<double>(top) + static_cast<double>(temperature) * (log_min_p - 0x1p-54);
+/// Filters that ask for a least weight e^((x − top) / temperature): whether there are any, and the weight's logarithm.
+__device__ inline bool has_least_weight(const SamplerOptions& options) { return options.min_p > 0.0F; }
+__device__ inline double log_of_least_weight(const SamplerOptions& options) {
+  return log(static_cast<double>(options.min_p));
+}
+/// Falling bits of the last logit whose weight, in fp64 rounded to nearest, is not below that.
+__device__ inline std::uint32_t last_of_weight(float top, float temperature, double log_least) {
+  const double least = static_cast<double>(top) + static_cast<double>(temperature) * (log_least - 0x1p-54);
   const auto rounded = static_cast<float>(least);
   const std::uint32_t falling = falling_bits(rounded);
   return static_cast<double>(rounded) < least ? falling - 1 : falling;  // the next larger number

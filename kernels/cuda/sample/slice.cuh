@@ -43,8 +43,9 @@ struct Shared {
   std::uint32_t first_of_warp[kWarps];
   std::uint32_t first_falling, first_id;  // of this part
   std::uint32_t list_size, few_size, drawable, distance;
-  // What one thread works out for all: the number drawn, log(min_p), of the weights, and where the token goes.
-  double drawn, log_min_p;
+  // What one thread computes for all: the number drawn, the logarithm of the least weight, the scale of the weights,
+  // and the place of the token in its ring.
+  double drawn, log_least;
   float scale;
   std::uint32_t ring_place;
   Atomic64 amount, last;

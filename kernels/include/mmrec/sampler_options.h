@@ -1,7 +1,12 @@
 // How the next token is chosen from logits.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <limits>
+#include <optional>
+#include <string_view>
+#include <variant>
 
 namespace mmrec {
 
@@ -20,5 +25,71 @@ struct SamplerOptions {
   /// Member by member.
   bool operator==(const SamplerOptions&) const = default;
 };
+
+/// What checks, command lines, JSON, Python and state files know of one of the options above.
+struct SamplerOption {
+  std::string_view name;  ///< the member's, also in JSON and in Python
+  std::variant<float SamplerOptions::*, int SamplerOptions::*, std::uint64_t SamplerOptions::*> member;  ///< which one
+  double min = 0.0;                                      ///< the least value; numbers with a fraction are finite
+  bool above_min = false;                                ///< values are larger than `min`
+  double max = std::numeric_limits<double>::infinity();  ///< the largest value; infinity: any that is finite
+  std::optional<double> off = {};                        ///< where a filter keeps everything; none: it is no filter
+  std::string_view flag = {};   ///< its name on command lines; empty: for users of the library alone
+  std::string_view alias = {};  ///< another one, as other programs have it
+  char letter = 0;              ///< a short one
+  bool is_common = false;       ///< it stands on the page of --help
+  std::string_view help = {};   ///< one line
+  std::uint32_t since = 2;      ///< the version of state files that first has it; new options: the next version
+
+  /// Whether a user of the programs may set it.
+  constexpr bool in_programs() const { return !flag.empty(); }
+  /// use(value): the option's value in `options`, SamplerOptions that may be const.
+  template <class Options, class Use>
+  constexpr decltype(auto) visit(Options& options, const Use& use) const {
+    return std::visit([&](auto at) -> decltype(auto) { return use(options.*at); }, member);
+  }
+};
+
+/// The one table of them, in the order of the members.
+inline constexpr auto kSamplerOptions = std::to_array<SamplerOption>({
+    {.name = "temperature",
+     .member = &SamplerOptions::temperature,
+     .flag = "temp",
+     .alias = "temperature",
+     .is_common = true,
+     .help = "temperature (0.8); 0: greedy. --top-k, --top-p, --min-p"},
+    {.name = "top_k",
+     .member = &SamplerOptions::top_k,
+     .off = 0.0,
+     .flag = "top-k",
+     .help = "keep the N likeliest tokens (40); 0: all"},
+    {.name = "top_p",
+     .member = &SamplerOptions::top_p,
+     .above_min = true,
+     .max = 1.0,
+     .off = 1.0,
+     .flag = "top-p",
+     .help = "keep the smallest set of probability X (0.95); 1: all"},
+    {.name = "min_p",
+     .member = &SamplerOptions::min_p,
+     .max = 1.0,
+     .off = 0.0,
+     .flag = "min-p",
+     .help = "drop tokens below X times the likeliest (0.05); 0: none"},
+    {.name = "repetition_penalty",
+     .member = &SamplerOptions::repetition_penalty,
+     .above_min = true,
+     .flag = "repetition-penalty",
+     .alias = "repeat-penalty",
+     .help = "make tokens of the last 64 less likely (1.0: do not)"},
+    {.name = "repetition_window", .member = &SamplerOptions::repetition_window},
+    {.name = "vocab_limit", .member = &SamplerOptions::vocab_limit},
+    {.name = "seed",
+     .member = &SamplerOptions::seed,
+     .flag = "seed",
+     .letter = 's',
+     .is_common = true,
+     .help = "random seed (default: random, always reported)"},
+});
 
 }  // namespace mmrec
