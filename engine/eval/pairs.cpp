@@ -6,6 +6,7 @@
 #include <numbers>
 #include <stdexcept>
 
+#include "engine/require.h"
 #include "mmrec/errors.h"
 #include "mmrec/evaluation.h"
 #include "models/files/utf8.h"
@@ -40,9 +41,7 @@ std::vector<int> with_prefix(const Tokenizer& tokenizer, std::vector<int> ids) {
 std::vector<PairTokens> encode_pairs(const Tokenizer& tokenizer, std::span<const TextPair> pairs, bool add_bos,
                                      std::int64_t max_length, int threads) {
   if (add_bos && tokenizer.bos_id() < 0) throw std::invalid_argument("add_bos: the tokenizer has no BOS");
-  if (max_length < 0) {
-    throw std::invalid_argument(fmt::format("max_length: found {}, expected at least 0", max_length));
-  }
+  engine::require(max_length >= 0, "max_length: found {}, expected at least 0", max_length);
   std::vector<std::string_view> texts;
   for (const TextPair& pair : pairs) {
     texts.push_back(without_trailing_space(pair.text.substr(0, pair.context)));
@@ -63,9 +62,7 @@ std::vector<PairTokens> encode_pairs(const Tokenizer& tokenizer, std::span<const
       joined.insert(joined.end(), context.begin(), context.end());
     }
     const std::size_t length = joined.size();
-    if (length == 0) {
-      throw std::invalid_argument("context: found no tokens, expected some, as the tokenizer has neither BOS nor EOS");
-    }
+    engine::require(length != 0, "context: found no tokens, expected some, as the tokenizer has neither BOS nor EOS");
     for (std::size_t t = context.size(); t < both.size(); ++t) joined.push_back(both[t]);
     const auto kept = static_cast<std::size_t>(max_length) + 1;
     const std::size_t cut = max_length == 0 ? 0 : joined.size() - std::min(joined.size(), kept);

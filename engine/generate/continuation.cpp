@@ -5,23 +5,21 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
+#include <cmath>
+#include <numeric>
 #include <stdexcept>
 
-#include "engine/generate/likeliest.h"
+#include "engine/require.h"
+#include "engine/session/access.h"
 
 namespace mmrec::engine {
 namespace {
 
 GenerateOptions checked(GenerateOptions options, int known_tokens, std::int64_t vocab) {
-  if (options.max_tokens < -1) {
-    throw std::invalid_argument(fmt::format("max_tokens: found {}, expected >= -1", options.max_tokens));
-  }
-  if (options.top_logprobs < 0) {
-    throw std::invalid_argument(fmt::format("top_logprobs: found {}, expected >= 0", options.top_logprobs));
-  }
-  check_ids(options.context, vocab, "context");
-  check_ids(options.eos_token_ids, vocab, "end-of-sequence");
+  require(options.max_tokens >= -1, "max_tokens: found {}, expected >= -1", options.max_tokens);
+  require(options.top_logprobs >= 0, "top_logprobs: found {}, expected >= 0", options.top_logprobs);
+  check_ids(options.context, vocab, "context ");
+  check_ids(options.eos_token_ids, vocab, "end-of-sequence ");
   const Sampler as_given(options.sampler);  // checks them
   options.context = {};
   int& limit = options.sampler.vocab_limit;
@@ -31,18 +29,9 @@ GenerateOptions checked(GenerateOptions options, int known_tokens, std::int64_t 
 
 }  // namespace
 
-void check_ids(std::span<const int> ids, std::int64_t vocab, const char* what) {
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] < 0 || ids[i] >= vocab) {
-      throw std::invalid_argument(fmt::format("{} token {} has id {}, expected 0..{}", what, i, ids[i], vocab - 1));
-    }
-  }
-}
-
 Continuation::Continuation(const Tokenizer& tokenizer, std::int64_t vocab, const GenerateOptions& options,
                            std::span<const int> before, std::int64_t position)
     : options_(checked(options, tokenizer.vocab_size(), vocab)),
-      sampler_(options_.sampler),
       decoder_(tokenizer, static_cast<std::int64_t>(before.size()) >= position),
       stops_(options_.stop),
       first_step_(static_cast<std::uint64_t>(position)) {
@@ -66,10 +55,6 @@ bool Continuation::goes_on() {
   return !over_;
 }
 
-Sample Continuation::sample(std::span<const float> logits) {
-  return sampler_.sample(logits, recent_, step(), options_.sequence);
-}
-
 bool Continuation::is_eos(int token) const {
   const std::vector<int>& eos = options_.eos_token_ids;
   return std::find(eos.begin(), eos.end(), token) != eos.end();
@@ -81,8 +66,20 @@ bool Continuation::ends_with(int token) const {
 
 void Continuation::append_likeliest(std::span<const float> logits, std::vector<Sample>& to) const {
   if (options_.top_logprobs == 0) return;
-  engine::append_likeliest(logits, static_cast<std::size_t>(options_.sampler.vocab_limit),
-                           static_cast<std::size_t>(options_.top_logprobs), to);
+  std::vector<int> ids(std::min(static_cast<std::size_t>(options_.sampler.vocab_limit), logits.size()));
+  std::iota(ids.begin(), ids.end(), 0);
+  const std::size_t count = std::min(static_cast<std::size_t>(options_.top_logprobs), ids.size());
+  const auto logit = [&](int id) { return logits[static_cast<std::size_t>(id)]; };
+  std::partial_sort(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(count), ids.end(),
+                    [&](int a, int b) { return logit(a) > logit(b) || (logit(a) == logit(b) && a < b); });
+  const auto largest = static_cast<double>(*std::max_element(logits.begin(), logits.end()));
+  double sum = 0.0;
+  for (const float x : logits) sum += std::exp(static_cast<double>(x) - largest);
+  const double rest = std::log(sum);
+  for (const int id : std::span(ids).first(count)) {
+    // Not minus their sum, which would round the rest away where logits are huge.
+    to.push_back({id, static_cast<float>(static_cast<double>(logit(id)) - largest - rest)});
+  }
 }
 
 void Continuation::take(const Sample& drawn, std::span<const Sample> likeliest) {

@@ -9,11 +9,9 @@
 
 #include "engine/generate/stop_matcher.h"
 #include "mmrec/generate.h"
+#include "models/runtime/executor.h"
 
 namespace mmrec::engine {
-
-/// Throws std::invalid_argument naming `what`, the index, found and expected for an id outside [0, vocab).
-void check_ids(std::span<const int> ids, std::int64_t vocab, const char* what);
 
 class Continuation {
  public:
@@ -28,7 +26,8 @@ class Continuation {
   bool ends_with(int token) const;
   /// What was drawn, once, and what append_likeliest() makes of the logits it was drawn from. Requires: !is_over().
   void take(const Sample& drawn, std::span<const Sample> likeliest = {});
-  /// Appends the likeliest tokens of `logits` [vocab] that are wanted.
+  /// Appends the likeliest tokens of `logits` [vocab] that are wanted: falling, ties in the order of ids, each with its
+  /// log-softmax over all of `logits`, in double. Requires: finite logits or -inf, not all of them.
   void append_likeliest(std::span<const float> logits, std::vector<Sample>& to) const;
   /// No more tokens: the next of goes_on() and take() ends it as options.cancelled would.
   void cancel() { cancelled_ = true; }
@@ -41,10 +40,8 @@ class Continuation {
   const GenerateOptions& options() const { return options_; }  // vocab_limit is at most what the tokenizer knows
   /// Keys the random number of the next draw.
   std::uint64_t step() const { return first_step_ + result_.tokens.size(); }
-  /// The tokens so far that may count for the repetition penalty, oldest first.
-  std::span<const int> recent() const { return recent_; }
-  /// The next draw from logits [vocab]. Throws NumericError.
-  Sample sample(std::span<const float> logits);
+  /// The next draw from the logits of `slot`; valid until the next call that is not const.
+  models::Draw draw(models::Slot slot) const { return {slot, options_.sampler, options_.sequence, step(), recent_}; }
 
   GenerateResult& result() { return result_; }
 
@@ -54,7 +51,6 @@ class Continuation {
   bool deliver(const std::string& text);
 
   GenerateOptions options_;
-  Sampler sampler_;
   StreamDecoder decoder_;
   StopMatcher stops_;
   std::vector<int> recent_;  // oldest first

@@ -6,19 +6,25 @@
 // computes a round, the caller's thread leaves its requests alone but for cancel().
 #include "mmrec/generator.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <map>
 #include <mutex>
+#include <optional>
+#include <span>
 #include <stdexcept>
 #include <system_error>
 #include <thread>
 #include <utility>
 
 #include "engine/generate/generator_device.h"
-#include "engine/generate/generator_request.h"
+#include "engine/require.h"
 #include "engine/session/access.h"
+#include "engine/session/callback.h"
+#include "engine/session/state_format.h"
 
 namespace mmrec {
 namespace {
@@ -27,6 +33,79 @@ using Request = engine::RunningRequest;
 
 constexpr std::size_t kParties = 8;  // of those who fill a device's slots: who joins together
 constexpr int kMostHeld = 32;        // rounds that a slot stays free for others
+
+/// What the sequence has consumed before the prompt, as far as anyone knows.
+std::span<const int> known_tokens(const GeneratorRequest& request) {
+  if (!request.options.context.empty()) return request.options.context;
+  return request.start ? request.start->recent_tokens() : std::span<const int>();
+}
+
+/// What generate() would find in a session that has consumed the prompt too.
+std::vector<int> tokens_before(const GeneratorRequest& request) {
+  const std::span<const int> known = known_tokens(request);
+  std::vector<int> all(known.begin(), known.end());
+  all.insert(all.end(), request.prompt.begin(), request.prompt.end());
+  constexpr auto kMost = static_cast<std::size_t>(Session::kRecentTokens);
+  if (request.options.context.empty() && all.size() > kMost) all.erase(all.begin(), all.end() - Session::kRecentTokens);
+  return all;
+}
+
+/// Callbacks that throw nothing: `fault` keeps what they throw.
+GenerateOptions guarded(GenerateOptions options, engine::CallbackFault& fault) {
+  if (options.on_text) {
+    options.on_text = [&fault, ask = std::move(options.on_text)](std::string_view text) {
+      return fault.guard([&] { return ask(text); });
+    };
+  }
+  if (options.on_token) {
+    options.on_token = [&fault, ask = std::move(options.on_token)](int token, float logprob) {
+      return fault.guard([&] { return ask(token, logprob); });
+    };
+  }
+  if (options.cancelled) {
+    options.cancelled = [&fault, ask = std::move(options.cancelled)] { return !fault.guard([&] { return !ask(); }); };
+  }
+  return options;
+}
+
+/// Throws as Generator::submit says, before anything is changed. The request's callbacks for text and tokens throw
+/// nothing: `fault`, which outlives the request, keeps what they throw. `shape` is that of one sequence of `models`.
+std::unique_ptr<Request> checked_request(GeneratorRequest&& request, Generator::RequestId id,
+                                         const Tokenizer& tokenizer, const engine::StateShape& shape,
+                                         std::span<const Model> models, engine::CallbackFault& fault) {
+  const std::int64_t vocab_size = models.front().info().vocab_size;
+  std::optional<models::HostState> state;
+  std::int64_t position = 0;
+  engine::require(!request.start || request.state.empty(),
+                  "request: found a session to start from and a saved state, expected one of them");
+  if (request.start) {
+    engine::require(request.start->batch() == 1, "start: found a session of batch {}, expected 1",
+                    request.start->batch());
+    const std::shared_ptr<models::Executor>& executor = engine::Access::slots(*request.start).executor();
+    const bool is_ours = std::any_of(models.begin(), models.end(),
+                                     [&](const Model& m) { return engine::Access::executor(m) == executor; });
+    engine::require(is_ours, "start: found a session of another model, expected one of the generator's");
+    position = request.start->position();
+  } else if (!request.state.empty()) {
+    state = engine::decode_state(request.state, shape);
+    position = state->position;
+  } else if (!request.options.context.empty()) {
+    throw std::invalid_argument(
+        fmt::format("context: found {} tokens without a state that has consumed them", request.options.context.size()));
+  }
+  engine::check_ids(request.prompt, vocab_size, "prompt ");
+  const std::int64_t joins_at = position + std::ssize(request.prompt);
+  engine::require(joins_at != 0, "prompt: found no tokens and no state to go on from, expected at least one token");
+  const std::vector<int> before = tokens_before(request);
+  auto running = std::make_unique<Request>(
+      id, engine::Continuation(tokenizer, vocab_size, guarded(std::move(request.options), fault), before, joins_at));
+  running->prompt = std::move(request.prompt);
+  running->start = std::move(request.start);
+  running->state = std::move(state);
+  running->position = position;
+  running->on_finish = std::move(request.on_finish);
+  return running;
+}
 
 enum class Round : std::uint8_t { kNone, kComputing, kDone };
 
@@ -210,7 +289,7 @@ Generator::~Generator() = default;
 Generator::RequestId Generator::submit(GeneratorRequest request) {
   const RequestId id = impl_->next_id;
   impl_->waiting.emplace(
-      id, engine::checked_request(std::move(request), id, impl_->tokenizer, impl_->shape, impl_->models, impl_->fault));
+      id, checked_request(std::move(request), id, impl_->tokenizer, impl_->shape, impl_->models, impl_->fault));
   ++impl_->next_id;
   return id;
 }

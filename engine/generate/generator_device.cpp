@@ -7,45 +7,30 @@
 #include <stdexcept>
 #include <utility>
 
+#include "engine/require.h"
 #include "engine/session/access.h"
-#include "mmrec/errors.h"
 
 namespace mmrec::engine {
 namespace {
 
 constexpr int kMostSlots = 65536;
 constexpr int kMostDefaultSlots = 64;
-constexpr std::size_t kMostFetched = 64;  // rows of logits at a time
 
 int slot_count(const GeneratorOptions& options, models::Executor& executor) {
-  if (options.slots < 0 || options.slots > kMostSlots) {
-    throw std::invalid_argument(
-        fmt::format("generator option slots: found {}, expected 0..{}", options.slots, kMostSlots));
-  }
+  require(options.slots >= 0 && options.slots <= kMostSlots, "generator option slots: found {}, expected 0..{}",
+          options.slots, kMostSlots);
   const int wanted =
       options.slots > 0 ? options.slots : std::clamp(executor.sequences_of_a_call(), 1, kMostDefaultSlots);
   if (options.memory_bytes == 0) return wanted;
   const std::uint64_t fit = options.memory_bytes / executor.slot_bytes();
-  if (fit == 0) {
-    throw std::invalid_argument(fmt::format("generator option memory_bytes: found {}, expected at least {}, one state",
-                                            options.memory_bytes, executor.slot_bytes()));
-  }
+  require(fit != 0, "generator option memory_bytes: found {}, expected at least {}, one state", options.memory_bytes,
+          executor.slot_bytes());
   return static_cast<int>(std::min(static_cast<std::uint64_t>(wanted), fit));
 }
 
 models::ExecutionOptions execution_of(const GeneratorOptions& options) {
   check_options(options.session);
   return execution_options(options.session);
-}
-
-/// What goes wrong here is this request's alone.
-template <class Call>
-void alone(Continuation& text, Call call) {
-  try {
-    call();
-  } catch (const std::exception& error) {
-    text.fail(error.what());
-  }
 }
 
 }  // namespace
@@ -104,10 +89,11 @@ void GeneratorDevice::take(CallbackFault& fault, PrefillStats& stats) {
   stats += std::exchange(stats_, {});
   for (const std::size_t i : those([](const RunningRequest&) { return true; })) {
     Continuation& text = running_[i]->text;
-    if (is_whole_) {
-      alone(text, [&] { text.take(drawn_[i], likeliest_[i]); });
-    } else {
-      text.fail("the round did not come to its end");
+    try {
+      if (!is_whole_) throw std::runtime_error("the round did not come to its end");
+      text.take(drawn_[i], likeliest_[i]);
+    } catch (const std::exception& error) {  // of this request alone
+      text.fail(error.what());
     }
   }
 }
@@ -142,11 +128,21 @@ void GeneratorDevice::prefill(std::span<const std::size_t> joining) {
   });
 }
 
-// One token of each, by the executor where that can.
+// One token of each.
 void GeneratorDevice::draw(std::span<const std::size_t> drawing) {
   attempt(drawing, [&] {
-    const bool can_draw = draw_on_executor(drawing);
-    draw_on_host(drawing, can_draw);
+    draws_.clear();
+    bool logprobs = false;
+    for (const std::size_t i : drawing) {
+      draws_.push_back(running_[i]->text.draw(slot(i)));
+      logprobs = logprobs || running_[i]->text.options().logprobs;
+    }
+    samples_.assign(draws_.size(), {});
+    drawer_.draw(
+        executor(), draws_, logprobs, samples_,
+        [&](std::size_t first, std::size_t count) { return logits(draws_[first].slot, count); },
+        [&](std::size_t n, const std::exception& error) { running_[drawing[n]]->text.fail(error.what()); });
+    for (std::size_t n = 0; n < drawing.size(); ++n) drawn_[drawing[n]] = samples_[n];
   });
 }
 
@@ -156,11 +152,7 @@ void GeneratorDevice::find_likeliest(std::span<const std::size_t> drawing) {
     likeliest_[i].clear();
     const Continuation& text = running_[i]->text;
     if (text.is_over() || text.options().top_logprobs == 0) continue;
-    attempt({&i, 1}, [&] {
-      logits_.resize(std::max(logits_.size(), vocab_));
-      executor().logits(slot(i), 1, std::span(logits_).first(vocab_));
-      text.append_likeliest(std::span(logits_).first(vocab_), likeliest_[i]);
-    });
+    attempt({&i, 1}, [&] { text.append_likeliest(logits(slot(i), 1), likeliest_[i]); });
   }
 }
 
@@ -172,49 +164,6 @@ void GeneratorDevice::step_ahead(std::span<const std::size_t> drawing) {
     if (!text.is_over() && !text.ends_with(drawn_[i].token)) going.push_back(i);
   }
   step(going, [&](std::size_t i) { return drawn_[i].token; });
-}
-
-// False where it cannot.
-bool GeneratorDevice::draw_on_executor(std::span<const std::size_t> drawing) {
-  draws_.clear();
-  bool logprobs = false;
-  for (const std::size_t i : drawing) {
-    const Continuation& text = running_[i]->text;
-    draws_.push_back({slot(i), text.options().sampler, text.options().sequence, text.step(), text.recent()});
-    logprobs = logprobs || text.options().logprobs;
-  }
-  drawn_tokens_.resize(draws_.size());
-  drawn_logprobs_.resize(logprobs ? draws_.size() : 0);
-  if (draws_.empty() || !executor().draw(draws_, drawn_tokens_, drawn_logprobs_)) return false;
-  for (std::size_t n = 0; n < drawing.size(); ++n) {
-    drawn_[drawing[n]] = {drawn_tokens_[n], logprobs ? drawn_logprobs_[n] : 0.0F};
-  }
-  return true;
-}
-
-// Those that the executor left: it cannot draw, or found nothing to draw, for which the host's sampler knows the words.
-// Logits of slots side by side are fetched together.
-void GeneratorDevice::draw_on_host(std::span<const std::size_t> drawing, bool can_draw) {
-  for (std::size_t begin = 0; begin < drawing.size();) {
-    std::size_t count = 0;
-    while (count < kMostFetched && begin + count < drawing.size() && drawing[begin + count] == drawing[begin] + count &&
-           drawn_[drawing[begin + count]].token < 0) {
-      ++count;
-    }
-    if (count == 0) {
-      ++begin;
-      continue;
-    }
-    logits_.resize(std::max(logits_.size(), count * vocab_));
-    executor().logits(slot(drawing[begin]), static_cast<int>(count), std::span(logits_).first(count * vocab_));
-    for (std::size_t n = 0; n < count; ++n, ++begin) {
-      Continuation& text = running_[drawing[begin]]->text;
-      alone(text, [&] {
-        drawn_[drawing[begin]] = text.sample(std::span(logits_).subspan(n * vocab_, vocab_));
-        if (can_draw) throw NumericError(fmt::format("step {}: the device found no token to draw", text.step()));
-      });
-    }
-  }
 }
 
 }  // namespace mmrec::engine

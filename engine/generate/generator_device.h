@@ -1,20 +1,41 @@
-// A device of a generator: its slots, the requests in them, and what their rounds compute.
+// A request to a generator, and a device: its slots, the requests in them, and what their rounds compute.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
-#include "engine/generate/generator_request.h"
+#include "engine/generate/continuation.h"
+#include "engine/generate/drawer.h"
 #include "engine/session/callback.h"
 #include "mmrec/generator.h"
 #include "mmrec/model.h"
 #include "models/runtime/executor.h"
 
 namespace mmrec::engine {
+
+/// A request that passed the checks of Generator::submit.
+struct RunningRequest {
+  RunningRequest(Generator::RequestId its_id, Continuation&& its_text) : id(its_id), text(std::move(its_text)) {}
+
+  Generator::RequestId id;
+  Continuation text;
+  std::vector<int> prompt = {};  // until it is consumed
+  std::shared_ptr<const Session> start = {};
+  std::optional<models::HostState> state = {};
+  std::int64_t position = 0;  // consumed so far, those of the starting state included
+  std::function<void(GenerateResult)> on_finish = {};
+
+  /// Its last token is not consumed.
+  bool is_behind() const { return prompt.empty() && static_cast<std::uint64_t>(position) < text.step(); }
+};
 
 class GeneratorDevice {
  public:
@@ -52,10 +73,8 @@ class GeneratorDevice {
   void prefill(std::span<const std::size_t> joining);
   void draw(std::span<const std::size_t> drawing);
   void step_ahead(std::span<const std::size_t> drawing);
-  bool draw_on_executor(std::span<const std::size_t> drawing);
   /// What the texts of these want to know of the logits they are drawn from.
   void find_likeliest(std::span<const std::size_t> drawing);
-  void draw_on_host(std::span<const std::size_t> drawing, bool can_draw);
 
   /// A call of the executor: if it fails, those in it have no state that is known.
   template <class Call>
@@ -69,6 +88,13 @@ class GeneratorDevice {
   }
 
   models::Executor& executor() const { return *slots_.executor(); }
+  /// The logits of `count` slots from `first` on, until the next call.
+  std::span<const float> logits(models::Slot first, std::size_t count) {
+    logits_.resize(std::max(logits_.size(), count * vocab_));
+    const auto rows = std::span(logits_).first(count * vocab_);
+    executor().logits(first, static_cast<int>(count), rows);
+    return rows;
+  }
   models::Slot slot(std::size_t index) const { return slots_[static_cast<int>(index)]; }
 
   models::ExecutionOptions execution_;
@@ -85,9 +111,9 @@ class GeneratorDevice {
   std::vector<int> tokens_;
   std::vector<models::Run> runs_;
   std::vector<models::Draw> draws_;
-  std::vector<int> drawn_tokens_;      // of draws_
-  std::vector<float> drawn_logprobs_;  // of draws_, or empty
-  std::vector<float> logits_;          // of slots side by side, [n, V]
+  std::vector<Sample> samples_;  // of draws_
+  Drawer drawer_;
+  std::vector<float> logits_;  // of slots side by side, [n, V]
 };
 
 }  // namespace mmrec::engine

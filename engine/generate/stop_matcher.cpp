@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "engine/require.h"
 #include "models/files/utf8.h"
 
 namespace mmrec::engine {
@@ -14,8 +15,8 @@ namespace mmrec::engine {
 StopMatcher::StopMatcher(const std::vector<std::string>& stops) {
   for (std::size_t i = 0; i < stops.size(); ++i) {
     const std::string& stop = stops[i];
-    if (stop.empty()) throw std::invalid_argument(fmt::format("stop string {} is empty, expected text", i));
-    if (!models::is_valid_utf8(stop)) throw std::invalid_argument(fmt::format("stop string {} is not valid UTF-8", i));
+    require(!stop.empty(), "stop string {} is empty, expected text", i);
+    require(models::is_valid_utf8(stop), "stop string {} is not valid UTF-8", i);
     std::vector<std::size_t> failure(stop.size(), 0);
     for (std::size_t at = 1, border = 0; at < stop.size(); ++at) {
       while (border > 0 && stop[at] != stop[border]) border = failure[border - 1];

@@ -1,5 +1,5 @@
 // What a KernelContext runs on. kernels.cpp checks arguments and makes the one for the CPU; kernels_cuda.cpp, or in a
-// build without CUDA its twin kernels_cuda_absent.cpp, makes the one for a GPU.
+// build without CUDA the stub kernels_cuda_stub.cpp, makes the one for a GPU.
 #pragma once
 
 #include <cstdint>

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "engine/kernels/kernel_backend.h"
+#include "engine/require.h"
 #include "kernels/cpu/cpu.h"
 
 namespace mmrec {
@@ -107,9 +108,7 @@ void check_logprobs(const char* name, const Op& op) {
 }
 
 std::unique_ptr<engine::KernelBackend> on_cpu(int threads) {
-  if (threads < 0) {
-    throw std::invalid_argument(fmt::format("kernel context: threads: found {}, expected >= 0", threads));
-  }
+  engine::require(threads >= 0, "kernel context: threads: found {}, expected >= 0", threads);
   return std::make_unique<engine::KernelsOn<kernels::Cpu>>(std::min(threads, kMaxThreads));
 }
 

@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "engine/kernels/kernel_backend.h"
+#include "engine/require.h"
 #include "kernels/cuda/runtime/cuda.h"
 #include "mmrec/errors.h"
 
@@ -31,7 +32,7 @@ class CudaKernels final : public KernelsOn<kernels::Cuda> {
 bool built_with_cuda() { return true; }
 
 std::unique_ptr<KernelBackend> make_cuda_kernels(int device, void* const* stream) {
-  if (device < 0) throw std::invalid_argument(fmt::format("kernel context: device: found {}, expected >= 0", device));
+  require(device >= 0, "kernel context: device: found {}, expected >= 0", device);
   if (const std::string reason = kernels::cuda_unusable_reason(); !reason.empty()) {
     throw DeviceUnavailable(fmt::format("no usable CUDA device ({})", reason));
   }

@@ -20,19 +20,22 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <span>
 #include <stdexcept>
 #include <system_error>
 #include <thread>
 #include <utility>
+#include <vector>
 
-#include "engine/score/packed_documents.h"
+#include "engine/require.h"
 #include "engine/session/access.h"
 #include "engine/session/callback.h"
+#include "models/runtime/executor.h"
 
 namespace mmrec {
 namespace {
 
-using engine::Documents;
+using Documents = std::span<const std::vector<int>>;
 
 /// Tokens of a group at most where nobody has said how many documents it takes: some thirty chunks of a GPU, so that
 /// the last one, which is not full, costs little. Groups of a block are about as large, so that devices finish
@@ -41,15 +44,6 @@ constexpr std::size_t kGroupTokens = std::size_t{1} << 18;
 
 /// Full groups of a block at most. More would make groups a little more alike, and the first scores come later.
 constexpr std::size_t kGroupsOfABlock = 8;
-
-void check_ids(const std::vector<int>& ids, std::size_t document, std::int64_t vocab) {
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] < 0 || ids[i] >= vocab) {
-      throw std::invalid_argument(
-          fmt::format("document {}: token {} has id {}, expected 0..{}", document, i, ids[i], vocab - 1));
-    }
-  }
-}
 
 /// Those with a token to score, by falling length, then position.
 std::vector<std::size_t> by_length(Documents documents) {
@@ -94,6 +88,56 @@ std::unique_ptr<Block> make_block(Documents documents, std::size_t first = 0) {
   block->order = by_length(documents);
   return block;
 }
+
+/// Documents of one call, packed, and what has become of them.
+class PackedDocuments {
+ public:
+  PackedDocuments(Documents documents, std::span<const std::size_t> members, const models::Slots& slots)
+      : members_(members) {
+    std::size_t size = 0;
+    for (const std::size_t d : members) size += documents[d].size();
+    tokens_.reserve(size);
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      const std::vector<int>& document = documents[members[i]];
+      runs_.push_back({slots[static_cast<int>(i)], 0, std::ssize(tokens_), static_cast<std::int64_t>(document.size())});
+      tokens_.insert(tokens_.end(), document.begin(), document.end());
+    }
+    logprobs_.resize(size);
+    reported_.assign(runs_.size(), 1);  // a document's first token is context only
+  }
+
+  models::Work work() { return {.tokens = tokens_, .runs = runs_, .logprobs = logprobs_, .wants_logits = false}; }
+
+  /// Tells `on_progress` what is scored and was not told before; its answer, true where that is nothing.
+  template <class OnProgress>
+  bool report(std::span<const std::int64_t> rows_done, const OnProgress& on_progress) {
+    std::int64_t tokens = 0;
+    double nll = 0.0;
+    for (std::size_t i = 0; i < runs_.size(); ++i) {
+      for (; reported_[i] < rows_done[i]; ++reported_[i], ++tokens) {
+        nll -= static_cast<double>(logprobs_[static_cast<std::size_t>(runs_[i].first_row + reported_[i])]);
+      }
+    }
+    return tokens == 0 || on_progress(tokens, nll);
+  }
+
+  void finish(std::span<const std::int64_t> rows_done, std::vector<DocumentScore>& scores) const {
+    for (std::size_t i = 0; i < runs_.size(); ++i) {
+      DocumentScore& score = scores[members_[i]];
+      const auto first = logprobs_.begin() + runs_[i].first_row;
+      if (rows_done[i] > 1) score.logprobs.assign(first + 1, first + rows_done[i]);
+      for (const float logprob : score.logprobs) score.nll -= static_cast<double>(logprob);
+      score.complete = rows_done[i] == runs_[i].rows;
+    }
+  }
+
+ private:
+  std::span<const std::size_t> members_;
+  std::vector<int> tokens_;             // of all members, one after another
+  std::vector<float> logprobs_;         // of each token
+  std::vector<models::Run> runs_;       // of each member
+  std::vector<std::int64_t> reported_;  // its rows that are reported or need not be
+};
 
 struct Group {
   Block* block = nullptr;
@@ -279,7 +323,7 @@ class Scoring {
       if (std::exchange(worker.has_used_slots, true)) {
         worker.executor->clear(worker.slots.first(), static_cast<int>(members.size()));
       }
-      engine::PackedDocuments packed(group.block->documents, members, worker.slots);
+      PackedDocuments packed(group.block->documents, members, worker.slots);
       models::Work work = packed.work();
       work.whole_calls = options_.whole_calls;
       engine::CallbackFault fault;
@@ -355,15 +399,15 @@ Scorer::Scorer(std::vector<Model> models, ScorerOptions options)
   if (options_.batch != 0) engine::check_batch(options_.batch);
   engine::check_options(options_.session);
   const ModelInfo& info = models_.front().info();
-  if (options_.whole_calls && !info.variant.bank.value_or(false)) {
-    throw std::invalid_argument(
-        fmt::format("scorer option whole_calls: found true, but this model ({}) has no bank", info.architecture));
-  }
+  engine::require(!options_.whole_calls || info.variant.bank.value_or(false),
+                  "scorer option whole_calls: found true, but this model ({}) has no bank", info.architecture);
 }
 
 std::vector<DocumentScore> Scorer::score(std::span<const std::vector<int>> documents) {
   if (documents.empty()) return {};
-  for (std::size_t d = 0; d < documents.size(); ++d) check_ids(documents[d], d, models_.front().info().vocab_size);
+  for (std::size_t d = 0; d < documents.size(); ++d) {
+    engine::check_ids(documents[d], models_.front().info().vocab_size, fmt::format("document {}: ", d));
+  }
   std::vector<DocumentScore> scores;
   bool is_read = false;
   Scoring(models_, options_, stats_, false)
@@ -387,7 +431,7 @@ bool Scorer::score_stream(
     std::size_t tokens = 0;
     std::vector<int> ids;
     while (tokens < kReadAheadTokens && documents.size() < most_documents && next(ids)) {
-      check_ids(ids, first + documents.size(), models_.front().info().vocab_size);
+      engine::check_ids(ids, models_.front().info().vocab_size, fmt::format("document {}: ", first + documents.size()));
       tokens += ids.size();
       documents.push_back(std::move(ids));
       ids = {};

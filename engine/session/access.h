@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 
 #include "mmrec/model.h"
 #include "mmrec/session.h"
@@ -31,6 +32,8 @@ struct Access {
 /// Throw std::invalid_argument naming the option, found and expected.
 void check_batch(int batch);
 void check_options(const SessionOptions& options);
+/// `what` stands before "token": "prompt ".
+void check_ids(std::span<const int> ids, std::int64_t vocab, std::string_view what);
 /// At least one, and all of them one model.
 void check_replicas(std::span<const Model> models);
 

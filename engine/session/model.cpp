@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "engine/kernels/kernel_backend.h"
+#include "engine/require.h"
 #include "engine/session/access.h"
 #include "mmrec/errors.h"
 #include "models/architecture.h"
@@ -31,21 +32,14 @@ struct Model::Impl {
 namespace {
 
 void check(const LoadOptions& options) {
-  if (options.device != Device::kAuto && options.device != Device::kCpu && options.device != Device::kCuda) {
-    throw std::invalid_argument(
-        fmt::format("load option device: found {}, expected a Device", static_cast<int>(options.device)));
-  }
-  if (options.precision != Precision::kAuto && options.precision != Precision::kF32 &&
-      options.precision != Precision::kF16 && options.precision != Precision::kBF16) {
-    throw std::invalid_argument(
-        fmt::format("load option precision: found {}, expected a Precision", static_cast<int>(options.precision)));
-  }
-  if (options.gpu < 0) {
-    throw std::invalid_argument(fmt::format("load option gpu: found {}, expected >= 0", options.gpu));
-  }
-  if (options.threads < 0) {
-    throw std::invalid_argument(fmt::format("load option threads: found {}, expected >= 0", options.threads));
-  }
+  using enum Device;
+  engine::require(options.device == kAuto || options.device == kCpu || options.device == kCuda,
+                  "load option device: found {}, expected a Device", static_cast<int>(options.device));
+  engine::require(options.precision == Precision::kAuto || options.precision == Precision::kF32 ||
+                      options.precision == Precision::kF16 || options.precision == Precision::kBF16,
+                  "load option precision: found {}, expected a Precision", static_cast<int>(options.precision));
+  engine::require(options.gpu >= 0, "load option gpu: found {}, expected >= 0", options.gpu);
+  engine::require(options.threads >= 0, "load option threads: found {}, expected >= 0", options.threads);
 }
 
 std::string unusable(const std::string& reason) { return fmt::format("no usable CUDA device ({})", reason); }
@@ -59,11 +53,9 @@ bool takes_cuda(const LoadOptions& options, std::string& reason) {
     if (options.device == Device::kCuda) throw DeviceUnavailable(unusable(reason));
     reason = unusable(reason);
   }
-  if (options.precision == Precision::kF16) {
-    throw std::invalid_argument(
-        fmt::format("load option precision: found {} on the CPU, expected auto, fp32 or bf16{}{}",
-                    to_string(options.precision), reason.empty() ? "" : ": ", reason));
-  }
+  engine::require(options.precision != Precision::kF16,
+                  "load option precision: found {} on the CPU, expected auto, fp32 or bf16{}{}",
+                  to_string(options.precision), reason.empty() ? "" : ": ", reason);
   return false;
 }
 
@@ -86,10 +78,8 @@ void warn_of_no_gpu(const LoadOptions& options, const std::string& reason) {
 /// Those of `gpus` if there are any, else all that can be used; decided before any file is read.
 std::vector<int> chosen_gpus(std::span<const int> gpus, const LoadOptions& options) {
   for (auto gpu = gpus.begin(); gpu != gpus.end(); ++gpu) {
-    if (*gpu < 0) throw std::invalid_argument(fmt::format("gpus: found {}, expected >= 0", *gpu));
-    if (std::find(gpus.begin(), gpu, *gpu) != gpu) {
-      throw std::invalid_argument(fmt::format("gpus: found {} twice, expected each GPU once", *gpu));
-    }
+    engine::require(*gpu >= 0, "gpus: found {}, expected >= 0", *gpu);
+    engine::require(std::find(gpus.begin(), gpu, *gpu) == gpu, "gpus: found {} twice, expected each GPU once", *gpu);
   }
   for (const int gpu : gpus) {
     if (const std::string reason = models::cuda_unusable_reason(gpu); !reason.empty())
@@ -152,7 +142,7 @@ Model Model::load(const std::filesystem::path& folder, const LoadOptions& option
 std::vector<Model> Model::load_on_gpus(const std::filesystem::path& folder, const LoadOptions& options,
                                        std::span<const int> gpus) {
   check(options);
-  if (options.device == Device::kCpu) throw std::invalid_argument("load option device: found kCpu, expected a GPU");
+  engine::require(options.device != Device::kCpu, "load option device: found kCpu, expected a GPU");
   const std::vector<int> chosen = chosen_gpus(gpus, options);
   const std::unique_ptr<models::LoadedModel> model = loaded(folder, options);
   std::vector<std::future<Model>> uploads;
@@ -188,7 +178,7 @@ const std::shared_ptr<models::Executor>& Access::executor(const Model& model) { 
 const models::StateLayout& Access::layout(const Model& model) { return model.impl_->layout; }
 
 void check_replicas(std::span<const Model> models) {
-  if (models.empty()) throw std::invalid_argument("models: found none, expected at least one");
+  require(!models.empty(), "models: found none, expected at least one");
   const auto of = [](const Model& model) {
     const ModelInfo& info = model.info();
     return fmt::format("fingerprint {:016x} on {} in {}{}", info.fingerprint,

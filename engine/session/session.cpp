@@ -9,9 +9,9 @@
 #include <stdexcept>
 #include <utility>
 
+#include "engine/require.h"
 #include "engine/session/access.h"
 #include "engine/session/session_impl.h"
-#include "mmrec/errors.h"
 
 namespace mmrec {
 namespace {
@@ -46,10 +46,8 @@ void Session::step(std::span<const int> tokens) {
 
 void Session::score(std::span<const int> tokens, std::span<float> logprobs, const CallOptions& options) {
   impl_->check_tokens(tokens);
-  if (logprobs.size() != tokens.size()) {
-    throw std::invalid_argument(
-        fmt::format("found room for {} log-probs, expected one per token: {}", logprobs.size(), tokens.size()));
-  }
+  engine::require(logprobs.size() == tokens.size(), "found room for {} log-probs, expected one per token: {}",
+                  logprobs.size(), tokens.size());
   impl_->consume(tokens, logprobs, options);
 }
 
@@ -58,34 +56,19 @@ std::span<const float> Session::logits() const { return impl_->fetched_logits();
 void Session::draw(const SamplerOptions& options, std::uint64_t step, std::uint64_t first_sequence,
                    std::span<Sample> samples, bool logprobs) {
   impl_->check_one_each(samples.size(), "samples");
-  if (position() == 0) throw std::invalid_argument("draw: found a session at position 0, expected a prompt");
-  if (options.repetition_penalty != 1.0F) {
-    throw std::invalid_argument(
-        fmt::format("draw: found a repetition penalty of {}, expected 1", options.repetition_penalty));
-  }
-  Sampler& sampler = impl_->sampler_for(options);
-  impl_->drawn_logprobs.resize(logprobs ? samples.size() : 0);
+  engine::require(position() != 0, "draw: found a session at position 0, expected a prompt");
+  engine::require(options.repetition_penalty == 1.0F, "draw: found a repetition penalty of {}, expected 1",
+                  options.repetition_penalty);
+  const Sampler checked(options);
   impl_->draws.clear();
   for (int b = 0; b < batch(); ++b) {
     impl_->draws.push_back({impl_->slots[b], options, first_sequence + static_cast<std::uint64_t>(b), step});
   }
-  const bool drawn = impl_->executor().draw(impl_->draws, impl_->drawn, impl_->drawn_logprobs);
-  for (std::size_t b = 0; b < samples.size(); ++b) {
-    if (drawn && impl_->drawn[b] >= 0) {
-      samples[b] = {impl_->drawn[b], logprobs ? impl_->drawn_logprobs[b] : 0.0F};
-      continue;
-    }
-    // Where the device found nothing to draw, the host's sampler knows the words for it.
-    samples[b] = sampler.sample(impl_->logits_of(b), {}, step, first_sequence + b);
-    if (drawn) throw NumericError(fmt::format("step {}: the device found no token to draw for sequence {}", step, b));
-    if (!logprobs) samples[b].logprob = 0.0F;
-  }
+  impl_->draw(impl_->draws, logprobs, samples);
 }
 
 std::span<const int> Session::recent_tokens(int sequence) const {
-  if (sequence < 0 || sequence >= batch()) {
-    throw std::invalid_argument(fmt::format("found sequence {}, expected 0..{}", sequence, batch() - 1));
-  }
+  engine::require(sequence >= 0 && sequence < batch(), "found sequence {}, expected 0..{}", sequence, batch() - 1);
   return impl_->recent.of(sequence);
 }
 
@@ -117,10 +100,9 @@ void Session::restore(std::span<const std::byte> state, std::span<const int> rec
   if (!recent.empty()) impl_->check_tokens(recent);
   const models::HostState host = engine::decode_state(state, impl_->shape);
   const std::size_t count = recent.size() / impl_->batch();
-  if (static_cast<std::int64_t>(count) > host.position) {
-    throw std::invalid_argument(fmt::format(
-        "recent: found {} tokens of a sequence, expected at most the {} it has consumed", count, host.position));
-  }
+  engine::require(static_cast<std::int64_t>(count) <= host.position,
+                  "recent: found {} tokens of a sequence, expected at most the {} it has consumed", count,
+                  host.position);
   impl_->has_logits = false;
   impl_->executor().load(impl_->slots.first(), host);
   impl_->position = host.position;
@@ -142,27 +124,22 @@ Session Access::session(std::shared_ptr<models::Executor> executor, models::Stat
 const models::Slots& Access::slots(const Session& session) { return session.impl_->slots; }
 
 void check_batch(int batch) {
-  if (batch < 1 || batch > kMaxBatch) {
-    throw std::invalid_argument(fmt::format("batch: found {}, expected 1..{}", batch, kMaxBatch));
+  require(batch >= 1 && batch <= kMaxBatch, "batch: found {}, expected 1..{}", batch, kMaxBatch);
+}
+
+void check_ids(std::span<const int> ids, std::int64_t vocab, std::string_view what) {
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    require(ids[i] >= 0 && ids[i] < vocab, "{}token {} has id {}, expected 0..{}", what, i, ids[i], vocab - 1);
   }
 }
 
 void check_options(const SessionOptions& options) {
-  if (options.threads < 0) {
-    throw std::invalid_argument(fmt::format("session option threads: found {}, expected >= 0", options.threads));
-  }
-  if (options.prefill != PrefillMode::kAuto && options.prefill != PrefillMode::kSweeps &&
-      options.prefill != PrefillMode::kSteps) {
-    throw std::invalid_argument(
-        fmt::format("session option prefill: found {}, expected a PrefillMode", static_cast<int>(options.prefill)));
-  }
-  if (!(options.sweep_tolerance >= 0.0F) || !std::isfinite(options.sweep_tolerance)) {
-    throw std::invalid_argument(fmt::format("session option sweep_tolerance: found {}, expected a finite number >= 0",
-                                            options.sweep_tolerance));
-  }
-  if (options.max_sweeps < 1) {
-    throw std::invalid_argument(fmt::format("session option max_sweeps: found {}, expected >= 1", options.max_sweeps));
-  }
+  require(options.threads >= 0, "session option threads: found {}, expected >= 0", options.threads);
+  const auto prefill = static_cast<std::size_t>(options.prefill);
+  require(prefill < kPrefillModeNames.size(), "session option prefill: found {}, expected a PrefillMode", prefill);
+  require(options.sweep_tolerance >= 0.0F && std::isfinite(options.sweep_tolerance),
+          "session option sweep_tolerance: found {}, expected a finite number >= 0", options.sweep_tolerance);
+  require(options.max_sweeps >= 1, "session option max_sweeps: found {}, expected >= 1", options.max_sweeps);
 }
 
 models::ExecutionOptions execution_options(const SessionOptions& options) {

@@ -4,20 +4,60 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
-#include <optional>
+#include <exception>
 #include <span>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
-#include "engine/generate/recent_tokens.h"
+#include "engine/generate/drawer.h"
+#include "engine/session/access.h"
 #include "engine/session/callback.h"
 #include "engine/session/state_format.h"
 #include "mmrec/session.h"
 #include "models/runtime/executor.h"
 
 namespace mmrec {
+namespace engine {
+
+/// The last tokens of sequences in lock-step. Memory is fixed when it is made; a token costs a store, and now and then
+/// the last ones move to the front.
+class RecentTokens {
+ public:
+  /// Remembers `most` tokens of each of `batch` sequences.
+  RecentTokens(int batch, int most)
+      : most_(static_cast<std::size_t>(most)), tokens_(static_cast<std::size_t>(batch) * 2 * most_) {}
+
+  /// Appends the first `count` of each row of tokens [batch, row_size].
+  void push(std::span<const int> tokens, std::size_t row_size, std::size_t count) {
+    const std::size_t used = std::min(count, most_);  // of the row's `count`, the last
+    const std::size_t kept = size_ + used <= 2 * most_ ? size_ : most_ - used;
+    for (std::size_t b = 0; b * 2 * most_ < tokens_.size(); ++b) {
+      int* row = &tokens_[b * 2 * most_];
+      if (kept < size_) std::copy(row + size_ - kept, row + size_, row);
+      const int* from = &tokens[b * row_size + count - used];
+      std::copy(from, from + used, row + kept);
+    }
+    size_ = kept + used;
+  }
+
+  /// Oldest first.
+  std::span<const int> of(int sequence) const {
+    const std::size_t shown = std::min(size_, most_);
+    return std::span(tokens_).subspan(static_cast<std::size_t>(sequence) * 2 * most_ + size_ - shown, shown);
+  }
+
+  void clear() { size_ = 0; }
+
+ private:
+  std::size_t most_;
+  std::vector<int> tokens_;  // [B, 2 most_], of which the first size_ of each row are used
+  std::size_t size_ = 0;
+};
+
+}  // namespace engine
 
 struct Session::Impl {
   Impl(models::Slots own_slots, engine::StateShape its_shape, std::int64_t its_vocab_size,
@@ -27,8 +67,7 @@ struct Session::Impl {
         vocab_size(its_vocab_size),
         options(its_options),
         recent(slots.count(), kRecentTokens),
-        runs(static_cast<std::size_t>(slots.count())),
-        drawn(runs.size()) {}
+        runs(static_cast<std::size_t>(slots.count())) {}
 
   models::Slots slots;
   engine::StateShape shape;
@@ -37,13 +76,11 @@ struct Session::Impl {
   std::int64_t position = 0;
   engine::RecentTokens recent;
   PrefillStats stats = {};
-  std::vector<float> logits = {};       // [B, V] once fetched
-  bool has_logits = false;              // they are those of `position`
-  std::optional<Sampler> sampler = {};  // of the last draw, for its scratch
-  std::vector<models::Draw> draws = {};
-  std::vector<models::Run> runs;  // [B], scratch
-  std::vector<int> drawn;         // [B], scratch
-  std::vector<float> drawn_logprobs = {};
+  std::vector<float> logits = {};  // [B, V] once fetched
+  bool has_logits = false;         // they are those of `position`
+  engine::Drawer drawer = {};
+  std::vector<models::Draw> draws = {};  // [B], scratch
+  std::vector<models::Run> runs;         // [B], scratch
 
   models::Executor& executor() const { return *slots.executor(); }
   std::size_t batch() const { return runs.size(); }
@@ -100,14 +137,14 @@ struct Session::Impl {
     }
     return logits;
   }
-  std::span<const float> logits_of(std::size_t sequence) {
-    const auto vocab = static_cast<std::size_t>(vocab_size);
-    return fetched_logits().subspan(sequence * vocab, vocab);
-  }
 
-  Sampler& sampler_for(const SamplerOptions& wanted) {
-    if (!sampler || sampler->options() != wanted) sampler = Sampler(wanted);
-    return *sampler;
+  /// One draw of each sequence.
+  void draw(std::span<const models::Draw> of_each, bool logprobs, std::span<Sample> samples) {
+    const auto vocab = static_cast<std::size_t>(vocab_size);
+    drawer.draw(
+        executor(), of_each, logprobs, samples,
+        [&](std::size_t first, std::size_t count) { return fetched_logits().subspan(first * vocab, count * vocab); },
+        [](std::size_t, const std::exception&) { throw; });
   }
 
   void check_one_each(std::size_t count, const char* what) const {
@@ -115,15 +152,9 @@ struct Session::Impl {
     throw std::invalid_argument(fmt::format("found {} {}, expected one per sequence: {}", count, what, batch()));
   }
   void check_tokens(std::span<const int> tokens) const {
-    if (tokens.empty() || tokens.size() % batch() != 0) {
-      throw std::invalid_argument(
-          fmt::format("found {} tokens, expected a positive multiple of the batch of {}", tokens.size(), batch()));
-    }
-    for (std::size_t i = 0; i < tokens.size(); ++i) {
-      if (tokens[i] < 0 || tokens[i] >= vocab_size) {
-        throw std::invalid_argument(fmt::format("token {} has id {}, expected 0..{}", i, tokens[i], vocab_size - 1));
-      }
-    }
+    engine::require(!tokens.empty() && tokens.size() % batch() == 0,
+                    "found {} tokens, expected a positive multiple of the batch of {}", tokens.size(), batch());
+    engine::check_ids(tokens, vocab_size, "");
   }
 };
 

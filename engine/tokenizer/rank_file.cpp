@@ -11,7 +11,7 @@
 #include <stdexcept>
 #include <unordered_map>
 
-#include "engine/tokenizer/tokenizer_bytes.h"
+#include "engine/tokenizer/tokenizer_model.h"
 #include "models/files/text.h"
 
 namespace mmrec::engine {
@@ -118,7 +118,7 @@ class RankReader {
 }  // namespace
 
 std::vector<std::string> parse_ranks(std::string_view bytes, const std::string& name) {
-  return parse_tokenizer_bytes(bytes, name, [&] { return RankReader(name).run(bytes); });
+  return RankReader(name).run(bytes);
 }
 
 }  // namespace mmrec::engine

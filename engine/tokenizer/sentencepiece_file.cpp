@@ -11,7 +11,6 @@
 #include <unordered_set>
 
 #include "engine/tokenizer/charsmap.h"
-#include "engine/tokenizer/tokenizer_bytes.h"
 #include "models/files/text.h"
 #include "models/files/utf8.h"
 
@@ -44,23 +43,20 @@ class WireReader {
     field = {static_cast<std::uint32_t>(id), static_cast<Wire>(tag & 7U), 0, {}};
     switch (field.wire) {
       case Wire::kVarint:
-        field.number = varint();
-        break;
+        return field.number = varint(), true;
       case Wire::kFixed64:
-        field.number = fixed(8);
-        break;
-      case Wire::kBytes: {
-        const std::uint64_t length = varint();
-        if (length > rest_.size()) fail(fmt::format("field {} of {} bytes, {} are left", id, length, rest_.size()));
-        field.bytes = rest_.substr(0, length);
-        rest_.remove_prefix(length);
-      } break;
+        return field.number = fixed(8), true;
       case Wire::kFixed32:
-        field.number = fixed(4);
+        return field.number = fixed(4), true;
+      case Wire::kBytes:
         break;
       default:
         fail(fmt::format("field {} has wire type {}, expected 0, 1, 2 or 5", id, tag & 7U));
     }
+    const std::uint64_t length = varint();
+    if (length > rest_.size()) fail(fmt::format("field {} of {} bytes, {} are left", id, length, rest_.size()));
+    field.bytes = rest_.substr(0, length);
+    rest_.remove_prefix(length);
     return true;
   }
 
@@ -124,24 +120,17 @@ class Parser {
   explicit Parser(const std::string& name) : name_(name) {}
 
   SentencePieceFile run(std::string_view bytes) {
-    WireReader in(bytes, name_, "ModelProto");
-    Field field;
-    while (in.next(field)) {
-      switch (field.id) {
-        case 1:
-          if (file_.pieces.size() == kMaxTokens) fail(fmt::format("more than {} pieces", kMaxTokens));
-          read_piece(in.bytes(field));
-          break;
-        case 2:
-          read_trainer_spec(in.bytes(field));
-          break;
-        case 3:
-          read_normalizer_spec(in.bytes(field));
-          break;
-        default:
-          break;  // self-test data, denormaliser, extensions: not used
+    // Fields that are not named here, such as self-test data or how it was trained, are not used.
+    for_each_field(bytes, "ModelProto", [&](const WireReader& in, const Field& field) {
+      if (field.id == 1) {
+        if (file_.pieces.size() == kMaxTokens) fail(fmt::format("more than {} pieces", kMaxTokens));
+        read_piece(in.bytes(field));
+      } else if (field.id == 2) {
+        read_trainer_spec(in.bytes(field));
+      } else if (field.id == 3) {
+        read_normalizer_spec(in.bytes(field));
       }
-    }
+    });
     check();
     return std::move(file_);
   }
@@ -152,18 +141,21 @@ class Parser {
     fail(fmt::format("piece {}: {}", piece, what));
   }
 
+  template <class Visit>
+  void for_each_field(std::string_view bytes, const char* message, const Visit& visit) const {
+    WireReader in(bytes, name_, message);
+    for (Field field; in.next(field);) visit(in, field);
+  }
+
   void read_piece(std::string_view bytes) {
-    WireReader in(bytes, name_, "SentencePiece");
     const std::size_t index = file_.pieces.size();
     Piece& piece = file_.pieces.emplace_back();
-    Field field;
-    while (in.next(field)) {
+    for_each_field(bytes, "SentencePiece", [&](const WireReader& in, const Field& field) {
       if (field.id == 1) {
-        const std::string_view text = in.bytes(field);
-        if (text.size() > kMaxTokenBytes) {
-          fail(index, fmt::format("found {} bytes, expected at most {}", text.size(), kMaxTokenBytes));
+        piece.text = in.bytes(field);
+        if (piece.text.size() > kMaxTokenBytes) {
+          fail(index, fmt::format("found {} bytes, expected at most {}", piece.text.size(), kMaxTokenBytes));
         }
-        piece.text = text;
       } else if (field.id == 2) {
         piece.score = in.real(field);
       } else if (field.id == 3) {
@@ -171,61 +163,32 @@ class Parser {
         if (type < 1 || type > 6) fail(index, fmt::format("found type {}, expected 1..6", type));
         piece.type = static_cast<PieceType>(type);
       }
-    }
+    });
   }
 
   void read_trainer_spec(std::string_view bytes) {
-    WireReader in(bytes, name_, "TrainerSpec");
-    Field field;
-    while (in.next(field)) {
-      switch (field.id) {
-        case 3: {
-          const std::uint64_t type = in.varint(field);
-          if (type < 1 || type > 4) fail(fmt::format("found model_type {}, expected 1..4", type));
-          file_.model_type = static_cast<int>(type);
-        } break;
-        case 24:
-          if (in.boolean(field)) fail("treat_whitespace_as_suffix is set, expected white space to begin words");
-          break;
-        case 35:
-          file_.byte_fallback = in.boolean(field);
-          break;
-        case 44:
-          file_.unk_surface = in.text(field);
-          break;
-        case 46:
-          bos_piece_ = in.text(field);
-          break;
-        case 47:
-          eos_piece_ = in.text(field);
-          break;
-        default:
-          break;  // how it was trained
+    for_each_field(bytes, "TrainerSpec", [&](const WireReader& in, const Field& field) {
+      if (field.id == 3) {
+        const std::uint64_t type = in.varint(field);
+        if (type < 1 || type > 4) fail(fmt::format("found model_type {}, expected 1..4", type));
+        file_.model_type = static_cast<int>(type);
+      } else if (field.id == 24 && in.boolean(field)) {
+        fail("treat_whitespace_as_suffix is set, expected white space to begin words");
+      } else if (field.id == 35) {
+        file_.byte_fallback = in.boolean(field);
+      } else if (field.id == 44 || field.id == 46 || field.id == 47) {
+        (field.id == 44 ? file_.unk_surface : field.id == 46 ? bos_piece_ : eos_piece_) = in.text(field);
       }
-    }
+    });
   }
 
   void read_normalizer_spec(std::string_view bytes) {
-    WireReader in(bytes, name_, "NormalizerSpec");
-    Field field;
-    while (in.next(field)) {
-      switch (field.id) {
-        case 2:
-          file_.charsmap = in.bytes(field);
-          break;
-        case 3:
-          file_.add_dummy_prefix = in.boolean(field);
-          break;
-        case 4:
-          file_.remove_extra_whitespaces = in.boolean(field);
-          break;
-        case 5:
-          file_.escape_whitespaces = in.boolean(field);
-          break;
-        default:
-          break;  // the rules' name and source
-      }
-    }
+    for_each_field(bytes, "NormalizerSpec", [&](const WireReader& in, const Field& field) {
+      if (field.id == 2) file_.charsmap = in.bytes(field);
+      if (field.id == 3) file_.add_dummy_prefix = in.boolean(field);
+      if (field.id == 4) file_.remove_extra_whitespaces = in.boolean(field);
+      if (field.id == 5) file_.escape_whitespaces = in.boolean(field);
+    });
   }
 
   void check() {
@@ -332,7 +295,7 @@ int byte_of_piece(std::string_view piece) {
 }
 
 SentencePieceFile parse_sentencepiece(std::string_view bytes, const std::string& name) {
-  return parse_tokenizer_bytes(bytes, name, [&] { return Parser(name).run(bytes); });
+  return Parser(name).run(bytes);
 }
 
 std::string serialize(const SentencePieceFile& file, bool add_dummy_prefix) {

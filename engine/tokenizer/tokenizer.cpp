@@ -9,6 +9,7 @@
 #include <system_error>
 #include <utility>
 
+#include "engine/require.h"
 #include "engine/tokenizer/tokenizer_config.h"
 #include "engine/tokenizer/tokenizer_model.h"
 #include "kernels/cpu/thread_pool.h"
@@ -25,7 +26,7 @@ std::filesystem::path config_beside(const std::filesystem::path& model) {
 
 int checked_threads(int threads) {
   constexpr int kMostThreads = 256;
-  if (threads < 0) throw std::invalid_argument(fmt::format("threads: found {}, expected >= 0", threads));
+  engine::require(threads >= 0, "threads: found {}, expected >= 0", threads);
   return std::min(threads > 0 ? threads : kernels::ThreadPool::available_processors(), kMostThreads);
 }
 
@@ -74,7 +75,17 @@ Tokenizer Tokenizer::load(const std::filesystem::path& path) {
 
 Tokenizer Tokenizer::from_bytes(std::string_view model, std::string_view config, const std::string& name) {
   const auto load = name.ends_with(".tiktoken") ? engine::load_tiktoken : engine::load_sentencepiece;
-  return Tokenizer(load(model, name, config, config_beside(name).string()));
+  if (model.size() > engine::kMaxTokenizerBytes) {
+    throw std::runtime_error(
+        fmt::format("{}: found {} bytes, expected at most {}", name, model.size(), engine::kMaxTokenizerBytes));
+  }
+  try {
+    return Tokenizer(load(model, name, config, config_beside(name).string()));
+  } catch (const std::runtime_error& error) {
+    const std::string hint = models::content_hint(model.substr(0, 1024));  // what such a file looks like
+    if (hint.empty()) throw;
+    throw std::runtime_error(error.what() + hint);
+  }
 }
 
 int Tokenizer::vocab_size() const { return static_cast<int>(model_->tokens.size()); }

@@ -77,7 +77,7 @@ struct GenerateResult {
 /// drawn beyond `text`.
 ///
 /// Blocks until the end; callbacks are called in this thread and must not use the session. Tokens are drawn where the
-/// logits are: only with a repetition penalty does each bring all logits back from a GPU.
+/// logits are.
 ///
 /// Throws std::invalid_argument before anything is drawn, NumericError, and what the callbacks throw.
 MMREC_EXPORT GenerateResult generate(Session& session, const Tokenizer& tokenizer, const GenerateOptions& options = {});

@@ -25,10 +25,10 @@ struct LoadOptions {
   Precision precision = Precision::kAuto;  ///< kF16 is for a GPU alone
   int threads = 0;               ///< threads that read the weights; 0: all the processors this process may use. >= 0
   bool allow_nonfinite = false;  ///< accept NaN and infinite weights
-  VariantOptions variant;        ///< in place of what config.json says of them
+  VariantOptions variant = {};   ///< in place of what config.json says of them
   /// Receives one line for each thing worth knowing that is not an error: an unknown configuration key, or why a build
   /// for GPUs takes the CPU under kAuto. That there is no usable GPU is told once in a process.
-  std::function<void(std::string_view)> on_warning;
+  std::function<void(std::string_view)> on_warning = {};
 };
 
 /// An MM-Rec model. Immutable after load and cheap to copy: copies share the weights. Thread-safe: any number of

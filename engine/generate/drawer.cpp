@@ -1,0 +1,48 @@
+#include "engine/generate/drawer.h"
+
+#include <fmt/format.h>
+
+#include "mmrec/errors.h"
+
+namespace mmrec::engine {
+namespace {
+
+constexpr std::size_t kMostFetched = 64;  // rows of logits at a time
+
+}  // namespace
+
+void Drawer::draw(models::Executor& executor, std::span<const models::Draw> draws, bool logprobs,
+                  std::span<Sample> samples, const Logits& logits, const Failed& failed) {
+  tokens_.assign(draws.size(), -1);
+  logprobs_.resize(logprobs ? draws.size() : 0);
+  const bool can_draw = !draws.empty() && executor.draw(draws, tokens_, logprobs_);
+  for (std::size_t begin = 0; begin < draws.size();) {
+    if (can_draw && tokens_[begin] >= 0) {
+      samples[begin] = {tokens_[begin], logprobs ? logprobs_[begin] : 0.0F};
+      ++begin;
+      continue;
+    }
+    std::size_t count = 1;
+    while (count < kMostFetched && begin + count < draws.size() && (!can_draw || tokens_[begin + count] < 0) &&
+           draws[begin + count].slot == draws[begin].slot + count * executor.slot_bytes()) {
+      ++count;
+    }
+    const std::span<const float> rows = logits(begin, count);
+    const std::size_t vocab = rows.size() / count;
+    for (std::size_t n = 0; n < count; ++n, ++begin) {
+      const models::Draw& draw = draws[begin];
+      try {
+        const Sampler sampler(draw.options);
+        sampler_ = sampler;  // a copy: this one keeps the memory of its scratch
+        samples[begin] = sampler_.sample(rows.subspan(n * vocab, vocab), draw.recent, draw.step, draw.sequence);
+        if (!logprobs) samples[begin].logprob = 0.0F;
+        // If the device found nothing to draw, the host's sampler mostly has thrown the reason by now.
+        if (can_draw) throw NumericError(fmt::format("step {}: the device found no token to draw", draw.step));
+      } catch (const std::exception& error) {
+        failed(begin, error);
+      }
+    }
+  }
+}
+
+}  // namespace mmrec::engine
