@@ -9,20 +9,10 @@
 
 #include "mmrec/generator.h"
 #include "tests/engine/generator_queue.h"
+#include "tests/engine/refusal.h"
 
-namespace mmrec {
+namespace mmrec::test {
 namespace {
-
-using test::alone;
-using test::expect_same;
-using test::kCat;
-using test::kS;
-using test::kThe;
-using test::model_with;
-using test::Queue;
-using test::ToyLog;
-using test::Wish;
-using test::wish;
 
 TEST(GeneratorFaults, WhatACallbackThrowsArrivesAfterTheRoundAndCancelsItsRequest) {
   const Wish wanted = wish({1, kThe}, 12);
@@ -57,12 +47,7 @@ TEST(GeneratorFaults, WhatACallbackThrowsArrivesAfterTheRoundAndCancelsItsReques
     queue.generator.submit(std::move(bad));
   }
   for (const char* what : {"0", "1", "2"}) {
-    try {
-      queue.generator.run();
-      FAIL();
-    } catch (const std::runtime_error& error) {
-      EXPECT_STREQ(error.what(), what);
-    }
+    EXPECT_EQ(refusal<std::runtime_error>([&] { queue.generator.run(); }), what);
   }
   EXPECT_FALSE(queue.generator.run_once());
   for (Generator::RequestId id = 1; id <= 3; ++id) expect_same(queue.results.at(id), alone(wanted));
@@ -178,4 +163,4 @@ TEST(GeneratorFaults, RefusesWhatCannotBeAndKeepsTheRest) {
 }
 
 }  // namespace
-}  // namespace mmrec
+}  // namespace mmrec::test

@@ -20,7 +20,7 @@
 
 namespace mmrec::test {
 
-inline constexpr int kThe = 3, kCat = 4, kS = 5, kByte0 = 7;
+inline constexpr int kEos = 2, kThe = 3, kCat = 4, kS = 5, kDot = 6, kByte0 = 7;
 
 inline const Tokenizer& tokenizer() {
   static const Tokenizer loaded = [] {

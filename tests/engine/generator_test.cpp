@@ -11,24 +11,8 @@
 
 #include "tests/engine/generator_queue.h"
 
-namespace mmrec {
+namespace mmrec::test {
 namespace {
-
-using test::alone;
-using test::continued;
-using test::expect_same;
-using test::kByte0;
-using test::kCat;
-using test::kS;
-using test::kThe;
-using test::model_with;
-using test::Queue;
-using test::random_wish;
-using test::tokenizer;
-using test::toy_config;
-using test::ToyLog;
-using test::Wish;
-using test::wish;
 
 TEST(Generator, EachRequestGetsWhatItGetsAloneWhoeverJoinsAndLeaves) {
   for (const auto& [device_draws, device_steps] : {std::pair{false, false}, {true, false}, {true, true}}) {
@@ -169,7 +153,7 @@ TEST(Generator, RowsWithARepetitionPenaltyAreDrawnWhereTheirLogitsAre) {
 TEST(Generator, TakesNoMoreMemoryThanItMay) {
   const auto log = std::make_shared<ToyLog>();
   const Model model = model_with(log);
-  const std::size_t one = test::ToyExecutor(toy_config()).slot_bytes();
+  const std::size_t one = ToyExecutor(toy_config()).slot_bytes();
   EXPECT_EQ(Generator(model, tokenizer()).slots(), 3) << "what the executor likes";
   EXPECT_EQ(Generator(model, tokenizer(), {.slots = 7}).slots(), 7);
   EXPECT_EQ(Generator(model, tokenizer(), {.slots = 7, .memory_bytes = 2 * one + 1}).slots(), 2);
@@ -328,4 +312,4 @@ TEST(Generator, WithNothingToDoItDoesNothing) {
 }
 
 }  // namespace
-}  // namespace mmrec
+}  // namespace mmrec::test

@@ -11,21 +11,10 @@
 #include <vector>
 
 #include "tests/engine/kernels_reference.h"
+#include "tests/engine/refusal.h"
 
-namespace mmrec {
+namespace mmrec::test {
 namespace {
-
-using test::element_types;
-using test::KernelCase;
-
-std::string refusal(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const std::invalid_argument& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(Kernels, ScansAgreeWithTheirEquations) {
   KernelContext context = KernelContext::cpu(2);
@@ -36,8 +25,8 @@ TEST(Kernels, ScansAgreeWithTheirEquations) {
          {SequenceShape{1, 1, 1, 1}, SequenceShape{2, 1, 300, 7}, SequenceShape{1, 3, 33, 48}}) {
       for (const bool heads_inside : {false, true}) {
         for (const bool backwards : {false, true}) {
-          test::HostArena arena;
-          test::check_scans(context, arena, KernelCase{type, shape, heads_inside, backwards});
+          HostArena arena;
+          check_scans(context, arena, KernelCase{type, shape, heads_inside, backwards});
         }
       }
     }
@@ -48,8 +37,8 @@ TEST(Kernels, ScansAgreeWithTheirEquations) {
 TEST(Kernels, ARunMayBeCutAndMayBeInPlace) {
   KernelContext context = KernelContext::cpu(1);
   const SequenceShape shape{.batch = 2, .time = 100, .dim = 5};
-  const std::vector<float> log_a = test::random_values(1000, -0.5, 0.1, 1);
-  const std::vector<float> b = test::random_values(1000, -1.0, 1.0, 2);
+  const std::vector<float> log_a = random_values(1000, -0.5, 0.1, 1);
+  const std::vector<float> b = random_values(1000, -1.0, 1.0, 2);
   std::vector<float> whole(1000);
   std::vector<float> last(10);
   decay_scan(context,
@@ -88,8 +77,8 @@ TEST(Kernels, LogProbsAndTheirDerivativeAgreeWithTheirEquations) {
   for (const ElementType type : element_types()) {
     for (const IndexType index : {IndexType::kInt32, IndexType::kInt64}) {
       for (const std::int64_t vocab : {1, 2, 257, 5000}) {
-        test::HostArena arena;
-        test::check_logprobs(context, arena, type, index, 5, vocab, vocab + vocab % 2 * 3);
+        HostArena arena;
+        check_logprobs(context, arena, type, index, 5, vocab, vocab + vocab % 2 * 3);
       }
     }
   }
@@ -168,4 +157,4 @@ TEST(Kernels, ContextsMove) {
 }
 
 }  // namespace
-}  // namespace mmrec
+}  // namespace mmrec::test

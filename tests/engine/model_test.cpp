@@ -14,6 +14,7 @@
 #include "mmrec/generate.h"
 #include "mmrec/scorer.h"
 #include "models/runtime/cuda_device.h"
+#include "tests/engine/refusal.h"
 #include "tests/support/host_threads.h"
 
 namespace mmrec {
@@ -67,12 +68,8 @@ TEST(LoadedModel, ThatMustRunOnAGpuSaysWhyItCannot) {
   std::vector<std::string> warnings;
   options.on_warning = [&](std::string_view text) { warnings.emplace_back(text); };
   options.device = Device::kCuda;
-  try {
-    Model::load("/nonexistent", options);  // no file is read
-    FAIL();
-  } catch (const DeviceUnavailable& error) {
-    EXPECT_EQ(std::string(error.what()), "no usable CUDA device (" + reason + ")");
-  }
+  EXPECT_EQ(test::refusal<DeviceUnavailable>([&] { Model::load("/nonexistent", options); }),
+            "no usable CUDA device (" + reason + ")");
   EXPECT_TRUE(warnings.empty());
 
   // Left to itself it takes the CPU, with one notice in a process where the build would have served a GPU; none before
@@ -93,14 +90,9 @@ TEST(LoadedModel, ThatMustRunOnAGpuSaysWhyItCannot) {
 
   options.device = Device::kAuto;
   options.precision = Precision::kF16;
-  try {
-    Model::load(fixture("mdi"), options);
-    FAIL();
-  } catch (const std::invalid_argument& error) {
-    EXPECT_EQ(std::string(error.what()),
-              "load option precision: found fp16 on the CPU, expected auto, fp32 or bf16: no usable CUDA device (" +
-                  reason + ")");
-  }
+  EXPECT_EQ(test::refusal([&] { Model::load(fixture("mdi"), options); }),
+            "load option precision: found fp16 on the CPU, expected auto, fp32 or bf16: no usable CUDA device (" +
+                reason + ")");
   EXPECT_TRUE(warnings.empty());
   options.precision = Precision::kF32;
   const ModelInfo wide = Model::load(fixture("mdi"), options).info();
@@ -118,24 +110,15 @@ TEST(LoadedModel, AGpuHasANumber) {
   for (const Device device : {Device::kAuto, Device::kCpu, Device::kCuda}) {
     options.device = device;
     options.gpu = -1;
-    try {
-      Model::load("/nonexistent", options);
-      FAIL();
-    } catch (const std::invalid_argument& error) {
-      EXPECT_STREQ(error.what(), "load option gpu: found -1, expected >= 0");
-    }
+    EXPECT_EQ(test::refusal([&] { Model::load("/nonexistent", options); }), "load option gpu: found -1, expected >= 0");
   }
   options.device = Device::kCpu;  // where a number means nothing
   options.gpu = 1000;
   EXPECT_EQ(Model::load(fixture("mdi"), options).info().gpu, -1);
   options.device = Device::kCuda;
-  try {
-    Model::load("/nonexistent", options);
-    FAIL();
-  } catch (const DeviceUnavailable& error) {
-    const std::string says = models::cuda_unusable_reason(1000);
-    EXPECT_EQ(std::string(error.what()), "no usable CUDA device (" + says + ")");
-  }
+  const std::string says = models::cuda_unusable_reason(1000);
+  EXPECT_EQ(test::refusal<DeviceUnavailable>([&] { Model::load("/nonexistent", options); }),
+            "no usable CUDA device (" + says + ")");
 }
 
 TEST(LoadedModel, InfoDescribesTheFolder) {

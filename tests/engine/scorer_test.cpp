@@ -9,13 +9,11 @@
 #include <string>
 
 #include "tests/engine/logprobs.h"
+#include "tests/engine/refusal.h"
 #include "tests/engine/toy_executor.h"
 
-namespace mmrec {
+namespace mmrec::test {
 namespace {
-
-using test::toy_model;
-using test::ToyLog;
 
 std::vector<std::vector<int>> random_documents(const std::vector<std::size_t>& lengths, unsigned seed = 1) {
   std::mt19937 rng(seed);
@@ -48,7 +46,7 @@ TEST(Scorer, ScoresAreThoseOfEachDocumentAloneWhateverTheBatch) {
         continue;
       }
       Session session = model.new_session();
-      std::vector<float> expected = test::logprobs_of(session, documents[d]);
+      std::vector<float> expected = logprobs_of(session, documents[d]);
       expected.erase(expected.begin());
       EXPECT_EQ(scores[d].logprobs, expected) << "document " << d << " batch " << batch;
       double nll = 0.0;
@@ -226,12 +224,7 @@ TEST(Scorer, RefusesBadIdsBeforeAnythingIsScored) {
   documents[1][4] = 11;
   const auto log = std::make_shared<ToyLog>();
   Scorer scorer(toy_model(log));
-  try {
-    scorer.score(documents);
-    FAIL();
-  } catch (const std::invalid_argument& error) {
-    EXPECT_STREQ(error.what(), "document 1: token 4 has id 11, expected 0..10");
-  }
+  EXPECT_EQ(refusal([&] { scorer.score(documents); }), "document 1: token 4 has id 11, expected 0..10");
   EXPECT_TRUE(log->calls.empty());
   EXPECT_THROW(Scorer(toy_model(), batch_of(-1)), std::invalid_argument);
   ScorerOptions options;
@@ -241,4 +234,4 @@ TEST(Scorer, RefusesBadIdsBeforeAnythingIsScored) {
 }
 
 }  // namespace
-}  // namespace mmrec
+}  // namespace mmrec::test

@@ -13,28 +13,14 @@
 #include "mmrec/model.h"
 #include "mmrec/sampler.h"
 #include "tests/engine/logprobs.h"
+#include "tests/engine/refusal.h"
 #include "tests/engine/toy_executor.h"
 #include "tests/support/host_threads.h"
 
-namespace mmrec {
+namespace mmrec::test {
 namespace {
 
-using test::toy_config;
-using test::toy_model;
-using test::toy_session;
-using test::ToyLog;
-
 std::vector<float> copy(std::span<const float> x) { return {x.begin(), x.end()}; }
-
-template <class F>
-std::string refusal(F f) {
-  try {
-    f();
-  } catch (const std::invalid_argument& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(Session, ConsumesTokensAndReturnsLogits) {
   Session session = toy_session(2);
@@ -64,27 +50,20 @@ TEST(Session, ARefusedCallChangesNothing) {
   Session session = toy_session(2);
   session.prefill(std::vector<int>{1, 2, 3, 4});
   const std::vector<std::byte> before = session.save();
-  EXPECT_EQ(refusal([&] { session.prefill({}); }), "found 0 tokens, expected a positive multiple of the batch of 2");
-  EXPECT_EQ(refusal([&] {
-              session.prefill(std::vector<int>{1, 2, 3});
-            }),
-            "found 3 tokens, expected a positive multiple of the batch of 2");
-  EXPECT_EQ(refusal([&] {
-              session.step(std::vector<int>{1, 2, 3, 4});
-            }),
-            "found 4 tokens, expected one per sequence: 2");
-  EXPECT_EQ(refusal([&] { session.prefill(std::vector<int>{1, 2, 3, 11}); }), "token 3 has id 11, expected 0..10");
-  EXPECT_EQ(refusal([&] { session.step(std::vector<int>{-1, 2}); }), "token 0 has id -1, expected 0..10");
-  EXPECT_EQ(refusal([&] {
-              test::logprobs_of(session, std::vector<int>{1, std::numeric_limits<int>::min()});
-            }),
-            "token 1 has id -2147483648, expected 0..10");
+  using Tokens = std::vector<int>;
+  const auto prefill = [&](const Tokens& tokens) { return refusal([&] { session.prefill(tokens); }); };
+  const auto step = [&](const Tokens& tokens) { return refusal([&] { session.step(tokens); }); };
+  EXPECT_EQ(prefill({}), "found 0 tokens, expected a positive multiple of the batch of 2");
+  EXPECT_EQ(prefill({1, 2, 3}), "found 3 tokens, expected a positive multiple of the batch of 2");
+  EXPECT_EQ(step({1, 2, 3, 4}), "found 4 tokens, expected one per sequence: 2");
+  EXPECT_EQ(prefill({1, 2, 3, 11}), "token 3 has id 11, expected 0..10");
+  EXPECT_EQ(step({-1, 2}), "token 0 has id -1, expected 0..10");
+  const Tokens least = {1, std::numeric_limits<int>::min()};
+  EXPECT_EQ(refusal([&] { logprobs_of(session, least); }), "token 1 has id -2147483648, expected 0..10");
   EXPECT_NE(refusal([&] { session.score({}, {}); }), "no error");
   std::vector<float> logprobs(3);
-  EXPECT_EQ(refusal([&] {
-              session.score(std::vector<int>{1, 2, 3, 4}, logprobs);
-            }),
-            "found room for 3 log-probs, expected one per token: 4");
+  const Tokens four = {1, 2, 3, 4};
+  EXPECT_EQ(refusal([&] { session.score(four, logprobs); }), "found room for 3 log-probs, expected one per token: 4");
   EXPECT_EQ(refusal([&] { (void)session.recent_tokens(2); }), "found sequence 2, expected 0..1");
   EXPECT_NE(refusal([&] { (void)session.recent_tokens(-1); }), "no error");
   EXPECT_EQ(session.save(), before);
@@ -96,7 +75,7 @@ TEST(Session, LogitsAreFetchedWhenAskedForAndOnce) {
   EXPECT_TRUE(session.logits().empty());
   session.prefill(std::vector<int>{1, 2, 3, 4});
   session.step(std::vector<int>{5, 6});
-  test::logprobs_of(session, std::vector<int>{7, 8});
+  logprobs_of(session, std::vector<int>{7, 8});
   EXPECT_EQ(log->fetched, 0);
   const std::vector<float> logits = copy(session.logits());
   EXPECT_EQ(copy(session.logits()), logits);
@@ -111,7 +90,7 @@ TEST(Session, LogitsAreFetchedWhenAskedForAndOnce) {
   };
   expect_fetch([&] { session.prefill(std::vector<int>{1, 2}); });
   expect_fetch([&] { session.step(std::vector<int>{1, 2}); });
-  expect_fetch([&] { test::logprobs_of(session, std::vector<int>{1, 2}); });
+  expect_fetch([&] { logprobs_of(session, std::vector<int>{1, 2}); });
   expect_fetch([&] { session.restore(state); });
   EXPECT_EQ(copy(session.logits()), logits);
   EXPECT_EQ(copy(session.clone().logits()), logits);
@@ -168,7 +147,7 @@ TEST(Session, AWatchedCallIsAskedBetweenChunksAndCanBeEnded) {
         rest.insert(rest.end(), row + static_cast<std::ptrdiff_t>(reached), row + 45);
       }
       Session less = model.new_session(3);
-      const std::vector<float> expected = test::logprobs_of(less, consumed);
+      const std::vector<float> expected = logprobs_of(less, consumed);
       EXPECT_EQ(session.save(), less.save());
       for (std::size_t b = 0; b < 3 && scores; ++b) {
         for (std::size_t t = 0; t < reached; ++t) EXPECT_EQ(logprobs[b * 45 + t], expected[b * reached + t]);
@@ -205,7 +184,7 @@ TEST(Session, RemembersTheLastTokensOfEachSequence) {
       row.insert(row.end(), tokens.end() - static_cast<std::ptrdiff_t>(count), tokens.end());
     }
     if (scores) {
-      test::logprobs_of(session, tokens);
+      logprobs_of(session, tokens);
     } else if (count == 1) {
       session.step(tokens);
     } else {
@@ -293,12 +272,10 @@ TEST(Session, AnUndrawableRowIsANumericFaultWhoeverDraws) {
     Session session = model.new_session();
     session.step(std::vector<int>{1});
     Sample sample;
-    try {
-      session.draw({}, 7, 0, {&sample, 1});
-      FAIL();
-    } catch (const NumericError& error) {
-      EXPECT_STREQ(error.what(), "step 7: logit of token 4 is NaN, expected a finite number or -inf");
-    }
+    EXPECT_EQ(refusal<NumericError>([&] {
+                session.draw({}, 7, 0, {&sample, 1});
+              }),
+              "step 7: logit of token 4 is NaN, expected a finite number or -inf");
   }
 }
 
@@ -306,7 +283,7 @@ TEST(Session, ScoreIsTheLogSoftmaxOfTheLogitsBefore) {
   Session scored = toy_session();
   Session stepped = toy_session();
   const std::vector<int> tokens = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5};
-  const std::vector<float> logprobs = test::logprobs_of(scored, tokens);
+  const std::vector<float> logprobs = logprobs_of(scored, tokens);
   EXPECT_EQ(logprobs[0], 0.0F);
   for (std::size_t t = 0; t < tokens.size(); ++t) {
     if (t > 0) {
@@ -319,7 +296,7 @@ TEST(Session, ScoreIsTheLogSoftmaxOfTheLogitsBefore) {
   }
   EXPECT_EQ(copy(scored.logits()), copy(stepped.logits()));
   // A later call knows what came before.
-  EXPECT_NE(test::logprobs_of(scored, std::vector<int>{7})[0], 0.0F);
+  EXPECT_NE(logprobs_of(scored, std::vector<int>{7})[0], 0.0F);
 }
 
 TEST(Session, SavedAndRestoredItContinuesToTheBit) {
@@ -403,7 +380,7 @@ TEST(Session, SessionsInTwoThreadsDoNotMeet) {
   std::vector<std::byte> a, b, together_a, together_b;
   run(0, a);
   run(5, b);
-  test::run_together({[&] { run(0, together_a); }, [&] { run(5, together_b); }});
+  run_together({[&] { run(0, together_a); }, [&] { run(5, together_b); }});
   EXPECT_EQ(together_a, a);
   EXPECT_EQ(together_b, b);
   EXPECT_NE(a, b);
@@ -453,24 +430,16 @@ TEST(Model, ChecksBatchAndOptions) {
 }
 
 TEST(Model, LoadRefusesBadOptionsAndMissingFolders) {
-  LoadOptions o;
-  o.threads = -1;
-  EXPECT_EQ(refusal([&] { Model::load("/nonexistent", o); }), "load option threads: found -1, expected >= 0");
-  o = {};
-  o.device = static_cast<Device>(77);
-  EXPECT_EQ(refusal([&] { Model::load("/nonexistent", o); }), "load option device: found 77, expected a Device");
-  o = {};
-  o.precision = static_cast<Precision>(77);
-  EXPECT_EQ(refusal([&] { Model::load("/nonexistent", o); }), "load option precision: found 77, expected a Precision");
-  o.device = Device::kCpu;
-  o.precision = Precision::kF16;
-  EXPECT_EQ(refusal([&] { Model::load("/nonexistent", o); }),
+  const auto refused = [](const LoadOptions& o) { return refusal([&] { Model::load("/nonexistent", o); }); };
+  EXPECT_EQ(refused({.threads = -1}), "load option threads: found -1, expected >= 0");
+  EXPECT_EQ(refused({.device = static_cast<Device>(77)}), "load option device: found 77, expected a Device");
+  EXPECT_EQ(refused({.precision = static_cast<Precision>(77)}),
+            "load option precision: found 77, expected a Precision");
+  EXPECT_EQ(refused({.device = Device::kCpu, .precision = Precision::kF16}),
             "load option precision: found fp16 on the CPU, expected auto, fp32 or bf16");
-  o = {};
-  o.gpu = -1;
-  EXPECT_EQ(refusal([&] { Model::load("/nonexistent", o); }), "load option gpu: found -1, expected >= 0");
+  EXPECT_EQ(refused({.gpu = -1}), "load option gpu: found -1, expected >= 0");
   EXPECT_THROW(Model::load("/nonexistent"), std::system_error);
 }
 
 }  // namespace
-}  // namespace mmrec
+}  // namespace mmrec::test

@@ -20,21 +20,8 @@
 #include "mmrec/generator.h"
 #include "tests/engine/generator_queue.h"
 
-namespace mmrec {
+namespace mmrec::test {
 namespace {
-
-using test::alone;
-using test::continued;
-using test::expect_same;
-using test::kCat;
-using test::kThe;
-using test::model_with;
-using test::Queue;
-using test::random_wish;
-using test::ToyExecutor;
-using test::ToyLog;
-using test::Wish;
-using test::wish;
 
 /// Devices with logs of their own.
 struct Devices {
@@ -250,14 +237,14 @@ TEST(SeveralGenerator, ADeviceThatFailsEndsWhatItHadAndNoOthers) {
 }
 
 TEST(SeveralGenerator, TakesOneModelOnly) {
-  EXPECT_THROW(Generator(std::vector<Model>(), test::tokenizer()), std::invalid_argument);
+  EXPECT_THROW(Generator(std::vector<Model>(), tokenizer()), std::invalid_argument);
   ModelInfo other;
-  other.vocab_size = test::tokenizer().vocab_size();
-  const models::Config config = test::toy_config(other.vocab_size);
+  other.vocab_size = tokenizer().vocab_size();
+  const models::Config config = toy_config(other.vocab_size);
   const Model stranger =
       engine::Access::model(other, models::state_layout(config), std::make_shared<ToyExecutor>(config));
-  EXPECT_THROW(Generator(std::vector{model_with(), stranger}, test::tokenizer()), std::invalid_argument);
+  EXPECT_THROW(Generator(std::vector{model_with(), stranger}, tokenizer()), std::invalid_argument);
 }
 
 }  // namespace
-}  // namespace mmrec
+}  // namespace mmrec::test

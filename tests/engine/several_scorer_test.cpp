@@ -16,15 +16,11 @@
 #include <vector>
 
 #include "mmrec/scorer.h"
+#include "tests/engine/refusal.h"
 #include "tests/engine/toy_executor.h"
 
-namespace mmrec {
+namespace mmrec::test {
 namespace {
-
-using test::toy_config;
-using test::toy_model;
-using test::ToyExecutor;
-using test::ToyLog;
 
 using Documents = std::vector<std::vector<int>>;
 
@@ -295,14 +291,11 @@ TEST(SeveralScorer, TakesOneModelOnly) {
   other.fingerprint = 5;
   const Model stranger =
       engine::Access::model(other, models::state_layout(toy_config()), std::make_shared<ToyExecutor>(toy_config()));
-  try {
-    Scorer(std::vector{toy_model(), stranger});
-    FAIL();
-  } catch (const std::invalid_argument& error) {
-    EXPECT_STREQ(error.what(),
-                 "model 1: found fingerprint 0000000000000005 on the CPU in fp32, expected model 0's fingerprint "
-                 "1122334455667788 on the CPU in fp32");
-  }
+  EXPECT_EQ(refusal([&] {
+              Scorer(std::vector{toy_model(), stranger});
+            }),
+            "model 1: found fingerprint 0000000000000005 on the CPU in fp32, expected model 0's fingerprint "
+            "1122334455667788 on the CPU in fp32");
   ModelInfo calls = toy_model().info();
   calls.variant.calls = Calls::kWhole;
   const Model otherwise =
@@ -311,4 +304,4 @@ TEST(SeveralScorer, TakesOneModelOnly) {
 }
 
 }  // namespace
-}  // namespace mmrec
+}  // namespace mmrec::test

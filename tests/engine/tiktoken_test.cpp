@@ -12,18 +12,10 @@
 #include "tests/support/model_folder.h"
 #include "tests/support/rank_file_builder.h"
 
-namespace mmrec {
+namespace mmrec::test {
 namespace {
 
 using engine::BytePairs;
-using test::base64;
-using test::bytes_and;
-using test::error_of;
-using test::expect_says;
-using test::rank_file;
-using test::read_file;
-using test::TempFolder;
-using test::write_file;
 using Json = nlohmann::json;
 
 const std::filesystem::path kFolder = std::filesystem::path(MMREC_FIXTURES) / "tiktoken";
@@ -362,10 +354,10 @@ TEST(Tiktoken, ThreadsShareATokenizer) {
   const std::string text = read_file(kFolder / "expected.json");
   const std::vector<int> ids = t.encode(text);
   std::vector<int> first, second;
-  test::run_together({[&] { first = t.encode(text); }, [&] { second = t.encode(text); }});
+  run_together({[&] { first = t.encode(text); }, [&] { second = t.encode(text); }});
   EXPECT_EQ(first, ids);
   EXPECT_EQ(second, ids);
 }
 
 }  // namespace
-}  // namespace mmrec
+}  // namespace mmrec::test

@@ -12,6 +12,7 @@
 #include "mmrec/errors.h"
 #include "mmrec/generate.h"
 #include "models/runtime/cuda_device.h"
+#include "tests/engine/refusal.h"
 #include "tests/kernels/cuda/cuda_testing.h"
 #include "tests/support/model_folder.h"
 #include "tests/support/safetensors_reader.h"
@@ -107,13 +108,9 @@ TEST_F(CudaEngine, AGpuIsNamedByItsNumber) {
   LoadOptions o;
   o.device = Device::kCuda;
   o.gpu = count;
-  try {
-    Model::load("/nonexistent", o);  // no file is read
-    FAIL();
-  } catch (const DeviceUnavailable& error) {
-    EXPECT_EQ(std::string(error.what()), "no usable CUDA device (found device " + std::to_string(count) +
-                                             ", expected 0.." + std::to_string(count - 1) + ")");
-  }
+  EXPECT_EQ(test::refusal<DeviceUnavailable>([&] { Model::load("/nonexistent", o); }),
+            "no usable CUDA device (found device " + std::to_string(count) + ", expected 0.." +
+                std::to_string(count - 1) + ")");
   std::string warning;
   o.device = Device::kAuto;
   o.on_warning = [&](std::string_view text) { warning += text; };
