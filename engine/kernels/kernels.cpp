@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <initializer_list>
 #include <limits>
 #include <stdexcept>
 #include <utility>
@@ -53,9 +54,17 @@ std::int64_t check_shape(const char* op, const SequenceShape& s) {
   return times(op, "shape", times(op, "shape", s.batch, s.heads), times(op, "shape", s.time, s.dim));
 }
 
-/// An operand that is read, or one that is written: then no two of its elements may be one.
-void check_sequence(const char* op, const char* operand, const void* data, const SequenceShape& s,
-                    const SequenceStrides& strides, bool written) {
+struct Operand {
+  const char* name;
+  const void* data;
+  SequenceStrides strides;
+  bool is_written = false;  // no two of its elements may be one
+  bool is_optional = false;
+};
+
+void check_sequence(const char* op, const SequenceShape& s, const Operand& checked) {
+  const auto& [operand, data, strides, is_written, is_optional] = checked;
+  if (data == nullptr && is_optional) return;
   check_pointer(op, operand, data);
   struct Axis {
     std::int64_t stride, count;
@@ -72,8 +81,7 @@ void check_sequence(const char* op, const char* operand, const void* data, const
     const std::int64_t extent = times(op, operand, axis.stride, axis.count - 1);
     if (__builtin_add_overflow(last, extent, &last)) refuse(op, operand, "reaches beyond what 64 bits can address");
   }
-  if (strides.batch == 0 && strides.head == 0 && strides.time == 0) return;
-  if (!written) return;
+  if (!is_written || (strides.batch == 0 && strides.head == 0 && strides.time == 0)) return;
   std::sort(axes.begin(), axes.end(), [](const Axis& a, const Axis& b) { return a.stride < b.stride; });
   std::int64_t within = s.dim;  // elements that the axes so far span
   for (const Axis& axis : axes) {
@@ -82,6 +90,13 @@ void check_sequence(const char* op, const char* operand, const void* data, const
       refuse(op, operand, fmt::format("found a stride of {}, with which elements overlap", axis.stride));
     within = axis.stride * (axis.count - 1) + within;
   }
+}
+
+template <class Op>
+void check_scan(const char* name, const Op& op, std::initializer_list<Operand> operands) {
+  check_type(name, op.type);
+  if (check_shape(name, op.shape) == 0) return;
+  for (const Operand& operand : operands) check_sequence(name, op.shape, operand);
 }
 
 /// Rows of `cols` elements.
@@ -130,34 +145,21 @@ void* KernelContext::stream() const { return backend_->stream(); }
 void KernelContext::synchronize() { backend_->synchronize(); }
 
 void exp_product_scan(KernelContext& context, const ExpProductScan& op) {
-  constexpr const char* kName = "exp_product_scan";
-  check_type(kName, op.type);
-  if (check_shape(kName, op.shape) > 0) {
-    check_sequence(kName, "gamma", op.gamma, op.shape, op.gamma_strides, false);
-    check_sequence(kName, "y", op.y, op.shape, op.y_strides, true);
-    if (op.log_y != nullptr) check_sequence(kName, "log_y", op.log_y, op.shape, op.log_y_strides, true);
-  }
+  check_scan("exp_product_scan", op,
+             {{"gamma", op.gamma, op.gamma_strides},
+              {"y", op.y, op.y_strides, true},
+              {"log_y", op.log_y, op.log_y_strides, true, /*is_optional=*/true}});
   engine::KernelBackend::of(context).run(op);
 }
 
 void logsumexp_scan(KernelContext& context, const LogSumExpScan& op) {
-  constexpr const char* kName = "logsumexp_scan";
-  check_type(kName, op.type);
-  if (check_shape(kName, op.shape) > 0) {
-    check_sequence(kName, "x", op.x, op.shape, op.x_strides, false);
-    check_sequence(kName, "y", op.y, op.shape, op.y_strides, true);
-  }
+  check_scan("logsumexp_scan", op, {{"x", op.x, op.x_strides}, {"y", op.y, op.y_strides, true}});
   engine::KernelBackend::of(context).run(op);
 }
 
 void decay_scan(KernelContext& context, const DecayScan& op) {
-  constexpr const char* kName = "decay_scan";
-  check_type(kName, op.type);
-  if (check_shape(kName, op.shape) > 0) {
-    check_sequence(kName, "log_a", op.log_a, op.shape, op.log_a_strides, false);
-    check_sequence(kName, "b", op.b, op.shape, op.b_strides, false);
-    check_sequence(kName, "h", op.h, op.shape, op.h_strides, true);
-  }
+  check_scan("decay_scan", op,
+             {{"log_a", op.log_a, op.log_a_strides}, {"b", op.b, op.b_strides}, {"h", op.h, op.h_strides, true}});
   engine::KernelBackend::of(context).run(op);
 }
 

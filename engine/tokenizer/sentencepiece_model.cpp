@@ -190,7 +190,8 @@ std::unique_ptr<TokenizerModel> load_sentencepiece(std::string_view model, const
                                                    std::string_view config, const std::string& config_name) {
   auto loaded = std::make_unique<SentencePieceModel>(parse_sentencepiece(model, name), name);
   loaded->fingerprint = models::crc64(std::as_bytes(std::span(model)));
-  apply(config.empty() ? TokenizerConfig{} : parse_tokenizer_config(config, config_name), config_name, name, *loaded);
+  apply(config.empty() ? TokenizerConfig{} : parse_tokenizer_config(config, config_name, false), config_name, name,
+        *loaded);
   return loaded;
 }
 

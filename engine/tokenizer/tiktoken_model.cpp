@@ -63,7 +63,7 @@ class TiktokenModel final : public TokenizerModel {
 };
 
 /// Adds the special tokens, each at an id and of a text that no other token has. Ids beyond the ranks may be unused.
-void add_special_tokens(const SplitConfig& config, const std::string& name, const std::string& config_name,
+void add_special_tokens(const TokenizerConfig& config, const std::string& name, const std::string& config_name,
                         TokenizerModel& model) {
   const std::size_t ranks = model.tokens.size();
   if (!config.special_tokens.empty()) {
@@ -103,14 +103,14 @@ std::unique_ptr<TokenizerModel> load_tiktoken(std::string_view ranks, const std:
   if (config.empty()) {
     throw std::runtime_error(fmt::format("{}: found no such file, expected the \"pattern\" of {}", config_name, name));
   }
-  const SplitConfig split = parse_split_config(config, config_name);
+  const TokenizerConfig split = parse_tokenizer_config(config, config_name, true);
   if (!split.pattern) {
     throw std::runtime_error(fmt::format("{}: found no \"pattern\", expected that of {}", config_name, name));
   }
   auto model = std::make_unique<TiktokenModel>(tokens, SplitPattern(*split.pattern, config_name));
   add_special_tokens(split, name, config_name, *model);
   model->eos_id = model->find(kEndOfText);
-  apply(parse_tokenizer_config(config, config_name), config_name, name, *model);
+  apply(split, config_name, name, *model);
 
   models::Crc64 identity;
   identity.update(ranks);

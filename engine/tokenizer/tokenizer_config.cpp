@@ -71,9 +71,10 @@ class SpecialTokens {
 
 }  // namespace
 
-TokenizerConfig parse_tokenizer_config(std::string_view text, const std::string& name) {
+TokenizerConfig parse_tokenizer_config(std::string_view text, const std::string& name, bool of_ranks) {
   models::require_json_object(text, name);
   TokenizerConfig config;
+  SpecialTokens special(config.special_tokens);
   JsonReader in(text, name);
   std::string key;
   in.begin_object();
@@ -86,27 +87,12 @@ TokenizerConfig parse_tokenizer_config(std::string_view text, const std::string&
       config.bos = read_token(in);
     } else if (key == "eos_token") {
       config.eos = read_token(in);
-    } else {
-      in.skip();
-    }
-  }
-  return config;
-}
-
-SplitConfig parse_split_config(std::string_view text, const std::string& name) {
-  models::require_json_object(text, name);
-  SplitConfig config;
-  SpecialTokens special(config.special_tokens);
-  JsonReader in(text, name);
-  std::string key;
-  in.begin_object();
-  while (in.next_key(key)) {
-    if (key == "pattern") {
+    } else if (of_ranks && key == "pattern") {
       config.pattern = in.string(kMaxPatternBytes);
-    } else if (key == "special_tokens") {  // tiktoken's: ids by text
+    } else if (of_ranks && key == "special_tokens") {  // tiktoken's: ids by text
       in.begin_object();
       while (in.next_key(key)) special.add(in, key, in.integer());
-    } else if (key == "added_tokens_decoder") {  // Hugging Face's: tokens by id
+    } else if (of_ranks && key == "added_tokens_decoder") {  // Hugging Face's: tokens by id
       in.begin_object();
       while (in.next_key(key)) {
         int id = -1;

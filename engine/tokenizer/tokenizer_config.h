@@ -15,21 +15,18 @@ inline constexpr std::size_t kMaxTokenizerConfigBytes = std::size_t{16} << 20;
 inline constexpr std::size_t kMaxPatternBytes = 4096;
 inline constexpr std::size_t kMaxSpecialTokens = std::size_t{1} << 16;
 
-/// What it says for any format; a token it does not mention is the tokenizer's own, one that is null is none.
+/// What it says; a token it does not mention is the tokenizer's own, one that is null is none.
 struct TokenizerConfig {
   std::optional<bool> add_bos;
   std::optional<std::string> bos, eos;  // empty: null
-};
-
-/// What it says for a rank file alone.
-struct SplitConfig {
+  // For a rank file alone:
   std::optional<std::string> pattern;
   std::map<int, std::string> special_tokens;  // by id; the texts differ
 };
 
-/// Both throw std::runtime_error beginning with `name`.
-TokenizerConfig parse_tokenizer_config(std::string_view text, const std::string& name);
-SplitConfig parse_split_config(std::string_view text, const std::string& name);
+/// `of_ranks`: pattern and special tokens are read too; else other programs may give them any form. Throws
+/// std::runtime_error beginning with `name`.
+TokenizerConfig parse_tokenizer_config(std::string_view text, const std::string& name, bool of_ranks);
 
 /// Sets BOS, EOS and adds_bos of a model whose own are set. `name` is the model's file. Throws std::runtime_error for a
 /// token that the model lacks.

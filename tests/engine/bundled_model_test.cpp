@@ -29,11 +29,9 @@ TEST_P(BundledModel, LogprobsAgreeWithTheTrainingCode) {
   ASSERT_EQ(ids.size(), 4097U);
   ASSERT_EQ(expected.size(), 4096U);
 
-  LoadOptions on_cpu;
-  on_cpu.device = Device::kCpu;
+  LoadOptions on_cpu{.device = Device::kCpu};
   const Model model = Model::load(std::filesystem::path(MMREC_WEIGHTS) / "mmrec-12m", on_cpu);
-  SessionOptions options;
-  options.prefill = GetParam();
+  SessionOptions options{.prefill = GetParam()};
   Session session = model.new_session(1, options);
   const std::vector<float> logprobs = test::logprobs_of(session, ids);
   ASSERT_EQ(logprobs.size(), ids.size());
@@ -55,17 +53,14 @@ INSTANTIATE_TEST_SUITE_P(Modes, BundledModel, testing::Values(PrefillMode::kStep
 TEST(BundledGenerator, ManyRequestsGetWhatEachGetsAlone) {
   const auto folder = std::filesystem::path(MMREC_WEIGHTS) / "mmrec-12m";
   const Tokenizer tokenizer = Tokenizer::load(folder);
-  LoadOptions on_cpu;
-  on_cpu.device = Device::kCpu;
+  LoadOptions on_cpu{.device = Device::kCpu};
   const Model model = Model::load(folder, on_cpu);
   Generator generator(model, tokenizer, {.slots = 3});
   std::vector<GenerateResult> results(5);
   std::vector<GenerateResult> expected;
   const std::vector<std::string> prompts = {"The history of the city begins", "In 1914", "A", "The river", "He said"};
   for (std::size_t i = 0; i < prompts.size(); ++i) {
-    GenerateOptions options;
-    options.max_tokens = 10 + 7 * static_cast<std::int64_t>(i);
-    options.sampler.seed = i;
+    GenerateOptions options{.sampler = {.seed = i}, .max_tokens = 10 + 7 * static_cast<std::int64_t>(i)};
     if (i == 2) options.sampler.repetition_penalty = 1.2F;
     if (i == 3) options.stop = {"."};
     const std::vector<int> prompt = tokenizer.encode(prompts[i]);
@@ -89,8 +84,7 @@ TEST(BundledGenerator, ManyRequestsGetWhatEachGetsAlone) {
 TEST(BundledTokenizer, MatchesTheModelAndRoundTrips) {
   const auto folder = std::filesystem::path(MMREC_WEIGHTS) / "mmrec-12m";
   const Tokenizer tokenizer = Tokenizer::load(folder);
-  LoadOptions on_cpu;
-  on_cpu.device = Device::kCpu;
+  LoadOptions on_cpu{.device = Device::kCpu};
   EXPECT_EQ(tokenizer.vocab_size(), Model::load(folder, on_cpu).info().vocab_size);
   EXPECT_TRUE(tokenizer.adds_bos());
   for (const char* text : {"The quick brown fox.", " two  spaces\n\n = Title = \n", "tabs\tand 🚀 naïve", ""}) {

@@ -21,9 +21,7 @@ namespace {
 class Fork : public testing::TestWithParam<std::string> {};
 
 TEST_P(Fork, TheChildComputesWhatTheParentDoes) {
-  LoadOptions options;
-  options.device = Device::kCpu;
-  options.threads = 3;
+  LoadOptions options{.device = Device::kCpu, .threads = 3};
   const Model model = Model::load(std::filesystem::path(MMREC_FIXTURES) / GetParam(), options);
   std::vector<int> tokens(40);
   for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int>(3 + 5 * i % 90);

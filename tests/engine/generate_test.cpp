@@ -20,10 +20,7 @@ namespace mmrec::test {
 namespace {
 
 GenerateOptions greedy(std::int64_t max_tokens = 100) {
-  GenerateOptions o;
-  o.sampler.temperature = 0.0F;
-  o.max_tokens = max_tokens;
-  o.eos_token_ids = {kEos};
+  GenerateOptions o{.sampler = {.temperature = 0.0F}, .max_tokens = max_tokens, .eos_token_ids = {kEos}};
   return o;
 }
 
@@ -190,9 +187,7 @@ TEST(Generate, TheLikeliestTokensOfEachDraw) {
   for (const int wanted : {1, 5, vocab + 100}) {
     Session session = model.new_session();
     session.prefill(std::vector{1, kThe});
-    GenerateOptions o;
-    o.max_tokens = 12;
-    o.sampler.temperature = 3.0F;
+    GenerateOptions o{.sampler = {.temperature = 3.0F}, .max_tokens = 12};
     o.sampler.repetition_penalty = 1.3F;  // none of this is in a log-prob
     o.top_logprobs = wanted;
     const GenerateResult r = generate(session, tokenizer(), o);
@@ -247,12 +242,8 @@ TEST(Generate, IdsTheTokenizerDoesNotKnowAreNeverDrawn) {
 
 TEST(Generate, CutShortSavedAndContinuedItDrawsTheSame) {
   const Model model = toy_model(nullptr, toy_config(tokenizer().vocab_size()));
-  GenerateOptions o;
-  o.sampler.temperature = 5.0F;
-  o.sampler.top_k = 0;
-  o.sampler.repetition_penalty = 1.2F;
-  o.sampler.seed = 77;
-  o.max_tokens = 40;
+  GenerateOptions o{.sampler = {.temperature = 5.0F, .top_k = 0, .repetition_penalty = 1.2F, .seed = 77},
+                    .max_tokens = 40};
   const std::vector<int> prompt = {1, kThe};
   Session whole = model.new_session();
   whole.prefill(prompt);
@@ -338,12 +329,8 @@ TEST(Generate, WithoutLogProbsTheDeviceDrawsTheSameTokens) {
       const auto log = std::make_shared<ToyLog>();
       log->draws = device_draws;
       const Model model = toy_model(log, toy_config(tokenizer().vocab_size()));
-      GenerateOptions o;
-      o.sampler.temperature = 5.0F;
-      o.sampler.repetition_penalty = penalty;
-      o.sampler.seed = 78;
-      o.sequence = 3;
-      o.max_tokens = 30;
+      GenerateOptions o{
+          .sampler = {.temperature = 5.0F, .repetition_penalty = penalty, .seed = 78}, .sequence = 3, .max_tokens = 30};
       const std::vector<int> prompt = {1, kThe};
       Session with = model.new_session();
       with.prefill(prompt);
@@ -412,9 +399,7 @@ TEST(Generate, ASequenceThatDrawsAheadEndsAsOneThatDoesNot) {
         const auto log = std::make_shared<ToyLog>();
         log->ahead = ahead;
         const Model model = toy_model(log, toy_config(tokenizer().vocab_size()));
-        GenerateOptions o;
-        o.sampler = {.temperature = 5.0F, .top_k = 0, .top_p = 1.0F, .seed = seed};
-        o.max_tokens = 100;
+        GenerateOptions o{.sampler = {.temperature = 5.0F, .top_k = 0, .top_p = 1.0F, .seed = seed}, .max_tokens = 100};
         int calls = 0;
         ending.set(o, calls);
         Session session = model.new_session();
@@ -454,8 +439,7 @@ TEST(Generate, LogitsThatCannotBeDrawnFromEndWhatIsDrawnAheadToo) {
         });
     Session session = model.new_session();
     session.prefill(std::vector<int>{1, kThe});
-    GenerateOptions o;
-    o.max_tokens = 100;
+    GenerateOptions o{.max_tokens = 100};
     try {
       generate(session, tokenizer(), o);
       FAIL();

@@ -45,8 +45,7 @@ std::vector<float> logits_after(const Model& model, int count) {
 class SavedTwice : public testing::Test {
  protected:
   SavedTwice() {
-    LoadOptions on_cpu;
-    on_cpu.device = Device::kCpu;
+    LoadOptions on_cpu{.device = Device::kCpu};
     const Model model = Model::load(kTiny, on_cpu);
     for (const int count : {3, 60}) {  // of different lengths
       Session session = model.new_session();
@@ -116,8 +115,7 @@ TEST(Interference, AFolderThatChangesWhileItIsLoaded) {
   for (const char* name : {"config.json", "model.safetensors", "tokenizer.model"}) {
     fs::copy_file(kTiny / name, folder / name);
   }
-  LoadOptions on_cpu;
-  on_cpu.device = Device::kCpu;
+  LoadOptions on_cpu{.device = Device::kCpu};
   const std::vector<float> expected = logits_after(Model::load(kTiny, on_cpu), 9);
   std::jthread changes([&](const std::stop_token& stop) {
     std::mt19937 random(3);
@@ -170,8 +168,7 @@ TEST(Interference, ReplacedWeightsAreOneOrTheOther) {
   const test::TempFolder folder;
   fs::copy_file(kTiny / "config.json", folder / "config.json");
   const fs::path path = folder / "model.safetensors";
-  LoadOptions on_cpu;
-  on_cpu.device = Device::kCpu;
+  LoadOptions on_cpu{.device = Device::kCpu};
   test::EditableCheckpoint checkpoint(kTiny / "model.safetensors");
   std::vector<std::vector<float>> expected;
   std::vector<std::string> contents;

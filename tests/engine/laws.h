@@ -108,17 +108,11 @@ class Laws : public testing::TestWithParam<LawsCase> {
     if (!reason.empty()) GTEST_SKIP() << reason;
   }
   static Model load() {
-    LoadOptions o;
-    o.device = GetParam().device;
-    o.precision = GetParam().precision;
-    o.variant = GetParam().variant;
+    LoadOptions o{.device = GetParam().device, .precision = GetParam().precision, .variant = GetParam().variant};
     return Model::load(folder_of(GetParam().folder), o);
   }
   static SessionOptions options(PrefillMode mode, int threads = 1) {
-    SessionOptions o;
-    o.prefill = mode;
-    o.threads = threads;
-    o.sweep_tolerance = GetParam().sweep_tolerance;
+    SessionOptions o{.threads = threads, .prefill = mode, .sweep_tolerance = GetParam().sweep_tolerance};
     return o;
   }
   static std::size_t length(std::size_t tokens) { return std::max<std::size_t>(tokens / GetParam().shorten, 1); }

@@ -27,16 +27,12 @@ INSTANTIATE_TEST_SUITE_P(BF16, Laws,
                          laws_name);
 
 SessionOptions options(PrefillMode mode) {
-  SessionOptions o;
-  o.prefill = mode;
-  o.threads = 1;
-  o.sweep_tolerance = 1e-6F;
+  SessionOptions o{.threads = 1, .prefill = mode, .sweep_tolerance = 1e-6F};
   return o;
 }
 
 TEST(SplitLaw, CutsAtTileAndWindowBoundariesChangeNoBit) {
-  LoadOptions o;
-  o.device = Device::kCpu;
+  LoadOptions o{.device = Device::kCpu};
   const Model model =
       Model::load(folder_of("oracle/tiles"), o);  // segments of 300: tiles at 0, 128, 256 | 300, 428, 556 | 600
   const auto tokens = random_tokens(model, 700, 3);

@@ -26,8 +26,7 @@ std::filesystem::path fixture(const std::string& name) {
 }
 
 Model load_on_cpu(const std::filesystem::path& folder) {
-  LoadOptions options;
-  options.device = Device::kCpu;
+  LoadOptions options{.device = Device::kCpu};
   return Model::load(folder, options);
 }
 
@@ -47,8 +46,7 @@ TEST(LoadedModel, OnSeveralGpusSaysWhichItCannotUse) {
     }
     return "nothing";
   };
-  LoadOptions on_cpu;
-  on_cpu.device = Device::kCpu;
+  LoadOptions on_cpu{.device = Device::kCpu};
   EXPECT_EQ(refused(on_cpu, {}), "load option device: found kCpu, expected a GPU");
   EXPECT_EQ(refused({}, {0, -1}), "gpus: found -1, expected >= 0");
   EXPECT_EQ(refused({}, {0, 2, 0}), "gpus: found 0 twice, expected each GPU once");
@@ -172,8 +170,7 @@ TEST(LoadedModel, ScoresDoNotDependOnTheGroup) {
     for (std::size_t i = 0; i < length; ++i) d[i] = static_cast<int>((i * 31 + length) % vocab);
   }
   const auto alone = Scorer(model).score(documents);
-  ScorerOptions options;
-  options.batch = 4;
+  ScorerOptions options{.batch = 4};
   const auto grouped = Scorer(model, options).score(documents);
   for (std::size_t d = 0; d < documents.size(); ++d) {
     ASSERT_EQ(alone[d].logprobs.size(), grouped[d].logprobs.size());
@@ -191,8 +188,7 @@ TEST(LoadedModel, SeveralOfItWorkAsOneDoes) {
     documents[d].resize(d * 37 % 60);
     for (std::size_t i = 0; i < documents[d].size(); ++i) documents[d][i] = static_cast<int>((i * 31 + d) % 16);
   }
-  ScorerOptions options;
-  options.batch = 3;
+  ScorerOptions options{.batch = 3};
   options.session.threads = 1;
   const auto one = Scorer(models[0], options).score(documents);
   const auto several = Scorer(models, options).score(documents);
@@ -202,10 +198,8 @@ TEST(LoadedModel, SeveralOfItWorkAsOneDoes) {
 TEST(LoadedModel, GeneratesTheSameAgainAndAcrossASavedState) {
   const Tokenizer tokenizer = Tokenizer::load(bundled());
   const std::vector<int> prompt = tokenizer.encode("The city of London is");
-  GenerateOptions options;
-  options.sampler.seed = 5;
-  options.max_tokens = 24;
-  options.eos_token_ids = bundled_model().info().eos_token_ids;
+  GenerateOptions options{
+      .sampler = {.seed = 5}, .max_tokens = 24, .eos_token_ids = bundled_model().info().eos_token_ids};
   const auto run = [&](Session session, std::int64_t max_tokens, std::span<const int> context = {}) {
     options.max_tokens = max_tokens;
     options.context = context;
@@ -243,12 +237,10 @@ TEST(LoadedModel, TwoThreadsGenerateAsOneDoes) {
   const Tokenizer tokenizer = Tokenizer::load(bundled());
   const auto run = [&](const char* text) {
     const std::vector<int> prompt = tokenizer.encode(text);
-    SessionOptions session_options;
-    session_options.threads = 1;
+    SessionOptions session_options{.threads = 1};
     Session session = bundled_model().new_session(1, session_options);
     session.prefill(prompt);
-    GenerateOptions options;
-    options.max_tokens = 12;
+    GenerateOptions options{.max_tokens = 12};
     return generate(session, tokenizer, options).text;
   };
   const std::string a = run("In the year");

@@ -22,11 +22,7 @@ namespace {
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
 SamplerOptions neutral() {
-  SamplerOptions o;
-  o.temperature = 1.0F;
-  o.top_k = 0;
-  o.top_p = 1.0F;
-  o.min_p = 0.0F;
+  SamplerOptions o{.temperature = 1.0F, .top_k = 0, .top_p = 1.0F, .min_p = 0.0F};
   return o;
 }
 
@@ -99,15 +95,14 @@ TEST(Sampler, AgreesWithTheChainDoneBySorting) {
     if (pick(0, 1) != 0) {
       for (float& x : logits) x = std::round(x);  // ties
     }
-    SamplerOptions o;
-    o.temperature = pick(0.0F, 0.1F, 0.8F, 1.0F, 5.0F);
-    o.top_k = pick(0, 1, 3, 40, 5000);
-    o.top_p = pick(1e-6F, 0.5F, 0.95F, 0.999F, 1.0F);
-    o.min_p = pick(0.0F, 0.05F, 0.5F, 1.0F);
-    o.repetition_penalty = pick(1.0F, 1.3F, 0.7F);
-    o.repetition_window = pick(0, 2, 64);
-    o.vocab_limit = pick(0, 1, 30, 100000);
-    o.seed = round;
+    SamplerOptions o{.temperature = pick(0.0F, 0.1F, 0.8F, 1.0F, 5.0F),
+                     .top_k = pick(0, 1, 3, 40, 5000),
+                     .top_p = pick(1e-6F, 0.5F, 0.95F, 0.999F, 1.0F),
+                     .min_p = pick(0.0F, 0.05F, 0.5F, 1.0F),
+                     .repetition_penalty = pick(1.0F, 1.3F, 0.7F),
+                     .repetition_window = pick(0, 2, 64),
+                     .vocab_limit = pick(0, 1, 30, 100000),
+                     .seed = round};
     std::vector<int> recent;
     for (int i = pick(0, 1, 5, 100); i > 0; --i) recent.push_back(static_cast<int>(rng() % logits.size()));
     Sampler sampler(o);
@@ -122,9 +117,7 @@ TEST(Sampler, AgreesWithTheChainDoneBySorting) {
 }
 
 TEST(Sampler, GreedyTakesTheLargestAndTheLowestIdOfATie) {
-  SamplerOptions o;
-  o.temperature = 0.0F;
-  o.top_k = 1;
+  SamplerOptions o{.temperature = 0.0F, .top_k = 1};
   Sampler sampler(o);
   EXPECT_EQ(sampler.sample(std::vector<float>{1.0F, 5.0F, 5.0F, -2.0F}, {}, 0).token, 1);
   EXPECT_EQ(sampler.sample(std::vector<float>{-kInf, -3.0F, -2.5F}, {}, 0).token, 2);
@@ -132,10 +125,7 @@ TEST(Sampler, GreedyTakesTheLargestAndTheLowestIdOfATie) {
 }
 
 TEST(Sampler, LogprobIsTheRawLogSoftmax) {
-  SamplerOptions o;
-  o.temperature = 0.0F;
-  o.repetition_penalty = 3.0F;
-  o.vocab_limit = 2;
+  SamplerOptions o{.temperature = 0.0F, .repetition_penalty = 3.0F, .vocab_limit = 2};
   const std::vector<float> logits = {1.0F, 2.0F, 3.0F, -kInf};
   const std::vector<int> recent = {1};
   const Sample s = Sampler(o).sample(logits, recent, 0);
@@ -146,8 +136,7 @@ TEST(Sampler, LogprobIsTheRawLogSoftmax) {
 
 TEST(Sampler, DependsOnSeedSequenceAndStepOnly) {
   const std::vector<float> logits = random_logits(500, 3);
-  SamplerOptions o;
-  o.seed = 9;
+  SamplerOptions o{.seed = 9};
   Sampler a(o);
   Sampler b(o);
   std::vector<int> forward;
@@ -232,10 +221,7 @@ TEST(Sampler, ExtremeTemperaturesAreDefined) {
 }
 
 TEST(Sampler, PenaltyAppliesOncePerTokenInsideTheWindow) {
-  SamplerOptions o;
-  o.temperature = 0.0F;
-  o.repetition_penalty = 2.0F;
-  o.repetition_window = 3;
+  SamplerOptions o{.temperature = 0.0F, .repetition_penalty = 2.0F, .repetition_window = 3};
   Sampler sampler(o);
   const std::vector<float> logits = {4.0F, 2.5F, 1.5F};
   const auto token = [&](std::vector<int> recent) { return sampler.sample(logits, recent, 0).token; };
@@ -283,8 +269,7 @@ TEST(Sampler, NamesTheNumericFaultAndTheStep) {
   EXPECT_EQ(fault({kInf, 1.0F}), "step 17: logit of token 0 is +inf, expected a finite number or -inf");
   EXPECT_EQ(fault({-kInf, -kInf}), "step 17: all 2 logits are -inf");
   EXPECT_THROW(sampler.sample({}, {}, 0), std::invalid_argument);
-  SamplerOptions o;
-  o.vocab_limit = 1;
+  SamplerOptions o{.vocab_limit = 1};
   EXPECT_EQ(test::refusal<NumericError>([&] {
               Sampler(o).sample(std::vector<float>{-kInf, 0.0F}, {}, 3);
             }),

@@ -26,8 +26,7 @@ std::vector<std::vector<int>> random_documents(const std::vector<std::size_t>& l
 }
 
 ScorerOptions batch_of(int batch) {
-  ScorerOptions o;
-  o.batch = batch;
+  ScorerOptions o{.batch = batch};
   return o;
 }
 

@@ -225,9 +225,7 @@ TEST(Session, DrawsWhatTheSamplerDrawsForEverySequence) {
     const auto log = std::make_shared<ToyLog>();
     log->draws = device_draws;
     Session session = toy_model(log).new_session(3);
-    SamplerOptions o;
-    o.temperature = 4.0F;
-    o.seed = 9;
+    SamplerOptions o{.temperature = 4.0F, .seed = 9};
     std::vector<Sample> samples(3);
     EXPECT_EQ(refusal([&] { session.draw(o, 0, 0, samples); }),
               "draw: found a session at position 0, expected a prompt");
@@ -418,10 +416,7 @@ TEST(Model, ChecksBatchAndOptions) {
             "session option prefill: found 9, expected a PrefillMode");
   EXPECT_TRUE(log->acquired.empty());  // refused before a slot was acquired
 
-  SessionOptions o;
-  o.threads = 10000;
-  o.prefill = PrefillMode::kSteps;
-  o.max_sweeps = 3;
+  SessionOptions o{.threads = 10000, .prefill = PrefillMode::kSteps, .max_sweeps = 3};
   EXPECT_EQ(model.new_session(2, o).batch(), 2);
   EXPECT_EQ(log->options.threads, 256);
   EXPECT_EQ(log->options.prefill, PrefillMode::kSteps);

@@ -71,8 +71,7 @@ Streamed stream(std::vector<Model> models, const Documents& documents, int batch
   Streamed found;
   const std::thread::id here = std::this_thread::get_id();
   std::size_t given = 0;
-  ScorerOptions options;
-  options.batch = batch;
+  ScorerOptions options{.batch = batch};
   options.on_progress = [&](std::int64_t tokens, double) {
     EXPECT_EQ(std::this_thread::get_id(), here);
     found.tokens += tokens;
@@ -135,8 +134,7 @@ TEST(SeveralScorer, ScoresAndGroupsAreThoseOfOneDevice) {
       EXPECT_TRUE(several.calls() == one.calls());
       if (several.models.size() == 1) continue;
 
-      ScorerOptions options;
-      options.batch = batch;
+      ScorerOptions options{.batch = batch};
       Scorer scorer(several.models, options);
       expect_begins(scorer.score(documents), expected.scores);
       Scorer alone(toy_model(), options);
@@ -184,8 +182,7 @@ TEST(SeveralScorer, AnotherThreadEndsACall) {
     const Devices devices(1 + trial % 3);
     std::atomic<bool> is_cancelled = false;
     std::atomic<std::int64_t> tokens = 0;
-    ScorerOptions options;
-    options.batch = 64 << (trial % 2);
+    ScorerOptions options{.batch = 64 << (trial % 2)};
     options.on_progress = [&](std::int64_t done, double) {
       tokens += done;
       return !is_cancelled;
@@ -230,8 +227,7 @@ TEST(SeveralScorer, ADeviceThatFailsEndsTheCall) {
         if (--left == 0) throw std::runtime_error("the device is gone");
         return static_cast<float>(std::sin(summary + 0.7 * token));
       });
-      ScorerOptions options;
-      options.batch = 5;
+      ScorerOptions options{.batch = 5};
       Scorer scorer(devices.models, options);
       EXPECT_THROW(scorer.score(documents), std::runtime_error);
       EXPECT_EQ(scorer.score(documents).size(), documents.size()) << "can be called again";
@@ -240,8 +236,7 @@ TEST(SeveralScorer, ADeviceThatFailsEndsTheCall) {
   Devices short_of_memory(2);
   short_of_memory.logs[1]->most_slots = 1;
   expect_begins(Scorer(short_of_memory.models).score(documents), expected);
-  ScorerOptions two;
-  two.batch = 2;
+  ScorerOptions two{.batch = 2};
   short_of_memory.logs[0]->most_slots = 1;
   EXPECT_THROW(Scorer(short_of_memory.models, two).score(documents), std::bad_alloc);
 }

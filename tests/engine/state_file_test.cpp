@@ -30,8 +30,7 @@ std::string tiny() { return MMREC_FIXTURES "/tiny"; }
 std::string bundled() { return MMREC_WEIGHTS "/mmrec-12m"; }
 
 Model load(const std::string& folder) {
-  LoadOptions options;
-  options.device = Device::kCpu;
+  LoadOptions options{.device = Device::kCpu};
   return Model::load(folder, options);
 }
 
@@ -60,11 +59,7 @@ class StateFile : public testing::Test {
 constexpr std::uint32_t kVersion = std::ranges::max(kSamplerOptions, {}, &SamplerOption::since).since;
 
 SamplerOptions warm() {
-  SamplerOptions options;
-  options.temperature = 1.3F;
-  options.top_k = 0;
-  options.repetition_penalty = 1.4F;
-  options.seed = 77;
+  SamplerOptions options{.temperature = 1.3F, .top_k = 0, .repetition_penalty = 1.4F, .seed = 77};
   return options;
 }
 

@@ -175,9 +175,8 @@ TEST(Threads, OneModelServesEight) {
   const char* wished = std::getenv("MMREC_SOAK_SECONDS");
   const char* device = std::getenv("MMREC_SOAK_DEVICE");
   const auto length = std::chrono::seconds(wished != nullptr ? std::atoi(wished) : 0);
-  LoadOptions options;
-  options.device = device != nullptr && std::string_view(device) == "cuda" ? Device::kCuda : Device::kCpu;
-  options.precision = Precision::kF32;
+  LoadOptions options{.device = device != nullptr && std::string_view(device) == "cuda" ? Device::kCuda : Device::kCpu,
+                      .precision = Precision::kF32};
   const Work work(std::filesystem::path(MMREC_FIXTURES) / "tiny", options);
   const Clock::time_point begin = Clock::now();
   std::atomic<int> wrong{0};

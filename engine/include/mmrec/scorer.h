@@ -16,7 +16,7 @@ struct ScorerOptions {
   /// Documents scored together at most, each with a state of its own; 0: as many as suit the device and the memory it
   /// has free, up to some 260,000 tokens; fewer where memory does not suffice. 0..65536.
   int batch = 0;
-  SessionOptions session;  ///< of the sessions that score
+  SessionOptions session = {};  ///< of the sessions that score
   /// Of an mmrec-jax model with a memory bank: score by calls as long as the bank (Calls::kWhole), in which log-probs
   /// are given later tokens too, rather than token by token. For reference data: what comes out is no perplexity.
   bool whole_calls = false;
@@ -25,7 +25,7 @@ struct ScorerOptions {
   /// then returns what is finished. A chunk is what CallOptions (session.h) says, of all documents scored together.
   /// Several devices, and a GPU that score_stream() uses, do not wait for the answer, so a chunk more of each may
   /// follow. Must not use sessions of the model.
-  std::function<bool(std::int64_t tokens, double nll)> on_progress;
+  std::function<bool(std::int64_t tokens, double nll)> on_progress = {};
 };
 
 /// Log-probs of one document.

@@ -62,10 +62,7 @@ void use(Session& session, Results& results) {
 class CudaFaults : public testing::TestWithParam<Case> {
  protected:
   static Model load() {
-    LoadOptions options;
-    options.device = Device::kCuda;
-    options.precision = GetParam().precision;
-    options.threads = 1;
+    LoadOptions options{.device = Device::kCuda, .precision = GetParam().precision, .threads = 1};
     return Model::load(std::filesystem::path(MMREC_FIXTURES) / GetParam().folder, options);
   }
   static Results run() {
@@ -126,8 +123,7 @@ TEST_P(CudaFaults, EveryCallForWantOfMemory) { try_runs(cudaErrorMemoryAllocatio
 
 TEST_P(CudaFaults, AutoTakesTheCpuWhateverFailsAsAModelIsLoaded) {
   const auto load_auto = [](std::vector<std::string>& warnings, Device device) {
-    LoadOptions options;
-    options.device = device;
+    LoadOptions options{.device = device};
     options.on_warning = [&](std::string_view line) {  // but for those of a configuration
       if (line.find("running on the CPU") != std::string_view::npos) warnings.emplace_back(line);
     };

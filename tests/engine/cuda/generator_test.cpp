@@ -24,9 +24,7 @@ TEST(CudaGenerator, EachRequestGetsWhatItGetsAlone) {
   const auto folder = small_sizes() ? std::filesystem::path(MMREC_FIXTURES) / "tiny"
                                     : std::filesystem::path(MMREC_WEIGHTS) / "mmrec-12m";
   const Tokenizer tokenizer = Tokenizer::load(folder);
-  LoadOptions on_gpu;
-  on_gpu.device = Device::kCuda;
-  on_gpu.precision = Precision::kF32;
+  LoadOptions on_gpu{.device = Device::kCuda, .precision = Precision::kF32};
   const Model model = Model::load(folder, on_gpu);
   const auto prefix = std::make_shared<Session>(model.new_session());
   prefix->prefill(tokenizer.encode("The river"));

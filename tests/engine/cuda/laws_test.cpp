@@ -76,9 +76,7 @@ class CudaEngine : public testing::Test {
     if (const std::string reason = unusable(); !reason.empty()) GTEST_SKIP() << reason;
   }
   static Model load(const std::string& folder, Device device, Precision precision = Precision::kAuto) {
-    LoadOptions o;
-    o.device = device;
-    o.precision = precision;
+    LoadOptions o{.device = device, .precision = precision};
     return Model::load(folder_of(folder), o);
   }
   /// The bundled model, or where a device is emulated a tiny one.
@@ -105,9 +103,7 @@ TEST_F(CudaEngine, InfoDescribesTheDevice) {
 
 TEST_F(CudaEngine, AGpuIsNamedByItsNumber) {
   const int count = models::cuda_device_count();
-  LoadOptions o;
-  o.device = Device::kCuda;
-  o.gpu = count;
+  LoadOptions o{.device = Device::kCuda, .gpu = count};
   EXPECT_EQ(test::refusal<DeviceUnavailable>([&] { Model::load("/nonexistent", o); }),
             "no usable CUDA device (found device " + std::to_string(count) + ", expected 0.." +
                 std::to_string(count - 1) + ")");
@@ -135,9 +131,7 @@ TEST_F(CudaEngine, AGpuIsNamedByItsNumber) {
 TEST_F(CudaEngine, GreedyTextIsTheCpus) {
   const Tokenizer tokenizer = Tokenizer::load(folder_of(kFolder));
   const std::vector<int> prompt = tokenizer.encode("The history of the city begins");
-  GenerateOptions options;
-  options.sampler.temperature = 0.0F;
-  options.max_tokens = kEmulated ? 4 : 200;
+  GenerateOptions options{.sampler = {.temperature = 0.0F}, .max_tokens = kEmulated ? 4 : 200};
   const auto run = [&](Device device, bool logprobs) {
     const Model model = load(kFolder, device, Precision::kF32);
     Session session = model.new_session();
@@ -342,8 +336,7 @@ TEST_F(CudaEngine, CutsOnTheGridChangeNoBit) {
     const Model model = load(folder, Device::kCuda, precision);
     const auto tokens = random_tokens(model, 9000, 4);
     for (const PrefillMode mode : {PrefillMode::kSteps, PrefillMode::kSweeps}) {
-      SessionOptions o;
-      o.prefill = mode;
+      SessionOptions o{.prefill = mode};
       Session whole = model.new_session(1, o);
       whole.prefill(tokens);
       for (const auto& ends : {std::vector<std::size_t>{4096, 9000}, {8192, 9000}, {4096, 8192, 9000}}) {

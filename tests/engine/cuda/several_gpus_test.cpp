@@ -26,8 +26,7 @@ std::filesystem::path folder() {
 }
 
 std::vector<Model> load(Precision precision, const std::vector<int>& gpus = {}) {
-  LoadOptions options;
-  options.precision = precision;
+  LoadOptions options{.precision = precision};
   return Model::load_on_gpus(folder(), options, gpus);
 }
 
@@ -75,9 +74,7 @@ TEST_F(CudaSeveral, AllOfThemAreLoaded) {
     EXPECT_EQ(models[i].info().device, Device::kCuda);
     EXPECT_EQ(models[i].info().fingerprint, models[0].info().fingerprint);
   }
-  LoadOptions on_gpu;
-  on_gpu.device = Device::kCuda;
-  on_gpu.precision = Precision::kF32;
+  LoadOptions on_gpu{.device = Device::kCuda, .precision = Precision::kF32};
   const auto documents = random_documents(8, 40, models[0].info().vocab_size);
   expect_same(Scorer(models).score(documents), Scorer(Model::load(folder(), on_gpu)).score(documents));
 }
@@ -88,8 +85,7 @@ TEST_F(CudaSeveralGpus, ScoresAreThoseOfOne) {
     const auto documents = kEmulated ? random_documents(12, 30, all[0].info().vocab_size)
                                      : random_documents(8'000, 300, all[0].info().vocab_size);
     for (const int batch : {0, 64}) {
-      ScorerOptions options;
-      options.batch = batch;
+      ScorerOptions options{.batch = batch};
       const auto expected = Scorer(all[0], options).score(documents);
       expect_same(Scorer(all[1], options).score(documents), expected);
       Scorer several(all, options);
@@ -121,8 +117,7 @@ TEST_F(CudaSeveralGpus, ScoresAreThoseOfOne) {
 TEST_F(CudaSeveralGpus, ACallbackThatThrowsEndsTheCall) {
   const std::vector<Model> all = load(Precision::kF32);
   const auto documents = random_documents(kEmulated ? 12 : 3000, kEmulated ? 30 : 300, all[0].info().vocab_size);
-  ScorerOptions options;
-  options.batch = 4;
+  ScorerOptions options{.batch = 4};
   int left = 3;
   options.on_progress = [&](std::int64_t, double) -> bool {
     if (--left <= 0) throw std::out_of_range("enough");
@@ -147,10 +142,8 @@ TEST_F(CudaSeveralGpus, TextsAreThoseOfOne) {
   Generator generator(all, tokenizer, {.slots = 3});
   EXPECT_EQ(generator.slots(), 3 * static_cast<int>(all.size()));
   for (std::size_t i = 0; i < count; ++i) {
-    GenerateOptions options;
-    options.max_tokens = kEmulated ? 3 : 20 + static_cast<std::int64_t>(i * 37 % 90);
-    options.sampler.seed = i;
-    options.sampler.temperature = i % 3 == 0 ? 0.0F : 0.8F;
+    GenerateOptions options{.sampler = {.temperature = i % 3 == 0 ? 0.0F : 0.8F, .seed = i},
+                            .max_tokens = kEmulated ? 3 : 20 + static_cast<std::int64_t>(i * 37 % 90)};
     GeneratorRequest request{.options = options,
                              .on_finish = [&results, i](GenerateResult result) { results[i] = std::move(result); }};
     Session session = i % 2 == 0 ? prefix->clone() : all[0].new_session();
