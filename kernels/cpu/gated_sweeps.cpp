@@ -88,8 +88,8 @@ void sweep_window(Cpu& cpu, const GatedSweeps<Host>& op, const GateInputs<Host>&
     gated_scan(cpu, {.in = in, .gate = {gate.data, 1, active, 2 * dim}, .change = change, .magnitude = magnitude});
     counts.token_sweeps += active;
     // A time is settled by its own measure, whatever comes later or was larger before: |h| can grow and shrink by
-    // orders of magnitude within a window. What is not finite never is: it falls through to the exact steps and shows
-    // in the result. The first active row had exact gates, so it is final whatever it changed by.
+    // orders of magnitude within a window. A value that is not finite never settles: it falls through to the exact
+    // steps and shows in the result. The first active row had exact gates, so it is final whatever it changed by.
     std::int64_t settled = 0;
     while (settled < active && std::isfinite(magnitude[settled]) &&
            change[settled] <= op.tolerance * magnitude[settled]) {

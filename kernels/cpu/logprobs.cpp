@@ -79,7 +79,7 @@ MaxSum64 shared_row_sum(Cpu& cpu, const T* row, std::int64_t cols) {
   return total;
 }
 
-/// True where each row keeps the threads busy by itself and there are too few rows to share them out.
+/// Whether threads share the tiles of a row: rows are long, and too few for the threads.
 bool split_rows(Cpu& cpu, std::int64_t rows, std::int64_t cols) {
   return cpu.threads() > 1 && rows < std::int64_t{4} * cpu.threads() && cols >= 4 * kTile;
 }

@@ -39,7 +39,7 @@ inline void dot_block(const float* const (&x)[kTokens], const T* const (&rows)[k
   std::int64_t k = begin;
   for (; k + kLanes <= end; k += kLanes) {
     if constexpr (kPass == Pass::kStream) {
-      // Rows read side by side are no stream that a processor recognises by itself, so each iteration fetches as many
+      // A processor does not recognise rows that are read side by side as streams, so each iteration fetches as many
       // bytes as it uses, `ahead` of the first row.
       constexpr std::int64_t kLine = 64;
       constexpr std::int64_t kUsed = static_cast<std::int64_t>(sizeof(T)) * kOutputs * kLanes;

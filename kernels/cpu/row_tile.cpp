@@ -80,7 +80,7 @@ constexpr std::int64_t kParts = 3;
   }
 }
 
-/// One shape's code: rows of fp32 by fp32 weights, or so many parts of a tile's rows by bf16 weights.
+/// One shape's code: rows of fp32 by fp32 weights, or `count` parts of a tile's rows by bf16 weights.
 struct Product {
   Product(const dnnl::engine& engine, bool split, std::int64_t count, std::int64_t x_stride, std::int64_t in,
           std::int64_t out)

@@ -6,8 +6,8 @@
 // and calls no inline function of another header; otherwise the linker could keep an AVX-512 copy of a common function
 // for all callers. Tables are constant-initialised for the same reason.
 //
-// Within one table results never depend on alignment, on how a caller splits
-// rows or columns, or on the number of threads; between tables they differ by rounding.
+// Within one table results never depend on alignment, on how a caller splits rows or columns, or on the number of
+// threads; between tables they differ by rounding.
 #pragma once
 
 #include <cstddef>

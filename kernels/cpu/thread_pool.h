@@ -94,7 +94,7 @@ constexpr std::int64_t rows_per_thread(std::int64_t cols) {
   return cols >= kElementsPerThread ? 1 : kElementsPerThread / (cols < 1 ? 1 : cols);
 }
 
-/// Runs work(i) for i in [0, count) on up to `threads` threads, of which the caller's is one, claimed in rising order.
+/// Runs work(i) for i in [0, count), claimed in rising order, on up to `threads` threads including the caller's.
 /// If some throw, the exception of the least i is rethrown: items below a failed one have been claimed already and are
 /// finished.
 template <class Work>

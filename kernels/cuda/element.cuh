@@ -121,7 +121,7 @@ __device__ inline float warp_max(float x) {
 // --- Vectors that the blocks of one kernel hand to each other through global memory.
 //
 // Before the kernel, or a phase of it that others wait out, every element is all ones; then it is written once. So an
-// element tells by itself whether it has been written, and whoever needs it reads it until it has. That is one trip to
+// element itself tells whether it has been written, and a reader polls it until it has. That is one trip to
 // L2 for the writer and one for the reader, where a barrier costs a fence and two trips more, and a reader waits for
 // what it reads and for nothing else. A value that happens to be the NaN of all ones is written as another NaN.
 

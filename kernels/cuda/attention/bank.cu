@@ -108,8 +108,8 @@ __global__ void __launch_bounds__(kThreads) bank_split_kernel(const __grid_const
   }
 }
 
-/// Widths that are multiples of 4, up to kHeldDim kGroups: a thread has 4 kGroups channels, of which it holds a tile's
-/// rows, so that the bank is read once.
+/// Widths that are multiples of 4, up to kHeldDim kGroups: a thread has 4 kGroups channels, and for these it holds a
+/// tile's rows, so that the bank is read once.
 constexpr std::int64_t kHeldDim = std::int64_t{kGroup} * kThreads;
 constexpr int kMostGroups = 4;
 template <class A, int kGroups>
@@ -244,7 +244,7 @@ auto held_kernel(const BankAttention<Device, A>& op) {
   return Kernel{bank_split_held_kernel<A, kMostGroups>};
 }
 
-/// All rows of runs with at most so many.
+/// All rows of runs with at most `most_rows` rows.
 template <class A>
 void by_splits(Cuda& cuda, const BankAttention<Device, A>& op, std::int64_t most_rows) {
   std::int64_t longest = 0;

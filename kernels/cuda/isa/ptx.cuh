@@ -189,7 +189,7 @@ __device__ inline ClusterPlace place_in_cluster(const void* at, unsigned rank) {
 }
 
 /// Writes 16 or 8 bytes to a multiple of as many, on its own, and reports them to `barrier`, which lies in the same
-/// block: who has waited for that sees them.
+/// block: threads that have waited for it see them.
 __device__ inline void store_async(ClusterPlace to, uint4 v, ClusterPlace barrier) {
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to.address),
@@ -480,7 +480,7 @@ __device__ inline void forget(uint4& v) { asm volatile("" : "+r"(v.x), "+r"(v.y)
 __device__ inline void forget(std::uint32_t& v) { asm volatile("" : "+r"(v)); }
 __device__ inline void forget(int& v) { asm volatile("" : "+r"(v)); }
 
-/// The same for a value: x, of which the compiler no longer knows where it comes from.
+/// The same for a value: returns x, but the compiler no longer knows its origin.
 __device__ inline int opaque(int x) {
   forget(x);
   return x;

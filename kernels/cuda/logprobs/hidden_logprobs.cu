@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(32 * kWarps)
 }
 
 constexpr int kMergeRows = 32;
-constexpr int kMergeRuns = 8;  // a row's parts are cut into so many runs
+constexpr int kMergeRuns = 8;  // that a row's parts are cut into
 
 /// A block takes 32 rows, a warp one run of their parts: first the maximum, then the sum relative to it, in fp64; the
 /// runs are combined in their order.

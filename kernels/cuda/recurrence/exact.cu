@@ -3,7 +3,7 @@
 //
 // A block owns a run of channels: their rows of both gates and their h. All blocks stay resident for all tokens, and a
 // token's h goes from block to block through h_rounded itself: its rows, which lie side by side, are filled with ones
-// before the kernel, every element is written once, and whoever needs one reads it until it is there (element.cuh).
+// before the kernel, every element is written once, and a reader polls it until it is there (element.cuh).
 // There is no barrier of the grid. A warp needs only its own steps of k (tile_product.cuh), and asks for them alone.
 //
 // The gate rows of a block stay in shared memory for all tokens as far as they fit: all of them for D up to 2048 in 16
@@ -88,7 +88,7 @@ class Recurrence {
         }
         const bool last = b + kTileColumns >= batch_;
         if (!last || t + 1 < tokens) operands = operands_of(last ? t + 1 : t, last ? 0 : b + kTileColumns, own);
-        // The other half: whoever is ahead by a round has waited for everyone's reading of this one.
+        // The other half: a thread that is a round ahead has waited until all have read this one.
         sums = sums == sums_ ? sums_ + p_.sums_bytes / 8 : sums_;
       }
     }

@@ -8,7 +8,7 @@
 // gangs as there is room for work side by side, each with as many blocks as its rows of W ask for or more. A token has
 // one exchange: p and the blocks' sums of its squares go to L2, all of the gang meet, and everyone norms all of p for
 // its next products, so nothing is exchanged twice. Buffers alternate from meeting
-// to meeting: who writes p for one has met all that have read what was written two before.
+// to meeting: a block that writes p for one has met all blocks that read what was written two meetings before.
 //
 // The order of every sum follows from D and the number of blocks alone.
 #include <algorithm>
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads) normed_rows_kernel(const __grid_cons
     const float bias = op.gate_bias == nullptr ? 0.0F : __ldg(op.gate_bias + c);
     return normed_step(__ldcg(op.zm.row(row) + c) + bias, read(op.z.row(row) + c), 0.0F, 0.0F);
   };
-  constexpr int kHeld = 4;  // of a thread's channels, p of which is kept; of those behind it is made twice
+  constexpr int kHeld = 4;  // channels of a thread whose p is kept; p of the others is computed twice
   float held[kHeld];
   double squares = 0.0;
 #pragma unroll
@@ -181,7 +181,7 @@ class Gang {
     }
   }
 
-  /// h of token t, of which all have p.
+  /// h of token t; all blocks have its p.
   __device__ void settle(int t, std::uint32_t meeting) const {
     const int warp = thread_ / 32;
     if (warp < count_ && t < runs_[warp].rows) {

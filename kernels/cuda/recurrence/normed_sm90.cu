@@ -6,10 +6,10 @@
 // row tiles of parity w % 2 along the eighth w / 2 of k; its sums meet in shared memory.
 //
 // One exchange a token: the norm needs all channels, so a block sends what does not wait for it, s ⊙ p rounded to A,
-// with the sums of its squares, and who receives them divides the sums of the products, W (s ⊙ p) / rms = W h. Only
+// with the sums of its squares, and the receiver divides the sums of the products, W (s ⊙ p) / rms = W h. Only
 // where the limit of ±100 may act, which the norm's weights tell beforehand, is it applied to the operands, as ±100
 // rms. The store into the other blocks' shared memory counts its bytes at a barrier there (st.async). p of token t lies
-// in buffer t % 2: whoever sends it has received all of p of t − 1, whose senders had all read p of t − 2 before. A
+// in buffer t % 2: its sender has received all of p of t − 1, and the senders of that had read p of t − 2 before. A
 // block waits for all that is sent to it, so it may exit without regard to others.
 //
 // Bytes of a token: z, zm, γ and h once, asked for a token ahead; through the cluster 2 D a block and run. Chain of a

@@ -14,7 +14,7 @@
 // Bytes per element of [T, D]: 8 for z, zm, γ in, 4 for h in and 4 out, 2 for the product's operand and 2 for the next
 // one's, and D/128 + T/… of operand tiles from L2. One block an SM: all 227 KB are ring.
 //
-// Deterministic: sums, compositions and the walk over earlier tiles have one order, whoever arrives first.
+// Deterministic: sums, compositions and the walk over earlier tiles have one order, in whatever order tiles arrive.
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -58,7 +58,7 @@ class SweepEpilogue {
  public:
   struct Parameters {
     GatedTileOperands<A> tile;
-    GatedRows<const A> h_rounded;  // of which the carry's row is copied
+    GatedRows<const A> h_rounded;  // its carry's row is copied
     GatedRows<A> settled;          // receives h rounded where nothing else is left to do; or null
   };
   static constexpr int kSharedBytes = 0;
@@ -68,7 +68,7 @@ class SweepEpilogue {
         scan_(p_.tile, {}, ring + kSumsBytes, kMeeting),
         sums_(reinterpret_cast<float*>(ring) + scan_.warp() * kWarpTimes * kPitch) {}
 
-  /// Rounds the tile's states: for who comes after the sweeps where nothing is left to do, else for the next sweep.
+  /// Rounds the tile's states: for the ops after the sweeps where nothing is left to do, else for the next sweep.
   static __device__ void skipped(const Parameters& p, const GemmPlace& place) {
     constexpr int kVector = 4;
     constexpr int kChannels = Tile::kColumns / 2;

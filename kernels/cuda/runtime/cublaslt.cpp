@@ -120,7 +120,7 @@ struct Description : Owned<cublasLtMatmulDesc_t> {
   }
 };
 
-/// The operands of a job as it would be with so many rows.
+/// The operands of a job with `rows` rows.
 struct Operands {
   Operands(const Matmul& job, std::int64_t rows)
       : w(job.in, job.k, job.n, job.k),

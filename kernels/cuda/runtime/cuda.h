@@ -165,7 +165,7 @@ class Cuda {
     zero(buffer.data(), count * sizeof(T));
     return buffer;
   }
-  /// Of the current device. Throws OutOfDeviceMemory, which says what is missing by itself.
+  /// Of the current device. Throws OutOfDeviceMemory, whose message names the missing bytes.
   template <class T>
   static Buffer<T> uninitialized(std::size_t count, std::string_view /*what*/) {
     return Buffer<T>(count);
@@ -209,7 +209,7 @@ class Cuda {
 
  private:
   enum class Direction : std::uint8_t { kIn, kOut, kWithin };
-  /// `count` pieces of `bytes`, so many bytes apart on either side. To the host it waits.
+  /// Copies `count` pieces of `bytes`, at their own strides on either side. Waits where the host is the destination.
   void transfer(const void* from, void* to, std::size_t bytes, std::size_t count, std::size_t from_stride,
                 std::size_t to_stride, Direction direction) const;
 
@@ -299,8 +299,8 @@ class Staging {
 inline constexpr int kTileColumns = 8;
 /// Most rows of the middle class of `linear`.
 inline constexpr std::int64_t kFewRows = 128;
-/// Whether steps of so many sequences go faster by rows: their products take all of them in one reading of the weights,
-/// which is worth it from 9 sequences on (57 us a layer where D = 2048 with 16, 62 with 8 by one kernel).
+/// Whether steps of this many sequences are faster by rows. Then their products take all sequences in one reading of
+/// the weights, which is worth it from 9 sequences on (57 us a layer where D = 2048 with 16, 62 with 8 by one kernel).
 bool token_rows_pay(const Cuda& cuda, std::int64_t sequences, std::int64_t dim);
 /// Scratch with which bank_attention takes all runs of a call at once; with less it makes more launches.
 std::size_t bank_scratch_bytes(const Cuda& cuda, std::int64_t runs, std::int64_t rows, std::int64_t slots,

@@ -19,7 +19,7 @@ struct LaunchConfig {
   dim3 block;
   std::size_t shared_bytes = 0;  // dynamic shared memory
   bool cooperative = false;      // all blocks are resident at once, so they may wait for each other
-  unsigned cluster = 1;          // so many consecutive blocks along x are resident at once and share memory (sm_90)
+  unsigned cluster = 1;          // this many consecutive blocks along x are resident at once and share memory (sm_90)
   /// The kernel may start while its predecessor on the stream drains; it must call wait_for_predecessor() (ptx.cuh)
   /// before it reads what the predecessor wrote.
   bool overlap_predecessor = false;

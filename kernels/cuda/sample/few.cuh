@@ -1,7 +1,7 @@
 // Drawing one token from one row of logits, by a block or by the blocks of a cluster: the kernel, and the chain for a
 // top-k of some dozens, which draws among few.
 //
-// The part of a block is looked at twice: for the largest logit of each thread, and for what is not below a bound
+// A block reads its part twice: for the largest logit of each thread, and for the logits that are not below a bound
 // that at least k of those reach. That bound is no farther than a bin behind the k-th largest logit, so little more
 // than k candidates come through; blocks that share a row exchange theirs, and where these are many the bound is drawn
 // once more, among all of them. The rest compares every candidate with every other, spread over all threads: the number
@@ -63,7 +63,7 @@ class Few {
     });
   }
 
-  /// Of the lists of all blocks, none of which is too long.
+  /// Draws from the lists of all blocks; no list is too long.
   __device__ int draw(std::uint32_t top, std::uint32_t listed) {
     Atomic64* keys = s_.listed;
     std::uint32_t count = listed;
@@ -83,7 +83,7 @@ class Few {
   static_assert(kMostFew < 1U << (64 - Comparison::kCountShift) && kMostFew * kUnits < 0x1p54F);
 
   __device__ std::uint32_t top_k() const { return static_cast<std::uint32_t>(slice_.rule().options.top_k); }
-  /// So many are compared with each other as they are.
+  /// Up to this many candidates are compared with each other without another bound.
   __device__ std::uint32_t most_compared() const { return max(64U, top_k() + top_k() / 4); }
 
   /// Those of 4 ids that come up to `last` to the list.

@@ -126,7 +126,7 @@ struct Comparison {
 // --- Distances in falling bits from the first candidate, in bins: the first 8 one each, then 8 to an octave. So bins
 // are as fine as the logits lie, whatever their spread.
 
-inline constexpr int kDistanceBins = 256;  // of which 240 are used
+inline constexpr int kDistanceBins = 256;  // 240 of them are used
 
 __device__ inline std::uint32_t distance_bin(std::uint32_t distance) {
   if (distance < 8) return distance;
@@ -137,7 +137,7 @@ __device__ inline std::uint32_t distance_bin(std::uint32_t distance) {
 __device__ inline std::uint32_t end_of_distance_bin(std::uint32_t bin) {
   return bin < 8 ? bin : ((bin % 8 + 9) << (bin / 8 - 1)) - 1;
 }
-/// The end of the bin up to which at least `wanted` have been counted; all ones if nowhere so many. A warp calls it.
+/// The end of the bin up to which at least `wanted` have been counted; all ones if there are fewer. A warp calls it.
 __device__ inline std::uint32_t distance_of(const std::uint32_t* counts, std::uint32_t wanted) {
   constexpr int kOwn = kDistanceBins / 32;
   const unsigned lane = threadIdx.x % 32;

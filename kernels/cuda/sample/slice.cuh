@@ -56,7 +56,7 @@ struct Shared {
   alignas(16) std::uint32_t row[4];  // and more: a piece of the part
 };
 
-/// Bytes of shared memory for pieces of so many ids.
+/// Bytes of shared memory for pieces of `piece` ids.
 constexpr std::size_t shared_bytes(int piece) { return sizeof(Shared) + static_cast<std::size_t>(piece) * 4; }
 /// Ids of a part where `blocks` share a row.
 constexpr int part_of(int words, int blocks) {
@@ -181,7 +181,7 @@ __device__ inline bool fill(Shared& s, const Place& place, int piece, float4 (&b
   __syncthreads();
   return is_faulty;
 }
-/// Another piece than the one that is there. Not inlined where it may be called: who has one piece does without.
+/// Another piece than the one that is there. Not inlined: blocks with one piece do without it.
 __device__ __noinline__ inline bool reload(Shared& s, Place place, int piece) {
   __syncthreads();  // nobody looks at the old one any more
   float4 batch[kBatch];

@@ -12,9 +12,9 @@ namespace mmrec::kernels {
 //
 // A barrier in shared memory for each step of a round, whose phase is the round: the rows' segments are there (an
 // arrival of each thread of the rows), the states before the rows are there (one of each of the chains, all of which
-// wait for the others). Whoever has seen the states of a round may read the tile of the next one. A set of segments is
-// written again two rounds later: by a warp that has seen the states of the round between, which the chains gave after
-// all rows had read this one's.
+// wait for the others). A thread that has seen the states of a round may read the tile of the next one. A set of
+// segments is written again two rounds later: by a warp that has seen the states of the round between, which the chains
+// gave after all rows had read this one's.
 
 inline constexpr std::size_t kScanAhead = std::size_t{200} << 10;  // bytes of inputs on their way, a multiprocessor
 /// Blocks of a multiprocessor, by how many registers a thread keeps its part of a tile in.

@@ -73,7 +73,7 @@ class ScanColumns {
   static constexpr int kWidth = kLanes * kVec;   // channels of a half of a column
   static constexpr int kChunk = kRows * kTimes;  // times of a tile
   static constexpr int kThreads = 2 * kScanThreads + (1 + kHalves) * 32 * kChains + 32;  // of a block
-  /// Words that are zero between launches: counters of the groups, then records, for so many blocks.
+  /// Words that are zero between launches: counters of the groups, then records, for `blocks` blocks.
   static constexpr std::int64_t kWordsOfDone = 1024;
   static constexpr std::int64_t flag_words(std::int64_t blocks) { return kWordsOfDone + blocks * 4 * kSlots * kWidth; }
 
