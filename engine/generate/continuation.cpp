@@ -1,5 +1,4 @@
-// What must stay true: results are a function of the draws and of what the callbacks answer, so whoever draws the same
-// gets the same.
+// Must stay true: a result depends only on the draws and on the answers of the callbacks.
 #include "engine/generate/continuation.h"
 
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
-// A sequence that is being continued, apart from who computes it: what the next draw is, what becomes of a drawn token,
-// where the text ends and why. generate() and Generator differ in how they step and draw, and in nothing else.
+// A sequence that is continued: its next draw, its text, and where and why it ends. It does not know which device
+// computes it. generate() and Generator share it; they differ only in how they step and draw.
 #pragma once
 
 #include <cstdint>
@@ -15,21 +15,21 @@ namespace mmrec::engine {
 
 class Continuation {
  public:
-  /// Of a sequence that has consumed `position` tokens, the last of which were `before`. `vocab` is the model's.
-  /// options.context need not live on. Throws std::invalid_argument.
+  /// The sequence has consumed `position` tokens; `before` are the last of them. `vocab` is the model's.
+  /// options.context may go afterwards. Throws std::invalid_argument.
   Continuation(const Tokenizer& tokenizer, std::int64_t vocab, const GenerateOptions& options,
                std::span<const int> before, std::int64_t position);
 
-  /// To be asked before each token: whether it shall be drawn. If not, is_over() from then on.
+  /// The caller must ask this before each token: whether to draw it. After false, is_over() is true.
   bool goes_on();
-  /// Whether it ends with this token, whatever its text says; cancel() aside, which may come meanwhile.
+  /// Whether this token ends the sequence for another reason than its text. cancel() may still come.
   bool ends_with(int token) const;
-  /// What was drawn, once, and what append_likeliest() makes of the logits it was drawn from. Requires: !is_over().
+  /// Takes the drawn token, and what append_likeliest() makes of its logits. Requires: !is_over().
   void take(const Sample& drawn, std::span<const Sample> likeliest = {});
   /// Appends the likeliest tokens of `logits` [vocab] that are wanted: falling, ties in the order of ids, each with its
   /// log-softmax over all of `logits`, in double. Requires: finite logits or -inf, not all of them.
   void append_likeliest(std::span<const float> logits, std::vector<Sample>& to) const;
-  /// No more tokens: the next of goes_on() and take() ends it as options.cancelled would.
+  /// Draws no more tokens: the next call of goes_on() or take() ends it as options.cancelled would.
   void cancel() { cancelled_ = true; }
   /// Ends it with FinishReason::kError; text that is held back is dropped.
   void fail(const std::string& error);

@@ -1,9 +1,9 @@
-// Continuous batching: rounds of one packed prefill of those who join, one step of all others and one draw. Each of
-// several devices has rounds of its own, which it computes in a thread of its own.
+// Continuous batching. A round is one packed prefill of new requests, one step of all others and one draw. Each of
+// several devices has its own rounds and computes them in its own thread.
 //
-// What must stay true: callbacks are called in the caller's thread, outside the executor and after the states of a
-// round have been asked for; what one request does, be it a NaN or an exception, changes no other. While a device
-// computes a round, the caller's thread leaves its requests alone but for cancel().
+// Must stay true: callbacks are called in the caller's thread, outside the executor. A fault of one request, a NaN or
+// an exception, changes no other request. While a device computes a round, the caller's thread does nothing with its
+// requests but cancel().
 #include "mmrec/generator.h"
 
 #include <fmt/format.h>
@@ -31,16 +31,16 @@ namespace {
 
 using Request = engine::RunningRequest;
 
-constexpr std::size_t kParties = 8;  // of those who fill a device's slots: who joins together
+constexpr std::size_t kParties = 8;  // this part of a device's slots is filled together
 constexpr int kMostHeld = 32;        // rounds that a slot stays free for others
 
-/// What the sequence has consumed before the prompt, as far as anyone knows.
+/// The tokens before the prompt, as far as they are known.
 std::span<const int> known_tokens(const GeneratorRequest& request) {
   if (!request.options.context.empty()) return request.options.context;
   return request.start ? request.start->recent_tokens() : std::span<const int>();
 }
 
-/// What generate() would find in a session that has consumed the prompt too.
+/// The tokens that generate() would find in a session after the prompt.
 std::vector<int> tokens_before(const GeneratorRequest& request) {
   const std::span<const int> known = known_tokens(request);
   std::vector<int> all(known.begin(), known.end());
@@ -176,7 +176,7 @@ struct Generator::Impl {
     }
   }
 
-  /// Whether it goes on: else it finishes here.
+  /// Finishes the request unless it goes on.
   void ask(std::unique_ptr<Request>& request) {
     if (!request->text.goes_on()) finish(std::move(request));
   }

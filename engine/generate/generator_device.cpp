@@ -1,4 +1,4 @@
-// What must stay true: what one request does wrong, be it a NaN or an exception, changes no other.
+// Must stay true: a fault of one request, a NaN or an exception, changes no other request.
 #include "engine/generate/generator_device.h"
 
 #include <fmt/format.h>

@@ -46,18 +46,18 @@ class GeneratorDevice {
   const std::vector<std::unique_ptr<RunningRequest>>& running() const { return running_; }
   std::size_t count() const;
 
-  /// Puts what a request that has joined starts from into its slot.
+  /// Puts the state from which a new request starts into its slot.
   void put_in_place(std::size_t index);
-  /// The next token of each sequence: one step of those who have a token that is not consumed, one prefill of those who
-  /// have a prompt, one draw. An executor that steps by itself goes on with these tokens while the host looks at their
-  /// texts: whose text ends there has taken a step too many, which nobody sees. Calls no callback; may run in another
-  /// thread, while its requests are left alone.
+  /// The next token of each sequence: one step of the sequences with a token that is not consumed, one prefill of new
+  /// prompts, one draw. If the executor steps by itself, it goes on with these tokens while the host looks at their
+  /// texts. A sequence whose text ends there has taken one step too many, which nobody sees. Calls no callback. May run
+  /// in another thread; its requests must then be left alone.
   void compute() noexcept;
-  /// What becomes of these tokens; faults of the device go to `fault`.
+  /// Gives these tokens to their texts; faults of the device go to `fault`.
   void take(CallbackFault& fault, PrefillStats& stats);
 
  private:
-  /// Slots whose sequences go on and are such.
+  /// Slots of the sequences that go on and for which is(request).
   template <class Is>
   std::vector<std::size_t> those(Is is) const {
     std::vector<std::size_t> found;
@@ -73,10 +73,10 @@ class GeneratorDevice {
   void prefill(std::span<const std::size_t> joining);
   void draw(std::span<const std::size_t> drawing);
   void step_ahead(std::span<const std::size_t> drawing);
-  /// What the texts of these want to know of the logits they are drawn from.
+  /// The likeliest tokens, for the texts that want them.
   void find_likeliest(std::span<const std::size_t> drawing);
 
-  /// A call of the executor: if it fails, those in it have no state that is known.
+  /// Makes a call of the executor. If it fails, the state of the sequences in it is unknown: they fail too.
   template <class Call>
   void attempt(std::span<const std::size_t> of, Call call) {
     try {

@@ -1,5 +1,5 @@
-// The way into Model and Session from below: both are made of an executor, whoever makes that. Model::load uses it with
-// the backends' executors, tests with toys; scorer and generator hand their work to a model's. Not installed.
+// Makes models and sessions of executors, and reaches into them. Model::load uses it with the executors of backends,
+// tests with toy executors; scorer and generator give their work to a model's executor. Not installed.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Callbacks of users' that are asked in the midst of work: what they throw must not pass through it.
+// Callbacks of users that are called during work. An exception of a callback must not pass through the work.
 #pragma once
 
 #include <exception>
@@ -6,7 +6,7 @@
 
 namespace mmrec::engine {
 
-/// Answers false where a callback throws, and throws that, the first if there are several, when the work is done.
+/// Answers false if a callback throws, and keeps the first exception until the work is done.
 class CallbackFault {
  public:
   template <class Ask>
@@ -25,7 +25,7 @@ class CallbackFault {
   void rethrow() const {
     if (fault_) std::rethrow_exception(fault_);
   }
-  /// What is kept here is kept there, unless that has one.
+  /// Moves the exception to `other`, unless `other` has one.
   void move_to(CallbackFault& other) noexcept {
     const std::exception_ptr fault = std::exchange(fault_, nullptr);
     if (!other.fault_) other.fault_ = fault;
