@@ -5,8 +5,10 @@
 // is the executor's matter. Devices take groups as they become free, each in a thread of its own, while the caller's
 // reads more blocks, up to a bound. The group with the block's first document comes first, and so on.
 //
-// What must stay true: which documents make a group does not depend on how many devices there are; callbacks are called
-// in the caller's thread; documents are handed over in their order, each when it and all before it are scored.
+// Must stay true: the groups do not depend on the number of devices; callbacks are called in the caller's thread;
+// documents are handed over in their order, each when it and all before it are scored.
+//
+// Longer than other files: blocks, groups and the calls of executors have no other user.
 #include "mmrec/scorer.h"
 
 #include <fmt/format.h>
