@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "models/files/interrupted.h"
+#include "models/files/model_files.h"
 
 namespace mmrec::models {
 namespace {
@@ -106,6 +107,20 @@ void require_json_object(std::string_view text, const std::string& name) {
     throw std::runtime_error(
         fmt::format("{}: does not begin with '{{' (expected a JSON object){}", name, content_hint(text)));
   }
+}
+
+std::filesystem::path resolve_model_file(const std::filesystem::path& folder, std::string_view name) {
+  const std::filesystem::path path = folder / name;
+  std::error_code error;
+  std::filesystem::path target = std::filesystem::canonical(path, error);
+  if (error) throw std::system_error(error, path.string() + ": cannot resolve");
+  const std::filesystem::path own = std::filesystem::canonical(folder);
+  const std::filesystem::path snapshots = own.parent_path();
+  const bool is_cached =
+      snapshots.filename() == "snapshots" && target.parent_path() == snapshots.parent_path() / "blobs";
+  if (target.parent_path() == own || is_cached) return target;
+  throw std::runtime_error(
+      fmt::format("{}: a link out of the model folder (expected a file in the folder)", path.string()));
 }
 
 }  // namespace mmrec::models

@@ -25,8 +25,7 @@
 //   stages.cuh       the table of stages
 //   plan.cuh         which block owns which rows, and where data lies
 //   stream.cuh       the ring of weights, and the warps that fill it
-//   context.cuh      what a warp has at hand
-//   epilogue.cuh     from sums to what other blocks read
+//   context.cuh      what a warp has at hand, and epilogues, from sums to what other blocks read
 // and what they differ in: the transport, through_l2.cuh with l2_inputs.cuh or through_cluster.cuh, and the product.
 //
 // Bytes: all weights once, ≈ 16 D² elements a layer for F = 4 D; vectors once per block from L2, ≈ 21 D bytes a layer

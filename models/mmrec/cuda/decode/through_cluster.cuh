@@ -23,7 +23,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "models/mmrec/cuda/decode/epilogue.cuh"
+#include "models/mmrec/cuda/decode/context.cuh"
 #include "models/mmrec/cuda/decode/plan.cuh"
 
 namespace mmrec::kernels {

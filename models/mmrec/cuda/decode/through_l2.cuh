@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/element.cuh"
-#include "models/mmrec/cuda/decode/epilogue.cuh"
+#include "models/mmrec/cuda/decode/context.cuh"
 
 namespace mmrec::kernels {
 

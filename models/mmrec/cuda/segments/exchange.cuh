@@ -6,7 +6,7 @@
 #include <bit>
 
 #include "kernels/cuda/element.cuh"
-#include "models/mmrec/cuda/segments/tasks.cuh"
+#include "models/mmrec/cuda/segments/plan.cuh"
 
 namespace mmrec::kernels::segments {
 
