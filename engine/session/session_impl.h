@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "engine/generate/drawer.h"
+#include "engine/require.h"
 #include "engine/session/access.h"
 #include "engine/session/callback.h"
 #include "engine/session/state_format.h"
