@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "tests/apps/programs.h"
+#include "tests/support/model_folder.h"
 
 namespace mmrec::test {
 namespace {
@@ -65,7 +66,7 @@ TEST(Interactive, UndoRetryAndReset) {
   const Outcome none = run(generate_on_tiny({"-i"}), "/undo\n/reset\n/undo\n/retry\n");
   EXPECT_EQ(none.code, 0);
   EXPECT_EQ(none.out, "");
-  expect_says(none.err, {"nothing to undo"});
+  EXPECT_NE(none.err.find("nothing to undo"), std::string::npos) << none.err;
 }
 
 TEST(Interactive, SettingsHoldFromTheNextTurnOn) {
@@ -82,8 +83,10 @@ TEST(Interactive, SettingsHoldFromTheNextTurnOn) {
                           "/save /nonexistent/x\nAlice was\n");
   EXPECT_EQ(bad.code, 0);
   EXPECT_EQ(bad.out, Chain().turn("Alice was")) << "and all goes on";
-  expect_says(bad.err, {"--temp: not a valid value (found 'hot'", "Option ‘device’ does not exist", "argument",
-                        "temp 1.2 > top-k 50", "unknown command '/what'", "/save: which file?", "/nonexistent/x"});
+  for (const char* says : {"--temp: not a valid value (found 'hot'", "Option ‘device’ does not exist", "argument",
+                           "temp 1.2 > top-k 50", "unknown command '/what'", "/save: which file?", "/nonexistent/x"}) {
+    EXPECT_NE(bad.err.find(says), std::string::npos) << says << " in " << bad.err;
+  }
 }
 
 TEST(Interactive, StatesAreSavedAndLoaded) {
@@ -102,6 +105,13 @@ TEST(Interactive, StatesAreSavedAndLoaded) {
   EXPECT_EQ(read_file(folder / "end"), read_file(chain.state(2)));
 }
 
+TEST(Interactive, RefusesWhatDoesNotGoTogether) {
+  for (const Words& other : {Words{"--json"}, Words{"--lines"}, Words{"--jsonl", "-"}, Words{"--num-samples", "2"},
+                             Words{"-f", "-"}, Words{"-o", "x"}}) {
+    expect_refused(run(generate_on_tiny(words({"--interactive"}, other))), 2, {"--interactive: not with"});
+  }
+}
+
 class Terminal : public testing::Test {
  protected:
   void SetUp() override { setenv("TERM", "xterm", 1); }
@@ -109,8 +119,10 @@ class Terminal : public testing::Test {
 
 TEST_F(Terminal, AnInterruptEndsATurnAndThenTheProgram) {
   const TempFolder folder;
-  Process process(
-      on_terminal(generate_on_tiny({"--interactive", "--temp", "0", "-n", "-1", "--state-out", folder / "state"})));
+  Command command;
+  command.terminal = true;
+  command.arguments = generate_on_tiny({"--interactive", "--temp", "0", "-n", "-1", "--state-out", folder / "state"});
+  Process process(command);
   ASSERT_TRUE(process.read_stderr("> "));
   process.type("Alice was\r");
   ASSERT_TRUE(process.read_stdout(200));
@@ -128,11 +140,14 @@ TEST_F(Terminal, AnInterruptEndsATurnAndThenTheProgram) {
   EXPECT_EQ(outcome.code, 130);
   EXPECT_FALSE(Json(outcome.out).dump().empty()) << "whole characters";
   EXPECT_TRUE(std::filesystem::exists(folder / "state"));
-  expect_says(outcome.err, {"saved at position 0"});
+  EXPECT_NE(outcome.err.find("saved at position 0"), std::string::npos) << outcome.err;
 }
 
 TEST_F(Terminal, TheEndOfTheInputEndsIt) {
-  Process process(on_terminal(generate_on_tiny({"-i", "-n", "3"})));
+  Command command;
+  command.terminal = true;
+  command.arguments = generate_on_tiny({"-i", "-n", "3"});
+  Process process(command);
   ASSERT_TRUE(process.read_stderr("> "));
   for (int i = 0; i < 100 && process.running(); ++i) {  // one that comes before the terminal is raw is lost
     process.type("\x04");
@@ -143,7 +158,10 @@ TEST_F(Terminal, TheEndOfTheInputEndsIt) {
 
 #if MMREC_EDITS_LINES
 TEST_F(Terminal, LinesAreEditedAndRemembered) {
-  Process process(on_terminal(generate_on_tiny(words({"-i"}, kSettings))));
+  Command command;
+  command.terminal = true;
+  command.arguments = generate_on_tiny(words({"-i"}, kSettings));
+  Process process(command);
   ASSERT_TRUE(process.read_stderr("> "));
   Chain chain;
   std::string expected = chain.turn("Alice wäs 🚀");
