@@ -377,7 +377,7 @@ struct PackedRuns {
 };
 
 /// gated_sweeps of packed runs, in [1, T]. A window is swept until all runs have settled in it, each by its own bound.
-/// What is settled no longer moves, so the other runs change a run's result only by the order of sums over its times.
+/// Settled rows no longer move, so other runs change a result only by the order of sums over its times.
 /// h.at(0, 0, t + 1) of a gap t is the carry of the run that begins at t + 1; the first run's is h.at(0, 0, 0), as in
 /// GateInputs. Many short runs cost as much as one long one.
 template <class Space, class A = float>

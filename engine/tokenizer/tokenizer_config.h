@@ -15,7 +15,7 @@ inline constexpr std::size_t kMaxTokenizerConfigBytes = std::size_t{16} << 20;
 inline constexpr std::size_t kMaxPatternBytes = 4096;
 inline constexpr std::size_t kMaxSpecialTokens = std::size_t{1} << 16;
 
-/// What it says; a token it does not mention is the tokenizer's own, one that is null is none.
+/// The fields of the file. A token that the file does not mention is the tokenizer's own; a token that is null is none.
 struct TokenizerConfig {
   std::optional<bool> add_bos;
   std::optional<std::string> bos, eos;  // empty: null

@@ -51,7 +51,7 @@ namespace {
 
 constexpr std::int64_t kMostTimeTiles = 64;  // of a launch
 
-/// What the gates are made of: a product's sums, or nothing in the first sweep.
+/// Source of the gates: the sums of a product, or nothing in the first sweep.
 enum class Gates : std::uint8_t { kProduct, kNone };
 
 template <Gates kGates, bool kPacked>
