@@ -18,7 +18,7 @@
 #include <thread>
 #include <vector>
 
-#include "apps/common/processors.h"
+#include "kernels/cpu/thread_pool.h"
 #include "kernels/cpu/one_thread.h"
 
 namespace mmrec::apps {
@@ -144,7 +144,7 @@ double sgemm_rate(int threads) {
 }  // namespace
 
 MachinePeaks measure_machine() {
-  const int threads = usable_processors();
+  const int threads = kernels::ThreadPool::available_processors();
   return {read_bandwidth(threads), sgemm_rate(threads)};
 }
 

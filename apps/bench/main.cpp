@@ -31,8 +31,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::string_view kProgram = "mmrec-bench";
-
 /// While it lives, an interrupt that ends the program at once removes a folder's model, and the folder if that was all.
 class RemovedAtInterrupt {
  public:
@@ -160,9 +158,7 @@ std::vector<BenchRun> run_all(const std::filesystem::path& folder, const RunOpti
   return runs;
 }
 
-int bench_main(int argc, char** argv) {
-  const Arguments arguments(flags_of(bench_option_table()), false, argc, argv);
-  if (print_help_or_version(arguments, bench_help(false), bench_help(true), kProgram)) return kOk;
+int bench_main(const Arguments& arguments) {
   const RunOptions options = run_options(arguments);
   if (options.all_gpus) throw UsageError("--device cuda:all: one device is measured (expected cuda or cuda:N)");
   const BenchPlan plan = plan_of(arguments, options);
@@ -182,7 +178,7 @@ int bench_main(int argc, char** argv) {
   } else {
     given = model_folder(arguments);
   }
-  std::vector<NamedFile> files = named_files(arguments, bench_option_table());
+  std::vector<NamedFile> files = named_files(arguments, bench_program().options);
   files.push_back({{}, given, Names::kInput});
   refuse_lost_files(files);
   const auto out =
@@ -216,5 +212,5 @@ int bench_main(int argc, char** argv) {
 }  // namespace mmrec::apps
 
 int main(int argc, char** argv) {
-  return mmrec::apps::run_program("mmrec-bench", [&] { return mmrec::apps::bench_main(argc, argv); });
+  return mmrec::apps::run_command(mmrec::apps::bench_program(), argc, argv, mmrec::apps::bench_main);
 }

@@ -1,15 +1,10 @@
 // The command line of mmrec-bench: its options and their help.
 #pragma once
 
-#include <span>
-#include <string>
-
-#include "apps/common/option_table.h"
+#include "apps/common/arguments.h"
 
 namespace mmrec::apps {
 
-std::span<const Option> bench_option_table();
-/// The page of --help, or of --help-all.
-std::string bench_help(bool all);
+const Program& bench_program();
 
 }  // namespace mmrec::apps

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "apps/common/processors.h"
+#include "kernels/cpu/thread_pool.h"
 
 namespace mmrec::apps {
 namespace {
@@ -18,7 +18,7 @@ Json machine_json(const BenchRun& run) {
             {"read_gb_per_s", run.device.read_bytes_per_second * 1e-9},
             {"product_gflop_per_s", run.device.product_flops * 1e-9}};
   }
-  return {{"processors", usable_processors()},
+  return {{"processors", kernels::ThreadPool::available_processors()},
           {"read_gb_per_s", run.machine.read_bytes_per_second * 1e-9},
           {"sgemm_gflop_per_s", run.machine.sgemm_flops * 1e-9}};
 }
@@ -157,7 +157,7 @@ std::string header_lines(const BenchRun& run) {
                         run.device.read_bytes_per_second * 1e-9, to_string(run.info.precision),
                         run.device.product_flops * 1e-12);
   } else {
-    text += fmt::format("machine  {} processors, reads {:.1f} GB/s, sgemm {:.1f} GFLOP/s\n", usable_processors(),
+    text += fmt::format("machine  {} processors, reads {:.1f} GB/s, sgemm {:.1f} GFLOP/s\n", kernels::ThreadPool::available_processors(),
                         run.machine.read_bytes_per_second * 1e-9, run.machine.sgemm_flops * 1e-9);
   }
   text += fmt::format("model    {}: {:.1f} M parameters, {:.1f} MB of weights\n", run.folder.string(),

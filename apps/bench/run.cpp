@@ -11,9 +11,9 @@
 
 #include "apps/bench/serve.h"
 #include "apps/bench/work.h"
-#include "apps/common/folder_names.h"
 #include "apps/common/signals.h"
 #include "mmrec/scorer.h"
+#include "models/files/file.h"
 #include "models/runtime/cuda_device.h"
 
 namespace mmrec::apps {
@@ -26,7 +26,7 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 void read_into_page_cache(const std::filesystem::path& folder) {
   std::vector<char> block(std::size_t{1} << 20);
   std::error_code none;
-  for (const std::string& name : names_in(folder)) {
+  for (const std::string& name : models::names_in(folder)) {
     if (!std::filesystem::is_regular_file(folder / name, none)) continue;
     std::ifstream file(folder / name, std::ios::binary);
     while (file.read(block.data(), std::ssize(block))) {

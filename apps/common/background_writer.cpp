@@ -15,6 +15,7 @@ BackgroundWriter::BackgroundWriter(Output& out) : out_(out) {
 BackgroundWriter::~BackgroundWriter() { stop(); }
 
 void BackgroundWriter::write(std::string_view text) {
+  if (!text.empty()) line_open_ = text.back() != '\n';
   if (!thread_.joinable()) {
     out_.write(text);
     out_.flush();
@@ -30,6 +31,12 @@ void BackgroundWriter::write(std::string_view text) {
 void BackgroundWriter::finish() {
   stop();
   if (fault_ != nullptr) std::rethrow_exception(std::exchange(fault_, nullptr));
+}
+
+void BackgroundWriter::end_line(bool quiet) {
+  if (!line_open_ || !(out_.is_terminal() || (out_.shares_stderr() && !quiet))) return;
+  out_.write("\n");
+  out_.flush();
 }
 
 void BackgroundWriter::stop() {

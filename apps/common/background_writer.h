@@ -13,7 +13,7 @@
 
 namespace mmrec::apps {
 
-/// The output belongs to it until finish(), after which nothing is written.
+/// The output belongs to it until finish(), after which it writes nothing.
 class BackgroundWriter {
  public:
   explicit BackgroundWriter(Output& out);
@@ -26,6 +26,8 @@ class BackgroundWriter {
   void write(std::string_view text);
   /// Returns when everything is written. Throws what writing has thrown.
   void finish();
+  /// After finish(): ends the text's last line if a person would see what follows on stderr behind it.
+  void end_line(bool quiet);
 
  private:
   static constexpr std::size_t kMostBytes = std::size_t{1} << 20;
@@ -34,6 +36,7 @@ class BackgroundWriter {
   void stop();
 
   Output& out_;
+  bool line_open_ = false;
   std::mutex mutex_;  // guards all that follows but the thread
   std::condition_variable has_text_, has_room_;
   std::string text_;

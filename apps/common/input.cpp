@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <system_error>
 #include <utility>
 
@@ -61,64 +60,6 @@ bool begins_with(std::string_view text, std::string_view magic) {
   return text.size() >= magic.size() &&
          std::equal(magic.begin(), magic.end(), text.begin(), [](char m, char c) { return m == '?' || m == c; });
 }
-
-// Strict reader of one line "[1, 2, 3]".
-class IdLineReader {
- public:
-  IdLineReader(std::string_view line, std::string where, std::int64_t vocab_size)
-      : rest_(line), where_(std::move(where)), vocab_size_(vocab_size) {}
-
-  std::vector<int> read() {
-    std::vector<int> ids;
-    expect('[');
-    if (next() != ']') {
-      ids.push_back(number(ids.size()));
-      while (next() == ',') {
-        rest_.remove_prefix(1);
-        ids.push_back(number(ids.size()));
-      }
-    }
-    expect(']');
-    next();
-    if (!rest_.empty()) refuse("the end of the line");
-    return ids;
-  }
-
- private:
-  // The next character that is not white space; NUL at the end.
-  char next() {
-    rest_.remove_prefix(std::min(rest_.find_first_not_of(" \t\r"), rest_.size()));
-    return rest_.empty() ? '\0' : rest_.front();
-  }
-  void expect(char c) {
-    if (next() != c) refuse(fmt::format("'{}'", c));
-    rest_.remove_prefix(1);
-  }
-  int number(std::size_t index) {
-    next();
-    const std::size_t length = std::min(rest_.find_first_of(" \t\r,]"), rest_.size());
-    const std::string_view token = rest_.substr(0, length);
-    std::int64_t value = -1;
-    const auto [stop, error] = std::from_chars(token.data(), token.data() + token.size(), value);
-    const bool whole = error == std::errc{} && stop == token.data() + token.size();
-    const bool leading_zero = token.size() > 1 && (token.front() == '0' || token.front() == '-');  // -0, too
-    if (!whole || leading_zero || value >= vocab_size_) {
-      throw RejectedFile(fmt::format("{}: index {}: no token id of this model (found '{}', expected 0 to {})", where_,
-                                     index, printable(token.substr(0, 40)), vocab_size_ - 1));
-    }
-    rest_.remove_prefix(length);
-    return static_cast<int>(value);
-  }
-  [[noreturn]] void refuse(const std::string& expected) {
-    const std::string found = next() == '\0' ? "the end of the line" : fmt::format("'{}'", rest_.substr(0, 20));
-    throw RejectedFile(
-        fmt::format("{}: not a JSON array of token ids (found {}, expected {})", where_, printable(found), expected));
-  }
-
-  std::string_view rest_;
-  std::string where_;
-  std::int64_t vocab_size_;
-};
 
 }  // namespace
 
@@ -244,6 +185,10 @@ std::string_view LineReader::take(std::size_t size, std::size_t ending) {
 
 bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r\v\f") == std::string_view::npos; }
 
+std::string invalid_utf8_warning(std::string_view name, std::int64_t runs) {
+  return fmt::format("{}: {} places are no UTF-8 and are read as U+FFFD", name, runs);
+}
+
 std::int64_t count_invalid_utf8(std::string_view text) {
   std::int64_t runs = 0;
   bool inside = false;
@@ -254,10 +199,6 @@ std::int64_t count_invalid_utf8(std::string_view text) {
     text.remove_prefix(unit.length);
   }
   return runs;
-}
-
-std::vector<int> parse_ids(std::string_view line, const std::string& where, std::int64_t vocab_size) {
-  return IdLineReader(line, where, vocab_size).read();
 }
 
 }  // namespace mmrec::apps

@@ -98,11 +98,9 @@ class LineReader {
 /// "stdin" for "-", the path otherwise.
 std::string input_name(const std::string& path);
 
-/// How many maximal runs of bytes in `text` are no UTF-8.
+/// How many maximal runs of bytes in `text` are not UTF-8.
 std::int64_t count_invalid_utf8(std::string_view text);
-
-/// A line of token ids: a JSON array of whole numbers in [0, vocab_size); `where` stands for it. Throws RejectedFile
-/// naming that and the index, found and expected.
-std::vector<int> parse_ids(std::string_view line, const std::string& where, std::int64_t vocab_size);
+/// What is said of a text with such runs.
+std::string invalid_utf8_warning(std::string_view name, std::int64_t runs);
 
 }  // namespace mmrec::apps

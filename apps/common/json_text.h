@@ -1,4 +1,4 @@
-// JSON from outside.
+// JSON from outside, by the strict reader of models/files/json.h. All faults are a RejectedFile.
 #pragma once
 
 #include <cstdint>
@@ -7,31 +7,29 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace mmrec::apps {
 
-/// Deeper values are refused: the library recurses once a level when it prints one.
-inline constexpr int kDeepestJson = 64;
-
-/// Refuses what the library would let pass, too: duplicate keys, a byte order mark, depth. Throws std::runtime_error
-/// saying what was found where: "the end of the text", "'x' at byte 7", "duplicate key 'id'".
-nlohmann::ordered_json parse_json(std::string_view text);
-
-/// The object that the text of a file holds; `name` stands for the file. Throws RejectedFile naming that, found and
-/// expected.
+/// The object in the text of a file, which `name` stands for.
 nlohmann::ordered_json parse_json_file(std::string_view text, const std::string& name);
 
-/// The object in a file of at most `most` bytes; none where there is no such file. Throws RejectedFile naming file,
-/// found and expected.
-std::optional<nlohmann::ordered_json> read_json_file(const std::filesystem::path& path, std::uintmax_t most);
+/// The object in a file of at most `most` bytes; none if there is no such file.
+std::optional<nlohmann::ordered_json> read_json_file(const std::filesystem::path& path, std::uint64_t most);
 
-/// An object on a line, which `where` stands for. Throws RejectedFile naming that, found and expected.
+/// The object on a line. `where` stands for the line, or is empty.
 nlohmann::ordered_json parse_object(std::string_view line, const std::string& where);
 
 /// The text of the value of `key`, one of the keys of the object that parse_object() has made of `line`.
 std::string_view member_text(std::string_view line, std::string_view key);
 
-/// `value` as text fit for a message.
+/// A line of token ids: a JSON array of whole numbers in [0, vocab_size); `where` stands for the line.
+std::vector<int> parse_ids(std::string_view line, const std::string& where, std::int64_t vocab_size);
+
+/// `value` as text for a message.
 std::string brief(const nlohmann::ordered_json& value);
+
+/// JSON on one line. Bytes that are not UTF-8 become U+FFFD.
+std::string dump(const nlohmann::ordered_json& json);
 
 }  // namespace mmrec::apps

@@ -4,19 +4,18 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <cstdlib>
 #include <fstream>
 #include <initializer_list>
-#include <latch>
 #include <limits>
 #include <map>
 #include <new>
-#include <sstream>
 #include <stdexcept>
 #include <system_error>
-#include <thread>
 #include <vector>
 
-#include "apps/common/processors.h"
+#include "kernels/cpu/thread_pool.h"
 #include "mmrec/errors.h"
 #include "mmrec/version.h"
 
@@ -116,25 +115,6 @@ LoadOptions load_options(const RunOptions& options) {
   return load;
 }
 
-/// Warns where the system cannot start as many threads as are wanted: the library goes on with fewer.
-void check_threads(const RunOptions& options) {
-  const int wanted = options.session.threads > 0 ? options.session.threads : usable_processors();
-  std::latch done(1);
-  std::vector<std::jthread> others;
-  std::string fault;
-  try {
-    others.reserve(static_cast<std::size_t>(wanted));
-    while (std::ssize(others) < wanted - 1) others.emplace_back([&] { done.wait(); });
-  } catch (const std::exception& error) {
-    fault = error.what();
-  }
-  done.count_down();
-  const auto started = others.size() + 1;
-  if (fault.empty()) return;
-  warn(fmt::format("--threads {}: cannot start thread {} ({}); {} used", wanted, started + 1, fault,
-                   started == 1 ? "one is" : fmt::format("{} are", started)));
-}
-
 /// Sets the device: a name, or "cuda:" and the GPU's number or "all".
 void read_device(const Arguments& arguments, RunOptions& options) {
   const std::string given = arguments.text("device").value_or("auto");
@@ -188,7 +168,7 @@ RunOptions run_options(const Arguments& arguments) {
   const std::size_t expert = arguments.choice("expert", kExpertNames);
   if (arguments.has("expert")) options.variant.expert = static_cast<Expert>(expert);
   // Far more threads than processors would spend the time waiting for one another.
-  const std::int64_t most = std::int64_t{4} * usable_processors();
+  const std::int64_t most = std::int64_t{4} * kernels::ThreadPool::available_processors();
   const std::int64_t threads = arguments.integer("threads", 0, 0, 1'000'000);
   if (threads > most) warn(fmt::format("--threads {}: {} are used", threads, most));
   options.session.threads = static_cast<int>(std::min(threads, most));
@@ -233,29 +213,6 @@ std::string place_of(const ModelInfo& info) {
   return names ? fmt::format("{}, {}", device, to_string(info.precision)) : device;
 }
 
-void log_loaded(const std::filesystem::path& folder, const RunOptions& options, const ModelInfo& info,
-                const Tokenizer* tokenizer) {
-  log_line(fmt::format("model {}: {}, {} layers of {}, vocabulary {}, {:.1f} M parameters, {:.1f} MB, fingerprint {}",
-                       folder.string(), info.architecture, info.num_layers, info.model_dim, info.vocab_size,
-                       static_cast<double>(info.parameters) * 1e-6, static_cast<double>(info.weight_bytes) * 1e-6,
-                       hex(info.fingerprint)));
-  if (tokenizer != nullptr) {
-    log_line(fmt::format("tokenizer {}: {} pieces, BOS {}, EOS {}, fingerprint {}", Tokenizer::file_of(folder).string(),
-                         tokenizer->vocab_size(), tokenizer->bos_id(), tokenizer->eos_id(),
-                         hex(tokenizer->fingerprint())));
-  }
-  const bool on_gpu = info.device == Device::kCuda;
-  const std::string device = options.device != Device::kAuto ? "as --device says"
-                             : on_gpu                        ? "a usable GPU was found"
-                                                             : "no usable GPU, or a build without CUDA";
-  const std::string precision = options.precision != Precision::kAuto ? "as --precision says"
-                                : on_gpu                              ? "the type of the stored weights"
-                                                                      : "what the CPU computes in";
-  const int threads = options.session.threads > 0 ? options.session.threads : usable_processors();
-  log_line(fmt::format("device {} ({}), precision {} ({}){}", device_text(info), device, to_string(info.precision),
-                       precision, on_gpu ? "" : fmt::format(", {} threads", threads)));
-}
-
 nlohmann::ordered_json with_device(nlohmann::ordered_json description, const ModelInfo& info) {
   description["device"] = device_text(info);
   description["precision"] = to_string(info.precision);
@@ -271,16 +228,18 @@ void read_folder(const std::filesystem::path& folder, const RunOptions& options,
 }
 
 Model load_model(const std::filesystem::path& folder, const RunOptions& options) {
-  Model model = loading(folder, options, [&] { return Model::load(folder, load_options(options)); });
-  if (model.info().device == Device::kCpu) check_threads(options);
-  return model;
+  return loading(folder, options, [&] { return Model::load(folder, load_options(options)); });
 }
 
+namespace {
+
+/// One, or with --device cuda:all one for each GPU.
 std::vector<Model> load_models(const std::filesystem::path& folder, const RunOptions& options) {
   if (!options.all_gpus) return {load_model(folder, options)};
   return loading(folder, options, [&] { return Model::load_on_gpus(folder, load_options(options)); });
 }
 
+/// What models are together: the facts of the first, with the devices and weight bytes of all.
 ModelInfo info_of(std::span<const Model> models) {
   ModelInfo all = models.front().info();
   if (models.size() == 1) return all;
@@ -298,6 +257,7 @@ ModelInfo info_of(std::span<const Model> models) {
   return all;
 }
 
+/// With the checks that need the model: more pieces than the model has rows are refused, fewer reported.
 Tokenizer load_tokenizer(const std::filesystem::path& folder, const ModelInfo& info) {
   std::error_code unknown;  // then opening it says why
   const auto tokenizer_file = rejecting(folder, [&] { return Tokenizer::file_of(folder); });
@@ -323,6 +283,71 @@ Tokenizer load_tokenizer(const std::filesystem::path& folder, const ModelInfo& i
   return tokenizer;
 }
 
+/// Lines of -v: the model and where it runs, with the reason for each choice that `options` left open, and the
+/// tokenizer, if there is one.
+void log_loaded(const std::filesystem::path& folder, const RunOptions& options, const ModelInfo& info,
+                const Tokenizer* tokenizer) {
+  log_line(fmt::format("model {}: {}, {} layers of {}, vocabulary {}, {:.1f} M parameters, {:.1f} MB, fingerprint {}",
+                       folder.string(), info.architecture, info.num_layers, info.model_dim, info.vocab_size,
+                       static_cast<double>(info.parameters) * 1e-6, static_cast<double>(info.weight_bytes) * 1e-6,
+                       hex(info.fingerprint)));
+  if (tokenizer != nullptr) {
+    log_line(fmt::format("tokenizer {}: {} pieces, BOS {}, EOS {}, fingerprint {}", Tokenizer::file_of(folder).string(),
+                         tokenizer->vocab_size(), tokenizer->bos_id(), tokenizer->eos_id(),
+                         hex(tokenizer->fingerprint())));
+  }
+  const bool on_gpu = info.device == Device::kCuda;
+  const std::string device = options.device != Device::kAuto ? "as --device says"
+                             : on_gpu                        ? "a usable GPU was found"
+                                                             : "no usable GPU, or a build without CUDA";
+  const std::string precision = options.precision != Precision::kAuto ? "as --precision says"
+                                : on_gpu                              ? "the type of the stored weights"
+                                                                      : "what the CPU computes in";
+  const int threads =
+      options.session.threads > 0 ? options.session.threads : kernels::ThreadPool::available_processors();
+  log_line(fmt::format("device {} ({}), precision {} ({}){}", device_text(info), device, to_string(info.precision),
+                       precision, on_gpu ? "" : fmt::format(", {} threads", threads)));
+}
+
+}  // namespace
+
+Loaded load(const ModelCommand& command, const SandboxFiles& files, bool with_tokenizer, bool one) {
+  const auto start = std::chrono::steady_clock::now();
+  const Sandbox sandbox(command.sandbox, files);
+  Loaded loaded;
+  if (one) {
+    loaded.models.push_back(load_model(command.folder, command.run));
+  } else {
+    loaded.models = load_models(command.folder, command.run);
+  }
+  sandbox.loaded();
+  loaded.info = info_of(loaded.models);
+  if (with_tokenizer) loaded.tokenizer = load_tokenizer(command.folder, loaded.info);
+  if (command.verbose) {
+    log_loaded(command.folder, command.run, loaded.info, loaded.tokenizer ? &*loaded.tokenizer : nullptr);
+  }
+  loaded.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return loaded;
+}
+
+void read_model_command(const Arguments& arguments, ModelCommand& command) {
+  command.run = run_options(arguments);
+  command.output = arguments.file("output");
+  if (command.output == "-") command.output.reset();
+  arguments.refuse_together("quiet", {"verbose"});
+  command.quiet = arguments.has("quiet");
+  command.verbose = arguments.has("verbose");
+  command.sandbox = arguments.has("sandbox");
+}
+
+void name_files(const Arguments& arguments, const Program& program, ModelCommand& command,
+                std::initializer_list<NamedFile> more) {
+  command.named = named_files(arguments, program.options);
+  command.named.push_back({{}, command.folder, Names::kInput});
+  command.named.insert(command.named.end(), more.begin(), more.end());
+  refuse_lost_files(command.named);
+}
+
 std::uint64_t decoded_bytes(const ModelInfo& info, std::int64_t first, std::int64_t steps) {
   const std::int64_t several_slots = 2 * info.memory_segment;
   const std::int64_t with_memory =
@@ -335,12 +360,7 @@ std::uint64_t peak_memory_bytes() {
   // Not getrusage: its maximum is inherited from the program that called exec.
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
-    if (line.rfind("VmHWM:", 0) == 0) {
-      std::istringstream fields(line.substr(6));
-      std::uint64_t kilobytes = 0;
-      fields >> kilobytes;
-      return kilobytes * 1024;
-    }
+    if (line.starts_with("VmHWM:")) return 1024 * std::strtoull(line.c_str() + 6, nullptr, 10);
   }
   return 0;
 }

@@ -11,7 +11,9 @@
 #include <string_view>
 #include <vector>
 
-#include "apps/common/cli.h"
+#include "apps/common/arguments.h"
+#include "apps/common/named_files.h"
+#include "apps/common/sandbox.h"
 #include "mmrec/model.h"
 #include "mmrec/tokenizer.h"
 
@@ -32,6 +34,33 @@ struct RunOptions {
 };
 RunOptions run_options(const Arguments& arguments);
 
+/// What the command lines of programs that run a model have in common.
+struct ModelCommand {
+  RunOptions run;
+  std::filesystem::path folder;
+  std::optional<std::string> output;  // none: stdout
+  bool quiet = false;
+  bool verbose = false;
+  bool sandbox = false;
+  std::vector<NamedFile> named;  // files of the command line
+};
+/// Sets all but the folder and the files.
+void read_model_command(const Arguments& arguments, ModelCommand& command);
+/// When the folder is known: sets the files, of which `more` are no options. Throws UsageError as refuse_lost_files().
+void name_files(const Arguments& arguments, const Program& program, ModelCommand& command,
+                std::initializer_list<NamedFile> more = {});
+
+/// The models of a run, and the tokenizer that they came with.
+struct Loaded {
+  std::vector<Model> models;
+  ModelInfo info;
+  std::optional<Tokenizer> tokenizer;
+  double seconds = 0.0;
+};
+/// Loads them in a sandbox that allows `files`, if one is asked for, and says what -v asks for. With `one` the first of
+/// several GPUs alone.
+Loaded load(const ModelCommand& command, const SandboxFiles& files, bool with_tokenizer, bool one = false);
+
 /// Whether a model may be loaded onto a GPU: asked for, or left open in a build that can.
 bool may_use_gpu(const RunOptions& options);
 
@@ -45,11 +74,6 @@ std::string device_text(const ModelInfo& info);
 /// Where and how the model runs: "cpu", or "cuda (NVIDIA H200), bf16".
 std::string place_of(const ModelInfo& info);
 
-/// Lines of -v on stderr: the model and where it runs, with the reason for each choice that `options` left open, and
-/// the tokenizer where there is one.
-void log_loaded(const std::filesystem::path& folder, const RunOptions& options, const ModelInfo& info,
-                const Tokenizer* tokenizer);
-
 /// How the model's calls are cut: "stepwise", "prompt" or "whole", or "one" where there is no bank; none for models
 /// without calls.
 std::optional<std::string_view> calls_of(const ModelInfo& info);
@@ -62,14 +86,6 @@ void read_folder(const std::filesystem::path& folder, const RunOptions& options,
 
 /// Model::load of options.gpu; warnings go to stderr, every fault of a file becomes RejectedFile.
 Model load_model(const std::filesystem::path& folder, const RunOptions& options);
-/// One, or with --device cuda:all one for each GPU.
-std::vector<Model> load_models(const std::filesystem::path& folder, const RunOptions& options);
-/// What models of load_models() are together: the first one's facts, with the devices and weight bytes of all.
-ModelInfo info_of(std::span<const Model> models);
-
-/// Tokenizer::load with the checks that need the model: more pieces than the model has rows are refused, fewer
-/// reported.
-Tokenizer load_tokenizer(const std::filesystem::path& folder, const ModelInfo& info);
 
 /// Weight bytes that decoding `steps` tokens from position `first` reads.
 std::uint64_t decoded_bytes(const ModelInfo& info, std::int64_t first, std::int64_t steps);

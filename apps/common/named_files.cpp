@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <optional>
 
-#include "apps/common/folder_names.h"
+#include "models/files/file.h"
 #include "models/files/model_files.h"
 #include "models/files/replace_file.h"
 
@@ -42,7 +42,7 @@ bool is_read(const Place& place, const NamedFile& input) {
   if (!read) return false;
   if (!S_ISDIR(read->mode)) return place.is(*read) && !S_ISCHR(read->mode) && !S_ISSOCK(read->mode);
   if (place.device == read->device && place.inode == read->inode) return models::is_model_file(place.name);
-  for (const std::string& name : names_in(input.path)) {
+  for (const std::string& name : models::names_in(input.path)) {
     if (!models::is_model_file(name)) continue;
     const auto file = place_of(std::filesystem::path(input.path) / name, -1);
     if (file && place.is(*file)) return true;
@@ -60,9 +60,9 @@ std::string shown(const NamedFile& file, std::string_view standard) {
 std::vector<NamedFile> named_files(const Arguments& arguments, std::span<const Option> options) {
   std::vector<NamedFile> files;
   for (const Option& option : options) {
-    if (option.names == Names::kNothing) continue;
-    for (std::string& path : arguments.list(option.flag.name)) {
-      files.push_back({option.flag.name, std::move(path), option.names});
+    if (option.value.names == Names::kNothing) continue;
+    for (std::string& path : arguments.list(option.name)) {
+      files.push_back({option.name, std::move(path), option.value.names});
     }
   }
   for (const std::string& path : arguments.positionals()) files.push_back({{}, path, Names::kInput});

@@ -7,8 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "apps/common/cli.h"
-#include "apps/common/option_table.h"
+#include "apps/common/arguments.h"
 #include "apps/common/sandbox.h"
 
 namespace mmrec::apps {

@@ -27,8 +27,8 @@
 #include <string_view>
 #include <system_error>
 
-#include "apps/common/folder_names.h"
 #include "apps/common/output.h"
+#include "models/files/file.h"
 #include "models/files/model_files.h"
 
 namespace mmrec::apps {
@@ -52,7 +52,7 @@ void give_up_privileges() {
 
 /// Descriptors that a shell or a supervisor left open lead anywhere. The program's own are closed on exec.
 void close_inherited(const SandboxFiles& files) {
-  for (const std::string& name : names_in("/proc/self/fd")) {
+  for (const std::string& name : models::names_in("/proc/self/fd")) {
     const int fd = std::stoi(name);
     const auto is_it = [&](const fs::path& path) {  // as a shell names those of <(...)
       return path == "/dev/fd/" + name || path == "/proc/self/fd/" + name;
@@ -129,13 +129,13 @@ class Rules {
   /// The entries of a folder whose names are wanted, with all that is in them.
   template <class IsWanted>
   void allow_entries(const fs::path& folder, std::uint64_t access, IsWanted&& is_wanted) {
-    for (const std::string& name : names_in(folder)) {
+    for (const std::string& name : models::names_in(folder)) {
       if (is_wanted(name)) allow(folder / name, access);
     }
   }
   /// The rule is of the file that was looked at: a link that is put in its place later leads nowhere.
   void allow_model(const fs::path& folder) {
-    for (const std::string& name : names_in(folder)) {
+    for (const std::string& name : models::names_in(folder)) {
       if (!models::is_model_file(name)) continue;
       fs::path file;
       try {
@@ -302,7 +302,7 @@ void allow_on_descriptors(Filter& filter, bool gpu) {
 
 void restrict_files(const SandboxFiles& files) {
   std::error_code none;
-  const std::size_t threads = names_in("/proc/self/task").size();
+  const std::size_t threads = models::names_in("/proc/self/task").size();
   if (threads != 1) throw std::runtime_error(fmt::format("--sandbox: found {} threads, expected one", threads));
   close_inherited(files);
   give_up_privileges();

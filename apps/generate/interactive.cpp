@@ -18,7 +18,6 @@
 #include "apps/generate/line_editor.h"
 #include "apps/generate/prompt.h"
 #include "apps/generate/report.h"
-#include "apps/generate/saved_state.h"
 #include "mmrec/computed_with.h"
 #include "mmrec/errors.h"
 
@@ -166,15 +165,16 @@ class Conversation {
       }
       std::string key = rest.substr(0, key_end);
       std::replace(key.begin(), key.end(), '_', '-');
-      std::vector<Flag> flags;
-      for (const Option& option : generate_option_table()) {
-        if (std::find(kSettable.begin(), kSettable.end(), option.flag.name) != kSettable.end()) {
-          flags.push_back(option.flag);
-        }
+      std::vector<Option> options;
+      for (const Option& option : generate_program().options) {
+        if (std::find(kSettable.begin(), kSettable.end(), option.name) != kSettable.end()) options.push_back(option);
       }
       const std::string argument = fmt::format("--{}{}{}", key, key_end == rest.size() ? "" : "=", value);
       const std::array<const char*, 2> arguments = {"mmrec-generate", argument.c_str()};
-      const Arguments given(flags, false, static_cast<int>(arguments.size()), arguments.data());
+      Program program = generate_program();
+      program.operands = {};
+      program.options = options;
+      const Arguments given(program, static_cast<int>(arguments.size()), arguments.data());
       options_.sampler = sampler_choices(given).over(options_.sampler);
       options_.max_tokens = given.integer("tokens", options_.max_tokens, -1, std::int64_t{1} << 40);
       if (given.has("stop")) options_.stop = stop_strings(given);
@@ -229,13 +229,8 @@ class Conversation {
   }
 
   GenerateResult draw(Timings& timings, Stopwatch& watch) {
-    bool line_open = false;
     BackgroundWriter writer(of_.out);
-    options_.on_text = [&](std::string_view more) {
-      writer.write(more);
-      if (!more.empty()) line_open = more.back() != '\n';
-      return true;
-    };
+    options_.on_text = [&](std::string_view more) { return writer.write(more), true; };
     GenerateResult result;
     const std::int64_t began_at = session_.position();
     try {
@@ -252,10 +247,7 @@ class Conversation {
     timings.decode_tokens = std::ssize(result.tokens);
     timings.decode_bytes = decoded_bytes(of_.model.info(), began_at, session_.position() - began_at);
     consume_last(session_, result);
-    if (line_open && (of_.out.is_terminal() || (of_.out.shares_stderr() && !of_.command.quiet))) {
-      of_.out.write("\n");
-      of_.out.flush();
-    }
+    writer.end_line(of_.command.quiet);
     return result;
   }
 

@@ -3,14 +3,17 @@
 #include <histedit.h>
 #include <unistd.h>
 
+#include <array>
+#include <climits>
 #include <clocale>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <type_traits>
+#include <cwchar>
 
 #include "apps/common/input.h"
 #include "apps/generate/line_editor.h"
+#include "models/files/utf8.h"
 
 namespace mmrec::apps {
 namespace {
@@ -23,24 +26,11 @@ std::wstring widened(std::string_view text) {  // of ASCII
 
 std::string as_utf8(std::wstring_view text) {
   std::string bytes;
+  std::mbstate_t state = {};
+  std::array<char, MB_LEN_MAX> one;
   for (const wchar_t wide : text) {
-    const auto c = static_cast<std::uint32_t>(static_cast<std::make_unsigned_t<wchar_t>>(wide));
-    const auto put = [&](std::uint32_t byte) { bytes += static_cast<char>(static_cast<unsigned char>(byte)); };
-    if (c < 0x80U) {
-      put(c);
-    } else if (c < 0x800U) {
-      put(0xC0U | (c >> 6U));
-      put(0x80U | (c & 0x3FU));
-    } else if (c < 0x10000U) {
-      put(0xE0U | (c >> 12U));
-      put(0x80U | ((c >> 6U) & 0x3FU));
-      put(0x80U | (c & 0x3FU));
-    } else {
-      put(0xF0U | (c >> 18U));
-      put(0x80U | ((c >> 12U) & 0x3FU));
-      put(0x80U | ((c >> 6U) & 0x3FU));
-      put(0x80U | (c & 0x3FU));
-    }
+    const std::size_t size = std::wcrtomb(one.data(), wide, &state);
+    if (size <= one.size()) bytes.append(one.data(), size);
   }
   return bytes;
 }
@@ -86,19 +76,16 @@ struct LineEditor::Impl {
   /// A character of UTF-8; 0 at the end and after an interrupt.
   static int read_character(EditLine* edit, wchar_t* to) {
     InputFile& keys = of(edit).keys;
-    char byte = 0;
-    do {  // NUL is what becomes of an end of input that was typed while no line was edited
+    std::string bytes;
+    models::Utf8Unit unit;
+    do {
+      char byte = 0;
       if (keys.read({&byte, 1}) == 0) return 0;
-    } while (byte == '\0');
-    const auto first = static_cast<unsigned char>(byte);
-    const int more = first < 0xC0U ? 0 : first < 0xE0U ? 1 : first < 0xF0U ? 2 : 3;
-    auto value = static_cast<std::uint32_t>(more == 0 ? first : first & (0x3FU >> static_cast<unsigned>(more)));
-    for (int i = 0; i < more; ++i) {
-      if (keys.read({&byte, 1}) == 0) return 0;
-      value = (value << 6U) | (static_cast<unsigned char>(byte) & 0x3FU);
-    }
-    const bool is_character = value <= 0x10FFFFU && (more > 0 || first < 0x80U);
-    *to = static_cast<wchar_t>(is_character ? value : 0xFFFDU);
+      // NUL is what becomes of an end of input that was typed while no line was edited.
+      if (byte != '\0' || !bytes.empty()) bytes += byte;
+      unit = models::first_unit(bytes);
+    } while (bytes.empty() || unit.incomplete);
+    *to = static_cast<wchar_t>(unit.code);
     return 1;
   }
 

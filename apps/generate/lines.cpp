@@ -2,41 +2,288 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <exception>
+#include <new>
+#include <stdexcept>
 #include <utility>
 
 #include "apps/common/cli.h"
+#include "apps/common/json_text.h"
+#include "apps/generate/prompt.h"
+#include "kernels/cpu/thread_pool.h"
+#include "kernels/cpu/thread_pool.h"
 
 namespace mmrec::apps {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-Submission prepare_line(RecordQueue& queue, std::string_view text, std::int64_t number, const LineOptions& options) {
+constexpr auto kKeys =
+    std::to_array<std::string_view>({"prompt", "id", "n", "max_tokens", "temperature", "top_k", "top_p", "min_p",
+                                     "repetition_penalty", "seed", "stop", "logprobs", "num_samples"});
+
+void check_extra(std::string_view key, std::size_t bytes, const LineLimits& limits) {
+  if (bytes <= limits.extra_bytes) return;
+  throw RejectedFile(fmt::format("{}: too long (found {} bytes, expected at most {}, as --max-line-extra-kb says)", key,
+                                 bytes, limits.extra_bytes));
+}
+
+/// A line that is an object, whose keys have values of the right kind or are refused.
+class RequestReader {
+ public:
+  RequestReader(const Json& object, const LineOptions& defaults, const ModelInfo& info, const Tokenizer& tokenizer)
+      : object_(object), defaults_(defaults), info_(info), tokenizer_(tokenizer) {
+    for (const auto& [key, value] : object.items()) {
+      if (std::find(kKeys.begin(), kKeys.end(), key) == kKeys.end()) {
+        throw RejectedFile(
+            fmt::format("unknown key '{}' (expected {})", printable(key.substr(0, 60)), fmt::join(kKeys, ", ")));
+      }
+    }
+    if (has("n") && has("max_tokens")) throw RejectedFile("n: not with max_tokens, which is the same");
+  }
+
+  GeneratorRequest request(std::uint64_t seed) {
+    GeneratorRequest request{.prompt = prompt(), .options = defaults_.generate, .start = defaults_.start};
+    GenerateOptions& options = request.options;
+    options.sampler.seed = seed;
+    options.sampler = sampler_choices(object_).over(options.sampler);
+    options.max_tokens = integer(has("n") ? "n" : "max_tokens", options.max_tokens, -1, std::int64_t{1} << 40);
+    if (has("stop")) options.stop = stop();
+    if (has("logprobs")) options.top_logprobs = static_cast<int>(logprobs());
+    limit_tokens(request);
+    return request;
+  }
+  int num_samples() const { return static_cast<int>(integer("num_samples", defaults_.num_samples, 1, 65536)); }
+  RecordDetail detail() const {
+    RecordDetail detail = defaults_.detail;
+    if (has("logprobs")) detail.tokens = object_["logprobs"] != false;
+    return detail;
+  }
+
+ private:
+  bool has(const char* key) const { return object_.contains(key) && !object_[key].is_null(); }
+
+  [[noreturn]] void refuse(std::string_view key, const Json& found, std::string_view expected) const {
+    throw RejectedFile(fmt::format("{}: not a valid value (found {}, expected {})", key, brief(found), expected));
+  }
+
+  std::int64_t integer(const char* key, std::int64_t fallback, std::int64_t min, std::int64_t max) const {
+    if (!has(key)) return fallback;
+    const Json& value = object_[key];
+    const bool fits = value.is_number_integer() &&
+                      (!value.is_number_unsigned() || value.get<std::uint64_t>() <= static_cast<std::uint64_t>(max)) &&
+                      value.get<std::int64_t>() >= min;
+    if (!fits) refuse(key, value, fmt::format("a whole number from {} to {}", min, max));
+    return value.get<std::int64_t>();
+  }
+
+  /// No more than LineLimits::tokens; max_tokens of -1 becomes as many as there may be.
+  void limit_tokens(GeneratorRequest& request) const {
+    if (!has("n") && !has("max_tokens") && !has("num_samples") && !has("logprobs")) return;
+    const RecordDetail told = detail();
+    const std::int64_t samples = num_samples();
+    const std::int64_t prompt = told.prompt || told.tokens ? std::ssize(request.prompt) : 0;
+    const std::int64_t each = 1 + request.options.top_logprobs;
+    const std::int64_t room = defaults_.limits.tokens / samples - prompt;
+    const std::int64_t most = room < 0 ? -1 : room / each;
+    std::int64_t& tokens = request.options.max_tokens;
+    if (tokens < 0 && most > 0) tokens = most;
+    if (tokens >= 0 && tokens <= most) return;
+    throw RejectedFile(fmt::format(
+        "too many tokens (found num_samples {} x (max_tokens {} x (1 + logprobs {}) + {} of the prompt in the "
+        "record), expected at most {}, as --max-line-tokens says)",
+        samples, tokens, each - 1, prompt, defaults_.limits.tokens));
+  }
+
+  std::int64_t logprobs() const {
+    const Json& value = object_["logprobs"];
+    return value.is_boolean() ? 0 : integer("logprobs", 0, 0, 1000);
+  }
+
+  std::vector<std::string> stop() const {
+    const Json& value = object_["stop"];
+    const Json all = value.is_string() ? Json::array({value}) : value;
+    const auto is_text = [](const Json& text) {
+      return text.is_string() && !text.get_ref<const std::string&>().empty();
+    };
+    if (!all.is_array() || !std::all_of(all.begin(), all.end(), is_text)) {
+      refuse("stop", value, "a string of at least one character, or an array of such");
+    }
+    std::vector<std::string> stops = all.get<std::vector<std::string>>();
+    std::size_t bytes = 0;
+    for (const std::string& text : stops) bytes += text.size();
+    check_extra("stop", bytes, defaults_.limits);
+    return stops;
+  }
+
+  /// A text, or the ids of one; none where there is a state to go on from.
+  std::vector<int> prompt() const {
+    const bool goes_on = defaults_.start != nullptr;
+    if (!has("prompt")) {
+      if (goes_on) return {};
+      throw RejectedFile("no prompt (expected \"prompt\": a string or an array of token ids)");
+    }
+    const Json& value = object_["prompt"];
+    if (value.is_string()) {
+      try {
+        return encode_prompt(tokenizer_, info_, value.get_ref<const std::string&>(), goes_on);
+      } catch (const std::runtime_error& error) {  // it is empty, or beyond what the tokenizer can match
+        throw RejectedFile(error.what());
+      }
+    }
+    const std::int64_t vocab = info_.vocab_size;
+    const auto is_id = [&](const Json& id) {
+      return id.is_number_unsigned() && id.get<std::uint64_t>() < static_cast<std::uint64_t>(vocab);
+    };
+    if (!value.is_array() || (value.empty() && !goes_on) || !std::all_of(value.begin(), value.end(), is_id)) {
+      refuse("prompt", value, fmt::format("a string, or an array of token ids from 0 to {}", vocab - 1));
+    }
+    return value.get<std::vector<int>>();
+  }
+
+  const Json& object_;
+  const LineOptions& defaults_;
+  const ModelInfo& info_;
+  const Tokenizer& tokenizer_;
+};
+
+/// Below 2^53, and other ones for all lines of all runs (the finaliser of splitmix64).
+std::uint64_t seed_of(std::uint64_t run, std::int64_t line) {
+  std::uint64_t x = run + static_cast<std::uint64_t>(line) * 0x9e3779b97f4a7c15U;
+  x = (x ^ (x >> 30U)) * 0xbf58476d1ce4e5b9U;
+  x = (x ^ (x >> 27U)) * 0x94d049bb133111ebU;
+  return (x ^ (x >> 31U)) >> 11U;
+}
+
+Submission prepare_object(RecordQueue& queue, std::string_view line, std::int64_t number, const Model& model,
+                          const Tokenizer& tokenizer, const LineOptions& options, const std::string& name) {
+  Json head = {{"line", number}};
+  std::string refused;
+  try {
+    const Json object = parse_object(line, "");
+    if (object.contains("id")) {
+      // As it is written: a number may have more digits than this program could give back.
+      std::string id(member_text(line, "id"));
+      check_extra("id", id.size(), options.limits);
+      head = {{"id", std::move(id)}, {"line", number}};
+    }
+    LineRequest asked =
+        read_request(object, options, model.info(), tokenizer, seed_of(options.generate.sampler.seed, number));
+    Json more = Json::object();
+    if (asked.detail.prompt && object.contains("prompt")) more["prompt"] = object["prompt"];
+    if (asked.detail.tokens) more["prompt_tokens"] = asked.request.prompt;
+    return submission(queue, RecordHead(std::move(head), more),
+                      Samples(std::move(asked.request), asked.num_samples, model, options.session), asked.detail, true,
+                      name);
+  } catch (const RejectedFile& error) {
+    refused = error.what();
+  } catch (const std::invalid_argument& error) {
+    refused = error.what();
+  }
+  return [&queue, head = std::move(head), refused, name] {
+    queue.refuse(head, refused, name);
+    return false;
+  };
+}
+
+Submission prepare_text(RecordQueue& queue, std::string_view text, std::int64_t number, const Model& model,
+                        const Tokenizer& tokenizer, const LineOptions& options, const std::string& name) {
   if (text.ends_with('\r')) text.remove_suffix(1);
-  GeneratorRequest request{.prompt = options.encode(text), .options = options.generate, .start = options.start};
+  GeneratorRequest request{.prompt = encode_prompt(tokenizer, model.info(), text, options.start != nullptr),
+                           .options = options.generate,
+                           .start = options.start};
   request.options.sequence = static_cast<std::uint64_t>(number - 1);
   Json more = Json::object();
   if (options.detail.prompt) more["prompt"] = text;
   if (options.detail.tokens) more["prompt_tokens"] = request.prompt;
-  const std::string name = fmt::format("{}:{}", options.name, number);
-  Samples samples(std::move(request), options.num_samples, *options.model, options.session);
   Submission submit =
-      submission(queue, RecordHead({{"line", number}}, more), std::move(samples), options.detail, false, name);
+      submission(queue, RecordHead({{"line", number}}, more),
+                 Samples(std::move(request), options.num_samples, model, options.session), options.detail, false, name);
   const std::int64_t runs = count_invalid_utf8(text);
   if (runs == 0) return submit;
   return [submit = std::move(submit), name, runs, is_new = true]() mutable {
-    if (std::exchange(is_new, false)) {
-      warn(fmt::format("{}: {} places are no UTF-8 and are read as U+FFFD", name, runs));
-    }
+    if (std::exchange(is_new, false)) warn(invalid_utf8_warning(name, runs));
     return submit();
   };
 }
 
+/// Runs the queue until all lines are done. prepare(line, number) tokenizes, on several threads at once. What it
+/// returns is called, and what it throws is thrown, in the order of lines.
+template <class Prepare>
+void run_lines(RecordQueue& queue, LineReader& lines, int threads, const Prepare& prepare) {
+  constexpr std::size_t kMostBytes = std::size_t{4} << 20;  // that are tokenized together
+  struct Line {
+    std::string text;
+    std::int64_t number = 0;
+    std::string place = {};
+    std::string fault = {};
+  };
+  const int most_threads = threads > 0 ? threads : kernels::ThreadPool::available_processors();
+  std::deque<Submission> ready;
+  bool is_at_end = false;
+  bool has_work = false;
+  const auto read = [&] {
+    std::vector<Line> some;
+    const auto most = static_cast<std::size_t>(queue.room());
+    for (std::size_t bytes = 0; some.size() < most && bytes < kMostBytes;) {
+      if ((has_work || !some.empty()) && lines.would_wait()) break;
+      try {
+        const auto line = lines.next();
+        is_at_end = !line;
+        if (is_at_end) break;
+        bytes += line->size();
+        some.push_back({std::string(*line), lines.lines(), lines.place()});
+      } catch (const TooLong& error) {
+        some.push_back({{}, lines.lines(), lines.place(), error.reason()});
+      }
+    }
+    ready.resize(some.size());
+    const auto refusing = [&queue](const Line& line, std::string_view error) -> Submission {
+      return [&queue, number = line.number, place = line.place, error = std::string(error)] {
+        queue.refuse({{"line", number}}, error, place);
+        return false;
+      };
+    };
+    kernels::parallel_items(some.size(), most_threads, [&](std::size_t i) {
+      try {
+        ready[i] = some[i].fault.empty() ? prepare(some[i].text, some[i].number) : refusing(some[i], some[i].fault);
+      } catch (const std::bad_alloc&) {
+        ready[i] = refusing(some[i], kNoMemory);
+      } catch (...) {
+        ready[i] = [fault = std::current_exception()]() -> bool { std::rethrow_exception(fault); };
+      }
+    });
+  };
+  while (!is_at_end || !ready.empty() || has_work) {
+    while (queue.has_room()) {
+      if (ready.empty() && !is_at_end) read();
+      if (ready.empty()) break;
+      if (!ready.front() || !ready.front()()) ready.pop_front();
+      has_work = true;
+    }
+    has_work = queue.run_once();
+  }
+}
+
 }  // namespace
 
-void generate_lines(RecordQueue& queue, LineReader& lines, const LineOptions& options) {
-  run_lines(queue, lines, options.threads,
-            [&](std::string_view line, std::int64_t number) { return prepare_line(queue, line, number, options); });
+LineRequest read_request(const Json& object, const LineOptions& options, const ModelInfo& info,
+                         const Tokenizer& tokenizer, std::uint64_t seed) {
+  RequestReader reader(object, options, info, tokenizer);
+  return {.request = reader.request(seed), .num_samples = reader.num_samples(), .detail = reader.detail()};
+}
+
+void generate_lines(RecordQueue& queue, LineReader& lines, const Model& model, const Tokenizer& tokenizer,
+                    const LineOptions& options) {
+  run_lines(queue, lines, options.session.threads, [&](std::string_view line, std::int64_t number) -> Submission {
+    const std::string name = fmt::format("{}:{}", options.name, number);
+    if (!options.are_objects) return prepare_text(queue, line, number, model, tokenizer, options, name);
+    if (is_blank(line)) return nullptr;
+    return prepare_object(queue, line, number, model, tokenizer, options, name);
+  });
 }
 
 }  // namespace mmrec::apps

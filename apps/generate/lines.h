@@ -1,32 +1,63 @@
-// --lines: many prompts, a line each.
+// Many prompts, a line each: texts (--lines), or objects with options of their own (--jsonl).
 #pragma once
 
-#include <functional>
+#include <cstdint>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "apps/common/input.h"
 #include "apps/generate/records.h"
+#include "apps/generate/sampling.h"
+#include "mmrec/generator.h"
+#include "mmrec/model.h"
+#include "mmrec/tokenizer.h"
 
 namespace mmrec::apps {
 
-/// How lines are continued, and what is printed of them.
+/// What a line may ask for.
+struct LineLimits {
+  /// Of its records together: num_samples * (max_tokens * (1 + logprobs) + tokens of the prompt, where records have
+  /// it). Lines that leave all of this to the command line are not asked.
+  std::int64_t tokens = std::int64_t{1} << 22;
+  std::size_t extra_bytes = std::size_t{16} << 10;  // of its id; of its stop strings together
+};
+
+/// How lines are continued. What an object leaves out is taken from here.
 struct LineOptions {
-  GenerateOptions generate;  // of each; line n draws with the random numbers of sequence n - 1
-  std::string name;          // of the file, for messages
-  std::function<std::vector<int>(std::string_view text)> encode;  // a prompt's ids, from several threads at once
-  int threads = 0;                                                // that do; 0: as many as there are processors
-  std::shared_ptr<const Session> start = {};                      // what each goes on from, if not from nothing
+  bool are_objects = false;
+  GenerateOptions generate;
   int num_samples = 1;
-  const Model* model = nullptr;  // of samples; must live on
-  SessionOptions session = {};   // likewise
+  RecordDetail detail;
+  LineLimits limits = {};
+  std::string name;                           // of the file, for messages
+  std::shared_ptr<const Session> start = {};  // what each goes on from, if not from nothing
+  SessionOptions session = {};
+};
+
+/// What a line asks for.
+struct LineRequest {
+  GeneratorRequest request;
+  int num_samples = 1;
   RecordDetail detail;
 };
 
-/// Prompts are read while there is room for them, so that memory does not grow with their number. An interrupt ends
-/// the reading and all that runs. Throws what reading, generating and writing throw.
-void generate_lines(RecordQueue& queue, LineReader& lines, const LineOptions& options);
+/// Of a line that is `object`; `seed` is its seed where it has none. Throws RejectedFile naming key, found and
+/// expected.
+LineRequest read_request(const nlohmann::ordered_json& object, const LineOptions& options, const ModelInfo& info,
+                         const Tokenizer& tokenizer, std::uint64_t seed);
+
+/// One record for each line, or for each sample of it. Lines are read, and records asked for, while there is room for
+/// them, and what runs does not wait for a line that is slow to come. A line that is too long, or for which memory runs
+/// out, has a record that says so. An interrupt ends the reading and all that runs. Throws what reading and writing
+/// throw, and if the device fails.
+///
+/// Text n draws with the random numbers of sequence n - 1. Blank lines are no objects; a line that is no request has a
+/// record that says why. Draws of an object are those of mmrec-generate for its prompt, options and seed alone; one
+/// without a seed has one that follows from the run's and its number.
+void generate_lines(RecordQueue& queue, LineReader& lines, const Model& model, const Tokenizer& tokenizer,
+                    const LineOptions& options);
 
 }  // namespace mmrec::apps

@@ -12,15 +12,13 @@
 #include <utility>
 #include <vector>
 
+#include "apps/common/arguments.h"
 #include "apps/common/background_writer.h"
-#include "apps/common/cli.h"
 #include "apps/common/input.h"
 #include "apps/common/model_folder.h"
 #include "apps/common/output.h"
-#include "apps/common/sandbox.h"
 #include "apps/common/signals.h"
 #include "apps/generate/interactive.h"
-#include "apps/generate/jsonl.h"
 #include "apps/generate/lines.h"
 #include "apps/generate/options.h"
 #include "apps/generate/prefix_cache.h"
@@ -28,7 +26,6 @@
 #include "apps/generate/records.h"
 #include "apps/generate/report.h"
 #include "apps/generate/sampling.h"
-#include "apps/generate/saved_state.h"
 #include "mmrec/computed_with.h"
 #include "mmrec/errors.h"
 #include "mmrec/generate.h"
@@ -41,13 +38,11 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::string_view kProgram = "mmrec-generate";
-
 /// What is known before a model is loaded.
 struct Setting {
   GenerateCommand command;
   GenerationDefaults defaults;
-  std::optional<Begun> begun;
+  std::optional<SavedSequence> begun;  // of --state-in
   GenerateOptions options;
 };
 
@@ -75,46 +70,30 @@ int many_main(Setting setting, Output& out) {
   const std::string file = command.jsonl ? *command.jsonl : prompt_file(command);
   LineReader lines(file, true, command.max_line_bytes);
   Stopwatch watch;
-  const Sandbox sandbox(command.sandbox, files_of(command));
-  const std::vector<Model> models = load_models(command.folder, command.run);
-  sandbox.loaded();
-  const ModelInfo info = info_of(models);
-  const Tokenizer tokenizer = load_tokenizer(command.folder, info);
-  if (command.verbose) log_loaded(command.folder, command.run, info, &tokenizer);
+  const Loaded loaded = load(command, files_of(command), true);
+  const std::vector<Model>& models = loaded.models;
+  const ModelInfo& info = loaded.info;
+  const Tokenizer& tokenizer = *loaded.tokenizer;
   options.eos_token_ids = end_of_sequence(info, setting.defaults, tokenizer);
   std::shared_ptr<Session> start;
   if (setting.begun) {
     start = std::make_shared<Session>(models.front().new_session(1, command.run.session));
-    restore_state(*start, setting.begun->saved, tokenizer, setting.begun->file,
-                  computed_with(info, command.run.session));
+    restore_state(*start, *setting.begun, tokenizer, *command.state_in, computed_with(info, command.run.session));
   }
   Generator generator(models, tokenizer, {.session = command.run.session});
   RecordQueue queue(generator, tokenizer, out, command.as_completed);
   const double load_seconds = watch.lap();
 
   const GracefulScope graceful;
-  if (command.jsonl) {
-    generate_jsonl(queue, lines, models.front(), tokenizer,
-                   {.generate = options,
-                    .num_samples = command.num_samples,
-                    .detail = detail_of(command),
-                    .limits = {.tokens = command.max_line_tokens, .extra_bytes = command.max_line_extra_bytes},
-                    .name = input_name(file),
-                    .start = start,
-                    .session = command.run.session});
-  } else {
-    const auto goes_on = start != nullptr;
-    generate_lines(queue, lines,
-                   {.generate = options,
-                    .name = input_name(file),
-                    .encode = [&](std::string_view text) { return encode_prompt(tokenizer, info, text, goes_on); },
-                    .threads = command.run.session.threads,
-                    .start = start,
-                    .num_samples = command.num_samples,
-                    .model = &models.front(),
-                    .session = command.run.session,
-                    .detail = detail_of(command)});
-  }
+  generate_lines(queue, lines, models.front(), tokenizer,
+                 {.are_objects = command.jsonl.has_value(),
+                  .generate = options,
+                  .num_samples = command.num_samples,
+                  .detail = detail_of(command),
+                  .limits = {.tokens = command.max_line_tokens, .extra_bytes = command.max_line_extra_bytes},
+                  .name = input_name(file),
+                  .start = start,
+                  .session = command.run.session});
   const RecordsDone& done = queue.done();
   const double seconds = watch.lap();
   out.commit();
@@ -160,17 +139,15 @@ int prompt_main(Setting setting, Output& out) {
 
   Stopwatch watch;
   Timings timings;
-  const Sandbox sandbox(command.sandbox, files_of(command));
-  const Model model = load_model(command.folder, command.run);  // of all GPUs the first: a sequence runs on one
-  sandbox.loaded();
-  const Tokenizer tokenizer = load_tokenizer(command.folder, model.info());
-  if (command.verbose) log_loaded(command.folder, command.run, model.info(), &tokenizer);
+  const Loaded loaded = load(command, files_of(command), true, true);  // a sequence runs on one GPU
+  const Model& model = loaded.models.front();
+  const Tokenizer& tokenizer = *loaded.tokenizer;
   timings.load_seconds = watch.lap();
   timings.place = place_of(model.info());
 
   Session session = model.new_session(1, command.run.session);
   std::string with = computed_with(model.info(), command.run.session);
-  if (setting.begun) with = restore_state(session, setting.begun->saved, tokenizer, setting.begun->file, with);
+  if (setting.begun) with = restore_state(session, *setting.begun, tokenizer, *command.state_in, with);
   const std::int64_t began_at = session.position();
   options.eos_token_ids = end_of_sequence(model.info(), setting.defaults, tokenizer);
   if (command.interactive) {
@@ -206,15 +183,10 @@ int prompt_main(Setting setting, Output& out) {
     return exit_code_of(done);
   }
 
-  bool line_open = false;
   std::optional<BackgroundWriter> writer;
   if (!command.json) {
     writer.emplace(out);
-    options.on_text = [&](std::string_view text) {
-      writer->write(text);
-      if (!text.empty()) line_open = text.back() != '\n';
-      return true;
-    };
+    options.on_text = [&](std::string_view text) { return writer->write(text), true; };
   }
   GenerateResult result;
   if (session.position() - began_at == std::ssize(ids)) {
@@ -234,19 +206,15 @@ int prompt_main(Setting setting, Output& out) {
     if (command.echo) json["prompt"] = prompt.text;
     json["state"] = {{"began_at", began_at}, {"position", session.position()}};
     out.write(json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
-  } else if (line_open && (out.is_terminal() || (out.shares_stderr() && !command.quiet))) {
-    out.write("\n");
+  } else {
+    writer->end_line(command.quiet);
   }
   out.commit();
   if (!command.quiet) log_line(timings.line(options.sampler, to_string(result.finish_reason)));
   return interrupt_exit_code();
 }
 
-int generate_main(int argc, char** argv) {
-  const std::vector<Flag> flags = flags_of(generate_option_table());
-  const Arguments arguments(flags, true, argc, argv);
-  if (print_help_or_version(arguments, generate_help(false), generate_help(true), kProgram)) return kOk;
-
+int generate_main(const Arguments& arguments) {
   // Everything that can be wrong with the command line, before anything is loaded.
   Setting setting;
   setting.command = generate_command(arguments);
@@ -259,12 +227,12 @@ int generate_main(int argc, char** argv) {
     out.emplace();
   }
   if (command.state_out) check_state_path(*command.state_out);
-  setting.begun = begun_sequence(command);
+  if (command.state_in) setting.begun = read_state(*command.state_in);
   GenerateOptions& options = setting.options;
   options.max_tokens = command.max_tokens;
   options.stop = command.stop;
   options.top_logprobs = command.top_logprobs;
-  options.sampler = setting.begun ? setting.begun->saved.sampler : setting.defaults.sampler;
+  options.sampler = setting.begun ? setting.begun->sampler : setting.defaults.sampler;
   if (!setting.begun) options.sampler.seed = random_seed();
   options.sampler = command.sampler.over(options.sampler);
   return command.lines || command.jsonl ? many_main(std::move(setting), *out) : prompt_main(std::move(setting), *out);
@@ -274,5 +242,5 @@ int generate_main(int argc, char** argv) {
 }  // namespace mmrec::apps
 
 int main(int argc, char** argv) {
-  return mmrec::apps::run_program("mmrec-generate", [&] { return mmrec::apps::generate_main(argc, argv); });
+  return mmrec::apps::run_command(mmrec::apps::generate_program(), argc, argv, mmrec::apps::generate_main);
 }

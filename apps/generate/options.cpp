@@ -19,55 +19,54 @@ Continues a prompt: text on stdout, timings and the seed on stderr.
 )";
 
 constexpr auto kOptions = std::to_array<Option>({
-    {{"model", 'm'}, "DIR", "model folder, or DIR alone (the bundled model)", true, "", Names::kInput},
-    {{"prompt", 'p'}, "TEXT", "the prompt; else what is piped into stdin", true},
-    {{"file", 'f'}, "FILE", "the prompt is in FILE; - is stdin", true, "", Names::kInput},
-    {{"escape", 'e', false}, "", "resolve \\n, \\t, \\\\, \\\" and \\xHH in -p and --stop"},
-    {{"tokens", 'n', true, false, "predict n-predict max-tokens"},
-     "N",
+    {"model", 'm', kModelFolder, "model folder, or DIR alone (the bundled model)", true},
+    {"prompt", 'p', {"TEXT"}, "the prompt; else what is piped into stdin", true},
+    {"file", 'f', kInputFile, "the prompt is in FILE; - is stdin", true},
+    {"escape", 'e', kNoValue, "resolve \\n, \\t, \\\\, \\\" and \\xHH in -p and --stop"},
+    {"tokens",
+     'n',
+     {"N"},
      "most tokens to draw (256); -1: until an end or a stop",
-     true},
-    {{"temp", 0, true, false, "temperature"}, "X", "temperature (0.8); 0: greedy. --top-k, --top-p, --min-p", true},
-    {{"top-k"}, "N", "keep the N likeliest tokens (40); 0: all"},
-    {{"top-p"}, "X", "keep the smallest set of probability X (0.95); 1: all"},
-    {{"min-p"}, "X", "drop tokens below X times the likeliest (0.05); 0: none"},
-    {{"repetition-penalty", 0, true, false, "repeat-penalty"},
-     "X",
-     "make tokens of the last 64 less likely (1.0: do not)"},
-    {{"seed", 's'}, "N", "random seed (default: random, always reported)", true},
-    {{"stop", 0, true, true}, "S", "end before this text; may be repeated", true},
-    {{"num-samples"}, "N", "continuations: a line of JSON each, of seeds rising by 1", true},
-    {{"logprobs"}, "K", "in JSON, tokens with log-probs, and of each draw the K likeliest"},
-    {{"echo", 0, false}, "", "print the prompt first"},
-    {{"json", 0, false}, "", "one JSON object, no text", true},
-    {{"lines", 0, false}, "", "each line is a prompt: a line of JSON for each, in order", true},
-    {{"jsonl"}, "FILE", "each line is {\"prompt\": ..., \"n\": ..., ...}: a record for each", true, "", Names::kInput},
-    {{"as-completed", 0, false}, "", "records of --jsonl and --lines as they are ready, not in order"},
-    {{"max-line-mb"}, "N", "longest line of --jsonl and --lines (16 MiB)"},
-    {{"max-line-tokens"}, "N", "most tokens a line of --jsonl may ask for, its samples together (4194304)"},
-    {{"max-line-extra-kb"}, "N", "longest id of such a line, and stop strings together (16 KiB)"},
-    {{"interactive", 'i', false}, "", "take turns: lines of stdin are continued; /help there", true},
-    {{"output", 'o'}, "FILE", "write there, whole or not at all; - is stdout", true, "", Names::kOutput},
-    {{"state-out"}, "FILE", "save the state at the end", true, "", Names::kOutput},
-    {{"state-in"}, "FILE", "go on where that was saved", true, "", Names::kInput},
-    {{"prefix-cache"}, "DIR", "keep states of prompts there, begin with the longest", false, "", Names::kFolder},
-    {{"prefix-cache-mb"}, "N", "what they may take (1024 MiB): the oldest go"},
-    {{"device"}, "D", "auto, cpu, cuda, cuda:N (from 0); cuda:all with --lines", true, "auto cpu cuda cuda:all"},
+     true,
+     "predict n-predict max-tokens"},
+    {"temp", 0, {"X"}, "temperature (0.8); 0: greedy. --top-k, --top-p, --min-p", true, "temperature"},
+    {"top-k", 0, {"N"}, "keep the N likeliest tokens (40); 0: all"},
+    {"top-p", 0, {"X"}, "keep the smallest set of probability X (0.95); 1: all"},
+    {"min-p", 0, {"X"}, "drop tokens below X times the likeliest (0.05); 0: none"},
+    {"repetition-penalty", 0, {"X"}, "make tokens of the last 64 less likely (1.0: do not)", false, "repeat-penalty"},
+    {"seed", 's', {"N"}, "random seed (default: random, always reported)", true},
+    {"stop", 0, {"S"}, "end before this text; may be repeated", true, {}, true},
+    {"num-samples", 0, {"N"}, "continuations: a line of JSON each, of seeds rising by 1", true},
+    {"logprobs", 0, {"K"}, "in JSON, tokens with log-probs, and of each draw the K likeliest"},
+    {"echo", 0, kNoValue, "print the prompt first"},
+    {"json", 0, kNoValue, "one JSON object, no text", true},
+    {"lines", 0, kNoValue, "each line is a prompt: a line of JSON for each, in order", true},
+    {"jsonl", 0, kInputFile, "each line is {\"prompt\": ..., \"n\": ..., ...}: a record for each", true},
+    {"as-completed", 0, kNoValue, "records of --jsonl and --lines as they are ready, not in order"},
+    {"max-line-mb", 0, {"N"}, "longest line of --jsonl and --lines (16 MiB)"},
+    {"max-line-tokens", 0, {"N"}, "most tokens a line of --jsonl may ask for, its samples together (4194304)"},
+    {"max-line-extra-kb", 0, {"N"}, "longest id of such a line, and stop strings together (16 KiB)"},
+    {"interactive", 'i', kNoValue, "take turns: lines of stdin are continued; /help there", true},
+    {"output", 'o', kOutputFile, "write there, whole or not at all; - is stdout", true},
+    {"state-out", 0, kOutputFile, "save the state at the end", true},
+    {"state-in", 0, kInputFile, "go on where that was saved", true},
+    {"prefix-cache", 0, {"DIR", {}, Names::kFolder}, "keep states of prompts there, begin with the longest"},
+    {"prefix-cache-mb", 0, {"N"}, "what they may take (1024 MiB): the oldest go"},
+    {"device", 0, {"D", "auto cpu cuda cuda:all"}, "auto, cpu, cuda, cuda:N (from 0); cuda:all with --lines", true},
     kPrecisionOption,
     kThreadsOption,
-    {{"quiet", 'q', false}, "", "no progress and no timings", true},
-    {{"verbose", 'v', false}, "", "say what was loaded, where it runs and why"},
+    {"quiet", 'q', kNoValue, kQuietOption.help, true},
+    kVerboseOption,
     kSandboxOption,
     kExpertOption,
     kPrefillOption,
     kSweepTolOption,
-    {{"calls"}, "C", "of mmrec-jax: prompt (the default), stepwise or whole", false, "prompt stepwise whole"},
+    {"calls", 0, {"C", "prompt stepwise whole"}, "of mmrec-jax: prompt (the default), stepwise or whole"},
     kBankOption,
     kHelpOption,
     kHelpAllOption,
     kVersionOption,
 });
-static_assert(names_are_complete(kOptions));
 constexpr std::string_view kFoot = "Sampling defaults come from the folder's generation_config.json if it has one.\n";
 
 /// A folder, or a file in its place, may stand alone instead of after -m.
@@ -94,17 +93,9 @@ std::optional<std::string> unescaped_option(const Arguments& arguments, std::str
   return unescaped(*text, name);
 }
 
-void refuse_together(const Arguments& arguments, std::string_view one, std::string_view other,
-                     std::string_view why = {}) {
-  if (!arguments.has(one) || !arguments.has(other)) return;
-  throw UsageError(fmt::format("--{}: not with --{}{}", one, other, why));
-}
-
 void read_files(const Arguments& arguments, GenerateCommand& command) {
   command.prompt = unescaped_option(arguments, "prompt");
   command.file = arguments.file("file");
-  command.output = arguments.file("output");
-  if (command.output == "-") command.output.reset();
   command.state_in = arguments.file("state-in");
   command.state_out = arguments.file("state-out");
   command.prefix_cache = arguments.file("prefix-cache");
@@ -113,14 +104,11 @@ void read_files(const Arguments& arguments, GenerateCommand& command) {
   if (arguments.has("lines") && command.prompt) {
     throw UsageError("--lines: not with -p (expected -f FILE or piped stdin)");
   }
-  for (const std::string_view many : {"lines", "jsonl"}) {
-    refuse_together(arguments, "state-out", many, " (each line has a state of its own)");
-    refuse_together(arguments, "prefix-cache", many);
-  }
-  for (const std::string_view other : {"prompt", "file", "lines"}) refuse_together(arguments, "jsonl", other);
-  for (const std::string_view other : {"json", "lines", "jsonl", "num-samples", "logprobs", "prefix-cache", "output"}) {
-    refuse_together(arguments, "interactive", other);
-  }
+  arguments.refuse_together("state-out", {"lines", "jsonl"}, " (each line has a state of its own)");
+  arguments.refuse_together("prefix-cache", {"lines", "jsonl", "state-in"});
+  arguments.refuse_together("jsonl", {"prompt", "file", "lines"});
+  arguments.refuse_together("interactive",
+                            {"json", "lines", "jsonl", "num-samples", "logprobs", "prefix-cache", "output"});
   command.interactive = arguments.has("interactive");
   if (command.interactive && command.file == "-")
     throw UsageError("--interactive: not with -f -, as stdin has the turns");
@@ -141,23 +129,22 @@ void read_files(const Arguments& arguments, GenerateCommand& command) {
   if (arguments.has("logprobs") && !command.json && !command.lines && !command.jsonl && command.num_samples == 1) {
     throw UsageError("--logprobs: only in JSON (expected --json, --lines, --jsonl or --num-samples)");
   }
-  refuse_together(arguments, "prefix-cache", "state-in");
   if (arguments.has("prefix-cache-mb") && !command.prefix_cache) {
     throw UsageError("--prefix-cache-mb: without --prefix-cache DIR");
   }
 }
 
-int hex_digit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-  return -1;
-}
-
 }  // namespace
 
-std::span<const Option> generate_option_table() { return kOptions; }
-std::string generate_help(bool all) { return help_page(kHead, kOptions, all) + (all ? std::string(kFoot) : ""); }
+const Program& generate_program() {
+  static constexpr Program kProgram = {.name = "mmrec-generate",
+                                       .does = "continue a prompt with an MM-Rec model",
+                                       .operands = "[DIR]",
+                                       .head = kHead,
+                                       .options = kOptions,
+                                       .foot = kFoot};
+  return kProgram;
+}
 
 std::string unescaped(std::string_view text, std::string_view option) {
   constexpr std::string_view kLetters = "nrte\\\"'\n";
@@ -173,8 +160,9 @@ std::string unescaped(std::string_view text, std::string_view option) {
     if (known != std::string_view::npos && letter != '\0') {
       result += kMeanings[known];
       ++i;
-    } else if (letter == 'x' && i + 3 < text.size() && hex_digit(text[i + 2]) >= 0 && hex_digit(text[i + 3]) >= 0) {
-      result += static_cast<char>(hex_digit(text[i + 2]) * 16 + hex_digit(text[i + 3]));
+    } else if (unsigned byte = 0; letter == 'x' && text.size() - i > 3 &&
+                                  std::from_chars(&text[i + 2], &text[i + 2] + 2, byte, 16).ptr == &text[i + 2] + 2) {
+      result += static_cast<char>(byte);
       i += 3;
     } else {
       throw UsageError(
@@ -199,7 +187,7 @@ std::vector<std::string> stop_strings(const Arguments& arguments) {
 
 GenerateCommand generate_command(const Arguments& arguments) {
   GenerateCommand command;
-  command.run = run_options(arguments);
+  read_model_command(arguments, command);
   command.max_tokens = arguments.integer("tokens", 256, -1, std::int64_t{1} << 40);
   command.sampler = sampler_choices(arguments);
   command.stop = stop_strings(arguments);
@@ -210,16 +198,13 @@ GenerateCommand generate_command(const Arguments& arguments) {
   command.lines = arguments.has("lines");
   command.jsonl = arguments.file("jsonl");
   command.as_completed = arguments.has("as-completed");
-  refuse_together(arguments, "quiet", "verbose");
-  command.quiet = arguments.has("quiet");
-  command.verbose = arguments.has("verbose");
-  command.sandbox = arguments.has("sandbox");
   read_files(arguments, command);
   command.folder = folder_of(arguments);
-  command.named = named_files(arguments, kOptions);
-  command.named.push_back({{}, command.folder, Names::kInput});
-  if (!command.prompt && !command.file && !command.jsonl) command.named.push_back({{}, "-", Names::kInput});
-  refuse_lost_files(command.named);
+  if (command.prompt || command.file || command.jsonl) {
+    name_files(arguments, generate_program(), command);
+  } else {
+    name_files(arguments, generate_program(), command, {{{}, "-", Names::kInput}});
+  }
   return command;
 }
 

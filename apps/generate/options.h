@@ -9,18 +9,15 @@
 #include <string>
 #include <vector>
 
-#include "apps/common/cli.h"
+#include "apps/common/arguments.h"
 #include "apps/common/model_folder.h"
 #include "apps/common/named_files.h"
-#include "apps/common/option_table.h"
 #include "apps/generate/sampling.h"
 
 namespace mmrec::apps {
 
 /// What the command line says, checked as far as that needs no file.
-struct GenerateCommand {
-  RunOptions run;
-  std::filesystem::path folder;
+struct GenerateCommand : ModelCommand {
   std::optional<std::string> prompt;  // its escapes resolved
   std::optional<std::string> file;    // "-": stdin
   std::int64_t max_tokens = 256;
@@ -28,7 +25,6 @@ struct GenerateCommand {
   std::vector<std::string> stop;
   int num_samples = 1;
   int top_logprobs = 0;
-  std::optional<std::string> output;  // none: stdout
   std::optional<std::string> state_in;
   std::optional<std::string> state_out;
   std::optional<std::string> prefix_cache;
@@ -42,15 +38,9 @@ struct GenerateCommand {
   std::size_t max_line_extra_bytes = 0;
   bool as_completed = false;
   bool interactive = false;
-  bool quiet = false;
-  bool verbose = false;
-  bool sandbox = false;
-  std::vector<NamedFile> named;
 };
 
-std::span<const Option> generate_option_table();
-/// The page of --help, or of --help-all.
-std::string generate_help(bool all);
+const Program& generate_program();
 
 /// Throws UsageError, RejectedFile where the bundled model is missing.
 GenerateCommand generate_command(const Arguments& arguments);

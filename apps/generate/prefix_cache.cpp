@@ -18,11 +18,11 @@
 #include <utility>
 
 #include "apps/common/cli.h"
-#include "apps/common/folder_names.h"
 #include "apps/common/model_folder.h"
 #include "apps/common/output.h"
 #include "mmrec/computed_with.h"
 #include "mmrec/state_file.h"
+#include "models/files/file.h"
 
 namespace mmrec::apps {
 namespace {
@@ -110,7 +110,7 @@ std::string PrefixCache::name_of(std::int64_t count, std::uint64_t hash) const {
 
 std::vector<PrefixCache::Entry> PrefixCache::entries() const {
   std::vector<Entry> entries;
-  for (const std::string& name : names_in(folder_)) {
+  for (const std::string& name : models::names_in(folder_)) {
     if (!is_ours(name)) continue;
     Entry entry{folder_ / name, 0, {}};
     std::error_code no_size, no_time;  // gone, or not to be asked now

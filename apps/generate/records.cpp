@@ -3,17 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
-#include <deque>
 #include <exception>
 #include <new>
 #include <stdexcept>
-#include <system_error>
-#include <thread>
 #include <utility>
 
-#include "apps/common/cli.h"
-#include "apps/common/processors.h"
+#include "apps/common/arguments.h"
+#include "apps/common/json_text.h"
 #include "apps/common/signals.h"
 
 namespace mmrec::apps {
@@ -28,8 +24,6 @@ Json logprobs_json(const GenerateResult& result) {
 
 namespace {
 
-constexpr std::string_view kNoMemory = "out of memory";
-
 /// The likeliest tokens of draw i.
 Json likeliest_json(const GenerateResult& result, std::size_t i, const Tokenizer& tokenizer) {
   Json likeliest = Json::array();
@@ -42,8 +36,6 @@ Json likeliest_json(const GenerateResult& result, std::size_t i, const Tokenizer
   return likeliest;
 }
 
-std::string dumped(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
-
 /// The text of an object, whose "id" is the text of a JSON value.
 std::string text_of(Json object) {
   std::string id;
@@ -51,14 +43,14 @@ std::string text_of(Json object) {
     id = fmt::format("\"id\":{},", object["id"].get<std::string>());
     object.erase("id");
   }
-  return dumped(object).insert(1, id);
+  return dump(object).insert(1, id);
 }
 
 /// Appends the fields of `more` to an object that has no end yet.
 void append_fields(std::string& object, const Json& more) {
   if (more.empty()) return;
   if (object.size() > 1) object += ',';
-  const std::string text = dumped(more);
+  const std::string text = dump(more);
   object.append(text, 1, text.size() - 2);
 }
 
@@ -134,7 +126,7 @@ std::string RecordQueue::record_of(const Asked& asked, const GenerateResult& res
     record += ",\"top_logprobs\":[";
     for (std::size_t i = 0; i < result.tokens.size(); ++i) {
       if (i > 0) record += ',';
-      record += dumped(likeliest_json(result, i, tokenizer_));
+      record += dump(likeliest_json(result, i, tokenizer_));
     }
     record += ']';
   }
@@ -224,85 +216,6 @@ Submission submission(RecordQueue& queue, RecordHead head, Samples samples, Reco
     }
     return false;
   };
-}
-
-namespace {
-
-/// Calls work(), which does not throw, on as many threads, of which the caller's is one; on fewer where the system has
-/// no more.
-template <class Work>
-void on_threads(int count, const Work& work) {
-  std::vector<std::jthread> others;
-  try {
-    while (std::ssize(others) < count - 1) others.emplace_back(work);
-  } catch (const std::system_error&) {  // those there are do the work
-  }
-  work();
-}
-
-}  // namespace
-
-void run_lines(RecordQueue& queue, LineReader& lines, int threads,
-               const std::function<Submission(std::string_view, std::int64_t)>& prepare) {
-  constexpr std::size_t kMostBytes = std::size_t{4} << 20;  // that are tokenized together
-  struct Line {
-    std::string text;
-    std::int64_t number = 0;
-    std::string place = {};
-    std::string fault = {};
-  };
-  const int most_threads = threads > 0 ? threads : usable_processors();
-  std::deque<Submission> ready;
-  bool is_at_end = false;
-  bool has_work = false;
-  const auto read = [&] {
-    std::vector<Line> some;
-    const auto most = static_cast<std::size_t>(queue.room());
-    for (std::size_t bytes = 0; some.size() < most && bytes < kMostBytes;) {
-      if ((has_work || !some.empty()) && lines.would_wait()) break;
-      try {
-        const auto line = lines.next();
-        is_at_end = !line;
-        if (is_at_end) break;
-        bytes += line->size();
-        some.push_back({std::string(*line), lines.lines(), lines.place()});
-      } catch (const TooLong& error) {
-        some.push_back({{}, lines.lines(), lines.place(), error.reason()});
-      }
-    }
-    ready.resize(some.size());
-    const auto refusing = [&queue](const Line& line, std::string_view error) -> Submission {
-      return [&queue, number = line.number, place = line.place, error = std::string(error)] {
-        queue.refuse({{"line", number}}, error, place);
-        return false;
-      };
-    };
-    std::atomic<std::size_t> next = 0;
-    on_threads(std::min(most_threads, static_cast<int>(some.size())), [&] {
-      for (std::size_t i = 0; (i = next++) < some.size();) {
-        if (!some[i].fault.empty()) {
-          ready[i] = refusing(some[i], some[i].fault);
-          continue;
-        }
-        try {
-          ready[i] = prepare(some[i].text, some[i].number);
-        } catch (const std::bad_alloc&) {
-          ready[i] = refusing(some[i], kNoMemory);
-        } catch (...) {
-          ready[i] = [fault = std::current_exception()]() -> bool { std::rethrow_exception(fault); };
-        }
-      }
-    });
-  };
-  while (!is_at_end || !ready.empty() || has_work) {
-    while (queue.has_room()) {
-      if (ready.empty() && !is_at_end) read();
-      if (ready.empty()) break;
-      if (!ready.front() || !ready.front()()) ready.pop_front();
-      has_work = true;
-    }
-    has_work = queue.run_once();
-  }
 }
 
 }  // namespace mmrec::apps

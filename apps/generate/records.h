@@ -14,9 +14,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
-#include "apps/common/input.h"
 #include "apps/common/output.h"
 #include "mmrec/generator.h"
 #include "mmrec/model.h"
@@ -39,6 +37,9 @@ struct RecordsDone {
   std::string first_failed = {};
   std::exception_ptr starved = {};  // of the first call of the device that found no memory
 };
+
+/// The error of a record for which there was no memory.
+inline constexpr std::string_view kNoMemory = "out of memory";
 
 /// How a record begins. The records of a line's samples share it.
 struct RecordHead {
@@ -91,16 +92,6 @@ class RecordQueue {
   RecordsDone done_;
 };
 
-/// Asks for the next record of a line and returns whether the line has more; null where it has none.
-using Submission = std::function<bool()>;
-
-/// Runs the queue until all lines are done. Lines are read, and records asked for, while there is room for them, and
-/// what runs does not wait for one that is slow to come. `prepare`, which tokenizes, is called by up to `threads`
-/// threads at once (0: all the processors this process may use); what it returns, or throws, is called, or thrown, in
-/// the order of lines. A line that is too long, or for which memory runs out, has a record that says so.
-void run_lines(RecordQueue& queue, LineReader& lines, int threads,
-               const std::function<Submission(std::string_view line, std::int64_t number)>& prepare);
-
 /// The samples of a request, made one by one: all go on from one prefill of its prompt, each with a seed of its own,
 /// that of sample i being i above the request's. An interrupt ends the prefill, and what follows it.
 class Samples {
@@ -123,6 +114,9 @@ class Samples {
   SessionOptions options_;
   int next_ = 0;
 };
+
+/// Asks for the next record of a line and returns whether the line has more; null where it has none.
+using Submission = std::function<bool()>;
 
 /// Asks for a record of each sample. `has_seed`: the seed is told of a single one, too. A request that the generator
 /// refuses, or for which memory runs out, has one record that says why.

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "apps/common/cli.h"
+#include "apps/common/arguments.h"
 #include "mmrec/sampler.h"
 
 namespace mmrec::apps {

@@ -8,9 +8,10 @@
 
 #include "apps/common/cli.h"
 #include "apps/common/json_text.h"
-#include "apps/common/processors.h"
 #include "apps/common/progress.h"
 #include "apps/common/signals.h"
+#include "apps/ppl/resume.h"
+#include "kernels/cpu/thread_pool.h"
 #include "mmrec/evaluation.h"
 #include "mmrec/scorer.h"
 #include "models/files/checksum.h"
@@ -49,7 +50,8 @@ std::string string_field(const Json& object, const std::string& field, const std
 }
 
 Corpus::Corpus(CorpusOptions options)
-    : options_(std::move(options)), threads_(options_.threads > 0 ? options_.threads : usable_processors()) {
+    : options_(std::move(options)),
+      threads_(options_.threads > 0 ? options_.threads : kernels::ThreadPool::available_processors()) {
   for (const std::string& file : options_.files) {
     const auto size = input_size(file);
     all_bytes_ = size && all_bytes_ ? std::optional(*all_bytes_ + *size) : std::nullopt;
@@ -71,8 +73,8 @@ std::optional<Document> Corpus::next() {
   Read next = std::move(ready_.front());
   ready_.pop_front();
   if (next.invalid > 0) {
-    options_.on_warning(
-        fmt::format("{}: {} places are no UTF-8 and are read as U+FFFD", next.document.name, next.invalid));
+    options_.progress->clear();
+    warn(invalid_utf8_warning(next.document.name, next.invalid));
   }
   tokens_ += scored_tokens(next.document);
   return std::move(next.document);
@@ -128,7 +130,7 @@ std::size_t Corpus::tokenize_until_fault(std::span<Read> documents) {
 
 bool Corpus::is_next_wanted() {
   const std::int64_t index = index_++;
-  return !options_.is_wanted || options_.is_wanted(index);
+  return index % options_.shards == options_.shard;
 }
 
 bool Corpus::is_left(Read& read) const {
@@ -136,7 +138,7 @@ bool Corpus::is_left(Read& read) const {
   document.hash =
       models::crc64(read.text.empty() ? std::as_bytes(std::span(document.ids)) : std::as_bytes(std::span(read.text)));
   // An interrupt may have cut the text short. fill() drops it.
-  return interrupt_exit_code() != 0 || !options_.is_left || options_.is_left(document);
+  return interrupt_exit_code() != 0 || options_.resumed == nullptr || options_.resumed->is_left(document);
 }
 
 std::optional<Corpus::Read> Corpus::read() {
@@ -220,8 +222,11 @@ void Corpus::tokenize(std::span<Read> documents) const {
 }
 
 std::vector<int> Corpus::tokens_of_long(std::string_view text) const {
+  options_.progress->clear();
+  Progress reading(Progress::Elsewhere::kLines, !options_.quiet, ProgressUnit::kBytes);
   const auto on_progress = [&](std::size_t bytes) {
-    return !options_.on_encoding || options_.on_encoding(bytes, text.size());
+    reading.update(static_cast<std::int64_t>(bytes), std::ssize(text));
+    return interrupt_exit_code() == 0;
   };
   return options_.tokenizer->encode(text, !options_.has_prefix, on_progress, threads_);
 }

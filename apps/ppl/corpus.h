@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
@@ -21,9 +20,12 @@
 
 #include "apps/common/input.h"
 #include "apps/common/json_text.h"
+#include "apps/common/progress.h"
 #include "mmrec/tokenizer.h"
 
 namespace mmrec::apps {
+
+class ResumeFilter;
 
 /// One document to score. bytes and words are those of the document's text; -1 where the input was token ids.
 struct Document {
@@ -55,15 +57,13 @@ struct CorpusOptions {
   bool has_prefix = false;  // prefix_token() stands before each text, instead of what the tokenizer puts there
   std::int64_t vocab_size = 0;
   std::size_t most_bytes = kMaxInputBytes;  // of a document's text, and of a line
-  std::function<void(std::string_view)> on_warning = {};
-  /// Told of a long text's bytes that have been tokenized; where it returns false there are no more documents.
-  std::function<bool(std::size_t bytes, std::size_t all)> on_encoding = {};
-  /// Whether a document is wanted; others are counted, and neither tokenized nor, where they are files, read. None: all
-  /// are.
-  std::function<bool(std::int64_t index)> is_wanted = {};
-  /// Whether a wanted document is left to score; others are read but not tokenized. The document has its index, name
-  /// and hash. None: all are.
-  std::function<bool(const Document& document)> is_left = {};
+  Progress* progress = nullptr;             // gives way to warnings and to the progress of a long text; must live on
+  bool quiet = false;                       // without the latter
+  /// Documents whose number leaves the remainder `shard` by `shards` are wanted. Others are counted, and neither
+  /// tokenized nor, if they are files, read.
+  std::int64_t shard = 0, shards = 1;
+  /// Skips wanted documents: they are read but not tokenized. None: all are left. Must live on.
+  ResumeFilter* resumed = nullptr;
 };
 
 class Corpus {

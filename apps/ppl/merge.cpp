@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <filesystem>
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -123,7 +122,7 @@ struct Merged {
 void read_records(const std::string& file, Merged& merged) {
   LineReader lines(file);
   while (const auto line = lines.next()) {
-    if (line->find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    if (is_blank(*line)) continue;
     const std::string where = fmt::format("{}:{}", input_name(file), lines.lines());
     DocumentRecord record = parse_record(*line, where);
     if (merged.records.empty()) merged.identity = record.identity;
@@ -205,12 +204,12 @@ void check_comparable(const RunIdentity& found, const RunIdentity& expected, con
   }
 }
 
-bool add_record(const DocumentRecord& record, PerplexityAccumulator& sums) {
+bool RecordSums::add(const DocumentRecord& record) {
   const bool is_empty = record.sums.tokens == 0;
-  sums.add(record.sums, is_empty ? 0 : std::max<std::int64_t>(record.bytes, 0),
-           is_empty ? 0 : std::max<std::int64_t>(record.words, 0));
-  const PerplexitySummary sum = sums.summary();
-  for (const std::int64_t count : {sum.tokens, sum.bytes, sum.words}) {
+  const std::int64_t bytes = is_empty ? 0 : std::max<std::int64_t>(record.bytes, 0);
+  const std::int64_t words = is_empty ? 0 : std::max<std::int64_t>(record.words, 0);
+  sums_.add(record.sums, bytes, words);
+  for (const std::int64_t count : {tokens_ += record.sums.tokens, bytes_ += bytes, words_ += words}) {
     if (static_cast<std::uint64_t>(count) <= kMostCount) continue;
     throw RejectedFile(fmt::format("{}: tokens, bytes or words add up to too many (found {}, expected at most {})",
                                    record.name, count, kMostCount));
@@ -218,13 +217,11 @@ bool add_record(const DocumentRecord& record, PerplexityAccumulator& sums) {
   return !is_empty;
 }
 
-int merge_main(int argc, const char* const* argv) {
-  const Arguments arguments(flags_of(merge_option_table()), true, argc, argv);
-  if (print_help_or_version(arguments, merge_help(), "mmrec-ppl")) return kOk;
+int merge_main(const Arguments& arguments) {
   constexpr std::array<std::string_view, 2> kFormats = {"text", "json"};
-  const auto format = static_cast<ReportFormat>(arguments.choice("format", kFormats));
+  const ReportFormat& format = report_format(kFormats[arguments.choice("format", kFormats)]);
   if (arguments.positionals().empty()) throw UsageError("nothing to merge (expected FILE...)");
-  refuse_lost_files(named_files(arguments, merge_option_table()));
+  refuse_lost_files(named_files(arguments, merge_program().options));
   const auto out =
       arguments.has("output") ? std::make_unique<Output>(*arguments.file("output")) : std::make_unique<Output>();
 
@@ -234,9 +231,10 @@ int merge_main(int argc, const char* const* argv) {
                    [](const DocumentRecord& a, const DocumentRecord& b) { return a.index < b.index; });
   check_whole(merged.records);
   PerplexityAccumulator sums;
+  RecordSums records(sums);
   SummaryContext context;
   for (const DocumentRecord& record : merged.records) {
-    if (!add_record(record, sums)) ++context.empty_docs;
+    if (!records.add(record)) ++context.empty_docs;
     context.has_text = context.has_text && record.bytes >= 0;
   }
   context.identity = merged.identity;
@@ -250,40 +248,6 @@ int merge_main(int argc, const char* const* argv) {
   Records(*out, format, "documents", false).finish(summary_json(sums.summary(), context));
   out->commit();
   return kOk;
-}
-
-Resumed read_resumed(const std::string& path, const RunIdentity& identity) {
-  Resumed resumed;
-  if (!std::filesystem::exists(path)) return resumed;
-  const auto size = input_size(path);
-  if (!size) throw RejectedFile(fmt::format("{}: --resume: not a regular file", path));
-  LineReader lines(path);
-  for (;;) {
-    const std::uint64_t begin = lines.bytes();
-    const auto line = lines.next();
-    if (!line) return resumed;
-    const std::string where = fmt::format("{}:{}", path, lines.lines());
-    std::string text(*line);
-    const bool has_end = lines.bytes() > begin + text.size();
-    if (!has_end) {
-      // A run that was killed leaves a record that lacks its end, or more.
-      const Json object = Json::parse(text + "}", nullptr, false);
-      if (!object.is_object() || !object.contains(kMembers[kMembers.size() - 2].key)) {
-        resumed.tail = std::move(text);
-        return resumed;
-      }
-      text += "}";
-    }
-    DocumentRecord record = parse_record(text, where);
-    check_comparable(record.identity, identity, where);
-    record.identity = nullptr;
-    const std::string_view ending = record.is_last ? kLastEnding : kEnding;
-    if (!text.ends_with(ending)) {
-      throw RejectedFile(fmt::format("{}: not as mmrec-ppl writes it (expected {} at the end)", where, ending));
-    }
-    resumed.keep = begin + text.size() - ending.size();
-    resumed.records.push_back(std::move(record));
-  }
 }
 
 }  // namespace mmrec::apps

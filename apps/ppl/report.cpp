@@ -2,12 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <utility>
 
 #include "apps/common/model_folder.h"
 #include "mmrec/errors.h"
+#include "models/files/utf8.h"
 
 namespace mmrec::apps {
 namespace {
@@ -16,16 +19,13 @@ using Json = nlohmann::ordered_json;
 
 Json count_or_null(std::int64_t count, bool known) { return known ? Json(count) : Json(nullptr); }
 
-std::string csv_field(const Json& value) {
+std::string table_field(const Json& value, char separator) {
   if (value.is_null()) return {};
   if (!value.is_string()) return value.dump();
-  std::string text = dump(value).size() == value.get_ref<const std::string&>().size() + 2
-                         ? value.get<std::string>()
-                         : Json::parse(dump(value)).get<std::string>();  // what is no UTF-8 was replaced
-  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
-  std::string quoted = "\"";
-  for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
-  return quoted + "\"";
+  std::string text = models::replace_invalid_utf8(value.get_ref<const std::string&>());
+  if (text.find_first_of(std::string("\"\r\n") + separator) == std::string::npos) return text;
+  for (std::size_t at = 0; (at = text.find('"', at)) != std::string::npos; at += 2) text.insert(at, 1, '"');
+  return fmt::format("\"{}\"", text);
 }
 
 Json known_of(const Document& document) {
@@ -69,7 +69,10 @@ std::string tokens_members(const ScoredDocument& scored) {
 
 }  // namespace
 
-std::string dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+const ReportFormat& report_format(std::string_view name) {
+  return *std::find_if(kReportFormats.begin(), kReportFormats.end(), [&](const auto& one) { return one.name == name; });
+}
+
 std::string record_head(const Document& document) { return without_brace(known_of(document)) + ",\"tokens\":"; }
 
 void require_finite(const PerplexitySummary& summary) {
@@ -123,55 +126,51 @@ std::string summary_text(const Json& summary) {
   return text;
 }
 
-Records::Records(Output& out, ReportFormat format, std::string_view name, bool in_json)
+Records::Records(Output& out, const ReportFormat& format, std::string_view name, bool in_json)
     : out_(out), format_(format), name_(name), in_json_(in_json) {}
 
-void Records::begin_entry() {
-  if (format_ == ReportFormat::kJson) out_.write(is_first_ ? fmt::format("{{\"{}\":[", name_) : ",");
-  is_first_ = false;
-}
-
 void Records::add(const Json& record, std::string_view tail) {
-  if (format_ == ReportFormat::kText || (format_ == ReportFormat::kJson && !in_json_)) return;
-  if (format_ == ReportFormat::kCsv) {
-    std::string names;
-    std::string values;
-    for (const auto& [key, value] : record.items()) {
-      const std::string_view comma = names.empty() ? "" : ",";
-      names += fmt::format("{}{}", comma, key);
-      values += fmt::format("{}{}", comma, csv_field(value));
-    }
-    if (std::exchange(is_first_, false)) out_.write(names + "\n");
-    out_.write(values + "\n");
-    return;
+  const bool is_first = std::exchange(is_first_, false);
+  switch (format_.layout) {
+    case Layout::kSummary:
+      return;
+    case Layout::kObject:
+      if (!in_json_) return;
+      out_.write(is_first ? fmt::format("{{\"{}\":[", name_) : ",");
+      out_.write(without_brace(record));
+      out_.write(tail);
+      return out_.write("}");
+    case Layout::kLines:
+      return out_.write(dump(record) + "\n");
+    case Layout::kTable:
+      std::string names;
+      std::string values;
+      for (const auto& [key, value] : record.items()) {
+        if (!names.empty()) names += format_.separator, values += format_.separator;
+        names += key;
+        values += table_field(value, format_.separator);
+      }
+      if (is_first) out_.write(names + "\n");
+      out_.write(values + "\n");
   }
-  begin_entry();
-  out_.write(without_brace(record));
-  out_.write(tail);
-  out_.write(format_ == ReportFormat::kJson ? "}" : "}\n");
 }
 
 void Records::finish(const Json& summary) {
-  if (format_ == ReportFormat::kText) out_.write(summary_text(summary));
-  if (format_ != ReportFormat::kJson) return;
-  const std::string object = dump(summary);
-  if (!in_json_) {
-    out_.write(object + "\n");
-    return;
-  }
-  if (is_first_) out_.write(fmt::format("{{\"{}\":[", name_));
-  out_.write("],");
-  out_.write(std::string_view(object).substr(1));
-  out_.write("\n");
+  if (format_.layout == Layout::kSummary) out_.write(summary_text(summary));
+  if (format_.layout != Layout::kObject) return;
+  std::string object = dump(summary) + "\n";
+  if (in_json_) object.replace(0, 1, is_first_ ? fmt::format("{{\"{}\":[],", name_) : "],");
+  out_.write(object);
 }
 
-Report::Report(Output& out, ReportFormat format, ReportDetail detail, RunIdentity identity,
-               std::optional<std::int64_t> unended)
+Report::Report(Output& out, const ReportFormat& format, ReportDetail detail, RunIdentity identity,
+               std::optional<std::int64_t> unended, bool flushes)
     : out_(out),
       format_(format),
       detail_(detail),
       identity_(std::move(identity)),
       records_(out, format, "documents", detail != ReportDetail::kSummary),
+      flushes_(flushes),
       unended_(unended) {}
 
 void Report::end_line(bool is_last) {
@@ -184,40 +183,40 @@ void Report::stop() {
   if (!is_first_) end_line(false);
 }
 
-void Report::finish(const Json& summary, std::int64_t documents) {
+void Report::finish_corpus(const Json& summary, std::int64_t documents) {
   end_line(unended_ == documents - 1);
   records_.finish(summary);
 }
 
 void Report::add(const ScoredDocument& scored) {
-  const bool has_lines = format_ == ReportFormat::kJsonl || format_ == ReportFormat::kCsv;
-  if (detail_ == ReportDetail::kTokens && has_lines) {
-    add_tokens(scored);
-  } else if (format_ == ReportFormat::kJsonl) {
-    end_line(false);
-    out_.write(without_brace(document_json(scored, identity_)));
-    unended_ = scored.document.index;
-    is_first_ = false;
-  } else if (has_lines || detail_ != ReportDetail::kSummary) {
-    records_.add(document_json(scored, identity_),
-                 detail_ == ReportDetail::kTokens ? tokens_members(scored) : std::string());
+  if (detail_ == ReportDetail::kTokens && format_.has_lines()) return add_tokens(scored);
+  if (detail_ == ReportDetail::kSummary && !format_.has_lines()) return;
+  const Json record = document_json(scored, identity_);
+  if (format_.layout != Layout::kLines) {
+    return records_.add(record, detail_ == ReportDetail::kTokens ? tokens_members(scored) : std::string());
   }
+  end_line(false);
+  out_.write(without_brace(record));
+  unended_ = scored.document.index;
+  is_first_ = false;
+  if (flushes_) out_.flush();
 }
 
 void Report::add_tokens(const ScoredDocument& scored) {
-  const bool csv = format_ == ReportFormat::kCsv;
-  // Scores of another cut are other scores: the only part of the identity that stands beside each.
-  const auto calls = identity_.find("calls");
-  const std::string cut = calls == identity_.end() ? std::string() : calls->get<std::string>();
-  const std::string tail = cut.empty() ? cut : csv ? "," + cut : fmt::format(",\"calls\":\"{}\"", cut);
-  if (std::exchange(is_first_, false) && csv) {
-    out_.write(fmt::format("doc,pos,id,logprob{}\n", cut.empty() ? "" : ",calls"));
+  if (std::exchange(is_first_, false)) {
+    // Scores of another cut are other scores: the only part of the identity that stands beside each.
+    const std::string calls = identity_.value("calls", "");
+    const std::string by(1, format_.separator);
+    if (format_.layout == Layout::kLines) {
+      const std::string tail = calls.empty() ? calls : ",\"calls\":\"" + calls + "\"";
+      token_line_ = "{{\"doc\":{},\"pos\":{},\"id\":{},\"logprob\":{:.9g}" + tail + "}}\n";
+    } else {
+      out_.write("doc" + by + "pos" + by + "id" + by + "logprob" + (calls.empty() ? "" : by + "calls") + "\n");
+      token_line_ = "{}" + by + "{}" + by + "{}" + by + "{:.9g}" + (calls.empty() ? "" : by + calls) + "\n";
+    }
   }
   scored.for_each_token([&](std::size_t position, int id, float logprob) {
-    const std::int64_t doc = scored.document.index;
-    out_.write(csv ? fmt::format("{},{},{},{:.9g}{}\n", doc, position, id, logprob, tail)
-                   : fmt::format("{{\"doc\":{},\"pos\":{},\"id\":{},\"logprob\":{:.9g}{}}}\n", doc, position, id,
-                                 logprob, tail));
+    out_.write(fmt::format(fmt::runtime(token_line_), scored.document.index, position, id, logprob));
   });
 }
 

@@ -3,6 +3,7 @@
 // Must stay true: whatever is printed of a document or of all says how it came about, see RunIdentity.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -10,6 +11,7 @@
 #include <string>
 #include <string_view>
 
+#include "apps/common/json_text.h"
 #include "apps/common/output.h"
 #include "apps/ppl/score.h"
 #include "mmrec/scorer.h"
@@ -39,34 +41,53 @@ nlohmann::ordered_json summary_json(const PerplexitySummary& summary, const Summ
 /// The same for people: a line per figure.
 std::string summary_text(const nlohmann::ordered_json& summary);
 
-enum class ReportFormat : std::uint8_t { kText, kJson, kJsonl, kCsv };
+/// What a format does with records, and whether a summary follows them.
+enum class Layout : std::uint8_t {
+  kSummary,  // no records; the summary as text
+  kObject,   // records are the first member of the JSON object that the summary is
+  kLines,    // a line of JSON for each record; no summary
+  kTable     // a line of values for each, below a line of names (RFC 4180; null is empty); no summary
+};
+
+/// A format of --format. Another one is a row here; its help and completion follow.
+struct ReportFormat {
+  std::string_view name;
+  std::string_view help;
+  Layout layout;
+  char separator = ',';  // of kTable
+  bool has_lines() const { return layout == Layout::kLines || layout == Layout::kTable; }
+};
+inline constexpr auto kReportFormats =
+    std::to_array<ReportFormat>({{"text", "text", Layout::kSummary},
+                                 {"json", "json (one object)", Layout::kObject},
+                                 {"jsonl", "jsonl", Layout::kLines},
+                                 {"csv", "csv (a line a document)", Layout::kTable}});
+
+/// The format of that name, which is one of the table.
+const ReportFormat& report_format(std::string_view name);
+
 enum class ReportDetail : std::uint8_t { kSummary, kDocuments, kTokens };
 
-/// JSON on one line; what is no UTF-8 becomes U+FFFD.
-std::string dump(const nlohmann::ordered_json& json);
 /// Throws NumericError unless there is a finite perplexity, or no token at all.
 void require_finite(const PerplexitySummary& summary);
 /// Null where a number is not finite.
 nlohmann::ordered_json real_or_null(double value);
 
-/// Records of one kind as lines of JSON, as CSV below a line of names (RFC 4180; a value that is null is empty), or as
-/// the first member of the JSON object that the summary is.
+/// Records of one kind, and the summary, in a format.
 class Records {
  public:
-  /// Nothing is written of records with kText, and with kJson unless `in_json`, where `name` is that of the member.
-  Records(Output& out, ReportFormat format, std::string_view name, bool in_json);
+  /// Records of kObject are written only if `in_json`; `name` is that of their member.
+  Records(Output& out, const ReportFormat& format, std::string_view name, bool in_json);
 
-  /// An object; all have the same keys in the same order. `tail` is what else stands in an entry of JSON's array:
-  /// nothing, or `,"key":value` and so on.
+  /// An object; all have the same keys in the same order. `tail` is what else stands in the entry of kObject: nothing,
+  /// or `,"key":value` and so on.
   void add(const nlohmann::ordered_json& record, std::string_view tail = {});
   /// The summary, of those formats that have one.
   void finish(const nlohmann::ordered_json& summary);
 
  private:
-  void begin_entry();
-
   Output& out_;
-  ReportFormat format_;
+  const ReportFormat& format_;
   std::string name_;
   bool in_json_;
   bool is_first_ = true;
@@ -79,22 +100,20 @@ inline constexpr std::string_view kLastEnding = ",\"last\":true}";
 /// The beginning of a document's record: what is known of it before it is scored.
 std::string record_head(const Document& document);
 
-/// Writes one report of documents. A line of JSONL gets its end when it shows whether the document is the last of the
-/// corpus: that one has "last": true, by which `mmrec-ppl merge` knows that it has all documents.
-///   text           the summary, a line per measure
-///   json           the summary object; its `documents` hold a record each, of kTokens with ids and log-probs
-///   jsonl, csv     one line per document, or of kTokens per scored token; no summary
-class Report {
+/// Writes one report of documents. A line of JSON gets its end when it shows whether the document is the last of the
+/// corpus: that one has "last": true, by which `mmrec-ppl merge` knows that it has all documents. With kTokens lines
+/// are of scored tokens, and records of kObject have ids and log-probs.
+class Report : public DocumentSink {
  public:
-  /// `unended`: the document whose line a run before has left without an end.
-  Report(Output& out, ReportFormat format, ReportDetail detail, RunIdentity identity,
-         std::optional<std::int64_t> unended = {});
+  /// `unended`: the document whose line a run before has left without an end. `flushes`: each line of a document is
+  /// written at once.
+  Report(Output& out, const ReportFormat& format, ReportDetail detail, RunIdentity identity,
+         std::optional<std::int64_t> unended, bool flushes);
 
-  /// The next document and its score.
-  void add(const ScoredDocument& scored);
+  void add(const ScoredDocument& scored) override;
   /// After the last document of a corpus of `documents`.
-  void finish(const nlohmann::ordered_json& summary, std::int64_t documents);
-  /// Instead of finish(), where the run ends before the corpus does. Leaves what a run before has written as it is.
+  void finish_corpus(const nlohmann::ordered_json& summary, std::int64_t documents);
+  /// Instead, where the run ends before the corpus does. Leaves what a run before has written as it is.
   void stop();
 
  private:
@@ -102,10 +121,12 @@ class Report {
   void end_line(bool is_last);
 
   Output& out_;
-  ReportFormat format_;
+  const ReportFormat& format_;
   ReportDetail detail_;
   RunIdentity identity_;
   Records records_;
+  std::string token_line_;  // what fmt writes of a token
+  bool flushes_;
   bool is_first_ = true;
   std::optional<std::int64_t> unended_;
 };

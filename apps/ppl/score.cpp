@@ -6,6 +6,7 @@
 #include <chrono>
 #include <deque>
 #include <exception>
+#include <limits>
 #include <utility>
 
 #include "apps/common/cli.h"
@@ -32,8 +33,8 @@ struct InWork {
 class CorpusScoring {
  public:
   CorpusScoring(const WindowOptions& windows, Corpus& corpus, Progress& progress, PerplexityAccumulator& sums,
-                const std::function<void(const ScoredDocument&)>& on_document)
-      : windows_(windows), corpus_(corpus), progress_(progress), sums_(sums), on_document_(on_document) {}
+                const DocumentSinks& sinks)
+      : windows_(windows), corpus_(corpus), progress_(progress), sums_(sums), sinks_(sinks) {}
 
   Scored run(const std::vector<Model>& models, ScorerOptions options) {
     options.on_progress = [&](std::int64_t tokens, double nll) {
@@ -138,7 +139,7 @@ class CorpusScoring {
     // A document without a scored token is counted and otherwise left out: its bytes would dilute bits per byte.
     sums_.add(scored.score, is_empty ? 0 : std::max<std::int64_t>(document.bytes, 0),
               is_empty ? 0 : std::max<std::int64_t>(document.words, 0));
-    on_document_(scored);
+    for (const auto& sink : sinks_) sink->add(scored);
   }
 
   // One line each for the first few; the summary counts them all.
@@ -161,7 +162,7 @@ class CorpusScoring {
   Corpus& corpus_;
   Progress& progress_;
   PerplexityAccumulator& sums_;
-  const std::function<void(const ScoredDocument&)>& on_document_;
+  const DocumentSinks& sinks_;
   std::deque<InWork> in_work_;  // in order
   std::int64_t evaluated_ = 0;
   std::exception_ptr fault_;
@@ -189,9 +190,8 @@ double RunningPerplexity::standard_error() const {
 }
 
 Scored score_corpus(const std::vector<Model>& models, ScorerOptions options, const WindowOptions& windows,
-                    Corpus& corpus, Progress& progress, PerplexityAccumulator& sums,
-                    const std::function<void(const ScoredDocument&)>& on_document) {
-  return CorpusScoring(windows, corpus, progress, sums, on_document).run(models, std::move(options));
+                    Corpus& corpus, Progress& progress, PerplexityAccumulator& sums, const DocumentSinks& sinks) {
+  return CorpusScoring(windows, corpus, progress, sums, sinks).run(models, std::move(options));
 }
 
 }  // namespace mmrec::apps

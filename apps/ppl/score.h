@@ -3,8 +3,8 @@
 
 #include <cmath>
 #include <cstdint>
-#include <functional>
-#include <limits>
+#include <memory>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "apps/common/progress.h"
@@ -38,6 +38,22 @@ struct ScoredDocument {
   }
 };
 
+/// Something that is made of scored documents: the report, --compare, --html and so on.
+class DocumentSink {
+ public:
+  DocumentSink() = default;
+  DocumentSink(const DocumentSink&) = delete;
+  DocumentSink& operator=(const DocumentSink&) = delete;
+  virtual ~DocumentSink() = default;
+  /// The next document of the corpus.
+  virtual void add(const ScoredDocument& scored) = 0;
+  /// After the last one: what the summary says of it, an object; null for nothing.
+  virtual nlohmann::ordered_json differences() { return nullptr; }
+  /// After all: writes its file.
+  virtual void finish(const nlohmann::ordered_json& /*summary*/) {}
+};
+using DocumentSinks = std::vector<std::unique_ptr<DocumentSink>>;
+
 /// Perplexity so far and its standard error, judged by how much parts of a corpus differ (a ratio estimate over parts).
 class RunningPerplexity {
  public:
@@ -61,11 +77,10 @@ struct Scored {
   RunningPerplexity running;
 };
 
-/// Scores what `corpus` has and adds it to `sums`; on_document receives each document in order. What comes before a
-/// document that cannot be read or is malformed is scored and handed over, then that is thrown. Throws NumericError for
-/// a log-prob that is not finite.
+/// Scores what `corpus` has and adds it to `sums` and to each of `sinks`, in order. What comes before a document that
+/// cannot be read or is malformed is scored and handed over, then that is thrown. Throws NumericError for a log-prob
+/// that is not finite.
 Scored score_corpus(const std::vector<Model>& models, ScorerOptions options, const WindowOptions& windows,
-                    Corpus& corpus, Progress& progress, PerplexityAccumulator& sums,
-                    const std::function<void(const ScoredDocument&)>& on_document);
+                    Corpus& corpus, Progress& progress, PerplexityAccumulator& sums, const DocumentSinks& sinks);
 
 }  // namespace mmrec::apps

@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -30,10 +31,13 @@ void relax() {
 }
 
 std::atomic<std::uint32_t> fork_count{0};
+std::atomic<int> most_missing{0};
 [[maybe_unused]] const int kRegistered =
     pthread_atfork(nullptr, nullptr, [] { fork_count.fetch_add(1, std::memory_order_relaxed); });
 
 }  // namespace
+
+int missing_threads() { return most_missing; }
 
 std::uint32_t forks() { return fork_count.load(std::memory_order_relaxed); }
 
@@ -56,6 +60,7 @@ struct ThreadPool::Impl {
     try {
       for (int i = 1; i < threads; ++i) workers->emplace_back([this, i] { work(i); });
     } catch (const std::system_error&) {
+      most_missing = std::max<int>(most_missing, threads - 1 - static_cast<int>(workers->size()));
     } catch (...) {
       stop();
       throw;

@@ -94,6 +94,9 @@ constexpr std::int64_t rows_per_thread(std::int64_t cols) {
   return cols >= kElementsPerThread ? 1 : kElementsPerThread / (cols < 1 ? 1 : cols);
 }
 
+/// The most threads that a ThreadPool of this process wanted and the system could not start.
+int missing_threads();
+
 /// Runs work(i) for i in [0, count), claimed in rising order, on up to `threads` threads including the caller's.
 /// If some throw, the exception of the least i is rethrown: items below a failed one have been claimed already and are
 /// finished.

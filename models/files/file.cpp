@@ -1,6 +1,7 @@
 // Bounded reads of regular files by pread: a file that shrinks is an error, where a mapping would raise SIGBUS.
 #include "models/files/file.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -8,6 +9,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <memory>
+#include <new>
 #include <stdexcept>
 #include <system_error>
 #include <utility>
@@ -87,6 +90,23 @@ std::string read_text(const std::filesystem::path& path, std::uint64_t max_bytes
   return text;
 }
 
+std::vector<std::string> names_in(const std::filesystem::path& folder) {
+  const auto close = [](::DIR* opened) { (void)::closedir(opened); };
+  std::unique_ptr<::DIR, decltype(close)> opened;
+  do {
+    opened.reset(::opendir(folder.c_str()));
+  } while (opened == nullptr && errno == EINTR);
+  if (opened == nullptr && errno == ENOMEM) throw std::bad_alloc();
+  std::vector<std::string> names;
+  while (opened != nullptr) {
+    const ::dirent* const entry = ::readdir(opened.get());  // another thread has a folder of its own
+    if (entry == nullptr) break;
+    const std::string_view name = entry->d_name;
+    if (name != "." && name != "..") names.emplace_back(name);
+  }
+  return names;
+}
+
 std::string content_hint(std::string_view start) {
   if (start.starts_with("version https://git-lfs")) {
     return "; this looks like a Git LFS pointer: fetch the file itself with `git lfs pull`";
@@ -102,7 +122,7 @@ std::string content_hint(std::string_view start) {
 }
 
 void require_json_object(std::string_view text, const std::string& name) {
-  const std::size_t first = text.find_first_not_of(" \t\r\n");
+  const std::size_t first = text.find_first_not_of(" \t\r\n\xef\xbb\xbf");  // the reader names a byte order mark
   if (first == std::string_view::npos || text[first] != '{') {
     throw std::runtime_error(
         fmt::format("{}: does not begin with '{{' (expected a JSON object){}", name, content_hint(text)));

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace mmrec::models {
 
@@ -38,6 +39,11 @@ class File {
 /// The whole of a small text file. Throws as File does, and std::runtime_error beyond `max_bytes` (checked before
 /// anything is allocated) or if the file is empty.
 std::string read_text(const std::filesystem::path& path, std::uint64_t max_bytes);
+
+/// The names of what is in a folder, in no order; none if it cannot be read, or those before a fault. Throws
+/// std::bad_alloc. std::filesystem::directory_iterator cannot: libstdc++ allocates where it must not throw, and ends the
+/// process.
+std::vector<std::string> names_in(const std::filesystem::path& folder);
 
 /// What a file that begins with `start` seems to be instead, as the end of a message ("; this looks like ..."), or
 /// nothing: a Git LFS pointer, a web page, a PyTorch checkpoint.

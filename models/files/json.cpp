@@ -18,14 +18,17 @@ namespace mmrec::models {
 namespace {
 
 using nlohmann::json;
+using Tree = nlohmann::ordered_json;
 
 constexpr std::size_t kMaxKeyBytes = 4096;
+constexpr std::size_t kMaxKeys = 100'000;
 
-/// Receives the events of a text: refuses what is JSON but not strict, and knows the path of keys at every byte.
+/// Receives the events of a text. Refuses JSON that is not strict, knows the path of keys at every byte, and builds a
+/// tree if it gets one.
 class Rules {
  public:
-  Rules(std::string_view text, const std::string& name, std::size_t max_keys)
-      : text_(text), name_(name), max_keys_(max_keys) {}
+  Rules(std::string_view text, const std::string& name, std::size_t max_keys, Tree* tree = nullptr)
+      : text_(text), name_(name), max_keys_(max_keys), tree_(tree) {}
 
   /// Throws unless the text is strict JSON.
   void check() {
@@ -41,20 +44,16 @@ class Rules {
     fail(message);
   }
 
-  bool null() { return true; }
-  bool boolean(bool /*value*/) { return true; }
-  bool number_integer(std::int64_t /*value*/) { return true; }
-  bool number_unsigned(std::uint64_t /*value*/) { return true; }
-  bool number_float(double /*value*/, const std::string& /*token*/) { return true; }
-  bool string(const std::string& /*value*/) { return true; }
+  bool null() { return add(nullptr); }
+  bool boolean(bool value) { return add(value); }
+  bool number_integer(std::int64_t value) { return add(value); }
+  bool number_unsigned(std::uint64_t value) { return add(value); }
+  bool number_float(double value, const std::string& /*token*/) { return add(value); }
+  bool string(std::string& value) { return tree_ == nullptr || add(std::move(value)); }
   bool binary(const json::binary_t& /*value*/) { return true; }  // uncovered: JSON has none
-  bool start_object(std::size_t /*size*/) {
-    if (frames_.size() == JsonReader::kMaxDepth) fail(fmt::format("nested too deeply (limit {})", frames_.size()));
-    frames_.emplace_back();
-    return true;
-  }
+  bool start_object(std::size_t /*size*/) { return open(json::value_t::object); }
+  bool start_array(std::size_t /*size*/) { return open(json::value_t::array); }
   bool end_object() { return frames_.pop_back(), true; }
-  bool start_array(std::size_t size) { return start_object(size); }
   bool end_array() { return end_object(); }
   bool key(std::string& key) {
     Frame& frame = frames_.back();
@@ -79,6 +78,7 @@ class Rules {
 
  private:
   struct Frame {
+    Tree* container = nullptr;  // in the tree
     std::unordered_set<std::string> keys;
     std::string key;  // of the member being read
   };
@@ -97,17 +97,38 @@ class Rules {
     bool operator==(const Iterator& /*end*/) const { return rules->at_ == rules->text_.size(); }
   };
 
+  bool open(json::value_t kind) {
+    if (frames_.size() == JsonReader::kMaxDepth) fail(fmt::format("nested too deeply (limit {})", frames_.size()));
+    Tree* const container = tree_ == nullptr ? nullptr : put(kind);
+    frames_.emplace_back().container = container;
+    return true;
+  }
+  template <class Value>
+  bool add(Value&& value) {
+    if (tree_ != nullptr) put(std::forward<Value>(value));
+    return true;
+  }
+  /// Puts a value where it stands in the text. Not by key: the tree would look for it among all the members.
+  Tree* put(Tree value) {
+    if (frames_.empty()) return &(*tree_ = std::move(value));
+    Tree& container = *frames_.back().container;
+    if (container.is_array()) return &container.emplace_back(std::move(value));
+    return &container.get_ref<Tree::object_t&>().emplace_back(frames_.back().key, std::move(value)).second;
+  }
+
   void parse() {
     at_ = 0;
     json::sax_parse(Iterator{this}, Iterator{this}, this);
   }
   [[noreturn]] void fail(std::string_view message) const {
-    std::string where = name_ + ": ";
+    std::string where = name_.empty() ? "" : name_ + ": ";
     for (const Frame& frame : frames_) {
       if (!frame.key.empty()) where += printable(frame.key) + ": ";
     }
     const auto line = 1 + std::count(text_.begin(), text_.begin() + static_cast<std::ptrdiff_t>(at_), '\n');
-    throw std::runtime_error(fmt::format("{}{} (at byte {}, line {})", where, message, at_, line));
+    const bool has_lines = text_.find('\n') != std::string_view::npos;
+    throw std::runtime_error(
+        fmt::format("{}{} (at byte {}{})", where, message, at_, has_lines ? fmt::format(", line {}", line) : ""));
   }
 
   std::string_view text_;
@@ -115,10 +136,17 @@ class Rules {
   std::size_t max_keys_;
   std::size_t at_ = 0;  // bytes read
   bool is_cut_ = false;
+  Tree* tree_;
   std::vector<Frame> frames_;
 };
 
 }  // namespace
+
+Tree parse_json(std::string_view text, const std::string& name) {
+  Tree tree;
+  Rules(text, name, kMaxKeys, &tree).check();
+  return tree;
+}
 
 JsonReader::JsonReader(std::string_view text, std::string name, std::size_t max_keys)
     : text_(text), name_(std::move(name)), max_keys_(max_keys) {
@@ -230,7 +258,7 @@ void JsonReader::null() {
   token();
 }
 
-void JsonReader::skip() {
+std::string_view JsonReader::skip() {
   peek();
   std::size_t depth = 0;
   do {
@@ -243,6 +271,7 @@ void JsonReader::skip() {
       token();
     }
   } while (depth > 0);
+  return text_.substr(value_begin_, at_ - value_begin_);
 }
 
 }  // namespace mmrec::models

@@ -1,18 +1,22 @@
-// A strict JSON reader for files that nobody vouches for.
+// A strict JSON reader for untrusted files and lines.
 //
-// nlohmann's parser goes through the whole text first, event by event, while what it would let pass is refused:
-// duplicate keys, a byte order mark, NUL, nesting beyond a limit. Values are then pulled one after another from a text
-// that is known to be JSON. No tree is kept: a header of 100 MB costs no memory beyond its text, the keys of the
-// objects that are open, and its longest string. Integers that are not integers (1.0, 1e3, -0, 2^64) are refused where
-// an integer is asked for.
+// nlohmann's parser goes through the whole text once, event by event. Rules refuse what that parser would accept:
+// duplicate keys, a byte order mark, NUL, nesting beyond a limit. The same pass may build a tree (parse_json). Without
+// one, JsonReader pulls values from a text that is known to be JSON: a header of 100 MB costs no memory beyond its
+// text, the keys of the open objects, and its longest string. JsonReader refuses 1.0, 1e3, -0 and 2^64 as integers.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 
 namespace mmrec::models {
+
+/// The value of a strict JSON text, with members in their order. Throws std::runtime_error as JsonReader does; an empty
+/// `name` leaves the file out of messages.
+nlohmann::ordered_json parse_json(std::string_view text, const std::string& name);
 
 /// Reads one JSON text front to back. Every member throws std::runtime_error naming the file, the path of keys, the
 /// byte and the line if the text does not hold what the caller asks for. Typical use:
@@ -46,10 +50,11 @@ class JsonReader {
   float real();
   bool boolean();
   void null();
-  /// Moves past one value of any kind.
-  void skip();
+  /// Moves past one value of any kind, and returns its text.
+  std::string_view skip();
 
-  /// Throws std::runtime_error "NAME: KEY.KEY: message (at byte B, line L)" for the value read last.
+  /// Throws std::runtime_error "NAME: KEY: KEY: message (at byte B, line L)" for the value read last. A text of one
+  /// line has no line number.
   [[noreturn]] void fail(std::string_view message) const;
 
  private:

@@ -6,16 +6,16 @@
 #include "apps/bench/work.h"
 #include "models/mmrec/mmrec.h"
 #include "tests/apps/programs.h"
-#include "tests/support/model_folder.h"
 
 namespace mmrec::test {
 namespace {
 
+Outcome bench(const std::string& options) { return run(words({kBench, "--device", "cpu"}, split(options))); }
+
 TEST(Bench, ReportsRatesAndSharesOfASyntheticModel) {
-  const Outcome outcome =
-      run({kBench, "--device", "cpu", "--synthetic", "64,2,300", "--lengths",  "40,300", "--batches",
-           "2,1",  "--decode", "4",   "--documents", "5",        "--requests", "5",      "--slots",
-           "2",    "--repeat", "1",   "--prefill",   "sweeps",   "--json"});
+  const Outcome outcome = bench(
+      "--synthetic 64,2,300 --lengths 40,300 --batches 2,1 --decode 4 --documents 5 "
+      "--requests 5 --slots 2 --repeat 1 --prefill sweeps --json");
   const Json json = json_of(outcome);
   EXPECT_EQ(json["schema"], "mmrec-bench/1");
   EXPECT_GT(json["machine"]["read_gb_per_s"].get<double>(), 0.1);
@@ -59,20 +59,17 @@ TEST(Bench, AFolderWithoutAModelIsExitThree) {
 }
 
 TEST(Bench, PrintsATable) {
-  const Outcome outcome = run(
-      {kBench, "--device", "cpu", "-m", kTiny, "--lengths", "32", "--batches", "1", "--decode", "4", "--repeat", "1"});
+  const Outcome outcome = bench("-m " + kTiny + " --lengths 32 --batches 1 --decode 4 --repeat 1");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
-  for (const char* part : {"machine ", "model ", "load ", "peak ", "prefill ", "decode ", "serve ", "in lock-step",
-                           "of gemm", "of read"}) {
-    EXPECT_NE(outcome.out.find(part), std::string::npos) << part << " in\n" << outcome.out;
-  }
+  expect_says(outcome.out, {"machine ", "model ", "load ", "peak ", "prefill ", "decode ", "serve ", "in lock-step",
+                            "of gemm", "of read"});
 }
 
 TEST(Bench, ComparesWithTheCpu) {
-  const Words arguments = {kBench, "--device",    "cpu", "--compare",        "cpu", "-m",       kTiny, "--lengths",
-                           "16",   "--batches",   "1",   "--decode-batches", "1,2", "--decode", "2",   "--repeat",
-                           "1",    "--documents", "0",   "--requests",       "0"};
-  const Json json = json_of(run(words(arguments, {"--json"})));
+  const std::string options = "--compare cpu -m " + kTiny +
+                              " --lengths 16 --batches 1 --decode-batches 1,2 --decode 2 " +
+                              "--repeat 1 --documents 0 --requests 0";
+  const Json json = json_of(bench(options + " --json"));
   ASSERT_EQ(json["rows"].size(), 5U);  // a prefill; decode and generate for each batch
   EXPECT_EQ(json["compare"]["rows"].size(), 5U);
   ASSERT_EQ(json["speedups"].size(), 5U);
@@ -87,34 +84,28 @@ TEST(Bench, ComparesWithTheCpu) {
     EXPECT_NEAR(row["us_per_token_and_layer"].get<double>() / (row["seconds"].get<double>() * 1e6 / tokens / 2), 1.0,
                 1e-9);
   }
-  const Outcome table = run(arguments);
-  EXPECT_NE(table.out.find("cpu against cpu:"), std::string::npos) << table.out;
-  EXPECT_NE(table.out.find("times as fast"), std::string::npos) << table.out;
+  const Outcome table = bench(options);
+  expect_says(table.out, {"cpu against cpu:"});
+  expect_says(table.out, {"times as fast"});
 }
 
 TEST(Bench, KeepsASyntheticModelWhereItIsTold) {
   const TempFolder folder;
   const std::string kept = folder.path() / "kept";
-  const auto bench = [&](const char* sizes) {
-    return run({kBench, "--device", "cpu", "--synthetic", sizes, "--keep", kept, "--lengths", "4", "--batches", "1",
-                "--decode", "1", "--repeat", "1", "--json"});
+  const auto kept_bench = [&](const std::string& sizes) {
+    return bench("--synthetic " + sizes + " --keep " + kept + " --lengths 4 --batches 1 --decode 1 --repeat 1 --json");
   };
-  EXPECT_EQ(json_of(bench("64,1,300"))["model"]["folder"], kept);
+  EXPECT_EQ(json_of(kept_bench("64,1,300"))["model"]["folder"], kept);
   const auto written = std::filesystem::last_write_time(kept + "/model.safetensors");
-  EXPECT_EQ(json_of(bench("64,1,300"))["model"]["folder"], kept);
+  EXPECT_EQ(json_of(kept_bench("64,1,300"))["model"]["folder"], kept);
   EXPECT_EQ(std::filesystem::last_write_time(kept + "/model.safetensors"), written);
-  expect_refused(bench("64,2,300"), 3, {kept, "holds another model"});
+  expect_refused(kept_bench("64,2,300"), 3, {kept, "holds another model"});
 }
 
 TEST(Bench, AnInterruptRemovesTheSyntheticModel) {
   const TempFolder folder;
-  Command command;
-  command.arguments = {"/usr/bin/env", "TMPDIR=" + folder.path().string(),
-                       kBench,         "--device",
-                       "cpu",          "--synthetic",
-                       "256,4,4000",   "--repeat",
-                       "1000"};
-  Process process(command);
+  Process process(split("/usr/bin/env TMPDIR=" + folder.path().string() + " " + kBench +
+                        " --device cpu --synthetic 256,4,4000 --repeat 1000"));
   while (process.running() && std::filesystem::is_empty(folder.path())) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
@@ -129,10 +120,9 @@ TEST(Bench, AnInterruptEndsTheWritingOfAModel) {
   for (const bool keeps : {false, true}) {
     for (const bool twice : {false, true}) {
       const TempFolder folder;
-      Command command;
-      command.arguments = {"/usr/bin/env", "TMPDIR=" + folder.path().string(), kBench, "--synthetic", "2048,64,32000"};
-      if (keeps) command.arguments.insert(command.arguments.end(), {"--keep", folder / "kept"});
-      Process process(command);
+      Words line = {"/usr/bin/env", "TMPDIR=" + folder.path().string(), kBench, "--synthetic", "2048,64,32000"};
+      if (keeps) line.insert(line.end(), {"--keep", folder / "kept"});
+      Process process(line);
       while (process.running() && std::filesystem::is_empty(folder.path())) {
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
       }

@@ -5,7 +5,6 @@
 #include <map>
 
 #include "tests/apps/programs.h"
-#include "tests/support/model_folder.h"
 #include "tests/support/safetensors_reader.h"
 
 namespace mmrec::test {
@@ -42,11 +41,7 @@ Saved read_saved(const std::filesystem::path& path) {
 class DistributionsTest : public testing::Test {
  protected:
   DistributionsTest() : reference_(kUpstream + "/mdi/reference.safetensors") {
-    const ReferenceTensor& ids = reference_.at("input_ids");
-    for (std::int64_t b = 0; b < ids.dim(0); ++b) {
-      const auto row = ids.integers.begin() + b * ids.dim(1);
-      lines_ += Json(std::vector<int>(row, row + ids.dim(1))).dump() + "\n";
-    }
+    lines_ = id_lines(reference_.at("input_ids"));
   }
   Outcome ppl(const std::string& model, const Words& more) const {
     return run(words({kPpl, "--device", "cpu", "-m", kUpstream + "/" + model, "--ids", "-"}, more), lines_);
@@ -148,8 +143,6 @@ TEST_F(DistributionsTest, WhatDoesNotBelongIsRefused) {
   write_file(file_, whole);
   lines_ = lines_.substr(0, lines_.find('\n') + 1);
   expect_refused(ppl("mdi", {"--compare", file_}), 3, {"document 1, position 1", "expected the end after"});
-  expect_refused(ppl("mdi", {"--save-logprobs", "x", "--mode", "rolling", "--window", "4"}), 2,
-                 {"--save-logprobs", "--mode"});
   expect_refused(ppl("mdi", {"--compare", file_, "--mode", "rolling", "--window", "4"}), 2,
                  {"--compare", "--mode full"});
 }

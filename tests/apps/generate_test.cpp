@@ -2,7 +2,6 @@
 #include <cmath>
 
 #include "tests/apps/programs.h"
-#include "tests/support/model_folder.h"
 
 namespace mmrec::test {
 namespace {
@@ -19,9 +18,7 @@ TEST(Generate, StdoutIsTheTextAloneAndStderrOneLine) {
   EXPECT_EQ(outcome.out, json["text"].get<std::string>());
   EXPECT_EQ(outcome.err.rfind("mmrec-generate: load ", 0), 0U) << outcome.err;
   EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
-  for (const char* part : {"prefill ", "decode ", "tok/s", "GB/s", "peak ", "seed 5"}) {
-    EXPECT_NE(outcome.err.find(part), std::string::npos) << part << " in " << outcome.err;
-  }
+  expect_says(outcome.err, {"prefill ", "decode ", "tok/s", "GB/s", "peak ", "seed 5"});
   EXPECT_EQ(outcome.err.find("sweeps"), std::string::npos) << "there are none on a CPU";
 }
 
@@ -65,13 +62,11 @@ TEST(Generate, QuietSaysNothingAndVerboseSaysWhy) {
   EXPECT_EQ(quiet.err, "");
   const Outcome verbose = generate(words(kShort, {"--seed", "5", "-v", "-t", "3"}));
   EXPECT_EQ(verbose.out, plain.out);
-  for (const char* part :
-       {"model " MMREC_FIXTURES "/tiny: mmrec, ", "tokenizer " MMREC_FIXTURES "/tiny/tokenizer.model: ",
-        "device cpu (as --device says), precision fp32 (what the CPU computes in), 3 threads"}) {
-    EXPECT_NE(verbose.err.find(part), std::string::npos) << verbose.err << "does not say " << part;
-  }
+  expect_says(verbose.err,
+              {"model " MMREC_FIXTURES "/tiny: mmrec, ", "tokenizer " MMREC_FIXTURES "/tiny/tokenizer.model: ",
+               "device cpu (as --device says), precision fp32 (what the CPU computes in), 3 threads"});
   const Outcome ppl = run(ppl_on_tiny({"-v", "-t", "3", "-"}), "Alice was");
-  EXPECT_NE(ppl.err.find("precision fp32 (what the CPU computes in), 3 threads"), std::string::npos) << ppl.err;
+  expect_says(ppl.err, {"precision fp32 (what the CPU computes in), 3 threads"});
 }
 
 TEST(Generate, AnOutputFileHoldsTheText) {
@@ -213,7 +208,7 @@ TEST(Generate, DecodingAgreesWithScoring) {
 TEST(Generate, InvalidUtf8InAPromptIsReportedAndReadAsReplacement) {
   const Outcome outcome = run(generate_on_tiny({"-n", "2", "--temp", "0", "--json"}), "a\xff\xff b\xc3");
   EXPECT_EQ(json_of(outcome)["tokens"].size(), 2U);
-  EXPECT_NE(outcome.err.find("warning: stdin: 2 places are no UTF-8"), std::string::npos) << outcome.err;
+  expect_says(outcome.err, {"warning: stdin: 2 places are no UTF-8"});
 }
 
 TEST(Generate, TheBundledModelIsFoundWithoutBeingNamed) {

@@ -11,7 +11,6 @@
 #include "apps/ppl/options.h"
 #include "mmrec/state_file.h"
 #include "tests/apps/programs.h"
-#include "tests/support/model_folder.h"
 #include "tests/support/tokenizer_builder.h"
 
 namespace mmrec::test {
@@ -121,17 +120,12 @@ const std::vector<Classified> kOfPpl = {
 
 void expect_same_options(std::span<const apps::Option> table, const std::vector<Classified>& classified) {
   std::set<std::string_view> there, known;
-  for (const apps::Option& option : table) there.insert(option.flag.name);
+  for (const apps::Option& option : table) there.insert(option.name);
   for (const Classified& option : classified) known.insert(option.option);
   for (const std::string_view name : there) {
     EXPECT_TRUE(known.contains(name)) << "--" << name << " is new: say in this test what it decides";
   }
   for (const std::string_view name : known) EXPECT_TRUE(there.contains(name)) << "there is no --" << name;
-}
-
-Words split(const std::string& text) {
-  std::istringstream in(text);
-  return {std::istream_iterator<std::string>(in), {}};
 }
 
 /// A model and another, of which one bit of the weights is flipped.
@@ -206,8 +200,8 @@ class Law : public testing::Test {
 };
 
 TEST(Identity, EveryOptionIsClassified) {
-  expect_same_options(apps::generate_option_table(), kOfGenerate);
-  expect_same_options(apps::ppl_option_table(), kOfPpl);
+  expect_same_options(apps::generate_program().options, kOfGenerate);
+  expect_same_options(apps::ppl_program().options, kOfPpl);
 }
 
 /// The model's fingerprint and what the state was computed with.

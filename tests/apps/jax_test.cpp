@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "tests/apps/programs.h"
-#include "tests/support/model_folder.h"
 #include "tests/support/safetensors_reader.h"
 
 namespace mmrec::test {
@@ -15,24 +14,13 @@ Outcome ppl(const Words& more, const std::string& input) {
   return run(words({kPpl, "--device", "cpu", "-m", kJax, "--ids", "-"}, more), input);
 }
 
-/// The first `count` ids of each row of input_ids, a JSON line each.
-std::string id_lines(const SafetensorsReader& reference, std::int64_t count) {
-  const ReferenceTensor& ids = reference.at("input_ids");
-  std::string lines;
-  for (std::int64_t b = 0; b < ids.dim(0); ++b) {
-    const auto row = ids.integers.begin() + b * ids.dim(1);
-    lines += Json(std::vector<int>(row, row + count)).dump() + "\n";
-  }
-  return lines;
-}
-
 TEST(Jax, ScoresGoTokenByTokenAndSaySo) {
   const SafetensorsReader reference(kJax + "/reference.safetensors");
   const ReferenceTensor& ids = reference.at("input_ids");
   const ReferenceTensor& logits = reference.at("logits_stepwise");
   const std::int64_t count = logits.dim(1), vocab = logits.dim(2);
   for (const Words& options : {Words{}, Words{"--calls", "stepwise"}}) {
-    const auto lines = jsonl_of(ppl(words({"--per-token"}, options), id_lines(reference, count)));
+    const auto lines = jsonl_of(ppl(words({"--per-token"}, options), id_lines(reference.at("input_ids"), count)));
     ASSERT_EQ(lines.size(), static_cast<std::size_t>(2 * (count - 1)));
     for (const Json& line : lines) {
       ASSERT_EQ(line.value("calls", ""), "stepwise") << line.dump();
@@ -44,10 +32,13 @@ TEST(Jax, ScoresGoTokenByTokenAndSaySo) {
       EXPECT_NEAR(line["logprob"].get<double>(), static_cast<double>(row[id]) - std::log(sum), 1e-4);
     }
   }
-  EXPECT_EQ(json_of(ppl({"--format", "json"}, id_lines(reference, count)))["calls"], "stepwise");
-  EXPECT_NE(ppl({}, id_lines(reference, count)).out.find("calls          stepwise\n"), std::string::npos);
-  EXPECT_EQ(jsonl_of(ppl({"--format", "jsonl"}, id_lines(reference, count))).front()["calls"], "stepwise");
-  const Json without = json_of(ppl({"--bank", "false", "--format", "json"}, id_lines(reference, count)));
+  EXPECT_EQ(json_of(ppl({"--format", "json"}, id_lines(reference.at("input_ids"), count)))["calls"], "stepwise");
+  EXPECT_NE(ppl({}, id_lines(reference.at("input_ids"), count)).out.find("calls          stepwise\n"),
+            std::string::npos);
+  EXPECT_EQ(jsonl_of(ppl({"--format", "jsonl"}, id_lines(reference.at("input_ids"), count))).front()["calls"],
+            "stepwise");
+  const Json without =
+      json_of(ppl({"--bank", "false", "--format", "json"}, id_lines(reference.at("input_ids"), count)));
   EXPECT_EQ(without["calls"], "one");
   EXPECT_EQ(without["model"]["bank"], false);
 }
@@ -55,7 +46,7 @@ TEST(Jax, ScoresGoTokenByTokenAndSaySo) {
 TEST(Jax, WholeCallsAreScoredWhereAskedForTwice) {
   const SafetensorsReader reference(kJax + "/reference.safetensors");
   const ReferenceTensor& expected = reference.at("logprobs");
-  const std::string input = id_lines(reference, expected.dim(1) + 1);
+  const std::string input = id_lines(reference.at("input_ids"), expected.dim(1) + 1);
   expect_refused(ppl({"--calls", "whole"}, input), 2, {"--calls whole", "later tokens", "--leaky"});
   expect_refused(ppl({"--leaky"}, input), 2, {"--leaky"});
   expect_refused(ppl({"--calls", "prompt"}, input), 2, {"--calls prompt", "stepwise"});
@@ -80,50 +71,20 @@ TEST(Jax, PromptsThatAreCallsHaveNoPrefixCache) {
   const TempFolder temp;
   const std::string folder = (temp / "model").string();
   const auto vocab = Json::parse(read_file(kTiny + "/config.json"))["vocab_size"].get<int>();
-  ASSERT_EQ(run({kBench,
-                 "--arch",
-                 "mmrec-jax",
-                 "--synthetic",
-                 "64,1," + std::to_string(vocab),
-                 "--keep",
-                 folder,
-                 "--device",
-                 "cpu",
-                 "--lengths",
-                 "4",
-                 "--batches",
-                 "1",
-                 "--decode",
-                 "1",
-                 "--documents",
-                 "1",
-                 "--requests",
-                 "1",
-                 "--repeat",
-                 "1"})
-                .code,
-            0);
+  const std::string sizes = "--arch mmrec-jax --synthetic 64,1," + std::to_string(vocab) + " --keep " + folder;
+  const std::string work = " --device cpu --lengths 4 --batches 1 --decode 1 --documents 1 --requests 1 --repeat 1";
+  ASSERT_EQ(run(words({kBench}, split(sizes + work))).code, 0);
   std::filesystem::copy_file(kTiny + "/tokenizer.model", folder + "/tokenizer.model");
-  const Words command = {kGenerate,
-                         "-m",
-                         folder,
-                         "--device",
-                         "cpu",
-                         "-p",
-                         "Alice",
-                         "-n",
-                         "1",
-                         "--prefix-cache",
-                         (temp / "cache").string()};
+  const Words command = words(
+      {kGenerate}, split("-m " + folder + " --device cpu -p Alice -n 1 --prefix-cache " + (temp / "cache").string()));
   expect_refused(run(command), 2, {"--prefix-cache", "call"});
   EXPECT_EQ(run(words(command, {"--calls", "stepwise"})).code, 0);
 }
 
-TEST(Jax, BenchMeasuresAMadeUpModel) {
-  const Json json =
-      json_of(run({kBench, "--synthetic", "64,2,100", "--arch",   "mmrec-jax", "--device",    "cpu",    "--lengths",
-                   "40",   "--batches",   "1",        "--decode", "4",         "--documents", "2",      "--requests",
-                   "2",    "--slots",     "2",        "--repeat", "1",         "--calls",     "prompt", "--json"}));
+TEST(Jax, BenchMeasuresASyntheticModel) {
+  const Json json = json_of(run(words({kBench}, split("--synthetic 64,2,100 --arch mmrec-jax --device cpu --lengths 40 "
+                                                      "--batches 1 --decode 4 --documents 2 --requests 2 --slots 2 "
+                                                      "--repeat 1 --calls prompt --json"))));
   EXPECT_NE(json.dump().find("\"calls\":\"prompt\""), std::string::npos) << json.dump(2);
 }
 

@@ -7,15 +7,12 @@
 
 #include "apps/common/cli.h"
 #include "tests/apps/programs.h"
-#include "tests/support/model_folder.h"
 
 namespace mmrec::test {
 namespace {
 
 TEST(Memory, AnyLimitOfAddressSpaceEndsARunWithAResultOrAReason) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "a sanitizer's shadow memory does not fit under the limit";
-#endif
+  SKIP_UNDER_SANITIZERS("a sanitizer's shadow memory does not fit under the limit");
   const TempFolder folder;
   std::string text;
   while (text.size() < 700) text += "the small river runs past the old mill and never looks back ";

@@ -1,6 +1,5 @@
 // What the programs say where something is not as they need it, and where lines on stderr stand.
 #include "tests/apps/programs.h"
-#include "tests/support/model_folder.h"
 
 namespace mmrec::test {
 namespace {
@@ -56,10 +55,7 @@ TEST(Messages, TheTimingsBeginALineWhereTheyFollowTheText) {
 TEST(Messages, ATerminalThatIsReadIsSaidToBe) {
   for (const Words& line : {generate_on_tiny({"-f", "-", "-n", "2"}), ppl_on_tiny({"-"}), ppl_on_tiny({"--ids", "-"}),
                             generate_on_tiny({"--lines", "-f", "-", "-n", "2"})}) {
-    Command command;
-    command.terminal = true;
-    command.arguments = line;
-    Process process(command);
+    Process process(on_terminal(line));
     ASSERT_TRUE(process.read_stderr("reading from the terminal (Ctrl-D ends the input)")) << joined(line);
     process.type("[1,2,3]\n\x04");
     const Outcome outcome = process.wait();
@@ -75,7 +71,7 @@ TEST(Messages, NothingToScoreIsNoFaultHoweverTheCorpusIsSplit) {
         Words{"--mode", "llama", "--window", "8"}, Words{"--per-doc"}, Words{"--format", "json"}}) {
     const Outcome outcome = run(ppl_on_tiny(words(how, {"-"})), "");
     EXPECT_EQ(outcome.code, 0) << joined(how) << outcome.err;
-    EXPECT_NE(outcome.err.find("0 scored tokens: there is no perplexity"), std::string::npos) << outcome.err;
+    expect_says(outcome.err, {"0 scored tokens: there is no perplexity"});
   }
   for (const Words& how : {Words{"--split-by", "line"}, Words{"--split-by", "blank"}, Words{"--split-by", "jsonl"},
                            Words{"--ids"}, Words{"--pairs"}}) {

@@ -2,7 +2,6 @@
 #include <numeric>
 
 #include "tests/apps/programs.h"
-#include "tests/support/model_folder.h"
 #include "tests/support/safetensors_reader.h"
 #include "tests/support/tokenizer_builder.h"
 
@@ -27,12 +26,7 @@ class Mmrec100m : public testing::Test {
 
 TEST_F(Mmrec100m, ScoresAsThePublicCodeDoes) {
   const SafetensorsReader reference(kFixture + "/reference.safetensors");
-  const ReferenceTensor& ids = reference.at("input_ids");
-  std::string input;
-  for (std::int64_t b = 0; b < ids.dim(0); ++b) {
-    const auto row = ids.integers.begin() + b * ids.dim(1);
-    input += Json(std::vector<int>(row, row + ids.dim(1))).dump() + "\n";
-  }
+  const std::string input = id_lines(reference.at("input_ids"));
   const std::vector<float>& logprobs = reference.at("logprobs").values;
   const double expected = -std::accumulate(logprobs.begin(), logprobs.end(), 0.0);
   for (const char* prefill : {"steps", "sweeps"}) {

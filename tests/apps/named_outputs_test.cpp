@@ -13,12 +13,10 @@
 #include "apps/generate/options.h"
 #include "apps/ppl/options.h"
 #include "tests/apps/programs.h"
-#include "tests/support/model_folder.h"
 
 namespace mmrec::test {
 namespace {
 
-const std::string kIds = MMREC_FIXTURES "/tiny/ids.jsonl";
 const std::string kLong(255, 'x');  // as long as a name may be
 
 struct Program {
@@ -28,16 +26,16 @@ struct Program {
 };
 
 std::vector<Program> programs() {
-  return {{{kGenerate, "--device", "cpu", "-q", "-n", "1"}, apps::generate_option_table(), "--file"},
-          {{kPpl, "--device", "cpu", "-q", "--ids"}, apps::ppl_option_table(), "--file"},
-          {{kPpl, "merge"}, apps::merge_option_table(), ""},
-          {{kBench, "--device", "cpu"}, apps::bench_option_table(), ""}};
+  return {{{kGenerate, "--device", "cpu", "-q", "-n", "1"}, apps::generate_program().options, "--file"},
+          {{kPpl, "--device", "cpu", "-q", "--ids"}, apps::ppl_program().options, "--file"},
+          {{kPpl, "merge"}, apps::merge_program().options, ""},
+          {{kBench, "--device", "cpu"}, apps::bench_program().options, ""}};
 }
 
 std::vector<std::string> options_that_name(const Program& program, apps::Names names) {
   std::vector<std::string> found;
   for (const apps::Option& option : program.options) {
-    if (option.names == names && option.value == "FILE") found.push_back("--" + std::string(option.flag.name));
+    if (option.value.names == names && option.value.text == "FILE") found.push_back("--" + std::string(option.name));
   }
   return found;
 }

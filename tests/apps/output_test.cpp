@@ -8,19 +8,12 @@
 #include <thread>
 
 #include "tests/apps/programs.h"
-#include "tests/support/model_folder.h"
 
 namespace mmrec::test {
 namespace {
 
 // Greedy and without an end: a run that goes on until something stops it.
 const Words kEndless = {"-p", "Alice was", "-n", "-1", "--temp", "0"};
-
-Command command_of(Words arguments) {
-  Command command;
-  command.arguments = std::move(arguments);
-  return command;
-}
 
 std::size_t files_in(const std::filesystem::path& folder) {
   return static_cast<std::size_t>(
@@ -34,14 +27,13 @@ void wait_for(const std::function<bool()>& condition) {
 TEST(Output, AFullDeviceIsExitFive) {
   for (const Words& arguments :
        {generate_on_tiny({"-p", "x", "-n", "5"}), generate_on_tiny({"-p", "x", "--json", "-n", "5"}),
-        ppl_on_tiny({"--ids", MMREC_FIXTURES "/tiny/ids.jsonl"}), Words{kGenerate, "-h"}}) {
-    Command command = command_of(arguments);
-    command.stdout_path = "/dev/full";
-    expect_refused(run(command), 5, {"stdout: cannot write (No space left on device)"}, joined(arguments));
+        ppl_on_tiny({"--ids", kIds}), Words{kGenerate, "-h"}}) {
+    expect_refused(run(Command{.arguments = arguments, .input = {}, .stdout_path = "/dev/full"}), 5,
+                   {"stdout: cannot write (No space left on device)"}, joined(arguments));
   }
   for (const char* format : {"text", "json", "jsonl"}) {
-    expect_refused(run(ppl_on_tiny({"--ids", "--format", format, "-o", "/dev/full", MMREC_FIXTURES "/tiny/ids.jsonl"})),
-                   5, {"/dev/full: cannot write"}, format);
+    expect_refused(run(ppl_on_tiny({"--ids", "--format", format, "-o", "/dev/full", kIds})), 5,
+                   {"/dev/full: cannot write"}, format);
   }
 }
 
@@ -52,31 +44,26 @@ TEST(Output, AClosedStdoutIsExitFive) {
 }
 
 TEST(Output, AReaderThatLeavesStopsTheRunQuietly) {
-  Process process(command_of(generate_on_tiny(kEndless)));
-  ASSERT_TRUE(process.read_stdout(10));
-  process.close_stdout();
-  const Outcome outcome = process.wait();
-  EXPECT_EQ(outcome.code, 141);
-  EXPECT_EQ(outcome.err, "");
-}
-
-TEST(Output, PplStopsQuietlyToo) {
-  Process process(command_of(ppl_on_tiny({"--ids", "--per-token", MMREC_FIXTURES "/tiny/ids.jsonl"})));
-  process.close_stdout();
-  const Outcome outcome = process.wait();
-  EXPECT_EQ(outcome.code, 141);
-  EXPECT_EQ(outcome.err, "");
+  for (const Words& line : {generate_on_tiny(kEndless), ppl_on_tiny({"--ids", "--per-token", kIds})}) {
+    Process process(line);
+    if (line[0] == kGenerate) {
+      ASSERT_TRUE(process.read_stdout(10));
+    }
+    process.close_stdout();
+    const Outcome outcome = process.wait();
+    EXPECT_EQ(outcome.code, 141);
+    EXPECT_EQ(outcome.err, "");
+  }
 }
 
 TEST(Interrupt, FinishesTheTokenAndSaysWhatItCost) {
   for (const auto& [signal, code] : {std::pair{SIGINT, 130}, std::pair{SIGTERM, 143}}) {
-    Process process(command_of(generate_on_tiny(kEndless)));
+    Process process(generate_on_tiny(kEndless));
     ASSERT_TRUE(process.read_stdout(10));
     process.send(signal);
     const Outcome outcome = process.wait();
     EXPECT_EQ(outcome.code, code);
-    EXPECT_NE(outcome.err.find("greedy"), std::string::npos) << outcome.err;
-    EXPECT_NE(outcome.err.find("cancelled"), std::string::npos) << outcome.err;
+    expect_says(outcome.err, {"greedy", "cancelled"});
     EXPECT_FALSE(Json(outcome.out).dump().empty());  // throws for what is no UTF-8
   }
 }
@@ -86,9 +73,7 @@ TEST(Interrupt, ALongPromptShowsProgressAndEndsAfterAChunk) {
   std::string text;
   for (int i = 0; text.size() < 1'500'000; ++i) text += "Alice was number " + std::to_string(i) + ". ";
   write_file(folder / "prompt.txt", text);
-  Command command = command_of(generate_on_tiny({"-f", folder / "prompt.txt", "--prefill", "steps"}));
-  command.terminal = true;
-  Process process(command);
+  Process process(on_terminal(generate_on_tiny({"-f", folder / "prompt.txt", "--prefill", "steps"})));
   ASSERT_TRUE(process.read_stderr("tok/s"));
   process.send(SIGINT);
   const Outcome outcome = process.wait();
@@ -96,11 +81,11 @@ TEST(Interrupt, ALongPromptShowsProgressAndEndsAfterAChunk) {
   EXPECT_EQ(outcome.out, "");
   EXPECT_EQ(outcome.err.find("ppl"), std::string::npos) << outcome.err;
   EXPECT_EQ(outcome.err.find("decode"), std::string::npos) << outcome.err;
-  EXPECT_NE(outcome.err.find("cancelled"), std::string::npos) << outcome.err;
+  expect_says(outcome.err, {"cancelled"});
 }
 
 TEST(Interrupt, JsonIsStillWhole) {
-  Process process(command_of(generate_on_tiny({"-p", "Alice was", "-n", "-1", "--temp", "0", "--json"})));
+  Process process(generate_on_tiny({"-p", "Alice was", "-n", "-1", "--temp", "0", "--json"}));
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
   process.send(SIGINT);
   const Outcome outcome = process.wait();
@@ -111,13 +96,15 @@ TEST(Interrupt, JsonIsStillWhole) {
 }
 
 TEST(Interrupt, TheSecondOneEndsTheProgramAtOnce) {
-  Process process(command_of(generate_on_tiny(kEndless)));
+  Process process(generate_on_tiny(kEndless));
   ASSERT_TRUE(process.read_stdout(10));
   // Nobody reads on, so the program comes to wait in a write, where the first interrupt cannot end it.
   int before = -1;
+  int same = 0;  // in a row: a busy machine may leave the program waiting for a moment
   wait_for([&] {
     const int now = process.unread_stdout();
-    return now > 0 && now == std::exchange(before, now);
+    same = now > 0 && now == std::exchange(before, now) ? same + 1 : 0;
+    return same == 20;
   });
   process.send(SIGINT);
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
@@ -135,9 +122,7 @@ TEST(Interrupt, ALongTextShowsThatItIsTokenizedAndEndsAfterAChunk) {
     text += "Alice was beginning to get very tired of sitting by her sister.\n";
   write_file(folder / "book.txt", text);
   for (const Words& arguments : {ppl_on_tiny({folder / "book.txt"}), generate_on_tiny({"-f", folder / "book.txt"})}) {
-    Command command = command_of(arguments);
-    command.terminal = true;
-    Process process(command);
+    Process process(on_terminal(arguments));
     ASSERT_TRUE(process.read_stderr("MB/s")) << arguments[0];
     process.type("\x03");
     const Outcome outcome = process.wait();
@@ -148,50 +133,47 @@ TEST(Interrupt, ALongTextShowsThatItIsTokenizedAndEndsAfterAChunk) {
 
 TEST(Interrupt, WhileStdinIsReadItEndsTheProgramAtOnce) {
   const TempFolder folder;
-  ASSERT_EQ(mkfifo((folder / "fifo").c_str(), 0600), 0);
-  Process process(command_of(generate_on_tiny({"-f", folder / "fifo"})));
-  const int writer = open((folder / "fifo").c_str(), O_WRONLY | O_CLOEXEC);  // returns once the program has opened it
+  Fifo fifo(folder / "fifo");
+  Process process(generate_on_tiny({"-f", fifo.path()}));
+  fifo.open();
   process.send(SIGINT);
   EXPECT_EQ(process.wait().code, 130);
-  (void)close(writer);
 }
 
 TEST(Interrupt, PplDoesNotWaitForItsInput) {
   const TempFolder folder;
-  ASSERT_EQ(mkfifo((folder / "fifo").c_str(), 0600), 0);
-  Process process(command_of(ppl_on_tiny({"--ids", folder / "fifo"})));
-  const int writer = open((folder / "fifo").c_str(), O_WRONLY | O_CLOEXEC);  // returns once the program has opened it
-  ASSERT_EQ(write(writer, "[1,2]\n[3", 8), 8);
+  Fifo fifo(folder / "fifo");
+  Process process(ppl_on_tiny({"--ids", fifo.path()}));
+  fifo.open();
+  fifo.write("[1,2]\n[3");
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
   process.send(SIGINT);
   const Outcome outcome = process.wait();
   EXPECT_EQ(outcome.code, 130);
   EXPECT_EQ(outcome.out, "");
-  EXPECT_NE(outcome.err.find("interrupted after"), std::string::npos) << outcome.err;
-  (void)close(writer);
+  expect_says(outcome.err, {"interrupted after"});
 }
 
 TEST(Interrupt, PplLeavesNoFileBehind) {
   for (const auto& [signal, code] : {std::pair{SIGINT, 130}, {SIGTERM, 143}, {SIGHUP, 129}}) {
     const TempFolder folder;
-    ASSERT_EQ(mkfifo((folder / "fifo").c_str(), 0600), 0);
+    Fifo fifo(folder / "fifo");
     std::filesystem::create_directory(folder / "out");
     write_file(folder / "out/result.json", "old");
-    Process process(command_of(ppl_on_tiny({"--ids", "-o", folder / "out/result.json", folder / "fifo"})));
-    const int writer = open((folder / "fifo").c_str(), O_WRONLY | O_CLOEXEC);  // returns once the program has opened it
+    Process process(ppl_on_tiny({"--ids", "-o", folder / "out/result.json", fifo.path()}));
+    fifo.open();
     process.send(signal);
     const Outcome outcome = process.wait();
     EXPECT_EQ(outcome.code, code);
-    EXPECT_NE(outcome.err.find("interrupted"), std::string::npos) << outcome.err;
+    expect_says(outcome.err, {"interrupted"});
     EXPECT_EQ(files_in(folder / "out"), 1U);
     EXPECT_EQ(read_file(folder / "out/result.json"), "old");
-    (void)close(writer);
   }
 }
 
 TEST(OutputFile, IsTheSameBytesAsStdout) {
   const TempFolder folder;
-  const Words arguments = ppl_on_tiny({"--ids", "--per-token", MMREC_FIXTURES "/tiny/ids.jsonl"});
+  const Words arguments = ppl_on_tiny({"--ids", "--per-token", kIds});
   const Outcome outcome = run(words(arguments, {"-o", folder / "result.jsonl"}));
   EXPECT_EQ(outcome.code, 0);
   EXPECT_EQ(outcome.out, "");
@@ -227,7 +209,6 @@ TEST(OutputFile, APlaceThatCannotBeWrittenToIsExitFive) {
   for (const std::string& place : {folder.path().string(), (folder / "missing/result.json").string()}) {
     expect_refused(run(ppl_on_tiny({"--ids", "-o", place, "-"}), "[1,2]\n"), 5, {"cannot write"}, place);
   }
-  expect_refused(run(ppl_on_tiny({"--ids", "-o", "", "-"}), "[1,2]\n"), 2, {"--output", "name of a file"});
   std::filesystem::create_symlink("around", folder / "round");
   std::filesystem::create_symlink("round", folder / "around");
   expect_refused(run(ppl_on_tiny({"--ids", "-o", folder / "round", "-"}), "[1,2]\n"), 5, {"cannot write"});

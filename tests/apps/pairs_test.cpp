@@ -1,14 +1,10 @@
 // mmrec-ppl --pairs, against a session that is stepped through every continuation.
-#include "apps/ppl/pairs.h"
-
 #include <cmath>
 
-#include "mmrec/errors.h"
-#include "mmrec/evaluation.h"
 #include "mmrec/model.h"
 #include "mmrec/session.h"
+#include "mmrec/tokenizer.h"
 #include "tests/apps/programs.h"
-#include "tests/support/model_folder.h"
 
 namespace mmrec::test {
 namespace {
@@ -18,53 +14,6 @@ std::string line(const std::string& context, const std::string& continuation) {
 }
 Outcome pairs(const Words& more, std::string input) {
   return run(ppl_on_tiny(words({"--pairs"}, more)), std::move(input));
-}
-
-PairTokens encoded(const std::string& context, const std::string& continuation, std::int64_t max_length = 0) {
-  static const Tokenizer tokenizer = Tokenizer::load(kTiny);
-  const std::string text = context + continuation;
-  const TextPair pair{text, context.size()};
-  return encode_pairs(tokenizer, std::span(&pair, 1), true, max_length).front();
-}
-
-TEST(Pairs, WhiteSpaceMovesToTheContinuation) {
-  const Tokenizer tokenizer = Tokenizer::load(kTiny);
-  const std::pair<std::string, std::string> cases[] = {
-      {"The cat ", "The cat"},
-      {"The cat", "The cat"},
-      {"a\xc2\xa0\t\xe3\x80\x80\x1f\n", "a"},
-      {"  ", ""},
-      {"", ""},
-      {"a\xe2\x80\x8b", "a\xe2\x80\x8b"},  // a zero-width space is none
-      {"a\xff\x85", "a\xff\x85"},
-      {"\xe2\x80 \xe2\x80", "\xe2\x80 \xe2\x80"}};
-  for (const auto& [context, kept] : cases) {
-    const PairTokens tokens = encoded(context, "sat");
-    const auto expected = kept.empty() ? std::vector{*prefix_token(tokenizer)} : tokenizer.encode(kept);
-    EXPECT_EQ(std::vector<int>(tokens.ids.begin(), tokens.ids.begin() + std::ptrdiff_t(tokens.context)), expected)
-        << context;
-  }
-}
-
-TEST(Pairs, KeepTheEndOfALongContext) {
-  const PairTokens whole = encoded("The cat", " sat");
-  const auto continuation = std::ssize(whole.ids) - std::ptrdiff_t(whole.context);
-  const PairTokens cut = encoded("The cat", " sat", continuation);
-  EXPECT_EQ(cut.context, 1U);
-  EXPECT_EQ(cut.ids, std::vector<int>(whole.ids.end() - continuation - 1, whole.ids.end()));
-  EXPECT_EQ(encoded("The cat", " sat", 1000).ids, whole.ids);
-  EXPECT_THROW(encoded("The cat", " sat", continuation - 1), std::invalid_argument);
-}
-
-TEST(Pairs, LogProbsTellWhetherAContinuationIsGreedy) {
-  const std::pair<std::vector<float>, std::optional<bool>> cases[] = {{{}, true},
-                                                                      {{-0.1F, -0.6F}, true},
-                                                                      {{-0.1F, -0.7F}, std::nullopt},
-                                                                      {{-1.0F, -8.0F}, false},
-                                                                      {{-8.0F, -1.0F}, false}};
-  for (const auto& [logprobs, greedy] : cases) EXPECT_EQ(score_pair(logprobs, 1000).is_greedy, greedy);
-  EXPECT_EQ(score_pair(std::vector{-1.5F, -0.25F}, 1000).loglikelihood, -1.75);
-  EXPECT_THROW(score_pair(std::vector{-1.0F, NAN}, 1000), NumericError);
 }
 
 /// What the model itself chooses after `context`.
@@ -145,7 +94,6 @@ TEST(Pairs, MalformedLinesAreRefused) {
   const Outcome outcome = pairs({"-"}, line("Alice", " was") + "x\n");
   EXPECT_EQ(outcome.code, 3);
   EXPECT_EQ(outcome.out, pairs({"-"}, line("Alice", " was")).out) << "nothing is lost of what was done";
-  expect_refused(run(ppl_on_tiny({"--pairs", "--ids", "-"})), 2, {"--pairs: not with --ids"});
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
 // The parts of the programs that can be tested without running one.
 #include <cmath>
 
-#include "apps/common/cli.h"
+#include "apps/common/arguments.h"
 #include "apps/common/input.h"
 #include "apps/common/progress.h"
-#include "apps/ppl/html_text.h"
+#include "apps/ppl/pages.h"
 #include "tests/apps/programs.h"
 
 namespace mmrec::test {
@@ -27,12 +27,13 @@ TEST(Numbers, AreWrittenAsTheyWereMeant) {
 }
 
 TEST(Numbers, ChoiceIsTheFirstWhereNothingIsGiven) {
-  const apps::Flag flags[] = {{"mode"}};
+  const apps::Option options[] = {{"mode", 0, {"M"}}};
+  const apps::Program program = {.name = "program", .does = "", .operands = "", .head = "", .options = options};
   const std::string_view names[] = {"one", "two"};
   const char* none[] = {"program"};
   const char* two[] = {"program", "--mode", "two"};
-  EXPECT_EQ(apps::Arguments(flags, false, 1, none).choice("mode", names), 0U);
-  EXPECT_EQ(apps::Arguments(flags, false, 3, two).choice("mode", names), 1U);
+  EXPECT_EQ(apps::Arguments(program, 1, none).choice("mode", names), 0U);
+  EXPECT_EQ(apps::Arguments(program, 3, two).choice("mode", names), 1U);
 }
 
 TEST(Utf8, InvalidRunsAreCounted) {
@@ -54,13 +55,13 @@ TEST(Progress, LineFitsAnyWidth) {
     }
   }
   const std::string line = apps::progress_line(512, 1024, 2.0, kPpl, 100);
-  EXPECT_NE(line.find(" 50% 256 tok/s ppl 12.35 +/- 0.25 ETA 00:02"), std::string::npos) << line;
+  expect_says(line, {" 50% 256 tok/s ppl 12.35 +/- 0.25 ETA 00:02"});
   EXPECT_EQ(line.find("[####################....................]"), 0U) << line;
   EXPECT_NE(apps::progress_line(0, 10, 0.0, kPpl, 80).find("--:--"), std::string::npos);
   const std::string one_part = apps::progress_facts(512, 1024, 2.0, apps::PerplexityEstimate{12.345, std::nan("")});
   EXPECT_EQ(one_part, " 50% 256 tok/s ppl 12.35 ETA 00:02");
   const std::string without = apps::progress_line(512, 1024, 2.0, std::nullopt, 100);
-  EXPECT_NE(without.find(" 50% 256 tok/s ETA 00:02"), std::string::npos) << without;
+  expect_says(without, {" 50% 256 tok/s ETA 00:02"});
 }
 
 TEST(Messages, ControlCharactersAreSpelledOut) {

@@ -118,6 +118,9 @@ Process::Process(const Command& command) : input_(command.input.value_or("")) {
   if (error != 0) throw std::system_error(error, std::generic_category(), command.arguments[0]);
 }
 
+Process::Process(std::vector<std::string> arguments)
+    : Process(Command{.arguments = std::move(arguments), .input = {}, .stdout_path = {}}) {}
+
 Process::~Process() {
   if (pid_ > 0) {
     (void)kill(pid_, SIGKILL);
@@ -198,17 +201,14 @@ Outcome Process::wait(bool read_out) {
 
 Outcome run(const Command& command) { return Process(command).wait(); }
 
-Outcome run(std::vector<std::string> arguments) {
-  Command command;
-  command.arguments = std::move(arguments);
-  return run(command);
+Command on_terminal(std::vector<std::string> arguments) {
+  return {.arguments = std::move(arguments), .input = {}, .terminal = true, .stdout_path = {}};
 }
 
+Outcome run(std::vector<std::string> arguments) { return Process(std::move(arguments)).wait(); }
+
 Outcome run(std::vector<std::string> arguments, std::string input) {
-  Command command;
-  command.arguments = std::move(arguments);
-  command.input = std::move(input);
-  return run(command);
+  return run(Command{.arguments = std::move(arguments), .input = std::move(input), .stdout_path = {}});
 }
 
 }  // namespace mmrec::test

@@ -17,6 +17,9 @@ struct Command {
   std::string stdout_path;  // a file to open for stdout instead of a pipe
 };
 
+/// A program on a terminal.
+Command on_terminal(std::vector<std::string> arguments);
+
 /// How it went.
 struct Outcome {
   int code = -1;   // exit code; -1 if a signal ended it
@@ -29,6 +32,7 @@ struct Outcome {
 class Process {
  public:
   explicit Process(const Command& command);
+  explicit Process(std::vector<std::string> arguments);
   ~Process();
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;

@@ -1,28 +1,48 @@
 // The programs under test, the folders they are run on, and what is expected of every refusal.
 #pragma once
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <initializer_list>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tests/apps/process.h"
+#include "tests/support/model_folder.h"
 
 namespace mmrec::test {
 
 using Json = nlohmann::json;
 using Words = std::vector<std::string>;
 
-inline const std::string kGenerate = MMREC_GENERATE;
-inline const std::string kPpl = MMREC_PPL;
-inline const std::string kBench = MMREC_BENCH;
+inline const std::string kGenerate = MMREC_PROGRAM_FOLDER "/mmrec-generate";
+inline const std::string kPpl = MMREC_PROGRAM_FOLDER "/mmrec-ppl";
+inline const std::string kBench = MMREC_PROGRAM_FOLDER "/mmrec-bench";
 inline const std::string kTiny = MMREC_FIXTURES "/tiny";
+inline const std::string kIds = kTiny + "/ids.jsonl";
 inline const std::string kUpstream = MMREC_FIXTURES "/upstream";
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SKIP_UNDER_SANITIZERS(why) GTEST_SKIP() << (why)
+#else
+#define SKIP_UNDER_SANITIZERS(why) static_cast<void>(0)
+#endif
+
+/// The words of a line, which spaces separate.
+inline Words split(const std::string& line) {
+  std::istringstream in(line);
+  return {std::istream_iterator<std::string>(in), {}};
+}
 
 /// `first` and then `more`.
 inline Words words(Words first, const Words& more) {
@@ -44,15 +64,51 @@ inline std::string joined(const Words& arguments) {
   return line;
 }
 
+/// A pipe with a name, which a program reads from.
+class Fifo {
+ public:
+  explicit Fifo(std::filesystem::path path) : path_(std::move(path)) { EXPECT_EQ(::mkfifo(path_.c_str(), 0600), 0); }
+  ~Fifo() {
+    if (fd_ >= 0) (void)::close(fd_);
+  }
+  Fifo(const Fifo&) = delete;
+  Fifo& operator=(const Fifo&) = delete;
+  std::string path() const { return path_; }
+  /// Returns when the program has opened it.
+  void open() { fd_ = ::open(path_.c_str(), O_WRONLY | O_CLOEXEC); }
+  void write(std::string_view text) const { EXPECT_EQ(::write(fd_, text.data(), text.size()), std::ssize(text)); }
+
+ private:
+  std::filesystem::path path_;
+  int fd_ = -1;
+};
+
 /// A refusal: this exit code, nothing on stdout, one line on stderr (after warnings) that says all of `says`.
 inline void expect_refused(const Outcome& outcome, int code, std::initializer_list<std::string_view> says,
                            const std::string& what = {}) {
   EXPECT_EQ(outcome.code, code) << what << "\n" << outcome.err;
   EXPECT_EQ(outcome.out, "") << what;
   EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << what << "\n" << outcome.err;
-  for (const std::string_view part : says) {
-    EXPECT_NE(outcome.err.find(part), std::string::npos) << what << "\n" << outcome.err << "does not say " << part;
+  SCOPED_TRACE(what);
+  expect_says(outcome.err, says);
+}
+
+/// Command lines of `program` that are wrong usage, each with what the refusal says.
+inline void expect_wrong_usage(const Words& program, const std::vector<std::pair<Words, std::string>>& lines) {
+  const std::string name = std::filesystem::path(program.front()).filename().string() + ": ";
+  for (const auto& [arguments, says] : lines) {
+    expect_refused(run(words(program, arguments)), 2, {name, says, "Try: "}, joined(arguments));
   }
+}
+
+/// A line of JSON for each of the first `count` ids of each row of [B, T]; 0: all.
+inline std::string id_lines(const ReferenceTensor& ids, std::int64_t count = 0) {
+  std::string lines;
+  for (std::int64_t b = 0; b < ids.dim(0); ++b) {
+    const auto row = ids.integers.begin() + b * ids.dim(1);
+    lines += Json(std::vector<int>(row, row + (count > 0 ? count : ids.dim(1)))).dump() + "\n";
+  }
+  return lines;
 }
 
 /// The JSON object on stdout of a run that went well.

@@ -22,8 +22,6 @@
 #include <filesystem>
 #include <fstream>
 #include <initializer_list>
-#include <iterator>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -40,16 +38,9 @@ namespace fs = std::filesystem;
 class Sandboxed : public testing::Test {
  protected:
   Sandboxed() {
-    std::string name = (fs::temp_directory_path() / "mmrec-sandbox-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-    folder_ = name;
     // The leak sanitizer looks from a process of its own, which a sandbox refuses.
     const char* const given = std::getenv("ASAN_OPTIONS");
     ::setenv("ASAN_OPTIONS", ((given != nullptr ? given : "") + std::string(":detect_leaks=0")).c_str(), 1);
-  }
-  void TearDown() override {
-    std::error_code ignored;
-    fs::remove_all(folder_, ignored);
   }
   void SetUp() override {
     const Outcome outcome = run(generate_on_tiny({"--sandbox", "-p", "x", "-n", "1"}));
@@ -59,11 +50,8 @@ class Sandboxed : public testing::Test {
     }
   }
   std::string file(const std::string& name) const { return folder_ / name; }
-  void write(const std::string& name, const std::string& text) const { std::ofstream(folder_ / name) << text; }
-  std::string read(const std::string& name) const {
-    std::ifstream in(folder_ / name, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-  }
+  void write(const std::string& name, const std::string& text) const { write_file(folder_ / name, text); }
+  std::string read(const std::string& name) const { return read_file(folder_ / name); }
   /// The same output with and without, and something on it.
   void expect_same(const Words& arguments, const std::string& input = {}) const {
     const Outcome plain = run(arguments, input);
@@ -74,7 +62,7 @@ class Sandboxed : public testing::Test {
     EXPECT_EQ(sandboxed.err, plain.err) << joined(arguments);
   }
 
-  fs::path folder_;
+  TempFolder folder_;
 };
 
 long landlock_version() { return ::syscall(SYS_landlock_create_ruleset, nullptr, 0, 1); }
@@ -339,7 +327,7 @@ TEST_F(Sandboxed, WhatIsNotNeededIsRefusedInEveryThread) {
   write("model/notes", "no file of a model");
   fs::create_symlink(file("outside"), file("model/x"));
   fs::create_symlink("config.json", file("model/tokenizer.model"));
-  expect_none_in_a_child([&] { return leaks(folder_); });
+  expect_none_in_a_child([&] { return leaks(folder_.path()); });
   EXPECT_EQ(read("outside"), "untouched");
   EXPECT_FALSE(fs::exists(file("other")));
   EXPECT_EQ(read("out/other"), "of others");

@@ -1,82 +1,11 @@
-// The windows of --mode: against tests/reference/make_windows.py, which states the public rules in Python, and scored,
-// against sessions that are given one window each.
-#include "mmrec/evaluation.h"
-
-#include <array>
+// The scores of --mode, against sessions that are given one window each.
 #include <cmath>
 
 #include "mmrec/model.h"
 #include "tests/apps/programs.h"
-#include "tests/support/model_folder.h"
 
 namespace mmrec::test {
 namespace {
-
-std::vector<int> numbers(std::size_t count) {
-  std::vector<int> ids(count);
-  for (std::size_t i = 0; i < count; ++i) ids[i] = static_cast<int>(i);
-  return ids;
-}
-
-TEST(Windows, AreThoseOfThePublicRules) {
-  const Json cases = Json::parse(read_file(MMREC_FIXTURES "/windows.json"));
-  ASSERT_GT(cases.size(), 300U);
-  for (const Json& one : cases) {
-    const WindowOptions options{.mode = window_mode(one["mode"].get<std::string>()),
-                                .window = one["window"],
-                                .stride = one.value("stride", 0),
-                                .repeats_first = one["mode"] == "llama"};
-    const auto ids = numbers(one["tokens"]);
-    if (one["windows"].is_null()) {
-      EXPECT_THROW(Windows(options, ids.size()), std::invalid_argument) << one.dump();
-      continue;
-    }
-    const Windows windows(options, ids.size());
-    Json found = Json::array();
-    for (std::size_t i = 0; i < windows.size(); ++i) found.push_back({windows.ids(i, ids), windows[i].scored});
-    EXPECT_EQ(found, one["windows"]) << one["mode"] << " " << one["tokens"] << " by " << one["window"];
-  }
-}
-
-TEST(Windows, CountNoTokenTwice) {
-  for (const std::string_view name : kWindowModeNames) {
-    for (const std::int64_t stride : {1, 3, 6}) {
-      const WindowOptions options{.mode = window_mode(name), .window = 6, .stride = stride};
-      const Windows windows(options, 50);
-      std::size_t counted = 1;
-      std::size_t scored = 0;
-      for (std::size_t i = 0; i < windows.size(); ++i) {
-        EXPECT_GE(windows[i].end - windows[i].scored, counted) << name;
-        counted = windows[i].end;
-        scored += windows[i].scored;
-      }
-      if (options.scores_all()) {
-        EXPECT_EQ(scored, 49U) << name;
-      }
-    }
-  }
-}
-
-TEST(Windows, OfNothingScoreNothing) {
-  for (const std::size_t tokens : {0U, 1U}) {
-    for (const std::string_view name : kWindowModeNames) {
-      const Windows windows({.mode = window_mode(name), .window = 4, .stride = 2}, tokens);
-      EXPECT_EQ(windows.size(), 1U);
-      EXPECT_EQ(windows[0].scored, 0U);
-    }
-  }
-}
-
-TEST(Windows, OutOfRangeAreRefused) {
-  for (const WindowOptions& options : {WindowOptions{.mode = WindowMode::kRolling, .window = 0},
-                                       {.mode = WindowMode::kStrided, .window = 1, .stride = 1},
-                                       {.mode = WindowMode::kStrided, .window = 4, .stride = 0},
-                                       {.mode = WindowMode::kStrided, .window = 4, .stride = 5},
-                                       {.mode = WindowMode::kLlama, .window = 3}}) {
-    EXPECT_THROW(Windows(options, 50), std::invalid_argument) << to_string(options.mode);
-  }
-  EXPECT_THROW(window_mode("Full"), std::invalid_argument);
-}
 
 // A document with its first id repeated, by hand: what each mode counts is scored with a session per window.
 TEST(Windows, ScoresAreThoseOfSessionsOfAWindowEach) {

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "apps/bench/options.h"
-#include "apps/common/cli.h"
+#include "apps/common/arguments.h"
 #include "apps/common/model_folder.h"
 #include "apps/generate/options.h"
 #include "apps/ppl/options.h"
@@ -36,8 +36,8 @@ void generate(const apps::Arguments& arguments) {
 void ppl(const apps::Arguments& arguments) {
   const apps::PplOptions options = apps::ppl_options(arguments);
   check_run(options.run);
-  require(!options.files.empty() && options.batch >= 0);
-  require(options.shard >= 0 && options.shard < options.shards);
+  require(!options.corpus.files.empty() && options.batch >= 0);
+  require(options.corpus.shard >= 0 && options.corpus.shard < options.corpus.shards);
   const mmrec::WindowOptions& windows = options.windows;
   require((windows.mode == mmrec::WindowMode::kFull) == (windows.window == 0));
   if (windows.mode == mmrec::WindowMode::kStrided) require(windows.stride >= 1 && windows.stride <= windows.window);
@@ -47,7 +47,7 @@ void ppl(const apps::Arguments& arguments) {
 void read_all(const apps::Arguments& arguments, std::span<const apps::Option> options) {
   constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
   for (const apps::Option& option : options) {
-    const std::string_view name = option.flag.name;
+    const std::string_view name = option.name;
     const auto reads = [](const auto& read) {
       try {
         read();
@@ -61,7 +61,7 @@ void read_all(const apps::Arguments& arguments, std::span<const apps::Option> op
     reads([&] { require(arguments.unsigned64(name).has_value() == arguments.has(name)); });
     reads([&] { require(arguments.file(name).value_or("x") != ""); });
     reads([&] {
-      const std::vector<std::string_view> words = apps::split_names(option.choices);
+      const std::vector<std::string_view> words = apps::split_names(option.value.choices);
       if (!words.empty()) require(arguments.choice(name, words) < words.size());
     });
   }
@@ -83,20 +83,18 @@ MMREC_FUZZ(command_line) {
   const int argc = static_cast<int>(argv.size());
   argv.push_back(nullptr);
 
-  const auto parsed = [&](std::span<const apps::Option> options, bool positionals) {
-    return apps::Arguments(apps::flags_of(options), positionals, argc, argv.data());
-  };
+  const auto parsed = [&](const apps::Program& of) { return apps::Arguments(of, argc, argv.data()); };
   try {
     switch (program) {
       case 0:
-        return generate(parsed(apps::generate_option_table(), true));
+        return generate(parsed(apps::generate_program()));
       case 1:
-        return ppl(parsed(apps::ppl_option_table(), true));
+        return ppl(parsed(apps::ppl_program()));
       case 2:
-        return read_all(parsed(apps::merge_option_table(), true), apps::merge_option_table());
+        return read_all(parsed(apps::merge_program()), apps::merge_program().options);
       default:
-        const apps::Arguments arguments = parsed(apps::bench_option_table(), false);
-        read_all(arguments, apps::bench_option_table());
+        const apps::Arguments arguments = parsed(apps::bench_program());
+        read_all(arguments, apps::bench_program().options);
         check_run(apps::run_options(arguments));
     }
   } catch (const apps::UsageError& error) {

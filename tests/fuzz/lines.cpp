@@ -4,9 +4,8 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/common/cli.h"
-#include "apps/common/input.h"
 #include "apps/common/json_text.h"
-#include "apps/generate/jsonl.h"
+#include "apps/generate/lines.h"
 #include "apps/generate/sampling.h"
 #include "apps/ppl/corpus.h"
 #include "apps/ppl/merge.h"
@@ -54,13 +53,13 @@ void read_record(std::string_view line) {
   for (const auto& [key, value] : record.identity.items()) require(key.size() <= 20 && value.dump().size() <= 420);
   apps::check_comparable(record.identity, record.identity, "input:1");
   mmrec::PerplexityAccumulator sums;
-  require(apps::add_record(record, sums) == (record.sums.tokens > 0));
+  require(apps::RecordSums(sums).add(record) == (record.sums.tokens > 0));
 }
 
 void read_request(std::string_view line, bool goes_on) {
   constexpr int kVocabSize = 300;
   static const auto state = std::make_shared<const mmrec::Session>(mmrec::test::toy_session());
-  apps::JsonlOptions options;
+  apps::LineOptions options;
   if (goes_on) options.start = state;
   mmrec::ModelInfo info;
   info.vocab_size = kVocabSize;

@@ -49,7 +49,7 @@ class OptionDocumentsTest(unittest.TestCase):
             options = options_of(program)
             for word in SUBCOMMANDS.get(program, []):
                 options |= options_of(program, word)
-            self.assertGreater(len(options), 10)
+            self.assertGreaterEqual(options, {"help", "version"})
             for kind in ["man", "bash", "zsh", "fish"]:
                 text = dict(pages(kind))[program].read_text(encoding="utf-8").replace("\\-", "-")
                 for option in options:
@@ -115,9 +115,9 @@ class OptionDocumentsTest(unittest.TestCase):
             return
         with tempfile.TemporaryDirectory() as home:
             for program, script in pages("fish"):
-                asked = run("fish", "--no-config", "-c", f'source {script}; complete -C "{program} --preci"',
+                asked = run("fish", "--no-config", "-c", f'source {script}; complete -C "{program} --versi"',
                             env={"HOME": home, "PATH": "/usr/bin:/bin"})
-                self.assertEqual(asked.stdout.split("\t")[0], "--precision")
+                self.assertEqual(asked.stdout.split("\t")[0], "--version")
             asked = run("fish", "--no-config", "-c", f'source {script.parent}/mmrec-ppl.fish; '
                         'complete -C "mmrec-ppl --mode "', env={"HOME": home, "PATH": "/usr/bin:/bin"})
             self.assertEqual({line.split("\t")[0] for line in asked.stdout.splitlines()},

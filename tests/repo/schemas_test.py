@@ -29,7 +29,8 @@ SCHEMAS = ROOT / "docs/schemas"
 TINY = ROOT / "tests/fixtures/tiny"
 MODEL = ROOT / "weights/mmrec-12m"
 JAX = ROOT / "tests/fixtures/upstream/jax"
-GENERATE, PPL, BENCH = (str(pathlib.Path(program).resolve()) for program in sys.argv[1:])
+PROGRAMS = {pathlib.Path(program).name: str(pathlib.Path(program).resolve()) for program in sys.argv[1:]}
+GENERATE, PPL, BENCH = (PROGRAMS[name] for name in ["mmrec-generate", "mmrec-ppl", "mmrec-bench"])
 TEXT = "The river runs to the sea.\nIn 1914 the war began.\nA king\n"
 
 

@@ -1,0 +1,134 @@
+// The rules of evaluation: windows against tests/reference/make_windows.py, which states the public rules in Python,
+// and pairs of texts against lm-evaluation-harness' definition.
+#include "mmrec/evaluation.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "mmrec/errors.h"
+#include "mmrec/tokenizer.h"
+#include "tests/support/model_folder.h"
+
+namespace mmrec::test {
+namespace {
+
+using Json = nlohmann::json;
+const std::string kTokenizerFolder = MMREC_FIXTURES "/tiny";
+
+std::vector<int> numbers(std::size_t count) {
+  std::vector<int> ids(count);
+  for (std::size_t i = 0; i < count; ++i) ids[i] = static_cast<int>(i);
+  return ids;
+}
+
+TEST(Windows, AreThoseOfThePublicRules) {
+  const Json cases = Json::parse(read_file(MMREC_FIXTURES "/windows.json"));
+  ASSERT_GT(cases.size(), 300U);
+  for (const Json& one : cases) {
+    const WindowOptions options{.mode = window_mode(one["mode"].get<std::string>()),
+                                .window = one["window"],
+                                .stride = one.value("stride", 0),
+                                .repeats_first = one["mode"] == "llama"};
+    const auto ids = numbers(one["tokens"]);
+    if (one["windows"].is_null()) {
+      EXPECT_THROW(Windows(options, ids.size()), std::invalid_argument) << one.dump();
+      continue;
+    }
+    const Windows windows(options, ids.size());
+    Json found = Json::array();
+    for (std::size_t i = 0; i < windows.size(); ++i) found.push_back({windows.ids(i, ids), windows[i].scored});
+    EXPECT_EQ(found, one["windows"]) << one["mode"] << " " << one["tokens"] << " by " << one["window"];
+  }
+}
+
+TEST(Windows, CountNoTokenTwice) {
+  for (const std::string_view name : kWindowModeNames) {
+    for (const std::int64_t stride : {1, 3, 6}) {
+      const WindowOptions options{.mode = window_mode(name), .window = 6, .stride = stride};
+      const Windows windows(options, 50);
+      std::size_t counted = 1;
+      std::size_t scored = 0;
+      for (std::size_t i = 0; i < windows.size(); ++i) {
+        EXPECT_GE(windows[i].end - windows[i].scored, counted) << name;
+        counted = windows[i].end;
+        scored += windows[i].scored;
+      }
+      if (options.scores_all()) {
+        EXPECT_EQ(scored, 49U) << name;
+      }
+    }
+  }
+}
+
+TEST(Windows, OfNothingScoreNothing) {
+  for (const std::size_t tokens : {0U, 1U}) {
+    for (const std::string_view name : kWindowModeNames) {
+      const Windows windows({.mode = window_mode(name), .window = 4, .stride = 2}, tokens);
+      EXPECT_EQ(windows.size(), 1U);
+      EXPECT_EQ(windows[0].scored, 0U);
+    }
+  }
+}
+
+TEST(Windows, OutOfRangeAreRefused) {
+  for (const WindowOptions& options : {WindowOptions{.mode = WindowMode::kRolling, .window = 0},
+                                       {.mode = WindowMode::kStrided, .window = 1, .stride = 1},
+                                       {.mode = WindowMode::kStrided, .window = 4, .stride = 0},
+                                       {.mode = WindowMode::kStrided, .window = 4, .stride = 5},
+                                       {.mode = WindowMode::kLlama, .window = 3}}) {
+    EXPECT_THROW(Windows(options, 50), std::invalid_argument) << to_string(options.mode);
+  }
+  EXPECT_THROW(window_mode("Full"), std::invalid_argument);
+}
+
+PairTokens encoded(const std::string& context, const std::string& continuation, std::int64_t max_length = 0) {
+  static const Tokenizer tokenizer = Tokenizer::load(kTokenizerFolder);
+  const std::string text = context + continuation;
+  const TextPair pair{text, context.size()};
+  return encode_pairs(tokenizer, std::span(&pair, 1), true, max_length).front();
+}
+
+TEST(Pairs, WhiteSpaceMovesToTheContinuation) {
+  const Tokenizer tokenizer = Tokenizer::load(kTokenizerFolder);
+  const std::pair<std::string, std::string> cases[] = {
+      {"The cat ", "The cat"},
+      {"The cat", "The cat"},
+      {"a\xc2\xa0\t\xe3\x80\x80\x1f\n", "a"},
+      {"  ", ""},
+      {"", ""},
+      {"a\xe2\x80\x8b", "a\xe2\x80\x8b"},  // a zero-width space is none
+      {"a\xff\x85", "a\xff\x85"},
+      {"\xe2\x80 \xe2\x80", "\xe2\x80 \xe2\x80"}};
+  for (const auto& [context, kept] : cases) {
+    const PairTokens tokens = encoded(context, "sat");
+    const auto expected = kept.empty() ? std::vector{*prefix_token(tokenizer)} : tokenizer.encode(kept);
+    EXPECT_EQ(std::vector<int>(tokens.ids.begin(), tokens.ids.begin() + std::ptrdiff_t(tokens.context)), expected)
+        << context;
+  }
+}
+
+TEST(Pairs, KeepTheEndOfALongContext) {
+  const PairTokens whole = encoded("The cat", " sat");
+  const auto continuation = std::ssize(whole.ids) - std::ptrdiff_t(whole.context);
+  const PairTokens cut = encoded("The cat", " sat", continuation);
+  EXPECT_EQ(cut.context, 1U);
+  EXPECT_EQ(cut.ids, std::vector<int>(whole.ids.end() - continuation - 1, whole.ids.end()));
+  EXPECT_EQ(encoded("The cat", " sat", 1000).ids, whole.ids);
+  EXPECT_THROW(encoded("The cat", " sat", continuation - 1), std::invalid_argument);
+}
+
+TEST(Pairs, LogProbsTellWhetherAContinuationIsGreedy) {
+  const std::pair<std::vector<float>, std::optional<bool>> cases[] = {{{}, true},
+                                                                      {{-0.1F, -0.6F}, true},
+                                                                      {{-0.1F, -0.7F}, std::nullopt},
+                                                                      {{-1.0F, -8.0F}, false},
+                                                                      {{-8.0F, -1.0F}, false}};
+  for (const auto& [logprobs, greedy] : cases) EXPECT_EQ(score_pair(logprobs, 1000).is_greedy, greedy);
+  EXPECT_EQ(score_pair(std::vector{-1.5F, -0.25F}, 1000).loglikelihood, -1.75);
+  EXPECT_THROW(score_pair(std::vector{-1.0F, NAN}, 1000), NumericError);
+}
+
+}  // namespace
+}  // namespace mmrec::test
