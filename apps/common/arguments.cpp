@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <map>
 #include <system_error>
@@ -133,14 +134,15 @@ std::string help_page(const Program& program, bool all) {
 }
 
 int run_command(const Program& program, int argc, const char* const* argv, Body body, Body subcommand) {
-  return run_program(program.name, [&] {
+  const auto command = [&] {
     const Program* const sub = program.subcommand;
     const bool is_sub = sub != nullptr && argc > 1 && sub->name.substr(program.name.size() + 1) == argv[1];
     const Program& chosen = is_sub ? *sub : program;
     const Arguments arguments(chosen, is_sub ? argc - 1 : argc, is_sub ? argv + 1 : argv);
     if (answer(chosen, arguments)) return static_cast<int>(kOk);
     return is_sub ? subcommand(arguments) : body(arguments);
-  });
+  };
+  return run_program(program.name, std::ref(command));  // a reference: nothing is allocated before run_program()
 }
 
 std::optional<std::int64_t> parse_integer(std::string_view text) { return parse<std::int64_t>(text); }

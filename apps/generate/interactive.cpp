@@ -31,15 +31,21 @@ constexpr std::string_view kCommands =
 Ctrl-C ends a turn, and between turns the program. A line that begins with // begins with /.
   /undo        back to before the last turn, up to 16 times
   /retry       the last turn again, with the next seed
-  /set K=V     temp, top-k, top-p, min-p, repetition-penalty, seed, tokens, stop; /set alone shows the chain
+  /set K=V     {}; /set alone shows the chain
   /save FILE   save the state; /load FILE: go on there
   /reset       begin a new text
   /quit        end; so does Ctrl-D
 )";
 
 /// What /set sets, as options of the command line.
-constexpr std::array<std::string_view, 8> kSettable = {"temp", "top-k",  "top-p", "min-p", "repetition-penalty",
-                                                       "seed", "tokens", "stop"};
+std::vector<std::string_view> settable() {
+  std::vector<std::string_view> names;
+  for (const SamplerOption& option : kSamplerOptions) {
+    if (option.in_programs()) names.push_back(option.flag);
+  }
+  names.insert(names.end(), {"tokens", "stop"});
+  return names;
+}
 
 void say(std::string_view text) { (void)!write(STDERR_FILENO, text.data(), text.size()); }
 
@@ -98,7 +104,7 @@ class Conversation {
   bool command(std::string_view word, const std::string& rest) {
     if (word == "/quit" || word == "/exit") return false;
     if (word == "/help") {
-      say(kCommands);
+      say(fmt::format(kCommands, fmt::join(settable(), ", ")));
     } else if (word == "/undo") {
       undo();
     } else if (word == "/retry") {
@@ -165,9 +171,10 @@ class Conversation {
       }
       std::string key = rest.substr(0, key_end);
       std::replace(key.begin(), key.end(), '_', '-');
+      const std::vector<std::string_view> names = settable();
       std::vector<Option> options;
       for (const Option& option : generate_program().options) {
-        if (std::find(kSettable.begin(), kSettable.end(), option.name) != kSettable.end()) options.push_back(option);
+        if (std::find(names.begin(), names.end(), option.name) != names.end()) options.push_back(option);
       }
       const std::string argument = fmt::format("--{}{}{}", key, key_end == rest.size() ? "" : "=", value);
       const std::array<const char*, 2> arguments = {"mmrec-generate", argument.c_str()};

@@ -21,9 +21,18 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr auto kKeys =
-    std::to_array<std::string_view>({"prompt", "id", "n", "max_tokens", "temperature", "top_k", "top_p", "min_p",
-                                     "repetition_penalty", "seed", "stop", "logprobs", "num_samples"});
+/// What an object may have.
+const std::vector<std::string_view>& keys() {
+  static const auto all = [] {
+    std::vector<std::string_view> names = {"prompt", "id", "n", "max_tokens"};
+    for (const SamplerOption& option : kSamplerOptions) {
+      if (option.in_programs()) names.push_back(option.name);
+    }
+    names.insert(names.end(), {"stop", "logprobs", "num_samples"});
+    return names;
+  }();
+  return all;
+}
 
 void check_extra(std::string_view key, std::size_t bytes, const LineLimits& limits) {
   if (bytes <= limits.extra_bytes) return;
@@ -37,9 +46,9 @@ class RequestReader {
   RequestReader(const Json& object, const LineOptions& defaults, const ModelInfo& info, const Tokenizer& tokenizer)
       : object_(object), defaults_(defaults), info_(info), tokenizer_(tokenizer) {
     for (const auto& [key, value] : object.items()) {
-      if (std::find(kKeys.begin(), kKeys.end(), key) == kKeys.end()) {
+      if (std::find(keys().begin(), keys().end(), key) == keys().end()) {
         throw RejectedFile(
-            fmt::format("unknown key '{}' (expected {})", printable(key.substr(0, 60)), fmt::join(kKeys, ", ")));
+            fmt::format("unknown key '{}' (expected {})", printable(key.substr(0, 60)), fmt::join(keys(), ", ")));
       }
     }
     if (has("n") && has("max_tokens")) throw RejectedFile("n: not with max_tokens, which is the same");

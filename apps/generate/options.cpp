@@ -2,9 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <system_error>
+#include <tuple>
+#include <type_traits>
+#include <variant>
 
 #include "apps/common/input.h"
 
@@ -18,7 +22,7 @@ echo "Once upon a time" | mmrec-generate --seed 7 --stop "The end"
 Continues a prompt: text on stdout, timings and the seed on stderr.
 )";
 
-constexpr auto kOptions = std::to_array<Option>({
+constexpr auto kFirstOptions = std::to_array<Option>({
     {"model", 'm', kModelFolder, "model folder, or DIR alone (the bundled model)", true},
     {"prompt", 'p', {"TEXT"}, "the prompt; else what is piped into stdin", true},
     {"file", 'f', kInputFile, "the prompt is in FILE; - is stdin", true},
@@ -29,12 +33,21 @@ constexpr auto kOptions = std::to_array<Option>({
      "most tokens to draw (256); -1: until an end or a stop",
      true,
      "predict n-predict max-tokens"},
-    {"temp", 0, {"X"}, "temperature (0.8); 0: greedy. --top-k, --top-p, --min-p", true, "temperature"},
-    {"top-k", 0, {"N"}, "keep the N likeliest tokens (40); 0: all"},
-    {"top-p", 0, {"X"}, "keep the smallest set of probability X (0.95); 1: all"},
-    {"min-p", 0, {"X"}, "drop tokens below X times the likeliest (0.05); 0: none"},
-    {"repetition-penalty", 0, {"X"}, "make tokens of the last 64 less likely (1.0: do not)", false, "repeat-penalty"},
-    {"seed", 's', {"N"}, "random seed (default: random, always reported)", true},
+});
+
+/// The engine's table of the sampler's options.
+constexpr auto kSampling = [] {
+  std::array<Option, std::ranges::count_if(kSamplerOptions, &SamplerOption::in_programs)> options;
+  auto to = options.begin();
+  for (const SamplerOption& from : kSamplerOptions) {
+    if (!from.in_programs()) continue;
+    const bool is_real = std::holds_alternative<float SamplerOptions::*>(from.member);
+    *to++ = {from.flag, from.letter, {is_real ? "X" : "N"}, from.help, from.is_common, from.alias};
+  }
+  return options;
+}();
+
+constexpr auto kLastOptions = std::to_array<Option>({
     {"stop", 0, {"S"}, "end before this text; may be repeated", true, {}, true},
     {"num-samples", 0, {"N"}, "continuations: a line of JSON each, of seeds rising by 1", true},
     {"logprobs", 0, {"K"}, "in JSON, tokens with log-probs, and of each draw the K likeliest"},
@@ -67,6 +80,13 @@ constexpr auto kOptions = std::to_array<Option>({
     kHelpAllOption,
     kVersionOption,
 });
+
+constexpr auto kOptions = [](const auto&... tables) {
+  std::array<Option, (std::tuple_size_v<std::remove_cvref_t<decltype(tables)>> + ...)> all;
+  auto to = all.begin();
+  ((to = std::ranges::copy(tables, to).out), ...);
+  return all;
+}(kFirstOptions, kSampling, kLastOptions);
 constexpr std::string_view kFoot = "Sampling defaults come from the folder's generation_config.json if it has one.\n";
 
 /// A folder, or a file in its place, may stand alone instead of after -m.

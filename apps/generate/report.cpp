@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <utility>
 #include <vector>
 
 #include "apps/common/cli.h"
@@ -67,16 +68,12 @@ Json result_json(const GenerateResult& result, const SamplerOptions& sampler, st
                {"tokens", result.tokens},
                {"logprobs", logprobs_json(result)}};
   if (with_tops) json["top_logprobs"] = top_logprobs_json(result, tokenizer);
+  Json sampling = {{"chain", chain_text(sampler)}};
+  sampling.update(sampling_json(sampler));
   json.update(Json{{"finish_reason", to_string(result.finish_reason)},
                    {"seed", sampler.seed},
                    {"prompt_tokens", std::vector<int>(prompt.begin(), prompt.end())},
-                   {"sampling",
-                    {{"chain", chain_text(sampler)},
-                     {"temperature", shortest(sampler.temperature)},
-                     {"top_k", sampler.top_k},
-                     {"top_p", shortest(sampler.top_p)},
-                     {"min_p", shortest(sampler.min_p)},
-                     {"repetition_penalty", shortest(sampler.repetition_penalty)}}},
+                   {"sampling", std::move(sampling)},
                    {"model", with_device({{"folder", folder.string()},
                                           {"parameters", info.parameters},
                                           {"fingerprint", hex(info.fingerprint)},

@@ -6,6 +6,7 @@
 #include <map>
 #include <random>
 #include <set>
+#include <variant>
 
 #include "apps/generate/options.h"
 #include "apps/ppl/options.h"
@@ -34,18 +35,23 @@ struct Classified {
 
 using enum Decides;
 
-const std::vector<Classified> kOfGenerate = {
+/// `options`, and those of the sampler, which decide nothing of what is kept.
+std::vector<Classified> with_sampling(std::vector<Classified> options) {
+  for (const SamplerOption& option : kSamplerOptions) {
+    const std::string flag = "--" + std::string(option.flag);
+    const bool is_real = std::holds_alternative<float SamplerOptions::*>(option.member);
+    if (option.in_programs())
+      options.push_back({option.flag, kNothing, {flag + " 1", flag + (is_real ? " 0.5" : " 2")}});
+  }
+  return options;
+}
+
+const std::vector<Classified> kOfGenerate = with_sampling({
     {"model", kBits, {"-m MODEL", "-m OTHER"}},
     {"prompt", kTokens},
     {"file", kTokens},
     {"escape", kTokens},
     {"tokens", kNothing, {"-n 1", "-n 3", "-n 8"}},
-    {"temp", kNothing, {"--temp 0", "--temp 1.5"}},
-    {"top-k", kNothing, {"--top-k 3"}},
-    {"top-p", kNothing, {"--top-p 0.5"}},
-    {"min-p", kNothing, {"--min-p 0.3"}},
-    {"repetition-penalty", kNothing, {"--repetition-penalty 1.3"}},
-    {"seed", kNothing, {"--seed 1", "--seed 2"}},
     {"stop", kNothing, {"--stop x"}},
     {"num-samples", kForm},
     {"logprobs", kNothing, {"--logprobs 2"}},
@@ -77,7 +83,7 @@ const std::vector<Classified> kOfGenerate = {
     {"help", kForm},
     {"help-all", kForm},
     {"version", kForm},
-};
+});
 
 const std::vector<Classified> kOfPpl = {
     {"model", kBits, {"-m MODEL", "-m OTHER"}},
