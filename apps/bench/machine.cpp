@@ -18,8 +18,8 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/cpu/thread_pool.h"
 #include "kernels/cpu/one_thread.h"
+#include "kernels/cpu/thread_pool.h"
 
 namespace mmrec::apps {
 namespace {

@@ -157,8 +157,9 @@ std::string header_lines(const BenchRun& run) {
                         run.device.read_bytes_per_second * 1e-9, to_string(run.info.precision),
                         run.device.product_flops * 1e-12);
   } else {
-    text += fmt::format("machine  {} processors, reads {:.1f} GB/s, sgemm {:.1f} GFLOP/s\n", kernels::ThreadPool::available_processors(),
-                        run.machine.read_bytes_per_second * 1e-9, run.machine.sgemm_flops * 1e-9);
+    text += fmt::format("machine  {} processors, reads {:.1f} GB/s, sgemm {:.1f} GFLOP/s\n",
+                        kernels::ThreadPool::available_processors(), run.machine.read_bytes_per_second * 1e-9,
+                        run.machine.sgemm_flops * 1e-9);
   }
   text += fmt::format("model    {}: {:.1f} M parameters, {:.1f} MB of weights\n", run.folder.string(),
                       static_cast<double>(run.info.parameters) * 1e-6, megabytes(run.info.weight_bytes));

@@ -14,7 +14,6 @@
 #include "apps/common/json_text.h"
 #include "apps/generate/prompt.h"
 #include "kernels/cpu/thread_pool.h"
-#include "kernels/cpu/thread_pool.h"
 
 namespace mmrec::apps {
 namespace {

@@ -109,7 +109,8 @@ TEST(Limits, ATextWithoutEndIsRefusedByItsPlace) {
       {endless + "exec \"$0\" \"$@\" --split-by blank", "stdin:3: too long (found at least 1"},
       {endless + "exec \"$0\" \"$@\"", "stdin: too long (found at least 1"},
       {line + "exec \"$0\" \"$@\" --split-by line", "stdin:2: too long (found at least 1"},
-      {line + "exec \"$0\" \"$@\" --split-by jsonl --field x", "stdin:1: found number, expected a JSON object on a line"},
+      {line + "exec \"$0\" \"$@\" --split-by jsonl --field x",
+       "stdin:1: found number, expected a JSON object on a line"},
       {line + "exec \"$0\" \"$@\" --ids", "stdin:1: found a number, expected an array"},
   };
   for (const auto& [command, says] : cases) {
