@@ -65,7 +65,9 @@ class ScanChain {
   /// after that looked at it.
   __device__ void wait_for_records(std::uint32_t chunk) const {
     const std::uint32_t group = chunk / chains_.group;
-    if (group >= chains_.ring) wait_for_groups(group - chains_.ring, chains_.window + 1);
+    if (group < chains_.ring) return;
+    wait_for_groups(group - chains_.ring, chains_.window + 1);
+    wait_for_carries(group - chains_.ring, 1);
   }
 
   /// Publishes the chunk's total and the carry after it; returns the carry before it. `channel` is the lane's channel
@@ -129,6 +131,24 @@ class ScanChain {
   __device__ void wait_for_groups(std::uint32_t first, std::uint32_t count) const {
     const std::uint32_t past = chains_.group > 1 ? kRetired : kCarry;
     while (!__all_sync(0xffffffffU, lane_ >= count || says(first + lane_, 0, past))) ptx::spin_pause();
+  }
+  /// Until the carries of these groups have come in the lane's own channel. A warp's store of a record per channel
+  /// reaches L2 in parts: that the first channel's is there says nothing of the others.
+  __device__ void wait_for_carries(std::uint32_t first, std::uint32_t count) const {
+    constexpr std::uint32_t kAtOnce = 8;
+    for (std::uint32_t next = 0; next < count; next += kAtOnce) {
+      bool come[kAtOnce];
+#pragma unroll
+      for (std::uint32_t i = 0; i < kAtOnce; ++i) {
+        const std::uint32_t group = first + next + i;
+        come[i] = next + i >= count || ptx::load_relaxed(&record(group, 0, channel())->x) >= status(group, kCarry);
+      }
+#pragma unroll
+      for (std::uint32_t i = 0; i < kAtOnce; ++i) {
+        if (!come[i]) (void)read(first + next + i, 0, kCarry);
+      }
+    }
+    __syncwarp();
   }
   /// Until the first `count` chunks of a group have looked back.
   __device__ void wait_for_members(std::uint32_t group, std::uint32_t count) const {
@@ -196,7 +216,8 @@ class ScanChain {
     return carry;
   }
 
-  /// After the last chunk, in place `place` of its group: waits until nobody looks at anything any more.
+  /// After the last chunk, in place `place` of its group: waits until nobody looks at anything any more and no carry
+  /// is on its way. (Members' totals have come: the chunks that closed their groups read them.)
   __device__ void clear(std::uint32_t last, std::uint32_t place) const {
     const std::uint32_t before = min(last, chains_.ring);
     for (std::uint32_t done = 0; done < before; done += 32) {
@@ -204,7 +225,7 @@ class ScanChain {
       wait_for_groups(last - done - count, count);
     }
     wait_for_members(last, place);
-    __syncwarp();
+    wait_for_carries(last - before, before);
     if (lane_ >= chains_.width) return;
     const std::uint32_t used = min(last + 1, chains_.ring) * chains_.group;
     for (std::uint32_t i = 0; i < used; ++i) records_[std::size_t{i} * chains_.width + lane_] = make_uint4(0, 0, 0, 0);

@@ -303,6 +303,7 @@ class ScanColumns {
     const std::uint32_t warps = plan_.group * kChains * kHalves;
     if (threadIdx.x % 32 == 0) before = ptx::add_acq_rel(plan_.done + group_, 1);
     if (__shfl_sync(0xffffffffU, before, 0) + 1 != warps) return;
+    __syncwarp();  // a shuffle orders no memory
     uint4* const all = record(0, 0, 0);
     for (std::uint32_t i = threadIdx.x % 32; i < kSlots * plan_.group * kWidth; i += 32)
       all[i] = make_uint4(0, 0, 0, 0);
