@@ -159,7 +159,9 @@ class Terms : public testing::TestWithParam<TermsModel> {
     std::string config = config_;
     test::EditableCheckpoint changed = *checkpoint_;
     if (term == "mdi_mix") {
-      replace(config, "\"mdi_mix\": 0.1", "\"mdi_mix\": 0.9");
+      // h_t = a h_{t-1} + b with a = γ + μ (1 − g + γ). At 0.2, a < 0.91 in these models, and the logits change by 15 %
+      // or more. At 0.9, a is 1.6 to 2.1, h passes 65504, and its fp16 copy becomes infinite on every path.
+      replace(config, "\"mdi_mix\": 0.1", "\"mdi_mix\": 0.2");
     } else if (!term.empty()) {
       test::EditableTensor& tensor = changed.at(term);
       for (std::size_t i = 0; i < tensor.bytes.size() / sizeof(float); ++i) {
@@ -172,7 +174,8 @@ class Terms : public testing::TestWithParam<TermsModel> {
     return load_model(folder.path(), {}, {});
   }
 
-  /// Of every term, each path's logits against the reference's. `stride` > 1 leaves terms out where paths are slow.
+  /// Compares each path's logits with the reference's, for every term. `stride` > 1 leaves out terms, where paths are
+  /// slow; never mdi_mix.
   void expect_all_follow(Make make, const std::vector<TermPath>& paths, std::int64_t count, double bound,
                          std::size_t stride = 1) {
     const std::vector<int> tokens = term_tokens(0, count);
@@ -182,8 +185,9 @@ class Terms : public testing::TestWithParam<TermsModel> {
     };
     const std::vector<float> before = reference(*with(""));
     const std::vector<std::string> all = terms();
-    for (std::size_t i = 0; i < all.size(); i += stride) {
+    for (std::size_t i = 0; i < all.size(); ++i) {
       const std::string& term = all[i];
+      if (i % stride != 0 && term != "mdi_mix") continue;  // the one number, whose size decides the state's
       SCOPED_TRACE(term);
       std::unique_ptr<LoadedModel> model;
       std::vector<float> want;
