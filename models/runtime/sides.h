@@ -40,7 +40,7 @@ class Sides<kernels::Cpu> {
       run(std::size_t{0});
       run(std::size_t{1});
     } else {
-      helper_.run([&] { run(std::size_t{0}); }, [&] { run(std::size_t{1}); });
+      helper_.run(run);
     }
   }
 

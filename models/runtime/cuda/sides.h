@@ -25,11 +25,10 @@ class Sides<kernels::Cuda> {
     kernels::Cuda& second = of(1);
     second.follow(main_);
     if (waits) {
-      helper_.run([&] { run(std::size_t{0}); },
-                  [&] {
-                    second.make_current();
-                    run(std::size_t{1});
-                  });
+      helper_.run([&](std::size_t side) {
+        if (side == 1) second.make_current();
+        run(side);
+      });
     } else {
       run(std::size_t{0});
       run(std::size_t{1});
