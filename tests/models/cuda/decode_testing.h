@@ -1,5 +1,6 @@
-// A random model of any shape and its decode step in float64, after the equations of models/mmrec/block.h: operands
-// of products are rounded to A where the device rounds them, everything else is exact.
+// A random model of any shape and its decode step in float64, after the equations of models/mmrec/block.h; and the
+// terms of such references. Operands of products are rounded to A where the device rounds them; everything else is
+// exact.
 #pragma once
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "models/mmrec/fused_ops.h"
+#include "models/mmrec/mmrec.h"
 #include "tests/kernels/cuda/cuda_testing.h"
 
 namespace mmrec::kernels::test {
@@ -19,40 +21,59 @@ template <class A>
 double rounded(double x) {
   return static_cast<double>(to_float(from_float<A>(static_cast<float>(x))));
 }
-
-/// A matrix [out, in] with its bias.
 template <class A>
-struct Dense {
-  std::vector<A> weight;
-  std::vector<float> bias;
-  std::size_t in = 0;
+Vector round_all(Vector x) {
+  for (double& v : x) v = rounded<A>(v);
+  return x;
+}
 
-  Dense() = default;
-  Dense(std::int64_t rows, std::int64_t cols, std::uint64_t& stream)
-      : weight(random_normal<A>(static_cast<std::size_t>(rows * cols), 0.0, 1.0 / std::sqrt(static_cast<double>(cols)),
-                                stream)),
-        bias(random_normal<float>(static_cast<std::size_t>(rows), 0.0, 0.3, stream + 1)),
-        in(static_cast<std::size_t>(cols)) {
-    stream += 2;
-  }
-  double operator()(std::size_t row, const double* x) const {
-    double sum = static_cast<double>(bias[row]);
-    for (std::size_t k = 0; k < in; ++k) sum += static_cast<double>(to_float(weight[row * in + k])) * x[k];
+/// W x + bias.
+template <class A>
+Vector affine(const std::vector<A>& weight, const std::vector<float>& bias, const double* x) {
+  const std::size_t cols = weight.size() / bias.size();
+  return parallel_map(std::ssize(bias), [&](std::int64_t row) {
+    const A* w = weight.data() + static_cast<std::size_t>(row) * cols;
+    double sum = static_cast<double>(bias[static_cast<std::size_t>(row)]);
+    for (std::size_t k = 0; k < cols; ++k) sum += static_cast<double>(to_float(w[k])) * x[k];
     return sum;
-  }
-  Vector operator()(const double* x) const {
-    Vector y(bias.size());
-    parallel_for(static_cast<std::int64_t>(y.size()),
-                 [&](std::int64_t i) { y[static_cast<std::size_t>(i)] = (*this)(static_cast<std::size_t>(i), x); });
-    return y;
-  }
-};
+  });
+}
 
+/// gelu(W x + bias), or relu; rounded.
 template <class A>
-struct Layer {
-  Dense<A> qvzk, gate, gate_z, gamma_in, gamma_up, context_in, context_up, memory_q, memory_out, ffn_in, ffn_out;
-  std::vector<float> norm1, norm2;
-};
+Vector hidden(const std::vector<A>& weight, const std::vector<float>& bias, const Vector& x, bool relu = false) {
+  Vector y = affine(weight, bias, x.data());
+  for (double& v : y) v = rounded<A>(relu ? std::max(v, 0.0) : gelu(v));
+  return y;
+}
+
+/// rmsnorm(x; weight), rounded behind the scale; or before it, as a whole step by one kernel does in BFloat16.
+template <class A>
+Vector rmsnorm(const Vector& x, const std::vector<float>& weight, bool rounds_first = false) {
+  double sum = 0.0;
+  for (const double v : x) sum += v * v;
+  const double scale = 1.0 / (std::sqrt(sum / static_cast<double>(x.size())) + 1e-6);
+  Vector y(x.size());
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const double weighted = static_cast<double>(weight[i]) * x[i];
+    y[i] = rounds_first ? rounded<A>(weighted) * scale : rounded<A>(weighted * scale);
+  }
+  return y;
+}
+
+/// softmax(q · slots / √width) · slots of every head, rounded; slots [count, D]. A single slot needs no query.
+template <class A>
+Vector attended(const Vector& q, const Vector& slots, std::int64_t heads) {
+  const std::int64_t dim = std::ssize(q), width = dim / heads, count = std::ssize(slots) / dim;
+  const Vector query = count > 1 ? q : Vector(q.size());
+  Vector all;
+  for (std::int64_t first = 0; first < dim; first += width) {
+    const Vector head = attend(query.data() + first, slots.data() + first, dim, count, 0, width,
+                               1.0 / std::sqrt(static_cast<double>(width)));
+    all.insert(all.end(), head.begin(), head.end());
+  }
+  return round_all<A>(all);
+}
 
 /// State and inputs of a step, in host memory; B sequences.
 struct DecodeState {
@@ -63,32 +84,37 @@ struct DecodeState {
 template <class A>
 class DecodeModel {
  public:
+  using Layer = models::LayerFields<std::vector<A>, std::vector<float>>;
+
   explicit DecodeModel(const DecodeShape& s) : shape(s) {
     std::uint64_t stream = 1;
     const auto norm = [&] { return random_uniform<float>(size(s.dim), 0.5, 1.5, stream++); };
+    const auto dense = [&](std::vector<A>& weight, std::vector<float>& bias, std::int64_t rows, std::int64_t cols) {
+      weight = random_normal<A>(size(rows * cols), 0.0, 1.0 / std::sqrt(static_cast<double>(cols)), stream);
+      bias = random_normal<float>(size(rows), 0.0, 0.3, stream + 1);
+      stream += 2;
+    };
     for (std::int64_t l = 0; l < s.layers; ++l) {
-      const auto dense = [&](std::int64_t rows, std::int64_t cols) { return Dense<A>(rows, cols, stream); };
-      Layer<A> w;
-      w.qvzk = dense((s.dpg ? 3 : 4) * s.dim, s.dim);
-      w.gate = dense(2 * s.dim, s.dim);
-      std::fill(w.gate.bias.begin() + s.dim, w.gate.bias.end(), 0.0F);  // the second half has none
-      w.gate_z = dense(s.dim, s.dim);
-      w.gamma_in = dense(s.gate_hidden, s.dim);
-      w.gamma_up = dense(s.dim, s.gate_hidden);
-      if (!s.dpg) w.context_in = dense(s.gate_hidden, s.dim);
-      if (!s.dpg) w.context_up = dense(s.dim, s.gate_hidden);
-      w.memory_q = dense(s.dim, s.dim);
-      w.memory_out = dense(s.dim, s.dim);
-      w.ffn_in = dense(s.ffn, s.dim);
-      w.ffn_out = dense(s.dim, s.ffn);
+      Layer& w = layers.emplace_back();
+      dense(w.qvzk, w.qvzk_bias, (s.dpg ? 3 : 4) * s.dim, s.dim);
+      dense(w.gate, w.gate_bias, 2 * s.dim, s.dim);
+      std::fill(w.gate_bias.begin() + s.dim, w.gate_bias.end(), 0.0F);  // the second half has none
+      dense(w.gate_z, w.gate_z_bias, s.dim, s.dim);
+      dense(w.gamma_in, w.gamma_in_bias, s.gate_hidden, s.dim);
+      dense(w.gamma_up, w.gamma_up_bias, s.dim, s.gate_hidden);
+      if (!s.dpg) dense(w.context_in, w.context_in_bias, s.gate_hidden, s.dim);
+      if (!s.dpg) dense(w.context_up, w.context_up_bias, s.dim, s.gate_hidden);
+      dense(w.memory_q, w.memory_q_bias, s.dim, s.dim);
+      dense(w.memory_out, w.memory_out_bias, s.dim, s.dim);
+      dense(w.ffn_in, w.ffn_in_bias, s.ffn, s.dim);
+      dense(w.ffn_out, w.ffn_out_bias, s.dim, s.ffn);
       w.norm1 = norm();
       w.norm2 = norm();
-      layers.push_back(std::move(w));
     }
     norm_weight = norm();
     embedding = random_normal<A>(size(s.vocab * s.dim), 0.0, 1.0, stream++);
-    head = Dense<A>(s.vocab, s.dim, stream);
-    std::fill(head.bias.begin(), head.bias.end(), 0.0F);
+    std::vector<float> none;
+    dense(head, none, s.vocab, s.dim);
   }
 
   DecodeState random_state(std::uint64_t stream) const {
@@ -104,7 +130,9 @@ class DecodeModel {
     for (std::int64_t l = 0; l < shape.layers; ++l) {
       for (std::int64_t b = 0; b < shape.batch; ++b) {
         const Vector slot = rounded_row(&state.memory[size(((l * shape.batch + b) * shape.memory_slots) * shape.dim)]);
-        for (const double c : layers[size(l)].memory_out(slot.data())) all.push_back(static_cast<float>(c));
+        const Layer& w = layers[size(l)];
+        for (const double c : affine(w.memory_out, w.memory_out_bias, slot.data()))
+          all.push_back(static_cast<float>(c));
       }
     }
     return all;
@@ -125,50 +153,35 @@ class DecodeModel {
     return predict(x);
   }
   /// Logits of the last block's output.
-  Vector predict(const Vector& x) const { return head(rmsnorm(x, norm_weight).data()); }
+  Vector predict(const Vector& x) const {
+    return affine(head, std::vector<float>(size(shape.vocab)), norm(x, norm_weight).data());
+  }
 
   DecodeShape shape;
-  std::vector<Layer<A>> layers;
+  std::vector<Layer> layers;
   std::vector<float> norm_weight;
   std::vector<A> embedding;
-  Dense<A> head;
+  std::vector<A> head;
   float mix = 0.1F;
 
  private:
   static std::size_t size(std::int64_t n) { return static_cast<std::size_t>(n); }
-  static double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
-  static double gelu(double x) { return 0.5 * x * (1.0 + std::erf(x / std::sqrt(2.0))); }
-  static Vector round_all(Vector x) {
-    for (double& v : x) v = rounded<A>(v);
-    return x;
-  }
-  Vector rounded_row(const float* row) const { return round_all(Vector(row, row + shape.dim)); }
-  /// The kernel rounds to BFloat16 before it scales.
-  Vector rmsnorm(const Vector& x, const std::vector<float>& weight) const {
-    double sum = 0.0;
-    for (const double v : x) sum += v * v;
-    const double scale = 1.0 / (std::sqrt(sum / static_cast<double>(x.size())) + 1e-6);
-    Vector y(x.size());
-    for (std::size_t i = 0; i < x.size(); ++i) {
-      const double weighted = static_cast<double>(weight[i]) * x[i];
-      y[i] = std::is_same_v<A, BFloat16> ? rounded<A>(weighted) * scale : rounded<A>(weighted * scale);
-    }
-    return y;
-  }
-  static Vector hidden(const Dense<A>& layer, const double* x, bool relu) {
-    Vector y = layer(x);
-    for (double& v : y) v = relu ? std::max(v, 0.0) : gelu(v);
-    return round_all(y);
+  Vector rounded_row(const float* row) const { return round_all<A>(Vector(row, row + shape.dim)); }
+  static Vector norm(const Vector& x, const std::vector<float>& weight) {
+    return rmsnorm<A>(x, weight, std::is_same_v<A, BFloat16>);
   }
 
-  void block(const Layer<A>& w, Vector& x, float* h, const float* memory, std::int64_t slots) const {
+  void block(const Layer& w, Vector& x, float* h, const float* memory, std::int64_t slots) const {
     const std::size_t dim = x.size();
-    const Vector qvzk = round_all(w.qvzk(rmsnorm(x, w.norm1).data()));
-    const double *q = qvzk.data(), *v = q + dim, *z = v + dim, *k = z + dim;
-    const Vector gates = w.gate(rounded_row(h).data());
-    const Vector zm = round_all(w.gate_z(z));
-    const Vector decay = w.gamma_up(hidden(w.gamma_in, z, shape.dpg).data());
-    const Vector other = shape.dpg ? Vector() : w.context_up(hidden(w.context_in, k, false).data());
+    const Vector qvzk = round_all<A>(affine(w.qvzk, w.qvzk_bias, norm(x, w.norm1).data()));
+    const double *q = qvzk.data(), *v = q + dim;
+    const Vector z(v + dim, v + 2 * dim), k(v + 2 * dim, q + qvzk.size());
+    const Vector gates = affine(w.gate, w.gate_bias, rounded_row(h).data());
+    const Vector zm = round_all<A>(affine(w.gate_z, w.gate_z_bias, z.data()));
+    const Vector decay = affine(w.gamma_up, w.gamma_up_bias, hidden(w.gamma_in, w.gamma_in_bias, z, shape.dpg).data());
+    const Vector other =
+        shape.dpg ? Vector()
+                  : affine(w.context_up, w.context_up_bias, hidden(w.context_in, w.context_in_bias, k).data());
     const auto mu = static_cast<double>(mix);
     Vector y(dim);
     for (std::size_t i = 0; i < dim; ++i) {
@@ -178,35 +191,13 @@ class DecodeModel {
       h[i] = static_cast<float>((gamma + mu * (1.0 - g + gamma)) * static_cast<double>(h[i]) + z[i] * (s + mu * g));
       y[i] = x[i] + static_cast<double>(h[i]) + 0.1 * v[i];
     }
-    const Vector mixed = attend(w, q, h, memory, slots);
-    for (std::size_t i = 0; i < dim; ++i) y[i] += mixed[i];
-    const Vector out = w.ffn_out(hidden(w.ffn_in, rmsnorm(y, w.norm2).data(), false).data());
-    for (std::size_t i = 0; i < dim; ++i) x[i] = y[i] + out[i];
-  }
-
-  Vector attend(const Layer<A>& w, const double* q, const float* h, const float* memory, std::int64_t slots) const {
-    if (slots == 0) return {w.memory_out.bias.begin(), w.memory_out.bias.end()};
-    const std::size_t dim = size(shape.dim);
-    Vector query = w.memory_q(rounded_row(h).data());
+    Vector query = affine(w.memory_q, w.memory_q_bias, rounded_row(h).data());
     for (std::size_t i = 0; i < dim; ++i) query[i] = rounded<A>(query[i] + 0.5 * q[i]);
-    Vector attended(dim);
-    const std::size_t width = dim / size(shape.heads);
-    for (std::size_t first = 0; first < dim; first += width) {
-      Vector weight(size(slots));
-      double all = 0.0;
-      for (std::size_t j = 0; j < weight.size(); ++j) {
-        double score = 0.0;
-        for (std::size_t i = first; i < first + width; ++i)
-          score += query[i] * static_cast<double>(memory[j * dim + i]);
-        all += weight[j] = std::exp(score / std::sqrt(static_cast<double>(width)));
-      }
-      for (std::size_t i = first; i < first + width; ++i) {
-        for (std::size_t j = 0; j < weight.size(); ++j) {
-          attended[i] += weight[j] / all * static_cast<double>(memory[j * dim + i]);
-        }
-      }
-    }
-    return w.memory_out(round_all(attended).data());
+    const Vector held(memory, memory + static_cast<std::size_t>(slots) * dim);
+    const Vector mixed = affine(w.memory_out, w.memory_out_bias, attended<A>(query, held, shape.heads).data());
+    for (std::size_t i = 0; i < dim; ++i) y[i] += mixed[i];
+    const Vector out = affine(w.ffn_out, w.ffn_out_bias, hidden(w.ffn_in, w.ffn_in_bias, norm(y, w.norm2)).data());
+    for (std::size_t i = 0; i < dim; ++i) x[i] = y[i] + out[i];
   }
 };
 
@@ -226,27 +217,16 @@ class DecodeRun {
         tokens_(static_cast<std::size_t>(model.shape.batch)),
         exchange_(decode_exchange_bytes(cuda, model.shape, sizeof(A))) {
     std::vector<DecodeLayer<Device, A>> layers;
-    for (const Layer<A>& w : model.layers) {
-      DecodeLayer<Device, A> l;
-      const auto dense = [&](const Dense<A>& from, const A*& weight, const float*& bias) {
-        if (from.weight.empty()) return;
-        weight = keep(from.weight, weights_);
-        bias = keep(from.bias, floats_);
+    for (const auto& w : model.layers) {
+      const auto keep_all = [&]<class T>(const models::Field& /*field*/, const std::vector<T>& from, const T*& to) {
+        if (from.empty()) return;
+        if constexpr (std::is_same_v<T, A>) {
+          to = keep(from, weights_);
+        } else {
+          to = keep(from, floats_);
+        }
       };
-      dense(w.qvzk, l.qvzk, l.qvzk_bias);
-      dense(w.gate, l.gate, l.gate_bias);
-      dense(w.gate_z, l.gate_z, l.gate_z_bias);
-      dense(w.gamma_in, l.gamma_in, l.gamma_in_bias);
-      dense(w.gamma_up, l.gamma_up, l.gamma_up_bias);
-      dense(w.context_in, l.context_in, l.context_in_bias);
-      dense(w.context_up, l.context_up, l.context_up_bias);
-      dense(w.memory_q, l.memory_q, l.memory_q_bias);
-      dense(w.memory_out, l.memory_out, l.memory_out_bias);
-      dense(w.ffn_in, l.ffn_in, l.ffn_in_bias);
-      dense(w.ffn_out, l.ffn_out, l.ffn_out_bias);
-      l.norm1 = keep(w.norm1, floats_);
-      l.norm2 = keep(w.norm2, floats_);
-      layers.push_back(l);
+      models::visit_layer(keep_all, w, layers.emplace_back());
     }
     layers_ = place(layers);
     put(state.h, h_);
@@ -256,7 +236,7 @@ class DecodeRun {
     op_ = {.shape = model.shape,
            .layers = layers_.data(),
            .embedding = keep(model.embedding, weights_),
-           .head = keep(model.head.weight, weights_),
+           .head = keep(model.head, weights_),
            .norm = keep(model.norm_weight, floats_),
            .mdi_mix = model.mix,
            .tokens = tokens_.data(),

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "models/mmrec/cuda/ops.h"
+#include "tests/models/cuda/decode_testing.h"
 #include "tests/ops/op_test.h"
 
 namespace mmrec::kernels::test {
@@ -46,6 +47,9 @@ Inputs<A> random_inputs(const Shape& s, std::uint64_t stream) {
                   .memory_out = random_normal<A>(size(s.dim * s.dim), 0.0, 1.0 / d, stream + 7),
                   .ffn_in = random_normal<A>(size(s.ffn * s.dim), 0.0, 1.0 / d, stream + 8),
                   .ffn_out = random_normal<A>(size(s.dim * s.ffn), 0.0, 1.0 / f, stream + 9)};
+  for (auto* bias : {&in.memory_out_bias, &in.ffn_in_bias, &in.ffn_out_bias}) {
+    if (!s.biases) std::fill(bias->begin(), bias->end(), 0.0F);
+  }
   const bool begins = s.position % s.segment == 0;
   for (const float v : random_normal<float>(size(s.batch * s.dim), 0.0, 3.0, stream + 10)) {
     in.sum.push_back(begins ? 0.0 : v);
@@ -66,69 +70,25 @@ struct Outputs {
 };
 
 template <class A>
-double rounded(double v) {
-  return static_cast<double>(to_float(from_float<A>(static_cast<float>(v))));
-}
-
-/// y = W x + bias.
-std::vector<double> affine(const std::vector<double>& weight, const std::vector<float>& bias, bool biases,
-                           const std::vector<double>& x) {
-  std::vector<double> y(bias.size());
-  for (std::size_t r = 0; r < y.size(); ++r) {
-    double sum = biases ? static_cast<double>(bias[r]) : 0.0;
-    for (std::size_t k = 0; k < x.size(); ++k) sum += weight[r * x.size() + k] * x[k];
-    y[r] = sum;
-  }
-  return y;
-}
-
-template <class A>
 Outputs reference(const Inputs<A>& in) {
   const Shape& s = in.shape;
   Outputs out{{in.x.begin(), in.x.end()}, {in.memory.begin(), in.memory.end()}, in.sum};
-  const std::int64_t width = s.dim / s.heads;
-  const std::vector<double> memory_out = widened(in.memory_out), ffn_in = widened(in.ffn_in);
-  const std::vector<double> ffn_out = widened(in.ffn_out);
   for (std::int64_t b = 0; b < s.batch; ++b) {
     double* memory = out.memory.data() + b * s.slots * s.dim;
     const auto token = [&](std::int64_t t) {
       double* x = out.x.data() + (b * s.time + t) * s.dim;
       const std::int64_t filled = std::min(s.slots, (s.position + t) / s.segment);
-      std::vector<double> attended(static_cast<std::size_t>(s.dim), 0.0);
-      for (std::int64_t h = 0; h < s.heads && filled > 0; ++h) {
-        std::vector<double> scores;
-        for (std::int64_t j = 0; j < filled; ++j) {
-          double score = 0.0;
-          for (std::int64_t c = h * width; c < (h + 1) * width && filled > 1; ++c) {
-            score += static_cast<double>(to_float(in.q[static_cast<std::size_t>((b * s.time + t) * s.dim + c)])) *
-                     memory[j * s.dim + c];
-          }
-          scores.push_back(score / std::sqrt(static_cast<double>(width)));
-        }
-        const double most = *std::max_element(scores.begin(), scores.end());
-        double all = 0.0;
-        for (double& score : scores) all += score = std::exp(score - most);
-        for (std::int64_t c = h * width; c < (h + 1) * width; ++c) {
-          double value = 0.0;
-          for (std::int64_t j = 0; j < filled; ++j)
-            value += scores[static_cast<std::size_t>(j)] * memory[j * s.dim + c];
-          attended[static_cast<std::size_t>(c)] = rounded<A>(value / all);
-        }
-      }
-      const std::vector<double> context = affine(memory_out, in.memory_out_bias, s.biases, attended);
-      double squares = 0.0;
+      const std::int64_t row = (b * s.time + t) * s.dim;
+      const Vector q = widened(std::vector<A>(in.q.begin() + row, in.q.begin() + row + s.dim));
+      const Vector slots(memory, memory + filled * s.dim);
+      const Vector context = affine(in.memory_out, in.memory_out_bias, attended<A>(q, slots, s.heads).data());
       for (std::int64_t c = 0; c < s.dim; ++c) {
-        const auto at = static_cast<std::size_t>((b * s.time + t) * s.dim + c);
+        const auto at = static_cast<std::size_t>(row + c);
         x[c] += static_cast<double>(in.h[at]) + 0.1 * static_cast<double>(to_float(in.v[at]));
         x[c] += context[static_cast<std::size_t>(c)];
-        squares += x[c] * x[c];
       }
-      std::vector<double> u(static_cast<std::size_t>(s.dim));
-      const double inverse = 1.0 / (std::sqrt(squares / static_cast<double>(s.dim)) + 1e-6);
-      for (std::size_t c = 0; c < u.size(); ++c) u[c] = rounded<A>(x[c] * inverse * static_cast<double>(in.norm[c]));
-      std::vector<double> hidden = affine(ffn_in, in.ffn_in_bias, s.biases, u);
-      for (double& v : hidden) v = rounded<A>(0.5 * v * std::erfc(-v / std::sqrt(2.0)));
-      const std::vector<double> change = affine(ffn_out, in.ffn_out_bias, s.biases, hidden);
+      const Vector u = rmsnorm<A>(Vector(x, x + s.dim), in.norm);
+      const Vector change = affine(in.ffn_out, in.ffn_out_bias, hidden(in.ffn_in, in.ffn_in_bias, u).data());
       for (std::int64_t c = 0; c < s.dim; ++c) x[c] += change[static_cast<std::size_t>(c)];
     };
     // Tokens of one segment look at the same slots and not at each other.
