@@ -62,12 +62,19 @@ class ScanChain {
         lane_(static_cast<std::uint32_t>(lane)) {}
 
   /// Until nobody can touch any more what the chunk's records held before: group - ring wrote it, the `window` groups
-  /// after that looked at it.
+  /// after that looked at it. Before the last chunk also until early groups have settled, for clear().
   __device__ void wait_for_records(std::uint32_t chunk) const {
     const std::uint32_t group = chunk / chains_.group;
-    if (group < chains_.ring) return;
-    wait_for_groups(group - chains_.ring, chains_.window + 1);
-    wait_for_carries(group - chains_.ring, 1);
+    if (group >= chains_.ring) {
+      const std::uint32_t old = group - chains_.ring;
+      for (;;) {
+        const bool own = says(old, 0, channel(), kCarry);  // see settle()
+        const bool others = lane_ > chains_.window || says(old + lane_, 0, 0, past());
+        if (__all_sync(0xffffffffU, own && others)) break;
+        ptx::spin_pause();
+      }
+    }
+    if (chunk + 1 == chains_.chunks && group > kSettled) settle(group - min(group, chains_.ring), group - kSettled);
   }
 
   /// Publishes the chunk's total and the carry after it; returns the carry before it. `channel` is the lane's channel
@@ -114,8 +121,8 @@ class ScanChain {
   __device__ void mark(std::uint32_t group, std::uint32_t slot, std::uint32_t what) const {
     if (lane_ == 0) ptx::store_relaxed(&record(group, slot, 0)->x, status(group, what));
   }
-  __device__ bool says(std::uint32_t group, std::uint32_t slot, std::uint32_t what) const {
-    return ptx::load_relaxed(&record(group, slot, 0)->x) >= status(group, what);
+  __device__ bool says(std::uint32_t group, std::uint32_t slot, std::uint32_t channel, std::uint32_t what) const {
+    return ptx::load_relaxed(&record(group, slot, channel)->x) >= status(group, what);
   }
 
   /// The lane's record, once it says `what`.
@@ -127,32 +134,27 @@ class ScanChain {
     }
   }
 
-  /// Until all that may look at what lies before these groups are past that; count <= 32.
-  __device__ void wait_for_groups(std::uint32_t first, std::uint32_t count) const {
-    const std::uint32_t past = chains_.group > 1 ? kRetired : kCarry;
-    while (!__all_sync(0xffffffffU, lane_ >= count || says(first + lane_, 0, past))) ptx::spin_pause();
-  }
-  /// Until the carries of these groups have come in the lane's own channel. A warp's store of a record per channel
-  /// reaches L2 in parts: that the first channel's is there says nothing of the others.
-  __device__ void wait_for_carries(std::uint32_t first, std::uint32_t count) const {
-    constexpr std::uint32_t kAtOnce = 8;
-    for (std::uint32_t next = 0; next < count; next += kAtOnce) {
-      bool come[kAtOnce];
+  /// What a group's first record says when all that may look at what lies before the group are past that.
+  __device__ std::uint32_t past() const { return chains_.group > 1 ? kRetired : kCarry; }
+  /// Until groups [first, last) are past all that, and their carries have come. A warp's store of a record per channel
+  /// reaches L2 in parts: that the first channel's is there says nothing of the others, so each lane looks at its own.
+  __device__ void settle(std::uint32_t first, std::uint32_t last) const {
+    const std::uint32_t what = lane_ == 0 ? past() : kCarry;
+    for (std::uint32_t next = first; next < last;) {
+      bool all = true;
 #pragma unroll
-      for (std::uint32_t i = 0; i < kAtOnce; ++i) {
-        const std::uint32_t group = first + next + i;
-        come[i] = next + i >= count || ptx::load_relaxed(&record(group, 0, channel())->x) >= status(group, kCarry);
-      }
-#pragma unroll
-      for (std::uint32_t i = 0; i < kAtOnce; ++i) {
-        if (!come[i]) (void)read(first + next + i, 0, kCarry);
+      for (std::uint32_t i = 0; i < kSettled; ++i) all &= says(min(next + i, last - 1), 0, channel(), what);
+      if (all) {
+        next += kSettled;
+      } else {
+        ptx::spin_pause();
       }
     }
     __syncwarp();
   }
   /// Until the first `count` chunks of a group have looked back.
   __device__ void wait_for_members(std::uint32_t group, std::uint32_t count) const {
-    while (!__all_sync(0xffffffffU, lane_ >= count || says(group, 1 + lane_, kDone))) ptx::spin_pause();
+    while (!__all_sync(0xffffffffU, lane_ >= count || says(group, 1 + lane_, 0, kDone))) ptx::spin_pause();
   }
   __device__ void retire(std::uint32_t group) const {
     wait_for_members(group, chains_.group - 1);
@@ -217,21 +219,19 @@ class ScanChain {
   }
 
   /// After the last chunk, in place `place` of its group: waits until nobody looks at anything any more and no carry
-  /// is on its way. (Members' totals have come: the chunks that closed their groups read them.)
+  /// is on its way. Early groups have settled before (wait_for_records), and members' totals were read by the chunks
+  /// that closed their groups.
   __device__ void clear(std::uint32_t last, std::uint32_t place) const {
-    const std::uint32_t before = min(last, chains_.ring);
-    for (std::uint32_t done = 0; done < before; done += 32) {
-      const std::uint32_t count = min(before - done, 32U);
-      wait_for_groups(last - done - count, count);
-    }
+    settle(last - min(last, min(chains_.ring, kSettled)), last);
     wait_for_members(last, place);
-    wait_for_carries(last - before, before);
+    __syncwarp();
     if (lane_ >= chains_.width) return;
     const std::uint32_t used = min(last + 1, chains_.ring) * chains_.group;
     for (std::uint32_t i = 0; i < used; ++i) records_[std::size_t{i} * chains_.width + lane_] = make_uint4(0, 0, 0, 0);
   }
 
-  static constexpr std::uint32_t kBatch = 4;  // records on their way at once
+  static constexpr std::uint32_t kBatch = 4;    // records on their way at once
+  static constexpr std::uint32_t kSettled = 8;  // statuses on their way at once
 
   const ScanChains& chains_;
   uint4* const records_;
