@@ -15,14 +15,12 @@
 #include <system_error>
 #include <vector>
 
-#include "apps/bench/options.h"
 #include "apps/bench/report.h"
 #include "apps/bench/run.h"
 #include "apps/common/cli.h"
 #include "apps/common/model_folder.h"
 #include "apps/common/named_files.h"
 #include "apps/common/output.h"
-#include "apps/common/signals.h"
 #include "models/architecture.h"
 #include "models/weights/synthetic.h"
 
@@ -178,11 +176,10 @@ int bench_main(const Arguments& arguments) {
   } else {
     given = model_folder(arguments);
   }
-  std::vector<NamedFile> files = named_files(arguments, bench_program().options);
+  std::vector<NamedFile> files = named_files(arguments, program("mmrec-bench").options);
   files.push_back({{}, given, Names::kInput});
   refuse_lost_files(files);
-  const auto out =
-      arguments.has("output") ? std::make_unique<Output>(*arguments.file("output")) : std::make_unique<Output>();
+  Output out(arguments.file("output").value_or("-"));
 
   std::vector<BenchRun> runs;
   const GracefulScope graceful;
@@ -202,9 +199,9 @@ int bench_main(const Arguments& arguments) {
     log_line("interrupted");
     return interrupt_exit_code();
   }
-  out->write(arguments.has("json") ? bench_json(runs).dump(2, ' ', false, Json::error_handler_t::replace) + "\n"
-                                   : bench_table(runs));
-  out->commit();
+  out.write(arguments.has("json") ? bench_json(runs).dump(2, ' ', false, Json::error_handler_t::replace) + "\n"
+                                  : bench_table(runs));
+  out.commit();
   return kOk;
 }
 
@@ -212,5 +209,5 @@ int bench_main(const Arguments& arguments) {
 }  // namespace mmrec::apps
 
 int main(int argc, char** argv) {
-  return mmrec::apps::run_command(mmrec::apps::bench_program(), argc, argv, mmrec::apps::bench_main);
+  return mmrec::apps::run_command(mmrec::apps::program("mmrec-bench"), argc, argv, mmrec::apps::bench_main);
 }

@@ -1,6 +1,7 @@
-#include "apps/bench/options.h"
-
+// The command line of mmrec-bench: its options and their help.
 #include <array>
+
+#include "apps/common/arguments.h"
 
 namespace mmrec::apps {
 namespace {
@@ -44,6 +45,7 @@ constexpr auto kOptions = std::to_array<Option>({
 
 }  // namespace
 
+const Program& bench_program();  // as the list of programs() declares it
 const Program& bench_program() {
   static constexpr Program kProgram = {.name = "mmrec-bench",
                                        .does = "measure an MM-Rec model against what the machine can do",

@@ -11,7 +11,7 @@
 
 #include "apps/bench/serve.h"
 #include "apps/bench/work.h"
-#include "apps/common/signals.h"
+#include "apps/common/cli.h"
 #include "mmrec/scorer.h"
 #include "models/files/file.h"
 #include "models/runtime/cuda_device.h"

@@ -124,6 +124,8 @@ bool answer(const Program& program, const Arguments& arguments) {
 
 }  // namespace
 
+const Program& program(std::string_view name) { return **std::ranges::find(programs(), name, &Program::name); }
+
 std::string help_page(const Program& program, bool all) {
   std::string page(program.head);
   for (const Option& option : program.options) {
@@ -202,9 +204,7 @@ Arguments::Arguments(const Program& program, int argc, const char* const* argv) 
   }
 }
 
-bool Arguments::has(std::string_view name) const {
-  return std::any_of(given_.begin(), given_.end(), [&](const Given& given) { return given.name == name; });
-}
+bool Arguments::has(std::string_view name) const { return text(name).has_value(); }
 
 std::optional<std::string> Arguments::text(std::string_view name) const {
   for (const Given& given : given_) {

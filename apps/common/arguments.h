@@ -67,8 +67,8 @@ inline constexpr Option kHelpOption = {"help", 'h', kNoValue, "the common option
 inline constexpr Option kHelpAllOption = {"help-all"};
 inline constexpr Option kVersionOption = {"version"};
 
-/// A program, or one of its subcommands. Each program of apps/NAME defines `const Program& NAME_program()`; the build
-/// finds it by its folder (apps/CMakeLists.txt).
+/// A program, or one of its subcommands. apps/NAME defines `const Program& NAME_program()` outside of its main.cpp; the
+/// build finds the folder (apps/CMakeLists.txt).
 struct Program {
   std::string_view name;      // of a subcommand: "PROGRAM WORD"
   std::string_view does;      // one line, for a list of programs
@@ -80,7 +80,9 @@ struct Program {
 };
 
 /// All programs that users run. The build makes the list.
-std::vector<const Program*> programs();
+std::span<const Program* const> programs();
+/// The one of that name, with "mmrec-" before the folder's. Takes no memory.
+const Program& program(std::string_view name);
 
 /// The page of --help: `head`, then the common options, or of --help-all: all of them. At most 80 columns.
 std::string help_page(const Program& program, bool all);

@@ -1,4 +1,4 @@
-// What every program here shares: exit codes, the errors that lead to them, and lines on stderr.
+// What every program here shares: exit codes, the errors that lead to them, lines on stderr, and interrupts.
 //
 // Must stay true: a program prints its result on stdout and nothing else; everything else is one line on stderr, begun
 // with the program's name.
@@ -36,7 +36,7 @@ class RejectedFile : public std::runtime_error {
 };
 
 /// Runs `body`, turns what it throws into one line on stderr, and returns the exit code. Before that: ignores SIGPIPE,
-/// keeps descriptors 0 to 2 from being reused, and makes an interrupt end the program (see signals.h).
+/// keeps descriptors 0 to 2 from being reused, and makes an interrupt end the program (see below).
 int run_program(std::string_view program, const std::function<int()>& body);
 
 /// The name of the program that runs.
@@ -51,5 +51,35 @@ void warn(std::string_view text);
 /// `text` in one line fit for a message: bytes of control characters and bytes that are no UTF-8 as \xNN, long text
 /// cut.
 std::string printable(std::string_view text);
+
+// Interrupts: SIGINT (Ctrl-C), SIGTERM and SIGHUP. SIGXFSZ is ignored, so that a write reports the fault.
+//
+// Outside a GracefulScope an interrupt ends the program at once with 128 + the signal's number. This is right while a
+// model loads or a prompt is read: nothing has been produced. Inside, the first interrupt only sets a flag: the token
+// in work is finished, text is flushed and timings are printed. The second one ends the program at once.
+
+/// Installs the handlers. A signal that was ignored when the program started (nohup) stays ignored.
+void handle_interrupts(std::string_view program);
+
+/// 128 + the signal that asked for the end; 0 if none did.
+int interrupt_exit_code();
+
+/// As if none had: the first interrupt of a GracefulScope has been answered.
+void forget_interrupt();
+
+class GracefulScope {
+ public:
+  GracefulScope();
+  ~GracefulScope();
+  GracefulScope(const GracefulScope&) = delete;
+  GracefulScope& operator=(const GracefulScope&) = delete;
+};
+
+/// A temporary file, or a folder that holds no others, one of up to eight that the handler removes where it ends the
+/// program. `path` must stay valid until it is dropped.
+void add_interrupt_cleanup(const char* path);
+void drop_interrupt_cleanup(const char* path);
+/// Removes them all, for an end that runs no destructors. Takes no memory; a signal handler may call it.
+void clean_up_at_once();
 
 }  // namespace mmrec::apps

@@ -1,9 +1,12 @@
-// Prompts and documents: files and stdin, as text or as lines of token ids. Inside a GracefulScope (signals.h) an
-// interrupt ends an input where it stands, however long a pipe has nothing to say.
+// Prompts and documents: files and stdin, as text, as lines of token ids and as JSON. Inside a GracefulScope (cli.h) an
+// interrupt ends an input where it stands, however long a pipe has nothing to say. All faults of JSON are a
+// RejectedFile; it is read by the strict reader of models/files/json.h.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <string>
@@ -102,5 +105,49 @@ std::string input_name(const std::string& path);
 std::int64_t count_invalid_utf8(std::string_view text);
 /// What is said of a text with such runs.
 std::string invalid_utf8_warning(std::string_view name, std::int64_t runs);
+
+/// The object in the text of a file, which `name` stands for.
+nlohmann::ordered_json parse_json_file(std::string_view text, const std::string& name);
+
+/// The object in a file of at most `most` bytes; none if there is no such file.
+std::optional<nlohmann::ordered_json> read_json_file(const std::filesystem::path& path, std::uint64_t most);
+
+/// The object on a line. `where` stands for the line, or is empty.
+nlohmann::ordered_json parse_object(std::string_view line, const std::string& where);
+
+/// The text of the value of `key`, one of the keys of the object that parse_object() has made of `line`.
+std::string_view member_text(std::string_view line, std::string_view key);
+
+/// A line of token ids: a JSON array of whole numbers in [0, vocab_size); `where` stands for the line.
+std::vector<int> parse_ids(std::string_view line, const std::string& where, std::int64_t vocab_size);
+
+/// An object of options, from a file or a line. A member that is null counts as not given.
+class Members {
+ public:
+  /// `where` stands before a key in messages. `object` must live on.
+  explicit Members(const nlohmann::ordered_json& object, std::string where = {})
+      : object_(object), where_(std::move(where)) {}
+
+  /// Null if it is not given.
+  const nlohmann::ordered_json* find(std::string_view key) const;
+  bool has(std::string_view key) const { return find(key) != nullptr; }
+  /// A whole number in [min, max], if it is given.
+  std::optional<std::int64_t> integer(std::string_view key, std::int64_t min, std::int64_t max) const;
+  /// `value`, which belongs to `key`, as such a number.
+  std::int64_t integer(std::string_view key, const nlohmann::ordered_json& value, std::int64_t min,
+                       std::int64_t max) const;
+  /// Throws RejectedFile naming key, found and expected.
+  [[noreturn]] void refuse(std::string_view key, const nlohmann::ordered_json& found, std::string_view expected) const;
+
+ private:
+  const nlohmann::ordered_json& object_;
+  std::string where_;
+};
+
+/// `value` as text for a message.
+std::string brief(const nlohmann::ordered_json& value);
+
+/// JSON on one line. Bytes that are not UTF-8 become U+FFFD.
+std::string dump(const nlohmann::ordered_json& json);
 
 }  // namespace mmrec::apps

@@ -356,6 +356,11 @@ std::uint64_t decoded_bytes(const ModelInfo& info, std::int64_t first, std::int6
          static_cast<std::uint64_t>(with_memory) * info.memory_bytes;
 }
 
+std::string cost_text(double load_seconds, std::string_view place, std::string_view work) {
+  return fmt::format("load {:.3f} s | {} | {} | peak {:.1f} MB", load_seconds, place, work,
+                     static_cast<double>(peak_memory_bytes()) * 1e-6);
+}
+
 std::uint64_t peak_memory_bytes() {
   // Not getrusage: its maximum is inherited from the program that called exec.
   std::ifstream status("/proc/self/status");

@@ -90,6 +90,9 @@ Model load_model(const std::filesystem::path& folder, const RunOptions& options)
 /// Weight bytes that decoding `steps` tokens from position `first` reads.
 std::uint64_t decoded_bytes(const ModelInfo& info, std::int64_t first, std::int64_t steps);
 
+/// What a run cost: "load 0.100 s | PLACE | WORK | peak 12.3 MB".
+std::string cost_text(double load_seconds, std::string_view place, std::string_view work);
+
 /// Peak resident bytes of this process; 0 where the system does not say.
 std::uint64_t peak_memory_bytes();
 

@@ -4,12 +4,16 @@
 // over it only when complete, and removed on every other way out, unless it is one to go on with.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <filesystem>
+#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <thread>
 
 #include "models/files/replace_file.h"
 
@@ -30,11 +34,9 @@ class StdoutClosed : public std::runtime_error {
 /// A checked, buffered sink of bytes. Not copyable, not movable: the interrupt handler knows its temporary file.
 class Output {
  public:
-  /// Standard output.
-  Output();
   /// A temporary file beside `path`, renamed to it by commit(). What is no regular file (a pipe, a device) is opened
   /// and written to directly; "-" and another name of stdout are stdout. Throws OutputError.
-  explicit Output(std::filesystem::path path);
+  explicit Output(std::filesystem::path path = "-");
   /// Goes on with the file at `path`, made if there is none: what is written stays, however the program ends. Throws
   /// OutputError.
   struct GoesOn {};
@@ -65,6 +67,42 @@ class Output {
   std::string temporary_;                           // its name, for the interrupt handler
   std::string buffer_;
   std::optional<std::uint64_t> keep_;  // until the first write
+};
+
+/// Text that goes out while the next is made: a thread writes what has come since it last wrote, so a slow reader or a
+/// slow system call delays nobody. Pieces that come faster than they are taken are written together.
+///
+/// The output belongs to it until finish(), after which it writes nothing.
+class BackgroundWriter {
+ public:
+  explicit BackgroundWriter(Output& out);
+  BackgroundWriter(const BackgroundWriter&) = delete;
+  BackgroundWriter& operator=(const BackgroundWriter&) = delete;
+  /// Writes what has been handed over; what fails then is lost.
+  ~BackgroundWriter();
+
+  /// Returns at once unless kMostBytes wait. Throws what writing has thrown before.
+  void write(std::string_view text);
+  /// Returns when everything is written. Throws what writing has thrown.
+  void finish();
+  /// After finish(): ends the text's last line if a person would see what follows on stderr behind it.
+  void end_line(bool quiet);
+
+ private:
+  static constexpr std::size_t kMostBytes = std::size_t{1} << 20;
+
+  void run();
+  void stop();
+
+  Output& out_;
+  bool line_open_ = false;
+  std::mutex mutex_;  // guards all that follows but the thread
+  std::condition_variable has_text_, has_room_;
+  std::string text_;
+  std::exception_ptr fault_;
+  bool is_idle_ = false;
+  bool ends_ = false;
+  std::thread thread_;
 };
 
 }  // namespace mmrec::apps

@@ -18,7 +18,7 @@
 namespace mmrec::apps {
 namespace {
 
-const std::vector<const Program*> kPrograms = programs();
+const std::span<const Program* const> kPrograms = programs();
 
 /// What an option is, also where another option's line speaks of it.
 std::string_view help_of(const Option& option) {

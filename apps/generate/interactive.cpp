@@ -12,12 +12,11 @@
 #include <utility>
 #include <vector>
 
-#include "apps/common/background_writer.h"
 #include "apps/common/cli.h"
-#include "apps/common/signals.h"
+#include "apps/common/output.h"
 #include "apps/generate/line_editor.h"
 #include "apps/generate/prompt.h"
-#include "apps/generate/report.h"
+#include "apps/generate/records.h"
 #include "mmrec/computed_with.h"
 #include "mmrec/errors.h"
 

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "apps/common/cli.h"
-#include "apps/common/json_text.h"
+#include "apps/common/input.h"
 #include "apps/generate/prompt.h"
 #include "kernels/cpu/thread_pool.h"
 
@@ -43,7 +43,7 @@ void check_extra(std::string_view key, std::size_t bytes, const LineLimits& limi
 class RequestReader {
  public:
   RequestReader(const Json& object, const LineOptions& defaults, const ModelInfo& info, const Tokenizer& tokenizer)
-      : object_(object), defaults_(defaults), info_(info), tokenizer_(tokenizer) {
+      : object_(object), members_(object), defaults_(defaults), info_(info), tokenizer_(tokenizer) {
     for (const auto& [key, value] : object.items()) {
       if (std::find(keys().begin(), keys().end(), key) == keys().end()) {
         throw RejectedFile(
@@ -58,35 +58,26 @@ class RequestReader {
     GenerateOptions& options = request.options;
     options.sampler.seed = seed;
     options.sampler = sampler_choices(object_).over(options.sampler);
-    options.max_tokens = integer(has("n") ? "n" : "max_tokens", options.max_tokens, -1, std::int64_t{1} << 40);
-    if (has("stop")) options.stop = stop();
-    if (has("logprobs")) options.top_logprobs = static_cast<int>(logprobs());
+    options.max_tokens =
+        members_.integer(has("n") ? "n" : "max_tokens", -1, std::int64_t{1} << 40).value_or(options.max_tokens);
+    if (const Json* const value = members_.find("stop")) options.stop = stop(*value);
+    if (const Json* const value = members_.find("logprobs")) {
+      options.top_logprobs = value->is_boolean() ? 0 : static_cast<int>(members_.integer("logprobs", *value, 0, 1000));
+    }
     limit_tokens(request);
     return request;
   }
-  int num_samples() const { return static_cast<int>(integer("num_samples", defaults_.num_samples, 1, 65536)); }
+  int num_samples() const {
+    return static_cast<int>(members_.integer("num_samples", 1, 65536).value_or(defaults_.num_samples));
+  }
   RecordDetail detail() const {
     RecordDetail detail = defaults_.detail;
-    if (has("logprobs")) detail.tokens = object_["logprobs"] != false;
+    if (const Json* const value = members_.find("logprobs")) detail.tokens = *value != false;
     return detail;
   }
 
  private:
-  bool has(const char* key) const { return object_.contains(key) && !object_[key].is_null(); }
-
-  [[noreturn]] void refuse(std::string_view key, const Json& found, std::string_view expected) const {
-    throw RejectedFile(fmt::format("{}: not a valid value (found {}, expected {})", key, brief(found), expected));
-  }
-
-  std::int64_t integer(const char* key, std::int64_t fallback, std::int64_t min, std::int64_t max) const {
-    if (!has(key)) return fallback;
-    const Json& value = object_[key];
-    const bool fits = value.is_number_integer() &&
-                      (!value.is_number_unsigned() || value.get<std::uint64_t>() <= static_cast<std::uint64_t>(max)) &&
-                      value.get<std::int64_t>() >= min;
-    if (!fits) refuse(key, value, fmt::format("a whole number from {} to {}", min, max));
-    return value.get<std::int64_t>();
-  }
+  bool has(std::string_view key) const { return members_.has(key); }
 
   /// No more than LineLimits::tokens; max_tokens of -1 becomes as many as there may be.
   void limit_tokens(GeneratorRequest& request) const {
@@ -106,19 +97,13 @@ class RequestReader {
         samples, tokens, each - 1, prompt, defaults_.limits.tokens));
   }
 
-  std::int64_t logprobs() const {
-    const Json& value = object_["logprobs"];
-    return value.is_boolean() ? 0 : integer("logprobs", 0, 0, 1000);
-  }
-
-  std::vector<std::string> stop() const {
-    const Json& value = object_["stop"];
+  std::vector<std::string> stop(const Json& value) const {
     const Json all = value.is_string() ? Json::array({value}) : value;
     const auto is_text = [](const Json& text) {
       return text.is_string() && !text.get_ref<const std::string&>().empty();
     };
     if (!all.is_array() || !std::all_of(all.begin(), all.end(), is_text)) {
-      refuse("stop", value, "a string of at least one character, or an array of such");
+      members_.refuse("stop", value, "a string of at least one character, or an array of such");
     }
     std::vector<std::string> stops = all.get<std::vector<std::string>>();
     std::size_t bytes = 0;
@@ -130,11 +115,12 @@ class RequestReader {
   /// A text, or the ids of one; none where there is a state to go on from.
   std::vector<int> prompt() const {
     const bool goes_on = defaults_.start != nullptr;
-    if (!has("prompt")) {
+    const Json* const given = members_.find("prompt");
+    if (given == nullptr) {
       if (goes_on) return {};
       throw RejectedFile("no prompt (expected \"prompt\": a string or an array of token ids)");
     }
-    const Json& value = object_["prompt"];
+    const Json& value = *given;
     if (value.is_string()) {
       try {
         return encode_prompt(tokenizer_, info_, value.get_ref<const std::string&>(), goes_on);
@@ -147,12 +133,13 @@ class RequestReader {
       return id.is_number_unsigned() && id.get<std::uint64_t>() < static_cast<std::uint64_t>(vocab);
     };
     if (!value.is_array() || (value.empty() && !goes_on) || !std::all_of(value.begin(), value.end(), is_id)) {
-      refuse("prompt", value, fmt::format("a string, or an array of token ids from 0 to {}", vocab - 1));
+      members_.refuse("prompt", value, fmt::format("a string, or an array of token ids from 0 to {}", vocab - 1));
     }
     return value.get<std::vector<int>>();
   }
 
   const Json& object_;
+  Members members_;
   const LineOptions& defaults_;
   const ModelInfo& info_;
   const Tokenizer& tokenizer_;

@@ -13,18 +13,16 @@
 #include <vector>
 
 #include "apps/common/arguments.h"
-#include "apps/common/background_writer.h"
+#include "apps/common/cli.h"
 #include "apps/common/input.h"
 #include "apps/common/model_folder.h"
 #include "apps/common/output.h"
-#include "apps/common/signals.h"
 #include "apps/generate/interactive.h"
 #include "apps/generate/lines.h"
 #include "apps/generate/options.h"
 #include "apps/generate/prefix_cache.h"
 #include "apps/generate/prompt.h"
 #include "apps/generate/records.h"
-#include "apps/generate/report.h"
 #include "apps/generate/sampling.h"
 #include "mmrec/computed_with.h"
 #include "mmrec/errors.h"
@@ -98,11 +96,10 @@ int many_main(Setting setting, Output& out) {
   const double seconds = watch.lap();
   out.commit();
   if (!command.quiet) {
-    log_line(fmt::format("load {:.3f} s | {} | {} {}, {} tokens in {:.2f} s, {:.1f} tok/s | peak {:.1f} MB | {}",
-                         load_seconds, place_of(info), done.records,
-                         command.jsonl || command.num_samples > 1 ? "records" : "prompts", done.tokens, seconds,
-                         Timings::rate(static_cast<double>(done.tokens), seconds),
-                         static_cast<double>(peak_memory_bytes()) * 1e-6, sampling_text(options.sampler)));
+    const std::string_view what = command.jsonl || command.num_samples > 1 ? "records" : "prompts";
+    const std::string work = fmt::format("{} {}, {} tokens in {:.2f} s, {:.1f} tok/s", done.records, what, done.tokens,
+                                         seconds, Timings::rate(static_cast<double>(done.tokens), seconds));
+    log_line(fmt::format("{} | {}", cost_text(load_seconds, place_of(info), work), sampling_text(options.sampler)));
   }
   return exit_code_of(done);
 }
@@ -220,12 +217,7 @@ int generate_main(const Arguments& arguments) {
   setting.command = generate_command(arguments);
   const GenerateCommand& command = setting.command;
   setting.defaults = load_generation_defaults(command.folder);
-  std::optional<Output> out;
-  if (command.output) {
-    out.emplace(*command.output);
-  } else {
-    out.emplace();
-  }
+  Output out(command.output.value_or("-"));
   if (command.state_out) check_state_path(*command.state_out);
   if (command.state_in) setting.begun = read_state(*command.state_in);
   GenerateOptions& options = setting.options;
@@ -235,7 +227,7 @@ int generate_main(const Arguments& arguments) {
   options.sampler = setting.begun ? setting.begun->sampler : setting.defaults.sampler;
   if (!setting.begun) options.sampler.seed = random_seed();
   options.sampler = command.sampler.over(options.sampler);
-  return command.lines || command.jsonl ? many_main(std::move(setting), *out) : prompt_main(std::move(setting), *out);
+  return command.lines || command.jsonl ? many_main(std::move(setting), out) : prompt_main(std::move(setting), out);
 }
 
 }  // namespace

@@ -11,7 +11,6 @@
 #include "apps/common/input.h"
 #include "apps/common/output.h"
 #include "apps/common/progress.h"
-#include "apps/common/signals.h"
 #include "models/files/replace_file.h"
 
 namespace mmrec::apps {

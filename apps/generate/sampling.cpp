@@ -11,7 +11,7 @@
 #include <type_traits>
 #include <variant>
 
-#include "apps/common/json_text.h"
+#include "apps/common/input.h"
 #include "models/files/model_files.h"
 
 namespace mmrec::apps {
@@ -28,86 +28,53 @@ bool is_seed(const SamplerOption& option) {
   return std::holds_alternative<std::uint64_t SamplerOptions::*>(option.member);
 }
 
-class ConfigReader {
- public:
-  /// `where`, in messages, stands before a key.
-  ConfigReader(const Json& json, std::string where) : json_(json), where_(std::move(where)) {}
+/// What `members` say of an option, as a value of its type.
+std::optional<float> given(const Members& members, const SamplerOption& option, float) {
+  const Json* const value = members.find(option.name);
+  if (value == nullptr) return std::nullopt;
+  const double x = value->is_number() ? value->get<double>() : NAN;
+  // Of the float that it becomes: one may be too small for it.
+  const bool reaches_min = option.above_min ? static_cast<double>(static_cast<float>(x)) > option.min : x >= option.min;
+  if (!std::isfinite(x) || !reaches_min || x > static_cast<double>(most(option))) {
+    members.refuse(
+        option.name, *value,
+        fmt::format("a number {} {} and at most {}", option.above_min ? "above" : "from", option.min, most(option)));
+  }
+  return static_cast<float>(x);
+}
+std::optional<int> given(const Members& members, const SamplerOption& option, int) {
+  const auto found = members.integer(option.name, 0, kMaxInt);
+  return found ? std::optional(static_cast<int>(*found)) : std::nullopt;
+}
+std::optional<std::uint64_t> given(const Members& members, const SamplerOption& option, std::uint64_t) {
+  const Json* const value = members.find(option.name);
+  if (value == nullptr) return std::nullopt;
+  if (!value->is_number_unsigned()) {
+    members.refuse(option.name, *value, "a whole number from 0 to 18446744073709551615");
+  }
+  return value->get<std::uint64_t>();
+}
 
-  std::optional<float> value(const SamplerOption& option, float) const {
-    const Json* value = find(option.name);
-    if (value == nullptr) return std::nullopt;
-    const double x = value->is_number() ? value->get<double>() : NAN;
-    // Of the float that it becomes: one may be too small for it.
-    const bool reaches_min =
-        option.above_min ? static_cast<double>(static_cast<float>(x)) > option.min : x >= option.min;
-    if (!std::isfinite(x) || !reaches_min || x > static_cast<double>(most(option))) {
-      refuse(
-          option.name, *value,
-          fmt::format("a number {} {} and at most {}", option.above_min ? "above" : "from", option.min, most(option)));
-    }
-    return static_cast<float>(x);
-  }
-  std::optional<int> value(const SamplerOption& option, int) const {
-    const Json* value = find(option.name);
-    return value != nullptr ? std::optional(checked(option.name, *value, kMaxInt)) : std::nullopt;
-  }
-  std::optional<std::uint64_t> value(const SamplerOption& option, std::uint64_t) const {
-    const Json* value = find(option.name);
-    if (value == nullptr) return std::nullopt;
-    if (!value->is_number_unsigned()) refuse(option.name, *value, "a whole number from 0 to 18446744073709551615");
-    return value->get<std::uint64_t>();
-  }
-
-  SamplerChoices choices(bool with_seed) const {
-    return SamplerChoices::of([&]<class T>(const SamplerOption& option, T type) {
-      return with_seed || !is_seed(option) ? value(option, type) : std::optional<T>();
-    });
-  }
-
-  bool boolean(std::string_view key, bool fallback) const {
-    const Json* value = find(key);
-    if (value == nullptr) return fallback;
-    if (!value->is_boolean()) refuse(key, *value, "true or false");
-    return value->get<bool>();
-  }
-
-  std::vector<int> ids(std::string_view key) const {
-    std::vector<int> ids;
-    const Json* value = find(key);
-    if (value == nullptr) return ids;
-    if (!value->is_array()) return {checked(key, *value, kMaxInt)};
-    for (const Json& id : *value) ids.push_back(checked(key, id, kMaxInt));
-    return ids;
-  }
-
- private:
-  const Json* find(std::string_view key) const {
-    const auto at = json_.find(key);
-    return at == json_.end() || at->is_null() ? nullptr : &*at;
-  }
-
-  int checked(std::string_view key, const Json& value, std::int64_t max) const {
-    const bool fits = value.is_number_unsigned() && value.get<std::uint64_t>() <= static_cast<std::uint64_t>(max);
-    if (!fits) refuse(key, value, fmt::format("a whole number from 0 to {}", max));
-    return static_cast<int>(value.get<std::uint64_t>());
-  }
-
-  [[noreturn]] void refuse(std::string_view key, const Json& value, const std::string& expected) const {
-    throw RejectedFile(
-        fmt::format("{}{}: not a valid value (found {}, expected {})", where_, key, brief(value), expected));
-  }
-
-  const Json& json_;
-  std::string where_;
-};
+SamplerChoices choices_of(const Members& members, bool with_seed) {
+  return SamplerChoices::of([&]<class T>(const SamplerOption& option, T type) {
+    return with_seed || !is_seed(option) ? given(members, option, type) : std::optional<T>();
+  });
+}
 
 GenerationDefaults defaults_of(const Json& json, const std::string& file) {
   GenerationDefaults defaults;
-  const ConfigReader reader(json, file + ": ");
+  const Members members(json, file + ": ");
   SamplerOptions& sampler = defaults.sampler;
-  sampler = reader.choices(false).over(sampler);
-  if (!reader.boolean("do_sample", true)) sampler.temperature = 0.0F;
-  defaults.eos_token_ids = reader.ids("eos_token_id");
+  sampler = choices_of(members, false).over(sampler);
+  if (const Json* const draws = members.find("do_sample")) {
+    if (!draws->is_boolean()) members.refuse("do_sample", *draws, "true or false");
+    if (!draws->get<bool>()) sampler.temperature = 0.0F;
+  }
+  if (const Json* const ids = members.find("eos_token_id")) {
+    for (const Json& id : ids->is_array() ? *ids : Json::array({*ids})) {
+      defaults.eos_token_ids.push_back(static_cast<int>(members.integer("eos_token_id", id, 0, kMaxInt)));
+    }
+  }
   defaults.file = file;
   return defaults;
 }
@@ -124,7 +91,7 @@ GenerationDefaults parse_generation_defaults(std::string_view text, const std::s
   return defaults_of(parse_json_file(text, file), file);
 }
 
-SamplerChoices sampler_choices(const Json& object) { return ConfigReader(object, "").choices(true); }
+SamplerChoices sampler_choices(const Json& object) { return choices_of(Members(object), true); }
 
 SamplerOptions SamplerChoices::over(SamplerOptions defaults) const {
   for (std::size_t i = 0; i < kSamplerOptions.size(); ++i) {

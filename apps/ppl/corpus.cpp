@@ -7,10 +7,9 @@
 #include <utility>
 
 #include "apps/common/cli.h"
-#include "apps/common/json_text.h"
+#include "apps/common/input.h"
 #include "apps/common/progress.h"
-#include "apps/common/signals.h"
-#include "apps/ppl/resume.h"
+#include "apps/ppl/merge.h"
 #include "kernels/cpu/thread_pool.h"
 #include "mmrec/evaluation.h"
 #include "mmrec/scorer.h"

@@ -19,7 +19,6 @@
 #include <vector>
 
 #include "apps/common/input.h"
-#include "apps/common/json_text.h"
 #include "apps/common/progress.h"
 #include "mmrec/tokenizer.h"
 

@@ -14,18 +14,16 @@
 #include <vector>
 
 #include "apps/common/arguments.h"
+#include "apps/common/cli.h"
 #include "apps/common/model_folder.h"
 #include "apps/common/output.h"
 #include "apps/common/progress.h"
 #include "apps/common/sandbox.h"
-#include "apps/common/signals.h"
 #include "apps/ppl/corpus.h"
 #include "apps/ppl/merge.h"
 #include "apps/ppl/options.h"
 #include "apps/ppl/pages.h"
-#include "apps/ppl/pairs.h"
 #include "apps/ppl/report.h"
-#include "apps/ppl/resume.h"
 #include "apps/ppl/saved_logprobs.h"
 #include "apps/ppl/score.h"
 #include "mmrec/errors.h"
@@ -113,8 +111,8 @@ struct Outputs {
     const auto open = [](const std::optional<std::string>& path) {
       return path ? std::make_unique<Output>(std::filesystem::path(*path)) : nullptr;
     };
-    result = options.resume ? std::make_unique<Output>(*options.output, Output::GoesOn{}) : open(options.output);
-    if (!result) result = std::make_unique<Output>();
+    result = options.resume ? std::make_unique<Output>(*options.output, Output::GoesOn{})
+                            : std::make_unique<Output>(options.output.value_or("-"));
     logprobs = open(options.save_logprobs);
     html = open(options.html);
     plot = open(options.plot);
@@ -204,9 +202,9 @@ int run_pairs(const PplOptions& options, const Loaded& loaded, const RunIdentity
   records.finish(summary);
   out.commit();
   if (!options.quiet) {
-    log_line(fmt::format("load {:.3f} s | {} | {} pairs in {:.2f} s, {:.1f} pairs/s | peak {:.1f} MB", loaded.seconds,
-                         place_of(loaded.info), done.pairs, seconds, static_cast<double>(done.pairs) / seconds,
-                         static_cast<double>(peak_memory_bytes()) * 1e-6));
+    log_line(cost_text(loaded.seconds, place_of(loaded.info),
+                       fmt::format("{} pairs in {:.2f} s, {:.1f} pairs/s", done.pairs, seconds,
+                                   static_cast<double>(done.pairs) / seconds)));
   }
   return kOk;
 }
@@ -270,9 +268,9 @@ int run(PplOptions options) {
                                  ? std::string()
                                  : fmt::format(", {:.2f} sweeps/token", scored.prefill.sweeps_per_token());
   const std::string ppl = scored.summary.tokens == 0 ? std::string() : fmt::format(" | ppl {:.6g}", scored.summary.ppl);
-  log_line(fmt::format("load {:.3f} s | {} | {} tokens in {:.2f} s, {:.1f} tok/s{}{} | peak {:.1f} MB", loaded.seconds,
-                       place_of(loaded.info), scored.summary.tokens, scored.seconds, rate, sweeps, ppl,
-                       static_cast<double>(peak_memory_bytes()) * 1e-6));
+  log_line(cost_text(loaded.seconds, place_of(loaded.info),
+                     fmt::format("{} tokens in {:.2f} s, {:.1f} tok/s{}{}", scored.summary.tokens, scored.seconds, rate,
+                                 sweeps, ppl)));
   return kOk;
 }
 

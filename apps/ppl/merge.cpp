@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <filesystem>
 #include <limits>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
@@ -16,6 +16,7 @@
 #include "apps/common/model_folder.h"
 #include "apps/ppl/corpus.h"
 #include "apps/ppl/options.h"
+#include "apps/ppl/report.h"
 
 namespace mmrec::apps {
 namespace {
@@ -222,8 +223,7 @@ int merge_main(const Arguments& arguments) {
   const ReportFormat& format = report_format(kFormats[arguments.choice("format", kFormats)]);
   if (arguments.positionals().empty()) throw UsageError("nothing to merge (expected FILE...)");
   refuse_lost_files(named_files(arguments, merge_program().options));
-  const auto out =
-      arguments.has("output") ? std::make_unique<Output>(*arguments.file("output")) : std::make_unique<Output>();
+  Output out(arguments.file("output").value_or("-"));
 
   Merged merged;
   for (const std::string& file : arguments.positionals()) read_records(file, merged);
@@ -245,9 +245,85 @@ int merge_main(const Arguments& arguments) {
                                      .stride = number("stride")}
                            .scores_all();
   require_finite(sums.summary());
-  Records(*out, format, "documents", false).finish(summary_json(sums.summary(), context));
-  out->commit();
+  Records(out, format, "documents", false).finish(summary_json(sums.summary(), context));
+  out.commit();
   return kOk;
+}
+
+ResumeFilter::ResumeFilter(const std::optional<std::string>& file, const RunIdentity& identity,
+                           PerplexityAccumulator& sums, Output& out)
+    : file_(file.value_or("")), sums_(sums) {
+  if (!file) return;
+  out.keep(0);
+  if (!std::filesystem::exists(file_)) return;
+  if (!input_size(file_)) throw RejectedFile(fmt::format("{}: --resume: not a regular file", file_));
+  LineReader lines(file_);
+  for (;;) {
+    const std::uint64_t begin = lines.bytes();
+    const auto line = lines.next();
+    if (!line) return;
+    const std::string where = fmt::format("{}:{}", file_, lines.lines());
+    std::string text(*line);
+    const bool has_end = lines.bytes() > begin + text.size();
+    if (!has_end) {
+      // A run that was killed leaves a record that lacks its end, or more. The device is the last member.
+      const auto object = nlohmann::json::parse(text + "}", nullptr, false);
+      if (!object.is_object() || !object.contains("device")) {
+        tail_ = std::move(text);
+        return;
+      }
+      text += "}";
+    }
+    DocumentRecord record = parse_record(text, where);
+    check_comparable(record.identity, identity, where);
+    record.identity = nullptr;
+    const std::string_view ending = record.is_last ? kLastEnding : kEnding;
+    if (!text.ends_with(ending)) {
+      throw RejectedFile(fmt::format("{}: not as mmrec-ppl writes it (expected {} at the end)", where, ending));
+    }
+    out.keep(begin + text.size() - ending.size());
+    records_.push_back(std::move(record));
+  }
+}
+
+std::optional<std::int64_t> ResumeFilter::unended() const {
+  return records_.empty() ? std::nullopt : std::optional(records_.back().index);
+}
+
+bool ResumeFilter::is_left(const Document& document) {
+  if (next_ == records_.size()) {
+    // A killed run may have left the beginning of this record, and nothing else.
+    const std::string head = record_head(document);
+    if (!tail_.starts_with(head) && !head.starts_with(tail_)) refuse_tail(head);
+    tail_.clear();
+    return true;
+  }
+  const DocumentRecord& record = records_[next_++];
+  // As a record has the name: bytes that are not UTF-8 were replaced.
+  const auto id = [](std::int64_t index, const std::string& name, std::string_view hash) {
+    return fmt::format("document {} {}, hash {}", index, printable(dump(name)), hash);
+  };
+  const std::string found = id(record.index, record.name, record.hash);
+  const std::string expected = id(document.index, document.name, hex(document.hash));
+  if (found != expected) {
+    throw RejectedFile(fmt::format("{}:{}: --resume: a record of another document (found {}, expected {})", file_,
+                                   next_, found, expected));
+  }
+  if (!sums_.add(record)) ++empty_;
+  return false;
+}
+
+void ResumeFilter::finish() {
+  if (next_ < records_.size()) {
+    throw RejectedFile(fmt::format("{}: --resume: more records than documents (found {}, expected {})", file_,
+                                   records_.size(), next_));
+  }
+  if (!tail_.empty()) refuse_tail("the end of the file");
+}
+
+void ResumeFilter::refuse_tail(std::string_view expected) const {
+  throw RejectedFile(fmt::format("{}:{}: --resume: not the beginning of this run's next record (found {}, expected {})",
+                                 file_, next_ + 1, printable(tail_.substr(0, 80)), printable(expected)));
 }
 
 }  // namespace mmrec::apps

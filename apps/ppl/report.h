@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-#include "apps/common/json_text.h"
+#include "apps/common/input.h"
 #include "apps/common/output.h"
 #include "apps/ppl/score.h"
 #include "mmrec/scorer.h"

@@ -16,7 +16,6 @@
 
 #include "apps/common/cli.h"
 #include "apps/common/input.h"
-#include "apps/common/signals.h"
 #include "apps/ppl/corpus.h"
 #include "apps/ppl/report.h"
 #include "mmrec/errors.h"

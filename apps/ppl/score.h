@@ -1,8 +1,11 @@
-// Documents of a corpus through a scorer: cut into windows, scored, and put together again in their order.
+// Documents of a corpus through a scorer: cut into windows, scored, and put together again in their order. And pairs of
+// context and continuation: log p of a continuation given its context, and whether greedy decoding gives it, as
+// lm-evaluation-harness' loglikelihood defines them.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -10,7 +13,9 @@
 #include "apps/common/progress.h"
 #include "apps/ppl/corpus.h"
 #include "mmrec/evaluation.h"
+#include "mmrec/model.h"
 #include "mmrec/scorer.h"
+#include "mmrec/tokenizer.h"
 
 namespace mmrec::apps {
 
@@ -82,5 +87,22 @@ struct Scored {
 /// that is not finite.
 Scored score_corpus(const std::vector<Model>& models, ScorerOptions options, const WindowOptions& windows,
                     Corpus& corpus, Progress& progress, PerplexityAccumulator& sums, const DocumentSinks& sinks);
+
+struct PairsDone {
+  std::int64_t pairs = 0;
+  std::int64_t greedy = 0;
+  std::int64_t empty = 0;    // continuations without tokens
+  std::int64_t decoded = 0;  // pairs of which log-probs alone did not tell whether they are greedy
+  std::int64_t tokens = 0;   // of continuations
+  double loglikelihood = 0.0;
+  bool interrupted = false;
+  PrefillStats prefill = {};
+};
+
+/// Scores the pairs of a corpus; on_pair receives them in order, with is_greedy set. Memory does not grow with their
+/// number. Throws NumericError for a log-prob that is not finite, and what `corpus` throws once all before is handed
+/// over.
+PairsDone score_pairs(const std::vector<Model>& models, const Tokenizer& tokenizer, const ScorerOptions& options,
+                      Corpus& corpus, const std::function<void(const Document&, const PairScore&)>& on_pair);
 
 }  // namespace mmrec::apps

@@ -9,7 +9,6 @@
 #include <set>
 #include <span>
 
-#include "apps/bench/options.h"
 #include "apps/generate/options.h"
 #include "apps/ppl/options.h"
 #include "tests/apps/programs.h"
@@ -29,7 +28,7 @@ std::vector<Program> programs() {
   return {{{kGenerate, "--device", "cpu", "-q", "-n", "1"}, apps::generate_program().options, "--file"},
           {{kPpl, "--device", "cpu", "-q", "--ids"}, apps::ppl_program().options, "--file"},
           {{kPpl, "merge"}, apps::merge_program().options, ""},
-          {{kBench, "--device", "cpu"}, apps::bench_program().options, ""}};
+          {{kBench, "--device", "cpu"}, apps::program("mmrec-bench").options, ""}};
 }
 
 std::vector<std::string> options_that_name(const Program& program, apps::Names names) {

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 
-#include "apps/bench/options.h"
 #include "apps/common/arguments.h"
 #include "apps/common/model_folder.h"
 #include "apps/generate/options.h"
@@ -93,8 +92,8 @@ MMREC_FUZZ(command_line) {
       case 2:
         return read_all(parsed(apps::merge_program()), apps::merge_program().options);
       default:
-        const apps::Arguments arguments = parsed(apps::bench_program());
-        read_all(arguments, apps::bench_program().options);
+        const apps::Arguments arguments = parsed(apps::program("mmrec-bench"));
+        read_all(arguments, apps::program("mmrec-bench").options);
         check_run(apps::run_options(arguments));
     }
   } catch (const apps::UsageError& error) {

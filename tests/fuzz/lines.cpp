@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/common/cli.h"
-#include "apps/common/json_text.h"
+#include "apps/common/input.h"
 #include "apps/generate/lines.h"
 #include "apps/generate/sampling.h"
 #include "apps/ppl/corpus.h"
