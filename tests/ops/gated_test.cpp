@@ -168,28 +168,48 @@ struct Sweep {
 };
 
 class GatedScanTest : public OpTest {
- protected:
+ public:
   // The largest changes and magnitudes are raised from 0 on a GPU, and written on a CPU.
   static constexpr float kBefore = kOnCuda ? 0.0F : kNan;
 
+  /// A case in the backend's memory. The first call goes on from `old`.
+  template <class A>
+  struct Operands {
+    Backend& on;
+    GatedSize size;
+    std::int64_t first;
+    GatedOn<A> state;
+    Buffer<float> gates, change, magnitude;
+
+    Operands(Backend& backend, const GatedCase<A>& c, const std::vector<float>& old, const std::vector<float>& gate,
+             std::int64_t from)
+        : on(backend), size(c.size), first(from), state(on, c, old), gates(upload(on, gate)) {
+      const std::vector<float> before(static_cast<std::size_t>(size.time), kBefore);
+      change = upload(on, before);
+      magnitude = upload(on, before);
+    }
+    void call() {
+      const GatedScan<Space, A> op{.in = state.inputs(),
+                                   .gate = {gates.data(), size.batch, size.time, 2 * size.dim},
+                                   .first = first,
+                                   .change = change.data(),
+                                   .magnitude = magnitude.data()};
+#if defined(MMREC_TEST_CUDA)
+      gated_scan_raising(on, op, nullptr);
+#else
+      gated_scan(on, op);
+#endif
+    }
+    Sweep<A> result() const {
+      return {state.states(), download(on, change), download(on, magnitude), state.rounded_states()};
+    }
+  };
   template <class A>
   static Sweep<A> run(Backend& on, const GatedCase<A>& c, const std::vector<float>& old, const std::vector<float>& gate,
                       std::int64_t first) {
-    GatedOn<A> state(on, c, old);
-    const Buffer<float> gates = upload(on, gate);
-    const std::vector<float> before(static_cast<std::size_t>(c.size.time), kBefore);
-    Buffer<float> change = upload(on, before), magnitude = upload(on, before);
-    const GatedScan<Space, A> op{.in = state.inputs(),
-                                 .gate = {gates.data(), c.size.batch, c.size.time, 2 * c.size.dim},
-                                 .first = first,
-                                 .change = change.data(),
-                                 .magnitude = magnitude.data()};
-#if defined(MMREC_TEST_CUDA)
-    gated_scan_raising(on, op, nullptr);
-#else
-    gated_scan(on, op);
-#endif
-    return {state.states(), download(on, change), download(on, magnitude), state.rounded_states()};
+    Operands<A> operands(on, c, old, gate, first);
+    operands.call();
+    return operands.result();
   }
   template <class A>
   static std::pair<std::vector<float>, std::vector<float>> random_states_and_gates(const GatedCase<A>& c) {
@@ -201,7 +221,12 @@ class GatedScanTest : public OpTest {
     SCOPED_TRACE(testing::Message() << size << " from " << first);
     const GatedCase<A> c(size);
     const auto [old, gate] = random_states_and_gates(c);
-    const Sweep<A> got = run(on, c, old, gate, first);
+    expect_correct(c, old, gate, first, run(on, c, old, gate, first));
+  }
+  template <class A>
+  static void expect_correct(const GatedCase<A>& c, const std::vector<float>& old, const std::vector<float>& gate,
+                             std::int64_t first, const Sweep<A>& got) {
+    const GatedSize& size = c.size;
     // Channels walk by themselves; each part has the largest change and magnitude of its own, time by time.
     struct Part {
       std::vector<double> change, magnitude;
@@ -209,7 +234,7 @@ class GatedScanTest : public OpTest {
     };
     const std::int64_t channels = size.batch * size.dim;
     const std::int64_t most = std::clamp<std::int64_t>(channels / (2 * host_processors()), 1, 64);
-    const auto parts = parallel_map((channels + most - 1) / most, [&, &old = old, &gate = gate](std::int64_t p) {
+    const auto parts = parallel_map((channels + most - 1) / most, [&](std::int64_t p) {
       const std::vector<double> zeros(static_cast<std::size_t>(size.time), 0.0);
       Part part{zeros, zeros};
       for (std::int64_t n = p * most; n < std::min((p + 1) * most, channels); ++n) {
@@ -396,25 +421,43 @@ TEST_F(GatedScanTest, BitsDoNotDependOnTheFrozenPrefix) {
 // ---- gated_sweeps ---------------------------------------------------------------------------------------------------
 
 class GatedSweepsTest : public OpTest {
- protected:
+ public:
+  /// A case in the backend's memory.
+  template <class A>
+  struct Operands {
+    Backend& on;
+    SweepOptions options;
+    std::int64_t dim;
+    GatedOn<A> state;
+    Buffer<float> gate, change;
+
+    Operands(Backend& backend, const GatedCase<A>& c, const SweepOptions& o)
+        : on(backend),
+          options(o),
+          dim(c.size.dim),
+          state(on, c, c.fresh_state()),
+          gate(unwritten<float>(on, static_cast<std::size_t>(o.window * 2 * dim))),
+          change(unwritten<float>(on, static_cast<std::size_t>(2 * o.window))) {}
+    SweepCounts call() {
+      const GatedSweeps<Space, A> op{.in = state.inputs(),
+                                     .gate_weight = state.gate_weight(),
+                                     .gate_bias = state.gate_bias(),
+                                     .tolerance = options.tolerance,
+                                     .max_sweeps = options.max_sweeps,
+                                     .gate = {gate.data(), options.window, 2 * dim},
+                                     .change = change.data()};
+#if defined(MMREC_TEST_CUDA)
+      return gated_sweeps(on, op, options.algo);
+#else
+      return gated_sweeps(on, op);
+#endif
+    }
+  };
   template <class A>
   SweepResult<A> run(const GatedCase<A>& c, const SweepOptions& options) {
-    GatedOn<A> state(on(), c, c.fresh_state());
-    Buffer<float> gate = unwritten<float>(on(), static_cast<std::size_t>(options.window * 2 * c.size.dim));
-    Buffer<float> change = unwritten<float>(on(), static_cast<std::size_t>(2 * options.window));
-    const GatedSweeps<Space, A> op{.in = state.inputs(),
-                                   .gate_weight = state.gate_weight(),
-                                   .gate_bias = state.gate_bias(),
-                                   .tolerance = options.tolerance,
-                                   .max_sweeps = options.max_sweeps,
-                                   .gate = {gate.data(), options.window, 2 * c.size.dim},
-                                   .change = change.data()};
-#if defined(MMREC_TEST_CUDA)
-    const SweepCounts counts = gated_sweeps(on(), op, options.algo);
-#else
-    const SweepCounts counts = gated_sweeps(on(), op);
-#endif
-    return {state.states(), state.rounded_states(), counts};
+    Operands<A> operands(on(), c, options);
+    const SweepCounts counts = operands.call();
+    return {operands.state.states(), operands.state.rounded_states(), counts};
   }
 
   template <class A>
@@ -575,6 +618,80 @@ TEST_F(GatedSweepsTest, AnOddNumberOfChannelsGoesByExactSteps) {
 }
 
 #endif
+
+// ---- cases ----------------------------------------------------------------------------------------------------------
+
+/// A case of the benches: one sequence, gates that are alive and converge.
+template <class A>
+GatedCase<A> timed_case(std::int64_t time, std::int64_t dim) {
+  GatedCase<A> c({1, time, dim}, 50);
+  for (double& weight : c.weight) weight *= 0.5;  // exact in every format
+  return c;
+}
+
+template <class A>
+void add_cases(Backend& on, OpCases& cases, std::int64_t time, std::int64_t dim, std::int64_t window) {
+  const std::string shape = "T " + std::to_string(time) + ", D " + std::to_string(dim);
+  const double token_flops = product_flops(1, 2 * dim, dim), flops = token_flops * static_cast<double>(time);
+  cases.push_back({typed<A>("gated_recurrence"), shape, Limit::kProduct, flops, [=, &on] {
+                     const auto c = std::make_shared<GatedCase<A>>(timed_case<A>(time, dim));
+                     const auto in = std::make_shared<GatedOn<A>>(on, *c, c->fresh_state());
+                     return PreparedOp{
+                         [=, &on] {
+                           gated_recurrence(on, GatedRecurrence<Space, A>{.in = in->inputs(),
+                                                                          .gate_weight = in->gate_weight(),
+                                                                          .gate_bias = in->gate_bias()});
+                         },
+                         [=] { EXPECT_LT(one_time_error(*c, in->states(), in->rounded_states()), 5e-6); }};
+                   }});
+  // z, zm, gamma, both gates and the old h in; h and its rounding out.
+  const double bytes =
+      bytes_of<A>(2 * time * dim) + bytes_of<float>(5 * time * dim) + (sizeof(A) == 4 ? 0.0 : bytes_of<A>(time * dim));
+  cases.push_back({typed<A>("gated_scan"), shape, Limit::kCopy, bytes, [=, &on] {
+                     const auto c = std::make_shared<GatedCase<A>>(timed_case<A>(time, dim));
+                     const auto [old, gate] = GatedScanTest::random_states_and_gates(*c);
+                     const auto in = std::make_shared<GatedScanTest::Operands<A>>(on, *c, old, gate, 0);
+                     return PreparedOp{[=] { in->call(); },
+                                       [=] {
+                                         const auto [before, gates] = GatedScanTest::random_states_and_gates(*c);
+                                         GatedScanTest::expect_correct(*c, before, gates, 0, in->result());
+                                       }};
+                   }});
+  cases.push_back(
+      {typed<A>("gated_sweeps"), shape + ", windows of " + std::to_string(window), Limit::kProduct, flops, [=, &on] {
+         const auto c = std::make_shared<GatedCase<A>>(timed_case<A>(time, dim));
+         const auto in = std::make_shared<GatedSweepsTest::Operands<A>>(
+             on, *c, SweepOptions{.window = window, .tolerance = sizeof(A) == 4 ? 1e-5F : 1e-3F});
+         const SweepCounts counts = in->call();
+         std::array<char, 80> note;
+         std::snprintf(note.data(), note.size(), "%.2f sweeps a token, %d fallbacks of %d",
+                       static_cast<double>(counts.token_sweeps) / static_cast<double>(time),
+                       static_cast<int>(counts.fallbacks), static_cast<int>(counts.windows));
+         return PreparedOp{[=] { in->call(); },
+                           [=] {
+                             EXPECT_LT(one_time_error(*c, in->state.states(), in->state.rounded_states()),
+                                       sizeof(A) == 4 ? 2e-4 : 2e-2);
+                           },
+                           note.data(), token_flops * static_cast<double>(counts.token_sweeps)};
+       }});
+}
+
+const RegisteredCases kCases([](Backend& on, bool small, OpCases& cases) {
+  using A = std::conditional_t<kOnCuda, BFloat16, float>;
+  if (small) return add_cases<A>(on, cases, 100, 64, 50);
+  for (const std::int64_t dim :
+       kOnCuda ? std::vector<std::int64_t>{1024, 2048, 4096} : std::vector<std::int64_t>{384}) {
+    add_cases<A>(on, cases, kOnCuda ? 4096 : 512, dim, 1024);
+  }
+  if (!kOnCuda) return;
+  for (const std::int64_t window : {256, 512, 2048, 4096}) {
+    OpCases some;
+    add_cases<A>(on, some, 4096, 1024, window);
+    cases.push_back(some.back());
+  }
+  add_cases<float>(on, cases, 4096, 1024, 1024);
+  add_cases<A>(on, cases, 256, 256, 128);
+});
 
 }  // namespace
 }  // namespace mmrec::kernels::test

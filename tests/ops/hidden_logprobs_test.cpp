@@ -87,8 +87,32 @@ struct OnBackend {
 };
 
 class HiddenLogprobsTest : public OpTest {
- protected:
+ public:
   using Algo = HiddenLogprobsAlgo;
+  /// On a GPU the product alone, which writes bf16 logits, is the limit.
+  template <class A>
+  static void add_case(Backend& on, OpCases& cases, const Shape& s, DType format, const char* op, Algo algo = {}) {
+    cases.push_back(
+        {.op = std::string(op) + " " + name_of(format),
+         .shape = "(" + std::to_string(s.n) + ", " + std::to_string(s.vocab) + ", D " + std::to_string(s.dim) + ")",
+         .limit = Limit::kProduct,
+         .work = product_flops(s.n, s.vocab, s.dim),
+         .prepare =
+             [=, &on] {
+               const auto problem = std::make_shared<Problem<A>>(s, format);
+               const auto operands = std::make_shared<OnBackend<A>>(on, *problem);
+               const std::int64_t step = 1 + s.n * s.vocab / 400'000 * s.dim / 1000;
+               return PreparedOp{[=, &on] { hidden_logprobs(on, operands->op(), algo); },
+                                 [=, &on] {
+                                   expect_correct(*problem, download(on, operands->out), reference(*problem, step),
+                                                  tolerance);
+                                 }};
+             },
+         .product = {s.n, s.vocab, s.dim}});
+  }
+
+ protected:
+  static double tolerance(double want) { return kOnCuda ? 2e-5 + 1e-6 * want : 5e-6 + 3e-7 * want; }
 #if defined(MMREC_TEST_CUDA)
   static constexpr Algo kAlgos[] = {Algo::kByTiles, Algo::kAuto};
 #else
@@ -160,8 +184,7 @@ TEST_F(HiddenLogprobsTest, MatchesFloat64) {
       const std::vector<double> want = reference(problem, std::max<std::int64_t>(work, kOnCuda ? 1 : 3));
       on_every([&](Backend& on) {
         for (const Algo algo : kAlgos) {
-          expect_correct(problem, run(on, problem, algo), want,
-                         [](double e) { return kOnCuda ? 2e-5 + 1e-6 * e : 5e-6 + 3e-7 * e; });
+          expect_correct(problem, run(on, problem, algo), want, tolerance);
         }
       });
     });
@@ -389,6 +412,29 @@ TEST_F(HiddenLogprobsSm90, LargeSizes) {
 }
 
 #endif
+
+const RegisteredCases kCases([](Backend& on, bool small, OpCases& cases) {
+  constexpr const char* kOp = "hidden_logprobs";
+  using Test = HiddenLogprobsTest;
+#if defined(MMREC_TEST_CUDA)
+  std::vector<Shape> shapes = {{33, 64, 600}};
+  if (!small) shapes = {{4096, 2048, 32000}, {4096, 2048, 128256}, {16384, 2048, 50304}, {512, 1024, 8000}};
+  for (const Shape& s : shapes) {
+    Test::add_case<BFloat16>(on, cases, s, DType::kBF16, kOp);
+    Test::add_case<BFloat16>(on, cases, s, DType::kBF16, "hidden_logprobs by tiles", Test::Algo::kByTiles);
+  }
+#else
+  std::vector<std::pair<Shape, DType>> list = {{{7, 40, 600}, DType::kF32}, {{130, 40, 600}, DType::kBF16}};
+  if (!small) {
+    list = {{{512, 1024, 32000}, DType::kF32},
+            {{512, 1024, 32000}, DType::kBF16},
+            {{128, 2048, 32000}, DType::kBF16},
+            {{128, 512, 8000}, DType::kF32},
+            {{7, 512, 8000}, DType::kF32}};
+  }
+  for (const auto& [shape, format] : list) Test::add_case<float>(on, cases, shape, format, kOp);
+#endif
+});
 
 }  // namespace
 }  // namespace mmrec::kernels::test

@@ -4,6 +4,7 @@
 #include <memory>
 #include <ostream>
 #include <set>
+#include <tuple>
 #include <type_traits>
 
 #include "tests/ops/op_test.h"
@@ -49,7 +50,7 @@ class Problem {
         x_(random_matrix<A>(on, c.rows, c.in, c.layout, 10 * stream)),
         weight_(on, c.out, c.in, format, 10 * stream + 1, 1.0 / std::sqrt(static_cast<double>(c.in))),
         bias_(random_matrix<float>(on, 1, c.out, kPacked, 10 * stream + 2)),
-        residual_(random_matrix<Y>(on, c.rows, c.out, c.layout, 10 * stream + 3)),
+        residual_(random_matrix<Y>(on, c.residual == Residual::kNone ? 0 : c.rows, c.out, c.layout, 10 * stream + 3)),
         y_(on, c.rows, c.out, {c.layout.pad + c.y_pad, c.layout.offset}) {}
 
   Linear<Space, A, Y> job() {
@@ -104,12 +105,14 @@ class Problem {
     ADD_FAILURE() << "row " << r << ", output " << o << ": "
                   << to_float(got[static_cast<std::size_t>(r * case_.out + o)]) << " for " << expected(r, o).first;
   }
-  void expect_correct() {
-    expect_within([&](double want, double size) {
-      if (!kOnCuda) return 6e-7 * (1.0 + size);
-      // fp32 sums, 1.13 the steepest slope of gelu, and the rounding of what follows.
-      return 1.13e-6 * size + 2e-7 * (1.0 + std::abs(want));
-    });
+  void expect_correct(std::int64_t samples = 0) {
+    expect_within(
+        [&](double want, double size) {
+          if (!kOnCuda) return 6e-7 * (1.0 + size);
+          // fp32 sums, 1.13 the steepest slope of gelu, and the rounding of what follows.
+          return 1.13e-6 * size + 2e-7 * (1.0 + std::abs(want));
+        },
+        samples);
   }
 
  private:
@@ -702,6 +705,187 @@ TEST_F(GemmSm90, WhatTheCopyEngineCannotRead) {
 }
 
 #endif
+
+// ---- cases ----------------------------------------------------------------------------------------------------------
+
+/// `name` and `shape` say what is timed, `run(on, job)` does it.
+template <class A, class Y, class Run>
+void add_case(Backend& on, OpCases& cases, const char* name, const Case& c, DType format, const Run& run) {
+  cases.push_back(
+      {.op = name,
+       .shape = std::to_string(c.rows) + " x " + std::to_string(c.out) + " x " + std::to_string(c.in),
+       .limit = Limit::kProduct,
+       .work = product_flops(c.rows, c.out, c.in),
+       .prepare = [=, &on] {
+         const auto problem = std::make_shared<Problem<A, Y>>(on, c, 1, format);
+         const std::int64_t samples = c.rows * c.out > 100'000 ? 20'000 : 0;
+         return PreparedOp{[=, &on] { run(on, problem->job()); }, [=] { problem->expect_correct(samples); }};
+       }});
+}
+
+#if defined(MMREC_TEST_CUDA)
+
+/// The matrices that a decoded token of a whole model goes through, one dependent product after another in a graph. Its
+/// bits are those of the products one by one.
+class MatvecChain {
+ public:
+  struct Size {
+    std::int64_t dim, layers, vocab, rows;
+  };
+  MatvecChain(Backend& on, const Size& s, DType format) : on_(on), rows_(s.rows) {
+    const std::int64_t d = s.dim;
+    const auto add = [&](std::int64_t out, std::int64_t in) {
+      weights_.emplace_back(on, out, in, format, weights_.size(), 1.0 / std::sqrt(static_cast<double>(in)));
+    };
+    for (std::int64_t layer = 0; layer < s.layers; ++layer) {
+      for (const auto& [out, in] : {std::pair{4 * d, d}, {2 * d, d}, {d, d}, {d, d}, {4 * d, d}, {d, 4 * d}})
+        add(out, in);
+    }
+    add(s.vocab, d);
+  }
+  static double weights(const Size& s) { return static_cast<double>(16 * s.dim * s.dim * s.layers + s.vocab * s.dim); }
+
+  template <class A>
+  PreparedOp prepare() && {
+    const auto chain = std::make_shared<MatvecChain>(std::move(*this));
+    std::int64_t widest = 0;
+    for (const Weights& w : chain->weights_) widest = std::max({widest, w.rows(), w.cols()});
+    struct Vectors {
+      Matrix<A> x[2];
+    };
+    const auto at =
+        std::make_shared<Vectors>(Vectors{{random_matrix<A>(chain->on_, chain->rows_, widest, kPacked, 1),
+                                           random_matrix<A>(chain->on_, chain->rows_, widest, kPacked, 2)}});
+    const auto ops = [=](bool waits) {
+      for (std::size_t i = 0; i < chain->weights_.size(); ++i) {
+        const Weights& w = chain->weights_[i];
+        const Linear<Device, A> job{.x = {at->x[i % 2].data(), chain->rows_, w.cols()},
+                                    .weight = w.view(),
+                                    .y = {at->x[1 - i % 2].data(), chain->rows_, w.rows()}};
+        linear(chain->on_, std::span<const Linear<Device, A>>(&job, 1));
+        if (waits) chain->on_.synchronize();
+      }
+    };
+    ops(true);  // loads the kernels, which a recording cannot
+    const auto graph = std::make_shared<Graph>(chain->on_, [&] { ops(false); });
+    return {[=] { graph->launch(chain->on_); },
+            [=] {
+              const auto restart = [&] {
+                for (Matrix<A>& x : at->x) chain->on_.upload(x.values().data(), x.data(), x.values().size());
+              };
+              restart();
+              ops(true);
+              const auto want = at->x[chain->weights_.size() % 2].download();
+              restart();
+              graph->launch(chain->on_);
+              EXPECT_TRUE(same_bits(at->x[chain->weights_.size() % 2].download(), want));
+            }};
+  }
+
+ private:
+  Backend& on_;
+  std::int64_t rows_;
+  std::vector<Weights> weights_;
+};
+
+template <class A>
+void add_chain(Backend& on, OpCases& cases, const MatvecChain::Size& s) {
+  cases.push_back({.op = typed<A>("matvec chain"),
+                   .shape = "D " + std::to_string(s.dim) + " x " + std::to_string(s.layers) + " + " +
+                            std::to_string(s.vocab) + ", " + std::to_string(s.rows) + " rows",
+                   .limit = Limit::kCopy,
+                   .work = MatvecChain::weights(s) * static_cast<double>(sizeof(A)),
+                   .prepare = [=, &on] { return MatvecChain(on, s, kDTypeOf<A>).prepare<A>(); },
+                   .sets = 1});
+}
+
+void linear_cases(Backend& on, bool small, OpCases& cases) {
+  using A = BFloat16;
+  const auto many_rows = [](Backend& b, const Linear<Device, A, A>& job) { linear(b, job, LinearAlgo::kManyRows); };
+  const bool sm90 = on.compute_capability() == 90;
+
+  // The head of hidden_logprobs, as the product alone.
+  std::vector<Case> heads = {{33, 600, 64}};
+  if (!small) heads = {{4096, 32000, 2048}, {4096, 128256, 2048}, {16384, 50304, 2048}, {512, 8000, 1024}};
+  for (const Case& c : heads) {
+    if (!sm90) break;
+    add_case<A, A>(on, cases, "gemm_sm90 bf16", c, DType::kBF16, many_rows);
+    cases.back().shape =
+        "(" + std::to_string(c.rows) + ", " + std::to_string(c.out) + ", D " + std::to_string(c.in) + ")";
+    cases.back().product = {c.rows, c.out, c.in};
+  }
+
+  std::vector<MatvecChain::Size> chains = {{64, 2, 300, 1}};
+  if (!small)
+    chains = {{2048, 16, 32000, 1}, {2048, 16, 32000, 2}, {2048, 16, 32000, 4},
+              {2048, 16, 32000, 8}, {1024, 12, 32000, 1}, {2048, 16, 32000, 64}};
+  for (const MatvecChain::Size& s : chains) add_chain<A>(on, cases, s);
+  if (!small) add_chain<float>(on, cases, {1024, 12, 32000, 1});
+
+  // The products of a prefilled chunk, by the matrix library and, where there is one, by a kernel of our own.
+  std::vector<Case> products = {{70, 136, 200}};
+  if (!small) {
+    products = {{256, 512, 512}};
+    for (const std::int64_t dim : {1024, 4096}) {
+      products.insert(
+          products.end(),
+          {{4096, 4 * dim, dim}, {4096, dim, dim}, {4096, dim / 4, dim}, {4096, dim, 4 * dim}, {1024, 2 * dim, dim}});
+    }
+  }
+  for (Case c : products) {
+    if (sm90) add_case<A, A>(on, cases, "gemm_sm90 layer bf16", c, DType::kBF16, many_rows);
+    c.activation = Activation::kGelu;
+    c.bias = true;
+    add_case<A, A>(on, cases, "linear bf16 + bias, gelu", c, DType::kBF16,
+                   [](Backend& b, const Linear<Device, A, A>& job) { run<A, A>(b, {job}); });
+  }
+
+  // A matrix that L2 does not hold times few and more rows, by every algorithm that takes them.
+  for (const std::int64_t rows : {8, 64, 128, 256}) {
+    const Case c{rows, small ? 48 : 16384, small ? 72 : 4096};
+    const LinearAlgo chosen = choose_linear(on, Problem<A, A>(on, {rows, 8, c.in}).job());
+    const std::tuple<LinearAlgo, const char*, bool> algos[] = {
+        {LinearAlgo::kMatvec, "matvec", rows <= kTileColumns},
+        {LinearAlgo::kFewRows, "few_rows", sm90 && rows <= kFewRows},
+        {LinearAlgo::kManyRows, "many_rows", sm90},
+        {LinearAlgo::kLibrary, "library", true}};
+    for (const auto& [algo, name, takes] : algos) {
+      if (!takes) continue;
+      add_case<A, A>(on, cases, "linear ways bf16", c, DType::kBF16,
+                     [algo = algo](Backend& b, const Linear<Device, A, A>& job) { linear(b, job, algo); });
+      OpCase& added = cases.back();
+      added.shape += std::string(" by ") + name;
+      added.limit = Limit::kRead;
+      added.work = bytes_of<A>(c.out * c.in);
+      added.prepare = [prepare = added.prepare, own = algo == chosen] {
+        PreparedOp op = prepare();
+        op.note = own ? "own" : "";
+        return op;
+      };
+    }
+  }
+}
+
+#else
+
+void linear_cases(Backend& on, bool small, OpCases& cases) {
+  std::vector<Case> shapes = {{9, 31, 48}, {128, 48, 31}};
+  if (!small) shapes = {{512, 4096, 1024}, {8, 4096, 1024}};
+  for (Case c : shapes) {
+    c.activation = Activation::kGelu;
+    c.bias = true;
+    for (const auto& [format, name] :
+         {std::pair{DType::kF32, "linear fp32 + bias, gelu"}, {DType::kBF16, "linear bf16 + bias, gelu"}}) {
+      add_case<float, float>(on, cases, name, c, format,
+                             [](Backend& b, const Linear<Space>& job) { run<float, float>(b, {job}); });
+      cases.back().product = {c.rows, c.out, c.in};
+    }
+  }
+}
+
+#endif
+
+const RegisteredCases kCases(linear_cases);
 
 }  // namespace
 }  // namespace mmrec::kernels::test

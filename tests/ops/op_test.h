@@ -1,10 +1,14 @@
 // Tests of ops that run on every backend. A file of this folder is compiled for the CPU (label kernels) and, with
 // MMREC_TEST_CUDA, for a GPU, emulated and real (labels emulated and gpu). It has one float64 reference, one table of
-// cases and one set of operands for all of them. What is about one backend alone stands under `#if` at its end.
+// cases and one set of operands for all of them. Code for one backend alone stands under `#if` at its end. Cases that
+// the benches time (OpCase) use the same operands and references.
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 
 #if defined(MMREC_TEST_CUDA)
@@ -155,6 +159,12 @@ class Matrix {
         layout_(layout),
         values_(std::move(values)),
         buffer_(static_cast<std::size_t>(layout.offset + rows * (cols + layout.pad) + 1)) {
+    if (layout.pad == 0 && layout.offset == 0) {
+      const T end = nan_of<T>();
+      on.upload(values_.data(), buffer_.data(), values_.size());
+      on.upload(&end, buffer_.data() + values_.size(), 1);
+      return;
+    }
     std::vector<T> all(buffer_.size(), nan_of<T>());
     for (std::int64_t r = 0; r < rows; ++r) std::copy_n(values_.data() + r * cols, cols, all.data() + at(r));
     on.upload(all.data(), buffer_.data(), all.size());
@@ -222,8 +232,11 @@ class Weights {
   Weights(Backend& on, const std::vector<double>& values, std::int64_t rows, std::int64_t cols, DType format)
       : format_(format), rows_(rows), cols_(cols) {
     with_type(format, [&]<class T>(T) {
-      std::vector<T> stored;
-      for (const double value : values) stored.push_back(from_float<T>(static_cast<float>(value)));
+      std::vector<T> stored(values.size());
+      parallel_for(std::ssize(values), [&](std::int64_t i) {
+        const auto k = static_cast<std::size_t>(i);
+        stored[k] = from_float<T>(static_cast<float>(values[k]));
+      });
       values_ = widened(stored);
       bytes_ = Buffer<std::byte>(stored.size() * sizeof(T));
       on.upload(reinterpret_cast<const std::byte*>(stored.data()), bytes_.data(), bytes_.size());
@@ -247,5 +260,61 @@ class Weights {
   DType format_;
   std::int64_t rows_, cols_;
 };
+
+// ---- cases: an op on a shape. cases_test.cpp checks the small ones, bench.cpp times and checks all ----
+
+/// The best rate that a backend can reach: of bytes copied, of bytes read, or of operations in a matrix product.
+enum class Limit : std::uint8_t { kCopy, kRead, kProduct };
+
+/// Operands in the backend's memory. `check` compares the result of one `call` with the reference.
+struct PreparedOp {
+  std::function<void()> call;
+  std::function<void()> check;
+  std::string note = {};
+  double work = 0.0;  // if not 0, in place of the case's: the operands decide
+};
+struct OpCase {
+  std::string op;  // with the type of its elements, as in "decay_scan fp32"
+  std::string shape;
+  Limit limit;
+  double work;  // bytes, or operations if the limit is a product
+  std::function<PreparedOp()> prepare;
+  std::array<std::int64_t, 3> product =
+      {};        // rows, columns and depth of the product that is the limit; else a large one
+  int sets = 0;  // of operands, which calls take in turn; 0: too many for the last cache
+  int ops_in_call = 1;
+  bool forced = false;  // an algorithm of a scan, which only --scan-ways times
+};
+using OpCases = std::vector<OpCase>;
+
+/// Adds cases of an op that `on` has: small ones, which a test checks, or the ones to measure.
+using CaseTable = void (*)(Backend& on, bool small, OpCases& cases);
+inline std::vector<CaseTable>& case_tables() {
+  static std::vector<CaseTable> tables;
+  return tables;
+}
+/// A static one registers a table.
+struct RegisteredCases {
+  explicit RegisteredCases(CaseTable table) { case_tables().push_back(table); }
+};
+
+/// "(8, 4096, 2048)"
+inline std::string shape_text(std::initializer_list<std::int64_t> sizes) {
+  std::string text;
+  for (const std::int64_t size : sizes) text += (text.empty() ? "(" : ", ") + std::to_string(size);
+  return text + ")";
+}
+/// "op fp32"
+template <class T>
+std::string typed(const char* op) {
+  return std::string(op) + " " + name_of(kDTypeOf<T>);
+}
+template <class T>
+double bytes_of(std::int64_t count) {
+  return static_cast<double>(count) * static_cast<double>(sizeof(T));
+}
+inline double product_flops(std::int64_t m, std::int64_t n, std::int64_t k) {
+  return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+}
 
 }  // namespace mmrec::kernels::test

@@ -388,5 +388,84 @@ TEST_F(SegmentTest, ContinuesASum) {
   });
 }
 
+// ---- cases: the rows of a prefilled chunk beside its products and its recurrence ----
+
+void row_cases(Backend& on, bool small, OpCases& cases) {
+  using A = std::conditional_t<kOnCuda, BFloat16, float>;
+  const std::int64_t n = small ? 64 : kOnCuda ? 4096 : 1024;
+  for (const std::int64_t dim : small ? std::vector<std::int64_t>{256} : std::vector<std::int64_t>{1024, 4096}) {
+    /// make(): shared operands. call(operands), check(operands).
+    const auto add = [&](std::string op, Limit limit, double bytes, auto make, auto call, auto check) {
+      cases.push_back({std::move(op), std::to_string(n) + " x " + std::to_string(dim), limit,
+                       bytes * static_cast<double>(n * dim), [=] {
+                         const auto operands = make();
+                         return PreparedOp{[=] { call(*operands); }, [=] { check(*operands); }};
+                       }});
+    };
+    struct Rows {
+      Matrix<float> x, c, weight, y;
+      Matrix<A> half;
+      Buffer<double> sum;
+      Rows(Backend& b, std::int64_t rows, std::int64_t cols)
+          : x(uniform_matrix<float>(b, rows, cols, kPacked, 1)),
+            c(uniform_matrix<float>(b, rows, cols, kPacked, 2)),
+            weight(uniform_matrix<float>(b, 1, cols, kPacked, 3, 0.5, 1.5)),
+            y(b, rows, cols),
+            half(uniform_matrix<A>(b, rows, cols, kPacked, 4)),
+            sum(upload(b, std::vector<double>(static_cast<std::size_t>(cols), 0.0))) {}
+    };
+    const auto make = [=, &on] { return std::make_shared<Rows>(on, n, dim); };
+    const auto each = [=](const auto& f) {
+      std::vector<double> want(static_cast<std::size_t>(n * dim));
+      parallel_for(n * dim, [&](std::int64_t i) { want[static_cast<std::size_t>(i)] = f(i / dim, i % dim); });
+      return want;
+    };
+    add(
+        typed<A>("rmsnorm"), Limit::kCopy, 4.0 + sizeof(A), make,
+        [&on](Rows& r) { rmsnorm(on, r.x.read(), r.weight.data(), r.half.view()); },
+        [](Rows& r) {
+          const std::vector<double> want = normed(r.x, r.weight.values(), NormEpsilon::kBesideRoot);
+          EXPECT_TRUE(all_round_to(r.half.download(), want, [&](std::size_t i) { return 5e-7 * std::abs(want[i]); }));
+        });
+    add(
+        typed<A>("block_residual"), Limit::kCopy, 12.0 + sizeof(A), make,
+        [=, &on](Rows& r) {
+          block_residual(on, BlockResidual<Space, A>{.x = r.x.sequences(1, 0, n),
+                                                     .h = r.c.sequences(1, 0, n),
+                                                     .v = r.half.sequences(1, 0, n),
+                                                     .bias = r.weight.data(),
+                                                     .y = r.y.sequences(1, 0, n)});
+        },
+        [=](Rows& r) {
+          const auto want = each([&](std::int64_t row, std::int64_t c) {
+            return r.x(row, c) + r.c(row, c) + 0.1 * r.half(row, c) + r.weight(0, c);
+          });
+          EXPECT_LT(max_error(r.y.download(), want), 1e-6);
+        });
+    add(
+        "decay_gate", Limit::kCopy, 12.0, make,
+        [&on](Rows& r) { decay_gate(on, {.a = r.x.view(), .c = r.c.view(), .gamma = r.y.view()}); },
+        [=](Rows& r) {
+          const auto want =
+              each([&](std::int64_t row, std::int64_t c) { return sigmoid(r.x(row, c)) * sigmoid(r.c(row, c)); });
+          EXPECT_TRUE(all_round_to(r.y.download(), want, [](std::size_t) { return 4e-7; }));
+        });
+    add(
+        "segment_sum", Limit::kRead, 4.0, make,
+        [=, &on](Rows& r) {
+          segment_sum(on, {.x = r.x.sequences(1, 0, n), .sum = {r.sum.data(), 1, dim}});
+        },
+        [=, &on](Rows& r) {
+          const std::vector<double> got = download(on, r.sum);
+          for (std::int64_t c = 0; c < dim; ++c) {
+            double want = 0.0;
+            for (std::int64_t row = 0; row < n; ++row) want += r.x(row, c);
+            ASSERT_NEAR(got[static_cast<std::size_t>(c)], want, 1e-14 * static_cast<double>(n)) << c;
+          }
+        });
+  }
+}
+const RegisteredCases kCases(row_cases);
+
 }  // namespace
 }  // namespace mmrec::kernels::test

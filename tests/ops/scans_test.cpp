@@ -149,6 +149,7 @@ class WorstError {
 
 struct Decay {
   static constexpr const char* kName = "decay";
+  static constexpr float kTimed = 1.0F;  // the variant that benches time
   static constexpr std::size_t kInputs = 2;
   static constexpr float kVariants[] = {0.0F, 1.0F};
   static constexpr int kUsual = 1;
@@ -183,7 +184,8 @@ struct Decay {
     return 1e-5 * (std::max(std::abs(s.x), (kOnCuda ? 0.05 : 0.01) * s.size) + 1e-30);
   }
   template <class T>
-  static void check(const State& s, double got, double /*log*/, WorstError& worst, std::int64_t t, std::int64_t ch) {
+  static void check(const State& s, double got, const float* /*log*/, WorstError& worst, std::int64_t t,
+                    std::int64_t ch) {
     const double rounding = sizeof(T) == 2 ? kHalfUnit<T> * std::abs(s.x) * 1.001 + 0x1p-25 : 0.0;
     worst.add(std::isnan(got) ? got : s.x + std::max(0.0, std::abs(got - s.x) - rounding), s.x, allowed(s), t, ch);
   }
@@ -196,6 +198,7 @@ struct Decay {
 
 struct ExpProduct {
   static constexpr const char* kName = "exp_product";
+  static constexpr float kTimed = 0.9F;
   static constexpr std::size_t kInputs = 1;
   static constexpr float kVariants[] = {0.9F, 0.0F};  // the least gate
   static constexpr int kUsual = 2;
@@ -218,8 +221,9 @@ struct ExpProduct {
   static void step(State& sum, const std::array<double, 1>& in) { sum += log_gate(in[0]); }
   static double allowed(const State& sum) { return 1e-6 * (std::abs(sum) + 1e-30); }
   template <class T>
-  static void check(const State& sum, double got, double log, WorstError& worst, std::int64_t t, std::int64_t ch) {
-    worst.add(log, sum, allowed(sum), t, ch);
+  static void check(const State& sum, double got, const float* log, WorstError& worst, std::int64_t t,
+                    std::int64_t ch) {
+    if (log != nullptr) worst.add(static_cast<double>(*log), sum, allowed(sum), t, ch);
     // e^L is as far off as L is, and then rounded.
     const double y = std::exp(sum);
     const double scale =
@@ -234,6 +238,7 @@ struct ExpProduct {
 
 struct LogSumExp {
   static constexpr const char* kName = "logsumexp";
+  static constexpr float kTimed = 1.0F;
   static constexpr std::size_t kInputs = 1;
   // Deviations of x. The last takes the stepwise path, which reads x again.
   static constexpr float kVariants[] = {3.0F, 30.0F, 1000.0F};
@@ -268,7 +273,8 @@ struct LogSumExp {
   /// Relative to max(1, |y|): y crosses zero, where the sum of exponentials is 1.
   static double allowed(double y) { return std::isinf(y) ? 1e-6 : 1e-6 * std::max(1.0, std::abs(y)); }
   template <class T>
-  static void check(const State& s, double got, double /*log*/, WorstError& worst, std::int64_t t, std::int64_t ch) {
+  static void check(const State& s, double got, const float* /*log*/, WorstError& worst, std::int64_t t,
+                    std::int64_t ch) {
     const double y = s.y();
     const double rounding = sizeof(T) == 2 ? kHalfUnit<T> * std::abs(y) * 1.001 : 0.0;
     const double beyond = std::isinf(y) ? (got == y ? 0.0 : 1.0) : std::max(0.0, std::abs(got - y) - rounding);
@@ -318,28 +324,66 @@ struct Run {
   bool logs = true;
 };
 
+/// A case in the backend's memory.
+template <class Kind, class T>
+class Operands {
+ public:
+  Operands(Backend& on, const Case<Kind, T>& c, const Run& how = {})
+      : on_(on),
+        layout_(c.layout()),
+        how_(how),
+        views_(c.layout()),
+        log_views_(kLogs && how.logs ? layout_ : ScanLayout{}) {
+    for (const auto& operand : c.in) in_.push_back(upload(on, operand.data));
+    if (how.over < 0) fresh_ = upload(on, views_.data);
+    log_y_ = upload(on, log_views_.data);
+    carry_in_ = upload(on, c.carry_in);
+    carry_out_ = unwritten<float>(on, static_cast<std::size_t>(layout_.channels()));
+    views_.data = {};  // result() fills them
+    log_views_.data = {};
+  }
+
+  ScanAlgo call() {
+    const std::int64_t time = layout_.time, cut = how_.cut == 0 ? std::max<std::int64_t>(time, 1) : how_.cut;
+    ScanAlgo algo = {};
+    for (std::int64_t t = 0; t < time; t += cut) {
+      const std::int64_t n = std::min(cut, time - t);
+      std::vector<SequenceView<T, Space>> views;
+      for (Buffer<T>& in : in_) views.push_back(views_.on(in, t, n));
+      const auto logs = log_y_.size() != 0 ? log_views_.on(log_y_, t, n) : SequenceView<float, Space>{};
+      algo = scan(on_, Kind::op(views, views_.on(y(), t, n), logs, carry_in_.data(), carry().data()), how_.algo);
+    }
+    return algo;
+  }
+  Result<T> result() {
+    Result<T> r{views_, log_views_, download(on_, carry())};
+    r.y.data = download(on_, y());
+    r.log_y.data = download(on_, log_y_);
+    EXPECT_TRUE(r.y.gaps_are_unwritten()) << layout_;
+    return r;
+  }
+
+ private:
+  static constexpr bool kLogs = std::is_same_v<Kind, ExpProduct>;
+  Buffer<T>& y() { return how_.over < 0 ? fresh_ : in_[static_cast<std::size_t>(how_.over)]; }
+  Buffer<float>& carry() { return how_.over < 0 && how_.cut == 0 ? carry_out_ : carry_in_; }
+
+  Backend& on_;
+  ScanLayout layout_;
+  Run how_;
+  ScanOperand<T> views_;
+  ScanOperand<float> log_views_;
+  std::vector<Buffer<T>> in_;
+  Buffer<T> fresh_;
+  Buffer<float> log_y_, carry_in_, carry_out_;
+};
+
 template <class Kind, class T>
 Result<T> run(Backend& on, const Case<Kind, T>& c, const Run& how = {}) {
-  Result<T> r{ScanOperand<T>(c.layout()), ScanOperand<float>(c.layout()), {}, {}};
-  std::vector<Buffer<T>> in;
-  for (const auto& operand : c.in) in.push_back(upload(on, operand.data));
-  Buffer<T> fresh = upload(on, r.y.data);
-  Buffer<float> log_y = upload(on, r.log_y.data), carry_in = upload(on, c.carry_in);
-  Buffer<float> carry_out = unwritten<float>(on, static_cast<std::size_t>(c.layout().channels()));
-  Buffer<T>& y = how.over < 0 ? fresh : in[static_cast<std::size_t>(how.over)];
-  Buffer<float>& carry = how.over < 0 && how.cut == 0 ? carry_out : carry_in;
-  const std::int64_t time = c.layout().time, cut = how.cut == 0 ? std::max<std::int64_t>(time, 1) : how.cut;
-  for (std::int64_t t = 0; t < time; t += cut) {
-    const std::int64_t n = std::min(cut, time - t);
-    std::vector<SequenceView<T, Space>> views;
-    for (std::size_t i = 0; i < in.size(); ++i) views.push_back(c.in[i].on(in[i], t, n));
-    const auto logs = how.logs ? r.log_y.on(log_y, t, n) : SequenceView<float, Space>{};
-    r.algo = scan(on, Kind::op(views, r.y.on(y, t, n), logs, carry_in.data(), carry.data()), how.algo);
-  }
-  r.y.data = download(on, y);
-  r.log_y.data = download(on, log_y);
-  r.carry_out = download(on, carry);
-  EXPECT_TRUE(r.y.gaps_are_unwritten()) << c.layout();
+  Operands<Kind, T> operands(on, c, how);
+  const ScanAlgo algo = operands.call();
+  Result<T> r = operands.result();
+  r.algo = algo;
   return r;
 }
 
@@ -365,7 +409,7 @@ WorstError error(const Case<Kind, T>& c, const Result<T>& r) {
         for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<double>(to_float(c.in[i].data[at[k]]));
         Kind::step(states[k], in);
         Kind::template check<T>(states[k], static_cast<double>(to_float(r.y.data[at[k]])),
-                                static_cast<double>(r.log_y.data[at[k]]), worst, t,
+                                r.log_y.data.empty() ? nullptr : &r.log_y.data[at[k]], worst, t,
                                 first + static_cast<std::int64_t>(k));
         at[k] += c.in[0].time_stride();
       }
@@ -489,7 +533,6 @@ TYPED_TEST(ScanTest, MayWriteOverItsInputsAndGoWithoutLogs) {
         const auto got = run(this->on(), c, {.over = over, .logs = false});
         EXPECT_TRUE(same_bits(got.y.data, expected.y.data)) << "over input " << over << ", D " << dim;
         EXPECT_TRUE(same_bits(got.carry_out, expected.carry_out)) << "over input " << over << ", D " << dim;
-        EXPECT_TRUE(std::isnan(got.log_y.value(0, 0)));
       }
     }
   }
@@ -843,6 +886,113 @@ TEST_F(ScansTest, LogSumExpOfSpecialValues) {
     EXPECT_NEAR(static_cast<double>(out[6]), std::log(n + 1.0), 1e-5);
   }
 }
+
+// ---- cases ----------------------------------------------------------------------------------------------------------
+
+template <class Kind, class T>
+void add_case(Backend& on, OpCases& cases, const ScanLayout& layout, std::optional<ScanAlgo> algo = {},
+              const std::string& by = {}, const std::string& note = {}) {
+  const std::string op = typed<T>((std::string(Kind::kName) + "_scan").c_str()) + by;
+  const double bytes = bytes_of<T>(layout.channels() * layout.time) * static_cast<double>(Kind::kInputs + 1);
+  cases.push_back({.op = op,
+                   .shape = shape_text({layout.batch, layout.time, layout.dim}),
+                   .limit = Limit::kCopy,
+                   .work = bytes,
+                   .prepare =
+                       [&on, layout, algo, note] {
+                         const auto make = [=] { return Case<Kind, T>(layout, 41, Kind::kTimed); };
+                         const auto operands =
+                             std::make_shared<Operands<Kind, T>>(on, make(), Run{.algo = algo, .logs = false});
+                         return PreparedOp{.call = [=] { operands->call(); },
+                                           .check = [=] { EXPECT_TRUE(error(make(), operands->result()).below(1.0)); },
+                                           .note = note};
+                       },
+                   .forced = algo.has_value()});
+}
+
+#if defined(MMREC_TEST_CUDA)
+/// Every algorithm that takes the shape.
+template <class Kind, class T>
+void add_algos(Backend& on, OpCases& cases, const ScanLayout& layout) {
+  // Addresses and shapes alone decide.
+  Buffer<T> memory(static_cast<std::size_t>(layout.channels() * layout.time));
+  const SequenceView<T, Space> view(memory.data(), layout.batch, layout.time, layout.dim);
+  const auto op = Kind::template op<T>({view, view}, view, {}, nullptr, nullptr);
+  const ScanAlgo chosen = scan(on, op);
+  for (const auto& [algo, name] : {std::pair{ScanAlgo::kLoad, "load"},
+                                   {ScanAlgo::kStaged, "staged"},
+                                   {ScanAlgo::kColumns, "columns"},
+                                   {ScanAlgo::kGroups, "groups"}}) {
+    try {
+      scan(on, op, algo);
+    } catch (const std::invalid_argument&) {
+      continue;
+    }
+    add_case<Kind, T>(on, cases, layout, algo, std::string(" by ") + name, algo == chosen ? "chosen" : "");
+  }
+}
+#endif
+
+void scan_cases(Backend& on, bool small, OpCases& cases) {
+  const auto add = [&]<class T>(T, std::int64_t batch, std::int64_t time, std::int64_t dim, bool all = true) {
+    const ScanLayout layout{.batch = batch, .time = time, .dim = dim};
+    add_case<Decay, T>(on, cases, layout);
+    if (!all) return;
+    add_case<ExpProduct, T>(on, cases, layout);
+    add_case<LogSumExp, T>(on, cases, layout);
+  };
+#if defined(MMREC_TEST_CUDA)
+  // Where columns do not fill the device.
+  std::vector<ScanLayout> layouts = {{.time = 300, .dim = 136}};
+  if (!small) {
+    layouts.clear();
+    for (const auto& [batch, time, dim] : std::initializer_list<std::array<std::int64_t, 3>>{{1, 4096, 1024},
+                                                                                             {1, 2048, 2048},
+                                                                                             {2, 4096, 1024},
+                                                                                             {1, 16384, 512},
+                                                                                             {1, 32768, 768},
+                                                                                             {1, 65536, 384},
+                                                                                             {1, 65536, 128},
+                                                                                             {1, 1048576, 64},
+                                                                                             {64, 64, 512},
+                                                                                             {7, 3000, 700},
+                                                                                             {8, 1024, 768},
+                                                                                             {1, 32768, 4096},
+                                                                                             {1, 131072, 1024},
+                                                                                             {8, 4096, 2048}}) {
+      layouts.push_back({.batch = batch, .time = time, .dim = dim});
+    }
+  }
+  for (const ScanLayout& layout : layouts) {
+    const auto add_all = [&]<class T>(T) {
+      add_algos<Decay, T>(on, cases, layout);
+      add_algos<ExpProduct, T>(on, cases, layout);
+      add_algos<LogSumExp, T>(on, cases, layout);
+    };
+    add_all(float{});
+    add_all(BFloat16{});
+  }
+#endif
+  if (small) {
+    add(float{}, 2, 300, 40);
+    add(BFloat16{}, 1, 700, 16);
+    return;
+  }
+  const auto add_large = [&]<class T>(T type) {
+    add(type, 1, 32768, 4096);
+    if (kOnCuda || std::is_same_v<T, float>) {
+      add(type, 1, 131072, 1024, !kOnCuda);
+      add(type, 8, 4096, 2048, !kOnCuda);
+    }
+    if (!kOnCuda || std::is_same_v<T, float>) add(type, 1, 1048576, 16);
+  };
+  add_large(float{});
+  add_large(BFloat16{});
+  add(float{}, 1, 4096, 1024);
+  add(float{}, 1, 1024, 512);
+  add(float{}, 1, 65536, 16);
+}
+const RegisteredCases kScanCases(scan_cases);
 
 }  // namespace
 }  // namespace mmrec::kernels::test

@@ -48,6 +48,52 @@ std::vector<double> reference(const Matrix<T>& logits, const std::vector<Index>&
 double allowed(double expected) { return 2e-6 + 1e-7 * std::abs(expected); }
 
 class TokenLogprobsTest : public OpTest {
+ public:
+  /// The op, the op without its check of the targets where a backend has it, and the gradient.
+  template <class T>
+  static void add_cases(Backend& on, OpCases& cases, std::int64_t n, std::int64_t cols) {
+    struct Operands {
+      Matrix<T> logits, d;
+      std::vector<int> targets;
+      std::vector<float> grad;
+      Buffer<int> t;
+      Buffer<float> g, out;
+      Operands(Backend& on, std::int64_t n, std::int64_t cols, bool with_d)
+          : logits(random_logits<T>(on, n, cols)),
+            d(on, with_d ? n : 0, cols),
+            targets(random_targets<int>(n, cols)),
+            grad(some_gradients(n)),
+            t(upload(on, targets)),
+            g(upload(on, grad)),
+            out(unwritten<float>(on, targets.size())) {}
+      TokenLogprobs<T, int, Space> op() { return {logits.read(), t.data(), out.data()}; }
+    };
+    const std::string shape = shape_text({n, cols}), waits = kOnCuda ? "waits for the host" : "";
+    const double bytes = bytes_of<T>(n * cols);
+    const auto add = [&](const char* op, auto run) {
+      cases.push_back({typed<T>(op), shape, Limit::kRead, bytes, [=, &on] {
+                         const auto in = std::make_shared<Operands>(on, n, cols, false);
+                         return PreparedOp{
+                             [=, &on] { run(on, in->op()); },
+                             [=, &on] { expect_logprobs(download(on, in->out), in->logits, in->targets, cols); },
+                             std::string(op).ends_with("checked") ? waits : ""};
+                       }});
+    };
+    add("token_logprobs", [](Backend& on, const auto& op) { token_logprobs_unchecked(on, op); });
+    if (kOnCuda) add("token_logprobs checked", [](Backend& on, const auto& op) { token_logprobs(on, op); });
+    // A CPU reads logits twice: the row's sum comes first.
+    cases.push_back({typed<T>("token_logprobs_backward"), shape, Limit::kCopy, (kOnCuda ? 2.0 : 3.0) * bytes, [=, &on] {
+                       const auto in = std::make_shared<Operands>(on, n, cols, true);
+                       return PreparedOp{
+                           [=, &on] {
+                             token_logprobs_backward(
+                                 on, TokenLogprobsBackward<T, int, Space>{in->logits.read(), in->t.data(), in->g.data(),
+                                                                          in->d.view()});
+                           },
+                           [=] { expect_gradient(in->d.download(), in->logits, in->targets, in->grad, cols); }, waits};
+                     }});
+  }
+
  protected:
   template <class T, class Index>
   static std::vector<float> forward(Backend& on, Matrix<T>& logits, const std::vector<Index>& targets) {
@@ -65,24 +111,22 @@ class TokenLogprobsTest : public OpTest {
   }
 
   template <class T, class Index>
-  static void check_forward(Backend& on, std::int64_t n, std::int64_t cols, Layout layout, double spread = 4.0) {
-    Matrix<T> logits = random_logits<T>(on, n, cols, layout, spread);
-    const std::vector<Index> targets = random_targets<Index>(n, cols);
+  static void expect_logprobs(const std::vector<float>& got, const Matrix<T>& logits, const std::vector<Index>& targets,
+                              std::int64_t cols) {
     const std::vector<double> want = reference(logits, targets, cols);
-    EXPECT_TRUE(all_round_to(forward(on, logits, targets), want, [&](std::size_t r) { return allowed(want[r]); }))
-        << n << " x " << cols << " + " << layout.pad;
+    EXPECT_TRUE(all_round_to(got, want, [&](std::size_t r) { return allowed(want[r]); }))
+        << targets.size() << " x " << cols;
   }
-  template <class T, class Index>
-  static void check_backward(Backend& on, std::int64_t n, std::int64_t cols, Layout layout, Layout d_layout) {
-    const double rounding = std::is_same_v<T, float> ? 0x1p-23 : kHalfUnit<T>;
-    Matrix<T> logits = random_logits<T>(on, n, cols, layout);
-    const std::vector<Index> targets = random_targets<Index>(n, cols);
+  static std::vector<float> some_gradients(std::int64_t n) {
     std::vector<float> grad;
     for (std::int64_t r = 0; r < n; ++r) grad.push_back(r % 3 == 0 ? 1.0F : -0.37F * static_cast<float>(r));
-    Matrix<T> d(on, n, cols, d_layout);
-    backward(on, logits, targets, grad, d);
-    const std::vector<T> got = d.download();
-    const double worst = parallel_max(n, [&](std::int64_t r) {
+    return grad;
+  }
+  template <class T, class Index>
+  static void expect_gradient(const std::vector<T>& got, const Matrix<T>& logits, const std::vector<Index>& targets,
+                              const std::vector<float>& grad, std::int64_t cols) {
+    const double rounding = std::is_same_v<T, float> ? 0x1p-23 : kHalfUnit<T>;
+    const double worst = parallel_max(std::ssize(targets), [&](std::int64_t r) {
       const auto k = static_cast<std::size_t>(r);
       const auto g = static_cast<double>(grad[k]);
       const double sum = log_sum(logits, r, cols);
@@ -98,7 +142,26 @@ class TokenLogprobsTest : public OpTest {
       }
       return most;
     });
-    ASSERT_LE(worst, 1.0) << n << " x " << cols << " + " << layout.pad;
+    ASSERT_LE(worst, 1.0) << targets.size() << " x " << cols;
+  }
+
+  template <class T, class Index>
+  static void check_forward(Backend& on, std::int64_t n, std::int64_t cols, Layout layout, double spread = 4.0) {
+    SCOPED_TRACE(layout.pad);
+    Matrix<T> logits = random_logits<T>(on, n, cols, layout, spread);
+    const std::vector<Index> targets = random_targets<Index>(n, cols);
+    expect_logprobs(forward(on, logits, targets), logits, targets, cols);
+  }
+  template <class T, class Index>
+  static void check_backward(Backend& on, std::int64_t n, std::int64_t cols, Layout layout, Layout d_layout) {
+    SCOPED_TRACE(layout.pad);
+    Matrix<T> logits = random_logits<T>(on, n, cols, layout);
+    const std::vector<Index> targets = random_targets<Index>(n, cols);
+    const std::vector<float> grad = some_gradients(n);
+    Matrix<T> d(on, n, cols, d_layout);
+    backward(on, logits, targets, grad, d);
+    const std::vector<T> got = d.download();
+    expect_gradient(got, logits, targets, grad, cols);
     backward(on, logits, targets, grad, logits);
     const std::vector<T> in_place = logits.download();
     if (kOnCuda && layout.pad != d_layout.pad) return;  // other vectors, other sums
@@ -473,6 +536,25 @@ TEST_F(TokenLogprobsTest, TheUncheckedOpIsReplayedByAGraph) {
 }
 
 #endif
+
+const RegisteredCases kCases([](Backend& on, bool small, OpCases& cases) {
+  using Test = TokenLogprobsTest;
+  if (small) {
+    Test::add_cases<float>(on, cases, 3, 500);
+    return Test::add_cases<BFloat16>(on, cases, 5, 4099);
+  }
+  Test::add_cases<BFloat16>(on, cases, 4096, 32000);
+  Test::add_cases<BFloat16>(on, cases, kOnCuda ? 4096 : 1024, 128256);
+  if (kOnCuda) {
+    Test::add_cases<BFloat16>(on, cases, 16384, 50304);
+    Test::add_cases<BFloat16>(on, cases, 64, 32000);
+  } else {
+    Test::add_cases<Float16>(on, cases, 1024, 50304);
+  }
+  Test::add_cases<float>(on, cases, kOnCuda ? 4096 : 1024, 32000);
+  if (!kOnCuda) Test::add_cases<float>(on, cases, 64, 32000);
+  Test::add_cases<float>(on, cases, 1, 128256);
+});
 
 }  // namespace
 }  // namespace mmrec::kernels::test

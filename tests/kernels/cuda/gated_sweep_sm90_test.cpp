@@ -34,7 +34,7 @@ struct Result {
 };
 
 class GatedSweepSm90 : public OpTest {
- protected:
+ public:
   void SetUp() override {
     OpTest::SetUp();
     if (!IsSkipped() && on().compute_capability() != 90) GTEST_SKIP() << "the device is not of compute capability 9.0";
@@ -336,6 +336,53 @@ TEST_F(GatedSweepSm90, WhatItDoesNotTake) {
   EXPECT_FALSE(supported(16, 64, 4, 0));
   EXPECT_FALSE(supported(1 << 22, 64, 0, 0));  // more tiles than flags
 }
+
+// ---- cases: by both widths of tiles ----
+
+const RegisteredCases kCases([](Backend& on, bool small, OpCases& cases) {
+  using A = BFloat16;
+  if (on.compute_capability() != 90) return;
+  std::vector<Size> sizes = {{1, 100, 64}};
+  if (!small) sizes = {{1, 4096, 1024}, {1, 4096, 2048}, {1, 4096, 4096}, {1, 256, 256}};
+  for (const Size& s : sizes) {
+    for (const SweepAlgo algo : {SweepAlgo::kNarrowTiles, SweepAlgo::kWideTiles}) {
+      cases.push_back({"gated_sweep_sm90 bf16", "T " + std::to_string(s.time) + ", D " + std::to_string(s.dim),
+                       Limit::kProduct, product_flops(s.time, 2 * s.dim, s.dim), [=, &on] {
+                         struct Operands {
+                           Case<A> c;
+                           GatedOn<A> state;
+                           Buffer<A> next;
+                           Buffer<float> change, magnitude;
+                           Operands(Backend& b, const Size& size)
+                               : c(size),
+                                 state(b, c, c.h, c.rounded),
+                                 next(unwritten<A>(b, c.h.size())),
+                                 change(upload(b, std::vector<float>(count(size.time), 0.0F))),
+                                 magnitude(upload(b, std::vector<float>(count(size.time), 0.0F))) {}
+                         };
+                         const auto in = std::make_shared<Operands>(on, s);
+                         const GatedSweep<Device, A> op{.in = in->state.inputs(),
+                                                        .h_rounded_next = {in->next.data(), 1, s.time + 1, s.dim},
+                                                        .gate_weight = in->state.gate_weight(),
+                                                        .gate_bias = in->state.gate_bias(),
+                                                        .change = in->change.data(),
+                                                        .magnitude = in->magnitude.data()};
+                         return PreparedOp{[=, &on] { gated_sweep_sm90(on, op, algo); },
+                                           [=, &on] {
+                                             GatedSweepSm90::check<A>(in->c,
+                                                                      {in->state.states(),
+                                                                       download(on, in->next),
+                                                                       download(on, in->change),
+                                                                       download(on, in->magnitude),
+                                                                       {}},
+                                                                      16);
+                                           },
+                                           std::string(algo == SweepAlgo::kNarrowTiles ? "narrow" : "wide") + " tiles" +
+                                               (choose_sweep(on, op) == algo ? ", chosen" : "")};
+                       }});
+    }
+  }
+});
 
 }  // namespace
 }  // namespace mmrec::kernels::test
