@@ -1,12 +1,15 @@
 // The one place that draws tokens: where the logits are if the executor can, else by the host's sampler.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cstddef>
 #include <exception>
 #include <functional>
 #include <span>
 #include <vector>
 
+#include "mmrec/errors.h"
 #include "mmrec/sampler.h"
 #include "models/runtime/executor.h"
 
@@ -22,9 +25,42 @@ class Drawer {
   /// Draws samples[i] as draws[i] says, whose options must be in range. Without `logprobs` those of the samples are 0.
   /// Throws what the executor throws.
   void draw(models::Executor& executor, std::span<const models::Draw> draws, bool logprobs, std::span<Sample> samples,
-            const Logits& logits, const Failed& failed);
+            const Logits& logits, const Failed& failed) {
+    tokens_.assign(draws.size(), -1);
+    logprobs_.resize(logprobs ? draws.size() : 0);
+    const bool can_draw = !draws.empty() && executor.draw(draws, tokens_, logprobs_);
+    for (std::size_t begin = 0; begin < draws.size();) {
+      if (can_draw && tokens_[begin] >= 0) {
+        samples[begin] = {tokens_[begin], logprobs ? logprobs_[begin] : 0.0F};
+        ++begin;
+        continue;
+      }
+      std::size_t count = 1;
+      while (count < kMostFetched && begin + count < draws.size() && (!can_draw || tokens_[begin + count] < 0) &&
+             draws[begin + count].slot == draws[begin].slot + count * executor.slot_bytes()) {
+        ++count;
+      }
+      const std::span<const float> rows = logits(begin, count);
+      const std::size_t vocab = rows.size() / count;
+      for (std::size_t n = 0; n < count; ++n, ++begin) {
+        const models::Draw& draw = draws[begin];
+        try {
+          const Sampler sampler(draw.options);
+          sampler_ = sampler;  // a copy: this one keeps the memory of its scratch
+          samples[begin] = sampler_.sample(rows.subspan(n * vocab, vocab), draw.recent, draw.step, draw.sequence);
+          if (!logprobs) samples[begin].logprob = 0.0F;
+          // If the device found nothing to draw, the host's sampler mostly has thrown the reason by now.
+          if (can_draw) throw NumericError(fmt::format("step {}: the device found no token to draw", draw.step));
+        } catch (const std::exception& error) {
+          failed(begin, error);
+        }
+      }
+    }
+  }
 
  private:
+  static constexpr std::size_t kMostFetched = 64;  // rows of logits at a time
+
   std::vector<int> tokens_;      // scratch, of each draw
   std::vector<float> logprobs_;  // likewise, or empty
   Sampler sampler_;

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <exception>
 #include <limits>
 #include <memory>
@@ -143,19 +144,9 @@ class TokenDrawer {
 }  // namespace engine
 
 std::string_view to_string(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::kLength:
-      return "length";
-    case FinishReason::kEndOfSequence:
-      return "eos";
-    case FinishReason::kStopString:
-      return "stop";
-    case FinishReason::kCancelled:
-      return "cancelled";
-    case FinishReason::kError:
-      return "error";
-  }
-  return "unknown";
+  constexpr std::array<std::string_view, 5> kNames = {"length", "eos", "stop", "cancelled", "error"};  // by value
+  const auto at = static_cast<std::size_t>(reason);
+  return at < kNames.size() ? kNames[at] : "unknown";
 }
 
 GenerateResult generate(Session& session, const Tokenizer& tokenizer, const GenerateOptions& options) {

@@ -16,6 +16,7 @@
 #include <optional>
 #include <span>
 #include <stdexcept>
+#include <stop_token>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -115,7 +116,7 @@ struct Worker {
   engine::GeneratorDevice device;
   int held = 0;  // rounds in which a free slot waited for others
   Round round = Round::kNone;
-  std::thread thread;
+  std::jthread thread;  // ends with its worker
 };
 
 }  // namespace
@@ -130,16 +131,6 @@ struct Generator::Impl {
   }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
-  ~Impl() {
-    {
-      const std::lock_guard lock(mutex);
-      is_ending = true;
-    }
-    has_work.notify_all();
-    for (Worker& worker : workers) {
-      if (worker.thread.joinable()) worker.thread.join();
-    }
-  }
 
   std::size_t running() const {
     std::size_t count = 0;
@@ -219,7 +210,7 @@ struct Generator::Impl {
   void start(Worker& worker) {
     if (workers.size() > 1 && !worker.thread.joinable()) {
       try {
-        worker.thread = std::thread([this, &worker] { work(worker); });
+        worker.thread = std::jthread([this, &worker](const std::stop_token& stop) { work(worker, stop); });
       } catch (const std::system_error&) {  // no more threads to be had: the caller's computes
       }
     }
@@ -232,11 +223,9 @@ struct Generator::Impl {
     has_work.notify_all();
   }
 
-  void work(Worker& worker) {
+  void work(Worker& worker, const std::stop_token& stop) {
     std::unique_lock lock(mutex);
-    for (;;) {
-      has_work.wait(lock, [&] { return is_ending || worker.round == Round::kComputing; });
-      if (is_ending) return;
+    while (has_work.wait(lock, stop, [&] { return worker.round == Round::kComputing; }) && !stop.stop_requested()) {
       lock.unlock();
       worker.device.compute();
       lock.lock();
@@ -273,8 +262,8 @@ struct Generator::Impl {
   PrefillStats stats;
 
   std::mutex mutex;  // guards the rounds' states
-  std::condition_variable has_work, is_done;
-  bool is_ending = false;
+  std::condition_variable_any has_work;
+  std::condition_variable is_done;
   std::deque<Worker> workers;
 };
 

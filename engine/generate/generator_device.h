@@ -1,5 +1,9 @@
 // A request to a generator, and a device: its slots, the requests in them, and what their rounds compute.
+//
+// Must stay true: a fault of one request, a NaN or an exception, changes no other request.
 #pragma once
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -9,11 +13,14 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
 #include "engine/generate/continuation.h"
 #include "engine/generate/drawer.h"
+#include "engine/require.h"
+#include "engine/session/access.h"
 #include "engine/session/callback.h"
 #include "mmrec/generator.h"
 #include "mmrec/model.h"
@@ -39,24 +46,97 @@ struct RunningRequest {
 
 class GeneratorDevice {
  public:
-  GeneratorDevice(const Model& model, const GeneratorOptions& options);
+  GeneratorDevice(const Model& model, const GeneratorOptions& options)
+      : execution_(execution_of(options)),
+        slots_(Access::executor(model), slot_count(options, *Access::executor(model)), execution_),
+        running_(static_cast<std::size_t>(slots_.count())),
+        vocab_(static_cast<std::size_t>(model.info().vocab_size)) {}
 
   /// By slot, null where it is free.
   std::vector<std::unique_ptr<RunningRequest>>& running() { return running_; }
   const std::vector<std::unique_ptr<RunningRequest>>& running() const { return running_; }
-  std::size_t count() const;
+  std::size_t count() const {
+    return static_cast<std::size_t>(
+        std::count_if(running_.begin(), running_.end(), [](const auto& request) { return bool(request); }));
+  }
 
   /// Puts the state from which a new request starts into its slot.
-  void put_in_place(std::size_t index);
+  void put_in_place(std::size_t index) {
+    attempt({&index, 1}, [&] {
+      RunningRequest& request = *running_[index];
+      const models::Slot to = slot(index);
+      if (request.start && request.start->position() != request.position) {
+        request.text.fail(fmt::format("start: found the session at position {}, expected {}, where it was",
+                                      request.start->position(), request.position));
+      } else if (request.start) {
+        const models::Slots& from = Access::slots(*request.start);
+        if (from.executor() == slots_.executor()) {
+          executor().copy(from.first(), to, 1, request.position);
+        } else {
+          executor().load(to, from.executor()->save(from.first(), 1, request.position));
+        }
+      } else if (request.state) {
+        executor().load(to, *request.state);
+      } else {
+        executor().clear(to, 1);
+      }
+      request.start.reset();
+      request.state.reset();
+    });
+  }
   /// The next token of each sequence: one step of the sequences with a token that is not consumed, one prefill of new
   /// prompts, one draw. If the executor steps by itself, it goes on with these tokens while the host looks at their
   /// texts. A sequence whose text ends there has taken one step too many, which nobody sees. Calls no callback. May run
   /// in another thread; its requests must then be left alone.
-  void compute() noexcept;
+  void compute() noexcept {
+    is_whole_ = fault_.guard([&] {
+      drawn_.assign(running_.size(), {});
+      step(those([](const RunningRequest& r) { return r.is_behind(); }),
+           [&](std::size_t i) { return *running_[i]->text.unconsumed(); });
+      prefill(those([](const RunningRequest& r) { return !r.prompt.empty(); }));
+      const std::vector<std::size_t> drawing = those([](const RunningRequest&) { return true; });
+      draw(drawing);
+      find_likeliest(drawing);
+      if (executor().steps_by_itself()) step_ahead(drawing);
+      return true;
+    });
+  }
   /// Gives these tokens to their texts; faults of the device go to `fault`.
-  void take(CallbackFault& fault, PrefillStats& stats);
+  void take(CallbackFault& fault, PrefillStats& stats) {
+    fault_.move_to(fault);
+    stats += std::exchange(stats_, {});
+    for (const std::size_t i : those([](const RunningRequest&) { return true; })) {
+      Continuation& text = running_[i]->text;
+      try {
+        if (!is_whole_) throw std::runtime_error("the round did not come to its end");
+        text.take(drawn_[i], likeliest_[i]);
+      } catch (const std::exception& error) {  // of this request alone
+        text.fail(error.what());
+      }
+    }
+  }
 
  private:
+  static constexpr int kMostSlots = 65536;
+  static constexpr int kMostDefaultSlots = 64;
+
+  static int slot_count(const GeneratorOptions& options, models::Executor& executor) {
+    require(options.slots >= 0 && options.slots <= kMostSlots, "generator option slots: found {}, expected 0..{}",
+            options.slots, kMostSlots);
+    const int wanted =
+        options.slots > 0 ? options.slots : std::clamp(executor.sequences_of_a_call(), 1, kMostDefaultSlots);
+    if (options.memory_bytes == 0) return wanted;
+    const std::uint64_t fit = options.memory_bytes / executor.slot_bytes();
+    require(fit != 0, "generator option memory_bytes: found {}, expected at least {}, one state", options.memory_bytes,
+            executor.slot_bytes());
+    return static_cast<int>(std::min(static_cast<std::uint64_t>(wanted), fit));
+  }
+
+  static models::ExecutionOptions execution_of(const GeneratorOptions& options) {
+    check_options(options.session);
+    return execution_options(options.session);
+  }
+
   /// Slots of the sequences that go on and for which is(request).
   template <class Is>
   std::vector<std::size_t> those(Is is) const {
@@ -69,12 +149,69 @@ class GeneratorDevice {
 
   /// token_of(slot): what its sequence consumes.
   template <class TokenOf>
-  void step(std::span<const std::size_t> going, TokenOf token_of);
-  void prefill(std::span<const std::size_t> joining);
-  void draw(std::span<const std::size_t> drawing);
-  void step_ahead(std::span<const std::size_t> drawing);
+  void step(std::span<const std::size_t> going, TokenOf token_of) {
+    if (going.empty()) return;
+    attempt(going, [&] {
+      tokens_.clear();
+      runs_.clear();
+      for (const std::size_t i : going) {
+        runs_.push_back({slot(i), running_[i]->position++, std::ssize(tokens_), 1});
+        tokens_.push_back(token_of(i));
+      }
+      executor().step(tokens_, runs_, execution_);
+    });
+  }
+  void prefill(std::span<const std::size_t> joining) {
+    if (joining.empty()) return;
+    attempt(joining, [&] {
+      tokens_.clear();
+      runs_.clear();
+      for (const std::size_t i : joining) {
+        RunningRequest& request = *running_[i];
+        runs_.push_back({slot(i), request.position, std::ssize(tokens_), std::ssize(request.prompt)});
+        tokens_.insert(tokens_.end(), request.prompt.begin(), request.prompt.end());
+        request.position += std::ssize(request.prompt);
+        request.prompt = {};
+      }
+      stats_ += executor().run({.tokens = tokens_, .runs = runs_}, execution_).stats;
+    });
+  }
+  /// One token of each.
+  void draw(std::span<const std::size_t> drawing) {
+    attempt(drawing, [&] {
+      draws_.clear();
+      bool logprobs = false;
+      for (const std::size_t i : drawing) {
+        draws_.push_back(running_[i]->text.draw(slot(i)));
+        logprobs = logprobs || running_[i]->text.options().logprobs;
+      }
+      samples_.assign(draws_.size(), {});
+      drawer_.draw(
+          executor(), draws_, logprobs, samples_,
+          [&](std::size_t first, std::size_t count) { return logits(draws_[first].slot, count); },
+          [&](std::size_t n, const std::exception& error) { running_[drawing[n]]->text.fail(error.what()); });
+      for (std::size_t n = 0; n < drawing.size(); ++n) drawn_[drawing[n]] = samples_[n];
+    });
+  }
+  /// The step of those whose sequences go on unless their texts end them.
+  void step_ahead(std::span<const std::size_t> drawing) {
+    std::vector<std::size_t> going;
+    for (const std::size_t i : drawing) {
+      const Continuation& text = running_[i]->text;
+      if (!text.is_over() && !text.ends_with(drawn_[i].token)) going.push_back(i);
+    }
+    step(going, [&](std::size_t i) { return drawn_[i].token; });
+  }
   /// The likeliest tokens, for the texts that want them.
-  void find_likeliest(std::span<const std::size_t> drawing);
+  void find_likeliest(std::span<const std::size_t> drawing) {
+    likeliest_.resize(running_.size());
+    for (const std::size_t i : drawing) {
+      likeliest_[i].clear();
+      const Continuation& text = running_[i]->text;
+      if (text.is_over() || text.options().top_logprobs == 0) continue;
+      attempt({&i, 1}, [&] { text.append_likeliest(logits(slot(i), 1), likeliest_[i]); });
+    }
+  }
 
   /// Makes a call of the executor. If it fails, the state of the sequences in it is unknown: they fail too.
   template <class Call>

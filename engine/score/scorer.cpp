@@ -248,8 +248,7 @@ class Scoring {
       is_over_ = true;
     }
     has_work_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
-    threads_.clear();
+    threads_.clear();  // which joins them
   }
 
   /// Cuts a block into groups; null ends the reading. Requires: the lock.
@@ -379,7 +378,7 @@ class Scoring {
   bool is_alone_;                                                         // scores in the caller's thread
   std::size_t most_documents_ = std::numeric_limits<std::size_t>::max();  // of a group
   std::deque<Worker> workers_;
-  std::vector<std::thread> threads_;
+  std::vector<std::jthread> threads_;
 
   std::mutex mutex_;                            // guards all that follows
   std::condition_variable changed_, has_work_;  // for the caller's thread, for the workers

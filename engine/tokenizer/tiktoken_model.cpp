@@ -19,6 +19,8 @@
 namespace mmrec::engine {
 namespace {
 
+using models::quote;
+
 constexpr std::string_view kEndOfText = "<|endoftext|>";
 
 class TiktokenModel final : public TokenizerModel {
@@ -78,12 +80,12 @@ void add_special_tokens(const TokenizerConfig& config, const std::string& name, 
     if (!token.piece.empty()) {
       throw std::runtime_error(
           fmt::format("{}: found special token {} of id {}, expected another id: it is a rank of {}", config_name,
-                      models::quote(text), id, name));
+                      quote(text), id, name));
     }
     if (const auto same = ids.find(text); same != ids.end()) {
       throw std::runtime_error(
           fmt::format("{}: found special token {} of id {}, expected another text: it is that of rank {} of {}",
-                      config_name, models::quote(text), id, same->second, name));
+                      config_name, quote(text), id, same->second, name));
     }
     token.piece = text;
   }
@@ -99,7 +101,7 @@ void add_special_tokens(const TokenizerConfig& config, const std::string& name, 
 
 std::unique_ptr<TokenizerModel> load_tiktoken(std::string_view ranks, const std::string& name, std::string_view config,
                                               const std::string& config_name) {
-  const std::vector<std::string> tokens = parse_ranks(ranks, name);
+  const std::vector<std::string> tokens = RankReader(name).run(ranks);
   if (config.empty()) {
     throw std::runtime_error(fmt::format("{}: found no such file, expected the \"pattern\" of {}", config_name, name));
   }

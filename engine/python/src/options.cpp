@@ -13,8 +13,6 @@
 namespace mmrec::python {
 namespace {
 
-constexpr std::array<std::string_view, 3> kPrefillNames = {"auto", "sweeps", "steps"};  // in the order of PrefillMode
-
 /// The callable of that name; null if it is absent or None.
 std::shared_ptr<nb::object> take_callable(nb::dict& options, const char* name, Callables& callables) {
   nb::object given = take_given(options, name);
@@ -71,7 +69,7 @@ SessionOptions take_session_options(nb::dict& options) {
   take_into(options, "threads", result.threads);
   take_into(options, "sweep_tolerance", result.sweep_tolerance);
   take_into(options, "max_sweeps", result.max_sweeps);
-  if (const auto mode = take_choice(options, "prefill", kPrefillNames))
+  if (const auto mode = take_choice(options, "prefill", kPrefillModeNames))
     result.prefill = static_cast<PrefillMode>(*mode);
   return result;
 }
