@@ -48,7 +48,6 @@ SealedReader::SealedReader(std::span<const std::byte> bytes, const SealedFormat&
   const std::size_t checked = bytes.size() - kSealEndBytes;
   std::uint64_t stored = 0;
   std::memcpy(&stored, bytes.data() + checked, sizeof stored);
-  stored = little_endian(stored);
   if (const std::uint64_t computed = models::crc64(bytes.first(checked)); stored != computed) {
     fail(fmt::format("damaged: found checksum {:#018x}, expected {:#018x}", computed, stored));
   }

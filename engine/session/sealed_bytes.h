@@ -4,7 +4,7 @@
 //   8  u32      0x01020304        24       the format's own
 //  12  u32      version                u64 CRC-64/XZ of all before it
 //
-// Numbers are little-endian whatever the host.
+// Numbers are little-endian.
 #pragma once
 
 #include <fmt/format.h>
@@ -34,18 +34,7 @@ struct SealedFormat {
 inline constexpr std::size_t kSealBeginBytes = 24;
 inline constexpr std::size_t kSealEndBytes = 8;
 
-/// The bits of an integer or float in the order of files (its own inverse).
-template <class T>
-auto little_endian(T value) {
-  using Bits = std::conditional_t<sizeof(T) == 8, std::uint64_t, std::uint32_t>;
-  auto bits = std::bit_cast<Bits>(value);
-  if constexpr (std::endian::native == std::endian::big) {
-    Bits swapped = 0;
-    for (std::size_t i = 0; i < sizeof(T); ++i) swapped |= ((bits >> (8 * i)) & 0xFFU) << (8 * (sizeof(T) - 1 - i));
-    bits = swapped;
-  }
-  return bits;
-}
+static_assert(std::endian::native == std::endian::little, "the numbers of files are little-endian");
 
 class SealedWriter {
  public:
@@ -55,19 +44,10 @@ class SealedWriter {
   void put(std::span<const std::byte> bytes) { append(bytes.data(), bytes.size()); }
   template <class T>
   requires std::is_arithmetic_v<T>
-  void put(T value) {
-    const auto bits = little_endian(value);
-    append(&bits, sizeof bits);
-  }
+  void put(T value) { append(&value, sizeof value); }
   template <class T>
   requires std::is_arithmetic_v<T>
-  void put(const std::vector<T>& values) {
-    if constexpr (std::endian::native == std::endian::little) {
-      append(values.data(), values.size() * sizeof(T));
-    } else {
-      for (const T value : values) put(value);
-    }
-  }
+  void put(const std::vector<T>& values) { append(values.data(), values.size() * sizeof(T)); }
   std::vector<std::byte> finish();
 
  private:
@@ -94,7 +74,7 @@ class SealedReader {
     T value;
     std::memcpy(&value, bytes_.data(), sizeof value);
     bytes_ = bytes_.subspan(sizeof value);
-    return std::bit_cast<T>(little_endian(value));
+    return value;
   }
   /// Throws std::runtime_error naming `values_name` and index for a value that is not finite.
   template <class T>
@@ -103,7 +83,6 @@ class SealedReader {
     if (count != 0) std::memcpy(values.data(), bytes_.data(), count * sizeof(T));
     bytes_ = bytes_.subspan(count * sizeof(T));
     for (std::size_t i = 0; i < values.size(); ++i) {
-      if constexpr (std::endian::native == std::endian::big) values[i] = std::bit_cast<T>(little_endian(values[i]));
       if constexpr (std::is_floating_point_v<T>) {
         if (!std::isfinite(values[i])) {
           fail(fmt::format("{}[{}] is {}, expected a finite number", values_name, i, values[i]));

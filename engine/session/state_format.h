@@ -1,7 +1,7 @@
 // Saved states: a models::HostState as bytes. The layout is in docs/file-formats.md.
 //
 // What must stay true: reading trusts no byte, allocates nothing before the sizes are known to be those of the session
-// that asks, and either returns a whole valid state or throws; all numbers are little-endian whatever the host.
+// that asks, and either returns a whole valid state or throws.
 #pragma once
 
 #include <cstddef>

@@ -15,6 +15,7 @@
 
 #include "mmrec/model.h"
 #include "models/files/checksum.h"
+#include "tests/engine/sessions.h"
 
 namespace mmrec::test {
 
@@ -48,8 +49,7 @@ inline void expect_far_positions_to_go_on(const Model& model, float bound) {
   const std::int64_t turn = model.info().memory_segment * model.info().memory_slots;
   std::vector<int> prompt;
   for (std::int64_t i = 0; i < turn + turn / 2; ++i) prompt.push_back(static_cast<int>(1 + i * i % 90));
-  Session session = model.new_session();
-  session.prefill(prompt);
+  Session session = begun(model, prompt);
   const std::vector<std::byte> state = session.save();
   const std::int64_t position = session.position();
   const std::vector<float> expected = go_on(session, prompt);

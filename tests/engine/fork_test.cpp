@@ -12,6 +12,7 @@
 
 #include "mmrec/model.h"
 #include "mmrec/scorer.h"
+#include "tests/engine/sessions.h"
 
 #if !defined(__SANITIZE_THREAD__)  // which starts no threads after a fork
 
@@ -25,8 +26,7 @@ TEST_P(Fork, TheChildComputesWhatTheParentDoes) {
   const Model model = Model::load(std::filesystem::path(MMREC_FIXTURES) / GetParam(), options);
   std::vector<int> tokens(40);
   for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int>(3 + 5 * i % 90);
-  Session session = model.new_session();
-  session.prefill(tokens);
+  Session session = test::begun(model, tokens);
   const std::vector<std::byte> state = session.save();
   const auto go_on = [&] {
     session.restore(state);

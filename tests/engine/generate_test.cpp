@@ -12,8 +12,8 @@
 #include "mmrec/errors.h"
 #include "mmrec/model.h"
 #include "tests/engine/generator_queue.h"
-#include "tests/engine/logprobs.h"
 #include "tests/engine/refusal.h"
+#include "tests/engine/sessions.h"
 #include "tests/engine/toy_executor.h"
 
 namespace mmrec::test {
@@ -28,8 +28,7 @@ GenerateOptions greedy(std::int64_t max_tokens = 100) {
 GenerateResult play(std::vector<int> script, GenerateOptions options, const std::vector<int>& prompt = {1}) {
   const auto start = static_cast<std::int64_t>(prompt.size());
   const Model model = scripted_model(std::move(script), tokenizer().vocab_size(), start);
-  Session session = model.new_session();
-  session.prefill(prompt);
+  Session session = begun(model, prompt);
   std::string received;
   if (!options.on_text) {
     options.on_text = [&](std::string_view text) {
@@ -185,8 +184,7 @@ TEST(Generate, TheLikeliestTokensOfEachDraw) {
   };
   const Model model = toy_model(nullptr, toy_config(vocab), logit);
   for (const int wanted : {1, 5, vocab + 100}) {
-    Session session = model.new_session();
-    session.prefill(std::vector{1, kThe});
+    Session session = begun(model, std::vector{1, kThe});
     GenerateOptions o{.sampler = {.temperature = 3.0F}, .max_tokens = 12};
     o.sampler.repetition_penalty = 1.3F;  // none of this is in a log-prob
     o.top_logprobs = wanted;
@@ -194,8 +192,7 @@ TEST(Generate, TheLikeliestTokensOfEachDraw) {
     ASSERT_EQ(r.tokens.size(), 12U);
     const auto row = static_cast<std::size_t>(std::min(wanted, tokenizer().vocab_size()));
     ASSERT_EQ(r.top_logprobs.size(), r.tokens.size() * row);
-    Session again = model.new_session();
-    again.prefill(std::vector{1, kThe});
+    Session again = begun(model, std::vector{1, kThe});
     for (std::size_t i = 0; i < r.tokens.size(); ++i) {
       const std::span<const float> logits = again.logits();
       long double sum = 0.0L;
@@ -215,8 +212,7 @@ TEST(Generate, TheLikeliestTokensOfEachDraw) {
       again.step(std::span(&r.tokens[i], 1));
     }
     // Nothing else is other for it.
-    Session plain = model.new_session();
-    plain.prefill(std::vector{1, kThe});
+    Session plain = begun(model, std::vector{1, kThe});
     o.top_logprobs = 0;
     const GenerateResult without = generate(plain, tokenizer(), o);
     EXPECT_EQ(without.tokens, r.tokens);
@@ -245,13 +241,11 @@ TEST(Generate, CutShortSavedAndContinuedItDrawsTheSame) {
   GenerateOptions o{.sampler = {.temperature = 5.0F, .top_k = 0, .repetition_penalty = 1.2F, .seed = 77},
                     .max_tokens = 40};
   const std::vector<int> prompt = {1, kThe};
-  Session whole = model.new_session();
-  whole.prefill(prompt);
+  Session whole = begun(model, prompt);
   const GenerateResult expected = generate(whole, tokenizer(), o);
   ASSERT_EQ(expected.tokens.size(), 40U);
 
-  Session first = model.new_session();
-  first.prefill(prompt);
+  Session first = begun(model, prompt);
   o.max_tokens = 15;
   const GenerateResult a = generate(first, tokenizer(), o);
   Session second = model.new_session();
@@ -277,16 +271,14 @@ TEST(Generate, CutShortSavedAndContinuedItDrawsTheSame) {
   }
 
   o.sequence = 1;
-  Session other = model.new_session();
-  other.prefill(prompt);
+  Session other = begun(model, prompt);
   EXPECT_NE(generate(other, tokenizer(), o).tokens,
             std::vector<int>(expected.tokens.begin(), expected.tokens.begin() + 25));
 }
 
 TEST(Generate, ARestoredSessionThatIsNotToldGoesOnWithinAText) {
   const Model model = scripted_model({kCat, kEos}, tokenizer().vocab_size(), 2);
-  Session session = model.new_session();
-  session.prefill(std::vector<int>{1, kByte0 + 0xC3});
+  Session session = begun(model, std::vector<int>{1, kByte0 + 0xC3});
   Session restored = model.new_session();
   restored.prefill(std::vector<int>{kThe});  // forgotten
   restored.restore(session.save());
@@ -312,8 +304,7 @@ TEST(Generate, TheContextGivenCountsInsteadOfWhatTheSessionRemembers) {
   GenerateOptions o = greedy(1);
   o.sampler.repetition_penalty = 2.0F;
   const auto first_of = [&](const std::vector<int>& prompt, const std::vector<int>& context) {
-    Session session = model.new_session();
-    session.prefill(prompt);
+    Session session = begun(model, prompt);
     o.context = context;
     return generate(session, tokenizer(), o).tokens.front();
   };
@@ -332,8 +323,7 @@ TEST(Generate, WithoutLogProbsTheDeviceDrawsTheSameTokens) {
       GenerateOptions o{
           .sampler = {.temperature = 5.0F, .repetition_penalty = penalty, .seed = 78}, .sequence = 3, .max_tokens = 30};
       const std::vector<int> prompt = {1, kThe};
-      Session with = model.new_session();
-      with.prefill(prompt);
+      Session with = begun(model, prompt);
       const GenerateResult expected = generate(with, tokenizer(), o);
       EXPECT_EQ(log->drawn, device_draws ? 30 : 0);
       EXPECT_EQ(log->fetched, device_draws ? 0 : 30);
@@ -351,8 +341,7 @@ TEST(Generate, WithoutLogProbsTheDeviceDrawsTheSameTokens) {
       o.logprobs = false;
       log->drawn = 0;
       log->fetched = 0;
-      Session without = model.new_session();
-      without.prefill(prompt);
+      Session without = begun(model, prompt);
       const GenerateResult result = generate(without, tokenizer(), o);
       EXPECT_EQ(result.tokens, expected.tokens);
       EXPECT_EQ(result.text, expected.text);
@@ -402,8 +391,7 @@ TEST(Generate, ASequenceThatDrawsAheadEndsAsOneThatDoesNot) {
         GenerateOptions o{.sampler = {.temperature = 5.0F, .top_k = 0, .top_p = 1.0F, .seed = seed}, .max_tokens = 100};
         int calls = 0;
         ending.set(o, calls);
-        Session session = model.new_session();
-        session.prefill(std::vector<int>{1, kThe});
+        Session session = begun(model, std::vector<int>{1, kThe});
         GenerateResult result;
         try {
           result = generate(session, tokenizer(), o);
@@ -437,8 +425,7 @@ TEST(Generate, LogitsThatCannotBeDrawnFromEndWhatIsDrawnAheadToo) {
         toy_model(log, toy_config(tokenizer().vocab_size()), [](double, std::int64_t position, int token) {
           return position == 40 ? std::nanf("") : static_cast<float>(token % 5);
         });
-    Session session = model.new_session();
-    session.prefill(std::vector<int>{1, kThe});
+    Session session = begun(model, std::vector<int>{1, kThe});
     GenerateOptions o{.max_tokens = 100};
     try {
       generate(session, tokenizer(), o);
@@ -475,8 +462,7 @@ TEST(Generate, RefusesWhatCannotBe) {
   const std::vector<int> bad = {-1};
   refused([&](GenerateOptions& o) { o.context = bad; });
   EXPECT_EQ(session.save(), before);
-  Session pair = model.new_session(2);
-  pair.prefill(std::vector<int>{1, 1});
+  Session pair = begun(model, std::vector<int>{1, 1}, 2);
   EXPECT_THROW(generate(pair, tokenizer(), greedy()), std::invalid_argument);
 }
 
@@ -484,18 +470,20 @@ TEST(Generate, ANumericFaultNamesItsStep) {
   const Model model = toy_model(nullptr, toy_config(tokenizer().vocab_size()), [](double, std::int64_t position, int) {
     return position < 3 ? 0.0F : std::numeric_limits<float>::quiet_NaN();
   });
-  Session session = model.new_session();
-  session.prefill(std::vector<int>{1});
+  Session session = begun(model, std::vector<int>{1});
   EXPECT_EQ(refusal<NumericError>([&] { generate(session, tokenizer(), greedy()); }),
             "step 3: logit of token 0 is NaN, expected a finite number or -inf");
 }
 
 TEST(Generate, FinishReasonsHaveNames) {
-  EXPECT_EQ(to_string(FinishReason::kLength), "length");
-  EXPECT_EQ(to_string(FinishReason::kEndOfSequence), "eos");
-  EXPECT_EQ(to_string(FinishReason::kStopString), "stop");
-  EXPECT_EQ(to_string(FinishReason::kCancelled), "cancelled");
-  EXPECT_EQ(to_string(FinishReason::kError), "error");
+  using enum FinishReason;
+  for (const auto& [reason, name] : {std::pair{kLength, "length"},
+                                     {kEndOfSequence, "eos"},
+                                     {kStopString, "stop"},
+                                     {kCancelled, "cancelled"},
+                                     {kError, "error"}}) {
+    EXPECT_EQ(to_string(reason), name);
+  }
 }
 
 }  // namespace

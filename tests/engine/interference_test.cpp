@@ -21,6 +21,7 @@
 
 #include "mmrec/model.h"
 #include "mmrec/state_file.h"
+#include "tests/engine/sessions.h"
 #include "tests/support/model_folder.h"
 
 namespace mmrec {
@@ -48,8 +49,7 @@ class SavedTwice : public testing::Test {
     LoadOptions on_cpu{.device = Device::kCpu};
     const Model model = Model::load(kTiny, on_cpu);
     for (const int count : {3, 60}) {  // of different lengths
-      Session session = model.new_session();
-      session.prefill(std::vector<int>(static_cast<std::size_t>(count), 7));
+      Session session = test::begun(model, std::vector<int>(static_cast<std::size_t>(count), 7));
       saved_.push_back(save_sequence(session, {}));
       bytes_.push_back(encode_sequence(saved_.back()));
     }

@@ -18,11 +18,6 @@
 
 namespace mmrec::test {
 
-inline const std::vector<ElementType>& element_types() {
-  static const std::vector<ElementType> types = {ElementType::kF32, ElementType::kF16, ElementType::kBF16};
-  return types;
-}
-
 inline std::vector<float> random_values(std::size_t count, double low, double high, unsigned seed) {
   std::mt19937 rng(seed);
   std::uniform_real_distribution<double> draw(low, high);
@@ -274,6 +269,24 @@ inline void check_logprobs(KernelContext& context, Arena& arena, ElementType typ
   }
   expect_close(arena.get_floats(out, n), want, 1e-5, "token_logprobs");
   expect_close(decode(type, arena.get(d_logits, n * v * size)), d_want, tolerance(type), "token_logprobs_backward");
+}
+
+/// Every case of both. `arena()` makes memory that lives for one of them.
+template <class MakeArena>
+void check_kernels(KernelContext& context, const MakeArena& arena) {
+  const SequenceShape shapes[] = {{1, 1, 1, 1}, {2, 1, 300, 7}, {1, 3, 33, 48}};
+  for (const ElementType type : {ElementType::kF32, ElementType::kF16, ElementType::kBF16}) {
+    for (int i = 0; i < 12; ++i) {
+      auto memory = arena();
+      check_scans(context, memory, KernelCase{type, shapes[i / 4], i % 2 == 1, i / 2 % 2 == 1});
+    }
+    for (const IndexType index : {IndexType::kInt32, IndexType::kInt64}) {
+      for (const std::int64_t vocab : {1, 2, 257, 5000}) {
+        auto memory = arena();
+        check_logprobs(context, memory, type, index, 5, vocab, vocab + vocab % 2 * 3);
+      }
+    }
+  }
 }
 
 }  // namespace mmrec::test

@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "mmrec/model.h"
-#include "tests/engine/logprobs.h"
+#include "tests/engine/sessions.h"
 #include "tests/support/host_threads.h"
 
 namespace mmrec {
@@ -156,15 +156,13 @@ TEST_P(Laws, SaveRestoreContinueIsTheUninterruptedRun) {
   const auto tokens = random_tokens(model, length(90), 4);
   const std::size_t cut = tokens.size() * 5 / 9;
   for (const PrefillMode mode : {PrefillMode::kSteps, PrefillMode::kSweeps}) {
-    Session session = model.new_session(1, options(mode));
-    session.prefill(std::span(tokens).first(cut));
+    Session session = test::begun(model, std::span(tokens).first(cut), 1, options(mode));
     const auto state = session.save();
     const auto logits = copy(session.logits());
     session.prefill(std::span(tokens).subspan(cut));
     const auto continued = copy(session.logits());
 
-    Session restored = model.new_session(1, options(mode));
-    restored.prefill(std::span(tokens).first(3));
+    Session restored = test::begun(model, std::span(tokens).first(3), 1, options(mode));
     restored.restore(state);
     EXPECT_EQ(restored.position(), static_cast<std::int64_t>(cut));
     expect_same_bits(restored.logits(), logits, "restored logits");
@@ -178,8 +176,7 @@ TEST_P(Laws, CloneDivergesAlone) {
   const Model model = load();
   const auto tokens = random_tokens(model, length(60), 5);
   const std::size_t cut = tokens.size() * 2 / 3;
-  Session session = model.new_session(1, options(PrefillMode::kSteps));
-  session.prefill(std::span(tokens).first(cut));
+  Session session = test::begun(model, std::span(tokens).first(cut), 1, options(PrefillMode::kSteps));
   const auto before = session.save();
   Session clone = session.clone();
   EXPECT_EQ(clone.save(), before);
@@ -193,11 +190,9 @@ TEST_P(Laws, CloneDivergesAlone) {
 TEST_P(Laws, ResetIsANewSession) {
   const Model model = load();
   const auto tokens = random_tokens(model, length(45), 6);
-  Session fresh = model.new_session(1, options(PrefillMode::kSteps));
-  fresh.prefill(tokens);
+  Session fresh = test::begun(model, tokens, 1, options(PrefillMode::kSteps));
   const auto expected = copy(fresh.logits());
-  Session used = model.new_session(1, options(PrefillMode::kSteps));
-  used.prefill(random_tokens(model, length(77), 7));
+  Session used = test::begun(model, random_tokens(model, length(77), 7), 1, options(PrefillMode::kSteps));
   used.reset();
   EXPECT_EQ(used.position(), 0);
   EXPECT_TRUE(used.logits().empty());
@@ -254,13 +249,11 @@ TEST_P(Laws, ThreadsChangeNoBit) {
   const Model model = load();
   const auto tokens = random_tokens(model, length(400), 11);
   for (const PrefillMode mode : {PrefillMode::kSteps, PrefillMode::kSweeps, PrefillMode::kAuto}) {
-    Session one = model.new_session(1, options(mode, 1));
-    one.prefill(tokens);
+    Session one = test::begun(model, tokens, 1, options(mode, 1));
     const auto state = one.save();
     const auto logprobs = test::logprobs_of(one, tokens);
     for (const int threads : {2, 5}) {
-      Session many = model.new_session(1, options(mode, threads));
-      many.prefill(tokens);
+      Session many = test::begun(model, tokens, 1, options(mode, threads));
       EXPECT_EQ(many.save(), state) << threads << " threads";
       expect_same_bits(test::logprobs_of(many, tokens), logprobs, std::to_string(threads) + " threads, score");
     }
@@ -287,8 +280,7 @@ TEST_P(Laws, BatchChangesNoBit) {
       batched.step(next);
     }
     for (std::size_t b = 0; b < kBatch; ++b) {
-      Session single = model.new_session(1, options(mode));
-      single.prefill(std::span(rows[b]).first(prompt_tokens));
+      Session single = test::begun(model, std::span(rows[b]).first(prompt_tokens), 1, options(mode));
       for (std::size_t s = 0; s < kSteps; ++s) single.step(std::span(&rows[b][prompt_tokens + s], 1));
       expect_same_bits(batched.logits().subspan(b * vocab, vocab), single.logits(), "sequence " + std::to_string(b));
     }

@@ -1,5 +1,6 @@
 // The laws on the CPU, and the one of its own: what row tiles keep equal.
 #include "tests/engine/laws.h"
+#include "tests/engine/sessions.h"
 
 namespace mmrec {
 namespace {
@@ -40,8 +41,7 @@ TEST(SplitLaw, CutsAtTileAndWindowBoundariesChangeNoBit) {
       {PrefillMode::kSteps, {{128, 700}, {256, 300, 428, 700}, {128, 256, 300, 428, 556, 600, 700}}},
       {PrefillMode::kSweeps, {{256, 700}, {300, 600, 700}, {256, 300, 556, 600, 700}}}};
   for (const auto& [mode, splits] : cases) {
-    Session whole = model.new_session(1, options(mode));
-    whole.prefill(tokens);
+    Session whole = test::begun(model, tokens, 1, options(mode));
     for (const auto& ends : splits) {
       Session session = model.new_session(1, options(mode));
       prefill_to(session, tokens, ends);

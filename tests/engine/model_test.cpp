@@ -15,7 +15,7 @@
 #include "mmrec/scorer.h"
 #include "models/runtime/cuda_device.h"
 #include "tests/engine/refusal.h"
-#include "tests/support/host_threads.h"
+#include "tests/engine/sessions.h"
 
 namespace mmrec {
 namespace {
@@ -193,62 +193,6 @@ TEST(LoadedModel, SeveralOfItWorkAsOneDoes) {
   const auto one = Scorer(models[0], options).score(documents);
   const auto several = Scorer(models, options).score(documents);
   for (std::size_t d = 0; d < documents.size(); ++d) EXPECT_EQ(several[d].logprobs, one[d].logprobs) << d;
-}
-
-TEST(LoadedModel, GeneratesTheSameAgainAndAcrossASavedState) {
-  const Tokenizer tokenizer = Tokenizer::load(bundled());
-  const std::vector<int> prompt = tokenizer.encode("The city of London is");
-  GenerateOptions options{
-      .sampler = {.seed = 5}, .max_tokens = 24, .eos_token_ids = bundled_model().info().eos_token_ids};
-  const auto run = [&](Session session, std::int64_t max_tokens, std::span<const int> context = {}) {
-    options.max_tokens = max_tokens;
-    options.context = context;
-    return generate(session, tokenizer, options);
-  };
-  const auto fresh = [&] {
-    Session session = bundled_model().new_session();
-    session.prefill(prompt);
-    return session;
-  };
-  const GenerateResult whole = run(fresh(), 24);
-  ASSERT_FALSE(whole.tokens.empty());
-  EXPECT_EQ(run(fresh(), 24).tokens, whole.tokens);
-  std::vector<int> shown = prompt;
-  shown.insert(shown.end(), whole.tokens.begin(), whole.tokens.end());
-  EXPECT_EQ(tokenizer.decode(prompt) + whole.text, tokenizer.decode(shown));
-  if (whole.tokens.size() < 12) return;
-
-  Session first = fresh();
-  options.max_tokens = 10;
-  const GenerateResult a = generate(first, tokenizer, options);
-  Session second = bundled_model().new_session();
-  second.restore(first.save());
-  second.step({&a.tokens.back(), 1});
-  std::vector<int> so_far = prompt;
-  so_far.insert(so_far.end(), a.tokens.begin(), a.tokens.end());
-  const GenerateResult b = run(std::move(second), 14, so_far);
-  EXPECT_EQ(a.text + b.text, whole.text);
-  // Neither saved nor told: the session knows.
-  first.step({&a.tokens.back(), 1});
-  EXPECT_EQ(a.text + run(std::move(first), 14).text, whole.text);
-}
-
-TEST(LoadedModel, TwoThreadsGenerateAsOneDoes) {
-  const Tokenizer tokenizer = Tokenizer::load(bundled());
-  const auto run = [&](const char* text) {
-    const std::vector<int> prompt = tokenizer.encode(text);
-    SessionOptions session_options{.threads = 1};
-    Session session = bundled_model().new_session(1, session_options);
-    session.prefill(prompt);
-    GenerateOptions options{.max_tokens = 12};
-    return generate(session, tokenizer, options).text;
-  };
-  const std::string a = run("In the year");
-  const std::string b = run("Once upon a time");
-  std::string together_a, together_b;
-  test::run_together({[&] { together_a = run("In the year"); }, [&] { together_b = run("Once upon a time"); }});
-  EXPECT_EQ(together_a, a);
-  EXPECT_EQ(together_b, b);
 }
 
 }  // namespace

@@ -175,25 +175,20 @@ TEST(Sampler, DrawsFollowTheDistribution) {
 TEST(Sampler, FiltersKeepWhatTheyPromise) {
   // Probabilities 0.4, 0.3, 0.2, 0.1.
   const std::vector<float> logits = {std::log(0.1F), std::log(0.4F), std::log(0.2F), std::log(0.3F)};
-  SamplerOptions o = neutral();
-  EXPECT_EQ(support(o, logits), (std::set<int>{0, 1, 2, 3}));
-  o.top_k = 2;
-  EXPECT_EQ(support(o, logits), (std::set<int>{1, 3}));
-  o = neutral();
-  o.top_p = 0.65F;  // 0.4 + 0.3
-  EXPECT_EQ(support(o, logits), (std::set<int>{1, 3}));
-  o.top_p = 0.75F;  // and 0.2
-  EXPECT_EQ(support(o, logits), (std::set<int>{1, 2, 3}));
-  o.top_p = 1e-30F;
-  EXPECT_EQ(support(o, logits), (std::set<int>{1}));
-  o = neutral();
-  o.min_p = 0.6F;  // 0.24
-  EXPECT_EQ(support(o, logits), (std::set<int>{1, 3}));
-  o.min_p = 1.0F;
-  EXPECT_EQ(support(o, logits), (std::set<int>{1}));
-  o = neutral();
-  o.vocab_limit = 2;
-  EXPECT_EQ(support(o, logits), (std::set<int>{0, 1}));
+  const auto kept = [&](auto member, auto value) {
+    SamplerOptions o = neutral();
+    o.*member = value;
+    return support(o, logits);
+  };
+  using Set = std::set<int>;
+  EXPECT_EQ(support(neutral(), logits), (Set{0, 1, 2, 3}));
+  EXPECT_EQ(kept(&SamplerOptions::top_k, 2), (Set{1, 3}));
+  EXPECT_EQ(kept(&SamplerOptions::top_p, 0.65F), (Set{1, 3}));     // 0.4 + 0.3
+  EXPECT_EQ(kept(&SamplerOptions::top_p, 0.75F), (Set{1, 2, 3}));  // and 0.2
+  EXPECT_EQ(kept(&SamplerOptions::top_p, 1e-30F), (Set{1}));
+  EXPECT_EQ(kept(&SamplerOptions::min_p, 0.6F), (Set{1, 3}));  // 0.24
+  EXPECT_EQ(kept(&SamplerOptions::min_p, 1.0F), (Set{1}));
+  EXPECT_EQ(kept(&SamplerOptions::vocab_limit, 2), (Set{0, 1}));
   EXPECT_EQ(support(neutral(), {-kInf, 0.0F, -kInf, 0.0F}), (std::set<int>{1, 3}));
 }
 

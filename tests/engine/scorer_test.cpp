@@ -8,8 +8,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "tests/engine/logprobs.h"
 #include "tests/engine/refusal.h"
+#include "tests/engine/sessions.h"
 #include "tests/engine/toy_executor.h"
 
 namespace mmrec::test {

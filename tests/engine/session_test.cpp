@@ -12,10 +12,9 @@
 #include "mmrec/errors.h"
 #include "mmrec/model.h"
 #include "mmrec/sampler.h"
-#include "tests/engine/logprobs.h"
 #include "tests/engine/refusal.h"
+#include "tests/engine/sessions.h"
 #include "tests/engine/toy_executor.h"
-#include "tests/support/host_threads.h"
 
 namespace mmrec::test {
 namespace {
@@ -167,8 +166,7 @@ TEST(Session, WhatACallbackThrowsArrivesAndTheSessionStandsWhereItHasCome) {
   const CallOptions options{.on_progress = [](std::int64_t, std::int64_t) -> bool { throw std::out_of_range("no"); }};
   EXPECT_THROW(session.prefill(tokens, options), std::out_of_range);
   EXPECT_EQ(session.position(), 20);
-  Session less = model.new_session();
-  less.prefill(std::span(tokens).first(20));
+  Session less = begun(model, std::span(tokens).first(20));
   EXPECT_EQ(session.save(), less.save());
 }
 
@@ -277,26 +275,6 @@ TEST(Session, AnUndrawableRowIsANumericFaultWhoeverDraws) {
   }
 }
 
-TEST(Session, ScoreIsTheLogSoftmaxOfTheLogitsBefore) {
-  Session scored = toy_session();
-  Session stepped = toy_session();
-  const std::vector<int> tokens = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5};
-  const std::vector<float> logprobs = logprobs_of(scored, tokens);
-  EXPECT_EQ(logprobs[0], 0.0F);
-  for (std::size_t t = 0; t < tokens.size(); ++t) {
-    if (t > 0) {
-      double sum = 0.0;
-      for (const float x : stepped.logits()) sum += std::exp(static_cast<double>(x));
-      const float logit = stepped.logits()[static_cast<std::size_t>(tokens[t])];
-      EXPECT_NEAR(logprobs[t], static_cast<double>(logit) - std::log(sum), 1e-5);
-    }
-    stepped.step({&tokens[t], 1});
-  }
-  EXPECT_EQ(copy(scored.logits()), copy(stepped.logits()));
-  // A later call knows what came before.
-  EXPECT_NE(logprobs_of(scored, std::vector<int>{7})[0], 0.0F);
-}
-
 TEST(Session, SavedAndRestoredItContinuesToTheBit) {
   for (const int batch : {1, 3}) {
     Session session = toy_session(batch);
@@ -343,17 +321,7 @@ TEST(Session, AFailedRestoreChangesNothing) {
   EXPECT_EQ(session.save(), before);
 }
 
-TEST(Session, ACloneGoesItsOwnWay) {
-  Session session = toy_session();
-  session.prefill(std::vector<int>{1, 2, 3});
-  Session clone = session.clone();
-  EXPECT_EQ(clone.save(), session.save());
-  const std::vector<std::byte> before = session.save();
-  clone.step(std::vector<int>{5});
-  EXPECT_EQ(session.save(), before);
-  session.step(std::vector<int>{5});
-  EXPECT_EQ(clone.save(), session.save());
-  // It outlives its original, and was not made by way of the host.
+TEST(Session, ACloneOutlivesItsOriginalAndIsNotMadeByWayOfTheHost) {
   const auto log = std::make_shared<ToyLog>();
   auto original = std::make_unique<Session>(toy_model(log).new_session(2));
   original->prefill(std::vector<int>{1, 2, 3, 4});
@@ -366,22 +334,6 @@ TEST(Session, ACloneGoesItsOwnWay) {
   const std::vector<std::byte> state = original->save();
   original.reset();
   EXPECT_EQ(copied.save(), state);
-}
-
-TEST(Session, SessionsInTwoThreadsDoNotMeet) {
-  const Model model = toy_model();
-  const auto run = [&](int first, std::vector<std::byte>& saved) {
-    Session session = model.new_session();
-    for (int i = 0; i < 300; ++i) session.step(std::vector<int>{(first + i) % 11});
-    saved = session.save();
-  };
-  std::vector<std::byte> a, b, together_a, together_b;
-  run(0, a);
-  run(5, b);
-  run_together({[&] { run(0, together_a); }, [&] { run(5, together_b); }});
-  EXPECT_EQ(together_a, a);
-  EXPECT_EQ(together_b, b);
-  EXPECT_NE(a, b);
 }
 
 TEST(Session, MovesLeaveTheStateWhole) {

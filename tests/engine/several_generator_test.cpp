@@ -238,11 +238,7 @@ TEST(SeveralGenerator, ADeviceThatFailsEndsWhatItHadAndNoOthers) {
 
 TEST(SeveralGenerator, TakesOneModelOnly) {
   EXPECT_THROW(Generator(std::vector<Model>(), tokenizer()), std::invalid_argument);
-  ModelInfo other;
-  other.vocab_size = tokenizer().vocab_size();
-  const models::Config config = toy_config(other.vocab_size);
-  const Model stranger =
-      engine::Access::model(other, models::state_layout(config), std::make_shared<ToyExecutor>(config));
+  const Model stranger = toy_model(nullptr, toy_config(tokenizer().vocab_size()), {}, Device::kCpu, 5);
   EXPECT_THROW(Generator(std::vector{model_with(), stranger}, tokenizer()), std::invalid_argument);
 }
 

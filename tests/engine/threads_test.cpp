@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -28,6 +29,7 @@
 #include "mmrec/model.h"
 #include "mmrec/scorer.h"
 #include "mmrec/tokenizer.h"
+#include "tests/engine/sessions.h"
 
 namespace mmrec {
 namespace {
@@ -53,8 +55,7 @@ class Work {
  public:
   Work(const std::filesystem::path& folder, const LoadOptions& options)
       : model_(Model::load(folder, options)), tokenizer_(Tokenizer::load(folder)) {
-    Session session = model_.new_session();
-    session.prefill(some_tokens(30));
+    Session session = test::begun(model_, some_tokens(30));
     expected_.state = session.save();
     session.prefill(some_tokens(7));
     const auto logits = session.logits();
@@ -63,27 +64,15 @@ class Work {
     expected_.text = generate_text();
   }
 
-  bool round(int what) const {
-    switch (what) {
-      case 0:
-        return session();
-      case 1:
-        return clone();
-      case 2:
-        return restored();
-      case 3:
-        return scored();
-      case 4:
-        return refused();
-      default:
-        return generated();
-    }
+  bool round(std::size_t what) const {
+    constexpr std::array kAll = {&Work::session, &Work::clone,   &Work::restored,
+                                 &Work::scored,  &Work::refused, &Work::generated};
+    return (this->*kAll[what])();
   }
 
  private:
   bool session() const {
-    Session session = model_.new_session(1, {.threads = 2});
-    session.prefill(some_tokens(30));
+    Session session = test::begun(model_, some_tokens(30), 1, {.threads = 2});
     return is_right(session);
   }
   bool clone() const {
@@ -190,7 +179,7 @@ TEST(Threads, OneModelServesEight) {
         std::mt19937 random(static_cast<unsigned>(t));
         for (int round = 0; round < kRounds || Clock::now() - begin < length; ++round, ++rounds) {
           try {
-            if (!work.round(static_cast<int>(random() % 6))) ++wrong;
+            if (!work.round(random() % 6)) ++wrong;
           } catch (const std::bad_alloc&) {
             ++without_memory;
           } catch (const std::exception& error) {

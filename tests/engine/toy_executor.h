@@ -159,15 +159,9 @@ class ToyExecutor final : public models::Executor {
     if (!log_ || !log_->draws) return false;
     ++log_->drawn;
     for (std::size_t b = 0; b < tokens.size(); ++b) {
-      try {
-        Sampler sampler(draws[b].options);
-        const Sample sample =
-            sampler.sample(at(draws[b].slot).logits, draws[b].recent, draws[b].step, draws[b].sequence);
-        tokens[b] = sample.token;
-        if (!logprobs.empty()) logprobs[b] = sample.logprob;
-      } catch (const NumericError&) {
-        tokens[b] = -1;
-      }
+      const Sample sample = sampled(draws[b], draws[b].recent);
+      tokens[b] = sample.token;
+      if (!logprobs.empty()) logprobs[b] = sample.logprob;
     }
     return true;
   }
@@ -191,15 +185,9 @@ class ToyExecutor final : public models::Executor {
         const models::Run run{next_.slot, position_++, 0, 1};
         executor_.step({&token_, 1}, {&run, 1}, {});
       }
-      try {
-        Sampler sampler(next_.options);
-        const Sample sample = sampler.sample(at(next_.slot).logits, recent_, next_.step, next_.sequence);
-        token_ = sample.token;
-        waiting_.emplace_back(token_, logprobs_ ? sample.logprob : 0.0F);
-      } catch (const NumericError&) {
-        token_ = 0;
-        waiting_.emplace_back(-1, 0.0F);
-      }
+      const Sample sample = sampled(next_, recent_);
+      token_ = std::max(sample.token, 0);
+      waiting_.emplace_back(sample.token, logprobs_ ? sample.logprob : 0.0F);
       recent_.push_back(token_);
       if (waiting_.size() > kAhead) throw std::logic_error("too many tokens wait");
       has_token_ = true;
@@ -231,6 +219,14 @@ class ToyExecutor final : public models::Executor {
   };
 
   static State& at(models::Slot first, int sequence = 0) { return reinterpret_cast<State*>(first)[sequence]; }
+  /// What the sampler draws; token -1 if the logits cannot be drawn from.
+  static Sample sampled(const models::Draw& draw, std::span<const int> recent) {
+    try {
+      return Sampler(draw.options).sample(at(draw.slot).logits, recent, draw.step, draw.sequence);
+    } catch (const NumericError&) {
+      return {-1, 0.0F};
+    }
+  }
   static State& checked(models::Slot first, int sequence, std::int64_t position) {
     State& state = at(first, sequence);
     if (state.position != position) throw std::logic_error("the caller is mistaken about a sequence's position");
@@ -339,11 +335,13 @@ inline Session toy_session(int batch = 1, const models::Config& config = toy_con
 }
 
 inline Model toy_model(std::shared_ptr<ToyLog> log = nullptr, const models::Config& config = toy_config(),
-                       ToyExecutor::Logits logits = {}, Device device = Device::kCpu) {
+                       ToyExecutor::Logits logits = {}, Device device = Device::kCpu,
+                       std::uint64_t fingerprint = kToyFingerprint, const VariantOptions& variant = {}) {
   ModelInfo info;
   info.device = device;
   info.vocab_size = config.vocab_size;
-  info.fingerprint = kToyFingerprint;
+  info.fingerprint = fingerprint;
+  info.variant = variant;
   return engine::Access::model(info, models::state_layout(config),
                                std::make_shared<ToyExecutor>(config, std::move(log), std::move(logits)));
 }

@@ -45,33 +45,11 @@ class CudaKernels : public testing::Test {
   }
 };
 
-TEST_F(CudaKernels, ScansAgreeWithTheirEquations) {
+TEST_F(CudaKernels, ScansLogProbsAndTheirDerivativeAgreeWithTheirEquations) {
   KernelContext context = KernelContext::cuda();
   EXPECT_TRUE(context.is_cuda());
   EXPECT_NE(context.stream(), nullptr);
-  for (const ElementType type : test::element_types()) {
-    for (const SequenceShape shape :
-         {SequenceShape{1, 1, 1, 1}, SequenceShape{2, 1, 300, 7}, SequenceShape{1, 3, 33, 48}}) {
-      for (const bool heads_inside : {false, true}) {
-        for (const bool backwards : {false, true}) {
-          DeviceArena arena(context);
-          test::check_scans(context, arena, {type, shape, heads_inside, backwards});
-        }
-      }
-    }
-  }
-}
-
-TEST_F(CudaKernels, LogProbsAndTheirDerivativeAgreeWithTheirEquations) {
-  KernelContext context = KernelContext::cuda();
-  for (const ElementType type : test::element_types()) {
-    for (const IndexType index : {IndexType::kInt32, IndexType::kInt64}) {
-      for (const std::int64_t vocab : {1, 2, 257, 5000}) {
-        DeviceArena arena(context);
-        test::check_logprobs(context, arena, type, index, 5, vocab, vocab + vocab % 2 * 3);
-      }
-    }
-  }
+  test::check_kernels(context, [&] { return DeviceArena(context); });
 }
 
 TEST_F(CudaKernels, WorkGoesToTheCallersStream) {

@@ -5,6 +5,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -12,10 +13,11 @@
 #include "mmrec/errors.h"
 #include "mmrec/generate.h"
 #include "models/runtime/cuda_device.h"
+#include "tests/engine/held_out.h"
 #include "tests/engine/refusal.h"
+#include "tests/engine/sessions.h"
 #include "tests/kernels/cuda/cuda_testing.h"
 #include "tests/support/model_folder.h"
-#include "tests/support/safetensors_reader.h"
 #include "tests/support/tokenizer_builder.h"
 
 namespace mmrec {
@@ -120,8 +122,7 @@ TEST_F(CudaEngine, AGpuIsNamedByItsNumber) {
   for (o.gpu = 0; o.gpu < 2; ++o.gpu) {
     const Model model = Model::load(folder_of("tiny"), o);
     EXPECT_EQ(model.info().gpu, o.gpu);
-    Session session = model.new_session();
-    session.prefill(random_tokens(model, 100, 11));
+    Session session = test::begun(model, random_tokens(model, 100, 11));
     session.step(random_tokens(model, 1, 12));
     states.push_back(session.save());
   }
@@ -134,8 +135,7 @@ TEST_F(CudaEngine, GreedyTextIsTheCpus) {
   GenerateOptions options{.sampler = {.temperature = 0.0F}, .max_tokens = kEmulated ? 4 : 200};
   const auto run = [&](Device device, bool logprobs) {
     const Model model = load(kFolder, device, Precision::kF32);
-    Session session = model.new_session();
-    session.prefill(prompt);
+    Session session = test::begun(model, prompt);
     options.logprobs = logprobs;
     return generate(session, tokenizer, options);
   };
@@ -151,32 +151,19 @@ TEST_F(CudaEngine, GreedyTextIsTheCpus) {
   }
 }
 
-// The same held-out document that the CPU is held to (bundled_model_test.cpp).
 TEST_F(CudaEngine, LogprobsAgreeWithTheTrainingCode) {
   if (kEmulated) GTEST_SKIP() << "too long for an emulated device";
-  const test::SafetensorsReader reference(std::filesystem::path(MMREC_FIXTURES) / "mmrec-12m" / "heldout.safetensors");
-  const std::vector<int>& ids = reference.at("input_ids").integers;
-  const std::vector<float>& expected = reference.at("logprobs").values;
   for (const auto& [precision, bound, nats] :
        {std::tuple{Precision::kF32, 1e-3F, 0.05}, std::tuple{Precision::kBF16, 0.3F, 20.0}}) {
     Session session = load("mmrec-12m", Device::kCuda, precision).new_session();
-    const std::vector<float> logprobs = test::logprobs_of(session, ids);
-    double sum = 0.0;
-    double expected_sum = 0.0;
-    for (std::size_t t = 0; t < expected.size(); ++t) {
-      ASSERT_LE(std::abs(logprobs[t + 1] - expected[t]), bound) << "token " << t + 1;
-      sum += static_cast<double>(logprobs[t + 1]);
-      expected_sum += static_cast<double>(expected[t]);
-    }
-    EXPECT_NEAR(sum, expected_sum, nats);
+    test::expect_held_out_logprobs(session, bound, nats);
   }
 }
 
 TEST_F(CudaEngine, TheDeviceDrawsWhatTheSamplerDraws) {
   const Model model = load(kFolder, Device::kCuda, Precision::kF32);
   const int batch = 2;
-  Session session = model.new_session(batch);
-  session.prefill(random_tokens(model, static_cast<std::size_t>(batch) * 20, 1));
+  Session session = test::begun(model, random_tokens(model, static_cast<std::size_t>(batch) * 20, 1), batch);
   const auto vocab = static_cast<std::size_t>(model.info().vocab_size);
   std::vector<SamplerOptions> chains(7);  // the default, then each filter by itself, none, and all with a small vocab
   chains[1] = {.temperature = 0.0F};
@@ -214,8 +201,7 @@ TEST_F(CudaEngine, DrawsOfOneSessionDoNotMeetThoseOfAnother) {
     session.draw(greedy, 0, 0, {&drawn, 1});
     return drawn.token;
   };
-  Session alone = model.new_session();
-  alone.prefill(prompt);
+  Session alone = test::begun(model, prompt);
   const int first = next(alone);
   alone.step({&first, 1});
   const auto expected = alone.save();
@@ -264,13 +250,11 @@ void expect_ahead_as_one_by_one(const Model& model, const Tokenizer& tokenizer) 
         if (calls % 7 == 3) other.step(std::vector<int>{4, 5});
         return calls++ == ends_after;
       };
-      Session session = model.new_session();
-      session.prefill(prompt);
+      Session session = test::begun(model, prompt);
       const GenerateResult result = generate(session, tokenizer, o);
       ASSERT_EQ(result.tokens.size(), static_cast<std::size_t>(ends_after));
 
-      Session slow = model.new_session();
-      slow.prefill(prompt);
+      Session slow = test::begun(model, prompt);
       SamplerOptions chain = o.sampler;
       chain.vocab_limit = tokenizer.vocab_size();
       Sampler on_host(chain);
@@ -312,8 +296,7 @@ TEST_F(CudaEngine, StatesMoveBetweenDevices) {
     const Model gpu = load(folder, Device::kCuda, Precision::kF32);
     const auto tokens = random_tokens(cpu, 70, 3);
     for (const auto& [from, to] : {std::pair{&cpu, &gpu}, std::pair{&gpu, &cpu}}) {
-      Session first = from->new_session();
-      first.prefill(std::span(tokens).first(50));
+      Session first = test::begun(*from, std::span(tokens).first(50));
       const auto state = first.save();
       Session second = to->new_session();
       second.restore(state);
@@ -337,8 +320,7 @@ TEST_F(CudaEngine, CutsOnTheGridChangeNoBit) {
     const auto tokens = random_tokens(model, 9000, 4);
     for (const PrefillMode mode : {PrefillMode::kSteps, PrefillMode::kSweeps}) {
       SessionOptions o{.prefill = mode};
-      Session whole = model.new_session(1, o);
-      whole.prefill(tokens);
+      Session whole = test::begun(model, tokens, 1, o);
       for (const auto& ends : {std::vector<std::size_t>{4096, 9000}, {8192, 9000}, {4096, 8192, 9000}}) {
         Session session = model.new_session(1, o);
         prefill_to(session, tokens, ends);
@@ -373,8 +355,7 @@ TEST_F(CudaEngine, ManySequencesAgreeWithOne) {
 TEST_F(CudaEngine, MemoryDoesNotGrowWithThePrompt) {
   if (kEmulated) GTEST_SKIP() << "the host's memory is not the device's";
   const Model model = load("mmrec-12m", Device::kCuda);
-  Session session = model.new_session();
-  session.prefill(random_tokens(model, 5000, 6));
+  Session session = test::begun(model, random_tokens(model, 5000, 6));
   test::logprobs_of(session, random_tokens(model, 5000, 7));
   const std::uint64_t before = models::cuda_device_info().free_bytes;
   session.prefill(random_tokens(model, 60000, 8));
@@ -407,8 +388,7 @@ TEST_F(CudaEngine, OutOfMemorySaysWhatWasNeededAndTheProcessGoesOn) {
       }
     }
   }
-  Session again = model.new_session();
-  again.prefill(tokens);
+  Session again = test::begun(model, tokens);
   EXPECT_EQ(again.save(), state);
   EXPECT_EQ(session.save(), state);
 }
