@@ -24,18 +24,23 @@ using sentencepiece::SentencePieceProcessor;
 
 constexpr std::string_view kSpaceSymbol = "\xE2\x96\x81";  // ▁
 
-std::unique_ptr<SentencePieceProcessor> load_processor(const SentencePieceFile& file, bool add_dummy_prefix,
-                                                       const std::string& name) {
-  auto processor = std::make_unique<SentencePieceProcessor>();
-  std::string fault;
+/// Why sentencepiece refuses a call that returns its status; "" if it does not. std::bad_alloc passes.
+template <class Call>
+std::string fault_of(const Call& call) {
   try {
-    const auto status = processor->LoadFromSerializedProto(serialize(file, add_dummy_prefix));
-    if (!status.ok()) fault = status.ToString();
+    const auto status = call();
+    return status.ok() ? std::string() : status.ToString();
   } catch (const std::bad_alloc&) {
     throw;
   } catch (const std::exception& error) {
-    fault = error.what();
+    return error.what();
   }
+}
+
+std::unique_ptr<SentencePieceProcessor> load_processor(const SentencePieceFile& file, bool add_dummy_prefix,
+                                                       const std::string& name) {
+  auto processor = std::make_unique<SentencePieceProcessor>();
+  std::string fault = fault_of([&] { return processor->LoadFromSerializedProto(serialize(file, add_dummy_prefix)); });
   if (fault.empty() && processor->GetPieceSize() != static_cast<int>(file.pieces.size())) fault = "it lost pieces";
   if (!fault.empty()) throw std::runtime_error(fmt::format("{}: sentencepiece refuses it: {}", name, fault));
   return processor;
@@ -155,15 +160,7 @@ class SentencePieceModel final : public TokenizerModel {
       valid = models::replace_invalid_utf8(text);
       text = valid;
     }
-    std::string fault;
-    try {
-      const auto status = processor->Encode({text.data(), text.size()}, &chunk.ids);
-      if (!status.ok()) fault = status.ToString();
-    } catch (const std::bad_alloc&) {
-      throw;
-    } catch (const std::exception& error) {
-      fault = error.what();
-    }
+    const std::string fault = fault_of([&] { return processor->Encode({text.data(), text.size()}, &chunk.ids); });
     if (!fault.empty()) throw std::runtime_error(fmt::format("sentencepiece cannot encode the text: {}", fault));
     for (const int id : chunk.ids) at(id);
   }

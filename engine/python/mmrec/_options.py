@@ -1,6 +1,6 @@
 """The options that calls take by name: their types, their defaults, and the signatures that help() shows.
 
-What must stay true: the names and defaults are those of the engine (engine/python/src/options.cpp and model.cpp).
+What must stay true: the names and defaults are those of the engine (engine/python/src/values.cpp and model.cpp).
 """
 
 import inspect

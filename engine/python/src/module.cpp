@@ -66,27 +66,25 @@ void translate(const std::exception_ptr& thrown, void* payload) {
   }  // nanobind translates the others: std::invalid_argument to ValueError, a plain std::logic_error to RuntimeError
 }
 
-PyObject* add_error(nb::module_& m, const char* name, const char* doc, PyObject* base) {
-  const std::string full = std::string("mmrec.") + name;
-  PyObject* type = PyErr_NewExceptionWithDoc(full.c_str(), doc, base, nullptr);
-  if (type == nullptr) nb::raise_python_error();
-  m.attr(name) = nb::handle(type);
-  return type;
-}
-
 void bind_errors(nb::module_& m) {
   static Types types;  // lives as long as the module, which is never unloaded
-  types.model_error = add_error(m, "ModelError",
-                                "A file or a saved state is malformed, damaged or of another model; the message names "
-                                "file, field, found and expected.",
-                                PyExc_RuntimeError);
-  types.numeric_error =
-      add_error(m, "NumericError", "A NaN or an infinity where a finite number must be; the message names the step.",
-                PyExc_ArithmeticError);
-  types.device_unavailable =
-      add_error(m, "DeviceUnavailable", "The device that was asked for cannot be used; the message names the reason.",
-                PyExc_RuntimeError);
-  types.cuda_error = add_error(m, "CudaError", "A call of CUDA failed.", PyExc_RuntimeError);
+  const auto add = [&m](const char* name, const char* doc, PyObject* base) {
+    PyObject* type = PyErr_NewExceptionWithDoc((std::string("mmrec.") + name).c_str(), doc, base, nullptr);
+    if (type == nullptr) nb::raise_python_error();
+    m.attr(name) = nb::handle(type);
+    return type;
+  };
+  types = {.model_error = add("ModelError",
+                              "A file or a saved state is malformed, damaged or of another model; the message names "
+                              "file, field, found and expected.",
+                              PyExc_RuntimeError),
+           .numeric_error =
+               add("NumericError", "A NaN or an infinity where a finite number must be; the message names the step.",
+                   PyExc_ArithmeticError),
+           .device_unavailable =
+               add("DeviceUnavailable", "The device that was asked for cannot be used; the message names the reason.",
+                   PyExc_RuntimeError),
+           .cuda_error = add("CudaError", "A call of CUDA failed.", PyExc_RuntimeError)};
   nb::register_exception_translator(translate, &types);
 }
 
