@@ -1,7 +1,6 @@
 // Opening a checkpoint: which files belong to it, their headers, and the agreement between the index and the shards.
 #include "models/files/checkpoint.h"
 
-#include <dirent.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -76,22 +75,14 @@ bool is_shard_name(std::string_view name) {
          name.find('\0') == std::string_view::npos;
 }
 
-struct CloseFolder {
-  void operator()(DIR* folder) const { (void)::closedir(folder); }
-};
-
-/// Why a folder has no checkpoint, with a hint if it seems to hold one in another format. Not std::filesystem's
-/// iterator: libstdc++ makes paths there where it must not throw, and ends the process if memory runs out.
+/// Why a folder has no checkpoint, with a hint if it seems to hold one in another format.
 [[noreturn]] void fail_no_checkpoint(const fs::path& folder) {
+  constexpr std::size_t kMostNames = 1000;
   std::string hint;
-  const std::unique_ptr<DIR, CloseFolder> opened(::opendir(folder.c_str()));
-  for (int seen = 0; opened && seen < 1000; ++seen) {
-    const dirent* const entry = ::readdir(opened.get());
-    if (entry == nullptr) break;
-    const fs::path name = entry->d_name;
-    const fs::path extension = name.extension();
+  for (const std::string& name : names_in(folder, kMostNames)) {
+    const fs::path extension = fs::path(name).extension();
     if (extension == ".pt" || extension == ".pth" || extension == ".bin") {
-      hint = fmt::format("; convert {} with weights/convert.py", quote(name.string()));
+      hint = fmt::format("; convert {} with weights/convert.py", quote(name));
     }
   }
   fail(folder, fmt::format("no {} and no {}{}", kModelFile, kIndexFile, hint));

@@ -17,7 +17,6 @@
 
 #include "kernels/tensor.h"
 #include "models/files/file.h"
-#include "models/files/shard_index.h"
 
 namespace mmrec::models {
 
@@ -43,6 +42,16 @@ struct TensorInfo {
 /// expected.
 std::vector<TensorInfo> parse_safetensors_header(std::string_view json, std::uint64_t data_bytes,
                                                  const std::string& name);
+
+/// Shards by name, and for each tensor the number of its shard.
+struct ShardIndex {
+  std::vector<std::string> shards;
+  std::unordered_map<std::string, std::size_t> shard_of;
+};
+
+/// Parses the index. Its weight_map may name plain .safetensors files of the same folder only, at most 1,000, and at
+/// least one tensor; other keys are ignored. Throws std::runtime_error naming `name`, the tensor, found and expected.
+ShardIndex parse_shard_index(std::string_view text, const std::string& name);
 
 /// An open checkpoint: the headers are validated, no tensor has been read. Movable.
 class Checkpoint {

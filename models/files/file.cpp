@@ -90,7 +90,7 @@ std::string read_text(const std::filesystem::path& path, std::uint64_t max_bytes
   return text;
 }
 
-std::vector<std::string> names_in(const std::filesystem::path& folder) {
+std::vector<std::string> names_in(const std::filesystem::path& folder, std::size_t most) {
   const auto close = [](::DIR* opened) { (void)::closedir(opened); };
   std::unique_ptr<::DIR, decltype(close)> opened;
   do {
@@ -98,7 +98,7 @@ std::vector<std::string> names_in(const std::filesystem::path& folder) {
   } while (opened == nullptr && errno == EINTR);
   if (opened == nullptr && errno == ENOMEM) throw std::bad_alloc();
   std::vector<std::string> names;
-  while (opened != nullptr) {
+  while (opened != nullptr && names.size() < most) {
     const ::dirent* const entry = ::readdir(opened.get());  // another thread has a folder of its own
     if (entry == nullptr) break;
     const std::string_view name = entry->d_name;

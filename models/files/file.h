@@ -40,10 +40,10 @@ class File {
 /// anything is allocated) or if the file is empty.
 std::string read_text(const std::filesystem::path& path, std::uint64_t max_bytes);
 
-/// The names of what is in a folder, in no order; none if it cannot be read, or those before a fault. Throws
+/// At most `most` names of what is in a folder, in no order; none if it cannot be read, or those before a fault. Throws
 /// std::bad_alloc. std::filesystem::directory_iterator cannot: libstdc++ allocates where it must not throw, and ends
 /// the process.
-std::vector<std::string> names_in(const std::filesystem::path& folder);
+std::vector<std::string> names_in(const std::filesystem::path& folder, std::size_t most = ~std::size_t{0});
 
 /// What a file that begins with `start` seems to be instead, as the end of a message ("; this looks like ..."), or
 /// nothing: a Git LFS pointer, a web page, a PyTorch checkpoint.

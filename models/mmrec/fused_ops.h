@@ -10,7 +10,7 @@
 
 namespace mmrec::kernels {
 
-/// The kernels that can run a step (chosen in models/mmrec/cuda/decode/choose.cuh). kNone: no kernel takes the shape.
+/// The kernels that can run a step (chosen in models/mmrec/cuda/decode/step.cu). kNone: no kernel takes the shape.
 enum class DecodeAlgo : std::uint8_t { kAuto, kNone, kCluster, kSingle, kBatch };
 
 struct DecodeShape {

@@ -39,11 +39,11 @@ class Block {
   /// x of the rows that work.begin() has laid out, in and out.
   void run(const Layer& w, std::int64_t layer, std::int64_t rows) {
     norm(rows, w.norm1);
-    linear<A>({{.x = work_.u(rows), .weight = w.qkvz, .bias = w.qkvz_bias, .y = work_.qkvz(rows)}});
+    linear<A>({job(work_.u(rows), w.qkvz, w.qkvz_bias, work_.qkvz(rows))});
     // Calls of one token begin at h = 0, which is all that γ would multiply.
     const bool decays = !work_.config.bank || work_.runs().most_rows > 1;
     if (decays) decay(w, rows);
-    linear<float>({{.x = work_.part(rows, 3), .weight = w.gate_z, .bias = w.gate_z_bias, .y = work_.zm(rows)}});
+    linear<float>({job(work_.part(rows, 3), w.gate_z, w.gate_z_bias, work_.zm(rows))});
     kernels::normed_recurrence(
         work_.backend, kernels::NormedRecurrence<Space, A>{.z = work_.part(rows, 3),
                                                            .zm = work_.zm(rows),
@@ -59,26 +59,20 @@ class Block {
     if (work_.config.bank) attend(w, layer, rows);
     add_residual(rows);
     if (work_.config.bank) {
-      linear<float>({{.x = work_.attended(rows), .weight = w.attended, .y = work_.x(rows), .residual = work_.x(rows)}});
+      add(work_.attended(rows), w.attended, nullptr);
       kernels::bank_write(
           work_.backend,
           kernels::BankWrite<Space>{
               .h = work_.h(rows), .runs = work_.runs(), .slots = work_.config.long_mem_len, .layer = layer});
     }
     norm(rows, w.norm2);
-    linear<A>({{.x = work_.u(rows),
-                .weight = w.ffn_in,
-                .bias = w.ffn_in_bias,
-                .y = work_.ffn(rows),
-                .activation = kernels::Activation::kGeluTanh}});
-    linear<float>({{.x = work_.ffn(rows),
-                    .weight = w.ffn_out,
-                    .bias = w.ffn_out_bias,
-                    .y = work_.x(rows),
-                    .residual = work_.x(rows)}});
+    linear<A>({job(work_.u(rows), w.ffn_in, w.ffn_in_bias, work_.ffn(rows), kGelu)});
+    add(work_.ffn(rows), w.ffn_out, w.ffn_out_bias);
   }
 
  private:
+  static constexpr auto kGelu = kernels::Activation::kGeluTanh;
+
   void norm(std::int64_t rows, const float* weight) {
     kernels::rmsnorm(work_.backend, Matrix<const float>(work_.x(rows)), weight, work_.u(rows),
                      kernels::NormEpsilon::kInsideRoot);
@@ -86,34 +80,18 @@ class Block {
 
   // γ from z and k.
   void decay(const Layer& w, std::int64_t rows) {
-    constexpr auto kGelu = kernels::Activation::kGeluTanh;
-    linear<A>({{.x = work_.part(rows, 3),
-                .weight = w.gamma_in,
-                .bias = w.gamma_in_bias,
-                .y = work_.gate_hidden(rows, 0),
-                .activation = kGelu},
-               {.x = work_.part(rows, 1),
-                .weight = w.context_in,
-                .bias = w.context_in_bias,
-                .y = work_.gate_hidden(rows, 1),
-                .activation = kGelu}});
-    linear<float>(
-        {{.x = work_.gate_hidden(rows, 0), .weight = w.gamma_up, .bias = w.gamma_up_bias, .y = work_.gamma(rows)},
-         {.x = work_.gate_hidden(rows, 1),
-          .weight = w.context_up,
-          .bias = w.context_up_bias,
-          .y = work_.context(rows)}});
+    linear<A>({job(work_.part(rows, 3), w.gamma_in, w.gamma_in_bias, work_.gate_hidden(rows, 0), kGelu),
+               job(work_.part(rows, 1), w.context_in, w.context_in_bias, work_.gate_hidden(rows, 1), kGelu)});
+    linear<float>({job(work_.gate_hidden(rows, 0), w.gamma_up, w.gamma_up_bias, work_.gamma(rows)),
+                   job(work_.gate_hidden(rows, 1), w.context_up, w.context_up_bias, work_.context(rows))});
     kernels::decay_gate(work_.backend, {.a = work_.gamma(rows), .c = work_.context(rows), .gamma = work_.gamma(rows)});
   }
 
   // What is attended to, before W_out.
   void attend(const Layer& w, std::int64_t layer, std::int64_t rows) {
-    const Matrix<const A> q = work_.part(rows, 0);
-    linear<A>({{.x = work_.h_rounded(rows),
-                .weight = w.query,
-                .y = work_.attended(rows),
-                .residual = q,
-                .residual_scale = 0.5F}});
+    Job<A> query = job(work_.h_rounded(rows), w.query, nullptr, work_.attended(rows));
+    query.residual = work_.part(rows, 0), query.residual_scale = 0.5F;
+    linear<A>({query});
     const std::int64_t head_dim = work_.config.model_dim / work_.config.num_heads;
     kernels::bank_attention(
         work_.backend,
@@ -141,11 +119,21 @@ class Block {
                                                                             .y = sequence(work_.x(rows))});
   }
 
+  template <class Y>
+  static Job<Y> job(Matrix<const A> x, const kernels::WeightView<Space>& weight, const float* bias, Matrix<Y> y,
+                    kernels::Activation activation = kernels::Activation::kNone) {
+    return {.x = x, .weight = weight, .bias = bias, .y = y, .activation = activation};
+  }
+  // x += the product and its bias.
+  void add(Matrix<const A> factor, const kernels::WeightView<Space>& weight, const float* bias) {
+    Job<float> sum = job(factor, weight, bias, work_.x(factor.rows));
+    sum.residual = sum.y;
+    linear<float>({sum});
+  }
   // Independent products over all rows, piece by piece of what makes whole tiles.
   template <class Y>
   void linear(std::initializer_list<Job<Y>> jobs) {
-    std::vector<Job<Y>>& all = this->template jobs<Y>();
-    all.clear();
+    std::vector<Job<Y>> all;
     for (const Piece& piece : work_.pieces()) {
       for (Job<Y> job : jobs) {
         job.x = job.x.middle_rows(piece.first, piece.rows);
@@ -157,18 +145,8 @@ class Block {
     }
     kernels::linear(work_.backend, std::span<const Job<Y>>(all));
   }
-  template <class Y>
-  std::vector<Job<Y>>& jobs() {
-    if constexpr (std::is_same_v<Y, float>) {
-      return float_jobs_;
-    } else {
-      return jobs_;
-    }
-  }
 
   Work& work_;
-  std::vector<Job<A>> jobs_;
-  std::vector<Job<float>> float_jobs_;
 };
 
 }  // namespace mmrec::models::mmrec_jax

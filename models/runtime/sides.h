@@ -9,15 +9,48 @@
 
 #include <array>
 #include <cstddef>
+#include <exception>
 #include <memory>
+#include <optional>
 
 #include "kernels/cpu/cpu.h"
-#include "models/runtime/helper_thread.h"
+#include "kernels/cpu/thread_pool.h"
 
 namespace mmrec::models {
 
 template <class Backend>
 class Sides;
+
+/// A thread that does one thing at a time beside the thread that owns it.
+class HelperThread {
+ public:
+  /// Runs f(0) on this thread and f(1) on the helper, which starts with the first call. Returns when both are done and
+  /// throws what either has thrown. Runs one after the other if the system gives no thread.
+  template <class F>
+  void run(const F& f) {
+    if (!pool_) pool_.emplace(2);
+    std::array<std::exception_ptr, 2> faults;
+    const auto run_side = [&](std::size_t side) {
+      try {
+        f(side);
+      } catch (...) {
+        faults[side] = std::current_exception();
+      }
+    };
+    if (pool_->threads() == 2) {
+      pool_->run([&](int side) { run_side(static_cast<std::size_t>(side)); });
+    } else {
+      run_side(0);
+      run_side(1);
+    }
+    for (const std::exception_ptr& fault : faults) {
+      if (fault) std::rethrow_exception(fault);
+    }
+  }
+
+ private:
+  std::optional<kernels::ThreadPool> pool_;
+};
 
 /// Half of the threads each: stacks are independent, so they need not meet for every op. Threads of the main backend
 /// wait meanwhile, and these while it works.

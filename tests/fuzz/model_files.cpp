@@ -5,7 +5,6 @@
 
 #include "models/files/checkpoint.h"
 #include "models/files/json.h"
-#include "models/files/shard_index.h"
 #include "models/mmrec/config.h"
 #include "models/mmrec100m/config.h"
 #include "models/mmrec_jax/config.h"
