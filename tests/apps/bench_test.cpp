@@ -1,8 +1,4 @@
 // mmrec-bench: that its figures are there and add up, and that it leaves nothing behind.
-#include <chrono>
-#include <csignal>
-#include <thread>
-
 #include "apps/bench/work.h"
 #include "models/mmrec/mmrec.h"
 #include "tests/apps/programs.h"
@@ -106,9 +102,7 @@ TEST(Bench, AnInterruptRemovesTheSyntheticModel) {
   const TempFolder folder;
   Process process(split("/usr/bin/env TMPDIR=" + folder.path().string() + " " + kBench +
                         " --device cpu --synthetic 256,4,4000 --repeat 1000"));
-  while (process.running() && std::filesystem::is_empty(folder.path())) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
+  wait_for([&] { return !process.running() || !std::filesystem::is_empty(folder.path()); });
   process.send(SIGINT);
   const Outcome outcome = process.wait();
   EXPECT_EQ(outcome.code, 130) << outcome.err;
@@ -123,9 +117,7 @@ TEST(Bench, AnInterruptEndsTheWritingOfAModel) {
       Words line = {"/usr/bin/env", "TMPDIR=" + folder.path().string(), kBench, "--synthetic", "2048,64,32000"};
       if (keeps) line.insert(line.end(), {"--keep", folder / "kept"});
       Process process(line);
-      while (process.running() && std::filesystem::is_empty(folder.path())) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      }
+      wait_for([&] { return !process.running() || !std::filesystem::is_empty(folder.path()); });
       process.send(SIGINT);
       if (twice) process.send(SIGINT);
       EXPECT_EQ(process.wait().code, 130);

@@ -97,23 +97,6 @@ TEST(Corpus, OneRuleForWhatHasNoTokensToScore) {
   }
 }
 
-TEST(Corpus, MemoryIsThatOfADocument) {
-  SKIP_UNDER_SANITIZERS("a sanitizer keeps memory that was freed");
-  const TempFolder folder;
-  const auto peak_of = [&](int lines) {
-    std::string text;
-    // Blank but for one line in a thousand, so that reading is what takes the time.
-    for (int i = 0; i < lines; ++i) text += i % 1000 == 0 ? "a few words\n" : std::string(99, ' ') + "\n";
-    write_file(folder / "long.txt", text);
-    const Json json =
-        json_of(run(ppl_on_tiny({"--split-by", "line", "--format", "json", "--threads", "1", folder / "long.txt"})));
-    EXPECT_EQ(json["docs"], lines / 1000);
-    return json["timings"]["peak_memory_bytes"].get<double>();
-  };
-  const double few = peak_of(1'000);
-  EXPECT_LT(peak_of(300'000), few + 8e6);  // 30 MB
-}
-
 TEST(Corpus, CsvIsQuoted) {
   const TempFolder folder;
   const std::string name = folder / "a \"b\", c.txt";

@@ -232,7 +232,7 @@ TEST(Memory, TooLittleIsExitFour) {
   write_file(folder / "model.safetensors", head);
   std::filesystem::resize_file(folder / "model.safetensors", head.size() + 512'000'000);
   std::ofstream(folder / "model.safetensors", std::ios::binary | std::ios::app) << data;
-  Json json = Json::parse(read_file(kTiny + "/config.json"));
+  Json json = tiny_config();
   json["vocab_size"] = rows;
   write_file(folder / "config.json", json.dump());
   const Outcome outcome = run({"/bin/sh", "-c", R"(ulimit -v 400000; exec "$0" "$@")", kPpl, "--device", "cpu", "-m",
@@ -243,10 +243,8 @@ TEST(Memory, TooLittleIsExitFour) {
 
 /// tiny with a memory of so many slots.
 void write_with_slots(const TempFolder& folder, std::int64_t slots) {
-  for (const char* name : {"model.safetensors", "tokenizer.model"}) {
-    std::filesystem::copy_file(kTiny + "/" + name, folder / name);
-  }
-  Json json = Json::parse(read_file(kTiny + "/config.json"));
+  copy_files(kTiny, folder.path(), {"model.safetensors", "tokenizer.model"});
+  Json json = tiny_config();
   json["memory_slots"] = slots;
   write_file(folder / "config.json", json.dump());
 }

@@ -94,9 +94,7 @@ TEST(Generate, GreedyAndSeededRunsRepeat) {
     const Json first = generate_json(words(kShort, options));
     for (const Words& variant : {Words{}, Words{"--threads", "1"}, Words{"--threads", "2"}, Words{"--threads", "3"}}) {
       const Json again = generate_json(words(words(kShort, options), variant));
-      EXPECT_EQ(first["text"], again["text"]) << joined(variant);
-      EXPECT_EQ(first["tokens"], again["tokens"]) << joined(variant);
-      EXPECT_EQ(first["logprobs"], again["logprobs"]) << joined(variant);
+      expect_same(again, first, {"text", "tokens", "logprobs"}, joined(variant));
     }
   }
   EXPECT_EQ(generate_json(words(kShort, {"--temp", "0", "--seed", "1"}))["tokens"],

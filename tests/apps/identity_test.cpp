@@ -141,9 +141,7 @@ struct Folders {
     for (const char* name : {"one", "other"}) {
       const std::filesystem::path to = folder / name;
       std::filesystem::create_directory(to);
-      for (const char* file : {"config.json", "model.safetensors"}) {
-        std::filesystem::copy_file(std::filesystem::path(from) / file, to / file);
-      }
+      copy_files(from, to, {"config.json", "model.safetensors"});
       TokenizerBuilder tokenizer;
       tokenizer.words({"\u2581once", "\u2581upon", "\u2581a", "\u2581time"});
       write_file(to / "tokenizer.model", tokenizer.build());

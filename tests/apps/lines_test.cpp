@@ -1,8 +1,5 @@
 // mmrec-generate --lines: a prompt a line, on a tiny model of random weights.
-#include <chrono>
-#include <csignal>
 #include <sstream>
-#include <thread>
 
 #include "tests/apps/programs.h"
 
@@ -18,9 +15,7 @@ TEST(Lines, EachIsContinuedAsIfItWereTheOnlyOne) {
   const auto all = jsonl_of(lines(options, "Alice was\nThe river\r\n\nAlice was"));
   ASSERT_EQ(all.size(), 4U);
   const Json first = json_of(run(generate_on_tiny(words({"-p", "Alice was"}, options))));
-  for (const char* key : {"text", "tokens", "logprobs", "finish_reason", "prompt_tokens"}) {
-    EXPECT_EQ(all[0][key], first[key]) << key;
-  }
+  expect_same(all[0], first, {"text", "tokens", "logprobs", "finish_reason", "prompt_tokens"});
   EXPECT_NE(all[3]["tokens"], all[0]["tokens"]) << "every line draws anew";
   EXPECT_EQ(all[3]["prompt_tokens"], all[0]["prompt_tokens"]);
   EXPECT_EQ(all[2]["prompt_tokens"], Json::array({1})) << "from BOS";

@@ -30,9 +30,7 @@ TEST(Messages, AnotherArchitectureIsNamedBeforeItsKeysAre) {
 
 TEST(Messages, AMissingTokenizerIsNamedWithWaysOut) {
   const TempFolder folder;
-  for (const char* file : {"config.json", "model.safetensors"}) {
-    std::filesystem::copy_file(std::filesystem::path(kTiny) / file, folder / file);
-  }
+  copy_files(kTiny, folder.path(), {"config.json", "model.safetensors"});
   for (const Words& line : {Words{kGenerate, "-p", "x"}, Words{kPpl, "-"}}) {
     expect_refused(run(words(line, {"--device", "cpu", "-m", folder.path()})), 3,
                    {"tokenizer.model: the tokenizer is missing", "convert.py --tokenizer", "--ids"});

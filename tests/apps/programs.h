@@ -7,13 +7,17 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <csignal>
 #include <filesystem>
+#include <functional>
 #include <initializer_list>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -82,6 +86,36 @@ class Fifo {
   std::filesystem::path path_;
   int fd_ = -1;
 };
+
+/// A run of `line` that gets `signal` when it has printed `bytes`.
+inline Outcome interrupted(const Words& line, std::size_t bytes, int signal = SIGINT) {
+  Process process(line);
+  EXPECT_TRUE(process.read_stdout(bytes));
+  process.send(signal);
+  return process.wait();
+}
+
+/// What `condition` waits for has come, or a minute has gone.
+inline void wait_for(const std::function<bool()>& condition) {
+  for (int i = 0; i < 1200 && !condition(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+}
+
+inline std::ptrdiff_t files_in(const std::filesystem::path& folder) {
+  return std::distance(std::filesystem::directory_iterator(folder), {});
+}
+
+inline void copy_files(const std::filesystem::path& from, const std::filesystem::path& to,
+                       std::initializer_list<const char*> names) {
+  for (const char* name : names) std::filesystem::copy_file(from / name, to / name);
+}
+
+/// tiny's configuration.
+inline Json tiny_config() { return Json::parse(read_file(kTiny + "/config.json")); }
+
+inline void expect_same(const Json& found, const Json& expected, std::initializer_list<const char*> keys,
+                        const std::string& what = {}) {
+  for (const char* key : keys) EXPECT_EQ(found.value(key, Json()), expected.value(key, Json())) << what << " " << key;
+}
 
 /// A refusal: this exit code, nothing on stdout, one line on stderr (after warnings) that says all of `says`.
 inline void expect_refused(const Outcome& outcome, int code, std::initializer_list<std::string_view> says,

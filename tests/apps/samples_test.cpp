@@ -19,9 +19,8 @@ TEST(Samples, EachIsWhatItsSeedGivesAlone) {
     EXPECT_EQ(seed, 18446744073709551613U + i) << "which wraps";
     const Json alone = json_of(run(generate_on_tiny(
         {"-p", "Alice was beginning", "-n", "20", "--stop", "e", "--json", "--echo", "--seed", std::to_string(seed)})));
-    for (const char* key : {"prompt", "prompt_tokens", "text", "tokens", "logprobs", "finish_reason"}) {
-      EXPECT_EQ(all[i][key], alone[key]) << i << " " << key;
-    }
+    expect_same(all[i], alone, {"prompt", "prompt_tokens", "text", "tokens", "logprobs", "finish_reason"},
+                std::to_string(i));
   }
   EXPECT_EQ(samples({"--num-samples", "3", "--json", "--stop", "e", "--echo"}),
             std::vector<Json>(all.begin(), all.begin() + 3));

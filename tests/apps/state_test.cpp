@@ -1,8 +1,6 @@
 // States of mmrec-generate: a text that is interrupted, saved and gone on with is the uninterrupted one.
 #include <sys/stat.h>
 
-#include <chrono>
-#include <csignal>
 #include <sstream>
 
 #include "tests/apps/programs.h"
@@ -64,11 +62,8 @@ TEST_F(State, StdinIsLeftAloneUnlessAskedFor) {
 }
 
 TEST_F(State, AnInterruptedTextIsSaved) {
-  Process process(generate_on_tiny({"-p", "Alice was", "-n", "-1", "--temp", "0", "--state-out", file("a")}));
-  ASSERT_TRUE(process.read_stdout(200));
-  process.send(SIGINT);
-  const Outcome outcome = process.wait();
-  EXPECT_EQ(outcome.code, 130);
+  const Words endless = generate_on_tiny({"-p", "Alice was", "-n", "-1", "--temp", "0", "--state-out", file("a")});
+  EXPECT_EQ(interrupted(endless, 200).code, 130);
   const Json json = generate_json({"--state-in", file("a"), "-n", "4"});
   const std::int64_t began = json["state"]["began_at"].get<std::int64_t>();
   const Json whole = generate_json({"-p", "Alice was", "--temp", "0", "-n", std::to_string(began + 4)});
@@ -109,7 +104,7 @@ TEST_F(State, WhatIsNoStateIsRefusedByName) {
   refused({"-p", "x", "--state-out", folder_.path().string()}, 5, {"Is a directory"});
   const Outcome other = run({kGenerate, "--device", "cpu", "--state-in", file("a"), "-n", "1"});
   expect_refused(other, 3, {file("a"), "another"});
-  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_.path()), {}), 4) << "nothing is left behind";
+  EXPECT_EQ(files_in(folder_.path()), 4) << "nothing is left behind";
 }
 
 class Cache : public State {
@@ -117,7 +112,7 @@ class Cache : public State {
   Json generate(const Words& more) const {
     return generate_json(words({"--prefix-cache", file("cache"), "-n", "6", "--temp", "0"}, more));
   }
-  std::ptrdiff_t states() const { return std::distance(std::filesystem::directory_iterator(folder_ / "cache"), {}); }
+  std::ptrdiff_t states() const { return files_in(folder_ / "cache"); }
   static std::string many(int count, const std::string& end) {
     std::string text = "Alice was beginning to get very tired";
     for (int i = 0; i < count; ++i) text += " of sitting by her sister " + std::to_string(i * 7919);

@@ -64,8 +64,7 @@ TEST(Windows, AWindowAsLongAsTheDocumentIsTheFullMode) {
   const Json full = json_of(run(ppl_on_tiny({"--format", "json", "-"}), text));
   for (const std::string mode : {"rolling", "strided"}) {
     const Json json = json_of(run(ppl_on_tiny({"--mode", mode, "--window", "5000", "--format", "json", "-"}), text));
-    for (const char* key : {"tokens", "nll", "ppl", "bits_per_byte", "word_ppl"})
-      EXPECT_EQ(json[key], full[key]) << key;
+    expect_same(json, full, {"tokens", "nll", "ppl", "bits_per_byte", "word_ppl"});
   }
   EXPECT_EQ(full["mode"], "full");
   EXPECT_FALSE(full.contains("window"));
