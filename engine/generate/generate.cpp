@@ -24,9 +24,9 @@ namespace {
 
 /// The tokens of one sequence, drawn one after another: the host's loop around a session.
 ///
-/// If the executor draws ahead, the next token is under way while the caller looks at this one. A caller that then
-/// wants no more has had one step too many. The state comes back from a copy, which is made every kInterval tokens, and
-/// the steps since then are taken again, which gives the same bits.
+/// If the executor draws ahead, the next token is computed while the caller looks at this one. If the caller then wants
+/// no more, one step was too many. So the state is copied every kInterval tokens. The copy comes back and the steps
+/// since then are taken again, which gives the same bits.
 class TokenDrawer {
  public:
   /// At most `most` tokens will be drawn; `recent` are those that count for the repetition penalty. `keeps_logits`: the

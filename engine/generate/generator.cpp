@@ -35,15 +35,10 @@ using Request = engine::RunningRequest;
 constexpr std::size_t kParties = 8;  // this part of a device's slots is filled together
 constexpr int kMostHeld = 32;        // rounds that a slot stays free for others
 
-/// The tokens before the prompt, as far as they are known.
-std::span<const int> known_tokens(const GeneratorRequest& request) {
-  if (!request.options.context.empty()) return request.options.context;
-  return request.start ? request.start->recent_tokens() : std::span<const int>();
-}
-
 /// The tokens that generate() would find in a session after the prompt.
 std::vector<int> tokens_before(const GeneratorRequest& request) {
-  const std::span<const int> known = known_tokens(request);
+  std::span<const int> known = request.options.context;
+  if (known.empty() && request.start) known = request.start->recent_tokens();
   std::vector<int> all(known.begin(), known.end());
   all.insert(all.end(), request.prompt.begin(), request.prompt.end());
   constexpr auto kMost = static_cast<std::size_t>(Session::kRecentTokens);
@@ -53,16 +48,14 @@ std::vector<int> tokens_before(const GeneratorRequest& request) {
 
 /// Callbacks that throw nothing: `fault` keeps what they throw.
 GenerateOptions guarded(GenerateOptions options, engine::CallbackFault& fault) {
-  if (options.on_text) {
-    options.on_text = [&fault, ask = std::move(options.on_text)](std::string_view text) {
-      return fault.guard([&] { return ask(text); });
+  const auto guard = [&fault](auto& callback) {
+    if (!callback) return;
+    callback = [&fault, ask = std::move(callback)](auto... given) {
+      return fault.guard([&] { return ask(given...); });
     };
-  }
-  if (options.on_token) {
-    options.on_token = [&fault, ask = std::move(options.on_token)](int token, float logprob) {
-      return fault.guard([&] { return ask(token, logprob); });
-    };
-  }
+  };
+  guard(options.on_text);
+  guard(options.on_token);
   if (options.cancelled) {
     options.cancelled = [&fault, ask = std::move(options.cancelled)] { return !fault.guard([&] { return !ask(); }); };
   }
@@ -172,9 +165,9 @@ struct Generator::Impl {
     if (!request->text.goes_on()) finish(std::move(request));
   }
 
-  /// Requests take the lowest free slots, so that those in use lie close together, and no device more than its share.
-  /// While more wait than there is room for, some are let in together: the prompts of several take hardly longer than
-  /// one, and nobody steps meanwhile.
+  /// Requests take the lowest free slots, so that used slots lie close together. No device takes more than its share.
+  /// While more requests wait than there is room for, several join together: their prompts take hardly longer than one,
+  /// and no sequence steps meanwhile.
   void admit(Worker& worker, RequestId end) {
     engine::GeneratorDevice& device = worker.device;
     const std::size_t slots = device.running().size();
@@ -211,7 +204,7 @@ struct Generator::Impl {
     if (workers.size() > 1 && !worker.thread.joinable()) {
       try {
         worker.thread = std::jthread([this, &worker](const std::stop_token& stop) { work(worker, stop); });
-      } catch (const std::system_error&) {  // no more threads to be had: the caller's computes
+      } catch (const std::system_error&) {  // no thread can be started: the caller's computes
       }
     }
     if (!worker.thread.joinable()) {

@@ -39,12 +39,12 @@ namespace {
 
 using Documents = std::span<const std::vector<int>>;
 
-/// Tokens of a group at most where nobody has said how many documents it takes: some thirty chunks of a GPU, so that
-/// the last one, which is not full, costs little. Groups of a block are about as large, so that devices finish
+/// The most tokens of a group if the options do not give a number of documents. It is some thirty chunks of a GPU, so
+/// the last chunk, which is not full, costs little. Groups of a block have about equal sizes, so devices finish
 /// together.
 constexpr std::size_t kGroupTokens = std::size_t{1} << 18;
 
-/// Full groups of a block at most. More would make groups a little more alike, and the first scores come later.
+/// The most full groups of a block. With more, groups are a little more alike, and the first scores come later.
 constexpr std::size_t kGroupsOfABlock = 8;
 
 /// Those with a token to score, by falling length, then position.
@@ -149,8 +149,8 @@ struct Group {
 /// One call of a scorer.
 class Scoring {
  public:
-  /// `streams`: documents are still to be made while others are scored. A GPU then has a thread of its own, so that it
-  /// does not wait for them; a CPU has no more than all of its threads to give.
+  /// `streams`: documents are made while others are scored. A GPU then has a thread of its own, so that it does not
+  /// wait for them. A CPU gains nothing by that, because scoring takes all of its threads.
   Scoring(std::span<const Model> models, const ScorerOptions& options, PrefillStats& stats, bool streams)
       : options_(options),
         execution_(engine::execution_options(options.session)),
@@ -238,7 +238,7 @@ class Scoring {
   void start() {
     try {
       for (Worker& worker : workers_) threads_.emplace_back([this, &worker] { work(worker); });
-    } catch (const std::system_error&) {  // no more threads to be had: those there are do the work
+    } catch (const std::system_error&) {  // no more threads can be started: those that run do the work
       if (threads_.empty()) is_alone_ = true;
     }
   }
@@ -344,7 +344,7 @@ class Scoring {
     return go_on;
   }
 
-  /// Slots for so many documents, or fewer where memory does not suffice and nobody has said how many.
+  /// Slots for so many documents; fewer if memory does not suffice and the options do not give a number.
   void make_room(Worker& worker, std::size_t documents) {
     if (static_cast<std::size_t>(worker.slots.count()) >= std::min(documents, worker.most)) return;
     worker.slots = {};

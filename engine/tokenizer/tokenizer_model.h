@@ -38,9 +38,9 @@ class TokenizerModel {
   TokenizerModel& operator=(const TokenizerModel&) = delete;
   virtual ~TokenizerModel() = default;
 
-  /// Appends the ids of `text`, without BOS. Invalid UTF-8 is as if replaced by U+FFFD. `on_progress`, if it is any,
-  /// is told the bytes that are done every kChunkBytes or so, of several threads every few for each of them, in the
-  /// caller's thread, and returns whether to go on. The ids do not depend on `threads`, which is at least 1.
+  /// Appends the ids of `text`, without BOS. Invalid UTF-8 is read as U+FFFD. If set, `on_progress` is called in the
+  /// caller's thread with the bytes done so far and returns whether to go on: about every kChunkBytes, with several
+  /// threads after a few chunks of each. The ids do not depend on `threads`, which is at least 1.
   using OnProgress = std::function<bool(std::size_t bytes)>;
   static constexpr std::size_t kChunkBytes = std::size_t{64} << 10;
   virtual void encode(std::string_view text, std::vector<int>& ids, const OnProgress& on_progress,

@@ -1,5 +1,6 @@
 // The laws on the CPU, and the one of its own: what row tiles keep equal.
 #include "tests/engine/laws.h"
+#include "tests/engine/far_positions.h"
 #include "tests/engine/sessions.h"
 
 namespace mmrec {
@@ -48,6 +49,11 @@ TEST(SplitLaw, CutsAtTileAndWindowBoundariesChangeNoBit) {
       EXPECT_EQ(session.save(), whole.save()) << "first cut at " << ends[0];
     }
   }
+}
+
+TEST(FarPositions, GoOnAsNearOnes) {
+  LoadOptions on_cpu{.device = Device::kCpu};
+  test::expect_far_positions_to_go_on(Model::load(folder_of("tiny"), on_cpu), 0.0F);
 }
 
 }  // namespace

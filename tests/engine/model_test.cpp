@@ -1,4 +1,5 @@
-// The engine on real model folders, beyond the laws of laws_test.cpp.
+// The engine on real model folders, beyond the laws of laws_test.cpp: what loading says and refuses, groups, and the
+// bundled model against the code that trained it. And the version of the library that runs.
 #include "mmrec/model.h"
 
 #include <gtest/gtest.h>
@@ -7,13 +8,17 @@
 #include <cmath>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "engine/kernels/kernel_backend.h"
 #include "mmrec/errors.h"
-#include "mmrec/generate.h"
+#include "mmrec/generator.h"
 #include "mmrec/scorer.h"
+#include "mmrec/tokenizer.h"
+#include "mmrec/version.h"
 #include "models/runtime/cuda_device.h"
+#include "tests/engine/held_out.h"
 #include "tests/engine/refusal.h"
 #include "tests/engine/sessions.h"
 
@@ -193,6 +198,64 @@ TEST(LoadedModel, SeveralOfItWorkAsOneDoes) {
   const auto one = Scorer(models[0], options).score(documents);
   const auto several = Scorer(models, options).score(documents);
   for (std::size_t d = 0; d < documents.size(); ++d) EXPECT_EQ(several[d].logprobs, one[d].logprobs) << d;
+}
+
+class BundledModel : public testing::TestWithParam<PrefillMode> {};
+
+TEST_P(BundledModel, LogprobsAgreeWithTheTrainingCode) {
+  Session session = bundled_model().new_session(1, {.prefill = GetParam()});
+  test::expect_held_out_logprobs(session, 1e-3F, 0.05);
+  // 16 segments of 256 tokens: the memory slots took part.
+  EXPECT_GT(session.position(), 8 * bundled_model().info().memory_segment);
+}
+
+INSTANTIATE_TEST_SUITE_P(Modes, BundledModel, testing::Values(PrefillMode::kSteps, PrefillMode::kSweeps),
+                         [](const auto& info) { return info.param == PrefillMode::kSteps ? "Steps" : "Sweeps"; });
+
+TEST(BundledGenerator, ManyRequestsGetWhatEachGetsAlone) {
+  const Tokenizer tokenizer = Tokenizer::load(bundled());
+  const Model& model = bundled_model();
+  Generator generator(model, tokenizer, {.slots = 3});
+  std::vector<GenerateResult> results(5);
+  std::vector<GenerateResult> expected;
+  const std::vector<std::string> prompts = {"The history of the city begins", "In 1914", "A", "The river", "He said"};
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    GenerateOptions options{.sampler = {.seed = i}, .max_tokens = 10 + 7 * static_cast<std::int64_t>(i)};
+    if (i == 2) options.sampler.repetition_penalty = 1.2F;
+    if (i == 3) options.stop = {"."};
+    const std::vector<int> prompt = tokenizer.encode(prompts[i]);
+    generator.submit({.prompt = prompt, .options = options, .on_finish = [&results, i](GenerateResult result) {
+                        results[i] = std::move(result);
+                      }});
+    Session session = test::begun(model, prompt);
+    expected.push_back(generate(session, tokenizer, options));
+  }
+  generator.run();
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    EXPECT_FALSE(results[i].text.empty());
+    EXPECT_EQ(results[i].text, expected[i].text);
+    EXPECT_EQ(results[i].tokens, expected[i].tokens);
+    EXPECT_EQ(results[i].logprobs, expected[i].logprobs);
+    EXPECT_EQ(results[i].finish_reason, expected[i].finish_reason);
+    if (i == 3) continue;  // whose stop string ends the text within a token
+    std::vector<int> shown = tokenizer.encode(prompts[i]);
+    shown.insert(shown.end(), results[i].tokens.begin(), results[i].tokens.end());
+    EXPECT_EQ(prompts[i] + results[i].text, tokenizer.decode(shown));
+  }
+}
+
+TEST(Version, IsThatOfTheHeaders) {
+  EXPECT_EQ(version(), MMREC_VERSION);
+  const std::string numbers = std::to_string(MMREC_VERSION_MAJOR) + "." + std::to_string(MMREC_VERSION_MINOR) + "." +
+                              std::to_string(MMREC_VERSION_PATCH);
+  EXPECT_EQ(version(), numbers);
+}
+
+TEST(Version, NamesTheBackends) {
+  ASSERT_GE(backends().size(), 1U);
+  EXPECT_EQ(backends()[0], "cpu");
+  ASSERT_LE(backends().size(), 2U);
+  EXPECT_EQ(backends().back(), backends().size() == 2 ? "cuda" : "cpu");
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ namespace nb = nanobind;
 
 // When the interpreter ends, no thread may be inside the extension. Python then ends a thread that asks for the GIL, in
 // the midst of C++, and the process aborts. So calls are counted, and mmrec/_streams.py waits for their end. Calls
-// under way throw at their next check (src/ending.cpp).
+// under way throw at their next check (src/module.cpp).
 
 /// Thrown in other threads while the interpreter ends. In Python it is SystemExit, which ends a thread silently.
 struct InterpreterEnds : std::exception {
@@ -251,7 +251,6 @@ bool ask(const nb::object& callback, Args&&... args) {
   return callback(std::forward<Args>(args)...).ptr() != Py_False;
 }
 
-void bind_ending(nb::module_& m);
 void bind_model(nb::module_& m);
 void bind_session(nb::module_& m);
 void bind_tokenizer(nb::module_& m);

@@ -45,7 +45,8 @@ struct Results {
 
 std::vector<int> some_tokens() { return {1, 7, 14, 21, 28, 35, 42, 49, 56, 63, 6, 13, 20, 27, 34, 41, 48, 55}; }
 
-void use(Session& session, Results& results) {
+Results use(Session& session) {
+  Results results;
   session.prefill(some_tokens());
   Sample sample;
   for (std::uint64_t step = 0; step < 4; ++step) {  // by ops, recorded, replayed
@@ -55,8 +56,9 @@ void use(Session& session, Results& results) {
   }
   std::vector<float> logprobs(some_tokens().size());
   session.score(some_tokens(), logprobs);
-  results.logprobs.insert(results.logprobs.end(), logprobs.begin(), logprobs.end());
+  results.logprobs = logprobs;
   results.state = session.clone().save();
+  return results;
 }
 
 class CudaFaults : public testing::TestWithParam<Case> {
@@ -68,9 +70,7 @@ class CudaFaults : public testing::TestWithParam<Case> {
   static Results run() {
     const Model model = load();
     Session session = model.new_session();
-    Results results;
-    use(session, results);
-    return results;
+    return use(session);
   }
   static std::int64_t stride(std::int64_t calls, std::int64_t most) {
     const char* wish = std::getenv("MMREC_FAULTS");
@@ -95,23 +95,34 @@ class CudaFaults : public testing::TestWithParam<Case> {
     }
   }
 
+  /// The calls of an attempt in which none fails.
+  template <class Run>
+  static std::int64_t calls_of(const Run& attempt) {
+    begin_faults(0);
+    attempt();
+    return end_faults();
+  }
+  /// Makes one call of an attempt fail, which then ends as documented.
+  template <class Run>
+  static void expect_documented(std::int64_t nth, std::int64_t calls, cudaError_t code, const Run& attempt) {
+    SCOPED_TRACE(testing::Message() << "call " << nth << " of " << calls << " fails with " << cudaGetErrorName(code));
+    begin_faults(nth, code);
+    const std::string fault = fault_of(code, attempt);
+    end_faults();
+    EXPECT_EQ(fault, "");
+  }
+
   void try_runs(cudaError_t code, std::int64_t most) {
     const Results expected = run();
     const std::int64_t before = live_objects();
-    begin_faults(0);
-    run();
-    const std::int64_t calls = end_faults();
+    const std::int64_t calls = calls_of(run);
     ASSERT_GT(calls, 50);
     const std::int64_t apart = stride(calls, most);
     constexpr std::int64_t kFirst = 8;  // which ask what the device is, and are few among the others
     std::int64_t tried = 0;
     for (std::int64_t nth = 1; nth <= calls && !HasFailure(); nth += nth < kFirst ? 1 : apart, ++tried) {
-      SCOPED_TRACE(testing::Message() << "call " << nth << " of " << calls << " fails with " << cudaGetErrorName(code));
-      begin_faults(nth, code);
-      const std::string fault = fault_of(code, [&] { EXPECT_TRUE(run() == expected) << "other results"; });
-      end_faults();
-      EXPECT_EQ(fault, "");
-      EXPECT_EQ(live_objects(), before) << "a leak of the device's";
+      expect_documented(nth, calls, code, [&] { EXPECT_TRUE(run() == expected) << "other results"; });
+      EXPECT_EQ(live_objects(), before) << "a leak of the device's, call " << nth;
     }
     EXPECT_TRUE(run() == expected);
     std::cout << "  " << tried << " of " << calls << " calls failed in turn\n";
@@ -150,10 +161,7 @@ TEST_P(CudaFaults, AutoTakesTheCpuWhateverFailsAsAModelIsLoaded) {
       had_no_context = true;
       EXPECT_EQ(warnings[0], std::string("GPU 0 gives no context (cudaSetDevice): ") + cudaGetErrorString(code) +
                                  ": running on the CPU");
-      begin_faults(nth, code);
-      const std::string fault = fault_of(code, [&] { (void)load_auto(warnings, Device::kCuda); });
-      EXPECT_EQ(fault, "");
-      end_faults();
+      expect_documented(nth, calls, code, [&] { (void)load_auto(warnings, Device::kCuda); });
       EXPECT_EQ(warnings.size(), 1U) << "who insists is told by the error alone";
     }
   }
@@ -162,69 +170,43 @@ TEST_P(CudaFaults, AutoTakesTheCpuWhateverFailsAsAModelIsLoaded) {
 
 TEST_P(CudaFaults, OtherSessionsGoOn) {
   const Model model = load();
-  Results expected;
   Session other = model.new_session();
-  use(other, expected);
+  const Results expected = use(other);
   const auto attempt = [&] {
     Session session = model.new_session();
-    Results results;
-    use(session, results);
-    EXPECT_TRUE(results == expected) << "other results";
+    EXPECT_TRUE(use(session) == expected) << "other results";
   };
-  begin_faults(0);
-  attempt();
-  const std::int64_t calls = end_faults();
+  const std::int64_t calls = calls_of(attempt);
   for (std::int64_t nth = 1; nth <= calls && !HasFailure(); nth += stride(calls, 6)) {
-    SCOPED_TRACE(testing::Message() << "call " << nth << " of " << calls << " fails");
-    begin_faults(nth);
-    const std::string fault = fault_of(cudaErrorUnknown, attempt);
-    end_faults();
-    EXPECT_EQ(fault, "");
+    expect_documented(nth, calls, cudaErrorUnknown, attempt);
     other.reset();
-    Results results;
-    use(other, results);
-    EXPECT_TRUE(results == expected) << "another session's results";
+    EXPECT_TRUE(use(other) == expected) << "another session's results, call " << nth;
   }
 }
 
 // What a model takes when it is first used is taken anew where that has failed half way.
 TEST_P(CudaFaults, TheModelGoesOn) {
-  Results expected;
-  begin_faults(0);
-  {
-    const Model model = load();
-    begin_faults(0);
+  const auto use_anew = [](const Model& model) {
     Session session = model.new_session();
-    use(session, expected);
-  }
-  const std::int64_t calls = end_faults();
+    return use(session);
+  };
+  const Results expected = run();
+  const Model counted = load();
+  const std::int64_t calls = calls_of([&] { use_anew(counted); });
   // The first ones allocate; a step's are behind them.
   constexpr std::int64_t kFirst = 20;
   for (std::int64_t nth = 1; nth <= calls && !HasFailure();
        nth += nth < kFirst ? stride(kFirst, 10) : stride(calls, 3)) {
-    SCOPED_TRACE(testing::Message() << "call " << nth << " of " << calls << " fails");
     const Model model = load();
-    begin_faults(nth);
-    const std::string fault = fault_of(cudaErrorUnknown, [&] {
-      Session session = model.new_session();
-      Results results;
-      use(session, results);
-    });
-    end_faults();
-    EXPECT_EQ(fault, "");
-    Session session = model.new_session();
-    Results results;
-    use(session, results);
-    EXPECT_TRUE(results == expected) << "other results";
+    expect_documented(nth, calls, cudaErrorUnknown, [&] { use_anew(model); });
+    EXPECT_TRUE(use_anew(model) == expected) << "other results, call " << nth;
   }
 }
 
 /// In a process of its own each, as a lost device stays lost.
 TEST_P(CudaFaults, ALostDeviceIsNamedByEveryLaterCall) {
   GTEST_FLAG_SET(death_test_style, "fast");
-  begin_faults(0);
-  run();
-  const std::int64_t calls = end_faults();
+  const std::int64_t calls = calls_of(run);
   const auto lose = [](std::int64_t nth) {
     const std::int64_t before = live_objects();
     begin_faults(nth, cudaErrorIllegalAddress);
@@ -246,8 +228,7 @@ TEST_P(CudaFaults, ALostDeviceIsNamedByEveryLaterCall) {
       const Model model = load();
       Session session = model.new_session();
       try {
-        Results results;
-        use(session, results);
+        use(session);
       } catch (const std::system_error& error) {
         failed = error.code() == std::errc::no_such_device;
         lost = is_lost([&] { session.prefill(some_tokens()); }) && is_lost([&] { model.new_session(); });

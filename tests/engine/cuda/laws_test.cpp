@@ -1,4 +1,5 @@
-// The laws on a GPU, in fp32 and in 16 bits, and what holds between a GPU and the CPU.
+// The laws on a GPU, in fp32 and in 16 bits, and what holds between a GPU and the CPU. Longer than other files, because
+// its tests share the models of a device.
 #include "tests/engine/laws.h"
 
 #include <cstddef>
@@ -13,6 +14,7 @@
 #include "mmrec/errors.h"
 #include "mmrec/generate.h"
 #include "models/runtime/cuda_device.h"
+#include "tests/engine/far_positions.h"
 #include "tests/engine/held_out.h"
 #include "tests/engine/refusal.h"
 #include "tests/engine/sessions.h"
@@ -306,6 +308,14 @@ TEST_F(CudaEngine, StatesMoveBetweenDevices) {
       second.prefill(std::span(tokens).subspan(50));
       EXPECT_LE(largest_difference(second.logits(), first.logits()), 5e-5F * scale_of(first.logits())) << folder;
     }
+  }
+}
+
+using CudaFarPositions = CudaEngine;
+TEST_F(CudaFarPositions, GoOnAsNearOnes) {
+  for (const Precision precision : {Precision::kF32, Precision::kBF16}) {
+    test::expect_far_positions_to_go_on(load("tiny", Device::kCuda, precision),
+                                        precision == Precision::kF32 ? 1e-5F : 0.06F);
   }
 }
 
