@@ -28,7 +28,9 @@ std::string_view help_of(const Option& option) {
   return option.help;
 }
 
-std::string replaced(std::string_view text, std::span<const std::pair<char, std::string_view>> pairs) {
+using Pair = std::pair<char, std::string_view>;
+
+std::string replaced(std::string_view text, std::span<const Pair> pairs) {
   std::string out;
   for (const char c : text) {
     std::string_view with(&c, 1);
@@ -61,7 +63,6 @@ std::pair<std::string_view, std::string_view> examples_and_purpose(const Program
 }
 
 std::string roff(std::string_view text) {
-  using Pair = std::pair<char, std::string_view>;
   constexpr auto kPairs = std::to_array<Pair>(
       {{'\\', "\\e"}, {'-', "\\-"}, {'\'', "\\(aq"}, {'^', "\\(ha"}, {'~', "\\(ti"}, {'`', "\\(ga"}});
   const std::string line = replaced(text, kPairs);
@@ -165,13 +166,11 @@ std::string bash_function(std::string_view function, std::span<const Option> opt
 }
 
 std::string function_of(std::string_view program) {
-  using Pair = std::pair<char, std::string_view>;
   constexpr auto kPairs = std::to_array<Pair>({{'-', "_"}});
   return "_" + replaced(program, kPairs);
 }
 
 std::string zsh_arguments(std::span<const Option> options) {
-  using Pair = std::pair<char, std::string_view>;
   constexpr auto kPairs =
       std::to_array<Pair>({{'\'', "'\\''"}, {'[', "\\["}, {']', "\\]"}, {':', "\\:"}, {'\\', "\\\\"}});
   std::string out;
@@ -196,7 +195,6 @@ std::string zsh_arguments(std::span<const Option> options) {
 }
 
 std::string fish_lines(std::string_view program, std::span<const Option> options, std::string_view condition) {
-  using Pair = std::pair<char, std::string_view>;
   constexpr auto kPairs = std::to_array<Pair>({{'\'', "\\'"}, {'\\', "\\\\"}});
   std::string out;
   for (const Option& option : options) {

@@ -20,7 +20,6 @@
 #include "apps/generate/interactive.h"
 #include "apps/generate/lines.h"
 #include "apps/generate/options.h"
-#include "apps/generate/prefix_cache.h"
 #include "apps/generate/prompt.h"
 #include "apps/generate/records.h"
 #include "apps/generate/sampling.h"

@@ -1,16 +1,30 @@
 #include "apps/generate/prompt.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <iterator>
+#include <map>
+#include <optional>
 #include <stdexcept>
+#include <string_view>
 #include <system_error>
+#include <utility>
 
 #include "apps/common/cli.h"
 #include "apps/common/input.h"
+#include "apps/common/model_folder.h"
 #include "apps/common/output.h"
 #include "apps/common/progress.h"
+#include "mmrec/computed_with.h"
+#include "mmrec/state_file.h"
+#include "models/files/file.h"
 #include "models/files/replace_file.h"
 
 namespace mmrec::apps {
@@ -33,6 +47,63 @@ std::string without(std::string_view text, std::string_view other) {
   std::vector<std::string_view> items = items_of(text);
   std::erase_if(items, [&](auto item) { return std::find(others.begin(), others.end(), item) != others.end(); });
   return fmt::format("{}", fmt::join(items, kBetween));
+}
+
+constexpr std::string_view kEnding = ".prefix";
+constexpr std::int64_t kFirstCheckpoint = 256;  // less is consumed in no time
+
+/// FNV-1a over what a state was computed with and over ids, one after another. It finds files quickly; what a file
+/// holds decides whether it is used.
+class NameHash {
+ public:
+  explicit NameHash(std::string_view computed_with) {
+    for (const char c : computed_with) add_byte(static_cast<unsigned char>(c));
+  }
+  void add(int id) {
+    for (int byte = 0; byte < 4; ++byte) add_byte(static_cast<std::uint32_t>(id) >> (8 * byte));
+  }
+  std::uint64_t value() const { return hash_; }
+
+ private:
+  void add_byte(std::uint32_t byte) {
+    hash_ ^= byte & 0xFFU;
+    hash_ *= 0x100000001B3U;
+  }
+  std::uint64_t hash_ = 0xCBF29CE484222325U;
+};
+
+/// The number of tokens that a name of this identity tells.
+std::optional<std::int64_t> count_in(std::string_view name, std::string_view identity) {
+  if (!name.starts_with(identity) || !name.ends_with(kEnding)) return std::nullopt;
+  name.remove_prefix(identity.size());
+  std::int64_t count = 0;
+  const auto [end, fault] = std::from_chars(name.data(), name.data() + name.size(), count);
+  if (fault != std::errc() || count < 1 || *end != '-') return std::nullopt;
+  return count;
+}
+
+/// Whether a file is one of these, of whatever model, or what a killed writer of one left (see Replacement): nothing
+/// else in the folder is ever touched.
+bool is_ours(std::string_view name) {
+  constexpr std::string_view kLeft = ".mmrec-";
+  if (name.starts_with(kLeft)) return is_hex(name.substr(kLeft.size()));
+  if (!name.ends_with(kEnding)) return false;
+  name.remove_suffix(kEnding.size());
+  std::vector<std::string_view> fields;
+  for (std::size_t end = 0; end != std::string_view::npos; name.remove_prefix(std::min(end + 1, name.size()))) {
+    end = name.find('-');
+    fields.push_back(name.substr(0, end));
+  }
+  return fields.size() == 6 && is_hex(fields[0]) && is_hex(fields[1]) && is_hex(fields[5]);
+}
+
+/// Gives a file of the cache the time of now. Not by utimensat(): --sandbox refuses it, since it reaches any file.
+void touch(const std::filesystem::path& path) {
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  if (fd < 0) return;
+  struct stat status = {};
+  if (::fstat(fd, &status) == 0) (void)!::ftruncate(fd, status.st_size);  // no file of the cache is ever appended to
+  (void)::close(fd);
 }
 
 }  // namespace
@@ -174,6 +245,116 @@ void save_state(const std::string& file, Session& session, const GenerateResult&
   if (result.finish_reason == FinishReason::kStopString) {
     warn(fmt::format("{}: the state goes on to the end of the last token drawn, the text ends before the stop string",
                      file));
+  }
+}
+
+PrefixCache::PrefixCache(std::filesystem::path folder, std::uint64_t most_bytes, const ModelInfo& model,
+                         const SessionOptions& options, const Tokenizer& tokenizer)
+    : folder_(std::move(folder)),
+      most_bytes_(most_bytes),
+      identity_(fmt::format("{}-{}-{}-{}-", hex(model.fingerprint), hex(tokenizer.fingerprint()),
+                            model.device == Device::kCpu ? "cpu" : "cuda", to_string(model.precision))),
+      computed_with_(computed_with(model, options)),
+      tokenizer_(tokenizer) {
+  if (mkdir(folder_.c_str(), 0700) != 0 && errno != EEXIST) {
+    throw OutputError(
+        fmt::format("{}: cannot make the folder ({})", folder_.string(), std::generic_category().message(errno)));
+  }
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(folder_, ignored)) {
+    throw OutputError(fmt::format("{}: not a folder", folder_.string()));
+  }
+}
+
+std::string PrefixCache::name_of(std::int64_t count, std::uint64_t hash) const {
+  return fmt::format("{}{}-{}{}", identity_, count, hex(hash), kEnding);
+}
+
+std::vector<PrefixCache::Entry> PrefixCache::entries() const {
+  std::vector<Entry> entries;
+  for (const std::string& name : models::names_in(folder_)) {
+    if (!is_ours(name)) continue;
+    Entry entry{folder_ / name, 0, {}};
+    std::error_code no_size, no_time;  // gone, or not to be asked now
+    entry.bytes = std::filesystem::file_size(entry.path, no_size);
+    entry.used = std::filesystem::last_write_time(entry.path, no_time);
+    if (!no_size && !no_time) entries.push_back(std::move(entry));
+  }
+  return entries;
+}
+
+std::int64_t PrefixCache::restore(Session& session, std::span<const int> ids) {
+  std::map<std::int64_t, std::uint64_t> hashes;  // of beginnings that there may be states of
+  for (const Entry& entry : entries()) {
+    const auto count = count_in(entry.path.filename().string(), identity_);
+    if (count && *count <= std::ssize(ids)) hashes.emplace(*count, 0);
+  }
+  NameHash hash(computed_with_);
+  std::int64_t hashed = 0;
+  for (auto& [count, value] : hashes) {
+    for (; hashed < count; ++hashed) hash.add(ids[static_cast<std::size_t>(hashed)]);
+    value = hash.value();
+  }
+  std::vector<std::pair<std::int64_t, std::uint64_t>> longest_first(hashes.begin(), hashes.end());
+  std::reverse(longest_first.begin(), longest_first.end());
+  for (const auto& [count, value] : longest_first) {
+    const std::filesystem::path path = folder_ / name_of(count, value);
+    std::error_code fault;
+    if (!std::filesystem::exists(path, fault)) continue;
+    try {
+      const SavedSequence saved = read_state_file(path);
+      const auto beginning = ids.first(static_cast<std::size_t>(count));
+      const bool is_of_it = std::equal(saved.tokens.begin(), saved.tokens.end(), beginning.begin(), beginning.end());
+      if (!is_of_it || saved.computed_with != computed_with_) continue;  // two of one name
+      restore_sequence(session, saved, &tokenizer_);
+      if (session.position() != count) throw std::runtime_error("found another number of tokens than its name's");
+      touch(path);
+      return count;
+    } catch (const std::system_error& error) {  // the system's fault, and none of the file's
+      session.reset();
+      warn(fmt::format("{}: not used ({})", path.string(), error.what()));
+    } catch (const std::runtime_error& error) {
+      session.reset();
+      std::filesystem::remove(path, fault);
+      warn(fmt::format("{}: not used, and removed ({})", path.string(), error.what()));
+    }
+  }
+  return 0;
+}
+
+std::vector<std::int64_t> PrefixCache::checkpoints(std::int64_t from, std::int64_t size) {
+  std::vector<std::int64_t> points;
+  for (std::int64_t point = kFirstCheckpoint; point < size; point *= 2) {
+    if (point > from) points.push_back(point);
+  }
+  if (size > from) points.push_back(size);
+  return points;
+}
+
+void PrefixCache::store(const Session& session, std::span<const int> ids) {
+  NameHash hash(computed_with_);
+  for (const int id : ids) hash.add(id);
+  const std::filesystem::path path = folder_ / name_of(std::ssize(ids), hash.value());
+  try {
+    SavedSequence saved = save_sequence(session, {}, &tokenizer_);
+    saved.computed_with = computed_with_;
+    saved.tokens.assign(ids.begin(), ids.end());
+    write_state_file(path, saved);
+  } catch (const std::runtime_error& error) {
+    warn(fmt::format("the state is not kept: {}", error.what()));
+  }
+  make_room();
+}
+
+void PrefixCache::make_room() const {
+  std::vector<Entry> all = entries();
+  std::sort(all.begin(), all.end(), [](const Entry& a, const Entry& b) { return a.used < b.used; });
+  std::uint64_t bytes = 0;
+  for (const Entry& entry : all) bytes += entry.bytes;
+  for (auto oldest = all.begin(); oldest != all.end() && bytes > most_bytes_; ++oldest) {
+    std::error_code ignored;  // another process may have been faster
+    std::filesystem::remove(oldest->path, ignored);
+    bytes -= oldest->bytes;
   }
 }
 

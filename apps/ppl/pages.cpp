@@ -1,4 +1,6 @@
-#include "apps/ppl/pages.h"
+// --html: the documents with each token coloured by its surprise. --plot: loss against position, and the distribution of
+// loss over documents. Each is one file that needs nothing else.
+#include "apps/ppl/sinks.h"
 
 #include <fmt/format.h>
 

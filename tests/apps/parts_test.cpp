@@ -4,7 +4,7 @@
 #include "apps/common/arguments.h"
 #include "apps/common/input.h"
 #include "apps/common/progress.h"
-#include "apps/ppl/pages.h"
+#include "apps/ppl/sinks.h"
 #include "tests/apps/programs.h"
 
 namespace mmrec::test {

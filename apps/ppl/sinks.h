@@ -1,18 +1,18 @@
-// --save-logprobs and --compare: log-probs beside those that were saved before, token by token. docs/file-formats.md
-// has the file of distributions.
-//
-// Must stay true: memory is that of two distributions and a number for each token. A file that is not of this corpus,
-// vocabulary and tokenizer is refused where that shows (RejectedFile naming the place, found and expected).
+// Things that are made of scored documents, besides the report: log-probs that are saved or compared
+// (saved_logprobs.cpp), and pages for people (pages.cpp).
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "apps/common/output.h"
+#include "apps/ppl/report.h"
 #include "apps/ppl/score.h"
 #include "mmrec/model.h"
+#include "mmrec/tokenizer.h"
 
 namespace mmrec::apps {
 
@@ -37,5 +37,15 @@ std::unique_ptr<DocumentSink> token_comparison(const std::string& file);
 std::unique_ptr<DocumentSink> distributions(const Model& model, const SessionOptions& options, Output* save,
                                             const std::optional<std::string>& compare,
                                             const DistributionSource& source);
+
+/// Written as documents come, a hundred bytes or so a token. Without a tokenizer it shows ids.
+std::unique_ptr<DocumentSink> html_page(Output& out, std::optional<Tokenizer> tokenizer, const RunIdentity& identity);
+
+/// An SVG. Memory is that of the classes of its drawings, whatever the size of the corpus.
+std::unique_ptr<DocumentSink> loss_plot(Output& out);
+
+/// `text` inside of HTML or SVG: characters that mean something to a parser become entities, also for attributes in
+/// double quotes. Control characters that XML does not know, and bytes that are not UTF-8, become U+FFFD.
+std::string html_text(std::string_view text);
 
 }  // namespace mmrec::apps
