@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import io
 import json
+import math
 import os
 import pathlib
 import random
@@ -95,9 +96,7 @@ def strides(shape):
 
 
 def tensor(key, shape, elements=None, offset=0, stride=None, kind="FloatStorage"):
-    count = 1
-    for extent in shape:
-        count *= extent
+    count = math.prod(shape)
     return call(name("torch._utils", "_rebuild_tensor_v2"), storage(key, count if elements is None else elements, kind),
                 offset, tuple(shape), strides(shape) if stride is None else stride, False,
                 call(name("collections", "OrderedDict")))
@@ -115,12 +114,14 @@ def with_values(specs):
     """{name: (shape, [floats])} of (name, shape, ...)."""
     model, value = {}, 0.0
     for tensor_name, shape, _ in specs:
-        count = 1
-        for extent in shape:
-            count *= extent
-        model[tensor_name] = (shape, [value + i / 1024 for i in range(count)])
+        model[tensor_name] = (shape, [value + i / 1024 for i in range(math.prod(shape))])
         value += 0.125
     return model
+
+
+def stored(model):
+    """The tensors of a model as read_safetensors() has them."""
+    return {k: ("F32", list(shape), struct.pack(f"<{len(values)}f", *values)) for k, (shape, values) in model.items()}
 
 
 def state_and_storages(model):

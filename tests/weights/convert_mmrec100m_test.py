@@ -73,13 +73,16 @@ class ConversionTest(Mmrec100mCase):
 
 
 class RefusalsTest(Mmrec100mCase):
+    def refuse(self, changes, *parts):
+        """A model with other tensors: {name: (shape, values)}, None for one that is missing."""
+        model = {k: v for k, v in {**tiny_100m(), **changes}.items() if v is not None}
+        self.assert_refused(self.save_100m(model), 3, *parts)
+
     def test_quantised_checkpoints_and_observers(self):
         self.assert_refused(self.save_100m(wrap=lambda s: {"model_state_dict": s, "quantized": True}), 3, "found quantized")
         for key in ("fusion.fusion_proj.weight_fake_quant.scale", "lm_head.activation_post_process.min_val",
                     "text_expert.blocks.0.W_q._packed_params.dtype", "lm_head.zero_point"):
-            model = tiny_100m()
-            model[key] = ((1,), [1.0])
-            self.assert_refused(self.save_100m(model), 3, "quantis", key)
+            self.refuse({key: ((1,), [1.0])}, "quantis", key)
         for module, attribute in (("torch._utils", "_rebuild_qtensor"), ("torch", "QInt8Storage"), ("torch", "qint8"),
                                   ("torch", "per_channel_affine"), ("torch.ao.nn.quantized.modules.linear", "Linear")):
             path = self.save_100m(wrap=lambda s: {"model_state_dict": s, "x": name(module, attribute)})
@@ -89,25 +92,17 @@ class RefusalsTest(Mmrec100mCase):
         self.convert(self.save_100m(wrap=lambda s: {"model_state_dict": s, "quantized": False, "args": {"use_qat": False}}))
 
     def test_weighted_fusion(self):
-        model = tiny_100m()
-        model["fusion.gate.0.weight"] = ((8, 16), [0.0] * 128)
-        self.assert_refused(self.save_100m(model), 3, "fusion_method", "weighted", "fusion.gate.0.weight")
+        self.refuse({"fusion.gate.0.weight": ((8, 16), [0.0] * 128)}, "fusion_method", "weighted", "fusion.gate.0.weight")
         self.assert_refused(self.save_100m(wrap=lambda s: {"model_state_dict": s, "args": {"fusion_method": "weighted"}}), 3,
                             "fusion_method", "'weighted'")
 
     def test_tensors_that_are_missing_misshapen_or_unknown(self):
         for tensor_name in ("embedding.weight", "lm_head.weight", "final_norm.weight", "fusion.fusion_proj.bias",
                             "text_expert.norm.weight", "code_expert.blocks.0.W_q.weight", "code_expert.blocks.0.ffn.3.bias"):
-            model = tiny_100m()
-            del model[tensor_name]
-            self.assert_refused(self.save_100m(model), 3, tensor_name, "missing")
-        model = tiny_100m()
-        model["lm_head.weight"] = ((6, 8), [0.0] * 48)
-        self.assert_refused(self.save_100m(model), 3, "lm_head.weight", "[6, 8]", "[6, 16]")
+            self.refuse({tensor_name: None}, tensor_name, "missing")
+        self.refuse({"lm_head.weight": ((6, 8), [0.0] * 48)}, "lm_head.weight", "[6, 8]", "[6, 16]")
         for unknown in ("code_expert.blocks.0.W_fused.weight", "fusion.more", "code_expert.blocks.0.W_gamma_up.bias"):
-            model = tiny_100m()
-            model[unknown] = ((1,), [0.0])
-            self.assert_refused(self.save_100m(model), 3, unknown)
+            self.refuse({unknown: ((1,), [0.0])}, unknown)
         model = {k: v for k, v in tiny_100m(num_layers=2).items() if not k.startswith("code_expert.blocks.1")}
         self.assert_refused(self.save_100m(model), 3, "found 1 layers, expected 2")
         model = {k.replace("blocks.0", "blocks.1") if k.startswith("text") else k: v for k, v in tiny_100m().items()}

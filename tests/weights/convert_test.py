@@ -18,7 +18,7 @@ from unittest import mock
 sys.dont_write_bytecode = True
 
 from checkpoints import CONFIG, SCRIPT, UPSTREAM, ConvertCase, Raw, call, name, op, read_safetensors, state_and_storages  # noqa: E402
-from checkpoints import tensor, tiny_model  # noqa: E402
+from checkpoints import stored, tensor, tiny_model  # noqa: E402
 
 from conversion import dtypes, tokenizer  # noqa: E402
 from conversion.common import Rejected  # noqa: E402
@@ -81,9 +81,7 @@ class FixturesTest(ConvertCase):
 class LayoutsTest(ConvertCase):
     def expect_tiny(self, converted, model=None):
         model = tiny_model() if model is None else model
-        self.assertEqual(set(converted), set(model))
-        for tensor_name, (shape, values) in model.items():
-            self.assertEqual(converted[tensor_name], ("F32", list(shape), struct.pack(f"<{len(values)}f", *values)))
+        self.assertEqual(converted, stored(model))
 
     def test_wrappers_and_prefixes(self):
         for wrap in (lambda s: {"model_state_dict": s, "config": {"num_heads": 2}, "epoch": 3, "loss": 0.5, "x": [1, (2,)]},
@@ -373,7 +371,6 @@ class MaliciousTest(ConvertCase):
         self.assert_refused(path, 3, "data/0", "damaged", arguments=["--num-heads", "1"])
 
     def test_big_endian_archives(self):
-        state, storages = state_and_storages(tiny_model())
         path = self.folder / "checkpoint.pt"
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("m/data.pkl", b"\x80\x02}.")
@@ -392,11 +389,9 @@ class MaliciousTest(ConvertCase):
 class RefusalsTest(ConvertCase):
     def test_missing_and_misshapen_tensors(self):
         for tensor_name in ("embedding.weight", "norm.weight", "blocks.0.W_g.bias", "blocks.0.ffn.0.weight"):
-            model = tiny_model()
-            del model[tensor_name]
+            model = {k: v for k, v in tiny_model().items() if k != tensor_name}
             self.assert_refused(self.save_model(model), 3, tensor_name, "missing")
-        model = tiny_model()
-        model["blocks.0.W_g.weight"] = ((4, 16), model["blocks.0.W_g.weight"][1])
+        model = {**tiny_model(), "blocks.0.W_g.weight": ((4, 16), [0.0] * 64)}
         self.assert_refused(self.save_model(model), 3, "blocks.0.W_g.weight", "[4, 16]", "[8, 8]")
 
     def test_types_that_are_no_weights(self):

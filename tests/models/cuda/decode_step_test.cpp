@@ -20,8 +20,8 @@ using test::DecodeModel;
 using test::DecodeRun;
 using test::DecodeState;
 
-constexpr DecodeShape kMdi = {
-    .batch = 1, .dim = 64, .layers = 2, .heads = 2, .ffn = 96, .gate_hidden = 32, .vocab = 257, .memory_slots = 4};
+// Shapes are {batch, D, layers, heads, F, hidden units of the gate, V, memory slots}.
+constexpr DecodeShape kMdi = {1, 64, 2, 2, 96, 32, 257, 4};
 
 DecodeShape with_batch(DecodeShape shape, std::int64_t batch) {
   shape.batch = batch;
@@ -199,8 +199,7 @@ constexpr double kBf16 = 3e-2;
 constexpr double kFp16 = 5e-3;
 
 TEST_F(DecodeStepTest, WithoutAHeadStepsRunSideBySide) {
-  constexpr DecodeShape kSmall = {
-      .batch = 1, .dim = 128, .layers = 2, .heads = 2, .ffn = 256, .gate_hidden = 32, .vocab = 64, .memory_slots = 1};
+  constexpr DecodeShape kSmall = {1, 128, 2, 2, 256, 32, 64, 1};
   using enum DecodeAlgo;
   check_without_head<BFloat16>(kSmall, 0, {kCluster, kSingle, kBatch}, kBf16);
   if (test::few_cases()) return;
@@ -238,71 +237,19 @@ TEST_F(DecodeStepTest, DpgMatchesFloat64) {
 
 // Vectors that are not whole chunks of a warp, rows of several slots, one head, more slots of memory than lanes.
 TEST_F(DecodeStepTest, OddShapesMatchFloat64) {
-  check<float>({.batch = 1,  // a wide head
-                .dim = 304,
-                .layers = 1,
-                .heads = 1,
-                .ffn = 32,
-                .gate_hidden = 16,
-                .vocab = 3,
-                .memory_slots = 40},
-               37, kFp32);
+  check<float>({1, 304, 1, 1, 32, 16, 3, 40}, 37, kFp32);  // a wide head
   if (test::few_cases()) return;
-  check<BFloat16>({.batch = 1,  // rows that are not whole steps
-                   .dim = 72,
-                   .layers = 2,
-                   .heads = 3,
-                   .ffn = 104,
-                   .gate_hidden = 24,
-                   .vocab = 33,
-                   .memory_slots = 2},
-                  2, kBf16, DecodeAlgo::kBatch);
-  check<float>(
-      {.batch = 2, .dim = 36, .layers = 1, .heads = 1, .ffn = 20, .gate_hidden = 4, .vocab = 2, .memory_slots = 40}, 40,
-      kFp32);
-  check<BFloat16>(
-      {.batch = 2, .dim = 24, .layers = 3, .heads = 3, .ffn = 8, .gate_hidden = 8, .vocab = 1, .memory_slots = 2}, 2,
-      kBf16);
-  check<float>({.batch = 1,
-                .dim = 160,
-                .layers = 1,
-                .heads = 5,
-                .ffn = 1100,
-                .gate_hidden = 40,
-                .vocab = 300,
-                .memory_slots = 1},
-               0, kFp32, DecodeAlgo::kBatch);
+  check<BFloat16>({1, 72, 2, 3, 104, 24, 33, 2}, 2, kBf16, DecodeAlgo::kBatch);  // rows that are not whole steps
+  check<float>({2, 36, 1, 1, 20, 4, 2, 40}, 40, kFp32);
+  check<BFloat16>({2, 24, 3, 3, 8, 8, 1, 2}, 2, kBf16);
+  check<float>({1, 160, 1, 5, 1100, 40, 300, 1}, 0, kFp32, DecodeAlgo::kBatch);
 }
 
 TEST_F(DecodeStepTest, LargeShapesMatchFloat64) {
   if (test::small_sizes()) GTEST_SKIP() << "large sizes";
-  check<BFloat16>({.batch = 1,
-                   .dim = 1024,
-                   .layers = 2,
-                   .heads = 16,
-                   .ffn = 4096,
-                   .gate_hidden = 256,
-                   .vocab = 5003,
-                   .memory_slots = 4},
-                  3, kBf16);
-  check<BFloat16>({.batch = 8,
-                   .dim = 2048,
-                   .layers = 1,
-                   .heads = 16,
-                   .ffn = 8192,
-                   .gate_hidden = 512,
-                   .vocab = 32000,
-                   .memory_slots = 1},
-                  0, kBf16);
-  check<float>({.batch = 3,
-                .dim = 384,
-                .layers = 2,
-                .heads = 6,
-                .ffn = 1536,
-                .gate_hidden = 96,
-                .vocab = 4096,
-                .memory_slots = 1},
-               1, kFp32);
+  check<BFloat16>({1, 1024, 2, 16, 4096, 256, 5003, 4}, 3, kBf16);
+  check<BFloat16>({8, 2048, 1, 16, 8192, 512, 32000, 1}, 0, kBf16);
+  check<float>({3, 384, 2, 6, 1536, 96, 4096, 1}, 1, kFp32);
 }
 
 TEST_F(DecodeStepTest, BitsOfASequenceDoNotDependOnItsBatch) {
@@ -324,20 +271,12 @@ TEST_F(DecodeStepTest, SmallModelsMatchFloat64AndTheirBatches) {
   const bool holds_cluster = holds_decode_cluster(cuda());
   EXPECT_TRUE(holds_cluster || cuda().compute_capability() > 90);
   const DecodeAlgo algo = holds_cluster ? DecodeAlgo::kCluster : DecodeAlgo::kSingle;
-  DecodeShape bundled = {.batch = 1,
-                         .dim = 384,
-                         .layers = 2,
-                         .heads = 6,
-                         .ffn = 768,
-                         .gate_hidden = 96,
-                         .vocab = 8209,
-                         .memory_slots = 32};
+  DecodeShape bundled = {1, 384, 2, 6, 768, 96, 8209, 32};
   if (test::small_sizes()) bundled.vocab = 300;
   check<BFloat16>(bundled, 29, kBf16, algo);
   if (test::few_cases()) return;
   // Blocks with one unit of channels and with two; without any of a hidden layer; steps that some warps lack.
-  const DecodeShape shape = {
-      .batch = 1, .dim = 160, .layers = 3, .heads = 5, .ffn = 96, .gate_hidden = 32, .vocab = 1101, .memory_slots = 20};
+  const DecodeShape shape = {1, 160, 3, 5, 96, 32, 1101, 20};
   for (const std::int64_t slots : {0, 1, 2, 20}) {
     check<BFloat16>(shape, slots, kBf16, algo);
     check_batches<BFloat16>(slots == 0 ? bundled : shape, 2, slots);
@@ -355,8 +294,7 @@ TEST_F(DecodeStepTest, SmallModelsMatchFloat64AndTheirBatches) {
 
 TEST_F(DecodeStepTest, EveryAlgoGivesTheSameBits) {
   using enum DecodeAlgo;
-  const DecodeShape small = {
-      .batch = 1, .dim = 160, .layers = 2, .heads = 5, .ffn = 96, .gate_hidden = 32, .vocab = 501, .memory_slots = 20};
+  const DecodeShape small = {1, 160, 2, 5, 96, 32, 501, 20};
   for (const std::int64_t slots : {0, 17}) {
     if (holds_decode_cluster(cuda())) {
       check_algos<BFloat16>(small, slots, {kCluster, kSingle, kBatch});
@@ -419,14 +357,7 @@ TEST_F(DecodeStepTest, SaysWhatItSupports) {
   shape.gate_hidden = 4;  // 8 bytes in 16 bits
   EXPECT_FALSE(decode_step_supported(cuda(), shape, 2));
   EXPECT_TRUE(decode_step_supported(cuda(), shape, 4));
-  const DecodeShape large = {.batch = 8,
-                             .dim = 4096,
-                             .layers = 32,
-                             .heads = 32,
-                             .ffn = 16384,
-                             .gate_hidden = 1024,
-                             .vocab = 128256,
-                             .memory_slots = 8};
+  const DecodeShape large = {8, 4096, 32, 32, 16384, 1024, 128256, 8};
   EXPECT_EQ(decode_step_supported(cuda(), large, 2), !test::kEmulated);  // its 4 blocks have to own too much
   shape = large;
   shape.dim = 32768;
