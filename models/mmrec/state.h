@@ -43,7 +43,7 @@ struct SlotLayout {
   }
 };
 
-/// What is saved of it.
+/// The saved part of the state.
 inline StateLayout state_layout(const Config& config, const SlotLayout& slot) {
   using enum StatePart::Type;
   const std::int64_t layers = config.num_layers, dim = config.model_dim;

@@ -1,4 +1,4 @@
-// What the forward pass works in: the activations of one chunk, as views, and where a sequence's state lies.
+// The memory of the forward pass: the activations of one chunk, as views, and the places of a sequence's state.
 //
 // Activations are sized by chunks, not by prompts: reserve() makes them large enough once, before a call that needs
 // more.
@@ -99,7 +99,7 @@ class Workspace {
   }
   std::int64_t networks() const { return config.use_dpg ? 1 : 2; }  // of the decay
   std::int64_t gate_width() const { return config.use_dpg ? config.dpg_rank : config.gate_hidden_dim(); }
-  /// What sweeps work in, if reserve() was told of them.
+  /// Scratch of sweeps. Requires: reserve() with sweeps.
   Matrix<float> gate_scratch() { return {gate_.data(), plan.window, 2 * dim()}; }
   float* change_scratch() { return change_.data(); }  // [2 * window]
 

@@ -87,7 +87,7 @@ class Block {
     kernels::decay_gate(work_.backend, {.a = work_.gamma(rows), .c = work_.context(rows), .gamma = work_.gamma(rows)});
   }
 
-  // What is attended to, before W_out.
+  // The attention's output, before W_out.
   void attend(const Layer& w, std::int64_t layer, std::int64_t rows) {
     Job<A> query = job(work_.h_rounded(rows), w.query, nullptr, work_.attended(rows));
     query.residual = work_.part(rows, 0), query.residual_scale = 0.5F;

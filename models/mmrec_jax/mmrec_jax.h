@@ -152,7 +152,7 @@ inline std::int64_t used_rows(const Config& config, std::int64_t position) {
   return bank_filling(config).filled(position);
 }
 
-/// What is saved of it.
+/// The saved part of the state.
 inline StateLayout state_layout(const Config& config) {
   using enum StatePart::Type;
   const SlotLayout slot(config);

@@ -1,4 +1,4 @@
-// What the forward pass of mmrec-jax works in: the activations of one chunk, as views, and what its runs are.
+// The memory of the forward pass of mmrec-jax: the activations of one chunk, as views, and the list of its runs.
 #pragma once
 
 #include <algorithm>
@@ -92,7 +92,7 @@ class Workspace {
   std::int64_t dim() const { return config.model_dim; }
   /// Number 0 to 3 of q, k, v, z.
   Matrix<A> part(std::int64_t rows, std::int64_t number) { return qkvz(rows).middle_cols(number * dim(), dim()); }
-  /// Of the decay's network of z, 0, or of k, 1: [rows, G].
+  /// Hidden units of a decay network, [rows, G]: 0, which takes z, or 1, which takes k.
   Matrix<A> gate_hidden(std::int64_t rows, std::int64_t network) {
     const std::int64_t width = config.gate_hidden_dim();
     return gate_hidden_(rows).middle_cols(network * width, width);

@@ -11,7 +11,7 @@ int cuda_device_count();
 /// Why this GPU cannot run models, or "" if it can. Creates no context where it says no.
 std::string cuda_unusable_reason(int gpu = 0);
 
-/// What is known of a GPU. Requires: cuda_unusable_reason(gpu) is "".
+/// A GPU's name and memory. Requires: cuda_unusable_reason(gpu) is "".
 struct CudaDeviceInfo {
   std::string name;  // "NVIDIA H200"
   std::uint64_t total_bytes = 0;

@@ -1,20 +1,17 @@
 // Models that have been loaded, once for all architectures. An architecture is a struct of types and static functions,
 // `Arch`:
 //
-//   Config                        what ConfigReader says, and Arch, num_layers, num_heads, parse(), state_layout()
-//   beside
-//                                 it
-//   Fields<Matrix, Vector>        its weights; visit(f, fields...) calls f(Field, members...) for every one of them
-//   sizes, rules, is_tied         what a checkpoint must hold (models/weights/fields.h), and whether the embedding is
-//   the
-//                                 head
-//   Net<Backend, A>               its equations, for models/runtime/forward.h
-//   describe(config, info)        sets sizes
-//   correct_bytes(config, type, info)   moves what a step with matrices of `type`, or of their own, reads only with a
-//                                 memory
-//   products(config), synthetic(sizes)  for benchmarks and tests
+//   Config                      the members that ConfigReader asks for, Arch, num_layers, num_heads and parse();
+//                               state_layout(config) stands beside it
+//   Fields<Matrix, Vector>      its weights; visit(f, fields...) calls f(Field, members...) for each of them
+//   sizes, rules, is_tied       the tensors of a checkpoint (models/weights/fields.h); whether the embedding is the
+//   head Net<Backend, A>             its equations, for models/runtime/forward.h describe(config, info)      sets sizes
+//   correct_bytes(config, type, info)
+//                               moves the bytes that a step reads only with a memory; `type`: of the matrices, if one
+//   products(config), synthetic(sizes)
+//                               for benchmarks and tests
 //
-// and chunk_plan(config, cuda) beside Config says how a GPU's work is cut into chunks. TableDefaults has the rest.
+// chunk_plan(config, cuda) beside Config says how a GPU's work is cut into chunks. TableDefaults has the rest.
 #pragma once
 
 #include <cstdint>
@@ -79,7 +76,7 @@ struct ProductCounts {
   std::int64_t memory_from = 0;
 };
 
-/// What a made-up model is: its width, layers, vocabulary and FFN. An architecture makes of them what it likes.
+/// The sizes of a synthetic model. Each architecture derives its configuration from them.
 struct SyntheticSizes {
   std::int64_t dim = 0;  // a multiple of 64
   std::int64_t layers = 0;
@@ -87,7 +84,7 @@ struct SyntheticSizes {
   std::int64_t ffn = 0;
 };
 
-/// What the loader of an architecture is given: the folder, and its config.json's text.
+/// The input of an architecture's loader: the folder, and the text of its config.json.
 struct ModelSource {
   std::filesystem::path folder;
   std::string config;       // the text of config.json

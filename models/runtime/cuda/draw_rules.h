@@ -1,5 +1,5 @@
-// What a device draws by: rules and rings of recent tokens in its memory, which go on by themselves from draw to draw,
-// so that nothing is sent to it while the same sequences are drawn again and again.
+// The rules of a device's draws and the rings of recent tokens, in its memory. They advance there from draw to draw, so
+// nothing is sent while the same sequences are drawn again and again.
 #pragma once
 
 #include <algorithm>
@@ -14,14 +14,14 @@
 
 namespace mmrec::models {
 
-/// Whether a device draws so from logits of `vocab` tokens.
+/// Whether a device can make this draw from logits of `vocab` tokens.
 inline bool can_draw(const Draw& draw, std::int64_t vocab) {
   const bool penalises = draw.options.repetition_penalty != 1.0F;
   return vocab <= kernels::kMostSampleWords &&
          (!penalises || draw.options.repetition_window <= kernels::kMostSampleWindow);
 }
 
-/// Those of its recent tokens that count.
+/// The recent tokens that the repetition penalty counts.
 inline std::span<const int> counted_tokens(const Draw& draw) {
   if (draw.options.repetition_penalty == 1.0F) return {};
   return draw.recent.last(std::min(draw.recent.size(), static_cast<std::size_t>(draw.options.repetition_window)));
@@ -29,8 +29,8 @@ inline std::span<const int> counted_tokens(const Draw& draw) {
 
 class DrawRules {
  public:
-  /// Rules for just these draws, on the device: those that are there if they say so, else they are sent. To be followed
-  /// by the draw and have_drawn(); if it is not, nothing is known of what is there.
+  /// Rules of these draws, on the device. They are sent unless the device has them already. The caller must draw and
+  /// call have_drawn() next; otherwise the next call sends the rules again.
   kernels::SampleRule* for_draws(kernels::Cuda& cuda, std::span<const Draw> draws) {
     std::vector<Next> next;
     next.swap(next_);
@@ -51,7 +51,7 @@ class DrawRules {
   }
 
  private:
-  /// What a rule on the device draws next, with the tokens that its ring holds.
+  /// The next draw of a rule on the device, with the tokens in its ring.
   class Next {
    public:
     explicit Next(const Draw& draw) : draw_(draw), recent_(counted_tokens(draw).begin(), counted_tokens(draw).end()) {

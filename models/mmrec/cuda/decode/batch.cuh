@@ -1,12 +1,12 @@
 // The multiplying warps of a decode step of several sequences: the stages of step.cu, from inputs to epilogues.
 //
-// Every stage goes the same algo. Ask memory for what the epilogue needs; read the input from the exchange into the
-// operand buffer; multiply, each warp its share of k; add up the warps' sums and write the outputs. A warp reads into
-// the buffer just the steps that it multiplies, so warps meet once per stage, before the sums are added up.
+// Every stage has the same steps. The warps ask memory for the epilogue's values, read the input from the exchange into
+// the operand buffer, multiply their shares of k, add up the warps' sums and write the outputs. A warp puts only the
+// steps that it multiplies into the buffer. So warps meet once per stage, before the sums are added up.
 //
-// What a stage costs beyond its trip through L2 is a chain of dependent instructions, each executed once. So stages run
-// through the same instructions where they can, and whatever depends on the shape is worked out before. One sequence is
-// too little work to hide even that: single.cuh, to the bit the same.
+// Besides its trip through L2, a stage costs a chain of dependent instructions, each executed once. So stages share
+// instructions where they can, and values that depend on the shape are computed before. One sequence is too little work
+// to hide even that chain: single.cuh takes it, with the same bits.
 #pragma once
 
 #include <utility>
@@ -17,8 +17,8 @@
 
 namespace mmrec::kernels {
 
-/// A warp's unfinished sums of `rows` rows from row `first` on, to memory or
-/// back: the chains' are `apart` rows apart.
+/// Moves a warp's unfinished sums of `rows` rows from row `first` on to memory or back. The two chains' sums lie
+/// `apart` rows apart.
 template <bool kStore>
 __device__ inline void move_chains(float* sums, TileSums& tile, int first, int rows, int columns, int apart) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -56,7 +56,7 @@ __device__ inline void multiply(const ProductShape& s, int panel, int count, con
 #pragma unroll 1
   for (int tile = 0; tile < count; tile += tile_rows) {
     const int rows = min(tile_rows, count - tile);
-    // Rows that the tile lacks repeat its last one; nobody takes their sums.
+    // Rows that the tile lacks repeat its last one. Their sums are not used.
     const int low = min(g, rows - 1) * pitch + warp * kStepBytes + piece;
     const int high = min(g + 8, rows - 1) * pitch + warp * kStepBytes + piece;
     const std::byte* in = vector;
@@ -166,7 +166,7 @@ class BatchBlock {
 
  private:
   __device__ int batch() const { return l2_.batch(); }
-  /// Sums have been read; and wait until all warps' have, before new ones are written.
+  /// Says that this warp has read its sums; and waits until all warps have, before new sums are written.
   __device__ static void release_sums() { ptx::named_barrier_arrive(2, 2 * kConsumers); }
   __device__ static void acquire_sums() { ptx::named_barrier_sync(2, 2 * kConsumers); }
 

@@ -11,9 +11,9 @@
 //
 // Work of a warp. Products are cut along k among the 8 warps, in the order of tile_product.cuh; a stage's weights wait
 // in registers for the vector. After the stage's one barrier warp u finishes the u-th unit of 8 outputs, lane l its
-// output l % 8: the four octets of lanes have several parts of a channel (q, v, z, k), or the same. What is known of a
-// channel stays in that warp's registers for the whole step. Of every piece of 16 bytes lane l sends the copy for block
-// l % 16. `gate`, whose input is known before the step, is multiplied while hidden units are on their algo.
+// output l % 8: the four octets of lanes have several parts of a channel (q, v, z, k), or the same. The values of a
+// channel stay in that warp's registers for the whole step. Of every piece of 16 bytes lane l sends the copy for block
+// l % 16. The input of `gate` is known before the step, so it is multiplied while hidden units are on their way.
 #pragma once
 
 #include "models/mmrec/cuda/decode/attention.cuh"
@@ -45,8 +45,8 @@ class ClusterProduct {
   struct Weights {
     uint4 at[kTiles][kSteps];
   };
-  /// Takes the next `tiles` units from the ring, at most kInSlot of which are in a slot; what a slot lacks is as it may
-  /// be. What is not taken is zero, so that nothing has to be kept in registers from one stage to the next.
+  /// Takes the next `tiles` units from the ring, with at most kInSlot units in a slot. Units that the last slot lacks
+  /// have any values. All others are zero, so that no register must be kept from one stage to the next.
   template <int kInSlot, int kTiles, int kSteps>
   __device__ __forceinline__ void take(Weights<kTiles, kSteps>& weights, int row_bytes, int tiles) {
     static_assert(kTiles % kInSlot == 0);
@@ -207,7 +207,7 @@ class ClusterBlock {
     if (vector * kVector >= c_.dim) return;
     c_.store_vector(operand(), vector, make_float4(1, 1, 1, 1), 1.0F, state_);
   }
-  /// The input of the first layer: every block's own doing.
+  /// The input of the first layer, which every block computes for itself.
   __device__ __forceinline__ void embed() {
     const int vector = c_.thread();
     if (vector * kVector < c_.dim) {
@@ -223,7 +223,7 @@ class ClusterBlock {
 
   // --- A stage -------------------------------------------------------------------------------------------------------
 
-  /// The most that a block has of a stage.
+  /// The most tiles that a block has of a stage.
   static constexpr int most_tiles(Stage stage) {
     switch (stage) {
       case Stage::kProject:

@@ -1,9 +1,9 @@
-// What every multiplying warp of a decode step has at hand, whatever the algorithm: its place, what its block
-// owns, and vectors on their way to the product.
+// The context of a multiplying warp of a decode step, for every algorithm: its place, its block's rows, and vectors on
+// their way to the product.
 //
-// Ways are composed of members that refer to this context, and to nothing else: it is an object beside the block, and
-// no member holds the address of another one. Otherwise the compiler cannot take the objects apart, keeps them in local
-// memory and no longer knows which addresses are shared memory's.
+// Algorithms consist of members that refer to this context and to nothing else. It is an object beside the block, and
+// no member holds the address of another one. Otherwise the compiler cannot split the objects into registers: it keeps
+// them in local memory and no longer knows which addresses are in shared memory.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ namespace mmrec::kernels {
 
 inline constexpr int kConsumers = 32 * kTileWarps;
 
-/// Of the multiplying warps.
+/// The barrier of the multiplying warps.
 __device__ inline void barrier() { ptx::named_barrier_sync(1, kConsumers); }
 
 __device__ inline float4 as_floats(uint4 v) {
@@ -51,15 +51,15 @@ struct DecodeContext {
         warp(__shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 32, 0)),  // known to be one value
         lane(static_cast<int>(threadIdx.x) % 32) {}
 
-  /// A normalised vector is multiplied before its scale is known, and the scale follows the sum: nobody waits for the
-  /// sum of all squares. Float16 has not got the range for it.
+  /// A normalised vector is multiplied before its scale is known, and the sum is scaled afterwards. So no product waits
+  /// for the sum of squares. Float16 lacks the range for this.
   static constexpr bool kScalesSums = !std::is_same_v<A, Float16>;
   static constexpr int kVector = 4;                                           // floats of 16 bytes
   static constexpr int kStepVectors = kStepBytes / int{sizeof(A)} / kVector;  // of fp32 that become a step
   static constexpr int kStride = 32 * kTileWarps;                             // from a lane's vector to its next one
 
   __device__ __forceinline__ int thread() const { return warp * 32 + lane; }
-  /// What follows from the lane is worked out for this stage, and not kept for the next one.
+  /// Makes the compiler compute values that depend on the lane anew, instead of keeping them for the next stage.
   __device__ __forceinline__ void forget_lane() { lane = ptx::opaque(lane); }
   __device__ __forceinline__ int networks() const { return p.op.shape.dpg ? 1 : 2; }
 
@@ -156,17 +156,16 @@ struct DecodeContext {
   int dim, warp, lane;
 };
 
-// --- Epilogues: what becomes of the sums of a stage, once for every algorithm, the equations of a block between its
-// products.
+// --- Epilogues, once for all algorithms: the equations of a block between its products, applied to a stage's sums.
 //
-// An algorithm says how values cross blocks and what it remembers of a channel where; its functions may be a lane's own
-// work or that of a whole warp:
+// An algorithm says how values cross blocks and where it keeps a channel's values. Its functions work by lane or by
+// warp:
 //   send<point>(out, y)        rounds y to A for other blocks, if it is meant for them; returns it rounded
 //   send_sum<point>(out, x)    the residual stream, for other blocks
 //   keep_gate, keep_projection, keep_mdi_input, residual    a channel's values for later stages
-//   channel, query                                          what earlier stages and memory have of it
+//   channel, query                                          a channel's values from earlier stages and memory
 
-/// What the recurrence and the residual stream want of a channel, from memory or from earlier stages.
+/// The inputs of a channel's recurrence and residual stream, from memory or from earlier stages.
 struct Channel {
   float h, c;
   float state_gate, mdi, z, v;

@@ -29,7 +29,7 @@ class L2Inputs {
     return norm_sums_ + (kOneSequence ? turn_ : sequence) * kTileWarps;
   }
   __device__ __forceinline__ void turn() { turn_ ^= 1; }
-  /// Of one sequence: a lane's part of the sum of squares, which nobody has added up yet.
+  /// Of one sequence: a lane's part of the sum of squares, which is yet to be added up over the warp.
   __device__ __forceinline__ float squares_of_lane() const { return squares_; }
 
   /// h₋₁ of the layer: the first vectors of a lane.
@@ -65,7 +65,7 @@ class L2Inputs {
     int sequence, round;
     __device__ __forceinline__ int vector(int first) const { return round * kStride + first; }
   };
-  /// What a fp32 operand comes from.
+  /// The origin of an fp32 operand.
   enum class Source : std::uint8_t { kState, kEmbedding, kExchange };
 
   __device__ __forceinline__ int batch() const { return kOneSequence ? 1 : static_cast<int>(c_.p.op.shape.batch); }

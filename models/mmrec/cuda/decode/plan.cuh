@@ -71,8 +71,8 @@ struct ProductShape {
   std::int64_t slice_bytes = 0;
 };
 
-/// What a block reads of one layer: its first row of every product and the biases of its first row in every part of
-/// every stage, null where there is none.
+/// A block's share of one layer: its first row of every product, and the biases of its first row in every part of every
+/// stage, null where there is none.
 struct LayerShare {
   Table<Product, const std::byte*> rows;
   const float* bias[kBiases];
@@ -263,8 +263,7 @@ inline DecodePlan make_decode_plan(const DecodeShape& s, bool attends, int eleme
   return make_decode_plan(s, attends, element, blocks, shared_limit, single, kSlotRowBytes[1]);
 }
 
-// --- A cluster: which models it decodes, and the shared memory of its blocks
-// ------------------------------------------
+// --- A cluster: which models it decodes, and the shared memory of its blocks ----------------------------------------
 
 /// A block's ring has at most so many slots: a named barrier each, besides those of the consumers and of the block.
 inline constexpr int kClusterSlots = 14;

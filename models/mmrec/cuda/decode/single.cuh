@@ -1,10 +1,10 @@
 // The multiplying warps of a decode step of one sequence: the stages of step.cu, from inputs to epilogues.
 //
 // There is little to multiply, so a stage takes as long as its chain of dependent instructions. Everything that does
-// not need the input comes before the wait for it: what the epilogue reads from memory, addresses, and the first two
-// slots of weights, which lie in registers when the input comes. Every stage has code of its own, in which its shape is
-// known. A warp reads the steps of the input that it multiplies, and no others, so that warps meet once per stage,
-// before their sums are added up; sums of a stage and of the next one have memory of their own.
+// not need the input comes before the wait for it: the epilogue's reads of memory, addresses, and the first two slots
+// of weights, which are in registers when the input comes. Every stage has code of its own, which knows its shape. A
+// warp reads only the steps of the input that it multiplies. So warps meet once per stage, before their sums are added
+// up. The sums of two consecutive stages lie in different memory.
 #pragma once
 
 #include "models/mmrec/cuda/decode/attention.cuh"
@@ -33,14 +33,14 @@ class SingleProduct {
   struct Weights {
     uint4 steps[kSteps] = {};
   };
-  /// Of the slot whose turn it is, whose `rows` rows have `steps` steps. It may then be filled again.
+  /// Loads the warp's steps of the ring's next slot, which has `rows` rows of `steps` steps. Then releases the slot.
   __device__ __forceinline__ void take(Weights& w, int rows, int steps) {
-    // Rows that the tile lacks repeat its last one; nobody takes their sums.
+    // Rows that the tile lacks repeat its last one. Their sums are not used.
     const int row = min(c_.lane >> 2, rows - 1) * (c_.p.plan.slot_row_bytes + kRowPadding);
     ring_.wait_full();
     const std::byte* slot = ring_.slot() + row + (c_.lane & 3) * kPieceBytes;
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) {  // the last one again where the warp has no such
+    for (int i = 0; i < kSteps; ++i) {  // repeats the last step where the warp has fewer
       const int step = min(c_.warp + i * kTileWarps, steps - 1) * kStepBytes;
       w.steps[i] = *reinterpret_cast<const uint4*>(slot + step);
     }
@@ -50,7 +50,7 @@ class SingleProduct {
   /// sums[t] += the steps of tile t; x: the vectors from there on. The tensor core's 16 rows are a tile's 8
   /// rows' even and odd words, and of a vector's two columns one has its even words and one its odd ones, so that
   /// operands are multiplied as they lie and both chains of a sum (tile_product.cuh) come out of one instruction.
-  /// between(i) is called after the i-th step, for what depends on nothing here.
+  /// between(i) is called after the i-th step, for independent work.
   template <int kTiles, class Between>
   __device__ __forceinline__ void multiply(TileSums (&sums)[kTiles], const Weights (&w)[kTiles], int tiles, int steps,
                                            const std::byte* x, int pitch, int vectors, Between between) const {
@@ -88,7 +88,7 @@ class SingleProduct {
       }
     }
   }
-  /// The warp's sums of a tile; rows from `split` on take the second vector's.
+  /// Stores the warp's sums of a tile. Rows from `split` on take the products with the second vector.
   template <bool kPair>
   __device__ __forceinline__ void store_tile(const TileSums& tile, int first, int split) const {
     const int row = first + (c_.lane >> 2);

@@ -18,7 +18,7 @@ struct Table {
   MMREC_HOST_DEVICE constexpr const T& operator[](Enum i) const { return of[static_cast<int>(i)]; }
 };
 
-/// What is divided: channels, units of the hidden layers, rows of the head.
+/// The rows that blocks divide: channels, units of the hidden layers, rows of the head.
 enum class Owned : std::uint8_t { kChannels, kHidden, kFfn, kVocab, kCount };
 
 /// In the order of the stream. A product may take in the matrices that follow it: gate_z takes in γ's first matrix, and
@@ -95,7 +95,7 @@ MMREC_HOST_DEVICE constexpr bool has_passes(Stage stage) { return stage_info(sta
 /// Parts of `project`.
 enum Projection : int { kQ, kV, kZ, kK };
 
-/// What a block remembers of its own channels between stages.
+/// The values that a block keeps of its own channels between stages.
 enum class Local : std::uint8_t { kResidual, kQ, kV, kZ, kStateGate, kMdiGate, kMdiInput, kCount };
 
 }  // namespace mmrec::kernels

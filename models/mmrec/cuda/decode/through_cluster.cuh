@@ -1,20 +1,20 @@
 // The exchange among the blocks of a cluster (cluster.cuh): what a block sends of a vector, where it lies in the
-// others, and who waits for it.
+// others, and which warps wait for it.
 //
 // An exchange is a store from registers into the other blocks' shared memory, which counts its bytes at a barrier there
-// (st.async); who waits for that barrier reads the vector where it is, in the tensor core's order. A vector that a
-// stage normalises is sent as the stage wants it, multiplied by the norm's weights and rounded, with the sums of
+// (st.async). A warp that has waited for that barrier reads the vector in place, in the tensor core's order. A vector
+// that a stage normalises is sent as the stage wants it, multiplied by the norm's weights and rounded, with the sums of
 // squares of every four channels; so all add them up in one order.
 //
 // A vector's place and barrier are used once per layer, and use n + 1 cannot meet use n:
 // - A block sends its part of a vector after the barrier that follows its warps' last reading of the vector before.
 // - All blocks own channels. So each sends a part of `mixed` and of `output` in every layer, and waits for all parts.
-// - Whoever sends a part of any vector P again has thus since P's last use waited for all of `mixed` or of `output`,
-//   which every block has sent after it read P. So nobody writes to what is still read, bytes of use n + 1 find their
-//   barrier in phase n + 1, and nobody waits for a parity that has passed twice.
+// - So before a block sends a part of a vector P again, it has waited for all of `mixed` or of `output`. Every block
+//   sent these after it read P. Hence no block overwrites a vector that is still read, bytes of use n + 1 find their
+//   barrier in phase n + 1, and no warp waits for a parity that has passed twice.
 // - h of a layer is read by all blocks before they send z, and written by its owners after they got hidden units, which
 //   follow from all of z.
-// - What is sent to a block it waits for: it may exit without regard to others.
+// - A block waits for everything that is sent to it. So it may exit at any time after that.
 //
 // Outputs are finished by whole warps: warp u has the u-th unit of 8 outputs, lane l its output l % 8; the four octets
 // of lanes have several parts of a channel, or the same. What is kept of a channel stays in registers.
@@ -128,7 +128,7 @@ class ThroughCluster {
 
   // --- Vectors to be normalised --------------------------------------------------------------------------------------
 
-  /// Of the warp's unit.
+  /// The norm's weights of the warp's unit.
   struct NormWeights {
     float4 low, high;
   };
@@ -177,10 +177,9 @@ class ThroughCluster {
     return {of_vectors[0] + of_vectors[64], of_vectors[32] + of_vectors[96]};
   }
 
-  // --- Outputs
-  // -----------------------------------------------------------------------------------------------------------
+  // --- Outputs -------------------------------------------------------------------------------------------------------
 
-  /// What a lane's output takes from memory and from other lanes, and where it goes: before the input has come.
+  /// The operands of a lane's output from memory and other lanes, and its destination. Known before the input comes.
   struct Output {
     int row, part, place;
     bool second;  // its sum is with the second vector

@@ -14,7 +14,7 @@ struct L2Output {
   int summed;  // number of its sum among [row][column]
   float bias, context_bias, h, c;
   double sum;
-  void* to;  // what other blocks or the caller read; null where nobody does
+  void* to;  // memory that other blocks or the caller read; null where it is not read
 };
 
 template <class A, bool kOneSequence>
@@ -129,7 +129,7 @@ class ThroughL2 {
     return out;
   }
 
-  /// What becomes of an output, of its sum(number) and the sums of squares that scale it.
+  /// Completes an output from its sum(number) and the sums of squares that scale it.
   template <Stage kStage, class Sum>
   __device__ __forceinline__ void finish(int layer, const L2Output& out, float* norm_sums, Sum sum) {
     const float scale = DecodeContext<A>::kScalesSums && is_normalised(kStage) ? c_.norm_scale(norm_sums) : 1.0F;
@@ -188,7 +188,7 @@ class ThroughL2 {
   __device__ __forceinline__ float& local(Local what, const L2Output& out) const {
     return local(what, out.row, out.sequence);
   }
-  /// Worked out while the input is on its algo. row: of the owned ones.
+  /// Computed while the input is on its way. `row` counts the owned rows.
   template <Stage kStage>
   __device__ __forceinline__ void* destination(int layer, const L2Output& out, int row) const {
     constexpr StageInfo kInfo = stage_info(kStage);

@@ -54,7 +54,7 @@ class BlockAttention {
   using Attended = Softmax<2 * kLanePairs>;
 
   /// This block's head of the tile that fetch() has asked for, but for a slot that is yet to be made. The newest slot
-  /// comes last. Nobody else uses the slots' and the queries' memory meanwhile.
+  /// comes last. The memory of slots and queries has no other use meanwhile.
   __device__ void attend_kept(const Task& task) {
     const Piece& piece = task.piece;
     if (piece.number >= c_.p.pieces) return;
@@ -62,7 +62,7 @@ class BlockAttention {
     const int vectors = c_.width() / kGroup;
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
-      // Nothing, not even what is no number, is left of the slot that the new one replaces.
+      // Clears the slot that the new one replaces, which may hold NaN.
       const bool gone = task.fresh && holds(k, piece.newest);
       if (held_at_[k] >= 0) *(slot_vector(0, 0) + held_at_[k]) = gone ? make_float4(0, 0, 0, 0) : held_[k];
     }

@@ -1,6 +1,6 @@
-// What a block of finish_segments (finish_segments.cu) tells others: the blocks of its team their rows' channels, three
-// times a tile, and all teams of its sequence the sums over time. Both are words that tell by themselves whether they
-// have been written.
+// The exchanges of a block of finish_segments (finish_segments.cu). Three times a tile it gives its rows' channels to
+// the blocks of its team. It gives the sums over time to all teams of its sequence. A reader sees from each word itself
+// whether it has been written.
 #pragma once
 
 #include <bit>
@@ -10,7 +10,7 @@
 
 namespace mmrec::kernels::segments {
 
-/// What a block says and hears. It keeps nothing of its own.
+/// Both exchanges. The object has no state of its own.
 template <class A, bool kKnown>
 class BlockExchange {
   using Context = BlockTasks<A, kKnown>;
@@ -47,7 +47,7 @@ class BlockExchange {
   }
   __device__ std::byte* place_of(int tile) const { return c_.exchange + tile % kPlaces * c_.p.places.bytes; }
 
-  /// What a word is given as: all ones, two 16-bit numbers that are one NaN or a float, as another NaN.
+  /// The word as it is written. All ones, which is a NaN, means unwritten, so another NaN stands for it.
   __device__ static std::uint32_t written(std::uint32_t word) {
     return word == kUnwritten<float> ? kUnwritten<float> / 2 : word;
   }
@@ -151,7 +151,7 @@ class BlockExchange {
     };
     const int pair = c_.rank * pairs + of_share;
     ptx::store_relaxed_pair(tile_sums(piece.number, tile) + pair, {bits(sum.x), bits(sum.y)});
-    // All have read the piece before the last: they have ended the last one.
+    // All blocks have ended the last piece, so they have read the sums of the piece before it.
     if (piece.number >= 2 && piece.number + 1 < c_.p.pieces && tile < c_.piece_of(piece.number - 2).tiles) {
       ptx::store_relaxed_pair(tile_sums(piece.number - 2, tile) + pair, {0, 0});
     }
@@ -198,8 +198,8 @@ class BlockExchange {
     return sum;
   }
 
-  /// After the last piece, by one team of the sequence, each block its channels: the state that is left, and zeros
-  /// where the sums of the last pieces were.
+  /// Called after the last piece by one team of the sequence. Each block stores the state of its channels, and sets the
+  /// sums of the last pieces to zero.
   __device__ void close() const {
     const Piece last = c_.piece_of(c_.p.pieces - 1);
     const int pairs = c_.share() / 2;

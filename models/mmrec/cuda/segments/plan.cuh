@@ -1,7 +1,7 @@
-// What finish_segments (finish_segments.cu) works out on the host: how rows, products and attention are divided, where
-// a block keeps what in shared memory and a team in what it exchanges, and the parameters of a launch.
-// And what a block is to do: its place in its team, its threads' shares of a tile of rows, the tiles of its team and
-// their order, and what it asks memory for before a tile.
+// The plan of finish_segments (finish_segments.cu), computed on the host: the division of rows, products and attention,
+// the layout of shared memory and of a team's exchange, and the parameters of a launch.
+// And the tasks of a block: its place in its team, its threads' shares of a tile of rows, the tiles of its team in
+// order, and its reads of memory before a tile.
 #pragma once
 
 #include <cstddef>
@@ -83,7 +83,7 @@ struct Params {
 __device__ inline int thread() { return static_cast<int>(threadIdx.x); }
 __device__ inline int warp() { return static_cast<int>(threadIdx.x / 32); }
 __device__ inline int lane() { return static_cast<int>(threadIdx.x % 32); }
-/// What lies at an offset of the plan's.
+/// The object at an offset of the plan.
 template <class T>
 __device__ inline T* at(int offset) {
   return reinterpret_cast<T*>(ptx::shared_memory<std::byte>() + offset);
@@ -132,7 +132,7 @@ struct BlockTasks {
     int rows = 0;
     bool fresh = false;  // the newest slot is yet to be made, from the sums of the piece before
   };
-  /// What a tile needs of memory.
+  /// A thread's values of a tile, from memory.
   struct Fetched {
     float4 x, h;
     uint2 v;
