@@ -630,65 +630,56 @@ GatedCase<A> timed_case(std::int64_t time, std::int64_t dim) {
 }
 
 template <class A>
+void add_sweeps(Backend& on, OpCases& cases, std::int64_t time, std::int64_t dim, std::int64_t window) {
+  const double token_flops = product_flops(1, 2 * dim, dim);
+  const std::string shape = join("T ", time, ", D ", dim, ", windows of ", window);
+  add_case(cases, typed<A>("gated_sweeps"), shape, Limit::kProduct, token_flops * static_cast<double>(time), [=, &on] {
+    const auto c = std::make_shared<GatedCase<A>>(timed_case<A>(time, dim));
+    const SweepOptions options{.window = window, .tolerance = sizeof(A) == 4 ? 1e-5F : 1e-3F};
+    const auto in = std::make_shared<GatedSweepsTest::Operands<A>>(on, *c, options);
+    const SweepCounts counts = in->call();
+    const auto sweeps = static_cast<double>(counts.token_sweeps);
+    const auto check = [=] {
+      EXPECT_LT(one_time_error(*c, in->state.states(), in->state.rounded_states()), sizeof(A) == 4 ? 2e-4 : 2e-2);
+    };
+    return PreparedOp{[=] { in->call(); }, check,
+                      join(sweeps / static_cast<double>(time), " sweeps a token, ", counts.fallbacks, " fallbacks of ",
+                           counts.windows),
+                      token_flops * sweeps};
+  });
+}
+
+template <class A>
 void add_cases(Backend& on, OpCases& cases, std::int64_t time, std::int64_t dim, std::int64_t window) {
-  const std::string shape = "T " + std::to_string(time) + ", D " + std::to_string(dim);
-  const double token_flops = product_flops(1, 2 * dim, dim), flops = token_flops * static_cast<double>(time);
-  cases.push_back({typed<A>("gated_recurrence"), shape, Limit::kProduct, flops, [=, &on] {
-                     const auto c = std::make_shared<GatedCase<A>>(timed_case<A>(time, dim));
-                     const auto in = std::make_shared<GatedOn<A>>(on, *c, c->fresh_state());
-                     return PreparedOp{
-                         [=, &on] {
-                           gated_recurrence(on, GatedRecurrence<Space, A>{.in = in->inputs(),
-                                                                          .gate_weight = in->gate_weight(),
-                                                                          .gate_bias = in->gate_bias()});
-                         },
-                         [=] { EXPECT_LT(one_time_error(*c, in->states(), in->rounded_states()), 5e-6); }};
-                   }});
+  const std::string shape = join("T ", time, ", D ", dim);
+  const double flops = product_flops(time, 2 * dim, dim);
+  add_case(cases, typed<A>("gated_recurrence"), shape, Limit::kProduct, flops, [=, &on] {
+    const auto c = std::make_shared<GatedCase<A>>(timed_case<A>(time, dim));
+    const auto in = std::make_shared<GatedOn<A>>(on, *c, c->fresh_state());
+    const auto call = [=, &on] {
+      gated_recurrence(on, GatedRecurrence<Space, A>{
+                               .in = in->inputs(), .gate_weight = in->gate_weight(), .gate_bias = in->gate_bias()});
+    };
+    return PreparedOp{call, [=] { EXPECT_LT(one_time_error(*c, in->states(), in->rounded_states()), 5e-6); }};
+  });
   // z, zm, gamma, both gates and the old h in; h and its rounding out.
-  const double bytes =
-      bytes_of<A>(2 * time * dim) + bytes_of<float>(5 * time * dim) + (sizeof(A) == 4 ? 0.0 : bytes_of<A>(time * dim));
-  cases.push_back({typed<A>("gated_scan"), shape, Limit::kCopy, bytes, [=, &on] {
-                     const auto c = std::make_shared<GatedCase<A>>(timed_case<A>(time, dim));
-                     const auto [old, gate] = GatedScanTest::random_states_and_gates(*c);
-                     const auto in = std::make_shared<GatedScanTest::Operands<A>>(on, *c, old, gate, 0);
-                     return PreparedOp{[=] { in->call(); },
-                                       [=] {
-                                         const auto [before, gates] = GatedScanTest::random_states_and_gates(*c);
-                                         GatedScanTest::expect_correct(*c, before, gates, 0, in->result());
-                                       }};
-                   }});
-  cases.push_back(
-      {typed<A>("gated_sweeps"), shape + ", windows of " + std::to_string(window), Limit::kProduct, flops, [=, &on] {
-         const auto c = std::make_shared<GatedCase<A>>(timed_case<A>(time, dim));
-         const auto in = std::make_shared<GatedSweepsTest::Operands<A>>(
-             on, *c, SweepOptions{.window = window, .tolerance = sizeof(A) == 4 ? 1e-5F : 1e-3F});
-         const SweepCounts counts = in->call();
-         std::array<char, 80> note;
-         std::snprintf(note.data(), note.size(), "%.2f sweeps a token, %d fallbacks of %d",
-                       static_cast<double>(counts.token_sweeps) / static_cast<double>(time),
-                       static_cast<int>(counts.fallbacks), static_cast<int>(counts.windows));
-         return PreparedOp{[=] { in->call(); },
-                           [=] {
-                             EXPECT_LT(one_time_error(*c, in->state.states(), in->state.rounded_states()),
-                                       sizeof(A) == 4 ? 2e-4 : 2e-2);
-                           },
-                           note.data(), token_flops * static_cast<double>(counts.token_sweeps)};
-       }});
+  const double bytes = bytes_of<A>((sizeof(A) == 4 ? 2 : 3) * time * dim) + bytes_of<float>(5 * time * dim);
+  add_case(cases, typed<A>("gated_scan"), shape, Limit::kCopy, bytes, [=, &on] {
+    const auto c = std::make_shared<GatedCase<A>>(timed_case<A>(time, dim));
+    const auto host = GatedScanTest::random_states_and_gates(*c);
+    const auto in = std::make_shared<GatedScanTest::Operands<A>>(on, *c, host.first, host.second, 0);
+    const auto check = [=] { GatedScanTest::expect_correct(*c, host.first, host.second, 0, in->result()); };
+    return PreparedOp{[=] { in->call(); }, check};
+  });
+  add_sweeps<A>(on, cases, time, dim, window);
 }
 
 const RegisteredCases kCases([](Backend& on, bool small, OpCases& cases) {
   using A = std::conditional_t<kOnCuda, BFloat16, float>;
   if (small) return add_cases<A>(on, cases, 100, 64, 50);
-  for (const std::int64_t dim :
-       kOnCuda ? std::vector<std::int64_t>{1024, 2048, 4096} : std::vector<std::int64_t>{384}) {
-    add_cases<A>(on, cases, kOnCuda ? 4096 : 512, dim, 1024);
-  }
-  if (!kOnCuda) return;
-  for (const std::int64_t window : {256, 512, 2048, 4096}) {
-    OpCases some;
-    add_cases<A>(on, some, 4096, 1024, window);
-    cases.push_back(some.back());
-  }
+  if (!kOnCuda) return add_cases<A>(on, cases, 512, 384, 1024);
+  for (const std::int64_t dim : {1024, 2048, 4096}) add_cases<A>(on, cases, 4096, dim, 1024);
+  for (const std::int64_t window : {256, 512, 2048, 4096}) add_sweeps<A>(on, cases, 4096, 1024, window);
   add_cases<float>(on, cases, 4096, 1024, 1024);
   add_cases<A>(on, cases, 256, 256, 128);
 });

@@ -92,23 +92,18 @@ class HiddenLogprobsTest : public OpTest {
   /// On a GPU the product alone, which writes bf16 logits, is the limit.
   template <class A>
   static void add_case(Backend& on, OpCases& cases, const Shape& s, DType format, const char* op, Algo algo = {}) {
-    cases.push_back(
-        {.op = std::string(op) + " " + name_of(format),
-         .shape = "(" + std::to_string(s.n) + ", " + std::to_string(s.vocab) + ", D " + std::to_string(s.dim) + ")",
-         .limit = Limit::kProduct,
-         .work = product_flops(s.n, s.vocab, s.dim),
-         .prepare =
-             [=, &on] {
-               const auto problem = std::make_shared<Problem<A>>(s, format);
-               const auto operands = std::make_shared<OnBackend<A>>(on, *problem);
-               const std::int64_t step = 1 + s.n * s.vocab / 400'000 * s.dim / 1000;
-               return PreparedOp{[=, &on] { hidden_logprobs(on, operands->op(), algo); },
-                                 [=, &on] {
-                                   expect_correct(*problem, download(on, operands->out), reference(*problem, step),
-                                                  tolerance);
-                                 }};
-             },
-         .product = {s.n, s.vocab, s.dim}});
+    const std::string shape = join("(", s.n, ", ", s.vocab, ", D ", s.dim, ")");
+    const double flops = product_flops(s.n, s.vocab, s.dim);
+    OpCase& added = test::add_case(cases, join(op, " ", name_of(format)), shape, Limit::kProduct, flops, [=, &on] {
+      const auto problem = std::make_shared<Problem<A>>(s, format);
+      const auto in = std::make_shared<OnBackend<A>>(on, *problem);
+      const auto check = [=, &on] {
+        const std::int64_t step = 1 + s.n * s.vocab / 400'000 * s.dim / 1000;
+        expect_correct(*problem, download(on, in->out), reference(*problem, step), tolerance);
+      };
+      return PreparedOp{[=, &on] { hidden_logprobs(on, in->op(), algo); }, check};
+    });
+    added.product = {s.n, s.vocab, s.dim};
   }
 
  protected:

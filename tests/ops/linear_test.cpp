@@ -708,19 +708,14 @@ TEST_F(GemmSm90, WhatTheCopyEngineCannotRead) {
 
 // ---- cases ----------------------------------------------------------------------------------------------------------
 
-/// `name` and `shape` say what is timed, `run(on, job)` does it.
 template <class A, class Y, class Run>
-void add_case(Backend& on, OpCases& cases, const char* name, const Case& c, DType format, const Run& run) {
-  cases.push_back(
-      {.op = name,
-       .shape = std::to_string(c.rows) + " x " + std::to_string(c.out) + " x " + std::to_string(c.in),
-       .limit = Limit::kProduct,
-       .work = product_flops(c.rows, c.out, c.in),
-       .prepare = [=, &on] {
-         const auto problem = std::make_shared<Problem<A, Y>>(on, c, 1, format);
-         const std::int64_t samples = c.rows * c.out > 100'000 ? 20'000 : 0;
-         return PreparedOp{[=, &on] { run(on, problem->job()); }, [=] { problem->expect_correct(samples); }};
-       }});
+OpCase& add_product(Backend& on, OpCases& cases, const char* op, const Case& c, DType format, const Run& run) {
+  const std::string shape = join(c.rows, " x ", c.out, " x ", c.in);
+  return add_case(cases, op, shape, Limit::kProduct, product_flops(c.rows, c.out, c.in), [=, &on] {
+    const auto problem = std::make_shared<Problem<A, Y>>(on, c, 1, format);
+    const auto check = [=] { problem->expect_correct(c.rows * c.out > 100'000 ? 20'000 : 0); };
+    return PreparedOp{[=, &on] { run(on, problem->job()); }, check};
+  });
 }
 
 #if defined(MMREC_TEST_CUDA)
@@ -732,7 +727,7 @@ class MatvecChain {
   struct Size {
     std::int64_t dim, layers, vocab, rows;
   };
-  MatvecChain(Backend& on, const Size& s, DType format) : on_(on), rows_(s.rows) {
+  MatvecChain(Backend& on, const Size& s, DType format) {
     const std::int64_t d = s.dim;
     const auto add = [&](std::int64_t out, std::int64_t in) {
       weights_.emplace_back(on, out, in, format, weights_.size(), 1.0 / std::sqrt(static_cast<double>(in)));
@@ -743,65 +738,49 @@ class MatvecChain {
     }
     add(s.vocab, d);
   }
-  static double weights(const Size& s) { return static_cast<double>(16 * s.dim * s.dim * s.layers + s.vocab * s.dim); }
-
   template <class A>
-  PreparedOp prepare() && {
-    const auto chain = std::make_shared<MatvecChain>(std::move(*this));
-    std::int64_t widest = 0;
-    for (const Weights& w : chain->weights_) widest = std::max({widest, w.rows(), w.cols()});
-    struct Vectors {
-      Matrix<A> x[2];
-    };
-    const auto at =
-        std::make_shared<Vectors>(Vectors{{random_matrix<A>(chain->on_, chain->rows_, widest, kPacked, 1),
-                                           random_matrix<A>(chain->on_, chain->rows_, widest, kPacked, 2)}});
-    const auto ops = [=](bool waits) {
+  static PreparedOp prepare(Backend& on, const Size& s) {
+    const auto chain = std::make_shared<MatvecChain>(on, s, kDTypeOf<A>);
+    const std::int64_t widest = std::max(s.vocab, 4 * s.dim);
+    const auto x = std::make_shared<std::vector<Matrix<A>>>();
+    for (const std::uint64_t stream : {1, 2}) x->push_back(random_matrix<A>(on, s.rows, widest, kPacked, stream));
+    const auto run_all = [=, &on](bool waits) {
       for (std::size_t i = 0; i < chain->weights_.size(); ++i) {
         const Weights& w = chain->weights_[i];
-        const Linear<Device, A> job{.x = {at->x[i % 2].data(), chain->rows_, w.cols()},
-                                    .weight = w.view(),
-                                    .y = {at->x[1 - i % 2].data(), chain->rows_, w.rows()}};
-        linear(chain->on_, std::span<const Linear<Device, A>>(&job, 1));
-        if (waits) chain->on_.synchronize();
+        run<A, A>(on, {{.x = {(*x)[i % 2].data(), s.rows, w.cols()},
+                        .weight = w.view(),
+                        .y = {(*x)[1 - i % 2].data(), s.rows, w.rows()}}});
+        if (waits) on.synchronize();
       }
     };
-    ops(true);  // loads the kernels, which a recording cannot
-    const auto graph = std::make_shared<Graph>(chain->on_, [&] { ops(false); });
-    return {[=] { graph->launch(chain->on_); },
-            [=] {
-              const auto restart = [&] {
-                for (Matrix<A>& x : at->x) chain->on_.upload(x.values().data(), x.data(), x.values().size());
-              };
-              restart();
-              ops(true);
-              const auto want = at->x[chain->weights_.size() % 2].download();
-              restart();
-              graph->launch(chain->on_);
-              EXPECT_TRUE(same_bits(at->x[chain->weights_.size() % 2].download(), want));
-            }};
+    run_all(true);  // loads the kernels, which a recording cannot
+    const auto graph = std::make_shared<Graph>(on, [&] { run_all(false); });
+    const auto check = [=, &on] {
+      const auto result = [&](const auto& ops) {
+        for (Matrix<A>& vector : *x) on.upload(vector.values().data(), vector.data(), vector.values().size());
+        ops();
+        return (*x)[chain->weights_.size() % 2].download();
+      };
+      EXPECT_TRUE(same_bits(result([&] { graph->launch(on); }), result([&] { run_all(true); })));
+    };
+    return {[=, &on] { graph->launch(on); }, check};
   }
 
  private:
-  Backend& on_;
-  std::int64_t rows_;
   std::vector<Weights> weights_;
 };
 
 template <class A>
 void add_chain(Backend& on, OpCases& cases, const MatvecChain::Size& s) {
-  cases.push_back({.op = typed<A>("matvec chain"),
-                   .shape = "D " + std::to_string(s.dim) + " x " + std::to_string(s.layers) + " + " +
-                            std::to_string(s.vocab) + ", " + std::to_string(s.rows) + " rows",
-                   .limit = Limit::kCopy,
-                   .work = MatvecChain::weights(s) * static_cast<double>(sizeof(A)),
-                   .prepare = [=, &on] { return MatvecChain(on, s, kDTypeOf<A>).prepare<A>(); },
-                   .sets = 1});
+  const std::string shape = join("D ", s.dim, " x ", s.layers, " + ", s.vocab, ", ", s.rows, " rows");
+  const double bytes = bytes_of<A>(16 * s.dim * s.dim * s.layers + s.vocab * s.dim);
+  const auto prepare = [=, &on] { return MatvecChain::prepare<A>(on, s); };
+  add_case(cases, typed<A>("matvec chain"), shape, Limit::kCopy, bytes, prepare).sets = 1;
 }
 
 void linear_cases(Backend& on, bool small, OpCases& cases) {
   using A = BFloat16;
-  const auto many_rows = [](Backend& b, const Linear<Device, A, A>& job) { linear(b, job, LinearAlgo::kManyRows); };
+  const auto many_rows = [](Backend& b, const auto& job) { linear(b, job, LinearAlgo::kManyRows); };
   const bool sm90 = on.compute_capability() == 90;
 
   // The head of hidden_logprobs, as the product alone.
@@ -809,10 +788,9 @@ void linear_cases(Backend& on, bool small, OpCases& cases) {
   if (!small) heads = {{4096, 32000, 2048}, {4096, 128256, 2048}, {16384, 50304, 2048}, {512, 8000, 1024}};
   for (const Case& c : heads) {
     if (!sm90) break;
-    add_case<A, A>(on, cases, "gemm_sm90 bf16", c, DType::kBF16, many_rows);
-    cases.back().shape =
-        "(" + std::to_string(c.rows) + ", " + std::to_string(c.out) + ", D " + std::to_string(c.in) + ")";
-    cases.back().product = {c.rows, c.out, c.in};
+    OpCase& added = add_product<A, A>(on, cases, "gemm_sm90 bf16", c, DType::kBF16, many_rows);
+    added.shape = join("(", c.rows, ", ", c.out, ", D ", c.in, ")");
+    added.product = {c.rows, c.out, c.in};
   }
 
   std::vector<MatvecChain::Size> chains = {{64, 2, 300, 1}};
@@ -833,11 +811,11 @@ void linear_cases(Backend& on, bool small, OpCases& cases) {
     }
   }
   for (Case c : products) {
-    if (sm90) add_case<A, A>(on, cases, "gemm_sm90 layer bf16", c, DType::kBF16, many_rows);
+    if (sm90) add_product<A, A>(on, cases, "gemm_sm90 layer bf16", c, DType::kBF16, many_rows);
     c.activation = Activation::kGelu;
     c.bias = true;
-    add_case<A, A>(on, cases, "linear bf16 + bias, gelu", c, DType::kBF16,
-                   [](Backend& b, const Linear<Device, A, A>& job) { run<A, A>(b, {job}); });
+    add_product<A, A>(on, cases, "linear bf16 + bias, gelu", c, DType::kBF16,
+                      [](Backend& b, const Linear<Device, A, A>& job) { run<A, A>(b, {job}); });
   }
 
   // A matrix that L2 does not hold times few and more rows, by every algorithm that takes them.
@@ -851,17 +829,12 @@ void linear_cases(Backend& on, bool small, OpCases& cases) {
         {LinearAlgo::kLibrary, "library", true}};
     for (const auto& [algo, name, takes] : algos) {
       if (!takes) continue;
-      add_case<A, A>(on, cases, "linear ways bf16", c, DType::kBF16,
-                     [algo = algo](Backend& b, const Linear<Device, A, A>& job) { linear(b, job, algo); });
-      OpCase& added = cases.back();
-      added.shape += std::string(" by ") + name;
+      OpCase& added = add_product<A, A>(on, cases, "linear ways bf16", c, DType::kBF16,
+                                        [algo = algo](Backend& b, const auto& job) { linear(b, job, algo); });
+      added.shape += join(" by ", name);
       added.limit = Limit::kRead;
       added.work = bytes_of<A>(c.out * c.in);
-      added.prepare = [prepare = added.prepare, own = algo == chosen] {
-        PreparedOp op = prepare();
-        op.note = own ? "own" : "";
-        return op;
-      };
+      added.note = algo == chosen ? "own" : "";
     }
   }
 }
@@ -876,8 +849,8 @@ void linear_cases(Backend& on, bool small, OpCases& cases) {
     c.bias = true;
     for (const auto& [format, name] :
          {std::pair{DType::kF32, "linear fp32 + bias, gelu"}, {DType::kBF16, "linear bf16 + bias, gelu"}}) {
-      add_case<float, float>(on, cases, name, c, format,
-                             [](Backend& b, const Linear<Space>& job) { run<float, float>(b, {job}); });
+      add_product<float, float>(on, cases, name, c, format,
+                                [](Backend& b, const Linear<Space>& job) { run<float, float>(b, {job}); });
       cases.back().product = {c.rows, c.out, c.in};
     }
   }

@@ -8,6 +8,7 @@
 #include <array>
 #include <functional>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <utility>
 
@@ -283,9 +284,14 @@ struct OpCase {
       {};        // rows, columns and depth of the product that is the limit; else a large one
   int sets = 0;  // of operands, which calls take in turn; 0: too many for the last cache
   int ops_in_call = 1;
-  bool forced = false;  // an algorithm of a scan, which only --scan-ways times
+  std::string note = {};  // besides the operands' own
+  bool forced = false;    // an algorithm of a scan, which only --scan-ways times
 };
 using OpCases = std::vector<OpCase>;
+inline OpCase& add_case(OpCases& cases, std::string op, std::string shape, Limit limit, double work,
+                        std::function<PreparedOp()> prepare) {
+  return cases.emplace_back(OpCase{std::move(op), std::move(shape), limit, work, std::move(prepare)});
+}
 
 /// Adds cases of an op that `on` has: small ones, which a test checks, or the ones to measure.
 using CaseTable = void (*)(Backend& on, bool small, OpCases& cases);
@@ -298,11 +304,12 @@ struct RegisteredCases {
   explicit RegisteredCases(CaseTable table) { case_tables().push_back(table); }
 };
 
-/// "(8, 4096, 2048)"
-inline std::string shape_text(std::initializer_list<std::int64_t> sizes) {
-  std::string text;
-  for (const std::int64_t size : sizes) text += (text.empty() ? "(" : ", ") + std::to_string(size);
-  return text + ")";
+/// The sizes with text between them: join("T ", 100, ", D ", 64).
+template <class... Parts>
+std::string join(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  return text.str();
 }
 /// "op fp32"
 template <class T>

@@ -394,14 +394,6 @@ void row_cases(Backend& on, bool small, OpCases& cases) {
   using A = std::conditional_t<kOnCuda, BFloat16, float>;
   const std::int64_t n = small ? 64 : kOnCuda ? 4096 : 1024;
   for (const std::int64_t dim : small ? std::vector<std::int64_t>{256} : std::vector<std::int64_t>{1024, 4096}) {
-    /// make(): shared operands. call(operands), check(operands).
-    const auto add = [&](std::string op, Limit limit, double bytes, auto make, auto call, auto check) {
-      cases.push_back({std::move(op), std::to_string(n) + " x " + std::to_string(dim), limit,
-                       bytes * static_cast<double>(n * dim), [=] {
-                         const auto operands = make();
-                         return PreparedOp{[=] { call(*operands); }, [=] { check(*operands); }};
-                       }});
-    };
     struct Rows {
       Matrix<float> x, c, weight, y;
       Matrix<A> half;
@@ -414,21 +406,26 @@ void row_cases(Backend& on, bool small, OpCases& cases) {
             half(uniform_matrix<A>(b, rows, cols, kPacked, 4)),
             sum(upload(b, std::vector<double>(static_cast<std::size_t>(cols), 0.0))) {}
     };
-    const auto make = [=, &on] { return std::make_shared<Rows>(on, n, dim); };
+    const auto add = [&](const std::string& op, Limit limit, double bytes, auto call, auto check) {
+      add_case(cases, op, join(n, " x ", dim), limit, bytes * static_cast<double>(n * dim), [=, &on] {
+        const auto rows = std::make_shared<Rows>(on, n, dim);
+        return PreparedOp{[=] { call(*rows); }, [=] { check(*rows); }};
+      });
+    };
     const auto each = [=](const auto& f) {
       std::vector<double> want(static_cast<std::size_t>(n * dim));
       parallel_for(n * dim, [&](std::int64_t i) { want[static_cast<std::size_t>(i)] = f(i / dim, i % dim); });
       return want;
     };
     add(
-        typed<A>("rmsnorm"), Limit::kCopy, 4.0 + sizeof(A), make,
+        typed<A>("rmsnorm"), Limit::kCopy, 4.0 + sizeof(A),
         [&on](Rows& r) { rmsnorm(on, r.x.read(), r.weight.data(), r.half.view()); },
         [](Rows& r) {
           const std::vector<double> want = normed(r.x, r.weight.values(), NormEpsilon::kBesideRoot);
           EXPECT_TRUE(all_round_to(r.half.download(), want, [&](std::size_t i) { return 5e-7 * std::abs(want[i]); }));
         });
     add(
-        typed<A>("block_residual"), Limit::kCopy, 12.0 + sizeof(A), make,
+        typed<A>("block_residual"), Limit::kCopy, 12.0 + sizeof(A),
         [=, &on](Rows& r) {
           block_residual(on, BlockResidual<Space, A>{.x = r.x.sequences(1, 0, n),
                                                      .h = r.c.sequences(1, 0, n),
@@ -443,7 +440,7 @@ void row_cases(Backend& on, bool small, OpCases& cases) {
           EXPECT_LT(max_error(r.y.download(), want), 1e-6);
         });
     add(
-        "decay_gate", Limit::kCopy, 12.0, make,
+        "decay_gate", Limit::kCopy, 12.0,
         [&on](Rows& r) { decay_gate(on, {.a = r.x.view(), .c = r.c.view(), .gamma = r.y.view()}); },
         [=](Rows& r) {
           const auto want =
@@ -451,7 +448,7 @@ void row_cases(Backend& on, bool small, OpCases& cases) {
           EXPECT_TRUE(all_round_to(r.y.download(), want, [](std::size_t) { return 4e-7; }));
         });
     add(
-        "segment_sum", Limit::kRead, 4.0, make,
+        "segment_sum", Limit::kRead, 4.0,
         [=, &on](Rows& r) {
           segment_sum(on, {.x = r.x.sequences(1, 0, n), .sum = {r.sum.data(), 1, dim}});
         },

@@ -890,109 +890,75 @@ TEST_F(ScansTest, LogSumExpOfSpecialValues) {
 // ---- cases ----------------------------------------------------------------------------------------------------------
 
 template <class Kind, class T>
-void add_case(Backend& on, OpCases& cases, const ScanLayout& layout, std::optional<ScanAlgo> algo = {},
-              const std::string& by = {}, const std::string& note = {}) {
-  const std::string op = typed<T>((std::string(Kind::kName) + "_scan").c_str()) + by;
+OpCase& add_scan(Backend& on, OpCases& cases, const ScanLayout& layout, const char* by = "",
+                 std::optional<ScanAlgo> algo = {}) {
   const double bytes = bytes_of<T>(layout.channels() * layout.time) * static_cast<double>(Kind::kInputs + 1);
-  cases.push_back({.op = op,
-                   .shape = shape_text({layout.batch, layout.time, layout.dim}),
-                   .limit = Limit::kCopy,
-                   .work = bytes,
-                   .prepare =
-                       [&on, layout, algo, note] {
-                         const auto make = [=] { return Case<Kind, T>(layout, 41, Kind::kTimed); };
-                         const auto operands =
-                             std::make_shared<Operands<Kind, T>>(on, make(), Run{.algo = algo, .logs = false});
-                         return PreparedOp{.call = [=] { operands->call(); },
-                                           .check = [=] { EXPECT_TRUE(error(make(), operands->result()).below(1.0)); },
-                                           .note = note};
-                       },
-                   .forced = algo.has_value()});
+  const std::string shape = join("(", layout.batch, ", ", layout.time, ", ", layout.dim, ")");
+  return add_case(cases, join(Kind::kName, "_scan ", name_of(kDTypeOf<T>), by), shape, Limit::kCopy, bytes, [=, &on] {
+    const auto make = [=] { return Case<Kind, T>(layout, 41, Kind::kTimed); };
+    const auto in = std::make_shared<Operands<Kind, T>>(on, make(), Run{.algo = algo, .logs = false});
+    const bool chosen = algo && *algo == Operands<Kind, T>(on, make()).call();
+    const auto check = [=] { EXPECT_TRUE(error(make(), in->result()).below(1.0)); };
+    return PreparedOp{[=] { in->call(); }, check, chosen ? "chosen" : ""};
+  });
 }
 
 #if defined(MMREC_TEST_CUDA)
-/// Every algorithm that takes the shape.
+/// By every algorithm, some of which have nothing for a shape.
 template <class Kind, class T>
 void add_algos(Backend& on, OpCases& cases, const ScanLayout& layout) {
-  // Addresses and shapes alone decide.
-  Buffer<T> memory(static_cast<std::size_t>(layout.channels() * layout.time));
-  const SequenceView<T, Space> view(memory.data(), layout.batch, layout.time, layout.dim);
-  const auto op = Kind::template op<T>({view, view}, view, {}, nullptr, nullptr);
-  const ScanAlgo chosen = scan(on, op);
-  for (const auto& [algo, name] : {std::pair{ScanAlgo::kLoad, "load"},
-                                   {ScanAlgo::kStaged, "staged"},
-                                   {ScanAlgo::kColumns, "columns"},
-                                   {ScanAlgo::kGroups, "groups"}}) {
-    try {
-      scan(on, op, algo);
-    } catch (const std::invalid_argument&) {
-      continue;
-    }
-    add_case<Kind, T>(on, cases, layout, algo, std::string(" by ") + name, algo == chosen ? "chosen" : "");
+  for (const auto& [algo, name] : {std::pair{ScanAlgo::kLoad, " by load"},
+                                   {ScanAlgo::kStaged, " by staged"},
+                                   {ScanAlgo::kColumns, " by columns"},
+                                   {ScanAlgo::kGroups, " by groups"}}) {
+    add_scan<Kind, T>(on, cases, layout, name, algo).forced = true;
   }
 }
 #endif
 
 void scan_cases(Backend& on, bool small, OpCases& cases) {
-  const auto add = [&]<class T>(T, std::int64_t batch, std::int64_t time, std::int64_t dim, bool all = true) {
-    const ScanLayout layout{.batch = batch, .time = time, .dim = dim};
-    add_case<Decay, T>(on, cases, layout);
+  const auto add = [&]<class T>(T, const ScanLayout& layout, bool all = true) {
+    add_scan<Decay, T>(on, cases, layout);
     if (!all) return;
-    add_case<ExpProduct, T>(on, cases, layout);
-    add_case<LogSumExp, T>(on, cases, layout);
+    add_scan<ExpProduct, T>(on, cases, layout);
+    add_scan<LogSumExp, T>(on, cases, layout);
   };
+  const auto add_all = [&]<class T>(T type) {
+    if (small) return add(type, {.batch = 2, .time = 300, .dim = 40});
+    add(type, {.time = 32768, .dim = 4096});
+    if (kOnCuda || std::is_same_v<T, float>) {
+      add(type, {.time = 131072, .dim = 1024}, !kOnCuda);
+      add(type, {.batch = 8, .time = 4096, .dim = 2048}, !kOnCuda);
+    }
+    if (!kOnCuda || std::is_same_v<T, float>) add(type, {.time = 1048576, .dim = 16});
+    if (!std::is_same_v<T, float>) return;
+    add(type, {.time = 4096, .dim = 1024});
+    add(type, {.time = 1024, .dim = 512});
+    add(type, {.time = 65536, .dim = 16});
+  };
+  add_all(float{});
+  add_all(BFloat16{});
 #if defined(MMREC_TEST_CUDA)
   // Where columns do not fill the device.
-  std::vector<ScanLayout> layouts = {{.time = 300, .dim = 136}};
+  std::vector<std::array<std::int64_t, 3>> shapes = {{1, 300, 136}};
   if (!small) {
-    layouts.clear();
-    for (const auto& [batch, time, dim] : std::initializer_list<std::array<std::int64_t, 3>>{{1, 4096, 1024},
-                                                                                             {1, 2048, 2048},
-                                                                                             {2, 4096, 1024},
-                                                                                             {1, 16384, 512},
-                                                                                             {1, 32768, 768},
-                                                                                             {1, 65536, 384},
-                                                                                             {1, 65536, 128},
-                                                                                             {1, 1048576, 64},
-                                                                                             {64, 64, 512},
-                                                                                             {7, 3000, 700},
-                                                                                             {8, 1024, 768},
-                                                                                             {1, 32768, 4096},
-                                                                                             {1, 131072, 1024},
-                                                                                             {8, 4096, 2048}}) {
-      layouts.push_back({.batch = batch, .time = time, .dim = dim});
-    }
+    shapes = {{1, 4096, 1024}, {1, 2048, 2048},  {2, 4096, 1024},   {1, 16384, 512}, {1, 32768, 768},
+              {1, 65536, 384}, {1, 65536, 128},  {1, 1048576, 64},  {64, 64, 512},   {7, 3000, 700},
+              {8, 1024, 768},  {1, 32768, 4096}, {1, 131072, 1024}, {8, 4096, 2048}};
   }
-  for (const ScanLayout& layout : layouts) {
-    const auto add_all = [&]<class T>(T) {
+  for (const auto& [batch, time, dim] : shapes) {
+    const ScanLayout layout{.batch = batch, .time = time, .dim = dim};
+    const auto add_forced = [&]<class T>(T) {
       add_algos<Decay, T>(on, cases, layout);
       add_algos<ExpProduct, T>(on, cases, layout);
       add_algos<LogSumExp, T>(on, cases, layout);
     };
-    add_all(float{});
-    add_all(BFloat16{});
+    add_forced(float{});
+    add_forced(BFloat16{});
   }
 #endif
-  if (small) {
-    add(float{}, 2, 300, 40);
-    add(BFloat16{}, 1, 700, 16);
-    return;
-  }
-  const auto add_large = [&]<class T>(T type) {
-    add(type, 1, 32768, 4096);
-    if (kOnCuda || std::is_same_v<T, float>) {
-      add(type, 1, 131072, 1024, !kOnCuda);
-      add(type, 8, 4096, 2048, !kOnCuda);
-    }
-    if (!kOnCuda || std::is_same_v<T, float>) add(type, 1, 1048576, 16);
-  };
-  add_large(float{});
-  add_large(BFloat16{});
-  add(float{}, 1, 4096, 1024);
-  add(float{}, 1, 1024, 512);
-  add(float{}, 1, 65536, 16);
 }
-const RegisteredCases kScanCases(scan_cases);
+const RegisteredCases kCases(scan_cases);
 
 }  // namespace
 }  // namespace mmrec::kernels::test

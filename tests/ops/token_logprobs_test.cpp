@@ -68,30 +68,25 @@ class TokenLogprobsTest : public OpTest {
             out(unwritten<float>(on, targets.size())) {}
       TokenLogprobs<T, int, Space> op() { return {logits.read(), t.data(), out.data()}; }
     };
-    const std::string shape = shape_text({n, cols}), waits = kOnCuda ? "waits for the host" : "";
+    const std::string shape = join("(", n, ", ", cols, ")"), waits = kOnCuda ? "waits for the host" : "";
     const double bytes = bytes_of<T>(n * cols);
-    const auto add = [&](const char* op, auto run) {
-      cases.push_back({typed<T>(op), shape, Limit::kRead, bytes, [=, &on] {
-                         const auto in = std::make_shared<Operands>(on, n, cols, false);
-                         return PreparedOp{
-                             [=, &on] { run(on, in->op()); },
-                             [=, &on] { expect_logprobs(download(on, in->out), in->logits, in->targets, cols); },
-                             std::string(op).ends_with("checked") ? waits : ""};
-                       }});
+    const auto add = [&](const char* op, const std::string& note, auto run) {
+      add_case(cases, typed<T>(op), shape, Limit::kRead, bytes, [=, &on] {
+        const auto in = std::make_shared<Operands>(on, n, cols, false);
+        const auto check = [=, &on] { expect_logprobs(download(on, in->out), in->logits, in->targets, cols); };
+        return PreparedOp{[=, &on] { run(on, in->op()); }, check, note};
+      });
     };
-    add("token_logprobs", [](Backend& on, const auto& op) { token_logprobs_unchecked(on, op); });
-    if (kOnCuda) add("token_logprobs checked", [](Backend& on, const auto& op) { token_logprobs(on, op); });
+    add("token_logprobs", "", [](Backend& to, const auto& op) { token_logprobs_unchecked(to, op); });
+    if (kOnCuda) add("token_logprobs checked", waits, [](Backend& to, const auto& op) { token_logprobs(to, op); });
     // A CPU reads logits twice: the row's sum comes first.
-    cases.push_back({typed<T>("token_logprobs_backward"), shape, Limit::kCopy, (kOnCuda ? 2.0 : 3.0) * bytes, [=, &on] {
-                       const auto in = std::make_shared<Operands>(on, n, cols, true);
-                       return PreparedOp{
-                           [=, &on] {
-                             token_logprobs_backward(
-                                 on, TokenLogprobsBackward<T, int, Space>{in->logits.read(), in->t.data(), in->g.data(),
-                                                                          in->d.view()});
-                           },
-                           [=] { expect_gradient(in->d.download(), in->logits, in->targets, in->grad, cols); }, waits};
-                     }});
+    const double moved = (kOnCuda ? 2.0 : 3.0) * bytes;
+    add_case(cases, typed<T>("token_logprobs_backward"), shape, Limit::kCopy, moved, [=, &on] {
+      const auto in = std::make_shared<Operands>(on, n, cols, true);
+      const TokenLogprobsBackward<T, int, Space> op{in->logits.read(), in->t.data(), in->g.data(), in->d.view()};
+      const auto check = [=] { expect_gradient(in->d.download(), in->logits, in->targets, in->grad, cols); };
+      return PreparedOp{[=, &on] { token_logprobs_backward(on, op); }, check, waits};
+    });
   }
 
  protected:

@@ -339,48 +339,45 @@ TEST_F(GatedSweepSm90, WhatItDoesNotTake) {
 
 // ---- cases: by both widths of tiles ----
 
+void add_sweep(Backend& on, OpCases& cases, const Size& s, SweepAlgo algo) {
+  struct Operands {
+    Case<BFloat16> c;
+    GatedOn<BFloat16> state;
+    Buffer<BFloat16> next;
+    Buffer<float> change, magnitude;
+    Operands(Backend& b, const Size& size)
+        : c(size),
+          state(b, c, c.h, c.rounded),
+          next(unwritten<BFloat16>(b, c.h.size())),
+          change(upload(b, std::vector<float>(count(size.time), 0.0F))),
+          magnitude(upload(b, std::vector<float>(count(size.time), 0.0F))) {}
+  };
+  const double flops = product_flops(s.time, 2 * s.dim, s.dim);
+  add_case(cases, "gated_sweep_sm90 bf16", join("T ", s.time, ", D ", s.dim), Limit::kProduct, flops, [=, &on] {
+    const auto in = std::make_shared<Operands>(on, s);
+    const GatedSweep<Device, BFloat16> op{.in = in->state.inputs(),
+                                          .h_rounded_next = {in->next.data(), 1, s.time + 1, s.dim},
+                                          .gate_weight = in->state.gate_weight(),
+                                          .gate_bias = in->state.gate_bias(),
+                                          .change = in->change.data(),
+                                          .magnitude = in->magnitude.data()};
+    const auto check = [=, &on] {
+      const Result<BFloat16> got{
+          in->state.states(), download(on, in->next), download(on, in->change), download(on, in->magnitude), {}};
+      GatedSweepSm90::check(in->c, got, 16);
+    };
+    return PreparedOp{[=, &on] { gated_sweep_sm90(on, op, algo); }, check,
+                      join(algo == SweepAlgo::kNarrowTiles ? "narrow" : "wide", " tiles",
+                           choose_sweep(on, op) == algo ? ", chosen" : "")};
+  });
+}
+
 const RegisteredCases kCases([](Backend& on, bool small, OpCases& cases) {
-  using A = BFloat16;
   if (on.compute_capability() != 90) return;
   std::vector<Size> sizes = {{1, 100, 64}};
   if (!small) sizes = {{1, 4096, 1024}, {1, 4096, 2048}, {1, 4096, 4096}, {1, 256, 256}};
   for (const Size& s : sizes) {
-    for (const SweepAlgo algo : {SweepAlgo::kNarrowTiles, SweepAlgo::kWideTiles}) {
-      cases.push_back({"gated_sweep_sm90 bf16", "T " + std::to_string(s.time) + ", D " + std::to_string(s.dim),
-                       Limit::kProduct, product_flops(s.time, 2 * s.dim, s.dim), [=, &on] {
-                         struct Operands {
-                           Case<A> c;
-                           GatedOn<A> state;
-                           Buffer<A> next;
-                           Buffer<float> change, magnitude;
-                           Operands(Backend& b, const Size& size)
-                               : c(size),
-                                 state(b, c, c.h, c.rounded),
-                                 next(unwritten<A>(b, c.h.size())),
-                                 change(upload(b, std::vector<float>(count(size.time), 0.0F))),
-                                 magnitude(upload(b, std::vector<float>(count(size.time), 0.0F))) {}
-                         };
-                         const auto in = std::make_shared<Operands>(on, s);
-                         const GatedSweep<Device, A> op{.in = in->state.inputs(),
-                                                        .h_rounded_next = {in->next.data(), 1, s.time + 1, s.dim},
-                                                        .gate_weight = in->state.gate_weight(),
-                                                        .gate_bias = in->state.gate_bias(),
-                                                        .change = in->change.data(),
-                                                        .magnitude = in->magnitude.data()};
-                         return PreparedOp{[=, &on] { gated_sweep_sm90(on, op, algo); },
-                                           [=, &on] {
-                                             GatedSweepSm90::check<A>(in->c,
-                                                                      {in->state.states(),
-                                                                       download(on, in->next),
-                                                                       download(on, in->change),
-                                                                       download(on, in->magnitude),
-                                                                       {}},
-                                                                      16);
-                                           },
-                                           std::string(algo == SweepAlgo::kNarrowTiles ? "narrow" : "wide") + " tiles" +
-                                               (choose_sweep(on, op) == algo ? ", chosen" : "")};
-                       }});
-    }
+    for (const SweepAlgo algo : {SweepAlgo::kNarrowTiles, SweepAlgo::kWideTiles}) add_sweep(on, cases, s, algo);
   }
 });
 

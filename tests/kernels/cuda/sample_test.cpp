@@ -77,6 +77,13 @@ Reference reference(const SampleRule& rule, const float* logits, std::int64_t wo
   return found;
 }
 
+void penalise(std::vector<float>& logits, const std::set<int>& recent, float penalty) {
+  for (const int id : recent) {
+    float& logit = logits[static_cast<std::size_t>(id)];
+    logit = logit > 0.0F ? logit / penalty : logit * penalty;
+  }
+}
+
 class SampleCuda : public CudaTest {
  protected:
   /// Rows of `words` logits, `stride` apart; one token for each rule.
@@ -331,12 +338,8 @@ TEST_F(SampleCuda, RowsSharedByBlocksOfAClusterDrawTheSame) {
         const auto begin = logits.begin() + row * words;
         std::vector<float> penalised(begin, begin + words);
         const int count = row % 3 == 0 ? 5 : kWindow;
-        const std::set<int> recent(ring.begin() + row * kWindow, ring.begin() + row * kWindow + count);
-        const float penalty = rules[at].options.repetition_penalty;
-        for (const int id : recent) {
-          float& logit = penalised[static_cast<std::size_t>(id)];
-          logit = logit > 0.0F ? logit / penalty : logit * penalty;
-        }
+        const auto ids = ring.begin() + row * kWindow;
+        penalise(penalised, {ids, ids + count}, rules[at].options.repetition_penalty);
         const Reference expected = reference(rules[at], penalised.data(), words);
         if (!expected.is_close) {
           ASSERT_EQ(first[at], expected.token) << words << " words, row " << row;
@@ -481,72 +484,63 @@ const TimedChain kTimedChains[] = {
 /// Logits are normal with a deviation of 3.
 void add_draws(Cuda& on, OpCases& cases, const TimedChain& chain, std::int64_t batch, std::int64_t vocab) {
   constexpr int kRecorded = 32, kRecent = 64;
-  cases.push_back(
-      {.op = std::string("sample_tokens ") + chain.name,
-       .shape = shape_text({batch, vocab}),
-       .limit = Limit::kRead,
-       .work = bytes_of<float>(batch * vocab),
-       .prepare =
-           [=, &on] {
-             struct Operands {
-               std::vector<float> logits;
-               std::vector<int> ring;
-               std::vector<SampleRule> rules;
-               Buffer<float> x;
-               Buffer<int> recent, tokens;
-               Buffer<SampleRule> r;
-               Graph graph;
-             };
-             const auto in = std::make_shared<Operands>();
-             in->logits = random_normal<float>(static_cast<std::size_t>(batch * vocab), 0.0, 3.0, 60);
-             for (std::int64_t i = 0; i < batch * kRecent; ++i) {
-               in->ring.push_back(static_cast<int>(i * 7919 % vocab));
-             }
-             in->x = upload(on, in->logits);
-             in->recent = upload(on, in->ring);
-             in->tokens = unwritten<int>(on, static_cast<std::size_t>(batch));
-             for (std::int64_t b = 0; b < batch; ++b) {
-               in->rules.push_back({.options = chain.options,
-                                    .sequence = static_cast<std::uint64_t>(b),
-                                    .recent = in->recent.data() + b * kRecent,
-                                    .recent_count = kRecent});
-             }
-             in->r = upload(on, in->rules);
-             const SampleTokens<Device> op{
-                 .logits = {in->x.data(), batch, vocab}, .rules = in->r.data(), .tokens = in->tokens.data()};
-             sample_tokens(on, op);  // a first launch may load code
-             in->graph = Graph(on, [&] {
-               for (int i = 0; i < kRecorded; ++i) sample_tokens(on, op);
-             });
-             const auto check = [=, &on] {
-               on.upload(in->rules.data(), in->r.data(), in->rules.size());
-               on.upload(in->ring.data(), in->recent.data(), in->ring.size());
-               sample_tokens(on, op);
-               const std::vector<int> got = download(on, in->tokens);
-               for (std::int64_t b = 0; b < batch; ++b) {
-                 std::vector<float> row(in->logits.begin() + b * vocab, in->logits.begin() + (b + 1) * vocab);
-                 const SampleRule& rule = in->rules[static_cast<std::size_t>(b)];
-                 const float penalty = rule.options.repetition_penalty;
-                 const auto first = in->ring.begin() + b * kRecent;
-                 for (const int id : std::set<int>(first, first + kRecent)) {
-                   float& logit = row[static_cast<std::size_t>(id)];
-                   logit = logit > 0.0F ? logit / penalty : logit * penalty;
-                 }
-                 const Reference want = reference(rule, row.data(), vocab);
-                 if (!want.is_close) {
-                   ASSERT_EQ(got[static_cast<std::size_t>(b)], want.token) << b;
-                 }
-               }
-             };
-             return PreparedOp{[=, &on] { in->graph.launch(on); }, check};
-           },
-       .sets = 1,
-       .ops_in_call = kRecorded});
+  struct Operands {
+    std::vector<float> logits;
+    std::vector<int> ring;
+    std::vector<SampleRule> rules;
+    Buffer<float> x;
+    Buffer<int> recent, tokens;
+    Buffer<SampleRule> r;
+    Graph graph;
+  };
+  const auto prepare = [=, &on] {
+    const auto in = std::make_shared<Operands>();
+    in->logits = random_normal<float>(static_cast<std::size_t>(batch * vocab), 0.0, 3.0, 60);
+    for (std::int64_t i = 0; i < batch * kRecent; ++i) in->ring.push_back(static_cast<int>(i * 7919 % vocab));
+    in->x = upload(on, in->logits);
+    in->recent = upload(on, in->ring);
+    in->tokens = unwritten<int>(on, static_cast<std::size_t>(batch));
+    for (std::int64_t b = 0; b < batch; ++b) {
+      in->rules.push_back({.options = chain.options,
+                           .sequence = static_cast<std::uint64_t>(b),
+                           .recent = in->recent.data() + b * kRecent,
+                           .recent_count = kRecent});
+    }
+    in->r = upload(on, in->rules);
+    const SampleTokens<Device> op{
+        .logits = {in->x.data(), batch, vocab}, .rules = in->r.data(), .tokens = in->tokens.data()};
+    sample_tokens(on, op);  // a first launch may load code
+    in->graph = Graph(on, [&] {
+      for (int i = 0; i < kRecorded; ++i) sample_tokens(on, op);
+    });
+    const auto check = [=, &on] {
+      on.upload(in->rules.data(), in->r.data(), in->rules.size());
+      on.upload(in->ring.data(), in->recent.data(), in->ring.size());
+      sample_tokens(on, op);
+      const std::vector<int> got = download(on, in->tokens);
+      for (std::int64_t b = 0; b < batch; ++b) {
+        std::vector<float> row(in->logits.begin() + b * vocab, in->logits.begin() + (b + 1) * vocab);
+        const auto first = in->ring.begin() + b * kRecent;
+        const SampleRule& rule = in->rules[static_cast<std::size_t>(b)];
+        penalise(row, {first, first + kRecent}, rule.options.repetition_penalty);
+        const Reference want = reference(rule, row.data(), vocab);
+        if (!want.is_close) {
+          ASSERT_EQ(got[static_cast<std::size_t>(b)], want.token) << b;
+        }
+      }
+    };
+    return PreparedOp{[=, &on] { in->graph.launch(on); }, check};
+  };
+  OpCase& added = add_case(cases, join("sample_tokens ", chain.name), join("(", batch, ", ", vocab, ")"), Limit::kRead,
+                           bytes_of<float>(batch * vocab), prepare);
+  added.sets = 1;
+  added.ops_in_call = kRecorded;
 }
 
 const RegisteredCases kCases([](Cuda& on, bool small, OpCases& cases) {
-  for (const std::int64_t vocab :
-       small ? std::vector<std::int64_t>{1000} : std::vector<std::int64_t>{8192, 32000, 128256}) {
+  std::vector<std::int64_t> vocabularies = {1000};
+  if (!small) vocabularies = {8192, 32000, 128256};
+  for (const std::int64_t vocab : vocabularies) {
     for (const std::int64_t batch : {1, small ? 3 : 64}) {
       for (const TimedChain& chain : kTimedChains) add_draws(on, cases, chain, batch, vocab);
     }
