@@ -1,10 +1,9 @@
 // The (max, sum) monoid: a sum of exponentials kept as sum * exp(max), so that no intermediate overflows.
 //
-// One operator serves the scans, token log-probs over vocabulary tiles and attention over memory slots. combine() is
-// associative and commutative up to rounding; identity() is its neutral element; the softmax of a concatenation follows
-// from its tiles by exactly this rescaling. Device code and per-element host code use fp32, sums of many tiles and
-// block totals fp64. Nothing here is lost silently: a NaN term makes the result NaN. Host and device code share this
-// header.
+// The scans and token log-probs use it for sums of many tiles and for totals of blocks. combine() is associative and
+// commutative up to rounding, and identity() is its neutral element. The softmax of a concatenation follows from its
+// tiles by this rescaling. Nothing is lost silently: a NaN term makes the result NaN. Host and device code share this
+// header. Kernels keep fp32 forms of their own for single elements.
 #pragma once
 
 #include <cmath>
@@ -15,36 +14,27 @@
 namespace mmrec::kernels {
 
 /// sum * exp(max). The identity is (-inf, 0): no terms at all. `sum` may be negative where signed terms are added up.
-template <class Real>
-struct BasicMaxSum {
-  Real max = -std::numeric_limits<Real>::infinity();
-  Real sum = Real{0};
+struct MaxSum64 {
+  double max = -std::numeric_limits<double>::infinity();
+  double sum = 0.0;
 
-  MMREC_HOST_DEVICE static constexpr BasicMaxSum identity() { return {}; }
+  MMREC_HOST_DEVICE static constexpr MaxSum64 identity() { return {}; }
   /// The single term exp(x).
-  MMREC_HOST_DEVICE static constexpr BasicMaxSum of(Real x) { return {x, Real{1}}; }
+  MMREC_HOST_DEVICE static constexpr MaxSum64 of(double x) { return {x, 1.0}; }
 };
 
-using MaxSum = BasicMaxSum<float>;
-using MaxSum64 = BasicMaxSum<double>;
-
 /// exp(from - to) for to >= from, where both may be -inf (then 1, so that empty sums stay empty) or equal to +inf.
-template <class Real>
-MMREC_HOST_DEVICE inline Real rescale(Real from, Real to) {
-  return from == to ? Real{1} : std::exp(from - to);
-}
+MMREC_HOST_DEVICE inline double rescale(double from, double to) { return from == to ? 1.0 : std::exp(from - to); }
 
 /// Terms of a and b together.
-template <class Real>
-MMREC_HOST_DEVICE inline BasicMaxSum<Real> combine(BasicMaxSum<Real> a, BasicMaxSum<Real> b) {
-  const Real m = a.max > b.max ? a.max : b.max;
+MMREC_HOST_DEVICE inline MaxSum64 combine(MaxSum64 a, MaxSum64 b) {
+  const double m = a.max > b.max ? a.max : b.max;
   return {m, a.sum * rescale(a.max, m) + b.sum * rescale(b.max, m)};
 }
 
 /// log(sum * exp(max)); -inf for the identity, NaN for a negative sum.
-template <class Real>
-MMREC_HOST_DEVICE inline Real log_value(BasicMaxSum<Real> a) {
-  return a.sum == Real{0} ? -std::numeric_limits<Real>::infinity() : a.max + std::log(a.sum);
+MMREC_HOST_DEVICE inline double log_value(MaxSum64 a) {
+  return a.sum == 0.0 ? -std::numeric_limits<double>::infinity() : a.max + std::log(a.sum);
 }
 
 /// logit − log_value(all logits), in fp32: finite wherever the logits are, as the difference of two finite numbers that

@@ -1,25 +1,16 @@
 // The vector kernels for AVX2 with FMA and F16C: 8 fp32 lanes. See simd.h for what must stay true of this file.
 #include <immintrin.h>
 
-#include "kernels/cpu/simd.h"
+#define MMREC_LANES 8
+#include "kernels/cpu/simd_vec.inl"
 
 namespace mmrec::kernels {
 namespace {
 
-constexpr int kLanes = 8;
 constexpr int kBlockTokens = 4, kBlockOutputs = 3, kWideOutputs = 8;  // 12 sums, 3 weights, 1 activation of 16
 
-struct Vec {
-  __m256 v;
-};
 struct Mask {
   __m256 m;
-};
-struct IVec {
-  __m256i v;
-};
-struct DVec {
-  __m256d low, high;
 };
 
 inline __m256i first_lanes(int count) {
@@ -74,12 +65,6 @@ inline void store_partial(Float16* p, Vec a, int count) {
 }
 
 inline Vec set1(float x) { return {_mm256_set1_ps(x)}; }
-inline Vec zero() { return {_mm256_setzero_ps()}; }
-inline Vec operator+(Vec a, Vec b) { return {_mm256_add_ps(a.v, b.v)}; }
-inline Vec operator-(Vec a, Vec b) { return {_mm256_sub_ps(a.v, b.v)}; }
-inline Vec operator*(Vec a, Vec b) { return {_mm256_mul_ps(a.v, b.v)}; }
-inline Vec operator/(Vec a, Vec b) { return {_mm256_div_ps(a.v, b.v)}; }
-inline Vec operator-(Vec a) { return {_mm256_xor_ps(a.v, _mm256_set1_ps(-0.0F))}; }
 inline Vec abs(Vec a) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0F), a.v)}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
 inline Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.v, b.v)}; }
@@ -113,23 +98,9 @@ inline float reduce_max(Vec a) {
   return _mm_cvtss_f32(_mm_max_ss(c, _mm_shuffle_ps(c, c, 1)));
 }
 
-inline IVec as_int(Vec a) { return {_mm256_castps_si256(a.v)}; }
-inline Vec as_float(IVec a) { return {_mm256_castsi256_ps(a.v)}; }
-inline Vec to_float_lanes(IVec a) { return {_mm256_cvtepi32_ps(a.v)}; }
-inline IVec iset1(int x) { return {_mm256_set1_epi32(x)}; }
-inline IVec operator+(IVec a, IVec b) { return {_mm256_add_epi32(a.v, b.v)}; }
-inline IVec operator-(IVec a, IVec b) { return {_mm256_sub_epi32(a.v, b.v)}; }
-template <int n>
-inline IVec shift_left(IVec a) {
-  return {_mm256_slli_epi32(a.v, n)};
-}
-template <int n>
-inline IVec shift_right(IVec a) {
-  return {_mm256_srai_epi32(a.v, n)};
-}
 /// In two steps, as 2^n itself may leave the range of normal numbers.
 inline Vec scale_pow2(Vec p, Vec n) {
-  const IVec i = {_mm256_cvtps_epi32(n.v)};
+  const IVec i = {(Ints)_mm256_cvtps_epi32(n.v)};
   const IVec half = shift_right<1>(i);
   const IVec bias = iset1(127);
   return p * as_float(shift_left<23>(half + bias)) * as_float(shift_left<23>(i - half + bias));
@@ -143,14 +114,6 @@ inline DVec load_wide(const float* p) {
   return {_mm256_cvtps_pd(_mm_loadu_ps(p)), _mm256_cvtps_pd(_mm_loadu_ps(p + 4))};
 }
 inline DVec dset1(double x) { return {_mm256_set1_pd(x), _mm256_set1_pd(x)}; }
-inline DVec dload(const double* p) { return {_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4)}; }
-inline void dstore(double* p, DVec a) {
-  _mm256_storeu_pd(p, a.low);
-  _mm256_storeu_pd(p + 4, a.high);
-}
-inline DVec operator+(DVec a, DVec b) { return {_mm256_add_pd(a.low, b.low), _mm256_add_pd(a.high, b.high)}; }
-inline DVec operator-(DVec a, DVec b) { return {_mm256_sub_pd(a.low, b.low), _mm256_sub_pd(a.high, b.high)}; }
-inline DVec operator*(DVec a, DVec b) { return {_mm256_mul_pd(a.low, b.low), _mm256_mul_pd(a.high, b.high)}; }
 inline DVec fma(DVec a, DVec b, DVec c) {
   return {_mm256_fmadd_pd(a.low, b.low, c.low), _mm256_fmadd_pd(a.high, b.high, c.high)};
 }

@@ -6,25 +6,16 @@
 
 #include <immintrin.h>
 
-#include "kernels/cpu/simd.h"
+#define MMREC_LANES 16
+#include "kernels/cpu/simd_vec.inl"
 
 namespace mmrec::kernels {
 namespace {
 
-constexpr int kLanes = 16;
 constexpr int kBlockTokens = 6, kBlockOutputs = 4, kWideOutputs = 8;  // 24 sums, 4 weights, 1 activation of 32
 
-struct Vec {
-  __m512 v;
-};
 struct Mask {
   __mmask16 m;
-};
-struct IVec {
-  __m512i v;
-};
-struct DVec {
-  __m512d low, high;
 };
 
 inline __mmask16 first_lanes(int count) { return static_cast<__mmask16>((1U << static_cast<unsigned>(count)) - 1U); }
@@ -65,12 +56,6 @@ inline void store_partial(Float16* p, Vec a, int count) {
 }
 
 inline Vec set1(float x) { return {_mm512_set1_ps(x)}; }
-inline Vec zero() { return {_mm512_setzero_ps()}; }
-inline Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
-inline Vec operator-(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
-inline Vec operator*(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
-inline Vec operator/(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
-inline Vec operator-(Vec a) { return {_mm512_xor_ps(a.v, _mm512_set1_ps(-0.0F))}; }
 inline Vec abs(Vec a) { return {_mm512_andnot_ps(_mm512_set1_ps(-0.0F), a.v)}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
@@ -106,20 +91,6 @@ inline float reduce_max(Vec a) {
   return _mm_cvtss_f32(_mm_max_ss(c, _mm_shuffle_ps(c, c, 1)));
 }
 
-inline IVec as_int(Vec a) { return {_mm512_castps_si512(a.v)}; }
-inline Vec as_float(IVec a) { return {_mm512_castsi512_ps(a.v)}; }
-inline Vec to_float_lanes(IVec a) { return {_mm512_cvtepi32_ps(a.v)}; }
-inline IVec iset1(int x) { return {_mm512_set1_epi32(x)}; }
-[[maybe_unused]] inline IVec operator+(IVec a, IVec b) { return {_mm512_add_epi32(a.v, b.v)}; }
-inline IVec operator-(IVec a, IVec b) { return {_mm512_sub_epi32(a.v, b.v)}; }
-template <int n>
-inline IVec shift_left(IVec a) {
-  return {_mm512_slli_epi32(a.v, n)};
-}
-template <int n>
-inline IVec shift_right(IVec a) {
-  return {_mm512_srai_epi32(a.v, n)};
-}
 inline Vec scale_pow2(Vec p, Vec n) { return {_mm512_scalef_ps(p.v, n.v)}; }
 
 inline DVec widen(Vec a) {
@@ -132,14 +103,6 @@ inline DVec load_wide(const float* p) {
   return {_mm512_cvtps_pd(_mm256_loadu_ps(p)), _mm512_cvtps_pd(_mm256_loadu_ps(p + 8))};
 }
 inline DVec dset1(double x) { return {_mm512_set1_pd(x), _mm512_set1_pd(x)}; }
-inline DVec dload(const double* p) { return {_mm512_loadu_pd(p), _mm512_loadu_pd(p + 8)}; }
-inline void dstore(double* p, DVec a) {
-  _mm512_storeu_pd(p, a.low);
-  _mm512_storeu_pd(p + 8, a.high);
-}
-inline DVec operator+(DVec a, DVec b) { return {_mm512_add_pd(a.low, b.low), _mm512_add_pd(a.high, b.high)}; }
-inline DVec operator-(DVec a, DVec b) { return {_mm512_sub_pd(a.low, b.low), _mm512_sub_pd(a.high, b.high)}; }
-inline DVec operator*(DVec a, DVec b) { return {_mm512_mul_pd(a.low, b.low), _mm512_mul_pd(a.high, b.high)}; }
 inline DVec fma(DVec a, DVec b, DVec c) {
   return {_mm512_fmadd_pd(a.low, b.low, c.low), _mm512_fmadd_pd(a.high, b.high, c.high)};
 }

@@ -1,29 +1,15 @@
 // The vector kernels without intrinsics: 4 fp32 lanes as GCC and Clang vector types, which become SSE2 on baseline
 // x86-64. It is the reference for what the other two files must do, and runs anywhere.
-#include "kernels/cpu/simd.h"
+#define MMREC_LANES 4
+#include "kernels/cpu/simd_vec.inl"
 
 namespace mmrec::kernels {
 namespace {
 
-constexpr int kLanes = 4;
 constexpr int kBlockTokens = 4, kBlockOutputs = 2, kWideOutputs = 8;
 
-using Float4 __attribute__((vector_size(16))) = float;
-using Int4 __attribute__((vector_size(16))) = std::int32_t;
-using UInt4 __attribute__((vector_size(16))) = std::uint32_t;
-using Double2 __attribute__((vector_size(16))) = double;
-
-struct Vec {
-  Float4 v;
-};
 struct Mask {
-  Int4 m;
-};
-struct IVec {
-  Int4 v;
-};
-struct DVec {
-  Double2 low, high;
+  Ints m;
 };
 
 /// Local twins of tensor.h's conversions, so that this file emits no common inline function.
@@ -65,17 +51,17 @@ inline void narrow_one(float x, Float16* p) {
 
 template <class T>
 inline Vec load(const T* p) {
-  return {Float4{widen_one(p[0]), widen_one(p[1]), widen_one(p[2]), widen_one(p[3])}};
+  return {Floats{widen_one(p[0]), widen_one(p[1]), widen_one(p[2]), widen_one(p[3])}};
 }
 inline Vec load(const float* p) {
-  Float4 v;
+  Floats v;
   __builtin_memcpy(&v, p, sizeof v);
   return {v};
 }
 template <class T>
 inline Vec load_partial(const T* p, int count) {
   if (count == kLanes) return load(p);
-  Vec a = {Float4{}};
+  Vec a = {Floats{}};
   for (int i = 0; i < count; ++i) a.v[i] = widen_one(p[i]);
   return a;
 }
@@ -90,14 +76,8 @@ inline void store_partial(T* p, Vec a, int count) {
   for (int i = 0; i < count; ++i) narrow_one(a.v[i], p + i);
 }
 
-inline Vec set1(float x) { return {Float4{x, x, x, x}}; }
-inline Vec zero() { return {Float4{}}; }
-inline Vec operator+(Vec a, Vec b) { return {a.v + b.v}; }
-inline Vec operator-(Vec a, Vec b) { return {a.v - b.v}; }
-inline Vec operator*(Vec a, Vec b) { return {a.v * b.v}; }
-inline Vec operator/(Vec a, Vec b) { return {a.v / b.v}; }
-inline Vec operator-(Vec a) { return {-a.v}; }
-inline Vec abs(Vec a) { return {(Float4)((Int4)a.v & 0x7fffffff)}; }
+inline Vec set1(float x) { return {Floats{x, x, x, x}}; }
+inline Vec abs(Vec a) { return {(Floats)((Ints)a.v & 0x7fffffff)}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return {a.v * b.v + c.v}; }
 inline Vec min(Vec a, Vec b) { return {a.v < b.v ? a.v : b.v}; }
 inline Vec max(Vec a, Vec b) { return {a.v > b.v ? a.v : b.v}; }
@@ -123,21 +103,6 @@ inline float reduce_max(Vec a) {
   return even > odd ? even : odd;
 }
 
-inline IVec as_int(Vec a) { return {(Int4)a.v}; }
-inline Vec as_float(IVec a) { return {(Float4)a.v}; }
-inline Vec to_float_lanes(IVec a) { return {__builtin_convertvector(a.v, Float4)}; }
-inline IVec iset1(int x) { return {Int4{x, x, x, x}}; }
-// Unsigned lanes: a NaN's bits may wrap around here, as they do in the other two files.
-inline IVec operator+(IVec a, IVec b) { return {(Int4)((UInt4)a.v + (UInt4)b.v)}; }
-inline IVec operator-(IVec a, IVec b) { return {(Int4)((UInt4)a.v - (UInt4)b.v)}; }
-template <int n>
-inline IVec shift_left(IVec a) {
-  return {(Int4)((UInt4)a.v << n)};
-}
-template <int n>
-inline IVec shift_right(IVec a) {
-  return {a.v >> n};
-}
 /// In two steps, as 2^n itself may leave the range of normal numbers. n + 1.5 * 2^23 carries n in its low bits; a NaN
 /// gives some integer, and p is NaN then.
 inline Vec scale_pow2(Vec p, Vec n) {
@@ -147,21 +112,13 @@ inline Vec scale_pow2(Vec p, Vec n) {
   return p * as_float(shift_left<23>(half + bias)) * as_float(shift_left<23>(i - half + bias));
 }
 
-inline DVec widen(Vec a) { return {Double2{a.v[0], a.v[1]}, Double2{a.v[2], a.v[3]}}; }
+inline DVec widen(Vec a) { return {Doubles{a.v[0], a.v[1]}, Doubles{a.v[2], a.v[3]}}; }
 inline Vec narrow(DVec a) {
-  return {Float4{static_cast<float>(a.low[0]), static_cast<float>(a.low[1]), static_cast<float>(a.high[0]),
+  return {Floats{static_cast<float>(a.low[0]), static_cast<float>(a.low[1]), static_cast<float>(a.high[0]),
                  static_cast<float>(a.high[1])}};
 }
 inline DVec load_wide(const float* p) { return widen(load(p)); }
-inline DVec dset1(double x) { return {Double2{x, x}, Double2{x, x}}; }
-inline DVec dload(const double* p) { return {Double2{p[0], p[1]}, Double2{p[2], p[3]}}; }
-inline void dstore(double* p, DVec a) {
-  __builtin_memcpy(p, &a.low, sizeof a.low);
-  __builtin_memcpy(p + 2, &a.high, sizeof a.high);
-}
-inline DVec operator+(DVec a, DVec b) { return {a.low + b.low, a.high + b.high}; }
-inline DVec operator-(DVec a, DVec b) { return {a.low - b.low, a.high - b.high}; }
-inline DVec operator*(DVec a, DVec b) { return {a.low * b.low, a.high * b.high}; }
+inline DVec dset1(double x) { return {Doubles{x, x}, Doubles{x, x}}; }
 inline DVec fma(DVec a, DVec b, DVec c) { return {a.low * b.low + c.low, a.high * b.high + c.high}; }
 
 template <class T>

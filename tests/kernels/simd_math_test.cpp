@@ -38,129 +38,118 @@ std::vector<float> every_binade(unsigned seed, bool negative) {
   return x;
 }
 
+void append(std::vector<float>& x, const std::vector<float>& more) { x.insert(x.end(), more.begin(), more.end()); }
+
+using Function = void (*)(const float*, float*, std::int64_t);
+
+/// The largest error of f over x, in units of the last place.
+template <class Exact>
+double most_ulps(Function f, const std::vector<float>& x, const Exact& exact) {
+  const std::vector<float> y = run_over(f, x);
+  double worst = 0.0;
+  for (std::size_t i = 0; i < x.size(); ++i) worst = std::max(worst, ulps(y[i], exact(static_cast<double>(x[i]))));
+  return worst;
+}
+
+/// The largest error of y = f(x), relative to |x| where that is above 1.
+template <class Exact>
+double most_error(const std::vector<float>& x, const std::vector<float>& y, const Exact& exact) {
+  double worst = 0.0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const auto wide = static_cast<double>(x[i]);
+    worst = std::max(worst, std::abs(static_cast<double>(y[i]) - exact(wide)) / std::max(1.0, std::abs(wide)));
+  }
+  return worst;
+}
+
+/// Pairs of x and f(x); NaN stands for any NaN.
+using Values = std::vector<std::pair<float, float>>;
+void expect_values(Function f, const Values& values) {
+  std::vector<float> x;
+  for (const auto& [from, to] : values) x.push_back(from);
+  const std::vector<float> y = run_over(f, x);
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const float want = values[i].second;
+    EXPECT_TRUE(y[i] == want || (std::isnan(y[i]) && std::isnan(want))) << "f(" << x[i] << ") = " << y[i];
+  }
+}
+
 class SimdMath : public testing::TestWithParam<const SimdKernels*> {};
 
 TEST_P(SimdMath, ExpWithinTwoUlpsEverywhere) {
   std::vector<float> x = random_floats(200001, 1, -110.0F, 92.0F);
-  const std::vector<float> small = every_binade(2, true);
-  x.insert(x.end(), small.begin(), small.end());
-  const std::vector<float> y = run_over(GetParam()->math.exp, x);
-  double worst = 0.0;
-  for (std::size_t i = 0; i < x.size(); ++i) worst = std::max(worst, ulps(y[i], std::exp(static_cast<double>(x[i]))));
-  EXPECT_LE(worst, 2.0);
+  append(x, every_binade(2, true));
+  EXPECT_LE(most_ulps(GetParam()->math.exp, x, [](double v) { return std::exp(v); }), 2.0);
 }
 
 TEST_P(SimdMath, ExpSpecialValues) {
-  const std::vector<float> y =
-      run_over(GetParam()->math.exp, {-kInfinity, kInfinity, kNan, 0.0F, -0.0F, 1000.0F, -1000.0F});
-  EXPECT_EQ(y[0], 0.0F);
-  EXPECT_EQ(y[1], kInfinity);
-  EXPECT_TRUE(std::isnan(y[2]));
-  EXPECT_EQ(y[3], 1.0F);
-  EXPECT_EQ(y[4], 1.0F);
-  EXPECT_EQ(y[5], kInfinity);
-  EXPECT_EQ(y[6], 0.0F);
+  expect_values(GetParam()->math.exp, {{-kInfinity, 0.0F},
+                                       {kInfinity, kInfinity},
+                                       {kNan, kNan},
+                                       {0.0F, 1.0F},
+                                       {-0.0F, 1.0F},
+                                       {1000.0F, kInfinity},
+                                       {-1000.0F, 0.0F}});
 }
 
 TEST_P(SimdMath, LogWithinTwoUlpsInEveryBinade) {
   std::vector<float> x = every_binade(3, false);
-  const std::vector<float> near_one = random_floats(100003, 4, 0.5F, 2.0F);
-  x.insert(x.end(), near_one.begin(), near_one.end());
+  append(x, random_floats(100003, 4, 0.5F, 2.0F));
   for (int i = -2000; i <= 2000; ++i) x.push_back(1.0F + static_cast<float>(i) * 0x1p-23F);
-  const std::vector<float> y = run_over(GetParam()->math.log, x);
-  double worst = 0.0;
-  for (std::size_t i = 0; i < x.size(); ++i) worst = std::max(worst, ulps(y[i], std::log(static_cast<double>(x[i]))));
-  EXPECT_LE(worst, 2.0);
+  EXPECT_LE(most_ulps(GetParam()->math.log, x, [](double v) { return std::log(v); }), 2.0);
 }
 
 TEST_P(SimdMath, LogSpecialValues) {
-  const std::vector<float> y = run_over(GetParam()->math.log, {0.0F, -0.0F, -1.0F, kInfinity, -kInfinity, kNan, 1.0F});
-  EXPECT_EQ(y[0], -kInfinity);
-  EXPECT_EQ(y[1], -kInfinity);
-  EXPECT_TRUE(std::isnan(y[2]));
-  EXPECT_EQ(y[3], kInfinity);
-  EXPECT_TRUE(std::isnan(y[4]));
-  EXPECT_TRUE(std::isnan(y[5]));
-  EXPECT_EQ(y[6], 0.0F);
+  expect_values(GetParam()->math.log, {{0.0F, -kInfinity},
+                                       {-0.0F, -kInfinity},
+                                       {-1.0F, kNan},
+                                       {kInfinity, kInfinity},
+                                       {-kInfinity, kNan},
+                                       {kNan, kNan},
+                                       {1.0F, 0.0F}});
 }
 
 TEST_P(SimdMath, Log1pWithinTwoUlpsAlsoNearZero) {
-  std::vector<float> x;
-  for (const float v : every_binade(5, true)) {
-    if (v > -1.0F) x.push_back(v);
-  }
-  const std::vector<float> more = random_floats(100003, 6, -0.999F, 3.0F);
-  x.insert(x.end(), more.begin(), more.end());
-  const std::vector<float> y = run_over(GetParam()->math.log1p, x);
-  double worst = 0.0;
-  for (std::size_t i = 0; i < x.size(); ++i) {
-    worst = std::max(worst, ulps(y[i], std::log1p(static_cast<double>(x[i]))));
-  }
-  EXPECT_LE(worst, 2.0);
-  const std::vector<float> special = run_over(GetParam()->math.log1p, {-1.0F, -2.0F, kInfinity, kNan, 0.0F, -0.0F});
-  EXPECT_EQ(special[0], -kInfinity);
-  EXPECT_TRUE(std::isnan(special[1]));
-  EXPECT_EQ(special[2], kInfinity);
-  EXPECT_TRUE(std::isnan(special[3]));
-  EXPECT_EQ(special[4], 0.0F);
-  EXPECT_TRUE(special[5] == 0.0F && std::signbit(special[5]));
+  std::vector<float> x = every_binade(5, true);
+  std::erase_if(x, [](float v) { return v <= -1.0F; });
+  append(x, random_floats(100003, 6, -0.999F, 3.0F));
+  EXPECT_LE(most_ulps(GetParam()->math.log1p, x, [](double v) { return std::log1p(v); }), 2.0);
+  expect_values(
+      GetParam()->math.log1p,
+      {{-1.0F, -kInfinity}, {-2.0F, kNan}, {kInfinity, kInfinity}, {kNan, kNan}, {0.0F, 0.0F}, {-0.0F, -0.0F}});
+  EXPECT_TRUE(std::signbit(run_over(GetParam()->math.log1p, {-0.0F})[0]));
 }
 
 TEST_P(SimdMath, Sigmoid) {
   const std::vector<float> x = random_floats(100001, 7, -87.0F, 30.0F);
-  const std::vector<float> y = run_over(GetParam()->math.sigmoid, x);
-  double worst = 0.0;
-  for (std::size_t i = 0; i < x.size(); ++i) worst = std::max(worst, ulps(y[i], sigmoid(static_cast<double>(x[i]))));
-  EXPECT_LE(worst, 3.0);
-  const std::vector<float> special =
-      run_over(GetParam()->math.sigmoid, {-kInfinity, kInfinity, kNan, -200.0F, 200.0F, 0.0F});
-  EXPECT_EQ(special[0], 0.0F);
-  EXPECT_EQ(special[1], 1.0F);
-  EXPECT_TRUE(std::isnan(special[2]));
-  EXPECT_EQ(special[3], 0.0F);
-  EXPECT_EQ(special[4], 1.0F);
-  EXPECT_EQ(special[5], 0.5F);
+  EXPECT_LE(most_ulps(GetParam()->math.sigmoid, x, [](double v) { return sigmoid(v); }), 3.0);
+  expect_values(GetParam()->math.sigmoid,
+                {{-kInfinity, 0.0F}, {kInfinity, 1.0F}, {kNan, kNan}, {-200.0F, 0.0F}, {200.0F, 1.0F}, {0.0F, 0.5F}});
 }
+
+const Values kGeluValues = {{kNan, kNan}, {100.0F, 100.0F}, {-100.0F, 0.0F},
+                            {0.0F, 0.0F}, {1e30F, 1e30F},   {-1e30F, 0.0F}};
 
 TEST_P(SimdMath, GeluAgainstErf) {
   const std::vector<float> x = random_floats(300007, 8, -14.0F, 14.0F);
   const std::vector<float> y = run_over(GetParam()->math.gelu, x);
-  double worst = 0.0;
   double tail = 0.0;  // relative, where 1 + erf would have cancelled
   for (std::size_t i = 0; i < x.size(); ++i) {
     const double exact = gelu(static_cast<double>(x[i]));
-    const double error = std::abs(static_cast<double>(y[i]) - exact);
-    worst = std::max(worst, error / std::max(1.0, std::abs(static_cast<double>(x[i]))));
-    if (x[i] < -1.0F && exact < -1e-30) tail = std::max(tail, error / -exact);
+    if (x[i] < -1.0F && exact < -1e-30) tail = std::max(tail, std::abs(static_cast<double>(y[i]) - exact) / -exact);
   }
-  EXPECT_LE(worst, 1.2e-7);
+  EXPECT_LE(most_error(x, y, [](double v) { return gelu(v); }), 1.2e-7);
   EXPECT_LE(tail, 2e-5);
-  const std::vector<float> special = run_over(GetParam()->math.gelu, {kNan, 100.0F, -100.0F, 0.0F, 1e30F, -1e30F});
-  EXPECT_TRUE(std::isnan(special[0]));
-  EXPECT_EQ(special[1], 100.0F);
-  EXPECT_EQ(special[2], 0.0F);
-  EXPECT_EQ(special[3], 0.0F);
-  EXPECT_EQ(special[4], 1e30F);
-  EXPECT_EQ(special[5], 0.0F);
+  expect_values(GetParam()->math.gelu, kGeluValues);
 }
 
 TEST_P(SimdMath, GeluTanhAgainstTanh) {
   const std::vector<float> x = random_floats(300007, 8, -14.0F, 14.0F);
-  const std::vector<float> y = run_over(GetParam()->math.gelu_tanh, x);
-  double worst = 0.0;
-  for (std::size_t i = 0; i < x.size(); ++i) {
-    const double wide = static_cast<double>(x[i]);
-    const double exact = 0.5 * wide * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (wide + 0.044715 * wide * wide * wide)));
-    worst = std::max(worst, std::abs(static_cast<double>(y[i]) - exact) / std::max(1.0, std::abs(wide)));
-  }
-  EXPECT_LE(worst, 2e-7);
-  const std::vector<float> special = run_over(GetParam()->math.gelu_tanh, {kNan, 100.0F, -100.0F, 0.0F, 1e30F, -1e30F});
-  EXPECT_TRUE(std::isnan(special[0]));
-  EXPECT_EQ(special[1], 100.0F);
-  EXPECT_EQ(special[2], 0.0F);
-  EXPECT_EQ(special[3], 0.0F);
-  EXPECT_EQ(special[4], 1e30F);
-  EXPECT_EQ(special[5], 0.0F);
+  const auto exact = [](double v) {
+    return 0.5 * v * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (v + 0.044715 * v * v * v)));
+  };
+  EXPECT_LE(most_error(x, run_over(GetParam()->math.gelu_tanh, x), exact), 2e-7);
+  expect_values(GetParam()->math.gelu_tanh, kGeluValues);
 }
 
 TEST_P(SimdMath, EntryDoesNotDependOnItsPosition) {

@@ -44,6 +44,24 @@ __device__ inline float* part_of(const SplitParams<A>& p, std::int64_t run, std:
   return p.parts + ((run * gridDim.z + row) * p.splits + split) * (p.op.q.cols + 2);
 }
 
+/// The run, the row of q and the bank's rows [begin, end) of a block.
+struct SplitPlace {
+  BankRun run;
+  std::int64_t row;
+  bool exists;
+  int begin, end;
+
+  template <class A>
+  __device__ explicit SplitPlace(const SplitParams<A>& p)
+      : run(p.op.runs.list[p.first_run + blockIdx.y]),
+        row(p.first_row + blockIdx.z),
+        exists(row < run.rows && run.rows <= p.most_rows) {
+    const auto used = static_cast<int>(run.used_before(p.op.layer, p.op.slots));
+    begin = static_cast<int>(std::int64_t{used} * blockIdx.x / p.splits);
+    end = static_cast<int>(std::int64_t{used} * (blockIdx.x + 1) / p.splits);
+  }
+};
+
 /// Any width.
 template <class A>
 __global__ void __launch_bounds__(kThreads) bank_split_kernel(const __grid_constant__ SplitParams<A> p) {
@@ -53,14 +71,10 @@ __global__ void __launch_bounds__(kThreads) bank_split_kernel(const __grid_const
   float* const q = shared;                      // [D]
   float* const values = shared + p.op.q.cols;   // [D]
   float* const weights = values + p.op.q.cols;  // [kTile]
-  const BankRun run = p.op.runs.list[p.first_run + blockIdx.y];
-  const std::int64_t row = p.first_row + blockIdx.z;
-  if (row >= run.rows || run.rows > p.most_rows) return;
+  const SplitPlace place(p);
+  if (!place.exists) return;
+  const auto& [run, row, exists, begin, end] = place;
   const std::int64_t dim = p.op.q.cols;
-  const int used = static_cast<int>(run.used_before(p.op.layer, p.op.slots));
-  const int split = static_cast<int>(blockIdx.x);
-  const int begin = static_cast<int>(std::int64_t{used} * split / p.splits);
-  const int end = static_cast<int>(std::int64_t{used} * (split + 1) / p.splits);
   const int thread = static_cast<int>(threadIdx.x);
   for (std::int64_t c = thread; c < dim; c += kThreads) {
     q[c] = read(p.op.q.row(run.first + row) + c) * p.op.scale;
@@ -100,7 +114,7 @@ __global__ void __launch_bounds__(kThreads) bank_split_kernel(const __grid_const
     most = top;
     __syncthreads();
   }
-  float* const part = part_of(p, blockIdx.y, blockIdx.z, split);
+  float* const part = part_of(p, blockIdx.y, blockIdx.z, static_cast<int>(blockIdx.x));
   for (std::int64_t c = thread; c < dim; c += kThreads) part[c] = values[c];
   if (thread == 0) {
     part[dim] = sum;
@@ -118,14 +132,10 @@ __global__ void __launch_bounds__(kThreads) bank_split_held_kernel(const __grid_
   __shared__ float of_warp[2][kWarps][kRows];
   ptx::allow_successor();
   ptx::wait_for_predecessor();
-  const BankRun run = p.op.runs.list[p.first_run + blockIdx.y];
-  const std::int64_t row = p.first_row + blockIdx.z;
-  if (row >= run.rows || run.rows > p.most_rows) return;
+  const SplitPlace place(p);
+  if (!place.exists) return;
+  const auto& [run, row, exists, begin, end] = place;
   const std::int64_t dim = p.op.q.cols;
-  const int used = static_cast<int>(run.used_before(p.op.layer, p.op.slots));
-  const int split = static_cast<int>(blockIdx.x);
-  const int begin = static_cast<int>(std::int64_t{used} * split / p.splits);
-  const int end = static_cast<int>(std::int64_t{used} * (split + 1) / p.splits);
   const int thread = static_cast<int>(threadIdx.x);
   const int warp = thread / 32;
   float q[kGroups][kGroup];
@@ -188,7 +198,7 @@ __global__ void __launch_bounds__(kThreads) bank_split_held_kernel(const __grid_
     }
     most = top;
   }
-  float* const part = part_of(p, blockIdx.y, blockIdx.z, split);
+  float* const part = part_of(p, blockIdx.y, blockIdx.z, static_cast<int>(blockIdx.x));
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) store_group<false>(part, thread + g * kThreads, dim, values[g]);
   if (thread == 0) {

@@ -1,5 +1,5 @@
-// What kernels of products share: the loader of weights and vectors by 16 bytes, the outputs of a job, and operands as
-// the copy engine sees them.
+// Operands of the product kernels: a loader that reads weights and vectors by 16 bytes, the outputs of a job, and
+// matrices as the copy engine sees them.
 #pragma once
 
 #include <bit>
@@ -30,9 +30,9 @@ struct ReadOnce : PastL1 {
   static __device__ uint4 vector(const void* from) { return ptx::load_streaming(from); }
 };
 
-/// A lane's fragment of a row of numbers of type A: 16 bytes from `from`, of which the first `left` elements exist;
-/// zeros for the others. kAligned: `from` is 16-byte aligned, and if an element exists so do all. A weight format that
-/// is not plain numbers is widened here.
+/// A lane's fragment of a row of numbers of type A: 16 bytes from `from`. The first `left` elements exist; the others
+/// become zeros. kAligned: `from` is 16-byte aligned, and either all elements exist or none does. A weight format that
+/// does not store plain numbers is widened here.
 template <class Read, bool kAligned, class A>
 __device__ inline uint4 load_fragment(const A* from, int left) {
   if constexpr (kAligned) {

@@ -119,61 +119,6 @@ __device__ inline void cluster_sync_memory() {
 __device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
 __device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
-/// Arrives once at the barrier at the same place in the shared memory of block `rank` of the cluster.
-__device__ inline void mbarrier_arrive_at(std::uint64_t* barrier, unsigned rank) {
-  asm volatile(
-      "{\n\t"
-      ".reg .b32 remote;\n\t"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n\t"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n\t"
-      "}" ::"r"(shared_address(barrier)),
-      "r"(rank)
-      : "memory");
-}
-
-/// The 16 bytes at the same place in the shared memory of block `rank` of the cluster.
-__device__ inline float4 load_from_cluster(const float4* at, unsigned rank) {
-  float4 v;
-  asm volatile(
-      "{\n\t"
-      ".reg .b32 remote;\n\t"
-      "mapa.shared::cluster.u32 remote, %4, %5;\n\t"
-      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote];\n\t"
-      "}"
-      : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-      : "r"(shared_address(at)), "r"(rank)
-      : "memory");
-  return v;
-}
-
-/// The same of 4 and 8 bytes.
-__device__ inline std::uint32_t load_from_cluster(const std::uint32_t* at, unsigned rank) {
-  std::uint32_t v;
-  asm volatile(
-      "{\n\t"
-      ".reg .b32 remote;\n\t"
-      "mapa.shared::cluster.u32 remote, %1, %2;\n\t"
-      "ld.shared::cluster.u32 %0, [remote];\n\t"
-      "}"
-      : "=r"(v)
-      : "r"(shared_address(at)), "r"(rank)
-      : "memory");
-  return v;
-}
-__device__ inline unsigned long long load_from_cluster(const unsigned long long* at, unsigned rank) {
-  unsigned long long v;
-  asm volatile(
-      "{\n\t"
-      ".reg .b32 remote;\n\t"
-      "mapa.shared::cluster.u32 remote, %1, %2;\n\t"
-      "ld.shared::cluster.u64 %0, [remote];\n\t"
-      "}"
-      : "=l"(v)
-      : "r"(shared_address(at)), "r"(rank)
-      : "memory");
-  return v;
-}
-
 /// A place in the shared memory of a block of the cluster; adding n moves it by n bytes.
 struct ClusterPlace {
   std::uint32_t address;
@@ -186,6 +131,32 @@ __device__ inline ClusterPlace place_in_cluster(const void* at, unsigned rank) {
   ClusterPlace place;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(place.address) : "r"(shared_address(at)), "r"(rank));
   return place;
+}
+
+/// Arrives once at the barrier at the same place in the shared memory of block `rank` of the cluster.
+__device__ inline void mbarrier_arrive_at(std::uint64_t* barrier, unsigned rank) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(place_in_cluster(barrier, rank).address)
+               : "memory");
+}
+
+/// What lies at the same place in the shared memory of block `rank` of the cluster: 16, 4 or 8 bytes.
+__device__ inline float4 load_from_cluster(const float4* at, unsigned rank) {
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(place_in_cluster(at, rank).address)
+               : "memory");
+  return v;
+}
+__device__ inline std::uint32_t load_from_cluster(const std::uint32_t* at, unsigned rank) {
+  std::uint32_t v;
+  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(v) : "r"(place_in_cluster(at, rank).address) : "memory");
+  return v;
+}
+__device__ inline unsigned long long load_from_cluster(const unsigned long long* at, unsigned rank) {
+  unsigned long long v;
+  asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(v) : "r"(place_in_cluster(at, rank).address) : "memory");
+  return v;
 }
 
 /// Writes 16 or 8 bytes to a multiple of as many, on its own, and reports them to `barrier`, which lies in the same
@@ -455,24 +426,17 @@ __device__ inline std::uint32_t max_pair(std::uint32_t a, std::uint32_t b) {
   return y;
 }
 
-/// The largest x of the warp's 32 lanes, which all call it. sm_80.
-__device__ inline std::uint32_t warp_max(std::uint32_t x) {
-  std::uint32_t y;
-  asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(y) : "r"(x));
-  return y;
-}
-
-/// The smallest x, and the sum modulo 2^32.
-__device__ inline std::uint32_t warp_min(std::uint32_t x) {
-  std::uint32_t y;
-  asm volatile("redux.sync.min.u32 %0, %1, 0xffffffff;" : "=r"(y) : "r"(x));
-  return y;
-}
-__device__ inline std::uint32_t warp_sum(std::uint32_t x) {
-  std::uint32_t y;
-  asm volatile("redux.sync.add.u32 %0, %1, 0xffffffff;" : "=r"(y) : "r"(x));
-  return y;
-}
+/// The largest and the smallest x of the warp's 32 lanes, which all call it, and their sum modulo 2^32. sm_80.
+#define MMREC_OF_WARP(name, operation)                                                   \
+  __device__ inline std::uint32_t name(std::uint32_t x) {                                \
+    std::uint32_t y;                                                                     \
+    asm volatile("redux.sync." operation ".u32 %0, %1, 0xffffffff;" : "=r"(y) : "r"(x)); \
+    return y;                                                                            \
+  }
+MMREC_OF_WARP(warp_max, "max")
+MMREC_OF_WARP(warp_min, "min")
+MMREC_OF_WARP(warp_sum, "add")
+#undef MMREC_OF_WARP
 
 /// Does nothing, but what was computed from v before is no longer known to be so: the compiler computes it again rather
 /// than keep it in registers.

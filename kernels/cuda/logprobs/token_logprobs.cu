@@ -377,12 +377,7 @@ void token_logprobs_backward(Cuda& cuda, const TokenLogprobsBackward<T, Index, D
   template void token_logprobs(Cuda&, const TokenLogprobs<T, Index, Device>&);           \
   template void token_logprobs_unchecked(Cuda&, const TokenLogprobs<T, Index, Device>&); \
   template void token_logprobs_backward(Cuda&, const TokenLogprobsBackward<T, Index, Device>&);
-MMREC_INSTANTIATE(float, std::int32_t)
-MMREC_INSTANTIATE(float, std::int64_t)
-MMREC_INSTANTIATE(Float16, std::int32_t)
-MMREC_INSTANTIATE(Float16, std::int64_t)
-MMREC_INSTANTIATE(BFloat16, std::int32_t)
-MMREC_INSTANTIATE(BFloat16, std::int64_t)
-#undef MMREC_INSTANTIATE
+#define MMREC_INSTANTIATE_BOTH(T) MMREC_INSTANTIATE(T, std::int32_t) MMREC_INSTANTIATE(T, std::int64_t)
+MMREC_FOR_EACH_TYPE(MMREC_INSTANTIATE_BOTH)
 
 }  // namespace mmrec::kernels

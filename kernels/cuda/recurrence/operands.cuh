@@ -41,8 +41,7 @@ template <class A>
 __device__ inline void store_pair(float* to, A* rounded, float2 h) {
   *reinterpret_cast<float2*>(to) = h;
   if constexpr (sizeof(A) == 2) {
-    *reinterpret_cast<std::uint32_t*>(rounded) =
-        static_cast<std::uint32_t>(narrow<A>(h.x).bits) | static_cast<std::uint32_t>(narrow<A>(h.y).bits) << 16;
+    *reinterpret_cast<std::uint32_t*>(rounded) = ptx::to_pair<A>(h.x, h.y);
   }
 }
 
@@ -53,8 +52,7 @@ __device__ inline std::uint32_t magnitude_bits(float x, float y, bool exist) {
   return max(__float_as_uint(x) & mask, __float_as_uint(y) & mask);
 }
 
-// --- Operands
-// ---------------------------------------------------------------------------------------------------------
+// --- Operands.
 
 /// A tensor's [batch, time, channel], time 0 being the sweep's first.
 template <class T>

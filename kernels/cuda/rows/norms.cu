@@ -42,24 +42,16 @@ struct RowGroup {
   __device__ void load(const T* from, float (&to)[kGroup]) const {
     load_group<kVectors>(from, number, cols, to);
   }
-  template <class T>
-  __device__ void load(const MatrixView<T, Device>& from, float (&to)[kGroup]) const {
-    load(from.row(row), to);
-  }
-  template <class T>
-  __device__ void load(const RowsView<T, Device>& from, float (&to)[kGroup]) const {
+  template <class T, template <class, class> class View>
+  __device__ void load(const View<T, Device>& from, float (&to)[kGroup]) const {
     load(static_cast<const T*>(from.row(row)), to);
   }
   template <class T>
   __device__ void store(T* to, const float (&from)[kGroup]) const {
     store_group<kVectors>(to, number, cols, from);
   }
-  template <class T>
-  __device__ void store(const MatrixView<T, Device>& to, const float (&from)[kGroup]) const {
-    store(to.row(row), from);
-  }
-  template <class T>
-  __device__ void store(const RowsView<T, Device>& to, const float (&from)[kGroup]) const {
+  template <class T, template <class, class> class View>
+  __device__ void store(const View<T, Device>& to, const float (&from)[kGroup]) const {
     store(to.row(row), from);
   }
 };

@@ -30,8 +30,8 @@ __device__ inline void load(const T* from, float (&to)[kWidth]) {
     to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
   } else {
     const uint2 v = __ldcg(reinterpret_cast<const uint2*>(from));
-    to[0] = widen(T{static_cast<std::uint16_t>(v.x)}), to[1] = widen(T{static_cast<std::uint16_t>(v.x >> 16)});
-    to[2] = widen(T{static_cast<std::uint16_t>(v.y)}), to[3] = widen(T{static_cast<std::uint16_t>(v.y >> 16)});
+    to[0] = widen_part<T>(v.x, 0), to[1] = widen_part<T>(v.x, 1);
+    to[2] = widen_part<T>(v.y, 0), to[3] = widen_part<T>(v.y, 1);
   }
 }
 
@@ -53,10 +53,8 @@ __device__ inline void store(T* to, const float (&from)[kWidth]) {
   } else if constexpr (sizeof(T) == 4) {
     __stcg(reinterpret_cast<float4*>(to), make_float4(from[0], from[1], from[2], from[3]));
   } else {
-    const auto pair = [](float low, float high) {
-      return static_cast<std::uint32_t>(narrow<T>(low).bits) | static_cast<std::uint32_t>(narrow<T>(high).bits) << 16;
-    };
-    __stcg(reinterpret_cast<uint2*>(to), make_uint2(pair(from[0], from[1]), pair(from[2], from[3])));
+    __stcg(reinterpret_cast<uint2*>(to),
+           make_uint2(ptx::to_pair<T>(from[0], from[1]), ptx::to_pair<T>(from[2], from[3])));
   }
 }
 

@@ -1,7 +1,8 @@
 // One token of each of many sequences, row by row, on backends that have the ops (kernels::AdvanceNorm and its
-// neighbours). The recurrence's gates are one more product. The ops between products also norm their results.
+// neighbours): the recurrence's gates are one more product, and what lies between products is normed where it is
+// computed.
 //
-// Sequences stand side by side at one position, or anywhere: then lists say where each row's state lies. Sequences that
+// Sequences stand side by side at one position, or anywhere: then lists say where each row's state lies. Those that
 // attend to two slots or more come last.
 #pragma once
 
@@ -107,7 +108,7 @@ class Rows {
     return work_.filled_slots(b.position) == 1 ? View<const float>(work_.segment_context(b, layer))
                                                : View<const float>();
   }
-  // The value of c where context() is null. Rows that attend get their c later.
+  // What takes c's place where it is null: rows that attend get theirs later.
   const float* context_bias(const Layer& w) const {
     return !is_listed() && attends(batches_.front()) ? nullptr : w.memory_out_bias;
   }

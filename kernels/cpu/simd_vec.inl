@@ -1,0 +1,61 @@
+// Vectors of MMREC_LANES fp32 numbers: the part of the vocabulary (simd_math.inl) that compilers' vector types express
+// alike for every instruction set. Each instruction set's file includes this first and adds the rest.
+#include "kernels/cpu/simd.h"
+
+namespace mmrec::kernels {
+namespace {
+
+constexpr int kLanes = MMREC_LANES;
+
+using Floats __attribute__((vector_size(4 * kLanes))) = float;
+using Ints __attribute__((vector_size(4 * kLanes))) = std::int32_t;
+using UInts __attribute__((vector_size(4 * kLanes))) = std::uint32_t;
+using Doubles __attribute__((vector_size(4 * kLanes))) = double;
+using DoublesAnywhere __attribute__((vector_size(4 * kLanes), aligned(8), may_alias)) = double;
+
+struct Vec {
+  Floats v;
+};
+struct IVec {
+  Ints v;
+};
+struct DVec {
+  Doubles low, high;
+};
+
+inline Vec zero() { return {Floats{}}; }
+inline Vec operator+(Vec a, Vec b) { return {a.v + b.v}; }
+inline Vec operator-(Vec a, Vec b) { return {a.v - b.v}; }
+inline Vec operator*(Vec a, Vec b) { return {a.v * b.v}; }
+inline Vec operator/(Vec a, Vec b) { return {a.v / b.v}; }
+inline Vec operator-(Vec a) { return {-a.v}; }
+
+inline IVec as_int(Vec a) { return {(Ints)a.v}; }
+inline Vec as_float(IVec a) { return {(Floats)a.v}; }
+inline Vec to_float_lanes(IVec a) { return {__builtin_convertvector(a.v, Floats)}; }
+inline IVec iset1(int x) { return {Ints{} + x}; }
+// Unsigned lanes, which may wrap around: a NaN's bits do.
+inline IVec operator+(IVec a, IVec b) { return {(Ints)((UInts)a.v + (UInts)b.v)}; }
+inline IVec operator-(IVec a, IVec b) { return {(Ints)((UInts)a.v - (UInts)b.v)}; }
+template <int n>
+inline IVec shift_left(IVec a) {
+  return {(Ints)((UInts)a.v << n)};
+}
+template <int n>
+inline IVec shift_right(IVec a) {
+  return {a.v >> n};
+}
+
+inline DVec dload(const double* p) {
+  return {*reinterpret_cast<const DoublesAnywhere*>(p), *reinterpret_cast<const DoublesAnywhere*>(p + kLanes / 2)};
+}
+inline void dstore(double* p, DVec a) {
+  *reinterpret_cast<DoublesAnywhere*>(p) = a.low;
+  *reinterpret_cast<DoublesAnywhere*>(p + kLanes / 2) = a.high;
+}
+inline DVec operator+(DVec a, DVec b) { return {a.low + b.low, a.high + b.high}; }
+inline DVec operator-(DVec a, DVec b) { return {a.low - b.low, a.high - b.high}; }
+inline DVec operator*(DVec a, DVec b) { return {a.low * b.low, a.high * b.high}; }
+
+}  // namespace
+}  // namespace mmrec::kernels
