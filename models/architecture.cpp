@@ -25,7 +25,7 @@ struct Architecture {
   std::unique_ptr<LoadedModel> (*load)(const ModelSource& source);
   ProductCounts (*products)(const ModelSource& source);
   SyntheticModel (*synthetic)(const SyntheticSizes& sizes);
-  bool has_expert, has_calls, has_bank;  // VariantOptions that it has
+  VariantOptions (*others)(VariantOptions given);  // the options given that it does not have
 };
 template <class Arch>
 constexpr Architecture entry() {
@@ -36,12 +36,13 @@ constexpr Architecture entry() {
           },
           .products = [](const ModelSource& source) { return Arch::products(config_of<Config>(source)); },
           .synthetic = [](const SyntheticSizes& sizes) { return synthetic_of(Arch::synthetic(sizes)); },
-          .has_expert = requires(Config c){c.expert;
+          .others =
+              [](VariantOptions given) {
+                const Config config;
+                for_each_option(given, config, [](auto& option, const auto& /*member*/) { option.reset(); });
+                return given;
+              }};
 }
-, .has_calls = requires(Config c) { c.calls; }
-, .has_bank = requires(Config c) { c.bank; }
-};  // namespace
-}  // namespace mmrec::models
 template <class... Arch>
 constexpr auto entries(const std::tuple<Arch...>* /*all*/) {
   return std::array{entry<Arch>()...};
@@ -71,14 +72,15 @@ const Architecture& architecture_of(const ModelSource& source) {
 }
 
 void check_options(const VariantOptions& given, const Architecture& architecture) {
-  const auto check = [&](bool is_given, bool is_there, std::string_view option) {
-    if (!is_given || is_there) return;
+  const VariantOptions others = architecture.others(given);
+  const auto refuse_if = [&](bool is_given, std::string_view option) {
+    if (!is_given) return;
     throw std::invalid_argument(
         fmt::format("load option {}: found one, but the architecture {} has none", option, architecture.name));
   };
-  check(given.expert.has_value(), architecture.has_expert, "expert");
-  check(given.calls.has_value(), architecture.has_calls, "calls");
-  check(given.bank.has_value(), architecture.has_bank, "bank");
+  refuse_if(others.expert.has_value(), "expert");
+  refuse_if(others.calls.has_value(), "calls");
+  refuse_if(others.bank.has_value(), "bank");
 }
 
 ModelSource source_of(const std::filesystem::path& folder, const VariantOptions& variant, const WeightOptions& weights,

@@ -1,5 +1,5 @@
-// --html: the documents with each token coloured by its surprise. --plot: loss against position, and the distribution of
-// loss over documents. Each is one file that needs nothing else.
+// --html: the documents with each token coloured by its surprise. --plot: loss against position, and the distribution
+// of loss over documents. Each is one file that needs nothing else.
 #include "apps/ppl/sinks.h"
 
 #include <fmt/format.h>

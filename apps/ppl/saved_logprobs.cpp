@@ -1,5 +1,5 @@
-// --save-logprobs and --compare: log-probs beside those that were saved before, token by token. docs/file-formats.md has
-// the file of distributions.
+// --save-logprobs and --compare: log-probs beside those that were saved before, token by token. docs/file-formats.md
+// has the file of distributions.
 //
 // Must stay true: memory is that of two distributions and a number for each token. A file that is not of this corpus,
 // vocabulary and tokenizer is refused where that shows (RejectedFile naming the place, found and expected).

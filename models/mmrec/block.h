@@ -1,5 +1,5 @@
-// The MM-Rec block: what one layer does to the rows of a chunk, in the order of the equations. This is the reference:
-// every path of paths/ must equal it (tests/models/terms.h), and a chunk goes this way where no path may be taken.
+// The MM-Rec block: one layer's work on the rows of a chunk, in the order of the equations. This is the reference:
+// every path of paths/ must equal it (tests/models/terms.h). A chunk that no path takes goes through it.
 //
 //   u = rmsnorm(x; norm1)
 //   q, v, z, k = W u + b                                        γ = decay gate of (z, k)
@@ -8,8 +8,8 @@
 //   x = y + W_2 gelu(W_1 rmsnorm(y; norm2) + b_1) + b_2
 //   memory: the mean of x over each past segment
 //
-// Up to γ all rows of the chunk go at once. The recurrence looks at no memory, so it takes all tokens of a batch; what
-// follows looks at the slots that are filled, so it goes piece by piece, and a piece ends with its segment.
+// Up to γ all rows of the chunk go at once. The recurrence reads no memory, so it takes all tokens of a batch. The
+// terms after it read the filled slots, so they go piece by piece, and a piece ends with its segment.
 #pragma once
 
 #include <algorithm>
@@ -47,14 +47,14 @@ class Block {
     for (const Batch& b : chunk.batches) {
       recur(layer, b, chunk.options, done);
       finish(b);
-      // Last, because the device waits for the host when sweeps end: first comes what it can work on.
+      // Last, because the device waits for the host when sweeps end: the work above keeps it busy.
       terms.carry_out(layer, b);
     }
   }
 
   // The parts of a layer, for paths that replace others.
 
-  /// From x to what the recurrence takes: z, gates of z, γ; and v and q.
+  /// From x to the recurrence's inputs: z, gates of z, γ; and v and q.
   void inputs(std::int64_t layer, const Chunk& chunk) {
     const Layer& w = terms.layer(layer);
     terms.norm(w, chunk.rows);

@@ -44,7 +44,7 @@ struct DecodeStep {
   const float* norm = nullptr;                    // [D]
   float mdi_mix = 0.1F;
   const int* tokens = nullptr;  // [B] in [0, V)
-  // Of the first sequence; those of sequence b lie b * slot_bytes bytes further.
+  // The first sequence's; those of sequence b lie b * slot_bytes bytes further.
   float* h = nullptr;              // state, [L, D]: h_{t-1} on entry, h_t after
   const float* memory = nullptr;   // [L, M, D]
   std::int64_t slots = 0;          // filled: the first `slots` of every ring
@@ -56,12 +56,12 @@ struct DecodeStep {
   void* exchange = nullptr;        // memory of this shape's own, as decode_exchange_clear left it or the last step
 };
 
-/// What follows a block's recurrence, for T tokens from `position` on: piece by piece, a piece ending where a memory
-/// segment does,
+/// The terms after a block's recurrence, for T tokens from `position` on. They go piece by piece, and a piece ends with
+/// its memory segment:
 ///   y = x + h + 0.1 v + W_o attend(q; the slots filled so far) + b_o
 ///   x = y + W_2 gelu(W_1 rmsnorm(y; norm) + b_1) + b_2
 /// and then sum += x over the piece's time, in fp64; at a segment's end slot = sum / segment, into the ring, and sum =
-/// 0. x, h, v, q [B, T, D]; q is looked at where two slots or more are filled. memory [M, D] and sum [D] are the first
+/// 0. x, h, v, q [B, T, D]; q is read where two slots or more are filled. memory [M, D] and sum [D] are the first
 /// sequence's, the next ones' lie slot_bytes further each: the segment that ends before position e fills slot
 /// (e / segment - 1) mod M. attend(), rmsnorm() and gelu() are rounded to A.
 template <class Space, class A = float>

@@ -156,8 +156,8 @@ using ModelView = ViewOf<Mmrec, Space>;
 template <class Space>
 using LayerView = LayerFields<kernels::WeightView<Space>, const float*>;
 
-/// Of the model's blocks. Those of the memory only where several slots are filled: a single one is attended to whatever
-/// the query.
+/// The products of the model's blocks. Those of the memory count only in models of several slots: attention to a single
+/// slot needs no query.
 ProductCounts products_of_blocks(const Config& config);
 
 /// Bytes of W_q of all blocks. A GPU's step multiplies it only where there is something to attend to.

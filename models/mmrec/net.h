@@ -48,7 +48,7 @@ class Net {
     }
     return path;
   }
-  /// What the head multiplies, of rows of the chunk: normed by run(), or by what follows.
+  /// The head's input of the chunk's rows, normed by run() or by norm().
   Matrix<A> hidden(std::int64_t rows) { return stack_.work().u(rows); }
   Matrix<A> norm(const HeadRows& rows) {
     const Matrix<A> to = rows.batch == nullptr

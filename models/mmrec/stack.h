@@ -1,5 +1,5 @@
 // A stack of MM-Rec blocks on one backend: chunks and steps from tokens to the last block's x, and that normed, by the
-// path that choose_path() names. What becomes of it is the net's (net.h).
+// path that choose_path() names. The net (net.h) does the rest.
 #pragma once
 
 #include <cstdint>
@@ -66,8 +66,8 @@ class Stack {
     if (path == Path::kSegments) return go<Has::kSegments>(segments_, chunk, done);
     go<true>(block_, chunk, done);
   }
-  /// A step by Path::kWholeStep, begun: to be given op()'s result, run by the backend `by`, alone or with another
-  /// stack's, and ended. `stacks`: how many run side by side.
+  /// Begins a step by Path::kWholeStep. The caller must set the destination in op(), run it on the backend `by`, alone
+  /// or with another stack's, and call end_whole_step(). `stacks`: how many run side by side.
   WholeStep<Backend, A>& whole_step(const Chunk& chunk, Backend& by, std::int64_t stacks = 1) {
     work_.ragged = chunk.ragged;
     WholeStep<Backend, A>& whole = whole_step_of(chunk.batches.front().sequences, by, stacks);
@@ -81,7 +81,7 @@ class Stack {
     kernels::rmsnorm(backend, x_of(backend, rows), model_.norm, to);
   }
 
-  /// What follows from a state that has just been put into slots.
+  /// Computes the values that follow from a state just loaded into slots.
   void complete_state(Slot first, std::int64_t count, std::int64_t position) {
     const Batch all{.slot = first, .position = position, .sequences = count, .tokens = 1};
     const std::int64_t end = position / config_.memory_segment * config_.memory_segment;

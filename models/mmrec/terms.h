@@ -1,7 +1,7 @@
-// The terms of the block's equations, each written once. block.h puts them in order; the paths of paths/ call those
-// that they do not compute by ops of their own.
+// The terms of the block's equations, each written once. block.h calls them in order. The paths of paths/ call the
+// terms that they do not compute by ops of their own.
 //
-// A term takes all rows of a chunk, or the tokens of a batch, or a piece of these that ends with its memory segment.
+// A term takes all rows of a chunk, or the tokens of a batch, or a piece of a batch that ends with its memory segment.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +36,7 @@ class BlockTerms {
 
   const Layer& layer(std::int64_t number) const { return model.layers[static_cast<std::size_t>(number)]; }
 
-  // --- From x to what the recurrence takes, for all rows of a chunk
+  // --- From x to the recurrence's inputs, for all rows of a chunk
 
   /// x = embedding[token].
   void embed(const Chunk& chunk) { kernels::embed(work.backend, model.embedding, chunk.tokens, work.x(chunk.rows)); }
@@ -44,7 +44,7 @@ class BlockTerms {
   void norm(const Layer& w, std::int64_t rows) {
     kernels::rmsnorm(work.backend, Matrix<const float>(work.x(rows)), w.norm1, work.u(rows));
   }
-  /// q, v, z, k = W u + b; without q where there is no memory to attend to.
+  /// q, v, z, k = W u + b; without q in models without memory slots.
   void project(const Layer& w, std::int64_t rows) {
     const std::int64_t first = work.config.memory_slots == 0 ? work.dim() : 0, count = w.qvzk.rows - first;
     work.template linear<A>({.x = work.u(rows),
@@ -65,7 +65,7 @@ class BlockTerms {
     kernels::linear(work.backend, std::span(jobs).first(static_cast<std::size_t>(1 + work.networks())));
   }
   /// Last layers of the decay networks: the two factors of γ before their logistic functions. `beside`, if it has a y,
-  /// is a product of the same time.
+  /// is a product that runs at the same time.
   void decay_factors(const Layer& w, std::int64_t rows, const Job& beside = {}) {
     const Job jobs[] = {beside, job(work.gate_hidden(rows, 0), w.gamma_up, w.gamma_up_bias, work.gamma(rows)),
                         job(work.gate_hidden(rows, 1), w.context_up, w.context_up_bias, work.context(rows))};
@@ -129,7 +129,7 @@ class BlockTerms {
         Work::times(work.h_rounded(b), piece.first + 1, piece.tokens), Work::times(work.attended(b), piece),
         {.weight = w.memory_q, .bias = w.memory_q_bias, .residual_scale = 0.5F}, Work::times(work.q(b), piece));
   }
-  /// What attention needs and no memory decides, for tokens that will attend: their queries, and x = x + h + 0.1 v.
+  /// The part of attention that needs no memory, for tokens that will attend: their queries, and x = x + h + 0.1 v.
   void prepare_attention(const Layer& w, const Batch& b, const Piece& piece) {
     if (piece.tokens == 0) return;
     query(w, b, piece);
@@ -152,8 +152,8 @@ class BlockTerms {
     work.template linear<float>(Work::times(work.attended(b), piece), x,
                                 {.weight = w.memory_out, .bias = w.memory_out_bias}, x);
   }
-  /// The same and u = rmsnorm(x; norm2), for rows of runs whose memories lie anywhere: a list of `count` runs, with at
-  /// most so many rows and slots each.
+  /// The same and u = rmsnorm(x; norm2), for rows of runs whose memories lie anywhere. `runs` lists `count` runs, each
+  /// with at most `rows` rows and `slots` slots.
   void attend_listed(const Layer& w, std::int64_t layer, const Batch& b, const Piece& piece,
                      const kernels::AttendingRun* runs, std::int64_t count, std::int64_t rows, std::int64_t slots) {
     const Matrix<A> query = Work::matrix(work.attended(b));
@@ -202,21 +202,21 @@ class BlockTerms {
                             {.weight = w.ffn_in, .bias = w.ffn_in_bias, .activation = kernels::Activation::kGelu});
     work.template linear<float>(ffn, x, {.weight = w.ffn_out, .bias = w.ffn_out_bias}, x);
   }
-  /// The running segment's sum takes a piece's x; where the segment ends with it, it becomes a slot.
+  /// Adds a piece's x to the running segment's sum. If the segment ends with the piece, its mean becomes a slot.
   void remember(const Layer& w, std::int64_t layer, const Batch& b, const Piece& piece) {
     kernels::segment_sum(work.backend, {.x = Work::times(work.x(b), piece), .sum = work.segment_sum(b, layer)});
     close(w, layer, b, b.position + piece.first + piece.tokens);
   }
-  /// Position `end` has been reached: the segment that ends there, if one does, becomes a slot.
+  /// Makes a slot of the segment that ends at position `end`, if one does.
   void close(const Layer& w, std::int64_t layer, const Batch& b, std::int64_t end) {
     if (end % work.config.memory_segment != 0) return;
     kernels::segment_close(work.backend, work.segment_sum(b, layer), work.config.memory_segment,
                            work.memory(b, layer, work.ring_slot(end)));
     set_context(w, layer, b, end);
   }
-  /// c of the segment that begins at `end`, or in which it lies, where just one slot is filled: W_o slot + b_o, since
-  /// attend() is that slot then, whatever the query. Row by row, so that its bits depend on nothing but the slot. Works
-  /// in the attention's queries.
+  /// Sets c of the segment that position `end` begins or lies in, if just one slot is filled. Then attend() is that
+  /// slot for every query, so c = W_o slot + b_o. Multiplies row by row, so that the bits depend on the slot alone.
+  /// Overwrites the attention's queries.
   void set_context(const Layer& w, std::int64_t layer, const Batch& b, std::int64_t end) {
     if (work.filled_slots(end) != 1) return;
     const Matrix<float> slots = work.memory(b, layer, work.ring_slot(end));

@@ -20,7 +20,7 @@
 
 namespace mmrec::models {
 
-/// The state of one sequence, in memory of its executor's: never looked into from outside.
+/// The state of one sequence, in memory of its executor. Only the executor reads it.
 using Slot = std::byte*;
 
 /// Rows [first_row, first_row + rows) of a call's tokens: those of the sequence in `slot` from `position` on. rows
@@ -44,7 +44,7 @@ struct ExecutionOptions {
   Path path = Path::kAny;  // for tests: run() takes this path where it may be taken, else the reference
 };
 
-/// How a backend resolved them for a call: neither kAuto nor a tolerance of 0.
+/// The options of a call as the backend resolved them: neither kAuto nor a tolerance of 0.
 struct RecurrenceOptions {
   bool sweeps = false;
   float tolerance = 0.0F;
@@ -94,7 +94,7 @@ class TokenStream {
   virtual std::pair<int, float> fetch() = 0;
 };
 
-/// What a call has done.
+/// The result of a call.
 struct Done {
   std::vector<std::int64_t> rows;  // of each run
   PrefillStats stats;
@@ -125,7 +125,7 @@ class Executor {
   virtual HostState save(Slot first, int count, std::int64_t position) = 0;
   virtual void load(Slot first, const HostState& state) = 0;
 
-  /// How many sequences a call should have where there are that many, as the memory at hand allows.
+  /// The number of sequences that a call should have if there are so many. Depends on the free memory.
   virtual int sequences_of_a_call() = 0;
 
   // --- Work
@@ -148,8 +148,8 @@ class Executor {
     return false;
   }
 
-  /// The sequence at `position` draws by itself from now on, as `first` says and with the steps that follow; the tokens
-  /// it draws are recent too. Null where this executor cannot.
+  /// Starts a decode loop of the sequence at `position`. Its draws have the options of `first` and the steps that
+  /// follow, and its tokens become recent ones. Null if this executor cannot.
   virtual std::unique_ptr<TokenStream> draw_ahead(const Draw& first, std::int64_t position, bool logprobs) {
     static_cast<void>(first), static_cast<void>(position), static_cast<void>(logprobs);
     return nullptr;

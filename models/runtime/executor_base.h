@@ -1,7 +1,7 @@
-// What executors of all backends share: the pool of slots and the state's way in and out.
+// The common part of all backends' executors: the pool of slots, and saving and loading of states.
 //
-// A worker is a backend with its activations, on which one call runs at a time. What they share otherwise, the weights,
-// is immutable.
+// A worker is a backend with its activations, on which one call runs at a time. Workers share the weights, which are
+// immutable.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,7 @@ class StatePool {
  public:
   explicit StatePool(std::size_t slot_bytes) : slot_bytes_(slot_bytes) {}
 
-  /// Uninitialised. Throws std::bad_alloc when even without what is kept memory does not suffice.
+  /// Uninitialised slots. Throws std::bad_alloc if memory does not suffice even without the free blocks.
   Slot acquire(int count) {
     const auto free = std::find_if(blocks_.begin(), blocks_.end(),
                                    [&](const Block& block) { return !block.used && block.count == count; });

@@ -183,7 +183,7 @@ class Forward {
     return rows;
   }
 
-  /// What follows from a state that has just been put into slots.
+  /// Computes the values that follow from a state just loaded into slots.
   void complete_state(Slot first, std::int64_t count, std::int64_t position) {
     net_.complete_state(first, count, position);
   }

@@ -54,7 +54,7 @@ struct StateLayout {
     std::string_view name;  // a literal
     std::int64_t value = 0;
   };
-  /// What a saved state names of its model, in this order; the number of sequences stands behind the first.
+  /// The numbers of the model in a saved state, in this order. The number of sequences stands behind the first.
   std::vector<Number> numbers;
   std::vector<StatePart> parts;  // in the order of a saved state
   std::size_t slot_bytes = 0;

@@ -15,7 +15,7 @@
 
 namespace mmrec::models {
 
-/// What a backend likes chunks to be.
+/// The chunks that suit a backend.
 struct ChunkPlan {
   std::int64_t tokens = 0;       // of a sequence in one chunk at most; chunks begin on multiples of it where they can
   std::int64_t tile = 1;         // whole tiles of rows come before what is left, in chunks of their own

@@ -1,6 +1,6 @@
-// Two stacks of a model at work side by side on one device: what each has of it. Specialised for a backend.
+// Two stacks of a model side by side on one device, and the share of each. Specialised for a backend.
 //
-// A backend's Sides is made of its main backend and has
+// Sides is made from the main backend and has
 //   of(side)        the backend of a stack: side 0 or 1; the main one may be one of them
 //   run(waits, f)   f(0) and f(1) side by side, each with of(side) alone, between earlier and later work of the main
 //                   backend. waits: whether f makes the host wait; else it only enqueues, on a device, and may be

@@ -48,13 +48,6 @@ TEST(Corpus, TakesAFieldOfJsonLines) {
   EXPECT_EQ(documents({"--split-by", "line", folder / "a.jsonl"}, "").size(), 2U) << "unless told otherwise";
 }
 
-TEST(Corpus, WhatFollowsANulInALineIsNotDropped) {
-  using namespace std::string_literals;
-  const std::string line = "{\"text\": \"Alice\"}\0 was\n"s;
-  expect_refused(run(ppl_on_tiny({"--split-by", "jsonl", "-"}), line), 3,
-                 {"stdin:1: NUL byte in JSON text (at byte 17)"});
-}
-
 TEST(Corpus, MalformedLinesAreRefusedByTheirNumber) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"{\"text\":\"a\"}\n{\"text\":3}\n", "stdin:2: field 'text' (found number, expected a string)"},
@@ -68,6 +61,8 @@ TEST(Corpus, MalformedLinesAreRefusedByTheirNumber) {
       {"plain text\n", "stdin:1: invalid JSON: syntax error"},
       {std::string(100'000, '[') + "\n", "stdin:1: nested too deeply (limit 64)"},
       {"{\"text\":\"\\ud800\"}\n", "stdin:1: text: invalid JSON"},
+      // What follows a NUL is not dropped.
+      {std::string("{\"text\": \"Alice\"}\0 was\n", 23), "stdin:1: NUL byte in JSON text (at byte 17)"},
   };
   for (const auto& [input, says] : cases) {
     expect_refused(ppl({"--split-by", "jsonl", "-"}, input), 3, {"mmrec-ppl: " + says}, input.substr(0, 40));

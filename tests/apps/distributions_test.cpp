@@ -125,21 +125,21 @@ TEST_F(DistributionsTest, WhatDoesNotBelongIsRefused) {
        {std::size_t{9}, std::size_t{31}, std::size_t{40}, std::size_t{200}, whole.size() - 1, whole.size() - 24}) {
     expect_refused(compared(whole.substr(0, size)), 3, {file_, "found the end of the file"});
   }
-  std::string other = whole;
-  other[8] = 9;
-  expect_refused(compared(other), 3, {"version 9"});
-  other = whole;
-  other[12] = static_cast<char>(other[12] + 1);
-  expect_refused(compared(other), 3, {"vocabulary of"});
-  other = whole;
-  other[24] = static_cast<char>(other[24] + 1);
-  expect_refused(compared(other), 3, {"another tokenizer"});
-  other = whole;
-  other[40] = static_cast<char>(other[40] + 1);
-  expect_refused(compared(other), 3, {"document 0, position 2", "expected document 0, position 1"});
-  other = whole;
-  for (std::size_t i = 56; i < 60; ++i) other[i] = '\x7f';
-  expect_refused(compared(other), 3, {"add up to"});
+  struct Change {
+    std::size_t at;
+    int by;
+    std::size_t bytes;
+    std::string_view says;
+  };
+  for (const auto& [at, by, bytes, says] : {Change{8, 8, 1, "version 9"},
+                                            {12, 1, 1, "vocabulary of"},
+                                            {24, 1, 1, "another tokenizer"},
+                                            {40, 1, 1, "document 0, position 2"},
+                                            {56, 0x7f, 4, "add up to"}}) {
+    std::string other = whole;
+    for (std::size_t i = at; i < at + bytes; ++i) other[i] = static_cast<char>(bytes == 1 ? other[i] + by : by);
+    expect_refused(compared(other), 3, {says, at == 40 ? "expected document 0, position 1" : ""});
+  }
   write_file(file_, whole);
   lines_ = lines_.substr(0, lines_.find('\n') + 1);
   expect_refused(ppl("mdi", {"--compare", file_}), 3, {"document 1, position 1", "expected the end after"});

@@ -19,8 +19,9 @@ TEST(Jax, ScoresGoTokenByTokenAndSaySo) {
   const ReferenceTensor& ids = reference.at("input_ids");
   const ReferenceTensor& logits = reference.at("logits_stepwise");
   const std::int64_t count = logits.dim(1), vocab = logits.dim(2);
+  const std::string input = id_lines(ids, count);
   for (const Words& options : {Words{}, Words{"--calls", "stepwise"}}) {
-    const auto lines = jsonl_of(ppl(words({"--per-token"}, options), id_lines(reference.at("input_ids"), count)));
+    const auto lines = jsonl_of(ppl(words({"--per-token"}, options), input));
     ASSERT_EQ(lines.size(), static_cast<std::size_t>(2 * (count - 1)));
     for (const Json& line : lines) {
       ASSERT_EQ(line.value("calls", ""), "stepwise") << line.dump();
@@ -32,13 +33,10 @@ TEST(Jax, ScoresGoTokenByTokenAndSaySo) {
       EXPECT_NEAR(line["logprob"].get<double>(), static_cast<double>(row[id]) - std::log(sum), 1e-4);
     }
   }
-  EXPECT_EQ(json_of(ppl({"--format", "json"}, id_lines(reference.at("input_ids"), count)))["calls"], "stepwise");
-  EXPECT_NE(ppl({}, id_lines(reference.at("input_ids"), count)).out.find("calls          stepwise\n"),
-            std::string::npos);
-  EXPECT_EQ(jsonl_of(ppl({"--format", "jsonl"}, id_lines(reference.at("input_ids"), count))).front()["calls"],
-            "stepwise");
-  const Json without =
-      json_of(ppl({"--bank", "false", "--format", "json"}, id_lines(reference.at("input_ids"), count)));
+  EXPECT_EQ(json_of(ppl({"--format", "json"}, input))["calls"], "stepwise");
+  expect_says(ppl({}, input).out, {"calls          stepwise\n"});
+  EXPECT_EQ(jsonl_of(ppl({"--format", "jsonl"}, input)).front()["calls"], "stepwise");
+  const Json without = json_of(ppl({"--bank", "false", "--format", "json"}, input));
   EXPECT_EQ(without["calls"], "one");
   EXPECT_EQ(without["model"]["bank"], false);
 }

@@ -53,14 +53,9 @@ TEST(Lines, EchoAndWarningsNameTheLine) {
 }
 
 TEST(Lines, AResultDoesNotWaitForTheNextPrompt) {
-  const TempFolder folder;
-  Fifo fifo(folder / "fifo");
-  Process process(generate_on_tiny({"--lines", "-n", "5", "-s", "1", "-f", fifo.path()}));
-  fifo.open();
-  fifo.write("Alice\nwas");
-  EXPECT_TRUE(process.read_stdout(10));
-  process.send(SIGINT);  // it waits for the second line's end
-  const Outcome outcome = process.wait();
+  // It waits for the second line's end.
+  const Outcome outcome =
+      interrupted_reading(generate_on_tiny({"--lines", "-n", "5", "-s", "1", "-f"}), "Alice\nwas", 10);
   EXPECT_EQ(outcome.code, 130);
   EXPECT_EQ(std::count(outcome.out.begin(), outcome.out.end(), '\n'), 1) << outcome.out;
   expect_says(outcome.err, {"1 prompts, 5 tokens"});

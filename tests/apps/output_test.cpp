@@ -116,23 +116,11 @@ TEST(Interrupt, ALongTextShowsThatItIsTokenizedAndEndsAfterAChunk) {
 }
 
 TEST(Interrupt, WhileStdinIsReadItEndsTheProgramAtOnce) {
-  const TempFolder folder;
-  Fifo fifo(folder / "fifo");
-  Process process(generate_on_tiny({"-f", fifo.path()}));
-  fifo.open();
-  process.send(SIGINT);
-  EXPECT_EQ(process.wait().code, 130);
+  EXPECT_EQ(interrupted_reading(generate_on_tiny({"-f"}), "", 0).code, 130);
 }
 
 TEST(Interrupt, PplDoesNotWaitForItsInput) {
-  const TempFolder folder;
-  Fifo fifo(folder / "fifo");
-  Process process(ppl_on_tiny({"--ids", fifo.path()}));
-  fifo.open();
-  fifo.write("[1,2]\n[3");
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
-  process.send(SIGINT);
-  const Outcome outcome = process.wait();
+  const Outcome outcome = interrupted_reading(ppl_on_tiny({"--ids"}), "[1,2]\n[3", 0);
   EXPECT_EQ(outcome.code, 130);
   EXPECT_EQ(outcome.out, "");
   expect_says(outcome.err, {"interrupted after"});
@@ -141,17 +129,13 @@ TEST(Interrupt, PplDoesNotWaitForItsInput) {
 TEST(Interrupt, PplLeavesNoFileBehind) {
   for (const auto& [signal, code] : {std::pair{SIGINT, 130}, {SIGTERM, 143}, {SIGHUP, 129}}) {
     const TempFolder folder;
-    Fifo fifo(folder / "fifo");
-    std::filesystem::create_directory(folder / "out");
-    write_file(folder / "out/result.json", "old");
-    Process process(ppl_on_tiny({"--ids", "-o", folder / "out/result.json", fifo.path()}));
-    fifo.open();
-    process.send(signal);
-    const Outcome outcome = process.wait();
+    write_file(folder / "result.json", "old");
+    const Words line = ppl_on_tiny({"--ids", "-o", folder / "result.json"});
+    const Outcome outcome = interrupted_reading(line, "", 0, signal);
     EXPECT_EQ(outcome.code, code);
     expect_says(outcome.err, {"interrupted"});
-    EXPECT_EQ(files_in(folder / "out"), 1);
-    EXPECT_EQ(read_file(folder / "out/result.json"), "old");
+    EXPECT_EQ(files_in(folder.path()), 1);
+    EXPECT_EQ(read_file(folder / "result.json"), "old");
   }
 }
 

@@ -13,11 +13,10 @@ namespace {
 TEST(Numbers, AreParsedWhole) {
   EXPECT_EQ(apps::parse_integer("-12"), -12);
   EXPECT_EQ(apps::parse_real("1e-5"), 1e-5);
-  for (const char* bad : {"", " 1", "1 ", "+1", "1a", "0x1", "1,5", "99999999999999999999"}) {
-    EXPECT_FALSE(apps::parse_integer(bad)) << bad;
+  EXPECT_FALSE(apps::parse_integer("99999999999999999999"));
+  for (const char* bad : {"", " 1", "1 ", "+1", "1a", "0x1", "1,5", "1e999"}) {
+    EXPECT_FALSE(apps::parse_integer(bad) || apps::parse_real(bad)) << bad;
   }
-  for (const char* bad : {"", " 1", "1 ", "+1", "1a", "0x1", "1,5", "1e999"})
-    EXPECT_FALSE(apps::parse_real(bad)) << bad;
 }
 
 TEST(Numbers, AreWrittenAsTheyWereMeant) {

@@ -95,6 +95,22 @@ inline Outcome interrupted(const Words& line, std::size_t bytes, int signal = SI
   return process.wait();
 }
 
+/// A run of `line` and a pipe with a name, behind which `text` comes and no end. It gets `signal` when it has printed
+/// `bytes`, or has had time to read.
+inline Outcome interrupted_reading(const Words& line, std::string_view text, std::size_t bytes, int signal = SIGINT) {
+  const TempFolder folder;
+  Fifo fifo(folder / "fifo");
+  Words command = line;
+  command.push_back(fifo.path());
+  Process process(command);
+  fifo.open();
+  if (!text.empty()) fifo.write(text);
+  EXPECT_TRUE(process.read_stdout(bytes));
+  if (bytes == 0 && !text.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  process.send(signal);
+  return process.wait();
+}
+
 /// What `condition` waits for has come, or a minute has gone.
 inline void wait_for(const std::function<bool()>& condition) {
   for (int i = 0; i < 1200 && !condition(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(50));

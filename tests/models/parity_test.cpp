@@ -1,6 +1,7 @@
 // The CPU executor against the references: logits within 5e-5, log-probs within 2e-5; in bf16 within
-// 6 % of the largest logit, as on a GPU.
+// 6 % of the largest logit, as on a GPU. And every path of the CPU follows the reference in every term.
 #include "tests/models/parity.h"
+#include "tests/models/terms.h"
 
 namespace mmrec::models {
 namespace {
@@ -27,6 +28,17 @@ std::vector<ParityCase> cases_in_bf16() {
 }
 
 INSTANTIATE_TEST_SUITE_P(CpuBF16, Parity, testing::ValuesIn(cases_in_bf16()), parity_name);
+
+INSTANTIATE_TEST_SUITE_P(Cpu, Terms, testing::ValuesIn(terms_models()), terms_name);
+
+TEST_P(Terms, EveryPathFollowsTheReference) {
+  expect_all_follow(
+      make,
+      {steps(8), steps(5, true), prefill(PrefillMode::kSteps), prefill(PrefillMode::kSteps, 3),
+       prefill(PrefillMode::kSweeps), prefill(PrefillMode::kSweeps, 3),
+       prefill(PrefillMode::kSteps, 3, Path::kTogether), prefill(PrefillMode::kSteps, 3, Path::kReference)},
+      42, 1e-4);
+}
 
 }  // namespace
 }  // namespace mmrec::models

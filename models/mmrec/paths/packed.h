@@ -2,7 +2,7 @@
 // (kernels::PackedRuns).
 //
 // Runs within one memory segment are simple: after the recurrence their rows go on together. They stand first in the
-// chunk, and those last among them that attend to two slots or more. What is left, a few long runs, goes on run by run.
+// chunk. Among them, those that attend to two slots or more stand last. The few long runs that remain go on run by run.
 #pragma once
 
 #include <algorithm>
@@ -50,7 +50,7 @@ class Packed {
   }
 
  private:
-  // What the ops need to know of the runs, a batch each, in the backend's memory.
+  // Sends the ops' lists of the runs, a batch each, to the backend's memory.
   void lay_out(std::span<const Batch> batches, std::int64_t rows) {
     batches_ = batches;
     first_.clear(), end_.clear();

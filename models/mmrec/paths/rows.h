@@ -1,8 +1,7 @@
 // One token of each of many sequences, row by row, on backends that have the ops (kernels::AdvanceNorm and its
-// neighbours): the recurrence's gates are one more product, and what lies between products is normed where it is
-// computed.
+// neighbours). The recurrence's gates are one more product. The ops between products also norm their results.
 //
-// Sequences stand side by side at one position, or anywhere: then lists say where each row's state lies. Those that
+// Sequences stand side by side at one position, or anywhere: then lists say where each row's state lies. Sequences that
 // attend to two slots or more come last.
 #pragma once
 
@@ -108,7 +107,7 @@ class Rows {
     return work_.filled_slots(b.position) == 1 ? View<const float>(work_.segment_context(b, layer))
                                                : View<const float>();
   }
-  // What takes c's place where it is null: rows that attend get theirs later.
+  // The value of c where context() is null. Rows that attend get their c later.
   const float* context_bias(const Layer& w) const {
     return !is_listed() && attends(batches_.front()) ? nullptr : w.memory_out_bias;
   }

@@ -1,5 +1,5 @@
-// What follows the recurrence by one op for all memory segments of a batch (models/mmrec/fused_ops.h), on backends that
-// have it; batches that the op does not take go as in block.h.
+// The terms after the recurrence by one op for all memory segments of a batch (models/mmrec/fused_ops.h), on backends
+// that have it. Batches that the op does not take go as in block.h.
 #pragma once
 
 #include <cstdint>

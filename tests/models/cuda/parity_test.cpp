@@ -1,6 +1,8 @@
 // The CUDA executor against the references, in each precision. fp32 (no TF32) keeps the CPU's bounds. In 16 bits
 // weights and what enters a product are rounded, so the bounds are shares of the fixture's largest logit: a float64
 // rendering of the same roundings came within 3.3 % in bf16 and 0.4 % in fp16 of the references, on every fixture.
+// mmrec-jax likewise, against its public code. And every path of a device, in 16 bits, where all of them exist, follows
+// the reference in every term.
 #include "tests/models/parity.h"
 
 #include <algorithm>
@@ -9,6 +11,8 @@
 
 #include "models/mmrec/mmrec.h"
 #include "tests/kernels/cuda/cuda_testing.h"
+#include "tests/models/jax_parity.h"
+#include "tests/models/terms.h"
 #include "tests/support/model_folder.h"
 
 namespace mmrec::models {
@@ -53,6 +57,33 @@ std::vector<ParityCase> cases(float bound) {
 INSTANTIATE_TEST_SUITE_P(CudaF32, Parity, testing::ValuesIn(cases<Precision::kF32>(0.0F)), parity_name);
 INSTANTIATE_TEST_SUITE_P(CudaBF16, Parity, testing::ValuesIn(cases<Precision::kBF16>(0.06F)), parity_name);
 INSTANTIATE_TEST_SUITE_P(CudaF16, Parity, testing::ValuesIn(cases<Precision::kF16>(0.01F)), parity_name);
+
+template <Precision precision>
+std::shared_ptr<Executor> make_jax(const mmrec_jax::Config& config,
+                                   std::shared_ptr<const mmrec_jax::HostWeights> weights) {
+  return make_cuda_executor(config, *weights, precision).executor;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cuda, JaxParity,
+    testing::Values(JaxParityCase{"fp32", make_jax<Precision::kF32>, unusable},
+                    JaxParityCase{"bf16", make_jax<Precision::kBF16>, unusable, true, 0.06F, 0.06F, 0.06F},
+                    JaxParityCase{"fp16", make_jax<Precision::kF16>, unusable, true, 0.01F, 0.01F, 0.01F}),
+    jax_parity_name);
+
+INSTANTIATE_TEST_SUITE_P(Cuda, Terms, testing::ValuesIn(terms_models()), terms_name);
+
+// A whole step by one kernel (for one sequence and for a few), steps by rows (side by side and apart), sweeps with all
+// segments at once, and packed runs.
+TEST_P(Terms, EveryPathFollowsTheReference) {
+  if (!unusable().empty()) GTEST_SKIP() << unusable();
+  expect_all_follow(
+      make<Precision::kF16>,
+      {steps(0), steps(3, false, Path::kWholeStep), steps(11, false, Path::kRows), steps(11, true, Path::kRows),
+       prefill(PrefillMode::kSweeps, 0, Path::kSegments), prefill(PrefillMode::kSweeps, 3, Path::kPacked),
+       prefill(PrefillMode::kSweeps, 3, Path::kReference)},
+      kernels::test::small_sizes() ? 26 : 42, 0.008, kernels::test::small_sizes() ? 9 : 1);
+}
 
 TEST(CudaWeights, KAutoTakesTheStoredTypeWhereAllAgree) {
   if (!unusable().empty()) GTEST_SKIP() << unusable();
