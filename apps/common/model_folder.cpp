@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <fstream>
 #include <initializer_list>
-#include <limits>
 #include <map>
 #include <new>
 #include <stdexcept>
@@ -22,11 +21,8 @@
 namespace mmrec::apps {
 namespace {
 
-// In the order of Device and of Precision.
-constexpr std::array<std::string_view, 3> kDeviceNames = {"auto", "cpu", "cuda"};
 constexpr std::string_view kNumberedGpu = "cuda:";
 constexpr std::string_view kAllGpus = "cuda:all";
-constexpr std::array<std::string_view, 4> kPrecisionNames = {"auto", "fp32", "fp16", "bf16"};
 
 std::filesystem::path beside_program() {
   std::error_code error;
@@ -123,21 +119,14 @@ void read_device(const Arguments& arguments, RunOptions& options) {
     options.all_gpus = true;
     return;
   }
-  if (given.starts_with(kNumberedGpu)) {
-    const auto number = parse_integer(std::string_view(given).substr(kNumberedGpu.size()));
-    if (number && *number >= 0 && *number <= std::numeric_limits<int>::max()) {
-      options.device = Device::kCuda;
-      options.gpu = static_cast<int>(*number);
-      return;
-    }
-  }
-  const auto name = std::find(kDeviceNames.begin(), kDeviceNames.end(), given);
-  if (name == kDeviceNames.end()) {
+  LoadOptions named;
+  if (!set_device(named, given)) {
     throw UsageError(
         fmt::format("--device: not a valid value (found '{}', expected auto or cpu or cuda or cuda:N or cuda:all)",
                     printable(given)));
   }
-  options.device = static_cast<Device>(name - kDeviceNames.begin());
+  options.device = named.device;
+  options.gpu = named.gpu;
 }
 
 }  // namespace

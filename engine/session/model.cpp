@@ -32,12 +32,11 @@ struct Model::Impl {
 namespace {
 
 void check(const LoadOptions& options) {
-  using enum Device;
-  engine::require(options.device == kAuto || options.device == kCpu || options.device == kCuda,
-                  "load option device: found {}, expected a Device", static_cast<int>(options.device));
-  engine::require(options.precision == Precision::kAuto || options.precision == Precision::kF32 ||
-                      options.precision == Precision::kF16 || options.precision == Precision::kBF16,
-                  "load option precision: found {}, expected a Precision", static_cast<int>(options.precision));
+  const auto device = static_cast<std::size_t>(options.device);
+  const auto precision = static_cast<std::size_t>(options.precision);
+  engine::require(device < kDeviceNames.size(), "load option device: found {}, expected a Device", device);
+  engine::require(precision < kPrecisionNames.size(), "load option precision: found {}, expected a Precision",
+                  precision);
   engine::require(options.gpu >= 0, "load option gpu: found {}, expected >= 0", options.gpu);
   engine::require(options.threads >= 0, "load option threads: found {}, expected >= 0", options.threads);
 }

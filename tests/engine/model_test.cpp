@@ -8,6 +8,7 @@
 #include <cmath>
 #include <string>
 #include <system_error>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -122,6 +123,23 @@ TEST(LoadedModel, AGpuHasANumber) {
   const std::string says = models::cuda_unusable_reason(1000);
   EXPECT_EQ(test::refusal<DeviceUnavailable>([&] { Model::load("/nonexistent", options); }),
             "no usable CUDA device (" + says + ")");
+}
+
+TEST(LoadedModel, ADeviceHasAName) {
+  for (const auto& [name, device, gpu] : {std::tuple{"auto", Device::kAuto, 7},
+                                          {"cpu", Device::kCpu, 7},
+                                          {"cuda", Device::kCuda, 7},
+                                          {"cuda:0", Device::kCuda, 0},
+                                          {"cuda:12", Device::kCuda, 12}}) {
+    LoadOptions options{.gpu = 7};
+    EXPECT_TRUE(set_device(options, name));
+    EXPECT_TRUE(options.device == device && options.gpu == gpu) << name;
+  }
+  for (const char* name : {"", "gpu", "CPU", "cuda:", "cuda:-0", "cuda:+1", "cuda:1x", "cuda: 1", "cuda:9999999999"}) {
+    LoadOptions options{.device = Device::kCpu, .gpu = 7};
+    EXPECT_FALSE(set_device(options, name));
+    EXPECT_TRUE(options.device == Device::kCpu && options.gpu == 7) << name;
+  }
 }
 
 TEST(LoadedModel, InfoDescribesTheFolder) {

@@ -1,6 +1,8 @@
 // Loading a model. Start here: Model::load(folder).new_session().
 #pragma once
 
+#include <charconv>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -8,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "mmrec/export.h"
@@ -30,6 +33,23 @@ struct LoadOptions {
   /// for GPUs takes the CPU under kAuto. That there is no usable GPU is told once in a process.
   std::function<void(std::string_view)> on_warning = {};
 };
+
+/// Sets device and GPU by name: "auto", "cpu", "cuda", or "cuda:N" for GPU number N. False for another name; then
+/// nothing has changed.
+inline bool set_device(LoadOptions& options, std::string_view name) {
+  for (std::size_t i = 0; i < kDeviceNames.size(); ++i) {
+    if (name == kDeviceNames[i]) return options.device = static_cast<Device>(i), true;
+  }
+  constexpr std::string_view kNumbered = "cuda:";
+  int gpu = 0;
+  if (!name.starts_with(kNumbered) || name.starts_with("cuda:-")) return false;
+  const char* const last = name.data() + name.size();
+  const auto [end, fault] = std::from_chars(name.data() + kNumbered.size(), last, gpu);
+  if (fault != std::errc() || end != last) return false;
+  options.device = Device::kCuda;
+  options.gpu = gpu;
+  return true;
+}
 
 /// An MM-Rec model. Immutable after load and cheap to copy: copies share the weights. Thread-safe: any number of
 /// threads may call const members and use sessions of their own.

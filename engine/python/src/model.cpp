@@ -5,29 +5,10 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
-#include <array>
-
 #include "engine/python/src/binding.h"
 
 namespace mmrec::python {
 namespace {
-
-constexpr std::array<std::string_view, 4> kPrecisions = {"auto", "fp32", "fp16", "bf16"};  // in the order of Precision
-
-/// "auto", "cpu", "cuda" or "cuda:N".
-void read_device(nb::handle given, LoadOptions& load) {
-  const std::string name(text_of(given, "device"));
-  if (name == "auto" || name == "cpu" || name == "cuda") {
-    load.device = name == "auto" ? Device::kAuto : name == "cpu" ? Device::kCpu : Device::kCuda;
-    return;
-  }
-  const std::string digits = name.starts_with("cuda:") ? name.substr(5) : "";
-  if (digits.empty() || digits.size() > 4 || digits.find_first_not_of("0123456789") != std::string::npos) {
-    refuse("device", "found '" + name + "', expected auto, cpu, cuda or cuda:N");
-  }
-  load.device = Device::kCuda;
-  load.gpu = std::stoi(digits);
-}
 
 /// Takes one of `names` unless it is None.
 template <class T>
@@ -49,8 +30,13 @@ struct Loading {
       : on_warning(take_given(given, "on_warning")),
         kept(nb::borrow<nb::dict>(given.attr("copy")())),
         folder(model_path(path)) {
-    if (const nb::object device = take(given, "device"); device.is_valid()) read_device(device, options);
-    if (const auto precision = take_choice(given, "precision", kPrecisions)) {
+    if (const nb::object device = take(given, "device"); device.is_valid()) {
+      const std::string_view name = text_of(device, "device");
+      if (!set_device(options, name)) {
+        refuse("device", "found '" + std::string(name) + "', expected auto, cpu, cuda or cuda:N");
+      }
+    }
+    if (const auto precision = take_choice(given, "precision", kPrecisionNames)) {
       options.precision = static_cast<Precision>(*precision);
     }
     take_into(given, "threads", options.threads);
@@ -95,13 +81,13 @@ nb::object info(const PyModel& self) {
   const auto name = [](auto names, auto option) {
     return option ? std::optional(names[static_cast<std::size_t>(*option)]) : std::nullopt;
   };
-  return result("ModelInfo")(info.architecture, info.vocab_size, info.model_dim, info.num_layers, info.num_heads,
-                             info.ffn_dim, info.memory_segment, info.memory_slots,
-                             name(kExpertNames, info.variant.expert), name(kCallsNames, info.variant.calls),
-                             info.variant.bank, info.parameters, info.weight_bytes, info.bytes_per_token,
-                             info.memory_bytes, info.fingerprint, info.bos_token_id,
-                             nb::tuple(nb::cast(info.eos_token_ids)), info.device == Device::kCuda ? "cuda" : "cpu",
-                             info.gpu, info.device_name, to_string(info.precision));
+  return result("ModelInfo")(
+      info.architecture, info.vocab_size, info.model_dim, info.num_layers, info.num_heads, info.ffn_dim,
+      info.memory_segment, info.memory_slots, name(kExpertNames, info.variant.expert),
+      name(kCallsNames, info.variant.calls), info.variant.bank, info.parameters, info.weight_bytes,
+      info.bytes_per_token, info.memory_bytes, info.fingerprint, info.bos_token_id,
+      nb::tuple(nb::cast(info.eos_token_ids)), kDeviceNames[static_cast<std::size_t>(info.device)], info.gpu,
+      info.device_name, to_string(info.precision));
 }
 
 PySession* new_session(const PyModel& self, nb::handle batch, nb::kwargs options) {

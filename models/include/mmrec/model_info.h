@@ -1,8 +1,10 @@
 // What a model is, and where it runs.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "mmrec/precision.h"
@@ -16,6 +18,8 @@ enum class Device : std::uint8_t {
   kCpu,   ///< touches no GPU: makes no CUDA context, loads no CUDA library
   kCuda,  ///< a GPU, or DeviceUnavailable
 };
+/// Names of devices, by value.
+inline constexpr std::array<std::string_view, 3> kDeviceNames = {"auto", "cpu", "cuda"};
 
 /// What a loaded model is.
 struct ModelInfo {

@@ -1,6 +1,8 @@
 // What a GPU computes products in.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 
@@ -15,10 +17,11 @@ enum class Precision : std::uint8_t {
   kBF16,  ///< bfloat16
 };
 
-/// "auto", "fp32", "fp16", "bf16".
+/// Names of precisions, by value.
+inline constexpr std::array<std::string_view, 4> kPrecisionNames = {"auto", "fp32", "fp16", "bf16"};
+/// The name of a precision.
 constexpr std::string_view to_string(Precision precision) {
-  constexpr std::string_view kNames[] = {"auto", "fp32", "fp16", "bf16"};
-  return precision <= Precision::kBF16 ? kNames[static_cast<int>(precision)] : "unknown";
+  return precision <= Precision::kBF16 ? kPrecisionNames[static_cast<std::size_t>(precision)] : "unknown";
 }
 
 }  // namespace mmrec
