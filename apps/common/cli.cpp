@@ -45,7 +45,7 @@ std::atomic<void*> kept_back = nullptr;
 void release_kept_back() {
   void* const memory = kept_back.exchange(nullptr);
   if (memory == nullptr) throw std::bad_alloc();
-  std::free(memory);  // NOLINT(cppcoreguidelines-no-malloc): operator new is who asks
+  std::free(memory);  // NOLINT(cppcoreguidelines-no-malloc): operator new asks for it
 }
 
 void keep_memory_back() {

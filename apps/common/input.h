@@ -24,7 +24,7 @@ inline constexpr std::size_t kMaxInputBytes = std::size_t{1} << 31;
 /// A text or a line has more bytes than are accepted.
 class TooLong : public RejectedFile {
  public:
-  /// `where`: FILE or FILE:LINE. `is_whole`: so many were found, else at least so many.
+  /// `where`: FILE or FILE:LINE. `is_whole`: `found` is exact, else the least.
   TooLong(const std::string& where, std::uint64_t found, std::uint64_t most, bool is_whole = false)
       : TooLong(where, reason_of(found, most, is_whole)) {}
   /// The message without the place.
@@ -103,7 +103,7 @@ std::string input_name(const std::string& path);
 
 /// How many maximal runs of bytes in `text` are not UTF-8.
 std::int64_t count_invalid_utf8(std::string_view text);
-/// What is said of a text with such runs.
+/// The warning about a text with such runs.
 std::string invalid_utf8_warning(std::string_view name, std::int64_t runs);
 
 /// The object in the text of a file, which `name` stands for.

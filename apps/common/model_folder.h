@@ -46,7 +46,7 @@ struct ModelCommand {
 };
 /// Sets all but the folder and the files.
 void read_model_command(const Arguments& arguments, ModelCommand& command);
-/// When the folder is known: sets the files, of which `more` are no options. Throws UsageError as refuse_lost_files().
+/// Sets the files, when the folder is known. `more` are files that no option names. Throws as refuse_lost_files().
 void name_files(const Arguments& arguments, const Program& program, ModelCommand& command,
                 std::initializer_list<NamedFile> more = {});
 

@@ -34,10 +34,10 @@ class StdoutClosed : public std::runtime_error {
 /// A checked, buffered sink of bytes. Not copyable, not movable: the interrupt handler knows its temporary file.
 class Output {
  public:
-  /// A temporary file beside `path`, renamed to it by commit(). What is no regular file (a pipe, a device) is opened
-  /// and written to directly; "-" and another name of stdout are stdout. Throws OutputError.
+  /// A temporary file beside `path`, renamed to it by commit(). A pipe or a device is opened and written to
+  /// directly; "-" and another name of stdout are stdout. Throws OutputError.
   explicit Output(std::filesystem::path path = "-");
-  /// Goes on with the file at `path`, made if there is none: what is written stays, however the program ends. Throws
+  /// Goes on with the file at `path`, and makes it if needed. The text stays, however the program ends. Throws
   /// OutputError.
   struct GoesOn {};
   Output(std::filesystem::path path, GoesOn);

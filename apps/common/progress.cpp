@@ -45,7 +45,7 @@ std::string progress_facts(std::int64_t done, std::int64_t total, double seconds
   if (!estimate.empty() && std::isfinite(ppl->standard_error)) error = fmt::format(" +/- {:.2g}", ppl->standard_error);
   const std::string share = fmt::format("{:3.0f}%", std::floor(share_of(done, total) * 100.0));
   const std::string end = fmt::format(" ETA {}", clock_text(left));
-  // What is least missed goes first where there is no room.
+  // Without room the least important part goes first.
   for (std::string* part : {&error, &speed, &estimate}) {
     if (static_cast<int>(share.size() + speed.size() + estimate.size() + error.size() + end.size()) <= width) break;
     part->clear();

@@ -1,4 +1,4 @@
-// Progress on stderr: a bar where that is a terminal, elsewhere a line now and then for work that takes long.
+// Progress on stderr: a bar on a terminal, else a line now and then for long work.
 #pragma once
 
 #include <chrono>
@@ -15,7 +15,7 @@ inline constexpr std::size_t kLongText = std::size_t{1} << 20;
 /// What is counted.
 enum class ProgressUnit : std::uint8_t { kTokens, kBytes };
 
-/// Perplexity so far; its standard error where that is known, else NaN.
+/// Perplexity so far, and its standard error; NaN if that is not known.
 struct PerplexityEstimate {
   double ppl = 0.0;
   double standard_error = 0.0;
@@ -34,7 +34,7 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// `done` of `total` so far, of perplexity `ppl` where that is known. A total of 0 is not known.
+  /// `done` of `total` so far, and the perplexity if it is known. A total of 0 means unknown.
   void update(std::int64_t done, std::int64_t total, std::optional<PerplexityEstimate> ppl = std::nullopt);
   /// Wipes the line, so that other text may follow.
   void clear();

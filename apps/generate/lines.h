@@ -44,7 +44,7 @@ struct LineRequest {
   RecordDetail detail;
 };
 
-/// Of a line that is `object`; `seed` is its seed where it has none. Throws RejectedFile naming key, found and
+/// The request of a line, `object`. `seed` is used if the line has none. Throws RejectedFile naming key, found and
 /// expected.
 LineRequest read_request(const nlohmann::ordered_json& object, const LineOptions& options, const ModelInfo& info,
                          const Tokenizer& tokenizer, std::uint64_t seed);

@@ -37,8 +37,8 @@ class PrefixCache {
   /// none. A file that cannot be used is reported, removed and passed over.
   std::int64_t restore(Session& session, std::span<const int> ids);
 
-  /// Where a prompt of so many tokens should be stored on its way: powers of 2, so that at least half of what it has in
-  /// common with another prompt need not be consumed again, and its end. Rising, beyond `from`.
+  /// The positions at which a prompt of `size` tokens should be stored: powers of 2, so that at least half of what it
+  /// has in common with another prompt need not be consumed again, and its end. Rising, beyond `from`.
   static std::vector<std::int64_t> checkpoints(std::int64_t from, std::int64_t size);
 
   /// Keeps the state of a session that has consumed `ids`. What cannot be written is reported: it costs the next run
@@ -95,7 +95,7 @@ std::int64_t prefill(Session& session, std::span<const int> ids, PrefixCache* ca
 SavedSequence read_state(const std::string& path);
 
 /// Puts `session`, which goes on with `with` (computed_with()), where the sequence was. Returns what a state that is
-/// saved later was computed with; warns where that is not one and the same. Throws RejectedFile naming `path` where the
+/// saved later was computed with; warns if that is not a single setting. Throws RejectedFile naming `path` where the
 /// state is not of this model or tokenizer.
 std::string restore_state(Session& session, const SavedSequence& saved, const Tokenizer& tokenizer,
                           const std::string& path, const std::string& with);

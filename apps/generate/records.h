@@ -120,7 +120,7 @@ class Samples {
   int next_ = 0;
 };
 
-/// Asks for the next record of a line and returns whether the line has more; null where it has none.
+/// Asks for the next record of a line. Returns whether the line has more. Null for a line without records.
 using Submission = std::function<bool()>;
 
 /// Asks for a record of each sample. `has_seed`: the seed is told of a single one, too. A request that the generator
@@ -147,7 +147,7 @@ struct Timings {
   nlohmann::ordered_json json() const;
   /// What prefill and decoding cost, each behind " | ".
   std::string rates() const;
-  /// One line. What there was none of, a prompt, sweeps or draws, is not mentioned.
+  /// One line. It leaves out prompt, sweeps or draws if there were none.
   std::string line(const SamplerOptions& sampler, std::string_view ending) const;
   /// The same of one turn among many: without what is that of the program.
   std::string turn_line(const SamplerOptions& sampler, std::string_view ending) const;

@@ -32,7 +32,7 @@ struct Document {
   std::string name = {};      // FILE, or FILE:LINE of its first line
   std::uint64_t hash = 0;     // CRC-64 of the text, or of the token ids where the input was these
   std::vector<int> ids = {};  // the first is context only
-  std::size_t context = 1;    // so many ids are context only
+  std::size_t context = 1;    // this many ids are context only
   std::int64_t bytes = -1;
   std::int64_t words = -1;
 };

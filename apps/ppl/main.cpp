@@ -141,7 +141,7 @@ DocumentSinks sinks_of(const PplOptions& options, const Loaded& loaded, const Ru
   return sinks;
 }
 
-/// Calls `work`. If that throws, calls `stop`, which ends what is begun, and writes out what was printed before.
+/// Calls `work`. If that throws, calls `stop`, which ends a line that was begun, and writes out all lines so far.
 template <class Work, class Stop>
 auto flush_on_error(Output& out, const PplOptions& options, Work&& work, Stop&& stop) {
   try {

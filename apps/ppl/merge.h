@@ -51,7 +51,7 @@ class RecordSums {
   std::int64_t tokens_ = 0, bytes_ = 0, words_ = 0;
 };
 
-/// `mmrec-ppl merge FILE...`: the summary of all documents of these records, each of which must be there once. Returns
+/// `mmrec-ppl merge FILE...`: the summary of all documents of these records. Each document must be there once. Returns
 /// the exit code.
 int merge_main(const Arguments& arguments);
 

@@ -165,7 +165,7 @@ void read_report(const Arguments& arguments, PplOptions& options) {
   }
 }
 
-// Both must be said: what comes out looks like a perplexity and is none.
+// Both must be given: the result looks like a perplexity and is not one.
 bool scores_whole_calls(const Arguments& arguments, const RunOptions& run) {
   const bool leaky = arguments.has("leaky");
   if (run.variant.calls == Calls::kPrompt) {

@@ -18,7 +18,7 @@
 
 namespace mmrec::apps {
 
-/// How figures came about, a JSON object of "mode" (with "window" and "stride" where it has them), "bos", the options
+/// How figures came about, a JSON object of "mode" (with its "window" and "stride", if any), "bos", the options
 /// and the precision of the computation, "model" and "tokenizer" (fingerprints), "version" and "device". Figures are
 /// comparable where all but the device agree. docs/schemas/mmrec-ppl-record.schema.json has the members.
 using RunIdentity = nlohmann::ordered_json;

@@ -24,7 +24,7 @@ double seconds_between(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
 }
 
-/// A document of which windows are being scored.
+/// A document whose windows are being scored.
 struct InWork {
   ScoredDocument scored;
   Windows windows;

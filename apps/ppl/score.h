@@ -92,7 +92,7 @@ struct PairsDone {
   std::int64_t pairs = 0;
   std::int64_t greedy = 0;
   std::int64_t empty = 0;    // continuations without tokens
-  std::int64_t decoded = 0;  // pairs of which log-probs alone did not tell whether they are greedy
+  std::int64_t decoded = 0;  // pairs that needed decoding to tell whether they are greedy
   std::int64_t tokens = 0;   // of continuations
   double loglikelihood = 0.0;
   bool interrupted = false;
