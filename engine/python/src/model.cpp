@@ -1,4 +1,4 @@
-// mmrec.Model: loading, its properties, sessions.
+// mmrec.Model: loading, its properties, sessions. And mmrec.Session: a batch of sequences with their state.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -103,6 +103,124 @@ nb::object reduce(const PyModel& self) {
                         nb::make_tuple(python_path(self.path), self.options, self.model.info().fingerprint));
 }
 
+// --- Sessions
+
+constexpr const char* kInUse = "this session";
+
+/// The ids of a call, which must be [T] for a batch of 1, or [batch, T]; for `step` [batch], or [batch, 1].
+Tokens tokens_for(const Session& session, nb::handle value, bool step) {
+  Tokens tokens = tokens_of(value, "tokens");
+  const auto batch = static_cast<std::size_t>(session.batch());
+  const std::vector<std::size_t>& shape = tokens.shape;
+  const bool rows = shape.size() == 2 && shape[0] == batch && (!step || shape[1] == 1);
+  const bool flat = shape.size() == 1 && (step ? shape[0] == batch : batch == 1);
+  if (!rows && !flat) {
+    std::string found;
+    for (const std::size_t size : shape) found += (found.empty() ? "" : ", ") + std::to_string(size);
+    const std::string count = std::to_string(batch);
+    throw std::invalid_argument("tokens: found the shape [" + found + "], expected " +
+                                (step         ? "[" + count + "]"
+                                 : batch == 1 ? "[T] or [1, T]"
+                                              : "[" + count + ", T]"));
+  }
+  return tokens;
+}
+
+/// Returns compute(session), which alone uses the session, without the GIL.
+template <class Compute>
+auto exclusively(PySession& self, Compute&& compute) {
+  const Busy busy(self.busy, kInUse);
+  const NoGil released;
+  return compute(*self.session);
+}
+
+/// Options of a call that checks for signals and asks `on_progress` where it is not None. Outlives the call.
+CallOptions watched(nb::object on_progress) {
+  return {[callable = Callables().keep(std::move(on_progress)), watch = SignalWatch()](std::int64_t done,
+                                                                                       std::int64_t total) mutable {
+    watch.check();
+    return callable->is_none() || ask(*callable, done, total);
+  }};
+}
+
+void prefill(PySession& self, nb::handle value, nb::object on_progress) {
+  const Busy busy(self.busy, kInUse);
+  const Tokens tokens = tokens_for(*self.session, value, false);
+  const CallOptions options = watched(std::move(on_progress));
+  without_gil([&] { self.session->prefill(tokens.ids, options); });
+}
+
+void step(PySession& self, nb::handle value) {
+  const Tokens tokens = tokens_for(*self.session, value, true);
+  exclusively(self, [&](Session& session) { session.step(tokens.ids); });
+}
+
+nb::object score(PySession& self, nb::handle value, nb::object on_progress) {
+  const Busy busy(self.busy, kInUse);
+  const Tokens tokens = tokens_for(*self.session, value, false);
+  const CallOptions options = watched(std::move(on_progress));
+  std::vector<float> logprobs(tokens.ids.size());
+  without_gil([&] { self.session->score(tokens.ids, logprobs, options); });
+  return array_of(std::move(logprobs), tokens.shape);
+}
+
+nb::object logits(PySession& self) {
+  std::vector<float> copy = exclusively(self, [](Session& session) {
+    const std::span<const float> all = session.logits();
+    return std::vector<float>(all.begin(), all.end());
+  });
+  if (copy.empty()) refuse("logits", "found a session at position 0, expected tokens before it");
+  const auto batch = static_cast<std::size_t>(self.session->batch());
+  const std::size_t vocab = copy.size() / batch;
+  return array_of(std::move(copy), {batch, vocab});
+}
+
+nb::object draw(PySession& self, nb::handle step, nb::handle first_sequence, bool logprobs, nb::kwargs options) {
+  const auto at = integer_of<std::uint64_t>(step, "step");
+  const auto first = integer_of<std::uint64_t>(first_sequence, "first_sequence");
+  const SamplerOptions sampler = take_sampler_options(options);
+  expect_no_more(options, "draw");
+  std::vector<Sample> samples(static_cast<std::size_t>(self.session->batch()));
+  exclusively(self, [&](Session& session) { session.draw(sampler, at, first, samples, logprobs); });
+  const auto [tokens, values] = arrays_of(samples, {samples.size()});
+  return nb::make_tuple(tokens, values);
+}
+
+nb::bytes save(PySession& self) {
+  const std::vector<std::byte> state = exclusively(self, [](Session& session) { return session.save(); });
+  return nb::bytes(state.data(), state.size());
+}
+
+void restore(PySession& self, nb::handle state, nb::handle recent) {
+  const std::vector<int> ids = recent.is_none() ? std::vector<int>() : tokens_of(recent, "recent").ids;
+  const std::vector<std::byte> bytes = bytes_of(state, "state");
+  exclusively(self, [&](Session& session) { session.restore(bytes, ids); });
+}
+
+PySession* clone(PySession& self) {
+  auto copy = exclusively(self, [](Session& session) { return std::make_shared<Session>(session.clone()); });
+  return new PySession(std::move(copy), self.eos_token_ids);
+}
+
+nb::object recent_tokens(PySession& self, nb::handle sequence) {
+  const Busy busy(self.busy, kInUse);
+  const std::span<const int> recent = self.session->recent_tokens(integer_of<int>(sequence, "sequence"));
+  return array_of(std::vector<int>(recent.begin(), recent.end()));
+}
+
+nb::object generate_text(PySession& self, const PyTokenizer& tokenizer, nb::kwargs options) {
+  Callables callables;
+  PyGenerateOptions given = take_generate_options(options, callables, self.eos_token_ids, tokenizer.tokenizer);
+  expect_no_more(options, "generate");
+  given.options.cancelled = [watch = SignalWatch()]() mutable {
+    watch.check();
+    return false;
+  };
+  GenerateResult result =
+      exclusively(self, [&](Session& session) { return generate(session, tokenizer.tokenizer, given.options); });
+  return python_result(std::move(result), given.options.top_logprobs);
+}
+
 }  // namespace
 
 void bind_model(nb::module_& m) {
@@ -138,6 +256,84 @@ void bind_model(nb::module_& m) {
            info.device_name + " in " + std::string(to_string(info.precision)) + ">";
   });
   type.def("__reduce__", reduce);
+}
+
+void bind_session(nb::module_& m) {
+  nb::class_<PySession> type(
+      m, "Session",
+      "`batch` sequences in lock-step, with their recurrent state, whose size does not grow with the text.\n\n"
+      "Made by Model.new_session(). One call at a time: another one meanwhile is a RuntimeError. Calls that compute "
+      "let\n"
+      "the GIL go. A call that raises ValueError has changed nothing; after MemoryError or CudaError the state is\n"
+      "undefined until reset() or restore(). Not to be pickled: save() gives the state as bytes.");
+  type.def("prefill", prefill, nb::call_guard<Call>(), nb::arg("tokens"), nb::arg("on_progress") = nb::none(),
+           "Consumes `tokens`, [T] for a batch of 1, or [batch, T]; T >= 1.\n\n"
+           "on_progress(done, total) is asked between chunks; False ends the call there, at position(). Ctrl-C does\n"
+           "likewise. Raises ValueError for an id outside [0, vocab_size), naming it and its index, and for a shape.");
+  type.def("step", step, nb::call_guard<Call>(), nb::arg("tokens"),
+           "Consumes one token of each sequence, [batch]; otherwise like prefill.");
+  type.def(
+      "score", score, nb::call_guard<Call>(), nb::arg("tokens"), nb::arg("on_progress") = nb::none(),
+      "Consumes `tokens` like prefill and returns log p of each given all before it (nats), float32 of their\n"
+      "shape. The first token of all has nothing before it: 0. Where on_progress ended the call, entries of tokens\n"
+      "that were not consumed are unspecified.");
+  type.def("logits", logits, nb::call_guard<Call>(),
+           "Logits of the next token, float32 [batch, vocab_size], a copy. ValueError at position 0.");
+  type.def("draw", draw, nb::call_guard<Call>(), nb::arg("step"), nb::arg("first_sequence") = 0, nb::kw_only(),
+           nb::arg("logprobs") = true, nb::arg("sampler"),
+           "Draws the next token of each sequence: (tokens int32 [batch], log-probs float32 [batch]).\n\n"
+           "Options are those of generate() that concern the sampler; sequence b has the random number of (seed,\n"
+           "first_sequence + b, step). Consumes nothing: step() does. Without logprobs these are 0. Raises ValueError\n"
+           "at position 0, for an option out of range and for a repetition penalty; NumericError for NaN logits.");
+  type.def("clone", clone, nb::call_guard<Call>(), "An independent copy, state and all; weights are shared.");
+  type.def(
+      "reset",
+      [](PySession& self) {
+        const Busy busy(self.busy, kInUse);
+        self.session->reset();
+      },
+      "Back to position 0.");
+  type.def("save", save, nb::call_guard<Call>(),
+           "The state as bytes, for restore() of a session of the same model and batch. They can betray the text:\n"
+           "treat them like it.");
+  type.def(
+      "restore", restore, nb::call_guard<Call>(), nb::arg("state"), nb::arg("recent") = nb::none(),
+      "Replaces the state by a saved one: bytes, or a buffer of them. `recent`, [n] or [batch, n], are the last tokens "
+      "before it, which the\n"
+      "repetition penalty and half a character need. Raises ModelError, the session unchanged, for bytes that are\n"
+      "damaged or of another model, version or batch; ValueError for `recent`.");
+  type.def("recent_tokens", recent_tokens, nb::call_guard<Call>(), nb::arg("sequence") = 0,
+           "The last tokens that `sequence` has consumed, oldest first, int32, at most 256.");
+  type.def(
+      "generate", generate_text, nb::call_guard<Call>(), nb::arg("tokenizer"), nb::arg("options"),
+      "Continues the sequence (batch 1, position >= 1) and returns a GenerateResult.\n\n"
+      "Options: those of the sampler, as the signature names them (temperature=0: greedy), max_tokens=256 (-1: no\n"
+      "end), sequence=0, stop=() (str or several),\n"
+      "eos_token_ids=None (the model's, else the tokenizer's), logprobs=True, top_logprobs=0, context=None (the\n"
+      "tokens before, for a session that was restored), on_text(piece), on_token(id, logprob); False of these two\n"
+      "cancels. The same seed, sequence and position draw the same token. All tokens but the last have been\n"
+      "consumed then. Raises ValueError before anything is drawn, NumericError, and what the callbacks raise.");
+  type.def_prop_ro(
+      "batch", [](const PySession& self) { return self.session->batch(); }, "Sequences in lock-step.");
+  type.def_prop_ro(
+      "vocab_size", [](const PySession& self) { return self.session->vocab_size(); }, "Ids and columns of logits.");
+  type.def_prop_ro(
+      "position",
+      [](PySession& self) {
+        const Busy busy(self.busy, kInUse);
+        return self.session->position();
+      },
+      "Tokens consumed per sequence.");
+  type.def_prop_ro(
+      "prefill_stats",
+      [](PySession& self) {
+        const Busy busy(self.busy, kInUse);
+        return python_stats(self.session->prefill_stats());
+      },
+      "What prefilling has cost since the session began or was reset: a PrefillStats.");
+  type.def("__repr__",
+           [](const PySession& self) { return "<mmrec.Session of " + std::to_string(self.session->batch()) + ">"; });
+  refuse_pickling(type, "a Session is not pickled: save() gives its state as bytes");
 }
 
 }  // namespace mmrec::python
