@@ -613,12 +613,8 @@ TEST_F(LinearTest, AChainReadsWhatTheCallBeforeWrote) {
 
 // ---- the product of sm_90a that fused ops are built on, stored as it is ----
 
-class GemmSm90 : public OpTest {
+class GemmSm90 : public Sm90Test {
  protected:
-  void SetUp() override {
-    OpTest::SetUp();
-    if (!IsSkipped() && on().compute_capability() != 90) GTEST_SKIP() << "the device is not of compute capability 9.0";
-  }
   /// On all outputs, or on `samples` of them. Sums in fp32 on tensor cores that may truncate: a few units in the last
   /// place of the largest partial sum.
   template <class A, class Y>

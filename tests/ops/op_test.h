@@ -13,7 +13,7 @@
 #include <utility>
 
 #if defined(MMREC_TEST_CUDA)
-#include "tests/kernels/cuda/cuda_testing.h"
+#include "kernels/cuda/runtime/cuda.h"
 #else
 #include "kernels/cpu/bytes.h"
 #include "kernels/cpu/cpu.h"
@@ -88,9 +88,10 @@ Buffer<T> unwritten(Backend& on, std::size_t count) {
   return upload(on, std::vector<T>(count, nan_of<T>()));
 }
 
+#if defined(MMREC_TEST_CUDA)
+/// Skips where no device is usable.
 class OpTest : public ::testing::Test {
  protected:
-#if defined(MMREC_TEST_CUDA)
   void SetUp() override {
     const std::string reason = cuda_unusable_reason();
     if (!reason.empty()) GTEST_SKIP() << "no usable CUDA device: " << reason;
@@ -102,11 +103,26 @@ class OpTest : public ::testing::Test {
     const std::vector<std::uint32_t> flags = download(on(), on().flags(), Cuda::kFlagWords);
     EXPECT_TRUE(std::all_of(flags.begin(), flags.end(), [](std::uint32_t f) { return f == 0; }));
   }
+  Cuda& on() { return *on_; }
   template <class F>
   void on_every(const F& f) {
     f(on());
   }
+
+ private:
+  std::unique_ptr<Cuda> on_;
+};
+/// Of ops that a device of compute capability 9.0 alone has.
+class Sm90Test : public OpTest {
+ protected:
+  void SetUp() override {
+    OpTest::SetUp();
+    if (!IsSkipped() && on().compute_capability() != 90) GTEST_SKIP() << "the device is not of compute capability 9.0";
+  }
+};
 #else
+class OpTest : public ::testing::Test {
+ protected:
   void SetUp() override { on_ = std::make_unique<Cpu>(2); }
   /// f(backend) by every instruction set, and by the best one with several numbers of threads. What f downloads has the
   /// same bits for any number of threads. On a GPU f runs once.
@@ -128,13 +144,13 @@ class OpTest : public ::testing::Test {
     }
     choose_simd(*tables.front());
   }
-#endif
-  /// A CPU of 2 threads, or the GPU.
-  Backend& on() { return *on_; }
+  /// Has 2 threads.
+  Cpu& on() { return *on_; }
 
  private:
-  std::unique_ptr<Backend> on_;
+  std::unique_ptr<Cpu> on_;
 };
+#endif
 
 /// How rows lie in memory: `pad` elements between rows, the first row `offset` elements into the buffer.
 struct Layout {

@@ -590,9 +590,9 @@ TYPED_TEST(ScanTest, EveryAlgoGivesTheSameBitsAndIsTakenByItsShapes) {
   }
 }
 
-// Wide operands: columns of one block, of two and (160 to 384 channels on few multiprocessors, else 512 and 1,024) of
-// four and more, in whole rounds and not, with halves and without, and columns that follow each other. Which algo a
-// shape goes depends on how many multiprocessors there are, so each goes every algo.
+// Wide operands: columns of one block, of two, and of four and more (160 to 384 channels on few multiprocessors, else
+// 512 and 1,024). There are whole rounds and others, columns with halves and without, and columns that follow each
+// other. The chosen algorithm depends on the number of multiprocessors, so each shape is tried by every algorithm.
 template <class T>
 void check_columns(Backend& on) {
   using enum ScanAlgo;

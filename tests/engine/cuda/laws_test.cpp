@@ -18,7 +18,7 @@
 #include "tests/engine/held_out.h"
 #include "tests/engine/refusal.h"
 #include "tests/engine/sessions.h"
-#include "tests/kernels/cuda/cuda_testing.h"
+#include "tests/ops/op_test.h"
 #include "tests/support/model_folder.h"
 #include "tests/support/tokenizer_builder.h"
 

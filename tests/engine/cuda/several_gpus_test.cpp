@@ -15,7 +15,7 @@
 #include "mmrec/scorer.h"
 #include "models/runtime/cuda_device.h"
 #include "tests/engine/sessions.h"
-#include "tests/kernels/cuda/cuda_testing.h"
+#include "tests/ops/op_test.h"
 
 namespace mmrec {
 namespace {

@@ -8,7 +8,7 @@
 #include "kernels/cuda/isa/ptx.cuh"
 #include "kernels/cuda/runtime/launch.cuh"
 #include "kernels/cuda/runtime/tensor_map.h"
-#include "tests/kernels/cuda/cuda_testing.h"
+#include "tests/ops/op_test.h"
 #include "tests/support/cuda_emulation/sanitizer.h"
 
 namespace mmrec::kernels {
@@ -16,15 +16,16 @@ namespace {
 
 constexpr unsigned kAll = 0xffffffffU;
 
-class EmulationTest : public test::CudaTest {
+class EmulationTest : public test::OpTest {
  protected:
+  void TearDown() override {}  // kernels here leave flags behind
   /// Runs `kernel` and returns the `count` words that it has written to its first parameter.
   template <class... Parameters, class... Arguments>
   std::vector<std::uint32_t> run(LaunchConfig config, std::size_t count, void (*kernel)(Parameters...),
                                  Arguments... arguments) {
-    DeviceBuffer<std::uint32_t> out = test::CudaTest::poisoned<std::uint32_t>(count);
-    launch(cuda().stream(), config, kernel, out.data(), arguments...);
-    return to_host(out);
+    DeviceBuffer<std::uint32_t> out = test::unwritten<std::uint32_t>(on(), count);
+    launch(on().stream(), config, kernel, out.data(), arguments...);
+    return test::download(on(), out);
   }
 };
 using EmulationDeathTest = EmulationTest;
@@ -168,7 +169,7 @@ __global__ void look_back(std::uint32_t* out, std::uint32_t* flags) {
 }
 
 TEST_F(EmulationTest, LookBack) {
-  const auto out = run({.grid = 100, .block = 64}, 100, look_back, cuda().flags());
+  const auto out = run({.grid = 100, .block = 64}, 100, look_back, on().flags());
   EXPECT_EQ(out[99], 4950U);
 }
 
@@ -191,12 +192,12 @@ __global__ void exchange(std::uint32_t* out, std::uint32_t* counter) {
 
 TEST_F(EmulationTest, CooperativeGrid) {
   const LaunchConfig config{.grid = 4, .block = 96, .shared_bytes = 96 * 4, .cooperative = true};
-  run(config, 4 * 96, exchange, cuda().flags());
+  run(config, 4 * 96, exchange, on().flags());
   std::uint32_t counter = 0;
-  cuda().download(cuda().flags(), &counter, 1);
+  on().download(on().flags(), &counter, 1);
   EXPECT_EQ(counter, 4U);
-  EXPECT_DEATH(run({.grid = 4, .block = 96, .shared_bytes = 96 * 4}, 4 * 96, exchange, cuda().flags() + 1), "livelock");
-  EXPECT_THROW(run({.grid = 1000, .block = 96, .cooperative = true}, 1, exchange, cuda().flags()), std::system_error);
+  EXPECT_DEATH(run({.grid = 4, .block = 96, .shared_bytes = 96 * 4}, 4 * 96, exchange, on().flags() + 1), "livelock");
+  EXPECT_THROW(run({.grid = 1000, .block = 96, .cooperative = true}, 1, exchange, on().flags()), std::system_error);
 }
 
 // --- Memory ----------------------------------------------------------------------------------------------------------
@@ -236,29 +237,29 @@ __global__ void increment(std::uint32_t* at, std::uint32_t by) { *at += by; }
 
 class StreamTest : public EmulationTest {
  protected:
-  void begin() { ASSERT_EQ(cudaStreamBeginCapture(cuda().stream(), cudaStreamCaptureModeThreadLocal), cudaSuccess); }
+  void begin() { ASSERT_EQ(cudaStreamBeginCapture(on().stream(), cudaStreamCaptureModeThreadLocal), cudaSuccess); }
   void add(cudaStream_t stream, std::uint32_t by) {
     launch(stream, {.grid = 1, .block = 1}, increment, at_.data(), by);
   }
-  std::uint32_t value() { return to_host(at_)[0]; }
+  std::uint32_t value() { return test::download(on(), at_)[0]; }
 
   DeviceBuffer<std::uint32_t> at_{1};
 };
 
 TEST_F(StreamTest, CapturedWorkRunsWhenTheGraphIsLaunched) {
-  cuda().zero(at_.data(), 4);
+  on().zero(at_.data(), 4);
   begin();
-  add(cuda().stream(), 1);
-  cuda().fork();
-  add(cuda().side_stream(), 10);
-  cuda().join();
+  add(on().stream(), 1);
+  on().fork();
+  add(on().side_stream(), 10);
+  on().join();
   cudaGraph_t graph = nullptr;
-  ASSERT_EQ(cudaStreamEndCapture(cuda().stream(), &graph), cudaSuccess);
+  ASSERT_EQ(cudaStreamEndCapture(on().stream(), &graph), cudaSuccess);
   EXPECT_EQ(value(), 0U);
   cudaGraphExec_t executable = nullptr;
   ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
   ASSERT_EQ(cudaGraphDestroy(graph), cudaSuccess);
-  for (int i = 0; i < 3; ++i) ASSERT_EQ(cudaGraphLaunch(executable, cuda().stream()), cudaSuccess);
+  for (int i = 0; i < 3; ++i) ASSERT_EQ(cudaGraphLaunch(executable, on().stream()), cudaSuccess);
   EXPECT_EQ(value(), 33U);
   ASSERT_EQ(cudaGraphExecDestroy(executable), cudaSuccess);
 }
@@ -268,13 +269,13 @@ TEST_F(StreamTest, AStreamOfAnotherBackendJoinsWithWhatItHasJoined) {
   cudaGraph_t graph = nullptr;
   for (const bool joins : {true, false}) {
     begin();
-    other.follow(cuda());
+    other.follow(on());
     add(other.stream(), 1);
     other.fork();
     add(other.side_stream(), 10);
     if (joins) other.join();
-    cuda().follow(other);
-    EXPECT_EQ(cudaStreamEndCapture(cuda().stream(), &graph), joins ? cudaSuccess : cudaErrorStreamCaptureUnjoined);
+    on().follow(other);
+    EXPECT_EQ(cudaStreamEndCapture(on().stream(), &graph), joins ? cudaSuccess : cudaErrorStreamCaptureUnjoined);
     if (joins) cudaGraphDestroy(graph);
     cudaGetLastError();
   }
@@ -284,14 +285,14 @@ TEST_F(StreamTest, WhatMayNotBeCapturedFails) {
   cudaGraph_t graph = nullptr;
   begin();
   EXPECT_THROW(device_allocate(4), std::system_error);
-  EXPECT_THROW(cuda().synchronize(), std::system_error);
-  EXPECT_EQ(cudaStreamEndCapture(cuda().stream(), &graph), cudaErrorStreamCaptureInvalidated);
+  EXPECT_THROW(on().synchronize(), std::system_error);
+  EXPECT_EQ(cudaStreamEndCapture(on().stream(), &graph), cudaErrorStreamCaptureInvalidated);
   begin();
-  cuda().fork();
-  add(cuda().side_stream(), 1);
-  EXPECT_EQ(cudaStreamEndCapture(cuda().stream(), &graph), cudaErrorStreamCaptureUnjoined);
+  on().fork();
+  add(on().side_stream(), 1);
+  EXPECT_EQ(cudaStreamEndCapture(on().stream(), &graph), cudaErrorStreamCaptureUnjoined);
   cudaGetLastError();
-  EXPECT_NO_THROW(cuda().synchronize());
+  EXPECT_NO_THROW(on().synchronize());
 }
 
 // --- Streams: as late as synchronisation allows ----------------------------------------------------------------------
@@ -299,13 +300,13 @@ TEST_F(StreamTest, WhatMayNotBeCapturedFails) {
 TEST_F(StreamTest, AStreamThatDoesNotWaitForAnotherReadsStaleData) {
   DeviceBuffer<std::uint32_t> copy(1);
   const auto increment_and_copy = [&](bool waits) {
-    cuda().zero(at_.data(), 4);
-    cuda().synchronize();
-    add(cuda().stream(), 1);
-    if (waits) cuda().fork();
-    EXPECT_EQ(cudaMemcpyAsync(copy.data(), at_.data(), 4, cudaMemcpyDeviceToDevice, cuda().side_stream()), cudaSuccess);
-    EXPECT_EQ(cudaStreamSynchronize(cuda().side_stream()), cudaSuccess);
-    return to_host(copy)[0];
+    on().zero(at_.data(), 4);
+    on().synchronize();
+    add(on().stream(), 1);
+    if (waits) on().fork();
+    EXPECT_EQ(cudaMemcpyAsync(copy.data(), at_.data(), 4, cudaMemcpyDeviceToDevice, on().side_stream()), cudaSuccess);
+    EXPECT_EQ(cudaStreamSynchronize(on().side_stream()), cudaSuccess);
+    return test::download(on(), copy)[0];
   };
   EXPECT_EQ(increment_and_copy(false), 0U);
   EXPECT_EQ(increment_and_copy(true), 1U);
@@ -315,16 +316,16 @@ TEST_F(StreamTest, PinnedMemoryBelongsToTheCopyUntilItIsDone) {
   PinnedBuffer<std::uint32_t> pinned(1);
   std::uint32_t pageable = 1;
   *pinned.data() = 1;
-  cuda().upload(&pageable, at_.data(), 1);
+  on().upload(&pageable, at_.data(), 1);
   pageable = 2;  // was staged
   EXPECT_EQ(value(), 1U);
-  cuda().upload(pinned.data(), at_.data(), 1);
+  on().upload(pinned.data(), at_.data(), 1);
   *pinned.data() = 2;  // too early
   EXPECT_EQ(value(), 2U);
-  add(cuda().stream(), 5);
-  ASSERT_EQ(cudaMemcpyAsync(pinned.data(), at_.data(), 4, cudaMemcpyDeviceToHost, cuda().stream()), cudaSuccess);
+  add(on().stream(), 5);
+  ASSERT_EQ(cudaMemcpyAsync(pinned.data(), at_.data(), 4, cudaMemcpyDeviceToHost, on().stream()), cudaSuccess);
   EXPECT_EQ(*pinned.data(), 2U);  // has not arrived
-  cuda().synchronize();
+  on().synchronize();
   EXPECT_EQ(*pinned.data(), 7U);
 }
 
@@ -350,7 +351,7 @@ class CopyEngineTest : public EmulationTest {
   /// Elements are numbered [depth 2, rows 10, columns 72].
   CopyEngineTest() : host_(2 * 10 * 72) { std::iota(host_.begin(), host_.end(), std::uint16_t{1}); }
   std::vector<std::uint32_t> load_box(int x, int y, bool waits) {
-    const DeviceBuffer<std::uint16_t> tensor = to_device(host_);
+    const DeviceBuffer<std::uint16_t> tensor = test::upload(on(), host_);
     const TensorMap map = make_tensor_map({tensor.data(), 72, 10, 2, 72, 720}, 8, 2);
     return run({.grid = 1, .block = 32, .shared_bytes = 896 + 2048}, 512, load_one_box, map, x, y, waits);
   }
@@ -397,7 +398,7 @@ __global__ void copy_in_bulk(std::uint32_t* out, const std::uint32_t* from, bool
 TEST_F(CopyEngineTest, CopiesArriveWhenTheyAreWaitedFor) {
   std::vector<std::uint32_t> words(128);
   std::iota(words.begin(), words.end(), 7U);
-  const DeviceBuffer<std::uint32_t> from = to_device(words);
+  const DeviceBuffer<std::uint32_t> from = test::upload(on(), words);
   const LaunchConfig config{.grid = 2, .block = 32, .shared_bytes = 128 + 512};
   EXPECT_EQ(run(config, 128, copy_in_bulk, from.data(), true), words);
   EXPECT_EQ(run(config, 128, copy_in_bulk, from.data(), false)[3], kAll);
@@ -434,7 +435,7 @@ __global__ void multicast(std::uint32_t* out, const __grid_constant__ TensorMap 
 }
 
 TEST_F(CopyEngineTest, Multicast) {
-  const DeviceBuffer<std::uint16_t> tensor = to_device(host_);
+  const DeviceBuffer<std::uint16_t> tensor = test::upload(on(), host_);
   const TensorMap map = make_tensor_map({tensor.data(), 64, 16, 1, 64, 0}, 8);
   const auto out = run({.grid = 4, .block = 32, .shared_bytes = 896 + 2048, .cluster = 2}, 2048, multicast, map);
   for (std::size_t i = 0; i < out.size(); i += 4) {  // the first element of every piece
@@ -564,10 +565,10 @@ class TensorCoreTest : public EmulationTest {
   double product_error(Mistake mistake = Mistake::kNone) {
     const std::vector<T> a = test::random_normal<T>(64 * 64, 0.0, 1.0, 1);
     const std::vector<T> b = test::random_normal<T>(128 * 64, 0.0, 1.0, 2);
-    const DeviceBuffer<T> device_a = to_device(a);
-    const DeviceBuffer<T> device_b = to_device(b);
-    DeviceBuffer<float> out = test::CudaTest::poisoned<float>(64 * 128);
-    launch(cuda().stream(), {.grid = 1, .block = 128, .shared_bytes = 896 + (64 + 128) * 128}, multiply<T>, out.data(),
+    const DeviceBuffer<T> device_a = test::upload(on(), a);
+    const DeviceBuffer<T> device_b = test::upload(on(), b);
+    DeviceBuffer<float> out = test::unwritten<float>(on(), 64 * 128);
+    launch(on().stream(), {.grid = 1, .block = 128, .shared_bytes = 896 + (64 + 128) * 128}, multiply<T>, out.data(),
            make_tensor_map({device_a.data(), 64, 64, 1, 64, 0}, 64),
            make_tensor_map({device_b.data(), 64, 128, 1, 64, 0}, 128), mistake);
     std::vector<double> want;
@@ -581,7 +582,7 @@ class TensorCoreTest : public EmulationTest {
         want.push_back(sum);
       }
     }
-    return test::largest_error(to_host(out), want);
+    return test::largest_error(test::download(on(), out), want);
   }
 };
 using SixteenBits = ::testing::Types<BFloat16, Float16>;
@@ -591,10 +592,10 @@ TYPED_TEST(TensorCoreTest, WarpProduct) {
   const std::vector<TypeParam> a = test::random_normal<TypeParam>(16 * 16, 0.0, 1.0, 1);
   const std::vector<TypeParam> b = test::random_normal<TypeParam>(16 * 8, 0.0, 1.0, 2);
   const std::vector<float> c = test::random_normal<float>(16 * 8, 0.0, 1.0, 3);
-  const DeviceBuffer<TypeParam> device_a = this->to_device(a);
-  const DeviceBuffer<TypeParam> device_b = this->to_device(b);
-  DeviceBuffer<float> out = this->to_device(c);
-  launch(this->cuda().stream(), {.grid = 1, .block = 32}, multiply_small<TypeParam>, out.data(), device_a.data(),
+  const DeviceBuffer<TypeParam> device_a = test::upload(this->on(), a);
+  const DeviceBuffer<TypeParam> device_b = test::upload(this->on(), b);
+  DeviceBuffer<float> out = test::upload(this->on(), c);
+  launch(this->on().stream(), {.grid = 1, .block = 32}, multiply_small<TypeParam>, out.data(), device_a.data(),
          device_b.data());
   std::vector<double> want(c.begin(), c.end());
   for (std::size_t i = 0; i < 128; ++i) {
@@ -602,7 +603,7 @@ TYPED_TEST(TensorCoreTest, WarpProduct) {
       want[i] += static_cast<double>(to_float(a[16 * (i / 8) + k])) * static_cast<double>(to_float(b[8 * k + i % 8]));
     }
   }
-  EXPECT_LT(test::largest_error(this->to_host(out), want), 1e-6);
+  EXPECT_LT(test::largest_error(test::download(this->on(), out), want), 1e-6);
 }
 
 TYPED_TEST(TensorCoreTest, WarpgroupProduct) { EXPECT_LT(this->product_error(), 1e-5); }

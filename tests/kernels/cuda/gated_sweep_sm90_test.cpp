@@ -33,13 +33,8 @@ struct Result {
   std::vector<A> settled;
 };
 
-class GatedSweepSm90 : public OpTest {
+class GatedSweepSm90 : public Sm90Test {
  public:
-  void SetUp() override {
-    OpTest::SetUp();
-    if (!IsSkipped() && on().compute_capability() != 90) GTEST_SKIP() << "the device is not of compute capability 9.0";
-  }
-
   template <class A>
   Result<A> run(const Case<A>& c, GatedCheck check = {}, bool rounds_settled = false,
                 std::optional<SweepAlgo> algo = {}) {

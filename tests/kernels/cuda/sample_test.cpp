@@ -84,24 +84,24 @@ void penalise(std::vector<float>& logits, const std::set<int>& recent, float pen
   }
 }
 
-class SampleCuda : public CudaTest {
+class SampleCuda : public OpTest {
  protected:
   /// Rows of `words` logits, `stride` apart; one token for each rule.
   std::vector<int> sample(const std::vector<float>& logits, std::int64_t words, std::int64_t stride,
                           std::vector<SampleRule>& rules, std::int64_t offset = 0) {
-    const auto x = to_device(logits);
-    auto r = to_device(rules);
-    auto tokens = poisoned<int>(rules.size());
-    auto copy = poisoned<int>(rules.size());
-    sample_tokens(cuda(), {.logits = {x.data() + offset, static_cast<std::int64_t>(rules.size()), words, stride},
-                           .rules = r.data(),
-                           .tokens = tokens.data(),
-                           .copy = copy.data()});
-    rules = to_host(r);
-    std::vector<int> expected = to_host(tokens);
+    const auto x = upload(on(), logits);
+    auto r = upload(on(), rules);
+    auto tokens = unwritten<int>(on(), rules.size());
+    auto copy = unwritten<int>(on(), rules.size());
+    sample_tokens(on(), {.logits = {x.data() + offset, static_cast<std::int64_t>(rules.size()), words, stride},
+                         .rules = r.data(),
+                         .tokens = tokens.data(),
+                         .copy = copy.data()});
+    rules = download(on(), r);
+    std::vector<int> expected = download(on(), tokens);
     for (int& token : expected) token = std::max(token, 0);
-    EXPECT_EQ(to_host(copy), expected);
-    return to_host(tokens);
+    EXPECT_EQ(download(on(), copy), expected);
+    return download(on(), tokens);
   }
   int sample_one(const std::vector<float>& logits, SampleRule rule) {
     std::vector<SampleRule> rules{rule};
@@ -287,7 +287,7 @@ TEST_F(SampleCuda, RowsSharedByBlocksOfAClusterDrawTheSame) {
       [&](std::int64_t i) { return i < 30 ? 5.0F + static_cast<float>(i) : 4.0F; },
       [&](std::int64_t i) { return i / 4 % 512 == 3 ? static_cast<float>(i % 13) : -static_cast<float>(i % 11); },
   };
-  const bool has_clusters = cuda().compute_capability() == 90;
+  const bool has_clusters = on().compute_capability() == 90;
   for (const std::int64_t words : {1, 3, 50, 999, 5000, 8193, few_cases() ? 9001 : 20001}) {
     const int rows = small_sizes() ? 2 : 16;
     for (const auto& kind : kinds) {
@@ -301,7 +301,7 @@ TEST_F(SampleCuda, RowsSharedByBlocksOfAClusterDrawTheSame) {
       }
       std::vector<int> ring(static_cast<std::size_t>(rows * kWindow));
       for (int& id : ring) id = static_cast<int>(rng() % static_cast<std::uint64_t>(words));
-      const auto x = to_device(logits);
+      const auto x = upload(on(), logits);
       std::vector<SampleRule> rules;
       for (int r = 0; r < rows; ++r) {
         rules.push_back({.options = {.temperature = pick(0.0F, 0.5F, 0.8F, 1.0F),
@@ -315,19 +315,19 @@ TEST_F(SampleCuda, RowsSharedByBlocksOfAClusterDrawTheSame) {
       }
       std::vector<int> first;
       for (const int blocks : ways) {
-        const auto recent = to_device(ring);
+        const auto recent = upload(on(), ring);
         std::vector<SampleRule> own = rules;
         for (int r = 0; r < rows; ++r) {
           own[static_cast<std::size_t>(r)].recent = const_cast<int*>(recent.data()) + r * kWindow;
           own[static_cast<std::size_t>(r)].recent_count = static_cast<std::uint64_t>(r % 3 == 0 ? 5 : kWindow);
         }
-        auto r = to_device(own);
+        auto r = upload(on(), own);
         std::vector<int> drawn;
-        auto tokens = poisoned<int>(static_cast<std::size_t>(rows));
+        auto tokens = unwritten<int>(on(), static_cast<std::size_t>(rows));
         for (int step = 0; step < 2; ++step) {  // the second sees what the first has drawn
-          sample_tokens(cuda(), {.logits = {x.data(), rows, words, words}, .rules = r.data(), .tokens = tokens.data()},
+          sample_tokens(on(), {.logits = {x.data(), rows, words, words}, .rules = r.data(), .tokens = tokens.data()},
                         blocks);
-          const std::vector<int> some = to_host(tokens);
+          const std::vector<int> some = download(on(), tokens);
           drawn.insert(drawn.end(), some.begin(), some.end());
         }
         if (blocks == 1) first = drawn;
@@ -398,17 +398,17 @@ TEST_F(SampleCuda, AReplayedGraphDrawsAnewEveryStep) {
     rules.back().options.top_k = 300;
     rules.back().options.seed = 5;
   }
-  const auto x = to_device(logits);
-  auto r = to_device(rules);
-  auto tokens = poisoned<int>(kRows);
+  const auto x = upload(on(), logits);
+  auto r = upload(on(), rules);
+  auto tokens = unwritten<int>(on(), kRows);
   const SampleTokens<Device> op{
       .logits = {x.data(), kRows, kWords, kWords}, .rules = r.data(), .tokens = tokens.data()};
-  sample_tokens(cuda(), op);  // a first launch may load code
-  cuda().upload(rules.data(), r.data(), rules.size());
-  const Graph graph(cuda(), [&] { sample_tokens(cuda(), op); });
+  sample_tokens(on(), op);  // a first launch may load code
+  on().upload(rules.data(), r.data(), rules.size());
+  const Graph graph(on(), [&] { sample_tokens(on(), op); });
   for (int step = 0; step < (few_cases() ? 4 : 20); ++step) {
-    graph.launch(cuda());
-    const std::vector<int> drawn = to_host(tokens);
+    graph.launch(on());
+    const std::vector<int> drawn = download(on(), tokens);
     for (std::size_t b = 0; b < kRows; ++b) {
       const Reference expected = reference(rules[b], logits.data() + b * kWords, kWords);
       if (!expected.is_close) {
@@ -430,18 +430,18 @@ TEST_F(SampleCuda, RecentTokensArePenalisedAndTheDrawnOneCounts) {
     all.resize(std::min(all.size(), static_cast<std::size_t>(window)));
     std::vector<int> ring(static_cast<std::size_t>(std::max(window, 1)), 0);
     std::copy(all.begin(), all.end(), ring.begin());
-    const auto on_device = to_device(ring);
+    const auto on_device = upload(on(), ring);
     SampleRule rule{.options = kPlain, .sequence = 2, .step = 0};
     rule.options.temperature = temperature;
     rule.options.repetition_penalty = penalty;
     rule.options.repetition_window = window;
     rule.recent = const_cast<int*>(on_device.data());
     rule.recent_count = all.size();
-    const auto x = to_device(logits);
-    auto r = to_device(std::vector<SampleRule>{rule});
-    auto token = poisoned<int>(1);
+    const auto x = upload(on(), logits);
+    auto r = upload(on(), std::vector<SampleRule>{rule});
+    auto token = unwritten<int>(on(), 1);
     for (int step = 0; step < (few_cases() ? 10 : 30); ++step) {
-      sample_tokens(cuda(), {.logits = {x.data(), 1, kWords, kWords}, .rules = r.data(), .tokens = token.data()});
+      sample_tokens(on(), {.logits = {x.data(), 1, kWords, kWords}, .rules = r.data(), .tokens = token.data()});
       std::vector<float> penalised = logits;
       const auto first = all.size() - std::min(all.size(), static_cast<std::size_t>(window));
       for (const int recent : std::set<int>(all.begin() + static_cast<std::ptrdiff_t>(first), all.end())) {
@@ -450,24 +450,24 @@ TEST_F(SampleCuda, RecentTokensArePenalisedAndTheDrawnOneCounts) {
       }
       rule.step = static_cast<std::uint64_t>(step);
       const Reference expected = reference(rule, penalised.data(), kWords);
-      const int drawn = to_host(token).front();
+      const int drawn = download(on(), token).front();
       if (!expected.is_close) {
         ASSERT_EQ(drawn, expected.token) << "window " << window << ", step " << step;
       }
       all.push_back(drawn);
-      ASSERT_EQ(to_host(x), logits);
+      ASSERT_EQ(download(on(), x), logits);
     }
   }
 }
 
 TEST_F(SampleCuda, EmptyBatchesAndRowsOfNoOrTooManyLogits) {
-  auto memory = poisoned<float>(4);
+  auto memory = unwritten<float>(on(), 4);
   SampleTokens<Device> op{.logits = {memory.data(), 0, 4}};
-  sample_tokens(cuda(), op);
+  sample_tokens(on(), op);
   op.logits = {memory.data(), 1, 0};
-  EXPECT_THROW(sample_tokens(cuda(), op), std::invalid_argument);
+  EXPECT_THROW(sample_tokens(on(), op), std::invalid_argument);
   op.logits = {memory.data(), 1, kMostSampleWords + 1};
-  EXPECT_THROW(sample_tokens(cuda(), op), std::invalid_argument);
+  EXPECT_THROW(sample_tokens(on(), op), std::invalid_argument);
 }
 
 // ---- cases: draws one after another in a recorded graph, where a launch takes no time of the host's ----

@@ -28,11 +28,11 @@ DecodeShape with_batch(DecodeShape shape, std::int64_t batch) {
   return shape;
 }
 
-class DecodeStepTest : public test::CudaTest {
+class DecodeStepTest : public test::OpTest {
  protected:
   void SetUp() override {
-    test::CudaTest::SetUp();
-    if (!IsSkipped() && cuda().compute_capability() < 90) GTEST_SKIP() << "needs compute capability 9.0";
+    test::OpTest::SetUp();
+    if (!IsSkipped() && on().compute_capability() < 90) GTEST_SKIP() << "needs compute capability 9.0";
   }
 
   static std::vector<int> random_tokens(const DecodeShape& s, unsigned step) {
@@ -51,11 +51,11 @@ class DecodeStepTest : public test::CudaTest {
   }
   template <class A>
   void check(const DecodeShape& shape, std::int64_t slots, double bound, DecodeAlgo algo) {
-    ASSERT_TRUE(decode_step_supported(cuda(), shape, sizeof(A)));
-    EXPECT_EQ(decode_algo<A>(cuda(), shape), algo);
+    ASSERT_TRUE(decode_step_supported(on(), shape, sizeof(A)));
+    EXPECT_EQ(decode_algo<A>(on(), shape), algo);
     const DecodeModel<A> model(shape);
     DecodeState state = model.random_state(1000);
-    DecodeRun<A> run(cuda(), model, state);
+    DecodeRun<A> run(on(), model, state);
     for (unsigned step = 0; step < (test::few_cases() ? 1 : 3); ++step) {
       const std::vector<int> tokens = random_tokens(shape, step);
       std::vector<double> want;
@@ -83,10 +83,10 @@ class DecodeStepTest : public test::CudaTest {
     for (const DecodeAlgo algo : {DecodeAlgo::kCluster, DecodeAlgo::kSingle, DecodeAlgo::kBatch}) {
       shape.algo = algo;
       const bool expected = std::find(algos.begin(), algos.end(), algo) != algos.end();
-      ASSERT_EQ(decode_algo<A>(cuda(), shape), expected ? algo : DecodeAlgo::kNone);
+      ASSERT_EQ(decode_algo<A>(on(), shape), expected ? algo : DecodeAlgo::kNone);
       if (!expected) continue;
       const DecodeModel<A> model(shape);
-      DecodeRun<A> run(cuda(), model, model.random_state(1000));
+      DecodeRun<A> run(on(), model, model.random_state(1000));
       for (unsigned step = 0; step < 2; ++step) logits.push_back(run.step(random_tokens(shape, step), slots));
       h.push_back(run.h());
       sums.push_back(run.segment_sum());
@@ -106,7 +106,7 @@ class DecodeStepTest : public test::CudaTest {
     const DecodeModel<A> model(shape);
     const DecodeModel<A> single(with_batch(one, 1));  // the same weights: they follow from the seed
     const DecodeState state = model.random_state(1000);
-    DecodeRun<A> together(cuda(), model, state);
+    DecodeRun<A> together(on(), model, state);
     std::vector<std::vector<float>> logits;
     for (unsigned step = 0; step < 2; ++step) logits.push_back(together.step(random_tokens(shape, step), slots));
     for (std::int64_t b = 0; b < batch; ++b) {
@@ -120,7 +120,7 @@ class DecodeStepTest : public test::CudaTest {
       };
       const DecodeState own = {part(state.h, shape.dim), part(state.memory, shape.memory_slots * shape.dim),
                                part(state.segment_sum, shape.dim)};
-      DecodeRun<A> alone(cuda(), single, own);
+      DecodeRun<A> alone(on(), single, own);
       for (unsigned step = 0; step < 2; ++step) {
         const std::vector<float> got = alone.step({random_tokens(shape, step)[static_cast<std::size_t>(b)]}, slots);
         EXPECT_EQ(0, std::memcmp(got.data(), logits[step].data() + b * shape.vocab, got.size() * sizeof(float)))
@@ -141,8 +141,8 @@ class DecodeStepTest : public test::CudaTest {
     std::vector<std::unique_ptr<DecodeRun<A>>> all;
     std::vector<DeviceBuffer<float>> x;
     for (int i = 0; i < 2; ++i) {
-      all.push_back(std::make_unique<DecodeRun<A>>(cuda(), model, model.random_state(static_cast<unsigned>(1000 + i))));
-      x.push_back(cuda().allocate<float>(static_cast<std::size_t>(shape.batch * shape.dim)));
+      all.push_back(std::make_unique<DecodeRun<A>>(on(), model, model.random_state(static_cast<unsigned>(1000 + i))));
+      x.push_back(on().allocate<float>(static_cast<std::size_t>(shape.batch * shape.dim)));
       DecodeStep<Device, A>& op = all.back()->op();
       op.shape.vocab = 0;
       op.shape.stacks = runs;
@@ -156,14 +156,14 @@ class DecodeStepTest : public test::CudaTest {
     for (unsigned step = 0; step < 2; ++step) {
       for (auto& run : all) run->feed(random_tokens(shape, step));
       if (runs == 2) {
-        decode_steps(cuda(), all[0]->op(), all[1]->op());
+        decode_steps(on(), all[0]->op(), all[1]->op());
       } else {
-        for (auto& run : all) decode_step(cuda(), run->op());
+        for (auto& run : all) decode_step(on(), run->op());
       }
     }
     for (int i = 0; i < 2; ++i) {
       ends.x.emplace_back(x[static_cast<std::size_t>(i)].size());
-      cuda().download(x[static_cast<std::size_t>(i)].data(), ends.x.back().data(), ends.x.back().size());
+      on().download(x[static_cast<std::size_t>(i)].data(), ends.x.back().data(), ends.x.back().size());
       ends.h.push_back(all[static_cast<std::size_t>(i)]->h());
     }
     return ends;
@@ -174,7 +174,7 @@ class DecodeStepTest : public test::CudaTest {
   void check_without_head(const DecodeShape& shape, std::int64_t slots, std::initializer_list<DecodeAlgo> algos,
                           double bound) {
     const DecodeModel<A> model(shape);
-    DecodeRun<A> whole(cuda(), model, model.random_state(1000));
+    DecodeRun<A> whole(on(), model, model.random_state(1000));
     std::vector<float> logits;
     for (unsigned step = 0; step < 2; ++step) logits = whole.step(random_tokens(shape, step), slots);
     for (const DecodeAlgo algo : algos) {
@@ -268,8 +268,8 @@ TEST_F(DecodeStepTest, BitsOfASequenceDoNotDependOnItsBatch) {
 
 // One sequence of these goes through a cluster of blocks (cluster.cuh), and not in a batch.
 TEST_F(DecodeStepTest, SmallModelsMatchFloat64AndTheirBatches) {
-  const bool holds_cluster = holds_decode_cluster(cuda());
-  EXPECT_TRUE(holds_cluster || cuda().compute_capability() > 90);
+  const bool holds_cluster = holds_decode_cluster(on());
+  EXPECT_TRUE(holds_cluster || on().compute_capability() > 90);
   const DecodeAlgo algo = holds_cluster ? DecodeAlgo::kCluster : DecodeAlgo::kSingle;
   DecodeShape bundled = {1, 384, 2, 6, 768, 96, 8209, 32};
   if (test::small_sizes()) bundled.vocab = 300;
@@ -296,7 +296,7 @@ TEST_F(DecodeStepTest, EveryAlgoGivesTheSameBits) {
   using enum DecodeAlgo;
   const DecodeShape small = {1, 160, 2, 5, 96, 32, 501, 20};
   for (const std::int64_t slots : {0, 17}) {
-    if (holds_decode_cluster(cuda())) {
+    if (holds_decode_cluster(on())) {
       check_algos<BFloat16>(small, slots, {kCluster, kSingle, kBatch});
     } else {
       check_algos<BFloat16>(small, slots, {kSingle, kBatch});
@@ -313,16 +313,16 @@ TEST_F(DecodeStepTest, EveryAlgoGivesTheSameBits) {
 TEST_F(DecodeStepTest, ARecordedStepEqualsADirectOne) {
   const DecodeModel<BFloat16> model(with_batch(kMdi, 2));
   const DecodeState state = model.random_state(1000);
-  DecodeRun<BFloat16> direct(cuda(), model, state);
-  DecodeRun<BFloat16> recorded(cuda(), model, state);
+  DecodeRun<BFloat16> direct(on(), model, state);
+  DecodeRun<BFloat16> recorded(on(), model, state);
   std::vector<float> want;
   const unsigned steps = test::few_cases() ? 2 : 4;
   for (unsigned step = 0; step < steps; ++step) want = direct.step(random_tokens(model.shape, step), 0);
   recorded.step(random_tokens(model.shape, 0), 0);
-  const Graph graph(cuda(), [&] { decode_step(cuda(), recorded.op()); });
+  const Graph graph(on(), [&] { decode_step(on(), recorded.op()); });
   for (unsigned step = 1; step < steps; ++step) {
     recorded.feed(random_tokens(model.shape, step));
-    graph.launch(cuda());
+    graph.launch(on());
   }
   EXPECT_EQ(recorded.logits(), want);
   EXPECT_EQ(recorded.h(), direct.h());
@@ -334,7 +334,7 @@ TEST_F(DecodeStepTest, NanEndsTheStepAndShows) {
     DecodeModel<A> model(with_batch(kMdi, batch));
     std::memset(&model.embedding[5 * 64 + 7], 0xff, sizeof(A));
     DecodeState state = model.random_state(1000);
-    DecodeRun<A> run(cuda(), model, state);
+    DecodeRun<A> run(on(), model, state);
     std::vector<int> tokens = {5};
     if (batch > 1) tokens.push_back(6);
     const std::vector<float> logits = run.step(tokens, 3);
@@ -350,18 +350,18 @@ TEST_F(DecodeStepTest, NanEndsTheStepAndShows) {
 }
 
 TEST_F(DecodeStepTest, SaysWhatItSupports) {
-  EXPECT_TRUE(decode_step_supported(cuda(), kMdi, 2));
-  EXPECT_FALSE(decode_step_supported(cuda(), with_batch(kMdi, kTileColumns + 1), 2));
-  EXPECT_FALSE(decode_step_supported(cuda(), with_batch(kMdi, 0), 2));
+  EXPECT_TRUE(decode_step_supported(on(), kMdi, 2));
+  EXPECT_FALSE(decode_step_supported(on(), with_batch(kMdi, kTileColumns + 1), 2));
+  EXPECT_FALSE(decode_step_supported(on(), with_batch(kMdi, 0), 2));
   DecodeShape shape = kMdi;
   shape.gate_hidden = 4;  // 8 bytes in 16 bits
-  EXPECT_FALSE(decode_step_supported(cuda(), shape, 2));
-  EXPECT_TRUE(decode_step_supported(cuda(), shape, 4));
+  EXPECT_FALSE(decode_step_supported(on(), shape, 2));
+  EXPECT_TRUE(decode_step_supported(on(), shape, 4));
   const DecodeShape large = {8, 4096, 32, 32, 16384, 1024, 128256, 8};
-  EXPECT_EQ(decode_step_supported(cuda(), large, 2), !test::kEmulated);  // its 4 blocks have to own too much
+  EXPECT_EQ(decode_step_supported(on(), large, 2), !test::kEmulated);  // its 4 blocks have to own too much
   shape = large;
   shape.dim = 32768;
-  EXPECT_FALSE(decode_step_supported(cuda(), shape, 2));
+  EXPECT_FALSE(decode_step_supported(on(), shape, 2));
 }
 
 }  // namespace

@@ -11,7 +11,7 @@
 
 #include "models/mmrec/fused_ops.h"
 #include "models/mmrec/mmrec.h"
-#include "tests/kernels/cuda/cuda_testing.h"
+#include "tests/ops/op_test.h"
 
 namespace mmrec::kernels::test {
 

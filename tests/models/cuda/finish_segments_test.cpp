@@ -108,7 +108,7 @@ Outputs reference(const Inputs<A>& in) {
 }
 
 template <class A>
-class FinishSegmentsTest : public CudaTest {
+class FinishSegmentsTest : public OpTest {
  protected:
   struct Result {
     std::vector<float> x, memory;
@@ -123,10 +123,10 @@ class FinishSegmentsTest : public CudaTest {
     for (std::int64_t b = 0; b < s.batch; ++b) {
       std::copy_n(in.x.begin() + b * s.time * s.dim, s.time * s.dim, x.begin() + b * rows_each * s.dim);
     }
-    Matrix<float> device_x(cuda(), x, s.batch * rows_each, s.dim);
-    const DeviceBuffer<float> h = to_device(in.h);
-    const DeviceBuffer<A> v = to_device(in.v);
-    const DeviceBuffer<A> q = to_device(in.q);
+    Matrix<float> device_x(on(), x, s.batch * rows_each, s.dim);
+    const DeviceBuffer<float> h = upload(on(), in.h);
+    const DeviceBuffer<A> v = upload(on(), in.v);
+    const DeviceBuffer<A> q = upload(on(), in.q);
     // A slot has a sequence's memory [M, D], then its sum [D].
     const auto ring_bytes = static_cast<std::size_t>(s.slots * s.dim) * sizeof(float);
     const auto sum_bytes = static_cast<std::size_t>(s.dim) * sizeof(double);
@@ -139,13 +139,13 @@ class FinishSegmentsTest : public CudaTest {
       }
     };
     for_each_slot(in.memory, in.sum, [](void* slot, const void* host, std::size_t n) { std::memcpy(slot, host, n); });
-    DeviceBuffer<std::byte> state = to_device(slots);
-    const DeviceBuffer<A> memory_out = to_device(in.memory_out);
-    const DeviceBuffer<A> ffn_in = to_device(in.ffn_in);
-    const DeviceBuffer<A> ffn_out = to_device(in.ffn_out);
-    const DeviceBuffer<float> norm = to_device(in.norm);
-    const DeviceBuffer<float> biases[3] = {to_device(in.memory_out_bias), to_device(in.ffn_in_bias),
-                                           to_device(in.ffn_out_bias)};
+    DeviceBuffer<std::byte> state = upload(on(), slots);
+    const DeviceBuffer<A> memory_out = upload(on(), in.memory_out);
+    const DeviceBuffer<A> ffn_in = upload(on(), in.ffn_in);
+    const DeviceBuffer<A> ffn_out = upload(on(), in.ffn_out);
+    const DeviceBuffer<float> norm = upload(on(), in.norm);
+    const DeviceBuffer<float> biases[3] = {upload(on(), in.memory_out_bias), upload(on(), in.ffn_in_bias),
+                                           upload(on(), in.ffn_out_bias)};
     constexpr DType kType = std::is_same_v<A, BFloat16> ? DType::kBF16 : DType::kF16;
     const FinishSegments<Device, A> op = {
         .x = device_x.sequences(s.batch, 0, s.time),
@@ -167,15 +167,15 @@ class FinishSegmentsTest : public CudaTest {
         .ffn_out = {ffn_out.data(), kType, s.dim, s.ffn},
         .ffn_out_bias = s.biases ? biases[2].data() : nullptr,
     };
-    const bool supported = finish_segments_supported(cuda(), op);
+    const bool supported = finish_segments_supported(on(), op);
     EXPECT_EQ(supported, expect_supported);
     if (!supported) return {};
-    finish_segments(cuda(), op);
+    finish_segments(on(), op);
     std::vector<std::uint32_t> flags(Cuda::kFlagWords);
-    cuda().download(cuda().flags(), flags.data(), flags.size());
+    on().download(on().flags(), flags.data(), flags.size());
     EXPECT_EQ(std::count(flags.begin(), flags.end(), 0U), static_cast<std::ptrdiff_t>(flags.size()));
     Result result{{}, std::vector<float>(in.memory.size()), std::vector<double>(in.sum.size())};
-    slots = to_host(state);
+    slots = download(on(), state);
     for_each_slot(result.memory, result.sum,
                   [](const void* slot, void* host, std::size_t n) { std::memcpy(host, slot, n); });
     const std::vector<float> all = device_x.download();

@@ -11,8 +11,8 @@
 #include <variant>
 #include <vector>
 
-#include "tests/kernels/cuda/cuda_testing.h"
 #include "tests/models/small_models.h"
+#include "tests/ops/op_test.h"
 #include "tests/support/model_folder.h"
 
 namespace mmrec::models {

@@ -10,9 +10,9 @@
 #include <string_view>
 
 #include "models/mmrec/mmrec.h"
-#include "tests/kernels/cuda/cuda_testing.h"
 #include "tests/models/jax_parity.h"
 #include "tests/models/terms.h"
+#include "tests/ops/op_test.h"
 #include "tests/support/model_folder.h"
 
 namespace mmrec::models {

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "models/files/checkpoint.h"
-#include "tests/kernels/cuda/cuda_testing.h"
 #include "tests/models/lockstep.h"
 #include "tests/models/small_models.h"
+#include "tests/ops/op_test.h"
 #include "tests/support/model_folder.h"
 
 namespace mmrec::models {
