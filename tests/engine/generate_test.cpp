@@ -20,8 +20,7 @@ namespace mmrec::test {
 namespace {
 
 GenerateOptions greedy(std::int64_t max_tokens = 100) {
-  GenerateOptions o{.sampler = {.temperature = 0.0F}, .max_tokens = max_tokens, .eos_token_ids = {kEos}};
-  return o;
+  return {.sampler = {.temperature = 0.0F}, .max_tokens = max_tokens, .eos_token_ids = {kEos}};
 }
 
 /// What generate makes of a script, with on_text's pieces checked against the text.

@@ -112,8 +112,7 @@ class Laws : public testing::TestWithParam<LawsCase> {
     return Model::load(folder_of(GetParam().folder), o);
   }
   static SessionOptions options(PrefillMode mode, int threads = 1) {
-    SessionOptions o{.threads = threads, .prefill = mode, .sweep_tolerance = GetParam().sweep_tolerance};
-    return o;
+    return {.threads = threads, .prefill = mode, .sweep_tolerance = GetParam().sweep_tolerance};
   }
   static std::size_t length(std::size_t tokens) { return std::max<std::size_t>(tokens / GetParam().shorten, 1); }
 };

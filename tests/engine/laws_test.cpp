@@ -28,10 +28,7 @@ INSTANTIATE_TEST_SUITE_P(BF16, Laws,
                                          in_bf16("mmrec-12m")),
                          laws_name);
 
-SessionOptions options(PrefillMode mode) {
-  SessionOptions o{.threads = 1, .prefill = mode, .sweep_tolerance = 1e-6F};
-  return o;
-}
+SessionOptions options(PrefillMode mode) { return {.threads = 1, .prefill = mode, .sweep_tolerance = 1e-6F}; }
 
 TEST(SplitLaw, CutsAtTileAndWindowBoundariesChangeNoBit) {
   LoadOptions o{.device = Device::kCpu};

@@ -21,10 +21,7 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-SamplerOptions neutral() {
-  SamplerOptions o{.temperature = 1.0F, .top_k = 0, .top_p = 1.0F, .min_p = 0.0F};
-  return o;
-}
+SamplerOptions neutral() { return {.temperature = 1.0F, .top_k = 0, .top_p = 1.0F, .min_p = 0.0F}; }
 
 std::set<int> support(const SamplerOptions& options, const std::vector<float>& logits, int draws = 2000) {
   Sampler sampler(options);

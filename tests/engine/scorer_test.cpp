@@ -25,10 +25,7 @@ std::vector<std::vector<int>> random_documents(const std::vector<std::size_t>& l
   return documents;
 }
 
-ScorerOptions batch_of(int batch) {
-  ScorerOptions o{.batch = batch};
-  return o;
-}
+ScorerOptions batch_of(int batch) { return {.batch = batch}; }
 
 TEST(Scorer, ScoresAreThoseOfEachDocumentAloneWhateverTheBatch) {
   const auto documents = random_documents({7, 0, 1, 2, 300, 290, 5, 40, 41, 299, 6000, 4097, 38, 7});

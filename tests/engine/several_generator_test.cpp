@@ -23,17 +23,11 @@
 namespace mmrec::test {
 namespace {
 
-/// Devices with logs of their own.
-struct Devices {
-  explicit Devices(std::size_t count, bool draw = false, const ToyExecutor::Logits& logits = {}) {
-    for (std::size_t i = 0; i < count; ++i) {
-      logs.push_back(std::make_shared<ToyLog>());
-      logs.back()->draws = draw;
-      models.push_back(model_with(logs.back(), logits));
-    }
+struct Devices : ToyDevices {
+  explicit Devices(std::size_t count, bool draw = false, const ToyExecutor::Logits& its_logits = {})
+      : ToyDevices(count, toy_config(tokenizer().vocab_size()), its_logits) {
+    for (const auto& log : logs) log->draws = draw;
   }
-  std::vector<std::shared_ptr<ToyLog>> logs;
-  std::vector<Model> models;
 };
 
 TEST(SeveralGenerator, EachRequestGetsWhatItGetsAloneWhicheverDeviceTakesIt) {

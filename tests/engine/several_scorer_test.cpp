@@ -34,25 +34,18 @@ Documents random_documents(std::mt19937& rng, std::size_t count) {
   return documents;
 }
 
-/// Devices with logs of their own. One that is said to be a GPU has a thread of its own where documents come one by
-/// one.
-struct Devices {
-  explicit Devices(std::size_t count, const ToyExecutor::Logits& logits = {}, Device device = Device::kCpu) {
-    for (std::size_t i = 0; i < count; ++i) {
-      logs.push_back(std::make_shared<ToyLog>());
-      models.push_back(toy_model(logs.back(), toy_config(), logits, device));
-    }
-  }
+struct Devices : ToyDevices {
+  explicit Devices(std::size_t count, const ToyExecutor::Logits& its_logits = {}, Device device = Device::kCpu)
+      : ToyDevices(count, toy_config(), its_logits, device) {}
+  /// A device that says it is a GPU has a thread of its own if documents come one by one.
   static Devices gpu() { return Devices(1, {}, Device::kCuda); }
-  /// The calls of all of them, in no order of theirs.
+  /// The calls of all of them, sorted.
   std::vector<std::vector<std::int64_t>> calls() const {
     std::vector<std::vector<std::int64_t>> all;
     for (const auto& log : logs) all.insert(all.end(), log->calls.begin(), log->calls.end());
     std::sort(all.begin(), all.end());
     return all;
   }
-  std::vector<std::shared_ptr<ToyLog>> logs;
-  std::vector<Model> models;
 };
 
 /// What a stream's callbacks do at some point.

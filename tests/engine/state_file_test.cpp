@@ -58,10 +58,7 @@ class StateFile : public testing::Test {
 /// Of state files: the last that brought options of the sampler.
 constexpr std::uint32_t kVersion = std::ranges::max(kSamplerOptions, {}, &SamplerOption::since).since;
 
-SamplerOptions warm() {
-  SamplerOptions options{.temperature = 1.3F, .top_k = 0, .repetition_penalty = 1.4F, .seed = 77};
-  return options;
-}
+SamplerOptions warm() { return {.temperature = 1.3F, .top_k = 0, .repetition_penalty = 1.4F, .seed = 77}; }
 
 TEST_F(StateFile, AContinuedTextIsTheUninterruptedOne) {
   Session whole = after("Alice was");

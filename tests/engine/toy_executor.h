@@ -346,6 +346,19 @@ inline Model toy_model(std::shared_ptr<ToyLog> log = nullptr, const models::Conf
                                std::make_shared<ToyExecutor>(config, std::move(log), std::move(logits)));
 }
 
+/// Devices with logs of their own.
+struct ToyDevices {
+  explicit ToyDevices(std::size_t count, const models::Config& config = toy_config(),
+                      const ToyExecutor::Logits& logits = {}, Device device = Device::kCpu) {
+    for (std::size_t i = 0; i < count; ++i) {
+      logs.push_back(std::make_shared<ToyLog>());
+      models.push_back(toy_model(logs.back(), config, logits, device));
+    }
+  }
+  std::vector<std::shared_ptr<ToyLog>> logs;
+  std::vector<Model> models;
+};
+
 /// A model that, greedily sampled, continues a prompt of `start` tokens with `script`, then repeats its last token.
 inline Model scripted_model(std::vector<int> script, std::int64_t vocab, std::int64_t start = 1) {
   return toy_model(nullptr, toy_config(vocab),
