@@ -9,7 +9,7 @@
 // is left. So a decode step streams each weight matrix in long contiguous runs, and a prefill keeps a chunk of rows and
 // a panel of weights in L2. Units follow from shapes alone, so how the line is cut changes no bit.
 #include <algorithm>
-#include <atomic>
+#include <array>
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/row_tile.h"
@@ -19,10 +19,11 @@ namespace mmrec::kernels {
 namespace {
 
 constexpr std::int64_t kUnit = 24;                               // outputs; a multiple of every register block's height
+constexpr std::int64_t kMostChunk = 10 * kUnit;                  // rows that the matrix-vector kernel takes at once
 constexpr std::int64_t kTokensBytes = std::int64_t{384} * 1024;  // of activations that stay in L2
 constexpr std::int64_t kPanelBytes = std::int64_t{192} * 1024;   // of weights that stay in L2 beside them
 constexpr std::int64_t kProductFloats = std::int64_t{32} * 1024;  // of products before bias and activation
-static_assert(kRowTile * kMostPanelRows <= kProductFloats);
+static_assert(kRowTile <= kMostChunk && kRowTile * kMostPanelRows <= kProductFloats);
 static_assert(kProductFloats + kPanelFloats <= static_cast<std::int64_t>(Cpu::kScratchFloats));
 
 /// The whole row tiles of a job, or its remaining rows, and how they are cut.
@@ -50,7 +51,7 @@ struct Part {
   static Part row_kernel(const Linear<Host>& job, std::int64_t first) {
     const std::int64_t rows = job.x.rows - first;
     const std::int64_t in = std::max<std::int64_t>(job.weight.cols, 1);
-    const std::int64_t most = std::clamp<std::int64_t>(kTokensBytes / (in * 4) / kUnit * kUnit, kUnit, 10 * kUnit);
+    const std::int64_t most = std::clamp<std::int64_t>(kTokensBytes / (in * 4) / kUnit * kUnit, kUnit, kMostChunk);
     const std::int64_t chunk = std::min(most, rows);
     const std::int64_t unit = rows == 1 ? 8 : kUnit;
     std::int64_t panel = 480;  // one row uses the weights once: long runs
@@ -88,6 +89,8 @@ void compute(Cpu& cpu, const Part& part, std::int64_t chunk, std::int64_t first,
   const auto epilogue = kernels.epilogue[static_cast<std::size_t>(job.activation)];
   const std::int64_t t0 = part.first + chunk * part.chunk;
   const std::int64_t rows = std::min(part.chunk, part.first + part.rows - t0);
+  std::array<const float*, kMostChunk> x{};
+  for (std::int64_t t = 0; t < rows; ++t) x[static_cast<std::size_t>(t)] = job.x.row(t0 + t);
   float* products = cpu.scratch(thread);
   for (std::int64_t o = first; o < last; o += part.panel) {
     const std::int64_t outputs = std::min(part.panel, last - o);
@@ -95,7 +98,7 @@ void compute(Cpu& cpu, const Part& part, std::int64_t chunk, std::int64_t first,
     if (part.tiled) {
       cpu.row_tiles().multiply(thread, job.x.row(t0), job.x.stride, panel, products + kProductFloats, products);
     } else {
-      matvec(job.x.row(t0), job.x.stride, rows, panel.data, panel.cols, outputs, products, outputs);
+      matvec(x.data(), rows, panel.data, panel.cols, outputs, products, outputs);
     }
     for (std::int64_t t = 0; t < rows; ++t) {
       epilogue(products + t * outputs, job.bias == nullptr ? nullptr : job.bias + o,
@@ -156,14 +159,7 @@ void linear(Cpu& cpu, std::span<const Linear<Host>> jobs) {
     for (std::int64_t piece = 0; piece < pieces; ++piece) compute_piece(piece, 0);
     return cpu.row_tiles().check();
   }
-  std::atomic<std::int64_t> next{0};
-  cpu.pool().run_sharing([&](int thread) {
-    for (;;) {
-      const std::int64_t piece = next.fetch_add(1, std::memory_order_relaxed);
-      if (piece >= pieces) return;
-      compute_piece(piece, thread);
-    }
-  });
+  cpu.pool().share_items(pieces, compute_piece);
   cpu.row_tiles().check();
 }
 

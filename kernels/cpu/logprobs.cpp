@@ -13,8 +13,9 @@
 // the matrix-vector kernel. What must stay true: chunks, panels and stripes follow from the shapes alone, so bits do
 // not depend on threads. At most one tile of logits per thread is in memory. Bytes moved: the head once per chunk.
 #include <algorithm>
-#include <atomic>
+#include <array>
 #include <cmath>
+#include <limits>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -31,15 +32,20 @@ constexpr std::int64_t kTile = 4096;
 /// Tiles whose results fit into one thread's scratch.
 constexpr std::int64_t kMostTiles = static_cast<std::int64_t>(Cpu::kScratchFloats * sizeof(float) / sizeof(MaxSum64));
 
-/// Throws std::invalid_argument unless all targets are in the vocabulary.
+/// Throws std::invalid_argument if a target is less than `least`, or not less than `vocab`: it lies `where`.
+template <class Index>
+void check_targets(const std::string& op, const Index* targets, std::int64_t rows, std::int64_t least,
+                   std::int64_t vocab, const std::string& where) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const auto target = static_cast<std::int64_t>(targets[r]);
+    if (target >= least && target < vocab) continue;
+    throw std::invalid_argument(op + ": target " + std::to_string(target) + " of row " + std::to_string(r) + " lies " +
+                                where);
+  }
+}
 template <class T, class Index>
 void check_targets(const char* op, const MatrixView<const T, Host>& logits, const Index* targets) {
-  for (std::int64_t r = 0; r < logits.rows; ++r) {
-    if (targets[r] < 0 || static_cast<std::int64_t>(targets[r]) >= logits.cols) {
-      throw std::invalid_argument(std::string(op) + ": target " + std::to_string(targets[r]) + " of row " +
-                                  std::to_string(r) + " lies outside [0, " + std::to_string(logits.cols) + ")");
-    }
-  }
+  check_targets(op, targets, logits.rows, 0, logits.cols, "outside [0, " + std::to_string(logits.cols) + ")");
 }
 
 template <class T>
@@ -93,16 +99,6 @@ static_assert(kMostPanel <= kMostPanelRows);
 constexpr std::size_t kTileFloats = static_cast<std::size_t>(kRowTile * kMostPanel);
 constexpr std::size_t kPartialFloats = static_cast<std::size_t>(kRowTile * kMostStripes) * sizeof(MaxSum64) / 4;
 static_assert(kTileFloats + static_cast<std::size_t>(kPanelFloats) + kPartialFloats <= Cpu::kScratchFloats);
-
-/// Throws std::invalid_argument unless all targets are in the vocabulary or negative.
-void check_targets(const HiddenLogprobs<Host>& op) {
-  for (std::int64_t r = 0; r < op.hidden.rows; ++r) {
-    if (op.targets[r] >= op.head.rows) {
-      throw std::invalid_argument("hidden_logprobs: target " + std::to_string(op.targets[r]) + " of row " +
-                                  std::to_string(r) + " lies beyond the vocabulary of " + std::to_string(op.head.rows));
-    }
-  }
-}
 
 }  // namespace
 
@@ -165,7 +161,8 @@ void token_logprobs_backward(Cpu& cpu, const TokenLogprobsBackward<T, Index, Hos
 }
 
 void hidden_logprobs(Cpu& cpu, const HiddenLogprobs<Host>& op) {
-  check_targets(op);
+  check_targets("hidden_logprobs", op.targets, op.hidden.rows, std::numeric_limits<int>::min(), op.head.rows,
+                "beyond the vocabulary of " + std::to_string(op.head.rows));
   const std::int64_t n = op.hidden.rows, dim = op.hidden.cols, vocab = op.head.rows;
   if (n == 0 || vocab == 0) return;
   // A head too wide for any panel leaves all rows to the matrix-vector kernel. The stripes do not depend on
@@ -185,7 +182,11 @@ void hidden_logprobs(Cpu& cpu, const HiddenLogprobs<Host>& op) {
   // One stripe for the rows first..first + rows; partials[r * stripes + stripe] receives row r's part.
   const auto compute = [&](std::int64_t first, std::int64_t rows, std::int64_t stripe, MaxSum64* partials, int thread) {
     float* logits = cpu.scratch(thread);
-    for (std::int64_t r = 0; r < rows; ++r) new (partials + r * stripes + stripe) MaxSum64();
+    std::array<const float*, kRowTile> x{};
+    for (std::int64_t r = 0; r < rows; ++r) {
+      x[static_cast<std::size_t>(r)] = op.hidden.row(first + r);
+      new (partials + r * stripes + stripe) MaxSum64();
+    }
     const std::int64_t end = std::min((stripe + 1) * stripe_panels * panel_height, vocab);
     for (std::int64_t v = stripe * stripe_panels * panel_height; v < end; v += panel_height) {
       const std::int64_t width = std::min(panel_height, end - v);
@@ -193,7 +194,7 @@ void hidden_logprobs(Cpu& cpu, const HiddenLogprobs<Host>& op) {
       if (tiles && rows == kRowTile) {
         cpu.row_tiles().multiply(thread, op.hidden.row(first), op.hidden.stride, panel, logits + kTileFloats, logits);
       } else {
-        matvec(op.hidden.row(first), op.hidden.stride, rows, panel.data, dim, width, logits, width);
+        matvec(x.data(), rows, panel.data, dim, width, logits, width);
       }
       for (std::int64_t r = 0; r < rows; ++r) {
         const std::int64_t target = op.targets[first + r];
@@ -210,15 +211,10 @@ void hidden_logprobs(Cpu& cpu, const HiddenLogprobs<Host>& op) {
   const std::int64_t round = cpu.threads();
   for (std::int64_t first = 0; first < chunks; first += round) {
     const std::int64_t count = std::min(round, chunks - first);
-    std::atomic<std::int64_t> next{0};
-    cpu.pool().run([&](int thread) {
-      for (;;) {
-        const std::int64_t task = next.fetch_add(1, std::memory_order_relaxed);
-        if (task >= count * stripes) return;
-        const std::int64_t slot = task / stripes;
-        const std::int64_t row = (first + slot) * kRowTile;
-        compute(row, std::min(kRowTile, n - row), task % stripes, partials_of(slot), thread);
-      }
+    cpu.pool().share_items(count * stripes, [&](std::int64_t task, int thread) {
+      const std::int64_t slot = task / stripes;
+      const std::int64_t row = (first + slot) * kRowTile;
+      compute(row, std::min(kRowTile, n - row), task % stripes, partials_of(slot), thread);
     });
     cpu.row_tiles().check();
     for (std::int64_t slot = 0; slot < count; ++slot) {

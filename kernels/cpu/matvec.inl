@@ -85,9 +85,7 @@ inline void dot_block(const float* const (&x)[kTokens], const T* const (&rows)[k
 /// What one product has in common for all its blocks.
 template <class T>
 struct Product {
-  const float* const* tokens;  // rows that lie anywhere, or null: x_stride apart from x on
-  const float* x;
-  std::int64_t x_stride;
+  const float* const* x;
   std::int64_t n;
   const T* w;
   std::int64_t in;
@@ -102,7 +100,7 @@ template <Pass kPass, int kTokens, int kOutputs, class T>
 void product_block(const Product<T>& p, std::int64_t t, std::int64_t o, std::int64_t begin, std::int64_t end,
                    Vec* waiting) {
   const float* tokens[kTokens];
-  for (int i = 0; i < kTokens; ++i) tokens[i] = p.tokens != nullptr ? p.tokens[t + i] : p.x + (t + i) * p.x_stride;
+  for (int i = 0; i < kTokens; ++i) tokens[i] = p.x[t + i];
   const T* rows[kOutputs];
   const std::int64_t outputs = p.out - o < kOutputs ? p.out - o : kOutputs;
   for (int i = 0; i < kOutputs; ++i) rows[i] = p.w + (o + (i < outputs ? i : outputs - 1)) * p.in;
@@ -174,14 +172,9 @@ __attribute__((noinline)) void multiply(const Product<T>& p) {
 }
 
 template <class T>
-void matvec(const float* x, std::int64_t x_stride, std::int64_t n, const void* weight, std::int64_t in,
-            std::int64_t out, float* y, std::int64_t y_stride) {
-  multiply(Product<T>{nullptr, x, x_stride, n, static_cast<const T*>(weight), in, out, y, y_stride});
-}
-template <class T>
-void matvec_rows(const float* const* x, std::int64_t n, const void* weight, std::int64_t in, std::int64_t out, float* y,
-                 std::int64_t y_stride) {
-  multiply(Product<T>{x, nullptr, 0, n, static_cast<const T*>(weight), in, out, y, y_stride});
+void matvec(const float* const* x, std::int64_t n, const void* weight, std::int64_t in, std::int64_t out, float* y,
+            std::int64_t y_stride) {
+  multiply(Product<T>{x, n, static_cast<const T*>(weight), in, out, y, y_stride});
 }
 
 template <class T>
@@ -210,7 +203,6 @@ void epilogue(const float* product, const float* bias, const float* residual, fl
 }
 
 constexpr MatvecKernels kMatvecKernels = {MMREC_BY_DTYPE(matvec),
-                                          MMREC_BY_DTYPE(matvec_rows),
                                           MMREC_BY_DTYPE(widen_run),
                                           {epilogue<identity>, epilogue<gelu>, epilogue<relu>, epilogue<gelu_tanh>}};
 

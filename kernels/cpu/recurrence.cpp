@@ -11,7 +11,6 @@
 // are cut into calls.
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cmath>
 
 #include "kernels/cpu/cpu.h"
@@ -87,12 +86,12 @@ class GatedGroup : public Group<GatedRun> {
   /// Channels begin..end of h at time t, of all sequences that have one.
   void advance(std::int64_t t, std::int64_t begin, std::int64_t end, float* scratch, float* /*common*/) const {
     const std::int64_t dim = op_.gate_weight.cols;
-    const auto matvec = simd().matvec.matvec_rows[op_.gate_weight.format.code];
+    const auto matvec = simd().matvec.matvec[op_.gate_weight.format.code];
     const auto step = simd().recurrence.step;
     std::array<const float*, kMostRuns> h{};
     const std::int64_t n = standing(t);
     for (std::int64_t i = 0; i < n; ++i) h[static_cast<std::size_t>(i)] = run(i).in->h.at(run(i).b, 0, t);
-    const std::int64_t tile = this->tile(n, op_.gate_weight, kGrain);
+    const std::int64_t tile = Group::tile(n, op_.gate_weight, kGrain);
     for (std::int64_t c = begin; c < end; c += tile) {
       const std::int64_t channels = std::min(tile, end - c);
       float* s = scratch;
@@ -153,14 +152,14 @@ class NormedGroup : public Group<NormedRun> {
   /// p of channels begin..end at time t, of all runs that have one; begin is a multiple of kPiece.
   void advance(std::int64_t t, std::int64_t begin, std::int64_t end, float* scratch, float* common) const {
     const std::int64_t dim = op_.gate_weight.cols;
-    const auto matvec = simd().matvec.matvec_rows[op_.gate_weight.format.code];
+    const auto matvec = simd().matvec.matvec[op_.gate_weight.format.code];
     auto* const squares = reinterpret_cast<double*>(common);
     float* const products = scratch + kHalf;
     std::array<const float*, kMostRuns> h{};
     const std::int64_t n = standing(t);
     for (std::int64_t i = 0; i < n; ++i) h[static_cast<std::size_t>(i)] = before(*run(i).at, t);
     const bool has_product = t > 0 || op_.carries;
-    const std::int64_t tile = this->tile(n, op_.gate_weight, kPiece);
+    const std::int64_t tile = Group::tile(n, op_.gate_weight, kPiece);
     for (std::int64_t c = begin; c < end; c += tile) {
       const std::int64_t channels = std::min(tile, end - c);
       if (has_product) {
@@ -226,18 +225,11 @@ template <class Group>
 void share_runs(Cpu& cpu, const typename Group::Op& op, std::int64_t runs, std::int64_t most) {
   const std::int64_t team = cpu.threads();
   const std::int64_t groups = (runs + most * team - 1) / (most * team) * team;
-  std::atomic<std::int64_t> next{0};
-  const auto work = [&](int thread) {
-    for (;;) {
-      const std::int64_t i = next.fetch_add(1, std::memory_order_relaxed);
-      if (i >= groups) return;
-      const std::int64_t first = runs * i / groups;
-      const Group group(op, first, runs * (i + 1) / groups - first);
-      run_alone(group, op.gate_weight.cols, cpu.scratch(thread));
-    }
-  };
-  if (team == 1) return work(0);
-  cpu.pool().run_sharing(work);
+  cpu.pool().share_items(groups, [&](std::int64_t i, int thread) {
+    const std::int64_t first = runs * i / groups;
+    const Group group(op, first, runs * (i + 1) / groups - first);
+    run_alone(group, op.gate_weight.cols, cpu.scratch(thread));
+  });
 }
 
 /// Threads share the channels of each step; groups of up to `most` sequences go one after another.

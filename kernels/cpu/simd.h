@@ -38,14 +38,10 @@ struct MathKernels {
 
 /// matvec.inl.
 struct MatvecKernels {
-  /// y[t * y_stride + o] = x[t] . weight[o] for t < n, o < out; weight [out, in], contiguous.
-  ByDType<void(const float* x, std::int64_t x_stride, std::int64_t n, const void* weight, std::int64_t in,
-               std::int64_t out, float* y, std::int64_t y_stride)>
-      matvec;
-  /// The same of rows that lie anywhere: x[t] points to row t.
+  /// y[t * y_stride + o] = x[t] . weight[o] for t < n, o < out. x[t] points to row t; weight [out, in], contiguous.
   ByDType<void(const float* const* x, std::int64_t n, const void* weight, std::int64_t in, std::int64_t out, float* y,
                std::int64_t y_stride)>
-      matvec_rows;
+      matvec;
   ByDType<void(const void* from, float* to, std::int64_t count)> widen;
   /// y = activation(product + bias) + scale * residual; bias and residual may be null, residual or product may be y.
   void (*epilogue[4])(const float* product, const float* bias, const float* residual, float scale, float* y,

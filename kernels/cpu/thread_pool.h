@@ -49,6 +49,15 @@ class ThreadPool {
     run_any(body, /*sharing=*/true);
   }
 
+  /// Calls body(item, thread) for every item in [0, count). Threads claim the items in rising order.
+  template <class Body>
+  void share_items(std::int64_t count, const Body& body) {
+    std::atomic<std::int64_t> next{0};
+    run_sharing([&](int thread) {
+      for (std::int64_t item = 0; (item = next.fetch_add(1, std::memory_order_relaxed)) < count;) body(item, thread);
+    });
+  }
+
   /// Calls body(begin, end, thread) on disjoint contiguous ranges that cover [0, count), cut at multiples of `grain`; a
   /// thread may get several. Small counts run on the calling thread alone. How the range is cut must not change
   /// results.
@@ -61,14 +70,9 @@ class ThreadPool {
     }
     constexpr std::int64_t kRangesPerThread = 4;  // evens out threads of uneven speed
     const std::int64_t ranges = grains < kRangesPerThread * threads() ? grains : kRangesPerThread * threads();
-    std::atomic<std::int64_t> next{0};
-    run_sharing([&](int thread) {
-      for (;;) {
-        const std::int64_t range = next.fetch_add(1, std::memory_order_relaxed);
-        if (range >= ranges) return;
-        const std::int64_t limit = grains * (range + 1) / ranges * grain;
-        body(grains * range / ranges * grain, limit < count ? limit : count, thread);
-      }
+    share_items(ranges, [&](std::int64_t range, int thread) {
+      const std::int64_t limit = grains * (range + 1) / ranges * grain;
+      body(grains * range / ranges * grain, limit < count ? limit : count, thread);
     });
   }
 

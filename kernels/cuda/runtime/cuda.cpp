@@ -287,15 +287,15 @@ Cuda::Streams::Streams(int device) : Streams(device, nullptr) {
 Cuda::Streams::Streams(int device, CUstream_st* adopted) : Streams(adopted) {
   kernels::make_current(device);
   check_cuda(cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
-  check_cuda(cudaEventCreateWithFlags(&fork, cudaEventDisableTiming), "cudaEventCreateWithFlags");
-  check_cuda(cudaEventCreateWithFlags(&join, cudaEventDisableTiming), "cudaEventCreateWithFlags");
-  check_cuda(cudaEventCreateWithFlags(&followed, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+  for (CUevent_st** event : {&fork, &join, &followed}) {
+    check_cuda(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+  }
 }
 
 Cuda::Streams::~Streams() {
-  if (followed != nullptr) cudaEventDestroy(followed);
-  if (join != nullptr) cudaEventDestroy(join);
-  if (fork != nullptr) cudaEventDestroy(fork);
+  for (CUevent_st* const event : {followed, join, fork}) {
+    if (event != nullptr) cudaEventDestroy(event);
+  }
   if (side != nullptr) cudaStreamDestroy(side);
   if (owns_main) cudaStreamDestroy(main);
 }
