@@ -15,8 +15,8 @@
 //  * Same inputs, shapes and device: same bits, for any number of threads and any neighbours in the batch. Reductions
 //    have a fixed order and no atomics.
 //  * The caller is responsible for shapes and addresses: models/ and engine/kernels/kernels.cpp have validated them.
-//    Ops assert in debug builds only. They throw std::invalid_argument for what only the op can tell: a target outside
-//    of the vocabulary, or sizes beyond what a backend counts.
+//    Ops assert in debug builds only. They throw std::invalid_argument where only the op can find the fault: a target
+//    outside of the vocabulary, or sizes beyond what a backend counts.
 //
 // Notation: n rows of tokens ([batch, tokens] flattened unless a struct separates them), D model_dim, V vocab_size,
 // M memory slots, σ the logistic function.
@@ -37,7 +37,7 @@ namespace mmrec::kernels {
 class Cpu;
 class Cuda;
 // Where an op of a device has several algorithms, the algo.h of its room in kernels/cuda lists them and chooses. Tests
-// and benches pass one to force it. One that does not take the operands throws std::invalid_argument.
+// and benches pass one to force it. The op throws std::invalid_argument if that algorithm does not take its operands.
 enum class LinearAlgo : std::uint8_t;
 enum class AttentionAlgo : std::uint8_t;
 enum class BankAlgo : std::uint8_t;
@@ -50,8 +50,8 @@ enum class ScanAlgo : std::uint8_t;
 void embed(Cpu& cpu, const WeightView<Host>& table, const int* tokens, MatrixView<float, Host> x);
 void embed(Cuda& cuda, const WeightView<Device>& table, const int* tokens, MatrixView<float, Device> x);
 
-/// What keeps rmsnorm finite where a row is 0: y = weight ⊙ x / (√mean + 1e-6), or weight ⊙ x / √(mean + 1e-6), with
-/// the mean of the row's squares.
+/// Where rmsnorm adds 1e-6, which keeps a row of zeros finite: y = weight ⊙ x / (√mean + 1e-6), or
+/// y = weight ⊙ x / √(mean + 1e-6). mean is that of the row's squares.
 enum class NormEpsilon : std::uint8_t { kBesideRoot, kInsideRoot };
 
 /// y = rmsnorm(x) per row, rounded to y's type; y may alias x if that is float. weight [D].
@@ -361,9 +361,9 @@ struct SampleTokens {
 void sample_tokens(Cuda& cuda, const SampleTokens<Device>& op, int blocks = 0);
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Optional ops over packed runs: runs of several sequences in the rows of one chunk, one after another, with a row
-// between two, a gap, which belongs to neither. The sequences' states lie anywhere, so lists in memory of Space say
-// where. models/mmrec/paths/packed.h makes these lists.
+// Optional ops over packed runs. The rows of one chunk hold runs of several sequences, one after another. A single row
+// between two runs is a gap; it belongs to neither. The sequences' states lie anywhere: lists in memory of Space give
+// their addresses. models/mmrec/paths/packed.h makes these lists.
 // ---------------------------------------------------------------------------------------------------------------------
 
 /// Which rows the runs have. In memory of Space, except for the spans.
@@ -637,7 +637,7 @@ template <class T, class Index>
 void token_logprobs(Cpu& cpu, const TokenLogprobs<T, Index, Host>& op);
 template <class T, class Index>
 void token_logprobs(Cuda& cuda, const TokenLogprobs<T, Index, Device>& op);
-/// The same without a look at the targets first, which waits: a target outside of the vocabulary gives NaN.
+/// The same without the check of the targets, which waits for the device. A target outside [0, V) gives NaN.
 template <class T, class Index>
 void token_logprobs_unchecked(Cuda& cuda, const TokenLogprobs<T, Index, Device>& op);
 

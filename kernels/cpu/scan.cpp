@@ -115,7 +115,6 @@ using Kernels = ByDType<void(const ScanRun&)> ScanKernels::*;
 //   load(carry), store(Segment)    a segment of carry_in's number and the number of carry_out
 //   to_state(s, state, plane)      state of one channel before a run, ScanRun::state
 //   from_state(state, plane)       and after it
-//   empty_state(state, plane)      state of one channel before a total
 //   from_total(state, plane)       total of one channel after it
 
 /// A product of gates as its logarithm: carries and totals are log-sums in fp64, so the cut into blocks costs no
@@ -132,7 +131,6 @@ struct ExpProduct {
   static double store(const Segment& s) { return s.log; }
   static void to_state(const Segment& s, double* state, std::int64_t) { state[0] = s.log; }
   static Segment from_state(const double* state, std::int64_t) { return {state[0]}; }
-  static void empty_state(double* state, std::int64_t) { state[0] = 0.0; }
   static Segment from_total(const double* state, std::int64_t) { return {state[0]}; }
 };
 
@@ -155,7 +153,6 @@ struct LogSumExp {
   static Segment from_state(const double* state, std::int64_t plane) {
     return state[plane] == 0.0 ? Segment::identity() : Segment{state[0], state[plane]};
   }
-  static void empty_state(double* state, std::int64_t plane) { to_state(Segment::identity(), state, plane); }
   static Segment from_total(const double* state, std::int64_t plane) { return from_state(state, plane); }
 };
 
@@ -166,9 +163,8 @@ struct Decay {
 
   static Segment load(double carry) { return Segment::of(0.0, carry); }
   static double store(const Segment& s) { return value(s); }
-  static void to_state(const Segment& s, double* state, std::int64_t) { state[0] = value(s); }
+  static void to_state(const Segment& s, double* state, std::int64_t plane) { state[0] = value(s), state[plane] = 0.0; }
   static Segment from_state(const double* state, std::int64_t) { return Segment::of(0.0, state[0]); }
-  static void empty_state(double* state, std::int64_t plane) { state[0] = state[plane] = 0.0; }
   static Segment from_total(const double* state, std::int64_t plane) { return Segment::of(state[plane], state[0]); }
 };
 
@@ -262,7 +258,7 @@ class Driver {
             continue;
           }
           const ScanRun r = block(sequence, first + k, length, thread);
-          for (std::int64_t i = 0; i < shape_.dim; ++i) Scan::empty_state(r.state + i, r.plane);
+          for (std::int64_t i = 0; i < shape_.dim; ++i) Scan::to_state(Segment::identity(), r.state + i, r.plane);
           run(Scan::kTotal, r);
           for (std::int64_t i = 0; i < shape_.dim; ++i) {
             new (out + i * round) Segment(Scan::from_total(r.state + i, r.plane));

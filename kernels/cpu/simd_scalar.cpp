@@ -12,7 +12,7 @@ struct Mask {
   Ints m;
 };
 
-/// Local twins of tensor.h's conversions, so that this file emits no common inline function.
+/// Local copies of tensor.h's conversions, so that this file emits no common inline function.
 inline float widen_one(float x) { return x; }
 inline float widen_one(BFloat16 x) {
   return __builtin_bit_cast(float, static_cast<std::uint32_t>(static_cast<std::uint32_t>(x.bits) << 16));

@@ -36,7 +36,7 @@ struct SplitParams {
   int splits;
   std::int64_t first_run;  // of this launch; its runs' row blockIdx.z
   std::int64_t first_row;
-  std::int64_t most_rows;  // longer runs are not meant
+  std::int64_t most_rows;  // longer runs are skipped
 };
 
 template <class A>
@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(kThreads) bank_merge_kernel(const __grid_const
   if (c < dim) p.op.out.row(run.first + row)[c] = narrow<A>(value / sum);
 }
 
-/// The kernel for the op's width and alignment; null: any does.
+/// The kernel for the op's width and alignment. Null: the kernel of any width must run.
 template <class A>
 auto held_kernel(const BankAttention<Device, A>& op) {
   using Kernel = void (*)(SplitParams<A>);

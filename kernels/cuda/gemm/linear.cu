@@ -45,7 +45,7 @@ struct FinishRow {
 };
 
 /// A stream with its share of the scratch.
-struct Lane {
+struct Worker {
   Cuda* cuda;
   bool on_side;
   float* scratch;
@@ -56,7 +56,7 @@ struct Lane {
 };
 
 template <class A, class Y>
-void multiply(const Lane& lane, const Linear<Device, A, Y>& job) {
+void multiply(const Worker& worker, const Linear<Device, A, Y>& job) {
   Matmul product{.x = job.x.data,
                  .x_stride = job.x.stride,
                  .w = job.weight.template as<A>(),
@@ -75,7 +75,7 @@ void multiply(const Lane& lane, const Linear<Device, A, Y>& job) {
       product.c_stride = job.residual.stride;
       product.beta = job.residual_scale;
     }
-    return lane.multiply(product);
+    return worker.multiply(product);
   }
 
   product.bias = job.bias;
@@ -86,25 +86,25 @@ void multiply(const Lane& lane, const Linear<Device, A, Y>& job) {
                           job.y.middle_rows(first, rows)};
     const bool vectors =
         takes_vectors(products) && takes_vectors(op.y) && (op.residual.data == nullptr || takes_vectors(op.residual));
-    map_rows(*lane.cuda, lane.stream(), op, rows, products.cols, vectors);
+    map_rows(*worker.cuda, worker.stream(), op, rows, products.cols, vectors);
   };
   if constexpr (sizeof(Y) == 4) {
     if (job.residual.data != job.y.data) {
-      lane.multiply(product);
+      worker.multiply(product);
       return finish(job.y, 0);
     }
   }
   const std::int64_t stride = ceil_div(product.n, 4) * 4;  // rows that take vectors
-  const std::int64_t fit = lane.scratch_floats / stride;
+  const std::int64_t fit = worker.scratch_floats / stride;
   if (fit == 0) throw std::length_error("linear: an output row does not fit the scratch memory");
   const std::int64_t chunk = fit < kRowTile ? fit : fit / kRowTile * kRowTile;
   for (std::int64_t first = 0; first < job.x.rows; first += chunk) {
     product.m = std::min(chunk, job.x.rows - first);
     product.x = job.x.row(first);
-    product.y = lane.scratch;
+    product.y = worker.scratch;
     product.y_stride = stride;
-    lane.multiply(product);
-    finish({lane.scratch, product.m, product.n, stride}, first);
+    worker.multiply(product);
+    finish({worker.scratch, product.m, product.n, stride}, first);
   }
 }
 
@@ -114,9 +114,9 @@ void by_library(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
   const bool two_streams = jobs.size() > 1;
   const std::int64_t floats = static_cast<std::int64_t>(Cuda::kScratchBytes / sizeof(float)) / (two_streams ? 2 : 1);
   auto* scratch = static_cast<float*>(cuda.scratch());
-  const Lane lanes[2] = {{&cuda, false, scratch, floats}, {&cuda, true, scratch + floats, floats}};
+  const Worker workers[2] = {{&cuda, false, scratch, floats}, {&cuda, true, scratch + floats, floats}};
   if (two_streams) cuda.fork();
-  for (std::size_t i = 0; i < jobs.size(); ++i) multiply(lanes[i % 2], jobs[i]);
+  for (std::size_t i = 0; i < jobs.size(); ++i) multiply(workers[i % 2], jobs[i]);
   if (two_streams) cuda.join();
 }
 

@@ -112,8 +112,7 @@ struct GemmLayout {
   }
 };
 
-// --- The products of one launch, and which tile of them comes when
-// -----------------------------------------------------
+// --- The products of one launch, and which tile of them comes when.
 //
 // Tiles are taken in groups of kGroup cluster tiles of rows, through all columns, rows fastest: tiles that run at the
 // same time form a near-square and meet in L2, and x is read from memory once, W once per group. They are dealt to
@@ -192,8 +191,7 @@ __device__ inline GemmPlace gemm_place(const GemmJobs<kJobs>& jobs, int index, i
           column_tile * GemmLayout<Tile>::kPartRows, job};
 }
 
-// --- The kernel
-// -------------------------------------------------------------------------------------------------------
+// --- The kernel.
 
 /// The ring and a position in it, which producer and consumers move alike.
 template <class Tile>
@@ -363,8 +361,7 @@ __global__ void __launch_bounds__(GemmLayout<Tile>::kThreads, 1)
   }
 }
 
-// --- Launches
-// ---------------------------------------------------------------------------------------------------------
+// --- Launches.
 
 /// Adds the product of x, `batch` matrices of `rows` rows, and w, kParts matrices of `columns` rows, as job `job`, the
 /// jobs before which are set.

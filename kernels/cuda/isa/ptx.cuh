@@ -37,10 +37,10 @@ __device__ inline void spin_pause() {
   __nanosleep(20);
 #endif
 }
-/// The same where what is waited for comes within a microsecond: it sleeps no moment of it.
+/// The same for waits of less than a microsecond: it does not sleep.
 __device__ inline void spin_briefly() {}
 
-/// Where the instructions below find something in shared memory.
+/// An address in shared memory, as the instructions below take it.
 __device__ inline std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
@@ -110,7 +110,7 @@ __device__ inline unsigned cluster_rank() {
 __device__ inline void cluster_sync() {
   asm volatile("barrier.cluster.arrive.relaxed;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
 }
-/// The same, and what threads have written to shared memory before it may be read by all of the cluster after it.
+/// The same, and it orders memory: all of the cluster may then read what its threads wrote to shared memory before.
 __device__ inline void cluster_sync_memory() {
   asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
 }
@@ -175,7 +175,7 @@ __device__ inline void store_async(ClusterPlace to, uint2 v, ClusterPlace barrie
 
 // --- The copy engine, which works on its own: runs of bytes and boxes of tensors into shared memory (sm_90).
 
-/// A hint for copies of what is read once: first to be evicted from L2.
+/// A hint for copies of data that is read once: L2 evicts it first.
 __device__ inline std::uint64_t evict_first() {
   std::uint64_t policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -273,8 +273,8 @@ __device__ inline std::uint32_t add_acq_rel(std::uint32_t* at, std::uint32_t v) 
 __device__ inline void add_release(std::uint32_t* at, std::uint32_t v) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(at), "r"(v) : "memory");
 }
-/// What the thread has seen and done before comes, for all blocks, before what it does after it: with a relaxed write
-/// after it here and a relaxed read of that before it there, as a release and an acquire.
+/// Orders the thread's accesses before it ahead of those after it, for all blocks. A relaxed write after a fence acts
+/// as a release; a relaxed read of that value before a fence in another block acts as an acquire.
 __device__ inline void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 /// Reads and writes that other blocks see and that order nothing else.

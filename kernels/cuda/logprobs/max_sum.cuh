@@ -166,8 +166,7 @@ struct AlignedRow {
   __device__ std::int64_t edge(std::int64_t i) const { return i < head ? i : cols - tail + (i - head); }
 };
 
-// --- What both algorithms of hidden_logprobs (algo.h) leave of the logits
-// ----------------------------------------------
+// --- What both algorithms of hidden_logprobs (algo.h) leave of the logits.
 
 /// Some rows of an op. A row whose target is negative is left alone; `logprobs` holds the target's logit meanwhile.
 struct LogprobRows {
