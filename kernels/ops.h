@@ -1,4 +1,4 @@
-// Every op of both backends, each with its equation, shapes, aliasing and determinism.
+// Every op of both backends: its equation, shapes, aliasing and determinism. Long, because it is the one list.
 //
 // A backend is a class (`Cpu` or `Cuda`) that owns memory, threads or a stream, and library handles. Its ops are free
 // functions overloaded on that class. An op that a backend lacks fails to compile where models/runtime/forward.h is

@@ -1,5 +1,6 @@
 // --sandbox: what is refused is refused, in every thread, and the programs do what they do without it. Where the kernel
-// has no Landlock or the build cannot start with one thread, the programs say so and the rest is left out.
+// has no Landlock or the build cannot start with one thread, the programs say so and the rest is left out. Long,
+// because it has a probe for every kind of call that is refused.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>

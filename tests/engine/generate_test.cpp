@@ -1,3 +1,5 @@
+// generate(): ends, stops, log-probs, sampling chains and progress, on a toy executor. Long, because
+// one call makes all these promises.
 #include "mmrec/generate.h"
 
 #include <gtest/gtest.h>

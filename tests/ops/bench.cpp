@@ -1,5 +1,5 @@
 // mmrec-kernel-bench and mmrec-cuda-bench: the speed of the op cases on one backend, each next to a limit of the
-// machine.
+// machine. Long, because both backends are measured by it.
 //
 // Limits are measured in the same run and in turn with the op, repetition by repetition, so that a busy neighbour or a
 // change of clocks meets both: a copy (bytes read and written), a read, or a product of the matrix library. Operands

@@ -1,5 +1,6 @@
 // Log-probs from hidden states and the head against float64 products and sums, by every algorithm: awkward rows, widths
-// and vocabularies, any place of the target and the maximum, rows without a target.
+// and vocabularies, any place of the target and the maximum, rows without a target. Long, because every
+// algorithm meets every case.
 #include <stdexcept>
 #include <type_traits>
 

@@ -1,4 +1,5 @@
-// Ops that work row by row, against float64: norms, the residual stream, the decay gate, embedding, segment sums.
+// Ops that work row by row, against float64: norms, the residual stream, the decay gate, embedding, segment sums. Long,
+// because each of the small ops has its cases here.
 #include "tests/ops/op_test.h"
 
 namespace mmrec::kernels::test {

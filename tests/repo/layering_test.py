@@ -174,6 +174,12 @@ class LayeringTest(unittest.TestCase):
         """Steps of libstdc++'s directory_iterator allocate where they must not throw."""
         self.expect_none(source.name for source in SOURCES if "directory_iterator" in re.sub("//.*", "", source.text))
 
+    def test_a_file_of_over_400_lines_says_why_it_is_long(self):
+        paths = [path for folder in [*LAYERS, "tests"] for path in (ROOT / folder).rglob("*") if path.suffix in {*SUFFIXES, ".py"}]
+        texts = {path: path.read_text(encoding="utf-8").splitlines() for path in paths}
+        self.expect_none(str(path.relative_to(ROOT)) for path, lines in texts.items()
+                         if len(lines) > 400 and not re.search(r"\bLong(er)?\b", "\n".join(lines[:12])))
+
     def test_public_headers_have_one_home(self):
         names = [p.name for layer in LAYERS for p in (ROOT / layer / "include").rglob("*.h*")]
         self.assertEqual(sorted(names), sorted(set(names)))

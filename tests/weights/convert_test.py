@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""weights/convert.py: it converts what PyTorch saves, runs nothing that a checkpoint brings along, and leaves no half folder."""
+"""weights/convert.py: it converts what PyTorch saves, runs nothing that a checkpoint brings along, and leaves no half folder.
+
+Long, because it crafts a checkpoint for each way in which one can be wrong."""
 import base64
 import collections
 import json

@@ -1,5 +1,5 @@
 """The kernels as PyTorch operators, with derivatives: torch.compile and torch.library.opcheck know them as
-torch.ops.mmrec.*.
+torch.ops.mmrec.*. Long, because each operator needs its schema, its fake and its derivative.
 
     from mmrec.torch import decay_scan, token_logprobs
     h = decay_scan(log_a, b)                 # [..., time, dim]

@@ -1,4 +1,5 @@
-// out = softmax(q · slotsᵀ / √d) · slots per head, slots being keys and values alike.
+// out = softmax(q · slotsᵀ / √d) · slots per head, slots being keys and values alike. Long, because both ways to
+// spread the one arithmetic are here.
 //
 // A slot row of a head is cut into 4-channel pieces that a group of lanes holds in turn, the lane's pieces of q and of
 // the sums in registers (softmax.cuh). Slots are taken in chunks of fixed size, whose softmaxes are merged in

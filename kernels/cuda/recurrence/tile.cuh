@@ -1,4 +1,5 @@
-// A tile of a gate-frozen sweep: what a block does once it has the gates' sums of its times and channels.
+// A tile of a gate-frozen sweep: what a block does once it has the gates' sums of its times and channels. Long,
+// because the steps 1 to 4 below share the tile's registers.
 //   s = σ(sum_s + b_g),  g = σ(zm + sum_g),  a = γ + μ (1 − g + γ),  b = z ⊙ (s + μ g),  h = a ⊙ h₋₁ + b
 //
 // A warp owns kWarpTimes times in a row and 64 kBands channels: a lane has two neighbouring channels of each band at

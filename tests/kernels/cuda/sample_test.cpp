@@ -1,4 +1,5 @@
-// Drawing on the device against the chain done in float64 by sorting, and against the engine's sampler.
+// Drawing on the device against the chain done in float64 by sorting, and against the engine's sampler. Long,
+// because each filter has its reference here.
 #include <algorithm>
 #include <cstring>
 #include <functional>
