@@ -107,7 +107,7 @@ std::vector<int> Tokenizer::encode(std::string_view text, bool add_bos,
 
 std::vector<std::vector<int>> Tokenizer::encode_batch(std::span<const std::string_view> texts, bool add_bos,
                                                       int threads) const {
-  // A text of many chunks is shared out by itself, so that no thread is left with it at the end.
+  // All threads share a text of many chunks, so that no thread is left with it at the end.
   constexpr std::size_t kLong = 16 * engine::TokenizerModel::kChunkBytes;
   const int most = checked_threads(threads);
   std::vector<std::vector<int>> ids(texts.size());

@@ -1,8 +1,8 @@
 // The recurrence by gate-frozen sweeps, sequence after sequence and window after window. A sweep is one product and one
-// scan over what is not frozen yet.
+// scan over the times that are not frozen yet.
 //
 // The scan is sequential in time, parallel over sequences and tiles of channels. Each thread keeps its own maxima of
-// change and magnitude per time; the maximum merges them, whose result does not depend on the order.
+// change and magnitude per time. They are merged by maximum, so their order does not matter.
 #include <algorithm>
 #include <array>
 #include <cmath>

@@ -60,8 +60,8 @@ inline constexpr TensorPart kNorm2[] = {{"norm2", kD, kNone}};
 
 }  // namespace table
 
-/// visit(Field, members...) for every field of a block: the same member of each instance, of which there may be none. A
-/// model's fingerprint is taken in this order.
+/// Calls visit(Field, members...) for every field of a block, with that member of each instance; there may be no
+/// instance. A model's fingerprint is taken in this order.
 template <class Visit, class... Layers>
 constexpr void visit_layer(const Visit& visit, Layers&... w) {
   using enum Field::Kind;

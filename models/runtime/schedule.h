@@ -212,7 +212,7 @@ struct HeadRows {
   std::int64_t size() const { return batch == nullptr ? count : batch->sequences; }
 };
 
-/// The chunk's runs as batches, as few as there can be; each by itself where they are `packed`.
+/// The chunk's runs as the fewest batches; one batch for each run if they are `packed`.
 inline void collect_batches(std::span<const ChunkRun> chunk, std::size_t slot_bytes, bool packed,
                             std::vector<Batch>& batches) {
   batches.clear();

@@ -178,8 +178,8 @@ struct Decay {
     const double a = std::exp(in[0]);
     s = {a * s.x + in[1], a * s.size + std::abs(in[1])};
   }
-  /// Relative where terms do not cancel, else to a part of what was added up: on a GPU, which computes a step in fp32,
-  /// a twentieth, of which 1e-5 is four units in the last place. Rounding to T is allowed for apart.
+  /// Relative where terms do not cancel, else relative to a part of the sum of magnitudes. On a GPU, which computes a
+  /// step in fp32, the part is a twentieth, and 1e-5 of it is four units in the last place. Rounding to T comes on top.
   static double allowed(const State& s) {
     return 1e-5 * (std::max(std::abs(s.x), (kOnCuda ? 0.05 : 0.01) * s.size) + 1e-30);
   }

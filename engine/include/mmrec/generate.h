@@ -26,7 +26,7 @@ enum class FinishReason : std::uint8_t {
 /// "length", "eos", "stop", "cancelled", "error".
 MMREC_EXPORT std::string_view to_string(FinishReason reason);
 
-/// What to generate, and who watches.
+/// What to generate, and the callbacks that follow it.
 struct GenerateOptions {
   SamplerOptions sampler = {};          ///< ids the tokenizer does not know are never drawn, whatever vocab_limit says
   std::uint64_t sequence = 0;           ///< keys the random numbers beside the seed: one for each of several samples

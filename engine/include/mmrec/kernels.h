@@ -96,9 +96,9 @@ struct SequenceStrides {
   std::int64_t time = 0;   ///< from step to step, of either sign
 };
 
-// The scans run over time; each (batch, head, channel) is a sequence by itself. carry_in and carry_out are contiguous
-// [batch, heads, dim] of fp32, null where not wanted; carry_out may be carry_in. A run cut into calls that hand the
-// carry on gives what one call gives, within rounding. Blocks of times are scanned in parallel: O(time) work.
+// The scans run over time; each (batch, head, channel) is a separate sequence. carry_in and carry_out are contiguous
+// [batch, heads, dim] of fp32. Either may be null, and carry_out may be carry_in. Calls that hand the carry on give what
+// one call over all times gives, within rounding. Blocks of times are scanned in parallel: O(time) work.
 
 /// The running product of decay gates, through log space so that it underflows late:
 ///   L_t = Σ_{i ≤ t} clamp(log(γ_i + 1e-8), −50, 0),   y_t = exp(L_t)

@@ -38,9 +38,9 @@ struct DocumentScore {
 /// Scores whole documents exactly, each token once: a recurrent model needs no window. Not thread-safe; callbacks are
 /// called in the thread that calls.
 ///
-/// On several devices documents are scored in groups as devices become free, each by a thread of its own, as is a GPU
-/// of which the documents come one by one. Scores and their order do not depend on how many there are: what is scored
-/// together does not, unless memory falls short.
+/// On several devices, each device has a thread that scores the next group of documents when the device is free. A GPU
+/// whose documents come one by one has such a thread, too. Scores and their order do not depend on the number of devices:
+/// the groups do not, unless memory falls short.
 class MMREC_EXPORT Scorer {
  public:
   /// On the model's device. Throws std::invalid_argument for a batch out of range.

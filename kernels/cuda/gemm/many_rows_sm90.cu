@@ -255,8 +255,8 @@ class LinearEpilogue {
   float bias_[kBiases] = {};
 };
 
-/// Clocks that the jobs take by this tile, about: waves of tiles, each of which multiplies for `block_clocks` a k-block
-/// and is finished in `finish_clocks`, as measured on an H200.
+/// About how many clocks the jobs take with this tile. A wave of tiles takes `block_clocks` for each k-block and then
+/// `finish_clocks`, as measured on an H200.
 template <class Tile, class A, class Y>
 double clocks(const Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, double block_clocks, double finish_clocks) {
   double tiles = 0.0;

@@ -128,7 +128,7 @@ class ClusterRecurrence {
   __device__ std::byte* vector(int buffer, int column) const {
     return shared_ + buffer * Place::kVectorBytes + column * Place::kRowBytes;
   }
-  /// Pairs of floats, the first of which is a sum.
+  /// Pairs of floats; the first of each is a sum.
   __device__ float* squares(int buffer, int column) const {
     return reinterpret_cast<float*>(shared_ + Place::kSquaresAt) + (buffer * kTileColumns + column) * kSquares * 2;
   }
@@ -221,7 +221,7 @@ class ClusterRecurrence {
     }
   }
 
-  /// The limit of h, of which s ⊙ p = h rms: a NaN comes back by the sums of squares.
+  /// Limits h, where s ⊙ p = h rms. A NaN returns through the sums of squares.
   __device__ void limit(int buffer, int column, uint4 (&x)[kUnits]) const {
     float sum = 0.0F;
 #pragma unroll

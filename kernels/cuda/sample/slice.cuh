@@ -134,8 +134,8 @@ __device__ inline void fetch(const Place& place, int first, float4 (&batch)[kBat
     batch[v] = make_float4(one(id), one(id + 1), one(id + 2), one(id + 3));
   }
 }
-/// A piece to shared memory, of which `batch` is the first: takes out what may not be drawn, puts in penalties, and
-/// says whether this thread saw a fault.
+/// Writes a piece to shared memory; `batch` is its first part. Takes out tokens that may not be drawn and applies the
+/// penalties. Returns whether this thread saw a fault.
 __device__ inline bool fill(Shared& s, const Place& place, int piece, float4 (&batch)[kBatch]) {
   bool is_faulty = false;
   const int first = place.begin + piece * place.piece;

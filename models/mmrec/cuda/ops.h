@@ -23,8 +23,8 @@ bool finish_segments_supported(const Cuda& cuda, const FinishSegments<Device, A>
 /// kTileColumns sequences, devices from compute capability 9.0, D, F and the gate's hidden width whole multiples of 16
 /// bytes, matrices 16-byte aligned, and vectors that fit into shared memory beside the ring of weights. `element` is
 /// the size of A. It can be captured; what changes between steps without a new capture is in device memory: tokens and
-/// state. A sequence's bits depend neither on the batch nor on the algo. Throws std::invalid_argument for what is not
-/// supported.
+/// state. A sequence's bits depend neither on the batch nor on the algo. Throws std::invalid_argument if the shape is
+/// not supported.
 template <class A>
 void decode_step(Cuda& cuda, const DecodeStep<Device, A>& op);
 /// Two steps side by side, each on half of the device: of the same shape, whose `stacks` is 2, and with as many filled

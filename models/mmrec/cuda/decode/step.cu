@@ -104,7 +104,7 @@ DecodeChoice choose_decode(const Cuda& cuda, const DecodeShape& s, bool attends)
   return none;
 }
 
-/// A block's share of every layer, which rows of which matrices are its own: worked out once, by its threads.
+/// Computes once, by all threads, which rows of each layer's matrices belong to the block.
 template <class A>
 __device__ void find_shares(const DecodeParams<A>& p, LayerShare* layers) {
   const DecodeStep<Device, A>& op = p.op;
@@ -202,7 +202,7 @@ LaunchConfig cluster_config(std::size_t shared_bytes, int stacks) {
           .cluster = kClusterBlocks};
 }
 
-/// As kStacks of them, all resident at once but for clusters, each of which stands alone.
+/// Launches kStacks steps. All blocks are resident at once; of clusters, only the blocks of each cluster.
 template <class A, int kStacks>
 void launch_steps(Cuda& cuda, const DecodeStacks<A, kStacks>& stacks, const DecodeChoice& choice) {
   const auto shared_bytes = static_cast<std::size_t>(choice.plan.shared_bytes);

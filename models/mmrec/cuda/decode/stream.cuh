@@ -11,10 +11,9 @@
 
 namespace mmrec::kernels {
 
-/// Slots and their barriers. `full` completes when a slot's bytes have come: a copying warp arrives for itself. That
-/// all consumer threads have read what they read of a slot, they say by another such barrier, or by a named one, which
-/// is sooner but of which there are 16. Producers and consumers walk the slots in the same order, each with a position
-/// of its own.
+/// Slots and their barriers. `full` completes when a slot's bytes have come: a copying warp arrives for itself. When all
+/// consumer threads have read a slot, they arrive at another such barrier, or at a named one: named ones are faster, but
+/// a block has only 16. Producers and consumers walk the slots in the same order, each with its own position.
 template <bool kNamed>
 class Ring {
  public:

@@ -121,7 +121,7 @@ class BlockExchange {
   __device__ ulonglong2* tile_sums(int piece, int tile) const {
     return c_.p.sums + ((std::int64_t{c_.sequence} * c_.p.pieces + piece) * c_.p.tiles + tile) * (c_.dim() / 2);
   }
-  /// Adds up the tile's `count` rows, of which a thread has y, for all teams.
+  /// Adds up the tile's `count` rows for all teams; y is the thread's part of them.
   __device__ void publish_sums(const Piece& piece, int tile, int count, const float (&y)[kGroup]) const {
     auto* rows = at<float>(c_.p.plan.normed);  // [row][channel of the share]
     if (c_.owns_row()) *(reinterpret_cast<float4*>(rows) + thread()) = make_float4(y[0], y[1], y[2], y[3]);
