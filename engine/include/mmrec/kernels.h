@@ -97,8 +97,8 @@ struct SequenceStrides {
 };
 
 // The scans run over time; each (batch, head, channel) is a separate sequence. carry_in and carry_out are contiguous
-// [batch, heads, dim] of fp32. Either may be null, and carry_out may be carry_in. Calls that hand the carry on give what
-// one call over all times gives, within rounding. Blocks of times are scanned in parallel: O(time) work.
+// [batch, heads, dim] of fp32. Either may be null, and carry_out may be carry_in. Calls that hand the carry on give
+// what one call over all times gives, within rounding. Blocks of times are scanned in parallel: O(time) work.
 
 /// The running product of decay gates, through log space so that it underflows late:
 ///   L_t = Σ_{i ≤ t} clamp(log(γ_i + 1e-8), −50, 0),   y_t = exp(L_t)

@@ -39,8 +39,8 @@ struct DocumentScore {
 /// called in the thread that calls.
 ///
 /// On several devices, each device has a thread that scores the next group of documents when the device is free. A GPU
-/// whose documents come one by one has such a thread, too. Scores and their order do not depend on the number of devices:
-/// the groups do not, unless memory falls short.
+/// whose documents come one by one has such a thread, too. Scores and their order do not depend on the number of
+/// devices: the groups do not, unless memory falls short.
 class MMREC_EXPORT Scorer {
  public:
   /// On the model's device. Throws std::invalid_argument for a batch out of range.

@@ -11,9 +11,10 @@
 
 namespace mmrec::kernels {
 
-/// Slots and their barriers. `full` completes when a slot's bytes have come: a copying warp arrives for itself. When all
-/// consumer threads have read a slot, they arrive at another such barrier, or at a named one: named ones are faster, but
-/// a block has only 16. Producers and consumers walk the slots in the same order, each with its own position.
+/// Slots and their barriers. `full` completes when a slot's bytes have come: a copying warp arrives for itself. When
+/// all consumer threads have read a slot, they arrive at another such barrier, or at a named one: named ones are
+/// faster, but a block has only 16. Producers and consumers walk the slots in the same order, each with its own
+/// position.
 template <bool kNamed>
 class Ring {
  public:
