@@ -49,7 +49,7 @@ class Rules {
   bool number_integer(std::int64_t value) { return add(value); }
   bool number_unsigned(std::uint64_t value) { return add(value); }
   bool number_float(double value, const std::string& /*token*/) { return add(value); }
-  bool string(std::string& value) { return tree_ == nullptr || add(std::move(value)); }
+  bool string(std::string& value) { return add(std::move(value)); }
   bool binary(const json::binary_t& /*value*/) { return true; }  // uncovered: JSON has none
   bool start_object(std::size_t /*size*/) { return open(json::value_t::object); }
   bool start_array(std::size_t /*size*/) { return open(json::value_t::array); }

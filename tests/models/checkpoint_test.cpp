@@ -240,6 +240,13 @@ TEST(Checkpoint, LinksToTheBlobsOfItsCacheWork) {
     fs::create_symlink("../../blobs" / blob.path().filename(), revision / blob.path().filename());
   }
   EXPECT_EQ(Checkpoint::open(revision).tensors().size(), 3U);
+  const fs::path stray = cache / "snapshots/4567";  // whose link leads to a folder that is not blobs
+  fs::create_directories(stray);
+  fs::copy(shards.path(), cache / "other");
+  for (const auto& file : fs::directory_iterator(cache / "other")) {
+    fs::create_symlink("../../other" / file.path().filename(), stray / file.path().filename());
+  }
+  expect_says(error_of([&] { Checkpoint::open(stray); }), {"link out of the model folder"});
   fs::rename(cache / "snapshots", cache / "revisions");  // no cache that is known
   const std::string refusal = error_of([&] { Checkpoint::open(cache / "revisions/0123"); });
   expect_says(refusal, {"1.safetensors", "link out of the model folder"});

@@ -2,6 +2,7 @@
 // interposed here, each fails when a test says so.
 #include "models/files/file.h"
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -16,12 +17,15 @@
 #include <cstdarg>
 #include <cstring>
 #include <filesystem>
+#include <new>
 #include <span>
 #include <string>
 #include <string_view>
 #include <system_error>
 #include <utility>
+#include <vector>
 
+#include "models/files/model_files.h"
 #include "models/files/replace_file.h"
 #include "tests/support/model_folder.h"
 
@@ -91,9 +95,9 @@ int rename(const char* from, const char* to) noexcept {
   static auto* const next = real<int(const char*, const char*)>("rename");
   return fails("rename") ? -1 : next(from, to);
 }
-int mkostemp(char* name, int flags) {
-  static auto* const next = real<int(char*, int)>("mkostemp");
-  return fails("mkostemp") ? -1 : next(name, flags);
+DIR* opendir(const char* path) {
+  static auto* const next = real<DIR*(const char*)>("opendir");
+  return fails("opendir") ? nullptr : next(path);
 }
 int open(const char* path, int flags, ...) {
   static auto* const next = real<int(const char*, int, ...)>("open");
@@ -272,6 +276,46 @@ TEST(Files, AFolderThatCannotBeSyncedIsSaidAfterTheFileIsInPlace) {
   replace_file(path, bytes("newer"));
   EXPECT_EQ(fault.times, 0);
   EXPECT_EQ(read_file(path), "newer");
+}
+
+TEST(Files, AReplacedFileKeepsItsMode) {
+  const TempFolder folder;
+  write_file(folder / "file", "old");
+  fs::permissions(folder / "file", fs::perms{0640});
+  fault = {"open", EOPNOTSUPP, 1};  // a name while it is written
+  Replacement file(folder / "file", Replacement::Mode::kUsual);
+  EXPECT_TRUE(fs::exists(file.temporary()));
+  file.commit();
+  EXPECT_EQ(fs::status(folder / "file").permissions(), fs::perms{0640});
+  EXPECT_EQ(files_in(folder.path()), 1U);
+}
+
+TEST(Files, ACircleOfLinksIsFollowedToNoEnd) {
+  const TempFolder folder;
+  fs::create_symlink("b", folder / "a");
+  fs::create_symlink("a", folder / "b");
+  EXPECT_TRUE(fs::is_symlink(followed(folder / "a")));
+  EXPECT_THROW(replace_file(folder / "a", bytes("x")), std::system_error);
+  EXPECT_TRUE(fs::is_symlink(folder / "a"));
+}
+
+TEST(Files, AFolderIsListedAfterInterruptions) {
+  const TempFolder folder;
+  write_file(folder / "file", "x");
+  fault = {"opendir", EINTR, 2};
+  EXPECT_EQ(names_in(folder.path()), std::vector<std::string>{"file"});
+  EXPECT_EQ(fault.times, 0);
+  fault = {"opendir", ENOMEM, 1};
+  EXPECT_THROW(names_in(folder.path()), std::bad_alloc);
+}
+
+TEST(Files, AModelFolderHasFilesOfTheseNamesAlone) {
+  for (const char* name : {"config.json", "tokenizer.model", "model.safetensors", "part-2.safetensors"}) {
+    EXPECT_TRUE(is_model_file(name)) << name;
+  }
+  for (const char* name : {"", "config.jso", "id_rsa", "safetensors", "model.safetensors.bak"}) {
+    EXPECT_FALSE(is_model_file(name)) << name;
+  }
 }
 
 TEST(Files, ReplacingGoesThroughALinkAndByABareName) {

@@ -46,6 +46,13 @@ TEST(Utf8, EveryCodePointRoundTrips) {
   }
 }
 
+TEST(Utf8, WhiteSpaceIsPythons) {
+  for (const char32_t c : {0x09, 0x0D, 0x1C, 0x20, 0x85, 0xA0, 0x2003, 0x3000})
+    EXPECT_TRUE(is_python_space(c)) << static_cast<int>(c);
+  for (const char32_t c : {0x00, 0x08, 0x0E, 0x1B, 0x21, 0x200B, 0xFEFF})
+    EXPECT_FALSE(is_python_space(c)) << static_cast<int>(c);
+}
+
 TEST(Utf8, ReplacesEachMaximalIllFormedPartAsPythonDoes) {
   const auto r = [](int n) {
     std::string text;
@@ -53,6 +60,7 @@ TEST(Utf8, ReplacesEachMaximalIllFormedPartAsPythonDoes) {
     return text;
   };
   EXPECT_EQ(replace_invalid_utf8("plain"), "plain");
+  EXPECT_EQ(first_unit("").length, 0U);
   EXPECT_EQ(replace_invalid_utf8("a\xFF"
                                  "b\xE2\x82z\xF0\x9F\x9A\xC0\x80\xED\xA0\x80\xF4\x90\x80\x80"),
             "a" + r(1) + "b" + r(1) + "z" + r(1) + r(2) + r(3) + r(4));
