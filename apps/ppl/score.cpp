@@ -250,6 +250,7 @@ PairsDone score_pairs(const std::vector<Model>& models, const Tokenizer& tokeniz
       is_at_end = true;
     }
     std::vector<std::vector<int>> documents;
+    documents.reserve(pairs.size());
     for (const Document& pair : pairs) documents.push_back(pair.ids);
     const std::vector<DocumentScore> found = scorer.score(documents);
     const auto is_complete = [](const DocumentScore& score) { return score.complete; };
