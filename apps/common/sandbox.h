@@ -46,7 +46,7 @@ class Sandbox {
   void loaded() const;
 
  private:
-  bool is_to_come_ = false;
+  [[maybe_unused]] bool is_to_come_ = false;  // not in a build without libseccomp
 };
 
 }  // namespace mmrec::apps

@@ -27,7 +27,7 @@ std::wstring widened(std::string_view text) {  // of ASCII
 std::string as_utf8(std::wstring_view text) {
   std::string bytes;
   std::mbstate_t state = {};
-  std::array<char, MB_LEN_MAX> one;
+  std::array<char, MB_LEN_MAX> one = {};
   for (const wchar_t wide : text) {
     const std::size_t size = std::wcrtomb(one.data(), wide, &state);
     if (size <= one.size()) bytes.append(one.data(), size);

@@ -26,7 +26,7 @@ struct JoinedFormats {
   constexpr void append(std::string_view more) {
     for (const char c : more) text[size++] = c;
   }
-  constexpr operator std::string_view() const { return {text, size}; }
+  constexpr std::string_view view() const { return {text, size}; }
   char text[200] = {};
   std::size_t size = 0;
 };
@@ -53,7 +53,7 @@ constexpr auto kOptions = std::to_array<Option>({
      true},
     {"window", 0, {"N"}, "tokens of a window (512 for --mode llama)"},
     {"stride", 0, {"N"}, "from window to window of --mode strided (half a window)"},
-    {"format", 0, {"F", kFormatNames}, kFormatHelp, true},
+    {"format", 0, {"F", kFormatNames.view()}, kFormatHelp.view(), true},
     {"per-token", 0, kNoValue, "each token's log-prob, as jsonl, csv or json", true},
     {"per-doc", 0, kNoValue, "each document's figures, likewise"},
     {"output", 'o', kOutputFile, "write the result there, whole or not at all; - is stdout", true},
@@ -152,7 +152,7 @@ void read_windows(const Arguments& arguments, PplOptions& options) {
 
 void read_report(const Arguments& arguments, PplOptions& options) {
   arguments.refuse_together("per-token", {"per-doc"});
-  options.format = kReportFormats[arguments.choice("format", split_names(kFormatNames))];
+  options.format = kReportFormats[arguments.choice("format", split_names(kFormatNames.view()))];
   options.detail = arguments.has("per-token") ? ReportDetail::kTokens
                    : arguments.has("per-doc") ? ReportDetail::kDocuments
                                               : ReportDetail::kSummary;
@@ -220,13 +220,13 @@ const Program& merge_program() {
 }
 
 const Program& ppl_program() {
-  static const Program kProgram = {.name = "mmrec-ppl",
-                                   .does = "perplexity of documents under an MM-Rec model",
-                                   .operands = "[DIR] FILE...",
-                                   .head = kHead,
-                                   .options = kOptions,
-                                   .subcommand = &merge_program()};
-  return kProgram;
+  static const Program program = {.name = "mmrec-ppl",
+                                  .does = "perplexity of documents under an MM-Rec model",
+                                  .operands = "[DIR] FILE...",
+                                  .head = kHead,
+                                  .options = kOptions,
+                                  .subcommand = &merge_program()};
+  return program;
 }
 
 PplOptions ppl_options(const Arguments& arguments) {

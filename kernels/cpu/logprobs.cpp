@@ -39,8 +39,9 @@ void check_targets(const std::string& op, const Index* targets, std::int64_t row
   for (std::int64_t r = 0; r < rows; ++r) {
     const auto target = static_cast<std::int64_t>(targets[r]);
     if (target >= least && target < vocab) continue;
-    throw std::invalid_argument(op + ": target " + std::to_string(target) + " of row " + std::to_string(r) + " lies " +
-                                where);
+    std::string what = op;
+    what.append(": target ").append(std::to_string(target)).append(" of row ").append(std::to_string(r));
+    throw std::invalid_argument(what.append(" lies ").append(where));
   }
 }
 template <class T, class Index>

@@ -74,8 +74,8 @@ template <class T>
 struct Operands {
   SequenceView<const T, Host> in;
   SequenceView<T, Host> out;
-  const float* carry_in;
-  float* carry_out;
+  const float* carry_in = nullptr;
+  float* carry_out = nullptr;
   SequenceView<const T, Host> second = {};  // decay: b
   SequenceView<float, Host> log_out = {};   // exp product: L
 

@@ -4,7 +4,7 @@
 #include <xxhash.h>
 
 /// A function for every storage type, in the order of DType.
-#define MMREC_BY_DTYPE(f) \
+#define MMREC_BY_DTYPE(f) /* NOLINT(bugprone-macro-parentheses): a template's name */ \
   { f<float>, f<Float16>, f<BFloat16> }
 
 #include "kernels/cpu/simd_math.inl"

@@ -119,6 +119,7 @@ class ScanBlock : ScanWork<Op, kVec> {
       __syncwarp();
       hand_on(chain, t, pairs(round), first + lane);
       ptx::mbarrier_arrive(states_);
+      chain.finish(t.chunk);
       ptx::mbarrier_wait(states_, round & 1U);
     }
   }
@@ -327,6 +328,7 @@ class ScanRing : ScanWork<Op, kVec> {
       ptx::mbarrier_wait(segments_ + stage, phase(round));
       hand_on(chain, t, pairs(stage), static_cast<int>(number) * 32 + lane);
       ptx::mbarrier_arrive(states_ + stage);
+      chain.finish(t.chunk);
     }
   }
 

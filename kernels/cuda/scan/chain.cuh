@@ -62,7 +62,7 @@ class ScanChain {
         lane_(static_cast<std::uint32_t>(lane)) {}
 
   /// Until nobody can touch any more what the chunk's records held before: group - ring wrote it, the `window` groups
-  /// after that looked at it. Before the last chunk also until early groups have settled, for clear().
+  /// after that looked at it. Before the last chunk also until early groups have settled, for finish().
   __device__ void wait_for_records(std::uint32_t chunk) const {
     const std::uint32_t group = chunk / chains_.group;
     if (group >= chains_.ring) {
@@ -92,7 +92,6 @@ class ScanChain {
     __syncwarp();  // no lane still looks back: statuses are asked of one channel for all
     if (!hands_on) {
       op.store(channel, Op::advance(start, through));
-      clear(group, place);
     } else if (closes) {
       publish(group, 0, kCarry, Op::put_carry(Op::advance(start, through)));
       if (chains_.group > 1) retire(group);
@@ -100,6 +99,20 @@ class ScanChain {
       mark(group, 1 + place, kDone);
     }
     return place > 0 ? Op::advance(start, before_in_group) : start;
+  }
+
+  /// After hand_on(), while the rows write: clears the chain's records behind its last chunk, once nobody looks at
+  /// anything any more and no carry is on its way. Early groups have settled before (wait_for_records), and members'
+  /// totals were read by the chunks that closed their groups.
+  __device__ void finish(std::uint32_t chunk) const {
+    if (chunk + 1 != chains_.chunks) return;
+    const std::uint32_t last = chunk / chains_.group;
+    settle(last - min(last, min(chains_.ring, kSettled)), last);
+    wait_for_members(last, chunk % chains_.group);
+    __syncwarp();
+    if (lane_ >= chains_.width) return;
+    const std::uint32_t used = min(last + 1, chains_.ring) * chains_.group;
+    for (std::uint32_t i = 0; i < used; ++i) records_[std::size_t{i} * chains_.width + lane_] = make_uint4(0, 0, 0, 0);
   }
 
  private:
@@ -216,18 +229,6 @@ class ScanChain {
       }
     }
     return carry;
-  }
-
-  /// After the last chunk, in place `place` of its group: waits until nobody looks at anything any more and no carry
-  /// is on its way. Early groups have settled before (wait_for_records), and members' totals were read by the chunks
-  /// that closed their groups.
-  __device__ void clear(std::uint32_t last, std::uint32_t place) const {
-    settle(last - min(last, min(chains_.ring, kSettled)), last);
-    wait_for_members(last, place);
-    __syncwarp();
-    if (lane_ >= chains_.width) return;
-    const std::uint32_t used = min(last + 1, chains_.ring) * chains_.group;
-    for (std::uint32_t i = 0; i < used; ++i) records_[std::size_t{i} * chains_.width + lane_] = make_uint4(0, 0, 0, 0);
   }
 
   static constexpr std::uint32_t kBatch = 4;    // records on their way at once
