@@ -8,6 +8,7 @@
 #include <locale>
 #include <random>
 #include <system_error>
+#include <thread>
 
 #include "models/files/utf8.h"
 #include "tests/engine/refusal.h"
