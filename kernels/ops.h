@@ -268,7 +268,8 @@ void segment_close(Cuda& cuda, MatrixView<double, Device> sum, std::int64_t segm
 // ---------------------------------------------------------------------------------------------------------------------
 // Optional ops: rows of one token each, normed where they are computed. They save launches. Elsewhere
 // models/mmrec/block.h composes them of the ops above. Squares are summed in fp64, in an order of their own. A has 16
-// bits, D is a multiple of 4, views are aligned to 4 channels.
+// bits, D is a multiple of 4, views are aligned to 4 channels. A row without a state or sum, which is null in its list,
+// counts as zeros and is not written: it fills up the rows of a recorded step.
 // ---------------------------------------------------------------------------------------------------------------------
 
 /// The state of n sequences at their next tokens' recurrence: rounded = h, rounded to A. [n, D] each; null data: none.
@@ -278,11 +279,13 @@ struct RoundState {
   MatrixView<A, Space> rounded = {};
 };
 
-/// x = embed(tokens), u = rmsnorm(x; norm), and the state's rounding. tokens [n]; x, u [n, D]; table of type A.
+/// x = embed(tokens), u = rmsnorm(x; norm), and the state's rounding. tokens [n]; x, u [n, D]; table of type A. Row r
+/// has token token_of[r], or token r where that list is null.
 template <class Space, class A>
 struct EmbedNorm {
   WeightView<Space> table;
   const int* tokens = nullptr;
+  const std::int32_t* token_of = nullptr;  // [n], in memory of Space
   MatrixView<float, Space> x;
   const float* norm = nullptr;
   MatrixView<A, Space> u;
@@ -316,11 +319,14 @@ struct AdvanceNorm {
 template <class A>
 void advance_norm(Cuda& cuda, const AdvanceNorm<Device, A>& op);
 
-/// sum += x in fp64, u = rmsnorm(x; norm), and the state's rounding. x, u, sum [n, D].
+/// sum += x in fp64, u = rmsnorm(x; norm), and the state's rounding. x, u, sum [n, D]. Rows of `closed`, if it has any:
+/// where one is not null, then closed = sum / segment and sum = 0.
 template <class Space, class A>
 struct SumNorm {
   MatrixView<const float, Space> x;
   RowsView<double, Space> sum;
+  RowsView<float, Space> closed = {};
+  std::int64_t segment = 0;
   const float* norm = nullptr;
   MatrixView<A, Space> u;
   RoundState<Space, A> next;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -33,6 +34,19 @@ class Net {
   bool reserve(std::int64_t sequences, bool sweeps) { return stack_.work().reserve(sequences, sweeps); }
   std::int64_t rows() const { return stack_.work().rows(); }
 
+  /// A step of several batches that goes by kRows is laid out before run(), here, and end_step() comes after it; else
+  /// nothing happens. Its hidden() has the rows that this says.
+  std::optional<StepRows> lay_out(const Chunk& chunk) {
+    laid_out_ = {};
+    if (chunk.batches.size() > 1 && stack_.choose(chunk, backend()) == Path::kRows) laid_out_ = stack_.lay_out(chunk);
+    return laid_out_;
+  }
+  void end_step() {
+    if (laid_out_) stack_.end_rows();
+    laid_out_ = {};
+  }
+  std::span<const std::int32_t> row_of() const { return stack_.row_of(); }
+
   /// A chunk, and the path that it took. By kRows hidden() has its rows, normed; by kWholeStep the logits are in the
   /// slots; by kPacked norm() has the rows that end.
   Path run(const Chunk& chunk, Done& done) {
@@ -44,7 +58,7 @@ class Net {
       whole.run(backend());
       stack_.end_whole_step(chunk);
     } else {
-      stack_.run(path, chunk, hidden(chunk.rows), done);
+      stack_.run(path, chunk, hidden(laid_out_ && chunk.is_step ? laid_out_->all() : chunk.rows), done);
     }
     return path;
   }
@@ -60,8 +74,6 @@ class Net {
 
   using StepKey = typename Stack<Backend, A>::StepKey;
   StepKey step_key(std::int64_t position) const { return stack_.step_key(position); }
-  /// Whether sequences at a position come last in a step of many.
-  bool comes_last(std::int64_t position) const { return stack_.work().filled_slots(position) > 1; }
   Matrix<float> logits(Slot first, std::int64_t count) const {
     const auto& work = stack_.work();
     return work.of_slots(work.template in_slot<float>(first, work.slot.logits), count, vocab());
@@ -73,6 +85,7 @@ class Net {
  private:
   const Config& config_;
   Stack<Backend, A> stack_;
+  std::optional<StepRows> laid_out_;  // the step at hand
 };
 
 }  // namespace mmrec::models

@@ -76,6 +76,18 @@ class Stack {
   }
   void end_whole_step(const Chunk& chunk) { WholeStep<Backend, A>::end(terms_, chunk.batches.front()); }
 
+  /// Before and after run() of a step of several batches by kRows; `normed` has as many rows as this says.
+  StepRows lay_out(const Chunk& chunk) {
+    StepRows rows;
+    if constexpr (PathOps<Backend, A>::kRows) rows = rows_.lay_out(chunk);
+    return rows;
+  }
+  void end_rows() {
+    if constexpr (PathOps<Backend, A>::kRows) rows_.end();
+  }
+  /// Of each sequence of that step, in order.
+  std::span<const std::int32_t> row_of() const { return rows_.row_of(); }
+
   /// rmsnorm(x; norm) of rows of the chunk, by a backend that comes after this one's work.
   void norm_by(Backend& backend, const HeadRows& rows, Matrix<A> to) {
     kernels::rmsnorm(backend, x_of(backend, rows), model_.norm, to);
@@ -90,7 +102,7 @@ class Stack {
 
   /// Everything but slots and tokens that decides which ops a step at a position consists of: slots of memory that are
   /// filled, the one that the step closes a segment into, or -1, and whether the state restarts.
-  using StepKey = std::tuple<std::int64_t, std::int64_t, bool>;
+  using StepKey = std::tuple<std::int64_t, std::int64_t, std::int64_t>;
   StepKey step_key(std::int64_t position) const {
     const std::int64_t end = position + 1;
     return {work_.filled_slots(position), end % config_.memory_segment == 0 ? work_.ring_slot(end) : -1,

@@ -88,6 +88,8 @@ class Workspace {
     return true;
   }
   std::int64_t rows() const { return rows_; }
+  /// Whether so many sequences can take a step: state_gates() needs twice their rows.
+  bool has_step_rows(std::int64_t count) const { return count <= rows_ && 2 * count <= rows_ + carries_; }
 
   // --- More activations
 

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -70,19 +71,37 @@ class Net {
   }
   std::int64_t rows() const { return stacks_[0]->work().rows(); }
 
+  std::optional<StepRows> lay_out(const Chunk& chunk) {
+    laid_out_ = {};
+    if (chunk.batches.size() > 1 && choose(chunk) == Path::kRows) {
+      bool moved = false;
+      run_stacks(false, [&](std::size_t i) {
+        laid_out_ = stacks_[i]->lay_out(chunk);  // the same for both
+        moved = moved || laid_out_->moved;
+      });
+      laid_out_->moved = moved;
+    }
+    return laid_out_;
+  }
+  void end_step() {
+    if (laid_out_) run_stacks(false, [&](std::size_t i) { stacks_[i]->end_rows(); });
+    laid_out_ = {};
+  }
+  std::span<const std::int32_t> row_of() const { return stacks_[0]->row_of(); }
+
   Path run(const Chunk& chunk, Done& done) {
     ragged_ = chunk.ragged;
     const auto stacks = static_cast<std::int64_t>(config_.stacks());
-    const Path path = stacks_[0]->choose(chunk, backend_, stacks);  // of both: they have the same shapes
+    const Path path = choose(chunk);
+    const std::int64_t rows = laid_out_ && chunk.is_step ? laid_out_->all() : chunk.rows;
     if (path == Path::kWholeStep) {
       step_whole(chunk, stacks);
       return path;
     }
     std::array<Done, 2> of_stack;
-    run_stacks(chunk.options.sweeps,
-               [&](std::size_t i) { stacks_[i]->run(path, chunk, half(i, chunk.rows), of_stack[i]); });
+    run_stacks(chunk.options.sweeps, [&](std::size_t i) { stacks_[i]->run(path, chunk, half(i, rows), of_stack[i]); });
     for (const Done& one : of_stack) done.stats += one.stats;
-    if (path == Path::kRows) fuse(chunk.rows);
+    if (path == Path::kRows) fuse(rows);
     return path;
   }
   Matrix<A> hidden(std::int64_t rows) {
@@ -99,7 +118,6 @@ class Net {
 
   using StepKey = typename Stack<Backend, A>::StepKey;
   StepKey step_key(std::int64_t position) const { return stacks_[0]->step_key(position); }
-  bool comes_last(std::int64_t /*position*/) const { return false; }
   Matrix<float> logits(Slot first, std::int64_t count) const {
     const auto& work = stacks_[0]->work();
     return work.of_slots(work.template in_slot<float>(first, layout_.logits), count, vocab());
@@ -109,6 +127,9 @@ class Net {
  private:
   static constexpr bool kRounds = Workspace<Backend, A>::kRounds;
 
+  Path choose(const Chunk& chunk) {  // of both: they have the same shapes
+    return stacks_[0]->choose(chunk, backend_, static_cast<std::int64_t>(config_.stacks()));
+  }
   template <class Run>
   void run_stacks(bool waits, const Run& run) {
     if (config_.stacks() == 1) return run(std::size_t{0});
@@ -152,6 +173,7 @@ class Net {
   const ChunkPlan plan_;
   const SlotLayout layout_;
   std::array<std::unique_ptr<Stack<Backend, A>>, 2> stacks_;  // the second is null where one expert runs
+  std::optional<StepRows> laid_out_;                          // the step at hand
   bool ragged_ = false;
   bool is_reserved_ = false;
   typename Backend::template Buffer<A> joined_, hidden_;  // [rows, 2E]

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <tuple>
 #include <utility>
@@ -53,7 +54,13 @@ class Net {
   }
   std::int64_t rows() const { return work_.rows(); }
 
-  /// As models/mmrec/net.h has it. Single tokens are normed, and all else goes in order.
+  /// As models/mmrec/net.h has it. Steps of sequences apart are not laid out: what the bank's ops are depends on its
+  /// rows.
+  std::optional<StepRows> lay_out(const Chunk& /*chunk*/) { return {}; }
+  void end_step() {}
+  std::span<const std::int32_t> row_of() const { return {}; }
+
+  /// Single tokens are normed, and all else goes in order.
   Path run(const Chunk& chunk, Done& /*done*/) {
     work_.begin(chunk.batches);
     kernels::embed(work_.backend, model_.embedding, chunk.tokens, work_.x(chunk.rows));
@@ -82,13 +89,12 @@ class Net {
   std::span<const Piece> pieces() const { return work_.pieces(); }
 
   /// Rows of the bank that are written; and -1 where these change no more, or without a bank.
-  using StepKey = std::tuple<std::int64_t, std::int64_t, bool>;
+  using StepKey = std::tuple<std::int64_t, std::int64_t, std::int64_t>;
   StepKey step_key(std::int64_t position) const {
-    if (!config_.bank) return {0, -1, false};
+    if (!config_.bank) return {0, -1, 0};
     const std::int64_t used = used_rows(config_, position);
-    return {used, used == config_.long_mem_len ? -1 : 0, false};
+    return {used, used == config_.long_mem_len ? -1 : 0, 0};
   }
-  bool comes_last(std::int64_t /*position*/) const { return false; }
   Matrix<float> logits(Slot first, std::int64_t count) const { return work_.logits(first, count); }
   void complete_state(Slot /*first*/, std::int64_t /*count*/, std::int64_t /*position*/) {}
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <numeric>
+#include <optional>
 #include <span>
 #include <tuple>
 #include <utility>
@@ -18,15 +18,6 @@
 
 namespace mmrec::models {
 
-/// How a call's runs go through a net.
-enum class CallKind : std::uint8_t {
-  kChunks,        // as the schedule cuts them
-  kStep,          // single tokens that fit one chunk, as they stand
-  kSortedStep,    // the same, sorted first: sequences that attend to two slots or more come last
-  kRepeatedStep,  // of sequences side by side at one position, which mostly take the same step again: worth recording.
-                  // Not a step that closes a memory segment, which comes once per segment
-};
-
 /// One thread at a time. Token ids must lie in [0, vocab_size).
 template <class Net>
 class Forward {
@@ -38,7 +29,10 @@ class Forward {
   /// Of a net that is made of these arguments.
   template <class... Arguments>
   explicit Forward(Arguments&&... arguments)
-      : net_(std::forward<Arguments>(arguments)...), backend_(net_.backend()), tables_(backend_) {}
+      : net_(std::forward<Arguments>(arguments)...),
+        backend_(net_.backend()),
+        tables_(backend_),
+        step_tables_(backend_) {}
 
   /// Memory for calls of so many sequences; true if what was recorded before is void.
   bool reserve(std::int64_t sequences, bool sweeps) {
@@ -60,9 +54,11 @@ class Forward {
   Done run(const Work& work, const RecurrenceOptions& options) {
     Done done;
     if (!work.logprobs.empty()) score_first(work);
-    const CallKind kind = choose_call(work.runs);
-    if (kind != CallKind::kChunks) {  // the bits of a step; there is nothing left to score
-      done.add(step(work.tokens, work.runs, kind, options.path));
+    if (is_step(work.runs)) {  // the bits of a step; there is nothing left to score
+      load_tokens(work.tokens);
+      begin_step(work.runs, options.path);
+      done.add(step());
+      end_step();
       done.rows.assign(work.runs.size(), 1);
       return done;
     }
@@ -101,75 +97,67 @@ class Forward {
     return done;
   }
 
-  /// How a call goes: the one place that decides.
-  CallKind choose_call(std::span<const Run> runs) const {
-    const bool are_single_tokens = static_cast<std::int64_t>(runs.size()) <= net_.rows() &&
-                                   std::all_of(runs.begin(), runs.end(), [](const Run& run) { return run.rows == 1; });
-    if (!are_single_tokens) return CallKind::kChunks;
-    const auto in_order = [&](const Run& a, const Run& b) { return comes_before(a, b); };
-    if (!std::is_sorted(runs.begin(), runs.end(), in_order)) return CallKind::kSortedStep;
-    for (std::size_t i = 1; i < runs.size(); ++i) {
-      const bool is_beside =
-          runs[i].position == runs[0].position && runs[i].slot == runs[0].slot + i * net_.slot_bytes();
-      if (!is_beside) return CallKind::kStep;
-    }
-    return std::get<1>(step_key(runs[0].position)) < 0 ? CallKind::kRepeatedStep : CallKind::kStep;
+  /// Whether a call takes a step: single tokens of sequences that fit one chunk.
+  bool is_step(std::span<const Run> runs) const {
+    return static_cast<std::int64_t>(runs.size()) <= net_.rows() &&
+           std::all_of(runs.begin(), runs.end(), [](const Run& run) { return run.rows == 1; });
   }
 
-  // One token of every run in two parts, so that the second can be recorded and replayed: the ops that step() enqueues
-  // for one batch depend on its slot, its size and step_key() alone.
+  // One token of every run in three parts, so that the second can be recorded and replayed.
 
   void load_tokens(std::span<const int> tokens) { backend_.upload(tokens.data(), tokens_.data(), tokens.size()); }
   /// Where load_tokens() puts them, for callers that have them on the device. Other calls write there too.
   int* tokens() { return tokens_.data(); }
   float* logprobs() { return logprobs_.data(); }
-  /// Everything but slots and tokens that decides which ops a step at a position consists of; its second is not
-  /// negative where such a step is rare.
-  using StepKey = typename Net::StepKey;
-  StepKey step_key(std::int64_t position) const { return net_.step_key(position); }
-  Path step(std::span<const Run> runs, Path forced = Path::kAny) {
+  /// All that decides which ops step() enqueues: of sequences side by side at one position the first slot, their number
+  /// and the net's own key; of sequences apart how their rows are laid out.
+  using StepKey = std::tuple<Slot, std::size_t, typename Net::StepKey>;
+  /// Sends what the ops need to know of the runs. None: this step is rare, or its ops depend on more. Where `moved` is
+  /// true afterwards, what was recorded before is void.
+  std::optional<StepKey> begin_step(std::span<const Run> runs, Path forced = Path::kAny) {
     chunk_.clear();
     for (const Run& run : runs) {
       const auto row = static_cast<std::int64_t>(chunk_.size());
       chunk_.push_back({{run.slot, run.position, row, 1}, row, row, true});
     }
     collect_batches(chunk_, net_.slot_bytes(), false, batches_);
+    step_ = {.tokens = tokens(),
+             .batches = batches_,
+             .rows = std::ssize(runs),
+             .ragged = true,
+             .is_step = true,
+             .options = {.path = forced}};
+    laid_out_ = net_.lay_out(step_);
+    if (laid_out_) {
+      list_logits();
+      return StepKey{nullptr, 0, {laid_out_->calm, laid_out_->attending, laid_out_->slots}};
+    }
+    const typename Net::StepKey key = net_.step_key(runs.front().position);
+    const bool is_rare = std::get<1>(key) >= 0;  // closes a memory segment, which comes once per segment
+    if (batches_.size() > 1 || is_rare) return {};
+    return StepKey{runs.front().slot, runs.size(), key};
+  }
+  bool take_moved() { return std::exchange(moved_, false); }
+  Path step() {
     ragged_ = true;
-    const Chunk chunk{.tokens = tokens(),
-                      .batches = batches_,
-                      .rows = static_cast<std::int64_t>(runs.size()),
-                      .ragged = true,
-                      .is_step = true,
-                      .options = {.path = forced}};
     Done none;
-    const Path path = net_.run(chunk, none);
-    if (path == Path::kRows && batches_.size() > 1) {
+    const Path path = net_.run(step_, none);
+    if (laid_out_) {
+      const Matrix<float> rows = logits_scratch(laid_out_->all());
+      predict(net_.hidden(rows.rows), rows);
+      copy_rows_listed(step_tables_, listed_logits_, rows.rows);
+    } else if (path == Path::kRows && batches_.size() > 1) {
       slots_.clear();
-      for (const Run& run : runs) slots_.push_back(run.slot);
-      logits_to_slots(net_.hidden(chunk.rows));
+      for (const ChunkRun& run : chunk_) slots_.push_back(run.slot);
+      logits_to_slots(net_.hidden(step_.rows));
     } else if (path != Path::kWholeStep) {
       next_logits(path == Path::kRows);
     }
     return path;
   }
-  /// The step of tokens on the host, in any order.
-  Path step(std::span<const int> tokens, std::span<const Run> runs, CallKind kind, Path forced) {
-    if (kind != CallKind::kSortedStep) {
-      load_tokens(tokens);
-      return step(runs, forced);
-    }
-    std::vector<std::size_t> order(runs.size());
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    std::stable_sort(order.begin(), order.end(),
-                     [&](std::size_t a, std::size_t b) { return comes_before(runs[a], runs[b]); });
-    std::vector<Run> ordered;
-    std::vector<int> their_tokens;
-    for (const std::size_t i : order) {
-      ordered.push_back(runs[i]);
-      their_tokens.push_back(tokens[i]);
-    }
-    load_tokens(their_tokens);
-    return step(ordered, forced);
+  void end_step() {
+    net_.end_step();
+    laid_out_ = {};
   }
 
   /// [count, V] of slots side by side, in the backend's memory.
@@ -205,10 +193,6 @@ class Forward {
   static constexpr bool kListsRows = requires(Backend & backend, const kernels::CopyListed<Space, A>& op) {
     copy_listed(backend, op);
   };
-
-  bool comes_before(const Run& a, const Run& b) const {
-    return !net_.comes_last(a.position) && net_.comes_last(b.position);
-  }
 
   // Logits after the last tokens of the runs that end in this chunk, of hidden rows that are normed, or of x.
   void next_logits(bool is_normed) {
@@ -272,6 +256,7 @@ class Forward {
   Matrix<float> logits_scratch(std::int64_t rows) {
     const auto size = static_cast<std::size_t>(rows * net_.vocab());
     if (logits_.size() < size) {
+      moved_ = true;
       logits_ = {};
       logits_ = backend_.template allocate<float>(size);
     }
@@ -286,8 +271,27 @@ class Forward {
       tables_.host(list)[i] = {to_slots ? row : of_slot, to_slots ? of_slot : row};
     }
     tables_.send();
-    copy_listed(backend_,
-                kernels::CopyListed<Space, A>{.rows = tables_.device(list), .count = rows.rows, .cols = net_.vocab()});
+    copy_rows_listed(tables_, list, rows.rows);
+  }
+  // The laid out step's logits to its slots; rows of no sequence to themselves.
+  void list_logits() {
+    moved_ = moved_ || laid_out_->moved;
+    const Matrix<float> rows = logits_scratch(laid_out_->all());
+    const auto row = [&](std::int64_t number) { return reinterpret_cast<std::byte*>(rows.row(number)); };
+    step_tables_.clear();
+    listed_logits_ = step_tables_.template place<kernels::RowCopy<A>>(static_cast<std::size_t>(rows.rows));
+    for (std::int64_t r = 0; r < rows.rows; ++r) step_tables_.host(listed_logits_)[r] = {row(r), row(r)};
+    for (std::size_t i = 0; i < chunk_.size(); ++i) {
+      step_tables_.host(listed_logits_)[net_.row_of()[i]].to =
+          reinterpret_cast<std::byte*>(logits(chunk_[i].slot, 1).data);
+    }
+    moved_ = step_tables_.send() || moved_;
+  }
+  void copy_rows_listed(Tables<Backend>& tables, Placed<kernels::RowCopy<A>> list, std::int64_t count) {
+    if constexpr (kListsRows) {
+      copy_listed(backend_,
+                  kernels::CopyListed<Space, A>{.rows = tables.device(list), .count = count, .cols = net_.vocab()});
+    }
   }
 
   // The first token of a run is predicted by the logits that the call before left.
@@ -357,7 +361,11 @@ class Forward {
   std::vector<ChunkRun> chunk_;
   std::vector<Batch> batches_;
   std::vector<Slot> slots_;
-  Tables<Backend> tables_;
+  Chunk step_;                        // the step at hand
+  std::optional<StepRows> laid_out_;  // likewise
+  bool moved_ = false;                // memory that recorded steps use
+  Tables<Backend> tables_, step_tables_;
+  Placed<kernels::RowCopy<A>> listed_logits_;
   typename Backend::template Buffer<float> logits_;  // where slots lie unevenly
   std::vector<int> tokens_host_;
   std::vector<float> logprobs_host_;

@@ -203,6 +203,16 @@ struct Chunk {
   RecurrenceOptions options;
 };
 
+/// The rows of a step of sequences apart, laid out so that its ops depend on these numbers alone: those that attend to
+/// their memories come last. Both parts may have rows of no sequence.
+struct StepRows {
+  std::int64_t calm = 0;
+  std::int64_t attending = 0;
+  std::int64_t slots = 0;  // of memory that a row attends to at most
+  bool moved = false;      // lists have moved since the last step, so that what was recorded is of no use
+  std::int64_t all() const { return calm + attending; }
+};
+
 /// Rows of the chunk at hand that the head takes: its first `count`; or of a batch the last token of each sequence; or
 /// the last tokens of the `count` packed runs that end.
 struct HeadRows {

@@ -36,12 +36,15 @@ class Tables {
   T* device(Placed<T> list) {
     return reinterpret_cast<T*>(memory_.data() + list.at);
   }
-  void send() {
-    if (memory_.size() < bytes_.size()) {
+  /// Returns whether device() has other addresses than before.
+  bool send() {
+    const bool grows = memory_.size() < bytes_.size();
+    if (grows) {
       memory_ = {};
       memory_ = backend_.template allocate<std::byte>(bytes_.size() * 5 / 4);
     }
     backend_.upload(bytes_.data(), memory_.data(), bytes_.size());
+    return grows;
   }
 
  private:

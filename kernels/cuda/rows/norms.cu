@@ -42,17 +42,26 @@ struct RowGroup {
   __device__ void load(const T* from, float (&to)[kGroup]) const {
     load_group<kVectors>(from, number, cols, to);
   }
-  template <class T, template <class, class> class View>
-  __device__ void load(const View<T, Device>& from, float (&to)[kGroup]) const {
+  template <class T>
+  __device__ void load(const MatrixView<T, Device>& from, float (&to)[kGroup]) const {
     load(static_cast<const T*>(from.row(row)), to);
+  }
+  /// Leaves zeros where the row is null.
+  template <class T>
+  __device__ void load(const RowsView<T, Device>& from, float (&to)[kGroup]) const {
+    if (const T* const at = from.row(row); at != nullptr) load(at, to);
   }
   template <class T>
   __device__ void store(T* to, const float (&from)[kGroup]) const {
     store_group<kVectors>(to, number, cols, from);
   }
-  template <class T, template <class, class> class View>
-  __device__ void store(const View<T, Device>& to, const float (&from)[kGroup]) const {
+  template <class T>
+  __device__ void store(const MatrixView<T, Device>& to, const float (&from)[kGroup]) const {
     store(to.row(row), from);
+  }
+  template <class T>
+  __device__ void store(const RowsView<T, Device>& to, const float (&from)[kGroup]) const {
+    if (T* const at = to.row(row); at != nullptr) store(at, from);
   }
 };
 
@@ -156,7 +165,7 @@ struct RoundRow {
 
   unsigned asides() const { return state.rounded.data == nullptr ? 0 : 1; }
   __device__ void aside(unsigned /*number*/, const TokenGroup& group) const {
-    float value[kGroup];
+    float value[kGroup] = {};
     group.load(state.h, value);
     group.store(state.rounded, value);
   }
@@ -167,10 +176,12 @@ template <class A>
 struct EmbedRow : MatrixRows<true, float>, RoundRow<A> {
   const A* table;
   const int* tokens;
+  const std::int32_t* token_of;
 
   __device__ Operands fetch(const Group& group) const {
     Operands operands;
-    group.load(table + __ldcg(tokens + group.row) * group.cols, operands.x);
+    const std::int64_t number = token_of == nullptr ? group.row : __ldcg(token_of + group.row);
+    group.load(table + __ldcg(tokens + number) * group.cols, operands.x);
     return operands;
   }
   __device__ void apply(const Group& group, const Operands& operands, float (&to)[kGroup]) const {
@@ -218,23 +229,35 @@ struct AdvanceRow : MatrixRows<true, float> {
   }
 };
 
-/// x as it is, and beside the norms sum += x.
+/// x as it is, and beside the norms sum += x, and what closes a segment.
 template <class A>
 struct SumRow : MatrixRows<true> {
   RowsView<double, Device> sum;
+  RowsView<float, Device> closed;
+  double segment;
   RoundRow<A> round;
 
   unsigned asides() const { return 1 + round.asides(); }
   __device__ void aside(unsigned number, const Group& group) const {
     if (number != 0) return round.aside(0, group);
-    double* at = sum.row(group.row) + group.number * kGroup;
+    double* const row = sum.row(group.row);
+    if (row == nullptr) return;
+    double* const at = row + group.number * kGroup;
     double before[kGroup];
     float value[kGroup];
     group.load(x, value);
+    float* const slot = closed.rows == 0 ? nullptr : closed.row(group.row);
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) before[i] = __ldcg(at + i);
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) at[i] = before[i] + static_cast<double>(value[i]);
+    for (int i = 0; i < kGroup; ++i) before[i] += static_cast<double>(value[i]);
+    if (slot != nullptr) {
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) value[i] = static_cast<float>(before[i] / segment), before[i] = 0.0;
+      group.store(slot, value);
+    }
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) at[i] = before[i];
   }
 };
 
@@ -366,7 +389,7 @@ void packed_residual_norm(Cuda& cuda, const PackedResidualNorm<Device, A>& op) {
 
 template <class A>
 void embed_norm(Cuda& cuda, const EmbedNorm<Device, A>& op) {
-  const EmbedRow<A> source{{op.x}, {op.next}, static_cast<const A*>(op.table.data), op.tokens};
+  const EmbedRow<A> source{{op.x}, {op.next}, static_cast<const A*>(op.table.data), op.tokens, op.token_of};
   norm_rows<kHeldOfTokens>(cuda, source, op.norm, op.u);
 }
 
@@ -377,7 +400,8 @@ void advance_norm(Cuda& cuda, const AdvanceNorm<Device, A>& op) {
 
 template <class A>
 void sum_norm(Cuda& cuda, const SumNorm<Device, A>& op) {
-  norm_rows<kHeldOfTokens>(cuda, SumRow<A>{{op.x}, op.sum, {op.next}}, op.norm, op.u);
+  norm_rows<kHeldOfTokens>(cuda, SumRow<A>{{op.x}, op.sum, op.closed, static_cast<double>(op.segment), {op.next}},
+                           op.norm, op.u);
 }
 
 bool token_rows_pay(const Cuda& cuda, std::int64_t sequences, std::int64_t dim) {

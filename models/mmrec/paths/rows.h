@@ -1,17 +1,21 @@
 // One token of each of many sequences, row by row, on backends that have the ops (kernels::AdvanceNorm and its
 // neighbours). The recurrence's gates are one more product. The ops between products also norm their results.
 //
-// Sequences stand side by side at one position, or anywhere: then lists say where each row's state lies. Sequences that
-// attend to two slots or more come last.
+// Sequences stand side by side at one position, or anywhere: then lists say where each row's state lies, and the ops
+// depend on the shape that lay_out() gives alone, so they can be recorded. Rows of sequences that attend to two slots
+// or more come last. Both parts are filled up with rows without a state, so that there are few shapes.
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "kernels/ops.h"
 #include "models/mmrec/block.h"
+#include "models/runtime/schedule.h"
 #include "models/runtime/tables.h"
 
 namespace mmrec::models {
@@ -27,19 +31,47 @@ class Rows {
   template <class T>
   using View = kernels::RowsView<T, Space>;
 
-  explicit Rows(BlockTerms<Backend, A>& terms) : terms_(terms), work_(terms.work), tables_(work_.backend) {}
+  explicit Rows(BlockTerms<Backend, A>& terms)
+      : terms_(terms), work_(terms.work), tables_(work_.backend), rare_(work_.backend) {}
 
-  /// `normed` receives rmsnorm(x; norm of the model) of all rows with the last layer.
+  /// Before a step of several batches: sends the lists of its rows, and zeros the states that begin anew.
+  StepRows lay_out(const Chunk& chunk) {
+    batches_ = chunk.batches;
+    std::int64_t calm = 0, attending = 0, slots = 0;
+    for (const Batch& b : batches_) {
+      (attends(b) ? attending : calm) += b.sequences;
+      slots = std::max(slots, work_.filled_slots(b.position));
+    }
+    StepRows shape = fill_up(calm, attending);
+    if (!work_.has_step_rows(shape.all())) shape = {calm, attending};
+    shape.slots = std::min(work_.config.memory_slots, static_cast<std::int64_t>(std::bit_ceil(std::uint64_t(slots))));
+    set_rows(shape.calm, shape.attending);
+    most_slots_ = shape.slots;
+    shape.moved = list();
+    begin_anew();
+    return shape;
+  }
+  /// Of each sequence of the step, in order.
+  std::span<const std::int32_t> row_of() const { return row_of_; }
+
+  /// `normed` receives rmsnorm(x; norm of the model) of all rows with the last layer. Requires: lay_out() if there are
+  /// several batches.
   void begin(const Chunk& chunk, Matrix<A> normed) {
     normed_ = normed;
-    for (const Batch& b : chunk.batches) work_.restart(b);
-    place(chunk.batches);
-    embed_norm(work_.backend, kernels::EmbedNorm<Space, A>{.table = terms_.model.embedding,
-                                                           .tokens = chunk.tokens,
-                                                           .x = work_.x(rows()),
-                                                           .norm = terms_.layer(0).norm1,
-                                                           .u = work_.u(rows()),
-                                                           .next = next_state(0)});
+    batches_ = chunk.batches;
+    if (!is_listed()) {
+      const Batch& b = batches_.front();
+      work_.restart(b);
+      attends(b) ? set_rows(0, b.sequences) : set_rows(b.sequences, 0);
+    }
+    embed_norm(work_.backend,
+               kernels::EmbedNorm<Space, A>{.table = terms_.model.embedding,
+                                            .tokens = chunk.tokens,
+                                            .token_of = is_listed() ? tables_.device(token_of_) : nullptr,
+                                            .x = work_.x(rows()),
+                                            .norm = terms_.layer(0).norm1,
+                                            .u = work_.u(rows()),
+                                            .next = next_state(0)});
   }
 
   void layer(std::int64_t layer, const Chunk& /*chunk*/, Done& /*done*/) {
@@ -71,22 +103,53 @@ class Rows {
     sum_norm(work_.backend,
              kernels::SumNorm<Space, A>{.x = work_.x(rows()),
                                         .sum = segment_sum(layer),
+                                        .closed = is_listed() ? closed(layer) : View<float>(),
+                                        .segment = work_.config.memory_segment,
                                         .norm = is_last ? terms_.model.norm : terms_.layer(layer + 1).norm1,
                                         .u = is_last ? normed_ : work_.u(rows()),
                                         .next = next_state(layer + 1)});
-    for (const Batch& b : batches_) terms_.close(w, layer, b, b.position + 1);
+    if (!is_listed()) terms_.close(w, layer, batches_.front(), batches_.front().position + 1);
+  }
+
+  /// After a step that lay_out() began: c of the sequences that have closed their first segment, as set_context() has
+  /// it, for all layers at once.
+  void end() {
+    firsts_.clear();
+    for (const Batch& b : batches_) {
+      if ((b.position + 1) % work_.config.memory_segment != 0 || work_.filled_slots(b.position + 1) != 1) continue;
+      for (std::int64_t s = 0; s < b.sequences; ++s) firsts_.push_back(slot_of(b, s));
+    }
+    const auto at_once = static_cast<std::size_t>(work_.rows() / work_.config.num_layers);
+    for (std::span<const Slot> left = firsts_; !left.empty();) {
+      const std::span<const Slot> some = left.first(std::min(left.size(), at_once));
+      set_contexts(some);
+      left = left.subspan(some.size());
+    }
   }
 
  private:
-  // Batches of one token each, in order of rows; those that attend come last.
-  void place(std::span<const Batch> batches) {
-    batches_ = batches;
-    const Batch& last = batches.back();
-    all_ = {.slot = batches.front().slot, .sequences = last.first_row + last.sequences, .tokens = 1};
-    const auto attending = std::find_if(batches.begin(), batches.end(), [&](const Batch& b) { return attends(b); });
-    const std::int64_t calm = attending == batches.end() ? all_.sequences : attending->first_row;
-    attending_ = {all_.slot, 0, calm, calm, all_.sequences - calm, 1};
-    if (batches.size() > 1) list();
+  // Rows of a step that recur: few counts, which are at most some percent too many. Up to 8 rows, and of up to 64
+  // these, are another class of products (kernels/ops.h), which must stay what it is.
+  static StepRows fill_up(std::int64_t calm, std::int64_t attending) {
+    constexpr std::int64_t kFew = 8, kSome = 64;
+    const auto filled = [](std::int64_t count) {
+      const auto floor = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(count)));
+      const std::int64_t multiple = std::max<std::int64_t>(4, floor / 32);
+      return count <= kFew ? count : (count + multiple - 1) / multiple * multiple;
+    };
+    StepRows rows{filled(calm), filled(attending)};
+    const std::int64_t all = calm + attending;
+    if (all <= kFew) return {calm, attending};
+    if (all <= kSome && rows.all() > kSome) {
+      rows = rows.attending + calm <= kSome ? StepRows{kSome - rows.attending, rows.attending}
+                                            : StepRows{calm, kSome - calm};
+    }
+    return rows;
+  }
+  void set_rows(std::int64_t calm, std::int64_t attending) {
+    const Slot first = batches_.front().slot;
+    all_ = {.slot = first, .sequences = calm + attending, .tokens = 1};
+    attending_ = {first, 0, calm, calm, attending, 1};
   }
 
   std::int64_t rows() const { return all_.sequences; }
@@ -96,6 +159,11 @@ class Rows {
   }
   View<float> state(std::int64_t layer) {
     return is_listed() ? listed(states_, layer) : View<float>(work_.state(batches_.front(), layer));
+  }
+  View<float> closed(std::int64_t layer) {
+    View<float> slots = listed(closed_, layer);
+    slots.offset *= work_.config.memory_slots;
+    return slots;
   }
   View<double> segment_sum(std::int64_t layer) {
     return is_listed() ? listed(sums_, layer) : View<double>(work_.segment_sum(batches_.front(), layer));
@@ -130,44 +198,105 @@ class Rows {
     return {tables_.device(list), rows(), work_.dim(), layer * work_.dim()};
   }
 
-  void list() {
+  Slot slot_of(const Batch& b, std::int64_t sequence) const {
+    return b.slot + static_cast<std::size_t>(sequence) * work_.slot.bytes;
+  }
+
+  bool list() {
     if (zeros_.size() == 0) {
       zeros_ = work_.backend.template allocate<float>(std::size_t(work_.config.num_layers * work_.dim()));
     }
     const auto count = static_cast<std::size_t>(rows());
     tables_.clear();
+    token_of_ = tables_.template place<std::int32_t>(count);
     states_ = tables_.template place<float*>(count);
     sums_ = tables_.template place<double*>(count);
+    closed_ = tables_.template place<float*>(count);
     contexts_ = tables_.template place<const float*>(count);
     runs_ = tables_.template place<kernels::AttendingRun>(static_cast<std::size_t>(attending_.sequences));
-    most_slots_ = 0;
-    std::size_t row = 0;
+    row_of_.clear();
+    std::int32_t calm = 0, attending = 0;
     for (const Batch& b : batches_) {
-      const std::int64_t slots = work_.filled_slots(b.position);
-      most_slots_ = std::max(most_slots_, slots);
-      for (std::int64_t s = 0; s < b.sequences; ++s, ++row) {
-        const Slot slot = b.slot + static_cast<std::size_t>(s) * work_.slot.bytes;
+      const std::int64_t slots = work_.filled_slots(b.position), end = b.position + 1;
+      for (std::int64_t s = 0; s < b.sequences; ++s) {
+        const Slot slot = slot_of(b, s);
+        const std::int32_t row = slots < 2 ? calm++ : static_cast<std::int32_t>(attending_.first_row) + attending;
+        auto* const memory = work_.template in_slot<float>(slot, work_.slot.memory);
+        tables_.host(token_of_)[row] = static_cast<std::int32_t>(row_of_.size());
         tables_.host(states_)[row] = work_.template in_slot<float>(slot, work_.slot.h);
         tables_.host(sums_)[row] = work_.template in_slot<double>(slot, work_.slot.segment_sum);
         tables_.host(contexts_)[row] = slots == 0   ? nullptr
                                        : slots == 1 ? work_.template in_slot<float>(slot, work_.slot.segment_context)
                                                     : zeros_.data();
-        if (slots < 2) continue;
-        const auto first = static_cast<std::int32_t>(static_cast<std::int64_t>(row) - attending_.first_row);
-        tables_.host(runs_)[first] = {work_.template in_slot<float>(slot, work_.slot.memory),
-                                      static_cast<std::int32_t>(slots), first, 1};
+        if (end % work_.config.memory_segment == 0 && work_.config.memory_slots != 0) {
+          tables_.host(closed_)[row] = memory + work_.ring_slot(end) * work_.dim();
+        }
+        if (slots >= 2) {
+          tables_.host(runs_)[attending] = {memory, static_cast<std::int32_t>(slots), attending, 1};
+          ++attending;
+        }
+        row_of_.push_back(row);
       }
     }
-    tables_.send();
+    return tables_.send();
+  }
+
+  // h = 0 where the segment that begins carries no state on.
+  void begin_anew() {
+    const auto begins = [&](const Batch& b) { return work_.restarts(b.position); };
+    if (std::none_of(batches_.begin(), batches_.end(), begins)) return;
+    rare_.clear();
+    const auto rows = rare_.template place<kernels::RowCopy<A>>(row_of_.size());
+    std::int64_t count = 0;
+    for (const Batch& b : batches_) {
+      for (std::int64_t s = 0; begins(b) && s < b.sequences; ++s) {
+        rare_.host(rows)[count++].to = slot_of(b, s) + work_.slot.h;
+      }
+    }
+    rare_.send();
+    copy_listed(work_.backend,
+                kernels::CopyListed<Space, A>{
+                    .rows = rare_.device(rows), .count = count, .cols = work_.config.num_layers * work_.dim()});
+  }
+
+  void set_contexts(std::span<const Slot> slots) {
+    const std::int64_t layers = work_.config.num_layers;
+    const auto count = static_cast<std::int64_t>(slots.size()) * layers;
+    const Batch scratch{.slot = slots.front(), .sequences = count, .tokens = 1};
+    const Matrix<A> rounded = Work::row_of(work_.attended(scratch), 0);
+    rare_.clear();
+    const auto rows = rare_.template place<kernels::RowCopy<A>>(static_cast<std::size_t>(count));
+    std::vector<typename Work::template Job<float>> jobs;
+    for (const Slot slot : slots) {
+      const Batch one{.slot = slot, .sequences = 1, .tokens = 1};
+      for (std::int64_t layer = 0; layer < layers; ++layer) {
+        const Layer& w = terms_.layer(layer);
+        const auto row = static_cast<std::int64_t>(jobs.size());
+        auto* const mean = reinterpret_cast<std::byte*>(work_.memory(one, layer, 0).data);
+        rare_.host(rows)[row] = {mean, mean, rounded.row(row)};
+        jobs.push_back({.x = rounded.middle_rows(row, 1),
+                        .weight = w.memory_out,
+                        .bias = w.memory_out_bias,
+                        .y = work_.segment_context(one, layer),
+                        .force_row_kernel = true});
+      }
+    }
+    rare_.send();
+    copy_listed(work_.backend,
+                kernels::CopyListed<Space, A>{.rows = rare_.device(rows), .count = count, .cols = work_.dim()});
+    kernels::linear(work_.backend, std::span<const typename Work::template Job<float>>(jobs));
   }
 
   BlockTerms<Backend, A>& terms_;
   Work& work_;
   Matrix<A> normed_;
-  Tables<Backend> tables_;
+  Tables<Backend> tables_, rare_;
   std::span<const Batch> batches_;
   Batch all_, attending_;  // for activations alone
-  Placed<float*> states_;
+  std::vector<std::int32_t> row_of_;
+  std::vector<Slot> firsts_;  // scratch
+  Placed<std::int32_t> token_of_;
+  Placed<float*> states_, closed_;
   Placed<double*> sums_;
   Placed<const float*> contexts_;
   Placed<kernels::AttendingRun> runs_;

@@ -105,8 +105,7 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Arch, A>, kernels::C
   void step(std::span<const int> tokens, std::span<const Run> runs, const ExecutionOptions& options) override {
     const Turn turn = worker(options, count_of(runs));
     Forward& forward = turn->forward;
-    const CallKind kind = forward.choose_call(runs);
-    if (kind == CallKind::kChunks || kind == CallKind::kSortedStep) {
+    if (!forward.is_step(runs)) {
       drawn_for_.clear();
       RecurrenceOptions exact = resolve_on_cuda<A>(options);
       exact.sweeps = false;
@@ -118,7 +117,7 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Arch, A>, kernels::C
                            std::equal(tokens.begin(), tokens.end(), drawn_.data());
     if (!are_there) forward.load_tokens(tokens);
     drawn_for_.clear();
-    enqueue(*worker_, runs, kind == CallKind::kRepeatedStep);
+    enqueue(*worker_, runs);
   }
 
   std::unique_ptr<TokenStream> draw_ahead(const Draw& first, std::int64_t position, bool logprobs) override {
@@ -189,8 +188,7 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Arch, A>, kernels::C
         if (!has_token) turn->backend.copy(token_.data(), turn->forward.tokens(), sizeof(int));
         const Run run{slot_, position_, 0, 1};
         executor_.drawn_for_.clear();
-        executor_.enqueue(*executor_.worker_, {&run, 1},
-                          turn->forward.choose_call({&run, 1}) == CallKind::kRepeatedStep);
+        executor_.enqueue(*executor_.worker_, {&run, 1});
         ++position_;
       }
       const std::size_t place = enqueued_ % kPlaces;
@@ -229,8 +227,7 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Arch, A>, kernels::C
     kernels::PinnedBuffer<int> tokens_;            // written by the device, as these are
     kernels::PinnedBuffer<std::uint32_t> scores_;  // bits of floats
   };
-  /// A step of sequences side by side at one position.
-  using StepKey = std::tuple<Slot, std::size_t, typename Forward::StepKey>;
+  using StepKey = typename Forward::StepKey;
 
   /// Draws a token of each row, to `tokens` and to where a step takes it from, and its log-prob unless that is null.
   static void sample(Worker& worker, kernels::MatrixView<const float, kernels::Device> logits,
@@ -255,21 +252,24 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Arch, A>, kernels::C
     }
   }
 
-  // The first step of a kind that repeats runs op by op, the second is recorded, all later ones are replayed.
-  void enqueue(Worker& worker, std::span<const Run> runs, bool repeats) {
-    const StepKey key = {runs.front().slot, runs.size(), worker.forward.step_key(runs.front().position)};
+  // The first step of a key runs op by op, the second is recorded, all later ones are replayed.
+  void enqueue(Worker& worker, std::span<const Run> runs) {
+    Forward& forward = worker.forward;
+    const std::optional<StepKey> key = forward.begin_step(runs);
     constexpr std::size_t kMostGraphs = 256;
-    if (graphs_.size() >= kMostGraphs || seen_.size() >= 4 * kMostGraphs) graphs_.clear(), seen_.clear();
-    if (!repeats || !seen_.contains(key)) {
-      worker.forward.step(runs);
-      if (repeats) seen_.insert(key);  // once it has gone well: what it allocates, a recording must not
-      return;
+    const bool is_full = graphs_.size() >= kMostGraphs || seen_.size() >= 4 * kMostGraphs;
+    if (forward.take_moved() || is_full) graphs_.clear(), seen_.clear();
+    if (!key || !seen_.contains(*key)) {
+      forward.step();
+      if (key) seen_.insert(*key);  // once it has gone well: what it allocates, a recording must not
+    } else {
+      auto graph = graphs_.find(*key);
+      if (graph == graphs_.end()) {
+        graph = graphs_.emplace(*key, kernels::Graph(worker.backend, [&] { forward.step(); })).first;
+      }
+      graph->second.launch(worker.backend);
     }
-    auto graph = graphs_.find(key);
-    if (graph == graphs_.end()) {
-      graph = graphs_.emplace(key, kernels::Graph(worker.backend, [&] { worker.forward.step(runs); })).first;
-    }
-    graph->second.launch(worker.backend);
+    forward.end_step();
   }
 
   const Config config_;

@@ -57,8 +57,13 @@ TYPED_TEST(FusedNormsTest, EmbedsAndRoundsTheState) {
       std::vector<int> tokens;
       for (std::int64_t r = 0; r < rows; ++r) tokens.push_back(static_cast<int>(r * 11 % kVocab));
       const DeviceBuffer<int> device_tokens = upload(this->on(), tokens);
+      std::vector<std::int32_t> token_of;  // the other way round
+      for (std::int64_t r = rows; r-- > 0;) token_of.push_back(static_cast<std::int32_t>(r));
+      const DeviceBuffer<std::int32_t> order = upload(this->on(), token_of);
+      const bool is_listed = rows > 1;
       EmbedNorm<Device, A> op{.table = {table.data(), DType{}, kVocab, dim},
                               .tokens = device_tokens.data(),
+                              .token_of = is_listed ? order.data() : nullptr,
                               .x = x.view(),
                               .norm = norm.data(),
                               .u = u.view(),
@@ -67,8 +72,9 @@ TYPED_TEST(FusedNormsTest, EmbedsAndRoundsTheState) {
       const std::vector<float> got = x.download();
       for (std::int64_t r = 0; r < rows; ++r) {
         for (std::int64_t c = 0; c < dim; ++c) {
+          const std::int64_t number = is_listed ? rows - 1 - r : r;
           ASSERT_EQ(static_cast<double>(got[static_cast<std::size_t>(r * dim + c)]),
-                    table(tokens[static_cast<std::size_t>(r)], c));
+                    table(tokens[static_cast<std::size_t>(number)], c));
         }
       }
       this->expect_normed(got, norm, u.download(), rows, dim);
@@ -114,11 +120,13 @@ TYPED_TEST(FusedNormsTest, AdvancesTheRecurrenceByAToken) {
                                   .norm = norm.data(),
                                   .u = u.view()};
         if (!dpg) op.context_decay = other.view();
-        // Rows that lie anywhere: the state backwards behind its list, and c where it is not the same for all.
+        // Rows that lie anywhere: the state backwards behind its list, and c where it is not the same for all. Every
+        // fourth has no state.
+        const auto has_state = [&](std::int64_t r) { return kind != C::kListed || r % 4 != 3; };
         std::vector<float*> states;
         std::vector<const float*> contexts;
         for (std::int64_t r = 0; r < rows; ++r) {
-          states.push_back(h.view().row(r) - dim);
+          states.push_back(has_state(r) ? h.view().row(r) - dim : nullptr);
           contexts.push_back(kind == C::kListed && r % 2 == 0 ? c.view().row(r) - dim : nullptr);
         }
         const DeviceBuffer<float*> state_list = upload(this->on(), states);
@@ -142,12 +150,17 @@ TYPED_TEST(FusedNormsTest, AdvancesTheRecurrenceByAToken) {
                 std::clamp(sigmoid(decay(r, i)) * (dpg ? 1.0 : sigmoid(other(r, i))), 1e-6, 1.0 - 1e-6);
             const double s = sigmoid(gates(r, i) + bias(0, i));
             const double g = sigmoid(zm(r, i) + gates(r, dim + i));
-            const double want_h = (gamma + mix * (1.0 - g + gamma)) * h(r, i) + zv(r, i) * (s + mix * g);
+            const double before = has_state(r) ? h(r, i) : 0.0;
+            const double want_h = (gamma + mix * (1.0 - g + gamma)) * before + zv(r, i) * (s + mix * g);
             const double want_x =
                 x(r, i) + want_h + 0.1 * zv(r, dim + i) +
                 (kind == C::kNone ? 0.0 : c(kind == C::kShared || (kind == C::kListed && r % 2 != 0) ? 0 : r, i));
-            ASSERT_NEAR(static_cast<double>(got_h[at]), want_h, 2e-6 * (1.0 + std::abs(want_h)));
             ASSERT_NEAR(static_cast<double>(got_x[at]), want_x, 3e-6 * (1.0 + std::abs(want_x)));
+            if (!has_state(r)) {
+              ASSERT_EQ(static_cast<double>(got_h[at]), h(r, i));
+              continue;
+            }
+            ASSERT_NEAR(static_cast<double>(got_h[at]), want_h, 2e-6 * (1.0 + std::abs(want_h)));
             ASSERT_EQ(to_float(got_rounded[at]), to_float(from_float<A>(got_h[at])));
           }
         }
@@ -177,14 +190,34 @@ TYPED_TEST(FusedNormsTest, SumsAndRoundsTheNextLayersState) {
                               .norm = norm.data(),
                               .u = u.view(),
                               .next = {}};
+        // Listed rows: every third has no sum, every other one closes its segment.
+        Matrix<float> slots(this->on(), rows, dim);
         std::vector<double*> sums_of_rows;
-        for (std::int64_t r = 0; r < rows; ++r) sums_of_rows.push_back(sum.data() + r * dim - 5);
+        std::vector<float*> closed;
+        const auto has_sum = [&](std::int64_t r) { return !has_next || r % 3 != 2; };
+        const auto closes = [&](std::int64_t r) { return has_next && has_sum(r) && r % 2 == 0; };
+        for (std::int64_t r = 0; r < rows; ++r) {
+          sums_of_rows.push_back(has_sum(r) ? sum.data() + r * dim - 5 : nullptr);
+          closed.push_back(closes(r) ? slots.view().row(r) - 3 : nullptr);
+        }
         const DeviceBuffer<double*> sum_list = upload(this->on(), sums_of_rows);
-        if (has_next) op.next = {h.view(), rounded.view()}, op.sum = {sum_list.data(), rows, dim, 5};
+        const DeviceBuffer<float*> closed_list = upload(this->on(), closed);
+        constexpr std::int64_t kSegment = 24;
+        if (has_next) {
+          op.next = {h.view(), rounded.view()};
+          op.sum = {sum_list.data(), rows, dim, 5};
+          op.closed = {closed_list.data(), rows, dim, 3};
+          op.segment = kSegment;
+        }
         sum_norm(this->on(), op);
         const std::vector<double> sums = download(this->on(), sum);
+        const std::vector<float> means = slots.download();
         for (std::size_t i = 0; i < sums.size(); ++i) {
-          ASSERT_EQ(sums[i], before[i] + static_cast<double>(x.values()[i])) << i;
+          const auto r = static_cast<std::int64_t>(i) / dim;
+          const double all = before[i] + (has_sum(r) ? static_cast<double>(x.values()[i]) : 0.0);
+          ASSERT_EQ(sums[i], closes(r) ? 0.0 : all) << i;
+          if (!closes(r)) continue;
+          ASSERT_EQ(means[i], static_cast<float>(all / kSegment)) << i;
         }
         this->expect_normed(x.values(), norm, u.download(), rows, dim);
         if (has_next) this->expect_rounded(rounded.download(), h);

@@ -266,6 +266,45 @@ TEST_P(PackedRunsTest, SequencesThatComeAndGoStepAsAlone) {
   }
 }
 
+// step() replays what it has recorded, while positions move on, segments end and sequences begin to attend; run() never
+// does.
+TEST_P(PackedRunsTest, RecordedStepsHaveTheBitsOfOthers) {
+  if (kernels::test::few_cases()) GTEST_SKIP() << "many launches";
+  const std::vector<int> slot_of = {4, 0, 8, 2, 1, 9, 3, 6, 5, 7};
+  const auto count = static_cast<int>(slot_of.size());
+  std::vector<std::pair<int, int>> lives;
+  for (int i = 0; i < count; ++i) lives.emplace_back(5 * i % 50, 26);
+  const std::vector<Sequence> all = sequences(lives);
+  const Slots recorded(executor_, count, {});
+  const Slots other(executor_, count, {});
+  for (int i = 0; i < count; ++i) {
+    begin(recorded[slot_of[static_cast<std::size_t>(i)]], all[static_cast<std::size_t>(i)]);
+    executor_->copy(recorded[slot_of[static_cast<std::size_t>(i)]], other[i], 1,
+                    all[static_cast<std::size_t>(i)].start);
+  }
+  for (std::int64_t round = 0; round < 26; ++round) {
+    std::vector<int> tokens;
+    std::vector<models::Run> stepped, run;
+    for (int i = 0; i < count; ++i) {
+      const Sequence& s = all[static_cast<std::size_t>(i)];
+      tokens.push_back(s.tokens[static_cast<std::size_t>(s.start + round)]);
+      stepped.push_back({recorded[slot_of[static_cast<std::size_t>(i)]], s.start + round, i, 1});
+      run.push_back({other[i], s.start + round, i, 1});
+    }
+    executor_->step(tokens, stepped, {});
+    executor_->run({.tokens = tokens, .runs = run}, {});
+    for (int i = 0; i < count; ++i) {
+      ASSERT_EQ(logits_of(stepped[static_cast<std::size_t>(i)].slot), logits_of(other[i])) << round << ", " << i;
+    }
+  }
+  for (int i = 0; i < count; ++i) {
+    const std::int64_t position = all[static_cast<std::size_t>(i)].start + 26;
+    const HostState got = executor_->save(recorded[slot_of[static_cast<std::size_t>(i)]], 1, position);
+    const HostState want = executor_->save(other[i], 1, position);
+    for (std::size_t p = 0; p < got.parts.size(); ++p) EXPECT_EQ(got.parts[p].values, want.parts[p].values) << p;
+  }
+}
+
 std::vector<PackedModel> models() {
   if (kernels::test::few_cases()) return {{"Fp16", Precision::kF16, 0.02}};
   const PackedModel two_stacks = {"Fp16TwoStacks", Precision::kF16, 0.02, 0, true, 64, "mmrec100m"};
