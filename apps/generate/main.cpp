@@ -60,6 +60,12 @@ int exit_code_of(const RecordsDone& done) {
   return kOk;
 }
 
+/// How many requests --lines may make: a line has at least one byte. 0: not known.
+std::uint64_t most_requests(const GenerateCommand& command, const std::string& file) {
+  if (!command.lines) return 0;
+  return input_size(file).value_or(0) * static_cast<std::uint64_t>(command.num_samples);
+}
+
 /// --lines and --jsonl: as many prompts as there are lines, on as many GPUs as were asked for.
 int many_main(Setting setting, Output& out) {
   const GenerateCommand& command = setting.command;
@@ -77,7 +83,9 @@ int many_main(Setting setting, Output& out) {
     start = std::make_shared<Session>(models.front().new_session(1, command.run.session));
     restore_state(*start, *setting.begun, tokenizer, *command.state_in, computed_with(info, command.run.session));
   }
-  Generator generator(models, tokenizer, {.session = command.run.session});
+  Generator generator(
+      models, tokenizer,
+      {.slots = command.slots, .requests = most_requests(command, file), .session = command.run.session});
   RecordQueue queue(generator, tokenizer, out, command.as_completed);
   const double load_seconds = watch.lap();
 
@@ -106,7 +114,10 @@ int many_main(Setting setting, Output& out) {
 /// --num-samples of one prompt that `session` has consumed: a record each.
 RecordsDone draw_samples(const GenerateCommand& command, const Model& model, const Tokenizer& tokenizer,
                          Session session, GenerateOptions options, const Json& head, Output& out) {
-  Generator generator(model, tokenizer, {.slots = std::min(command.num_samples, 64), .session = command.run.session});
+  Generator generator(model, tokenizer,
+                      {.slots = std::min(command.slots, command.num_samples),
+                       .requests = static_cast<std::uint64_t>(command.num_samples),
+                       .session = command.run.session});
   RecordQueue queue(generator, tokenizer, out);
   GeneratorRequest request{.options = std::move(options), .start = std::make_shared<const Session>(std::move(session))};
   Samples samples(std::move(request), command.num_samples, model, command.run.session);

@@ -56,6 +56,7 @@ constexpr auto kLastOptions = std::to_array<Option>({
     {"lines", 0, kNoValue, "each line is a prompt: a line of JSON for each, in order", true},
     {"jsonl", 0, kInputFile, "each line is {\"prompt\": ..., \"n\": ..., ...}: a record for each", true},
     {"as-completed", 0, kNoValue, "records of --jsonl and --lines as they are ready, not in order"},
+    {"slots", 0, {"N"}, "prompts or samples that run at once on each device (as many as are fastest)"},
     {"max-line-mb", 0, {"N"}, "longest line of --jsonl and --lines (16 MiB)"},
     {"max-line-tokens", 0, {"N"}, "most tokens a line of --jsonl may ask for, its samples together (4194304)"},
     {"max-line-extra-kb", 0, {"N"}, "longest id of such a line, and stop strings together (16 KiB)"},
@@ -136,6 +137,9 @@ void read_files(const Arguments& arguments, GenerateCommand& command) {
     throw UsageError("--as-completed: only with --jsonl or --lines");
   }
   const bool has_lines = arguments.has("lines") || arguments.has("jsonl");
+  if (arguments.has("slots") && !has_lines && command.num_samples == 1) {
+    throw UsageError("--slots: only with --jsonl, --lines or --num-samples");
+  }
   for (const std::string_view limit : {"max-line-mb", "max-line-tokens", "max-line-extra-kb"}) {
     if (arguments.has(limit) && !has_lines) throw UsageError(fmt::format("--{}: only with --jsonl or --lines", limit));
   }
@@ -213,6 +217,7 @@ GenerateCommand generate_command(const Arguments& arguments) {
   command.stop = stop_strings(arguments);
   command.num_samples = static_cast<int>(arguments.integer("num-samples", 1, 1, 65536));
   command.top_logprobs = static_cast<int>(arguments.integer("logprobs", 0, 0, 1000));
+  command.slots = static_cast<int>(arguments.integer("slots", 0, 1, 65536));
   command.echo = arguments.has("echo");
   command.json = arguments.has("json");
   command.lines = arguments.has("lines");

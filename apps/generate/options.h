@@ -25,6 +25,7 @@ struct GenerateCommand : ModelCommand {
   std::vector<std::string> stop;
   int num_samples = 1;
   int top_logprobs = 0;
+  int slots = 0;  // 0: as the generator likes
   std::optional<std::string> state_in;
   std::optional<std::string> state_out;
   std::optional<std::string> prefix_cache;

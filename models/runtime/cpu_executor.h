@@ -83,11 +83,10 @@ class CpuExecutor final : public ExecutorBase<CpuExecutor<Arch>, kernels::Cpu> {
 
   /// Enough short ones for a chunk, in which products and the recurrence share the reading of weights; more would only
   /// make the rounds of long ones longer, between which progress is asked for.
-  int sequences_of_a_call() override {
-    constexpr std::size_t kMost = 32;
-    constexpr std::size_t kMostBytes = std::size_t{256} << 20;  // of their states
-    return static_cast<int>(std::clamp<std::size_t>(kMostBytes / this->slot_bytes(), 1, kMost));
-  }
+  int sequences_of_a_call() override { return fitting(32); }
+  /// With the bundled model on two cores, steps of 128 take 3 % more time per token than steps of 200, those of 32 10
+  /// %.
+  int sequences_of_a_step() override { return fitting(128); }
 
   Done run(const Work& work, const ExecutionOptions& options) override {
     return worker(options, static_cast<std::int64_t>(work.runs.size()))->forward.run(work, resolve_on_cpu(options));
@@ -99,6 +98,11 @@ class CpuExecutor final : public ExecutorBase<CpuExecutor<Arch>, kernels::Cpu> {
   }
 
  private:
+  /// At most `most` sequences, whose states take little memory.
+  int fitting(std::size_t most) const {
+    constexpr std::size_t kMostBytes = std::size_t{256} << 20;
+    return static_cast<int>(std::clamp<std::size_t>(kMostBytes / this->slot_bytes(), 1, most));
+  }
   /// An idle worker that suits, else a new one.
   template <class Suits>
   Lease take(Suits suits, int threads) {

@@ -127,6 +127,8 @@ class Executor {
 
   /// The number of sequences that a call should have if there are so many. Depends on the free memory.
   virtual int sequences_of_a_call() = 0;
+  /// The same for sequences that are drawn together, token by token.
+  virtual int sequences_of_a_step() { return sequences_of_a_call(); }
 
   // --- Work
 

@@ -60,6 +60,7 @@ const std::vector<Classified> kOfGenerate = with_sampling({
     {"lines", kForm},
     {"jsonl", kForm},
     {"as-completed", kForm},
+    {"slots", kForm},
     {"max-line-mb", kForm},
     {"max-line-tokens", kForm},
     {"max-line-extra-kb", kForm},

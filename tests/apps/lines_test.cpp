@@ -41,6 +41,8 @@ TEST(Lines, ComeInTheirOrderHoweverManyThereAre) {
   expect_says(outcome.err, {"700 prompts, "});
   EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
   EXPECT_EQ(jsonl_of(lines(words(options, {"--threads", "1"}), input)), all);
+  for (const char* slots : {"1", "7", "300"})
+    EXPECT_EQ(jsonl_of(lines(words(options, {"--slots", slots}), input)), all);
   EXPECT_EQ(lines(options, "").out, "");
 }
 

@@ -37,6 +37,10 @@ TEST(Samples, ManyComeInTheirOrderAndShareOnePrefill) {
   for (std::size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i]["sample"], i);
   expect_says(good.err, {" | 300 samples\n"});
   expect_says(good.err, {"prefill 8 tokens"});
+  EXPECT_EQ(
+      run(generate_on_tiny({"-p", "Alice was beginning", "-n", "3", "-s", "1", "--num-samples", "300", "--slots", "2"}))
+          .out,
+      good.out);
 }
 
 TEST(Samples, GoOnFromAStateAndOfEveryLine) {

@@ -180,6 +180,8 @@ TEST(Usage, OptionsOfGenerateThatDoNotGoTogetherAreRefused) {
                          {{"--lines", "--prefix-cache", "x"}, "--prefix-cache: not with --lines"},
                          {{"--lines", "-p", "x"}, "--lines: not with -p"},
                          {{"-p", "x", "--as-completed"}, "--as-completed: only with --jsonl or --lines"},
+                         {{"-p", "x", "--slots", "5"}, "--slots: only with --jsonl, --lines or --num-samples"},
+                         {{"--lines", "--slots", "0"}, "--slots"},
                          {{"-p", "x", "--prefix-cache-mb", "5"}, "--prefix-cache-mb: without --prefix-cache DIR"},
                          {{"-p", "x", "--num-samples", "0"}, "--num-samples"},
                          {{"-p", "x", "--num-samples", "2", "--state-out", "x"}, "--state-out: not with --num-samples"},

@@ -156,6 +156,9 @@ TEST(Generator, TakesNoMoreMemoryThanItMay) {
   const std::size_t one = ToyExecutor(toy_config()).slot_bytes();
   EXPECT_EQ(Generator(model, tokenizer()).slots(), 3) << "what the executor likes";
   EXPECT_EQ(Generator(model, tokenizer(), {.slots = 7}).slots(), 7);
+  EXPECT_EQ(Generator(model, tokenizer(), {.requests = 2}).slots(), 2);
+  EXPECT_EQ(Generator(model, tokenizer(), {.requests = 99}).slots(), 3);
+  EXPECT_EQ(Generator(model, tokenizer(), {.slots = 7, .requests = 2}).slots(), 7) << "it was asked for";
   EXPECT_EQ(Generator(model, tokenizer(), {.slots = 7, .memory_bytes = 2 * one + 1}).slots(), 2);
   EXPECT_EQ(Generator(model, tokenizer(), {.memory_bytes = 100 * one}).slots(), 3);
   EXPECT_THROW(Generator(model, tokenizer(), {.memory_bytes = one - 1}), std::invalid_argument);

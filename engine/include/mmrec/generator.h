@@ -15,9 +15,11 @@ namespace mmrec {
 
 /// What a Generator has room for.
 struct GeneratorOptions {
-  /// Sequences that run at once at most, on each device; 0: as many as suit it and the memory it has free, at most 64.
-  /// 0..65536.
+  /// The most sequences that run at once, on each device. 0: as many as are fastest there, at most 1,024. Their states
+  /// take at most an eighth of a GPU's free memory, or 256 MiB on a CPU. 0..65536.
   int slots = 0;
+  /// If known, how many requests there will be: by default no device has more slots. 0: not known.
+  std::uint64_t requests = 0;
   /// What the states of these sequences may take of a device's memory; 0: no limit. There must be room for one.
   std::uint64_t memory_bytes = 0;
   SessionOptions session = {};  ///< of the sequences

@@ -15,7 +15,7 @@ from ._batch_program import Work, main as run, parser_of
 from ._generator import Generator
 from ._partitions import Document, Partition
 
-#: Prompts of a partition that are in work or wait for their turn.
+#: Prompts of a partition that are in work or wait for their turn, at least.
 _BLOCK = 1 << 10
 _SUMS = ("prompts", "refused", "prompt_tokens", "tokens", "errors")
 
@@ -29,10 +29,11 @@ class _Generate(Work):
 
     def records(self, partition: Partition, sums: dict[str, Any]) -> Iterator[dict[str, Any]]:
         sums.update(dict.fromkeys(_SUMS, 0))
+        most = max(_BLOCK, 4 * self._generator.slots)
         block: list[Document] = []
         for document in self.documents(partition):
             block.append(document)
-            if len(block) == _BLOCK:
+            if len(block) == most:
                 yield from self._generate(block, sums)
                 block = []
         yield from self._generate(block, sums)
