@@ -53,7 +53,9 @@ class Continuation {
     return !over_;
   }
   /// Whether this token ends the sequence for another reason than its text. cancel() may still come.
-  bool ends_with(int token) const { return is_eos(token) || std::ssize(result_.tokens) + 1 == options_.max_tokens; }
+  bool ends_with(int token) const { return is_eos(token) || is_next_last(); }
+  /// Whether the next token is the last, whatever it is.
+  bool is_next_last() const { return std::ssize(result_.tokens) + 1 == options_.max_tokens; }
   /// Takes the drawn token, and what append_likeliest() makes of its logits. Requires: !is_over().
   void take(const Sample& drawn, std::span<const Sample> likeliest = {}) {
     if (cancelled_) return end(FinishReason::kCancelled);

@@ -23,12 +23,14 @@ class Drawer {
   using Failed = std::function<void(std::size_t draw, const std::exception& error)>;
 
   /// Draws samples[i] as draws[i] says, whose options must be in range. Without `logprobs` those of the samples are 0.
-  /// Throws what the executor throws.
-  void draw(models::Executor& executor, std::span<const models::Draw> draws, bool logprobs, std::span<Sample> samples,
-            const Logits& logits, const Failed& failed) {
+  /// Throws what the executor throws. If there are runs to step `ahead`, as for Executor::draw_and_step, returns
+  /// whether they were.
+  bool draw(models::Executor& executor, std::span<const models::Draw> draws, bool logprobs, std::span<Sample> samples,
+            const Logits& logits, const Failed& failed, std::span<const models::Run> ahead = {}) {
     tokens_.assign(draws.size(), -1);
     logprobs_.resize(logprobs ? draws.size() : 0);
-    const bool can_draw = !draws.empty() && executor.draw(draws, tokens_, logprobs_);
+    const bool has_stepped = !ahead.empty() && executor.draw_and_step(draws, ahead, tokens_, logprobs_);
+    const bool can_draw = has_stepped || (!draws.empty() && executor.draw(draws, tokens_, logprobs_));
     for (std::size_t begin = 0; begin < draws.size();) {
       if (can_draw && tokens_[begin] >= 0) {
         samples[begin] = {tokens_[begin], logprobs ? logprobs_[begin] : 0.0F};
@@ -49,13 +51,15 @@ class Drawer {
           sampler_ = sampler;  // a copy: this one keeps the memory of its scratch
           samples[begin] = sampler_.sample(rows.subspan(n * vocab, vocab), draw.recent, draw.step, draw.sequence);
           if (!logprobs) samples[begin].logprob = 0.0F;
-          // If the device found nothing to draw, the host's sampler mostly has thrown the reason by now.
+          // If the device found nothing to draw, the host's sampler mostly has thrown the reason by now. A sequence
+          // that has stepped has other logits, mostly with the same fault.
           if (can_draw) throw NumericError(fmt::format("step {}: the device found no token to draw", draw.step));
         } catch (const std::exception& error) {
           failed(begin, error);
         }
       }
     }
+    return has_stepped;
   }
 
  private:

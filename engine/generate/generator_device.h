@@ -86,8 +86,8 @@ class GeneratorDevice {
   }
   /// The next token of each sequence: one step of the sequences with a token that is not consumed, one prefill of new
   /// prompts, one draw. If the executor steps by itself, it goes on with these tokens while the host looks at their
-  /// texts. A sequence whose text ends there has taken one step too many, which nobody sees. Calls no callback. May run
-  /// in another thread; its requests must then be left alone.
+  /// texts, if it can without the host between. A sequence whose text ends there has taken one step too many, which
+  /// nobody sees. Calls no callback. May run in another thread; its requests must then be left alone.
   void compute() noexcept {
     is_whole_ = fault_.guard([&] {
       drawn_.assign(running_.size(), {});
@@ -95,9 +95,9 @@ class GeneratorDevice {
            [&](std::size_t i) { return *running_[i]->text.unconsumed(); });
       prefill(those([](const RunningRequest& r) { return !r.prompt.empty(); }));
       const std::vector<std::size_t> drawing = those([](const RunningRequest&) { return true; });
-      draw(drawing);
+      const bool has_stepped = draw(drawing);
       find_likeliest(drawing);
-      if (executor().steps_by_itself()) step_ahead(drawing);
+      if (executor().steps_by_itself() && !has_stepped) step_ahead(drawing);
       return true;
     });
   }
@@ -181,22 +181,35 @@ class GeneratorDevice {
       stats_ += executor().run({.tokens = tokens_, .runs = runs_}, execution_).stats;
     });
   }
-  /// One token of each.
-  void draw(std::span<const std::size_t> drawing) {
+  /// One token of each. Returns whether they have stepped, too.
+  bool draw(std::span<const std::size_t> drawing) {
+    bool has_stepped = false;
     attempt(drawing, [&] {
       draws_.clear();
+      runs_.clear();
       bool logprobs = false;
+      bool likeliest = false;  // are taken from the logits before the step
+      bool goes_on = false;
       for (const std::size_t i : drawing) {
-        draws_.push_back(running_[i]->text.draw(slot(i)));
-        logprobs = logprobs || running_[i]->text.options().logprobs;
+        const Continuation& text = running_[i]->text;
+        runs_.push_back({slot(i), running_[i]->position, std::ssize(draws_), 1});
+        draws_.push_back(text.draw(slot(i)));
+        logprobs = logprobs || text.options().logprobs;
+        likeliest = likeliest || text.options().top_logprobs > 0;
+        goes_on = goes_on || !text.is_next_last();
       }
+      if (likeliest || !goes_on) runs_.clear();
       samples_.assign(draws_.size(), {});
-      drawer_.draw(
+      has_stepped = drawer_.draw(
           executor(), draws_, logprobs, samples_,
           [&](std::size_t first, std::size_t count) { return logits(draws_[first].slot, count); },
-          [&](std::size_t n, const std::exception& error) { running_[drawing[n]]->text.fail(error.what()); });
-      for (std::size_t n = 0; n < drawing.size(); ++n) drawn_[drawing[n]] = samples_[n];
+          [&](std::size_t n, const std::exception& error) { running_[drawing[n]]->text.fail(error.what()); }, runs_);
+      for (std::size_t n = 0; n < drawing.size(); ++n) {
+        drawn_[drawing[n]] = samples_[n];
+        if (has_stepped) ++running_[drawing[n]]->position;
+      }
     });
+    return has_stepped;
   }
   /// The step of those whose sequences go on unless their texts end them.
   void step_ahead(std::span<const std::size_t> drawing) {

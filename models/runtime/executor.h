@@ -150,6 +150,15 @@ class Executor {
     return false;
   }
 
+  /// The same, and the step of each of these sequences that consumes its token (or some other, where none was drawn),
+  /// enqueued before the tokens are known. Returns when they are, and mostly before the step is done. `runs` has one
+  /// row of each draw's slot, in their order. False where this executor cannot: nothing has happened then.
+  virtual bool draw_and_step(std::span<const Draw> draws, std::span<const Run> runs, std::span<int> tokens,
+                             std::span<float> logprobs) {
+    static_cast<void>(draws), static_cast<void>(runs), static_cast<void>(tokens), static_cast<void>(logprobs);
+    return false;
+  }
+
   /// Starts a decode loop of the sequence at `position`. Its draws have the options of `first` and the steps that
   /// follow, and its tokens become recent ones. Null if this executor cannot.
   virtual std::unique_ptr<TokenStream> draw_ahead(const Draw& first, std::int64_t position, bool logprobs) {

@@ -58,12 +58,13 @@ TEST(GeneratorFaults, ANumericFaultIsTheFaultOfItsRequestAlone) {
     return position == 9 ? std::numeric_limits<float>::quiet_NaN()
                          : static_cast<float>(3.0 * std::sin(summary + 0.7 * token));
   };
-  for (const bool device_draws : {false, true}) {
+  for (const auto& [device_draws, device_steps] : {std::pair{false, false}, {true, false}, {true, true}}) {
     for (const float penalty : {1.0F, 1.5F}) {
       const auto log = std::make_shared<ToyLog>();
       log->draws = device_draws;
+      log->steps = device_steps;
       Queue queue(model_with(log, logits), 3);
-      Wish wanted = wish({1, kThe}, 5);
+      Wish wanted = wish({1, kThe}, 6);
       wanted.options.sampler.repetition_penalty = penalty;
       queue.submit(wanted);
       wanted.prompt = {1, kThe, kCat, kCat, kS};  // comes to the position
@@ -73,12 +74,14 @@ TEST(GeneratorFaults, ANumericFaultIsTheFaultOfItsRequestAlone) {
       queue.submit(wanted);
       queue.generator.run();
       EXPECT_EQ(queue.results.at(2).finish_reason, FinishReason::kError);
-      EXPECT_EQ(queue.results.at(2).error, "step 9: logit of token 0 is NaN, expected a finite number or -inf");
+      EXPECT_EQ(queue.results.at(2).error, device_steps
+                                               ? "step 9: the device found no token to draw"  // the logits have gone
+                                               : "step 9: logit of token 0 is NaN, expected a finite number or -inf");
       EXPECT_EQ(queue.results.at(2).tokens.size(), 4U);
       wanted.prompt = {1, kThe, kCat, kCat, kS};
       wanted.options.max_tokens = 4;
       EXPECT_EQ(queue.results.at(2).tokens, alone(wanted).tokens);
-      wanted.options.max_tokens = 5;
+      wanted.options.max_tokens = 6;
       wanted.prompt = {1, kThe};
       expect_same(queue.results.at(1), alone(wanted));
       wanted.prompt = {kS, kThe};

@@ -165,6 +165,14 @@ class ToyExecutor final : public models::Executor {
     }
     return true;
   }
+  bool draw_and_step(std::span<const models::Draw> draws, std::span<const models::Run> runs, std::span<int> tokens,
+                     std::span<float> logprobs) override {
+    if (!steps_by_itself() || !draw(draws, tokens, logprobs)) return false;
+    std::vector<int> consumed(tokens.begin(), tokens.end());
+    for (int& token : consumed) token = std::max(token, 0);
+    step(consumed, runs, {});
+    return true;
+  }
   std::unique_ptr<models::TokenStream> draw_ahead(const models::Draw& first, std::int64_t position,
                                                   bool logprobs) override {
     if (!log_ || !log_->ahead) return nullptr;

@@ -79,31 +79,37 @@ class DrawRules {
   };
 
   void send(kernels::Cuda& cuda, std::span<const Draw> draws, std::span<const Next> next) {
-    std::vector<kernels::SampleRule> rules;
-    std::vector<int> rings;  // one behind the other
+    std::size_t rings = 0;
+    for (const Next& one : next) rings += one.ring();
+    if (rules_.size() < draws.size()) {
+      rules_ = kernels::DeviceBuffer<kernels::SampleRule>(draws.size());
+      sent_rules_ = kernels::PinnedBuffer<kernels::SampleRule>(draws.size());
+    }
+    if (rings_.size() < rings) {
+      rings_ = kernels::DeviceBuffer<int>(rings);
+      sent_rings_ = kernels::PinnedBuffer<int>(rings);
+    }
+    std::size_t ring = 0;  // one behind the other
     for (std::size_t i = 0; i < draws.size(); ++i) {
       const std::span<const int> recent = counted_tokens(draws[i]);
-      rules.push_back({.options = draws[i].options,
-                       .sequence = draws[i].sequence,
-                       .step = draws[i].step,
-                       .recent = nullptr,
-                       .recent_count = recent.size()});
-      rings.insert(rings.end(), recent.begin(), recent.end());
-      rings.resize(rings.size() + next[i].ring() - recent.size());
-    }
-    if (rules_.size() < rules.size()) rules_ = kernels::DeviceBuffer<kernels::SampleRule>(rules.size());
-    if (rings_.size() < rings.size()) rings_ = kernels::DeviceBuffer<int>(rings.size());
-    int* ring = rings_.data();
-    for (std::size_t i = 0; i < rules.size(); ++i) {
-      if (next[i].ring() > 0) rules[i].recent = ring;
+      const bool has_ring = next[i].ring() > 0;
+      sent_rules_.data()[i] = {.options = draws[i].options,
+                               .sequence = draws[i].sequence,
+                               .step = draws[i].step,
+                               .recent = has_ring ? rings_.data() + ring : nullptr,
+                               .recent_count = recent.size()};
+      std::copy(recent.begin(), recent.end(), sent_rings_.data() + ring);
       ring += next[i].ring();
     }
-    cuda.upload(rings.data(), rings_.data(), rings.size());
-    cuda.upload(rules.data(), rules_.data(), rules.size());
+    if (rings > 0) cuda.upload(sent_rings_.data(), rings_.data(), rings);
+    cuda.upload(sent_rules_.data(), rules_.data(), draws.size());
   }
 
   kernels::DeviceBuffer<kernels::SampleRule> rules_;
   kernels::DeviceBuffer<int> rings_;
+  // Page-locked, so that sending waits for nothing. The draws between two sendings are over when the second begins.
+  kernels::PinnedBuffer<kernels::SampleRule> sent_rules_;
+  kernels::PinnedBuffer<int> sent_rings_;
   std::vector<Next> next_;     // what they draw next; none: not known
   std::vector<Next> drawing_;  // what they are drawing
 };

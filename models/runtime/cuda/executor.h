@@ -134,29 +134,63 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Arch, A>, kernels::C
   }
 
   bool draw(std::span<const Draw> draws, std::span<int> tokens, std::span<float> logprobs) override {
-    const auto can = [&](const Draw& draw) { return can_draw(draw, config_.vocab_size); };
-    if (!std::all_of(draws.begin(), draws.end(), can)) return false;
-    const auto count = static_cast<std::int64_t>(tokens.size());
-    const Turn turn = worker({.prefill = PrefillMode::kSteps}, count);
-    kernels::SampleRule* const rules = rules_.for_draws(turn->backend, draws);
-    drawn_for_.clear();
-    if (drawn_.size() < tokens.size()) drawn_ = kernels::PinnedBuffer<int>(tokens.size());
-    std::fill_n(drawn_.data(), tokens.size(), kPending);
-    // They stay on the device too: mostly the next step takes just these.
-    slots_.clear();
-    for (const Draw& draw : draws) slots_.push_back(draw.slot);
-    sample(*worker_, turn->forward.logits(slots_), rules, drawn_.data(),
-           logprobs.empty() ? nullptr : turn->forward.logprobs());
-    if (!logprobs.empty()) turn->backend.download(turn->forward.logprobs(), logprobs.data(), logprobs.size());
-    for (int& token : std::span(drawn_.data(), tokens.size())) await(turn->backend, token, kPending);
-    std::copy_n(drawn_.data(), tokens.size(), tokens.data());
+    if (!can_draw_all(draws)) return false;
+    const Turn turn = worker({.prefill = PrefillMode::kSteps}, std::ssize(draws));
+    enqueue_draws(draws, !logprobs.empty());
+    fetch_draws(tokens, logprobs);
     drawn_for_ = slots_;
-    rules_.have_drawn(tokens);
+    return true;
+  }
+
+  bool draw_and_step(std::span<const Draw> draws, std::span<const Run> runs, std::span<int> tokens,
+                     std::span<float> logprobs) override {
+    if (!can_draw_all(draws)) return false;
+    const Turn turn = worker({.prefill = PrefillMode::kSteps}, std::ssize(draws));
+    if (!turn->forward.is_step(runs)) return false;
+    enqueue_draws(draws, !logprobs.empty());
+    try {
+      enqueue(*worker_, runs);
+    } catch (...) {
+      turn->backend.synchronize();  // the draws write to what the next call uses
+      throw;
+    }
+    fetch_draws(tokens, logprobs);
     return true;
   }
 
  private:
-  static constexpr int kPending = -2;  // no token
+  static constexpr int kPending = -2;                           // no token
+  static constexpr std::uint32_t kNoScore = ~std::uint32_t{0};  // a NaN that no kernel makes
+
+  bool can_draw_all(std::span<const Draw> draws) const {
+    return std::all_of(draws.begin(), draws.end(), [&](const Draw& d) { return can_draw(d, config_.vocab_size); });
+  }
+  // The tokens stay on the device too: mostly the next step takes just these.
+  void enqueue_draws(std::span<const Draw> draws, bool logprobs) {
+    Worker& worker = *worker_;
+    kernels::SampleRule* const rules = rules_.for_draws(worker.backend, draws);
+    drawn_for_.clear();
+    if (drawn_.size() < draws.size()) drawn_ = kernels::PinnedBuffer<int>(draws.size());
+    std::fill_n(drawn_.data(), draws.size(), kPending);
+    if (logprobs) {
+      if (scores_.size() < draws.size()) scores_ = kernels::PinnedBuffer<std::uint32_t>(draws.size());
+      std::fill_n(scores_.data(), draws.size(), kNoScore);
+    }
+    slots_.clear();
+    for (const Draw& draw : draws) slots_.push_back(draw.slot);
+    sample(worker, worker.forward.logits(slots_), rules, drawn_.data(),
+           logprobs ? reinterpret_cast<float*>(scores_.data()) : nullptr);
+  }
+  void fetch_draws(std::span<int> tokens, std::span<float> logprobs) {
+    const kernels::Cuda& cuda = worker_->backend;
+    for (int& token : std::span(drawn_.data(), tokens.size())) await(cuda, token, kPending);
+    std::copy_n(drawn_.data(), tokens.size(), tokens.data());
+    for (std::size_t i = 0; i < logprobs.size(); ++i) {
+      await(cuda, scores_.data()[i], kNoScore);
+      logprobs[i] = std::bit_cast<float>(scores_.data()[i]);
+    }
+    rules_.have_drawn(tokens);
+  }
 
   /// The token drawn last waits where a step takes it from, unless another call has come between: then in `token_`.
   class Stream final : public TokenStream {
@@ -214,7 +248,6 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Arch, A>, kernels::C
 
    private:
     static constexpr std::size_t kPlaces = kAhead + 1;
-    static constexpr std::uint32_t kNoScore = ~std::uint32_t{0};  // a NaN that no kernel makes
 
     CudaExecutor& executor_;
     Slot slot_;
@@ -278,10 +311,11 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Arch, A>, kernels::C
   std::optional<Worker> worker_;
   DrawRules rules_;
   kernels::PinnedBuffer<float> logits_;
-  kernels::PinnedBuffer<int> drawn_;  // written by the device
-  Stream* stream_ = nullptr;          // whose token waits in forward.tokens()
-  std::vector<Slot> drawn_for_;       // those whose tokens drawn_ and forward.tokens() hold
-  std::vector<Slot> slots_;           // scratch
+  kernels::PinnedBuffer<int> drawn_;             // written by the device, as these are
+  kernels::PinnedBuffer<std::uint32_t> scores_;  // bits of floats
+  Stream* stream_ = nullptr;                     // whose token waits in forward.tokens()
+  std::vector<Slot> drawn_for_;                  // those whose tokens drawn_ and forward.tokens() hold
+  std::vector<Slot> slots_;                      // scratch
   std::set<StepKey> seen_;
   std::map<StepKey, kernels::Graph> graphs_;
 };
