@@ -91,7 +91,7 @@ InputFile::~InputFile() {
 
 std::size_t InputFile::read(std::span<char> to) {
   for (;;) {
-    if (interrupt_exit_code() != 0) return 0;
+    if (interrupt_exit_code() != 0 || is_stopped_) return 0;
     // An interrupt must not have to wait for a pipe.
     pollfd wait = {fd_, POLLIN, 0};
     const int ready = poll(&wait, 1, 200);

@@ -3,6 +3,7 @@
 // RejectedFile; it is read by the strict reader of models/files/json.h.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -51,6 +52,8 @@ class InputFile {
   std::size_t read(std::span<char> to);
   /// Whether read() returns at once.
   bool has_bytes() const;
+  /// What waits in read(), in another thread, returns soon; from then on the file is at its end.
+  void stop() { is_stopped_ = true; }
   const std::string& path() const { return path_; }
   int descriptor() const { return fd_; }
 
@@ -60,6 +63,7 @@ class InputFile {
   std::string path_;
   int fd_;
   std::string head_;  // the first bytes read
+  std::atomic<bool> is_stopped_ = false;
 };
 
 /// Bytes of `path`, without opening it; none where it is a pipe or a device. Throws where it cannot be read.
@@ -82,6 +86,7 @@ class LineReader {
   std::optional<std::string_view> next();
   /// Whether next() has to wait for a pipe to say more.
   bool would_wait() const { return buffer_.find('\n', begin_) == std::string::npos && !file_.has_bytes(); }
+  void stop() { file_.stop(); }                   ///< as InputFile has it
   std::string place() const;                      ///< FILE:LINE of the last line
   std::int64_t lines() const { return lines_; }   ///< so far
   std::uint64_t bytes() const { return bytes_; }  ///< of these

@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <deque>
 #include <exception>
+#include <future>
 #include <new>
 #include <stdexcept>
+#include <system_error>
 #include <utility>
 
 #include "apps/common/cli.h"
@@ -205,56 +208,118 @@ Submission prepare_text(RecordQueue& queue, std::string_view text, std::int64_t 
   };
 }
 
-/// Runs the queue until all lines are done. prepare(line, number) tokenizes, on several threads at once. What it
-/// returns is called, and what it throws is thrown, in the order of lines.
+/// Reads lines and prepares them, several at a time, on threads beside the caller's. prepare(line, number) makes what
+/// is called, and throws what is thrown, in the order of lines.
 template <class Prepare>
-void run_lines(RecordQueue& queue, LineReader& lines, int threads, const Prepare& prepare) {
-  constexpr std::size_t kMostBytes = std::size_t{4} << 20;  // that are tokenized together
+class Preparer {
+ public:
+  /// At most `most_lines` at a time. `threads` prepare; a single one is the caller's.
+  Preparer(LineReader& lines, RecordQueue& queue, std::size_t most_lines, int threads, const Prepare& prepare)
+      : lines_(lines), queue_(queue), most_lines_(most_lines), threads_(threads), prepare_(prepare) {}
+  Preparer(const Preparer&) = delete;
+  Preparer& operator=(const Preparer&) = delete;
+  ~Preparer() {
+    if (coming_.valid()) lines_.stop();  // it may wait for a pipe
+  }
+
+  /// Whether the last line has been handed over.
+  bool is_at_end() const { return is_at_end_; }
+  /// The next lines, at least one unless the end has come. Empty where they are not ready and `waits` is false.
+  std::deque<Submission> next(bool waits) {
+    is_at_end_ = is_at_end_ || interrupt_exit_code() != 0;
+    if (is_at_end_) return {};
+    if (threads_ == 1) {
+      if (!waits && lines_.would_wait()) return {};
+      return take(read());
+    }
+    if (!coming_.valid()) begin();
+    if (!waits && coming_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return {};
+    Lines some = coming_.get();
+    if (!some.are_last) begin();
+    return take(std::move(some));
+  }
+
+ private:
+  static constexpr std::size_t kMostBytes = std::size_t{4} << 20;  // that are tokenized together
   struct Line {
     std::string text;
     std::int64_t number = 0;
     std::string place = {};
     std::string fault = {};
   };
-  const int most_threads = threads > 0 ? threads : kernels::ThreadPool::available_processors();
-  std::deque<Submission> ready;
-  bool is_at_end = false;
-  bool has_work = false;
-  const auto read = [&] {
+  struct Lines {
+    std::deque<Submission> ready;
+    bool are_last = false;
+  };
+
+  std::deque<Submission> take(Lines some) {
+    is_at_end_ = some.are_last;
+    return std::move(some.ready);
+  }
+  void begin() {
+    const auto read_them = [this] { return read(); };
+    try {
+      coming_ = std::async(std::launch::async, read_them);
+    } catch (const std::system_error&) {  // there is no thread: the caller's reads when it has to wait
+      coming_ = std::async(std::launch::deferred, read_them);
+    }
+  }
+  Lines read() {
+    Lines result;
     std::vector<Line> some;
-    const auto most = static_cast<std::size_t>(queue.room());
-    for (std::size_t bytes = 0; some.size() < most && bytes < kMostBytes;) {
-      if ((has_work || !some.empty()) && lines.would_wait()) break;
+    for (std::size_t bytes = 0; some.size() < most_lines_ && bytes < kMostBytes;) {
+      if (!some.empty() && lines_.would_wait()) break;
       try {
-        const auto line = lines.next();
-        is_at_end = !line;
-        if (is_at_end) break;
+        const auto line = lines_.next();
+        result.are_last = !line;
+        if (!line) break;
         bytes += line->size();
-        some.push_back({std::string(*line), lines.lines(), lines.place()});
+        some.push_back({std::string(*line), lines_.lines(), lines_.place()});
       } catch (const TooLong& error) {
-        some.push_back({{}, lines.lines(), lines.place(), error.reason()});
+        some.push_back({{}, lines_.lines(), lines_.place(), error.reason()});
       }
     }
-    ready.resize(some.size());
-    const auto refusing = [&queue](const Line& line, std::string_view error) -> Submission {
-      return [&queue, number = line.number, place = line.place, error = std::string(error)] {
-        queue.refuse({{"line", number}}, error, place);
-        return false;
-      };
-    };
-    kernels::parallel_items(some.size(), most_threads, [&](std::size_t i) {
+    result.ready.resize(some.size());
+    kernels::parallel_items(some.size(), threads_, [&](std::size_t i) {
       try {
-        ready[i] = some[i].fault.empty() ? prepare(some[i].text, some[i].number) : refusing(some[i], some[i].fault);
+        const Line& line = some[i];
+        result.ready[i] = line.fault.empty() ? prepare_(line.text, line.number) : refusing(line, line.fault);
       } catch (const std::bad_alloc&) {
-        ready[i] = refusing(some[i], kNoMemory);
+        result.ready[i] = refusing(some[i], kNoMemory);
       } catch (...) {
-        ready[i] = [fault = std::current_exception()]() -> bool { std::rethrow_exception(fault); };
+        result.ready[i] = [fault = std::current_exception()]() -> bool { std::rethrow_exception(fault); };
       }
     });
-  };
-  while (!is_at_end || !ready.empty() || has_work) {
+    return result;
+  }
+  Submission refusing(const Line& line, std::string_view error) {
+    return [&queue = queue_, number = line.number, place = line.place, error = std::string(error)] {
+      queue.refuse({{"line", number}}, error, place);
+      return false;
+    };
+  }
+
+  LineReader& lines_;
+  RecordQueue& queue_;
+  std::size_t most_lines_;
+  int threads_;
+  const Prepare& prepare_;
+  bool is_at_end_ = false;
+  std::future<Lines> coming_;  // its destructor waits for the thread
+};
+
+/// Runs the queue until all lines are done. What runs does not wait for lines.
+template <class Prepare>
+void run_lines(RecordQueue& queue, LineReader& lines, int threads, const Prepare& prepare) {
+  constexpr std::int64_t kParts = 4;  // of what the queue has room for: some run while others are read
+  const auto most_lines = static_cast<std::size_t>(std::max<std::int64_t>(queue.room() / kParts, 1));
+  Preparer preparer(lines, queue, most_lines, threads > 0 ? threads : kernels::ThreadPool::available_processors(),
+                    prepare);
+  std::deque<Submission> ready;
+  bool has_work = false;
+  while (!preparer.is_at_end() || !ready.empty() || has_work) {
     while (queue.has_room()) {
-      if (ready.empty() && !is_at_end) read();
+      if (ready.empty()) ready = preparer.next(!has_work);
       if (ready.empty()) break;
       if (!ready.front() || !ready.front()()) ready.pop_front();
       has_work = true;

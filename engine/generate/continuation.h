@@ -12,6 +12,7 @@
 #include <numeric>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/generate/stop_matcher.h"
@@ -33,9 +34,7 @@ class Continuation {
         stops_(options_.stop),
         first_step_(static_cast<std::uint64_t>(position)) {
     options_.stop = {};  // the matcher has them
-    for (const int token : before) {
-      if (token < tokenizer.vocab_size()) decoder_.push(token);
-    }
+    decoder_.skip(before);
     // Only the end of what came before can count as recent.
     const auto window = static_cast<std::size_t>(options_.sampler.repetition_window);
     const std::span<const int> recent = before.last(std::min(before.size(), window));
@@ -66,7 +65,7 @@ class Continuation {
     recent_.push_back(drawn.token);
     const bool wants_text =
         !options_.on_token || options_.on_token(drawn.token, options_.logprobs ? drawn.logprob : 0.0F);
-    if (!wants_text || !deliver(stops_.push(decoder_.push(drawn.token))) || stops_.stopped()) {
+    if (!wants_text || !deliver_text(drawn.token) || stops_.stopped()) {
       over_ = true;
       result_.finish_reason = stops_.stopped() ? FinishReason::kStopString : FinishReason::kCancelled;
     } else if (std::ssize(result_.tokens) == options_.max_tokens) {
@@ -143,7 +142,14 @@ class Continuation {
       result_.finish_reason = FinishReason::kStopString;
     }
   }
-  /// False once the receiver has enough.
+  /// What the token completes; false once the receiver has enough.
+  bool deliver_text(int token) {
+    if (!stops_.is_empty()) return deliver(stops_.push(decoder_.push(token)));
+    const std::size_t size = result_.text.size();
+    decoder_.push(token, result_.text);
+    return !options_.on_text || result_.text.size() == size ||
+           options_.on_text(std::string_view(result_.text).substr(size));
+  }
   bool deliver(const std::string& text) {
     if (text.empty()) return true;
     result_.text += text;

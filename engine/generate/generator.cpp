@@ -178,16 +178,19 @@ struct Generator::Impl {
     if (free > 0) worker.held = 0;
     const std::size_t share = (running() + waiting.size() + workers.size() - 1) / workers.size();
     std::size_t count = device.count();
+    std::vector<std::size_t> joining;
+    joining.reserve(free);
     for (std::size_t i = 0; i < device.running().size() && count < share; ++i) {
       std::unique_ptr<Request>& place = device.running()[i];
       while (!place && !waiting.empty() && waiting.begin()->first < end) {
         place = std::move(waiting.extract(waiting.begin()).mapped());
         ask(place);
         if (!place) continue;
-        device.put_in_place(i);
+        joining.push_back(i);
         ++count;
       }
     }
+    device.put_in_place(joining);
   }
 
   void complete(Worker& worker) {

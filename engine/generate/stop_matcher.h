@@ -32,6 +32,8 @@ class StopMatcher {
     }
   }
 
+  /// Whether there is no stop string: no text is ever held back.
+  bool is_empty() const { return patterns_.empty(); }
   /// Takes the next text and returns what is now known to be before any stop string. Of several that end at one place
   /// the longest counts. Requires: !stopped().
   std::string push(std::string_view text) {

@@ -133,25 +133,55 @@ StreamDecoder::StreamDecoder(Tokenizer tokenizer, bool at_start)
     : tokenizer_(std::move(tokenizer)), at_start_(at_start && tokenizer_.model_->drops_first_space) {}
 
 std::string StreamDecoder::push(int token) {
+  std::string text;
+  push(token, text);
+  return text;
+}
+
+void StreamDecoder::push(int token, std::string& text) {
   using Kind = engine::Token::Kind;
   const engine::Token& found = tokenizer_.model_->at(token);
   if (found.kind != Kind::kBytes) {
-    std::string out = finish();
-    if (found.kind == Kind::kControl) return out;
+    if (!pending_.empty()) text += finish();
+    if (found.kind == Kind::kControl) return;
     const bool drops_space = at_start_ && found.kind != Kind::kUnknown && found.text.starts_with(' ');
     at_start_ = false;
-    return out.append(found.text, drops_space ? 1 : 0);
+    text.append(found.text, drops_space ? 1 : 0);
+    return;
   }
   at_start_ = false;
   pending_ += found.text;
-  std::string out;
   while (!pending_.empty()) {
     const models::Utf8Unit unit = models::first_unit(pending_);
     if (unit.incomplete) break;
-    out.append(unit.valid ? std::string_view(pending_).substr(0, unit.length) : models::kReplacement);
+    text.append(unit.valid ? std::string_view(pending_).substr(0, unit.length) : models::kReplacement);
     pending_.erase(0, unit.length);
   }
-  return out;
+}
+
+void StreamDecoder::skip(std::span<const int> tokens) {
+  using Kind = engine::Token::Kind;
+  constexpr std::size_t kLongest = 4;  // bytes of a character: what came before them has no part in it
+  const std::vector<engine::Token>& known = tokenizer_.model_->tokens;
+  const auto is_known = [&](int token) { return token >= 0 && static_cast<std::size_t>(token) < known.size(); };
+  const auto at = [&](int token) -> const engine::Token& { return known[static_cast<std::size_t>(token)]; };
+  std::size_t begin = tokens.size();  // of the bytes at the end
+  bool is_cut = false;
+  for (std::size_t bytes = 0; begin > 0 && !is_cut; --begin) {
+    const int token = tokens[begin - 1];
+    if (!is_known(token)) continue;
+    bytes += at(token).text.size();
+    is_cut = at(token).kind != Kind::kBytes || bytes > kLongest;
+  }
+  if (is_cut) {
+    pending_.clear();
+    const auto has_text = [&](int token) { return is_known(token) && at(token).kind != Kind::kControl; };
+    at_start_ = at_start_ && std::none_of(tokens.begin(), tokens.end(), has_text);
+  }
+  std::string dropped;
+  for (const int token : tokens.subspan(begin)) {
+    if (is_known(token)) push(token, dropped);
+  }
 }
 
 std::string StreamDecoder::finish() {

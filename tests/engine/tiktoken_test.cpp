@@ -168,6 +168,9 @@ TEST(Tiktoken, StreamsCompleteCharactersOnly) {
   const Tokenizer across = made({"\xA9-\xC3"});
   EXPECT_EQ(streamed(across, {0xC3, 256, 0xA9}), "é-é");
   EXPECT_EQ(across.decode(across.encode(" first")), " first");  // no space is dropped
+  StreamDecoder skipped(across);
+  skipped.skip(std::vector<int>{'x', 0xC3, 256});
+  EXPECT_EQ(skipped.push(0xA9), "é");
 }
 
 TEST(Tiktoken, MergesAreThoseOfTheDefinition) {

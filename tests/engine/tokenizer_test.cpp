@@ -133,6 +133,29 @@ TEST(StreamDecoder, BytesWaitForTheirCharacter) {
   EXPECT_EQ(d.finish(), "");
 }
 
+TEST(StreamDecoder, SkippedTokensLeaveWhatPushedOnesLeave) {
+  const Tokenizer t = made(words_and_bytes());
+  const std::vector<int> some = {0,         1,         3,         5,         6,         13 + 'x',
+                                 13 + 0xF0, 13 + 0x9F, 13 + 0x9A, 13 + 0xE2, 13 + 0x82, 1 << 20};
+  std::mt19937 rng(1);
+  for (int repeat = 0; repeat < 4000; ++repeat) {
+    std::vector<int> tokens(rng() % 12);
+    // Mostly bytes; every other time what may stand at the start of a text.
+    for (int& token : tokens)
+      token = some[rng() % 4 != 0 ? 6 + rng() % 6 : rng() % (repeat % 2 == 0 ? 2 : some.size())];
+    StreamDecoder pushed(t), skipped(t);
+    for (const int token : {13 + 0xC3, 1}) {
+      if (rng() % 2 == 0) continue;
+      ASSERT_EQ(pushed.push(token), skipped.push(token));
+    }
+    for (const int token : tokens) {
+      if (token < t.vocab_size()) pushed.push(token);
+    }
+    skipped.skip(tokens);
+    for (const int token : {13 + 0x82, 13 + 0x80, 5}) ASSERT_EQ(pushed.push(token), skipped.push(token)) << repeat;
+  }
+}
+
 TEST(StreamDecoder, OnlyTheFirstSpaceOfTheWholeTextIsDropped) {
   const Tokenizer t = made(words_and_bytes());
   const int space = 3, the = 5, a = 6;

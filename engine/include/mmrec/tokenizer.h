@@ -90,6 +90,11 @@ class MMREC_EXPORT StreamDecoder {
 
   /// Text that `token` completes; often empty inside a multi-byte character. Throws std::out_of_range for a bad id.
   std::string push(int token);
+  /// The same, appended to `text`.
+  void push(int token, std::string& text);
+  /// As if all of these were pushed and their text dropped, but looks at the last ones only. Ids that the tokenizer
+  /// does not know are passed over.
+  void skip(std::span<const int> tokens);
   /// The end of the stream: an incomplete character becomes U+FFFD.
   std::string finish();
 
