@@ -4,10 +4,8 @@
 #include <xxhash.h>
 
 /// A function for every storage type, in the order of DType.
-// NOLINTBEGIN(bugprone-macro-parentheses): a template's name
 #define MMREC_BY_DTYPE(f) \
   { f<float>, f<Float16>, f<BFloat16> }
-// NOLINTEND(bugprone-macro-parentheses)
 
 #include "kernels/cpu/simd_math.inl"
 // Above: the vocabulary. Below: the sections of the table.
