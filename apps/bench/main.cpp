@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -15,6 +16,7 @@
 #include <system_error>
 #include <vector>
 
+#include "apps/bench/offline.h"
 #include "apps/bench/report.h"
 #include "apps/bench/run.h"
 #include "apps/common/cli.h"
@@ -29,11 +31,13 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// While it lives, an interrupt that ends the program at once removes a folder's model, and the folder if that was all.
+/// While it lives, an interrupt that ends the program at once removes these files of a folder, and the folder if that
+/// was all.
 class RemovedAtInterrupt {
  public:
-  explicit RemovedAtInterrupt(const std::filesystem::path& folder)
-      : names_{(folder / "model.safetensors").string(), (folder / "config.json").string(), folder.string()} {
+  RemovedAtInterrupt(const std::filesystem::path& folder, std::initializer_list<const char*> files) {
+    for (const char* file : files) names_.push_back(folder / file);
+    names_.push_back(folder);
     for (const std::string& name : names_) add_interrupt_cleanup(name.c_str());
   }
   ~RemovedAtInterrupt() {
@@ -43,7 +47,7 @@ class RemovedAtInterrupt {
   RemovedAtInterrupt& operator=(const RemovedAtInterrupt&) = delete;
 
  private:
-  std::array<std::string, 3> names_;
+  std::vector<std::string> names_;
 };
 
 /// A folder under the system's temporary one that goes away with its owner.
@@ -53,7 +57,8 @@ class TemporaryFolder {
     std::string name = (std::filesystem::temp_directory_path() / "mmrec-bench-XXXXXX").string();
     if (mkdtemp(name.data()) == nullptr) throw OutputError(name + ": cannot make a temporary folder");
     path_ = name;
-    removed_.emplace(path_);
+    const auto files = {"model.safetensors", "config.json", kTokenizerFile, kPromptsFile, kRecordsFile};
+    removed_.emplace(path_, files);
   }
   ~TemporaryFolder() {
     std::error_code ignored;
@@ -68,7 +73,13 @@ class TemporaryFolder {
   std::optional<RemovedAtInterrupt> removed_;
 };
 
-models::SyntheticModel synthetic_model(const Arguments& arguments) {
+/// A model of random weights to be made.
+struct Synthetic {
+  models::SyntheticModel model;
+  std::int64_t vocab = 0;
+};
+
+Synthetic synthetic_model(const Arguments& arguments) {
   const auto sizes = arguments.integers("synthetic", {}, 1, std::int64_t{1} << 24);
   if (sizes.size() < 3 || sizes.size() > 4 || sizes[0] % 64 != 0) {
     throw UsageError(
@@ -78,9 +89,9 @@ models::SyntheticModel synthetic_model(const Arguments& arguments) {
   }
   const std::vector<std::string_view> names = models::architecture_names();
   const std::size_t name = arguments.choice("arch", names);
-  return models::synthetic_model(
-      names[name],
-      {.dim = sizes[0], .layers = sizes[1], .vocab = sizes[2], .ffn = sizes.size() == 4 ? sizes[3] : 4 * sizes[0]});
+  const std::int64_t ffn = sizes.size() == 4 ? sizes[3] : 4 * sizes[0];
+  return {models::synthetic_model(names[name], {.dim = sizes[0], .layers = sizes[1], .vocab = sizes[2], .ffn = ffn}),
+          sizes[2]};
 }
 
 void write_synthetic(const std::filesystem::path& folder, const models::SyntheticModel& model) {
@@ -98,7 +109,7 @@ void keep_synthetic(const std::filesystem::path& folder, const models::Synthetic
       throw RejectedFile(folder.string() + ": holds a model.safetensors without a config.json. Try: another --keep");
     }
     const bool is_new = !std::filesystem::exists(folder);
-    const RemovedAtInterrupt removed(folder);
+    const RemovedAtInterrupt removed(folder, {"model.safetensors", "config.json"});
     try {
       return write_synthetic(folder, model);
     } catch (...) {
@@ -134,6 +145,12 @@ BenchPlan plan_of(const Arguments& arguments, const RunOptions& run) {
   plan.slots = arguments.integer("slots", gpu ? 64 : kSlotsOnCpu, 1, kMostBatch);
   plan.most_drawn = gpu ? 512 : kDrawnOnCpu;
   plan.repeat = arguments.integer("repeat", gpu ? 5 : 3, 1, 1000);
+  // By default none: they need a second program and a tokenizer, and take a CPU more time than all the rest.
+  plan.offline.prompts = arguments.integer("offline", 0, 0, 1'000'000);
+  for (const char* name : {"device", "precision", "threads", "expert", "prefill", "sweep-tol", "calls", "bank"}) {
+    const auto value = arguments.text(name);
+    if (value) plan.offline.options.insert(plan.offline.options.end(), {fmt::format("--{}", name), *value});
+  }
   return plan;
 }
 
@@ -150,6 +167,7 @@ std::vector<BenchRun> run_all(const std::filesystem::path& folder, const RunOpti
     shorter.requests = std::min(plan.requests, kRequestsOnCpu);
     shorter.slots = std::min(plan.slots, kSlotsOnCpu);
     shorter.most_drawn = kDrawnOnCpu;
+    shorter.offline.prompts = 0;
     runs.push_back(run_bench(folder, on_cpu, shorter));
   }
   runs.push_back(run_bench(folder, options, plan));
@@ -159,7 +177,7 @@ std::vector<BenchRun> run_all(const std::filesystem::path& folder, const RunOpti
 int bench_main(const Arguments& arguments) {
   const RunOptions options = run_options(arguments);
   if (options.all_gpus) throw UsageError("--device cuda:all: one device is measured (expected cuda or cuda:N)");
-  const BenchPlan plan = plan_of(arguments, options);
+  BenchPlan plan = plan_of(arguments, options);
   constexpr std::array<std::string_view, 1> kComparable = {"cpu"};
   (void)arguments.choice("compare", kComparable);
   const bool compare = arguments.has("compare");
@@ -169,7 +187,7 @@ int bench_main(const Arguments& arguments) {
       throw UsageError(fmt::format("--{}: only with --synthetic", flag));
     }
   }
-  std::optional<models::SyntheticModel> synthetic;
+  std::optional<Synthetic> synthetic;
   std::filesystem::path given;
   if (arguments.has("synthetic")) {
     synthetic = synthetic_model(arguments);
@@ -184,17 +202,14 @@ int bench_main(const Arguments& arguments) {
   std::vector<BenchRun> runs;
   const GracefulScope graceful;
   try {
-    if (arguments.has("keep")) {
-      const std::filesystem::path folder = *arguments.text("keep");
-      keep_synthetic(folder, *synthetic);
-      runs = run_all(folder, options, plan, compare);
-    } else if (synthetic) {
-      const TemporaryFolder folder;
-      write_synthetic(folder.path(), *synthetic);
-      runs = run_all(folder.path(), options, plan, compare);
-    } else {
-      runs = run_all(given, options, plan, compare);
-    }
+    const bool keeps = arguments.has("keep");
+    const bool offline = plan.offline.prompts > 0;
+    if (keeps) keep_synthetic(given = *arguments.text("keep"), synthetic->model);
+    std::optional<TemporaryFolder> temporary;
+    if (offline || (synthetic && !keeps)) plan.offline.scratch = temporary.emplace().path();
+    if (synthetic && !keeps) write_synthetic(given = temporary->path(), synthetic->model);
+    if (synthetic && offline) give_tokenizer(given, synthetic->vocab);
+    runs = run_all(given, options, plan, compare);
   } catch (const Interrupted&) {
     log_line("interrupted");
     return interrupt_exit_code();

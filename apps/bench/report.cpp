@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "kernels/cpu/thread_pool.h"
 
 namespace mmrec::apps {
@@ -23,11 +25,19 @@ Json machine_json(const BenchRun& run) {
           {"sgemm_gflop_per_s", run.machine.sgemm_flops * 1e-9}};
 }
 
-/// The rate of requests that were served, of that of sequences in lock-step, which may count the prompts' prefill too.
-double share_of_lockstep(const BenchRow& served, const BenchRow& lockstep, bool with_prefill) {
-  BenchRow other = lockstep;
-  if (with_prefill) other.seconds += other.prefill_seconds;
-  return served.tokens_per_second() / other.tokens_per_second();
+/// The rate of requests that were served, of the best of sequences in lock-step, which may count the prompts' prefill
+/// too. Those draw as many tokens after each prompt as the requests, which may have ended early.
+double share_of_lockstep(const BenchRun& run, const BenchRow& served, bool with_prefill) {
+  const double tokens = static_cast<double>(served.all_tokens()) / static_cast<double>(served.batch);
+  double best = 0.0;
+  for (const BenchRow& other : run.rows) {
+    if (other.phase != Phase::kLockstep || other.tokens != served.tokens) continue;
+    if (served.phase == Phase::kServe && other.batch != served.slots) continue;
+    const double seconds =
+        other.seconds / static_cast<double>(other.tokens) * tokens + (with_prefill ? other.prefill_seconds : 0.0);
+    best = std::max(best, static_cast<double>(other.batch) * tokens / seconds);
+  }
+  return served.tokens_per_second_loaded() / best;
 }
 
 Json row_json(const BenchRun& run, const BenchRow& row) {
@@ -37,13 +47,16 @@ Json row_json(const BenchRun& run, const BenchRow& row) {
                 {"seconds", row.seconds},
                 {"tokens_per_s", row.tokens_per_second()},
                 {"us_per_token_and_layer", row.microseconds_per_token_and_layer(run.info.num_layers)}};
-  if (row.phase == Phase::kServe) {
-    entry["slots"] = row.slots;
-    for (const BenchRow& other : run.rows) {
-      if (other.phase != Phase::kLockstep) continue;
-      entry["share_of_lockstep"] = share_of_lockstep(row, other, false);
-      entry["share_of_lockstep_with_prefill"] = share_of_lockstep(row, other, true);
+  if (!row.has_work()) {
+    if (row.phase == Phase::kServe) {
+      entry["slots"] = row.slots;
+    } else {
+      entry["drawn_tokens"] = row.drawn;
+      entry["load_seconds"] = row.load_seconds;
+      entry["tokens_per_s_without_load"] = row.tokens_per_second_loaded();
     }
+    entry["share_of_lockstep"] = share_of_lockstep(run, row, false);
+    entry["share_of_lockstep_with_prefill"] = share_of_lockstep(run, row, true);
   } else if (row.multiplies()) {
     entry["gflop"] = row.flops * 1e-9;
     entry["gflop_per_s"] = row.flops / row.seconds * 1e-9;
@@ -56,7 +69,7 @@ Json row_json(const BenchRun& run, const BenchRow& row) {
     entry[run.on_gpu() ? "share_of_copy_bandwidth" : "share_of_read_bandwidth"] =
         row.bytes / row.seconds / run.peak_bytes();
   }
-  if (run.on_gpu()) entry["device_memory_bytes"] = row.device_memory;
+  if (run.on_gpu() && row.phase != Phase::kOffline) entry["device_memory_bytes"] = row.device_memory;
   entry["host_memory_bytes"] = row.host_memory;
   return entry;
 }
@@ -107,9 +120,27 @@ std::vector<Speedup> speedups(const BenchRun& last, const BenchRun& other) {
 std::string ratio_lines(const BenchRun& run) {
   std::string text;
   for (const BenchRow& row : run.rows) {
+    if (row.phase == Phase::kServe) {
+      text += fmt::format(
+          "serve, {} requests in {} slots: {:.1f} % of the tokens/s of as many sequences in lock-step, {:.1f} % with "
+          "the prefill of theirs\n",
+          row.batch, row.slots, 100.0 * share_of_lockstep(run, row, false), 100.0 * share_of_lockstep(run, row, true));
+      continue;
+    }
+    if (row.phase == Phase::kOffline) {
+      text += fmt::format(
+          "offline, {} prompts through mmrec-generate: {} tokens in {:.2f} s from its start to its end; without {:.2f} "
+          "s "
+          "of loading {:.1f} tok/s\n"
+          "offline, without loading: {:.1f} % of the tokens/s of the best lock-step, {:.1f} % with the prefill of as "
+          "many prompts\n",
+          row.batch, row.drawn, row.seconds, row.load_seconds, row.tokens_per_second_loaded(),
+          100.0 * share_of_lockstep(run, row, false), 100.0 * share_of_lockstep(run, row, true));
+      continue;
+    }
+    if (row.phase == Phase::kLockstep) continue;
     const BenchRow* other = nullptr;
     for (const BenchRow& candidate : run.rows) {
-      if (row.phase == Phase::kServe && candidate.phase == Phase::kLockstep) other = &candidate;
       if (candidate.phase != row.phase) continue;
       if (row.phase == Phase::kPrefill) {
         const bool shorter = candidate.batch == row.batch && candidate.tokens < row.tokens;
@@ -121,15 +152,6 @@ std::string ratio_lines(const BenchRun& run) {
     }
     if (other == nullptr) continue;
     const double rate = row.tokens_per_second() / other->tokens_per_second();
-    if (row.phase == Phase::kServe) {
-      text += fmt::format(
-          "serve, {} requests in {} slots: {:.1f} % of the tokens/s of as many sequences in lock-step, {:.1f} % with "
-          "the "
-          "prefill of theirs\n",
-          row.batch, row.slots, 100.0 * share_of_lockstep(row, *other, false),
-          100.0 * share_of_lockstep(row, *other, true));
-      continue;
-    }
     if (row.phase == Phase::kScore) {
       text += fmt::format("score, {} documents: {:.2f} times the tokens/s of one as long as all\n", row.batch, rate);
       continue;
@@ -189,7 +211,7 @@ std::string run_table(const BenchRun& run) {
             : prefill
                 ? fmt::format("{:>11.1f}{:>8.1f}%{:>9}{:>9}{:>8.2f}", rate * 1e-9, share, "", "", row.sweeps_per_token)
                 : fmt::format("{:>11}{:>9}{:>9.2f}{:>8.1f}%{:>8}", "", "", rate * 1e-9, share, "");
-    if (run.on_gpu()) text += fmt::format("{:>10.1f}", megabytes(row.device_memory));
+    if (run.on_gpu() && row.phase != Phase::kOffline) text += fmt::format("{:>10.1f}", megabytes(row.device_memory));
     text += "\n";
   }
   return text + ratio_lines(run);

@@ -4,9 +4,9 @@
 #include <chrono>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <span>
 #include <system_error>
-#include <tuple>
 #include <utility>
 
 #include "apps/bench/serve.h"
@@ -93,37 +93,35 @@ class Bench {
   void serve() {
     const auto slots = static_cast<int>(plan_.slots);
     const std::int64_t vocab = run_.info.vocab_size;
-    const Tokenizer tokenizer = made_up_tokenizer(vocab);
+    const Tokenizer tokenizer = Tokenizer::from_bytes(made_up_pieces(vocab), {}, "a made-up tokenizer");
     const std::vector<ServedRequest> requests = some_requests(plan_.requests, plan_.most_drawn, vocab);
-    BenchRow lockstep{Phase::kLockstep, slots, mean_drawn(plan_.most_drawn)};
     BenchRow served{Phase::kServe, plan_.requests, mean_drawn(plan_.most_drawn), slots};
-    const std::int64_t prompt = mean_prompt(requests);
-    const std::vector<int> prompts = some_tokens(slots * prompt, vocab);
-    const auto in_lockstep = [&] {
-      Session session = new_session(slots);
-      std::vector<double> prefills;
-      const double seconds = repeated([&] {
-        session.reset();
-        const auto start = Clock::now();
-        session.prefill(prompts);
-        (void)session.logits();
-        prefills.push_back(seconds_since(start));
-        return lock_step_seconds(session, lockstep.tokens);
-      });
-      return std::pair(seconds, *std::min_element(prefills.begin(), prefills.end()));
-    };
-    std::tie(lockstep.seconds, lockstep.prefill_seconds) = in_lockstep();
+    BenchRow before = lockstep(slots, served.tokens, mean_prompt(requests));
     std::vector<ServedRequest> warm_up(requests.begin(),
                                        requests.begin() + std::min<std::ptrdiff_t>(slots, std::ssize(requests)));
     for (ServedRequest& request : warm_up) request.drawn = kLeastDrawn;
     serve_seconds(model_, tokenizer, run_.options.session, slots, warm_up);
     served.seconds = serve_seconds(model_, tokenizer, run_.options.session, slots, requests);
-    const auto [seconds, prefill_seconds] = in_lockstep();
-    lockstep.seconds = std::min(lockstep.seconds, seconds);
-    lockstep.prefill_seconds = std::min(lockstep.prefill_seconds, prefill_seconds);
-    lockstep.bytes = static_cast<double>(decoded_bytes(run_.info, prompt, lockstep.tokens));
-    add(lockstep);
+    const BenchRow after = lockstep(slots, served.tokens, mean_prompt(requests));
+    before.seconds = std::min(before.seconds, after.seconds);
+    before.prefill_seconds = std::min(before.prefill_seconds, after.prefill_seconds);
+    add(before);
     add(served);
+  }
+
+  /// What mmrec-generate did, and sequences in lock-step, of which the best number counts.
+  void offline(const OfflineRun& done) {
+    const std::vector<std::int64_t> batches =
+        run_.on_gpu() ? std::vector<std::int64_t>{64, 256, 1024} : std::vector<std::int64_t>{1, 4, 16, 64};
+    for (const std::int64_t batch : batches) {
+      if (batch == batches.front() || batch <= plan_.offline.prompts)
+        add(lockstep(batch, plan_.decode, done.mean_prompt));
+    }
+    BenchRow row{Phase::kOffline, plan_.offline.prompts, plan_.decode};
+    row.seconds = done.seconds;
+    row.load_seconds = done.load_seconds;
+    row.drawn = done.drawn;
+    add(row);
   }
 
  private:
@@ -145,6 +143,25 @@ class Bench {
     }
     std::sort(seconds.begin(), seconds.end());
     return run_.on_gpu() ? seconds[seconds.size() / 2] : seconds.front();
+  }
+
+  /// `batch` sequences that draw `tokens` tokens each after prompts of `prompt` tokens.
+  BenchRow lockstep(std::int64_t batch, std::int64_t tokens, std::int64_t prompt) const {
+    BenchRow row{Phase::kLockstep, batch, tokens};
+    const std::vector<int> prompts = some_tokens(batch * prompt, run_.info.vocab_size);
+    Session session = new_session(batch);
+    std::vector<double> prefills;
+    row.seconds = repeated([&] {
+      session.reset();
+      const auto start = Clock::now();
+      session.prefill(prompts);
+      (void)session.logits();
+      prefills.push_back(seconds_since(start));
+      return lock_step_seconds(session, tokens);
+    });
+    row.prefill_seconds = *std::min_element(prefills.begin(), prefills.end());
+    row.bytes = static_cast<double>(decoded_bytes(run_.info, prompt, tokens));
+    return row;
   }
 
   void add(BenchRow row) {
@@ -256,6 +273,8 @@ std::string_view to_string(Phase phase) {
       return "serve";
     case Phase::kScore:
       return "score";
+    case Phase::kOffline:
+      return "offline";
   }
   return "unknown";
 }
@@ -270,6 +289,14 @@ BenchRun run_bench(const std::filesystem::path& folder, const RunOptions& option
   if (!wants_gpu) run.machine = measure_machine_apart();
   read_into_page_cache(folder);
   check_interrupt();
+
+  // Before this process has a model: mmrec-generate finds the machine as its users do.
+  std::optional<OfflineRun> offline;
+  if (plan.offline.prompts > 0) {
+    std::int64_t pieces = 0;
+    read_folder(folder, options, [&] { pieces = Tokenizer::load(folder).vocab_size(); });
+    offline = run_offline(folder, plan.offline, some_requests(plan.offline.prompts, kLeastDrawn, pieces), plan.decode);
+  }
 
   std::uint64_t free_before = 0;
   if (wants_gpu && models::cuda_unusable_reason(options.gpu).empty()) {
@@ -300,6 +327,7 @@ BenchRun run_bench(const std::filesystem::path& folder, const RunOptions& option
   }
   if (plan.documents > 0) bench.score();
   if (plan.requests > 0) bench.serve();
+  if (offline) bench.offline(*offline);
   if (gpu) {
     run.device = best_of(run.device, measure_device(run.info.precision, options.gpu));
   } else {

@@ -9,6 +9,7 @@
 
 #include "apps/bench/device.h"
 #include "apps/bench/machine.h"
+#include "apps/bench/offline.h"
 #include "apps/common/model_folder.h"
 #include "mmrec/model.h"
 #include "models/architecture.h"
@@ -30,19 +31,20 @@ struct BenchPlan {
   std::int64_t slots = 0;                    // that they share
   std::int64_t most_drawn = 0;               // tokens of a request
   std::int64_t repeat = 0;                   // runs of each; on the CPU the best counts, on a GPU the median
+  OfflinePlan offline;                       // each prompt draws `decode` tokens
 };
 
 /// prefill   logits after a prompt, fetched
 /// decode    given tokens, one after another; logits fetched after the last
 /// generate  tokens drawn where the logits are (greedily), each before the next is computed
-/// lockstep  the same by the default chain of samplers: as many sequences as there are slots, as many tokens as
-/// requests
-///           draw on average
+/// lockstep  the same by the default chain of samplers, after prompts of mean length: for serve as many sequences as
+///           there are slots, which draw as many tokens as requests on average; for offline several numbers of them
 /// serve     requests of different lengths through a Generator, prompts and all; tokens are those drawn
 /// score     log-probs of documents of kLeastDocument to kMostDocument tokens, `batch` of them with `tokens` on
 /// average,
 ///           or of one with as many as all
-enum class Phase : std::uint8_t { kPrefill, kDecode, kGenerate, kLockstep, kServe, kScore };
+/// offline   a file of prompts through mmrec-generate, from the program's start to its end; tokens are the most drawn
+enum class Phase : std::uint8_t { kPrefill, kDecode, kGenerate, kLockstep, kServe, kScore, kOffline };
 inline constexpr std::int64_t kLeastDocument = 32;
 inline constexpr std::int64_t kMostDocument = 96;
 std::string_view to_string(Phase phase);
@@ -54,6 +56,8 @@ struct BenchRow {
   std::int64_t slots = 0;   // served: sequences at once
   double seconds = 0.0;
   double prefill_seconds = 0.0;  // in lock-step: of the prompts before it, all at once
+  double load_seconds = 0.0;     // offline: of the program with one prompt that draws one token
+  std::int64_t drawn = 0;        // offline: tokens of all prompts
   double flops = 0.0;            // prefill, score: products done
   double bytes = 0.0;            // decode, generate: weights read
   double sweeps_per_token = 0.0;
@@ -64,11 +68,16 @@ struct BenchRow {
   /// Whether products limit it, not the reading of weights.
   bool multiplies() const { return phase == Phase::kPrefill || phase == Phase::kScore; }
   /// Whether there is a number of bytes read or products done to go by.
-  bool has_work() const { return phase != Phase::kServe; }
-  double tokens_per_second() const { return static_cast<double>(batch * tokens) / seconds; }
-  /// Of one sequence's token, or of one step of all sequences.
+  bool has_work() const { return phase != Phase::kServe && phase != Phase::kOffline; }
+  std::int64_t all_tokens() const { return phase == Phase::kOffline ? drawn : batch * tokens; }
+  double tokens_per_second() const { return static_cast<double>(all_tokens()) / seconds; }
+  /// Offline: without loading, unless so little was drawn that the two runs took the same time.
+  double tokens_per_second_loaded() const {
+    return static_cast<double>(all_tokens()) / (seconds > load_seconds ? seconds - load_seconds : seconds);
+  }
+  /// Of one sequence's token, or of one step of all sequences; offline of one token of any.
   double microseconds_per_token_and_layer(std::int64_t layers) const {
-    const std::int64_t done = multiplies() || slots > 0 ? batch * tokens : tokens;
+    const std::int64_t done = multiplies() || !has_work() ? all_tokens() : tokens;
     return seconds * 1e6 / static_cast<double>(done * layers) * static_cast<double>(std::max<std::int64_t>(slots, 1));
   }
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "mmrec/model.h"
@@ -28,8 +29,9 @@ std::int64_t mean_prompt(const std::vector<ServedRequest>& requests);
 /// Mean number of tokens that such requests draw.
 constexpr std::int64_t mean_drawn(std::int64_t most_drawn) { return (kLeastDrawn + most_drawn) / 2; }
 
-/// A tokenizer of `vocab` made-up pieces, for models that have none.
-Tokenizer made_up_tokenizer(std::int64_t vocab);
+/// A sentencepiece model of `vocab` made-up pieces, for models that have no tokenizer: an unknown one, a beginning of
+/// sequence, no end of it.
+std::string made_up_pieces(std::int64_t vocab);
 
 /// Seconds from the first request's submission to the last one's end, in `slots` slots, with the default chain of
 /// samplers. Throws Interrupted.

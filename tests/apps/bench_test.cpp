@@ -1,4 +1,6 @@
 // mmrec-bench: that its figures are there and add up, and that it leaves nothing behind.
+#include <fstream>
+
 #include "apps/bench/work.h"
 #include "models/mmrec/mmrec.h"
 #include "tests/apps/programs.h"
@@ -106,6 +108,87 @@ TEST(Bench, AnInterruptRemovesTheSyntheticModel) {
   process.send(SIGINT);
   const Outcome outcome = process.wait();
   EXPECT_EQ(outcome.code, 130) << outcome.err;
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+constexpr const char* kShort = " --lengths 8 --batches 1 --documents 0 --requests 0 --repeat 1 --decode ";
+
+// The made-up tokenizer has no end of sequence, so that each of the five prompts draws six tokens.
+TEST(Bench, RunsAFileOfPromptsThroughTheProgram) {
+  const TempFolder folder;
+  const Json json = json_of(run(split("/usr/bin/env TMPDIR=" + folder.path().string() + " " + kBench +
+                                      " --device cpu --synthetic 64,2,300 --offline 5 --json" + kShort + "6")));
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+  ASSERT_EQ(json["rows"].size(), 6U);  // prefill, decode, generate, lockstep of one and of four, offline
+  const Json& offline = json["rows"][5];
+  EXPECT_EQ(offline["phase"], "offline");
+  EXPECT_EQ(offline["batch"], 5);
+  EXPECT_EQ(offline["tokens"], 6);
+  EXPECT_EQ(offline["drawn_tokens"], 30);
+  const double seconds = offline["seconds"].get<double>();
+  const double load = offline["load_seconds"].get<double>();
+  EXPECT_GT(load, 0.0);
+  EXPECT_NEAR(offline["tokens_per_s"].get<double>() * seconds, 30.0, 1e-9);
+  const double rate = 30.0 / (seconds > load ? seconds - load : seconds);
+  EXPECT_NEAR(offline["tokens_per_s_without_load"].get<double>() / rate, 1.0, 1e-9);
+  double best = 0.0;
+  double best_with_prefill = 0.0;
+  for (const std::size_t i : {3U, 4U}) {
+    const Json& lockstep = json["rows"][i];
+    EXPECT_EQ(lockstep["phase"], "lockstep");
+    EXPECT_EQ(lockstep["batch"], i == 3 ? 1 : 4);
+    EXPECT_EQ(lockstep["tokens"], 6);
+    const double tokens = 6.0 * lockstep["batch"].get<double>();
+    const double stepping = lockstep["seconds"].get<double>();
+    best = std::max(best, tokens / stepping);
+    best_with_prefill = std::max(best_with_prefill, tokens / (stepping + lockstep["prefill_seconds"].get<double>()));
+  }
+  EXPECT_NEAR(offline["share_of_lockstep"].get<double>() / (rate / best), 1.0, 1e-9);
+  EXPECT_NEAR(offline["share_of_lockstep_with_prefill"].get<double>() / (rate / best_with_prefill), 1.0, 1e-9);
+}
+
+TEST(Bench, GivesAKeptModelATokenizerOnce) {
+  const TempFolder folder;
+  const std::string options = "--synthetic 64,1,300 --offline 1 --keep " + (folder / "kept").string() + kShort + "1";
+  const std::filesystem::path tokenizer = folder / "kept/tokenizer.model";
+  expect_says(bench(options).out, {"offline, 1 prompts through mmrec-generate: 1 tokens in "});
+  const auto written = std::filesystem::last_write_time(tokenizer);
+  EXPECT_EQ(bench(options).code, 0);
+  EXPECT_EQ(std::filesystem::last_write_time(tokenizer), written);
+  EXPECT_EQ(files_in(folder / "kept"), 3);
+}
+
+TEST(Bench, SaysWhyTheProgramFailed) {
+  const TempFolder folder;
+  copy_files(kTiny, folder.path(), {"config.json", "model.safetensors"});
+  const std::string options = "--offline 2 -m " + folder.path().string() + kShort + "1";
+  expect_refused(bench(options), 3, {"tokenizer.model"});
+  copy_files(kTiny, folder.path(), {"tokenizer.model"});
+  write_file(folder / "generation_config.json", "{");
+  expect_refused(bench(options), 1, {"/mmrec-generate ended with exit code 3: ", "generation_config.json"});
+}
+
+/// Whether a process has `text` in its command line.
+bool runs(const std::string& text) {
+  std::error_code gone;
+  for (const auto& process : std::filesystem::directory_iterator("/proc")) {
+    if (!std::filesystem::exists(process.path() / "cmdline", gone)) continue;
+    std::ifstream line(process.path() / "cmdline", std::ios::binary);
+    if (std::string(std::istreambuf_iterator<char>(line), {}).find(text) != std::string::npos) return true;
+  }
+  return false;
+}
+
+TEST(Bench, AnInterruptEndsTheProgramThatRunsThePrompts) {
+  const TempFolder folder;
+  const std::string here = folder.path().string();
+  Process process(split("/usr/bin/env TMPDIR=" + here + " " + kBench +
+                        " --device cpu --synthetic 64,2,300 --offline 9" + kShort + "1000000"));
+  wait_for([&] { return !process.running() || runs(here + "/mmrec-bench-"); });
+  EXPECT_TRUE(process.running());
+  process.send(SIGINT);
+  EXPECT_EQ(process.wait().code, 130);
+  EXPECT_FALSE(runs(here));
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 

@@ -170,7 +170,8 @@ class SchemasTest(unittest.TestCase):
 
     def test_bench(self):
         report = json.loads(run(BENCH, "--device", "cpu", "-m", TINY, "--lengths", "16", "--batches", "1", "--decode", "4",
-                                "--documents", "2", "--requests", "2", "--slots", "2", "--repeat", "1", "--json"))
+                                "--documents", "2", "--requests", "2", "--slots", "2", "--offline", "2", "--repeat", "1",
+                                "--json"))
         gpu = copy.deepcopy(report)  # what a GPU's report has instead: the machine's figures, the shares' names
         gpu["machine"] = {"device": "NVIDIA H200", "copy_gb_per_s": 1.0, "read_gb_per_s": 1.0, "product_gflop_per_s": 1.0}
         del gpu["peak_memory_limit_bytes"]
