@@ -3,7 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <span>
@@ -25,8 +27,9 @@ class Drawer {
   /// Draws samples[i] as draws[i] says, whose options must be in range. Without `logprobs` those of the samples are 0.
   /// Throws what the executor throws. If there are runs to step `ahead`, as for Executor::draw_and_step, returns
   /// whether they were.
-  bool draw(models::Executor& executor, std::span<const models::Draw> draws, bool logprobs, std::span<Sample> samples,
-            const Logits& logits, const Failed& failed, std::span<const models::Run> ahead = {}) {
+  bool draw(models::Executor& executor, const models::ExecutionOptions& options, std::span<const models::Draw> draws,
+            bool logprobs, std::span<Sample> samples, const Logits& logits, const Failed& failed,
+            std::span<const models::Run> ahead = {}) {
     tokens_.assign(draws.size(), -1);
     logprobs_.resize(logprobs ? draws.size() : 0);
     const bool has_stepped = !ahead.empty() && executor.draw_and_step(draws, ahead, tokens_, logprobs_);
@@ -44,16 +47,33 @@ class Drawer {
       }
       const std::span<const float> rows = logits(begin, count);
       const std::size_t vocab = rows.size() / count;
-      for (std::size_t n = 0; n < count; ++n, ++begin) {
-        const models::Draw& draw = draws[begin];
+      samplers_.resize(count > 1 ? models::Executor::kMostThreads : std::max<std::size_t>(samplers_.size(), 1));
+      faults_.assign(count, nullptr);
+      const auto sample = [&](std::int64_t item, int thread) {
+        const auto n = static_cast<std::size_t>(item);
+        const models::Draw& draw = draws[begin + n];
+        Sample& to = samples[begin + n];
         try {
           const Sampler sampler(draw.options);
-          sampler_ = sampler;  // a copy: this one keeps the memory of its scratch
-          samples[begin] = sampler_.sample(rows.subspan(n * vocab, vocab), draw.recent, draw.step, draw.sequence);
-          if (!logprobs) samples[begin].logprob = 0.0F;
+          Sampler& own = samplers_[static_cast<std::size_t>(thread)];
+          own = sampler;  // a copy: this one keeps the memory of its scratch
+          to = own.sample(rows.subspan(n * vocab, vocab), draw.recent, draw.step, draw.sequence, logprobs);
           // If the device found nothing to draw, the host's sampler mostly has thrown the reason by now. A sequence
           // that has stepped has other logits, mostly with the same fault.
           if (can_draw) throw NumericError(fmt::format("step {}: the device found no token to draw", draw.step));
+        } catch (...) {
+          faults_[n] = std::current_exception();
+        }
+      };
+      if (count > 1) {
+        executor.share(static_cast<std::int64_t>(count), options, sample);
+      } else {
+        sample(0, 0);
+      }
+      for (std::size_t n = 0; n < count; ++n, ++begin) {
+        if (!faults_[n]) continue;
+        try {
+          std::rethrow_exception(faults_[n]);
         } catch (const std::exception& error) {
           failed(begin, error);
         }
@@ -65,9 +85,10 @@ class Drawer {
  private:
   static constexpr std::size_t kMostFetched = 64;  // rows of logits at a time
 
-  std::vector<int> tokens_;      // scratch, of each draw
-  std::vector<float> logprobs_;  // likewise, or empty
-  Sampler sampler_;
+  std::vector<int> tokens_;        // scratch, of each draw
+  std::vector<float> logprobs_;    // likewise, or empty
+  std::vector<Sampler> samplers_;  // of each thread
+  std::vector<std::exception_ptr> faults_;
 };
 
 }  // namespace mmrec::engine

@@ -218,7 +218,7 @@ class GeneratorDevice {
       if (likeliest || !goes_on) runs_.clear();
       samples_.assign(draws_.size(), {});
       has_stepped = drawer_.draw(
-          executor(), draws_, logprobs, samples_,
+          executor(), execution_, draws_, logprobs, samples_,
           [&](std::size_t first, std::size_t count) { return logits(draws_[first].slot, count); },
           [&](std::size_t n, const std::exception& error) { running_[drawing[n]]->text.fail(error.what()); }, runs_);
       for (std::size_t n = 0; n < drawing.size(); ++n) {

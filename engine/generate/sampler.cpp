@@ -42,13 +42,8 @@ void check(const SamplerOptions& options) {
   }
 }
 
-/// log Σ exp(logits) as largest + rest, kept apart because their sum would round the rest away where logits are huge.
-struct LogSumExp {
-  double largest, rest;
-};
-
-/// Of finite logits and -inf; throws for anything else.
-LogSumExp log_sum_exp(std::span<const float> logits, std::uint64_t step) {
+/// The largest of finite logits and -inf; throws for anything else, and where all are -inf.
+float largest_of(std::span<const float> logits, std::uint64_t step) {
   constexpr std::size_t kLanes = 16;  // independent maxima, which compilers turn into vector instructions
   std::array<float, kLanes> maxima{};
   maxima.fill(-std::numeric_limits<float>::infinity());
@@ -73,10 +68,17 @@ LogSumExp log_sum_exp(std::span<const float> logits, std::uint64_t step) {
   }
   const float largest = *std::max_element(maxima.begin(), maxima.end());
   if (std::isinf(largest)) throw NumericError(fmt::format("step {}: all {} logits are -inf", step, logits.size()));
+  return largest;
+}
+
+/// Log-softmax at `token`. log Σ exp(logits) is largest + rest, kept apart because their sum would round the rest away
+/// where logits are huge.
+float logprob_of(std::span<const float> logits, float largest, int token) {
   // Terms of fp32 precision in a sum of fp64: good to 1e-7, what the result is rounded to.
   double sum = 0.0;
   for (const float x : logits) sum += static_cast<double>(std::exp(x - largest));
-  return {static_cast<double>(largest), std::log(sum)};
+  const auto logit = static_cast<double>(logits[static_cast<std::size_t>(token)]);
+  return static_cast<float>((logit - static_cast<double>(largest)) - std::log(sum));
 }
 
 // The total order of selection.
@@ -90,7 +92,7 @@ constexpr auto kById = [](const auto& a, const auto& b) { return a.token < b.tok
 Sampler::Sampler(const SamplerOptions& options) : options_(options) { check(options_); }
 
 Sample Sampler::sample(std::span<const float> logits, std::span<const int> recent, std::uint64_t step,
-                       std::uint64_t sequence) {
+                       std::uint64_t sequence, bool logprob) {
   engine::require(!logits.empty(), "sampler: found no logits, expected one per token of the vocabulary");
   const std::size_t window = std::min(recent.size(), static_cast<std::size_t>(options_.repetition_window));
   recent = recent.last(window);
@@ -98,7 +100,7 @@ Sample Sampler::sample(std::span<const float> logits, std::span<const int> recen
     engine::require(recent[i] >= 0 && static_cast<std::size_t>(recent[i]) < logits.size(),
                     "sampler: recent token {} is {}, expected 0..{}", i, recent[i], logits.size() - 1);
   }
-  const LogSumExp normaliser = log_sum_exp(logits, step);
+  const float largest = largest_of(logits, step);
 
   std::size_t vocab = logits.size();
   if (options_.vocab_limit > 0) vocab = std::min(vocab, static_cast<std::size_t>(options_.vocab_limit));
@@ -115,8 +117,7 @@ Sample Sampler::sample(std::span<const float> logits, std::span<const int> recen
   const int token = options_.temperature == 0.0F
                         ? std::min_element(candidates_.begin(), candidates_.end(), kBefore)->token
                         : draw(kernels::philox_uniform(options_.seed, sequence, step));
-  const auto logit = static_cast<double>(logits[static_cast<std::size_t>(token)]);
-  return {token, static_cast<float>((logit - normaliser.largest) - normaliser.rest)};
+  return {token, logprob ? logprob_of(logits, largest, token) : 0.0F};
 }
 
 /// Once per distinct token, however often it occurred. Requires: candidates_ in order of ids.

@@ -143,7 +143,7 @@ struct Session::Impl {
   void draw(std::span<const models::Draw> of_each, bool logprobs, std::span<Sample> samples) {
     const auto vocab = static_cast<std::size_t>(vocab_size);
     drawer.draw(
-        executor(), of_each, logprobs, samples,
+        executor(), options, of_each, logprobs, samples,
         [&](std::size_t first, std::size_t count) { return fetched_logits().subspan(first * vocab, count * vocab); },
         [](std::size_t, const std::exception&) { throw; });
   }

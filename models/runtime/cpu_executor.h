@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -87,6 +88,11 @@ class CpuExecutor final : public ExecutorBase<CpuExecutor<Arch>, kernels::Cpu> {
   /// With the bundled model on two cores, steps of 128 take 3 % more time per token than steps of 200, those of 32 10
   /// %.
   int sequences_of_a_step() override { return fitting(128); }
+
+  void share(std::int64_t count, const ExecutionOptions& options,
+             const std::function<void(std::int64_t, int)>& body) override {
+    worker(options, 1)->backend.pool().share_items(count, body);
+  }
 
   Done run(const Work& work, const ExecutionOptions& options) override {
     return worker(options, static_cast<std::int64_t>(work.runs.size()))->forward.run(work, resolve_on_cpu(options));

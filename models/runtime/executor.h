@@ -159,6 +159,15 @@ class Executor {
     return false;
   }
 
+  /// Work of the host: body(item, thread) for each item in [0, count) on threads that the executor has, if any;
+  /// 0 <= thread < kMostThreads. `body` must not throw and not call the executor.
+  virtual void share(std::int64_t count, const ExecutionOptions& options,
+                     const std::function<void(std::int64_t, int)>& body) {
+    static_cast<void>(options);
+    for (std::int64_t item = 0; item < count; ++item) body(item, 0);
+  }
+  static constexpr int kMostThreads = 256;
+
   /// Starts a decode loop of the sequence at `position`. Its draws have the options of `first` and the steps that
   /// follow, and its tokens become recent ones. Null if this executor cannot.
   virtual std::unique_ptr<TokenStream> draw_ahead(const Draw& first, std::int64_t position, bool logprobs) {
