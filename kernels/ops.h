@@ -81,7 +81,8 @@ inline constexpr std::int64_t kRowTile = 128;
 /// x [n, in], weight [out, in], bias [out] or null, residual [n, out] or null; y [n, out]. Y is A or float. residual
 /// may alias y. force_row_kernel: no rows form a whole tile, however many there are. Callers set it for rows that stand
 /// together by chance. It has no meaning on a backend without tiles. `linear(backend, span<const Linear>)` runs
-/// independent jobs as one parallel region.
+/// independent jobs as one parallel region. y_rows, where linear_takes_rows() allows it: row r of y lies at y_rows[r],
+/// 16-byte aligned, in memory of Space; y has the shape alone.
 template <class Space, class A = float, class Y = A>
 struct Linear {
   MatrixView<const A, Space> x = {};
@@ -92,12 +93,16 @@ struct Linear {
   MatrixView<const Y, Space> residual = {};
   float residual_scale = 1.0F;
   bool force_row_kernel = false;
+  Y* const* y_rows = nullptr;
 };
 void linear(Cpu& cpu, std::span<const Linear<Host>> jobs);
 /// On a device there are three classes of row numbers: up to kTileColumns, kFewRows, more. A row's result does not
 /// depend on how many rows of its class there are.
 template <class A, class Y>
 void linear(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, LinearAlgo algo = {});
+/// Whether a device takes a job's y_rows: fp32 results of many rows of 16 bits, without a residual.
+template <class A>
+bool linear_takes_rows(const Cuda& cuda, const Linear<Device, A, float>& job);
 template <class A, class Y>
 void linear(Cuda& cuda, const Linear<Device, A, Y>& job, LinearAlgo algo = {}) {
   linear(cuda, std::span<const Linear<Device, A, Y>>(&job, 1), algo);

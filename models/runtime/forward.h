@@ -143,9 +143,7 @@ class Forward {
     Done none;
     const Path path = net_.run(step_, none);
     if (laid_out_) {
-      const Matrix<float> rows = logits_scratch(laid_out_->all());
-      predict(net_.hidden(rows.rows), rows);
-      copy_rows_listed(step_tables_, listed_logits_, rows.rows);
+      step_logits();
     } else if (path == Path::kRows && batches_.size() > 1) {
       slots_.clear();
       for (const ChunkRun& run : chunk_) slots_.push_back(run.slot);
@@ -254,13 +252,14 @@ class Forward {
   }
   // For logits of slots that do not.
   Matrix<float> logits_scratch(std::int64_t rows) {
-    const auto size = static_cast<std::size_t>(rows * net_.vocab());
+    const std::int64_t stride = (net_.vocab() + 3) / 4 * 4;  // 16 bytes
+    const auto size = static_cast<std::size_t>(rows * stride);
     if (logits_.size() < size) {
       moved_ = true;
       logits_ = {};
       logits_ = backend_.template allocate<float>(size);
     }
-    return {logits_.data(), rows, net_.vocab()};
+    return {logits_.data(), rows, net_.vocab(), stride};
   }
   void copy_between(Matrix<float> rows, std::span<const Slot> slots, bool to_slots) {
     tables_.clear();
@@ -273,19 +272,47 @@ class Forward {
     tables_.send();
     copy_rows_listed(tables_, list, rows.rows);
   }
-  // The laid out step's logits to its slots; rows of no sequence to themselves.
+  // Lists where the laid out step's logits go: those of rows of no sequence stay in the scratch. The product writes
+  // them there, or a copy does where it takes no list.
   void list_logits() {
     moved_ = moved_ || laid_out_->moved;
-    const Matrix<float> rows = logits_scratch(laid_out_->all());
-    const auto row = [&](std::int64_t number) { return reinterpret_cast<std::byte*>(rows.row(number)); };
-    step_tables_.clear();
-    listed_logits_ = step_tables_.template place<kernels::RowCopy<A>>(static_cast<std::size_t>(rows.rows));
-    for (std::int64_t r = 0; r < rows.rows; ++r) step_tables_.host(listed_logits_)[r] = {row(r), row(r)};
+    const std::int64_t all = laid_out_->all();
+    if constexpr (kListsRows)
+      writes_slots_ = linear_takes_rows(backend_, Job{.x = net_.hidden(all), .weight = net_.head()});
+    const Matrix<float> scratch = logits_scratch(writes_slots_ ? all - std::ssize(chunk_) : all);
+    rows_of_slots_.assign(static_cast<std::size_t>(all), nullptr);
     for (std::size_t i = 0; i < chunk_.size(); ++i) {
-      step_tables_.host(listed_logits_)[net_.row_of()[i]].to =
-          reinterpret_cast<std::byte*>(logits(chunk_[i].slot, 1).data);
+      rows_of_slots_[static_cast<std::size_t>(net_.row_of()[i])] = logits(chunk_[i].slot, 1).data;
+    }
+    step_tables_.clear();
+    if (writes_slots_) {
+      listed_rows_ = step_tables_.template place<float*>(rows_of_slots_.size());
+      std::int64_t spare = 0;
+      for (std::size_t r = 0; r < rows_of_slots_.size(); ++r) {
+        float* const at = rows_of_slots_[r];
+        step_tables_.host(listed_rows_)[r] = at != nullptr ? at : scratch.row(spare++);
+      }
+    } else {
+      listed_logits_ = step_tables_.template place<kernels::RowCopy<A>>(rows_of_slots_.size());
+      for (std::size_t r = 0; r < rows_of_slots_.size(); ++r) {
+        float* const from = scratch.row(static_cast<std::int64_t>(r));
+        float* const to = rows_of_slots_[r] != nullptr ? rows_of_slots_[r] : from;
+        step_tables_.host(listed_logits_)[r] = {reinterpret_cast<std::byte*>(from), reinterpret_cast<std::byte*>(to)};
+      }
     }
     moved_ = step_tables_.send() || moved_;
+  }
+  void step_logits() {
+    const std::int64_t all = laid_out_->all();
+    if (writes_slots_) {
+      const Matrix<float> shape{nullptr, all, net_.vocab()};
+      const Job job{
+          .x = net_.hidden(all), .weight = net_.head(), .y = shape, .y_rows = step_tables_.device(listed_rows_)};
+      return kernels::linear(backend_, std::span<const Job>(&job, 1));
+    }
+    const Matrix<float> rows = logits_scratch(all);
+    predict(net_.hidden(all), rows);
+    copy_rows_listed(step_tables_, listed_logits_, all);
   }
   void copy_rows_listed(Tables<Backend>& tables, Placed<kernels::RowCopy<A>> list, std::int64_t count) {
     if constexpr (kListsRows) {
@@ -365,7 +392,10 @@ class Forward {
   std::optional<StepRows> laid_out_;  // likewise
   bool moved_ = false;                // memory that recorded steps use
   Tables<Backend> tables_, step_tables_;
+  bool writes_slots_ = false;  // the head's product of the step at hand
+  Placed<float*> listed_rows_;
   Placed<kernels::RowCopy<A>> listed_logits_;
+  std::vector<float*> rows_of_slots_;                // scratch
   typename Backend::template Buffer<float> logits_;  // where slots lie unevenly
   std::vector<int> tokens_host_;
   std::vector<float> logprobs_host_;

@@ -688,6 +688,32 @@ TEST_F(GemmSm90, SameBitsAgain) {
   }
 }
 
+TEST_F(GemmSm90, WritesRowsWhereAListSays) {
+  for (const Case& c : {Case{70, 136, 200}, Case{300, 520, 264}, Case{131, 50, 64}}) {
+    SCOPED_TRACE(c);
+    Problem<BFloat16, float> problem(on(), c);
+    Linear<Device, BFloat16, float> job = problem.job();
+    linear(on(), job, LinearAlgo::kManyRows);
+    const std::vector<float> want = problem.result();
+    // The other way round, a row of another length apart.
+    const std::int64_t apart = (c.out + 3) / 4 * 4 + 8;
+    Matrix<float> rows(on(), c.rows, apart);
+    std::vector<float*> list;
+    for (std::int64_t r = c.rows; r-- > 0;) list.push_back(rows.view().row(r));
+    const DeviceBuffer<float*> on_device = upload(on(), list);
+    job.y.data = nullptr;
+    job.y_rows = on_device.data();
+    EXPECT_EQ(linear_takes_rows(on(), job), c.rows > kFewRows);
+    linear(on(), job, LinearAlgo::kManyRows);
+    const std::vector<float> got = rows.download();
+    for (std::int64_t r = 0; r < c.rows; ++r) {
+      const auto from = got.begin() + (c.rows - 1 - r) * apart;
+      const auto expected = want.begin() + r * c.out;
+      ASSERT_TRUE(std::equal(from, from + c.out, expected)) << r;
+    }
+  }
+}
+
 TEST_F(GemmSm90, WhatTheCopyEngineCannotRead) {
   const auto data = unwritten<BFloat16>(on(), 4096);
   const auto supported = [&](std::int64_t depth, std::int64_t stride, std::int64_t offset) {

@@ -133,6 +133,11 @@ void run(Cuda& cuda, LinearAlgo algo, std::span<const Linear<Device, A, Y>> jobs
 
 }  // namespace
 
+template <class A>
+bool linear_takes_rows(const Cuda& cuda, const Linear<Device, A, float>& job) {
+  return job.residual.data == nullptr && choose_linear(cuda, job) == LinearAlgo::kManyRows;
+}
+
 template <class A, class Y>
 void linear(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, LinearAlgo algo) {
   for (const LinearAlgo each :
@@ -152,6 +157,9 @@ void linear(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, LinearAlgo a
   }
 }
 
+#define MMREC_INSTANTIATE(A) template bool linear_takes_rows(const Cuda&, const Linear<Device, A, float>&);
+MMREC_FOR_EACH_TYPE(MMREC_INSTANTIATE)
+#undef MMREC_INSTANTIATE
 #define MMREC_INSTANTIATE(A, Y) template void linear(Cuda&, std::span<const Linear<Device, A, Y>>, LinearAlgo);
 MMREC_INSTANTIATE(float, float)
 MMREC_FOR_EACH_HALF_PRODUCT(MMREC_INSTANTIATE)

@@ -25,7 +25,8 @@
 namespace mmrec::kernels {
 namespace {
 
-template <class Y, int kColumns>
+/// kListed: rows of y lie where a list says, and there is no residual.
+template <class Y, int kColumns, bool kListed>
 class LinearEpilogue {
  public:
   struct Parameters {
@@ -211,10 +212,15 @@ class LinearEpilogue {
     return piece;
   }
 
+  __device__ static Y* row_of(const LinearOutput<Y>& out, int row) {
+    if constexpr (kListed) return out.y_rows[row];
+    return out.y + row * out.y_stride;
+  }
+
   /// A whole piece.
   template <class S>
   __device__ void store_piece(const LinearOutput<Y>& out, int top, int column, int i, const Four& residual) const {
-    Y* to = out.y + (top + Staging<S>::kRowsAtOnce * i) * out.y_stride + column;
+    Y* to = row_of(out, top + Staging<S>::kRowsAtOnce * i) + column;
     if constexpr (sizeof(S) == 2) {
       __stcg(reinterpret_cast<uint4*>(to), *reinterpret_cast<const uint4*>(lane_piece<S>(i)));
     } else {
@@ -245,7 +251,7 @@ class LinearEpilogue {
     for (int e = 0; e < count; ++e) {
       float residual[1] = {0.0F};
       if (out.residual != nullptr) load(out.residual + row * out.residual_stride + (column + e), residual);
-      out.y[row * out.y_stride + (column + e)] = narrow<Y>(__fmaf_rn(out.residual_scale, residual[0], widen(from[e])));
+      row_of(out, row)[column + e] = narrow<Y>(__fmaf_rn(out.residual_scale, residual[0], widen(from[e])));
     }
   }
 
@@ -271,16 +277,25 @@ double clocks(const Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, doub
   return std::ceil(tiles / clusters) * sum / tiles;
 }
 
-template <class Tile, class A, class Y>
+template <class Tile, bool kListed, class A, class Y>
 void launch_jobs(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
   GemmJobs<kMostGemmJobs> products = {};
-  using Epilogue = LinearEpilogue<Y, Tile::kColumns>;
+  using Epilogue = LinearEpilogue<Y, Tile::kColumns, kListed>;
   typename Epilogue::Parameters outputs = {};
   for (std::size_t i = 0; i < jobs.size(); ++i) {
     set_gemm_job<Tile>(products, static_cast<int>(i), matrix_stack(jobs[i].x), matrix_stack<A>(jobs[i].weight));
     outputs.job[i] = linear_output(jobs[i]);
   }
   launch_gemm_sm90<Tile, A, Epilogue>(cuda, products, outputs, true);
+}
+
+/// Jobs with a list are logits: no others share their launch.
+template <class Tile, class A, class Y>
+void launch_jobs(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
+  if constexpr (std::is_same_v<Y, float>) {
+    if (jobs.front().y_rows != nullptr) return launch_jobs<Tile, true>(cuda, jobs);
+  }
+  launch_jobs<Tile, false>(cuda, jobs);
 }
 
 }  // namespace

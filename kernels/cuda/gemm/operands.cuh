@@ -51,6 +51,7 @@ __device__ inline uint4 load_fragment(const A* from, int left) {
 template <class Y>
 struct LinearOutput {
   Y* y;
+  Y* const* y_rows;   // or null
   const Y* residual;  // or null
   const float* bias;  // or null
   std::int64_t y_stride;
@@ -66,6 +67,7 @@ template <class A, class Y>
 LinearOutput<Y> linear_output(const Linear<Device, A, Y>& job) {
   constexpr auto kBytes = static_cast<std::int64_t>(sizeof(Y));
   return {.y = job.y.data,
+          .y_rows = job.y_rows,
           .residual = job.residual.data,
           .bias = job.bias,
           .y_stride = job.y.stride,
@@ -74,8 +76,8 @@ LinearOutput<Y> linear_output(const Linear<Device, A, Y>& job) {
           .columns = static_cast<int>(job.weight.rows),
           .residual_scale = job.residual_scale,
           .activation = job.activation,
-          .vectors = takes_16_bytes(job.y.data, job.y.stride * kBytes) && takes_16_bytes(job.bias) &&
-                     takes_16_bytes(job.residual.data, job.residual.stride * kBytes)};
+          .vectors = (job.y_rows != nullptr || takes_16_bytes(job.y.data, job.y.stride * kBytes)) &&
+                     takes_16_bytes(job.bias) && takes_16_bytes(job.residual.data, job.residual.stride * kBytes)};
 }
 
 template <class A>

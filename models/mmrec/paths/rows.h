@@ -131,7 +131,7 @@ class Rows {
   // Rows of a step that recur: few counts, which are at most some percent too many. Up to 8 rows, and of up to 64
   // these, are another class of products (kernels/ops.h), which must stay what it is.
   static StepRows fill_up(std::int64_t calm, std::int64_t attending) {
-    constexpr std::int64_t kFew = 8, kSome = 64;
+    constexpr std::int64_t kFew = 8, kSome = 128;
     const auto filled = [](std::int64_t count) {
       const auto floor = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(count)));
       const std::int64_t multiple = std::max<std::int64_t>(4, floor / 32);
