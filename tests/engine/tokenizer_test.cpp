@@ -1,3 +1,4 @@
+// Every kind of tokenizer model, and what the engine promises of all of them. Long, because they share their builders.
 #include "mmrec/tokenizer.h"
 
 #include <gtest/gtest.h>
