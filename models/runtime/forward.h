@@ -1,4 +1,5 @@
-// The forward pass of a net: chunks of runs through it, the log-probs and logits that follow, and steps.
+// The forward pass of a net: chunks of runs through it, the log-probs and logits that follow, and steps. Long, because
+// all of these share buffers and lists.
 #pragma once
 
 #include <algorithm>
