@@ -288,4 +288,31 @@ std::string brief(const Json& value) { return value.dump(-1, ' ', true, Json::er
 
 std::string dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
+void append_json_string(std::string& to, std::string_view text) {
+  const std::size_t size = to.size();
+  to += '"';
+  std::size_t plain = 0;  // from here on characters stay as they are
+  for (std::size_t at = 0; at < text.size();) {
+    const auto byte = static_cast<unsigned char>(text[at]);
+    if (byte >= 0x80) {
+      const models::Utf8Unit unit = models::first_unit(text.substr(at));
+      if (!unit.valid) {
+        to.resize(size);
+        to += dump(Json(text));
+        return;
+      }
+      at += unit.length;
+    } else if (byte >= 0x20 && byte != '"' && byte != '\\') {
+      ++at;
+    } else {
+      to.append(text, plain, at - plain);
+      const std::string escaped = dump(Json(text.substr(at, 1)));
+      to.append(escaped, 1, escaped.size() - 2);
+      plain = ++at;
+    }
+  }
+  to.append(text, plain);
+  to += '"';
+}
+
 }  // namespace mmrec::apps

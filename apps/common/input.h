@@ -154,5 +154,7 @@ std::string brief(const nlohmann::ordered_json& value);
 
 /// JSON on one line. Bytes that are not UTF-8 become U+FFFD.
 std::string dump(const nlohmann::ordered_json& json);
+/// Appends `text` as the string that dump() makes of it, in a tenth of the time.
+void append_json_string(std::string& to, std::string_view text);
 
 }  // namespace mmrec::apps

@@ -123,7 +123,10 @@ void RecordQueue::submit(std::shared_ptr<const RecordHead> head, Json more, Gene
 std::string RecordQueue::record_of(const Asked& asked, const GenerateResult& result) const {
   std::string record = asked.head->text;
   append_fields(record, asked.more);
-  append_fields(record, {{"text", result.text}, {"finish_reason", to_string(result.finish_reason)}});
+  if (record.size() > 1) record += ',';
+  record += "\"text\":";
+  append_json_string(record, result.text);
+  append_fields(record, {{"finish_reason", to_string(result.finish_reason)}});
   if (asked.detail.tokens) append_fields(record, {{"tokens", result.tokens}, {"logprobs", logprobs_json(result)}});
   if (asked.with_tops) {  // row by row: as one value they would take ten times their text
     record += ",\"top_logprobs\":[";

@@ -35,13 +35,16 @@ struct RunningRequest {
   Generator::RequestId id;
   Continuation text;
   std::vector<int> prompt = {};  // until it is consumed
+  std::size_t consumed = 0;      // tokens of the prompt
   std::shared_ptr<const Session> start = {};
   std::optional<models::HostState> state = {};
   std::int64_t position = 0;  // consumed so far, those of the starting state included
   std::function<void(GenerateResult)> on_finish = {};
 
+  std::span<const int> rest() const { return std::span(prompt).subspan(consumed); }
+  bool has_joined() const { return prompt.empty(); }
   /// Its last token is not consumed.
-  bool is_behind() const { return prompt.empty() && static_cast<std::uint64_t>(position) < text.step(); }
+  bool is_behind() const { return has_joined() && static_cast<std::uint64_t>(position) < text.step(); }
 };
 
 class GeneratorDevice {
@@ -80,16 +83,18 @@ class GeneratorDevice {
   }
 
   /// The next token of each sequence: one step of the sequences with a token that is not consumed, one prefill of new
-  /// prompts, one draw. If the executor steps by itself, it goes on with these tokens while the host looks at their
-  /// texts, if it can without the host between. A sequence whose text ends there has taken one step too many, which
-  /// nobody sees. Calls no callback. May run in another thread; its requests must then be left alone.
+  /// prompts or of pieces of them, one draw of all that have consumed theirs. If the executor steps by itself, it goes
+  /// on with these tokens while the host looks at their texts, if it can without the host between. A sequence whose
+  /// text ends there has taken one step too many, which nobody sees. Calls no callback. May run in another thread; its
+  /// requests must then be left alone.
   void compute() noexcept {
     is_whole_ = fault_.guard([&] {
       drawn_.assign(running_.size(), {});
       step(those([](const RunningRequest& r) { return r.is_behind(); }),
            [&](std::size_t i) { return *running_[i]->text.unconsumed(); });
-      prefill(those([](const RunningRequest& r) { return !r.prompt.empty(); }));
-      const std::vector<std::size_t> drawing = those([](const RunningRequest&) { return true; });
+      prefill(those([](const RunningRequest& r) { return !r.has_joined(); }));
+      const std::vector<std::size_t> drawing = those([](const RunningRequest& r) { return r.has_joined(); });
+      if (drawing.empty()) return true;
       const bool has_stepped = draw(drawing);
       find_likeliest(drawing);
       if (executor().steps_by_itself() && !has_stepped) step_ahead(drawing);
@@ -104,7 +109,7 @@ class GeneratorDevice {
       Continuation& text = running_[i]->text;
       try {
         if (!is_whole_) throw std::runtime_error("the round did not come to its end");
-        text.take(drawn_[i], likeliest_[i]);
+        if (running_[i]->has_joined()) text.take(drawn_[i], likeliest_[i]);
       } catch (const std::exception& error) {  // of this request alone
         text.fail(error.what());
       }
@@ -113,7 +118,8 @@ class GeneratorDevice {
 
  private:
   static constexpr int kMostSlots = 65536;
-  static constexpr int kMostDefaultSlots = 1024;  // more were hardly faster on an H200, and each joins later
+  static constexpr std::int64_t kPiecesAlone = 8;  // in a call that nobody waits for but a cancelling caller
+  static constexpr int kMostDefaultSlots = 1024;   // more were hardly faster on an H200, and each joins later
 
   static int slot_count(const GeneratorOptions& options, models::Executor& executor) {
     require(options.slots >= 0 && options.slots <= kMostSlots, "generator option slots: found {}, expected 0..{}",
@@ -183,19 +189,51 @@ class GeneratorDevice {
       executor().step(tokens_, runs_, execution_);
     });
   }
-  void prefill(std::span<const std::size_t> joining) {
+  /// Consumes prompts, or pieces of them: so few rows that nobody waits for long.
+  void prefill(std::vector<std::size_t> joining) {
     if (joining.empty()) return;
-    attempt(joining, [&] {
+    const auto waits = [](const auto& request) { return request && !request->text.is_over() && request->has_joined(); };
+    const bool others_wait = std::any_of(running_.begin(), running_.end(), waits);
+    std::int64_t left = executor().rows_of_a_piece() * (others_wait ? 1 : kPiecesAlone);
+    // The oldest has half of them, because a long one must come to its end too. Then the shortest come first.
+    const auto oldest = std::min_element(joining.begin(), joining.end(), [&](std::size_t a, std::size_t b) {
+      return running_[a]->id < running_[b]->id;
+    });
+    std::iter_swap(joining.begin(), oldest);
+    std::stable_sort(joining.begin() + 1, joining.end(), [&](std::size_t a, std::size_t b) {
+      return running_[a]->rest().size() < running_[b]->rest().size();
+    });
+    std::vector<std::pair<std::size_t, std::int64_t>> pieces;  // slots, and rows of each
+    for (const std::size_t i : joining) {
+      const RunningRequest& request = *running_[i];
+      const bool is_oldest = pieces.empty();
+      const std::int64_t rest = std::ssize(request.rest());
+      const std::int64_t most = is_oldest && joining.size() > 1 ? left / 2 : left;
+      const std::int64_t rows = rest <= most ? rest : executor().piece(request.position, rest, most);
+      if (rows > most && !is_oldest) break;
+      pieces.emplace_back(i, rows);
+      left -= std::min(rows, most);
+    }
+    std::sort(pieces.begin(), pieces.end());
+    std::vector<std::size_t> consuming;
+    for (const auto& [i, rows] : pieces) consuming.push_back(i);
+    attempt(consuming, [&] {
       tokens_.clear();
       runs_.clear();
-      for (const std::size_t i : joining) {
+      bool wants_logits = false;
+      for (const auto& [i, rows] : pieces) {
         RunningRequest& request = *running_[i];
-        runs_.push_back({slot(i), request.position, std::ssize(tokens_), std::ssize(request.prompt)});
-        tokens_.insert(tokens_.end(), request.prompt.begin(), request.prompt.end());
-        request.position += std::ssize(request.prompt);
+        const std::span<const int> piece = request.rest().first(static_cast<std::size_t>(rows));
+        runs_.push_back({slot(i), request.position, std::ssize(tokens_), rows});
+        tokens_.insert(tokens_.end(), piece.begin(), piece.end());
+        request.position += rows;
+        request.consumed += piece.size();
+        if (!request.rest().empty()) continue;
         request.prompt = {};
+        request.consumed = 0;
+        wants_logits = true;
       }
-      stats_ += executor().run({.tokens = tokens_, .runs = runs_}, execution_).stats;
+      stats_ += executor().run({.tokens = tokens_, .runs = runs_, .wants_logits = wants_logits}, execution_).stats;
     });
   }
   /// One token of each. Returns whether they have stepped, too.

@@ -89,6 +89,8 @@ class CpuExecutor final : public ExecutorBase<CpuExecutor<Arch>, kernels::Cpu> {
   /// %.
   int sequences_of_a_step() override { return fitting(128); }
 
+  std::int64_t rows_of_a_piece() const override { return kCpuPlan.rows; }
+
   void share(std::int64_t count, const ExecutionOptions& options,
              const std::function<void(std::int64_t, int)>& body) override {
     worker(options, 1)->backend.pool().share_items(count, body);

@@ -132,6 +132,11 @@ class Executor {
 
   // --- Work
 
+  /// How many rows of prompts a call should have while other sequences wait for it.
+  virtual std::int64_t rows_of_a_piece() const = 0;
+  /// The rows of a run of `rows` from `position` on that a call may take so that the next one goes on as if both were
+  /// one: at most `most`, unless the first place to cut lies beyond. All of them where a run must not be cut.
+  virtual std::int64_t piece(std::int64_t position, std::int64_t rows, std::int64_t most) = 0;
   /// Consumes the tokens and leaves the next token's logits in every run's slot, if they are wanted.
   virtual Done run(const Work& work, const ExecutionOptions& options) = 0;
   /// Whether step() returns before its work is done, so that the host can do something meanwhile.

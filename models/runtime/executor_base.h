@@ -141,6 +141,10 @@ class ExecutorBase : public Executor {
     worker->forward.complete_state(first, state.batch, state.position);
   }
 
+  std::int64_t piece(std::int64_t position, std::int64_t rows, std::int64_t most) override {
+    return derived().any_worker()->forward.piece(position, rows, most);
+  }
+
   void logits(Slot first, int count, std::span<float> to) override {
     const auto worker = derived().any_worker();
     worker->backend.download_rows(worker->forward.logits(first, count), to.data());

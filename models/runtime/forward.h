@@ -170,6 +170,21 @@ class Forward {
     return rows;
   }
 
+  /// As Executor::piece.
+  std::int64_t piece(std::int64_t position, std::int64_t rows, std::int64_t most) const {
+    if constexpr (requires(const Net& net, const Work& work) { net.schedule(work); }) {
+      return rows;  // its results depend on the calls
+    } else {
+      std::int64_t piece = 0;
+      while (piece < rows) {
+        const std::int64_t chunk = next_chunk(net_.plan(), position + piece, rows - piece, net_.segment());
+        if (piece > 0 && piece + chunk > most) break;
+        piece += chunk;
+      }
+      return piece;
+    }
+  }
+
   /// Computes the values that follow from a state just loaded into slots.
   void complete_state(Slot first, std::int64_t count, std::int64_t position) {
     net_.complete_state(first, count, position);

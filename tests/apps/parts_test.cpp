@@ -1,5 +1,6 @@
 // The parts of the programs that can be tested without running one.
 #include <cmath>
+#include <random>
 
 #include "apps/common/arguments.h"
 #include "apps/common/input.h"
@@ -33,6 +34,20 @@ TEST(Numbers, ChoiceIsTheFirstWhereNothingIsGiven) {
   const char* two[] = {"program", "--mode", "two"};
   EXPECT_EQ(apps::Arguments(program, 1, none).choice("mode", names), 0U);
   EXPECT_EQ(apps::Arguments(program, 3, two).choice("mode", names), 1U);
+}
+
+TEST(Numbers, StringsOfJsonAreThoseOfTheLibrary) {
+  std::mt19937 rng(2);
+  const std::vector<std::string> some = {
+      "a", " the", "\n", "\"", "\\", "\t", "\x01", "\x7f", "é", "\xF0\x9F\x9A\x80", "\xff", "\xe2"};
+  for (int repeat = 0; repeat < 2000; ++repeat) {
+    std::string text;
+    // Every other one is valid UTF-8.
+    for (auto n = rng() % 9; n > 0; --n) text += some[rng() % (some.size() - (repeat % 2 == 0 ? 2 : 0))];
+    std::string appended = "x";
+    apps::append_json_string(appended, text);
+    ASSERT_EQ(appended, "x" + apps::dump(text));
+  }
 }
 
 TEST(Utf8, InvalidRunsAreCounted) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <numeric>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -132,6 +133,46 @@ TEST(Generator, NoSlotStaysFreeForLong) {
   while (queue.generator.waiting() != 4 && queue.generator.run_once()) ++rounds;
   EXPECT_GT(rounds, 10);
   EXPECT_LT(rounds, 40);
+}
+
+TEST(Generator, ALongPromptIsConsumedInPiecesWhileOthersGoOn) {
+  constexpr std::int64_t kPiece = 16;
+  const auto log = std::make_shared<ToyLog>();
+  log->piece = kPiece;
+  Queue queue(model_with(log), 4);
+  std::vector<Wish> wishes = {wish({1, kThe}, 60), wish(std::vector<int>(300, kCat), 5),
+                              wish(std::vector<int>(7, kS), 5), wish(std::vector<int>(100, kDot), 5)};
+  queue.submit(wishes[0]);
+  EXPECT_TRUE(queue.generator.run_once());
+  for (std::size_t i = 1; i < wishes.size(); ++i) queue.submit(wishes[i]);
+  std::size_t calls = log->calls.size();
+  int pieces = 0;
+  while (queue.generator.run_once()) {
+    std::int64_t rows = 0;
+    for (; calls < log->calls.size(); ++calls) {
+      const std::vector<std::int64_t>& call = log->calls[calls];
+      rows += std::accumulate(call.begin(), call.end(), std::int64_t{0});
+      pieces += call.front() > 1 ? 1 : 0;
+    }
+    if (queue.results.contains(1)) break;
+    EXPECT_LE(rows, kPiece + 4) << "and a step";
+  }
+  queue.generator.run();
+  EXPECT_GT(pieces, 20);
+  EXPECT_EQ(queue.order, (std::vector<Generator::RequestId>{3, 4, 2, 1}));
+  for (std::size_t i = 0; i < wishes.size(); ++i) expect_same(queue.results.at(i + 1), alone(wishes[i]));
+}
+
+TEST(Generator, ALongPromptCanBeCancelledBetweenItsPieces) {
+  const auto log = std::make_shared<ToyLog>();
+  log->piece = 1;
+  Queue queue(model_with(log), 2);
+  Wish wanted = wish(std::vector<int>(4000, kCat), 5);
+  wanted.most_asked = 4;
+  queue.submit(wanted);
+  for (int rounds = 0; queue.generator.run_once(); ++rounds) ASSERT_LT(rounds, 10);
+  EXPECT_EQ(queue.results.at(1).finish_reason, FinishReason::kCancelled);
+  EXPECT_TRUE(queue.results.at(1).tokens.empty());
 }
 
 TEST(Generator, RowsWithARepetitionPenaltyAreDrawnWhereTheirLogitsAre) {

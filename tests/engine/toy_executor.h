@@ -32,12 +32,13 @@ struct ToyLog {
   int copies = 0;
   int through_host = 0;  // states saved or loaded
 
-  int most_slots = 1 << 20;  // set by a test: for more there is no memory
-  bool ahead = false;        // set by a test: sequences draw by themselves
-  bool draws = false;        // set by a test: it draws by itself, as a device does
-  bool steps = false;        // set by a test: it says that it steps by itself
-  std::int64_t chunk = 16;   // rows of a run between two questions
-  bool one_by_one = false;   // runs after one another instead of together
+  int most_slots = 1 << 20;   // set by a test: for more there is no memory
+  bool ahead = false;         // set by a test: sequences draw by themselves
+  bool draws = false;         // set by a test: it draws by itself, as a device does
+  bool steps = false;         // set by a test: it says that it steps by itself
+  std::int64_t chunk = 16;    // rows of a run between two questions
+  bool one_by_one = false;    // runs after one another instead of together
+  std::int64_t piece = 4096;  // set by a test: rows of a piece of a prompt
 };
 
 inline models::Config toy_config(std::int64_t vocab = 11) {
@@ -140,6 +141,10 @@ class ToyExecutor final : public models::Executor {
     }
     for (const std::int64_t rows : done.rows) done.stats += {rows, 2 * rows, 3, 1};
     return done;
+  }
+  std::int64_t rows_of_a_piece() const override { return log_ ? log_->piece : 4096; }
+  std::int64_t piece(std::int64_t, std::int64_t rows, std::int64_t most) override {
+    return std::clamp<std::int64_t>(most, 1, rows);
   }
   bool steps_by_itself() const override { return log_ && log_->steps; }
   void step(std::span<const int> tokens, std::span<const models::Run> runs,

@@ -83,9 +83,10 @@ class MMREC_EXPORT Generator {
   /// False where no such request is waiting or running.
   bool cancel(RequestId id);
 
-  /// One round: requests join while there is room and their prompts are consumed together, all other sequences take a
-  /// step together, and the next token of each is drawn. Returns whether anything is left to do. Several devices have
-  /// rounds of their own: it returns when one is done, or more, and others go on.
+  /// One round: requests join while there is room and their prompts are consumed together, long ones in pieces over
+  /// several rounds. All other sequences take a step together, and the next token of each is drawn. Returns whether
+  /// anything is left to do. Several devices have rounds of their own: it returns when one is done, or more, and others
+  /// go on.
   ///
   /// A request whose logits cannot be drawn from (NaN) finishes with kError, the others go on. Where a call of the
   /// device fails, the requests in that call finish with kError and run_once() throws that in the end.

@@ -101,6 +101,9 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Arch, A>, kernels::C
     return turn->forward.run(work, resolve_on_cuda<A>(options));
   }
 
+  /// Half a chunk: some milliseconds.
+  std::int64_t rows_of_a_piece() const override { return 4096; }
+
   bool steps_by_itself() const override { return true; }
   void step(std::span<const int> tokens, std::span<const Run> runs, const ExecutionOptions& options) override {
     const Turn turn = worker(options, count_of(runs));

@@ -146,12 +146,17 @@ void expect_texts_as_alone(const std::vector<Model>& models, std::size_t count, 
                             .max_tokens = static_cast<std::int64_t>(small_sizes() ? 1 + i * 5 % 7 : 20 + i * 37 % 90),
                             .logprobs = i % 2 == 0};
     if (i % 4 == 1) options.sampler.repetition_penalty = 1.2F;
+    if (i % 5 == 3) options.stop = {"e"};
+    if (i % 7 == 5) options.on_token = [left = 2](int, float) mutable { return left-- > 0; };
     GeneratorRequest request{.options = options,
                              .on_finish = [&results, i](GenerateResult result) { results[i] = std::move(result); }};
     if (i % 3 == 2) {
       request.start = prefix;
     } else {
       request.prompt = tokenizer.encode(i % 3 == 0 ? "In 1914" : "The history of the city begins");
+      if (i % 10 == 7 && !small_sizes()) {  // comes in pieces
+        for (const int token : std::vector(request.prompt)) request.prompt.insert(request.prompt.end(), 1500, token);
+      }
     }
     Session session = request.start ? prefix->clone() : test::begun(models.front(), request.prompt);
     expected.push_back(generate(session, tokenizer, options));
@@ -170,7 +175,13 @@ void expect_texts_as_alone(const std::vector<Model>& models, std::size_t count, 
     }
   }
 }
-TEST_F(CudaGenerator, EachRequestGetsWhatItGetsAlone) { expect_texts_as_alone(load(Precision::kF32, {0}), 9, 4); }
+TEST_F(CudaGenerator, EachRequestGetsWhatItGetsAlone) {
+  const std::vector<Model> models = load(Precision::kF32, {0});
+  for (const int slots : {1, 2, 4, 7, 64, 300}) {
+    if (small_sizes() && slots > 64) break;
+    expect_texts_as_alone(models, small_sizes() || slots < 64 ? 12 : static_cast<std::size_t>(slots) + 50, slots);
+  }
+}
 TEST_F(CudaSeveralGpus, TextsAreThoseOfOne) { expect_texts_as_alone(load(Precision::kF32), small_sizes() ? 9 : 24, 3); }
 
 }  // namespace

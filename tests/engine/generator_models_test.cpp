@@ -1,0 +1,119 @@
+// Many requests of a real model on the CPU: each gets the bits that it gets alone, whoever joins, leaves and is
+// cancelled, and whatever pieces its prompt is cut into. And requests without end take no more memory.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "mmrec/generator.h"
+#include "mmrec/session.h"
+#include "tests/engine/generator_queue.h"
+
+namespace mmrec::test {
+namespace {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;  // which keeps memory
+#else
+constexpr bool kSanitized = false;
+#endif
+
+struct Tiny {
+  Model model = Model::load(std::filesystem::path(MMREC_FIXTURES) / "tiny", {.device = Device::kCpu});
+  Tokenizer tokenizer = Tokenizer::load(std::filesystem::path(MMREC_FIXTURES) / "tiny");
+};
+
+Wish some_wish(std::mt19937& rng, std::int64_t vocab) {
+  const auto below = [&](unsigned n) { return static_cast<int>(rng() % n); };
+  Wish made = wish({}, 1 + below(24));
+  for (int n = 1 + below(below(8) == 0 ? 700 : 20); n > 0; --n) {
+    made.prompt.push_back(below(static_cast<unsigned>(vocab)));
+  }
+  GenerateOptions& o = made.options;
+  o.sampler = {.temperature = below(3) == 0 ? 0.0F : 1.0F, .seed = rng() % 5};
+  if (below(3) == 0) o.sampler.repetition_penalty = 1.4F;
+  o.logprobs = true;
+  o.top_logprobs = below(4) == 0 ? 3 : 0;
+  if (below(2) == 0) o.stop = {"e", "the"};
+  if (below(5) == 0) made.most_asked = below(12);
+  return made;
+}
+
+TEST(GeneratorOfAModel, EachRequestHasTheBitsThatItHasAlone) {
+  const Tiny tiny;
+  const auto vocab = static_cast<std::int64_t>(tiny.tokenizer.vocab_size());
+  for (const int slots : {1, 2, 7, 64, 300}) {
+    std::mt19937 rng(static_cast<unsigned>(slots));
+    Generator generator(tiny.model, tiny.tokenizer, {.slots = slots});
+    std::vector<Wish> wishes;
+    std::map<std::size_t, GenerateResult> results;
+    const std::size_t count = slots < 64 ? 40 : static_cast<std::size_t>(slots) + 60;
+    while (wishes.size() < count || generator.run_once()) {
+      // Few at a time, or enough for all slots.
+      for (auto n = rng() % (slots < 64 ? 4 : 200); n > 0 && wishes.size() < count; --n) {
+        wishes.push_back(some_wish(rng, vocab));
+        generator.submit({.prompt = wishes.back().prompt,
+                          .options = wishes.back().make(),
+                          .on_finish = [&results, at = wishes.size() - 1](GenerateResult result) {
+                            results.emplace(at, std::move(result));
+                          }});
+      }
+    }
+    ASSERT_EQ(results.size(), count);
+    for (std::size_t i = 0; i < count; i += slots < 64 ? 1 : 7) {
+      Session session = tiny.model.new_session();
+      session.prefill(wishes[i].prompt);
+      GenerateResult expected = generate(session, tiny.tokenizer, wishes[i].make());
+      if (wishes[i].most_asked < 12) {  // it counts questions, which a long prompt's pieces ask too
+        ASSERT_LE(results[i].tokens.size(), expected.tokens.size());
+        expected.tokens.resize(results[i].tokens.size());
+        EXPECT_EQ(results[i].tokens, expected.tokens) << i;
+        continue;
+      }
+      expect_same(results[i], expected, "slots " + std::to_string(slots) + ", request " + std::to_string(i));
+    }
+  }
+}
+
+long resident_kilobytes() {
+  long pages = 0;
+  std::ifstream status("/proc/self/statm");
+  status >> pages >> pages;
+  return pages * (::sysconf(_SC_PAGESIZE) / 1024);
+}
+
+/// MMREC_SOAK_REQUESTS sets their number.
+TEST(GeneratorOfAModel, RequestsWithoutEndTakeNoMoreMemory) {
+  const char* wished = std::getenv("MMREC_SOAK_REQUESTS");
+  const int count = wished != nullptr ? std::atoi(wished) : kSanitized ? 4000 : 100'000;
+  constexpr int kWarmUp = 1000;
+  constexpr int kTogether = 100;
+  const Tiny tiny;
+  Generator generator(tiny.model, tiny.tokenizer, {.slots = 64});
+  long before = 0;
+  int finished = 0;
+  for (int i = 0; i < count; ++i) {
+    if (i == kWarmUp) before = resident_kilobytes();
+    GeneratorRequest request{.prompt = std::vector<int>(static_cast<std::size_t>(1 + i % 7), 5)};
+    request.options.max_tokens = 1 + i % 3;
+    request.options.sequence = static_cast<std::uint64_t>(i);
+    if (i % 5 == 0) request.options.stop = {"x"};
+    request.on_finish = [&](const GenerateResult&) { ++finished; };
+    generator.submit(std::move(request));
+    while (generator.waiting() > kTogether) generator.run_once();
+  }
+  generator.run();
+  EXPECT_EQ(finished, count);
+  EXPECT_LT(resident_kilobytes() - before, kSanitized ? 1 << 20 : 4096);
+}
+
+}  // namespace
+}  // namespace mmrec::test
