@@ -145,10 +145,10 @@ class Forward {
     const Path path = net_.run(step_, none);
     if (laid_out_) {
       step_logits();
-    } else if (path == Path::kRows && batches_.size() > 1) {
+    } else if (batches_.size() > 1 && (path == Path::kRows || !kListsRows)) {  // one product, not one a sequence
       slots_.clear();
       for (const ChunkRun& run : chunk_) slots_.push_back(run.slot);
-      logits_to_slots(net_.hidden(step_.rows));
+      logits_to_slots(path == Path::kRows ? net_.hidden(step_.rows) : net_.norm({.count = step_.rows}));
     } else if (path != Path::kWholeStep) {
       next_logits(path == Path::kRows);
     }
