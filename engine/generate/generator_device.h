@@ -216,6 +216,7 @@ class GeneratorDevice {
     }
     std::sort(pieces.begin(), pieces.end());
     std::vector<std::size_t> consuming;
+    consuming.reserve(pieces.size());
     for (const auto& [i, rows] : pieces) consuming.push_back(i);
     attempt(consuming, [&] {
       tokens_.clear();
