@@ -131,7 +131,7 @@ class Forward {
     laid_out_ = net_.lay_out(step_);
     if (laid_out_) {
       list_logits();
-      return StepKey{nullptr, 0, {laid_out_->calm, laid_out_->attending, laid_out_->slots}};
+      return StepKey{nullptr, 0, {laid_out_->calm, laid_out_->attending, 0}};
     }
     const typename Net::StepKey key = net_.step_key(runs.front().position);
     const bool is_rare = std::get<1>(key) >= 0;  // closes a memory segment, which comes once per segment

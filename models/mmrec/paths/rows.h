@@ -37,16 +37,11 @@ class Rows {
   /// Before a step of several batches: sends the lists of its rows, and zeros the states that begin anew.
   StepRows lay_out(const Chunk& chunk) {
     batches_ = chunk.batches;
-    std::int64_t calm = 0, attending = 0, slots = 0;
-    for (const Batch& b : batches_) {
-      (attends(b) ? attending : calm) += b.sequences;
-      slots = std::max(slots, work_.filled_slots(b.position));
-    }
+    std::int64_t calm = 0, attending = 0;
+    for (const Batch& b : batches_) (attends(b) ? attending : calm) += b.sequences;
     StepRows shape = fill_up(calm, attending);
     if (!work_.has_step_rows(shape.all())) shape = {calm, attending};
-    shape.slots = std::min(work_.config.memory_slots, static_cast<std::int64_t>(std::bit_ceil(std::uint64_t(slots))));
     set_rows(shape.calm, shape.attending);
-    most_slots_ = shape.slots;
     shape.moved = list();
     begin_anew();
     return shape;
@@ -128,21 +123,22 @@ class Rows {
   }
 
  private:
-  // Rows of a step that recur: few counts, which are at most some percent too many. Up to 8 rows, and of up to 64
-  // these, are another class of products (kernels/ops.h), which must stay what it is.
+  // Rows of a step that recur: few counts, because each is recorded anew. Up to 8 rows, and up to 128 of them, are
+  // another class of products (kernels/ops.h), which must stay what it is; up to 32 and 64 these cost less.
   static StepRows fill_up(std::int64_t calm, std::int64_t attending) {
-    constexpr std::int64_t kFew = 8, kSome = 128;
-    const auto filled = [](std::int64_t count) {
-      const auto floor = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(count)));
-      const std::int64_t multiple = std::max<std::int64_t>(4, floor / 32);
-      return count <= kFew ? count : (count + multiple - 1) / multiple * multiple;
-    };
-    StepRows rows{filled(calm), filled(attending)};
+    static constexpr std::int64_t kFew = 8;
     const std::int64_t all = calm + attending;
     if (all <= kFew) return {calm, attending};
-    if (all <= kSome && rows.all() > kSome) {
-      rows = rows.attending + calm <= kSome ? StepRows{kSome - rows.attending, rows.attending}
-                                            : StepRows{calm, kSome - calm};
+    const auto filled = [](std::int64_t count) {
+      const auto floor = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(count)));
+      const std::int64_t multiple = std::max(kFew, floor / 32);
+      return (count + multiple - 1) / multiple * multiple;
+    };
+    const StepRows rows{filled(calm), filled(attending)};
+    for (const std::int64_t limit : {32, 64, 128}) {
+      if (all > limit || rows.all() <= limit) continue;
+      const bool fits = rows.attending + calm <= limit;
+      return fits ? StepRows{limit - rows.attending, rows.attending} : StepRows{calm, limit - calm};
     }
     return rows;
   }
@@ -185,7 +181,7 @@ class Rows {
     terms_.query(w, attending_, {0, 1});
     if (is_listed()) {
       return terms_.attend_listed(w, layer, attending_, {0, 1}, tables_.device(runs_), attending_.sequences, 1,
-                                  most_slots_);
+                                  work_.config.memory_slots);
     }
     terms_.attend(w, layer, batches_.front(), {0, 1});
     work_.normalise(work_.x(attending_), w.norm2, work_.u(attending_));
@@ -300,7 +296,6 @@ class Rows {
   Placed<double*> sums_;
   Placed<const float*> contexts_;
   Placed<kernels::AttendingRun> runs_;
-  std::int64_t most_slots_ = 0;
   typename Backend::template Buffer<float> zeros_;  // [L, D]: c of rows that attend
 };
 
