@@ -123,24 +123,24 @@ class Rows {
   }
 
  private:
-  // Rows of a step that recur: few counts, because each is recorded anew. Up to 8 rows, and up to 128 of them, are
-  // another class of products (kernels/ops.h), which must stay what it is; up to 32 and 64 these cost less.
+  // Rows of a step, filled up so that few shapes recur, because each is recorded anew. Up to 8 rows, and up to 128, are
+  // other classes of products (kernels/ops.h), which must stay what they are; up to 32, 64 and 128 products cost the
+  // same. Beyond, rows are at most a sixteenth too many. The calm part ends at the roundest place that leaves room.
   static StepRows fill_up(std::int64_t calm, std::int64_t attending) {
-    static constexpr std::int64_t kFew = 8;
-    const std::int64_t all = calm + attending;
-    if (all <= kFew) return {calm, attending};
-    const auto filled = [](std::int64_t count) {
-      const auto floor = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(count)));
-      const std::int64_t multiple = std::max(kFew, floor / 32);
-      return (count + multiple - 1) / multiple * multiple;
-    };
-    const StepRows rows{filled(calm), filled(attending)};
-    for (const std::int64_t limit : {32, 64, 128}) {
-      if (all > limit || rows.all() <= limit) continue;
-      const bool fits = rows.attending + calm <= limit;
-      return fits ? StepRows{limit - rows.attending, rows.attending} : StepRows{calm, limit - calm};
+    constexpr std::int64_t kFew = 8, kSome = 128;
+    const std::int64_t count = calm + attending;
+    if (count <= kFew) return {calm, attending};
+    const auto ceiling = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(count)));
+    const std::int64_t multiple = ceiling / 32;
+    const std::int64_t all =
+        count <= kSome ? std::max<std::int64_t>(ceiling, 32) : (count + 2 * multiple - 2) / multiple * multiple;
+    std::int64_t end = all - attending;
+    for (std::int64_t round = all; round > 0; round /= 2) {
+      if (end / round * round < calm) continue;
+      end = end / round * round;
+      break;
     }
-    return rows;
+    return {end, all - end};
   }
   void set_rows(std::int64_t calm, std::int64_t attending) {
     const Slot first = batches_.front().slot;
