@@ -111,13 +111,13 @@ TEST(Bench, AnInterruptRemovesTheSyntheticModel) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
-constexpr const char* kShort = " --lengths 8 --batches 1 --documents 0 --requests 0 --repeat 1 --decode ";
+constexpr const char* kShortBench = " --lengths 8 --batches 1 --documents 0 --requests 0 --repeat 1 --decode ";
 
 // The made-up tokenizer has no end of sequence, so that each of the five prompts draws six tokens.
 TEST(Bench, RunsAFileOfPromptsThroughTheProgram) {
   const TempFolder folder;
   const Json json = json_of(run(split("/usr/bin/env TMPDIR=" + folder.path().string() + " " + kBench +
-                                      " --device cpu --synthetic 64,2,300 --offline 5 --json" + kShort + "6")));
+                                      " --device cpu --synthetic 64,2,300 --offline 5 --json" + kShortBench + "6")));
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
   ASSERT_EQ(json["rows"].size(), 6U);  // prefill, decode, generate, lockstep of one and of four, offline
   const Json& offline = json["rows"][5];
@@ -149,7 +149,8 @@ TEST(Bench, RunsAFileOfPromptsThroughTheProgram) {
 
 TEST(Bench, GivesAKeptModelATokenizerOnce) {
   const TempFolder folder;
-  const std::string options = "--synthetic 64,1,300 --offline 1 --keep " + (folder / "kept").string() + kShort + "1";
+  const std::string options =
+      "--synthetic 64,1,300 --offline 1 --keep " + (folder / "kept").string() + kShortBench + "1";
   const std::filesystem::path tokenizer = folder / "kept/tokenizer.model";
   expect_says(bench(options).out, {"offline, 1 prompts through mmrec-generate: 1 tokens in "});
   const auto written = std::filesystem::last_write_time(tokenizer);
@@ -161,7 +162,7 @@ TEST(Bench, GivesAKeptModelATokenizerOnce) {
 TEST(Bench, SaysWhyTheProgramFailed) {
   const TempFolder folder;
   copy_files(kTiny, folder.path(), {"config.json", "model.safetensors"});
-  const std::string options = "--offline 2 -m " + folder.path().string() + kShort + "1";
+  const std::string options = "--offline 2 -m " + folder.path().string() + kShortBench + "1";
   expect_refused(bench(options), 3, {"tokenizer.model"});
   copy_files(kTiny, folder.path(), {"tokenizer.model"});
   write_file(folder / "generation_config.json", "{");
@@ -183,7 +184,7 @@ TEST(Bench, AnInterruptEndsTheProgramThatRunsThePrompts) {
   const TempFolder folder;
   const std::string here = folder.path().string();
   Process process(split("/usr/bin/env TMPDIR=" + here + " " + kBench +
-                        " --device cpu --synthetic 64,2,300 --offline 9" + kShort + "1000000"));
+                        " --device cpu --synthetic 64,2,300 --offline 9" + kShortBench + "1000000"));
   wait_for([&] { return !process.running() || runs(here + "/mmrec-bench-"); });
   EXPECT_TRUE(process.running());
   process.send(SIGINT);
