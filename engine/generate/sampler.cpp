@@ -92,6 +92,11 @@ constexpr auto kById = [](const auto& a, const auto& b) { return a.token < b.tok
 Sampler::Sampler(const SamplerOptions& options) : options_(options) { check(options_); }
 
 Sample Sampler::sample(std::span<const float> logits, std::span<const int> recent, std::uint64_t step,
+                       std::uint64_t sequence) {
+  return sample(logits, recent, step, sequence, /*logprob=*/true);
+}
+
+Sample Sampler::sample(std::span<const float> logits, std::span<const int> recent, std::uint64_t step,
                        std::uint64_t sequence, bool logprob) {
   engine::require(!logits.empty(), "sampler: found no logits, expected one per token of the vocabulary");
   const std::size_t window = std::min(recent.size(), static_cast<std::size_t>(options_.repetition_window));

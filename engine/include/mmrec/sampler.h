@@ -31,8 +31,10 @@ class MMREC_EXPORT Sampler {
   /// `sequence` key the random number. -inf logits are never drawn. Throws std::invalid_argument for empty logits or a
   /// recent id outside them, and NumericError (see errors.h), naming the step, if a logit is NaN or +inf or if none is
   /// left to draw. Without `logprob` that of the sample is 0, and the draw costs less.
+  Sample sample(std::span<const float> logits, std::span<const int> recent, std::uint64_t step, std::uint64_t sequence,
+                bool logprob);
   Sample sample(std::span<const float> logits, std::span<const int> recent, std::uint64_t step,
-                std::uint64_t sequence = 0, bool logprob = true);
+                std::uint64_t sequence = 0);
 
  private:
   struct MMREC_NO_EXPORT Candidate {
