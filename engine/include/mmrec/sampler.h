@@ -33,6 +33,7 @@ class MMREC_EXPORT Sampler {
   /// left to draw. Without `logprob` that of the sample is 0, and the draw costs less.
   Sample sample(std::span<const float> logits, std::span<const int> recent, std::uint64_t step, std::uint64_t sequence,
                 bool logprob);
+  /// The same, with the log-prob.
   Sample sample(std::span<const float> logits, std::span<const int> recent, std::uint64_t step,
                 std::uint64_t sequence = 0);
 
