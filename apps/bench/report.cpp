@@ -129,9 +129,8 @@ std::string ratio_lines(const BenchRun& run) {
     }
     if (row.phase == Phase::kOffline) {
       text += fmt::format(
-          "offline, {} prompts through mmrec-generate: {} tokens in {:.2f} s from its start to its end; without {:.2f} "
-          "s "
-          "of loading {:.1f} tok/s\n"
+          "offline, {} prompts through mmrec-generate: {} tokens in {:.2f} s from its start to its end; without "
+          "{:.2f} s of loading {:.1f} tok/s\n"
           "offline, without loading: {:.1f} % of the tokens/s of the best lock-step, {:.1f} % with the prefill of as "
           "many prompts\n",
           row.batch, row.drawn, row.seconds, row.load_seconds, row.tokens_per_second_loaded(),

@@ -36,13 +36,10 @@ constexpr std::int64_t kMostTiles = static_cast<std::int64_t>(Cpu::kScratchFloat
 template <class Index>
 void check_targets(const std::string& op, const Index* targets, std::int64_t rows, std::int64_t least,
                    std::int64_t vocab, const std::string& where) {
-  for (std::int64_t r = 0; r < rows; ++r) {
-    const auto target = static_cast<std::int64_t>(targets[r]);
-    if (target >= least && target < vocab) continue;
-    std::string what = op;
-    what.append(": target ").append(std::to_string(target)).append(" of row ").append(std::to_string(r));
-    throw std::invalid_argument(what.append(" lies ").append(where));
-  }
+  const Index* const bad = std::find_if(targets, targets + rows, [&](Index t) { return t < least || t >= vocab; });
+  if (bad == targets + rows) return;
+  throw std::invalid_argument(op + ": target " + std::to_string(*bad) + " of row " + std::to_string(bad - targets) +
+                              " lies " + where);
 }
 template <class T, class Index>
 void check_targets(const char* op, const MatrixView<const T, Host>& logits, const Index* targets) {

@@ -224,9 +224,12 @@ class BlockTerms {
     const Matrix<A> rounded = Work::row_of(work.attended(b), 0).middle_rows(0, 1);
     for (std::int64_t s = 0; s < b.sequences; ++s) {
       kernels::copy_rows(work.backend, Matrix<const float>(slots.middle_rows(s, 1)), rounded);
-      work.template linear<float>(
-          {.x = rounded, .weight = w.memory_out, .bias = w.memory_out_bias, .y = contexts.middle_rows(s, 1)});
+      work.template linear<float>(context_job(w, rounded, contexts.middle_rows(s, 1)));
     }
+  }
+  /// c = W_o slot + b_o of one slot.
+  static Job context_job(const Layer& w, Matrix<const A> slot, Matrix<float> c) {
+    return {.x = slot, .weight = w.memory_out, .bias = w.memory_out_bias, .y = c};
   }
 
  private:

@@ -128,7 +128,9 @@ class Forward {
              .ragged = true,
              .is_step = true,
              .options = {.path = forced}};
+    const bool has_moved = std::exchange(moved_, true);  // unless all goes well: lists may have moved before a fault
     laid_out_ = net_.lay_out(step_);
+    moved_ = has_moved || (laid_out_ && laid_out_->moved);
     if (laid_out_) {
       list_logits();
       return StepKey{nullptr, 0, {laid_out_->calm, laid_out_->attending, 0}};
@@ -291,7 +293,6 @@ class Forward {
   // Lists where the laid out step's logits go: those of rows of no sequence stay in the scratch. The product writes
   // them there, or a copy does where it takes no list.
   void list_logits() {
-    moved_ = moved_ || laid_out_->moved;
     const std::int64_t all = laid_out_->all();
     if constexpr (kListsRows)
       writes_slots_ = linear_takes_rows(backend_, Job{.x = net_.hidden(all), .weight = net_.head()});

@@ -266,15 +266,11 @@ class Rows {
     for (const Slot slot : slots) {
       const Batch one{.slot = slot, .sequences = 1, .tokens = 1};
       for (std::int64_t layer = 0; layer < layers; ++layer) {
-        const Layer& w = terms_.layer(layer);
         const auto row = static_cast<std::int64_t>(jobs.size());
         auto* const mean = reinterpret_cast<std::byte*>(work_.memory(one, layer, 0).data);
         rare_.host(rows)[row] = {mean, mean, rounded.row(row)};
-        jobs.push_back({.x = rounded.middle_rows(row, 1),
-                        .weight = w.memory_out,
-                        .bias = w.memory_out_bias,
-                        .y = work_.segment_context(one, layer),
-                        .force_row_kernel = true});
+        jobs.push_back(
+            terms_.context_job(terms_.layer(layer), rounded.middle_rows(row, 1), work_.segment_context(one, layer)));
       }
     }
     rare_.send();
