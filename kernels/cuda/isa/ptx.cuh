@@ -60,7 +60,8 @@ __device__ inline void mbarrier_arrive_expect(std::uint64_t* barrier, unsigned b
                : "memory");
 }
 
-/// Arrives once. What the thread has read and written before is done when the phase completes.
+/// Arrives once. What the thread has read and written before is done when the phase completes, but loads that
+/// race with the copy engine need mbarrier_arrive_after.
 __device__ inline void mbarrier_arrive(std::uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
@@ -89,12 +90,26 @@ __device__ inline void mbarrier_wait(std::uint64_t* barrier, std::uint32_t parit
 }
 
 /// Barrier `id` (1..15) of `threads` threads of the block, a multiple of 32: sync arrives and waits, arrive does not
-/// wait. Both order memory accesses.
+/// wait. Both order memory accesses, but those of the copy engine (named_barrier_arrive_after).
 __device__ inline void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 __device__ inline void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/// For threads that have loaded shared memory which the copy engine overwrites after the arrival. `loaded` is an OR of
+/// one word of each such load. The other arrivals order ordinary accesses, not the copy engine's. They do not wait for
+/// loads: ptxas waits for a load only where its register is used, and a load may queue behind loads from global memory
+/// for longer than the copy takes. Seen on an H100: wrong numbers. So these arrivals use `loaded`: its bits become a
+/// zero. The compiler does not know that a block is one thread deep, so it cannot leave them out.
+__device__ inline std::uint32_t zero_after(std::uint32_t loaded) { return loaded & (blockDim.z - 1U); }
+__device__ inline void mbarrier_arrive_after(std::uint64_t* barrier, std::uint32_t loaded) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier) + zero_after(loaded))
+               : "memory");
+}
+__device__ inline void named_barrier_arrive_after(int id, int threads, std::uint32_t loaded) {
+  named_barrier_arrive(id + static_cast<int>(zero_after(loaded)), threads);
 }
 
 // --- Clusters of blocks and the shared memory of each other (sm_90).

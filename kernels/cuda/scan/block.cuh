@@ -311,8 +311,10 @@ class ScanRing : ScanWork<Op, kVec> {
 #pragma unroll
     for (int v = 0; v < kVec; ++v) state[v] = pairs(stage)[position(v)];
     Thread thread;
-    read(stage, thread);
-    ptx::mbarrier_arrive(free_ + stage);
+    std::uint32_t loaded = read(stage, thread);
+#pragma unroll
+    for (int v = 0; v < kVec; ++v) loaded |= __float_as_uint(state[v].x);
+    ptx::mbarrier_arrive_after(free_ + stage, loaded);
     if (p.count != 0) thread.emit(op_, p, state);
   }
 
@@ -332,8 +334,9 @@ class ScanRing : ScanWork<Op, kVec> {
     }
   }
 
-  __device__ void read(std::uint32_t stage, Thread& thread) const {
-    take_boxes<Op, kVec>(inputs_ + stage * stage_words() + row_ * kTimes * plan_.lanes, box_words(), lane_, thread);
+  __device__ std::uint32_t read(std::uint32_t stage, Thread& thread) const {
+    return take_boxes<Op, kVec>(inputs_ + stage * stage_words() + row_ * kTimes * plan_.lanes, box_words(), lane_,
+                                thread);
   }
 
   const Maps& maps_;

@@ -316,17 +316,20 @@ class ScanColumns {
     const ScanPlace p = place(at);
     ptx::mbarrier_wait(come_ + stage, at.phase());
     Thread thread;
-    read(stage, thread);
+    std::uint32_t loaded = read(stage, thread);
     ptx::mbarrier_wait(states_ + stage, at.phase());
     Pair state[kVec];
 #pragma unroll
-    for (int v = 0; v < kVec; ++v) state[v] = own_pairs(stage)[v];
-    ptx::mbarrier_arrive(free_ + stage);
+    for (int v = 0; v < kVec; ++v) {
+      state[v] = own_pairs(stage)[v];
+      loaded |= __float_as_uint(state[v].x);
+    }
+    ptx::mbarrier_arrive_after(free_ + stage, loaded);
     if (p.count != 0) thread.template emit<true>(op_, p, state);
   }
 
-  __device__ void read(std::uint32_t stage, Thread& thread) const {
-    take_boxes<Op, kVec>(inputs_ + stage * kStageWords + row() * kTimes * kLanes, kBoxWords, lane(), thread);
+  __device__ std::uint32_t read(std::uint32_t stage, Thread& thread) const {
+    return take_boxes<Op, kVec>(inputs_ + stage * kStageWords + row() * kTimes * kLanes, kBoxWords, lane(), thread);
   }
 
   /// Channel c of a tile's column in carry_in and carry_out, or -1.

@@ -180,17 +180,23 @@ __device__ inline std::uint32_t* scan_boxes() {
 /// where k ^ (n % 8) says.
 __device__ inline int swapped_word(int lane, int n) { return n * 32 + (lane ^ (n % 8 * 4)); }
 /// Hands a thread its times from the boxes of the inputs, `box_words` apart, in which its row begins at `row`. What
-/// lies outside of the operands has come as zeros, the identity.
+/// lies outside of the operands has come as zeros, the identity. Returns what ptx::mbarrier_arrive_after wants.
 template <class Op, int kVec, class Thread>
-__device__ inline void take_boxes(const std::uint32_t* row, std::uint32_t box_words, int lane, Thread& thread) {
+__device__ inline std::uint32_t take_boxes(const std::uint32_t* row, std::uint32_t box_words, int lane,
+                                           Thread& thread) {
   Channels<typename Op::Element, kVec> x[Op::kTimes][Op::kInputs];
+  std::uint32_t loaded = 0;
 #pragma unroll
   for (int n = 0; n < Op::kTimes; ++n) {
 #pragma unroll
-    for (int i = 0; i < Op::kInputs; ++i) x[n][i].data = row[i * box_words + swapped_word(lane, n)];
+    for (int i = 0; i < Op::kInputs; ++i) {
+      x[n][i].data = row[i * box_words + swapped_word(lane, n)];
+      loaded |= x[n][i].data;
+    }
   }
 #pragma unroll
   for (int n = 0; n < Op::kTimes; ++n) thread.take(n, x[n]);
+  return loaded;
 }
 
 /// The segment of all rows of a tile, of the channel whose rows' segments are `width` apart.

@@ -67,6 +67,7 @@ __device__ inline void multiply(const ProductShape& s, int panel, int count, con
       const int bytes = min(slot_bytes, end - k) - warp * kStepBytes;
       ring.wait_full();
       const std::byte* slot = ring.slot();
+      std::uint32_t loaded = 0;
       int left = bytes;
 #pragma unroll 1
       for (; left > (kTogether - 1) * kStride + kStepBytes - kPieceBytes; left -= kTogether * kStride) {
@@ -81,7 +82,10 @@ __device__ inline void multiply(const ProductShape& s, int panel, int count, con
           if (g < columns) v[i] = *reinterpret_cast<const uint4*>(in + i * kStride);
         }
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) multiply_step<A>(tile_sums, a[i], b[i], v[i], columns);
+        for (int i = 0; i < kTogether; ++i) {
+          multiply_step<A>(tile_sums, a[i], b[i], v[i], columns);
+          loaded |= a[i].x | b[i].x;
+        }
         in += kTogether * kStride;
         slot += kTogether * kStride;
       }
@@ -96,10 +100,11 @@ __device__ inline void multiply(const ProductShape& s, int panel, int count, con
           if (g < columns) v = *reinterpret_cast<const uint4*>(in);
         }
         multiply_step<A>(tile_sums, a, b, v, columns);
+        loaded |= a.x | b.x;
         in += kStride;
         slot += kStride;
       }
-      ring.release();
+      ring.release(ring.number(), loaded);
       ring.advance();
     }
     if (end < row_bytes) {

@@ -44,8 +44,9 @@ class ClusterProduct {
   template <int kTiles, int kSteps>
   struct Weights {
     uint4 at[kTiles][kSteps];
+    int slot[kTiles];  // the numbers of the slots, at a slot's first tile
   };
-  /// Takes the next `tiles` units from the ring, with at most kInSlot units in a slot. Units that the last slot lacks
+  /// Loads the next `tiles` units from the ring, with at most kInSlot units in a slot. Units that the last slot lacks
   /// have any values. All others are zero, so that no register must be kept from one stage to the next.
   template <int kInSlot, int kTiles, int kSteps>
   __device__ __forceinline__ void take(Weights<kTiles, kSteps>& weights, int row_bytes, int tiles) {
@@ -72,8 +73,23 @@ class ClusterProduct {
         }
       }
       if (!exists) continue;
-      ring_.release();
+      weights.slot[first] = ring_.number();
       ring_.advance();
+    }
+  }
+  /// Releases the slots of what take() has loaded.
+  template <int kInSlot, int kTiles, int kSteps>
+  __device__ __forceinline__ void release(const Weights<kTiles, kSteps>& weights, int tiles) const {
+    static_assert(kTiles / kInSlot <= kLeastClusterSlots);
+    std::uint32_t loaded = 0;
+#pragma unroll
+    for (const auto& tile : weights.at) {
+#pragma unroll
+      for (const uint4& step : tile) loaded |= step.x;
+    }
+#pragma unroll
+    for (int first = 0; first < kTiles; first += kInSlot) {
+      if (first < tiles) ring_.release(weights.slot[first], loaded);
     }
   }
   /// The warp's steps of one or two vectors `pitch` apart, as SingleProduct::multiply wants them.
@@ -243,6 +259,7 @@ class ClusterBlock {
     constexpr StageInfo kInfo = stage_info(kStage);
     constexpr Point kPoint = kInfo.input;
     constexpr int kTiles = most_tiles(kStage);
+    constexpr int kInSlot = in_slot(kInfo.first);
     constexpr int kSteps = kStage == Stage::kNarrow ? kClusterFfnSteps : kClusterSteps;
     c_.forget_lane();
     const int row_bytes = c_.template shape_of<kStage>().row_bytes;
@@ -251,11 +268,12 @@ class ClusterBlock {
     const Output out = cluster_.template output<kStage>(layer);
     if constexpr (kStage == Stage::kProject) put_state();  // before the block says that it has read h
     Weights<kTiles, kSteps> weights;
-    product_.template take<in_slot(kInfo.first)>(weights, row_bytes, all / kUnit);
+    product_.template take<kInSlot>(weights, row_bytes, all / kUnit);
     const std::byte* input = operand();
     if constexpr (kStage == Stage::kGate) {
       __syncwarp();  // a warp's steps of h are its own
     } else {
+      product_.template release<kInSlot>(weights, all / kUnit);  // before the wait for the vector
       input = cluster_.vector(kPoint);
       if (kStage != Stage::kProject) cluster_.await(kPoint, layer);
       if (kStage == Stage::kProject && layer > 0) cluster_.await(kPoint, layer - 1);
@@ -278,6 +296,7 @@ class ClusterBlock {
     } else {
       product_.template multiply<kTiles, is_pair(kStage)>(weights, x, steps, 0, add_squares);
     }
+    if constexpr (kStage == Stage::kGate) product_.template release<kInSlot>(weights, all / kUnit);
     const float scale = is_normalised(kStage) ? c_.norm_scale_of(squares.value()) : 1.0F;
     barrier();
     if (cluster_.template has_outputs<kStage>()) {
@@ -306,6 +325,7 @@ class ClusterBlock {
     Weights<kTiles, kSteps> now;
     Weights<kTiles, kSteps> next;
     product_.template take<kTiles>(now, row_bytes, tiles_from(0));
+    product_.template release<kTiles>(now, tiles_from(0));
     cluster_.await(Point::kOutput, layers - 1);
     const Steps<kSteps> x = product_.template read<kSteps>(cluster_.vector(Point::kOutput), steps, 0);
     typename Through::SquareSum squares = cluster_.squares_of(Point::kOutput);
@@ -321,6 +341,7 @@ class ClusterBlock {
         const int tiles = tiles_from(first + row + kTiles * kUnit);  // which may be none
         product_.template take<kTiles>(next, row_bytes, tiles);
         product_.template multiply<kTiles, false>(now, x, steps, row, [](bool) {});
+        product_.template release<kTiles>(next, tiles);
         now = next;
       }
       barrier();

@@ -267,6 +267,8 @@ inline DecodePlan make_decode_plan(const DecodeShape& s, bool attends, int eleme
 
 /// A block's ring has at most so many slots: a named barrier each, besides those of the consumers and of the block.
 inline constexpr int kClusterSlots = 14;
+/// And at least so many: those of a stage's weights are held at once (q, v, z, k).
+inline constexpr int kLeastClusterSlots = 4;
 /// Of a block, the most: units of channels and of the ffn, steps (tile_product.cuh) of a row that a warp multiplies and
 /// in ffn_out's rows; channels of a head and memory slots.
 inline constexpr int kClusterUnits = 3;
@@ -312,7 +314,7 @@ inline bool is_for_cluster(const DecodeShape& s) {
 /// Half a unit's rows in a slot, and kRowPadding after them.
 MMREC_HOST_DEVICE constexpr int run_bytes(int row_bytes) { return kUnit / 2 * row_bytes + kRowPadding; }
 
-/// slots < kLeastSlots: it does not fit.
+/// slots < kLeastClusterSlots: it does not fit.
 inline DecodePlan make_cluster_plan(const DecodeShape& s, bool attends, int shared_limit) {
   constexpr int kElement = 2;
   DecodePlan plan;

@@ -32,8 +32,9 @@ class SingleProduct {
   /// A warp's steps of one slot: lane 4g + t has the t-th piece of row g.
   struct Weights {
     uint4 steps[kSteps] = {};
+    int slot = -1;  // its number
   };
-  /// Loads the warp's steps of the ring's next slot, which has `rows` rows of `steps` steps. Then releases the slot.
+  /// Loads the warp's steps of the ring's next slot, which has `rows` rows of `steps` steps.
   __device__ __forceinline__ void take(Weights& w, int rows, int steps) {
     // Rows that the tile lacks repeat its last one. Their sums are not used.
     const int row = min(c_.lane >> 2, rows - 1) * (c_.p.plan.slot_row_bytes + kRowPadding);
@@ -44,8 +45,27 @@ class SingleProduct {
       const int step = min(c_.warp + i * kTileWarps, steps - 1) * kStepBytes;
       w.steps[i] = *reinterpret_cast<const uint4*>(slot + step);
     }
-    ring_.release();
+    w.slot = ring_.number();
     ring_.advance();
+  }
+  /// Releases the slots of what take() has loaded.
+  template <int kParts, int kTiles>
+  __device__ __forceinline__ void release(const Weights (&held)[kParts][kTiles]) const {
+    std::uint32_t loaded = 0;
+    const auto each = [&](auto visit) {
+#pragma unroll
+      for (const auto& part : held) {
+#pragma unroll
+        for (const Weights& w : part) visit(w);
+      }
+    };
+    each([&](const Weights& w) {
+#pragma unroll
+      for (const uint4& step : w.steps) loaded |= step.x;
+    });
+    each([&](const Weights& w) {
+      if (w.slot >= 0) ring_.release(w.slot, loaded);
+    });
   }
   /// sums[t] += the steps of tile t; x: the vectors from there on. The tensor core's 16 rows are a tile's 8
   /// rows' even and odd words, and of a vector's two columns one has its even words and one its odd ones, so that
@@ -149,6 +169,7 @@ class SingleBlock {
 
  private:
   static constexpr int kHeldSlots = kMostTiles;
+  static_assert(kHeldSlots <= kLeastSlots);
 
   template <Stage kStage>
   __device__ __forceinline__ void run_stage(int layer) {
@@ -191,6 +212,7 @@ class SingleBlock {
           }
           const bool begins = first + row + k == 0;
           if (row + k == 0) out = l2_.template output<kStage>(layer, c_.thread(), first, count);
+          product_.release(held);  // before the wait for the input
           if (begins) inputs_.template read<is_pair(kStage)>(l2_, stage_info(kStage), layer);
           // Squares are summed up over the warp between the steps of the product.
           constexpr bool kSumsSquares = Context::kScalesSums && is_normalised(kStage);

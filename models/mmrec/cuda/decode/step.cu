@@ -84,7 +84,8 @@ DecodeChoice choose_decode(const Cuda& cuda, const DecodeShape& s, bool attends)
   // model makes 18,590 tokens/s.
   if (std::is_same_v<A, BFloat16> && may_be(DecodeAlgo::kCluster) && is_for_cluster(s)) {
     const DecodePlan plan = make_cluster_plan(s, attends, shared);
-    if (plan.slots >= kLeastSlots && holds_decode_cluster(cuda)) return {DecodeAlgo::kCluster, kClusterBlocks, plan};
+    if (plan.slots >= kLeastClusterSlots && holds_decode_cluster(cuda))
+      return {DecodeAlgo::kCluster, kClusterBlocks, plan};
   }
   // As few blocks as own no more channels each than one on every multiprocessor of the step's share would: each waits
   // for all others.

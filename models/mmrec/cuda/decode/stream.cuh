@@ -14,7 +14,7 @@ namespace mmrec::kernels {
 /// Slots and their barriers. `full` completes when a slot's bytes have come: a copying warp arrives for itself. When
 /// all consumer threads have read a slot, they arrive at another such barrier, or at a named one: named ones are
 /// faster, but a block has only 16. Producers and consumers walk the slots in the same order, each with its own
-/// position.
+/// position. A consumer may hold several slots, as many as there are at least.
 template <bool kNamed>
 class Ring {
  public:
@@ -33,6 +33,7 @@ class Ring {
     }
   }
   __device__ int slots() const { return slots_; }
+  __device__ int number() const { return slot_; }
   __device__ std::byte* slot() const { return data_ + slot_ * slot_bytes_; }
   __device__ std::uint64_t* full() const { return full_ + slot_; }
   __device__ void wait_full() const { ptx::mbarrier_wait(full(), round_ & 1U); }
@@ -43,11 +44,12 @@ class Ring {
       ptx::mbarrier_wait(full_ + slots_ + slot_, (round_ & 1U) ^ 1U);
     }
   }
-  __device__ void release() const {
+  /// Releases slot number `slot`. loaded: ptx::mbarrier_arrive_after.
+  __device__ void release(int slot, std::uint32_t loaded) const {
     if constexpr (kNamed) {
-      ptx::named_barrier_arrive(kFirstNamed + slot_, kConsumers + 32);
+      ptx::named_barrier_arrive_after(kFirstNamed + slot, kConsumers + 32, loaded);
     } else {
-      ptx::mbarrier_arrive(full_ + slots_ + slot_);
+      ptx::mbarrier_arrive_after(full_ + slots_ + slot, loaded);
     }
   }
   __device__ void advance() {

@@ -127,6 +127,7 @@ inline void mbarrier_arrive_expect(std::uint64_t* barrier, unsigned bytes) {
   emulation::mbarrier_arrive(*emulation::this_thread().block, barrier, bytes);
 }
 inline void mbarrier_arrive(std::uint64_t* barrier) { mbarrier_arrive_expect(barrier, 0); }
+inline void mbarrier_arrive_after(std::uint64_t* barrier, std::uint32_t /*loaded*/) { mbarrier_arrive(barrier); }
 inline void mbarrier_arrive_at(std::uint64_t* barrier, unsigned rank) {
   emulation::Block& block = emulation::block_of_cluster(rank);
   emulation::mbarrier_arrive(block, static_cast<std::uint64_t*>(emulation::at_block(block, barrier)), 0);
@@ -190,6 +191,9 @@ inline void named_barrier_sync(int id, int threads) {
 }
 inline void named_barrier_arrive(int id, int threads) {
   emulation::arrive_at_block(static_cast<unsigned>(id), static_cast<unsigned>(threads));
+}
+inline void named_barrier_arrive_after(int id, int threads, std::uint32_t /*loaded*/) {
+  named_barrier_arrive(id, threads);
 }
 
 inline ulonglong2 load_relaxed_pair(const ulonglong2* from) {
