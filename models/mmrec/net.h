@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "models/mmrec/stack.h"
+#include "models/runtime/tables.h"
 
 namespace mmrec::models {
 
@@ -35,10 +36,12 @@ class Net {
   std::int64_t rows() const { return stack_.work().rows(); }
 
   /// A step of several batches that goes by kRows is laid out before run(), here, and end_step() comes after it; else
-  /// nothing happens. Its hidden() has the rows that this says.
-  std::optional<StepRows> lay_out(const Chunk& chunk) {
+  /// nothing happens. Its hidden() has the rows that this says. The caller must send the lists.
+  std::optional<StepRows> lay_out(const Chunk& chunk, Tables<Device>& tables) {
     laid_out_ = {};
-    if (chunk.batches.size() > 1 && stack_.choose(chunk, backend()) == Path::kRows) laid_out_ = stack_.lay_out(chunk);
+    if (chunk.batches.size() > 1 && stack_.choose(chunk, backend()) == Path::kRows) {
+      laid_out_ = stack_.lay_out(chunk, tables);
+    }
     return laid_out_;
   }
   void end_step() {

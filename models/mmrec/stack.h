@@ -18,6 +18,7 @@
 #include "models/mmrec/terms.h"
 #include "models/runtime/executor.h"
 #include "models/runtime/schedule.h"
+#include "models/runtime/tables.h"
 
 namespace mmrec::models {
 
@@ -76,10 +77,11 @@ class Stack {
   }
   void end_whole_step(const Chunk& chunk) { WholeStep<Backend, A>::end(terms_, chunk.batches.front()); }
 
-  /// Before and after run() of a step of several batches by kRows; `normed` has as many rows as this says.
-  StepRows lay_out(const Chunk& chunk) {
+  /// Before and after run() of a step of several batches by kRows; `normed` has as many rows as this says. The caller
+  /// must send the lists.
+  StepRows lay_out(const Chunk& chunk, Tables<Backend>& tables) {
     StepRows rows;
-    if constexpr (PathOps<Backend, A>::kRows) rows = rows_.lay_out(chunk);
+    if constexpr (PathOps<Backend, A>::kRows) rows = rows_.lay_out(chunk, tables);
     return rows;
   }
   void end_rows() {

@@ -19,6 +19,7 @@
 #include "models/mmrec/stack.h"
 #include "models/mmrec100m/mmrec100m.h"
 #include "models/runtime/sides.h"
+#include "models/runtime/tables.h"
 
 namespace mmrec::models::mmrec100m {
 
@@ -71,15 +72,10 @@ class Net {
   }
   std::int64_t rows() const { return stacks_[0]->work().rows(); }
 
-  std::optional<StepRows> lay_out(const Chunk& chunk) {
+  std::optional<StepRows> lay_out(const Chunk& chunk, Tables<Device>& tables) {
     laid_out_ = {};
     if (chunk.batches.size() > 1 && choose(chunk) == Path::kRows) {
-      bool moved = false;
-      run_stacks(false, [&](std::size_t i) {
-        laid_out_ = stacks_[i]->lay_out(chunk);  // the same for both
-        moved = moved || laid_out_->moved;
-      });
-      laid_out_->moved = moved;
+      run_stacks(false, [&](std::size_t i) { laid_out_ = stacks_[i]->lay_out(chunk, tables); });  // the same for both
     }
     return laid_out_;
   }

@@ -16,6 +16,7 @@
 #include "models/mmrec_jax/workspace.h"
 #include "models/runtime/executor.h"
 #include "models/runtime/schedule.h"
+#include "models/runtime/tables.h"
 
 namespace mmrec::models::mmrec_jax {
 
@@ -56,7 +57,7 @@ class Net {
 
   /// As models/mmrec/net.h has it. Steps of sequences apart are not laid out: what the bank's ops are depends on its
   /// rows.
-  std::optional<StepRows> lay_out(const Chunk& /*chunk*/) { return {}; }
+  std::optional<StepRows> lay_out(const Chunk& /*chunk*/, Tables<Device>& /*tables*/) { return {}; }
   void end_step() {}
   std::span<const std::int32_t> row_of() const { return {}; }
 

@@ -113,8 +113,7 @@ class Forward {
   /// All that decides which ops step() enqueues: of sequences side by side at one position the first slot, their number
   /// and the net's own key; of sequences apart how their rows are laid out.
   using StepKey = std::tuple<Slot, std::size_t, typename Net::StepKey>;
-  /// Sends what the ops need to know of the runs. None: this step is rare, or its ops depend on more. Where `moved` is
-  /// true afterwards, what was recorded before is void.
+  /// Sends what the ops need to know of the runs. None: this step is rare, or its ops depend on more.
   std::optional<StepKey> begin_step(std::span<const Run> runs, Path forced = Path::kAny) {
     chunk_.clear();
     for (const Run& run : runs) {
@@ -128,11 +127,11 @@ class Forward {
              .ragged = true,
              .is_step = true,
              .options = {.path = forced}};
-    const bool has_moved = std::exchange(moved_, true);  // unless all goes well: lists may have moved before a fault
-    laid_out_ = net_.lay_out(step_);
-    moved_ = has_moved || (laid_out_ && laid_out_->moved);
+    step_tables_.clear();
+    laid_out_ = net_.lay_out(step_, step_tables_);
     if (laid_out_) {
       list_logits();
+      step_tables_.send();
       return StepKey{nullptr, 0, {laid_out_->calm, laid_out_->attending, 0}};
     }
     const typename Net::StepKey key = net_.step_key(runs.front().position);
@@ -140,7 +139,11 @@ class Forward {
     if (batches_.size() > 1 || is_rare) return {};
     return StepKey{runs.front().slot, runs.size(), key};
   }
-  bool take_moved() { return std::exchange(moved_, false); }
+  /// Whether memory that steps use has moved since this was asked before, so that what was recorded is void.
+  bool take_moved() {
+    const bool have_lists = step_tables_.take_moved();
+    return std::exchange(moved_, false) || have_lists;
+  }
   Path step() {
     ragged_ = true;
     Done none;
@@ -163,10 +166,15 @@ class Forward {
 
   /// [count, V] of slots side by side, in the backend's memory.
   kernels::MatrixView<float, Space> logits(Slot first, std::int64_t count) const { return net_.logits(first, count); }
-  /// [slots, V] of any slots: where they are if these lie evenly spaced, else copied, until the next call that computes
-  /// logits or asks for them. Requires: a backend that packs runs.
-  kernels::MatrixView<const float, Space> logits(std::span<const Slot> slots) {
+  /// [slots, V] of any slots where they are, if these lie evenly spaced; else `data` is null.
+  kernels::MatrixView<const float, Space> logits_in_place(std::span<const Slot> slots) const {
     if (evenly_spaced(slots) == slots.size()) return spaced_logits(slots);
+    return {nullptr, static_cast<std::int64_t>(slots.size()), net_.vocab()};
+  }
+  /// The same, but copied if they do not, until the next call that computes logits or asks for them. Requires: a
+  /// backend that packs runs.
+  kernels::MatrixView<const float, Space> logits(std::span<const Slot> slots) {
+    if (const auto in_place = logits_in_place(slots); in_place.data != nullptr) return in_place;
     const Matrix<float> rows = logits_scratch(static_cast<std::int64_t>(slots.size()));
     copy_between(rows, slots, false);
     return rows;
@@ -301,7 +309,6 @@ class Forward {
     for (std::size_t i = 0; i < chunk_.size(); ++i) {
       rows_of_slots_[static_cast<std::size_t>(net_.row_of()[i])] = logits(chunk_[i].slot, 1).data;
     }
-    step_tables_.clear();
     if (writes_slots_) {
       listed_rows_ = step_tables_.template place<float*>(rows_of_slots_.size());
       std::int64_t spare = 0;
@@ -317,7 +324,6 @@ class Forward {
         step_tables_.host(listed_logits_)[r] = {reinterpret_cast<std::byte*>(from), reinterpret_cast<std::byte*>(to)};
       }
     }
-    moved_ = step_tables_.send() || moved_;
   }
   void step_logits() {
     const std::int64_t all = laid_out_->all();
@@ -407,7 +413,7 @@ class Forward {
   std::vector<Slot> slots_;
   Chunk step_;                        // the step at hand
   std::optional<StepRows> laid_out_;  // likewise
-  bool moved_ = false;                // memory that recorded steps use
+  bool moved_ = false;                // logits_, which recorded steps use
   Tables<Backend> tables_, step_tables_;
   bool writes_slots_ = false;  // the head's product of the step at hand
   Placed<float*> listed_rows_;

@@ -208,7 +208,6 @@ struct Chunk {
 struct StepRows {
   std::int64_t calm = 0;
   std::int64_t attending = 0;
-  bool moved = false;  // lists have moved since the last step, so that what was recorded is of no use
   std::int64_t all() const { return calm + attending; }
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 namespace mmrec::models {
@@ -36,21 +37,22 @@ class Tables {
   T* device(Placed<T> list) {
     return reinterpret_cast<T*>(memory_.data() + list.at);
   }
-  /// Returns whether device() has other addresses than before.
-  bool send() {
-    const bool grows = memory_.size() < bytes_.size();
-    if (grows) {
+  void send() {
+    if (memory_.size() < bytes_.size()) {
+      has_moved_ = true;
       memory_ = {};
       memory_ = backend_.template allocate<std::byte>(bytes_.size() * 5 / 4);
     }
     backend_.upload(bytes_.data(), memory_.data(), bytes_.size());
-    return grows;
   }
+  /// Whether device() has other addresses than when this was asked before.
+  bool take_moved() { return std::exchange(has_moved_, false); }
 
  private:
   Backend& backend_;
   std::vector<std::byte> bytes_;
   typename Backend::template Buffer<std::byte> memory_;
+  bool has_moved_ = false;
 };
 
 }  // namespace mmrec::models

@@ -11,6 +11,7 @@
 // first error, and so does cuda_unusable_reason(). Functions that release something never throw.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -170,10 +171,15 @@ class Cuda {
   static Buffer<T> uninitialized(std::size_t count, std::string_view /*what*/) {
     return Buffer<T>(count);
   }
-  /// Host to device. The source may be reused at once: pageable memory is staged before this returns.
+  /// Host to device. The source may be reused at once: pageable memory is staged before this returns. Piece by piece,
+  /// because CUDA stages up to 64 KB without waiting for the stream.
   template <class T>
   void upload(const T* from, T* to, std::size_t count) {
-    transfer(from, to, count * sizeof(T), 1, count * sizeof(T), count * sizeof(T), Direction::kIn);
+    constexpr std::size_t kPiece = std::max<std::size_t>((std::size_t{64} << 10) / sizeof(T), 1);
+    for (std::size_t first = 0; first < count; first += kPiece) {
+      const std::size_t bytes = std::min(kPiece, count - first) * sizeof(T);
+      transfer(from + first, to + first, bytes, 1, bytes, bytes, Direction::kIn);
+    }
   }
   /// Device to host; waits until it has arrived.
   template <class T>

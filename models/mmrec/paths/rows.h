@@ -31,18 +31,19 @@ class Rows {
   template <class T>
   using View = kernels::RowsView<T, Space>;
 
-  explicit Rows(BlockTerms<Backend, A>& terms)
-      : terms_(terms), work_(terms.work), tables_(work_.backend), rare_(work_.backend) {}
+  explicit Rows(BlockTerms<Backend, A>& terms) : terms_(terms), work_(terms.work), rare_(work_.backend) {}
 
-  /// Before a step of several batches: sends the lists of its rows, and zeros the states that begin anew.
-  StepRows lay_out(const Chunk& chunk) {
+  /// Before a step of several batches: makes the lists of its rows, which the caller must send, and zeros the states
+  /// that begin anew.
+  StepRows lay_out(const Chunk& chunk, Tables<Backend>& tables) {
+    tables_ = &tables;
     batches_ = chunk.batches;
     std::int64_t calm = 0, attending = 0;
     for (const Batch& b : batches_) (attends(b) ? attending : calm) += b.sequences;
     StepRows shape = fill_up(calm, attending);
     if (!work_.has_step_rows(shape.all())) shape = {calm, attending};
     set_rows(shape.calm, shape.attending);
-    shape.moved = list();
+    list();
     begin_anew();
     return shape;
   }
@@ -62,7 +63,7 @@ class Rows {
     embed_norm(work_.backend,
                kernels::EmbedNorm<Space, A>{.table = terms_.model.embedding,
                                             .tokens = chunk.tokens,
-                                            .token_of = is_listed() ? tables_.device(token_of_) : nullptr,
+                                            .token_of = is_listed() ? tables_->device(token_of_) : nullptr,
                                             .x = work_.x(rows()),
                                             .norm = terms_.layer(0).norm1,
                                             .u = work_.u(rows()),
@@ -180,7 +181,7 @@ class Rows {
   void attend(const Layer& w, std::int64_t layer) {
     terms_.query(w, attending_, {0, 1});
     if (is_listed()) {
-      return terms_.attend_listed(w, layer, attending_, {0, 1}, tables_.device(runs_), attending_.sequences, 1,
+      return terms_.attend_listed(w, layer, attending_, {0, 1}, tables_->device(runs_), attending_.sequences, 1,
                                   work_.config.memory_slots);
     }
     terms_.attend(w, layer, batches_.front(), {0, 1});
@@ -191,25 +192,24 @@ class Rows {
   bool attends(const Batch& b) const { return work_.filled_slots(b.position) > 1; }
   template <class T>
   View<T> listed(Placed<T*> list, std::int64_t layer) {
-    return {tables_.device(list), rows(), work_.dim(), layer * work_.dim()};
+    return {tables_->device(list), rows(), work_.dim(), layer * work_.dim()};
   }
 
   Slot slot_of(const Batch& b, std::int64_t sequence) const {
     return b.slot + static_cast<std::size_t>(sequence) * work_.slot.bytes;
   }
 
-  bool list() {
+  void list() {
     if (zeros_.size() == 0) {
       zeros_ = work_.backend.template allocate<float>(std::size_t(work_.config.num_layers * work_.dim()));
     }
     const auto count = static_cast<std::size_t>(rows());
-    tables_.clear();
-    token_of_ = tables_.template place<std::int32_t>(count);
-    states_ = tables_.template place<float*>(count);
-    sums_ = tables_.template place<double*>(count);
-    closed_ = tables_.template place<float*>(count);
-    contexts_ = tables_.template place<const float*>(count);
-    runs_ = tables_.template place<kernels::AttendingRun>(static_cast<std::size_t>(attending_.sequences));
+    token_of_ = tables_->template place<std::int32_t>(count);
+    states_ = tables_->template place<float*>(count);
+    sums_ = tables_->template place<double*>(count);
+    closed_ = tables_->template place<float*>(count);
+    contexts_ = tables_->template place<const float*>(count);
+    runs_ = tables_->template place<kernels::AttendingRun>(static_cast<std::size_t>(attending_.sequences));
     row_of_.clear();
     std::int32_t calm = 0, attending = 0;
     for (const Batch& b : batches_) {
@@ -218,23 +218,22 @@ class Rows {
         const Slot slot = slot_of(b, s);
         const std::int32_t row = slots < 2 ? calm++ : static_cast<std::int32_t>(attending_.first_row) + attending;
         auto* const memory = work_.template in_slot<float>(slot, work_.slot.memory);
-        tables_.host(token_of_)[row] = static_cast<std::int32_t>(row_of_.size());
-        tables_.host(states_)[row] = work_.template in_slot<float>(slot, work_.slot.h);
-        tables_.host(sums_)[row] = work_.template in_slot<double>(slot, work_.slot.segment_sum);
-        tables_.host(contexts_)[row] = slots == 0   ? nullptr
-                                       : slots == 1 ? work_.template in_slot<float>(slot, work_.slot.segment_context)
-                                                    : zeros_.data();
+        tables_->host(token_of_)[row] = static_cast<std::int32_t>(row_of_.size());
+        tables_->host(states_)[row] = work_.template in_slot<float>(slot, work_.slot.h);
+        tables_->host(sums_)[row] = work_.template in_slot<double>(slot, work_.slot.segment_sum);
+        tables_->host(contexts_)[row] = slots == 0   ? nullptr
+                                        : slots == 1 ? work_.template in_slot<float>(slot, work_.slot.segment_context)
+                                                     : zeros_.data();
         if (end % work_.config.memory_segment == 0 && work_.config.memory_slots != 0) {
-          tables_.host(closed_)[row] = memory + work_.ring_slot(end) * work_.dim();
+          tables_->host(closed_)[row] = memory + work_.ring_slot(end) * work_.dim();
         }
         if (slots >= 2) {
-          tables_.host(runs_)[attending] = {memory, static_cast<std::int32_t>(slots), attending, 1};
+          tables_->host(runs_)[attending] = {memory, static_cast<std::int32_t>(slots), attending, 1};
           ++attending;
         }
         row_of_.push_back(row);
       }
     }
-    return tables_.send();
   }
 
   // h = 0 where the segment that begins carries no state on.
@@ -282,7 +281,8 @@ class Rows {
   BlockTerms<Backend, A>& terms_;
   Work& work_;
   Matrix<A> normed_;
-  Tables<Backend> tables_, rare_;
+  Tables<Backend>* tables_ = nullptr;
+  Tables<Backend> rare_;
   std::span<const Batch> batches_;
   Batch all_, attending_;  // for activations alone
   std::vector<std::int32_t> row_of_;
