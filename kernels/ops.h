@@ -349,18 +349,21 @@ struct SampleRule {
   std::uint64_t sequence = 0, step = 0;
   int* recent = nullptr;
   std::uint64_t recent_count = 0;
+  const float* logits = nullptr;  // on a multiple of 16 bytes: read where SampleTokens has none
 };
+/// Instead of a token: of a row that has a NaN or +inf, and of one that has no candidate.
+inline constexpr int kFaultyRow = -1, kNoCandidate = -2;
 
 /// Widest repetition window that sample_tokens takes.
 inline constexpr int kMostSampleWindow = 1024;
 /// Widest row that sample_tokens takes.
 inline constexpr std::int64_t kMostSampleWords = std::int64_t{1} << 18;
 
-/// tokens[b] drawn from logits [B, V] by rules[b]. Then the rule's step goes up by one, so that a recorded draw draws
-/// anew when it is replayed, and the token is recent. -1 for a row that has a NaN or +inf, or no candidate. A row's
-/// token does not depend on how many rows there are. tokens, rules [B]. copy, if not null, receives the tokens too, 0
-/// for -1, so that a step may follow before the host looks. Throws std::invalid_argument for V outside [1,
-/// kMostSampleWords].
+/// tokens[b] drawn from logits [B, V], or the rows that the rules name if their data is null, by rules[b]. Then the
+/// rule's step goes up by one, so that a recorded draw draws anew when it is replayed, and the token is recent. A row's
+/// token does not depend on how many rows there are. Without a token, kFaultyRow or kNoCandidate. tokens, rules [B].
+/// copy, if not null, receives the tokens too, 0 for none, so that a step may follow before the host looks. Throws
+/// std::invalid_argument for V outside [1, kMostSampleWords].
 template <class Space>
 struct SampleTokens {
   MatrixView<const float, Space> logits;

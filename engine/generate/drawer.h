@@ -30,7 +30,7 @@ class Drawer {
   bool draw(models::Executor& executor, const models::ExecutionOptions& options, std::span<const models::Draw> draws,
             bool logprobs, std::span<Sample> samples, const Logits& logits, const Failed& failed,
             std::span<const models::Run> ahead = {}) {
-    tokens_.assign(draws.size(), -1);
+    tokens_.assign(draws.size(), models::Executor::kFaultyRow);
     logprobs_.resize(logprobs ? draws.size() : 0);
     const bool has_stepped = !ahead.empty() && executor.draw_and_step(draws, ahead, tokens_, logprobs_);
     const bool can_draw = has_stepped || (!draws.empty() && executor.draw(draws, tokens_, logprobs_));
@@ -58,9 +58,14 @@ class Drawer {
           Sampler& own = samplers_[static_cast<std::size_t>(thread)];
           own = sampler;  // a copy: this one keeps the memory of its scratch
           to = own.sample(rows.subspan(n * vocab, vocab), draw.recent, draw.step, draw.sequence, logprobs);
-          // If the device found nothing to draw, the host's sampler mostly has thrown the reason by now. A sequence
-          // that has stepped has other logits, mostly with the same fault.
-          if (can_draw) throw NumericError(fmt::format("step {}: the device found no token to draw", draw.step));
+          // If the device found nothing to draw, the host's sampler mostly has told more by now. A sequence that has
+          // stepped has other logits, mostly with the same fault.
+          if (can_draw) {
+            throw NumericError(fmt::format("step {}: {}", draw.step,
+                                           tokens_[begin + n] == models::Executor::kNoCandidate
+                                               ? "all logits that may be drawn are -inf"
+                                               : "a logit is NaN or +inf, expected finite numbers or -inf"));
+          }
         } catch (...) {
           faults_[n] = std::current_exception();
         }

@@ -147,9 +147,10 @@ class Executor {
   /// The next token's logits, [count, V], to host memory. Requires: position >= 1.
   virtual void logits(Slot first, int count, std::span<float> to) = 0;
 
-  /// Draws the next token of each sequence; -1 where a row has a NaN or +inf, or nothing to draw. Where `logprobs` is
-  /// not empty it receives each token's log-softmax of the raw logits. False where this executor cannot draw: nothing
-  /// has happened then.
+  /// Instead of a token: of a row that has a NaN or +inf, and of one from which nothing may be drawn.
+  static constexpr int kFaultyRow = -1, kNoCandidate = -2;
+  /// Draws the next token of each sequence, or one of these. Where `logprobs` is not empty it receives each token's
+  /// log-softmax of the raw logits. False where this executor cannot draw: nothing has happened then.
   virtual bool draw(std::span<const Draw> draws, std::span<int> tokens, std::span<float> logprobs) {
     static_cast<void>(draws), static_cast<void>(tokens), static_cast<void>(logprobs);
     return false;

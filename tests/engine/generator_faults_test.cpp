@@ -54,12 +54,13 @@ TEST(GeneratorFaults, WhatACallbackThrowsArrivesAfterTheRoundAndCancelsItsReques
 }
 
 TEST(GeneratorFaults, ANumericFaultIsTheFaultOfItsRequestAlone) {
-  const auto logits = [](double summary, std::int64_t position, int token) {
-    return position == 9 ? std::numeric_limits<float>::quiet_NaN()
-                         : static_cast<float>(3.0 * std::sin(summary + 0.7 * token));
+  float fault = 0.0F;
+  const auto logits = [&fault](double summary, std::int64_t position, int token) {
+    return position == 9 ? fault : static_cast<float>(3.0 * std::sin(summary + 0.7 * token));
   };
   for (const auto& [device_draws, device_steps] : {std::pair{false, false}, {true, false}, {true, true}}) {
-    for (const float penalty : {1.0F, 1.5F}) {
+    for (const auto& [penalty, is_nan] : {std::pair{1.0F, true}, {1.5F, true}, {1.0F, false}}) {
+      fault = is_nan ? std::numeric_limits<float>::quiet_NaN() : -HUGE_VALF;
       const auto log = std::make_shared<ToyLog>();
       log->draws = device_draws;
       log->steps = device_steps;
@@ -74,9 +75,12 @@ TEST(GeneratorFaults, ANumericFaultIsTheFaultOfItsRequestAlone) {
       queue.submit(wanted);
       queue.generator.run();
       EXPECT_EQ(queue.results.at(2).finish_reason, FinishReason::kError);
-      EXPECT_EQ(queue.results.at(2).error, device_steps
-                                               ? "step 9: the device found no token to draw"  // the logits have gone
-                                               : "step 9: logit of token 0 is NaN, expected a finite number or -inf");
+      const std::string why = is_nan         ? device_steps  // the logits have gone
+                                                   ? "a logit is NaN or +inf, expected finite numbers or -inf"
+                                                   : "logit of token 0 is NaN, expected a finite number or -inf"
+                              : device_steps ? "all logits that may be drawn are -inf"
+                                             : "all 263 logits are -inf";
+      EXPECT_EQ(queue.results.at(2).error, "step 9: " + why);
       EXPECT_EQ(queue.results.at(2).tokens.size(), 4U);
       wanted.prompt = {1, kThe, kCat, kCat, kS};
       wanted.options.max_tokens = 4;

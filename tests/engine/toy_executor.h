@@ -232,12 +232,14 @@ class ToyExecutor final : public models::Executor {
   };
 
   static State& at(models::Slot first, int sequence = 0) { return reinterpret_cast<State*>(first)[sequence]; }
-  /// What the sampler draws; token -1 if the logits cannot be drawn from.
+  /// What the sampler draws, or why there is nothing.
   static Sample sampled(const models::Draw& draw, std::span<const int> recent) {
     try {
       return Sampler(draw.options).sample(at(draw.slot).logits, recent, draw.step, draw.sequence);
     } catch (const NumericError&) {
-      return {-1, 0.0F};
+      const std::vector<float>& logits = at(draw.slot).logits;
+      const bool is_sound = std::all_of(logits.begin(), logits.end(), [](float x) { return x < HUGE_VALF; });
+      return {is_sound ? kNoCandidate : kFaultyRow, 0.0F};
     }
   }
   static State& checked(models::Slot first, int sequence, std::int64_t position) {

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 
 #include "kernels/cuda/rows/rows.cuh"
 #include "kernels/cuda/sample/chain.cuh"
@@ -203,7 +204,7 @@ class Few {
   Slice<kCluster>& slice_;
 };
 
-/// The token, or -1.
+/// The token, or why there is none.
 template <bool kCluster>
 __device__ int draw(Shared& shared, Slice<kCluster>& slice) {
   const bool may_be_few = Few<kCluster>::takes(slice.rule());
@@ -239,7 +240,8 @@ __device__ int draw(Shared& shared, Slice<kCluster>& slice) {
     is_short = __all_sync(0xffffffffU, static_cast<int>(listed <= few.most_listed())) != 0;
     listed = ptx::warp_sum(listed);
   }
-  if (first == kFault || first == kNone) return -1;
+  if (first == kFault) return kFaultyRow;
+  if (first == kNone) return kNoCandidate;
   if (is_greedy) return static_cast<int>(id);
   if (may_be_few && is_short) {
     const int token = few.draw(first, listed);
@@ -256,8 +258,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   ptx::wait_for_predecessor();
   Shared& shared = *ptx::shared_memory<Shared>();
   const unsigned row = kCluster ? blockIdx.x / static_cast<unsigned>(blocks) : blockIdx.x;
-  Slice<kCluster> slice(shared, rules + row, logits.row(row), static_cast<int>(logits.cols), takes_vectors, blocks,
-                        piece);
+  const float* from = logits.row(row);
+  if (logits.data == nullptr) {
+    from = std::bit_cast<const float*>(__ldcg(reinterpret_cast<const Atomic64*>(&rules[row].logits)));
+  }
+  Slice<kCluster> slice(shared, rules + row, from, static_cast<int>(logits.cols), takes_vectors, blocks, piece);
   const int token = draw(shared, slice);
   slice.group.stay();  // all have read the rule, and nobody's memory
   if (slice.group.rank() != 0 || threadIdx.x != 0) return;

@@ -1,5 +1,5 @@
 // The rules of a device's draws and the rings of recent tokens, in its memory. They advance there from draw to draw, so
-// nothing is sent while the same sequences are drawn again and again.
+// that only those of sequences that have come or moved are sent.
 #pragma once
 
 #include <algorithm>
@@ -29,32 +29,47 @@ inline std::span<const int> counted_tokens(const Draw& draw) {
 
 class DrawRules {
  public:
-  /// Rules of these draws, on the device. They are sent unless the device has them already. The caller must draw and
-  /// call have_drawn() next; otherwise the next call sends the rules again.
-  kernels::SampleRule* for_draws(kernels::Cuda& cuda, std::span<const Draw> draws) {
-    std::vector<Next> next;
-    next.swap(next_);
-    const bool are_there = std::equal(draws.begin(), draws.end(), next.begin(), next.end(),
-                                      [](const Draw& draw, const Next& as) { return as.is(draw); });
-    if (!are_there) {
-      next.clear();
-      for (const Draw& draw : draws) next.emplace_back(draw);
-      send(cuda, draws, next);
+  /// Rules of these draws, on the device, each in its place. Those that the device does not have there are sent.
+  /// logits_of(slot): where the logits are. The caller must draw and call have_drawn() next; otherwise the next call
+  /// sends all rules.
+  template <class LogitsOf>
+  kernels::SampleRule* for_draws(kernels::Cuda& cuda, std::span<const Draw> draws, const LogitsOf& logits_of) {
+    if (!has_room(draws) || !std::exchange(are_known_, false)) next_.clear();
+    const std::size_t known = next_.size();
+    next_.resize(draws.size());
+    std::size_t first = 0, end = 0;  // of rules that wait to be sent
+    for (std::size_t i = 0; i < draws.size(); ++i) {
+      if (i < known && next_[i].is(draws[i])) continue;
+      next_[i].become(draws[i]);
+      if (end == 0 || i >= end + kClose) {
+        send(cuda, draws, first, end, logits_of);
+        first = i;
+      }
+      end = i + 1;
     }
-    drawing_.swap(next);
+    send(cuda, draws, first, end, logits_of);
     return rules_.data();
   }
-  /// The tokens that were drawn, -1 for none.
+  /// The tokens that were drawn, negative for none.
   void have_drawn(std::span<const int> tokens) {
-    for (std::size_t i = 0; i < drawing_.size(); ++i) drawing_[i].follows(tokens[i]);
-    next_.swap(drawing_);
+    for (std::size_t i = 0; i < tokens.size(); ++i) next_[i].follows(tokens[i]);
+    are_known_ = true;
   }
 
  private:
+  static constexpr std::size_t kClose = 16;  // rules: those between two are sent along, rather than in two pieces
+
+  /// Tokens of a draw's ring.
+  static std::size_t ring_of(const Draw& draw) {
+    return draw.options.repetition_penalty == 1.0F ? 0 : static_cast<std::size_t>(draw.options.repetition_window);
+  }
   /// The next draw of a rule on the device, with the tokens in its ring.
   class Next {
    public:
-    explicit Next(const Draw& draw) : draw_(draw), recent_(counted_tokens(draw).begin(), counted_tokens(draw).end()) {
+    void become(const Draw& draw) {
+      const std::span<const int> recent = counted_tokens(draw);
+      recent_.assign(recent.begin(), recent.end());
+      draw_ = draw;
       draw_.recent = {};
     }
     bool is(const Draw& draw) const {
@@ -62,14 +77,11 @@ class DrawRules {
       return draw.slot == draw_.slot && draw.options == draw_.options && draw.sequence == draw_.sequence &&
              draw.step == draw_.step && std::equal(recent.begin(), recent.end(), recent_.begin(), recent_.end());
     }
-    /// Tokens of its ring.
-    std::size_t ring() const {
-      return draw_.options.repetition_penalty == 1.0F ? 0 : static_cast<std::size_t>(draw_.options.repetition_window);
-    }
     void follows(int token) {
       draw_.step += 1;
-      if (ring() == 0) return;
-      if (recent_.size() == ring()) recent_.erase(recent_.begin());
+      const std::size_t ring = ring_of(draw_);
+      if (ring == 0) return;
+      if (recent_.size() == ring) recent_.erase(recent_.begin());
       recent_.push_back(std::max(token, 0));
     }
 
@@ -78,40 +90,44 @@ class DrawRules {
     std::vector<int> recent_;  // oldest first
   };
 
-  void send(kernels::Cuda& cuda, std::span<const Draw> draws, std::span<const Next> next) {
-    std::size_t rings = 0;
-    for (const Next& one : next) rings += one.ring();
-    if (rules_.size() < draws.size()) {
-      rules_ = kernels::DeviceBuffer<kernels::SampleRule>(draws.size());
-      sent_rules_ = kernels::PinnedBuffer<kernels::SampleRule>(draws.size());
-    }
-    if (rings_.size() < rings) {
-      rings_ = kernels::DeviceBuffer<int>(rings);
-      sent_rings_ = kernels::PinnedBuffer<int>(rings);
-    }
-    std::size_t ring = 0;  // one behind the other
-    for (std::size_t i = 0; i < draws.size(); ++i) {
+  /// Whether the memory suffices for these draws; if not, it is new.
+  bool has_room(std::span<const Draw> draws) {
+    std::size_t ring = ring_;
+    for (const Draw& draw : draws) ring = std::max(ring, ring_of(draw));
+    const std::size_t count = std::max(draws.size(), sent_.size());
+    if (count == sent_.size() && ring == ring_) return true;
+    sent_.clear();
+    rules_ = kernels::DeviceBuffer<kernels::SampleRule>(count);
+    rings_ = kernels::DeviceBuffer<int>(count * ring);
+    sent_rings_.resize(count * ring);
+    sent_.resize(count);
+    ring_ = ring;
+    return false;
+  }
+  template <class LogitsOf>
+  void send(kernels::Cuda& cuda, std::span<const Draw> draws, std::size_t first, std::size_t end,
+            const LogitsOf& logits_of) {
+    for (std::size_t i = first; i < end; ++i) {
       const std::span<const int> recent = counted_tokens(draws[i]);
-      const bool has_ring = next[i].ring() > 0;
-      sent_rules_.data()[i] = {.options = draws[i].options,
-                               .sequence = draws[i].sequence,
-                               .step = draws[i].step,
-                               .recent = has_ring ? rings_.data() + ring : nullptr,
-                               .recent_count = recent.size()};
-      std::copy(recent.begin(), recent.end(), sent_rings_.data() + ring);
-      ring += next[i].ring();
+      sent_[i] = {.options = draws[i].options,
+                  .sequence = draws[i].sequence,
+                  .step = draws[i].step,
+                  .recent = ring_of(draws[i]) == 0 ? nullptr : rings_.data() + i * ring_,
+                  .recent_count = recent.size(),
+                  .logits = logits_of(draws[i].slot)};
+      std::copy(recent.begin(), recent.end(), sent_rings_.begin() + static_cast<std::ptrdiff_t>(i * ring_));
     }
-    if (rings > 0) cuda.upload(sent_rings_.data(), rings_.data(), rings);
-    cuda.upload(sent_rules_.data(), rules_.data(), draws.size());
+    cuda.upload(sent_rings_.data() + first * ring_, rings_.data() + first * ring_, (end - first) * ring_);
+    cuda.upload(sent_.data() + first, rules_.data() + first, end - first);
   }
 
   kernels::DeviceBuffer<kernels::SampleRule> rules_;
-  kernels::DeviceBuffer<int> rings_;
-  // Page-locked, so that sending waits for nothing. The draws between two sendings are over when the second begins.
-  kernels::PinnedBuffer<kernels::SampleRule> sent_rules_;
-  kernels::PinnedBuffer<int> sent_rings_;
-  std::vector<Next> next_;     // what they draw next; none: not known
-  std::vector<Next> drawing_;  // what they are drawing
+  kernels::DeviceBuffer<int> rings_;  // of ring_ tokens each
+  std::size_t ring_ = 0;
+  std::vector<kernels::SampleRule> sent_;
+  std::vector<int> sent_rings_;
+  std::vector<Next> next_;  // what they draw next
+  bool are_known_ = false;
 };
 
 }  // namespace mmrec::models

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <bit>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -162,16 +163,21 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Arch, A>, kernels::C
   }
 
  private:
-  static constexpr int kPending = -2;                           // no token
-  static constexpr std::uint32_t kNoScore = ~std::uint32_t{0};  // a NaN that no kernel makes
+  static_assert(Executor::kFaultyRow == kernels::kFaultyRow && Executor::kNoCandidate == kernels::kNoCandidate);
+  static constexpr int kPending = std::numeric_limits<int>::min();  // no token
+  static constexpr std::uint32_t kNoScore = ~std::uint32_t{0};      // a NaN that no kernel makes
 
   bool can_draw_all(std::span<const Draw> draws) const {
     return std::all_of(draws.begin(), draws.end(), [&](const Draw& d) { return can_draw(d, config_.vocab_size); });
   }
+  kernels::SampleRule* rules_of(DrawRules& rules, std::span<const Draw> draws) {
+    return rules.for_draws(worker_->backend, draws,
+                           [&](Slot slot) -> const float* { return worker_->forward.logits(slot, 1).data; });
+  }
   // The tokens stay on the device too: mostly the next step takes just these.
   void enqueue_draws(std::span<const Draw> draws, bool logprobs) {
     Worker& worker = *worker_;
-    kernels::SampleRule* const rules = rules_.for_draws(worker.backend, draws);
+    kernels::SampleRule* const rules = rules_of(rules_, draws);
     drawn_for_.clear();
     if (drawn_.size() < draws.size()) drawn_ = kernels::PinnedBuffer<int>(draws.size());
     std::fill_n(drawn_.data(), draws.size(), kPending);
@@ -181,8 +187,8 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Arch, A>, kernels::C
     }
     slots_.clear();
     for (const Draw& draw : draws) slots_.push_back(draw.slot);
-    sample(worker, worker.forward.logits(slots_), rules, drawn_.data(),
-           logprobs ? reinterpret_cast<float*>(scores_.data()) : nullptr);
+    sample(worker, logprobs ? worker.forward.logits(slots_) : worker.forward.logits_in_place(slots_), rules,
+           drawn_.data(), logprobs ? reinterpret_cast<float*>(scores_.data()) : nullptr);
   }
   void fetch_draws(std::span<int> tokens, std::span<float> logprobs) {
     const kernels::Cuda& cuda = worker_->backend;
@@ -204,7 +210,8 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Arch, A>, kernels::C
       token_ = kernels::DeviceBuffer<int>(1);
       tokens_ = kernels::PinnedBuffer<int>(kPlaces);
       scores_ = kernels::PinnedBuffer<std::uint32_t>(kPlaces);
-      rule_ = rules_.for_draws(turn->backend, {&first, 1});
+      // NOLINTNEXTLINE(cppcoreguidelines-prefer-member-initializer): in the worker's turn
+      rule_ = executor_.rules_of(rules_, {&first, 1});
     }
     ~Stream() override {
       const std::lock_guard lock(executor_.mutex_);

@@ -144,7 +144,7 @@ void expect_texts_as_alone(const std::vector<Model>& models, std::size_t count, 
   for (std::size_t i = 0; i < count; ++i) {
     GenerateOptions options{.sampler = {.temperature = i % 3 == 0 ? 0.0F : 0.8F, .seed = i},
                             .max_tokens = static_cast<std::int64_t>(small_sizes() ? 1 + i * 5 % 7 : 20 + i * 37 % 90),
-                            .logprobs = i % 2 == 0};
+                            .logprobs = slots % 4 != 0 && i % 2 == 0};  // else rules name the rows that are drawn
     if (i % 4 == 1) options.sampler.repetition_penalty = 1.2F;
     if (i % 5 == 3) options.stop = {"e"};
     if (i % 7 == 5) options.on_token = [left = 2](int, float) mutable { return left-- > 0; };
@@ -177,10 +177,12 @@ void expect_texts_as_alone(const std::vector<Model>& models, std::size_t count, 
 }
 TEST_F(CudaGenerator, EachRequestGetsWhatItGetsAlone) {
   const std::vector<Model> models = load(Precision::kF32, {0});
-  for (const int slots : {1, 2, 4, 7, 64, 300}) {
-    if (small_sizes() && slots > 64) break;
-    expect_texts_as_alone(models, small_sizes() || slots < 64 ? 12 : static_cast<std::size_t>(slots) + 50, slots);
-  }
+  for (const int slots : {1, 2, 4, 7, 64}) expect_texts_as_alone(models, small_sizes() || slots < 64 ? 12 : 114, slots);
+}
+TEST_F(CudaGenerator, EachOfManyRequestsGetsWhatItGetsAlone) {
+  if (small_sizes()) GTEST_SKIP() << "takes too long on an emulated device";
+  const std::vector<Model> models = load(Precision::kF32, {0});
+  for (const int slots : {300, 1024}) expect_texts_as_alone(models, static_cast<std::size_t>(slots) + 450, slots);
 }
 TEST_F(CudaSeveralGpus, TextsAreThoseOfOne) { expect_texts_as_alone(load(Precision::kF32), small_sizes() ? 9 : 24, 3); }
 

@@ -178,7 +178,7 @@ TEST_F(SampleCuda, AgreesWithTheChainDoneBySortingAndWithTheEngine) {
     });
     for (int r = 0; r < rows; ++r) {
       const SampleRule& rule = rules[static_cast<std::size_t>(r)];
-      const int token = tokens[static_cast<std::size_t>(r)];
+      const int token = std::max(tokens[static_cast<std::size_t>(r)], -1);
       EXPECT_EQ(after[static_cast<std::size_t>(r)].step, rule.step + 1);
       const float* row = row_of(r);
       const Reference& expected = references[static_cast<std::size_t>(r)];
@@ -375,19 +375,38 @@ TEST_F(SampleCuda, FaultsAreSeenWhereverTheyLie) {
       for (const float fault : {kNan, -kNan, kInf}) {
         for (const std::size_t at : {std::size_t{0}, words / 2, words - 1}) {
           logits[at] = fault;
-          EXPECT_EQ(sample_one(logits, rule), -1) << fault << " at " << at;
+          EXPECT_EQ(sample_one(logits, rule), kFaultyRow) << fault << " at " << at;
           rule.options.vocab_limit = 2;  // among ids that cannot be drawn it is one all the same
-          EXPECT_EQ(sample_one(logits, rule), -1) << fault << " at " << at;
+          EXPECT_EQ(sample_one(logits, rule), kFaultyRow) << fault << " at " << at;
           rule.options.vocab_limit = 0;
           logits[at] = 0.5F;
         }
       }
       EXPECT_GE(sample_one(logits, rule), 0);
-      EXPECT_EQ(sample_one(std::vector<float>(words, -kInf), rule), -1);
+      EXPECT_EQ(sample_one(std::vector<float>(words, -kInf), rule), kNoCandidate);
     }
     rule.options.vocab_limit = 1;
-    EXPECT_EQ(sample_one({-kInf, 0.0F}, rule), -1);
+    EXPECT_EQ(sample_one({-kInf, 0.0F}, rule), kNoCandidate);
   }
+}
+
+TEST_F(SampleCuda, RulesMayNameTheirRows) {
+  constexpr std::int64_t kRows = 5, kWords = 900, kStride = 904;  // a multiple of 16 bytes
+  const auto logits = random_normal<float>(kRows * kStride, 0.0, 1.0, 43);
+  const auto x = upload(on(), logits);
+  std::vector<SampleRule> rules(kRows, neutral());
+  for (std::size_t b = 0; b < rules.size(); ++b) rules[b].sequence = b;
+  std::vector<SampleRule> named = rules;
+  const std::vector<int> expected = sample(logits, kWords, kStride, rules);
+  // In another order.
+  for (std::size_t b = 0; b < named.size(); ++b) named[b].logits = x.data() + b * kStride;
+  std::rotate(named.begin(), named.begin() + 2, named.end());
+  auto r = upload(on(), named);
+  auto tokens = unwritten<int>(on(), named.size());
+  sample_tokens(on(), {.logits = {nullptr, kRows, kWords}, .rules = r.data(), .tokens = tokens.data()});
+  std::vector<int> found = download(on(), tokens);
+  std::rotate(found.begin(), found.end() - 2, found.end());
+  EXPECT_EQ(found, expected);
 }
 
 TEST_F(SampleCuda, AReplayedGraphDrawsAnewEveryStep) {
