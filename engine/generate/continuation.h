@@ -95,6 +95,7 @@ class Continuation {
   }
   /// Draws no more tokens: the next call of goes_on() or take() ends it as options.cancelled would.
   void cancel() { cancelled_ = true; }
+  bool is_cancelled() const { return cancelled_; }
   /// Ends it with FinishReason::kError; text that is held back is dropped.
   void fail(const std::string& error) {
     over_ = true;

@@ -32,9 +32,6 @@ namespace {
 
 using Request = engine::RunningRequest;
 
-constexpr std::size_t kParties = 8;  // this part of a device's slots is filled together
-constexpr int kMostHeld = 32;        // rounds that a slot stays free for others
-
 /// The tokens that generate() would find in a session after the prompt.
 std::vector<int> tokens_before(const GeneratorRequest& request) {
   std::span<const int> known = request.options.context;
@@ -107,7 +104,6 @@ enum class Round : std::uint8_t { kNone, kComputing, kDone };
 struct Worker {
   Worker(const Model& model, const GeneratorOptions& options) : device(model, options) {}
   engine::GeneratorDevice device;
-  int held = 0;  // rounds in which a free slot waited for others
   Round round = Round::kNone;
   std::jthread thread;  // ends with its worker
 };
@@ -125,9 +121,16 @@ struct Generator::Impl {
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
-  std::size_t running() const {
+  /// Requests with a place.
+  std::size_t placed() const {
     std::size_t count = 0;
     for (const Worker& worker : workers) count += worker.device.count();
+    return count;
+  }
+  /// Those with a slot, or who have one as soon as their prompts are consumed.
+  std::size_t running() const {
+    std::size_t count = 0;
+    for (const Worker& worker : workers) count += std::min(worker.device.count(), worker.device.slots());
     return count;
   }
 
@@ -149,7 +152,7 @@ struct Generator::Impl {
     for (Worker& worker : workers) {
       if (round_of(worker) != Round::kNone) continue;
       for (std::unique_ptr<Request>& request : worker.device.running()) {
-        if (request) ask(request);
+        if (request && (!request->is_ready() || request->text.is_cancelled())) ask(request);
       }
       admit(worker, end);
       if (worker.device.count() > 0) start(worker);
@@ -165,18 +168,14 @@ struct Generator::Impl {
     if (!request->text.goes_on()) finish(std::move(request));
   }
 
-  /// Requests take the lowest free slots, so that used slots lie close together. No device takes more than its share.
+  /// Requests take the lowest free places, so that used ones lie close together. No device takes more than its share.
   /// While more requests wait than there is room for, several join together: their prompts take hardly longer than one,
   /// and no sequence steps meanwhile.
   void admit(Worker& worker, RequestId end) {
     engine::GeneratorDevice& device = worker.device;
-    const std::size_t slots = device.running().size();
-    const std::size_t free = slots - device.count();
-    const std::size_t together = std::max<std::size_t>(slots / kParties, 1);
-    const bool is_enough = free == slots || free >= std::min(together, waiting.size());
-    if (free > 0 && !is_enough && worker.held++ < kMostHeld) return;
-    if (free > 0) worker.held = 0;
-    const std::size_t share = (running() + waiting.size() + workers.size() - 1) / workers.size();
+    const std::size_t free = device.running().size() - device.count();
+    if (free < std::min(device.party(), waiting.size())) return;
+    const std::size_t share = (placed() + waiting.size() + workers.size() - 1) / workers.size();
     std::size_t count = device.count();
     std::vector<std::size_t> joining;
     joining.reserve(free);
@@ -313,10 +312,12 @@ void Generator::run() {
 
 int Generator::slots() const {
   int count = 0;
-  for (const Worker& worker : impl_->workers) count += static_cast<int>(worker.device.running().size());
+  for (const Worker& worker : impl_->workers) count += static_cast<int>(worker.device.slots());
   return count;
 }
-std::size_t Generator::waiting() const { return impl_->waiting.size() + impl_->dropped.size(); }
+std::size_t Generator::waiting() const {
+  return impl_->waiting.size() + impl_->dropped.size() + impl_->placed() - impl_->running();
+}
 std::size_t Generator::running() const { return impl_->running(); }
 PrefillStats Generator::prefill_stats() const { return impl_->stats; }
 

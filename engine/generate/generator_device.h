@@ -1,4 +1,7 @@
-// A request to a generator, and a device: its slots, the requests in them, and what their rounds compute.
+// A request to a generator, and a device: its places, the requests in them, and what their rounds compute.
+//
+// A device draws for as many requests as there are slots, and has places for some more. There the prompts of those that
+// come next are consumed, several together, so that no slot waits for a prompt.
 //
 // Must stay true: a fault of one request, a NaN or an exception, changes no other request.
 #pragma once
@@ -39,10 +42,13 @@ struct RunningRequest {
   std::shared_ptr<const Session> start = {};
   std::optional<models::HostState> state = {};
   std::int64_t position = 0;  // consumed so far, those of the starting state included
+  bool has_slot = false;      // which it keeps to its end
   std::function<void(GenerateResult)> on_finish = {};
 
   std::span<const int> rest() const { return std::span(prompt).subspan(consumed); }
   bool has_joined() const { return prompt.empty(); }
+  /// Waits for a slot.
+  bool is_ready() const { return has_joined() && !has_slot; }
   /// Its last token is not consumed.
   bool is_behind() const { return has_joined() && static_cast<std::uint64_t>(position) < text.step(); }
 };
@@ -51,11 +57,15 @@ class GeneratorDevice {
  public:
   GeneratorDevice(const Model& model, const GeneratorOptions& options)
       : execution_(execution_of(options)),
-        slots_(Access::executor(model), slot_count(options, *Access::executor(model)), execution_),
-        running_(static_cast<std::size_t>(slots_.count())),
+        slots_(static_cast<std::size_t>(slot_count(options, *Access::executor(model)))),
+        places_(Access::executor(model), place_count(options, slots_, *Access::executor(model)), execution_),
+        running_(static_cast<std::size_t>(places_.count())),
         vocab_(static_cast<std::size_t>(model.info().vocab_size)) {}
 
-  /// By slot, null where it is free.
+  std::size_t slots() const { return slots_; }
+  /// So many requests join together while more wait: as many as have places but no slots.
+  std::size_t party() const { return std::max<std::size_t>(running_.size() - slots_, 1); }
+  /// By place, null where it is free.
   std::vector<std::unique_ptr<RunningRequest>>& running() { return running_; }
   const std::vector<std::unique_ptr<RunningRequest>>& running() const { return running_; }
   std::size_t count() const {
@@ -63,7 +73,7 @@ class GeneratorDevice {
         std::count_if(running_.begin(), running_.end(), [](const auto& request) { return bool(request); }));
   }
 
-  /// Puts the states from which new requests start into their slots, whose indices rise. Empty slots side by side are
+  /// Puts the states from which new requests start into their places, whose indices rise. Empty slots side by side are
   /// cleared together: on a device each call takes some microseconds.
   void put_in_place(std::span<const std::size_t> joining) {
     while (!joining.empty()) {
@@ -93,11 +103,11 @@ class GeneratorDevice {
       step(those([](const RunningRequest& r) { return r.is_behind(); }),
            [&](std::size_t i) { return *running_[i]->text.unconsumed(); });
       prefill(those([](const RunningRequest& r) { return !r.has_joined(); }));
-      const std::vector<std::size_t> drawing = those([](const RunningRequest& r) { return r.has_joined(); });
-      if (drawing.empty()) return true;
-      const bool has_stepped = draw(drawing);
-      find_likeliest(drawing);
-      if (executor().steps_by_itself() && !has_stepped) step_ahead(drawing);
+      give_slots();
+      if (drawing_.empty()) return true;
+      const bool has_stepped = draw(drawing_);
+      find_likeliest(drawing_);
+      if (executor().steps_by_itself() && !has_stepped) step_ahead(drawing_);
       return true;
     });
   }
@@ -109,7 +119,7 @@ class GeneratorDevice {
       Continuation& text = running_[i]->text;
       try {
         if (!is_whole_) throw std::runtime_error("the round did not come to its end");
-        if (running_[i]->has_joined()) text.take(drawn_[i], likeliest_[i]);
+        if (running_[i]->has_slot) text.take(drawn_[i], likeliest_[i]);
       } catch (const std::exception& error) {  // of this request alone
         text.fail(error.what());
       }
@@ -120,6 +130,7 @@ class GeneratorDevice {
   static constexpr int kMostSlots = 65536;
   static constexpr std::int64_t kPiecesAlone = 8;  // in a call that nobody waits for but a cancelling caller
   static constexpr int kMostDefaultSlots = 1024;   // more were hardly faster on an H200, and each joins later
+  static constexpr std::size_t kMostWaiting = 64;  // whose prompts together fill a device
 
   static int slot_count(const GeneratorOptions& options, models::Executor& executor) {
     require(options.slots >= 0 && options.slots <= kMostSlots, "generator option slots: found {}, expected 0..{}",
@@ -130,6 +141,15 @@ class GeneratorDevice {
     require(fit != 0, "generator option memory_bytes: found {}, expected at least {}, one state", options.memory_bytes,
             executor.slot_bytes());
     return static_cast<int>(std::min(static_cast<std::uint64_t>(wanted), fit));
+  }
+
+  /// Half as many more as slots, up to kMostWaiting, unless there are fewer requests or no memory.
+  static int place_count(const GeneratorOptions& options, std::size_t slots, models::Executor& executor) {
+    std::size_t ahead = std::min(slots / 2, kMostWaiting);
+    if (options.requests > 0) ahead = std::min<std::size_t>(ahead, std::max(options.requests, slots) - slots);
+    if (options.memory_bytes > 0)
+      ahead = std::min<std::size_t>(ahead, options.memory_bytes / executor.slot_bytes() - slots);
+    return static_cast<int>(slots + ahead);
   }
 
   static int default_slots(const GeneratorOptions& options, models::Executor& executor) {
@@ -143,7 +163,38 @@ class GeneratorDevice {
     return execution_options(options.session);
   }
 
-  /// Slots of the sequences that go on and for which is(request).
+  /// Free slots go to those whose prompts are consumed, the oldest first. On a device each keeps its turn in a draw, so
+  /// that its rule stays where it is.
+  void give_slots() {
+    constexpr auto kFree = ~std::size_t{0};
+    std::vector<std::size_t> ready = those([](const RunningRequest& r) { return r.is_ready(); });
+    std::sort(ready.begin(), ready.end(),
+              [&](std::size_t a, std::size_t b) { return running_[a]->id < running_[b]->id; });
+    for (std::size_t& i : drawing_) {
+      if (!running_[i] || !running_[i]->has_slot || running_[i]->text.is_over()) i = kFree;
+    }
+    auto turn = drawing_.begin();
+    for (const std::size_t i : ready) {
+      turn = std::find(turn, drawing_.end(), kFree);
+      if (turn == drawing_.end()) {
+        if (drawing_.size() == slots_) break;
+        turn = drawing_.insert(turn, kFree);
+      }
+      *turn = i;
+      running_[i]->has_slot = true;
+    }
+    for (std::size_t n = 0; n < drawing_.size();) {  // the last take the turns of those that have no heirs
+      if (drawing_[n] != kFree) {
+        ++n;
+      } else {
+        drawing_[n] = drawing_.back();
+        drawing_.pop_back();
+      }
+    }
+    // The host fetches the logits of slots side by side together.
+    if (!executor().steps_by_itself()) std::sort(drawing_.begin(), drawing_.end());
+  }
+  /// Places of the sequences that go on and for which is(request).
   template <class Is>
   std::vector<std::size_t> those(Is is) const {
     std::vector<std::size_t> found;
@@ -163,7 +214,7 @@ class GeneratorDevice {
                                       request.start->position(), request.position));
       } else if (request.start) {
         const models::Slots& from = Access::slots(*request.start);
-        if (from.executor() == slots_.executor()) {
+        if (from.executor() == places_.executor()) {
           executor().copy(from.first(), to, 1, request.position);
         } else {
           executor().load(to, from.executor()->save(from.first(), 1, request.position));
@@ -192,9 +243,9 @@ class GeneratorDevice {
   /// Consumes prompts, or pieces of them: so few rows that nobody waits for long.
   void prefill(std::vector<std::size_t> joining) {
     if (joining.empty()) return;
-    const auto waits = [](const auto& request) { return request && !request->text.is_over() && request->has_joined(); };
+    const auto waits = [](const auto& request) { return request && !request->text.is_over() && request->has_slot; };
     const bool others_wait = std::any_of(running_.begin(), running_.end(), waits);
-    std::int64_t left = executor().rows_of_a_piece() * (others_wait ? 1 : kPiecesAlone);
+    std::int64_t left = executor().rows_of_a_piece(joining.size()) * (others_wait ? 1 : kPiecesAlone);
     // The oldest has half of them, because a long one must come to its end too. Then the shortest come first.
     const auto oldest = std::min_element(joining.begin(), joining.end(), [&](std::size_t a, std::size_t b) {
       return running_[a]->id < running_[b]->id;
@@ -298,7 +349,7 @@ class GeneratorDevice {
     }
   }
 
-  models::Executor& executor() const { return *slots_.executor(); }
+  models::Executor& executor() const { return *places_.executor(); }
   /// The logits of `count` slots from `first` on, until the next call.
   std::span<const float> logits(models::Slot first, std::size_t count) {
     logits_.resize(std::max(logits_.size(), count * vocab_));
@@ -306,14 +357,16 @@ class GeneratorDevice {
     executor().logits(first, static_cast<int>(count), rows);
     return rows;
   }
-  models::Slot slot(std::size_t index) const { return slots_[static_cast<int>(index)]; }
+  models::Slot slot(std::size_t index) const { return places_[static_cast<int>(index)]; }
 
   models::ExecutionOptions execution_;
-  models::Slots slots_;
-  std::vector<std::unique_ptr<RunningRequest>> running_;  // [slots]
+  std::size_t slots_;
+  models::Slots places_;
+  std::vector<std::unique_ptr<RunningRequest>> running_;  // [places]
   std::size_t vocab_;
-  std::vector<Sample> drawn_;                   // [slots], in this round
-  std::vector<std::vector<Sample>> likeliest_;  // [slots], likewise
+  std::vector<std::size_t> drawing_;            // places of those with slots, in their turns
+  std::vector<Sample> drawn_;                   // [places], in this round
+  std::vector<std::vector<Sample>> likeliest_;  // [places], likewise
   bool is_whole_ = true;                        // this round came to its end
   CallbackFault fault_;
   PrefillStats stats_;  // of this round

@@ -132,8 +132,8 @@ class Executor {
 
   // --- Work
 
-  /// How many rows of prompts a call should have while other sequences wait for it.
-  virtual std::int64_t rows_of_a_piece() const = 0;
+  /// How many rows of so many prompts a call should have while other sequences wait for it.
+  virtual std::int64_t rows_of_a_piece(std::size_t prompts) const = 0;
   /// The rows of a run of `rows` from `position` on that a call may take so that the next one goes on as if both were
   /// one: at most `most`, unless the first place to cut lies beyond. All of them where a run must not be cut.
   virtual std::int64_t piece(std::int64_t position, std::int64_t rows, std::int64_t most) = 0;

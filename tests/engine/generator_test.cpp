@@ -39,7 +39,7 @@ TEST(Generator, EachRequestGetsWhatItGetsAloneWhoeverJoinsAndLeaves) {
         expect_same(found, alone(wishes[i]), "request " + std::to_string(i + 1));
       }
       EXPECT_EQ(reasons.size(), 4U) << "all reasons but an error";
-      EXPECT_EQ(log->acquired, std::vector<int>{slots}) << "memory is taken once";
+      EXPECT_EQ(log->acquired, std::vector<int>{slots + slots / 2}) << "memory is taken once";
       EXPECT_EQ(log->drawn > 0, device_draws);
     }
   }
@@ -48,7 +48,7 @@ TEST(Generator, EachRequestGetsWhatItGetsAloneWhoeverJoinsAndLeaves) {
 TEST(Generator, ARoundIsOnePrefillOneStepAndOneDraw) {
   const auto log = std::make_shared<ToyLog>();
   log->draws = true;
-  Queue queue(model_with(log), 4);
+  Queue queue(model_with(log), 3);
   queue.submit(wish({1, 2, 3}, 2));
   queue.submit(wish({4}, 4));
   queue.submit(wish({5, 6}, 4));
@@ -61,15 +61,18 @@ TEST(Generator, ARoundIsOnePrefillOneStepAndOneDraw) {
   EXPECT_TRUE(queue.generator.run_once());
   EXPECT_EQ(log->calls.size(), 3U);
   EXPECT_EQ(log->calls[1], (std::vector<std::int64_t>{1, 1, 1})) << "those that are there";
-  EXPECT_EQ(log->calls[2], (std::vector<std::int64_t>{4})) << "the one for whom there is room";
-  EXPECT_EQ(queue.order, (std::vector<Generator::RequestId>{1, 4}));
+  EXPECT_EQ(log->calls[2], (std::vector<std::int64_t>{4})) << "the one for whom there is a place";
+  EXPECT_EQ(queue.order, (std::vector<Generator::RequestId>{1}));
   EXPECT_TRUE(queue.generator.run_once());
   EXPECT_EQ(log->calls[3], (std::vector<std::int64_t>{1, 1}));
   EXPECT_EQ(log->calls[4], (std::vector<std::int64_t>{2}));
+  EXPECT_EQ(queue.order, (std::vector<Generator::RequestId>{1, 4}));
+  EXPECT_TRUE(queue.generator.run_once());
+  EXPECT_EQ(log->calls[5], (std::vector<std::int64_t>{1, 1}));
   EXPECT_FALSE(queue.generator.run_once());
   EXPECT_FALSE(queue.generator.run_once());
-  EXPECT_EQ(log->calls.size(), 6U) << "no token is consumed that nobody goes on from";
-  EXPECT_EQ(log->drawn, 4);
+  EXPECT_EQ(log->calls.size(), 7U) << "no token is consumed that nobody goes on from";
+  EXPECT_EQ(log->drawn, 5);
   EXPECT_EQ(log->fetched, 0);
   EXPECT_EQ(queue.results.size(), 5U);
   EXPECT_GT(queue.generator.prefill_stats().layer_tokens, 0);
@@ -97,42 +100,52 @@ TEST(Generator, WhereStepsGoByThemselvesTheNextIsUnderWayWhileTextIsLookedAt) {
   expect_same(queue.results.at(2), alone(wish({3, 4}, 2)));
 }
 
-TEST(Generator, WhileMoreWaitThanThereIsRoomForSomeJoinTogether) {
-  constexpr int kSlots = 16;  // of which an eighth joins together
+TEST(Generator, PromptsOfThoseWhoComeNextAreConsumedTogetherAndNoSlotWaitsForThem) {
+  constexpr std::size_t kSlots = 8;  // and 4 places for those who come next
   const auto log = std::make_shared<ToyLog>();
+  log->draws = log->steps = true;
   Queue queue(model_with(log), kSlots);
   std::vector<Wish> wishes;
-  wishes.reserve(kSlots + 3);
-  for (int i = 0; i < kSlots; ++i) wishes.push_back(wish({1, 2}, i == 0 ? 2 : i == 1 ? 5 : i == 2 ? 6 : 90));
-  for (int i = 0; i < 3; ++i) wishes.push_back(wish({3, 4, 5}, 90));
+  for (std::int64_t i = 0; i < 8; ++i) wishes.push_back(wish({1, 2}, i < 5 ? 2 + 2 * i : 90));
+  for (int i = 0; i < 10; ++i) wishes.push_back(wish({3, 4, 5}, 90));
   for (const Wish& wanted : wishes) queue.submit(wanted);
   const auto prefills = [&] {
     return std::count_if(log->calls.begin(), log->calls.end(), [](const auto& call) { return call.front() > 1; });
   };
   queue.generator.run_once();
-  EXPECT_EQ(prefills(), 1);
-  for (int round = 2; round <= 5; ++round) queue.generator.run_once();
-  EXPECT_EQ(prefills(), 1) << "one has left and another waits for a second place";
-  EXPECT_EQ(queue.generator.waiting(), 3U);
+  EXPECT_EQ(log->calls.at(0).size(), 12U);
+  EXPECT_EQ(queue.generator.running(), kSlots);
+  EXPECT_EQ(queue.generator.waiting(), 10U) << "four of them have consumed their prompts";
+  for (int round = 2; round <= 8; ++round) queue.generator.run_once();
+  EXPECT_EQ(queue.results.size(), 4U);
+  EXPECT_EQ(prefills(), 1) << "those who left had heirs";
   queue.generator.run_once();
   EXPECT_EQ(prefills(), 2);
-  EXPECT_EQ(log->calls.back(), (std::vector<std::int64_t>{3, 3}));
-  EXPECT_EQ(queue.generator.waiting(), 1U);
-  queue.generator.run_once();
-  EXPECT_EQ(queue.generator.waiting(), 0U) << "nobody waits beside it";
+  EXPECT_EQ(log->calls.end()[-2], (std::vector<std::int64_t>{3, 3, 3, 3}));
+  EXPECT_EQ(queue.generator.waiting(), 6U);
+  for (int round = 10; round <= 11; ++round) queue.generator.run_once();
+  EXPECT_EQ(queue.results.size(), 5U);
+  EXPECT_EQ(prefills(), 2) << "a place is free for one of two";
+  for (const std::vector<std::int64_t>& call : log->calls) {
+    if (call.front() == 1) {
+      EXPECT_EQ(call.size(), kSlots) << "no slot is free while somebody waits";
+    }
+  }
   queue.generator.run();
+  EXPECT_EQ(queue.results.size(), wishes.size());
   for (std::size_t i = 0; i < wishes.size(); ++i) expect_same(queue.results.at(i + 1), alone(wishes[i]));
 }
 
-TEST(Generator, NoSlotStaysFreeForLong) {
-  Queue queue(model_with(), 16);
-  queue.submit(wish({1}, 1));
-  for (int i = 1; i < 16; ++i) queue.submit(wish({1}, 90));
-  for (int i = 0; i < 5; ++i) queue.submit(wish({2}, 90));
-  int rounds = 0;
-  while (queue.generator.waiting() != 4 && queue.generator.run_once()) ++rounds;
-  EXPECT_GT(rounds, 10);
-  EXPECT_LT(rounds, 40);
+TEST(Generator, ThoseWhoHaveConsumedTheirPromptsMayBeCancelledBeforeTheyHaveASlot) {
+  Queue queue(model_with(), 4);
+  for (int i = 0; i < 5; ++i) queue.submit(wish({1, kThe}, 20));
+  queue.generator.run_once();
+  EXPECT_EQ(queue.generator.waiting(), 1U);
+  EXPECT_TRUE(queue.generator.cancel(5));
+  queue.generator.run_once();
+  EXPECT_EQ(queue.results.at(5).finish_reason, FinishReason::kCancelled);
+  EXPECT_TRUE(queue.results.at(5).tokens.empty());
+  EXPECT_EQ(queue.generator.waiting(), 0U);
 }
 
 TEST(Generator, ALongPromptIsConsumedInPiecesWhileOthersGoOn) {

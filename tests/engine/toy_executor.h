@@ -142,7 +142,7 @@ class ToyExecutor final : public models::Executor {
     for (const std::int64_t rows : done.rows) done.stats += {rows, 2 * rows, 3, 1};
     return done;
   }
-  std::int64_t rows_of_a_piece() const override { return log_ ? log_->piece : 4096; }
+  std::int64_t rows_of_a_piece(std::size_t /*prompts*/) const override { return log_ ? log_->piece : 4096; }
   std::int64_t piece(std::int64_t, std::int64_t rows, std::int64_t most) override {
     return std::clamp<std::int64_t>(most, 1, rows);
   }

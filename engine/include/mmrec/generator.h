@@ -15,12 +15,13 @@ namespace mmrec {
 
 /// What a Generator has room for.
 struct GeneratorOptions {
-  /// The most sequences that run at once, on each device. 0: as many as are fastest there, at most 1,024. Their states
-  /// take at most an eighth of a GPU's free memory, or 256 MiB on a CPU. 0..65536.
+  /// The most sequences that run at once, on each device. 0: as many as are fastest there, at most 1,024. Half as many
+  /// more, at most 64, consume their prompts before a slot is free. By default all states take at most a fifth of a
+  /// GPU's free memory, or 384 MiB on a CPU. 0..65536.
   int slots = 0;
   /// If known, how many requests there will be: by default no device has more slots. 0: not known.
   std::uint64_t requests = 0;
-  /// What the states of these sequences may take of a device's memory; 0: no limit. There must be room for one.
+  /// What the states of all of these may take of a device's memory; 0: no limit. There must be room for one.
   std::uint64_t memory_bytes = 0;
   SessionOptions session = {};  ///< of the sequences
 };
@@ -50,7 +51,7 @@ struct GeneratorRequest {
 /// On several devices a request runs on one, the first to have room beside its share of the others; which one makes no
 /// difference to its result. Devices compute in threads of their own, also between calls of run_once().
 ///
-/// Requests wait in the order of submit() until a slot is free. The memory of all states is taken when the generator is
+/// Requests wait in the order of submit(). The memory of all states is taken when the generator is
 /// made, whatever is submitted later. Not thread-safe; the model may be used by others meanwhile.
 ///
 /// Callbacks are called in run_once(), in its thread, between calls of their device, and may submit() and cancel(),
@@ -83,8 +84,8 @@ class MMREC_EXPORT Generator {
   /// False where no such request is waiting or running.
   bool cancel(RequestId id);
 
-  /// One round: requests join while there is room and their prompts are consumed together, long ones in pieces over
-  /// several rounds. All other sequences take a step together, and the next token of each is drawn. Returns whether
+  /// One round: requests join, several together, and their prompts are consumed, long ones in pieces over several
+  /// rounds. All other sequences take a step together, and the next token of each is drawn. Returns whether
   /// anything is left to do. Several devices have rounds of their own: it returns when one is done, or more, and others
   /// go on.
   ///
@@ -95,7 +96,7 @@ class MMREC_EXPORT Generator {
   void run();
 
   int slots() const;            ///< of all devices
-  std::size_t waiting() const;  ///< requests without a slot
+  std::size_t waiting() const;  ///< requests without a slot; some may have consumed their prompts
   std::size_t running() const;  ///< requests with one
   /// What prefilling has cost so far.
   PrefillStats prefill_stats() const;

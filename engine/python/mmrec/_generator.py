@@ -26,9 +26,10 @@ class Generator(_mmrec.Generator):
     """Runs many requests together, one token of each at a time; they join and leave a batch that keeps running.
 
     `models` is a Model, or several of one model on several GPUs. At most `slots` sequences run at once on each (0: as
-    many as are fastest there, at most 1024). Their states take at most memory_bytes (0: no limit). A request's result
-    is that of Session.generate() on a session of its own. Threads may share a generator: a call waits for the round
-    of another call. Raises ValueError for an option out of range, MemoryError, CudaError.
+    many as are fastest there, at most 1024). Half as many more, at most 64, consume their prompts before a slot is free.
+    All their states take at most memory_bytes (0: no limit). A request's result is that of Session.generate() on a
+    session of its own. Threads may share a generator: a call waits for the round of another call. Raises ValueError
+    for an option out of range, MemoryError, CudaError.
     """
 
     @shows(SessionOptions)

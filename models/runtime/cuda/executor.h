@@ -102,8 +102,11 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Arch, A>, kernels::C
     return turn->forward.run(work, resolve_on_cuda<A>(options));
   }
 
-  /// Half a chunk: some milliseconds.
-  std::int64_t rows_of_a_piece() const override { return 4096; }
+  /// Half a chunk; of a small model, whose launches take longer than its rows, most of one: some milliseconds.
+  std::int64_t rows_of_a_piece(std::size_t /*prompts*/) const override {
+    constexpr std::uint64_t kSmall = std::uint64_t{128} << 20;  // bytes
+    return weights_->bytes() < kSmall ? 7168 : 4096;
+  }
 
   bool steps_by_itself() const override { return true; }
   void step(std::span<const int> tokens, std::span<const Run> runs, const ExecutionOptions& options) override {
