@@ -1,5 +1,6 @@
 // The blocks of a decode step of one sequence of a small model, a cluster of 16: single.cuh's stages, to the
-// bit, with vectors that go from block to block through distributed shared memory.
+// bit, with vectors that go from block to block through distributed shared memory. Long, because all stages share the
+// registers of one warp's values.
 //
 // Such a step is a chain of some eight exchanges a layer, and what it costs is what an exchange and the instructions
 // between two of them cost: on an H200 about 1.15 us a stage; through L2 (single.cuh) 1.6 us. Weights come meanwhile
