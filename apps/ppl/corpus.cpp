@@ -75,8 +75,36 @@ std::optional<Document> Corpus::next() {
     options_.progress->clear();
     warn(invalid_utf8_warning(next.document.name, next.invalid));
   }
-  tokens_ += scored_tokens(next.document);
-  return std::move(next.document);
+  Document& document = next.document;
+  if (document.goes_on) {
+    long_ = std::make_unique<Long>(std::move(next.text), *options_.tokenizer, threads_);
+    add_part(document, document.ids);
+  } else {
+    tokens_ += scored_tokens(document);
+  }
+  return std::move(document);
+}
+
+void Corpus::more(Document& document, std::vector<int>& ids) {
+  if (document.words < 0) document.words = count_words(long_->text);
+  add_part(document, ids);
+}
+
+void Corpus::add_part(Document& document, std::vector<int>& ids) {
+  const std::int64_t before = std::ssize(ids);
+  try {
+    document.goes_on = long_->encoder.next(ids);
+  } catch (const std::runtime_error& error) {
+    throw std::runtime_error(fmt::format("{}: {}", document.name, error.what()));
+  }
+  std::int64_t tokens = std::ssize(ids) - before;
+  if (tokens > 0 && std::exchange(long_->is_empty, false)) --tokens;  // the first is context only
+  tokens_ += tokens;
+  read_tokens_ += tokens;
+  long_->tokens += tokens;
+  if (document.goes_on) return;
+  if (document.words < 0) document.words = count_words(long_->text);
+  long_.reset();
 }
 
 void Corpus::fill() {
@@ -91,15 +119,16 @@ void Corpus::fill() {
       if (!document) continue;
       bytes += document->text.size() + document->document.ids.size() * sizeof(int);
       documents.push_back(std::move(*document));
-      if (documents.back().text.size() >= kLongText) break;
+      if (is_long(documents.back())) break;
     }
   } catch (...) {
     fault_ = std::current_exception();
   }
   const std::size_t done = tokenize_until_fault(documents);
   for (std::size_t i = 0; i < done; ++i) {
-    read_tokens_ += scored_tokens(documents[i].document);
-    documents[i].text = {};
+    const Document& document = documents[i].document;
+    read_tokens_ += scored_tokens(document);
+    if (!document.goes_on) documents[i].text = {};
     ready_.push_back(std::move(documents[i]));
   }
 }
@@ -210,14 +239,20 @@ void Corpus::tokenize(std::span<Read> documents) const {
     }
     return;
   }
-  const auto is_long = [](const Read& read) { return read.text.size() >= kLongText; };  // on_encoding is told of it
   std::vector<std::string_view> texts;
   for (const Read& read : documents) {
     if (!is_long(read)) texts.emplace_back(read.text);
   }
   std::vector<std::vector<int>> ids = options_.tokenizer->encode_batch(texts, !options_.has_prefix, threads_);
   auto next = ids.begin();
-  for (Read& read : documents) put(read, is_long(read) ? tokens_of_long(read.text) : std::move(*next++));
+  for (Read& read : documents) {
+    read.document.goes_on = is_long(read) && options_.parts;
+    if (read.document.goes_on) {
+      put(read, {});
+    } else {
+      put(read, is_long(read) ? tokens_of_long(read.text) : std::move(*next++));
+    }
+  }
 }
 
 std::vector<int> Corpus::tokens_of_long(std::string_view text) const {
@@ -234,16 +269,22 @@ void Corpus::put(Read& read, std::vector<int> ids) const {
   Document& document = read.document;
   read.invalid = count_invalid_utf8(read.text);
   document.bytes = std::ssize(read.text);
-  document.words = count_words(read.text);
+  if (!document.goes_on) document.words = count_words(read.text);
   document.ids = options_.has_prefix ? with_prefix(*options_.tokenizer, std::move(ids)) : std::move(ids);
 }
 
 std::int64_t Corpus::expected_tokens() const {
-  if (is_read()) return read_tokens_;
+  std::int64_t tokens = read_tokens_;
+  if (long_) {
+    const auto rest = static_cast<double>(long_->text.size() - long_->encoder.bytes());
+    tokens += static_cast<std::int64_t>(rest * static_cast<double>(long_->tokens) /
+                                        static_cast<double>(std::max<std::size_t>(long_->encoder.bytes(), 1)));
+  }
+  if (is_read()) return tokens;
   const std::uint64_t done = bytes_ + (lines_ ? lines_->bytes() : 0);
   if (!all_bytes_ || done == 0) return 0;
   const auto all = static_cast<double>(std::max(*all_bytes_, done));
-  return static_cast<std::int64_t>(static_cast<double>(read_tokens_) * all / static_cast<double>(done));
+  return static_cast<std::int64_t>(static_cast<double>(tokens) * all / static_cast<double>(done));
 }
 
 }  // namespace mmrec::apps

@@ -1,6 +1,7 @@
 // The documents that mmrec-ppl scores, read as they are needed: files, parts of files, or lines of token ids.
 //
-// Documents are read some hundred KB ahead for each processor, and tokenized by all of them.
+// Documents are read some hundred KB ahead for each processor, and tokenized by all of them. A long text is tokenized
+// in parts as its tokens are asked for.
 //
 // Must stay true: memory is that of the longest document and of these, whatever the size of a file that is split. Blank
 // lines are no documents, however a file is split. What is malformed is one error that names FILE:LINE, found and
@@ -11,11 +12,13 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "apps/common/input.h"
@@ -35,6 +38,7 @@ struct Document {
   std::size_t context = 1;    // this many ids are context only
   std::int64_t bytes = -1;
   std::int64_t words = -1;
+  bool goes_on = false;  // Corpus::more() has more ids
 };
 
 /// What of a file is a document.
@@ -56,6 +60,7 @@ struct CorpusOptions {
   bool has_prefix = false;  // prefix_token() stands before each text, instead of what the tokenizer puts there
   std::int64_t vocab_size = 0;
   std::size_t most_bytes = kMaxInputBytes;  // of a document's text, and of a line
+  bool parts = false;                       // a long text's ids come in parts
   Progress* progress = nullptr;             // gives way to warnings and to the progress of a long text; must live on
   bool quiet = false;                       // without the latter
   /// Documents whose number leaves the remainder `shard` by `shards` are wanted. Others are counted, and neither
@@ -73,10 +78,13 @@ class Corpus {
   /// The next document that is wanted; none at the end, and after an interrupt. Throws std::runtime_error naming the
   /// file, RejectedFile naming line, found and expected too.
   std::optional<Document> next();
+  /// Appends to `ids` more ids of the last document, which goes on, and says in `document` whether it still does. Its
+  /// words are counted here, while something else may already use the first ids. Throws as next().
+  void more(Document& document, std::vector<int>& ids);
 
   /// Tokens after the first of each document so far.
   std::int64_t tokens() const { return tokens_; }
-  bool is_at_end() const { return is_read() && ready_.empty(); }
+  bool is_at_end() const { return is_read() && ready_.empty() && !long_; }
   /// Documents so far, wanted or not.
   std::int64_t documents() const { return index_; }
   /// Tokens of all documents: known at the end; before it judged by the bytes that are left, 0 where a pipe does not
@@ -92,6 +100,17 @@ class Corpus {
     std::int64_t invalid = 0;  // runs of bytes that are no UTF-8
   };
 
+  /// A text whose ids come in parts.
+  struct Long {
+    Long(std::string of, const Tokenizer& tokenizer, int threads)
+        : text(std::move(of)), encoder(tokenizer, text, true, threads) {}
+    std::string text;
+    StreamEncoder encoder;
+    bool is_empty = true;
+    std::int64_t tokens = 0;  // so far, after the first
+  };
+
+  static bool is_long(const Read& read) { return read.text.size() >= kLongText; }
   bool is_read() const { return at_ == options_.files.size(); }
   Split split_of(const std::string& file) const;
   /// The next document of the file at hand; none at its end, and after an interrupt.
@@ -109,6 +128,8 @@ class Corpus {
   /// How many it tokenized before the first that cannot be, which becomes `fault_`.
   std::size_t tokenize_until_fault(std::span<Read> documents);
   std::vector<int> tokens_of_long(std::string_view text) const;
+  /// Tokenizes the next part of the last document, which goes on.
+  void add_part(Document& document, std::vector<int>& ids);
   /// Makes a document of a text and its ids.
   void put(Read& read, std::vector<int> ids) const;
 
@@ -118,6 +139,7 @@ class Corpus {
   std::optional<LineReader> lines_;  // of it
   std::int64_t index_ = 0;           // of the next document
   std::deque<Read> ready_;           // with tokens
+  std::unique_ptr<Long> long_;       // of the last document, while it goes on
   std::exception_ptr fault_;         // for after these
   std::int64_t tokens_ = 0;
   std::int64_t read_tokens_ = 0;  // and those of what is ready

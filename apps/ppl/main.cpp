@@ -98,6 +98,7 @@ Corpus corpus_of(const PplOptions& options, const Loaded& loaded, bool has_prefi
   CorpusOptions corpus = options.corpus;
   corpus.tokenizer = loaded.tokenizer ? &*loaded.tokenizer : nullptr;
   corpus.has_prefix = has_prefix;
+  corpus.parts = options.windows.mode == WindowMode::kFull && !options.pairs();
   corpus.vocab_size = loaded.info.vocab_size;
   corpus.progress = &progress;
   corpus.resumed = resumed;

@@ -48,13 +48,13 @@ class CorpusScoring {
     };
     Scorer scorer(models, options);
     const auto start = Clock::now();
-    const bool is_whole = scorer.score_stream([&](std::vector<int>& ids) { return next(ids); },
-                                              [&](std::size_t, std::vector<int>& ids, DocumentScore& score) {
-                                                join(ids, score);
-                                                return true;
-                                              });
+    const bool is_whole = scorer.score_parts([&](std::vector<int>& ids, bool& goes_on) { return next(ids, goes_on); },
+                                             [&](std::size_t, std::vector<int>& ids, DocumentScore& score) {
+                                               join(ids, score);
+                                               return true;
+                                             });
     done_.seconds = seconds_between(start, Clock::now());
-    done_.interrupted = !is_whole || interrupt_exit_code() != 0;
+    done_.interrupted = (!is_whole && !fault_) || interrupt_exit_code() != 0;
     if (fault_ && !done_.interrupted) std::rethrow_exception(fault_);
     done_.summary = sums_.summary();
     done_.prefill = scorer.prefill_stats();
@@ -62,17 +62,27 @@ class CorpusScoring {
   }
 
  private:
-  /// The next window.
-  bool next(std::vector<int>& ids) {
+  /// The next window, or a part of one.
+  bool next(std::vector<int>& ids, bool& goes_on) {
     const auto start = Clock::now();
     bool has_next = false;
     try {
-      has_next = cut(ids);
+      has_next = goes_on_ ? cut_more(ids) : cut(ids);
     } catch (...) {
       fault_ = std::current_exception();  // when what came before is done
     }
     done_.read_seconds += seconds_between(start, Clock::now());
+    goes_on = goes_on_;
     return has_next;
+  }
+
+  bool cut_more(std::vector<int>& ids) {
+    if (fault_ || interrupt_exit_code() != 0) return false;
+    Document& document = in_work_.back().scored.document;
+    corpus_.more(document, ids);
+    goes_on_ = document.goes_on;
+    evaluated_ += std::ssize(ids);
+    return true;
   }
 
   bool cut(std::vector<int>& ids) {
@@ -80,6 +90,7 @@ class CorpusScoring {
     if (in_work_.empty() || in_work_.back().cut == in_work_.back().windows.size()) {
       std::optional<Document> document = corpus_.next();
       if (!document) return false;
+      goes_on_ = document->goes_on;
       const std::size_t tokens = document->ids.size();
       if (tokens > 1 && tokens < windows_.least_tokens()) {
         throw RejectedFile(fmt::format(
@@ -103,6 +114,8 @@ class CorpusScoring {
 
   void join(std::vector<int>& ids, DocumentScore& score) {
     InWork& work = in_work_.front();
+    // Only now are all tokens of a document in parts known.
+    if (windows_.mode == WindowMode::kFull) work.windows = Windows(windows_, ids.size());
     const Window window = work.windows[work.joined++];
     DocumentScore& joined = work.scored.score;
     if (windows_.mode == WindowMode::kFull) {
@@ -166,6 +179,7 @@ class CorpusScoring {
   PerplexityAccumulator& sums_;
   const DocumentSinks& sinks_;
   std::deque<InWork> in_work_;  // in order
+  bool goes_on_ = false;        // the last document has more tokens
   std::int64_t evaluated_ = 0;
   std::exception_ptr fault_;
   Scored done_;

@@ -3,7 +3,8 @@
 // Documents are read a block at a time. Those of a block are sorted by length, so that those of a group are alike, and
 // a group is one call of an executor: one run for each document, in a slot of its own. How a call is cut and computed
 // is the executor's matter. Devices take groups as they become free, each in a thread of its own, while the caller's
-// reads more blocks, up to a bound. The group with the block's first document comes first, and so on.
+// reads more blocks, up to a bound. The group with the block's first document comes first, and so on. A long document
+// that comes in parts is a block of its own, whose group is scored in pieces while the caller's thread adds parts.
 //
 // Must stay true: the groups do not depend on the number of devices; callbacks are called in the caller's thread;
 // documents are handed over in their order, each when it and all before it are scored.
@@ -17,11 +18,13 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <iterator>
 #include <limits>
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <system_error>
@@ -47,6 +50,12 @@ constexpr std::size_t kGroupTokens = std::size_t{1} << 18;
 /// The most full groups of a block. With more, groups are a little more alike, and the first scores come later.
 constexpr std::size_t kGroupsOfABlock = 8;
 
+/// The fewest tokens of a piece of a document that comes in parts: several chunks of a GPU.
+constexpr std::size_t kPieceTokens = std::size_t{1} << 15;
+
+/// More rows than a run has.
+constexpr std::int64_t kAnyRows = std::int64_t{1} << 40;
+
 /// Those with a token to score, by falling length, then position.
 std::vector<std::size_t> by_length(Documents documents) {
   std::vector<std::size_t> order;
@@ -68,6 +77,13 @@ struct Block {
   std::vector<bool> is_done;  // of each document, once its group is
   std::size_t done = 0;       // documents that are done, as are all before them
   std::size_t delivered = 0;  // documents
+
+  // Of a long document that comes in parts, the only one:
+  bool comes_in_parts = false;
+  bool grows = false;       // it gets more tokens
+  bool is_cut = false;      // its rest will not come
+  bool is_dropped = false;  // therefore, and nobody scores it
+  std::size_t taken = 0;    // tokens that are scored or being scored
 
   /// Called when the group is scored.
   void finish(std::span<const std::size_t> members) {
@@ -141,6 +157,47 @@ class PackedDocuments {
   std::vector<std::int64_t> reported_;  // its rows that are reported or need not be
 };
 
+/// A piece of a document, and what becomes of it.
+class Piece {
+ public:
+  /// `tokens`: where another piece follows, the first of that one too.
+  Piece(models::Slot slot, std::size_t position, std::vector<int> tokens, bool another_follows)
+      : tokens_(std::move(tokens)),
+        logprobs_(tokens_.size()),
+        run_{slot, static_cast<std::int64_t>(position), 0, std::ssize(tokens_) - (another_follows ? 1 : 0)} {}
+
+  models::Work work() {
+    return {.tokens = tokens_, .runs = {&run_, 1}, .logprobs = logprobs_, .is_piece = true, .wants_logits = false};
+  }
+  /// As PackedDocuments.
+  template <class OnProgress>
+  bool report(std::int64_t rows_done, const OnProgress& on_progress) {
+    const std::int64_t end = scored(rows_done);
+    const std::int64_t tokens = end - reported_;
+    double nll = 0.0;
+    for (; reported_ < end; ++reported_) nll -= static_cast<double>(logprobs_[static_cast<std::size_t>(reported_)]);
+    return tokens <= 0 || on_progress(tokens, nll);
+  }
+  /// Whether all is done.
+  bool finish(std::int64_t rows_done, DocumentScore& score) const {
+    for (std::int64_t i = 1; i < scored(rows_done); ++i) {
+      const float logprob = logprobs_[static_cast<std::size_t>(i)];
+      score.logprobs.push_back(logprob);
+      score.nll -= static_cast<double>(logprob);
+    }
+    return rows_done == run_.rows;
+  }
+
+ private:
+  /// Elements of logprobs_ that are computed.
+  std::int64_t scored(std::int64_t rows_done) const { return rows_done == run_.rows ? std::ssize(tokens_) : rows_done; }
+
+  std::vector<int> tokens_;
+  std::vector<float> logprobs_;
+  models::Run run_;
+  std::int64_t reported_ = 1;  // the piece before had the first
+};
+
 struct Group {
   Block* block = nullptr;
   std::span<const std::size_t> members;
@@ -167,6 +224,12 @@ class Scoring {
   Scoring& operator=(const Scoring&) = delete;
   ~Scoring() { end(); }
 
+  /// Whether a document may be scored in pieces, with the bits that it has in one call.
+  bool takes_pieces() const {
+    return options_.batch <= 1 && !options_.whole_calls &&
+           workers_.front().executor->piece(0, kAnyRows, kPieceTokens) < kAnyRows;
+  }
+
   /// Documents of a block at most.
   std::size_t most_documents_of_a_block() const {
     constexpr std::size_t kMost = 1U << 14;
@@ -175,12 +238,14 @@ class Scoring {
 
   /// read() makes a block of the next documents, null where there are none. deliver(block, begin, end) receives
   /// documents in order as they are done, where the call was cancelled also those that are not, and returns whether to
-  /// go on. False if it was cancelled.
+  /// go on. False if it was cancelled. If a block grows, read_part(ids, goes_on) appends a
+  /// part of its document to `ids` and says whether more follow; it returns false where the document is cut.
+  using ReadPart = std::function<bool(std::vector<int>& ids, bool& goes_on)>;
   template <class Read, class Deliver>
-  bool run(const Read& read, const Deliver& deliver) {
+  bool run(const Read& read, ReadPart read_part, const Deliver& deliver) {
+    read_part_ = std::move(read_part);
     if (!is_alone_) start();
     const std::size_t most_blocks = 2 * workers_.size() + 1;
-    std::exception_ptr read_fault;  // thrown when what came before is scored
     engine::CallbackFault fault;
     std::unique_lock lock(mutex_);
     while (!is_over_ && (is_reading_ || !blocks_.empty())) {
@@ -199,13 +264,22 @@ class Scoring {
         if (!deliver(block, begin, end)) return false;
         lock.lock();
         if (end == block.documents.size()) blocks_.pop_front();
+      } else if (!blocks_.empty() && blocks_.front()->is_dropped) {
+        blocks_.pop_front();
+      } else if (!is_alone_ && !blocks_.empty() && blocks_.back()->grows) {
+        Block& block = *blocks_.back();
+        if (block.owned.front().size() - block.taken < Scorer::kReadAheadTokens) {
+          add_part(block, lock);
+        } else {
+          changed_.wait(lock);
+        }
       } else if (is_reading_ && (is_alone_ ? groups_.empty() : blocks_.size() < most_blocks)) {
         lock.unlock();
         std::unique_ptr<Block> block;
         try {
           block = read();
         } catch (...) {
-          read_fault = std::current_exception();
+          read_fault_ = std::current_exception();
         }
         lock.lock();
         add(std::move(block));
@@ -220,7 +294,7 @@ class Scoring {
     end();
     if (fault_) std::rethrow_exception(fault_);
     fault.rethrow();
-    if (read_fault && !is_cancelled) std::rethrow_exception(read_fault);
+    if (read_fault_ && !is_cancelled) std::rethrow_exception(read_fault_);
     for (const std::unique_ptr<Block>& block : blocks_) {
       if (!deliver(*block, block->delivered, block->documents.size())) break;
     }
@@ -267,6 +341,27 @@ class Scoring {
     }
     has_work_.notify_all();
   }
+  /// Reads the next part of the document that grows. Requires: the lock, which is held again.
+  void add_part(Block& block, std::unique_lock<std::mutex>& lock) {
+    lock.unlock();
+    std::vector<int> ids;
+    bool goes_on = false;
+    bool is_whole = false;
+    std::exception_ptr fault;
+    try {
+      is_whole = read_part_(ids, goes_on);
+    } catch (...) {
+      fault = std::current_exception();
+    }
+    lock.lock();
+    block.owned.front().insert(block.owned.front().end(), ids.begin(), ids.end());
+    block.grows = is_whole && goes_on;
+    block.is_cut = !is_whole;
+    if (fault) read_fault_ = fault;
+    is_reading_ = is_reading_ && is_whole;
+    has_work_.notify_all();
+  }
+
   std::size_t group_size(const Block& block, std::size_t begin) const {
     const std::size_t most = std::min(block.order.size() - begin, most_documents_);
     if (options_.batch != 0) return most;
@@ -303,14 +398,81 @@ class Scoring {
   void take(Worker& worker, std::unique_lock<std::mutex>& lock) {
     const Group group = groups_.front();
     groups_.pop_front();
+    const bool is_growing = group.block->comes_in_parts;
     lock.unlock();
     changed_.notify_one();
-    const bool go_on = score(worker, group);
+    Block& block = *group.block;
+    const bool go_on = is_growing ? score_in_pieces(worker, block) : score(worker, group);
     lock.lock();
-    if (go_on) {
-      group.block->finish(group.members);
-    } else {
+    if (!go_on) {
       is_over_ = true;
+    } else if (block.is_cut) {
+      block.is_dropped = true;
+    } else {
+      block.finish(group.members);
+    }
+  }
+
+  /// A document that grows. Whether to go on.
+  bool score_in_pieces(Worker& worker, Block& block) {
+    make_room(worker, 1);
+    if (std::exchange(worker.has_used_slots, true)) worker.executor->clear(worker.slots.first(), 1);
+    DocumentScore& score = block.scores.front();
+    for (;;) {
+      const std::size_t position = block.taken;
+      bool is_last = false;
+      std::vector<int> tokens = take_tokens(*worker.executor, block, is_last);
+      if (tokens.empty()) return !is_over();
+      Piece piece(worker.slots[0], position, std::move(tokens), !is_last);
+      bool go_on = true;
+      engine::CallbackFault fault;
+      const auto report = [&](std::span<const std::int64_t> rows_done) {
+        const auto tell = [&](std::int64_t count, double nll) { return progressed(count, nll); };
+        go_on =
+            fault.guard([&] { return !options_.on_progress || piece.report(rows_done.front(), tell); }) && !is_over();
+        return go_on;
+      };
+      models::Work work = piece.work();
+      work.progress = report;
+      const models::Done done = worker.executor->run(work, execution_);
+      const bool is_done = piece.finish(done.rows.front(), score);
+      if (go_on) report(done.rows);
+      fault.rethrow();
+      {
+        const std::lock_guard lock(mutex_);
+        stats_ += done.stats;
+      }
+      score.complete = is_last && is_done;
+      if (!go_on || is_last) return go_on;
+    }
+  }
+
+  /// The tokens of the next piece, with one more unless it is the last; none if the document is cut or all is over.
+  std::vector<int> take_tokens(models::Executor& executor, Block& block, bool& is_last) {
+    std::unique_lock lock(mutex_);
+    const std::vector<int>& all = block.owned.front();
+    for (std::size_t wanted = kPieceTokens;;) {
+      // Two tokens are left for the last piece, because a call of one token is computed as a step.
+      const auto has_enough = [&] { return is_over_ || !block.grows || all.size() - block.taken >= wanted + 2; };
+      while (is_alone_ && !has_enough()) add_part(block, lock);
+      has_work_.wait(lock, has_enough);
+      if (is_over_ || block.is_cut) return {};
+      std::size_t rows = all.size() - block.taken;
+      is_last = !block.grows && rows <= kGroupTokens;
+      if (!is_last) {
+        const std::size_t most = std::min(rows - 2, kGroupTokens);
+        const std::size_t position = block.taken;
+        lock.unlock();
+        rows = static_cast<std::size_t>(
+            executor.piece(static_cast<std::int64_t>(position), kAnyRows, static_cast<std::int64_t>(most)));
+        lock.lock();
+        wanted = rows;
+        if (all.size() - block.taken < rows + 2) continue;
+      }
+      const auto first = all.begin() + static_cast<std::ptrdiff_t>(block.taken);
+      block.taken += rows;
+      changed_.notify_one();
+      return {first, first + static_cast<std::ptrdiff_t>(is_last ? rows : rows + 1)};
     }
   }
 
@@ -387,7 +549,8 @@ class Scoring {
   bool is_reading_ = true, is_over_ = false;    // over: cancelled or failed
   std::int64_t told_tokens_ = 0;                // for on_progress
   double told_nll_ = 0.0;
-  std::exception_ptr fault_;
+  std::exception_ptr fault_, read_fault_;  // the latter is thrown when what came before is scored
+  ReadPart read_part_;
 };
 
 }  // namespace
@@ -412,7 +575,7 @@ std::vector<DocumentScore> Scorer::score(std::span<const std::vector<int>> docum
   std::vector<DocumentScore> scores;
   bool is_read = false;
   Scoring(models_, options_, stats_, false)
-      .run([&] { return std::exchange(is_read, true) ? nullptr : make_block(documents); },
+      .run([&] { return std::exchange(is_read, true) ? nullptr : make_block(documents); }, {},
            [&](Block& block, std::size_t begin, std::size_t end) {
              std::move(block.scores.begin() + static_cast<std::ptrdiff_t>(begin),
                        block.scores.begin() + static_cast<std::ptrdiff_t>(end), std::back_inserter(scores));
@@ -421,35 +584,118 @@ std::vector<DocumentScore> Scorer::score(std::span<const std::vector<int>> docum
   return scores;
 }
 
-bool Scorer::score_stream(
-    const std::function<bool(std::vector<int>& ids)>& next,
-    const std::function<bool(std::size_t document, std::vector<int>& ids, DocumentScore& score)>& on_score) {
-  Scoring scoring(models_, options_, stats_, true);
-  const std::size_t most_documents = scoring.most_documents_of_a_block();
-  std::size_t first = 0;
-  const auto read = [&]() -> std::unique_ptr<Block> {
+namespace {
+
+/// Makes the blocks of a stream.
+class BlockReader {
+ public:
+  BlockReader(const Scorer::NextPart& next, std::int64_t vocab, const Scoring& scoring)
+      : next_(next), vocab_(vocab), scoring_(scoring), most_documents_(scoring.most_documents_of_a_block()) {}
+
+  /// Whether a document went on and its rest did not come.
+  bool is_cut() const { return is_cut_; }
+
+  /// Null where there are no more documents.
+  std::unique_ptr<Block> read() {
+    if (!long_.empty()) return block_of_long();
+    // Documents after a long one are those that would be in a block with it if it came whole. So what is scored
+    // together does not depend on the parts.
+    if (tokens_ >= Scorer::kReadAheadTokens || count_ >= most_documents_) tokens_ = count_ = 0;
     std::vector<std::vector<int>> documents;
-    std::size_t tokens = 0;
-    std::vector<int> ids;
-    while (tokens < kReadAheadTokens && documents.size() < most_documents && next(ids)) {
-      engine::check_ids(ids, models_.front().info().vocab_size, fmt::format("document {}: ", first + documents.size()));
-      tokens += ids.size();
+    while (!is_cut_ && tokens_ < Scorer::kReadAheadTokens && count_ < most_documents_) {
+      std::vector<int> ids;
+      bool goes_on = false;
+      if (!read_part(ids, goes_on, 0)) break;
+      while (goes_on && !has_own_block(ids.size(), documents.empty())) {
+        std::vector<int> part;
+        if (!read_part(part, goes_on, ids.size())) break;
+        ids.insert(ids.end(), part.begin(), part.end());
+      }
+      if (is_cut_) break;
+      ++count_;
+      tokens_ += ids.size();
+      if (goes_on) {
+        long_ = std::move(ids);
+        return documents.empty() ? block_of_long() : block_of(std::move(documents));
+      }
       documents.push_back(std::move(ids));
-      ids = {};
     }
-    if (documents.empty()) return nullptr;
-    std::unique_ptr<Block> block = make_block(documents, first);
+    return documents.empty() ? nullptr : block_of(std::move(documents));
+  }
+
+  /// The next part of the last block's document, and whether it goes on. False if it is cut.
+  bool read_more(std::vector<int>& ids, bool& goes_on) {
+    goes_on = true;
+    if (!read_part(ids, goes_on, long_size_)) return false;
+    tokens_ += ids.size();
+    long_size_ += ids.size();
+    return true;
+  }
+
+ private:
+  /// `goes_on`: of the document at hand, before and after. `first`: number of the part's first token.
+  bool read_part(std::vector<int>& ids, bool& goes_on, std::size_t first) {
+    const bool went_on = std::exchange(goes_on, false);
+    if (!next_(ids, goes_on)) {
+      is_cut_ = went_on;
+      return false;
+    }
+    if (!went_on) ++begun_;
+    engine::check_ids(ids, vocab_, fmt::format("document {}: ", begun_ - 1), first);
+    return true;
+  }
+  /// Whether a document that goes on after so many tokens is alone in its group, and a block of it changes no other
+  /// group: it is the first of its block, or its end is that of the block.
+  bool has_own_block(std::size_t size, bool is_first) {
+    if (size <= kGroupTokens || (!is_first && tokens_ + size < Scorer::kReadAheadTokens)) return false;
+    if (!takes_pieces_) takes_pieces_ = scoring_.takes_pieces();
+    return *takes_pieces_;
+  }
+  std::unique_ptr<Block> block_of(std::vector<std::vector<int>> documents) {
+    std::unique_ptr<Block> block = make_block(documents, first_);
     block->owned = std::move(documents);  // which moves none of them
-    first += block->owned.size();
+    first_ += block->owned.size();
     return block;
-  };
+  }
+  std::unique_ptr<Block> block_of_long() {
+    long_size_ = long_.size();
+    std::vector<std::vector<int>> documents;
+    documents.push_back(std::exchange(long_, {}));
+    std::unique_ptr<Block> block = block_of(std::move(documents));
+    block->comes_in_parts = block->grows = true;
+    return block;
+  }
+
+  const Scorer::NextPart& next_;
+  std::int64_t vocab_;
+  const Scoring& scoring_;
+  std::size_t most_documents_;
+  std::size_t tokens_ = 0, count_ = 0;  // of documents read together so far
+  std::size_t first_ = 0;               // number of the next block's first document
+  std::size_t begun_ = 0;               // documents
+  std::vector<int> long_;               // the begin of the next block's only document
+  std::size_t long_size_ = 0;           // tokens so far of the last block's
+  bool is_cut_ = false;
+  std::optional<bool> takes_pieces_;
+};
+
+}  // namespace
+
+bool Scorer::score_stream(const std::function<bool(std::vector<int>& ids)>& next, const OnScore& on_score) {
+  return score_parts([&](std::vector<int>& ids, bool&) { return next(ids); }, on_score);
+}
+
+bool Scorer::score_parts(const NextPart& next, const OnScore& on_score) {
+  Scoring scoring(models_, options_, stats_, true);
+  BlockReader reader(next, models_.front().info().vocab_size, scoring);
   const auto deliver = [&](Block& block, std::size_t begin, std::size_t end) {
     for (std::size_t d = begin; d < end; ++d) {
       if (!block.scores[d].complete || !on_score(block.first + d, block.owned[d], block.scores[d])) return false;
     }
     return true;
   };
-  return scoring.run(read, deliver);
+  const auto more = [&](std::vector<int>& ids, bool& goes_on) { return reader.read_more(ids, goes_on); };
+  return scoring.run([&] { return reader.read(); }, more, deliver) && !reader.is_cut();
 }
 
 }  // namespace mmrec

@@ -32,8 +32,8 @@ struct Access {
 /// Throw std::invalid_argument naming the option, found and expected.
 void check_batch(int batch);
 void check_options(const SessionOptions& options);
-/// `what` stands before "token": "prompt ".
-void check_ids(std::span<const int> ids, std::int64_t vocab, std::string_view what);
+/// `what` stands before "token": "prompt ". The first id is token `first`.
+void check_ids(std::span<const int> ids, std::int64_t vocab, std::string_view what, std::size_t first = 0);
 /// At least one, and all of them one model.
 void check_replicas(std::span<const Model> models);
 

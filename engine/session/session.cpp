@@ -127,9 +127,9 @@ void check_batch(int batch) {
   require(batch >= 1 && batch <= kMaxBatch, "batch: found {}, expected 1..{}", batch, kMaxBatch);
 }
 
-void check_ids(std::span<const int> ids, std::int64_t vocab, std::string_view what) {
+void check_ids(std::span<const int> ids, std::int64_t vocab, std::string_view what, std::size_t first) {
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    require(ids[i] >= 0 && ids[i] < vocab, "{}token {} has id {}, expected 0..{}", what, i, ids[i], vocab - 1);
+    require(ids[i] >= 0 && ids[i] < vocab, "{}token {} has id {}, expected 0..{}", what, first + i, ids[i], vocab - 1);
   }
 }
 

@@ -90,30 +90,23 @@ class SentencePieceModel final : public TokenizerModel {
     if (drops_first_space) prefixed_ = load_processor(file, true, name);
   }
 
-  void encode(std::string_view text, std::vector<int>& ids, const OnProgress& on_progress, int threads) const override {
-    const std::size_t first = ids.size();
-    const std::size_t all = text.size();
-    std::optional<char> before;
+  void encode_part(Encoding& encoding, std::vector<int>& ids, int threads) const override {
     const std::size_t at_once = threads == 1 ? 1 : 4 * static_cast<std::size_t>(threads);  // evens out uneven ones
     std::vector<Chunk> chunks;
-    while (!text.empty()) {
-      chunks.clear();
-      while (chunks.size() < at_once && !text.empty()) {
-        const std::size_t length = chunk_length(text);
-        const bool goes_on = ids.size() > first || !chunks.empty();
-        chunks.push_back({.text = text.substr(0, length), .before = before, .goes_on = goes_on, .ids = {}});
-        before = text[length - 1];
-        text.remove_prefix(length);
+    while (chunks.size() < at_once && !encoding.is_at_end()) {
+      const std::string_view rest = encoding.given.substr(encoding.done);
+      const bool goes_on = encoding.last || !chunks.empty();
+      const auto before = encoding.done > 0 ? std::optional(encoding.given[encoding.done - 1]) : std::nullopt;
+      chunks.push_back({.text = rest.substr(0, chunk_length(rest)), .before = before, .goes_on = goes_on, .ids = {}});
+      encoding.done += chunks.back().text.size();
+    }
+    kernels::parallel_items(chunks.size(), threads, [&](std::size_t i) { encode_chunk(chunks[i]); });
+    for (Chunk& chunk : chunks) {
+      if (chunk.goes_on && !encoding.last) {  // those before it had no token
+        chunk.goes_on = false;
+        encode_chunk(chunk);
       }
-      kernels::parallel_items(chunks.size(), threads, [&](std::size_t i) { encode_chunk(chunks[i]); });
-      for (Chunk& chunk : chunks) {
-        if (chunk.goes_on && ids.size() == first) {  // those before it had no token
-          chunk.goes_on = false;
-          encode_chunk(chunk);
-        }
-        append(chunk, ids);
-      }
-      if (on_progress && !on_progress(all - text.size())) return;
+      append(chunk, encoding.last, ids);
     }
   }
 
@@ -165,12 +158,12 @@ class SentencePieceModel final : public TokenizerModel {
     for (const int id : chunk.ids) at(id);
   }
 
-  void append(const Chunk& chunk, std::vector<int>& ids) const {
-    auto begin = chunk.ids.begin();
+  void append(const Chunk& chunk, std::optional<int>& last, std::vector<int>& ids) const {
+    if (chunk.ids.empty()) return;
     // Without byte fallback the library makes one unknown token of a run of unknown characters.
-    const bool joins_unknown = chunk.goes_on && ids.back() == unk_id && !chunk.ids.empty() && *begin == unk_id;
-    if (!byte_fallback_ && joins_unknown) ++begin;
-    ids.insert(ids.end(), begin, chunk.ids.end());
+    const bool joins_unknown = !byte_fallback_ && last == unk_id && chunk.ids.front() == unk_id;
+    ids.insert(ids.end(), chunk.ids.begin() + (joins_unknown ? 1 : 0), chunk.ids.end());
+    last = chunk.ids.back();
   }
 
   bool byte_fallback_, add_dummy_prefix_, remove_extra_whitespaces_;

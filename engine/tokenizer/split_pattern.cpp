@@ -124,7 +124,8 @@ SplitPattern::SplitPattern(std::string_view pattern, const std::string& name) {
   code_ = std::make_shared<const Code>(Code{std::move(code)});
 }
 
-void SplitPattern::split(std::string_view text, const std::function<void(std::string_view)>& piece) const {
+std::size_t SplitPattern::split(std::string_view text, std::size_t at, std::size_t end,
+                                const std::function<void(std::string_view)>& piece) const {
   const pcre2_code* code = code_->code.get();
   const OwnedMatchData found = not_null(OwnedMatchData(pcre2_match_data_create(1, nullptr)));
   const OwnedMatchContext context = not_null(OwnedMatchContext(pcre2_match_context_create(nullptr)));
@@ -138,31 +139,33 @@ void SplitPattern::split(std::string_view text, const std::function<void(std::st
 
   const auto subject = reinterpret_cast<PCRE2_SPTR>(text.data());
   constexpr std::uint32_t kOptions = PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY;
-  const PCRE2_SIZE* ends = pcre2_get_ovector_pointer(found.get());
-  for (std::size_t at = 0; at < text.size();) {
+  const PCRE2_SIZE* match = pcre2_get_ovector_pointer(found.get());
+  while (at < std::min(end, text.size())) {
     int count = pcre2_match(code, subject, text.size(), at, kOptions, found.get(), context.get());
     if (count == PCRE2_ERROR_JIT_STACKLIMIT) {
       count = pcre2_match(code, subject, text.size(), at, kOptions | PCRE2_NO_JIT, found.get(), context.get());
     }
     if (count == PCRE2_ERROR_NOMATCH) {
       piece(text.substr(at));
-      return;
+      return text.size();
     }
     if (count == PCRE2_ERROR_NOMEMORY) throw std::bad_alloc();
     if (count < 0) {
       throw std::runtime_error(
           fmt::format("the tokenizer's pattern cannot cut the text at byte {}: {}", at, message_of(count)));
     }
-    const std::size_t begin = ends[0];
-    const std::size_t end = ends[1];
-    if (begin < at || end <= begin) {  // \K and the like
-      throw std::runtime_error(fmt::format(
-          "the tokenizer's pattern cannot cut the text at byte {}: it matches bytes {} to {}", at, begin, end));
+    const std::size_t match_begin = match[0];
+    const std::size_t match_end = match[1];
+    if (match_begin < at || match_end <= match_begin) {  // \K and the like
+      throw std::runtime_error(
+          fmt::format("the tokenizer's pattern cannot cut the text at byte {}: it matches bytes {} to {}", at,
+                      match_begin, match_end));
     }
-    if (begin > at) piece(text.substr(at, begin - at));
-    piece(text.substr(begin, end - begin));
-    at = end;
+    if (match_begin > at) piece(text.substr(at, match_begin - at));
+    piece(text.substr(match_begin, match_end - match_begin));
+    at = match_end;
   }
+  return at;
 }
 
 }  // namespace mmrec::engine

@@ -16,10 +16,12 @@ class SplitPattern {
   /// Throws std::runtime_error beginning with `name` if `pattern` is no regular expression or too large a one.
   SplitPattern(std::string_view pattern, const std::string& name);
 
-  /// Calls `piece` with each piece of `text`, which is valid UTF-8, in order. What lies between two matches is a piece
-  /// too: all pieces joined are the text. Empty matches are none. Throws std::runtime_error where a match takes more
-  /// steps, depth or memory than is allowed.
-  void split(std::string_view text, const std::function<void(std::string_view)>& piece) const;
+  /// Calls `piece` with each piece of `text`, which is valid UTF-8, in order, from byte `at` on, where a piece begins.
+  /// Ends with the first piece that reaches byte `end`, or with the text, and returns the end of the last piece. What
+  /// lies between two matches is a piece too: all pieces joined are the text. Empty matches are none. Throws
+  /// std::runtime_error where a match takes more steps, depth or memory than is allowed.
+  std::size_t split(std::string_view text, std::size_t at, std::size_t end,
+                    const std::function<void(std::string_view)>& piece) const;
 
  private:
   struct Code;

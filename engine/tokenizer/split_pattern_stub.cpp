@@ -14,6 +14,9 @@ SplitPattern::SplitPattern(std::string_view /*pattern*/, const std::string& name
       "{}: found a \"pattern\", which this build cannot match: it was made without PCRE2 (libpcre2-dev)", name));
 }
 
-void SplitPattern::split(std::string_view /*text*/, const std::function<void(std::string_view)>& /*piece*/) const {}
+std::size_t SplitPattern::split(std::string_view text, std::size_t /*at*/, std::size_t /*end*/,
+                                const std::function<void(std::string_view)>& /*piece*/) const {
+  return text.size();
+}
 
 }  // namespace mmrec::engine

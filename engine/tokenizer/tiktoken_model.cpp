@@ -34,29 +34,13 @@ class TiktokenModel final : public TokenizerModel {
   }
 
   // In one thread: a pattern may look any way ahead, so no place is known to be a cut.
-  void encode(std::string_view text, std::vector<int>& ids, const OnProgress& on_progress,
-              int /*threads*/) const override {
-    const std::size_t all = text.size();
-    std::string valid;
-    if (!models::is_valid_utf8(text)) {
-      valid = models::replace_invalid_utf8(text);
-      text = valid;
+  void encode_part(Encoding& encoding, std::vector<int>& ids, int /*threads*/) const override {
+    if (encoding.done == 0 && !models::is_valid_utf8(encoding.given)) {
+      encoding.valid = models::replace_invalid_utf8(encoding.given);
     }
-    struct Ended {};
-    std::size_t done = 0;
-    std::size_t told = 0;
-    try {
-      pattern_.split(text, [&](std::string_view piece) {
-        pairs_.encode(piece, ids);
-        done += piece.size();
-        if (!on_progress || done - told < kChunkBytes) return;
-        told = done;
-        if (!on_progress(std::min(done, all))) throw Ended();  // replacements are longer than what they stand for
-      });
-    } catch (const Ended&) {
-      return;
-    }
-    if (on_progress && told != done) (void)on_progress(all);
+    const std::size_t end = encoding.done + kChunkBytes;
+    encoding.done =
+        pattern_.split(encoding.text(), encoding.done, end, [&](std::string_view piece) { pairs_.encode(piece, ids); });
   }
 
  private:

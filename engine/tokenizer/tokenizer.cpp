@@ -101,7 +101,13 @@ std::vector<int> Tokenizer::encode(std::string_view text, bool add_bos,
                                    const std::function<bool(std::size_t)>& on_progress, int threads) const {
   std::vector<int> ids;
   if (add_bos && adds_bos()) ids.push_back(bos_id());
-  model_->encode(text, ids, on_progress, checked_threads(threads));
+  const int most = checked_threads(threads);
+  engine::Encoding encoding(text);
+  while (!encoding.is_at_end()) {
+    model_->encode_part(encoding, ids, most);
+    // Replacements are longer than what they stand for.
+    if (on_progress && !on_progress(std::min(encoding.done, text.size()))) break;
+  }
   return ids;
 }
 
@@ -128,6 +134,23 @@ std::string Tokenizer::decode(std::span<const int> tokens) const {
 }
 
 std::string Tokenizer::piece(int token) const { return model_->at(token).piece; }
+
+StreamEncoder::StreamEncoder(Tokenizer tokenizer, std::string_view text, bool add_bos, int threads)
+    : tokenizer_(std::move(tokenizer)),
+      encoding_(std::make_unique<engine::Encoding>(text)),
+      puts_bos_(add_bos && tokenizer_.adds_bos()),
+      threads_(checked_threads(threads)) {}
+StreamEncoder::StreamEncoder(StreamEncoder&&) noexcept = default;
+StreamEncoder& StreamEncoder::operator=(StreamEncoder&&) noexcept = default;
+StreamEncoder::~StreamEncoder() = default;
+
+bool StreamEncoder::next(std::vector<int>& ids) {
+  if (std::exchange(puts_bos_, false)) ids.push_back(tokenizer_.bos_id());
+  if (!encoding_->is_at_end()) tokenizer_.model_->encode_part(*encoding_, ids, threads_);
+  return !encoding_->is_at_end();
+}
+
+std::size_t StreamEncoder::bytes() const { return std::min(encoding_->done, encoding_->given.size()); }
 
 StreamDecoder::StreamDecoder(Tokenizer tokenizer, bool at_start)
     : tokenizer_(std::move(tokenizer)), at_start_(at_start && tokenizer_.model_->drops_first_space) {}

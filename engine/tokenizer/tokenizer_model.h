@@ -4,8 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,6 +30,18 @@ struct Token {
   Kind kind = Kind::kControl;
 };
 
+/// A text that is encoded in parts, and how far it is.
+struct Encoding {
+  explicit Encoding(std::string_view text) : given(text) {}
+  std::string_view text() const { return valid.empty() ? given : valid; }
+  bool is_at_end() const { return done == text().size(); }
+
+  std::string_view given;
+  std::string valid;          // if set, the text with U+FFFD for what is no UTF-8
+  std::size_t done = 0;       // bytes of text()
+  std::optional<int> last{};  // id so far
+};
+
 /// Immutable once loaded, and thread-safe.
 class TokenizerModel {
  public:
@@ -38,13 +50,11 @@ class TokenizerModel {
   TokenizerModel& operator=(const TokenizerModel&) = delete;
   virtual ~TokenizerModel() = default;
 
-  /// Appends the ids of `text`, without BOS. Invalid UTF-8 is read as U+FFFD. If set, `on_progress` is called in the
-  /// caller's thread with the bytes done so far and returns whether to go on: about every kChunkBytes, with several
-  /// threads after a few chunks of each. The ids do not depend on `threads`, which is at least 1.
-  using OnProgress = std::function<bool(std::size_t bytes)>;
+  /// Appends the ids of the next part, without BOS: about kChunkBytes, with several threads a few times that for each.
+  /// Invalid UTF-8 is read as U+FFFD. The ids of all parts do not depend on `threads`, which is at least 1. Requires:
+  /// the text is not at its end.
   static constexpr std::size_t kChunkBytes = std::size_t{64} << 10;
-  virtual void encode(std::string_view text, std::vector<int>& ids, const OnProgress& on_progress,
-                      int threads) const = 0;
+  virtual void encode_part(Encoding& encoding, std::vector<int>& ids, int threads) const = 0;
 
   /// Throws std::out_of_range for an id that is none.
   const Token& at(int token) const;

@@ -62,6 +62,9 @@ struct Work {
   std::span<const Run> runs;       // in order of rows
   std::span<float> logprobs = {};  // [N] or empty: receives log p of each token given all before it, 0 at position 0
   Progress progress = {};
+  /// A piece of its only run: the call before scored the first token, whose element of `logprobs` becomes 0. If another
+  /// piece follows, `tokens` and `logprobs` have one element more than the run has rows: the first token of that piece.
+  bool is_piece = false;
   bool wants_logits = true;  // else what the slots hold of logits afterwards is undefined
   bool whole_calls = false;  // of mmrec-jax: log-probs of calls as long as its bank, which see later tokens too
 };

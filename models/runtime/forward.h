@@ -55,7 +55,7 @@ class Forward {
   Done run(const Work& work, const RecurrenceOptions& options) {
     Done done;
     if (!work.logprobs.empty()) score_first(work);
-    if (is_step(work.runs)) {  // the bits of a step; there is nothing left to score
+    if (!work.is_piece && is_step(work.runs)) {  // the bits of a step; there is nothing left to score
       load_tokens(work.tokens);
       begin_step(work.runs, options.path);
       done.add(step());
@@ -350,7 +350,7 @@ class Forward {
       chunk_.clear();
       for (; done < work.runs.size() && chunk_.size() < tokens_host_.size(); ++done) {
         const Run& run = work.runs[done];
-        if (run.position == 0) {
+        if (run.position == 0 || work.is_piece) {
           work.logprobs[static_cast<std::size_t>(run.first_row)] = 0.0F;
           continue;
         }
@@ -377,7 +377,8 @@ class Forward {
   // Log-probs of the tokens that follow each row of the chunk; a run's last row predicts the next call's first token.
   void score_chunk(const Work& work, std::span<const ChunkRun> chunk, std::int64_t rows) {
     constexpr int kSkip = -1;
-    const auto scored = [](const ChunkRun& run) { return run.ends ? run.rows - 1 : run.rows; };
+    const bool piece_follows = work.is_piece && std::ssize(work.tokens) > work.runs.front().rows;
+    const auto scored = [&](const ChunkRun& run) { return run.ends && !piece_follows ? run.rows - 1 : run.rows; };
     const Matrix<A> hidden = net_.norm({.count = rows});
     std::fill_n(tokens_host_.data(), rows, kSkip);
     for (const ChunkRun& run : chunk) {

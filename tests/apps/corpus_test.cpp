@@ -1,4 +1,6 @@
 // What mmrec-ppl takes for a document: files, lines, paragraphs, fields of JSON lines.
+#include <random>
+
 #include "tests/apps/programs.h"
 
 namespace mmrec::test {
@@ -74,6 +76,31 @@ TEST(Corpus, WhatComesBeforeAMalformedLineIsNotLost) {
   const Outcome outcome = ppl({"--split-by", "jsonl", "--format", "csv", "-"}, good + "{\n");
   EXPECT_EQ(outcome.code, 3);
   EXPECT_EQ(outcome.out, ppl({"--split-by", "jsonl", "--format", "csv", "-"}, good).out);
+}
+
+TEST(Corpus, ALongTextInPartsIsScoredAsIfItWereWhole) {
+  // --batch 2 scores documents together and therefore takes them whole.
+  const TempFolder folder;
+  std::mt19937 rng(4);
+  const std::vector<std::string> pieces = {" river",
+                                           "\n",
+                                           " \xC3\xBC"
+                                           "ber",
+                                           "  7",
+                                           "\xF0\x9F\x9A\x80",
+                                           " mill,",
+                                           "\xFF"};
+  std::string text;
+  while (text.size() < 1'400'000) text += pieces[rng() % pieces.size()];
+  write_file(folder / "long", text);
+  write_file(folder / "short", "two words");
+  const Words files = {folder / "short", folder / "long", folder / "short"};
+  const Words output = {"--per-token", "--format", "jsonl"};
+  const Outcome parts = ppl(words(words({"--batch", "1"}, output), files), "");
+  const Outcome whole = ppl(words(words({"--batch", "2"}, output), files), "");
+  EXPECT_EQ(parts.code, 0) << parts.err;
+  EXPECT_TRUE(parts.out == whole.out);
+  EXPECT_NE(parts.err.find("UTF-8"), std::string::npos) << parts.err;
 }
 
 TEST(Corpus, OneRuleForWhatHasNoTokensToScore) {

@@ -1,4 +1,6 @@
 // A scorer on several devices, for which toy executors stand: what comes out is what one gives, whatever happens.
+//
+// Longer than other files: what is tested with whole documents is tested with documents in parts.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -269,6 +271,139 @@ TEST(SeveralScorer, ASlowDeviceHoldsNobodyUpAndMemoryIsBounded) {
         [&](std::size_t, auto&, auto&) { return ++received > 0; }));
     EXPECT_TRUE(was_stuck_alone) << one.count;
     EXPECT_EQ(received, kBlocks * kBlock);
+  }
+}
+
+/// Parts of documents, cut anywhere, as score_parts() asks for them.
+class Parts {
+ public:
+  Parts(const Documents& documents, unsigned seed) : documents_(documents), rng_(seed) {}
+  bool next(std::vector<int>& ids, bool& goes_on) {
+    EXPECT_TRUE(ids.empty());
+    EXPECT_FALSE(goes_on);
+    if (document_ == documents_.size()) return false;
+    const std::vector<int>& all = documents_[document_];
+    const std::size_t count = std::min<std::size_t>(rng_() % 5 == 0 ? rng_() % 3 : rng_() % 120'000, all.size() - at_);
+    ids.assign(all.begin() + static_cast<std::ptrdiff_t>(at_), all.begin() + static_cast<std::ptrdiff_t>(at_ + count));
+    at_ += count;
+    goes_on = at_ < all.size() || rng_() % 4 == 0;  // also where nothing is left
+    if (!goes_on) ++document_, at_ = 0;
+    return true;
+  }
+  std::size_t document() const { return document_; }
+  std::size_t at() const { return at_; }
+
+ private:
+  const Documents& documents_;
+  std::mt19937 rng_;
+  std::size_t document_ = 0, at_ = 0;
+};
+
+TEST(SeveralScorer, PartsGiveTheScoresAndGroupsOfWholeDocuments) {
+  std::mt19937 rng(2);
+  Documents documents = random_documents(rng, 300);
+  for (const auto& [at, tokens] : {std::pair<std::size_t, std::size_t>{0, 270'000}, {120, 1'100'000}, {121, 300'000}}) {
+    documents[at].resize(tokens);
+    for (int& token : documents[at]) token = static_cast<int>(rng() % 11);
+  }
+  const auto groups_of = [](const Devices& devices) {
+    std::vector<std::vector<std::int64_t>> groups;
+    for (const auto& call : devices.calls()) {
+      if (call.size() > 1) groups.push_back(call);  // others may be pieces
+    }
+    return groups;
+  };
+  for (const int batch : {0, 1, 7}) {
+    const Devices one(1);
+    const Streamed expected = stream(one.models, documents, batch);
+    for (const Devices& devices : {Devices(1), Devices::gpu(), Devices(2)}) {
+      ScorerOptions options{.batch = batch};
+      std::int64_t tokens = 0;
+      options.on_progress = [&](std::int64_t count, double) {
+        tokens += count;
+        return true;
+      };
+      std::vector<DocumentScore> scores;
+      Parts parts(documents, static_cast<unsigned>(batch));
+      EXPECT_TRUE(Scorer(devices.models, options)
+                      .score_parts([&](std::vector<int>& ids, bool& goes_on) { return parts.next(ids, goes_on); },
+                                   [&](std::size_t document, std::vector<int>& ids, DocumentScore& score) {
+                                     EXPECT_EQ(ids, documents[document]);
+                                     EXPECT_EQ(document, scores.size());
+                                     scores.push_back(std::move(score));
+                                     return true;
+                                   }));
+      ASSERT_EQ(scores.size(), documents.size());
+      expect_begins(scores, expected.scores);
+      EXPECT_EQ(tokens, expected.tokens);
+      EXPECT_EQ(groups_of(devices), groups_of(one)) << batch;
+    }
+  }
+}
+
+TEST(SeveralScorer, ALongDocumentIsScoredBeforeItsEndComes) {
+  for (const auto& [count, device] : {std::pair{1, Device::kCpu}, {1, Device::kCuda}, {2, Device::kCpu}}) {
+    std::atomic<bool> has_begun = false;
+    const auto logits = [&](double, std::int64_t, int) {
+      has_begun = true;
+      return 0.0F;
+    };
+    const Devices devices(static_cast<std::size_t>(count), logits, device);
+    int given = 0;
+    const auto next = [&](std::vector<int>& ids, bool& goes_on) {
+      if (given == 10) return false;
+      if (given == 9) {  // of other threads
+        const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+        while (!has_begun && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+        EXPECT_TRUE(has_begun);
+      }
+      ids.assign(50'000, 3);
+      goes_on = ++given < 10;
+      return true;
+    };
+    EXPECT_TRUE(Scorer(devices.models).score_parts(next, [](std::size_t, auto&, auto&) { return true; }));
+  }
+}
+
+TEST(SeveralScorer, ADocumentWhoseRestDoesNotComeIsDropped) {
+  std::mt19937 rng(7);
+  Documents documents = random_documents(rng, 60);
+  documents[40].assign(800'000, 5);
+  const Streamed expected = stream(Devices(1).models, documents, 0);
+  enum class End { kCut, kThrows, kBadId };
+  for (const End end : {End::kCut, End::kThrows, End::kBadId}) {
+    for (const std::size_t after : {std::size_t{1}, std::size_t{200'000}, std::size_t{500'000}}) {
+      for (const Devices& devices : {Devices(1), Devices::gpu(), Devices(2)}) {
+        Parts parts(documents, 9);
+        std::vector<DocumentScore> scores;
+        std::size_t bad_at = 0;
+        const auto next = [&](std::vector<int>& ids, bool& goes_on) {
+          const bool ends = parts.document() == 40 && parts.at() >= after;
+          if (ends && end == End::kCut) return false;
+          if (ends && end == End::kThrows) throw std::out_of_range("next");
+          bad_at = parts.at();
+          const bool is_there = parts.next(ids, goes_on);
+          if (ends && end == End::kBadId) ids.insert(ids.begin(), 99);
+          return is_there;
+        };
+        const auto score = [&] {
+          return Scorer(devices.models).score_parts(next, [&](std::size_t, auto&, DocumentScore& found) {
+            scores.push_back(std::move(found));
+            return true;
+          });
+        };
+        if (end == End::kCut) {
+          EXPECT_FALSE(score());
+          EXPECT_EQ(scores.size(), 40U);
+        } else if (end == End::kThrows) {
+          EXPECT_THROW(score(), std::out_of_range);
+        } else {
+          const std::string found = refusal([&] { score(); });
+          EXPECT_EQ(found, "document 40: token " + std::to_string(bad_at) + " has id 99, expected 0..10");
+        }
+        expect_begins(scores, expected.scores);
+      }
+    }
   }
 }
 

@@ -16,7 +16,7 @@ using test::expect_says;
 
 std::vector<std::string> pieces(const std::string& pattern, std::string_view text) {
   std::vector<std::string> out;
-  SplitPattern(pattern, "config").split(text, [&](std::string_view piece) { out.emplace_back(piece); });
+  SplitPattern(pattern, "config").split(text, 0, text.size(), [&](std::string_view piece) { out.emplace_back(piece); });
   return out;
 }
 

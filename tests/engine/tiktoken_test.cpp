@@ -8,6 +8,7 @@
 #include "engine/tokenizer/byte_pairs.h"
 #include "mmrec/tokenizer.h"
 #include "models/files/utf8.h"
+#include "tests/support/encoded_in_parts.h"
 #include "tests/support/host_threads.h"
 #include "tests/support/model_folder.h"
 #include "tests/support/rank_file_builder.h"
@@ -211,7 +212,30 @@ TEST(Tiktoken, LongPieces) {
     EXPECT_EQ(fixture.decode(fixture.encode(run)), run);
     run += "x";
     EXPECT_EQ(fixture.decode(fixture.encode(run)), run);
+    EXPECT_EQ(encoded_in_parts(fixture, run), fixture.encode(run));
   }
+}
+
+TEST(Tiktoken, PartsHaveTheIdsOfThePiecesOfTheText) {
+  // The reference: each piece of the pattern has its own ids, so those of texts that a pattern cuts apart add up.
+  const Tokenizer t = Tokenizer::load(kFolder);
+  std::mt19937 rng(5);
+  const std::vector<std::string> words = {" river",
+                                          " \xC3\xBC"
+                                          "ber",
+                                          " \xF0\x9F\x9A\x80", " it",
+                                          " a\xFF"
+                                          "b"};
+  std::string text;
+  std::vector<int> expected = t.encode("");
+  while (text.size() < 400'000) {
+    const std::string& word = words[rng() % words.size()];
+    text += word;
+    const std::vector<int> ids = t.encode(word, false);
+    expected.insert(expected.end(), ids.begin(), ids.end());
+  }
+  EXPECT_EQ(encoded_in_parts(t, text), expected);
+  EXPECT_EQ(t.encode(text), expected);
 }
 
 TEST(Tiktoken, SpecialTokensNeverComeOfText) {

@@ -13,6 +13,7 @@
 
 #include "models/files/utf8.h"
 #include "tests/engine/refusal.h"
+#include "tests/support/encoded_in_parts.h"
 #include "tests/support/model_folder.h"
 #include "tests/support/tokenizer_builder.h"
 
@@ -184,11 +185,28 @@ TEST(Tokenizer, IdsOutOfRangeAreRefused) {
   }
 }
 
-/// Ids of a long text, which do not depend on how many threads share it.
+/// Ids of a long text, which do not depend on how many threads share it, nor on whether it is encoded in parts.
 std::vector<int> shared_out(const Tokenizer& t, const std::string& text) {
   std::vector<int> ids = t.encode(text, false);
   EXPECT_EQ(t.encode(text, false, nullptr, 2), ids);
+  for (const int threads : {1, 2}) EXPECT_EQ(encoded_in_parts(t, text, false, threads), ids);
   return ids;
+}
+
+TEST(Tokenizer, PartsOfATextAreBounded) {
+  const Tokenizer t = bundled();
+  std::string text;
+  while (text.size() < 300'000) text += "the small river runs past the old mill\n";
+  StreamEncoder encoder(t, text);
+  std::vector<int> ids;
+  std::size_t parts = 1;
+  for (std::size_t before = 0; encoder.next(ids); before = encoder.bytes(), ++parts) {
+    EXPECT_GT(encoder.bytes(), before);
+    EXPECT_LE(encoder.bytes() - before, std::size_t{64} << 10);
+  }
+  EXPECT_EQ(parts, 5U);
+  EXPECT_EQ(encoder.bytes(), text.size());
+  EXPECT_EQ(encoded_in_parts(t, "", true), t.encode(""));
 }
 
 TEST(Tokenizer, LongTextsGiveTheIdsOfTheUncutText) {

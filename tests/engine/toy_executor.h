@@ -292,7 +292,8 @@ class ToyExecutor final : public models::Executor {
     State& state = checked(run.slot, 0, run.position + row);
     const auto at_row = static_cast<std::size_t>(run.first_row + row);
     const int token = work.tokens[at_row];
-    if (!work.logprobs.empty()) work.logprobs[at_row] = state.position == 0 ? 0.0F : logprob(state.logits, token);
+    const bool is_scored = state.position > 0 && !(work.is_piece && row == 0);
+    if (!work.logprobs.empty()) work.logprobs[at_row] = is_scored ? logprob(state.logits, token) : 0.0F;
     remember(state, token);
     ++state.position;
     const double summary = summarise(state);
@@ -300,6 +301,9 @@ class ToyExecutor final : public models::Executor {
     for (std::size_t v = 0; v < state.logits.size(); ++v) {
       state.logits[v] = logits_of_ ? logits_of_(summary, state.position, static_cast<int>(v))
                                    : static_cast<float>(3.0 * std::sin(summary + 0.7 * static_cast<double>(v)));
+    }
+    if (work.is_piece && row + 1 == run.rows && at_row + 1 < work.tokens.size()) {
+      work.logprobs[at_row + 1] = logprob(state.logits, work.tokens[at_row + 1]);
     }
   }
 

@@ -2,9 +2,11 @@
 // to the bit those of its run alone, for any number of threads.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <ostream>
 #include <random>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -128,6 +130,35 @@ TEST_P(RunsTest, ManyOfAFewTokens) {
 TEST_P(RunsTest, ManyOfOneToken) { expect_runs_as_alone(std::vector<std::pair<int, int>>(140, {3, 1})); }
 
 TEST_P(RunsTest, WholeTiles) { expect_runs_as_alone({{0, 256}, {0, 128}, {0, 384}, {0, 128}, {128, 128}, {0, 127}}); }
+
+// A document in pieces: what is scored, and the state afterwards, are those of one call.
+TEST_P(RunsTest, PiecesGoOnAsOneRun) {
+  Sequence whole = random_sequences({{0, 1500}}).front();
+  run({&whole, 1}, 2);
+  std::mt19937 rng(3);
+  for (int repeat = 0; repeat < 4; ++repeat) {
+    const ExecutionOptions options{.threads = 2, .prefill = GetParam().prefill};
+    const Slots slots(executor_, 1, options);
+    std::vector<float> logprobs = {0.0F};
+    for (std::int64_t at = 0, left = 1500; left > 0;) {
+      constexpr std::int64_t kAnyRows = 1 << 30;  // the document's end is not known
+      std::int64_t rows = executor_->piece(at, kAnyRows, 300 + rng() % 300);
+      const bool is_last = rows >= left;
+      rows = std::min(rows, left);
+      const auto tokens = std::span(whole.tokens).subspan(static_cast<std::size_t>(at));
+      const std::size_t count = static_cast<std::size_t>(rows) + (is_last ? 0 : 1);
+      std::vector<float> found(count, 1.0F);
+      const models::Run piece{slots[0], at, 0, rows};
+      executor_->run({.tokens = tokens.first(count), .runs = {&piece, 1}, .logprobs = found, .is_piece = true},
+                     options);
+      EXPECT_EQ(found.front(), 0.0F);
+      logprobs.insert(logprobs.end(), found.begin() + 1, found.end());
+      at += rows, left -= rows;
+    }
+    EXPECT_EQ(logprobs, whole.logprobs);
+    EXPECT_EQ(executor_->save(slots[0], 1, 1500).parts, whole.state.parts);
+  }
+}
 
 INSTANTIATE_TEST_SUITE_P(Models, RunsTest,
                          testing::Values(RunsModel{.name = "segments", .segment = 24},

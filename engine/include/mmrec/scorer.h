@@ -55,6 +55,10 @@ class MMREC_EXPORT Scorer {
   /// anything is scored; std::bad_alloc, std::system_error where CUDA fails, and what the callback throws.
   std::vector<DocumentScore> score(std::span<const std::vector<int>> documents);
 
+  /// The callbacks of a stream, which the functions below describe.
+  using OnScore = std::function<bool(std::size_t document, std::vector<int>& ids, DocumentScore& score)>;
+  using NextPart = std::function<bool(std::vector<int>& ids, bool& goes_on)>;  ///< likewise
+
   /// The same of documents that come one by one and go as they are scored, so that memory does not grow with the
   /// corpus: next() fills in the next document's ids and returns whether there was one; on_score() receives the number
   /// of a document, from 0, its ids and its score, in the order in which they came, and returns whether to go on.
@@ -65,9 +69,13 @@ class MMREC_EXPORT Scorer {
   /// Cancelled by on_score() or on_progress it returns false, and documents that are not complete are not handed over.
   /// Throws as score() does, an id's error naming the document's number; that and what next() throws when all that was
   /// read ahead before is scored and handed over, and nothing that was read ahead with it is.
-  bool score_stream(
-      const std::function<bool(std::vector<int>& ids)>& next,
-      const std::function<bool(std::size_t document, std::vector<int>& ids, DocumentScore& score)>& on_score);
+  bool score_stream(const std::function<bool(std::vector<int>& ids)>& next, const OnScore& on_score);
+  /// The same of documents that may come in parts: next() fills in the next part of a document and sets `goes_on`,
+  /// which is false before, if another part follows. A document of more than some 260,000 tokens is then scored while
+  /// the rest of it comes, if `batch` is 0 or 1 and the model's results do not depend on calls. Scores are to the bit
+  /// those of whole documents. Where next() returns false although the document goes on, or throws, that document is
+  /// dropped; in the first case score_parts() returns false, when all before it is handed over.
+  bool score_parts(const NextPart& next, const OnScore& on_score);
   /// Tokens that score_stream() reads ahead at most.
   static constexpr std::size_t kReadAheadTokens = std::size_t{1} << 20;
 

@@ -17,7 +17,8 @@ namespace mmrec {
 
 namespace engine {
 class TokenizerModel;
-}
+struct Encoding;
+}  // namespace engine
 
 /// A sentencepiece model or a tiktoken rank file. Immutable and thread-safe; copies share it.
 class MMREC_EXPORT Tokenizer {
@@ -77,8 +78,32 @@ class MMREC_EXPORT Tokenizer {
 
  private:
   friend class StreamDecoder;
+  friend class StreamEncoder;
   MMREC_NO_EXPORT explicit Tokenizer(std::shared_ptr<const engine::TokenizerModel> model);
   std::shared_ptr<const engine::TokenizerModel> model_;
+};
+
+/// Encodes a long text in parts, so that the first ids are of use while the rest is encoded. The ids of all parts,
+/// joined, are Tokenizer::encode of the text.
+class MMREC_EXPORT StreamEncoder {
+ public:
+  /// Of a text that must live on. The other arguments are those of Tokenizer::encode.
+  explicit StreamEncoder(Tokenizer tokenizer, std::string_view text, bool add_bos = true, int threads = 1);
+  StreamEncoder(StreamEncoder&&) noexcept;             ///< movable only
+  StreamEncoder& operator=(StreamEncoder&&) noexcept;  ///< likewise
+  ~StreamEncoder();
+
+  /// Appends the ids of the next part and returns whether another part follows. A part has some 64 KiB of the text,
+  /// with several threads up to 256 KiB for each of them. Throws what Tokenizer::encode throws.
+  bool next(std::vector<int>& ids);
+  /// Bytes of the text that are done.
+  std::size_t bytes() const;
+
+ private:
+  Tokenizer tokenizer_;
+  std::unique_ptr<engine::Encoding> encoding_;
+  bool puts_bos_;
+  int threads_;
 };
 
 /// Decodes a stream of tokens into text, emitting complete UTF-8 characters only: what was emitted never changes. All

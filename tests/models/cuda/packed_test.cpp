@@ -172,6 +172,33 @@ TEST_P(PackedRunsTest, RunsThatEndOneTokenIntoASegmentAreAsAlone) {
 }
 
 // Sequences that have come to anywhere, before, at and after the ends of segments, in any slots.
+TEST_P(PackedRunsTest, PiecesOfADocumentHaveItsBits) {
+  const std::int64_t all = GetParam().carry ? 4'200 : 300;  // more than a chunk
+  const std::vector<Sequence> one = sequences(std::vector<std::pair<int, int>>{{0, static_cast<int>(all)}});
+  const std::vector<int>& tokens = one.front().tokens;
+  const auto score = [&](bool in_pieces) {
+    const Slots slots(executor_, 1, {});
+    std::vector<float> logprobs = {0.0F};
+    for (std::int64_t at = 0; at < all;) {
+      const std::int64_t cut = in_pieces ? executor_->piece(at, std::int64_t{1} << 40, all - 50) : all;
+      const std::int64_t rows = std::min(cut, all - at);
+      const auto count = static_cast<std::size_t>(rows) + (at + rows < all ? 1 : 0);
+      std::vector<float> found(count);
+      const models::Run run = {slots[0], at, 0, rows};
+      executor_->run({.tokens = std::span(tokens).subspan(static_cast<std::size_t>(at), count),
+                      .runs = {&run, 1},
+                      .logprobs = found,
+                      .is_piece = in_pieces,
+                      .wants_logits = false},
+                     {});
+      logprobs.insert(logprobs.end(), found.begin() + 1, found.end());
+      at += rows;
+    }
+    return logprobs;
+  };
+  EXPECT_EQ(score(true), score(false));
+}
+
 TEST_P(PackedRunsTest, RunsFromAnyPositionInAnySlotAreAsAlone) {
   if (kernels::test::few_cases()) GTEST_SKIP() << "many launches";
   std::mt19937 engine(5);
