@@ -55,7 +55,7 @@ TEST(SeveralGenerator, EachRequestGetsWhatItGetsAloneWhicheverDeviceTakesIt) {
       for (std::size_t i = 0; i < wishes.size(); ++i) {
         expect_same(queue.results.at(i + 1), alone(wishes[i]), "request " + std::to_string(i + 1));
       }
-      for (const auto& log : devices.logs) EXPECT_GT(log->calls.size(), 10U) << "every device has had work";
+      for (const auto& log : devices.logs) EXPECT_FALSE(log->calls.empty()) << "every device has had work";
       EXPECT_GT(queue.generator.prefill_stats().layer_tokens, 0);
     }
   }
