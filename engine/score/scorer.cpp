@@ -238,11 +238,10 @@ class Scoring {
 
   /// read() makes a block of the next documents, null where there are none. deliver(block, begin, end) receives
   /// documents in order as they are done, where the call was cancelled also those that are not, and returns whether to
-  /// go on. False if it was cancelled. If a block grows, read_part(ids, goes_on) appends a
-  /// part of its document to `ids` and says whether more follow; it returns false where the document is cut.
-  using ReadPart = std::function<bool(std::vector<int>& ids, bool& goes_on)>;
+  /// go on. False if it was cancelled. If a block grows, read_part(ids, goes_on) appends a part of its document to
+  /// `ids` and says whether more follow; it returns false where the document is cut.
   template <class Read, class Deliver>
-  bool run(const Read& read, ReadPart read_part, const Deliver& deliver) {
+  bool run(const Read& read, Scorer::NextPart read_part, const Deliver& deliver) {
     read_part_ = std::move(read_part);
     if (!is_alone_) start();
     const std::size_t most_blocks = 2 * workers_.size() + 1;
@@ -550,7 +549,7 @@ class Scoring {
   std::int64_t told_tokens_ = 0;                // for on_progress
   double told_nll_ = 0.0;
   std::exception_ptr fault_, read_fault_;  // the latter is thrown when what came before is scored
-  ReadPart read_part_;
+  Scorer::NextPart read_part_;
 };
 
 }  // namespace

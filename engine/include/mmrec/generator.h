@@ -51,8 +51,8 @@ struct GeneratorRequest {
 /// On several devices a request runs on one, the first to have room beside its share of the others; which one makes no
 /// difference to its result. Devices compute in threads of their own, also between calls of run_once().
 ///
-/// Requests wait in the order of submit(). The memory of all states is taken when the generator is
-/// made, whatever is submitted later. Not thread-safe; the model may be used by others meanwhile.
+/// Requests wait in the order of submit(). The memory of all states is taken when the generator is made, whatever is
+/// submitted later. Not thread-safe; the model may be used by others meanwhile.
 ///
 /// Callbacks are called in run_once(), in its thread, between calls of their device, and may submit() and cancel(),
 /// also their own request; what they submit joins in a later round. They must not call run_once() or run()

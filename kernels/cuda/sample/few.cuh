@@ -204,7 +204,7 @@ class Few {
   Slice<kCluster>& slice_;
 };
 
-/// The token, or why there is none.
+/// Returns the token that is drawn, or kFaultyRow or kNoCandidate (kernels/ops.h).
 template <bool kCluster>
 __device__ int draw(Shared& shared, Slice<kCluster>& slice) {
   const bool may_be_few = Few<kCluster>::takes(slice.rule());
