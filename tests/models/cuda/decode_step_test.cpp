@@ -248,6 +248,9 @@ TEST_F(DecodeStepTest, OddShapesMatchFloat64) {
 TEST_F(DecodeStepTest, LargeShapesMatchFloat64) {
   if (test::small_sizes()) GTEST_SKIP() << "large sizes";
   check<BFloat16>({1, 1024, 2, 16, 4096, 256, 5003, 4}, 3, kBf16);
+  // Rows of one part where two are multiplied at once, in more slots than the ring has.
+  check<BFloat16>({1, 512, 6, 8, 768, 128, 8192, 32}, 29, kBf16, DecodeAlgo::kSingle);
+  check<Float16>({1, 384, 6, 6, 768, 96, 8192, 32}, 29, kBf16, DecodeAlgo::kSingle);
   check<BFloat16>({8, 2048, 1, 16, 8192, 512, 32000, 1}, 0, kBf16);
   check<float>({3, 384, 2, 6, 1536, 96, 4096, 1}, 1, kFp32);
 }

@@ -32,7 +32,7 @@ class SingleProduct {
   /// A warp's steps of one slot: lane 4g + t has the t-th piece of row g.
   struct Weights {
     uint4 steps[kSteps] = {};
-    int slot = -1;  // its number
+    int slot = 0;  // its number
   };
   /// Loads the warp's steps of the ring's next slot, which has `rows` rows of `steps` steps.
   __device__ __forceinline__ void take(Weights& w, int rows, int steps) {
@@ -48,24 +48,26 @@ class SingleProduct {
     w.slot = ring_.number();
     ring_.advance();
   }
-  /// Releases the slots of what take() has loaded.
-  template <int kParts, int kTiles>
-  __device__ __forceinline__ void release(const Weights (&held)[kParts][kTiles]) const {
+  /// Releases the slots of what take() has loaded, where has(part, tile). (A slot number of -1 for the others would not
+  /// do: nvcc 13.0 initialises an array of two parts with 0.)
+  template <int kParts, int kTiles, class Has>
+  __device__ __forceinline__ void release(const Weights (&held)[kParts][kTiles], Has has) const {
     std::uint32_t loaded = 0;
-    const auto each = [&](auto visit) {
 #pragma unroll
-      for (const auto& part : held) {
+    for (const auto& part : held) {
 #pragma unroll
-        for (const Weights& w : part) visit(w);
+      for (const Weights& w : part) {
+#pragma unroll
+        for (const uint4& step : w.steps) loaded |= step.x;
       }
-    };
-    each([&](const Weights& w) {
+    }
 #pragma unroll
-      for (const uint4& step : w.steps) loaded |= step.x;
-    });
-    each([&](const Weights& w) {
-      if (w.slot >= 0) ring_.release(w.slot, loaded);
-    });
+    for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        if (has(part, t)) ring_.release(held[part][t].slot, loaded);
+      }
+    }
   }
   /// sums[t] += the steps of tile t; x: the vectors from there on. The tensor core's 16 rows are a tile's 8
   /// rows' even and odd words, and of a vector's two columns one has its even words and one its odd ones, so that
@@ -201,18 +203,19 @@ class SingleBlock {
             return static_cast<int>(static_cast<unsigned>(min(slot_bytes, shape.row_bytes - k - part * slot_bytes)) /
                                     kStepBytes);
           };
+          const auto has_part = [&](int part) { return part == 0 || k + part * slot_bytes < shape.row_bytes; };
+          const auto has = [&](int part, int t) { return has_part(part) && (t == 0 || t < tiles); };
 #pragma unroll
           for (int part = 0; part < kParts; ++part) {
-            if (part > 0 && k + part * slot_bytes >= shape.row_bytes) break;
 #pragma unroll
             for (int t = 0; t < kTiles; ++t) {
-              if (t == 0 || t < tiles)
+              if (has(part, t))
                 product_.take(held[part][t], min(kSingleRows, count - row - t * kSingleRows), steps(part));
             }
           }
           const bool begins = first + row + k == 0;
           if (row + k == 0) out = l2_.template output<kStage>(layer, c_.thread(), first, count);
-          product_.release(held);  // before the wait for the input
+          product_.release(held, has);  // before the wait for the input
           if (begins) inputs_.template read<is_pair(kStage)>(l2_, stage_info(kStage), layer);
           // Squares are summed up over the warp between the steps of the product.
           constexpr bool kSumsSquares = Context::kScalesSums && is_normalised(kStage);
@@ -221,7 +224,7 @@ class SingleBlock {
           if constexpr (kSumsSquares) squares += __shfl_xor_sync(0xffffffffU, squares, 16);
 #pragma unroll
           for (int part = 0; part < kParts; ++part) {
-            if (part > 0 && k + part * slot_bytes >= shape.row_bytes) break;
+            if (!has_part(part)) break;
             product_.multiply(sums, held[part], tiles, steps(part), inputs_.operand() + k + part * slot_bytes, pitch,
                               vectors, [&](int i) {
                                 if constexpr (kSumsSquares) squares += __shfl_xor_sync(0xffffffffU, squares, 8 >> i);
