@@ -26,6 +26,7 @@
 #include "engine/session/access.h"
 #include "engine/session/callback.h"
 #include "engine/session/state_format.h"
+#include "kernels/cpu/thread_pool.h"
 
 namespace mmrec {
 namespace {
@@ -205,6 +206,7 @@ struct Generator::Impl {
   void start(Worker& worker) {
     if (workers.size() > 1 && !worker.thread.joinable()) {
       try {
+        const kernels::SignalsBlocked in_thread;
         worker.thread = std::jthread([this, &worker](const std::stop_token& stop) { work(worker, stop); });
       } catch (const std::system_error&) {  // no thread can be started: the caller's computes
       }

@@ -35,6 +35,7 @@
 #include "engine/require.h"
 #include "engine/session/access.h"
 #include "engine/session/callback.h"
+#include "kernels/cpu/thread_pool.h"
 #include "models/runtime/executor.h"
 
 namespace mmrec {
@@ -310,6 +311,7 @@ class Scoring {
 
   void start() {
     try {
+      const kernels::SignalsBlocked in_threads;
       for (Worker& worker : workers_) threads_.emplace_back([this, &worker] { work(worker); });
     } catch (const std::system_error&) {  // no more threads can be started: those that run do the work
       if (threads_.empty()) is_alone_ = true;

@@ -37,6 +37,16 @@ std::atomic<int> most_missing{0};
 
 }  // namespace
 
+SignalsBlocked::SignalsBlocked() {
+  sigset_t blocked;
+  sigfillset(&blocked);
+  for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS, SIGPROF}) {
+    sigdelset(&blocked, signal);
+  }
+  (void)pthread_sigmask(SIG_BLOCK, &blocked, &before_);
+}
+SignalsBlocked::~SignalsBlocked() { (void)pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
 int missing_threads() { return most_missing; }
 
 std::uint32_t forks() { return fork_count.load(std::memory_order_relaxed); }
@@ -58,6 +68,7 @@ struct ThreadPool::Impl {
     workers = std::make_unique<std::vector<std::thread>>();
     workers->reserve(static_cast<std::size_t>(threads - 1));
     try {
+      const SignalsBlocked in_workers;
       for (int i = 1; i < threads; ++i) workers->emplace_back([this, i] { work(i); });
     } catch (const std::system_error&) {
       most_missing = std::max<int>(most_missing, threads - 1 - static_cast<int>(workers->size()));

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -17,6 +18,20 @@ namespace mmrec::kernels {
 
 /// How often this process was forked off another one. A fork keeps only the thread that called it.
 std::uint32_t forks();
+
+/// While it lives, the calling thread blocks signals, and so does every thread that it starts, from its first
+/// instruction on. So a signal of the process goes to a thread of the host, and a handler never runs on a thread of the
+/// library. Not blocked: what a thread's own instructions raise, and SIGPROF, by which profilers sample every thread.
+class SignalsBlocked {
+ public:
+  SignalsBlocked();
+  ~SignalsBlocked();
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
 
 /// A fixed set of threads that run one region at a time. The calling thread takes part as thread 0.
 ///
@@ -123,6 +138,7 @@ void parallel_items(std::size_t count, int threads, const Work& work) {
     std::vector<std::jthread> others;
     const int wanted = static_cast<int>(std::min<std::size_t>(static_cast<std::size_t>(threads), count));
     try {
+      const SignalsBlocked in_threads;
       for (int i = 1; i < wanted; ++i) others.emplace_back(run);
     } catch (const std::system_error&) {  // no more threads to be had: those there are do the work
     }

@@ -122,6 +122,10 @@ std::atomic<std::size_t> next_start{0};
 
 void* started(void* argument) {
   const Start start = *static_cast<const Start*>(argument);
+  sigset_t own;
+  sigemptyset(&own);
+  sigaddset(&own, kSignal);  // which the library's threads block
+  (void)pthread_sigmask(SIG_UNBLOCK, &own, nullptr);
   const Registered registered;
   maybe();
   return start.function(start.argument);

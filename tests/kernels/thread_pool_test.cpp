@@ -7,6 +7,8 @@
 
 #include <atomic>
 #include <chrono>
+#include <csignal>
+#include <cstring>
 #include <numeric>
 #include <thread>
 #include <vector>
@@ -135,6 +137,25 @@ TEST_P(Pool, MovesAndIsDestroyedIdle) {
   moved.run([&](int) { ++calls; });
   pool.run([&](int) { ++calls; });
   EXPECT_EQ(calls, GetParam() + 1);
+}
+
+TEST_P(Pool, WorkersLeaveSignalsToTheHost) {
+  const auto mask = [] {
+    sigset_t blocked;
+    pthread_sigmask(SIG_BLOCK, nullptr, &blocked);
+    return blocked;
+  };
+  ThreadPool pool(GetParam());
+  std::vector<sigset_t> masks(static_cast<std::size_t>(pool.threads()));
+  pool.run([&](int thread) { masks[static_cast<std::size_t>(thread)] = mask(); });
+  const sigset_t caller = mask();
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGALRM, SIGUSR1, SIGCHLD, SIGPROF, SIGSEGV, SIGBUS}) {
+    const bool is_left = signal != SIGPROF && signal != SIGSEGV && signal != SIGBUS;
+    EXPECT_EQ(sigismember(&caller, signal), 0);
+    for (std::size_t i = 0; i < masks.size(); ++i) {
+      EXPECT_EQ(sigismember(&masks[i], signal), i != 0 && is_left ? 1 : 0) << strsignal(signal) << ", thread " << i;
+    }
+  }
 }
 
 #if !defined(__SANITIZE_THREAD__)  // which starts no threads after a fork

@@ -1,9 +1,16 @@
 // linear against fp64 on the operands as stored: any number of rows, which different algorithms take, every type,
 // activation, bias and residual, any alignment, several jobs in a call. A row's bits do not depend on how many rows of
 // its class there are. Longer than other files, because all algorithms of the one op share its cases.
+#include <pthread.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <csignal>
 #include <memory>
 #include <ostream>
 #include <set>
+#include <thread>
 #include <tuple>
 #include <type_traits>
 
@@ -363,6 +370,54 @@ TEST_F(LinearTest, TilesOfAnyMagnitudeAreAsWideAsFp32) {
       }
     }
   });
+}
+
+/// While it lives, signals interrupt the thread that made it. Their handler writes over the stack below its frame.
+class Interruptions {
+ public:
+  Interruptions() {
+    count_ = 0;
+    struct sigaction action = {};
+    action.sa_handler = [](int) {
+      std::array<volatile std::byte, std::size_t{32} << 10> below;
+      for (auto& byte : below) byte = std::byte{0xA5};
+      ++count_;
+    };
+    sigaction(SIGUSR1, &action, &before_);
+    interrupts_ = std::jthread([thread = pthread_self()](const std::stop_token& stop) {
+      while (!stop.stop_requested()) {
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+        pthread_kill(thread, SIGUSR1);
+      }
+    });
+  }
+  ~Interruptions() {
+    interrupts_ = {};  // joined before the handler goes
+    sigaction(SIGUSR1, &before_, nullptr);
+  }
+  Interruptions(const Interruptions&) = delete;
+  Interruptions& operator=(const Interruptions&) = delete;
+  int count() const { return count_; }
+
+ private:
+  static inline std::atomic<int> count_;
+  struct sigaction before_ = {};
+  std::jthread interrupts_;
+};
+
+// The matrix library's code, also while it is made, must keep nothing below the stack pointer but the red zone.
+TEST_F(LinearTest, SignalsDuringProductsChangeNoBit) {
+  for (const DType format : kAllDTypes) {
+    const auto result = [&] {
+      Cpu cpu(1);
+      Problem<float, float> problem(cpu, {kRowTile, 168, 384}, 1, format);
+      for (int i = 0; i < 4; ++i) run<float, float>(cpu, {problem.job()});
+      return problem.result();
+    };
+    const std::vector<float> expected = result();
+    const Interruptions interruptions;
+    while (interruptions.count() < 100) ASSERT_TRUE(same_bits(result(), expected));
+  }
 }
 
 TEST_F(LinearTest, TilesMayRoundTheirInputs) {
