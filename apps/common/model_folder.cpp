@@ -312,6 +312,9 @@ Loaded load(const ModelCommand& command, const SandboxFiles& files, bool with_to
   sandbox.loaded();
   loaded.info = info_of(loaded.models);
   if (with_tokenizer) loaded.tokenizer = load_tokenizer(command.folder, loaded.info);
+  if (!command.quiet && command.run.precision == Precision::kAuto) {
+    if (const std::string advice = bf16_advice(loaded.info, "--precision bf16"); !advice.empty()) log_line(advice);
+  }
   if (command.verbose) {
     log_loaded(command.folder, command.run, loaded.info, loaded.tokenizer ? &*loaded.tokenizer : nullptr);
   }

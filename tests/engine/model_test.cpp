@@ -36,6 +36,21 @@ Model load_on_cpu(const std::filesystem::path& folder) {
   return Model::load(folder, options);
 }
 
+TEST(Bf16Advice, IsForAModelInFp32OnAGpu) {
+  ModelInfo info;
+  info.bytes_per_token = 200'000'000;
+  info.device = Device::kCuda;
+  const std::string advice = bf16_advice(info, "--precision bf16");
+  for (const char* part : {"With --precision bf16 a token reads 100 MB", "in place of 200 MB", "docs/numerics.md"}) {
+    EXPECT_NE(advice.find(part), std::string::npos) << part << ": " << advice;
+  }
+  info.precision = Precision::kBF16;
+  EXPECT_EQ(bf16_advice(info, "--precision bf16"), "");
+  info.precision = Precision::kF32;
+  info.device = Device::kCpu;
+  EXPECT_EQ(bf16_advice(info, "--precision bf16"), "");
+}
+
 const Model& bundled_model() {
   static const Model model = load_on_cpu(bundled());
   return model;

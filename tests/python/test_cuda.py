@@ -71,6 +71,15 @@ print([line for line in open("/proc/self/maps") if "libcuda" in line or "libcubl
     assert done.stdout == "[]\n", done.stdout + done.stderr
 
 
+@needs_gpu
+def test_a_model_in_fp32_is_told_what_bf16_gives():
+    for options in ({}, {"precision": "fp32"}):
+        said = []
+        model = mmrec.Model.load(FIXTURES / "upstream" / "segments", device="cuda", on_warning=said.append, **options)
+        assert model.info.precision == "fp32"
+        assert sum("precision='bf16'" in line for line in said) == (not options)
+
+
 def test_a_gpu_that_is_not_there_is_named():
     with pytest.raises(mmrec.DeviceUnavailable, match="999|CUDA"):
         mmrec.Model.load(device="cuda:999")

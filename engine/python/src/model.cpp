@@ -56,11 +56,18 @@ struct Loading {
   }
   Loading(const Loading&) = delete;
   Loading& operator=(const Loading&) = delete;
+
+  /// Warns where another precision would be much faster and none was asked for.
+  void advise(const ModelInfo& info) const {
+    if (options.precision != Precision::kAuto) return;
+    if (const std::string advice = bf16_advice(info, "precision='bf16'"); !advice.empty()) options.on_warning(advice);
+  }
 };
 
 PyModel load(nb::handle path, nb::kwargs options) {
   Loading loading("load", path, std::move(options));
   Model model = without_gil([&] { return Model::load(loading.folder, loading.options); });
+  loading.advise(model.info());
   return {std::move(model), loading.folder, loading.kept};
 }
 
@@ -73,6 +80,7 @@ std::vector<PyModel> load_on_gpus(nb::handle path, nb::handle gpus, nb::kwargs o
     own["device"] = "cuda:" + std::to_string(model.info().gpu);
     result.push_back({std::move(model), loading.folder, own});
   }
+  loading.advise(result.front().model.info());
   return result;
 }
 

@@ -45,4 +45,17 @@ struct ModelInfo {
   Precision precision = Precision::kF32;  ///< what products are computed in: never kAuto
 };
 
+/// One sentence: what bf16 would give a model that Precision::kAuto runs in fp32 on a GPU. Empty for other models.
+/// `option` is how a caller asks for bf16. Estimates: half the weights' bytes bound the gain of a text alone, and the
+/// gain of many tokens at once is that of docs/measurements/2026-11-gpu.md.
+inline std::string bf16_advice(const ModelInfo& info, std::string_view option) {
+  if (info.device != Device::kCuda || info.precision != Precision::kF32) return {};
+  const auto megabytes = [](std::uint64_t bytes) { return std::to_string((bytes + 500'000) / 1'000'000) + " MB"; };
+  return "precision fp32, as the weights are not all stored in one 16-bit type. With " + std::string(option) +
+         " a token reads " + megabytes(info.bytes_per_token / 2) + " of weights in place of " +
+         megabytes(info.bytes_per_token) +
+         ", so one text is up to 2 times as fast; prompts and scores are about 5 to 10 times as fast. Results then "
+         "differ within the bounds of docs/numerics.md";
+}
+
 }  // namespace mmrec
