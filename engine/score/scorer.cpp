@@ -45,7 +45,7 @@ using Documents = std::span<const std::vector<int>>;
 
 /// The most tokens of a group if the options do not give a number of documents. It is some thirty chunks of a GPU, so
 /// the last chunk, which is not full, costs little. Groups of a block have about equal sizes, so devices finish
-/// together.
+/// together. A longer document is a group alone whatever the options give, so it can be scored in pieces.
 constexpr std::size_t kGroupTokens = std::size_t{1} << 18;
 
 /// The most full groups of a block. With more, groups are a little more alike, and the first scores come later.
@@ -227,8 +227,7 @@ class Scoring {
 
   /// Whether a document may be scored in pieces, with the bits that it has in one call.
   bool takes_pieces() const {
-    return options_.batch <= 1 && !options_.whole_calls &&
-           workers_.front().executor->piece(0, kAnyRows, kPieceTokens) < kAnyRows;
+    return !options_.whole_calls && workers_.front().executor->piece(0, kAnyRows, kPieceTokens) < kAnyRows;
   }
 
   /// Documents of a block at most.
@@ -365,8 +364,8 @@ class Scoring {
 
   std::size_t group_size(const Block& block, std::size_t begin) const {
     const std::size_t most = std::min(block.order.size() - begin, most_documents_);
-    if (options_.batch != 0) return most;
     const auto tokens_of = [&](std::size_t i) { return block.documents[block.order[i]].size(); };
+    if (options_.batch != 0) return tokens_of(begin) > kGroupTokens ? 1 : most;
     std::size_t left = 0;
     for (std::size_t i = begin; i < block.order.size(); ++i) left += tokens_of(i);
     const std::size_t groups = (left + kGroupTokens - 1) / kGroupTokens;

@@ -14,6 +14,7 @@
 #include <stop_token>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -342,7 +343,8 @@ TEST(SeveralScorer, PartsGiveTheScoresAndGroupsOfWholeDocuments) {
 }
 
 TEST(SeveralScorer, ALongDocumentIsScoredBeforeItsEndComes) {
-  for (const auto& [count, device] : {std::pair{1, Device::kCpu}, {1, Device::kCuda}, {2, Device::kCpu}}) {
+  for (const auto& [count, device, batch] :
+       {std::tuple{1, Device::kCpu, 0}, {1, Device::kCuda, 0}, {2, Device::kCpu, 0}, {1, Device::kCpu, 2}}) {
     std::atomic<bool> has_begun = false;
     const auto logits = [&](double, std::int64_t, int) {
       has_begun = true;
@@ -361,7 +363,8 @@ TEST(SeveralScorer, ALongDocumentIsScoredBeforeItsEndComes) {
       goes_on = ++given < 10;
       return true;
     };
-    EXPECT_TRUE(Scorer(devices.models).score_parts(next, [](std::size_t, auto&, auto&) { return true; }));
+    const ScorerOptions options{.batch = batch};
+    EXPECT_TRUE(Scorer(devices.models, options).score_parts(next, [](std::size_t, auto&, auto&) { return true; }));
   }
 }
 

@@ -14,7 +14,8 @@ namespace mmrec {
 /// How a Scorer computes, and how it is watched.
 struct ScorerOptions {
   /// Documents scored together at most, each with a state of its own; 0: as many as suit the device and the memory it
-  /// has free, up to some 260,000 tokens; fewer where memory does not suffice. 0..65536.
+  /// has free, up to some 260,000 tokens; fewer where memory does not suffice. 0..65536. A document of more tokens is
+  /// scored alone.
   int batch = 0;
   SessionOptions session = {};  ///< of the sessions that score
   /// Of an mmrec-jax model with a memory bank: score by calls as long as the bank (Calls::kWhole), in which log-probs
@@ -72,9 +73,9 @@ class MMREC_EXPORT Scorer {
   bool score_stream(const std::function<bool(std::vector<int>& ids)>& next, const OnScore& on_score);
   /// The same of documents that may come in parts: next() fills in the next part of a document and sets `goes_on`,
   /// which is false before, if another part follows. A document of more than some 260,000 tokens is then scored while
-  /// the rest of it comes, if `batch` is 0 or 1 and the model's results do not depend on calls. Scores are to the bit
-  /// those of whole documents. Where next() returns false although the document goes on, or throws, that document is
-  /// dropped; in the first case score_parts() returns false, when all before it is handed over.
+  /// the rest of it comes, if the model's results do not depend on calls. Scores are to the bit those of whole
+  /// documents. Where next() returns false although the document goes on, or throws, that document is dropped; in the
+  /// first case score_parts() returns false, when all before it is handed over.
   bool score_parts(const NextPart& next, const OnScore& on_score);
   /// Tokens that score_stream() reads ahead at most.
   static constexpr std::size_t kReadAheadTokens = std::size_t{1} << 20;
