@@ -82,16 +82,23 @@ Progress::~Progress() { clear(); }
 void Progress::update(std::int64_t done, std::int64_t total, std::optional<PerplexityEstimate> ppl) {
   if (!draws_ && !writes_lines_) return;
   const auto now = Clock::now();
+  if (!first_) {
+    first_ = done;
+    start_ = now;
+    return;
+  }
+  // What all that is done would take at the rate since then.
+  const double seconds = std::chrono::duration<double>(now - start_).count() * static_cast<double>(done) /
+                         static_cast<double>(std::max<std::int64_t>(done - *first_, 1));
   if (writes_lines_) {
     if (now - last_ < std::chrono::seconds(10)) return;
     last_ = now;
-    log_line(progress_facts(done, total, std::chrono::duration<double>(now - start_).count(), ppl, 1000, unit_));
+    log_line(progress_facts(done, total, seconds, ppl, 1000, unit_));
     return;
   }
   if (drawn_ && now - last_ < std::chrono::milliseconds(200)) return;
   last_ = now;
   drawn_ = true;
-  const double seconds = std::chrono::duration<double>(now - start_).count();
   // One column stays free: a full last column makes some terminals wrap, and every redraw would then scroll.
   put("\r" + progress_line(done, total, seconds, ppl, terminal_width() - 1, unit_) + "\x1b[K");
 }

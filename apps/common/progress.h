@@ -34,7 +34,8 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// `done` of `total` so far, and the perplexity if it is known. A total of 0 means unknown.
+  /// `done` of `total` so far, and the perplexity if it is known. A total of 0 means unknown. The first call begins the
+  /// time and shows nothing, so that rates leave out what came before, such as tokenizing.
   void update(std::int64_t done, std::int64_t total, std::optional<PerplexityEstimate> ppl = std::nullopt);
   /// Wipes the line, so that other text may follow.
   void clear();
@@ -45,7 +46,8 @@ class Progress {
   bool draws_;
   bool writes_lines_;
   bool drawn_ = false;
-  Clock::time_point start_;
+  std::optional<std::int64_t> first_;  // done at the first update
+  Clock::time_point start_;            // of the first update
   Clock::time_point last_;
 };
 

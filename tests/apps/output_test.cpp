@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <regex>
 #include <utility>
 
 #include "tests/apps/programs.h"
@@ -117,6 +118,19 @@ TEST(Interrupt, ALongTextShowsHowFarItIsAndEndsAfterAChunk) {
     EXPECT_EQ(outcome.code, 130) << outcome.err;
     EXPECT_EQ(outcome.out, "");
   }
+}
+
+TEST(Interrupt, TheFirstEstimateLeavesOutTheTimeBeforeIt) {
+  const TempFolder folder;
+  std::string text;
+  while (text.size() < std::size_t{2} << 20)
+    text += "Alice was beginning to get very tired of sitting by her sister.\n";
+  write_file(folder / "book.txt", text);
+  Process process(on_terminal(ppl_on_tiny({folder / "book.txt"})));
+  ASSERT_TRUE(process.read_stderr("ETA"));
+  process.type("\x03");
+  const Outcome outcome = process.wait();
+  EXPECT_FALSE(std::regex_search(outcome.err, std::regex(R"(ETA \d+:\d\d:\d\d)"))) << "hours: " << outcome.err;
 }
 
 TEST(Interrupt, WhileStdinIsReadItEndsTheProgramAtOnce) {
