@@ -376,8 +376,9 @@ void sample_tokens(Cuda& cuda, const SampleTokens<Device>& op, int blocks = 0);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Optional ops over packed runs. The rows of one chunk hold runs of several sequences, one after another. A single row
-// between two runs is a gap; it belongs to neither. The sequences' states lie anywhere: lists in memory of Space give
-// their addresses. models/mmrec/paths/packed.h makes these lists.
+// between two runs is a gap; it belongs to neither. If there is none, the second run begins with the state 0. The
+// sequences' states lie anywhere: lists in memory of Space give their addresses. models/mmrec/paths/packed.h makes
+// these lists.
 // ---------------------------------------------------------------------------------------------------------------------
 
 /// Which rows the runs have. In memory of Space, except for the spans.
@@ -393,7 +394,7 @@ struct PackedRuns {
 /// gated_sweeps of packed runs, in [1, T]. A window is swept until all runs have settled in it, each by its own bound.
 /// Settled rows no longer move, so other runs change a result only by the order of sums over its times.
 /// h.at(0, 0, t + 1) of a gap t is the carry of the run that begins at t + 1; the first run's is h.at(0, 0, 0), as in
-/// GateInputs. Many short runs cost as much as one long one.
+/// GateInputs. Many short runs cost as much as one long one. An odd D must have gaps.
 template <class Space, class A = float>
 struct PackedSweeps {
   GatedSweeps<Space, A> sweeps;

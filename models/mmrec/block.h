@@ -17,6 +17,7 @@
 
 #include "kernels/ops.h"
 #include "models/mmrec/choose_path.h"
+#include "models/mmrec/swept_runs.h"
 #include "models/mmrec/terms.h"
 #include "models/runtime/executor.h"
 #include "models/runtime/schedule.h"
@@ -31,7 +32,7 @@ class Block {
   using Space = typename Terms::Space;
   using Layer = typename Terms::Layer;
 
-  explicit Block(Terms& its_terms) : terms(its_terms) {}
+  explicit Block(Terms& its_terms) : terms(its_terms), stretches_(terms.work) {}
 
   Terms& terms;
 
@@ -67,13 +68,11 @@ class Block {
   void recur(std::int64_t layer, const Batch& b, const RecurrenceOptions& options, Done& done) {
     const Layer& w = terms.layer(layer);
     terms.carry_in(layer, b);
-    if (takes_sweeps(b, options)) {
-      count(done, b.rows(), kernels::gated_sweeps(terms.work.backend, terms.sweeps(w, b, options)));
-    } else {
-      kernels::gated_recurrence(terms.work.backend,
-                                kernels::GatedRecurrence<Space, A>{
-                                    .in = terms.gate_inputs(b), .gate_weight = w.gate, .gate_bias = w.gate_bias});
+    if (!takes_sweeps(b, options)) return step(w, b, 0);
+    if constexpr (PathOps<Backend, A>::kPacked) {
+      if (terms.work.until_restart(b, 0) < b.tokens) return sweep_stretches(w, b, options, done);
     }
+    count(done, b.rows(), kernels::gated_sweeps(terms.work.backend, terms.sweeps(w, b, options)));
   }
 
   /// From h to the block's output in x.
@@ -92,6 +91,34 @@ class Block {
   static void count(Done& done, std::int64_t rows, const kernels::SweepCounts& counts) {
     done.stats += {rows, counts.token_sweeps, counts.windows, counts.fallbacks};
   }
+
+ private:
+  /// h from time `first` on. What follows a restart comes before what precedes it: the last state before a restart goes
+  /// where the carry of the first token after it was.
+  void step(const Layer& w, const Batch& b, std::int64_t first) {
+    const std::int64_t tokens = terms.work.until_restart(b, first);
+    if (first + tokens < b.tokens) step(w, b, first + tokens);
+    if (first > 0) terms.zero_carry(b, first);
+    kernels::gated_recurrence(
+        terms.work.backend,
+        kernels::GatedRecurrence<Space, A>{
+            .in = terms.gate_inputs(b, {first, tokens}), .gate_weight = w.gate, .gate_bias = w.gate_bias});
+  }
+  /// Stretches between restarts are as independent as packed runs, so they are swept together.
+  void sweep_stretches(const Layer& w, const Batch& b, const RecurrenceOptions& options, Done& done) {
+    if (b.position != swept_.position || b.tokens != swept_.tokens) {  // once for all layers
+      swept_ = {.position = b.position, .sequences = 1, .tokens = b.tokens};
+      stretches_.lay_out({&swept_, 1}, b.tokens);
+    }
+    for (std::int64_t s = 0; s < b.sequences; ++s) {
+      kernels::PackedSweeps<Space, A> op{terms.sweeps(w, b, options), stretches_.begin()};
+      op.sweeps.in = op.sweeps.in.slice(s, 0, b.tokens);
+      count(done, b.tokens, packed_sweeps(terms.work.backend, op));
+    }
+  }
+
+  Batch swept_;  // whose stretches are laid out
+  SweptRuns<Backend, A> stretches_;
 };
 
 }  // namespace mmrec::models

@@ -88,20 +88,25 @@ class BlockTerms {
     const Matrix<float> state = work.state(b, layer);
     if (work.restarts(b.position)) kernels::fill_zero(work.backend, state);
     kernels::copy_rows(work.backend, Matrix<const float>(state), Work::row_of(work.h(b), 0));
-    if constexpr (Work::kRounds) {
-      kernels::copy_rows(work.backend, Matrix<const float>(state), Work::row_of(work.h_rounded(b), 0));
-    }
+    round_carry(b, state, 0);
+  }
+  /// The state before time `first` becomes 0.
+  void zero_carry(const Batch& b, std::int64_t first) {
+    const Matrix<float> carry = Work::row_of(work.h(b), first);
+    kernels::fill_zero(work.backend, carry);
+    round_carry(b, carry, first);
   }
   /// The last row, to the layer's state.
   void carry_out(std::int64_t layer, const Batch& b) {
     kernels::copy_rows(work.backend, Matrix<const float>(Work::row_of(work.h(b), b.tokens)), work.state(b, layer));
   }
-  kernels::GateInputs<Space, A> gate_inputs(const Batch& b) {
-    return {.z = work.z(b),
-            .zm = work.gate_z(b),
-            .gamma = work.gamma(b),
-            .h = work.h(b),
-            .h_rounded = work.h_rounded(b),
+  kernels::GateInputs<Space, A> gate_inputs(const Batch& b) { return gate_inputs(b, {0, b.tokens}); }
+  kernels::GateInputs<Space, A> gate_inputs(const Batch& b, const Piece& piece) {
+    return {.z = Work::times(work.z(b), piece),
+            .zm = Work::times(work.gate_z(b), piece),
+            .gamma = Work::times(work.gamma(b), piece),
+            .h = Work::times(work.h(b), piece.first, piece.tokens + 1),
+            .h_rounded = Work::times(work.h_rounded(b), piece.first, piece.tokens + 1),
             .mdi_mix = work.config.mdi_mix};
   }
   kernels::GatedSweeps<Space, A> sweeps(const Layer& w, const Batch& b, const RecurrenceOptions& options) {
@@ -233,6 +238,9 @@ class BlockTerms {
   }
 
  private:
+  void round_carry(const Batch& b, Matrix<const float> state, std::int64_t time) {
+    if constexpr (Work::kRounds) kernels::copy_rows(work.backend, state, Work::row_of(work.h_rounded(b), time));
+  }
   template <class Y>
   typename Work::template Job<Y> job(Matrix<const A> x, const kernels::WeightView<Space>& weight, const float* bias,
                                      Matrix<Y> y, kernels::Activation activation = kernels::Activation::kNone) {

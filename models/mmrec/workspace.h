@@ -164,6 +164,11 @@ class Workspace {
   }
   /// The slot that the segment ending before position `end` fills.
   std::int64_t ring_slot(std::int64_t end) const { return (end / config.memory_segment - 1) % config.memory_slots; }
+  /// Tokens of a batch from time `first` on up to where the state restarts or the batch ends.
+  std::int64_t until_restart(const Batch& b, std::int64_t first) const {
+    const std::int64_t segment = config.memory_segment, left = b.tokens - first;
+    return config.carry_state ? left : std::min(left, segment - (b.position + first) % segment);
+  }
   bool restarts(std::int64_t position) const { return !config.carry_state && position % config.memory_segment == 0; }
   /// h of all layers begins anew, where the batch's position asks for it.
   void restart(const Batch& b) {

@@ -439,18 +439,20 @@ class GatedSweepsTest : public OpTest {
           state(on, c, c.fresh_state()),
           gate(unwritten<float>(on, static_cast<std::size_t>(o.window * 2 * dim))),
           change(unwritten<float>(on, static_cast<std::size_t>(2 * o.window))) {}
+    GatedSweeps<Space, A> op() {
+      return {.in = state.inputs(),
+              .gate_weight = state.gate_weight(),
+              .gate_bias = state.gate_bias(),
+              .tolerance = options.tolerance,
+              .max_sweeps = options.max_sweeps,
+              .gate = {gate.data(), options.window, 2 * dim},
+              .change = change.data()};
+    }
     SweepCounts call() {
-      const GatedSweeps<Space, A> op{.in = state.inputs(),
-                                     .gate_weight = state.gate_weight(),
-                                     .gate_bias = state.gate_bias(),
-                                     .tolerance = options.tolerance,
-                                     .max_sweeps = options.max_sweeps,
-                                     .gate = {gate.data(), options.window, 2 * dim},
-                                     .change = change.data()};
 #if defined(MMREC_TEST_CUDA)
-      return gated_sweeps(on, op, options.algo);
+      return gated_sweeps(on, op(), options.algo);
 #else
-      return gated_sweeps(on, op);
+      return gated_sweeps(on, op());
 #endif
     }
   };
@@ -605,6 +607,62 @@ TEST_F(GatedSweepsTest, EveryAlgoConvergesAndThrowsWhereItCannotTakeTheOp) {
   for (const SweepAlgo algo : algos) check(c, run(c, {.tolerance = 1e-4F, .algo = algo}));
   EXPECT_THROW(run(GatedCase<BFloat16>({1, 20, 7}), {.algo = SweepAlgo::kNarrowTiles}), std::invalid_argument);
   EXPECT_THROW(run(GatedCase<float>({1, 20, 64}), {.algo = SweepAlgo::kWideTiles}), std::invalid_argument);
+}
+
+// Packed runs that begin at, before and after the borders of tiles and windows. Each begins with the state 0, whatever
+// stands before it, NaN included.
+TEST_F(GatedSweepsTest, RunsWithoutAGapBeginWithNothing) {
+  const std::vector<std::int32_t> firsts = {0, 11, 64, 65, 128, 140, 256};
+  const std::vector<std::int32_t> ends = {11, 64, 65, 128, 140, 256, 270};
+  std::vector<std::int32_t> of_row;
+  for (std::size_t i = 0; i < firsts.size(); ++i) of_row.resize(static_cast<std::size_t>(ends[i]), std::int32_t(i));
+  const auto begins = [&](std::int64_t t) {
+    return t > 0 && std::find(firsts.begin(), firsts.end(), t) != firsts.end();
+  };
+  const auto run_packed = [&]<class A>(const GatedCase<A>& c, const SweepOptions& options) {
+    Operands<A> operands(on(), c, options);
+    const auto on_device = upload(on(), of_row);
+    const auto end = upload(on(), ends);
+    auto settled = upload(on(), firsts);
+    auto moving = upload(on(), std::vector<std::uint32_t>(firsts.size()));
+    const SweepCounts counts =
+        packed_sweeps(on(),
+                      PackedSweeps<Space, A>{
+                          operands.op(), {on_device.data(), end.data(), settled.data(), moving.data(), firsts, ends}},
+                      options.algo);
+    EXPECT_EQ(download(on(), moving), std::vector<std::uint32_t>(firsts.size()));
+    return SweepResult<A>{operands.state.states(), operands.state.rounded_states(), counts};
+  };
+  for_some_activations([&]<class A>(A) {
+    std::vector<std::optional<SweepAlgo>> algos = {SweepAlgo::kProductAndScan};
+    if (sizeof(A) == 2 && on().compute_capability() == 90) {
+      algos.insert(algos.end(), {SweepAlgo::kNarrowTiles, SweepAlgo::kWideTiles});
+    }
+    for (const auto& algo : algos) {
+      for (const std::int64_t window : {128, 512}) {
+        SCOPED_TRACE(testing::Message() << "windows of " << window);
+        GatedCase<A> c({1, 270, 24});
+        const SweepOptions options{.window = window, .tolerance = kSweepTolerance<A>, .max_sweeps = 20, .algo = algo};
+        const SweepResult<A> got = run_packed(c, options);
+        EXPECT_EQ(first_not_rounded(got.h, got.rounded), got.h.size());
+        EXPECT_LT(one_time_error(c, got.h, got.rounded, begins), kSweepBound<A>);
+        const std::vector<double> nothing(24);
+        for (std::int64_t t = 0; t < 270; ++t) {
+          for (std::int64_t i = 0; begins(t) && i < 24; ++i) {
+            ASSERT_NEAR(static_cast<double>(got.h[c.state_index(0, t + 1, i)]), c.next(0, t, i, 0.0, nothing.data()),
+                        1e-5)
+                << "time " << t;
+          }
+        }
+        c.gamma[c.index(0, 70, 5)] = kNan;
+        const SweepResult<A> lost = run_packed(c, options);
+        EXPECT_GE(lost.counts.fallbacks, 1);
+        for (std::int64_t t = 0; t < 270; ++t) {
+          ASSERT_EQ(std::isnan(lost.h[c.state_index(0, t + 1, 5)]), t >= 70 && t < 128) << "time " << t;
+        }
+      }
+    }
+  });
 }
 
 // Lanes take channels in pairs.

@@ -18,8 +18,9 @@
 // (operands.cuh).
 //
 // Packed runs (kRuns): a time that stays as it is, a gap or what has settled, has the step h ↦ 0 h + its state, so a
-// run begins anew after it whatever stands before, NaN included: a decay of 0, which no other step has, is never
-// multiplied. A tile looks at the earlier tiles from the first on in which its first time's run moves.
+// run begins anew after it whatever stands before, NaN included: a decay of 0 is never multiplied. So begins a run
+// without a gap before it: h ↦ 0 h + b, with gates that see the state 0. A tile looks at the earlier tiles from the
+// first on in which its first time's run moves.
 //
 // Long, because it is one kernel's tile, whose parts share registers and shared memory.
 //
@@ -78,8 +79,8 @@ class GatedTile {
   /// Tiles of time before this one do nothing; what they would leave is there.
   __device__ void begin_at_tile(int tile) { first_tile_ = tile; }
   __device__ void meet() const { ptx::named_barrier_sync(meeting_, kThreads); }
-  /// Packed runs: which of the warp's times stay, and with which earlier tile the tile's first run begins to move.
-  /// `steps` has a bit for each kGatedSweepStep times that the sweep does not leave out.
+  /// Packed runs: which of the warp's times stay or begin a run without a gap, and with which earlier tile the tile's
+  /// first run begins to move. `steps` has a bit for each kGatedSweepStep times that the sweep does not leave out.
   __device__ void begin_runs(std::uint32_t steps) {
     static_assert(Shape::kRuns && kGatedSweepStep % kTimes == 0);
     constexpr int kStepTiles = kGatedSweepStep / kTimes;
@@ -92,7 +93,10 @@ class GatedTile {
     const int own = clamped_time(lane_ % Shape::kWarpTimes);
     const int run = __ldg(runs.of_row + own);
     const bool stays = run < 0 || runs.base + own < __ldcg(runs.settled + run);
-    stays_ = __ballot_sync(0xffffffffU, stays);
+    const int before = runs.base + own == 0 ? run : __ldg(runs.of_row + own - 1);
+    const bool begins = before >= 0 && before != run;
+    static_assert(Shape::kWarpTimes <= 16);
+    special_ = __ballot_sync(0xffffffffU, lane_ < 16 ? stays : begins);
     first_tile_ = place_.time / kTimes;
     const int first_run = __ldg(runs.of_row + min(place_.time, p_.times - 1));
     if (first_run < 0) return;
@@ -146,13 +150,15 @@ class GatedTile {
     Step all[2];
 #pragma unroll
     for (int i = 0; i < Shape::kWarpTimes; ++i) {
-      const GateSums sum = sums(i);
+      GateSums sum = sums(i);
+      if (restarts(i)) sum = {};  // h is 0
       const float2 z = widen_pair(inputs_[band][i].z);
       const float2 zm = widen_pair(inputs_[band][i].zm);
       const float2 gamma = widen_pair(inputs_[band][i].gamma);
       Step steps[2] = {step_of(sum.s.x + bias.x, zm.x + sum.g.x, z.x, gamma.x),
                        step_of(sum.s.y + bias.y, zm.y + sum.g.y, z.y, gamma.y)};
       if constexpr (Shape::kRuns) {
+        if (restarts(i)) steps[0].a = steps[1].a = 0.0F;
         if (stays(i)) {
           steps[0] = {0.0F, old_[band][i].x};
           steps[1] = {0.0F, old_[band][i].y};
@@ -221,7 +227,8 @@ class GatedTile {
 
   /// Tiles of time that the sweep does not leave out.
   __device__ int taking_part() const { return Shape::kRuns ? tiles_ : p_.time_tiles - first_tile_; }
-  __device__ bool stays(int i) const { return (stays_ >> i & 1U) != 0; }
+  __device__ bool stays(int i) const { return (special_ >> i & 1U) != 0; }
+  __device__ bool restarts(int i) const { return Shape::kRuns && (special_ >> (16 + i) & 1U) != 0; }
   __device__ static Step composed(Step first, Step second) {
     return Shape::kRuns && second.a == 0.0F ? second : compose(first, second);
   }
@@ -412,8 +419,8 @@ class GatedTile {
   const GatedTileOperands<A>& p_;
   GatedPlace place_;
   int first_tile_ = 0;
-  int tiles_ = 0;            // of packed runs: that take part
-  std::uint32_t stays_ = 0;  // which of the warp's times
+  int tiles_ = 0;              // of packed runs: that take part
+  std::uint32_t special_ = 0;  // bit i: the warp's time i stays; bit 16 + i: a run restarts there
   int meeting_;
   int warp_;
   int lane_;

@@ -19,12 +19,13 @@ inline ChunkPlan chunk_plan(const Config& config, const kernels::Cuda& cuda) {
   const std::int64_t tiles = (config.model_dim <= 1024 ? 1 : 2) * std::int64_t{cuda.processors()};
   const std::int64_t fits = std::int64_t{128} * 128 * tiles / config.model_dim;
   const auto window = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(fits)));
-  return {.tokens = kTokens,
-          .tile = 1,
-          .rows = 8192,
-          .window = std::clamp<std::int64_t>(window, 256, kTokens),
-          .spans_segments = config.carry_state,
-          .packs = true};
+  return {
+      .tokens = kTokens,
+      .tile = 1,
+      .rows = 8192,
+      .window = std::clamp<std::int64_t>(window, 256, kTokens),
+      .spans_segments = config.carry_state || config.model_dim % 2 == 0,  // packed_sweeps takes no odd D that restarts
+      .packs = true};
 }
 
 }  // namespace mmrec::models

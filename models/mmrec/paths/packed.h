@@ -9,11 +9,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "kernels/ops.h"
 #include "models/mmrec/block.h"
 #include "models/mmrec/paths/segments.h"
+#include "models/mmrec/swept_runs.h"
 #include "models/runtime/tables.h"
 
 namespace mmrec::models {
@@ -28,10 +28,16 @@ class Packed {
   using Matrix = typename Work::template Matrix<T>;
 
   Packed(Block<Backend, A>& block, Segments<Backend, A>& segments)
-      : block_(block), segments_(segments), terms_(block.terms), work_(terms_.work), tables_(work_.backend) {}
+      : block_(block),
+        segments_(segments),
+        terms_(block.terms),
+        work_(terms_.work),
+        runs_(work_),
+        tables_(work_.backend) {}
 
   void begin(const Chunk& chunk) {
-    lay_out(chunk.batches, chunk.rows);
+    runs_.lay_out(chunk.batches, chunk.rows);
+    lay_out(chunk.batches);
     block_.begin(chunk);
   }
 
@@ -50,14 +56,9 @@ class Packed {
   }
 
  private:
-  // Sends the ops' lists of the runs, a batch each, to the backend's memory.
-  void lay_out(std::span<const Batch> batches, std::int64_t rows) {
+  // Sends the other ops' lists of the runs, a batch each, to the backend's memory.
+  void lay_out(std::span<const Batch> batches) {
     batches_ = batches;
-    first_.clear(), end_.clear();
-    for (const Batch& b : batches) {
-      first_.push_back(static_cast<std::int32_t>(b.first_row));
-      end_.push_back(static_cast<std::int32_t>(b.first_row + b.tokens));
-    }
     const auto simple = std::find_if_not(batches.begin(), batches.end(), [&](const Batch& b) {
       return b.position % work_.config.memory_segment + b.tokens <= work_.config.memory_segment;
     });
@@ -70,26 +71,17 @@ class Packed {
 
     tables_.clear();
     const std::size_t count = batches.size();
-    const auto of_row = tables_.template place<std::int32_t>(static_cast<std::size_t>(rows));
-    const auto end = tables_.template place<std::int32_t>(count);
-    const auto settled = tables_.template place<std::int32_t>(count);
-    const auto moving = tables_.template place<std::uint32_t>(count);
     const auto context = tables_.template place<const std::byte*>(count);
-    firsts_ = tables_.template place<std::int32_t>(count);
     loads_ = tables_.template place<kernels::RowCopy<A>>(count);
     stores_ = tables_.template place<kernels::RowCopy<A>>(count);
     last_rows_ = tables_.template place<kernels::RowCopy<A>>(count);
     sums_ = tables_.template place<kernels::SummedRun>(count);
     attending_runs_ = tables_.template place<kernels::AttendingRun>(attending_.size());
 
-    std::fill_n(tables_.host(of_row), rows, -1);
-    std::copy(end_.begin(), end_.end(), tables_.host(end));
-    std::copy(first_.begin(), first_.end(), tables_.host(firsts_));
     ends_ = 0;
     for (std::size_t i = 0; i < count; ++i) {
       const Batch& b = batches[i];
       const auto first = static_cast<std::int32_t>(b.first_row), length = static_cast<std::int32_t>(b.tokens);
-      std::fill_n(tables_.host(of_row) + first, length, static_cast<std::int32_t>(i));
       const std::int64_t slots = work_.filled_slots(b.position), after = b.position + b.tokens;
       tables_.host(context)[i] = slots == 0 ? nullptr : b.slot + work_.slot.segment_context;
       const auto h = work_.h(b);
@@ -116,12 +108,6 @@ class Packed {
       most_slots_ = std::max(most_slots_, slots);
     }
     tables_.send();
-    runs_ = {.of_row = tables_.device(of_row),
-             .end = tables_.device(end),
-             .settled = tables_.device(settled),
-             .moving = tables_.device(moving),
-             .first_on_host = first_,
-             .end_on_host = end_};
     context_ = tables_.device(context);
   }
 
@@ -129,11 +115,11 @@ class Packed {
   void recur(std::int64_t layer, const Chunk& chunk, Done& done) {
     const std::int64_t offset = layer * work_.dim() * static_cast<std::int64_t>(sizeof(float));
     copy(work_.backend, loads_, batches_.size(), offset, 0);
-    work_.backend.copy(tables_.device(firsts_), runs_.settled, first_.size() * sizeof(std::int32_t));
     const Batch all{.sequences = 1, .tokens = chunk.rows};
-    block_.count(done, chunk.rows,
-                 packed_sweeps(work_.backend, kernels::PackedSweeps<Space, A>{
-                                                  terms_.sweeps(terms_.layer(layer), all, chunk.options), runs_}));
+    block_.count(
+        done, chunk.rows,
+        packed_sweeps(work_.backend, kernels::PackedSweeps<Space, A>{
+                                         terms_.sweeps(terms_.layer(layer), all, chunk.options), runs_.begin()}));
     copy(work_.backend, stores_, batches_.size(), 0, offset);
   }
 
@@ -148,7 +134,7 @@ class Packed {
                                .x = work_.x(rows),
                                .h = Matrix<const float>(work_.h(simple_.front()).at(0, 0, 1), rows, work_.dim()),
                                .v = terms_.v(rows),
-                               .of_row = runs_.of_row,
+                               .of_row = runs_.of_row(),
                                .context = context_,
                                .offset = layer * work_.dim() * static_cast<std::int64_t>(sizeof(float)),
                                .bias = w.memory_out_bias,
@@ -195,14 +181,12 @@ class Packed {
   std::int64_t simple_rows_ = 0, calm_rows_ = 0;  // calm: of simple runs that do not attend
   std::int64_t most_summed_ = 0;                  // rows of a simple run
   std::int64_t most_rows_ = 0, most_slots_ = 0;   // of those that attend
-  std::vector<std::int32_t> first_, end_;         // rows of each run
   std::size_t ends_ = 0;                          // runs that end here
+  SweptRuns<Backend, A> runs_;                    // simple runs stand first and are not cut
   Tables<Backend> tables_;
-  Placed<std::int32_t> firsts_;
   Placed<kernels::RowCopy<A>> loads_, stores_, last_rows_;
   Placed<kernels::SummedRun> sums_;
   Placed<kernels::AttendingRun> attending_runs_;
-  kernels::PackedRuns<Space> runs_;
   const std::byte* const* context_ = nullptr;
 };
 

@@ -173,7 +173,8 @@ TEST_P(PackedRunsTest, RunsThatEndOneTokenIntoASegmentAreAsAlone) {
 
 // Sequences that have come to anywhere, before, at and after the ends of segments, in any slots.
 TEST_P(PackedRunsTest, PiecesOfADocumentHaveItsBits) {
-  const std::int64_t all = GetParam().carry ? 4'200 : 300;  // more than a chunk
+  if (kernels::test::kEmulated && !GetParam().carry) GTEST_SKIP() << "a chunk takes long";
+  const std::int64_t all = 4'200;  // more than a chunk
   const std::vector<Sequence> one = sequences(std::vector<std::pair<int, int>>{{0, static_cast<int>(all)}});
   const std::vector<int>& tokens = one.front().tokens;
   const auto score = [&](bool in_pieces) {
