@@ -226,15 +226,16 @@ SweepCounts gated_sweeps(Cpu& cpu, const GatedSweeps<Host>& op);
 template <class A>
 SweepCounts gated_sweeps(Cuda& cuda, const GatedSweeps<Device, A>& op, std::optional<SweepAlgo> algo = {});
 
-/// Multi-head softmax attention over memory slots, which are keys and values alike, with scale 1/√(D / heads):
-/// out = softmax(q · slotsᵀ / √d) · slots per head. q, out [B, T, D] (out may alias q); slots [B, slots, D], slots
-/// >= 1. The order of the slots matters by rounding only; it is fixed: 0, 1, ….
+/// Multi-head softmax attention over memory slots, which are keys and values alike: out = softmax(q · slotsᵀ / √d) ·
+/// slots per head, d = D / heads without the head's `padding`, channels of zeros. q, out [B, T, D] (out may alias q);
+/// slots [B, slots, D], slots >= 1. The order of the slots matters by rounding only; it is fixed: 0, 1, ….
 template <class Space, class A = float>
 struct MemoryAttention {
   SequenceView<const A, Space> q;
   SequenceView<const float, Space> slots;
   std::int64_t heads = 1;
   SequenceView<A, Space> out;
+  std::int64_t padding = 0;
 };
 void memory_attention(Cpu& cpu, const MemoryAttention<Host>& op);
 template <class A>
@@ -458,6 +459,7 @@ struct PackedAttention {
   std::int64_t count = 0;
   std::int64_t offset = 0;
   std::int64_t most_rows = 0, most_slots = 0;
+  std::int64_t padding = 0;
 };
 template <class A>
 void packed_attention(Cuda& cuda, const PackedAttention<Device, A>& op);

@@ -81,10 +81,10 @@ struct Synthetic {
 
 Synthetic synthetic_model(const Arguments& arguments) {
   const auto sizes = arguments.integers("synthetic", {}, 1, std::int64_t{1} << 24);
-  if (sizes.size() < 3 || sizes.size() > 4 || sizes[0] % 64 != 0) {
+  if (sizes.size() < 3 || sizes.size() > 4 || sizes[0] % 4 != 0) {
     throw UsageError(
         fmt::format("--synthetic: not a valid value (found '{}', expected D,L,V or D,L,V,F with D a multiple "
-                    "of 64)",
+                    "of 4)",
                     arguments.text("synthetic").value_or("")));
   }
   const std::vector<std::string_view> names = models::architecture_names();

@@ -29,7 +29,7 @@ void for_each_row(Cpu& cpu, const BankRuns<Host>& runs, std::int64_t cols, const
 void memory_attention(Cpu& cpu, const MemoryAttention<Host>& op) {
   const auto attend = simd().attention.attend;
   const std::int64_t d = op.q.dim / op.heads;
-  const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d)));
+  const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d - op.padding)));
   const std::int64_t slots = op.slots.time;
   const std::int64_t grain = rows_per_thread(2 * op.q.dim * slots);
   cpu.pool().parallel_for(op.q.batch * op.q.time, grain, [&](std::int64_t begin, std::int64_t end, int thread) {

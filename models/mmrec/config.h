@@ -31,6 +31,9 @@ struct Config {
   std::int64_t memory_slots = 1;       // M
   bool carry_state = true;             // h crosses segment boundaries
   TextIds ids;
+  /// Of a copy of the weights that is padded (models/runtime/cuda/padding.h): so many channels of every head are zeros.
+  /// model_dim counts them.
+  std::int64_t head_padding = 0;
 
   template <class Self, class F>
   static void keys(Self& config, const F& f) {
@@ -50,7 +53,7 @@ struct Config {
   /// From config.json's text; `name` stands for the file. Throws as ConfigReader; unknown keys are reported to `warn`.
   static Config parse(std::string_view text, const std::string& name, const WarningSink& warn = {});
 
-  std::int64_t head_dim() const { return model_dim / num_heads; }
+  std::int64_t head_dim() const { return model_dim / num_heads - head_padding; }
   std::int64_t gate_hidden_dim() const { return model_dim / 4; }  // G
 
   bool operator==(const Config&) const = default;

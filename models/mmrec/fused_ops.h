@@ -24,6 +24,7 @@ struct DecodeShape {
   std::int64_t memory_slots = 0;        // M
   bool dpg = false;                     // one decay network instead of two: no k, no context matrices
   std::int64_t stacks = 1;              // such steps that run side by side, each on its share of the device
+  std::int64_t head_padding = 0;        // channels of each head that are zeros
   DecodeAlgo algo = DecodeAlgo::kAuto;  // for tests and benches: this one or none
 };
 
@@ -73,6 +74,7 @@ struct FinishSegments {
   std::int64_t position = 0;
   std::int64_t segment = 1;
   std::int64_t heads = 1;
+  std::int64_t head_padding = 0;
   float* memory = nullptr;
   std::int64_t memory_slots = 1;  // M
   double* sum = nullptr;

@@ -65,7 +65,7 @@ Config Mmrec::synthetic(const SyntheticSizes& sizes) {
   config.num_layers = sizes.layers;
   config.vocab_size = sizes.vocab;
   config.ffn_dim = sizes.ffn;
-  config.num_heads = sizes.dim / 64;
+  config.num_heads = sizes.heads();
   return config;
 }
 

@@ -46,16 +46,22 @@ struct SlotLayout {
 /// The saved part of the state.
 inline StateLayout state_layout(const Config& config, const SlotLayout& slot) {
   using enum StatePart::Type;
-  const std::int64_t layers = config.num_layers, dim = config.model_dim;
+  const std::int64_t layers = config.num_layers, dim = config.num_heads * config.head_dim();
+  const Spread heads{config.head_dim(), config.head_padding};
   return {.numbers = {{"num_layers", layers},
                       {"model_dim", dim},
                       {"memory_slots", config.memory_slots},
                       {"memory_segment", config.memory_segment},
                       {"vocab_size", config.vocab_size}},
-          .parts = {{"h", kF32, layers, dim, slot.h},
+          .parts = {{.name = "h", .type = kF32, .rows = layers, .cols = dim, .offset = slot.h, .spread = heads},
                     {"memory", kF32, layers, config.memory_slots * dim, slot.memory, true,
-                     Filling{.pieces = config.memory_slots, .tokens = config.memory_segment}},
-                    {"segment_sum", kF64, layers, dim, slot.segment_sum},
+                     Filling{.pieces = config.memory_slots, .tokens = config.memory_segment}, heads},
+                    {.name = "segment_sum",
+                     .type = kF64,
+                     .rows = layers,
+                     .cols = dim,
+                     .offset = slot.segment_sum,
+                     .spread = heads},
                     {"logits", kF32, 1, config.vocab_size, slot.logits, false}},
           .slot_bytes = slot.bytes};
 }

@@ -146,9 +146,11 @@ class BlockTerms {
     const Matrix<float> memory = work.memory(b, layer, 0);
     Sequence<const float> rings(memory.data, b.sequences, work.filled_slots(b.position + piece.first), work.dim());
     rings.batch_stride = memory.stride;
-    kernels::memory_attention(
-        work.backend,
-        kernels::MemoryAttention<Space, A>{.q = query, .slots = rings, .heads = work.config.num_heads, .out = query});
+    kernels::memory_attention(work.backend, kernels::MemoryAttention<Space, A>{.q = query,
+                                                                               .slots = rings,
+                                                                               .heads = work.config.num_heads,
+                                                                               .out = query,
+                                                                               .padding = work.config.head_padding});
     add_attended(w, b, piece);
   }
   /// x += W_o attended + b_o.
@@ -170,7 +172,8 @@ class BlockTerms {
                                                         .count = count,
                                                         .offset = layer * work.config.memory_slots * work.dim(),
                                                         .most_rows = rows,
-                                                        .most_slots = slots});
+                                                        .most_slots = slots,
+                                                        .padding = work.config.head_padding});
     add_attended(w, b, piece);
     work.normalise(Work::times(work.x(b), piece), w.norm2, Work::times(work.u(b), piece));
   }

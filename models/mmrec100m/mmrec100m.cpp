@@ -52,7 +52,7 @@ Config Mmrec100m::synthetic(const SyntheticSizes& sizes) {
   config.vocab_size = sizes.vocab;
   config.expert_dim = sizes.dim;
   config.num_layers = sizes.layers;
-  config.num_heads = sizes.dim / 64;
+  config.num_heads = sizes.heads();
   config.ffn_dim = sizes.ffn;
   return config;
 }

@@ -79,15 +79,21 @@ struct SlotLayout {
 inline StateLayout state_layout(const Config& config) {
   using enum StatePart::Type;
   const SlotLayout slot(config);
+  const std::int64_t dim = config.expert_dim - config.padding;
   StateLayout layout{.numbers = {{"num_layers", config.num_layers},
-                                 {"expert_dim", config.expert_dim},
+                                 {"expert_dim", dim},
                                  {"experts", static_cast<std::int64_t>(config.stacks())},
                                  {"vocab_size", config.vocab_size}},
                      .parts = {},
                      .slot_bytes = slot.bytes};
   constexpr std::array<std::string_view, 2> kNames = {"text.h", "code.h"};
   for (std::size_t i = 0; i < config.stacks(); ++i) {
-    layout.parts.push_back({kNames[config.first() + i], kF32, config.num_layers, config.expert_dim, slot.stacks[i].h});
+    layout.parts.push_back({.name = kNames[config.first() + i],
+                            .type = kF32,
+                            .rows = config.num_layers,
+                            .cols = dim,
+                            .offset = slot.stacks[i].h,
+                            .spread = {dim, config.padding}});
   }
   layout.parts.push_back({"logits", kF32, 1, config.vocab_size, slot.logits, false});
   return layout;

@@ -58,7 +58,7 @@ Config MmrecJax::synthetic(const SyntheticSizes& sizes) {
   config.model_dim = sizes.dim;
   config.num_layers = sizes.layers;
   config.vocab_size = sizes.vocab;
-  config.num_heads = sizes.dim / 64;
+  config.num_heads = sizes.heads();
   return config;
 }
 

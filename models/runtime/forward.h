@@ -276,9 +276,11 @@ class Forward {
     if (slots.size() > 1) spaced.stride = (slots[1] - slots[0]) / static_cast<std::ptrdiff_t>(sizeof(float));
     return spaced;
   }
+  // The vocabulary in whole vectors of 16 bytes, for which a row of logits has room.
+  std::int64_t whole_vocab() const { return (net_.vocab() + 3) / 4 * 4; }
   // For logits of slots that do not.
   Matrix<float> logits_scratch(std::int64_t rows) {
-    const std::int64_t stride = (net_.vocab() + 3) / 4 * 4;  // 16 bytes
+    const std::int64_t stride = whole_vocab();
     const auto size = static_cast<std::size_t>(rows * stride);
     if (logits_.size() < size) {
       moved_ = true;
@@ -340,7 +342,7 @@ class Forward {
   void copy_rows_listed(Tables<Backend>& tables, Placed<kernels::RowCopy<A>> list, std::int64_t count) {
     if constexpr (kListsRows) {
       copy_listed(backend_,
-                  kernels::CopyListed<Space, A>{.rows = tables.device(list), .count = count, .cols = net_.vocab()});
+                  kernels::CopyListed<Space, A>{.rows = tables.device(list), .count = count, .cols = whole_vocab()});
     }
   }
 

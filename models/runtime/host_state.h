@@ -27,6 +27,12 @@ struct Filling {
   }
 };
 
+/// How the numbers of a row lie in a slot: `width` of them together, and `zeros` after those.
+struct Spread {
+  std::int64_t width = 1;
+  std::int64_t zeros = 0;
+};
+
 /// One tensor of the state: [rows, cols] in the slot of a sequence; [rows, B, the filled of cols] in a saved state.
 struct StatePart {
   enum class Type : std::uint8_t { kF32, kF64 };
@@ -38,9 +44,14 @@ struct StatePart {
   std::size_t offset = 0;     // of its bytes in a slot
   bool at_position_0 = true;  // else it is empty there: what the first token leaves
   Filling filling = {};       // its pieces divide cols
+  Spread spread = {};         // its width divides a piece
 
   std::size_t element_bytes() const { return type == Type::kF32 ? sizeof(float) : sizeof(double); }
-  std::size_t row_bytes() const { return static_cast<std::size_t>(cols) * element_bytes(); }
+  /// Bytes of `count` columns in a slot.
+  std::size_t bytes_of(std::int64_t count) const {
+    return static_cast<std::size_t>(count + count / spread.width * spread.zeros) * element_bytes();
+  }
+  std::size_t row_bytes() const { return bytes_of(cols); }
   /// Columns in use.
   std::int64_t cols_at(std::int64_t position) const {
     if (!at_position_0 && position == 0) return 0;
@@ -139,13 +150,16 @@ void for_each_piece(State& state, const StateLayout& layout, Visit visit) {
     const StatePart& part = layout.parts[i];
     const auto rows = static_cast<std::size_t>(part.rows);
     const auto cols = static_cast<std::size_t>(part.cols_at(state.position));
-    const std::size_t bytes = cols * part.element_bytes();
+    const std::size_t together = part.spread.zeros == 0 ? cols : static_cast<std::size_t>(part.spread.width);
     std::visit(
         [&](auto& values) {
           if (values.empty()) return;
           for (std::size_t row = 0; row < rows * batch; ++row) {
-            visit(values.data() + row * cols,
-                  row % batch * layout.slot_bytes + part.offset + row / batch * part.row_bytes(), bytes);
+            const std::size_t at = row % batch * layout.slot_bytes + part.offset + row / batch * part.row_bytes();
+            for (std::size_t col = 0; col < cols; col += together) {
+              visit(values.data() + row * cols + col, at + part.bytes_of(static_cast<std::int64_t>(col)),
+                    together * part.element_bytes());
+            }
           }
         },
         state.parts[i].values);
@@ -174,7 +188,7 @@ void for_each_used(const StateLayout& layout, std::int64_t count, std::int64_t p
     const auto rows = static_cast<std::size_t>(part->rows);
     whole(part->offset);
     begin = part->offset + rows * part->row_bytes();
-    const std::size_t bytes = static_cast<std::size_t>(part->cols_at(position)) * part->element_bytes();
+    const std::size_t bytes = part->bytes_of(part->cols_at(position));
     for (std::size_t slot = 0; bytes != 0 && slot < slots; ++slot) {
       visit(StridedBytes{slot * layout.slot_bytes + part->offset, bytes, part->row_bytes(), rows});
     }

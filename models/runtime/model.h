@@ -11,12 +11,14 @@
 //   products(config), synthetic(sizes)
 //                               for benchmarks and tests
 //
-// chunk_plan(config, cuda) beside Config says how a GPU's work is cut into chunks. TableDefaults has the rest.
+// chunk_plan(config, cuda) beside Config says how a GPU's work is cut into chunks, padded(config) the sizes that the
+// weights get there (models/runtime/cuda/padding.h), of num_heads heads. TableDefaults has the rest.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -78,10 +80,13 @@ struct ProductCounts {
 
 /// The sizes of a synthetic model. Each architecture derives its configuration from them.
 struct SyntheticSizes {
-  std::int64_t dim = 0;  // a multiple of 64
+  std::int64_t dim = 0;  // a multiple of 4
   std::int64_t layers = 0;
   std::int64_t vocab = 0;
   std::int64_t ffn = 0;
+
+  /// Heads of 64 channels where they fit, else as many of 8 as do.
+  std::int64_t heads() const { return dim % 64 == 0 ? dim / 64 : std::gcd(dim, std::int64_t{8}); }
 };
 
 /// The input of an architecture's loader: the folder, and the text of its config.json.

@@ -20,6 +20,8 @@ struct Sizes {
   std::int64_t v = 0, d = 0, f = 0, g = 0, r = 0;  // vocabulary, width, FFN, decay gate, rank of a low-rank one
   bool fused = false;                              // one tensor for what is projected from u
   bool low_rank = false;                           // the decay gate is
+
+  bool operator==(const Sizes&) const = default;
 };
 
 /// A size of a tensor: a sum of multiples of these.

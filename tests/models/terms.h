@@ -33,6 +33,7 @@ struct TermsModel {
   const char* architecture;
   std::vector<std::pair<std::string, std::string>> config = {};  // replacements: in the text, by
   std::vector<std::string_view> unused = {};                     // parts of names
+  std::int64_t dim = 64;
   friend void PrintTo(const TermsModel& model, std::ostream* out) { *out << model.name; }
 };
 
@@ -45,7 +46,8 @@ inline std::vector<TermsModel> terms_models() {
            "mmrec",
            {{R"("use_dpg": false)", R"("use_dpg": true)"}, {R"("dpg_rank": 128)", R"("dpg_rank": 16)"}},
            {".W_k.", "mdi.W_gamma", "mdi.W_context"}},
-          {"mmrec100m", "mmrec100m", {}, {".W_q.", "multi_mem_attention.W_q", "multi_mem_attention.W_o.weight"}},
+          {"odd_widths", "mmrec", {{R"("ffn_dim": 112)", R"("ffn_dim": 111)"}}, {"mdi.W_planning"}, 56},
+          {"mmrec100m", "mmrec100m", {}, {".W_q.", "multi_mem_attention.W_q", "multi_mem_attention.W_o.weight"}, 56},
           {"jax", "mmrec-jax", {{"\"calls\": \"prompt\"", "\"calls\": \"stepwise\""}}, {"W_g_h", "W_gamma"}},
           {"jax_without_bank", "mmrec-jax", {{"\"bank\": true", "\"bank\": false"}}, {"attn."}}};
 }
@@ -126,7 +128,7 @@ class Terms : public testing::TestWithParam<TermsModel> {
 
   void SetUp() override {
     const TermsModel& model = GetParam();
-    Config config = small_config();
+    Config config = small_config(model.dim);
     config.memory_segment = 12;  // three segments end within the tokens
     SyntheticModel made = small_model(model.architecture, config);
     for (const auto& [from, to] : model.config) replace(made.config, from, to);

@@ -13,6 +13,7 @@ struct Case {
   Layout layout = kPacked;
   double deviation = 1.0;
   double tolerance = 1e-5;
+  std::int64_t padding = 0;
 
   std::int64_t dim() const { return heads * d; }
 };
@@ -38,7 +39,8 @@ class MemoryAttentionTest : public OpTest {
       return {.q = q.sequences(c.batch, first, time),
               .slots = slots.sequences(c.batch, 0, c.slots),
               .heads = c.heads,
-              .out = out.sequences(c.batch, first, time)};
+              .out = out.sequences(c.batch, first, time),
+              .padding = c.padding};
     }
     MemoryAttention<Space, A> op(const Case& c, Matrix<A>& out) { return op(c, out, 0, c.time); }
 
@@ -47,9 +49,9 @@ class MemoryAttentionTest : public OpTest {
       std::vector<double> out(wide_q.size());
       parallel_for(c.batch * c.time * c.heads, [&](std::int64_t n) {
         const std::int64_t r = n / c.heads, first = n % c.heads * c.d;
-        const std::vector<double> head = attend(wide_q.data() + r * c.dim() + first,
-                                                wide_slots.data() + r / c.time * (c.slots + kSpare) * c.dim() + first,
-                                                c.dim(), c.slots, 0, c.d, 1.0 / std::sqrt(static_cast<double>(c.d)));
+        const std::vector<double> head = attend(
+            wide_q.data() + r * c.dim() + first, wide_slots.data() + r / c.time * (c.slots + kSpare) * c.dim() + first,
+            c.dim(), c.slots, 0, c.d, 1.0 / std::sqrt(static_cast<double>(c.d - c.padding)));
         std::copy(head.begin(), head.end(), out.begin() + r * c.dim() + first);
       });
       return out;
@@ -100,7 +102,8 @@ TEST_F(MemoryAttentionTest, MatchesFloat64) {
                              {1, 130, 1, 8, 4},
                              {2, 33, 2, 24, 40, kAlignedGaps},
                              {2, 17, 2, 16, 9, kUnaligned},
-                             {2, 3, 2, 64, 70, kAlignedGaps}};
+                             {2, 3, 2, 64, 70, kAlignedGaps},
+                             {.batch = 2, .time = 17, .heads = 2, .d = 32, .slots = 9, .padding = 24}};
   if (gpu_sizes()) {
     cases.insert(cases.end(), {{1, 8192, 16, 64, 64},
                                {1, 300, 16, 128, 1024},

@@ -377,7 +377,7 @@ void attend_by(Cuda& cuda, AttentionAlgo algo, const MemoryAttention<Device, A>&
   if (rows == 0) return;
   if (algo == AttentionAlgo::kAuto) algo = choose_attention(op);
   const auto d = static_cast<int>(op.q.dim / op.heads);
-  const auto scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(d)));
+  const auto scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(d - op.padding)));
   const Attention<A> given{op, runs, offset, d, scale, {}};
   if (algo == AttentionAlgo::kAny) {
     const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(op.heads));
@@ -405,7 +405,8 @@ void packed_attention(Cuda& cuda, const PackedAttention<Device, A>& op) {
   MemoryAttention<Device, A> all{.q = {op.q.data, op.count, op.most_rows, op.q.cols},
                                  .slots = {nullptr, op.count, op.most_slots, op.q.cols},
                                  .heads = op.heads,
-                                 .out = {op.out.data, op.count, op.most_rows, op.out.cols}};
+                                 .out = {op.out.data, op.count, op.most_rows, op.out.cols},
+                                 .padding = op.padding};
   all.q.time_stride = op.q.stride;
   all.out.time_stride = op.out.stride;
   attend_by(cuda, AttentionAlgo::kAuto, all, op.runs, op.offset);

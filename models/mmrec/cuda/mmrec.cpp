@@ -2,6 +2,7 @@
 #include "models/mmrec/mmrec.h"
 #include "models/mmrec/cuda/chunk_plan.h"
 #include "models/mmrec/cuda/ops.h"
+#include "models/mmrec/cuda/padded.h"
 #include "models/mmrec/net.h"
 #include "models/runtime/cuda/executor.h"
 

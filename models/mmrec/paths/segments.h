@@ -56,6 +56,7 @@ class Segments {
             .position = b.position,
             .segment = work.config.memory_segment,
             .heads = work.config.num_heads,
+            .head_padding = work.config.head_padding,
             .memory = work.memory(b, layer, 0).data,
             .memory_slots = work.config.memory_slots,
             .sum = work.segment_sum(b, layer).data,

@@ -33,7 +33,8 @@ class WholeStep {
                                           .vocab = model.head.rows,
                                           .memory_slots = config.memory_slots,
                                           .dpg = config.use_dpg,
-                                          .stacks = stacks};
+                                          .stacks = stacks,
+                                          .head_padding = config.head_padding};
       available_ = decode_step_supported(backend, shape, sizeof(A));
       if (!available_) return;
       exchange_ = backend.template allocate<std::byte>(decode_exchange_bytes(backend, shape, sizeof(A)));

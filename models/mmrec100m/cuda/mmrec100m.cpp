@@ -3,9 +3,18 @@
 #include "models/mmrec/cuda/ops.h"
 #include "models/mmrec100m/net.h"
 #include "models/runtime/cuda/executor.h"
+#include "models/runtime/cuda/padding.h"
 #include "models/runtime/cuda/sides.h"
 
 namespace mmrec::models::mmrec100m {
+
+static Config padded(Config config) {
+  config.num_heads = 1;  // without effect
+  config.padding = head_padding(config.expert_dim, config.num_heads);
+  config.expert_dim += config.padding;
+  config.ffn_dim = padded_size(config.ffn_dim);
+  return config;
+}
 
 static ChunkPlan chunk_plan(const Config& config, const kernels::Cuda& cuda) {
   return chunk_plan(config.stack(), cuda);

@@ -9,6 +9,8 @@
 
 namespace mmrec::models::mmrec_jax {
 
+static Config padded(const Config& config) { return config; }
+
 /// Rows of 64 prompts of 512 tokens where D = 1,024, so that their recurrences go side by side: 8 clusters of 16
 /// multiprocessors; fewer where activations are wider.
 static ChunkPlan chunk_plan(const Config& config, const kernels::Cuda& /*cuda*/) {

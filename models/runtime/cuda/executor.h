@@ -337,11 +337,13 @@ template <class Config>
 CudaModel make_cuda_executor(const Config& config, const WeightsOf<typename Config::Arch>& weights, Precision precision,
                              int gpu) {
   using Arch = typename Config::Arch;
-  const auto on_device = std::make_shared<const DeviceWeights<Arch>>(weights, precision, gpu);
+  const Config on_gpu = padded(config);
+  const Padding padding{Arch::sizes(config, nullptr), Arch::sizes(on_gpu, nullptr), on_gpu.num_heads};
+  const auto on_device = std::make_shared<const DeviceWeights<Arch>>(weights, precision, gpu, padding);
   CudaModel model{nullptr, precision_of(on_device->type()), on_device->bytes()};
   const auto make_for = [&]<class A>() {  // the types that ops are made for
     if (on_device->type() == kernels::kDTypeOf<A>) {
-      model.executor = std::make_shared<CudaExecutor<Arch, A>>(config, on_device);
+      model.executor = std::make_shared<CudaExecutor<Arch, A>>(on_gpu, on_device);
     }
   };
   make_for.template operator()<float>();

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstring>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "kernels/cpu/bytes.h"
 #include "models/files/elements.h"
@@ -37,18 +39,45 @@ CudaDeviceInfo cuda_device_info(int gpu) {
   return {kernels::device_name(gpu), memory.total, memory.free};
 }
 
-void send(const Numbers& from, DType type, std::byte* to, kernels::Staging& staging) {
+void send(const Numbers& from, std::span<const PaddedRows> parts, float scale, DType type, std::byte* to,
+          kernels::Staging& staging) {
   const std::size_t from_size = kernels::size_of(from.dtype), size = kernels::size_of(type);
-  const std::size_t most = kernels::Staging::kBlockBytes / size;
-  for (std::size_t first = 0; first < from.count; first += most) {
-    const std::size_t count = std::min(most, from.count - first);
-    const std::byte* source = from.data + first * from_size;
-    std::byte* block = staging.block();
-    convert(source, count, from.dtype, block, type);
-    if (type != from.dtype && !kernels::all_finite({block, count * size}, type))
-      check_fits(source, from.dtype, block, type, count);
-    staging.send(to + first * size, count * size);
+  const std::byte* source = from.data;
+  std::byte* block = nullptr;
+  std::size_t filled = 0;  // of the block, in bytes
+  const auto flush = [&] {
+    if (filled != 0) staging.send(to, filled);
+    to += std::exchange(filled, 0);
+  };
+  // write(where, count) for `count` numbers, as many at a time as fit.
+  const auto append = [&](std::int64_t count, const auto& write) {
+    for (auto left = static_cast<std::size_t>(count); left != 0;) {
+      if (filled == 0) block = staging.block();
+      const std::size_t some = std::min(left, (kernels::Staging::kBlockBytes - filled) / size);
+      write(block + filled, some);
+      left -= some;
+      filled += some * size;
+      if (filled == kernels::Staging::kBlockBytes) flush();
+    }
+  };
+  const auto zeros = [&](std::byte* at, std::size_t count) { std::memset(at, 0, count * size); };
+  const auto numbers = [&](std::byte* at, std::size_t count) {
+    convert(source, count, from.dtype, at, type);
+    if (type != from.dtype && !kernels::all_finite({at, count * size}, type))
+      check_fits(source, from.dtype, at, type, count);
+    if (scale != 1.0F) std::for_each_n(reinterpret_cast<float*>(at), count, [&](float& x) { x *= scale; });
+    source += count * from_size;
+  };
+  for (const auto& [rows, cols] : parts) {
+    for (std::int64_t r = 0; r < rows.count * rows.from; ++r) {
+      for (std::int64_t c = 0; c < cols.count; ++c) {
+        append(cols.from, numbers);
+        append(cols.to - cols.from, zeros);
+      }
+      if ((r + 1) % rows.from == 0) append((rows.to - rows.from) * cols.size(), zeros);
+    }
   }
+  flush();
 }
 
 }  // namespace mmrec::models

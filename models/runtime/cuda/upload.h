@@ -4,9 +4,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "kernels/cuda/runtime/cuda.h"
+#include "models/runtime/cuda/padding.h"
 #include "models/weights/model_weights.h"
 
 namespace mmrec::models {
@@ -15,24 +18,27 @@ namespace mmrec::models {
 struct Numbers {
   const std::byte* data = nullptr;
   kernels::DType dtype = kernels::DType::kF32;
-  std::size_t count = 0;
+  std::int64_t rows = 0, cols = 0;  // a vector is one row
 };
 inline Numbers numbers_of(const HostMatrix& matrix) {
-  return {matrix.bytes.data(), matrix.format.code, static_cast<std::size_t>(matrix.rows * matrix.cols)};
+  return {matrix.bytes.data(), matrix.format.code, matrix.rows, matrix.cols};
 }
 inline Numbers numbers_of(const HostVector& vector) {
-  return {reinterpret_cast<const std::byte*>(vector.data()), kernels::DType::kF32, vector.size()};
+  return {reinterpret_cast<const std::byte*>(vector.data()), kernels::DType::kF32, 1, std::ssize(vector)};
 }
-inline void set_view(const std::byte* data, kernels::DType type, const HostMatrix& from,
+inline void set_view(const std::byte* data, kernels::DType type, std::int64_t rows, std::int64_t cols,
                      kernels::WeightView<kernels::Device>& to) {
-  to = {data, type, from.rows, from.cols};
+  to = {data, type, rows, cols};
 }
-inline void set_view(const std::byte* data, kernels::DType /*type*/, const HostVector& /*from*/, const float*& to) {
+inline void set_view(const std::byte* data, kernels::DType /*type*/, std::int64_t /*rows*/, std::int64_t /*cols*/,
+                     const float*& to) {
   to = reinterpret_cast<const float*>(data);
 }
 
-/// Sends numbers through `staging` to device memory as numbers of `type`, which must hold them.
-void send(const Numbers& from, kernels::DType type, std::byte* to, kernels::Staging& staging);
+/// Sends numbers through `staging` to device memory as numbers of `type`, which must hold them, padded; those of fp32
+/// times `scale`.
+void send(const Numbers& from, std::span<const PaddedRows> parts, float scale, kernels::DType type, std::byte* to,
+          kernels::Staging& staging);
 
 /// Places one after another, each where 16-byte accesses and bulk copies want it.
 class DevicePlaces {
@@ -57,25 +63,27 @@ class DeviceWeights {
   using View = ViewOf<Arch, kernels::Device>;
 
   /// See make_cuda_executor(). A call that fails names itself.
-  DeviceWeights(const WeightsOf<Arch>& weights, Precision precision, int gpu)
+  DeviceWeights(const WeightsOf<Arch>& weights, Precision precision, int gpu, const Padding& padding)
       : type_(precision == Precision::kAuto ? common_dtype(weights) : type_of(precision)), gpu_(gpu) {
     Arch::match_layers(weights, view_);
     kernels::make_current(gpu);
     const auto type_in = [this](const Field& field) { return field.is_matrix() ? type_ : kernels::DType::kF32; };
     DevicePlaces sizes;
     const auto count = [&](const Field& field, const auto& from) {
-      sizes.add(numbers_of(from).count * kernels::size_of(type_in(field)));
+      const Shape shape(field, numbers_of(from), padding);
+      sizes.add(shape.count() * kernels::size_of(type_in(field)));
     };
     Arch::visit(count, weights);
     memory_ = kernels::DeviceBuffer<std::byte>(sizes.bytes());
     DevicePlaces places;
     kernels::Staging staging;
     const auto fill = [&](const Field& field, const auto& from, auto& to) {
-      const Numbers numbers = numbers_of(from);
+      const Shape shape(field, numbers_of(from), padding);
       const kernels::DType type = type_in(field);
-      std::byte* data = memory_.data() + places.add(numbers.count * kernels::size_of(type));
-      send(numbers, type, data, staging);
-      set_view(numbers.count == 0 ? nullptr : data, type, from, to);
+      std::byte* data = memory_.data() + places.add(shape.count() * kernels::size_of(type));
+      const float scale = field.kind == Field::Kind::kNorm ? padding.norm_scale() : 1.0F;
+      send(numbers_of(from), shape.parts, scale, type, data, staging);
+      set_view(shape.count() == 0 ? nullptr : data, type, shape.rows(), shape.cols, to);
     };
     Arch::visit(fill, weights, view_);
     staging.finish();
@@ -88,6 +96,22 @@ class DeviceWeights {
   std::uint64_t bytes() const { return memory_.size(); }
 
  private:
+  /// A field on the device. A vector's parts lie one after another.
+  struct Shape {
+    std::vector<PaddedRows> parts;
+    std::int64_t elements = 0, cols = 1;
+
+    Shape(const Field& field, const Numbers& from, const Padding& padding) {
+      const std::int64_t all = from.rows * from.cols;
+      if (all == 0) return;
+      parts = padding.from == padding.to ? std::vector<PaddedRows>{{{}, {1, all, all}}} : padded_parts(field, padding);
+      cols = padding.from == padding.to ? from.cols : parts.front().cols.size();
+      for (const auto& [rows_of, cols_of] : parts) elements += rows_of.size() * cols_of.size();
+    }
+    std::size_t count() const { return static_cast<std::size_t>(elements); }
+    std::int64_t rows() const { return elements / cols; }
+  };
+
   kernels::DType type_;
   int gpu_;
   kernels::DeviceBuffer<std::byte> memory_;

@@ -223,6 +223,12 @@ TEST_F(DecodeStepTest, MatchesFloat64In16Bits) {
   }
 }
 
+TEST_F(DecodeStepTest, TheScaleOfPaddedHeadsIsThatOfTheirChannels) {
+  DecodeShape shape = kMdi;
+  shape.head_padding = 24;
+  check<float>(shape, 3, kFp32);
+}
+
 TEST_F(DecodeStepTest, DpgMatchesFloat64) {
   DecodeShape shape = kMdi;
   shape.dpg = true;

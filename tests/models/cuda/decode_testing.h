@@ -61,15 +61,16 @@ Vector rmsnorm(const Vector& x, const std::vector<float>& weight, bool rounds_fi
   return y;
 }
 
-/// softmax(q · slots / √width) · slots of every head, rounded; slots [count, D]. A single slot needs no query.
+/// softmax(q · slots / √(width - padding)) · slots of every head, rounded; slots [count, D]. A single slot needs no
+/// query.
 template <class A>
-Vector attended(const Vector& q, const Vector& slots, std::int64_t heads) {
+Vector attended(const Vector& q, const Vector& slots, std::int64_t heads, std::int64_t padding) {
   const std::int64_t dim = std::ssize(q), width = dim / heads, count = std::ssize(slots) / dim;
   const Vector query = count > 1 ? q : Vector(q.size());
   Vector all;
   for (std::int64_t first = 0; first < dim; first += width) {
     const Vector head = attend(query.data() + first, slots.data() + first, dim, count, 0, width,
-                               1.0 / std::sqrt(static_cast<double>(width)));
+                               1.0 / std::sqrt(static_cast<double>(width - padding)));
     all.insert(all.end(), head.begin(), head.end());
   }
   return round_all<A>(all);
@@ -194,7 +195,8 @@ class DecodeModel {
     Vector query = affine(w.memory_q, w.memory_q_bias, rounded_row(h).data());
     for (std::size_t i = 0; i < dim; ++i) query[i] = rounded<A>(query[i] + 0.5 * q[i]);
     const Vector held(memory, memory + static_cast<std::size_t>(slots) * dim);
-    const Vector mixed = affine(w.memory_out, w.memory_out_bias, attended<A>(query, held, shape.heads).data());
+    const Vector mixed =
+        affine(w.memory_out, w.memory_out_bias, attended<A>(query, held, shape.heads, shape.head_padding).data());
     for (std::size_t i = 0; i < dim; ++i) y[i] += mixed[i];
     const Vector out = affine(w.ffn_out, w.ffn_out_bias, hidden(w.ffn_in, w.ffn_in_bias, norm(y, w.norm2)).data());
     for (std::size_t i = 0; i < dim; ++i) x[i] = y[i] + out[i];

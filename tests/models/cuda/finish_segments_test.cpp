@@ -16,6 +16,7 @@ namespace {
 
 struct Shape {
   std::int64_t batch = 1, time = 1, position = 0, segment = 1, slots = 1, dim = 64, ffn = 128, heads = 2;
+  std::int64_t head_padding = 0;
   bool biases = true;
 };
 
@@ -81,7 +82,8 @@ Outputs reference(const Inputs<A>& in) {
       const std::int64_t row = (b * s.time + t) * s.dim;
       const Vector q = widened(std::vector<A>(in.q.begin() + row, in.q.begin() + row + s.dim));
       const Vector slots(memory, memory + filled * s.dim);
-      const Vector context = affine(in.memory_out, in.memory_out_bias, attended<A>(q, slots, s.heads).data());
+      const Vector context =
+          affine(in.memory_out, in.memory_out_bias, attended<A>(q, slots, s.heads, s.head_padding).data());
       for (std::int64_t c = 0; c < s.dim; ++c) {
         const auto at = static_cast<std::size_t>(row + c);
         x[c] += static_cast<double>(in.h[at]) + 0.1 * static_cast<double>(to_float(in.v[at]));
@@ -155,6 +157,7 @@ class FinishSegmentsTest : public OpTest {
         .position = s.position,
         .segment = s.segment,
         .heads = s.heads,
+        .head_padding = s.head_padding,
         .memory = reinterpret_cast<float*>(state.data()),
         .memory_slots = s.slots,
         .sum = reinterpret_cast<double*>(state.data() + ring_bytes),
@@ -234,6 +237,7 @@ TYPED_TEST(FinishSegmentsTest, MatchesFloat64AtOtherWidths) {
   this->check({.time = 50, .position = 39, .segment = 20, .slots = 40, .dim = 128, .ffn = 64, .heads = 4});
   this->check({.time = 36, .position = 20 * 60, .segment = 20, .slots = 45, .dim = 192, .ffn = 320, .heads = 3});
   this->check({.time = 34, .position = 60, .segment = 17, .slots = 8, .dim = 256, .ffn = 384, .heads = 2});
+  this->check({.time = 36, .position = 60, .segment = 20, .slots = 5, .heads = 2, .head_padding = 24});
   // Heads so wide that their queries and what is computed of slots just fit.
   this->check({.time = 34, .position = 60, .segment = 17, .slots = 4, .dim = 256, .ffn = 256, .heads = 2});
   this->check({.time = 34, .position = 60, .segment = 17, .slots = 4, .dim = 128, .ffn = 256, .heads = 1});

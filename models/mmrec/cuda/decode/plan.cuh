@@ -188,7 +188,7 @@ inline void divide(DecodePlan& plan, const DecodeShape& s, int element, int bloc
   plan.channels = most(Owned::kChannels);
   plan.share_of_dim = 1.0F / static_cast<float>(s.dim);
   plan.head_width = static_cast<int>(s.dim / s.heads);
-  plan.attention_scale = 1.0F / std::sqrt(static_cast<float>(plan.head_width));
+  plan.attention_scale = 1.0F / std::sqrt(static_cast<float>(plan.head_width - s.head_padding));
   constexpr int kManyRows = 64;
   const int rows = std::max({4 * plan.channels, plan.channels + 2 * most(Owned::kHidden),
                              std::min(kManyRows, std::max(most(Owned::kFfn), most(Owned::kVocab)))});

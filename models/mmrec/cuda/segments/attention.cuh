@@ -60,13 +60,13 @@ class BlockAttention {
     if (piece.number >= c_.p.pieces) return;
     auto* q = at<float>(c_.p.plan.hidden);
     const int vectors = c_.width() / kGroup;
+    const float scale = c_.p.scale;
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
       // Clears the slot that the new one replaces, which may hold NaN.
       const bool gone = task.fresh && holds(k, piece.newest);
       if (held_at_[k] >= 0) *(slot_vector(0, 0) + held_at_[k]) = gone ? make_float4(0, 0, 0, 0) : held_[k];
     }
-    const float scale = 1.4426950408889634F / sqrtf(static_cast<float>(c_.width()));
 #pragma unroll
     for (int k = 0; k < Context::kQueries; ++k) {
       const int i = thread() + k * kThreads;

@@ -157,6 +157,7 @@ void finish_segments(Cuda& cuda, const FinishSegments<Device, A>& op) {
     const std::int64_t sequences = std::min(most, op.x.batch - b);
     Params<A> p = {.op = op,
                    .sizes = sizes_of(op),
+                   .scale = 1.4426950408889634F / std::sqrt(static_cast<float>(op.x.dim / op.heads - op.head_padding)),
                    .sums = reinterpret_cast<ulonglong2*>(cuda.flags()),
                    .counters = cuda.flags() + kSumWords,
                    .exchange = static_cast<std::byte*>(cuda.scratch()),

@@ -63,6 +63,7 @@ template <class A>
 struct Params {
   FinishSegments<Device, A> op;
   Sizes sizes;
+  float scale;              // of scores, for exponents base 2
   ulonglong2* sums;         // [B][pieces][tiles][D / 2]
   std::uint32_t* counters;  // [team][kCounterWords]
   std::byte* exchange;      // [team][kPlaces]
