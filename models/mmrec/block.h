@@ -60,7 +60,6 @@ class Block {
     const Layer& w = terms.layer(layer);
     terms.norm(w, chunk.rows);
     terms.project(w, chunk.rows);
-    terms.hide(w, chunk.rows);
     terms.decay(w, chunk.rows);
   }
 

@@ -121,7 +121,16 @@ bool is_training_only(std::string_view name);
 template <class Backend, class A>
 class Net;
 
-struct Mmrec : TableDefaults {
+/// What TableDefaults says of a device's copy, for blocks: they are composed (layer_fields.h).
+struct BlocksOnDevice : TableDefaults {
+  static std::int64_t more_rows(const Field& field, const Sizes& sizes) {
+    return field.parts.data() == table::kQvzk && sizes.low_rank ? sizes.d : 0;
+  }
+  static bool is_passing(const Field& field) { return field.parts.data() == table::kGateZ; }
+};
+void compose_blocks(std::vector<LayerFields<kernels::WeightView<kernels::Device>, const float*>>& layers, int gpu);
+
+struct Mmrec : BlocksOnDevice {
   using Config = models::Config;
   template <class Matrix, class Vector>
   using Fields = ModelFields<Matrix, Vector>;
@@ -137,6 +146,10 @@ struct Mmrec : TableDefaults {
   template <class View>
   static void complete(View& view) {
     if (is_tied(view)) view.head = view.embedding;
+  }
+  template <class View>
+  static void complete_on_device(View& view, int gpu) {
+    compose_blocks(view.layers, gpu);
   }
   template <class Weights>
   static bool is_tied(const Weights& weights) {

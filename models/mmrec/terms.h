@@ -44,26 +44,26 @@ class BlockTerms {
   void norm(const Layer& w, std::int64_t rows) {
     kernels::rmsnorm(work.backend, Matrix<const float>(work.x(rows)), w.norm1, work.u(rows));
   }
-  /// q, v, z, k = W u + b; without q in models without memory slots.
+  /// q, v, z, k = W u + b; W_mz z + b_m; and the hidden layers of the decay networks, of z and of k. Without q in
+  /// models without memory slots. On a device all of them are products with u (layer_fields.h), which has W_mz z in
+  /// place of k.
   void project(const Layer& w, std::int64_t rows) {
     const std::int64_t first = work.config.memory_slots == 0 ? work.dim() : 0, count = w.qvzk.rows - first;
-    work.template linear<A>({.x = work.u(rows),
-                             .weight = w.qvzk.middle_rows(first, count),
-                             .bias = w.qvzk_bias + first,
-                             .y = work.qvzk(rows).middle_cols(first, count)});
+    const auto activation = work.config.use_dpg ? kernels::Activation::kRelu : kernels::Activation::kGelu;
+    const auto of_u = job(work.u(rows), w.qvzk.middle_rows(first, count), w.qvzk_bias + first,
+                          work.qvzk(rows).middle_cols(first, count));
+    const Matrix<const A> of_gamma = Work::kComposed ? work.u(rows) : z(rows);
+    const Matrix<const A> of_context = Work::kComposed ? work.u(rows) : k(rows);
+    const typename Work::template Job<A> jobs[] = {
+        Work::kComposed ? of_u : job(z(rows), w.gate_z, w.gate_z_bias, work.zm(rows)),
+        job(of_gamma, w.gamma_in, w.gamma_in_bias, work.gate_hidden(rows, 0), activation),
+        job(of_context, w.context_in, w.context_in_bias, work.gate_hidden(rows, 1), activation)};
+    if (!Work::kComposed) kernels::linear(work.backend, std::span(&of_u, 1));
+    kernels::linear(work.backend, std::span(jobs).first(static_cast<std::size_t>(1 + work.networks())));
   }
   Matrix<const A> v(std::int64_t rows) { return work.qvzk(rows).middle_cols(work.dim(), work.dim()); }
   Matrix<const A> z(std::int64_t rows) { return work.qvzk(rows).middle_cols(2 * work.dim(), work.dim()); }
   Matrix<const A> k(std::int64_t rows) { return work.qvzk(rows).middle_cols(3 * work.dim(), work.dim()); }
-  /// W_mz z + b_m, and the hidden layers of the decay networks.
-  void hide(const Layer& w, std::int64_t rows) {
-    const auto activation = work.config.use_dpg ? kernels::Activation::kRelu : kernels::Activation::kGelu;
-    const typename Work::template Job<A> jobs[] = {
-        job(z(rows), w.gate_z, w.gate_z_bias, work.gate_z(rows)),
-        job(z(rows), w.gamma_in, w.gamma_in_bias, work.gate_hidden(rows, 0), activation),
-        job(k(rows), w.context_in, w.context_in_bias, work.gate_hidden(rows, 1), activation)};
-    kernels::linear(work.backend, std::span(jobs).first(static_cast<std::size_t>(1 + work.networks())));
-  }
   /// Last layers of the decay networks: the two factors of γ before their logistic functions. `beside`, if it has a y,
   /// is a product that runs at the same time.
   void decay_factors(const Layer& w, std::int64_t rows, const Job& beside = {}) {
@@ -103,7 +103,7 @@ class BlockTerms {
   kernels::GateInputs<Space, A> gate_inputs(const Batch& b) { return gate_inputs(b, {0, b.tokens}); }
   kernels::GateInputs<Space, A> gate_inputs(const Batch& b, const Piece& piece) {
     return {.z = Work::times(work.z(b), piece),
-            .zm = Work::times(work.gate_z(b), piece),
+            .zm = Work::times(work.zm(b), piece),
             .gamma = Work::times(work.gamma(b), piece),
             .h = Work::times(work.h(b), piece.first, piece.tokens + 1),
             .h_rounded = Work::times(work.h_rounded(b), piece.first, piece.tokens + 1),

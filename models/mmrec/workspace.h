@@ -39,6 +39,8 @@ class Workspace {
 
   /// Whether what enters a product is rounded, so that it needs memory of its own.
   static constexpr bool kRounds = !std::is_same_v<A, float>;
+  /// Whether weights are composed (layer_fields.h).
+  static constexpr bool kComposed = std::is_same_v<Space, kernels::Device>;
 
   Workspace(const Config& model_config, Backend& model_backend, const ChunkPlan& chunk_plan,
             const SlotLayout& slot_layout)
@@ -50,12 +52,12 @@ class Workspace {
         gamma(dim()),
         context(dim()),
         u(dim()),
-        qvzk((config.use_dpg ? 3 : 4) * dim()),
-        gate_z(dim()),
+        qvzk((config.use_dpg && !kComposed ? 3 : 4) * dim()),
         ffn(config.ffn_dim),
         h_(dim()),
         h_rounded_(dim()),
         attended_(dim()),
+        zm_(kComposed ? 0 : dim()),
         gate_hidden_(networks() * gate_width()) {}
 
   const Config& config;
@@ -64,8 +66,8 @@ class Workspace {
   SlotLayout slot;
   /// Of a chunk's rows; widths D unless named.
   Activation<Backend, float> x, gamma, context;
-  Activation<Backend, A> u, qvzk;  // q, v, z and, but for DPG, k
-  Activation<Backend, A> gate_z, ffn;
+  Activation<Backend, A> u, qvzk;  // q, v, z and, but for DPG, k; if composed, W_mz z + b_m is the fourth
+  Activation<Backend, A> ffn;
   /// Whether the rows of the chunk at hand form no whole tiles.
   bool ragged = false;
 
@@ -81,7 +83,7 @@ class Workspace {
     if (rows == rows_ && carries == carries_) return false;
     rows_ = carries_ = 0;
     for (auto* activation : {&x, &gamma, &context}) activation->reserve(backend, rows);
-    for (auto* activation : {&u, &qvzk, &gate_z, &ffn, &gate_hidden_}) activation->reserve(backend, rows);
+    for (auto* activation : {&u, &qvzk, &zm_, &ffn, &gate_hidden_}) activation->reserve(backend, rows);
     h_.reserve(backend, rows + carries);
     if constexpr (kRounds) attended_.reserve(backend, rows), h_rounded_.reserve(backend, rows + carries);
     rows_ = rows, carries_ = carries;
@@ -108,6 +110,9 @@ class Workspace {
   Sequence<A> q(const Batch& b) { return qvzk.columns(b, 0, dim()); }
   Sequence<A> v(const Batch& b) { return qvzk.columns(b, dim(), dim()); }
   Sequence<A> z(const Batch& b) { return qvzk.columns(b, 2 * dim(), dim()); }
+  /// W_mz z + b_m, of which the second gate of the recurrence is made.
+  Sequence<A> zm(const Batch& b) { return kComposed ? qvzk.columns(b, 3 * dim(), dim()) : zm_(b); }
+  Matrix<A> zm(std::int64_t rows) { return kComposed ? qvzk(rows).middle_cols(3 * dim(), dim()) : zm_(rows); }
   /// Queries of the attention, then its output.
   Sequence<A> attended(const Batch& b) {
     if constexpr (kRounds) {
@@ -250,7 +255,7 @@ class Workspace {
 
   std::int64_t rows_ = 0, carries_ = 0;  // room in the activations
   Activation<Backend, float> h_;
-  Activation<Backend, A> h_rounded_, attended_, gate_hidden_;
+  Activation<Backend, A> h_rounded_, attended_, zm_, gate_hidden_;
   typename Backend::template Buffer<float> gate_, change_;
 };
 

@@ -102,7 +102,7 @@ inline StateLayout state_layout(const Config& config) {
 template <class Backend, class A>
 class Net;
 
-struct Mmrec100m : TableDefaults {
+struct Mmrec100m : BlocksOnDevice {
   using Config = mmrec100m::Config;
   template <class Matrix, class Vector>
   using Fields = mmrec100m::Fields<Matrix, Vector>;
@@ -126,6 +126,10 @@ struct Mmrec100m : TableDefaults {
   template <class From, class To>
   static void match_layers(const From& from, To& to) {
     for (std::size_t e = 0; e < to.experts.size(); ++e) to.experts[e].layers.resize(from.experts[e].layers.size());
+  }
+  template <class View>
+  static void complete_on_device(View& view, int gpu) {
+    for (auto& expert : view.experts) compose_blocks(expert.layers, gpu);
   }
   template <class Weights>
   static bool is_tied(const Weights& /*weights*/) {

@@ -41,6 +41,12 @@ struct TableDefaults {
   /// Sets views of fields that are others of the model.
   template <class View>
   static void complete(View& /*view*/) {}
+  /// Makes of a device's copy what paths on a device want. Before that a field has `more_rows` rows, or elements, that
+  /// are not filled; after it, those that are passing are gone.
+  template <class View>
+  static void complete_on_device(View& /*view*/, int /*gpu*/) {}
+  static std::int64_t more_rows(const Field& /*field*/, const Sizes& /*sizes*/) { return 0; }
+  static bool is_passing(const Field& /*field*/) { return false; }
   /// The configuration without what changes no saved state, besides ids; and with all that its checkpoint has.
   template <class Config>
   static Config identity(const Config& config) {

@@ -73,14 +73,13 @@ class Rows {
   void layer(std::int64_t layer, const Chunk& /*chunk*/, Done& /*done*/) {
     const Layer& w = terms_.layer(layer);
     terms_.project(w, rows());
-    terms_.hide(w, rows());
     // The gates' product depends on nothing of this step: it goes beside small ones whose latency would leave memory
     // idle.
     terms_.decay_factors(w, rows(),
                          {.x = Work::row_of(work_.h_rounded(all_), 0), .weight = w.gate, .y = work_.state_gates(all_)});
     advance_norm(work_.backend, kernels::AdvanceNorm<Space, A>{.z = terms_.z(rows()),
                                                                .v = terms_.v(rows()),
-                                                               .zm = work_.gate_z(rows()),
+                                                               .zm = work_.zm(rows()),
                                                                .gates = work_.state_gates(all_),
                                                                .gate_bias = w.gate_bias,
                                                                .decay = work_.gamma(rows()),

@@ -2,6 +2,7 @@
 // then everything through two page-locked blocks, so that one is filled and rounded while the other is on its way.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -55,8 +56,8 @@ class DevicePlaces {
   std::size_t end_ = 0;
 };
 
-/// Weights in a device's memory: all matrices in one type, vectors in fp32, in one allocation. Immutable; shared
-/// between executors.
+/// Weights in a device's memory: all matrices in one type, vectors in fp32, in one allocation, as Arch completes them.
+/// Immutable; shared between executors.
 template <class Arch>
 class DeviceWeights {
  public:
@@ -68,19 +69,21 @@ class DeviceWeights {
     Arch::match_layers(weights, view_);
     kernels::make_current(gpu);
     const auto type_in = [this](const Field& field) { return field.is_matrix() ? type_ : kernels::DType::kF32; };
-    DevicePlaces sizes;
+    // [0] for fields that stay, [1] for those that are there until the others are complete.
+    std::array<DevicePlaces, 2> sizes, places;
     const auto count = [&](const Field& field, const auto& from) {
       const Shape shape(field, numbers_of(from), padding);
-      sizes.add(shape.count() * kernels::size_of(type_in(field)));
+      sizes[Arch::is_passing(field)].add(shape.count() * kernels::size_of(type_in(field)));
     };
     Arch::visit(count, weights);
-    memory_ = kernels::DeviceBuffer<std::byte>(sizes.bytes());
-    DevicePlaces places;
+    memory_ = kernels::DeviceBuffer<std::byte>(sizes[0].bytes());
+    kernels::DeviceBuffer<std::byte> passing(sizes[1].bytes());
     kernels::Staging staging;
     const auto fill = [&](const Field& field, const auto& from, auto& to) {
       const Shape shape(field, numbers_of(from), padding);
       const kernels::DType type = type_in(field);
-      std::byte* data = memory_.data() + places.add(shape.count() * kernels::size_of(type));
+      std::byte* const memory = Arch::is_passing(field) ? passing.data() : memory_.data();
+      std::byte* data = memory + places[Arch::is_passing(field)].add(shape.count() * kernels::size_of(type));
       const float scale = field.kind == Field::Kind::kNorm ? padding.norm_scale() : 1.0F;
       send(numbers_of(from), shape.parts, scale, type, data, staging);
       set_view(shape.count() == 0 ? nullptr : data, type, shape.rows(), shape.cols, to);
@@ -88,6 +91,7 @@ class DeviceWeights {
     Arch::visit(fill, weights, view_);
     staging.finish();
     Arch::complete(view_);
+    Arch::complete_on_device(view_, gpu);
   }
 
   const View& view() const { return view_; }
@@ -107,6 +111,7 @@ class DeviceWeights {
       parts = padding.from == padding.to ? std::vector<PaddedRows>{{{}, {1, all, all}}} : padded_parts(field, padding);
       cols = padding.from == padding.to ? from.cols : parts.front().cols.size();
       for (const auto& [rows_of, cols_of] : parts) elements += rows_of.size() * cols_of.size();
+      elements += Arch::more_rows(field, padding.to) * (field.is_matrix() ? cols : 1);
     }
     std::size_t count() const { return static_cast<std::size_t>(elements); }
     std::int64_t rows() const { return elements / cols; }

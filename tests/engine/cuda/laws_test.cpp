@@ -6,6 +6,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -38,6 +39,8 @@ LawsCase on_cuda(const char* folder, Precision precision) {
   if (precision != Precision::kF32) {
     c.split_bound = c.sweep_bound = precision == Precision::kBF16 ? 0.06F : 0.01F;
     c.sweep_tolerance = 0.0F;  // the precision's own
+    // Its memory grows to 2e5 within 700 tokens, and what is rounded grows with it.
+    if (std::string_view(folder) == "oracle/restart") c.sweep_bound = 0.2F;
   }
   if (kEmulated) c.shorten = 8;
   c.unusable = unusable;
@@ -96,7 +99,8 @@ TEST_F(CudaEngine, InfoDescribesTheDevice) {
     EXPECT_EQ(info.gpu, 0);
     EXPECT_EQ(info.device_name, models::cuda_device_info(0).name);
     EXPECT_EQ(info.precision, precision);
-    EXPECT_GE(info.weight_bytes, info.parameters * size);
+    EXPECT_GE(info.weight_bytes, info.parameters * size * 15 / 16);  // a block has one matrix less
+    EXPECT_LE(info.weight_bytes, info.parameters * size * 5 / 4);
     EXPECT_GT(info.bytes_per_token, info.parameters * size / 2);
     EXPECT_LE(info.bytes_per_token, info.parameters * 4);
     EXPECT_EQ(info.fingerprint, cpu.fingerprint);

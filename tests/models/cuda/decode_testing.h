@@ -1,5 +1,5 @@
-// A random model of any shape and its decode step in float64, after the equations of models/mmrec/block.h; and the
-// terms of such references. Operands of products are rounded to A where the device rounds them; everything else is
+// A random model of any shape, composed (models/mmrec/cuda/compose.cpp), and its decode step in float64; and the terms
+// of such references. Operands of products are rounded to A where the device rounds them; everything else is
 // exact.
 #pragma once
 
@@ -97,10 +97,9 @@ class DecodeModel {
     };
     for (std::int64_t l = 0; l < s.layers; ++l) {
       Layer& w = layers.emplace_back();
-      dense(w.qvzk, w.qvzk_bias, (s.dpg ? 3 : 4) * s.dim, s.dim);
+      dense(w.qvzk, w.qvzk_bias, 4 * s.dim, s.dim);
       dense(w.gate, w.gate_bias, 2 * s.dim, s.dim);
       std::fill(w.gate_bias.begin() + s.dim, w.gate_bias.end(), 0.0F);  // the second half has none
-      dense(w.gate_z, w.gate_z_bias, s.dim, s.dim);
       dense(w.gamma_in, w.gamma_in_bias, s.gate_hidden, s.dim);
       dense(w.gamma_up, w.gamma_up_bias, s.dim, s.gate_hidden);
       if (!s.dpg) dense(w.context_in, w.context_in_bias, s.gate_hidden, s.dim);
@@ -174,15 +173,14 @@ class DecodeModel {
 
   void block(const Layer& w, Vector& x, float* h, const float* memory, std::int64_t slots) const {
     const std::size_t dim = x.size();
-    const Vector qvzk = round_all<A>(affine(w.qvzk, w.qvzk_bias, norm(x, w.norm1).data()));
-    const double *q = qvzk.data(), *v = q + dim;
-    const Vector z(v + dim, v + 2 * dim), k(v + 2 * dim, q + qvzk.size());
+    const Vector u = norm(x, w.norm1);
+    const Vector projected = round_all<A>(affine(w.qvzk, w.qvzk_bias, u.data()));
+    const double *q = projected.data(), *v = q + dim, *z = v + dim, *zm = z + dim;
     const Vector gates = affine(w.gate, w.gate_bias, rounded_row(h).data());
-    const Vector zm = round_all<A>(affine(w.gate_z, w.gate_z_bias, z.data()));
-    const Vector decay = affine(w.gamma_up, w.gamma_up_bias, hidden(w.gamma_in, w.gamma_in_bias, z, shape.dpg).data());
+    const Vector decay = affine(w.gamma_up, w.gamma_up_bias, hidden(w.gamma_in, w.gamma_in_bias, u, shape.dpg).data());
     const Vector other =
         shape.dpg ? Vector()
-                  : affine(w.context_up, w.context_up_bias, hidden(w.context_in, w.context_in_bias, k).data());
+                  : affine(w.context_up, w.context_up_bias, hidden(w.context_in, w.context_in_bias, u).data());
     const auto mu = static_cast<double>(mix);
     Vector y(dim);
     for (std::size_t i = 0; i < dim; ++i) {

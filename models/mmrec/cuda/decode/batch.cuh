@@ -185,7 +185,6 @@ class BatchBlock {
     const int panel_bytes = c_.p.plan.products[info.first].panel_bytes;
     const int row_bytes = c_.p.plan.products[info.first].row_bytes;
     if (stage == Stage::kRecall) attend_heads(c_, l2_, layer, reinterpret_cast<float*>(inputs_.operand()));
-    int pitch = 0;
     L2Output out = {};
     int panel = 0;
     int first = 0;
@@ -195,16 +194,16 @@ class BatchBlock {
       if (panel == 0) {
         at_stage(stage, [&]<Stage kStage>() { out = l2_.template output<kStage>(layer, c_.thread(), first, rows); });
       }
-      if (first == 0) pitch = inputs_.template read<true>(l2_, info, layer, panel, panel_bytes);
+      if (first == 0 && !info.keeps_input()) pitch_ = inputs_.template read<true>(l2_, info, layer, panel, panel_bytes);
       if (panel == 0) acquire_sums();
       int to = 0;
 #pragma unroll 1
       for (int i = static_cast<int>(info.first); i < static_cast<int>(info.end); ++i) {
         const auto product = static_cast<Product>(i);
         const ProductShape& s = c_.p.plan.products[product];
-        const bool is_second = product == Product::kContextIn || product == Product::kContextUp;
+        const bool is_second = product == Product::kContextUp;
         const int count = by_rows ? rows : c_.rows(s);
-        multiply<A>(s, panel, count, inputs_.operand() + (is_second ? batch() * pitch : 0), pitch, batch(), c_.warp,
+        multiply<A>(s, panel, count, inputs_.operand() + (is_second ? batch() * pitch_ : 0), pitch_, batch(), c_.warp,
                     ring_, sums_, to, c_.channels.count);
         to += count;
       }
@@ -236,6 +235,7 @@ class BatchBlock {
   L2Inputs<A, false> inputs_;
   Ring ring_;
   float* sums_;
+  int pitch_ = 0;  // of the operand's vectors
 };
 
 }  // namespace mmrec::kernels

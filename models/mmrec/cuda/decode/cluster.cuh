@@ -14,7 +14,7 @@
 // in registers for the vector. After the stage's one barrier warp u finishes the u-th unit of 8 outputs, lane l its
 // output l % 8: the four octets of lanes have several parts of a channel (q, v, z, k), or the same. The values of a
 // channel stay in that warp's registers for the whole step. Of every piece of 16 bytes lane l sends the copy for block
-// l % 16. The input of `gate` is known before the step, so it is multiplied while hidden units are on their way.
+// l % 16.
 #pragma once
 
 #include "models/mmrec/cuda/decode/attention.cuh"
@@ -184,9 +184,9 @@ class ClusterBlock {
     embed();
 #pragma unroll 1
     for (int layer = 0; layer < layers; ++layer) {
-      run_stage<Stage::kProject>(layer);
-      run_stage<Stage::kHide>(layer);
       run_stage<Stage::kGate>(layer);
+      run_stage<Stage::kHide>(layer);
+      run_stage<Stage::kProject>(layer);
       run_stage<Stage::kAdvance>(layer);
       if (c_.p.op.slots > 1) {
         float memory[kHeldSlots][kHeldChannels];
@@ -267,7 +267,7 @@ class ClusterBlock {
     const int all = c_.template rows<kStage>();
     const int steps = row_bytes / kStepBytes;
     const Output out = cluster_.template output<kStage>(layer);
-    if constexpr (kStage == Stage::kProject) put_state();  // before the block says that it has read h
+    if constexpr (kStage == Stage::kGate) put_state();
     Weights<kTiles, kSteps> weights;
     product_.template take<kInSlot>(weights, row_bytes, all / kUnit);
     const std::byte* input = operand();
@@ -276,8 +276,8 @@ class ClusterBlock {
     } else {
       product_.template release<kInSlot>(weights, all / kUnit);  // before the wait for the vector
       input = cluster_.vector(kPoint);
-      if (kStage != Stage::kProject) cluster_.await(kPoint, layer);
-      if (kStage == Stage::kProject && layer > 0) cluster_.await(kPoint, layer - 1);
+      if (kPoint != Point::kOutput) cluster_.await(kPoint, layer);
+      if (kStage == Stage::kHide && layer > 0) cluster_.await(kPoint, layer - 1);
     }
     const Steps<kSteps> x =
         product_.template read<kSteps>(input, steps, is_pair(kStage) && c_.networks() == 2 ? padded_row(row_bytes) : 0);
@@ -291,7 +291,7 @@ class ClusterBlock {
         }
       }
     };
-    constexpr int kFewer = kStage == Stage::kProject ? 3 * kClusterUnits : kTiles;  // without q, or without k
+    constexpr int kFewer = kStage == Stage::kProject ? 3 * kClusterUnits : kTiles;  // without q
     if (all <= kFewer * kUnit) {
       product_.template multiply<kFewer, is_pair(kStage)>(weights, x, steps, 0, add_squares);
     } else {
@@ -306,9 +306,9 @@ class ClusterBlock {
       if (kStage == Stage::kGate || (kStage == Stage::kAdvance && c_.networks() == 2)) {
         other = product_.sum(c_.channels.count + out.row, kStage == Stage::kAdvance) + out.other_bias;
       }
-      epilogue<kStage>(cluster_, layer, out, y, other);
+      epilogue<kStage, A>(cluster_, layer, out, y, other);
     }
-    if constexpr (kStage != Stage::kGate) {
+    if constexpr (kStage != Stage::kGate && kStage != Stage::kHide) {  // project still reads hide's input
       if (c_.thread() == kConsumers - 1 && (kStage != Stage::kProject || layer > 0)) cluster_.expect(kPoint);
     }
     product_.turn();

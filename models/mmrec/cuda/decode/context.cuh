@@ -100,7 +100,7 @@ struct DecodeContext {
   __device__ __forceinline__ int parts() const {
     if (kStage == Stage::kGate) return 2;
     if (kStage == Stage::kProject) return shape_of<kStage>().slices;
-    return kStage == Stage::kHide ? 1 + networks() : 1;
+    return kStage == Stage::kHide ? networks() : 1;
   }
   __device__ __forceinline__ Range owned(Owned what) const {
     return what == Owned::kChannels ? channels : what == Owned::kHidden ? hidden : what == Owned::kFfn ? ffn : vocab;
@@ -160,10 +160,14 @@ struct DecodeContext {
 //
 // An algorithm says how values cross blocks and where it keeps a channel's values. Its functions work by lane or by
 // warp:
-//   send<point>(out, y)        rounds y to A for other blocks, if it is meant for them; returns it rounded
+//   send<point>(out, y)        y rounded to A, for other blocks
 //   send_sum<point>(out, x)    the residual stream, for other blocks
-//   keep_gate, keep_projection, keep_mdi_input, residual    a channel's values for later stages
-//   channel, query                                          a channel's values from earlier stages and memory
+//   keep_gate, keep_projection, keep_h, residual    a channel's values for later stages
+//   channel, query                                  a channel's values from earlier stages and memory
+//   store_state                                     h and the running sum, to memory
+//
+// h goes to memory at the end of its layer. Every block has read the layer's old h before it sent its part of y, and
+// whoever is at the layer's end has got all of y, or what follows from all of it.
 
 /// The inputs of a channel's recurrence and residual stream, from memory or from earlier stages.
 struct Channel {
@@ -172,17 +176,16 @@ struct Channel {
 };
 
 /// Output `out` of a stage, of value y with its bias; other: of the second network in `advance`, where there is one.
-template <Stage kStage, class Algo, class Output>
+template <Stage kStage, class A, class Algo, class Output>
 __device__ __forceinline__ void epilogue(Algo& algo, int layer, const Output& out, float y, float other) {
   constexpr Point kTo = stage_info(kStage).output;
   const auto& op = algo.op();
   if constexpr (kStage == Stage::kGate) {
     algo.keep_gate(out, y, other);
   } else if constexpr (kStage == Stage::kProject) {
-    algo.keep_projection(out, algo.template send<kTo>(out, y));
+    algo.keep_projection(out, widen(narrow<A>(y)));
   } else if constexpr (kStage == Stage::kHide) {
-    const float active = op.shape.dpg ? relu(y) : gelu(y);
-    algo.keep_mdi_input(out, algo.template send<kTo>(out, out.part == 0 ? y : active));
+    algo.template send<kTo>(out, op.shape.dpg ? relu(y) : gelu(y));
   } else if constexpr (kStage == Stage::kAdvance) {
     const Channel in = algo.channel(out);
     const float gamma = decay_of(y, !op.shape.dpg, other);
@@ -194,14 +197,14 @@ __device__ __forceinline__ void epilogue(Algo& algo, int layer, const Output& ou
       algo.template send_sum<Point::kMixed>(out, x);
     }
     algo.residual(out) = x;
-    algo.store_h(layer, out, h);
+    algo.keep_h(out, h);
   } else if constexpr (kStage == Stage::kQuery) {
     algo.template send<kTo>(out, __fmaf_rn(0.5F, algo.query(out), y));
   } else if constexpr (kStage == Stage::kRecall || kStage == Stage::kNarrow) {
     const float x = algo.residual(out) + y;
     algo.template send_sum<kTo>(out, x);
     algo.residual(out) = x;
-    if constexpr (kStage == Stage::kNarrow) algo.store_sum(layer, out, out.sum + static_cast<double>(x));
+    if constexpr (kStage == Stage::kNarrow) algo.store_state(layer, out, out.sum + static_cast<double>(x));
   } else if constexpr (kStage == Stage::kWiden) {
     algo.template send<kTo>(out, gelu(y));
   } else {

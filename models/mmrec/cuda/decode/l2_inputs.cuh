@@ -50,7 +50,7 @@ class L2Inputs {
     const Point point = stage.input;
     if (point == Point::kCount) return narrowed(nullptr, Source::kState, layer, nullptr);
     if (stage.is_normalised()) {
-      const Source kind = layer == 0 && stage.first == Product::kQvzk ? Source::kEmbedding : Source::kExchange;
+      const Source kind = layer == 0 && stage.input == Point::kOutput ? Source::kEmbedding : Source::kExchange;
       return narrowed(c_.norm(point, layer), kind, layer, l2.template input<float>(layer, point));
     }
     const int width = c_.width(point);

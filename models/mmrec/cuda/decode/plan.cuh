@@ -109,7 +109,7 @@ struct DecodePlan {
 
   // Exchange memory: two words (the set whose turn it is; blocks that have finished), then two sets of vectors, used
   // by turns. Byte offsets in a layer's part of a set:
-  //   kProjected A [z, k][B, D]; kHidden A [γ, context][B, gate_hidden]; kState, kQuery, kAttended A [B, D];
+  //   kHidden A [γ, context][B, gate_hidden]; kState, kQuery, kAttended A [B, D];
   //   kMixed fp32 [B, D]; kFfn A [B, F]; kOutput fp32 [B, D]
   // A cluster's vectors lie in shared memory, at these offsets.
   Table<Point, std::int64_t> at;
@@ -131,7 +131,6 @@ inline void lay_out_exchange(DecodePlan& plan, const DecodeShape& s, std::int64_
     end += (bytes + 15) / 16 * 16;
   };
   const std::int64_t channels = s.batch * s.dim;
-  place(Point::kProjected, 2 * channels * element);
   place(Point::kHidden, 2 * s.batch * s.gate_hidden * element);
   place(Point::kState, channels * element);
   place(Point::kQuery, channels * element);
@@ -172,11 +171,9 @@ inline void divide(DecodePlan& plan, const DecodeShape& s, int element, int bloc
   };
   const int apart = networks == 2 && !plan.single ? 1 : 0;  // products of the second network's own
   of_channels(Product::kGate, 2, s.dim, true);
-  const int projections = (s.dpg ? 3 : 4) - plan.first_part;
-  of_channels(Product::kQvzk, projections, s.dim, true);
-  product(Product::kGateZ, Owned::kChannels, Owned::kHidden, 1 + networks - apart, s.dim);
-  product(Product::kGammaIn, Owned::kHidden, Owned::kHidden, 0, s.dim);
-  product(Product::kContextIn, Owned::kHidden, Owned::kHidden, apart, s.dim);
+  product(Product::kGammaIn, Owned::kHidden, Owned::kHidden, networks, s.dim);
+  product(Product::kContextIn, Owned::kHidden, Owned::kHidden, 0, s.dim);
+  of_channels(Product::kQvzk, 4 - plan.first_part, s.dim, true);
   of_channels(Product::kGammaUp, networks - apart, s.gate_hidden);
   of_channels(Product::kContextUp, apart, s.gate_hidden);
   of_channels(Product::kMemoryQ, 1, s.dim);
@@ -190,7 +187,7 @@ inline void divide(DecodePlan& plan, const DecodeShape& s, int element, int bloc
   plan.head_width = static_cast<int>(s.dim / s.heads);
   plan.attention_scale = 1.0F / std::sqrt(static_cast<float>(plan.head_width - s.head_padding));
   constexpr int kManyRows = 64;
-  const int rows = std::max({4 * plan.channels, plan.channels + 2 * most(Owned::kHidden),
+  const int rows = std::max({4 * plan.channels, 2 * most(Owned::kHidden),
                              std::min(kManyRows, std::max(most(Owned::kFfn), most(Owned::kVocab)))});
   static_assert(kMostTiles * kSingleRows == kTileRows);
   plan.sums_rows = (rows + kTileRows - 1) / kTileRows * kTileRows;
@@ -302,12 +299,11 @@ inline bool is_for_cluster(const DecodeShape& s) {
   const auto units = [](std::int64_t size) { return (size + kChannels - 1) / kChannels; };  // of a block, the most
   const bool fits = s.batch == 1 && steps(s.dim, kClusterSteps) && s.dim >= kChannels && s.dim <= kMost &&
                     steps(s.gate_hidden, kClusterSteps) &&
-                    units(s.dim) + (s.dpg ? 1 : 2) * units(s.gate_hidden) <= 2 * kClusterUnits &&
-                    steps(s.ffn, kClusterFfnSteps) && s.ffn <= kChannels * kClusterFfnUnits &&
-                    s.heads <= kClusterBlocks && width % kUnit == 0 && width * s.heads == s.dim &&
-                    width <= kClusterHead && s.memory_slots <= kClusterMemory;
-  const std::int64_t of_layer = s.dim * (9 * s.dim + 4 * s.gate_hidden + 2 * s.ffn);
-  constexpr std::int64_t kExchanges = 8;
+                    (s.dpg ? 1 : 2) * units(s.gate_hidden) <= 2 * kClusterUnits && steps(s.ffn, kClusterFfnSteps) &&
+                    s.ffn <= kChannels * kClusterFfnUnits && s.heads <= kClusterBlocks && width % kUnit == 0 &&
+                    width * s.heads == s.dim && width <= kClusterHead && s.memory_slots <= kClusterMemory;
+  const std::int64_t of_layer = s.dim * (8 * s.dim + 4 * s.gate_hidden + 2 * s.ffn);
+  constexpr std::int64_t kExchanges = 7;
   return fits && 2 * (s.layers * of_layer + s.vocab * s.dim) <= kClusterBytes * kExchanges * s.layers;
 }
 
@@ -348,7 +344,6 @@ inline DecodePlan make_cluster_plan(const DecodeShape& s, bool attends, int shar
   const int ffn = static_cast<int>(s.ffn) * kElement;
   const int row_bytes = static_cast<int>(s.dim) * kElement;
   const int square_bytes = row_bytes / 2;  // a float for 4 channels
-  vector(Point::kProjected, networks * padded_row(row_bytes), networks * row_bytes);
   vector(Point::kHidden, networks * padded_row(hidden), networks * hidden);
   vector(Point::kState, row_bytes, row_bytes);
   vector(Point::kQuery, plan.head_width * kElement, plan.head_width * kElement);

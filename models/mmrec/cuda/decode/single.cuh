@@ -150,8 +150,8 @@ class SingleBlock {
 #pragma unroll 1
     for (int layer = 0; layer < layers; ++layer) {
       run_stage<Stage::kGate>(layer);
-      run_stage<Stage::kProject>(layer);
       run_stage<Stage::kHide>(layer);
+      run_stage<Stage::kProject>(layer);
       run_stage<Stage::kAdvance>(layer);
       if (c_.p.op.slots > 1) {
         run_stage<Stage::kQuery>(layer);
@@ -184,10 +184,12 @@ class SingleBlock {
     if (all == 0) return;
     c_.forget_lane();
     // Rows that are multiplied by the first of two vectors; the others are by the second.
-    const int split = c_.channels.count + (kStage == Stage::kHide ? c_.hidden.count : 0);
+    const int split = c_.channels.count;
     const ProductShape& shape = c_.template shape_of<kStage>();
     const int pitch = padded_row(shape.row_bytes);
     const int pass = has_passes(kStage) ? c_.p.plan.sums_rows : all;
+    // A block without hidden units has not been in the stage before.
+    const bool reads = !stage_info(kStage).keeps_input() || c_.template rows<Stage::kHide>() == 0;
 #pragma unroll 1
     for (int first = 0; first < all; first += pass) {
       const int count = min(pass, all - first);
@@ -216,7 +218,7 @@ class SingleBlock {
           const bool begins = first + row + k == 0;
           if (row + k == 0) out = l2_.template output<kStage>(layer, c_.thread(), first, count);
           product_.release(held, has);  // before the wait for the input
-          if (begins) inputs_.template read<is_pair(kStage)>(l2_, stage_info(kStage), layer);
+          if (begins && reads) inputs_.template read<is_pair(kStage)>(l2_, stage_info(kStage), layer);
           // Squares are summed up over the warp between the steps of the product.
           constexpr bool kSumsSquares = Context::kScalesSums && is_normalised(kStage);
           static_assert(!kSumsSquares || (kParts == 1 && kSteps == 4));
@@ -230,7 +232,7 @@ class SingleBlock {
                                 if constexpr (kSumsSquares) squares += __shfl_xor_sync(0xffffffffU, squares, 8 >> i);
                               });
           }
-          if (kSumsSquares && begins && c_.lane == 0) inputs_.norm_sums(0)[c_.warp] = squares;
+          if (kSumsSquares && begins && reads && c_.lane == 0) inputs_.norm_sums(0)[c_.warp] = squares;
         }
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
@@ -250,7 +252,7 @@ class SingleBlock {
       }
       product_.turn();
     }
-    if (is_normalised(kStage)) inputs_.turn();
+    if (is_normalised(kStage) && kStage != Stage::kHide) inputs_.turn();
   }
 
   Context& c_;

@@ -5,16 +5,16 @@
 // of channels in every matrix whose outputs are channels (so q, v, z, both gates, γ, h and the residual stream of a
 // channel meet in the block that owns it), and runs of the hidden units and of the head's rows. The copying warp walks
 // the block's rows of all matrices in the order of their use through a ring in shared memory, as far ahead as the ring
-// is deep, across stages and layers: weights do not depend on activations. What crosses blocks are vectors: z and k;
-// the decay networks' hidden units; y; the ffn's hidden units; x. They go through L2 as element.cuh describes, every
+// is deep, across stages and layers: weights do not depend on activations. What crosses blocks are vectors: the
+// decay networks' hidden units; y; the ffn's hidden units; x. They go through L2 as element.cuh describes, every
 // element written once per step, into one of two sets that take turns; the other one is filled with ones again
 // meanwhile. So there is no barrier of the grid.
 //
 // Stages of a layer (rows that a block multiplies, in channels c, hidden units g and f; input):
 //   gate     2c  h₋₁, known before the step: multiplied while x is still on its way
-//   project  4c  u = rmsnorm(x), computed by every block for itself            -> z, k
+//   hide     2g  u = rmsnorm(x), computed by every block for itself            -> hidden units
+//   project  4c  u again, while hidden units are on their way: q, v, z, W_mz z
 //            (3c, without q, where there is nothing to attend to)
-//   hide     c + 2g  z; k                                                      -> hidden units
 //   advance  2c  hidden units: γ, then h, then y = x + h + c + 0.1 v           -> y
 //   (two or more memory slots: h -> query, attention by head, output: 2c rows and three exchanges more)
 //   widen    f   rmsnorm(y)                                                    -> hidden units
@@ -126,8 +126,8 @@ __device__ void find_shares(const DecodeParams<A>& p, LayerShare* layers) {
     }
     const DecodeLayer<Device, A> w = op.layers[layer];
     const A* const qvzk = w.qvzk + p.plan.first_part * op.shape.dim * op.shape.dim;
-    const A* const in_order[] = {w.gate,       qvzk,       w.gate_z,     w.gamma_in, w.context_in, w.gamma_up,
-                                 w.context_up, w.memory_q, w.memory_out, w.ffn_in,   w.ffn_out};
+    const A* const in_order[] = {w.gate,       w.gamma_in, w.context_in, qvzk,     w.gamma_up,
+                                 w.context_up, w.memory_q, w.memory_out, w.ffn_in, w.ffn_out};
 #pragma unroll
     for (int i = 0; i < static_cast<int>(Product::kHead); ++i) rows(static_cast<Product>(i), in_order[i]);
     int next = 0;
@@ -136,10 +136,9 @@ __device__ void find_shares(const DecodeParams<A>& p, LayerShare* layers) {
     };
     bias(w.gate_bias, Owned::kChannels);
     bias(nullptr, Owned::kChannels);  // of W_mh
-    for (int part = 0; part < 4; ++part) bias(w.qvzk_bias, Owned::kChannels, part * op.shape.dim);
-    bias(w.gate_z_bias, Owned::kChannels);
     bias(w.gamma_in_bias, Owned::kHidden);
     bias(w.context_in_bias, Owned::kHidden);
+    for (int part = 0; part < 4; ++part) bias(w.qvzk_bias, Owned::kChannels, part * op.shape.dim);
     bias(w.gamma_up_bias, Owned::kChannels);
     bias(w.context_up_bias, Owned::kChannels);
     bias(w.memory_q_bias, Owned::kChannels);

@@ -88,7 +88,6 @@ __device__ const std::byte* row_of(const DecodeContext<A>& c, const ProductShape
 class WarpStream {
  public:
   static constexpr int kWarps = 1;
-  static constexpr Product kFirst = Product::kGate;
   __device__ explicit WarpStream(L2Ring ring) : ring_(ring), hint_(ptx::evict_first()) {}
 
   /// The block's rows of a product: panel by panel, as many tiles as are multiplied at once, and of these part of k by
@@ -132,7 +131,6 @@ class WarpStream {
 class ClusterStream {
  public:
   static constexpr int kWarps = 4;
-  static constexpr Product kFirst = Product::kQvzk;  // `gate` comes after gate_z
   __device__ explicit ClusterStream(ClusterRing ring)
       : ring_(ring), hint_(ptx::evict_first()), turn_(static_cast<int>(threadIdx.x) / 32 - kTileWarps) {}
 
@@ -187,10 +185,8 @@ __device__ void stream_model(Stream stream, const DecodeContext<A>& c) {
   for (int layer = 0; layer <= count; ++layer) {
     const bool is_layer = layer < count;
 #pragma unroll 1
-    for (int i = is_layer ? static_cast<int>(Stream::kFirst) : kHead; i < (is_layer ? kHead : kHead + 1); ++i) {
-      auto product = static_cast<Product>(i);
-      // One sequence has no product context_in, which gate_z takes in: within a cluster its turn is gate's.
-      if (Stream::kFirst != Product::kGate && product == Product::kContextIn) product = Product::kGate;
+    for (int i = is_layer ? 0 : kHead; i < (is_layer ? kHead : kHead + 1); ++i) {
+      const auto product = static_cast<Product>(i);
       const bool attends = product == Product::kMemoryQ || product == Product::kMemoryOut;
       if (attends && c.p.op.slots < 2) continue;
       stream.copy(c, c.p.plan.products[product], &c.layers[layer].rows[product]);

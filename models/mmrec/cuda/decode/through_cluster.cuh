@@ -12,8 +12,7 @@
 // - So before a block sends a part of a vector P again, it has waited for all of `mixed` or of `output`. Every block
 //   sent these after it read P. Hence no block overwrites a vector that is still read, bytes of use n + 1 find their
 //   barrier in phase n + 1, and no warp waits for a parity that has passed twice.
-// - h of a layer is read by all blocks before they send z, and written by its owners after they got hidden units, which
-//   follow from all of z.
+// - `output` is read twice, by hide and by project, and announced anew after the second.
 // - A block waits for everything that is sent to it. So it may exit at any time after that.
 //
 // Outputs are finished by whole warps: warp u has the u-th unit of 8 outputs, lane l its output l % 8; the four octets
@@ -113,9 +112,6 @@ class ThroughCluster {
   __device__ __forceinline__ static std::uint32_t round_pair(float x) {
     return ptx::to_pair<A>(x, __shfl_down_sync(0xffffffffU, x, 1));
   }
-  __device__ __forceinline__ static float rounded(std::uint32_t pair) {
-    return widen(A{static_cast<std::uint16_t>(pair)});
-  }
   /// The values of lanes first .. first + 7 side by side.
   __device__ __forceinline__ static uint4 piece(std::uint32_t pair, int first) {
     uint4 words;
@@ -195,11 +191,10 @@ class ThroughCluster {
     const int channel = c_.channels.first + c_.warp * kUnit;
     out.row = unit_row();
     if constexpr (kStage == Stage::kHide) {
-      // Octet 0 has W_mh's, then a hidden unit of each network.
-      out.part = min(octet(), c_.networks());
-      const bool exists = has_unit(out.part == 0 ? c_.channels : c_.hidden);
-      out.row = exists ? unit_row() + (out.part == 0 ? 0 : c_.channels.count + (out.part - 1) * c_.hidden.count) : 0;
-      out.second = out.part == 2;
+      // Octets have a hidden unit of each network.
+      const bool exists = has_unit(c_.hidden);
+      out.part = min(octet(), c_.networks() - 1);
+      out.row = exists ? out.part * c_.hidden.count + unit_row() : 0;
       out.bias = bias<kStage>(layer, out.part, exists);
       const int of_context = padded_row(c_.template shape_of<Stage::kAdvance>().row_bytes);
       out.place = place_of(Point::kHidden, c_.hidden.first + c_.warp * kUnit) + (sends_first() ? 0 : of_context);
@@ -209,12 +204,10 @@ class ThroughCluster {
     } else {
       if (!has_unit(c_.channels)) return out;
       if constexpr (kStage == Stage::kProject) {
-        // Octets have q, v, z, k; where one of these is not multiplied, another one again.
+        // Octets have q, v, z and W_mz z; where q is not multiplied, v twice.
         out.part = min(max(octet() - c_.p.plan.first_part, 0), c_.template parts<kStage>() - 1);
         out.row = out.part * c_.channels.count + unit_row();
         out.part += c_.p.plan.first_part;
-        const int k = padded_row(c_.template shape_of<kStage>().row_bytes);
-        out.place = place_of(Point::kProjected, channel) + (sends_first() ? 0 : k);
       }
       out.bias = bias<kStage>(layer, out.part);
       if constexpr (kStage == Stage::kGate || kStage == Stage::kAdvance) out.other_bias = bias<kStage>(layer, 1);
@@ -226,7 +219,7 @@ class ThroughCluster {
         if (op.slots <= 1) out.norm = ask_norm(c_.layers[layer].norm2);
         in.v = __shfl_sync(0xffffffffU, projected_, 8 + (c_.lane & 7));
         in.z = __shfl_sync(0xffffffffU, projected_, 16 + (c_.lane & 7));
-        in.mdi = __shfl_sync(0xffffffffU, mdi_input_, c_.lane & 7) + mdi_gate_;
+        in.mdi = __shfl_sync(0xffffffffU, projected_, 24 + (c_.lane & 7)) + mdi_gate_;
         out.place = op.slots > 1 ? place_of(Point::kState, channel) : normalised_place(Point::kMixed);
       } else if constexpr (kStage == Stage::kQuery) {
         out.q = __shfl_sync(0xffffffffU, projected_, c_.lane & 7);
@@ -248,18 +241,14 @@ class ThroughCluster {
 
   __device__ __forceinline__ const DecodeStep<Device, A>& op() const { return c_.p.op; }
   template <Point kPoint>
-  __device__ __forceinline__ float send(const Output& out, float y) const {
-    constexpr bool kTwo = kPoint == Point::kProjected || kPoint == Point::kHidden;
-    constexpr int kFirst = kPoint == Point::kProjected ? 16 : kPoint == Point::kHidden ? 8 : 0;  // lane of the first
-    const std::uint32_t pair = round_pair(y);
-    if (kPoint == Point::kHidden && !has_unit(c_.hidden)) return rounded(pair);
-    const uint4 values = piece(pair, kTwo && !sends_first() ? kFirst + 8 : kFirst);
+  __device__ __forceinline__ void send(const Output& out, float y) const {
+    constexpr bool kTwo = kPoint == Point::kHidden;
+    const uint4 values = piece(round_pair(y), kTwo && !sends_first() ? 8 : 0);
     if constexpr (kPoint == Point::kQuery) {
       if (c_.lane == 0) send(query_block_, kPoint, out.place, values);
     } else if (sends_first() || (kTwo && c_.networks() == 2)) {
       send(kPoint, out.place, values);
     }
-    return rounded(pair);
   }
   template <Point kPoint>
   __device__ __forceinline__ void send_sum(const Output& out, float x) const {
@@ -270,7 +259,7 @@ class ThroughCluster {
     mdi_gate_ = mdi_gate;
   }
   __device__ __forceinline__ void keep_projection(const Output&, float y) { projected_ = y; }
-  __device__ __forceinline__ void keep_mdi_input(const Output&, float y) { mdi_input_ = y; }
+  __device__ __forceinline__ void keep_h(const Output&, float h) { h_ = h; }
   __device__ __forceinline__ float& residual(const Output&) { return residual_; }
   __device__ __forceinline__ float query(const Output& out) const { return out.q; }
   __device__ __forceinline__ Channel channel(const Output& out) const {
@@ -278,11 +267,10 @@ class ThroughCluster {
     in.state_gate = state_gate_;
     return in;
   }
-  __device__ __forceinline__ void store_h(int layer, const Output&, float h) const {
-    if (octet() == 0) c_.h(layer, 0)[channel_of_lane()] = h;
-  }
-  __device__ __forceinline__ void store_sum(int layer, const Output&, double sum) const {
-    if (octet() == 0) c_.state_of(c_.p.op.segment_sum, layer, 0)[channel_of_lane()] = sum;
+  __device__ __forceinline__ void store_state(int layer, const Output&, double sum) const {
+    if (octet() != 0) return;
+    c_.h(layer, 0)[channel_of_lane()] = h_;
+    c_.state_of(c_.p.op.segment_sum, layer, 0)[channel_of_lane()] = sum;
   }
 
  private:
@@ -300,8 +288,8 @@ class ThroughCluster {
   int query_place_;
   // Of a lane's channel, or of that part which its octet has:
   float residual_ = 0.0F;
-  float projected_ = 0.0F;  // q, v, z, k
-  float mdi_input_ = 0.0F;  // octet 0
+  float projected_ = 0.0F;  // q, v, z, W_mz z
+  float h_ = 0.0F;
   float state_gate_ = 0.0F, mdi_gate_ = 0.0F;
 };
 

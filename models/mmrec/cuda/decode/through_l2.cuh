@@ -138,18 +138,15 @@ class ThroughL2 {
     if (kStage == Stage::kAdvance && c_.networks() == 2) {
       context = sum(out.summed + c_.channels.count * batch()) + out.context_bias;
     }
-    epilogue<kStage>(*this, layer, out, y, context);
+    epilogue<kStage, A>(*this, layer, out, y, context);
   }
 
   // --- The epilogue's words -----------------------------------------------------------------------------------------
 
   __device__ __forceinline__ const DecodeStep<Device, A>& op() const { return c_.p.op; }
   template <Point kPoint>
-  __device__ __forceinline__ float send(const L2Output& out, float y) const {
-    const A rounded = narrow<A>(y);
-    constexpr bool kIsForAll = kPoint != Point::kProjected && kPoint != Point::kHidden;
-    if (kIsForAll || out.to != nullptr) publish(static_cast<A*>(out.to), rounded);
-    return widen(rounded);
+  __device__ __forceinline__ void send(const L2Output& out, float y) const {
+    publish(static_cast<A*>(out.to), narrow<A>(y));
   }
   template <Point kPoint>
   __device__ __forceinline__ void send_sum(const L2Output& out, float x) const {
@@ -159,11 +156,9 @@ class ThroughL2 {
     local(out.part == 0 ? Local::kStateGate : Local::kMdiGate, out) = y;
   }
   __device__ __forceinline__ void keep_projection(const L2Output& out, float y) const {
-    if (out.part != kK) local(out.part == kQ ? Local::kQ : out.part == kV ? Local::kV : Local::kZ, out) = y;
+    local(static_cast<Local>(out.part), out) = y;
   }
-  __device__ __forceinline__ void keep_mdi_input(const L2Output& out, float y) const {
-    if (out.part == 0) local(Local::kMdiInput, out) = y;
-  }
+  __device__ __forceinline__ void keep_h(const L2Output& out, float h) const { local(Local::kH, out) = h; }
   __device__ __forceinline__ float& residual(const L2Output& out) const { return local(Local::kResidual, out); }
   __device__ __forceinline__ float query(const L2Output& out) const { return local(Local::kQ, out); }
   __device__ __forceinline__ Channel channel(const L2Output& out) const {
@@ -174,11 +169,10 @@ class ThroughL2 {
             .z = local(Local::kZ, out),
             .v = local(Local::kV, out)};
   }
-  __device__ __forceinline__ void store_h(int layer, const L2Output& out, float h) const {
-    c_.h(layer, out.sequence)[c_.channels.first + out.row] = h;
-  }
-  __device__ __forceinline__ void store_sum(int layer, const L2Output& out, double sum) const {
-    c_.state_of(c_.p.op.segment_sum, layer, out.sequence)[c_.channels.first + out.row] = sum;
+  __device__ __forceinline__ void store_state(int layer, const L2Output& out, double sum) const {
+    const int channel = c_.channels.first + out.row;
+    c_.h(layer, out.sequence)[channel] = local(Local::kH, out);
+    c_.state_of(c_.p.op.segment_sum, layer, out.sequence)[channel] = sum;
   }
 
  private:
@@ -192,16 +186,13 @@ class ThroughL2 {
   template <Stage kStage>
   __device__ __forceinline__ void* destination(int layer, const L2Output& out, int row) const {
     constexpr StageInfo kInfo = stage_info(kStage);
-    constexpr bool kHasParts = kStage == Stage::kProject || kStage == Stage::kHide;
-    const int first_sent = kStage == Stage::kProject ? kZ : 1;
     if constexpr (kStage == Stage::kPredict) {
       return bytes_further(c_.p.op.logits, out.sequence * c_.p.op.slot_bytes) + c_.vocab.first + row;
     } else if constexpr (kInfo.output == Point::kCount) {
       return nullptr;
     } else {
-      if (kHasParts && out.part < first_sent) return nullptr;
       const Point to = kStage == Stage::kAdvance && c_.p.op.slots < 2 ? Point::kMixed : kInfo.output;
-      const int vector = (kHasParts ? (out.part - first_sent) * batch() : 0) + out.sequence;
+      const int vector = (kStage == Stage::kHide ? out.part * batch() : 0) + out.sequence;
       const int at = vector * c_.width(kInfo.output) + c_.owned(kInfo.others).first + row;
       if (to == Point::kMixed || to == Point::kOutput) return vectors<float>(layer, to) + at;
       return vectors<A>(layer, to) + at;
