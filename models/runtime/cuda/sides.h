@@ -24,14 +24,23 @@ class Sides<kernels::Cuda> {
   void run(bool waits, const Run& run) {
     kernels::Cuda& second = of(1);
     second.follow(main_);
-    if (waits) {
-      helper_.run([&](std::size_t side) {
-        if (side == 1) second.make_current();
-        run(side);
-      });
-    } else {
-      run(std::size_t{0});
-      run(std::size_t{1});
+    try {
+      if (waits) {
+        helper_.run([&](std::size_t side) {
+          if (side == 1) second.make_current();
+          run(side);
+        });
+      } else {
+        run(std::size_t{0});
+        run(std::size_t{1});
+      }
+    } catch (...) {
+      // Else what the second side has enqueued writes to a slot that another sequence has by then.
+      try {
+        second.synchronize();
+      } catch (...) {  // the first fault is the one to tell
+      }
+      throw;
     }
     main_.follow(second);
   }
