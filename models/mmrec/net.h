@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "models/mmrec/stack.h"
+#include "models/mmrec/staggered.h"
 #include "models/runtime/tables.h"
 
 namespace mmrec::models {
@@ -22,7 +23,9 @@ class Net {
   using Matrix = kernels::MatrixView<T, Space>;
 
   Net(const Config& config, ModelView<Space> model, Backend& backend, const ChunkPlan& plan)
-      : config_(config), stack_(config, std::move(model), backend, plan, SlotLayout(config)) {}
+      : config_(config),
+        stack_(config, std::move(model), backend, plan, SlotLayout(config)),
+        staggered_(config, stack_.model(), backend, plan, SlotLayout(config)) {}
 
   Backend& backend() { return stack_.backend(); }
   const ChunkPlan& plan() const { return stack_.work().plan; }
@@ -53,6 +56,8 @@ class Net {
   /// A chunk, and the path that it took. By kRows hidden() has its rows, normed; by kWholeStep the logits are in the
   /// slots; by kPacked norm() has the rows that end.
   Path run(const Chunk& chunk, Done& done) {
+    is_staggered_ = staggered_.takes(chunk);
+    if (is_staggered_) return staggered_.run(chunk, hidden(chunk.rows), done);
     const Path path = stack_.choose(chunk, backend());
     if (path == Path::kWholeStep) {
       const Batch& b = chunk.batches.front();
@@ -68,6 +73,9 @@ class Net {
   /// The head's input of the chunk's rows, normed by run() or by norm().
   Matrix<A> hidden(std::int64_t rows) { return stack_.work().u(rows); }
   Matrix<A> norm(const HeadRows& rows) {
+    if (is_staggered_) {  // the chunk's only run is normed
+      return rows.batch == nullptr ? hidden(rows.count) : hidden(this->rows()).middle_rows(rows.batch->tokens - 1, 1);
+    }
     const Matrix<A> to = rows.batch == nullptr
                              ? hidden(rows.count)
                              : hidden(this->rows()).middle_rows(rows.batch->first_row, rows.batch->sequences);
@@ -88,6 +96,8 @@ class Net {
  private:
   const Config& config_;
   Stack<Backend, A> stack_;
+  Staggered<Backend, A> staggered_;
+  bool is_staggered_ = false;         // the chunk at hand
   std::optional<StepRows> laid_out_;  // the step at hand
 };
 

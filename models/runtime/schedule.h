@@ -24,6 +24,8 @@ struct ChunkPlan {
   bool spans_segments = false;   // a chunk may run past the end of a memory segment
   bool packs = false;            // runs of a chunk go together, with a row between two; short ones keep to segments
   bool begins_with_run = false;  // positions of the grid count from a run's first token
+  std::int64_t part = 0;         // if not 0, chunks of one run consist of parts that end on multiples of it, and those
+                                 // of several that are not packed are such parts
 
   /// Rows of the largest chunk of so many sequences.
   std::int64_t most_rows(std::int64_t sequences) const { return std::max(tokens, std::min(rows, sequences * tokens)); }
@@ -67,6 +69,7 @@ class Schedule {
         done_(runs.size()),
         turn_(runs.size()),
         packs_(plan.packs && runs.size() > 1 && !is_small_batch(runs)) {
+    if (plan.part != 0 && runs.size() > 1 && !packs_) plan_.tokens = plan.part;
     begin_round();
   }
 
@@ -167,7 +170,7 @@ class Schedule {
     }
   }
 
-  const ChunkPlan& plan_;
+  ChunkPlan plan_;
   std::int64_t segment_;
   std::span<const Run> runs_;
   std::int64_t most_rows_;

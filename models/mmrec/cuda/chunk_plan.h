@@ -7,9 +7,24 @@
 
 #include "kernels/cuda/runtime/cuda.h"
 #include "models/mmrec/config.h"
+#include "models/mmrec/cuda/ops.h"
 #include "models/runtime/schedule.h"
 
 namespace mmrec::models {
+
+/// Whether an op over a segment's rows leaves three quarters of the device idle, and no kernel takes all segments.
+inline bool leaves_idle(const Config& config, const kernels::Cuda& cuda) {
+  constexpr std::int64_t kTile = 128;
+  const auto tiles = [](std::int64_t size) { return (size + kTile - 1) / kTile; };
+  if (4 * tiles(config.memory_segment) * tiles(config.ffn_dim) > cuda.processors()) return false;
+  kernels::FinishSegments<kernels::Device, kernels::Float16> op;
+  op.x = {nullptr, 1, 1, config.model_dim};
+  op.segment = config.memory_segment;
+  op.heads = config.num_heads;
+  op.memory_slots = config.memory_slots;
+  op.ffn_in.rows = config.ffn_dim;
+  return !kernels::finish_segments_supported(cuda, op);
+}
 
 /// Rows enough to fill the device in every product. A window is a tile of a sweep, of 128 times and 128 channels, for
 /// every multiprocessor, so that what its sweeps go over again and again stays in L2; two tiles where products take
@@ -19,13 +34,17 @@ inline ChunkPlan chunk_plan(const Config& config, const kernels::Cuda& cuda) {
   const std::int64_t tiles = (config.model_dim <= 1024 ? 1 : 2) * std::int64_t{cuda.processors()};
   const std::int64_t fits = std::int64_t{128} * 128 * tiles / config.model_dim;
   const auto window = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(fits)));
-  return {
+  ChunkPlan plan = {
       .tokens = kTokens,
       .tile = 1,
       .rows = 8192,
       .window = std::clamp<std::int64_t>(window, 256, kTokens),
       .spans_segments = config.carry_state || config.model_dim % 2 == 0,  // packed_sweeps takes no odd D that restarts
       .packs = true};
+  // Four parts fill the device as a window does.
+  if (config.num_layers > 1 && plan.spans_segments && leaves_idle(config, cuda))
+    plan.part = std::max<std::int64_t>(plan.window / 4, 256);
+  return plan;
 }
 
 }  // namespace mmrec::models

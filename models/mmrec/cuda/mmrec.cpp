@@ -3,6 +3,7 @@
 #include "models/mmrec/cuda/chunk_plan.h"
 #include "models/mmrec/cuda/ops.h"
 #include "models/mmrec/cuda/padded.h"
+#include "models/mmrec/cuda/staggered.h"
 #include "models/mmrec/net.h"
 #include "models/runtime/cuda/executor.h"
 

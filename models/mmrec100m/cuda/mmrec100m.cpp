@@ -17,7 +17,9 @@ static Config padded(Config config) {
 }
 
 static ChunkPlan chunk_plan(const Config& config, const kernels::Cuda& cuda) {
-  return chunk_plan(config.stack(), cuda);
+  ChunkPlan plan = chunk_plan(config.stack(), cuda);
+  plan.part = 0;  // two stacks side by side are enough
+  return plan;
 }
 
 }  // namespace mmrec::models::mmrec100m

@@ -1,0 +1,87 @@
+// Long sequences of small models, whose chunks go through the layers in parts side by side (Staggered): the bits of the
+// same sequences two at a time, which go part by part.
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "kernels/cuda/runtime/cuda.h"
+#include "models/mmrec/cuda/chunk_plan.h"
+#include "tests/models/small_models.h"
+#include "tests/ops/op_test.h"
+#include "tests/support/model_folder.h"
+
+namespace mmrec::models {
+namespace {
+
+class CudaStaggered : public testing::TestWithParam<bool> {
+ protected:
+  struct Result {
+    std::vector<float> logprobs;
+    HostState state;
+  };
+
+  void SetUp() override {
+    if (const std::string reason = cuda_unusable_reason(); !reason.empty()) GTEST_SKIP() << reason;
+    config_ = small_config(48);  // no multiple of 64: no kernel takes all segments
+    config_.num_layers = 3;
+    config_.carry_state = GetParam();
+    write_small_model(folder_.path(), Config::kModelType, config_, kernels::DType::kF16);
+    executor_ = load_model(folder_.path(), {}, {})->on_cuda(Precision::kF16, 0).executor;
+  }
+  static std::vector<int> tokens_of(int sequence, std::int64_t count) {
+    std::vector<int> tokens;
+    for (std::int64_t i = 0; i < count; ++i) tokens.push_back(static_cast<int>((i * i * 7 + i * (3 + sequence)) % 50));
+    return tokens;
+  }
+  /// The sequences in lock-step: a call of some tokens, then one of the rest.
+  std::vector<Result> score(const std::vector<int>& sequences, std::int64_t some, std::int64_t all) {
+    const auto count = static_cast<int>(sequences.size());
+    const Slots slots(executor_, count, {});
+    executor_->clear(slots.first(), count);
+    std::vector<Result> results(sequences.size());
+    for (const auto& [begin, end] : {std::pair{std::int64_t{0}, some}, std::pair{some, all}}) {
+      std::vector<int> tokens;
+      std::vector<models::Run> runs;
+      for (int i = 0; i < count; ++i) {
+        const std::vector<int> own = tokens_of(sequences[static_cast<std::size_t>(i)], all);
+        runs.push_back({slots[i], begin, std::ssize(tokens), end - begin});
+        tokens.insert(tokens.end(), own.begin() + begin, own.begin() + end);
+      }
+      std::vector<float> logprobs(tokens.size());
+      executor_->run({.tokens = tokens, .runs = runs, .logprobs = logprobs}, {});
+      for (std::size_t i = 0; i < results.size(); ++i) {
+        const auto first = logprobs.begin() + runs[i].first_row;
+        results[i].logprobs.insert(results[i].logprobs.end(), first, first + runs[i].rows);
+      }
+    }
+    for (int i = 0; i < count; ++i) results[static_cast<std::size_t>(i)].state = executor_->save(slots[i], 1, all);
+    return results;
+  }
+
+  test::TempFolder folder_;
+  Config config_;
+  std::shared_ptr<Executor> executor_;
+};
+
+TEST_P(CudaStaggered, PartsSideBySideHaveTheBitsOfOneAfterAnother) {
+  const std::int64_t part = chunk_plan(config_, kernels::Cuda(0)).part;
+  ASSERT_GT(part, 0);
+  const std::int64_t some = 40, all = 5 * part / 2;  // from within a part on, two ends of parts
+  const std::vector<Result> both = score({0, 1}, some, all);
+  for (const int sequence : {0, 1}) {
+    const Result alone = score({sequence}, some, all).front();
+    const Result& other = both[static_cast<std::size_t>(sequence)];
+    EXPECT_EQ(alone.logprobs, other.logprobs);
+    ASSERT_EQ(alone.state.parts.size(), other.state.parts.size());
+    for (std::size_t i = 0; i < alone.state.parts.size(); ++i) {
+      EXPECT_EQ(alone.state.parts[i].values, other.state.parts[i].values) << alone.state.parts[i].name;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, CudaStaggered, testing::Bool(), [](const testing::TestParamInfo<bool>& info) {
+  return info.param ? "Carried" : "Restarting";
+});
+
+}  // namespace
+}  // namespace mmrec::models
