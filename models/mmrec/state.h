@@ -46,8 +46,8 @@ struct SlotLayout {
 /// The saved part of the state.
 inline StateLayout state_layout(const Config& config, const SlotLayout& slot) {
   using enum StatePart::Type;
-  const std::int64_t layers = config.num_layers, dim = config.num_heads * config.head_dim();
-  const Spread heads{config.head_dim(), config.head_padding};
+  const std::int64_t layers = config.num_layers, dim = config.model_dim - config.num_heads * config.head_padding;
+  const Spread heads = config.head_padding == 0 ? Spread() : Spread{config.head_dim(), config.head_padding};
   return {.numbers = {{"num_layers", layers},
                       {"model_dim", dim},
                       {"memory_slots", config.memory_slots},
