@@ -106,8 +106,10 @@ class Block {
   /// Stretches between restarts are as independent as packed runs, so they are swept together.
   void sweep_stretches(const Layer& w, const Batch& b, const RecurrenceOptions& options, Done& done) {
     if (b.position != swept_.position || b.tokens != swept_.tokens) {  // once for all layers
-      swept_ = {.position = b.position, .sequences = 1, .tokens = b.tokens};
-      stretches_.lay_out({&swept_, 1}, b.tokens);
+      swept_ = {};                                                     // until its lists are there
+      const Batch alone{.position = b.position, .sequences = 1, .tokens = b.tokens};
+      stretches_.lay_out({&alone, 1}, b.tokens);
+      swept_ = alone;
     }
     for (std::int64_t s = 0; s < b.sequences; ++s) {
       kernels::PackedSweeps<Space, A> op{terms.sweeps(w, b, options), stretches_.begin()};
