@@ -378,8 +378,8 @@ void sample_tokens(Cuda& cuda, const SampleTokens<Device>& op, int blocks = 0);
 // ---------------------------------------------------------------------------------------------------------------------
 // Optional ops over packed runs. The rows of one chunk hold runs of several sequences, one after another. A single row
 // between two runs is a gap; it belongs to neither. If there is none, the second run begins with the state 0. The
-// sequences' states lie anywhere: lists in memory of Space give their addresses. models/mmrec/paths/packed.h makes
-// these lists.
+// sequences' states lie anywhere: lists in memory of Space give their addresses. models/mmrec/swept_runs.h and
+// paths/packed.h make these lists.
 // ---------------------------------------------------------------------------------------------------------------------
 
 /// Which rows the runs have. In memory of Space, except for the spans.

@@ -87,7 +87,7 @@ void Progress::update(std::int64_t done, std::int64_t total, std::optional<Perpl
     start_ = now;
     return;
   }
-  // What all that is done would take at the rate since then.
+  // The time of all that is done, at the rate since then.
   const double seconds = std::chrono::duration<double>(now - start_).count() * static_cast<double>(done) /
                          static_cast<double>(std::max<std::int64_t>(done - *first_, 1));
   if (writes_lines_) {

@@ -20,7 +20,7 @@ namespace {
 using Layer = LayerFields<kernels::WeightView<kernels::Device>, const float*>;
 using kernels::Cuda, kernels::Device, kernels::MatrixView, kernels::WeightView;
 
-/// A, of whose numbers so many hold one of fp32.
+/// How many numbers of A hold one of fp32.
 template <class A>
 constexpr int kPartsOfFloat = sizeof(A) == sizeof(float) ? 1 : 3;
 
@@ -79,7 +79,7 @@ class Composer {
     return numbers;
   }
 
-  /// What others are composed with: part `part` of qvzk and of its bias.
+  /// Takes part `part` of qvzk and its bias as the inner matrix, with which others are composed.
   void set_inner(const Layer& layer, std::int64_t part) {
     keep(multiply({identity_.data(), dim_, dim_}, layer.qvzk.middle_rows(part * dim_, dim_)), inner_.data());
     std::vector<float> left = download(layer.qvzk_bias + part * dim_, dim_);

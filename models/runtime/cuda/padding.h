@@ -33,7 +33,7 @@ struct Padding {
   Sizes from, to;
   std::int64_t heads = 1;
 
-  /// What the weights of norms are multiplied by.
+  /// The factor of the norms' weights.
   float norm_scale() const { return std::sqrt(static_cast<float>(from.d) / static_cast<float>(to.d)); }
 };
 

@@ -12,9 +12,9 @@
 //
 // Work of a warp. Products are cut along k among the 8 warps, in the order of tile_product.cuh; a stage's weights wait
 // in registers for the vector. After the stage's one barrier warp u finishes the u-th unit of 8 outputs, lane l its
-// output l % 8: the four octets of lanes have several parts of a channel (q, v, z, k), or the same. The values of a
-// channel stay in that warp's registers for the whole step. Of every piece of 16 bytes lane l sends the copy for block
-// l % 16.
+// output l % 8: the four octets of lanes have several parts of a channel (q, v, z, W_mz z), or the same. The values of
+// a channel stay in that warp's registers for the whole step. Of every piece of 16 bytes lane l sends the copy for
+// block l % 16.
 #pragma once
 
 #include "models/mmrec/cuda/decode/attention.cuh"
