@@ -79,7 +79,8 @@ TEST(Corpus, WhatComesBeforeAMalformedLineIsNotLost) {
 }
 
 TEST(Corpus, ALongTextInPartsIsScoredAsIfItWereWhole) {
-  // --batch 2 scores documents together and therefore takes them whole.
+  // A window that has room for all of a document takes it whole. Parts begin at 1 MiB and pieces at 260,000 tokens, so
+  // most of the text is a word that is one token.
   const TempFolder folder;
   std::mt19937 rng(4);
   const std::vector<std::string> pieces = {" river",
@@ -91,14 +92,15 @@ TEST(Corpus, ALongTextInPartsIsScoredAsIfItWereWhole) {
                                            " mill,",
                                            "\xFF"};
   std::string text;
-  while (text.size() < 1'400'000) text += pieces[rng() % pieces.size()];
+  while (text.size() < 1'200'000) text += rng() % 4 == 0 ? pieces[rng() % pieces.size()] : "very very";
   write_file(folder / "long", text);
   write_file(folder / "short", "two words");
   const Words files = {folder / "short", folder / "long", folder / "short"};
-  const Words output = {"--per-token", "--format", "jsonl"};
-  const Outcome parts = ppl(words(words({"--batch", "1"}, output), files), "");
-  const Outcome whole = ppl(words(words({"--batch", "2"}, output), files), "");
+  const Words output = {"--per-token", "--format", "csv"};
+  const Outcome parts = ppl(words(output, files), "");
+  const Outcome whole = ppl(words(words({"--mode", "rolling", "--window", "10000000"}, output), files), "");
   EXPECT_EQ(parts.code, 0) << parts.err;
+  EXPECT_GT(std::count(parts.out.begin(), parts.out.end(), '\n'), 300'000);
   EXPECT_TRUE(parts.out == whole.out);
   EXPECT_NE(parts.err.find("UTF-8"), std::string::npos) << parts.err;
 }
