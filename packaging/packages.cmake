@@ -42,8 +42,8 @@ set(CPACK_DEBIAN_TOOLS_PACKAGE_SECTION science)
 set(CPACK_COMPONENT_TOOLS_DESCRIPTION "inference for the MM-Rec language model
 ${about}
 mmrec-generate continues prompts, mmrec-ppl computes perplexities as other
-programs define them, and mmrec-bench measures what the machine can do. A
-small model of English is included.")
+programs define them, mmrec-quantize makes weights smaller, and mmrec-bench
+measures what the machine can do. A small model of English is included.")
 
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_NAME libmmrec${abi})
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_SECTION libs)

@@ -111,6 +111,8 @@ int run_and_report(std::string_view program, const std::function<int()>& body) {
     return fail(kRejected, error.what());
   } catch (const OutputError& error) {
     return fail(kOutputFault, error.what());
+  } catch (const WriteError& error) {
+    return fail(kOutputFault, error.what());
   } catch (const NumericError& error) {
     return fail(kNumericFault, error.what());
   } catch (const std::bad_alloc& error) {

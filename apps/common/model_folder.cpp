@@ -67,6 +67,8 @@ auto rejecting(const std::filesystem::path& folder, Load&& load) {
     return load();
   } catch (const DeviceUnavailable&) {
     throw;
+  } catch (const WriteError&) {  // of what is made of the folder
+    throw;
   } catch (const NumericError& error) {
     throw RejectedFile(error.what());
   } catch (const std::system_error& error) {

@@ -16,7 +16,7 @@
 #include "models/files/checked.h"
 #include "models/files/checksum.h"
 #include "models/files/elements.h"
-#include "models/files/text.h"
+#include "models/files/safetensors_writer.h"
 
 namespace mmrec::models {
 namespace {
@@ -55,24 +55,6 @@ class Output {
 };
 
 std::uint64_t elements_of(const TensorSpec& tensor) { return checked_product(tensor.shape).value(); }
-
-/// What comes before the tensors' data: the length of a JSON text and that text, padded with spaces so that the data
-/// begins at a multiple of eight bytes.
-std::string header_of(std::span<const TensorSpec> tensors, DType dtype) {
-  std::string json = "{";
-  std::uint64_t begin = 0;
-  for (const TensorSpec& tensor : tensors) {
-    const std::uint64_t end = begin + elements_of(tensor) * kernels::size_of(dtype);
-    json += fmt::format("{}\"{}\":{{\"dtype\":\"{}\",\"shape\":{},\"data_offsets\":[{},{}]}}",
-                        json.size() > 1 ? "," : "", tensor.name, name_in_file(dtype), list(tensor.shape), begin, end);
-    begin = end;
-  }
-  json += '}';
-  json.append((8 - json.size() % 8) % 8, ' ');
-  std::string length(8, '\0');
-  for (unsigned i = 0; i < 8; ++i) length[i] = static_cast<char>(json.size() >> (8 * i));
-  return length + json;
-}
 
 /// Uniform in (low, high), number `i` of the stream `key`: splitmix64, whose every output stands alone.
 float uniform(std::uint64_t key, std::uint64_t i, float low, float high) {
@@ -126,8 +108,12 @@ void write_synthetic_folder(const fs::path& folder, const SyntheticModel& model,
                             const std::function<void()>& between_blocks) {
   fs::create_directories(folder);
   check_room(folder, model.tensors, dtype);
+  std::vector<StoredTensor> stored;
+  for (const TensorSpec& tensor : model.tensors) {
+    stored.push_back({tensor.name, name_in_file(dtype), tensor.shape, elements_of(tensor) * kernels::size_of(dtype)});
+  }
   Output file(folder / "model.safetensors");
-  file.write(header_of(model.tensors, dtype));
+  file.write(safetensors_header(stored));
   std::int64_t in = 1;  // of the weight last met: a bias follows its weight
   for (const TensorSpec& tensor : model.tensors) {
     if (tensor.shape.size() == 2) in = tensor.shape[tensor.name.ends_with(kFlaxKernel.suffix) ? 0 : 1];

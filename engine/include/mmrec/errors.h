@@ -24,4 +24,10 @@ class MMREC_EXPORT DeviceUnavailable : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// A file of a result cannot be written; the message names it and the reason.
+class MMREC_EXPORT WriteError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
 }  // namespace mmrec

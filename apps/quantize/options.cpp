@@ -1,0 +1,61 @@
+#include "apps/quantize/options.h"
+
+#include <array>
+
+#include "apps/common/model_folder.h"
+
+namespace mmrec::apps {
+namespace {
+
+constexpr std::string_view kHead = R"(mmrec-quantize DIR OUT --format int8
+mmrec-quantize DIR OUT --format int4 --group 64 --keep "blocks.0.*"
+
+Writes the model of folder DIR with smaller weights to the new folder OUT. A
+table on stdout tells the error of each matrix and what it takes.
+)";
+
+constexpr auto kOptions = std::to_array<Option>({
+    {"format",
+     0,
+     {"F", "int8 int4 fp8"},
+     "int8 or fp8, a scale per row; or int4, a scale per group, with int8 for matrices that do not bear it",
+     true},
+    {"group", 0, {"N"}, "weights that share a scale of int4: a multiple of 64 (128)", true},
+    {"keep", 0, {"PATTERN"}, "matrices that stay as they are, by name; may be repeated", true, {}, true},
+    kThreadsOption,
+    kQuietOption,
+    kHelpOption,
+    kHelpAllOption,
+    kVersionOption,
+});
+
+}  // namespace
+
+const Program& quantize_program() {
+  static constexpr Program kProgram = {.name = "mmrec-quantize",
+                                       .does = "make the weights of an MM-Rec model smaller",
+                                       .operands = "DIR OUT",
+                                       .head = kHead,
+                                       .options = kOptions};
+  return kProgram;
+}
+
+QuantizeCommand quantize_command(const Arguments& arguments) {
+  QuantizeCommand command;
+  const std::vector<std::string>& folders = arguments.positionals();
+  if (folders.size() != 2) throw UsageError("expected two folders: DIR and OUT");
+  command.from = folders[0];
+  command.to = folders[1];
+  if (!arguments.has("format")) throw UsageError("--format is missing (expected int8, int4 or fp8)");
+  command.options.type = static_cast<QuantizedType>(arguments.choice("format", kQuantizedTypeNames));
+  if (arguments.has("group") && command.options.type != QuantizedType::kInt4) {
+    throw UsageError("--group: only with --format int4");
+  }
+  command.options.group = static_cast<int>(arguments.integer("group", command.options.group, 64, 65536));
+  command.options.keep = arguments.list("keep");
+  command.options.threads = run_options(arguments).session.threads;
+  command.quiet = arguments.has("quiet");
+  return command;
+}
+
+}  // namespace mmrec::apps

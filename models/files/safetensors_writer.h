@@ -1,0 +1,31 @@
+// What is written around the tensors of a checkpoint: the header of a safetensors file, and the index of shards.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace mmrec::models {
+
+/// A tensor to be written.
+struct StoredTensor {
+  std::string name;
+  std::string_view type;  // its name in the file: "BF16"
+  std::vector<std::int64_t> shape;
+  std::uint64_t bytes = 0;
+};
+
+/// What comes before the tensors' data, which lie one behind the other: the length of a JSON text and that text, padded
+/// with spaces so that the data begins at a multiple of eight bytes.
+std::string safetensors_header(std::span<const StoredTensor> tensors);
+
+/// The text of model.safetensors.index.json for shards of these names with these tensors.
+struct StoredShard {
+  std::string name;
+  std::vector<StoredTensor> tensors;
+};
+std::string shard_index(std::span<const StoredShard> shards);
+
+}  // namespace mmrec::models

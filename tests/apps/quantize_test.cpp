@@ -1,0 +1,103 @@
+// mmrec-quantize: its table, its files, what it refuses, and an interrupt.
+#include <map>
+
+#include "tests/apps/programs.h"
+
+namespace mmrec::test {
+namespace {
+
+const std::string kQuantize = MMREC_PROGRAM_FOLDER "/mmrec-quantize";
+const std::string kBundled = MMREC_WEIGHTS "/mmrec-12m";
+
+/// The last word of each line by the first.
+std::map<std::string, Words> table_of(const Outcome& outcome) {
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  std::map<std::string, Words> table;
+  std::istringstream lines(outcome.out);
+  for (std::string line; std::getline(lines, line);) {
+    const Words found = split(line);
+    table[found.front()] = Words(found.begin() + 1, found.end());
+  }
+  return table;
+}
+
+TEST(Quantize, PrintsATableAndTheFiguresOfAll) {
+  const TempFolder out;
+  const Outcome outcome = run({kQuantize, kBundled, out / "q", "--format", "int4", "--keep", "*.W_v", "-q"});
+  const auto table = table_of(outcome);
+  EXPECT_EQ(outcome.err, "");
+  const Words& ffn = table.at("blocks.2.ffn.3");
+  ASSERT_EQ(ffn.size(), 9U);
+  EXPECT_EQ(joined(Words(ffn.begin(), ffn.begin() + 6)), "int4 g128 384 x 768 error ");
+  EXPECT_NEAR(std::stod(ffn[6]), 0.1, 0.03);
+  EXPECT_EQ(ffn[7], "4.125");
+  const Words& gate = table.at("blocks.2.mdi.W_g");
+  EXPECT_EQ(joined(Words(gate.begin(), gate.begin() + 5)), "int8 384 x 768 error ");
+  EXPECT_LT(std::stod(gate[5]), 0.02);
+  EXPECT_EQ(gate[6], "8.021");
+  EXPECT_EQ(table.count("blocks.2.W_v"), 0U);
+  EXPECT_EQ(table.at("bytes_before"), Words{"26995584"});
+  const double bytes = std::stod(table.at("bytes_after").front());
+  EXPECT_NEAR(std::stod(table.at("bits_per_weight").front()), bytes * 8 / (26'995'584 / 2), 1e-3);
+  double on_disk = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(out / "q")) {
+    if (entry.path().extension() == ".safetensors") on_disk += static_cast<double>(entry.file_size());
+  }
+  EXPECT_NEAR(on_disk, bytes, 30'000);  // headers
+  EXPECT_LT(std::stod(table.at("bits_per_quantized_weight").front()), 6.5);
+}
+
+TEST(Quantize, FormatsAndGroupsAreThoseAskedFor) {
+  const TempFolder out;
+  const auto bits = [&](const Words& options) {
+    const std::string to = out / std::to_string(files_in(out.path()));
+    return table_of(run(words({kQuantize, kBundled, to}, options))).at("blocks.0.W_q");
+  };
+  EXPECT_EQ(bits({"--format", "int4", "--group", "64"})[1], "g64");
+  EXPECT_EQ(bits({"--format=int4", "--group", "64"})[7], "4.250");
+  EXPECT_EQ(bits({"--format", "fp8"})[0], "fp8");
+  EXPECT_EQ(bits({"--format", "int8", "--threads", "3"})[6], "8.042");
+}
+
+TEST(Quantize, RefusesWrongUsageAndFoldersThatItCannotTake) {
+  const TempFolder out;
+  const std::string to = out / "q";
+  expect_wrong_usage({kQuantize}, {
+                                      {{}, "expected two folders"},
+                                      {{kTiny}, "expected two folders"},
+                                      {{kTiny, to, "x", "--format", "int8"}, "expected two folders"},
+                                      {{kTiny, to}, "--format is missing"},
+                                      {{kTiny, to, "--format", "int3"}, "int8 or int4 or fp8"},
+                                      {{kTiny, to, "--format", "int8", "--group", "64"}, "--group: only with"},
+                                      {{kTiny, to, "--format", "int4", "--group", "63"}, "--group"},
+                                      {{kTiny, to, "--format", "int4", "--group", "96"}, "multiple of 64"},
+                                      {{kTiny, kTiny, "--format", "int8"}, "a new or an empty folder"},
+                                  });
+  expect_refused(run({kQuantize, kUpstream + "/jax", to, "--format", "int8"}), 3, {"no matrix NAME.weight"});
+  expect_refused(run({kQuantize, out / "none", to, "--format", "int8"}), 3, {"config.json"});
+  expect_refused(run({kQuantize, kTiny, out / "no/q", "--format", "int8"}), 5, {"no/q: cannot create the folder"});
+  EXPECT_FALSE(std::filesystem::exists(to));
+  EXPECT_EQ(run({kQuantize, kTiny, to, "--format", "int8"}).code, 0);
+  expect_refused(run({kQuantize, to, out / "again", "--format", "int8"}), 3, {});
+  EXPECT_EQ(files_in(out.path()), 1);
+}
+
+TEST(Quantize, AnInterruptLeavesNothing) {
+  const TempFolder in;
+  copy_files(kTiny, in.path(), {"config.json", "tokenizer.model"});
+  EditableCheckpoint checkpoint(kTiny + "/model.safetensors");
+  checkpoint.add_zeros("more.weight", {1 << 13, 1 << 11});
+  std::string& bytes = checkpoint.at("more.weight").bytes;
+  for (std::size_t i = 3; i < bytes.size(); i += 4) bytes[i] = 0x3f;  // 0.5: zeros take no time
+  checkpoint.write(in / "model.safetensors");
+  const TempFolder out;
+  Process process({kQuantize, in.path(), out / "q", "--format", "fp8", "--threads", "1"});
+  wait_for([&] { return std::filesystem::exists(out / "q"); });
+  process.send(SIGINT);
+  const Outcome outcome = process.wait();
+  expect_refused(outcome, 130, {"interrupted: nothing was written"});
+  EXPECT_EQ(files_in(out.path()), 0);
+}
+
+}  // namespace
+}  // namespace mmrec::test

@@ -1,0 +1,379 @@
+// Quantised model folders: the numbers against a reading of the files in float64 by the test's own rules, their layout
+// bit by bit, what stays, and what is refused.
+#include "mmrec/quantize.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/tensor.h"
+#include "mmrec/errors.h"
+#include "tests/engine/refusal.h"
+#include "tests/support/model_folder.h"
+#include "tests/support/quantized_reader.h"
+
+namespace mmrec {
+namespace {
+
+namespace fs = std::filesystem;
+using test::EditableCheckpoint;
+using test::EditableTensor;
+using test::expect_part;
+using test::file_refusal;
+using test::RawTensor;
+using test::refusal;
+using test::TempFolder;
+using Json = nlohmann::ordered_json;
+using test::elements;
+using test::nearest;
+using test::plain;
+using test::QuantizedReading;
+using test::Tensors;
+using test::tensors_of;
+
+const fs::path kTinyFolder = fs::path(MMREC_FIXTURES) / "tiny";
+const fs::path kUpstreamFolder = fs::path(MMREC_FIXTURES) / "upstream";
+const fs::path kBundledFolder = fs::path(MMREC_WEIGHTS) / "mmrec-12m";
+
+/// Each number is the nearest one for its scale, and each scale is at least as good as the one that puts the largest
+/// weight on the largest number. Returns the relative error.
+double expect_well_rounded(const RawTensor& weights, const QuantizedReading& read, QuantizedType type) {
+  double errors = 0.0;
+  double squares = 0.0;
+  for (std::int64_t r = 0; r < read.rows; ++r) {
+    for (std::int64_t first = 0; first < read.cols; first += read.group) {
+      const double scale = read.scale(r, first);
+      EXPECT_GT(scale, 0.0);
+      double largest = 0.0;
+      double found = 0.0;
+      std::vector<double> group;
+      for (std::int64_t c = first; c < first + read.group; ++c) {
+        const auto i = static_cast<std::size_t>(r * read.cols + c);
+        const double weight = plain(weights, i);
+        const double best = nearest(weight / scale, type);
+        const double difference = weight - read.numbers[i] * scale;
+        EXPECT_LE(std::fabs(difference), std::fabs(weight - best * scale) + 1e-6 * std::fabs(weight))
+            << weights.name << " " << r << " " << c;
+        found += difference * difference;
+        largest = std::max(largest, std::fabs(weight));
+        group.push_back(weight);
+        squares += weight * weight;
+      }
+      errors += found;
+      if (largest == 0.0) {
+        EXPECT_EQ(scale, 1.0);
+        continue;
+      }
+      const auto plain_scale = static_cast<double>(
+          kernels::to_float(kernels::from_float<kernels::BFloat16>(static_cast<float>(largest / read.largest))));
+      double plain_error = 0.0;
+      for (const double weight : group) {
+        const double difference = weight - nearest(weight / plain_scale, type) * plain_scale;
+        plain_error += difference * difference;
+      }
+      EXPECT_LE(found, plain_error * (1.0 + 1e-5)) << weights.name << " " << r << " " << first;
+    }
+  }
+  return std::sqrt(errors / squares);
+}
+
+/// A folder with a checkpoint that a test makes up.
+class Made {
+ public:
+  explicit Made(std::vector<EditableTensor> tensors) : checkpoint_(kTinyFolder / "model.safetensors") {
+    checkpoint_.tensors = std::move(tensors);
+    checkpoint_.write(folder_ / "model.safetensors");
+    test::write_file(folder_ / "config.json", R"({"model_type": "mmrec"})");
+  }
+  const fs::path& path() const { return folder_.path(); }
+
+ private:
+  TempFolder folder_;
+  EditableCheckpoint checkpoint_;
+};
+
+EditableTensor matrix(std::string name, std::vector<std::int64_t> shape, const std::vector<float>& values) {
+  std::string bytes(values.size() * sizeof(float), '\0');
+  std::memcpy(bytes.data(), values.data(), bytes.size());
+  return {{std::move(name), "F32", std::move(shape), std::move(bytes)}};
+}
+
+/// Normally distributed weights, of which a few are far larger.
+EditableTensor random_matrix(std::string name, std::int64_t rows, std::int64_t cols) {
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal(0.0F, 0.05F);
+  std::vector<float> values(static_cast<std::size_t>(rows * cols));
+  for (float& value : values) value = normal(random) * (random() % 50 == 0 ? 6.0F : 1.0F);
+  return matrix(std::move(name), {rows, cols}, values);
+}
+
+QuantizedModel quantized(const fs::path& from, const fs::path& to, QuantizeOptions options) {
+  QuantizedModel model = quantize_model(from, to, options);
+  EXPECT_TRUE(model.complete);
+  return model;
+}
+
+class Quantized : public testing::TestWithParam<QuantizedType> {};
+INSTANTIATE_TEST_SUITE_P(Types, Quantized,
+                         testing::Values(QuantizedType::kInt8, QuantizedType::kInt4, QuantizedType::kFp8),
+                         [](const auto& type) { return std::string(to_string(type.param)); });
+
+TEST_P(Quantized, NumbersAreTheNearestAndScalesNoWorseThanThatOfTheLargest) {
+  EditableTensor zeros = random_matrix("blocks.0.W_v.weight", 3, 128);
+  std::fill_n(zeros.bytes.begin(), 128 * 4, '\0');  // a row
+  const Made made({random_matrix("blocks.0.W_q.weight", 5, 256), zeros, random_matrix("blocks.0.W_g.weight", 3, 7),
+                   random_matrix("blocks.0.ffn.0.weight", 2, 130)});
+  const TempFolder out;
+  for (const fs::path& from : {made.path(), kTinyFolder, kUpstreamFolder / "mmrec100m", kUpstreamFolder / "hem"}) {
+    const fs::path to = out / from.filename().string();
+    const QuantizedModel model = quantized(from, to, {.type = GetParam()});
+    const Tensors before = tensors_of(from);
+    const Tensors after = tensors_of(to);
+    EXPECT_GE(model.matrices.size(), 4U);
+    for (const QuantizedMatrix& of : model.matrices) {
+      const QuantizedReading read_back = test::read_quantized(after, of.name);
+      EXPECT_EQ(read_back.rows, of.rows);
+      EXPECT_EQ(read_back.cols, of.cols);
+      EXPECT_EQ(read_back.group, of.group == 0 ? of.cols : of.group);
+      const double error = expect_well_rounded(before.at(of.name + ".weight"), read_back, of.type);
+      EXPECT_NEAR(of.error, error, 1e-4 * error) << of.name;
+    }
+  }
+}
+
+// The search is worth its time.
+TEST(QuantizedScales, AreBetterThanThatOfTheLargest) {
+  const Made made({random_matrix("blocks.0.W_q.weight", 16, 256)});
+  const TempFolder out;
+  const QuantizedModel model = quantized(made.path(), out / "q", {.type = QuantizedType::kInt4});
+  const RawTensor weights = tensors_of(made.path()).at("blocks.0.W_q.weight");
+  double errors = 0.0;
+  double squares = 0.0;
+  for (std::size_t first = 0; first < elements(weights); first += 128) {
+    double largest = 0.0;
+    for (std::size_t i = first; i < first + 128; ++i) largest = std::max(largest, std::fabs(plain(weights, i)));
+    for (std::size_t i = first; i < first + 128; ++i) {
+      const double scale = largest / 7.0;
+      const double difference = plain(weights, i) - nearest(plain(weights, i) / scale, QuantizedType::kInt4) * scale;
+      errors += difference * difference;
+      squares += plain(weights, i) * plain(weights, i);
+    }
+  }
+  EXPECT_LT(model.matrices.front().error, 0.95 * std::sqrt(errors / squares));
+}
+
+// Weights that four bits hold without error: scale 1, and eight numbers a word, the first in the lowest bits.
+TEST(QuantizedLayout, OfFourBitsIsThatOfCompressedTensors) {
+  std::vector<float> values(64);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 16) - 8.0F;
+  const Made made({matrix("blocks.0.W_q.weight", {1, 64}, values)});
+  const TempFolder out;
+  quantized(made.path(), out / "q", {.type = QuantizedType::kInt4, .group = 64});
+  const Tensors after = tensors_of(out / "q");
+  const RawTensor& packed = after.at("blocks.0.W_q.weight_packed");
+  ASSERT_EQ(packed.shape, (std::vector<std::int64_t>{1, 8}));
+  for (std::size_t i = 0; i < 8; ++i) EXPECT_EQ(packed.at<std::uint32_t>(i), i % 2 == 0 ? 0x76543210U : 0xfedcba98U);
+  EXPECT_EQ(after.at("blocks.0.W_q.weight_scale").at<std::uint16_t>(0), 0x3f80);
+  EXPECT_EQ(after.at("blocks.0.W_q.weight_scale").shape, (std::vector<std::int64_t>{1, 1}));
+  EXPECT_EQ(after.at("blocks.0.W_q.weight_shape").at<std::int64_t>(1), 64);
+  EXPECT_EQ(after.size(), 3U);
+}
+
+TEST(QuantizedLayout, FourBitsAreForWhatBearsThem) {
+  const TempFolder out;
+  const auto types = [&](const fs::path& from, const std::string& to, int group) {
+    std::map<std::string, std::string> found;
+    for (const QuantizedMatrix& of :
+         quantized(from, out / to, {.type = QuantizedType::kInt4, .group = group}).matrices) {
+      found[of.name] = std::string(to_string(of.type)) + (of.group == 0 ? "" : " g" + std::to_string(of.group));
+    }
+    return found;
+  };
+  auto found = types(kBundledFolder, "bundled", 128);
+  for (const char* name : {"W_q", "W_k", "W_v", "W_z", "ffn.0", "ffn.3", "multi_mem_attention.W_o"}) {
+    EXPECT_EQ(found.at("blocks.4." + std::string(name)), "int4 g128") << name;
+  }
+  for (const char* name : {"W_g", "mdi.W_g", "mdi.W_gamma.0", "mdi.W_context.2", "multi_mem_attention.W_q"}) {
+    EXPECT_EQ(found.at("blocks.4." + std::string(name)), "int8") << name;
+  }
+  EXPECT_EQ(found.at("embedding"), "int8");
+  const Made made({random_matrix("text_expert.blocks.1.W_z.weight", 2, 192),
+                   random_matrix("blocks.1.W_z.weight", 2, 96), random_matrix("lm_head.weight", 2, 192),
+                   random_matrix("blocks.12.W_fused.weight", 2, 64), random_matrix("blocks.W_q.weight", 2, 64),
+                   random_matrix("other.W_q.weight", 2, 64)});
+  found = types(made.path(), "made", 64);
+  const std::map<std::string, std::string> expected = {
+      {"text_expert.blocks.1.W_z", "int4 g64"}, {"blocks.1.W_z", "int8"}, {"lm_head", "int8"},
+      {"blocks.12.W_fused", "int4 g64"},        {"blocks.W_q", "int8"},   {"other.W_q", "int8"}};
+  EXPECT_EQ(found, expected);
+}
+
+TEST(QuantizedFolder, BytesDoNotDependOnThreads) {
+  const Made made({random_matrix("blocks.0.W_q.weight", 700, 256), random_matrix("blocks.0.W_g.weight", 900, 100)});
+  const TempFolder out;
+  QuantizedModel models[2];
+  for (int i = 0; i < 2; ++i) {
+    models[i] = quantized(made.path(), out / std::to_string(i), {.type = QuantizedType::kInt4, .threads = 1 + 4 * i});
+  }
+  for (const char* file : {"model.safetensors", "config.json"}) {
+    EXPECT_EQ(test::read_file(out / "0" / file), test::read_file(out / "1" / file)) << file;
+  }
+  EXPECT_EQ(models[0].matrices[0].error, models[1].matrices[0].error);
+}
+
+TEST(QuantizedFolder, HasAllElseOfTheModelAsItWas) {
+  const TempFolder in;
+  fs::copy(kBundledFolder, in.path(), fs::copy_options::recursive);
+  test::write_file(in / "notes.txt", "no file of a model");
+  const TempFolder out;
+  const QuantizedModel model =
+      quantized(in.path(), out.path(), {.type = QuantizedType::kInt4, .keep = {"*.W_z", "embed*"}});
+  std::size_t files = 0;
+  for (const auto& entry : fs::directory_iterator(in.path())) {
+    const std::string name = entry.path().filename();
+    EXPECT_EQ(fs::exists(out / name), name != "notes.txt") << name;
+    ++files;
+    if (name == "config.json" || name.starts_with("model") || name == "notes.txt") continue;
+    EXPECT_EQ(test::read_file(out / name), test::read_file(entry.path())) << name;
+  }
+  EXPECT_EQ(static_cast<std::size_t>(std::distance(fs::directory_iterator(out.path()), {})), files - 1);
+
+  Tensors after = tensors_of(out.path());
+  std::uint64_t bytes = 0;
+  for (const auto& [name, tensor] : after) bytes += tensor.bytes.size();
+  EXPECT_EQ(model.bytes_after, bytes);
+  std::size_t copied = 0;
+  for (const auto& [name, tensor] : tensors_of(kBundledFolder)) {
+    bytes += tensor.bytes.size();
+    const bool is_matrix = tensor.shape.size() == 2;
+    if (is_matrix && name.find("W_z") == std::string::npos && !name.starts_with("embed")) continue;
+    EXPECT_EQ(after.at(name).bytes, tensor.bytes) << name;
+    EXPECT_EQ(after.at(name).dtype, tensor.dtype) << name;
+    EXPECT_EQ(after.at(name).shape, tensor.shape) << name;
+    ++copied;
+  }
+  EXPECT_EQ(model.bytes_before + model.bytes_after, bytes);
+  EXPECT_EQ(copied, 5U * 17U + 2U);  // biases, norms and W_z; embedding and the last norm
+
+  const auto index_of = [](const fs::path& folder) {
+    return Json::parse(test::read_file(folder / "model.safetensors.index.json"));
+  };
+  const Json index = index_of(out.path());
+  EXPECT_EQ(index["metadata"]["total_size"], model.bytes_after);
+  Json found = Json::object();
+  for (const char* shard : {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}) {
+    for (const RawTensor& tensor : test::read_safetensors(out / shard)) found[tensor.name] = shard;
+  }
+  EXPECT_EQ(found.size(), after.size());
+  EXPECT_EQ(nlohmann::json(index["weight_map"]), nlohmann::json(found));
+  for (const auto& [name, shard] : index_of(kBundledFolder)["weight_map"].items()) {
+    EXPECT_EQ(found.contains(name) ? found[name] : found[name + "_packed"], shard) << name;
+  }
+}
+
+TEST(QuantizedFolder, ConfigSaysHowAndKeepsWhatItSaid) {
+  const TempFolder out;
+  quantized(kBundledFolder, out / "q", {.type = QuantizedType::kInt4, .keep = {"blocks.?.W_z"}});
+  const std::string before = test::read_file(kBundledFolder / "config.json");
+  const std::string after = test::read_file(out / "q" / "config.json");
+  const std::size_t kept = before.find_last_not_of(" \n}") + 1;
+  EXPECT_EQ(after.substr(0, kept), before.substr(0, kept));
+  const Json quantization = Json::parse(after).at("quantization_config");
+  EXPECT_EQ(std::prev(Json::parse(after).end()).key(), "quantization_config");
+  EXPECT_EQ(quantization["quant_method"], "compressed-tensors");
+  EXPECT_EQ(quantization["format"], "mixed-precision");
+  EXPECT_EQ(quantization["quantization_status"], "compressed");
+  EXPECT_EQ(quantization["ignore"].size(), 5U);
+  EXPECT_EQ(quantization["ignore"][1], "blocks.1.W_z");
+  const Json& groups = quantization["config_groups"];
+  ASSERT_EQ(groups.size(), 2U);
+  for (const auto& [name, group] : groups.items()) {
+    const bool is_int4 = group["weights"]["num_bits"] == 4;
+    EXPECT_EQ(group["format"], is_int4 ? "pack-quantized" : "int-quantized");
+    EXPECT_EQ(group["weights"]["type"], "int");
+    EXPECT_EQ(group["weights"]["strategy"], is_int4 ? "group" : "channel");
+    EXPECT_EQ(group["weights"]["group_size"], is_int4 ? Json(128) : Json());
+    EXPECT_EQ(group["weights"]["symmetric"], true);
+    EXPECT_EQ(group["weights"]["dynamic"], false);
+    EXPECT_TRUE(group["input_activations"].is_null());
+    EXPECT_EQ(group["targets"].size(), is_int4 ? 30U : 36U);
+  }
+  quantized(kBundledFolder, out / "fp8", {.type = QuantizedType::kFp8});
+  const Json fp8 = Json::parse(test::read_file(out / "fp8" / "config.json")).at("quantization_config");
+  EXPECT_EQ(fp8["format"], "float-quantized");
+  EXPECT_EQ(fp8["config_groups"]["group_0"]["weights"]["type"], "float");
+}
+
+TEST(QuantizedFolder, OfWhatCannotBeQuantisedIsRefusedAndNothingIsLeft) {
+  const TempFolder out;
+  const fs::path to = out / "q";
+  const auto refused = [&](const fs::path& from, std::initializer_list<std::string> says) {
+    const std::string message = file_refusal([&] { quantize_model(from, to); });
+    for (const std::string& part : says) expect_part(message, part);
+    EXPECT_FALSE(fs::exists(to));
+  };
+  refused(kUpstreamFolder / "jax", {"model.safetensors", "no matrix NAME.weight"});
+  const Made vectors({matrix("norm.weight", {4}, {1, 2, 3, 4}), matrix("empty.weight", {0, 4}, {})});
+  refused(vectors.path(), {"no matrix NAME.weight"});
+  quantize_model(kTinyFolder, to);
+  EXPECT_NE(file_refusal([&] { quantize_model(to, out / "again"); }), "no error");
+  EXPECT_FALSE(fs::exists(out / "again"));
+  fs::remove_all(to);
+  for (const float bad : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
+    EditableTensor tensor = random_matrix("blocks.0.W_q.weight", 300, 256);
+    tensor.set(256 * 256 + 9, bad);
+    const Made made({random_matrix("blocks.0.W_g.weight", 2, 2), tensor});
+    refused(made.path(), {"model.safetensors", "blocks.0.W_q.weight", "element 65545", "expected finite"});
+  }
+}
+
+TEST(QuantizedFolder, MustBeNewOrEmpty) {
+  const TempFolder out;
+  quantized(kTinyFolder, out.path(), {});
+  expect_part(refusal([&] { quantize_model(kTinyFolder, out.path()); }), "expected a new or an empty folder");
+  expect_part(refusal([&] { quantize_model(kTinyFolder, out / "config.json"); }), "found a file");
+  expect_part(refusal<WriteError>([&] { quantize_model(kTinyFolder, out / "no" / "folder"); }),
+              "cannot create the folder");
+}
+
+TEST(QuantizedFolder, IsNotThereOrEmptyWhenCancelled) {
+  const TempFolder out;
+  std::uint64_t all = 0;
+  for (const fs::path& to : {out / "new", out.path()}) {
+    int calls = 0;
+    const QuantizedModel model =
+        quantize_model(kBundledFolder, to, {.on_progress = [&](std::uint64_t done, std::uint64_t total) {
+                         EXPECT_GE(total, done);
+                         all = total;
+                         return 2 * done < total || ++calls > 1;
+                       }});
+    EXPECT_FALSE(model.complete);
+    EXPECT_EQ(calls, 1);
+    EXPECT_FALSE(fs::exists(out / "new"));
+    EXPECT_TRUE(fs::is_empty(out.path()));
+  }
+  EXPECT_EQ(all, 26'995'584U);
+}
+
+TEST(QuantizeOptions, OutOfRangeAreRefused) {
+  const TempFolder out;
+  const auto refused = [&](const QuantizeOptions& options) {
+    return refusal([&] { quantize_model(kTinyFolder, out.path(), options); });
+  };
+  for (const int group : {0, 32, 96, 65600}) expect_part(refused({.group = group}), "multiple of 64");
+  expect_part(refused({.threads = -1}), "threads");
+  expect_part(refused({.type = static_cast<QuantizedType>(3)}), "type");
+  EXPECT_TRUE(fs::is_empty(out.path()));
+}
+
+}  // namespace
+}  // namespace mmrec
