@@ -18,17 +18,30 @@
 #define MMREC_HOST_DEVICE
 #endif
 
+// A function without a copy of its own, so that the vector kernels may call it (kernels/cpu/simd.h).
+#if defined(__CUDACC__)
+#define MMREC_ALWAYS_INLINE
+#else
+#define MMREC_ALWAYS_INLINE [[gnu::always_inline]]
+#endif
+
 namespace mmrec::kernels {
 
 /// Memory spaces. `Host` is ordinary memory, `Device` memory of the CUDA device that the backend owns.
 struct Host {};
 struct Device {};
 
-/// Storage types of weights and of scan and log-prob operands. Arithmetic is always fp32 or wider.
-enum class DType : std::uint8_t { kF32, kF16, kBF16 };
+/// Storage types of weights and, the first three, of all other operands. Arithmetic is always fp32 or wider.
+enum class DType : std::uint8_t { kF32, kF16, kBF16, kF8, kI8, kI4 };
 
-/// Bytes of one element.
-constexpr std::size_t size_of(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
+/// Whether numbers of this type share scales (WeightFormat).
+MMREC_ALWAYS_INLINE constexpr bool is_quantized(DType dtype) { return dtype >= DType::kF8; }
+/// Bits of one element.
+MMREC_ALWAYS_INLINE constexpr int bits_of(DType dtype) {
+  return dtype == DType::kF32 ? 32 : dtype == DType::kI4 ? 4 : is_quantized(dtype) ? 8 : 16;
+}
+/// Bytes of one element, not of kI4.
+constexpr std::size_t size_of(DType dtype) { return static_cast<std::size_t>(bits_of(dtype)) / 8; }
 
 /// X(T) for every storage type: explicit instantiations.
 #define MMREC_FOR_EACH_TYPE(X) X(float) MMREC_FOR_EACH_HALF(X)
@@ -42,6 +55,11 @@ struct BFloat16 {
 /// IEEE binary16.
 struct Float16 {
   std::uint16_t bits;
+};
+
+/// E4M3 of the Open Compute Project: 4 bits of exponent, 3 of mantissa, no infinity, at most 448.
+struct Float8 {
+  std::uint8_t bits;
 };
 
 /// The DType of a storage type.
@@ -74,7 +92,14 @@ MMREC_HOST_DEVICE constexpr float to_float(Float16 x) {
   return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
 }
 
-/// Narrowing with round-to-nearest-even; NaN stays NaN, overflow becomes infinity.
+constexpr float to_float(Float8 x) {
+  const auto sign = static_cast<std::uint32_t>(x.bits & 0x80U) << 24;
+  if ((x.bits & 0x7fU) == 0x7fU) return std::bit_cast<float>(sign | 0x7fc00000U);
+  // The exponent's bias is 7 in place of 127; a subnormal number of the one is one of the other.
+  return std::bit_cast<float>(sign | static_cast<std::uint32_t>(x.bits & 0x7fU) << 20) * 0x1p120F;
+}
+
+/// Narrowing with round-to-nearest-even; NaN stays NaN, overflow becomes infinity, of Float8 the largest number.
 template <class T>
 MMREC_HOST_DEVICE constexpr T from_float(float x);
 
@@ -105,6 +130,21 @@ MMREC_HOST_DEVICE constexpr Float16 from_float<Float16>(float x) {
   const std::uint32_t shift = 126u - exponent;
   const std::uint32_t half = 1u << (shift - 1);
   return {static_cast<std::uint16_t>(sign | ((m + (half - 1u) + ((m >> shift) & 1u)) >> shift))};
+}
+
+template <>
+constexpr Float8 from_float<Float8>(float x) {
+  const auto u = std::bit_cast<std::uint32_t>(x);
+  const auto sign = static_cast<std::uint8_t>((u >> 24) & 0x80U);
+  const std::uint32_t a = u & 0x7fffffffU;
+  if (a > 0x7f800000U) return {static_cast<std::uint8_t>(sign | 0x7fU)};
+  if (a >= 0x43e00000U) return {static_cast<std::uint8_t>(sign | 0x7eU)};  // 448
+  if (a < 0x3c800000U) {  // below 2^-6: adding 2^14 leaves the rounded multiple of 2^-9 in the low bits
+    const float shifted = std::bit_cast<float>(a) + 0x1p14F;
+    return {static_cast<std::uint8_t>(sign | (std::bit_cast<std::uint32_t>(shifted) - 0x46800000U))};
+  }
+  const std::uint32_t r = a - (120U << 23);
+  return {static_cast<std::uint8_t>(sign | ((r + 0x7ffffU + ((r >> 20) & 1U)) >> 20))};
 }
 
 /// `p` moved by `bytes`: the same member of another slot.
@@ -210,23 +250,41 @@ struct SequenceView {
   }
 };
 
-/// How a weight matrix is stored, independent of the type of the other operand. Today: plain numbers of one type, row
-/// by row. A format whose inputs share scales adds its code, the inputs of a group and where the scales lie
-/// (docs/architecture.md says where products read it).
+/// How a weight matrix is stored, row by row, independent of the type of the other operand. Plain numbers lie one after
+/// another. Quantized ones are multiplied by fp32 scales that lie behind the numbers of their row, one for each `group`
+/// of inputs. A row of kI4 is cut into blocks of kQuantBlock: element 16 j + l of a block is in bits 4 j.. of its
+/// 16-bit word l, plus 8. A row that ends within a block is filled up with zeros.
 struct WeightFormat {
   DType code = DType::kF32;
+  std::int64_t group = 0;  // of quantized numbers: a multiple of kQuantBlock, or 0 for all of a row
 
   constexpr WeightFormat() = default;
-  constexpr WeightFormat(DType elements) : code(elements) {}  // NOLINT(google-explicit-constructor)
+  constexpr WeightFormat(DType elements, std::int64_t inputs = 0)  // NOLINT(google-explicit-constructor)
+      : code(elements), group(inputs) {}
   constexpr bool operator==(const WeightFormat&) const = default;
 };
+inline constexpr std::int64_t kQuantBlock = 64;
 
 constexpr const char* name_of(WeightFormat format) {
-  return format.code == DType::kF32 ? "fp32" : format.code == DType::kF16 ? "fp16" : "bf16";
+  constexpr const char* kNames[] = {"fp32", "fp16", "bf16", "fp8", "int8", "int4"};
+  return kNames[static_cast<std::size_t>(format.code)];
+}
+/// Scales of a row.
+MMREC_ALWAYS_INLINE constexpr std::int64_t scales_of(WeightFormat format, std::int64_t cols) {
+  return !is_quantized(format.code) ? 0 : format.group == 0 ? 1 : (cols + format.group - 1) / format.group;
+}
+/// Bytes of a row before its scales.
+MMREC_ALWAYS_INLINE constexpr std::int64_t number_bytes(WeightFormat format, std::int64_t cols) {
+  const std::int64_t block = is_quantized(format.code) ? kQuantBlock : 1;
+  return (cols + block - 1) / block * block * bits_of(format.code) / 8;
+}
+/// Bytes of a row with its scales.
+MMREC_ALWAYS_INLINE constexpr std::int64_t row_bytes(WeightFormat format, std::int64_t cols) {
+  return number_bytes(format, cols) + 4 * scales_of(format, cols);
 }
 /// Bytes of a matrix, or of whole rows of one.
 constexpr std::size_t bytes_of(WeightFormat format, std::int64_t rows, std::int64_t cols) {
-  return static_cast<std::size_t>(rows * cols) * size_of(format.code);
+  return static_cast<std::size_t>(rows * row_bytes(format, cols));
 }
 
 /// A weight matrix [rows = out features, cols = in features] in its stored format (PyTorch `Linear` layout).

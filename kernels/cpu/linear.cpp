@@ -98,7 +98,7 @@ void compute(Cpu& cpu, const Part& part, std::int64_t chunk, std::int64_t first,
     if (part.tiled) {
       cpu.row_tiles().multiply(thread, job.x.row(t0), job.x.stride, panel, products + kProductFloats, products);
     } else {
-      matvec(x.data(), rows, panel.data, panel.cols, outputs, products, outputs);
+      matvec(x.data(), rows, panel, products, outputs);
     }
     for (std::int64_t t = 0; t < rows; ++t) {
       epilogue(products + t * outputs, job.bias == nullptr ? nullptr : job.bias + o,

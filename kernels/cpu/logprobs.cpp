@@ -192,7 +192,7 @@ void hidden_logprobs(Cpu& cpu, const HiddenLogprobs<Host>& op) {
       if (tiles && rows == kRowTile) {
         cpu.row_tiles().multiply(thread, op.hidden.row(first), op.hidden.stride, panel, logits + kTileFloats, logits);
       } else {
-        matvec(x.data(), rows, panel.data, dim, width, logits, width);
+        matvec(x.data(), rows, panel, logits, width);
       }
       for (std::int64_t r = 0; r < rows; ++r) {
         const std::int64_t target = op.targets[first + r];

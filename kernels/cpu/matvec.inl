@@ -1,4 +1,4 @@
-// Products of a few token rows with a weight matrix [out, in] in its stored type, and what follows a product.
+// Products of a few token rows with a weight matrix [out, in] in its stored format, and what follows a product.
 //
 // One dot product runs over `in` in kLanes chains, element k on chain k mod kLanes, the tail padded with zeros; the
 // chains are then added by reduce_add's tree. That order is the same for every block shape below, so the bits of
@@ -12,6 +12,7 @@ namespace {
 constexpr std::int64_t kL1Bytes = std::int64_t{40} * 1024;     // of a block of tokens that is used again and again
 constexpr std::int64_t kAheadBytes = std::int64_t{12} * 1024;  // some 300 ns at the rate of one thread
 constexpr std::int64_t kSegment = 1024;                        // of `in`, where a block of whole rows would not fit L1
+constexpr std::int64_t kLine = 64;                             // bytes of a cache line
 constexpr std::int64_t kTile = 24;  // tokens and outputs whose chains wait between two segments
 static_assert(kTile % kBlockTokens == 0 && kTile % kBlockOutputs == 0 && kSegment % kLanes == 0);
 
@@ -23,31 +24,28 @@ enum class Pass : std::uint8_t {
   kLast,
 };
 
+constexpr bool ends(Pass pass) { return pass != Pass::kFirst && pass != Pass::kMiddle; }
 constexpr int chains(int tokens, int outputs) { return (tokens * outputs + 3) / 4 * 4; }
 
-/// Elements begin..end of the kTokens x kOutputs products x[t] . rows[o]. `waiting` holds the chains between segments;
-/// the pass that ends them writes sums[t * kOutputs + o].
-template <Pass kPass, int kTokens, int kOutputs, class T>
-inline void dot_block(const float* const (&x)[kTokens], const T* const (&rows)[kOutputs], std::int64_t begin,
-                      std::int64_t end, std::int64_t ahead, Vec* waiting, float* sums) {
-  constexpr int kSums = chains(kTokens, kOutputs);
-  constexpr bool kContinues = kPass == Pass::kMiddle || kPass == Pass::kLast;
-  constexpr bool kEnds = kPass != Pass::kFirst && kPass != Pass::kMiddle;
-  Vec sum[kSums];
-#pragma GCC unroll 32
-  for (int i = 0; i < kSums; ++i) sum[i] = kContinues && i < kTokens * kOutputs ? waiting[i] : zero();
+/// Adds elements begin..end of the kTokens x kOutputs products x[t] . rows[o] to the chains `sum`.
+template <Pass kPass, class F, int kTokens, int kOutputs, int kSums>
+requires(!kIsQuantized<F>)
+    [[gnu::always_inline]] inline void add_products(const float* const (&x)[kTokens],
+                                                    const typename F::Row (&rows)[kOutputs], std::int64_t begin,
+                                                    std::int64_t end, std::int64_t ahead, std::int64_t /*group*/,
+                                                    Vec (&sum)[kSums]) {
+  constexpr auto kBytes = static_cast<std::int64_t>(sizeof(*rows[0]));
   std::int64_t k = begin;
   for (; k + kLanes <= end; k += kLanes) {
     if constexpr (kPass == Pass::kStream) {
       // A processor does not recognise rows that are read side by side as streams, so each iteration fetches as many
       // bytes as it uses, `ahead` of the first row.
-      constexpr std::int64_t kLine = 64;
-      constexpr std::int64_t kUsed = static_cast<std::int64_t>(sizeof(T)) * kOutputs * kLanes;
+      constexpr std::int64_t kUsed = kBytes * kOutputs * kLanes;
       const char* next = reinterpret_cast<const char*>(rows[0] + k * kOutputs) + ahead;
 #pragma GCC unroll 16
       for (std::int64_t i = 0; i < kUsed; i += kLine) __builtin_prefetch(next + i);
     }
-    if constexpr (kPass != Pass::kStream && sizeof(T) == sizeof(float)) {  // halves come from L2 fast enough without
+    if constexpr (kPass != Pass::kStream && kBytes == sizeof(float)) {  // halves come from L2 fast enough without
 #pragma GCC unroll 16
       for (int o = 0; o < kOutputs; ++o) __builtin_prefetch(reinterpret_cast<const char*>(rows[o] + k) + ahead);
     }
@@ -61,19 +59,82 @@ inline void dot_block(const float* const (&x)[kTokens], const T* const (&rows)[k
       for (int o = 0; o < kOutputs; ++o) sum[t * kOutputs + o] = fma(w[o], a, sum[t * kOutputs + o]);
     }
   }
-  if constexpr (kEnds) {
-    if (k < end) {
-      const int rest = static_cast<int>(end - k);
-      Vec w[kOutputs];
+  if constexpr (ends(kPass)) {
+    if (k == end) return;
+    const int rest = static_cast<int>(end - k);
+    Vec w[kOutputs];
 #pragma GCC unroll 16
-      for (int o = 0; o < kOutputs; ++o) w[o] = load_partial(rows[o] + k, rest);
+    for (int o = 0; o < kOutputs; ++o) w[o] = load_partial(rows[o] + k, rest);
 #pragma GCC unroll 16
-      for (int t = 0; t < kTokens; ++t) {
-        const Vec a = load_partial(x[t] + k, rest);
+    for (int t = 0; t < kTokens; ++t) {
+      const Vec a = load_partial(x[t] + k, rest);
 #pragma GCC unroll 16
-        for (int o = 0; o < kOutputs; ++o) sum[t * kOutputs + o] = fma(w[o], a, sum[t * kOutputs + o]);
+      for (int o = 0; o < kOutputs; ++o) sum[t * kOutputs + o] = fma(w[o], a, sum[t * kOutputs + o]);
+    }
+  }
+}
+
+/// The same of quantized weights; `group` inputs share a scale.
+template <Pass kPass, class F, int kTokens, int kOutputs, int kSums>
+requires(kIsQuantized<F>)
+    [[gnu::always_inline]] inline void add_products(const float* const (&x)[kTokens],
+                                                    const typename F::Row (&rows)[kOutputs], std::int64_t begin,
+                                                    std::int64_t end, std::int64_t ahead, std::int64_t group,
+                                                    Vec (&sum)[kSums]) {
+  constexpr int kBytes = kBlockBytes<typename F::Numbers>;
+  constexpr int kVecs = static_cast<int>(kQuantBlock) / kLanes;
+  constexpr int kTogether = kLanes == 16 ? kOutputs : 1;  // rows whose blocks have registers
+  std::int64_t scale = begin / group;
+  std::int64_t next_scale = (scale + 1) * group;
+  for (std::int64_t k = begin; k < end; k += kQuantBlock) {
+    if (k == next_scale) ++scale, next_scale += group;
+    const std::int64_t at = k / kQuantBlock * kBytes;
+    if constexpr (kPass == Pass::kStream) {
+      const unsigned char* next = rows[0].numbers + at * kOutputs + ahead;
+#pragma GCC unroll 16
+      for (std::int64_t i = 0; i < kBytes * kOutputs; i += kLine) __builtin_prefetch(next + i);
+    }
+#pragma GCC unroll 16
+    for (int first = 0; first < kOutputs; first += kTogether) {
+      Block<typename F::Numbers> block[kTogether];
+#pragma GCC unroll 16
+      for (int o = 0; o < kTogether; ++o) block[o].read(rows[first + o].numbers + at, rows[first + o].scales[scale]);
+      const auto add = [&](int v, const auto& load_x) __attribute__((always_inline)) {
+        Vec w[kTogether];
+#pragma GCC unroll 16
+        for (int o = 0; o < kTogether; ++o) w[o] = block[o].vec(v);
+#pragma GCC unroll 16
+        for (int t = 0; t < kTokens; ++t) {
+          const Vec a = load_x(x[t] + k + v * kLanes);
+          Vec* const to = sum + t * kOutputs + first;
+#pragma GCC unroll 16
+          for (int o = 0; o < kTogether; ++o) to[o] = fma(w[o], a, to[o]);
+        }
+      };
+      if (end - k >= kQuantBlock) {
+#pragma GCC unroll 16
+        for (int v = 0; v < kVecs; ++v) add(v, [](const float* p) { return load(p); });
+      } else {
+        for (int v = 0; v * kLanes < end - k; ++v) {
+          add(v, [&](const float* p) { return load_partial(p, lanes_left(end - k - v * kLanes)); });
+        }
       }
     }
+  }
+}
+
+/// Elements begin..end of the products x[t] . rows[o]. `waiting` holds the chains between segments; the pass that ends
+/// them writes sums[t * kOutputs + o].
+template <Pass kPass, class F, int kTokens, int kOutputs>
+inline void dot_block(const float* const (&x)[kTokens], const typename F::Row (&rows)[kOutputs], std::int64_t begin,
+                      std::int64_t end, std::int64_t ahead, std::int64_t group, Vec* waiting, float* sums) {
+  constexpr int kSums = chains(kTokens, kOutputs);
+  constexpr bool kContinues = kPass == Pass::kMiddle || kPass == Pass::kLast;
+  Vec sum[kSums];
+#pragma GCC unroll 32
+  for (int i = 0; i < kSums; ++i) sum[i] = kContinues && i < kTokens * kOutputs ? waiting[i] : zero();
+  add_products<kPass, F>(x, rows, begin, end, ahead, group, sum);
+  if constexpr (ends(kPass)) {
 #pragma GCC unroll 16
     for (int i = 0; i < kSums; i += 4) reduce_add4(sum[i], sum[i + 1], sum[i + 2], sum[i + 3], sums + i);
   } else {
@@ -83,31 +144,33 @@ inline void dot_block(const float* const (&x)[kTokens], const T* const (&rows)[k
 }
 
 /// What one product has in common for all its blocks.
-template <class T>
+template <class F>
 struct Product {
   const float* const* x;
   std::int64_t n;
-  const T* w;
+  const WeightView<Host>& w;
   std::int64_t in;
   std::int64_t out;
   float* y;
   std::int64_t y_stride;
+  std::int64_t row_bytes;
+  std::int64_t group;
 };
 
 /// Elements begin..end of kTokens tokens from t and up to kOutputs outputs from o. Outputs beyond the last repeat it
 /// and are dropped.
-template <Pass kPass, int kTokens, int kOutputs, class T>
-void product_block(const Product<T>& p, std::int64_t t, std::int64_t o, std::int64_t begin, std::int64_t end,
+template <Pass kPass, int kTokens, int kOutputs, class F>
+void product_block(const Product<F>& p, std::int64_t t, std::int64_t o, std::int64_t begin, std::int64_t end,
                    Vec* waiting) {
   const float* tokens[kTokens];
   for (int i = 0; i < kTokens; ++i) tokens[i] = p.x[t + i];
-  const T* rows[kOutputs];
+  typename F::Row rows[kOutputs];
   const std::int64_t outputs = p.out - o < kOutputs ? p.out - o : kOutputs;
-  for (int i = 0; i < kOutputs; ++i) rows[i] = p.w + (o + (i < outputs ? i : outputs - 1)) * p.in;
-  const std::int64_t block = kOutputs * p.in * static_cast<std::int64_t>(sizeof(T));
+  for (int i = 0; i < kOutputs; ++i) rows[i] = F::row(p.w, p.row_bytes, o + (i < outputs ? i : outputs - 1));
+  const std::int64_t block = kOutputs * p.row_bytes;
   const std::int64_t ahead = kPass == Pass::kStream ? (kAheadBytes + block - 1) / block * block : block;
   float sums[chains(kTokens, kOutputs)];
-  dot_block<kPass, kTokens, kOutputs>(tokens, rows, begin, end, ahead, waiting, sums);
+  dot_block<kPass, F, kTokens, kOutputs>(tokens, rows, begin, end, ahead, p.group, waiting, sums);
   if constexpr (kPass == Pass::kFirst || kPass == Pass::kMiddle) return;
   float* y = p.y + t * p.y_stride + o;
   for (int i = 0; i < kTokens; ++i) {
@@ -120,8 +183,8 @@ void product_block(const Product<T>& p, std::int64_t t, std::int64_t o, std::int
 }
 
 /// One block from token t and output o on, or the rest of one at the last token.
-template <Pass kPass, int kTokens = kBlockTokens, class T>
-inline void product(const Product<T>& p, std::int64_t t, std::int64_t o, std::int64_t begin, std::int64_t end,
+template <Pass kPass, int kTokens = kBlockTokens, class F>
+inline void product(const Product<F>& p, std::int64_t t, std::int64_t o, std::int64_t begin, std::int64_t end,
                     Vec* waiting) {
   if (p.n - t >= kTokens) {
     product_block<kPass, kTokens, kBlockOutputs>(p, t, o, begin, end, waiting);
@@ -131,8 +194,8 @@ inline void product(const Product<T>& p, std::int64_t t, std::int64_t o, std::in
 }
 
 /// All blocks of tokens t0..t1 and outputs o0..o1.
-template <Pass kPass, class T>
-void product_tile(const Product<T>& p, std::int64_t t0, std::int64_t t1, std::int64_t o0, std::int64_t o1,
+template <Pass kPass, class F>
+void product_tile(const Product<F>& p, std::int64_t t0, std::int64_t t1, std::int64_t o0, std::int64_t o1,
                   std::int64_t begin, std::int64_t end, Vec* waiting) {
   for (std::int64_t t = t0; t < t1; t += kBlockTokens) {
     for (std::int64_t o = o0; o < o1; o += kBlockOutputs) {
@@ -142,8 +205,8 @@ void product_tile(const Product<T>& p, std::int64_t t0, std::int64_t t1, std::in
   }
 }
 
-template <class T>
-__attribute__((noinline)) void multiply(const Product<T>& p) {
+template <class F>
+__attribute__((noinline)) void multiply(const Product<F>& p) {
   const std::int64_t n = p.n;
   const std::int64_t in = p.in;
   const std::int64_t out = p.out;
@@ -171,19 +234,36 @@ __attribute__((noinline)) void multiply(const Product<T>& p) {
   }
 }
 
-template <class T>
-void matvec(const float* const* x, std::int64_t n, const void* weight, std::int64_t in, std::int64_t out, float* y,
-            std::int64_t y_stride) {
-  multiply(Product<T>{x, n, static_cast<const T*>(weight), in, out, y, y_stride});
+template <class F>
+void matvec(const float* const* x, std::int64_t n, const WeightView<Host>& w, float* y, std::int64_t y_stride) {
+  const std::int64_t group = w.format.group != 0 ? w.format.group : w.cols;
+  multiply(Product<F>{x, n, w, w.cols, w.rows, y, y_stride, row_bytes(w.format, w.cols), group});
 }
 
-template <class T>
-void widen_run(const void* from, float* to, std::int64_t count) {
-  const T* p = static_cast<const T*>(from);
-  std::int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) store(to + i, load(p + i));
-  const int rest = static_cast<int>(count - i);
-  if (rest != 0) store_partial(to + i, load_partial(p + i, rest), rest);
+template <class F>
+void widen_rows(const WeightView<Host>& w, float* to) {
+  const std::int64_t bytes = row_bytes(w.format, w.cols);
+  if constexpr (!kIsQuantized<F>) {
+    const auto* const p = F::row(w, bytes, 0);
+    const std::int64_t count = w.rows * w.cols;
+    std::int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) store(to + i, load(p + i));
+    const int rest = static_cast<int>(count - i);
+    if (rest != 0) store_partial(to + i, load_partial(p + i, rest), rest);
+  } else {
+    using T = typename F::Numbers;
+    const std::int64_t group = w.format.group != 0 ? w.format.group : w.cols;
+    for (std::int64_t r = 0; r < w.rows; ++r, to += w.cols) {
+      const typename F::Row row = F::row(w, bytes, r);
+      for (std::int64_t k = 0; k < w.cols; k += kQuantBlock) {
+        Block<T> block;
+        block.read(row.numbers + k / kQuantBlock * kBlockBytes<T>, row.scales[k / group]);
+        for (std::int64_t i = k, v = 0; i < w.cols && i < k + kQuantBlock; i += kLanes, ++v) {
+          store_partial(to + i, block.vec(static_cast<int>(v)), lanes_left(w.cols - i));
+        }
+      }
+    }
+  }
 }
 
 inline Vec identity(Vec x) { return x; }
@@ -202,8 +282,8 @@ void epilogue(const float* product, const float* bias, const float* residual, fl
   }
 }
 
-constexpr MatvecKernels kMatvecKernels = {MMREC_BY_DTYPE(matvec),
-                                          MMREC_BY_DTYPE(widen_run),
+constexpr MatvecKernels kMatvecKernels = {MMREC_BY_WEIGHT(matvec),
+                                          MMREC_BY_WEIGHT(widen_rows),
                                           {epilogue<identity>, epilogue<gelu>, epilogue<relu>, epilogue<gelu_tanh>}};
 
 }  // namespace

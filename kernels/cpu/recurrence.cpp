@@ -96,8 +96,8 @@ class GatedGroup : public Group<GatedRun> {
       const std::int64_t channels = std::min(tile, end - c);
       float* s = scratch;
       float* g = scratch + n * channels;
-      matvec(h.data(), n, op_.gate_weight.middle_rows(c, channels).data, dim, channels, s, channels);
-      matvec(h.data(), n, op_.gate_weight.middle_rows(dim + c, channels).data, dim, channels, g, channels);
+      matvec(h.data(), n, op_.gate_weight.middle_rows(c, channels), s, channels);
+      matvec(h.data(), n, op_.gate_weight.middle_rows(dim + c, channels), g, channels);
       for (std::int64_t i = 0; i < n; ++i) {
         const auto [input, b] = run(i);
         const GateInputs<Host>& in = *input;
@@ -163,7 +163,7 @@ class NormedGroup : public Group<NormedRun> {
     for (std::int64_t c = begin; c < end; c += tile) {
       const std::int64_t channels = std::min(tile, end - c);
       if (has_product) {
-        matvec(h.data(), n, op_.gate_weight.middle_rows(c, channels).data, dim, channels, products, channels);
+        matvec(h.data(), n, op_.gate_weight.middle_rows(c, channels), products, channels);
       }
       for (std::int64_t i = 0; i < n; ++i) {
         const std::int64_t row = run(i).at->first + t;

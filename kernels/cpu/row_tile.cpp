@@ -252,7 +252,7 @@ void RowTileProducts::multiply(int thread, const float* x, std::int64_t x_stride
     }
     const void* weights = panel.data;
     if (panel.format != DType::kF32) {
-      simd().matvec.widen[panel.format.code](panel.data, widened, panel.rows * panel.cols);
+      simd().matvec.widen[panel.format.code](panel, widened);
       weights = widened;
     }
     Product& product = all.products.at({false, x_stride, panel.cols, panel.rows});

@@ -22,8 +22,7 @@ void for_each_row(Cpu& cpu, std::int64_t rows, std::int64_t cols, const F& f) {
 
 void embed(Cpu& cpu, const WeightView<Host>& table, const int* tokens, MatrixView<float, Host> x) {
   const auto widen = simd().matvec.widen[table.format.code];
-  for_each_row(cpu, x.rows, x.cols,
-               [&](std::int64_t r) { widen(table.middle_rows(tokens[r], 1).data, x.row(r), table.cols); });
+  for_each_row(cpu, x.rows, x.cols, [&](std::int64_t r) { widen(table.middle_rows(tokens[r], 1), x.row(r)); });
 }
 
 void rmsnorm(Cpu& cpu, MatrixView<const float, Host> x, const float* weight, MatrixView<float, Host> y,

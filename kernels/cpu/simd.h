@@ -19,12 +19,15 @@
 
 namespace mmrec::kernels {
 
-/// A function for every storage type.
-template <class F>
+/// A function for every storage type of operands, or of weights.
+template <class F, int kTypes = 3>
 struct ByDType {
-  F* of[3];
+  F* of[kTypes];
   constexpr F* operator[](DType type) const { return of[static_cast<std::size_t>(type)]; }
 };
+
+template <class F>
+using ByWeight = ByDType<F, 6>;
 
 /// simd_math.inl over arrays: y[i] = f(x[i]); y may alias x.
 struct MathKernels {
@@ -38,11 +41,11 @@ struct MathKernels {
 
 /// matvec.inl.
 struct MatvecKernels {
-  /// y[t * y_stride + o] = x[t] . weight[o] for t < n, o < out. x[t] points to row t; weight [out, in], contiguous.
-  ByDType<void(const float* const* x, std::int64_t n, const void* weight, std::int64_t in, std::int64_t out, float* y,
-               std::int64_t y_stride)>
+  /// y[t * y_stride + o] = x[t] . weight[o] for t < n, o < weight.rows. x[t] points to row t.
+  ByWeight<void(const float* const* x, std::int64_t n, const WeightView<Host>& weight, float* y, std::int64_t y_stride)>
       matvec;
-  ByDType<void(const void* from, float* to, std::int64_t count)> widen;
+  /// The numbers of the rows, times their scales; to [weight.rows, weight.cols].
+  ByWeight<void(const WeightView<Host>& weight, float* to)> widen;
   /// y = activation(product + bias) + scale * residual; bias and residual may be null, residual or product may be y.
   void (*epilogue[4])(const float* product, const float* bias, const float* residual, float scale, float* y,
                       std::int64_t count);

@@ -50,6 +50,17 @@ inline Vec load(const Float16* p) { return {_mm256_cvtph_ps(_mm_loadu_si128(rein
 inline Vec load_partial(const float* p, int count) { return {_mm256_maskload_ps(p, first_lanes(count))}; }
 inline Vec load_partial(const BFloat16* p, int count) { return widen_bf16(load_halves(p, count)); }
 inline Vec load_partial(const Float16* p, int count) { return {_mm256_cvtph_ps(load_halves(p, count))}; }
+inline IVec load_bytes(const unsigned char* p) {
+  return {(Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))};
+}
+inline Vec load_f8(const unsigned char* p) {  // as fp16 the number is 2^-8 of what it is
+  const __m128i bits = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))), 7);
+  const Vec small = {_mm256_cvtph_ps(_mm_and_si128(bits, _mm_set1_epi16(static_cast<short>(0xbf80))))};
+  return small * Vec{_mm256_set1_ps(256.0F)};
+}
+inline IVec load_words(const unsigned char* p) {
+  return {(Ints)_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
 inline void store(float* p, Vec a) { _mm256_storeu_ps(p, a.v); }
 inline void store(BFloat16* p, Vec a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow_bf16(a)); }
 inline void store(Float16* p, Vec a) {

@@ -42,6 +42,17 @@ inline Vec load_partial(const BFloat16* p, int count) {
 inline Vec load_partial(const Float16* p, int count) {
   return {_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(count), p))};
 }
+inline IVec load_bytes(const unsigned char* p) {
+  return {(Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+inline Vec load_f8(const unsigned char* p) {  // as fp16 the number is 2^-8 of what it is
+  const __m256i bits = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 7);
+  const Vec small = {_mm512_cvtph_ps(_mm256_and_si256(bits, _mm256_set1_epi16(static_cast<short>(0xbf80))))};
+  return small * Vec{_mm512_set1_ps(256.0F)};
+}
+inline IVec load_words(const unsigned char* p) {
+  return {(Ints)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
 inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a.v); }
 inline void store(BFloat16* p, Vec a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow_bf16(a)); }
 inline void store(Float16* p, Vec a) {
@@ -60,6 +71,9 @@ inline Vec abs(Vec a) { return {_mm512_andnot_ps(_mm512_set1_ps(-0.0F), a.v)}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
+
+/// Lane i of the result is the lane of `table` that the low 4 bits of index lane i name.
+inline Vec lookup(Vec table, IVec index) { return {_mm512_permutexvar_ps((__m512i)index.v, table.v)}; }
 
 inline Mask less(Vec a, Vec b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)}; }
 inline Mask less_equal(Vec a, Vec b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LE_OQ)}; }

@@ -6,8 +6,14 @@
 /// A function for every storage type, in the order of DType.
 #define MMREC_BY_DTYPE(f) \
   { f<float>, f<Float16>, f<BFloat16> }
+#define MMREC_BY_WEIGHT(f)                                                                            \
+  {                                                                                                   \
+    f<Plain<float>>, f<Plain<Float16>>, f<Plain<BFloat16>>, f<Quantized<Float8>>, f<Quantized<Int8>>, \
+        f<Quantized<Int4>>                                                                            \
+  }
 
 #include "kernels/cpu/simd_math.inl"
+#include "kernels/cpu/weight_rows.inl"
 // Above: the vocabulary. Below: the sections of the table.
 #include "kernels/cpu/matvec.inl"
 #include "kernels/cpu/scan.inl"

@@ -8,6 +8,8 @@
 //   kLanes                                 fp32 lanes of a Vec
 //   Vec, Mask, IVec, DVec                  fp32 lanes, lane predicates, int32 lanes, kLanes doubles in two halves
 //   load(const T*)      load_partial(const T*, count)      store(T*, Vec)      store_partial(T*, Vec, count)
+//   load_bytes(p)  load_words(p)           kLanes signed bytes or unsigned 16-bit numbers, as IVec
+//   load_f8(p)                             kLanes Float8 numbers
 //   set1(float)  zero()  a + b  a - b  a * b  a / b  -a  abs(a)
 //   fma(a, b, c)                           a * b + c; one rounding where the ISA has FMA (not in the scalar file)
 //   min(a, b)  max(a, b)                   b if either is NaN, as x86 does

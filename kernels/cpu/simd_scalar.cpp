@@ -62,8 +62,25 @@ template <class T>
 inline Vec load_partial(const T* p, int count) {
   if (count == kLanes) return load(p);
   Vec a = {Floats{}};
-  for (int i = 0; i < count; ++i) a.v[i] = widen_one(p[i]);
+  for (int i = 0; i < kLanes; ++i) {
+    if (i < count) a.v[i] = widen_one(p[i]);
+  }
   return a;
+}
+inline IVec load_bytes(const unsigned char* p) {
+  signed char lanes[kLanes];
+  __builtin_memcpy(lanes, p, sizeof lanes);
+  return {Ints{lanes[0], lanes[1], lanes[2], lanes[3]}};
+}
+inline Vec load_f8(const unsigned char* p) {  // moved into place the number is 2^-120 of what it is
+  const Ints bits = load_bytes(p).v;
+  const Vec small = {(Floats)(((bits & 0x7f) << 20) | (bits & static_cast<int>(0x80000000U)))};
+  return {small.v * 0x1p120F};
+}
+inline IVec load_words(const unsigned char* p) {
+  std::uint16_t lanes[kLanes];
+  __builtin_memcpy(lanes, p, sizeof lanes);
+  return {Ints{lanes[0], lanes[1], lanes[2], lanes[3]}};
 }
 template <class T>
 inline void store(T* p, Vec a) {

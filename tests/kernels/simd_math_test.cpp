@@ -172,8 +172,8 @@ TEST_P(SimdMath, WideningIsExact) {
   for (const std::int64_t count : {std::int64_t{65536}, std::int64_t{3}}) {
     std::vector<float> half = poisoned(count);
     std::vector<float> brain = poisoned(count);
-    GetParam()->matvec.widen[DType::kF16](bits.data(), half.data(), count);
-    GetParam()->matvec.widen[DType::kBF16](bits.data(), brain.data(), count);
+    GetParam()->matvec.widen[DType::kF16]({bits.data(), DType::kF16, 1, count}, half.data());
+    GetParam()->matvec.widen[DType::kBF16]({bits.data(), DType::kBF16, 1, count}, brain.data());
     for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
       const float h = to_float(Float16{bits[i]});
       const float b = to_float(BFloat16{bits[i]});
@@ -181,6 +181,51 @@ TEST_P(SimdMath, WideningIsExact) {
       ASSERT_TRUE(std::isnan(b) ? std::isnan(brain[i]) : std::bit_cast<int>(b) == std::bit_cast<int>(brain[i])) << i;
     }
   }
+}
+
+/// The numbers of E4M3 by their definition: 7 is the exponent's bias, 448 the largest.
+std::vector<double> numbers_of_f8() {
+  std::vector<double> numbers;
+  for (int bits = 0; bits < 127; ++bits) {
+    const int exponent = bits >> 3, mantissa = bits & 7;
+    numbers.push_back(exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10));
+  }
+  return numbers;
+}
+
+TEST_P(SimdMath, EveryFloat8IsWidenedTimesItsScale) {
+  const std::vector<double> numbers = numbers_of_f8();
+  std::vector<std::uint8_t> row(256 + sizeof(float));
+  const float scale = 0.3F;
+  for (std::size_t i = 0; i < 256; ++i) row[i] = static_cast<std::uint8_t>(i);
+  std::memcpy(row.data() + 256, &scale, sizeof(scale));
+  std::vector<float> wide(256);
+  GetParam()->matvec.widen[DType::kF8]({row.data(), DType::kF8, 1, 256}, wide.data());
+  for (std::size_t i = 0; i < 127; ++i) {
+    const float expected = static_cast<float>(numbers[i] * static_cast<double>(scale));
+    EXPECT_EQ(wide[i], expected) << i;
+    EXPECT_EQ(wide[i + 128], -expected) << i;
+    EXPECT_EQ(static_cast<double>(to_float(Float8{row[i]})), numbers[i]);
+    EXPECT_EQ(static_cast<double>(to_float(Float8{row[i + 128]})), -numbers[i]);
+  }
+  EXPECT_TRUE(std::isnan(to_float(Float8{0x7f})) && std::isnan(to_float(Float8{0xff})));
+}
+
+TEST(Float8, RoundsToTheNearestAndOfTwoToTheEven) {
+  const std::vector<double> numbers = numbers_of_f8();
+  const auto expect = [](double x, std::size_t bits) {
+    EXPECT_EQ(from_float<Float8>(static_cast<float>(x)).bits, bits) << x;
+    EXPECT_EQ(from_float<Float8>(static_cast<float>(-x)).bits, bits | 0x80U) << -x;
+  };
+  for (std::size_t i = 0; i + 1 < numbers.size(); ++i) {
+    const double middle = (numbers[i] + numbers[i + 1]) / 2;
+    expect(numbers[i], i);
+    expect(middle * (1 - 1e-6), i);
+    expect(middle, i % 2 == 0 ? i : i + 1);
+    expect(middle * (1 + 1e-6), i + 1);
+  }
+  for (const double x : {448.0, 449.0, 1e30, HUGE_VAL}) expect(x, 126);
+  EXPECT_EQ(from_float<Float8>(std::numeric_limits<float>::quiet_NaN()).bits & 0x7f, 0x7f);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, SimdMath,

@@ -235,7 +235,7 @@ class NormedRecurrenceTest : public OpTest {
     std::vector<BankRun> runs;
     Buffer<BankRun> list;
 
-    Problem(Backend& on, const RunShapes& of, std::int64_t width, bool with_states, DType format = kDTypeOf<A>,
+    Problem(Backend& on, const RunShapes& of, std::int64_t width, bool with_states, WeightFormat format = kDTypeOf<A>,
             double norm_size = 1.0)
         : shapes(of),
           dim(width),
@@ -314,7 +314,7 @@ class NormedRecurrenceTest : public OpTest {
 
   template <class A>
   static void check(Backend& on, NormedAlgo algo, const RunShapes& shapes, std::int64_t dim, bool carries,
-                    DType format = kDTypeOf<A>, double norm_size = 1.0, double bound = kBound<A>) {
+                    WeightFormat format = kDTypeOf<A>, double norm_size = 1.0, double bound = kBound<A>) {
     SCOPED_TRACE(testing::Message() << "algo " << static_cast<int>(algo) << ", " << shapes.rows.size()
                                     << " runs of up to " << shapes.longest() << ", width " << dim << ", "
                                     << name_of(format) << (carries ? ", states" : ""));
@@ -380,7 +380,7 @@ TEST_F(NormedRecurrenceTest, MatchesFloat64) {
     for (const RunShapes& shapes : {RunShapes{{1}}, RunShapes{{5}}, RunShapes{{1, 1, 1}}, RunShapes{{3, 9, 0, 1, 4}, 1},
                                     RunShapes{std::vector<std::int32_t>(60, 3)}}) {
       for (const std::int64_t dim : {1, 7, 48, 64, 200}) {
-        for (const DType format : kAllDTypes) {
+        for (const WeightFormat format : kHostFormats) {
           for (const bool carries : {false, true}) check<float>(on, NormedAlgo::kAuto, shapes, dim, carries, format);
         }
       }

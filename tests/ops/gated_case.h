@@ -29,14 +29,14 @@ inline std::ostream& operator<<(std::ostream& out, const GatedSize& s) {
 template <class A>
 struct GatedCase {
   GatedSize size;
-  DType format;
+  WeightFormat format;
   std::vector<A> wide;  // [B, T, 3D], z in the middle
   std::vector<A> zm;    // [B, T, D]
   std::vector<float> gamma, carry, bias;
   std::vector<double> weight;  // [2D, D], as its format stores it
   float mix = 0.1F;
 
-  explicit GatedCase(const GatedSize& s, std::uint64_t stream = 0, DType weights = kDTypeOf<A>)
+  explicit GatedCase(const GatedSize& s, std::uint64_t stream = 0, WeightFormat weights = kDTypeOf<A>)
       : size(s),
         format(weights),
         wide(random_uniform<A>(3 * s.elements(), -2.0, 2.0, stream)),
@@ -44,10 +44,7 @@ struct GatedCase {
         gamma(random_uniform<float>(s.elements(), 0.05, 0.85, stream + 2)),
         carry(random_normal<float>(static_cast<std::size_t>(s.batch * s.dim), 0.0, 1.0, stream + 3)),
         bias(random_normal<float>(static_cast<std::size_t>(s.dim), 0.0, 1.0, stream + 4)) {
-    with_type(format, [&]<class W>(W) {
-      weight = widened(random_normal<W>(static_cast<std::size_t>(2 * s.dim * s.dim), 0.0,
-                                        1.0 / std::sqrt(static_cast<double>(s.dim)), stream + 5));
-    });
+    weight = random_weights(2 * s.dim, s.dim, format, stream + 5, 1.0 / std::sqrt(static_cast<double>(s.dim)));
   }
   /// Of one sequence alone.
   GatedCase alone(std::int64_t b) const {

@@ -61,7 +61,7 @@ TEST_F(GatedRecurrenceTest, MatchesFloat64) {
     }
   }
   on_every([&](Backend& on) {
-    for_weights([&]<class A>(A, DType format) {
+    for_weights([&]<class A>(A, WeightFormat format) {
       for (const GatedSize& size : sizes) {
         const GatedCase<A> c(size, 0, format);
         check(c, run(on, c));
@@ -84,7 +84,7 @@ TEST_F(GatedRecurrenceTest, WithoutBiasAndWithoutMix) {
 
 TEST_F(GatedRecurrenceTest, BitsDependNeitherOnBatchNorOnCuts) {
   on_every([](Backend& on) {
-    for_weights([&]<class A>(A, DType format) {
+    for_weights([&]<class A>(A, WeightFormat format) {
       for (const std::int64_t dim : {96, 104, 384, 1024}) {
         if (kOnCuda ? dim != (small_sizes() ? 96 : 1024) : dim == 1024) continue;
         const GatedCase<A> c({11, gpu_sizes() ? 40 : 10, dim}, 0, format);

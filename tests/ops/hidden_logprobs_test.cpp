@@ -30,20 +30,17 @@ struct Shape {
 template <class A>
 struct Problem {
   Shape shape;
-  DType format;
+  WeightFormat format;
   std::vector<A> hidden;     // [n, dim]
   std::vector<double> head;  // [vocab, dim], as its format stores it
   std::vector<int> targets;
 
-  explicit Problem(const Shape& s, DType type = kDTypeOf<A>, std::uint64_t stream = 5000)
+  explicit Problem(const Shape& s, WeightFormat type = kDTypeOf<A>, std::uint64_t stream = 5000)
       : shape(s),
         format(type),
         hidden(random_normal<A>(static_cast<std::size_t>(s.n * s.dim), 0.0, 1.0, stream)),
         targets(random_ids(s.n, s.vocab, stream + 2)) {
-    with_type(type, [&]<class W>(W) {
-      head = widened(random_normal<W>(static_cast<std::size_t>(s.vocab * s.dim), 0.0,
-                                      s.deviation / std::sqrt(static_cast<double>(s.dim)), stream + 1));
-    });
+    head = random_weights(s.vocab, s.dim, type, stream + 1, s.deviation / std::sqrt(static_cast<double>(s.dim)));
   }
   /// log p of the targets of these rows.
   std::vector<double> expected(const std::vector<std::int64_t>& rows) const {
@@ -173,7 +170,7 @@ TEST_F(HiddenLogprobsTest, MatchesFloat64) {
     shapes.insert(shapes.end(), {{500, 33, 300, 3}, {3, 1, 300}, {5, 1030, 200}, {30, 64, 32000}, {2, 16, 128256}});
   }
   for (const Shape& s : shapes) {
-    for_weights([&]<class A>(A, DType format) {
+    for_weights([&]<class A>(A, WeightFormat format) {
       const Problem<A> problem(s, format);
       // Where a row's reference costs much, only some rows are looked at.
       const std::int64_t work = s.n * s.vocab * s.dim / (gpu_sizes() ? 400'000'000 : 8'000'000);

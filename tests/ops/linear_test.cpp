@@ -52,7 +52,7 @@ double activate(Activation activation, double x) {
 template <class A, class Y>
 class Problem {
  public:
-  Problem(Backend& on, const Case& c, std::uint64_t stream = 1, DType format = kDTypeOf<A>)
+  Problem(Backend& on, const Case& c, std::uint64_t stream = 1, WeightFormat format = kDTypeOf<A>)
       : case_(c),
         x_(random_matrix<A>(on, c.rows, c.in, c.layout, 10 * stream)),
         weight_(on, c.out, c.in, format, 10 * stream + 1, 1.0 / std::sqrt(static_cast<double>(c.in))),
@@ -140,7 +140,7 @@ void run(Backend& on, const std::vector<Linear<Space, A, Y>>& jobs) {
 /// f(A{}, Y{}, format) for all types of x, y and weights that go together.
 template <class F>
 void for_products(const F& f) {
-  for_weights([&]<class A>(A, DType format) {
+  for_weights([&]<class A>(A, WeightFormat format) {
     f(A{}, float{}, format);
     if constexpr (sizeof(A) == 2) f(A{}, A{}, format);
   });
@@ -150,7 +150,7 @@ class LinearTest : public OpTest {
  protected:
   /// All cases in one call.
   template <class A, class Y>
-  void check(Backend& on, const std::vector<Case>& cases, DType format = kDTypeOf<A>) {
+  void check(Backend& on, const std::vector<Case>& cases, WeightFormat format = kDTypeOf<A>) {
     std::vector<std::unique_ptr<Problem<A, Y>>> problems;
     std::vector<Linear<Space, A, Y>> jobs;
     for (const Case& c : cases) {
@@ -164,12 +164,12 @@ class LinearTest : public OpTest {
     for (const auto& problem : problems) problem->expect_correct();
   }
   void check_all_types(Backend& on, const std::vector<Case>& cases) {
-    for_products([&]<class A, class Y>(A, Y, DType format) { check<A, Y>(on, cases, format); });
+    for_products([&]<class A, class Y>(A, Y, WeightFormat format) { check<A, Y>(on, cases, format); });
   }
 
   /// Every group of `size` rows alone has the bits of the same rows among all.
   template <class A, class Y>
-  static void expect_rows_alone(Backend& on, const Case& c, std::int64_t size, DType format = kDTypeOf<A>) {
+  static void expect_rows_alone(Backend& on, const Case& c, std::int64_t size, WeightFormat format = kDTypeOf<A>) {
     SCOPED_TRACE(c);
     Problem<A, Y> problem(on, c, 1, format);
     const Linear<Space, A, Y> job = problem.job();
@@ -292,7 +292,7 @@ TEST_F(LinearTest, BitsOfFewRowsDoNotDependOnTheirNumber) {
       if (kOnCuda && (in < 40 || in == 1000)) continue;
       for (const std::int64_t size : {1, 2, 3, 4, 5}) {
         const Case c{8, 29, in, Activation::kGelu, true, Residual::kApart, 0.5F};
-        for_weights([&]<class A>(A, DType format) { expect_rows_alone<A, float>(on, c, size, format); });
+        for_weights([&]<class A>(A, WeightFormat format) { expect_rows_alone<A, float>(on, c, size, format); });
 #if defined(MMREC_TEST_CUDA)
         expect_rows_alone<BFloat16, BFloat16>(on, c, size);
 #endif
@@ -303,7 +303,7 @@ TEST_F(LinearTest, BitsOfFewRowsDoNotDependOnTheirNumber) {
 
 TEST_F(LinearTest, BitsDoNotDependOnAlignment) {
   on_every([](Backend& on) {
-    for_products([&]<class A, class Y>(A, Y, DType format) {
+    for_products([&]<class A, class Y>(A, Y, WeightFormat format) {
       for (const std::int64_t in : {64, 1024}) {
         Problem<A, Y> aligned(on, {3, 20, in, Activation::kNone, true, Residual::kNone, 1.0F, kPacked}, 1, format);
         Problem<A, Y> shifted(on, {3, 20, in, Activation::kNone, true, Residual::kNone, 1.0F, kUnaligned}, 1, format);
@@ -317,7 +317,7 @@ TEST_F(LinearTest, BitsDoNotDependOnAlignment) {
 // Row 1 of x has a NaN and an infinity: no other row may see them, whatever lanes or tile its products share.
 TEST_F(LinearTest, NonFiniteRowsStayAlone) {
   on_every([](Backend& on) {
-    for_weights([&]<class A>(A, DType format) {
+    for_weights([&]<class A>(A, WeightFormat format) {
       for (const std::int64_t rows : {3, 128}) {
         if (kOnCuda && rows != 3) continue;
         Problem<A, float> problem(on, {rows, 20, 64}, 1, format);
@@ -358,7 +358,7 @@ TEST_F(LinearTest, MatchesFloat64WithBiasActivationAndResidual) {
 
 TEST_F(LinearTest, TilesOfAnyMagnitudeAreAsWideAsFp32) {
   on_every([](Backend& on) {
-    for (const DType format : kAllDTypes) {
+    for (const WeightFormat format : kHostFormats) {
       for (const float scale : {1e37F, 1.0F, 1e-20F, 1e-30F}) {
         Problem<float, float> problem(on, {kRowTile, 40, 96}, 1, format);
         std::vector<float> x = random_floats(kRowTile * 96, 11);
@@ -407,7 +407,7 @@ class Interruptions {
 
 // The matrix library's code, also while it is made, must keep nothing below the stack pointer but the red zone.
 TEST_F(LinearTest, SignalsDuringProductsChangeNoBit) {
-  for (const DType format : kAllDTypes) {
+  for (const WeightFormat format : kHostFormats) {
     const auto result = [&] {
       Cpu cpu(1);
       Problem<float, float> problem(cpu, {kRowTile, 168, 384}, 1, format);
@@ -422,7 +422,7 @@ TEST_F(LinearTest, SignalsDuringProductsChangeNoBit) {
 
 TEST_F(LinearTest, TilesMayRoundTheirInputs) {
   const std::int64_t in = 96, out = 168, rows = kRowTile + 3;
-  for (const DType format : kAllDTypes) {
+  for (const WeightFormat format : kHostFormats) {
     const auto result = [&](int threads, bool rounds) {
       Cpu cpu(threads, rounds);
       Problem<float, float> problem(cpu, {rows, out, in}, 1, format);
@@ -440,7 +440,7 @@ TEST_F(LinearTest, TilesMayRoundTheirInputs) {
                           return std::abs(static_cast<double>(y[static_cast<std::size_t>(i)]) - want) <= 1e-6 * size;
                         }) == kRowTile * out;
     // Without matrix instructions, and with other weights, nothing is rounded.
-    EXPECT_TRUE((format == DType::kBF16 && within) || same_bits(y, exact)) << name_of(format);
+    EXPECT_TRUE((format.code == DType::kBF16 && within) || same_bits(y, exact)) << name_of(format);
     for (std::size_t i = static_cast<std::size_t>(kRowTile * out); i < y.size(); ++i) EXPECT_EQ(y[i], exact[i]) << i;
   }
 }
@@ -449,7 +449,7 @@ TEST_F(LinearTest, TilesMayRoundTheirInputs) {
 TEST_F(LinearTest, BitsDependOnNoCutsOutsideTiles) {
   const std::int64_t n = 300, out = 283;  // two whole tiles and 44 rows
   on_every([&](Backend& on) {
-    for (const DType format : kAllDTypes) {
+    for (const WeightFormat format : kHostFormats) {
       for (const std::int64_t in : {31, 384, 2000}) {
         Problem<float, float> problem(on, {n, out, in, Activation::kGelu, true}, 1, format);
         const auto in_parts_of = [&](std::int64_t count, bool force_row_kernel = false) {

@@ -228,7 +228,7 @@ class EmbedTest : public OpTest {};
 
 TEST_F(EmbedTest, WidensTheTokensRowsExactly) {
   on_every([](Backend& on) {
-    for_weights([&]<class A>(A, DType format) {
+    for_weights([&]<class A>(A, WeightFormat format) {
       constexpr std::int64_t kVocab = 37;
       for (const std::int64_t dim : {1, 7, 31, 48, 1024, 4099}) {
         const Weights table(on, kVocab, dim, format, 1);
