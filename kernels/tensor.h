@@ -31,14 +31,17 @@ namespace mmrec::kernels {
 struct Host {};
 struct Device {};
 
-/// Storage types of weights and, the first three, of all other operands. Arithmetic is always fp32 or wider.
-enum class DType : std::uint8_t { kF32, kF16, kBF16, kF8, kI8, kI4 };
+/// Storage types of weights and, the first three, of all other operands. Arithmetic is always fp32 or wider. The last
+/// two are of files alone.
+enum class DType : std::uint8_t { kF32, kF16, kBF16, kF8, kI8, kI4, kI32, kI64 };
 
-/// Whether numbers of this type share scales (WeightFormat).
-MMREC_ALWAYS_INLINE constexpr bool is_quantized(DType dtype) { return dtype >= DType::kF8; }
+/// Whether this is a type of operands; and whether numbers of it share scales (WeightFormat).
+MMREC_ALWAYS_INLINE constexpr bool is_plain(DType dtype) { return dtype <= DType::kBF16; }
+MMREC_ALWAYS_INLINE constexpr bool is_quantized(DType dtype) { return dtype >= DType::kF8 && dtype <= DType::kI4; }
 /// Bits of one element.
 MMREC_ALWAYS_INLINE constexpr int bits_of(DType dtype) {
-  return dtype == DType::kF32 ? 32 : dtype == DType::kI4 ? 4 : is_quantized(dtype) ? 8 : 16;
+  constexpr int kBits[] = {32, 16, 16, 8, 8, 4, 32, 64};
+  return kBits[static_cast<int>(dtype)];
 }
 /// Bytes of one element, not of kI4.
 constexpr std::size_t size_of(DType dtype) { return static_cast<std::size_t>(bits_of(dtype)) / 8; }
@@ -251,12 +254,12 @@ struct SequenceView {
 };
 
 /// How a weight matrix is stored, row by row, independent of the type of the other operand. Plain numbers lie one after
-/// another. Quantized ones are multiplied by fp32 scales that lie behind the numbers of their row, one for each `group`
+/// another. Quantised ones are multiplied by fp32 scales that lie behind the numbers of their row, one for each `group`
 /// of inputs. A row of kI4 is cut into blocks of kQuantBlock: element 16 j + l of a block is in bits 4 j.. of its
 /// 16-bit word l, plus 8. A row that ends within a block is filled up with zeros.
 struct WeightFormat {
   DType code = DType::kF32;
-  std::int64_t group = 0;  // of quantized numbers: a multiple of kQuantBlock, or 0 for all of a row
+  std::int64_t group = 0;  // of quantised numbers: a multiple of kQuantBlock, or 0 for all of a row
 
   constexpr WeightFormat() = default;
   constexpr WeightFormat(DType elements, std::int64_t inputs = 0)  // NOLINT(google-explicit-constructor)

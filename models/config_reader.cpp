@@ -104,6 +104,10 @@ void ConfigReader::rest(std::string_view key, std::span<const std::string_view> 
     return;
   }
   if (key == "eos_token_id") return eos_token_id();
+  if (key == kQuantizationKey) {
+    if (!is_null()) schemes_ = read_quantization(reader_);
+    return;
+  }
   if (!contains(ignored, key) && !contains(kToolKeys, key) && warn_) {
     warn_(fmt::format("{}: unknown key {} is ignored", name_, quote(key)));
   }

@@ -17,6 +17,7 @@
 #include "models/files/checked.h"
 #include "models/files/json.h"
 #include "models/files/warning_sink.h"
+#include "models/weights/quantization_config.h"
 
 namespace mmrec::models {
 
@@ -58,6 +59,7 @@ class ConfigReader {
       if constexpr (std::is_same_v<decltype(member), const std::int64_t&>) require(member != 0 || key == kFfn, key);
     });
     config.ids = ids_;
+    config.quantization = schemes_;
     check_ids(config.vocab_size);
   }
 
@@ -95,6 +97,7 @@ class ConfigReader {
   JsonReader reader_;
   const WarningSink& warn_;
   TextIds ids_;
+  QuantSchemes schemes_;
 };
 
 /// "a", "b" or "c", each quoted.

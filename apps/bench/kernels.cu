@@ -84,6 +84,8 @@ void fill_random(Cuda& cuda, kernels::DType type, void* to, std::int64_t count, 
       return fill(static_cast<kernels::Float16*>(to));
     case kernels::DType::kBF16:
       return fill(static_cast<kernels::BFloat16*>(to));
+    default:
+      return;
   }
 }
 

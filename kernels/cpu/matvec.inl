@@ -74,7 +74,7 @@ requires(!kIsQuantized<F>)
   }
 }
 
-/// The same of quantized weights; `group` inputs share a scale.
+/// The same of quantised weights; `group` inputs share a scale.
 template <Pass kPass, class F, int kTokens, int kOutputs, int kSums>
 requires(kIsQuantized<F>)
     [[gnu::always_inline]] inline void add_products(const float* const (&x)[kTokens],

@@ -1,6 +1,6 @@
-// How products read rows of weights, by their format: plain numbers one vector at a time, quantized ones
+// How products read rows of weights, by their format: plain numbers one vector at a time, quantised ones
 // (kernels/tensor.h, WeightFormat) block by block, whose vectors are numbers times scale, rounded once. So a product
-// has the bits of one with the dequantized numbers as fp32 weights.
+// has the bits of one with the dequantised numbers as fp32 weights.
 namespace mmrec::kernels {
 namespace {
 
@@ -16,7 +16,7 @@ struct Plain {
   }
 };
 
-/// A row of quantized numbers.
+/// A row of quantised numbers.
 template <class T>
 struct Quantized {
   using Numbers = T;

@@ -36,8 +36,8 @@ struct TensorInfo {
 };
 
 /// Parses one safetensors header (the JSON text alone). Enforces every rule of the format and of docs/file-formats.md:
-/// dtype F32, F16 or BF16, shape product × size equal to end − begin, offsets sorted, contiguous from 0 and ending at
-/// data_bytes, no duplicate names or keys, rank <= 8, names of 1 to 512 bytes of valid UTF-8 without NUL, at most
+/// dtype one of kNamesInFile, shape product × size equal to end − begin, offsets sorted, contiguous from 0 and ending
+/// at data_bytes, no duplicate names or keys, rank <= 8, names of 1 to 512 bytes of valid UTF-8 without NUL, at most
 /// kMaxTensors. The result is sorted by offset. Throws std::runtime_error naming `name`, the tensor, found and
 /// expected.
 std::vector<TensorInfo> parse_safetensors_header(std::string_view json, std::uint64_t data_bytes,

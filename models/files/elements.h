@@ -2,25 +2,30 @@
 // compiler vectorises.
 #pragma once
 
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <string_view>
+#include <utility>
 
 #include "kernels/tensor.h"
 
 namespace mmrec::models {
 
-/// The names of types in safetensors files, in the order of DType.
-inline constexpr std::array<std::string_view, 3> kNamesInFile = {"F32", "F16", "BF16"};
+/// The names of types in safetensors files.
+inline constexpr std::pair<std::string_view, kernels::DType> kNamesInFile[] = {
+    {"F32", kernels::DType::kF32},    {"F16", kernels::DType::kF16}, {"BF16", kernels::DType::kBF16},
+    {"F8_E4M3", kernels::DType::kF8}, {"I8", kernels::DType::kI8},   {"I32", kernels::DType::kI32},
+    {"I64", kernels::DType::kI64}};
 constexpr std::string_view name_in_file(kernels::DType dtype) {
-  const auto i = static_cast<std::size_t>(dtype);
-  return i < kNamesInFile.size() ? kNamesInFile[i] : std::string_view();
+  for (const auto& [name, is] : kNamesInFile) {
+    if (is == dtype) return name;
+  }
+  return {};
 }
 
-/// f(T{}) for the element type T that `dtype` stands for.
+/// f(T{}) for the element type T that `dtype`, a plain one, stands for.
 template <class F>
 void with_element_type(kernels::DType dtype, const F& f) {
   switch (dtype) {
@@ -30,6 +35,8 @@ void with_element_type(kernels::DType dtype, const F& f) {
       return f(kernels::Float16{});
     case kernels::DType::kBF16:
       return f(kernels::BFloat16{});
+    default:
+      return;
   }
 }
 

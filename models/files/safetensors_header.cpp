@@ -91,11 +91,10 @@ class HeaderParser {
 
   kernels::DType dtype() {
     const std::string text = reader_.string(64);
-    const auto known = std::find(kNamesInFile.begin(), kNamesInFile.end(), text);
-    if (known != kNamesInFile.end()) return static_cast<kernels::DType>(known - kNamesInFile.begin());
     std::string expected;
-    for (const std::string_view& name : kNamesInFile) {
-      expected += expected.empty() ? "" : &name == &kNamesInFile.back() ? " or " : ", ";
+    for (const auto& [name, dtype] : kNamesInFile) {
+      if (name == text) return dtype;
+      expected += expected.empty() ? "" : dtype == kernels::DType::kI64 ? " or " : ", ";
       expected += name;
     }
     reader_.fail(fmt::format("found {}, expected {}", quote(text), expected));

@@ -31,6 +31,7 @@ struct Config {
   std::int64_t memory_slots = 1;       // M
   bool carry_state = true;             // h crosses segment boundaries
   TextIds ids;
+  QuantSchemes quantization;
   /// Of a copy of the weights that is padded (models/runtime/cuda/padding.h): so many channels of every head are zeros.
   /// model_dim counts them.
   std::int64_t head_padding = 0;

@@ -28,6 +28,7 @@ struct Config {
   float mdi_mix = 0.1F;
   Expert expert = Expert::kBoth;
   TextIds ids;
+  QuantSchemes quantization;
   std::int64_t padding = 0;  // of a padded copy of the weights: the last so many of expert_dim are zeros
 
   template <class Self, class F>

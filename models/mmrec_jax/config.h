@@ -27,6 +27,7 @@ struct Config {
   bool bank = true;                 // whether it is written; else all of a sequence is one call
   Calls calls = Calls::kPrompt;     // without meaning where there is no bank
   TextIds ids;
+  QuantSchemes quantization;
 
   template <class Self, class F>
   static void keys(Self& config, const F& f) {

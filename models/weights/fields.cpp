@@ -9,6 +9,7 @@
 
 #include "models/files/elements.h"
 #include "models/files/text.h"
+#include "models/weights/stored_matrix.h"
 
 namespace mmrec::models {
 namespace {
@@ -17,8 +18,7 @@ namespace {
   throw std::runtime_error(fmt::format("{}: {}: {}", path.string(), printable(name), message));
 }
 
-bool has_shape_of(const TensorInfo& tensor, const TensorSpec& spec) {
-  std::vector<std::int64_t> shape = tensor.shape;
+bool has_shape_of(std::vector<std::int64_t> shape, const TensorSpec& spec) {
   const bool more_rows = spec.may_have_more_rows && shape.size() == spec.shape.size() && shape[0] > spec.shape[0];
   if (more_rows) shape[0] = spec.shape[0];
   return shape == spec.shape;
@@ -50,22 +50,31 @@ void add_specs(const Field& field, const Sizes& sizes, std::vector<TensorSpec>& 
   }
 }
 
-void check_tensors(const Checkpoint& checkpoint, const std::vector<TensorSpec>& specs, const TensorRules& rules,
-                   const WarningSink& warn) {
+void check_tensors(const Checkpoint& checkpoint, const std::vector<TensorSpec>& specs, const QuantSchemes& schemes,
+                   const TensorRules& rules, const WarningSink& warn) {
   std::vector<const TensorInfo*> known;
   for (const TensorSpec& spec : specs) {
-    const TensorInfo* tensor = checkpoint.find(spec.name);
+    const bool may_be_quantized = spec.shape.size() == 2 && spec.name.ends_with(kTorch.suffix);
+    const StoredMatrix stored = find_matrix(checkpoint, spec.name, may_be_quantized ? schemes : QuantSchemes{});
+    const TensorInfo* const tensor = stored.numbers;
     if (tensor == nullptr && spec.use != TensorSpec::Use::kRequired) continue;
     if (tensor == nullptr) {
       fail(checkpoint.path(), spec.name,
            fmt::format("tensor is missing (expected shape {}){}", list(spec.shape), rules.hint(spec.name)));
     }
-    if (!has_shape_of(*tensor, spec)) {
+    if (!has_shape_of(stored.dims, spec)) {
       fail(checkpoint.path_of(*tensor), tensor->name,
-           fmt::format("found shape {}, expected {}{}", list(tensor->shape), list(spec.shape),
+           fmt::format("found shape {}, expected {}{}", list(stored.dims), list(spec.shape),
                        spec.may_have_more_rows ? " or more rows" : ""));
     }
-    known.push_back(tensor);
+    if (stored.scales == nullptr && !kernels::is_plain(tensor->dtype)) {
+      fail(checkpoint.path_of(*tensor), tensor->name,
+           fmt::format("found {}, expected F32, F16 or BF16{}", name_in_file(tensor->dtype),
+                       may_be_quantized ? ": config.json has no quantization_config" : ""));
+    }
+    for (const TensorInfo* one : {tensor, stored.scales, stored.shape}) {
+      if (one != nullptr) known.push_back(one);
+    }
   }
   std::sort(known.begin(), known.end());
   std::size_t training_only = 0;

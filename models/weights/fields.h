@@ -12,6 +12,7 @@
 
 #include "models/files/checkpoint.h"
 #include "models/files/warning_sink.h"
+#include "models/weights/quantization_config.h"
 
 namespace mmrec::models {
 
@@ -125,9 +126,9 @@ struct TensorRules {
 };
 
 /// Compares all of a checkpoint's tensors with `specs`. Throws std::runtime_error naming file, tensor, found and
-/// expected for one that is missing, unexpected or of another shape; those that only training uses are reported to
-/// `warn`.
-void check_tensors(const Checkpoint& checkpoint, const std::vector<TensorSpec>& specs, const TensorRules& rules,
-                   const WarningSink& warn);
+/// expected for one that is missing, unexpected, of another shape, or quantised in no way that `schemes` has; those
+/// that only training uses are reported to `warn`.
+void check_tensors(const Checkpoint& checkpoint, const std::vector<TensorSpec>& specs, const QuantSchemes& schemes,
+                   const TensorRules& rules, const WarningSink& warn);
 
 }  // namespace mmrec::models

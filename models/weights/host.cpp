@@ -29,6 +29,7 @@
 namespace mmrec::models {
 namespace {
 
+using kernels::bytes_of;
 using kernels::DType;
 using kernels::size_of;
 using kernels::Uninitialized;
@@ -68,14 +69,13 @@ void advise_huge_pages(std::byte* begin, std::size_t bytes) {
 
 /// Allocates a target and appends its slices, cut to what one thread reads in one go.
 void allocate(Target& target, std::vector<Slice>& items) {
-  const DType dtype = target.dtype();
+  const kernels::WeightFormat format = target.format();
   std::byte* to = nullptr;
   if (target.matrix != nullptr) {
     HostMatrix& matrix = *target.matrix;
-    matrix.format = dtype;
-    const Slice& first = target.slices.front();
-    matrix.cols = first.transposed ? first.rows : first.cols;
-    matrix.rows = static_cast<std::int64_t>(target.elements()) / matrix.cols;
+    matrix.format = format;
+    matrix.cols = target.cols();
+    matrix.rows = target.rows();
     matrix.bytes = kernels::HostBuffer<std::byte>(target.bytes().value(), Uninitialized{});
     to = matrix.bytes.data();
     advise_huge_pages(to, matrix.bytes.size());
@@ -90,13 +90,14 @@ void allocate(Target& target, std::vector<Slice>& items) {
   for (Slice slice : target.slices) {
     const std::int64_t begin = slice.row;
     const std::int64_t end = slice.row + slice.rows;
-    const std::size_t bytes = slice.elements() * size_of(dtype);
+    // Between rows of what is not transposed, columns of what is.
+    const std::size_t apart = slice.transposed ? size_of(format.code) : bytes_of(format, 1, slice.cols);
+    const std::size_t bytes = slice.transposed ? slice.elements() * apart : bytes_of(format, slice.rows, slice.cols);
     const std::int64_t most = rows_within(kItemBytes, slice, block_rows(slice));
     slice.to_stride = slice.rows;
-    for (slice.dtype = dtype; slice.row < end; slice.row += slice.rows) {
+    for (slice.format = format; slice.row < end; slice.row += slice.rows) {
       slice.rows = std::min(most, end - slice.row);
-      const std::int64_t apart = slice.transposed ? 1 : slice.cols;
-      slice.to = to + static_cast<std::size_t>((slice.row - begin) * apart) * size_of(dtype);
+      slice.to = to + static_cast<std::size_t>(slice.row - begin) * apart;
       slice.hashes = is_hashed(slice) ? hashes : nullptr;
       if (is_hashed(slice)) hashes += pieces_of(slice);
       items.push_back(slice);
@@ -133,16 +134,16 @@ class ItemReader {
     kernels::parallel_items(items.size(), threads_, [&](std::size_t i) { read(items[i]); });
   }
 
-  /// True if the tensor of `slice` holds exactly `bytes`.
+  /// True if a plain tensor holds exactly `bytes`.
   bool equals(const Slice& slice, const kernels::HostBuffer<std::byte>& bytes) const {
-    if (slice.tensor->bytes() != bytes.size()) return false;
+    if (slice.is_quantized() || slice.tensor().bytes() != bytes.size()) return false;
     std::atomic<bool> same{true};
     kernels::parallel_items((bytes.size() + kBlockBytes - 1) / kBlockBytes, threads_, [&](std::size_t i) {
       if (!same) return;
       const std::size_t at = i * kBlockBytes;
       const std::size_t count = std::min(kBlockBytes, bytes.size() - at);
       kernels::HostBuffer<std::byte> block(count, Uninitialized{});
-      checkpoint_.read(*slice.tensor, at, {block.data(), count});
+      checkpoint_.read(slice.tensor(), at, {block.data(), count});
       if (std::memcmp(block.data(), bytes.data() + at, count) != 0) same = false;
     });
     return same;
@@ -151,10 +152,12 @@ class ItemReader {
  private:
   /// Some rows at a time: straight into their place where they are whole and of one type, through a block otherwise.
   void read(const Slice& slice) const {
-    const TensorInfo& tensor = *slice.tensor;
-    const bool in_place = slice.cols == slice.row_elements && slice.dtype == tensor.dtype && !slice.transposed;
+    if (slice.is_quantized()) return read_quantized(slice);
+    const TensorInfo& tensor = slice.tensor();
+    const DType to_type = slice.format.code;
+    const bool in_place = slice.cols == slice.row_elements && to_type == tensor.dtype && !slice.transposed;
     const std::size_t row_bytes = slice.row_bytes();
-    const std::size_t row_to_bytes = static_cast<std::size_t>(slice.cols) * size_of(slice.dtype);
+    const std::size_t row_to_bytes = static_cast<std::size_t>(slice.cols) * size_of(to_type);
     const auto most = static_cast<std::size_t>(std::min(block_rows(slice), slice.rows));
     const std::size_t piece_bytes = static_cast<std::size_t>(slice.piece_rows()) * row_bytes;
     kernels::HostBuffer<std::byte> block(in_place ? 0 : most * row_bytes, Uninitialized{});
@@ -175,18 +178,56 @@ class ItemReader {
       std::byte* const in_order = slice.transposed ? widened.data() : to;
       for (std::size_t r = 0; !in_place && r < rows; ++r) {
         convert(from + r * row_bytes, static_cast<std::size_t>(slice.cols), tensor.dtype, in_order + r * row_to_bytes,
-                slice.dtype);
+                to_type);
       }
       if (slice.transposed) {
-        with_element_type(slice.dtype, [&](auto zero) {
+        with_element_type(to_type, [&](auto zero) {
           transpose<decltype(zero)>(in_order, row_to_bytes, rows, static_cast<std::size_t>(slice.cols), to,
                                     static_cast<std::size_t>(slice.to_stride));
         });
-        to += rows * size_of(slice.dtype);
+        to += rows * size_of(to_type);
       } else {
         to += rows * row_to_bytes;
       }
     }
+  }
+
+  /// Numbers and scales of a block of rows, then one row after another.
+  void read_quantized(const Slice& slice) const {
+    const StoredMatrix& from = slice.from;
+    const std::size_t row_bytes = slice.row_bytes(), scale_size = size_of(from.scales->dtype);
+    const std::size_t row_scales = static_cast<std::size_t>(from.row_scales()),
+                      piece = static_cast<std::size_t>(slice.piece_rows());
+    const std::size_t to_bytes = bytes_of(slice.format, 1, slice.cols);
+    std::vector<std::byte> numbers(piece * row_bytes), stored(piece * row_scales * scale_size);
+    std::vector<float> scales(piece * row_scales);
+    std::byte* to = slice.to;
+    std::uint64_t* hashes = slice.hashes;
+    for (std::size_t done = 0; done < static_cast<std::size_t>(slice.rows); done += piece) {
+      const std::size_t rows = std::min(piece, static_cast<std::size_t>(slice.rows) - done);
+      const std::size_t first = static_cast<std::size_t>(slice.row) + done;
+      const std::span<std::byte> bytes(numbers.data(), rows * row_bytes);
+      checkpoint_.read(slice.tensor(), first * row_bytes, bytes);
+      const std::size_t count = from.has_common_scale() ? 1 : rows * row_scales;
+      const std::size_t first_scale = from.has_common_scale() ? 0 : first * row_scales * scale_size;
+      const std::span<std::byte> of_rows(stored.data(), count * scale_size);
+      checkpoint_.read(*from.scales, first_scale, of_rows);
+      check_finite(*from.scales, first_scale, of_rows);
+      if (from.format.code == DType::kF8) check_numbers(slice.tensor(), first * row_bytes, bytes);
+      if (hashes != nullptr) *hashes++ = kernels::hash_bytes(bytes) + 31 * kernels::hash_bytes(of_rows);
+      convert(stored.data(), count, from.scales->dtype, reinterpret_cast<std::byte*>(scales.data()), DType::kF32);
+      for (std::size_t r = 0; r < rows; ++r, to += to_bytes) {
+        const float* const of_row = scales.data() + (from.has_common_scale() ? 0 : r * row_scales);
+        write_row(from, bytes.data() + r * row_bytes, of_row, slice.col, slice.cols, slice.format, to);
+      }
+    }
+  }
+
+  /// Of Float8, whose NaN is no infinity's neighbour.
+  void check_numbers(const TensorInfo& tensor, std::size_t first, std::span<const std::byte> bytes) const {
+    const auto is_nan = [](std::byte b) { return (b & std::byte{0x7f}) == std::byte{0x7f}; };
+    const auto nan = options_.allow_nonfinite ? bytes.end() : std::find_if(bytes.begin(), bytes.end(), is_nan);
+    if (nan != bytes.end()) fail_nonfinite(tensor, first + static_cast<std::size_t>(nan - bytes.begin()), "NaN");
   }
 
   void check_finite(const TensorInfo& tensor, std::size_t first_byte, std::span<const std::byte> bytes) const {
@@ -194,10 +235,11 @@ class ItemReader {
     const std::size_t size = size_of(tensor.dtype);
     const std::int64_t i = first_nonfinite(bytes.data(), bytes.size() / size, tensor.dtype);
     const float value = element(bytes.data(), static_cast<std::size_t>(i), tensor.dtype);
+    fail_nonfinite(tensor, first_byte / size + static_cast<std::size_t>(i), std::isnan(value) ? "NaN" : "infinite");
+  }
+  [[noreturn]] void fail_nonfinite(const TensorInfo& tensor, std::size_t i, std::string_view found) const {
     throw std::runtime_error(fmt::format("{}: {}: element {} is {} (expected finite weights)",
-                                         checkpoint_.path_of(tensor).string(), printable(tensor.name),
-                                         first_byte / size + static_cast<std::size_t>(i),
-                                         std::isnan(value) ? "NaN" : "infinite"));
+                                         checkpoint_.path_of(tensor).string(), printable(tensor.name), i, found));
   }
 
   const Checkpoint& checkpoint_;
@@ -207,16 +249,17 @@ class ItemReader {
 
 }  // namespace
 
-std::vector<Slice> slices_of(const Field& field, const Checkpoint& checkpoint, const Sizes& sizes) {
+std::vector<Slice> slices_of(const Field& field, const Checkpoint& checkpoint, const QuantSchemes& schemes,
+                             const Sizes& sizes) {
   const bool is_bias = field.kind == Field::Kind::kBias;
   std::vector<Slice> slices;
   for (const TensorPart& part : field.parts) {
     if (!part.used_by(sizes) || (is_bias && part.col.of(sizes) != 0)) continue;
     const std::string_view suffix = is_bias ? ".bias" : field.storage.suffix;
-    const TensorInfo* tensor =
-        checkpoint.find(std::string(field.prefix) + std::string(part.name) + std::string(suffix));
-    if (tensor == nullptr) continue;
-    Slice slice{.tensor = tensor, .row = part.row.of(sizes), .rows = part.rows.of(sizes)};
+    StoredMatrix from =
+        find_matrix(checkpoint, std::string(field.prefix) + std::string(part.name) + std::string(suffix), schemes);
+    if (from.numbers == nullptr) continue;
+    Slice slice{.from = std::move(from), .row = part.row.of(sizes), .rows = part.rows.of(sizes)};
     if (field.is_matrix()) {
       slice.col = part.col.of(sizes);
       slice.cols = part.cols.of(sizes);
@@ -246,12 +289,19 @@ void WeightReader::read(std::span<Target> targets) {
 }
 
 void WeightReader::read_unless_equal(const Field& field, const Sizes& sizes, HostMatrix& to, const HostMatrix& other) {
-  Target target(to, slices_of(field, checkpoint_, sizes));
+  Target target(to, slices_of(field, checkpoint_, schemes_, sizes));
   if (target.slices.empty()) return;
-  const bool equal = other.format.code == target.dtype() &&
-                     ItemReader(checkpoint_, options_).equals(target.slices.front(), other.bytes);
-  if (equal) return;
+  const bool may_be = other.format == target.format();
+  if (may_be && ItemReader(checkpoint_, options_).equals(target.slices.front(), other.bytes)) return;
+  const CheckedSize before = bytes_;
   read({&target, 1});
+  // Of quantised numbers it is told only now.
+  if (may_be && target.slices.front().is_quantized() &&
+      std::memcmp(to.bytes.data(), other.bytes.data(), other.bytes.size()) == 0) {
+    to = {};
+    bytes_ = before;
+    return;
+  }
   targets_.push_back(std::move(target));
 }
 
@@ -262,8 +312,8 @@ WeightTotals WeightReader::totals(std::string_view identity) const {
   for (const Target& target : targets_) {
     totals.parameters += target.elements();
     for (const Slice& slice : target.slices) {
-      crc.update(slice.tensor->name);
-      crc.update(static_cast<std::uint64_t>(slice.tensor->dtype));
+      crc.update(slice.tensor().name);
+      crc.update(static_cast<std::uint64_t>(slice.tensor().dtype));
       for (const std::int64_t size : {slice.row, slice.rows, slice.row_elements}) {
         crc.update(static_cast<std::uint64_t>(size));
       }
@@ -275,7 +325,7 @@ WeightTotals WeightReader::totals(std::string_view identity) const {
 }
 
 std::uint64_t round_to_bf16(HostMatrix& matrix) {
-  if (matrix.rows == 0 || matrix.format.code == DType::kBF16) return 0;
+  if (plain_type(matrix).value_or(DType::kBF16) == DType::kBF16) return 0;
   const auto count = static_cast<std::size_t>(matrix.rows * matrix.cols);
   kernels::HostBuffer<std::byte> bytes(count * sizeof(kernels::BFloat16), Uninitialized{});
   advise_huge_pages(bytes.data(), bytes.size());

@@ -17,11 +17,12 @@
 #include "models/files/checked.h"
 #include "models/files/checkpoint.h"
 #include "models/weights/fields.h"
+#include "models/weights/stored_matrix.h"
 
 namespace mmrec::models {
 
 /// A matrix that owns its bytes in host memory. Parts stacked into one matrix share its format: the parts' own where
-/// they agree, fp32 otherwise.
+/// they agree and are not cut within a group of quantised numbers, fp32 otherwise.
 struct HostMatrix {
   kernels::HostBuffer<std::byte> bytes;
   kernels::WeightFormat format;
@@ -56,21 +57,23 @@ constexpr Precision precision_of(kernels::DType type) {
   return type == kF16 ? Precision::kF16 : type == kBF16 ? Precision::kBF16 : Precision::kF32;
 }
 
-/// Whether a field is of this type, or empty; true of vectors.
-inline bool has_dtype(const HostMatrix& matrix, kernels::DType type) {
-  return matrix.rows == 0 || matrix.format.code == type;
+/// The type of a matrix that is there and not quantised.
+inline std::optional<kernels::DType> plain_type(const HostMatrix& matrix) {
+  if (matrix.rows == 0 || kernels::is_quantized(matrix.format.code)) return std::nullopt;
+  return matrix.format.code;
 }
-inline bool has_dtype(const HostVector& /*vector*/, kernels::DType /*type*/) { return true; }
+inline std::optional<kernels::DType> plain_type(const HostVector& /*vector*/) { return std::nullopt; }
 
-/// Bytes of a field whose matrices are of `type`, or of their stored type where none is given.
+/// Bytes of a field whose matrices are of `type`, or as they are stored where none is given.
 inline std::uint64_t bytes_of(const HostVector& vector, std::optional<kernels::DType> /*type*/) {
   return vector.size() * sizeof(float);
 }
 inline std::uint64_t bytes_of(const HostMatrix& matrix, std::optional<kernels::DType> type) {
-  return kernels::bytes_of(type.value_or(matrix.format.code), matrix.rows, matrix.cols);
+  return kernels::bytes_of(type ? kernels::WeightFormat(*type) : matrix.format, matrix.rows, matrix.cols);
 }
 
-/// A matrix's elements as bf16, rounded to nearest even; vectors stay. Returns the bytes saved. Throws std::bad_alloc.
+/// A matrix's elements as bf16, rounded to nearest even; vectors and quantised numbers stay. Returns the bytes saved.
+/// Throws std::bad_alloc.
 std::uint64_t round_to_bf16(HostMatrix& matrix);
 inline std::uint64_t round_to_bf16(HostVector& /*vector*/) { return 0; }
 
@@ -83,7 +86,7 @@ struct WeightOptions {
 /// they go in which type. The elements of a vector are rows of one. Transposed: rows become columns of what they go to,
 /// which are `to_stride` elements apart.
 struct Slice {
-  const TensorInfo* tensor = nullptr;
+  StoredMatrix from = {};
   std::int64_t row = 0;
   std::int64_t rows = 0;
   std::int64_t col = 0;
@@ -93,10 +96,22 @@ struct Slice {
   std::int64_t to_stride = 0;
   std::byte* to = nullptr;
   std::uint64_t* hashes = nullptr;  // one for each piece of rows that is read
-  kernels::DType dtype = kernels::DType::kF32;
+  kernels::WeightFormat format = {};
 
+  const TensorInfo& tensor() const { return *from.numbers; }
+  bool is_quantized() const { return from.scales != nullptr; }
   std::uint64_t elements() const { return static_cast<std::uint64_t>(rows * cols); }
-  std::uint64_t row_bytes() const { return static_cast<std::uint64_t>(row_elements) * kernels::size_of(tensor->dtype); }
+  /// Of the tensor, in the file.
+  std::uint64_t row_bytes() const {
+    return is_quantized() ? static_cast<std::uint64_t>(from.row_bytes())
+                          : static_cast<std::uint64_t>(row_elements) * kernels::size_of(tensor().dtype);
+  }
+  /// The format of the tensor, fp32 where its groups are cut or it is transposed.
+  kernels::WeightFormat own_format() const {
+    const std::int64_t grain = std::max(from.format.group, kernels::kQuantBlock);
+    const bool is_cut = col % grain != 0 || (cols % grain != 0 && col + cols != row_elements);
+    return is_quantized() && (transposed || is_cut) ? kernels::WeightFormat() : from.format;
+  }
   /// Rows that are checked and hashed together. The fingerprint depends on this number.
   std::int64_t piece_rows() const {
     constexpr std::uint64_t kPieceBytes = 16384;  // fits the first-level cache
@@ -114,40 +129,46 @@ struct Target {
   Target(HostMatrix& to, std::vector<Slice> from) : matrix(&to), slices(std::move(from)) {}
   Target(HostVector& to, std::vector<Slice> from) : vector(&to), slices(std::move(from)) {}
 
-  /// The tensors' own type where they agree, fp32 otherwise and for vectors.
-  kernels::DType dtype() const {
-    const kernels::DType first = slices.front().tensor->dtype;
-    const auto is_first = [&](const Slice& slice) { return slice.tensor->dtype == first; };
-    return matrix != nullptr && std::all_of(slices.begin(), slices.end(), is_first) ? first : kernels::DType::kF32;
+  /// The tensors' own format where they agree, fp32 otherwise and for vectors.
+  kernels::WeightFormat format() const {
+    const kernels::WeightFormat first = slices.front().own_format();
+    const auto is_first = [&](const Slice& slice) { return slice.own_format() == first; };
+    return matrix != nullptr && std::all_of(slices.begin(), slices.end(), is_first) ? first : kernels::WeightFormat();
   }
+  /// Columns and rows of the field.
+  std::int64_t cols() const { return slices.front().transposed ? slices.front().rows : slices.front().cols; }
+  std::int64_t rows() const { return static_cast<std::int64_t>(elements()) / cols(); }
   std::uint64_t elements() const {
     std::uint64_t sum = 0;
     for (const Slice& slice : slices) sum += slice.elements();
     return sum;
   }
-  CheckedSize bytes() const { return CheckedSize(elements()) * kernels::size_of(dtype()); }
+  CheckedSize bytes() const {
+    return CheckedSize(static_cast<std::uint64_t>(rows())) * kernels::bytes_of(format(), 1, cols());
+  }
 };
 
 /// What fills a field; nothing where the model has no such field, or the checkpoint none of an optional one. All
 /// tensors have been checked.
-std::vector<Slice> slices_of(const Field& field, const Checkpoint& checkpoint, const Sizes& sizes);
+std::vector<Slice> slices_of(const Field& field, const Checkpoint& checkpoint, const QuantSchemes& schemes,
+                             const Sizes& sizes);
 
 /// Fills targets from a checkpoint whose tensors have been checked: all memory first, then bytes, in parallel.
 class WeightReader {
  public:
-  WeightReader(const Checkpoint& checkpoint, const WeightOptions& options)
-      : checkpoint_(checkpoint), options_(options) {}
+  WeightReader(const Checkpoint& checkpoint, const QuantSchemes& schemes, const WeightOptions& options)
+      : checkpoint_(checkpoint), schemes_(schemes), options_(options) {}
 
   /// A field, if the model has it.
   template <class To>
   void add(const Field& field, const Sizes& sizes, To& to) {
-    std::vector<Slice> slices = slices_of(field, checkpoint_, sizes);
+    std::vector<Slice> slices = slices_of(field, checkpoint_, schemes_, sizes);
     if (!slices.empty()) targets_.emplace_back(to, std::move(slices));
   }
   /// Reads what was added. Throws std::runtime_error naming file and tensor for a number that is not finite,
   /// std::bad_alloc naming needed and present bytes where the machine's memory does not suffice.
   void read();
-  /// Reads one more matrix, unless its tensor has just the bytes of `other`.
+  /// Reads one more matrix, unless it is just the bytes of `other`.
   void read_unless_equal(const Field& field, const Sizes& sizes, HostMatrix& to, const HostMatrix& other);
   /// Of all that was read. `identity` is the model's configuration as text. Independent of sharding, of tensors that
   /// are not used and of a copy that was not read.
@@ -157,6 +178,7 @@ class WeightReader {
   void read(std::span<Target> targets);
 
   const Checkpoint& checkpoint_;
+  const QuantSchemes& schemes_;
   const WeightOptions& options_;
   std::vector<Target> targets_;
   CheckedSize bytes_ = 0;

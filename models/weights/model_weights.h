@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <type_traits>
 #include <vector>
 
@@ -75,13 +76,16 @@ ViewOf<Arch, kernels::Host> view_of(const WeightsOf<Arch>& weights) {
   return model;
 }
 
-/// The type of all matrices where they agree, fp32 otherwise.
+/// The type of all matrices that are not quantised where they agree, fp32 otherwise; bf16 where all are quantised.
 template <class Arch>
 kernels::DType common_dtype(const WeightsOf<Arch>& weights) {
-  const kernels::DType type = weights.embedding.format.code;
-  bool all = true;
-  Arch::visit([&](const Field& /*field*/, const auto& w) { all = all && has_dtype(w, type); }, weights);
-  return all ? type : kernels::DType::kF32;
+  std::optional<kernels::DType> common;
+  const auto add = [&](const Field& /*field*/, const auto& w) {
+    const std::optional<kernels::DType> type = plain_type(w);
+    if (type) common = common.value_or(*type) == *type ? *type : kernels::DType::kF32;
+  };
+  Arch::visit(add, weights);
+  return common.value_or(kernels::DType::kBF16);
 }
 
 /// All tensors of a model, in the order of checks. Norms come first: every variant has them, so a missing one means
@@ -127,11 +131,11 @@ template <class Config>
 WeightsOf<typename Config::Arch> load_weights(const Checkpoint& checkpoint, const Config& config,
                                               const WeightOptions& options = {}, const WarningSink& warn = {}) {
   using Arch = typename Config::Arch;
-  check_tensors(checkpoint, tensor_specs(config, &checkpoint), Arch::rules(config), warn);
+  check_tensors(checkpoint, tensor_specs(config, &checkpoint), config.quantization, Arch::rules(config), warn);
   const Sizes sizes = Arch::sizes(config, &checkpoint);
   WeightsOf<Arch> weights;
   Arch::make_layers(config, weights);
-  WeightReader reader(checkpoint, options);
+  WeightReader reader(checkpoint, config.quantization, options);
   const auto add = [&](const Field& field, auto& to) {
     if (!field.optional && Arch::is_read(field)) reader.add(field, sizes, to);
   };

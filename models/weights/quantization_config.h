@@ -7,6 +7,9 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/tensor.h"
+#include "models/files/json.h"
+
 namespace mmrec::models {
 
 inline constexpr char kQuantizationKey[] = "quantization_config";
@@ -18,6 +21,19 @@ struct QuantizationGroup {
   std::int64_t group = 0;            // inputs that share a scale; 0: all of a row
   std::vector<std::string> modules;  // NAME of each NAME.weight
 };
+
+/// How some matrices of a checkpoint are quantised.
+struct QuantScheme {
+  kernels::DType code = kernels::DType::kI8;
+  std::int64_t group = 0;  // inputs that share a scale; 0: a row, -1: the whole matrix
+
+  bool operator==(const QuantScheme&) const = default;
+};
+using QuantSchemes = std::vector<QuantScheme>;
+
+/// Reads the member's value; at least one scheme. Which matrices a scheme is for is not looked at: their tensors tell.
+/// Throws std::runtime_error for a scheme that is not supported, and as JsonReader.
+QuantSchemes read_quantization(JsonReader& reader);
 
 /// The text of a config.json with "quantization_config" behind its other members, whose text stays. `ignored` are
 /// matrices that are not quantised. Throws std::runtime_error naming `name` if it has that member already, and as

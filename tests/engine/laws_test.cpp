@@ -13,7 +13,7 @@ INSTANTIATE_TEST_SUITE_P(Models, Laws,
                                          LawsCase{"upstream/mmrec100m"},
                                          LawsCase{.folder = "upstream/jax", .variant = {.calls = Calls::kStepwise}},
                                          LawsCase{.folder = "upstream/jax", .variant = {.bank = false}},
-                                         LawsCase{"mmrec-12m"}),
+                                         LawsCase{"quantized/int4"}, LawsCase{"quantized/fp8"}, LawsCase{"mmrec-12m"}),
                          laws_name);
 
 LawsCase in_bf16(const char* folder, VariantOptions variant = {}) {

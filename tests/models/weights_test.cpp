@@ -272,7 +272,7 @@ TEST(Weights, UnsupportedTypeIsNamed) {
   auto& tensor = edited.checkpoint.at("blocks.0.W_g.bias");
   tensor.dtype = "F64";
   tensor.bytes += tensor.bytes;
-  expect_says(edited.refusal(), {"blocks.0.W_g.bias", "F64", "F32, F16 or BF16"});
+  expect_says(edited.refusal(), {"blocks.0.W_g.bias", "F64", "F32, F16, BF16, F8_E4M3, I8, I32 or I64"});
 }
 
 /// Rewrites a tensor of F32 in 16 bits.

@@ -73,6 +73,7 @@ struct EditableTensor : RawTensor {
 
 class EditableCheckpoint {
  public:
+  EditableCheckpoint() = default;
   explicit EditableCheckpoint(const std::filesystem::path& file) {
     for (RawTensor& tensor : read_safetensors(file)) tensors.push_back({std::move(tensor)});
   }

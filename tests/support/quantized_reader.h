@@ -9,12 +9,14 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "kernels/tensor.h"
 #include "mmrec/quantize.h"
+#include "tests/support/model_folder.h"
 #include "tests/support/safetensors_reader.h"
 
 namespace mmrec::test {
@@ -75,16 +77,18 @@ inline QuantizedReading read_quantized(const Tensors& tensors, const std::string
     EXPECT_EQ(packed->second.dtype, "I32");
     read.rows = shape.at<std::int64_t>(0);
     read.cols = shape.at<std::int64_t>(1);
-    const std::int64_t words = (read.cols + 7) / 8;
-    EXPECT_EQ(packed->second.shape, (std::vector{read.rows, words}));
+    const std::int64_t words = packed->second.shape.at(1);
+    const std::int64_t per_word = words == (read.cols + 3) / 4 ? 4 : 8, bits = 32 / per_word;
+    EXPECT_EQ(packed->second.shape, (std::vector{read.rows, (read.cols + per_word - 1) / per_word}));
+    read.smallest = per_word == 4 ? -128.0 : -8.0;
+    read.largest = -read.smallest - 1.0;
     for (std::int64_t r = 0; r < read.rows; ++r) {
       for (std::int64_t k = 0; k < read.cols; ++k) {
-        const auto word = packed->second.at<std::uint32_t>(static_cast<std::size_t>(r * words + k / 8));
-        read.numbers.push_back(static_cast<double>((word >> (4 * (k % 8))) & 15U) - 8.0);
+        const auto word = packed->second.at<std::uint32_t>(static_cast<std::size_t>(r * words + k / per_word));
+        const std::uint32_t number = (word >> (bits * (k % per_word))) & ((1U << bits) - 1U);
+        read.numbers.push_back(static_cast<double>(number) + read.smallest);
       }
     }
-    read.smallest = -8.0;
-    read.largest = 7.0;
   } else {
     const RawTensor& weight = tensors.at(name + ".weight");
     read.rows = weight.shape.at(0);
@@ -104,6 +108,38 @@ inline QuantizedReading read_quantized(const Tensors& tensors, const std::string
   for (std::size_t i = 0; i < elements(scales); ++i) read.scales.push_back(plain(scales, i));
   EXPECT_EQ(read.numbers.size(), static_cast<std::size_t>(read.rows * read.cols));
   return read;
+}
+
+/// Calls visit(name, matrix) with the quantised matrices of a folder.
+template <class Visit>
+void for_quantized(const Tensors& tensors, const Visit& visit) {
+  for (const auto& [name, tensor] : tensors) {
+    const std::string ending = ".weight_scale";
+    if (!name.ends_with(ending)) continue;
+    const std::string module = name.substr(0, name.size() - ending.size());
+    visit(module, read_quantized(tensors, module));
+  }
+}
+
+/// The model with its quantised matrices as F32, their scaled numbers rounded once.
+inline void write_dequantized(const std::filesystem::path& from, const std::filesystem::path& to) {
+  const Tensors tensors = tensors_of(from);
+  EditableCheckpoint plain;
+  for (const auto& [name, tensor] : tensors) {
+    if (name.find(".weight_") == std::string::npos && !tensors.contains(name + "_scale"))
+      plain.tensors.push_back({tensor});
+  }
+  for_quantized(tensors, [&](const std::string& module, const QuantizedReading& read) {
+    plain.add_zeros(module + ".weight", {read.rows, read.cols});
+    for (std::int64_t i = 0; i < read.rows * read.cols; ++i) {
+      const double x = read.numbers[static_cast<std::size_t>(i)] * read.scale(i / read.cols, i % read.cols);
+      plain.tensors.back().set(static_cast<std::size_t>(i), static_cast<float>(x));
+    }
+  });
+  plain.write(to / "model.safetensors");
+  auto config = nlohmann::ordered_json::parse(read_file(from / "config.json"));
+  config.erase("quantization_config");
+  write_file(to / "config.json", config.dump());
 }
 
 /// The number of the type nearest to x: all of them are tried.

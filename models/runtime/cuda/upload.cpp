@@ -8,8 +8,10 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "kernels/cpu/bytes.h"
+#include "kernels/cpu/simd.h"
 #include "models/files/elements.h"
 #include "models/runtime/cuda_device.h"
 
@@ -41,8 +43,13 @@ CudaDeviceInfo cuda_device_info(int gpu) {
 
 void send(const Numbers& from, std::span<const PaddedRows> parts, float scale, DType type, std::byte* to,
           kernels::Staging& staging) {
-  const std::size_t from_size = kernels::size_of(from.dtype), size = kernels::size_of(type);
-  const std::byte* source = from.data;
+  const bool quantized = kernels::is_quantized(from.format.code);
+  const DType from_type = quantized ? DType::kF32 : from.format.code;
+  const std::size_t from_size = kernels::size_of(from_type), size = kernels::size_of(type);
+  const auto* source = static_cast<const std::byte*>(from.data);
+  std::vector<float> row;  // of quantised numbers, the one that `source` points into
+  std::int64_t next_row = 0;
+  std::size_t left_of_row = 0;
   std::byte* block = nullptr;
   std::size_t filled = 0;  // of the block, in bytes
   const auto flush = [&] {
@@ -61,12 +68,25 @@ void send(const Numbers& from, std::span<const PaddedRows> parts, float scale, D
     }
   };
   const auto zeros = [&](std::byte* at, std::size_t count) { std::memset(at, 0, count * size); };
-  const auto numbers = [&](std::byte* at, std::size_t count) {
-    convert(source, count, from.dtype, at, type);
-    if (type != from.dtype && !kernels::all_finite({at, count * size}, type))
-      check_fits(source, from.dtype, at, type, count);
+  const auto plain_numbers = [&](std::byte* at, std::size_t count) {
+    convert(source, count, from_type, at, type);
+    if (type != from_type && !kernels::all_finite({at, count * size}, type))
+      check_fits(source, from_type, at, type, count);
     if (scale != 1.0F) std::for_each_n(reinterpret_cast<float*>(at), count, [&](float& x) { x *= scale; });
     source += count * from_size;
+  };
+  const auto numbers = [&](std::byte* at, std::size_t count) {
+    if (!quantized) return plain_numbers(at, count);
+    for (std::size_t some = 0; count != 0; count -= some, left_of_row -= some, at += some * size) {
+      if (left_of_row == 0) {
+        left_of_row = static_cast<std::size_t>(from.cols);
+        row.resize(left_of_row);
+        kernels::simd().matvec.widen[from.format.code](from.middle_rows(next_row++, 1), row.data());
+        source = reinterpret_cast<const std::byte*>(row.data());
+      }
+      some = std::min(count, left_of_row);
+      plain_numbers(at, some);
+    }
   };
   for (const auto& [rows, cols] : parts) {
     for (std::int64_t r = 0; r < rows.count * rows.from; ++r) {

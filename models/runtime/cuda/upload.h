@@ -15,17 +15,11 @@
 
 namespace mmrec::models {
 
-/// A field's numbers, in the type in which they lie somewhere.
-struct Numbers {
-  const std::byte* data = nullptr;
-  kernels::DType dtype = kernels::DType::kF32;
-  std::int64_t rows = 0, cols = 0;  // a vector is one row
-};
-inline Numbers numbers_of(const HostMatrix& matrix) {
-  return {matrix.bytes.data(), matrix.format.code, matrix.rows, matrix.cols};
-}
+/// A field's numbers, as they are stored. A vector is one row.
+using Numbers = kernels::WeightView<kernels::Host>;
+inline Numbers numbers_of(const HostMatrix& matrix) { return matrix.view(); }
 inline Numbers numbers_of(const HostVector& vector) {
-  return {reinterpret_cast<const std::byte*>(vector.data()), kernels::DType::kF32, 1, std::ssize(vector)};
+  return {vector.data(), kernels::DType::kF32, 1, std::ssize(vector)};
 }
 inline void set_view(const std::byte* data, kernels::DType type, std::int64_t rows, std::int64_t cols,
                      kernels::WeightView<kernels::Device>& to) {
@@ -37,7 +31,7 @@ inline void set_view(const std::byte* data, kernels::DType /*type*/, std::int64_
 }
 
 /// Sends numbers through `staging` to device memory as numbers of `type`, which must hold them, padded; those of fp32
-/// times `scale`.
+/// times `scale`. Quantised numbers are dequantised.
 void send(const Numbers& from, std::span<const PaddedRows> parts, float scale, kernels::DType type, std::byte* to,
           kernels::Staging& staging);
 
@@ -56,8 +50,8 @@ class DevicePlaces {
   std::size_t end_ = 0;
 };
 
-/// Weights in a device's memory: all matrices in one type, vectors in fp32, in one allocation, as Arch completes them.
-/// Immutable; shared between executors.
+/// Weights in a device's memory: all matrices in one plain type, vectors in fp32, in one allocation, as Arch completes
+/// them. Immutable; shared between executors.
 template <class Arch>
 class DeviceWeights {
  public:

@@ -21,6 +21,7 @@
 #include "tests/engine/sessions.h"
 #include "tests/ops/op_test.h"
 #include "tests/support/model_folder.h"
+#include "tests/support/quantized_reader.h"
 #include "tests/support/tokenizer_builder.h"
 
 namespace mmrec {
@@ -89,6 +90,23 @@ class CudaEngine : public testing::Test {
   /// The bundled model, or where a device is emulated a tiny one.
   static constexpr const char* kFolder = kEmulated ? "tiny" : "mmrec-12m";
 };
+
+TEST_F(CudaEngine, QuantizedWeightsAreDequantizedForTheDevice) {
+  for (const std::string name : {"quantized/int8", "quantized/int4", "quantized/fp8"}) {
+    const test::TempFolder plain;
+    test::write_dequantized(folder_of(name), plain.path());
+    for (const Precision precision : {Precision::kF32, Precision::kAuto}) {
+      const Model quantized = load(name, Device::kCuda, precision);
+      LoadOptions options{.device = Device::kCuda, .precision = quantized.info().precision};
+      const Model dequantized = Model::load(plain.path(), options);
+      EXPECT_EQ(quantized.info().precision, precision == Precision::kF32 ? Precision::kF32 : Precision::kBF16);
+      EXPECT_EQ(quantized.info().weight_bytes, dequantized.info().weight_bytes);
+      const std::vector<int> tokens = random_tokens(quantized, 40, 9);
+      Session a = test::begun(quantized, tokens), b = test::begun(dequantized, tokens);
+      EXPECT_TRUE(std::ranges::equal(a.logits(), b.logits())) << name;
+    }
+  }
+}
 
 TEST_F(CudaEngine, InfoDescribesTheDevice) {
   for (const auto& [precision, size] :

@@ -22,10 +22,9 @@ auto with_type(DType type, const F& f) {
       return f(Float16{});
     case DType::kBF16:
       return f(BFloat16{});
-    case DType::kF32:
-      break;
+    default:
+      return f(0.0F);
   }
-  return f(0.0F);
 }
 float load(const void* data, DType type, std::int64_t i) {
   return with_type(type, [=](auto zero) { return to_float(static_cast<const decltype(zero)*>(data)[i]); });
