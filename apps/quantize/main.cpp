@@ -2,16 +2,23 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "apps/common/arguments.h"
 #include "apps/common/cli.h"
+#include "apps/common/input.h"
 #include "apps/common/model_folder.h"
 #include "apps/common/output.h"
 #include "apps/common/progress.h"
 #include "apps/quantize/options.h"
+#include "mmrec/model.h"
 #include "mmrec/quantize.h"
+#include "mmrec/scorer.h"
+#include "mmrec/tokenizer.h"
 
 namespace mmrec::apps {
 namespace {
@@ -47,27 +54,75 @@ std::string report(const QuantizedModel& model) {
   return text + fmt::format("bytes_after                {}\n", model.bytes_after);
 }
 
-int quantize_main(const Arguments& arguments) {
-  QuantizeCommand command = quantize_command(arguments);
-  Output out;
-  Progress progress(Progress::Elsewhere::kLines, !command.quiet, ProgressUnit::kBytes);
+std::vector<int> tokens_of(const QuantizeCommand& command, const std::string& text) {
+  std::optional<Tokenizer> tokenizer;
+  read_folder(command.from, command.run, [&] { tokenizer = Tokenizer::load(command.from); });
+  return tokenizer->encode(read_input(text), true, {}, command.options.threads);
+}
+
+/// Writes the folder. Not complete: interrupted.
+QuantizedModel quantize(QuantizeCommand& command) {
+  if (command.calibrate) command.options.calibration = tokens_of(command, *command.calibrate);
+  Progress reading(Progress::Elsewhere::kLines, !command.quiet);
+  Progress writing(Progress::Elsewhere::kLines, !command.quiet, ProgressUnit::kBytes);
+  command.options.on_calibration = [&](std::int64_t done, std::int64_t total) {
+    reading.update(done, total);
+    return interrupt_exit_code() == 0;
+  };
   command.options.on_progress = [&](std::uint64_t done, std::uint64_t total) {
-    progress.update(static_cast<std::int64_t>(done), static_cast<std::int64_t>(total));
+    reading.clear();
+    writing.update(static_cast<std::int64_t>(done), static_cast<std::int64_t>(total));
     return interrupt_exit_code() == 0;
   };
   QuantizedModel model;
   try {
     const GracefulScope graceful;
-    read_folder(command.from, {}, [&] { model = quantize_model(command.from, command.to, command.options); });
+    read_folder(command.from, command.run, [&] { model = quantize_model(command.from, command.to, command.options); });
   } catch (const std::invalid_argument& error) {
     throw UsageError(error.what());
   }
-  progress.clear();
+  return model;
+}
+
+/// Perplexity of a text, whole and exactly; none: interrupted.
+std::optional<double> perplexity(const QuantizeCommand& command, const std::filesystem::path& folder,
+                                 const std::vector<int>& ids) {
+  Progress progress(Progress::Elsewhere::kLines, !command.quiet);
+  std::int64_t done = 0;
+  const auto on_progress = [&](std::int64_t tokens, double) {
+    progress.update(done += tokens, std::ssize(ids) - 1);
+    return interrupt_exit_code() == 0;
+  };
+  const Model model = load_model(folder, command.run);
+  const GracefulScope graceful;
+  const std::vector<DocumentScore> scores =
+      Scorer(model, {.session = command.run.session, .on_progress = on_progress}).score({&ids, 1});
+  if (scores.empty() || !scores.front().complete) return std::nullopt;
+  return sums_of(scores.front()).ppl();
+}
+
+int quantize_main(const Arguments& arguments) {
+  QuantizeCommand command = quantize_command(arguments);
+  Output out;
+  std::vector<int> eval;
+  if (command.eval) eval = tokens_of(command, *command.eval);
+  const QuantizedModel model = quantize(command);
   if (!model.complete) {
     log_line("interrupted: nothing was written");
     return interrupt_exit_code();
   }
   out.write(report(model));
+  if (command.eval) {
+    out.flush();
+    const auto before = perplexity(command, command.from, eval);
+    const auto after = before ? perplexity(command, command.to, eval) : std::nullopt;
+    if (!after) {
+      log_line("interrupted: the model was written");
+      return interrupt_exit_code();
+    }
+    out.write(fmt::format("{:<27}{:.6f}\n{:<27}{:.6f}\n{:<27}{:+.3f} %\n", "ppl_before", *before, "ppl_after", *after,
+                          "ppl_change", 100.0 * (*after / *before - 1.0)));
+  }
   out.commit();
   return kOk;
 }

@@ -22,6 +22,10 @@ constexpr auto kOptions = std::to_array<Option>({
      true},
     {"group", 0, {"N"}, "weights that share a scale of int4: a multiple of 64 (128)", true},
     {"keep", 0, {"PATTERN"}, "matrices that stay as they are, by name; may be repeated", true, {}, true},
+    {"calibrate", 0, kInputFile, "a text: round so that products with its activations change little", true},
+    {"eval", 0, kInputFile, "a text: perplexity before and after, as mmrec-ppl tells it", true},
+    {"device", 0, {"D", "auto cpu cuda"}, "of --eval: auto, cpu, cuda or cuda:N (GPU N, from 0)"},
+    kPrecisionOption,
     kThreadsOption,
     kQuietOption,
     kHelpOption,
@@ -53,7 +57,10 @@ QuantizeCommand quantize_command(const Arguments& arguments) {
   }
   command.options.group = static_cast<int>(arguments.integer("group", command.options.group, 64, 65536));
   command.options.keep = arguments.list("keep");
-  command.options.threads = run_options(arguments).session.threads;
+  command.calibrate = arguments.file("calibrate");
+  command.eval = arguments.file("eval");
+  command.run = run_options(arguments);
+  command.options.threads = command.run.session.threads;
   command.quiet = arguments.has("quiet");
   return command;
 }

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
+#include <string>
 
 #include "apps/common/arguments.h"
+#include "apps/common/model_folder.h"
 #include "mmrec/quantize.h"
 
 namespace mmrec::apps {
@@ -11,6 +14,8 @@ namespace mmrec::apps {
 struct QuantizeCommand {
   std::filesystem::path from, to;
   QuantizeOptions options;
+  std::optional<std::string> calibrate, eval;  // texts
+  RunOptions run;
   bool quiet = false;
 };
 

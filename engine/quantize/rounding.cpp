@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 namespace mmrec::engine {
 namespace {
@@ -49,13 +50,7 @@ struct Fp8 {
     const auto small = std::bit_cast<std::uint32_t>((std::bit_cast<float>(size) + kMagic) - kMagic);
     return std::bit_cast<float>((u & kSign) | (size < kLeastNormal ? small : normal));
   }
-  static std::uint8_t bits(float number) {
-    const auto u = std::bit_cast<std::uint32_t>(number);
-    const std::uint32_t size = u & ~kSign;
-    const std::uint32_t stored = size < kLeastNormal ? static_cast<std::uint32_t>(std::bit_cast<float>(size) * 0x1p9F)
-                                                     : (size >> 20) - (120U << 3);
-    return static_cast<std::uint8_t>((u & kSign) >> 24 | stored);
-  }
+  static std::uint8_t bits(float number) { return kernels::from_float<kernels::Float8>(number).bits; }
 };
 
 /// f(type{}).
@@ -64,25 +59,25 @@ auto with_numbers(QuantizedType type, const F& f) {
   return type == QuantizedType::kInt8 ? f(Int8{}) : type == QuantizedType::kInt4 ? f(Int4{}) : f(Fp8{});
 }
 
-/// Sum of f(weight) over a group, in an order that vectors have.
+/// Sum of f(i) for i < count, in an order that vectors have.
 template <class F>
-double sum_of(std::span<const float> weights, const F& f) {
+double sum_of(std::size_t count, const F& f) {
   constexpr std::size_t kLanes = 16;
   std::array<float, kLanes> sums{};
-  const std::size_t whole = weights.size() / kLanes * kLanes;
+  const std::size_t whole = count / kLanes * kLanes;
   for (std::size_t i = 0; i < whole; i += kLanes) {
-    for (std::size_t lane = 0; lane < kLanes; ++lane) sums[lane] += f(weights[i + lane]);
+    for (std::size_t lane = 0; lane < kLanes; ++lane) sums[lane] += f(i + lane);
   }
   double sum = 0.0;
-  for (std::size_t i = whole; i < weights.size(); ++i) sum += static_cast<double>(f(weights[i]));
+  for (std::size_t i = whole; i < count; ++i) sum += static_cast<double>(f(i));
   for (const float part : sums) sum += static_cast<double>(part);
   return sum;
 }
 
 template <class Numbers>
 double squared_error(std::span<const float> weights, float scale) {
-  return sum_of(weights, [scale](float w) {
-    const float difference = w - Numbers::nearest(w / scale) * scale;
+  return sum_of(weights.size(), [weights, scale](std::size_t i) {
+    const float difference = weights[i] - Numbers::nearest(weights[i] / scale) * scale;
     return difference * difference;
   });
 }
@@ -115,31 +110,91 @@ float best_scale(std::span<const float> weights) {
   return best_scale;
 }
 
-}  // namespace
+template <class Numbers>
+class RowsRounder {
+ public:
+  RowsRounder(const Scheme& scheme, std::span<const float> weights, std::size_t cols, std::byte* numbers)
+      : weights_(weights),
+        cols_(cols),
+        group_(scheme.group == 0 ? cols : static_cast<std::size_t>(scheme.group)),
+        packs_(scheme.type == QuantizedType::kInt4),
+        row_bytes_(static_cast<std::size_t>(scheme.row_bytes(static_cast<std::int64_t>(cols)))),
+        numbers_(numbers),
+        scales_(weights.size() / group_) {
+    std::memset(numbers, 0, weights.size() / cols * row_bytes_);
+  }
 
-Squares round_row(const Scheme& scheme, std::span<const float> weights, std::byte* numbers, BFloat16* scales) {
-  return with_numbers(scheme.type, [&]<class Numbers>(Numbers) {
-    const std::size_t group = scheme.group == 0 ? weights.size() : static_cast<std::size_t>(scheme.group);
-    if (scheme.type == QuantizedType::kInt4) {
-      std::memset(numbers, 0, static_cast<std::size_t>(scheme.row_bytes(static_cast<std::int64_t>(weights.size()))));
+  void find_scales(BFloat16* scales) {
+    for (std::size_t i = 0; i < scales_.size(); ++i) {
+      scales_[i] = best_scale<Numbers>(weights_.subspan(i * group_, group_));
+      scales[i] = kernels::from_float<BFloat16>(scales_[i]);
     }
-    Squares squares;
-    for (std::size_t first = 0; first < weights.size(); first += group) {
-      const std::span<const float> of_group = weights.subspan(first, group);
-      const float scale = best_scale<Numbers>(of_group);
-      squares.error += squared_error<Numbers>(of_group, scale);
-      squares.weight += sum_of(of_group, [](float w) { return w * w; });
-      scales[first / group] = kernels::from_float<BFloat16>(scale);
-      for (std::size_t i = first; i < first + group; ++i) {
-        const auto bits = static_cast<std::byte>(Numbers::bits(Numbers::nearest(weights[i] / scale)));
-        if (scheme.type == QuantizedType::kInt4) {
-          numbers[i / 2] |= bits << (i % 2 * 4);  // little end first, as words of eight numbers have them
-        } else {
-          numbers[i] = bits;
-        }
+  }
+
+  void round_to_nearest() {
+    for (std::size_t i = 0; i < weights_.size(); ++i) put(i, weights_[i]);
+  }
+
+  /// Column after column, each for all rows: with d the differences of the columns that are rounded already, the sum of
+  /// (R d)² is least where the next weight is rounded as if those errors were part of it.
+  void round_by(const SecondOrder& inputs) {
+    const std::size_t rows = weights_.size() / cols_;
+    std::vector<float> differences(weights_.size());  // [rows, cols], in the order of the columns
+    for (std::size_t i = cols_; i-- > 0;) {
+      const float* const r = inputs.r.data() + i * cols_;
+      for (std::size_t row = 0; row < rows; ++row) {
+        float* const d = differences.data() + row * cols_;
+        const double carried =
+            sum_of(cols_ - i - 1, [r = r + i + 1, d = d + i + 1](std::size_t k) { return r[k] * d[k]; });
+        const std::size_t at = row * cols_ + inputs.order[i];
+        d[i] = weights_[at] - put(at, weights_[at] + static_cast<float>(carried) / r[i]);
       }
     }
-    return squares;
+  }
+
+  const Squares& squares() const { return squares_; }
+
+ private:
+  /// Number `i` becomes the one nearest to x. Returns its weight.
+  float put(std::size_t i, float x) {
+    const float scale = scales_[i / group_];
+    const float number = Numbers::nearest(x / scale);
+    const auto bits = static_cast<std::byte>(Numbers::bits(number));
+    std::byte* const row = numbers_ + i / cols_ * row_bytes_;
+    const std::size_t col = i % cols_;
+    if (packs_) {
+      row[col / 2] |= bits << (col % 2 * 4);  // little end first, as words of eight numbers have them
+    } else {
+      row[col] = bits;
+    }
+    const double weight = static_cast<double>(weights_[i]);
+    const double difference = weight - static_cast<double>(number * scale);
+    squares_ += {difference * difference, weight * weight};
+    return number * scale;
+  }
+
+  std::span<const float> weights_;
+  std::size_t cols_, group_;
+  bool packs_;
+  std::size_t row_bytes_;
+  std::byte* numbers_;
+  std::vector<float> scales_;
+  Squares squares_;
+};
+
+}  // namespace
+
+Squares round_rows(const Scheme& scheme, std::span<const float> weights, std::size_t cols, const SecondOrder* inputs,
+                   std::byte* numbers, BFloat16* scales) {
+  return with_numbers(scheme.type, [&]<class Numbers>(Numbers) {
+    RowsRounder<Numbers> rows(scheme, weights, cols, numbers);
+    rows.find_scales(scales);
+    if (inputs != nullptr) {
+      rows.round_by(*inputs);
+    } else {
+      rows.round_to_nearest();
+    }
+    return rows.squares();
   });
 }
 

@@ -1,12 +1,14 @@
 // Numbers of few bits, scales for them, and how a row of weights becomes both.
 //
-// Must stay true: a number is numbers[i] * scale in fp32. A row depends on nothing but its weights and the scheme.
+// Must stay true: a weight is its number times its scale in fp32. A row depends on its weights, the scheme and the
+// inputs alone.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
+#include "engine/quantize/calibration.h"
 #include "kernels/tensor.h"
 #include "mmrec/quantize.h"
 
@@ -36,8 +38,10 @@ struct Squares {
   }
 };
 
-/// Rounds a row to the nearest numbers [row_bytes] with searched scales [scales], rounded to bf16. `weights` must be
-/// finite, and a whole number of groups.
-Squares round_row(const Scheme& scheme, std::span<const float> weights, std::byte* numbers, kernels::BFloat16* scales);
+/// Rounds rows [rows, cols] to numbers [rows, row_bytes] with searched scales [rows, scales], rounded to bf16: each to
+/// the nearest, or so that the error of products with inputs of that second order is small. `weights` must be finite,
+/// and `cols` a whole number of groups.
+Squares round_rows(const Scheme& scheme, std::span<const float> weights, std::size_t cols, const SecondOrder* inputs,
+                   std::byte* numbers, kernels::BFloat16* scales);
 
 }  // namespace mmrec::engine

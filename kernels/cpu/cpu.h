@@ -48,6 +48,13 @@ class HostBuffer {
   std::size_t size_ = 0;
 };
 
+/// Is told the jobs of each call of `linear` before they are computed.
+class LinearObserver {
+ public:
+  virtual ~LinearObserver() = default;
+  virtual void observe(std::span<const Linear<Host>> jobs) = 0;
+};
+
 /// Owns the threads and their scratch. One session at a time uses a backend; ops must not run on it concurrently.
 class Cpu {
  public:
@@ -66,6 +73,7 @@ class Cpu {
   /// Scratch of one thread (0 <= thread < threads()), kScratchFloats long, 64-byte aligned.
   float* scratch(int thread) { return scratch_.data() + static_cast<std::size_t>(thread) * kScratchFloats; }
   RowTileProducts& row_tiles() { return row_tiles_; }
+  LinearObserver* observer = nullptr;  // none unless a call sets it
   static constexpr std::size_t kScratchFloats = std::size_t{384} * 1024;
 
   template <class T>

@@ -122,6 +122,7 @@ void compute_units(Cpu& cpu, const Part& part, std::int64_t begin, std::int64_t 
 }  // namespace
 
 void linear(Cpu& cpu, std::span<const Linear<Host>> jobs) {
+  if (cpu.observer != nullptr) cpu.observer->observe(jobs);
   // A piece is worth taking if it lasts some ten microseconds; more pieces than threads even out uneven threads.
   constexpr std::int64_t kLeastCost = std::int64_t{16} * 1024;  // multiply-adds worth a second thread
   constexpr std::int64_t kPieceCost = std::int64_t{512} * 1024;

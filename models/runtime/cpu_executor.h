@@ -66,11 +66,13 @@ class CpuExecutor final : public ExecutorBase<CpuExecutor<Arch>, kernels::Cpu> {
 
   Lease worker(const ExecutionOptions& options, std::int64_t sequences) {
     Lease worker = take([&](const Worker& idle) { return idle.threads == options.threads; }, options.threads);
+    worker->backend.observer = options.observer;
     worker->forward.reserve(sequences, resolve_on_cpu(options).sweeps);
     return worker;
   }
   Lease any_worker() {
     Lease any = take([](const Worker&) { return true; }, 1);
+    any->backend.observer = nullptr;
     any->forward.reserve(1, false);
     return any;
   }

@@ -18,6 +18,10 @@
 #include "mmrec/sampler_options.h"
 #include "models/runtime/host_state.h"
 
+namespace mmrec::kernels {
+class LinearObserver;
+}
+
 namespace mmrec::models {
 
 /// The state of one sequence, in memory of its executor. Only the executor reads it.
@@ -42,6 +46,7 @@ struct ExecutionOptions {
   float sweep_tolerance = 0.0F;  // 0: the backend's own for its precision
   int max_sweeps = 64;
   Path path = Path::kAny;  // for tests: run() takes this path where it may be taken, else the reference
+  kernels::LinearObserver* observer = nullptr;  // of a processor's products, on any of its threads
 };
 
 /// The options of a call as the backend resolved them: neither kAuto nor a tolerance of 0.

@@ -17,10 +17,12 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "mmrec/model_info.h"
@@ -56,6 +58,9 @@ class LoadedModel {
   virtual StateLayout state() const = 0;
   /// The executor keeps the weights alive.
   virtual std::shared_ptr<Executor> on_cpu() const = 0;
+  /// Calls visit(NAME, rows) for each tensor NAME.weight [out, in] of which a matrix has rows with all their columns.
+  using VisitRows = std::function<void(const std::string& name, const kernels::WeightView<kernels::Host>& rows)>;
+  virtual void visit_rows(const VisitRows& visit) const = 0;
   /// Rounds all matrices to bf16, and products on the CPU are in bf16 from now on; before anything runs. Throws
   /// std::bad_alloc.
   virtual void round_to_bf16() = 0;
@@ -160,6 +165,24 @@ class ModelOf final : public LoadedModel {
 
   StateLayout state() const override { return state_layout(config_); }
   std::shared_ptr<Executor> on_cpu() const override { return make_cpu_executor<Config>(config_, weights_); }
+
+  void visit_rows(const VisitRows& visit) const override {
+    const Sizes sizes = Arch::sizes(config_, nullptr);
+    const auto visit_field = [&]<class To>(const Field& field, const To& matrix) {
+      if constexpr (std::is_same_v<To, HostMatrix>) {
+        std::int64_t row = 0;
+        for (const TensorPart& part : field.parts) {
+          if (matrix.rows == 0 || field.storage.transposed || !part.used_by(sizes)) continue;
+          const std::int64_t rows = part.rows.of(sizes);
+          if (part.cols.of(sizes) == part.in.of(sizes)) {
+            visit(std::string(field.prefix) + std::string(part.name), matrix.view().middle_rows(row, rows));
+          }
+          row += rows;
+        }
+      }
+    };
+    Arch::visit(visit_field, *weights_);
+  }
 
   void round_to_bf16() override {
     Arch::visit([&](const Field& /*field*/, auto& w) { weights_->bytes -= models::round_to_bf16(w); }, *weights_);

@@ -73,6 +73,7 @@ class Sides<kernels::Cpu> {
       run(std::size_t{0});
       run(std::size_t{1});
     } else {
+      for (const auto& half : halves_) half->observer = main_.observer;
       helper_.run(run);
     }
   }

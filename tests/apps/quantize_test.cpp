@@ -31,10 +31,10 @@ TEST(Quantize, PrintsATableAndTheFiguresOfAll) {
   EXPECT_EQ(joined(Words(ffn.begin(), ffn.begin() + 6)), "int4 g128 384 x 768 error ");
   EXPECT_NEAR(std::stod(ffn[6]), 0.1, 0.03);
   EXPECT_EQ(ffn[7], "4.125");
-  const Words& gate = table.at("blocks.2.mdi.W_g");
-  EXPECT_EQ(joined(Words(gate.begin(), gate.begin() + 5)), "int8 384 x 768 error ");
-  EXPECT_LT(std::stod(gate[5]), 0.02);
-  EXPECT_EQ(gate[6], "8.021");
+  const Words& z = table.at("blocks.2.W_z");
+  EXPECT_EQ(joined(Words(z.begin(), z.begin() + 5)), "int8 384 x 384 error ");
+  EXPECT_LT(std::stod(z[5]), 0.02);
+  EXPECT_EQ(z[6], "8.042");
   EXPECT_EQ(table.count("blocks.2.W_v"), 0U);
   EXPECT_EQ(table.at("bytes_before"), Words{"26995584"});
   const double bytes = std::stod(table.at("bytes_after").front());
@@ -59,6 +59,30 @@ TEST(Quantize, FormatsAndGroupsAreThoseAskedFor) {
   EXPECT_EQ(bits({"--format", "int8", "--threads", "3"})[6], "8.042");
 }
 
+TEST(Quantize, CalibratesAndTellsThePerplexityThatMmrecPplTells) {
+  const TempFolder out;
+  std::string text;
+  for (int i = 0; i < 40; ++i)
+    text += "The history of the city begins in the year " + std::to_string(1300 + 7 * i) + ". ";
+  write_file(out / "text", text);
+  std::map<std::string, Words> tables[2];
+  for (const bool calibrates : {false, true}) {
+    const std::string to = out / (calibrates ? "calibrated" : "nearest");
+    Words line = {kQuantize, kBundled, to, "--format", "int4", "--eval", out / "text", "--device", "cpu"};
+    if (calibrates) line.insert(line.end(), {"--calibrate", out / "text"});
+    auto& table = tables[calibrates] = table_of(run(line));
+    for (const auto& [model, figure] : {std::pair{kBundled, "ppl_before"}, std::pair{to, "ppl_after"}}) {
+      const Json ppl = json_of(run({kPpl, "--device", "cpu", "-m", model, "--format", "json", out / "text"}));
+      EXPECT_NEAR(std::stod(table.at(figure).front()), ppl["ppl"], 1e-4) << figure;
+    }
+    const double change = std::stod(table.at("ppl_after").front()) / std::stod(table.at("ppl_before").front()) - 1;
+    EXPECT_NEAR(std::stod(table.at("ppl_change").front()), 100 * change, 2e-3);
+  }
+  EXPECT_NE(tables[1].at("ppl_after"), tables[0].at("ppl_after"));
+  expect_refused(run({kQuantize, kBundled, out / "q", "--format", "int8", "--calibrate", out / "none"}), 1, {"none"});
+  EXPECT_FALSE(std::filesystem::exists(out / "q"));
+}
+
 TEST(Quantize, RefusesWrongUsageAndFoldersThatItCannotTake) {
   const TempFolder out;
   const std::string to = out / "q";
@@ -78,7 +102,7 @@ TEST(Quantize, RefusesWrongUsageAndFoldersThatItCannotTake) {
   expect_refused(run({kQuantize, kTiny, out / "no/q", "--format", "int8"}), 5, {"no/q: cannot create the folder"});
   EXPECT_FALSE(std::filesystem::exists(to));
   EXPECT_EQ(run({kQuantize, kTiny, to, "--format", "int8"}).code, 0);
-  expect_refused(run({kQuantize, to, out / "again", "--format", "int8"}), 3, {});
+  expect_refused(run({kQuantize, to, out / "again", "--format", "int8"}), 3, {"quantised already"});
   EXPECT_EQ(files_in(out.path()), 1);
 }
 

@@ -30,6 +30,11 @@ struct QuantizeOptions {
   int group = 128;                            ///< inputs that share a scale of kInt4: a multiple of 64, at most 65536
   std::vector<std::string> keep = {};         ///< glob patterns: a matrix whose name matches one stays as it is
   int threads = 0;                            ///< of the CPU; 0: all that this process may use. >= 0
+  /// Token ids of a text [T]. If there are some, the model runs over them, and weights are rounded so that products
+  /// with the inputs that matrices had change little. Takes 16 bytes for the square of a matrix' inputs.
+  std::vector<int> calibration = {};
+  /// Called now and then with the tokens of the calibration that are done and all of them; false cancels.
+  std::function<bool(std::int64_t done, std::int64_t total)> on_calibration = {};
   /// Called now and then, in the calling thread, with the bytes of the checkpoint that are done and all of them.
   /// Returning false cancels.
   std::function<bool(std::uint64_t done, std::uint64_t total)> on_progress = {};
@@ -57,12 +62,12 @@ struct QuantizedModel {
 
 /// Quantises each two-dimensional tensor NAME.weight of the model folder `from` and writes the model to `to`: a new
 /// folder, or one that is empty. All other tensors and the other files of a model folder are copied. Numbers are
-/// rounded to the nearest, with the scale that has the least squared error among some 40. Files do not depend on
-/// `threads`. Holds some rows of a tensor for each thread. `to` gets config.json last; where it is cancelled or throws,
-/// what it has written is removed.
-/// Throws std::runtime_error naming file, field, found and expected for a malformed folder, one that is quantised
-/// already, one without such a tensor, and weights that are not finite; std::system_error where a file cannot be read;
-/// WriteError; std::bad_alloc; and std::invalid_argument for options out of range and a `to` that holds something.
+/// rounded to the nearest, or by second order if there is a calibration, with the scale that has the least squared
+/// error among some 40. Files do not depend on `threads`. Holds some rows of a tensor for each thread. `to` gets
+/// config.json last; where it is cancelled or throws, what it has written is removed. Throws std::runtime_error naming
+/// file, field, found and expected for a malformed folder, one that is quantised already, one without such a tensor,
+/// and weights that are not finite; std::system_error where a file cannot be read; WriteError; std::bad_alloc; and
+/// std::invalid_argument for options out of range and a `to` that holds something.
 MMREC_EXPORT QuantizedModel quantize_model(const std::filesystem::path& from, const std::filesystem::path& to,
                                            const QuantizeOptions& options = {});
 

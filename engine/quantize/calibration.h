@@ -1,0 +1,59 @@
+// What the inputs of each matrix are like on some text, for rounding by second order.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/cpu/cpu.h"
+
+namespace mmrec::engine {
+
+/// Of the inputs x of a matrix with n columns: H = Σ x xᵀ with a hundredth of its mean diagonal added to the diagonal.
+/// The rows and columns of H are sorted by the diagonal, the largest last; column `order[i]` of the matrix is number i.
+/// Then RᵀR = H.
+struct SecondOrder {
+  std::vector<std::size_t> order;  // [n]
+  std::vector<float> r;            // [n, n], R, which is 0 below the diagonal
+};
+/// From Σ x xᵀ [n, n]. Throws NumericError naming `name` if that is not finite.
+SecondOrder second_order(std::span<const float> sum, std::size_t n, const std::string& name, kernels::ThreadPool& pool);
+
+/// Runs a model over a text on the CPU, and sums x xᵀ for each matrix that goes through `linear`.
+class Calibration final : kernels::LinearObserver {
+ public:
+  /// Of the model in `folder`. `on_progress` gets the tokens done; false ends the text there. Throws as Model::load.
+  Calibration(const std::filesystem::path& folder, std::span<const int> tokens, int threads,
+              const std::function<bool(std::int64_t done)>& on_progress);
+
+  /// Of the inputs of NAME.weight; null of a matrix that had none.
+  const SecondOrder* of(const std::string& name);
+
+ private:
+  /// Sums for one matrix, which may be stacked of several tensors.
+  struct Sums {
+    const std::byte* end = nullptr;  // of its weights
+    std::int64_t cols = 0;
+    std::int64_t filled = 0;
+    std::vector<float> block;  // [cols, kBlock], some x as columns
+    std::vector<float> sum;    // [cols, cols]
+    SecondOrder factor;        // once it is asked for
+  };
+  static constexpr std::int64_t kBlock = 512;
+
+  void observe(std::span<const kernels::Linear<kernels::Host>> jobs) override;
+  void add_block(Sums& sums);
+
+  kernels::Cpu cpu_;
+  std::mutex mutex_;
+  std::map<std::string, const std::byte*> rows_;  // where the weights of each tensor begin
+  std::map<const std::byte*, Sums> sums_;         // by where the weights of a product begin
+};
+
+}  // namespace mmrec::engine
