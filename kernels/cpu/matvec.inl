@@ -240,29 +240,44 @@ void matvec(const float* const* x, std::int64_t n, const WeightView<Host>& w, fl
   multiply(Product<F>{x, n, w, w.cols, w.rows, y, y_stride, row_bytes(w.format, w.cols), group});
 }
 
+/// Quantised rows as numbers of type T. Of a row's only scale T gets `of_scale` times the number.
+template <class F, class T, class Scale>
+void dequantise_rows(const WeightView<Host>& w, T* to, const Scale& of_scale) {
+  using Numbers = typename F::Numbers;
+  const std::int64_t bytes = row_bytes(w.format, w.cols);
+  const std::int64_t group = w.format.group != 0 ? w.format.group : w.cols;
+  for (std::int64_t r = 0; r < w.rows; ++r, to += w.cols) {
+    const typename F::Row row = F::row(w, bytes, r);
+    for (std::int64_t k = 0; k < w.cols; k += kQuantBlock) {
+      Block<Numbers> block;
+      block.read(row.numbers + k / kQuantBlock * kBlockBytes<Numbers>, of_scale(row.scales[k / group]));
+      const std::int64_t end = w.cols - k < kQuantBlock ? w.cols - k : kQuantBlock;
+      std::int64_t i = 0;
+      for (; i + kLanes <= end; i += kLanes) store(to + k + i, block.vec(static_cast<int>(i) / kLanes));
+      if (i < end) store_partial(to + k + i, block.vec(static_cast<int>(i) / kLanes), static_cast<int>(end - i));
+    }
+  }
+}
+
 template <class F>
 void widen_rows(const WeightView<Host>& w, float* to) {
-  const std::int64_t bytes = row_bytes(w.format, w.cols);
-  if constexpr (!kIsQuantized<F>) {
-    const auto* const p = F::row(w, bytes, 0);
+  if constexpr (kIsQuantized<F>) {
+    dequantise_rows<F>(w, to, [](float scale) { return scale; });
+  } else {
+    const auto* const p = F::row(w, 0, 0);
     const std::int64_t count = w.rows * w.cols;
     std::int64_t i = 0;
     for (; i + kLanes <= count; i += kLanes) store(to + i, load(p + i));
     const int rest = static_cast<int>(count - i);
     if (rest != 0) store_partial(to + i, load_partial(p + i, rest), rest);
-  } else {
-    using T = typename F::Numbers;
-    const std::int64_t group = w.format.group != 0 ? w.format.group : w.cols;
-    for (std::int64_t r = 0; r < w.rows; ++r, to += w.cols) {
-      const typename F::Row row = F::row(w, bytes, r);
-      for (std::int64_t k = 0; k < w.cols; k += kQuantBlock) {
-        Block<T> block;
-        block.read(row.numbers + k / kQuantBlock * kBlockBytes<T>, row.scales[k / group]);
-        for (std::int64_t i = k, v = 0; i < w.cols && i < k + kQuantBlock; i += kLanes, ++v) {
-          store_partial(to + i, block.vec(static_cast<int>(v)), lanes_left(w.cols - i));
-        }
-      }
-    }
+  }
+}
+
+template <class F>
+void narrow_rows(const WeightView<Host>& w, BFloat16* to) {
+  if constexpr (kIsQuantized<F>) {
+    const bool exact = w.format.group == 0;
+    dequantise_rows<F>(w, to, [&](float scale) { return exact ? power_of(scale) : scale; });
   }
 }
 
@@ -284,6 +299,7 @@ void epilogue(const float* product, const float* bias, const float* residual, fl
 
 constexpr MatvecKernels kMatvecKernels = {MMREC_BY_WEIGHT(matvec),
                                           MMREC_BY_WEIGHT(widen_rows),
+                                          MMREC_BY_WEIGHT(narrow_rows),
                                           {epilogue<identity>, epilogue<gelu>, epilogue<relu>, epilogue<gelu_tanh>}};
 
 }  // namespace

@@ -6,8 +6,10 @@
 #endif
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <bit>
+#include <cstring>
 #include <map>
 #include <new>
 #include <oneapi/dnnl/dnnl.hpp>
@@ -79,6 +81,9 @@ constexpr std::int64_t kParts = 3;
     for (std::int64_t i = 0; i < in; ++i) to[i] = from_float<BFloat16>(x[i]).bits;
   }
 }
+
+/// Whether a panel's numbers are bf16 numbers but for a scale of each row.
+bool has_row_scales(WeightFormat format) { return is_quantized(format.code) && format.group == 0; }
 
 /// One shape's code: rows of fp32 by fp32 weights, or `count` parts of a tile's rows by bf16 weights.
 struct Product {
@@ -175,15 +180,38 @@ struct RowTileProducts::Impl {
     products.emplace(shape, std::move(product));
   }
 
-  /// Products of a panel of bf16 weights are summed as wide as those of fp32, and faster: of x in parts, or rounded.
-  bool splits(DType format) const {
+  /// Products of a panel of bf16 numbers are summed as wide as those of fp32, and faster: of x in parts, or rounded.
+  bool splits(WeightFormat format) const {
     constexpr auto kMatrices = static_cast<unsigned>(dnnl_cpu_isa_avx512_core_amx);  // bits, of what it has besides too
     static const bool has_tiles = (static_cast<unsigned>(dnnl_get_effective_cpu_isa()) & kMatrices) == kMatrices;
-    return has_tiles && format == DType::kBF16;
+    return has_tiles &&
+           (format.code == DType::kBF16 || has_row_scales(format) || (part_count == 1 && is_quantized(format.code)));
   }
 
-  /// y = the sum of the parts' products, of the smallest first.
-  bool run_split(std::size_t thread, const float* x, std::int64_t x_stride, const WeightView<Host>& panel, float* y) {
+  /// y = the sum of the parts' products, of the smallest first, times what is left of a row's scale.
+  bool run_split(std::size_t thread, const float* x, std::int64_t x_stride, const WeightView<Host>& panel,
+                 float* narrowed, float* y) {
+    const void* weights = panel.data;
+    if (panel.format.code != DType::kBF16) {
+      simd().matvec.narrow[panel.format.code](panel, reinterpret_cast<BFloat16*>(narrowed));
+      weights = narrowed;
+    }
+    if (!add_parts(thread, x, x_stride, panel, weights, y)) return false;
+    if (!has_row_scales(panel.format)) return true;
+    std::array<float, kMostPanelRows> scales{};
+    for (std::int64_t o = 0; o < panel.rows; ++o) {
+      float scale = 0.0F;
+      const auto* const row = static_cast<const std::byte*>(panel.middle_rows(o, 1).data);
+      std::memcpy(&scale, row + number_bytes(panel.format, panel.cols), sizeof(scale));
+      scales[static_cast<std::size_t>(o)] = scale / power_of(scale);
+    }
+    for (std::int64_t t = 0; t < kRowTile; ++t, y += panel.rows) {
+      for (std::int64_t o = 0; o < panel.rows; ++o) y[o] *= scales[static_cast<std::size_t>(o)];
+    }
+    return true;
+  }
+  bool add_parts(std::size_t thread, const float* x, std::int64_t x_stride, const WeightView<Host>& panel,
+                 const void* weights, float* y) {
     Product& product = products.at({true, panel.cols, panel.cols, panel.rows});
     auto* const pieces = reinterpret_cast<std::uint16_t*>(part_memory.data() + thread * part_bytes);
     Parts& there = parts[thread];
@@ -196,9 +224,9 @@ struct RowTileProducts::Impl {
       there = {x, x_stride, panel.cols, region};
     }
     std::byte* const room = scratch.data() + thread * scratch_bytes;
-    if (part_count == 1) return product.run(product.operands[thread], stream, pieces, panel.data, room, y);
+    if (part_count == 1) return product.run(product.operands[thread], stream, pieces, weights, room, y);
     float* const sum = sums.data() + thread * sum_floats;
-    if (!product.run(product.operands[thread], stream, pieces, panel.data, room, sum)) return false;
+    if (!product.run(product.operands[thread], stream, pieces, weights, room, sum)) return false;
     const std::int64_t count = kRowTile * panel.rows;
     for (std::int64_t i = 0; i < count; ++i) y[i] = (sum[2 * count + i] + sum[count + i]) + sum[i];
     return true;
@@ -228,7 +256,7 @@ RowTileProducts::~RowTileProducts() = default;
 void RowTileProducts::prepare(std::int64_t x_stride, const WeightView<Host>& weight, std::int64_t panel) {
   const OneThread alone;
   const std::int64_t in = weight.cols, out = weight.rows;
-  const bool split = impl_->splits(weight.format.code);
+  const bool split = impl_->splits(weight.format);
   if (split) x_stride = in;
   impl_->region += 1;
   try {
@@ -245,8 +273,8 @@ void RowTileProducts::multiply(int thread, const float* x, std::int64_t x_stride
   const OneThread alone;
   Impl& all = *impl_;
   try {
-    if (all.splits(panel.format.code)) {
-      if (all.run_split(static_cast<std::size_t>(thread), x, x_stride, panel, y)) return;
+    if (all.splits(panel.format)) {
+      if (all.run_split(static_cast<std::size_t>(thread), x, x_stride, panel, widened, y)) return;
       all.failed.store(true, std::memory_order_relaxed);
       return;
     }

@@ -6,9 +6,10 @@
 // for a shape when it first meets it, which can fail for want of memory: prepare() does that before threads begin to
 // work, and products in them never throw.
 //
-// fp32 weights are multiplied as they are, fp16 widened. So is bf16, unless the processor has matrix instructions for
-// bf16. There each x is the sum of three bf16 numbers, whose products are exact and are summed in fp32, in half the
-// time. Or, where that is asked for, x is rounded to one bf16 number.
+// fp32 weights are multiplied as they are, others widened; unless the processor has matrix instructions for bf16 and
+// the weights are bf16, or quantised with one scale for each row, whose numbers bf16 holds. There each x is the sum of
+// three bf16 numbers, whose products are exact and are summed in fp32, in half the time. Or, where that is asked for, x
+// is rounded to one bf16 number, and quantised weights with more scales are too.
 #pragma once
 
 #include <algorithm>

@@ -29,6 +29,12 @@ struct ByDType {
 template <class F>
 using ByWeight = ByDType<F, 6>;
 
+/// The power of two in a scale, 1 where there is none: small enough that numbers times it are in range of any sum.
+MMREC_ALWAYS_INLINE constexpr float power_of(float scale) {
+  const float power = __builtin_bit_cast(float, __builtin_bit_cast(std::uint32_t, scale) & 0x7f800000U);
+  return power == 0.0F ? 1.0F : power;
+}
+
 /// simd_math.inl over arrays: y[i] = f(x[i]); y may alias x.
 struct MathKernels {
   void (*exp)(const float* x, float* y, std::int64_t count);
@@ -46,6 +52,9 @@ struct MatvecKernels {
       matvec;
   /// The numbers of the rows, times their scales; to [weight.rows, weight.cols].
   ByWeight<void(const WeightView<Host>& weight, float* to)> widen;
+  /// Quantised rows as bf16. Where a row has one scale, its numbers times power_of(scale), which is exact; else the
+  /// dequantised numbers, rounded.
+  ByWeight<void(const WeightView<Host>& weight, BFloat16* to)> narrow;
   /// y = activation(product + bias) + scale * residual; bias and residual may be null, residual or product may be y.
   void (*epilogue[4])(const float* product, const float* bias, const float* residual, float scale, float* y,
                       std::int64_t count);

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <stdexcept>
 #include <system_error>
 #include <thread>
@@ -248,6 +249,20 @@ class ItemReader {
 };
 
 }  // namespace
+
+kernels::WeightFormat Target::format() const {
+  const kernels::WeightFormat first = slices.front().own_format();
+  if (matrix == nullptr) return {};
+  const auto all = [&](const auto& is) {
+    return std::all_of(slices.begin(), slices.end(), [&](const Slice& slice) { return is(slice.own_format()); });
+  };
+  if (all([&](kernels::WeightFormat format) { return format == first; })) return first;
+  if (!all([](kernels::WeightFormat format) { return format.code == DType::kI8 || format.code == DType::kI4; }))
+    return {};
+  std::int64_t group = 0;
+  for (const Slice& slice : slices) group = std::gcd(group, slice.own_format().group);
+  return {DType::kI8, group};
+}
 
 std::vector<Slice> slices_of(const Field& field, const Checkpoint& checkpoint, const QuantSchemes& schemes,
                              const Sizes& sizes) {

@@ -22,7 +22,8 @@
 namespace mmrec::models {
 
 /// A matrix that owns its bytes in host memory. Parts stacked into one matrix share its format: the parts' own where
-/// they agree and are not cut within a group of quantised numbers, fp32 otherwise.
+/// they agree and are not cut within a group of quantised numbers, int8 where some are int8 and some int4, fp32
+/// otherwise.
 struct HostMatrix {
   kernels::HostBuffer<std::byte> bytes;
   kernels::WeightFormat format;
@@ -129,12 +130,9 @@ struct Target {
   Target(HostMatrix& to, std::vector<Slice> from) : matrix(&to), slices(std::move(from)) {}
   Target(HostVector& to, std::vector<Slice> from) : vector(&to), slices(std::move(from)) {}
 
-  /// The tensors' own format where they agree, fp32 otherwise and for vectors.
-  kernels::WeightFormat format() const {
-    const kernels::WeightFormat first = slices.front().own_format();
-    const auto is_first = [&](const Slice& slice) { return slice.own_format() == first; };
-    return matrix != nullptr && std::all_of(slices.begin(), slices.end(), is_first) ? first : kernels::WeightFormat();
-  }
+  /// The tensors' own format where they agree; int8 with the smallest groups where these are int8 and int4; fp32
+  /// otherwise and for vectors.
+  kernels::WeightFormat format() const;
   /// Columns and rows of the field.
   std::int64_t cols() const { return slices.front().transposed ? slices.front().rows : slices.front().cols; }
   std::int64_t rows() const { return static_cast<std::int64_t>(elements()) / cols(); }

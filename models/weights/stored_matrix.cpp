@@ -151,10 +151,16 @@ void write_row(const StoredMatrix& from, const std::byte* numbers, const float* 
     return;
   }
   std::byte* const end = row + kernels::number_bytes(to, cols);
-  std::memcpy(end, scales + col / group, static_cast<std::size_t>(kernels::scales_of(to, cols)) * sizeof(float));
-  if (code != DType::kI4) {
-    std::transform(numbers + col, numbers + col + cols, row, [&](std::byte b) { return b ^ from.flips(); });
+  for (std::int64_t g = 0; g < kernels::scales_of(to, cols); ++g) {
+    std::memcpy(end + 4 * g, scales + (col + g * to.group) / group, sizeof(float));
+  }
+  if (to.code != DType::kI4) {
     std::fill(row + cols, end, std::byte{0});
+    if (code == DType::kI4) {
+      for (std::int64_t i = 0; i < cols; ++i) row[i] = static_cast<std::byte>(nibble(numbers, col + i) - 8);
+    } else {
+      std::transform(numbers + col, numbers + col + cols, row, [&](std::byte b) { return b ^ from.flips(); });
+    }
     return;
   }
   for (std::int64_t block = 0; block < cols; block += kQuantBlock, row += kQuantBlock / 2) {

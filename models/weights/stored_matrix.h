@@ -34,7 +34,8 @@ struct StoredMatrix {
 StoredMatrix find_matrix(const Checkpoint& checkpoint, std::string_view name, const QuantSchemes& schemes);
 
 /// Row `row`, columns [col, col + cols), of quantised numbers: `numbers` are the file's of that row, `scales` all of
-/// its scales. Written as `to` has them: the matrix's own format, where its groups are not cut, or dequantised as fp32.
+/// its scales. Written as `to` has them: the matrix's own format, where its groups are not cut; of integers kI8 with
+/// groups that divide its own; or dequantised as fp32.
 void write_row(const StoredMatrix& from, const std::byte* numbers, const float* scales, std::int64_t col,
                std::int64_t cols, kernels::WeightFormat to, std::byte* row);
 
