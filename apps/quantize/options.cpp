@@ -20,7 +20,7 @@ constexpr auto kOptions = std::to_array<Option>({
      {"F", "int8 int4 fp8"},
      "int8 or fp8, a scale per row; or int4, a scale per group, with int8 for matrices that do not bear it",
      true},
-    {"group", 0, {"N"}, "weights that share a scale of int4: a multiple of 64 (128)", true},
+    {"group", 0, {"N"}, "weights that share a scale of int4: a multiple of 64 (64)", true},
     {"keep", 0, {"PATTERN"}, "matrices that stay as they are, by name; may be repeated", true, {}, true},
     {"calibrate", 0, kInputFile, "a text: round so that products with its activations change little", true},
     {"eval", 0, kInputFile, "a text: perplexity before and after, as mmrec-ppl tells it", true},

@@ -154,7 +154,7 @@ TEST_P(Quantized, NumbersAreTheNearestAndScalesNoWorseThanThatOfTheLargest) {
 TEST(QuantizedScales, AreBetterThanThatOfTheLargest) {
   const Made made({random_matrix("blocks.0.W_q.weight", 16, 256)});
   const TempFolder out;
-  const QuantizedModel model = quantized(made.path(), out / "q", {.type = QuantizedType::kInt4});
+  const QuantizedModel model = quantized(made.path(), out / "q", {.type = QuantizedType::kInt4, .group = 128});
   const RawTensor weights = tensors_of(made.path()).at("blocks.0.W_q.weight");
   double errors = 0.0;
   double squares = 0.0;
@@ -304,7 +304,7 @@ TEST(QuantizedFolder, ConfigSaysHowAndKeepsWhatItSaid) {
     EXPECT_EQ(group["format"], is_int4 ? "pack-quantized" : "int-quantized");
     EXPECT_EQ(group["weights"]["type"], "int");
     EXPECT_EQ(group["weights"]["strategy"], is_int4 ? "group" : "channel");
-    EXPECT_EQ(group["weights"]["group_size"], is_int4 ? Json(128) : Json());
+    EXPECT_EQ(group["weights"]["group_size"], is_int4 ? Json(64) : Json());
     EXPECT_EQ(group["weights"]["symmetric"], true);
     EXPECT_EQ(group["weights"]["dynamic"], false);
     EXPECT_TRUE(group["input_activations"].is_null());
