@@ -28,9 +28,9 @@ TEST(Quantize, PrintsATableAndTheFiguresOfAll) {
   EXPECT_EQ(outcome.err, "");
   const Words& ffn = table.at("blocks.2.ffn.3");
   ASSERT_EQ(ffn.size(), 9U);
-  EXPECT_EQ(joined(Words(ffn.begin(), ffn.begin() + 6)), "int4 g128 384 x 768 error ");
+  EXPECT_EQ(joined(Words(ffn.begin(), ffn.begin() + 6)), "int4 g64 384 x 768 error ");
   EXPECT_NEAR(std::stod(ffn[6]), 0.1, 0.03);
-  EXPECT_EQ(ffn[7], "4.125");
+  EXPECT_EQ(ffn[7], "4.250");
   const Words& z = table.at("blocks.2.W_z");
   EXPECT_EQ(joined(Words(z.begin(), z.begin() + 5)), "int8 384 x 384 error ");
   EXPECT_LT(std::stod(z[5]), 0.02);
@@ -53,8 +53,8 @@ TEST(Quantize, FormatsAndGroupsAreThoseAskedFor) {
     const std::string to = out / std::to_string(files_in(out.path()));
     return table_of(run(words({kQuantize, kBundled, to}, options))).at("blocks.0.W_q");
   };
-  EXPECT_EQ(bits({"--format", "int4", "--group", "64"})[1], "g64");
-  EXPECT_EQ(bits({"--format=int4", "--group", "64"})[7], "4.250");
+  EXPECT_EQ(bits({"--format", "int4", "--group", "128"})[1], "g128");
+  EXPECT_EQ(bits({"--format=int4", "--group", "128"})[7], "4.125");
   EXPECT_EQ(bits({"--format", "fp8"})[0], "fp8");
   EXPECT_EQ(bits({"--format", "int8", "--threads", "3"})[6], "8.042");
 }
