@@ -1,4 +1,4 @@
-// What the inputs of each matrix are like on some text, for rounding by second order.
+// Second moments of the inputs of each matrix on a text. Rounding by second order needs them.
 #pragma once
 
 #include <cstddef>

@@ -29,7 +29,8 @@ struct ByDType {
 template <class F>
 using ByWeight = ByDType<F, 6>;
 
-/// The power of two in a scale, 1 where there is none: small enough that numbers times it are in range of any sum.
+/// The largest power of two in a scale, or 1 for a scale of 0. Numbers times it are about as large as the weights, so
+/// sums of products stay in range.
 MMREC_ALWAYS_INLINE constexpr float power_of(float scale) {
   const float power = __builtin_bit_cast(float, __builtin_bit_cast(std::uint32_t, scale) & 0x7f800000U);
   return power == 0.0F ? 1.0F : power;

@@ -1,4 +1,4 @@
-// What is written around the tensors of a checkpoint: the header of a safetensors file, and the index of shards.
+// Makes the header of a safetensors file, and the index of a checkpoint in shards.
 #pragma once
 
 #include <cstdint>

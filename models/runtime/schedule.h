@@ -24,8 +24,8 @@ struct ChunkPlan {
   bool spans_segments = false;   // a chunk may run past the end of a memory segment
   bool packs = false;            // runs of a chunk go together, with a row between two; short ones keep to segments
   bool begins_with_run = false;  // positions of the grid count from a run's first token
-  std::int64_t part = 0;         // if not 0, chunks of one run consist of parts that end on multiples of it, and those
-                                 // of several that are not packed are such parts
+  std::int64_t part = 0;         // if not 0: parts end on multiples of it. A chunk of one run has several parts; where
+                                 // several runs are not packed, a chunk is one part
 
   /// Rows of the largest chunk of so many sequences.
   std::int64_t most_rows(std::int64_t sequences) const { return std::max(tokens, std::min(rows, sequences * tokens)); }

@@ -91,7 +91,7 @@ void allocate(Target& target, std::vector<Slice>& items) {
   for (Slice slice : target.slices) {
     const std::int64_t begin = slice.row;
     const std::int64_t end = slice.row + slice.rows;
-    // Between rows of what is not transposed, columns of what is.
+    // Bytes from one row to the next; of a transposed slice from one column to the next.
     const std::size_t apart = slice.transposed ? size_of(format.code) : bytes_of(format, 1, slice.cols);
     const std::size_t bytes = slice.transposed ? slice.elements() * apart : bytes_of(format, slice.rows, slice.cols);
     const std::int64_t most = rows_within(kItemBytes, slice, block_rows(slice));
@@ -310,7 +310,7 @@ void WeightReader::read_unless_equal(const Field& field, const Sizes& sizes, Hos
   if (may_be && ItemReader(checkpoint_, options_).equals(target.slices.front(), other.bytes)) return;
   const CheckedSize before = bytes_;
   read({&target, 1});
-  // Of quantised numbers it is told only now.
+  // Quantised numbers can be compared only after they are read.
   if (may_be && target.slices.front().is_quantized() &&
       std::memcmp(to.bytes.data(), other.bytes.data(), other.bytes.size()) == 0) {
     to = {};

@@ -13,8 +13,9 @@
 
 namespace mmrec::kernels::test {
 
-/// What is stored of weights: bytes as kernels/tensor.h lays them out, and the numbers that these stand for, which have
-/// the same bytes again. A scale takes the largest of its numbers to the largest of the format.
+/// Weights as a format stores them: bytes, laid out as kernels/tensor.h says, and the values of the stored numbers.
+/// Storing these values again gives the same bytes. A scale takes the largest of its numbers to the largest of the
+/// format.
 struct Stored {
   std::vector<std::byte> bytes;
   std::vector<double> values;

@@ -51,7 +51,7 @@ struct QuantizedMatrix {
   double error = 0.0;                         ///< root mean square of the difference, relative to that of the weights
 };
 
-/// What was written.
+/// The result of quantize_model().
 struct QuantizedModel {
   bool complete = false;                  ///< false: cancelled, and nothing was written
   std::vector<QuantizedMatrix> matrices;  ///< in the order of the checkpoint
