@@ -56,7 +56,7 @@ struct RunningRequest {
 class GeneratorDevice {
  public:
   GeneratorDevice(const Model& model, const GeneratorOptions& options)
-      : execution_(execution_of(options)),
+      : execution_(execution_options(options.session)),
         slots_(static_cast<std::size_t>(slot_count(options, *Access::executor(model)))),
         places_(Access::executor(model), place_count(options, slots_, *Access::executor(model)), execution_),
         running_(static_cast<std::size_t>(places_.count())),
@@ -69,8 +69,7 @@ class GeneratorDevice {
   std::vector<std::unique_ptr<RunningRequest>>& running() { return running_; }
   const std::vector<std::unique_ptr<RunningRequest>>& running() const { return running_; }
   std::size_t count() const {
-    return static_cast<std::size_t>(
-        std::count_if(running_.begin(), running_.end(), [](const auto& request) { return bool(request); }));
+    return static_cast<std::size_t>(std::ranges::count_if(running_, [](const auto& request) { return bool(request); }));
   }
 
   /// Puts the states from which new requests start into their places, whose indices rise. Empty slots side by side are
@@ -135,12 +134,18 @@ class GeneratorDevice {
   static int slot_count(const GeneratorOptions& options, models::Executor& executor) {
     require(options.slots >= 0 && options.slots <= kMostSlots, "generator option slots: found {}, expected 0..{}",
             options.slots, kMostSlots);
-    const int wanted = options.slots > 0 ? options.slots : default_slots(options, executor);
-    if (options.memory_bytes == 0) return wanted;
-    const std::uint64_t fit = options.memory_bytes / executor.slot_bytes();
-    require(fit != 0, "generator option memory_bytes: found {}, expected at least {}, one state", options.memory_bytes,
-            executor.slot_bytes());
-    return static_cast<int>(std::min(static_cast<std::uint64_t>(wanted), fit));
+    auto count = static_cast<std::uint64_t>(options.slots);
+    if (count == 0) {
+      count = static_cast<std::uint64_t>(std::clamp(executor.sequences_of_a_step(), 1, kMostDefaultSlots));
+      if (options.requests > 0) count = std::min(count, options.requests);
+    }
+    if (options.memory_bytes > 0) {
+      const std::uint64_t fit = options.memory_bytes / executor.slot_bytes();
+      require(fit != 0, "generator option memory_bytes: found {}, expected at least {}, one state",
+              options.memory_bytes, executor.slot_bytes());
+      count = std::min(count, fit);
+    }
+    return static_cast<int>(count);
   }
 
   /// Half as many more as slots, up to kMostWaiting, unless there are fewer requests or no memory.
@@ -152,24 +157,12 @@ class GeneratorDevice {
     return static_cast<int>(slots + ahead);
   }
 
-  static int default_slots(const GeneratorOptions& options, models::Executor& executor) {
-    const int suit = std::clamp(executor.sequences_of_a_step(), 1, kMostDefaultSlots);
-    if (options.requests == 0) return suit;
-    return static_cast<int>(std::min(static_cast<std::uint64_t>(suit), options.requests));
-  }
-
-  static models::ExecutionOptions execution_of(const GeneratorOptions& options) {
-    check_options(options.session);
-    return execution_options(options.session);
-  }
-
   /// Free slots go to those whose prompts are consumed, the oldest first. On a device each keeps its turn in a draw, so
   /// that its rule stays where it is.
   void give_slots() {
     constexpr auto kFree = ~std::size_t{0};
     std::vector<std::size_t> ready = those([](const RunningRequest& r) { return r.is_ready(); });
-    std::sort(ready.begin(), ready.end(),
-              [&](std::size_t a, std::size_t b) { return running_[a]->id < running_[b]->id; });
+    std::ranges::sort(ready, {}, [&](std::size_t i) { return running_[i]->id; });
     for (std::size_t& i : drawing_) {
       if (!running_[i] || !running_[i]->has_slot || running_[i]->text.is_over()) i = kFree;
     }
@@ -192,7 +185,7 @@ class GeneratorDevice {
       }
     }
     // The host fetches the logits of slots side by side together.
-    if (!executor().steps_by_itself()) std::sort(drawing_.begin(), drawing_.end());
+    if (!executor().steps_by_itself()) std::ranges::sort(drawing_);
   }
   /// Places of the sequences that go on and for which is(request).
   template <class Is>
@@ -244,16 +237,13 @@ class GeneratorDevice {
   void prefill(std::vector<std::size_t> joining) {
     if (joining.empty()) return;
     const auto waits = [](const auto& request) { return request && !request->text.is_over() && request->has_slot; };
-    const bool others_wait = std::any_of(running_.begin(), running_.end(), waits);
+    const bool others_wait = std::ranges::any_of(running_, waits);
     std::int64_t left = executor().rows_of_a_piece(joining.size()) * (others_wait ? 1 : kPiecesAlone);
     // The oldest has half of them, because a long one must come to its end too. Then the shortest come first.
-    const auto oldest = std::min_element(joining.begin(), joining.end(), [&](std::size_t a, std::size_t b) {
-      return running_[a]->id < running_[b]->id;
-    });
-    std::iter_swap(joining.begin(), oldest);
-    std::stable_sort(joining.begin() + 1, joining.end(), [&](std::size_t a, std::size_t b) {
-      return running_[a]->rest().size() < running_[b]->rest().size();
-    });
+    std::iter_swap(joining.begin(),
+                   std::ranges::min_element(joining, {}, [&](std::size_t i) { return running_[i]->id; }));
+    std::ranges::stable_sort(joining.begin() + 1, joining.end(), {},
+                             [&](std::size_t i) { return running_[i]->rest().size(); });
     std::vector<std::pair<std::size_t, std::int64_t>> pieces;  // slots, and rows of each
     for (const std::size_t i : joining) {
       const RunningRequest& request = *running_[i];
@@ -265,7 +255,7 @@ class GeneratorDevice {
       pieces.emplace_back(i, rows);
       left -= std::min(rows, most);
     }
-    std::sort(pieces.begin(), pieces.end());
+    std::ranges::sort(pieces);
     std::vector<std::size_t> consuming;
     consuming.reserve(pieces.size());
     for (const auto& [i, rows] : pieces) consuming.push_back(i);

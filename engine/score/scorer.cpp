@@ -63,8 +63,7 @@ std::vector<std::size_t> by_length(Documents documents) {
   for (std::size_t i = 0; i < documents.size(); ++i) {
     if (documents[i].size() >= 2) order.push_back(i);
   }
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t a, std::size_t b) { return documents[a].size() > documents[b].size(); });
+  std::ranges::stable_sort(order, std::greater{}, [&](std::size_t d) { return documents[d].size(); });
   return order;
 }
 
@@ -108,95 +107,63 @@ std::unique_ptr<Block> make_block(Documents documents, std::size_t first = 0) {
   return block;
 }
 
-/// Documents of one call, packed, and what has become of them.
-class PackedDocuments {
+/// What the executor gets at once, documents or a piece of one, and what has become of it.
+class Call {
  public:
-  PackedDocuments(Documents documents, std::span<const std::size_t> members, const models::Slots& slots)
-      : members_(members) {
-    std::size_t size = 0;
-    for (const std::size_t d : members) size += documents[d].size();
-    tokens_.reserve(size);
-    for (std::size_t i = 0; i < members.size(); ++i) {
-      const std::vector<int>& document = documents[members[i]];
-      runs_.push_back({slots[static_cast<int>(i)], 0, std::ssize(tokens_), static_cast<std::int64_t>(document.size())});
-      tokens_.insert(tokens_.end(), document.begin(), document.end());
-    }
-    logprobs_.resize(size);
-    reported_.assign(runs_.size(), 1);  // a document's first token is context only
+  Call() = default;  // documents
+  struct Piece {
+    bool is_last = false;  // else the last of its tokens is the first of the next piece
+  };
+  explicit Call(Piece piece) : is_piece_(true), ends_early_(piece.is_last ? 0 : 1) {}
+
+  void add(models::Slot slot, std::size_t position, std::span<const int> tokens, DocumentScore& score) {
+    runs_.push_back({slot, static_cast<std::int64_t>(position), std::ssize(tokens_), std::ssize(tokens) - ends_early_});
+    tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+    logprobs_.resize(tokens_.size());
+    scores_.push_back(&score);
+    reported_.push_back(1);
   }
 
-  models::Work work() { return {.tokens = tokens_, .runs = runs_, .logprobs = logprobs_, .wants_logits = false}; }
+  models::Work work() {
+    return {.tokens = tokens_, .runs = runs_, .logprobs = logprobs_, .is_piece = is_piece_, .wants_logits = false};
+  }
 
-  /// Tells `on_progress` what is scored and was not told before; its answer, true where that is nothing.
-  template <class OnProgress>
-  bool report(std::span<const std::int64_t> rows_done, const OnProgress& on_progress) {
+  /// The number and the loss of tokens that are scored and were not reported before.
+  std::pair<std::int64_t, double> report(std::span<const std::int64_t> rows_done) {
     std::int64_t tokens = 0;
     double nll = 0.0;
     for (std::size_t i = 0; i < runs_.size(); ++i) {
-      for (; reported_[i] < rows_done[i]; ++reported_[i], ++tokens) {
+      for (; reported_[i] < scored(i, rows_done); ++reported_[i], ++tokens) {
         nll -= static_cast<double>(logprobs_[static_cast<std::size_t>(runs_[i].first_row + reported_[i])]);
       }
     }
-    return tokens == 0 || on_progress(tokens, nll);
+    return {tokens, nll};
   }
 
-  void finish(std::span<const std::int64_t> rows_done, std::vector<DocumentScore>& scores) const {
+  void finish(std::span<const std::int64_t> rows_done) const {
     for (std::size_t i = 0; i < runs_.size(); ++i) {
-      DocumentScore& score = scores[members_[i]];
+      DocumentScore& score = *scores_[i];
       const auto first = logprobs_.begin() + runs_[i].first_row;
-      if (rows_done[i] > 1) score.logprobs.assign(first + 1, first + rows_done[i]);
-      for (const float logprob : score.logprobs) score.nll -= static_cast<double>(logprob);
-      score.complete = rows_done[i] == runs_[i].rows;
+      const auto found = std::span(first + 1, first + std::max<std::int64_t>(scored(i, rows_done), 1));
+      score.logprobs.insert(score.logprobs.end(), found.begin(), found.end());
+      for (const float logprob : found) score.nll -= static_cast<double>(logprob);
+      score.complete = rows_done[i] == runs_[i].rows && ends_early_ == 0;
     }
   }
 
  private:
-  std::span<const std::size_t> members_;
-  std::vector<int> tokens_;             // of all members, one after another
+  /// Elements of a run's log-probs that are computed. The first is 0: it is context, or the piece before has it.
+  std::int64_t scored(std::size_t i, std::span<const std::int64_t> rows_done) const {
+    return rows_done[i] + (rows_done[i] == runs_[i].rows ? ends_early_ : 0);
+  }
+
+  bool is_piece_ = false;
+  std::int64_t ends_early_ = 0;         // rows of the run are so many fewer than its tokens
+  std::vector<int> tokens_;             // of all runs, one after another
   std::vector<float> logprobs_;         // of each token
-  std::vector<models::Run> runs_;       // of each member
-  std::vector<std::int64_t> reported_;  // its rows that are reported or need not be
-};
-
-/// A piece of a document, and what becomes of it.
-class Piece {
- public:
-  /// `tokens`: where another piece follows, the first of that one too.
-  Piece(models::Slot slot, std::size_t position, std::vector<int> tokens, bool another_follows)
-      : tokens_(std::move(tokens)),
-        logprobs_(tokens_.size()),
-        run_{slot, static_cast<std::int64_t>(position), 0, std::ssize(tokens_) - (another_follows ? 1 : 0)} {}
-
-  models::Work work() {
-    return {.tokens = tokens_, .runs = {&run_, 1}, .logprobs = logprobs_, .is_piece = true, .wants_logits = false};
-  }
-  /// As PackedDocuments.
-  template <class OnProgress>
-  bool report(std::int64_t rows_done, const OnProgress& on_progress) {
-    const std::int64_t end = scored(rows_done);
-    const std::int64_t tokens = end - reported_;
-    double nll = 0.0;
-    for (; reported_ < end; ++reported_) nll -= static_cast<double>(logprobs_[static_cast<std::size_t>(reported_)]);
-    return tokens <= 0 || on_progress(tokens, nll);
-  }
-  /// Whether all is done.
-  bool finish(std::int64_t rows_done, DocumentScore& score) const {
-    for (std::int64_t i = 1; i < scored(rows_done); ++i) {
-      const float logprob = logprobs_[static_cast<std::size_t>(i)];
-      score.logprobs.push_back(logprob);
-      score.nll -= static_cast<double>(logprob);
-    }
-    return rows_done == run_.rows;
-  }
-
- private:
-  /// Elements of logprobs_ that are computed.
-  std::int64_t scored(std::int64_t rows_done) const { return rows_done == run_.rows ? std::ssize(tokens_) : rows_done; }
-
-  std::vector<int> tokens_;
-  std::vector<float> logprobs_;
-  models::Run run_;
-  std::int64_t reported_ = 1;  // the piece before had the first
+  std::vector<models::Run> runs_;       // of each document
+  std::vector<DocumentScore*> scores_;  // likewise
+  std::vector<std::int64_t> reported_;  // likewise, rows that are reported or need not be
 };
 
 struct Group {
@@ -304,7 +271,6 @@ class Scoring {
   struct Worker {
     std::shared_ptr<models::Executor> executor;
     models::Slots slots;
-    bool has_used_slots = false;
     std::size_t most = std::numeric_limits<std::size_t>::max();  // for more slots there is no memory
   };
 
@@ -329,14 +295,12 @@ class Scoring {
   void add(std::unique_ptr<Block> block) {
     is_reading_ = block != nullptr;
     if (is_reading_) {
-      std::vector<std::pair<std::size_t, Group>> groups;  // by their first document
-      for (std::size_t begin = 0; begin < block->order.size();) {
-        const std::span<const std::size_t> members = std::span(block->order).subspan(begin, group_size(*block, begin));
-        groups.emplace_back(*std::min_element(members.begin(), members.end()), Group{block.get(), members});
-        begin += members.size();
+      std::vector<Group> groups;
+      for (std::size_t begin = 0; begin < block->order.size(); begin += groups.back().members.size()) {
+        groups.push_back({block.get(), std::span(block->order).subspan(begin, group_size(*block, begin))});
       }
-      std::sort(groups.begin(), groups.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-      for (const auto& [first, group] : groups) groups_.push_back(group);
+      std::ranges::sort(groups, {}, [](const Group& group) { return std::ranges::min(group.members); });
+      groups_.insert(groups_.end(), groups.begin(), groups.end());
       blocks_.push_back(std::move(block));
     }
     has_work_.notify_all();
@@ -347,17 +311,15 @@ class Scoring {
     std::vector<int> ids;
     bool goes_on = false;
     bool is_whole = false;
-    std::exception_ptr fault;
     try {
       is_whole = read_part_(ids, goes_on);
     } catch (...) {
-      fault = std::current_exception();
+      read_fault_ = std::current_exception();
     }
     lock.lock();
     block.owned.front().insert(block.owned.front().end(), ids.begin(), ids.end());
     block.grows = is_whole && goes_on;
     block.is_cut = !is_whole;
-    if (fault) read_fault_ = fault;
     is_reading_ = is_reading_ && is_whole;
     has_work_.notify_all();
   }
@@ -416,33 +378,14 @@ class Scoring {
   /// A document that grows. Whether to go on.
   bool score_in_pieces(Worker& worker, Block& block) {
     make_room(worker, 1);
-    if (std::exchange(worker.has_used_slots, true)) worker.executor->clear(worker.slots.first(), 1);
-    DocumentScore& score = block.scores.front();
     for (;;) {
       const std::size_t position = block.taken;
       bool is_last = false;
-      std::vector<int> tokens = take_tokens(*worker.executor, block, is_last);
+      const std::vector<int> tokens = take_tokens(*worker.executor, block, is_last);
       if (tokens.empty()) return !is_over();
-      Piece piece(worker.slots[0], position, std::move(tokens), !is_last);
-      bool go_on = true;
-      engine::CallbackFault fault;
-      const auto report = [&](std::span<const std::int64_t> rows_done) {
-        const auto tell = [&](std::int64_t count, double nll) { return progressed(count, nll); };
-        go_on =
-            fault.guard([&] { return !options_.on_progress || piece.report(rows_done.front(), tell); }) && !is_over();
-        return go_on;
-      };
-      models::Work work = piece.work();
-      work.progress = report;
-      const models::Done done = worker.executor->run(work, execution_);
-      const bool is_done = piece.finish(done.rows.front(), score);
-      if (go_on) report(done.rows);
-      fault.rethrow();
-      {
-        const std::lock_guard lock(mutex_);
-        stats_ += done.stats;
-      }
-      score.complete = is_last && is_done;
+      Call call(Call::Piece{is_last});
+      call.add(worker.slots[0], position, tokens, block.scores.front());
+      const bool go_on = run(worker, call);
       if (!go_on || is_last) return go_on;
     }
   }
@@ -478,50 +421,61 @@ class Scoring {
 
   /// Whether to go on: if not, some of the group may be missing.
   bool score(Worker& worker, const Group& group) {
-    make_room(worker, group.members.size());
-    const auto room = static_cast<std::size_t>(worker.slots.count());
-    bool go_on = true;
-    for (std::size_t begin = 0; begin < group.members.size() && go_on; begin += room) {
-      const auto members = group.members.subspan(begin, std::min(room, group.members.size() - begin));
-      if (std::exchange(worker.has_used_slots, true)) {
-        worker.executor->clear(worker.slots.first(), static_cast<int>(members.size()));
+    for (std::span<const std::size_t> left = group.members; !left.empty();) {
+      const std::size_t count = make_room(worker, left.size());
+      Call call;
+      for (std::size_t i = 0; i < count; ++i) {
+        const std::size_t d = left[i];
+        call.add(worker.slots[static_cast<int>(i)], 0, group.block->documents[d], group.block->scores[d]);
       }
-      PackedDocuments packed(group.block->documents, members, worker.slots);
-      models::Work work = packed.work();
-      work.whole_calls = options_.whole_calls;
-      engine::CallbackFault fault;
-      const auto report = [&](std::span<const std::int64_t> rows_done) {
-        const auto tell = [&](std::int64_t tokens, double nll) { return progressed(tokens, nll); };
-        go_on = fault.guard([&] { return !options_.on_progress || packed.report(rows_done, tell); }) && !is_over();
-        return go_on;
-      };
-      if (options_.on_progress || !is_alone_) work.progress = report;
-      const models::Done done = worker.executor->run(work, execution_);
-      packed.finish(done.rows, group.block->scores);
-      if (go_on) report(done.rows);
-      fault.rethrow();
-      const std::lock_guard lock(mutex_);
-      stats_ += done.stats;
+      if (!run(worker, call)) return false;
+      left = left.subspan(count);
     }
+    return true;
+  }
+
+  /// Whether to go on.
+  bool run(Worker& worker, Call& call) {
+    bool go_on = true;
+    engine::CallbackFault fault;
+    const auto report = [&](std::span<const std::int64_t> rows_done) {
+      go_on = fault.guard([&] { return !options_.on_progress || progressed(call.report(rows_done)); }) && !is_over();
+      return go_on;
+    };
+    models::Work work = call.work();
+    work.whole_calls = options_.whole_calls;
+    if (options_.on_progress || !is_alone_) work.progress = report;
+    const models::Done done = worker.executor->run(work, execution_);
+    call.finish(done.rows);
+    if (go_on) report(done.rows);
+    fault.rethrow();
+    const std::lock_guard lock(mutex_);
+    stats_ += done.stats;
     return go_on;
   }
 
-  /// Slots for so many documents; fewer if memory does not suffice and the options do not give a number.
-  void make_room(Worker& worker, std::size_t documents) {
-    if (static_cast<std::size_t>(worker.slots.count()) >= std::min(documents, worker.most)) return;
+  /// Clears slots for so many documents, or for fewer if memory does not suffice and the options do not give a number.
+  /// Returns for how many.
+  std::size_t make_room(Worker& worker, std::size_t documents) {
+    const std::size_t wanted = std::min(documents, worker.most);
+    if (static_cast<std::size_t>(worker.slots.count()) >= wanted) {
+      worker.executor->clear(worker.slots.first(), static_cast<int>(wanted));
+      return wanted;
+    }
     worker.slots = {};
-    worker.has_used_slots = false;
-    for (std::size_t count = std::min(documents, worker.most);; count = (count + 1) / 2, worker.most = count) {
+    for (std::size_t count = wanted;; count = (count + 1) / 2, worker.most = count) {
       try {
         worker.slots = models::Slots(worker.executor, static_cast<int>(count), execution_);
-        return;
+        return count;
       } catch (const std::bad_alloc&) {
         if (options_.batch != 0 || count == 1) throw;
       }
     }
   }
 
-  bool progressed(std::int64_t tokens, double nll) {
+  bool progressed(std::pair<std::int64_t, double> tokens_and_nll) {
+    const auto [tokens, nll] = tokens_and_nll;
+    if (tokens == 0) return true;
     if (is_alone_) return options_.on_progress(tokens, nll);
     const std::lock_guard lock(mutex_);
     told_tokens_ += tokens;
@@ -561,7 +515,7 @@ Scorer::Scorer(std::vector<Model> models, ScorerOptions options)
     : models_(std::move(models)), options_(std::move(options)) {
   engine::check_replicas(models_);
   if (options_.batch != 0) engine::check_batch(options_.batch);
-  engine::check_options(options_.session);
+  (void)engine::execution_options(options_.session);  // checks them
   const ModelInfo& info = models_.front().info();
   engine::require(!options_.whole_calls || info.variant.bank.value_or(false),
                   "scorer option whole_calls: found true, but this model ({}) has no bank", info.architecture);

@@ -31,13 +31,11 @@ struct Access {
 
 /// Throw std::invalid_argument naming the option, found and expected.
 void check_batch(int batch);
-void check_options(const SessionOptions& options);
 /// `what` stands before "token": "prompt ". The first id is token `first`.
 void check_ids(std::span<const int> ids, std::int64_t vocab, std::string_view what, std::size_t first = 0);
 /// At least one, and all of them one model.
 void check_replicas(std::span<const Model> models);
-
-/// The executor's words for the session's options. Requires: check_options(options) passed.
+/// The executor's words for the session's options.
 models::ExecutionOptions execution_options(const SessionOptions& options);
 
 }  // namespace mmrec::engine

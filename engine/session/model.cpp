@@ -10,7 +10,6 @@
 #include <new>
 #include <optional>
 #include <set>
-#include <stdexcept>
 #include <system_error>
 #include <utility>
 
@@ -161,7 +160,6 @@ const ModelInfo& Model::info() const { return impl_->info; }
 
 Session Model::new_session(int batch, const SessionOptions& options) const {
   engine::check_batch(batch);
-  engine::check_options(options);
   return engine::Access::session(impl_->executor, impl_->layout, impl_->info.vocab_size, impl_->info.fingerprint, batch,
                                  engine::execution_options(options));
 }
@@ -187,9 +185,8 @@ void check_replicas(std::span<const Model> models) {
                            : "");
   };
   for (std::size_t i = 1; i < models.size(); ++i) {
-    if (of(models[i]) == of(models[0])) continue;
-    throw std::invalid_argument(
-        fmt::format("model {}: found {}, expected model 0's {}", i, of(models[i]), of(models[0])));
+    require(of(models[i]) == of(models[0]), "model {}: found {}, expected model 0's {}", i, of(models[i]),
+            of(models[0]));
   }
 }
 

@@ -133,16 +133,13 @@ void check_ids(std::span<const int> ids, std::int64_t vocab, std::string_view wh
   }
 }
 
-void check_options(const SessionOptions& options) {
+models::ExecutionOptions execution_options(const SessionOptions& options) {
   require(options.threads >= 0, "session option threads: found {}, expected >= 0", options.threads);
   const auto prefill = static_cast<std::size_t>(options.prefill);
   require(prefill < kPrefillModeNames.size(), "session option prefill: found {}, expected a PrefillMode", prefill);
   require(options.sweep_tolerance >= 0.0F && std::isfinite(options.sweep_tolerance),
           "session option sweep_tolerance: found {}, expected a finite number >= 0", options.sweep_tolerance);
   require(options.max_sweeps >= 1, "session option max_sweeps: found {}, expected >= 1", options.max_sweeps);
-}
-
-models::ExecutionOptions execution_options(const SessionOptions& options) {
   return {.threads = std::min(options.threads, kMaxThreads),
           .prefill = options.prefill,
           .sweep_tolerance = options.sweep_tolerance,
