@@ -7,7 +7,6 @@
 #include <cmath>
 #include <limits>
 #include <numbers>
-#include <stdexcept>
 
 #include "engine/require.h"
 #include "mmrec/errors.h"
@@ -47,7 +46,7 @@ std::vector<int> with_prefix(const Tokenizer& tokenizer, std::vector<int> ids) {
 
 std::vector<PairTokens> encode_pairs(const Tokenizer& tokenizer, std::span<const TextPair> pairs, bool add_bos,
                                      std::int64_t max_length, int threads) {
-  if (add_bos && tokenizer.bos_id() < 0) throw std::invalid_argument("add_bos: the tokenizer has no BOS");
+  engine::require(!add_bos || tokenizer.bos_id() >= 0, "add_bos: the tokenizer has no BOS");
   engine::require(max_length >= 0, "max_length: found {}, expected at least 0", max_length);
   std::vector<std::string_view> texts;
   for (const TextPair& pair : pairs) {
@@ -73,10 +72,8 @@ std::vector<PairTokens> encode_pairs(const Tokenizer& tokenizer, std::span<const
     for (std::size_t t = context.size(); t < both.size(); ++t) joined.push_back(both[t]);
     const auto kept = static_cast<std::size_t>(max_length) + 1;
     const std::size_t cut = max_length == 0 ? 0 : joined.size() - std::min(joined.size(), kept);
-    if (cut >= length) {
-      throw std::invalid_argument(fmt::format("max_length: found {}, expected at least the {} tokens of a continuation",
-                                              max_length, joined.size() - length));
-    }
+    engine::require(cut < length, "max_length: found {}, expected at least the {} tokens of a continuation", max_length,
+                    joined.size() - length);
     joined.erase(joined.begin(), joined.begin() + static_cast<std::ptrdiff_t>(cut));
     found.push_back({std::move(joined), length - cut});
   }
@@ -101,25 +98,21 @@ PairScore score_pair(std::span<const float> logprobs, std::int64_t vocab_size) {
 }
 
 WindowMode window_mode(std::string_view name) {
-  const auto found = std::find(kWindowModeNames.begin(), kWindowModeNames.end(), name);
-  if (found == kWindowModeNames.end()) {
-    throw std::invalid_argument(fmt::format("mode: found {}, expected {}", name, fmt::join(kWindowModeNames, ", ")));
-  }
+  const auto found = std::ranges::find(kWindowModeNames, name);
+  engine::require(found != kWindowModeNames.end(), "mode: found {}, expected {}", name,
+                  fmt::join(kWindowModeNames, ", "));
   return static_cast<WindowMode>(found - kWindowModeNames.begin());
 }
 
 Windows::Windows(const WindowOptions& options, std::size_t tokens) : options_(options), tokens_(tokens) {
-  const auto refuse = [](std::string_view what, auto found, const std::string& expected) {
-    throw std::invalid_argument(fmt::format("{}: found {}, expected {}", what, found, expected));
-  };
   const std::int64_t least = WindowOptions::least_window(options.mode);
-  if (options.window < least) refuse("window", options.window, fmt::format("at least {}", least));
+  engine::require(options.window >= least, "window: found {}, expected at least {}", options.window, least);
   const bool is_strided = options.mode == WindowMode::kStrided;
-  if (is_strided && (options.stride < 1 || options.stride > options.window)) {
-    refuse("stride", options.stride, fmt::format("1..{}", options.window));
-  }
+  engine::require(!is_strided || (options.stride >= 1 && options.stride <= options.window),
+                  "stride: found {}, expected 1..{}", options.stride, options.window);
   if (options.mode == WindowMode::kFull || tokens < 2) return;
-  if (tokens < options.least_tokens()) refuse("tokens", tokens, fmt::format("at least {}", options.least_tokens()));
+  engine::require(tokens >= options.least_tokens(), "tokens: found {}, expected at least {}", tokens,
+                  options.least_tokens());
   const auto window = static_cast<std::size_t>(options.window);
   const auto parts = [](std::size_t all, std::size_t part) { return all / part + (all % part != 0 ? 1 : 0); };
   if (options.mode == WindowMode::kRolling) {

@@ -84,7 +84,7 @@ class Continuation {
     const auto logit = [&](int id) { return logits[static_cast<std::size_t>(id)]; };
     std::partial_sort(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(count), ids.end(),
                       [&](int a, int b) { return logit(a) > logit(b) || (logit(a) == logit(b) && a < b); });
-    const auto largest = static_cast<double>(*std::max_element(logits.begin(), logits.end()));
+    const auto largest = static_cast<double>(*std::ranges::max_element(logits));
     double sum = 0.0;
     for (const float x : logits) sum += std::exp(static_cast<double>(x) - largest);
     const double rest = std::log(sum);
@@ -129,7 +129,7 @@ class Continuation {
 
   bool is_eos(int token) const {
     const std::vector<int>& eos = options_.eos_token_ids;
-    return std::find(eos.begin(), eos.end(), token) != eos.end();
+    return std::ranges::find(eos, token) != eos.end();
   }
   /// The text's end comes out, in which a stop string may yet appear.
   void end(FinishReason reason) {

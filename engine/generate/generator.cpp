@@ -74,16 +74,16 @@ std::unique_ptr<Request> checked_request(GeneratorRequest&& request, Generator::
     engine::require(request.start->batch() == 1, "start: found a session of batch {}, expected 1",
                     request.start->batch());
     const std::shared_ptr<models::Executor>& executor = engine::Access::slots(*request.start).executor();
-    const bool is_ours = std::any_of(models.begin(), models.end(),
-                                     [&](const Model& m) { return engine::Access::executor(m) == executor; });
+    const bool is_ours =
+        std::ranges::any_of(models, [&](const Model& m) { return engine::Access::executor(m) == executor; });
     engine::require(is_ours, "start: found a session of another model, expected one of the generator's");
     position = request.start->position();
   } else if (!request.state.empty()) {
     state = engine::decode_state(request.state, shape);
     position = state->position;
-  } else if (!request.options.context.empty()) {
-    throw std::invalid_argument(
-        fmt::format("context: found {} tokens without a state that has consumed them", request.options.context.size()));
+  } else {
+    engine::require(request.options.context.empty(), "context: found {} tokens without a state that has consumed them",
+                    request.options.context.size());
   }
   engine::check_ids(request.prompt, vocab_size, "prompt ");
   const std::int64_t joins_at = position + std::ssize(request.prompt);
@@ -234,7 +234,7 @@ struct Generator::Impl {
   /// Returns when a round is done, if there is one.
   void wait_for_one() {
     const auto any = [&](Round round) {
-      return std::any_of(workers.begin(), workers.end(), [&](const Worker& w) { return w.round == round; });
+      return std::ranges::any_of(workers, [&](const Worker& w) { return w.round == round; });
     };
     std::unique_lock lock(mutex);
     is_done.wait(lock, [&] { return any(Round::kDone) || !any(Round::kComputing); });

@@ -61,12 +61,11 @@ float largest_of(std::span<const float> logits, std::uint64_t step) {
     maxima[0] = logits[i] > maxima[0] ? logits[i] : maxima[0];
   }
   if (!is_sound) {
-    const auto at =
-        std::find_if(logits.begin(), logits.end(), [](float x) { return !(x <= std::numeric_limits<float>::max()); });
+    const auto at = std::ranges::find_if(logits, [](float x) { return !(x <= std::numeric_limits<float>::max()); });
     throw NumericError(fmt::format("step {}: logit of token {} is {}, expected a finite number or -inf", step,
                                    at - logits.begin(), std::isnan(*at) ? "NaN" : "+inf"));
   }
-  const float largest = *std::max_element(maxima.begin(), maxima.end());
+  const float largest = *std::ranges::max_element(maxima);
   if (std::isinf(largest)) throw NumericError(fmt::format("step {}: all {} logits are -inf", step, logits.size()));
   return largest;
 }
@@ -85,7 +84,6 @@ float logprob_of(std::span<const float> logits, float largest, int token) {
 constexpr auto kBefore = [](const auto& a, const auto& b) {
   return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
 };
-constexpr auto kById = [](const auto& a, const auto& b) { return a.token < b.token; };
 
 }  // namespace
 
@@ -119,9 +117,8 @@ Sample Sampler::sample(std::span<const float> logits, std::span<const int> recen
   }
   penalise(recent);
 
-  const int token = options_.temperature == 0.0F
-                        ? std::min_element(candidates_.begin(), candidates_.end(), kBefore)->token
-                        : draw(kernels::philox_uniform(options_.seed, sequence, step));
+  const int token = options_.temperature == 0.0F ? std::ranges::min_element(candidates_, kBefore)->token
+                                                 : draw(kernels::philox_uniform(options_.seed, sequence, step));
   return {token, logprob ? logprob_of(logits, largest, token) : 0.0F};
 }
 
@@ -129,11 +126,11 @@ Sample Sampler::sample(std::span<const float> logits, std::span<const int> recen
 void Sampler::penalise(std::span<const int> recent) {
   if (options_.repetition_penalty == 1.0F || recent.empty()) return;
   recent_.assign(recent.begin(), recent.end());
-  std::sort(recent_.begin(), recent_.end());
+  std::ranges::sort(recent_);
   recent_.erase(std::unique(recent_.begin(), recent_.end()), recent_.end());
   auto candidate = candidates_.begin();
   for (const int token : recent_) {
-    candidate = std::lower_bound(candidate, candidates_.end(), Candidate{0.0F, token}, kById);
+    candidate = std::ranges::lower_bound(candidate, candidates_.end(), token, {}, &Candidate::token);
     if (candidate == candidates_.end()) return;
     if (candidate->token != token) continue;
     const float penalised = candidate->logit > 0.0F ? candidate->logit / options_.repetition_penalty
@@ -145,10 +142,7 @@ void Sampler::penalise(std::span<const int> recent) {
 
 /// Filters candidates_ and draws one of them.
 int Sampler::draw(double uniform) {
-  const auto largest = static_cast<double>(
-      std::max_element(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) {
-        return a.logit < b.logit;
-      })->logit);
+  const auto largest = static_cast<double>(std::ranges::max_element(candidates_, {}, &Candidate::logit)->logit);
   const auto temperature = static_cast<double>(options_.temperature);
   // Relative to the most probable token, whose weight is exactly 1 at any temperature.
   const auto weight = [&](const Candidate& c) {
@@ -164,7 +158,7 @@ int Sampler::draw(double uniform) {
       std::nth_element(candidates_.begin(), end - 1, candidates_.end(), kBefore);
     }
     candidates_.resize(top_k);
-    std::sort(candidates_.begin(), candidates_.end(), kById);
+    std::ranges::sort(candidates_, {}, &Candidate::token);
   }
 
   if (options_.top_p < 1.0F) {
@@ -185,7 +179,7 @@ int Sampler::draw(double uniform) {
       sum += weight(candidates_[kept++]);
     }
     candidates_.resize(kept);
-    std::sort(candidates_.begin(), candidates_.end(), kById);
+    std::ranges::sort(candidates_, {}, &Candidate::token);
   }
 
   if (options_.min_p > 0.0F) {

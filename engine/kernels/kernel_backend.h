@@ -38,9 +38,7 @@ class KernelsOn : public KernelBackend {
   explicit KernelsOn(Arguments... arguments) : backend_(arguments...) {}
 
   void run(const ExpProductScan& op) override {
-    with_type(op.type, [&](auto zero) {
-      using T = decltype(zero);
-      begin();
+    with_type(op.type, [&]<class T>(T) {
       exp_product_scan(backend_, kernels::ExpProductScan<T, Space>{
                                      .gamma = view<const T>(op.gamma, op.shape, op.gamma_strides),
                                      .y = view<T>(op.y, op.shape, op.y_strides),
@@ -51,9 +49,7 @@ class KernelsOn : public KernelBackend {
     });
   }
   void run(const LogSumExpScan& op) override {
-    with_type(op.type, [&](auto zero) {
-      using T = decltype(zero);
-      begin();
+    with_type(op.type, [&]<class T>(T) {
       logsumexp_scan(backend_, kernels::LogSumExpScan<T, Space>{.x = view<const T>(op.x, op.shape, op.x_strides),
                                                                 .y = view<T>(op.y, op.shape, op.y_strides),
                                                                 .carry_in = op.carry_in,
@@ -61,9 +57,7 @@ class KernelsOn : public KernelBackend {
     });
   }
   void run(const DecayScan& op) override {
-    with_type(op.type, [&](auto zero) {
-      using T = decltype(zero);
-      begin();
+    with_type(op.type, [&]<class T>(T) {
       decay_scan(backend_, kernels::DecayScan<T, Space>{.log_a = view<const T>(op.log_a, op.shape, op.log_a_strides),
                                                         .b = view<const T>(op.b, op.shape, op.b_strides),
                                                         .h = view<T>(op.h, op.shape, op.h_strides),
@@ -72,14 +66,11 @@ class KernelsOn : public KernelBackend {
     });
   }
   void run(const TokenLogprobs& op) override {
-    with_types(op.type, op.target_type, [&](auto zero, auto index) {
-      using T = decltype(zero);
-      using Index = decltype(index);
+    with_types(op.type, op.target_type, [&]<class T, class Index>(T, Index) {
       const kernels::TokenLogprobs<T, Index, Space> typed{
           .logits = rows<const T>(op.logits, op.rows, op.vocab, op.row_stride),
           .targets = static_cast<const Index*>(op.targets),
           .logprobs = op.logprobs};
-      begin();
       if constexpr (requires { token_logprobs_unchecked(backend_, typed); }) {
         if (!op.check_targets) return token_logprobs_unchecked(backend_, typed);
       }
@@ -87,10 +78,7 @@ class KernelsOn : public KernelBackend {
     });
   }
   void run(const TokenLogprobsBackward& op) override {
-    with_types(op.type, op.target_type, [&](auto zero, auto index) {
-      using T = decltype(zero);
-      using Index = decltype(index);
-      begin();
+    with_types(op.type, op.target_type, [&]<class T, class Index>(T, Index) {
       token_logprobs_backward(backend_, kernels::TokenLogprobsBackward<T, Index, Space>{
                                             .logits = rows<const T>(op.logits, op.rows, op.vocab, op.row_stride),
                                             .targets = static_cast<const Index*>(op.targets),
@@ -107,7 +95,8 @@ class KernelsOn : public KernelBackend {
 
  private:
   template <class F>
-  static void with_type(ElementType type, F&& f) {
+  void with_type(ElementType type, F&& f) {
+    begin();
     switch (type) {
       case ElementType::kF32:
         return f(float{});
@@ -118,14 +107,8 @@ class KernelsOn : public KernelBackend {
     }
   }
   template <class F>
-  static void with_types(ElementType type, IndexType index, F&& f) {
-    with_type(type, [&](auto zero) {
-      if (index == IndexType::kInt32) {
-        f(zero, std::int32_t{});
-      } else {
-        f(zero, std::int64_t{});
-      }
-    });
+  void with_types(ElementType type, IndexType index, F&& f) {
+    with_type(type, [&](auto zero) { index == IndexType::kInt32 ? f(zero, std::int32_t{}) : f(zero, std::int64_t{}); });
   }
 
   /// T is const or not as the argument was.

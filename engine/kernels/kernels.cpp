@@ -1,14 +1,11 @@
 // The public kernels: arguments are checked here once for every backend.
 #include "mmrec/kernels.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <initializer_list>
 #include <limits>
-#include <stdexcept>
 #include <utility>
 
 #include "engine/kernels/kernel_backend.h"
@@ -18,30 +15,27 @@
 namespace mmrec {
 namespace {
 
+using engine::require;
+
 constexpr int kMaxThreads = 256;
 
-[[noreturn]] void refuse(const char* op, const char* operand, const std::string& what) {
-  throw std::invalid_argument(fmt::format("{}: {}: {}", op, operand, what));
-}
-
 void check_size(const char* op, const char* name, std::int64_t size) {
-  if (size < 0) refuse(op, name, fmt::format("found {}, expected >= 0", size));
+  require(size >= 0, "{}: {}: found {}, expected >= 0", op, name, size);
 }
 
 void check_pointer(const char* op, const char* operand, const void* data) {
-  if (data == nullptr) refuse(op, operand, "found null, expected an address");
+  require(data != nullptr, "{}: {}: found null, expected an address", op, operand);
 }
 
 void check_type(const char* op, ElementType type) {
-  if (type != ElementType::kF32 && type != ElementType::kF16 && type != ElementType::kBF16) {
-    refuse(op, "type", fmt::format("found {}, expected an ElementType", static_cast<int>(type)));
-  }
+  require(type == ElementType::kF32 || type == ElementType::kF16 || type == ElementType::kBF16,
+          "{}: type: found {}, expected an ElementType", op, static_cast<int>(type));
 }
 
 /// The product of two counts >= 0, or nothing that fits.
 std::int64_t times(const char* op, const char* operand, std::int64_t a, std::int64_t b) {
   std::int64_t product = 0;
-  if (__builtin_mul_overflow(a, b, &product)) refuse(op, operand, "has more elements than 64 bits can count");
+  require(!__builtin_mul_overflow(a, b, &product), "{}: {}: has more elements than 64 bits can count", op, operand);
   return product;
 }
 
@@ -69,25 +63,26 @@ void check_sequence(const char* op, const SequenceShape& s, const Operand& check
   struct Axis {
     std::int64_t stride, count;
   };
+  const auto expect_reach = [&](bool holds) {
+    require(holds, "{}: {}: reaches beyond what 64 bits can address", op, operand);
+  };
   for (const std::int64_t stride : {strides.batch, strides.head}) {
-    if (stride < 0) refuse(op, operand, fmt::format("found a stride of {}, expected >= 0", stride));
+    require(stride >= 0, "{}: {}: found a stride of {}, expected >= 0", op, operand, stride);
   }
-  if (strides.time == std::numeric_limits<std::int64_t>::min()) {
-    refuse(op, operand, "reaches beyond what 64 bits can address");
-  }
+  expect_reach(strides.time != std::numeric_limits<std::int64_t>::min());
   std::array<Axis, 3> axes{{{strides.batch, s.batch}, {strides.head, s.heads}, {std::abs(strides.time), s.time}}};
   std::int64_t last = s.dim - 1;  // offset of the operand's last element in memory from its first
   for (const Axis& axis : axes) {
     const std::int64_t extent = times(op, operand, axis.stride, axis.count - 1);
-    if (__builtin_add_overflow(last, extent, &last)) refuse(op, operand, "reaches beyond what 64 bits can address");
+    expect_reach(!__builtin_add_overflow(last, extent, &last));
   }
   if (!is_written || (strides.batch == 0 && strides.head == 0 && strides.time == 0)) return;
-  std::sort(axes.begin(), axes.end(), [](const Axis& a, const Axis& b) { return a.stride < b.stride; });
+  std::ranges::sort(axes, {}, &Axis::stride);
   std::int64_t within = s.dim;  // elements that the axes so far span
   for (const Axis& axis : axes) {
     if (axis.count == 1) continue;
-    if (axis.stride < within)
-      refuse(op, operand, fmt::format("found a stride of {}, with which elements overlap", axis.stride));
+    require(axis.stride >= within, "{}: {}: found a stride of {}, with which elements overlap", op, operand,
+            axis.stride);
     within = axis.stride * (axis.count - 1) + within;
   }
 }
@@ -103,9 +98,8 @@ void check_scan(const char* name, const Op& op, std::initializer_list<Operand> o
 void check_rows(const char* op, const char* operand, const void* data, std::int64_t rows, std::int64_t cols,
                 std::int64_t stride) {
   check_pointer(op, operand, data);
-  if (stride != 0 && stride < cols) {
-    refuse(op, operand, fmt::format("found a row stride of {}, expected at least {}", stride, cols));
-  }
+  require(stride == 0 || stride >= cols, "{}: {}: found a row stride of {}, expected at least {}", op, operand, stride,
+          cols);
   (void)times(op, operand, rows, stride == 0 ? cols : stride);
 }
 
@@ -114,16 +108,15 @@ void check_logprobs(const char* name, const Op& op) {
   check_type(name, op.type);
   check_size(name, "rows", op.rows);
   check_size(name, "vocab", op.vocab);
-  if (op.target_type != IndexType::kInt32 && op.target_type != IndexType::kInt64) {
-    refuse(name, "target_type", fmt::format("found {}, expected an IndexType", static_cast<int>(op.target_type)));
-  }
+  require(op.target_type == IndexType::kInt32 || op.target_type == IndexType::kInt64,
+          "{}: target_type: found {}, expected an IndexType", name, static_cast<int>(op.target_type));
   if (op.rows == 0) return;
   check_rows(name, "logits", op.logits, op.rows, op.vocab, op.row_stride);
   check_pointer(name, "targets", op.targets);
 }
 
 std::unique_ptr<engine::KernelBackend> on_cpu(int threads) {
-  engine::require(threads >= 0, "kernel context: threads: found {}, expected >= 0", threads);
+  require(threads >= 0, "kernel context: threads: found {}, expected >= 0", threads);
   return std::make_unique<engine::KernelsOn<kernels::Cpu>>(std::min(threads, kMaxThreads));
 }
 

@@ -51,8 +51,7 @@ SecondOrder second_order(std::span<const float> sum, std::size_t n, const std::s
   SecondOrder found;
   found.order.resize(n);
   std::iota(found.order.begin(), found.order.end(), std::size_t{0});
-  std::stable_sort(found.order.begin(), found.order.end(),
-                   [&](std::size_t a, std::size_t b) { return sum[a * n + a] < sum[b * n + b]; });
+  std::ranges::stable_sort(found.order, {}, [&](std::size_t i) { return sum[i * n + i]; });
   double trace = 0.0;
   for (std::size_t i = 0; i < n; ++i) trace += static_cast<double>(sum[i * n + i]);
   const double damping = trace > 0.0 ? kDamping * trace / static_cast<double>(n) : 1.0;
@@ -92,7 +91,7 @@ void Calibration::observe(std::span<const kernels::Linear<kernels::Host>> jobs) 
     const auto* const begin = static_cast<const std::byte*>(job.weight.data);
     const auto* const end = begin + kernels::bytes_of(job.weight.format, job.weight.rows, job.weight.cols);
     const auto is_inside = [&](const auto& named) { return named.second >= begin && named.second < end; };
-    if (std::none_of(rows_.begin(), rows_.end(), is_inside)) continue;
+    if (std::ranges::none_of(rows_, is_inside)) continue;
     Sums& sums = sums_[begin];
     const auto cols = static_cast<std::size_t>(job.weight.cols);
     if (sums.end == nullptr) {
@@ -115,7 +114,7 @@ void Calibration::add_block(Sums& sums) {
   const kernels::Linear<kernels::Host> product{
       .x = block, .weight = {block.data, kernels::DType::kF32, sums.cols, kBlock}, .y = sum, .residual = sum};
   kernels::linear(cpu_, {&product, 1});
-  std::fill(sums.block.begin(), sums.block.end(), 0.0F);
+  std::ranges::fill(sums.block, 0.0F);
   sums.filled = 0;
 }
 

@@ -4,10 +4,10 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <stdexcept>
 #include <system_error>
 #include <utility>
 
+#include "engine/require.h"
 #include "mmrec/errors.h"
 #include "models/files/file.h"
 #include "models/files/interrupted.h"
@@ -48,10 +48,8 @@ OutputFolder::OutputFolder(std::filesystem::path path) : path_(std::move(path)) 
   std::error_code error;
   const std::filesystem::file_status status = std::filesystem::status(path_, error);
   const bool is_folder = std::filesystem::is_directory(status);
-  if (std::filesystem::exists(status) && !(is_folder && models::names_in(path_, 1).empty())) {
-    throw std::invalid_argument(fmt::format("{}: found {}, expected a new or an empty folder", path_.string(),
-                                            is_folder ? "files in it" : "a file"));
-  }
+  require(!std::filesystem::exists(status) || (is_folder && models::names_in(path_, 1).empty()),
+          "{}: found {}, expected a new or an empty folder", path_.string(), is_folder ? "files in it" : "a file");
   is_new_ = std::filesystem::create_directory(path_, error);
   if (error) throw WriteError(fmt::format("{}: cannot create the folder: {}", path_.string(), error.message()));
 }

@@ -54,7 +54,7 @@ bool bears_four_bits(std::string_view name) {
   const std::size_t block = name.rfind(kBlocks);
   if (block == std::string_view::npos) return false;
   const std::size_t dot = name.find('.', block + kBlocks.size());
-  return dot != std::string_view::npos && std::find(kNames.begin(), kNames.end(), name.substr(dot + 1)) != kNames.end();
+  return dot != std::string_view::npos && std::ranges::find(kNames, name.substr(dot + 1)) != kNames.end();
 }
 
 /// NAME of a matrix NAME.weight that can be quantised.
@@ -65,8 +65,8 @@ std::optional<std::string> matrix_name(const TensorInfo& tensor) {
 }
 
 bool is_kept(const std::string& name, const QuantizeOptions& options) {
-  return std::any_of(options.keep.begin(), options.keep.end(),
-                     [&](const std::string& pattern) { return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0; });
+  return std::ranges::any_of(
+      options.keep, [&](const std::string& pattern) { return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0; });
 }
 
 Scheme scheme_for(const std::string& name, std::int64_t cols, const QuantizeOptions& options) {
@@ -95,9 +95,8 @@ class Quantizer {
     std::vector<std::string> ignored;
     for (const TensorInfo& tensor : checkpoint_.tensors()) plan(tensor, ignored);
     config_ = models::with_quantization_config(config_, (from / models::kConfigFile).string(), groups(), ignored);
-    if (result_.matrices.empty()) {
-      throw std::runtime_error(fmt::format("{}: found no matrix NAME.weight to quantise", checkpoint_.path().string()));
-    }
+    engine::expect(!result_.matrices.empty(), "{}: found no matrix NAME.weight to quantise",
+                   checkpoint_.path().string());
     for (std::size_t i = 0; i < shards_.size(); ++i) {
       shards_[i].name =
           is_sharded() ? fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards_.size()) : models::kModelFile;
@@ -199,7 +198,7 @@ class Quantizer {
                                                 .is_float = matrix.type == QuantizedType::kFp8,
                                                 .group = matrix.group,
                                                 .modules = {}};
-      auto group = std::find_if(found.begin(), found.end(), [&](const models::QuantizationGroup& other) {
+      auto group = std::ranges::find_if(found, [&](const models::QuantizationGroup& other) {
         return other.bits == of_matrix.bits && other.is_float == of_matrix.is_float && other.group == of_matrix.group;
       });
       if (group == found.end()) group = found.insert(group, of_matrix);

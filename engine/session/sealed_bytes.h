@@ -41,20 +41,16 @@ class SealedWriter {
   /// `total_bytes`, with both ends, must come true.
   SealedWriter(const SealedFormat& format, std::uint64_t total_bytes);
 
-  void put(std::span<const std::byte> bytes) { append(bytes.data(), bytes.size()); }
+  void put(std::span<const std::byte> bytes) { out_.insert(out_.end(), bytes.begin(), bytes.end()); }
   template <class T>
   requires std::is_arithmetic_v<T>
-  void put(T value) { append(&value, sizeof value); }
+  void put(T value) { put(std::as_bytes(std::span(&value, 1))); }
   template <class T>
   requires std::is_arithmetic_v<T>
-  void put(const std::vector<T>& values) { append(values.data(), values.size() * sizeof(T)); }
+  void put(const std::vector<T>& values) { put(std::as_bytes(std::span(values))); }
   std::vector<std::byte> finish();
 
  private:
-  void append(const void* data, std::size_t bytes) {
-    const auto* p = static_cast<const std::byte*>(data);
-    out_.insert(out_.end(), p, p + bytes);
-  }
   std::vector<std::byte> out_;
 };
 

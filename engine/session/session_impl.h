@@ -1,14 +1,11 @@
 // What a session is made of: slots of an executor, and what the host knows of the sequences in them.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <span>
-#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -101,7 +98,7 @@ struct Session::Impl {
     engine::CallbackFault fault;
     if (call.on_progress) {
       work.progress = [&](std::span<const std::int64_t> rows_done) {
-        const std::int64_t done = *std::min_element(rows_done.begin(), rows_done.end());
+        const std::int64_t done = *std::ranges::min_element(rows_done);
         if (done == 0 || done == total) return true;
         return fault.guard([&] { return call.on_progress(done, total); });
       };
@@ -109,7 +106,7 @@ struct Session::Impl {
     has_logits = false;
     const models::Done result = executor().run(work, options);
     stats += result.stats;
-    const std::int64_t done = *std::max_element(result.rows.begin(), result.rows.end());
+    const std::int64_t done = *std::ranges::max_element(result.rows);
     // A call that was ended leaves its sequences at one position: those that lag behind catch up.
     for (std::size_t b = 0; b < batch(); ++b) {
       const std::int64_t has = result.rows[b];
@@ -117,12 +114,8 @@ struct Session::Impl {
       const std::size_t first = b * static_cast<std::size_t>(total) + static_cast<std::size_t>(has);
       const auto rest = static_cast<std::size_t>(done - has);
       const models::Run run{slots[static_cast<int>(b)], position + has, 0, done - has};
-      stats +=
-          executor()
-              .run(
-                  {tokens.subspan(first, rest), {&run, 1}, logprobs.empty() ? logprobs : logprobs.subspan(first, rest)},
-                  options)
-              .stats;
+      const auto rest_of = [&](auto all) { return all.empty() ? all : all.subspan(first, rest); };
+      stats += executor().run({rest_of(tokens), {&run, 1}, rest_of(logprobs)}, options).stats;
     }
     recent.push(tokens, static_cast<std::size_t>(total), static_cast<std::size_t>(done));
     position += done;
@@ -149,8 +142,7 @@ struct Session::Impl {
   }
 
   void check_one_each(std::size_t count, const char* what) const {
-    if (count == batch()) return;
-    throw std::invalid_argument(fmt::format("found {} {}, expected one per sequence: {}", count, what, batch()));
+    engine::require(count == batch(), "found {} {}, expected one per sequence: {}", count, what, batch());
   }
   void check_tokens(std::span<const int> tokens) const {
     engine::require(!tokens.empty() && tokens.size() % batch() == 0,

@@ -76,11 +76,10 @@ SavedSequence save_sequence(const Session& session, const SamplerOptions& sample
 
 void restore_sequence(Session& session, const SavedSequence& saved, const Tokenizer* tokenizer) {
   engine::require(session.batch() == 1, "restore_sequence: found a batch of {}, expected 1", session.batch());
-  if (tokenizer != nullptr && saved.tokenizer_fingerprint != 0 &&
-      saved.tokenizer_fingerprint != tokenizer->fingerprint()) {
-    throw std::runtime_error(
-        fmt::format("saved state: of another tokenizer: found fingerprint {:#018x}, expected {:#018x}",
-                    saved.tokenizer_fingerprint, tokenizer->fingerprint()));
+  if (tokenizer != nullptr && saved.tokenizer_fingerprint != 0) {
+    engine::expect(saved.tokenizer_fingerprint == tokenizer->fingerprint(),
+                   "saved state: of another tokenizer: found fingerprint {:#018x}, expected {:#018x}",
+                   saved.tokenizer_fingerprint, tokenizer->fingerprint());
   }
   try {
     session.restore(saved.state, saved.recent);
@@ -151,17 +150,13 @@ void write_state_file(const std::filesystem::path& path, const SavedSequence& sa
 SavedSequence read_state_file(const std::filesystem::path& path) {
   const models::File file = models::File::open(path);
   constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 41;  // twice what a model's state may take
-  if (file.size() < kLeastBytes || file.size() > kMostBytes) {
-    throw std::runtime_error(
-        fmt::format("{}: found {} bytes, expected {} to {}", path.string(), file.size(), kLeastBytes, kMostBytes));
-  }
+  engine::expect(file.size() >= kLeastBytes && file.size() <= kMostBytes, "{}: found {} bytes, expected {} to {}",
+                 path.string(), file.size(), kLeastBytes, kMostBytes);
   // What it is before memory is taken for all of it.
   std::byte start[8];
   file.read(0, start);
-  if (std::memcmp(start, kFormat.magic.data(), sizeof start) != 0) {
-    throw std::runtime_error(
-        fmt::format("{}: not a state file (its first 8 bytes are not \"mmrecSQ\\n\")", path.string()));
-  }
+  engine::expect(std::memcmp(start, kFormat.magic.data(), sizeof start) == 0,
+                 "{}: not a state file (its first 8 bytes are not \"mmrecSQ\\n\")", path.string());
   std::vector<std::byte> bytes(file.size());
   file.read(0, bytes);
   return decode_sequence(bytes, path.string());

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <variant>
 
+#include "engine/require.h"
 #include "engine/session/sealed_bytes.h"
 #include "models/files/checked.h"
 
@@ -40,9 +41,8 @@ Counts counts_of(const StateShape& shape, std::int64_t position) {
     total += elements * part.element_bytes();
     counts.elements.push_back(elements.overflowed() ? 0 : elements.value());
   }
-  if (!total.at_most(std::numeric_limits<std::ptrdiff_t>::max())) {
-    throw std::runtime_error("saved state: the shapes of this session exceed the address space");
-  }
+  expect(total.at_most(std::numeric_limits<std::ptrdiff_t>::max()),
+         "saved state: the shapes of this session exceed the address space");
   counts.total_bytes = total.value();
   return counts;
 }

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "models/files/utf8.h"
@@ -24,6 +25,14 @@ std::uint32_t u32_at(std::string_view blob, std::size_t at) {
   std::uint32_t value = 0;
   for (unsigned i = 0; i < 4; ++i) value |= std::uint32_t{static_cast<unsigned char>(blob[at + i])} << (8 * i);
   return value;
+}
+
+/// Throws std::runtime_error of the formatted text unless `holds`. `name` is the file's.
+template <class... Args>
+void check(bool holds, const std::string& name, fmt::format_string<Args...> text, Args&&... args) {
+  if (holds) return;
+  throw std::runtime_error(
+      fmt::format("{}: precompiled_charsmap: {}", name, fmt::format(text, std::forward<Args>(args)...)));
 }
 
 // The fields of a trie unit.
@@ -61,17 +70,12 @@ class Walk {
   static constexpr std::uint8_t kUnseen = 0xFF;
   static constexpr std::uint8_t kOnPath = 0xFE;
 
-  [[noreturn]] void fail(std::string_view what) const {
-    throw std::runtime_error(fmt::format("{}: precompiled_charsmap: {}", name_, what));
-  }
-
   std::uint32_t unit(std::uint32_t at) const { return u32_at(trie_, std::size_t{4} * at); }
 
   std::uint32_t base_after(std::uint32_t at) const {
     const std::uint32_t base = at ^ offset_of(unit(at));
-    if ((base | 0xFFU) >= seen_.size()) {
-      fail(fmt::format("unit {} leads to unit {}, expected less than {}", at, base | 0xFFU, seen_.size()));
-    }
+    check((base | 0xFFU) < seen_.size(), name_, "unit {} leads to unit {}, expected less than {}", at, base | 0xFFU,
+          seen_.size());
     return base;
   }
 
@@ -82,7 +86,7 @@ class Walk {
 
   void count(Frame& frame, unsigned matches) const {
     frame.matches = std::max(frame.matches, matches);
-    if (frame.matches > kMaxMatches) fail(fmt::format("more than {} rules begin one another", kMaxMatches));
+    check(frame.matches <= kMaxMatches, name_, "more than {} rules begin one another", kMaxMatches);
   }
 
   void visit(Frame& frame) {
@@ -92,20 +96,17 @@ class Walk {
     const std::uint32_t next = base_after(at);
     frame.pending = has_leaf(unit(at)) ? 1 : 0;
     if (frame.pending != 0) check_replacement(value_of(unit(next)));
-    if (seen_[next] == kOnPath) fail(fmt::format("units {} and {} form a cycle", at, next));
+    check(seen_[next] != kOnPath, name_, "units {} and {} form a cycle", at, next);
     if (seen_[next] == kUnseen) return enter(next);
     count(frame, seen_[next] + frame.pending);
   }
 
   void check_replacement(std::uint32_t value) const {
-    if (value >= replacements_.size()) {
-      fail(fmt::format("replacement at {}, expected less than {}", value, replacements_.size()));
-    }
-    if (models::is_continuation(replacements_[value]))
-      fail(fmt::format("the replacement at {} begins inside a character", value));
-    if (replacements_.substr(value, kMaxReplacementBytes + 1).find('\0') == std::string_view::npos) {
-      fail(fmt::format("the replacement at {} is longer than {} bytes", value, kMaxReplacementBytes));
-    }
+    check(value < replacements_.size(), name_, "replacement at {}, expected less than {}", value, replacements_.size());
+    check(!models::is_continuation(replacements_[value]), name_, "the replacement at {} begins inside a character",
+          value);
+    check(replacements_.substr(value, kMaxReplacementBytes + 1).find('\0') != std::string_view::npos, name_,
+          "the replacement at {} is longer than {} bytes", value, kMaxReplacementBytes);
   }
 
   std::string_view trie_;
@@ -128,21 +129,15 @@ Parts split(std::string_view blob) {
 
 void check_charsmap(std::string_view blob, const std::string& name) {
   if (blob.empty()) return;
-  const auto fail = [&](const std::string& what) {
-    throw std::runtime_error(fmt::format("{}: precompiled_charsmap: {}", name, what));
-  };
-  if (blob.size() <= 4 || blob.size() > kMaxBytes) {
-    fail(fmt::format("found {} bytes, expected 5..{}", blob.size(), kMaxBytes));
-  }
+  check(blob.size() > 4 && blob.size() <= kMaxBytes, name, "found {} bytes, expected 5..{}", blob.size(), kMaxBytes);
   const std::size_t trie_bytes = u32_at(blob, 0);
   // Darts makes tries in blocks of 256 units; it is what keeps b ^ c of a base inside the block.
-  if (trie_bytes == 0 || trie_bytes % 1024 != 0 || trie_bytes >= blob.size() - 4) {
-    fail(fmt::format("found a trie of {} bytes in {}, expected a positive multiple of 1024 with replacements after it",
-                     trie_bytes, blob.size()));
-  }
+  check(trie_bytes > 0 && trie_bytes % 1024 == 0 && trie_bytes < blob.size() - 4, name,
+        "found a trie of {} bytes in {}, expected a positive multiple of 1024 with replacements after it", trie_bytes,
+        blob.size());
   const auto [trie, replacements] = split(blob);
-  if (replacements.back() != '\0') fail("the replacements do not end with NUL");
-  if (!models::is_valid_utf8(replacements)) fail("the replacements are not valid UTF-8");
+  check(replacements.back() == '\0', name, "the replacements do not end with NUL");
+  check(models::is_valid_utf8(replacements), name, "the replacements are not valid UTF-8");
   Walk(trie, replacements, name).run();
 }
 

@@ -208,6 +208,9 @@ class Parser {
       if (piece.type == PieceType::kUnknown) {
         if (file_.unk_id >= 0) fail(i, fmt::format("a second unknown piece, the first is {}", file_.unk_id));
         file_.unk_id = static_cast<int>(i);
+      } else if (piece.type == PieceType::kControl) {
+        if (piece.text == bos_piece_) file_.bos_id = static_cast<int>(i);
+        if (piece.text == eos_piece_) file_.eos_id = static_cast<int>(i);
       } else if (piece.type == PieceType::kUserDefined) {
         user_defined.push_back(piece.text);
       } else if (piece.type == PieceType::kByte) {
@@ -223,12 +226,6 @@ class Parser {
     }
     check_user_defined(std::move(user_defined));
     check_charsmap(file_.charsmap, name_);
-    const auto control = [&](const std::string& text) {
-      const int id = file_.find(text);
-      return id >= 0 && file_.pieces[static_cast<std::size_t>(id)].type == PieceType::kControl ? id : -1;
-    };
-    file_.bos_id = control(bos_piece_);
-    file_.eos_id = control(eos_piece_);
   }
 
   /// Sorted, a symbol comes right after those that begin it.
@@ -236,7 +233,7 @@ class Parser {
     if (symbols.size() > kMaxUserDefined) {
       fail(fmt::format("found {} user-defined symbols, expected at most {}", symbols.size(), kMaxUserDefined));
     }
-    std::sort(symbols.begin(), symbols.end());
+    std::ranges::sort(symbols);
     std::vector<std::string_view> prefixes;
     for (const std::string_view symbol : symbols) {
       while (!prefixes.empty() && !symbol.starts_with(prefixes.back())) prefixes.pop_back();
@@ -280,11 +277,6 @@ class WireWriter {
 };
 
 }  // namespace
-
-int SentencePieceFile::find(std::string_view piece) const {
-  const auto at = std::find_if(pieces.begin(), pieces.end(), [&](const Piece& p) { return p.text == piece; });
-  return at == pieces.end() ? -1 : static_cast<int>(at - pieces.begin());
-}
 
 int byte_of_piece(std::string_view piece) {
   const auto digit = [](char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1; };

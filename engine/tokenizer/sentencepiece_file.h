@@ -50,9 +50,6 @@ struct SentencePieceFile {
   int unk_id = -1;
   int bos_id = -1;  // -1: none
   int eos_id = -1;  // -1: none
-
-  /// The piece's id; -1: none.
-  int find(std::string_view piece) const;
 };
 
 /// Value of the byte piece "<0xNN>"; -1 if `piece` is not of this form.

@@ -1,6 +1,5 @@
 // The model of a tokenizer.model. sentencepiece does the segmentation of a chunk of text; everything else is done here,
 // on the pieces: its own decoder loses spaces and splits characters, and ids out of range abort it.
-#include <fmt/format.h>
 #include <sentencepiece_processor.h>
 
 #include <array>
@@ -9,6 +8,7 @@
 #include <span>
 #include <stdexcept>
 
+#include "engine/require.h"
 #include "engine/tokenizer/charsmap.h"
 #include "engine/tokenizer/sentencepiece_file.h"
 #include "engine/tokenizer/tokenizer_config.h"
@@ -42,7 +42,7 @@ std::unique_ptr<SentencePieceProcessor> load_processor(const SentencePieceFile& 
   auto processor = std::make_unique<SentencePieceProcessor>();
   std::string fault = fault_of([&] { return processor->LoadFromSerializedProto(serialize(file, add_dummy_prefix)); });
   if (fault.empty() && processor->GetPieceSize() != static_cast<int>(file.pieces.size())) fault = "it lost pieces";
-  if (!fault.empty()) throw std::runtime_error(fmt::format("{}: sentencepiece refuses it: {}", name, fault));
+  expect(fault.empty(), "{}: sentencepiece refuses it: {}", name, fault);
   return processor;
 }
 
@@ -154,7 +154,7 @@ class SentencePieceModel final : public TokenizerModel {
       text = valid;
     }
     const std::string fault = fault_of([&] { return processor->Encode({text.data(), text.size()}, &chunk.ids); });
-    if (!fault.empty()) throw std::runtime_error(fmt::format("sentencepiece cannot encode the text: {}", fault));
+    expect(fault.empty(), "sentencepiece cannot encode the text: {}", fault);
     for (const int id : chunk.ids) at(id);
   }
 

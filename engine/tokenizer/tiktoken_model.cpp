@@ -1,12 +1,10 @@
 // The model of a tokenizer.tiktoken: the pattern of tokenizer_config.json cuts text into pieces, whose bytes are joined
 // by rank. Special tokens have ids of their own and never come of text.
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <stdexcept>
 #include <unordered_map>
 #include <utility>
 
+#include "engine/require.h"
 #include "engine/tokenizer/byte_pairs.h"
 #include "engine/tokenizer/rank_file.h"
 #include "engine/tokenizer/split_pattern.h"
@@ -61,23 +59,16 @@ void add_special_tokens(const TokenizerConfig& config, const std::string& name, 
   }
   for (const auto& [id, text] : config.special_tokens) {
     Token& token = model.tokens[static_cast<std::size_t>(id)];
-    if (!token.piece.empty()) {
-      throw std::runtime_error(
-          fmt::format("{}: found special token {} of id {}, expected another id: it is a rank of {}", config_name,
-                      quote(text), id, name));
-    }
-    if (const auto same = ids.find(text); same != ids.end()) {
-      throw std::runtime_error(
-          fmt::format("{}: found special token {} of id {}, expected another text: it is that of rank {} of {}",
-                      config_name, quote(text), id, same->second, name));
-    }
+    expect(token.piece.empty(), "{}: found special token {} of id {}, expected another id: it is a rank of {}",
+           config_name, quote(text), id, name);
+    const auto same = ids.find(text);
+    expect(same == ids.end(), "{}: found special token {} of id {}, expected another text: it is that of rank {} of {}",
+           config_name, quote(text), id, same == ids.end() ? 0 : same->second, name);
     token.piece = text;
   }
   for (std::size_t id = 0; id < ranks; ++id) {
-    if (model.tokens[id].piece.empty()) {
-      throw std::runtime_error(
-          fmt::format("{}: found no token of rank {}, expected ranks 0..{} each once", name, id, ranks - 1));
-    }
+    expect(!model.tokens[id].piece.empty(), "{}: found no token of rank {}, expected ranks 0..{} each once", name, id,
+           ranks - 1);
   }
 }
 
@@ -86,13 +77,9 @@ void add_special_tokens(const TokenizerConfig& config, const std::string& name, 
 std::unique_ptr<TokenizerModel> load_tiktoken(std::string_view ranks, const std::string& name, std::string_view config,
                                               const std::string& config_name) {
   const std::vector<std::string> tokens = RankReader(name).run(ranks);
-  if (config.empty()) {
-    throw std::runtime_error(fmt::format("{}: found no such file, expected the \"pattern\" of {}", config_name, name));
-  }
+  expect(!config.empty(), "{}: found no such file, expected the \"pattern\" of {}", config_name, name);
   const TokenizerConfig split = parse_tokenizer_config(config, config_name, true);
-  if (!split.pattern) {
-    throw std::runtime_error(fmt::format("{}: found no \"pattern\", expected that of {}", config_name, name));
-  }
+  expect(split.pattern.has_value(), "{}: found no \"pattern\", expected that of {}", config_name, name);
   auto model = std::make_unique<TiktokenModel>(tokens, SplitPattern(*split.pattern, config_name));
   add_special_tokens(split, name, config_name, *model);
   model->eos_id = model->find(kEndOfText);

@@ -40,10 +40,8 @@ const engine::Token& engine::TokenizerModel::at(int token) const {
 }
 
 int engine::TokenizerModel::find(std::string_view piece) const {
-  for (std::size_t i = 0; i < tokens.size(); ++i) {
-    if (tokens[i].piece == piece) return static_cast<int>(i);
-  }
-  return -1;
+  const auto found = std::ranges::find(tokens, piece, &Token::piece);
+  return found == tokens.end() ? -1 : static_cast<int>(found - tokens.begin());
 }
 
 Tokenizer::Tokenizer(std::shared_ptr<const engine::TokenizerModel> model) : model_(std::move(model)) {}
@@ -53,10 +51,8 @@ std::filesystem::path Tokenizer::file_of(const std::filesystem::path& folder) {
   auto tiktoken = folder / models::kTiktokenFile;
   std::error_code ignored;  // a path that cannot be examined fails when it is opened
   if (!std::filesystem::exists(tiktoken, ignored)) return sentencepiece;
-  if (std::filesystem::exists(sentencepiece, ignored)) {
-    throw std::runtime_error(
-        fmt::format("{}: found tokenizer.model and tokenizer.tiktoken, expected one of them", folder.string()));
-  }
+  engine::expect(!std::filesystem::exists(sentencepiece, ignored),
+                 "{}: found tokenizer.model and tokenizer.tiktoken, expected one of them", folder.string());
   return tiktoken;
 }
 
@@ -75,10 +71,8 @@ Tokenizer Tokenizer::load(const std::filesystem::path& path) {
 
 Tokenizer Tokenizer::from_bytes(std::string_view model, std::string_view config, const std::string& name) {
   const auto load = name.ends_with(".tiktoken") ? engine::load_tiktoken : engine::load_sentencepiece;
-  if (model.size() > engine::kMaxTokenizerBytes) {
-    throw std::runtime_error(
-        fmt::format("{}: found {} bytes, expected at most {}", name, model.size(), engine::kMaxTokenizerBytes));
-  }
+  engine::expect(model.size() <= engine::kMaxTokenizerBytes, "{}: found {} bytes, expected at most {}", name,
+                 model.size(), engine::kMaxTokenizerBytes);
   try {
     return Tokenizer(load(model, name, config, config_beside(name).string()));
   } catch (const std::runtime_error& error) {
@@ -199,7 +193,7 @@ void StreamDecoder::skip(std::span<const int> tokens) {
   if (is_cut) {
     pending_.clear();
     const auto has_text = [&](int token) { return is_known(token) && at(token).kind != Kind::kControl; };
-    at_start_ = at_start_ && std::none_of(tokens.begin(), tokens.end(), has_text);
+    at_start_ = at_start_ && std::ranges::none_of(tokens, has_text);
   }
   std::string dropped;
   for (const int token : tokens.subspan(begin)) {

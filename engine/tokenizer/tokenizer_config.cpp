@@ -4,9 +4,9 @@
 #include <fmt/format.h>
 
 #include <charconv>
-#include <stdexcept>
 #include <unordered_map>
 
+#include "engine/require.h"
 #include "models/files/file.h"
 #include "models/files/json.h"
 #include "models/files/text.h"
@@ -114,18 +114,14 @@ void apply(const TokenizerConfig& config, const std::string& config_name, const 
   const auto resolve = [&](const std::optional<std::string>& token, const char* key, int& id) {
     if (!token) return;
     id = token->empty() ? -1 : model.find(*token);
-    if (id < 0 && !token->empty()) {
-      throw std::runtime_error(
-          fmt::format("{}: {}: found {}, expected a piece of {}", config_name, key, quote(*token), name));
-    }
+    expect(id >= 0 || token->empty(), "{}: {}: found {}, expected a piece of {}", config_name, key, quote(*token),
+           name);
   };
   resolve(config.bos, "bos_token", model.bos_id);
   resolve(config.eos, "eos_token", model.eos_id);
   model.adds_bos = config.add_bos.value_or(model.bos_id >= 0);
-  if (model.adds_bos && model.bos_id < 0) {
-    throw std::runtime_error(
-        fmt::format("{}: add_bos_token: found true, expected false as there is no BOS", config_name));
-  }
+  expect(!model.adds_bos || model.bos_id >= 0, "{}: add_bos_token: found true, expected false as there is no BOS",
+         config_name);
 }
 
 }  // namespace mmrec::engine
