@@ -3,6 +3,7 @@
 // Code that needs no C++ is Python (engine/python/mmrec).
 #pragma once
 
+#include <fmt/format.h>
 #include <nanobind/nanobind.h>
 
 #include <atomic>
@@ -109,10 +110,16 @@ class SignalWatch {
   std::chrono::steady_clock::time_point next_ = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
 };
 
-/// Throws ValueError of "name: what". Needs no GIL.
-[[noreturn]] void refuse(std::string_view name, std::string_view what);
-/// Throws TypeError of "name: what". Needs no GIL.
-[[noreturn]] void refuse_type(std::string_view name, std::string_view what);
+/// Throws ValueError of "name: text", formatted. Needs no GIL.
+template <class... Args>
+[[noreturn]] void refuse(std::string_view name, fmt::format_string<Args...> text, Args&&... args) {
+  throw std::invalid_argument(fmt::format("{}: {}", name, fmt::format(text, std::forward<Args>(args)...)));
+}
+/// Throws TypeError likewise.
+template <class... Args>
+[[noreturn]] void refuse_type(std::string_view name, fmt::format_string<Args...> text, Args&&... args) {
+  throw nb::type_error(fmt::format("{}: {}", name, fmt::format(text, std::forward<Args>(args)...)).c_str());
+}
 
 /// Token ids and the shape in which they came.
 struct Tokens {

@@ -32,9 +32,7 @@ struct Loading {
         folder(model_path(path)) {
     if (const nb::object device = take(given, "device"); device.is_valid()) {
       const std::string_view name = text_of(device, "device");
-      if (!set_device(options, name)) {
-        refuse("device", "found '" + std::string(name) + "', expected auto, cpu, cuda or cuda:N");
-      }
+      if (!set_device(options, name)) refuse("device", "found '{}', expected auto, cpu, cuda or cuda:N", name);
     }
     if (const auto precision = take_choice(given, "precision", kPrecisionNames)) {
       options.precision = static_cast<Precision>(*precision);
@@ -123,13 +121,8 @@ Tokens tokens_for(const Session& session, nb::handle value, bool step) {
   const bool rows = shape.size() == 2 && shape[0] == batch && (!step || shape[1] == 1);
   const bool flat = shape.size() == 1 && (step ? shape[0] == batch : batch == 1);
   if (!rows && !flat) {
-    std::string found;
-    for (const std::size_t size : shape) found += (found.empty() ? "" : ", ") + std::to_string(size);
-    const std::string count = std::to_string(batch);
-    throw std::invalid_argument("tokens: found the shape [" + found + "], expected " +
-                                (step         ? "[" + count + "]"
-                                 : batch == 1 ? "[T] or [1, T]"
-                                              : "[" + count + ", T]"));
+    refuse("tokens", "found the shape [{}], expected {}[{}{}]", fmt::join(shape, ", "),
+           !step && batch == 1 ? "[T] or " : "", batch, step ? "" : ", T");
   }
   return tokens;
 }
@@ -260,8 +253,8 @@ void bind_model(nb::module_& m) {
       "path", [](const PyModel& self) { return python_path(self.path); }, "The folder it was loaded from.");
   type.def("__repr__", [](const PyModel& self) {
     const ModelInfo& info = self.model.info();
-    return "<mmrec.Model " + info.architecture + ", " + std::to_string(info.parameters) + " parameters, on " +
-           info.device_name + " in " + std::string(to_string(info.precision)) + ">";
+    return fmt::format("<mmrec.Model {}, {} parameters, on {} in {}>", info.architecture, info.parameters,
+                       info.device_name, to_string(info.precision));
   });
   type.def("__reduce__", reduce);
 }

@@ -105,13 +105,6 @@ inline std::string type_name(const nb::dlpack::dtype& type) {
   return (type.code < 7 ? codes[type.code] : "type ") + std::to_string(type.bits);
 }
 
-/// "[2, 3]".
-inline std::string shape_name(std::span<const std::int64_t> shape) {
-  std::string text = "[";
-  for (std::size_t i = 0; i < shape.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(shape[i]);
-  return text + "]";
-}
-
 /// From a tuple (address, shape, strides, DLPack's type code, bits, device type, device, whether it is read-only), or
 /// any array by DLPack. Throws TypeError for anything else, and std::invalid_argument for more dimensions than
 /// kMostDims and for read-only memory that is to be written.
@@ -121,7 +114,7 @@ inline Operand operand_of(nb::handle value, const char* name, Access access = Ac
   std::array<std::int64_t, kMostDims> shape{}, strides{};  // of a tuple
   bool is_read_only = false;
   const auto expect_dims = [name](std::size_t dims) {
-    if (dims > kMostDims) refuse(name, "found " + std::to_string(dims) + " dimensions, expected at most 4");
+    if (dims > kMostDims) refuse(name, "found {} dimensions, expected at most 4", dims);
     return static_cast<std::int32_t>(dims);
   };
   if (nb::isinstance<nb::tuple>(value)) {
@@ -153,8 +146,8 @@ inline Operand operand_of(nb::handle value, const char* name, Access access = Ac
     } else if (nb::try_cast(value, array)) {
       is_read_only = true;
     } else {
-      refuse_type(name, std::string("expected an array that speaks DLPack, found ") +
-                            nb::str(value.type().attr("__name__")).c_str());
+      refuse_type(name, "expected an array that speaks DLPack, found {}",
+                  nb::str(value.type().attr("__name__")).c_str());
     }
     tensor.data = const_cast<void*>(static_cast<const void*>(array.data()));
     tensor.device = {array.device_type(), array.device_id()};
@@ -182,22 +175,21 @@ inline ElementType element_type(const Operand& x, const char* name) {
     if (x.type.code == static_cast<std::uint8_t>(Code::Float) && x.type.bits == 16) return ElementType::kF16;
     if (x.type.code == static_cast<std::uint8_t>(Code::Bfloat) && x.type.bits == 16) return ElementType::kBF16;
   }
-  refuse_type(name, "found " + type_name(x.type) + ", expected float32, float16 or bfloat16");
+  refuse_type(name, "found {}, expected float32, float16 or bfloat16", type_name(x.type));
 }
 
 /// Throws std::invalid_argument if `x` is on another device than `first`.
 inline void expect_alike(const Operand& x, const char* name, const Operand& first, const char* first_name) {
   if (x.device_type != first.device_type || x.device != first.device) {
-    refuse(name, "is on another device than " + std::string(first_name));
+    refuse(name, "is on another device than {}", first_name);
   }
 }
 
 /// Throws std::invalid_argument for another shape; `whose` begins the expectation, such as "that of x, ".
 inline void expect_shape(const Operand& x, const char* name, std::span<const std::int64_t> shape,
                          const std::string& whose = "") {
-  if (!std::ranges::equal(x.sizes(), shape)) {
-    refuse(name, "found shape " + shape_name(x.sizes()) + ", expected " + whose + shape_name(shape));
-  }
+  if (std::ranges::equal(x.sizes(), shape)) return;
+  refuse(name, "found shape [{}], expected {}[{}]", fmt::join(x.sizes(), ", "), whose, fmt::join(shape, ", "));
 }
 
 /// Throws std::invalid_argument unless elements lie in row-major order without gaps.
@@ -221,8 +213,8 @@ inline void expect_apart(const Operand& out, const char* name, const Operand& in
     const std::int64_t apart = ((b.begin - a.begin) % pitch + pitch) % pitch;
     if (a.row <= apart && apart + b.row <= pitch) return;
   }
-  refuse(name, std::string("shares memory with ") + in_name + ", expected memory of its own" +
-                   (may_be_in ? std::string(" or exactly that of ") + in_name : ""));
+  refuse(name, "shares memory with {}, expected memory of its own{}", in_name,
+         may_be_in ? fmt::format(" or exactly that of {}", in_name) : "");
 }
 
 /// The memory of fp32 numbers, contiguous, of that shape, on the device of `like`; else throws like the functions
@@ -231,7 +223,7 @@ inline float* floats_of(const Operand& x, const char* name, const Operand& like,
                         std::span<const std::int64_t> shape) {
   expect_alike(x, name, like, like_name);
   if (element_type(x, name) != ElementType::kF32) {
-    refuse_type(name, "found " + type_name(x.type) + ", expected float32");
+    refuse_type(name, "found {}, expected float32", type_name(x.type));
   }
   expect_shape(x, name, shape);
   expect_contiguous(x, name);

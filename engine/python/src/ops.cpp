@@ -45,7 +45,7 @@ void run_where(const Operand& x, const char* name, std::uintptr_t stream, int th
     return;
   }
   if (x.device_type != nb::device::cuda::value) {
-    refuse(name, "lies on a device of DLPack's type " + std::to_string(x.device_type) + ", expected the CPU or CUDA");
+    refuse(name, "lies on a device of DLPack's type {}, expected the CPU or CUDA", x.device_type);
   }
   const NoGil released;
   StreamContext& on = stream_context(x.device, stream);
@@ -61,9 +61,7 @@ struct Sequence {
 
 /// [..., time, dim] of two to four dimensions as [batch, heads, time, dim]; backwards from its last step.
 Sequence sequence_of(const Operand& x, const char* name, bool backwards) {
-  if (x.dims < 2) {
-    refuse(name, "found " + std::to_string(x.dims) + " dimensions, expected [..., time, dim] of 2 to 4");
-  }
+  if (x.dims < 2) refuse(name, "found {} dimensions, expected [..., time, dim] of 2 to 4", x.dims);
   const auto time = static_cast<std::size_t>(x.dims - 2), dim = time + 1;
   Sequence s{.shape = {.batch = time > 0 ? x.shape[0] : 1,
                        .heads = time > 1 ? x.shape[1] : 1,
@@ -101,9 +99,9 @@ void scan(int kind_number, nb::handle x_value, nb::handle b_value, nb::handle ou
     Operand y = operand_of(value, name, access);
     expect_alike(y, name, x, x_name);
     if (element_type(y, name) != expected) {
-      refuse_type(name, "found " + type_name(y.type) + ", expected the type of " + x_name);
+      refuse_type(name, "found {}, expected the type of {}", type_name(y.type), x_name);
     }
-    expect_shape(y, name, x.sizes(), std::string("that of ") + x_name + ", ");
+    expect_shape(y, name, x.sizes(), fmt::format("that of {}, ", x_name));
     const Sequence sequence = sequence_of(y, name, backwards);
     return std::pair{std::move(y), sequence};
   };
@@ -184,7 +182,7 @@ IndexType targets_of(const Operand& targets, const Operand& logits) {
   expect_alike(targets, "targets", logits, "logits");
   if (targets.type.code != static_cast<std::uint8_t>(nb::dlpack::dtype_code::Int) ||
       (targets.type.bits != 32 && targets.type.bits != 64)) {
-    refuse_type("targets", "found " + type_name(targets.type) + ", expected int32 or int64");
+    refuse_type("targets", "found {}, expected int32 or int64", type_name(targets.type));
   }
   expect_shape(targets, "targets", logits.leading(), "that of the rows, ");
   expect_contiguous(targets, "targets");
@@ -230,8 +228,8 @@ void logprobs_backward(nb::handle grad_value, nb::handle logits_value, nb::handl
   auto op = op_on<TokenLogprobsBackward>(logits, targets);
   expect_alike(out, "out", logits, "logits");
   if (!std::ranges::equal(out.sizes(), logits.sizes()) || element_type(out, "out") != op.type) {
-    refuse("out",
-           "found " + type_name(out.type) + " " + shape_name(out.sizes()) + ", expected type and shape of logits");
+    refuse("out", "found {} [{}], expected type and shape of logits", type_name(out.type),
+           fmt::join(out.sizes(), ", "));
   }
   op.grad = floats_of(grad, "grad", logits, "logits", logits.leading());
   op.d_logits = out.data;

@@ -6,14 +6,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <limits>
 #include <type_traits>
 
 #include "engine/python/src/binding.h"
-
-using namespace std::string_literals;
 
 namespace mmrec::python {
 namespace {
@@ -54,16 +53,9 @@ std::shared_ptr<nb::object> take_callable(nb::dict& options, const char* name, C
 
 Busy::Busy(std::atomic<bool>& flag, const char* what) : flag_(flag) {
   if (flag_.exchange(true, std::memory_order_acquire)) {
-    throw std::logic_error(std::string(what) + " is in use, by another thread or by the call that this one is part of");
+    throw std::logic_error(
+        fmt::format("{} is in use, by another thread or by the call that this one is part of", what));
   }
-}
-
-void refuse(std::string_view name, std::string_view what) {
-  throw std::invalid_argument(std::string(name).append(": ").append(what));
-}
-
-void refuse_type(std::string_view name, std::string_view what) {
-  throw nb::type_error(std::string(name).append(": ").append(what).c_str());
 }
 
 Tokens tokens_of(nb::handle value, const char* what) {
@@ -80,7 +72,7 @@ Tokens tokens_of(nb::handle value, const char* what) {
     const std::string kind = nb::str(made.attr("dtype").attr("kind")).c_str();
     const bool empty = nb::cast<std::size_t>(made.attr("size")) == 0;
     if (kind != "i" && kind != "u" && !(empty && kind == "f")) {
-      refuse_type(what, "found "s + nb::str(made.attr("dtype").attr("name")).c_str() + ", expected integers");
+      refuse_type(what, "found {}, expected integers", nb::str(made.attr("dtype").attr("name")).c_str());
     }
     if (!empty && nb::cast<std::size_t>(made.attr("dtype").attr("itemsize")) >= sizeof(std::int32_t)) {
       const nb::object least = made.attr("min")();
@@ -98,7 +90,7 @@ Tokens tokens_of(nb::handle value, const char* what) {
 std::vector<int> row_of(nb::handle value, const char* what) {
   Tokens tokens = tokens_of(value, what);
   if (tokens.shape.size() != 1) {
-    refuse(what, "found " + std::to_string(tokens.shape.size()) + " dimensions, expected 1: the ids of one sequence");
+    refuse(what, "found {} dimensions, expected 1: the ids of one sequence", tokens.shape.size());
   }
   return std::move(tokens.ids);
 }
@@ -128,15 +120,14 @@ std::pair<nb::object, nb::object> arrays_of(std::span<const Sample> samples, con
 template <class T>
 T integer_of(nb::handle value, const char* what) {
   if (PyBool_Check(value.ptr()) || PyIndex_Check(value.ptr()) == 0) {
-    refuse_type(what, "found "s + nb::repr(value).c_str() + ", expected an integer");
+    refuse_type(what, "found {}, expected an integer", nb::repr(value).c_str());
   }
   const nb::object integer = nb::steal(PyNumber_Index(value.ptr()));
   if (!integer.is_valid()) nb::raise_python_error();
   T result{};
   if (!nb::try_cast(integer, result)) {
     using Limits = std::numeric_limits<T>;
-    refuse(what, "found "s + nb::repr(integer).c_str() + ", expected " + std::to_string(Limits::min()) + ".." +
-                     std::to_string(Limits::max()));
+    refuse(what, "found {}, expected {}..{}", nb::repr(integer).c_str(), Limits::min(), Limits::max());
   }
   return result;
 }
@@ -148,8 +139,7 @@ std::vector<std::byte> bytes_of(nb::handle value, const char* what) {
   Py_buffer view;
   if (PyObject_CheckBuffer(value.ptr()) == 0 || PyObject_GetBuffer(value.ptr(), &view, PyBUF_SIMPLE) != 0) {
     PyErr_Clear();
-    refuse_type(what,
-                "expected bytes, or a buffer of bytes side by side (found "s + nb::repr(value.type()).c_str() + ")");
+    refuse_type(what, "expected bytes, or a buffer of bytes side by side (found {})", nb::repr(value.type()).c_str());
   }
   const auto* data = static_cast<const std::byte*>(view.buf);
   const std::unique_ptr<Py_buffer, decltype(&PyBuffer_Release)> held(&view, PyBuffer_Release);
@@ -213,8 +203,7 @@ void take_into(nb::dict& options, const char* name, T& value) {
   if constexpr (std::is_integral_v<T> && !kIsBool) {
     value = integer_of<T>(given, name);
   } else if ((std::is_floating_point_v<T> && PyBool_Check(given.ptr())) || !nb::try_cast(given, value)) {
-    refuse_type(name, std::string("found ") + nb::repr(given).c_str() + ", expected " +
-                          (kIsBool ? "True or False" : "a number"));
+    refuse_type(name, "found {}, expected {}", nb::repr(given).c_str(), kIsBool ? "True or False" : "a number");
   }
 }
 template void take_into(nb::dict&, const char*, int&);
@@ -225,12 +214,10 @@ std::optional<std::size_t> take_choice(nb::dict& options, const char* name, std:
   const nb::object given = take(options, name);
   if (!given.is_valid()) return std::nullopt;
   const std::string_view found = text_of(given, name);
-  std::string expected;
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    if (found == names[i]) return i;
-    expected.append(i == 0 ? "" : i + 1 == names.size() ? " or " : ", ").append(names[i]);
+  if (const auto at = std::ranges::find(names, found); at != names.end()) {
+    return static_cast<std::size_t>(at - names.begin());
   }
-  refuse(name, "found '" + std::string(found) + "', expected " + expected);
+  refuse(name, "found '{}', expected {} or {}", found, fmt::join(names.first(names.size() - 1), ", "), names.back());
 }
 
 SessionOptions take_session_options(nb::dict& options) {
@@ -270,7 +257,7 @@ nb::object sampler_options() {
 void expect_no_more(const nb::dict& options, const char* call) {
   for (const auto [name, value] : options) {
     throw nb::type_error(
-        (std::string(call) + "() got an unexpected keyword argument '" + nb::str(name).c_str() + "'").c_str());
+        fmt::format("{}() got an unexpected keyword argument '{}'", call, nb::str(name).c_str()).c_str());
   }
 }
 
