@@ -153,10 +153,13 @@ def _run(
         done += 1
         print(f"mmrec: {done} of {len(left)} partitions, {time.monotonic() - start:.0f} s", file=sys.stderr)
 
-    if ray is None:
-        _cluster.run_here(functools.partial(work, {**options, "threads": args.cpus_per_worker}), left, on_done)
-    else:
+    if ray is not None:
         _run_on_ray(ray, args, work, options, left, on_done)
+    elif left:
+        work_here = work({**options, "threads": args.cpus_per_worker})
+        for partition in left:
+            work_here(partition)
+            on_done(partition)
     sums = [results.sums(partition) for partition in partitions]
     if refused := sum(part["refused"] for part in sums):
         print(f"mmrec: {refused} rows were refused", file=sys.stderr)
@@ -176,13 +179,10 @@ def _run_on_ray(
     )
     if args.device not in ("auto", "cpu", "cuda"):
         raise ValueError(f"--device: found {args.device}, expected auto, cpu or cuda, as Ray hands GPUs out")
-    cpus = args.cpus_per_worker or (1 if gpus else max(1, min(8, _least_cpus(ray))))
+    least_cpus = min((node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]), default=1)
+    cpus = args.cpus_per_worker or (1 if gpus else max(1, min(8, int(least_cpus))))
     make = functools.partial(work, {**options, "device": "cuda" if gpus else "cpu", "threads": 0 if gpus else cpus})
     _cluster.run_on_ray(ray, make, left, cpus, 1 if gpus else 0, on_done)
-
-
-def _least_cpus(ray: Any) -> int:
-    return int(min((node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]), default=1))
 
 
 def _identity(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]:

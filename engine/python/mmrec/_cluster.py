@@ -1,4 +1,4 @@
-"""Works on partitions in a pool of Ray Data's actors, or in this process.
+"""Works on partitions in a pool of Ray Data's actors.
 
 Ray restarts a worker that died and gives it its partition again, without end. So a worker counts in a ledger how often
 a partition was begun, and refuses one that was begun too often: a partition that kills its workers ends the run.
@@ -99,19 +99,6 @@ def _quiet() -> Iterator[None]:
         os.close(nothing)
 
 
-def run_here(
-    make: Callable[[], Work],
-    partitions: list[Partition],
-    on_done: Callable[[Partition], None],
-) -> None:
-    """Works on all partitions in this process."""
-    if partitions:
-        work = make()
-        for partition in partitions:
-            work(partition)
-            on_done(partition)
-
-
 def run_on_ray(
     ray: Any,
     make: Callable[[], Work],
@@ -124,8 +111,6 @@ def run_on_ray(
 
     Raises ClusterError for a partition over which workers died again and again, and the exception of the work itself.
     """
-    if not partitions:
-        return
     _configure(ray)
     node = ray.get_runtime_context().get_node_id()
     here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
