@@ -96,11 +96,11 @@ def logprobs(logits, targets, grad):
     return np.log(soft[hot].reshape(targets.shape)), grad[..., None] * (hot - soft)
 
 
-def expect_errors(error, cases, *arguments):
-    """Each of `cases`, a message and a call, raises `error` with that message."""
-    for message, call in cases:
+def expect_errors(*cases):
+    """Each of `cases` is an exception, its message and the call that raises it."""
+    for error, message, call in cases:
         with pytest.raises(error, match=message):
-            call(*arguments)
+            call()
 
 
 def at_once(count, work):

@@ -31,32 +31,12 @@ def test_malformed_files_and_states(tmp_path, model):
     assert session.position == 2
 
 
-NO_TOKENS = {
-    ValueError: [
-        [],
-        [1, 8192],
-        [-1],
-        [2**31],
-        [2**70],
-        [[1, 2], [3, 4]],
-        np.array([1 + 2**32]),
-        np.zeros((1, 2, 3), int),
-    ],
-    TypeError: [[1.5], "abc", None, [True], [None]],
-}
-
-
-@pytest.mark.parametrize("error, tokens", [(error, one) for error, values in NO_TOKENS.items() for one in values])
-def test_tokens(model, tokens, error):
-    session = begun(model, [1])
-    with pytest.raises(error):
-        session.prefill(tokens)
-    assert session.position == 1
-
-
-def test_options(model, tokenizer):
+def test_arguments(model, tokenizer):
     generator, scorer, session = mmrec.Generator(model, tokenizer, slots=1), mmrec.Scorer(model), begun(model, [1])
+    no_ids = [[], [1, 8192], [-1], [2**31], [2**70], [[1, 2], [3, 4]], np.array([1 + 2**32]), np.zeros((1, 2, 3), int)]
     for call, error in [
+        *((lambda ids=ids: session.prefill(ids), ValueError) for ids in no_ids),
+        *((lambda ids=ids: session.prefill(ids), TypeError) for ids in ([1.5], "abc", None, [True], [None])),
         (lambda: model.new_session(0), ValueError),
         (lambda: model.new_session(True), TypeError),
         (lambda: model.new_session(2**40), ValueError),
@@ -121,6 +101,7 @@ def test_options(model, tokenizer):
     ]:
         with pytest.raises(error):
             call()
+        assert session.position == 1
 
 
 def test_what_callbacks_raise_ends_the_call_and_is_raised(model, tokenizer):

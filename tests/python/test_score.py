@@ -72,7 +72,9 @@ def test_a_blank_line_may_be_long(tmp_path):
 
 def test_figures_are_those_of_the_scorer(corpus, model, tokenizer, tmp_path, capsys):
     assert run(score, corpus, "-o", tmp_path / "out", "--partition-mib", "0.0005", "--logprobs") == 0
-    found = json.loads(capsys.readouterr().out)
+    told = capsys.readouterr()
+    assert told.err.count(" partitions, ") == len(list((tmp_path / "out").glob("part-*.jsonl"))) > 1
+    found = json.loads(told.out)
     scores, summary = summary_of(model, tokenizer, TEXTS)
     for name in ("docs", "tokens", "bytes", "words"):
         assert found[name] == getattr(summary, name)
@@ -121,17 +123,6 @@ def test_faults_are_a_line_and_an_exit_code(corpus, tmp_path, capsys):
     assert not list(tmp_path.glob("?/part-*")) and not list(tmp_path.glob("?/.*"))
 
 
-def test_parquet(tmp_path, capsys):
-    parquet = pytest.importorskip("pyarrow.parquet")
-    import pyarrow
-
-    parquet.write_table(pyarrow.table({"text": TEXTS}), tmp_path / "corpus.parquet", row_group_size=7)
-    assert run(score, tmp_path / "corpus.parquet", "-o", tmp_path / "out", "--partition-mib", "0.0001") == 0
-    found = records(tmp_path / "out")
-    assert len(list((tmp_path / "out").glob("part-*.jsonl"))) == 5
-    assert {int(record["name"].rsplit("@")[-1]) for record in found} == set(range(len(TEXTS)))
-
-
 def test_figures_do_not_depend_on_the_format(tmp_path, capsys):
     """Empty and blank texts are documents in each of them, and each row's id is kept."""
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -139,13 +130,16 @@ def test_figures_do_not_depend_on_the_format(tmp_path, capsys):
 
     rows = [{"id": 2**63 - 1 - i, "text": text} for i, text in enumerate(["", " \n", *TEXTS[:5], "\t"])]
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "corpus.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "corpus.parquet", row_group_size=3)
     reports = []
-    for name in ("corpus.jsonl", "corpus.parquet"):
-        assert run(score, tmp_path / name, "-o", tmp_path / f"{name}.out") == 0
-        reports.append(capsys.readouterr().out)
-        assert [record["id"] for record in records(tmp_path / f"{name}.out")] == [row["id"] for row in rows]
-    assert reports[0] == reports[1] and json.loads(reports[0])["docs"] == len(rows)
+    for name, size in (("corpus.jsonl", "1"), ("corpus.parquet", "1"), ("corpus.parquet", "0.0001")):
+        out = tmp_path / f"{name}.{size}"
+        assert run(score, tmp_path / name, "-o", out, "--partition-mib", size) == 0
+        reports.append(json.loads(capsys.readouterr().out))
+        assert len(list(out.glob("part-*.jsonl"))) == (1 if size == "1" else 3)
+        assert sorted(record["id"] for record in records(out)) == sorted(row["id"] for row in rows)
+    assert reports[0] == reports[1] == pytest.approx(reports[2], rel=1e-6) and reports[0]["docs"] == len(rows)
+    assert {int(record["name"].rsplit("@")[-1]) for record in records(out)} == set(range(len(rows)))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"tokens": "1"}', '{"tokens": NaN}', '{"\\u001b[2J": "x"}'])
@@ -221,12 +215,6 @@ def test_a_bad_row_does_what_the_run_says(module, tmp_path, capsys):
     assert records(tmp_path / "record")[3]["id"] == "c"
     kept = [record for record in records(tmp_path / "record") if "error" not in record]
     assert kept == records(tmp_path / "skip")
-
-
-def test_one_process_says_how_far_it_is(corpus, tmp_path, capsys):
-    assert run(score, corpus, "-o", tmp_path / "out", "--partition-mib", "0.0005") == 0
-    lines = [line for line in capsys.readouterr().err.splitlines() if "partitions," in line]
-    assert len(lines) == len(list((tmp_path / "out").glob("part-*.jsonl"))) > 1
 
 
 def test_a_file_name_may_be_no_text(tmp_path, capsys):

@@ -1,7 +1,6 @@
-"""mmrec.torch: the kernels as PyTorch operators. Values and gradients against float64 of PyTorch's own operators,
-gradients also against finite differences; torch.compile and opcheck."""
+"""mmrec.torch: the kernels as PyTorch operators. Values and gradients against float64 of PyTorch's own operators;
+torch.compile and opcheck."""
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -27,55 +26,23 @@ CASES = {name: (getattr(mt, name), PLAIN[name], ranges) for name, ranges in RANG
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("shape", [(1, 1), (9, 4), (2, 40, 16), (2, 3, 33, 8)])
-def test_values_and_gradients_of_scans(device, name, reverse, shape):
+@pytest.mark.parametrize("dtype,bound", [(torch.float32, 1e-4), (torch.float16, 4e-3), (torch.bfloat16, 3e-2)])
+def test_values_and_gradients_of_scans(device, name, reverse, shape, dtype, bound):
     ours, plain, ranges = CASES[name]
-    inputs = [numbers(shape, low, high, 10 + i, device).requires_grad_() for i, (low, high) in enumerate(ranges)]
-    carry = numbers(shape[:-2] + shape[-1:], -1.0, 1.0, 3, device).requires_grad_()
-    wide = [x.detach().double().requires_grad_() for x in [*inputs, carry]]
-    y, last = ours(*inputs, carry, reverse=reverse, return_carry=True)
+    inputs = [numbers(shape, low, high, 10 + i, device, dtype) for i, (low, high) in enumerate(ranges)]
+    inputs = [x.requires_grad_() for x in [*inputs, numbers(shape[:-2] + shape[-1:], -1.0, 1.0, 3, device)]]
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    y, last = ours(*inputs, reverse=reverse, return_carry=True)
     want, want_last = plain(*wide, reverse)
-    torch.testing.assert_close(y.double(), want, rtol=3e-5, atol=3e-5)
+    torch.testing.assert_close(y.double(), want, rtol=bound / 3, atol=bound / 3)
     torch.testing.assert_close(last.double(), want_last, rtol=3e-5, atol=3e-5)
-    g, g_last = numbers(shape, -1.0, 1.0, 4, device), numbers(last.shape, -1.0, 1.0, 5, device)
-    got = torch.autograd.grad((y, last), [*inputs, carry], (g, g_last))
+    g, g_last = numbers(shape, -1.0, 1.0, 4, device, dtype), numbers(last.shape, -1.0, 1.0, 5, device)
+    got = torch.autograd.grad((y, last), inputs, (g, g_last))
     expected = torch.autograd.grad((want, want_last), wide, (g.double(), g_last.double()))
-    for mine, theirs in zip(got, expected):
+    for x, mine, theirs in zip(inputs, got, expected):
+        assert mine.dtype == x.dtype
         scale = theirs.abs().max().item() + 1e-6
-        torch.testing.assert_close(mine.double(), theirs, rtol=0, atol=1e-4 * scale)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype,bound", [(torch.float16, 4e-3), (torch.bfloat16, 3e-2)])
-def test_gradients_in_16_bits(device, dtype, bound):
-    log_a = numbers((2, 64, 32), -0.5, 0.0, 1, device, dtype).requires_grad_()
-    b = numbers((2, 64, 32), -1.0, 1.0, 2, device, dtype).requires_grad_()
-    wide = [x.detach().double().requires_grad_() for x in (log_a, b)]
-    h = mt.decay_scan(log_a, b)
-    want = PLAIN["decay_scan"](*wide, torch.zeros(2, 32, dtype=torch.double, device=device), False)[0]
-    g = numbers((2, 64, 32), -1.0, 1.0, 3, device, dtype)
-    for mine, theirs in zip(torch.autograd.grad(h, (log_a, b), g), torch.autograd.grad(want, wide, g.double())):
-        assert mine.dtype == dtype
-        torch.testing.assert_close(mine.double(), theirs, rtol=0, atol=bound * theirs.abs().max().item())
-
-
-def test_gradients_against_finite_differences():
-    """Central differences in float64 of the recurrence itself, at single entries."""
-    rng = np.random.default_rng(1)
-    log_a, b, g = rng.uniform(-0.5, 0.1, (3, 12, 4)), rng.uniform(-1, 1, (3, 12, 4)), rng.uniform(-1, 1, (3, 12, 4))
-
-    def loss(log_a, b):
-        return (references(np)["decay_scan"](log_a, b, np.zeros((3, 4)), False)[0] * g).sum()
-
-    x = torch.tensor(log_a, dtype=torch.float32, requires_grad=True)
-    y = torch.tensor(b, dtype=torch.float32, requires_grad=True)
-    (mt.decay_scan(x, y) * torch.tensor(g, dtype=torch.float32)).sum().backward()
-    for index in np.ndindex(3, 12, 4):
-        step = np.zeros_like(log_a)
-        step[index] = 1e-5
-        by_log_a = (loss(log_a + step, b) - loss(log_a - step, b)) / 2e-5
-        by_b = (loss(log_a, b + step) - loss(log_a, b - step)) / 2e-5
-        assert abs(x.grad[index].item() - by_log_a) < 2e-5 * max(1.0, abs(by_log_a))
-        assert abs(y.grad[index].item() - by_b) < 2e-5 * max(1.0, abs(by_b))
+        torch.testing.assert_close(mine.double(), theirs, rtol=0, atol=bound * scale)
 
 
 def plain_logprobs(logits, targets):
