@@ -10,6 +10,7 @@ import pathlib
 import signal
 import struct
 import subprocess
+import sys
 import threading
 import time
 
@@ -54,6 +55,12 @@ def summary_of(model, tokenizer, texts):
     for text, score in zip(texts, scores):
         sums.add(score, len(text.encode()), mmrec.count_words(text))
     return scores, sums.summary()
+
+
+def python(*arguments, cwd=None, **environment):
+    """Runs Python, with more in its environment."""
+    command, environment = [sys.executable, *map(str, arguments)], {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=cwd, env=environment)
 
 
 def ppl_records(programs, rows, *options):

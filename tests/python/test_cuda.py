@@ -7,8 +7,6 @@ import asyncio
 import ctypes
 import json
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ import pytest
 import mmrec
 from mmrec import ops
 
-from conftest import FIXTURES, begun, logprobs, records, references
+from conftest import FIXTURES, begun, logprobs, python, records, references
 
 CUDA = 2  # as DLPack numbers devices
 
@@ -55,19 +53,13 @@ def words():
     return mmrec.Tokenizer.load(PATH)
 
 
-def run(code, **environment):
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, env={**os.environ, **environment}
-    )
-
-
 def test_the_cpu_loads_no_library_of_cuda():
     code = """
 import mmrec
 mmrec.Scorer(mmrec.Model.load(device="cpu")).score([[1, 2, 3]])
 print([line for line in open("/proc/self/maps") if "libcuda" in line or "libcublas" in line or "libnv" in line])
 """
-    done = run(code)
+    done = python("-c", code)
     assert done.stdout == "[]\n", done.stdout + done.stderr
 
 
@@ -135,9 +127,9 @@ def test_all_gpus_score_what_one_scores(words):
 
 def score_corpus(corpus, folder, *options):
     """The log-probs and devices of mmrec.score's records, by name."""
-    command = [sys.executable, "-m", "mmrec.score", corpus, "-o", folder, "-m", PATH or mmrec.bundled_model()]
-    command += ["--precision", "fp32", "--logprobs", "--partition-mib", "0.0005", *options]
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=600)
+    model = ["-m", PATH or mmrec.bundled_model(), "--precision", "fp32"]
+    options = [*model, "--logprobs", "--partition-mib", "0.0005", *options]
+    done = python("-m", "mmrec.score", corpus, "-o", folder, *options)
     assert done.returncode == 0, done.stderr
     written = records(folder)
     found = {record["name"]: (record["logprobs"], record["device"]) for record in written}
@@ -274,5 +266,5 @@ try:
 except (mmrec.DeviceUnavailable, mmrec.CudaError):
     print("refused")
 """
-    done = run(code, **environment)
+    done = python("-c", code, **environment)
     assert done.returncode == 0 and done.stdout == "CudaError\nCudaError\nrefused\n", done.stdout + done.stderr

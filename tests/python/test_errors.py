@@ -1,14 +1,13 @@
 """Errors are the exceptions that Python's users expect, and leave things as they were."""
 
 import errno
-import subprocess
-import sys
+import functools
 
 import numpy as np
 import pytest
 
 import mmrec
-from conftest import begun
+from conftest import begun, python
 
 
 def test_files_that_cannot_be_read(tmp_path):
@@ -32,76 +31,70 @@ def test_malformed_files_and_states(tmp_path, model):
 
 
 def test_arguments(model, tokenizer):
-    generator, scorer, session = mmrec.Generator(model, tokenizer, slots=1), mmrec.Scorer(model), begun(model, [1])
+    session, scorer, generator = begun(model, [1]), mmrec.Scorer(model), mmrec.Generator(model, tokenizer, slots=1)
+    new, fresh, load = model.new_session, model.new_session(), functools.partial(mmrec.Model.load, device="cpu")
+    draw, generate = session.draw, functools.partial(session.generate, tokenizer)
+    text, generators = (
+        functools.partial(mmrec.generate, "Once", model),
+        functools.partial(mmrec.Generator, model, tokenizer),
+    )
+    scorers, submit, batch = functools.partial(mmrec.Scorer, model), generator.submit, tokenizer.encode_batch
     no_ids = [[], [1, 8192], [-1], [2**31], [2**70], [[1, 2], [3, 4]], np.array([1 + 2**32]), np.zeros((1, 2, 3), int)]
-    for call, error in [
-        *((lambda ids=ids: session.prefill(ids), ValueError) for ids in no_ids),
-        *((lambda ids=ids: session.prefill(ids), TypeError) for ids in ([1.5], "abc", None, [True], [None])),
-        (lambda: model.new_session(0), ValueError),
-        (lambda: model.new_session(True), TypeError),
-        (lambda: model.new_session(2**40), ValueError),
-        (lambda: model.new_session(threads=True), TypeError),
-        (lambda: model.new_session(sweep_tolerance=True), TypeError),
-        (lambda: mmrec.Model.load(device="cpu", threads=True), TypeError),
-        (lambda: mmrec.Model.load(device="cpu", allow_nonfinite=1), TypeError),
-        (lambda: mmrec.Model.load(device="cpu", bank=1), TypeError),
-        (lambda: session.generate(tokenizer, max_tokens=True), TypeError),
-        (lambda: session.generate(tokenizer, max_tokens=3.0), TypeError),
-        (lambda: session.generate(tokenizer, temperature=False), TypeError),
-        (lambda: session.generate(tokenizer, logprobs=1), TypeError),
-        (lambda: session.generate(tokenizer, top_k=2**31), ValueError),
-        (lambda: session.draw(True), TypeError),
-        (lambda: session.draw(-1), ValueError),
-        (lambda: session.recent_tokens(False), TypeError),
-        (lambda: session.restore("state"), TypeError),
-        (lambda: session.restore(memoryview(b"state" * 8)[::2]), TypeError),
-        (lambda: session.restore(3), TypeError),
-        (lambda: generator.generate("Once"), TypeError),
-        (lambda: generator.generate(b"Once"), TypeError),
-        (lambda: generator.as_completed("Once"), TypeError),
-        (lambda: generator.submit("Once", state="state"), TypeError),
-        (lambda: generator.cancel(True), TypeError),
-        (lambda: mmrec.Generator(model, tokenizer, slots=True), TypeError),
-        (lambda: mmrec.Generator(model, tokenizer, memory_bytes=-1), ValueError),
-        (lambda: mmrec.Scorer(model, batch=True), TypeError),
-        (lambda: scorer.score("Once"), TypeError),
-        (lambda: scorer.score_stream("Once"), TypeError),
-        (lambda: tokenizer.encode_stream("Once"), TypeError),
-        (lambda: tokenizer.encode_batch(["Once"], threads=True), TypeError),
-        (lambda: tokenizer.piece(True), TypeError),
-        (lambda: mmrec.StreamDecoder(tokenizer).push(True), TypeError),
-        (lambda: model.new_session(prefill="fast"), ValueError),
-        (lambda: model.new_session(1, tempo=1), TypeError),
-        (lambda: model.new_session(threads="two"), TypeError),
-        (lambda: model.new_session().logits(), ValueError),
-        (lambda: model.new_session().recent_tokens(1), ValueError),
-        (lambda: model.new_session().generate(tokenizer), ValueError),
-        (lambda: mmrec.generate("Once", model, top_p=2), ValueError),
-        (lambda: mmrec.generate("Once", model, top_x=2), TypeError),
-        (lambda: mmrec.generate("Once", model, stop=""), ValueError),
-        (lambda: mmrec.Model.load(device="gpu"), ValueError),
-        (lambda: mmrec.Model.load(device="cuda:"), ValueError),
-        (lambda: mmrec.Model.load(device="cpu", precision="fp8"), ValueError),
-        (lambda: mmrec.Model.load(device="cpu", expert="text"), ValueError),
-        (lambda: mmrec.Scorer([]), ValueError),
-        (lambda: mmrec.Scorer(model, batch=-1), ValueError),
-        (lambda: mmrec.Scorer(model).score([[1, 2], [3, 99999]]), ValueError),
-        (lambda: mmrec.Scorer(model).score(3), TypeError),
-        (lambda: mmrec.Generator(model, tokenizer, slots=-1), ValueError),
-        (lambda: mmrec.Generator(model, tokenizer, slots=1).submit([]), ValueError),
-        (lambda: mmrec.Generator(model, tokenizer, slots=1).submit([1], start=model), TypeError),
-        (lambda: tokenizer.decode([8192]), IndexError),
-        (lambda: tokenizer.piece(-1), IndexError),
-        (lambda: tokenizer.encode(3), TypeError),
-        (lambda: tokenizer.encode_batch("text"), TypeError),
-        (lambda: tokenizer.encode_batch(["text", 3]), TypeError),
-        (lambda: tokenizer.encode_batch(["text"], threads=-1), ValueError),
-        (lambda: list(tokenizer.encode_stream([None])), TypeError),
-        (lambda: tokenizer.encode("\ud800"), UnicodeEncodeError),
+    for error, call, *wrong in [
+        (ValueError, session.prefill, *({"tokens": ids} for ids in no_ids)),
+        (TypeError, session.prefill, *({"tokens": ids} for ids in ([1.5], "abc", None, [True], [None]))),
+        (ValueError, new, {"batch": 0}, {"batch": 2**40}, {"prefill": "fast"}),
+        (
+            TypeError,
+            new,
+            {"batch": True},
+            {"threads": True},
+            {"threads": "two"},
+            {"sweep_tolerance": True},
+            {"tempo": 1},
+        ),
+        (ValueError, load, {"device": "gpu"}, {"device": "cuda:"}, {"precision": "fp8"}, {"expert": "text"}),
+        (TypeError, load, {"threads": True}, {"allow_nonfinite": 1}, {"bank": 1}),
+        (ValueError, generate, {"top_k": 2**31}),
+        (TypeError, generate, {"max_tokens": True}, {"max_tokens": 3.0}, {"temperature": False}, {"logprobs": 1}),
+        (ValueError, text, {"top_p": 2}, {"stop": ""}),
+        (TypeError, text, {"top_x": 2}),
+        (ValueError, draw, {"step": -1}),
+        (TypeError, draw, {"step": True}),
+        (ValueError, fresh.logits, {}),
+        (ValueError, fresh.recent_tokens, {"sequence": 1}),
+        (ValueError, fresh.generate, {"tokenizer": tokenizer}),
+        (TypeError, session.recent_tokens, {"sequence": False}),
+        (TypeError, session.restore, {"state": "state"}, {"state": memoryview(b"state" * 8)[::2]}, {"state": 3}),
+        (ValueError, generators, {"slots": -1}, {"memory_bytes": -1}),
+        (TypeError, generators, {"slots": True}),
+        (TypeError, generator.generate, {"prompts": "Once"}, {"prompts": b"Once"}),
+        (TypeError, generator.as_completed, {"prompts": "Once"}),
+        (ValueError, submit, {"prompt": []}),
+        (TypeError, submit, {"prompt": "Once", "state": "state"}, {"prompt": [1], "start": model}),
+        (TypeError, generator.cancel, {"id": True}),
+        (ValueError, mmrec.Scorer, {"models": []}),
+        (ValueError, scorers, {"batch": -1}),
+        (TypeError, scorers, {"batch": True}),
+        (ValueError, scorer.score, {"documents": [[1, 2], [3, 99999]]}),
+        (TypeError, scorer.score, {"documents": "Once"}, {"documents": 3}),
+        (TypeError, scorer.score_stream, {"documents": "Once"}),
+        (TypeError, tokenizer.encode, {"text": 3}),
+        (UnicodeEncodeError, tokenizer.encode, {"text": "\ud800"}),
+        (ValueError, batch, {"texts": ["text"], "threads": -1}),
+        (TypeError, batch, {"texts": "text"}, {"texts": ["text", 3]}, {"texts": ["Once"], "threads": True}),
+        (TypeError, tokenizer.encode_stream, {"texts": "Once"}),
+        (TypeError, lambda texts: list(tokenizer.encode_stream(texts)), {"texts": [None]}),
+        (IndexError, tokenizer.decode, {"tokens": [8192]}),
+        (IndexError, tokenizer.piece, {"token": -1}),
+        (TypeError, tokenizer.piece, {"token": True}),
+        (TypeError, mmrec.StreamDecoder(tokenizer).push, {"token": True}),
     ]:
-        with pytest.raises(error):
-            call()
-        assert session.position == 1
+        for arguments in wrong:
+            with pytest.raises(error):
+                call(**arguments)
+                pytest.fail(f"{call} takes {arguments}")
+    assert session.position == 1
 
 
 def test_what_callbacks_raise_ends_the_call_and_is_raised(model, tokenizer):
@@ -141,7 +134,7 @@ interpreters.run_string(interpreters.create(), refused)
 import mmrec
 print(mmrec.generate("Once", max_tokens=1) != "")
 """
-    run = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60)
+    run = python("-W", "ignore", "-c", code)
     first, _, rest = run.stdout.partition("\n")
     assert "interpreter" in first and rest == "True\n" and run.returncode == 0, run.stdout + run.stderr
 

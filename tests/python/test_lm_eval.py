@@ -2,11 +2,8 @@
 
 import json
 import math
-import os
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -14,7 +11,7 @@ import pytest
 pytest.importorskip("lm_eval")
 
 import mmrec  # noqa: E402
-from conftest import begun, ppl_records, summary_of  # noqa: E402
+from conftest import begun, ppl_records, python, summary_of  # noqa: E402
 from mmrec import _mmrec, lm_eval as plugin  # noqa: E402
 
 TEXTS = [
@@ -50,11 +47,13 @@ def expected_pair(context, continuation):
 
 def test_pairs_are_those_of_single_steps(model):
     pairs = [(text[:20], text[20:]) for text in TEXTS]
-    pairs += [("Once upon a", word) for word in (" time", " mouse", " time there was", " ")] + [
+    pairs += [("Once upon a", word) for word in (" time", " mouse", " time there was", " ")]
+    pairs += [
         ("", "The dog"),
         ("  ", "a"),
+        ("Tom and ", "Sue"),
+        ("Once upon a time, there was a little", " girl named"),
     ]
-    pairs += [("Tom and ", "Sue"), ("Once upon a time, there was a little", " girl named")]
     found = model.loglikelihood([Request(*pair) for pair in pairs])
     for pair, (loglikelihood, greedy) in zip(pairs, found):
         total, is_greedy = expected_pair(*pair)
@@ -71,12 +70,10 @@ def test_figures_are_those_of_mmrec_ppl_to_the_bit(model, programs, monkeypatch)
     assert model.loglikelihood([Request(*pair) for pair in pairs]) == [
         (one["loglikelihood"], one["is_greedy"]) for one in expected
     ]
-    for length, options in (
-        (None, ("--split-by", "jsonl")),
-        (8, ("--split-by", "jsonl", "--mode", "rolling", "--window", "8")),
-    ):
+    rows = [{"text": text} for text in texts]
+    for length, options in (None, ()), (8, ("--mode", "rolling", "--window", "8")):
         found = plugin.MMRecLM(device="cpu", max_length=length).loglikelihood_rolling([Request(text) for text in texts])
-        assert found == [-one["nll"] for one in ppl_records(programs, [{"text": text} for text in texts], *options)]
+        assert found == [-one["nll"] for one in ppl_records(programs, rows, "--split-by", "jsonl", *options)]
 
 
 def test_branching_changes_nothing(model, monkeypatch):
@@ -109,12 +106,9 @@ def test_a_jax_model_is_loaded_so_that_prompts_can_be_cut(tmp_path):
     assert plugin.MMRecLM(path=str(tmp_path), device="cpu")._model.info.calls == "stepwise"
 
 
-def test_unknown_gen_kwargs_are_refused(model):
+def test_gen_kwargs_without_effect_are_understood_and_others_refused(model):
     with pytest.raises(ValueError, match="num_beams"):
         model.generate_until([Request("a", {"num_beams": 2})])
-
-
-def test_options_without_effect_are_understood(model):
     plain = model.generate_until([Request("Once upon", {"max_gen_toks": 5})])
     without = {"num_beams": 1, "use_cache": True, "early_stopping": False, "pad_token_id": 0, "no_repeat_ngram_size": 0}
     assert model.generate_until([Request("Once upon", {"max_gen_toks": 5, **without})]) == plain
@@ -205,14 +199,13 @@ def test_the_harness_itself(tmp_path):
     task = {"output_type": "generate_until", **asked}
     task["generation_kwargs"] = {"until": ["."], "max_gen_toks": 8, "do_sample": False}
     write_task(tmp_path, "local_generate", rows, **task, metrics=["exact_match"])
-    command = [sys.executable, "-m", "mmrec.lm_eval", "run", "--model", "mmrec", "--model_args", "device=cpu,threads=1"]
-    command += ["--tasks", "local_ppl,local_choice,local_generate", "--include_path", str(tmp_path)]
-    environment = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf"), **os.environ}
-    refused = subprocess.run([*command, "--apply_chat_template"], env=environment, capture_output=True, text=True)
+    command = ["-m", "mmrec.lm_eval", "run", "--model", "mmrec", "--model_args", "device=cpu,threads=1"]
+    command += ["--tasks", "local_ppl,local_choice,local_generate", "--include_path", tmp_path]
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
+    refused = python(*command, "--apply_chat_template", **offline)
     assert refused.returncode == 2
     assert "Traceback" not in refused.stderr and "mmrec.lm_eval: --apply_chat_template: the models" in refused.stderr
-    command += ["--output_path", str(tmp_path / "out"), "--log_samples"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = python(*command, "--output_path", tmp_path / "out", "--log_samples", **offline)
     assert done.returncode == 0, done.stderr[-2000:]
     (result,) = [json.loads(path.read_text()) for path in (tmp_path / "out").rglob("results_*.json")]
     figures = result["results"]

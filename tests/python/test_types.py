@@ -3,13 +3,11 @@ stub."""
 
 import inspect
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
 import mmrec
-from conftest import ROOT
+from conftest import ROOT, python
 
 pytest.importorskip("mypy")
 
@@ -81,22 +79,19 @@ def loss(gates: Tensor, values: Tensor, targets: Tensor) -> Tensor:
 """
 
 
-def mypy(*arguments):
-    return subprocess.run([sys.executable, "-m", *arguments], capture_output=True, text=True, cwd=ROOT)
-
-
 def test_the_package_and_a_users_program_pass_mypy(tmp_path):
     own = [
         path for path in ROOT.glob("engine/python/mmrec/*.py") if path.stem not in ("lm_eval", "torch")
     ]  # of untyped classes
-    run = mypy("mypy", "--ignore-missing-imports", "--cache-dir", tmp_path / "own", *own)
+    run = python("-m", "mypy", "--ignore-missing-imports", "--cache-dir", tmp_path / "own", *own, cwd=ROOT)
     assert run.returncode == 0, run.stdout + run.stderr
     program = tmp_path / "user.py"
     program.write_text(USER)
-    run = mypy("mypy", "--cache-dir", tmp_path, "--strict", program)
+    strictly = ("-m", "mypy", "--cache-dir", tmp_path, "--strict", program)
+    run = python(*strictly, cwd=ROOT)
     assert run.returncode == 0, run.stdout + run.stderr
     program.write_text(USER + REFUSED)
-    found = mypy("mypy", "--cache-dir", tmp_path, "--strict", program).stdout
+    found = python(*strictly, cwd=ROOT).stdout
     first = USER.count("\n") + 2
     for line, text in enumerate(REFUSED.strip().splitlines(), first):
         assert f"user.py:{line}: error" in found, text
@@ -105,9 +100,7 @@ def test_the_package_and_a_users_program_pass_mypy(tmp_path):
 def test_a_program_that_uses_the_operators_of_pytorch_passes_mypy(tmp_path):
     (tmp_path / "torch.pyi").write_text(TORCH)  # in the place of a large package
     (tmp_path / "user.py").write_text(TORCH_USER)
-    run = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "user.py"], capture_output=True, text=True, cwd=tmp_path
-    )
+    run = python("-m", "mypy", "--strict", "user.py", cwd=tmp_path)
     assert run.returncode == 0, run.stdout + run.stderr
 
 
@@ -169,4 +162,4 @@ def test_the_defaults_that_signatures_show_are_the_engines(tokenizer):
 
 def test_the_package_has_its_ops_and_imports_them_late():
     code = "import sys, mmrec; assert 'mmrec.ops' not in sys.modules and 'ops' in dir(mmrec); mmrec.ops.decay_scan"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert python("-c", code).returncode == 0
