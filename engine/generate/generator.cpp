@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -122,17 +123,18 @@ struct Generator::Impl {
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
-  /// Requests with a place.
-  std::size_t placed() const {
-    std::size_t count = 0;
-    for (const Worker& worker : workers) count += worker.device.count();
-    return count;
+  /// Of all devices.
+  template <class Of>
+  std::size_t sum(const Of& of) const {
+    std::size_t all = 0;
+    for (const Worker& worker : workers) all += of(worker.device);
+    return all;
   }
+  /// Requests with a place.
+  std::size_t placed() const { return sum(std::mem_fn(&engine::GeneratorDevice::count)); }
   /// Those with a slot, or who have one as soon as their prompts are consumed.
   std::size_t running() const {
-    std::size_t count = 0;
-    for (const Worker& worker : workers) count += std::min(worker.device.count(), worker.device.slots());
-    return count;
+    return sum([](const auto& device) { return std::min(device.count(), device.slots()); });
   }
 
   void finish(std::unique_ptr<Request> request) {
@@ -312,11 +314,7 @@ void Generator::run() {
   }
 }
 
-int Generator::slots() const {
-  int count = 0;
-  for (const Worker& worker : impl_->workers) count += static_cast<int>(worker.device.slots());
-  return count;
-}
+int Generator::slots() const { return static_cast<int>(impl_->sum(std::mem_fn(&engine::GeneratorDevice::slots))); }
 std::size_t Generator::waiting() const {
   return impl_->waiting.size() + impl_->dropped.size() + impl_->placed() - impl_->running();
 }

@@ -76,16 +76,12 @@ class RequestOptions(_RequestOptions, GenerateOptions, total=False):
     """Options of a Generator's requests."""
 
 
-#: Of every option; threads are those of the call.
+#: Of the options whose default is not None; threads are those of the call.
 DEFAULTS = {
     "device": "auto",
     "precision": "auto",
     "threads": 0,
     "allow_nonfinite": False,
-    "on_warning": None,
-    "expert": None,
-    "calls": None,
-    "bank": None,
     "prefill": "auto",
     "sweep_tolerance": 0.0,
     "max_sweeps": 64,
@@ -93,15 +89,8 @@ DEFAULTS = {
     "sequence": 0,
     "max_tokens": 256,
     "stop": (),
-    "eos_token_ids": None,
     "logprobs": True,
     "top_logprobs": 0,
-    "context": None,
-    "on_text": None,
-    "on_token": None,
-    "start": None,
-    "state": None,
-    "on_finish": None,
 }
 
 
@@ -115,7 +104,7 @@ def shows(options: Any) -> Callable[[F], F]:
             inspect.Parameter(
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
-                default=DEFAULTS[name],
+                default=DEFAULTS.get(name),
                 annotation=getattr(type_, "__forward_arg__", type_),
             )
             for name, type_ in (options.__annotations__.items() if options else ())

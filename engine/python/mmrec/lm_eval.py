@@ -112,7 +112,6 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
         self._threads = int(threads)
         self._session_options: dict[str, Any] = {"threads": self._threads}
         self._scorer = Scorer(self._models, batch=int(batch), **self._session_options)
-        self._generator: Optional[Generator] = None
         self.max_gen_toks = int(max_gen_toks)
         self.max_length = None if max_length is None else int(max_length)
         if self.max_length is not None and self.max_length < 1:
@@ -243,11 +242,10 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
 
     def _decode(self, pairs: list[_Pair]) -> None:
         """Greedy decoding from each context, once for all of its continuations, while it agrees with one of them."""
-        generator = self._generator_of()
         for group in _by_context(pairs):
             for pair in group:
                 pair.greedy = True
-            generator.submit(
+            self._generator.submit(
                 group[0].ids[: group[0].context],
                 temperature=0.0,
                 max_tokens=max(len(pair.tokens) for pair in group),
@@ -256,14 +254,13 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
                 on_token=_follower(group),
                 on_finish=_raise_error,
             )
-        generator.run()
+        self._generator.run()
 
     # Generating
 
-    def _generator_of(self) -> Generator:
-        if self._generator is None:
-            self._generator = Generator(self._models, self.tokenizer, **self._session_options)
-        return self._generator
+    @functools.cached_property
+    def _generator(self) -> Generator:
+        return Generator(self._models, self.tokenizer, **self._session_options)
 
     def _prompts(self, texts: list[str]) -> list[Ids]:
         found = self.tokenizer.encode_batch(texts, False, self._threads)
@@ -310,7 +307,7 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
             options["start"] = self._model.new_session(**self._session_options)
             options["start"].prefill(prompts[0][:shared])
             prompts = [prompt[shared:] for prompt in prompts]
-        results = self._generator_of().generate(prompts, **options)
+        results = self._generator.generate(prompts, **options)
         for result in results:
             _raise_error(result)
         return [result.text for result in results]
