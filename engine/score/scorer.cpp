@@ -57,26 +57,16 @@ constexpr std::size_t kPieceTokens = std::size_t{1} << 15;
 /// More rows than a run has.
 constexpr std::int64_t kAnyRows = std::int64_t{1} << 40;
 
-/// Those with a token to score, by falling length, then position.
-std::vector<std::size_t> by_length(Documents documents) {
-  std::vector<std::size_t> order;
-  for (std::size_t i = 0; i < documents.size(); ++i) {
-    if (documents[i].size() >= 2) order.push_back(i);
-  }
-  std::ranges::stable_sort(order, std::greater{}, [&](std::size_t d) { return documents[d].size(); });
-  return order;
-}
-
 /// Documents that follow one another, and their scores.
 struct Block {
   std::vector<std::vector<int>> owned;  // a stream's
   Documents documents;
   std::size_t first = 0;  // the number of the first
   std::vector<DocumentScore> scores;
-  std::vector<std::size_t> order;
-  std::vector<bool> is_done;  // of each document, once its group is
-  std::size_t done = 0;       // documents that are done, as are all before them
-  std::size_t delivered = 0;  // documents
+  std::vector<std::size_t> order;  // those with a token to score, by falling length, then position
+  std::vector<bool> is_done;       // of each document, once its group is
+  std::size_t done = 0;            // documents that are done, as are all before them
+  std::size_t delivered = 0;       // documents
 
   // Of a long document that comes in parts, the only one:
   bool comes_in_parts = false;
@@ -101,9 +91,10 @@ std::unique_ptr<Block> make_block(Documents documents, std::size_t first = 0) {
   block->is_done.resize(documents.size());
   for (std::size_t d = 0; d < documents.size(); ++d) {
     block->scores[d].complete = block->is_done[d] = documents[d].size() < 2;
+    if (!block->is_done[d]) block->order.push_back(d);
   }
   block->finish({});
-  block->order = by_length(documents);
+  std::ranges::stable_sort(block->order, std::greater{}, [&](std::size_t d) { return documents[d].size(); });
   return block;
 }
 
