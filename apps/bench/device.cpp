@@ -1,4 +1,4 @@
-#include "apps/bench/device.h"
+#include "apps/bench/peaks.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -49,10 +49,10 @@ double product_rate(kernels::Cuda& cuda, DeviceTimer& timer, DType type, std::in
 
 }  // namespace
 
-DevicePeaks measure_device(Precision precision, int gpu) {
+Peaks measure_device(Precision precision, int gpu) {
   kernels::Cuda cuda(gpu);
   DeviceTimer timer(cuda);
-  DevicePeaks peaks;
+  Peaks peaks;
   {
     kernels::DeviceBuffer<std::byte> from(kCopyBytes);
     kernels::DeviceBuffer<std::byte> to(kCopyBytes);

@@ -1,11 +1,11 @@
 // The stub of device.cpp for a build without CUDA.
 #include <stdexcept>
 
-#include "apps/bench/device.h"
+#include "apps/bench/peaks.h"
 
 namespace mmrec::apps {
 
-DevicePeaks measure_device(Precision /*precision*/, int /*gpu*/) {
+Peaks measure_device(Precision /*precision*/, int /*gpu*/) {
   throw std::runtime_error("this build has no CUDA backend");
 }
 

@@ -1,4 +1,4 @@
-#include "apps/bench/machine.h"
+#include "apps/bench/peaks.h"
 
 #include <oneapi/dnnl/dnnl.h>
 #include <sys/wait.h>
@@ -8,9 +8,9 @@
 #include <atomic>
 #include <barrier>
 #include <cerrno>
-#include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <new>
@@ -18,20 +18,17 @@
 #include <thread>
 #include <vector>
 
+#include "apps/common/stopwatch.h"
 #include "kernels/cpu/one_thread.h"
 #include "kernels/cpu/thread_pool.h"
 
 namespace mmrec::apps {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 constexpr int kReadPasses = 6;
 constexpr int kProducts = 4;
 constexpr int kProductSize = 2048;
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 // Several independent sums, so that loads and not additions set the pace; widened for the processor at hand below.
 [[gnu::always_inline]] inline std::uint64_t sum_words(const std::uint64_t* words, std::size_t count) {
@@ -77,33 +74,43 @@ struct Free {
   void operator()(void* p) const { std::free(p); }  // NOLINT(cppcoreguidelines-no-malloc): untouched pages
 };
 
+/// Seconds of the fastest of several passes: in each all threads begin `work` together. Each prepares itself first.
+double best_seconds(int threads, int passes, const std::function<void(int)>& prepare,
+                    const std::function<void(int)>& work) {
+  double best = std::numeric_limits<double>::max();
+  Stopwatch watch;
+  std::barrier together(threads);
+  const auto run = [&](int thread) {
+    prepare(thread);
+    for (int pass = 0; pass < passes; ++pass) {
+      together.arrive_and_wait();
+      if (thread == 0) watch.lap();
+      together.arrive_and_wait();
+      work(thread);
+      together.arrive_and_wait();
+      if (thread == 0) best = std::min(best, watch.lap());
+    }
+  };
+  std::vector<std::jthread> team;
+  for (int thread = 1; thread < threads; ++thread) team.emplace_back(run, thread);
+  run(0);
+  return best;
+}
+
 double read_bandwidth(int threads) {
   const std::size_t share = buffer_bytes() / static_cast<std::size_t>(threads) / 4096 * 4096;
   const std::size_t words = share / sizeof(std::uint64_t);
   const std::unique_ptr<void, Free> buffer(std::aligned_alloc(4096, share * static_cast<std::size_t>(threads)));
   if (!buffer) throw std::bad_alloc();
-  auto* const all = static_cast<std::uint64_t*>(buffer.get());
+  const auto of_thread = [&](int thread) {
+    return static_cast<std::uint64_t*>(buffer.get()) + static_cast<std::size_t>(thread) * words;
+  };
   const Sum sum = widest_sum();
   std::atomic<std::uint64_t> sink{0};  // keeps the sums from being optimised away
-  double best = std::numeric_limits<double>::max();
-  Clock::time_point start;
-  std::barrier together(threads);
-  const auto work = [&](int thread) {
-    std::uint64_t* mine = all + static_cast<std::size_t>(thread) * words;
-    std::fill_n(mine, words, std::uint64_t{1});  // touched first by the thread that reads it
-    for (int pass = 0; pass < kReadPasses; ++pass) {
-      together.arrive_and_wait();
-      if (thread == 0) start = Clock::now();
-      together.arrive_and_wait();
-      sink += sum(mine, words);
-      together.arrive_and_wait();
-      if (thread == 0) best = std::min(best, seconds_since(start));
-    }
-  };
-  std::vector<std::jthread> team;
-  for (int thread = 1; thread < threads; ++thread) team.emplace_back(work, thread);
-  work(0);
-  team.clear();
+  // Touched first by the thread that reads it.
+  const auto fill = [&](int thread) { std::fill_n(of_thread(thread), words, std::uint64_t{1}); };
+  const double best =
+      best_seconds(threads, kReadPasses, fill, [&](int thread) { sink += sum(of_thread(thread), words); });
   return static_cast<double>(share * static_cast<std::size_t>(threads)) / best;
 }
 
@@ -112,30 +119,17 @@ double sgemm_rate(int threads) {
   std::vector<float> a(kElements, 0.5F);
   std::vector<float> b(kElements, 0.25F);
   std::vector<float> c(kElements);
-  double best = std::numeric_limits<double>::max();
   std::atomic<bool> failed{false};
-  Clock::time_point start;
-  std::barrier together(threads);
-  const auto work = [&](int thread) {
+  const auto multiply = [&](int thread) {
     const kernels::OneThread alone;
     const std::int64_t first = std::int64_t{kProductSize} * thread / threads;
     const std::int64_t rows = std::int64_t{kProductSize} * (thread + 1) / threads - first;
-    for (int run = 0; run <= kProducts; ++run) {
-      together.arrive_and_wait();
-      if (thread == 0) start = Clock::now();
-      together.arrive_and_wait();
-      if (dnnl_sgemm('N', 'T', rows, kProductSize, kProductSize, 1.0F, a.data() + first * kProductSize, kProductSize,
-                     b.data(), kProductSize, 0.0F, c.data() + first * kProductSize, kProductSize) != dnnl_success) {
-        failed = true;
-      }
-      together.arrive_and_wait();
-      if (thread == 0 && run > 0) best = std::min(best, seconds_since(start));  // the first one makes code
+    if (dnnl_sgemm('N', 'T', rows, kProductSize, kProductSize, 1.0F, a.data() + first * kProductSize, kProductSize,
+                   b.data(), kProductSize, 0.0F, c.data() + first * kProductSize, kProductSize) != dnnl_success) {
+      failed = true;
     }
   };
-  std::vector<std::jthread> team;
-  for (int thread = 1; thread < threads; ++thread) team.emplace_back(work, thread);
-  work(0);
-  team.clear();
+  const double best = best_seconds(threads, kProducts, multiply, multiply);  // the first one makes code
   if (failed) throw std::bad_alloc();
   constexpr double kSize = kProductSize;
   return 2.0 * kSize * kSize * kSize / best;
@@ -143,26 +137,26 @@ double sgemm_rate(int threads) {
 
 }  // namespace
 
-MachinePeaks measure_machine() {
+Peaks measure_machine() {
   const int threads = kernels::ThreadPool::available_processors();
-  return {read_bandwidth(threads), sgemm_rate(threads)};
+  return {.read_bytes_per_second = read_bandwidth(threads), .product_flops = sgemm_rate(threads)};
 }
 
-MachinePeaks measure_machine_apart() {
+Peaks measure_machine_apart() {
   int ends[2];
   if (pipe(ends) != 0) throw std::system_error(errno, std::generic_category(), "pipe");
   const pid_t child = fork();
   if (child < 0) throw std::system_error(errno, std::generic_category(), "fork");
   if (child == 0) {
     try {
-      const MachinePeaks peaks = measure_machine();
+      const Peaks peaks = measure_machine();
       _exit(write(ends[1], &peaks, sizeof peaks) == ssize_t{sizeof peaks} ? 0 : 1);
     } catch (const std::exception&) {
       _exit(1);
     }
   }
   (void)close(ends[1]);
-  MachinePeaks peaks;
+  Peaks peaks;
   ssize_t n = 0;
   do n = read(ends[0], &peaks, sizeof peaks);
   while (n < 0 && errno == EINTR);
@@ -170,10 +164,6 @@ MachinePeaks measure_machine_apart() {
   (void)waitpid(child, nullptr, 0);
   if (n != ssize_t{sizeof peaks}) throw std::bad_alloc();  // the one thing the measurement can run out of
   return peaks;
-}
-
-MachinePeaks best_of(const MachinePeaks& a, const MachinePeaks& b) {
-  return {std::max(a.read_bytes_per_second, b.read_bytes_per_second), std::max(a.sgemm_flops, b.sgemm_flops)};
 }
 
 }  // namespace mmrec::apps

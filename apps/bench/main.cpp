@@ -9,7 +9,6 @@
 #include <fstream>
 #include <initializer_list>
 #include <iterator>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -17,7 +16,6 @@
 #include <vector>
 
 #include "apps/bench/offline.h"
-#include "apps/bench/report.h"
 #include "apps/bench/run.h"
 #include "apps/common/cli.h"
 #include "apps/common/model_folder.h"
@@ -31,24 +29,13 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// While it lives, an interrupt that ends the program at once removes these files of a folder, and the folder if that
-/// was all.
-class RemovedAtInterrupt {
- public:
-  RemovedAtInterrupt(const std::filesystem::path& folder, std::initializer_list<const char*> files) {
-    for (const char* file : files) names_.push_back(folder / file);
-    names_.push_back(folder);
-    for (const std::string& name : names_) add_interrupt_cleanup(name.c_str());
-  }
-  ~RemovedAtInterrupt() {
-    for (const std::string& name : names_) drop_interrupt_cleanup(name.c_str());
-  }
-  RemovedAtInterrupt(const RemovedAtInterrupt&) = delete;
-  RemovedAtInterrupt& operator=(const RemovedAtInterrupt&) = delete;
-
- private:
-  std::vector<std::string> names_;
-};
+/// Paths of files of a folder, and its own.
+std::vector<std::string> paths_in(const std::filesystem::path& folder, std::initializer_list<const char*> files) {
+  std::vector<std::string> paths;
+  for (const char* file : files) paths.push_back(folder / file);
+  paths.push_back(folder);
+  return paths;
+}
 
 /// A folder under the system's temporary one that goes away with its owner.
 class TemporaryFolder {
@@ -58,7 +45,7 @@ class TemporaryFolder {
     if (mkdtemp(name.data()) == nullptr) throw OutputError(name + ": cannot make a temporary folder");
     path_ = name;
     const auto files = {"model.safetensors", "config.json", kTokenizerFile, kPromptsFile, kRecordsFile};
-    removed_.emplace(path_, files);
+    removed_.emplace(paths_in(path_, files));
   }
   ~TemporaryFolder() {
     std::error_code ignored;
@@ -109,7 +96,7 @@ void keep_synthetic(const std::filesystem::path& folder, const models::Synthetic
       throw RejectedFile(folder.string() + ": holds a model.safetensors without a config.json. Try: another --keep");
     }
     const bool is_new = !std::filesystem::exists(folder);
-    const RemovedAtInterrupt removed(folder, {"model.safetensors", "config.json"});
+    const RemovedAtInterrupt removed(paths_in(folder, {"model.safetensors", "config.json"}));
     try {
       return write_synthetic(folder, model);
     } catch (...) {

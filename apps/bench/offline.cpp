@@ -11,10 +11,8 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <chrono>
 #include <csignal>
 #include <fstream>
-#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string_view>
@@ -24,12 +22,11 @@
 #include "apps/common/arguments.h"
 #include "apps/common/cli.h"
 #include "apps/common/output.h"
+#include "apps/common/stopwatch.h"
 #include "models/files/replace_file.h"
 
 namespace mmrec::apps {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 /// `text` without its last end of line, from behind the one before.
 std::string_view last_line(std::string_view text) {
@@ -133,9 +130,9 @@ OfflineRun run_offline(const std::filesystem::path& folder, const OfflinePlan& p
   OfflineRun run;
   const auto measure = [&](std::span<const ServedRequest> some, std::int64_t most) {
     write_prompts(prompts, some, most);
-    const auto start = Clock::now();
+    const Stopwatch watch;
     run.drawn = drawn_tokens(Child(words, plan.scratch / kRecordsFile).wait());
-    return std::chrono::duration<double>(Clock::now() - start).count();
+    return watch.seconds();
   };
   const std::span one = std::span(requests).first(1);
   run.mean_prompt = mean_prompt(requests);

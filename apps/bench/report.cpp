@@ -1,4 +1,4 @@
-#include "apps/bench/report.h"
+#include "apps/bench/run.h"
 
 #include <fmt/format.h>
 
@@ -16,13 +16,13 @@ double megabytes(std::uint64_t bytes) { return static_cast<double>(bytes) * 1e-6
 Json machine_json(const BenchRun& run) {
   if (run.on_gpu()) {
     return {{"device", device_text(run.info)},
-            {"copy_gb_per_s", run.device.copy_bytes_per_second * 1e-9},
-            {"read_gb_per_s", run.device.read_bytes_per_second * 1e-9},
-            {"product_gflop_per_s", run.device.product_flops * 1e-9}};
+            {"copy_gb_per_s", run.peaks.copy_bytes_per_second * 1e-9},
+            {"read_gb_per_s", run.peaks.read_bytes_per_second * 1e-9},
+            {"product_gflop_per_s", run.peaks.product_flops * 1e-9}};
   }
   return {{"processors", kernels::ThreadPool::available_processors()},
-          {"read_gb_per_s", run.machine.read_bytes_per_second * 1e-9},
-          {"sgemm_gflop_per_s", run.machine.sgemm_flops * 1e-9}};
+          {"read_gb_per_s", run.peaks.read_bytes_per_second * 1e-9},
+          {"sgemm_gflop_per_s", run.peaks.product_flops * 1e-9}};
 }
 
 /// The rate of requests that were served, of the best of sequences in lock-step, which may count the prompts' prefill
@@ -60,7 +60,8 @@ Json row_json(const BenchRun& run, const BenchRow& row) {
   } else if (row.multiplies()) {
     entry["gflop"] = row.flops * 1e-9;
     entry["gflop_per_s"] = row.flops / row.seconds * 1e-9;
-    entry[run.on_gpu() ? "share_of_product_rate" : "share_of_sgemm"] = row.flops / row.seconds / run.peak_flops();
+    entry[run.on_gpu() ? "share_of_product_rate" : "share_of_sgemm"] =
+        row.flops / row.seconds / run.peaks.product_flops;
     entry["sweeps_per_token"] = row.sweeps_per_token;
     entry["fallbacks"] = row.fallbacks;
   } else {
@@ -174,13 +175,13 @@ std::string header_lines(const BenchRun& run) {
   std::string text;
   if (run.on_gpu()) {
     text += fmt::format("machine  {}: copies {:.0f} GB/s, reads {:.0f} GB/s, {} products {:.1f} TFLOP/s\n",
-                        device_text(run.info), run.device.copy_bytes_per_second * 1e-9,
-                        run.device.read_bytes_per_second * 1e-9, to_string(run.info.precision),
-                        run.device.product_flops * 1e-12);
+                        device_text(run.info), run.peaks.copy_bytes_per_second * 1e-9,
+                        run.peaks.read_bytes_per_second * 1e-9, to_string(run.info.precision),
+                        run.peaks.product_flops * 1e-12);
   } else {
     text += fmt::format("machine  {} processors, reads {:.1f} GB/s, sgemm {:.1f} GFLOP/s\n",
-                        kernels::ThreadPool::available_processors(), run.machine.read_bytes_per_second * 1e-9,
-                        run.machine.sgemm_flops * 1e-9);
+                        kernels::ThreadPool::available_processors(), run.peaks.read_bytes_per_second * 1e-9,
+                        run.peaks.product_flops * 1e-9);
   }
   text += fmt::format("model    {}: {:.1f} M parameters, {:.1f} MB of weights\n", run.folder.string(),
                       static_cast<double>(run.info.parameters) * 1e-6, megabytes(run.info.weight_bytes));
@@ -203,7 +204,7 @@ std::string run_table(const BenchRun& run) {
   for (const BenchRow& row : run.rows) {
     const bool prefill = row.multiplies();
     const double rate = (prefill ? row.flops : row.bytes) / row.seconds;
-    const double share = 100.0 * rate / (prefill ? run.peak_flops() : run.peak_bytes());
+    const double share = 100.0 * rate / (prefill ? run.peaks.product_flops : run.peak_bytes());
     text += fmt::format("{:<9}{:>6}{:>9}{:>12.1f}{:>11.3f}", to_string(row.phase), row.batch, row.tokens,
                         row.tokens_per_second(), row.microseconds_per_token_and_layer(run.info.num_layers));
     text += !row.has_work() ? fmt::format("{:>11}{:>9}{:>9}{:>9}{:>8}", "", "", "", "", "")

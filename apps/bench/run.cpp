@@ -1,27 +1,21 @@
 #include "apps/bench/run.h"
 
 #include <algorithm>
-#include <chrono>
 #include <fstream>
 #include <iterator>
 #include <optional>
 #include <span>
 #include <system_error>
-#include <utility>
 
 #include "apps/bench/serve.h"
-#include "apps/bench/work.h"
 #include "apps/common/cli.h"
+#include "apps/common/stopwatch.h"
 #include "mmrec/scorer.h"
 #include "models/files/file.h"
 #include "models/runtime/cuda_device.h"
 
 namespace mmrec::apps {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 void read_into_page_cache(const std::filesystem::path& folder) {
   std::vector<char> block(std::size_t{1} << 20);
@@ -32,17 +26,6 @@ void read_into_page_cache(const std::filesystem::path& folder) {
     while (file.read(block.data(), std::ssize(block))) {
     }
   }
-}
-
-// Token ids that look like text to the engine: no two runs alike, the same in every process.
-std::vector<int> some_tokens(std::int64_t count, std::int64_t vocab_size) {
-  std::vector<int> tokens(static_cast<std::size_t>(count));
-  std::uint64_t state = 1;
-  for (int& token : tokens) {
-    state = state * 6364136223846793005ULL + 1442695040888963407ULL;
-    token = static_cast<int>((state >> 33) % static_cast<std::uint64_t>(vocab_size));
-  }
-  return tokens;
 }
 
 bool contains(const std::vector<std::int64_t>& values, std::int64_t value) {
@@ -152,11 +135,7 @@ class Bench {
     Session session = new_session(batch);
     std::vector<double> prefills;
     row.seconds = repeated([&] {
-      session.reset();
-      const auto start = Clock::now();
-      session.prefill(prompts);
-      (void)session.logits();
-      prefills.push_back(seconds_since(start));
+      prefills.push_back(prefill_seconds(session, prompts));
       return lock_step_seconds(session, tokens);
     });
     row.prefill_seconds = *std::min_element(prefills.begin(), prefills.end());
@@ -174,42 +153,44 @@ class Bench {
     run_.rows.push_back(row);
   }
 
-  void prefill(Session& session, std::int64_t length) {
-    BenchRow row{Phase::kPrefill, session.batch(), length};
-    const std::vector<int> prompt = some_tokens(row.batch * length, run_.info.vocab_size);
-    row.seconds = repeated([&] {
-      session.reset();
-      const auto start = Clock::now();
-      session.prefill(prompt);
-      (void)session.logits();  // waits for them
-      return seconds_since(start);
-    });
-    const PrefillStats stats = session.prefill_stats();
-    row.flops = prefill_flops(run_.products, row.batch, length, stats);
+  static double prefill_seconds(Session& session, const std::vector<int>& prompts) {
+    session.reset();
+    const Stopwatch watch;
+    session.prefill(prompts);
+    (void)session.logits();  // waits for them
+    return watch.seconds();
+  }
+
+  void add_products(BenchRow& row, const PrefillStats& stats, double flops) {
+    row.flops = flops;
     row.sweeps_per_token = stats.sweeps_per_token();
     row.fallbacks = stats.fallbacks;
     add(row);
+  }
+
+  void prefill(Session& session, std::int64_t length) {
+    BenchRow row{Phase::kPrefill, session.batch(), length};
+    const std::vector<int> prompt = some_tokens(row.batch * length, run_.info.vocab_size);
+    row.seconds = repeated([&] { return prefill_seconds(session, prompt); });
+    add_products(row, session.prefill_stats(),
+                 prefill_flops(run_.products, row.batch, length, session.prefill_stats()));
   }
 
   void score(const std::vector<std::vector<int>>& documents, std::int64_t mean) {
     BenchRow row{Phase::kScore, std::ssize(documents), mean};
     PrefillStats stats;
     row.seconds = repeated([&] {
-      ScorerOptions options;
-      options.session = run_.options.session;
-      Scorer scorer(model_, options);
-      const auto start = Clock::now();
+      Scorer scorer(model_, {.session = run_.options.session});
+      const Stopwatch watch;
       scorer.score(documents);
-      const double seconds = seconds_since(start);
+      const double seconds = watch.seconds();
       stats = scorer.prefill_stats();
       return seconds;
     });
     const double head = 2.0 * static_cast<double>(run_.products.head);
-    row.flops =
-        prefill_flops(run_.products, 1, row.batch * mean, stats) + head * static_cast<double>(row.batch * mean - 1);
-    row.sweeps_per_token = stats.sweeps_per_token();
-    row.fallbacks = stats.fallbacks;
-    add(row);
+    add_products(
+        row, stats,
+        prefill_flops(run_.products, 1, row.batch * mean, stats) + head * static_cast<double>(row.batch * mean - 1));
   }
 
   void decode(Session& session) {
@@ -220,10 +201,10 @@ class Bench {
       BenchRow row{phase, batch, plan_.decode};
       const std::int64_t first = session.position();
       row.seconds = repeated([&] {
-        const auto start = Clock::now();
+        const Stopwatch watch;
         for (std::int64_t t = 0; t < plan_.decode; ++t) step(t);
         (void)session.logits();  // waits for the last
-        return seconds_since(start);
+        return watch.seconds();
       });
       row.bytes = static_cast<double>(decoded_bytes(run_.info, first, plan_.decode));
       add(row);
@@ -259,26 +240,6 @@ void check_interrupt() {
   if (interrupt_exit_code() != 0) throw Interrupted{};
 }
 
-std::string_view to_string(Phase phase) {
-  switch (phase) {
-    case Phase::kPrefill:
-      return "prefill";
-    case Phase::kDecode:
-      return "decode";
-    case Phase::kGenerate:
-      return "generate";
-    case Phase::kLockstep:
-      return "lockstep";
-    case Phase::kServe:
-      return "serve";
-    case Phase::kScore:
-      return "score";
-    case Phase::kOffline:
-      return "offline";
-  }
-  return "unknown";
-}
-
 BenchRun run_bench(const std::filesystem::path& folder, const RunOptions& options, const BenchPlan& plan) {
   BenchRun run;
   run.options = options;
@@ -286,7 +247,7 @@ BenchRun run_bench(const std::filesystem::path& folder, const RunOptions& option
   read_folder(folder, options, [&] { run.products = models::product_counts(folder, options.variant); });
   const bool wants_gpu = takes_gpu(options);
   // The processors' peaks come from a child process here, which leaves this one's peak memory alone.
-  if (!wants_gpu) run.machine = measure_machine_apart();
+  if (!wants_gpu) run.peaks = measure_machine_apart();
   read_into_page_cache(folder);
   check_interrupt();
 
@@ -305,15 +266,15 @@ BenchRun run_bench(const std::filesystem::path& folder, const RunOptions& option
     } catch (const std::system_error&) {  // loading says why, or takes the CPU
     }
   }
-  const auto start = Clock::now();
+  const Stopwatch watch;
   const Model model = load_model(folder, options);
-  run.load_seconds = seconds_since(start);
+  run.load_seconds = watch.seconds();
   run.info = model.info();
   const bool gpu = run.on_gpu();
   if (gpu) {
-    run.device = measure_device(run.info.precision, options.gpu);
+    run.peaks = measure_device(run.info.precision, options.gpu);
   } else if (wants_gpu) {
-    run.machine = measure_machine_apart();
+    run.peaks = measure_machine_apart();
   }
   Bench bench(plan, model, free_before, run);
 
@@ -329,9 +290,9 @@ BenchRun run_bench(const std::filesystem::path& folder, const RunOptions& option
   if (plan.requests > 0) bench.serve();
   if (offline) bench.offline(*offline);
   if (gpu) {
-    run.device = best_of(run.device, measure_device(run.info.precision, options.gpu));
+    run.peaks = best_of(run.peaks, measure_device(run.info.precision, options.gpu));
   } else {
-    run.machine = best_of(run.machine, measure_machine());
+    run.peaks = best_of(run.peaks, measure_machine());
   }
   check_interrupt();
   return run;

@@ -1,15 +1,17 @@
-// A model's prefill and decode on one device, measured beside what that device can do.
+// A model's prefill and decode on one device, measured beside what that device can do; and the report of it.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "apps/bench/device.h"
-#include "apps/bench/machine.h"
 #include "apps/bench/offline.h"
+#include "apps/bench/peaks.h"
 #include "apps/common/model_folder.h"
 #include "mmrec/model.h"
 #include "models/architecture.h"
@@ -47,7 +49,11 @@ struct BenchPlan {
 enum class Phase : std::uint8_t { kPrefill, kDecode, kGenerate, kLockstep, kServe, kScore, kOffline };
 inline constexpr std::int64_t kLeastDocument = 32;
 inline constexpr std::int64_t kMostDocument = 96;
-std::string_view to_string(Phase phase);
+constexpr std::string_view to_string(Phase phase) {
+  constexpr std::array<std::string_view, 7> kNames = {"prefill", "decode", "generate", "lockstep",
+                                                      "serve",   "score",  "offline"};
+  return kNames[static_cast<std::size_t>(phase)];
+}
 
 struct BenchRow {
   Phase phase = Phase::kPrefill;
@@ -90,16 +96,29 @@ struct BenchRun {
   double load_seconds = 0.0;
   std::uint64_t peak_memory = 0;  // host bytes, after the smallest batch
   std::vector<BenchRow> rows;
-  MachinePeaks machine;  // on the CPU
-  DevicePeaks device;    // on a GPU
+  Peaks peaks;
 
   bool on_gpu() const { return info.device == Device::kCuda; }
-  /// Prefill is a share of this rate of products, decode of this rate of bytes.
-  double peak_flops() const { return on_gpu() ? device.product_flops : machine.sgemm_flops; }
-  double peak_bytes() const { return on_gpu() ? device.copy_bytes_per_second : machine.read_bytes_per_second; }
+  /// Decode is a share of this rate of bytes.
+  double peak_bytes() const { return on_gpu() ? peaks.copy_bytes_per_second : peaks.read_bytes_per_second; }
   /// What the weights should need at most beside themselves.
   std::uint64_t memory_limit() const { return info.weight_bytes + info.weight_bytes * 15 / 100 + 50'000'000; }
 };
+
+/// Floating-point operations of the matrix products of a prefill of `tokens` tokens in each of `batch` sequences from
+/// position 0: two per weight element and token; those of the recurrent gates again for every sweep beyond the first;
+/// the head for the last token. Scans, norms and activations are not counted.
+inline double prefill_flops(const models::ProductCounts& counts, std::int64_t batch, std::int64_t tokens,
+                            const PrefillStats& stats) {
+  const std::int64_t with_memory = counts.of_memory == 0 ? 0 : std::max<std::int64_t>(0, tokens - counts.memory_from);
+  const std::int64_t more_sweeps = std::max<std::int64_t>(0, stats.token_sweeps - stats.layer_tokens);
+  const double elements =
+      static_cast<double>(batch) * (static_cast<double>(tokens) * static_cast<double>(counts.per_token) +
+                                    static_cast<double>(with_memory) * static_cast<double>(counts.of_memory) +
+                                    static_cast<double>(counts.head)) +
+      static_cast<double>(more_sweeps) * static_cast<double>(counts.per_sweep);
+  return 2.0 * elements;
+}
 
 /// Whether a model will run on a GPU, decided as Model::load does.
 bool takes_gpu(const RunOptions& options);
@@ -107,5 +126,11 @@ bool takes_gpu(const RunOptions& options);
 /// Loads the model of `folder` and measures it; the device's peaks before and after, so that another program at work
 /// during either does not count. Throws Interrupted, and what loading and running throw.
 BenchRun run_bench(const std::filesystem::path& folder, const RunOptions& options, const BenchPlan& plan);
+
+/// What is printed: one object, schema "mmrec-bench/1": the last run, with those before it under "compare" and how many
+/// times as fast the last one's rows are under "speedups".
+nlohmann::ordered_json bench_json(const std::vector<BenchRun>& runs);
+/// Or a table for each run, then the speed-ups.
+std::string bench_table(const std::vector<BenchRun>& runs);
 
 }  // namespace mmrec::apps

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <iterator>
 #include <string>
@@ -11,18 +10,16 @@
 #include <utility>
 
 #include "apps/bench/run.h"
+#include "apps/common/stopwatch.h"
 #include "mmrec/generator.h"
 
 namespace mmrec::apps {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
 /// Random numbers that are the same in every process.
 class Numbers {
  public:
+  explicit Numbers(std::uint64_t seed) : state_(seed) {}
   /// Below `end`.
   std::int64_t below(std::int64_t end) {
     state_ = state_ * 6364136223846793005ULL + 1442695040888963407ULL;
@@ -30,7 +27,7 @@ class Numbers {
   }
 
  private:
-  std::uint64_t state_ = 7;
+  std::uint64_t state_;
 };
 
 // Fields of a protobuf message: a sentencepiece model is one.
@@ -50,8 +47,15 @@ void put_value(std::string& to, unsigned field, std::uint64_t value) {
 
 }  // namespace
 
+std::vector<int> some_tokens(std::int64_t count, std::int64_t vocab) {
+  Numbers numbers(1);
+  std::vector<int> tokens(static_cast<std::size_t>(count));
+  for (int& token : tokens) token = static_cast<int>(numbers.below(vocab));
+  return tokens;
+}
+
 std::vector<ServedRequest> some_requests(std::int64_t count, std::int64_t most_drawn, std::int64_t vocab) {
-  Numbers numbers;
+  Numbers numbers(7);
   constexpr std::int64_t kFine = 1 << 20;
   const std::int64_t mean = mean_drawn(most_drawn);
   std::vector<ServedRequest> requests(static_cast<std::size_t>(count));
@@ -99,7 +103,7 @@ std::string made_up_pieces(std::int64_t vocab) {
 double serve_seconds(const Model& model, const Tokenizer& tokenizer, const SessionOptions& options, int slots,
                      const std::vector<ServedRequest>& requests) {
   Generator generator(model, tokenizer, {.slots = slots, .session = options});
-  const auto start = Clock::now();
+  const Stopwatch watch;
   for (std::size_t i = 0; i < requests.size(); ++i) {
     GeneratorRequest request;
     request.prompt = requests[i].prompt;
@@ -108,14 +112,14 @@ double serve_seconds(const Model& model, const Tokenizer& tokenizer, const Sessi
     generator.submit(std::move(request));
   }
   while (generator.run_once()) check_interrupt();
-  return seconds_since(start);
+  return watch.seconds();
 }
 
 double lock_step_seconds(Session& session, std::int64_t tokens) {
   const SamplerOptions chain = GenerateOptions{}.sampler;
   std::vector<Sample> drawn(static_cast<std::size_t>(session.batch()));
   std::vector<int> next(drawn.size());
-  const auto start = Clock::now();
+  const Stopwatch watch;
   for (std::int64_t t = 0; t < tokens; ++t) {
     session.draw(chain, static_cast<std::uint64_t>(session.position()), 0, drawn, /*logprobs=*/false);
     std::transform(drawn.begin(), drawn.end(), next.begin(), [](const Sample& sample) { return sample.token; });
@@ -123,7 +127,7 @@ double lock_step_seconds(Session& session, std::int64_t tokens) {
     if (t % 16 == 0) check_interrupt();
   }
   (void)session.logits();  // waits for the last
-  return seconds_since(start);
+  return watch.seconds();
 }
 
 }  // namespace mmrec::apps

@@ -21,6 +21,9 @@ struct ServedRequest {
   std::int64_t drawn = 0;  // tokens
 };
 
+/// Token ids below `vocab` that look like text to the engine: no two runs alike, the same in every process.
+std::vector<int> some_tokens(std::int64_t count, std::int64_t vocab);
+
 /// The same requests in every process; what they draw is uniform in [kLeastDrawn, most_drawn] and on average the middle
 /// of that. Prompts are of ids below `vocab`.
 std::vector<ServedRequest> some_requests(std::int64_t count, std::int64_t most_drawn, std::int64_t vocab);

@@ -31,22 +31,20 @@ std::string entry(const Option& option, bool all) {
   line.resize(std::max(line.size() + 2, kIndent), ' ');
   std::string help(option.help);
   if (all) {
-    for (const std::string_view name : split_names(option.aliases)) {
+    for (const std::string_view name : split(option.aliases)) {
       help += fmt::format("{}--{}", help == option.help ? "; also " : ", ", name);
     }
   }
   std::string text;
-  bool is_first = true;
-  for (std::string_view rest = help; !rest.empty(); is_first = false) {
-    const std::size_t end = std::min(rest.find(' '), rest.size());
-    if (!is_first && line.size() + 1 + end > kColumns) {
+  std::string_view between = "";
+  for (const std::string_view word : split(help)) {
+    if (!between.empty() && line.size() + 1 + word.size() > kColumns) {
       text += line + "\n";
       line = std::string(kIndent, ' ');
-      is_first = true;
+      between = "";
     }
-    if (!is_first) line += ' ';
-    line += rest.substr(0, end);
-    rest.remove_prefix(std::min(end + 1, rest.size()));
+    line.append(between).append(word);
+    between = " ";
   }
   return text + line + "\n";
 }
@@ -74,7 +72,7 @@ std::string nearest_option(std::span<const Option> options, int argc, const char
   std::vector<std::string_view> names;
   for (const Option& option : options) names.push_back(option.name);
   for (const Option& option : options) {
-    for (const std::string_view name : split_names(option.aliases)) names.push_back(name);
+    for (const std::string_view name : split(option.aliases)) names.push_back(name);
   }
   for (int i = 1; i < argc; ++i) {
     std::string_view word = argv[i];
@@ -152,14 +150,14 @@ std::optional<double> parse_real(std::string_view text) { return parse<double>(t
 
 double shortest(float x) { return parse_real(fmt::format("{}", x)).value_or(static_cast<double>(x)); }
 
-std::vector<std::string_view> split_names(std::string_view names) {
-  std::vector<std::string_view> words;
-  while (!names.empty()) {
-    const std::size_t end = std::min(names.find(' '), names.size());
-    if (end > 0) words.push_back(names.substr(0, end));
-    names.remove_prefix(std::min(end + 1, names.size()));
+std::vector<std::string_view> split(std::string_view text, std::string_view separator) {
+  std::vector<std::string_view> parts;
+  for (std::size_t begin = 0; !text.empty() && begin <= text.size();) {
+    const std::size_t end = std::min(text.find(separator, begin), text.size());
+    parts.push_back(text.substr(begin, end - begin));
+    begin = end + separator.size();
   }
-  return words;
+  return parts;
 }
 
 Arguments::Arguments(const Program& program, int argc, const char* const* argv) {
@@ -167,7 +165,7 @@ Arguments::Arguments(const Program& program, int argc, const char* const* argv) 
   cxxopts::Options parser(running_program());
   std::map<std::string, std::string_view> name_of;  // by each of its names
   for (const Option& option : options) {
-    std::vector<std::string_view> names = split_names(option.aliases);
+    std::vector<std::string_view> names = split(option.aliases);
     names.insert(names.begin(), option.name);
     for (const std::string_view name : names) {
       const auto value = cxxopts::value<std::string>();
@@ -265,16 +263,13 @@ std::vector<std::int64_t> Arguments::integers(std::string_view name, std::vector
   const auto found = text(name);
   if (!found) return fallback;
   std::vector<std::int64_t> values;
-  std::string_view rest = *found;
-  for (bool more = true; more;) {
-    const std::size_t comma = rest.find(',');
-    const auto value = parse_integer(rest.substr(0, comma));
-    if (!value || *value < min || *value > max) {
-      refuse(name, *found, fmt::format("whole numbers from {} to {}, separated by commas", min, max));
-    }
-    values.push_back(*value);
-    more = comma != std::string_view::npos;
-    if (more) rest.remove_prefix(comma + 1);
+  const std::vector<std::string_view> parts = split(*found, ",");
+  for (const std::string_view part : parts) {
+    const auto value = parse_integer(part);
+    if (value && *value >= min && *value <= max) values.push_back(*value);
+  }
+  if (values.empty() || values.size() < parts.size()) {
+    refuse(name, *found, fmt::format("whole numbers from {} to {}, separated by commas", min, max));
   }
   return values;
 }

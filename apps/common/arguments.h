@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -87,8 +86,8 @@ const Program& program(std::string_view name);
 /// The page of --help: `head`, then the common options, or of --help-all: all of them. At most 80 columns.
 std::string help_page(const Program& program, bool all);
 
-/// The words of `names`, which spaces separate.
-std::vector<std::string_view> split_names(std::string_view names);
+/// The parts of `text` between separators; none of an empty text.
+std::vector<std::string_view> split(std::string_view text, std::string_view separator = " ");
 
 /// A parsed command line; values are kept as the strings they came as.
 class Arguments {

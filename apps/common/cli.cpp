@@ -137,6 +137,13 @@ std::array<std::atomic<const char*>, 8> cleanup{};
 char message[128];
 std::size_t message_size = 0;
 
+void replace_cleanup(const char* old, const char* with) {
+  for (auto& file : cleanup) {
+    const char* expected = old;
+    if (file.compare_exchange_strong(expected, with)) return;
+  }
+}
+
 extern "C" void on_interrupt(int signal) {
   if (graceful.load() && pending.exchange(signal) == 0) return;
   clean_up_at_once();
@@ -224,17 +231,11 @@ void clean_up_at_once() {
   }
 }
 
-void add_interrupt_cleanup(const char* path) {
-  for (auto& file : cleanup) {
-    const char* none = nullptr;
-    if (file.compare_exchange_strong(none, path)) return;
-  }
+RemovedAtInterrupt::RemovedAtInterrupt(std::vector<std::string> paths) : paths_(std::move(paths)) {
+  for (const std::string& path : paths_) replace_cleanup(nullptr, path.c_str());
 }
-void drop_interrupt_cleanup(const char* path) {
-  for (auto& file : cleanup) {
-    const char* expected = path;
-    if (file.compare_exchange_strong(expected, nullptr)) return;
-  }
+RemovedAtInterrupt::~RemovedAtInterrupt() {
+  for (const std::string& path : paths_) replace_cleanup(path.c_str(), nullptr);
 }
 
 }  // namespace mmrec::apps

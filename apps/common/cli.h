@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace mmrec::apps {
 
@@ -75,10 +76,18 @@ class GracefulScope {
   GracefulScope& operator=(const GracefulScope&) = delete;
 };
 
-/// A temporary file, or a folder that holds no others, one of up to eight that the handler removes where it ends the
-/// program. `path` must stay valid until it is dropped.
-void add_interrupt_cleanup(const char* path);
-void drop_interrupt_cleanup(const char* path);
+/// Temporary files, and a folder that holds no others, that the handler removes where it ends the program while this
+/// lives: eight at most.
+class RemovedAtInterrupt {
+ public:
+  explicit RemovedAtInterrupt(std::vector<std::string> paths);
+  ~RemovedAtInterrupt();
+  RemovedAtInterrupt(const RemovedAtInterrupt&) = delete;
+  RemovedAtInterrupt& operator=(const RemovedAtInterrupt&) = delete;
+
+ private:
+  std::vector<std::string> paths_;
+};
 /// Removes them all, for an end that runs no destructors. Takes no memory; a signal handler may call it.
 void clean_up_at_once();
 

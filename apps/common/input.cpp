@@ -221,10 +221,10 @@ Json parse_json_file(std::string_view text, const std::string& name) {
   });
 }
 
-std::optional<Json> read_json_file(const std::filesystem::path& path, std::uint64_t most) {
+std::optional<std::string> read_json_file(const std::filesystem::path& path, std::uint64_t most) {
   std::error_code error;  // opening the file says it
   if (std::filesystem::status(path, error).type() == std::filesystem::file_type::not_found) return std::nullopt;
-  return parse_json_file(rejecting([&] { return models::read_text(path, most); }), path.string());
+  return rejecting([&] { return models::read_text(path, most); });
 }
 
 Json parse_object(std::string_view line, const std::string& where) {

@@ -113,9 +113,8 @@ std::string invalid_utf8_warning(std::string_view name, std::int64_t runs);
 
 /// The object in the text of a file, which `name` stands for.
 nlohmann::ordered_json parse_json_file(std::string_view text, const std::string& name);
-
-/// The object in a file of at most `most` bytes; none if there is no such file.
-std::optional<nlohmann::ordered_json> read_json_file(const std::filesystem::path& path, std::uint64_t most);
+/// Such a text, of at most `most` bytes; none if there is no file.
+std::optional<std::string> read_json_file(const std::filesystem::path& path, std::uint64_t most);
 
 /// The object on a line. `where` stands for the line, or is empty.
 nlohmann::ordered_json parse_object(std::string_view line, const std::string& where);

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <initializer_list>
@@ -12,8 +11,8 @@
 #include <new>
 #include <stdexcept>
 #include <system_error>
-#include <vector>
 
+#include "apps/common/stopwatch.h"
 #include "kernels/cpu/thread_pool.h"
 #include "mmrec/errors.h"
 #include "mmrec/version.h"
@@ -102,33 +101,15 @@ auto loading(const std::filesystem::path& folder, const RunOptions& options, Loa
   }
 }
 
-LoadOptions load_options(const RunOptions& options) {
-  LoadOptions load;
-  load.device = options.device;
-  load.gpu = options.gpu;
-  load.precision = options.precision;
-  load.variant = options.variant;
-  load.threads = options.session.threads;
-  load.on_warning = [](std::string_view text) { warn(text); };
-  return load;
-}
-
 /// Sets the device: a name, or "cuda:" and the GPU's number or "all".
 void read_device(const Arguments& arguments, RunOptions& options) {
   const std::string given = arguments.text("device").value_or("auto");
-  if (given == kAllGpus) {
-    options.device = Device::kCuda;
-    options.all_gpus = true;
-    return;
-  }
-  LoadOptions named;
-  if (!set_device(named, given)) {
+  options.all_gpus = given == kAllGpus;
+  if (!set_device(options, options.all_gpus ? "cuda" : given)) {
     throw UsageError(
         fmt::format("--device: not a valid value (found '{}', expected auto or cpu or cuda or cuda:N or cuda:all)",
                     printable(given)));
   }
-  options.device = named.device;
-  options.gpu = named.gpu;
 }
 
 }  // namespace
@@ -151,6 +132,7 @@ std::filesystem::path model_folder(const Arguments& arguments) {
 
 RunOptions run_options(const Arguments& arguments) {
   RunOptions options;
+  options.on_warning = warn;
   read_device(arguments, options);
   options.precision = static_cast<Precision>(arguments.choice("precision", kPrecisionNames));
   if (options.device == Device::kCpu && options.precision == Precision::kF16) {
@@ -162,7 +144,7 @@ RunOptions run_options(const Arguments& arguments) {
   const std::int64_t most = std::int64_t{4} * kernels::ThreadPool::available_processors();
   const std::int64_t threads = arguments.integer("threads", 0, 0, 1'000'000);
   if (threads > most) warn(fmt::format("--threads {}: {} are used", threads, most));
-  options.session.threads = static_cast<int>(std::min(threads, most));
+  options.threads = options.session.threads = static_cast<int>(std::min(threads, most));
   options.session.prefill = static_cast<PrefillMode>(arguments.choice("prefill", kPrefillModeNames));
   options.session.sweep_tolerance =
       arguments.real("sweep-tol", 0.0F, 1.0F, true).value_or(options.session.sweep_tolerance);
@@ -172,11 +154,6 @@ RunOptions run_options(const Arguments& arguments) {
   const std::size_t bank = arguments.choice("bank", kNoAndYes);
   if (arguments.has("bank")) options.variant.bank = bank == 1;
   return options;
-}
-
-bool may_use_gpu(const RunOptions& options) {
-  const auto built = backends();
-  return options.device != Device::kCpu && std::find(built.begin(), built.end(), "cuda") != built.end();
 }
 
 std::optional<std::string_view> calls_of(const ModelInfo& info) {
@@ -219,16 +196,10 @@ void read_folder(const std::filesystem::path& folder, const RunOptions& options,
 }
 
 Model load_model(const std::filesystem::path& folder, const RunOptions& options) {
-  return loading(folder, options, [&] { return Model::load(folder, load_options(options)); });
+  return loading(folder, options, [&] { return Model::load(folder, options); });
 }
 
 namespace {
-
-/// One, or with --device cuda:all one for each GPU.
-std::vector<Model> load_models(const std::filesystem::path& folder, const RunOptions& options) {
-  if (!options.all_gpus) return {load_model(folder, options)};
-  return loading(folder, options, [&] { return Model::load_on_gpus(folder, load_options(options)); });
-}
 
 /// What models are together: the facts of the first, with the devices and weight bytes of all.
 ModelInfo info_of(std::span<const Model> models) {
@@ -302,14 +273,14 @@ void log_loaded(const std::filesystem::path& folder, const RunOptions& options, 
 
 }  // namespace
 
-Loaded load(const ModelCommand& command, const SandboxFiles& files, bool with_tokenizer, bool one) {
-  const auto start = std::chrono::steady_clock::now();
-  const Sandbox sandbox(command.sandbox, files);
+Loaded load(const ModelCommand& command, bool with_tokenizer, bool one) {
+  const Stopwatch watch;
+  const Sandbox sandbox(command.sandbox, command.opened);
   Loaded loaded;
-  if (one) {
-    loaded.models.push_back(load_model(command.folder, command.run));
+  if (command.run.all_gpus && !one) {
+    read_folder(command.folder, command.run, [&] { loaded.models = Model::load_on_gpus(command.folder, command.run); });
   } else {
-    loaded.models = load_models(command.folder, command.run);
+    loaded.models.push_back(load_model(command.folder, command.run));
   }
   sandbox.loaded();
   loaded.info = info_of(loaded.models);
@@ -320,7 +291,7 @@ Loaded load(const ModelCommand& command, const SandboxFiles& files, bool with_to
   if (command.verbose) {
     log_loaded(command.folder, command.run, loaded.info, loaded.tokenizer ? &*loaded.tokenizer : nullptr);
   }
-  loaded.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  loaded.seconds = watch.seconds();
   return loaded;
 }
 
@@ -340,6 +311,10 @@ void name_files(const Arguments& arguments, const Program& program, ModelCommand
   command.named.push_back({{}, command.folder, Names::kInput});
   command.named.insert(command.named.end(), more.begin(), more.end());
   refuse_lost_files(command.named);
+  // A model may be loaded onto a GPU: asked for, or left open in a build that can.
+  const auto built = backends();
+  const bool gpu = command.run.device != Device::kCpu && std::find(built.begin(), built.end(), "cuda") != built.end();
+  command.opened = sandbox_files(command.named, command.folder, gpu);
 }
 
 std::uint64_t decoded_bytes(const ModelInfo& info, std::int64_t first, std::int64_t steps) {
@@ -350,8 +325,8 @@ std::uint64_t decoded_bytes(const ModelInfo& info, std::int64_t first, std::int6
          static_cast<std::uint64_t>(with_memory) * info.memory_bytes;
 }
 
-std::string cost_text(double load_seconds, std::string_view place, std::string_view work) {
-  return fmt::format("load {:.3f} s | {} | {} | peak {:.1f} MB", load_seconds, place, work,
+std::string cost_text(double load_seconds, std::string_view work) {
+  return fmt::format("load {:.3f} s | {} | peak {:.1f} MB", load_seconds, work,
                      static_cast<double>(peak_memory_bytes()) * 1e-6);
 }
 

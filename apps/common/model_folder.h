@@ -6,7 +6,6 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,14 +23,11 @@ namespace mmrec::apps {
 std::filesystem::path model_folder(const Arguments& arguments);
 
 /// What --device, --precision, --threads, --prefill, --sweep-tol, --expert, --calls and --bank say.
-struct RunOptions {
-  Device device = Device::kAuto;
-  int gpu = 0;
+struct RunOptions : LoadOptions {
   bool all_gpus = false;  // instead of one
-  Precision precision = Precision::kAuto;
-  VariantOptions variant;  // --expert, --calls and --bank; unset: as config.json says
-  SessionOptions session;
+  SessionOptions session = {};
 };
+/// Warnings of loading will go to stderr.
 RunOptions run_options(const Arguments& arguments);
 
 /// What the command lines of programs that run a model have in common.
@@ -43,6 +39,7 @@ struct ModelCommand {
   bool verbose = false;
   bool sandbox = false;
   std::vector<NamedFile> named;  // files of the command line
+  SandboxFiles opened;           // by name, when the command line is read
 };
 /// Sets all but the folder and the files.
 void read_model_command(const Arguments& arguments, ModelCommand& command);
@@ -57,12 +54,8 @@ struct Loaded {
   std::optional<Tokenizer> tokenizer;
   double seconds = 0.0;
 };
-/// Loads them in a sandbox that allows `files`, if one is asked for, and says what -v asks for. With `one` the first of
-/// several GPUs alone.
-Loaded load(const ModelCommand& command, const SandboxFiles& files, bool with_tokenizer, bool one = false);
-
-/// Whether a model may be loaded onto a GPU: asked for, or left open in a build that can.
-bool may_use_gpu(const RunOptions& options);
+/// Loads them in a sandbox, if one is asked for, and says what -v asks for. With `one` the first of several GPUs alone.
+Loaded load(const ModelCommand& command, bool with_tokenizer, bool one = false);
 
 /// What --sweep-tol says, or "auto"; for JSON.
 nlohmann::ordered_json sweep_tolerance_json(const SessionOptions& options);
@@ -84,14 +77,14 @@ nlohmann::ordered_json with_device(nlohmann::ordered_json description, const Mod
 /// Calls `read`, which reads files of a model folder: every fault of a file becomes RejectedFile.
 void read_folder(const std::filesystem::path& folder, const RunOptions& options, const std::function<void()>& read);
 
-/// Model::load of options.gpu; warnings go to stderr, every fault of a file becomes RejectedFile.
+/// Model::load; every fault of a file becomes RejectedFile.
 Model load_model(const std::filesystem::path& folder, const RunOptions& options);
 
 /// Weight bytes that decoding `steps` tokens from position `first` reads.
 std::uint64_t decoded_bytes(const ModelInfo& info, std::int64_t first, std::int64_t steps);
 
-/// What a run cost: "load 0.100 s | PLACE | WORK | peak 12.3 MB".
-std::string cost_text(double load_seconds, std::string_view place, std::string_view work);
+/// What a run cost: "load 0.100 s | WORK | peak 12.3 MB".
+std::string cost_text(double load_seconds, std::string_view work);
 
 /// Peak resident bytes of this process; 0 where the system does not say.
 std::uint64_t peak_memory_bytes();

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <optional>
 #include <system_error>
 #include <utility>
 
@@ -46,8 +45,7 @@ Output::Output(std::filesystem::path path) : target_(std::move(path)) {
       fail(error.code().value());
     }
     fd_ = replacement_->descriptor();
-    temporary_ = replacement_->temporary();
-    add_interrupt_cleanup(temporary_.c_str());
+    removed_.emplace(std::vector<std::string>{replacement_->temporary()});
   }
 }
 
@@ -62,9 +60,6 @@ void Output::open_target(int flags) {
 
 Output::~Output() {
   if (fd_ > STDERR_FILENO && !replacement_) (void)close(fd_);
-  if (temporary_.empty()) return;
-  replacement_.reset();
-  drop_interrupt_cleanup(temporary_.c_str());
 }
 
 void Output::fail(int error) const {

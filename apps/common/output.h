@@ -15,6 +15,7 @@
 #include <string_view>
 #include <thread>
 
+#include "apps/common/cli.h"
 #include "models/files/replace_file.h"
 
 namespace mmrec::apps {
@@ -63,8 +64,8 @@ class Output {
 
   int fd_ = -1;                                     // of replacement_, if there is one
   std::filesystem::path target_;                    // for messages; empty for stdout
+  std::optional<RemovedAtInterrupt> removed_;       // what replacement_ has written
   std::optional<models::Replacement> replacement_;  // none where the target is written to directly
-  std::string temporary_;                           // its name, for the interrupt handler
   std::string buffer_;
   std::optional<std::uint64_t> keep_;  // until the first write
 };

@@ -2,7 +2,6 @@
 // as under PREFIX/share. Run by the build: mmrec-write-documents FOLDER
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <span>
@@ -50,7 +49,7 @@ std::vector<std::string> spellings(const Option& option) {
   std::vector<std::string> all;
   if (option.short_name != 0) all.push_back(fmt::format("-{}", option.short_name));
   all.push_back(fmt::format("--{}", option.name));
-  for (const std::string_view name : split_names(option.aliases)) all.push_back(fmt::format("--{}", name));
+  for (const std::string_view name : split(option.aliases)) all.push_back(fmt::format("--{}", name));
   return all;
 }
 
@@ -70,12 +69,9 @@ std::string roff(std::string_view text) {
 }
 
 std::string roff_lines(std::string_view text) {
+  if (text.ends_with('\n')) text.remove_suffix(1);
   std::string out;
-  for (std::string_view rest = text; !rest.empty();) {
-    const std::size_t end = std::min(rest.find('\n'), rest.size());
-    out += roff(rest.substr(0, end)) + "\n";
-    rest.remove_prefix(std::min(end + 1, rest.size()));
-  }
+  for (const std::string_view line : split(text, "\n")) out += roff(line) + "\n";
   return out;
 }
 
@@ -201,7 +197,7 @@ std::string fish_lines(std::string_view program, std::span<const Option> options
     out += fmt::format("complete -c {}{}", program, condition);
     if (option.short_name != 0) out += fmt::format(" -s {}", option.short_name);
     out += fmt::format(" -l {}", option.name);
-    for (const std::string_view name : split_names(option.aliases)) out += fmt::format(" -l {}", name);
+    for (const std::string_view name : split(option.aliases)) out += fmt::format(" -l {}", name);
     if (!option.value.text.empty()) {
       if (!option.value.choices.empty()) {
         out += fmt::format(" -x -a '{}'", option.value.choices);

@@ -7,13 +7,14 @@
 #include <array>
 #include <deque>
 #include <optional>
-#include <stdexcept>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "apps/common/cli.h"
+#include "apps/common/input.h"
 #include "apps/common/output.h"
+#include "apps/common/stopwatch.h"
 #include "apps/generate/line_editor.h"
 #include "apps/generate/prompt.h"
 #include "apps/generate/records.h"
@@ -46,6 +47,9 @@ std::vector<std::string_view> settable() {
   return names;
 }
 
+constexpr std::string_view kPrompt = "> ";
+
+bool is_terminal() { return isatty(STDIN_FILENO) == 1; }
 void say(std::string_view text) { (void)!write(STDERR_FILENO, text.data(), text.size()); }
 
 class Conversation {
@@ -57,16 +61,23 @@ class Conversation {
 
   int run(const std::optional<std::string>& prompt) {
     const GracefulScope graceful;
-    LineEditor editor;
-    if (isatty(STDIN_FILENO) == 1 && !of_.command.quiet) log_line("/help lists the commands");
+    const LineEditor editor = line_editor();
+    LineReader lines("-", false);
+    const auto next = [&]() -> std::optional<std::string> {
+      if (editor) return editor(kPrompt);
+      if (is_terminal()) say(kPrompt);
+      const auto line = lines.next();
+      return line ? std::optional<std::string>(*line) : std::nullopt;
+    };
+    if (is_terminal() && !of_.command.quiet) log_line("/help lists the commands");
     bool goes_on = true;
     if (prompt) goes_on = turn(*prompt);
     while (goes_on) {
-      const auto line = editor.next("> ");
+      const auto line = next();
       if (!line) break;
       goes_on = answer(*line);
     }
-    if (isatty(STDIN_FILENO) == 1) say("\n");
+    if (is_terminal()) say("\n");
     if (of_.command.state_out) save(*of_.command.state_out);
     return interrupt_exit_code();
   }
@@ -182,8 +193,7 @@ class Conversation {
       program.options = options;
       const Arguments given(program, static_cast<int>(arguments.size()), arguments.data());
       options_.sampler = sampler_choices(given).over(options_.sampler);
-      options_.max_tokens = given.integer("tokens", options_.max_tokens, -1, std::int64_t{1} << 40);
-      if (given.has("stop")) options_.stop = stop_strings(given);
+      set_options(given, options_);
     }
     log_line(fmt::format("{}, at most {} tokens", sampling_text(options_.sampler), options_.max_tokens));
   }

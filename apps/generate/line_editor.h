@@ -1,28 +1,18 @@
-// Lines that a person types. line_editor_libedit.cpp edits them and keeps a history where stdin is a terminal that can;
-// line_editor_plain.cpp is for builds without libedit and reads them as they come.
+// Lines that a person edits while typing them, with a history.
 #pragma once
 
-#include <memory>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
 
 namespace mmrec::apps {
 
-class LineEditor {
- public:
-  LineEditor();
-  ~LineEditor();
-  LineEditor(const LineEditor&) = delete;
-  LineEditor& operator=(const LineEditor&) = delete;
+/// The next line of stdin without its end, asked for with a prompt on stderr; none at the end of the input, and inside
+/// a GracefulScope after an interrupt.
+using LineEditor = std::function<std::optional<std::string>(std::string_view prompt)>;
 
-  /// The next line of stdin without its end, asked for with `prompt` on stderr where stdin is a terminal; none at the
-  /// end of the input, and inside a GracefulScope after an interrupt.
-  std::optional<std::string> next(std::string_view prompt);
-
- private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
-};
+/// Null where stdin is no terminal that can, and in builds without libedit (line_editor_plain.cpp).
+LineEditor line_editor();
 
 }  // namespace mmrec::apps

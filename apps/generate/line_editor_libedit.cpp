@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <cwchar>
+#include <memory>
 
 #include "apps/common/input.h"
 #include "apps/generate/line_editor.h"
@@ -19,10 +20,6 @@ namespace mmrec::apps {
 namespace {
 
 constexpr int kMostRemembered = 1000;
-
-std::wstring widened(std::string_view text) {  // of ASCII
-  return {text.begin(), text.end()};
-}
 
 std::string as_utf8(std::wstring_view text) {
   std::string bytes;
@@ -40,42 +37,51 @@ bool can_edit() {
   return isatty(STDIN_FILENO) == 1 && terminal != nullptr && *terminal != '\0' && std::strcmp(terminal, "dumb") != 0;
 }
 
-}  // namespace
-
-struct LineEditor::Impl {
-  Impl() {
-    if (!can_edit()) return;
-    (void)std::setlocale(LC_CTYPE, "C.UTF-8");  // widths of characters; numbers are read without regard to it
-    edit = el_init("mmrec-generate", stdin, stderr, stderr);
-    if (edit == nullptr) return;
-    history = history_winit();
+class Editor {
+ public:
+  Editor() : edit_(el_init("mmrec-generate", stdin, stderr, stderr)), history_(history_winit()) {
+    if (edit_ == nullptr) return;
     HistEventW event;
-    if (history != nullptr) history_w(history, &event, H_SETSIZE, kMostRemembered);
-    el_wset(edit, EL_CLIENTDATA, this);
-    el_wset(edit, EL_PROMPT, &Impl::prompt_of);
-    el_wset(edit, EL_EDITOR, L"emacs");
-    el_wset(edit, EL_SIGNAL, 0);
-    el_wset(edit, EL_GETCFN, &Impl::read_character);
-    if (history != nullptr) el_wset(edit, EL_HIST, history_w, history);
-    el_wset(edit, EL_BIND, L"^R", L"em-inc-search-prev", nullptr);
+    if (history_ != nullptr) history_w(history_, &event, H_SETSIZE, kMostRemembered);
+    el_wset(edit_, EL_CLIENTDATA, this);
+    el_wset(edit_, EL_PROMPT, &Editor::prompt_of);
+    el_wset(edit_, EL_EDITOR, L"emacs");
+    el_wset(edit_, EL_SIGNAL, 0);
+    el_wset(edit_, EL_GETCFN, &Editor::read_character);
+    if (history_ != nullptr) el_wset(edit_, EL_HIST, history_w, history_);
+    el_wset(edit_, EL_BIND, L"^R", L"em-inc-search-prev", nullptr);
   }
-  ~Impl() {
-    if (history != nullptr) history_wend(history);
-    if (edit != nullptr) el_end(edit);
+  ~Editor() {
+    if (history_ != nullptr) history_wend(history_);
+    if (edit_ != nullptr) el_end(edit_);
   }
-  Impl(const Impl&) = delete;
-  Impl& operator=(const Impl&) = delete;
+  Editor(const Editor&) = delete;
+  Editor& operator=(const Editor&) = delete;
 
-  static Impl& of(EditLine* edit) {
+  bool is_there() const { return edit_ != nullptr; }
+  std::optional<std::string> next(std::string_view prompt) {
+    prompt_.assign(prompt.begin(), prompt.end());  // ASCII
+    int count = 0;
+    const wchar_t* line = el_wgets(edit_, &count);
+    if (line == nullptr || count <= 0) return std::nullopt;
+    std::wstring_view text(line, static_cast<std::size_t>(count));
+    if (text.ends_with(L'\n')) text.remove_suffix(1);
+    HistEventW event;
+    if (history_ != nullptr && !text.empty()) history_w(history_, &event, H_ENTER, std::wstring(text).c_str());
+    return as_utf8(text);
+  }
+
+ private:
+  static Editor& of(EditLine* edit) {
     void* self = nullptr;
     el_wget(edit, EL_CLIENTDATA, &self);
-    return *static_cast<Impl*>(self);
+    return *static_cast<Editor*>(self);
   }
-  static wchar_t* prompt_of(EditLine* edit) { return of(edit).prompt.data(); }
+  static wchar_t* prompt_of(EditLine* edit) { return of(edit).prompt_.data(); }
 
   /// A character of UTF-8; 0 at the end and after an interrupt.
   static int read_character(EditLine* edit, wchar_t* to) {
-    InputFile& keys = of(edit).keys;
+    InputFile& keys = of(edit).keys_;
     std::string bytes;
     models::Utf8Unit unit;
     do {
@@ -89,33 +95,20 @@ struct LineEditor::Impl {
     return 1;
   }
 
-  EditLine* edit = nullptr;  // null: lines as they come
-  HistoryW* history = nullptr;
-  std::wstring prompt;
-  InputFile keys{"-", false};
-  LineReader lines{"-", false};
+  EditLine* edit_;
+  HistoryW* history_;
+  std::wstring prompt_;
+  InputFile keys_{"-", false};
 };
 
-LineEditor::LineEditor() : impl_(std::make_unique<Impl>()) {}
-LineEditor::~LineEditor() = default;
+}  // namespace
 
-std::optional<std::string> LineEditor::next(std::string_view prompt) {
-  if (impl_->edit == nullptr) {
-    if (isatty(STDIN_FILENO) == 1) (void)!write(STDERR_FILENO, prompt.data(), prompt.size());
-    const auto line = impl_->lines.next();
-    return line ? std::optional<std::string>(*line) : std::nullopt;
-  }
-  impl_->prompt = widened(prompt);
-  int count = 0;
-  const wchar_t* line = el_wgets(impl_->edit, &count);
-  if (line == nullptr || count <= 0) return std::nullopt;
-  std::wstring_view text(line, static_cast<std::size_t>(count));
-  if (text.ends_with(L'\n')) text.remove_suffix(1);
-  HistEventW event;
-  if (impl_->history != nullptr && !text.empty()) {
-    history_w(impl_->history, &event, H_ENTER, std::wstring(text).c_str());
-  }
-  return as_utf8(text);
+LineEditor line_editor() {
+  if (!can_edit()) return nullptr;
+  (void)std::setlocale(LC_CTYPE, "C.UTF-8");  // widths of characters; numbers are read without regard to it
+  const auto editor = std::make_shared<Editor>();
+  if (!editor->is_there()) return nullptr;
+  return [editor](std::string_view prompt) { return editor->next(prompt); };
 }
 
 }  // namespace mmrec::apps

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <deque>
 #include <exception>
@@ -36,17 +35,23 @@ const std::vector<std::string_view>& keys() {
   return all;
 }
 
-void check_extra(std::string_view key, std::size_t bytes, const LineLimits& limits) {
-  if (bytes <= limits.extra_bytes) return;
-  throw RejectedFile(fmt::format("{}: too long (found {} bytes, expected at most {}, as --max-line-extra-kb says)", key,
-                                 bytes, limits.extra_bytes));
+void check_extra(std::string_view key, std::size_t bytes, std::size_t most) {
+  if (bytes <= most) return;
+  throw RejectedFile(
+      fmt::format("{}: too long (found {} bytes, expected at most {}, as --max-line-extra-kb says)", key, bytes, most));
 }
 
 /// A line that is an object, whose keys have values of the right kind or are refused.
 class RequestReader {
  public:
-  RequestReader(const Json& object, const LineOptions& defaults, const ModelInfo& info, const Tokenizer& tokenizer)
-      : object_(object), members_(object), defaults_(defaults), info_(info), tokenizer_(tokenizer) {
+  RequestReader(const Json& object, const GenerateCommand& command, std::shared_ptr<const Session> start,
+                const ModelInfo& info, const Tokenizer& tokenizer)
+      : object_(object),
+        members_(object),
+        command_(command),
+        start_(std::move(start)),
+        info_(info),
+        tokenizer_(tokenizer) {
     for (const auto& [key, value] : object.items()) {
       if (std::find(keys().begin(), keys().end(), key) == keys().end()) {
         throw RejectedFile(
@@ -56,9 +61,10 @@ class RequestReader {
     if (has("n") && has("max_tokens")) throw RejectedFile("n: not with max_tokens, which is the same");
   }
 
-  GeneratorRequest request(std::uint64_t seed) {
-    GeneratorRequest request{.prompt = prompt(), .options = defaults_.generate, .start = defaults_.start};
-    GenerateOptions& options = request.options;
+  LineRequest read(std::uint64_t seed) const {
+    LineRequest asked{.request = {.prompt = prompt(), .options = command_.options, .start = start_},
+                      .detail = command_.detail()};
+    GenerateOptions& options = asked.request.options;
     options.sampler.seed = seed;
     options.sampler = sampler_choices(object_).over(options.sampler);
     options.max_tokens =
@@ -66,38 +72,31 @@ class RequestReader {
     if (const Json* const value = members_.find("stop")) options.stop = stop(*value);
     if (const Json* const value = members_.find("logprobs")) {
       options.top_logprobs = value->is_boolean() ? 0 : static_cast<int>(members_.integer("logprobs", *value, 0, 1000));
+      asked.detail.tokens = *value != false;
     }
-    limit_tokens(request);
-    return request;
-  }
-  int num_samples() const {
-    return static_cast<int>(members_.integer("num_samples", 1, 65536).value_or(defaults_.num_samples));
-  }
-  RecordDetail detail() const {
-    RecordDetail detail = defaults_.detail;
-    if (const Json* const value = members_.find("logprobs")) detail.tokens = *value != false;
-    return detail;
+    asked.num_samples = static_cast<int>(members_.integer("num_samples", 1, 65536).value_or(command_.num_samples));
+    limit_tokens(asked);
+    return asked;
   }
 
  private:
   bool has(std::string_view key) const { return members_.has(key); }
 
-  /// No more than LineLimits::tokens; max_tokens of -1 becomes as many as there may be.
-  void limit_tokens(GeneratorRequest& request) const {
+  /// No more than --max-line-tokens says; max_tokens of -1 becomes as many as there may be.
+  void limit_tokens(LineRequest& asked) const {
     if (!has("n") && !has("max_tokens") && !has("num_samples") && !has("logprobs")) return;
-    const RecordDetail told = detail();
-    const std::int64_t samples = num_samples();
-    const std::int64_t prompt = told.prompt || told.tokens ? std::ssize(request.prompt) : 0;
-    const std::int64_t each = 1 + request.options.top_logprobs;
-    const std::int64_t room = defaults_.limits.tokens / samples - prompt;
+    GenerateOptions& options = asked.request.options;
+    const std::int64_t prompt = asked.detail.prompt || asked.detail.tokens ? std::ssize(asked.request.prompt) : 0;
+    const std::int64_t each = 1 + options.top_logprobs;
+    const std::int64_t room = command_.max_line_tokens / asked.num_samples - prompt;
     const std::int64_t most = room < 0 ? -1 : room / each;
-    std::int64_t& tokens = request.options.max_tokens;
+    std::int64_t& tokens = options.max_tokens;
     if (tokens < 0 && most > 0) tokens = most;
     if (tokens >= 0 && tokens <= most) return;
     throw RejectedFile(fmt::format(
         "too many tokens (found num_samples {} x (max_tokens {} x (1 + logprobs {}) + {} of the prompt in the "
         "record), expected at most {}, as --max-line-tokens says)",
-        samples, tokens, each - 1, prompt, defaults_.limits.tokens));
+        asked.num_samples, tokens, each - 1, prompt, command_.max_line_tokens));
   }
 
   std::vector<std::string> stop(const Json& value) const {
@@ -111,13 +110,13 @@ class RequestReader {
     std::vector<std::string> stops = all.get<std::vector<std::string>>();
     std::size_t bytes = 0;
     for (const std::string& text : stops) bytes += text.size();
-    check_extra("stop", bytes, defaults_.limits);
+    check_extra("stop", bytes, command_.max_line_extra_bytes);
     return stops;
   }
 
   /// A text, or the ids of one; none where there is a state to go on from.
   std::vector<int> prompt() const {
-    const bool goes_on = defaults_.start != nullptr;
+    const bool goes_on = start_ != nullptr;
     const Json* const given = members_.find("prompt");
     if (given == nullptr) {
       if (goes_on) return {};
@@ -143,7 +142,8 @@ class RequestReader {
 
   const Json& object_;
   Members members_;
-  const LineOptions& defaults_;
+  const GenerateCommand& command_;
+  std::shared_ptr<const Session> start_;
   const ModelInfo& info_;
   const Tokenizer& tokenizer_;
 };
@@ -156,66 +156,89 @@ std::uint64_t seed_of(std::uint64_t run, std::int64_t line) {
   return (x ^ (x >> 31U)) >> 11U;
 }
 
-Submission prepare_object(RecordQueue& queue, std::string_view line, std::int64_t number, const Model& model,
-                          const Tokenizer& tokenizer, const LineOptions& options, const std::string& name) {
-  Json head = {{"line", number}};
-  std::string refused;
-  try {
-    const Json object = parse_object(line, "");
-    if (object.contains("id")) {
-      // As it is written: a number may have more digits than this program could give back.
-      std::string id(member_text(line, "id"));
-      check_extra("id", id.size(), options.limits);
-      head = {{"id", std::move(id)}, {"line", number}};
-    }
-    LineRequest asked =
-        read_request(object, options, model.info(), tokenizer, seed_of(options.generate.sampler.seed, number));
-    Json more = Json::object();
-    if (asked.detail.prompt && object.contains("prompt")) more["prompt"] = object["prompt"];
-    if (asked.detail.tokens) more["prompt_tokens"] = asked.request.prompt;
-    return submission(queue, RecordHead(std::move(head), more),
-                      Samples(std::move(asked.request), asked.num_samples, model, options.session), asked.detail, true,
-                      name);
-  } catch (const RejectedFile& error) {
-    refused = error.what();
-  } catch (const std::invalid_argument& error) {
-    refused = error.what();
+/// Makes requests of lines.
+class LineRequests {
+ public:
+  LineRequests(RecordQueue& queue, const Model& model, const Tokenizer& tokenizer, const GenerateCommand& command,
+               std::shared_ptr<const Session> start)
+      : queue_(queue), model_(model), tokenizer_(tokenizer), command_(command), start_(std::move(start)) {}
+
+  /// What asks for the records of a line; `place` is FILE:LINE.
+  Submission prepare(std::string_view line, std::int64_t number, const std::string& place) const {
+    if (!command_.jsonl) return prepare_text(line, number, place);
+    return is_blank(line) ? nullptr : prepare_object(line, number, place);
   }
-  return [&queue, head = std::move(head), refused, name] {
-    queue.refuse(head, refused, name);
-    return false;
-  };
-}
+  /// What makes a record that says why there is no request. `id` says whose it is.
+  Submission refusing(Json id, std::string_view error, const std::string& place) const {
+    return [&queue = queue_, id = std::move(id), error = std::string(error), place] {
+      queue.refuse(id, error, place);
+      return false;
+    };
+  }
 
-Submission prepare_text(RecordQueue& queue, std::string_view text, std::int64_t number, const Model& model,
-                        const Tokenizer& tokenizer, const LineOptions& options, const std::string& name) {
-  if (text.ends_with('\r')) text.remove_suffix(1);
-  GeneratorRequest request{.prompt = encode_prompt(tokenizer, model.info(), text, options.start != nullptr),
-                           .options = options.generate,
-                           .start = options.start};
-  request.options.sequence = static_cast<std::uint64_t>(number - 1);
-  Json more = Json::object();
-  if (options.detail.prompt) more["prompt"] = text;
-  if (options.detail.tokens) more["prompt_tokens"] = request.prompt;
-  Submission submit =
-      submission(queue, RecordHead({{"line", number}}, more),
-                 Samples(std::move(request), options.num_samples, model, options.session), options.detail, false, name);
-  const std::int64_t runs = count_invalid_utf8(text);
-  if (runs == 0) return submit;
-  return [submit = std::move(submit), name, runs, is_new = true]() mutable {
-    if (std::exchange(is_new, false)) warn(invalid_utf8_warning(name, runs));
-    return submit();
-  };
-}
+ private:
+  Submission prepare_object(std::string_view line, std::int64_t number, const std::string& place) const {
+    Json head = {{"line", number}};
+    const auto refused = [&](const std::exception& error) { return refusing(head, error.what(), place); };
+    try {
+      const Json object = parse_object(line, "");
+      if (object.contains("id")) {
+        // As it is written: a number may have more digits than this program could give back.
+        std::string id(member_text(line, "id"));
+        check_extra("id", id.size(), command_.max_line_extra_bytes);
+        head = {{"id", std::move(id)}, {"line", number}};
+      }
+      LineRequest asked = read_request(object, command_, start_, model_.info(), tokenizer_,
+                                       seed_of(command_.options.sampler.seed, number));
+      Json more = Json::object();
+      if (asked.detail.prompt && object.contains("prompt")) more["prompt"] = object["prompt"];
+      return submission(std::move(head), std::move(more), std::move(asked), true, place);
+    } catch (const RejectedFile& error) {
+      return refused(error);
+    } catch (const std::invalid_argument& error) {
+      return refused(error);
+    }
+  }
 
-/// Reads lines and prepares them, several at a time, on threads beside the caller's. prepare(line, number) makes what
-/// is called, and throws what is thrown, in the order of lines.
-template <class Prepare>
+  Submission prepare_text(std::string_view text, std::int64_t number, const std::string& place) const {
+    if (text.ends_with('\r')) text.remove_suffix(1);
+    LineRequest asked{.request = {.prompt = encode_prompt(tokenizer_, model_.info(), text, start_ != nullptr),
+                                  .options = command_.options,
+                                  .start = start_},
+                      .num_samples = command_.num_samples,
+                      .detail = command_.detail()};
+    asked.request.options.sequence = static_cast<std::uint64_t>(number - 1);
+    Json more = Json::object();
+    if (asked.detail.prompt) more["prompt"] = text;
+    Submission submit = submission({{"line", number}}, std::move(more), std::move(asked), false, place);
+    const std::int64_t runs = count_invalid_utf8(text);
+    if (runs == 0) return submit;
+    return [submit = std::move(submit), place, runs, is_new = true]() mutable {
+      if (std::exchange(is_new, false)) warn(invalid_utf8_warning(place, runs));
+      return submit();
+    };
+  }
+
+  Submission submission(Json id, Json more, LineRequest asked, bool has_seed, const std::string& place) const {
+    if (asked.detail.tokens) more["prompt_tokens"] = asked.request.prompt;
+    Samples samples(std::move(asked.request), asked.num_samples, model_, command_.run.session);
+    return apps::submission(queue_, RecordHead(std::move(id), more), std::move(samples), asked.detail, has_seed, place);
+  }
+
+  RecordQueue& queue_;
+  const Model& model_;
+  const Tokenizer& tokenizer_;
+  const GenerateCommand& command_;
+  std::shared_ptr<const Session> start_;
+};
+
+/// Reads lines and prepares their requests, several at a time, on threads beside the caller's. Faults come in the order
+/// of lines.
 class Preparer {
  public:
   /// At most `most_lines` at a time. `threads` prepare; a single one is the caller's.
-  Preparer(LineReader& lines, RecordQueue& queue, std::size_t most_lines, int threads, const Prepare& prepare)
-      : lines_(lines), queue_(queue), most_lines_(most_lines), threads_(threads), prepare_(prepare) {}
+  Preparer(LineReader& lines, std::size_t most_lines, int threads, const LineRequests& requests)
+      : lines_(lines), most_lines_(most_lines), threads_(threads), requests_(requests) {}
   Preparer(const Preparer&) = delete;
   Preparer& operator=(const Preparer&) = delete;
   ~Preparer() {
@@ -281,40 +304,43 @@ class Preparer {
     }
     result.ready.resize(some.size());
     kernels::parallel_items(some.size(), threads_, [&](std::size_t i) {
+      const Line& line = some[i];
+      const auto refuse = [&](std::string_view error) {
+        result.ready[i] = requests_.refusing({{"line", line.number}}, error, line.place);
+      };
       try {
-        const Line& line = some[i];
-        result.ready[i] = line.fault.empty() ? prepare_(line.text, line.number) : refusing(line, line.fault);
+        if (!line.fault.empty()) return refuse(line.fault);
+        result.ready[i] = requests_.prepare(line.text, line.number, line.place);
       } catch (const std::bad_alloc&) {
-        result.ready[i] = refusing(some[i], kNoMemory);
+        refuse(kNoMemory);
       } catch (...) {
         result.ready[i] = [fault = std::current_exception()]() -> bool { std::rethrow_exception(fault); };
       }
     });
     return result;
   }
-  Submission refusing(const Line& line, std::string_view error) {
-    return [&queue = queue_, number = line.number, place = line.place, error = std::string(error)] {
-      queue.refuse({{"line", number}}, error, place);
-      return false;
-    };
-  }
-
   LineReader& lines_;
-  RecordQueue& queue_;
   std::size_t most_lines_;
   int threads_;
-  const Prepare& prepare_;
+  const LineRequests& requests_;
   bool is_at_end_ = false;
   std::future<Lines> coming_;  // its destructor waits for the thread
 };
 
-/// Runs the queue until all lines are done. What runs does not wait for lines.
-template <class Prepare>
-void run_lines(RecordQueue& queue, LineReader& lines, int threads, const Prepare& prepare) {
+}  // namespace
+
+LineRequest read_request(const Json& object, const GenerateCommand& command, std::shared_ptr<const Session> start,
+                         const ModelInfo& info, const Tokenizer& tokenizer, std::uint64_t seed) {
+  return RequestReader(object, command, std::move(start), info, tokenizer).read(seed);
+}
+
+void generate_lines(RecordQueue& queue, LineReader& lines, const Model& model, const Tokenizer& tokenizer,
+                    const GenerateCommand& command, std::shared_ptr<const Session> start) {
   constexpr std::int64_t kParts = 4;  // of what the queue has room for: some run while others are read
   const auto most_lines = static_cast<std::size_t>(std::max<std::int64_t>(queue.room() / kParts, 1));
-  Preparer preparer(lines, queue, most_lines, threads > 0 ? threads : kernels::ThreadPool::available_processors(),
-                    prepare);
+  const int threads = command.run.session.threads;
+  const LineRequests requests(queue, model, tokenizer, command, std::move(start));
+  Preparer preparer(lines, most_lines, threads > 0 ? threads : kernels::ThreadPool::available_processors(), requests);
   std::deque<Submission> ready;
   bool has_work = false;
   while (!preparer.is_at_end() || !ready.empty() || has_work) {
@@ -326,24 +352,6 @@ void run_lines(RecordQueue& queue, LineReader& lines, int threads, const Prepare
     }
     has_work = queue.run_once();
   }
-}
-
-}  // namespace
-
-LineRequest read_request(const Json& object, const LineOptions& options, const ModelInfo& info,
-                         const Tokenizer& tokenizer, std::uint64_t seed) {
-  RequestReader reader(object, options, info, tokenizer);
-  return {.request = reader.request(seed), .num_samples = reader.num_samples(), .detail = reader.detail()};
-}
-
-void generate_lines(RecordQueue& queue, LineReader& lines, const Model& model, const Tokenizer& tokenizer,
-                    const LineOptions& options) {
-  run_lines(queue, lines, options.session.threads, [&](std::string_view line, std::int64_t number) -> Submission {
-    const std::string name = fmt::format("{}:{}", options.name, number);
-    if (!options.are_objects) return prepare_text(queue, line, number, model, tokenizer, options, name);
-    if (is_blank(line)) return nullptr;
-    return prepare_object(queue, line, number, model, tokenizer, options, name);
-  });
 }
 
 }  // namespace mmrec::apps

@@ -4,38 +4,14 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "apps/common/input.h"
-#include "apps/generate/records.h"
-#include "apps/generate/sampling.h"
+#include "apps/generate/options.h"
 #include "mmrec/generator.h"
 #include "mmrec/model.h"
 #include "mmrec/tokenizer.h"
 
 namespace mmrec::apps {
-
-/// What a line may ask for.
-struct LineLimits {
-  /// Of its records together: num_samples * (max_tokens * (1 + logprobs) + tokens of the prompt, where records have
-  /// it). Lines that leave all of this to the command line are not asked.
-  std::int64_t tokens = std::int64_t{1} << 22;
-  std::size_t extra_bytes = std::size_t{16} << 10;  // of its id; of its stop strings together
-};
-
-/// How lines are continued. What an object leaves out is taken from here.
-struct LineOptions {
-  bool are_objects = false;
-  GenerateOptions generate;
-  int num_samples = 1;
-  RecordDetail detail;
-  LineLimits limits = {};
-  std::string name;                           // of the file, for messages
-  std::shared_ptr<const Session> start = {};  // what each goes on from, if not from nothing
-  SessionOptions session = {};
-};
 
 /// What a line asks for.
 struct LineRequest {
@@ -44,10 +20,14 @@ struct LineRequest {
   RecordDetail detail;
 };
 
-/// The request of a line, `object`. `seed` is used if the line has none. Throws RejectedFile naming key, found and
-/// expected.
-LineRequest read_request(const nlohmann::ordered_json& object, const LineOptions& options, const ModelInfo& info,
-                         const Tokenizer& tokenizer, std::uint64_t seed);
+/// The request of a line, `object`. What it leaves out is the command line's; `seed` is used if the line has none.
+/// `start`: what it goes on from, if not from nothing. Throws RejectedFile naming key, found and expected.
+///
+/// The records of a line together have at most --max-line-tokens: num_samples * (max_tokens * (1 + logprobs) + tokens
+/// of the prompt, where records have it). Lines that leave all of this to the command line are not asked.
+LineRequest read_request(const nlohmann::ordered_json& object, const GenerateCommand& command,
+                         std::shared_ptr<const Session> start, const ModelInfo& info, const Tokenizer& tokenizer,
+                         std::uint64_t seed);
 
 /// One record for each line, or for each sample of it. Lines are read, and records asked for, while there is room for
 /// them, and what runs does not wait for a line that is slow to come. A line that is too long, or for which memory runs
@@ -58,6 +38,6 @@ LineRequest read_request(const nlohmann::ordered_json& object, const LineOptions
 /// record that says why. Draws of an object are those of mmrec-generate for its prompt, options and seed alone; one
 /// without a seed has one that follows from the run's and its number.
 void generate_lines(RecordQueue& queue, LineReader& lines, const Model& model, const Tokenizer& tokenizer,
-                    const LineOptions& options);
+                    const GenerateCommand& command, std::shared_ptr<const Session> start);
 
 }  // namespace mmrec::apps

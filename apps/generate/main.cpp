@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -17,6 +16,7 @@
 #include "apps/common/input.h"
 #include "apps/common/model_folder.h"
 #include "apps/common/output.h"
+#include "apps/common/stopwatch.h"
 #include "apps/generate/interactive.h"
 #include "apps/generate/lines.h"
 #include "apps/generate/options.h"
@@ -35,18 +35,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// What is known before a model is loaded.
-struct Setting {
-  GenerateCommand command;
-  GenerationDefaults defaults;
-  std::optional<SavedSequence> begun;  // of --state-in
-  GenerateOptions options;
-};
-
-RecordDetail detail_of(const GenerateCommand& command) {
-  return {.prompt = command.echo, .tokens = command.json || command.top_logprobs > 0};
-}
-
 /// Throws where a request failed, or was none.
 int exit_code_of(const RecordsDone& done) {
   if (interrupt_exit_code() != 0) return interrupt_exit_code();
@@ -60,66 +48,54 @@ int exit_code_of(const RecordsDone& done) {
   return kOk;
 }
 
-/// How many requests --lines may make: a line has at least one byte. 0: not known.
-std::uint64_t most_requests(const GenerateCommand& command, const std::string& file) {
-  if (!command.lines) return 0;
-  return input_size(file).value_or(0) * static_cast<std::uint64_t>(command.num_samples);
-}
-
 /// --lines and --jsonl: as many prompts as there are lines, on as many GPUs as were asked for.
-int many_main(Setting setting, Output& out) {
-  const GenerateCommand& command = setting.command;
-  GenerateOptions& options = setting.options;
+int many_main(GenerateCommand command, const GenerationDefaults& defaults, const std::optional<SavedSequence>& begun,
+              Output& out) {
   const std::string file = command.jsonl ? *command.jsonl : prompt_file(command);
   LineReader lines(file, true, command.max_line_bytes);
   Stopwatch watch;
-  const Loaded loaded = load(command, files_of(command), true);
-  const std::vector<Model>& models = loaded.models;
-  const ModelInfo& info = loaded.info;
+  const Loaded loaded = load(command, true);
+  const Model& model = loaded.models.front();
   const Tokenizer& tokenizer = *loaded.tokenizer;
-  options.eos_token_ids = end_of_sequence(info, setting.defaults, tokenizer);
+  command.options.eos_token_ids = end_of_sequence(loaded.info, defaults, tokenizer);
   std::shared_ptr<Session> start;
-  if (setting.begun) {
-    start = std::make_shared<Session>(models.front().new_session(1, command.run.session));
-    restore_state(*start, *setting.begun, tokenizer, *command.state_in, computed_with(info, command.run.session));
+  if (begun) {
+    start = std::make_shared<Session>(model.new_session(1, command.run.session));
+    restore_state(*start, *begun, tokenizer, *command.state_in, computed_with(loaded.info, command.run.session));
   }
-  Generator generator(
-      models, tokenizer,
-      {.slots = command.slots, .requests = most_requests(command, file), .session = command.run.session});
+  // A line of --lines has at least one byte.
+  const std::uint64_t most = command.lines ? input_size(file).value_or(0) : 0;
+  Generator generator(loaded.models, tokenizer,
+                      {.slots = command.slots,
+                       .requests = most * static_cast<std::uint64_t>(command.num_samples),
+                       .session = command.run.session});
   RecordQueue queue(generator, tokenizer, out, command.as_completed);
   const double load_seconds = watch.lap();
 
   const GracefulScope graceful;
-  generate_lines(queue, lines, models.front(), tokenizer,
-                 {.are_objects = command.jsonl.has_value(),
-                  .generate = options,
-                  .num_samples = command.num_samples,
-                  .detail = detail_of(command),
-                  .limits = {.tokens = command.max_line_tokens, .extra_bytes = command.max_line_extra_bytes},
-                  .name = input_name(file),
-                  .start = start,
-                  .session = command.run.session});
+  generate_lines(queue, lines, model, tokenizer, command, start);
   const RecordsDone& done = queue.done();
   const double seconds = watch.lap();
   out.commit();
   if (!command.quiet) {
     const std::string_view what = command.jsonl || command.num_samples > 1 ? "records" : "prompts";
-    const std::string work = fmt::format("{} {}, {} tokens in {:.2f} s, {:.1f} tok/s", done.records, what, done.tokens,
-                                         seconds, Timings::rate(static_cast<double>(done.tokens), seconds));
-    log_line(fmt::format("{} | {}", cost_text(load_seconds, place_of(info), work), sampling_text(options.sampler)));
+    const std::string work =
+        fmt::format("{} | {} {}, {} tokens in {:.2f} s, {:.1f} tok/s", place_of(loaded.info), done.records, what,
+                    done.tokens, seconds, Timings::rate(static_cast<double>(done.tokens), seconds));
+    log_line(fmt::format("{} | {}", cost_text(load_seconds, work), sampling_text(command.options.sampler)));
   }
   return exit_code_of(done);
 }
 
 /// --num-samples of one prompt that `session` has consumed: a record each.
 RecordsDone draw_samples(const GenerateCommand& command, const Model& model, const Tokenizer& tokenizer,
-                         Session session, GenerateOptions options, const Json& head, Output& out) {
+                         Session session, const Json& head, Output& out) {
   Generator generator(model, tokenizer,
                       {.slots = std::min(command.slots, command.num_samples),
                        .requests = static_cast<std::uint64_t>(command.num_samples),
                        .session = command.run.session});
   RecordQueue queue(generator, tokenizer, out);
-  GeneratorRequest request{.options = std::move(options), .start = std::make_shared<const Session>(std::move(session))};
+  GeneratorRequest request{.options = command.options, .start = std::make_shared<const Session>(std::move(session))};
   Samples samples(std::move(request), command.num_samples, model, command.run.session);
   while (samples.has_next()) {
     const int sample = samples.index();
@@ -127,8 +103,8 @@ RecordsDone draw_samples(const GenerateCommand& command, const Model& model, con
     auto begins =
         std::make_shared<const RecordHead>(Json{{"sample", sample}, {"seed", one.options.sampler.seed}}, head);
     const std::size_t bytes = begins->text.size() + samples.bytes();
-    queue.submit(std::move(begins), Json::object(), std::move(one), detail_of(command),
-                 fmt::format("sample {}", sample), bytes);
+    queue.submit(std::move(begins), Json::object(), std::move(one), command.detail(), fmt::format("sample {}", sample),
+                 bytes);
     while (!queue.has_room()) queue.run_once();
   }
   while (queue.run_once()) {
@@ -137,16 +113,16 @@ RecordsDone draw_samples(const GenerateCommand& command, const Model& model, con
 }
 
 /// One prompt.
-int prompt_main(Setting setting, Output& out) {
-  const GenerateCommand& command = setting.command;
-  GenerateOptions& options = setting.options;
+int prompt_main(GenerateCommand command, const GenerationDefaults& defaults, const std::optional<SavedSequence>& begun,
+                Output& out) {
+  GenerateOptions& options = command.options;
   options.logprobs = command.json;
   const bool has_prompt = !command.interactive || command.prompt || command.file;
-  const Prompt prompt = has_prompt ? read_prompt(command) : Prompt();
+  const std::string prompt = has_prompt ? read_prompt(command) : std::string();
 
   Stopwatch watch;
   Timings timings;
-  const Loaded loaded = load(command, files_of(command), true, true);  // a sequence runs on one GPU
+  const Loaded loaded = load(command, true, true);  // a sequence runs on one GPU
   const Model& model = loaded.models.front();
   const Tokenizer& tokenizer = *loaded.tokenizer;
   timings.load_seconds = watch.lap();
@@ -154,18 +130,18 @@ int prompt_main(Setting setting, Output& out) {
 
   Session session = model.new_session(1, command.run.session);
   std::string with = computed_with(model.info(), command.run.session);
-  if (setting.begun) with = restore_state(session, *setting.begun, tokenizer, *command.state_in, with);
+  if (begun) with = restore_state(session, *begun, tokenizer, *command.state_in, with);
   const std::int64_t began_at = session.position();
-  options.eos_token_ids = end_of_sequence(model.info(), setting.defaults, tokenizer);
+  options.eos_token_ids = end_of_sequence(model.info(), defaults, tokenizer);
   if (command.interactive) {
     if (!command.quiet) log_line(fmt::format("load {:.3f} s | {}", timings.load_seconds, timings.place));
     return interact({command, model, tokenizer, out, with}, std::move(session), options,
-                    has_prompt ? std::optional(prompt.text) : std::nullopt);
+                    has_prompt ? std::optional(prompt) : std::nullopt);
   }
   const std::vector<int> ids =
-      encode_prompt(tokenizer, model.info(), prompt.text, began_at > 0, !command.quiet, command.run.session.threads);
+      encode_prompt(tokenizer, model.info(), prompt, began_at > 0, !command.quiet, command.run.session.threads);
   if (command.echo && !command.json) {
-    out.write(prompt.text);
+    out.write(prompt);
     out.flush();
   }
   std::optional<PrefixCache> cache = prefix_cache(command, model.info(), tokenizer);
@@ -180,9 +156,9 @@ int prompt_main(Setting setting, Output& out) {
   options.cancelled = [] { return interrupt_exit_code() != 0; };
   if (command.num_samples > 1) {
     Json head = Json::object();
-    if (command.echo) head["prompt"] = prompt.text;
-    if (detail_of(command).tokens) head["prompt_tokens"] = ids;
-    const RecordsDone done = draw_samples(command, model, tokenizer, std::move(session), options, head, out);
+    if (command.echo) head["prompt"] = prompt;
+    if (command.detail().tokens) head["prompt_tokens"] = ids;
+    const RecordsDone done = draw_samples(command, model, tokenizer, std::move(session), head, out);
     timings.decode_seconds = watch.lap();
     timings.decode_tokens = done.tokens;
     out.commit();
@@ -209,10 +185,10 @@ int prompt_main(Setting setting, Output& out) {
 
   if (command.json) {
     Json json = result_json(result, options.sampler, ids, model.info(), command.folder, tokenizer, timings,
-                            command.top_logprobs > 0);
-    if (command.echo) json["prompt"] = prompt.text;
+                            options.top_logprobs > 0);
+    if (command.echo) json["prompt"] = prompt;
     json["state"] = {{"began_at", began_at}, {"position", session.position()}};
-    out.write(json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+    out.write(dump(json) + "\n");
   } else {
     writer->end_line(command.quiet);
   }
@@ -223,21 +199,17 @@ int prompt_main(Setting setting, Output& out) {
 
 int generate_main(const Arguments& arguments) {
   // Everything that can be wrong with the command line, before anything is loaded.
-  Setting setting;
-  setting.command = generate_command(arguments);
-  const GenerateCommand& command = setting.command;
-  setting.defaults = load_generation_defaults(command.folder);
+  GenerateCommand command = generate_command(arguments);
+  const GenerationDefaults defaults = load_generation_defaults(command.folder);
   Output out(command.output.value_or("-"));
   if (command.state_out) check_state_path(*command.state_out);
-  if (command.state_in) setting.begun = read_state(*command.state_in);
-  GenerateOptions& options = setting.options;
-  options.max_tokens = command.max_tokens;
-  options.stop = command.stop;
-  options.top_logprobs = command.top_logprobs;
-  options.sampler = setting.begun ? setting.begun->sampler : setting.defaults.sampler;
-  if (!setting.begun) options.sampler.seed = random_seed();
-  options.sampler = command.sampler.over(options.sampler);
-  return command.lines || command.jsonl ? many_main(std::move(setting), out) : prompt_main(std::move(setting), out);
+  std::optional<SavedSequence> begun;
+  if (command.state_in) begun = read_state(*command.state_in);
+  SamplerOptions& sampler = command.options.sampler;
+  sampler = begun ? begun->sampler : defaults.sampler;
+  if (!begun) sampler.seed = random_seed();
+  sampler = command.sampler.over(sampler);
+  return (command.lines || command.jsonl ? many_main : prompt_main)(std::move(command), defaults, begun, out);
 }
 
 }  // namespace

@@ -144,7 +144,7 @@ void read_files(const Arguments& arguments, GenerateCommand& command) {
     if (arguments.has(limit) && !has_lines) throw UsageError(fmt::format("--{}: only with --jsonl or --lines", limit));
   }
   command.max_line_bytes = static_cast<std::size_t>(arguments.integer("max-line-mb", 16, 1, 2048)) << 20;
-  command.max_line_tokens = arguments.integer("max-line-tokens", std::int64_t{1} << 22, 1, std::int64_t{1} << 50);
+  command.max_line_tokens = arguments.integer("max-line-tokens", command.max_line_tokens, 1, std::int64_t{1} << 50);
   command.max_line_extra_bytes =
       static_cast<std::size_t>(arguments.integer("max-line-extra-kb", 16, 0, std::int64_t{1} << 20)) << 10;
   if (command.state_out && command.num_samples > 1) {
@@ -197,26 +197,26 @@ std::string unescaped(std::string_view text, std::string_view option) {
   return result;
 }
 
-std::vector<std::string> stop_strings(const Arguments& arguments) {
-  auto stop = arguments.list("stop");
-  for (std::string& text : stop) {
+void set_options(const Arguments& arguments, GenerateOptions& options) {
+  options.max_tokens = arguments.integer("tokens", options.max_tokens, -1, std::int64_t{1} << 40);
+  if (!arguments.has("stop")) return;
+  options.stop = arguments.list("stop");
+  for (std::string& text : options.stop) {
     if (arguments.has("escape")) text = unescaped(text, "stop");
     if (text.empty() || count_invalid_utf8(text) > 0) {
       throw UsageError(fmt::format("--stop: not a valid value (found '{}', expected UTF-8 of at least one character)",
                                    printable(text)));
     }
   }
-  return stop;
 }
 
 GenerateCommand generate_command(const Arguments& arguments) {
   GenerateCommand command;
   read_model_command(arguments, command);
-  command.max_tokens = arguments.integer("tokens", 256, -1, std::int64_t{1} << 40);
+  set_options(arguments, command.options);
   command.sampler = sampler_choices(arguments);
-  command.stop = stop_strings(arguments);
   command.num_samples = static_cast<int>(arguments.integer("num-samples", 1, 1, 65536));
-  command.top_logprobs = static_cast<int>(arguments.integer("logprobs", 0, 0, 1000));
+  command.options.top_logprobs = static_cast<int>(arguments.integer("logprobs", 0, 0, 1000));
   command.slots = static_cast<int>(arguments.integer("slots", 0, 1, 65536));
   command.echo = arguments.has("echo");
   command.json = arguments.has("json");
@@ -230,15 +230,10 @@ GenerateCommand generate_command(const Arguments& arguments) {
   } else {
     name_files(arguments, generate_program(), command, {{{}, "-", Names::kInput}});
   }
-  return command;
-}
-
-SandboxFiles files_of(const GenerateCommand& command) {
-  SandboxFiles files = sandbox_files(command.named, command.folder, may_use_gpu(command.run));
   if (command.interactive && command.state_out) {  // for /load
-    files.folders.push_back(std::filesystem::absolute(*command.state_out).parent_path());
+    command.opened.folders.push_back(std::filesystem::absolute(*command.state_out).parent_path());
   }
-  return files;
+  return command;
 }
 
 }  // namespace mmrec::apps

@@ -3,15 +3,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <optional>
-#include <span>
 #include <string>
-#include <vector>
 
 #include "apps/common/arguments.h"
 #include "apps/common/model_folder.h"
 #include "apps/common/named_files.h"
+#include "apps/generate/records.h"
 #include "apps/generate/sampling.h"
 
 namespace mmrec::apps {
@@ -20,11 +18,9 @@ namespace mmrec::apps {
 struct GenerateCommand : ModelCommand {
   std::optional<std::string> prompt;  // its escapes resolved
   std::optional<std::string> file;    // "-": stdin
-  std::int64_t max_tokens = 256;
+  GenerateOptions options;            // all but the sampler and what ends a sequence, which take files
   SamplerChoices sampler;
-  std::vector<std::string> stop;
   int num_samples = 1;
-  int top_logprobs = 0;
   int slots = 0;  // 0: as the generator likes
   std::optional<std::string> state_in;
   std::optional<std::string> state_out;
@@ -35,10 +31,12 @@ struct GenerateCommand : ModelCommand {
   bool lines = false;
   std::optional<std::string> jsonl;  // "-": stdin
   std::size_t max_line_bytes = 0;
-  std::int64_t max_line_tokens = 0;
-  std::size_t max_line_extra_bytes = 0;
+  std::int64_t max_line_tokens = std::int64_t{1} << 22;
+  std::size_t max_line_extra_bytes = std::size_t{16} << 10;  // of its id; of its stop strings together
   bool as_completed = false;
   bool interactive = false;
+
+  RecordDetail detail() const { return {.prompt = echo, .tokens = json || options.top_logprobs > 0}; }
 };
 
 const Program& generate_program();
@@ -46,11 +44,8 @@ const Program& generate_program();
 /// Throws UsageError, RejectedFile where the bundled model is missing.
 GenerateCommand generate_command(const Arguments& arguments);
 
-/// What it opens by name when the command line is read.
-SandboxFiles files_of(const GenerateCommand& command);
-
-/// What --stop says. Throws UsageError.
-std::vector<std::string> stop_strings(const Arguments& arguments);
+/// Sets what --tokens and --stop say. Throws UsageError.
+void set_options(const Arguments& arguments, GenerateOptions& options);
 
 /// `text` with \n, \r, \t, \e, \\, \", \', \xHH and a backslash before the end of a line (which takes both away)
 /// replaced by what they stand for. Throws UsageError naming `option` for any other.

@@ -7,8 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
-#include <chrono>
 #include <iterator>
 #include <map>
 #include <optional>
@@ -35,16 +33,8 @@ constexpr std::string_view kSeveral = "settings that changed on the way";
 /// The items of `text` that `other` has not, of what computed_with() says.
 std::string without(std::string_view text, std::string_view other) {
   constexpr std::string_view kBetween = "; ";
-  const auto items_of = [&](std::string_view list) {
-    std::vector<std::string_view> items;
-    for (std::size_t end = 0; end != std::string_view::npos; list.remove_prefix(std::min(end + 2, list.size()))) {
-      end = list.find(kBetween);
-      items.push_back(list.substr(0, end));
-    }
-    return items;
-  };
-  const std::vector<std::string_view> others = items_of(other);
-  std::vector<std::string_view> items = items_of(text);
+  const std::vector<std::string_view> others = split(other, kBetween);
+  std::vector<std::string_view> items = split(text, kBetween);
   std::erase_if(items, [&](auto item) { return std::find(others.begin(), others.end(), item) != others.end(); });
   return fmt::format("{}", fmt::join(items, kBetween));
 }
@@ -75,11 +65,8 @@ class NameHash {
 /// The number of tokens that a name of this identity tells.
 std::optional<std::int64_t> count_in(std::string_view name, std::string_view identity) {
   if (!name.starts_with(identity) || !name.ends_with(kEnding)) return std::nullopt;
-  name.remove_prefix(identity.size());
-  std::int64_t count = 0;
-  const auto [end, fault] = std::from_chars(name.data(), name.data() + name.size(), count);
-  if (fault != std::errc() || count < 1 || *end != '-') return std::nullopt;
-  return count;
+  const auto count = parse_integer(split(name.substr(identity.size()), "-").front());
+  return count.value_or(0) < 1 ? std::nullopt : count;
 }
 
 /// Whether a file is one of these, of whatever model, or what a killed writer of one left (see Replacement): nothing
@@ -89,11 +76,7 @@ bool is_ours(std::string_view name) {
   if (name.starts_with(kLeft)) return is_hex(name.substr(kLeft.size()));
   if (!name.ends_with(kEnding)) return false;
   name.remove_suffix(kEnding.size());
-  std::vector<std::string_view> fields;
-  for (std::size_t end = 0; end != std::string_view::npos; name.remove_prefix(std::min(end + 1, name.size()))) {
-    end = name.find('-');
-    fields.push_back(name.substr(0, end));
-  }
+  const std::vector<std::string_view> fields = split(name, "-");
   return fields.size() == 6 && is_hex(fields[0]) && is_hex(fields[1]) && is_hex(fields[5]);
 }
 
@@ -114,17 +97,12 @@ std::string prompt_file(const GenerateCommand& command) {
   return "-";
 }
 
-Prompt read_prompt(const GenerateCommand& command) {
+std::string read_prompt(const GenerateCommand& command) {
   if (!command.prompt && !command.file && command.state_in) return {};
-  Prompt prompt;
-  if (command.prompt) {
-    prompt = {*command.prompt, "--prompt"};
-  } else {
-    const std::string file = prompt_file(command);
-    prompt = {read_input(file), input_name(file)};
-  }
-  if (const auto runs = count_invalid_utf8(prompt.text); runs > 0) {
-    warn(invalid_utf8_warning(prompt.source, runs));
+  const std::string file = command.prompt ? "" : prompt_file(command);
+  std::string prompt = command.prompt ? *command.prompt : read_input(file);
+  if (const auto runs = count_invalid_utf8(prompt); runs > 0) {
+    warn(invalid_utf8_warning(command.prompt ? "--prompt" : input_name(file), runs));
   }
   return prompt;
 }

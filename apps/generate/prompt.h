@@ -2,14 +2,12 @@
 // their prefill, and the state that is saved.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "apps/generate/options.h"
@@ -62,15 +60,9 @@ class PrefixCache {
   const Tokenizer& tokenizer_;
 };
 
-/// A text and what stands for it in messages.
-struct Prompt {
-  std::string text;
-  std::string source;
-};
-
 /// None is needed after a state, and stdin then not looked at unless it is asked for. Throws UsageError where there is
 /// none, std::runtime_error where it cannot be read.
-Prompt read_prompt(const GenerateCommand& command);
+std::string read_prompt(const GenerateCommand& command);
 
 /// The file that prompts come from: -f, else piped stdin. Throws UsageError where stdin is a terminal.
 std::string prompt_file(const GenerateCommand& command);
@@ -113,17 +105,5 @@ void consume_last(Session& session, const GenerateResult& result);
 /// --state-out: the state after all that was drawn; `with` is what it was computed with.
 void save_state(const std::string& file, Session& session, const GenerateResult& result, const SamplerOptions& sampler,
                 const Tokenizer& tokenizer, const std::string& with);
-
-class Stopwatch {
- public:
-  /// Seconds since the last lap.
-  double lap() {
-    const auto now = std::chrono::steady_clock::now();
-    return std::chrono::duration<double>(now - std::exchange(last_, now)).count();
-  }
-
- private:
-  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
-};
 
 }  // namespace mmrec::apps

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <exception>
 #include <new>
 #include <stdexcept>
@@ -16,16 +15,16 @@
 #include "apps/generate/sampling.h"
 
 namespace mmrec::apps {
+namespace {
 
 using Json = nlohmann::ordered_json;
 
+/// Log-probs with no more digits than they have.
 Json logprobs_json(const GenerateResult& result) {
   Json logprobs = Json::array();
   for (const float logprob : result.logprobs) logprobs.push_back(shortest(logprob));
   return logprobs;
 }
-
-namespace {
 
 /// The likeliest tokens of draw i.
 Json likeliest_json(const GenerateResult& result, std::size_t i, const Tokenizer& tokenizer) {
@@ -58,12 +57,6 @@ void append_fields(std::string& object, const Json& more) {
 }
 
 }  // namespace
-
-Json top_logprobs_json(const GenerateResult& result, const Tokenizer& tokenizer) {
-  Json all = Json::array();
-  for (std::size_t i = 0; i < result.tokens.size(); ++i) all.push_back(likeliest_json(result, i, tokenizer));
-  return all;
-}
 
 RecordHead::RecordHead(Json its_id, const Json& more) : id(std::move(its_id)), text(text_of(id)) {
   text.pop_back();
@@ -261,8 +254,7 @@ std::string Timings::rates() const {
 }
 
 std::string Timings::line(const SamplerOptions& sampler, std::string_view ending) const {
-  return fmt::format("load {:.3f} s | {}{} | peak {:.1f} MB | {} | {}", load_seconds, place, rates(),
-                     static_cast<double>(peak_memory_bytes()) * 1e-6, sampling_text(sampler), ending);
+  return fmt::format("{} | {} | {}", cost_text(load_seconds, place + rates()), sampling_text(sampler), ending);
 }
 
 std::string Timings::turn_line(const SamplerOptions& sampler, std::string_view ending) const {
@@ -277,7 +269,10 @@ Json result_json(const GenerateResult& result, const SamplerOptions& sampler, st
                {"text", result.text},
                {"tokens", result.tokens},
                {"logprobs", logprobs_json(result)}};
-  if (with_tops) json["top_logprobs"] = top_logprobs_json(result, tokenizer);
+  if (with_tops) {
+    Json& tops = json["top_logprobs"] = Json::array();
+    for (std::size_t i = 0; i < result.tokens.size(); ++i) tops.push_back(likeliest_json(result, i, tokenizer));
+  }
   Json sampling = {{"chain", chain_text(sampler)}};
   sampling.update(sampling_json(sampler));
   json.update(Json{{"finish_reason", to_string(result.finish_reason)},

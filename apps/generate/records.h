@@ -54,11 +54,6 @@ struct RecordHead {
   std::string text;  // an object without its end
 };
 
-/// The likeliest tokens of each draw: for each an array of {"token", "piece", "logprob"}.
-nlohmann::ordered_json top_logprobs_json(const GenerateResult& result, const Tokenizer& tokenizer);
-/// Log-probs with no more digits than they have.
-nlohmann::ordered_json logprobs_json(const GenerateResult& result);
-
 class RecordQueue {
  public:
   RecordQueue(Generator& generator, Tokenizer tokenizer, Output& out, bool as_completed = false);
@@ -156,7 +151,8 @@ struct Timings {
 /// How tokens were drawn: the chain, and the seed where one was used.
 std::string sampling_text(const SamplerOptions& sampler);
 
-/// The object of --json, schema "mmrec-generate/1"; `with_tops`: and the likeliest tokens of each draw.
+/// The object of --json, schema "mmrec-generate/1"; `with_tops`: and the likeliest tokens of each draw, for each an
+/// array of {"token", "piece", "logprob"}.
 nlohmann::ordered_json result_json(const GenerateResult& result, const SamplerOptions& sampler,
                                    std::span<const int> prompt, const ModelInfo& info,
                                    const std::filesystem::path& folder, const Tokenizer& tokenizer,

@@ -61,8 +61,11 @@ SamplerChoices choices_of(const Members& members, bool with_seed) {
   });
 }
 
-GenerationDefaults defaults_of(const Json& json, const std::string& file) {
+}  // namespace
+
+GenerationDefaults parse_generation_defaults(std::string_view text, const std::string& file) {
   GenerationDefaults defaults;
+  const Json json = parse_json_file(text, file);
   const Members members(json, file + ": ");
   SamplerOptions& sampler = defaults.sampler;
   sampler = choices_of(members, false).over(sampler);
@@ -79,16 +82,10 @@ GenerationDefaults defaults_of(const Json& json, const std::string& file) {
   return defaults;
 }
 
-}  // namespace
-
 GenerationDefaults load_generation_defaults(const std::filesystem::path& folder) {
   const std::filesystem::path path = folder / models::kGenerationConfigFile;
-  const std::optional<Json> found = read_json_file(path, kMaxConfigBytes);
-  return found ? defaults_of(*found, path.string()) : GenerationDefaults();
-}
-
-GenerationDefaults parse_generation_defaults(std::string_view text, const std::string& file) {
-  return defaults_of(parse_json_file(text, file), file);
+  const std::optional<std::string> found = read_json_file(path, kMaxConfigBytes);
+  return found ? parse_generation_defaults(*found, path.string()) : GenerationDefaults();
 }
 
 SamplerChoices sampler_choices(const Json& object) { return choices_of(Members(object), true); }

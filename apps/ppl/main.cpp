@@ -2,8 +2,6 @@
 // field's other measures.
 #include <fmt/format.h>
 
-#include <chrono>
-#include <cmath>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -11,14 +9,13 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "apps/common/arguments.h"
 #include "apps/common/cli.h"
 #include "apps/common/model_folder.h"
 #include "apps/common/output.h"
 #include "apps/common/progress.h"
-#include "apps/common/sandbox.h"
+#include "apps/common/stopwatch.h"
 #include "apps/ppl/corpus.h"
 #include "apps/ppl/merge.h"
 #include "apps/ppl/options.h"
@@ -35,7 +32,6 @@ namespace mmrec::apps {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using Clock = std::chrono::steady_clock;
 
 /// The prefix token of a mode that needs one.
 std::optional<int> prefix_of(const PplOptions& options, const std::optional<Tokenizer>& tokenizer) {
@@ -171,7 +167,7 @@ int run_pairs(const PplOptions& options, const Loaded& loaded, const RunIdentity
     return interrupt_exit_code() == 0;
   };
   const GracefulScope graceful;
-  const auto start = Clock::now();
+  const Stopwatch watch;
   const PairsDone done = flush_on_error(
       out, options,
       [&] {
@@ -189,7 +185,7 @@ int run_pairs(const PplOptions& options, const Loaded& loaded, const RunIdentity
       },
       [] {});
   progress.clear();
-  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  const double seconds = watch.seconds();
   if (done.interrupted) {
     if (!options.output) out.flush();
     log_line(fmt::format("interrupted after {} pairs", done.pairs));
@@ -202,9 +198,8 @@ int run_pairs(const PplOptions& options, const Loaded& loaded, const RunIdentity
   records.finish(summary);
   out.commit();
   if (!options.quiet) {
-    log_line(cost_text(loaded.seconds, place_of(loaded.info),
-                       fmt::format("{} pairs in {:.2f} s, {:.1f} pairs/s", done.pairs, seconds,
-                                   static_cast<double>(done.pairs) / seconds)));
+    log_line(cost_text(loaded.seconds, fmt::format("{} | {} pairs in {:.2f} s, {:.1f} pairs/s", place_of(loaded.info),
+                                                   done.pairs, seconds, static_cast<double>(done.pairs) / seconds)));
   }
   return kOk;
 }
@@ -212,7 +207,7 @@ int run_pairs(const PplOptions& options, const Loaded& loaded, const RunIdentity
 int run(PplOptions options) {
   const Outputs outputs(options);
   Output& out = *outputs.result;
-  const Loaded loaded = load(options, files_of(options), options.corpus.split != Split::kIds);
+  const Loaded loaded = load(options, options.corpus.split != Split::kIds);
   const std::optional<int> prefix = prefix_of(options, loaded.tokenizer);
   const std::string_view bos = bos_of(loaded.tokenizer, options.pairs() ? std::nullopt : prefix);
   options.windows.repeats_first = options.windows.mode == WindowMode::kLlama && bos != "none";
@@ -268,9 +263,8 @@ int run(PplOptions options) {
                                  ? std::string()
                                  : fmt::format(", {:.2f} sweeps/token", scored.prefill.sweeps_per_token());
   const std::string ppl = scored.summary.tokens == 0 ? std::string() : fmt::format(" | ppl {:.6g}", scored.summary.ppl);
-  log_line(cost_text(loaded.seconds, place_of(loaded.info),
-                     fmt::format("{} tokens in {:.2f} s, {:.1f} tok/s{}{}", scored.summary.tokens, scored.seconds, rate,
-                                 sweeps, ppl)));
+  log_line(cost_text(loaded.seconds, fmt::format("{} | {} tokens in {:.2f} s, {:.1f} tok/s{}{}", place_of(loaded.info),
+                                                 scored.summary.tokens, scored.seconds, rate, sweeps, ppl)));
   return kOk;
 }
 

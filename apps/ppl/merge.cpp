@@ -82,7 +82,7 @@ constexpr auto kMembers = std::to_array<Member>({
 
 bool is_allowed(const Member& member, const Json& value) {
   if (member.is != nullptr) return member.is(value);
-  const auto choices = split_names(member.expected);
+  const auto choices = split(member.expected);
   return value.is_string() &&
          std::find(choices.begin(), choices.end(), value.get_ref<const std::string&>()) != choices.end();
 }

@@ -152,7 +152,7 @@ void read_windows(const Arguments& arguments, PplOptions& options) {
 
 void read_report(const Arguments& arguments, PplOptions& options) {
   arguments.refuse_together("per-token", {"per-doc"});
-  options.format = kReportFormats[arguments.choice("format", split_names(kFormatNames.view()))];
+  options.format = kReportFormats[arguments.choice("format", split(kFormatNames.view()))];
   options.detail = arguments.has("per-token") ? ReportDetail::kTokens
                    : arguments.has("per-doc") ? ReportDetail::kDocuments
                                               : ReportDetail::kSummary;
@@ -182,9 +182,9 @@ bool scores_whole_calls(const Arguments& arguments, const RunOptions& run) {
 
 void read_parts(const Arguments& arguments, PplOptions& options) {
   if (const auto shard = arguments.text("shard")) {
-    const std::size_t slash = std::min(shard->find('/'), shard->size());
-    const auto number = parse_integer(std::string_view(*shard).substr(0, slash));
-    const auto of = parse_integer(std::string_view(*shard).substr(std::min(slash + 1, shard->size())));
+    const auto parts = split(*shard, "/");
+    const auto number = parse_integer(parts.empty() ? "" : parts.front());
+    const auto of = parse_integer(parts.size() == 2 ? parts.back() : "");
     if (!number || !of || *number < 1 || *of < *number) {
       throw UsageError(
           fmt::format("--shard: not a valid value (found '{}', expected I/N with 1 <= I <= N)", printable(*shard)));
@@ -242,13 +242,8 @@ PplOptions ppl_options(const Arguments& arguments) {
   read_parts(arguments, options);
   if (options.folder.empty()) options.folder = model_folder(arguments);
   name_files(arguments, ppl_program(), options);
+  if (options.resume) options.opened.readable.emplace_back(*options.output);
   return options;
-}
-
-SandboxFiles files_of(const PplOptions& options) {
-  SandboxFiles files = sandbox_files(options.named, options.folder, may_use_gpu(options.run));
-  if (options.resume) files.readable.emplace_back(*options.output);
-  return files;
 }
 
 }  // namespace mmrec::apps

@@ -1,10 +1,8 @@
 // The command line of mmrec-ppl.
 #pragma once
 
-#include <filesystem>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "apps/common/arguments.h"
 #include "apps/common/model_folder.h"
@@ -37,8 +35,5 @@ const Program& merge_program();
 
 /// Throws UsageError, RejectedFile where the bundled model is missing.
 PplOptions ppl_options(const Arguments& arguments);
-
-/// What it opens by name when the command line is read.
-SandboxFiles files_of(const PplOptions& options);
 
 }  // namespace mmrec::apps

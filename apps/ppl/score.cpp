@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <deque>
 #include <exception>
 #include <limits>
@@ -12,17 +11,12 @@
 #include <utility>
 
 #include "apps/common/cli.h"
+#include "apps/common/stopwatch.h"
 #include "mmrec/errors.h"
 #include "mmrec/generator.h"
 
 namespace mmrec::apps {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_between(Clock::time_point from, Clock::time_point to) {
-  return std::chrono::duration<double>(to - from).count();
-}
 
 /// A document whose windows are being scored.
 struct InWork {
@@ -47,13 +41,13 @@ class CorpusScoring {
       return interrupt_exit_code() == 0;
     };
     Scorer scorer(models, options);
-    const auto start = Clock::now();
+    const Stopwatch watch;
     const bool is_whole = scorer.score_parts([&](std::vector<int>& ids, bool& goes_on) { return next(ids, goes_on); },
                                              [&](std::size_t, std::vector<int>& ids, DocumentScore& score) {
                                                join(ids, score);
                                                return true;
                                              });
-    done_.seconds = seconds_between(start, Clock::now());
+    done_.seconds = watch.seconds();
     done_.interrupted = (!is_whole && !fault_) || interrupt_exit_code() != 0;
     if (fault_ && !done_.interrupted) std::rethrow_exception(fault_);
     done_.summary = sums_.summary();
@@ -64,14 +58,14 @@ class CorpusScoring {
  private:
   /// The next window, or a part of one.
   bool next(std::vector<int>& ids, bool& goes_on) {
-    const auto start = Clock::now();
+    const Stopwatch watch;
     bool has_next = false;
     try {
       has_next = goes_on_ ? cut_more(ids) : cut(ids);
     } catch (...) {
       fault_ = std::current_exception();  // when what came before is done
     }
-    done_.read_seconds += seconds_between(start, Clock::now());
+    done_.read_seconds += watch.seconds();
     goes_on = goes_on_;
     return has_next;
   }

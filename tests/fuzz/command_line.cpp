@@ -27,9 +27,9 @@ void generate(const apps::Arguments& arguments) {
   const apps::GenerateCommand command = apps::generate_command(arguments);
   check_run(command.run);
   const mmrec::Sampler takes(command.sampler.over({}));
-  require(command.max_tokens >= -1 && command.num_samples >= 1 && command.prefix_cache_mb >= 1);
+  require(command.options.max_tokens >= -1 && command.num_samples >= 1 && command.prefix_cache_mb >= 1);
   require(!(command.prompt && command.file) && !(command.quiet && command.verbose));
-  for (const std::string& stop : command.stop) require(!stop.empty());
+  for (const std::string& stop : command.options.stop) require(!stop.empty());
 }
 
 void ppl(const apps::Arguments& arguments) {
@@ -60,7 +60,7 @@ void read_all(const apps::Arguments& arguments, std::span<const apps::Option> op
     reads([&] { require(arguments.unsigned64(name).has_value() == arguments.has(name)); });
     reads([&] { require(arguments.file(name).value_or("x") != ""); });
     reads([&] {
-      const std::vector<std::string_view> words = apps::split_names(option.value.choices);
+      const std::vector<std::string_view> words = apps::split(option.value.choices);
       if (!words.empty()) require(arguments.choice(name, words) < words.size());
     });
   }

@@ -59,20 +59,19 @@ void read_record(std::string_view line) {
 void read_request(std::string_view line, bool goes_on) {
   constexpr int kVocabSize = 300;
   static const auto state = std::make_shared<const mmrec::Session>(mmrec::test::toy_session());
-  apps::LineOptions options;
-  if (goes_on) options.start = state;
   mmrec::ModelInfo info;
   info.vocab_size = kVocabSize;
   const nlohmann::ordered_json object = apps::parse_object(line, "");
   for (const auto& [key, value] : object.items()) {
     require(nlohmann::ordered_json::parse(apps::member_text(line, key)) == value);
   }
-  const apps::LineRequest read = apps::read_request(object, options, info, tokenizer(), 7);
+  const auto start = goes_on ? state : nullptr;
+  const apps::LineRequest read = apps::read_request(object, {}, start, info, tokenizer(), 7);
   const mmrec::GenerateOptions& asked = read.request.options;
   require(read.num_samples >= 1 && read.num_samples <= 65536);
   require(asked.max_tokens >= -1 && asked.top_logprobs >= 0 && asked.top_logprobs <= 1000);
   const mmrec::Sampler takes(asked.sampler);
-  require(options.start || !read.request.prompt.empty());
+  require(start || !read.request.prompt.empty());
   for (const int id : read.request.prompt) require(id >= 0 && id < kVocabSize);
   for (const std::string& text : asked.stop) require(!text.empty());
 }
