@@ -1,13 +1,9 @@
 // mmrec-generate on a tiny model of random weights: nothing here depends on what the text says.
-#include <cmath>
 
 #include "tests/apps/programs.h"
 
 namespace mmrec::test {
 namespace {
-
-Outcome generate(const Words& more) { return run(generate_on_tiny(more)); }
-Json generate_json(const Words& more) { return json_of(generate(words(more, {"--json"}))); }
 
 const Words kShort = {"-p", "Alice was", "-n", "24"};
 
@@ -65,8 +61,8 @@ TEST(Generate, QuietSaysNothingAndVerboseSaysWhy) {
   expect_says(verbose.err,
               {"model " MMREC_FIXTURES "/tiny: mmrec, ", "tokenizer " MMREC_FIXTURES "/tiny/tokenizer.model: ",
                "device cpu (as --device says), precision fp32 (what the CPU computes in), 3 threads"});
-  const Outcome ppl = run(ppl_on_tiny({"-v", "-t", "3", "-"}), "Alice was");
-  expect_says(ppl.err, {"precision fp32 (what the CPU computes in), 3 threads"});
+  const Outcome scored = ppl({"-v", "-t", "3", "-"}, "Alice was");
+  expect_says(scored.err, {"precision fp32 (what the CPU computes in), 3 threads"});
 }
 
 TEST(Generate, AnOutputFileHoldsTheText) {
@@ -77,7 +73,7 @@ TEST(Generate, AnOutputFileHoldsTheText) {
   EXPECT_EQ(filed.out, "");
   EXPECT_EQ(read_file(folder / "text"), plain.out);
   EXPECT_EQ(generate(words(kShort, {"--seed", "5", "-o", "-"})).out, plain.out);
-  EXPECT_EQ(run(ppl_on_tiny({"-o", "-", "-"}), "Alice was").out, run(ppl_on_tiny({"-"}), "Alice was").out);
+  EXPECT_EQ(ppl({"-o", "-", "-"}, "Alice was").out, ppl({"-"}, "Alice was").out);
   expect_refused(generate(words(kShort, {"-o", "/nonexistent/text"})), 5, {"/nonexistent/text: cannot write"});
 }
 
@@ -115,21 +111,23 @@ TEST(Generate, PromptsFromEverySourceAreOne) {
   write_file(folder / "prompt.txt", "Alice was");
   const Json reference = generate_json(words(kShort, {"--seed", "3"}));
   const Words options = {"-n", "24", "--seed", "3", "--json"};
-  EXPECT_EQ(json_of(run(generate_on_tiny(words({"-f", folder / "prompt.txt"}, options))))["tokens"],
-            reference["tokens"]);
-  EXPECT_EQ(json_of(run(generate_on_tiny(options), "Alice was"))["tokens"], reference["tokens"]);
-  EXPECT_EQ(json_of(run(generate_on_tiny(words({"-f", "-"}, options)), "Alice was"))["tokens"], reference["tokens"]);
+  EXPECT_EQ(json_of(generate(words({"-f", folder / "prompt.txt"}, options)))["tokens"], reference["tokens"]);
+  EXPECT_EQ(json_of(generate(options, "Alice was"))["tokens"], reference["tokens"]);
+  EXPECT_EQ(json_of(generate(words({"-f", "-"}, options), "Alice was"))["tokens"], reference["tokens"]);
 }
 
 TEST(Generate, AMissingPromptFileIsARuntimeFault) {
-  expect_refused(generate({"-f", "/nonexistent/prompt"}), 1, {"/nonexistent/prompt: cannot read"});
-  expect_refused(generate({"-f", "/"}), 1, {"/: cannot read"});
+  for (const Words& how : {Words{"-f"}, Words{"--jsonl"}, Words{"--lines", "-f"}}) {
+    for (const std::string file : {"/nonexistent/prompt", "/"}) {
+      expect_refused(generate(words(how, {file})), 1, {file + ": cannot read"});
+    }
+  }
 }
 
 TEST(Generate, AnEmptyPromptStartsFromBos) {
   const Json json = generate_json({"-p", "", "-n", "3", "--seed", "1"});
   EXPECT_EQ(json["prompt_tokens"], Json::array({1}));
-  EXPECT_EQ(json_of(run(generate_on_tiny({"-n", "3", "--seed", "1", "--json"}), ""))["tokens"], json["tokens"]);
+  EXPECT_EQ(generate_json({"-n", "3", "--seed", "1"}, "")["tokens"], json["tokens"]);
 }
 
 TEST(Generate, EchoPutsThePromptFirst) {
@@ -196,7 +194,7 @@ TEST(Generate, DecodingAgreesWithScoring) {
   std::vector<int> ids = json["prompt_tokens"];
   const std::size_t prompt = ids.size();
   for (const int id : json["tokens"]) ids.push_back(id);
-  const auto lines = jsonl_of(run(ppl_on_tiny({"--ids", "--per-token", "-"}), Json(ids).dump() + "\n"));
+  const auto lines = jsonl_of(ppl({"--ids", "--per-token", "-"}, Json(ids).dump() + "\n"));
   ASSERT_EQ(lines.size(), ids.size() - 1);
   for (std::size_t i = 0; i < json["logprobs"].size(); ++i) {
     EXPECT_NEAR(json["logprobs"][i].get<double>(), lines[prompt - 1 + i]["logprob"].get<double>(), 2e-5) << i;
@@ -204,7 +202,7 @@ TEST(Generate, DecodingAgreesWithScoring) {
 }
 
 TEST(Generate, InvalidUtf8InAPromptIsReportedAndReadAsReplacement) {
-  const Outcome outcome = run(generate_on_tiny({"-n", "2", "--temp", "0", "--json"}), "a\xff\xff b\xc3");
+  const Outcome outcome = generate({"-n", "2", "--temp", "0", "--json"}, "a\xff\xff b\xc3");
   EXPECT_EQ(json_of(outcome)["tokens"].size(), 2U);
   expect_says(outcome.err, {"warning: stdin: 2 places are no UTF-8"});
 }

@@ -2,7 +2,6 @@
 // (an entry of the prefix cache, what a state file was computed with, records of --resume). Two runs that differ only
 // in other options share all of it. Every option must be in a table below.
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <random>
 #include <set>
@@ -35,6 +34,26 @@ struct Classified {
 
 using enum Decides;
 
+/// `options`, and those that both programs have.
+std::vector<Classified> with_common(std::vector<Classified> options) {
+  options.insert(options.begin(), {{"model", kBits, {"-m MODEL", "-m OTHER"}},
+                                   {"file", kTokens},
+                                   {"output", kForm},
+                                   {"device", kBits},
+                                   {"precision", kBits, {"--precision fp32", "--precision bf16"}},
+                                   {"threads", kNothing, {"--threads 1", "--threads 2"}},
+                                   {"quiet", kNothing, {"--quiet"}},
+                                   {"verbose", kNothing},
+                                   {"sandbox", kNothing},
+                                   {"expert", kBits, {"--expert both", "--expert text", "--expert code"}, kMmrec100m},
+                                   {"prefill", kBits, {"--prefill auto", "--prefill sweeps", "--prefill steps"}},
+                                   {"sweep-tol", kBits, {"--sweep-tol 0.5", "--sweep-tol 0.001"}},
+                                   {"help", kForm},
+                                   {"help-all", kForm},
+                                   {"version", kForm}});
+  return options;
+}
+
 /// `options`, and those of the sampler, which decide nothing of what is kept.
 std::vector<Classified> with_sampling(std::vector<Classified> options) {
   for (const SamplerOption& option : kSamplerOptions) {
@@ -46,10 +65,8 @@ std::vector<Classified> with_sampling(std::vector<Classified> options) {
   return options;
 }
 
-const std::vector<Classified> kOfGenerate = with_sampling({
-    {"model", kBits, {"-m MODEL", "-m OTHER"}},
+const std::vector<Classified> kOfGenerate = with_common(with_sampling({
     {"prompt", kTokens},
-    {"file", kTokens},
     {"escape", kTokens},
     {"tokens", kNothing, {"-n 1", "-n 3", "-n 8"}},
     {"stop", kNothing, {"--stop x"}},
@@ -65,30 +82,15 @@ const std::vector<Classified> kOfGenerate = with_sampling({
     {"max-line-tokens", kForm},
     {"max-line-extra-kb", kForm},
     {"interactive", kForm},
-    {"output", kForm},
     {"state-out", kForm},
     {"state-in", kForm},
     {"prefix-cache", kForm},
     {"prefix-cache-mb", kNothing, {"--prefix-cache-mb 7"}},
-    {"device", kBits},
-    {"precision", kBits, {"--precision fp32", "--precision bf16"}},
-    {"threads", kNothing, {"--threads 1", "--threads 2"}},
-    {"quiet", kNothing, {"--quiet"}},
-    {"verbose", kNothing},
-    {"sandbox", kNothing},
-    {"expert", kBits, {"--expert both", "--expert text", "--expert code"}, kMmrec100m},
-    {"prefill", kBits, {"--prefill auto", "--prefill sweeps", "--prefill steps"}},
-    {"sweep-tol", kBits, {"--sweep-tol 0.5", "--sweep-tol 0.001"}},
     {"calls", kBits},  // a prompt that is one call has no prefix cache
     {"bank", kBits, {"--calls stepwise --bank true", "--calls stepwise --bank false"}, kJax},
-    {"help", kForm},
-    {"help-all", kForm},
-    {"version", kForm},
-});
+}));
 
-const std::vector<Classified> kOfPpl = {
-    {"model", kBits, {"-m MODEL", "-m OTHER"}},
-    {"file", kTokens},
+const std::vector<Classified> kOfPpl = with_common({
     {"ids", kTokens},
     {"split-by", kTokens},
     {"field", kTokens},
@@ -99,7 +101,6 @@ const std::vector<Classified> kOfPpl = {
     {"format", kForm},
     {"per-token", kForm},
     {"per-doc", kNothing, {"--per-doc"}},
-    {"output", kForm},
     {"compare", kForm},
     {"save-logprobs", kForm},
     {"plot", kForm},
@@ -107,23 +108,11 @@ const std::vector<Classified> kOfPpl = {
     {"resume", kForm},
     {"shard", kTokens},
     {"max-text-mb", kNothing, {"--max-text-mb 3"}},
-    {"quiet", kNothing, {"--quiet"}},
-    {"verbose", kNothing},
-    {"sandbox", kNothing},
     {"batch", kNothing, {"--batch 1", "--batch 2"}},
-    {"device", kBits},
-    {"precision", kBits, {"--precision fp32", "--precision bf16"}},
-    {"expert", kBits, {"--expert both", "--expert text", "--expert code"}, kMmrec100m},
-    {"prefill", kBits, {"--prefill auto", "--prefill sweeps", "--prefill steps"}},
-    {"sweep-tol", kBits, {"--sweep-tol 0.5", "--sweep-tol 0.001"}},
-    {"threads", kNothing, {"--threads 1", "--threads 2"}},
     {"calls", kBits, {"--calls stepwise", "--calls whole --leaky", "--bank false"}, kJax},
     {"leaky", kForm},
     {"bank", kBits},  // see --calls, which need one
-    {"help", kForm},
-    {"help-all", kForm},
-    {"version", kForm},
-};
+});
 
 void expect_same_options(std::span<const apps::Option> table, const std::vector<Classified>& classified) {
   std::set<std::string_view> there, known;

@@ -13,7 +13,7 @@ const Words kSettings = {"-n", "9", "-s", "7", "--temp", "1.2", "-q"};
 const Words kNextSeed = {"-n", "9", "-s", "8", "--temp", "1.2", "-q"};
 
 std::string talk(const std::string& lines, const Words& more = {}) {
-  const Outcome outcome = run(generate_on_tiny(words(words({"--interactive"}, kSettings), more)), lines);
+  const Outcome outcome = generate(words(words({"--interactive"}, kSettings), more), lines);
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   return outcome.out;
 }
@@ -62,7 +62,7 @@ TEST(Interactive, UndoRetryAndReset) {
   const std::string anew = chain.turn("The river", kNextSeed);
   EXPECT_EQ(talk("Alice was\n and\n/undo\n or\n/retry\n/undo\n/undo\nThe river\n"), expected + anew);
   EXPECT_EQ(talk("Alice was\n and\n/undo\n or\n/retry\n/reset\nThe river\n"), expected + anew);
-  const Outcome none = run(generate_on_tiny({"-i"}), "/undo\n/reset\n/undo\n/retry\n");
+  const Outcome none = generate({"-i"}, "/undo\n/reset\n/undo\n/retry\n");
   EXPECT_EQ(none.code, 0);
   EXPECT_EQ(none.out, "");
   expect_says(none.err, {"nothing to undo"});
@@ -77,9 +77,9 @@ TEST(Interactive, SettingsHoldFromTheNextTurnOn) {
       talk("Alice was\n/set temperature=0\n/set n-predict=4\n and\n/set temp 2\n/set top_k = 3\n/set seed  5\n/set "
            "stop=e\n or\n"),
       expected);
-  const Outcome bad = run(generate_on_tiny(words({"-i"}, kSettings)),
-                          "/set temp=hot\n/set device=cpu\n/set temp\n/set\n/what\n/save\n/load /nonexistent/x\n"
-                          "/save /nonexistent/x\nAlice was\n");
+  const Outcome bad = generate(words({"-i"}, kSettings),
+                               "/set temp=hot\n/set device=cpu\n/set temp\n/set\n/what\n/save\n/load /nonexistent/x\n"
+                               "/save /nonexistent/x\nAlice was\n");
   EXPECT_EQ(bad.code, 0);
   EXPECT_EQ(bad.out, Chain().turn("Alice was")) << "and all goes on";
   expect_says(bad.err, {"--temp: not a valid value (found 'hot'", "Option ‘device’ does not exist", "argument",

@@ -10,7 +10,7 @@ namespace {
 
 const std::string kJax = kUpstream + "/jax";
 
-Outcome ppl(const Words& more, const std::string& input) {
+Outcome on_jax(const Words& more, const std::string& input) {
   return run(words({kPpl, "--device", "cpu", "-m", kJax, "--ids", "-"}, more), input);
 }
 
@@ -21,7 +21,7 @@ TEST(Jax, ScoresGoTokenByTokenAndSaySo) {
   const std::int64_t count = logits.dim(1), vocab = logits.dim(2);
   const std::string input = id_lines(ids, count);
   for (const Words& options : {Words{}, Words{"--calls", "stepwise"}}) {
-    const auto lines = jsonl_of(ppl(words({"--per-token"}, options), input));
+    const auto lines = jsonl_of(on_jax(words({"--per-token"}, options), input));
     ASSERT_EQ(lines.size(), static_cast<std::size_t>(2 * (count - 1)));
     for (const Json& line : lines) {
       ASSERT_EQ(line.value("calls", ""), "stepwise") << line.dump();
@@ -33,10 +33,10 @@ TEST(Jax, ScoresGoTokenByTokenAndSaySo) {
       EXPECT_NEAR(line["logprob"].get<double>(), static_cast<double>(row[id]) - std::log(sum), 1e-4);
     }
   }
-  EXPECT_EQ(json_of(ppl({"--format", "json"}, input))["calls"], "stepwise");
-  expect_says(ppl({}, input).out, {"calls          stepwise\n"});
-  EXPECT_EQ(jsonl_of(ppl({"--format", "jsonl"}, input)).front()["calls"], "stepwise");
-  const Json without = json_of(ppl({"--bank", "false", "--format", "json"}, input));
+  EXPECT_EQ(json_of(on_jax({"--format", "json"}, input))["calls"], "stepwise");
+  expect_says(on_jax({}, input).out, {"calls          stepwise\n"});
+  EXPECT_EQ(jsonl_of(on_jax({"--format", "jsonl"}, input)).front()["calls"], "stepwise");
+  const Json without = json_of(on_jax({"--bank", "false", "--format", "json"}, input));
   EXPECT_EQ(without["calls"], "one");
   EXPECT_EQ(without["model"]["bank"], false);
 }
@@ -45,11 +45,11 @@ TEST(Jax, WholeCallsAreScoredWhereAskedForTwice) {
   const SafetensorsReader reference(kJax + "/reference.safetensors");
   const ReferenceTensor& expected = reference.at("logprobs");
   const std::string input = id_lines(reference.at("input_ids"), expected.dim(1) + 1);
-  expect_refused(ppl({"--calls", "whole"}, input), 2, {"--calls whole", "later tokens", "--leaky"});
-  expect_refused(ppl({"--leaky"}, input), 2, {"--leaky"});
-  expect_refused(ppl({"--calls", "prompt"}, input), 2, {"--calls prompt", "stepwise"});
-  expect_refused(ppl({"--calls", "all"}, input), 2, {"--calls", "stepwise"});
-  const auto lines = jsonl_of(ppl({"--calls", "whole", "--leaky", "--per-token"}, input));
+  expect_refused(on_jax({"--calls", "whole"}, input), 2, {"--calls whole", "later tokens", "--leaky"});
+  expect_refused(on_jax({"--leaky"}, input), 2, {"--leaky"});
+  expect_refused(on_jax({"--calls", "prompt"}, input), 2, {"--calls prompt", "stepwise"});
+  expect_refused(on_jax({"--calls", "all"}, input), 2, {"--calls", "stepwise"});
+  const auto lines = jsonl_of(on_jax({"--calls", "whole", "--leaky", "--per-token"}, input));
   ASSERT_EQ(lines.size(), expected.values.size());
   for (std::size_t i = 0; i < lines.size(); ++i) {
     ASSERT_EQ(lines[i].value("calls", ""), "whole") << lines[i].dump();
@@ -59,8 +59,8 @@ TEST(Jax, WholeCallsAreScoredWhereAskedForTwice) {
 
 TEST(Jax, ItsOptionsAreRefusedForOtherModels) {
   for (const Words& option : {Words{"--calls", "stepwise"}, Words{"--bank", "false"}}) {
-    expect_refused(run(ppl_on_tiny(words({"--ids", "-"}, option)), "[1, 2]\n"), 2, {option[0].substr(2), "mmrec"});
-    expect_refused(run(generate_on_tiny(words({"-p", "x"}, option))), 2, {option[0].substr(2), "mmrec"});
+    expect_refused(ppl(words({"--ids", "-"}, option), "[1, 2]\n"), 2, {option[0].substr(2), "mmrec"});
+    expect_refused(generate(words({"-p", "x"}, option)), 2, {option[0].substr(2), "mmrec"});
   }
 }
 

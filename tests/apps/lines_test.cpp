@@ -6,21 +6,18 @@
 namespace mmrec::test {
 namespace {
 
-Outcome lines(const Words& more, std::string input) {
-  return run(generate_on_tiny(words({"--lines"}, more)), std::move(input));
-}
+Outcome lines(const Words& more, std::string input) { return generate(words({"--lines"}, more), std::move(input)); }
 
 TEST(Lines, EachIsContinuedAsIfItWereTheOnlyOne) {
   const Words options = {"-n", "24", "--seed", "5", "--json"};
   const auto all = jsonl_of(lines(options, "Alice was\nThe river\r\n\nAlice was"));
   ASSERT_EQ(all.size(), 4U);
-  const Json first = json_of(run(generate_on_tiny(words({"-p", "Alice was"}, options))));
+  const Json first = json_of(generate(words({"-p", "Alice was"}, options)));
   expect_same(all[0], first, {"text", "tokens", "logprobs", "finish_reason", "prompt_tokens"});
   EXPECT_NE(all[3]["tokens"], all[0]["tokens"]) << "every line draws anew";
   EXPECT_EQ(all[3]["prompt_tokens"], all[0]["prompt_tokens"]);
   EXPECT_EQ(all[2]["prompt_tokens"], Json::array({1})) << "from BOS";
-  EXPECT_EQ(all[1]["prompt_tokens"],
-            json_of(run(generate_on_tiny(words({"-p", "The river"}, options))))["prompt_tokens"]);
+  EXPECT_EQ(all[1]["prompt_tokens"], json_of(generate(words({"-p", "The river"}, options)))["prompt_tokens"]);
   for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(all[i]["line"], i + 1);
   // Others than the first one, by themselves.
   EXPECT_EQ(jsonl_of(lines(options, "x\nThe river"))[1], all[1]);

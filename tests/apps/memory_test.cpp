@@ -14,15 +14,12 @@ namespace {
 TEST(Memory, AnyLimitOfAddressSpaceEndsARunWithAResultOrAReason) {
   SKIP_UNDER_SANITIZERS("a sanitizer's shadow memory does not fit under the limit");
   const TempFolder folder;
-  std::string text;
-  while (text.size() < 700) text += "the small river runs past the old mill and never looks back ";
-  write_file(folder / "text", text);
+  write_file(folder / "text", repeated("the small river runs past the old mill and never looks back ", 700));
   bool worked = false;
   for (const char* threads : {"1", "2", "8"}) {
     for (int megabytes = 60; megabytes <= 620; megabytes += megabytes < 260 ? 10 : 60) {
-      const std::string limit = "ulimit -v " + std::to_string(megabytes * 1000) + "; exec \"$0\" \"$@\"";
-      const Outcome outcome = run({"/bin/sh", "-c", limit, kPpl, "-m", MMREC_WEIGHTS "/mmrec-12m", folder / "text",
-                                   "--device", "cpu", "--threads", threads});
+      const Outcome outcome = run(limited(megabytes * 1000, {kPpl, "-m", MMREC_WEIGHTS "/mmrec-12m", folder / "text",
+                                                             "--device", "cpu", "--threads", threads}));
       if (outcome.err.find("error while loading shared libraries") != std::string::npos) continue;  // no program yet
       EXPECT_EQ(outcome.signal, 0) << megabytes << " MB, " << threads << " threads\n" << outcome.err;
       EXPECT_TRUE(outcome.code == 0 || outcome.code == 4) << megabytes << " MB, code " << outcome.code << outcome.err;

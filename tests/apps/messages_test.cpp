@@ -40,7 +40,7 @@ TEST(Messages, AMissingTokenizerIsNamedWithWaysOut) {
 TEST(Messages, TheTimingsBeginALineWhereTheyFollowTheText) {
   const TempFolder folder;
   const std::string line = joined(generate_on_tiny({"-p", "Alice", "-n", "5", "--temp", "0"}));
-  const std::string text = run(generate_on_tiny({"-p", "Alice", "-n", "5", "--temp", "0"})).out;
+  const std::string text = generate({"-p", "Alice", "-n", "5", "--temp", "0"}).out;
   ASSERT_NE(text.back(), '\n');
   EXPECT_EQ(run({"/bin/sh", "-c", line + "> " + std::string(folder / "both") + " 2>&1"}).code, 0);
   const std::string both = read_file(folder / "both");
@@ -67,16 +67,17 @@ TEST(Messages, NothingToScoreIsNoFaultHoweverTheCorpusIsSplit) {
        {Words{}, Words{"--split-by", "line"}, Words{"--split-by", "blank"}, Words{"--split-by", "jsonl"},
         Words{"--ids"}, Words{"--mode", "rolling", "--window", "8"}, Words{"--mode", "strided", "--window", "8"},
         Words{"--mode", "llama", "--window", "8"}, Words{"--per-doc"}, Words{"--format", "json"}}) {
-    const Outcome outcome = run(ppl_on_tiny(words(how, {"-"})), "");
+    const Outcome outcome = ppl(words(how, {"-"}), "");
     EXPECT_EQ(outcome.code, 0) << joined(how) << outcome.err;
     expect_says(outcome.err, {"0 scored tokens: there is no perplexity"});
+    EXPECT_EQ(outcome.err.find("nan"), std::string::npos) << outcome.err;
   }
   for (const Words& how : {Words{"--split-by", "line"}, Words{"--split-by", "blank"}, Words{"--split-by", "jsonl"},
                            Words{"--ids"}, Words{"--pairs"}}) {
-    EXPECT_EQ(run(ppl_on_tiny(words(how, {"-"})), "\n \n\t\r\n").code, 0) << joined(how);
+    EXPECT_EQ(ppl(words(how, {"-"}), "\n \n\t\r\n").code, 0) << joined(how);
   }
-  EXPECT_EQ(run(generate_on_tiny({"--jsonl", "-"}), "\n \n").code, 0);
-  EXPECT_EQ(run(generate_on_tiny({"--lines"}), "").code, 0);
+  EXPECT_EQ(generate({"--jsonl", "-"}, "\n \n").code, 0);
+  EXPECT_EQ(generate({"--lines"}, "").code, 0);
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <array>
 #include <set>
 #include <span>
 
@@ -122,7 +121,7 @@ TEST_F(NamedOutputs, TwoOfOneFileAreRefused) {
   const Words line = words(ppl_on_tiny({"--ids", kIds}), {"--html", "there"});
   expect_refused(run_in(folder_.path(), line, ">>there"), 2, {"same file as the output", "stdout"});
   EXPECT_EQ(contents(), before);
-  EXPECT_EQ(run(ppl_on_tiny({"--ids", kIds, "-o", "/dev/null", "--html", "/dev/null"})).code, 0);
+  EXPECT_EQ(ppl({"--ids", kIds, "-o", "/dev/null", "--html", "/dev/null"}).code, 0);
 }
 
 TEST_F(NamedOutputs, WhereNothingCanBeWrittenAreExitFiveBeforeTheModelIsRead) {
@@ -158,7 +157,7 @@ TEST_F(NamedOutputs, WhereNothingCanBeWrittenAreExitFiveBeforeTheModelIsRead) {
 /// Runs that write all their outputs, by options with places behind them.
 std::vector<std::pair<Words, std::vector<std::string>>> whole_runs(const TempFolder& folder) {
   const std::string records = folder / "records";
-  write_file(records, run(ppl_on_tiny({"-q", "--ids", "--format", "jsonl", kIds})).out);
+  write_file(records, ppl({"-q", "--ids", "--format", "jsonl", kIds}).out);
   return {{generate_on_tiny({"-q", "-p", "Alice", "-n", "4", "--seed", "1"}), {"--output", "--state-out"}},
           {ppl_on_tiny({"-q", "--ids", kIds}), {"--output", "--html", "--plot", "--save-logprobs"}},
           {{kPpl, "merge", records}, {"--output"}}};
@@ -169,14 +168,16 @@ TEST_F(NamedOutputs, AreWholeWhereverTheyCanBe) {
   std::filesystem::create_directory(elsewhere / "folder");
   for (const auto& [line, outputs] : whole_runs(folder_)) {
     std::vector<std::string> expected;
-    for (const std::string& place : {std::string("new"), std::string("old"), std::string("link"), kLong}) {
+    for (const std::string& place :
+         {std::string("new"), std::string("old"), std::string("link"), std::string("link to old"), kLong}) {
       Words all = line;
       std::vector<std::filesystem::path> files;
+      const bool is_link = place.starts_with("link");
       for (std::size_t i = 0; i < outputs.size(); ++i) {
         const std::string name = std::string(place).replace(place.size() - 1, 1, std::to_string(i));
-        const std::filesystem::path file = place == "link" ? elsewhere / "folder/" / name : elsewhere / name;
-        if (place == "link") std::filesystem::create_symlink("folder/" + name, elsewhere / name);
-        if (place == "old") write_file(file, "old");
+        const std::filesystem::path file = is_link ? elsewhere / "folder/" / name : elsewhere / name;
+        if (is_link) std::filesystem::create_symlink("folder/" + name, elsewhere / name);
+        if (place.ends_with("old")) write_file(file, "old");
         all.insert(all.end(), {outputs[i], elsewhere / name});
         files.push_back(file);
       }
@@ -187,7 +188,7 @@ TEST_F(NamedOutputs, AreWholeWhereverTheyCanBe) {
         if (expected[i].empty()) expected[i] = found;
         EXPECT_FALSE(found.empty());
         EXPECT_TRUE(line[0] != kGenerate || found == expected[i]) << place << outputs[i];
-        EXPECT_EQ(std::filesystem::is_symlink(elsewhere / files[i].filename().string()), place == "link");
+        EXPECT_EQ(std::filesystem::is_symlink(elsewhere / files[i].filename().string()), is_link);
       }
     }
     for (const auto& entry : std::filesystem::directory_iterator(elsewhere.path())) {
@@ -231,12 +232,18 @@ TEST_F(NamedOutputs, ThatAreStdoutAreWrittenThere) {
 }
 
 TEST(Stdout, ThatTakesNothingIsExitFiveInEveryProgram) {
-  for (const Words& line : {Words{kGenerate, "-h"}, Words{kPpl, "--help-all"}, Words{kPpl, "merge", "-h"},
-                            Words{kBench, "-h"}, Words{kBench, "--version"}, Words{MMREC_KERNEL_BENCH, "-h"},
-                            Words{MMREC_KERNEL_BENCH, "--quick", "--only", "nothing"}}) {
-    for (const char* redirection : {">/dev/full", ">&-"}) {
-      expect_refused(run_in("/", line, redirection), 5, {"stdout: cannot write"}, joined(line) + redirection);
+  for (const Words& line :
+       {Words{kGenerate, "-h"}, Words{kPpl, "--help-all"}, Words{kPpl, "merge", "-h"}, Words{kBench, "-h"},
+        Words{kBench, "--version"}, Words{MMREC_KERNEL_BENCH, "-h"},
+        Words{MMREC_KERNEL_BENCH, "--quick", "--only", "nothing"}, generate_on_tiny({"-p", "x", "-n", "5"}),
+        generate_on_tiny({"-p", "x", "--json", "-n", "5"}), ppl_on_tiny({"--ids", kIds})}) {
+    for (const auto& [redirection, says] :
+         {std::pair{">/dev/full", "stdout: cannot write (No space left on device)"}, {">&-", "stdout: cannot write"}}) {
+      expect_refused(run_in("/", line, redirection), 5, {says}, joined(line) + redirection);
     }
+  }
+  for (const char* format : {"text", "json", "jsonl"}) {
+    expect_refused(ppl({"--ids", "--format", format, "-o", "/dev/full", kIds}), 5, {"/dev/full: cannot write"}, format);
   }
 }
 

@@ -12,15 +12,11 @@ namespace {
 std::string line(const std::string& context, const std::string& continuation) {
   return Json({{"context", context}, {"continuation", continuation}}).dump() + "\n";
 }
-Outcome pairs(const Words& more, std::string input) {
-  return run(ppl_on_tiny(words({"--pairs"}, more)), std::move(input));
-}
+Outcome pairs(const Words& more, std::string input) { return ppl(words({"--pairs"}, more), std::move(input)); }
 
 /// What the model itself chooses after `context`.
 std::string greedy_text(const std::string& context, int tokens) {
-  return run(generate_on_tiny(
-                 {"-p", context, "-n", std::to_string(tokens), "--temp", "0", "--repetition-penalty", "1"}))
-      .out;
+  return generate({"-p", context, "-n", std::to_string(tokens), "--temp", "0", "--repetition-penalty", "1"}).out;
 }
 
 TEST(Pairs, AreThoseOfASessionStepByStep) {

@@ -14,7 +14,6 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
-#include <stdexcept>
 #include <system_error>
 #include <utility>
 
@@ -118,9 +117,6 @@ Process::Process(const Command& command) : input_(command.input.value_or("")) {
   if (error != 0) throw std::system_error(error, std::generic_category(), command.arguments[0]);
 }
 
-Process::Process(std::vector<std::string> arguments)
-    : Process(Command{.arguments = std::move(arguments), .input = {}, .stdout_path = {}}) {}
-
 Process::~Process() {
   if (pid_ > 0) {
     (void)kill(pid_, SIGKILL);
@@ -202,13 +198,11 @@ Outcome Process::wait(bool read_out) {
 Outcome run(const Command& command) { return Process(command).wait(); }
 
 Command on_terminal(std::vector<std::string> arguments) {
-  return {.arguments = std::move(arguments), .input = {}, .terminal = true, .stdout_path = {}};
+  return {.arguments = std::move(arguments), .terminal = true};
 }
 
-Outcome run(std::vector<std::string> arguments) { return Process(std::move(arguments)).wait(); }
-
-Outcome run(std::vector<std::string> arguments, std::string input) {
-  return run(Command{.arguments = std::move(arguments), .input = std::move(input), .stdout_path = {}});
+Outcome run(std::vector<std::string> arguments, std::optional<std::string> input) {
+  return run(Command{.arguments = std::move(arguments), .input = std::move(input)});
 }
 
 }  // namespace mmrec::test

@@ -4,17 +4,18 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace mmrec::test {
 
 /// How to start a program. stdout and stderr are pipes unless they say otherwise.
 struct Command {
-  std::vector<std::string> arguments;  // [0] is the program
-  std::optional<std::string> input;    // piped into stdin; none: /dev/null
-  bool terminal = false;               // stdin and stderr are its terminal, stdout stays a pipe
+  std::vector<std::string> arguments = {};  // [0] is the program
+  std::optional<std::string> input = {};    // piped into stdin; none: /dev/null
+  bool terminal = false;                    // stdin and stderr are its terminal, stdout stays a pipe
   int terminal_columns = 80;
-  std::string stdout_path;  // a file to open for stdout instead of a pipe
+  std::string stdout_path = {};  // a file to open for stdout instead of a pipe
 };
 
 /// A program on a terminal.
@@ -32,7 +33,7 @@ struct Outcome {
 class Process {
  public:
   explicit Process(const Command& command);
-  explicit Process(std::vector<std::string> arguments);
+  explicit Process(std::vector<std::string> arguments) : Process(Command{.arguments = std::move(arguments)}) {}
   ~Process();
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;
@@ -66,7 +67,6 @@ class Process {
 
 Outcome run(const Command& command);
 /// Without input, or with `input` piped into it.
-Outcome run(std::vector<std::string> arguments);
-Outcome run(std::vector<std::string> arguments, std::string input);
+Outcome run(std::vector<std::string> arguments, std::optional<std::string> input = {});
 
 }  // namespace mmrec::test

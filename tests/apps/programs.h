@@ -62,10 +62,30 @@ inline Words with_device(const Words& first, const Words& more) {
 inline Words generate_on_tiny(const Words& more) { return with_device({kGenerate, "-m", kTiny}, more); }
 inline Words ppl_on_tiny(const Words& more) { return with_device({kPpl, "-m", kTiny}, more); }
 
+/// `line` with so many kilobytes of address space.
+inline Words limited(int kilobytes, const Words& line) {
+  return words({"/bin/sh", "-c", "ulimit -v " + std::to_string(kilobytes) + "; exec \"$0\" \"$@\""}, line);
+}
+
+/// `text` again and again, until that has so many bytes.
+inline std::string repeated(std::string_view text, std::size_t bytes) {
+  std::string all;
+  while (all.size() < bytes) all += text;
+  return all;
+}
+
 inline std::string joined(const Words& arguments) {
   std::string line;
   for (const std::string& argument : arguments) line += argument + " ";
   return line;
+}
+
+/// Runs of them, without input or with `input` piped into it.
+inline Outcome generate(const Words& more, std::optional<std::string> input = {}) {
+  return run(generate_on_tiny(more), std::move(input));
+}
+inline Outcome ppl(const Words& more, std::optional<std::string> input = {}) {
+  return run(ppl_on_tiny(more), std::move(input));
 }
 
 /// A pipe with a name, which a program reads from.
@@ -120,6 +140,11 @@ inline std::ptrdiff_t files_in(const std::filesystem::path& folder) {
   return std::distance(std::filesystem::directory_iterator(folder), {});
 }
 
+/// Its permissions.
+inline unsigned mode_of(const std::filesystem::path& file) {
+  return static_cast<unsigned>(std::filesystem::status(file).permissions());
+}
+
 inline void copy_files(const std::filesystem::path& from, const std::filesystem::path& to,
                        std::initializer_list<const char*> names) {
   for (const char* name : names) std::filesystem::copy_file(from / name, to / name);
@@ -169,20 +194,31 @@ inline Json json_of(const Outcome& outcome) {
   return json;
 }
 
-/// The objects on stdout, one a line.
-inline std::vector<Json> jsonl_of(const Outcome& outcome) {
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
-  std::vector<Json> lines;
-  std::string_view rest = outcome.out;
-  while (!rest.empty()) {
-    const std::size_t end = rest.find('\n');
-    EXPECT_NE(end, std::string_view::npos) << "the last line has no end";
-    if (end == std::string_view::npos) break;
-    lines.push_back(Json::parse(rest.substr(0, end), nullptr, false));
-    EXPECT_TRUE(lines.back().is_object()) << rest.substr(0, end);
-    rest.remove_prefix(end + 1);
-  }
+/// What these print as JSON.
+inline Json generate_json(const Words& more, std::optional<std::string> input = {}) {
+  return json_of(generate(words(more, {"--json"}), std::move(input)));
+}
+inline Json ppl_json(const Words& more, std::optional<std::string> input = {}) {
+  return json_of(ppl(words(more, {"--format", "json"}), std::move(input)));
+}
+
+inline Words lines_of(const std::string& text) {
+  Words lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
   return lines;
+}
+
+/// The objects on stdout, one a line, of a run that ended with `code`.
+inline std::vector<Json> jsonl_of(const Outcome& outcome, int code = 0) {
+  EXPECT_EQ(outcome.code, code) << outcome.err;
+  EXPECT_TRUE(outcome.out.empty() || outcome.out.ends_with('\n')) << "the last line has no end";
+  std::vector<Json> objects;
+  for (const std::string& line : lines_of(outcome.out)) {
+    objects.push_back(Json::parse(line, nullptr, false));
+    EXPECT_TRUE(objects.back().is_object()) << line;
+  }
+  return objects;
 }
 
 }  // namespace mmrec::test

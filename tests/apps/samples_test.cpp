@@ -1,5 +1,4 @@
 // mmrec-generate --num-samples, --logprobs and the chain that it names, on a tiny model of random weights.
-#include <cmath>
 
 #include "tests/apps/programs.h"
 
@@ -8,7 +7,7 @@ namespace {
 
 const Words kAlice = {"-p", "Alice was beginning", "-n", "20", "--seed", "18446744073709551613"};
 
-std::vector<Json> samples(const Words& more) { return jsonl_of(run(generate_on_tiny(words(kAlice, more)))); }
+std::vector<Json> samples(const Words& more) { return jsonl_of(generate(words(kAlice, more))); }
 
 TEST(Samples, EachIsWhatItsSeedGivesAlone) {
   const auto all = samples({"--num-samples", "7", "--json", "--stop", "e", "--echo"});
@@ -17,8 +16,8 @@ TEST(Samples, EachIsWhatItsSeedGivesAlone) {
     EXPECT_EQ(all[i]["sample"], i);
     const auto seed = all[i]["seed"].get<std::uint64_t>();
     EXPECT_EQ(seed, 18446744073709551613U + i) << "which wraps";
-    const Json alone = json_of(run(generate_on_tiny(
-        {"-p", "Alice was beginning", "-n", "20", "--stop", "e", "--json", "--echo", "--seed", std::to_string(seed)})));
+    const Json alone = generate_json(
+        {"-p", "Alice was beginning", "-n", "20", "--stop", "e", "--echo", "--seed", std::to_string(seed)});
     expect_same(all[i], alone, {"prompt", "prompt_tokens", "text", "tokens", "logprobs", "finish_reason"},
                 std::to_string(i));
   }
@@ -28,37 +27,33 @@ TEST(Samples, EachIsWhatItsSeedGivesAlone) {
 }
 
 TEST(Samples, ManyComeInTheirOrderAndShareOnePrefill) {
-  const Outcome outcome = run(generate_on_tiny(words(kAlice, {"--num-samples", "300", "--tokens=3"})));
+  const Outcome outcome = generate(words(kAlice, {"--num-samples", "300", "--tokens=3"}));
   EXPECT_EQ(outcome.code, 2) << "-n is given twice";
-  const Outcome good =
-      run(generate_on_tiny({"-p", "Alice was beginning", "-n", "3", "-s", "1", "--num-samples", "300"}));
+  const Outcome good = generate({"-p", "Alice was beginning", "-n", "3", "-s", "1", "--num-samples", "300"});
   const auto all = jsonl_of(good);
   ASSERT_EQ(all.size(), 300U);
   for (std::size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i]["sample"], i);
   expect_says(good.err, {" | 300 samples\n"});
   expect_says(good.err, {"prefill 8 tokens"});
-  EXPECT_EQ(
-      run(generate_on_tiny({"-p", "Alice was beginning", "-n", "3", "-s", "1", "--num-samples", "300", "--slots", "2"}))
-          .out,
-      good.out);
+  EXPECT_EQ(generate({"-p", "Alice was beginning", "-n", "3", "-s", "1", "--num-samples", "300", "--slots", "2"}).out,
+            good.out);
 }
 
 TEST(Samples, GoOnFromAStateAndOfEveryLine) {
   const TempFolder folder;
-  EXPECT_EQ(run(generate_on_tiny(words(kAlice, {"--state-out", folder / "state"}))).code, 0);
+  EXPECT_EQ(generate(words(kAlice, {"--state-out", folder / "state"})).code, 0);
   const Words from = {"--state-in", folder / "state", "-n", "9", "--json"};
-  const auto branches = jsonl_of(run(generate_on_tiny(words(from, {"--num-samples", "3", "-s", "4"}))));
+  const auto branches = jsonl_of(generate(words(from, {"--num-samples", "3", "-s", "4"})));
   ASSERT_EQ(branches.size(), 3U);
   for (std::size_t i = 0; i < 3; ++i) {
-    EXPECT_EQ(branches[i]["tokens"],
-              json_of(run(generate_on_tiny(words(from, {"-s", std::to_string(4 + i)}))))["tokens"]);
+    EXPECT_EQ(branches[i]["tokens"], json_of(generate(words(from, {"-s", std::to_string(4 + i)})))["tokens"]);
   }
   const Words lines = {"--lines", "-n", "9", "--json"};
   const std::string input = "Alice was\nThe river\n";
-  const auto all = jsonl_of(run(generate_on_tiny(words(lines, {"--num-samples", "2", "-s", "4"})), input));
+  const auto all = jsonl_of(generate(words(lines, {"--num-samples", "2", "-s", "4"}), input));
   ASSERT_EQ(all.size(), 4U);
   for (const std::size_t sample : {0U, 1U}) {
-    const auto alone = jsonl_of(run(generate_on_tiny(words(lines, {"-s", std::to_string(4 + sample)})), input));
+    const auto alone = jsonl_of(generate(words(lines, {"-s", std::to_string(4 + sample)}), input));
     for (const std::size_t line : {0U, 1U}) {
       const Json& found = all[2 * line + sample];
       EXPECT_EQ(found["line"], line + 1);
@@ -71,8 +66,8 @@ TEST(Samples, GoOnFromAStateAndOfEveryLine) {
 
 // The reference is what mmrec-ppl says of the sequence that ends in the token.
 TEST(Logprobs, OfTheLikeliestTokensAreThoseOfScoring) {
-  const Json json = json_of(run(generate_on_tiny({"-p", "Alice was", "-n", "6", "--seed", "2", "--temp", "2", "--json",
-                                                  "--logprobs", "4", "--repetition-penalty", "1.5"})));
+  const Json json = generate_json(
+      {"-p", "Alice was", "-n", "6", "--seed", "2", "--temp", "2", "--logprobs", "4", "--repetition-penalty", "1.5"});
   const Json& tops = json["top_logprobs"];
   ASSERT_EQ(tops.size(), 6U);
   std::string input;
@@ -86,7 +81,7 @@ TEST(Logprobs, OfTheLikeliestTokensAreThoseOfScoring) {
     }
     ids.push_back(json["tokens"][i]);
   }
-  const auto scored = jsonl_of(run(ppl_on_tiny({"--ids", "--per-token", "-"}), input));
+  const auto scored = jsonl_of(ppl({"--ids", "--per-token", "-"}, input));
   const std::size_t prompt = json["prompt_tokens"].size();
   std::size_t at = 0;
   for (std::size_t i = 0; i < tops.size(); ++i) {
@@ -107,9 +102,9 @@ TEST(Logprobs, OfTheLikeliestTokensAreThoseOfScoring) {
     }
   }
   // Records say the same.
-  const auto lines = jsonl_of(run(generate_on_tiny({"--lines", "-n", "6", "--seed", "2", "--temp", "2", "--logprobs",
-                                                    "4", "--repetition-penalty", "1.5"}),
-                                  "Alice was"));
+  const auto lines = jsonl_of(
+      generate({"--lines", "-n", "6", "--seed", "2", "--temp", "2", "--logprobs", "4", "--repetition-penalty", "1.5"},
+               "Alice was"));
   EXPECT_EQ(lines[0]["top_logprobs"], tops);
   EXPECT_EQ(lines[0]["logprobs"], json["logprobs"]);
 }
@@ -122,7 +117,7 @@ TEST(Chain, IsNamedInTheOrderOfTheSampler) {
       {{"--temp", "0", "--repetition-penalty", "1"}, "greedy"},
   };
   for (const auto& [options, chain] : chains) {
-    const Outcome outcome = run(generate_on_tiny(words({"-p", "x", "-n", "2", "-s", "7", "--json"}, options)));
+    const Outcome outcome = generate(words({"-p", "x", "-n", "2", "-s", "7", "--json"}, options));
     EXPECT_EQ(json_of(outcome)["sampling"]["chain"], chain);
     const std::string in_line = chain == "greedy" ? " | greedy | " : " | " + chain + ", seed 7 | ";
     expect_says(outcome.err, {in_line});

@@ -44,7 +44,7 @@ class Sandboxed : public testing::Test {
     ::setenv("ASAN_OPTIONS", ((given != nullptr ? given : "") + std::string(":detect_leaks=0")).c_str(), 1);
   }
   void SetUp() override {
-    const Outcome outcome = run(generate_on_tiny({"--sandbox", "-p", "x", "-n", "1"}));
+    const Outcome outcome = generate({"--sandbox", "-p", "x", "-n", "1"});
     if (outcome.code != 0) {
       expect_refused(outcome, 1, {"--sandbox: "});
       GTEST_SKIP() << outcome.err;
@@ -395,7 +395,7 @@ TEST_F(Sandboxed, ARuleThatCannotBeMadeEndsTheProgram) {
   fs::permissions(file("locked"), fs::perms::owner_read | fs::perms::owner_exec);
   if (::getuid() == 0) {
     const Words saving = {"--sandbox", "-p", "x", "-n", "1", "--state-out", file("locked/state")};
-    expect_refused(run(generate_on_tiny(saving)), 5, {"locked: cannot write (Permission denied)"});
+    expect_refused(generate(saving), 5, {"locked: cannot write (Permission denied)"});
   }
   fs::permissions(file("locked"), fs::perms::owner_all);
 }

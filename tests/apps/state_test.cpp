@@ -1,6 +1,4 @@
 // States of mmrec-generate: a text that is interrupted, saved and gone on with is the uninterrupted one.
-#include <sys/stat.h>
-
 #include <sstream>
 
 #include "tests/apps/programs.h"
@@ -15,8 +13,6 @@ class State : public testing::Test {
 };
 
 const Words kWarm = {"--temp", "1.2", "--top-k", "0", "--repetition-penalty", "1.3", "--seed", "9"};
-
-Json generate_json(const Words& more) { return json_of(run(generate_on_tiny(words(more, {"--json"})))); }
 
 TEST_F(State, GoingOnIsTheUninterruptedText) {
   const Json whole = generate_json(words({"-p", "Alice was", "-n", "30"}, kWarm));
@@ -45,7 +41,7 @@ TEST_F(State, APromptGoesOnToo) {
   EXPECT_EQ(json["timings"]["prefill_tokens"], json["prompt_tokens"].size());
   // Every line is a continuation of the same beginning, whatever the others are.
   const Words as_lines = {"--state-in", file("a"), "--lines", "-n", "5", "--json"};
-  const Outcome lines = run(generate_on_tiny(as_lines), "beginning\n\nbeginning\n");
+  const Outcome lines = generate(as_lines, "beginning\n\nbeginning\n");
   const std::vector<Json> results = jsonl_of(lines);
   ASSERT_EQ(results.size(), 3U);
   EXPECT_EQ(results[0]["tokens"], json["tokens"]);
@@ -55,9 +51,9 @@ TEST_F(State, APromptGoesOnToo) {
 
 TEST_F(State, StdinIsLeftAloneUnlessAskedFor) {
   generate_json({"-p", "Alice", "-n", "1", "--state-out", file("a")});
-  const Json alone = json_of(run(generate_on_tiny({"--state-in", file("a"), "-n", "3", "--json"}), "was"));
+  const Json alone = generate_json({"--state-in", file("a"), "-n", "3"}, "was");
   EXPECT_EQ(alone["prompt_tokens"].size(), 0U);
-  const Json asked = json_of(run(generate_on_tiny({"--state-in", file("a"), "-f", "-", "-n", "3", "--json"}), "was"));
+  const Json asked = generate_json({"--state-in", file("a"), "-f", "-", "-n", "3"}, "was");
   EXPECT_GT(asked["prompt_tokens"].size(), 0U);
 }
 
@@ -76,8 +72,7 @@ TEST_F(State, ASavedStopIsSaidToGoBeyondTheText) {
   const std::string text = generate_json(greedy)["text"];
   const auto ascii = std::find_if(text.begin() + 3, text.end(), [](char c) { return c > ' ' && c < 127; });
   ASSERT_NE(ascii, text.end());
-  const Outcome outcome =
-      run(generate_on_tiny(words(greedy, {"--stop", std::string(1, *ascii), "--state-out", file("a")})));
+  const Outcome outcome = generate(words(greedy, {"--stop", std::string(1, *ascii), "--state-out", file("a")}));
   EXPECT_EQ(outcome.code, 0);
   expect_says(outcome.err, {"before the stop string"});
 }
@@ -85,15 +80,13 @@ TEST_F(State, ASavedStopIsSaidToGoBeyondTheText) {
 TEST_F(State, WhatIsNoStateIsRefusedByName) {
   generate_json({"-p", "Alice", "-n", "1", "--state-out", file("a")});
   std::string bytes = read_file(file("a"));
-  struct stat status = {};
-  ASSERT_EQ(stat(file("a").c_str(), &status), 0);
-  EXPECT_EQ(status.st_mode & 07777, 0600U);
+  EXPECT_EQ(mode_of(file("a")), 0600U);
   bytes[bytes.size() / 2] ^= 1;
   write_file(file("damaged"), bytes);
   write_file(file("short"), bytes.substr(0, bytes.size() / 2));
   write_file(file("text"), std::string(1000, 'x'));
   const auto refused = [&](const Words& more, int code, std::initializer_list<std::string_view> says) {
-    expect_refused(run(generate_on_tiny(words(more, {"-n", "1"}))), code, says);
+    expect_refused(generate(words(more, {"-n", "1"})), code, says);
   };
   refused({"--state-in", file("damaged")}, 3, {"damaged", "checksum"});
   refused({"--state-in", file("short")}, 3, {"short", "as its header says"});
@@ -109,7 +102,7 @@ TEST_F(State, WhatIsNoStateIsRefusedByName) {
 
 class Cache : public State {
  protected:
-  Json generate(const Words& more) const {
+  Json cached(const Words& more) const {
     return generate_json(words({"--prefix-cache", file("cache"), "-n", "6", "--temp", "0"}, more));
   }
   std::ptrdiff_t states() const { return files_in(folder_ / "cache"); }
@@ -121,28 +114,26 @@ class Cache : public State {
 };
 
 TEST_F(Cache, ThePromptIsConsumedOnce) {
-  const Json first = generate({"-p", "Alice was"});
+  const Json first = cached({"-p", "Alice was"});
   EXPECT_EQ(first["timings"]["cached_tokens"], 0);
-  const Json second = generate({"-p", "Alice was"});
+  const Json second = cached({"-p", "Alice was"});
   EXPECT_EQ(second["timings"]["cached_tokens"], first["prompt_tokens"].size());
   EXPECT_EQ(second["timings"]["prefill_tokens"], 0);
   EXPECT_EQ(second["tokens"], first["tokens"]);
   EXPECT_EQ(states(), 1);
-  const Outcome said = run(generate_on_tiny({"-p", "Alice was", "-n", "1", "--prefix-cache", file("cache")}));
+  const Outcome said = generate({"-p", "Alice was", "-n", "1", "--prefix-cache", file("cache")});
   expect_says(said.err, {"tokens from the prefix cache"});
-  struct stat status = {};
-  ASSERT_EQ(stat(file("cache").c_str(), &status), 0);
-  EXPECT_EQ(status.st_mode & 07777, 0700U);
+  EXPECT_EQ(mode_of(file("cache")), 0700U);
 }
 
 TEST_F(Cache, WhatPromptsHaveInCommonIsFoundAtHalfOfItOrMore) {
-  generate({"-p", many(100, " one")});
-  const Json with = generate({"-p", many(100, " another")});
+  cached({"-p", many(100, " one")});
+  const Json with = cached({"-p", many(100, " another")});
   const auto all = static_cast<std::int64_t>(with["prompt_tokens"].size());
   ASSERT_GT(all, 600);
   EXPECT_GE(with["timings"]["cached_tokens"].get<std::int64_t>(), all / 2 - 5);
   EXPECT_EQ(with["tokens"], generate_json({"-p", many(100, " another"), "-n", "6", "--temp", "0"})["tokens"]);
-  EXPECT_EQ(generate({"-p", "was Alice"})["timings"]["cached_tokens"], 0) << "other tokens";
+  EXPECT_EQ(cached({"-p", "was Alice"})["timings"]["cached_tokens"], 0) << "other tokens";
 }
 
 TEST_F(Cache, IsUsedOnlyByRunsThatComputeAlike) {
@@ -153,9 +144,9 @@ TEST_F(Cache, IsUsedOnlyByRunsThatComputeAlike) {
                                    {"--precision", "bf16"},
                                    {}};
   for (const Words& way : ways) {
-    const Json first = generate(words(way, {"-p", prompt}));
+    const Json first = cached(words(way, {"-p", prompt}));
     EXPECT_EQ(first["timings"]["cached_tokens"], 0) << ::testing::PrintToString(way);
-    const Json again = generate(words(way, {"-p", prompt, "--threads", "1"}));
+    const Json again = cached(words(way, {"-p", prompt, "--threads", "1"}));
     EXPECT_EQ(again["timings"]["cached_tokens"], first["prompt_tokens"].size()) << ::testing::PrintToString(way);
     EXPECT_EQ(again["tokens"], first["tokens"]) << ::testing::PrintToString(way);
   }
@@ -173,14 +164,14 @@ TEST_F(Cache, TwoPromptsOfOneNameDoNotShare) {
     }
     return most.second;
   };
-  const Json other = generate({"-p", "x" + many(40, "")});
+  const Json other = cached({"-p", "x" + many(40, "")});
   const std::string state = read_file(longest());
   std::filesystem::remove_all(folder_ / "cache");
-  const Json expected = generate({"-p", "y" + many(40, "")});
+  const Json expected = cached({"-p", "y" + many(40, "")});
   ASSERT_EQ(other["prompt_tokens"].size(), expected["prompt_tokens"].size());
   ASSERT_GT(expected["prompt_tokens"].size(), 300U) << "more than a state's recent tokens";
   write_file(longest(), state);
-  const Json found = generate({"-p", "y" + many(40, "")});
+  const Json found = cached({"-p", "y" + many(40, "")});
   EXPECT_LT(found["timings"]["cached_tokens"], expected["prompt_tokens"].size());
   EXPECT_EQ(found["tokens"], expected["tokens"]);
 }
@@ -188,33 +179,31 @@ TEST_F(Cache, TwoPromptsOfOneNameDoNotShare) {
 TEST_F(State, AStateThatWasComputedOtherwiseIsUsedAndSaid) {
   generate_json({"-p", "Alice was", "-n", "2", "--prefill", "steps", "--state-out", file("a")});
   const auto warning = [&](const Words& more) {
-    return run(generate_on_tiny(words(more, {"--state-in", file("a"), "-p", " not", "-n", "1", "-q"}))).err;
+    return generate(words(more, {"--state-in", file("a"), "-p", " not", "-n", "1", "-q"})).err;
   };
   EXPECT_EQ(warning({"--prefill", "steps", "--threads", "1"}), "");
   const std::string said = warning({"--prefill", "sweeps", "--sweep-tol", "0.5", "--state-out", file("a")});
-  for (const std::string_view part : {"computed with prefill=steps", "this run: prefill=sweeps; sweep-tol=0.5"}) {
-    expect_says(said, {part});
-  }
+  expect_says(said, {"computed with prefill=steps", "this run: prefill=sweeps; sweep-tol=0.5"});
   EXPECT_NE(warning({"--prefill", "steps"}).find("settings that changed on the way"), std::string::npos);
 }
 
 TEST_F(Cache, WhatIsDamagedIsRemovedAndPassedOver) {
-  const Json first = generate({"-p", "Alice was"});
+  const Json first = cached({"-p", "Alice was"});
   for (const auto& entry : std::filesystem::directory_iterator(folder_ / "cache")) {
     std::string bytes = read_file(entry.path());
     bytes[bytes.size() / 2] ^= 4;
     write_file(entry.path(), bytes);
   }
   const Outcome outcome =
-      run(generate_on_tiny({"--prefix-cache", file("cache"), "-n", "6", "--temp", "0", "-p", "Alice was", "--json"}));
+      generate({"--prefix-cache", file("cache"), "-n", "6", "--temp", "0", "-p", "Alice was", "--json"});
   EXPECT_EQ(outcome.code, 0);
   expect_says(outcome.err, {"not used, and removed"});
   EXPECT_EQ(Json::parse(outcome.out)["tokens"], first["tokens"]);
-  EXPECT_GT(generate({"-p", "Alice was"})["timings"]["cached_tokens"], 0) << "it was made anew";
+  EXPECT_GT(cached({"-p", "Alice was"})["timings"]["cached_tokens"], 0) << "it was made anew";
 }
 
 TEST_F(Cache, TheOldestGoWhereThereIsNoRoomAndNothingElseDoes) {
-  generate({"-p", "Alice was"});
+  cached({"-p", "Alice was"});
   const auto first = *std::filesystem::directory_iterator(folder_ / "cache");
   // Of another model, and older.
   std::string name = first.path().filename();
@@ -230,7 +219,7 @@ TEST_F(Cache, TheOldestGoWhereThereIsNoRoomAndNothingElseDoes) {
     write_file(folder_ / "cache" / other, std::string(2 << 20, 'x'));
     std::filesystem::last_write_time(folder_ / "cache" / other, first.last_write_time() - std::chrono::hours(2));
   }
-  generate({"-p", "was Alice", "--prefix-cache-mb", "1"});
+  cached({"-p", "was Alice", "--prefix-cache-mb", "1"});
   EXPECT_FALSE(std::filesystem::exists(folder_ / "cache" / name));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "cache" / left));
   EXPECT_TRUE(std::filesystem::exists(first.path()));
@@ -240,8 +229,8 @@ TEST_F(Cache, TheOldestGoWhereThereIsNoRoomAndNothingElseDoes) {
 
 TEST_F(Cache, WhatCannotBeIsSaid) {
   write_file(file("file"), "x");
-  expect_refused(run(generate_on_tiny({"-p", "x", "--prefix-cache", file("file")})), 5, {"not a folder"});
-  expect_refused(run(generate_on_tiny({"-p", "x", "--prefix-cache", file("no/such")})), 5, {"cannot make the folder"});
+  expect_refused(generate({"-p", "x", "--prefix-cache", file("file")}), 5, {"not a folder"});
+  expect_refused(generate({"-p", "x", "--prefix-cache", file("no/such")}), 5, {"cannot make the folder"});
 }
 
 }  // namespace

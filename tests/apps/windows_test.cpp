@@ -26,8 +26,7 @@ TEST(Windows, ScoresAreThoseOfSessionsOfAWindowEach) {
                                                     {{"--mode", "strided", "--window", "8"}, 40},
                                                     {{"--mode", "llama", "--window", "9"}, 4 * 4}};
   for (const auto& [arguments, count] : modes) {
-    const Json json =
-        json_of(run(ppl_on_tiny(words({"--ids", "--format", "json", "--per-token", "-"}, arguments)), input));
+    const Json json = ppl_json(words({"--ids", "--per-token", "-"}, arguments), input);
     EXPECT_EQ(json["mode"], arguments[1]);
     EXPECT_EQ(json["window"], std::stoi(arguments[3]));
     EXPECT_EQ(json["tokens"], count) << joined(arguments);
@@ -61,9 +60,9 @@ TEST(Windows, ScoresAreThoseOfSessionsOfAWindowEach) {
 
 TEST(Windows, AWindowAsLongAsTheDocumentIsTheFullMode) {
   const std::string text = "Alice was beginning to get very tired of sitting by her sister on the bank";
-  const Json full = json_of(run(ppl_on_tiny({"--format", "json", "-"}), text));
+  const Json full = ppl_json({"-"}, text);
   for (const std::string mode : {"rolling", "strided"}) {
-    const Json json = json_of(run(ppl_on_tiny({"--mode", mode, "--window", "5000", "--format", "json", "-"}), text));
+    const Json json = ppl_json({"--mode", mode, "--window", "5000", "-"}, text);
     expect_same(json, full, {"tokens", "nll", "ppl", "bits_per_byte", "word_ppl"});
   }
   EXPECT_EQ(full["mode"], "full");
@@ -71,12 +70,12 @@ TEST(Windows, AWindowAsLongAsTheDocumentIsTheFullMode) {
 }
 
 TEST(Windows, LlamaIsRefusedBelowTwoChunks) {
-  expect_refused(run(ppl_on_tiny({"--ids", "--mode", "llama", "-"}), "[1,2,3]\n"), 3,
+  expect_refused(ppl({"--ids", "--mode", "llama", "-"}, "[1,2,3]\n"), 3,
                  {"stdin:1: too short for --mode llama --window 512 (found 3 tokens, expected at least 1024)"});
-  expect_refused(run(ppl_on_tiny({"--ids", "--mode", "llama", "--window", "4", "-"}), "[1,2,3,4,5,6,7]\n"), 3,
+  expect_refused(ppl({"--ids", "--mode", "llama", "--window", "4", "-"}, "[1,2,3,4,5,6,7]\n"), 3,
                  {"stdin:1: too short for --mode llama --window 4 (found 7 tokens, expected at least 8)"});
-  const Json json = json_of(
-      run(ppl_on_tiny({"--ids", "--mode", "llama", "--window", "4", "--format", "json", "-"}), "[1,2,3,4,5,6,7,8]\n"));
+  const Json json =
+      json_of(ppl({"--ids", "--mode", "llama", "--window", "4", "--format", "json", "-"}, "[1,2,3,4,5,6,7,8]\n"));
   EXPECT_EQ(json["tokens"], 2);
 }
 
