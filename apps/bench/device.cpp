@@ -1,3 +1,4 @@
+// What a GPU can do.
 #include "apps/bench/peaks.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// What the processors can do.
 #include "apps/bench/peaks.h"
 
 #include <oneapi/dnnl/dnnl.h>

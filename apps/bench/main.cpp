@@ -69,10 +69,7 @@ struct Synthetic {
 Synthetic synthetic_model(const Arguments& arguments) {
   const auto sizes = arguments.integers("synthetic", {}, 1, std::int64_t{1} << 24);
   if (sizes.size() < 3 || sizes.size() > 4 || sizes[0] % 4 != 0) {
-    throw UsageError(
-        fmt::format("--synthetic: not a valid value (found '{}', expected D,L,V or D,L,V,F with D a multiple "
-                    "of 4)",
-                    arguments.text("synthetic").value_or("")));
+    refuse_value("synthetic", arguments.text("synthetic").value_or(""), "D,L,V or D,L,V,F with D a multiple of 4");
   }
   const std::vector<std::string_view> names = models::architecture_names();
   const std::size_t name = arguments.choice("arch", names);
@@ -169,11 +166,7 @@ int bench_main(const Arguments& arguments) {
   (void)arguments.choice("compare", kComparable);
   const bool compare = arguments.has("compare");
   if (arguments.has("model") && arguments.has("synthetic")) throw UsageError("--model and --synthetic: found both");
-  for (const char* flag : {"keep", "arch"}) {
-    if (arguments.has(flag) && !arguments.has("synthetic")) {
-      throw UsageError(fmt::format("--{}: only with --synthetic", flag));
-    }
-  }
+  arguments.refuse_unless(arguments.has("synthetic"), {"keep", "arch"}, "only with --synthetic");
   std::optional<Synthetic> synthetic;
   std::filesystem::path given;
   if (arguments.has("synthetic")) {

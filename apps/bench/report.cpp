@@ -1,3 +1,4 @@
+// What mmrec-bench prints of its runs.
 #include "apps/bench/run.h"
 
 #include <fmt/format.h>

@@ -95,11 +95,6 @@ std::string nearest_option(std::span<const Option> options, int argc, const char
   return {};
 }
 
-[[noreturn]] void refuse(std::string_view option, std::string_view found, std::string_view expected) {
-  throw UsageError(
-      fmt::format("--{}: not a valid value (found '{}', expected {})", option, printable(found), expected));
-}
-
 template <class Number>
 std::optional<Number> parse(std::string_view text) {
   Number value = 0;
@@ -143,6 +138,11 @@ int run_command(const Program& program, int argc, const char* const* argv, Body 
     return is_sub ? subcommand(arguments) : body(arguments);
   };
   return run_program(program.name, std::ref(command));  // a reference: nothing is allocated before run_program()
+}
+
+void refuse_value(std::string_view option, std::string_view found, std::string_view expected) {
+  throw UsageError(
+      fmt::format("--{}: not a valid value (found '{}', expected {})", option, printable(found), expected));
 }
 
 std::optional<std::int64_t> parse_integer(std::string_view text) { return parse<std::int64_t>(text); }
@@ -205,10 +205,8 @@ Arguments::Arguments(const Program& program, int argc, const char* const* argv) 
 bool Arguments::has(std::string_view name) const { return text(name).has_value(); }
 
 std::optional<std::string> Arguments::text(std::string_view name) const {
-  for (const Given& given : given_) {
-    if (given.name == name) return given.value;
-  }
-  return std::nullopt;
+  const std::vector<std::string> values = list(name);
+  return values.empty() ? std::nullopt : std::optional(values.front());
 }
 
 std::vector<std::string> Arguments::list(std::string_view name) const {
@@ -225,7 +223,7 @@ std::int64_t Arguments::integer(std::string_view name, std::int64_t fallback, st
   if (!found) return fallback;
   const auto value = parse_integer(*found);
   if (!value || *value < min || *value > max) {
-    refuse(name, *found, fmt::format("a whole number from {} to {}", min, max));
+    refuse_value(name, *found, fmt::format("a whole number from {} to {}", min, max));
   }
   return *value;
 }
@@ -235,14 +233,14 @@ std::optional<std::uint64_t> Arguments::unsigned64(std::string_view name) const 
   if (!found) return std::nullopt;
   const auto value = parse<std::uint64_t>(*found);
   if (!value) {
-    refuse(name, *found, fmt::format("a whole number from 0 to {}", std::numeric_limits<std::uint64_t>::max()));
+    refuse_value(name, *found, fmt::format("a whole number from 0 to {}", std::numeric_limits<std::uint64_t>::max()));
   }
   return value;
 }
 
 std::optional<std::string> Arguments::file(std::string_view name) const {
   auto found = text(name);
-  if (found && found->empty()) refuse(name, *found, "the name of a file");
+  if (found && found->empty()) refuse_value(name, *found, "the name of a file");
   return found;
 }
 
@@ -253,7 +251,7 @@ std::optional<float> Arguments::real(std::string_view name, float min, float max
   const bool inside =
       value && std::isfinite(*value) && *value <= max && (above_min ? static_cast<float>(*value) > min : *value >= min);
   if (!inside) {
-    refuse(name, *found, fmt::format("a number {} {} and at most {}", above_min ? "above" : "from", min, max));
+    refuse_value(name, *found, fmt::format("a number {} {} and at most {}", above_min ? "above" : "from", min, max));
   }
   return static_cast<float>(*value);
 }
@@ -269,7 +267,7 @@ std::vector<std::int64_t> Arguments::integers(std::string_view name, std::vector
     if (value && *value >= min && *value <= max) values.push_back(*value);
   }
   if (values.empty() || values.size() < parts.size()) {
-    refuse(name, *found, fmt::format("whole numbers from {} to {}, separated by commas", min, max));
+    refuse_value(name, *found, fmt::format("whole numbers from {} to {}, separated by commas", min, max));
   }
   return values;
 }
@@ -278,7 +276,7 @@ std::size_t Arguments::choice(std::string_view name, std::span<const std::string
   const auto found = text(name);
   if (!found) return 0;
   const auto match = std::find(choices.begin(), choices.end(), *found);
-  if (match == choices.end()) refuse(name, *found, fmt::format("{}", fmt::join(choices, " or ")));
+  if (match == choices.end()) refuse_value(name, *found, fmt::format("{}", fmt::join(choices, " or ")));
   return static_cast<std::size_t>(match - choices.begin());
 }
 
@@ -286,6 +284,13 @@ void Arguments::refuse_together(std::string_view one, std::initializer_list<std:
                                 std::string_view why) const {
   for (const std::string_view other : others) {
     if (has(one) && has(other)) throw UsageError(fmt::format("--{}: not with --{}{}", one, other, why));
+  }
+}
+
+void Arguments::refuse_unless(bool may_be, std::initializer_list<std::string_view> options,
+                              std::string_view why) const {
+  for (const std::string_view option : options) {
+    if (!may_be && has(option)) throw UsageError(fmt::format("--{}: {}", option, why));
   }
 }
 

@@ -119,6 +119,8 @@ class Arguments {
   /// Throws UsageError if option `one` was given with one of the others; `why` ends the message.
   void refuse_together(std::string_view one, std::initializer_list<std::string_view> others,
                        std::string_view why = {}) const;
+  /// The same if one of `options` was given, unless `may_be`.
+  void refuse_unless(bool may_be, std::initializer_list<std::string_view> options, std::string_view why) const;
 
  private:
   struct Given {
@@ -135,6 +137,9 @@ std::optional<double> parse_real(std::string_view text);
 
 /// The double nearest to the shortest decimal that gives `x` back: 0.8F becomes 0.8, not 0.800000011920929.
 double shortest(float x);
+
+/// Throws UsageError: the value of an option is not a valid one.
+[[noreturn]] void refuse_value(std::string_view option, std::string_view found, std::string_view expected);
 
 /// Calls `body` with the command line of `program`, as run_program() does. Answers --help, --help-all and --version
 /// ("<program> <version> (<backends>)") on stdout instead, and calls a subcommand if its word comes first.

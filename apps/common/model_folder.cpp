@@ -106,19 +106,14 @@ void read_device(const Arguments& arguments, RunOptions& options) {
   const std::string given = arguments.text("device").value_or("auto");
   options.all_gpus = given == kAllGpus;
   if (!set_device(options, options.all_gpus ? "cuda" : given)) {
-    throw UsageError(
-        fmt::format("--device: not a valid value (found '{}', expected auto or cpu or cuda or cuda:N or cuda:all)",
-                    printable(given)));
+    refuse_value("device", given, "auto or cpu or cuda or cuda:N or cuda:all");
   }
 }
 
 }  // namespace
 
 std::filesystem::path model_folder(const Arguments& arguments) {
-  if (const auto given = arguments.file("model")) {
-    if (given->empty()) throw UsageError("--model: not a valid value (found '', expected a folder)");
-    return *given;
-  }
+  if (const auto given = arguments.file("model")) return *given;
   const std::filesystem::path installed = beside_program();
   const std::filesystem::path built = MMREC_SOURCE_MODEL;
   for (const auto& folder : {installed, built}) {

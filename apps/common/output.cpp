@@ -19,20 +19,21 @@ constexpr std::size_t kBufferBytes = std::size_t{1} << 16;
 
 std::string reason(int error) { return std::generic_category().message(error); }
 
-/// Whether `fd` may be written to and is the file of `status`.
-bool writes_to(int fd, const struct stat& status) {
+/// Whether `fd` is the file of `status`.
+bool is_file_of(int fd, const struct stat& status) {
   struct stat own = {};
-  return fstat(fd, &own) == 0 && own.st_dev == status.st_dev && own.st_ino == status.st_ino &&
-         (fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDONLY;
+  return fstat(fd, &own) == 0 && own.st_dev == status.st_dev && own.st_ino == status.st_ino;
 }
+bool is_writable(int fd) { return (fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDONLY; }
 
 }  // namespace
 
 Output::Output(std::filesystem::path path) : target_(std::move(path)) {
   struct stat given = {};
   const bool exists = stat(target_.c_str(), &given) == 0;
-  const bool is_stdout = target_ == "-" || (exists && writes_to(STDOUT_FILENO, given));
-  if (is_stdout || (exists && writes_to(STDERR_FILENO, given))) {
+  const auto writes_to = [&](int fd) { return exists && is_file_of(fd, given) && is_writable(fd); };
+  const bool is_stdout = target_ == "-" || writes_to(STDOUT_FILENO);
+  if (is_stdout || writes_to(STDERR_FILENO)) {
     if (is_stdout) target_.clear();
     fd_ = fcntl(is_stdout ? STDOUT_FILENO : STDERR_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
     if (fd_ < 0) fail(errno);
@@ -112,9 +113,7 @@ void Output::commit() {
 
 bool Output::shares_stderr() const {
   struct stat mine = {};
-  struct stat other = {};
-  if (fstat(fd_, &mine) != 0 || fstat(STDERR_FILENO, &other) != 0) return false;
-  return mine.st_dev == other.st_dev && mine.st_ino == other.st_ino;
+  return fstat(fd_, &mine) == 0 && is_file_of(STDERR_FILENO, mine);
 }
 
 bool Output::is_terminal() const { return isatty(fd_) == 1; }

@@ -70,17 +70,13 @@ std::string progress_line(std::int64_t done, std::int64_t total, double seconds,
   return line;
 }
 
-Progress::Progress(Elsewhere elsewhere, bool enabled, ProgressUnit unit)
-    : unit_(unit),
-      draws_(enabled && isatty(STDERR_FILENO) == 1),
-      writes_lines_(enabled && !draws_ && elsewhere == Elsewhere::kLines),
-      start_(Clock::now()),
-      last_(start_) {}
+Progress::Progress(bool enabled, ProgressUnit unit)
+    : unit_(unit), is_enabled_(enabled), draws_(isatty(STDERR_FILENO) == 1), start_(Clock::now()), last_(start_) {}
 
 Progress::~Progress() { clear(); }
 
 void Progress::update(std::int64_t done, std::int64_t total, std::optional<PerplexityEstimate> ppl) {
-  if (!draws_ && !writes_lines_) return;
+  if (!is_enabled_) return;
   const auto now = Clock::now();
   if (!first_) {
     first_ = done;
@@ -90,7 +86,7 @@ void Progress::update(std::int64_t done, std::int64_t total, std::optional<Perpl
   // The time of all that is done, at the rate since then.
   const double seconds = std::chrono::duration<double>(now - start_).count() * static_cast<double>(done) /
                          static_cast<double>(std::max<std::int64_t>(done - *first_, 1));
-  if (writes_lines_) {
+  if (!draws_) {
     if (now - last_ < std::chrono::seconds(10)) return;
     last_ = now;
     log_line(progress_facts(done, total, seconds, ppl, 1000, unit_));
@@ -104,7 +100,7 @@ void Progress::update(std::int64_t done, std::int64_t total, std::optional<Perpl
 }
 
 void Progress::clear() {
-  if (!draws_ || !drawn_) return;
+  if (!drawn_) return;
   put("\r\x1b[K");
   drawn_ = false;
 }

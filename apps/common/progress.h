@@ -22,14 +22,11 @@ struct PerplexityEstimate {
 };
 
 /// On a terminal it redraws one line at most five times a second, never wider than the terminal, and wipes it when it
-/// goes.
+/// goes. Elsewhere it writes a line every ten seconds.
 class Progress {
  public:
-  enum class Elsewhere : std::uint8_t { kNothing, kLines };
-  /// What it does where stderr is no terminal: kLines is a line every ten seconds. Not `enabled`, it does nothing
-  /// anywhere.
-  explicit Progress(Elsewhere elsewhere = Elsewhere::kNothing, bool enabled = true,
-                    ProgressUnit unit = ProgressUnit::kTokens);
+  /// Not `enabled`, it does nothing.
+  explicit Progress(bool enabled, ProgressUnit unit = ProgressUnit::kTokens);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
@@ -43,8 +40,8 @@ class Progress {
  private:
   using Clock = std::chrono::steady_clock;
   ProgressUnit unit_;
-  bool draws_;
-  bool writes_lines_;
+  bool is_enabled_;
+  bool draws_;  // else lines
   bool drawn_ = false;
   std::optional<std::int64_t> first_;  // done at the first update
   Clock::time_point start_;            // of the first update

@@ -89,35 +89,17 @@ std::string roff_options(std::span<const Option> options) {
 }
 
 // As docs/embedding.md has them, of the programs.
-constexpr std::string_view kExitStatus = R"(.SH EXIT STATUS
-.TP
-0
-success
-.TP
-1
-a fault at run time, an unusable GPU among them
-.TP
-2
-the command line is wrong
-.TP
-3
-a model, tokenizer, state or token\-id file is missing or malformed
-.TP
-4
-out of memory, of the host or of a GPU
-.TP
-5
-the result could not be written
-.TP
-6
-NaN or infinity where a number must be
-.TP
-129, 130, 143
-interrupted by SIGHUP, by SIGINT, by SIGTERM
-.TP
-141
-nobody reads standard output any more
-)";
+constexpr auto kExitStatus = std::to_array<std::pair<std::string_view, std::string_view>>({
+    {"0", "success"},
+    {"1", "a fault at run time, an unusable GPU among them"},
+    {"2", "the command line is wrong"},
+    {"3", "a model, tokenizer, state or token-id file is missing or malformed"},
+    {"4", "out of memory, of the host or of a GPU"},
+    {"5", "the result could not be written"},
+    {"6", "NaN or infinity where a number must be"},
+    {"129, 130, 143", "interrupted by SIGHUP, by SIGINT, by SIGTERM"},
+    {"141", "nobody reads standard output any more"},
+});
 
 /// The words of `options` that begin with '-'.
 std::string words_of(std::span<const Option> options) {
@@ -234,7 +216,8 @@ std::string manual_page(const Program& program) {
     all_examples += its_examples;
   }
   page += ".SH EXAMPLES\n.nf\n" + roff_lines(all_examples) + ".fi\n";
-  page += kExitStatus;
+  page += ".SH EXIT STATUS\n";
+  for (const auto& [code, means] : kExitStatus) page += fmt::format(".TP\n{}\n{}\n", code, roff(means));
   page += ".SH SEE ALSO\n";
   std::string others;
   for (const Program* other : kPrograms) {

@@ -133,29 +133,21 @@ void read_files(const Arguments& arguments, GenerateCommand& command) {
   command.interactive = arguments.has("interactive");
   if (command.interactive && command.file == "-")
     throw UsageError("--interactive: not with -f -, as stdin has the turns");
-  if (arguments.has("as-completed") && !arguments.has("lines") && !arguments.has("jsonl")) {
-    throw UsageError("--as-completed: only with --jsonl or --lines");
-  }
-  const bool has_lines = arguments.has("lines") || arguments.has("jsonl");
-  if (arguments.has("slots") && !has_lines && command.num_samples == 1) {
-    throw UsageError("--slots: only with --jsonl, --lines or --num-samples");
-  }
-  for (const std::string_view limit : {"max-line-mb", "max-line-tokens", "max-line-extra-kb"}) {
-    if (arguments.has(limit) && !has_lines) throw UsageError(fmt::format("--{}: only with --jsonl or --lines", limit));
-  }
+  const bool has_lines = command.lines || command.jsonl;
+  const bool has_records = has_lines || command.num_samples > 1;
+  arguments.refuse_unless(has_lines, {"as-completed"}, "only with --jsonl or --lines");
+  arguments.refuse_unless(has_records, {"slots"}, "only with --jsonl, --lines or --num-samples");
+  arguments.refuse_unless(has_lines, {"max-line-mb", "max-line-tokens", "max-line-extra-kb"},
+                          "only with --jsonl or --lines");
   command.max_line_bytes = static_cast<std::size_t>(arguments.integer("max-line-mb", 16, 1, 2048)) << 20;
   command.max_line_tokens = arguments.integer("max-line-tokens", command.max_line_tokens, 1, std::int64_t{1} << 50);
   command.max_line_extra_bytes =
       static_cast<std::size_t>(arguments.integer("max-line-extra-kb", 16, 0, std::int64_t{1} << 20)) << 10;
-  if (command.state_out && command.num_samples > 1) {
-    throw UsageError("--state-out: not with --num-samples (each sample has a state of its own)");
-  }
-  if (arguments.has("logprobs") && !command.json && !command.lines && !command.jsonl && command.num_samples == 1) {
-    throw UsageError("--logprobs: only in JSON (expected --json, --lines, --jsonl or --num-samples)");
-  }
-  if (arguments.has("prefix-cache-mb") && !command.prefix_cache) {
-    throw UsageError("--prefix-cache-mb: without --prefix-cache DIR");
-  }
+  arguments.refuse_unless(command.num_samples == 1, {"state-out"},
+                          "not with --num-samples (each sample has a state of its own)");
+  arguments.refuse_unless(command.json || has_records, {"logprobs"},
+                          "only in JSON (expected --json, --lines, --jsonl or --num-samples)");
+  arguments.refuse_unless(command.prefix_cache.has_value(), {"prefix-cache-mb"}, "without --prefix-cache DIR");
 }
 
 }  // namespace
@@ -204,8 +196,7 @@ void set_options(const Arguments& arguments, GenerateOptions& options) {
   for (std::string& text : options.stop) {
     if (arguments.has("escape")) text = unescaped(text, "stop");
     if (text.empty() || count_invalid_utf8(text) > 0) {
-      throw UsageError(fmt::format("--stop: not a valid value (found '{}', expected UTF-8 of at least one character)",
-                                   printable(text)));
+      refuse_value("stop", text, "UTF-8 of at least one character");
     }
   }
 }

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <optional>
@@ -80,6 +81,15 @@ bool is_ours(std::string_view name) {
   return fields.size() == 6 && is_hex(fields[0]) && is_hex(fields[1]) && is_hex(fields[5]);
 }
 
+/// Every fault of `write` is one of an output.
+void writing(const std::function<void()>& write) {
+  try {
+    write();
+  } catch (const std::runtime_error& error) {
+    throw OutputError(error.what());
+  }
+}
+
 /// Gives a file of the cache the time of now. Not by utimensat(): --sandbox refuses it, since it reaches any file.
 void touch(const std::filesystem::path& path) {
   const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
@@ -109,7 +119,7 @@ std::string read_prompt(const GenerateCommand& command) {
 
 std::vector<int> encode_prompt(const Tokenizer& tokenizer, const ModelInfo& info, std::string_view text, bool goes_on,
                                bool shows_progress, int threads) {
-  Progress progress(Progress::Elsewhere::kLines, shows_progress && text.size() >= kLongText, ProgressUnit::kBytes);
+  Progress progress(shows_progress && text.size() >= kLongText, ProgressUnit::kBytes);
   const auto on_progress = [&](std::size_t bytes) {
     progress.update(static_cast<std::int64_t>(bytes), std::ssize(text));
     return true;
@@ -151,7 +161,7 @@ std::int64_t prefill(Session& session, std::span<const int> ids, PrefixCache* ca
   const std::int64_t cached = cache != nullptr ? cache->restore(session, ids) : 0;
   std::vector<std::int64_t> ends = {std::ssize(ids)};
   if (cache != nullptr) ends = PrefixCache::checkpoints(cached, std::ssize(ids));
-  Progress progress(Progress::Elsewhere::kLines, !quiet);
+  Progress progress(!quiet);
   std::int64_t at = cached;
   for (const std::int64_t end : ends) {
     if (end == at || interrupt_exit_code() != 0) break;
@@ -193,21 +203,15 @@ std::string restore_state(Session& session, const SavedSequence& saved, const To
 
 void write_state(const std::string& path, const Session& session, const SamplerOptions& sampler,
                  const Tokenizer& tokenizer, const std::string& with) {
-  try {
+  writing([&] {
     SavedSequence saved = save_sequence(session, sampler, &tokenizer);
     saved.computed_with = with;
     write_state_file(path, saved);
-  } catch (const std::runtime_error& error) {
-    throw OutputError(error.what());
-  }
+  });
 }
 
 void check_state_path(const std::string& path) {
-  try {
-    const models::Replacement possible(path, models::Replacement::Mode::kPrivate);
-  } catch (const std::runtime_error& error) {
-    throw OutputError(error.what());
-  }
+  writing([&] { const models::Replacement possible(path, models::Replacement::Mode::kPrivate); });
 }
 
 void consume_last(Session& session, const GenerateResult& result) {

@@ -257,7 +257,7 @@ void Corpus::tokenize(std::span<Read> documents) const {
 
 std::vector<int> Corpus::tokens_of_long(std::string_view text) const {
   options_.progress->clear();
-  Progress reading(Progress::Elsewhere::kLines, !options_.quiet, ProgressUnit::kBytes);
+  Progress reading(!options_.quiet, ProgressUnit::kBytes);
   const auto on_progress = [&](std::size_t bytes) {
     reading.update(static_cast<std::int64_t>(bytes), std::ssize(text));
     return interrupt_exit_code() == 0;

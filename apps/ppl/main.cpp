@@ -158,7 +158,7 @@ int run_pairs(const PplOptions& options, const Loaded& loaded, const RunIdentity
     throw UsageError("--pairs: this model cuts calls otherwise than scores do. Try: --calls stepwise");
   }
   Records records(out, options.format, "pairs", true);
-  Progress progress(Progress::Elsewhere::kLines, !options.quiet);
+  Progress progress(!options.quiet);
   Corpus corpus = corpus_of(options, loaded, false, progress);
   std::int64_t consumed = 0;
   ScorerOptions scorer{.batch = options.batch, .session = options.run.session, .whole_calls = false, .on_progress = {}};
@@ -222,7 +222,7 @@ int run(PplOptions options) {
                                         options.resume);
   Report& report = *first;
   const DocumentSinks sinks = sinks_of(options, loaded, context.identity, outputs, std::move(first));
-  Progress progress(Progress::Elsewhere::kLines, !options.quiet);
+  Progress progress(!options.quiet);
   Corpus corpus = corpus_of(options, loaded, prefix.has_value(), progress, &resumed);
   const GracefulScope graceful;
   const ScorerOptions scorer{

@@ -143,11 +143,9 @@ void read_windows(const Arguments& arguments, PplOptions& options) {
     throw UsageError(has_windows ? fmt::format("--mode {}: needs --window N", to_string(windows.mode))
                                  : "--window: not with --mode full, which has none");
   }
-  if (windows.mode == WindowMode::kStrided) {
-    windows.stride = arguments.integer("stride", windows.window / 2, 1, windows.window);
-  } else if (arguments.has("stride")) {
-    throw UsageError("--stride: only with --mode strided");
-  }
+  const bool has_stride = windows.mode == WindowMode::kStrided;
+  arguments.refuse_unless(has_stride, {"stride"}, "only with --mode strided");
+  if (has_stride) windows.stride = arguments.integer("stride", windows.window / 2, 1, windows.window);
 }
 
 void read_report(const Arguments& arguments, PplOptions& options) {
@@ -167,16 +165,15 @@ void read_report(const Arguments& arguments, PplOptions& options) {
 
 // Both must be given: the result looks like a perplexity and is not one.
 bool scores_whole_calls(const Arguments& arguments, const RunOptions& run) {
-  const bool leaky = arguments.has("leaky");
   if (run.variant.calls == Calls::kPrompt) {
     throw UsageError("--calls prompt: not for scores (expected stepwise, or whole and --leaky)");
   }
   const bool whole = run.variant.calls == Calls::kWhole;
-  if (whole && !leaky) {
+  if (whole && !arguments.has("leaky")) {
     throw UsageError(
         "--calls whole: log-probs would be given later tokens too, which is no perplexity (expected --leaky)");
   }
-  if (leaky && !whole) throw UsageError("--leaky: only with --calls whole");
+  arguments.refuse_unless(whole, {"leaky"}, "only with --calls whole");
   return whole;
 }
 
@@ -186,8 +183,7 @@ void read_parts(const Arguments& arguments, PplOptions& options) {
     const auto number = parse_integer(parts.empty() ? "" : parts.front());
     const auto of = parse_integer(parts.size() == 2 ? parts.back() : "");
     if (!number || !of || *number < 1 || *of < *number) {
-      throw UsageError(
-          fmt::format("--shard: not a valid value (found '{}', expected I/N with 1 <= I <= N)", printable(*shard)));
+      refuse_value("shard", *shard, "I/N with 1 <= I <= N");
     }
     options.corpus.shard = *number - 1;
     options.corpus.shards = *of;

@@ -63,8 +63,8 @@ std::vector<int> tokens_of(const QuantizeCommand& command, const std::string& te
 /// Writes the folder. Not complete: interrupted.
 QuantizedModel quantize(QuantizeCommand& command) {
   if (command.calibrate) command.options.calibration = tokens_of(command, *command.calibrate);
-  Progress reading(Progress::Elsewhere::kLines, !command.quiet);
-  Progress writing(Progress::Elsewhere::kLines, !command.quiet, ProgressUnit::kBytes);
+  Progress reading(!command.quiet);
+  Progress writing(!command.quiet, ProgressUnit::kBytes);
   command.options.on_calibration = [&](std::int64_t done, std::int64_t total) {
     reading.update(done, total);
     return interrupt_exit_code() == 0;
@@ -87,7 +87,7 @@ QuantizedModel quantize(QuantizeCommand& command) {
 /// Perplexity of a text, whole and exactly; none: interrupted.
 std::optional<double> perplexity(const QuantizeCommand& command, const std::filesystem::path& folder,
                                  const std::vector<int>& ids) {
-  Progress progress(Progress::Elsewhere::kLines, !command.quiet);
+  Progress progress(!command.quiet);
   std::int64_t done = 0;
   const auto on_progress = [&](std::int64_t tokens, double) {
     progress.update(done += tokens, std::ssize(ids) - 1);

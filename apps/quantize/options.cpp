@@ -52,9 +52,7 @@ QuantizeCommand quantize_command(const Arguments& arguments) {
   command.to = folders[1];
   if (!arguments.has("format")) throw UsageError("--format is missing (expected int8, int4 or fp8)");
   command.options.type = static_cast<QuantizedType>(arguments.choice("format", kQuantizedTypeNames));
-  if (arguments.has("group") && command.options.type != QuantizedType::kInt4) {
-    throw UsageError("--group: only with --format int4");
-  }
+  arguments.refuse_unless(command.options.type == QuantizedType::kInt4, {"group"}, "only with --format int4");
   command.options.group = static_cast<int>(arguments.integer("group", command.options.group, 64, 65536));
   command.options.keep = arguments.list("keep");
   command.calibrate = arguments.file("calibrate");

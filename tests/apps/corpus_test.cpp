@@ -68,13 +68,6 @@ TEST(Corpus, MalformedLinesAreRefusedByTheirNumber) {
   }
 }
 
-TEST(Corpus, WhatComesBeforeAMalformedLineIsNotLost) {
-  const std::string good = "{\"text\":\"one\"}\n{\"text\":\"two\"}\n";
-  const Outcome outcome = ppl({"--split-by", "jsonl", "--format", "csv", "-"}, good + "{\n");
-  EXPECT_EQ(outcome.code, 3);
-  EXPECT_EQ(outcome.out, ppl({"--split-by", "jsonl", "--format", "csv", "-"}, good).out);
-}
-
 TEST(Corpus, ALongTextInPartsIsScoredAsIfItWereWhole) {
   // A window that has room for all of a document takes it whole. Parts begin at 1 MiB and pieces at 260,000 tokens, so
   // most of the text is a word that is one token.

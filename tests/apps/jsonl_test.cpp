@@ -55,12 +55,7 @@ TEST(Jsonl, AnIdComesBackAsItIsWritten) {
                      "18446744073709551616"};
   std::string input;
   for (const std::string& id : ids) input += R"({"prompt":"x", "id" : )" + id + "}\n";
-  input += R"({"\u0069d":-0 ,"prompt":"x"})"
-           "\n"
-           R"({"id":-0,"prompt":5})"
-           "\n"
-           R"({"id":1e400,"prompt":"x"})"
-           "\n";
+  input += "{\"\\u0069d\":-0 ,\"prompt\":\"x\"}\n{\"id\":-0,\"prompt\":5}\n{\"id\":1e400,\"prompt\":\"x\"}\n";
   const Outcome outcome = jsonl({"-n", "1"}, input);
   EXPECT_EQ(outcome.code, 3);
   Words begins;
@@ -176,8 +171,9 @@ double peak_megabytes(const Outcome& outcome) {
 
 TEST(Jsonl, MemoryDoesNotGrowWithTheNumberOfLines) {
   SKIP_UNDER_SANITIZERS("a sanitizer keeps memory that was freed");
-  const std::string line = R"({"prompt":"Alice was beginning to get very tired","n":1,"seed":1,"logprobs":20})"
-                           "\n";
+  const std::string line =
+      Json({{"prompt", "Alice was beginning to get very tired"}, {"n", 1}, {"seed", 1}, {"logprobs", 20}}).dump() +
+      "\n";
   const double small = peak_megabytes(jsonl({}, repeated(line, 300 * line.size())));
   const Outcome outcome = jsonl({}, repeated(line, 6000 * line.size()));
   EXPECT_GT(small, 0.0);

@@ -1,6 +1,4 @@
 // mmrec-generate --lines: a prompt a line, on a tiny model of random weights.
-#include <sstream>
-
 #include "tests/apps/programs.h"
 
 namespace mmrec::test {
@@ -63,13 +61,9 @@ TEST(Lines, AResultDoesNotWaitForTheNextPrompt) {
 TEST(Lines, AnInterruptEndsThoseThatRun) {
   const TempFolder folder;
   write_file(folder / "prompts.txt", "Alice was\nAlice\n");
-  Process process(generate_on_tiny({"--lines", "-n", "-1", "--temp", "0", "-f", folder / "prompts.txt"}));
-  std::this_thread::sleep_for(std::chrono::milliseconds(500));
-  process.send(SIGINT);
-  const Outcome outcome = process.wait();
-  EXPECT_EQ(outcome.code, 130);
-  std::istringstream results(outcome.out);  // none on a machine so slow that the model was still loading
-  for (std::string line; std::getline(results, line);) EXPECT_EQ(Json::parse(line)["finish_reason"], "cancelled");
+  const Words line = generate_on_tiny({"--lines", "-n", "-1", "--temp", "0", "-f", folder / "prompts.txt"});
+  // No results on a machine so slow that the model was still loading.
+  for (const Json& result : jsonl_of(interrupted(line, 0), 130)) EXPECT_EQ(result["finish_reason"], "cancelled");
 }
 
 }  // namespace

@@ -1,5 +1,4 @@
 // Runs of mmrec-ppl that are divided: shards and their merging, runs that go on; and what is made of documents besides.
-#include <sstream>
 
 #include "tests/apps/programs.h"
 
@@ -141,9 +140,7 @@ TEST_F(Parts, ARunGoesOnWhereItEnded) {
     const Outcome again = ppl(options);
     EXPECT_EQ(again.code, 0) << again.err;
     EXPECT_EQ(read_file(out), whole) << kept;
-    std::ostringstream ppl_text;
-    ppl_text << summary["tokens"] << " tokens";
-    expect_says(again.err, {ppl_text.str()});
+    expect_says(again.err, {summary["tokens"].dump() + " tokens"});
   }
   expect_refused(ppl(words(options, {"--mode", "rolling", "--window", "9"})), 3,
                  {out + ":1: a record of another run: mode"});
@@ -238,14 +235,13 @@ TEST_F(Parts, ComparesWithSavedLogProbs) {
   EXPECT_EQ(same["diff_tokens"], same["tokens"]);
   EXPECT_EQ(same["diff_max"], 0.0);
   // One log-prob is another by 0.5, and one by -0.25.
-  std::istringstream lines(read_file(saved));
   std::string changed;
   int number = 0;
-  for (std::string line; std::getline(lines, line); ++number) {
+  for (const std::string& line : lines_of(read_file(saved))) {
     Json json = Json::parse(line);
-    if (number == 4) json["logprob"] = json["logprob"].get<double>() + 0.5;
-    if (number == 9) json["logprob"] = json["logprob"].get<double>() - 0.25;
+    json["logprob"] = json["logprob"].get<double>() + (number == 4 ? 0.5 : number == 9 ? -0.25 : 0.0);
     changed += json.dump() + "\n";
+    ++number;
   }
   write_file(saved, changed);
   const Json other = json_of(ppl({"--compare", saved, "--format", "json"}));

@@ -107,10 +107,11 @@ class Fifo {
   int fd_ = -1;
 };
 
-/// A run of `line` that gets `signal` when it has printed `bytes`.
+/// A run of `line` that gets `signal` when it has printed `bytes`, or of 0 has had time to begin.
 inline Outcome interrupted(const Words& line, std::size_t bytes, int signal = SIGINT) {
   Process process(line);
   EXPECT_TRUE(process.read_stdout(bytes));
+  if (bytes == 0) std::this_thread::sleep_for(std::chrono::milliseconds(500));
   process.send(signal);
   return process.wait();
 }

@@ -13,8 +13,7 @@ const std::string kBundled = MMREC_WEIGHTS "/mmrec-12m";
 std::map<std::string, Words> table_of(const Outcome& outcome) {
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   std::map<std::string, Words> table;
-  std::istringstream lines(outcome.out);
-  for (std::string line; std::getline(lines, line);) {
+  for (const std::string& line : lines_of(outcome.out)) {
     const Words found = split(line);
     table[found.front()] = Words(found.begin() + 1, found.end());
   }

@@ -1,6 +1,4 @@
 // The command line: help that fits, numbers that are parsed whole, and a clear word for everything else.
-#include <sstream>
-
 #include "apps/common/arguments.h"
 #include "mmrec/version.h"
 #include "tests/apps/programs.h"
@@ -25,10 +23,9 @@ TEST(Help, FitsOneScreenAndBeginsWithExamples) {
       EXPECT_EQ(outcome.code, 0);
       EXPECT_EQ(outcome.err, "");
       EXPECT_EQ(outcome.out.rfind(name, 0), 0U) << "an example comes first";
-      std::istringstream lines(outcome.out);
-      int count = 0;
-      for (std::string line; std::getline(lines, line); ++count) EXPECT_LE(line.size(), 80U) << line;
-      EXPECT_LE(count, 24) << name;
+      const Words lines = lines_of(outcome.out);
+      for (const std::string& line : lines) EXPECT_LE(line.size(), 80U) << line;
+      EXPECT_LE(lines.size(), 24U) << name;
     }
   }
 }
@@ -41,8 +38,7 @@ TEST(Help, AllOfItBeginsLikeTheFirstPageAndNamesMore) {
     const std::string first = run({program, "--help"}).out;
     const std::string all = run({program, "--help-all"}).out;
     EXPECT_EQ(all.substr(0, all.find("  -m")), first.substr(0, first.find("  -m")));
-    std::istringstream lines(all);
-    for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80U) << line;
+    for (const std::string& line : lines_of(all)) EXPECT_LE(line.size(), 80U) << line;
     for (const std::string& option : options) {
       EXPECT_EQ(first.find(option + " "), std::string::npos) << option;
       EXPECT_NE(all.find(option), std::string::npos) << option;

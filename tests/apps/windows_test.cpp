@@ -70,13 +70,12 @@ TEST(Windows, AWindowAsLongAsTheDocumentIsTheFullMode) {
 }
 
 TEST(Windows, LlamaIsRefusedBelowTwoChunks) {
-  expect_refused(ppl({"--ids", "--mode", "llama", "-"}, "[1,2,3]\n"), 3,
+  const Words llama = {"--ids", "--mode", "llama", "-"};
+  expect_refused(ppl(llama, "[1,2,3]\n"), 3,
                  {"stdin:1: too short for --mode llama --window 512 (found 3 tokens, expected at least 1024)"});
-  expect_refused(ppl({"--ids", "--mode", "llama", "--window", "4", "-"}, "[1,2,3,4,5,6,7]\n"), 3,
+  expect_refused(ppl(words(llama, {"--window", "4"}), "[1,2,3,4,5,6,7]\n"), 3,
                  {"stdin:1: too short for --mode llama --window 4 (found 7 tokens, expected at least 8)"});
-  const Json json =
-      json_of(ppl({"--ids", "--mode", "llama", "--window", "4", "--format", "json", "-"}, "[1,2,3,4,5,6,7,8]\n"));
-  EXPECT_EQ(json["tokens"], 2);
+  EXPECT_EQ(ppl_json(words(llama, {"--window", "4"}), "[1,2,3,4,5,6,7,8]\n")["tokens"], 2);
 }
 
 }  // namespace
