@@ -49,8 +49,8 @@ std::int64_t check_shape(const char* op, const SequenceShape& s) {
 }
 
 struct Operand {
-  const char* name;
-  const void* data;
+  const char* name = nullptr;
+  const void* data = nullptr;
   SequenceStrides strides;
   bool is_written = false;  // no two of its elements may be one
   bool is_optional = false;
@@ -64,7 +64,7 @@ void check_sequence(const char* op, const SequenceShape& s, const Operand& check
     std::int64_t stride, count;
   };
   const auto expect_reach = [&](bool holds) {
-    require(holds, "{}: {}: reaches beyond what 64 bits can address", op, operand);
+    require(holds, "{}: {}: reaches beyond what 64 bits can address", op, checked.name);
   };
   for (const std::int64_t stride : {strides.batch, strides.head}) {
     require(stride >= 0, "{}: {}: found a stride of {}, expected >= 0", op, operand, stride);

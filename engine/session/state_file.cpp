@@ -28,6 +28,7 @@ using engine::kSealBeginBytes;
 using engine::kSealEndBytes;
 
 constexpr std::uint32_t kOldest = 2;
+constexpr std::uint32_t kNewer = kOldest + 1;
 constexpr std::uint32_t kVersion = std::ranges::max(kSamplerOptions, {}, &SamplerOption::since).since;
 constexpr engine::SealedFormat kFormat = {
     .magic = "mmrecSQ\n", .version = kVersion, .what = "state file", .oldest = kOldest};
@@ -51,15 +52,11 @@ void visit_options(std::uint32_t first, std::uint32_t last, Options& options, co
   visit_type(std::uint64_t{}), visit_type(float{}), visit_type(int{});
 }
 
-/// Those that a file of `version` has beyond version 2.
-template <class Options, class Visit>
-void visit_newer_options(std::uint32_t version, Options& options, const Visit& visit) {
-  visit_options(kOldest + 1, version, options, visit);
-}
+/// Of those that a file of `version` has beyond version 2.
 std::size_t newer_bytes(std::uint32_t version) {
   std::size_t bytes = 0;
   const SamplerOptions any;
-  visit_newer_options(version, any, [&](auto value) { bytes += sizeof value; });
+  visit_options(kNewer, version, any, [&](auto value) { bytes += sizeof value; });
   return bytes;
 }
 
@@ -99,7 +96,7 @@ std::vector<std::byte> encode_sequence(const SavedSequence& saved) {
   for (const std::size_t size : {saved.state.size(), saved.tokens.size(), saved.computed_with.size()}) {
     out.put(static_cast<std::uint64_t>(size));
   }
-  visit_newer_options(kVersion, saved.sampler, put);
+  visit_options(kNewer, kVersion, saved.sampler, put);
   out.put(saved.recent);
   out.put(saved.tokens);
   out.put(std::as_bytes(std::span(saved.computed_with)));
@@ -128,7 +125,7 @@ SavedSequence decode_sequence(std::span<const std::byte> bytes, const std::strin
     in.fail(fmt::format("found {} bytes, expected those of {} + {} tokens, {} of computed_with and {} of the state",
                         in.left(), recent, tokens, text, state));
   }
-  visit_newer_options(in.version(), saved.sampler, get);
+  visit_options(kNewer, in.version(), saved.sampler, get);
   try {
     const Sampler checked(saved.sampler);
   } catch (const std::invalid_argument& error) {

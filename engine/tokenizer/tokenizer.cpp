@@ -94,13 +94,10 @@ std::vector<int> Tokenizer::encode(std::string_view text, bool add_bos) const { 
 std::vector<int> Tokenizer::encode(std::string_view text, bool add_bos,
                                    const std::function<bool(std::size_t)>& on_progress, int threads) const {
   std::vector<int> ids;
-  if (add_bos && adds_bos()) ids.push_back(bos_id());
-  const int most = checked_threads(threads);
-  engine::Encoding encoding(text);
-  while (!encoding.is_at_end()) {
-    model_->encode_part(encoding, ids, most);
-    // Replacements are longer than what they stand for.
-    if (on_progress && !on_progress(std::min(encoding.done, text.size()))) break;
+  StreamEncoder encoder(*this, text, add_bos, threads);
+  for (bool goes_on = true; goes_on;) {
+    goes_on = encoder.next(ids);
+    if (on_progress && !on_progress(encoder.bytes())) break;
   }
   return ids;
 }
@@ -144,7 +141,10 @@ bool StreamEncoder::next(std::vector<int>& ids) {
   return !encoding_->is_at_end();
 }
 
-std::size_t StreamEncoder::bytes() const { return std::min(encoding_->done, encoding_->given.size()); }
+std::size_t StreamEncoder::bytes() const {
+  // Replacements are longer than what they stand for.
+  return std::min(encoding_->done, encoding_->given.size());
+}
 
 StreamDecoder::StreamDecoder(Tokenizer tokenizer, bool at_start)
     : tokenizer_(std::move(tokenizer)), at_start_(at_start && tokenizer_.model_->drops_first_space) {}

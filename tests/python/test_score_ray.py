@@ -1,5 +1,6 @@
 """mmrec.score and mmrec.generate_many on Ray: workers and nodes that die or come, and a Ray of the command's own."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -19,6 +20,7 @@ from mmrec._partitions import Partition
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.data")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
+import psutil  # noqa: E402 Ray brings it
 
 os.environ.setdefault("RAY_worker_niceness", "0")  # else what a busy machine does besides starves workers of their time
 
@@ -52,30 +54,15 @@ def by_name(folder):
     return {record["name"]: record for record in found}
 
 
-def workers():
-    """Process ids of the actors of this test's cluster, whose processes descend from this one."""
-    listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True)
-    lines = listed.stdout.splitlines()[1:]
-    parents = {int(line.split()[0]): int(line.split()[1]) for line in lines}
-
-    def is_ours(pid):
-        while pid in parents and pid != os.getpid():
-            pid = parents[pid]
-        return pid == os.getpid()
-
-    return [pid for pid in (int(line.split()[0]) for line in lines if "_Worker)" in line) if is_ours(pid)]
-
-
 def writers(out):
-    """Those of the workers that are amid a partition: they have its file open."""
-
-    def has_open(pid):
-        try:
-            return any(os.readlink(each.path).startswith(str(out)) for each in os.scandir(f"/proc/{pid}/fd"))
-        except OSError:
-            return False
-
-    return [pid for pid in workers() if has_open(pid)]
+    """Process ids of the actors of this test's cluster that are amid a partition: they have its file open."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has gone
+            is_worker = "_Worker)" in " ".join(process.cmdline())
+            if is_worker and any(file.path.startswith(str(out)) for file in process.open_files()):
+                found.append(process.pid)
+    return found
 
 
 def wait_for(condition, seconds=200):
