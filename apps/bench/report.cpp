@@ -118,58 +118,51 @@ std::vector<Speedup> speedups(const BenchRun& last, const BenchRun& other) {
   return all;
 }
 
-/// What rows say of each other: a batch against one stream, a prompt against the next shorter one.
-std::string ratio_lines(const BenchRun& run) {
-  std::string text;
-  for (const BenchRow& row : run.rows) {
-    if (row.phase == Phase::kServe) {
-      text += fmt::format(
-          "serve, {} requests in {} slots: {:.1f} % of the tokens/s of as many sequences in lock-step, {:.1f} % with "
-          "the prefill of theirs\n",
-          row.batch, row.slots, 100.0 * share_of_lockstep(run, row, false), 100.0 * share_of_lockstep(run, row, true));
-      continue;
-    }
-    if (row.phase == Phase::kOffline) {
-      text += fmt::format(
-          "offline, {} prompts through mmrec-generate: {} tokens in {:.2f} s from its start to its end; without "
-          "{:.2f} s of loading {:.1f} tok/s\n"
-          "offline, without loading: {:.1f} % of the tokens/s of the best lock-step, {:.1f} % with the prefill of as "
-          "many prompts\n",
-          row.batch, row.drawn, row.seconds, row.load_seconds, row.tokens_per_second_loaded(),
-          100.0 * share_of_lockstep(run, row, false), 100.0 * share_of_lockstep(run, row, true));
-      continue;
-    }
-    if (row.phase == Phase::kLockstep) continue;
-    const BenchRow* other = nullptr;
-    for (const BenchRow& candidate : run.rows) {
-      if (candidate.phase != row.phase) continue;
-      if (row.phase == Phase::kPrefill) {
-        const bool shorter = candidate.batch == row.batch && candidate.tokens < row.tokens;
-        if (shorter && (other == nullptr || candidate.tokens > other->tokens)) other = &candidate;
-      } else if (row.batch > 1 && candidate.batch == 1 &&
-                 (candidate.tokens == row.tokens || row.phase == Phase::kScore)) {
-        other = &candidate;
-      }
-    }
-    if (other == nullptr) continue;
-    const double rate = row.tokens_per_second() / other->tokens_per_second();
-    if (row.phase == Phase::kScore) {
-      text += fmt::format("score, {} documents: {:.2f} times the tokens/s of one as long as all\n", row.batch, rate);
-      continue;
-    }
-    if (row.phase != Phase::kPrefill) {
-      text +=
-          fmt::format("{}, batch {}: {:.1f} times the tokens/s of one stream\n", to_string(row.phase), row.batch, rate);
-      continue;
-    }
-    text += fmt::format("prefill, batch {}, {} tokens: {:.3f} times the time per token of {} tokens", row.batch,
-                        row.tokens, 1.0 / rate, other->tokens);
-    if (run.on_gpu()) {
-      text += fmt::format(", {:+.1f} MB of GPU memory", megabytes(row.device_memory) - megabytes(other->device_memory));
-    }
-    text += fmt::format(", {:+.1f} MB of host memory\n", megabytes(row.host_memory) - megabytes(other->host_memory));
+/// What a row says of others: a batch against one stream, a prompt against the next shorter one.
+std::string ratio_line(const BenchRun& run, const BenchRow& row) {
+  const auto share = [&](bool with_prefill) { return 100.0 * share_of_lockstep(run, row, with_prefill); };
+  if (row.phase == Phase::kServe) {
+    return fmt::format(
+        "serve, {} requests in {} slots: {:.1f} % of the tokens/s of as many sequences in lock-step, {:.1f} % with "
+        "the prefill of theirs\n",
+        row.batch, row.slots, share(false), share(true));
   }
-  return text.empty() ? text : "\n" + text;
+  if (row.phase == Phase::kOffline) {
+    return fmt::format(
+        "offline, {} prompts through mmrec-generate: {} tokens in {:.2f} s from its start to its end; without "
+        "{:.2f} s of loading {:.1f} tok/s\n"
+        "offline, without loading: {:.1f} % of the tokens/s of the best lock-step, {:.1f} % with the prefill of as "
+        "many prompts\n",
+        row.batch, row.drawn, row.seconds, row.load_seconds, row.tokens_per_second_loaded(), share(false), share(true));
+  }
+  if (row.phase == Phase::kLockstep) return {};
+  const BenchRow* other = nullptr;
+  for (const BenchRow& candidate : run.rows) {
+    if (candidate.phase != row.phase) continue;
+    if (row.phase == Phase::kPrefill) {
+      const bool shorter = candidate.batch == row.batch && candidate.tokens < row.tokens;
+      if (shorter && (other == nullptr || candidate.tokens > other->tokens)) other = &candidate;
+    } else if (row.batch > 1 && candidate.batch == 1 &&
+               (candidate.tokens == row.tokens || row.phase == Phase::kScore)) {
+      other = &candidate;
+    }
+  }
+  if (other == nullptr) return {};
+  const double rate = row.tokens_per_second() / other->tokens_per_second();
+  if (row.phase == Phase::kScore) {
+    return fmt::format("score, {} documents: {:.2f} times the tokens/s of one as long as all\n", row.batch, rate);
+  }
+  if (row.phase != Phase::kPrefill) {
+    return fmt::format("{}, batch {}: {:.1f} times the tokens/s of one stream\n", to_string(row.phase), row.batch,
+                       rate);
+  }
+  std::string text = fmt::format("prefill, batch {}, {} tokens: {:.3f} times the time per token of {} tokens",
+                                 row.batch, row.tokens, 1.0 / rate, other->tokens);
+  if (run.on_gpu()) {
+    text += fmt::format(", {:+.1f} MB of GPU memory", megabytes(row.device_memory) - megabytes(other->device_memory));
+  }
+  return text +
+         fmt::format(", {:+.1f} MB of host memory\n", megabytes(row.host_memory) - megabytes(other->host_memory));
 }
 
 std::string header_lines(const BenchRun& run) {
@@ -215,7 +208,9 @@ std::string run_table(const BenchRun& run) {
     if (run.on_gpu() && row.phase != Phase::kOffline) text += fmt::format("{:>10.1f}", megabytes(row.device_memory));
     text += "\n";
   }
-  return text + ratio_lines(run);
+  std::string ratios;
+  for (const BenchRow& row : run.rows) ratios += ratio_line(run, row);
+  return ratios.empty() ? text : text + "\n" + ratios;
 }
 
 }  // namespace

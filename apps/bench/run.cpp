@@ -4,6 +4,7 @@
 #include <fstream>
 #include <iterator>
 #include <optional>
+#include <set>
 #include <span>
 #include <system_error>
 
@@ -278,13 +279,11 @@ BenchRun run_bench(const std::filesystem::path& folder, const RunOptions& option
   }
   Bench bench(plan, model, free_before, run);
 
-  std::vector<std::int64_t> batches = plan.batches;
-  batches.insert(batches.end(), plan.decode_batches.begin(), plan.decode_batches.end());
-  std::sort(batches.begin(), batches.end());  // the peak of one stream is read before larger batches raise it
-  batches.erase(std::unique(batches.begin(), batches.end()), batches.end());
-  for (const std::int64_t batch : batches) {
+  std::set<std::int64_t> batches(plan.batches.begin(), plan.batches.end());
+  batches.insert(plan.decode_batches.begin(), plan.decode_batches.end());
+  for (const std::int64_t batch : batches) {  // the peak of one stream is read before larger batches raise it
     bench.measure(batch);
-    if (batch == batches.front()) run.peak_memory = peak_memory_bytes();
+    if (batch == *batches.begin()) run.peak_memory = peak_memory_bytes();
   }
   if (plan.documents > 0) bench.score();
   if (plan.requests > 0) bench.serve();

@@ -11,6 +11,7 @@
 #include <iterator>
 #include <map>
 #include <optional>
+#include <ranges>
 #include <stdexcept>
 #include <string_view>
 #include <system_error>
@@ -277,9 +278,7 @@ std::int64_t PrefixCache::restore(Session& session, std::span<const int> ids) {
     for (; hashed < count; ++hashed) hash.add(ids[static_cast<std::size_t>(hashed)]);
     value = hash.value();
   }
-  std::vector<std::pair<std::int64_t, std::uint64_t>> longest_first(hashes.begin(), hashes.end());
-  std::reverse(longest_first.begin(), longest_first.end());
-  for (const auto& [count, value] : longest_first) {
+  for (const auto& [count, value] : std::views::reverse(hashes)) {
     const std::filesystem::path path = folder_ / name_of(count, value);
     std::error_code fault;
     if (!std::filesystem::exists(path, fault)) continue;
