@@ -30,8 +30,7 @@ using test::RawTensor;
 using test::refusal;
 using test::TempFolder;
 
-const std::filesystem::path kTinyModel = std::filesystem::path(MMREC_FIXTURES) / "tiny";
-const std::filesystem::path kTwoExperts = std::filesystem::path(MMREC_FIXTURES) / "upstream" / "mmrec100m";
+const std::filesystem::path kTinyModel = test::folder_of("tiny"), kTwoExperts = test::folder_of("upstream/mmrec100m");
 
 std::vector<int> some_tokens(std::size_t count, int vocab) {
   std::vector<int> tokens(count);

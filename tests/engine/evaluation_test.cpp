@@ -16,7 +16,6 @@ namespace mmrec::test {
 namespace {
 
 using Json = nlohmann::json;
-const std::string kTokenizerFolder = MMREC_FIXTURES "/tiny";
 
 std::vector<int> numbers(std::size_t count) {
   std::vector<int> ids(count);
@@ -25,7 +24,7 @@ std::vector<int> numbers(std::size_t count) {
 }
 
 TEST(Windows, AreThoseOfThePublicRules) {
-  const Json cases = Json::parse(read_file(MMREC_FIXTURES "/windows.json"));
+  const Json cases = Json::parse(read_file(folder_of("windows.json")));
   ASSERT_GT(cases.size(), 300U);
   for (const Json& one : cases) {
     const WindowOptions options{.mode = window_mode(one["mode"].get<std::string>()),
@@ -85,14 +84,14 @@ TEST(Windows, OutOfRangeAreRefused) {
 }
 
 PairTokens encoded(const std::string& context, const std::string& continuation, std::int64_t max_length = 0) {
-  static const Tokenizer tokenizer = Tokenizer::load(kTokenizerFolder);
+  static const Tokenizer tokenizer = Tokenizer::load(folder_of("tiny"));
   const std::string text = context + continuation;
   const TextPair pair{text, context.size()};
   return encode_pairs(tokenizer, std::span(&pair, 1), true, max_length).front();
 }
 
 TEST(Pairs, WhiteSpaceMovesToTheContinuation) {
-  const Tokenizer tokenizer = Tokenizer::load(kTokenizerFolder);
+  const Tokenizer tokenizer = Tokenizer::load(folder_of("tiny"));
   const std::pair<std::string, std::string> cases[] = {
       {"The cat ", "The cat"},
       {"The cat", "The cat"},

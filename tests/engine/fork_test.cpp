@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -22,8 +21,7 @@ namespace {
 class Fork : public testing::TestWithParam<std::string> {};
 
 TEST_P(Fork, TheChildComputesWhatTheParentDoes) {
-  LoadOptions options{.device = Device::kCpu, .threads = 3};
-  const Model model = Model::load(std::filesystem::path(MMREC_FIXTURES) / GetParam(), options);
+  const Model model = Model::load(test::folder_of(GetParam()), {.device = Device::kCpu, .threads = 3});
   std::vector<int> tokens(40);
   for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int>(3 + 5 * i % 90);
   Session session = test::begun(model, tokens);

@@ -27,7 +27,7 @@
 namespace mmrec {
 namespace {
 
-const std::filesystem::path kTiny = std::filesystem::path(MMREC_FIXTURES) / "tiny";
+const std::filesystem::path kTiny = test::folder_of("tiny");
 
 bool tries_all() {
   const char* wish = std::getenv("MMREC_FAULTS");
@@ -46,8 +46,7 @@ std::vector<float> logits_after(const Model& model, int count) {
 class SavedTwice : public testing::Test {
  protected:
   SavedTwice() {
-    LoadOptions on_cpu{.device = Device::kCpu};
-    const Model model = Model::load(kTiny, on_cpu);
+    const Model model = test::on_cpu(kTiny);
     for (const int count : {3, 60}) {  // of different lengths
       Session session = test::begun(model, std::vector<int>(static_cast<std::size_t>(count), 7));
       saved_.push_back(save_sequence(session, {}));
@@ -115,8 +114,7 @@ TEST(Interference, AFolderThatChangesWhileItIsLoaded) {
   for (const char* name : {"config.json", "model.safetensors", "tokenizer.model"}) {
     fs::copy_file(kTiny / name, folder / name);
   }
-  LoadOptions on_cpu{.device = Device::kCpu};
-  const std::vector<float> expected = logits_after(Model::load(kTiny, on_cpu), 9);
+  const std::vector<float> expected = logits_after(test::on_cpu(kTiny), 9);
   std::jthread changes([&](const std::stop_token& stop) {
     std::mt19937 random(3);
     const auto wait = [&](unsigned most) { std::this_thread::sleep_for(std::chrono::microseconds(random() % most)); };
@@ -145,7 +143,7 @@ TEST(Interference, AFolderThatChangesWhileItIsLoaded) {
   int refused = 0;
   while (loaded < wanted && refused < 1000 * wanted) {
     try {
-      const Model model = Model::load(folder.path(), on_cpu);
+      const Model model = test::on_cpu(folder.path());
       ++loaded;
       ASSERT_EQ(logits_after(model, 9), expected);
     } catch (const std::runtime_error& error) {  // system errors too
@@ -168,7 +166,6 @@ TEST(Interference, ReplacedWeightsAreOneOrTheOther) {
   const test::TempFolder folder;
   fs::copy_file(kTiny / "config.json", folder / "config.json");
   const fs::path path = folder / "model.safetensors";
-  LoadOptions on_cpu{.device = Device::kCpu};
   test::EditableCheckpoint checkpoint(kTiny / "model.safetensors");
   std::vector<std::vector<float>> expected;
   std::vector<std::string> contents;
@@ -178,7 +175,7 @@ TEST(Interference, ReplacedWeightsAreOneOrTheOther) {
     }
     checkpoint.write(path);
     contents.push_back(test::read_file(path));
-    expected.push_back(logits_after(Model::load(folder.path(), on_cpu), 9));
+    expected.push_back(logits_after(test::on_cpu(folder.path()), 9));
   }
   ASSERT_NE(expected[0], expected[1]);
   std::jthread changes([&](const std::stop_token& stop) {
@@ -190,7 +187,7 @@ TEST(Interference, ReplacedWeightsAreOneOrTheOther) {
   int seen[2] = {0, 0};
   for (int i = 0, loads = tries_all() ? 10000 : 500; i < loads; ++i) {
     std::vector<float> got;
-    EXPECT_NO_THROW(got = logits_after(Model::load(folder.path(), on_cpu), 9)) << "load " << i;
+    EXPECT_NO_THROW(got = logits_after(test::on_cpu(folder.path()), 9)) << "load " << i;
     const bool is_second = got == expected[1];
     if (!is_second && got != expected[0]) ADD_FAILURE() << "load " << i << " has other numbers";
     ++seen[is_second ? 1 : 0];

@@ -15,15 +15,19 @@
 #include <cmath>
 #include <cstring>
 #include <ostream>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "mmrec/model.h"
 #include "tests/engine/sessions.h"
+#include "tests/support/compare.h"
 #include "tests/support/host_threads.h"
 
 namespace mmrec {
+
+using test::folder_of;
+using test::largest_difference;
+using test::random_tokens;
 
 /// A model and what is promised of it. Bounds are multiples of the largest |logit|, or of 1 where that is smaller.
 struct LawsCase {
@@ -51,31 +55,11 @@ inline std::string laws_name(const testing::TestParamInfo<LawsCase>& info) {
   return name;
 }
 
-inline std::filesystem::path folder_of(const std::string& name) {
-  return std::filesystem::path(name.starts_with("mmrec-") ? MMREC_WEIGHTS : MMREC_FIXTURES) / name;
-}
-
-inline std::vector<int> random_tokens(const Model& model, std::size_t count, unsigned seed) {
-  std::mt19937 rng(seed);
-  std::vector<int> tokens(count);
-  for (int& t : tokens) t = static_cast<int>(rng() % static_cast<unsigned>(model.info().vocab_size));
-  return tokens;
-}
-
 inline std::vector<float> copy(std::span<const float> x) { return {x.begin(), x.end()}; }
 
 inline void expect_same_bits(std::span<const float> a, std::span<const float> b, const std::string& what) {
   ASSERT_EQ(a.size(), b.size()) << what;
   EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size_bytes()), 0) << what;
-}
-
-inline float largest_difference(std::span<const float> a, std::span<const float> b) {
-  float worst = a.size() == b.size() ? 0.0F : INFINITY;
-  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
-    const float d = std::abs(a[i] - b[i]);
-    worst = d <= worst ? worst : d;  // keeps NaN
-  }
-  return worst;
 }
 
 /// Prefills in calls that end at the given positions.
@@ -95,11 +79,7 @@ inline std::vector<std::size_t> every(std::size_t chunk, std::size_t total) {
 }
 
 /// The largest |logit|, at least 1.
-inline float scale_of(std::span<const float> logits) {
-  float scale = 1.0F;
-  for (const float x : logits) scale = std::max(scale, std::abs(x));
-  return scale;
-}
+inline double scale_of(std::span<const float> logits) { return test::largest_of(logits, 1.0); }
 
 class Laws : public testing::TestWithParam<LawsCase> {
  protected:
@@ -108,8 +88,8 @@ class Laws : public testing::TestWithParam<LawsCase> {
     if (!reason.empty()) GTEST_SKIP() << reason;
   }
   static Model load() {
-    LoadOptions o{.device = GetParam().device, .precision = GetParam().precision, .variant = GetParam().variant};
-    return Model::load(folder_of(GetParam().folder), o);
+    const LawsCase& c = GetParam();
+    return Model::load(folder_of(c.folder), {.device = c.device, .precision = c.precision, .variant = c.variant});
   }
   static SessionOptions options(PrefillMode mode, int threads = 1) {
     return {.threads = threads, .prefill = mode, .sweep_tolerance = GetParam().sweep_tolerance};
@@ -135,7 +115,7 @@ TEST_P(Laws, EverySplitAgreesWithinTheBound) {
   const auto tokens = random_tokens(model, length(700), 2);
   Session stepped = model.new_session(1, options(PrefillMode::kSteps));
   for (const int token : tokens) stepped.step(std::span(&token, 1));
-  const float scale = scale_of(stepped.logits());
+  const double scale = scale_of(stepped.logits());
   for (const PrefillMode mode : {PrefillMode::kSteps, PrefillMode::kSweeps, PrefillMode::kAuto}) {
     for (const std::size_t chunk : {std::size_t{1}, std::size_t{7}, std::size_t{64}, std::size_t{130}, tokens.size()}) {
       // Single tokens are never swept, and chunks beyond the end are the whole.
@@ -222,18 +202,14 @@ TEST_P(Laws, ScoreIsTheLogSoftmaxOfStepLogits) {
   const Model model = load();
   const auto tokens = random_tokens(model, length(300), 10);
   const std::size_t first = tokens.size() * 111 / 300;
-  float scale = 1.0F;
+  double scale = 1.0;
   Session stepped = model.new_session(1, options(PrefillMode::kSteps));
   std::vector<float> expected{0.0F};
   for (std::size_t t = 0; t + 1 < tokens.size(); ++t) {
     stepped.step(std::span(&tokens[t], 1));
     const auto logits = stepped.logits();
     scale = std::max(scale, scale_of(logits));
-    const double top = *std::max_element(logits.begin(), logits.end());
-    double sum = 0.0;
-    for (const float x : logits) sum += std::exp(static_cast<double>(x) - top);
-    expected.push_back(
-        static_cast<float>(static_cast<double>(logits[static_cast<std::size_t>(tokens[t + 1])]) - top - std::log(sum)));
+    expected.push_back(static_cast<float>(test::logprob_under(logits, tokens[t + 1])));
   }
   for (const PrefillMode mode : {PrefillMode::kSteps, PrefillMode::kSweeps}) {
     Session session = model.new_session(1, options(mode));

@@ -31,9 +31,8 @@ INSTANTIATE_TEST_SUITE_P(BF16, Laws,
 SessionOptions options(PrefillMode mode) { return {.threads = 1, .prefill = mode, .sweep_tolerance = 1e-6F}; }
 
 TEST(SplitLaw, CutsAtTileAndWindowBoundariesChangeNoBit) {
-  LoadOptions o{.device = Device::kCpu};
   const Model model =
-      Model::load(folder_of("oracle/tiles"), o);  // segments of 300: tiles at 0, 128, 256 | 300, 428, 556 | 600
+      test::on_cpu(folder_of("oracle/tiles"));  // segments of 300: tiles at 0, 128, 256 | 300, ... | 600
   const auto tokens = random_tokens(model, 700, 3);
   const std::vector<std::pair<PrefillMode, std::vector<std::vector<std::size_t>>>> cases = {
       {PrefillMode::kSteps, {{128, 700}, {256, 300, 428, 700}, {128, 256, 300, 428, 556, 600, 700}}},
@@ -48,10 +47,7 @@ TEST(SplitLaw, CutsAtTileAndWindowBoundariesChangeNoBit) {
   }
 }
 
-TEST(FarPositions, GoOnAsNearOnes) {
-  LoadOptions on_cpu{.device = Device::kCpu};
-  test::expect_far_positions_to_go_on(Model::load(folder_of("tiny"), on_cpu), 0.0F);
-}
+TEST(FarPositions, GoOnAsNearOnes) { test::expect_far_positions_to_go_on(test::on_cpu(folder_of("tiny")), 0.0F); }
 
 }  // namespace
 }  // namespace mmrec

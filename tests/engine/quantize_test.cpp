@@ -40,9 +40,8 @@ using test::QuantizedReading;
 using test::Tensors;
 using test::tensors_of;
 
-const fs::path kTinyFolder = fs::path(MMREC_FIXTURES) / "tiny";
-const fs::path kUpstreamFolder = fs::path(MMREC_FIXTURES) / "upstream";
-const fs::path kBundledFolder = fs::path(MMREC_WEIGHTS) / "mmrec-12m";
+const fs::path kTinyFolder = test::folder_of("tiny"), kUpstreamFolder = test::folder_of("upstream"),
+               kBundledFolder = test::folder_of("mmrec-12m");
 
 /// Each number is the nearest one for its scale, and each scale is at least as good as the one that puts the largest
 /// weight on the largest number. Returns the relative error.

@@ -1,13 +1,25 @@
-// Sessions in one expression.
+// Models and sessions in one expression.
 #pragma once
 
+#include <filesystem>
+#include <random>
 #include <span>
 #include <vector>
 
 #include "mmrec/model.h"
 #include "mmrec/session.h"
+#include "tests/support/model_folder.h"
 
 namespace mmrec::test {
+
+inline Model on_cpu(const std::filesystem::path& folder) { return Model::load(folder, {.device = Device::kCpu}); }
+
+inline std::vector<int> random_tokens(const Model& model, std::size_t count, unsigned seed) {
+  std::mt19937 rng(seed);
+  std::vector<int> tokens(count);
+  for (int& t : tokens) t = static_cast<int>(rng() % static_cast<unsigned>(model.info().vocab_size));
+  return tokens;
+}
 
 /// A session that has consumed `tokens`.
 inline Session begun(const Model& model, std::span<const int> tokens, int batch = 1,

@@ -27,22 +27,9 @@
 namespace mmrec {
 namespace {
 
-std::string tiny() { return MMREC_FIXTURES "/tiny"; }
-std::string bundled() { return MMREC_WEIGHTS "/mmrec-12m"; }
-
-Model load(const std::string& folder) {
-  LoadOptions options{.device = Device::kCpu};
-  return Model::load(folder, options);
-}
-
 class StateFile : public testing::Test {
  protected:
-  StateFile() : model_(load(tiny())), tokenizer_(Tokenizer::load(tiny())) {}
-
-  Session after(const std::string& prompt) const {
-    Session session = test::begun(model_, tokenizer_.encode(prompt));
-    return session;
-  }
+  Session after(const std::string& prompt) const { return test::begun(model_, tokenizer_.encode(prompt)); }
   /// Generates, and consumes the last token too.
   std::vector<int> go_on(Session& session, const SamplerOptions& sampler, std::int64_t tokens) const {
     const GenerateResult result = generate(session, tokenizer_, {.sampler = sampler, .max_tokens = tokens});
@@ -51,8 +38,8 @@ class StateFile : public testing::Test {
   }
 
   test::TempFolder folder_;
-  Model model_;
-  Tokenizer tokenizer_;
+  Model model_ = test::on_cpu(test::folder_of("tiny"));
+  Tokenizer tokenizer_ = Tokenizer::load(test::folder_of("tiny"));
 };
 
 /// Of state files: the last that brought options of the sampler.
@@ -168,7 +155,7 @@ TEST_F(StateFile, WhatDoesNotBelongIsNamed) {
   test::expect_part(test::file_refusal([&] { restore_sequence(session, saved, &tokenizer_); }), "another tokenizer");
   EXPECT_EQ(test::file_refusal([&] { restore_sequence(session, saved); }), "no error");
   session.restore(before);
-  const Model other = load(bundled());
+  const Model other = test::on_cpu(test::folder_of("mmrec-12m"));
   Session of_other = other.new_session();
   test::expect_part(test::file_refusal([&] { restore_sequence(of_other, saved); }), "another model");
   saved.recent = {0, 100'000'000};

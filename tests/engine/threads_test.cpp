@@ -166,7 +166,7 @@ TEST(Threads, OneModelServesEight) {
   const auto length = std::chrono::seconds(wished != nullptr ? std::atoi(wished) : 0);
   LoadOptions options{.device = device != nullptr && std::string_view(device) == "cuda" ? Device::kCuda : Device::kCpu,
                       .precision = Precision::kF32};
-  const Work work(std::filesystem::path(MMREC_FIXTURES) / "tiny", options);
+  const Work work(test::folder_of("tiny"), options);
   const Clock::time_point begin = Clock::now();
   std::atomic<int> wrong{0};
   std::atomic<long> rounds{0};

@@ -62,11 +62,8 @@ class Faults : public testing::TestWithParam<Folder> {
  protected:
   /// What is tried. Two threads, so that some are started.
   Results run() const {
-    const std::filesystem::path fixtures = MMREC_FIXTURES;
-    LoadOptions how;
-    how.device = Device::kCpu;
-    how.threads = 2;
-    const Model model = Model::load(fixtures / GetParam().name, how);
+    const std::filesystem::path folder = test::folder_of(GetParam().name);
+    const Model model = Model::load(folder, {.device = Device::kCpu, .threads = 2});
     Results results;
     Session session = model.new_session(1, {.threads = 2});
     std::vector<int> tokens(20);
@@ -79,14 +76,12 @@ class Faults : public testing::TestWithParam<Folder> {
       session.step({&sample.token, 1});
     }
     if (std::string_view(GetParam().name) == "tiny") {
-      const Tokenizer tokenizer = Tokenizer::load(fixtures / GetParam().name);
+      const Tokenizer tokenizer = Tokenizer::load(folder);
       const std::vector<int> ids = tokenizer.encode("hello 🚀 world");
       session.prefill(ids);
       results.text = tokenizer.decode(ids) + generate(session, tokenizer, {.max_tokens = 3}).text;
     }
-    ScorerOptions scoring;
-    scoring.session.threads = 2;
-    Scorer scorer(model, scoring);
+    Scorer scorer(model, {.session = {.threads = 2}});
     for (const DocumentScore& score : scorer.score(std::vector<std::vector<int>>{tokens, {1, 2, 3}})) {
       results.logprobs.insert(results.logprobs.end(), score.logprobs.begin(), score.logprobs.end());
     }

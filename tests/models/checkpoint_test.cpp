@@ -28,7 +28,7 @@ using test::safetensors_bytes;
 using test::TempFolder;
 using test::write_file;
 
-fs::path fixture(std::string_view name) { return fs::path(MMREC_FIXTURES) / "upstream" / name; }
+fs::path fixture(const std::string& name) { return test::folder_of("upstream/" + name); }
 
 std::string length_bytes(std::uint64_t length) {
   std::string bytes(8, '\0');

@@ -128,10 +128,10 @@ TEST(Config, ToJsonRoundTrips) {
 }
 
 TEST(Config, TheFixturesLoadWithoutWarnings) {
-  for (const char* name : {"mdi", "dpg", "hem", "segments"}) {
+  for (const std::string name : {"mdi", "dpg", "hem", "segments"}) {
     std::string warnings;
-    const Config config = test::config_of<Config>(std::filesystem::path(MMREC_FIXTURES) / "upstream" / name,
-                                                  [&](std::string_view line) { warnings += line; });
+    const Config config =
+        test::config_of<Config>(test::folder_of("upstream/" + name), [&](std::string_view line) { warnings += line; });
     EXPECT_EQ(config.num_layers, 2) << name;
     EXPECT_EQ(warnings, "") << name;
   }

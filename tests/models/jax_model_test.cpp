@@ -20,19 +20,13 @@ using test::error_of;
 using test::expect_says;
 using test::TempFolder;
 
-fs::path fixture() { return fs::path(MMREC_FIXTURES) / "upstream/jax"; }
+fs::path fixture() { return test::folder_of("upstream/jax"); }
 
-struct Edited : TempFolder {
-  Edited() : checkpoint(fixture() / "model.safetensors") { config(test::read_file(fixture() / "config.json")); }
-  void config(std::string_view text) const { test::write_file(*this / "config.json", text); }
+struct Edited : test::EditedFolder {
+  Edited() : EditedFolder(fixture()) {}
   mmrec_jax::HostWeights load(const WarningSink& warn = {}) const {
-    checkpoint.write(*this / "model.safetensors");
-    return load_weights(Checkpoint::open(path()), test::config_of<mmrec_jax::Config>(path()), {}, warn);
+    return load_weights(Checkpoint::open(written()), test::config_of<mmrec_jax::Config>(path()), {}, warn);
   }
-  std::string refusal() const {
-    return error_of([&] { load(); });
-  }
-  EditableCheckpoint checkpoint;
 };
 
 std::vector<float> values(const HostMatrix& matrix) {
@@ -149,7 +143,7 @@ TEST(JaxWeights, EveryMismatchIsRefusedByName) {
   for (const Mismatch& mismatch : mismatches) {
     Edited folder;
     mismatch.edit(folder.checkpoint);
-    expect_says(folder.refusal(), mismatch.says);
+    expect_says(error_of([&] { folder.load(); }), mismatch.says);
   }
 }
 
@@ -168,8 +162,8 @@ TEST(JaxModel, OptionsOverruleTheFolderAndItsFingerprintKnowsTheBankAlone) {
   EXPECT_EQ(without->state().parts.front().name, "h");
   const std::string message = error_of<std::invalid_argument>([&] { load({.expert = Expert::kText}); });
   expect_says(message, {"expert", "mmrec-jax"});
-  const std::string other = error_of<std::invalid_argument>(
-      [&] { load_model(fs::path(MMREC_FIXTURES) / "upstream/mdi", {.bank = false}, {}); });
+  const std::string other =
+      error_of<std::invalid_argument>([&] { load_model(test::folder_of("upstream/mdi"), {.bank = false}, {}); });
   expect_says(other, {"bank", "mmrec"});
 }
 

@@ -51,6 +51,11 @@ inline std::string read_file(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
+/// A model's folder: "mmrec-12m" is bundled, others are fixtures.
+inline std::filesystem::path folder_of(std::string_view name) {
+  return std::filesystem::path(name.starts_with("mmrec-") ? MMREC_WEIGHTS : MMREC_FIXTURES) / name;
+}
+
 /// The configuration in a model folder.
 template <class Config>
 Config config_of(const std::filesystem::path& folder, const models::WarningSink& warn = {}) {
@@ -107,6 +112,20 @@ class EditableCheckpoint {
   void write(const std::filesystem::path& file) const { write_file(file, bytes()); }
 
   std::vector<EditableTensor> tensors;
+};
+
+/// A model's folder to change: its checkpoint in memory, its configuration on the disk.
+struct EditedFolder : TempFolder {
+  explicit EditedFolder(const std::filesystem::path& of) : checkpoint(of / "model.safetensors") {
+    config(read_file(of / "config.json"));
+  }
+  void config(std::string_view text) const { write_file(*this / "config.json", text); }
+  /// Where it lies with all changes.
+  const std::filesystem::path& written() const {
+    checkpoint.write(*this / "model.safetensors");
+    return path();
+  }
+  EditableCheckpoint checkpoint;
 };
 
 /// The message of the Error that `action` throws; a test failure if it throws nothing or something else.

@@ -8,7 +8,6 @@
 
 #include <cstdint>
 #include <cstdlib>
-#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <new>
@@ -22,6 +21,7 @@
 #include "mmrec/errors.h"
 #include "mmrec/model.h"
 #include "mmrec/scorer.h"
+#include "tests/support/model_folder.h"
 
 namespace mmrec {
 namespace {
@@ -64,8 +64,8 @@ Results use(Session& session) {
 class CudaFaults : public testing::TestWithParam<Case> {
  protected:
   static Model load() {
-    LoadOptions options{.device = Device::kCuda, .precision = GetParam().precision, .threads = 1};
-    return Model::load(std::filesystem::path(MMREC_FIXTURES) / GetParam().folder, options);
+    return Model::load(test::folder_of(GetParam().folder),
+                       {.device = Device::kCuda, .precision = GetParam().precision, .threads = 1});
   }
   static Results run() {
     const Model model = load();
@@ -138,7 +138,7 @@ TEST_P(CudaFaults, AutoTakesTheCpuWhateverFailsAsAModelIsLoaded) {
     options.on_warning = [&](std::string_view line) {  // but for those of a configuration
       if (line.find("running on the CPU") != std::string_view::npos) warnings.emplace_back(line);
     };
-    return Model::load(std::filesystem::path(MMREC_FIXTURES) / GetParam().folder, options).info().device;
+    return Model::load(test::folder_of(GetParam().folder), options).info().device;
   };
   std::vector<std::string> warnings;
   begin_faults(0);

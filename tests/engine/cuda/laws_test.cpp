@@ -84,8 +84,7 @@ class CudaEngine : public testing::Test {
     if (const std::string reason = unusable(); !reason.empty()) GTEST_SKIP() << reason;
   }
   static Model load(const std::string& folder, Device device, Precision precision = Precision::kAuto) {
-    LoadOptions o{.device = device, .precision = precision};
-    return Model::load(folder_of(folder), o);
+    return Model::load(folder_of(folder), {.device = device, .precision = precision});
   }
   /// The bundled model, or where a device is emulated a tiny one.
   static constexpr const char* kFolder = kEmulated ? "tiny" : "mmrec-12m";
@@ -97,8 +96,8 @@ TEST_F(CudaEngine, QuantizedWeightsAreDequantizedForTheDevice) {
     test::write_dequantized(folder_of(name), plain.path());
     for (const Precision precision : {Precision::kF32, Precision::kAuto}) {
       const Model quantized = load(name, Device::kCuda, precision);
-      LoadOptions options{.device = Device::kCuda, .precision = quantized.info().precision};
-      const Model dequantized = Model::load(plain.path(), options);
+      const Model dequantized =
+          Model::load(plain.path(), {.device = Device::kCuda, .precision = quantized.info().precision});
       EXPECT_EQ(quantized.info().precision, precision == Precision::kF32 ? Precision::kF32 : Precision::kBF16);
       EXPECT_EQ(quantized.info().weight_bytes, dequantized.info().weight_bytes);
       const std::vector<int> tokens = random_tokens(quantized, 40, 9);

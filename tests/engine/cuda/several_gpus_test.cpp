@@ -23,14 +23,10 @@ namespace {
 using kernels::test::kEmulated;
 using kernels::test::small_sizes;
 
-std::filesystem::path folder() {
-  return small_sizes() ? std::filesystem::path(MMREC_FIXTURES) / "tiny"
-                       : std::filesystem::path(MMREC_WEIGHTS) / "mmrec-12m";
-}
+std::filesystem::path folder() { return test::folder_of(small_sizes() ? "tiny" : "mmrec-12m"); }
 
 std::vector<Model> load(Precision precision, const std::vector<int>& gpus = {}) {
-  LoadOptions options{.precision = precision};
-  return Model::load_on_gpus(folder(), options, gpus);
+  return Model::load_on_gpus(folder(), {.precision = precision}, gpus);
 }
 
 std::vector<std::vector<int>> random_documents(std::size_t count, unsigned most, std::int64_t vocab) {
@@ -78,7 +74,7 @@ TEST_F(CudaSeveral, AllOfThemAreLoaded) {
     EXPECT_EQ(models[i].info().device, Device::kCuda);
     EXPECT_EQ(models[i].info().fingerprint, models[0].info().fingerprint);
   }
-  LoadOptions on_gpu{.device = Device::kCuda, .precision = Precision::kF32};
+  const LoadOptions on_gpu{.device = Device::kCuda, .precision = Precision::kF32};
   const auto documents = random_documents(8, 40, models[0].info().vocab_size);
   expect_same(Scorer(models).score(documents), Scorer(Model::load(folder(), on_gpu)).score(documents));
 }
