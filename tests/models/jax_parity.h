@@ -69,55 +69,38 @@ class JaxParity : public testing::TestWithParam<JaxParityCase> {
   }
   std::int64_t length(const std::string& name) const { return reference_.at(name).dim(1); }
 
-  float bound(float of, const std::string& name) const {
-    return of * (GetParam().relative ? largest_of(reference_.at(name).values) : 1.0F);
+  double bound(float of, const std::string& name) const {
+    return static_cast<double>(of) * (GetParam().relative ? largest_of(reference_.at(name).values) : 1.0);
   }
 
   /// Logits [B, V] against time t of a tensor [B, T, V].
   void expect_logits(std::span<const float> got, const std::string& name, std::int64_t t) const {
     const test::ReferenceTensor& want = reference_.at(name);
-    const float allowed = bound(GetParam().logit_bound, name);
-    for (std::size_t i = 0; i < got.size(); ++i) {
-      const auto b = static_cast<std::int64_t>(i) / vocab_;
-      const auto at = static_cast<std::size_t>((b * want.dim(1) + t) * vocab_) + i % static_cast<std::size_t>(vocab_);
-      ASSERT_LE(std::abs(got[i] - want.values[at]), allowed) << name << ", time " << t << ", entry " << i;
-    }
+    const std::int64_t batch = std::ssize(got) / vocab_;
+    ASSERT_LE(largest_difference(got, columns_of(want.values, want.dim(1) * vocab_, batch, t * vocab_, vocab_)),
+              bound(GetParam().logit_bound, name))
+        << name << ", time " << t;
   }
   void expect_bank(Lockstep& sequences, const std::string& name) const {
     const test::ReferenceTensor& want = reference_.at(name);  // [B, S, D]
     const HostState state = sequences.state();
     const std::vector<float>& got = state.get("bank");  // [B, the rows in use, D]
-    const float allowed = bound(GetParam().bank_bound, name);
-    const std::int64_t slots = want.dim(1), dim = want.dim(2);
-    const std::int64_t used = std::ssize(got) / (kBatch * dim);
-    for (std::int64_t b = 0; b < kBatch; ++b) {
-      for (std::int64_t s = 0; s < slots; ++s) {
-        for (std::int64_t d = 0; d < dim; ++d) {
-          const float is = s < used ? got[static_cast<std::size_t>((b * used + s) * dim + d)] : 0.0F;
-          ASSERT_LE(std::abs(is - want.values[static_cast<std::size_t>((b * slots + s) * dim + d)]), allowed)
-              << name << ", sequence " << b << ", slot " << s << ", channel " << d;
-        }
-      }
-    }
+    const double allowed = bound(GetParam().bank_bound, name);
+    const std::int64_t all = want.dim(1) * want.dim(2), used = std::ssize(got) / kBatch;
+    ASSERT_LE(largest_difference(got, columns_of(want.values, all, kBatch, 0, used)), allowed) << name;
+    ASSERT_LE(largest_of(columns_of(want.values, all, kBatch, used, all - used)), allowed) << name;
   }
   std::vector<double> logprobs_of(const std::string& name, const std::vector<int>& ids, int batch) const {
     const test::ReferenceTensor& logits = reference_.at(name);
     return logprobs_under(logits.values, logits.dim(1), vocab_, ids, batch);
   }
   void expect_scores(Lockstep& sequences, const std::vector<int>& ids, int batch, const std::vector<double>& want,
-                     float allowed, bool whole_calls = false) const {
+                     double allowed, bool whole_calls = false) const {
     const auto count = static_cast<std::int64_t>(ids.size()) / batch;
     std::vector<float> got(ids.size(), std::nanf(""));
     sequences.score(ids, got, whole_calls);
-    for (std::int64_t b = 0; b < batch; ++b) {
-      EXPECT_EQ(got[static_cast<std::size_t>(b * count)], 0.0F);
-      for (std::int64_t t = 1; t < count; ++t) {
-        ASSERT_LE(std::abs(static_cast<double>(got[static_cast<std::size_t>(b * count + t)]) -
-                           want[static_cast<std::size_t>(b * (count - 1) + t - 1)]),
-                  static_cast<double>(allowed))
-            << "sequence " << b << ", time " << t;
-      }
-    }
+    EXPECT_EQ(columns_of(got, count, batch, 0, 1), std::vector<float>(static_cast<std::size_t>(batch)));
+    ASSERT_LE(largest_difference(columns_of(got, count, batch, 1, count - 1), want), allowed);
   }
 
   const test::SafetensorsReader reference_{folder() / "reference.safetensors"};

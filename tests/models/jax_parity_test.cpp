@@ -32,16 +32,13 @@ TEST_P(JaxOnCpu, EveryRowAndEveryBlockOfACall) {
     net.run({.tokens = ids.data(), .batches = {&batch, 1}, .rows = kBatch * count, .options = {}}, done);
     const std::string name = "block" + std::to_string(cut.num_layers - 1) + ".output";
     const std::vector<float>& want = reference_.at(name).values;
-    for (std::size_t i = 0; i < want.size(); ++i) {
-      ASSERT_LE(std::abs(net.x(kBatch * count).data[i] - want[i]), 5e-4F) << name << ", entry " << i;
-    }
+    ASSERT_LE(largest_difference(std::span(net.x(kBatch * count).data, want.size()), want), 5e-4) << name;
     if (cut.num_layers < layers) continue;
     std::vector<float> logits(static_cast<std::size_t>(kBatch * count * vocab_));
     const kernels::Linear<kernels::Host> head{
         .x = net.norm({.count = kBatch * count}), .weight = net.head(), .y = {logits.data(), kBatch * count, vocab_}};
     kernels::linear(cpu, {&head, 1});
-    const std::vector<float>& of_call = reference_.at("logits").values;
-    for (std::size_t i = 0; i < of_call.size(); ++i) ASSERT_LE(std::abs(logits[i] - of_call[i]), 3e-4F) << i;
+    ASSERT_LE(largest_difference(logits, reference_.at("logits").values), 3e-4);
   }
 }
 

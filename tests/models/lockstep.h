@@ -1,8 +1,6 @@
 // Sequences in lock-step on an executor: what tests of whole models call, without an engine.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -11,40 +9,15 @@
 #include <vector>
 
 #include "models/runtime/executor.h"
+#include "tests/support/compare.h"
 
 namespace mmrec::models {
 
-/// Columns [begin, begin + count) of the first `batch` rows of ids [B, time].
-inline std::vector<int> columns_of(std::span<const int> ids, std::int64_t time, std::int64_t batch, std::int64_t begin,
-                                   std::int64_t count) {
-  std::vector<int> part;
-  for (std::int64_t b = 0; b < batch; ++b) {
-    const auto first = ids.begin() + b * time + begin;
-    part.insert(part.end(), first, first + count);
-  }
-  return part;
-}
-/// log p of ids [batch, count] at times 1.., under logits [batch, time, V].
-inline std::vector<double> logprobs_under(std::span<const float> logits, std::int64_t time, std::int64_t vocab,
-                                          std::span<const int> ids, std::int64_t batch) {
-  const auto count = static_cast<std::int64_t>(ids.size()) / batch;
-  std::vector<double> all;
-  for (std::int64_t b = 0; b < batch; ++b) {
-    for (std::int64_t t = 0; t + 1 < count; ++t) {
-      const float* const row = logits.data() + (b * time + t) * vocab;
-      const double top = *std::max_element(row, row + vocab);
-      double sum = 0.0;
-      for (std::int64_t v = 0; v < vocab; ++v) sum += std::exp(static_cast<double>(row[v]) - top);
-      all.push_back(static_cast<double>(row[ids[static_cast<std::size_t>(b * count + t + 1)]]) - top - std::log(sum));
-    }
-  }
-  return all;
-}
-inline float largest_of(std::span<const float> values) {
-  float most = 0.0F;
-  for (const float x : values) most = std::max(most, std::abs(x));
-  return most;
-}
+using test::columns_of;
+using test::largest_difference;
+using test::largest_of;
+using test::largest_share;
+using test::logprobs_under;
 
 class Lockstep {
  public:

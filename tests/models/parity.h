@@ -75,8 +75,8 @@ struct ParityFixture {
   std::int64_t batch = 0;
   std::int64_t time = 0;
   std::int64_t vocab = 0;
-  float logit_bound = 0.0F;
-  float logprob_bound = 0.0F;
+  double logit_bound = 0.0;
+  double logprob_bound = 0.0;
 
   explicit ParityFixture(const ParityCase& parity_case)
       : ParityFixture(parity_case, std::filesystem::path(MMREC_FIXTURES) / parity_case.fixture) {}
@@ -97,9 +97,9 @@ struct ParityFixture {
       const std::vector<double> of_logits = logprobs_under(logits, time, vocab, tokens, batch);
       logprobs.assign(of_logits.begin(), of_logits.end());
     }
-    const float scale = c.relative ? largest_of(logits) : 1.0F;
-    logit_bound = c.logit_bound * scale;
-    logprob_bound = c.logprob_bound * scale;
+    const double scale = c.relative ? largest_of(logits) : 1.0;
+    logit_bound = static_cast<double>(c.logit_bound) * scale;
+    logprob_bound = static_cast<double>(c.logprob_bound) * scale;
   }
 
   std::unique_ptr<Lockstep> sequences(PrefillMode mode, int threads = 1, int max_sweeps = 64) const {
@@ -116,28 +116,11 @@ struct ParityFixture {
     return columns_of(tokens, time, batch, begin, count);
   }
 
-  float logit_error(std::span<const float> got, std::int64_t position) const {
-    float worst = 0.0F;
-    for (std::int64_t b = 0; b < batch; ++b) {
-      for (std::int64_t v = 0; v < vocab; ++v) {
-        const float difference = std::abs(got[static_cast<std::size_t>(b * vocab + v)] -
-                                          logits[static_cast<std::size_t>((b * time + position) * vocab + v)]);
-        worst = difference <= worst ? worst : difference;  // keeps NaN
-      }
-    }
-    return worst;
+  double logit_error(std::span<const float> got, std::int64_t position) const {
+    return largest_difference(got, columns_of(logits, time * vocab, batch, position * vocab, vocab));
   }
-
-  float logprob_error(const std::vector<float>& got) const {
-    float worst = 0.0F;
-    for (std::int64_t b = 0; b < batch; ++b) {
-      for (std::int64_t t = 1; t < time; ++t) {
-        const float difference = std::abs(got[static_cast<std::size_t>(b * time + t)] -
-                                          logprobs[static_cast<std::size_t>(b * (time - 1) + t - 1)]);
-        worst = difference <= worst ? worst : difference;
-      }
-    }
-    return worst;
+  double logprob_error(const std::vector<float>& got) const {
+    return largest_difference(columns_of(got, time, batch, 1, time - 1), logprobs);
   }
 };
 

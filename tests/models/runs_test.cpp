@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "tests/models/small_models.h"
-#include "tests/support/model_folder.h"
 
 namespace mmrec::models {
 namespace {
@@ -36,10 +35,8 @@ class RunsTest : public testing::TestWithParam<RunsModel> {
     config.memory_slots = model.slots;
     config.carry_state = model.carry;
     config.use_dpg = model.dpg;
-    write_small_model(folder_.path(), model.architecture, config, kernels::DType::kBF16);
-    executor_ = load_model(folder_.path(), {}, {})->on_cpu();
+    executor_ = load_small_model(model.architecture, config, kernels::DType::kBF16)->on_cpu();
   }
-  static constexpr int kVocab = 50;
 
   /// A run, what comes before it, and what it comes to.
   struct Sequence {
@@ -51,7 +48,7 @@ class RunsTest : public testing::TestWithParam<RunsModel> {
     std::mt19937 engine(11);
     const auto draw = [&](int count) {
       std::vector<int> tokens(static_cast<std::size_t>(count));
-      for (int& t : tokens) t = static_cast<int>(engine() % static_cast<unsigned>(kVocab));
+      for (int& t : tokens) t = static_cast<int>(engine() % static_cast<unsigned>(kSmallVocab));
       return tokens;
     };
     std::vector<Sequence> all;
@@ -84,8 +81,7 @@ class RunsTest : public testing::TestWithParam<RunsModel> {
       Sequence& s = sequences[i];
       const auto first = logprobs.begin() + runs[i].first_row;
       s.logprobs.assign(first, first + runs[i].rows);
-      s.logits.resize(static_cast<std::size_t>(kVocab));
-      executor_->logits(runs[i].slot, 1, s.logits);
+      s.logits = logits_of(*executor_, runs[i].slot);
       s.state = executor_->save(runs[i].slot, 1, runs[i].position + runs[i].rows);
     }
   }
@@ -106,7 +102,6 @@ class RunsTest : public testing::TestWithParam<RunsModel> {
     }
   }
 
-  mmrec::test::TempFolder folder_;
   std::shared_ptr<Executor> executor_;
 };
 

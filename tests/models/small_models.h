@@ -1,19 +1,26 @@
-// Small synthetic models of any architecture, and how far two of their results are apart.
+// Small synthetic models of any architecture, and comparisons of what executors of them have come to.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
+#include <gtest/gtest.h>
+
 #include <filesystem>
+#include <memory>
 #include <string_view>
+#include <variant>
+#include <vector>
 
 #include "models/architecture.h"
 #include "models/mmrec/mmrec.h"
+#include "tests/models/lockstep.h"
+#include "tests/support/model_folder.h"
 
 namespace mmrec::models {
 
+inline constexpr int kSmallVocab = 50;
+
 inline Config small_config(std::int64_t dim = 64) {
   Config config;
-  config.vocab_size = 50;
+  config.vocab_size = kSmallVocab;
   config.model_dim = dim;
   config.num_layers = 2;
   config.num_heads = 2;
@@ -34,18 +41,28 @@ inline void write_small_model(const std::filesystem::path& folder, std::string_v
   write_synthetic_folder(folder, small_model(architecture, config), dtype, 7);
 }
 
-/// The largest difference, as a share of the largest value wanted, `least` at the least; infinite for NaN or another
-/// number of values.
-template <class Got, class Want>
-double largest_share(const Got& got, const Want& want, double least = 0.0) {
-  if (got.size() != want.size()) return INFINITY;
-  double most = least, difference = 0.0;
-  for (std::size_t i = 0; i < want.size(); ++i) {
-    const double d = std::abs(static_cast<double>(got[i]) - static_cast<double>(want[i]));
-    most = std::max(most, std::abs(static_cast<double>(want[i])));
-    difference = std::isnan(d) ? INFINITY : std::max(difference, d);
+inline std::unique_ptr<LoadedModel> load_small_model(std::string_view architecture, const Config& config,
+                                                     kernels::DType dtype) {
+  const test::TempFolder folder;
+  write_small_model(folder.path(), architecture, config, dtype);
+  return load_model(folder.path(), {}, {});
+}
+
+inline std::vector<float> logits_of(Executor& executor, Slot slot) {
+  std::vector<float> logits(static_cast<std::size_t>(kSmallVocab));
+  executor.logits(slot, 1, logits);
+  return logits;
+}
+
+/// Each part within `bound` of its largest value, `least` at the least.
+inline void expect_near(const HostState& got, const HostState& want, double bound, double least = 0.0) {
+  ASSERT_EQ(got.parts.size(), want.parts.size());
+  for (std::size_t i = 0; i < got.parts.size(); ++i) {
+    const auto share = [&]<class Values>(const Values& values) {
+      return largest_share(values, std::get<Values>(want.parts[i].values), least);
+    };
+    EXPECT_LE(std::visit(share, got.parts[i].values), bound) << got.parts[i].name;
   }
-  return most == 0.0 ? difference : difference / most;
 }
 
 }  // namespace mmrec::models

@@ -11,6 +11,7 @@
 #include "models/files/checksum.h"
 #include "models/files/elements.h"
 #include "models/mmrec/mmrec.h"
+#include "tests/models/small_models.h"
 #include "tests/support/model_folder.h"
 
 namespace mmrec::models {
@@ -21,12 +22,9 @@ using kernels::DType;
 using test::SafetensorsReader;
 using test::TempFolder;
 
-Config small_config() {
-  Config config;
-  config.vocab_size = 50;
-  config.model_dim = 24;
+Config narrow_config() {
+  Config config = small_config(24);
   config.num_layers = 3;
-  config.num_heads = 2;
   config.ffn_dim = 40;
   return config;
 }
@@ -40,7 +38,7 @@ TEST(Synthetic, EveryVariantAndTypeLoads) {
     for (const bool dpg : {false, true}) {
       for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
         const TempFolder folder;
-        Config config = small_config();
+        Config config = narrow_config();
         config.use_hem = hem;
         config.use_dpg = dpg;
         config.dpg_rank = 5;
@@ -54,9 +52,9 @@ TEST(Synthetic, EveryVariantAndTypeLoads) {
 
 TEST(Synthetic, DependsOnTheSeedAlone) {
   const TempFolder a, b, c;
-  write_synthetic_model(a.path(), small_config(), DType::kF32, 1);
-  write_synthetic_model(b.path(), small_config(), DType::kF32, 1);
-  write_synthetic_model(c.path(), small_config(), DType::kF32, 2);
+  write_synthetic_model(a.path(), narrow_config(), DType::kF32, 1);
+  write_synthetic_model(b.path(), narrow_config(), DType::kF32, 1);
+  write_synthetic_model(c.path(), narrow_config(), DType::kF32, 2);
   EXPECT_EQ(test::read_file(a / "model.safetensors"), test::read_file(b / "model.safetensors"));
   EXPECT_NE(test::read_file(a / "model.safetensors"), test::read_file(c / "model.safetensors"));
   EXPECT_NE(load(a.path()).fingerprint, load(c.path()).fingerprint);
@@ -64,7 +62,7 @@ TEST(Synthetic, DependsOnTheSeedAlone) {
 
 TEST(Synthetic, ValuesHaveTheScaleOfPyTorchsDefaults) {
   const TempFolder folder;
-  Config config = small_config();
+  Config config = narrow_config();
   config.model_dim = 64;
   write_synthetic_model(folder.path(), config, DType::kF32, 1);
   const SafetensorsReader file(folder / "model.safetensors");
@@ -87,10 +85,10 @@ TEST(Synthetic, ValuesHaveTheScaleOfPyTorchsDefaults) {
 }
 
 TEST(Synthetic, OutputThatCannotBeWrittenIsAnError) {
-  EXPECT_THROW(write_synthetic_model("/proc/none", small_config()), std::system_error);
+  EXPECT_THROW(write_synthetic_model("/proc/none", narrow_config()), std::system_error);
   const TempFolder folder;
   fs::create_symlink("/dev/full", folder / "model.safetensors");
-  EXPECT_THROW(write_synthetic_model(folder.path(), small_config()), std::system_error);
+  EXPECT_THROW(write_synthetic_model(folder.path(), narrow_config()), std::system_error);
 }
 
 TEST(Checksum, HasTheCheckValueOfCrc64Xz) {

@@ -25,8 +25,6 @@
 
 namespace mmrec::models {
 
-inline constexpr std::int64_t kTermVocab = 50;
-
 /// A model of two layers, what stands in its config.json, and tensors that its equations do not use.
 struct TermsModel {
   const char* name;
@@ -63,14 +61,9 @@ struct TermPath {
 inline std::vector<int> term_tokens(int sequence, std::int64_t count) {
   std::vector<int> tokens(static_cast<std::size_t>(count));
   for (std::size_t i = 0; i < tokens.size(); ++i) {
-    tokens[i] = static_cast<int>((i * i * 7 + i * 3 + static_cast<std::size_t>(sequence) * 13 + 1) % kTermVocab);
+    tokens[i] = static_cast<int>((i * i * 7 + i * 3 + static_cast<std::size_t>(sequence) * 13 + 1) % kSmallVocab);
   }
   return tokens;
-}
-inline std::vector<float> logits_of(Executor& executor, Slot slot) {
-  std::vector<float> logits(static_cast<std::size_t>(kTermVocab));
-  executor.logits(slot, 1, logits);
-  return logits;
 }
 
 /// A token at a time, beside `others` sequences; these are at positions of their own if they are `apart`.

@@ -3,17 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
 #include <numeric>
 #include <random>
 #include <string>
-#include <variant>
 #include <vector>
 
 #include "tests/models/small_models.h"
 #include "tests/ops/op_test.h"
-#include "tests/support/model_folder.h"
 
 namespace mmrec::models {
 namespace {
@@ -37,11 +34,8 @@ class PackedRunsTest : public testing::TestWithParam<PackedModel> {
     config.memory_slots = model.slots;
     config.carry_state = model.carry;
     const auto stored = model.precision == Precision::kBF16 ? kernels::DType::kBF16 : kernels::DType::kF16;
-    write_small_model(folder_.path(), model.architecture, config, stored);
-    executor_ = load_model(folder_.path(), {}, {})->on_cuda(model.precision, 0).executor;
+    executor_ = load_small_model(model.architecture, config, stored)->on_cuda(model.precision, 0).executor;
   }
-  static constexpr int kVocab = 50;
-
   /// What one sequence has come to.
   struct Sequence {
     std::vector<int> tokens;  // of all its life
@@ -58,16 +52,11 @@ class PackedRunsTest : public testing::TestWithParam<PackedModel> {
       Sequence s;
       s.start = start;
       for (int i = 0; i < start + rows; ++i) {
-        s.tokens.push_back(static_cast<int>(engine() % static_cast<unsigned>(kVocab)));
+        s.tokens.push_back(static_cast<int>(engine() % static_cast<unsigned>(kSmallVocab)));
       }
       all.push_back(std::move(s));
     }
     return all;
-  }
-  std::vector<float> logits_of(Slot slot) {
-    std::vector<float> logits(static_cast<std::size_t>(kVocab));
-    executor_->logits(slot, 1, logits);
-    return logits;
   }
   /// Brings a sequence to where its run starts, token by token.
   void begin(Slot slot, const Sequence& s) {
@@ -80,16 +69,6 @@ class PackedRunsTest : public testing::TestWithParam<PackedModel> {
 
   static double share(std::span<const float> got, std::span<const float> want) {
     return largest_share(got, want, 1e-3);
-  }
-
-  static void expect_near(const HostState& got, const HostState& want) {
-    ASSERT_EQ(got.parts.size(), want.parts.size());
-    const auto floats = [](const auto& values) { return std::vector<float>(values.begin(), values.end()); };
-    for (std::size_t i = 0; i < got.parts.size(); ++i) {
-      EXPECT_LE(share(std::visit(floats, got.parts[i].values), std::visit(floats, want.parts[i].values)),
-                GetParam().bound)
-          << got.parts[i].name;
-    }
   }
 
   void expect_runs_as_steps(std::span<const std::pair<int, int>> starts_and_rows, std::span<const int> slot_of,
@@ -106,17 +85,13 @@ class PackedRunsTest : public testing::TestWithParam<PackedModel> {
       for (auto t = s.start; t < std::ssize(s.tokens); ++t) {
         float logprob = 0.0F;
         if (t > 0) {
-          const std::vector<float> logits = logits_of(alone.first());
-          const float most = *std::max_element(logits.begin(), logits.end());
-          double sum = 0.0;
-          for (const float x : logits) sum += std::exp(static_cast<double>(x - most));
-          logprob = logits[static_cast<std::size_t>(s.tokens[static_cast<std::size_t>(t)])] - most -
-                    static_cast<float>(std::log(sum));
+          const int token = s.tokens[static_cast<std::size_t>(t)];
+          logprob = static_cast<float>(test::logprob_under(logits_of(*executor_, alone.first()), token));
         }
         s.logprobs.push_back(logprob);
         step(alone.first(), s, t);
       }
-      s.logits = logits_of(alone.first());
+      s.logits = logits_of(*executor_, alone.first());
       s.state = executor_->save(alone.first(), 1, std::ssize(s.tokens));
     }
 
@@ -138,9 +113,8 @@ class PackedRunsTest : public testing::TestWithParam<PackedModel> {
         SCOPED_TRACE(testing::Message() << "run " << i << ": " << runs[i].rows << " tokens from " << runs[i].position);
         const Sequence& s = all[i];
         EXPECT_EQ(done.rows[i], runs[i].rows);
-        EXPECT_LE(share(logits_of(runs[i].slot), s.logits), GetParam().bound);
-        const HostState state = executor_->save(runs[i].slot, 1, s.state.position);
-        expect_near(state, s.state);
+        EXPECT_LE(share(logits_of(*executor_, runs[i].slot), s.logits), GetParam().bound);
+        expect_near(executor_->save(runs[i].slot, 1, s.state.position), s.state, GetParam().bound, 1e-3);
         if (scores) {
           EXPECT_LE(share(std::span(logprobs).subspan(static_cast<std::size_t>(runs[i].first_row), s.logprobs.size()),
                           s.logprobs),
@@ -150,7 +124,6 @@ class PackedRunsTest : public testing::TestWithParam<PackedModel> {
     }
   }
 
-  mmrec::test::TempFolder folder_;
   std::shared_ptr<Executor> executor_;
 };
 
@@ -235,7 +208,8 @@ TEST_P(PackedRunsTest, BranchesOfAClonedStateAreAsContinued) {
     step(trunk.first(), s, t);
     for (const models::Run& run : runs) {
       if (run.position + run.rows != t + 1) continue;
-      EXPECT_LE(share(logits_of(run.slot), logits_of(trunk.first())), GetParam().bound) << run.rows;
+      EXPECT_LE(share(logits_of(*executor_, run.slot), logits_of(*executor_, trunk.first())), GetParam().bound)
+          << run.rows;
     }
   }
 }
@@ -283,14 +257,13 @@ TEST_P(PackedRunsTest, SequencesThatComeAndGoStepAsAlone) {
     if (runs.empty()) continue;
     executor_->step(tokens, runs, {});
     for (const Live& l : live) {
-      ASSERT_LE(share(logits_of(slots[l.slot]), logits_of(alone[l.slot])), GetParam().bound)
+      ASSERT_LE(share(logits_of(*executor_, slots[l.slot]), logits_of(*executor_, alone[l.slot])), GetParam().bound)
           << "round " << round << ", sequence " << l.sequence << " at " << l.position;
     }
   }
   for (const Live& l : live) {
-    const HostState got = executor_->save(slots[l.slot], 1, l.position);
-    const HostState want = executor_->save(alone[l.slot], 1, l.position);
-    expect_near(got, want);
+    expect_near(executor_->save(slots[l.slot], 1, l.position), executor_->save(alone[l.slot], 1, l.position),
+                GetParam().bound, 1e-3);
   }
 }
 
@@ -322,7 +295,8 @@ TEST_P(PackedRunsTest, RecordedStepsHaveTheBitsOfOthers) {
     executor_->step(tokens, stepped, {});
     executor_->run({.tokens = tokens, .runs = run}, {});
     for (int i = 0; i < count; ++i) {
-      ASSERT_EQ(logits_of(stepped[static_cast<std::size_t>(i)].slot), logits_of(other[i])) << round << ", " << i;
+      ASSERT_EQ(logits_of(*executor_, stepped[static_cast<std::size_t>(i)].slot), logits_of(*executor_, other[i]))
+          << round << ", " << i;
     }
   }
   for (int i = 0; i < count; ++i) {

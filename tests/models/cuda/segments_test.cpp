@@ -2,18 +2,13 @@
 // one, which never do: logits and all of the state, at lengths that end before, at and after the ends of segments.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
 #include <ostream>
 #include <random>
 #include <string>
 #include <vector>
 
-#include "models/files/checkpoint.h"
-#include "tests/models/lockstep.h"
 #include "tests/models/small_models.h"
 #include "tests/ops/op_test.h"
-#include "tests/support/model_folder.h"
 
 namespace mmrec::models {
 namespace {
@@ -31,28 +26,19 @@ class CudaSegments : public testing::TestWithParam<SegmentsCase> {
  protected:
   void SetUp() override {
     if (const std::string reason = cuda_unusable_reason(); !reason.empty()) GTEST_SKIP() << reason;
-    write_small_model(folder_.path(), Config::kModelType, GetParam().config, kernels::DType::kF16);
-    config_ = test::config_of<Config>(folder_.path());
-    const HostWeights host = load_weights(Checkpoint::open(folder_.path()), config_);
-    executor_ = make_cuda_executor(config_, host, Precision::kF16).executor;
+    const auto model = load_small_model(Config::kModelType, GetParam().config, kernels::DType::kF16);
+    executor_ = model->on_cuda(Precision::kF16, 0).executor;
     std::mt19937 engine(11);
-    for (int& token : tokens_) token = static_cast<int>(engine() % static_cast<unsigned>(config_.vocab_size));
+    for (int& token : tokens_) token = static_cast<int>(engine() % static_cast<unsigned>(kSmallVocab));
   }
 
-  std::unique_ptr<Lockstep> make() const { return std::make_unique<Lockstep>(executor_, config_.vocab_size, kBatch); }
+  std::unique_ptr<Lockstep> make() const { return std::make_unique<Lockstep>(executor_, kSmallVocab, kBatch); }
   /// Tokens [first, first + count) of both sequences.
   std::vector<int> some(std::int64_t first, std::int64_t count) const {
-    std::vector<int> all;
-    for (int b = 0; b < kBatch; ++b) {
-      const auto from = tokens_.begin() + b * kTokens + first;
-      all.insert(all.end(), from, from + count);
-    }
-    return all;
+    return columns_of(tokens_, kTokens, kBatch, first, count);
   }
 
   static constexpr std::int64_t kTokens = 142;
-  mmrec::test::TempFolder folder_;
-  Config config_;
   std::shared_ptr<Executor> executor_;
   std::vector<int> tokens_ = std::vector<int>(kBatch * kTokens);
 };
@@ -77,10 +63,7 @@ TEST_P(CudaSegments, PrefillLeavesTheStateOfSteps) {
         const HostState& want = after[static_cast<std::size_t>(end)];
         const HostState got = sequences->state();
         ASSERT_EQ(got.position, end);
-        EXPECT_LE(largest_share(got.get("h"), want.get("h")), kBound);
-        EXPECT_LE(largest_share(got.get("memory"), want.get("memory")), kBound);
-        EXPECT_LE(largest_share(got.get<double>("segment_sum"), want.get<double>("segment_sum")), kBound);
-        EXPECT_LE(largest_share(got.get("logits"), want.get("logits")), kBound);
+        expect_near(got, want, kBound);
         sequences->step(some(end, 1));
       }
     }
@@ -96,9 +79,9 @@ TEST_P(CudaSegments, ManySequencesStepAsEachAlone) {
   const std::int64_t steps = kernels::test::few_cases() ? 3 : kernels::test::kEmulated ? 8 : kSteps;
   const std::int64_t first = 24 * 2 - steps / 2;  // a segment ends half way
   const auto& executor = executor_;
-  Lockstep alone(executor, config_.vocab_size, 1);
-  Lockstep many(executor, config_.vocab_size, kMany);
-  Lockstep other(executor, config_.vocab_size, 1);
+  Lockstep alone(executor, kSmallVocab, 1);
+  Lockstep many(executor, kSmallVocab, kMany);
+  Lockstep other(executor, kSmallVocab, 1);
   const std::span<const int> tokens = std::span(tokens_).first(static_cast<std::size_t>(first + steps));
   alone.prefill(tokens.first(static_cast<std::size_t>(first)));
   other.prefill(tokens.first(static_cast<std::size_t>(first) - 5));
@@ -112,19 +95,14 @@ TEST_P(CudaSegments, ManySequencesStepAsEachAlone) {
     const int pair[] = {tokens[static_cast<std::size_t>(t)], tokens[static_cast<std::size_t>(t - 5)]};
     const models::Run apart[] = {{alone.slots()[0], t, 0, 1}, {other.slots()[0], t - 5, 1, 1}};
     executor->step(pair, apart, {});
-    std::vector<float> of_one(static_cast<std::size_t>(config_.vocab_size));
-    std::vector<float> of_many(of_one.size());
-    executor->logits(alone.slots()[0], 1, of_one);
+    const std::vector<float> of_one = logits_of(*executor, alone.slots()[0]);
     for (int b = 0; b < kMany; ++b) {
-      executor->logits(many.slots()[b], 1, of_many);
-      ASSERT_LE(largest_share(of_many, of_one), kBound) << "sequence " << b << ", position " << t;
+      ASSERT_LE(largest_share(logits_of(*executor, many.slots()[b]), of_one), kBound)
+          << "sequence " << b << ", position " << t;
     }
   }
-  const HostState want = executor->save(alone.slots()[0], 1, first + steps);
-  const HostState got = executor->save(many.slots()[kMany - 1], 1, first + steps);
-  EXPECT_LE(largest_share(got.get("h"), want.get("h")), kBound);
-  EXPECT_LE(largest_share(got.get("memory"), want.get("memory")), kBound);
-  EXPECT_LE(largest_share(got.get<double>("segment_sum"), want.get<double>("segment_sum")), kBound);
+  expect_near(executor->save(many.slots()[kMany - 1], 1, first + steps),
+              executor->save(alone.slots()[0], 1, first + steps), kBound);
 }
 
 SegmentsCase case_of(std::int64_t slots, bool carry) {
