@@ -25,8 +25,9 @@ GenerateOptions greedy(std::int64_t max_tokens = 100) {
   return {.sampler = {.temperature = 0.0F}, .max_tokens = max_tokens, .eos_token_ids = {kEos}};
 }
 
-/// What generate makes of a script, with on_text's pieces checked against the text.
-GenerateResult play(std::vector<int> script, GenerateOptions options, const std::vector<int>& prompt = {1}) {
+/// What generate makes of a script, with on_text's pieces, which are `parts`, checked against the text.
+GenerateResult play(std::vector<int> script, GenerateOptions options, const std::vector<int>& prompt = {1},
+                    std::vector<std::string>* parts = nullptr) {
   const auto start = static_cast<std::int64_t>(prompt.size());
   const Model model = scripted_model(std::move(script), tokenizer().vocab_size(), start);
   Session session = begun(model, prompt);
@@ -35,6 +36,7 @@ GenerateResult play(std::vector<int> script, GenerateOptions options, const std:
     options.on_text = [&](std::string_view text) {
       EXPECT_FALSE(text.empty());
       received += text;
+      if (parts != nullptr) parts->emplace_back(text);
       return true;
     };
     GenerateResult result = generate(session, tokenizer(), options);
@@ -99,32 +101,20 @@ TEST(Generate, StreamsNoPartOfAStopString) {
   GenerateOptions o = greedy();
   o.stop = {"cats."};
   std::vector<std::string> parts;
-  o.on_text = [&](std::string_view text) {
-    parts.emplace_back(text);
-    return true;
-  };
-  play({kThe, kCat, kS, kS, kCat, kS, kDot}, o);
+  play({kThe, kCat, kS, kS, kCat, kS, kDot}, o, {1}, &parts);
   EXPECT_EQ(parts, (std::vector<std::string>{"the", " ", "catss", " "}));
 }
 
 TEST(Generate, CharactersComeOutWhole) {
   std::vector<std::string> parts;
-  GenerateOptions o = greedy();
-  o.on_text = [&](std::string_view text) {
-    parts.emplace_back(text);
-    return true;
-  };
-  play({kByte0 + 0xC3, kByte0 + 0xA9, kByte0 + 0xE2, kByte0 + 0x82, kEos}, o);
+  play({kByte0 + 0xC3, kByte0 + 0xA9, kByte0 + 0xE2, kByte0 + 0x82, kEos}, greedy(), {1}, &parts);
   EXPECT_EQ(parts, (std::vector<std::string>{"\xC3\xA9", "\xEF\xBF\xBD"}));
   // A character begun by the prompt is completed.
   EXPECT_EQ(play({kByte0 + 0xA9, kEos}, greedy(), {1, kByte0 + 0xC3}).text, "\xC3\xA9");
   // A stop string can appear in the last flush.
-  GenerateOptions stop = greedy();
-  stop.stop = {"\xEF\xBF\xBD"};
-  const GenerateResult r = play({kThe, kByte0 + 0xE2}, [&] {
-    stop.max_tokens = 2;
-    return stop;
-  }());
+  GenerateOptions o = greedy(2);
+  o.stop = {"\xEF\xBF\xBD"};
+  const GenerateResult r = play({kThe, kByte0 + 0xE2}, o);
   EXPECT_EQ(r.text, "the");
   EXPECT_EQ(r.finish_reason, FinishReason::kStopString);
 }
@@ -238,7 +228,7 @@ TEST(Generate, IdsTheTokenizerDoesNotKnowAreNeverDrawn) {
 }
 
 TEST(Generate, CutShortSavedAndContinuedItDrawsTheSame) {
-  const Model model = toy_model(nullptr, toy_config(tokenizer().vocab_size()));
+  const Model model = model_with();
   GenerateOptions o{.sampler = {.temperature = 5.0F, .top_k = 0, .repetition_penalty = 1.2F, .seed = 77},
                     .max_tokens = 40};
   const std::vector<int> prompt = {1, kThe};
@@ -299,7 +289,7 @@ TEST(Generate, APromptLongerThanWhatASessionRemembersIsStillThePromptItWas) {
 }
 
 TEST(Generate, TheContextGivenCountsInsteadOfWhatTheSessionRemembers) {
-  const Model model = toy_model(nullptr, toy_config(tokenizer().vocab_size()), [](double, std::int64_t, int token) {
+  const Model model = model_with(nullptr, [](double, std::int64_t, int token) {
     return token == kCat ? 2.0F : token == kS ? 1.5F : 0.0F;
   });
   GenerateOptions o = greedy(1);
@@ -318,9 +308,8 @@ TEST(Generate, TheContextGivenCountsInsteadOfWhatTheSessionRemembers) {
 TEST(Generate, WithoutLogProbsTheDeviceDrawsTheSameTokens) {
   for (const bool device_draws : {false, true}) {
     for (const float penalty : {1.0F, 1.2F}) {
-      const auto log = std::make_shared<ToyLog>();
-      log->draws = device_draws;
-      const Model model = toy_model(log, toy_config(tokenizer().vocab_size()));
+      const auto log = logged({.draws = device_draws});
+      const Model model = model_with(log);
       GenerateOptions o{
           .sampler = {.temperature = 5.0F, .repetition_penalty = penalty, .seed = 78}, .sequence = 3, .max_tokens = 30};
       const std::vector<int> prompt = {1, kThe};
@@ -386,9 +375,8 @@ TEST(Generate, ASequenceThatDrawsAheadEndsAsOneThatDoesNot) {
       std::vector<std::byte> expected_state;
       GenerateResult expected;
       for (const bool ahead : {false, true}) {
-        const auto log = std::make_shared<ToyLog>();
-        log->ahead = ahead;
-        const Model model = toy_model(log, toy_config(tokenizer().vocab_size()));
+        const auto log = logged({.ahead = ahead});
+        const Model model = model_with(log);
         GenerateOptions o{.sampler = {.temperature = 5.0F, .top_k = 0, .top_p = 1.0F, .seed = seed}, .max_tokens = 100};
         int calls = 0;
         ending.set(o, calls);
@@ -404,10 +392,7 @@ TEST(Generate, ASequenceThatDrawsAheadEndsAsOneThatDoesNot) {
           expected_state = session.save();
           continue;
         }
-        EXPECT_EQ(result.tokens, expected.tokens);
-        EXPECT_EQ(result.text, expected.text);
-        EXPECT_EQ(result.logprobs, expected.logprobs);
-        EXPECT_EQ(result.finish_reason, expected.finish_reason);
+        expect_same(result, expected);
         EXPECT_EQ(session.save(), expected_state);
         const auto recent = session.recent_tokens();
         EXPECT_EQ(recent.size(), static_cast<std::size_t>(session.position()));
@@ -420,12 +405,10 @@ TEST(Generate, LogitsThatCannotBeDrawnFromEndWhatIsDrawnAheadToo) {
   std::vector<std::byte> expected;
   std::string message;
   for (const bool ahead : {false, true}) {
-    const auto log = std::make_shared<ToyLog>();
-    log->ahead = ahead;
-    const Model model =
-        toy_model(log, toy_config(tokenizer().vocab_size()), [](double, std::int64_t position, int token) {
-          return position == 40 ? std::nanf("") : static_cast<float>(token % 5);
-        });
+    const auto log = logged({.ahead = ahead});
+    const Model model = model_with(log, [](double, std::int64_t position, int token) {
+      return position == 40 ? std::nanf("") : static_cast<float>(token % 5);
+    });
     Session session = begun(model, std::vector<int>{1, kThe});
     GenerateOptions o{.max_tokens = 100};
     try {
@@ -468,7 +451,7 @@ TEST(Generate, RefusesWhatCannotBe) {
 }
 
 TEST(Generate, ANumericFaultNamesItsStep) {
-  const Model model = toy_model(nullptr, toy_config(tokenizer().vocab_size()), [](double, std::int64_t position, int) {
+  const Model model = model_with(nullptr, [](double, std::int64_t position, int) {
     return position < 3 ? 0.0F : std::numeric_limits<float>::quiet_NaN();
   });
   Session session = begun(model, std::vector<int>{1});

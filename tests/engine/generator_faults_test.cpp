@@ -56,23 +56,19 @@ TEST(GeneratorFaults, WhatACallbackThrowsArrivesAfterTheRoundAndCancelsItsReques
 TEST(GeneratorFaults, ANumericFaultIsTheFaultOfItsRequestAlone) {
   float fault = 0.0F;
   const auto logits = [&fault](double summary, std::int64_t position, int token) {
-    return position == 9 ? fault : static_cast<float>(3.0 * std::sin(summary + 0.7 * token));
+    return position == 9 ? fault : toy_logit(summary, position, token);
   };
   for (const auto& [device_draws, device_steps] : {std::pair{false, false}, {true, false}, {true, true}}) {
     for (const auto& [penalty, is_nan] : {std::pair{1.0F, true}, {1.5F, true}, {1.0F, false}}) {
       fault = is_nan ? std::numeric_limits<float>::quiet_NaN() : -HUGE_VALF;
-      const auto log = std::make_shared<ToyLog>();
-      log->draws = device_draws;
-      log->steps = device_steps;
+      const auto log = logged({.draws = device_draws, .steps = device_steps});
       Queue queue(model_with(log, logits), 3);
-      Wish wanted = wish({1, kThe}, 6);
-      wanted.options.sampler.repetition_penalty = penalty;
-      queue.submit(wanted);
-      wanted.prompt = {1, kThe, kCat, kCat, kS};  // comes to the position
-      queue.submit(wanted);
-      wanted.prompt = {kS, kThe};
-      queue.submit(wanted);
-      queue.submit(wanted);
+      std::vector<Wish> wishes = {wish({1, kThe}, 6), wish({1, kThe, kCat, kCat, kS}, 6),  // comes to the position
+                                  wish({kS, kThe}, 6), wish({kS, kThe}, 6)};
+      for (Wish& wanted : wishes) {
+        wanted.options.sampler.repetition_penalty = penalty;
+        queue.submit(wanted);
+      }
       queue.generator.run();
       EXPECT_EQ(queue.results.at(2).finish_reason, FinishReason::kError);
       const std::string why = is_nan         ? device_steps  // the logits have gone
@@ -82,27 +78,16 @@ TEST(GeneratorFaults, ANumericFaultIsTheFaultOfItsRequestAlone) {
                                              : "all 263 logits are -inf";
       EXPECT_EQ(queue.results.at(2).error, "step 9: " + why);
       EXPECT_EQ(queue.results.at(2).tokens.size(), 4U);
-      wanted.prompt = {1, kThe, kCat, kCat, kS};
-      wanted.options.max_tokens = 4;
-      EXPECT_EQ(queue.results.at(2).tokens, alone(wanted).tokens);
-      wanted.options.max_tokens = 6;
-      wanted.prompt = {1, kThe};
-      expect_same(queue.results.at(1), alone(wanted));
-      wanted.prompt = {kS, kThe};
-      expect_same(queue.results.at(3), alone(wanted));
-      expect_same(queue.results.at(4), alone(wanted));
+      wishes[1].options.max_tokens = 4;
+      EXPECT_EQ(queue.results.at(2).tokens, alone(wishes[1]).tokens);
+      for (const std::size_t i : {0U, 2U, 3U}) expect_same(queue.results.at(i + 1), alone(wishes[i]));
     }
   }
 }
 
 TEST(GeneratorFaults, ACallOfTheDeviceThatFailsEndsThoseInItAndNoOthers) {
   bool is_broken = false;
-  Queue queue(model_with(nullptr,
-                         [&](double summary, std::int64_t, int token) {
-                           if (is_broken) throw std::runtime_error("the device is gone");
-                           return static_cast<float>(3.0 * std::sin(summary + 0.7 * token));
-                         }),
-              2);
+  Queue queue(model_with(nullptr, logits_unless(is_broken)), 2);
   const Wish wanted = wish({1, kThe}, 5);
   for (int i = 0; i < 4; ++i) queue.submit(wanted);
   queue.generator.run_once();
@@ -128,12 +113,7 @@ TEST(GeneratorFaults, RefusesWhatCannotBeAndKeepsTheRest) {
     GeneratorRequest request = queue.request(wish({1}));
     change(request);
     --queue.next;
-    try {
-      queue.generator.submit(std::move(request));
-      ADD_FAILURE() << why;
-    } catch (const std::invalid_argument& error) {
-      EXPECT_EQ(error.what(), why);
-    }
+    EXPECT_EQ(refusal([&] { queue.generator.submit(std::move(request)); }), why);
   };
   const std::vector<int> one = {1};
   refused([](GeneratorRequest& r) { r.prompt = {}; },

@@ -10,6 +10,7 @@
 #include <random>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -35,6 +36,14 @@ inline const Tokenizer& tokenizer() {
 
 inline Model model_with(std::shared_ptr<ToyLog> log = nullptr, ToyExecutor::Logits logits = {}) {
   return toy_model(std::move(log), toy_config(tokenizer().vocab_size()), std::move(logits));
+}
+
+/// The usual logits, until a flag says that the device has gone.
+template <class Flag>
+ToyExecutor::Logits logits_unless(const Flag& is_broken) {
+  return [&is_broken](double summary, std::int64_t position, int token) {
+    return is_broken ? throw std::runtime_error("the device is gone") : toy_logit(summary, position, token);
+  };
 }
 
 /// A request that can be made again, its callbacks' answers with it.
@@ -110,6 +119,15 @@ inline void expect_same(const GenerateResult& found, const GenerateResult& expec
   EXPECT_EQ(found.error, expected.error) << what;
 }
 
+/// The same of requests that are numbered from 1.
+inline void expect_alone(const std::map<Generator::RequestId, GenerateResult>& results,
+                         const std::vector<Wish>& wishes) {
+  ASSERT_EQ(results.size(), wishes.size());
+  for (std::size_t i = 0; i < wishes.size(); ++i) {
+    expect_same(results.at(i + 1), alone(wishes[i]), "request " + std::to_string(i + 1));
+  }
+}
+
 /// A generator, and what it has finished, by number and in order.
 struct Queue {
   explicit Queue(const Model& model, int slots = 3) : generator(model, tokenizer(), {.slots = slots}) {}
@@ -129,6 +147,26 @@ struct Queue {
   std::map<Generator::RequestId, GenerateResult> results;
   std::vector<Generator::RequestId> order;
 };
+
+/// 60 requests at random, that come as others go: each gets what it gets alone, and that in this thread.
+inline void expect_each_as_alone(Queue& queue, unsigned seed) {
+  std::mt19937 rng(seed);
+  std::vector<Wish> wishes;
+  while (wishes.size() < 60 || queue.generator.run_once()) {
+    for (unsigned n = rng() % 4; n > 0 && wishes.size() < 60; --n) {
+      wishes.push_back(random_wish(rng));
+      GeneratorRequest request = queue.request(wishes.back());
+      request.options.on_token = [here = std::this_thread::get_id()](int, float) {
+        EXPECT_EQ(std::this_thread::get_id(), here);
+        return true;
+      };
+      EXPECT_EQ(queue.generator.submit(std::move(request)), wishes.size());
+    }
+    EXPECT_LE(queue.generator.running(), static_cast<std::size_t>(queue.generator.slots()));
+  }
+  expect_alone(queue.results, wishes);
+  EXPECT_GT(queue.generator.prefill_stats().layer_tokens, 0);
+}
 
 /// So many requests at random that go on from `prefix`, every other one without a prompt of its own.
 inline std::vector<Wish> submit_branches(Queue& queue, const std::shared_ptr<const Session>& prefix, int count) {

@@ -5,7 +5,7 @@
 
 #include <memory>
 #include <numeric>
-#include <random>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -18,26 +18,11 @@ namespace {
 TEST(Generator, EachRequestGetsWhatItGetsAloneWhoeverJoinsAndLeaves) {
   for (const auto& [device_draws, device_steps] : {std::pair{false, false}, {true, false}, {true, true}}) {
     for (const int slots : {1, 2, 5, 16}) {
-      std::mt19937 rng(static_cast<unsigned>(slots));
-      const auto log = std::make_shared<ToyLog>();
-      log->draws = device_draws;
-      log->steps = device_steps;
+      const auto log = logged({.draws = device_draws, .steps = device_steps});
       Queue queue(model_with(log), slots);
-      std::vector<Wish> wishes;
-      while (wishes.size() < 60 || queue.generator.run_once()) {
-        for (unsigned n = rng() % 4; n > 0 && wishes.size() < 60; --n) {
-          wishes.push_back(random_wish(rng));
-          EXPECT_EQ(queue.submit(wishes.back()), wishes.size());
-        }
-        EXPECT_LE(queue.generator.running(), static_cast<std::size_t>(slots));
-      }
-      ASSERT_EQ(queue.results.size(), wishes.size());
-      std::map<std::string_view, int> reasons;
-      for (std::size_t i = 0; i < wishes.size(); ++i) {
-        const GenerateResult& found = queue.results.at(i + 1);
-        ++reasons[to_string(found.finish_reason)];
-        expect_same(found, alone(wishes[i]), "request " + std::to_string(i + 1));
-      }
+      expect_each_as_alone(queue, static_cast<unsigned>(slots));
+      std::set<FinishReason> reasons;
+      for (const auto& [id, result] : queue.results) reasons.insert(result.finish_reason);
       EXPECT_EQ(reasons.size(), 4U) << "all reasons but an error";
       EXPECT_EQ(log->acquired, std::vector<int>{slots + slots / 2}) << "memory is taken once";
       EXPECT_EQ(log->drawn > 0, device_draws);
@@ -46,8 +31,7 @@ TEST(Generator, EachRequestGetsWhatItGetsAloneWhoeverJoinsAndLeaves) {
 }
 
 TEST(Generator, ARoundIsOnePrefillOneStepAndOneDraw) {
-  const auto log = std::make_shared<ToyLog>();
-  log->draws = true;
+  const auto log = logged({.draws = true});
   Queue queue(model_with(log), 3);
   queue.submit(wish({1, 2, 3}, 2));
   queue.submit(wish({4}, 4));
@@ -79,8 +63,7 @@ TEST(Generator, ARoundIsOnePrefillOneStepAndOneDraw) {
 }
 
 TEST(Generator, WhereStepsGoByThemselvesTheNextIsUnderWayWhileTextIsLookedAt) {
-  const auto log = std::make_shared<ToyLog>();
-  log->draws = log->steps = true;
+  const auto log = logged({.draws = true, .steps = true});
   Queue queue(model_with(log), 2);
   Wish stopped = wish({1, 2}, 30);
   std::size_t calls_when_asked = 0;
@@ -102,8 +85,7 @@ TEST(Generator, WhereStepsGoByThemselvesTheNextIsUnderWayWhileTextIsLookedAt) {
 
 TEST(Generator, PromptsOfThoseWhoComeNextAreConsumedTogetherAndNoSlotWaitsForThem) {
   constexpr std::size_t kSlots = 8;  // and 4 places for those who come next
-  const auto log = std::make_shared<ToyLog>();
-  log->draws = log->steps = true;
+  const auto log = logged({.draws = true, .steps = true});
   Queue queue(model_with(log), kSlots);
   std::vector<Wish> wishes;
   for (std::int64_t i = 0; i < 8; ++i) wishes.push_back(wish({1, 2}, i < 5 ? 2 + 2 * i : 90));
@@ -132,8 +114,7 @@ TEST(Generator, PromptsOfThoseWhoComeNextAreConsumedTogetherAndNoSlotWaitsForThe
     }
   }
   queue.generator.run();
-  EXPECT_EQ(queue.results.size(), wishes.size());
-  for (std::size_t i = 0; i < wishes.size(); ++i) expect_same(queue.results.at(i + 1), alone(wishes[i]));
+  expect_alone(queue.results, wishes);
 }
 
 TEST(Generator, ThoseWhoHaveConsumedTheirPromptsMayBeCancelledBeforeTheyHaveASlot) {
@@ -150,8 +131,7 @@ TEST(Generator, ThoseWhoHaveConsumedTheirPromptsMayBeCancelledBeforeTheyHaveASlo
 
 TEST(Generator, ALongPromptIsConsumedInPiecesWhileOthersGoOn) {
   constexpr std::int64_t kPiece = 16;
-  const auto log = std::make_shared<ToyLog>();
-  log->piece = kPiece;
+  const auto log = logged({.piece = kPiece});
   Queue queue(model_with(log), 4);
   std::vector<Wish> wishes = {wish({1, kThe}, 60), wish(std::vector<int>(300, kCat), 5),
                               wish(std::vector<int>(7, kS), 5), wish(std::vector<int>(100, kDot), 5)};
@@ -173,12 +153,11 @@ TEST(Generator, ALongPromptIsConsumedInPiecesWhileOthersGoOn) {
   queue.generator.run();
   EXPECT_GT(pieces, 20);
   EXPECT_EQ(queue.order, (std::vector<Generator::RequestId>{3, 4, 2, 1}));
-  for (std::size_t i = 0; i < wishes.size(); ++i) expect_same(queue.results.at(i + 1), alone(wishes[i]));
+  expect_alone(queue.results, wishes);
 }
 
 TEST(Generator, ALongPromptCanBeCancelledBetweenItsPieces) {
-  const auto log = std::make_shared<ToyLog>();
-  log->piece = 1;
+  const auto log = logged({.piece = 1});
   Queue queue(model_with(log), 2);
   Wish wanted = wish(std::vector<int>(4000, kCat), 5);
   wanted.most_asked = 4;
@@ -189,8 +168,7 @@ TEST(Generator, ALongPromptCanBeCancelledBetweenItsPieces) {
 }
 
 TEST(Generator, RowsWithARepetitionPenaltyAreDrawnWhereTheirLogitsAre) {
-  const auto log = std::make_shared<ToyLog>();
-  log->draws = true;
+  const auto log = logged({.draws = true});
   Queue queue(model_with(log), 4);
   std::vector<Wish> wishes;
   for (const bool is_penalised : {false, true, true, false}) {
@@ -201,11 +179,11 @@ TEST(Generator, RowsWithARepetitionPenaltyAreDrawnWhereTheirLogitsAre) {
   queue.generator.run();
   EXPECT_EQ(log->drawn, 10);
   EXPECT_EQ(log->fetched, 0);
-  for (std::size_t i = 0; i < 4; ++i) expect_same(queue.results.at(i + 1), alone(wishes[i]));
+  expect_alone(queue.results, wishes);
 }
 
 TEST(Generator, TakesNoMoreMemoryThanItMay) {
-  const auto log = std::make_shared<ToyLog>();
+  const auto log = logged();
   const Model model = model_with(log);
   const std::size_t one = ToyExecutor(toy_config()).slot_bytes();
   EXPECT_EQ(Generator(model, tokenizer()).slots(), 3) << "what the executor likes";
@@ -222,7 +200,7 @@ TEST(Generator, TakesNoMoreMemoryThanItMay) {
 }
 
 TEST(Generator, BranchesOfOnePrefixAreCopiedWhereItLies) {
-  const auto log = std::make_shared<ToyLog>();
+  const auto log = logged();
   const Model model = model_with(log);
   const auto prefix = std::make_shared<Session>(model.new_session());
   std::vector<int> text(300, kCat);  // more than a session remembers
@@ -357,7 +335,7 @@ TEST(Generator, CallbacksMaySubmitAndCancel) {
 }
 
 TEST(Generator, WithNothingToDoItDoesNothing) {
-  const auto log = std::make_shared<ToyLog>();
+  const auto log = logged();
   Queue queue(model_with(log));
   EXPECT_FALSE(queue.generator.run_once());
   queue.generator.submit({.prompt = {1}, .options = {.max_tokens = 2}});  // without callbacks

@@ -54,7 +54,7 @@ TEST(Scorer, ScoresAreThoseOfEachDocumentAloneWhateverTheBatch) {
 }
 
 TEST(Scorer, AGroupIsOneCallOfDocumentsAsTheyAre) {
-  const auto log = std::make_shared<ToyLog>();
+  const auto log = logged();
   const auto documents = random_documents({100, 3, 98, 1, 97, 50, 49, 99, 2, 20000, 0});
   Scorer scorer(toy_model(log), batch_of(4));
   scorer.score(documents);
@@ -65,14 +65,13 @@ TEST(Scorer, AGroupIsOneCallOfDocumentsAsTheyAre) {
 }
 
 TEST(Scorer, TakesWhatTheExecutorLikesWhereNoLimitIsGiven) {
-  const auto log = std::make_shared<ToyLog>();
+  const auto log = logged();
   Scorer(toy_model(log)).score(random_documents({5, 6, 7, 8}));
   EXPECT_EQ(log->calls, (std::vector<std::vector<std::int64_t>>{{5}, {8, 7, 6}})) << "the first document's group first";
 }
 
 TEST(Scorer, TakesFewerWhereMemoryIsShortUnlessItWasTold) {
-  const auto log = std::make_shared<ToyLog>();
-  log->most_slots = 1;
+  const auto log = logged({.most_slots = 1});
   const auto documents = random_documents({5, 6, 7});
   EXPECT_EQ(Scorer(toy_model(log)).score(documents)[2].logprobs, Scorer(toy_model()).score(documents)[2].logprobs);
   EXPECT_EQ(log->acquired, std::vector<int>{1});
@@ -109,7 +108,7 @@ TEST(Scorer, AStreamIsScoredAsItsDocumentsAreAndInTheirOrder) {
 }
 
 TEST(Scorer, AScoreComesBeforeTheNextGroupIsScored) {
-  const auto log = std::make_shared<ToyLog>();
+  const auto log = logged();
   std::size_t given = 0;
   std::vector<std::size_t> calls;  // before each score
   EXPECT_TRUE(Scorer(toy_model(log), batch_of(2))
@@ -164,7 +163,7 @@ TEST(Scorer, AStreamEndsWhereItsReaderHasEnough) {
 
 TEST(Scorer, ProgressAddsUp) {
   const auto documents = random_documents({9000, 5000, 1, 300});
-  const auto log = std::make_shared<ToyLog>();
+  const auto log = logged();
   for (const int batch : {1, 3}) {
     std::int64_t tokens = 0;
     double nll = 0.0;
@@ -185,8 +184,7 @@ TEST(Scorer, ProgressAddsUp) {
 TEST(Scorer, ReturnsWhatIsFinishedWhenItIsCancelled) {
   const auto documents = random_documents({9000, 5000, 1, 300});
   const auto all = Scorer(toy_model()).score(documents);
-  const auto log = std::make_shared<ToyLog>();
-  log->chunk = 500;
+  const auto log = logged({.chunk = 500});
   for (const int batch : {1, 2}) {
     int calls = 0;
     ScorerOptions options = batch_of(batch);
@@ -218,7 +216,7 @@ TEST(Scorer, WhatTheCallbackThrowsArrives) {
 TEST(Scorer, RefusesBadIdsBeforeAnythingIsScored) {
   auto documents = random_documents({5, 6});
   documents[1][4] = 11;
-  const auto log = std::make_shared<ToyLog>();
+  const auto log = logged();
   Scorer scorer(toy_model(log));
   EXPECT_EQ(refusal([&] { scorer.score(documents); }), "document 1: token 4 has id 11, expected 0..10");
   EXPECT_TRUE(log->calls.empty());

@@ -69,7 +69,7 @@ TEST(Session, ARefusedCallChangesNothing) {
 }
 
 TEST(Session, LogitsAreFetchedWhenAskedForAndOnce) {
-  const auto log = std::make_shared<ToyLog>();
+  const auto log = logged();
   Session session = toy_model(log).new_session(2);
   EXPECT_TRUE(session.logits().empty());
   session.prefill(std::vector<int>{1, 2, 3, 4});
@@ -100,9 +100,8 @@ TEST(Session, LogitsAreFetchedWhenAskedForAndOnce) {
 TEST(Session, AWatchedCallIsAskedBetweenChunksAndCanBeEnded) {
   for (const bool one_by_one : {false, true}) {
     for (const bool scores : {false, true}) {
-      const auto log = std::make_shared<ToyLog>();
-      log->chunk = 10;
-      log->one_by_one = one_by_one;  // an executor that lets some sequences lag behind
+      const auto log =
+          logged({.chunk = 10, .one_by_one = one_by_one});  // an executor that lets some sequences lag behind
       const Model model = toy_model(log);
       std::vector<int> tokens(3 * 45);
       for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int>(i * i % 11);
@@ -158,8 +157,7 @@ TEST(Session, AWatchedCallIsAskedBetweenChunksAndCanBeEnded) {
 }
 
 TEST(Session, WhatACallbackThrowsArrivesAndTheSessionStandsWhereItHasCome) {
-  const auto log = std::make_shared<ToyLog>();
-  log->chunk = 10;
+  const auto log = logged({.chunk = 10});
   const Model model = toy_model(log);
   const std::vector<int> tokens(45, 3);
   Session session = model.new_session();
@@ -220,8 +218,7 @@ TEST(Session, RemembersTheLastTokensOfEachSequence) {
 
 TEST(Session, DrawsWhatTheSamplerDrawsForEverySequence) {
   for (const bool device_draws : {false, true}) {
-    const auto log = std::make_shared<ToyLog>();
-    log->draws = device_draws;
+    const auto log = logged({.draws = device_draws});
     Session session = toy_model(log).new_session(3);
     SamplerOptions o{.temperature = 4.0F, .seed = 9};
     std::vector<Sample> samples(3);
@@ -260,8 +257,7 @@ TEST(Session, DrawsWhatTheSamplerDrawsForEverySequence) {
 
 TEST(Session, AnUndrawableRowIsANumericFaultWhoeverDraws) {
   for (const bool device_draws : {false, true}) {
-    const auto log = std::make_shared<ToyLog>();
-    log->draws = device_draws;
+    const auto log = logged({.draws = device_draws});
     const Model model = toy_model(log, toy_config(), [](double, std::int64_t, int token) {
       return token == 4 ? std::numeric_limits<float>::quiet_NaN() : 0.0F;
     });
@@ -322,7 +318,7 @@ TEST(Session, AFailedRestoreChangesNothing) {
 }
 
 TEST(Session, ACloneOutlivesItsOriginalAndIsNotMadeByWayOfTheHost) {
-  const auto log = std::make_shared<ToyLog>();
+  const auto log = logged();
   auto original = std::make_unique<Session>(toy_model(log).new_session(2));
   original->prefill(std::vector<int>{1, 2, 3, 4});
   Session copied = original->clone();
@@ -348,7 +344,7 @@ TEST(Session, MovesLeaveTheStateWhole) {
 }
 
 TEST(Model, ChecksBatchAndOptions) {
-  const auto log = std::make_shared<ToyLog>();
+  const auto log = logged();
   const Model model = toy_model(log);
   for (const int batch : {0, -1, 65537, std::numeric_limits<int>::max()}) {
     EXPECT_EQ(refusal([&] { (void)model.new_session(batch); }),

@@ -33,30 +33,11 @@ struct Devices : ToyDevices {
 TEST(SeveralGenerator, EachRequestGetsWhatItGetsAloneWhicheverDeviceTakesIt) {
   for (const std::size_t count : {2U, 3U}) {
     for (const int slots : {1, 4}) {
-      std::mt19937 rng(static_cast<unsigned>(slots));
       const Devices devices(count, slots == 4);
       Queue queue(devices.models, slots);
       EXPECT_EQ(queue.generator.slots(), slots * static_cast<int>(count));
-      const std::thread::id here = std::this_thread::get_id();
-      std::vector<Wish> wishes;
-      while (wishes.size() < 60 || queue.generator.run_once()) {
-        for (unsigned n = rng() % 4; n > 0 && wishes.size() < 60; --n) {
-          wishes.push_back(random_wish(rng));
-          GeneratorRequest request = queue.request(wishes.back());
-          request.options.on_token = [&](int, float) {
-            EXPECT_EQ(std::this_thread::get_id(), here);
-            return true;
-          };
-          queue.generator.submit(std::move(request));
-        }
-        EXPECT_LE(queue.generator.running(), static_cast<std::size_t>(queue.generator.slots()));
-      }
-      ASSERT_EQ(queue.results.size(), wishes.size());
-      for (std::size_t i = 0; i < wishes.size(); ++i) {
-        expect_same(queue.results.at(i + 1), alone(wishes[i]), "request " + std::to_string(i + 1));
-      }
+      expect_each_as_alone(queue, static_cast<unsigned>(slots));
       for (const auto& log : devices.logs) EXPECT_FALSE(log->calls.empty()) << "every device has had work";
-      EXPECT_GT(queue.generator.prefill_stats().layer_tokens, 0);
     }
   }
 }
@@ -204,10 +185,7 @@ TEST(SeveralGenerator, OtherThreadsCancelWhatTheyLike) {
 
 TEST(SeveralGenerator, ADeviceThatFailsEndsWhatItHadAndNoOthers) {
   std::atomic<bool> is_broken = false;
-  Devices devices(1, false, [&](double summary, std::int64_t, int token) {
-    if (is_broken) throw std::runtime_error("the device is gone");
-    return static_cast<float>(3.0 * std::sin(summary + 0.7 * token));
-  });
+  Devices devices(1, false, logits_unless(is_broken));
   devices.models.push_back(model_with());
   const Wish wanted = wish({1, kThe}, 200);
   Queue queue(devices.models, 2);

@@ -24,11 +24,11 @@ namespace mmrec::test {
 
 /// What a toy executor was asked, and how it shall behave.
 struct ToyLog {
-  std::vector<int> acquired;                     // slots of each acquire()
-  std::vector<std::vector<std::int64_t>> calls;  // rows of each run of each run() and step()
-  models::ExecutionOptions options;              // of the last acquire()
-  int drawn = 0;                                 // draws made where the logits are
-  int fetched = 0;                               // times logits were brought to the host
+  std::vector<int> acquired = {};                     // slots of each acquire()
+  std::vector<std::vector<std::int64_t>> calls = {};  // rows of each run of each run() and step()
+  models::ExecutionOptions options = {};              // of the last acquire()
+  int drawn = 0;                                      // draws made where the logits are
+  int fetched = 0;                                    // times logits were brought to the host
   int copies = 0;
   int through_host = 0;  // states saved or loaded
 
@@ -40,6 +40,8 @@ struct ToyLog {
   bool one_by_one = false;    // runs after one another instead of together
   std::int64_t piece = 4096;  // set by a test: rows of a piece of a prompt
 };
+
+inline std::shared_ptr<ToyLog> logged(ToyLog log = {}) { return std::make_shared<ToyLog>(std::move(log)); }
 
 inline models::Config toy_config(std::int64_t vocab = 11) {
   models::Config config;
@@ -53,6 +55,11 @@ inline models::Config toy_config(std::int64_t vocab = 11) {
   return config;
 }
 
+/// The logits of a toy executor that is given no others.
+inline float toy_logit(double summary, std::int64_t /*position*/, int token) {
+  return static_cast<float>(3.0 * std::sin(summary + 0.7 * token));
+}
+
 /// A recurrent model in form: hidden state, memory ring and running sum as models::HostState has them, every logit a
 /// function of all of them, sequences independent, no result dependent on how tokens are cut into calls. It keeps count
 /// of each sequence's position, and fails where a caller has another one in mind.
@@ -62,7 +69,7 @@ class ToyExecutor final : public models::Executor {
   using Logits = std::function<float(double summary, std::int64_t position, int token)>;
 
   explicit ToyExecutor(models::Config config, std::shared_ptr<ToyLog> log = nullptr, Logits logits = {})
-      : config_(std::move(config)), log_(std::move(log)), logits_of_(std::move(logits)) {}
+      : config_(std::move(config)), log_(std::move(log)), logits_of_(logits ? std::move(logits) : toy_logit) {}
 
   models::StateLayout layout() const { return models::state_layout(config_); }
 
@@ -299,8 +306,7 @@ class ToyExecutor final : public models::Executor {
     const double summary = summarise(state);
     state.logits.resize(static_cast<std::size_t>(config_.vocab_size));
     for (std::size_t v = 0; v < state.logits.size(); ++v) {
-      state.logits[v] = logits_of_ ? logits_of_(summary, state.position, static_cast<int>(v))
-                                   : static_cast<float>(3.0 * std::sin(summary + 0.7 * static_cast<double>(v)));
+      state.logits[v] = logits_of_(summary, state.position, static_cast<int>(v));
     }
     if (work.is_piece && row + 1 == run.rows && at_row + 1 < work.tokens.size()) {
       work.logprobs[at_row + 1] = logprob(state.logits, work.tokens[at_row + 1]);
