@@ -12,23 +12,14 @@
 #include <string>
 #include <variant>
 
-#include "kernels/philox.h"
 #include "mmrec/errors.h"
 #include "tests/engine/refusal.h"
+#include "tests/support/sampling.h"
 
 namespace mmrec {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
-
-SamplerOptions neutral() { return {.temperature = 1.0F, .top_k = 0, .top_p = 1.0F, .min_p = 0.0F}; }
-
-std::set<int> support(const SamplerOptions& options, const std::vector<float>& logits, int draws = 2000) {
-  Sampler sampler(options);
-  std::set<int> tokens;
-  for (int i = 0; i < draws; ++i) tokens.insert(sampler.sample(logits, {}, static_cast<std::uint64_t>(i)).token);
-  return tokens;
-}
 
 std::vector<float> random_logits(std::size_t count, unsigned seed) {
   std::mt19937 rng(seed);
@@ -36,48 +27,6 @@ std::vector<float> random_logits(std::size_t count, unsigned seed) {
   std::vector<float> logits(count);
   for (float& x : logits) x = normal(rng);
   return logits;
-}
-
-/// The chain as the header words it, by sorting everything.
-int reference(const SamplerOptions& o, const std::vector<float>& logits, const std::vector<int>& recent,
-              std::uint64_t step) {
-  struct Item {
-    int token;
-    double logit, weight;
-  };
-  std::vector<Item> items;
-  const std::size_t window = std::min(recent.size(), static_cast<std::size_t>(o.repetition_window));
-  const std::set<int> penalised(recent.end() - static_cast<std::ptrdiff_t>(window), recent.end());
-  for (std::size_t i = 0; i < logits.size(); ++i) {
-    float x = logits[i];
-    if (penalised.count(static_cast<int>(i)) != 0) x = x > 0 ? x / o.repetition_penalty : x * o.repetition_penalty;
-    if (o.vocab_limit == 0 || i < static_cast<std::size_t>(o.vocab_limit)) {
-      items.push_back({static_cast<int>(i), static_cast<double>(x), 0.0});
-    }
-  }
-  std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.logit > b.logit; });
-  if (o.temperature == 0.0F) return items.front().token;
-  for (Item& i : items) i.weight = std::exp((i.logit - items.front().logit) / static_cast<double>(o.temperature));
-  if (o.top_k > 0 && static_cast<std::size_t>(o.top_k) < items.size()) items.resize(static_cast<std::size_t>(o.top_k));
-  if (o.top_p < 1.0F) {
-    double total = 0.0;
-    for (const Item& i : items) total += i.weight;
-    double sum = 0.0;
-    std::size_t kept = 0;
-    while (kept < items.size() && sum < static_cast<double>(o.top_p) * total) sum += items[kept++].weight;
-    items.resize(kept);
-  }
-  std::erase_if(items, [&](const Item& i) { return i.weight < static_cast<double>(o.min_p); });
-  std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.token < b.token; });
-  double total = 0.0;
-  for (const Item& i : items) total += i.weight;
-  const double target = kernels::philox_uniform(o.seed, 0, step) * total;
-  double sum = 0.0;
-  for (const Item& i : items) {
-    sum += i.weight;
-    if (sum > target) return i.token;
-  }
-  return items.back().token;
 }
 
 TEST(Sampler, AgreesWithTheChainDoneBySorting) {
@@ -103,22 +52,17 @@ TEST(Sampler, AgreesWithTheChainDoneBySorting) {
     std::vector<int> recent;
     for (int i = pick(0, 1, 5, 100); i > 0; --i) recent.push_back(static_cast<int>(rng() % logits.size()));
     Sampler sampler(o);
+    std::vector<float> penalised = logits;
+    const auto window = std::min(std::ssize(recent), std::ptrdiff_t{o.repetition_window});
+    test::penalise(penalised, {recent.end() - window, recent.end()}, o.repetition_penalty);
     for (std::uint64_t step = 0; step < 20; ++step) {
       const int token = sampler.sample(logits, recent, step).token;
-      ASSERT_EQ(token, reference(o, logits, recent, step)) << "round " << round << " step " << step;
+      ASSERT_EQ(token, test::reference_sample(o, penalised, step).token) << "round " << round << " step " << step;
       distinct_from_greedy +=
           token != static_cast<int>(std::max_element(logits.begin(), logits.end()) - logits.begin());
     }
   }
   EXPECT_GT(distinct_from_greedy, 1000);
-}
-
-TEST(Sampler, GreedyTakesTheLargestAndTheLowestIdOfATie) {
-  SamplerOptions o{.temperature = 0.0F, .top_k = 1};
-  Sampler sampler(o);
-  EXPECT_EQ(sampler.sample(std::vector<float>{1.0F, 5.0F, 5.0F, -2.0F}, {}, 0).token, 1);
-  EXPECT_EQ(sampler.sample(std::vector<float>{-kInf, -3.0F, -2.5F}, {}, 0).token, 2);
-  EXPECT_EQ(sampler.sample(std::vector<float>{7.0F}, {}, 0).token, 0);
 }
 
 TEST(Sampler, LogprobIsTheRawLogSoftmax) {
@@ -128,7 +72,8 @@ TEST(Sampler, LogprobIsTheRawLogSoftmax) {
   const Sample s = Sampler(o).sample(logits, recent, 0);
   EXPECT_EQ(s.token, 0);
   EXPECT_NEAR(s.logprob, 1.0 - std::log(std::exp(1.0) + std::exp(2.0) + std::exp(3.0)), 1e-6);
-  EXPECT_NEAR(Sampler(neutral()).sample(std::vector<float>{3e38F, 3e38F}, {}, 0).logprob, -std::log(2.0), 1e-6);
+  EXPECT_NEAR(Sampler(test::kPlainSampler).sample(std::vector<float>{3e38F, 3e38F}, {}, 0).logprob, -std::log(2.0),
+              1e-6);
 }
 
 TEST(Sampler, DependsOnSeedSequenceAndStepOnly) {
@@ -156,7 +101,7 @@ TEST(Sampler, DrawsFollowTheDistribution) {
   std::vector<float> logits;
   const std::vector<double> p = {0.5, 0.25, 0.15, 0.07, 0.03};
   for (const double x : p) logits.push_back(static_cast<float>(std::log(x)));
-  Sampler sampler(neutral());
+  Sampler sampler(test::kPlainSampler);
   constexpr int kDraws = 100000;
   std::vector<int> counts(p.size());
   for (int i = 0; i < kDraws; ++i)
@@ -169,47 +114,13 @@ TEST(Sampler, DrawsFollowTheDistribution) {
   EXPECT_LT(chi_square, 18.5);  // 4 degrees of freedom: probability 0.001
 }
 
-TEST(Sampler, FiltersKeepWhatTheyPromise) {
-  // Probabilities 0.4, 0.3, 0.2, 0.1.
-  const std::vector<float> logits = {std::log(0.1F), std::log(0.4F), std::log(0.2F), std::log(0.3F)};
-  const auto kept = [&](auto member, auto value) {
-    SamplerOptions o = neutral();
-    o.*member = value;
-    return support(o, logits);
-  };
-  using Set = std::set<int>;
-  EXPECT_EQ(support(neutral(), logits), (Set{0, 1, 2, 3}));
-  EXPECT_EQ(kept(&SamplerOptions::top_k, 2), (Set{1, 3}));
-  EXPECT_EQ(kept(&SamplerOptions::top_p, 0.65F), (Set{1, 3}));     // 0.4 + 0.3
-  EXPECT_EQ(kept(&SamplerOptions::top_p, 0.75F), (Set{1, 2, 3}));  // and 0.2
-  EXPECT_EQ(kept(&SamplerOptions::top_p, 1e-30F), (Set{1}));
-  EXPECT_EQ(kept(&SamplerOptions::min_p, 0.6F), (Set{1, 3}));  // 0.24
-  EXPECT_EQ(kept(&SamplerOptions::min_p, 1.0F), (Set{1}));
-  EXPECT_EQ(kept(&SamplerOptions::vocab_limit, 2), (Set{0, 1}));
-  EXPECT_EQ(support(neutral(), {-kInf, 0.0F, -kInf, 0.0F}), (std::set<int>{1, 3}));
-}
-
-TEST(Sampler, TiesAtTheEdgeOfTopKGoToTheLowestIds) {
-  SamplerOptions o = neutral();
-  o.top_k = 3;
-  EXPECT_EQ(support(o, std::vector<float>(100, 1.5F)), (std::set<int>{0, 1, 2}));
-  o.top_k = 0;
-  o.top_p = 0.025F;
-  EXPECT_EQ(support(o, std::vector<float>(100, 1.5F)), (std::set<int>{0, 1, 2}));
-}
-
-TEST(Sampler, ExtremeTemperaturesAreDefined) {
-  SamplerOptions o = neutral();
-  const std::vector<float> logits = {1.0F, 3.0F, 3.0F, -30.0F};
-  for (const float cold : {1e-30F, std::numeric_limits<float>::denorm_min()}) {
-    o.temperature = cold;
-    EXPECT_EQ(support(o, logits), (std::set<int>{1, 2})) << cold;
+TEST(Sampler, DrawsWhatItsFiltersPromise) {
+  for (const test::SampleCase& one : test::sample_cases()) {
+    Sampler sampler(one.options);
+    std::set<int> tokens;
+    for (std::uint64_t step = 0; step < 2000; ++step) tokens.insert(sampler.sample(one.logits, {}, step).token);
+    EXPECT_EQ(tokens, one.tokens) << one.name;
   }
-  for (const float hot : {1e30F, std::numeric_limits<float>::max()}) {
-    o.temperature = hot;
-    EXPECT_EQ(support(o, logits), (std::set<int>{0, 1, 2, 3})) << hot;
-  }
-  EXPECT_EQ(support(o, {3e38F, -3e38F, -kInf}), (std::set<int>{0, 1}));
 }
 
 TEST(Sampler, PenaltyAppliesOncePerTokenInsideTheWindow) {

@@ -1,6 +1,5 @@
 // Drawing on the device against the chain done in float64 by sorting, and against the engine's sampler. Long,
-// because each filter has its reference here.
-#include <algorithm>
+// because rows go many ways, and draws are timed.
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -10,10 +9,10 @@
 
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/sample/algo.h"
-#include "kernels/philox.h"
 #include "mmrec/errors.h"
 #include "mmrec/sampler.h"
 #include "tests/ops/op_test.h"
+#include "tests/support/sampling.h"
 
 namespace mmrec::kernels::test {
 namespace {
@@ -21,68 +20,13 @@ namespace {
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-/// The chain as kernels/ops.h words it. `is_close` says that a cumulative sum lies so near to the number it is
-/// compared with that the precision of fp32 weights may decide.
-struct Reference {
-  int token = -1;
-  bool is_close = false;
-};
-Reference reference(const SampleRule& rule, const float* logits, std::int64_t words) {
-  constexpr double kClose = 2e-6;  // of the sum of weights
-  struct Item {
-    int token;
-    double logit, weight;
-  };
-  std::vector<Item> items;
-  for (std::int64_t i = 0; i < words; ++i) {
-    if (std::isnan(logits[i]) || logits[i] == kInf) return {};
-    const bool is_allowed = rule.options.vocab_limit == 0 || i < rule.options.vocab_limit;
-    if (is_allowed && logits[i] != -kInf) items.push_back({static_cast<int>(i), static_cast<double>(logits[i]), 0.0});
-  }
-  if (items.empty()) return {};
-  std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.logit > b.logit; });
-  if (rule.options.temperature == 0.0F) return {items.front().token};
-  const double largest = items.front().logit;
-  for (Item& i : items) i.weight = std::exp((i.logit - largest) / static_cast<double>(rule.options.temperature));
-  if (rule.options.top_k > 0 && static_cast<std::size_t>(rule.options.top_k) < items.size()) {
-    items.resize(static_cast<std::size_t>(rule.options.top_k));
-  }
-  const auto total_of = [&] {
-    double total = 0.0;
-    for (const Item& i : items) total += i.weight;
-    return total;
-  };
-  Reference found;
-  if (rule.options.top_p < 1.0F) {
-    const double total = total_of();
-    const double wanted = static_cast<double>(rule.options.top_p) * total;
-    double sum = 0.0;
-    std::size_t kept = 0;
-    while (kept < items.size() && (kept == 0 || sum < wanted)) {
-      sum += items[kept++].weight;
-      found.is_close |= std::abs(sum - wanted) < kClose * total;
-    }
-    items.resize(kept);
-  }
-  std::erase_if(items, [&](const Item& i) { return i.weight < static_cast<double>(rule.options.min_p); });
-  std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.token < b.token; });
-  const double total = total_of();
-  const double target = philox_uniform(rule.options.seed, rule.sequence, rule.step) * total;
-  double sum = 0.0;
-  for (const Item& i : items) {
-    if (i.weight == 0.0) continue;
-    sum += i.weight;
-    found.is_close |= std::abs(sum - target) < kClose * total;
-    if (found.token < 0 && sum > target) found.token = i.token;
-  }
-  return found;
-}
+using mmrec::test::kPlainSampler;
+using mmrec::test::penalise;
+using mmrec::test::SampleReference;
 
-void penalise(std::vector<float>& logits, const std::set<int>& recent, float penalty) {
-  for (const int id : recent) {
-    float& logit = logits[static_cast<std::size_t>(id)];
-    logit = logit > 0.0F ? logit / penalty : logit * penalty;
-  }
+SampleReference reference(const SampleRule& rule, const float* logits, std::int64_t words) {
+  return mmrec::test::reference_sample(rule.options, {logits, static_cast<std::size_t>(words)}, rule.step,
+                                       rule.sequence);
 }
 
 class SampleCuda : public OpTest {
@@ -110,7 +54,7 @@ class SampleCuda : public OpTest {
     return sample(logits, words, words, rules).front();
   }
   /// The tokens that `draws` steps of the rule draw.
-  std::vector<int> support(const std::vector<float>& logits, SampleRule rule) {
+  std::set<int> support(const std::vector<float>& logits, SampleRule rule) {
     const std::size_t draws = few_cases() ? 24 : small_sizes() ? 50 : 200;
     const auto words = static_cast<std::int64_t>(logits.size());
     std::vector<float> rows;
@@ -119,16 +63,12 @@ class SampleCuda : public OpTest {
       rows.insert(rows.end(), logits.begin(), logits.end());
       rules[i].step = i;
     }
-    std::vector<int> tokens = sample(rows, words, words, rules);
-    std::sort(tokens.begin(), tokens.end());
-    tokens.erase(std::unique(tokens.begin(), tokens.end()), tokens.end());
-    return tokens;
+    const std::vector<int> tokens = sample(rows, words, words, rules);
+    return {tokens.begin(), tokens.end()};
   }
 };
 
-/// A chain of which nothing but the draw is left.
-constexpr SamplerOptions kPlain = {.temperature = 1.0F, .top_k = 0, .top_p = 1.0F, .min_p = 0.0F};
-SampleRule neutral() { return {.options = kPlain}; }
+SampleRule neutral() { return {.options = kPlainSampler}; }
 
 // Random rows and rules; logits plain, rounded so that many are equal, flat, steep, and with some masked.
 TEST_F(SampleCuda, AgreesWithTheChainDoneBySortingAndWithTheEngine) {
@@ -181,7 +121,7 @@ TEST_F(SampleCuda, AgreesWithTheChainDoneBySortingAndWithTheEngine) {
       const int token = std::max(tokens[static_cast<std::size_t>(r)], -1);
       EXPECT_EQ(after[static_cast<std::size_t>(r)].step, rule.step + 1);
       const float* row = row_of(r);
-      const Reference& expected = references[static_cast<std::size_t>(r)];
+      const SampleReference& expected = references[static_cast<std::size_t>(r)];
       ++compared;
       if (expected.is_close) {
         ++close;
@@ -213,14 +153,8 @@ TEST_F(SampleCuda, AgreesWithTheChainDoneBySortingAndWithTheEngine) {
   EXPECT_LT(close, compared / 20 + 5) << "of " << compared;
 }
 
-TEST_F(SampleCuda, GreedyTakesTheLargestAndTheLowestIdOfATie) {
+TEST_F(SampleCuda, GreedyFindsTheLargestWhereverItLies) {  // in any thread, vector and pass
   const SampleRule greedy{.options = {.temperature = 0.0F}};
-  EXPECT_EQ(sample_one({1.0F, 5.0F, 5.0F, -2.0F}, greedy), 1);
-  EXPECT_EQ(sample_one({-kInf, -3.0F, -2.5F}, greedy), 2);
-  EXPECT_EQ(sample_one({7.0F}, greedy), 0);
-  EXPECT_EQ(sample_one({-0.0F, 0.0F}, greedy), 0);
-  EXPECT_EQ(sample_one({-1e-45F, -0.0F, 0.0F}, greedy), 1);
-  // Wherever it lies: in any thread, vector and pass.
   std::vector<float> logits(40000, -1.0F);
   for (const std::size_t at : {0U, 1U, 4U, 127U, 128U, 4095U, 4096U, 16383U, 16384U, 32001U, 39999U}) {
     logits[at] = 2.0F;
@@ -230,43 +164,21 @@ TEST_F(SampleCuda, GreedyTakesTheLargestAndTheLowestIdOfATie) {
   EXPECT_EQ(sample_one(std::vector<float>(40000, -3e38F), greedy), 0);
 }
 
-TEST_F(SampleCuda, FiltersKeepWhatTheyPromise) {
-  // Probabilities 0.1, 0.4, 0.2, 0.3.
-  const std::vector<float> logits = {std::log(0.1F), std::log(0.4F), std::log(0.2F), std::log(0.3F)};
-  using Tokens = std::vector<int>;
-  SampleRule rule = neutral();
-  EXPECT_EQ(support(logits, rule), (Tokens{0, 1, 2, 3}));
-  rule.options.top_k = 2;
-  EXPECT_EQ(support(logits, rule), (Tokens{1, 3}));
-  rule = neutral();
-  rule.options.top_p = 0.65F;  // 0.4 + 0.3
-  EXPECT_EQ(support(logits, rule), (Tokens{1, 3}));
-  rule.options.top_p = 0.75F;  // and 0.2
-  EXPECT_EQ(support(logits, rule), (Tokens{1, 2, 3}));
-  rule.options.top_p = 1e-30F;
-  EXPECT_EQ(support(logits, rule), (Tokens{1}));
-  rule = neutral();
-  rule.options.min_p = 0.6F;  // 0.24
-  EXPECT_EQ(support(logits, rule), (Tokens{1, 3}));
-  rule.options.min_p = 1.0F;
-  EXPECT_EQ(support(logits, rule), (Tokens{1}));
-  rule = neutral();
-  rule.options.vocab_limit = 2;
-  EXPECT_EQ(support(logits, rule), (Tokens{0, 1}));
-  EXPECT_EQ(support({-kInf, 0.0F, -kInf, 0.0F}, neutral()), (Tokens{1, 3}));
+TEST_F(SampleCuda, DrawsWhatItsFiltersPromise) {
+  for (const mmrec::test::SampleCase& one : mmrec::test::sample_cases()) {
+    EXPECT_EQ(support(one.logits, {.options = one.options}), one.tokens) << one.name;
+  }
 }
 
-TEST_F(SampleCuda, TiesAtTheEdgeGoToTheLowestIds) {
-  // So many equal logits that the list cannot hold them, too.
-  for (const std::size_t words : {std::size_t{100}, std::size_t{few_cases() ? 4200U : 9000U}}) {
-    const std::vector<float> flat(words, 1.5F);
-    SampleRule rule = neutral();
-    rule.options.top_k = 3;
-    EXPECT_EQ(support(flat, rule), (std::vector<int>{0, 1, 2}));
-    rule.options.top_k = 0;
-    rule.options.top_p = 2.5F / static_cast<float>(words);
-    EXPECT_EQ(support(flat, rule), (std::vector<int>{0, 1, 2}));
-  }
+// So many equal logits that the list cannot hold them.
+TEST_F(SampleCuda, ManyTiesAtTheEdgeGoToTheLowestIds) {
+  const std::vector<float> flat(few_cases() ? 4200 : 9000, 1.5F);
+  SampleRule rule = neutral();
+  rule.options.top_k = 3;
+  EXPECT_EQ(support(flat, rule), (std::set<int>{0, 1, 2}));
+  rule.options.top_k = 0;
+  rule.options.top_p = 2.5F / static_cast<float>(flat.size());
+  EXPECT_EQ(support(flat, rule), (std::set<int>{0, 1, 2}));
 }
 
 // However many blocks a row has, and whichever way it goes: among few candidates, or over the whole row where these are
@@ -341,30 +253,13 @@ TEST_F(SampleCuda, RowsSharedByBlocksOfAClusterDrawTheSame) {
         const int count = row % 3 == 0 ? 5 : kWindow;
         const auto ids = ring.begin() + row * kWindow;
         penalise(penalised, {ids, ids + count}, rules[at].options.repetition_penalty);
-        const Reference expected = reference(rules[at], penalised.data(), words);
+        const SampleReference expected = reference(rules[at], penalised.data(), words);
         if (!expected.is_close) {
           ASSERT_EQ(first[at], expected.token) << words << " words, row " << row;
         }
       }
     }
   }
-}
-
-TEST_F(SampleCuda, ExtremeTemperaturesAreDefined) {
-  SampleRule rule = neutral();
-  const std::vector<float> logits = {1.0F, 3.0F, 3.0F, -30.0F};
-  for (const float cold : {1e-30F, std::numeric_limits<float>::denorm_min()}) {
-    rule.options.temperature = cold;
-    EXPECT_EQ(support(logits, rule), (std::vector<int>{1, 2})) << cold;
-  }
-  for (const float hot : {1e30F, std::numeric_limits<float>::max()}) {
-    rule.options.temperature = hot;
-    EXPECT_EQ(support(logits, rule), (std::vector<int>{0, 1, 2, 3})) << hot;
-    rule.options.min_p = 1.0F;  // in fp64 all weights round to 1
-    EXPECT_EQ(support(logits, rule), (std::vector<int>{0, 1, 2, 3})) << hot;
-    rule.options.min_p = 0.0F;
-  }
-  EXPECT_EQ(support({3e38F, -3e38F, -kInf}, rule), (std::vector<int>{0, 1}));
 }
 
 TEST_F(SampleCuda, FaultsAreSeenWhereverTheyLie) {
@@ -414,7 +309,7 @@ TEST_F(SampleCuda, AReplayedGraphDrawsAnewEveryStep) {
   const auto logits = random_normal<float>(kRows * kWords, 0.0, 1.0, 42);
   std::vector<SampleRule> rules;
   for (std::uint64_t b = 0; b < kRows; ++b) {
-    rules.push_back({.options = kPlain, .sequence = b, .step = 10 * b});
+    rules.push_back({.options = kPlainSampler, .sequence = b, .step = 10 * b});
     rules.back().options.top_k = 300;
     rules.back().options.seed = 5;
   }
@@ -430,7 +325,7 @@ TEST_F(SampleCuda, AReplayedGraphDrawsAnewEveryStep) {
     graph.launch(on());
     const std::vector<int> drawn = download(on(), tokens);
     for (std::size_t b = 0; b < kRows; ++b) {
-      const Reference expected = reference(rules[b], logits.data() + b * kWords, kWords);
+      const SampleReference expected = reference(rules[b], logits.data() + b * kWords, kWords);
       if (!expected.is_close) {
         EXPECT_EQ(drawn[b], expected.token) << "step " << step << " of row " << b;
       }
@@ -451,7 +346,7 @@ TEST_F(SampleCuda, RecentTokensArePenalisedAndTheDrawnOneCounts) {
     std::vector<int> ring(static_cast<std::size_t>(std::max(window, 1)), 0);
     std::copy(all.begin(), all.end(), ring.begin());
     const auto on_device = upload(on(), ring);
-    SampleRule rule{.options = kPlain, .sequence = 2, .step = 0};
+    SampleRule rule{.options = kPlainSampler, .sequence = 2, .step = 0};
     rule.options.temperature = temperature;
     rule.options.repetition_penalty = penalty;
     rule.options.repetition_window = window;
@@ -463,13 +358,9 @@ TEST_F(SampleCuda, RecentTokensArePenalisedAndTheDrawnOneCounts) {
     for (int step = 0; step < (few_cases() ? 10 : 30); ++step) {
       sample_tokens(on(), {.logits = {x.data(), 1, kWords, kWords}, .rules = r.data(), .tokens = token.data()});
       std::vector<float> penalised = logits;
-      const auto first = all.size() - std::min(all.size(), static_cast<std::size_t>(window));
-      for (const int recent : std::set<int>(all.begin() + static_cast<std::ptrdiff_t>(first), all.end())) {
-        float& logit = penalised[static_cast<std::size_t>(recent)];
-        logit = logit > 0.0F ? logit / penalty : logit * penalty;
-      }
+      penalise(penalised, {all.end() - std::min(std::ssize(all), std::ptrdiff_t{window}), all.end()}, penalty);
       rule.step = static_cast<std::uint64_t>(step);
-      const Reference expected = reference(rule, penalised.data(), kWords);
+      const SampleReference expected = reference(rule, penalised.data(), kWords);
       const int drawn = download(on(), token).front();
       if (!expected.is_close) {
         ASSERT_EQ(drawn, expected.token) << "window " << window << ", step " << step;
@@ -543,7 +434,7 @@ void add_draws(Cuda& on, OpCases& cases, const TimedChain& chain, std::int64_t b
         const auto first = in->ring.begin() + b * kRecent;
         const SampleRule& rule = in->rules[static_cast<std::size_t>(b)];
         penalise(row, {first, first + kRecent}, rule.options.repetition_penalty);
-        const Reference want = reference(rule, row.data(), vocab);
+        const SampleReference want = reference(rule, row.data(), vocab);
         if (!want.is_close) {
           ASSERT_EQ(got[static_cast<std::size_t>(b)], want.token) << b;
         }
