@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <map>
 #include <random>
@@ -14,8 +13,8 @@
 #include <vector>
 
 #include "mmrec/generator.h"
-#include "mmrec/session.h"
 #include "tests/engine/generator_queue.h"
+#include "tests/engine/sessions.h"
 
 namespace mmrec::test {
 namespace {
@@ -26,9 +25,11 @@ constexpr bool kSanitized = true;  // which keeps memory
 constexpr bool kSanitized = false;
 #endif
 
-struct Tiny {
-  Model model = Model::load(std::filesystem::path(MMREC_FIXTURES) / "tiny", {.device = Device::kCpu});
-  Tokenizer tokenizer = Tokenizer::load(std::filesystem::path(MMREC_FIXTURES) / "tiny");
+struct Loaded {
+  explicit Loaded(std::string_view name)
+      : model(on_cpu(folder_of(name))), tokenizer(Tokenizer::load(folder_of(name))) {}
+  Model model;
+  Tokenizer tokenizer;
 };
 
 Wish some_wish(std::mt19937& rng, std::int64_t vocab) {
@@ -48,14 +49,15 @@ Wish some_wish(std::mt19937& rng, std::int64_t vocab) {
 }
 
 TEST(GeneratorOfAModel, EachRequestHasTheBitsThatItHasAlone) {
-  const Tiny tiny;
-  const auto vocab = static_cast<std::int64_t>(tiny.tokenizer.vocab_size());
-  for (const int slots : {1, 2, 7, 64, 300}) {
+  const Loaded tiny("tiny"), bundled("mmrec-12m");
+  for (const int slots : {1, 2, 3, 7, 64, 300}) {
+    const Loaded& loaded = slots == 3 ? bundled : tiny;
+    const std::int64_t vocab = loaded.tokenizer.vocab_size();
     std::mt19937 rng(static_cast<unsigned>(slots));
-    Generator generator(tiny.model, tiny.tokenizer, {.slots = slots});
+    Generator generator(loaded.model, loaded.tokenizer, {.slots = slots});
     std::vector<Wish> wishes;
     std::map<std::size_t, GenerateResult> results;
-    const std::size_t count = slots < 64 ? 40 : static_cast<std::size_t>(slots) + 60;
+    const std::size_t count = slots == 3 ? 8 : slots < 64 ? 40 : static_cast<std::size_t>(slots) + 60;
     while (wishes.size() < count || generator.run_once()) {
       // Few at a time, or enough for all slots.
       for (auto n = rng() % (slots < 64 ? 4 : 200); n > 0 && wishes.size() < count; --n) {
@@ -69,9 +71,8 @@ TEST(GeneratorOfAModel, EachRequestHasTheBitsThatItHasAlone) {
     }
     ASSERT_EQ(results.size(), count);
     for (std::size_t i = 0; i < count; i += slots < 64 ? 1 : 7) {
-      Session session = tiny.model.new_session();
-      session.prefill(wishes[i].prompt);
-      GenerateResult expected = generate(session, tiny.tokenizer, wishes[i].make());
+      Session session = begun(loaded.model, wishes[i].prompt);
+      GenerateResult expected = generate(session, loaded.tokenizer, wishes[i].make());
       if (wishes[i].most_asked < 12) {  // it counts questions, which a long prompt's pieces ask too
         ASSERT_LE(results[i].tokens.size(), expected.tokens.size());
         expected.tokens.resize(results[i].tokens.size());
@@ -96,7 +97,7 @@ TEST(GeneratorOfAModel, RequestsWithoutEndTakeNoMoreMemory) {
   const int count = wished != nullptr ? std::atoi(wished) : kSanitized ? 4000 : 100'000;
   constexpr int kWarmUp = 1000;
   constexpr int kTogether = 100;
-  const Tiny tiny;
+  const Loaded tiny("tiny");
   Generator generator(tiny.model, tiny.tokenizer, {.slots = 64});
   long before = 0;
   int finished = 0;

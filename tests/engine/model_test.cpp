@@ -14,9 +14,7 @@
 
 #include "engine/kernels/kernel_backend.h"
 #include "mmrec/errors.h"
-#include "mmrec/generator.h"
 #include "mmrec/scorer.h"
-#include "mmrec/tokenizer.h"
 #include "mmrec/version.h"
 #include "models/runtime/cuda_device.h"
 #include "tests/engine/held_out.h"
@@ -26,15 +24,7 @@
 namespace mmrec {
 namespace {
 
-std::filesystem::path bundled() { return std::filesystem::path(MMREC_WEIGHTS) / "mmrec-12m"; }
-std::filesystem::path fixture(const std::string& name) {
-  return std::filesystem::path(MMREC_FIXTURES) / "upstream" / name;
-}
-
-Model load_on_cpu(const std::filesystem::path& folder) {
-  LoadOptions options{.device = Device::kCpu};
-  return Model::load(folder, options);
-}
+std::filesystem::path fixture(const std::string& name) { return test::folder_of("upstream/" + name); }
 
 TEST(Bf16Advice, IsForAModelInFp32OnAGpu) {
   ModelInfo info;
@@ -52,7 +42,7 @@ TEST(Bf16Advice, IsForAModelInFp32OnAGpu) {
 }
 
 const Model& bundled_model() {
-  static const Model model = load_on_cpu(bundled());
+  static const Model model = test::on_cpu(test::folder_of("mmrec-12m"));
   return model;
 }
 
@@ -178,7 +168,7 @@ TEST(LoadedModel, InfoDescribesTheFolder) {
 
 TEST(LoadedModel, BytesPerTokenAreTheWeightsButForTheEmbedding) {
   for (const char* name : {"mdi", "dpg", "hem", "segments"}) {
-    const ModelInfo info = load_on_cpu(fixture(name)).info();
+    const ModelInfo info = test::on_cpu(fixture(name)).info();
     const auto row = static_cast<std::uint64_t>(info.model_dim) * 4;  // fp32
     const std::uint64_t tied = info.weight_bytes + row;               // the head is read, and a row again as embedding
     const std::uint64_t untied = info.weight_bytes - static_cast<std::uint64_t>(info.vocab_size - 1) * row;
@@ -189,9 +179,9 @@ TEST(LoadedModel, BytesPerTokenAreTheWeightsButForTheEmbedding) {
 }
 
 TEST(LoadedModel, DifferentModelsHaveDifferentFingerprints) {
-  const Model a = load_on_cpu(fixture("mdi"));
-  const Model b = load_on_cpu(fixture("dpg"));
-  EXPECT_EQ(a.info().fingerprint, load_on_cpu(fixture("mdi")).info().fingerprint);
+  const Model a = test::on_cpu(fixture("mdi"));
+  const Model b = test::on_cpu(fixture("dpg"));
+  EXPECT_EQ(a.info().fingerprint, test::on_cpu(fixture("mdi")).info().fingerprint);
   EXPECT_NE(a.info().fingerprint, b.info().fingerprint);
   Session from = a.new_session();
   from.step(std::vector<int>{1});
@@ -199,11 +189,13 @@ TEST(LoadedModel, DifferentModelsHaveDifferentFingerprints) {
   EXPECT_THROW(to.restore(from.save()), std::runtime_error);
 }
 
-TEST(LoadedModel, ScoresDoNotDependOnTheGroup) {
-  const Model model = load_on_cpu(fixture("segments"));
+TEST(LoadedModel, ScoresDependNeitherOnTheGroupNorOnHowManyShareThem) {
+  const Model model = test::on_cpu(fixture("segments"));
   const auto vocab = static_cast<std::size_t>(model.info().vocab_size);
   std::vector<std::vector<int>> documents;
-  for (const std::size_t length : {40U, 38U, 2U, 33U, 35U, 300U, 1U}) {
+  std::vector<std::size_t> lengths = {40, 38, 2, 33, 35, 300, 1};
+  for (std::size_t d = 0; d < 50; ++d) lengths.push_back(d * 37 % 60);
+  for (const std::size_t length : lengths) {
     std::vector<int>& d = documents.emplace_back(length);
     for (std::size_t i = 0; i < length; ++i) d[i] = static_cast<int>((i * 31 + length) % vocab);
   }
@@ -216,21 +208,10 @@ TEST(LoadedModel, ScoresDoNotDependOnTheGroup) {
       EXPECT_NEAR(alone[d].logprobs[i], grouped[d].logprobs[i], 2e-5) << "document " << d << " token " << i + 1;
     }
   }
-}
-
-TEST(LoadedModel, SeveralOfItWorkAsOneDoes) {
-  const std::vector<Model> models = {load_on_cpu(fixture("segments")), load_on_cpu(fixture("segments")),
-                                     load_on_cpu(fixture("segments"))};
-  std::vector<std::vector<int>> documents(50);
-  for (std::size_t d = 0; d < documents.size(); ++d) {
-    documents[d].resize(d * 37 % 60);
-    for (std::size_t i = 0; i < documents[d].size(); ++i) documents[d][i] = static_cast<int>((i * 31 + d) % 16);
-  }
-  ScorerOptions options{.batch = 3};
+  const std::vector<Model> models = {model, test::on_cpu(fixture("segments")), test::on_cpu(fixture("segments"))};
   options.session.threads = 1;
-  const auto one = Scorer(models[0], options).score(documents);
-  const auto several = Scorer(models, options).score(documents);
-  for (std::size_t d = 0; d < documents.size(); ++d) EXPECT_EQ(several[d].logprobs, one[d].logprobs) << d;
+  const auto shared = Scorer(models, options).score(documents);
+  for (std::size_t d = 0; d < documents.size(); ++d) EXPECT_EQ(shared[d].logprobs, grouped[d].logprobs) << d;
 }
 
 class BundledModel : public testing::TestWithParam<PrefillMode> {};
@@ -244,38 +225,6 @@ TEST_P(BundledModel, LogprobsAgreeWithTheTrainingCode) {
 
 INSTANTIATE_TEST_SUITE_P(Modes, BundledModel, testing::Values(PrefillMode::kSteps, PrefillMode::kSweeps),
                          [](const auto& info) { return info.param == PrefillMode::kSteps ? "Steps" : "Sweeps"; });
-
-TEST(BundledGenerator, ManyRequestsGetWhatEachGetsAlone) {
-  const Tokenizer tokenizer = Tokenizer::load(bundled());
-  const Model& model = bundled_model();
-  Generator generator(model, tokenizer, {.slots = 3});
-  std::vector<GenerateResult> results(5);
-  std::vector<GenerateResult> expected;
-  const std::vector<std::string> prompts = {"The history of the city begins", "In 1914", "A", "The river", "He said"};
-  for (std::size_t i = 0; i < prompts.size(); ++i) {
-    GenerateOptions options{.sampler = {.seed = i}, .max_tokens = 10 + 7 * static_cast<std::int64_t>(i)};
-    if (i == 2) options.sampler.repetition_penalty = 1.2F;
-    if (i == 3) options.stop = {"."};
-    const std::vector<int> prompt = tokenizer.encode(prompts[i]);
-    generator.submit({.prompt = prompt, .options = options, .on_finish = [&results, i](GenerateResult result) {
-                        results[i] = std::move(result);
-                      }});
-    Session session = test::begun(model, prompt);
-    expected.push_back(generate(session, tokenizer, options));
-  }
-  generator.run();
-  for (std::size_t i = 0; i < prompts.size(); ++i) {
-    EXPECT_FALSE(results[i].text.empty());
-    EXPECT_EQ(results[i].text, expected[i].text);
-    EXPECT_EQ(results[i].tokens, expected[i].tokens);
-    EXPECT_EQ(results[i].logprobs, expected[i].logprobs);
-    EXPECT_EQ(results[i].finish_reason, expected[i].finish_reason);
-    if (i == 3) continue;  // whose stop string ends the text within a token
-    std::vector<int> shown = tokenizer.encode(prompts[i]);
-    shown.insert(shown.end(), results[i].tokens.begin(), results[i].tokens.end());
-    EXPECT_EQ(prompts[i] + results[i].text, tokenizer.decode(shown));
-  }
-}
 
 TEST(Version, IsThatOfTheHeaders) {
   EXPECT_EQ(version(), MMREC_VERSION);
