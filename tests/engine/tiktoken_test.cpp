@@ -8,10 +8,11 @@
 #include "engine/tokenizer/byte_pairs.h"
 #include "mmrec/tokenizer.h"
 #include "models/files/utf8.h"
-#include "tests/support/encoded_in_parts.h"
 #include "tests/support/host_threads.h"
+#include "tests/support/in_parts.h"
 #include "tests/support/model_folder.h"
 #include "tests/support/rank_file_builder.h"
+#include "tests/support/utf8.h"
 
 namespace mmrec::test {
 namespace {
@@ -19,7 +20,7 @@ namespace {
 using engine::BytePairs;
 using Json = nlohmann::json;
 
-const std::filesystem::path kFolder = std::filesystem::path(MMREC_FIXTURES) / "tiktoken";
+const std::filesystem::path kFolder = folder_of("tiktoken");
 const std::string kName = "there/tokenizer.tiktoken";
 
 Json config_of(const std::string& pattern, const Json& more = Json::object()) {
@@ -64,17 +65,6 @@ std::vector<int> naive_merges(const std::vector<std::string>& tokens, std::strin
   return ids;
 }
 
-std::string streamed(const Tokenizer& tokenizer, const std::vector<int>& ids) {
-  StreamDecoder decoder(tokenizer);
-  std::string text;
-  for (const int id : ids) {
-    const std::string part = decoder.push(id);
-    EXPECT_TRUE(models::is_valid_utf8(part));
-    text += part;
-  }
-  return text + decoder.finish();
-}
-
 // The ids that the tiktoken package computed (tests/fixtures/tiktoken/make.py), with either form of the pattern.
 TEST(Tiktoken, IdsAreThoseOfTheReference) {
   const Json expected = Json::parse(read_file(kFolder / "expected.json"));
@@ -94,7 +84,7 @@ TEST(Tiktoken, IdsAreThoseOfTheReference) {
     EXPECT_EQ(possessive.encode(text), c["possessive_ids"].get<std::vector<int>>());
     EXPECT_EQ(interpreted.encode(text), c["possessive_ids"].get<std::vector<int>>());
     EXPECT_EQ(plain.decode(ids), text);
-    EXPECT_EQ(streamed(plain, ids), text);
+    EXPECT_EQ(decoded_in_parts(plain, ids), text);
   }
 }
 
@@ -130,17 +120,7 @@ TEST(Tiktoken, AnyBytesComeBack) {
         do {
           code = static_cast<char32_t>(rng() % (i % 4 == 1 ? 0x3000 : 0x110000));
         } while (code >= 0xD800 && code < 0xE000);
-        if (code < 0x80) {
-          text += static_cast<char>(code);
-        } else if (code < 0x800) {
-          text += {static_cast<char>(0xC0 | (code >> 6)), static_cast<char>(0x80 | (code & 63))};
-        } else if (code < 0x10000) {
-          text += {static_cast<char>(0xE0 | (code >> 12)), static_cast<char>(0x80 | ((code >> 6) & 63)),
-                   static_cast<char>(0x80 | (code & 63))};
-        } else {
-          text += {static_cast<char>(0xF0 | (code >> 18)), static_cast<char>(0x80 | ((code >> 12) & 63)),
-                   static_cast<char>(0x80 | ((code >> 6) & 63)), static_cast<char>(0x80 | (code & 63))};
-        }
+        text += utf8_of(code);
       }
     }
     const std::string valid = models::replace_invalid_utf8(text);
@@ -149,7 +129,7 @@ TEST(Tiktoken, AnyBytesComeBack) {
     }
     const std::vector<int> ids = t.encode(text);
     EXPECT_EQ(t.decode(ids), valid);
-    EXPECT_EQ(streamed(t, ids), valid);
+    EXPECT_EQ(decoded_in_parts(t, ids), valid);
     EXPECT_EQ(t.encode(valid), ids);
   }
 }
@@ -167,7 +147,7 @@ TEST(Tiktoken, StreamsCompleteCharactersOnly) {
   EXPECT_EQ(decoder.finish(), "\xEF\xBF\xBD");
   // A token may end one character, hold another and begin a third.
   const Tokenizer across = made({"\xA9-\xC3"});
-  EXPECT_EQ(streamed(across, {0xC3, 256, 0xA9}), "é-é");
+  EXPECT_EQ(decoded_in_parts(across, std::vector<int>{0xC3, 256, 0xA9}), "é-é");
   EXPECT_EQ(across.decode(across.encode(" first")), " first");  // no space is dropped
   StreamDecoder skipped(across);
   skipped.skip(std::vector<int>{'x', 0xC3, 256});

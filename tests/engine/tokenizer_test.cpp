@@ -11,9 +11,8 @@
 #include <system_error>
 #include <thread>
 
-#include "models/files/utf8.h"
 #include "tests/engine/refusal.h"
-#include "tests/support/encoded_in_parts.h"
+#include "tests/support/in_parts.h"
 #include "tests/support/model_folder.h"
 #include "tests/support/tokenizer_builder.h"
 
@@ -23,7 +22,7 @@ namespace {
 const std::string kSpace = "\xE2\x96\x81";
 const std::string kFffd = "\xEF\xBF\xBD";
 
-Tokenizer bundled() { return Tokenizer::load(std::filesystem::path(MMREC_WEIGHTS) / "mmrec-12m"); }
+Tokenizer bundled() { return Tokenizer::load(folder_of("mmrec-12m")); }
 
 Tokenizer made(const TokenizerBuilder& builder, const std::string& config = "") {
   return Tokenizer::from_bytes(builder.build(), config);
@@ -101,15 +100,7 @@ TEST(Tokenizer, AStreamJoinsToTheDecodedText) {
   for (int round = 0; round < 300; ++round) {
     std::vector<int> tokens(rng() % 30);
     for (int& id : tokens) id = static_cast<int>(rng() % (round % 2 == 0 ? 262U : 8192U));  // many bytes, or anything
-    StreamDecoder decoder(t);
-    std::string joined;
-    for (const int id : tokens) {
-      const std::string part = decoder.push(id);
-      ASSERT_TRUE(models::is_valid_utf8(part));  // complete characters only
-      joined += part;
-    }
-    joined += decoder.finish();
-    ASSERT_EQ(joined, t.decode(tokens));
+    ASSERT_EQ(decoded_in_parts(t, tokens), t.decode(tokens));
   }
 }
 
@@ -229,7 +220,7 @@ TEST(Tokenizer, LongTextsGiveTheIdsOfTheUncutText) {
 
 TEST(Tokenizer, LongTextsOfTheBundledTokenizer) {
   const Tokenizer t = bundled();
-  const std::string model = read_file(std::filesystem::path(MMREC_WEIGHTS) / "mmrec-12m" / "tokenizer.model");
+  const std::string model = read_file(folder_of("mmrec-12m") / "tokenizer.model");
   const std::string text = mixed_text(400000, 9,
                                       {"The quick brown fox ", "jumps", " over\n", "\n\n", "lazy dogs. ", "  1,234",
                                        "\xC3\xBC"

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/utf8.h"
+
 namespace mmrec::models {
 namespace {
 
@@ -19,23 +21,7 @@ TEST(Utf8, AcceptsExactlyTheWellFormedSequences) {
 TEST(Utf8, EveryCodePointRoundTrips) {
   for (char32_t c = 0; c <= 0x10FFFF; ++c) {
     if (c >= 0xD800 && c <= 0xDFFF) continue;
-    std::string text;
-    const auto put = [&](char32_t byte) { text += static_cast<char>(byte); };
-    if (c < 0x80) {
-      put(c);
-    } else if (c < 0x800) {
-      put(0xC0 | (c >> 6));
-      put(0x80 | (c & 0x3F));
-    } else if (c < 0x10000) {
-      put(0xE0 | (c >> 12));
-      put(0x80 | ((c >> 6) & 0x3F));
-      put(0x80 | (c & 0x3F));
-    } else {
-      put(0xF0 | (c >> 18));
-      put(0x80 | ((c >> 12) & 0x3F));
-      put(0x80 | ((c >> 6) & 0x3F));
-      put(0x80 | (c & 0x3F));
-    }
+    const std::string text = test::utf8_of(c);
     const Utf8Unit unit = first_unit(text);
     ASSERT_TRUE(unit.valid && unit.code == c && unit.length == text.size()) << static_cast<std::uint32_t>(c);
     // Every proper prefix is incomplete, not wrong.

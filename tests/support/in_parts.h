@@ -1,10 +1,15 @@
-// A text's ids as StreamEncoder gives them.
+// A text's ids as StreamEncoder gives them, and the text of ids as StreamDecoder does.
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "mmrec/tokenizer.h"
+#include "models/files/utf8.h"
 
 namespace mmrec::test {
 
@@ -18,6 +23,17 @@ inline std::vector<int> encoded_in_parts(const Tokenizer& tokenizer, std::string
     ids.insert(ids.end(), part.begin(), part.end());
   }
   return ids;
+}
+
+inline std::string decoded_in_parts(const Tokenizer& tokenizer, std::span<const int> ids) {
+  StreamDecoder decoder(tokenizer);
+  std::string text;
+  for (const int id : ids) {
+    const std::string part = decoder.push(id);
+    EXPECT_TRUE(models::is_valid_utf8(part)) << "complete characters only";
+    text += part;
+  }
+  return text + decoder.finish();
 }
 
 }  // namespace mmrec::test
