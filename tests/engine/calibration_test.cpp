@@ -1,16 +1,6 @@
 // Rounding by second order: what is summed of a text, its factor, and what that does to products, in float64.
 #include "engine/quantize/calibration.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <filesystem>
-#include <numeric>
-#include <random>
-#include <string>
-#include <vector>
-
 #include "engine/quantize/rounding.h"
 #include "mmrec/errors.h"
 #include "mmrec/quantize.h"

@@ -2,9 +2,6 @@
 // and pairs of texts against lm-evaluation-harness' definition. And the measures of a corpus.
 #include "mmrec/evaluation.h"
 
-#include <gtest/gtest.h>
-
-#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "mmrec/errors.h"

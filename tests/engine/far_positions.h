@@ -3,16 +3,6 @@
 // prefill within `bound`, as a device cuts it where the position says.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <filesystem>
-#include <iterator>
-#include <vector>
-
 #include "mmrec/model.h"
 #include "models/files/checksum.h"
 #include "tests/engine/sessions.h"

@@ -1,13 +1,7 @@
 // A process that is forked off one which has loaded a model, and computed: it computes the same, with threads of its
 // own.
-#include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <algorithm>
-#include <cstddef>
-#include <string>
-#include <vector>
 
 #include "mmrec/model.h"
 #include "mmrec/scorer.h"

@@ -2,15 +2,6 @@
 // one call makes all these promises.
 #include "mmrec/generate.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <limits>
-#include <stdexcept>
-#include <utility>
-#include <vector>
-
 #include "mmrec/errors.h"
 #include "mmrec/model.h"
 #include "tests/engine/generator_queue.h"

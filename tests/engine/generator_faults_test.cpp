@@ -1,11 +1,4 @@
 // Requests that fail, and what others notice of it: nothing.
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <limits>
-#include <memory>
-#include <stdexcept>
-#include <string>
 
 #include "mmrec/generator.h"
 #include "tests/engine/generator_queue.h"

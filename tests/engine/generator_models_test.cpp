@@ -1,16 +1,6 @@
 // Many requests of a real model on the CPU: each gets the bits that it gets alone, whoever joins, leaves and is
 // cancelled, and whatever pieces its prompt is cut into. And requests without end take no more memory.
-#include <gtest/gtest.h>
 #include <unistd.h>
-
-#include <cstddef>
-#include <cstdlib>
-#include <fstream>
-#include <map>
-#include <random>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "mmrec/generator.h"
 #include "tests/engine/generator_queue.h"

@@ -1,19 +1,6 @@
 // Requests to a generator that can be made again of generate(), and what a generator has made of them.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <array>
-#include <limits>
-#include <map>
-#include <memory>
-#include <random>
-#include <string>
-#include <string_view>
-#include <thread>
-#include <utility>
-#include <vector>
-
 #include "mmrec/generator.h"
 #include "tests/engine/toy_executor.h"
 #include "tests/support/model_folder.h"

@@ -1,15 +1,6 @@
 // Requests that go as they should.
 #include "mmrec/generator.h"
 
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <numeric>
-#include <set>
-#include <stdexcept>
-#include <string>
-#include <utility>
-
 #include "tests/engine/generator_queue.h"
 
 namespace mmrec::test {

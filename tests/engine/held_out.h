@@ -2,12 +2,6 @@
 // test split) as weights/train.py computes them from the same bf16 weights in fp32.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <numeric>
-#include <span>
-#include <vector>
-
 #include "tests/engine/sessions.h"
 #include "tests/support/compare.h"
 #include "tests/support/safetensors_reader.h"

@@ -1,23 +1,11 @@
 // What others do meanwhile: a process that saves is killed, several save to one path, a model's files change, shrink
 // and vanish while they are read. MMREC_FAULTS=all: a thousand kills instead of some hundred.
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <chrono>
-#include <cstdlib>
-#include <filesystem>
 #include <iostream>
-#include <iterator>
-#include <optional>
-#include <random>
-#include <stdexcept>
 #include <stop_token>
-#include <string>
-#include <string_view>
-#include <thread>
-#include <vector>
 
 #include "mmrec/model.h"
 #include "mmrec/state_file.h"

@@ -2,19 +2,11 @@
 // CPU or of a GPU.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
 #include <deque>
-#include <random>
-#include <utility>
-#include <vector>
 
 #include "kernels/tensor.h"
 #include "mmrec/kernels.h"
+#include "tests/support/prelude.h"
 
 namespace mmrec::test {
 

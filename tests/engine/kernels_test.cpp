@@ -1,15 +1,6 @@
 // The public kernels on the CPU: values against fp64, layouts, carries, and every refusal.
 #include "mmrec/kernels.h"
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstdint>
-#include <functional>
-#include <limits>
-#include <string>
-#include <vector>
-
 #include "tests/engine/kernels_reference.h"
 #include "tests/engine/refusal.h"
 

@@ -9,15 +9,6 @@
 // A backend's test instantiates Laws with its models.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <ostream>
-#include <string>
-#include <vector>
-
 #include "mmrec/model.h"
 #include "tests/engine/sessions.h"
 #include "tests/support/compare.h"

@@ -2,16 +2,6 @@
 // bundled model against the code that trained it. And the version of the library that runs.
 #include "mmrec/model.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <string>
-#include <system_error>
-#include <tuple>
-#include <utility>
-#include <vector>
-
 #include "engine/kernels/kernel_backend.h"
 #include "mmrec/errors.h"
 #include "mmrec/scorer.h"

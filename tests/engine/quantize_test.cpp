@@ -2,18 +2,7 @@
 // bit by bit, what stays, and what is refused.
 #include "mmrec/quantize.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <filesystem>
-#include <limits>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <random>
-#include <string>
-#include <vector>
 
 #include "kernels/tensor.h"
 #include "mmrec/errors.h"

@@ -1,13 +1,7 @@
 // Quantised checkpoints: written by the package compressed-tensors and by this engine they are read number by number as
 // they stand there, and the model computes with just these numbers; what does not fit is refused.
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <filesystem>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <vector>
 
 #include "mmrec/quantize.h"
 #include "tests/engine/sessions.h"

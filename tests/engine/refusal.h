@@ -1,10 +1,7 @@
 // What a call says when it refuses its arguments.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <stdexcept>
-#include <string>
+#include "tests/support/prelude.h"
 
 namespace mmrec::test {
 

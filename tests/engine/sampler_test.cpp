@@ -1,16 +1,6 @@
 #include "mmrec/sampler.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <fstream>
-#include <limits>
 #include <nlohmann/json.hpp>
-#include <random>
-#include <set>
-#include <string>
-#include <variant>
 
 #include "mmrec/errors.h"
 #include "tests/engine/refusal.h"

@@ -1,13 +1,5 @@
 #include "mmrec/scorer.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <new>
-#include <random>
-#include <stdexcept>
-#include <string>
-
 #include "tests/engine/refusal.h"
 #include "tests/engine/sessions.h"
 #include "tests/engine/toy_executor.h"

@@ -1,11 +1,5 @@
 #include "engine/tokenizer/sentencepiece_file.h"
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <limits>
-#include <utility>
-
 #include "engine/tokenizer/charsmap.h"
 #include "tests/engine/refusal.h"
 #include "tests/support/model_folder.h"

@@ -2,13 +2,6 @@
 // Longer than other files, because one class makes them all.
 #include "mmrec/session.h"
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <limits>
-#include <set>
-#include <string>
-
 #include "mmrec/errors.h"
 #include "mmrec/model.h"
 #include "mmrec/sampler.h"

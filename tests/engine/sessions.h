@@ -1,11 +1,6 @@
 // Models and sessions in one expression.
 #pragma once
 
-#include <filesystem>
-#include <random>
-#include <span>
-#include <vector>
-
 #include "mmrec/model.h"
 #include "mmrec/session.h"
 #include "tests/support/model_folder.h"

@@ -1,21 +1,7 @@
 // A generator on several devices, for which toy executors stand: each request gets what it gets alone, wherever it runs
 // and whatever happens to others.
-#include <gtest/gtest.h>
 
-#include <atomic>
-#include <chrono>
-#include <cmath>
-#include <iterator>
-#include <map>
-#include <memory>
-#include <random>
-#include <set>
-#include <stdexcept>
 #include <stop_token>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
 
 #include "mmrec/generator.h"
 #include "tests/engine/generator_queue.h"

@@ -1,22 +1,8 @@
 // A scorer on several devices, for which toy executors stand: what comes out is what one gives, whatever happens.
 //
 // Longer than other files: what is tested with whole documents is tested with documents in parts.
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <cmath>
-#include <limits>
-#include <memory>
-#include <random>
-#include <stdexcept>
 #include <stop_token>
-#include <string>
-#include <thread>
-#include <tuple>
-#include <utility>
-#include <vector>
 
 #include "mmrec/scorer.h"
 #include "tests/engine/refusal.h"

@@ -1,10 +1,5 @@
 #include "engine/tokenizer/split_pattern.h"
 
-#include <gtest/gtest.h>
-
-#include <string>
-#include <vector>
-
 #include "tests/support/model_folder.h"
 
 namespace mmrec {

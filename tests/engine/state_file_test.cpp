@@ -2,20 +2,10 @@
 // stays until the new file is whole.
 #include "mmrec/state_file.h"
 
-#include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
-#include <algorithm>
-#include <array>
 #include <csignal>
-#include <cstring>
-#include <fstream>
-#include <random>
-#include <stdexcept>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "mmrec/generate.h"
 #include "mmrec/model.h"

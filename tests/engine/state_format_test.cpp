@@ -1,13 +1,5 @@
 #include "engine/session/state_format.h"
 
-#include <gtest/gtest.h>
-
-#include <cstring>
-#include <limits>
-#include <string>
-#include <utility>
-#include <variant>
-
 #include "models/files/checksum.h"
 #include "models/mmrec/state.h"
 #include "tests/engine/refusal.h"

@@ -1,9 +1,6 @@
 #include "engine/generate/stop_matcher.h"
 
-#include <gtest/gtest.h>
-
-#include <random>
-#include <stdexcept>
+#include "tests/support/prelude.h"
 
 namespace mmrec::engine {
 namespace {

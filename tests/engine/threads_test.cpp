@@ -2,28 +2,9 @@
 // generates, cancels and is refused, and gets what it gets alone. Run under ThreadSanitizer too.
 // MMREC_SOAK_SECONDS=3600 goes on for so long and holds memory and descriptors to what they were after a tenth of it;
 // MMREC_SOAK_DEVICE=cuda: on a GPU, where rounds may be refused for want of memory that others hold.
-#include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
-#include <atomic>
-#include <chrono>
-#include <cstddef>
-#include <cstdint>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <iostream>
-#include <iterator>
-#include <new>
-#include <optional>
-#include <random>
-#include <stdexcept>
-#include <string>
-#include <string_view>
-#include <thread>
-#include <vector>
 
 #include "mmrec/generator.h"
 #include "mmrec/model.h"

@@ -1,9 +1,5 @@
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <limits>
 #include <nlohmann/json.hpp>
-#include <random>
 
 #include "engine/tokenizer/byte_pairs.h"
 #include "mmrec/tokenizer.h"

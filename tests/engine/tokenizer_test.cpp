@@ -1,15 +1,10 @@
 // Every kind of tokenizer model, and what the engine promises of all of them. Long, because they share their builders.
 #include "mmrec/tokenizer.h"
 
-#include <gtest/gtest.h>
 #include <sentencepiece_processor.h>
 
 #include <clocale>
-#include <limits>
 #include <locale>
-#include <random>
-#include <system_error>
-#include <thread>
 
 #include "tests/engine/refusal.h"
 #include "tests/support/in_parts.h"

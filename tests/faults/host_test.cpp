@@ -3,20 +3,9 @@
 // exception or with the right results; nothing leaks, files are the old or the new ones, and the next run goes well.
 //
 // At most some hundred faults of a kind are tried, spread over all of them; MMREC_FAULTS=all tries each.
-#include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <cstdlib>
-#include <filesystem>
 #include <iostream>
-#include <iterator>
-#include <new>
-#include <optional>
-#include <ostream>
-#include <string>
-#include <system_error>
-#include <vector>
 
 #include "mmrec/generate.h"
 #include "mmrec/model.h"

@@ -1,13 +1,8 @@
 // Whether numbers are finite, and hashes of bytes: the same by every instruction set.
 #include "kernels/cpu/bytes.h"
 
-#include <gtest/gtest.h>
-
-#include <cstring>
-#include <random>
-#include <vector>
-
 #include "kernels/cpu/simd.h"
+#include "tests/support/prelude.h"
 
 namespace mmrec::kernels {
 namespace {

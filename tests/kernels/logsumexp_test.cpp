@@ -1,13 +1,7 @@
 // Laws of the (max, sum) monoid and of the decay segments built on it, against plain float64 sums.
 #include "kernels/logsumexp.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <limits>
-#include <random>
-#include <vector>
+#include "tests/support/prelude.h"
 
 namespace mmrec::kernels {
 namespace {

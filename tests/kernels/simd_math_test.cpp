@@ -1,5 +1,4 @@
 // Vector exp, log, log1p, sigmoid and gelu of every instruction set, in units of the last place against float64.
-#include <algorithm>
 
 #include "kernels/cpu/simd.h"
 #include "tests/ops/testing.h"

@@ -1,17 +1,12 @@
 // The thread pool: every thread once per region, ranges that cover, barriers that order, idle threads that wake.
 #include "kernels/cpu/thread_pool.h"
 
-#include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
-#include <chrono>
 #include <csignal>
-#include <cstring>
-#include <numeric>
-#include <thread>
-#include <vector>
+
+#include "tests/support/prelude.h"
 
 namespace mmrec::kernels {
 namespace {

@@ -3,16 +3,12 @@
 #include "models/files/checkpoint.h"
 
 #include <fcntl.h>
-#include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <ctime>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "models/files/file.h"
 #include "tests/support/model_folder.h"

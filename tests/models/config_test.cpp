@@ -1,13 +1,7 @@
 // config.json of every architecture: defaults, types, bounds, and each bad input.
-#include <gtest/gtest.h>
 
-#include <filesystem>
-#include <string>
-#include <string_view>
-#include <vector>
-
-#include "models/architecture.h"
 #include "models/mmrec100m/config.h"
+#include "models/architecture.h"
 #include "models/mmrec_jax/config.h"
 #include "tests/support/model_folder.h"
 

@@ -5,25 +5,14 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
-#include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <climits>
 #include <csignal>
 #include <cstdarg>
-#include <cstring>
-#include <filesystem>
-#include <new>
-#include <span>
-#include <string>
-#include <string_view>
-#include <system_error>
-#include <utility>
-#include <vector>
 
 #include "models/files/model_files.h"
 #include "models/files/replace_file.h"

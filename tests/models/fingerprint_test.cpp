@@ -1,10 +1,4 @@
 // A model's fingerprint covers every byte of the weights that are used, in every architecture.
-#include <gtest/gtest.h>
-
-#include <cstring>
-#include <fstream>
-#include <random>
-#include <string>
 
 #include "models/architecture.h"
 #include "models/files/checkpoint.h"

@@ -2,11 +2,6 @@
 #include "models/architecture.h"
 #include "models/mmrec_jax/mmrec_jax.h"
 
-#include <gtest/gtest.h>
-
-#include <string>
-#include <vector>
-
 #include "models/mmrec_jax/config.h"
 #include "models/weights/synthetic.h"
 #include "tests/support/model_folder.h"

@@ -3,16 +3,6 @@
 // backend's test instantiates JaxParity with its executors.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <filesystem>
-#include <memory>
-#include <ostream>
-#include <string>
-#include <vector>
-
 #include "models/files/checkpoint.h"
 #include "models/files/file.h"
 #include "models/mmrec_jax/mmrec_jax.h"

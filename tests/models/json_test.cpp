@@ -1,12 +1,6 @@
 // The strict JSON reader: what it reads, and everything it must refuse.
 #include "models/files/json.h"
 
-#include <gtest/gtest.h>
-
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "models/files/text.h"
 #include "tests/support/model_folder.h"
 

@@ -1,13 +1,6 @@
 // Sequences in lock-step on an executor: what tests of whole models call, without an engine.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <span>
-#include <utility>
-#include <vector>
-
 #include "models/runtime/executor.h"
 #include "tests/support/compare.h"
 

@@ -1,16 +1,10 @@
 // What a folder of mmrec100m may hold, and what is made of it.
-#include <gtest/gtest.h>
 
-#include <filesystem>
-#include <stdexcept>
-#include <string>
-#include <vector>
-
+#include "models/mmrec100m/mmrec100m.h"
 #include "kernels/cpu/cpu.h"
 #include "models/architecture.h"
 #include "models/mmrec/stack.h"
 #include "models/mmrec100m/config.h"
-#include "models/mmrec100m/mmrec100m.h"
 #include "models/runtime/cpu_executor.h"
 #include "models/weights/synthetic.h"
 #include "tests/models/lockstep.h"

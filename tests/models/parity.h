@@ -4,18 +4,6 @@
 // entry. A backend's test instantiates Parity with its executors.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <filesystem>
-#include <memory>
-#include <ostream>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
 #include "models/architecture.h"
 #include "tests/models/lockstep.h"
 #include "tests/support/safetensors_reader.h"

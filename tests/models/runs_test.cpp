@@ -1,14 +1,5 @@
 // Calls of many runs on a processor, of any lengths at any positions: logits, log-probs and state of each sequence are
 // to the bit those of its run alone, for any number of threads.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <memory>
-#include <ostream>
-#include <random>
-#include <span>
-#include <utility>
-#include <vector>
 
 #include "tests/models/small_models.h"
 

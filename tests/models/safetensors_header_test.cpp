@@ -1,8 +1,4 @@
 // Every rule of the safetensors header, each with the smallest header that breaks it.
-#include <gtest/gtest.h>
-
-#include <string>
-#include <vector>
 
 #include "models/files/checkpoint.h"
 #include "tests/support/model_folder.h"

@@ -1,14 +1,6 @@
 // Small synthetic models of any architecture, and comparisons of what executors of them have come to.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <filesystem>
-#include <memory>
-#include <string_view>
-#include <variant>
-#include <vector>
-
 #include "models/architecture.h"
 #include "models/mmrec/mmrec.h"
 #include "tests/models/lockstep.h"

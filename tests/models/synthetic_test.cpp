@@ -1,11 +1,5 @@
 // Synthetic model folders: valid, reproducible, with live gates. And the checksum and the checked sizes they rest on.
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <string>
-
 #include "models/files/checked.h"
 #include "models/files/checkpoint.h"
 #include "models/files/checksum.h"

@@ -5,21 +5,6 @@
 // the term that it misses. So that nothing can hide, every term must move the reference by twice the bound at least.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <ostream>
-#include <span>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
 #include "tests/models/small_models.h"
 #include "tests/support/model_folder.h"
 

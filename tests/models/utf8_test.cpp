@@ -1,7 +1,6 @@
 #include "models/files/utf8.h"
 
-#include <gtest/gtest.h>
-
+#include "tests/support/prelude.h"
 #include "tests/support/utf8.h"
 
 namespace mmrec::models {

@@ -2,14 +2,6 @@
 // other files: a case for each refusal.
 #include "models/mmrec/mmrec.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <limits>
-#include <string>
-#include <vector>
-
 #include "models/files/checkpoint.h"
 #include "models/files/elements.h"
 #include "models/mmrec/config.h"

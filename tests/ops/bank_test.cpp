@@ -1,7 +1,6 @@
 // Ops over runs that only mmrec-jax calls, by every algo, against float64: attention to a bank and writing to it, any
 // number of rows written; and the recurrence that is normed at every token, with and without states. Long,
 // because two families of ops share the runs.
-#include <span>
 
 #include "tests/ops/op_test.h"
 #if defined(MMREC_TEST_CUDA)

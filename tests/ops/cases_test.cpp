@@ -1,6 +1,4 @@
 // Every op case at its small sizes: the call that the benches time gives what the reference wants.
-#include <set>
-#include <stdexcept>
 
 #include "tests/ops/op_test.h"
 

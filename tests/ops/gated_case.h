@@ -2,10 +2,6 @@
 // state with its carry, and one time's float64 arithmetic.
 #pragma once
 
-#include <functional>
-#include <optional>
-#include <type_traits>
-
 #include "tests/ops/op_test.h"
 #if defined(MMREC_TEST_CUDA)
 #include "kernels/cuda/recurrence/algo.h"

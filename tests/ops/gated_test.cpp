@@ -1,8 +1,6 @@
 // The gated recurrence against float64: exact steps, one gate-frozen sweep, and the loop of sweeps. What they compute,
 // count and report; the same bits for any cut into calls, any batch, any threads and beside any others. Long,
 // because the three ops compute one recurrence and are held against each other.
-#include <array>
-#include <stdexcept>
 
 #include "tests/ops/gated_case.h"
 

@@ -1,8 +1,6 @@
 // Log-probs from hidden states and the head against float64 products and sums, by every algorithm: awkward rows, widths
 // and vocabularies, any place of the target and the maximum, rows without a target. Long, because every
 // algorithm meets every case.
-#include <stdexcept>
-#include <type_traits>
 
 #include "tests/ops/op_test.h"
 #if defined(MMREC_TEST_CUDA)

@@ -3,16 +3,7 @@
 // its class there are. Longer than other files, because all algorithms of the one op share its cases.
 #include <pthread.h>
 
-#include <array>
-#include <atomic>
-#include <chrono>
 #include <csignal>
-#include <memory>
-#include <ostream>
-#include <set>
-#include <thread>
-#include <tuple>
-#include <type_traits>
 
 #include "tests/ops/op_test.h"
 #if defined(MMREC_TEST_CUDA)

@@ -4,14 +4,6 @@
 // the benches time (OpCase) use the same operands and references.
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <functional>
-#include <memory>
-#include <sstream>
-#include <string>
-#include <utility>
-
 #if defined(MMREC_TEST_CUDA)
 #include "kernels/cuda/runtime/cuda.h"
 #else

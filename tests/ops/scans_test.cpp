@@ -1,9 +1,5 @@
 // The three scans over time, against a float64 loop over time. What they promise alike is tested once, for every scan
 // and type; values that are special to one of them follow. Longer than other files: it is three ops and their algos.
-#include <array>
-#include <optional>
-#include <stdexcept>
-#include <type_traits>
 
 #include "tests/ops/op_test.h"
 #if defined(MMREC_TEST_CUDA)

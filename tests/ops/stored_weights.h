@@ -1,13 +1,6 @@
 // Weights as their formats store them, by the words of kernels/tensor.h alone, and the numbers that these stand for.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <utility>
-#include <vector>
-
 #include "kernels/tensor.h"
 #include "tests/ops/testing.h"
 

@@ -2,19 +2,8 @@
 // entry. Float64 references stand in the op's own test.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <bit>
-#include <cmath>
-#include <cstdint>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <limits>
-#include <random>
-#include <span>
-#include <string_view>
-#include <vector>
 
 #include "kernels/tensor.h"
 #include "tests/support/host_threads.h"

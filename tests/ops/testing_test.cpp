@@ -2,12 +2,6 @@
 // see what they are for.
 #include <gtest/gtest-spi.h>
 
-#include <array>
-#include <chrono>
-#include <stdexcept>
-#include <string>
-#include <thread>
-
 #include "tests/ops/op_test.h"
 
 namespace mmrec::kernels::test {

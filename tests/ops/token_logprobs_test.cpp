@@ -2,9 +2,6 @@
 // other files, because both directions share references and operands.
 #include <sys/mman.h>
 
-#include <stdexcept>
-#include <type_traits>
-
 #include "kernels/cpu/cpu.h"
 #include "tests/ops/op_test.h"
 

@@ -1,11 +1,7 @@
 // How far apart numbers are, and what they are compared with.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <span>
-#include <vector>
+#include "tests/support/prelude.h"
 
 namespace mmrec::test {
 

@@ -7,19 +7,10 @@
 // failures leave the function that they stand in, and a message belongs to the test's own thread.
 #pragma once
 
-#include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <cmath>
-#include <cstdint>
 #include <exception>
-#include <functional>
 #include <initializer_list>
-#include <limits>
 #include <mutex>
-#include <thread>
-#include <type_traits>
-#include <vector>
+#include "tests/support/prelude.h"
 
 namespace mmrec::test {
 

@@ -1,15 +1,9 @@
 // A text's ids as StreamEncoder gives them, and the text of ids as StreamDecoder does.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "mmrec/tokenizer.h"
 #include "models/files/utf8.h"
+#include "tests/support/prelude.h"
 
 namespace mmrec::test {
 

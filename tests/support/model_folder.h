@@ -1,18 +1,6 @@
 // What tests of model folders share: temporary folders, safetensors files put together by hand, and what an error says.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <stdexcept>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "models/mmrec/config.h"
 #include "tests/support/safetensors_reader.h"
 

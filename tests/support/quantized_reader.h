@@ -2,17 +2,7 @@
 // or loads them.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <filesystem>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "kernels/tensor.h"
 #include "mmrec/quantize.h"

@@ -2,18 +2,10 @@
 // itself holds) and shares no code with models/checkpoint, so that one cannot hide a mistake of the other.
 #pragma once
 
-#include <cstdint>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <stdexcept>
-#include <string>
-#include <vector>
 
 #include "kernels/tensor.h"
+#include "tests/support/prelude.h"
 
 namespace mmrec::test {
 

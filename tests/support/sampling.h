@@ -1,17 +1,9 @@
 // What a sampling chain must draw, whoever draws: the chain done in float64 by sorting, and tables of cases.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <limits>
-#include <set>
-#include <span>
-#include <utility>
-#include <vector>
-
 #include "kernels/philox.h"
 #include "mmrec/sampler.h"
+#include "tests/support/prelude.h"
 
 namespace mmrec::test {
 

@@ -4,18 +4,8 @@
 // that destroys the context every call names it, and nothing is left either.
 //
 // Some calls of each kind of fault are tried, spread over all of them; MMREC_FAULTS=all tries each.
-#include <gtest/gtest.h>
 
-#include <cstdint>
-#include <cstdlib>
 #include <iostream>
-#include <memory>
-#include <new>
-#include <ostream>
-#include <string>
-#include <string_view>
-#include <system_error>
-#include <vector>
 
 #include "faults.h"
 #include "mmrec/errors.h"

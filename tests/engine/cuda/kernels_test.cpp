@@ -1,13 +1,7 @@
 // The public kernels on a GPU: the same checks as on the CPU, on streams of the context's own and of the caller.
 #include "mmrec/kernels.h"
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstring>
 #include <deque>
-#include <string>
-#include <vector>
 
 #include "kernels/cuda/runtime/cuda.h"
 #include "tests/engine/kernels_reference.h"

@@ -2,15 +2,6 @@
 // its tests share the models of a device.
 #include "tests/engine/laws.h"
 
-#include <cstddef>
-#include <new>
-#include <stdexcept>
-#include <string>
-#include <string_view>
-#include <tuple>
-#include <utility>
-#include <vector>
-
 #include "kernels/cuda/runtime/cuda.h"
 #include "mmrec/errors.h"
 #include "mmrec/generate.h"

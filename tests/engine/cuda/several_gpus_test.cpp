@@ -1,15 +1,5 @@
 // A model on several GPUs of the machine, against the same on one: scores are equal to the bit, texts are equal. And
 // many requests at once, on one GPU or several, against each on a session of its own.
-#include <gtest/gtest.h>
-
-#include <cstddef>
-#include <filesystem>
-#include <memory>
-#include <random>
-#include <stdexcept>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "mmrec/generator.h"
 #include "mmrec/scorer.h"

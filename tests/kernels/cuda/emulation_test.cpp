@@ -3,8 +3,6 @@
 // kernels.
 #include <cuda_runtime.h>
 
-#include <numeric>
-
 #include "kernels/cuda/isa/ptx.cuh"
 #include "kernels/cuda/runtime/launch.cuh"
 #include "kernels/cuda/runtime/tensor_map.h"

@@ -1,7 +1,5 @@
 // The CUDA backend's graphs, staging and code: what a replay does, what recording refuses, and that a failed recording
 // leaves the stream usable; blocks of any size arrive whole and in their places.
-#include <cstring>
-#include <stdexcept>
 
 #include "tests/ops/op_test.h"
 

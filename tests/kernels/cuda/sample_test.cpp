@@ -1,11 +1,5 @@
 // Drawing on the device against the chain done in float64 by sorting, and against the engine's sampler. Long,
 // because rows go many ways, and draws are timed.
-#include <cstring>
-#include <functional>
-#include <limits>
-#include <random>
-#include <set>
-#include <stdexcept>
 
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/sample/algo.h"

@@ -1,13 +1,6 @@
 // The one-kernel decode step against float64 (decode_testing.h), and what must hold to the bit.
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cstdint>
-#include <cstring>
 #include <initializer_list>
-#include <memory>
-#include <random>
-#include <vector>
 
 #include "kernels/cuda/runtime/cuda.h"
 #include "models/mmrec/cuda/ops.h"

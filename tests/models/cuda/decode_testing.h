@@ -3,12 +3,6 @@
 // exact.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <type_traits>
-#include <vector>
-
 #include "models/mmrec/fused_ops.h"
 #include "models/mmrec/mmrec.h"
 #include "tests/ops/op_test.h"

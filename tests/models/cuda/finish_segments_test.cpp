@@ -1,11 +1,5 @@
 // finish_segments against a float64 rendering of its equations that rounds what enters a product, and its promises: a
 // sequence's bits do not depend on the batch, and the words that it borrows are zero afterwards.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstddef>
-#include <cstring>
 
 #include "models/mmrec/cuda/ops.h"
 #include "tests/models/cuda/decode_testing.h"

@@ -1,13 +1,5 @@
 // Calls of many runs, of any lengths at any positions: logits, log-probs and state of each sequence against the same
 // tokens of that sequence alone, one by one.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <memory>
-#include <numeric>
-#include <random>
-#include <string>
-#include <vector>
 
 #include "tests/models/small_models.h"
 #include "tests/ops/op_test.h"

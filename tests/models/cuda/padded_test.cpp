@@ -1,12 +1,5 @@
 // Models of widths that a GPU's weights are padded from: the CPU, which pads nothing, is the reference. The state of a
 // sequence has the model's own widths, and moves between the two.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <memory>
-#include <ostream>
-#include <string>
-#include <vector>
 
 #include "models/runtime/cuda/padding.h"
 #include "tests/models/small_models.h"

@@ -5,10 +5,6 @@
 // the reference in every term.
 #include "tests/models/parity.h"
 
-#include <algorithm>
-#include <iterator>
-#include <string_view>
-
 #include "models/mmrec/mmrec.h"
 #include "tests/models/jax_parity.h"
 #include "tests/models/terms.h"

@@ -1,11 +1,5 @@
 // Models whose prefill takes all memory segments of a chunk at once (finish_segments), against the same tokens one by
 // one, which never do: logits and all of the state, at lengths that end before, at and after the ends of segments.
-#include <gtest/gtest.h>
-
-#include <ostream>
-#include <random>
-#include <string>
-#include <vector>
 
 #include "tests/models/small_models.h"
 #include "tests/ops/op_test.h"

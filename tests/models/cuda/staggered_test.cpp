@@ -1,8 +1,5 @@
 // Long sequences of small models, whose chunks go through the layers in parts side by side (Staggered): the bits of the
 // same sequences two at a time, which go part by part.
-#include <gtest/gtest.h>
-
-#include <vector>
 
 #include "kernels/cuda/runtime/cuda.h"
 #include "models/mmrec/cuda/chunk_plan.h"
