@@ -4,9 +4,9 @@
 #include "engine/quantize/rounding.h"
 #include "mmrec/errors.h"
 #include "mmrec/quantize.h"
-#include "tests/engine/refusal.h"
 #include "tests/support/model_folder.h"
 #include "tests/support/quantized_reader.h"
+#include "tests/support/refusal.h"
 
 namespace mmrec {
 namespace {
@@ -14,7 +14,7 @@ namespace {
 using engine::Calibration;
 using engine::Scheme;
 using engine::SecondOrder;
-using test::expect_part;
+using test::expect_says;
 using test::plain;
 using test::RawTensor;
 using test::refusal;
@@ -90,7 +90,7 @@ TEST(SecondOrderFactor, IsThatOfTheSortedSum) {
   for (std::size_t i = 0; i < kCols; ++i) EXPECT_EQ(second_order(zeros, kCols).r[i * (kCols + 1)], 1.0F);
   std::vector<double> bad = zeros;
   bad[5] = std::nan("");
-  expect_part(refusal<NumericError>([&] { second_order(bad, kCols, "blocks.0.W_q"); }), "blocks.0.W_q");
+  expect_says(refusal<NumericError>([&] { second_order(bad, kCols, "blocks.0.W_q"); }), {"blocks.0.W_q"});
 }
 
 class Calibrated : public testing::TestWithParam<QuantizedType> {};
@@ -188,10 +188,10 @@ TEST(CalibrationOfAModel, ThreadsChangeNoByteAndExpertsAreSummedApart) {
 
 TEST(CalibrationOfAModel, RefusesIdsAndEndsWhenCancelled) {
   const TempFolder out;
-  expect_part(refusal([&] {
+  expect_says(refusal([&] {
                 quantize_model(kTinyModel, out / "q", {.calibration = {1, 384}});
               }),
-              "calibration: token 1");
+              {"calibration: token 1"});
   const std::vector<int> tokens = some_tokens(5000, 384);
   std::int64_t last = 0;
   const QuantizedModel model = quantize_model(

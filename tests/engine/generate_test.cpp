@@ -5,9 +5,9 @@
 #include "mmrec/errors.h"
 #include "mmrec/model.h"
 #include "tests/engine/generator_queue.h"
-#include "tests/engine/refusal.h"
 #include "tests/engine/sessions.h"
 #include "tests/engine/toy_executor.h"
+#include "tests/support/refusal.h"
 
 namespace mmrec::test {
 namespace {
@@ -402,13 +402,9 @@ TEST(Generate, LogitsThatCannotBeDrawnFromEndWhatIsDrawnAheadToo) {
     });
     Session session = begun(model, std::vector<int>{1, kThe});
     GenerateOptions o{.max_tokens = 100};
-    try {
-      generate(session, tokenizer(), o);
-      FAIL();
-    } catch (const NumericError& error) {
-      if (!ahead) message = error.what();
-      EXPECT_EQ(error.what(), message);
-    }
+    const std::string found = error_of<NumericError>([&] { generate(session, tokenizer(), o); });
+    if (!ahead) message = found;
+    EXPECT_EQ(found, message);
     EXPECT_EQ(session.position(), 40);
     if (!ahead) expected = session.save();
     EXPECT_EQ(session.save(), expected);

@@ -2,7 +2,7 @@
 
 #include "mmrec/generator.h"
 #include "tests/engine/generator_queue.h"
-#include "tests/engine/refusal.h"
+#include "tests/support/refusal.h"
 
 namespace mmrec::test {
 namespace {

@@ -2,7 +2,7 @@
 #include "mmrec/kernels.h"
 
 #include "tests/engine/kernels_reference.h"
-#include "tests/engine/refusal.h"
+#include "tests/support/refusal.h"
 
 namespace mmrec::test {
 namespace {

@@ -6,9 +6,9 @@
 
 #include "kernels/tensor.h"
 #include "mmrec/errors.h"
-#include "tests/engine/refusal.h"
 #include "tests/support/model_folder.h"
 #include "tests/support/quantized_reader.h"
+#include "tests/support/refusal.h"
 
 namespace mmrec {
 namespace {
@@ -16,7 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 using test::EditableCheckpoint;
 using test::EditableTensor;
-using test::expect_part;
+using test::expect_says;
 using test::file_refusal;
 using test::RawTensor;
 using test::refusal;
@@ -308,16 +308,15 @@ TEST(QuantizedFolder, ConfigSaysHowAndKeepsWhatItSaid) {
 TEST(QuantizedFolder, OfWhatCannotBeQuantisedIsRefusedAndNothingIsLeft) {
   const TempFolder out;
   const fs::path to = out / "q";
-  const auto refused = [&](const fs::path& from, std::initializer_list<std::string> says) {
-    const std::string message = file_refusal([&] { quantize_model(from, to); });
-    for (const std::string& part : says) expect_part(message, part);
+  const auto refused = [&](const fs::path& from, std::initializer_list<std::string_view> says) {
+    expect_says(file_refusal([&] { quantize_model(from, to); }), says);
     EXPECT_FALSE(fs::exists(to));
   };
   refused(kUpstreamFolder / "jax", {"model.safetensors", "no matrix NAME.weight"});
   const Made vectors({matrix("norm.weight", {4}, {1, 2, 3, 4}), matrix("empty.weight", {0, 4}, {})});
   refused(vectors.path(), {"no matrix NAME.weight"});
   quantize_model(kTinyFolder, to);
-  expect_part(file_refusal([&] { quantize_model(to, out / "again"); }), "config.json: has quantization_config");
+  expect_says(file_refusal([&] { quantize_model(to, out / "again"); }), {"config.json: has quantization_config"});
   EXPECT_FALSE(fs::exists(out / "again"));
   fs::remove_all(to);
   for (const float bad : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
@@ -331,10 +330,10 @@ TEST(QuantizedFolder, OfWhatCannotBeQuantisedIsRefusedAndNothingIsLeft) {
 TEST(QuantizedFolder, MustBeNewOrEmpty) {
   const TempFolder out;
   quantized(kTinyFolder, out.path(), {});
-  expect_part(refusal([&] { quantize_model(kTinyFolder, out.path()); }), "expected a new or an empty folder");
-  expect_part(refusal([&] { quantize_model(kTinyFolder, out / "config.json"); }), "found a file");
-  expect_part(refusal<WriteError>([&] { quantize_model(kTinyFolder, out / "no" / "folder"); }),
-              "cannot create the folder");
+  expect_says(refusal([&] { quantize_model(kTinyFolder, out.path()); }), {"expected a new or an empty folder"});
+  expect_says(refusal([&] { quantize_model(kTinyFolder, out / "config.json"); }), {"found a file"});
+  expect_says(refusal<WriteError>([&] { quantize_model(kTinyFolder, out / "no" / "folder"); }),
+              {"cannot create the folder"});
 }
 
 TEST(QuantizedFolder, IsNotThereOrEmptyWhenCancelled) {
@@ -361,9 +360,9 @@ TEST(QuantizeOptions, OutOfRangeAreRefused) {
   const auto refused = [&](const QuantizeOptions& options) {
     return refusal([&] { quantize_model(kTinyFolder, out.path(), options); });
   };
-  for (const int group : {0, 32, 96, 65600}) expect_part(refused({.group = group}), "multiple of 64");
-  expect_part(refused({.threads = -1}), "threads");
-  expect_part(refused({.type = static_cast<QuantizedType>(3)}), "type");
+  for (const int group : {0, 32, 96, 65600}) expect_says(refused({.group = group}), {"multiple of 64"});
+  expect_says(refused({.threads = -1}), {"threads"});
+  expect_says(refused({.type = static_cast<QuantizedType>(3)}), {"type"});
   EXPECT_TRUE(fs::is_empty(out.path()));
 }
 

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "mmrec/errors.h"
-#include "tests/engine/refusal.h"
+#include "tests/support/refusal.h"
 #include "tests/support/sampling.h"
 
 namespace mmrec {

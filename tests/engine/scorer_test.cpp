@@ -1,8 +1,8 @@
 #include "mmrec/scorer.h"
 
-#include "tests/engine/refusal.h"
 #include "tests/engine/sessions.h"
 #include "tests/engine/toy_executor.h"
+#include "tests/support/refusal.h"
 
 namespace mmrec::test {
 namespace {

@@ -1,8 +1,8 @@
 #include "engine/tokenizer/sentencepiece_file.h"
 
 #include "engine/tokenizer/charsmap.h"
-#include "tests/engine/refusal.h"
 #include "tests/support/model_folder.h"
+#include "tests/support/refusal.h"
 #include "tests/support/tokenizer_builder.h"
 
 namespace mmrec::engine {
@@ -117,7 +117,7 @@ TEST(SentencePieceFile, BytePiecesComeAllOrNot) {
   EXPECT_EQ(refusal(builder), "t.model: found 255 byte pieces, expected 256 as byte_fallback says");
   EXPECT_EQ(refusal(with_piece({"<0x41>", 0.0F, 6})), "t.model: found 1 byte pieces, expected 0 as byte_fallback says");
   for (const char* text : {"<0x4>", "<0x41", "<0x-1>", "<0xg1>", "<0x4a>", "<0X41>", "41", "<0x041>"}) {
-    test::expect_part(refusal(with_piece({text, 0.0F, 6})), "expected <0x00>..<0xFF>");
+    test::expect_says(refusal(with_piece({text, 0.0F, 6})), {"expected <0x00>..<0xFF>"});
   }
   builder = good();
   builder.byte_fallback = true;
@@ -132,7 +132,7 @@ TEST(SentencePieceFile, UserDefinedSymbolsMayNotNestDeeply) {
   builder.pieces.push_back({"y", 0.0F, 4});
   EXPECT_EQ(refusal(builder), "no error");
   builder.pieces.push_back({std::string(70, 'x'), 0.0F, 4});
-  test::expect_part(refusal(builder), "more than 64 user-defined symbols begin \"xxx");
+  test::expect_says(refusal(builder), {"more than 64 user-defined symbols begin \"xxx"});
   builder = good();
   for (int n = 0; n <= 1 << 16; ++n) builder.pieces.push_back({"u" + std::to_string(n), 0.0F, 4});
   EXPECT_EQ(refusal(builder), "t.model: found 65537 user-defined symbols, expected at most 65536");
@@ -175,12 +175,12 @@ TEST(SentencePieceFile, RefusesWhatItDoesNotSupport) {
             "t.model: treat_whitespace_as_suffix is set, expected white space to begin words");
   for (const std::string& text : {std::string("\xFF"), std::string(1025, 'x'), std::string("a\0b", 3)}) {
     const std::string found = refused([&](auto& b) { b.extra_trainer.bytes(44, text); });
-    test::expect_part(found, "TrainerSpec: field 44 is");
-    test::expect_part(found, "expected UTF-8 without NUL of at most 1024 bytes");
+    test::expect_says(found, {"TrainerSpec: field 44 is"});
+    test::expect_says(found, {"expected UTF-8 without NUL of at most 1024 bytes"});
   }
   std::string many;
   for (std::size_t i = 0; i <= std::size_t{1} << 20; ++i) many += {'\x0a', '\0'};
-  test::expect_part(refusal(many), "more than 1048576 pieces");
+  test::expect_says(refusal(many), {"more than 1048576 pieces"});
 }
 
 TEST(SentencePieceFile, AnySingleByteChangedIsReadOrRefused) {
@@ -225,20 +225,20 @@ TEST(Charsmap, RefusesLookupsThatLeaveTheTrieOrNeverEnd) {
   const Rules rules = {{"A", "a"}, {"AB", "b"}};
   CharsmapBuilder builder(rules);
   builder.units()[0] = 0x80000000 | (0x00200000U << 10);  // the root leads out
-  test::expect_part(charsmap_refusal(builder.build()), "unit 0 leads to unit");
+  test::expect_says(charsmap_refusal(builder.build()), {"unit 0 leads to unit"});
   builder = CharsmapBuilder(rules);
   builder.units()[256 ^ 'A'] |= 1U << 9;  // an offset 256 times as far
-  test::expect_part(charsmap_refusal(builder.build()), "leads to unit");
+  test::expect_says(charsmap_refusal(builder.build()), {"leads to unit"});
   builder = CharsmapBuilder(rules);
   const std::uint32_t at = 256 ^ 'A';
   builder.units()[at] = ((at ^ 256U) << 10) | (1U << 8) | 'A';  // back to the first base: AAAA... matches for ever
   builder.units()[256] = CharsmapBuilder::kNever;
-  test::expect_part(charsmap_refusal(builder.build()), "form a cycle");
+  test::expect_says(charsmap_refusal(builder.build()), {"form a cycle"});
   builder = CharsmapBuilder(rules);
   builder.units()[512] = CharsmapBuilder::kNever | 0x7FFFFFFF;  // the replacement of "A"
-  test::expect_part(charsmap_refusal(builder.build()), "replacement at 2147483647, expected less than 4");
+  test::expect_says(charsmap_refusal(builder.build()), {"replacement at 2147483647, expected less than 4"});
   builder.units()[512] = CharsmapBuilder::kNever | 4;
-  test::expect_part(charsmap_refusal(builder.build()), "replacement at 4");
+  test::expect_says(charsmap_refusal(builder.build()), {"replacement at 4"});
 }
 
 TEST(Charsmap, RefusesReplacementsThatAreLongOrBeginInsideACharacter) {
@@ -247,7 +247,7 @@ TEST(Charsmap, RefusesReplacementsThatAreLongOrBeginInsideACharacter) {
   CharsmapBuilder builder(Rules{{"A", "\xC3\xA9"}});
   EXPECT_EQ(charsmap_refusal(builder.build()), "no error");
   builder.units()[512] |= 1;
-  test::expect_part(charsmap_refusal(builder.build()), "begins inside a character");
+  test::expect_says(charsmap_refusal(builder.build()), {"begins inside a character"});
 }
 
 TEST(SentencePieceFile, AnOrdinaryPieceIsNoBos) {
@@ -273,7 +273,7 @@ TEST(Charsmap, RefusesMoreRulesThatBeginOneAnotherThanTheLibraryKeeps) {
   for (std::size_t n = 1; n <= 32; ++n) rules[std::string(n, 'A')] = "a";
   EXPECT_EQ(charsmap_refusal(CharsmapBuilder(rules).build()), "no error");
   rules[std::string(40, 'A')] = "b";
-  test::expect_part(charsmap_refusal(CharsmapBuilder(rules).build()), "more than 32 rules begin one another");
+  test::expect_says(charsmap_refusal(CharsmapBuilder(rules).build()), {"more than 32 rules begin one another"});
 }
 
 }  // namespace

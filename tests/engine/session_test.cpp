@@ -5,9 +5,9 @@
 #include "mmrec/errors.h"
 #include "mmrec/model.h"
 #include "mmrec/sampler.h"
-#include "tests/engine/refusal.h"
 #include "tests/engine/sessions.h"
 #include "tests/engine/toy_executor.h"
+#include "tests/support/refusal.h"
 
 namespace mmrec::test {
 namespace {

@@ -5,8 +5,8 @@
 #include <stop_token>
 
 #include "mmrec/scorer.h"
-#include "tests/engine/refusal.h"
 #include "tests/engine/toy_executor.h"
+#include "tests/support/refusal.h"
 
 namespace mmrec::test {
 namespace {
@@ -80,13 +80,9 @@ Streamed stream(std::vector<Model> models, const Documents& documents, int batch
     if (fault == Fault::kScoreThrows && document == at) throw std::out_of_range("score");
     return fault != Fault::kScoreEnough || document != at;
   };
-  try {
-    found.end = scorer.score_stream(next, on_score) ? "all" : "cancelled";
-  } catch (const std::out_of_range& error) {
-    found.end = error.what();
-  } catch (const std::invalid_argument& error) {
-    found.end = error.what();
-  }
+  const std::string thrown =
+      refusal<std::logic_error>([&] { found.end = scorer.score_stream(next, on_score) ? "all" : "cancelled"; });
+  if (found.end.empty()) found.end = thrown;
   return found;
 }
 

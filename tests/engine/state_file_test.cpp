@@ -10,9 +10,9 @@
 #include "mmrec/generate.h"
 #include "mmrec/model.h"
 #include "models/files/checksum.h"
-#include "tests/engine/refusal.h"
 #include "tests/engine/sessions.h"
 #include "tests/support/model_folder.h"
+#include "tests/support/refusal.h"
 
 namespace mmrec {
 namespace {
@@ -142,27 +142,27 @@ TEST_F(StateFile, WhatDoesNotBelongIsNamed) {
   Session session = test::begun(model_, std::vector<int>{5});
   const std::vector<std::byte> before = session.save();
   ++saved.tokenizer_fingerprint;
-  test::expect_part(test::file_refusal([&] { restore_sequence(session, saved, &tokenizer_); }), "another tokenizer");
+  test::expect_says(test::file_refusal([&] { restore_sequence(session, saved, &tokenizer_); }), {"another tokenizer"});
   EXPECT_EQ(test::file_refusal([&] { restore_sequence(session, saved); }), "no error");
   session.restore(before);
   const Model other = test::on_cpu(test::folder_of("mmrec-12m"));
   Session of_other = other.new_session();
-  test::expect_part(test::file_refusal([&] { restore_sequence(of_other, saved); }), "another model");
+  test::expect_says(test::file_refusal([&] { restore_sequence(of_other, saved); }), {"another model"});
   saved.recent = {0, 100'000'000};
-  test::expect_part(test::file_refusal([&] { restore_sequence(session, saved); }), "id 100000000");
+  test::expect_says(test::file_refusal([&] { restore_sequence(session, saved); }), {"id 100000000"});
   EXPECT_EQ(session.save(), before);
 
   test::write_file(folder_ / "text", std::string(300, 'x'));
-  test::expect_part(test::file_refusal([&] { read_state_file(folder_ / "text"); }), "not a state file");
+  test::expect_says(test::file_refusal([&] { read_state_file(folder_ / "text"); }), {"not a state file"});
   test::write_file(folder_ / "short", "mmrecSQ\n");
-  test::expect_part(test::file_refusal([&] { read_state_file(folder_ / "short"); }), "found 8 bytes");
-  test::expect_part(test::file_refusal([&] { read_state_file(folder_.path()); }), "a folder");
+  test::expect_says(test::file_refusal([&] { read_state_file(folder_ / "short"); }), {"found 8 bytes"});
+  test::expect_says(test::file_refusal([&] { read_state_file(folder_.path()); }), {"a folder"});
   std::vector<std::byte> earlier = encode_sequence(saved);
   earlier[12] = std::byte{1};
   EXPECT_EQ(test::file_refusal([&] { decode_sequence(earlier); }),
             "state file: of an earlier version of mmrec: found format 1, expected " + std::to_string(kVersion) +
                 ". Make it again with this version");
-  test::expect_part(test::file_refusal([&] { read_state_file(folder_ / "none"); }), "none");
+  test::expect_says(test::file_refusal([&] { read_state_file(folder_ / "none"); }), {"none"});
 }
 
 TEST_F(StateFile, IsOfOneSequence) {
@@ -203,8 +203,8 @@ TEST_F(StateFile, TheSamplersOptionsLieWhereTheDocumentSays) {
 TEST_F(StateFile, NoMemoryIsTakenForAFileOfAnySize) {
   test::write_file(folder_ / "huge", "mmrecSQ\n");
   std::filesystem::resize_file(folder_ / "huge", (std::uintmax_t{1} << 41) + 1);  // no disk either: it has holes
-  test::expect_part(test::file_refusal([&] { read_state_file(folder_ / "huge"); }),
-                    "found 2199023255553 bytes, expected 104 to");
+  test::expect_says(test::file_refusal([&] { read_state_file(folder_ / "huge"); }),
+                    {"found 2199023255553 bytes, expected 104 to"});
 }
 
 TEST_F(StateFile, WhatCannotBeWrittenLeavesWhatWasThere) {
@@ -222,9 +222,9 @@ TEST_F(StateFile, WhatCannotBeWrittenLeavesWhatWasThere) {
   EXPECT_NE(reason.find("state: cannot write"), std::string::npos) << reason;
   EXPECT_EQ(test::read_file(folder_ / "state"), before);
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_.path()), {}), 1);
-  test::expect_part(test::file_refusal([&] { write_state_file(folder_.path(), saved); }),
-                    "cannot write: Is a directory");
-  test::expect_part(test::file_refusal([&] { write_state_file(folder_ / "no/such", saved); }), "no/such");
+  test::expect_says(test::file_refusal([&] { write_state_file(folder_.path(), saved); }),
+                    {"cannot write: Is a directory"});
+  test::expect_says(test::file_refusal([&] { write_state_file(folder_ / "no/such", saved); }), {"no/such"});
 }
 
 TEST_F(StateFile, OfManyWritersOneWins) {

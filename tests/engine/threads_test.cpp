@@ -57,8 +57,7 @@ class Work {
     return is_right(session);
   }
   bool clone() const {
-    std::optional<Session> first(model_.new_session());
-    first->prefill(some_tokens(30));
+    std::optional<Session> first(test::begun(model_, some_tokens(30)));
     Session second = first->clone();
     first.reset();
     return is_right(second);
@@ -72,25 +71,16 @@ class Work {
   /// Damaged states, tokens that are none, a prefill that is cancelled; and the session goes on.
   bool refused() const {
     Session session = model_.new_session();
-    int refusals = 0;
     std::vector<std::byte> damaged = expected_.state;
     damaged[damaged.size() / 2] ^= std::byte{1};
-    try {
-      session.restore(damaged);
-    } catch (const std::runtime_error&) {
-      ++refusals;
-    }
-    try {
-      session.prefill(std::vector<int>{1, -7});
-    } catch (const std::invalid_argument&) {
-      ++refusals;
-    }
-    CallOptions cancelled;
-    cancelled.on_progress = [](std::int64_t, std::int64_t) { return false; };
-    session.prefill(some_tokens(300), cancelled);
+    const bool are_refused = test::file_refusal([&] { session.restore(damaged); }) != "no error" &&
+                             test::refusal([&] {
+                               session.prefill(std::vector<int>{1, -7});
+                             }) != "no error";
+    session.prefill(some_tokens(300), {.on_progress = [](std::int64_t, std::int64_t) { return false; }});
     session.reset();
     session.prefill(some_tokens(30));
-    return refusals == 2 && is_right(session);
+    return are_refused && is_right(session);
   }
   bool scored() const { return score() == expected_.nll; }
   bool generated() const { return generate_text() == expected_.text; }

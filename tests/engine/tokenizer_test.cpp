@@ -6,9 +6,9 @@
 #include <clocale>
 #include <locale>
 
-#include "tests/engine/refusal.h"
 #include "tests/support/in_parts.h"
 #include "tests/support/model_folder.h"
+#include "tests/support/refusal.h"
 #include "tests/support/tokenizer_builder.h"
 
 namespace mmrec::test {
@@ -331,12 +331,12 @@ TEST(Tokenizer, ConfigNamesTheTokens) {
             -1);
   EXPECT_FALSE(made(builder, R"({"bos_token": null})").adds_bos());
   EXPECT_TRUE(made(builder, R"({"add_bos_token": null})").adds_bos());
-  expect_part(refusal(builder, R"({"bos_token": "<nope>"})"), "bos_token: found \"<nope>\", expected a piece of");
-  expect_part(refusal(builder, R"({"bos_token": null, "add_bos_token": true})"), "there is no BOS");
+  expect_says(refusal(builder, R"({"bos_token": "<nope>"})"), {"bos_token: found \"<nope>\", expected a piece of"});
+  expect_says(refusal(builder, R"({"bos_token": null, "add_bos_token": true})"), {"there is no BOS"});
   for (const char* bad : {"{", "[]", "not json", R"({"add_bos_token": 1})", R"({"bos_token": 5})",
                           R"({"bos_token": {}})", R"({"bos_token": {"content": ""}})",
                           R"({"add_bos_token": true, "add_bos_token": true})", R"({"bos_token": ""}x)"}) {
-    expect_part(refusal(builder, bad), "tokenizer_config.json");
+    expect_says(refusal(builder, bad), {"tokenizer_config.json"});
   }
   // Beside the file, in a folder.
   const TempFolder folder;
@@ -359,11 +359,9 @@ TEST(Tokenizer, FilesThatCannotBeReadSayWhy) {
   EXPECT_THROW(Tokenizer::load(folder / "none.model"), std::system_error);
   EXPECT_THROW(Tokenizer::load("/dev/zero"), std::runtime_error);
   write_file(folder / "tokenizer.model", "<html>");
-  for (const char* part : {"tokenizer.model", "web page"}) {
-    expect_part(file_refusal([&] { Tokenizer::load(folder.path()); }), part);
-  }
+  expect_says(file_refusal([&] { Tokenizer::load(folder.path()); }), {"tokenizer.model", "web page"});
   write_file(folder / "tokenizer.model", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n");
-  expect_part(file_refusal([&] { Tokenizer::load(folder.path()); }), "Git LFS pointer");
+  expect_says(file_refusal([&] { Tokenizer::load(folder.path()); }), {"Git LFS pointer"});
   std::filesystem::remove(folder / "tokenizer.model");
   std::filesystem::create_directory(folder / "tokenizer.model");
   EXPECT_THROW(Tokenizer::load(folder.path()), std::runtime_error);

@@ -7,14 +7,17 @@
 
 #include "kernels/tensor.h"
 #include "tests/support/host_threads.h"
+#include "tests/support/refusal.h"
 
 namespace mmrec::kernels::test {
 
+using mmrec::test::expect_says;
 using mmrec::test::first_failure;
 using mmrec::test::host_processors;
 using mmrec::test::parallel_for;
 using mmrec::test::parallel_map;
 using mmrec::test::parallel_max;
+using mmrec::test::refusal;
 
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();

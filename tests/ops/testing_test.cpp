@@ -22,16 +22,8 @@ TEST(HostThreads, EveryIndexIsMetOnce) {
 }
 
 TEST(HostThreads, WhatAThreadThrowsReachesTheCaller) {
-  const auto message_of = [](const auto& call) -> std::string {
-    try {
-      call();
-    } catch (const std::runtime_error& error) {
-      return error.what();
-    }
-    return "";
-  };
   for (const std::int64_t bad : {0, 700}) {
-    EXPECT_EQ(message_of([&] {
+    EXPECT_EQ(refusal<std::runtime_error>([&] {
                 parallel_for(1000, [&](std::int64_t i) {
                   take_time();
                   if (i == bad) throw std::runtime_error("here");
@@ -40,7 +32,7 @@ TEST(HostThreads, WhatAThreadThrowsReachesTheCaller) {
               "here");
   }
   bool other_ran = false;
-  EXPECT_EQ(message_of([&] {
+  EXPECT_EQ(refusal<std::runtime_error>([&] {
               mmrec::test::run_together({[] { throw std::runtime_error("there"); }, [&] { other_ran = true; }});
             }),
             "there");

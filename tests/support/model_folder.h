@@ -2,6 +2,7 @@
 #pragma once
 
 #include "models/mmrec/config.h"
+#include "tests/support/refusal.h"
 #include "tests/support/safetensors_reader.h"
 
 namespace mmrec::test {
@@ -115,29 +116,5 @@ struct EditedFolder : TempFolder {
   }
   EditableCheckpoint checkpoint;
 };
-
-/// The message of the Error that `action` throws; a test failure if it throws nothing or something else.
-template <class Error = std::runtime_error, class Action>
-std::string error_of(const Action& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    std::string message = error.what();
-    EXPECT_EQ(message.find('\n'), std::string::npos) << "an error is one line: " << message;
-    return message;
-  } catch (const std::exception& error) {
-    ADD_FAILURE() << "an error of another type: " << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return {};
-}
-
-/// `message` contains every one of `parts`.
-inline void expect_says(const std::string& message, std::initializer_list<std::string_view> parts) {
-  for (const std::string_view part : parts) {
-    EXPECT_NE(message.find(part), std::string::npos) << "\"" << message << "\" does not say \"" << part << "\"";
-  }
-}
 
 }  // namespace mmrec::test

@@ -77,7 +77,6 @@ class CharsmapBuilder {
   }
 
   std::vector<std::uint32_t>& units() { return units_; }
-  std::string& replacements() { return replacements_; }
 
   std::string build() const {
     std::string blob;

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/runtime/cuda.h"
 #include "tests/engine/kernels_reference.h"
+#include "tests/support/refusal.h"
 
 namespace mmrec {
 namespace {
@@ -66,22 +67,13 @@ TEST_F(CudaKernels, ABadTargetIsNamedAndNothingIsWritten) {
     std::vector<std::uint8_t> targets(12, 0);
     std::memcpy(targets.data() + 4, &bad, 4);
     float* out = arena.put_floats({42.0F, 42.0F, 42.0F});
-    try {
-      token_logprobs(
-          context,
-          {.rows = 3, .vocab = 8, .logits = arena.put_floats(logits), .targets = arena.put(targets), .logprobs = out});
-      FAIL() << bad;
-    } catch (const std::invalid_argument& error) {
-      EXPECT_NE(std::string(error.what()).find("target " + std::to_string(bad) + " of row 1"), std::string::npos)
-          << error.what();
-    }
+    TokenLogprobs op{
+        .rows = 3, .vocab = 8, .logits = arena.put_floats(logits), .targets = arena.put(targets), .logprobs = out};
+    test::expect_says(test::refusal([&] { token_logprobs(context, op); }),
+                      {"target " + std::to_string(bad) + " of row 1"});
     EXPECT_EQ(arena.get_floats(out, 3), std::vector<float>(3, 42.0F));
-    token_logprobs(context, {.rows = 3,
-                             .vocab = 8,
-                             .logits = arena.put_floats(logits),
-                             .targets = arena.put(targets),
-                             .logprobs = out,
-                             .check_targets = false});
+    op.check_targets = false;
+    token_logprobs(context, op);
     const std::vector<float> got = arena.get_floats(out, 3);
     EXPECT_NEAR(got[0], -std::log(8.0F), 1e-6F);
     EXPECT_TRUE(std::isnan(got[1])) << got[1];
