@@ -4,8 +4,8 @@
 #pragma once
 
 #include "mmrec/model.h"
-#include "models/files/checksum.h"
 #include "tests/engine/sessions.h"
+#include "tests/support/sealed_bytes.h"
 
 namespace mmrec::test {
 
@@ -13,11 +13,9 @@ inline constexpr std::array<int, 8> kSteps = {3, 1, 4, 1, 5, 9, 2, 6};
 
 /// A saved state of architecture mmrec said to be at another position: see docs/file-formats.md.
 inline std::vector<std::byte> moved_to(std::vector<std::byte> state, std::int64_t position) {
-  constexpr std::size_t kPosition = 80, kChecksum = 8;
+  constexpr std::size_t kPosition = 80;
   std::memcpy(state.data() + kPosition, &position, sizeof position);
-  const std::uint64_t crc = models::crc64(std::span(state).first(state.size() - kChecksum));
-  std::memcpy(state.data() + state.size() - kChecksum, &crc, sizeof crc);
-  return state;
+  return sealed(state);
 }
 
 inline std::vector<float> go_on(Session& session, const std::vector<int>& prompt) {

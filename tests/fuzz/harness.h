@@ -4,16 +4,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <map>
 #include <optional>
-#include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include "models/files/checksum.h"
 
 namespace mmrec::fuzz {
 
@@ -71,18 +67,6 @@ inline std::vector<std::string_view> parts_of(std::string_view input, std::size_
   }
   parts.back() = input;
   return parts;
-}
-
-/// Sealed bytes (engine/session/sealed_bytes.h) with correct size and checksum, so that the reader gets past them.
-inline std::vector<std::byte> sealed(std::span<const std::byte> input) {
-  constexpr std::size_t kSizeAt = 16, kLeast = 32, kNumber = 8;
-  std::vector<std::byte> bytes(input.begin(), input.end());
-  if (bytes.size() < kLeast) return bytes;
-  const std::uint64_t size = bytes.size();
-  std::memcpy(&bytes[kSizeAt], &size, kNumber);
-  const std::uint64_t crc = models::crc64(std::span<const std::byte>(bytes).first(bytes.size() - kNumber));
-  std::memcpy(&bytes[bytes.size() - kNumber], &crc, kNumber);
-  return bytes;
 }
 
 }  // namespace mmrec::fuzz

@@ -6,6 +6,7 @@
 #include "models/mmrec/state.h"
 #include "tests/engine/toy_executor.h"
 #include "tests/fuzz/harness.h"
+#include "tests/support/sealed_bytes.h"
 
 namespace {
 
@@ -52,7 +53,7 @@ void restore_file(Bytes bytes) {
   require(std::ranges::equal(mmrec::encode_sequence(*saved), bytes));
   const mmrec::Sampler takes(saved->sampler);
   go_on(*saved);
-  saved->state = mmrec::fuzz::sealed(saved->state);
+  saved->state = mmrec::test::sealed(saved->state);
   go_on(*saved);
 }
 
@@ -62,7 +63,7 @@ void restore_file(Bytes bytes) {
 MMREC_FUZZ(state) {
   const Bytes bytes = std::as_bytes(std::span(input));
   restore(bytes);
-  restore(mmrec::fuzz::sealed(bytes));
+  restore(mmrec::test::sealed(bytes));
 }
 
 // A state file of any bytes is refused, or encodes to the same bytes; and a session continues from it, or refuses it
@@ -70,5 +71,5 @@ MMREC_FUZZ(state) {
 MMREC_FUZZ(state_file) {
   const Bytes bytes = std::as_bytes(std::span(input));
   restore_file(bytes);
-  restore_file(mmrec::fuzz::sealed(bytes));
+  restore_file(mmrec::test::sealed(bytes));
 }
