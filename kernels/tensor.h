@@ -272,6 +272,10 @@ constexpr const char* name_of(WeightFormat format) {
   constexpr const char* kNames[] = {"fp32", "fp16", "bf16", "fp8", "int8", "int4"};
   return kNames[static_cast<std::size_t>(format.code)];
 }
+/// Inputs that share a scale in rows of quantised numbers.
+MMREC_ALWAYS_INLINE constexpr std::int64_t inputs_of_scale(WeightFormat format, std::int64_t cols) {
+  return format.group == 0 ? cols : format.group;
+}
 /// Scales of a row.
 MMREC_ALWAYS_INLINE constexpr std::int64_t scales_of(WeightFormat format, std::int64_t cols) {
   return !is_quantized(format.code) ? 0 : format.group == 0 ? 1 : (cols + format.group - 1) / format.group;

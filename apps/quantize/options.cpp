@@ -18,7 +18,7 @@ constexpr auto kOptions = std::to_array<Option>({
     {"format",
      0,
      {"F", "int8 int4 fp8"},
-     "int8 or fp8, a scale per row; or int4, a scale per group, with int8 for matrices that do not bear it",
+     "int8 or fp8, a scale per row; or int4, a scale per group; matrices that do not bear these get int8",
      true},
     {"group", 0, {"N"}, "weights that share a scale of int4: a multiple of 64 (64)", true},
     {"keep", 0, {"PATTERN"}, "matrices that stay as they are, by name; may be repeated", true, {}, true},

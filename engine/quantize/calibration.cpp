@@ -47,9 +47,10 @@ void factorize(std::vector<double>& h, std::size_t n, const std::string& name, k
 
 SecondOrder second_order(std::span<const float> sum, std::size_t n, const std::string& name,
                          kernels::ThreadPool& pool) {
-  constexpr double kDamping = 0.01;
+  constexpr double kDamping = 0.001;
   SecondOrder found;
   found.order.resize(n);
+  found.diagonal.resize(n);
   std::iota(found.order.begin(), found.order.end(), std::size_t{0});
   std::ranges::stable_sort(found.order, {}, [&](std::size_t i) { return sum[i * n + i]; });
   double trace = 0.0;
@@ -59,6 +60,7 @@ SecondOrder second_order(std::span<const float> sum, std::size_t n, const std::s
   for (std::size_t i = 0; i < n; ++i) {
     for (std::size_t j = i; j < n; ++j) h[i * n + j] = static_cast<double>(sum[found.order[i] * n + found.order[j]]);
     h[i * n + i] += damping;
+    found.diagonal[found.order[i]] = static_cast<float>(h[i * n + i]);
   }
   factorize(h, n, name, pool);
   found.r.assign(h.begin(), h.end());
@@ -70,8 +72,10 @@ Calibration::Calibration(const std::filesystem::path& folder, std::span<const in
     : cpu_(threads) {
   const std::unique_ptr<models::LoadedModel> model = models::load_model(folder, {}, {.threads = threads});
   check_ids(tokens, model->info().vocab_size, "calibration: ");
-  model->visit_rows([&](const std::string& name, const kernels::WeightView<kernels::Host>& rows) {
-    rows_.emplace(name, static_cast<const std::byte*>(rows.data));
+  model->visit_parts([&](const std::string& name, std::int64_t col, const kernels::WeightView<kernels::Host>& part) {
+    const auto* const begin = static_cast<const std::byte*>(part.data);
+    parts_[name].emplace(static_cast<std::size_t>(col), begin);
+    begins_.insert(begin);
   });
   const models::ExecutionOptions options{.threads = threads, .observer = this};
   const models::Slots slot(model->on_cpu(), 1, options);
@@ -90,8 +94,8 @@ void Calibration::observe(std::span<const kernels::Linear<kernels::Host>> jobs) 
     if (job.weight.rows == 0) continue;
     const auto* const begin = static_cast<const std::byte*>(job.weight.data);
     const auto* const end = begin + kernels::bytes_of(job.weight.format, job.weight.rows, job.weight.cols);
-    const auto is_inside = [&](const auto& named) { return named.second >= begin && named.second < end; };
-    if (std::ranges::none_of(rows_, is_inside)) continue;
+    const auto part = begins_.lower_bound(begin);
+    if (part == begins_.end() || *part >= end) continue;
     Sums& sums = sums_[begin];
     const auto cols = static_cast<std::size_t>(job.weight.cols);
     if (sums.end == nullptr) {
@@ -118,11 +122,18 @@ void Calibration::add_block(Sums& sums) {
   sums.filled = 0;
 }
 
-const SecondOrder* Calibration::of(const std::string& name) {
-  const auto rows = rows_.find(name);
-  if (rows == rows_.end()) return nullptr;
-  auto sums = sums_.upper_bound(rows->second);
-  if (sums == sums_.begin() || (--sums)->second.end <= rows->second) return nullptr;
+std::vector<ColumnInputs> Calibration::of(const std::string& name) {
+  std::vector<ColumnInputs> all;
+  for (const auto& [first, rows] : parts_[name]) {
+    all.push_back({first, moments_of(rows, name)});
+    if (all.back().moments == nullptr) return {};
+  }
+  return all;
+}
+
+const SecondOrder* Calibration::moments_of(const std::byte* rows, const std::string& name) {
+  auto sums = sums_.upper_bound(rows);
+  if (sums == sums_.begin() || (--sums)->second.end <= rows) return nullptr;
   SecondOrder& factor = sums->second.factor;
   if (factor.order.empty()) {
     factor = second_order(sums->second.sum, static_cast<std::size_t>(sums->second.cols), name, cpu_.pool());

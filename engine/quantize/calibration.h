@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,25 +16,32 @@
 
 namespace mmrec::engine {
 
-/// Of the inputs x of a matrix with n columns: H = Σ x xᵀ with a hundredth of its mean diagonal added to the diagonal.
+/// Of the inputs x of a matrix with n columns: H = Σ x xᵀ with a thousandth of its mean diagonal added to the diagonal.
 /// The rows and columns of H are sorted by the diagonal, the largest last; column `order[i]` of the matrix is number i.
 /// Then RᵀR = H.
 struct SecondOrder {
   std::vector<std::size_t> order;  // [n]
   std::vector<float> r;            // [n, n], R, which is 0 below the diagonal
+  std::vector<float> diagonal;     // [n], H's, in the order of the matrix' columns
 };
 /// From Σ x xᵀ [n, n]. Throws NumericError naming `name` if that is not finite.
 SecondOrder second_order(std::span<const float> sum, std::size_t n, const std::string& name, kernels::ThreadPool& pool);
 
-/// Runs a model over a text on the CPU, and sums x xᵀ for each matrix that goes through `linear`.
+/// Of the inputs of some columns of a matrix, from `first` on.
+struct ColumnInputs {
+  std::size_t first = 0;
+  const SecondOrder* moments = nullptr;
+};
+
+/// Runs a model over a text on the CPU, and sums x xᵀ for each matrix that it multiplies x by.
 class Calibration final : kernels::LinearObserver {
  public:
   /// Of the model in `folder`. `on_progress` gets the tokens done; false ends the text there. Throws as Model::load.
   Calibration(const std::filesystem::path& folder, std::span<const int> tokens, int threads,
               const std::function<bool(std::int64_t done)>& on_progress);
 
-  /// Of the inputs of NAME.weight; null of a matrix that had none.
-  const SecondOrder* of(const std::string& name);
+  /// Of the inputs of NAME.weight, whose columns may be multiplied apart; none where some had no inputs.
+  std::vector<ColumnInputs> of(const std::string& name);
 
  private:
   /// Sums for one matrix, which may be stacked of several tensors.
@@ -49,11 +57,14 @@ class Calibration final : kernels::LinearObserver {
 
   void observe(std::span<const kernels::Linear<kernels::Host>> jobs) override;
   void add_block(Sums& sums);
+  /// Of the rows of weights that begin at `rows`; null where they had no inputs.
+  const SecondOrder* moments_of(const std::byte* rows, const std::string& name);
 
   kernels::Cpu cpu_;
   std::mutex mutex_;
-  std::map<std::string, const std::byte*> rows_;  // where the weights of each tensor begin
-  std::map<const std::byte*, Sums> sums_;         // by where the weights of a product begin
+  std::map<std::string, std::map<std::size_t, const std::byte*>> parts_;  // of tensors: first column, and the weights
+  std::set<const std::byte*> begins_;                                     // of the parts' weights
+  std::map<const std::byte*, Sums> sums_;                                 // by where the weights of a product begin
 };
 
 }  // namespace mmrec::engine

@@ -22,7 +22,6 @@
 #include "engine/quantize/output_folder.h"
 #include "engine/quantize/rounding.h"
 #include "engine/require.h"
-#include "kernels/cpu/bytes.h"
 #include "kernels/cpu/thread_pool.h"
 #include "models/files/checkpoint.h"
 #include "models/files/elements.h"
@@ -44,17 +43,21 @@ constexpr std::uint64_t kMostConfigBytes = std::uint64_t{1} << 20;
 constexpr std::size_t kBlockBytes = std::size_t{256} << 10;  // what a thread reads at a time
 constexpr std::string_view kWeight = ".weight";
 
+/// Of [PREFIX]blocks.N.NAME NAME, else "".
+std::string_view name_in_block(std::string_view name) {
+  constexpr std::string_view kBlocks = "blocks.";
+  const std::size_t block = name.rfind(kBlocks);
+  const std::size_t dot = block == std::string_view::npos ? block : name.find('.', block + kBlocks.size());
+  return dot == std::string_view::npos ? "" : name.substr(dot + 1);
+}
+
 /// Matrices of a block that bear four bits, as docs/quantisation.md measures it. W_z does not: z is added to the state
 /// at every step, and costs as much as all others together; W_fused has its rows. The decay networks, a fourteenth of a
-/// block, stay at eight bits, because their errors multiply the state. So do embedding and head.
+/// block, stay at eight bits, because their errors multiply the state.
 bool bears_four_bits(std::string_view name) {
-  constexpr std::string_view kBlocks = "blocks.";
   constexpr std::array<std::string_view, 9> kNames = {
       "W_q", "W_k", "W_v", "W_g", "mdi.W_g", "ffn.0", "ffn.3", "multi_mem_attention.W_q", "multi_mem_attention.W_o"};
-  const std::size_t block = name.rfind(kBlocks);
-  if (block == std::string_view::npos) return false;
-  const std::size_t dot = name.find('.', block + kBlocks.size());
-  return dot != std::string_view::npos && std::ranges::find(kNames, name.substr(dot + 1)) != kNames.end();
+  return std::ranges::find(kNames, name_in_block(name)) != kNames.end();
 }
 
 /// NAME of a matrix NAME.weight that can be quantised.
@@ -69,10 +72,11 @@ bool is_kept(const std::string& name, const QuantizeOptions& options) {
       options.keep, [&](const std::string& pattern) { return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0; });
 }
 
+/// Embedding and head are kInt8 in every format: in fp8 they would cost as much as all blocks.
 Scheme scheme_for(const std::string& name, std::int64_t cols, const QuantizeOptions& options) {
-  if (options.type != QuantizedType::kInt4) return {options.type, 0};
-  const bool bears = bears_four_bits(name) && cols % options.group == 0;
-  return bears ? Scheme{QuantizedType::kInt4, options.group} : Scheme{QuantizedType::kInt8, 0};
+  if (options.type == QuantizedType::kFp8 && !name_in_block(name).empty()) return {QuantizedType::kFp8, 0};
+  const bool has_four = options.type == QuantizedType::kInt4 && bears_four_bits(name) && cols % options.group == 0;
+  return has_four ? Scheme{QuantizedType::kInt4, options.group} : Scheme{};
 }
 
 /// A tensor of the checkpoint, and where in its new file lies what it becomes.
@@ -136,7 +140,7 @@ class Quantizer {
   }
 
   /// Appends a tensor to file number `file`, and returns where it lies behind the header.
-  std::uint64_t add(std::size_t file, models::StoredTensor tensor) {
+  std::uint64_t add(std::size_t file, models::NewTensor tensor) {
     if (shards_.size() <= file) shards_.resize(file + 1), ends_.resize(file + 1);
     const std::uint64_t begin = ends_[file];
     ends_[file] += tensor.bytes;
@@ -216,8 +220,8 @@ class Quantizer {
     const std::size_t most = std::max<std::size_t>(kBlockBytes / row_bytes, 1);
     std::vector<Squares> squares((rows + most - 1) / most);
     const std::thread::id caller = std::this_thread::get_id();
-    const engine::SecondOrder* const inputs =
-        step.matrix && calibration_ ? calibration_->of(result_.matrices[*step.matrix].name) : nullptr;
+    std::vector<engine::ColumnInputs> inputs;
+    if (step.matrix && calibration_) inputs = calibration_->of(result_.matrices[*step.matrix].name);
     kernels::parallel_items(squares.size(), threads_, [&](std::size_t i) {
       if (cancelled_) return;
       std::vector<std::byte> block(std::min(most, rows - i * most) * row_bytes);
@@ -241,12 +245,12 @@ class Quantizer {
 
   /// Rows from `first` on, as the checkpoint has them in `block`.
   Squares quantize(const Step& step, std::uint64_t data, std::size_t first, std::span<const std::byte> block,
-                   const engine::SecondOrder* inputs, engine::OutputFile& file) const {
+                   std::span<const engine::ColumnInputs> inputs, engine::OutputFile& file) const {
     const TensorInfo& tensor = *step.tensor;
-    check_finite(tensor, first * static_cast<std::size_t>(tensor.shape[1]), block);
     const Scheme scheme = scheme_of(step);
     const auto cols = static_cast<std::size_t>(tensor.shape[1]);
     const std::size_t from_bytes = cols * kernels::size_of(tensor.dtype);
+    checkpoint_.check_finite(tensor, first * from_bytes, block);
     const auto to_bytes = static_cast<std::size_t>(scheme.row_bytes(tensor.shape[1]));
     const auto of_row = static_cast<std::size_t>(scheme.scales(tensor.shape[1]));
     const std::size_t rows = block.size() / from_bytes;
@@ -259,15 +263,6 @@ class Quantizer {
     file.write(data + step.numbers + first * to_bytes, numbers);
     file.write(data + step.scales + first * of_row * sizeof(kernels::BFloat16), std::as_bytes(std::span(scales)));
     return squares;
-  }
-
-  void check_finite(const TensorInfo& tensor, std::size_t first, std::span<const std::byte> block) const {
-    if (kernels::all_finite(block, tensor.dtype)) return;
-    const std::int64_t i =
-        models::first_nonfinite(block.data(), block.size() / kernels::size_of(tensor.dtype), tensor.dtype);
-    throw std::runtime_error(fmt::format("{}: {}: element {} is not finite (expected finite weights)",
-                                         checkpoint_.path_of(tensor).string(), models::printable(tensor.name),
-                                         first + static_cast<std::size_t>(i)));
   }
 
   void copy(engine::OutputFolder& folder, const std::string& name) const {
@@ -293,7 +288,7 @@ class Quantizer {
   std::string config_;
   models::Checkpoint checkpoint_;
   int threads_;
-  std::vector<models::StoredShard> shards_;
+  std::vector<models::NewShard> shards_;
   std::vector<std::uint64_t> ends_;  // of the data of each shard
   std::vector<Step> steps_;
   std::optional<engine::Calibration> calibration_;

@@ -74,18 +74,19 @@ double sum_of(std::size_t count, const F& f) {
   return sum;
 }
 
+/// Each weight's error times its importance.
 template <class Numbers>
-double squared_error(std::span<const float> weights, float scale) {
-  return sum_of(weights.size(), [weights, scale](std::size_t i) {
+double squared_error(std::span<const float> weights, const float* importance, float scale) {
+  return sum_of(weights.size(), [weights, importance, scale](std::size_t i) {
     const float difference = weights[i] - Numbers::nearest(weights[i] / scale) * scale;
-    return difference * difference;
+    return importance[i] * (difference * difference);
   });
 }
 
 /// The scale with the least squared error among some 40: coarse steps from the largest down, then finer ones around the
 /// best of these. Each is rounded to bf16 first. 1 if all weights are 0.
 template <class Numbers>
-float best_scale(std::span<const float> weights) {
+float best_scale(std::span<const float> weights, const float* importance) {
   constexpr int kCoarse = 24;
   constexpr int kFine = 8;  // on both sides
   constexpr float kStep = (Numbers::most - Numbers::least) / kCoarse;
@@ -98,7 +99,7 @@ float best_scale(std::span<const float> weights) {
   const auto try_ratio = [&](float ratio) {
     const float exact = std::max(largest / Numbers::largest * ratio, std::numeric_limits<float>::min());
     const float scale = kernels::to_float(kernels::from_float<BFloat16>(exact));
-    const double error = squared_error<Numbers>(weights, scale);
+    const double error = squared_error<Numbers>(weights, importance, scale);
     if (best_scale != 0.0F && !(error < least)) return;
     least = error;
     best_ratio = ratio;
@@ -124,9 +125,12 @@ class RowsRounder {
     std::memset(numbers, 0, weights.size() / cols * row_bytes_);
   }
 
-  void find_scales(BFloat16* scales) {
+  /// Columns count by the size of their inputs.
+  void find_scales(std::span<const ColumnInputs> inputs, BFloat16* scales) {
+    std::vector<float> importance(cols_, 1.0F);
+    for (const ColumnInputs& of : inputs) std::ranges::copy(of.moments->diagonal, importance.data() + of.first);
     for (std::size_t i = 0; i < scales_.size(); ++i) {
-      scales_[i] = best_scale<Numbers>(weights_.subspan(i * group_, group_));
+      scales_[i] = best_scale<Numbers>(weights_.subspan(i * group_, group_), importance.data() + i * group_ % cols_);
       scales[i] = kernels::from_float<BFloat16>(scales_[i]);
     }
   }
@@ -137,16 +141,17 @@ class RowsRounder {
 
   /// Column after column, each for all rows: with d the differences of the columns that are rounded already, the sum of
   /// (R d)² is least where the next weight is rounded as if those errors were part of it.
-  void round_by(const SecondOrder& inputs) {
-    const std::size_t rows = weights_.size() / cols_;
-    std::vector<float> differences(weights_.size());  // [rows, cols], in the order of the columns
-    for (std::size_t i = cols_; i-- > 0;) {
-      const float* const r = inputs.r.data() + i * cols_;
+  void round_by(const ColumnInputs& inputs) {
+    const SecondOrder& moments = *inputs.moments;
+    const std::size_t rows = weights_.size() / cols_, count = moments.order.size();
+    std::vector<float> differences(rows * count);  // [rows, count], in the order of the columns
+    for (std::size_t i = count; i-- > 0;) {
+      const float* const r = moments.r.data() + i * count;
       for (std::size_t row = 0; row < rows; ++row) {
-        float* const d = differences.data() + row * cols_;
+        float* const d = differences.data() + row * count;
         const double carried =
-            sum_of(cols_ - i - 1, [r = r + i + 1, d = d + i + 1](std::size_t k) { return r[k] * d[k]; });
-        const std::size_t at = row * cols_ + inputs.order[i];
+            sum_of(count - i - 1, [r = r + i + 1, d = d + i + 1](std::size_t k) { return r[k] * d[k]; });
+        const std::size_t at = row * cols_ + inputs.first + moments.order[i];
         d[i] = weights_[at] - put(at, weights_[at] + static_cast<float>(carried) / r[i]);
       }
     }
@@ -184,16 +189,14 @@ class RowsRounder {
 
 }  // namespace
 
-Squares round_rows(const Scheme& scheme, std::span<const float> weights, std::size_t cols, const SecondOrder* inputs,
-                   std::byte* numbers, BFloat16* scales) {
+Squares round_rows(const Scheme& scheme, std::span<const float> weights, std::size_t cols,
+                   std::span<const ColumnInputs> inputs, std::byte* numbers, BFloat16* scales) {
   return with_numbers(scheme.type, [&]<class Numbers>(Numbers) {
     RowsRounder<Numbers> rows(scheme, weights, cols, numbers);
-    rows.find_scales(scales);
-    if (inputs != nullptr) {
-      rows.round_by(*inputs);
-    } else {
-      rows.round_to_nearest();
-    }
+    // Where a row has one scale of 8 bits the size of inputs makes it worse (docs/quantisation.md).
+    rows.find_scales(scheme.group == 0 ? std::span<const ColumnInputs>() : inputs, scales);
+    for (const ColumnInputs& of_columns : inputs) rows.round_by(of_columns);
+    if (inputs.empty()) rows.round_to_nearest();
     return rows.squares();
   });
 }

@@ -39,9 +39,9 @@ struct Squares {
 };
 
 /// Rounds rows [rows, cols] to numbers [rows, row_bytes] with searched scales [rows, scales], rounded to bf16: each to
-/// the nearest, or so that the error of products with inputs of that second order is small. `weights` must be finite,
-/// and `cols` a whole number of groups.
-Squares round_rows(const Scheme& scheme, std::span<const float> weights, std::size_t cols, const SecondOrder* inputs,
-                   std::byte* numbers, kernels::BFloat16* scales);
+/// the nearest, or so that the error of products with such inputs is small, of which all columns have some. `weights`
+/// must be finite, and `cols` a whole number of groups.
+Squares round_rows(const Scheme& scheme, std::span<const float> weights, std::size_t cols,
+                   std::span<const ColumnInputs> inputs, std::byte* numbers, kernels::BFloat16* scales);
 
 }  // namespace mmrec::engine

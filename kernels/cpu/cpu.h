@@ -48,7 +48,8 @@ class HostBuffer {
   std::size_t size_ = 0;
 };
 
-/// Is told the jobs of each call of `linear` before they are computed.
+/// Is told of products with weights: the jobs of `linear` before they are computed, and x and weight of the gates of an
+/// exact recurrence, gated, after it.
 class LinearObserver {
  public:
   virtual ~LinearObserver() = default;

@@ -236,8 +236,8 @@ __attribute__((noinline)) void multiply(const Product<F>& p) {
 
 template <class F>
 void matvec(const float* const* x, std::int64_t n, const WeightView<Host>& w, float* y, std::int64_t y_stride) {
-  const std::int64_t group = w.format.group != 0 ? w.format.group : w.cols;
-  multiply(Product<F>{x, n, w, w.cols, w.rows, y, y_stride, row_bytes(w.format, w.cols), group});
+  multiply(
+      Product<F>{x, n, w, w.cols, w.rows, y, y_stride, row_bytes(w.format, w.cols), inputs_of_scale(w.format, w.cols)});
 }
 
 /// Quantised rows as numbers of type T. Of a row's only scale T gets `of_scale` times the number.
@@ -245,7 +245,7 @@ template <class F, class T, class Scale>
 void dequantise_rows(const WeightView<Host>& w, T* to, const Scale& of_scale) {
   using Numbers = typename F::Numbers;
   const std::int64_t bytes = row_bytes(w.format, w.cols);
-  const std::int64_t group = w.format.group != 0 ? w.format.group : w.cols;
+  const std::int64_t group = inputs_of_scale(w.format, w.cols);
   for (std::int64_t r = 0; r < w.rows; ++r, to += w.cols) {
     const typename F::Row row = F::row(w, bytes, r);
     for (std::int64_t k = 0; k < w.cols; k += kQuantBlock) {

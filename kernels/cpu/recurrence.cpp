@@ -268,6 +268,17 @@ void share_channels(Cpu& cpu, const typename Group::Op& op, std::int64_t runs, s
   }
 }
 
+/// Of the products with the states that are there now.
+void tell(LinearObserver& observer, const GatedRecurrences<Host>& op) {
+  for (const GateInputs<Host>& in : op.in) {
+    for (std::int64_t b = 0; b < in.z.batch; ++b) {
+      const Linear<Host> product = {.x = {in.h.at(b, 0, 0), in.z.time, in.h.dim, in.h.time_stride},
+                                    .weight = op.gate_weight};
+      observer.observe({&product, 1});
+    }
+  }
+}
+
 }  // namespace
 
 void gated_recurrences(Cpu& cpu, const GatedRecurrences<Host>& op) {
@@ -278,8 +289,12 @@ void gated_recurrences(Cpu& cpu, const GatedRecurrences<Host>& op) {
     longest = std::max(longest, in.z.time);
   }
   if (runs == 0 || longest == 0) return;
-  if (longest > 1 && runs >= kLeastRuns * cpu.threads()) return share_runs<GatedGroup>(cpu, op, runs, kGroupRuns);
-  share_channels<GatedGroup>(cpu, op, runs, kMostRuns);
+  if (longest > 1 && runs >= kLeastRuns * cpu.threads()) {
+    share_runs<GatedGroup>(cpu, op, runs, kGroupRuns);
+  } else {
+    share_channels<GatedGroup>(cpu, op, runs, kMostRuns);
+  }
+  if (cpu.observer != nullptr) tell(*cpu.observer, op);
 }
 
 void gated_recurrence(Cpu& cpu, const GatedRecurrence<Host>& op) {

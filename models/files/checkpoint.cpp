@@ -5,12 +5,15 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <memory>
 #include <stdexcept>
 #include <system_error>
 #include <utility>
 
+#include "kernels/cpu/bytes.h"
 #include "models/files/checked.h"
+#include "models/files/elements.h"
 #include "models/files/json.h"
 #include "models/files/model_files.h"
 #include "models/files/text.h"
@@ -140,6 +143,23 @@ void Checkpoint::index_names() {
     fail(path_of(info),
          fmt::format("{}: is also in {}", printable(info.name), quote(path_of(*entry->second).filename().string())));
   }
+}
+
+void Checkpoint::check_finite(const TensorInfo& tensor, std::uint64_t offset, std::span<const std::byte> data) const {
+  const std::size_t size = kernels::size_of(tensor.dtype);
+  std::int64_t i = -1;
+  if (tensor.dtype == kernels::DType::kF8) {  // has a NaN, and no infinity
+    const auto is_nan = [](std::byte b) { return (b & std::byte{0x7f}) == std::byte{0x7f}; };
+    const auto nan = std::find_if(data.begin(), data.end(), is_nan);
+    if (nan != data.end()) i = nan - data.begin();
+  } else if (!kernels::all_finite(data, tensor.dtype)) {
+    i = first_nonfinite(data.data(), data.size() / size, tensor.dtype);
+  }
+  if (i < 0) return;
+  const auto at = static_cast<std::size_t>(i);
+  const bool is_infinite = tensor.dtype != kernels::DType::kF8 && !std::isnan(element(data.data(), at, tensor.dtype));
+  fail(path_of(tensor), fmt::format("{}: element {} is {} (expected finite weights)", printable(tensor.name),
+                                    offset / size + at, is_infinite ? "infinite" : "NaN"));
 }
 
 void Checkpoint::check_index(const ShardIndex& index) const {

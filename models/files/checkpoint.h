@@ -71,6 +71,9 @@ class Checkpoint {
   /// Reads bytes [offset, offset + to.size()) of the tensor's data. Throws std::system_error or, if the file has become
   /// shorter, std::runtime_error; std::out_of_range beyond the tensor. Thread-safe.
   void read(const TensorInfo& tensor, std::uint64_t offset, std::span<std::byte> to) const;
+  /// Of the tensor's data from `offset` on. Throws std::runtime_error naming file, tensor and element for a number that
+  /// is not finite.
+  void check_finite(const TensorInfo& tensor, std::uint64_t offset, std::span<const std::byte> data) const;
 
  private:
   struct DataFile {

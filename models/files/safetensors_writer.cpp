@@ -13,10 +13,10 @@ std::string json_string(const std::string& text) { return nlohmann::json(text).d
 
 }  // namespace
 
-std::string safetensors_header(std::span<const StoredTensor> tensors) {
+std::string safetensors_header(std::span<const NewTensor> tensors) {
   std::string json = "{";
   std::uint64_t begin = 0;
-  for (const StoredTensor& tensor : tensors) {
+  for (const NewTensor& tensor : tensors) {
     const std::uint64_t end = begin + tensor.bytes;
     json += fmt::format("{}{}:{{\"dtype\":\"{}\",\"shape\":{},\"data_offsets\":[{},{}]}}", json.size() > 1 ? "," : "",
                         json_string(tensor.name), tensor.type, list(tensor.shape), begin, end);
@@ -29,11 +29,11 @@ std::string safetensors_header(std::span<const StoredTensor> tensors) {
   return length + json;
 }
 
-std::string shard_index(std::span<const StoredShard> shards) {
+std::string shard_index(std::span<const NewShard> shards) {
   std::uint64_t bytes = 0;
   std::string map;
-  for (const StoredShard& shard : shards) {
-    for (const StoredTensor& tensor : shard.tensors) {
+  for (const NewShard& shard : shards) {
+    for (const NewTensor& tensor : shard.tensors) {
       bytes += tensor.bytes;
       map += fmt::format("{}\n    {}: {}", map.empty() ? "" : ",", json_string(tensor.name), json_string(shard.name));
     }

@@ -10,7 +10,7 @@
 namespace mmrec::models {
 
 /// A tensor to be written.
-struct StoredTensor {
+struct NewTensor {
   std::string name;
   std::string_view type;  // its name in the file: "BF16"
   std::vector<std::int64_t> shape;
@@ -19,13 +19,13 @@ struct StoredTensor {
 
 /// What comes before the tensors' data, which lie one behind the other: the length of a JSON text and that text, padded
 /// with spaces so that the data begins at a multiple of eight bytes.
-std::string safetensors_header(std::span<const StoredTensor> tensors);
+std::string safetensors_header(std::span<const NewTensor> tensors);
 
 /// The text of model.safetensors.index.json for shards of these names with these tensors.
-struct StoredShard {
+struct NewShard {
   std::string name;
-  std::vector<StoredTensor> tensors;
+  std::vector<NewTensor> tensors;
 };
-std::string shard_index(std::span<const StoredShard> shards);
+std::string shard_index(std::span<const NewShard> shards);
 
 }  // namespace mmrec::models

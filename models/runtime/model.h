@@ -58,9 +58,10 @@ class LoadedModel {
   virtual StateLayout state() const = 0;
   /// The executor keeps the weights alive.
   virtual std::shared_ptr<Executor> on_cpu() const = 0;
-  /// Calls visit(NAME, rows) for each tensor NAME.weight [out, in] of which a matrix has rows with all their columns.
-  using VisitRows = std::function<void(const std::string& name, const kernels::WeightView<kernels::Host>& rows)>;
-  virtual void visit_rows(const VisitRows& visit) const = 0;
+  /// Calls visit(NAME, col, part) for each part of a tensor NAME.weight [out, in] that is rows of a matrix: its columns
+  /// from `col` on.
+  using VisitParts = std::function<void(const std::string&, std::int64_t, const kernels::WeightView<kernels::Host>&)>;
+  virtual void visit_parts(const VisitParts& visit) const = 0;
   /// Rounds all matrices to bf16, and products on the CPU are in bf16 from now on; before anything runs. Throws
   /// std::bad_alloc.
   virtual void round_to_bf16() = 0;
@@ -166,7 +167,7 @@ class ModelOf final : public LoadedModel {
   StateLayout state() const override { return state_layout(config_); }
   std::shared_ptr<Executor> on_cpu() const override { return make_cpu_executor<Config>(config_, weights_); }
 
-  void visit_rows(const VisitRows& visit) const override {
+  void visit_parts(const VisitParts& visit) const override {
     const Sizes sizes = Arch::sizes(config_, nullptr);
     const auto visit_field = [&]<class To>(const Field& field, const To& matrix) {
       if constexpr (std::is_same_v<To, HostMatrix>) {
@@ -174,9 +175,8 @@ class ModelOf final : public LoadedModel {
         for (const TensorPart& part : field.parts) {
           if (matrix.rows == 0 || field.storage.transposed || !part.used_by(sizes)) continue;
           const std::int64_t rows = part.rows.of(sizes);
-          if (part.cols.of(sizes) == part.in.of(sizes)) {
-            visit(std::string(field.prefix) + std::string(part.name), matrix.view().middle_rows(row, rows));
-          }
+          visit(std::string(field.prefix) + std::string(part.name), part.col.of(sizes),
+                matrix.view().middle_rows(row, rows));
           row += rows;
         }
       }

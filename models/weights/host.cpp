@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -214,7 +213,7 @@ class ItemReader {
       const std::span<std::byte> of_rows(stored.data(), count * scale_size);
       checkpoint_.read(*from.scales, first_scale, of_rows);
       check_finite(*from.scales, first_scale, of_rows);
-      if (from.format.code == DType::kF8) check_numbers(slice.tensor(), first * row_bytes, bytes);
+      if (from.format.code == DType::kF8) check_finite(slice.tensor(), first * row_bytes, bytes);
       if (hashes != nullptr) *hashes++ = kernels::hash_bytes(bytes) + 31 * kernels::hash_bytes(of_rows);
       convert(stored.data(), count, from.scales->dtype, reinterpret_cast<std::byte*>(scales.data()), DType::kF32);
       for (std::size_t r = 0; r < rows; ++r, to += to_bytes) {
@@ -224,23 +223,8 @@ class ItemReader {
     }
   }
 
-  /// Of Float8, whose NaN is no infinity's neighbour.
-  void check_numbers(const TensorInfo& tensor, std::size_t first, std::span<const std::byte> bytes) const {
-    const auto is_nan = [](std::byte b) { return (b & std::byte{0x7f}) == std::byte{0x7f}; };
-    const auto nan = options_.allow_nonfinite ? bytes.end() : std::find_if(bytes.begin(), bytes.end(), is_nan);
-    if (nan != bytes.end()) fail_nonfinite(tensor, first + static_cast<std::size_t>(nan - bytes.begin()), "NaN");
-  }
-
-  void check_finite(const TensorInfo& tensor, std::size_t first_byte, std::span<const std::byte> bytes) const {
-    if (options_.allow_nonfinite || kernels::all_finite(bytes, tensor.dtype)) return;
-    const std::size_t size = size_of(tensor.dtype);
-    const std::int64_t i = first_nonfinite(bytes.data(), bytes.size() / size, tensor.dtype);
-    const float value = element(bytes.data(), static_cast<std::size_t>(i), tensor.dtype);
-    fail_nonfinite(tensor, first_byte / size + static_cast<std::size_t>(i), std::isnan(value) ? "NaN" : "infinite");
-  }
-  [[noreturn]] void fail_nonfinite(const TensorInfo& tensor, std::size_t i, std::string_view found) const {
-    throw std::runtime_error(fmt::format("{}: {}: element {} is {} (expected finite weights)",
-                                         checkpoint_.path_of(tensor).string(), printable(tensor.name), i, found));
+  void check_finite(const TensorInfo& tensor, std::size_t offset, std::span<const std::byte> bytes) const {
+    if (!options_.allow_nonfinite) checkpoint_.check_finite(tensor, offset, bytes);
   }
 
   const Checkpoint& checkpoint_;

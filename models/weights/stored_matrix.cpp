@@ -142,7 +142,7 @@ StoredMatrix find_matrix(const Checkpoint& checkpoint, std::string_view name, co
 void write_row(const StoredMatrix& from, const std::byte* numbers, const float* scales, std::int64_t col,
                std::int64_t cols, kernels::WeightFormat to, std::byte* row) {
   const DType code = from.format.code;
-  const std::int64_t group = from.format.group == 0 ? from.dims[1] : from.format.group;
+  const std::int64_t group = inputs_of_scale(from.format, from.dims[1]);
   if (!kernels::is_quantized(to.code)) {
     for (std::int64_t i = 0; i < cols; ++i) {
       const float x = number(from, numbers, col + i) * scales[(col + i) / group];

@@ -108,7 +108,7 @@ void write_synthetic_folder(const fs::path& folder, const SyntheticModel& model,
                             const std::function<void()>& between_blocks) {
   fs::create_directories(folder);
   check_room(folder, model.tensors, dtype);
-  std::vector<StoredTensor> stored;
+  std::vector<NewTensor> stored;
   for (const TensorSpec& tensor : model.tensors) {
     stored.push_back({tensor.name, name_in_file(dtype), tensor.shape, elements_of(tensor) * kernels::size_of(dtype)});
   }

@@ -301,8 +301,13 @@ TEST(QuantizedFolder, ConfigSaysHowAndKeepsWhatItSaid) {
   }
   quantized(kBundledFolder, out / "fp8", {.type = QuantizedType::kFp8});
   const Json fp8 = Json::parse(test::read_file(out / "fp8" / "config.json")).at("quantization_config");
-  EXPECT_EQ(fp8["format"], "float-quantized");
-  EXPECT_EQ(fp8["config_groups"]["group_0"]["weights"]["type"], "float");
+  EXPECT_EQ(fp8["format"], "mixed-precision");
+  for (const auto& [name, group] : fp8["config_groups"].items()) {
+    const bool is_embedding = group["targets"] == Json({"embedding"});
+    EXPECT_EQ(group["format"], is_embedding ? "int-quantized" : "float-quantized");
+    EXPECT_EQ(group["weights"]["type"], is_embedding ? "int" : "float");
+  }
+  EXPECT_EQ(fp8["config_groups"].size(), 2U);
 }
 
 TEST(QuantizedFolder, OfWhatCannotBeQuantisedIsRefusedAndNothingIsLeft) {
@@ -323,7 +328,7 @@ TEST(QuantizedFolder, OfWhatCannotBeQuantisedIsRefusedAndNothingIsLeft) {
     EditableTensor tensor = random_matrix("blocks.0.W_q.weight", 300, 256);
     tensor.set(256 * 256 + 9, bad);
     const Made made({random_matrix("blocks.0.W_g.weight", 2, 2), tensor});
-    refused(made.path(), {"model.safetensors", "blocks.0.W_q.weight", "element 65545", "expected finite"});
+    refused(made.path(), {"model.safetensors", "blocks.0.W_q.weight", "element 65545 is ", "expected finite"});
   }
 }
 

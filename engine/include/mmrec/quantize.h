@@ -26,7 +26,7 @@ constexpr std::string_view to_string(QuantizedType type) { return kQuantizedType
 
 /// How a model is quantised.
 struct QuantizeOptions {
-  QuantizedType type = QuantizedType::kInt8;  ///< under kInt4 matrices that do not bear it become kInt8
+  QuantizedType type = QuantizedType::kInt8;  ///< matrices that do not bear the others become kInt8
   int group = 64;                             ///< inputs that share a scale of kInt4: a multiple of 64, at most 65536
   std::vector<std::string> keep = {};         ///< glob patterns: a matrix whose name matches one stays as it is
   int threads = 0;                            ///< of the CPU; 0: all that this process may use. >= 0
