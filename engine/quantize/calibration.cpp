@@ -50,7 +50,6 @@ SecondOrder second_order(std::span<const float> sum, std::size_t n, const std::s
   constexpr double kDamping = 0.001;
   SecondOrder found;
   found.order.resize(n);
-  found.diagonal.resize(n);
   std::iota(found.order.begin(), found.order.end(), std::size_t{0});
   std::ranges::stable_sort(found.order, {}, [&](std::size_t i) { return sum[i * n + i]; });
   double trace = 0.0;
@@ -60,7 +59,6 @@ SecondOrder second_order(std::span<const float> sum, std::size_t n, const std::s
   for (std::size_t i = 0; i < n; ++i) {
     for (std::size_t j = i; j < n; ++j) h[i * n + j] = static_cast<double>(sum[found.order[i] * n + found.order[j]]);
     h[i * n + i] += damping;
-    found.diagonal[found.order[i]] = static_cast<float>(h[i * n + i]);
   }
   factorize(h, n, name, pool);
   found.r.assign(h.begin(), h.end());

@@ -22,7 +22,6 @@ namespace mmrec::engine {
 struct SecondOrder {
   std::vector<std::size_t> order;  // [n]
   std::vector<float> r;            // [n, n], R, which is 0 below the diagonal
-  std::vector<float> diagonal;     // [n], H's, in the order of the matrix' columns
 };
 /// From Σ x xᵀ [n, n]. Throws NumericError naming `name` if that is not finite.
 SecondOrder second_order(std::span<const float> sum, std::size_t n, const std::string& name, kernels::ThreadPool& pool);

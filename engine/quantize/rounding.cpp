@@ -74,19 +74,18 @@ double sum_of(std::size_t count, const F& f) {
   return sum;
 }
 
-/// Each weight's error times its importance.
 template <class Numbers>
-double squared_error(std::span<const float> weights, const float* importance, float scale) {
-  return sum_of(weights.size(), [weights, importance, scale](std::size_t i) {
+double squared_error(std::span<const float> weights, float scale) {
+  return sum_of(weights.size(), [weights, scale](std::size_t i) {
     const float difference = weights[i] - Numbers::nearest(weights[i] / scale) * scale;
-    return importance[i] * (difference * difference);
+    return difference * difference;
   });
 }
 
 /// The scale with the least squared error among some 40: coarse steps from the largest down, then finer ones around the
 /// best of these. Each is rounded to bf16 first. 1 if all weights are 0.
 template <class Numbers>
-float best_scale(std::span<const float> weights, const float* importance) {
+float best_scale(std::span<const float> weights) {
   constexpr int kCoarse = 24;
   constexpr int kFine = 8;  // on both sides
   constexpr float kStep = (Numbers::most - Numbers::least) / kCoarse;
@@ -99,7 +98,7 @@ float best_scale(std::span<const float> weights, const float* importance) {
   const auto try_ratio = [&](float ratio) {
     const float exact = std::max(largest / Numbers::largest * ratio, std::numeric_limits<float>::min());
     const float scale = kernels::to_float(kernels::from_float<BFloat16>(exact));
-    const double error = squared_error<Numbers>(weights, importance, scale);
+    const double error = squared_error<Numbers>(weights, scale);
     if (best_scale != 0.0F && !(error < least)) return;
     least = error;
     best_ratio = ratio;
@@ -125,12 +124,9 @@ class RowsRounder {
     std::memset(numbers, 0, weights.size() / cols * row_bytes_);
   }
 
-  /// Columns count by the size of their inputs.
-  void find_scales(std::span<const ColumnInputs> inputs, BFloat16* scales) {
-    std::vector<float> importance(cols_, 1.0F);
-    for (const ColumnInputs& of : inputs) std::ranges::copy(of.moments->diagonal, importance.data() + of.first);
+  void find_scales(BFloat16* scales) {
     for (std::size_t i = 0; i < scales_.size(); ++i) {
-      scales_[i] = best_scale<Numbers>(weights_.subspan(i * group_, group_), importance.data() + i * group_ % cols_);
+      scales_[i] = best_scale<Numbers>(weights_.subspan(i * group_, group_));
       scales[i] = kernels::from_float<BFloat16>(scales_[i]);
     }
   }
@@ -193,8 +189,7 @@ Squares round_rows(const Scheme& scheme, std::span<const float> weights, std::si
                    std::span<const ColumnInputs> inputs, std::byte* numbers, BFloat16* scales) {
   return with_numbers(scheme.type, [&]<class Numbers>(Numbers) {
     RowsRounder<Numbers> rows(scheme, weights, cols, numbers);
-    // Where a row has one scale of 8 bits the size of inputs makes it worse (docs/quantisation.md).
-    rows.find_scales(scheme.group == 0 ? std::span<const ColumnInputs>() : inputs, scales);
+    rows.find_scales(scales);
     for (const ColumnInputs& of_columns : inputs) rows.round_by(of_columns);
     if (inputs.empty()) rows.round_to_nearest();
     return rows.squares();
