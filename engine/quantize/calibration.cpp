@@ -45,29 +45,28 @@ void factorize(std::vector<double>& h, std::size_t n, const std::string& name, k
 
 }  // namespace
 
-SecondOrder second_order(std::span<const float> sum, std::size_t n, const std::string& name,
+SecondOrder second_order(std::span<const float> sum, std::size_t n, double damping, const std::string& name,
                          kernels::ThreadPool& pool) {
-  constexpr double kDamping = 0.001;
   SecondOrder found;
   found.order.resize(n);
   std::iota(found.order.begin(), found.order.end(), std::size_t{0});
   std::ranges::stable_sort(found.order, {}, [&](std::size_t i) { return sum[i * n + i]; });
   double trace = 0.0;
   for (std::size_t i = 0; i < n; ++i) trace += static_cast<double>(sum[i * n + i]);
-  const double damping = trace > 0.0 ? kDamping * trace / static_cast<double>(n) : 1.0;
+  const double added = trace > 0.0 ? damping * trace / static_cast<double>(n) : 1.0;
   std::vector<double> h(n * n, 0.0);
   for (std::size_t i = 0; i < n; ++i) {
     for (std::size_t j = i; j < n; ++j) h[i * n + j] = static_cast<double>(sum[found.order[i] * n + found.order[j]]);
-    h[i * n + i] += damping;
+    h[i * n + i] += added;
   }
   factorize(h, n, name, pool);
   found.r.assign(h.begin(), h.end());
   return found;
 }
 
-Calibration::Calibration(const std::filesystem::path& folder, std::span<const int> tokens, int threads,
+Calibration::Calibration(const std::filesystem::path& folder, std::span<const int> tokens, double damping, int threads,
                          const std::function<bool(std::int64_t done)>& on_progress)
-    : cpu_(threads) {
+    : damping_(damping), cpu_(threads) {
   const std::unique_ptr<models::LoadedModel> model = models::load_model(folder, {}, {.threads = threads});
   check_ids(tokens, model->info().vocab_size, "calibration: ");
   model->visit_parts([&](const std::string& name, std::int64_t col, const kernels::WeightView<kernels::Host>& part) {
@@ -134,7 +133,7 @@ const SecondOrder* Calibration::moments_of(const std::byte* rows, const std::str
   if (sums == sums_.begin() || (--sums)->second.end <= rows) return nullptr;
   SecondOrder& factor = sums->second.factor;
   if (factor.order.empty()) {
-    factor = second_order(sums->second.sum, static_cast<std::size_t>(sums->second.cols), name, cpu_.pool());
+    factor = second_order(sums->second.sum, static_cast<std::size_t>(sums->second.cols), damping_, name, cpu_.pool());
     sums->second.sum = {};
   }
   return &factor;

@@ -16,7 +16,7 @@
 
 namespace mmrec::engine {
 
-/// Of the inputs x of a matrix with n columns: H = Σ x xᵀ with a thousandth of its mean diagonal added to the diagonal.
+/// Of the inputs x of a matrix with n columns: H = Σ x xᵀ with `damping` of its mean diagonal added to the diagonal.
 /// The rows and columns of H are sorted by the diagonal, the largest last; column `order[i]` of the matrix is number i.
 /// Then RᵀR = H.
 struct SecondOrder {
@@ -24,7 +24,8 @@ struct SecondOrder {
   std::vector<float> r;            // [n, n], R, which is 0 below the diagonal
 };
 /// From Σ x xᵀ [n, n]. Throws NumericError naming `name` if that is not finite.
-SecondOrder second_order(std::span<const float> sum, std::size_t n, const std::string& name, kernels::ThreadPool& pool);
+SecondOrder second_order(std::span<const float> sum, std::size_t n, double damping, const std::string& name,
+                         kernels::ThreadPool& pool);
 
 /// Of the inputs of some columns of a matrix, from `first` on.
 struct ColumnInputs {
@@ -36,7 +37,7 @@ struct ColumnInputs {
 class Calibration final : kernels::LinearObserver {
  public:
   /// Of the model in `folder`. `on_progress` gets the tokens done; false ends the text there. Throws as Model::load.
-  Calibration(const std::filesystem::path& folder, std::span<const int> tokens, int threads,
+  Calibration(const std::filesystem::path& folder, std::span<const int> tokens, double damping, int threads,
               const std::function<bool(std::int64_t done)>& on_progress);
 
   /// Of the inputs of NAME.weight, whose columns may be multiplied apart; none where some had no inputs.
@@ -59,6 +60,7 @@ class Calibration final : kernels::LinearObserver {
   /// Of the rows of weights that begin at `rows`; null where they had no inputs.
   const SecondOrder* moments_of(const std::byte* rows, const std::string& name);
 
+  double damping_;
   kernels::Cpu cpu_;
   std::mutex mutex_;
   std::map<std::string, std::map<std::size_t, const std::byte*>> parts_;  // of tensors: first column, and the weights

@@ -150,8 +150,10 @@ class Quantizer {
   }
 
   void calibrate() {
+    // What is best for each type (docs/quantisation.md).
+    const double damping = options_.type == QuantizedType::kInt8 ? 0.001 : 0.01;
     const std::int64_t total = std::ssize(options_.calibration);
-    calibration_.emplace(from_, options_.calibration, threads_, [&](std::int64_t done) {
+    calibration_.emplace(from_, options_.calibration, damping, threads_, [&](std::int64_t done) {
       cancelled_ = options_.on_calibration && !options_.on_calibration(done, total);
       return !cancelled_;
     });

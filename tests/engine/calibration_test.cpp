@@ -31,7 +31,9 @@ std::vector<int> some_tokens(std::size_t count, int vocab) {
   return tokens;
 }
 
-/// The largest difference between RᵀR and Σ x xᵀ with a thousandth of its mean diagonal, relative to that mean.
+constexpr double kDamping = 0.01;
+
+/// The largest difference between RᵀR and Σ x xᵀ with a hundredth of its mean diagonal, relative to that mean.
 double factor_error(const SecondOrder& found, const std::vector<double>& sum) {
   const std::size_t n = found.order.size();
   double mean = 0.0;
@@ -43,7 +45,7 @@ double factor_error(const SecondOrder& found, const std::vector<double>& sum) {
       for (std::size_t k = 0; k <= std::min(i, j); ++k) {
         product += static_cast<double>(found.r[k * n + i]) * static_cast<double>(found.r[k * n + j]);
       }
-      const double expected = sum[found.order[i] * n + found.order[j]] + (i == j ? 0.001 * mean : 0.0);
+      const double expected = sum[found.order[i] * n + found.order[j]] + (i == j ? kDamping * mean : 0.0);
       worst = std::max(worst, std::fabs(product - expected) / mean);
     }
   }
@@ -77,7 +79,7 @@ std::vector<double> products(const std::vector<double>& x, std::size_t n) {
 
 SecondOrder second_order(const std::vector<double>& sum, std::size_t n, const std::string& name = "x") {
   kernels::ThreadPool pool(3);
-  return engine::second_order(std::vector<float>(sum.begin(), sum.end()), n, name, pool);
+  return engine::second_order(std::vector<float>(sum.begin(), sum.end()), n, kDamping, name, pool);
 }
 
 TEST(SecondOrderFactor, IsThatOfTheSortedSum) {
@@ -184,7 +186,7 @@ std::vector<double> states_before(const std::filesystem::path& folder, const std
 TEST(CalibrationOfAModel, SumsTheInputsOfEachProduct) {
   const std::vector<int> tokens = some_tokens(700, 384);
   std::int64_t told = 0;
-  Calibration calibration(kTinyModel, tokens, 2, [&](std::int64_t done) { return told = done, true; });
+  Calibration calibration(kTinyModel, tokens, kDamping, 2, [&](std::int64_t done) { return told = done, true; });
   EXPECT_GT(told, 512);
   const test::Tensors tensors = test::tensors_of(kTinyModel);
   const RawTensor& embedding = tensors.at("embedding.weight");
@@ -229,7 +231,7 @@ TEST(CalibrationOfAModel, ThreadsChangeNoByteAndExpertsAreSummedApart) {
   }
   EXPECT_TRUE(files[0] == files[1]);
   EXPECT_FALSE(files[0] == files[2]);
-  Calibration calibration(kTwoExperts, tokens, 4, [](std::int64_t) { return true; });
+  Calibration calibration(kTwoExperts, tokens, kDamping, 4, [](std::int64_t) { return true; });
   EXPECT_NE(calibration.of("code_expert.blocks.1.W_k").at(0).moments,
             calibration.of("text_expert.blocks.1.W_k").at(0).moments);
 }
