@@ -127,10 +127,10 @@ bool takes_gpu(const RunOptions& options);
 /// during either does not count. Throws Interrupted, and what loading and running throw.
 BenchRun run_bench(const std::filesystem::path& folder, const RunOptions& options, const BenchPlan& plan);
 
-/// What is printed: one object, schema "mmrec-bench/1": the last run, with those before it under "compare" and how many
-/// times as fast the last one's rows are under "speedups".
+/// The last run as an object of schema "mmrec-bench/1". "compare" has the runs before it, "speedups" how many times as
+/// fast the last run's rows are.
 nlohmann::ordered_json bench_json(const std::vector<BenchRun>& runs);
-/// Or a table for each run, then the speed-ups.
+/// A table for each run, then the speed-ups.
 std::string bench_table(const std::vector<BenchRun>& runs);
 
 }  // namespace mmrec::apps
