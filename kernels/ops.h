@@ -273,8 +273,8 @@ void segment_close(Cuda& cuda, MatrixView<double, Device> sum, std::int64_t segm
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Optional ops: rows of one token each, normed where they are computed. They save launches. Elsewhere
-// models/mmrec/block.h composes them of the ops above. Squares are summed in fp64, in an order of their own. A has 16
-// bits, D is a multiple of 4, views are aligned to 4 channels. A row without a state or sum, which is null in its list,
+// models/mmrec/block.h composes them of the ops above. Squares are summed in fp64, in an order of their own. D is
+// a multiple of 4, views are aligned to 4 channels. A row without a state or sum, which is null in its list,
 // counts as zeros and is not written: it fills up the rows of a recorded step.
 // ---------------------------------------------------------------------------------------------------------------------
 

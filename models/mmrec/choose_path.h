@@ -26,7 +26,7 @@ class PathOps {
  public:
   static constexpr bool kTogether = requires { gated_recurrences(on(), op<kernels::GatedRecurrences>()); };
   static constexpr bool kPacked = requires { packed_sweeps(on(), op<kernels::PackedSweeps>()); };
-  static constexpr bool kRows = kRounds && requires { advance_norm(on(), op<kernels::AdvanceNorm>()); };
+  static constexpr bool kRows = requires { advance_norm(on(), op<kernels::AdvanceNorm>()); };
   static constexpr bool kSegments = kRounds && requires { finish_segments(on(), op<kernels::FinishSegments>()); };
   static constexpr bool kWholeStep = requires { decode_step(on(), op<kernels::DecodeStep>()); };
 };

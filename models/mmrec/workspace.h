@@ -55,7 +55,7 @@ class Workspace {
         qvzk((config.use_dpg && !kComposed ? 3 : 4) * dim()),
         ffn(config.ffn_dim),
         h_(dim()),
-        h_rounded_(dim()),
+        beside_h_(dim()),
         attended_(dim()),
         zm_(kComposed ? 0 : dim()),
         gate_hidden_(networks() * gate_width()) {}
@@ -85,7 +85,8 @@ class Workspace {
     for (auto* activation : {&x, &gamma, &context}) activation->reserve(backend, rows);
     for (auto* activation : {&u, &qvzk, &zm_, &ffn, &gate_hidden_}) activation->reserve(backend, rows);
     h_.reserve(backend, rows + carries);
-    if constexpr (kRounds) attended_.reserve(backend, rows), h_rounded_.reserve(backend, rows + carries);
+    if constexpr (kRounds) attended_.reserve(backend, rows);
+    if constexpr (kComposed) beside_h_.reserve(backend, rows + carries);
     rows_ = rows, carries_ = carries;
     return true;
   }
@@ -123,15 +124,21 @@ class Workspace {
   }
   /// h with the row before the first token, the carry: [sequences, tokens + 1, D].
   Sequence<float> h(const Batch& b) { return with_carry(h_, b); }
-  /// In place of h where one token of each sequence goes by rows: what the recurrence's gates see of the state,
-  /// [sequences, 2D].
-  Matrix<float> state_gates(const Batch& b) { return {h(b).data, b.sequences, 2 * dim()}; }
   /// h rounded to A; the same memory for A = float.
   Sequence<A> h_rounded(const Batch& b) {
     if constexpr (kRounds) {
-      return with_carry(h_rounded_, b);
+      return with_carry(beside_h_, b);
     } else {
       return with_carry(h_, b);
+    }
+  }
+  /// Where one token of each sequence goes by rows: what the recurrence's gates see of the state, [sequences, 2D]. It
+  /// takes the place of whichever of h and h_rounded the rows leave free.
+  Matrix<float> state_gates(const Batch& b) {
+    if constexpr (kRounds) {
+      return {h(b).data, b.sequences, 2 * dim()};
+    } else {
+      return {with_carry(beside_h_, b).data, b.sequences, 2 * dim()};
     }
   }
 
@@ -255,7 +262,8 @@ class Workspace {
 
   std::int64_t rows_ = 0, carries_ = 0;  // room in the activations
   Activation<Backend, float> h_;
-  Activation<Backend, A> h_rounded_, attended_, zm_, gate_hidden_;
+  Activation<Backend, A> beside_h_;  // h rounded to A, or for A = float state_gates()
+  Activation<Backend, A> attended_, zm_, gate_hidden_;
   typename Backend::template Buffer<float> gate_, change_;
 };
 

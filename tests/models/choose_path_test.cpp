@@ -14,12 +14,16 @@ namespace {
 struct HasAll {
   using Space = kernels::Device;
 };
-using A = kernels::Float16;
-[[maybe_unused]] void gated_recurrences(HasAll&, const kernels::GatedRecurrences<kernels::Device, A>&) {}
-[[maybe_unused]] void packed_sweeps(HasAll&, const kernels::PackedSweeps<kernels::Device, A>&) {}
-[[maybe_unused]] void advance_norm(HasAll&, const kernels::AdvanceNorm<kernels::Device, A>&) {}
-[[maybe_unused]] void finish_segments(HasAll&, const kernels::FinishSegments<kernels::Device, A>&) {}
-[[maybe_unused]] void decode_step(HasAll&, const kernels::DecodeStep<kernels::Device, A>&) {}
+template <class A>
+void gated_recurrences(HasAll&, const kernels::GatedRecurrences<kernels::Device, A>&) {}
+template <class A>
+void packed_sweeps(HasAll&, const kernels::PackedSweeps<kernels::Device, A>&) {}
+template <class A>
+void advance_norm(HasAll&, const kernels::AdvanceNorm<kernels::Device, A>&) {}
+template <class A>
+void finish_segments(HasAll&, const kernels::FinishSegments<kernels::Device, A>&) {}
+template <class A>
+void decode_step(HasAll&, const kernels::DecodeStep<kernels::Device, A>&) {}
 bool token_rows_pay(const HasAll&, std::int64_t rows, std::int64_t /*dim*/) { return rows > 8; }
 
 struct Chosen {
@@ -55,7 +59,7 @@ TEST(ChoosePath, TakesTheFastestThatMayBeTaken) {
         Chunk chunk = c.chunk;
         chunk.batches = c.batches, chunk.options.path = forced;
         const auto fit = [&](const Batch& /*b*/) { return fits; };
-        return choose_path<HasAll, A>({}, 64, {}, chunk, fit, fit);
+        return choose_path<HasAll, kernels::Float16>({}, 64, {}, chunk, fit, fit);
       };
       const Path want = fits ? c.path : c.without;
       EXPECT_EQ(choose(Path::kAny), want) << c.what << ", fits: " << fits;
@@ -69,6 +73,12 @@ TEST(ChoosePath, KeepsToWhatTheBackendHas) {
   using OnCpu = PathOps<kernels::Cpu, float>;
   EXPECT_TRUE(OnCpu::kTogether);
   EXPECT_FALSE(OnCpu::kPacked || OnCpu::kRows || OnCpu::kSegments || OnCpu::kWholeStep);
+}
+
+TEST(ChoosePath, TakesAllButSegmentsInFp32) {
+  using InFp32 = PathOps<HasAll, float>;
+  EXPECT_TRUE(InFp32::kTogether && InFp32::kPacked && InFp32::kRows && InFp32::kWholeStep);
+  EXPECT_FALSE(InFp32::kSegments);
 }
 
 }  // namespace

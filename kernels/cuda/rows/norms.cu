@@ -412,13 +412,10 @@ bool token_rows_pay(const Cuda& cuda, std::int64_t sequences, std::int64_t dim) 
   template void rmsnorm(Cuda&, MatrixView<const float, Device>, const float*, MatrixView<A, Device>, NormEpsilon); \
   template void block_residual(Cuda&, const BlockResidual<Device, A>&);                                            \
   template void packed_residual_norm(Cuda&, const PackedResidualNorm<Device, A>&);                                 \
-  template void block_residual_norm(Cuda&, const BlockResidual<Device, A>&, const float*, MatrixView<A, Device>);
-MMREC_FOR_EACH_TYPE(MMREC_INSTANTIATE)
-#undef MMREC_INSTANTIATE
-#define MMREC_INSTANTIATE(A)                                        \
-  template void embed_norm(Cuda&, const EmbedNorm<Device, A>&);     \
-  template void advance_norm(Cuda&, const AdvanceNorm<Device, A>&); \
+  template void block_residual_norm(Cuda&, const BlockResidual<Device, A>&, const float*, MatrixView<A, Device>);  \
+  template void embed_norm(Cuda&, const EmbedNorm<Device, A>&);                                                    \
+  template void advance_norm(Cuda&, const AdvanceNorm<Device, A>&);                                                \
   template void sum_norm(Cuda&, const SumNorm<Device, A>&);
-MMREC_FOR_EACH_HALF(MMREC_INSTANTIATE)
+MMREC_FOR_EACH_TYPE(MMREC_INSTANTIATE)
 
 }  // namespace mmrec::kernels

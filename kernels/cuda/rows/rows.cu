@@ -49,9 +49,7 @@ struct CopyListedRow {
     float values[kWidth] = {};
     if (copy.from != nullptr) load(reinterpret_cast<const float*>(copy.from + op.from_offset) + col, values);
     store(reinterpret_cast<float*>(copy.to + op.to_offset) + col, values);
-    if constexpr (sizeof(A) == 2) {
-      if (copy.rounded != nullptr) store(copy.rounded + col, values);
-    }
+    if (copy.rounded != nullptr) store(copy.rounded + col, values);
   }
 };
 

@@ -38,7 +38,7 @@ class FusedNormsTest : public OpTest {
   static constexpr std::int64_t kDims[] = {4, 48, 384, 1000, 2048};
 };
 
-using Types = testing::Types<BFloat16, Float16>;
+using Types = testing::Types<float, BFloat16, Float16>;
 TYPED_TEST_SUITE(FusedNormsTest, Types);
 
 TYPED_TEST(FusedNormsTest, EmbedsAndRoundsTheState) {

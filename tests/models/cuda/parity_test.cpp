@@ -1,8 +1,8 @@
 // The CUDA executor against the references, in each precision. fp32 (no TF32) keeps the CPU's bounds. In 16 bits
 // weights and what enters a product are rounded, so the bounds are shares of the fixture's largest logit: a float64
 // rendering of the same roundings came within 3.3 % in bf16 and 0.4 % in fp16 of the references, on every fixture.
-// mmrec-jax likewise, against its public code. And every path of a device, in 16 bits, where all of them exist, follows
-// the reference in every term.
+// mmrec-jax likewise, against its public code. And every path of a device follows the reference in every term: in 16
+// bits, where all of them exist, and by rows in fp32.
 #include "tests/models/parity.h"
 
 #include "models/mmrec/mmrec.h"
@@ -79,6 +79,11 @@ TEST_P(Terms, EveryPathFollowsTheReference) {
        prefill(PrefillMode::kSweeps, 0, Path::kSegments), prefill(PrefillMode::kSweeps, 3, Path::kPacked),
        prefill(PrefillMode::kSweeps, 3, Path::kReference)},
       kernels::test::small_sizes() ? 26 : 42, 0.008, kernels::test::small_sizes() ? 9 : 1);
+}
+TEST_P(Terms, StepsByRowsFollowTheReferenceInFp32) {
+  if (!unusable().empty()) GTEST_SKIP() << unusable();
+  expect_all_follow(make<Precision::kF32>, {steps(11, false, Path::kRows), steps(11, true, Path::kRows)},
+                    kernels::test::small_sizes() ? 26 : 42, 1e-4, kernels::test::small_sizes() ? 9 : 1);
 }
 
 TEST(CudaWeights, KAutoTakesTheStoredTypeWhereAllAgree) {
