@@ -97,9 +97,11 @@ struct Linear {
 };
 void linear(Cpu& cpu, std::span<const Linear<Host>> jobs);
 /// On a device there are three classes of row numbers: up to kTileColumns, kFewRows, more. A row's result does not
-/// depend on how many rows of its class there are.
+/// depend on how many rows of its class there are. More rows of fp32 are multiplied by parts where the weight has them.
 template <class A, class Y>
 void linear(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, LinearAlgo algo = {});
+/// The parts (kParts) of fp32 numbers x, row by row and one part after another: parts [kParts, x.rows, x.cols].
+void split(Cuda& cuda, MatrixView<const float, Device> x, BFloat16* parts);
 /// Whether a device takes a job's y_rows: fp32 results of many rows of 16 bits, without a residual.
 template <class A>
 bool linear_takes_rows(const Cuda& cuda, const Linear<Device, A, float>& job);

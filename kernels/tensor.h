@@ -294,6 +294,10 @@ constexpr std::size_t bytes_of(WeightFormat format, std::int64_t rows, std::int6
   return static_cast<std::size_t>(rows * row_bytes(format, cols));
 }
 
+/// A number of fp32 is the sum of so many of bf16, each the rest rounded to nearest even, which leave nothing of its 24
+/// bits. Part p of an element lies part_stride elements behind part p - 1.
+inline constexpr std::int64_t kParts = 3;
+
 /// A weight matrix [rows = out features, cols = in features] in its stored format (PyTorch `Linear` layout).
 template <class Space>
 struct WeightView {
@@ -301,9 +305,17 @@ struct WeightView {
   WeightFormat format;
   std::int64_t rows = 0;
   std::int64_t cols = 0;
+  /// Numbers of fp32 may be there in bf16 parts too, for products by tensor cores: see kParts. Null: they are not.
+  const BFloat16* parts = nullptr;
+  std::int64_t part_stride = 0;
 
   constexpr WeightView middle_rows(std::int64_t first, std::int64_t count) const {
-    return {static_cast<const std::byte*>(data) + bytes_of(format, first, cols), format, count, cols};
+    return {static_cast<const std::byte*>(data) + bytes_of(format, first, cols),
+            format,
+            count,
+            cols,
+            parts == nullptr ? nullptr : parts + first * cols,
+            part_stride};
   }
   /// The numbers for a product that loads fragments as numbers of type A and knows no other format: today the CUDA
   /// backend's, all of them. Throws std::invalid_argument naming both formats if they are stored otherwise.

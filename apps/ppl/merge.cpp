@@ -72,7 +72,7 @@ constexpr auto kMembers = std::to_array<Member>({
     {"prefill_mode", "auto sweeps steps", nullptr, false, true},
     {"sweep_tol", "auto or a number above 0", is_tolerance, false, true},
     {"max_sweeps", kCount, is_count, false, true},
-    {"precision", "fp32 fp16 bf16", nullptr, false, true},
+    {"precision", "fp32 fp16 bf16 fp32-fma", nullptr, false, true},
     {"model", kHash, is_hash, false, true},
     {"tokenizer", kHash, is_hash_or_null, false, true},
     {"version", kWords, is_words, false, true},

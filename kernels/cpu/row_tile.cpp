@@ -51,9 +51,6 @@ dnnl::matmul::primitive_desc describe(const dnnl::engine& engine, const dnnl::me
 #endif
 }
 
-/// The parts of a number, each what bf16 holds of what those before have left: together all 24 bits of it.
-constexpr std::int64_t kParts = 3;
-
 /// parts[p][t] = part p of x[t]. Only where there are matrix instructions, so AVX-512 is there too.
 [[gnu::target("avx512f,avx512bw,avx512vl,avx512dq")]] void split(const float* x, std::int64_t x_stride, std::int64_t in,
                                                                  std::uint16_t* parts) {

@@ -76,7 +76,11 @@ struct OnBackend {
       : hidden(on, p.hidden, p.shape.n, p.shape.dim, {.pad = p.shape.padding}),
         head(on, p.head, p.shape.vocab, p.shape.dim, p.format),
         targets(upload(on, p.targets)),
-        out(upload(on, std::vector<float>(p.targets.size(), kPoison))) {}
+        out(upload(on, std::vector<float>(p.targets.size(), kPoison))) {
+#if defined(MMREC_TEST_CUDA)
+    if (p.format == DType::kF32 && p.shape.vocab % 2 == 0) head.add_parts(on);
+#endif
+  }
   HiddenLogprobs<Space, A> op() {
     return {.hidden = hidden.read(), .head = head.view(), .targets = targets.data(), .logprobs = out.data()};
   }

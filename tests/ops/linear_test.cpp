@@ -24,6 +24,7 @@ struct Case {
   float residual_scale = 1.0F;
   Layout layout = kPacked;
   std::int64_t y_pad = 0;  // beyond the layout's
+  bool parts = false;      // of fp32 weights
 };
 
 std::ostream& operator<<(std::ostream& stream, const Case& c) {
@@ -49,7 +50,11 @@ class Problem {
         weight_(on, c.out, c.in, format, 10 * stream + 1, 1.0 / std::sqrt(static_cast<double>(c.in))),
         bias_(random_matrix<float>(on, 1, c.out, kPacked, 10 * stream + 2)),
         residual_(random_matrix<Y>(on, c.residual == Residual::kNone ? 0 : c.rows, c.out, c.layout, 10 * stream + 3)),
-        y_(on, c.rows, c.out, {c.layout.pad + c.y_pad, c.layout.offset}) {}
+        y_(on, c.rows, c.out, {c.layout.pad + c.y_pad, c.layout.offset}) {
+#if defined(MMREC_TEST_CUDA)
+    if (c.parts) weight_.add_parts(on);
+#endif
+  }
 
   Linear<Space, A, Y> job() {
     Linear<Space, A, Y> job{.x = x_.view(),
@@ -77,6 +82,14 @@ class Problem {
     double want = activate(case_.activation, sum);
     if (case_.residual != Residual::kNone) want += static_cast<double>(case_.residual_scale) * residual_(r, o);
     return {want, size};
+  }
+  /// The sum of an output's products as fp32 multiply-adds give it.
+  double plain(std::int64_t r, std::int64_t o) const {
+    float sum = 0.0F;
+    const A* x = x_.values().data() + r * case_.in;
+    for (std::int64_t i = 0; i < case_.in; ++i)
+      sum = std::fma(to_float(x[i]), static_cast<float>(weight_.row(o)[i]), sum);
+    return static_cast<double>(sum);
   }
   /// On all outputs, or on `samples` of them, within tolerance(want, size).
   template <class Tolerance>
@@ -184,11 +197,13 @@ class LinearTest : public OpTest {
   /// That the cases so far were computed by these algorithms and no others; where those of sm_90 are not to be had, by
   /// the library instead.
   void expect_algos(std::set<LinearAlgo> algos) {
-    if (on().compute_capability() != 90 && algos.erase(kFew) + algos.erase(kMany) != 0) algos.insert(kLibrary);
+    if (on().compute_capability() != 90 && algos.erase(kFew) + algos.erase(kMany) + algos.erase(kOfParts) != 0) {
+      algos.insert(kLibrary);
+    }
     EXPECT_EQ(algos_, algos);
   }
   static constexpr LinearAlgo kMatvec = LinearAlgo::kMatvec, kFew = LinearAlgo::kFewRows, kMany = LinearAlgo::kManyRows,
-                              kLibrary = LinearAlgo::kLibrary;
+                              kOfParts = LinearAlgo::kParts, kLibrary = LinearAlgo::kLibrary;
 
   /// One case by an algorithm, which is the one that linear chooses or another.
   template <class A, class Y>
@@ -656,6 +671,100 @@ TEST_F(LinearTest, AChainReadsWhatTheCallBeforeWrote) {
     restart();
     graph.launch(on());
     EXPECT_TRUE(same_bits(x.download(), waited)) << rows << " rows, as a graph";
+  }
+}
+
+// ---- fp32 from parts of bf16: what holds for plain fp32 ----
+
+Case of_parts(std::int64_t rows, std::int64_t out, std::int64_t in, Activation activation = Activation::kNone,
+              bool bias = false, Residual residual = Residual::kNone, Layout layout = kPacked) {
+  return {rows, out, in, activation, bias, residual, residual == Residual::kApart ? 0.5F : 1.0F, layout, 0, true};
+}
+
+TEST_F(LinearTest, PartsOfFp32InAnySize) {
+  for (const std::int64_t rows : {129, 300}) {
+    for (const std::int64_t out : {1, 48, 257}) {
+      for (const std::int64_t in : {8, 200}) {
+        check<float, float>(on(), {of_parts(rows, out, in, Activation::kGelu, true, Residual::kApart)});
+        check<float, float>(on(), {of_parts(rows, out, in, Activation::kNone, true, Residual::kInPlace, kUnaligned)});
+      }
+    }
+  }
+  if (!small_sizes()) {
+    check<float, float>(on(), {of_parts(4096, 512, 2048, Activation::kNone, true, Residual::kInPlace)});
+    check<float, float>(on(), {of_parts(2500, 256, 8192)});  // in several turns
+  }
+  expect_algos({kOfParts});
+}
+
+// Jobs with one x and with others, more than a launch takes, beside jobs that have no parts.
+TEST_F(LinearTest, PartsOfSeveralJobs) {
+  std::vector<Case> cases;
+  for (std::int64_t i = 0; i < 6; ++i) cases.push_back(of_parts(129 + 50 * (i / 2), 24 + 8 * i, 64 + 32 * (i % 3)));
+  cases.push_back({200, 24, 64});
+  cases.push_back(of_parts(200, 24, 60));  // which the copy engine cannot read
+  check<float, float>(on(), cases);
+  expect_algos({kOfParts, kLibrary});
+  Problem<float, float> problem(on(), of_parts(130, 96, 72, Activation::kGelu, true));
+  run<float, float>(on(), {problem.job()});
+  const std::vector<float> whole = problem.result();
+  fill_zero(on(), problem.job().y);
+  std::vector<Linear<Device>> jobs;
+  for (std::int64_t i = 0; i < 6; ++i) {
+    jobs.push_back(problem.job());
+    jobs.back().weight = jobs.back().weight.middle_rows(16 * i, 16);
+    jobs.back().bias += 16 * i;
+    jobs.back().y = jobs.back().y.middle_cols(16 * i, 16);
+  }
+  run(on(), jobs);
+  EXPECT_TRUE(on().compute_capability() != 90 || same_bits(problem.result(), whole)) << "by rows of the weights";
+}
+
+TEST_F(LinearTest, PartsOfAnyMagnitudeAreAsWideAsFp32) {
+  for (const float scale : {1e37F, 1.0F, 1e-20F, 1e-30F}) {
+    Problem<float, float> problem(on(), of_parts(130, 40, 96));
+    std::vector<float> x = random_floats(130 * 96, 11);
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] *= i % 3 == 0 ? scale : scale * 1e-4F;
+    problem.set_x(on(), x);
+    run<float, float>(on(), {problem.job()});
+    problem.expect_within([](double, double size) { return 1e-6 * size + 1e-36; });
+  }
+}
+
+TEST_F(LinearTest, BitsOfPartsDoNotDependOnTheNumberOfRows) {
+  expect_rows_alone<float, float>(on(), of_parts(390, 72, 136, Activation::kGelu, true, Residual::kApart), 130);
+  if (small_sizes()) return;
+  expect_rows_alone<float, float>(on(), of_parts(8192, 256, 1024), 2048);
+  expect_rows_alone<float, float>(on(), of_parts(4096, 256, 4096), 300);
+}
+
+// docs/numerics.md has the table that this prints. Plain: one multiply-add after another.
+TEST_F(LinearTest, PartsErrAsLittleAsMultiplyAdds) {
+  if (on().compute_capability() != 90) GTEST_SKIP() << "products of parts are for compute capability 9.0";
+  for (const std::int64_t in : {64, 512, 2048}) {
+    const std::int64_t rows = 130, out = kEmulated ? 16 : 512;
+    Problem<float, float> problem(on(), of_parts(rows, out, in));
+    linear(on(), problem.job(), kOfParts);
+    const std::vector<float> got = problem.result();
+    double most[2] = {}, squares[2] = {};
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t o = 0; o < out; ++o) {
+        const auto [want, size] = problem.expected(r, o);
+        const double sums[] = {static_cast<double>(got[static_cast<std::size_t>(r * out + o)]), problem.plain(r, o)};
+        for (int i = 0; i < 2; ++i) {
+          const double error = std::abs(sums[i] - want) / size;
+          most[i] = std::max(most[i], error);
+          squares[i] += error * error;
+        }
+      }
+    }
+    const auto rms = [&](int i) { return std::sqrt(squares[i] / static_cast<double>(rows * out)); };
+    std::printf("%5d inputs: parts %.1e, rms %.1e; plain %.1e, rms %.1e\n", static_cast<int>(in), most[0], rms(0),
+                most[1], rms(1));
+    // Tensor cores may truncate each sum of 16 products: what that adds grows with their number, and has a sign.
+    const double share = 1.5 + static_cast<double>(in) / 512.0;
+    EXPECT_LE(most[0], share * most[1]);
+    EXPECT_LE(rms(0), share * rms(1));
   }
 }
 

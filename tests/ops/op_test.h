@@ -246,7 +246,18 @@ class Weights {
           double deviation = 1.0)
       : Weights(on, widened(random_normal<float>(static_cast<std::size_t>(rows * cols), 0.0, deviation, stream)), rows,
                 cols, format) {}
-  WeightView<Space> view() const { return {bytes_.data(), format_, rows_, cols_}; }
+  WeightView<Space> view() const {
+    WeightView<Space> view{bytes_.data(), format_, rows_, cols_};
+    if (parts_.size() != 0) view.parts = parts_.data(), view.part_stride = rows_ * cols_;
+    return view;
+  }
+#if defined(MMREC_TEST_CUDA)
+  /// Adds the parts of fp32 numbers.
+  void add_parts(Backend& on) {
+    parts_ = Buffer<BFloat16>(static_cast<std::size_t>(kParts * rows_ * cols_));
+    split(on, {view().as<float>(), rows_, cols_}, parts_.data());
+  }
+#endif
   double operator()(std::int64_t row, std::int64_t col) const {
     return values_[static_cast<std::size_t>(row * cols_ + col)];
   }
@@ -256,6 +267,7 @@ class Weights {
 
  private:
   Buffer<std::byte> bytes_;
+  Buffer<BFloat16> parts_;
   std::vector<double> values_;
   WeightFormat format_;
   std::int64_t rows_, cols_;

@@ -93,7 +93,8 @@ class OptionDocumentsTest(unittest.TestCase):
     def test_bash_answers(self):
         self.assertEqual(self.bash_answers("mmrec-generate", "--pre"),
                          {"--precision", "--prefill", "--prefix-cache", "--prefix-cache-mb", "--predict"})
-        self.assertEqual(self.bash_answers("mmrec-generate", "--precision", ""), {"auto", "fp32", "bf16", "fp16"})
+        self.assertEqual(self.bash_answers("mmrec-generate", "--precision", ""),
+                         {"auto", "fp32", "bf16", "fp16", "fp32-fma"})
         self.assertEqual(self.bash_answers("mmrec-generate", "-m", ""), {"model"})
         self.assertEqual(self.bash_answers("mmrec-generate", "-f", "te"), {"text.txt"})
         self.assertEqual(self.bash_answers("mmrec-generate", "-p", ""), set())

@@ -33,7 +33,7 @@ def parser_of(program: str, what: str, field: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--partition-mib", type=float, default=64, metavar="N", help="size of partitions (64)")
     parser.add_argument("--device", default="auto", metavar="D", help="auto, cpu or cuda; without Ray cuda:N, cuda:all")
-    parser.add_argument("--precision", default="auto", metavar="P", help="auto, fp32, fp16 or bf16")
+    parser.add_argument("--precision", default="auto", metavar="P", help="auto, fp32, fp16, bf16 or fp32-fma")
     parser.add_argument("--batch", type=int, default=0, metavar="N", help="sequences together at most")
     parser.add_argument("--ray-address", metavar="A", help="a cluster, or auto (one of this machine's own)")
     parser.add_argument("--no-ray", action="store_true", help="this process alone, as without Ray")

@@ -21,7 +21,7 @@ class LoadOptions(TypedDict, total=False):
     """Options of Model.load()."""
 
     device: str
-    precision: Literal["auto", "fp32", "fp16", "bf16"]
+    precision: Literal["auto", "fp32", "fp16", "bf16", "fp32-fma"]
     threads: int
     allow_nonfinite: bool
     on_warning: Optional[Callable[[str], object]]

@@ -38,7 +38,7 @@ class ModelInfo:
     device: str  #: "cpu" or "cuda"
     gpu: int  #: the GPU's number; -1 on the CPU
     device_name: str  #: "NVIDIA H200"; "cpu" on the CPU
-    precision: str  #: of products: "fp32", "fp16" or "bf16"
+    precision: str  #: of products: "fp32", "fp16", "bf16" or "fp32-fma"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -235,8 +235,8 @@ void bind_model(nb::module_& m) {
       "Loads a model folder: config.json and model.safetensors, or its shards. None: the bundled model.\n\n"
       "Options: device='auto' ('cpu', 'cuda', 'cuda:N'; 'cpu' loads no CUDA library), precision='auto' ('fp32', "
       "'fp16',\n"
-      "'bf16'), threads=0 (that read; 0: all processors), allow_nonfinite=False, on_warning=None (a callable of one\n"
-      "line; None: warnings.warn), and of some architectures expert='both'|'text'|'code',\n"
+      "'bf16', 'fp32-fma'), threads=0 (that read; 0: all processors), allow_nonfinite=False, on_warning=None\n"
+      "(a callable of one line; None: warnings.warn), and of some architectures expert='both'|'text'|'code',\n"
       "calls='stepwise'|'prompt'|'whole', bank=bool. Raises ModelError naming file, field, found and expected, "
       "OSError\n"
       "where a file cannot be read, DeviceUnavailable, CudaError, MemoryError, and ValueError for options.");

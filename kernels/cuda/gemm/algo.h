@@ -20,6 +20,9 @@ enum class LinearAlgo : std::uint8_t {
   /// Any number of rows, for sm_90a: with them prefill runs at 40 % (D = 1,024) to 68 % (D = 4,096) of the device's
   /// best product rate. The epilogue works on the sums in registers, where the library needs a second pass for gelu.
   kManyRows,
+  /// More than kFewRows rows in fp32, for sm_90a: by kManyRows from three bf16 parts of each operand. An H100
+  /// multiplies bf16 at 13 times the rate of fp32, and this takes six products.
+  kParts,
   /// Any operands, by cuBLASLt: fp32, other devices, unaligned operands.
   kLibrary,
 };
@@ -29,6 +32,9 @@ enum class LinearAlgo : std::uint8_t {
 template <class A>
 bool gemm_sm90_supported(const Cuda& cuda, MatrixView<const A, Device> x, const WeightView<Device>& weight);
 
+/// Whether kParts takes the operands: x's shape and a weight that has parts.
+bool linear_parts_supported(const Cuda& cuda, MatrixView<const float, Device> x, const WeightView<Device>& weight);
+
 /// The algorithm of a job with rows and outputs.
 template <class A, class Y>
 LinearAlgo choose_linear(const Cuda& cuda, const Linear<Device, A, Y>& job) {
@@ -37,6 +43,8 @@ LinearAlgo choose_linear(const Cuda& cuda, const Linear<Device, A, Y>& job) {
     if (gemm_sm90_supported(cuda, job.x, job.weight)) {
       return job.x.rows <= kFewRows ? LinearAlgo::kFewRows : LinearAlgo::kManyRows;
     }
+  } else if (job.x.rows > kFewRows && linear_parts_supported(cuda, job.x, job.weight)) {
+    return LinearAlgo::kParts;
   }
   return LinearAlgo::kLibrary;
 }
@@ -44,9 +52,9 @@ LinearAlgo choose_linear(const Cuda& cuda, const Linear<Device, A, Y>& job) {
 /// The tiles of kManyRows, 128 rows by 256, 128 or 64 outputs.
 enum class GemmTile : std::uint8_t { kAuto, kWide, kSquare, kSlim };
 
-/// The tiles that end first on this device, of jobs that share a launch.
+/// The tiles that end first on this device, of jobs that share a launch; of products of parts if `parts`.
 template <class A, class Y>
-GemmTile choose_tile(const Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs);
+GemmTile choose_tile(const Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, bool parts = false);
 
 /// X(A, Y) for every type of 16-bit operands and of results: explicit instantiations.
 #define MMREC_FOR_EACH_HALF_PRODUCT(X) X(BFloat16, BFloat16) X(BFloat16, float) X(Float16, Float16) X(Float16, float)
@@ -60,7 +68,12 @@ void matvec(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs);
 /// Where gemm_sm90_supported(cuda, job.x, job.weight) holds, like the next one.
 template <class A, class Y>
 void linear_few_rows_sm90(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs);
+/// With x_part_stride, x and the weights are the first of kParts parts, and the result is that of the numbers whose
+/// parts they are.
 template <class A, class Y>
-void linear_many_rows_sm90(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, GemmTile tile = GemmTile::kAuto);
+void linear_many_rows_sm90(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, GemmTile tile = GemmTile::kAuto,
+                           std::int64_t x_part_stride = 0);
+/// Where linear_parts_supported() holds. Bits depend neither on how many rows or jobs there are.
+void linear_by_parts(Cuda& cuda, std::span<const Linear<Device, float, float>> jobs);
 
 }  // namespace mmrec::kernels

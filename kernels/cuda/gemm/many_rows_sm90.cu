@@ -261,14 +261,19 @@ class LinearEpilogue {
   float bias_[kBiases] = {};
 };
 
+/// Products of parts (algo.h): those of parts 0 and 2 and of 1 and 1, of 0 and 1, of 0 and 0. The smallest come first,
+/// so that the tensor cores, whose sums may truncate, add them before the sums are large.
+constexpr GemmPasses kPassesOfParts = {.count = 6, .x = 0b00'01'00'10'00'01, .w = 0b00'00'01'00'10'01};
+
 /// About how many clocks the jobs take with this tile. A wave of tiles takes `block_clocks` for each k-block and then
 /// `finish_clocks`, as measured on an H200.
 template <class Tile, class A, class Y>
-double clocks(const Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, double block_clocks, double finish_clocks) {
+double clocks(const Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, const GemmPasses& passes,
+              double block_clocks, double finish_clocks) {
   double tiles = 0.0;
   double sum = 0.0;
   for (const Linear<Device, A, Y>& job : jobs) {
-    const GemmProblem problem = gemm_problem<Tile>(1, job.x.rows, job.weight.rows, job.x.cols);
+    const GemmProblem problem = gemm_problem<Tile>(1, job.x.rows, job.weight.rows, job.x.cols, passes);
     const double count = static_cast<double>(problem.row_tiles) * problem.column_tiles;
     tiles += count;
     sum += count * (problem.k_blocks * block_clocks + finish_clocks);
@@ -278,12 +283,17 @@ double clocks(const Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, doub
 }
 
 template <class Tile, bool kListed, class A, class Y>
-void launch_jobs(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
+void launch_jobs(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, std::int64_t x_part_stride) {
   GemmJobs<kMostGemmJobs> products = {};
   using Epilogue = LinearEpilogue<Y, Tile::kColumns, kListed>;
   typename Epilogue::Parameters outputs = {};
   for (std::size_t i = 0; i < jobs.size(); ++i) {
-    set_gemm_job<Tile>(products, static_cast<int>(i), matrix_stack(jobs[i].x), matrix_stack<A>(jobs[i].weight));
+    MatrixStack x = matrix_stack(jobs[i].x), w = matrix_stack<A>(jobs[i].weight);
+    if (x_part_stride != 0) {
+      x.depth = w.depth = kParts;
+      x.depth_stride = x_part_stride, w.depth_stride = jobs[i].weight.part_stride;
+    }
+    set_gemm_job<Tile>(products, static_cast<int>(i), x, w, x_part_stride != 0 ? kPassesOfParts : GemmPasses());
     outputs.job[i] = linear_output(jobs[i]);
   }
   launch_gemm_sm90<Tile, A, Epilogue>(cuda, products, outputs, true);
@@ -291,11 +301,11 @@ void launch_jobs(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
 
 /// Jobs with a list are logits: no others share their launch.
 template <class Tile, class A, class Y>
-void launch_jobs(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
+void launch_jobs(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, std::int64_t x_part_stride) {
   if constexpr (std::is_same_v<Y, float>) {
-    if (jobs.front().y_rows != nullptr) return launch_jobs<Tile, true>(cuda, jobs);
+    if (jobs.front().y_rows != nullptr) return launch_jobs<Tile, true>(cuda, jobs, x_part_stride);
   }
-  launch_jobs<Tile, false>(cuda, jobs);
+  launch_jobs<Tile, false>(cuda, jobs, x_part_stride);
 }
 
 }  // namespace
@@ -308,32 +318,34 @@ bool gemm_sm90_supported(const Cuda& cuda, MatrixView<const A, Device> x, const 
 }
 
 template <class A, class Y>
-GemmTile choose_tile(const Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
-  const double wide = clocks<WideTile>(cuda, jobs, 1024, 3000);
-  const double square = clocks<SquareTile>(cuda, jobs, 560, 1500);
-  const double slim = clocks<SlimTile>(cuda, jobs, 440, 800);
+GemmTile choose_tile(const Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, bool parts) {
+  const GemmPasses passes = parts ? kPassesOfParts : GemmPasses();
+  const double wide = clocks<WideTile>(cuda, jobs, passes, 1024, 3000);
+  const double square = clocks<SquareTile>(cuda, jobs, passes, 560, 1500);
+  const double slim = clocks<SlimTile>(cuda, jobs, passes, 440, 800);
   if (wide < std::min(square, slim)) return GemmTile::kWide;
   return square < slim ? GemmTile::kSquare : GemmTile::kSlim;
 }
 
 template <class A, class Y>
-void linear_many_rows_sm90(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, GemmTile tile) {
-  switch (tile == GemmTile::kAuto ? choose_tile(cuda, jobs) : tile) {
+void linear_many_rows_sm90(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, GemmTile tile,
+                           std::int64_t x_part_stride) {
+  switch (tile == GemmTile::kAuto ? choose_tile(cuda, jobs, x_part_stride != 0) : tile) {
     case GemmTile::kWide:
-      return launch_jobs<WideTile>(cuda, jobs);
+      return launch_jobs<WideTile>(cuda, jobs, x_part_stride);
     case GemmTile::kSquare:
-      return launch_jobs<SquareTile>(cuda, jobs);
+      return launch_jobs<SquareTile>(cuda, jobs, x_part_stride);
     default:
-      return launch_jobs<SlimTile>(cuda, jobs);
+      return launch_jobs<SlimTile>(cuda, jobs, x_part_stride);
   }
 }
 
 #define MMREC_INSTANTIATE(A) \
   template bool gemm_sm90_supported(const Cuda&, MatrixView<const A, Device>, const WeightView<Device>&);
 MMREC_FOR_EACH_HALF(MMREC_INSTANTIATE)
-#define MMREC_INSTANTIATE_PRODUCT(A, Y)                                              \
-  template GemmTile choose_tile(const Cuda&, std::span<const Linear<Device, A, Y>>); \
-  template void linear_many_rows_sm90(Cuda&, std::span<const Linear<Device, A, Y>>, GemmTile);
+#define MMREC_INSTANTIATE_PRODUCT(A, Y)                                                    \
+  template GemmTile choose_tile(const Cuda&, std::span<const Linear<Device, A, Y>>, bool); \
+  template void linear_many_rows_sm90(Cuda&, std::span<const Linear<Device, A, Y>>, GemmTile, std::int64_t);
 MMREC_FOR_EACH_HALF_PRODUCT(MMREC_INSTANTIATE_PRODUCT)
 
 }  // namespace mmrec::kernels

@@ -129,10 +129,19 @@ struct GemmSkip {
   bool by_bits = false;
 };
 
+/// The sums of a product go through k once, or once for each of several pairs of matrices: 2 bits of x and of w name
+/// the matrix in its stack, the first pass lowest.
+struct GemmPasses {
+  int count = 1;
+  unsigned x = 0, w = 0;
+};
+
 /// Sizes of one product. Tiles are those of clusters.
 struct GemmProblem {
   int batch = 1;  // matrices of x
-  int k_blocks = 0;
+  GemmPasses passes;
+  int pass_blocks = 0;
+  int k_blocks = 0;   // of all passes
   int row_tiles = 0;  // of one matrix
   int column_tiles = 0;
 };
@@ -149,10 +158,14 @@ struct GemmJobs {
 };
 
 template <class Tile>
-GemmProblem gemm_problem(std::int64_t batch, std::int64_t rows, std::int64_t columns, std::int64_t depth) {
+GemmProblem gemm_problem(std::int64_t batch, std::int64_t rows, std::int64_t columns, std::int64_t depth,
+                         const GemmPasses& passes = {}) {
   using Layout = GemmLayout<Tile>;
-  return {.batch = static_cast<int>(batch),
-          .k_blocks = static_cast<int>(ceil_div(depth, Layout::kDepth)),
+  const auto pass_blocks = static_cast<int>(ceil_div(depth, Layout::kDepth));
+  return {.batch = passes.count == 1 ? static_cast<int>(batch) : 1,
+          .passes = passes,
+          .pass_blocks = pass_blocks,
+          .k_blocks = passes.count * pass_blocks,
           .row_tiles = static_cast<int>(ceil_div(rows, Layout::kRows * Tile::kClusterRows)),
           .column_tiles = static_cast<int>(ceil_div(columns, Layout::kPartRows))};
 }
@@ -228,22 +241,26 @@ __device__ void gemm_produce(GemmRing<Tile> ring, const GemmJobs<kJobs>& jobs) {
     const GemmPlace place = gemm_place<Tile>(jobs, index, rank);
     const TensorMap* x_map = &jobs.x[place.job];
     const TensorMap* w_map = &jobs.w[place.job];
-    const int k_blocks = jobs.problem[place.job].k_blocks;
+    const GemmProblem& problem = jobs.problem[place.job];
     const int w_row = place.column + w_slice % Layout::kPartRows;
     const int w_part = w_slice / Layout::kPartRows;
-    for (int k = 0; k < k_blocks; ++k) {
-      ptx::mbarrier_wait(&ring.empty[ring.stage], ring.parity ^ 1U);
-      std::uint64_t* full = &ring.full[ring.stage];
-      ptx::mbarrier_arrive_expect(full, Layout::kStageBytes);
-      std::byte* x = ring.stages + ring.stage * Layout::kStageBytes;
-      std::byte* w = x + Layout::kXBytes + w_slice * Layout::kRowBytes;
-      ptx::load_box(x, x_map, full, k * Layout::kDepth, place.row, place.batch);
-      if constexpr (Tile::kClusterRows == 1) {
-        ptx::load_box(w, w_map, full, k * Layout::kDepth, w_row, w_part);
-      } else {
-        ptx::load_box_multicast(w, w_map, full, k * Layout::kDepth, w_row, w_part, kAll);
+    for (int pass = 0; pass < problem.passes.count; ++pass) {
+      const int x_matrix = place.batch + static_cast<int>(problem.passes.x >> 2 * pass & 3U);
+      const int w_matrix = w_part + static_cast<int>(problem.passes.w >> 2 * pass & 3U);
+      for (int k = 0; k < problem.pass_blocks; ++k) {
+        ptx::mbarrier_wait(&ring.empty[ring.stage], ring.parity ^ 1U);
+        std::uint64_t* full = &ring.full[ring.stage];
+        ptx::mbarrier_arrive_expect(full, Layout::kStageBytes);
+        std::byte* x = ring.stages + ring.stage * Layout::kStageBytes;
+        std::byte* w = x + Layout::kXBytes + w_slice * Layout::kRowBytes;
+        ptx::load_box(x, x_map, full, k * Layout::kDepth, place.row, x_matrix);
+        if constexpr (Tile::kClusterRows == 1) {
+          ptx::load_box(w, w_map, full, k * Layout::kDepth, w_row, w_matrix);
+        } else {
+          ptx::load_box_multicast(w, w_map, full, k * Layout::kDepth, w_row, w_matrix, kAll);
+        }
+        ring.advance();
       }
-      ring.advance();
     }
   }
   // A block stays until all of its cluster have reported to its barriers that they have read its copies.
@@ -364,11 +381,12 @@ __global__ void __launch_bounds__(GemmLayout<Tile>::kThreads, 1)
 // --- Launches.
 
 /// Adds the product of x, `batch` matrices of `rows` rows, and w, kParts matrices of `columns` rows, as job `job`, the
-/// jobs before which are set.
+/// jobs before which are set. With several passes the matrices are those that the passes name.
 template <class Tile, int kJobs>
-void set_gemm_job(GemmJobs<kJobs>& jobs, int job, const MatrixStack& x, const MatrixStack& w) {
+void set_gemm_job(GemmJobs<kJobs>& jobs, int job, const MatrixStack& x, const MatrixStack& w,
+                  const GemmPasses& passes = {}) {
   using Layout = GemmLayout<Tile>;
-  const GemmProblem problem = gemm_problem<Tile>(x.depth, x.rows, w.rows, x.columns);
+  const GemmProblem problem = gemm_problem<Tile>(x.depth, x.rows, w.rows, x.columns, passes);
   jobs.x[job] = make_tensor_map(x, Layout::kRows);
   jobs.w[job] = make_tensor_map(w, Layout::kWBoxRows, Layout::kWBoxParts);
   jobs.problem[job] = problem;

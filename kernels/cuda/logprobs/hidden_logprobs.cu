@@ -3,7 +3,7 @@
 //   log p[r] = x[r, t[r]] − log Σ_v e^x[r, v],   x = hidden · headᵀ
 //
 // Devices of compute capability 9.0 keep x in the registers of the product (hidden_logprobs_sm90.cu). Here, for all
-// others: a tile of x, 1,024 rows by 4,096 words of the vocabulary in fp32, is written by the matrix library into one
+// others: a tile of x, 1,024 rows by 4,096 words of the vocabulary in fp32, is written by `linear` into one
 // of two 16 MB buffers and reduced from there, on the second stream, while the product of the next tile runs. Both
 // buffers stay in L2. Up to kTileColumns rows are multiplied by matvec, in wider tiles of no more bytes.
 //
@@ -106,6 +106,10 @@ void by_tiles(Cuda& cuda, const HiddenLogprobs<Device, A>& op) {
   const std::int64_t n = op.hidden.rows;
   const std::int64_t vocab = op.head.rows;
   const bool few_rows = n <= kTileColumns;
+  LinearAlgo algo = few_rows ? LinearAlgo::kMatvec : LinearAlgo::kLibrary;
+  if constexpr (sizeof(A) == 4) {
+    if (!few_rows && linear_parts_supported(cuda, op.hidden, op.head)) algo = LinearAlgo::kParts;
+  }
   const std::int64_t tile_words = few_rows ? kTileElements / kTileColumns : kTileWords;
   const std::int64_t parts = ceil_div(vocab, kPart);
   const std::int64_t fitting = std::max<std::int64_t>(kMostParts / parts, 1);
@@ -125,7 +129,7 @@ void by_tiles(Cuda& cuda, const HiddenLogprobs<Device, A>& op) {
         const MatrixView<float, Device> logits(buffer, count, words, ceil_div(words, 4) * 4);
         const Linear<Device, A, float> product{
             .x = op.hidden.middle_rows(begin + r, count), .weight = op.head.middle_rows(v, words), .y = logits};
-        linear(cuda, product, few_rows ? LinearAlgo::kMatvec : LinearAlgo::kLibrary);
+        linear(cuda, product, algo);
         // The product after this one takes the buffer that the reduction before this one reads.
         if (tiles++ > 0) cuda.join();
         cuda.fork();

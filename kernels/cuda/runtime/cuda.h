@@ -155,6 +155,13 @@ class Cuda {
   /// Page-locked words by which kernels tell the host something: contents do not outlive an op.
   static constexpr std::size_t kReportWords = 64;
   std::uint32_t* report() { return report_.data(); }
+  /// Parts of operands (kParts), on first use; contents do not outlive a product. Within an op that has the scratch
+  /// others may need this.
+  static constexpr std::size_t kPartsBytes = std::size_t{32} << 20;
+  BFloat16* parts() {
+    if (parts_.size() == 0) parts_ = DeviceBuffer<BFloat16>(kPartsBytes / sizeof(BFloat16));
+    return parts_.data();
+  }
   /// The matrix library, opened on first use, and a workspace of it for each stream.
   CublasLt& blas();
   void* blas_workspace() { return blas_workspace_.data(); }
@@ -246,6 +253,7 @@ class Cuda {
   mutable std::map<std::pair<const void*, std::size_t>, int> answers_;  // of remember()
   std::unique_ptr<CublasLt> blas_;
   DeviceBuffer<std::byte> scratch_;
+  DeviceBuffer<BFloat16> parts_;
   DeviceBuffer<std::uint32_t> flags_;
   PinnedBuffer<std::uint32_t> report_;
   DeviceBuffer<std::byte> blas_workspace_, side_blas_workspace_;

@@ -58,7 +58,8 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Arch, A>, kernels::C
 
   struct Worker {
     Worker(const Config& config, const Weights& weights)
-        : backend(weights.gpu()), forward(config, weights.view(), backend, chunk_plan(config, backend)) {}
+        : backend(weights.gpu()),
+          forward(config, weights.view(), backend, chunk_plan(config, backend, kernels::kDTypeOf<A>)) {}
     kernels::Cuda backend;
     Forward forward;
   };
@@ -340,7 +341,8 @@ CudaModel make_cuda_executor(const Config& config, const WeightsOf<typename Conf
   const Config on_gpu = padded(config);
   const Padding padding{Arch::sizes(config, nullptr), Arch::sizes(on_gpu, nullptr), on_gpu.num_heads};
   const auto on_device = std::make_shared<const DeviceWeights<Arch>>(weights, precision, gpu, padding);
-  CudaModel model{nullptr, precision_of(on_device->type()), on_device->bytes()};
+  const bool is_plain = precision == Precision::kF32Fma;
+  CudaModel model{nullptr, is_plain ? precision : precision_of(on_device->type()), on_device->bytes()};
   const auto make_for = [&]<class A>() {  // the types that ops are made for
     if (on_device->type() == kernels::kDTypeOf<A>) {
       model.executor = std::make_shared<CudaExecutor<Arch, A>>(on_gpu, on_device);

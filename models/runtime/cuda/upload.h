@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/cuda/runtime/cuda.h"
+#include "kernels/ops.h"
 #include "models/runtime/cuda/padding.h"
 #include "models/weights/model_weights.h"
 
@@ -86,14 +87,44 @@ class DeviceWeights {
     staging.finish();
     Arch::complete(view_);
     Arch::complete_on_device(view_, gpu);
+    if (precision != Precision::kF32Fma && type_ == kernels::DType::kF32) add_parts();
   }
 
   const View& view() const { return view_; }
   kernels::DType type() const { return type_; }
   int gpu() const { return gpu_; }
-  std::uint64_t bytes() const { return memory_.size(); }
+  std::uint64_t bytes() const { return memory_.size() + parts_.size_bytes(); }
 
  private:
+  /// Of the matrices that products take, for the devices that multiply parts.
+  void add_parts() {
+    kernels::Cuda cuda(gpu_);
+    if (cuda.compute_capability() != 90) return;
+    const auto of_each = [&](const auto& take) {
+      const auto visit = [&]<class To>(const Field& /*field*/, To& to) {
+        if constexpr (std::is_same_v<To, kernels::WeightView<kernels::Device>>) {
+          if constexpr (requires { view_.head; }) {  // else the embedding is multiplied too
+            if (&to == &view_.embedding) return;
+          }
+          if (to.rows != 0) take(to);
+        }
+      };
+      Arch::visit(visit, view_);
+    };
+    DevicePlaces sizes, places;
+    const auto add = [](DevicePlaces& at, const kernels::WeightView<kernels::Device>& w) {
+      return at.add(static_cast<std::size_t>(kernels::kParts * w.rows * w.cols) * sizeof(kernels::BFloat16));
+    };
+    of_each([&](auto& w) { add(sizes, w); });
+    parts_ = kernels::DeviceBuffer<kernels::BFloat16>(sizes.bytes() / sizeof(kernels::BFloat16));
+    of_each([&](auto& w) {
+      kernels::BFloat16* const parts = parts_.data() + add(places, w) / sizeof(kernels::BFloat16);
+      kernels::split(cuda, {w.template as<float>(), w.rows, w.cols}, parts);
+      w.parts = parts, w.part_stride = w.rows * w.cols;
+    });
+    cuda.synchronize();
+  }
+
   /// A field on the device. A vector's parts lie one after another.
   struct Shape {
     std::vector<PaddedRows> parts;
@@ -114,6 +145,7 @@ class DeviceWeights {
   kernels::DType type_;
   int gpu_;
   kernels::DeviceBuffer<std::byte> memory_;
+  kernels::DeviceBuffer<kernels::BFloat16> parts_;
   View view_;
 };
 

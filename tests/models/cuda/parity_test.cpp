@@ -34,7 +34,7 @@ std::vector<ParityCase> cases(float bound) {
   for (ParityCase& c : fixtures) {
     c.unusable = unusable;
     c.may_fall_back = true;
-    if (precision != Precision::kF32) {
+    if (type_of(precision) != kernels::DType::kF32) {
       c.logit_bound = c.logprob_bound = bound;
       c.relative = true;
       c.sweep_tolerance = 0.0F;  // the precision's own
@@ -51,6 +51,7 @@ std::vector<ParityCase> cases(float bound) {
 }
 
 INSTANTIATE_TEST_SUITE_P(CudaF32, Parity, testing::ValuesIn(cases<Precision::kF32>(0.0F)), parity_name);
+INSTANTIATE_TEST_SUITE_P(CudaF32Fma, Parity, testing::ValuesIn(cases<Precision::kF32Fma>(0.0F)), parity_name);
 INSTANTIATE_TEST_SUITE_P(CudaBF16, Parity, testing::ValuesIn(cases<Precision::kBF16>(0.06F)), parity_name);
 INSTANTIATE_TEST_SUITE_P(CudaF16, Parity, testing::ValuesIn(cases<Precision::kF16>(0.01F)), parity_name);
 
@@ -84,6 +85,18 @@ TEST_P(Terms, StepsByRowsFollowTheReferenceInFp32) {
   if (!unusable().empty()) GTEST_SKIP() << unusable();
   expect_all_follow(make<Precision::kF32>, {steps(11, false, Path::kRows), steps(11, true, Path::kRows)},
                     kernels::test::small_sizes() ? 26 : 42, 1e-4, kernels::test::small_sizes() ? 9 : 1);
+}
+
+TEST(CudaWeights, PlainFp32HasNoParts) {
+  if (!unusable().empty()) GTEST_SKIP() << unusable();
+  const std::filesystem::path folder = std::filesystem::path(MMREC_FIXTURES) / "oracle/slots";
+  const Config config = test::config_of<Config>(folder);
+  const HostWeights host = load_weights(Checkpoint::open(folder), config);
+  const CudaModel plain = make_cuda_executor(config, host, Precision::kF32Fma);
+  const CudaModel parts = make_cuda_executor(config, host, Precision::kF32);
+  EXPECT_EQ(plain.precision, Precision::kF32Fma);
+  EXPECT_EQ(parts.precision, Precision::kF32);
+  EXPECT_EQ(parts.bytes > plain.bytes, kernels::Cuda(0).compute_capability() == 90);
 }
 
 TEST(CudaWeights, KAutoTakesTheStoredTypeWhereAllAgree) {

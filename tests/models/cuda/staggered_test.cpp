@@ -9,7 +9,10 @@
 namespace mmrec::models {
 namespace {
 
-class CudaStaggered : public testing::TestWithParam<bool> {
+/// Whether the state is carried, and what products are computed in.
+using StaggeredModel = std::pair<bool, kernels::DType>;
+
+class CudaStaggered : public testing::TestWithParam<StaggeredModel> {
  protected:
   struct Result {
     std::vector<float> logprobs;
@@ -20,9 +23,9 @@ class CudaStaggered : public testing::TestWithParam<bool> {
     if (const std::string reason = cuda_unusable_reason(); !reason.empty()) GTEST_SKIP() << reason;
     config_ = small_config(48);  // no multiple of 64: no kernel takes all segments
     config_.num_layers = 3;
-    config_.carry_state = GetParam();
-    const auto model = load_small_model(Config::kModelType, config_, kernels::DType::kF16);
-    executor_ = model->on_cuda(Precision::kF16, 0).executor;
+    config_.carry_state = GetParam().first;
+    const auto model = load_small_model(Config::kModelType, config_, GetParam().second);
+    executor_ = model->on_cuda(Precision::kAuto, 0).executor;
   }
   static std::vector<int> tokens_of(int sequence, std::int64_t count) {
     std::vector<int> tokens;
@@ -59,9 +62,10 @@ class CudaStaggered : public testing::TestWithParam<bool> {
 };
 
 TEST_P(CudaStaggered, PartsSideBySideHaveTheBitsOfOneAfterAnother) {
-  const std::int64_t part = chunk_plan(config_, kernels::Cuda(0)).part;
+  const std::int64_t part = chunk_plan(config_, kernels::Cuda(0), GetParam().second).part;
   ASSERT_GT(part, 0);
-  const std::int64_t some = 40, all = 5 * part / 2;  // from within a part on, two ends of parts
+  // From within a part on, two ends of parts; the rows of each part, and of two sequences', are of one class.
+  const std::int64_t some = 40, all = 11 * part / 4;
   const std::vector<Result> both = score({0, 1}, some, all);
   for (const int sequence : {0, 1}) {
     const Result alone = score({sequence}, some, all).front();
@@ -71,9 +75,13 @@ TEST_P(CudaStaggered, PartsSideBySideHaveTheBitsOfOneAfterAnother) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, CudaStaggered, testing::Bool(), [](const testing::TestParamInfo<bool>& info) {
-  return info.param ? "Carried" : "Restarting";
-});
+constexpr StaggeredModel kModels[] = {
+    {true, kernels::DType::kF16}, {false, kernels::DType::kF16}, {true, kernels::DType::kF32}};
+INSTANTIATE_TEST_SUITE_P(Models, CudaStaggered, testing::ValuesIn(kModels),
+                         [](const testing::TestParamInfo<StaggeredModel>& info) {
+                           return std::string(info.param.first ? "Carried" : "Restarting") +
+                                  (info.param.second == kernels::DType::kF32 ? "InFp32" : "");
+                         });
 
 }  // namespace
 }  // namespace mmrec::models
