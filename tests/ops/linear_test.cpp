@@ -991,6 +991,14 @@ void linear_cases(Backend& on, bool small, OpCases& cases) {
     }
   }
   for (Case c : products) {
+    c.parts = sm90;
+    for (const LinearAlgo algo : {LinearAlgo::kLibrary, LinearAlgo::kParts}) {
+      if (algo == LinearAlgo::kParts && !sm90) continue;
+      const char* const name = algo == LinearAlgo::kParts ? "linear layer fp32 by parts" : "linear layer fp32";
+      add_product<float, float>(on, cases, name, c, DType::kF32,
+                                [algo](Backend& b, const Linear<Device>& job) { linear(b, job, algo); });
+    }
+    c.parts = false;
     if (sm90) add_product<A, A>(on, cases, "gemm_sm90 layer bf16", c, DType::kBF16, many_rows);
     c.activation = Activation::kGelu;
     c.bias = true;
