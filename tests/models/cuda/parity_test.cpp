@@ -83,6 +83,7 @@ TEST_P(Terms, EveryPathFollowsTheReference) {
 }
 TEST_P(Terms, StepsByRowsFollowTheReferenceInFp32) {
   if (!unusable().empty()) GTEST_SKIP() << unusable();
+  if (std::string_view(GetParam().architecture) == "mmrec-jax") GTEST_SKIP() << "its steps go by rows in JaxParity";
   expect_all_follow(make<Precision::kF32>, {steps(11, false, Path::kRows), steps(11, true, Path::kRows)},
                     kernels::test::small_sizes() ? 26 : 42, 1e-4, kernels::test::small_sizes() ? 9 : 1);
 }
