@@ -308,7 +308,11 @@ struct WeightView {
   /// Numbers of fp32 may be there in bf16 parts too, for products by tensor cores: see kParts. Null: they are not.
   const BFloat16* parts = nullptr;
   std::int64_t part_stride = 0;
+  // The same rows of a quantised matrix as a GPU's decode step streams them (kernels/cuda/gemm/compact.h), or null.
+  const std::byte* compact = nullptr;
+  WeightFormat compact_format = {};
 
+  /// Without the compact rows.
   constexpr WeightView middle_rows(std::int64_t first, std::int64_t count) const {
     return {static_cast<const std::byte*>(data) + bytes_of(format, first, cols),
             format,

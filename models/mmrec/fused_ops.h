@@ -3,15 +3,26 @@
 // rounded to A in the same places.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/tensor.h"
+#include "models/mmrec/config.h"
 #include "models/mmrec/layer_fields.h"
 
 namespace mmrec::kernels {
 
 /// The kernels that can run a step (chosen in models/mmrec/cuda/decode/step.cu). kNone: no kernel takes the shape.
-enum class DecodeAlgo : std::uint8_t { kAuto, kNone, kCluster, kSingle, kBatch };
+enum class DecodeAlgo : std::uint8_t { kAuto, kNone, kCluster, kCompact, kSingle, kBatch };
+
+struct NoVector {};
+/// The formats of a model's compact matrices (kernels/cuda/gemm/compact.h), the same in every layer, of gamma_in and
+/// context_in, and of gamma_up and context_up; all of them plain in a model that has none.
+struct DecodeFormats : models::LayerFields<WeightFormat, NoVector> {
+  WeightFormat head;
+
+  bool are_compact() const { return is_quantized(ffn_in.code); }
+};
 
 struct DecodeShape {
   std::int64_t batch = 0;               // B
@@ -26,12 +37,16 @@ struct DecodeShape {
   std::int64_t stacks = 1;              // such steps that run side by side, each on its share of the device
   std::int64_t head_padding = 0;        // channels of each head that are zeros
   DecodeAlgo algo = DecodeAlgo::kAuto;  // for tests and benches: this one or none
+  DecodeFormats formats = {};
 };
 
 /// Weights of one block in memory of Space: matrices [out, in] of type A, biases and norms fp32. A bias may be null,
 /// and the context matrices are with dpg.
 template <class Space, class A>
 using DecodeLayer = models::LayerFields<const A*, const float*>;
+/// The same matrices as DecodeFormats says.
+template <class Space>
+using CompactLayer = models::LayerFields<const std::byte*, NoVector>;
 
 /// Consumes tokens[b] at a position that the caller counts; the position enters by `slots` alone. Before a step that
 /// begins a segment without carried state the caller sets h to 0; after one that ends a segment it closes it
@@ -43,6 +58,9 @@ struct DecodeStep {
   const A* embedding = nullptr;                   // [V, D]
   const A* head = nullptr;                        // [V, D]
   const float* norm = nullptr;                    // [D]
+  // Of a model with compact matrices; else null.
+  const CompactLayer<Space>* compact_layers = nullptr;  // [L], in memory of Space
+  const std::byte* compact_head = nullptr;
   float mdi_mix = 0.1F;
   const int* tokens = nullptr;  // [B] in [0, V)
   // The first sequence's; those of sequence b lie b * slot_bytes bytes further.
@@ -89,3 +107,21 @@ struct FinishSegments {
 };
 
 }  // namespace mmrec::kernels
+
+namespace mmrec::models {
+
+/// The shape of a step of `batch` sequences. vocab: 0 without a head.
+inline kernels::DecodeShape decode_shape(const Config& config, std::int64_t batch, std::int64_t vocab) {
+  return {.batch = batch,
+          .dim = config.model_dim,
+          .layers = config.num_layers,
+          .heads = config.num_heads,
+          .ffn = config.ffn_dim,
+          .gate_hidden = config.use_dpg ? config.dpg_rank : config.gate_hidden_dim(),
+          .vocab = vocab,
+          .memory_slots = config.memory_slots,
+          .dpg = config.use_dpg,
+          .head_padding = config.head_padding};
+}
+
+}  // namespace mmrec::models

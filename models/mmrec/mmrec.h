@@ -127,7 +127,14 @@ struct BlocksOnDevice : TableDefaults {
     return field.parts.data() == table::kQvzk && sizes.low_rank ? sizes.d : 0;
   }
   static bool is_passing(const Field& field) { return field.parts.data() == table::kGateZ; }
+  static RowsOnDevice rows_on_device(const Field& field, std::int64_t rows, const Sizes& sizes) {
+    const auto* const parts = field.parts.data();
+    if (parts == table::kQvzk) return {3 * sizes.d, sizes.d};
+    if (parts == table::kGammaIn || parts == table::kContextIn) return {0, 0};
+    return {rows, field.of_memory ? rows : 0};
+  }
 };
+bool blocks_step_compact(const Config& config, std::int64_t vocab, int gpu);
 void compose_blocks(std::vector<LayerFields<kernels::WeightView<kernels::Device>, const float*>>& layers, int gpu);
 
 struct Mmrec : BlocksOnDevice {
@@ -150,6 +157,9 @@ struct Mmrec : BlocksOnDevice {
   template <class View>
   static void complete_on_device(View& view, int gpu) {
     compose_blocks(view.layers, gpu);
+  }
+  static bool steps_compact(const Config& config, int gpu) {
+    return blocks_step_compact(config, config.vocab_size, gpu);
   }
   template <class Weights>
   static bool is_tied(const Weights& weights) {

@@ -131,6 +131,9 @@ struct Mmrec100m : BlocksOnDevice {
   static void complete_on_device(View& view, int gpu) {
     for (auto& expert : view.experts) compose_blocks(expert.layers, gpu);
   }
+  static bool steps_compact(const Config& config, int gpu) {
+    return config.stacks() == 1 && blocks_step_compact(config.stack(), 0, gpu);
+  }
   template <class Weights>
   static bool is_tied(const Weights& /*weights*/) {
     return false;

@@ -111,11 +111,16 @@ template <class Config>
 std::shared_ptr<Executor> make_cpu_executor(const Config& config,
                                             std::shared_ptr<const WeightsOf<typename Config::Arch>> weights);
 
+/// Bytes that a step reads always, and only with a memory.
+struct StepBytes {
+  std::uint64_t always = 0, with_memory = 0;
+};
 /// An executor on a GPU, with its weights there in one precision.
 struct CudaModel {
   std::shared_ptr<Executor> executor;     // all its sessions share one stream: calls of several threads take turns
   Precision precision = Precision::kF32;  // what kAuto became
   std::uint64_t bytes = 0;                // resident on the device
+  StepBytes saved;                        // that a step of one sequence reads less than matrices of `precision`
 };
 /// Copies `weights` through page-locked staging memory, rounding where the precision is narrower than the stored type;
 /// kAuto is the stored matrices' type where all agree on a 16-bit one, fp32 otherwise. Throws std::bad_alloc whose
@@ -198,6 +203,8 @@ class ModelOf final : public LoadedModel {
     info.precision = model.precision;
     info.weight_bytes = model.bytes;
     count_bytes(type_of(info.precision), info);
+    info.bytes_per_token -= model.saved.always;
+    info.memory_bytes -= model.saved.with_memory;
     return std::move(model.executor);
   }
 

@@ -48,6 +48,19 @@ struct TableDefaults {
   static void complete_on_device(View& /*view*/, int /*gpu*/) {}
   static std::int64_t more_rows(const Field& /*field*/, const Sizes& /*sizes*/) { return 0; }
   static bool is_passing(const Field& /*field*/) { return false; }
+  /// Whether steps on a device read compact rows of quantised matrices (kernels/cuda/gemm/compact.h).
+  template <class Config>
+  static bool steps_compact(const Config& /*config*/, int /*gpu*/) {
+    return false;
+  }
+  /// Of a field, in rows of the device's copy: those that the checkpoint has, the others being composed; and those,
+  /// from the first on, that a step reads only with a memory.
+  struct RowsOnDevice {
+    std::int64_t own = 0, of_memory = 0;
+  };
+  static RowsOnDevice rows_on_device(const Field& /*field*/, std::int64_t rows, const Sizes& /*sizes*/) {
+    return {rows, 0};
+  }
   /// The configuration without what changes no saved state, besides ids; and with all that its checkpoint has.
   template <class Config>
   static Config identity(const Config& config) {

@@ -32,6 +32,17 @@ __device__ inline void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], 
 }
 #undef MMREC_MMA
 
+/// d += a b of integers of 8 bits, four in a register: A [16, 32], B [32, 8], D [16, 8] of 32 bits. Register r of a
+/// holds row g + 8 (r % 2), columns 4t + 16 (r / 2) and three more; register r of b rows 4t + 16 r and three more of
+/// column g.
+__device__ inline void mma_m16n8k32(int (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
 /// A K-major operand in this block's shared memory: rows of 64 16-bit elements, 128 bytes apart, with the 128-byte
 /// swizzle as load_box leaves it; `rows` is 1,024-byte aligned. Adding 2 moves it by 32 bytes, 16 elements along K;
 /// adding n/16 moves it by n bytes (n a multiple of 1,024, whole groups of 8 rows).

@@ -54,7 +54,7 @@ inline std::string bf16_advice(const ModelInfo& info, std::string_view option) {
   return "precision fp32, as the weights are not all stored in one 16-bit type. With " + std::string(option) +
          " a token reads " + megabytes(info.bytes_per_token / 2) + " of weights in place of " +
          megabytes(info.bytes_per_token) +
-         ", so one text is up to 2 times as fast; prompts and scores are about 5 to 10 times as fast. Results then "
+         ", so one text is up to 2 times as fast; prompts and scores are about 3 times as fast. Results then "
          "differ within the bounds of docs/numerics.md";
 }
 

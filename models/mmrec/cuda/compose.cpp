@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/cuda/runtime/cuda.h"
+#include "models/mmrec/cuda/ops.h"
 #include "models/mmrec/mmrec.h"
 
 namespace mmrec::models {
@@ -119,6 +120,12 @@ void compose_all(std::vector<Layer>& layers, int gpu) {
 }
 
 }  // namespace
+
+bool blocks_step_compact(const Config& config, std::int64_t vocab, int gpu) {
+  kernels::DecodeShape shape = decode_shape(config, 1, vocab);
+  shape.formats.ffn_in = kernels::DType::kI8;  // as if they were compact
+  return kernels::decode_algo<kernels::BFloat16>(Cuda(gpu), shape) == kernels::DecodeAlgo::kCompact;
+}
 
 void compose_blocks(std::vector<Layer>& layers, int gpu) {
   if (layers.empty()) return;

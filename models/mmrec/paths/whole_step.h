@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "models/mmrec/choose_path.h"
@@ -24,17 +25,9 @@ class WholeStep {
     if constexpr (PathOps<Backend, A>::kWholeStep) {
       const Config& config = terms.work.config;
       const ModelView<Space>& model = terms.model;
-      const kernels::DecodeShape shape = {.batch = batch,
-                                          .dim = config.model_dim,
-                                          .layers = config.num_layers,
-                                          .heads = config.num_heads,
-                                          .ffn = config.ffn_dim,
-                                          .gate_hidden = config.use_dpg ? config.dpg_rank : config.gate_hidden_dim(),
-                                          .vocab = model.head.rows,
-                                          .memory_slots = config.memory_slots,
-                                          .dpg = config.use_dpg,
-                                          .stacks = stacks,
-                                          .head_padding = config.head_padding};
+      kernels::DecodeShape shape = decode_shape(config, batch, model.head.rows);
+      shape.stacks = stacks;
+      shape.formats = formats_of(model);
       available_ = decode_step_supported(backend, shape, sizeof(A));
       if (!available_) return;
       exchange_ = backend.template allocate<std::byte>(decode_exchange_bytes(backend, shape, sizeof(A)));
@@ -46,11 +39,20 @@ class WholeStep {
       }
       layers_ = backend.template allocate<Layer>(layers.size());
       backend.upload(layers.data(), layers_.data(), layers.size());
+      std::vector<Compact> compact;
+      for (const LayerView<Space>& w : model.layers) {
+        const auto choose = [](const Field& /*field*/, const auto& from, auto& to) { to = compact_pointer(from); };
+        visit_layer(choose, w, compact.emplace_back());
+      }
+      compact_ = backend.template allocate<Compact>(compact.size());
+      backend.upload(compact.data(), compact_.data(), compact.size());
       op_ = {.shape = shape,
              .layers = layers_.data(),
              .embedding = pointer(model.embedding),
              .head = pointer(model.head),
              .norm = model.norm,
+             .compact_layers = compact_.data(),
+             .compact_head = compact_pointer(model.head),
              .mdi_mix = config.mdi_mix,
              .exchange = exchange_.data()};
     }
@@ -85,13 +87,40 @@ class WholeStep {
 
  private:
   using Layer = kernels::DecodeLayer<Space, A>;
+  using Compact = kernels::CompactLayer<Space>;
 
   static const A* pointer(const kernels::WeightView<Space>& weight) { return weight.template as<A>(); }
   static const float* pointer(const float* vector) { return vector; }
+  static const std::byte* compact_pointer(const kernels::WeightView<Space>& w) { return w.compact; }
+  static kernels::NoVector compact_pointer(const float* /*vector*/) { return {}; }
+
+  /// Of compact matrices, if all are, and those of a field and those that are multiplied together have one format.
+  static kernels::DecodeFormats formats_of(const ModelView<Space>& model) {
+    kernels::DecodeFormats formats;
+    formats.head = model.head.compact_format;
+    bool agree = model.head.rows == 0 || model.head.compact != nullptr;
+    const LayerView<Space>* before = nullptr;
+    for (const LayerView<Space>& w : model.layers) {
+      const auto add = [&]<class Format>(const Field& /*field*/, const auto& from, Format& to) {
+        if constexpr (std::is_same_v<Format, kernels::WeightFormat>) {
+          if (from.rows == 0) return;
+          agree = agree && from.compact != nullptr && (before == nullptr || to == from.compact_format);
+          to = from.compact_format;
+        }
+      };
+      visit_layer(add, w, formats);
+      before = &w;
+    }
+    const bool has_context = before != nullptr && before->context_in.rows != 0;
+    agree =
+        agree && (!has_context || (formats.gamma_in == formats.context_in && formats.gamma_up == formats.context_up));
+    return agree ? formats : kernels::DecodeFormats();
+  }
 
   bool available_ = false;
   Op op_;
   typename Backend::template Buffer<Layer> layers_;
+  typename Backend::template Buffer<Compact> compact_;
   typename Backend::template Buffer<std::byte> exchange_;
 };
 

@@ -340,9 +340,11 @@ CudaModel make_cuda_executor(const Config& config, const WeightsOf<typename Conf
   using Arch = typename Config::Arch;
   const Config on_gpu = padded(config);
   const Padding padding{Arch::sizes(config, nullptr), Arch::sizes(on_gpu, nullptr), on_gpu.num_heads};
-  const auto on_device = std::make_shared<const DeviceWeights<Arch>>(weights, precision, gpu, padding);
+  const auto on_device =
+      std::make_shared<const DeviceWeights<Arch>>(weights, precision, gpu, padding, Arch::steps_compact(on_gpu, gpu));
   const bool is_plain = precision == Precision::kF32Fma;
-  CudaModel model{nullptr, is_plain ? precision : precision_of(on_device->type()), on_device->bytes()};
+  CudaModel model{nullptr, is_plain ? precision : precision_of(on_device->type()), on_device->bytes(),
+                  on_device->saved()};
   const auto make_for = [&]<class A>() {  // the types that ops are made for
     if (on_device->type() == kernels::kDTypeOf<A>) {
       model.executor = std::make_shared<CudaExecutor<Arch, A>>(on_gpu, on_device);

@@ -12,6 +12,7 @@
 
 #include "kernels/cpu/bytes.h"
 #include "kernels/cpu/simd.h"
+#include "kernels/cuda/gemm/compact.h"
 #include "models/files/elements.h"
 #include "models/runtime/cuda_device.h"
 
@@ -98,6 +99,32 @@ void send(const Numbers& from, std::span<const PaddedRows> parts, float scale, D
     }
   }
   flush();
+}
+
+CompactField compact_field(const Numbers& from, const kernels::WeightView<kernels::Device>& on_device,
+                           std::int64_t own_rows) {
+  CompactField field{kernels::compact_format(from.format, on_device.cols), std::min(own_rows, on_device.rows)};
+  if (!kernels::is_quantized(field.format.code)) return {};
+  // Composed rows are no multiples of the scales: they get 8 bits of their own.
+  if (field.own_rows == 0) field.format = DType::kI8;
+  if (field.own_rows < on_device.rows && kernels::bits_of(field.format.code) != 8) return {};
+  field.bytes = static_cast<std::size_t>(on_device.rows * kernels::compact_row_bytes(field.format, on_device.cols));
+  return field;
+}
+
+void make_compact(kernels::Cuda& cuda, const Numbers& from, const kernels::WeightView<kernels::Device>& on_device,
+                  const CompactField& field, std::byte* to) {
+  const std::int64_t numbers = kernels::number_bytes(from.format, from.cols);
+  const auto of_row = static_cast<std::size_t>(kernels::scales_of(from.format, from.cols));
+  std::vector<float> scales(static_cast<std::size_t>(on_device.rows) * of_row);
+  for (std::int64_t row = 0; row < field.own_rows; ++row) {
+    const auto* const at = static_cast<const std::byte*>(from.middle_rows(row, 1).data) + numbers;
+    std::memcpy(scales.data() + static_cast<std::size_t>(row) * of_row, at, of_row * sizeof(float));
+  }
+  kernels::DeviceBuffer<float> on_gpu(scales.size());
+  cuda.upload(scales.data(), on_gpu.data(), scales.size());
+  kernels::compact_rows(cuda, {on_device, on_gpu.data(), from.format.group, field.format, to});
+  cuda.synchronize();
 }
 
 }  // namespace mmrec::models

@@ -6,12 +6,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/ops.h"
 #include "models/runtime/cuda/padding.h"
+#include "models/runtime/model.h"
 #include "models/weights/model_weights.h"
 
 namespace mmrec::models {
@@ -51,15 +53,29 @@ class DevicePlaces {
   std::size_t end_ = 0;
 };
 
+/// The compact rows of a matrix whose device's copy is `on_device`, in a matrix's own format or a wider one.
+struct CompactField {
+  kernels::WeightFormat format;
+  std::int64_t own_rows = 0;  // those of `from`; the device has composed the others
+  std::size_t bytes = 0;
+};
+/// Plain, and 0 bytes, where there are none.
+CompactField compact_field(const Numbers& from, const kernels::WeightView<kernels::Device>& on_device,
+                           std::int64_t own_rows);
+/// Writes them; returns when it is done.
+void make_compact(kernels::Cuda& cuda, const Numbers& from, const kernels::WeightView<kernels::Device>& on_device,
+                  const CompactField& field, std::byte* to);
+
 /// Weights in a device's memory: all matrices in one plain type, vectors in fp32, in one allocation, as Arch completes
-/// them. Immutable; shared between executors.
+/// them; where steps read compact rows and there is room, also those of quantised matrices. Immutable; shared between
+/// executors.
 template <class Arch>
 class DeviceWeights {
  public:
   using View = ViewOf<Arch, kernels::Device>;
 
   /// See make_cuda_executor(). A call that fails names itself.
-  DeviceWeights(const WeightsOf<Arch>& weights, Precision precision, int gpu, const Padding& padding)
+  DeviceWeights(const WeightsOf<Arch>& weights, Precision precision, int gpu, const Padding& padding, bool compacts)
       : type_(precision == Precision::kAuto ? common_dtype(weights) : type_of(precision)), gpu_(gpu) {
     Arch::match_layers(weights, view_);
     kernels::make_current(gpu);
@@ -85,15 +101,18 @@ class DeviceWeights {
     };
     Arch::visit(fill, weights, view_);
     staging.finish();
-    Arch::complete(view_);
     Arch::complete_on_device(view_, gpu);
+    if (compacts && type_ == kernels::DType::kBF16 && padding.from == padding.to) add_compact(weights, padding.to);
+    Arch::complete(view_);
     if (precision != Precision::kF32Fma && type_ == kernels::DType::kF32) add_parts();
   }
 
   const View& view() const { return view_; }
   kernels::DType type() const { return type_; }
   int gpu() const { return gpu_; }
-  std::uint64_t bytes() const { return memory_.size() + parts_.size_bytes(); }
+  std::uint64_t bytes() const { return memory_.size() + parts_.size_bytes() + compact_.size(); }
+  /// What a step reads less of than plain rows.
+  StepBytes saved() const { return saved_; }
 
  private:
   /// Of the matrices that products take, for the devices that multiply parts.
@@ -125,6 +144,43 @@ class DeviceWeights {
     cuda.synchronize();
   }
 
+  /// Of all matrices that steps read, or of none.
+  void add_compact(const WeightsOf<Arch>& weights, const Sizes& sizes) {
+    // visit(host's matrix, view, what it gets, rows that only a memory reads) for these matrices.
+    const auto for_each = [&](const auto& visit) {
+      const auto visit_matrix = [&]<class From, class To>(const Field& field, const From& from, To& to) {
+        if constexpr (std::is_same_v<From, HostMatrix>) {
+          const auto rows = Arch::rows_on_device(field, to.rows, sizes);
+          const bool is_lookup = field.kind == Field::Kind::kTable && &from == &weights.embedding;
+          if (to.rows == 0 || (is_lookup && !Arch::is_tied(weights))) return;
+          visit(from.view(), to, compact_field(from.view(), to, rows.own), rows.of_memory);
+        }
+      };
+      Arch::visit(visit_matrix, weights, view_);
+    };
+    DevicePlaces size, places;
+    bool have_all = true;
+    const auto count = [&](const auto&, const auto&, const CompactField& field, std::int64_t /*of_memory*/) {
+      size.add(field.bytes);
+      have_all = have_all && field.bytes != 0;
+    };
+    for_each(count);
+    if (!have_all || size.bytes() > kernels::device_memory(gpu_).free / 2) return;
+    kernels::Cuda cuda(gpu_);
+    compact_ = kernels::DeviceBuffer<std::byte>(size.bytes());
+    for_each([&](const Numbers& from, auto& view, const CompactField& field, std::int64_t of_memory) {
+      std::byte* const to = compact_.data() + places.add(field.bytes);
+      make_compact(cuda, from, view, field, to);
+      view.compact = to;
+      view.compact_format = field.format;
+      const std::uint64_t saved = kernels::bytes_of(type_, view.rows, view.cols) - field.bytes;
+      const std::uint64_t by_memory =
+          saved / static_cast<std::uint64_t>(view.rows) * static_cast<std::uint64_t>(of_memory);
+      saved_.always += saved - by_memory;
+      saved_.with_memory += by_memory;
+    });
+  }
+
   /// A field on the device. A vector's parts lie one after another.
   struct Shape {
     std::vector<PaddedRows> parts;
@@ -144,9 +200,10 @@ class DeviceWeights {
 
   kernels::DType type_;
   int gpu_;
-  kernels::DeviceBuffer<std::byte> memory_;
+  kernels::DeviceBuffer<std::byte> memory_, compact_;
   kernels::DeviceBuffer<kernels::BFloat16> parts_;
   View view_;
+  StepBytes saved_;
 };
 
 }  // namespace mmrec::models

@@ -1,4 +1,5 @@
-// The one-kernel decode step against float64 (decode_testing.h), and what must hold to the bit.
+// The one-kernel decode step against float64 (decode_testing.h), and what must hold to the bit. Long, because all its
+// tests share a fixture.
 
 #include <initializer_list>
 
@@ -44,7 +45,9 @@ class DecodeStepTest : public test::OpTest {
   }
   template <class A>
   void check(const DecodeShape& shape, std::int64_t slots, double bound, DecodeAlgo algo) {
-    ASSERT_TRUE(decode_step_supported(on(), shape, sizeof(A)));
+    DecodeShape by_any = shape;
+    by_any.algo = DecodeAlgo::kAuto;
+    ASSERT_TRUE(decode_step_supported(on(), by_any, sizeof(A)));
     EXPECT_EQ(decode_algo<A>(on(), shape), algo);
     const DecodeModel<A> model(shape);
     DecodeState state = model.random_state(1000);
@@ -310,6 +313,53 @@ TEST_F(DecodeStepTest, EveryAlgoGivesTheSameBits) {
   DecodeShape odd = kMdi;  // rows that are not whole steps
   odd.ffn = 104;
   check_algos<BFloat16>(odd, 1, {kBatch});
+}
+
+/// All matrices with scales for groups or for rows; but the largest with 4 bits.
+DecodeShape compact(DecodeShape shape, bool has_int4, bool by_groups) {
+  const auto set_format = [&]<class Format>(const models::Field& field, Format& format) {
+    if constexpr (std::is_same_v<Format, WeightFormat>) {
+      format = WeightFormat(DType::kI8, by_groups ? kCompactGroup : 0);
+      const auto* const parts = field.parts.data();
+      const bool is_large = parts == models::table::kGate || parts == models::table::kMemoryQ ||
+                            parts == models::table::kMemoryOut || parts == models::table::kFfnIn ||
+                            parts == models::table::kFfnOut;
+      if (has_int4 && is_large) format = WeightFormat(DType::kI4, kCompactGroup);
+    }
+  };
+  models::visit_layer(set_format, shape.formats);
+  shape.formats.head = DType::kI8;
+  shape.algo = DecodeAlgo::kCompact;  // also where it is slower
+  return shape;
+}
+
+// The numbers of compact rows are exact, so the reference needs no other bound, and plain rows give nearly the same.
+TEST_F(DecodeStepTest, CompactRowsMatchFloat64) {
+  const auto check_formats = [&](const DecodeShape& shape) {
+    for (const std::int64_t slots : {0, 3}) {
+      check<BFloat16>(shape, slots, kBf16, DecodeAlgo::kCompact);
+      DecodeShape by_plain = shape;
+      by_plain.algo = DecodeAlgo::kSingle;
+      const DecodeModel<BFloat16> model(shape), other(by_plain);
+      const DecodeState state = model.random_state(1000);
+      DecodeRun<BFloat16> a(on(), model, state), b(on(), other, state);
+      const std::vector<float> logits = b.step(random_tokens(shape, 0), slots);
+      EXPECT_LT(test::largest_error(a.step(random_tokens(shape, 0), slots),
+                                    std::vector<double>(logits.begin(), logits.end())),
+                1e-2);
+    }
+  };
+  constexpr DecodeShape kShape = {1, 192, 2, 1, 320, 64, 131, 4};  // too wide a head for a cluster
+  check_formats(compact(kShape, true, true));
+  if (test::few_cases()) return;
+  check_formats(compact(kShape, false, false));
+  DecodeShape dpg = {1, 64, 2, 2, 128, 64, 257, 4};
+  dpg.dpg = true;
+  check_formats(compact(dpg, true, false));
+  if (test::small_sizes()) return;
+  constexpr DecodeShape kLong = {1, 2112, 1, 11, 4352, 576, 300, 4};  // rows of several chunks, the last of them short
+  check_formats(compact(kLong, true, false));
+  check_formats(compact(kLong, false, true));
 }
 
 TEST_F(DecodeStepTest, ARecordedStepEqualsADirectOne) {

@@ -3,6 +3,7 @@
 // exact.
 #pragma once
 
+#include "kernels/cuda/gemm/compact.h"
 #include "models/mmrec/fused_ops.h"
 #include "models/mmrec/mmrec.h"
 #include "tests/ops/op_test.h"
@@ -80,6 +81,8 @@ template <class A>
 class DecodeModel {
  public:
   using Layer = models::LayerFields<std::vector<A>, std::vector<float>>;
+  /// Of the compact rows of shape.formats: numbers are multiples of them, which A holds exactly.
+  using Scales = models::LayerFields<std::vector<float>, NoVector>;
 
   explicit DecodeModel(const DecodeShape& s) : shape(s) {
     std::uint64_t stream = 1;
@@ -109,6 +112,20 @@ class DecodeModel {
     embedding = random_normal<A>(size(s.vocab * s.dim), 0.0, 1.0, stream++);
     std::vector<float> none;
     dense(head, none, s.vocab, s.dim);
+    for (Layer& w : layers) {
+      const auto quantize_field = [&]<class Format>(const models::Field& /*field*/, auto& weight, const Format& format,
+                                                    auto& to) {
+        if constexpr (std::is_same_v<Format, WeightFormat>) to = quantize(weight, cols_of(weight, w), format);
+      };
+      models::visit_layer(quantize_field, w, s.formats, scales.emplace_back());
+    }
+    head_scales = quantize(head, s.dim, s.formats.head);
+  }
+  /// Inputs of one of a layer's matrices.
+  std::int64_t cols_of(const std::vector<A>& weight, const Layer& w) const {
+    return &weight == &w.ffn_out                                ? shape.ffn
+           : &weight == &w.gamma_up || &weight == &w.context_up ? shape.gate_hidden
+                                                                : shape.dim;
   }
 
   DecodeState random_state(std::uint64_t stream) const {
@@ -157,8 +174,28 @@ class DecodeModel {
   std::vector<A> embedding;
   std::vector<A> head;
   float mix = 0.1F;
+  std::vector<Scales> scales;
+  std::vector<float> head_scales;
 
  private:
+  /// Rounds the weights that share a scale to numbers of the format times a power of two, which is returned.
+  static std::vector<float> quantize(std::vector<A>& weight, std::int64_t cols, WeightFormat format) {
+    std::vector<float> all;
+    if (!is_quantized(format.code)) return all;
+    const auto inputs = size(inputs_of_scale(format, cols));
+    const double largest = format.code == DType::kI8 ? 127.0 : 7.0;
+    for (std::size_t first = 0; first < weight.size(); first += inputs) {
+      double most = 0.0;
+      for (std::size_t i = first; i < first + inputs; ++i) most = std::max(most, std::abs(as_double(weight[i])));
+      const double scale = std::exp2(std::ceil(std::log2(most / largest)));
+      for (std::size_t i = first; i < first + inputs; ++i) {
+        weight[i] = from_float<A>(static_cast<float>(std::nearbyint(as_double(weight[i]) / scale) * scale));
+      }
+      all.push_back(static_cast<float>(scale));
+    }
+    return all;
+  }
+  static double as_double(A x) { return static_cast<double>(to_float(x)); }
   static std::size_t size(std::int64_t n) { return static_cast<std::size_t>(n); }
   Vector rounded_row(const float* row) const { return round_all<A>(Vector(row, row + shape.dim)); }
   static Vector norm(const Vector& x, const std::vector<float>& weight) {
@@ -223,6 +260,19 @@ class DecodeRun {
       models::visit_layer(keep_all, w, layers.emplace_back());
     }
     layers_ = place(layers);
+    std::vector<CompactLayer<Device>> compact;
+    for (std::size_t l = 0; l < layers.size(); ++l) {
+      const auto& w = model.layers[l];
+      const auto make = [&]<class From, class Format>(const models::Field& /*field*/, const From& from,
+                                                      const Format& format, const auto& scales, const auto& plain,
+                                                      auto& to) {
+        if constexpr (std::is_same_v<Format, WeightFormat>) {
+          if (!from.empty()) to = compact_or_plain(plain, from.size(), model.cols_of(from, w), format, scales);
+        }
+      };
+      models::visit_layer(make, w, model.shape.formats, model.scales[l], layers[l], compact.emplace_back());
+    }
+    compact_layers_ = place(compact);
     put(state.h, h_);
     put(state.memory, memory_);
     put(state.segment_sum, segment_sum_);
@@ -232,6 +282,7 @@ class DecodeRun {
            .embedding = keep(model.embedding, weights_),
            .head = keep(model.head, weights_),
            .norm = keep(model.norm_weight, floats_),
+           .compact_layers = compact_layers_.data(),
            .mdi_mix = model.mix,
            .tokens = tokens_.data(),
            .h = in_slot<float>(h_),
@@ -242,6 +293,8 @@ class DecodeRun {
            .logits = in_slot<float>(logits_),
            .slot_bytes = static_cast<std::int64_t>(slot_bytes_),
            .exchange = exchange_.data()};
+    op_.compact_head =
+        compact_or_plain(op_.head, model.head.size(), model.shape.dim, model.shape.formats.head, model.head_scales);
     decode_exchange_clear(cuda, model.shape, sizeof(A), exchange_.data());
   }
 
@@ -272,6 +325,19 @@ class DecodeRun {
   const T* keep(const std::vector<T>& host, std::vector<DeviceBuffer<T>>& in) {
     in.push_back(place(host));
     return in.back().data();
+  }
+
+  const std::byte* compact_or_plain(const A* plain, std::size_t count, std::int64_t cols, WeightFormat format,
+                                    const std::vector<float>& scales) {
+    if (!is_quantized(format.code)) return reinterpret_cast<const std::byte*>(plain);
+    const std::int64_t rows = static_cast<std::int64_t>(count) / cols;
+    compact_.emplace_back(static_cast<std::size_t>(rows * compact_row_bytes(format, cols)));
+    compact_rows(cuda_, {.from = {plain, kDTypeOf<A>, rows, cols},
+                         .scales = keep(scales, floats_),
+                         .group = format.group,
+                         .format = format,
+                         .to = compact_.back().data()});
+    return compact_.back().data();
   }
 
   /// A tensor of a slot: rows [layers], one after another. On the host rows are [layers, B].
@@ -316,7 +382,9 @@ class DecodeRun {
   DeviceBuffer<std::byte> exchange_;
   std::vector<DeviceBuffer<A>> weights_;
   std::vector<DeviceBuffer<float>> floats_;
+  std::vector<DeviceBuffer<std::byte>> compact_;
   DeviceBuffer<DecodeLayer<Device, A>> layers_;
+  DeviceBuffer<CompactLayer<Device>> compact_layers_;
   DecodeStep<Device, A> op_;
 };
 

@@ -92,6 +92,35 @@ void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_
   });
 }
 
+void mma_m16n8k32(int (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
+  struct Operand {
+    int* d;
+    const std::uint32_t* a;
+    const std::uint32_t* b;
+  } mine{d, a, b};
+  meet_lanes(0xffffffffU, "mma_m16n8k32", mine, [](Operand* const* lanes) {
+    require_whole_warp(reinterpret_cast<const void* const*>(lanes), "mma_m16n8k32");
+    constexpr int kBytes = 2 * kDepth;
+    std::array<std::int8_t, 16 * kBytes> rows;
+    std::array<std::int8_t, 8 * kBytes> columns;
+    for (int lane = 0; lane < 32; ++lane) {
+      for (int r = 0; r < 4; ++r) {
+        std::memcpy(&rows[a_row(lane, r) * kBytes + 2 * a_col(lane, r)], &lanes[lane]->a[r], 4);
+      }
+      for (int r = 0; r < 2; ++r) {
+        std::memcpy(&columns[b_col(lane) * kBytes + 2 * b_row(lane, r)], &lanes[lane]->b[r], 4);
+      }
+    }
+    for (int lane = 0; lane < 32; ++lane) {
+      for (int i = 0; i < 4; ++i) {
+        for (int k = 0; k < kBytes; ++k) {
+          lanes[lane]->d[i] += rows[c_row(lane, i) * kBytes + k] * columns[c_col(lane, i) * kBytes + k];
+        }
+      }
+    }
+  });
+}
+
 template <class T>
 void wgmma(WarpgroupProduct product) {
   Thread& self = this_thread();

@@ -24,6 +24,8 @@ constexpr int b_row(int lane, int r) { return 2 * (lane % 4) + 8 * r; }
 /// mma.sync.m16n8k16: d += a b. T is BFloat16 or Float16.
 template <class T>
 void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]);
+/// mma.sync.m16n8k32 of signed 8-bit integers: d += a b. Registers hold the same bytes of a row or column.
+void mma_m16n8k32(int (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]);
 
 // Where lane l keeps its values of C [16, N]: value i is row l / 4 + 8 (i / 2 % 2), column 8 (i / 4) + 2 (l % 4) + i
 // % 2.

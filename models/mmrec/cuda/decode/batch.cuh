@@ -138,6 +138,7 @@ template <class A>
 class BatchBlock {
  public:
   static constexpr bool kIsCluster = false;
+  static constexpr bool kIsCompact = false;
   using Ring = L2Ring;
   using Stream = WarpStream;
 

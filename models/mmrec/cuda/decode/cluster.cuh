@@ -171,6 +171,7 @@ class ClusterBlock {
 
  public:
   static constexpr bool kIsCluster = true;
+  static constexpr bool kIsCompact = false;
   using Ring = ClusterRing;
   using Stream = ClusterStream;
 

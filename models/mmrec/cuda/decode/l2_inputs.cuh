@@ -1,5 +1,9 @@
 // How the input of a stage gets from L2 to the product, of one sequence or several: rounded to A, in the operand buffer
 // in shared memory. A warp reads just the steps that it multiplies, so no warp waits for another one.
+//
+// Or as integers for compact rows: elements are divided by a scale, which makes the largest one 32,512, and rounded. A
+// step of 64 has its upper bytes (signed) first, then its lower ones (signed too: value = 256 upper + lower). All steps
+// of a warp in a chunk of compact rows have one scale.
 #pragma once
 
 #include <climits>
@@ -8,13 +12,14 @@
 
 namespace mmrec::kernels {
 
-template <class A, bool kOneSequence>
+template <class A, bool kOneSequence, bool kIntegers = false>
 class L2Inputs {
   using Context = DecodeContext<A>;
   static constexpr int kVector = Context::kVector;
   static constexpr int kStride = Context::kStride;
-  static constexpr int kRounds = kOneSequence ? 2 : 4;  // fp32 vectors of a lane at once
-  static constexpr int kAhead = kOneSequence ? 2 : 8;   // the same of pieces of A
+  static constexpr int kStep = kIntegers ? 2 * kStepBytes : kStepBytes;  // bytes
+  static constexpr int kRounds = kOneSequence ? 2 : 4;                   // fp32 vectors of a lane at once
+  static constexpr int kAhead = kOneSequence ? 2 : 8;                    // the same of pieces of A
 
  public:
   __device__ __forceinline__ explicit L2Inputs(const Context& context)
@@ -23,6 +28,10 @@ class L2Inputs {
         norm_sums_(reinterpret_cast<float*>(context.shared + context.p.plan.norm_sums)) {}
 
   __device__ __forceinline__ std::byte* operand() const { return operand_; }
+  /// Of integers: the scales of the operand's steps from `step` on.
+  __device__ __forceinline__ float* scales_at(const std::byte* step) const {
+    return reinterpret_cast<float*>(c_.shared + c_.p.plan.operand_scales) + (step - operand_) / kStepBytes;
+  }
   /// The warps' sums of squares of the normalised input. Those of one stage and of the next have memory of their own
   /// where there is one sequence, whose warps meet once per stage.
   __device__ __forceinline__ float* norm_sums(int sequence) const {
@@ -60,6 +69,11 @@ class L2Inputs {
   }
 
  private:
+  /// As in DecodeContext, with this operand's steps.
+  __device__ __forceinline__ int first_vector() const {
+    constexpr int kVectors = kStep / int{sizeof(A)} / kVector;
+    return c_.warp * kVectors + c_.lane / kVectors * kTileWarps * kVectors + c_.lane % kVectors;
+  }
   /// Where a lane is among its vectors of all sequences.
   struct Position {
     int sequence, round;
@@ -74,7 +88,7 @@ class L2Inputs {
     return at.round * kStride * kVector < c_.dim && (kOneSequence || at.sequence < batch());
   }
   __device__ __forceinline__ bool exists(const Position& at) const {
-    return (kOneSequence || at.sequence < batch()) && at.vector(c_.first_vector()) * kVector < c_.dim;
+    return (kOneSequence || at.sequence < batch()) && at.vector(first_vector()) * kVector < c_.dim;
   }
   __device__ __forceinline__ bool ends_sequence(const Position& at) const {
     return (at.round + 1) * kStride * kVector >= c_.dim && at.sequence < batch();
@@ -86,7 +100,7 @@ class L2Inputs {
     ++at.sequence;
   }
   __device__ __forceinline__ float4 state_vector(int layer, const Position& at) const {
-    return c_.state_vector(layer, at.sequence, at.vector(c_.first_vector()));
+    return c_.state_vector(layer, at.sequence, at.vector(first_vector()));
   }
 
   /// `rows` vectors of `bytes` bytes, `stride` elements apart, as they get written; one, or a pair where there is one
@@ -94,10 +108,10 @@ class L2Inputs {
   template <bool kPair>
   __device__ __forceinline__ int gather(const A* from, int rows, int stride, int bytes) const {
     const int pitch = padded_row(bytes);
-    const int piece = c_.lane % 4 * kPieceBytes;
-    const int mine = ((bytes + kStepBytes - 1) / kStepBytes - c_.warp + kTileWarps - 1) / kTileWarps;  // steps of a row
+    constexpr int kLanesOfStep = kStep / kPieceBytes;
+    const int piece = c_.lane % kLanesOfStep * kPieceBytes;
+    const int mine = ((bytes + kStep - 1) / kStep - c_.warp + kTileWarps - 1) / kTileWarps;  // steps of a row
     const int all = rows * mine;
-    constexpr int kLanesOfStep = kStepBytes / kPieceBytes;
     constexpr int kBits = 26;  // all * mine is less than 2^26: then this division is exact
     const int reciprocal = kOneSequence ? 0 : (1 << kBits) / max(mine, 1) + 1;
 #pragma unroll 1
@@ -113,25 +127,79 @@ class L2Inputs {
         if (first >= all) continue;
         const int step = first + c_.lane / kLanesOfStep;  // of all rows'
         const int row = !kOneSequence ? (step * reciprocal) >> kBits : kPair && step >= mine ? 1 : 0;
-        const int at = ((step - row * mine) * kTileWarps + c_.warp) * kStepBytes + piece;
+        const int at = ((step - row * mine) * kTileWarps + c_.warp) * kStep + piece;
         to[i] = row * pitch + at;
         if (step < all && at < bytes) source[i] = from + row * stride + at / int{sizeof(A)};
       }
       await<A>(source, value);
+      if constexpr (kIntegers) {
+        float x[kAhead][kPieceBytes / sizeof(A)];
+        bool exists[kAhead];
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        if (source[i] != nullptr) *reinterpret_cast<uint4*>(operand_ + to[i]) = value[i];
+        for (int i = 0; i < kAhead; ++i) {
+          const std::uint32_t words[] = {value[i].x, value[i].y, value[i].z, value[i].w};
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            x[i][2 * j] = widen_part<A>(words[j], 0);
+            x[i][2 * j + 1] = widen_part<A>(words[j], 1);
+          }
+          exists[i] = source[i] != nullptr;
+        }
+        store_integers(to, x, exists);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+          if (source[i] != nullptr) *reinterpret_cast<uint4*>(operand_ + to[i]) = value[i];
+        }
       }
     }
     __syncwarp();
     return pitch;
   }
 
+  /// Writes elements of the warp's steps, with one scale: x[i] where they would lie at byte at[i] of the operand, if
+  /// exists[i], which is so for whole steps. By all lanes.
+  template <int kParts, int kCount>
+  __device__ __forceinline__ void store_integers(const int (&at)[kParts], const float (&x)[kParts][kCount],
+                                                 const bool (&exists)[kParts]) const {
+    constexpr int kElements = kStep / int{sizeof(A)};
+    const int inner = c_.lane % (kElements / kCount) * kCount;  // the first in its step
+    constexpr float kLargest = 32512.0F;                        // 127 * 256
+    std::uint32_t most = 0;                                     // of bits, so that a NaN is more than all numbers
+#pragma unroll
+    for (const auto& part : x) {
+#pragma unroll
+      for (const float v : part) most = max(most, __float_as_uint(fabsf(v)));
+    }
+    const float largest = __uint_as_float(ptx::warp_max(most));
+    constexpr float kLeast = 1e-30F;  // less is 0
+    const float factor = largest < kLeast ? 0.0F : __fdividef(kLargest, largest);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      if (!exists[part]) continue;
+      std::byte* const step = operand_ + at[part] - inner * int{sizeof(A)};
+#pragma unroll
+      for (int i = 0; i < kCount; i += 4) {
+        std::uint32_t high = 0;
+        std::uint32_t low = 0;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const auto v = static_cast<std::uint32_t>(__float2int_rn(x[part][i + j] * factor) + 128);
+          high |= (v >> 8 & 0xffU) << (8 * j);
+          low |= ((v & 0xffU) ^ 0x80U) << (8 * j);
+        }
+        *reinterpret_cast<std::uint32_t*>(step + inner + i) = high;
+        *reinterpret_cast<std::uint32_t*>(step + kElements + inner + i) = low;
+      }
+      if (inner == 0) *scales_at(step) = largest * (1.0F / kLargest);
+    }
+  }
+
   /// Every sequence's fp32 vector, or if there is a weight rmsnorm of it, rounded: up to the scale, unless that must
   /// come first (DecodeContext::kScalesSums).
   __device__ __forceinline__ int narrowed(const float* weight, Source kind, int layer, const float* from) {
     const int pitch = padded_row(c_.dim * int{sizeof(A)});
-    const int first = c_.first_vector();
+    const int first = first_vector();
     float scale_of_lane = 1.0F;  // lane b has that of sequence b
     float squares_sum = 0.0F;
     if (!Context::kScalesSums && weight != nullptr) {
@@ -145,13 +213,7 @@ class L2Inputs {
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) held[i] = c_.norm_weight(weight, first + i * kStride);
     for_each_round(kind, layer, from, [&](const Position(&of)[kRounds], const float4(&x)[kRounds]) {
-#pragma unroll
-      for (int i = 0; i < kRounds; ++i) {
-        const Position& at = of[i];
-        const float scale = Context::kScalesSums || kOneSequence
-                                ? scale_of_lane
-                                : __shfl_sync(0xffffffffU, scale_of_lane, at.sequence % 32);
-        if (!exists(at)) continue;
+      const auto weight_at = [&](const Position& at) {
         float4 w = held[0];
 #pragma unroll
         for (int j = 1; j < kRounds; ++j) {
@@ -159,8 +221,33 @@ class L2Inputs {
           const bool is_its = at.round == j;
           w = make_float4(is_its ? v.x : w.x, is_its ? v.y : w.y, is_its ? v.z : w.z, is_its ? v.w : w.w);
         }
-        if (at.round >= kRounds) w = c_.norm_weight(weight, at.vector(first));
-        c_.store_vector(operand_ + at.sequence * pitch, at.vector(first), w, scale, x[i]);
+        return at.round >= kRounds ? c_.norm_weight(weight, at.vector(first)) : w;
+      };
+      if constexpr (kIntegers) {
+        float y[kRounds][kVector];
+        int to[kRounds];
+        bool there[kRounds];
+#pragma unroll
+        for (int i = 0; i < kRounds; ++i) {
+          const float4 w = weight_at(of[i]);
+          y[i][0] = w.x * x[i].x;
+          y[i][1] = w.y * x[i].y;
+          y[i][2] = w.z * x[i].z;
+          y[i][3] = w.w * x[i].w;
+          to[i] = of[i].vector(first) * kVector * int{sizeof(A)};
+          there[i] = exists(of[i]);
+        }
+        store_integers(to, y, there);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kRounds; ++i) {
+          const Position& at = of[i];
+          const float scale = Context::kScalesSums || kOneSequence
+                                  ? scale_of_lane
+                                  : __shfl_sync(0xffffffffU, scale_of_lane, at.sequence % 32);
+          if (!exists(at)) continue;
+          c_.store_vector(operand_ + at.sequence * pitch, at.vector(first), weight_at(at), scale, x[i]);
+        }
       }
       if (Context::kScalesSums && weight != nullptr) add_squares(of, x, squares_sum);
     });
@@ -171,7 +258,7 @@ class L2Inputs {
   /// visit(positions, vectors) for all of a lane's vectors, some at once; zeros where it has none in a round.
   template <class Visit>
   __device__ __forceinline__ void for_each_round(Source kind, int layer, const float* from, Visit visit) const {
-    const int first = c_.first_vector();
+    const int first = first_vector();
     Position at = {};
 #pragma unroll 1
     for (bool begins = true; has_round(at); begins = false) {

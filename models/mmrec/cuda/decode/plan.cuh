@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/gemm/compact.h"
 #include "kernels/cuda/gemm/tile_product.cuh"
 #include "models/mmrec/cuda/decode/stages.cuh"
 #include "models/mmrec/fused_ops.h"
@@ -63,8 +64,11 @@ struct ProductShape {
   Owned owned = Owned::kChannels;
   Owned others = Owned::kChannels;
   int slices = 1;
+  WeightFormat format;  // plain: numbers of A
+  int input_bytes = 0;  // of the vector, in A
   int row_bytes = 0;
   int slot_bytes = 0;   // of a row in one slot
+  int slot_pitch = 0;   // from there to the next row
   int tile_rows = 0;    // in one slot
   int tiles = 1;        // that are multiplied at once: their slots of the same k follow each other
   int panel_bytes = 0;  // of a row that are multiplied before the next tile of rows
@@ -90,6 +94,7 @@ struct DecodePlan {
   int slot_rows = 0;
   int slot_row_bytes = 0;
   bool single = false;            // of one sequence: for single.cuh, whose slots have rows of slot_row_bytes at most
+  int operand_scales = 0;         // of its steps, where they are integers
   int operand = 0;                // vectors that are multiplied; of a cluster h before the step
   int sums = 0;                   // of the warps, for sums_rows rows, twice if single
   int norm_sums = 0;              // of squares, [B, kTileWarps], twice if single
@@ -142,8 +147,21 @@ inline void lay_out_exchange(DecodePlan& plan, const DecodeShape& s, std::int64_
   plan.set_bytes = s.layers * end;
 }
 
+/// The format of a product's rows.
+MMREC_HOST_DEVICE constexpr WeightFormat format_of(const DecodeFormats& f, Product product) {
+  const WeightFormat in_order[] = {f.gate,     f.gamma_in,   f.context_in, f.qvzk,    f.gamma_up, f.context_up,
+                                   f.memory_q, f.memory_out, f.ffn_in,     f.ffn_out, f.head};
+  return in_order[static_cast<int>(product)];
+}
+/// From one row to the next in a slot: rows that are read together, a quarter warp's at once, lie in other banks.
+inline int slot_pitch(WeightFormat format, int bytes) {
+  const int padding = is_quantized(format.code) && bits_of(format.code) == 4 ? kRowPadding / 2 : kRowPadding;
+  return (bytes + 127 - padding) / 128 * 128 + padding;
+}
+
 /// Which block multiplies which rows, in slots of 16 rows of slot_row_bytes, but for ffn_out's panels.
-inline void divide(DecodePlan& plan, const DecodeShape& s, int element, int blocks, int unit = 1) {
+inline void divide(DecodePlan& plan, const DecodeShape& s, int element, int blocks, int unit = 1,
+                   const DecodeFormats& formats = {}) {
   const std::int64_t totals[] = {s.dim, s.gate_hidden, s.ffn, s.vocab};
   for (int i = 0; i < kCountOf<Owned>; ++i) {
     const auto owned = static_cast<Owned>(i);
@@ -156,15 +174,24 @@ inline void divide(DecodePlan& plan, const DecodeShape& s, int element, int bloc
     const int rows = slices == 0 ? 0 : most(owned) + (slices - 1) * most(others);
     int tile_rows = plan.slot_rows;
     while (tile_rows > 1 && tile_rows / 2 >= rows) tile_rows /= 2;
+    const WeightFormat format = format_of(formats, which);
+    const bool is_compact = is_quantized(format.code);
+    const auto input_bytes = static_cast<int>(in * element);
+    const int row_bytes = is_compact ? static_cast<int>(compact_row_bytes(format, in)) : input_bytes;
+    const int slot_bytes = is_compact ? compact_chunk_bytes(format, kCompactChunkGroups)
+                                      : (plan.single ? 1 : plan.slot_rows / tile_rows) * plan.slot_row_bytes;
     plan.products[which] = {.owned = owned,
                             .others = others,
                             .slices = slices,
-                            .row_bytes = static_cast<int>(in * element),
-                            .slot_bytes = (plan.single ? 1 : plan.slot_rows / tile_rows) * plan.slot_row_bytes,
+                            .format = format,
+                            .input_bytes = input_bytes,
+                            .row_bytes = row_bytes,
+                            .slot_bytes = slot_bytes,
+                            .slot_pitch = slot_pitch(format, slot_bytes),
                             .tile_rows = tile_rows,
                             .tiles = plan.single ? tiles_at_once(which) : 1,
-                            .panel_bytes = static_cast<int>(in * element),
-                            .slice_bytes = stacked ? totals[static_cast<int>(owned)] * in * element : 0};
+                            .panel_bytes = row_bytes,
+                            .slice_bytes = stacked ? totals[static_cast<int>(owned)] * row_bytes : 0};
   };
   const auto of_channels = [&](Product which, int slices, std::int64_t in, bool stacked = false) {
     product(which, Owned::kChannels, Owned::kChannels, slices, in, stacked);
@@ -202,14 +229,14 @@ inline void divide(DecodePlan& plan, const DecodeShape& s, int element, int bloc
 
 /// With slots of one size.
 inline DecodePlan make_decode_plan(const DecodeShape& s, bool attends, int element, int blocks, int shared_limit,
-                                   bool single, int slot_row_bytes) {
+                                   bool single, int slot_row_bytes, const DecodeFormats& formats = {}) {
   DecodePlan plan;
   plan.first_part = attends ? 0 : 1;
   plan.single = single;
   plan.slot_rows = single ? kSingleRows : kTileRows;
   plan.slot_row_bytes = slot_row_bytes;
   lay_out_exchange(plan, s, element);
-  divide(plan, s, element, blocks);
+  divide(plan, s, element, blocks, 1, formats);
   const int batch = static_cast<int>(s.batch);
   const auto rows_of = [&](std::int64_t size) { return batch * padded_row(static_cast<int>(size)); };
 
@@ -222,7 +249,7 @@ inline DecodePlan make_decode_plan(const DecodeShape& s, bool attends, int eleme
       std::max({2 * rows_of(s.dim * element), 2 * rows_of(s.gate_hidden * element), rows_of(ffn_slot), kAttention});
   constexpr int kLittle = 32 << 10;
   if (single || rows_of(ffn_out.panel_bytes) <= std::max(operand, kLittle)) {
-    operand = std::max(operand, rows_of(ffn_out.panel_bytes));
+    operand = std::max(operand, rows_of(ffn_out.input_bytes));
   } else {
     ffn_out.panel_bytes = ffn_slot;
     while (rows_of(ffn_out.panel_bytes + ffn_slot) <= operand) ffn_out.panel_bytes += ffn_slot;
@@ -235,16 +262,18 @@ inline DecodePlan make_decode_plan(const DecodeShape& s, bool attends, int eleme
     return here;
   };
   plan.operand = place(operand);
+  if (formats.are_compact()) plan.operand_scales = place(operand / kStepBytes * 4);
   const std::int64_t twice = single ? 2 : 1;
   plan.sums = place(twice * 4 * plan.sums_rows * batch * kTileWarps);
   plan.norm_sums = place(twice * 4 * batch * kTileWarps);
   plan.local = place(std::int64_t{4} * kCountOf<Local> * batch * plan.channels);
   plan.layers = place((s.layers + 1) * static_cast<std::int64_t>(sizeof(LayerShare)));
   constexpr int kBarrierBytes = 2 * static_cast<int>(sizeof(std::uint64_t));
-  plan.slot_bytes = plan.slot_rows * (slot_row_bytes + kRowPadding);
+  for (const ProductShape& p : plan.products.of)
+    plan.slot_bytes = std::max(plan.slot_bytes, p.tile_rows * p.slot_pitch);
   plan.slots = std::max(0, (shared_limit - end) / (plan.slot_bytes + kBarrierBytes));
   const int ring = plan.slots * plan.slot_bytes;
-  for (int* offset : {&plan.operand, &plan.sums, &plan.norm_sums, &plan.local, &plan.layers}) {
+  for (int* offset : {&plan.operand, &plan.operand_scales, &plan.sums, &plan.norm_sums, &plan.local, &plan.layers}) {
     *offset += ring;
   }
   plan.barriers = ring + end;
@@ -288,6 +317,11 @@ inline constexpr std::int64_t kClusterBytes = std::int64_t{5} << 18;
 
 inline constexpr int kSquares = kClusterSteps * kTileWarps * kStepBytes / 2 / 4;  // of a vector, each of 4 channels
 
+/// Of a layer's matrices, in 16 bits.
+inline std::int64_t layer_bytes(const DecodeShape& s) {
+  return 2 * s.dim * (8 * s.dim + 4 * s.gate_hidden + 2 * s.ffn);
+}
+
 inline bool is_for_cluster(const DecodeShape& s) {
   const auto steps = [](std::int64_t size, int most) {
     constexpr int kStep = kStepBytes / 2;
@@ -302,9 +336,8 @@ inline bool is_for_cluster(const DecodeShape& s) {
                     (s.dpg ? 1 : 2) * units(s.gate_hidden) <= 2 * kClusterUnits && steps(s.ffn, kClusterFfnSteps) &&
                     s.ffn <= kChannels * kClusterFfnUnits && s.heads <= kClusterBlocks && width % kUnit == 0 &&
                     width * s.heads == s.dim && width <= kClusterHead && s.memory_slots <= kClusterMemory;
-  const std::int64_t of_layer = s.dim * (8 * s.dim + 4 * s.gate_hidden + 2 * s.ffn);
   constexpr std::int64_t kExchanges = 7;
-  return fits && 2 * (s.layers * of_layer + s.vocab * s.dim) <= kClusterBytes * kExchanges * s.layers;
+  return fits && s.layers * layer_bytes(s) + 2 * s.vocab * s.dim <= kClusterBytes * kExchanges * s.layers;
 }
 
 /// Half a unit's rows in a slot, and kRowPadding after them.

@@ -5,8 +5,13 @@
 // of weights, which are in registers when the input comes. Every stage has code of its own, which knows its shape. A
 // warp reads only the steps of the input that it multiplies. So warps meet once per stage, before their sums are added
 // up. The sums of two consecutive stages lie in different memory.
+//
+// Of a quantised model compact rows (kernels/cuda/gemm/compact.h) are multiplied as they are: the vector is rounded to
+// integers of 16 bits with scales (l2_inputs.cuh), and its upper and lower bytes are columns of their own in a product
+// of integers, which is exact.
 #pragma once
 
+#include "kernels/cuda/gemm/compact.h"
 #include "models/mmrec/cuda/decode/attention.cuh"
 #include "models/mmrec/cuda/decode/l2_inputs.cuh"
 #include "models/mmrec/cuda/decode/stream.cuh"
@@ -15,7 +20,7 @@ namespace mmrec::kernels {
 
 /// How a warp multiplies: its steps of a slot's 8 rows come into registers, often before the vector is there, and are
 /// multiplied with it by the tensor core.
-template <class A>
+template <class A, bool kCompact>
 class SingleProduct {
   static_assert(sizeof(A) == 2);
 
@@ -29,21 +34,41 @@ class SingleProduct {
   __device__ __forceinline__ void turn() { turn_ ^= 1; }
   __device__ __forceinline__ float sum(int row) const { return total(sums(), row, 0, 1); }
 
-  /// A warp's steps of one slot: lane 4g + t has the t-th piece of row g.
+  /// A warp's steps of one slot: lane 4g + t has the t-th piece of row g. In compact rows a step is a group.
   struct Weights {
     uint4 steps[kSteps] = {};
+    float scales[kCompact ? kSteps : 1] = {};
     int slot = 0;  // its number
   };
   /// Loads the warp's steps of the ring's next slot, which has `rows` rows of `steps` steps.
-  __device__ __forceinline__ void take(Weights& w, int rows, int steps) {
+  __device__ __forceinline__ void take(Weights& w, const ProductShape& shape, int rows, int steps) {
     // Rows that the tile lacks repeat its last one. Their sums are not used.
-    const int row = min(c_.lane >> 2, rows - 1) * (c_.p.plan.slot_row_bytes + kRowPadding);
+    const int row =
+        min(c_.lane >> 2, rows - 1) * (kCompact ? shape.slot_pitch : c_.p.plan.slot_row_bytes + kRowPadding);
+    const bool is_half = kCompact && shape.format.code == DType::kI4;
     ring_.wait_full();
-    const std::byte* slot = ring_.slot() + row + (c_.lane & 3) * kPieceBytes;
+    const std::byte* slot = ring_.slot() + row;
+    const std::byte* const numbers = slot + (c_.lane & 3) * (is_half ? kPieceBytes / 2 : kPieceBytes);
+    const std::byte* const scales = slot + steps * (is_half ? kStepBytes / 2 : kStepBytes);
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {  // repeats the last step where the warp has fewer
-      const int step = min(c_.warp + i * kTileWarps, steps - 1) * kStepBytes;
-      w.steps[i] = *reinterpret_cast<const uint4*>(slot + step);
+      const int step = min(c_.warp + i * kTileWarps, steps - 1);
+      if (is_half) {
+        const uint2 pairs = *reinterpret_cast<const uint2*>(numbers + step * (kStepBytes / 2));
+        w.steps[i] = make_uint4(pairs.x, pairs.y, 0, 0);
+      } else {
+        w.steps[i] = *reinterpret_cast<const uint4*>(numbers + step * kStepBytes);
+      }
+      if (kCompact && (i == 0 || shape.format.group != 0)) {
+        w.scales[i] = reinterpret_cast<const float*>(scales)[shape.format.group == 0 ? 0 : step];
+      }
+    }
+    if (is_half) {
+#pragma unroll
+      for (uint4& step : w.steps) {
+        constexpr std::uint32_t kUpper = 0xf0f0f0f0U;
+        step = make_uint4(step.x & kUpper, step.x << 4 & kUpper, step.y & kUpper, step.y << 4 & kUpper);
+      }
     }
     w.slot = ring_.number();
     ring_.advance();
@@ -59,6 +84,10 @@ class SingleProduct {
       for (const Weights& w : part) {
 #pragma unroll
         for (const uint4& step : w.steps) loaded |= step.x;
+        if constexpr (kCompact) {
+#pragma unroll
+          for (const float scale : w.scales) loaded |= __float_as_uint(scale);
+        }
       }
     }
 #pragma unroll
@@ -110,6 +139,41 @@ class SingleProduct {
       }
     }
   }
+  /// The same of compact rows, with a scale for each group or for all. The tensor core's 16 rows are those of one tile
+  /// and of the next. A vector has two columns, of its upper and of its lower bytes.
+  template <bool kByGroups, int kTiles, class Between>
+  __device__ __forceinline__ void multiply_groups(TileSums (&sums)[kTiles], const Weights (&w)[kTiles], int groups,
+                                                  const std::byte* x, const float* x_scales, int pitch, int vectors,
+                                                  Between between) const {
+    const int column = c_.lane >> 2;
+    x += ((column >> 1) & (vectors - 1)) * pitch + (column & 1) * kStepBytes + (c_.lane & 3) * 8;
+    const int scale_at = (c_.lane & (vectors - 1)) * (pitch / kStepBytes) + 2 * c_.warp;  // of all the warp's groups
+    const float x_scale = c_.warp < groups ? x_scales[scale_at] : 0.0F;
+    int d[4] = {};
+    const auto add = [&](int i) {
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        float& chain = sums[t].chains[0][0];
+        chain = __fmaf_rn(static_cast<float>(d[2 * t] * 256 + d[2 * t + 1]), x_scale * w[t].scales[i], chain);
+      }
+    };
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const int group = c_.warp + i * kTileWarps;
+      if (group < groups) {
+        if constexpr (kByGroups) d[0] = d[1] = d[2] = d[3] = 0;
+        const uint4 low = w[0].steps[i];
+        const uint4 high = kTiles == 1 ? make_uint4(0, 0, 0, 0) : w[kTiles - 1].steps[i];
+        const uint2 first = *reinterpret_cast<const uint2*>(x + 2 * group * kStepBytes);
+        const uint2 second = *reinterpret_cast<const uint2*>(x + 2 * group * kStepBytes + kCompactGroup / 2);
+        ptx::mma_m16n8k32(d, {low.x, high.x, low.z, high.z}, {first.x, first.y});
+        ptx::mma_m16n8k32(d, {low.y, high.y, low.w, high.w}, {second.x, second.y});
+        if constexpr (kByGroups) add(i);
+      }
+      between(i);
+    }
+    if constexpr (!kByGroups) add(0);
+  }
   /// Stores the warp's sums of a tile. Rows from `split` on take the products with the second vector.
   template <bool kPair>
   __device__ __forceinline__ void store_tile(const TileSums& tile, int first, int split) const {
@@ -129,13 +193,15 @@ class SingleProduct {
   int turn_ = 0;
 };
 
-template <class A>
+/// kCompact: of compact matrices.
+template <class A, bool kCompact = false>
 class SingleBlock {
   using Context = DecodeContext<A>;
-  using Weights = typename SingleProduct<A>::Weights;
+  using Weights = typename SingleProduct<A, kCompact>::Weights;
 
  public:
   static constexpr bool kIsCluster = false;
+  static constexpr bool kIsCompact = kCompact;
   using Ring = L2Ring;
   using Stream = WarpStream;
 
@@ -176,17 +242,19 @@ class SingleBlock {
   template <Stage kStage>
   __device__ __forceinline__ void run_stage(int layer) {
     constexpr int kTiles = tiles_at_once(stage_info(kStage).first);
-    constexpr int kSteps = SingleProduct<A>::kSteps;
+    constexpr int kSteps = SingleProduct<A, kCompact>::kSteps;
     constexpr int kParts = kHeldSlots / kTiles;  // of k, at once
     const int vectors = is_pair(kStage) ? c_.networks() : 1;
-    const int slot_bytes = c_.p.plan.slot_row_bytes;
+    // Of k, in bytes of the vector: what is in a step, in a slot.
+    constexpr int kStep = kCompact ? kCompactGroup * int{sizeof(A)} : kStepBytes;
+    const int slot_bytes = kCompact ? kCompactChunkGroups * kStep : c_.p.plan.slot_row_bytes;
     const int all = c_.template rows<kStage>();
     if (all == 0) return;
     c_.forget_lane();
     // Rows that are multiplied by the first of two vectors; the others are by the second.
     const int split = c_.channels.count;
     const ProductShape& shape = c_.template shape_of<kStage>();
-    const int pitch = padded_row(shape.row_bytes);
+    const int pitch = padded_row(shape.input_bytes);
     const int pass = has_passes(kStage) ? c_.p.plan.sums_rows : all;
     // A block without hidden units has not been in the stage before.
     const bool reads = !stage_info(kStage).keeps_input() || c_.template rows<Stage::kHide>() == 0;
@@ -199,20 +267,20 @@ class SingleBlock {
         const int tiles = min(kTiles, (count - row + kSingleRows - 1) / kSingleRows);
         TileSums sums[kTiles];
 #pragma unroll 1
-        for (int k = 0; k < shape.row_bytes; k += kParts * slot_bytes) {
+        for (int k = 0; k < shape.input_bytes; k += kParts * slot_bytes) {
           Weights held[kParts][kTiles];
           const auto steps = [&](int part) {
-            return static_cast<int>(static_cast<unsigned>(min(slot_bytes, shape.row_bytes - k - part * slot_bytes)) /
-                                    kStepBytes);
+            return static_cast<int>(static_cast<unsigned>(min(slot_bytes, shape.input_bytes - k - part * slot_bytes)) /
+                                    kStep);
           };
-          const auto has_part = [&](int part) { return part == 0 || k + part * slot_bytes < shape.row_bytes; };
+          const auto has_part = [&](int part) { return part == 0 || k + part * slot_bytes < shape.input_bytes; };
           const auto has = [&](int part, int t) { return has_part(part) && (t == 0 || t < tiles); };
 #pragma unroll
           for (int part = 0; part < kParts; ++part) {
 #pragma unroll
             for (int t = 0; t < kTiles; ++t) {
               if (has(part, t))
-                product_.take(held[part][t], min(kSingleRows, count - row - t * kSingleRows), steps(part));
+                product_.take(held[part][t], shape, min(kSingleRows, count - row - t * kSingleRows), steps(part));
             }
           }
           const bool begins = first + row + k == 0;
@@ -227,10 +295,23 @@ class SingleBlock {
 #pragma unroll
           for (int part = 0; part < kParts; ++part) {
             if (!has_part(part)) break;
-            product_.multiply(sums, held[part], tiles, steps(part), inputs_.operand() + k + part * slot_bytes, pitch,
-                              vectors, [&](int i) {
-                                if constexpr (kSumsSquares) squares += __shfl_xor_sync(0xffffffffU, squares, 8 >> i);
-                              });
+            const std::byte* const x = inputs_.operand() + k + part * slot_bytes;
+            const auto between = [&](int i) {
+              if constexpr (kSumsSquares) squares += __shfl_xor_sync(0xffffffffU, squares, 8 >> i);
+            };
+            if constexpr (kCompact) {
+              const auto multiply = [&]<bool kByGroups>() {
+                product_.template multiply_groups<kByGroups>(sums, held[part], steps(part), x, inputs_.scales_at(x),
+                                                             pitch, vectors, between);
+              };
+              if (shape.format.group != 0) {
+                multiply.template operator()<true>();
+              } else {
+                multiply.template operator()<false>();
+              }
+            } else {
+              product_.multiply(sums, held[part], tiles, steps(part), x, pitch, vectors, between);
+            }
           }
           if (kSumsSquares && begins && reads && c_.lane == 0) inputs_.norm_sums(0)[c_.warp] = squares;
         }
@@ -257,8 +338,8 @@ class SingleBlock {
 
   Context& c_;
   ThroughL2<A, true> l2_;
-  L2Inputs<A, true> inputs_;
-  SingleProduct<A> product_;
+  L2Inputs<A, true, kCompact> inputs_;
+  SingleProduct<A, kCompact> product_;
 };
 
 }  // namespace mmrec::kernels

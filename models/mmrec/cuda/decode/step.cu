@@ -21,7 +21,8 @@
 //   narrow   c   hidden units: x = y + ...                                     -> x
 //
 // There are three algorithms (choose_decode() says when each runs): BatchBlock for several sequences, SingleBlock for
-// one, and ClusterBlock for one sequence of a small model, in one cluster of blocks. What they share:
+// one, plain or of a quantised model, and ClusterBlock for one sequence of a small model, in one cluster of blocks.
+// What they share:
 //   stages.cuh       the table of stages
 //   plan.cuh         which block owns which rows, and where data lies
 //   stream.cuh       the ring of weights, and the warps that fill it
@@ -91,6 +92,17 @@ DecodeChoice choose_decode(const Cuda& cuda, const DecodeShape& s, bool attends)
   // for all others.
   const std::int64_t channels = ceil_div(s.dim, std::max<std::int64_t>(cuda.processors() / s.stacks, 1));
   const auto blocks = static_cast<int>(ceil_div(s.dim, channels));
+  // Of a quantised model its numbers are read, at half of the bytes or fewer.
+  constexpr std::int64_t kLeastBytes = std::int64_t{48}
+                                       << 20;  // of a plain layer; with fewer, stages take their latency
+  constexpr std::int64_t kMostHidden = 2048;   // both networks' hidden units have one scale (l2_inputs.cuh)
+  const bool compact_pays =
+      s.algo == DecodeAlgo::kCompact || (may_be(DecodeAlgo::kCompact) && layer_bytes(s) >= kLeastBytes);
+  if (std::is_same_v<A, BFloat16> && s.formats.are_compact() && compact_pays && s.gate_hidden <= kMostHidden &&
+      s.batch == 1 && s.stacks == 1 && all_whole(kStepBytes)) {
+    const DecodePlan plan = make_decode_plan(s, attends, kElement, blocks, shared, true, kSlotRowBytes[0], s.formats);
+    if (plan.slots >= kLeastSlots) return {DecodeAlgo::kCompact, blocks, plan};
+  }
   // One sequence is too little work to hide a stage's chain of instructions, so every stage has code of its own, which
   // takes 16 bits and whole steps of the product alone. 93 % of a copy where D = 2048, 64 % where D = 1024.
   if (sizeof(A) == 2 && s.batch == 1 && may_be(DecodeAlgo::kSingle) && all_whole(kStepBytes)) {
@@ -106,30 +118,39 @@ DecodeChoice choose_decode(const Cuda& cuda, const DecodeShape& s, bool attends)
 }
 
 /// Computes once, by all threads, which rows of each layer's matrices belong to the block.
-template <class A>
+template <bool kCompact, class A>
 __device__ void find_shares(const DecodeParams<A>& p, LayerShare* layers) {
   const DecodeStep<Device, A>& op = p.op;
   const auto owned = [&](Owned what) { return p.plan.splits[what].mine(); };
   const auto count = static_cast<int>(op.shape.layers);
   for (auto layer = static_cast<int>(threadIdx.x); layer <= count; layer += static_cast<int>(blockDim.x)) {
     LayerShare& share = layers[layer];
-    const auto rows = [&](Product product, const A* weight) {
+    const auto rows = [&](Product product, const void* weight, int skipped = 0) {  // slices
       const ProductShape& shape = p.plan.products[product];
       if (weight == nullptr) return;
-      share.rows[product] =
-          reinterpret_cast<const std::byte*>(weight) + std::int64_t{owned(shape.owned).first} * shape.row_bytes;
+      share.rows[product] = static_cast<const std::byte*>(weight) + skipped * shape.slice_bytes +
+                            std::int64_t{owned(shape.owned).first} * shape.row_bytes;
+    };
+    const auto of_layer = [&](const auto& m) {
+      const void* const in_order[] = {m.gate,       m.gamma_in, m.context_in, m.qvzk,   m.gamma_up,
+                                      m.context_up, m.memory_q, m.memory_out, m.ffn_in, m.ffn_out};
+#pragma unroll
+      for (int i = 0; i < static_cast<int>(Product::kHead); ++i) {
+        const auto product = static_cast<Product>(i);
+        rows(product, in_order[i], product == Product::kQvzk ? p.plan.first_part : 0);
+      }
     };
     if (layer == count) {
-      rows(Product::kHead, op.head);
+      rows(Product::kHead, kCompact ? static_cast<const void*>(op.compact_head) : op.head);
       share.norm1 = op.norm;
       return;
     }
     const DecodeLayer<Device, A> w = op.layers[layer];
-    const A* const qvzk = w.qvzk + p.plan.first_part * op.shape.dim * op.shape.dim;
-    const A* const in_order[] = {w.gate,       w.gamma_in, w.context_in, qvzk,     w.gamma_up,
-                                 w.context_up, w.memory_q, w.memory_out, w.ffn_in, w.ffn_out};
-#pragma unroll
-    for (int i = 0; i < static_cast<int>(Product::kHead); ++i) rows(static_cast<Product>(i), in_order[i]);
+    if constexpr (kCompact) {
+      of_layer(op.compact_layers[layer]);
+    } else {
+      of_layer(w);
+    }
     int next = 0;
     const auto bias = [&](const float* values, Owned what, std::int64_t more = 0) {
       share.bias[next++] = values == nullptr ? nullptr : values + owned(what).first + more;
@@ -182,7 +203,7 @@ __global__ void __launch_bounds__(kThreadsOf<Block>, 1)
   ring.init();
   if constexpr (Block::kIsCluster) ThroughCluster<A>::init(p.plan, shared);
   ptx::mbarrier_init_fence();
-  find_shares(p, reinterpret_cast<LayerShare*>(shared + p.plan.layers));
+  find_shares<Block::kIsCompact>(p, reinterpret_cast<LayerShare*>(shared + p.plan.layers));
   __syncthreads();
   if constexpr (Block::kIsCluster) ptx::cluster_sync();  // barriers have been made everywhere
   DecodeContext<A> context(p, shared);
@@ -218,6 +239,9 @@ void launch_steps(Cuda& cuda, const DecodeStacks<A, kStacks>& stacks, const Deco
     if (choice.algo == DecodeAlgo::kCluster) {
       return launch(cuda.stream(), cluster_config(shared_bytes, kStacks), decode_kernel<ClusterBlock<A>, A, kStacks>,
                     stacks);
+    }
+    if constexpr (kStacks == 1) {
+      if (choice.algo == DecodeAlgo::kCompact) return launch_blocks.template operator()<SingleBlock<A, true>>();
     }
   }
   if constexpr (sizeof(A) == 2) {

@@ -110,8 +110,8 @@ class WarpStream {
             const bool copies = lane >= tile && lane < tile + of_tile;
             ptx::mbarrier_arrive_expect(ring_.full(), copies ? static_cast<unsigned>(bytes) : 0U);
             if (copies) {
-              ptx::bulk_copy(ring_.slot() + (lane - tile) * (s.slot_bytes + kRowPadding), row + k,
-                             static_cast<unsigned>(bytes), ring_.full(), hint_);
+              ptx::bulk_copy(ring_.slot() + (lane - tile) * s.slot_pitch, row + k, static_cast<unsigned>(bytes),
+                             ring_.full(), hint_);
             }
             ring_.advance();
           }

@@ -100,6 +100,9 @@ template <class T>
 inline void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
   emulation::mma_m16n8k16<T>(d, a, b);
 }
+inline void mma_m16n8k32(int (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
+  emulation::mma_m16n8k32(d, a, b);
+}
 
 // --- Order of memory accesses ----------------------------------------------------------------------------------------
 

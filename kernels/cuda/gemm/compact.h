@@ -1,0 +1,56 @@
+// Compact rows: a quantised matrix as a GPU's decode step streams it, with numbers where a lane of the tensor core
+// wants them and scales behind the numbers that they multiply.
+//
+// A row is cut into chunks of 32 groups, and the last one may have fewer. A chunk is the groups' numbers, then its fp32
+// scales, one for each group or one for all, filled up to 16 bytes. A group is 64 inputs, for lanes t = 0..3 of a row,
+// each of which multiplies inputs 32 m + 8 t + 4 i + b: m (of two halves), i (of two words), b (of four bytes).
+//   8 bits: 16 bytes a lane, byte b of word 2 i + m.
+//   4 bits: 8 bytes a lane, byte b of word i: m = 0 in its upper half, m = 1 in its lower one, as a signed number. The
+//           scale is for 16 times the number, which is the byte without the other half.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/runtime/cuda.h"
+#include "kernels/tensor.h"
+
+namespace mmrec::kernels {
+
+inline constexpr int kCompactGroup = 64;        // inputs
+inline constexpr int kCompactChunkGroups = 32;  // most in a chunk
+
+/// Of a row, by the groups that it has. format.group: kCompactGroup, or 0 for one scale a chunk.
+MMREC_HOST_DEVICE constexpr int compact_group_bytes(WeightFormat format) {
+  return kCompactGroup * bits_of(format.code) / 8;
+}
+MMREC_HOST_DEVICE constexpr int compact_chunk_bytes(WeightFormat format, int groups) {
+  const int scales = format.group == 0 ? 1 : groups;
+  return groups * compact_group_bytes(format) + (4 * scales + 15) / 16 * 16;
+}
+MMREC_HOST_DEVICE constexpr std::int64_t compact_row_bytes(WeightFormat format, std::int64_t cols) {
+  const auto groups = static_cast<int>(cols / kCompactGroup);
+  const int rest = groups % kCompactChunkGroups;
+  return std::int64_t{groups / kCompactChunkGroups} * compact_chunk_bytes(format, kCompactChunkGroups) +
+         (rest == 0 ? 0 : compact_chunk_bytes(format, rest));
+}
+
+/// The format of compact rows that hold the numbers of a quantised matrix: with scales for each group, or for all of a
+/// row. Plain where there is none: the matrix is plain or fp8, or groups do not divide its rows or their scales.
+constexpr WeightFormat compact_format(WeightFormat stored, std::int64_t cols) {
+  const bool is_integer = stored.code == DType::kI8 || stored.code == DType::kI4;
+  if (!is_integer || cols % kCompactGroup != 0 || stored.group % kCompactGroup != 0) return {};
+  return {stored.code, stored.group == 0 && stored.code == DType::kI8 ? 0 : kCompactGroup};
+}
+
+/// Writes the rows of a matrix whose numbers are known, but for rounding to its type, to be multiples of scales.
+struct CompactRows {
+  WeightView<Device> from;        // bf16, numbers times scales, each rounded
+  const float* scales = nullptr;  // [rows, scales_of({code, group}, cols)] in device memory; 0: what suits the numbers
+  std::int64_t group = 0;         // inputs of one of these scales, or 0 for a row
+  WeightFormat format;            // compact_format() of {code, group}, or a wider one
+  std::byte* to = nullptr;        // [rows, compact_row_bytes(format, cols)], 16-byte aligned
+};
+void compact_rows(Cuda& cuda, const CompactRows& op);
+
+}  // namespace mmrec::kernels
