@@ -115,6 +115,9 @@ class DeviceWeights {
   StepBytes saved() const { return saved_; }
 
  private:
+  /// Whether the device has room for a second copy, beside activations and states.
+  bool fits(const DevicePlaces& places) const { return places.bytes() <= kernels::device_memory(gpu_).free / 2; }
+
   /// Of the matrices that products take, for the devices that multiply parts.
   void add_parts() {
     kernels::Cuda cuda(gpu_);
@@ -135,6 +138,7 @@ class DeviceWeights {
       return at.add(static_cast<std::size_t>(kernels::kParts * w.rows * w.cols) * sizeof(kernels::BFloat16));
     };
     of_each([&](auto& w) { add(sizes, w); });
+    if (!fits(sizes)) return;
     parts_ = kernels::DeviceBuffer<kernels::BFloat16>(sizes.bytes() / sizeof(kernels::BFloat16));
     of_each([&](auto& w) {
       kernels::BFloat16* const parts = parts_.data() + add(places, w) / sizeof(kernels::BFloat16);
@@ -165,7 +169,7 @@ class DeviceWeights {
       have_all = have_all && field.bytes != 0;
     };
     for_each(count);
-    if (!have_all || size.bytes() > kernels::device_memory(gpu_).free / 2) return;
+    if (!have_all || !fits(size)) return;
     kernels::Cuda cuda(gpu_);
     compact_ = kernels::DeviceBuffer<std::byte>(size.bytes());
     for_each([&](const Numbers& from, auto& view, const CompactField& field, std::int64_t of_memory) {
