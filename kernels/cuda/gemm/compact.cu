@@ -1,6 +1,4 @@
 // Compact rows (compact.h) of plain ones, once for each matrix of a model: a block for each row.
-#include <algorithm>
-
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/gemm/compact.h"
 #include "kernels/cuda/runtime/launch.cuh"

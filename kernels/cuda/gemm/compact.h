@@ -36,7 +36,7 @@ MMREC_HOST_DEVICE constexpr std::int64_t compact_row_bytes(WeightFormat format, 
 }
 
 /// The format of compact rows that hold the numbers of a quantised matrix: with scales for each group, or for all of a
-/// row. Plain where there is none: the matrix is plain or fp8, or groups do not divide its rows or their scales.
+/// row. A plain format if the matrix is plain or fp8, or if its rows or its scales do not divide into groups.
 constexpr WeightFormat compact_format(WeightFormat stored, std::int64_t cols) {
   const bool is_integer = stored.code == DType::kI8 || stored.code == DType::kI4;
   if (!is_integer || cols % kCompactGroup != 0 || stored.group % kCompactGroup != 0) return {};

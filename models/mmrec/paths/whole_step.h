@@ -39,13 +39,15 @@ class WholeStep {
       }
       layers_ = backend.template allocate<Layer>(layers.size());
       backend.upload(layers.data(), layers_.data(), layers.size());
-      std::vector<Compact> compact;
-      for (const LayerView<Space>& w : model.layers) {
-        const auto choose = [](const Field& /*field*/, const auto& from, auto& to) { to = compact_pointer(from); };
-        visit_layer(choose, w, compact.emplace_back());
+      if (shape.formats.are_compact()) {
+        std::vector<Compact> compact;
+        for (const LayerView<Space>& w : model.layers) {
+          visit_layer([](const Field& /*field*/, const auto& from, auto& to) { to = compact_pointer(from); }, w,
+                      compact.emplace_back());
+        }
+        compact_ = backend.template allocate<Compact>(compact.size());
+        backend.upload(compact.data(), compact_.data(), compact.size());
       }
-      compact_ = backend.template allocate<Compact>(compact.size());
-      backend.upload(compact.data(), compact_.data(), compact.size());
       op_ = {.shape = shape,
              .layers = layers_.data(),
              .embedding = pointer(model.embedding),

@@ -22,7 +22,7 @@
 //
 // There are three algorithms (choose_decode() says when each runs): BatchBlock for several sequences, SingleBlock for
 // one, plain or of a quantised model, and ClusterBlock for one sequence of a small model, in one cluster of blocks.
-// What they share:
+// These files serve all three:
 //   stages.cuh       the table of stages
 //   plan.cuh         which block owns which rows, and where data lies
 //   stream.cuh       the ring of weights, and the warps that fill it
@@ -92,10 +92,11 @@ DecodeChoice choose_decode(const Cuda& cuda, const DecodeShape& s, bool attends)
   // for all others.
   const std::int64_t channels = ceil_div(s.dim, std::max<std::int64_t>(cuda.processors() / s.stacks, 1));
   const auto blocks = static_cast<int>(ceil_div(s.dim, channels));
-  // Of a quantised model its numbers are read, at half of the bytes or fewer.
-  constexpr std::int64_t kLeastBytes = std::int64_t{48}
-                                       << 20;  // of a plain layer; with fewer, stages take their latency
-  constexpr std::int64_t kMostHidden = 2048;   // both networks' hidden units have one scale (l2_inputs.cuh)
+  // A step of a quantised model reads int8 and int4 numbers: half of the bytes of bf16, or fewer. That pays from so
+  // many bytes of a plain layer on; with fewer, stages take their latency. Both networks' hidden units have one scale
+  // (l2_inputs.cuh), which is so up to kMostHidden.
+  constexpr std::int64_t kLeastBytes = std::int64_t{48} << 20;
+  constexpr std::int64_t kMostHidden = 2048;
   const bool compact_pays =
       s.algo == DecodeAlgo::kCompact || (may_be(DecodeAlgo::kCompact) && layer_bytes(s) >= kLeastBytes);
   if (std::is_same_v<A, BFloat16> && s.formats.are_compact() && compact_pays && s.gate_hidden <= kMostHidden &&

@@ -162,12 +162,12 @@ inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
-/// a / b, but 0 for b between 2^126 and 2^128, as documented.
 /// Of NaN 0, and the nearest int there is of what is larger.
 inline int __float2int_rn(float x) {
   constexpr double kLeast = -2147483648.0, kMost = 2147483647.0;
   return std::isnan(x) ? 0 : static_cast<int>(std::fmin(std::fmax(std::rint(static_cast<double>(x)), kLeast), kMost));
 }
+/// a / b, but 0 for b between 2^126 and 2^128, as documented.
 inline float __fdividef(float a, float b) {
   const float magnitude = std::fabs(b);
   return magnitude > 0x1p126F && !std::isinf(magnitude) ? a * 0.0F : a / b;
