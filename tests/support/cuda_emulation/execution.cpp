@@ -27,6 +27,7 @@ Thread* current_thread = nullptr;
 namespace {
 
 constexpr unsigned kWarp = 32;
+constexpr unsigned kWarpgroup = 128;
 /// Rounds in which every thread that ran only paused, after which nothing is expected to change any more.
 constexpr int kIdleRounds = 10'000;
 
@@ -167,6 +168,7 @@ class Residents {
     block.cluster = &block - block.cluster_rank;
     block.cluster_barrier = &cluster_barriers_[position / grid_.cluster_size];
     block.barriers.fill({});
+    block.warpgroups.fill({});
     for (Warp& warp : block.warps) warp.live = warp.open = 0;
     for (std::size_t i = 0; i < block.threads.size(); ++i) {
       Thread& thread = block.threads[i];
@@ -285,6 +287,12 @@ void arrive_at_block(unsigned id, unsigned threads) {
   Block& block = *current_thread->block;
   if (id >= block.barriers.size() || threads == 0) fail("bar.arrive: barrier %u, %u threads", id, threads);
   arrive(block.barriers[id], threads, block.live, "bar.arrive", false);
+}
+
+void meet_warpgroup(const char* where) {
+  Block& block = *current_thread->block;
+  const auto thread = static_cast<std::size_t>(current_thread - block.threads.data());
+  arrive(block.warpgroups[thread / kWarpgroup], kWarpgroup, block.live, where, true);
 }
 
 void meet_cluster(const char* where) {

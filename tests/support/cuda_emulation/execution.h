@@ -105,6 +105,7 @@ struct Block {
   std::vector<Thread> threads;
   std::vector<Warp> warps;
   std::array<Barrier, 16> barriers;
+  std::array<Barrier, 8> warpgroups;
   /// The block's shared memory: offset 0 is a multiple of 1,024, the dynamic part starts at kDynamicSharedOffset.
   std::byte* shared_window = nullptr;
   std::size_t shared_bytes = 0;  // of the dynamic part
@@ -141,6 +142,8 @@ void pause(const char* where);
 /// Barrier `id` of the block. `threads` that take part, 0 for all that have not exited. `arrive` does not wait.
 void meet_block(unsigned id, const char* where, unsigned threads = 0);
 void arrive_at_block(unsigned id, unsigned threads);
+/// The caller's warpgroup, whose threads all live.
+void meet_warpgroup(const char* where);
 /// All threads of the cluster.
 void meet_cluster(const char* where);
 

@@ -230,9 +230,11 @@ inline std::uint64_t wgmma_operand(const void* rows) {
 }
 inline void wgmma_fence() { emulation::this_thread().products_fenced = true; }
 inline void wgmma_commit() { emulation::this_thread().products.commit(); }
+/// A warpgroup's products are one: no thread goes on while those of another still read their operands.
 template <int kPending>
 inline void wgmma_wait() {
   emulation::this_thread().products.wait(kPending);
+  emulation::meet_warpgroup("wgmma_wait");
 }
 template <int kSize>
 inline void wgmma_wait_all(float (&)[kSize]) {
