@@ -80,25 +80,16 @@ MMREC_HOST_DEVICE constexpr float to_float(BFloat16 x) {
 }
 MMREC_HOST_DEVICE constexpr float to_float(Float16 x) {
   const std::uint32_t sign = static_cast<std::uint32_t>(x.bits & 0x8000u) << 16;
-  std::uint32_t exponent = (x.bits >> 10) & 0x1fu;
-  std::uint32_t mantissa = x.bits & 0x3ffu;
-  if (exponent == 0x1f) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
-  if (exponent == 0) {
-    if (mantissa == 0) return std::bit_cast<float>(sign);
-    exponent = 1;  // subnormal: normalise
-    while ((mantissa & 0x400u) == 0) {
-      mantissa <<= 1;
-      --exponent;
-    }
-    mantissa &= 0x3ffu;
-  }
-  return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
+  const std::uint32_t magnitude = x.bits & 0x7fffu;
+  if (magnitude >= 0x7c00u) return std::bit_cast<float>(sign | 0x7f800000u | magnitude << 13);
+  // The exponent's bias is 15 in place of 127; a subnormal number of the one is one of the other.
+  return std::bit_cast<float>(sign | magnitude << 13) * 0x1p112F;
 }
 
 constexpr float to_float(Float8 x) {
   const auto sign = static_cast<std::uint32_t>(x.bits & 0x80U) << 24;
   if ((x.bits & 0x7fU) == 0x7fU) return std::bit_cast<float>(sign | 0x7fc00000U);
-  // The exponent's bias is 7 in place of 127; a subnormal number of the one is one of the other.
+  // As above, with a bias of 7.
   return std::bit_cast<float>(sign | static_cast<std::uint32_t>(x.bits & 0x7fU) << 20) * 0x1p120F;
 }
 

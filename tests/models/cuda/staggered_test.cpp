@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/runtime/cuda.h"
 #include "models/mmrec/cuda/chunk_plan.h"
+#include "models/mmrec/cuda/padded.h"
 #include "tests/models/small_models.h"
 #include "tests/ops/op_test.h"
 
@@ -21,8 +22,7 @@ class CudaStaggered : public testing::TestWithParam<StaggeredModel> {
 
   void SetUp() override {
     if (const std::string reason = cuda_unusable_reason(); !reason.empty()) GTEST_SKIP() << reason;
-    config_ = small_config(48);  // no multiple of 64: no kernel takes all segments
-    config_.num_layers = 3;
+    config_ = small_config(40);  // far from a multiple of 64: no padding, and no kernel takes all segments
     config_.carry_state = GetParam().first;
     const auto model = load_small_model(Config::kModelType, config_, GetParam().second);
     executor_ = model->on_cuda(Precision::kAuto, 0).executor;
@@ -62,6 +62,7 @@ class CudaStaggered : public testing::TestWithParam<StaggeredModel> {
 };
 
 TEST_P(CudaStaggered, PartsSideBySideHaveTheBitsOfOneAfterAnother) {
+  ASSERT_EQ(padded(config_).model_dim, config_.model_dim);
   const std::int64_t part = chunk_plan(config_, kernels::Cuda(0), GetParam().second).part;
   ASSERT_GT(part, 0);
   // From within a part on, two ends of parts; the rows of each part, and of two sequences', are of one class.

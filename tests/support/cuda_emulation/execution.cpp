@@ -45,6 +45,7 @@ class Worker {
  public:
   /// Until the thread waits, pauses or has exited.
   void resume() { fiber_.resume(); }
+  void prefetch() const { fiber_.prefetch(); }
   void start(const std::function<void()>& kernel) { kernel_ = &kernel; }
 
  private:
@@ -190,6 +191,8 @@ class Residents {
     blockDim = grid_.block;
     gridDim = grid_.grid;
     const std::size_t threads = blocks_[0].threads.size();
+    const std::vector<std::unique_ptr<Worker>>& pool = workers();
+    constexpr std::size_t kAhead = 6;  // threads whose stacks are fetched before their turns
     int idle_rounds = 0;
     for (;;) {
       bool alive = false;
@@ -200,13 +203,14 @@ class Residents {
         if (blocks_[position].live == 0) continue;
         for (std::size_t i = 0; i < threads; ++i) {
           const std::size_t n = reverse_ ? threads - 1 - i : i;
+          if (i + kAhead < threads) pool[position * threads + (reverse_ ? n - kAhead : n + kAhead)]->prefetch();
           Thread& thread = blocks_[position].threads[n];
           if (thread.state != Thread::State::kReady) continue;
           thread.paused = false;
           current_thread = &thread;
           threadIdx = thread.index;
           blockIdx = thread.block->index;
-          workers()[position * threads + n]->resume();
+          pool[position * threads + n]->resume();
           current_thread = nullptr;
           ran = true;
           progress |= !thread.paused;

@@ -29,6 +29,13 @@ std::byte* allocate_stack() {
   return static_cast<std::byte*>(memory) + kGuardBytes;
 }
 
+/// Where the next stack begins within its page. Stacks that all began at the same place would fight for the same lines
+/// of the first-level cache.
+std::size_t next_colour() {
+  static std::size_t stacks = 0;
+  return stacks++ % 64 * 64;
+}
+
 }  // namespace
 
 // jump(&from, to): saves what a call must preserve and the stack pointer, then returns on the other stack.
@@ -52,14 +59,15 @@ mmrec_emulation_jump:
   popq %r12
   popq %rbx
   popq %rbp
-  ret
+  popq %rcx
+  jmp *%rcx
 .size mmrec_emulation_jump, . - mmrec_emulation_jump
 )");
 namespace {
 void jump(void** from, void* to) { mmrec_emulation_jump(from, to); }
 /// The stack pointer of a stack on which jump() enters `function`.
 void* prepare(std::byte* stack, void (*function)()) {
-  auto* top = reinterpret_cast<std::uintptr_t*>(stack + kStackBytes) - 8;
+  auto* top = reinterpret_cast<std::uintptr_t*>(stack + kStackBytes - next_colour()) - 8;
   for (int i = 0; i < 8; ++i) top[i] = 0;  // six registers, the entry, the end of the chain of return addresses
   top[6] = reinterpret_cast<std::uintptr_t>(function);
   return top;

@@ -16,6 +16,12 @@ class Fiber {
 
   /// Runs the fiber until it suspends. Called from outside of fibers.
   void resume();
+  /// Brings what resume() will read of the stack into the caches.
+  void prefetch() const {
+    for (int line = 0; line < 4; ++line) {
+      __builtin_prefetch(static_cast<const std::byte*>(self_.stack_pointer) + line * 64, 1);
+    }
+  }
   /// Returns to where the running fiber was resumed.
   static void suspend();
 

@@ -38,22 +38,39 @@ Rows read_rows(const Block& block, std::uint64_t descriptor, int first, int coun
   return rows;
 }
 
-template <class T>
-std::vector<float> widen(const Rows& rows) {
-  std::vector<float> wide;
-  wide.reserve(rows.size());
-  for (const std::uint16_t bits : rows) wide.push_back(kernels::to_float(T{bits}));
-  return wide;
+template <class T, std::size_t kSize>
+MMREC_NOT_INSTRUMENTED void widen(const std::uint16_t* bits, std::array<double, kSize>& wide) {
+  for (std::size_t i = 0; i < kSize; ++i) wide[i] = static_cast<double>(kernels::to_float(T{bits[i]}));
 }
 
-/// lane's values of c = (add ? c : 0) + a bᵀ, a [16, kDepth], b [columns, kDepth].
-MMREC_NOT_INSTRUMENTED void multiply(const float* a, const float* b, int columns, int lane, bool add, float* c) {
-  for (int i = 0; i < columns / 2; ++i) {
-    const float* x = a + c_row(lane, i) * kDepth;
-    const float* y = b + c_col(lane, i) * kDepth;
-    double sum = add ? static_cast<double>(c[i]) : 0.0;
-    for (int k = 0; k < kDepth; ++k) sum += static_cast<double>(x[k]) * static_cast<double>(y[k]);
-    c[i] = static_cast<float>(sum);
+/// Eight columns at a time.
+constexpr int kColumns = 8;
+using Left = std::array<double, 16 * kDepth>;
+using Right = std::array<double, kDepth * kColumns>;  // by k
+using Product = std::array<double, 16 * kColumns>;
+
+/// c += a b, in the order of k.
+MMREC_NOT_INSTRUMENTED void multiply_add(const Left& a, const Right& b, Product& c) {
+  for (std::size_t i = 0; i < 16; ++i) {
+    for (std::size_t k = 0; k < kDepth; ++k) {
+      for (std::size_t j = 0; j < kColumns; ++j) c[i * kColumns + j] += a[i * kDepth + k] * b[k * kColumns + j];
+    }
+  }
+}
+
+/// The lanes' values: c = (add ? c : 0) + a b. values(lane) are the four of these columns.
+template <class Values>
+void multiply(const Left& a, const Right& b, bool add, const Values& values) {
+  Product c = {};
+  const auto at = [&](int lane, int i) -> double& {
+    return c[static_cast<std::size_t>(c_row(lane, i) * kColumns + c_col(lane, i))];
+  };
+  for (int lane = 0; add && lane < 32; ++lane) {
+    for (int i = 0; i < 4; ++i) at(lane, i) = static_cast<double>(values(lane)[i]);
+  }
+  multiply_add(a, b, c);
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int i = 0; i < 4; ++i) values(lane)[i] = static_cast<float>(at(lane, i));
   }
 }
 
@@ -61,12 +78,6 @@ void require_whole_warp(const void* const* lanes, const char* what) {
   for (int lane = 0; lane < 32; ++lane) {
     if (lanes[lane] == nullptr) fail("%s: lane %d has exited", what, lane);
   }
-}
-
-template <class T>
-void unpack(std::uint32_t reg, float* two) {
-  two[0] = kernels::to_float(T{static_cast<std::uint16_t>(reg)});
-  two[1] = kernels::to_float(T{static_cast<std::uint16_t>(reg >> 16)});
 }
 
 }  // namespace
@@ -80,15 +91,23 @@ void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_
   } mine{d, a, b};
   meet_lanes(0xffffffffU, "mma_m16n8k16", mine, [](Operand* const* lanes) {
     require_whole_warp(reinterpret_cast<const void* const*>(lanes), "mma_m16n8k16");
-    std::array<float, 16 * kDepth> wide_a;
-    std::array<float, 8 * kDepth> wide_b;  // by columns
+    std::array<std::uint16_t, 16 * kDepth> rows;
+    std::array<std::uint16_t, kDepth * kColumns> columns;
     for (int lane = 0; lane < 32; ++lane) {
       for (int r = 0; r < 4; ++r) {
-        unpack<T>(lanes[lane]->a[r], wide_a.data() + a_row(lane, r) * kDepth + a_col(lane, r));
+        std::memcpy(&rows[static_cast<std::size_t>(a_row(lane, r) * kDepth + a_col(lane, r))], &lanes[lane]->a[r], 4);
       }
-      for (int r = 0; r < 2; ++r) unpack<T>(lanes[lane]->b[r], wide_b.data() + b_col(lane) * kDepth + b_row(lane, r));
+      for (int r = 0; r < 2; ++r) {
+        const auto first = static_cast<std::size_t>(b_row(lane, r) * kColumns + b_col(lane));
+        columns[first] = static_cast<std::uint16_t>(lanes[lane]->b[r]);
+        columns[first + kColumns] = static_cast<std::uint16_t>(lanes[lane]->b[r] >> 16);
+      }
     }
-    for (int lane = 0; lane < 32; ++lane) multiply(wide_a.data(), wide_b.data(), 8, lane, true, lanes[lane]->d);
+    Left wide_a;
+    Right wide_b;
+    widen<T>(rows.data(), wide_a);
+    widen<T>(columns.data(), wide_b);
+    multiply(wide_a, wide_b, true, [&](int lane) { return lanes[lane]->d; });
   });
 }
 
@@ -138,10 +157,18 @@ void wgmma(WarpgroupProduct product) {
     const int warp = static_cast<int>(&self - block.threads.data()) / 32 % 4;
     const Rows a = read_rows(block, product.a, 16 * warp, 16);
     const Rows b = read_rows(block, product.b, 0, product.columns);
-    const std::vector<float> wide_a = widen<T>(a);
-    const std::vector<float> wide_b = widen<T>(b);
-    for (int lane = 0; lane < 32; ++lane) {
-      multiply(wide_a.data(), wide_b.data(), product.columns, lane, product.add, lanes[lane]->sum);
+    Left wide_a;
+    widen<T>(a.data(), wide_a);
+    for (int column = 0; column < product.columns; column += kColumns) {
+      std::array<std::uint16_t, kDepth * kColumns> columns;
+      for (std::size_t k = 0; k < kDepth; ++k) {
+        for (std::size_t j = 0; j < kColumns; ++j) {
+          columns[k * kColumns + j] = b[(static_cast<std::size_t>(column) + j) * kDepth + k];
+        }
+      }
+      Right wide_b;
+      widen<T>(columns.data(), wide_b);
+      multiply(wide_a, wide_b, product.add, [&](int lane) { return lanes[lane]->sum + column / 2; });
     }
     self.products.add([=, &block] {
       if (read_rows(block, product.a, 16 * warp, 16) != a || read_rows(block, product.b, 0, product.columns) != b) {
