@@ -119,8 +119,8 @@ class CudaFaults : public testing::TestWithParam<Case> {
   }
 };
 
-TEST_P(CudaFaults, EveryCall) { try_runs(cudaErrorUnknown, 20); }
-TEST_P(CudaFaults, EveryCallForWantOfMemory) { try_runs(cudaErrorMemoryAllocation, 12); }
+TEST_P(CudaFaults, EveryCall) { try_runs(cudaErrorUnknown, 12); }
+TEST_P(CudaFaults, EveryCallForWantOfMemory) { try_runs(cudaErrorMemoryAllocation, 8); }
 
 TEST_P(CudaFaults, AutoTakesTheCpuWhateverFailsAsAModelIsLoaded) {
   const auto load_auto = [](std::vector<std::string>& warnings, Device device) {
@@ -167,7 +167,7 @@ TEST_P(CudaFaults, OtherSessionsGoOn) {
     EXPECT_TRUE(use(session) == expected) << "other results";
   };
   const std::int64_t calls = calls_of(attempt);
-  for (std::int64_t nth = 1; nth <= calls && !HasFailure(); nth += stride(calls, 6)) {
+  for (std::int64_t nth = 1; nth <= calls && !HasFailure(); nth += stride(calls, 4)) {
     expect_documented(nth, calls, cudaErrorUnknown, attempt);
     other.reset();
     EXPECT_TRUE(use(other) == expected) << "another session's results, call " << nth;
@@ -186,7 +186,7 @@ TEST_P(CudaFaults, TheModelGoesOn) {
   // The first ones allocate; a step's are behind them.
   constexpr std::int64_t kFirst = 20;
   for (std::int64_t nth = 1; nth <= calls && !HasFailure();
-       nth += nth < kFirst ? stride(kFirst, 10) : stride(calls, 3)) {
+       nth += nth < kFirst ? stride(kFirst, 5) : stride(calls, 3)) {
     const Model model = load();
     expect_documented(nth, calls, cudaErrorUnknown, [&] { use_anew(model); });
     EXPECT_TRUE(use_anew(model) == expected) << "other results, call " << nth;
@@ -231,7 +231,7 @@ TEST_P(CudaFaults, ALostDeviceIsNamedByEveryLaterCall) {
     std::cerr << (ok ? "as documented" : "not named, or a leak") << "\n";
     std::_Exit(ok ? 0 : 1);
   };
-  for (std::int64_t nth = 1; nth <= calls && !HasFailure(); nth += stride(calls, 12)) {
+  for (std::int64_t nth = 1; nth <= calls && !HasFailure(); nth += stride(calls, 8)) {
     EXPECT_EXIT(lose(nth), testing::ExitedWithCode(0), "as documented") << "call " << nth << " of " << calls;
   }
 }

@@ -52,9 +52,12 @@ using Product = std::array<double, 16 * kColumns>;
 /// c += a b, in the order of k.
 MMREC_NOT_INSTRUMENTED void multiply_add(const Left& a, const Right& b, Product& c) {
   for (std::size_t i = 0; i < 16; ++i) {
+    double row[kColumns];
+    for (std::size_t j = 0; j < kColumns; ++j) row[j] = c[i * kColumns + j];
     for (std::size_t k = 0; k < kDepth; ++k) {
-      for (std::size_t j = 0; j < kColumns; ++j) c[i * kColumns + j] += a[i * kDepth + k] * b[k * kColumns + j];
+      for (std::size_t j = 0; j < kColumns; ++j) row[j] += a[i * kDepth + k] * b[k * kColumns + j];
     }
+    for (std::size_t j = 0; j < kColumns; ++j) c[i * kColumns + j] = row[j];
   }
 }
 
@@ -155,8 +158,8 @@ void wgmma(WarpgroupProduct product) {
       }
     }
     const int warp = static_cast<int>(&self - block.threads.data()) / 32 % 4;
-    const Rows a = read_rows(block, product.a, 16 * warp, 16);
-    const Rows b = read_rows(block, product.b, 0, product.columns);
+    Rows a = read_rows(block, product.a, 16 * warp, 16);
+    Rows b = read_rows(block, product.b, 0, product.columns);
     Left wide_a;
     widen<T>(a.data(), wide_a);
     for (int column = 0; column < product.columns; column += kColumns) {
@@ -170,7 +173,7 @@ void wgmma(WarpgroupProduct product) {
       widen<T>(columns.data(), wide_b);
       multiply(wide_a, wide_b, product.add, [&](int lane) { return lanes[lane]->sum + column / 2; });
     }
-    self.products.add([=, &block] {
+    self.products.add([product, warp, &block, a = std::move(a), b = std::move(b)] {
       if (read_rows(block, product.a, 16 * warp, 16) != a || read_rows(block, product.b, 0, product.columns) != b) {
         fail("wgmma: an operand was overwritten before the product was waited for");
       }
