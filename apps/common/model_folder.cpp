@@ -79,7 +79,7 @@ auto rejecting(const std::filesystem::path& folder, Load&& load) {
     if (memory) throw std::bad_alloc();
     const bool missing = error.code() == std::errc::no_such_file_or_directory;
     throw RejectedFile(fmt::format("{}{}", error.what(),
-                                   missing ? fmt::format(". Try: -m with a folder that holds config.json, "
+                                   missing ? fmt::format(". Try: a folder that holds config.json, "
                                                          "model.safetensors and tokenizer.model or "
                                                          "tokenizer.tiktoken (found {})",
                                                          folder.string())
