@@ -12,13 +12,14 @@ namespace {
 constexpr int kMaxThreads = 256;
 
 struct Supported {
-  const SimdKernels* tables[3] = {};
+  const SimdKernels* tables[4] = {};
   std::size_t count = 0;
 
   Supported() {
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl")) {
+      if (__builtin_cpu_supports("avx512vnni")) tables[count++] = &kAvx512VnniKernels;
       tables[count++] = &kAvx512Kernels;
     }
     // F16C came before AVX2 in every processor line; Clang 14 does not know its name here.

@@ -129,7 +129,7 @@ class Cpu {
   RowTileProducts row_tiles_;
 };
 
-/// "avx512", "avx2" or "scalar": the vector code this process uses.
+/// "avx512vnni", "avx512", "avx2" or "scalar": the vector code this process uses.
 std::string_view cpu_instruction_set();
 
 }  // namespace mmrec::kernels

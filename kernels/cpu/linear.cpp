@@ -54,8 +54,8 @@ struct Part {
     const std::int64_t most = std::clamp<std::int64_t>(kTokensBytes / (in * 4) / kUnit * kUnit, kUnit, kMostChunk);
     const std::int64_t chunk = std::min(most, rows);
     const std::int64_t unit = rows == 1 ? 8 : kUnit;
-    std::int64_t panel = 480;  // one row uses the weights once: long runs
-    if (rows != 1) {
+    std::int64_t panel = 480;  // few rows use the weights once, together: long runs
+    if (rows > 6) {
       const std::int64_t cached = kPanelBytes / static_cast<std::int64_t>(bytes_of(job.weight.format, 1, in));
       panel = std::clamp<std::int64_t>(std::min(cached, kProductFloats / chunk) / kUnit * kUnit, kUnit, 480);
     }

@@ -82,13 +82,33 @@ dnnl::matmul::primitive_desc describe(const dnnl::engine& engine, const dnnl::me
 /// Whether a panel's numbers are bf16 numbers but for a scale of each row.
 bool has_row_scales(WeightFormat format) { return is_quantized(format.code) && format.group == 0; }
 
-/// One shape's code: rows of fp32 by fp32 weights, or `count` parts of a tile's rows by bf16 weights.
+/// y = the digits' sums times the scales of x and of the weights.
+[[gnu::target("avx512f,avx512bw,avx512vl,avx512dq")]] void add_digits(const std::int32_t* sums, const double* x_scales,
+                                                                      const double* scales, std::int64_t out,
+                                                                      float* y) {
+  const std::int64_t count = kRowTile * out;
+  for (std::int64_t t = 0; t < kRowTile; ++t, sums += out, y += out) {
+    const double scale = x_scales[t];
+    for (std::int64_t o = 0; o < out; ++o) {
+      const double high = sums[2 * count + o], middle = sums[count + o], low = sums[o];
+      y[o] = static_cast<float>(((high * 256.0 + middle) * 256.0 + low) * scale * scales[o]);
+    }
+  }
+}
+
+/// What a tile's rows are multiplied as: fp32, parts of bf16, or digits of 8 bits.
+enum class Operand : std::uint8_t { kFloats, kParts, kDigits };
+
+constexpr Type kTypes[] = {Type::f32, Type::bf16, Type::s8};
+constexpr std::int64_t kBytes[] = {4, 2, 1};  // of an element
+
+/// One shape's code: `count` times a tile's rows, of operands of one type, by weights of this type.
 struct Product {
-  Product(const dnnl::engine& engine, bool split, std::int64_t count, std::int64_t x_stride, std::int64_t in,
+  Product(const dnnl::engine& engine, Operand operand, std::int64_t count, std::int64_t x_stride, std::int64_t in,
           std::int64_t out)
-      : x({split ? count * kRowTile : kRowTile, in}, split ? Type::bf16 : Type::f32, dnnl::memory::dims{x_stride, 1}),
-        weight({in, out}, split ? Type::bf16 : Type::f32, dnnl::memory::dims{1, in}),
-        y({split ? count * kRowTile : kRowTile, out}, Type::f32, dnnl::memory::dims{out, 1}) {
+      : x({count * kRowTile, in}, kTypes[int(operand)], dnnl::memory::dims{x_stride, 1}),
+        weight({in, out}, kTypes[int(operand)], dnnl::memory::dims{1, in}),
+        y({count * kRowTile, out}, operand == Operand::kDigits ? Type::s32 : Type::f32, dnnl::memory::dims{out, 1}) {
     const dnnl::matmul::primitive_desc description = describe(engine, x, weight, y);
     scratch = description.scratchpad_desc();
     code = dnnl::matmul(description);
@@ -107,7 +127,7 @@ struct Product {
 
   /// The product of operands at these addresses; false where memory ran out.
   bool run(Operands& at, const dnnl::stream& stream, const void* from, const void* weights, void* room,
-           float* to) const {
+           void* to) const {
     // What is only read is pointed to as what is written.
     at.x.set_data_handle(const_cast<void*>(from));
     at.weight.set_data_handle(const_cast<void*>(weights));
@@ -128,13 +148,15 @@ struct Product {
 }  // namespace
 
 struct RowTileProducts::Impl {
-  using Shape = std::tuple<bool, std::int64_t, std::int64_t, std::int64_t>;  // split, x_stride, in, out
+  using Shape = std::tuple<Operand, std::int64_t, std::int64_t, std::int64_t>;  // x_stride, in, out
 
-  /// A thread's operands in parts, and what they are the parts of: of one region's, whose operands stay as they are.
+  /// A thread's operands in parts or digits, and what they are of: of one region, whose operands stay as they are.
   struct Parts {
     const float* x = nullptr;
     std::int64_t stride = 0, in = 0;
     std::uint64_t region = 0;
+    Operand operand = Operand::kFloats;
+    std::array<double, kRowTile> scales{};  // of digits
   };
 
   Impl(int count, bool rounds)
@@ -147,8 +169,9 @@ struct RowTileProducts::Impl {
       engine = dnnl::engine(dnnl::engine::kind::cpu, 0);
       stream = dnnl::stream(engine);
     }
-    const auto [split, x_stride, in, out] = shape;
-    Product product(engine, split, part_count, x_stride, in, out);
+    const auto [operand, x_stride, in, out] = shape;
+    const std::int64_t count = operand == Operand::kFloats ? 1 : operand == Operand::kDigits ? kDigits : part_count;
+    Product product(engine, operand, count, x_stride, in, out);
     const std::size_t wanted = (product.scratch.get_size() + kLine - 1) / kLine * kLine;
     if (wanted > scratch_bytes) {
       scratch = HostBuffer<std::byte>(wanted * threads, Uninitialized{});
@@ -162,14 +185,14 @@ struct RowTileProducts::Impl {
     if (!product.run(product.operands[0], stream, x.data(), weight.data(), scratch.data(), y.data())) {
       throw std::bad_alloc();
     }
-    if (split) {
-      const auto held = static_cast<std::size_t>(part_count * kRowTile * in) * sizeof(std::uint16_t);
+    if (operand != Operand::kFloats) {
+      const auto held = static_cast<std::size_t>(count * kRowTile * in * kBytes[int(operand)]);
       if (held > part_bytes) {
         const std::size_t bytes = (held + kLine - 1) / kLine * kLine;
         part_memory = HostBuffer<std::byte>(bytes * threads, Uninitialized{});
         part_bytes = bytes;
       }
-      if (part_count > 1 && y.size() > sum_floats) {
+      if (count > 1 && y.size() > sum_floats) {
         sums = HostBuffer<float>(y.size() * threads, Uninitialized{});
         sum_floats = y.size();
       }
@@ -177,12 +200,68 @@ struct RowTileProducts::Impl {
     products.emplace(shape, std::move(product));
   }
 
-  /// Products of a panel of bf16 numbers are summed as wide as those of fp32, and faster: of x in parts, or rounded.
-  bool splits(WeightFormat format) const {
-    constexpr auto kMatrices = static_cast<unsigned>(dnnl_cpu_isa_avx512_core_amx);  // bits, of what it has besides too
-    static const bool has_tiles = (static_cast<unsigned>(dnnl_get_effective_cpu_isa()) & kMatrices) == kMatrices;
-    return has_tiles &&
-           (format.code == DType::kBF16 || has_row_scales(format) || (part_count == 1 && is_quantized(format.code)));
+  /// Products of a panel of bf16 numbers are summed as wide as those of fp32, and faster: of x in parts, or rounded. So
+  /// are those of int8 numbers, of x in digits.
+  Operand operand_of(WeightFormat format) const {
+    static const auto isa = static_cast<unsigned>(dnnl_get_effective_cpu_isa());
+    constexpr auto has = [](dnnl_cpu_isa_t all) {  // bits, of what it has besides too
+      return (isa & static_cast<unsigned>(all)) == static_cast<unsigned>(all);
+    };
+    const bool has_tiles = has(dnnl_cpu_isa_avx512_core_amx), rounds = has_tiles && part_count == 1;
+    if (!rounds && format == DType::kI8 && simd().matvec.cut != nullptr && has(dnnl_cpu_isa_avx512_core_vnni)) {
+      return Operand::kDigits;
+    }
+    const bool splits = format.code == DType::kBF16 || has_row_scales(format) || (rounds && is_quantized(format.code));
+    return has_tiles && splits ? Operand::kParts : Operand::kFloats;
+  }
+  /// Inputs of products: digits of whole blocks of weights.
+  static std::int64_t inputs_of(Operand operand, const WeightView<Host>& weight) {
+    return operand == Operand::kDigits ? number_bytes(weight.format, weight.cols) : weight.cols;
+  }
+
+  /// Whether a thread has other operands than these; takes them.
+  bool takes(Parts& there, const float* x, std::int64_t x_stride, std::int64_t in, Operand operand) const {
+    if (there.region == region && there.x == x && there.stride == x_stride && there.in == in &&
+        there.operand == operand) {
+      return false;
+    }
+    there.x = x, there.stride = x_stride, there.in = in, there.region = region, there.operand = operand;
+    return true;
+  }
+
+  /// y = the sum of the digits' products, times the scales.
+  bool run_digits(std::size_t thread, const float* x, std::int64_t x_stride, const WeightView<Host>& panel,
+                  float* numbers, float* y) {
+    const std::int64_t in = inputs_of(Operand::kDigits, panel);
+    Product& product = products.at({Operand::kDigits, in, in, panel.rows});
+    auto* const digits = reinterpret_cast<signed char*>(part_memory.data() + thread * part_bytes);
+    Parts& there = parts[thread];
+    if (takes(there, x, x_stride, in, Operand::kDigits)) {
+      for (std::int64_t t = 0; t < kRowTile; ++t) {
+        there.scales[static_cast<std::size_t>(t)] =
+            simd().matvec.cut(x + t * x_stride, panel.cols, kRowTile * in, digits + t * in);
+      }
+    }
+    std::array<double, kMostPanelRows> scales{};
+    for (std::int64_t o = 0; o < panel.rows; ++o) {
+      // The library is fast where rows lie one after another.
+      const auto* const row = static_cast<const std::byte*>(panel.middle_rows(o, 1).data);
+      std::memcpy(reinterpret_cast<std::byte*>(numbers) + o * in, row, static_cast<std::size_t>(in));
+      scales[static_cast<std::size_t>(o)] = static_cast<double>(scale_of(panel, o));
+    }
+    auto* const sum = reinterpret_cast<std::int32_t*>(sums.data() + thread * sum_floats);
+    std::byte* const room = scratch.data() + thread * scratch_bytes;
+    if (!product.run(product.operands[thread], stream, digits, numbers, room, sum)) return false;
+    add_digits(sum, there.scales.data(), scales.data(), panel.rows, y);
+    return true;
+  }
+
+  /// The only scale of a row.
+  static float scale_of(const WeightView<Host>& panel, std::int64_t row) {
+    float scale = 0.0F;
+    const auto* const bytes = static_cast<const std::byte*>(panel.middle_rows(row, 1).data);
+    std::memcpy(&scale, bytes + number_bytes(panel.format, panel.cols), sizeof(scale));
+    return scale;
   }
 
   /// y = the sum of the parts' products, of the smallest first, times what is left of a row's scale.
@@ -197,9 +276,7 @@ struct RowTileProducts::Impl {
     if (!has_row_scales(panel.format)) return true;
     std::array<float, kMostPanelRows> scales{};
     for (std::int64_t o = 0; o < panel.rows; ++o) {
-      float scale = 0.0F;
-      const auto* const row = static_cast<const std::byte*>(panel.middle_rows(o, 1).data);
-      std::memcpy(&scale, row + number_bytes(panel.format, panel.cols), sizeof(scale));
+      const float scale = scale_of(panel, o);
       scales[static_cast<std::size_t>(o)] = scale / power_of(scale);
     }
     for (std::int64_t t = 0; t < kRowTile; ++t, y += panel.rows) {
@@ -209,16 +286,14 @@ struct RowTileProducts::Impl {
   }
   bool add_parts(std::size_t thread, const float* x, std::int64_t x_stride, const WeightView<Host>& panel,
                  const void* weights, float* y) {
-    Product& product = products.at({true, panel.cols, panel.cols, panel.rows});
+    Product& product = products.at({Operand::kParts, panel.cols, panel.cols, panel.rows});
     auto* const pieces = reinterpret_cast<std::uint16_t*>(part_memory.data() + thread * part_bytes);
-    Parts& there = parts[thread];
-    if (there.region != region || there.x != x || there.stride != x_stride || there.in != panel.cols) {
+    if (takes(parts[thread], x, x_stride, panel.cols, Operand::kParts)) {
       if (part_count == 1) {
         round_rows(x, x_stride, panel.cols, pieces);
       } else {
         split(x, x_stride, panel.cols, pieces);
       }
-      there = {x, x_stride, panel.cols, region};
     }
     std::byte* const room = scratch.data() + thread * scratch_bytes;
     if (part_count == 1) return product.run(product.operands[thread], stream, pieces, weights, room, y);
@@ -252,13 +327,13 @@ RowTileProducts::~RowTileProducts() = default;
 
 void RowTileProducts::prepare(std::int64_t x_stride, const WeightView<Host>& weight, std::int64_t panel) {
   const OneThread alone;
-  const std::int64_t in = weight.cols, out = weight.rows;
-  const bool split = impl_->splits(weight.format);
-  if (split) x_stride = in;
+  const Operand operand = impl_->operand_of(weight.format);
+  const std::int64_t in = Impl::inputs_of(operand, weight), out = weight.rows;
+  if (operand != Operand::kFloats) x_stride = in;
   impl_->region += 1;
   try {
-    if (out >= panel) impl_->prepare({split, x_stride, in, panel});
-    if (out % panel != 0) impl_->prepare({split, x_stride, in, out % panel});
+    if (out >= panel) impl_->prepare({operand, x_stride, in, panel});
+    if (out % panel != 0) impl_->prepare({operand, x_stride, in, out % panel});
   } catch (const dnnl::error& error) {
     if (error.status == dnnl_out_of_memory || error.status == dnnl_runtime_error) throw std::bad_alloc();
     throw std::runtime_error(std::string("oneDNN: ") + error.what());
@@ -270,8 +345,10 @@ void RowTileProducts::multiply(int thread, const float* x, std::int64_t x_stride
   const OneThread alone;
   Impl& all = *impl_;
   try {
-    if (all.splits(panel.format)) {
-      if (all.run_split(static_cast<std::size_t>(thread), x, x_stride, panel, widened, y)) return;
+    const Operand operand = all.operand_of(panel.format);
+    if (operand != Operand::kFloats) {
+      const auto run = operand == Operand::kParts ? &Impl::run_split : &Impl::run_digits;
+      if ((all.*run)(static_cast<std::size_t>(thread), x, x_stride, panel, widened, y)) return;
       all.failed.store(true, std::memory_order_relaxed);
       return;
     }
@@ -280,7 +357,7 @@ void RowTileProducts::multiply(int thread, const float* x, std::int64_t x_stride
       simd().matvec.widen[panel.format.code](panel, widened);
       weights = widened;
     }
-    Product& product = all.products.at({false, x_stride, panel.cols, panel.rows});
+    Product& product = all.products.at({Operand::kFloats, x_stride, panel.cols, panel.rows});
     std::byte* const scratch = all.scratch.data() + static_cast<std::size_t>(thread) * all.scratch_bytes;
     if (product.run(product.operands[static_cast<std::size_t>(thread)], all.stream, x, weights, scratch, y)) return;
   } catch (...) {  // no memory for the call's own list of operands

@@ -46,6 +46,8 @@ struct MathKernels {
   void (*gelu_tanh)(const float* x, float* y, std::int64_t count);
 };
 
+inline constexpr int kDigits = 3;  // of x
+
 /// matvec.inl.
 struct MatvecKernels {
   /// y[t * y_stride + o] = x[t] . weight[o] for t < n, o < weight.rows. x[t] points to row t.
@@ -56,6 +58,10 @@ struct MatvecKernels {
   /// Quantised rows as bf16. Where a row has one scale, its numbers times power_of(scale), which is exact; else the
   /// dequantised numbers, rounded.
   ByWeight<void(const WeightView<Host>& weight, BFloat16* to)> narrow;
+  /// Cuts a row of x into kDigits signed digits of 8 bits: x = scale (digit 0 + 2^8 digit 1 + 2^16 digit 2), rounded. A
+  /// digit's row lies `stride` behind that of the digit before, filled up with zeros to a multiple of kQuantBlock.
+  /// Returns the scale, NaN if an element is not finite. Null where int8 weights are not multiplied by digits.
+  double (*cut)(const float* x, std::int64_t count, std::int64_t stride, signed char* digits);
   /// y = activation(product + bias) + scale * residual; bias and residual may be null, residual or product may be y.
   void (*epilogue[4])(const float* product, const float* bias, const float* residual, float scale, float* y,
                       std::int64_t count);
@@ -186,7 +192,7 @@ struct ByteKernels {
 };
 
 struct SimdKernels {
-  const char* name;  // "avx512", "avx2" or "scalar"
+  const char* name;  // "avx512vnni", "avx512", "avx2" or "scalar"
   int lanes;         // fp32 lanes of one vector
   MathKernels math;
   MatvecKernels matvec;
@@ -198,6 +204,7 @@ struct SimdKernels {
   ByteKernels bytes;
 };
 
+extern const SimdKernels kAvx512VnniKernels;  // kAvx512Kernels but for products with int8 weights
 extern const SimdKernels kAvx512Kernels;
 extern const SimdKernels kAvx2Kernels;
 extern const SimdKernels kScalarKernels;

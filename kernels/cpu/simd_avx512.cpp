@@ -133,6 +133,14 @@ inline void stream_fence() { _mm_sfence(); }
 
 #include "kernels/cpu/simd_kernels.inl"
 
+#include "kernels/cpu/matvec_vnni.inl"
+
 namespace mmrec::kernels {
 constinit const SimdKernels kAvx512Kernels = make_kernels("avx512");
+constinit const SimdKernels kAvx512VnniKernels = [] {
+  SimdKernels kernels = make_kernels("avx512vnni");
+  kernels.matvec.matvec.of[static_cast<std::size_t>(DType::kI8)] = matvec_digits;
+  kernels.matvec.cut = cut;
+  return kernels;
+}();
 }  // namespace mmrec::kernels

@@ -1,6 +1,6 @@
 // How products read rows of weights, by their format: plain numbers one vector at a time, quantised ones
 // (kernels/tensor.h, WeightFormat) block by block, whose vectors are numbers times scale, rounded once. So a product
-// has the bits of one with the dequantised numbers as fp32 weights.
+// has the bits of one with the dequantised numbers as fp32 weights. int8 by integer dot products: matvec_vnni.inl.
 namespace mmrec::kernels {
 namespace {
 
