@@ -51,7 +51,7 @@ TEST(Bench, ReportsRatesAndSharesOfASyntheticModel) {
 }
 
 TEST(Bench, AFolderWithoutAModelIsExitThree) {
-  expect_refused(run({kBench, "--device", "cpu", "-m", "no such"}), 3, {"no such", "Try: -m"});
+  expect_refused(run({kBench, "--device", "cpu", "-m", "no such"}), 3, {"no such", "Try: a folder that holds config.json"});
 }
 
 TEST(Bench, PrintsATable) {

@@ -51,7 +51,7 @@ TEST_F(Folder, FilesThatAreDamagedOrMissing) {
     expect_rejected({file});
   }
   std::filesystem::remove_all(copy_.path());
-  expect_rejected({"config.json", "Try: -m"});
+  expect_rejected({"config.json", "Try: a folder that holds config.json"});
 }
 
 TEST_F(Folder, ConfigurationsOutOfRange) {
