@@ -51,7 +51,8 @@ TEST(Bench, ReportsRatesAndSharesOfASyntheticModel) {
 }
 
 TEST(Bench, AFolderWithoutAModelIsExitThree) {
-  expect_refused(run({kBench, "--device", "cpu", "-m", "no such"}), 3, {"no such", "Try: a folder that holds config.json"});
+  expect_refused(run({kBench, "--device", "cpu", "-m", "no such"}), 3,
+                 {"no such", "Try: a folder that holds config.json"});
 }
 
 TEST(Bench, PrintsATable) {
