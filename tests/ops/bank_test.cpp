@@ -80,26 +80,12 @@ class BankTest : public OpTest {
                                                                 : 6e-2;
 
   template <class A>
-  static void check(Backend& on, const Case& c, BankAlgo algo = BankAlgo::kAuto) {
+  void check(const Case& c, BankAlgo algo = BankAlgo::kAuto) {
     SCOPED_TRACE(testing::Message() << "algo " << static_cast<int>(algo) << ", width " << c.dim << ", " << c.slots
                                     << " slots, " << c.used << " used, layer " << c.layer);
     const float scale = !kOnCuda ? 0.7F : 1.0F / std::sqrt(static_cast<float>(c.dim));
-    Matrix<A> q = random_matrix<A>(on, c.shapes.total(), c.dim, kAlignedGaps, 1, c.deviation);
-    Matrix<A> out(on, c.shapes.total(), c.dim, kAlignedGaps);
-    const Banks banks(on, c.shapes, c.slots, c.dim, c.used, c.deviation);
-    const std::size_t scratch_bytes =
-        bank_scratch_bytes(on, 3, std::max<std::int64_t>(c.shapes.longest(), 16), c.slots, c.dim, sizeof(A));
-    Buffer<std::byte> scratch = unwritten<std::byte>(on, scratch_bytes);
-    bank_attention(on,
-                   BankAttention<Space, A>{.q = q.view(),
-                                           .out = out.view(),
-                                           .scale = scale,
-                                           .runs = banks.view(),
-                                           .slots = c.slots,
-                                           .layer = c.layer,
-                                           .scratch = scratch.data(),
-                                           .scratch_bytes = scratch_bytes},
-                   algo);
+    Matrix<A> q = random_matrix<A>(on(), c.shapes.total(), c.dim, kAlignedGaps, 1, c.deviation);
+    const Banks banks(on(), c.shapes, c.slots, c.dim, c.used, c.deviation);
     const std::vector<double> wide_q = widened(q.values()), wide_bank = widened(banks.bank.values());
     std::vector<double> want(wide_q.size(), NAN);  // a gap is left alone
     for (std::size_t r = 0; r < banks.runs.size(); ++r) {
@@ -112,15 +98,34 @@ class BankTest : public OpTest {
         std::copy(row.begin(), row.end(), want.begin() + t * c.dim);
       }
     }
-    const std::vector<A> got = out.download();
-    const double bound = kBound<A> * (c.deviation < 1.0 ? 1.1 : 2.0);
-    for (std::size_t i = 0; i < got.size(); ++i) {
-      if (std::isnan(want[i])) {
-        ASSERT_TRUE(std::isnan(to_float(got[i]))) << "gap, row " << i / static_cast<std::size_t>(c.dim);
-      } else {
-        ASSERT_NEAR(to_float(got[i]), want[i], bound) << "row " << i / static_cast<std::size_t>(c.dim);
-      }
-    }
+    on_every(
+        [&](Backend& on) {
+          Matrix<A> out(on, c.shapes.total(), c.dim, kAlignedGaps);
+          const std::size_t scratch_bytes =
+              bank_scratch_bytes(on, 3, std::max<std::int64_t>(c.shapes.longest(), 16), c.slots, c.dim, sizeof(A));
+          Buffer<std::byte> scratch = unwritten<std::byte>(on, scratch_bytes);
+          bank_attention(on,
+                         BankAttention<Space, A>{.q = q.view(),
+                                                 .out = out.view(),
+                                                 .scale = scale,
+                                                 .runs = banks.view(),
+                                                 .slots = c.slots,
+                                                 .layer = c.layer,
+                                                 .scratch = scratch.data(),
+                                                 .scratch_bytes = scratch_bytes},
+                         algo);
+          return out.download();
+        },
+        [&](const std::vector<A>& got) {
+          const double bound = kBound<A> * (c.deviation < 1.0 ? 1.1 : 2.0);
+          for (std::size_t i = 0; i < got.size(); ++i) {
+            if (std::isnan(want[i])) {
+              ASSERT_TRUE(std::isnan(to_float(got[i]))) << "gap, row " << i / static_cast<std::size_t>(c.dim);
+            } else {
+              ASSERT_NEAR(to_float(got[i]), want[i], bound) << "row " << i / static_cast<std::size_t>(c.dim);
+            }
+          }
+        });
   }
 };
 
@@ -130,18 +135,18 @@ TEST_F(BankTest, AttentionMatchesFloat64) {
   const auto check_all = [&]<class A>(A, const RunShapes& shapes, std::int64_t dim, std::int64_t slots) {
     const auto all = static_cast<std::int32_t>(slots);
     for (const BankAlgo algo : {BankAlgo::kSplit, BankAlgo::kProducts, BankAlgo::kAuto}) {
-      for (const std::int32_t used : {0, 1, all - 1, all}) check<A>(on(), {shapes, dim, slots, used}, algo);
-      check<A>(on(), {shapes, dim, slots, 2, 1}, algo);
+      for (const std::int32_t used : {0, 1, all - 1, all}) check<A>({shapes, dim, slots, used}, algo);
+      check<A>({shapes, dim, slots, 2, 1}, algo);
     }
   };
   check_all(float{}, {{1, 4}, 1}, 7, 9);
   check_all(float{}, {{17, 1, 0, 3}}, 48, 33);
   check_all(BFloat16{}, {{1, 20, 2}}, 64, 40);
   check_all(Float16{}, {{3, 16}}, 40, 17);
-  check<BFloat16>(on(), {{std::vector<std::int32_t>(9, 16)}, 32, 20, 5});  // more than go together
-  check<float>(on(), {{{1, 2}}, 1028, 20, 18}, BankAlgo::kSplit);  // more channels than threads hold in one group
-  check<BFloat16>(on(), {{{1}}, 2056, 12, 12}, BankAlgo::kSplit);
-  check<Float16>(on(), {{{2}}, 4104, 5, 5}, BankAlgo::kSplit);  // more than they hold at all
+  check<BFloat16>({{std::vector<std::int32_t>(9, 16)}, 32, 20, 5});  // more than go together
+  check<float>({{{1, 2}}, 1028, 20, 18}, BankAlgo::kSplit);          // more channels than threads hold in one group
+  check<BFloat16>({{{1}}, 2056, 12, 12}, BankAlgo::kSplit);
+  check<Float16>({{{2}}, 4104, 5, 5}, BankAlgo::kSplit);  // more than they hold at all
   if (small_sizes()) return;
   check_all(float{}, {{1, 100, 33}}, 1024, 512);
   check_all(BFloat16{}, {{300, 1, 512}}, 1024, 512);
@@ -151,17 +156,15 @@ TEST_F(BankTest, AttentionMatchesFloat64) {
 #else
 
 TEST_F(BankTest, AttentionMatchesFloat64ForEveryFillOfTheBank) {
-  on_every([](Backend& on) {
-    for (const std::int64_t dim : {1, 7, 48, 100}) {
-      for (const std::int32_t used : {0, 1, 3, 31, 33, 36, 37}) {
-        for (const double deviation : {0.1, 1.7}) {
-          for (const std::int64_t layer : {0, 2}) {
-            check<float>(on, {{{1, 5, 0, 2}, 1}, dim, 37, used, layer, deviation});
-          }
+  for (const std::int64_t dim : {1, 7, 48, 100}) {
+    for (const std::int32_t used : {0, 1, 3, 31, 33, 36, 37}) {
+      for (const double deviation : {0.1, 1.7}) {
+        for (const std::int64_t layer : {0, 2}) {
+          check<float>({{{1, 5, 0, 2}, 1}, dim, 37, used, layer, deviation});
         }
       }
     }
-  });
+  }
 }
 
 #endif
@@ -312,50 +315,51 @@ class NormedRecurrenceTest : public OpTest {
   };
 
   template <class A>
-  static void check(Backend& on, NormedAlgo algo, const RunShapes& shapes, std::int64_t dim, bool carries,
-                    WeightFormat format = kDTypeOf<A>, double norm_size = 1.0, double bound = kBound<A>) {
+  void check(NormedAlgo algo, const RunShapes& shapes, std::int64_t dim, bool carries,
+             WeightFormat format = kDTypeOf<A>, double norm_size = 1.0, double bound = kBound<A>) {
     SCOPED_TRACE(testing::Message() << "algo " << static_cast<int>(algo) << ", " << shapes.rows.size()
                                     << " runs of up to " << shapes.longest() << ", width " << dim << ", "
                                     << name_of(format) << (carries ? ", states" : ""));
-    Problem<A> problem(on, shapes, dim, carries, format, norm_size);
-    normed_recurrence(on, problem.op(on, 3), algo);
-    const std::vector<float> h = problem.h.download();
-    const std::vector<A> rounded = problem.h_rounded.download();
-    std::vector<double> state;
-    const std::vector<double> want = problem.reference(h, state);
-    for (std::size_t i = 0; i < h.size(); ++i) {
-      if (std::isnan(want[i])) continue;
-      const double size = kOnCuda || norm_size > 1.0 ? 1.0 + std::abs(want[i]) : 1.0;
-      ASSERT_LE(std::abs(static_cast<double>(h[i]) - want[i]), bound * size) << "entry " << i;
-      if constexpr (sizeof(A) == 2) {
-        ASSERT_EQ(rounded[i].bits, from_float<A>(h[i]).bits) << i;
+    Problem<A> problem(on(), shapes, dim, carries, format, norm_size);
+    std::vector<double> want, state;
+    on_every([&](Backend& on) {
+      for (Matrix<float>* of : {&problem.h, &problem.state}) of->reset();
+      normed_recurrence(on, problem.op(on, 3), algo);
+      const std::vector<float> h = problem.h.download();
+      const std::vector<A> rounded = problem.h_rounded.download();
+      if (want.empty()) want = problem.reference(h, state);
+      for (std::size_t i = 0; i < h.size(); ++i) {
+        if (std::isnan(want[i])) continue;
+        const double size = kOnCuda || norm_size > 1.0 ? 1.0 + std::abs(want[i]) : 1.0;
+        ASSERT_LE(std::abs(static_cast<double>(h[i]) - want[i]), bound * size) << "entry " << i;
+        if constexpr (sizeof(A) == 2) {
+          ASSERT_EQ(rounded[i].bits, from_float<A>(h[i]).bits) << i;
+        }
       }
-    }
-    const std::vector<float> behind = problem.state.download();  // untouched where a run does not go on
-    EXPECT_LE(kOnCuda || norm_size > 1.0 ? largest_error(behind, state) : max_error(behind, state), bound);
+      const std::vector<float> behind = problem.state.download();  // untouched where a run does not go on
+      EXPECT_LE(kOnCuda || norm_size > 1.0 ? largest_error(behind, state) : max_error(behind, state), bound);
+    });
   }
 
   template <class A>
-  static void check_both(Backend& on, NormedAlgo algo, const RunShapes& shapes, std::int64_t dim) {
-    for (const bool carries : {false, true}) check<A>(on, algo, shapes, dim, carries);
+  void check_both(NormedAlgo algo, const RunShapes& shapes, std::int64_t dim) {
+    for (const bool carries : {false, true}) check<A>(algo, shapes, dim, carries);
   }
 };
 
 TEST_F(NormedRecurrenceTest, TheStateStaysWithinItsLimit) {
-  on_every([](Backend& on) {
-    for (const double size : {4.0, 30.0, 300.0}) {
-      if (kOnCuda && size > 30.0) continue;
-      check<float>(on, NormedAlgo::kGang, {{4, 2}}, 64, true, DType::kF32, size);
+  for (const double size : {4.0, 30.0, 300.0}) {
+    if (kOnCuda && size > 30.0) continue;
+    check<float>(NormedAlgo::kGang, {{4, 2}}, 64, true, DType::kF32, size);
 #if defined(MMREC_TEST_CUDA)
-      Problem<Float16> problem(on, {{2}}, 256, false);
-      if (!normed_cluster_supported(on, problem.op(on, 0))) continue;
-      // Gates feel each other's roundings more.
-      check<Float16>(on, NormedAlgo::kCluster, {{5, 3}}, 256, true, DType::kF16, size, 1e-2);
+    Problem<Float16> problem(on(), {{2}}, 256, false);
+    if (!normed_cluster_supported(on(), problem.op(on(), 0))) continue;
+    // Gates feel each other's roundings more.
+    check<Float16>(NormedAlgo::kCluster, {{5, 3}}, 256, true, DType::kF16, size, 1e-2);
 #else
-      check<float>(on, NormedAlgo::kGang, {{4, 2}}, 37, true, DType::kF32, size);
+    check<float>(NormedAlgo::kGang, {{4, 2}}, 37, true, DType::kF32, size);
 #endif
-    }
-  });
+  }
 }
 
 TEST_F(NormedRecurrenceTest, NanStaysInItsRun) {
@@ -375,16 +379,14 @@ TEST_F(NormedRecurrenceTest, NanStaysInItsRun) {
 #if !defined(MMREC_TEST_CUDA)
 
 TEST_F(NormedRecurrenceTest, MatchesFloat64) {
-  on_every([](Backend& on) {
-    for (const RunShapes& shapes : {RunShapes{{1}}, RunShapes{{5}}, RunShapes{{1, 1, 1}}, RunShapes{{3, 9, 0, 1, 4}, 1},
-                                    RunShapes{std::vector<std::int32_t>(60, 3)}}) {
-      for (const std::int64_t dim : {1, 7, 48, 64, 200}) {
-        for (const WeightFormat format : kHostFormats) {
-          for (const bool carries : {false, true}) check<float>(on, NormedAlgo::kAuto, shapes, dim, carries, format);
-        }
+  for (const RunShapes& shapes : {RunShapes{{1}}, RunShapes{{5}}, RunShapes{{1, 1, 1}}, RunShapes{{3, 9, 0, 1, 4}, 1},
+                                  RunShapes{std::vector<std::int32_t>(60, 3)}}) {
+    for (const std::int64_t dim : {1, 7, 48, 64, 200}) {
+      for (const WeightFormat format : kHostFormats) {
+        for (const bool carries : {false, true}) check<float>(NormedAlgo::kAuto, shapes, dim, carries, format);
       }
     }
-  });
+  }
 }
 
 TEST_F(NormedRecurrenceTest, NeighboursLayersAndCutsChangeNoBit) {
@@ -412,27 +414,27 @@ TEST_F(NormedRecurrenceTest, NeighboursLayersAndCutsChangeNoBit) {
 
 TEST_F(NormedRecurrenceTest, GangsTakeAnyWidth) {
   for (const std::int64_t dim : {1, 7, 48, 100, 200}) {
-    check_both<float>(on(), NormedAlgo::kGang, {{3, 5}, 1}, dim);
-    check_both<BFloat16>(on(), NormedAlgo::kGang, {{4}}, dim);
-    check_both<Float16>(on(), NormedAlgo::kGang, {{2, 0, 3}}, dim);
+    check_both<float>(NormedAlgo::kGang, {{3, 5}, 1}, dim);
+    check_both<BFloat16>(NormedAlgo::kGang, {{4}}, dim);
+    check_both<Float16>(NormedAlgo::kGang, {{2, 0, 3}}, dim);
   }
   if (small_sizes()) return;
-  check_both<float>(on(), NormedAlgo::kGang, {{100, 7}}, 1024);
-  check_both<float>(on(), NormedAlgo::kGang, {{9}}, 3000);
-  check_both<BFloat16>(on(), NormedAlgo::kGang, {{9, 9}}, 4096);
+  check_both<float>(NormedAlgo::kGang, {{100, 7}}, 1024);
+  check_both<float>(NormedAlgo::kGang, {{9}}, 3000);
+  check_both<BFloat16>(NormedAlgo::kGang, {{9, 9}}, 4096);
 }
 
 TEST_F(NormedRecurrenceTest, GangsTakeManyRuns) {
   RunShapes shapes;
   for (std::int32_t i = 0; i < 21; ++i) shapes.rows.push_back(5 - i / 5);
-  check_both<float>(on(), NormedAlgo::kGang, shapes, 64);
-  check_both<BFloat16>(on(), NormedAlgo::kGang, shapes, 64);
+  check_both<float>(NormedAlgo::kGang, shapes, 64);
+  check_both<BFloat16>(NormedAlgo::kGang, shapes, 64);
 }
 
 TEST_F(NormedRecurrenceTest, FirstTokensAreNormedRowByRow) {
   for (const std::int64_t dim : {1, 48, 700, 1100}) {
-    check<float>(on(), NormedAlgo::kRows, {{1, 0, 1, 1}, 1}, dim, false);
-    check<BFloat16>(on(), NormedAlgo::kRows, {{1, 1}}, dim, false);
+    check<float>(NormedAlgo::kRows, {{1, 0, 1, 1}, 1}, dim, false);
+    check<BFloat16>(NormedAlgo::kRows, {{1, 1}}, dim, false);
   }
 }
 
@@ -441,16 +443,16 @@ TEST_F(NormedRecurrenceTest, ClustersHoldTheGates) {
   if (!normed_cluster_supported(on(), problem.op(on(), 0))) GTEST_SKIP() << "no cluster of 16 blocks here";
   EXPECT_EQ(choose_normed(on(), problem.op(on(), 0)), NormedAlgo::kCluster);
   constexpr NormedAlgo kAlgo = NormedAlgo::kCluster;
-  check_both<BFloat16>(on(), kAlgo, {{4}}, 256);
-  check_both<Float16>(on(), kAlgo, {{3, 5, 0, 1}, 1}, 512);
-  check<BFloat16>(on(), kAlgo, {{1, 1, 4, 2, 3, 3, 1, 1, 2}}, 256, true);
-  for (const std::int64_t dim : {768, 1024}) check<BFloat16>(on(), kAlgo, {{3, 2}}, dim, true);
+  check_both<BFloat16>(kAlgo, {{4}}, 256);
+  check_both<Float16>(kAlgo, {{3, 5, 0, 1}, 1}, 512);
+  check<BFloat16>(kAlgo, {{1, 1, 4, 2, 3, 3, 1, 1, 2}}, 256, true);
+  for (const std::int64_t dim : {768, 1024}) check<BFloat16>(kAlgo, {{3, 2}}, dim, true);
   if (small_sizes()) return;
   for (const std::int64_t dim : {256, 512, 768, 1024}) {
-    check_both<BFloat16>(on(), kAlgo, {{200}}, dim);
-    check_both<Float16>(on(), kAlgo, {{65, 64, 50, 50, 9, 7, 3, 1, 300, 299, 20}}, dim);
+    check_both<BFloat16>(kAlgo, {{200}}, dim);
+    check_both<Float16>(kAlgo, {{65, 64, 50, 50, 9, 7, 3, 1, 300, 299, 20}}, dim);
   }
-  check<BFloat16>(on(), kAlgo, {std::vector<std::int32_t>(70, 12)}, 1024, false);
+  check<BFloat16>(kAlgo, {std::vector<std::int32_t>(70, 12)}, 1024, false);
 }
 
 #endif

@@ -115,8 +115,8 @@ class HiddenLogprobsTest : public OpTest {
 #endif
 
   template <class A>
-  static std::vector<float> run(Backend& on, const Problem<A>& problem, Algo algo = {}) {
-    OnBackend<A> operands(on, problem);
+  static std::vector<float> run(Backend& on, OnBackend<A>& operands, Algo algo = {}) {
+    operands.out = upload(on, std::vector<float>(operands.targets.size(), kPoison));
 #if defined(MMREC_TEST_CUDA)
     // NaN in the buffers that products leave logits in: nothing may be read of them that no product wrote.
     const std::vector<std::uint8_t> ones(Cuda::kScratchBytes, 0xff);
@@ -124,6 +124,11 @@ class HiddenLogprobsTest : public OpTest {
 #endif
     hidden_logprobs(on, operands.op(), algo);
     return download(on, operands.out);
+  }
+  template <class A>
+  static std::vector<float> run(Backend& on, const Problem<A>& problem, Algo algo = {}) {
+    OnBackend<A> operands(on, problem);
+    return run(on, operands, algo);
   }
 
   /// What every `step`-th row with a target and the last should give; NaN for rows that are not looked at.
@@ -177,11 +182,11 @@ TEST_F(HiddenLogprobsTest, MatchesFloat64) {
       // Where a row's reference costs much, only some rows are looked at.
       const std::int64_t work = s.n * s.vocab * s.dim / (gpu_sizes() ? 400'000'000 : 8'000'000);
       const std::vector<double> want = reference(problem, std::max<std::int64_t>(work, kOnCuda ? 1 : 3));
-      on_every([&](Backend& on) {
-        for (const Algo algo : kAlgos) {
-          expect_correct(problem, run(on, problem, algo), want, tolerance);
-        }
-      });
+      OnBackend<A> operands(on(), problem);
+      for (const Algo algo : kAlgos) {
+        on_every([&](Backend& on) { return run(on, operands, algo); },
+                 [&](const std::vector<float>& got) { expect_correct(problem, got, want, tolerance); });
+      }
     });
   }
 }
@@ -205,45 +210,46 @@ TEST_F(HiddenLogprobsTest, TheMaximumAndTheTargetMayLieAnywhere) {
       for (std::size_t i = 0; i < problem.hidden.size(); ++i) {
         problem.hidden[i] = from_float<A>(i % kDim == 0 ? 1.0F : 0.0F);
       }
-      const auto check_peaks = [&](Backend& on) {
-        for (const std::int64_t peak : peaks) {
-          std::fill(problem.head.begin(), problem.head.end(), -40.0);
-          problem.head[static_cast<std::size_t>(peak * kDim)] = 40.0;
-          for (std::int64_t r = 0; r < n; ++r) {
-            problem.targets[static_cast<std::size_t>(r)] = static_cast<int>(r % 2 == 0 ? peak : (peak + r) % kVocab);
-          }
+      for (const std::int64_t peak : peaks) {
+        std::fill(problem.head.begin(), problem.head.end(), -40.0);
+        problem.head[static_cast<std::size_t>(peak * kDim)] = 40.0;
+        for (std::int64_t r = 0; r < n; ++r) {
+          problem.targets[static_cast<std::size_t>(r)] = static_cast<int>(r % 2 == 0 ? peak : (peak + r) % kVocab);
+        }
+        OnBackend<A> operands(on(), problem);
+        const auto check = [&](Backend& on) {
           for (const Algo algo : kAlgos) {
-            const auto out = run(on, problem, algo);
+            const auto out = run(on, operands, algo);
             for (std::size_t r = 0; r < out.size(); ++r) {
               ASSERT_EQ(out[r], r % 2 == 0 ? 0.0F : -80.0F) << peak << " " << r;
             }
           }
-        }
-      };
-      n == 4 ? on_every(check_peaks) : check_peaks(on());
+        };
+        n == 4 ? on_every(check) : check(on());
+      }
     }
   });
 }
 
 TEST_F(HiddenLogprobsTest, RowsWithoutATargetAreLeftAlone) {
-  on_every([](Backend& on) {
-    for_activations([&]<class A>(A) {
-      for (const std::int64_t n : {5, 77, 300}) {
-        if (kOnCuda && n == 300) continue;
-        const Problem<A> problem({n, 16, 2100});
+  for_activations([&]<class A>(A) {
+    for (const std::int64_t n : {5, 77, 300}) {
+      if (kOnCuda && n == 300) continue;
+      const Problem<A> problem({n, 16, 2100});
+      Problem<A> some = problem;
+      for (std::size_t r = 0; r < some.targets.size(); r += 3) {
+        some.targets[r] = r % 2 == 0 ? -1 - static_cast<int>(r) : std::numeric_limits<int>::min();
+      }
+      OnBackend<A> of_all(on(), problem), of_some(on(), some);
+      on_every([&](Backend& on) {
         for (const Algo algo : kAlgos) {
-          const std::vector<float> all = run(on, problem, algo);
-          Problem<A> some = problem;
-          for (std::size_t r = 0; r < some.targets.size(); r += 3) {
-            some.targets[r] = r % 2 == 0 ? -1 - static_cast<int>(r) : std::numeric_limits<int>::min();
-          }
-          const std::vector<float> out = run(on, some, algo);
+          const std::vector<float> all = run(on, of_all, algo), out = run(on, of_some, algo);
           for (std::size_t r = 0; r < out.size(); ++r) {
             ASSERT_EQ(out[r], r % 3 == 0 ? kPoison : all[r]) << r << " of " << n;
           }
         }
-      }
-    });
+      });
+    }
   });
 }
 
@@ -267,12 +273,12 @@ TEST_F(HiddenLogprobsTest, EmptyShapes) {
 #if !defined(MMREC_TEST_CUDA)
 
 TEST_F(HiddenLogprobsTest, BitsDoNotDependOnOtherRows) {
-  on_every([](Backend& on) {
-    for (const DType format : {DType::kF32, DType::kBF16}) {
-      for (const std::int64_t n : {1, 5, 127, 700}) {
-        const Problem<float> problem({n, 70, 2000, 3}, format);
-        const std::vector<float> expected = run(on, problem);
-        OnBackend<float> operands(on, problem);
+  for (const DType format : {DType::kF32, DType::kBF16}) {
+    for (const std::int64_t n : {1, 5, 127, 700}) {
+      const Problem<float> problem({n, 70, 2000, 3}, format);
+      OnBackend<float> operands(on(), problem);
+      on_every([&](Backend& on) {
+        const std::vector<float> expected = run(on, operands);
         const auto part = [&](std::int64_t first, std::int64_t rows, bool force_row_kernel = false) {
           std::vector<float> out(static_cast<std::size_t>(rows), kPoison);
           hidden_logprobs(on, {operands.hidden.read().middle_rows(first, rows), operands.head.view(),
@@ -290,9 +296,9 @@ TEST_F(HiddenLogprobsTest, BitsDoNotDependOnOtherRows) {
         for (const std::int64_t r : {std::int64_t{0}, n / 2, n - 1}) {
           EXPECT_EQ(by_rows[static_cast<std::size_t>(r)], part(r, 1)[0]) << r;
         }
-      }
+      });
     }
-  });
+  }
 }
 
 TEST_F(HiddenLogprobsTest, RefusesTargetsBeforeWriting) {

@@ -4,6 +4,8 @@
 // the benches time (OpCase) use the same operands and references.
 #pragma once
 
+#include <deque>
+
 #if defined(MMREC_TEST_CUDA)
 #include "kernels/cuda/runtime/cuda.h"
 #else
@@ -104,6 +106,10 @@ class OpTest : public ::testing::Test {
   void on_every(const F& f) {
     f(on());
   }
+  template <class Run, class Expect>
+  void on_every(const Run& run, const Expect& expect) {
+    expect(run(on()));
+  }
 
  private:
   std::unique_ptr<Cuda> on_;
@@ -119,7 +125,9 @@ class Sm90Test : public OpTest {
 #else
 class OpTest : public ::testing::Test {
  protected:
-  void SetUp() override { on_ = std::make_unique<Cpu>(2); }
+  OpTest() {
+    for (const int threads : {2, 1, 5}) cpus_.emplace_back(threads);
+  }
   /// f(backend) by every instruction set, and by the best one with several numbers of threads. What f downloads has the
   /// same bits for any number of threads. On a GPU f runs once.
   template <class F>
@@ -128,10 +136,10 @@ class OpTest : public ::testing::Test {
     std::uint64_t first = 0;
     for (const SimdKernels* table : tables) {
       choose_simd(*table);
-      for (const int threads : {2, 1, 5}) {
+      for (Cpu& cpu : cpus_) {
+        const int threads = cpu.threads();
         if (threads != 2 && table != tables.front()) continue;
         SCOPED_TRACE(testing::Message() << table->name << ", " << threads << " threads");
-        Cpu cpu(threads);
         downloaded() = 0;
         f(cpu);
         if (threads == 2) first = downloaded();
@@ -140,11 +148,22 @@ class OpTest : public ::testing::Test {
     }
     choose_simd(*tables.front());
   }
+  /// The same of run(backend), a result, of which expect(result) sees those that differ from the one before.
+  template <class Run, class Expect>
+  void on_every(const Run& run, const Expect& expect) {
+    std::optional<decltype(run(on()))> last;
+    on_every([&](Cpu& cpu) {
+      auto result = run(cpu);
+      if (last && same_bits(result, *last)) return;
+      expect(result);
+      last = std::move(result);
+    });
+  }
   /// Has 2 threads.
-  Cpu& on() { return *on_; }
+  Cpu& on() { return cpus_.front(); }
 
  private:
-  std::unique_ptr<Cpu> on_;
+  std::deque<Cpu> cpus_;
 };
 #endif
 
@@ -172,15 +191,19 @@ class Matrix {
         layout_(layout),
         values_(std::move(values)),
         buffer_(static_cast<std::size_t>(layout.offset + rows * (cols + layout.pad) + 1)) {
-    if (layout.pad == 0 && layout.offset == 0) {
+    reset();
+  }
+
+  /// Back to what it was made of.
+  void reset() {
+    if (layout_.pad == 0 && layout_.offset == 0) {
       const T end = nan_of<T>();
-      on.upload(values_.data(), buffer_.data(), values_.size());
-      on.upload(&end, buffer_.data() + values_.size(), 1);
-      return;
+      on_->upload(values_.data(), buffer_.data(), values_.size());
+      return on_->upload(&end, buffer_.data() + values_.size(), 1);
     }
     std::vector<T> all(buffer_.size(), nan_of<T>());
-    for (std::int64_t r = 0; r < rows; ++r) std::copy_n(values_.data() + r * cols, cols, all.data() + at(r));
-    on.upload(all.data(), buffer_.data(), all.size());
+    for (std::int64_t r = 0; r < rows_; ++r) std::copy_n(values_.data() + r * cols_, cols_, all.data() + at(r));
+    on_->upload(all.data(), buffer_.data(), all.size());
   }
 
   MatrixView<T, Space> view() { return {buffer_.data() + layout_.offset, rows_, cols_, cols_ + layout_.pad}; }

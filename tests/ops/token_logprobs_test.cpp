@@ -70,7 +70,9 @@ class TokenLogprobsTest : public OpTest {
     const auto add = [&](const char* op, const std::string& note, auto run) {
       add_case(cases, typed<T>(op), shape, Limit::kRead, bytes, [=, &on] {
         const auto in = std::make_shared<Operands>(on, n, cols, false);
-        const auto check = [=, &on] { expect_logprobs(download(on, in->out), in->logits, in->targets, cols); };
+        const auto check = [=, &on] {
+          expect_logprobs(download(on, in->out), reference(in->logits, in->targets, cols), cols);
+        };
         return PreparedOp{[=, &on] { run(on, in->op()); }, check, note};
       });
     };
@@ -81,7 +83,13 @@ class TokenLogprobsTest : public OpTest {
     add_case(cases, typed<T>("token_logprobs_backward"), shape, Limit::kCopy, moved, [=, &on] {
       const auto in = std::make_shared<Operands>(on, n, cols, true);
       const TokenLogprobsBackward<T, int, Space> op{in->logits.read(), in->t.data(), in->g.data(), in->d.view()};
-      const auto check = [=] { expect_gradient(in->d.download(), in->logits, in->targets, in->grad, cols); };
+      const auto check = [=] {
+        const auto sums = parallel_map(n, [&](std::int64_t r) { return log_sum(in->logits, r, cols); });
+        const auto p = [&](std::int64_t r, std::int64_t v) {
+          return std::exp(in->logits(r, v) - sums[static_cast<std::size_t>(r)]);
+        };
+        expect_gradient(in->d.download(), p, in->targets, in->grad, cols);
+      };
       return PreparedOp{[=, &on] { token_logprobs_backward(on, op); }, check, waits};
     });
   }
@@ -102,62 +110,67 @@ class TokenLogprobsTest : public OpTest {
     token_logprobs_backward(on, TokenLogprobsBackward<T, Index, Space>{logits.read(), t.data(), g.data(), d.view()});
   }
 
-  template <class T, class Index>
-  static void expect_logprobs(const std::vector<float>& got, const Matrix<T>& logits, const std::vector<Index>& targets,
-                              std::int64_t cols) {
-    const std::vector<double> want = reference(logits, targets, cols);
+  static void expect_logprobs(const std::vector<float>& got, const std::vector<double>& want, std::int64_t cols) {
     EXPECT_TRUE(all_round_to(got, want, [&](std::size_t r) { return allowed(want[r]); }))
-        << targets.size() << " x " << cols;
+        << got.size() << " x " << cols;
   }
   static std::vector<float> some_gradients(std::int64_t n) {
     std::vector<float> grad;
     for (std::int64_t r = 0; r < n; ++r) grad.push_back(r % 3 == 0 ? 1.0F : -0.37F * static_cast<float>(r));
     return grad;
   }
-  template <class T, class Index>
-  static void expect_gradient(const std::vector<T>& got, const Matrix<T>& logits, const std::vector<Index>& targets,
+  /// p(row, column): the probability under the logits.
+  template <class T, class P, class Index>
+  static void expect_gradient(const std::vector<T>& got, const P& p, const std::vector<Index>& targets,
                               const std::vector<float>& grad, std::int64_t cols) {
     const double rounding = std::is_same_v<T, float> ? 0x1p-23 : kHalfUnit<T>;
-    const double worst = parallel_max(std::ssize(targets), [&](std::int64_t r) {
+    const double worst = parallel_max(std::ssize(got), [&](std::int64_t i) {
+      const std::int64_t r = i / cols, v = i % cols;
       const auto k = static_cast<std::size_t>(r);
       const auto g = static_cast<double>(grad[k]);
-      const double sum = log_sum(logits, r, cols);
-      double most = 0.0;
-      for (std::int64_t v = 0; v < cols; ++v) {
-        const double p = std::exp(logits(r, v) - sum);
-        const double expected = g * ((v == static_cast<std::int64_t>(targets[k]) ? 1.0 : 0.0) - p);
-        const double bound =
-            std::abs(expected) * (rounding + 1e-6) + (kOnCuda ? 4e-7 : 2e-7) * std::abs(g) * p + 0x1p-25;
-        const double error =
-            std::abs(static_cast<double>(to_float(got[static_cast<std::size_t>(r * cols + v)])) - expected) / bound;
-        most = std::isnan(error) ? INFINITY : std::max(most, error);
-      }
-      return most;
+      const double expected = g * ((v == static_cast<std::int64_t>(targets[k]) ? 1.0 : 0.0) - p(r, v));
+      const double bound =
+          std::abs(expected) * (rounding + 1e-6) + (kOnCuda ? 4e-7 : 2e-7) * std::abs(g) * p(r, v) + 0x1p-25;
+      return std::abs(static_cast<double>(to_float(got[static_cast<std::size_t>(i)])) - expected) / bound;
     });
     ASSERT_LE(worst, 1.0) << targets.size() << " x " << cols;
   }
 
   template <class T, class Index>
-  static void check_forward(Backend& on, std::int64_t n, std::int64_t cols, Layout layout, double spread = 4.0) {
+  void check_forward(std::int64_t n, std::int64_t cols, Layout layout, double spread = 4.0) {
     SCOPED_TRACE(layout.pad);
-    Matrix<T> logits = random_logits<T>(on, n, cols, layout, spread);
+    Matrix<T> logits = random_logits<T>(on(), n, cols, layout, spread);
     const std::vector<Index> targets = random_targets<Index>(n, cols);
-    expect_logprobs(forward(on, logits, targets), logits, targets, cols);
+    const std::vector<double> want = reference(logits, targets, cols);
+    on_every([&](Backend& on) { return forward(on, logits, targets); },
+             [&](const std::vector<float>& got) { expect_logprobs(got, want, cols); });
   }
   template <class T, class Index>
-  static void check_backward(Backend& on, std::int64_t n, std::int64_t cols, Layout layout, Layout d_layout) {
+  void check_backward(std::int64_t n, std::int64_t cols, Layout layout, Layout d_layout) {
     SCOPED_TRACE(layout.pad);
-    Matrix<T> logits = random_logits<T>(on, n, cols, layout);
+    Matrix<T> logits = random_logits<T>(on(), n, cols, layout);
     const std::vector<Index> targets = random_targets<Index>(n, cols);
     const std::vector<float> grad = some_gradients(n);
-    Matrix<T> d(on, n, cols, d_layout);
-    backward(on, logits, targets, grad, d);
-    const std::vector<T> got = d.download();
-    expect_gradient(got, logits, targets, grad, cols);
-    backward(on, logits, targets, grad, logits);
-    const std::vector<T> in_place = logits.download();
-    if (kOnCuda && layout.pad != d_layout.pad) return;  // other vectors, other sums
-    ASSERT_TRUE(same_bits(in_place, got)) << cols;
+    std::vector<double> p;
+    for (std::int64_t r = 0; r < n; ++r) {
+      const double sum = log_sum(logits, r, cols);
+      for (std::int64_t v = 0; v < cols; ++v) p.push_back(std::exp(logits(r, v) - sum));
+    }
+    on_every(
+        [&](Backend& on) {
+          Matrix<T> d(on, n, cols, d_layout), in_place(on, logits.values(), n, cols, layout);
+          backward(on, logits, targets, grad, d);
+          std::vector<T> got = d.download();
+          backward(on, in_place, targets, grad, in_place);
+          // On a GPU other layouts are other vectors, other sums.
+          const bool alike = !kOnCuda || layout.pad == d_layout.pad;
+          EXPECT_TRUE(!alike || same_bits(in_place.download(), got)) << cols;
+          return got;
+        },
+        [&](const std::vector<T>& got) {
+          const auto at = [&](std::int64_t r, std::int64_t v) { return p[static_cast<std::size_t>(r * cols + v)]; };
+          expect_gradient(got, at, targets, grad, cols);
+        });
   }
 
   static constexpr std::int64_t kWidths[] = {1,   2,    7,    15,   16,   17,   63,    64,    65,
@@ -182,39 +195,37 @@ using AllTypes =
                      Types<Float16, std::int64_t>, Types<BFloat16, std::int32_t>, Types<BFloat16, std::int64_t>>;
 TYPED_TEST_SUITE(TokenLogprobsTypedTest, AllTypes, TypesName);
 
-// Rows as they come (aligned where the width is), and rows of which each is aligned otherwise.
+// Rows as they come (aligned where the width is), and rows of which each is aligned otherwise. A target's type changes
+// none of a CPU's sums.
 TYPED_TEST(TokenLogprobsTypedTest, ForwardMatchesFloat64) {
   using T = typename TypeParam::Value;
   using Index = typename TypeParam::Target;
-  this->on_every([&](Backend& on) {
-    for (const std::int64_t cols : this->kWidths) {
-      for (const std::int64_t n : {1, 3, 9}) {
-        if (small_sizes() && cols > 40000 && n > 1) continue;
-        if (kOnCuda || cols < 10'000) this->template check_forward<T, Index>(on, n, cols, kPacked);
-        this->template check_forward<T, Index>(on, n, cols, {.pad = 5, .offset = 1});
-      }
+  for (const std::int64_t cols : this->kWidths) {
+    for (const std::int64_t n : {1, 3, 9}) {
+      if (small_sizes() && cols > 40000 && n > 1) continue;
+      if (!kOnCuda && sizeof(Index) == 8 && cols > 5000) continue;
+      if (kOnCuda || cols < 10'000) this->template check_forward<T, Index>(n, cols, kPacked);
+      this->template check_forward<T, Index>(n, cols, {.pad = 5, .offset = 1});
     }
-    if (kOnCuda) return;
-    for (std::int64_t cols = 1; cols < 300; cols += cols < 80 ? 1 : 37) {  // on either side of every vector
-      this->template check_forward<T, Index>(on, 1, cols, kPacked, 20.0);
-      this->template check_backward<T, Index>(on, 1, cols, kPacked, {.pad = 1});
-    }
-    this->template check_forward<T, Index>(on, 30, 40001, kPacked);
-  });
+  }
+  if (kOnCuda || sizeof(Index) == 8) return;
+  for (std::int64_t cols = 1; cols < 300; cols += cols < 80 ? 1 : 37) {  // on either side of every vector
+    this->template check_forward<T, Index>(1, cols, kPacked, 20.0);
+    this->template check_backward<T, Index>(1, cols, kPacked, {.pad = 1});
+  }
+  this->template check_forward<T, Index>(30, 40001, kPacked);
 }
 
 TYPED_TEST(TokenLogprobsTypedTest, BackwardMatchesFloat64AndMayOverwriteTheLogits) {
   using T = typename TypeParam::Value;
   using Index = typename TypeParam::Target;
-  this->on_every([&](Backend& on) {
-    for (const std::int64_t cols : this->kWidths) {
-      if (small_sizes() && std::is_same_v<Index, std::int64_t> && cols > 10000) continue;
-      const std::int64_t n = cols > 5000 ? 2 : 9;
-      this->template check_backward<T, Index>(on, n, cols, kPacked, kPacked);
-      this->template check_backward<T, Index>(on, n, cols, {.pad = 5, .offset = 3}, {.pad = 5, .offset = 3});
-      this->template check_backward<T, Index>(on, n, cols, {.pad = 5, .offset = 1}, {.pad = 2});
-    }
-  });
+  for (const std::int64_t cols : this->kWidths) {
+    if (!gpu_sizes() && sizeof(Index) == 8 && cols > 5000) continue;
+    const std::int64_t n = cols > 5000 ? 2 : 9;
+    this->template check_backward<T, Index>(n, cols, kPacked, kPacked);
+    this->template check_backward<T, Index>(n, cols, {.pad = 5, .offset = 3}, {.pad = 5, .offset = 3});
+    this->template check_backward<T, Index>(n, cols, {.pad = 5, .offset = 1}, {.pad = 2});
+  }
 }
 
 /// Every row's bits: in a batch that fills a device, with few others, alone.
