@@ -187,8 +187,9 @@ TEST(Tiktoken, LongPieces) {
     while (run.size() < size / 4) run += text;
     EXPECT_EQ(fixture.decode(fixture.encode(run)), run);
     run += "x";
-    EXPECT_EQ(fixture.decode(fixture.encode(run)), run);
-    EXPECT_EQ(encoded_in_parts(fixture, run), fixture.encode(run));
+    const std::vector<int> all = fixture.encode(run);
+    EXPECT_EQ(fixture.decode(all), run);
+    EXPECT_EQ(encoded_in_parts(fixture, run), all);
   }
 }
 

@@ -171,11 +171,14 @@ TEST(Tokenizer, IdsOutOfRangeAreRefused) {
   }
 }
 
+/// Bytes of a text that is encoded in three chunks.
+constexpr std::size_t kThreeChunks = 140'000;
+
 /// Ids of a long text, which do not depend on how many threads share it, nor on whether it is encoded in parts.
 std::vector<int> shared_out(const Tokenizer& t, const std::string& text) {
   std::vector<int> ids = t.encode(text, false);
   EXPECT_EQ(t.encode(text, false, nullptr, 2), ids);
-  for (const int threads : {1, 2}) EXPECT_EQ(encoded_in_parts(t, text, false, threads), ids);
+  EXPECT_EQ(encoded_in_parts(t, text, false, 2), ids);
   return ids;
 }
 
@@ -204,7 +207,7 @@ TEST(Tokenizer, LongTextsGiveTheIdsOfTheUncutText) {
       builder.model_type = model_type;
       builder.add_dummy_prefix = dummy_prefix;
       for (const unsigned seed : {1U, 2U}) {
-        const std::string text = mixed_text(300000, seed, parts);
+        const std::string text = mixed_text(kThreeChunks, seed, parts);
         const std::vector<int> ids = shared_out(made(builder), text);
         EXPECT_EQ(ids, uncut(builder.build(), text)) << "model type " << model_type << " prefix " << dummy_prefix;
         EXPECT_EQ(made(builder).decode(ids), text);
@@ -239,10 +242,9 @@ TEST(Tokenizer, LongTextsWhereWhiteSpaceIsSqueezed) {
       const Tokenizer t = made(builder);
       const std::string model = builder.build();
       for (const std::string& text :
-           {mixed_text(300000, 4, {"the ", "a", " ab", "\n", "\n\n", "    ", "\xC3\xA9", "\t"}),
-            mixed_text(300000, 5, {"the", "a", "b", "\n"}),                                               // no spaces
-            std::string(600000, ' ') + "the" + std::string(200000, ' ') + "a" + std::string(70000, ' '),  // late begin
-            std::string(200000, ' ') + "the" + std::string(200000, ' ') + "b" + std::string(70000, ' '),
+           {mixed_text(kThreeChunks, 4, {"the ", "a", " ab", "\n", "\n\n", "    ", "\xC3\xA9", "\t"}),
+            mixed_text(kThreeChunks, 5, {"the", "a", "b", "\n"}),  // no spaces
+            std::string(kThreeChunks, ' ') + "the" + std::string(kThreeChunks, ' ') + "b" + std::string(70000, ' '),
             "a" + std::string(65536, ' ') + "b" + std::string(131072, '\n') + "the a",
             std::string(65535, 'a') + " b" + std::string(65534, 'a') + " " + std::string(100, 'b')}) {
         EXPECT_EQ(shared_out(t, text), uncut(model, text)) << maps_line_ends << dummy_prefix << text.size();
@@ -255,11 +257,11 @@ TEST(Tokenizer, LongLinesAreCutBetweenCharacters) {
   TokenizerBuilder builder = words_and_bytes();
   builder.model_type = 2;
   std::string text = "a";  // odd, so that the characters of four bytes straddle the limit
-  for (int i = 0; i < 50000; ++i) text += "\xF0\x9F\x9A\x80";
+  for (std::size_t i = 0; i < kThreeChunks / 4; ++i) text += "\xF0\x9F\x9A\x80";
   EXPECT_EQ(shared_out(made(builder), text), uncut(builder.build(), text));
-  const std::string garbage = std::string(200000, '\x80') + std::string(100000, '\xF0');
+  const std::string garbage = std::string(kThreeChunks, '\x80') + std::string(70000, '\xF0');
   std::string replaced;
-  for (int i = 0; i < 300000; ++i) replaced += kFffd;
+  for (std::size_t i = 0; i < garbage.size(); ++i) replaced += kFffd;
   EXPECT_EQ(shared_out(made(builder), garbage), made(builder).encode(replaced, false));
 }
 
@@ -280,12 +282,10 @@ TEST(Tokenizer, ABatchHasTheIdsOfEachText) {
                                     " "};
   for (unsigned i = 0; i < 300; ++i) texts.push_back(mixed_text(i, i, {"one ", "two", "\n"}));
   const std::vector<std::string_view> views(texts.begin(), texts.end());
-  for (const int threads : {0, 3}) {
-    for (const bool add_bos : {true, false}) {
-      const auto found = t.encode_batch(views, add_bos, threads);
-      ASSERT_EQ(found.size(), texts.size());
-      for (std::size_t i = 0; i < texts.size(); ++i) EXPECT_EQ(found[i], t.encode(texts[i], add_bos)) << i;
-    }
+  for (const bool add_bos : {true, false}) {
+    std::vector<std::vector<int>> alone;
+    for (const std::string& text : texts) alone.push_back(t.encode(text, add_bos));
+    for (const int threads : {0, 3}) EXPECT_TRUE(t.encode_batch(views, add_bos, threads) == alone) << threads;
   }
   EXPECT_EQ(t.encode_batch(std::span(views).subspan(3), true, 1000),
             t.encode_batch(std::span(views).subspan(3), true, 1));

@@ -34,12 +34,6 @@ inline void write_file(const std::filesystem::path& path, std::string_view bytes
   if (!out) throw std::runtime_error("cannot write " + path.string());
 }
 
-inline std::string read_file(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) throw std::runtime_error("cannot read " + path.string());
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
-
 /// A model's folder: "mmrec-12m" is bundled, others are fixtures.
 inline std::filesystem::path folder_of(std::string_view name) {
   return std::filesystem::path(name.starts_with("mmrec-") ? MMREC_WEIGHTS : MMREC_FIXTURES) / name;

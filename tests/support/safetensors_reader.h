@@ -9,6 +9,15 @@
 
 namespace mmrec::test {
 
+/// The bytes of a file.
+inline std::string read_file(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) throw std::runtime_error("cannot read " + path.string());
+  std::ostringstream bytes;
+  bytes << in.rdbuf();
+  return std::move(bytes).str();
+}
+
 /// A tensor as it is in a file.
 struct RawTensor {
   std::string name;
@@ -26,9 +35,7 @@ struct RawTensor {
 
 /// All tensors of one file, in the order of their names. Throws std::runtime_error if the file is missing or odd.
 inline std::vector<RawTensor> read_safetensors(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) throw std::runtime_error(path.string() + ": cannot open");
-  const std::string file{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  const std::string file = read_file(path);
   std::uint64_t header_bytes = 0;
   if (file.size() < 8) throw std::runtime_error(path.string() + ": too short");
   std::memcpy(&header_bytes, file.data(), 8);
