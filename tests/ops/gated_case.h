@@ -194,6 +194,12 @@ class GatedOn {
   WeightView<Space> gate_weight() const { return weight_.view(); }
   const float* gate_bias() const { return bias_.size() == 0 ? nullptr : bias_.data(); }
 
+  /// Makes h the states.
+  void restart(const std::vector<float>& h) {
+    const std::vector<A> rounded = rounded_to<A>(h);
+    on_.upload(h.data(), h_.data(), h.size());
+    on_.upload(rounded.data(), rounded_.data(), rounded.size());
+  }
   std::vector<float> states() const { return download(on_, h_); }
   /// As the products see them.
   std::vector<A> rounded_states() const {

@@ -31,8 +31,10 @@ using Buffer = Backend::Buffer<T>;
 
 /// True where a real GPU's large sizes are tried.
 inline bool gpu_sizes() { return kOnCuda && !small_sizes(); }
-/// True where `work` is more than this backend's tests take on: by an emulated device, elements or products are few.
-inline bool too_large(std::int64_t work, std::int64_t most = 50'000) { return small_sizes() && work > most; }
+/// True where `work`, elements or products, is more than this backend's tests take on: `most` by an emulated device.
+inline bool too_large(std::int64_t work, std::int64_t most = 50'000) {
+  return !gpu_sizes() && work > (kOnCuda ? most : 200'000);
+}
 
 /// f(A{}) for every type of activations: the CPU has fp32 alone.
 template <class F>

@@ -62,12 +62,11 @@ class Draws {
   std::uint64_t bits() { return mix(state_ += 0x9e3779b97f4a7c15ULL); }
   /// In [low, high).
   double uniform(double low, double high) { return low + (high - low) * static_cast<double>(bits() >> 11) * 0x1p-53; }
-  /// After Box and Muller: within 5.8 standard deviations.
+  /// The sum of four uniform numbers: within 3.5 standard deviations, and much cheaper than logarithms.
   double normal(double mean = 0.0, double deviation = 1.0) {
-    const std::uint64_t b = bits();
-    const float radius = std::sqrt(-2.0F * std::log(static_cast<float>((b >> 40) + 1) * 0x1p-24F));
-    const float angle = static_cast<float>(b & 0xffffff) * (0x1p-24F * 6.2831853F);
-    return mean + deviation * static_cast<double>(radius * std::cos(angle));
+    const std::uint64_t a = bits(), b = bits();
+    const std::uint64_t sum = (a >> 32) + (a & 0xffffffff) + (b >> 32) + (b & 0xffffffff);
+    return mean + deviation * std::sqrt(3.0) * (static_cast<double>(sum) * 0x1p-32 - 2.0);
   }
 
  private:
