@@ -48,14 +48,15 @@ TEST(Quantize, PrintsATableAndTheFiguresOfAll) {
 
 TEST(Quantize, FormatsAndGroupsAreThoseAskedFor) {
   const TempFolder out;
-  const auto bits = [&](const Words& options) {
+  const auto row = [&](const Words& options) {
     const std::string to = out / std::to_string(files_in(out.path()));
-    return table_of(run(words({kQuantize, kBundled, to}, options))).at("blocks.0.W_q");
+    return table_of(run(words({kQuantize, kUpstream + "/mdi", to}, options))).at("blocks.0.ffn.3");
   };
-  EXPECT_EQ(bits({"--format", "int4", "--group", "128"})[1], "g128");
-  EXPECT_EQ(bits({"--format=int4", "--group", "128"})[7], "4.125");
-  EXPECT_EQ(bits({"--format", "fp8"})[0], "fp8");
-  EXPECT_EQ(bits({"--format", "int8", "--threads", "3"})[6], "8.042");
+  const Words int4 = row({"--format=int4", "--group", "128"});
+  EXPECT_EQ(int4[1], "g128");
+  EXPECT_EQ(int4[7], "4.125");
+  EXPECT_EQ(row({"--format", "fp8"})[0], "fp8");
+  EXPECT_EQ(row({"--format", "int8", "--threads", "3"})[6], "8.062");
 }
 
 TEST(Quantize, CalibratesAndTellsThePerplexityThatMmrecPplTells) {
