@@ -186,12 +186,12 @@ TEST(QuantizedLayout, FourBitsAreForWhatBearsThem) {
     }
     return found;
   };
-  auto found = types(kBundledFolder, "bundled", 128);
+  auto found = types(kUpstreamFolder / "mdi", "mdi", 64);
   for (const char* name : {"W_q", "W_k", "W_v", "W_g", "mdi.W_g", "ffn.0", "ffn.3", "multi_mem_attention.W_o"}) {
-    EXPECT_EQ(found.at("blocks.4." + std::string(name)), "int4 g128") << name;
+    EXPECT_EQ(found.at("blocks.1." + std::string(name)), "int4 g64") << name;
   }
   for (const char* name : {"W_z", "mdi.W_gamma.0", "mdi.W_context.0", "mdi.W_context.2"}) {
-    EXPECT_EQ(found.at("blocks.4." + std::string(name)), "int8") << name;
+    EXPECT_EQ(found.at("blocks.1." + std::string(name)), "int8") << name;
   }
   EXPECT_EQ(found.at("embedding"), "int8");
   const Made made({random_matrix("text_expert.blocks.1.W_q.weight", 2, 192),
