@@ -186,19 +186,26 @@ __device__ inline bool is_written(uint4 v) {
   }
 }
 
-/// to[i] = the 16 bytes at from[i] once they are written; zeros where from[i] is null. All are asked for at once.
-template <class A, int kCount>
-__device__ inline void await(const A* const (&from)[kCount], uint4 (&to)[kCount]) {
+/// to[i] = the 16 bytes at from(i) once they are written; zeros where that is null. All are asked for at once.
+template <class A, int kCount, class From>
+__device__ inline void await_each(uint4 (&to)[kCount], From from) {
   while (true) {
     bool written = true;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i)
-      to[i] = from[i] == nullptr ? make_uint4(0, 0, 0, 0) : load_shared_by_blocks(from[i]);
+    for (int i = 0; i < kCount; ++i) {
+      const A* const at = from(i);
+      to[i] = at == nullptr ? make_uint4(0, 0, 0, 0) : load_shared_by_blocks(at);
+    }
 #pragma unroll
     for (int i = 0; i < kCount; ++i) written = written && is_written<A>(to[i]);
     if (written) return;
     ptx::spin_briefly();
   }
+}
+/// The same of pointers.
+template <class A, int kCount>
+__device__ inline void await(const A* const (&from)[kCount], uint4 (&to)[kCount]) {
+  await_each<A>(to, [&](int i) { return from[i]; });
 }
 
 }  // namespace mmrec::kernels

@@ -7,24 +7,28 @@
 // Besides its trip through L2, a stage costs a chain of dependent instructions, each executed once. So stages share
 // instructions where they can, and values that depend on the shape are computed before. One sequence is too little work
 // to hide even that chain: single.cuh takes it, with the same bits.
+//
+// Of a quantised model compact rows meet vectors of integers as in single.cuh; upper and lower bytes of the vectors are
+// products of their own.
 #pragma once
 
 #include <utility>
 
 #include "models/mmrec/cuda/decode/attention.cuh"
+#include "models/mmrec/cuda/decode/compact_product.cuh"
 #include "models/mmrec/cuda/decode/l2_inputs.cuh"
 #include "models/mmrec/cuda/decode/stream.cuh"
 
 namespace mmrec::kernels {
 
-/// Moves a warp's unfinished sums of `rows` rows from row `first` on to memory or back. The two chains' sums lie
-/// `apart` rows apart.
-template <bool kStore>
+/// Moves a warp's unfinished sums of `rows` rows from row `first` on to memory or back. The chains' sums lie `apart`
+/// rows apart.
+template <bool kStore, int kChains>
 __device__ inline void move_chains(float* sums, TileSums& tile, int first, int rows, int columns, int apart) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   for_each_value(rows, columns, [&](int i, int row, int column) {
 #pragma unroll
-    for (int chain = 0; chain < 2; ++chain) {
+    for (int chain = 0; chain < kChains; ++chain) {
       float& there = warp_sums(sums, first + row + chain * apart, column, columns)[warp];
       if constexpr (kStore) {
         there = tile.chains[chain][i];
@@ -35,82 +39,184 @@ __device__ inline void move_chains(float* sums, TileSums& tile, int first, int r
   });
 }
 
-/// Consumes the next `count` rows of one panel of a product and writes the warps' sums of them from row `to` on. Sums
-/// that a panel leaves unfinished wait there in two parts, `parked` rows apart, so that the order of additions does not
-/// depend on panels. Vectors lie vector_pitch bytes apart. A warp asks for kTogether steps at once: what it waits for
-/// is shared memory, not throughput.
+/// The vectors of a stage that warps multiply, of each sequence `pitch` bytes apart.
+struct BatchInput {
+  const std::byte* vectors;
+  const float* scales;  // of integers
+  int pitch;
+  int columns;
+};
+
+/// A warp's part of a slot's product: of plain rows, whose lanes' first pieces lie `low` and `high` bytes from the
+/// slot, the latter of rows that may not be there, `left` bytes from the warp's first step on. A warp asks for
+/// kTogether steps at once: what it waits for is shared memory, not throughput. Returns bits of all that it has read of
+/// the slot.
 template <class A>
-__device__ inline void multiply(const ProductShape& s, int panel, int count, const std::byte* vectors, int vector_pitch,
-                                int columns, int warp, L2Ring& ring, float* sums, int to, int parked) {
+__device__ inline std::uint32_t multiply_slot(TileSums& sums, const std::byte* slot, int low, int high, bool has_high,
+                                              int left, const BatchInput& x, const std::byte* in) {
   constexpr int kTogether = sizeof(A) == 4 ? 2 : 4;
   constexpr int kStride = kTileWarps * kStepBytes;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int g = lane / 4;
   const int piece = lane % 4 * kPieceBytes;
-  const int pitch = s.slot_bytes + kRowPadding;
+  const bool has_column = lane / 4 < x.columns;
+  std::uint32_t loaded = 0;
+#pragma unroll 1
+  for (; left > (kTogether - 1) * kStride + kStepBytes - kPieceBytes; left -= kTogether * kStride) {
+    uint4 a[kTogether];
+    uint4 b[kTogether];
+    uint4 v[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      b[i] = v[i] = make_uint4(0, 0, 0, 0);
+      a[i] = *reinterpret_cast<const uint4*>(slot + low + i * kStride);
+      if (has_high) b[i] = *reinterpret_cast<const uint4*>(slot + high + i * kStride);
+      if (has_column) v[i] = *reinterpret_cast<const uint4*>(in + i * kStride);
+    }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      multiply_step<A>(sums, a[i], b[i], v[i], x.columns);
+      loaded |= a[i].x | b[i].x;
+    }
+    in += kTogether * kStride;
+    slot += kTogether * kStride;
+  }
+#pragma unroll 1
+  for (; left > 0; left -= kStride) {  // the others, the last of which may be incomplete
+    uint4 a = make_uint4(0, 0, 0, 0);
+    uint4 b = a;
+    uint4 v = a;
+    if (left > piece) {
+      a = *reinterpret_cast<const uint4*>(slot + low);
+      if (has_high) b = *reinterpret_cast<const uint4*>(slot + high);
+      if (has_column) v = *reinterpret_cast<const uint4*>(in);
+    }
+    multiply_step<A>(sums, a, b, v, x.columns);
+    loaded |= a.x | b.x;
+    in += kStride;
+    slot += kStride;
+  }
+  return loaded;
+}
+
+/// The same of a chunk of compact rows, which has `groups` groups. low, high: of rows.
+template <bool kHalf, bool kByGroups>
+__device__ inline std::uint32_t multiply_chunk(TileSums& sums, const std::byte* slot, int low, int high, int groups,
+                                               const BatchInput& x, int k) {
+  constexpr int kMost = kCompactChunkGroups / kTileWarps;  // groups of a warp
+  constexpr int kGroupBytes = kHalf ? kCompactGroup / 2 : kCompactGroup;
+  constexpr int kStep = 2 * kStepBytes;  // of a vector
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int t = lane % 4;
+  const std::byte* const numbers = slot + t * (kHalf ? kPieceBytes / 2 : kPieceBytes);
+  const auto* const scales = reinterpret_cast<const float*>(slot + groups * kGroupBytes);
+  const std::byte* const in = x.vectors + k + min(lane / 4, x.columns - 1) * x.pitch + t * kPieceBytes;
+  std::uint32_t loaded = 0;
+  uint4 rows[kMost][2];
+  float row_scales[kByGroups ? kMost : 1][2];
+#pragma unroll
+  for (int i = 0; i < kMost; ++i) {  // repeats the last group where the warp has fewer
+    const int group = min(warp + i * kTileWarps, groups - 1);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int row = j == 0 ? low : high;
+      if constexpr (kHalf) {
+        const uint2 pairs = *reinterpret_cast<const uint2*>(numbers + row + group * kGroupBytes);
+        rows[i][j] = make_uint4(pairs.x, pairs.y, 0, 0);
+      } else {
+        rows[i][j] = *reinterpret_cast<const uint4*>(numbers + row + group * kGroupBytes);
+      }
+      loaded |= rows[i][j].x;
+      if (!kByGroups && i > 0) continue;
+      row_scales[i][j] = scales[row / int{sizeof(float)} + (kByGroups ? group : 0)];
+      loaded |= __float_as_uint(row_scales[i][j]);
+    }
+  }
+  float x_scales[2] = {};  // of a lane's two sequences
+  if (warp < groups) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      x_scales[c] = x.scales[(min(2 * t + c, x.columns - 1) * x.pitch + k + warp * kStep) / kStepBytes];
+    }
+  }
+  int upper[4] = {};
+  int lower[4] = {};
+#pragma unroll
+  for (int i = 0; i < kMost; ++i) {
+    const int group = warp + i * kTileWarps;
+    if (group < groups) {
+      const uint4 a = kHalf ? widen_halves(rows[i][0]) : rows[i][0];
+      const uint4 b = kHalf ? widen_halves(rows[i][1]) : rows[i][1];
+      const std::byte* const step = in + group * kStep;
+      multiply_group(upper, a, b, *reinterpret_cast<const uint4*>(step));
+      multiply_group(lower, a, b, *reinterpret_cast<const uint4*>(step + kStepBytes));
+    }
+    if (kByGroups ? group < groups : i == kMost - 1) {
+#pragma unroll
+      for (int value = 0; value < 4; ++value) {
+        add_scaled(sums.chains[0][value], upper[value], lower[value],
+                   x_scales[value % 2] * row_scales[kByGroups ? i : 0][value / 2]);
+        upper[value] = lower[value] = 0;
+      }
+    }
+  }
+  return loaded;
+}
+
+/// Consumes the next `count` rows of one panel of a product and writes the warps' sums of them from row `to` on. Sums
+/// that a panel leaves unfinished wait there in two parts, `parked` rows apart, so that the order of additions does not
+/// depend on panels.
+template <class A, bool kCompact>
+__device__ inline void multiply(const ProductShape& s, int panel, int panel_input, int count, const BatchInput& x,
+                                L2Ring& ring, float* sums, int to, int parked) {
+  constexpr int kChains = kCompact ? 1 : 2;
+  constexpr int kChunkInput = kCompactChunkGroups * kCompactGroup * int{sizeof(A)};
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int g = lane / 4;
+  const int first = static_cast<int>(threadIdx.x) / 32 * kStepBytes + lane % 4 * kPieceBytes;  // of a plain row
   const int slot_bytes = s.slot_bytes;
   const int tile_rows = s.tile_rows;
   const int row_bytes = s.row_bytes;
   const int end = min(row_bytes, panel + s.panel_bytes);
-  const std::byte* const vector = vectors + min(g, columns - 1) * vector_pitch + warp * kStepBytes + piece;
 #pragma unroll 1
   for (int tile = 0; tile < count; tile += tile_rows) {
     const int rows = min(tile_rows, count - tile);
     // Rows that the tile lacks repeat its last one. Their sums are not used.
-    const int low = min(g, rows - 1) * pitch + warp * kStepBytes + piece;
-    const int high = min(g + 8, rows - 1) * pitch + warp * kStepBytes + piece;
-    const std::byte* in = vector;
+    const int low = min(g, rows - 1) * s.slot_pitch;
+    const int high = min(g + 8, rows - 1) * s.slot_pitch;
     TileSums tile_sums;
-    if (panel > 0) move_chains<false>(sums, tile_sums, to + tile, rows, columns, parked);
+    if (panel > 0) move_chains<false, kChains>(sums, tile_sums, to + tile, rows, x.columns, parked);
+    int in = 0;
 #pragma unroll 1
     for (int k = panel; k < end; k += slot_bytes) {
-      const int bytes = min(slot_bytes, end - k) - warp * kStepBytes;
       ring.wait_full();
-      const std::byte* slot = ring.slot();
       std::uint32_t loaded = 0;
-      int left = bytes;
-#pragma unroll 1
-      for (; left > (kTogether - 1) * kStride + kStepBytes - kPieceBytes; left -= kTogether * kStride) {
-        uint4 a[kTogether];
-        uint4 b[kTogether];
-        uint4 v[kTogether];
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          b[i] = v[i] = make_uint4(0, 0, 0, 0);
-          a[i] = *reinterpret_cast<const uint4*>(slot + low + i * kStride);
-          if (rows > 8) b[i] = *reinterpret_cast<const uint4*>(slot + high + i * kStride);
-          if (g < columns) v[i] = *reinterpret_cast<const uint4*>(in + i * kStride);
+      if constexpr (kCompact) {
+        const int groups = min(s.input_bytes - panel_input - in, kChunkInput) / (kCompactGroup * int{sizeof(A)});
+        const auto multiply_as = [&]<bool kHalf, bool kByGroups>() {
+          loaded = multiply_chunk<kHalf, kByGroups>(tile_sums, ring.slot(), low, high, groups, x, in);
+        };
+        if (s.format.code == DType::kI4) {
+          multiply_as.template operator()<true, true>();
+        } else if (s.format.group != 0) {
+          multiply_as.template operator()<false, true>();
+        } else {
+          multiply_as.template operator()<false, false>();
         }
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          multiply_step<A>(tile_sums, a[i], b[i], v[i], columns);
-          loaded |= a[i].x | b[i].x;
-        }
-        in += kTogether * kStride;
-        slot += kTogether * kStride;
-      }
-#pragma unroll 1
-      for (; left > 0; left -= kStride) {  // the others, the last of which may be incomplete
-        uint4 a = make_uint4(0, 0, 0, 0);
-        uint4 b = a;
-        uint4 v = a;
-        if (left > piece) {
-          a = *reinterpret_cast<const uint4*>(slot + low);
-          if (rows > 8) b = *reinterpret_cast<const uint4*>(slot + high);
-          if (g < columns) v = *reinterpret_cast<const uint4*>(in);
-        }
-        multiply_step<A>(tile_sums, a, b, v, columns);
-        loaded |= a.x | b.x;
-        in += kStride;
-        slot += kStride;
+        in += kChunkInput;
+      } else {
+        loaded = multiply_slot<A>(tile_sums, ring.slot(), low + first, high + first, rows > 8,
+                                  min(slot_bytes, end - k) - (first - lane % 4 * kPieceBytes), x,
+                                  x.vectors + in + min(g, x.columns - 1) * x.pitch + first);
+        in += slot_bytes;
       }
       ring.release(ring.number(), loaded);
       ring.advance();
     }
     if (end < row_bytes) {
-      move_chains<true>(sums, tile_sums, to + tile, rows, columns, parked);
+      move_chains<true, kChains>(sums, tile_sums, to + tile, rows, x.columns, parked);
     } else {
-      store_sums(sums, tile_sums, to + tile, rows, columns);
+      store_sums(sums, tile_sums, to + tile, rows, x.columns);
     }
   }
 }
@@ -134,11 +240,12 @@ __device__ __forceinline__ StageInfo stage_info_at(Stage stage) {
   return info;
 }
 
-template <class A>
+/// kCompact: of compact matrices.
+template <class A, bool kCompact = false>
 class BatchBlock {
  public:
   static constexpr bool kIsCluster = false;
-  static constexpr bool kIsCompact = false;
+  static constexpr bool kIsCompact = kCompact;
   using Ring = L2Ring;
   using Stream = WarpStream;
 
@@ -183,11 +290,11 @@ class BatchBlock {
     const StageInfo info = stage_info_at(stage);
     const bool by_rows = info.has_passes();
     const int all_rows = by_rows ? c_.owned(info.owned).count : 0;
-    const int panel_bytes = c_.p.plan.products[info.first].panel_bytes;
-    const int row_bytes = c_.p.plan.products[info.first].row_bytes;
+    const ProductShape& shape = c_.p.plan.products[info.first];
     if (stage == Stage::kRecall) attend_heads(c_, l2_, layer, reinterpret_cast<float*>(inputs_.operand()));
     L2Output out = {};
     int panel = 0;
+    int panel_input = 0;  // where it begins in the vector
     int first = 0;
 #pragma unroll 1
     while (true) {
@@ -195,7 +302,9 @@ class BatchBlock {
       if (panel == 0) {
         at_stage(stage, [&]<Stage kStage>() { out = l2_.template output<kStage>(layer, c_.thread(), first, rows); });
       }
-      if (first == 0 && !info.keeps_input()) pitch_ = inputs_.template read<true>(l2_, info, layer, panel, panel_bytes);
+      if (first == 0 && !info.keeps_input()) {
+        pitch_ = inputs_.template read<true>(l2_, info, layer, panel_input, shape.panel_input);
+      }
       if (panel == 0) acquire_sums();
       int to = 0;
 #pragma unroll 1
@@ -204,14 +313,16 @@ class BatchBlock {
         const ProductShape& s = c_.p.plan.products[product];
         const bool is_second = product == Product::kContextUp;
         const int count = by_rows ? rows : c_.rows(s);
-        multiply<A>(s, panel, count, inputs_.operand() + (is_second ? batch() * pitch_ : 0), pitch_, batch(), c_.warp,
-                    ring_, sums_, to, c_.channels.count);
+        const std::byte* const vectors = inputs_.operand() + (is_second ? batch() * pitch_ : 0);
+        const BatchInput x = {vectors, kCompact ? inputs_.scales_at(vectors) : nullptr, pitch_, batch()};
+        multiply<A, kCompact>(s, panel, panel_input, count, x, ring_, sums_, to, c_.channels.count);
         to += count;
       }
       barrier();
-      panel += panel_bytes;
-      if (panel < row_bytes) continue;
-      panel = 0;
+      panel += shape.panel_bytes;
+      panel_input += shape.panel_input;
+      if (panel < shape.row_bytes) continue;
+      panel = panel_input = 0;
       at_stage(stage, [&]<Stage kStage>() {
         const int last = l2_.template outputs<kStage>(rows);
         for (int i = c_.thread();;) {
@@ -233,7 +344,7 @@ class BatchBlock {
 
   DecodeContext<A>& c_;
   ThroughL2<A, false> l2_;
-  L2Inputs<A, false> inputs_;
+  L2Inputs<A, false, kCompact> inputs_;
   Ring ring_;
   float* sums_;
   int pitch_ = 0;  // of the operand's vectors

@@ -2,8 +2,9 @@
 // in shared memory. A warp reads just the steps that it multiplies, so no warp waits for another one.
 //
 // Or as integers for compact rows: elements are divided by a scale, which makes the largest one 32,512, and rounded. A
-// step of 64 has its upper bytes (signed) first, then its lower ones (signed too: value = 256 upper + lower). All steps
-// of a warp in a chunk of compact rows have one scale.
+// step of 64 has its upper bytes (signed) first, then its lower ones (signed too: value = 256 upper + lower), each in
+// the order in which lanes multiply them (kernels/cuda/gemm/compact.h). A sequence's steps of a warp in a chunk of
+// compact rows have one scale; so do those of ffn_out's input in two chunks, and those of both networks' hidden units.
 #pragma once
 
 #include <climits>
@@ -18,8 +19,11 @@ class L2Inputs {
   static constexpr int kVector = Context::kVector;
   static constexpr int kStride = Context::kStride;
   static constexpr int kStep = kIntegers ? 2 * kStepBytes : kStepBytes;  // bytes
-  static constexpr int kRounds = kOneSequence ? 2 : 4;                   // fp32 vectors of a lane at once
-  static constexpr int kAhead = kOneSequence ? 2 : 8;                    // the same of pieces of A
+  static constexpr int kSequences = kOneSequence ? 1 : 4;                // at once: more take too many registers
+  // What a lane asks for at once of each sequence, in vectors of fp32 or in pieces of A: what a scale of integers is
+  // of.
+  static constexpr int kAtOnce = 2;
+  static_assert(kAtOnce * kStride * kVector == kCompactChunkGroups * kCompactGroup);
 
  public:
   __device__ __forceinline__ explicit L2Inputs(const Context& context)
@@ -41,13 +45,11 @@ class L2Inputs {
   /// Of one sequence: a lane's part of the sum of squares, which is yet to be added up over the warp.
   __device__ __forceinline__ float squares_of_lane() const { return squares_; }
 
-  /// h₋₁ of the layer: the first vectors of a lane.
+  /// h₋₁ of the layer: the first vectors of a lane. Of several sequences they would take too many registers.
   __device__ __forceinline__ void ask_state(int layer) {
-    Position at = {};
+    if constexpr (kOneSequence) {
 #pragma unroll
-    for (int i = 0; i < kRounds; ++i) {
-      state_[i] = exists(at) ? state_vector(layer, at) : make_float4(0, 0, 0, 0);
-      next(at);
+      for (int i = 0; i < kAtOnce; ++i) state_[i] = state_vector(layer, 0, first_vector() + i * kStride);
     }
   }
 
@@ -63,9 +65,9 @@ class L2Inputs {
       return narrowed(c_.norm(point, layer), kind, layer, l2.template input<float>(layer, point));
     }
     const int width = c_.width(point);
-    return gather<kPair>(l2.template input<A>(layer, point) + panel / int{sizeof(A)},
-                         kPair && stage.is_pair() ? c_.networks() * batch() : batch(), width,
-                         min(width * int{sizeof(A)} - panel, panel_bytes));
+    const bool is_pair = kPair && stage.is_pair() && c_.networks() == 2;
+    return gather(l2.template input<A>(layer, point) + panel / int{sizeof(A)}, is_pair, width,
+                  min(width * int{sizeof(A)} - panel, panel_bytes));
   }
 
  private:
@@ -74,85 +76,91 @@ class L2Inputs {
     constexpr int kVectors = kStep / int{sizeof(A)} / kVector;
     return c_.warp * kVectors + c_.lane / kVectors * kTileWarps * kVectors + c_.lane % kVectors;
   }
-  /// Where a lane is among its vectors of all sequences.
-  struct Position {
-    int sequence, round;
-    __device__ __forceinline__ int vector(int first) const { return round * kStride + first; }
-  };
   /// The origin of an fp32 operand.
   enum class Source : std::uint8_t { kState, kEmbedding, kExchange };
 
   __device__ __forceinline__ int batch() const { return kOneSequence ? 1 : static_cast<int>(c_.p.op.shape.batch); }
-  /// Of any lane.
-  __device__ __forceinline__ bool has_round(const Position& at) const {
-    return at.round * kStride * kVector < c_.dim && (kOneSequence || at.sequence < batch());
+  __device__ __forceinline__ bool has(int sequence) const { return kOneSequence || sequence < batch(); }
+  /// visit(first) for every kSequences sequences.
+  template <class Visit>
+  __device__ __forceinline__ void for_each_group(Visit visit) const {
+    if constexpr (kOneSequence) {
+      visit(0);
+    } else {
+#pragma unroll 1
+      for (int first = 0; first < batch(); first += kSequences) visit(first);
+    }
   }
-  __device__ __forceinline__ bool exists(const Position& at) const {
-    return (kOneSequence || at.sequence < batch()) && at.vector(first_vector()) * kVector < c_.dim;
-  }
-  __device__ __forceinline__ bool ends_sequence(const Position& at) const {
-    return (at.round + 1) * kStride * kVector >= c_.dim && at.sequence < batch();
-  }
-  __device__ __forceinline__ void next(Position& at) const {
-    ++at.round;
-    if (kOneSequence || at.round * kStride * kVector < c_.dim) return;
-    at.round = 0;
-    ++at.sequence;
-  }
-  __device__ __forceinline__ float4 state_vector(int layer, const Position& at) const {
-    return c_.state_vector(layer, at.sequence, at.vector(first_vector()));
+  __device__ __forceinline__ float4 state_vector(int layer, int sequence, int vector) const {
+    return vector * kVector < c_.dim ? c_.state_vector(layer, sequence, vector) : make_float4(0, 0, 0, 0);
   }
 
-  /// `rows` vectors of `bytes` bytes, `stride` elements apart, as they get written; one, or a pair where there is one
-  /// sequence. A lane reads a piece of a step.
-  template <bool kPair>
-  __device__ __forceinline__ int gather(const A* from, int rows, int stride, int bytes) const {
-    const int pitch = padded_row(bytes);
-    constexpr int kLanesOfStep = kStep / kPieceBytes;
-    const int piece = c_.lane % kLanesOfStep * kPieceBytes;
-    const int mine = ((bytes + kStep - 1) / kStep - c_.warp + kTileWarps - 1) / kTileWarps;  // steps of a row
-    const int all = rows * mine;
-    constexpr int kBits = 26;  // all * mine is less than 2^26: then this division is exact
-    const int reciprocal = kOneSequence ? 0 : (1 << kBits) / max(mine, 1) + 1;
-#pragma unroll 1
-    for (int begin = 0; begin < all; begin += kAhead * 32 / kLanesOfStep) {
-      const A* source[kAhead];
-      int to[kAhead];
-      uint4 value[kAhead];
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        source[i] = nullptr;
-        to[i] = 0;
-        const int first = begin + i * 32 / kLanesOfStep;
-        if (first >= all) continue;
-        const int step = first + c_.lane / kLanesOfStep;  // of all rows'
-        const int row = !kOneSequence ? (step * reciprocal) >> kBits : kPair && step >= mine ? 1 : 0;
-        const int at = ((step - row * mine) * kTileWarps + c_.warp) * kStep + piece;
-        to[i] = row * pitch + at;
-        if (step < all && at < bytes) source[i] = from + row * stride + at / int{sizeof(A)};
-      }
-      await<A>(source, value);
-      if constexpr (kIntegers) {
-        float x[kAhead][kPieceBytes / sizeof(A)];
-        bool exists[kAhead];
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
-          const std::uint32_t words[] = {value[i].x, value[i].y, value[i].z, value[i].w};
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            x[i][2 * j] = widen_part<A>(words[j], 0);
-            x[i][2 * j + 1] = widen_part<A>(words[j], 1);
-          }
-          exists[i] = source[i] != nullptr;
-        }
-        store_integers(to, x, exists);
-      } else {
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
-          if (source[i] != nullptr) *reinterpret_cast<uint4*>(operand_ + to[i]) = value[i];
-        }
-      }
+  /// Waits for a lane's pieces of all sequences; from(sequence, i) is where the i-th of a sequence lies, or null.
+  /// Places of many are computed again rather than kept.
+  template <class T, class From>
+  __device__ __forceinline__ static void await_all(uint4 (&to)[kSequences * kAtOnce], From from) {
+    if constexpr (kOneSequence) {
+      const T* const places[] = {from(0, 0), from(0, 1)};
+      static_assert(kAtOnce == 2);
+      await<T>(places, to);
+    } else {
+      await_each<T>(to, [&](int i) { return from(i / kAtOnce, i % kAtOnce); });
     }
+  }
+
+  /// Vectors of `bytes` bytes, `stride` elements apart, as they get written. is_pair: each sequence has two, batch()
+  /// vectors apart, whose pieces are taken together.
+  __device__ __forceinline__ int gather(const A* from, bool is_pair, int stride, int bytes) const {
+    constexpr int kLanesOfStep = kStep / kPieceBytes;
+    constexpr int kChunk = kConsumers * kPieceBytes;  // that all lanes read at once
+    const int pitch = padded_row(bytes);
+    const int begin = (c_.lane / kLanesOfStep * kTileWarps + c_.warp) * kStep + c_.lane % kLanesOfStep * kPieceBytes;
+    const int next_chunk = is_pair ? 0 : kChunk;  // of the second piece
+    const int next_row = is_pair ? batch() : 0;
+    for_each_group([&](int group) {
+#pragma unroll 1
+      for (int at = begin; at - begin < bytes; at += is_pair ? kChunk : kAtOnce * kChunk) {
+        const auto place = [&](int i) { return at + i * next_chunk; };
+        const auto row = [&](int sequence, int i) { return group + sequence + i * next_row; };
+        const auto exists = [&](int sequence, int i) {
+          return has(group + sequence) && place(i) < bytes && (i == 0 || next_chunk + next_row > 0);
+        };
+        uint4 pieces[kSequences * kAtOnce];
+        await_all<A>(pieces, [&](int sequence, int i) {
+          return exists(sequence, i) ? from + row(sequence, i) * stride + place(i) / int{sizeof(A)} : nullptr;
+        });
+#pragma unroll
+        for (int sequence = 0; sequence < kSequences; ++sequence) {
+          if (!has(group + sequence)) break;
+          if constexpr (kIntegers) {
+            float x[kAtOnce][kPieceBytes / sizeof(A)];
+            int to[kAtOnce];
+            bool there[kAtOnce];
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) {
+              const uint4 v = pieces[sequence * kAtOnce + i];
+              const std::uint32_t words[] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+              for (int j = 0; j < 4; ++j) {
+                x[i][2 * j] = widen_part<A>(words[j], 0);
+                x[i][2 * j + 1] = widen_part<A>(words[j], 1);
+              }
+              to[i] = row(sequence, i) * pitch + place(i);
+              there[i] = exists(sequence, i);
+            }
+            store_integers(to, x, there);
+          } else {
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) {
+              if (exists(sequence, i)) {
+                *reinterpret_cast<uint4*>(operand_ + row(sequence, i) * pitch + place(i)) =
+                    pieces[sequence * kAtOnce + i];
+              }
+            }
+          }
+        }
+      }
+    });
     __syncwarp();
     return pitch;
   }
@@ -178,18 +186,18 @@ class L2Inputs {
     for (int part = 0; part < kParts; ++part) {
       if (!exists[part]) continue;
       std::byte* const step = operand_ + at[part] - inner * int{sizeof(A)};
+      std::byte* const to = step + inner % 32 / 8 * 16 + inner / 32 * 8 + inner % 8;  // halves of 32, lanes' 8 of each
 #pragma unroll
       for (int i = 0; i < kCount; i += 4) {
-        std::uint32_t high = 0;
-        std::uint32_t low = 0;
+        // Behind this sum a float's lower 16 bits are the nearest integer, plus 128.
+        constexpr float kAsInteger = 1.5F * (1 << 23) + 128.0F;
+        std::uint32_t v[4];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const auto v = static_cast<std::uint32_t>(__float2int_rn(x[part][i + j] * factor) + 128);
-          high |= (v >> 8 & 0xffU) << (8 * j);
-          low |= ((v & 0xffU) ^ 0x80U) << (8 * j);
-        }
-        *reinterpret_cast<std::uint32_t*>(step + inner + i) = high;
-        *reinterpret_cast<std::uint32_t*>(step + kElements + inner + i) = low;
+        for (int j = 0; j < 4; ++j) v[j] = __float_as_uint(__fmaf_rn(x[part][i + j], factor, kAsInteger));
+        const std::uint32_t first = __byte_perm(v[0], v[1], 0x5140);  // lower bytes of both, then upper ones
+        const std::uint32_t second = __byte_perm(v[2], v[3], 0x5140);
+        *reinterpret_cast<std::uint32_t*>(to + i) = __byte_perm(first, second, 0x7632);
+        *reinterpret_cast<std::uint32_t*>(to + kElements + i) = __byte_perm(first, second, 0x5410) ^ 0x80808080U;
       }
       if (inner == 0) *scales_at(step) = largest * (1.0F / kLargest);
     }
@@ -199,119 +207,123 @@ class L2Inputs {
   /// come first (DecodeContext::kScalesSums).
   __device__ __forceinline__ int narrowed(const float* weight, Source kind, int layer, const float* from) {
     const int pitch = padded_row(c_.dim * int{sizeof(A)});
-    const int first = first_vector();
     float scale_of_lane = 1.0F;  // lane b has that of sequence b
-    float squares_sum = 0.0F;
     if (!Context::kScalesSums && weight != nullptr) {
-      for_each_round(kind, layer, from,
-                     [&](const Position(&of)[kRounds], const float4(&x)[kRounds]) { add_squares(of, x, squares_sum); });
-      if constexpr (kOneSequence) put_squares(squares_sum);
+      for_each_group([&](int group) {
+        float sums[kSequences] = {};
+        for_each_chunk(nullptr, kind, layer, group, from,
+                       [&](int, const auto&, const auto& x) { add_squares(x, sums); });
+        put_squares(sums, group);
+      });
       barrier();
-      if (kOneSequence || c_.lane < batch()) scale_of_lane = c_.norm_scale(norm_sums(c_.lane));
+      if (c_.lane < batch()) scale_of_lane = c_.norm_scale(norm_sums(c_.lane));
     }
-    float4 held[kRounds];  // weights of the first rounds
+    for_each_group([&](int group) {
+      float sums[kSequences] = {};
+      for_each_chunk(weight, kind, layer, group, from, [&](int vector, const float4(&w)[kAtOnce], const auto& x) {
 #pragma unroll
-    for (int i = 0; i < kRounds; ++i) held[i] = c_.norm_weight(weight, first + i * kStride);
-    for_each_round(kind, layer, from, [&](const Position(&of)[kRounds], const float4(&x)[kRounds]) {
-      const auto weight_at = [&](const Position& at) {
-        float4 w = held[0];
+        for (int sequence = 0; sequence < kSequences; ++sequence) {
+          if (!has(group + sequence)) break;
+          if constexpr (kIntegers) {
+            float y[kAtOnce][kVector];
+            int to[kAtOnce];
+            bool there[kAtOnce];
 #pragma unroll
-        for (int j = 1; j < kRounds; ++j) {
-          const float4 v = held[j];
-          const bool is_its = at.round == j;
-          w = make_float4(is_its ? v.x : w.x, is_its ? v.y : w.y, is_its ? v.z : w.z, is_its ? v.w : w.w);
+            for (int i = 0; i < kAtOnce; ++i) {
+              const int at = vector + i * kStride;
+              const float4 v = x[sequence][i];
+              y[i][0] = w[i].x * v.x;
+              y[i][1] = w[i].y * v.y;
+              y[i][2] = w[i].z * v.z;
+              y[i][3] = w[i].w * v.w;
+              to[i] = (group + sequence) * pitch + at * kVector * int{sizeof(A)};
+              there[i] = at * kVector < c_.dim;
+            }
+            store_integers(to, y, there);
+          } else {
+            const float scale = Context::kScalesSums ? 1.0F : __shfl_sync(0xffffffffU, scale_of_lane, group + sequence);
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) {
+              const int at = vector + i * kStride;
+              if (at * kVector < c_.dim)
+                c_.store_vector(operand_ + (group + sequence) * pitch, at, w[i], scale, x[sequence][i]);
+            }
+          }
         }
-        return at.round >= kRounds ? c_.norm_weight(weight, at.vector(first)) : w;
-      };
-      if constexpr (kIntegers) {
-        float y[kRounds][kVector];
-        int to[kRounds];
-        bool there[kRounds];
-#pragma unroll
-        for (int i = 0; i < kRounds; ++i) {
-          const float4 w = weight_at(of[i]);
-          y[i][0] = w.x * x[i].x;
-          y[i][1] = w.y * x[i].y;
-          y[i][2] = w.z * x[i].z;
-          y[i][3] = w.w * x[i].w;
-          to[i] = of[i].vector(first) * kVector * int{sizeof(A)};
-          there[i] = exists(of[i]);
-        }
-        store_integers(to, y, there);
-      } else {
-#pragma unroll
-        for (int i = 0; i < kRounds; ++i) {
-          const Position& at = of[i];
-          const float scale = Context::kScalesSums || kOneSequence
-                                  ? scale_of_lane
-                                  : __shfl_sync(0xffffffffU, scale_of_lane, at.sequence % 32);
-          if (!exists(at)) continue;
-          c_.store_vector(operand_ + at.sequence * pitch, at.vector(first), weight_at(at), scale, x[i]);
+        if (Context::kScalesSums && weight != nullptr) add_squares(x, sums);
+      });
+      if (Context::kScalesSums && weight != nullptr) {
+        if constexpr (kOneSequence) {
+          squares_ = sums[0];
+        } else {
+          put_squares(sums, group);
         }
       }
-      if (Context::kScalesSums && weight != nullptr) add_squares(of, x, squares_sum);
     });
-    squares_ = squares_sum;
     __syncwarp();
     return pitch;
   }
-  /// visit(positions, vectors) for all of a lane's vectors, some at once; zeros where it has none in a round.
+  /// visit(number of a lane's first vector, their norm weights, [sequence][vector]) for all of a lane's vectors,
+  /// kAtOnce of each sequence at a time; zeros where it has none.
   template <class Visit>
-  __device__ __forceinline__ void for_each_round(Source kind, int layer, const float* from, Visit visit) const {
+  __device__ __forceinline__ void for_each_chunk(const float* weight, Source kind, int layer, int group,
+                                                 const float* from, Visit visit) const {
     const int first = first_vector();
-    Position at = {};
+    float4 w[kAtOnce];
+    const auto ask_weights = [&](int vector) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) w[i] = c_.norm_weight(weight, vector + i * kStride);
+    };
+    ask_weights(first);  // in the loop the compiler would do it behind the wait
 #pragma unroll 1
-    for (bool begins = true; has_round(at); begins = false) {
-      const float* source[kRounds];
-      Position of[kRounds];
-      uint4 read[kRounds];
-      float4 x[kRounds];
+    for (int begin = 0; begin * kVector < c_.dim; begin += kAtOnce * kStride) {
+      const int vector = first + begin;
+      float4 x[kSequences][kAtOnce];
+      if (kind == Source::kExchange) {
+        uint4 pieces[kSequences * kAtOnce];
+        await_all<float>(pieces, [&](int sequence, int i) {
+          const int at = (vector + i * kStride) * kVector;
+          return has(group + sequence) && at < c_.dim ? from + (group + sequence) * c_.dim + at : nullptr;
+        });
 #pragma unroll
-      for (int i = 0; i < kRounds; ++i) {
-        of[i] = at;
-        source[i] = exists(at) ? from + std::int64_t{at.sequence} * c_.dim + at.vector(first) * kVector : nullptr;
-        next(at);
-      }
-      if (kind == Source::kExchange) await<float>(source, read);
+        for (int i = 0; i < kSequences * kAtOnce; ++i) x[i / kAtOnce][i % kAtOnce] = as_floats(pieces[i]);
+      } else {
 #pragma unroll
-      for (int i = 0; i < kRounds; ++i) {
-        if (kind == Source::kExchange) {
-          x[i] = as_floats(read[i]);
-        } else if (!exists(of[i])) {
-          x[i] = make_float4(0, 0, 0, 0);
-        } else if (kind == Source::kEmbedding) {
-          x[i] = c_.embedding_vector(of[i].sequence, of[i].vector(first));
-        } else {
-          x[i] = state_[i];
-          if (!begins) x[i] = state_vector(layer, of[i]);
+        for (int sequence = 0; sequence < kSequences; ++sequence) {
+#pragma unroll
+          for (int i = 0; i < kAtOnce; ++i) {
+            const int at = vector + i * kStride;
+            float4& to = x[sequence][i];
+            to = make_float4(0, 0, 0, 0);
+            if (!has(group + sequence) || at * kVector >= c_.dim) continue;
+            if (kind == Source::kEmbedding) {
+              to = c_.embedding_vector(group + sequence, at);
+            } else if (kOneSequence && begin == 0) {
+              to = state_[i];
+            } else {
+              to = c_.state_vector(layer, group + sequence, at);
+            }
+          }
         }
       }
-      visit(of, x);
+      visit(vector, w, x);
+      ask_weights(vector + kAtOnce * kStride);
     }
   }
-  /// Of several sequences, as soon as one's are complete they are added up over the warp, several at once.
-  __device__ __forceinline__ void add_squares(const Position (&of)[kRounds], const float4 (&x)[kRounds],
-                                              float& sum) const {
-    float sums[kRounds];
+  __device__ __forceinline__ static void add_squares(const float4 (&x)[kSequences][kAtOnce],
+                                                     float (&sums)[kSequences]) {
 #pragma unroll
-    for (int i = 0; i < kRounds; ++i) {
-      if (kOneSequence && i > 0 && !has_round(of[i])) break;
-      sum += squares(x[i]);  // x is 0 where the lane has none
-      sums[i] = sum;
-      if (!kOneSequence && ends_sequence(of[i])) sum = 0.0F;
-    }
-    if constexpr (!kOneSequence) {
-      sum_each(sums);
+    for (int sequence = 0; sequence < kSequences; ++sequence) {
 #pragma unroll
-      for (int i = 0; i < kRounds; ++i) {
-        if (c_.lane == 0 && ends_sequence(of[i])) norm_sums(of[i].sequence)[c_.warp] = sums[i];
-      }
+      for (int i = 0; i < kAtOnce; ++i) sums[sequence] += squares(x[sequence][i]);  // of 0 where the lane has none
     }
   }
-  __device__ __forceinline__ void put_squares(float sum) const {
-    float sums[1] = {sum};
+  __device__ __forceinline__ void put_squares(float (&sums)[kSequences], int group) const {
     sum_each(sums);
-    if (c_.lane == 0) norm_sums(0)[c_.warp] = sums[0];
+#pragma unroll
+    for (int sequence = 0; sequence < kSequences; ++sequence) {
+      if (c_.lane == 0 && has(group + sequence)) norm_sums(group + sequence)[c_.warp] = sums[sequence];
+    }
   }
 
   const Context& c_;
@@ -319,7 +331,7 @@ class L2Inputs {
   float* norm_sums_;
   int turn_ = 0;
   float squares_ = 0.0F;
-  float4 state_[kRounds];
+  float4 state_[kAtOnce];
 };
 
 }  // namespace mmrec::kernels

@@ -11,8 +11,8 @@
 // of integers, which is exact.
 #pragma once
 
-#include "kernels/cuda/gemm/compact.h"
 #include "models/mmrec/cuda/decode/attention.cuh"
+#include "models/mmrec/cuda/decode/compact_product.cuh"
 #include "models/mmrec/cuda/decode/l2_inputs.cuh"
 #include "models/mmrec/cuda/decode/stream.cuh"
 
@@ -65,10 +65,7 @@ class SingleProduct {
     }
     if (is_half) {
 #pragma unroll
-      for (uint4& step : w.steps) {
-        constexpr std::uint32_t kUpper = 0xf0f0f0f0U;
-        step = make_uint4(step.x & kUpper, step.x << 4 & kUpper, step.y & kUpper, step.y << 4 & kUpper);
-      }
+      for (uint4& step : w.steps) step = widen_halves(step);
     }
     w.slot = ring_.number();
     ring_.advance();
@@ -146,15 +143,14 @@ class SingleProduct {
                                                   const std::byte* x, const float* x_scales, int pitch, int vectors,
                                                   Between between) const {
     const int column = c_.lane >> 2;
-    x += ((column >> 1) & (vectors - 1)) * pitch + (column & 1) * kStepBytes + (c_.lane & 3) * 8;
+    x += ((column >> 1) & (vectors - 1)) * pitch + (column & 1) * kStepBytes + (c_.lane & 3) * kPieceBytes;
     const int scale_at = (c_.lane & (vectors - 1)) * (pitch / kStepBytes) + 2 * c_.warp;  // of all the warp's groups
     const float x_scale = c_.warp < groups ? x_scales[scale_at] : 0.0F;
     int d[4] = {};
     const auto add = [&](int i) {
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
-        float& chain = sums[t].chains[0][0];
-        chain = __fmaf_rn(static_cast<float>(d[2 * t] * 256 + d[2 * t + 1]), x_scale * w[t].scales[i], chain);
+        add_scaled(sums[t].chains[0][0], d[2 * t], d[2 * t + 1], x_scale * w[t].scales[i]);
       }
     };
 #pragma unroll
@@ -164,10 +160,7 @@ class SingleProduct {
         if constexpr (kByGroups) d[0] = d[1] = d[2] = d[3] = 0;
         const uint4 low = w[0].steps[i];
         const uint4 high = kTiles == 1 ? make_uint4(0, 0, 0, 0) : w[kTiles - 1].steps[i];
-        const uint2 first = *reinterpret_cast<const uint2*>(x + 2 * group * kStepBytes);
-        const uint2 second = *reinterpret_cast<const uint2*>(x + 2 * group * kStepBytes + kCompactGroup / 2);
-        ptx::mma_m16n8k32(d, {low.x, high.x, low.z, high.z}, {first.x, first.y});
-        ptx::mma_m16n8k32(d, {low.y, high.y, low.w, high.w}, {second.x, second.y});
+        multiply_group(d, low, high, *reinterpret_cast<const uint4*>(x + 2 * group * kStepBytes));
         if constexpr (kByGroups) add(i);
       }
       between(i);

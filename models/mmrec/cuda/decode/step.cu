@@ -20,11 +20,12 @@
 //   widen    f   rmsnorm(y)                                                    -> hidden units
 //   narrow   c   hidden units: x = y + ...                                     -> x
 //
-// There are three algorithms (choose_decode() says when each runs): BatchBlock for several sequences, SingleBlock for
-// one, plain or of a quantised model, and ClusterBlock for one sequence of a small model, in one cluster of blocks.
+// There are three algorithms (choose_decode() says when each runs): BatchBlock for several sequences and SingleBlock
+// for one, of a plain or a quantised model, and ClusterBlock for one sequence of a small model, in one cluster of
+// blocks.
 // These files serve all three:
 //   stages.cuh       the table of stages
-//   plan.cuh         which block owns which rows, and where data lies
+//   plan.cuh         which block owns which rows, and where data lies; of a cluster cluster_plan.cuh
 //   stream.cuh       the ring of weights, and the warps that fill it
 //   context.cuh      what a warp has at hand, and epilogues, from sums to what other blocks read
 // and what they differ in: the transport, through_l2.cuh with l2_inputs.cuh or through_cluster.cuh, and the product.
@@ -100,8 +101,9 @@ DecodeChoice choose_decode(const Cuda& cuda, const DecodeShape& s, bool attends)
   const bool compact_pays =
       s.algo == DecodeAlgo::kCompact || (may_be(DecodeAlgo::kCompact) && layer_bytes(s) >= kLeastBytes);
   if (std::is_same_v<A, BFloat16> && s.formats.are_compact() && compact_pays && s.gate_hidden <= kMostHidden &&
-      s.batch == 1 && s.stacks == 1 && all_whole(kStepBytes)) {
-    const DecodePlan plan = make_decode_plan(s, attends, kElement, blocks, shared, true, kSlotRowBytes[0], s.formats);
+      s.stacks == 1 && all_whole(kStepBytes)) {
+    const DecodePlan plan =
+        make_decode_plan(s, attends, kElement, blocks, shared, s.batch == 1, kSlotRowBytes[0], s.formats);
     if (plan.slots >= kLeastSlots) return {DecodeAlgo::kCompact, blocks, plan};
   }
   // One sequence is too little work to hide a stage's chain of instructions, so every stage has code of its own, which
@@ -110,7 +112,7 @@ DecodeChoice choose_decode(const Cuda& cuda, const DecodeShape& s, bool attends)
     const DecodePlan plan = make_decode_plan(s, attends, kElement, blocks, shared, true);
     if (plan.slots >= kLeastSlots) return {DecodeAlgo::kSingle, blocks, plan};
   }
-  // Several share the reading of the weights: where D = 2048 at 78, 67 and 51 % of a copy for 2, 4 and 8.
+  // Several share the reading of the weights: where D = 2048 at 90, 86 and 75 % of a copy for 2, 4 and 8 on an H100.
   if (may_be(DecodeAlgo::kBatch)) {
     const DecodePlan plan = make_decode_plan(s, attends, kElement, blocks, shared, false);
     if (plan.slots >= kLeastSlots) return {DecodeAlgo::kBatch, blocks, plan};
@@ -242,7 +244,10 @@ void launch_steps(Cuda& cuda, const DecodeStacks<A, kStacks>& stacks, const Deco
                     stacks);
     }
     if constexpr (kStacks == 1) {
-      if (choice.algo == DecodeAlgo::kCompact) return launch_blocks.template operator()<SingleBlock<A, true>>();
+      if (choice.algo == DecodeAlgo::kCompact) {
+        return choice.plan.single ? launch_blocks.template operator()<SingleBlock<A, true>>()
+                                  : launch_blocks.template operator()<BatchBlock<A, true>>();
+      }
     }
   }
   if constexpr (sizeof(A) == 2) {

@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "kernels/cuda/isa/ptx.cuh"
+#include "models/mmrec/cuda/decode/cluster_plan.cuh"
 #include "models/mmrec/cuda/decode/context.cuh"
-#include "models/mmrec/cuda/decode/plan.cuh"
 
 namespace mmrec::kernels {
 

@@ -22,8 +22,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "models/mmrec/cuda/decode/cluster_plan.cuh"
 #include "models/mmrec/cuda/decode/context.cuh"
-#include "models/mmrec/cuda/decode/plan.cuh"
 
 namespace mmrec::kernels {
 

@@ -162,10 +162,13 @@ inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
-/// Of NaN 0, and the nearest int there is of what is larger.
-inline int __float2int_rn(float x) {
-  constexpr double kLeast = -2147483648.0, kMost = 2147483647.0;
-  return std::isnan(x) ? 0 : static_cast<int>(std::fmin(std::fmax(std::rint(static_cast<double>(x)), kLeast), kMost));
+/// Byte i of the result is the one of b a, bytes 7 to 0, that digit i of `selector` names.
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+  const std::uint64_t bytes = std::uint64_t{b} << 32 | a;
+  unsigned result = 0;
+  for (unsigned i = 0; i < 32; i += 8)
+    result |= static_cast<unsigned>(bytes >> (selector >> i / 2 & 7) * 8 & 0xff) << i;
+  return result;
 }
 /// a / b, but 0 for b between 2^126 and 2^128, as documented.
 inline float __fdividef(float a, float b) {
