@@ -170,7 +170,6 @@ template <class A, bool kCompact>
 __device__ inline void multiply(const ProductShape& s, int panel, int panel_input, int count, const BatchInput& x,
                                 L2Ring& ring, float* sums, int to, int parked) {
   constexpr int kChains = kCompact ? 1 : 2;
-  constexpr int kChunkInput = kCompactChunkGroups * kCompactGroup * int{sizeof(A)};
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / 4;
   const int first = static_cast<int>(threadIdx.x) / 32 * kStepBytes + lane % 4 * kPieceBytes;  // of a plain row

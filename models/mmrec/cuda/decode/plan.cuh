@@ -26,6 +26,8 @@ inline constexpr int kLeastSlots = 2;
 
 /// Of ffn_out's input as integers: the chunks of compact rows whose numbers have one scale for a warp.
 inline constexpr int kScaledChunks = 2;
+/// Bytes of a vector that a chunk of compact rows multiplies, in 16 bits or as integers.
+inline constexpr int kChunkInput = kCompactChunkGroups * kCompactGroup * 2;
 
 /// One sequence of a small model goes through one cluster of so many blocks (cluster.cuh): the largest there is.
 /// A unit is the 8 outputs that are one piece of 16-bit elements.
@@ -254,7 +256,6 @@ inline DecodePlan make_decode_plan(const DecodeShape& s, bool attends, int eleme
   // takes little, else as much of it as the others leave room for: whole slots of rows, or what a scale is of.
   ProductShape& ffn_out = plan.products[Product::kFfnOut];
   constexpr int kAttention = (kTileWarps * kAttentionRow * 4 + 15) / 16 * 16;
-  constexpr int kChunkInput = kCompactChunkGroups * kCompactGroup * 2;
   const bool is_compact = formats.are_compact();
   const int panel = std::min(is_compact ? kScaledChunks * kChunkInput : ffn_out.slot_bytes, ffn_out.input_bytes);
   int operand =
