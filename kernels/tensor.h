@@ -289,6 +289,19 @@ constexpr std::size_t bytes_of(WeightFormat format, std::int64_t rows, std::int6
 /// bits. Part p of an element lies part_stride elements behind part p - 1.
 inline constexpr std::int64_t kParts = 3;
 
+/// The rows of a quantised matrix as kernels for a GPU stream them (kernels/cuda/gemm/compact.h). Null: they are not
+/// there.
+struct CompactView {
+  const std::byte* data = nullptr;
+  WeightFormat format;
+  std::int64_t row_bytes = 0;
+  std::int64_t own_rows = 0;  // rows from here on are kI8 with scales of their own, in as many bytes
+
+  constexpr CompactView from_row(std::int64_t row) const {
+    return data == nullptr ? *this : CompactView{data + row * row_bytes, format, row_bytes, own_rows - row};
+  }
+};
+
 /// A weight matrix [rows = out features, cols = in features] in its stored format (PyTorch `Linear` layout).
 template <class Space>
 struct WeightView {
@@ -299,18 +312,16 @@ struct WeightView {
   /// Numbers of fp32 may be there in bf16 parts too, for products by tensor cores: see kParts. Null: they are not.
   const BFloat16* parts = nullptr;
   std::int64_t part_stride = 0;
-  // The same rows of a quantised matrix as a GPU's decode step streams them (kernels/cuda/gemm/compact.h), or null.
-  const std::byte* compact = nullptr;
-  WeightFormat compact_format = {};
+  CompactView compact = {};
 
-  /// Without the compact rows.
   constexpr WeightView middle_rows(std::int64_t first, std::int64_t count) const {
     return {static_cast<const std::byte*>(data) + bytes_of(format, first, cols),
             format,
             count,
             cols,
             parts == nullptr ? nullptr : parts + first * cols,
-            part_stride};
+            part_stride,
+            compact.from_row(first)};
   }
   /// The numbers for a product that loads fragments as numbers of type A and knows no other format: today the CUDA
   /// backend's, all of them. Throws std::invalid_argument naming both formats if they are stored otherwise.

@@ -25,6 +25,8 @@ struct Case {
   Layout layout = kPacked;
   std::int64_t y_pad = 0;  // beyond the layout's
   bool parts = false;      // of fp32 weights
+  WeightFormat compact;    // of compact rows beside bf16 numbers, the first own_rows of which are multiples of scales
+  std::int64_t own_rows = 0;
 };
 
 std::ostream& operator<<(std::ostream& stream, const Case& c) {
@@ -53,6 +55,7 @@ class Problem {
         y_(on, c.rows, c.out, {c.layout.pad + c.y_pad, c.layout.offset}) {
 #if defined(MMREC_TEST_CUDA)
     if (c.parts) weight_.add_parts(on);
+    if (is_quantized(c.compact.code)) weight_.add_compact(on, c.compact, c.own_rows);
 #endif
   }
 
@@ -225,7 +228,8 @@ class LinearTest : public OpTest {
     EXPECT_EQ(algos_, algos);
   }
   static constexpr LinearAlgo kMatvec = LinearAlgo::kMatvec, kFew = LinearAlgo::kFewRows, kMany = LinearAlgo::kManyRows,
-                              kOfParts = LinearAlgo::kParts, kLibrary = LinearAlgo::kLibrary;
+                              kCompact = LinearAlgo::kFewCompact, kOfParts = LinearAlgo::kParts,
+                              kLibrary = LinearAlgo::kLibrary;
 
   /// One case by an algorithm, which is the one that linear chooses or another.
   template <class A, class Y>
@@ -535,6 +539,9 @@ TEST_F(LinearTest, EveryAlgoIsTakenByItsShapes) {
   }
 }
 
+constexpr WeightFormat kCompactFormats[] = {
+    DType::kI8, {DType::kI8, 128}, {DType::kI4, 64}, {DType::kI4, 128}, DType::kF8};
+
 // By algorithms that others are faster than.
 TEST_F(LinearTest, EveryAlgoCanBeForced) {
   const Case few{8, 72, 136, Activation::kGelu, true, Residual::kApart, 0.5F};
@@ -608,6 +615,35 @@ TEST_F(LinearTest, SumsInSlices) {
     }
   }
   expect_algos({kFew});
+}
+
+// A quantised matrix in the place of its bf16 numbers: chunks and groups of any number, and rows of other numbers than
+// the first ones'.
+TEST_F(LinearTest, FewRowsOfCompactNumbers) {
+  if (on().compute_capability() != 90) GTEST_SKIP() << "compute capability 9.0";
+  for (const WeightFormat format : kCompactFormats) {
+    const bool is_half = format.code == DType::kI4;
+    for (Case c : {Case{9, 200, 64}, {33, 136, 2112}, {64, 192, 576}, {20, 72, 640}, {50, 4104, 256}}) {
+      if (small_sizes() && c.out > 200) continue;
+      c.compact = format;
+      c.own_rows = c.out > 136 && !is_half ? 128 : c.out;
+      check_algo<BFloat16, float>(kCompact, c);
+      c.activation = Activation::kGelu;
+      c.bias = true;
+      c.residual = Residual::kApart;
+      check_algo<BFloat16, BFloat16>(kCompact, c);
+    }
+  }
+}
+
+TEST_F(LinearTest, BitsOfCompactNumbersDoNotDependOnOtherRows) {
+  if (on().compute_capability() != 90) GTEST_SKIP() << "compute capability 9.0";
+  for (const WeightFormat format : kCompactFormats) {
+    Case c{64, 72, 640, Activation::kNone, true};
+    c.compact = format;
+    c.own_rows = c.out;
+    expect_rows_alone<BFloat16, float>(c, {9, 20, 40});
+  }
 }
 
 TEST_F(LinearTest, LargeShapes) {

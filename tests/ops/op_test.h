@@ -7,6 +7,7 @@
 #include <deque>
 
 #if defined(MMREC_TEST_CUDA)
+#include "kernels/cuda/gemm/compact.h"
 #include "kernels/cuda/runtime/cuda.h"
 #else
 #include "kernels/cpu/bytes.h"
@@ -274,6 +275,7 @@ class Weights {
   WeightView<Space> view() const {
     WeightView<Space> view{bytes_.data(), format_, rows_, cols_};
     if (parts_.size() != 0) view.parts = parts_.data(), view.part_stride = rows_ * cols_;
+    view.compact = compact_;
     return view;
   }
 #if defined(MMREC_TEST_CUDA)
@@ -281,6 +283,37 @@ class Weights {
   void add_parts(Backend& on) {
     parts_ = Buffer<BFloat16>(static_cast<std::size_t>(kParts * rows_ * cols_));
     split(on, {view().as<float>(), rows_, cols_}, parts_.data());
+  }
+  /// Quantises the values and adds compact rows of them to bf16 ones. Rows from `own` on are no multiples of scales and
+  /// get integers. The values are then those that products with compact rows see.
+  void add_compact(Backend& on, WeightFormat format, std::int64_t own) {
+    Stored stored(values_, rows_, cols_, format);
+    std::vector<float> scales;
+    std::vector<BFloat16> plain;
+    values_.clear();
+    for (std::int64_t r = 0; r < rows_; ++r) {
+      const auto count = static_cast<std::size_t>(scales_of(format, cols_));
+      const std::byte* const behind = stored.bytes.data() + r * row_bytes(format, cols_) + number_bytes(format, cols_);
+      scales.resize(scales.size() + count);
+      std::memcpy(scales.data() + scales.size() - count, behind, count * sizeof(float));
+      const double* const row = stored.values.data() + r * cols_;
+      const float most = static_cast<float>(
+          std::abs(*std::max_element(row, row + cols_, [](double a, double b) { return std::abs(a) < std::abs(b); })));
+      const float scale = to_float(from_float<BFloat16>(most)) / 127.0F;
+      for (std::int64_t c = 0; c < cols_; ++c) {
+        plain.push_back(from_float<BFloat16>(static_cast<float>(row[c])));
+        const float integer = std::rint(to_float(plain.back()) / scale);
+        values_.push_back(r < own ? row[c] : static_cast<double>(integer) * static_cast<double>(scale));
+      }
+    }
+    on.upload(reinterpret_cast<const std::byte*>(plain.data()), bytes_.data(), bytes_.size());
+    Buffer<float> on_device(scales.size());
+    on.upload(scales.data(), on_device.data(), scales.size());
+    const WeightFormat compact = compact_format(format, cols_);
+    compact_bytes_ = Buffer<std::byte>(static_cast<std::size_t>(rows_ * compact_row_bytes(compact, cols_)));
+    compact_ = compact_view(compact_bytes_.data(), compact, own, cols_);
+    compact_rows(on, {view(), on_device.data(), format.group, compact_, compact_bytes_.data()});
+    on.synchronize();
   }
 #endif
   double operator()(std::int64_t row, std::int64_t col) const {
@@ -293,6 +326,8 @@ class Weights {
  private:
   Buffer<std::byte> bytes_;
   Buffer<BFloat16> parts_;
+  Buffer<std::byte> compact_bytes_;
+  CompactView compact_;
   std::vector<double> values_;
   WeightFormat format_;
   std::int64_t rows_, cols_;

@@ -17,6 +17,9 @@ enum class LinearAlgo : std::uint8_t {
   /// Up to kFewRows rows, for sm_90a: weights streamed once, by tiles that few rows fill. A step of 64 sequences reads
   /// its weights at 2.5 TB/s, 58 % of a copy; by kManyRows most of a tile's rows would be empty.
   kFewRows,
+  /// Up to kFewCompactRows rows of bf16 by a quantised matrix that has compact rows (compact.h), which are streamed in
+  /// place of its bf16 numbers: x meets stored numbers, not what they are rounded to.
+  kFewCompact,
   /// Any number of rows, for sm_90a: with them prefill runs at 40 % (D = 1,024) to 68 % (D = 4,096) of the device's
   /// best product rate. The epilogue works on the sums in registers, where the library needs a second pass for gelu.
   kManyRows,
@@ -26,6 +29,8 @@ enum class LinearAlgo : std::uint8_t {
   /// Any operands, by cuBLASLt: fp32, other devices, unaligned operands.
   kLibrary,
 };
+
+inline constexpr std::int64_t kFewCompactRows = 64;
 
 /// Whether the tensor cores' warpgroup products can read the operands: compute capability 9.0, columns a multiple of 8,
 /// x and W 16-byte aligned, x's stride a multiple of 8. A is BFloat16 or Float16.
@@ -41,7 +46,9 @@ LinearAlgo choose_linear(const Cuda& cuda, const Linear<Device, A, Y>& job) {
   if (job.x.rows <= kTileColumns) return LinearAlgo::kMatvec;
   if constexpr (sizeof(A) == 2) {
     if (gemm_sm90_supported(cuda, job.x, job.weight)) {
-      return job.x.rows <= kFewRows ? LinearAlgo::kFewRows : LinearAlgo::kManyRows;
+      if (job.x.rows > kFewRows) return LinearAlgo::kManyRows;
+      const bool takes_compact = std::is_same_v<A, BFloat16> && job.x.rows <= kFewCompactRows;
+      return takes_compact && job.weight.compact.data != nullptr ? LinearAlgo::kFewCompact : LinearAlgo::kFewRows;
     }
   } else if (job.x.rows > kFewRows && linear_parts_supported(cuda, job.x, job.weight)) {
     return LinearAlgo::kParts;
@@ -68,6 +75,9 @@ void matvec(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs);
 /// Where gemm_sm90_supported(cuda, job.x, job.weight) holds, like the next one.
 template <class A, class Y>
 void linear_few_rows_sm90(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs);
+/// The same, where job.weight has compact rows, for up to kFewCompactRows rows.
+template <class Y>
+void linear_few_compact_sm90(Cuda& cuda, std::span<const Linear<Device, BFloat16, Y>> jobs);
 /// With x_part_stride, x and the weights are the first of kParts parts, and the result is that of the numbers whose
 /// parts they are.
 template <class A, class Y>

@@ -8,10 +8,11 @@ namespace {
 
 constexpr int kThreads = 128;
 
-/// The nearest number to x / scale, of kI8 or kI4, as a signed byte; with half of the bits in the upper ones.
+/// The nearest number to x / scale as a byte: of kF8, or of kI8 or kI4 as a signed one, with 4 bits in the upper half.
 __device__ std::uint32_t number_of(DType code, float x, float scale) {
   const bool is_half = code == DType::kI4;
   const float number = scale == 0.0F ? 0.0F : x / scale;
+  if (code == DType::kF8) return from_float<Float8>(number).bits;
   const float nearest = rintf(fminf(fmaxf(number, is_half ? -8.0F : -127.0F), is_half ? 7.0F : 127.0F));
   return static_cast<std::uint32_t>(static_cast<int>(nearest) * (is_half ? 16 : 1)) & 0xffU;
 }
@@ -20,27 +21,29 @@ __global__ void __launch_bounds__(kThreads) compact_kernel(CompactRows op) {
   auto* largest = ptx::shared_memory<float>();  // of each thread's numbers
   const auto thread = static_cast<int>(threadIdx.x);
   const auto cols = static_cast<int>(op.from.cols);
-  const DType code = op.format.code;
+  const WeightFormat format = op.rows.format;
   const auto row = static_cast<std::int64_t>(blockIdx.x);
+  const bool has_scales = op.scales != nullptr && row < op.rows.own_rows;
+  const DType code = row < op.rows.own_rows ? format.code : DType::kI8;
   const BFloat16* const from = static_cast<const BFloat16*>(op.from.data) + row * cols;
-  const int scales = static_cast<int>(scales_of({code, op.group}, cols));
+  const int scales = static_cast<int>(scales_of({format.code, op.group}, cols));
   float most = 0.0F;
   for (int k = thread; k < cols; k += kThreads) most = fmaxf(most, fabsf(widen(from[k])));
   largest[thread] = most;
   __syncthreads();
   for (int i = 0; i < kThreads; ++i) most = fmaxf(most, largest[i]);
-  const float own = most / (code == DType::kI4 ? 7.0F : 127.0F);
+  const float own = most / (code == DType::kI4 ? 7.0F : code == DType::kF8 ? 448.0F : 127.0F);
   const auto scale_at = [&](int k) {
-    const float scale = op.scales == nullptr ? 0.0F : op.scales[row * scales + (op.group == 0 ? 0 : k / op.group)];
+    const float scale = !has_scales ? 0.0F : op.scales[row * scales + (op.group == 0 ? 0 : k / op.group)];
     return scale == 0.0F ? own : scale;
   };
 
   const int groups = cols / kCompactGroup;
-  const int group_bytes = compact_group_bytes(op.format);
+  const int group_bytes = compact_group_bytes(format);
   const int words = group_bytes / 4;  // of a group
-  std::byte* const to = op.to + row * compact_row_bytes(op.format, cols);
+  std::byte* const to = op.to + row * op.rows.row_bytes;
   const auto chunk_of = [&](int group) {
-    return to + std::int64_t{group / kCompactChunkGroups} * compact_chunk_bytes(op.format, kCompactChunkGroups);
+    return to + std::int64_t{group / kCompactChunkGroups} * compact_chunk_bytes(format, kCompactChunkGroups);
   };
   for (int i = thread; i < groups * words; i += kThreads) {
     const int group = i / words;
@@ -61,7 +64,7 @@ __global__ void __launch_bounds__(kThreads) compact_kernel(CompactRows op) {
   for (int group = thread; group < groups; group += kThreads) {
     const int in_chunk = group % kCompactChunkGroups;
     const int of_chunk = min(kCompactChunkGroups, groups - (group - in_chunk));
-    if (op.format.group == 0 && in_chunk != 0) continue;
+    if (format.group == 0 && in_chunk != 0) continue;
     auto* const behind = reinterpret_cast<float*>(chunk_of(group) + of_chunk * group_bytes);
     behind[in_chunk] = scale_at(group * kCompactGroup) * (code == DType::kI4 ? 0.0625F : 1.0F);
   }

@@ -1,10 +1,10 @@
-// Compact rows: a quantised matrix as a GPU's decode step streams it, with numbers where a lane of the tensor core
-// wants them and scales behind the numbers that they multiply.
+// Compact rows: a quantised matrix as a GPU's kernels stream it, with numbers where a lane of the tensor core wants
+// them and scales behind the numbers that they multiply.
 //
 // A row is cut into chunks of 32 groups, and the last one may have fewer. A chunk is the groups' numbers, then its fp32
 // scales, one for each group or one for all, filled up to 16 bytes. A group is 64 inputs, for lanes t = 0..3 of a row,
 // each of which multiplies inputs 32 m + 8 t + 4 i + b: m (of two halves), i (of two words), b (of four bytes).
-//   8 bits: 16 bytes a lane, byte b of word 2 i + m.
+//   8 bits: 16 bytes a lane, byte b of word 2 i + m. Integers, or fp8 as it is stored.
 //   4 bits: 8 bytes a lane, byte b of word i: m = 0 in its upper half, m = 1 in its lower one, as a signed number. The
 //           scale is for 16 times the number, which is the byte without the other half.
 #pragma once
@@ -36,11 +36,19 @@ MMREC_HOST_DEVICE constexpr std::int64_t compact_row_bytes(WeightFormat format, 
 }
 
 /// The format of compact rows that hold the numbers of a quantised matrix: with scales for each group, or for all of a
-/// row. A plain format if the matrix is plain or fp8, or if its rows or its scales do not divide into groups.
+/// row. A plain format if the matrix is plain or fp8 with several scales a row, or if its rows or its scales do not
+/// divide into groups.
 constexpr WeightFormat compact_format(WeightFormat stored, std::int64_t cols) {
-  const bool is_integer = stored.code == DType::kI8 || stored.code == DType::kI4;
-  if (!is_integer || cols % kCompactGroup != 0 || stored.group % kCompactGroup != 0) return {};
-  return {stored.code, stored.group == 0 && stored.code == DType::kI8 ? 0 : kCompactGroup};
+  const bool has_one_scale = stored.group == 0 && bits_of(stored.code) == 8;
+  if (!is_quantized(stored.code) || cols % kCompactGroup != 0 || stored.group % kCompactGroup != 0) return {};
+  if (stored.code == DType::kF8 && !has_one_scale) return {};
+  return {stored.code, has_one_scale ? 0 : kCompactGroup};
+}
+
+/// Compact rows of a matrix with these inputs at `data`, which is 16-byte aligned.
+constexpr CompactView compact_view(const std::byte* data, WeightFormat format, std::int64_t own_rows,
+                                   std::int64_t cols) {
+  return {data, format, compact_row_bytes(format, cols), own_rows};
 }
 
 /// Writes the rows of a matrix whose numbers are known, but for rounding to its type, to be multiples of scales.
@@ -48,8 +56,8 @@ struct CompactRows {
   WeightView<Device> from;        // bf16, numbers times scales, each rounded
   const float* scales = nullptr;  // [rows, scales_of({code, group}, cols)] in device memory; 0: what suits the numbers
   std::int64_t group = 0;         // inputs of one of these scales, or 0 for a row
-  WeightFormat format;            // compact_format() of {code, group}, or a wider one
-  std::byte* to = nullptr;        // [rows, compact_row_bytes(format, cols)], 16-byte aligned
+  CompactView rows;               // in compact_format() of {code, group}, or a wider one; own_rows: those with scales
+  std::byte* to = nullptr;        // rows.data
 };
 void compact_rows(Cuda& cuda, const CompactRows& op);
 

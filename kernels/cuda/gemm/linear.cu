@@ -1,5 +1,5 @@
 // y = act(x Wᵀ + bias) + residual_scale residual by the algorithms of algo.h: matvec.cu, few_rows_sm90.cu,
-// many_rows_sm90.cu, parts.cu, and here cuBLASLt.
+// few_compact_sm90.cu, many_rows_sm90.cu, parts.cu, and here cuBLASLt.
 //
 // The library. Where no activation follows, the library's product of fp32 results is the whole job: it adds bias and
 // scaled residual to its sums, so nothing is moved but x, W, the residual and y. Results of 16 bits it may round before
@@ -125,6 +125,9 @@ void run(Cuda& cuda, LinearAlgo algo, std::span<const Linear<Device, A, Y>> jobs
   if (algo == LinearAlgo::kMatvec) return matvec(cuda, jobs);
   if constexpr (sizeof(A) == 2) {
     if (algo == LinearAlgo::kFewRows) return linear_few_rows_sm90(cuda, jobs);
+    if constexpr (std::is_same_v<A, BFloat16>) {
+      if (algo == LinearAlgo::kFewCompact) return linear_few_compact_sm90(cuda, jobs);
+    }
     if (algo == LinearAlgo::kManyRows) return linear_many_rows_sm90(cuda, jobs);
   } else {
     if (algo == LinearAlgo::kParts) return linear_by_parts(cuda, jobs);
@@ -142,8 +145,8 @@ bool linear_takes_rows(const Cuda& cuda, const Linear<Device, A, float>& job) {
 
 template <class A, class Y>
 void linear(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, LinearAlgo algo) {
-  for (const LinearAlgo each :
-       {LinearAlgo::kMatvec, LinearAlgo::kFewRows, LinearAlgo::kManyRows, LinearAlgo::kParts, LinearAlgo::kLibrary}) {
+  for (const LinearAlgo each : {LinearAlgo::kMatvec, LinearAlgo::kFewRows, LinearAlgo::kFewCompact,
+                                LinearAlgo::kManyRows, LinearAlgo::kParts, LinearAlgo::kLibrary}) {
     if (algo != LinearAlgo::kAuto && algo != each) continue;
     std::array<Linear<Device, A, Y>, std::max(kMostMatvecJobs, kMostGemmJobs)> batch;
     const std::size_t most = each == LinearAlgo::kMatvec ? kMostMatvecJobs : kMostGemmJobs;

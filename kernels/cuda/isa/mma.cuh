@@ -63,11 +63,16 @@ template <int kPending>
 __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
+/// The same for the sums of a finished group: no read of them moves above the wait.
+template <int kPending, int kSize>
+__device__ inline void wgmma_wait(float (&sum)[kSize]) {
+  wgmma_wait<kPending>();
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) asm volatile("" : "+f"(sum[i])::"memory");
+}
 template <int kSize>
 __device__ inline void wgmma_wait_all(float (&sum)[kSize]) {
-  wgmma_wait<0>();
-#pragma unroll
-  for (int i = 0; i < kSize; ++i) asm volatile("" : "+f"(sum[i])::"memory");  // no read of sum moves above the wait
+  wgmma_wait<0>(sum);
 }
 
 #define MMREC_TEN(p) \
@@ -84,6 +89,11 @@ __device__ inline void wgmma_wait_all(float (&sum)[kSize]) {
                "k16.f32." type "." type " {" sums "}, " a_name ", " b_name ", p, 1, 1, 0, 0;\n\t}"            \
                : __VA_ARGS__                                                                                  \
                : "l"(a), "l"(b), "r"(static_cast<int>(add)))
+#define MMREC_WGMMA_OF_REGISTERS(n, sums, a_names, b_name, add_name, ...)                                     \
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " add_name ", 0;\n\twgmma.mma_async.sync.aligned.m64n" n \
+               "k16.f32.bf16.bf16 {" sums "}, {" a_names "}, " b_name ", p, 1, 1, 0;\n\t}"                    \
+               : __VA_ARGS__                                                                                  \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)))
 #define MMREC_WGMMA(...)                       \
   if constexpr (std::is_same_v<T, BFloat16>) { \
     MMREC_WGMMA_OF("bf16", __VA_ARGS__);       \
@@ -109,7 +119,22 @@ __device__ inline void wgmma(float (&sum)[kSize], std::uint64_t a, std::uint64_t
                 MMREC_64(64))
   }
 }
+
+/// The same of BFloat16 with A in registers, which belong to the product too, for kSize 16 or 32. Register r of lane l
+/// of warp w holds row 16 w + l / 4 + 8 (r % 2), columns 2 (l % 4) + 8 (r / 2) and one more.
+template <int kSize>
+__device__ inline void wgmma(float (&sum)[kSize], const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
+  static_assert(kSize == 16 || kSize == 32);
+  if constexpr (kSize == 16) {
+    MMREC_WGMMA_OF_REGISTERS("32", MMREC_TEN() "%10, %11, %12, %13, %14, %15", "%16, %17, %18, %19", "%20", "%21",
+                             MMREC_16(0));
+  } else {
+    MMREC_WGMMA_OF_REGISTERS("64", MMREC_THIRTY "%30, %31", "%32, %33, %34, %35", "%36", "%37", MMREC_16(0),
+                             MMREC_16(16));
+  }
+}
 #undef MMREC_WGMMA
+#undef MMREC_WGMMA_OF_REGISTERS
 #undef MMREC_WGMMA_OF
 #undef MMREC_64
 #undef MMREC_16

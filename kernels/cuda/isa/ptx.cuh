@@ -214,9 +214,9 @@ __device__ inline void prefetch_tensor_map(const TensorMap* map) {
 
 /// Copies the box of the tensor that begins at element (x, y, z) into this block's shared memory at `to`, element by
 /// element in the order of the box, x fastest, and reports its bytes to `barrier`. Elements outside of the tensor
-/// arrive as zeros and count. With the 128-byte swizzle a row of the box is 128 bytes, and the 16-byte piece i of the
-/// row at shared address s is stored as piece i ^ (s / 128 % 8); `to` is 1,024-byte aligned. One thread calls it; the
-/// copy runs on its own.
+/// arrive as zeros and count. A row of the box is n = 8, 4, 2 or 1 pieces of 16 bytes, and the swizzle stores the piece
+/// that would be at shared address s with i = s / 16 % n as piece i ^ (s / 128 % n); `to` is 128 n-byte aligned. One
+/// thread calls it; the copy runs on its own.
 __device__ inline void load_box(void* to, const TensorMap* map, std::uint64_t* barrier, int x, int y, int z) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
@@ -401,6 +401,17 @@ __device__ inline Float16 to_float16(float x) {
 __device__ inline float from_float16(Float16 x) {
   float y;
   asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+  return y;
+}
+/// The sum and the product of each of two BFloat16 in a register, rounded to nearest even. sm_90.
+__device__ inline std::uint32_t add_pair(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t y;
+  asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  return y;
+}
+__device__ inline std::uint32_t mul_pair(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t y;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
   return y;
 }
 /// Both rounded to nearest even, `low` in the lower half. sm_80.

@@ -39,7 +39,7 @@ bool has_tensor_map(const MatrixStack& s) {
          (s.depth == 1 || stride_fits(s.depth_stride));
 }
 
-TensorMap make_tensor_map(const MatrixStack& s, int box_rows, int box_depth, bool wide) {
+TensorMap make_tensor_map(const MatrixStack& s, int box_rows, int box_depth, bool wide, int box_columns) {
   // The stride of a dimension of length 1 is never used, but must be a valid one.
   const std::int64_t row_bytes =
       s.rows == 1 ? (s.columns * kElementBytes + 15) / 16 * 16 : s.row_stride * kElementBytes;
@@ -47,11 +47,16 @@ TensorMap make_tensor_map(const MatrixStack& s, int box_rows, int box_depth, boo
   const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(s.columns), static_cast<cuuint64_t>(s.rows),
                                static_cast<cuuint64_t>(s.depth)};
   const cuuint64_t strides[2] = {static_cast<cuuint64_t>(row_bytes), static_cast<cuuint64_t>(depth_bytes)};
-  const cuuint32_t box[3] = {kBoxColumns, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(box_depth)};
+  const cuuint32_t box[3] = {static_cast<cuuint32_t>(box_columns), static_cast<cuuint32_t>(box_rows),
+                             static_cast<cuuint32_t>(box_depth)};
+  const CUtensorMapSwizzle swizzle = box_columns == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
+                                     : box_columns == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                     : box_columns == 16 ? CU_TENSOR_MAP_SWIZZLE_32B
+                                                         : CU_TENSOR_MAP_SWIZZLE_NONE;
   const cuuint32_t steps[3] = {1, 1, 1};
   CUtensorMap map;
   const CUresult code = encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, const_cast<void*>(s.data), sizes, strides,
-                                  box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                  box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
                                   wide ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   check_cuda(static_cast<cudaError_t>(code), "cuTensorMapEncodeTiled");  // the two APIs number their errors alike

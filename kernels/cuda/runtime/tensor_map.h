@@ -21,13 +21,14 @@ struct MatrixStack {
 /// the strides of dimensions longer than 1), strides below 2^40 bytes.
 bool has_tensor_map(const MatrixStack& stack);
 
-/// Columns of a box: 64 elements, one row of 128 bytes in shared memory.
+/// Columns of most boxes: 64 elements, one row of 128 bytes in shared memory.
 inline constexpr int kBoxColumns = 64;
 
-/// A map of the stack (has_tensor_map holds) for copies of boxes of [box_depth, box_rows, kBoxColumns] elements with
-/// the 128-byte swizzle; box_rows and box_depth at most 256. Coordinates of a box are (column, row, depth) in elements.
-/// What a box has outside of the stack arrives as zeros. `wide`: L2 fetches 256 bytes around what a box needs, else
-/// 128. Throws std::system_error.
-TensorMap make_tensor_map(const MatrixStack& stack, int box_rows, int box_depth = 1, bool wide = true);
+/// A map of the stack (has_tensor_map holds) for copies of boxes of [box_depth, box_rows, box_columns] elements with
+/// the swizzle of ptx::load_box; box_rows and box_depth at most 256, box_columns 64, 32, 16 or 8. Coordinates of a box
+/// are (column, row, depth) in elements. What a box has outside of the stack arrives as zeros. `wide`: L2 fetches 256
+/// bytes around what a box needs, else 128. Throws std::system_error.
+TensorMap make_tensor_map(const MatrixStack& stack, int box_rows, int box_depth = 1, bool wide = true,
+                          int box_columns = kBoxColumns);
 
 }  // namespace mmrec::kernels

@@ -93,21 +93,24 @@ class WholeStep {
 
   static const A* pointer(const kernels::WeightView<Space>& weight) { return weight.template as<A>(); }
   static const float* pointer(const float* vector) { return vector; }
-  static const std::byte* compact_pointer(const kernels::WeightView<Space>& w) { return w.compact; }
+  static const std::byte* compact_pointer(const kernels::WeightView<Space>& w) { return w.compact.data; }
   static kernels::NoVector compact_pointer(const float* /*vector*/) { return {}; }
 
-  /// Of compact matrices, if all are, and those of a field and those that are multiplied together have one format.
+  /// Of compact matrices, if all are and none is fp8, and those of a field and those that are multiplied together have
+  /// one format.
   static kernels::DecodeFormats formats_of(const ModelView<Space>& model) {
     kernels::DecodeFormats formats;
-    formats.head = model.head.compact_format;
-    bool agree = model.head.rows == 0 || model.head.compact != nullptr;
+    formats.head = model.head.compact.format;
+    bool agree = model.head.rows == 0 || model.head.compact.data != nullptr;
     const LayerView<Space>* before = nullptr;
     for (const LayerView<Space>& w : model.layers) {
       const auto add = [&]<class Format>(const Field& /*field*/, const auto& from, Format& to) {
         if constexpr (std::is_same_v<Format, kernels::WeightFormat>) {
           if (from.rows == 0) return;
-          agree = agree && from.compact != nullptr && (before == nullptr || to == from.compact_format);
-          to = from.compact_format;
+          const kernels::WeightFormat format = from.compact.format;
+          agree = agree && from.compact.data != nullptr && format.code != kernels::DType::kF8 &&
+                  (before == nullptr || to == format);
+          to = format;
         }
       };
       visit_layer(add, w, formats);

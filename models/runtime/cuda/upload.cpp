@@ -105,15 +105,16 @@ CompactField compact_field(const Numbers& from, const kernels::WeightView<kernel
                            std::int64_t own_rows) {
   CompactField field{kernels::compact_format(from.format, on_device.cols), std::min(own_rows, on_device.rows)};
   if (!kernels::is_quantized(field.format.code)) return {};
-  // Composed rows are no multiples of the scales: they get 8 bits of their own.
+  // Composed rows are no multiples of the scales: they get 8 bits of their own, as integers.
   if (field.own_rows == 0) field.format = DType::kI8;
   if (field.own_rows < on_device.rows && kernels::bits_of(field.format.code) != 8) return {};
   field.bytes = static_cast<std::size_t>(on_device.rows * kernels::compact_row_bytes(field.format, on_device.cols));
   return field;
 }
 
-void make_compact(kernels::Cuda& cuda, const Numbers& from, const kernels::WeightView<kernels::Device>& on_device,
-                  const CompactField& field, std::byte* to) {
+kernels::CompactView make_compact(kernels::Cuda& cuda, const Numbers& from,
+                                  const kernels::WeightView<kernels::Device>& on_device, const CompactField& field,
+                                  std::byte* to) {
   const std::int64_t numbers = kernels::number_bytes(from.format, from.cols);
   const auto of_row = static_cast<std::size_t>(kernels::scales_of(from.format, from.cols));
   std::vector<float> scales(static_cast<std::size_t>(on_device.rows) * of_row);
@@ -123,8 +124,10 @@ void make_compact(kernels::Cuda& cuda, const Numbers& from, const kernels::Weigh
   }
   kernels::DeviceBuffer<float> on_gpu(scales.size());
   cuda.upload(scales.data(), on_gpu.data(), scales.size());
-  kernels::compact_rows(cuda, {on_device, on_gpu.data(), from.format.group, field.format, to});
+  const kernels::CompactView compact = kernels::compact_view(to, field.format, field.own_rows, on_device.cols);
+  kernels::compact_rows(cuda, {on_device, on_gpu.data(), from.format.group, compact, to});
   cuda.synchronize();
+  return compact;
 }
 
 }  // namespace mmrec::models

@@ -62,9 +62,10 @@ struct CompactField {
 /// Plain, and 0 bytes, where there are none.
 CompactField compact_field(const Numbers& from, const kernels::WeightView<kernels::Device>& on_device,
                            std::int64_t own_rows);
-/// Writes them; returns when it is done.
-void make_compact(kernels::Cuda& cuda, const Numbers& from, const kernels::WeightView<kernels::Device>& on_device,
-                  const CompactField& field, std::byte* to);
+/// Writes them to `to`; returns when it is done.
+kernels::CompactView make_compact(kernels::Cuda& cuda, const Numbers& from,
+                                  const kernels::WeightView<kernels::Device>& on_device, const CompactField& field,
+                                  std::byte* to);
 
 /// Weights in a device's memory: all matrices in one plain type, vectors in fp32, in one allocation, as Arch completes
 /// them; where steps read compact rows and there is room, also those of quantised matrices. Immutable; shared between
@@ -171,18 +172,19 @@ class DeviceWeights {
     for_each(count);
     if (!have_all || !fits(size)) return;
     kernels::Cuda cuda(gpu_);
+    bool all_integers = true;
     compact_ = kernels::DeviceBuffer<std::byte>(size.bytes());
     for_each([&](const Numbers& from, auto& view, const CompactField& field, std::int64_t of_memory) {
       std::byte* const to = compact_.data() + places.add(field.bytes);
-      make_compact(cuda, from, view, field, to);
-      view.compact = to;
-      view.compact_format = field.format;
+      view.compact = make_compact(cuda, from, view, field, to);
+      all_integers = all_integers && field.format.code != kernels::DType::kF8;
       const std::uint64_t saved = kernels::bytes_of(type_, view.rows, view.cols) - field.bytes;
       const std::uint64_t by_memory =
           saved / static_cast<std::uint64_t>(view.rows) * static_cast<std::uint64_t>(of_memory);
       saved_.always += saved - by_memory;
       saved_.with_memory += by_memory;
     });
+    if (!all_integers) saved_ = {};  // such a model's steps of one sequence read plain rows
   }
 
   /// A field on the device. A vector's parts lie one after another.

@@ -335,7 +335,7 @@ class DecodeRun {
     compact_rows(cuda_, {.from = {plain, kDTypeOf<A>, rows, cols},
                          .scales = keep(scales, floats_),
                          .group = format.group,
-                         .format = format,
+                         .rows = compact_view(compact_.back().data(), format, rows, cols),
                          .to = compact_.back().data()});
     return compact_.back().data();
   }

@@ -64,7 +64,7 @@ void copy_box(const TensorMapFields& map, const int (&coordinates)[3], std::byte
         const std::int64_t column = std::int64_t{coordinates[0]} + x;
         const std::int64_t row = std::int64_t{coordinates[1]} + y;
         const std::int64_t depth = std::int64_t{coordinates[2]} + z;
-        const std::uint32_t place = map.swizzle_128 ? to ^ ((to >> 7 & 7U) << 4) : to;
+        const std::uint32_t place = to ^ ((to >> 7 & (map.swizzle - 1U)) << 4);
         std::memset(window + place, 0, 16);
         if (row < 0 || row >= map.sizes[1] || depth < 0 || depth >= map.sizes[2]) continue;
         const std::int64_t first = std::max<std::int64_t>(column, 0);
@@ -152,7 +152,7 @@ void load_box(Block& block, void* to, const void* map, std::uint64_t* barrier, c
   if (fields.rank != 3) fail("load_box: 3 coordinates for a tensor of rank %d", fields.rank);
   const std::size_t bytes = std::size_t{fields.box[0]} * fields.box[1] * fields.box[2] * fields.element_bytes;
   const std::uint32_t offset = offset_in(block, to, bytes, "load_box");
-  if (offset % (fields.swizzle_128 ? 1024 : 128) != 0) fail("load_box: offset %u is not aligned", offset);
+  if (offset % (128U * fields.swizzle) != 0) fail("load_box: offset %u is not aligned", offset);
   offset_in(block, barrier, 8, "load_box: barrier");
   block.bulk_loads.push_back(
       {barrier, bytes, [=, window = block.shared_window] { copy_box(fields, coordinates, window, offset); }});
@@ -170,7 +170,7 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuui
   fields.data = static_cast<const std::byte*>(data);
   fields.rank = static_cast<std::uint8_t>(rank);
   fields.element_bytes = type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? 1 : type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2;
-  fields.swizzle_128 = swizzle == CU_TENSOR_MAP_SWIZZLE_128B;
+  fields.swizzle = static_cast<std::uint8_t>(1U << swizzle);
   bool valid = rank >= 1 && rank <= 5 && data != nullptr && reinterpret_cast<std::uintptr_t>(data) % 16 == 0 &&
                reinterpret_cast<std::uintptr_t>(map) % 64 == 0;
   for (cuuint32_t i = 0; valid && i < rank; ++i) {
@@ -184,7 +184,7 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuui
   }
   if (!valid) return CUDA_ERROR_INVALID_VALUE;
   const cuuint32_t row_bytes = box[0] * fields.element_bytes;
-  if (row_bytes % 16 != 0 || (fields.swizzle_128 && row_bytes > 128)) return CUDA_ERROR_INVALID_VALUE;
+  if (row_bytes % 16 != 0 || (fields.swizzle != 1 && row_bytes > 16 * fields.swizzle)) return CUDA_ERROR_INVALID_VALUE;
   std::memcpy(map, &fields, sizeof fields);
   return CUDA_SUCCESS;
 }

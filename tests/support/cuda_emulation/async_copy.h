@@ -36,7 +36,7 @@ struct TensorMapFields {
   std::uint16_t box[5] = {};
   std::uint8_t rank = 0;
   std::uint8_t element_bytes = 0;
-  bool swizzle_128 = false;
+  std::uint8_t swizzle = 1;  // pieces of 16 bytes among which it moves one: 8, 4, 2, or 1 for none
 };
 static_assert(sizeof(TensorMapFields) <= 128);
 

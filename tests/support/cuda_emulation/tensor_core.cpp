@@ -152,13 +152,25 @@ void wgmma(WarpgroupProduct product) {
     require_whole_warp(reinterpret_cast<const void* const*>(lanes), "wgmma");
     for (int lane = 0; lane < 32; ++lane) {
       const WarpgroupProduct& other = *lanes[lane];
-      if (other.a != product.a || other.b != product.b || other.add != product.add ||
-          other.columns != product.columns) {
+      if (other.a != product.a || (other.a_registers == nullptr) != (product.a_registers == nullptr) ||
+          other.b != product.b || other.add != product.add || other.columns != product.columns) {
         fail("wgmma: lanes differ in their operands");
       }
     }
     const int warp = static_cast<int>(&self - block.threads.data()) / 32 % 4;
-    Rows a = read_rows(block, product.a, 16 * warp, 16);
+    const auto read_a = [=, &block](const WarpgroupProduct& mine) {
+      if (mine.a_registers == nullptr) return read_rows(block, mine.a, 16 * warp, 16);
+      Rows registers(8);
+      std::memcpy(registers.data(), mine.a_registers, 16);
+      return registers;
+    };
+    Rows a = product.a_registers == nullptr ? read_a(product) : Rows(16 * kDepth);
+    for (int lane = 0; product.a_registers != nullptr && lane < 32; ++lane) {
+      for (int r = 0; r < 4; ++r) {
+        std::memcpy(&a[static_cast<std::size_t>(a_row(lane, r) * kDepth + a_col(lane, r))],
+                    &lanes[lane]->a_registers[r], 4);
+      }
+    }
     Rows b = read_rows(block, product.b, 0, product.columns);
     Left wide_a;
     widen<T>(a.data(), wide_a);
@@ -173,8 +185,9 @@ void wgmma(WarpgroupProduct product) {
       widen<T>(columns.data(), wide_b);
       multiply(wide_a, wide_b, product.add, [&](int lane) { return lanes[lane]->sum + column / 2; });
     }
-    self.products.add([product, warp, &block, a = std::move(a), b = std::move(b)] {
-      if (read_rows(block, product.a, 16 * warp, 16) != a || read_rows(block, product.b, 0, product.columns) != b) {
+    if (product.a_registers != nullptr) a = read_a(product);
+    self.products.add([=, &block, a = std::move(a), b = std::move(b)] {
+      if (read_a(product) != a || read_rows(block, product.b, 0, product.columns) != b) {
         fail("wgmma: an operand was overwritten before the product was waited for");
       }
     });

@@ -70,7 +70,7 @@ inline std::uint32_t to_pair(float low, float high) {
   }
 }
 namespace detail {
-/// choose(x, y) of the lower and of the upper halves; NaN as the instructions write it.
+/// choose(x, y) of the lower and of the upper halves, rounded; NaN as the instructions write it.
 template <class T, class Choose>
 std::uint32_t map_pairs(std::uint32_t a, std::uint32_t b, Choose choose) {
   std::uint32_t pair = 0;
@@ -94,6 +94,12 @@ inline std::uint32_t min_pair(std::uint32_t a, std::uint32_t b) {
 template <class T>
 inline std::uint32_t max_pair(std::uint32_t a, std::uint32_t b) {
   return detail::map_pairs<T>(a, b, detail::larger);
+}
+inline std::uint32_t add_pair(std::uint32_t a, std::uint32_t b) {
+  return detail::map_pairs<BFloat16>(a, b, [](float x, float y) { return x + y; });
+}
+inline std::uint32_t mul_pair(std::uint32_t a, std::uint32_t b) {
+  return detail::map_pairs<BFloat16>(a, b, [](float x, float y) { return x * y; });
 }
 
 template <class T>
@@ -236,6 +242,10 @@ inline void wgmma_wait() {
   emulation::this_thread().products.wait(kPending);
   emulation::meet_warpgroup("wgmma_wait");
 }
+template <int kPending, int kSize>
+inline void wgmma_wait(float (&)[kSize]) {
+  wgmma_wait<kPending>();
+}
 template <int kSize>
 inline void wgmma_wait_all(float (&)[kSize]) {
   wgmma_wait<0>();
@@ -243,7 +253,12 @@ inline void wgmma_wait_all(float (&)[kSize]) {
 template <class T, int kSize>
 inline void wgmma(float (&sum)[kSize], std::uint64_t a, std::uint64_t b, bool add) {
   static_assert(kSize == 16 || kSize == 32 || kSize == 64 || kSize == 128);
-  emulation::wgmma<T>({2 * kSize, a, b, add, sum});
+  emulation::wgmma<T>({2 * kSize, a, nullptr, b, add, sum});
+}
+template <int kSize>
+inline void wgmma(float (&sum)[kSize], const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
+  static_assert(kSize == 16 || kSize == 32);
+  emulation::wgmma<BFloat16>({2 * kSize, 0, a, b, add, sum});
 }
 template <int kCount>
 inline void raise_registers() {
