@@ -25,7 +25,8 @@ struct Case {
   Layout layout = kPacked;
   std::int64_t y_pad = 0;  // beyond the layout's
   bool parts = false;      // of fp32 weights
-  WeightFormat compact;    // of compact rows beside bf16 numbers, the first own_rows of which are multiples of scales
+  // Of compact rows beside bf16 numbers, the first own_rows of which are multiples of scales.
+  WeightFormat compact = {};
   std::int64_t own_rows = 0;
 };
 
