@@ -7,8 +7,8 @@
 // each 8 inputs, and compact rows have 8 of them together for another kernel's lanes, so a thread loads a word of each
 // lane's piece and takes half of it.
 //
-// What binds is the widening and its latency. A stage of the ring is a k-block; with 64 rows of x it is half of one,
-// for more stages. More rows: slower than plain ones.
+// The widening limits the rate. A stage of the ring holds one k-block, or half of one where x has 64 rows, so that
+// there are more stages. With more rows this is slower than few_rows_sm90.cu.
 //
 // Bytes: compact rows once from memory; x as in few_rows_sm90.cu. Deterministic. A row's bits depend on the row, the
 // weights and the epilogue's operands alone.

@@ -123,7 +123,8 @@ __device__ inline float* sums_of_thread(float* sums) {
 }
 __device__ constexpr int sum_offset(int i) { return (i / 4 * 8 + i % 2) * kPitch + i % 4 / 2 * 8; }
 
-/// Four neighbours from `output` of a row of the bias or the residual; zeros beyond the row, or if there is none.
+/// Loads four numbers of the bias or of a residual's row, from column `output` on. Columns that do not exist, and a
+/// null row, give zeros.
 template <class Y, class T>
 __device__ inline void load_outputs(const LinearOutput<Y>& out, const T* row, int output, float (&to)[4]) {
   if (row != nullptr && out.vectors && output + 4 <= out.columns) return load(row + output, to);
@@ -149,7 +150,7 @@ __device__ inline void load_sums(const float* from, int first_rank, float4 (&par
     for (int s = 0; s < kSlices; ++s) part[s] = ptx::load_from_cluster(at, static_cast<unsigned>(first_rank + s));
   }
 }
-/// Four outputs of a row, and its residual: 0 if there is none.
+/// Four outputs of a row before the activation: the slices' sums, one after another, then the bias.
 template <int kSlices>
 __device__ inline void add_up(const float4 (&part)[kSlices], const float (&bias)[4], float (&to)[4]) {
   to[0] = part[0].x, to[1] = part[0].y, to[2] = part[0].z, to[3] = part[0].w;

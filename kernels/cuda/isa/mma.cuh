@@ -63,16 +63,11 @@ template <int kPending>
 __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-/// The same for the sums of a finished group: no read of them moves above the wait.
-template <int kPending, int kSize>
-__device__ inline void wgmma_wait(float (&sum)[kSize]) {
-  wgmma_wait<kPending>();
-#pragma unroll
-  for (int i = 0; i < kSize; ++i) asm volatile("" : "+f"(sum[i])::"memory");
-}
 template <int kSize>
 __device__ inline void wgmma_wait_all(float (&sum)[kSize]) {
-  wgmma_wait<0>(sum);
+  wgmma_wait<0>();
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) asm volatile("" : "+f"(sum[i])::"memory");  // no read of sum moves above the wait
 }
 
 #define MMREC_TEN(p) \

@@ -242,10 +242,6 @@ inline void wgmma_wait() {
   emulation::this_thread().products.wait(kPending);
   emulation::meet_warpgroup("wgmma_wait");
 }
-template <int kPending, int kSize>
-inline void wgmma_wait(float (&)[kSize]) {
-  wgmma_wait<kPending>();
-}
 template <int kSize>
 inline void wgmma_wait_all(float (&)[kSize]) {
   wgmma_wait<0>();
