@@ -76,6 +76,8 @@ class Problem {
     compared_.clear();
   }
   const std::vector<A>& x() const { return x_.values(); }
+  /// Expects what products of x rounded to fp8 give.
+  void round_x() { rounded_x_ = Stored(widened(x_.values()), case_.rows, case_.in, DType::kF8).values; }
   std::vector<Y> result() { return output().download(); }
   /// Makes the output what it was before the job.
   void reset() { output().reset(); }
@@ -85,7 +87,9 @@ class Problem {
     const A* x = x_.values().data() + r * case_.in;
     const double* weight = weight_.row(o);
     for (std::int64_t i = 0; i < case_.in; ++i) {
-      const double product = static_cast<double>(to_float(x[i])) * weight[i];
+      const double value = rounded_x_.empty() ? static_cast<double>(to_float(x[i]))
+                                              : rounded_x_[static_cast<std::size_t>(r * case_.in + i)];
+      const double product = value * weight[i];
       sum += product;
       size += std::abs(product);
     }
@@ -136,8 +140,9 @@ class Problem {
     expect_within(
         [&](double want, double size) {
           if (!kOnCuda) return 6e-7 * (1.0 + size);
-          // fp32 sums, 1.13 the steepest slope of gelu, and the rounding of what follows.
-          return 1.13e-6 * size + 2e-7 * (1.0 + std::abs(want));
+          // fp32 sums, 1.13 the steepest slope of gelu, and the rounding of what follows. Sums of fp8 have fewer bits.
+          const double bits = rounded_x_.empty() || kEmulated ? 1e-6 : 1e-3;
+          return 1.13 * bits * size + 2e-7 * (1.0 + std::abs(want));
         },
         samples);
   }
@@ -147,6 +152,7 @@ class Problem {
 
   Case case_;
   Matrix<A> x_;
+  std::vector<double> rounded_x_;  // as products of fp8 see it; or empty
   Weights weight_;
   Matrix<float> bias_;
   Matrix<Y> residual_, y_;
@@ -237,6 +243,7 @@ class LinearTest : public OpTest {
   void check_algo(LinearAlgo algo, const Case& c, bool chosen = true) {
     SCOPED_TRACE(c);
     Problem<A, Y> problem(on(), c);
+    if (algo == LinearAlgo::kFp8) problem.round_x();
     EXPECT_EQ(choose_linear(on(), problem.job()) == algo, chosen);
     linear(on(), problem.job(), algo);
     problem.expect_correct();
@@ -635,6 +642,34 @@ TEST_F(LinearTest, FewRowsOfCompactNumbers) {
       check_algo<BFloat16, BFloat16>(kCompact, c);
     }
   }
+}
+
+// Rows of x rounded to fp8 by a quantised matrix, in whole tiles and others, and by as many rows at a time as fit.
+TEST_F(LinearTest, ManyRowsOfFp8) {
+  if (on().compute_capability() != 90) GTEST_SKIP() << "compute capability 9.0";
+  for (Case c : {Case{129, 200, 128}, {300, 72, 2304}, {700, 264, 640}, {2048, 1536, 4096}, {9000, 40, 8192}}) {
+    if (small_sizes() && c.rows > 700) continue;
+    c.compact = DType::kF8;
+    c.own_rows = c.out;
+    check_algo<BFloat16, float>(LinearAlgo::kFp8, c);
+    c.activation = Activation::kGelu;
+    c.bias = true;
+    c.residual = Residual::kApart;
+    check_algo<BFloat16, BFloat16>(LinearAlgo::kFp8, c);
+  }
+  Case c{400, 72, 640, Activation::kNone, true};
+  c.compact = DType::kF8;
+  c.own_rows = c.out;
+  expect_rows_alone<BFloat16, float>(c, {129, 200});
+
+  Problem<BFloat16, float> problem(on(), c);
+  std::vector<BFloat16> x = problem.x();
+  for (const auto& [row, number] : {std::pair(1, NAN), {2, INFINITY}}) x[row * 640 + 70] = from_float<BFloat16>(number);
+  std::fill_n(x.begin() + 3 * 640, 640, BFloat16{0});
+  problem.set_x(on(), x);
+  linear(on(), problem.job(), LinearAlgo::kFp8);
+  const std::vector<float> got = problem.result();
+  for (std::size_t i = 0; i < got.size(); ++i) EXPECT_EQ(std::isfinite(got[i]), i / 72 != 1 && i / 72 != 2) << i;
 }
 
 TEST_F(LinearTest, BitsOfCompactNumbersDoNotDependOnOtherRows) {

@@ -26,6 +26,9 @@ enum class LinearAlgo : std::uint8_t {
   /// More than kFewRows rows in fp32, for sm_90a: by kManyRows from three bf16 parts of each operand. An H100
   /// multiplies bf16 at 13 times the rate of fp32, and this takes six products.
   kParts,
+  /// More than kFewRows rows of bf16 by a matrix of fp8 that has compact rows: by kManyRows, of x rounded to fp8 with a
+  /// scale for each row, at 1.6 times the rate (fp8_sm90.cu).
+  kFp8,
   /// Any operands, by cuBLASLt: fp32, other devices, unaligned operands.
   kLibrary,
 };
@@ -40,12 +43,19 @@ bool gemm_sm90_supported(const Cuda& cuda, MatrixView<const A, Device> x, const 
 /// Whether kParts takes the operands: x's shape and a weight that has parts.
 bool linear_parts_supported(const Cuda& cuda, MatrixView<const float, Device> x, const WeightView<Device>& weight);
 
+/// Whether kFp8 takes the operands: compact rows all of which are fp8, columns a multiple of 128 up to 32,768, x as
+/// above.
+bool linear_fp8_supported(const Cuda& cuda, MatrixView<const BFloat16, Device> x, const WeightView<Device>& weight);
+
 /// The algorithm of a job with rows and outputs.
 template <class A, class Y>
 LinearAlgo choose_linear(const Cuda& cuda, const Linear<Device, A, Y>& job) {
   if (job.x.rows <= kTileColumns) return LinearAlgo::kMatvec;
   if constexpr (sizeof(A) == 2) {
     if (gemm_sm90_supported(cuda, job.x, job.weight)) {
+      if constexpr (std::is_same_v<A, BFloat16>) {
+        if (job.x.rows > kFewRows && linear_fp8_supported(cuda, job.x, job.weight)) return LinearAlgo::kFp8;
+      }
       if (job.x.rows > kFewRows) return LinearAlgo::kManyRows;
       const bool takes_compact = std::is_same_v<A, BFloat16> && job.x.rows <= kFewCompactRows;
       return takes_compact && job.weight.compact.data != nullptr ? LinearAlgo::kFewCompact : LinearAlgo::kFewRows;
@@ -78,11 +88,17 @@ void linear_few_rows_sm90(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs
 /// The same, where job.weight has compact rows, for up to kFewCompactRows rows.
 template <class Y>
 void linear_few_compact_sm90(Cuda& cuda, std::span<const Linear<Device, BFloat16, Y>> jobs);
-/// With x_part_stride, x and the weights are the first of kParts parts, and the result is that of the numbers whose
-/// parts they are.
+/// What the numbers of x are, if not x. part_stride: x and the weights are the first of kParts parts, and the result is
+/// that of the numbers whose parts they are. scales, where A is Float8: of the rows; the weights are compact rows.
+struct XForm {
+  std::int64_t part_stride = 0;
+  const float* scales = nullptr;
+};
 template <class A, class Y>
 void linear_many_rows_sm90(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, GemmTile tile = GemmTile::kAuto,
-                           std::int64_t x_part_stride = 0);
+                           const XForm& x = {});
+template <class Y>
+void linear_fp8_sm90(Cuda& cuda, std::span<const Linear<Device, BFloat16, Y>> jobs);
 /// Where linear_parts_supported() holds. Bits depend neither on how many rows or jobs there are.
 void linear_by_parts(Cuda& cuda, std::span<const Linear<Device, float, float>> jobs);
 

@@ -35,6 +35,21 @@ MMREC_HOST_DEVICE constexpr std::int64_t compact_row_bytes(WeightFormat format, 
          (rest == 0 ? 0 : compact_chunk_bytes(format, rest));
 }
 
+/// Where a row has block `block` of 2 groups of 8 bits, with one scale a chunk: in 16-bit elements.
+MMREC_HOST_DEVICE constexpr int compact_block_begin(int block) {
+  constexpr WeightFormat kFormat = DType::kF8;
+  constexpr int kBlocks = kCompactChunkGroups / 2;  // of a chunk
+  return (block / kBlocks * compact_chunk_bytes(kFormat, kCompactChunkGroups) +
+          block % kBlocks * 2 * compact_group_bytes(kFormat)) /
+         2;
+}
+
+/// Where a row of so many inputs has its one scale, in bytes: behind its first chunk.
+MMREC_HOST_DEVICE constexpr std::int64_t compact_scale_at(std::int64_t cols) {
+  const std::int64_t groups = cols / kCompactGroup;
+  return (groups < kCompactChunkGroups ? groups : kCompactChunkGroups) * compact_group_bytes(DType::kI8);
+}
+
 /// The format of compact rows that hold the numbers of a quantised matrix: with scales for each group, or for all of a
 /// row. A plain format if the matrix is plain or fp8 with several scales a row, or if its rows or its scales do not
 /// divide into groups.

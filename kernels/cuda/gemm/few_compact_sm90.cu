@@ -173,7 +173,7 @@ class TileWidener {
 /// The scale of all numbers of a row.
 __device__ inline float row_scale(const CompactView& rows, int row, int groups) {
   const std::byte* const of_row = rows.data + static_cast<std::int64_t>(row) * rows.row_bytes;
-  return __ldg(reinterpret_cast<const float*>(of_row + min(kCompactChunkGroups, groups) * kCompactGroup));
+  return __ldg(reinterpret_cast<const float*>(of_row + compact_scale_at(groups * kCompactGroup)));
 }
 
 /// By both warpgroups: the tile's sums of the slice, to shared memory.
@@ -282,9 +282,7 @@ void launch_few_compact(Cuda& cuda, std::span<const Linear<Device, BFloat16, Y>>
   int clusters = 0;
   for (std::size_t i = 0; i < jobs.size(); ++i) {
     const CompactView& rows = jobs[i].weight.compact;
-    const std::int64_t elements = rows.row_bytes / 2;
-    const MatrixStack stack = {
-        .data = rows.data, .columns = elements, .rows = jobs[i].weight.rows, .row_stride = elements};
+    const MatrixStack stack = matrix_stack(rows, jobs[i].weight.rows);
     clusters = set_few_rows_job(jobs[i], kBlockGroups * kDepth, clusters, parameters.job[i]);
     parameters.groups[i] = static_cast<int>(jobs[i].weight.cols / kDepth);
     parameters.rows[i] = rows;

@@ -1,5 +1,5 @@
 // y = act(x Wᵀ + bias) + residual_scale residual by the algorithms of algo.h: matvec.cu, few_rows_sm90.cu,
-// few_compact_sm90.cu, many_rows_sm90.cu, parts.cu, and here cuBLASLt.
+// few_compact_sm90.cu, many_rows_sm90.cu, parts.cu, fp8_sm90.cu, and here cuBLASLt.
 //
 // The library. Where no activation follows, the library's product of fp32 results is the whole job: it adds bias and
 // scaled residual to its sums, so nothing is moved but x, W, the residual and y. Results of 16 bits it may round before
@@ -127,6 +127,7 @@ void run(Cuda& cuda, LinearAlgo algo, std::span<const Linear<Device, A, Y>> jobs
     if (algo == LinearAlgo::kFewRows) return linear_few_rows_sm90(cuda, jobs);
     if constexpr (std::is_same_v<A, BFloat16>) {
       if (algo == LinearAlgo::kFewCompact) return linear_few_compact_sm90(cuda, jobs);
+      if (algo == LinearAlgo::kFp8) return linear_fp8_sm90(cuda, jobs);
     }
     if (algo == LinearAlgo::kManyRows) return linear_many_rows_sm90(cuda, jobs);
   } else {
@@ -140,13 +141,14 @@ void run(Cuda& cuda, LinearAlgo algo, std::span<const Linear<Device, A, Y>> jobs
 
 template <class A>
 bool linear_takes_rows(const Cuda& cuda, const Linear<Device, A, float>& job) {
-  return job.residual.data == nullptr && choose_linear(cuda, job) == LinearAlgo::kManyRows;
+  const LinearAlgo algo = choose_linear(cuda, job);
+  return job.residual.data == nullptr && (algo == LinearAlgo::kManyRows || algo == LinearAlgo::kFp8);
 }
 
 template <class A, class Y>
 void linear(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, LinearAlgo algo) {
   for (const LinearAlgo each : {LinearAlgo::kMatvec, LinearAlgo::kFewRows, LinearAlgo::kFewCompact,
-                                LinearAlgo::kManyRows, LinearAlgo::kParts, LinearAlgo::kLibrary}) {
+                                LinearAlgo::kManyRows, LinearAlgo::kParts, LinearAlgo::kFp8, LinearAlgo::kLibrary}) {
     if (algo != LinearAlgo::kAuto && algo != each) continue;
     std::array<Linear<Device, A, Y>, std::max(kMostMatvecJobs, kMostGemmJobs)> batch;
     const std::size_t most = each == LinearAlgo::kMatvec ? kMostMatvecJobs : kMostGemmJobs;

@@ -26,11 +26,12 @@ namespace mmrec::kernels {
 namespace {
 
 /// kListed: rows of y lie where a list says, and there is no residual.
-template <class Y, int kColumns, bool kListed>
+template <class A, class Y, int kColumns, bool kListed>
 class LinearEpilogue {
  public:
   struct Parameters {
     LinearOutput<Y> job[kMostGemmJobs];
+    ProductScales scales[kMostGemmJobs];  // where A is Float8
   };
   static constexpr int kWarpRows = 16;
   static constexpr int kStagingBytes = kWarpRows * 256;
@@ -41,10 +42,11 @@ class LinearEpilogue {
         lane_(static_cast<int>(threadIdx.x) % 32),
         staging_(shared + static_cast<int>(threadIdx.x) / 32 * kStagingBytes) {}
 
-  /// Asks for the bias, and for the residual to be brought to L2.
+  /// Asks for the scales and the bias, and for the residual to be brought to L2.
   __device__ void begin(const GemmPlace& place) {
     const LinearOutput<Y>& out = p_.job[place.job];
     if (out.residual != nullptr) prefetch_residual(out, place);
+    if constexpr (kScaled) load_scales(place);
     if (out.bias == nullptr) return;
 #pragma unroll
     for (int i = 0; i < kBiases; ++i) {
@@ -61,7 +63,13 @@ class LinearEpilogue {
     const int row = warp_row(place);
     if (row >= out.rows || place.column >= out.columns) return;
     const bool whole = out.vectors && row + kWarpRows <= out.rows && place.column + kColumns <= out.columns;
-    if (out.bias != nullptr) add_bias(sum);
+    if constexpr (kScaled) {
+      spread(
+          scale_, [&](int i, float scale) { sum[i] *= scale * row_scale_[i / 2 % 2]; }, sum);
+    }
+    if (out.bias != nullptr)
+      spread(
+          bias_, [&](int i, float bias) { sum[i] += bias; }, sum);
     if (out.activation == Activation::kGelu) {
 #pragma unroll
       for (float& x : sum) x = gelu(x);
@@ -79,6 +87,7 @@ class LinearEpilogue {
   }
 
  private:
+  static constexpr bool kScaled = std::is_same_v<A, Float8>;
   static constexpr int kBiases = kColumns / 32;  // of a lane
 
   __device__ static int warp_row(const GemmPlace& place) {
@@ -117,23 +126,38 @@ class LinearEpilogue {
     static constexpr int kRounds = kWarpRows / kRowsAtOnce;
   };
 
-  /// Through the staging memory, so that each lane gets its columns' from those that hold them.
-  template <int kSize>
-  __device__ void add_bias(float (&sum)[kSize]) const {
-    auto* biases = reinterpret_cast<float*>(staging_);
+  __device__ void load_scales(const GemmPlace& place) {
+    const LinearOutput<Y>& out = p_.job[place.job];
+    const ProductScales& scales = p_.scales[place.job];
+#pragma unroll
+    for (int i = 0; i < kBiases; ++i) {
+      const int column = min(place.column + lane_ * kBiases + i, out.columns - 1);
+      scale_[i] = scales.of_output(column);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      row_scale_[half] = __ldg(scales.x + min(warp_row(place) + lane_ / 4 + 8 * half, out.rows - 1));
+    }
+  }
+
+  /// f(i, value) for each sum i and its column's value, of which lanes have kBiases each: they pass through the staging
+  /// memory.
+  template <class F, int kSize>
+  __device__ void spread(const float (&mine)[kBiases], const F& f, const float (&)[kSize]) const {
+    auto* values = reinterpret_cast<float*>(staging_);
     __syncwarp();  // what was staged before has been read
 #pragma unroll
     for (int i = 0; i < kBiases; i += 2) {
-      *reinterpret_cast<float2*>(biases + lane_ * kBiases + i) = make_float2(bias_[i], bias_[i + 1]);
+      *reinterpret_cast<float2*>(values + lane_ * kBiases + i) = make_float2(mine[i], mine[i + 1]);
     }
     __syncwarp();
 #pragma unroll
     for (int j = 0; j < kSize / 4; ++j) {
-      const float2 bias = *reinterpret_cast<const float2*>(biases + 8 * j + lane_ % 4 * 2);
+      const float2 value = *reinterpret_cast<const float2*>(values + 8 * j + lane_ % 4 * 2);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        sum[4 * j + 2 * half] += bias.x;
-        sum[4 * j + 2 * half + 1] += bias.y;
+        f(4 * j + 2 * half, value.x);
+        f(4 * j + 2 * half + 1, value.y);
       }
     }
   }
@@ -259,6 +283,7 @@ class LinearEpilogue {
   int lane_;
   std::byte* staging_;
   float bias_[kBiases] = {};
+  float scale_[kBiases], row_scale_[2];  // where kScaled
 };
 
 /// Products of parts (algo.h): those of parts 0 and 2 and of 1 and 1, of 0 and 1, of 0 and 0. The smallest come first,
@@ -273,7 +298,7 @@ double clocks(const Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, cons
   double tiles = 0.0;
   double sum = 0.0;
   for (const Linear<Device, A, Y>& job : jobs) {
-    const GemmProblem problem = gemm_problem<Tile>(1, job.x.rows, job.weight.rows, job.x.cols, passes);
+    const GemmProblem problem = gemm_problem<Tile>(1, job.x.rows, job.weight.rows, matrix_stack(job.x).columns, passes);
     const double count = static_cast<double>(problem.row_tiles) * problem.column_tiles;
     tiles += count;
     sum += count * (problem.k_blocks * block_clocks + finish_clocks);
@@ -283,29 +308,30 @@ double clocks(const Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, cons
 }
 
 template <class Tile, bool kListed, class A, class Y>
-void launch_jobs(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, std::int64_t x_part_stride) {
+void launch_jobs(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, const XForm& form) {
   GemmJobs<kMostGemmJobs> products = {};
-  using Epilogue = LinearEpilogue<Y, Tile::kColumns, kListed>;
+  using Epilogue = LinearEpilogue<A, Y, Tile::kColumns, kListed>;
   typename Epilogue::Parameters outputs = {};
   for (std::size_t i = 0; i < jobs.size(); ++i) {
     MatrixStack x = matrix_stack(jobs[i].x), w = matrix_stack<A>(jobs[i].weight);
-    if (x_part_stride != 0) {
+    if (form.part_stride != 0) {
       x.depth = w.depth = kParts;
-      x.depth_stride = x_part_stride, w.depth_stride = jobs[i].weight.part_stride;
+      x.depth_stride = form.part_stride, w.depth_stride = jobs[i].weight.part_stride;
     }
-    set_gemm_job<Tile>(products, static_cast<int>(i), x, w, x_part_stride != 0 ? kPassesOfParts : GemmPasses());
+    set_gemm_job<Tile>(products, static_cast<int>(i), x, w, form.part_stride != 0 ? kPassesOfParts : GemmPasses());
     outputs.job[i] = linear_output(jobs[i]);
+    outputs.scales[i] = product_scales(form.scales, jobs[i].weight);
   }
   launch_gemm_sm90<Tile, A, Epilogue>(cuda, products, outputs, true);
 }
 
 /// Jobs with a list are logits: no others share their launch.
 template <class Tile, class A, class Y>
-void launch_jobs(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, std::int64_t x_part_stride) {
+void launch_jobs(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, const XForm& form) {
   if constexpr (std::is_same_v<Y, float>) {
-    if (jobs.front().y_rows != nullptr) return launch_jobs<Tile, true>(cuda, jobs, x_part_stride);
+    if (jobs.front().y_rows != nullptr) return launch_jobs<Tile, true>(cuda, jobs, form);
   }
-  launch_jobs<Tile, false>(cuda, jobs, x_part_stride);
+  launch_jobs<Tile, false>(cuda, jobs, form);
 }
 
 }  // namespace
@@ -328,15 +354,14 @@ GemmTile choose_tile(const Cuda& cuda, std::span<const Linear<Device, A, Y>> job
 }
 
 template <class A, class Y>
-void linear_many_rows_sm90(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, GemmTile tile,
-                           std::int64_t x_part_stride) {
-  switch (tile == GemmTile::kAuto ? choose_tile(cuda, jobs, x_part_stride != 0) : tile) {
+void linear_many_rows_sm90(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, GemmTile tile, const XForm& x) {
+  switch (tile == GemmTile::kAuto ? choose_tile(cuda, jobs, x.part_stride != 0) : tile) {
     case GemmTile::kWide:
-      return launch_jobs<WideTile>(cuda, jobs, x_part_stride);
+      return launch_jobs<WideTile>(cuda, jobs, x);
     case GemmTile::kSquare:
-      return launch_jobs<SquareTile>(cuda, jobs, x_part_stride);
+      return launch_jobs<SquareTile>(cuda, jobs, x);
     default:
-      return launch_jobs<SlimTile>(cuda, jobs, x_part_stride);
+      return launch_jobs<SlimTile>(cuda, jobs, x);
   }
 }
 
@@ -345,7 +370,9 @@ void linear_many_rows_sm90(Cuda& cuda, std::span<const Linear<Device, A, Y>> job
 MMREC_FOR_EACH_HALF(MMREC_INSTANTIATE)
 #define MMREC_INSTANTIATE_PRODUCT(A, Y)                                                    \
   template GemmTile choose_tile(const Cuda&, std::span<const Linear<Device, A, Y>>, bool); \
-  template void linear_many_rows_sm90(Cuda&, std::span<const Linear<Device, A, Y>>, GemmTile, std::int64_t);
+  template void linear_many_rows_sm90(Cuda&, std::span<const Linear<Device, A, Y>>, GemmTile, const XForm&);
 MMREC_FOR_EACH_HALF_PRODUCT(MMREC_INSTANTIATE_PRODUCT)
+MMREC_INSTANTIATE_PRODUCT(Float8, BFloat16)
+MMREC_INSTANTIATE_PRODUCT(Float8, float)
 
 }  // namespace mmrec::kernels

@@ -2,10 +2,16 @@
 // matrices as the copy engine sees them.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cstdint>
+#include <span>
+#include <type_traits>
 
 #include "kernels/cuda/element.cuh"
+#include "kernels/cuda/gemm/algo.h"
+#include "kernels/cuda/gemm/compact.h"
 #include "kernels/cuda/rows/rows.cuh"
 #include "kernels/cuda/runtime/tensor_map.h"
 
@@ -80,13 +86,84 @@ LinearOutput<Y> linear_output(const Linear<Device, A, Y>& job) {
                      takes_16_bytes(job.bias) && takes_16_bytes(job.residual.data, job.residual.stride * kBytes)};
 }
 
+/// Where a copy of k-block k of W begins, in 16-bit elements. Of Float8 W is compact rows.
+template <class A>
+__device__ inline int block_of_w(int k) {
+  if constexpr (std::is_same_v<A, Float8>) return compact_block_begin(k);
+  return k * kBoxColumns;
+}
+
+/// The scales of a product of fp8: of x's rows, and of W's.
+struct ProductScales {
+  const float* x;
+  const std::byte* w;
+  std::int64_t w_stride;  // bytes
+
+  __device__ float of_output(int output) const { return __ldg(reinterpret_cast<const float*>(w + output * w_stride)); }
+};
+inline ProductScales product_scales(const float* x, const WeightView<Device>& w) {
+  return {x, w.compact.data + compact_scale_at(w.cols), w.compact.row_bytes};
+}
+
+/// Of 16-bit elements: two numbers each of Float8, whose weights are compact rows.
 template <class A>
 MatrixStack matrix_stack(MatrixView<const A, Device> x) {
-  return {.data = x.data, .columns = x.cols, .rows = x.rows, .row_stride = x.stride};
+  constexpr std::int64_t kNumbers = 2 / sizeof(A);
+  return {.data = x.data, .columns = x.cols / kNumbers, .rows = x.rows, .row_stride = x.stride / kNumbers};
+}
+inline MatrixStack matrix_stack(const CompactView& compact, std::int64_t rows) {
+  return {.data = compact.data, .columns = compact.row_bytes / 2, .rows = rows, .row_stride = compact.row_bytes / 2};
 }
 template <class A>
 MatrixStack matrix_stack(const WeightView<Device>& w) {
+  if constexpr (std::is_same_v<A, Float8>) return matrix_stack(w.compact, w.rows);
   return {.data = w.as<A>(), .columns = w.cols, .rows = w.rows, .row_stride = w.cols};
+}
+
+// Products of x in another form, which is made of some rows at a time, in Cuda::parts().
+
+/// As many rows of so many bytes as fit `bytes`, in whole tiles; 0: not even one tile.
+inline std::int64_t rows_at_once(std::int64_t rows, std::int64_t row_bytes, std::size_t bytes) {
+  constexpr std::int64_t kTile = 256;
+  const auto fit = static_cast<std::int64_t>(bytes) / row_bytes / kTile * kTile;
+  if (rows <= fit || fit == 0) return std::min(rows, fit);
+  return ceil_div(ceil_div(rows, ceil_div(rows, fit)), kTile) * kTile;
+}
+
+/// For the jobs, by those that share an x, and by rows that fit `bytes`: make(rows of x), which writes them to `other`,
+/// row_bytes(columns) a row, and multiply(products of them).
+template <class To, class A, class Y, class RowBytes, class Make, class Multiply>
+void by_rows_of_x(std::span<const Linear<Device, A, Y>> jobs, const To* other, const RowBytes& row_bytes,
+                  std::size_t bytes, const Make& make, const Multiply& multiply) {
+  const auto is_same = [](const MatrixView<const A, Device>& a, const MatrixView<const A, Device>& b) {
+    return a.data == b.data && a.rows == b.rows && a.cols == b.cols && a.stride == b.stride;
+  };
+  for (std::size_t begin = 0, end = 0; begin < jobs.size(); begin = end) {
+    const MatrixView<const A, Device> x = jobs[begin].x;
+    while (end < jobs.size() && is_same(jobs[end].x, x)) ++end;
+    const std::int64_t most = rows_at_once(x.rows, row_bytes(x.cols), bytes);
+    for (std::int64_t first = 0; first < x.rows; first += most) {
+      const std::int64_t count = std::min(most, x.rows - first);
+      make(x.middle_rows(first, count));
+      std::array<Linear<Device, To, Y>, kMostGemmJobs> products;
+      for (std::size_t i = begin; i < end; ++i) {
+        const Linear<Device, A, Y>& job = jobs[i];
+        Linear<Device, To, Y>& product = products[i - begin];
+        product.x = {other, count, x.cols};
+        product.weight = job.weight;
+        product.bias = job.bias;
+        product.activation = job.activation;
+        product.residual_scale = job.residual_scale;
+        if (job.residual.data != nullptr) product.residual = job.residual.middle_rows(first, count);
+        if (job.y_rows != nullptr) {
+          product.y_rows = job.y_rows + first;
+        } else {
+          product.y = job.y.middle_rows(first, count);
+        }
+      }
+      multiply(std::span<Linear<Device, To, Y>>(products).first(end - begin));
+    }
+  }
 }
 
 }  // namespace mmrec::kernels

@@ -1,4 +1,4 @@
-// The matrix product y = x Wᵀ of bf16 or fp16 operands for sm_90a, persistent and warp-specialised. It is a kernel
+// The matrix product y = x Wᵀ of bf16, fp16 or fp8 operands for sm_90a, persistent and warp-specialised. It is a kernel
 // template over its EPILOGUE, which receives the fp32 sums in registers, so y need not exist in memory. Long, because
 // tiles, schedule, kernel and launch are one product.
 //
@@ -33,6 +33,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kernels/cuda/gemm/operands.cuh"
 #include "kernels/cuda/isa/ptx.cuh"
 #include "kernels/cuda/runtime/launch.cuh"
 #include "kernels/cuda/runtime/tensor_map.h"
@@ -85,7 +86,7 @@ template <class Tile>
 struct GemmLayout {
   static constexpr int kConsumers = 2;  // warpgroups of 64 rows
   static constexpr int kWarpgroup = 128;
-  static constexpr int kDepth = kBoxColumns;  // of a k-block
+  static constexpr int kDepth = kBoxColumns;  // of a k-block; two numbers each of fp8
   static constexpr int kRows = 64 * kConsumers;
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
   static constexpr int kProducerRegisters = 40;
@@ -229,7 +230,7 @@ struct GemmRing {
 };
 
 /// The producer's thread: its slices of every k-block of every tile.
-template <class Tile, int kJobs>
+template <class Tile, class T, int kJobs>
 __device__ void gemm_produce(GemmRing<Tile> ring, const GemmJobs<kJobs>& jobs) {
   using Layout = GemmLayout<Tile>;
   const int rank = gemm_cluster_rank<Tile>();
@@ -255,9 +256,9 @@ __device__ void gemm_produce(GemmRing<Tile> ring, const GemmJobs<kJobs>& jobs) {
         std::byte* w = x + Layout::kXBytes + w_slice * Layout::kRowBytes;
         ptx::load_box(x, x_map, full, k * Layout::kDepth, place.row, x_matrix);
         if constexpr (Tile::kClusterRows == 1) {
-          ptx::load_box(w, w_map, full, k * Layout::kDepth, w_row, w_matrix);
+          ptx::load_box(w, w_map, full, block_of_w<T>(k), w_row, w_matrix);
         } else {
-          ptx::load_box_multicast(w, w_map, full, k * Layout::kDepth, w_row, w_matrix, kAll);
+          ptx::load_box_multicast(w, w_map, full, block_of_w<T>(k), w_row, w_matrix, kAll);
         }
         ring.advance();
       }
@@ -369,7 +370,7 @@ __global__ void __launch_bounds__(GemmLayout<Tile>::kThreads, 1)
   if (warpgroup == Layout::kConsumers) {
     ptx::lower_registers<Layout::kProducerRegisters>();
     if (threadIdx.x == Layout::kConsumers * Layout::kWarpgroup) {
-      gemm_produce<Tile>(ring, jobs);
+      gemm_produce<Tile, T>(ring, jobs);
     }
   } else {
     ptx::raise_registers<Layout::kConsumerRegisters>();

@@ -79,30 +79,33 @@ __device__ inline void wgmma_wait_all(float (&sum)[kSize]) {
 #define MMREC_16(i) MMREC_4(i), MMREC_4(i + 4), MMREC_4(i + 8), MMREC_4(i + 12)
 #define MMREC_64(i) MMREC_16(i), MMREC_16(i + 16), MMREC_16(i + 32), MMREC_16(i + 48)
 /// A product of n columns: names of the sums, and of what follows them; then the sums.
-#define MMREC_WGMMA_OF(type, n, sums, a_name, b_name, add_name, ...)                                          \
-  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " add_name ", 0;\n\twgmma.mma_async.sync.aligned.m64n" n \
-               "k16.f32." type "." type " {" sums "}, " a_name ", " b_name ", p, 1, 1, 0, 0;\n\t}"            \
-               : __VA_ARGS__                                                                                  \
+#define MMREC_WGMMA_OF(types, order, n, sums, a_name, b_name, add_name, ...)                                        \
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " add_name ", 0;\n\twgmma.mma_async.sync.aligned.m64n" n types \
+               " {" sums "}, " a_name ", " b_name ", p, 1, 1" order ";\n\t}"                                        \
+               : __VA_ARGS__                                                                                        \
                : "l"(a), "l"(b), "r"(static_cast<int>(add)))
 #define MMREC_WGMMA_OF_REGISTERS(n, sums, a_names, b_name, add_name, ...)                                     \
   asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " add_name ", 0;\n\twgmma.mma_async.sync.aligned.m64n" n \
                "k16.f32.bf16.bf16 {" sums "}, {" a_names "}, " b_name ", p, 1, 1, 0;\n\t}"                    \
                : __VA_ARGS__                                                                                  \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)))
-#define MMREC_WGMMA(...)                       \
-  if constexpr (std::is_same_v<T, BFloat16>) { \
-    MMREC_WGMMA_OF("bf16", __VA_ARGS__);       \
-  } else {                                     \
-    MMREC_WGMMA_OF("f16", __VA_ARGS__);        \
+#define MMREC_WGMMA(...)                                        \
+  if constexpr (std::is_same_v<T, BFloat16>) {                  \
+    MMREC_WGMMA_OF("k16.f32.bf16.bf16", ", 0, 0", __VA_ARGS__); \
+  } else if constexpr (std::is_same_v<T, Float16>) {            \
+    MMREC_WGMMA_OF("k16.f32.f16.f16", ", 0, 0", __VA_ARGS__);   \
+  } else {                                                      \
+    MMREC_WGMMA_OF("k32.f32.e4m3.e4m3", "", __VA_ARGS__);       \
   }
 
-/// sum = (add ? sum : 0) + A Bᵀ for A [64, 16] and B [2 kSize, 16] of T (BFloat16 or Float16), kSize 16, 32, 64 or 128,
-/// asynchronously: operands and sum belong to the product until wgmma_wait. Thread t of the warpgroup, lane l of warp
-/// w, holds in sum[4 j + 2 r + c] row 16 w + l / 4 + 8 r, column 8 j + 2 (l % 4) + c.
+/// sum = (add ? sum : 0) + A Bᵀ for A [64, 16] and B [2 kSize, 16] of T (BFloat16 or Float16), or [64, 32] and [2
+/// kSize, 32] of Float8; kSize 16, 32, 64 or 128. Asynchronously: operands and sum belong to the product until
+/// wgmma_wait. Thread t of the warpgroup, lane l of warp w, holds in sum[4 j + 2 r + c] row 16 w + l / 4 + 8 r, column
+/// 8 j + 2 (l % 4) + c. Sums of Float8 keep some 14 bits while they are added to.
 template <class T, int kSize>
 __device__ inline void wgmma(float (&sum)[kSize], std::uint64_t a, std::uint64_t b, bool add) {
   static_assert(kSize == 16 || kSize == 32 || kSize == 64 || kSize == 128);
-  static_assert(std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>);
+  static_assert(std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16> || std::is_same_v<T, Float8>);
   if constexpr (kSize == 16) {
     MMREC_WGMMA("32", MMREC_TEN() "%10, %11, %12, %13, %14, %15", "%16", "%17", "%18", MMREC_16(0))
   } else if constexpr (kSize == 32) {

@@ -426,6 +426,13 @@ __device__ inline std::uint32_t to_pair(float low, float high) {
   }
   return y;
 }
+/// Four Float8, the first in the lowest byte: rounded to nearest even, at most 448; NaN stays NaN. sm_89.
+__device__ inline std::uint32_t to_float8_quad(const float (&x)[4]) {
+  std::uint16_t low, high;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(x[1]), "f"(x[0]));
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(x[3]), "f"(x[2]));
+  return low | static_cast<std::uint32_t>(high) << 16;
+}
 
 /// The smaller of each of two BFloat16 or Float16 in a register; NaN if either is NaN.
 template <class T>

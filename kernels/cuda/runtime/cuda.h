@@ -155,9 +155,9 @@ class Cuda {
   /// Page-locked words by which kernels tell the host something: contents do not outlive an op.
   static constexpr std::size_t kReportWords = 64;
   std::uint32_t* report() { return report_.data(); }
-  /// Parts of operands (kParts), on first use; contents do not outlive a product. Within an op that has the scratch
-  /// others may need this.
-  static constexpr std::size_t kPartsBytes = std::size_t{32} << 20;
+  /// Operands of a product in another form: parts (kParts), or rounded to fp8. On first use; contents do not outlive a
+  /// product. Within an op that has the scratch others may need this.
+  static constexpr std::size_t kPartsBytes = std::size_t{65} << 20;
   BFloat16* parts() {
     if (parts_.size() == 0) parts_ = DeviceBuffer<BFloat16>(kPartsBytes / sizeof(BFloat16));
     return parts_.data();

@@ -59,7 +59,9 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Arch, A>, kernels::C
   struct Worker {
     Worker(const Config& config, const Weights& weights)
         : backend(weights.gpu()),
-          forward(config, weights.view(), backend, chunk_plan(config, backend, kernels::kDTypeOf<A>)) {}
+          forward(config, weights.view(), backend, chunk_plan(config, backend, kernels::kDTypeOf<A>)) {
+      if (weights.multiplies_fp8()) backend.parts();  // before states take the rest of the memory
+    }
     kernels::Cuda backend;
     Forward forward;
   };

@@ -112,6 +112,8 @@ class DeviceWeights {
   kernels::DType type() const { return type_; }
   int gpu() const { return gpu_; }
   std::uint64_t bytes() const { return memory_.size() + parts_.size_bytes() + compact_.size(); }
+  /// Whether products of many rows need Cuda::parts().
+  bool multiplies_fp8() const { return multiplies_fp8_; }
   /// What a step reads less of than plain rows.
   StepBytes saved() const { return saved_; }
 
@@ -185,6 +187,7 @@ class DeviceWeights {
       saved_.with_memory += by_memory;
     });
     if (!all_integers) saved_ = {};  // such a model's steps of one sequence read plain rows
+    multiplies_fp8_ = !all_integers;
   }
 
   /// A field on the device. A vector's parts lie one after another.
@@ -210,6 +213,7 @@ class DeviceWeights {
   kernels::DeviceBuffer<kernels::BFloat16> parts_;
   View view_;
   StepBytes saved_;
+  bool multiplies_fp8_ = false;
 };
 
 }  // namespace mmrec::models

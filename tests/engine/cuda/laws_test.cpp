@@ -102,8 +102,9 @@ TEST_F(CudaEngine, QuantizedWeightsAreDequantizedForTheDevice) {
   }
 }
 
-// Of a large model steps read the numbers themselves. The CPU is the reference, which computes with them in fp32.
-TEST_F(CudaEngine, StepsOfQuantizedModelsReadTheirNumbers) {
+// Of a large model steps read the numbers themselves, and of fp8 prompts do, rounded to fp8 too. The CPU is the
+// reference, which computes with them in fp32.
+TEST_F(CudaEngine, LargeQuantizedModelsAreReadAsTheyAre) {
   if (kEmulated) GTEST_SKIP() << "a model of 40 million parameters";
   const test::TempFolder folder;
   models::write_synthetic_model(folder / "plain",
@@ -123,6 +124,9 @@ TEST_F(CudaEngine, StepsOfQuantizedModelsReadTheirNumbers) {
       EXPECT_LT(on_gpu.info().bytes_per_token, bytes * 11 / 10);
       EXPECT_GT(on_gpu.info().bytes_per_token, bytes * 7 / 10);
     }
+    const std::vector<int> prompt = random_tokens(on_cpu, 300, 9);
+    const double most = type == QuantizedType::kFp8 ? 0.1 : 0.03;
+    EXPECT_LT(test::largest_share(test::begun(on_gpu, prompt).logits(), test::begun(on_cpu, prompt).logits()), most);
     for (const int batch : {1, 12, 40}) {
       Session a = on_gpu.new_session(batch), b = on_cpu.new_session(batch);
       for (const int token : {5, 317, 23, 5, 99, 401}) {

@@ -43,6 +43,27 @@ MMREC_NOT_INSTRUMENTED void widen(const std::uint16_t* bits, std::array<double, 
   for (std::size_t i = 0; i < kSize; ++i) wide[i] = static_cast<double>(kernels::to_float(T{bits[i]}));
 }
 
+/// What each step through an instruction's k takes of 16 bits: a number, or of two Float8 first the one and then the
+/// other.
+template <class T>
+struct Steps {
+  static constexpr int kCount = 1;
+  template <std::size_t kSize>
+  static void widen(int /*step*/, const std::uint16_t* bits, std::array<double, kSize>& wide) {
+    cuda_emulation::widen<T>(bits, wide);
+  }
+};
+template <>
+struct Steps<kernels::Float8> {
+  static constexpr int kCount = 2;
+  template <std::size_t kSize>
+  static void widen(int step, const std::uint16_t* bits, std::array<double, kSize>& wide) {
+    for (std::size_t i = 0; i < kSize; ++i) {
+      wide[i] = static_cast<double>(kernels::to_float(kernels::Float8{static_cast<std::uint8_t>(bits[i] >> 8 * step)}));
+    }
+  }
+};
+
 /// Eight columns at a time.
 constexpr int kColumns = 8;
 using Left = std::array<double, 16 * kDepth>;
@@ -172,8 +193,9 @@ void wgmma(WarpgroupProduct product) {
       }
     }
     Rows b = read_rows(block, product.b, 0, product.columns);
-    Left wide_a;
-    widen<T>(a.data(), wide_a);
+    std::array<Left, Steps<T>::kCount> wide_a;
+    for (int step = 0; step < Steps<T>::kCount; ++step)
+      Steps<T>::widen(step, a.data(), wide_a[static_cast<std::size_t>(step)]);
     for (int column = 0; column < product.columns; column += kColumns) {
       std::array<std::uint16_t, kDepth * kColumns> columns;
       for (std::size_t k = 0; k < kDepth; ++k) {
@@ -181,9 +203,12 @@ void wgmma(WarpgroupProduct product) {
           columns[k * kColumns + j] = b[(static_cast<std::size_t>(column) + j) * kDepth + k];
         }
       }
-      Right wide_b;
-      widen<T>(columns.data(), wide_b);
-      multiply(wide_a, wide_b, product.add, [&](int lane) { return lanes[lane]->sum + column / 2; });
+      for (int step = 0; step < Steps<T>::kCount; ++step) {
+        Right wide_b;
+        Steps<T>::widen(step, columns.data(), wide_b);
+        multiply(wide_a[static_cast<std::size_t>(step)], wide_b, product.add || step != 0,
+                 [&](int lane) { return lanes[lane]->sum + column / 2; });
+      }
     }
     if (product.a_registers != nullptr) a = read_a(product);
     self.products.add([=, &block, a = std::move(a), b = std::move(b)] {
@@ -198,5 +223,6 @@ template void mma_m16n8k16<kernels::BFloat16>(float (&)[4], const std::uint32_t 
 template void mma_m16n8k16<kernels::Float16>(float (&)[4], const std::uint32_t (&)[4], const std::uint32_t (&)[2]);
 template void wgmma<kernels::BFloat16>(WarpgroupProduct);
 template void wgmma<kernels::Float16>(WarpgroupProduct);
+template void wgmma<kernels::Float8>(WarpgroupProduct);
 
 }  // namespace mmrec::cuda_emulation

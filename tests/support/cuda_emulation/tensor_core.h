@@ -32,9 +32,9 @@ void mma_m16n8k32(int (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t 
 constexpr int c_row(int lane, int i) { return lane / 4 + 8 * (i / 2 % 2); }
 constexpr int c_col(int lane, int i) { return 8 * (i / 4) + 2 * (lane % 4) + i % 2; }
 
-/// wgmma.mma_async.m64nNk16 with B in shared memory, and A too or in registers, as m16n8k16 has it: of the warpgroup's
-/// 64 rows each warp computes 16. The product is formed at once; when the thread waits for its group the operands are
-/// read again, and reported if they have changed meanwhile.
+/// wgmma.mma_async.m64nNk16, of Float8 m64nNk32, with B in shared memory, and A too or in registers, as m16n8k16 has
+/// it: of the warpgroup's 64 rows each warp computes 16. The product is formed at once; when the thread waits for its
+/// group the operands are read again, and reported if they have changed meanwhile.
 struct WarpgroupProduct {
   int columns = 0;  // N
   std::uint64_t a = 0;

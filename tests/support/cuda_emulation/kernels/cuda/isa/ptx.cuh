@@ -69,6 +69,11 @@ inline std::uint32_t to_pair(float low, float high) {
     return to_float16(low).bits | static_cast<std::uint32_t>(to_float16(high).bits) << 16;
   }
 }
+inline std::uint32_t to_float8_quad(const float (&x)[4]) {
+  std::uint32_t bits = 0;
+  for (unsigned i = 0; i < 4; ++i) bits |= std::uint32_t{from_float<Float8>(x[i]).bits} << 8 * i;
+  return bits;
+}
 namespace detail {
 /// choose(x, y) of the lower and of the upper halves, rounded; NaN as the instructions write it.
 template <class T, class Choose>
