@@ -63,6 +63,7 @@ TEST(Interrupt, JsonIsStillWhole) {
 
 TEST(Interrupt, TheSecondOneEndsTheProgramAtOnce) {
   Process process(generate_on_tiny(kEndless));
+  process.shrink_stdout();
   ASSERT_TRUE(process.read_stdout(10));
   // Nobody reads on, so the program comes to wait in a write, where the first interrupt cannot end it.
   int before = -1;

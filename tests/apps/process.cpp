@@ -173,6 +173,8 @@ bool Process::running() const {
   return waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == 0;
 }
 
+void Process::shrink_stdout() const { check(fcntl(out_, F_SETPIPE_SZ, 4096) == 4096, "F_SETPIPE_SZ"); }
+
 int Process::unread_stdout() const {
   int bytes = 0;
   check(ioctl(out_, FIONREAD, &bytes) == 0, "FIONREAD");

@@ -49,6 +49,8 @@ class Process {
   void close_stdout();
   void send(int signal) const;
   bool running() const;
+  /// Lets the stdout pipe hold a page at most.
+  void shrink_stdout() const;
   /// Bytes that wait in the stdout pipe.
   int unread_stdout() const;
   /// Reads everything and waits for the end. Without `read_out` stdout is left alone.

@@ -18,7 +18,7 @@ __device__ std::uint32_t number_of(DType code, float x, float scale) {
 }
 
 __global__ void __launch_bounds__(kThreads) compact_kernel(CompactRows op) {
-  auto* largest = ptx::shared_memory<float>();  // of each thread's numbers
+  auto* largest_of_warp = ptx::shared_memory<std::uint32_t>();
   const auto thread = static_cast<int>(threadIdx.x);
   const auto cols = static_cast<int>(op.from.cols);
   const WeightFormat format = op.rows.format;
@@ -27,12 +27,13 @@ __global__ void __launch_bounds__(kThreads) compact_kernel(CompactRows op) {
   const DType code = row < op.rows.own_rows ? format.code : DType::kI8;
   const BFloat16* const from = static_cast<const BFloat16*>(op.from.data) + row * cols;
   const int scales = static_cast<int>(scales_of({format.code, op.group}, cols));
-  float most = 0.0F;
-  for (int k = thread; k < cols; k += kThreads) most = fmaxf(most, fabsf(widen(from[k])));
-  largest[thread] = most;
+  std::uint32_t largest = 0;  // the bits of |x|, which have its order
+  for (int k = thread; k < cols; k += kThreads) largest = max(largest, __float_as_uint(fabsf(widen(from[k]))));
+  largest = ptx::warp_max(largest);
+  if (thread % 32 == 0) largest_of_warp[thread / 32] = largest;
   __syncthreads();
-  for (int i = 0; i < kThreads; ++i) most = fmaxf(most, largest[i]);
-  const float own = most / (code == DType::kI4 ? 7.0F : code == DType::kF8 ? 448.0F : 127.0F);
+  for (int w = 0; w < kThreads / 32; ++w) largest = max(largest, largest_of_warp[w]);
+  const float own = __uint_as_float(largest) / (code == DType::kI4 ? 7.0F : code == DType::kF8 ? 448.0F : 127.0F);
   const auto scale_at = [&](int k) {
     const float scale = !has_scales ? 0.0F : op.scales[row * scales + (op.group == 0 ? 0 : k / op.group)];
     return scale == 0.0F ? own : scale;
@@ -73,9 +74,10 @@ __global__ void __launch_bounds__(kThreads) compact_kernel(CompactRows op) {
 }  // namespace
 
 void compact_rows(Cuda& cuda, const CompactRows& op) {
-  launch(cuda.stream(),
-         {.grid = dim3(static_cast<unsigned>(op.from.rows)), .block = dim3(kThreads), .shared_bytes = kThreads * 4},
-         compact_kernel, op);
+  launch(
+      cuda.stream(),
+      {.grid = dim3(static_cast<unsigned>(op.from.rows)), .block = dim3(kThreads), .shared_bytes = kThreads / 32 * 4},
+      compact_kernel, op);
 }
 
 }  // namespace mmrec::kernels

@@ -102,7 +102,7 @@ PaddedModel model_of(const char* name, std::int64_t dim, std::int64_t heads, con
   return model;
 }
 
-std::vector<PaddedModel> models() {
+std::vector<PaddedModel> padded_models() {
   std::vector<PaddedModel> all = {model_of("Heads", 60, 2), model_of("Fused", 52, 4), model_of("LowRank", 51, 1),
                                   model_of("Hidden", 64, 4), model_of("Experts", 60, 1, "mmrec100m")};
   all[1].config.use_hem = true;
@@ -112,7 +112,7 @@ std::vector<PaddedModel> models() {
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, CudaPadded, testing::ValuesIn(models()),
+INSTANTIATE_TEST_SUITE_P(Models, CudaPadded, testing::ValuesIn(padded_models()),
                          [](const testing::TestParamInfo<PaddedModel>& info) { return std::string(info.param.name); });
 
 }  // namespace
