@@ -34,12 +34,11 @@ __global__ void __launch_bounds__(kThreads) round_kernel(Rounding op) {
   const auto thread = static_cast<int>(threadIdx.x);
   const auto row = static_cast<std::int64_t>(blockIdx.x);
   const auto pieces = static_cast<int>(op.x.cols) / kPiece;
-  uint4 low[kPieces], high[kPieces];
+  uint4 low[kPieces] = {}, high[kPieces] = {};
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) {
     const int piece = thread + i * kThreads;
-    low[i] = high[i] = make_uint4(0, 0, 0, 0);
-    if (piece >= pieces) continue;
+    if (piece >= pieces) break;
     const BFloat16* const from = op.x.row(row) + piece / 4 * kCompactGroup + piece % 4 * 8;
     low[i] = __ldcg(reinterpret_cast<const uint4*>(from));
     high[i] = __ldcg(reinterpret_cast<const uint4*>(from + kCompactGroup / 2));
