@@ -136,7 +136,7 @@ class LinearEpilogue {
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      row_scale_[half] = __ldg(scales.x + min(warp_row(place) + lane_ / 4 + 8 * half, out.rows - 1));
+      row_scale_[half] = __ldcg(scales.x + min(warp_row(place) + lane_ / 4 + 8 * half, out.rows - 1));
     }
   }
 
