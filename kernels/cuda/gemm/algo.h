@@ -88,8 +88,9 @@ void linear_few_rows_sm90(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs
 /// The same, where job.weight has compact rows, for up to kFewCompactRows rows.
 template <class Y>
 void linear_few_compact_sm90(Cuda& cuda, std::span<const Linear<Device, BFloat16, Y>> jobs);
-/// What the numbers of x are, if not x. part_stride: x and the weights are the first of kParts parts, and the result is
-/// that of the numbers whose parts they are. scales, where A is Float8: of the rows; the weights are compact rows.
+/// What x stands for, if not for its own numbers. part_stride: x and the weights are the first of kParts parts each,
+/// and their sums are multiplied. scales, of Float8: a row of x is multiplied by its scale, and the weights are compact
+/// rows.
 struct XForm {
   std::int64_t part_stride = 0;
   const float* scales = nullptr;

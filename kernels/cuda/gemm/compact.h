@@ -35,13 +35,10 @@ MMREC_HOST_DEVICE constexpr std::int64_t compact_row_bytes(WeightFormat format, 
          (rest == 0 ? 0 : compact_chunk_bytes(format, rest));
 }
 
-/// Where a row has block `block` of 2 groups of 8 bits, with one scale a chunk: in 16-bit elements.
-MMREC_HOST_DEVICE constexpr int compact_block_begin(int block) {
-  constexpr WeightFormat kFormat = DType::kF8;
-  constexpr int kBlocks = kCompactChunkGroups / 2;  // of a chunk
-  return (block / kBlocks * compact_chunk_bytes(kFormat, kCompactChunkGroups) +
-          block % kBlocks * 2 * compact_group_bytes(kFormat)) /
-         2;
+/// Where a row has a group's numbers, in bytes.
+MMREC_HOST_DEVICE constexpr int compact_group_at(WeightFormat format, int group) {
+  return group / kCompactChunkGroups * compact_chunk_bytes(format, kCompactChunkGroups) +
+         group % kCompactChunkGroups * compact_group_bytes(format);
 }
 
 /// Where a row of so many inputs has its one scale, in bytes: behind its first chunk.

@@ -73,9 +73,9 @@ template <class N>
 __device__ inline GroupPlace group_place(int group, int groups) {
   const int in_chunk = group % kCompactChunkGroups;
   const int of_chunk = min(kCompactChunkGroups, groups - (group - in_chunk));
-  const int chunk = group / kCompactChunkGroups * compact_chunk_bytes(N::kFormat, kCompactChunkGroups);
-  const int scales = of_chunk * N::kGroupBytes + in_chunk * 4 / kScalesOfRow * kScalesOfRow;
-  return {(chunk + in_chunk * N::kGroupBytes) / 2, (chunk + scales) / 2};
+  const int numbers = compact_group_at(N::kFormat, group);
+  const int behind = (of_chunk - in_chunk) * N::kGroupBytes;  // the chunk's numbers
+  return {numbers / 2, (numbers + behind + in_chunk * 4 / kScalesOfRow * kScalesOfRow) / 2};
 }
 
 template <int kRows, class N, class Y>

@@ -86,10 +86,10 @@ LinearOutput<Y> linear_output(const Linear<Device, A, Y>& job) {
                      takes_16_bytes(job.bias) && takes_16_bytes(job.residual.data, job.residual.stride * kBytes)};
 }
 
-/// Where a copy of k-block k of W begins, in 16-bit elements. Of Float8 W is compact rows.
+/// Where k-block k of W begins, in 16-bit elements. Of Float8 it is two groups of compact rows.
 template <class A>
 __device__ inline int block_of_w(int k) {
-  if constexpr (std::is_same_v<A, Float8>) return compact_block_begin(k);
+  if constexpr (std::is_same_v<A, Float8>) return compact_group_at(DType::kF8, 2 * k) / 2;
   return k * kBoxColumns;
 }
 
