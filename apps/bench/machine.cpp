@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "apps/common/stopwatch.h"
-#include "kernels/cpu/one_thread.h"
+#include "kernels/cpu/onednn_call.h"
 #include "kernels/cpu/thread_pool.h"
 
 namespace mmrec::apps {
@@ -122,7 +122,7 @@ double sgemm_rate(int threads) {
   std::vector<float> c(kElements);
   std::atomic<bool> failed{false};
   const auto multiply = [&](int thread) {
-    const kernels::OneThread alone;
+    const kernels::OneDnnCall call;
     const std::int64_t first = std::int64_t{kProductSize} * thread / threads;
     const std::int64_t rows = std::int64_t{kProductSize} * (thread + 1) / threads - first;
     if (dnnl_sgemm('N', 'T', rows, kProductSize, kProductSize, 1.0F, a.data() + first * kProductSize, kProductSize,

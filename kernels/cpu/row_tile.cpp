@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "kernels/cpu/cpu.h"
-#include "kernels/cpu/one_thread.h"
+#include "kernels/cpu/onednn_call.h"
 #include "kernels/cpu/simd.h"
 
 namespace mmrec::kernels {
@@ -326,7 +326,7 @@ RowTileProducts::RowTileProducts(int threads, bool rounds_inputs)
 RowTileProducts::~RowTileProducts() = default;
 
 void RowTileProducts::prepare(std::int64_t x_stride, const WeightView<Host>& weight, std::int64_t panel) {
-  const OneThread alone;
+  const OneDnnCall call;
   const Operand operand = impl_->operand_of(weight.format);
   const std::int64_t in = Impl::inputs_of(operand, weight), out = weight.rows;
   if (operand != Operand::kFloats) x_stride = in;
@@ -342,7 +342,7 @@ void RowTileProducts::prepare(std::int64_t x_stride, const WeightView<Host>& wei
 
 void RowTileProducts::multiply(int thread, const float* x, std::int64_t x_stride, const WeightView<Host>& panel,
                                float* widened, float* y) noexcept {
-  const OneThread alone;
+  const OneDnnCall call;
   Impl& all = *impl_;
   try {
     const Operand operand = all.operand_of(panel.format);

@@ -37,12 +37,11 @@ std::atomic<int> most_missing{0};
 
 }  // namespace
 
-SignalsBlocked::SignalsBlocked() {
+SignalsBlocked::SignalsBlocked(bool profilers) {
   sigset_t blocked;
   sigfillset(&blocked);
-  for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS, SIGPROF}) {
-    sigdelset(&blocked, signal);
-  }
+  for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS}) sigdelset(&blocked, signal);
+  if (!profilers) sigdelset(&blocked, SIGPROF);
   (void)pthread_sigmask(SIG_BLOCK, &blocked, &before_);
 }
 SignalsBlocked::~SignalsBlocked() { (void)pthread_sigmask(SIG_SETMASK, &before_, nullptr); }

@@ -21,10 +21,11 @@ std::uint32_t forks();
 
 /// While it lives, the calling thread blocks signals, and so does every thread that it starts, from its first
 /// instruction on. So a signal of the process goes to a thread of the host, and a handler never runs on a thread of the
-/// library. Not blocked: what a thread's own instructions raise, and SIGPROF, by which profilers sample every thread.
+/// library. Not blocked: what a thread's own instructions raise, and unless `profilers`, SIGPROF, by which they sample
+/// every thread.
 class SignalsBlocked {
  public:
-  SignalsBlocked();
+  explicit SignalsBlocked(bool profilers = false);
   ~SignalsBlocked();
   SignalsBlocked(const SignalsBlocked&) = delete;
   SignalsBlocked& operator=(const SignalsBlocked&) = delete;

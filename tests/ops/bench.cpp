@@ -30,7 +30,7 @@
 
 #include <new>
 
-#include "kernels/cpu/one_thread.h"
+#include "kernels/cpu/onednn_call.h"
 
 // Large operands lie on huge pages where the system grants them.
 void* operator new(std::size_t bytes, std::align_val_t align) {
@@ -199,7 +199,7 @@ class Bench {
 #else
     return {"sgemm", product_flops(m, n, k), [=, this] {
               on_.pool().parallel_for(n, 64, [&](std::int64_t begin, std::int64_t end, int) {
-                const OneThread alone;
+                const OneDnnCall call;
                 (void)dnnl_sgemm('N', 'T', m, end - begin, k, 1.0F, x, k, x + (m + begin) * k, k, 0.0F, y + begin, n);
               });
             }};

@@ -1,11 +1,16 @@
-// Keeps oneDNN to the thread that calls it, and silent.
+// Keeps oneDNN to the thread that calls it, uninterrupted and silent.
 //
 // Our own threads call it side by side, each for a product of its own. If the library shared one product between
 // threads, bits could change, and teams of OpenMP's do not survive a fork.
+//
+// Versions of before March 2026 multiply fp32 with the stack pointer set to a buffer of the heap. The frame of a signal
+// would be written over what lies before that buffer (uxlfoundation/oneDNN#4845).
 #pragma once
 
 #include <dlfcn.h>
 #include <oneapi/dnnl/dnnl.h>
+
+#include "kernels/cpu/thread_pool.h"
 
 namespace mmrec::kernels {
 
@@ -23,21 +28,21 @@ inline void ignore_environment_of_onednn() {
   (void)done;
 }
 
-/// While it lives, the calling thread computes its products alone. The library asks OpenMP for the number of threads, a
-/// setting of each thread, which is restored at the end. The library brings its own OpenMP, so its functions are looked
-/// up; a library that shares nothing among threads brings none.
-class OneThread {
+/// While it lives, the calling thread computes its products alone and takes no signals. The library asks OpenMP for the
+/// number of threads, a setting of each thread, which is restored at the end. The library brings its own OpenMP, so its
+/// functions are looked up; a library that shares nothing among threads brings none.
+class OneDnnCall {
  public:
-  OneThread() {
+  OneDnnCall() {
     ignore_environment_of_onednn();
     if (openmp().set == nullptr || (before_ = openmp().get()) == 1) return;
     openmp().set(1);
   }
-  ~OneThread() {
+  ~OneDnnCall() {
     if (before_ != 1) openmp().set(before_);
   }
-  OneThread(const OneThread&) = delete;
-  OneThread& operator=(const OneThread&) = delete;
+  OneDnnCall(const OneDnnCall&) = delete;
+  OneDnnCall& operator=(const OneDnnCall&) = delete;
 
  private:
   struct OpenMp {
@@ -48,6 +53,7 @@ class OneThread {
     static const OpenMp found;
     return found;
   }
+  const SignalsBlocked signals_{true};
   int before_ = 1;
 };
 
