@@ -125,11 +125,16 @@ void linear(Cpu& cpu, std::span<const Linear<Host>> jobs) {
   if (cpu.observer != nullptr) cpu.observer->observe(jobs);
   // A piece is worth taking if it lasts some ten microseconds; more pieces than threads even out uneven threads.
   constexpr std::int64_t kLeastCost = std::int64_t{16} * 1024;  // multiply-adds worth a second thread
-  constexpr std::int64_t kPieceCost = std::int64_t{512} * 1024;
   constexpr std::int64_t kPiecesPerThread = 16;
+  constexpr std::int64_t kCutOutputs =
+      10 * kUnit;  // some twenty times as much work as to cut x for them (matvec_digits.inl)
+  std::int64_t piece_cost = std::int64_t{512} * 1024;
   std::int64_t cost = 0;
   for_each_part(jobs, [&](const Part& part) {
     cost += part.total() * part.cost;
+    if (!part.tiled && is_quantized(part.job->weight.format.code)) {
+      piece_cost = std::max(piece_cost, part.cost / part.unit * kCutOutputs);
+    }
     if (part.tiled) {
       const Linear<Host>& job = *part.job;
       cpu.row_tiles().prepare(job.x.stride, job.weight, part.panel);
@@ -137,7 +142,7 @@ void linear(Cpu& cpu, std::span<const Linear<Host>> jobs) {
   });
   if (cost == 0) return;
   const std::int64_t team = std::clamp<std::int64_t>(cost / kLeastCost, 1, cpu.threads());
-  const std::int64_t pieces = std::clamp(cost / kPieceCost, team, team * kPiecesPerThread);
+  const std::int64_t pieces = std::clamp(cost / piece_cost, team, team * kPiecesPerThread);
 
   const auto compute_piece = [&](std::int64_t piece, int thread) {
     // A unit belongs to the piece in which its first multiply-add lies.

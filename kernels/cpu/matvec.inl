@@ -297,11 +297,9 @@ void epilogue(const float* product, const float* bias, const float* residual, fl
   }
 }
 
-constexpr MatvecKernels kMatvecKernels = {MMREC_BY_WEIGHT(matvec),
-                                          MMREC_BY_WEIGHT(widen_rows),
-                                          MMREC_BY_WEIGHT(narrow_rows),
-                                          nullptr,
-                                          {epilogue<identity>, epilogue<gelu>, epilogue<relu>, epilogue<gelu_tanh>}};
+constexpr MatvecKernels kMatvecKernels = {
+    MMREC_BY_WEIGHT(matvec),      false,   MMREC_BY_WEIGHT(widen_rows),
+    MMREC_BY_WEIGHT(narrow_rows), nullptr, {epilogue<identity>, epilogue<gelu>, epilogue<relu>, epilogue<gelu_tanh>}};
 
 }  // namespace
 }  // namespace mmrec::kernels

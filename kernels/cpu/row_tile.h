@@ -10,7 +10,7 @@
 // the weights are bf16, or quantised with one scale for each row, whose numbers bf16 holds. There each x is the sum of
 // three bf16 numbers, whose products are exact and are summed in fp32, in half the time. Or, where that is asked for, x
 // is rounded to one bf16 number, and quantised weights with more scales are too. Where not, and the processor has
-// integer dot products, int8 weights with one scale for each row are multiplied by x in digits (matvec_vnni.inl).
+// integer dot products, int8 weights with one scale for each row are multiplied by x in digits (matvec_digits.inl).
 #pragma once
 
 #include <algorithm>

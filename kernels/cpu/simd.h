@@ -46,13 +46,18 @@ struct MathKernels {
   void (*gelu_tanh)(const float* x, float* y, std::int64_t count);
 };
 
-inline constexpr int kDigits = 3;  // of x
+inline constexpr int kDigits = 3;                 // of 8 bits, of x
+inline constexpr std::int64_t kDigitCols = 4096;  // so that no sum of digits overflows, nor the sum of two of them
+inline constexpr float kMostDigits = 8355000.0F;  // the largest number of three signed digits is 0x7f7f7f = 8355711
 
 /// matvec.inl.
 struct MatvecKernels {
   /// y[t * y_stride + o] = x[t] . weight[o] for t < n, o < weight.rows. x[t] points to row t.
   ByWeight<void(const float* const* x, std::int64_t n, const WeightView<Host>& weight, float* y, std::int64_t y_stride)>
       matvec;
+  /// Whether some quantised weights are multiplied as integers (matvec_digits.inl). Else products have the bits of
+  /// those with the dequantised numbers.
+  bool by_digits = false;
   /// The numbers of the rows, times their scales; to [weight.rows, weight.cols].
   ByWeight<void(const WeightView<Host>& weight, float* to)> widen;
   /// Quantised rows as bf16. Where a row has one scale, its numbers times power_of(scale), which is exact; else the

@@ -142,5 +142,139 @@ inline void stream_fence() { _mm_sfence(); }
 #include "kernels/cpu/simd_kernels.inl"
 
 namespace mmrec::kernels {
-constinit const SimdKernels kAvx2Kernels = make_kernels("avx2");
+namespace {
+#define MMREC_DIGITS
+inline Ints to_nearest(Vec a) { return (Ints)_mm256_cvtps_epi32(a.v); }
+}  // namespace
+}  // namespace mmrec::kernels
+
+#include "kernels/cpu/matvec_digits.inl"
+
+namespace mmrec::kernels {
+namespace {
+
+/// Two digits of 12 bits for int8 weights, which are widened to 16: of 16 weights five instructions, where widening
+/// them to fp32 takes ten.
+struct Int8Digits {
+  using Weights = Quantized<Int8>;
+  using Row = Weights::Row;
+  static constexpr int kCount = 2, kWideOutputs = 4, kBlockTokens = 2, kBlockOutputs = 2;
+  static constexpr std::int64_t kStep = 16;  // weights of one instruction
+
+  void take(const float* x, std::int64_t count) {
+    scale = round_row(x, count, [&](std::int64_t i, Ints integers) {
+      const Ints high = (integers + 2048) >> 12;
+      const Ints parts[kCount] = {integers - (high << 12), high};
+      for (int d = 0; d < kCount; ++d) {
+        const __m256i part = (__m256i)parts[d];
+        _mm_store_si128(reinterpret_cast<__m128i*>(digit[d] + i),
+                        _mm_packs_epi32(_mm256_castsi256_si128(part), _mm256_extracti128_si256(part, 1)));
+      }
+    });
+  }
+  static Ints first(int /*digit*/, std::int64_t /*block*/) { return Ints{}; }
+  static Ints load(const std::int16_t* p) { return (Ints)_mm256_load_si256(reinterpret_cast<const __m256i*>(p)); }
+  static Ints load_weights(const unsigned char* p) {
+    return (Ints)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  static Ints add_dot(Ints sum, Ints weights, Ints digits) {
+    return sum + (Ints)_mm256_madd_epi16((__m256i)weights, (__m256i)digits);
+  }
+  /// The sum of the digits' sums, which lie `stride` apart.
+  static Vec whole(const Ints* sum, int stride) {
+    return fma(to_float_lanes({sum[stride]}), set1(4096.0F), to_float_lanes({sum[0]}));
+  }
+  template <bool kGrouped, int kTokens, int kOutputs>
+  static void dot(const Int8Digits* x, const Row (&rows)[kOutputs], std::int64_t begin, std::int64_t end,
+                  std::int64_t ahead, std::int64_t group, Vec* total) {
+    dot_int8<Int8Digits, kGrouped, kTokens, kOutputs>(x, rows, begin, end, ahead, group, total);
+  }
+
+  alignas(32) std::int16_t digit[kCount][kDigitCols];  // the least first
+  double scale;
+};
+
+/// Three digits of 8 bits for int4 weights, q + 8: of 64 weights twenty instructions, where widening them to fp32 takes
+/// forty. The sum of a block of weights is an integer, and is multiplied by its scale.
+struct Int4Digits {
+  using Weights = Quantized<Int4>;
+  using Row = Weights::Row;
+  static constexpr int kWideOutputs = 4, kBlockTokens = 4, kBlockOutputs = 2;
+
+  void take(const float* x, std::int64_t count) {
+    Ints block[kQuantBlock / kLanes];
+    scale = round_row(x, count, [&](std::int64_t i, Ints integers) {
+      block[i % kQuantBlock / kLanes] = integers;
+      if ((i + kLanes) % kQuantBlock == 0) take_block(block, i / kQuantBlock);
+    });
+  }
+  /// A block's digits, in the order of its nibbles: word j of the weights has elements j, 16 + j, 32 + j and 48 + j.
+  void take_block(const Ints* x, std::int64_t at) {
+    for (int d = 0; d < kDigits; ++d) {
+      for (int half = 0; half < 2; ++half) {
+        Ints words[2];
+        for (int i = 0; i < 2; ++i) {
+          const auto byte = [&](int v) { return (((x[v] + 0x808080) ^ 0x808080) >> (8 * d)) & 255; };
+          words[i] = byte(2 * half + i) | byte(4 + 2 * half + i) << 8;
+        }
+        const __m256i packed = _mm256_packus_epi32((__m256i)words[0], (__m256i)words[1]);
+        _mm256_store_si256(reinterpret_cast<__m256i*>(digit[at][d][half]), _mm256_permute4x64_epi64(packed, 0xd8));
+      }
+    }
+    const __m256i eight = _mm256_set1_epi8(8);
+    offset[at] = sum_of(eight, eight, at);
+  }
+  /// The lanes' sums of a block's products; `low` and `high` are its low and its high nibbles.
+  Ints sum_of(__m256i low, __m256i high, std::int64_t at) const {
+    const auto pairs = [&](int d) __attribute__((always_inline)) {
+      return _mm256_add_epi16(_mm256_maddubs_epi16(low, load(digit[at][d][0])),
+                              _mm256_maddubs_epi16(high, load(digit[at][d][1])));
+    };
+    const __m256i one = _mm256_set1_epi16(1), byte = _mm256_set1_epi16(256);
+    const Ints least = (Ints)_mm256_madd_epi16(pairs(0), one) + (Ints)_mm256_madd_epi16(pairs(1), byte);
+    return least + ((Ints)_mm256_madd_epi16(pairs(2), byte) << 8);
+  }
+  static __m256i load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+  template <bool kGrouped, int kTokens, int kOutputs>
+  static void dot(const Int4Digits* x, const Row (&rows)[kOutputs], std::int64_t begin, std::int64_t end,
+                  std::int64_t ahead, std::int64_t group, Vec* total) {
+    constexpr int kBytes = kBlockBytes<Int4>;
+    Vec sum[kTokens * kOutputs] = {};
+    std::int64_t scale = begin / group, next_scale = (scale + 1) * group;
+    for (std::int64_t k = begin; k < end; k += kQuantBlock) {
+      if (k == next_scale) ++scale, next_scale += group;
+      const std::int64_t at = k / kQuantBlock * kBytes;
+#pragma GCC unroll 16
+      for (int i = 0; i < kBytes * kOutputs; i += kLine)
+        __builtin_prefetch(rows[0].numbers + at * kOutputs + ahead + i);
+#pragma GCC unroll 16
+      for (int o = 0; o < kOutputs; ++o) {
+        const __m256i both = load(rows[o].numbers + at), mask = _mm256_set1_epi8(15);
+        const __m256i low = _mm256_and_si256(both, mask), high = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
+#pragma GCC unroll 16
+        for (int t = 0; t < kTokens; ++t) {
+          const std::int64_t block = (k - begin) / kQuantBlock;
+          const IVec whole = {x[t].sum_of(low, high, block) - x[t].offset[block]};
+          const Vec by = kGrouped ? set1(rows[o].scales[scale]) : set1(1.0F);
+          sum[t * kOutputs + o] = fma(to_float_lanes(whole), by, sum[t * kOutputs + o]);
+        }
+      }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kTokens * kOutputs; ++i) total[i] = sum[i];
+  }
+
+  alignas(32) signed char digit[kDigitCols / kQuantBlock][kDigits][2][32];
+  Ints offset[kDigitCols / kQuantBlock];
+  double scale;
+};
+
+}  // namespace
+constinit const SimdKernels kAvx2Kernels = [] {
+  SimdKernels kernels = make_kernels("avx2");
+  kernels.matvec.by_digits = true;
+  kernels.matvec.matvec.of[static_cast<std::size_t>(DType::kI8)] = matvec_digits<Int8Digits>;
+  kernels.matvec.matvec.of[static_cast<std::size_t>(DType::kI4)] = matvec_digits<Int4Digits>;
+  return kernels;
+}();
 }  // namespace mmrec::kernels

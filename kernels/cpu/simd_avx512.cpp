@@ -133,13 +133,81 @@ inline void stream_fence() { _mm_sfence(); }
 
 #include "kernels/cpu/simd_kernels.inl"
 
-#include "kernels/cpu/matvec_vnni.inl"
+namespace mmrec::kernels {
+namespace {
+#define MMREC_DIGITS __attribute__((target("avx512vnni")))
+inline Ints to_nearest(Vec a) { return (Ints)_mm512_cvtps_epi32(a.v); }
+}  // namespace
+}  // namespace mmrec::kernels
+
+#include "kernels/cpu/matvec_digits.inl"
 
 namespace mmrec::kernels {
+namespace {
+
+double cut(const float* x, std::int64_t count, std::int64_t stride, signed char* to) {
+  const __m512i offset = _mm512_set1_epi32(0x808080);  // makes digits unsigned
+  return round_row(x, count, [&](std::int64_t i, Ints integers) {
+    __m512i digits = _mm512_xor_si512(_mm512_add_epi32((__m512i)integers, offset), offset);
+    for (int d = 0; d < kDigits; ++d) {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + d * stride + i), _mm512_cvtepi32_epi8(digits));
+      digits = _mm512_srli_epi32(digits, 8);
+    }
+  });
+}
+
+/// Three digits of 8 bits for int8 weights, by AVX-512 VNNI: of 64 weights it takes four instructions, where widening
+/// them takes sixteen. It multiplies unsigned by signed bytes, so weights are taken as q + 128, and sums begin at -128
+/// times the digits'.
+struct Int8Digits {
+  using Weights = Quantized<Int8>;
+  using Row = Weights::Row;
+  static constexpr int kCount = kDigits, kWideOutputs = kernels::kWideOutputs;
+  static constexpr int kBlockTokens = 2, kBlockOutputs = kernels::kBlockOutputs;
+  static constexpr std::int64_t kStep = 64;  // weights of one instruction
+
+  MMREC_DIGITS void take(const float* x, std::int64_t count) {
+    scale = cut(x, count, kDigitCols, digit[0]);
+    for (int d = 0; d < kDigits; ++d) {
+      first_sum[0][d] = Ints{};
+      for (std::int64_t i = 0; i < count; i += kQuantBlock) {
+        const Ints sum = -add_dot(Ints{}, (Ints)_mm512_set1_epi8(-128), load(digit[d] + i));
+        first_sum[1 + i / kQuantBlock][d] = sum;
+        first_sum[0][d] += sum;
+      }
+    }
+  }
+  /// The sum of a digit's products with -128: block 0 is all of them, others are counted from 1.
+  Ints first(int d, std::int64_t block) const { return first_sum[block][d]; }
+  static Ints load(const signed char* p) { return (Ints)_mm512_load_si512(p); }
+  static Ints load_weights(const unsigned char* p) {
+    return (Ints)_mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128));
+  }
+  MMREC_DIGITS static Ints add_dot(Ints sum, Ints weights, Ints digits) {
+    return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, (__m512i)digits);
+  }
+  /// The sum of the digits' sums, which lie `stride` apart.
+  static Vec whole(const Ints* sum, int stride) {
+    const Ints low = sum[0] + (sum[stride] << 8);
+    return fma(to_float_lanes({sum[2 * stride]}), set1(65536.0F), to_float_lanes({low}));
+  }
+  template <bool kGrouped, int kTokens, int kOutputs>
+  MMREC_DIGITS static void dot(const Int8Digits* x, const Row (&rows)[kOutputs], std::int64_t begin, std::int64_t end,
+                               std::int64_t ahead, std::int64_t group, Vec* total) {
+    dot_int8<Int8Digits, kGrouped, kTokens, kOutputs>(x, rows, begin, end, ahead, group, total);
+  }
+
+  alignas(64) signed char digit[kDigits][kDigitCols];  // the least first
+  Ints first_sum[1 + kDigitCols / kQuantBlock][kDigits];
+  double scale;
+};
+
+}  // namespace
 constinit const SimdKernels kAvx512Kernels = make_kernels("avx512");
 constinit const SimdKernels kAvx512VnniKernels = [] {
   SimdKernels kernels = make_kernels("avx512vnni");
-  kernels.matvec.matvec.of[static_cast<std::size_t>(DType::kI8)] = matvec_digits;
+  kernels.matvec.matvec.of[static_cast<std::size_t>(DType::kI8)] = matvec_digits<Int8Digits>;
+  kernels.matvec.by_digits = true;
   kernels.matvec.cut = cut;
   return kernels;
 }();

@@ -1,6 +1,6 @@
 // How products read rows of weights, by their format: plain numbers one vector at a time, quantised ones
 // (kernels/tensor.h, WeightFormat) block by block, whose vectors are numbers times scale, rounded once. So a product
-// has the bits of one with the dequantised numbers as fp32 weights. int8 by integer dot products: matvec_vnni.inl.
+// has the bits of one with the dequantised numbers as fp32 weights. By integer dot products: matvec_digits.inl.
 namespace mmrec::kernels {
 namespace {
 
@@ -11,7 +11,7 @@ struct Int4 {};
 template <class T>
 struct Plain {
   using Row = const T*;
-  static Row row(const WeightView<Host>& weight, std::int64_t row_bytes, std::int64_t r) {
+  [[gnu::always_inline]] static Row row(const WeightView<Host>& weight, std::int64_t row_bytes, std::int64_t r) {
     return reinterpret_cast<const T*>(static_cast<const char*>(weight.data) + r * row_bytes);
   }
 };
@@ -24,7 +24,7 @@ struct Quantized {
     const unsigned char* numbers;
     const float* scales;
   };
-  static Row row(const WeightView<Host>& weight, std::int64_t row_bytes, std::int64_t r) {
+  [[gnu::always_inline]] static Row row(const WeightView<Host>& weight, std::int64_t row_bytes, std::int64_t r) {
     const auto* const p = static_cast<const unsigned char*>(weight.data) + r * row_bytes;
     return {p, reinterpret_cast<const float*>(p + number_bytes(weight.format, weight.cols))};
   }

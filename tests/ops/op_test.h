@@ -47,8 +47,8 @@ void for_activations(const F& f) {
   }
 }
 /// Of weights on a host.
-inline constexpr WeightFormat kHostFormats[] = {DType::kF32, DType::kF16, DType::kBF16,
-                                                DType::kF8,  DType::kI8,  {DType::kI4, 64}};
+inline constexpr WeightFormat kHostFormats[] = {DType::kF32, DType::kF16,       DType::kBF16,     DType::kF8,
+                                                DType::kI8,  {DType::kI8, 128}, {DType::kI4, 64}, DType::kI4};
 /// f(A{}, format) for every format of weights and the activations that they multiply: on a GPU both are of one type.
 template <class F>
 void for_weights(const F& f) {
