@@ -82,7 +82,7 @@ requires(kIsQuantized<F>)
                                                     std::int64_t end, std::int64_t ahead, std::int64_t group,
                                                     Vec (&sum)[kSums]) {
   constexpr int kBytes = kBlockBytes<typename F::Numbers>;
-  constexpr int kVecs = static_cast<int>(kQuantBlock) / kLanes;
+  constexpr std::int64_t kVecs = kQuantBlock / kLanes;
   constexpr int kTogether = kLanes == 16 ? kOutputs : 1;  // rows whose blocks have registers
   std::int64_t scale = begin / group;
   std::int64_t next_scale = (scale + 1) * group;
@@ -92,14 +92,14 @@ requires(kIsQuantized<F>)
     if constexpr (kPass == Pass::kStream) {
       const unsigned char* next = rows[0].numbers + at * kOutputs + ahead;
 #pragma GCC unroll 16
-      for (std::int64_t i = 0; i < kBytes * kOutputs; i += kLine) __builtin_prefetch(next + i);
+      for (int i = 0; i < kBytes * kOutputs; i += int{kLine}) __builtin_prefetch(next + i);
     }
 #pragma GCC unroll 16
     for (int first = 0; first < kOutputs; first += kTogether) {
       Block<typename F::Numbers> block[kTogether];
 #pragma GCC unroll 16
       for (int o = 0; o < kTogether; ++o) block[o].read(rows[first + o].numbers + at, rows[first + o].scales[scale]);
-      const auto add = [&](int v, const auto& load_x) __attribute__((always_inline)) {
+      const auto add = [&](std::int64_t v, const auto& load_x) __attribute__((always_inline)) {
         Vec w[kTogether];
 #pragma GCC unroll 16
         for (int o = 0; o < kTogether; ++o) w[o] = block[o].vec(v);
@@ -113,9 +113,9 @@ requires(kIsQuantized<F>)
       };
       if (end - k >= kQuantBlock) {
 #pragma GCC unroll 16
-        for (int v = 0; v < kVecs; ++v) add(v, [](const float* p) { return load(p); });
+        for (std::int64_t v = 0; v < kVecs; ++v) add(v, [](const float* p) { return load(p); });
       } else {
-        for (int v = 0; v * kLanes < end - k; ++v) {
+        for (std::int64_t v = 0; v * kLanes < end - k; ++v) {
           add(v, [&](const float* p) { return load_partial(p, lanes_left(end - k - v * kLanes)); });
         }
       }
@@ -249,12 +249,12 @@ void dequantise_rows(const WeightView<Host>& w, T* to, const Scale& of_scale) {
   for (std::int64_t r = 0; r < w.rows; ++r, to += w.cols) {
     const typename F::Row row = F::row(w, bytes, r);
     for (std::int64_t k = 0; k < w.cols; k += kQuantBlock) {
-      Block<Numbers> block;
+      Block<Numbers> block{};
       block.read(row.numbers + k / kQuantBlock * kBlockBytes<Numbers>, of_scale(row.scales[k / group]));
       const std::int64_t end = w.cols - k < kQuantBlock ? w.cols - k : kQuantBlock;
       std::int64_t i = 0;
-      for (; i + kLanes <= end; i += kLanes) store(to + k + i, block.vec(static_cast<int>(i) / kLanes));
-      if (i < end) store_partial(to + k + i, block.vec(static_cast<int>(i) / kLanes), static_cast<int>(end - i));
+      for (; i + kLanes <= end; i += kLanes) store(to + k + i, block.vec(i / kLanes));
+      if (i < end) store_partial(to + k + i, block.vec(i / kLanes), static_cast<int>(end - i));
     }
   }
 }

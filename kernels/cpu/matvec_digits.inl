@@ -100,7 +100,7 @@ MMREC_DIGITS void matvec_digits(const float* const* x, std::int64_t n, const Wei
 /// total[t * kOutputs + o] of int8 rows, inputs begin..end: without scales where a row has one, else times those of
 /// `group` inputs.
 template <class Digits, bool kGrouped, int kTokens, int kOutputs>
-MMREC_DIGITS [[gnu::always_inline]] inline void dot_int8(const Digits* x, const typename Digits::Row (&rows)[kOutputs],
+[[gnu::always_inline]] MMREC_DIGITS inline void dot_int8(const Digits* x, const typename Digits::Row (&rows)[kOutputs],
                                                          std::int64_t begin, std::int64_t end, std::int64_t ahead,
                                                          std::int64_t group, Vec* total) {
   constexpr int kCount = Digits::kCount, kSums = kTokens * kOutputs;

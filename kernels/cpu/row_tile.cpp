@@ -204,7 +204,7 @@ struct RowTileProducts::Impl {
   /// are those of int8 numbers, of x in digits.
   Operand operand_of(WeightFormat format) const {
     static const auto isa = static_cast<unsigned>(dnnl_get_effective_cpu_isa());
-    constexpr auto has = [](dnnl_cpu_isa_t all) {  // bits, of what it has besides too
+    const auto has = [](dnnl_cpu_isa_t all) {  // bits, of what it has besides too
       return (isa & static_cast<unsigned>(all)) == static_cast<unsigned>(all);
     };
     const bool has_tiles = has(dnnl_cpu_isa_avx512_core_amx), rounds = has_tiles && part_count == 1;

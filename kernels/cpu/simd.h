@@ -57,7 +57,7 @@ struct MatvecKernels {
       matvec;
   /// Whether some quantised weights are multiplied as integers (matvec_digits.inl). Else products have the bits of
   /// those with the dequantised numbers.
-  bool by_digits = false;
+  bool by_digits;
   /// The numbers of the rows, times their scales; to [weight.rows, weight.cols].
   ByWeight<void(const WeightView<Host>& weight, float* to)> widen;
   /// Quantised rows as bf16. Where a row has one scale, its numbers times power_of(scale), which is exact; else the

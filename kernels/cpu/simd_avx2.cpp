@@ -166,7 +166,7 @@ struct Int8Digits {
       const Ints high = (integers + 2048) >> 12;
       const Ints parts[kCount] = {integers - (high << 12), high};
       for (int d = 0; d < kCount; ++d) {
-        const __m256i part = (__m256i)parts[d];
+        const auto part = (__m256i)parts[d];
         _mm_store_si128(reinterpret_cast<__m128i*>(digit[d] + i),
                         _mm_packs_epi32(_mm256_castsi256_si128(part), _mm256_extracti128_si256(part, 1)));
       }
@@ -181,7 +181,7 @@ struct Int8Digits {
     return sum + (Ints)_mm256_madd_epi16((__m256i)weights, (__m256i)digits);
   }
   /// The sum of the digits' sums, which lie `stride` apart.
-  static Vec whole(const Ints* sum, int stride) {
+  static Vec whole(const Ints* sum, std::int64_t stride) {
     return fma(to_float_lanes({sum[stride]}), set1(4096.0F), to_float_lanes({sum[0]}));
   }
   template <bool kGrouped, int kTokens, int kOutputs>

@@ -187,7 +187,7 @@ struct Int8Digits {
     return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, (__m512i)digits);
   }
   /// The sum of the digits' sums, which lie `stride` apart.
-  static Vec whole(const Ints* sum, int stride) {
+  static Vec whole(const Ints* sum, std::int64_t stride) {
     const Ints low = sum[0] + (sum[stride] << 8);
     return fma(to_float_lanes({sum[2 * stride]}), set1(65536.0F), to_float_lanes({low}));
   }

@@ -31,7 +31,7 @@ class SignalsBlocked {
   SignalsBlocked& operator=(const SignalsBlocked&) = delete;
 
  private:
-  sigset_t before_;
+  sigset_t before_{};
 };
 
 /// A fixed set of threads that run one region at a time. The calling thread takes part as thread 0.

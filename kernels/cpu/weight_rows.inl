@@ -49,7 +49,7 @@ struct Block<Int8> {
     p = numbers;
     scale = set1(by);
   }
-  Vec vec(int v) const { return to_float_lanes(load_bytes(p + v * kLanes)) * scale; }
+  Vec vec(std::int64_t v) const { return to_float_lanes(load_bytes(p + v * kLanes)) * scale; }
 
   const unsigned char* p;
   Vec scale;
@@ -61,7 +61,7 @@ struct Block<Float8> {
     p = numbers;
     scale = set1(by);
   }
-  Vec vec(int v) const { return load_f8(p + v * kLanes) * scale; }
+  Vec vec(std::int64_t v) const { return load_f8(p + v * kLanes) * scale; }
 
   const unsigned char* p;
   Vec scale;
@@ -72,15 +72,15 @@ struct Block<Int4> {
   static constexpr int kParts = 16 / kLanes;  // of the 16 words of a block
 
   void read(const unsigned char* numbers, float by) {
-    for (int i = 0; i < kParts; ++i) words[i] = load_words(numbers + i * 2 * kLanes);
+    for (std::int64_t i = 0; i < kParts; ++i) words[i] = load_words(numbers + i * 2 * kLanes);
 #if MMREC_LANES == 16
     values = Vec{Floats { -8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7 }} * set1(by);
 #else
     values = set1(by);
 #endif
   }
-  Vec vec(int v) const {
-    const IVec bits = {(Ints)((UInts)words[v % kParts].v >> (4 * (v / kParts)))};
+  Vec vec(std::int64_t v) const {
+    const IVec bits = {(Ints)((UInts)words[v % kParts].v >> (4 * static_cast<int>(v / kParts)))};
 #if MMREC_LANES == 16
     return lookup(values, bits);
 #else
