@@ -126,18 +126,16 @@ void linear(Cpu& cpu, std::span<const Linear<Host>> jobs) {
   // A piece is worth taking if it lasts some ten microseconds; more pieces than threads even out uneven threads.
   constexpr std::int64_t kLeastCost = std::int64_t{16} * 1024;  // multiply-adds worth a second thread
   constexpr std::int64_t kPiecesPerThread = 16;
-  constexpr std::int64_t kCutOutputs =
-      10 * kUnit;  // some twenty times as much work as to cut x for them (matvec_digits.inl)
+  constexpr std::int64_t kCutOutputs = 10 * kUnit;  // some twenty times as much work as to cut x for them
   std::int64_t piece_cost = std::int64_t{512} * 1024;
   std::int64_t cost = 0;
   for_each_part(jobs, [&](const Part& part) {
     cost += part.total() * part.cost;
-    if (!part.tiled && is_quantized(part.job->weight.format.code)) {
-      piece_cost = std::max(piece_cost, part.cost / part.unit * kCutOutputs);
-    }
+    const Linear<Host>& job = *part.job;
     if (part.tiled) {
-      const Linear<Host>& job = *part.job;
       cpu.row_tiles().prepare(job.x.stride, job.weight, part.panel);
+    } else if (simd().matvec.by_digits && is_quantized(job.weight.format.code)) {
+      piece_cost = std::max(piece_cost, part.cost / part.unit * kCutOutputs);
     }
   });
   if (cost == 0) return;

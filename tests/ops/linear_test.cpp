@@ -401,7 +401,7 @@ TEST_F(LinearTest, TilesOfAnyMagnitudeAreAsWideAsFp32) {
   }
 }
 
-/// While it lives, signals interrupt the thread that made it.
+/// While it lives, signals interrupt the thread that made it. Their handler writes over the stack below its frame.
 class Interruptions {
  public:
   Interruptions() {
@@ -410,8 +410,12 @@ class Interruptions {
     struct sigaction action = {};
     action.sa_handler = [](int) {
       constexpr std::uintptr_t kMiB = std::uintptr_t{1} << 20;
-      if (here_ - address_of_a_frame() > kMiB) ++elsewhere_;
       ++count_;
+      if (here_ - address_of_a_frame() < kMiB) {
+        write_below();
+      } else {
+        ++elsewhere_;
+      }
     };
     for (std::size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &action, &before_[i]);
     interrupts_ = std::jthread([thread = pthread_self()](const std::stop_token& stop) {
@@ -432,6 +436,10 @@ class Interruptions {
   int elsewhere() const { return elsewhere_; }
 
  private:
+  [[gnu::noinline]] static void write_below() {
+    std::array<volatile std::byte, std::size_t{32} << 10> below;
+    for (auto& byte : below) byte = std::byte{0xA5};
+  }
   static std::uintptr_t address_of_a_frame() { return reinterpret_cast<std::uintptr_t>(__builtin_frame_address(0)); }
 
   static constexpr std::array kSignals = {SIGUSR1, SIGPROF};
