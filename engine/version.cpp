@@ -30,6 +30,7 @@ std::string computed_with(const ModelInfo& info, const SessionOptions& options) 
   }
   text += fmt::format("precision={}; prefill={}", to_string(info.precision),
                       kPrefillModeNames[static_cast<std::size_t>(options.prefill)]);
+  if (info.batch_invariant) text += "; batch-invariant";
   if (options.prefill != PrefillMode::kSteps) {
     text +=
         options.sweep_tolerance == 0.0F ? "; sweep-tol=auto" : fmt::format("; sweep-tol={}", options.sweep_tolerance);

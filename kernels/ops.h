@@ -98,7 +98,8 @@ struct Linear {
 void linear(Cpu& cpu, std::span<const Linear<Host>> jobs);
 /// On a device there are three classes of row numbers: up to kTileColumns, kFewRows, more. A row's result does not
 /// depend on how many rows of its class there are. (Those by a quantised matrix up to kFewCompactRows are one more
-/// class.) More rows of fp32 are multiplied by parts where the weight has them.
+/// class; a Cuda that is batch-invariant has one class.) More rows of fp32 are multiplied by parts where the weight has
+/// them.
 template <class A, class Y>
 void linear(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, LinearAlgo algo = {});
 /// The parts (kParts) of fp32 numbers x, row by row and one part after another: parts [kParts, x.rows, x.cols].

@@ -96,9 +96,10 @@ ModelSource source_of(const std::filesystem::path& folder, const VariantOptions&
 
 }  // namespace
 
-LoadedModel::OnDevice LoadedModel::on_cuda(Precision precision, int gpu) const {
+LoadedModel::OnDevice LoadedModel::on_cuda(Precision precision, int gpu, bool batch_invariant) const {
   OnDevice model{.info = info_, .executor = nullptr};
-  model.executor = copy_to_cuda(precision, gpu, model.info);
+  model.executor = copy_to_cuda(precision, gpu, batch_invariant, model.info);
+  model.info.batch_invariant = batch_invariant;
   model.info.device = Device::kCuda;
   model.info.gpu = gpu;
   model.info.device_name = cuda_device_info(gpu).name;

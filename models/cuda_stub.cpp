@@ -12,7 +12,7 @@ CudaDeviceInfo cuda_device_info(int gpu) { throw std::runtime_error(cuda_unusabl
 
 template <class Config>
 CudaModel make_cuda_executor(const Config& /*config*/, const WeightsOf<typename Config::Arch>& /*weights*/,
-                             Precision /*precision*/, int gpu) {
+                             Precision /*precision*/, int gpu, bool /*batch_invariant*/) {
   throw std::runtime_error(cuda_unusable_reason(gpu));
 }
 template <class... Arch>

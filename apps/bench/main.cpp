@@ -135,6 +135,7 @@ BenchPlan plan_of(const Arguments& arguments, const RunOptions& run) {
     const auto value = arguments.text(name);
     if (value) plan.offline.options.insert(plan.offline.options.end(), {fmt::format("--{}", name), *value});
   }
+  if (arguments.has("batch-invariant")) plan.offline.options.emplace_back("--batch-invariant");
   return plan;
 }
 

@@ -33,6 +33,7 @@ constexpr auto kOptions = std::to_array<Option>({
     {"output", 'o', kOutputFile, "write the result there, whole or not at all", true},
     {"device", 0, {"D", "auto cpu cuda"}, "auto, cpu, cuda or cuda:N (GPU N, from 0)", true},
     kPrecisionOption,
+    kBatchInvariantOption,
     kThreadsOption,
     kExpertOption,
     kPrefillOption,

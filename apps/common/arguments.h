@@ -48,6 +48,8 @@ struct Option {
 // What every program that runs a model has; run_options() of model_folder.h reads it.
 inline constexpr Option kPrecisionOption = {
     "precision", 0, {"P", "auto fp32 bf16 fp16 fp32-fma"}, "auto, fp32, bf16, fp16 or fp32-fma"};
+inline constexpr Option kBatchInvariantOption = {"batch-invariant", 0, kNoValue,
+                                                 "on a GPU: no result depends on other sequences; slower"};
 inline constexpr Option kThreadsOption = {"threads", 't', {"N"}, "threads of the CPU (0: all)"};
 inline constexpr Option kExpertOption = {
     "expert", 0, {"E", "both text code"}, "of mmrec100m: both, text or code (as config.json says)"};

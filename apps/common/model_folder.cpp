@@ -96,7 +96,7 @@ auto loading(const std::filesystem::path& folder, const RunOptions& options, Loa
   try {
     return rejecting(folder, std::forward<Load>(load));
   } catch (const std::invalid_argument& error) {
-    if (options.variant == VariantOptions{}) throw;
+    if (options.variant == VariantOptions{} && !options.batch_invariant) throw;
     throw UsageError(error.what());
   }
 }
@@ -133,6 +133,7 @@ RunOptions run_options(const Arguments& arguments) {
   if (options.device == Device::kCpu && options.precision == Precision::kF16) {
     throw UsageError("--precision fp16: not with --device cpu, which computes in fp32 or bf16");
   }
+  options.batch_invariant = arguments.has("batch-invariant");
   const std::size_t expert = arguments.choice("expert", kExpertNames);
   if (arguments.has("expert")) options.variant.expert = static_cast<Expert>(expert);
   // Far more threads than processors would spend the time waiting for one another.
@@ -262,8 +263,11 @@ void log_loaded(const std::filesystem::path& folder, const RunOptions& options, 
                                                                       : "what the CPU computes in";
   const int threads =
       options.session.threads > 0 ? options.session.threads : kernels::ThreadPool::available_processors();
+  const std::string more = !on_gpu                ? fmt::format(", {} threads", threads)
+                           : info.batch_invariant ? std::string(", batch-invariant")
+                                                  : std::string();
   log_line(fmt::format("device {} ({}), precision {} ({}){}", device_text(info), device, to_string(info.precision),
-                       precision, on_gpu ? "" : fmt::format(", {} threads", threads)));
+                       precision, more));
 }
 
 }  // namespace

@@ -68,6 +68,7 @@ constexpr auto kLastOptions = std::to_array<Option>({
     {"prefix-cache-mb", 0, {"N"}, "what they may take (1024 MiB): the oldest go"},
     {"device", 0, {"D", "auto cpu cuda cuda:all"}, "auto, cpu, cuda, cuda:N (from 0); cuda:all with --lines", true},
     kPrecisionOption,
+    kBatchInvariantOption,
     kThreadsOption,
     {"quiet", 'q', kNoValue, kQuietOption.help, true},
     kVerboseOption,

@@ -42,7 +42,8 @@ std::string without(std::string_view text, std::string_view other) {
 }
 
 constexpr std::string_view kEnding = ".prefix";
-constexpr std::int64_t kFirstCheckpoint = 256;  // less is consumed in no time
+constexpr std::int64_t kFirstCheckpoint = 256;       // less is consumed in no time
+constexpr std::int64_t kCutsWithoutSegments = 4096;  // docs/numerics.md#batch-invariance
 
 /// FNV-1a over what a state was computed with and over ids, one after another. It finds files quickly; what a file
 /// holds decides whether it is used.
@@ -161,7 +162,7 @@ std::optional<PrefixCache> prefix_cache(const GenerateCommand& command, const Mo
 std::int64_t prefill(Session& session, std::span<const int> ids, PrefixCache* cache, bool quiet) {
   const std::int64_t cached = cache != nullptr ? cache->restore(session, ids) : 0;
   std::vector<std::int64_t> ends = {std::ssize(ids)};
-  if (cache != nullptr) ends = PrefixCache::checkpoints(cached, std::ssize(ids));
+  if (cache != nullptr) ends = cache->checkpoints(cached, std::ssize(ids));
   Progress progress(!quiet);
   std::int64_t at = cached;
   for (const std::int64_t end : ends) {
@@ -235,6 +236,9 @@ PrefixCache::PrefixCache(std::filesystem::path folder, std::uint64_t most_bytes,
                          const SessionOptions& options, const Tokenizer& tokenizer)
     : folder_(std::move(folder)),
       most_bytes_(most_bytes),
+      grid_(!model.batch_invariant      ? 1
+            : model.memory_segment != 0 ? model.memory_segment
+                                        : kCutsWithoutSegments),
       identity_(fmt::format("{}-{}-{}-{}-", hex(model.fingerprint), hex(tokenizer.fingerprint()),
                             model.device == Device::kCpu ? "cpu" : "cuda", to_string(model.precision))),
       computed_with_(computed_with(model, options)),
@@ -270,7 +274,8 @@ std::int64_t PrefixCache::restore(Session& session, std::span<const int> ids) {
   std::map<std::int64_t, std::uint64_t> hashes;  // of beginnings that there may be states of
   for (const Entry& entry : entries()) {
     const auto count = count_in(entry.path.filename().string(), identity_);
-    if (count && *count <= std::ssize(ids)) hashes.emplace(*count, 0);
+    const bool fits = count && (*count == std::ssize(ids) || (*count < std::ssize(ids) && *count % grid_ == 0));
+    if (fits) hashes.emplace(*count, 0);
   }
   NameHash hash(computed_with_);
   std::int64_t hashed = 0;
@@ -303,10 +308,11 @@ std::int64_t PrefixCache::restore(Session& session, std::span<const int> ids) {
   return 0;
 }
 
-std::vector<std::int64_t> PrefixCache::checkpoints(std::int64_t from, std::int64_t size) {
+std::vector<std::int64_t> PrefixCache::checkpoints(std::int64_t from, std::int64_t size) const {
   std::vector<std::int64_t> points;
-  for (std::int64_t point = kFirstCheckpoint; point < size; point *= 2) {
-    if (point > from) points.push_back(point);
+  for (std::int64_t next = kFirstCheckpoint; next < size; next *= 2) {
+    const std::int64_t point = (next + grid_ - 1) / grid_ * grid_;
+    if (point > std::max(from, points.empty() ? 0 : points.back()) && point < size) points.push_back(point);
   }
   if (size > from) points.push_back(size);
   return points;

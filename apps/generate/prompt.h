@@ -22,8 +22,9 @@ namespace mmrec::apps {
 
 /// --prefix-cache: states of prompts and of their beginnings, in files of a folder, so that a prompt begins where a
 /// prompt before it has been. A state is used only for the model, the tokenizer, all the tokens and all else that
-/// decides its bits (mmrec/computed_with.h): a run with the cache is one whose prompt was consumed in parts. A damaged
-/// file costs time only.
+/// decides its bits (mmrec/computed_with.h): a run with the cache is one whose prompt was consumed in parts. Of a
+/// batch-invariant model these parts end where they change no bits (docs/numerics.md#batch-invariance). A damaged file
+/// costs time only.
 class PrefixCache {
  public:
   /// In `folder`, which is made if need be, private to its owner; its files are kept below `most_bytes` in all by
@@ -35,9 +36,10 @@ class PrefixCache {
   /// none. A file that cannot be used is reported, removed and passed over.
   std::int64_t restore(Session& session, std::span<const int> ids);
 
-  /// The positions at which a prompt of `size` tokens should be stored: powers of 2, so that at least half of what it
-  /// has in common with another prompt need not be consumed again, and its end. Rising, beyond `from`.
-  static std::vector<std::int64_t> checkpoints(std::int64_t from, std::int64_t size);
+  /// The positions at which a prompt of `size` tokens should be stored: powers of 2, or the next places for a cut, so
+  /// that at least half of what it has in common with another prompt need not be consumed again, and its end. Rising,
+  /// beyond `from`.
+  std::vector<std::int64_t> checkpoints(std::int64_t from, std::int64_t size) const;
 
   /// Keeps the state of a session that has consumed `ids`. What cannot be written is reported: it costs the next run
   /// time only.
@@ -55,6 +57,7 @@ class PrefixCache {
 
   std::filesystem::path folder_;
   std::uint64_t most_bytes_;
+  std::int64_t grid_;     // multiples of it are places for a cut
   std::string identity_;  // begins the names of what may be used
   std::string computed_with_;
   const Tokenizer& tokenizer_;

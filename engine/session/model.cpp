@@ -106,8 +106,8 @@ std::unique_ptr<models::LoadedModel> loaded(const std::filesystem::path& folder,
                             options.on_warning);
 }
 
-Model on_cuda(const models::LoadedModel& model, Precision precision, int gpu) {
-  models::LoadedModel::OnDevice there = model.on_cuda(precision, gpu);
+Model on_cuda(const models::LoadedModel& model, const LoadOptions& options, int gpu) {
+  models::LoadedModel::OnDevice there = model.on_cuda(options.precision, gpu, options.batch_invariant);
   return engine::Access::model(std::move(there.info), model.state(), std::move(there.executor));
 }
 
@@ -124,7 +124,7 @@ Model Model::load(const std::filesystem::path& folder, const LoadOptions& option
   if (cuda) {
     const bool insists = options.device == Device::kCuda || options.precision == Precision::kF16;
     try {
-      return on_cuda(*model, options.precision, options.gpu);  // and the host's copy goes
+      return on_cuda(*model, options, options.gpu);  // and the host's copy goes
     } catch (const std::bad_alloc& fault) {
       if (insists) throw;
       warn_of_cpu(options, fault.what());
@@ -147,8 +147,8 @@ std::vector<Model> Model::load_on_gpus(const std::filesystem::path& folder, cons
   uploads.reserve(chosen.size());
   for (const int gpu : chosen) {
     // Where no thread can be started, get() runs it in this one.
-    uploads.push_back(std::async(std::launch::async | std::launch::deferred,
-                                 [&, gpu] { return on_cuda(*model, options.precision, gpu); }));
+    uploads.push_back(
+        std::async(std::launch::async | std::launch::deferred, [&, gpu] { return on_cuda(*model, options, gpu); }));
   }
   std::vector<Model> models;
   models.reserve(chosen.size());

@@ -50,23 +50,25 @@ Path choose_path(const Backend& backend, std::int64_t dim, const ChunkPlan& plan
   const RecurrenceOptions& options = chunk.options;
   const std::span<const Batch> batches = chunk.batches;
   const bool has_several = batches.size() > 1;
+  const bool is_invariant = plan.align != 0;  // then one path for steps and one for prompts, whatever their number
 
   // A step of up to 8 sequences at one position reads every weight once and waits at every stage: by one kernel the
   // bundled model makes 18,590 tokens/s, and 2048 × 16 reads at 93 % of a copy.
-  if (Has::kWholeStep && options.may_take(Path::kWholeStep) && chunk.is_step && !has_several &&
+  if (Has::kWholeStep && !is_invariant && options.may_take(Path::kWholeStep) && chunk.is_step && !has_several &&
       whole_step_fits(batches.front())) {
     return Path::kWholeStep;
   }
   // Short runs one by one pay for their launches and for the wait at the end of their sweeps. Packed, documents of 32
   // to 96 tokens are scored at 160 % of the rate of one long document (bundled model).
-  if (Has::kPacked && options.may_take(Path::kPacked) && chunk.packed && has_several && options.sweeps) {
+  if (Has::kPacked && options.may_take(Path::kPacked) && chunk.packed && (has_several || is_invariant) &&
+      options.sweeps) {
     return Path::kPacked;
   }
   // Tokens of many sequences share one reading of all weights, the recurrence's gates included: 64 sequences of
   // 2048 × 16 make 35 times the tokens/s of one. Sequences apart have no other path that takes them all at once, so
   // they count as many. A row behind a gap was laid out to be packed.
   if constexpr (Has::kRows) {
-    if (options.may_take(Path::kRows)) {
+    if (options.may_take(Path::kRows) && !chunk.packed) {
       constexpr std::int64_t kManyRows = 9;
       std::int64_t rows = 0;
       const bool are_tokens = std::all_of(batches.begin(), batches.end(), [&](const Batch& b) {
@@ -74,7 +76,8 @@ Path choose_path(const Backend& backend, std::int64_t dim, const ChunkPlan& plan
         rows += b.sequences;
         return follows;
       });
-      if (are_tokens && token_rows_pay(backend, has_several ? kManyRows : rows, dim)) return Path::kRows;
+      if (are_tokens && token_rows_pay(backend, has_several || is_invariant ? kManyRows : rows, dim))
+        return Path::kRows;
     }
   }
   // Runs that take exact steps share each reading of the gates: documents of 32 to 96 tokens are scored at 137 % of the
@@ -85,6 +88,7 @@ Path choose_path(const Backend& backend, std::int64_t dim, const ChunkPlan& plan
   // Pieces of a run go one after another, and each would wait for its launches. By one kernel the bundled model's
   // prefill makes 2,120,000 tokens/s.
   if constexpr (Has::kSegments) {
+    if (is_invariant) return Path::kReference;
     const auto fits = [&](const Batch& b) { return takes_segments(b, options) && segments_fit(b); };
     if (std::any_of(batches.begin(), batches.end(), fits)) return Path::kSegments;
   }

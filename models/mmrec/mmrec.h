@@ -123,6 +123,7 @@ class Net;
 
 /// What TableDefaults says of a device's copy, for blocks: they are composed (layer_fields.h).
 struct BlocksOnDevice : TableDefaults {
+  static constexpr bool kBatchInvariant = true;
   static std::int64_t more_rows(const Field& field, const Sizes& sizes) {
     return field.parts.data() == table::kQvzk && sizes.low_rank ? sizes.d : 0;
   }

@@ -38,13 +38,11 @@ class Net {
   bool reserve(std::int64_t sequences, bool sweeps) { return stack_.work().reserve(sequences, sweeps); }
   std::int64_t rows() const { return stack_.work().rows(); }
 
-  /// A step of several batches that goes by kRows is laid out before run(), here, and end_step() comes after it; else
-  /// nothing happens. Its hidden() has the rows that this says. The caller must send the lists.
+  /// A step that lists its rows is laid out before run(), here, and end_step() comes after it; else nothing happens.
+  /// Its hidden() has the rows that this says. The caller must send the lists.
   std::optional<StepRows> lay_out(const Chunk& chunk, Tables<Device>& tables) {
     laid_out_ = {};
-    if (chunk.batches.size() > 1 && stack_.choose(chunk, backend()) == Path::kRows) {
-      laid_out_ = stack_.lay_out(chunk, tables);
-    }
+    if (stack_.lists_rows(chunk)) laid_out_ = stack_.lay_out(chunk, tables);
     return laid_out_;
   }
   void end_step() {

@@ -85,8 +85,11 @@ class Stack {
   }
   void end_whole_step(const Chunk& chunk) { WholeStep<Backend, A>::end(terms_, chunk.batches.front()); }
 
-  /// Before and after run() of a step of several batches by kRows; `normed` has as many rows as this says. The caller
-  /// must send the lists.
+  /// Whether a step needs lay_out(): one of several batches by kRows, or any where no bits may depend on their number.
+  bool lists_rows(const Chunk& chunk) {
+    return (chunk.batches.size() > 1 || work_.plan.align != 0) && choose(chunk, backend_) == Path::kRows;
+  }
+  /// Before and after run() of such a step; `normed` has as many rows as this says. The caller must send the lists.
   StepRows lay_out(const Chunk& chunk, Tables<Backend>& tables) {
     StepRows rows;
     if constexpr (PathOps<Backend, A>::kRows) rows = rows_.lay_out(chunk, tables);

@@ -74,7 +74,7 @@ class Net {
 
   std::optional<StepRows> lay_out(const Chunk& chunk, Tables<Device>& tables) {
     laid_out_ = {};
-    if (chunk.batches.size() > 1 && choose(chunk) == Path::kRows) {
+    if (stacks_[0]->lists_rows(chunk)) {
       run_stacks(false, [&](std::size_t i) { laid_out_ = stacks_[i]->lay_out(chunk, tables); });  // the same for both
     }
     return laid_out_;

@@ -55,7 +55,7 @@ class Forward {
   Done run(const Work& work, const RecurrenceOptions& options) {
     Done done;
     if (!work.logprobs.empty()) score_first(work);
-    if (!work.is_piece && is_step(work.runs)) {  // the bits of a step; there is nothing left to score
+    if (!work.is_piece && !aligns() && is_step(work.runs)) {  // the bits of a step; there is nothing left to score
       load_tokens(work.tokens);
       begin_step(work.runs, options.path);
       done.add(step());
@@ -187,7 +187,8 @@ class Forward {
     } else {
       std::int64_t piece = 0;
       while (piece < rows) {
-        const std::int64_t chunk = next_chunk(net_.plan(), position + piece, rows - piece, net_.segment());
+        const auto next = aligns() ? next_simple_chunk : next_chunk;
+        const std::int64_t chunk = next(net_.plan(), position + piece, rows - piece, net_.segment());
         if (piece > 0 && piece + chunk > most) break;
         piece += chunk;
       }
@@ -203,6 +204,12 @@ class Forward {
  private:
   template <class T>
   using Matrix = kernels::MatrixView<T, Space>;
+
+  /// Whether a run's place and its bits do not depend on other runs (ChunkPlan::align).
+  bool aligns() const {
+    if constexpr (requires(const Net& net) { net.plan(); }) return net_.plan().align != 0;
+    return false;
+  }
 
   // Nets that cut a call otherwise when it is scored say so.
   Schedule schedule_of(const Work& work) const {

@@ -66,11 +66,12 @@ class LoadedModel {
   /// std::bad_alloc.
   virtual void round_to_bf16() = 0;
   /// Copies the weights; see make_cuda_executor() for precisions and what is thrown.
-  OnDevice on_cuda(Precision precision, int gpu) const;
+  OnDevice on_cuda(Precision precision, int gpu, bool batch_invariant = false) const;
 
  protected:
   /// Sets what the device decides in `info`: precision, weight_bytes, bytes_per_token and memory_bytes.
-  virtual std::shared_ptr<Executor> copy_to_cuda(Precision precision, int gpu, ModelInfo& info) const = 0;
+  virtual std::shared_ptr<Executor> copy_to_cuda(Precision precision, int gpu, bool batch_invariant,
+                                                 ModelInfo& info) const = 0;
 
   ModelInfo info_;
 };
@@ -125,10 +126,11 @@ struct CudaModel {
 /// Copies `weights` through page-locked staging memory, rounding where the precision is narrower than the stored type;
 /// kAuto is the stored matrices' type where all agree on a 16-bit one, fp32 otherwise. Throws std::bad_alloc whose
 /// what() names needed and free bytes, std::system_error; std::runtime_error in a build without CUDA
-/// (models/cuda_stub.cpp). Requires: cuda_unusable_reason(gpu) was "".
+/// (models/cuda_stub.cpp); std::invalid_argument where it has no such arithmetic. Requires: cuda_unusable_reason(gpu)
+/// was "".
 template <class Config>
 CudaModel make_cuda_executor(const Config& config, const WeightsOf<typename Config::Arch>& weights, Precision precision,
-                             int gpu = 0);
+                             int gpu = 0, bool batch_invariant = false);
 
 /// visit(option, member) for each of VariantOptions that an architecture has.
 template <class Options, class Config, class Visit>
@@ -198,8 +200,9 @@ class ModelOf final : public LoadedModel {
   }
 
  protected:
-  std::shared_ptr<Executor> copy_to_cuda(Precision precision, int gpu, ModelInfo& info) const override {
-    CudaModel model = make_cuda_executor(config_, *weights_, precision, gpu);
+  std::shared_ptr<Executor> copy_to_cuda(Precision precision, int gpu, bool batch_invariant,
+                                         ModelInfo& info) const override {
+    CudaModel model = make_cuda_executor(config_, *weights_, precision, gpu, batch_invariant);
     info.precision = model.precision;
     info.weight_bytes = model.bytes;
     count_bytes(type_of(info.precision), info);

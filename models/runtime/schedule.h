@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "models/runtime/executor.h"
@@ -26,6 +27,9 @@ struct ChunkPlan {
   bool begins_with_run = false;  // positions of the grid count from a run's first token
   std::int64_t part = 0;         // if not 0: parts end on multiples of it. A chunk of one run has several parts; where
                                  // several runs are not packed, a chunk is one part
+  std::int64_t align = 0;        // if not 0, no run's bits may depend on others: runs are packed even alone, go segment
+                                 // by segment and begin on rows that are multiples of it, and windows cut none of them
+                                 // that fits one
 
   /// Rows of the largest chunk of so many sequences.
   std::int64_t most_rows(std::int64_t sequences) const { return std::max(tokens, std::min(rows, sequences * tokens)); }
@@ -44,10 +48,12 @@ inline std::int64_t next_chunk(const ChunkPlan& plan, std::int64_t position, std
   return whole_tiles == 0 ? available : std::min(whole_tiles, plan.tokens - offset % plan.tokens);
 }
 
-/// The same where runs are packed and go segment by segment, so that their parts are simple (mmrec/paths/packed.h).
+/// The same where runs are packed and go segment by segment, so that their parts are simple (mmrec/paths/packed.h). The
+/// grid starts anew with each segment.
 inline std::int64_t next_simple_chunk(const ChunkPlan& plan, std::int64_t position, std::int64_t remaining,
                                       std::int64_t segment) {
-  return std::min({remaining, segment - position % segment, plan.tokens});
+  const std::int64_t offset = position % segment;
+  return std::min({remaining, segment - offset, plan.tokens - offset % plan.tokens});
 }
 
 /// A part of a call's run in a chunk; its first_row counts the chunk's rows.
@@ -68,7 +74,7 @@ class Schedule {
         most_rows_(plan.most_rows(static_cast<std::int64_t>(runs.size()))),
         done_(runs.size()),
         turn_(runs.size()),
-        packs_(plan.packs && runs.size() > 1 && !is_small_batch(runs)) {
+        packs_(plan.packs && (plan.align != 0 || (runs.size() > 1 && !is_small_batch(runs)))) {
     if (plan.part != 0 && runs.size() > 1 && !packs_) plan_.tokens = plan.part;
     begin_round();
   }
@@ -86,6 +92,7 @@ class Schedule {
     if (next_ == runs_.size()) return {};
     // Ragged parts have chunks of their own, so that no row lies in a whole tile because of its neighbours.
     ragged_ = turn_[next_] % plan_.tile != 0;
+    if (plan_.align != 0) return take_aligned();
     std::int64_t rows = 0;
     for (std::size_t i = next_; i < runs_.size(); ++i) {
       std::int64_t& turn = turn_[i];
@@ -93,16 +100,9 @@ class Schedule {
       const std::int64_t gap = packs_ && rows != 0 ? 1 : 0;
       if (rows != 0 && rows + gap + turn > most_rows_) break;
       rows += gap;
-      const Run& run = runs_[i];
-      std::int64_t& done = done_[i];
-      const bool ends = stops_ || done + turn == run.rows;
-      chunk_.push_back(
-          {{run.slot, run.position + done, rows, turn}, static_cast<std::int64_t>(i), run.first_row + done, ends});
-      rows += turn;
-      done += turn;
-      turn = 0;
+      rows = take_turn(i, rows);
     }
-    while (next_ < runs_.size() && turn_[next_] == 0) ++next_;
+    skip_done();
     if (packs_) put_simple_first();
     return chunk_;
   }
@@ -122,10 +122,41 @@ class Schedule {
   const std::vector<std::int64_t>& rows_done() const { return done_; }
 
  private:
+  // Puts run i's part into the chunk, from row `first` on; returns where it ends.
+  std::int64_t take_turn(std::size_t i, std::int64_t first) {
+    const Run& run = runs_[i];
+    std::int64_t &done = done_[i], &turn = turn_[i];
+    const bool ends = stops_ || done + turn == run.rows;
+    chunk_.push_back(
+        {{run.slot, run.position + done, first, turn}, static_cast<std::int64_t>(i), run.first_row + done, ends});
+    done += turn;
+    return first + std::exchange(turn, 0);
+  }
+  void skip_done() {
+    while (next_ < runs_.size() && turn_[next_] == 0) ++next_;
+  }
+  // In the order of put_simple_first(). The row before a run stays free for its carry.
+  std::span<const ChunkRun> take_aligned() {
+    const auto up_to_multiple = [](std::int64_t row, std::int64_t of) { return (row + of - 1) / of * of; };
+    std::int64_t end = -1;
+    for (const bool attends : {false, true}) {
+      for (std::size_t i = next_; i < runs_.size(); ++i) {
+        const std::int64_t turn = turn_[i];
+        if (turn == 0 || attends != (runs_[i].position + done_[i] >= 2 * segment_)) continue;
+        std::int64_t first = up_to_multiple(end + 1, plan_.align);
+        if (first / plan_.window != (first + turn - 1) / plan_.window) first = up_to_multiple(first, plan_.window);
+        if (first != 0 && first + turn > most_rows_) break;
+        end = take_turn(i, first);
+      }
+    }
+    skip_done();
+    return chunk_;
+  }
+
   void begin_round() {
     if (stops_) return;
     next_ = runs_.size();
-    const bool fills = packs_ && simple_rows() >= most_rows_ / 2;
+    const bool fills = packs_ && (plan_.align != 0 || simple_rows() >= most_rows_ / 2);
     for (std::size_t i = runs_.size(); i-- > 0;) {
       const Run& run = runs_[i];
       const std::int64_t left = run.rows - done_[i];

@@ -48,6 +48,8 @@ struct TableDefaults {
   static void complete_on_device(View& /*view*/, int /*gpu*/) {}
   static std::int64_t more_rows(const Field& /*field*/, const Sizes& /*sizes*/) { return 0; }
   static bool is_passing(const Field& /*field*/) { return false; }
+  /// Whether an executor on a GPU may be batch-invariant (mmrec/model.h).
+  static constexpr bool kBatchInvariant = false;
   /// Whether steps on a device read compact rows of quantised matrices (kernels/cuda/gemm/compact.h).
   template <class Config>
   static bool steps_compact(const Config& /*config*/, int /*gpu*/) {

@@ -86,7 +86,8 @@ const std::vector<Classified> kOfGenerate = with_common(with_sampling({
     {"state-in", kForm},
     {"prefix-cache", kForm},
     {"prefix-cache-mb", kNothing, {"--prefix-cache-mb 7"}},
-    {"calls", kBits},  // a prompt that is one call has no prefix cache
+    {"batch-invariant", kNothing, {"--batch-invariant"}},  // on the CPU; on a GPU it decides bits
+    {"calls", kBits},                                      // a prompt that is one call has no prefix cache
     {"bank", kBits, {"--calls stepwise --bank true", "--calls stepwise --bank false"}, kJax},
 }));
 

@@ -32,6 +32,7 @@ struct LawsCase {
   std::size_t shorten = 1;              // divides the lengths, where time is dear
   std::string (*unusable)() = nullptr;  // why it cannot run here; "" if it can
   VariantOptions variant = {};
+  bool batch_invariant = false;
 
   friend void PrintTo(const LawsCase& c, std::ostream* out) { *out << c.folder; }
 };
@@ -41,6 +42,7 @@ inline std::string laws_name(const testing::TestParamInfo<LawsCase>& info) {
   std::string name = info.param.folder;
   if (info.param.variant.calls == Calls::kStepwise) name += "_stepwise";
   if (info.param.variant.bank == false) name += "_nobank";
+  if (info.param.batch_invariant) name += "_invariant";
   std::replace_if(
       name.begin(), name.end(), [](char c) { return c == '/' || c == '-'; }, '_');
   return name;
@@ -80,7 +82,9 @@ class Laws : public testing::TestWithParam<LawsCase> {
   }
   static Model load() {
     const LawsCase& c = GetParam();
-    return Model::load(folder_of(c.folder), {.device = c.device, .precision = c.precision, .variant = c.variant});
+    return Model::load(
+        folder_of(c.folder),
+        {.device = c.device, .precision = c.precision, .batch_invariant = c.batch_invariant, .variant = c.variant});
   }
   static SessionOptions options(PrefillMode mode, int threads = 1) {
     return {.threads = threads, .prefill = mode, .sweep_tolerance = GetParam().sweep_tolerance};

@@ -69,6 +69,26 @@ TEST(ChoosePath, TakesTheFastestThatMayBeTaken) {
   }
 }
 
+TEST(ChoosePath, HasOnePathForStepsAndOneForPromptsIfBitsMayNotDependOnOthers) {
+  const Chunk step{.is_step = true, .options = {}}, prompt{.packed = true, .options = {.sweeps = true}};
+  const Chunk exact{.packed = true, .options = {}};
+  const Chosen cases[] = {{"a step of one", {batch(0, 1, 1)}, step, Path::kRows},
+                          {"a step of few side by side", {batch(0, 3, 1)}, step, Path::kRows},
+                          {"a step of many apart", {batch(0, 9, 1), batch(9, 4, 1)}, step, Path::kRows},
+                          {"one prompt", {batch(0, 1, 40)}, prompt, Path::kPacked},
+                          {"a prompt of one token", {batch(0, 1, 1)}, prompt, Path::kPacked},
+                          {"prompts", {batch(0, 1, 40), batch(128, 1, 7)}, prompt, Path::kPacked},
+                          {"a prompt by steps", {batch(0, 1, 1)}, exact, Path::kReference}};
+  for (const Chosen& c : cases) {
+    Chunk chunk = c.chunk;
+    chunk.batches = c.batches;
+    const auto fit = [](const Batch& /*b*/) { return true; };
+    EXPECT_EQ((choose_path<HasAll, kernels::Float16>({}, 64, {.spans_segments = true, .align = 128}, chunk, fit, fit)),
+              c.path)
+        << c.what;
+  }
+}
+
 TEST(ChoosePath, KeepsToWhatTheBackendHas) {
   using OnCpu = PathOps<kernels::Cpu, float>;
   EXPECT_TRUE(OnCpu::kTogether);

@@ -731,6 +731,31 @@ TEST_F(LinearTest, BitsOfManyRowsDoNotDependOnTheirNumber) {
   check_groups(1300, 640);
 }
 
+// Of a Cuda that is batch-invariant all numbers of rows are one class: 16 bits by two algorithms whose sums have one
+// order, fp32 by parts, everything else in groups of 8 rows.
+TEST_F(LinearTest, BitsOfOneClassDoNotDependOnTheNumberOfRows) {
+  on().set_batch_invariant(true);
+  const std::vector<std::int64_t> sizes = {1, 8, 9, 33, 64, 100, 129};
+  const auto check_shape = [&](std::int64_t rows, std::int64_t out, std::int64_t in) {
+    const Case c{rows, out, in, Activation::kGelu, true}, sum{rows, out, in, Activation::kNone, true, Residual::kApart};
+    expect_rows_alone<BFloat16, BFloat16>(c, sizes);
+    expect_rows_alone<Float16, Float16>(c, sizes);
+    expect_rows_alone<BFloat16, float>(sum, sizes);
+    expect_rows_alone<float, float>(sum, sizes);
+    Case parts = c;
+    parts.parts = true;
+    expect_rows_alone<float, float>(parts, sizes);
+  };
+  check_shape(140, 72, 136);
+  check_shape(140, 20, 61);  // which the copy engine cannot read
+  if (!small_sizes()) {
+    check_shape(300, 256, 4096);  // k would be cut
+    check_shape(700, 3072, 1024);
+    check_shape(1300, 1000, 512);
+  }
+  on().set_batch_invariant(false);
+}
+
 // Kernels start while those before them drain, jobs of many rows go over two streams, and the vector goes to and fro
 // between buffers: reading early, or from a cache, would show. Enqueued at once and replayed as a graph, the chain has
 // the bits that it has when every call is waited for.

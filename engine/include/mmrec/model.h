@@ -26,6 +26,10 @@ struct LoadOptions {
   Device device = Device::kAuto;  ///< where it is to run
   int gpu = 0;                    ///< which GPU, counted from 0 as CUDA shows them; >= 0. No meaning on the CPU
   Precision precision = Precision::kAuto;  ///< kF16 is for a GPU alone
+  /// On a GPU: no result of a sequence depends on which others run, how many, or how its prompt was cut into calls at
+  /// ends of memory segments (docs/numerics.md#batch-invariance, with what it costs). mmrec-jax has no such arithmetic
+  /// there. On the CPU nothing changes: no result depends on the batch.
+  bool batch_invariant = false;
   int threads = 0;               ///< threads that read the weights; 0: all the processors this process may use. >= 0
   bool allow_nonfinite = false;  ///< accept NaN and infinite weights
   VariantOptions variant = {};   ///< in place of what config.json says of them

@@ -22,6 +22,7 @@ class LoadOptions(TypedDict, total=False):
 
     device: str
     precision: Literal["auto", "fp32", "fp16", "bf16", "fp32-fma"]
+    batch_invariant: bool
     threads: int
     allow_nonfinite: bool
     on_warning: Optional[Callable[[str], object]]
@@ -80,6 +81,7 @@ class RequestOptions(_RequestOptions, GenerateOptions, total=False):
 DEFAULTS = {
     "device": "auto",
     "precision": "auto",
+    "batch_invariant": False,
     "threads": 0,
     "allow_nonfinite": False,
     "prefill": "auto",

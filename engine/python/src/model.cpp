@@ -38,6 +38,7 @@ struct Loading {
       options.precision = static_cast<Precision>(*precision);
     }
     take_into(given, "threads", options.threads);
+    take_into(given, "batch_invariant", options.batch_invariant);
     take_into(given, "allow_nonfinite", options.allow_nonfinite);
     take_variant(given, "expert", kExpertNames, options.variant.expert);
     take_variant(given, "calls", kCallsNames, options.variant.calls);
@@ -235,7 +236,8 @@ void bind_model(nb::module_& m) {
       "Loads a model folder: config.json and model.safetensors, or its shards. None: the bundled model.\n\n"
       "Options: device='auto' ('cpu', 'cuda', 'cuda:N'; 'cpu' loads no CUDA library), precision='auto' ('fp32', "
       "'fp16',\n"
-      "'bf16', 'fp32-fma'), threads=0 (that read; 0: all processors), allow_nonfinite=False, on_warning=None\n"
+      "'bf16', 'fp32-fma'), batch_invariant=False (on a GPU: no sequence's result depends on others), threads=0\n"
+      "(that read; 0: all processors), allow_nonfinite=False, on_warning=None\n"
       "(a callable of one line; None: warnings.warn), and of some architectures expert='both'|'text'|'code',\n"
       "calls='stepwise'|'prompt'|'whole', bank=bool. Raises ModelError naming file, field, found and expected, "
       "OSError\n"

@@ -22,6 +22,7 @@ enum class LinearAlgo : std::uint8_t {
   kFewCompact,
   /// Any number of rows, for sm_90a: with them prefill runs at 40 % (D = 1,024) to 68 % (D = 4,096) of the device's
   /// best product rate. The epilogue works on the sums in registers, where the library needs a second pass for gelu.
+  /// Where a Cuda is batch-invariant it adds the slices of kFewRows.
   kManyRows,
   /// More than kFewRows rows in fp32, for sm_90a: by kManyRows from three bf16 parts of each operand. An H100
   /// multiplies bf16 at 13 times the rate of fp32, and this takes six products.
@@ -47,9 +48,36 @@ bool linear_parts_supported(const Cuda& cuda, MatrixView<const float, Device> x,
 /// above.
 bool linear_fp8_supported(const Cuda& cuda, MatrixView<const BFloat16, Device> x, const WeightView<Device>& weight);
 
+/// Outputs of a tile of kFewRows, and in how many slices it cuts k, whose sums are added one after another: as many as
+/// run at once, each of some length.
+inline constexpr int kOutputs = 64;
+inline int few_rows_slices(const WeightView<Device>& weight) {
+  constexpr std::int64_t kMostBlocks = 128;                 // one a multiprocessor, beside one of the next kernel's
+  constexpr std::int64_t kDepth = 64, kLeastBlocksOfK = 4;  // of a block of k; in a slice
+  constexpr int kMostSlices = 4;
+  const std::int64_t tiles = (weight.rows + kOutputs - 1) / kOutputs, blocks = (weight.cols + kDepth - 1) / kDepth;
+  int slices = 1;
+  while (slices < kMostSlices && 2 * slices * tiles <= kMostBlocks && 2 * slices * kLeastBlocksOfK <= blocks) {
+    slices *= 2;
+  }
+  return slices;
+}
+
+/// The one class of arithmetic of the job's weights. kManyRows adds slices as kFewRows does then.
+template <class A, class Y>
+LinearAlgo choose_invariant_linear(const Cuda& cuda, const Linear<Device, A, Y>& job) {
+  if constexpr (sizeof(A) == 2) {
+    if (!gemm_sm90_supported(cuda, job.x, job.weight)) return LinearAlgo::kMatvec;
+    return job.x.rows > kFewRows ? LinearAlgo::kManyRows : LinearAlgo::kFewRows;
+  } else {
+    return linear_parts_supported(cuda, job.x, job.weight) ? LinearAlgo::kParts : LinearAlgo::kMatvec;
+  }
+}
+
 /// The algorithm of a job with rows and outputs.
 template <class A, class Y>
 LinearAlgo choose_linear(const Cuda& cuda, const Linear<Device, A, Y>& job) {
+  if (cuda.batch_invariant()) return choose_invariant_linear(cuda, job);
   if (job.x.rows <= kTileColumns) return LinearAlgo::kMatvec;
   if constexpr (sizeof(A) == 2) {
     if (gemm_sm90_supported(cuda, job.x, job.weight)) {

@@ -20,7 +20,6 @@
 namespace mmrec::kernels {
 
 // Of a block: two warpgroups, of which one or both multiply and both finish rows, and a warp that copies.
-constexpr int kOutputs = 64;  // of a tile
 constexpr int kWarpgroup = 128;
 constexpr int kFinishers = 2 * kWarpgroup;
 constexpr int kCopyingWarp = kFinishers / 32;
@@ -30,8 +29,6 @@ constexpr int kThreads = kFinishers + 32;
 constexpr int kDepth = kBoxColumns;  // of a k-block
 constexpr int kRowBytes = kDepth * 2;
 constexpr int kCluster = 4;
-constexpr int kMostBlocks = 128;    // of a matrix that is cut: one a multiprocessor, beside one of the next kernel's
-constexpr int kLeastBlocksOfK = 4;  // in a slice
 
 // Shared memory: the ring of stages, its barriers. A row's sums lie apart by as many banks as let a store of 8 outputs
 // of 4 pairs of rows meet in none.
@@ -261,15 +258,10 @@ __device__ inline void finish_block(const FewRowsJob<Y>& job, const FewRowsPlace
 }
 
 /// Adds a job behind those that end before cluster `begin`; returns where it ends. Its k-blocks have `depth` columns.
-/// Slices of k: as many as run at once, each of some length.
 template <class A, class Y>
 int set_few_rows_job(const Linear<Device, A, Y>& job, int depth, int begin, FewRowsJob<Y>& to) {
   const std::int64_t tiles = ceil_div(job.weight.rows, kOutputs);
-  int slices = 1;
-  while (slices < kCluster && 2 * slices * tiles <= kMostBlocks &&
-         2 * slices * kLeastBlocksOfK <= ceil_div(job.weight.cols, kDepth)) {
-    slices *= 2;
-  }
+  const int slices = few_rows_slices(job.weight);
   const int end = begin + static_cast<int>(ceil_div(tiles * slices, kCluster));
   to = {linear_output(job), static_cast<int>(ceil_div(job.weight.cols, depth)), slices, end};
   return end;

@@ -120,6 +120,16 @@ void by_library(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
   if (two_streams) cuda.join();
 }
 
+/// A part of the job's rows.
+template <class A, class Y>
+Linear<Device, A, Y> rows_of(Linear<Device, A, Y> job, std::int64_t first, std::int64_t count) {
+  if (count == job.x.rows) return job;
+  job.x = job.x.middle_rows(first, count);
+  job.y = job.y.middle_rows(first, count);
+  if (job.residual.data != nullptr) job.residual = job.residual.middle_rows(first, count);
+  return job;
+}
+
 template <class A, class Y>
 void run(Cuda& cuda, LinearAlgo algo, std::span<const Linear<Device, A, Y>> jobs) {
   if (algo == LinearAlgo::kMatvec) return matvec(cuda, jobs);
@@ -142,6 +152,7 @@ void run(Cuda& cuda, LinearAlgo algo, std::span<const Linear<Device, A, Y>> jobs
 template <class A>
 bool linear_takes_rows(const Cuda& cuda, const Linear<Device, A, float>& job) {
   const LinearAlgo algo = choose_linear(cuda, job);
+  if (cuda.batch_invariant() && few_rows_slices(job.weight) > 1) return false;  // no kernel for both
   return job.residual.data == nullptr && (algo == LinearAlgo::kManyRows || algo == LinearAlgo::kFp8);
 }
 
@@ -157,8 +168,11 @@ void linear(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, LinearAlgo a
       if (job.x.rows == 0 || job.weight.rows == 0 || (algo == LinearAlgo::kAuto && choose_linear(cuda, job) != each)) {
         continue;
       }
-      batch[count++] = job;
-      if (count == most) run<A, Y>(cuda, each, std::span(batch).first(std::exchange(count, 0)));
+      const std::int64_t at_once = each == LinearAlgo::kMatvec ? kTileColumns : job.x.rows;
+      for (std::int64_t first = 0; first < job.x.rows; first += at_once) {
+        batch[count++] = rows_of(job, first, std::min(at_once, job.x.rows - first));
+        if (count == most) run<A, Y>(cuda, each, std::span(batch).first(std::exchange(count, 0)));
+      }
     }
     if (count != 0) run<A, Y>(cuda, each, std::span(batch).first(count));
   }

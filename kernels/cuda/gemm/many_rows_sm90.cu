@@ -14,6 +14,7 @@
 //
 // Bytes moved: x once, W once per group of rows (sm90.cuh), residual and y once. Deterministic: the order of a
 // sum is that of k, whatever the tile.
+#include <algorithm>
 #include <limits>
 #include <type_traits>
 
@@ -290,6 +291,13 @@ class LinearEpilogue {
 /// so that the tensor cores, whose sums may truncate, add them before the sums are large.
 constexpr GemmPasses kPassesOfParts = {.count = 6, .x = 0b00'01'00'10'00'01, .w = 0b00'00'01'00'10'01};
 
+/// Whether sums are those of slices, as kFewRows cuts k.
+template <class A, class Y>
+bool folds(const Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, bool parts) {
+  return cuda.batch_invariant() && !parts &&
+         std::ranges::any_of(jobs, [](const auto& job) { return few_rows_slices(job.weight) > 1; });
+}
+
 /// About how many clocks the jobs take with this tile. A wave of tiles takes `block_clocks` for each k-block and then
 /// `finish_clocks`, as measured on an H200.
 template <class Tile, class A, class Y>
@@ -319,6 +327,7 @@ void launch_jobs(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, const X
       x.depth_stride = form.part_stride, w.depth_stride = jobs[i].weight.part_stride;
     }
     set_gemm_job<Tile>(products, static_cast<int>(i), x, w, form.part_stride != 0 ? kPassesOfParts : GemmPasses());
+    if constexpr (Tile::kFolds) products.problem[i].slices = few_rows_slices(jobs[i].weight);
     outputs.job[i] = linear_output(jobs[i]);
     outputs.scales[i] = product_scales(form.scales, jobs[i].weight);
   }
@@ -349,13 +358,20 @@ GemmTile choose_tile(const Cuda& cuda, std::span<const Linear<Device, A, Y>> job
   const double wide = clocks<WideTile>(cuda, jobs, passes, 1024, 3000);
   const double square = clocks<SquareTile>(cuda, jobs, passes, 560, 1500);
   const double slim = clocks<SlimTile>(cuda, jobs, passes, 440, 800);
-  if (wide < std::min(square, slim)) return GemmTile::kWide;
+  if (wide < std::min(square, slim) && !folds(cuda, jobs, parts)) return GemmTile::kWide;
   return square < slim ? GemmTile::kSquare : GemmTile::kSlim;
 }
 
 template <class A, class Y>
 void linear_many_rows_sm90(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, GemmTile tile, const XForm& x) {
-  switch (tile == GemmTile::kAuto ? choose_tile(cuda, jobs, x.part_stride != 0) : tile) {
+  if (tile == GemmTile::kAuto) tile = choose_tile(cuda, jobs, x.part_stride != 0);
+  if constexpr (!std::is_same_v<A, Float8>) {
+    if (folds(cuda, jobs, x.part_stride != 0)) {
+      return tile == GemmTile::kSlim ? launch_jobs<FoldingTile<SlimTile>, false>(cuda, jobs, x)
+                                     : launch_jobs<FoldingTile<SquareTile>, false>(cuda, jobs, x);
+    }
+  }
+  switch (tile) {
     case GemmTile::kWide:
       return launch_jobs<WideTile>(cuda, jobs, x);
     case GemmTile::kSquare:

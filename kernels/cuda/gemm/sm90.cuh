@@ -54,6 +54,7 @@ namespace mmrec::kernels {
 //   kClusterRows   blocks that share a tile of W
 //   kLead          k-blocks that the first consumer starts ahead of the second
 //   kGroup         cluster tiles of rows in a group
+//   kFolds         k is cut in slices (GemmProblem), whose sums are added one after another
 
 /// 128 x 256: the least L2 and shared memory traffic a multiply-add, 80 of 128 bytes a clock of shared memory for the
 /// products and 48 for the copies.
@@ -64,6 +65,7 @@ struct WideTile {
   static constexpr int kClusterRows = 2;
   static constexpr int kLead = 2;
   static constexpr int kGroup = 8;
+  static constexpr bool kFolds = false;
 };
 /// The same without clusters, for a single tile of rows.
 struct WideSingleTile : WideTile {
@@ -80,6 +82,11 @@ struct SlimTile : WideSingleTile {
   static constexpr int kColumns = 64;
   static constexpr int kStages = 8;
   static constexpr int kLead = 3;
+};
+/// Sums of all slices and of one take twice the registers, so there is no wide one.
+template <class Tile>
+struct FoldingTile : Tile {
+  static constexpr bool kFolds = true;
 };
 
 template <class Tile>
@@ -143,6 +150,7 @@ struct GemmProblem {
   GemmPasses passes;
   int pass_blocks = 0;
   int k_blocks = 0;   // of all passes
+  int slices = 1;     // of k, where Tile::kFolds
   int row_tiles = 0;  // of one matrix
   int column_tiles = 0;
 };
@@ -317,12 +325,27 @@ __device__ void gemm_consume(GemmRing<Tile> ring, Epilogue& epilogue, const Gemm
       previous = ring.stage;
       ring.advance();
     };
-    multiply(0, std::false_type());
-    for (int k = 1; k < k_blocks; ++k) multiply(k, std::true_type());
-    ptx::wgmma_wait_all(sum);
-    release(previous);
-    first = false;
-    epilogue.finish(place, sum);
+    const auto multiply_slice = [&](int begin, int end) {
+      multiply(begin, std::false_type());
+      for (int k = begin + 1; k < end; ++k) multiply(k, std::true_type());
+      ptx::wgmma_wait_all(sum);
+      release(previous);
+    };
+    if constexpr (Tile::kFolds) {
+      const int slices = jobs.problem[place.job].slices;
+      float total[Tile::kColumns / 2];
+      for (int s = 0; s < slices; ++s) {
+        multiply_slice(k_blocks * s / slices, k_blocks * (s + 1) / slices);
+#pragma unroll
+        for (int i = 0; i < Tile::kColumns / 2; ++i) total[i] = s == 0 ? sum[i] : total[i] + sum[i];
+      }
+      first = false;
+      epilogue.finish(place, total);
+    } else {
+      multiply_slice(0, k_blocks);
+      first = false;
+      epilogue.finish(place, sum);
+    }
   }
 }
 

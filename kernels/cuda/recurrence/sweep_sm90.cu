@@ -37,6 +37,7 @@ struct NarrowSweepTile {
   static constexpr int kClusterRows = 2;
   static constexpr int kLead = 0;   // both consumers scan together
   static constexpr int kGroup = 1;  // times slowest: earlier tiles have lower numbers
+  static constexpr bool kFolds = false;
 };
 /// 128 channels, with less traffic a multiply-add.
 struct WideSweepTile : NarrowSweepTile {

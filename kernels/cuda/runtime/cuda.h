@@ -138,6 +138,11 @@ class Cuda {
   /// Makes stream() wait for what is on another backend's stream() of the same device. Recorded when that is captured.
   void follow(Cuda& other);
 
+  /// From now on no op's result for a row or a sequence depends on the others of its call, nor on how many there are
+  /// (docs/numerics.md#on-a-gpu). Off at first.
+  void set_batch_invariant(bool is) { batch_invariant_ = is; }
+  bool batch_invariant() const { return batch_invariant_; }
+
   int device() const { return device_; }
   int processors() const { return processors_; }                  // multiprocessors
   int compute_capability() const { return compute_capability_; }  // 90 for 9.0
@@ -244,6 +249,7 @@ class Cuda {
   Cuda(int device, std::unique_ptr<Streams> streams);
 
   int device_ = 0;
+  bool batch_invariant_ = false;
   int processors_ = 0;
   int compute_capability_ = 0;
   std::size_t l2_bytes_ = 0;

@@ -43,6 +43,7 @@ struct ModelInfo {
   int gpu = -1;                       ///< the GPU's number, as LoadOptions::gpu; -1 on the CPU
   std::string device_name;            ///< the GPU's name, "NVIDIA H200"; "cpu" on the CPU
   Precision precision = Precision::kF32;  ///< what products are computed in: never kAuto
+  bool batch_invariant = false;           ///< LoadOptions::batch_invariant on a GPU
 };
 
 /// One sentence: what bf16 would give a model that Precision::kAuto runs in fp32 on a GPU. Empty for other models.

@@ -43,6 +43,10 @@ inline ChunkPlan chunk_plan(const Config& config, const kernels::Cuda& cuda, ker
       .spans_segments = config.carry_state || config.model_dim % 2 == 0,  // packed_sweeps takes no odd D that restarts
       .packs = true};
   // Four parts fill the device as a window does.
+  if (cuda.batch_invariant()) {
+    plan.align = 128;  // times of a tile of sweeps, whose steps are composed
+    return plan;
+  }
   if (config.num_layers > 1 && plan.spans_segments && leaves_idle(config, cuda, type))
     plan.part = std::max<std::int64_t>(plan.window / 4, 256);
   return plan;

@@ -9,6 +9,6 @@
 
 namespace mmrec::models {
 
-template CudaModel make_cuda_executor(const Config&, const HostWeights&, Precision, int);
+template CudaModel make_cuda_executor(const Config&, const HostWeights&, Precision, int, bool);
 
 }  // namespace mmrec::models

@@ -187,7 +187,7 @@ class Rows {
     work_.normalise(work_.x(attending_), w.norm2, work_.u(attending_));
   }
 
-  bool is_listed() const { return batches_.size() > 1; }
+  bool is_listed() const { return batches_.size() > 1 || work_.plan.align != 0; }
   bool attends(const Batch& b) const { return work_.filled_slots(b.position) > 1; }
   template <class T>
   View<T> listed(Placed<T*> list, std::int64_t layer) {

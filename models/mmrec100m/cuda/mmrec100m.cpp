@@ -25,4 +25,5 @@ static ChunkPlan chunk_plan(const Config& config, const kernels::Cuda& cuda, ker
 }  // namespace mmrec::models::mmrec100m
 
 template mmrec::models::CudaModel mmrec::models::make_cuda_executor(const mmrec100m::Config&,
-                                                                    const mmrec100m::HostWeights&, Precision, int);
+                                                                    const mmrec100m::HostWeights&, Precision, int,
+                                                                    bool);

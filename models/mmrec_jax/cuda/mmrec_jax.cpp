@@ -21,4 +21,5 @@ static ChunkPlan chunk_plan(const Config& config, const kernels::Cuda& /*cuda*/,
 }  // namespace mmrec::models::mmrec_jax
 
 template mmrec::models::CudaModel mmrec::models::make_cuda_executor(const mmrec_jax::Config&,
-                                                                    const mmrec_jax::HostWeights&, Precision, int);
+                                                                    const mmrec_jax::HostWeights&, Precision, int,
+                                                                    bool);

@@ -16,6 +16,7 @@
 #include <set>
 #include <span>
 #include <stdexcept>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -53,14 +54,20 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Arch, A>, kernels::C
   using Forward = models::Forward<typename Arch::template Net<kernels::Cuda, A>>;
 
  public:
-  CudaExecutor(Config config, std::shared_ptr<const Weights> weights)
-      : Base(state_layout(config)), config_(std::move(config)), weights_(std::move(weights)) {}
+  CudaExecutor(Config config, std::shared_ptr<const Weights> weights, bool batch_invariant)
+      : Base(state_layout(config)),
+        config_(std::move(config)),
+        weights_(std::move(weights)),
+        batch_invariant_(batch_invariant) {}
 
   struct Worker {
-    Worker(const Config& config, const Weights& weights)
-        : backend(weights.gpu()),
-          forward(config, weights.view(), backend, chunk_plan(config, backend, kernels::kDTypeOf<A>)) {
+    Worker(const Config& config, const Weights& weights, bool batch_invariant)
+        : backend(weights.gpu()), forward(config, weights.view(), backend, plan(config, backend, batch_invariant)) {
       if (weights.multiplies_fp8()) backend.parts();  // before states take the rest of the memory
+    }
+    static ChunkPlan plan(const Config& config, kernels::Cuda& backend, bool batch_invariant) {
+      backend.set_batch_invariant(batch_invariant);
+      return chunk_plan(config, backend, kernels::kDTypeOf<A>);
     }
     kernels::Cuda backend;
     Forward forward;
@@ -75,7 +82,7 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Arch, A>, kernels::C
     return take(std::unique_lock(mutex_), options, sequences);
   }
   Turn take(std::unique_lock<std::mutex> lock, const ExecutionOptions& options, std::int64_t sequences) {
-    if (!worker_) worker_.emplace(config_, *weights_);
+    if (!worker_) worker_.emplace(config_, *weights_, batch_invariant_);
     worker_->backend.make_current();
     if (stream_ != nullptr) std::exchange(stream_, nullptr)->keep_token(*worker_);
     if (worker_->forward.reserve(sequences, resolve_on_cuda<A>(options).sweeps)) {  // the old activations are gone
@@ -323,6 +330,7 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Arch, A>, kernels::C
 
   const Config config_;
   const std::shared_ptr<const Weights> weights_;
+  const bool batch_invariant_;
   std::mutex mutex_;  // guards all that follows
   std::optional<Worker> worker_;
   DrawRules rules_;
@@ -338,18 +346,22 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Arch, A>, kernels::C
 
 template <class Config>
 CudaModel make_cuda_executor(const Config& config, const WeightsOf<typename Config::Arch>& weights, Precision precision,
-                             int gpu) {
+                             int gpu, bool batch_invariant) {
   using Arch = typename Config::Arch;
+  if (batch_invariant && !Arch::kBatchInvariant) {
+    throw std::invalid_argument("load option batch_invariant: found it, but " + std::string(Config::kModelType) +
+                                " has no such arithmetic on a GPU");
+  }
   const Config on_gpu = padded(config);
   const Padding padding{Arch::sizes(config, nullptr), Arch::sizes(on_gpu, nullptr), on_gpu.num_heads};
-  const auto on_device =
-      std::make_shared<const DeviceWeights<Arch>>(weights, precision, gpu, padding, Arch::steps_compact(on_gpu, gpu));
+  const auto on_device = std::make_shared<const DeviceWeights<Arch>>(
+      weights, precision, gpu, padding, !batch_invariant && Arch::steps_compact(on_gpu, gpu));
   const bool is_plain = precision == Precision::kF32Fma;
   CudaModel model{nullptr, is_plain ? precision : precision_of(on_device->type()), on_device->bytes(),
                   on_device->saved()};
   const auto make_for = [&]<class A>() {  // the types that ops are made for
     if (on_device->type() == kernels::kDTypeOf<A>) {
-      model.executor = std::make_shared<CudaExecutor<Arch, A>>(on_gpu, on_device);
+      model.executor = std::make_shared<CudaExecutor<Arch, A>>(on_gpu, on_device, batch_invariant);
     }
   };
   make_for.template operator()<float>();

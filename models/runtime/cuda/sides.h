@@ -17,7 +17,7 @@ class Sides<kernels::Cuda> {
 
   kernels::Cuda& of(std::size_t side) {
     if (side == 0) return main_;
-    if (!second_) second_.emplace(main_.device());
+    if (!second_) second_.emplace(main_.device()).set_batch_invariant(main_.batch_invariant());
     return *second_;
   }
   template <class Run>

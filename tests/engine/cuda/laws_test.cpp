@@ -66,6 +66,12 @@ std::vector<LawsCase> cases(Precision precision) {
   // ... and decays beyond 1 let |h| of these two reach 3e4 and 8e10 and come back: a matter for fp32.
   if (precision == Precision::kF32) folders.insert(folders.end(), {"oracle/slots", "oracle/dpg_bf16"});
   for (const char* folder : folders) all.push_back(on_cuda(folder, precision));
+  for (const char* folder : {"upstream/mmrec100m", "mmrec-12m"}) {
+    LawsCase invariant = on_cuda(folder, precision);
+    invariant.batch_invariant = true;
+    invariant.chunks_equal_to_steps = {};  // a prompt of one token is one
+    all.push_back(invariant);
+  }
   return all;
 }
 

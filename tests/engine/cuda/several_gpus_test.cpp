@@ -121,11 +121,11 @@ TEST_F(CudaSeveralGpus, ACallbackThatThrowsEndsTheCall) {
 
 /// Each of `count` requests gets what it gets on a session of its own. Their steps are those of sequences at positions
 /// of their own, in slots with gaps, that join and leave. On several GPUs they take the prefix's state from the last.
-void expect_texts_as_alone(const std::vector<Model>& models, std::size_t count, int slots) {
+void expect_texts_as_alone(std::span<const Model> models, std::size_t count, int slots) {
   const Tokenizer tokenizer = Tokenizer::load(folder());
   const auto prefix = std::make_shared<Session>(test::begun(models.back(), tokenizer.encode("The river")));
   std::vector<GenerateResult> results(count), expected;
-  Generator generator(models, tokenizer, {.slots = slots});
+  Generator generator(std::vector(models.begin(), models.end()), tokenizer, {.slots = slots});
   EXPECT_EQ(generator.slots(), slots * static_cast<int>(models.size()));
   for (std::size_t i = 0; i < count; ++i) {
     GenerateOptions options{.sampler = {.temperature = i % 3 == 0 ? 0.0F : 0.8F, .seed = i},
@@ -156,6 +156,10 @@ void expect_texts_as_alone(const std::vector<Model>& models, std::size_t count, 
     EXPECT_EQ(results[i].finish_reason, expected[i].finish_reason) << i << ": " << results[i].error;
     // Prompts that are packed take another path through the kernels, so log-probs agree within a bound.
     ASSERT_EQ(results[i].logprobs.size(), expected[i].logprobs.size()) << i;
+    if (models.front().info().batch_invariant) {
+      EXPECT_EQ(results[i].logprobs, expected[i].logprobs) << i;
+      continue;
+    }
     for (std::size_t t = 0; t < expected[i].logprobs.size(); ++t) {
       EXPECT_NEAR(results[i].logprobs[t], expected[i].logprobs[t], 1e-3F) << "request " << i << " token " << t;
     }
@@ -171,6 +175,37 @@ TEST_F(CudaGenerator, EachOfManyRequestsGetsWhatItGetsAlone) {
   if (small_sizes()) GTEST_SKIP() << "takes too long on an emulated device";
   const std::vector<Model> models = load(Precision::kF32, {0});
   for (const int slots : {300, 1024}) expect_texts_as_alone(models, static_cast<std::size_t>(slots) + 450, slots);
+}
+Model invariant_model(Precision precision) {
+  return Model::load(folder(), {.device = Device::kCuda, .precision = precision, .batch_invariant = true});
+}
+TEST_F(CudaGenerator, EachRequestHasTheBitsThatItHasAloneIfBatchInvariant) {
+  for (const Precision precision : {Precision::kBF16, Precision::kF16, Precision::kF32}) {
+    const Model model = invariant_model(precision);
+    for (const int slots : small_sizes() ? std::vector<int>{7, 64} : std::vector<int>{1, 2, 7, 64, 300, 1024}) {
+      if (precision != Precision::kBF16 && slots != 7 && slots != 300) continue;
+      expect_texts_as_alone({&model, 1}, small_sizes() || slots < 64 ? 12 : static_cast<std::size_t>(slots) + 50,
+                            slots);
+    }
+  }
+}
+TEST_F(CudaSeveral, CutsAtEndsOfSegmentsChangeNoBitsIfBatchInvariant) {
+  const Model model = invariant_model(Precision::kBF16);
+  const auto segment = static_cast<std::size_t>(model.info().memory_segment);
+  const std::vector<int> tokens = test::random_tokens(model, 4 * segment + segment / 2 + 3, 1);
+  Session whole = test::begun(model, tokens);
+  const std::span<const float> expected = whole.logits();
+  // Beside two others, in calls that end there.
+  for (const std::size_t cut : {segment, 3 * segment}) {
+    Session session = model.new_session(3);
+    for (const auto& part : {std::span(tokens).first(cut), std::span(tokens).subspan(cut)}) {
+      std::vector<int> of_each;
+      for (int sequence = 0; sequence < session.batch(); ++sequence)
+        of_each.insert(of_each.end(), part.begin(), part.end());
+      session.prefill(of_each);
+    }
+    EXPECT_TRUE(std::ranges::equal(session.logits().last(expected.size()), expected)) << cut;
+  }
 }
 TEST_F(CudaSeveralGpus, TextsAreThoseOfOne) { expect_texts_as_alone(load(Precision::kF32), small_sizes() ? 9 : 24, 3); }
 
