@@ -735,7 +735,8 @@ TEST_F(LinearTest, BitsOfManyRowsDoNotDependOnTheirNumber) {
 // order, fp32 by parts, everything else in groups of 8 rows.
 TEST_F(LinearTest, BitsOfOneClassDoNotDependOnTheNumberOfRows) {
   on().set_batch_invariant(true);
-  const std::vector<std::int64_t> sizes = {1, 8, 9, 33, 64, 100, 129};
+  const auto sizes =
+      small_sizes() ? std::vector<std::int64_t>{1, 9, 129} : std::vector<std::int64_t>{1, 8, 9, 33, 64, 100, 129};
   const auto check_shape = [&](std::int64_t rows, std::int64_t out, std::int64_t in) {
     const Case c{rows, out, in, Activation::kGelu, true}, sum{rows, out, in, Activation::kNone, true, Residual::kApart};
     expect_rows_alone<BFloat16, BFloat16>(c, sizes);
@@ -760,22 +761,22 @@ TEST_F(LinearTest, BitsOfOneClassDoNotDependOnTheNumberOfRows) {
 // between buffers: reading early, or from a cache, would show. Enqueued at once and replayed as a graph, the chain has
 // the bits that it has when every call is waited for.
 TEST_F(LinearTest, AChainReadsWhatTheCallBeforeWrote) {
-  constexpr std::int64_t kDim = kEmulated ? 64 : 1024;
+  const std::int64_t dim = kEmulated ? 64 : 1024;
   const int links = small_sizes() ? 3 : 100;
-  const Buffer<float> norm = upload(on(), std::vector<float>(kDim, 1.0F));
-  const Weights up(on(), 2 * kDim, kDim, DType::kBF16, 1, 1.0 / std::sqrt(kDim));
-  const Weights down(on(), kDim, 2 * kDim, DType::kBF16, 2, 1.0 / std::sqrt(kDim));
+  const Buffer<float> norm = upload(on(), std::vector<float>(static_cast<std::size_t>(dim), 1.0F));
+  const Weights up(on(), 2 * dim, dim, DType::kBF16, 1, 1.0 / std::sqrt(dim));
+  const Weights down(on(), dim, 2 * dim, DType::kBF16, 2, 1.0 / std::sqrt(dim));
   for (const std::int64_t rows : {1, 8, 20}) {
-    Matrix<float> x(on(), rows, kDim);
-    Matrix<BFloat16> u(on(), rows, kDim), hidden(on(), rows, 2 * kDim);
+    Matrix<float> x(on(), rows, dim);
+    Matrix<BFloat16> u(on(), rows, dim), hidden(on(), rows, 2 * dim);
     const auto link = [&](const auto& pause) {
       rmsnorm(on(), x.read(), norm.data(), u.view());
       pause();
       std::vector<Linear<Device, BFloat16, BFloat16>> halves;
       for (const std::int64_t half : {0, 1}) {
         halves.push_back({.x = u.view(),
-                          .weight = up.view().middle_rows(half * kDim, kDim),
-                          .y = hidden.view().middle_cols(half * kDim, kDim),
+                          .weight = up.view().middle_rows(half * dim, dim),
+                          .y = hidden.view().middle_cols(half * dim, dim),
                           .activation = half == 0 ? Activation::kGelu : Activation::kNone});
       }
       run(on(), halves);
@@ -784,7 +785,7 @@ TEST_F(LinearTest, AChainReadsWhatTheCallBeforeWrote) {
       pause();
     };
     const auto restart = [&] {
-      const std::vector<float> values = random_normal<float>(static_cast<std::size_t>(rows * kDim), 0.0, 1.0, 3);
+      const std::vector<float> values = random_normal<float>(static_cast<std::size_t>(rows * dim), 0.0, 1.0, 3);
       on().upload(values.data(), x.data(), values.size());
     };
     restart();

@@ -9,6 +9,8 @@
 #include "tests/support/host_threads.h"
 #include "tests/support/refusal.h"
 
+extern "C" [[gnu::weak]] void mmrec_cuda_emulation();  // the emulation has it
+
 namespace mmrec::kernels::test {
 
 using mmrec::test::expect_says;
@@ -24,12 +26,8 @@ inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 inline constexpr DType kAllDTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
 
 /// True where the kernels run on the host's emulation of a device (tests/support/cuda_emulation): the same code,
-/// thousands of times slower.
-#if defined(MMREC_CUDA_EMULATION)
-inline constexpr bool kEmulated = true;
-#else
-inline constexpr bool kEmulated = false;
-#endif
+/// thousands of times slower. The linker decides, so that tests are compiled once.
+inline const bool kEmulated = mmrec_cuda_emulation != nullptr;
 
 /// True where MMREC_TEST_SMALL is set, as under compute-sanitizer (scripts/gpu), which makes a launch a hundred times
 /// dearer: of many cases that are much alike only some are tried.

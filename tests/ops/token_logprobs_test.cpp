@@ -329,9 +329,9 @@ TEST_F(TokenLogprobsTest, TheMaximumTheSumAndTheTargetMayLieAnywhere) {
         const bool edge = !kOnCuda && (in_tile < 66 || in_tile > 4096 - 66 || p > cols - 66);
         if (p % step == 0 || p == cols - 1 || edge) positions.push_back(p);
       }
-      constexpr std::size_t kRows = kEmulated ? 32 : kOnCuda ? 256 : 64;
-      for (std::size_t i = 0; i < positions.size(); i += kRows) {
-        const auto n = static_cast<std::int64_t>(std::min(kRows, positions.size() - i));
+      const std::size_t rows = kEmulated ? 32 : kOnCuda ? 256 : 64;
+      for (std::size_t i = 0; i < positions.size(); i += rows) {
+        const auto n = static_cast<std::int64_t>(std::min(rows, positions.size() - i));
         const std::vector<std::int64_t> at(positions.begin() + static_cast<std::ptrdiff_t>(i),
                                            positions.begin() + static_cast<std::ptrdiff_t>(i) + n);
         std::vector<std::int64_t> beside;

@@ -88,7 +88,7 @@ class CudaEngine : public testing::Test {
     return Model::load(folder_of(folder), {.device = device, .precision = precision});
   }
   /// The bundled model, or where a device is emulated a tiny one.
-  static constexpr const char* kFolder = kEmulated ? "tiny" : "mmrec-12m";
+  inline static const char* const kFolder = kEmulated ? "tiny" : "mmrec-12m";
 };
 
 TEST_F(CudaEngine, QuantizedWeightsAreDequantizedForTheDevice) {

@@ -14,6 +14,8 @@
 #include "faults.h"
 #include "streams.h"
 
+extern "C" void mmrec_cuda_emulation() {}  // tells tests (tests/ops/testing.h) that it is linked
+
 namespace mmrec::cuda_emulation {
 namespace {
 
