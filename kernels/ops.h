@@ -80,9 +80,10 @@ inline constexpr std::int64_t kRowTile = 128;
 /// y = act(x Wᵀ + bias) + residual_scale * residual.
 /// x [n, in], weight [out, in], bias [out] or null, residual [n, out] or null; y [n, out]. Y is A or float. residual
 /// may alias y. force_row_kernel: no rows form a whole tile, however many there are. Callers set it for rows that stand
-/// together by chance. It has no meaning on a backend without tiles. `linear(backend, span<const Linear>)` runs
-/// independent jobs as one parallel region. y_rows, where linear_takes_rows() allows it: row r of y lies at y_rows[r],
-/// 16-byte aligned, in memory of Space; y has the shape alone.
+/// together by chance. It has no meaning on a backend without tiles, but that a Cuda that is batch-invariant has a
+/// class of arithmetic for jobs with it, the steps', and one for jobs without it. `linear(backend, span<const Linear>)`
+/// runs independent jobs as one parallel region. y_rows, where linear_takes_rows() allows it: row r of y lies at
+/// y_rows[r], 16-byte aligned, in memory of Space; y has the shape alone.
 template <class Space, class A = float, class Y = A>
 struct Linear {
   MatrixView<const A, Space> x = {};
@@ -98,8 +99,8 @@ struct Linear {
 void linear(Cpu& cpu, std::span<const Linear<Host>> jobs);
 /// On a device there are three classes of row numbers: up to kTileColumns, kFewRows, more. A row's result does not
 /// depend on how many rows of its class there are. (Those by a quantised matrix up to kFewCompactRows are one more
-/// class; a Cuda that is batch-invariant has one class.) More rows of fp32 are multiplied by parts where the weight has
-/// them.
+/// class; a Cuda that is batch-invariant has no such classes.) More rows of fp32 are multiplied by parts where the
+/// weight has them.
 template <class A, class Y>
 void linear(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, LinearAlgo algo = {});
 /// The parts (kParts) of fp32 numbers x, row by row and one part after another: parts [kParts, x.rows, x.cols].

@@ -235,9 +235,9 @@ class BlockTerms {
       work.template linear<float>(context_job(w, rounded, contexts.middle_rows(s, 1)));
     }
   }
-  /// c = W_o slot + b_o of one slot.
+  /// c = W_o slot + b_o of one slot, whoever asks.
   static Job context_job(const Layer& w, Matrix<const A> slot, Matrix<float> c) {
-    return {.x = slot, .weight = w.memory_out, .bias = w.memory_out_bias, .y = c};
+    return {.x = slot, .weight = w.memory_out, .bias = w.memory_out_bias, .y = c, .force_row_kernel = true};
   }
 
  private:

@@ -312,7 +312,8 @@ class Forward {
   void list_logits() {
     const std::int64_t all = laid_out_->all();
     if constexpr (kListsRows)
-      writes_slots_ = linear_takes_rows(backend_, Job{.x = net_.hidden(all), .weight = net_.head()});
+      writes_slots_ =
+          linear_takes_rows(backend_, Job{.x = net_.hidden(all), .weight = net_.head(), .force_row_kernel = true});
     const Matrix<float> scratch = logits_scratch(writes_slots_ ? all - std::ssize(chunk_) : all);
     rows_of_slots_.assign(static_cast<std::size_t>(all), nullptr);
     for (std::size_t i = 0; i < chunk_.size(); ++i) {
@@ -338,8 +339,11 @@ class Forward {
     const std::int64_t all = laid_out_->all();
     if (writes_slots_) {
       const Matrix<float> shape{nullptr, all, net_.vocab()};
-      const Job job{
-          .x = net_.hidden(all), .weight = net_.head(), .y = shape, .y_rows = step_tables_.device(listed_rows_)};
+      const Job job{.x = net_.hidden(all),
+                    .weight = net_.head(),
+                    .y = shape,
+                    .force_row_kernel = true,
+                    .y_rows = step_tables_.device(listed_rows_)};
       return kernels::linear(backend_, std::span<const Job>(&job, 1));
     }
     const Matrix<float> rows = logits_scratch(all);

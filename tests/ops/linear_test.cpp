@@ -28,6 +28,7 @@ struct Case {
   // Of compact rows beside bf16 numbers, the first own_rows of which are multiples of scales.
   WeightFormat compact = {};
   std::int64_t own_rows = 0;
+  bool of_steps = false;  // force_row_kernel
 };
 
 std::ostream& operator<<(std::ostream& stream, const Case& c) {
@@ -65,7 +66,8 @@ class Problem {
                             .weight = weight_.view(),
                             .y = output().view(),
                             .activation = case_.activation,
-                            .residual_scale = case_.residual_scale};
+                            .residual_scale = case_.residual_scale,
+                            .force_row_kernel = case_.of_steps};
     if (case_.bias) job.bias = bias_.data();
     if (case_.residual != Residual::kNone) job.residual = residual_.view();
     return job;
@@ -731,26 +733,30 @@ TEST_F(LinearTest, BitsOfManyRowsDoNotDependOnTheirNumber) {
   check_groups(1300, 640);
 }
 
-// Of a Cuda that is batch-invariant all numbers of rows are one class: 16 bits by two algorithms whose sums have one
-// order, fp32 by parts, everything else in groups of 8 rows.
-TEST_F(LinearTest, BitsOfOneClassDoNotDependOnTheNumberOfRows) {
+// Of a Cuda that is batch-invariant. Rows of steps in 16 bits take two algorithms, whose sums have one order; fp32 goes
+// by parts, and everything else in groups of 8 rows.
+TEST_F(LinearTest, BitsDependOnNoNumberOfRowsIfBatchInvariant) {
   on().set_batch_invariant(true);
   const auto sizes =
       small_sizes() ? std::vector<std::int64_t>{1, 9, 129} : std::vector<std::int64_t>{1, 8, 9, 33, 64, 100, 129};
   const auto check_shape = [&](std::int64_t rows, std::int64_t out, std::int64_t in) {
-    const Case c{rows, out, in, Activation::kGelu, true}, sum{rows, out, in, Activation::kNone, true, Residual::kApart};
-    expect_rows_alone<BFloat16, BFloat16>(c, sizes);
-    expect_rows_alone<Float16, Float16>(c, sizes);
-    expect_rows_alone<BFloat16, float>(sum, sizes);
-    expect_rows_alone<float, float>(sum, sizes);
-    Case parts = c;
-    parts.parts = true;
-    expect_rows_alone<float, float>(parts, sizes);
+    Case c{rows, out, in, Activation::kGelu, true}, sum{rows, out, in, Activation::kNone, true, Residual::kApart};
+    for (const bool of_steps : {true, false}) {
+      c.of_steps = sum.of_steps = of_steps;
+      expect_rows_alone<BFloat16, BFloat16>(c, sizes);
+      expect_rows_alone<BFloat16, float>(sum, sizes);
+      if (small_sizes() && !of_steps) continue;
+      expect_rows_alone<Float16, Float16>(c, sizes);
+      expect_rows_alone<float, float>(sum, sizes);
+      Case parts = c;
+      parts.parts = true;
+      expect_rows_alone<float, float>(parts, sizes);
+    }
   };
   check_shape(140, 72, 136);
   check_shape(140, 20, 61);  // which the copy engine cannot read
   if (!small_sizes()) {
-    check_shape(300, 256, 4096);  // k would be cut
+    check_shape(300, 256, 4096);  // k is cut
     check_shape(700, 3072, 1024);
     check_shape(1300, 1000, 512);
   }

@@ -22,7 +22,7 @@ enum class LinearAlgo : std::uint8_t {
   kFewCompact,
   /// Any number of rows, for sm_90a: with them prefill runs at 40 % (D = 1,024) to 68 % (D = 4,096) of the device's
   /// best product rate. The epilogue works on the sums in registers, where the library needs a second pass for gelu.
-  /// Where a Cuda is batch-invariant it adds the slices of kFewRows.
+  /// For steps of a batch-invariant Cuda it adds the slices of kFewRows.
   kManyRows,
   /// More than kFewRows rows in fp32, for sm_90a: by kManyRows from three bf16 parts of each operand. An H100
   /// multiplies bf16 at 13 times the rate of fp32, and this takes six products.
@@ -63,12 +63,13 @@ inline int few_rows_slices(const WeightView<Device>& weight) {
   return slices;
 }
 
-/// The one class of arithmetic of the job's weights. kManyRows adds slices as kFewRows does then.
+/// What a batch-invariant Cuda takes: one class of arithmetic for rows of steps (force_row_kernel), where kManyRows
+/// adds slices as kFewRows does, and one for rows of prompts, which are many.
 template <class A, class Y>
 LinearAlgo choose_invariant_linear(const Cuda& cuda, const Linear<Device, A, Y>& job) {
   if constexpr (sizeof(A) == 2) {
     if (!gemm_sm90_supported(cuda, job.x, job.weight)) return LinearAlgo::kMatvec;
-    return job.x.rows > kFewRows ? LinearAlgo::kManyRows : LinearAlgo::kFewRows;
+    return job.force_row_kernel && job.x.rows <= kFewRows ? LinearAlgo::kFewRows : LinearAlgo::kManyRows;
   } else {
     return linear_parts_supported(cuda, job.x, job.weight) ? LinearAlgo::kParts : LinearAlgo::kMatvec;
   }

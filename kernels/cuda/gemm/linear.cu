@@ -152,7 +152,8 @@ void run(Cuda& cuda, LinearAlgo algo, std::span<const Linear<Device, A, Y>> jobs
 template <class A>
 bool linear_takes_rows(const Cuda& cuda, const Linear<Device, A, float>& job) {
   const LinearAlgo algo = choose_linear(cuda, job);
-  if (cuda.batch_invariant() && few_rows_slices(job.weight) > 1) return false;  // no kernel for both
+  const bool may_fold = cuda.batch_invariant() && job.force_row_kernel;
+  if (may_fold && few_rows_slices(job.weight) > 1) return false;  // no kernel for both
   return job.residual.data == nullptr && (algo == LinearAlgo::kManyRows || algo == LinearAlgo::kFp8);
 }
 

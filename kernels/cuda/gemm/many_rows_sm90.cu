@@ -295,7 +295,7 @@ constexpr GemmPasses kPassesOfParts = {.count = 6, .x = 0b00'01'00'10'00'01, .w 
 template <class A, class Y>
 bool folds(const Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, bool parts) {
   return cuda.batch_invariant() && !parts &&
-         std::ranges::any_of(jobs, [](const auto& job) { return few_rows_slices(job.weight) > 1; });
+         std::ranges::any_of(jobs, [](const auto& j) { return j.force_row_kernel && few_rows_slices(j.weight) > 1; });
 }
 
 /// About how many clocks the jobs take with this tile. A wave of tiles takes `block_clocks` for each k-block and then

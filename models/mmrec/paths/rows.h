@@ -76,7 +76,10 @@ class Rows {
     // The gates' product depends on nothing of this step: it goes beside small ones whose latency would leave memory
     // idle.
     terms_.decay_factors(w, rows(),
-                         {.x = Work::row_of(work_.h_rounded(all_), 0), .weight = w.gate, .y = work_.state_gates(all_)});
+                         {.x = Work::row_of(work_.h_rounded(all_), 0),
+                          .weight = w.gate,
+                          .y = work_.state_gates(all_),
+                          .force_row_kernel = true});
     advance_norm(work_.backend, kernels::AdvanceNorm<Space, A>{.z = terms_.z(rows()),
                                                                .v = terms_.v(rows()),
                                                                .zm = work_.zm(rows()),
