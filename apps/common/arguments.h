@@ -49,7 +49,7 @@ struct Option {
 inline constexpr Option kPrecisionOption = {
     "precision", 0, {"P", "auto fp32 bf16 fp16 fp32-fma"}, "auto, fp32, bf16, fp16 or fp32-fma"};
 inline constexpr Option kBatchInvariantOption = {"batch-invariant", 0, kNoValue,
-                                                 "on a GPU: no result depends on other sequences; slower"};
+                                                 "on a GPU: no text depends on other sequences; slower"};
 inline constexpr Option kThreadsOption = {"threads", 't', {"N"}, "threads of the CPU (0: all)"};
 inline constexpr Option kExpertOption = {
     "expert", 0, {"E", "both text code"}, "of mmrec100m: both, text or code (as config.json says)"};

@@ -178,10 +178,10 @@ void check_replicas(std::span<const Model> models) {
   require(!models.empty(), "models: found none, expected at least one");
   const auto of = [](const Model& model) {
     const ModelInfo& info = model.info();
-    return fmt::format("fingerprint {:016x} on {} in {}{}", info.fingerprint,
-                       info.device == Device::kCuda ? "a GPU" : "the CPU", to_string(info.precision),
-                       info.variant.calls
-                           ? fmt::format(", calls {}", kCallsNames[static_cast<std::size_t>(*info.variant.calls)])
+    return fmt::format(
+        "fingerprint {:016x} on {} in {}{}{}", info.fingerprint, info.device == Device::kCuda ? "a GPU" : "the CPU",
+        to_string(info.precision), info.batch_invariant ? ", batch-invariant" : "",
+        info.variant.calls ? fmt::format(", calls {}", kCallsNames[static_cast<std::size_t>(*info.variant.calls)])
                            : "");
   };
   for (std::size_t i = 1; i < models.size(); ++i) {

@@ -72,6 +72,22 @@ def test_a_model_in_fp32_is_told_what_bf16_gives():
         assert sum("precision='bf16'" in line for line in said) == (not options)
 
 
+@needs_gpu
+def test_batch_invariant_texts_do_not_depend_on_slots():
+    folder = FIXTURES / "tiny"
+    model = mmrec.Model.load(folder, device="cuda", precision="bf16", batch_invariant=True)
+    assert model.info.batch_invariant
+    assert not mmrec.Model.load(folder, device="cpu", batch_invariant=True).info.batch_invariant
+    tokenizer = mmrec.Tokenizer.load(folder)
+    prompts = [[1 + i % 7] * (1 + 5 * i % 31) for i in range(12)]
+    results = [
+        mmrec.Generator(model, tokenizer, slots=slots).generate(prompts, max_tokens=8, seed=3) for slots in (1, 12)
+    ]
+    for alone, beside in zip(*results):
+        assert alone.tokens.tolist() == beside.tokens.tolist()
+        assert alone.logprobs.tolist() == beside.logprobs.tolist()
+
+
 def test_a_gpu_that_is_not_there_is_named():
     with pytest.raises(mmrec.DeviceUnavailable, match="999|CUDA"):
         mmrec.Model.load(device="cuda:999")

@@ -26,8 +26,8 @@ struct LoadOptions {
   Device device = Device::kAuto;  ///< where it is to run
   int gpu = 0;                    ///< which GPU, counted from 0 as CUDA shows them; >= 0. No meaning on the CPU
   Precision precision = Precision::kAuto;  ///< kF16 is for a GPU alone
-  /// On a GPU: no result of a sequence depends on which others run, how many, or how its prompt was cut into calls at
-  /// ends of memory segments (docs/numerics.md#batch-invariance, with what it costs). mmrec-jax has no such arithmetic
+  /// On a GPU: logits and drawn texts of a sequence do not depend on which others run, how many, or how its prompt was
+  /// cut into calls at ends of memory segments (docs/numerics.md, "Batch invariance"). mmrec-jax has no such arithmetic
   /// there. On the CPU nothing changes: no result depends on the batch.
   bool batch_invariant = false;
   int threads = 0;               ///< threads that read the weights; 0: all the processors this process may use. >= 0

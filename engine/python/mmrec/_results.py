@@ -39,6 +39,7 @@ class ModelInfo:
     gpu: int  #: the GPU's number; -1 on the CPU
     device_name: str  #: "NVIDIA H200"; "cpu" on the CPU
     precision: str  #: of products: "fp32", "fp16", "bf16" or "fp32-fma"
+    batch_invariant: bool  #: the option of load(), on a GPU
 
 
 @dataclasses.dataclass(frozen=True)

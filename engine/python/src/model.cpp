@@ -94,7 +94,7 @@ nb::object info(const PyModel& self) {
       name(kCallsNames, info.variant.calls), info.variant.bank, info.parameters, info.weight_bytes,
       info.bytes_per_token, info.memory_bytes, info.fingerprint, info.bos_token_id,
       nb::tuple(nb::cast(info.eos_token_ids)), kDeviceNames[static_cast<std::size_t>(info.device)], info.gpu,
-      info.device_name, to_string(info.precision));
+      info.device_name, to_string(info.precision), info.batch_invariant);
 }
 
 PySession* new_session(const PyModel& self, nb::handle batch, nb::kwargs options) {

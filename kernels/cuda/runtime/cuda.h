@@ -138,8 +138,7 @@ class Cuda {
   /// Makes stream() wait for what is on another backend's stream() of the same device. Recorded when that is captured.
   void follow(Cuda& other);
 
-  /// From now on no op's result for a row or a sequence depends on the others of its call, nor on how many there are
-  /// (docs/numerics.md#on-a-gpu). Off at first.
+  /// From now on no product's row depends on how many rows there are (docs/numerics.md#batch-invariance). Off at first.
   void set_batch_invariant(bool is) { batch_invariant_ = is; }
   bool batch_invariant() const { return batch_invariant_; }
 
