@@ -11,7 +11,6 @@
 #include <iterator>
 #include <map>
 #include <optional>
-#include <ranges>
 #include <stdexcept>
 #include <string_view>
 #include <system_error>
@@ -283,7 +282,8 @@ std::int64_t PrefixCache::restore(Session& session, std::span<const int> ids) {
     for (; hashed < count; ++hashed) hash.add(ids[static_cast<std::size_t>(hashed)]);
     value = hash.value();
   }
-  for (const auto& [count, value] : std::views::reverse(hashes)) {
+  for (auto longest = hashes.rbegin(); longest != hashes.rend(); ++longest) {
+    const auto& [count, value] = *longest;
     const std::filesystem::path path = folder_ / name_of(count, value);
     std::error_code fault;
     if (!std::filesystem::exists(path, fault)) continue;

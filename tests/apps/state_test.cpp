@@ -1,7 +1,9 @@
 // States of mmrec-generate: a text that is interrupted, saved and gone on with is the uninterrupted one.
 #include <sstream>
 
+#include "apps/generate/prompt.h"
 #include "tests/apps/programs.h"
+#include "tests/engine/sessions.h"
 
 namespace mmrec::test {
 namespace {
@@ -231,6 +233,36 @@ TEST_F(Cache, WhatCannotBeIsSaid) {
   write_file(file("file"), "x");
   expect_refused(generate({"-p", "x", "--prefix-cache", file("file")}), 5, {"not a folder"});
   expect_refused(generate({"-p", "x", "--prefix-cache", file("no/such")}), 5, {"cannot make the folder"});
+}
+
+// A CPU's model that says it were batch-invariant: where prompts are cut, and which states are taken.
+TEST_F(State, ThePrefixCacheOfABatchInvariantModelCutsAtEndsOfSegments) {
+  const Model model = on_cpu(kTiny);
+  const Tokenizer tokenizer = Tokenizer::load(kTiny);
+  ModelInfo info = model.info();
+  using Points = std::vector<std::int64_t>;
+  const auto points = [&](std::int64_t from, std::int64_t size) {
+    return apps::PrefixCache(file("cache"), 1 << 20, info, {}, tokenizer).checkpoints(from, size);
+  };
+  EXPECT_EQ(points(0, 2000), (Points{256, 512, 1024, 2000}));
+  info.batch_invariant = true;
+  info.memory_segment = 250;
+  EXPECT_EQ(points(0, 2000), (Points{500, 750, 1250, 2000}));
+  EXPECT_EQ(points(750, 1250), (Points{1250}));
+  info.memory_segment = 0;
+  EXPECT_EQ(points(0, 9000), (Points{4096, 8192, 9000}));
+
+  info.memory_segment = 10;
+  apps::PrefixCache cache(file("cache"), 1 << 20, info, {}, tokenizer);
+  const std::vector<int> ids = random_tokens(model, 35, 1);
+  for (const std::size_t count : {20, 23}) {
+    const auto beginning = std::span(ids).first(count);
+    cache.store(begun(model, beginning), beginning);
+  }
+  Session session = model.new_session();
+  EXPECT_EQ(cache.restore(session, ids), 20);
+  EXPECT_EQ(cache.restore(session, std::span(ids).first(23)), 23) << "a whole prompt";
+  EXPECT_EQ(session.position(), 23);
 }
 
 }  // namespace
