@@ -282,8 +282,8 @@ std::int64_t PrefixCache::restore(Session& session, std::span<const int> ids) {
     for (; hashed < count; ++hashed) hash.add(ids[static_cast<std::size_t>(hashed)]);
     value = hash.value();
   }
-  for (auto longest = hashes.rbegin(); longest != hashes.rend(); ++longest) {
-    const auto& [count, value] = *longest;
+  for (; !hashes.empty(); hashes.erase(std::prev(hashes.end()))) {
+    const auto& [count, value] = *hashes.rbegin();
     const std::filesystem::path path = folder_ / name_of(count, value);
     std::error_code fault;
     if (!std::filesystem::exists(path, fault)) continue;
